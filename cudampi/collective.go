@@ -1,0 +1,199 @@
+package cudampi
+
+import (
+	"math"
+	"unsafe"
+
+	"lockstep/internal/elem"
+)
+
+// What one MPI call is given at most, in elements; tests lower these. More is done in parts.
+var (
+	maxCount   = 1 << 27       // of a collective, all ranks' parts together: libraries add them up, some in an int
+	maxHalf    = 1 << 20       // of a reduction of 16-bit floats, which goes through float32 scratch memory
+	maxScratch = 64 << 20      // bytes of scratch memory for an in-place ReduceScatter
+	maxMessage = math.MaxInt32 // of a message as plain elements; above, it is one of a derived datatype
+	maxSwap    = 1 << 20       // of one exchange within an in-place AllToAll, which MPI buffers
+)
+
+// reduceCount is the most elements that one reduction may be given.
+func reduceCount(t elem.Type) int {
+	if t.Half() {
+		return min(maxCount, maxHalf)
+	}
+	return maxCount
+}
+
+// Barrier blocks until every rank of c has called it. Collective. Source: mpi.h, MPI_Barrier.
+func (c *Comm) Barrier() error {
+	const name = "MPI_Barrier"
+	if err := c.usable(name); err != nil {
+		return err
+	}
+	return c.check(name, sysBarrier(c.h))
+}
+
+// AllReduce sets dst[i] to op over all ranks of src[i], on every rank; dst and src have n elements.
+//
+// Collective; it blocks. In place: dst is src. Source: mpi.h, MPI_Allreduce.
+func (c *Comm) AllReduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
+	const name = "MPI_Allreduce"
+	if err := c.ready(name, n, t, dst, src); err != nil {
+		return err
+	}
+	if err := c.checkOp(name, op); err != nil {
+		return err
+	}
+	limit := reduceCount(t)
+	for lo := 0; lo < n; lo += limit {
+		if err := c.check(name, sysAllReduce(c, at(dst, lo, t), at(src, lo, t), min(limit, n-lo), t, op)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Reduce sets dst[i] to op over all ranks of src[i], on the root; elsewhere dst is not used. dst and src have n elements.
+//
+// Collective; it blocks until this rank's src may change. In place: dst is src on the root. Source: mpi.h, MPI_Reduce.
+func (c *Comm) Reduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, root int) error {
+	const name = "MPI_Reduce"
+	if c.rank != root {
+		dst = src
+	}
+	if err := c.ready(name, n, t, dst, src); err != nil {
+		return err
+	}
+	if err := c.checkOp(name, op); err != nil {
+		return err
+	}
+	if err := c.checkRoot(name, root); err != nil {
+		return err
+	}
+	return c.reduce(dst, src, n, t, op, root)
+}
+
+func (c *Comm) reduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, root int) error {
+	limit := reduceCount(t)
+	for lo := 0; lo < n; lo += limit {
+		if err := c.check("MPI_Reduce", sysReduce(c, at(dst, lo, t), at(src, lo, t), min(limit, n-lo), t, op, root)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Broadcast copies the n elements at buf from the root to every rank.
+//
+// Collective; it blocks until this rank has the data, or on the root until buf may change. Source: mpi.h, MPI_Bcast.
+func (c *Comm) Broadcast(buf unsafe.Pointer, n int, t elem.Type, root int) error {
+	const name = "MPI_Bcast"
+	if err := c.ready(name, n, t, buf, buf); err != nil {
+		return err
+	}
+	if err := c.checkRoot(name, root); err != nil {
+		return err
+	}
+	return c.broadcast(buf, n, t, root)
+}
+
+func (c *Comm) broadcast(buf unsafe.Pointer, n int, t elem.Type, root int) error {
+	for lo := 0; lo < n; lo += maxCount {
+		if err := c.check("MPI_Bcast", sysBroadcast(c, at(buf, lo, t), min(maxCount, n-lo), t, root)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// AllGather sets dst to the src of all ranks in rank order, on every rank. src has n elements, dst Size()*n.
+//
+// Collective; it blocks. In place: src is this rank's part of dst, dst[Rank()*n:]. Source: mpi.h, MPI_Allgather.
+func (c *Comm) AllGather(dst, src unsafe.Pointer, n int, t elem.Type) error {
+	const name = "MPI_Allgather"
+	if err := c.ready(name, n, t, dst, src); err != nil || n == 0 {
+		return err
+	}
+	if n*c.size > maxCount {
+		return c.bigAllGather(dst, src, parts{each: n}, t)
+	}
+	return c.check(name, sysAllGather(c, dst, src, n, t, src == at(dst, c.rank*n, t)))
+}
+
+// ReduceScatter sets dst to this rank's part of op over all ranks of src. dst has n elements, src Size()*n: the part of
+// rank r is src[r*n:(r+1)*n].
+//
+// Collective; it blocks. In place: dst is this rank's part of src; the other parts of src stay as they are.
+// Source: mpi.h, MPI_Reduce_scatter_block.
+func (c *Comm) ReduceScatter(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
+	const name = "MPI_Reduce_scatter_block"
+	if err := c.ready(name, n, t, dst, src); err != nil {
+		return err
+	}
+	if err := c.checkOp(name, op); err != nil || n == 0 {
+		return err
+	}
+	// Every rank has to choose alike, so the room that only the in-place form needs counts for all.
+	if n*c.size > reduceCount(t) || n*t.Size() > maxScratch {
+		return c.bigReduceScatter(dst, src, parts{each: n}, t, op)
+	}
+	return c.check(name, sysReduceScatter(c, dst, src, n, t, op, dst == at(src, c.rank*n, t)))
+}
+
+// AllToAll sets part r of dst to this rank's part of the src of rank r. dst and src have Size() parts of n elements.
+//
+// Collective; it blocks. In place: dst is src. Source: mpi.h, MPI_Alltoall.
+func (c *Comm) AllToAll(dst, src unsafe.Pointer, n int, t elem.Type) error {
+	const name = "MPI_Alltoall"
+	if err := c.ready(name, n, t, dst, src); err != nil || n == 0 {
+		return err
+	}
+	if n*c.size > maxCount {
+		return c.bigAllToAll(dst, src, n, t)
+	}
+	return c.check(name, sysAllToAll(c, dst, src, n, t))
+}
+
+// Gather sets dst on the root to the src of all ranks in rank order; elsewhere dst is not used. src has n elements, dst
+// Size()*n.
+//
+// Collective; it blocks until this rank's src may change. In place: the root's src is its part of dst.
+// Source: mpi.h, MPI_Gather.
+func (c *Comm) Gather(dst, src unsafe.Pointer, n int, t elem.Type, root int) error {
+	const name = "MPI_Gather"
+	if c.rank != root {
+		dst = src
+	}
+	if err := c.ready(name, n, t, dst, src); err != nil {
+		return err
+	}
+	if err := c.checkRoot(name, root); err != nil || n == 0 {
+		return err
+	}
+	if n*c.size > maxCount {
+		return c.bigGather(dst, src, parts{each: n}, t, root)
+	}
+	return c.check(name, sysGather(c, dst, src, n, t, root, c.rank == root && src == at(dst, root*n, t)))
+}
+
+// Scatter sets dst to this rank's part of the src of the root; elsewhere src is not used. dst has n elements, src
+// Size()*n.
+//
+// Collective; it blocks until this rank has its part, or on the root until src may change. In place: the root's dst is
+// its part of src. Source: mpi.h, MPI_Scatter.
+func (c *Comm) Scatter(dst, src unsafe.Pointer, n int, t elem.Type, root int) error {
+	const name = "MPI_Scatter"
+	if c.rank != root {
+		src = dst
+	}
+	if err := c.ready(name, n, t, dst, src); err != nil {
+		return err
+	}
+	if err := c.checkRoot(name, root); err != nil || n == 0 {
+		return err
+	}
+	if n*c.size > maxCount {
+		return c.bigScatter(dst, src, parts{each: n}, t, root)
+	}
+	return c.check(name, sysScatter(c, dst, src, n, t, root, c.rank == root && dst == at(src, root*n, t)))
+}

@@ -1,0 +1,206 @@
+package cudampi
+
+import (
+	"unsafe"
+
+	"lockstep/internal/elem"
+)
+
+// Tags. Messages of the application and those that collectives are made of never meet.
+const (
+	tagUser     = 0
+	tagInternal = 1
+)
+
+// maxElems keeps the bytes of a call within an int, whatever the type and the number of ranks.
+const maxElems = 1 << 44
+
+// Comm is a group of ranks that communicate with each other and with no other group. A nil *Comm is what a rank gets
+// that takes part in no group (see Split); it has no methods to call.
+type Comm struct {
+	h     handle
+	rank  int
+	size  int
+	live  bool
+	v     ints       // counts and displacements of V forms
+	group P2P        // of AllToAllV
+	id    [32]uint32 // of BroadcastID
+}
+
+func newComm(h handle) (*Comm, error) {
+	c := &Comm{h: h, rank: -1, live: true}
+	size, code := sysSize(h)
+	if err := c.check("MPI_Comm_size", code); err != nil {
+		return nil, err
+	}
+	rank, code := sysRank(h)
+	if err := c.check("MPI_Comm_rank", code); err != nil {
+		return nil, err
+	}
+	c.rank, c.size, c.v = rank, size, make(ints, 2*size)
+	return c, nil
+}
+
+// Rank returns this process's number in c, from 0 to Size()-1. Source: mpi.h, MPI_Comm_rank.
+func (c *Comm) Rank() int { return c.rank }
+
+// Size returns the number of ranks in c. Source: mpi.h, MPI_Comm_size.
+func (c *Comm) Size() int { return c.size }
+
+// Dup returns a Comm of the same ranks, whose communication never mixes with that of c.
+//
+// Collective; it blocks until every rank of c has called it. Source: mpi.h, MPI_Comm_dup.
+func (c *Comm) Dup() (*Comm, error) {
+	if err := c.usable("MPI_Comm_dup"); err != nil {
+		return nil, err
+	}
+	h, code := sysDup(c.h)
+	return c.derived("MPI_Comm_dup", h, code)
+}
+
+// Split returns a Comm of the ranks that gave the same color, ordered by key, then by rank in c. With a color below
+// zero it returns nil: this rank is in no group.
+//
+// Collective; it blocks until every rank of c has called it. Source: mpi.h, MPI_Comm_split.
+func (c *Comm) Split(color, key int) (*Comm, error) {
+	const op = "MPI_Comm_split"
+	if err := c.usable(op); err != nil {
+		return nil, err
+	}
+	if color != int(int32(color)) || key != int(int32(key)) {
+		return nil, c.errorf(op, ErrArg, "color %d, key %d: both are 32-bit", color, key)
+	}
+	h, code := sysSplit(c.h, color, key)
+	return c.derived(op, h, code)
+}
+
+// SplitShared returns a Comm of the ranks that can share memory with this one, that is the ranks of this node.
+//
+// Collective; it blocks until every rank of c has called it. Source: mpi.h, MPI_Comm_split_type.
+func (c *Comm) SplitShared() (*Comm, error) {
+	const op = "MPI_Comm_split_type"
+	if err := c.usable(op); err != nil {
+		return nil, err
+	}
+	h, code := sysSplitShared(c.h, c.rank)
+	return c.derived(op, h, code)
+}
+
+func (c *Comm) derived(op string, h handle, code int) (*Comm, error) {
+	if err := c.check(op, code); err != nil {
+		return nil, err
+	}
+	if sysIsNull(h) {
+		return nil, nil
+	}
+	return newComm(h)
+}
+
+// Free gives the Comm back; a second call does nothing, nor does one after Stop.
+//
+// Collective: every rank of c calls it, when no communication on c is under way. Source: mpi.h, MPI_Comm_free.
+func (c *Comm) Free() error {
+	if !c.live || (c != world.comm && !world.running) {
+		return nil
+	}
+	c.live = false
+	return c.check("MPI_Comm_free", sysFree(c.h))
+}
+
+// Abort ends the job on every rank, of this Comm and of all others, with the exit status code. It does not return.
+//
+// Not collective. Source: mpi.h, MPI_Abort.
+func (c *Comm) Abort(code int) { sysAbort(c.h, code) }
+
+// BroadcastID copies id from the root to every rank: the way an NCCL id travels.
+//
+// Collective; it blocks. On the Comm of Start it goes through gompi, as 32-bit words on MPI_COMM_WORLD, whose failures
+// end the job with MPI's message, since gompi reads no status. Source: mpi.h, MPI_Bcast.
+func (c *Comm) BroadcastID(id *[128]byte, root int) error {
+	const op = "MPI_Bcast"
+	if err := c.usable(op); err != nil {
+		return err
+	}
+	if err := c.checkRoot(op, root); err != nil {
+		return err
+	}
+	bytes := (*[128]byte)(unsafe.Pointer(&c.id))
+	*bytes = *id
+	if c == world.comm {
+		world.gompi.BcastUint32s(c.id[:], root)
+	} else if err := c.check(op, sysBroadcast(c, unsafe.Pointer(&c.id), len(c.id), elem.Uint32, root)); err != nil {
+		return err
+	}
+	*id = *bytes
+	return nil
+}
+
+// usable refuses a call on a freed Comm, or after Stop.
+func (c *Comm) usable(op string) error {
+	switch {
+	case !c.live:
+		return c.errorf(op, ErrComm, "this Comm was freed")
+	case !world.running:
+		return c.errorf(op, ErrComm, "MPI was stopped")
+	}
+	return nil
+}
+
+// ready refuses a call that cannot go on, before anything is sent. dst and src must be there for n elements.
+func (c *Comm) ready(op string, n int, t elem.Type, dst, src unsafe.Pointer) error {
+	if c.live && world.running && uint(n) <= maxElems && t < elem.Types && (n == 0 || dst != nil && src != nil) {
+		return nil
+	}
+	return c.refuse(op, n, t)
+}
+
+// refuse says what ready found.
+func (c *Comm) refuse(op string, n int, t elem.Type) error {
+	if err := c.usable(op); err != nil {
+		return err
+	}
+	switch {
+	case uint(n) > maxElems:
+		return c.errorf(op, ErrCount, "%d elements, but the count goes from 0 to %d", n, maxElems)
+	case t >= elem.Types:
+		return c.errorf(op, ErrType, "%v is no element type", t)
+	default:
+		return c.errorf(op, ErrBuffer, "nil address for %d elements", n)
+	}
+}
+
+func (c *Comm) checkOp(name string, op elem.Op) error {
+	if op < elem.Ops {
+		return nil
+	}
+	return c.errorf(name, ErrOp, "%v is no operation", op)
+}
+
+func (c *Comm) checkRoot(op string, root int) error {
+	if uint(root) < uint(c.size) {
+		return nil
+	}
+	return c.errorf(op, ErrRoot, "root %d in a communicator of %d ranks", root, c.size)
+}
+
+func (c *Comm) checkRank(op string, peer int) error {
+	if uint(peer) < uint(c.size) {
+		return nil
+	}
+	return c.errorf(op, ErrRank, "rank %d in a communicator of %d ranks", peer, c.size)
+}
+
+// at is the address of element i. It is nil-safe: the parts of nothing are nothing.
+func at(p unsafe.Pointer, i int, t elem.Type) unsafe.Pointer {
+	if p == nil {
+		return nil
+	}
+	return unsafe.Add(p, i*t.Size())
+}
+
+// move copies n elements unless they are in their place already.
+func move(dst, src unsafe.Pointer, n int, t elem.Type) {
+	if n > 0 && dst != src {
+		copy(unsafe.Slice((*byte)(dst), n*t.Size()), unsafe.Slice((*byte)(src), n*t.Size()))
+	}
+}

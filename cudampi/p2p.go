@@ -1,0 +1,151 @@
+package cudampi
+
+import (
+	"runtime"
+	"unsafe"
+
+	"lockstep/internal/elem"
+)
+
+// Send sends n elements to rank to, where Recv, SendRecv or a P2P takes them. Messages between two ranks arrive in the
+// order in which they were sent.
+//
+// It blocks until src may change, for a large message until the receiver is there: a Send to oneself may never return,
+// use P2P or SendRecv for that. Source: mpi.h, MPI_Send.
+func (c *Comm) Send(src unsafe.Pointer, n int, t elem.Type, to int) error {
+	const name = "MPI_Send"
+	if err := c.ready(name, n, t, src, src); err != nil {
+		return err
+	}
+	if err := c.checkRank(name, to); err != nil {
+		return err
+	}
+	return c.send(src, n, t, to, tagUser)
+}
+
+func (c *Comm) send(src unsafe.Pointer, n int, t elem.Type, to, tag int) error {
+	return c.check("MPI_Send", sysSend(c, src, n, t, to, tag))
+}
+
+// Recv receives n elements from rank from. A message of any other length is an error that names both numbers:
+// ErrTruncate when it is longer, ErrCount when it is shorter. The message is gone then, and what dst holds is undefined.
+//
+// It blocks until the message is there. Source: mpi.h, MPI_Recv.
+func (c *Comm) Recv(dst unsafe.Pointer, n int, t elem.Type, from int) error {
+	const name = "MPI_Recv"
+	if err := c.ready(name, n, t, dst, dst); err != nil {
+		return err
+	}
+	if err := c.checkRank(name, from); err != nil {
+		return err
+	}
+	return c.recv(dst, n, t, from, tagUser)
+}
+
+func (c *Comm) recv(dst unsafe.Pointer, n int, t elem.Type, from, tag int) error {
+	code, got := sysRecv(c, dst, n, t, from, tag)
+	if code == success && got == n*t.Size() {
+		return nil
+	}
+	return c.checkMessage("MPI_Recv", code, got, n, t, from)
+}
+
+// SendRecv sends sendN elements at src to rank to while it receives recvN elements at dst from rank from; either may be
+// this rank. The lengths are checked as Recv does. dst and src may not overlap.
+//
+// It blocks until both are done. Source: mpi.h, MPI_Sendrecv.
+func (c *Comm) SendRecv(dst unsafe.Pointer, recvN, from int, src unsafe.Pointer, sendN, to int, t elem.Type) error {
+	const name = "MPI_Sendrecv"
+	if err := c.readyParts(name, dst, recvN, src, sendN, t); err != nil {
+		return err
+	}
+	if err := c.checkRank(name, from); err != nil {
+		return err
+	}
+	if err := c.checkRank(name, to); err != nil {
+		return err
+	}
+	if dst == src && recvN > 0 && sendN > 0 {
+		return c.errorf(name, ErrBuffer, "dst is src, %d and %d elements: there is no in-place form", recvN, sendN)
+	}
+	code, got := sysSendRecv(c, dst, recvN, from, src, sendN, to, t, tagUser)
+	if code == success && got == recvN*t.Size() {
+		return nil
+	}
+	return c.checkMessage(name, code, got, recvN, t, from)
+}
+
+// P2P is a group of sends and receives that Wait starts together and completes, so that no order among them can
+// deadlock: as between ncclGroupStart and ncclGroupEnd. Messages between two ranks match in the order of the calls. The
+// zero value is an empty group; it is reusable, and allocates only to grow. Its methods are called by one goroutine at a
+// time.
+type P2P struct {
+	group group
+	comms []*Comm
+	pins  runtime.Pinner
+}
+
+// Send adds the sending of n elements to rank to. Nothing is sent before Wait; src must stay as it is until Wait returns.
+// A refused message (a bad count, type or rank) is not added.
+func (p *P2P) Send(c *Comm, src unsafe.Pointer, n int, t elem.Type, to int) error {
+	const name = "MPI_Isend"
+	if err := c.ready(name, n, t, src, src); err != nil {
+		return err
+	}
+	if err := c.checkRank(name, to); err != nil {
+		return err
+	}
+	p.add(c, src, n, t, to, tagUser, false)
+	return nil
+}
+
+// Recv adds the receiving of n elements from rank from; dst is valid when Wait has returned. A refused message is not
+// added.
+func (p *P2P) Recv(c *Comm, dst unsafe.Pointer, n int, t elem.Type, from int) error {
+	const name = "MPI_Irecv"
+	if err := c.ready(name, n, t, dst, dst); err != nil {
+		return err
+	}
+	if err := c.checkRank(name, from); err != nil {
+		return err
+	}
+	p.add(c, dst, n, t, from, tagUser, true)
+	return nil
+}
+
+func (p *P2P) add(c *Comm, buf unsafe.Pointer, n int, t elem.Type, peer, tag int, recv bool) {
+	if buf != nil {
+		p.pins.Pin(buf) // which does nothing to memory that is not Go's
+	}
+	p.group.add(c, buf, n, t, peer, tag, recv)
+	p.comms = append(p.comms, c)
+}
+
+// Wait starts all messages of the group, blocks until they are done, and empties the group.
+//
+// The error is that of the first message that failed; a received message of the wrong length fails as in Recv. After an
+// error inside MPI other messages may be incomplete and their memory still in MPI's hands: end the job.
+// Source: mpi.h, MPI_Irecv, MPI_Isend, MPI_Waitall.
+func (p *P2P) Wait() error {
+	if len(p.comms) == 0 {
+		return nil
+	}
+	index, code, got := p.group.run()
+	var err error
+	if index >= 0 || code != success {
+		err = p.failure(max(index, 0), code, got)
+	}
+	p.group.msgs = p.group.msgs[:0]
+	clear(p.comms)
+	p.comms = p.comms[:0]
+	p.pins.Unpin()
+	return err
+}
+
+func (p *P2P) failure(i, code, got int) error {
+	n, t, peer, recv := p.group.message(i)
+	if recv {
+		return p.comms[i].checkMessage("MPI_Irecv", code, got, n, t, peer)
+	}
+	return p.comms[i].check("MPI_Isend", code)
+}

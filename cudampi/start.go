@@ -1,0 +1,114 @@
+package cudampi
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+
+	mpi "github.com/sbromberger/gompi"
+
+)
+
+var world struct {
+	sync.Mutex
+	comm    *Comm
+	gompi   *mpi.Communicator // on MPI_COMM_WORLD itself
+	running bool
+}
+
+// startEnv is what MPI libraries read at MPI_Init; the user's own settings go first.
+var startEnv = []struct{ name, value string }{
+	// gompi calls MPI_Init, which asks for no threads, or MPI_THREAD_MULTIPLE, which costs. Level 2 is serialized.
+	{"OMPI_MPI_THREAD_LEVEL", "2"},
+	{"MPIR_CVAR_DEFAULT_THREAD_LEVEL", "MPI_THREAD_SERIALIZED"},
+	// UCX would take SIGSEGV, SIGBUS and SIGFPE, which are Go panics.
+	{"UCX_ERROR_SIGNALS", "SIGILL"},
+}
+
+// Start starts MPI and returns a duplicate of MPI_COMM_WORLD. While MPI runs, it returns that Comm again.
+//
+// Collective: every process of the job calls it. It blocks until MPI has found the others; a process that was started
+// without mpirun is a job of its own. It fails when MPI was stopped before, was started by someone else, or does not
+// allow calls from changing threads. A failure of MPI_Init itself ends the process with MPI's own message.
+// Source: mpi.h, MPI_Init (by gompi), MPI_Query_thread, MPI_Comm_dup.
+func Start() (*Comm, error) {
+	world.Lock()
+	defer world.Unlock()
+	if world.running {
+		return world.comm, nil
+	}
+	if mpi.IsOn() {
+		return nil, errors.New("cudampi: MPI was started before, and it starts only once in a process")
+	}
+	for _, e := range startEnv {
+		if _, set := os.LookupEnv(e.name); set {
+			continue
+		}
+		if err := os.Setenv(e.name, e.value); err != nil {
+			return nil, fmt.Errorf("cudampi: environment of MPI: %w", err)
+		}
+	}
+	sysKeepHandlers()
+	mpi.Start(false)
+	sysRestoreHandlers()
+
+	level, code := sysThreadLevel()
+	if code != success {
+		return nil, outside("MPI_Query_thread", code)
+	}
+	if level < threadMin {
+		return nil, fmt.Errorf("cudampi: MPI gives thread level %d, but level %d (MPI_THREAD_SERIALIZED) is needed: see OMPI_MPI_THREAD_LEVEL", level, threadMin)
+	}
+	h, code := sysDupWorld()
+	if code != success {
+		return nil, outside("MPI_Comm_dup", code)
+	}
+	c, err := newComm(h)
+	if err != nil {
+		return nil, err
+	}
+	world.comm, world.gompi, world.running = c, mpi.NewCommunicator(nil), true
+	return c, nil
+}
+
+// outside is the error of a call that no Comm was there for.
+func outside(op string, code int) error { return (&Comm{rank: -1}).failed(op, code, "") }
+
+// Stop frees the Comm that Start returned and stops MPI; a second call, or one without Start, does nothing. Every Comm
+// is unusable afterwards.
+//
+// Collective: every process of the job calls it, after it has freed its other Comms. It blocks until all have.
+// Source: mpi.h, MPI_Comm_free, MPI_Finalize (by gompi).
+func Stop() error {
+	world.Lock()
+	defer world.Unlock()
+	if !world.running {
+		return nil
+	}
+	err := world.comm.Free()
+	world.running = false
+	sysFreeScratch()
+	mpi.Stop()
+	return err
+}
+
+// Version returns the name and version of the MPI library, such as "Open MPI 4.1.4". MPI need not be running.
+// Source: mpi.h, MPI_Get_library_version.
+func Version() string { return shortVersion(sysLibraryVersion()) }
+
+// shortVersion takes the name and version from "Open MPI v4.1.4, package: Debian OpenMPI, ..." and from
+// "MPICH Version:      4.0.2\nMPICH Release date: ...".
+func shortVersion(s string) string {
+	s, _, _ = strings.Cut(s, "\n")
+	s, _, _ = strings.Cut(s, ",")
+	words := strings.Fields(strings.ReplaceAll(s, "Version:", " "))
+	for i, w := range words {
+		if len(w) > 1 && w[0] == 'v' && w[1] >= '0' && w[1] <= '9' {
+			words[i] = w[1:]
+		}
+	}
+	return strings.Join(words, " ")
+}
+

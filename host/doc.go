@@ -1,0 +1,36 @@
+// Package host is what the Go side of a computation on the host is made of: the loop over
+// cores, matrix products, and sums at memory speed. The host function of an spmd.Kernel is
+// written with it.
+//
+//	host.Parallel(len(y), 4096, func(lo, hi int) {
+//		host.Axpy(y[lo:hi], alpha, x[lo:hi]) // y += alpha x
+//	})
+//
+// # Cores
+//
+// Threads is the number of cores this rank may use; spmd.World divides the cores of a node among
+// its ranks. Parallel, Gemm, Gemv and SumParallel use that many goroutines and return when
+// the work is done. Everything else runs in the calling goroutine. All functions may be called
+// from several goroutines at once. There is no hidden pool of threads: OpenBLAS, too, is called
+// one thread at a time, on blocks that Parallel hands out.
+//
+// # Matrices
+//
+// Matrices are row-major: element (i, j) of an (m, n) matrix with row stride ld >= n is a[i*ld+j].
+// A transposition is a flag, never a copy.
+//
+// # BLAS
+//
+// Matrix products run in OpenBLAS, which is looked for when the first product is asked for, and in
+// gonum's pure Go where it is not found: the same results within rounding, about ten times slower.
+// BLAS says which one is in use and why. The environment variable LOCKSTEP_BLAS forces a choice:
+//
+//	auto      OpenBLAS where it can be loaded, else gonum (the default)
+//	openblas  OpenBLAS, or CheckBLAS reports why not
+//	gonum     gonum
+//
+// # Misuse
+//
+// As with a slice bound, lengths that do not fit are a mistake in the program: the functions panic
+// and print both numbers.
+package host

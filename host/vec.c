@@ -1,0 +1,152 @@
+#include "vec.h"
+
+#include <stdlib.h> // defines __GLIBC__
+
+// WIDEST compiles a function once for each instruction set and lets the loader choose, so that one
+// binary runs on every x86-64. It needs glibc (ifunc); elsewhere the compiler's baseline is used,
+// which on arm64 has vectors anyway.
+#if defined(__x86_64__) && defined(__GLIBC__)
+#define WIDEST __attribute__((target_clones("default", "fma", "avx512f")))
+#else
+#define WIDEST
+#endif
+
+// Sums run in LANES independent partial sums, so that no addition waits for the one before. They are
+// spelled out as arrays, which the compiler turns into the widest registers there are: the order of
+// additions, and with it every bit of a sum, stays the same whatever it is compiled for.
+enum { LANES = 32 };
+
+// FOLD adds up lane[0..n), n a power of two, into lane[0], halves at a time.
+#define FOLD(lane, n) \
+	for (int half = (n) / 2; half > 0; half /= 2) { \
+		for (int l = 0; l < half; l++) { \
+			(lane)[l] += (lane)[l + half]; \
+		} \
+	}
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE double sum_one(const float *x, size_t n) {
+	double lane[LANES] = {0};
+	size_t i = 0;
+	for (; i + LANES <= n; i += LANES) {
+		for (int l = 0; l < LANES; l++) {
+			lane[l] += x[i + l];
+		}
+	}
+	for (int l = 0; i + l < n; l++) {
+		lane[l] += x[i + l];
+	}
+	FOLD(lane, LANES);
+	return lane[0];
+}
+
+// The square of a float is exact in double, so a fused multiply-add changes nothing.
+INLINE double sum_squares_one(const float *x, size_t n) {
+	double lane[LANES] = {0};
+	size_t i = 0;
+	for (; i + LANES <= n; i += LANES) {
+		for (int l = 0; l < LANES; l++) {
+			lane[l] += (double)x[i + l] * x[i + l];
+		}
+	}
+	for (int l = 0; i + l < n; l++) {
+		lane[l] += (double)x[i + l] * x[i + l];
+	}
+	FOLD(lane, LANES);
+	return lane[0];
+}
+
+WIDEST void sum_chunks(double *part, const float *x, size_t n, size_t chunk) {
+	for (; n > 0; part++) {
+		size_t len = n < chunk ? n : chunk;
+		*part = sum_one(x, len);
+		x += len;
+		n -= len;
+	}
+}
+
+WIDEST void sum_squares_chunks(double *part, const float *x, size_t n, size_t chunk) {
+	for (; n > 0; part++) {
+		size_t len = n < chunk ? n : chunk;
+		*part = sum_squares_one(x, len);
+		x += len;
+		n -= len;
+	}
+}
+
+INLINE float dot_one(const float *x, const float *y, size_t n) {
+	float lane[LANES] = {0};
+	size_t i = 0;
+	for (; i + LANES <= n; i += LANES) {
+		for (int l = 0; l < LANES; l++) {
+			lane[l] += x[i + l] * y[i + l];
+		}
+	}
+	for (int l = 0; i + l < n; l++) {
+		lane[l] += x[i + l] * y[i + l];
+	}
+	FOLD(lane, LANES);
+	return lane[0];
+}
+
+WIDEST float dot(const float *x, const float *y, size_t n) {
+	return dot_one(x, y, n);
+}
+
+WIDEST void axpy(float *y, float alpha, const float *x, size_t n) {
+	for (size_t i = 0; i < n; i++) {
+		y[i] += alpha * x[i];
+	}
+}
+
+WIDEST void scale(float *x, float alpha, size_t n) {
+	for (size_t i = 0; i < n; i++) {
+		x[i] *= alpha;
+	}
+}
+
+// A row is read in runs of BLOCK elements, and ROWS rows take turns at the same BLOCK elements of x:
+// memory then sees one long sequential read at a time, while x comes from the first-level
+// cache. A lane adds up at most BLOCK/LANES products before its sum moves on into a double.
+enum { ROWS = 4, BLOCK = 4096 };
+
+WIDEST void gemv_rows(size_t m, size_t n, float alpha, const float *a, size_t lda, const float *x, float beta, float *y) {
+	for (size_t i = 0; i < m; i += ROWS) {
+		size_t rows = m - i < ROWS ? m - i : ROWS;
+		double sum[ROWS] = {0};
+		for (size_t j = 0; j < n; j += BLOCK) {
+			for (size_t r = 0; r < rows; r++) {
+				sum[r] += dot_one(a + (i + r) * lda + j, x + j, n - j < BLOCK ? n - j : BLOCK);
+			}
+		}
+		for (size_t r = 0; r < rows; r++) {
+			y[i + r] = alpha * (float)sum[r] + (beta == 0 ? 0 : beta * y[i + r]);
+		}
+	}
+}
+
+WIDEST void gemv_trans(size_t m, size_t n, float alpha, const float *a, size_t lda, const float *x, float beta, float *y) {
+	for (size_t j = 0; j < n; j += BLOCK) { // a block of y stays in the first-level cache
+		size_t len = n - j < BLOCK ? n - j : BLOCK;
+		float *restrict out = y + j;
+		for (size_t k = 0; k < len; k++) {
+			out[k] = beta == 0 ? 0 : beta * out[k];
+		}
+		size_t i = 0;
+		for (; i + ROWS <= m; i += ROWS) {
+			const float *r0 = a + i * lda + j, *r1 = r0 + lda, *r2 = r1 + lda, *r3 = r2 + lda;
+			float x0 = alpha * x[i], x1 = alpha * x[i + 1], x2 = alpha * x[i + 2], x3 = alpha * x[i + 3];
+			for (size_t k = 0; k < len; k++) {
+				out[k] += (x0 * r0[k] + x1 * r1[k]) + (x2 * r2[k] + x3 * r3[k]);
+			}
+		}
+		for (; i < m; i++) {
+			const float *row = a + i * lda + j;
+			float xi = alpha * x[i];
+			for (size_t k = 0; k < len; k++) {
+				out[k] += xi * row[k];
+			}
+		}
+	}
+}

@@ -1,0 +1,122 @@
+package host
+
+/*
+#cgo CFLAGS: -O3
+#cgo noescape sum_chunks
+#cgo nocallback sum_chunks
+#cgo noescape sum_squares_chunks
+#cgo nocallback sum_squares_chunks
+#cgo noescape dot
+#cgo nocallback dot
+#cgo noescape axpy
+#cgo nocallback axpy
+#cgo noescape scale
+#cgo nocallback scale
+#cgo noescape gemv_rows
+#cgo nocallback gemv_rows
+#cgo noescape gemv_trans
+#cgo nocallback gemv_trans
+#include "vec.h"
+*/
+import "C"
+
+import (
+	"fmt"
+	"unsafe"
+)
+
+// chunk is the number of elements whose sum is taken in one go by Sum and its relatives. It divides
+// the work finely enough for many cores; the sums of the chunks are then added in order, so that
+// the result depends on the data alone.
+const chunk = 1 << 14
+
+// Sum returns the sum of x, accumulated in float64: the error is that of about len(x)/16384 + 512
+// float64 additions, not of len(x) float32 ones. One thread. The result has the same bits on every machine.
+func Sum(x []float32) float64 { return inChunks(x, sumChunks) }
+
+// SumParallel returns what Sum does, bit for bit, computed by Threads cores.
+func SumParallel(x []float32) float64 { return inParallelChunks(x, sumChunks) }
+
+// SumSquares returns the sum of the squares of x, accumulated in float64 as Sum does; the squares
+// are exact. One thread.
+func SumSquares(x []float32) float64 { return inChunks(x, sumSquaresChunks) }
+
+// SumSquaresParallel returns what SumSquares does, bit for bit, computed by Threads cores.
+func SumSquaresParallel(x []float32) float64 { return inParallelChunks(x, sumSquaresChunks) }
+
+// Dot returns the sum of x[i] * y[i], accumulated in 32 partial sums of float32. One thread.
+// It panics unless x and y are equally long.
+func Dot(x, y []float32) float32 {
+	sameLength("Dot", len(x), len(y))
+	return float32(C.dot(floats(x), floats(y), C.size_t(len(x))))
+}
+
+// Axpy adds alpha x to y. One thread. y may be x, but may not otherwise overlap it.
+// It panics unless x and y are equally long.
+func Axpy(y []float32, alpha float32, x []float32) {
+	sameLength("Axpy", len(y), len(x))
+	C.axpy(floats(y), C.float(alpha), floats(x), C.size_t(len(y)))
+}
+
+// Scale multiplies every element of x by alpha. One thread.
+func Scale(x []float32, alpha float32) {
+	C.scale(floats(x), C.float(alpha), C.size_t(len(x)))
+}
+
+func sumChunks(part []float64, x []float32) {
+	C.sum_chunks((*C.double)(unsafe.SliceData(part)), floats(x), C.size_t(len(x)), chunk)
+}
+
+func sumSquaresChunks(part []float64, x []float32) {
+	C.sum_squares_chunks((*C.double)(unsafe.SliceData(part)), floats(x), C.size_t(len(x)), chunk)
+}
+
+func inChunks(x []float32, sums func(part []float64, x []float32)) float64 {
+	var part [64]float64
+	total := 0.0
+	for len(x) > 0 {
+		some := x[:min(len(x), len(part)*chunk)]
+		sums(part[:], some)
+		total = addInOrder(total, part[:chunks(len(some))])
+		x = x[len(some):]
+	}
+	return total
+}
+
+func inParallelChunks(x []float32, sums func(part []float64, x []float32)) float64 {
+	if Threads() == 1 {
+		return inChunks(x, sums)
+	}
+	part := make([]float64, chunks(len(x)))
+	Parallel(len(part), 4, func(lo, hi int) {
+		sums(part[lo:hi], x[lo*chunk:min(hi*chunk, len(x))])
+	})
+	return addInOrder(0, part)
+}
+
+func chunks(n int) int { return (n + chunk - 1) / chunk }
+
+func addInOrder(total float64, part []float64) float64 {
+	for _, s := range part {
+		total += s
+	}
+	return total
+}
+
+// gemvRows computes y = alpha A x + beta y for A (len(y), len(x)) with row stride lda.
+func gemvRows(alpha float32, a []float32, lda int, x []float32, beta float32, y []float32) {
+	C.gemv_rows(C.size_t(len(y)), C.size_t(len(x)), C.float(alpha), floats(a), C.size_t(lda), floats(x), C.float(beta), floats(y))
+}
+
+// gemvTrans computes y = alpha A' x + beta y for A (len(x), len(y)) with row stride lda.
+func gemvTrans(alpha float32, a []float32, lda int, x []float32, beta float32, y []float32) {
+	C.gemv_trans(C.size_t(len(x)), C.size_t(len(y)), C.float(alpha), floats(a), C.size_t(lda), floats(x), C.float(beta), floats(y))
+}
+
+func floats(x []float32) *C.float { return (*C.float)(unsafe.SliceData(x)) }
+
+func sameLength(name string, n, m int) {
+	if n != m {
+		panic(fmt.Sprintf("host: %s: one slice has %d elements, the other %d", name, n, m))
+	}
+}

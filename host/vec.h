@@ -1,0 +1,15 @@
+// Vector loops over float32, one thread each. See vec.go for what the sums promise.
+
+#include <stddef.h>
+
+// sum_chunks adds up each run of chunk elements (the last may be shorter) into part[0], part[1], ...
+void sum_chunks(double *part, const float *x, size_t n, size_t chunk);
+void sum_squares_chunks(double *part, const float *x, size_t n, size_t chunk);
+
+float dot(const float *x, const float *y, size_t n);
+void axpy(float *y, float alpha, const float *x, size_t n); // y += alpha x
+void scale(float *x, float alpha, size_t n);                // x *= alpha
+
+// A is (m, n), row-major, rows lda apart. With beta == 0 what y held does not count, not even a NaN.
+void gemv_rows(size_t m, size_t n, float alpha, const float *a, size_t lda, const float *x, float beta, float *y);  // y = alpha A x + beta y
+void gemv_trans(size_t m, size_t n, float alpha, const float *a, size_t lda, const float *x, float beta, float *y); // y = alpha A' x + beta y

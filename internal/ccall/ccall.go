@@ -1,0 +1,105 @@
+// Package ccall holds what every binding of a C library shares: the error that
+// a failing status becomes, and the place in the application it is blamed on.
+package ccall
+
+import (
+	"fmt"
+	"path/filepath"
+	"runtime"
+	"strings"
+)
+
+// Error reports a C call that returned a failing status. Err is that status, so
+// errors.Is(err, cudampi.ErrTruncate) holds through any further wrapping.
+type Error struct {
+	Op     string // C function, such as "MPI_Allreduce"
+	Rank   int    // rank in the communicator of the call; -1 outside one
+	At     string // file:line of the application, as At returns it
+	Err    error  // the library's status, a comparable value
+	Detail string // the library's own text for this failure, if it keeps one
+}
+
+// Error is one line with the place first: sorting the logs of 64 ranks groups
+// the causes.
+func (e *Error) Error() string {
+	var b strings.Builder
+	if e.At != "" {
+		fmt.Fprintf(&b, "%s: ", e.At)
+	}
+	if e.Rank >= 0 {
+		fmt.Fprintf(&b, "rank %d: ", e.Rank)
+	}
+	fmt.Fprintf(&b, "%s: %v", e.Op, e.Err)
+	if e.Detail != "" {
+		fmt.Fprintf(&b, " (%s)", e.Detail)
+	}
+	return b.String()
+}
+
+// Unwrap returns the status.
+func (e *Error) Unwrap() error { return e.Err }
+
+// Site is a call site kept as program counters: taking it costs a stack walk of
+// a few frames, turning it into text is left to the failure.
+type Site [8]uintptr
+
+// Here stores the caller's stack, leaving out skip frames above the function
+// that calls Here.
+func (s *Site) Here(skip int) {
+	n := runtime.Callers(skip+3, s[:])
+	clear(s[n:])
+}
+
+// String returns the first place of the site outside the framework, as At does.
+func (s *Site) String() string {
+	n := 0
+	for n < len(s) && s[n] != 0 {
+		n++
+	}
+	return place(s[:n])
+}
+
+// At returns "folder/file.go:line" of the first frame of the calling goroutine
+// outside the framework, or "" where there is none. It walks the stack: call it
+// on failure only.
+func At() string {
+	var pcs [64]uintptr
+	return place(pcs[:runtime.Callers(2, pcs[:])])
+}
+
+func place(pcs []uintptr) string {
+	if len(pcs) == 0 {
+		return ""
+	}
+	frames := runtime.CallersFrames(pcs)
+	for {
+		f, more := frames.Next()
+		if f.File != "" && !inFramework(f.Function, f.File) {
+			dir, file := filepath.Split(f.File)
+			return fmt.Sprintf("%s/%s:%d", filepath.Base(dir), file, f.Line)
+		}
+		if !more {
+			return ""
+		}
+	}
+}
+
+// inFramework says whether a frame belongs to the framework itself. Its tests do
+// not: they are its first applications.
+func inFramework(function, file string) bool {
+	if strings.HasSuffix(file, "_test.go") {
+		return false
+	}
+	path, pkg := "", function
+	if i := strings.LastIndexByte(strings.SplitN(function, "[", 2)[0], '/'); i >= 0 {
+		path, pkg = function[:i+1], function[i+1:]
+	}
+	pkg, _, _ = strings.Cut(pkg, ".")
+	switch full := path + pkg; {
+	case full == "runtime", full == "reflect", full == "iter", full == "lockstep/host", full == "lockstep/cudampi",
+		full == "lockstep/nccl", full == "lockstep/cuda", full == "lockstep/spmd":
+		return true
+	default:
+		return strings.HasPrefix(full, "lockstep/internal/") || strings.HasPrefix(full, "lockstep/spmd/")
+	}
+}

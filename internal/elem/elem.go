@@ -1,0 +1,114 @@
+// Package elem names the element types and reduction operations that every binding of Lockstep shares.
+//
+// An Elem has one layout in Go, CUDA C++, NCCL and MPI. The set is closed (no ~T terms), so that the datatype table of
+// each binding is complete and a type without a datatype does not compile.
+package elem
+
+import "strconv"
+
+// Elem is the set of types that a buffer may hold.
+type Elem interface {
+	int8 | uint8 | int32 | uint32 | int64 | uint64 | F16 | BF16 | float32 | float64
+}
+
+// Type is an element type at run time: an index into the datatype tables of the bindings.
+type Type uint8
+
+// The element types, in the order of every datatype table.
+const (
+	Int8 Type = iota
+	Uint8
+	Int32
+	Uint32
+	Int64
+	Uint64
+	Float16
+	BFloat16
+	Float32
+	Float64
+
+	Types = 10 // number of element types
+)
+
+var typeInfo = [Types]struct {
+	name string
+	size int
+}{
+	Int8:     {"int8", 1},
+	Uint8:    {"uint8", 1},
+	Int32:    {"int32", 4},
+	Uint32:   {"uint32", 4},
+	Int64:    {"int64", 8},
+	Uint64:   {"uint64", 8},
+	Float16:  {"float16", 2},
+	BFloat16: {"bfloat16", 2},
+	Float32:  {"float32", 4},
+	Float64:  {"float64", 8},
+}
+
+// Size returns the bytes of one element. It panics when t is none of the constants.
+func (t Type) Size() int { return typeInfo[t].size }
+
+// Half reports whether t is one of the two 16-bit floats, which are stored in 16 bits and reduced in float32.
+func (t Type) Half() bool { return t == Float16 || t == BFloat16 }
+
+// String returns the name as Go writes it ("int8", "float32"), with "float16" and "bfloat16" for the two that Go lacks.
+func (t Type) String() string {
+	if int(t) < len(typeInfo) {
+		return typeInfo[t].name
+	}
+	return "elem.Type(" + strconv.Itoa(int(t)) + ")"
+}
+
+// Of returns the Type of T. It does not allocate.
+func Of[T Elem]() Type {
+	var z T
+	switch any(z).(type) {
+	case int8:
+		return Int8
+	case uint8:
+		return Uint8
+	case int32:
+		return Int32
+	case uint32:
+		return Uint32
+	case int64:
+		return Int64
+	case uint64:
+		return Uint64
+	case F16:
+		return Float16
+	case BF16:
+		return BFloat16
+	case float32:
+		return Float32
+	default: // the constraint leaves only float64
+		return Float64
+	}
+}
+
+// Op is a reduction over the ranks of a communicator, element by element.
+//
+// Integers wrap round as in Go. Float16 and BFloat16 are reduced in float32 and rounded once, at the end.
+type Op uint8
+
+// The reductions. Avg is the sum divided by the number of ranks; for integers the division truncates towards zero.
+const (
+	Sum Op = iota
+	Prod
+	Min
+	Max
+	Avg
+
+	Ops = 5 // number of operations
+)
+
+var opNames = [Ops]string{Sum: "sum", Prod: "prod", Min: "min", Max: "max", Avg: "avg"}
+
+// String returns "sum", "prod", "min", "max" or "avg".
+func (o Op) String() string {
+	if int(o) < len(opNames) {
+		return opNames[o]
+	}
+	return "elem.Op(" + strconv.Itoa(int(o)) + ")"
+}

@@ -1,0 +1,57 @@
+// Package mpirun starts programs on several ranks: other programs by Command, and the running test itself by Run.
+//
+// What mpirun needs is passed by environment variables rather than flags, so that Open MPI 4, Open MPI 5 and MPICH all
+// accept the same command line.
+package mpirun
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"syscall"
+	"time"
+)
+
+// stopGrace is how long mpirun may take to end its ranks after it was told to stop.
+const stopGrace = 5 * time.Second
+
+// Env returns this process's environment with what mpirun needs to start the given number of ranks on this machine: as
+// root too, on fewer cores than ranks, and bound to no core, since every rank runs goroutines on many.
+func Env(ranks int) []string {
+	env := append(os.Environ(),
+		"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+		"PRTE_ALLOW_RUN_AS_ROOT=1", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+		"OMPI_MCA_rmaps_base_oversubscribe=1", // Open MPI 4
+		"OMPI_MCA_hwloc_base_binding_policy=none",
+		"PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe", // Open MPI 5
+		"PRTE_MCA_hwloc_default_binding_policy=none",
+	)
+	if ranks > runtime.NumCPU() {
+		env = append(env, "OMPI_MCA_mpi_yield_when_idle=1") // a waiting rank must not hold the core of a working one
+	}
+	return env
+}
+
+// Command returns the command that runs prog on n ranks under mpirun, or mpiexec where there is no mpirun.
+//
+// When ctx ends, mpirun is told to stop, which ends its ranks; what still runs after five seconds is killed. Starting
+// the command fails when neither launcher is in PATH.
+func Command(ctx context.Context, n int, prog string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, launcher(), append([]string{"-np", strconv.Itoa(n), prog}, args...)...)
+	cmd.Env = Env(n)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
+	cmd.WaitDelay = stopGrace
+	return cmd
+}
+
+func launcher() string {
+	for _, name := range []string{"mpirun", "mpiexec"} {
+		if path, err := exec.LookPath(name); err == nil {
+			return path
+		}
+	}
+	return "mpirun" // Start reports that it is missing
+}

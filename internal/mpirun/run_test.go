@@ -1,0 +1,187 @@
+package mpirun
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// envHelper makes the TestHelper tests real: they fail by design, each in its own way, and are run by TestRun only.
+const envHelper = "LOCKSTEP_MPIRUN_HELPER"
+
+// helper runs fn on two ranks; rank 0 then waits for ever, as in a collective, and rank 1 does what fn does.
+func helper(t *testing.T, fn func(t *testing.T)) {
+	if os.Getenv(envHelper) == "" {
+		t.Skip("helper of TestRun")
+	}
+	Run(t, []int{2}, func(t *testing.T) {
+		fmt.Printf("rank %d is here\n", rank())
+		if rank() == 0 {
+			select {}
+		}
+		fn(t)
+	})
+}
+
+func TestHelperFatal(t *testing.T) {
+	helper(t, func(t *testing.T) {
+		t.Cleanup(func() { select {} }) // as MPI_Finalize would wait
+		t.Fatal("the fatal message")
+	})
+}
+
+func TestHelperPanic(t *testing.T) {
+	helper(t, func(*testing.T) { panic("the panic message") })
+}
+
+func TestHelperNil(t *testing.T) {
+	helper(t, func(*testing.T) {
+		var p *int
+		*p = 1
+	})
+}
+
+func TestHelperGoroutine(t *testing.T) {
+	helper(t, func(*testing.T) {
+		go func() { panic("panic in a goroutine") }()
+		select {}
+	})
+}
+
+func TestHelperKill(t *testing.T) {
+	helper(t, func(*testing.T) {
+		fmt.Println("about to be killed")
+		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		select {}
+	})
+}
+
+func TestHelperExit(t *testing.T) {
+	helper(t, func(*testing.T) {
+		fmt.Println("about to exit")
+		os.Exit(3)
+	})
+}
+
+func TestHelperHook(t *testing.T) {
+	helper(t, func(t *testing.T) {
+		OnFail = func() {
+			fmt.Println("the hook ran")
+			os.Exit(4)
+		}
+		t.Error("an error")
+	})
+}
+
+func TestHelperHang(t *testing.T) {
+	Timeout = 2 * time.Second
+	helper(t, func(*testing.T) { select {} })
+}
+
+func TestHelperSkip(t *testing.T) {
+	if os.Getenv(envHelper) == "" {
+		t.Skip("helper of TestRun")
+	}
+	Run(t, []int{2}, func(t *testing.T) { t.Skip("nothing to do here") })
+}
+
+func TestHelperMissing(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	helper(t, func(*testing.T) {})
+}
+
+func TestRun(t *testing.T) {
+	for _, tc := range []struct {
+		helper string
+		passes bool
+		want   []string
+		not    []string
+	}{
+		{"Fatal", false, []string{"rank 1| ", "run_test.go", "the fatal message"}, []string{"rank 0 is here"}},
+		{"Panic", false, []string{"panic: the panic message", "TestHelperPanic"}, []string{"rank 0 is here"}},
+		{"Nil", false, []string{"nil pointer dereference", "TestHelperNil"}, []string{"rank 0 is here"}},
+		{"Goroutine", false, []string{"panic: panic in a goroutine"}, nil},
+		{"Kill", false, []string{"rank 1| about to be killed", "signal 9"}, nil},
+		{"Exit", false, []string{"rank 1| about to exit", "exit status 3"}, nil},
+		{"Hook", false, []string{"an error", "the hook ran", "exit status 4"}, []string{"rank 0 is here"}},
+		{"Hang", false, []string{"test timed out after"}, nil},
+		{"Skip", true, []string{"nothing to do here", "--- SKIP: TestHelperSkip/2_ranks"}, nil},
+		{"Missing", false, []string{"needs MPI's launcher", "mpirun"}, nil},
+	} {
+		t.Run(tc.helper, func(t *testing.T) {
+			// A failure has to end the job by itself, well inside the minute that Run would give it.
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestHelper"+tc.helper+"$", "-test.v", "-test.timeout=1h")
+			cmd.Env = append(os.Environ(), envHelper+"=1")
+			cmd.WaitDelay = time.Second
+			out, err := cmd.CombinedOutput()
+			if ctx.Err() != nil {
+				t.Fatalf("still running after 20 s:\n%s", out)
+			}
+			if (err == nil) != tc.passes {
+				t.Fatalf("ended with %v:\n%s", err, out)
+			}
+			for _, w := range tc.want {
+				if !bytes.Contains(out, []byte(w)) {
+					t.Errorf("%q is missing from:\n%s", w, out)
+				}
+			}
+			for _, w := range tc.not {
+				if bytes.Contains(out, []byte(w)) {
+					t.Errorf("%q should not be in:\n%s", w, out)
+				}
+			}
+			if n := bytes.Count(out, []byte("\n")); n > shownLines+30 {
+				t.Errorf("%d lines of output:\n%s", n, out)
+			}
+		})
+	}
+}
+
+func TestRunPasses(t *testing.T) {
+	Run(t, []int{1, 2, 3}, func(t *testing.T) {
+		if r := rank(); r < 0 || r > 2 {
+			t.Fatalf("rank %d", r)
+		}
+	})
+}
+
+// TestRunInSubtest has Run find its test again by a name with slashes, blanks and characters of regular expressions.
+func TestRunInSubtest(t *testing.T) {
+	t.Run("a (b+c)", func(t *testing.T) {
+		Run(t, []int{2}, func(*testing.T) {})
+	})
+}
+
+func TestCommand(t *testing.T) {
+	out, err := Command(t.Context(), 3, "sh", "-c", "echo up").CombinedOutput()
+	if err != nil || strings.Count(string(out), "up\n") != 3 {
+		t.Fatalf("%v:\n%s", err, out)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cmd := Command(ctx, 2, "sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	if err := cmd.Wait(); err == nil {
+		t.Fatal("a cancelled job ended well")
+	}
+}
+
+func TestEnds(t *testing.T) {
+	lines := []string{"a", "b", "c", "d", "e", "f"}
+	if got := strings.Join(ends(lines, 4), ","); got != "a,b,... 3 lines left out ...,f" {
+		t.Error(got)
+	}
+	if got := strings.Join(ends(lines, 6), ","); got != "a,b,c,d,e,f" {
+		t.Error(got)
+	}
+}

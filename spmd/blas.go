@@ -1,0 +1,142 @@
+package spmd
+
+import (
+	"fmt"
+	"unsafe"
+
+	"lockstep/host"
+	"lockstep/internal/ccall"
+	"lockstep/internal/elem"
+)
+
+// Matrix is a row-major matrix in a buffer: element (i, j) is element
+// i*Stride + j.
+type Matrix[T float32 | float64] struct {
+	Buffer[T]
+	Rows, Cols int
+	Stride     int // elements from one row to the next, at least Cols
+}
+
+// MatrixOf is the buffer seen as a (rows, cols) matrix, row-major and packed.
+func MatrixOf[T float32 | float64](b Buffer[T], rows, cols int) Matrix[T] {
+	return Matrix[T]{b, rows, cols, cols}
+}
+
+// GemmOpt says how Gemm and Gemv use their operands. The zero value is the plain
+// product.
+type GemmOpt struct {
+	TransA, TransB bool    // use the transpose of A, of B
+	Alpha          float64 // factor of the product; 0 means 1
+	Accumulate     bool    // add to C, or y, instead of replacing it
+}
+
+// gemm is what a queued Gemm or Gemv needs beside the addresses.
+type gemm struct {
+	third         unsafe.Pointer // B, or x
+	m, k, cols    int            // rows of op(A), its columns, columns of C; of A itself for Gemv
+	lda, ldb, ldc int
+	ta, tb        bool
+	alpha, beta   float64
+}
+
+// Gemm enqueues C = alpha op(A) op(B), or C += alpha op(A) op(B), on s, where
+// op(A) is (m, k), op(B) (k, n) and C (m, n). C must not overlap A or B. Shapes
+// that do not fit, buffers too small for their shape, freed buffers and those of
+// another world are refused. float32 is computed in float32.
+// Source: BLAS, sgemm and dgemm.
+func Gemm[T float32 | float64](s *Stream, c, a, b Matrix[T], o GemmOpt) error {
+	m, k := a.Rows, a.Cols
+	if o.TransA {
+		m, k = k, m
+	}
+	kb, n := b.Rows, b.Cols
+	if o.TransB {
+		kb, n = n, kb
+	}
+	if k != kb || c.Rows != m || c.Cols != n {
+		return fmt.Errorf("%s: Gemm: C is %dx%d, op(A) %dx%d, op(B) %dx%d", ccall.At(), c.Rows, c.Cols, m, k, kb, n)
+	}
+	for _, x := range [...]struct {
+		name string
+		m    Matrix[T]
+	}{{"C", c}, {"A", a}, {"B", b}} {
+		if err := x.m.check("Gemm", x.name); err != nil {
+			return err
+		}
+	}
+	cmd := command{kind: cmdGemm, typ: elem.Of[T](), dst: c.addr(), src: a.addr(), n: n, dblk: c.blk, sblk: a.blk, xblk: b.blk,
+		gemm: gemm{third: b.addr(), m: m, k: k, cols: n, lda: a.Stride, ldb: b.Stride, ldc: c.Stride, ta: o.TransA, tb: o.TransB}}
+	cmd.gemm.scale(o)
+	return s.submit(&cmd)
+}
+
+// Gemv enqueues y = alpha op(A) x, or y += alpha op(A) x, on s. y must not overlap
+// A or x. It refuses what Gemm does.
+// Source: BLAS, sgemv and dgemv.
+func Gemv[T float32 | float64](s *Stream, y Buffer[T], a Matrix[T], x Buffer[T], o GemmOpt) error {
+	m, k := a.Rows, a.Cols
+	if o.TransA {
+		m, k = k, m
+	}
+	if y.n != m || x.n != k {
+		return fmt.Errorf("%s: Gemv: y has %d elements, op(A) is %dx%d, x has %d", ccall.At(), y.n, m, k, x.n)
+	}
+	if err := a.check("Gemv", "A"); err != nil {
+		return err
+	}
+	cmd := command{kind: cmdGemv, typ: elem.Of[T](), dst: y.addr(), src: a.addr(), n: y.n, dblk: y.blk, sblk: a.blk, xblk: x.blk,
+		gemm: gemm{third: x.addr(), m: a.Rows, cols: a.Cols, k: x.n, lda: a.Stride, ta: o.TransA}}
+	cmd.gemm.scale(o)
+	return s.submit(&cmd)
+}
+
+func (m Matrix[T]) check(op, name string) error {
+	if m.Rows < 0 || m.Cols < 0 || m.Stride < max(1, m.Cols) || (m.Rows > 0 && (m.Rows-1)*m.Stride+m.Cols > m.n) {
+		return fmt.Errorf("%s: %s: %s is %dx%d with rows %d apart, its buffer has %d elements",
+			ccall.At(), op, name, m.Rows, m.Cols, m.Stride, m.n)
+	}
+	return nil
+}
+
+func (g *gemm) scale(o GemmOpt) {
+	g.alpha = o.Alpha
+	if o.Alpha == 0 {
+		g.alpha = 1
+	}
+	if o.Accumulate {
+		g.beta = 1
+	}
+}
+
+// blas runs a queued Gemm or Gemv on the host.
+func (c *command) blas() {
+	if c.typ == elem.Float32 {
+		blasAs[float32](c)
+	} else {
+		blasAs[float64](c)
+	}
+}
+
+func blasAs[T float32 | float64](c *command) {
+	g := &c.gemm
+	view := func(p unsafe.Pointer, rows, cols, ld int) []T {
+		if rows == 0 || cols == 0 {
+			return nil
+		}
+		return unsafe.Slice((*T)(p), (rows-1)*ld+cols)
+	}
+	if c.kind == cmdGemv {
+		a := view(c.src, g.m, g.cols, g.lda)
+		host.Gemv(g.ta, g.m, g.cols, T(g.alpha), a, g.lda, view(g.third, 1, g.k, g.k), T(g.beta), view(c.dst, 1, c.n, c.n))
+		return
+	}
+	ar, ac, br, bc := g.m, g.k, g.k, g.cols
+	if g.ta {
+		ar, ac = ac, ar
+	}
+	if g.tb {
+		br, bc = bc, br
+	}
+	host.Gemm(g.ta, g.tb, g.m, g.cols, g.k, T(g.alpha), view(c.src, ar, ac, g.lda), g.lda,
+		view(g.third, br, bc, g.ldb), g.ldb, T(g.beta), view(c.dst, g.m, g.cols, g.ldc), g.ldc)
+}

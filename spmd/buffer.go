@@ -1,0 +1,217 @@
+package spmd
+
+import (
+	"fmt"
+	"unsafe"
+
+	"lockstep/internal/ccall"
+	"lockstep/internal/elem"
+)
+
+// Buffer is n elements of T in the memory of the rank's device: GPU memory, or
+// host memory where the device is the host. It is a handle, like a slice: copies
+// and slices share the memory, and freeing it through one frees it for all.
+// The zero Buffer has no elements and is valid wherever a length of 0 is.
+type Buffer[T Elem] struct {
+	blk *block
+	off int // elements
+	n   int
+}
+
+// Alloc returns a buffer of n elements in device memory. Its contents are
+// undefined. Not collective. The memory comes from a pool: it is fast, does not
+// synchronise with any stream, and is aligned to 256 bytes. It fails on a
+// negative n and when memory is exhausted, saying how much was asked for, is in
+// use and is held by the pool.
+func Alloc[T Elem](w *World, n int) (Buffer[T], error) {
+	if n < 0 || n > int(^uint(0)>>1)/sizeOf[T]() {
+		return Buffer[T]{}, fmt.Errorf("%s: Alloc: %d elements of %v", ccall.At(), n, elem.Of[T]())
+	}
+	if n == 0 {
+		return Buffer[T]{blk: &block{w: w}}, nil
+	}
+	blk, err := w.pool.alloc(w, n*sizeOf[T]())
+	if err != nil {
+		return Buffer[T]{}, fmt.Errorf("%s: Alloc of %d %v: %w", ccall.At(), n, elem.Of[T](), err)
+	}
+	blk.bytes = n * sizeOf[T]()
+	return Buffer[T]{blk: blk, n: n}, nil
+}
+
+// AllocPinned returns host memory that the device can copy from and to without
+// the host's help; Host gives it as a slice. Otherwise as Alloc.
+func AllocPinned[T Elem](w *World, n int) (Buffer[T], error) { return Alloc[T](w, n) }
+
+// AllocManaged returns memory that host and device both address, the driver
+// moving pages between them; Host gives it as a slice. Otherwise as Alloc.
+func AllocManaged[T Elem](w *World, n int) (Buffer[T], error) { return Alloc[T](w, n) }
+
+// AllocSymmetric returns device memory that is registered with the world's
+// collectives, so that small ones take the fastest path.
+//
+// Collective: every rank of w calls it in the same order with the same n;
+// different n are an error on every rank. Otherwise as Alloc.
+func AllocSymmetric[T Elem](w *World, n int) (Buffer[T], error) {
+	lo, hi, err := w.spread(int64(n))
+	if err != nil {
+		return Buffer[T]{}, err
+	}
+	if lo != hi {
+		return Buffer[T]{}, fmt.Errorf("%s: AllocSymmetric of %d elements on rank %d, but from %d to %d over the ranks",
+			ccall.At(), n, w.Rank(), lo, hi)
+	}
+	return Alloc[T](w, n)
+}
+
+// Len returns the number of elements, never bytes.
+func (b Buffer[T]) Len() int { return b.n }
+
+// Bytes returns the size in bytes.
+func (b Buffer[T]) Bytes() int { return b.n * sizeOf[T]() }
+
+// Slice returns elements [i, j) of b; they share its memory. It panics out of
+// range, as b[i:j] would.
+func (b Buffer[T]) Slice(i, j int) Buffer[T] {
+	if i < 0 || j < i || j > b.n {
+		panic(fmt.Sprintf("spmd: Slice [%d:%d] of a buffer of %d", i, j, b.n))
+	}
+	return Buffer[T]{b.blk, b.off + i, j - i}
+}
+
+// Free gives the memory back to the pool; a second Free does nothing. Work that
+// streams already hold may go on using it: it is not handed out again before all
+// of them have passed this point. Using the buffer later is an error of that
+// use. Only what Alloc returned may be freed, not a part of it.
+func (b Buffer[T]) Free() error {
+	if b.blk == nil || b.blk.freed.Load() {
+		return nil
+	}
+	if b.Bytes() != b.blk.bytes {
+		return fmt.Errorf("%s: Free of a part: elements [%d:%d] of a buffer", ccall.At(), b.off, b.off+b.n)
+	}
+	if !b.blk.freed.CompareAndSwap(false, true) {
+		return nil
+	}
+	b.blk.at.Here(0)
+	if b.blk.ptr != nil {
+		b.blk.w.pool.release(b.blk, b.blk.w.marks())
+	}
+	return nil
+}
+
+// CopyFrom copies src, of equal length, into b. It returns when b holds the
+// values; work in flight on streams is not waited for.
+func (b Buffer[T]) CopyFrom(src []T) error {
+	h, err := b.access("CopyFrom", len(src))
+	copy(h, src)
+	return err
+}
+
+// CopyTo copies b into dst, of equal length, and returns when it holds the
+// values. Streams that write b must have been synchronised.
+func (b Buffer[T]) CopyTo(dst []T) error {
+	h, err := b.access("CopyTo", len(dst))
+	copy(dst, h)
+	return err
+}
+
+// Fill sets every element to v and returns when it is done; work in flight on
+// streams is not waited for.
+func (b Buffer[T]) Fill(v T) error {
+	h, err := b.access("Fill", b.n)
+	fill(h, v)
+	return err
+}
+
+// At returns element i, waiting for no stream. It panics out of range, and when
+// the buffer has been freed.
+func (b Buffer[T]) At(i int) T { return b.mustAccess("At")[i] }
+
+// Set sets element i, waiting for no stream. It panics as At does.
+func (b Buffer[T]) Set(i int, v T) { b.mustAccess("Set")[i] = v }
+
+// Host returns the elements in place, for memory that the host addresses: what
+// AllocPinned and AllocManaged returned, and every buffer where the device is
+// the host. Streams that use the buffer must have been synchronised. It panics
+// when the buffer has been freed.
+func (b Buffer[T]) Host() []T { return b.mustAccess("Host") }
+
+func (b Buffer[T]) access(op string, n int) ([]T, error) {
+	if n != b.n {
+		return nil, fmt.Errorf("%s: %s: buffer has %d elements, slice %d", ccall.At(), op, b.n, n)
+	}
+	if b.blk != nil && b.blk.freed.Load() {
+		return nil, b.blk.freedError(op)
+	}
+	return b.slice(), nil
+}
+
+func (b Buffer[T]) mustAccess(op string) []T {
+	if b.blk != nil && b.blk.freed.Load() {
+		panic(b.blk.freedError(op))
+	}
+	return b.slice()
+}
+
+func (b *block) freedError(op string) error {
+	return fmt.Errorf("%s: %s: the buffer was freed at %s", ccall.At(), op, &b.at)
+}
+
+// addr returns the address of the first element; nil when there is none.
+func (b Buffer[T]) addr() unsafe.Pointer {
+	if b.n == 0 {
+		return nil
+	}
+	return unsafe.Add(b.blk.ptr, b.off*sizeOf[T]())
+}
+
+func (b Buffer[T]) slice() []T { return unsafe.Slice((*T)(b.addr()), b.n) }
+
+// Copy enqueues dst = src on s. The lengths must be equal; dst and src may lie in
+// different kinds of memory, and may be the same but not otherwise overlap. It
+// fails on unequal lengths, freed buffers and buffers of another world.
+func Copy[T Elem](s *Stream, dst, src Buffer[T]) error {
+	if dst.n != src.n {
+		return lengthError("Copy", "dst", dst.n, "src", src.n)
+	}
+	c := command{kind: cmdCopy, dst: dst.addr(), src: src.addr(), n: dst.Bytes(), dblk: dst.blk, sblk: src.blk}
+	return s.submit(&c)
+}
+
+// Fill enqueues dst[i] = v on s.
+func Fill[T Elem](s *Stream, dst Buffer[T], v T) error {
+	c := command{kind: cmdFill, dst: dst.addr(), n: dst.n, typ: elem.Of[T](), dblk: dst.blk}
+	*(*T)(unsafe.Pointer(&c.bits)) = v
+	return s.submit(&c)
+}
+
+func fill[T Elem](h []T, v T) {
+	if len(h) == 0 {
+		return
+	}
+	h[0] = v
+	for done := 1; done < len(h); done *= 2 {
+		copy(h[done:], h[:done])
+	}
+}
+
+// fillAs fills n elements of a type known at run time with the low bits of v: a
+// fill moves bits, so the unsigned type of equal size will do.
+func fillAs(t elem.Type, dst unsafe.Pointer, n int, v uint64) {
+	switch t.Size() {
+	case 1:
+		fill(unsafe.Slice((*uint8)(dst), n), uint8(v))
+	case 2:
+		fill(unsafe.Slice((*F16)(dst), n), F16(v))
+	case 4:
+		fill(unsafe.Slice((*uint32)(dst), n), uint32(v))
+	default:
+		fill(unsafe.Slice((*uint64)(dst), n), v)
+	}
+}
+
+// lengthError is the refusal of unequal lengths: both numbers, both names, and
+// the caller's place.
+func lengthError(op, a string, na int, b string, nb int) error {
+	return fmt.Errorf("%s: %s: %s has %d elements, %s %d", ccall.At(), op, a, na, b, nb)
+}

@@ -1,0 +1,309 @@
+package spmd
+
+import (
+	"fmt"
+	"unsafe"
+
+	"lockstep/internal/ccall"
+	"lockstep/internal/elem"
+)
+
+// What is true of every collective here. Every rank of c calls it, in the same
+// order as the other collectives on c, with matching lengths, types, op and root.
+// On a Comm without a stream it is finished when it returns; on c.On(s) it is
+// enqueued on s. dst may be src (or, where said, a part of it); otherwise they
+// must not overlap. Unequal lengths, a root or peer out of range, freed buffers
+// and buffers of another world are refused before anything is sent, with both
+// numbers and the caller's file and line. Buffers may have any number of
+// elements, beyond 2^31 too. No call allocates Go memory.
+
+// AllReduce sets dst[i] to op over all ranks of src[i], on every rank. dst may be
+// src. All ranks get the same bits.
+// Source: mpi.h, MPI_Allreduce; nccl.h, ncclAllReduce.
+func AllReduce[T Elem](c Comm, dst, src Buffer[T], op Op) error {
+	if dst.n != src.n {
+		return lengthError("AllReduce", "dst", dst.n, "src", src.n)
+	}
+	cmd := command{kind: cmdAllReduce, comm: c.st, op: op, n: src.n}
+	return collective(c, "AllReduce", &cmd, dst, src, 0)
+}
+
+// Reduce sets dst[i] to op over all ranks of src[i], on root. Elsewhere dst is
+// not used and may be the zero Buffer. On root dst may be src.
+// Source: mpi.h, MPI_Reduce; nccl.h, ncclReduce.
+func Reduce[T Elem](c Comm, dst, src Buffer[T], op Op, root int) error {
+	if c.Rank() != root {
+		dst = Buffer[T]{}
+	} else if dst.n != src.n {
+		return lengthError("Reduce", "dst", dst.n, "src", src.n)
+	}
+	cmd := command{kind: cmdReduce, comm: c.st, op: op, n: src.n}
+	return collective(c, "Reduce", &cmd, dst, src, root)
+}
+
+// Broadcast copies root's buf to buf on every other rank.
+// Source: mpi.h, MPI_Bcast; nccl.h, ncclBroadcast.
+func Broadcast[T Elem](c Comm, buf Buffer[T], root int) error {
+	cmd := command{kind: cmdBroadcast, comm: c.st, n: buf.n}
+	return collective(c, "Broadcast", &cmd, buf, Buffer[T]{}, root)
+}
+
+// AllGather sets dst to the src of rank 0, then that of rank 1, and so on, on
+// every rank: dst has Size times the elements of src. In place, src is
+// dst.Slice(rank*n, (rank+1)*n).
+// Source: mpi.h, MPI_Allgather; nccl.h, ncclAllGather.
+func AllGather[T Elem](c Comm, dst, src Buffer[T]) error {
+	if dst.n != src.n*c.Size() {
+		return fmt.Errorf("%s: AllGather: dst has %d elements, src %d on each of %d ranks", ccall.At(), dst.n, src.n, c.Size())
+	}
+	cmd := command{kind: cmdAllGather, comm: c.st, n: src.n}
+	return collective(c, "AllGather", &cmd, dst, src, 0)
+}
+
+// ReduceScatter sets dst on rank r to the r-th of Size equal parts of op over all
+// ranks of src. In place, dst is src.Slice(rank*n, (rank+1)*n).
+// Source: mpi.h, MPI_Reduce_scatter_block; nccl.h, ncclReduceScatter.
+func ReduceScatter[T Elem](c Comm, dst, src Buffer[T], op Op) error {
+	if src.n != dst.n*c.Size() {
+		return fmt.Errorf("%s: ReduceScatter: src has %d elements, dst %d on each of %d ranks", ccall.At(), src.n, dst.n, c.Size())
+	}
+	cmd := command{kind: cmdReduceScatter, comm: c.st, op: op, n: dst.n}
+	return collective(c, "ReduceScatter", &cmd, dst, src, 0)
+}
+
+// AllToAll sends the r-th of Size equal parts of src to rank r, and puts what
+// comes from rank r into the r-th part of dst. dst may be src.
+// Source: mpi.h, MPI_Alltoall; nccl.h, ncclAlltoAll.
+func AllToAll[T Elem](c Comm, dst, src Buffer[T]) error {
+	if dst.n != src.n {
+		return lengthError("AllToAll", "dst", dst.n, "src", src.n)
+	}
+	if c.Size() == 0 || src.n%c.Size() != 0 {
+		return fmt.Errorf("%s: AllToAll: %d elements do not divide by %d ranks", ccall.At(), src.n, c.Size())
+	}
+	cmd := command{kind: cmdAllToAll, comm: c.st, n: src.n / c.Size()}
+	return collective(c, "AllToAll", &cmd, dst, src, 0)
+}
+
+// Gather sets dst on root to the src of rank 0, then that of rank 1, and so on:
+// dst has Size times the elements of src there. Elsewhere dst is not used and may
+// be the zero Buffer. In place on root, src is dst.Slice(root*n, (root+1)*n).
+// Source: mpi.h, MPI_Gather; nccl.h, ncclGather.
+func Gather[T Elem](c Comm, dst, src Buffer[T], root int) error {
+	if c.Rank() != root {
+		dst = Buffer[T]{}
+	} else if dst.n != src.n*c.Size() {
+		return fmt.Errorf("%s: Gather: dst has %d elements, src %d on each of %d ranks", ccall.At(), dst.n, src.n, c.Size())
+	}
+	cmd := command{kind: cmdGather, comm: c.st, n: src.n}
+	return collective(c, "Gather", &cmd, dst, src, root)
+}
+
+// Scatter sets dst on rank r to the r-th of Size equal parts of src on root.
+// Elsewhere src is not used and may be the zero Buffer. In place on root, dst is
+// src.Slice(root*n, (root+1)*n).
+// Source: mpi.h, MPI_Scatter; nccl.h, ncclScatter.
+func Scatter[T Elem](c Comm, dst, src Buffer[T], root int) error {
+	if c.Rank() != root {
+		src = Buffer[T]{}
+	} else if src.n != dst.n*c.Size() {
+		return fmt.Errorf("%s: Scatter: src has %d elements, dst %d on each of %d ranks", ccall.At(), src.n, dst.n, c.Size())
+	}
+	cmd := command{kind: cmdScatter, comm: c.st, n: dst.n}
+	return collective(c, "Scatter", &cmd, dst, src, root)
+}
+
+// AllGatherV is AllGather for unequal parts: rank r gives counts[r] elements.
+// counts is the same on every rank; dst has their sum. In place, src is the
+// rank's part of dst.
+// Source: mpi.h, MPI_Allgatherv.
+func AllGatherV[T Elem](c Comm, dst, src Buffer[T], counts []int) error {
+	if err := checkParts(c, "AllGatherV", counts, "dst", dst.n, "src", src.n); err != nil {
+		return err
+	}
+	cmd := command{kind: cmdAllGatherV, comm: c.st, counts: counts}
+	return collective(c, "AllGatherV", &cmd, dst, src, 0)
+}
+
+// ReduceScatterV is ReduceScatter for unequal parts: rank r receives counts[r]
+// elements. counts is the same on every rank; src has their sum. In place, dst is
+// the rank's part of src.
+// Source: mpi.h, MPI_Reduce_scatter.
+func ReduceScatterV[T Elem](c Comm, dst, src Buffer[T], counts []int, op Op) error {
+	if err := checkParts(c, "ReduceScatterV", counts, "src", src.n, "dst", dst.n); err != nil {
+		return err
+	}
+	cmd := command{kind: cmdReduceScatterV, comm: c.st, op: op, counts: counts}
+	return collective(c, "ReduceScatterV", &cmd, dst, src, 0)
+}
+
+// GatherV is Gather for unequal parts: rank r gives counts[r] elements. counts is
+// the same on every rank; on root dst has their sum.
+// Source: mpi.h, MPI_Gatherv.
+func GatherV[T Elem](c Comm, dst, src Buffer[T], counts []int, root int) error {
+	whole := dst.n
+	if c.Rank() != root {
+		dst, whole = Buffer[T]{}, sum(counts)
+	}
+	if err := checkParts(c, "GatherV", counts, "dst", whole, "src", src.n); err != nil {
+		return err
+	}
+	cmd := command{kind: cmdGatherV, comm: c.st, counts: counts}
+	return collective(c, "GatherV", &cmd, dst, src, root)
+}
+
+// ScatterV is Scatter for unequal parts: rank r receives counts[r] elements.
+// counts is the same on every rank; on root src has their sum.
+// Source: mpi.h, MPI_Scatterv.
+func ScatterV[T Elem](c Comm, dst, src Buffer[T], counts []int, root int) error {
+	whole := src.n
+	if c.Rank() != root {
+		src, whole = Buffer[T]{}, sum(counts)
+	}
+	if err := checkParts(c, "ScatterV", counts, "src", whole, "dst", dst.n); err != nil {
+		return err
+	}
+	cmd := command{kind: cmdScatterV, comm: c.st, counts: counts}
+	return collective(c, "ScatterV", &cmd, dst, src, root)
+}
+
+// AllToAllV is AllToAll for unequal parts: src holds sendCounts[r] elements for
+// rank r, dst receives recvCounts[r] from it, both packed in rank order.
+// sendCounts[r] here equals recvCounts of this rank there. dst and src must not
+// overlap.
+// Source: mpi.h, MPI_Alltoallv.
+func AllToAllV[T Elem](c Comm, dst Buffer[T], recvCounts []int, src Buffer[T], sendCounts []int) error {
+	if err := checkCounts(c, "AllToAllV", "dst", dst.n, recvCounts); err != nil {
+		return err
+	}
+	if err := checkCounts(c, "AllToAllV", "src", src.n, sendCounts); err != nil {
+		return err
+	}
+	cmd := command{kind: cmdAllToAllV, comm: c.st, counts: sendCounts, rcounts: recvCounts}
+	return collective(c, "AllToAllV", &cmd, dst, src, 0)
+}
+
+// Send sends src to rank to, which receives it by Recv or SendRecv of equal
+// length. Messages between two ranks arrive in the order sent. Two ranks that
+// both send first and receive afterwards wait for each other for ever, unless
+// they do so in a Group or by SendRecv.
+// Source: mpi.h, MPI_Send; nccl.h, ncclSend.
+func Send[T Elem](c Comm, src Buffer[T], to int) error {
+	cmd := command{kind: cmdSend, comm: c.st, n: src.n}
+	return collective(c, "Send", &cmd, Buffer[T]{}, src, to)
+}
+
+// Recv receives dst from rank from. A message of another length is an error that
+// names both lengths.
+// Source: mpi.h, MPI_Recv; nccl.h, ncclRecv.
+func Recv[T Elem](c Comm, dst Buffer[T], from int) error {
+	cmd := command{kind: cmdRecv, comm: c.st, n: dst.n}
+	return collective(c, "Recv", &cmd, dst, Buffer[T]{}, from)
+}
+
+// SendRecv sends src to rank to and receives dst from rank from at the same time.
+// dst and src must not overlap.
+// Source: mpi.h, MPI_Sendrecv.
+func SendRecv[T Elem](c Comm, dst Buffer[T], from int, src Buffer[T], to int) error {
+	if from < 0 || from >= c.Size() {
+		return rankError(c, "SendRecv", "from", from)
+	}
+	if overlaps(dst.addr(), dst.Bytes(), src.addr(), src.Bytes()) {
+		return fmt.Errorf("%s: SendRecv: dst of %d elements and src of %d overlap", ccall.At(), dst.n, src.n)
+	}
+	cmd := command{kind: cmdSendRecv, comm: c.st, n: src.n, rn: dst.n, from: from}
+	return collective(c, "SendRecv", &cmd, dst, src, to)
+}
+
+// Barrier returns when every rank of c has called it. On a Comm with a stream it
+// holds back that stream instead.
+// Source: mpi.h, MPI_Barrier.
+func Barrier(c Comm) error {
+	cmd := command{kind: cmdBarrier}
+	return collective(c, "Barrier", &cmd, Buffer[uint8]{}, Buffer[uint8]{}, 0)
+}
+
+// collective completes a command with what all of them share, checks it, and
+// hands it to the communicator.
+func collective[T Elem](c Comm, op string, cmd *command, dst, src Buffer[T], root int) error {
+	if c.st == nil || c.st.freed || root < 0 || root >= c.st.size {
+		return rankError(c, op, "rank", root)
+	}
+	if cmd.op > Avg {
+		return fmt.Errorf("%s: %s: no such operation: %d", ccall.At(), op, cmd.op)
+	}
+	cmd.comm, cmd.typ, cmd.root = c.st, elem.Of[T](), root
+	cmd.dst, cmd.src, cmd.dblk, cmd.sblk = dst.addr(), src.addr(), dst.blk, src.blk
+	if cmd.dst != cmd.src && overlaps(cmd.dst, dst.Bytes(), cmd.src, src.Bytes()) && !inPlacePart(cmd, dst.Bytes(), src.Bytes()) {
+		return fmt.Errorf("%s: %s: dst of %d elements and src of %d overlap", ccall.At(), op, dst.n, src.n)
+	}
+	return c.do(cmd)
+}
+
+// inPlacePart says whether one operand is this rank's part of the other, which is
+// what the gathering and scattering collectives call in place.
+func inPlacePart(cmd *command, dstBytes, srcBytes int) bool {
+	rank, whole, part, bytes := cmd.comm.rank, cmd.dst, cmd.src, srcBytes
+	switch cmd.kind {
+	case cmdAllGather, cmdGather, cmdAllGatherV, cmdGatherV:
+	case cmdReduceScatter, cmdScatter, cmdReduceScatterV, cmdScatterV:
+		whole, part, bytes = cmd.src, cmd.dst, dstBytes
+	default:
+		return false
+	}
+	off := rank * bytes
+	if cmd.counts != nil {
+		off = sum(cmd.counts[:rank]) * cmd.typ.Size()
+	}
+	return unsafe.Add(whole, off) == part
+}
+
+func rankError(c Comm, op, what string, rank int) error {
+	switch {
+	case c.st == nil:
+		return fmt.Errorf("%s: %s: the zero Comm", ccall.At(), op)
+	case c.st.freed:
+		return fmt.Errorf("%s: %s: the communicator is closed", ccall.At(), op)
+	case c.st.size == 0:
+		return fmt.Errorf("%s: %s: this rank is not in the communicator (it gave Split a negative color)", ccall.At(), op)
+	}
+	return fmt.Errorf("%s: %s: %s %d is not in the communicator of %d ranks", ccall.At(), op, what, rank, c.st.size)
+}
+
+// checkParts checks counts, the buffer that holds all parts, and the one that
+// holds this rank's.
+func checkParts(c Comm, op string, counts []int, whole string, n int, part string, own int) error {
+	if err := checkCounts(c, op, whole, n, counts); err != nil {
+		return err
+	}
+	if counts[c.Rank()] != own {
+		return fmt.Errorf("%s: %s: %s has %d elements, counts[%d] is %d", ccall.At(), op, part, own, c.Rank(), counts[c.Rank()])
+	}
+	return nil
+}
+
+func checkCounts(c Comm, op, name string, n int, counts []int) error {
+	if c.st == nil || c.st.size == 0 {
+		return rankError(c, op, "rank", 0)
+	}
+	if len(counts) != c.Size() {
+		return fmt.Errorf("%s: %s: %d counts for %d ranks", ccall.At(), op, len(counts), c.Size())
+	}
+	for r, k := range counts {
+		if k < 0 {
+			return fmt.Errorf("%s: %s: counts[%d] is %d", ccall.At(), op, r, k)
+		}
+	}
+	if s := sum(counts); s != n {
+		return fmt.Errorf("%s: %s: %s has %d elements, the counts add up to %d", ccall.At(), op, name, n, s)
+	}
+	return nil
+}
+
+func sum(counts []int) int {
+	s := 0
+	for _, k := range counts {
+		s += k
+	}
+	return s
+}

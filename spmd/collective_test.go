@@ -1,0 +1,550 @@
+package spmd_test
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"lockstep/spmd"
+	"lockstep/spmd/spmdtest"
+)
+
+var everyRanks = []int{1, 2, 3, 4}
+
+// mode is one of the three ways in which a program issues a collective.
+type mode struct {
+	name string
+	run  func(t *testing.T, w *spmd.World, fn func(c spmd.Comm) error)
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func alloc[T spmd.Elem](t *testing.T, w *spmd.World, n int) spmd.Buffer[T] {
+	t.Helper()
+	b, err := spmd.Alloc[T](w, n)
+	must(t, err)
+	return b
+}
+
+func stream(t *testing.T, w *spmd.World, name string) *spmd.Stream {
+	t.Helper()
+	s, err := w.NewStream(name)
+	must(t, err)
+	return s
+}
+
+var modes = []mode{
+	{"blocking", func(t *testing.T, w *spmd.World, fn func(spmd.Comm) error) { must(t, fn(w.Comm)) }},
+	{"stream", func(t *testing.T, w *spmd.World, fn func(spmd.Comm) error) {
+		s := stream(t, w, "stream")
+		must(t, fn(w.Comm.On(s)))
+		must(t, s.Close())
+	}},
+	{"graph", func(t *testing.T, w *spmd.World, fn func(spmd.Comm) error) {
+		s := stream(t, w, "graph")
+		g, err := s.Capture(func() error { return fn(w.Comm.On(s)) })
+		must(t, err)
+		must(t, g.Launch(s))
+		must(t, g.Close())
+		must(t, s.Close())
+	}},
+	{"group", func(t *testing.T, w *spmd.World, fn func(spmd.Comm) error) {
+		must(t, w.Comm.Group(func() error { return fn(w.Comm) }))
+	}},
+}
+
+// number converts between an element type and float64, which holds every value of
+// these tests exactly.
+type number[T spmd.Elem] struct {
+	of func(float64) T
+	to func(T) float64
+}
+
+func plain[T int8 | uint8 | int32 | uint32 | int64 | uint64 | float32 | float64]() number[T] {
+	return number[T]{func(x float64) T { return T(x) }, func(x T) float64 { return float64(x) }}
+}
+
+// input is element i of what rank r contributes: a small integer, so that every
+// order of summation is exact in every type, and a power of two where products of
+// all ranks must fit int8.
+func input(op spmd.Op, r, i int) float64 {
+	if op == spmd.Prod {
+		return float64(1 + (i+r)%2)
+	}
+	return float64((i*7 + r*3) % 11)
+}
+
+// reduced is the expected result, in float64.
+func reduced(op spmd.Op, ranks, i int, integer bool) float64 {
+	x := input(op, 0, i)
+	for r := 1; r < ranks; r++ {
+		switch y := input(op, r, i); op {
+		case spmd.Sum, spmd.Avg:
+			x += y
+		case spmd.Prod:
+			x *= y
+		case spmd.Min:
+			x = math.Min(x, y)
+		case spmd.Max:
+			x = math.Max(x, y)
+		}
+	}
+	if op == spmd.Avg {
+		x /= float64(ranks)
+		if integer {
+			x = math.Trunc(x)
+		}
+	}
+	return x
+}
+
+// near accepts the rounding of one division in the type: only averages of
+// floating-point types are not exact.
+func near(got, want float64, op spmd.Op, bits int) bool {
+	if op != spmd.Avg {
+		return got == want
+	}
+	return math.Abs(got-want) <= math.Abs(want)*math.Ldexp(1, -bits)
+}
+
+func TestCollectives(t *testing.T) {
+	spmdtest.Run(t, everyRanks, func(t *testing.T, w *spmd.World) {
+		for _, m := range modes {
+			every(t, w, m, plain[int8](), 0)
+			every(t, w, m, plain[uint8](), 0)
+			every(t, w, m, plain[int32](), 0)
+			every(t, w, m, plain[uint32](), 0)
+			every(t, w, m, plain[int64](), 0)
+			every(t, w, m, plain[uint64](), 0)
+			every(t, w, m, plain[float32](), 23)
+			every(t, w, m, plain[float64](), 52)
+			every(t, w, m, number[spmd.F16]{func(x float64) spmd.F16 { return spmd.ToF16(float32(x)) }, func(h spmd.F16) float64 { return float64(h.Float32()) }}, 10)
+			every(t, w, m, number[spmd.BF16]{func(x float64) spmd.BF16 { return spmd.ToBF16(float32(x)) }, func(h spmd.BF16) float64 { return float64(h.Float32()) }}, 7)
+		}
+	})
+}
+
+// every runs all collectives over one element type; bits is its precision, 0 for
+// an integer.
+func every[T spmd.Elem](t *testing.T, w *spmd.World, m mode, num number[T], bits int) {
+	rank, size := w.Rank(), w.Size()
+	// give fills a buffer with f and returns it; it lives as long as the test.
+	give := func(n int, f func(i int) float64) spmd.Buffer[T] {
+		b := alloc[T](t, w, n)
+		h := make([]T, n)
+		for i := range h {
+			h[i] = num.of(f(i))
+		}
+		must(t, b.CopyFrom(h))
+		return b
+	}
+	poison := func(n int) spmd.Buffer[T] { return give(n, func(int) float64 { return 101 }) }
+	check := func(what string, op spmd.Op, b spmd.Buffer[T], want func(i int) float64) {
+		t.Helper()
+		h := make([]T, b.Len())
+		must(t, b.CopyTo(h))
+		for i, x := range h {
+			if got := num.to(x); !near(got, want(i), op, bits) {
+				t.Fatalf("%s, %s of %T, rank %d of %d, %d elements: [%d] = %v, want %v", m.name, what, x, rank, size, b.Len(), i, got, want(i))
+			}
+		}
+		must(t, b.Free())
+	}
+	mine := func(op spmd.Op) func(int) float64 { return func(i int) float64 { return input(op, rank, i) } }
+	for _, op := range []spmd.Op{spmd.Sum, spmd.Prod, spmd.Min, spmd.Max, spmd.Avg} {
+		for _, n := range []int{0, 1, 2, 1<<10 + 1} {
+			want := func(i int) float64 { return reduced(op, size, i, bits == 0) }
+			src, dst, inPlace := give(n, mine(op)), poison(n), give(n, mine(op))
+			m.run(t, w, func(c spmd.Comm) error { return spmd.AllReduce(c, dst, src, op) })
+			m.run(t, w, func(c spmd.Comm) error { return spmd.AllReduce(c, inPlace, inPlace, op) })
+			check("AllReduce", op, dst, want)
+			check("AllReduce in place", op, inPlace, want)
+			check("AllReduce's src", op, src, mine(op))
+
+			root := (n + int(op)) % size
+			src, dst = give(n, mine(op)), poison(n)
+			m.run(t, w, func(c spmd.Comm) error { return spmd.Reduce(c, dst, src, op, root) })
+			if rank == root {
+				check("Reduce", op, dst, want)
+			} else {
+				check("Reduce elsewhere", op, dst, func(int) float64 { return 101 })
+			}
+
+			src, dst = give(n*size, mine(op)), poison(n)
+			m.run(t, w, func(c spmd.Comm) error { return spmd.ReduceScatter(c, dst, src, op) })
+			check("ReduceScatter", op, dst, func(i int) float64 { return want(rank*n + i) })
+			m.run(t, w, func(c spmd.Comm) error { return spmd.ReduceScatter(c, src.Slice(rank*n, (rank+1)*n), src, op) })
+			check("ReduceScatter in place", op, give(n, func(i int) float64 { return num.to(src.At(rank*n + i)) }), func(i int) float64 { return want(rank*n + i) })
+
+			counts := parts(n, size)
+			src, dst = give(sumOf(counts), mine(op)), poison(counts[rank])
+			m.run(t, w, func(c spmd.Comm) error { return spmd.ReduceScatterV(c, dst, src, counts, op) })
+			check("ReduceScatterV", op, dst, func(i int) float64 { return want(sumOf(counts[:rank]) + i) })
+		}
+	}
+	// tag is element i of rank r's data, different for all pairs that are tested.
+	tag := func(r, i int) float64 { return float64((r*31 + i*7) % 97) }
+	own := func(i int) float64 { return tag(rank, i) }
+	for _, n := range []int{0, 1, 3, 1<<9 + 1} {
+		root := n % size
+		b := poison(n)
+		if rank == root {
+			b = give(n, own)
+		}
+		m.run(t, w, func(c spmd.Comm) error { return spmd.Broadcast(c, b, root) })
+		check("Broadcast", spmd.Sum, b, func(i int) float64 { return tag(root, i) })
+
+		all := func(i int) float64 { return tag(i/max(n, 1), i%max(n, 1)) }
+		src, dst := give(n, own), poison(n*size)
+		m.run(t, w, func(c spmd.Comm) error { return spmd.AllGather(c, dst, src) })
+		check("AllGather", spmd.Sum, dst, all)
+		dst = poison(n * size)
+		must(t, dst.Slice(rank*n, (rank+1)*n).CopyFrom(src.Host()))
+		m.run(t, w, func(c spmd.Comm) error { return spmd.AllGather(c, dst, dst.Slice(rank*n, (rank+1)*n)) })
+		check("AllGather in place", spmd.Sum, dst, all)
+
+		dst = poison(n * size)
+		m.run(t, w, func(c spmd.Comm) error { return spmd.Gather(c, dst, src, root) })
+		if rank == root {
+			check("Gather", spmd.Sum, dst, all)
+		}
+		part := poison(n)
+		whole := give(n*size, func(i int) float64 { return tag(root, i) })
+		m.run(t, w, func(c spmd.Comm) error { return spmd.Scatter(c, part, whole, root) })
+		check("Scatter", spmd.Sum, part, func(i int) float64 { return tag(root, rank*n+i) })
+
+		// To rank r go n elements numbered from r*n; from it come those numbered rank*n.
+		exchanged := func(i int) float64 { return tag(i/max(n, 1), rank*n+i%max(n, 1)) }
+		src, dst = give(n*size, own), poison(n*size)
+		m.run(t, w, func(c spmd.Comm) error { return spmd.AllToAll(c, dst, src) })
+		check("AllToAll", spmd.Sum, dst, exchanged)
+		m.run(t, w, func(c spmd.Comm) error { return spmd.AllToAll(c, src, src) })
+		check("AllToAll in place", spmd.Sum, src, exchanged)
+
+		counts := parts(n, size)
+		at := func(i int) (r, j int) { // element i of the packed parts is element j of rank r's
+			for r = 0; i >= counts[r]; r++ {
+				i -= counts[r]
+			}
+			return r, i
+		}
+		packed := func(i int) float64 { r, j := at(i); return tag(r, j) }
+		src, dst = give(counts[rank], own), poison(sumOf(counts))
+		m.run(t, w, func(c spmd.Comm) error { return spmd.AllGatherV(c, dst, src, counts) })
+		check("AllGatherV", spmd.Sum, dst, packed)
+		dst = poison(sumOf(counts))
+		m.run(t, w, func(c spmd.Comm) error { return spmd.GatherV(c, dst, src, counts, root) })
+		if rank == root {
+			check("GatherV", spmd.Sum, dst, packed)
+		}
+		part, whole = poison(counts[rank]), give(sumOf(counts), func(i int) float64 { return tag(root, i) })
+		m.run(t, w, func(c spmd.Comm) error { return spmd.ScatterV(c, part, whole, counts, root) })
+		check("ScatterV", spmd.Sum, part, func(i int) float64 { return tag(root, sumOf(counts[:rank])+i) })
+
+		// Rank a sends (a+b)%3*n elements to rank b.
+		pair := func(a, b int) int { return (a + b) % 3 * n }
+		out, in := make([]int, size), make([]int, size)
+		for r := range size {
+			out[r], in[r] = pair(rank, r), pair(r, rank)
+		}
+		src, dst = give(sumOf(out), own), poison(sumOf(in))
+		m.run(t, w, func(c spmd.Comm) error { return spmd.AllToAllV(c, dst, in, src, out) })
+		check("AllToAllV", spmd.Sum, dst, func(i int) float64 {
+			r := 0
+			for ; i >= in[r]; r++ {
+				i -= in[r]
+			}
+			before := 0
+			for b := range rank {
+				before += pair(r, b)
+			}
+			return tag(r, before+i)
+		})
+
+		right, left := (rank+1)%size, (rank+size-1)%size
+		src, dst = give(n, own), poison(n)
+		m.run(t, w, func(c spmd.Comm) error { return spmd.SendRecv(c, dst, left, src, right) })
+		check("SendRecv", spmd.Sum, dst, func(i int) float64 { return tag(left, i) })
+		if m.name == "group" { // all send first: only a group does not wait for ever
+			dst = poison(n)
+			m.run(t, w, func(c spmd.Comm) error {
+				if err := spmd.Send(c, src, right); err != nil {
+					return err
+				}
+				return spmd.Recv(c, dst, left)
+			})
+			check("Send and Recv", spmd.Sum, dst, func(i int) float64 { return tag(left, i) })
+		} else if size > 1 && rank < 2 {
+			dst = poison(n)
+			m.run(t, w, func(c spmd.Comm) error {
+				if rank == 0 {
+					return spmd.Send(c, src, 1)
+				}
+				return spmd.Recv(c, dst, 0)
+			})
+			if rank == 1 {
+				check("Send to Recv", spmd.Sum, dst, func(i int) float64 { return tag(0, i) })
+			}
+		}
+	}
+	m.run(t, w, spmd.Barrier)
+}
+
+// parts are unequal lengths for the V forms, with a zero among them.
+func parts(n, size int) []int {
+	p := make([]int, size)
+	for r := range p {
+		p[r] = r * n
+	}
+	return p
+}
+
+func sumOf(counts []int) int {
+	s := 0
+	for _, c := range counts {
+		s += c
+	}
+	return s
+}
+
+func TestHalfTypesAreReducedInFloat32(t *testing.T) {
+	spmdtest.Run(t, []int{4}, func(t *testing.T, w *spmd.World) {
+		// 256 + 1 + 1 + 1: in bfloat16 steps of 2 each 1 would be lost, or the sum
+		// rounded up three times; in float32 it is 259, rounded once to 260.
+		b, h := alloc[spmd.BF16](t, w, 1), alloc[spmd.F16](t, w, 1)
+		x, y := float32(1), float32(1)
+		if w.Rank() == 0 {
+			x, y = 256, 2048
+		}
+		b.Set(0, spmd.ToBF16(x))
+		h.Set(0, spmd.ToF16(y))
+		must(t, spmd.AllReduce(w.Comm, b, b, spmd.Sum))
+		must(t, spmd.AllReduce(w.Comm, h, h, spmd.Sum))
+		if got := b.At(0).Float32(); got != 260 {
+			t.Errorf("bfloat16: 256+1+1+1 = %v, want 260", got)
+		}
+		if got := h.At(0).Float32(); got != 2052 {
+			t.Errorf("float16: 2048+1+1+1 = %v, want 2052", got)
+		}
+	})
+}
+
+func TestSplitAndMesh(t *testing.T) {
+	spmdtest.Run(t, everyRanks, func(t *testing.T, w *spmd.World) {
+		rank, size := w.Rank(), w.Size()
+		// Odd and even ranks apart, in reverse order.
+		c, err := w.Comm.Split(rank%2, -rank)
+		must(t, err)
+		members := 0
+		for r := rank % 2; r < size; r += 2 {
+			members++
+		}
+		if c.Size() != members || c.Rank() != members-1-rank/2 {
+			t.Fatalf("rank %d of %d: Split gave rank %d of %d", rank, size, c.Rank(), c.Size())
+		}
+		x := alloc[int64](t, w, 1)
+		x.Set(0, int64(rank))
+		must(t, spmd.AllReduce(c, x, x, spmd.Sum))
+		want := int64(0)
+		for r := rank % 2; r < size; r += 2 {
+			want += int64(r)
+		}
+		if x.At(0) != want {
+			t.Fatalf("sum over the part is %d, want %d", x.At(0), want)
+		}
+		must(t, c.Close())
+		must(t, c.Close())
+		if err := spmd.AllReduce(c, x, x, spmd.Sum); err == nil || !strings.Contains(err.Error(), "closed") {
+			t.Fatalf("AllReduce on a closed communicator: %v", err)
+		}
+
+		only := -1
+		if rank == 0 {
+			only = 0
+		}
+		c, err = w.Comm.Split(only, 0)
+		must(t, err)
+		if rank == 0 {
+			must(t, spmd.Barrier(c))
+		} else if err := spmd.Barrier(c); err == nil || !strings.Contains(err.Error(), "not in the communicator") {
+			t.Fatalf("Barrier outside: %v", err)
+		}
+
+		m, err := w.Mesh("data", -1, "model", 2-size%2)
+		must(t, err)
+		model := 2 - size%2
+		if m.Comm("model").Size() != model || m.Coord("model") != rank%model || m.Comm("data").Size() != size/model || m.Coord("data") != rank/model {
+			t.Fatalf("rank %d: data %d of %d, model %d of %d", rank, m.Coord("data"), m.Comm("data").Size(), m.Coord("model"), m.Comm("model").Size())
+		}
+		x.Set(0, int64(rank))
+		must(t, spmd.AllReduce(m.Comm("data"), x, x, spmd.Max))
+		if want := int64((size/model-1)*model + rank%model); x.At(0) != want {
+			t.Fatalf("greatest rank of the column is %d, want %d", x.At(0), want)
+		}
+		if _, err := w.Mesh("data", size+1); err == nil {
+			t.Fatal("a mesh of more ranks than there are was accepted")
+		}
+		if w.Nodes() != 1 || w.Node() != 0 || w.LocalRank() != rank || w.LocalSize() != size {
+			t.Fatalf("node %d of %d, local rank %d of %d", w.Node(), w.Nodes(), w.LocalRank(), w.LocalSize())
+		}
+	})
+}
+
+// TestRefused is the table of calls that must not reach MPI: each error names both
+// numbers and this file.
+func TestRefused(t *testing.T) {
+	spmdtest.Run(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
+		other, err := spmd.Open(spmd.Config{LogLevel: "error"})
+		must(t, err)
+		c, n := w.Comm, w.Size()
+		a3, a4, a12 := alloc[float32](t, w, 3), alloc[float32](t, w, 4), alloc[float32](t, w, 4*n)
+		freed, foreign := alloc[float32](t, w, 4), alloc[float32](t, other, 4)
+		must(t, freed.Free())
+		must(t, freed.Free())
+		s, captured := stream(t, w, "s"), stream(t, w, "captured")
+		var none spmd.Buffer[float32]
+		counts := slices.Repeat([]int{4}, n)
+		for _, tc := range []struct {
+			name string
+			call func(c spmd.Comm) error
+			want []string
+		}{
+			{"AllReduce of unequal lengths", func(c spmd.Comm) error { return spmd.AllReduce(c, a3, a4, spmd.Sum) }, []string{"dst has 3", "src 4"}},
+			{"AllReduce with no such op", func(c spmd.Comm) error { return spmd.AllReduce(c, a4, a4, 17) }, []string{"17"}},
+			{"Reduce of unequal lengths", func(c spmd.Comm) error { return spmd.Reduce(c, a3, a4, spmd.Sum, c.Rank()) }, []string{"dst has 3", "src 4"}},
+			{"Reduce to no such root", func(c spmd.Comm) error { return spmd.Reduce(c, a4, a4, spmd.Sum, n) }, []string{fmt.Sprintf("%d is not in the communicator of %d", n, n)}},
+			{"Broadcast from a negative root", func(c spmd.Comm) error { return spmd.Broadcast(c, a4, -1) }, []string{"-1", fmt.Sprintf("of %d", n)}},
+			{"AllGather", func(c spmd.Comm) error { return spmd.AllGather(c, a3, a4) }, []string{"dst has 3", "src 4"}},
+			{"ReduceScatter", func(c spmd.Comm) error { return spmd.ReduceScatter(c, a4, a3, spmd.Sum) }, []string{"src has 3", "dst 4"}},
+			{"Gather", func(c spmd.Comm) error { return spmd.Gather(c, a3, a4, c.Rank()) }, []string{"dst has 3", "src 4"}},
+			{"Scatter", func(c spmd.Comm) error { return spmd.Scatter(c, a4, a3, c.Rank()) }, []string{"src has 3", "dst 4"}},
+			{"AllToAll", func(c spmd.Comm) error { return spmd.AllToAll(c, a4, a3) }, []string{"dst has 4", "src 3"}},
+			{"AllGatherV with too few counts", func(c spmd.Comm) error { return spmd.AllGatherV(c, a4, a4, nil) }, []string{"0 counts", fmt.Sprintf("%d ranks", n)}},
+			{"AllGatherV whose counts do not add up", func(c spmd.Comm) error { return spmd.AllGatherV(c, a3, a4, counts) }, []string{"dst has 3", fmt.Sprintf("add up to %d", 4*n)}},
+			{"AllGatherV with another own part", func(c spmd.Comm) error { return spmd.AllGatherV(c, a12, a3, counts) }, []string{"src has 3", "is 4"}},
+			{"Send to no such rank", func(c spmd.Comm) error { return spmd.Send(c, a4, 99) }, []string{"99", fmt.Sprintf("of %d", n)}},
+			{"SendRecv from no such rank", func(c spmd.Comm) error { return spmd.SendRecv(c, a3, 98, a4, 0) }, []string{"98"}},
+			{"SendRecv onto itself", func(c spmd.Comm) error { return spmd.SendRecv(c, a4, 0, a4, 0) }, []string{"overlap"}},
+			{"AllReduce of overlapping parts", func(c spmd.Comm) error { return spmd.AllReduce(c, a4.Slice(0, 3), a4.Slice(1, 4), spmd.Sum) }, []string{"overlap"}},
+			{"a freed buffer", func(c spmd.Comm) error { return spmd.AllReduce(c, freed, freed, spmd.Sum) }, []string{"16 bytes", "freed at spmd/collective_test.go:"}},
+			{"another world's buffer", func(c spmd.Comm) error { return spmd.AllReduce(c, a4, foreign, spmd.Sum) }, []string{"16 bytes", "another world"}},
+			{"a Copy of unequal lengths", func(spmd.Comm) error { return spmd.Copy(s, a3, a4) }, []string{"dst has 3", "src 4"}},
+			{"a Fill of a freed buffer", func(spmd.Comm) error { return spmd.Fill(s, freed, 1) }, []string{"freed at"}},
+			{"CopyFrom of another length", func(spmd.Comm) error { return a4.CopyFrom(make([]float32, 5)) }, []string{"4", "5"}},
+			{"CopyTo of a freed buffer", func(spmd.Comm) error { return freed.CopyTo(make([]float32, 4)) }, []string{"freed at"}},
+			{"Free of a part", func(spmd.Comm) error { return a4.Slice(0, 2).Free() }, []string{"[0:2]"}},
+			{"Gemm of shapes that do not fit", func(spmd.Comm) error {
+				return spmd.Gemm(s, spmd.MatrixOf(a4, 2, 2), spmd.MatrixOf(a3, 1, 3), spmd.MatrixOf(a4, 2, 2), spmd.GemmOpt{})
+			}, []string{"C is 2x2", "op(A) 1x3", "op(B) 2x2"}},
+			{"Gemm of a buffer that is too small", func(spmd.Comm) error {
+				return spmd.Gemm(s, spmd.MatrixOf(a4, 2, 2), spmd.MatrixOf(a3, 2, 2), spmd.MatrixOf(a4, 2, 2), spmd.GemmOpt{})
+			}, []string{"A is 2x2", "3 elements"}},
+			{"a collective of the zero Comm", func(spmd.Comm) error { return spmd.Barrier(spmd.Comm{}) }, []string{"zero Comm"}},
+		} {
+			for _, how := range []struct {
+				name string
+				err  error
+			}{
+				{"blocking", tc.call(c)},
+				{"on a stream", tc.call(c.On(s))},
+				{"captured", func() error {
+					_, err := captured.Capture(func() error { return tc.call(c.On(captured)) })
+					return err
+				}()},
+			} {
+				if how.err == nil {
+					t.Errorf("%s, %s: accepted", tc.name, how.name)
+					continue
+				}
+				for _, want := range append(tc.want, "spmd/collective_test.go:") {
+					if !strings.Contains(how.err.Error(), want) {
+						t.Errorf("%s, %s: %q does not say %q", tc.name, how.name, how.err, want)
+					}
+				}
+			}
+		}
+		if _, err := spmd.Alloc[float64](w, -1); err == nil {
+			t.Error("Alloc of -1 elements was accepted")
+		}
+		if _, err := spmd.Alloc[float64](w, math.MaxInt/4); err == nil {
+			t.Error("Alloc of more bytes than there are addresses was accepted")
+		}
+		if n > 1 {
+			if _, err := spmd.AllocSymmetric[float32](w, 4+w.Rank()); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("from 4 to %d", 3+n)) {
+				t.Errorf("AllocSymmetric of unequal lengths: %v", err)
+			}
+		}
+		if err := spmd.AllReduce(c, none, none, spmd.Sum); err != nil {
+			t.Errorf("AllReduce of nothing: %v", err)
+		}
+		must(t, other.Close())
+	})
+}
+
+func TestNoAllocation(t *testing.T) {
+	spmdtest.Run(t, []int{2}, func(t *testing.T, w *spmd.World) {
+		n := w.Size()
+		one, all := alloc[float32](t, w, 3), alloc[float32](t, w, 3*n)
+		all2, half := alloc[float32](t, w, 3*n), alloc[spmd.BF16](t, w, 3)
+		counts := slices.Repeat([]int{3}, n)
+		s := stream(t, w, "s")
+		peer := n - 1 - w.Rank()
+		for _, tc := range []struct {
+			name string
+			call func(c spmd.Comm) error
+		}{
+			{"AllReduce", func(c spmd.Comm) error { return spmd.AllReduce(c, one, one, spmd.Sum) }},
+			{"AllReduce of bfloat16", func(c spmd.Comm) error { return spmd.AllReduce(c, half, half, spmd.Avg) }},
+			{"Reduce", func(c spmd.Comm) error { return spmd.Reduce(c, one, one, spmd.Sum, 0) }},
+			{"Broadcast", func(c spmd.Comm) error { return spmd.Broadcast(c, one, 0) }},
+			{"AllGather", func(c spmd.Comm) error { return spmd.AllGather(c, all, one) }},
+			{"ReduceScatter", func(c spmd.Comm) error { return spmd.ReduceScatter(c, one, all, spmd.Max) }},
+			{"AllToAll", func(c spmd.Comm) error { return spmd.AllToAll(c, all2, all) }},
+			{"Gather", func(c spmd.Comm) error { return spmd.Gather(c, all, one, 0) }},
+			{"Scatter", func(c spmd.Comm) error { return spmd.Scatter(c, one, all, 0) }},
+			{"AllGatherV", func(c spmd.Comm) error { return spmd.AllGatherV(c, all, one, counts) }},
+			{"ReduceScatterV", func(c spmd.Comm) error { return spmd.ReduceScatterV(c, one, all, counts, spmd.Sum) }},
+			{"GatherV", func(c spmd.Comm) error { return spmd.GatherV(c, all, one, counts, 0) }},
+			{"ScatterV", func(c spmd.Comm) error { return spmd.ScatterV(c, one, all, counts, 0) }},
+			{"AllToAllV", func(c spmd.Comm) error { return spmd.AllToAllV(c, all2, counts, all, counts) }},
+			{"SendRecv", func(c spmd.Comm) error { return spmd.SendRecv(c, all.Slice(0, 3), peer, one, peer) }},
+			{"Barrier", spmd.Barrier},
+			{"Group", func(c spmd.Comm) error {
+				return c.Group(func() error {
+					if err := spmd.Send(c, one, peer); err != nil {
+						return err
+					}
+					return spmd.Recv(c, all.Slice(0, 3), peer)
+				})
+			}},
+		} {
+			if got := testing.AllocsPerRun(100, func() {
+				if err := tc.call(w.Comm); err != nil {
+					t.Error(err)
+				}
+			}); got != 0 {
+				t.Errorf("%s allocates %v times", tc.name, got)
+			}
+			on := w.Comm.On(s)
+			if got := testing.AllocsPerRun(100, func() {
+				for range 8 {
+					if err := tc.call(on); err != nil {
+						t.Error(err)
+					}
+				}
+				if err := s.Synchronize(); err != nil {
+					t.Error(err)
+				}
+			}); got != 0 {
+				t.Errorf("%s on a stream allocates %v times", tc.name, got)
+			}
+		}
+	})
+}

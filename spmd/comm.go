@@ -1,0 +1,366 @@
+package spmd
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"unsafe"
+
+	"lockstep/cudampi"
+	"lockstep/internal/ccall"
+)
+
+// Comm is a communicator: a group of ranks and the channel between them. It is a
+// small value. A collective on it is finished when the call returns; on what On
+// returns, it is only enqueued.
+type Comm struct {
+	st *commState
+	s  *Stream
+}
+
+// commState is what all copies of a Comm share.
+type commState struct {
+	w     *World
+	mpi   *cudampi.Comm
+	rank  int
+	size  int
+	open  *group // between the start and the end of Group
+	freed bool
+	mu    sync.Mutex
+	spare []*group // for reuse
+}
+
+// Rank returns this process's number in the communicator, from 0; -1 where it is
+// not in it.
+func (c Comm) Rank() int {
+	if c.st == nil {
+		return -1
+	}
+	return c.st.rank
+}
+
+// Size returns the number of ranks in the communicator; 0 where this process is
+// not in it.
+func (c Comm) Size() int {
+	if c.st == nil {
+		return 0
+	}
+	return c.st.size
+}
+
+// On returns the same communicator for use in stream order: collectives on it
+// are enqueued on s and return at once. Their input must be valid in s, their
+// result is valid for later work in s, and for the host after s.Synchronize.
+func (c Comm) On(s *Stream) Comm { return Comm{c.st, s} }
+
+// Split divides the communicator: ranks that give the same color are in one new
+// communicator, ordered by key, then by their present rank. A negative color
+// takes part in the call and gets a Comm without ranks (Size 0).
+//
+// Collective, blocking.
+func (c Comm) Split(color, key int) (Comm, error) {
+	w := c.st.w
+	turn := mpiTurns.take(1)
+	if err := mpiTurns.enter(turn); err != nil {
+		return Comm{}, err
+	}
+	m, err := c.st.mpi.Split(color, key)
+	mpiTurns.leave()
+	if err != nil {
+		return Comm{}, err
+	}
+	if m == nil {
+		return Comm{st: &commState{w: w, rank: -1}}, nil
+	}
+	return w.addComm(m), nil
+}
+
+// Close gives up a communicator that Split made; the world closes what is left.
+// Work enqueued on it must have finished. A second Close does nothing.
+//
+// Collective over its ranks, blocking.
+func (c Comm) Close() error {
+	st := c.st
+	if st == nil || st.mpi == nil || st.freed {
+		return nil
+	}
+	if st == st.w.Comm.st || st == st.w.NodeComm.st {
+		return fmt.Errorf("%s: Close: the communicator belongs to the world", ccall.At())
+	}
+	st.w.mu.Lock()
+	st.w.comms = slices.DeleteFunc(st.w.comms, func(o *commState) bool { return o == st })
+	st.w.mu.Unlock()
+	turn := mpiTurns.take(1)
+	if err := mpiTurns.enter(turn); err != nil {
+		return err
+	}
+	defer mpiTurns.leave()
+	st.freed = true
+	return st.mpi.Free()
+}
+
+func (w *World) addComm(m *cudampi.Comm) Comm {
+	st := &commState{w: w, mpi: m, rank: m.Rank(), size: m.Size()}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.comms = append(w.comms, st)
+	return Comm{st: st}
+}
+
+// Mesh is the ranks of a world arranged in a grid, with one communicator along
+// each axis.
+type Mesh struct {
+	names []string
+	comms []Comm
+	coord []int
+}
+
+// Mesh arranges the ranks in a grid of named axes, the last varying fastest:
+// w.Mesh("data", 4, "model", 2) puts ranks 0 and 1 in one row of "model". One
+// size may be -1: it is chosen to fit. The product of the sizes must be the
+// number of ranks.
+//
+// Collective, blocking.
+func (w *World) Mesh(axes ...any) (*Mesh, error) {
+	m := &Mesh{}
+	var sizes []int
+	fit, product := -1, 1
+	for i := 0; i+1 < len(axes); i += 2 {
+		name, ok := axes[i].(string)
+		n, ok2 := axes[i+1].(int)
+		switch {
+		case !ok || !ok2 || n == 0 || n < -1:
+			return nil, fmt.Errorf("%s: Mesh: want name, size, name, size; got %v, %v", ccall.At(), axes[i], axes[i+1])
+		case n == -1 && fit >= 0:
+			return nil, fmt.Errorf("%s: Mesh: %q and %q are both -1", ccall.At(), m.names[fit], name)
+		case n == -1:
+			fit = len(sizes)
+		default:
+			product *= n
+		}
+		m.names, sizes = append(m.names, name), append(sizes, n)
+	}
+	if fit >= 0 && w.Size()%product == 0 {
+		sizes[fit] = w.Size() / product
+		product = w.Size()
+	}
+	if len(axes) == 0 || len(axes)%2 != 0 || product != w.Size() {
+		return nil, fmt.Errorf("%s: Mesh: axes %v hold %d ranks, the world has %d", ccall.At(), axes, product, w.Size())
+	}
+	m.coord = make([]int, len(sizes))
+	for i, rest := len(sizes)-1, w.Rank(); i >= 0; i-- {
+		m.coord[i], rest = rest%sizes[i], rest/sizes[i]
+	}
+	stride := w.Size()
+	for i, n := range sizes {
+		stride /= n
+		c, err := w.Comm.Split(w.Rank()-m.coord[i]*stride, m.coord[i])
+		if err != nil {
+			return nil, err
+		}
+		m.comms = append(m.comms, c)
+	}
+	return m, nil
+}
+
+// Comm returns the communicator along the named axis: the ranks that differ from
+// this one in that coordinate alone. It panics where there is no such axis.
+func (m *Mesh) Comm(axis string) Comm { return m.comms[m.index(axis)] }
+
+// Coord returns this rank's coordinate on the named axis. It panics where there
+// is no such axis.
+func (m *Mesh) Coord(axis string) int { return m.coord[m.index(axis)] }
+
+func (m *Mesh) index(axis string) int {
+	for i, n := range m.names {
+		if n == axis {
+			return i
+		}
+	}
+	panic(fmt.Sprintf("spmd: Mesh has no axis %q, only %s", axis, strings.Join(m.names, ", ")))
+}
+
+// group is the commands between the start and the end of Comm.Group.
+type group struct {
+	cmds []command
+	p2p  cudampi.P2P
+	keep bool // a graph owns it
+}
+
+// Group runs fn, which issues collectives and point to point on c, and starts
+// them together when fn returns: sends and receives between the same ranks in any
+// order do not block each other. On a Comm with a stream the group is one unit of
+// work of that stream; else it is finished when Group returns. Calls in fn on
+// another communicator are not part of the group.
+//
+// Every rank that a call in the group concerns must issue the matching call in a
+// group too. If fn fails, nothing of the group is done and its error returned.
+func (c Comm) Group(fn func() error) error {
+	st := c.st
+	if st.open != nil {
+		return fn() // inner groups belong to the outermost
+	}
+	g := st.newGroup()
+	st.open = g
+	err := fn()
+	st.open = nil
+	if err != nil || len(g.cmds) == 0 {
+		st.recycle(g)
+		return err
+	}
+	cmd := command{kind: cmdGroup, comm: st, group: g}
+	if c.s == nil {
+		return c.do(&cmd)
+	}
+	g.keep = c.s.cap != nil
+	return c.s.submit(&cmd)
+}
+
+func (st *commState) newGroup() *group {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if n := len(st.spare); n > 0 {
+		g := st.spare[n-1]
+		st.spare = st.spare[:n-1]
+		return g
+	}
+	return &group{}
+}
+
+func (st *commState) recycle(g *group) {
+	if g.keep {
+		return
+	}
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	g.cmds = g.cmds[:0]
+	st.spare = append(st.spare, g)
+}
+
+// add copies a command into the group, reusing the slices of earlier ones.
+func (g *group) add(c *command) {
+	if len(g.cmds) < cap(g.cmds) {
+		g.cmds = g.cmds[:len(g.cmds)+1]
+	} else {
+		g.cmds = append(g.cmds, command{})
+	}
+	g.cmds[len(g.cmds)-1].copyFrom(c)
+}
+
+// run starts the sends and receives, then runs the collectives, then waits.
+func (g *group) run(m *cudampi.Comm) error {
+	p := &g.p2p
+	for i := range g.cmds {
+		c := &g.cmds[i]
+		var err error
+		switch c.kind {
+		case cmdSend:
+			err = p.Send(m, c.src, c.n, c.typ, c.root)
+		case cmdRecv:
+			err = p.Recv(m, c.dst, c.n, c.typ, c.root)
+		case cmdSendRecv:
+			if err = p.Recv(m, c.dst, c.rn, c.typ, c.from); err == nil {
+				err = p.Send(m, c.src, c.n, c.typ, c.root)
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	for i := range g.cmds {
+		switch c := &g.cmds[i]; c.kind {
+		case cmdSend, cmdRecv, cmdSendRecv:
+		default:
+			if err := c.enterMPI(); err != nil {
+				return err
+			}
+		}
+	}
+	return p.Wait()
+}
+
+// do runs, enqueues or groups a command of the communicator.
+func (c Comm) do(cmd *command) error {
+	st := c.st
+	if st.open != nil && cmd.kind != cmdGroup {
+		if err := st.w.checkBlocks(cmd); err != nil {
+			return err
+		}
+		st.open.add(cmd)
+		return nil
+	}
+	if c.s != nil {
+		return c.s.submit(cmd)
+	}
+	if err := st.w.checkBlocks(cmd); err != nil {
+		return err
+	}
+	if st.w.capturing.Load() != 0 {
+		return fmt.Errorf("%s: a collective that blocks in the middle of a capture: use comm.On(stream)", ccall.At())
+	}
+	return cmd.communicate(mpiTurns.take(1))
+}
+
+// communicate enters MPI in its turn.
+func (c *command) communicate(turn uint64) error {
+	if err := mpiTurns.enter(turn); err != nil {
+		return err
+	}
+	err := c.enterMPI()
+	mpiTurns.leave()
+	return err
+}
+
+// enterMPI makes the call. It is a plain switch, not a table of functions, so
+// that a command of a blocking call stays on its caller's stack.
+func (c *command) enterMPI() error {
+	m := c.comm.mpi
+	switch c.kind {
+	case cmdAllReduce:
+		return m.AllReduce(c.dst, c.src, c.n, c.typ, c.op)
+	case cmdReduce:
+		return m.Reduce(c.dst, c.src, c.n, c.typ, c.op, c.root)
+	case cmdBroadcast:
+		return m.Broadcast(c.dst, c.n, c.typ, c.root)
+	case cmdAllGather:
+		return m.AllGather(c.dst, c.src, c.n, c.typ)
+	case cmdReduceScatter:
+		return m.ReduceScatter(c.dst, c.src, c.n, c.typ, c.op)
+	case cmdAllToAll:
+		return m.AllToAll(c.dst, c.src, c.n, c.typ)
+	case cmdGather:
+		return m.Gather(c.dst, c.src, c.n, c.typ, c.root)
+	case cmdScatter:
+		return m.Scatter(c.dst, c.src, c.n, c.typ, c.root)
+	case cmdAllGatherV:
+		return m.AllGatherV(c.dst, c.src, c.counts, c.typ)
+	case cmdReduceScatterV:
+		return m.ReduceScatterV(c.dst, c.src, c.counts, c.typ, c.op)
+	case cmdGatherV:
+		return m.GatherV(c.dst, c.src, c.counts, c.typ, c.root)
+	case cmdScatterV:
+		return m.ScatterV(c.dst, c.src, c.counts, c.typ, c.root)
+	case cmdAllToAllV:
+		return m.AllToAllV(c.dst, c.rcounts, c.src, c.counts, c.typ)
+	case cmdSend:
+		return m.Send(c.src, c.n, c.typ, c.root)
+	case cmdRecv:
+		return m.Recv(c.dst, c.n, c.typ, c.root)
+	case cmdSendRecv:
+		return m.SendRecv(c.dst, c.rn, c.from, c.src, c.n, c.root, c.typ)
+	case cmdGroup:
+		err := c.group.run(m)
+		c.comm.recycle(c.group)
+		return err
+	default:
+		return m.Barrier()
+	}
+}
+
+// overlaps says whether [a, a+n) and [b, b+m) share a byte without being the
+// same range.
+func overlaps(a unsafe.Pointer, n int, b unsafe.Pointer, m int) bool {
+	x, y := uintptr(a), uintptr(b)
+	return n > 0 && m > 0 && x < y+uintptr(m) && y < x+uintptr(n)
+}

@@ -1,0 +1,108 @@
+package spmd
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/rs/zerolog"
+	"github.com/spf13/pflag"
+	"golang.org/x/term"
+)
+
+// Config is what the common flags set; Main fills it from the command line. The
+// zero value is the default of every flag.
+type Config struct {
+	Device      string // auto, cuda or host
+	Collectives string // auto, nccl or mpi
+	JSON        string // file for Emit; "-" is standard output
+	LogLevel    string // trace, debug, info, warn or error
+	LogFormat   string // auto, console or json
+	LogRanks    string // ranks that log below error: "0", "all" or a list
+	Seed        uint64
+}
+
+// flags adds the common flags to an application's.
+func (c *Config) flags(fs *pflag.FlagSet) {
+	fs.StringVar(&c.Device, "device", "auto", "where buffers live: auto, cuda or host")
+	fs.StringVar(&c.Collectives, "collectives", "auto", "what carries collectives: auto, nccl or mpi")
+	fs.StringVar(&c.JSON, "json", "", "write results to `FILE`, one JSON object a line (- is standard output)")
+	fs.StringVar(&c.LogLevel, "log-level", "info", "trace, debug, info, warn or error")
+	fs.StringVar(&c.LogFormat, "log-format", "auto", "auto, console or json")
+	fs.StringVar(&c.LogRanks, "log-ranks", "0", "ranks that log: 0, all, or a list such as 0,3,8-11")
+	fs.Uint64Var(&c.Seed, "seed", 42, "seed of everything random")
+}
+
+// check refuses values that no machine could satisfy; empty is the default.
+func (c *Config) check() error {
+	for _, f := range []struct {
+		flag  string
+		value string
+		known []string
+	}{
+		{"device", c.Device, []string{"auto", "cuda", "host"}},
+		{"collectives", c.Collectives, []string{"auto", "nccl", "mpi"}},
+		{"log-level", c.LogLevel, []string{"trace", "debug", "info", "warn", "error"}},
+		{"log-format", c.LogFormat, []string{"auto", "console", "json"}},
+	} {
+		if f.value != "" && !slices.Contains(f.known, f.value) {
+			return fmt.Errorf("--%s %s: want %s", f.flag, f.value, strings.Join(f.known, ", "))
+		}
+	}
+	if c.Device == "host" && c.Collectives == "nccl" {
+		return fmt.Errorf("--collectives nccl does not go with --device host: NCCL moves GPU memory only")
+	}
+	_, err := parseRanks(c.LogRanks)
+	return err
+}
+
+// parseRanks reads a list of ranks; nil is all of them.
+func parseRanks(list string) (map[int]bool, error) {
+	switch list {
+	case "":
+		return map[int]bool{0: true}, nil
+	case "all":
+		return nil, nil
+	}
+	ranks := map[int]bool{}
+	for _, part := range strings.Split(list, ",") {
+		from, to, isRange := strings.Cut(part, "-")
+		lo, err := strconv.Atoi(from)
+		hi := lo
+		if err == nil && isRange {
+			hi, err = strconv.Atoi(to)
+		}
+		if err != nil || lo < 0 || hi < lo || hi-lo > 1<<20 {
+			return nil, fmt.Errorf("--log-ranks %s: want 0, all, or a list such as 0,3,8-11", list)
+		}
+		for r := lo; r <= hi; r++ {
+			ranks[r] = true
+		}
+	}
+	return ranks, nil
+}
+
+// logger returns the rank's logger. Ranks that are not to log still log errors.
+func (c *Config) logger(j job, out *os.File) zerolog.Logger {
+	var w io.Writer = out
+	if c.LogFormat != "json" {
+		w = zerolog.ConsoleWriter{Out: out, TimeFormat: time.TimeOnly, NoColor: !term.IsTerminal(int(out.Fd()))}
+	}
+	level, err := zerolog.ParseLevel(c.LogLevel)
+	if err != nil || c.LogLevel == "" {
+		level = zerolog.InfoLevel
+	}
+	ranks, _ := parseRanks(c.LogRanks) // checked before
+	if ranks != nil && !ranks[j.rank] {
+		level = max(level, zerolog.ErrorLevel)
+	}
+	ctx := zerolog.New(w).Level(level).With().Timestamp()
+	if j.size > 1 {
+		ctx = ctx.Int("rank", j.rank)
+	}
+	return ctx.Logger()
+}

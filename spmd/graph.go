@@ -1,0 +1,294 @@
+package spmd
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"lockstep/internal/ccall"
+)
+
+// Graph is a recorded sequence of commands, replayed as a whole by Launch. It
+// holds addresses, not handles: every buffer used in the capture must outlive it,
+// which Launch checks.
+type Graph struct {
+	w      *World
+	lanes  []lane // one for each captured stream; the first is the origin
+	turns  uint64 // commands that enter MPI
+	blocks []*block
+	last   *Stream // that Launch was last called on
+	closed bool
+
+	mu   sync.Mutex
+	cond sync.Cond
+	done []bool // which nodes this replay has passed
+	err  error  // why this replay ends early
+}
+
+// lane is the part of a graph that was captured from one stream.
+type lane struct {
+	s    *Stream
+	cmds []command
+	seen []int // for each lane: how many of its commands are known to be finished here
+}
+
+// capture is a graph under construction.
+type capture struct {
+	g     *Graph
+	ended bool
+	nodes [][]int // what was known to be finished when the event was recorded
+}
+
+// Capture records what fn enqueues on s as a graph, without running it. Streams
+// that wait in fn for an event of s, or for each other, are captured too; s must
+// wait for all of them before fn returns. Collectives, point to point, kernels,
+// copies and groups may be captured; what blocks the host may not: no
+// Synchronize, and no collective without On.
+//
+// Collectives in the capture must be the same on every rank. If fn fails, nothing
+// is left of the capture and the streams are usable again.
+func (s *Stream) Capture(fn func() error) (*Graph, error) {
+	if s.cap != nil {
+		return nil, fmt.Errorf("%s: Capture: stream %q is being captured already", ccall.At(), s.name)
+	}
+	g := &Graph{w: s.w}
+	g.cond.L = &g.mu
+	c := &capture{g: g}
+	c.adopt(s)
+	s.w.capturing.Add(1)
+	err := guard(fn)
+	s.w.capturing.Add(-1)
+	c.ended = true
+	for _, l := range g.lanes {
+		l.s.cap = nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	for i, l := range g.lanes[1:] {
+		if known := g.lanes[0].seen; len(known) <= i+1 || known[i+1] < len(l.cmds) {
+			return nil, fmt.Errorf("%s: Capture: stream %q was joined to the capture of %q and not waited for again: end with %s.After(%s)",
+				ccall.At(), l.s.name, s.name, s.name, l.s.name)
+		}
+	}
+	g.done = make([]bool, len(c.nodes))
+	g.collectBlocks()
+	s.w.mu.Lock()
+	defer s.w.mu.Unlock()
+	s.w.graphs = append(s.w.graphs, g)
+	return g, nil
+}
+
+func (c *capture) adopt(s *Stream) int {
+	s.cap = c
+	c.g.lanes = append(c.g.lanes, lane{s: s})
+	return len(c.g.lanes) - 1
+}
+
+func (c *capture) lane(s *Stream) *lane {
+	for i := range c.g.lanes {
+		if c.g.lanes[i].s == s {
+			return &c.g.lanes[i]
+		}
+	}
+	return &c.g.lanes[c.adopt(s)]
+}
+
+// add records a command of s.
+func (c *capture) add(s *Stream, cmd *command) error {
+	if cmd.kind == cmdGraph {
+		return fmt.Errorf("%s: Launch: stream %q is being captured", ccall.At(), s.name)
+	}
+	l := c.lane(s)
+	l.cmds = append(l.cmds, command{})
+	at := &l.cmds[len(l.cmds)-1]
+	at.copyFrom(cmd)
+	if cmd.kind.communicates() {
+		at.ticket = c.g.turns // relative to the first of a replay
+		c.g.turns++
+	}
+	return nil
+}
+
+// record makes e a node of the graph: the present end of s.
+func (c *capture) record(s *Stream, e *Event) error {
+	e.mu.Lock()
+	e.cap, e.node = c, len(c.nodes)
+	e.mu.Unlock()
+	cmd := command{kind: cmdRecord, root: len(c.nodes)}
+	if err := c.add(s, &cmd); err != nil {
+		return err
+	}
+	seen := append([]int(nil), c.lane(s).seen...)
+	i := c.index(s)
+	for len(seen) <= i {
+		seen = append(seen, 0)
+	}
+	seen[i] = len(c.lane(s).cmds)
+	c.nodes = append(c.nodes, seen)
+	return nil
+}
+
+func (c *capture) index(s *Stream) int {
+	for i := range c.g.lanes {
+		if c.g.lanes[i].s == s {
+			return i
+		}
+	}
+	return -1
+}
+
+// wait makes s wait for a node, joining s to the capture where it is not in it.
+func (c *capture) wait(s *Stream, node int) error {
+	switch {
+	case c.ended:
+		return fmt.Errorf("%s: Wait: the event was recorded in a capture that has ended: record it again", ccall.At())
+	case s.cap != nil && s.cap != c:
+		return fmt.Errorf("%s: Wait: stream %q is in another capture than the event", ccall.At(), s.name)
+	}
+	l := c.lane(s)
+	for i, n := range c.nodes[node] {
+		if i == len(l.seen) {
+			l.seen = append(l.seen, 0)
+		}
+		l.seen[i] = max(l.seen[i], n)
+	}
+	cmd := command{kind: cmdWait, root: node}
+	return c.add(s, &cmd)
+}
+
+// collectBlocks lists what the graph's commands point into.
+func (g *Graph) collectBlocks() {
+	seen := map[*block]bool{nil: true}
+	add := func(b *block) {
+		if !seen[b] {
+			seen[b] = true
+			g.blocks = append(g.blocks, b)
+		}
+	}
+	for i := range g.lanes {
+		for j := range g.lanes[i].cmds {
+			g.lanes[i].cmds[j].eachBlock(add)
+		}
+	}
+}
+
+// eachBlock calls add for every block that c points into, nil included.
+func (c *command) eachBlock(add func(*block)) {
+	add(c.dblk)
+	add(c.sblk)
+	add(c.xblk)
+	for i := range c.args {
+		add(c.args[i].blk)
+	}
+	if c.group != nil {
+		for i := range c.group.cmds {
+			c.group.cmds[i].eachBlock(add)
+		}
+	}
+}
+
+// Launch enqueues a replay of g on s: it starts when what s holds has run, and
+// what comes later waits for all of it. Streams captured beside the origin run at
+// the same time as it does. Replays of one graph never overlap. Where the graph
+// holds collectives every rank launches it, in the same order.
+//
+// It fails when the graph is closed or a buffer it uses has been freed.
+func (g *Graph) Launch(s *Stream) error {
+	if s.w != g.w {
+		return fmt.Errorf("%s: Launch: the graph belongs to another world than stream %q", ccall.At(), s.name)
+	}
+	if g.closed {
+		return fmt.Errorf("%s: Launch: the graph is closed", ccall.At())
+	}
+	for _, b := range g.blocks {
+		if b.freed.Load() {
+			return fmt.Errorf("%w, and the graph still uses it", b.freedError("Launch"))
+		}
+	}
+	if g.last != nil && g.last != s {
+		if err := s.After(g.last); err != nil {
+			return err
+		}
+	}
+	g.last = s
+	c := command{kind: cmdGraph, graph: g}
+	return s.submit(&c)
+}
+
+// Close ends the use of g; replays that are enqueued still run. A second Close
+// does nothing. The world closes what is left.
+func (g *Graph) Close() error {
+	g.closed = true
+	g.w.mu.Lock()
+	defer g.w.mu.Unlock()
+	g.w.graphs = slices.DeleteFunc(g.w.graphs, func(o *Graph) bool { return o == g })
+	return nil
+}
+
+// replay runs the lanes: the origin's on the calling goroutine, the others on
+// one each. ticket is the turn of the graph's first command in MPI.
+func (g *Graph) replay(ticket uint64) error {
+	clear(g.done)
+	g.err = nil
+	var wg sync.WaitGroup
+	for i := 1; i < len(g.lanes); i++ {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			g.runLane(&g.lanes[i], ticket)
+		}()
+	}
+	g.runLane(&g.lanes[0], ticket)
+	wg.Wait()
+	return g.err
+}
+
+func (g *Graph) runLane(l *lane, ticket uint64) {
+	for i := range l.cmds {
+		c := &l.cmds[i]
+		var err error
+		switch {
+		case c.kind == cmdRecord:
+			g.mu.Lock()
+			g.done[c.root] = true
+			g.mu.Unlock()
+			g.cond.Broadcast()
+		case c.kind == cmdWait:
+			err = g.await(c.root)
+		case c.kind.communicates():
+			err = c.communicate(ticket + c.ticket)
+		default:
+			err = c.run()
+		}
+		if err != nil {
+			g.stop(l, c, err)
+			return
+		}
+	}
+}
+
+var errStopped = errors.New("another part of the graph failed")
+
+func (g *Graph) await(node int) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for !g.done[node] {
+		if g.err != nil {
+			return errStopped
+		}
+		g.cond.Wait()
+	}
+	return nil
+}
+
+func (g *Graph) stop(l *lane, c *command, err error) {
+	g.mu.Lock()
+	if g.err == nil && err != errStopped {
+		g.err = l.s.asyncError(c, err)
+	}
+	g.mu.Unlock()
+	g.cond.Broadcast()
+	g.w.fail(g.err)
+}

@@ -1,0 +1,201 @@
+package spmd
+
+import (
+	"fmt"
+	"math"
+	"sync/atomic"
+	"unsafe"
+
+	"lockstep/host"
+	"lockstep/internal/ccall"
+)
+
+// Reducer reduces the gradients of a data-parallel program over the ranks while
+// the backward pass that produces them goes on. It gathers them into buckets, in
+// the order of production, and reduces each bucket on a stream of its own as soon
+// as its last gradient is there.
+//
+// In a step, call Ready for each gradient when the command that completes it has
+// been enqueued, then Wait before what uses the reduced gradients. To accumulate
+// over micro-batches call Ready in the last one only: the others communicate
+// nothing.
+type Reducer[T Elem] struct {
+	c       Comm
+	s       *Stream
+	op      Op
+	n       int
+	next    int // the gradient that is to be ready next
+	buckets []bucket[T]
+	at      int // the bucket that next belongs to
+}
+
+// bucket is the gradients up to last, as few contiguous ranges as possible.
+type bucket[T Elem] struct {
+	last  int
+	parts []Buffer[T]
+}
+
+// ReducerConfig sets up a Reducer. The zero value sums, in buckets of 4 MiB.
+type ReducerConfig struct {
+	// BucketBytes is the size at which a bucket is complete; 0 means 4 MiB. Small
+	// buckets start earlier, large ones cost fewer latencies.
+	BucketBytes int
+	// Op is usually Sum, with each rank's loss divided by the global batch, so that
+	// ranks may hold unequal parts; or Avg.
+	Op Op
+}
+
+// NewReducer returns a reducer of grads, which are in the order in which backward
+// completes them. Neighbours in one allocation, in either direction and with up
+// to 256 bytes of padding between them, are reduced in one call.
+//
+// Collective over c in effect: every rank gives the same lengths and config.
+func NewReducer[T Elem](c Comm, grads []Buffer[T], cfg ReducerConfig) (*Reducer[T], error) {
+	if cfg.BucketBytes < 0 {
+		return nil, fmt.Errorf("%s: NewReducer: buckets of %d bytes", ccall.At(), cfg.BucketBytes)
+	}
+	if cfg.BucketBytes == 0 {
+		cfg.BucketBytes = 4 << 20
+	}
+	s, err := c.st.w.NewStream("reducer")
+	if err != nil {
+		return nil, err
+	}
+	r := &Reducer[T]{c: c.On(s), s: s, op: cfg.Op, n: len(grads)}
+	var b bucket[T]
+	bytes := 0
+	for i, g := range grads {
+		b.add(g)
+		b.last = i
+		if bytes += g.Bytes(); bytes >= cfg.BucketBytes || i == len(grads)-1 {
+			r.buckets = append(r.buckets, b)
+			b, bytes = bucket[T]{}, 0
+		}
+	}
+	return r, nil
+}
+
+// add extends the last range by g where they are neighbours.
+func (b *bucket[T]) add(g Buffer[T]) {
+	if g.n == 0 {
+		return
+	}
+	if n := len(b.parts); n > 0 && b.parts[n-1].blk == g.blk {
+		p := &b.parts[n-1]
+		lo, hi := min(p.off, g.off), max(p.off+p.n, g.off+g.n)
+		if gap := (hi - lo - p.n - g.n) * sizeOf[T](); gap >= 0 && gap <= alignment {
+			p.off, p.n = lo, hi-lo
+			return
+		}
+	}
+	b.parts = append(b.parts, g)
+}
+
+// Ready says that gradient i is complete when what s holds has run. The gradients
+// become ready in their order, 0 first. It enqueues the reduction of a bucket when
+// i was the last in it, and never blocks.
+func (r *Reducer[T]) Ready(i int, s *Stream) error {
+	if i != r.next || i >= r.n {
+		return fmt.Errorf("%s: Ready(%d): gradient %d of %d is next", ccall.At(), i, r.next, r.n)
+	}
+	r.next++
+	b := &r.buckets[r.at]
+	if i < b.last {
+		return nil
+	}
+	r.at++
+	if err := r.s.After(s); err != nil {
+		return err
+	}
+	if len(b.parts) == 1 {
+		return AllReduce(r.c, b.parts[0], b.parts[0], r.op)
+	}
+	return r.c.Group(func() error {
+		for _, p := range b.parts {
+			if err := AllReduce(r.c, p, p, r.op); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// Wait makes s wait until all gradients of this step are reduced, without blocking
+// the host, and begins the next step. It fails when not all of them were Ready.
+func (r *Reducer[T]) Wait(s *Stream) error {
+	if r.next != r.n {
+		return fmt.Errorf("%s: Wait: only %d of %d gradients are ready", ccall.At(), r.next, r.n)
+	}
+	r.next, r.at = 0, 0
+	return s.After(r.s)
+}
+
+// Stream returns the stream on which the buckets are reduced, for measuring.
+func (r *Reducer[T]) Stream() *Stream { return r.s }
+
+// Buckets returns the number of buckets.
+func (r *Reducer[T]) Buckets() int { return len(r.buckets) }
+
+// Close waits for the reductions in flight and ends the reducer.
+func (r *Reducer[T]) Close() error { return r.s.Close() }
+
+// grain is the least number of elements that is worth a goroutine.
+const grain = 1 << 16
+
+var clipNorm = NewKernel("clip_norm_f32", "", func(a Args) error {
+	g, limit, norm := ArgSlice[float32](a, 0), a.F64(1), ArgSlice[float32](a, 2)
+	total := math.Sqrt(host.SumSquaresParallel(g))
+	norm[0] = float32(total)
+	if limit <= 0 || total <= limit {
+		return nil
+	}
+	scale := float32(limit / total)
+	host.Parallel(len(g), grain, func(lo, hi int) { host.Scale(g[lo:hi], scale) })
+	return nil
+})
+
+// ClipNorm enqueues on s: norm[0] = the Euclidean norm of g; and where that is
+// above maxNorm, g scaled so that its norm is maxNorm. maxNorm <= 0 only
+// measures. norm has one element. The result is the same on ranks whose g are.
+func ClipNorm(s *Stream, g Buffer[float32], maxNorm float64, norm Buffer[float32]) error {
+	if norm.n != 1 {
+		return lengthError("ClipNorm", "norm", norm.n, "the norm", 1)
+	}
+	return clipNorm.Launch(s, Cover1D(g.n, 256), g.Arg(), F64(maxNorm), norm.Arg())
+}
+
+// asBytes is the same memory, byte by byte.
+func asBytes[T Elem](b Buffer[T]) Buffer[uint8] {
+	return Buffer[uint8]{b.blk, b.off * sizeOf[T](), b.n * sizeOf[T]()}
+}
+
+var hashKernel = NewKernel("hash_u64", "", func(a Args) error {
+	b, sum := ArgSlice[uint8](a, 0), ArgSlice[uint64](a, 1)
+	words := len(b) / 8
+	w := unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(b))), words)
+	var whole atomic.Uint64
+	host.Parallel(words, grain, func(lo, hi int) {
+		part := uint64(0)
+		for i := lo; i < hi; i++ {
+			part += mix(w[i] + mix(uint64(i)))
+		}
+		whole.Add(part)
+	})
+	h := mix(uint64(len(b))) + whole.Load()
+	for i, x := range b[words*8:] {
+		h += mix(uint64(x) + mix(uint64(words*8+i)))
+	}
+	sum[0] = h
+	return nil
+})
+
+// mix spreads every bit of x over all 64. Summing mixed words, each with its
+// place, may be done in any order.
+// Source: Steele, Lea, Flood: Fast splittable pseudorandom number generators
+// (OOPSLA 2014), mix64 with David Stafford's constants (variant 13).
+func mix(x uint64) uint64 {
+	x += 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}

@@ -1,0 +1,201 @@
+package spmd_test
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"lockstep/spmd"
+	"lockstep/spmd/spmdtest"
+)
+
+func TestShardOf(t *testing.T) {
+	for n := range 40 {
+		for size := 1; size < 9; size++ {
+			at := 0
+			for r := range size {
+				s := spmd.ShardOf(n, r, size)
+				if s.Off != at || s.Len < n/size || s.Len > n/size+1 {
+					t.Fatalf("ShardOf(%d, %d, %d) = %v, after %d", n, r, size, s, at)
+				}
+				at += s.Len
+			}
+			if at != n {
+				t.Fatalf("the shards of %d over %d hold %d", n, size, at)
+			}
+		}
+	}
+}
+
+func TestSyncStartAndCheckSame(t *testing.T) {
+	spmdtest.Run(t, everyRanks, func(t *testing.T, w *spmd.World) {
+		x, y := alloc[float32](t, w, 100_003), alloc[uint8](t, w, 13)
+		must(t, x.Fill(float32(w.Rank())))
+		must(t, y.Fill(uint8(w.Rank())))
+		must(t, spmd.SyncStart(w.Comm, x))
+		must(t, spmd.SyncStart(w.Comm, y))
+		if x.At(100_002) != 0 || y.At(12) != 0 {
+			t.Fatal("rank 0's values did not arrive")
+		}
+		last := w.Size() - 1
+		// One bit of one element, the two ends included, and two elements that changed places.
+		for _, i := range []int{0, 1, 50_000, 100_002} {
+			if w.Rank() == last {
+				x.Set(i, math.Float32frombits(1))
+			}
+			err := spmd.CheckSame(w.Comm, "x", x)
+			if last == 0 {
+				must(t, err)
+			} else if err == nil || !strings.Contains(err.Error(), "x differs between ranks: rank 0 has hash") ||
+				!strings.Contains(err.Error(), fmt.Sprintf("rank %d has", last)) {
+				t.Fatalf("rank %d: element %d differs: %v", w.Rank(), i, err)
+			}
+			x.Set(i, 0)
+		}
+		x.Set(7, 1)
+		x.Set(8, 2)
+		if w.Rank() == last && last > 0 {
+			x.Set(7, 2)
+			x.Set(8, 1)
+		}
+		if err := spmd.CheckSame(w.Comm, "x", x); (err == nil) != (last == 0) {
+			t.Fatalf("elements that changed places: %v", err)
+		}
+	})
+}
+
+func TestTogether(t *testing.T) {
+	spmdtest.Run(t, everyRanks, func(t *testing.T, w *spmd.World) {
+		x := alloc[int64](t, w, 1)
+		for _, least := range []int{0, 1, 5} {
+			items := make([]int, least+(w.Size()-1-w.Rank())) // the last rank has the fewest
+			for i := range items {
+				items[i] = i
+			}
+			steps := 0
+			for i := range spmd.Together(w.Comm, slices.Values(items)) {
+				if i != steps {
+					t.Fatalf("item %d in step %d", i, steps)
+				}
+				x.Set(0, 1)
+				must(t, spmd.AllReduce(w.Comm, x, x, spmd.Sum)) // hangs unless all ranks loop equally often
+				if x.At(0) != int64(w.Size()) {
+					t.Fatalf("step %d: %d ranks", steps, x.At(0))
+				}
+				steps++
+			}
+			if steps != least {
+				t.Fatalf("%d steps, want %d", steps, least)
+			}
+		}
+		for i := range spmd.Together(w.Comm, slices.Values([]int{0, 1, 2})) {
+			if i == 1 {
+				break
+			}
+		}
+		must(t, spmd.Barrier(w.Comm)) // nothing of the loop is left in the way
+	})
+}
+
+// TestReducer checks sums against a closed form, for gradients in one arena, in
+// backward order, and in pieces; and that buckets are reduced before the rest is
+// ready.
+func TestReducer(t *testing.T) {
+	spmdtest.Run(t, everyRanks, func(t *testing.T, w *spmd.World) {
+		compute := stream(t, w, "compute")
+		arena := alloc[float32](t, w, 1000)
+		must(t, arena.Fill(0))
+		loose := alloc[float32](t, w, 10)
+		cuts := []int{1000, 900, 890, 400, 399, 0}
+		var grads []spmd.Buffer[float32]
+		for i := range cuts[1:] {
+			grads = append(grads, arena.Slice(cuts[i+1], cuts[i]))
+		}
+		grads = append(grads, loose)
+		for _, bytes := range []int{0, 4, 400, 1 << 20} {
+			r, err := spmd.NewReducer(w.Comm, grads, spmd.ReducerConfig{BucketBytes: bytes, Op: spmd.Sum})
+			must(t, err)
+			for step := range 3 {
+				for i, g := range grads {
+					must(t, spmd.Fill(compute, g, float32((i+1)*(w.Rank()+1)*(step+1))))
+					must(t, r.Ready(i, compute))
+				}
+				must(t, r.Wait(compute))
+				must(t, compute.Synchronize())
+				ranks := w.Size() * (w.Size() + 1) / 2
+				for i, g := range grads {
+					for _, j := range []int{0, g.Len() - 1} {
+						if got, want := g.At(j), float32((i+1)*ranks*(step+1)); got != want {
+							t.Fatalf("buckets of %d bytes, step %d: gradient %d is %v, want %v", bytes, step, i, got, want)
+						}
+					}
+				}
+			}
+			if want := map[int]int{0: 1, 4: 6, 400: 4, 1 << 20: 1}[bytes]; r.Buckets() != want {
+				t.Errorf("%d buckets of %d bytes, want %d", r.Buckets(), bytes, want)
+			}
+			if err := r.Ready(1, compute); err == nil || !strings.Contains(err.Error(), "gradient 0 of 6 is next") {
+				t.Errorf("Ready out of order: %v", err)
+			}
+			must(t, r.Ready(0, compute))
+			if err := r.Wait(compute); err == nil || !strings.Contains(err.Error(), "only 1 of 6") {
+				t.Errorf("Wait too early: %v", err)
+			}
+			must(t, r.Close())
+		}
+
+		// The first bucket is reduced while the stream that computes is still held up.
+		r, err := spmd.NewReducer(w.Comm, grads[:2], spmd.ReducerConfig{BucketBytes: 4, Op: spmd.Avg})
+		must(t, err)
+		must(t, spmd.Fill(compute, grads[0], float32(w.Rank())))
+		must(t, r.Ready(0, compute))
+		done := stream(t, w, "done")
+		arrived := make(chan struct{})
+		must(t, done.After(r.Stream()))
+		must(t, done.HostFunc(func() error { close(arrived); return nil }))
+		must(t, compute.HostFunc(func() error { <-arrived; return nil })) // backward of the next gradient
+		must(t, spmd.Fill(compute, grads[1], 1))
+		must(t, r.Ready(1, compute))
+		must(t, r.Wait(compute))
+		must(t, compute.Synchronize())
+		if got, want := grads[0].At(0), float32(w.Size()-1)/2; got != want {
+			t.Errorf("average %v, want %v", got, want)
+		}
+	})
+}
+
+func TestClipNorm(t *testing.T) {
+	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		s := stream(t, w, "s")
+		norm := alloc[float32](t, w, 1)
+		for _, n := range []int{0, 1, 1000, 300_001} {
+			g := alloc[float32](t, w, n)
+			h := make([]float32, n)
+			want := 0.0
+			for i := range h {
+				h[i] = float32(i%17-8) / 8
+				want += float64(h[i]) * float64(h[i])
+			}
+			want = math.Sqrt(want)
+			for _, limit := range []float64{0, want / 2, 2 * want} {
+				must(t, g.CopyFrom(h))
+				must(t, spmd.ClipNorm(s, g, limit, norm))
+				must(t, s.Synchronize())
+				if got := float64(norm.At(0)); math.Abs(got-want) > 1e-6*want {
+					t.Errorf("norm of %d elements is %v, want %v", n, got, want)
+				}
+				scale := 1.0
+				if limit > 0 && limit < want {
+					scale = 0.5
+				}
+				for i := range h {
+					if got, want := float64(g.At(i)), scale*float64(h[i]); math.Abs(got-want) > 1e-6 {
+						t.Fatalf("limit %v of %v: [%d] = %v, want %v", limit, want, i, got, want)
+					}
+				}
+			}
+		}
+	})
+}

@@ -1,0 +1,306 @@
+package spmd_test
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"unsafe"
+
+	"lockstep/spmd"
+	"lockstep/spmd/spmdtest"
+)
+
+var errPlanned = errors.New("planned failure")
+
+func fill(t *testing.T, w *spmd.World, n int, v float32) spmd.Buffer[float32] {
+	t.Helper()
+	b := alloc[float32](t, w, n)
+	must(t, b.Fill(v))
+	return b
+}
+
+var addTo = spmd.NewKernel("add_to", "", func(a spmd.Args) error {
+	y, x, alpha := spmd.ArgSlice[float32](a, 0), spmd.ArgSlice[float32](a, 1), a.F32(2)
+	for i := range y {
+		y[i] += alpha * x[i]
+	}
+	return nil
+})
+
+func TestStreamOrder(t *testing.T) {
+	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		a, b := stream(t, w, "a"), stream(t, w, "b")
+		x, y := fill(t, w, 100, 1), fill(t, w, 100, 0)
+		open := make(chan struct{})
+		must(t, a.HostFunc(func() error { <-open; return nil }))
+		must(t, spmd.Fill(a, x, 5))
+		must(t, b.After(a))
+		must(t, spmd.Copy(b, y, x))
+		e, err := w.NewEvent()
+		must(t, err)
+		must(t, e.Record(b))
+		for i := range 100 { // more than the queue holds at first
+			must(t, addTo.Launch(a, spmd.Cover1D(100, 64), x.Arg(), x.Arg(), spmd.F32(0)))
+			must(t, addTo.Launch(b, spmd.Cover1D(100, 64), y.Arg(), y.Arg(), spmd.F32(float32(i%2))))
+		}
+		if x.At(0) != 1 || y.At(0) != 0 {
+			t.Fatal("something ran before what it had to wait for")
+		}
+		close(open)
+		must(t, e.Synchronize())
+		must(t, b.Synchronize())
+		if got, want := y.At(99), float32(5*(1<<50)); got != want {
+			t.Errorf("y = %v, want %v", got, want)
+		}
+		after, err := w.NewEvent()
+		must(t, err)
+		if _, err := after.Elapsed(e); err == nil {
+			t.Error("Elapsed of an event that was never recorded gave a time")
+		}
+		must(t, after.Record(b))
+		must(t, after.Synchronize())
+		if d, err := after.Elapsed(e); err != nil || d <= 0 {
+			t.Errorf("Elapsed = %v, %v", d, err)
+		}
+		must(t, a.Wait(after))
+		must(t, a.Close())
+		if err := spmd.Fill(a, x, 1); err == nil || !strings.Contains(err.Error(), `"a" is closed`) {
+			t.Errorf("Fill on a closed stream: %v", err)
+		}
+	})
+}
+
+// TestStreamsRunAtTheSameTime holds rank 1 back until a computation on rank 0 has
+// run, and that behind a collective which cannot end without rank 1. One stream
+// after the other, neither would end. The ranks signal through a FIFO, since all
+// calls of MPI queue behind the collective.
+func TestStreamsRunAtTheSameTime(t *testing.T) {
+	spmdtest.Run(t, []int{2}, func(t *testing.T, w *spmd.World) {
+		comms, compute := stream(t, w, "comms"), stream(t, w, "compute")
+		fifo := make([]byte, 100)
+		if w.Rank() == 0 {
+			copy(fifo, filepath.Join(t.TempDir(), "fifo"))
+			must(t, syscall.Mkfifo(string(bytes.TrimRight(fifo, "\x00")), 0o600))
+		}
+		name := alloc[uint8](t, w, len(fifo))
+		must(t, name.CopyFrom(fifo))
+		must(t, spmd.Broadcast(w.Comm, name, 0))
+		must(t, name.CopyTo(fifo))
+		path := string(bytes.TrimRight(fifo, "\x00"))
+
+		x := fill(t, w, 1, 1)
+		if w.Rank() == 1 {
+			_, err := os.ReadFile(path) // until rank 0 has written and closed it
+			must(t, err)
+		}
+		must(t, spmd.AllReduce(w.Comm.On(comms), x, x, spmd.Sum))
+		if w.Rank() == 0 {
+			must(t, compute.HostFunc(func() error { return os.WriteFile(path, []byte("go"), 0) }))
+		}
+		must(t, comms.Synchronize())
+		must(t, compute.Synchronize())
+		if x.At(0) != 2 {
+			t.Errorf("sum = %v", x.At(0))
+		}
+	})
+}
+
+func TestFailedStream(t *testing.T) {
+	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		s, other := stream(t, w, "bad"), stream(t, w, "other")
+		ran := false
+		must(t, s.HostFunc(func() error { return errPlanned }))
+		_ = s.HostFunc(func() error { ran = true; return nil }) // may be refused already
+		if err := s.Synchronize(); !errors.Is(err, errPlanned) || !strings.Contains(err.Error(), `stream "bad"`) || !strings.Contains(err.Error(), "spmd/stream_test.go:") {
+			t.Errorf("Synchronize: %v", err)
+		}
+		if err := s.HostFunc(func() error { ran = true; return nil }); !errors.Is(err, errPlanned) {
+			t.Errorf("a later call: %v", err)
+		}
+		if ran {
+			t.Error("a command ran after the failure")
+		}
+		if err := other.After(s); !errors.Is(err, errPlanned) {
+			t.Errorf("After a failed stream: %v", err)
+		}
+		must(t, other.HostFunc(func() error { panic("boom") }))
+		if err := other.Synchronize(); err == nil || !strings.Contains(err.Error(), "panic: boom") {
+			t.Errorf("a panic in a stream: %v", err)
+		}
+		k := stream(t, w, "types")
+		x := alloc[float64](t, w, 1)
+		must(t, addTo.Launch(k, spmd.Cover1D(1, 1), x.Arg(), x.Arg(), spmd.F32(1)))
+		if err := k.Synchronize(); err == nil || !strings.Contains(err.Error(), "argument 0 is a buffer of 1 float64, the kernel wants a buffer of float32") {
+			t.Errorf("a kernel with another type: %v", err)
+		}
+		if err := w.Close(); !errors.Is(err, errPlanned) {
+			t.Errorf("Close: %v", err)
+		}
+	})
+}
+
+func TestMemoryIsReusedOnlyWhenStreamsHavePassed(t *testing.T) {
+	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		s := stream(t, w, "s")
+		x := fill(t, w, 1000, 1)
+		at := unsafe.Pointer(&x.Host()[0])
+		if uintptr(at)%256 != 0 {
+			t.Errorf("a buffer at %p is not aligned to 256 bytes", at)
+		}
+		open := make(chan struct{})
+		must(t, s.HostFunc(func() error { <-open; return nil }))
+		must(t, spmd.Fill(s, x, 7)) // writes after Free, before the memory is given out again
+		must(t, x.Free())
+		y := fill(t, w, 1000, 2)
+		if unsafe.Pointer(&y.Host()[0]) == at {
+			t.Fatal("memory was given out while a stream was going to write it")
+		}
+		close(open)
+		must(t, s.Synchronize())
+		if y.At(0) != 2 {
+			t.Errorf("y[0] = %v", y.At(0))
+		}
+		z := alloc[float32](t, w, 1000)
+		if unsafe.Pointer(&z.Host()[0]) != at {
+			t.Error("memory that nobody uses was not given out again")
+		}
+		defer func() {
+			if r := recover(); r == nil {
+				t.Error("At on a freed buffer did not panic")
+			}
+		}()
+		x.At(0)
+	})
+}
+
+func TestGraph(t *testing.T) {
+	spmdtest.Run(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
+		main, side := stream(t, w, "main"), stream(t, w, "side")
+		x, y := fill(t, w, 10, 1), fill(t, w, 10, 0)
+		size := float32(w.Size())
+		// main: x = 2x; side meanwhile sums y over the ranks; then main: x += y.
+		g, err := main.Capture(func() error {
+			if err := side.After(main); err != nil {
+				return err
+			}
+			if err := spmd.AllReduce(w.Comm.On(side), y, y, spmd.Sum); err != nil {
+				return err
+			}
+			if err := addTo.Launch(main, spmd.Cover1D(10, 32), x.Arg(), x.Arg(), spmd.F32(1)); err != nil {
+				return err
+			}
+			if err := main.After(side); err != nil {
+				return err
+			}
+			return addTo.Launch(main, spmd.Cover1D(10, 32), x.Arg(), y.Arg(), spmd.F32(1))
+		})
+		must(t, err)
+		if x.At(0) != 1 {
+			t.Fatal("capturing ran the commands")
+		}
+		wantX, wantY := float32(1), float32(1)
+		must(t, y.Fill(1))
+		for i := range 5 {
+			s := main
+			if i%2 == 1 {
+				s = side // replays on different streams do not overlap
+			}
+			must(t, g.Launch(s))
+			wantY *= size
+			wantX = 2*wantX + wantY
+		}
+		must(t, main.Synchronize())
+		must(t, side.Synchronize())
+		if x.At(9) != wantX || y.At(9) != wantY {
+			t.Errorf("after 5 replays x, y = %v, %v, want %v, %v", x.At(9), y.At(9), wantX, wantY)
+		}
+		must(t, y.Free())
+		if err := g.Launch(main); err == nil || !strings.Contains(err.Error(), "freed at spmd/stream_test.go:") {
+			t.Errorf("Launch with a freed buffer: %v", err)
+		}
+		must(t, g.Close())
+		if err := g.Launch(main); err == nil || !strings.Contains(err.Error(), "closed") {
+			t.Errorf("Launch of a closed graph: %v", err)
+		}
+	})
+}
+
+func TestCaptureRefuses(t *testing.T) {
+	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		s, side := stream(t, w, "s"), stream(t, w, "side")
+		x := fill(t, w, 1, 1)
+		e, err := w.NewEvent()
+		must(t, err)
+		must(t, e.Record(side))
+		empty, err := s.Capture(func() error { return nil })
+		must(t, err)
+		for _, tc := range []struct {
+			name string
+			fn   func() error
+			want string
+		}{
+			{"an error of the function", func() error { return errPlanned }, errPlanned.Error()},
+			{"a panic of the function", func() error { panic("boom") }, "panic: boom"},
+			{"a stream that is not joined again", func() error {
+				if err := side.After(s); err != nil {
+					return err
+				}
+				return spmd.Fill(side, x, 2)
+			}, `"side" was joined`},
+			{"Synchronize", s.Synchronize, "is being captured"},
+			{"a blocking collective", func() error { return spmd.AllReduce(w.Comm, x, x, spmd.Sum) }, "use comm.On(stream)"},
+			{"an event from outside", func() error { return s.Wait(e) }, "outside the capture"},
+			{"a capture in a capture", func() error { _, err := s.Capture(func() error { return nil }); return err }, "already"},
+			{"a launch", func() error { return empty.Launch(s) }, "is being captured"},
+		} {
+			if _, err := s.Capture(tc.fn); err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("%s: %v, want %q", tc.name, err, tc.want)
+			}
+		}
+		if _, err := s.Capture(func() error { return e.Record(s) }); err != nil {
+			t.Fatal(err)
+		}
+		if err := side.Wait(e); err == nil || !strings.Contains(err.Error(), "has ended") {
+			t.Errorf("an event of an ended capture: %v", err)
+		}
+		must(t, spmd.Fill(s, x, 3)) // the streams are usable again
+		must(t, spmd.Fill(side, x, 3))
+		must(t, s.Synchronize())
+		must(t, side.Synchronize())
+	})
+}
+
+func TestGemmAndGemv(t *testing.T) {
+	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		s := stream(t, w, "s")
+		a, b, c := alloc[float64](t, w, 6), alloc[float64](t, w, 6), alloc[float64](t, w, 4)
+		must(t, a.CopyFrom([]float64{1, 2, 3, 4, 5, 6}))    // 2x3
+		must(t, b.CopyFrom([]float64{7, 8, 9, 10, 11, 12})) // 3x2
+		must(t, c.Fill(1))
+		m := spmd.MatrixOf[float64]
+		equal := func(what string, got spmd.Buffer[float64], want ...float64) {
+			t.Helper()
+			must(t, s.Synchronize())
+			for i, x := range want {
+				if got.At(i) != x {
+					t.Errorf("%s: [%d] = %v, want %v", what, i, got.At(i), x)
+				}
+			}
+		}
+		must(t, spmd.Gemm(s, m(c, 2, 2), m(a, 2, 3), m(b, 3, 2), spmd.GemmOpt{}))
+		equal("A B", c, 58, 64, 139, 154)
+		must(t, spmd.Gemm(s, m(c, 2, 2), m(a, 2, 3), m(b, 3, 2), spmd.GemmOpt{Alpha: 2, Accumulate: true}))
+		equal("C + 2 A B", c, 3*58, 3*64, 3*139, 3*154)
+		must(t, spmd.Gemm(s, m(c, 2, 2), m(a, 3, 2), m(b, 2, 3), spmd.GemmOpt{TransA: true, TransB: true}))
+		equal("A' B'", c, 1*7+3*8+5*9, 1*10+3*11+5*12, 2*7+4*8+6*9, 2*10+4*11+6*12)
+		y := c.Slice(0, 2)
+		must(t, spmd.Gemv(s, y, m(a, 2, 3), b.Slice(0, 3), spmd.GemmOpt{}))
+		equal("A x", y, 1*7+2*8+3*9, 4*7+5*8+6*9)
+		must(t, spmd.Gemv(s, c.Slice(0, 3), m(a, 2, 3), b.Slice(0, 2), spmd.GemmOpt{TransA: true}))
+		equal("A' x", c, 1*7+4*8, 2*7+5*8, 3*7+6*8)
+	})
+}

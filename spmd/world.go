@@ -1,0 +1,363 @@
+package spmd
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/rs/zerolog"
+	"golang.org/x/sys/unix"
+
+	"lockstep/cudampi"
+	"lockstep/host"
+	"lockstep/internal/ccall"
+	"lockstep/internal/elem"
+)
+
+// World is this rank's place in the job: who it is, its device, and the
+// communicator of all ranks. Main makes it and takes it down.
+type World struct {
+	// Comm is the communicator of all ranks.
+	Comm Comm
+	// NodeComm is the communicator of the ranks on this node, by local rank.
+	NodeComm Comm
+	// Log is the rank's logger: rank 0 logs, the others only errors, unless
+	// --log-ranks says otherwise.
+	Log zerolog.Logger
+
+	cfg       Config
+	job       job
+	node      int
+	nodes     int
+	threads   int
+	pool      pool
+	control   Comm // the framework's own traffic
+	capturing atomic.Int32
+	json      io.WriteCloser
+
+	mu      sync.Mutex
+	comms   []*commState
+	streams []*Stream
+	graphs  []*Graph
+	closed  bool
+
+	failOnce sync.Once
+	failed   chan struct{} // closed by the first failure of a stream
+	failure  error
+}
+
+// Rank returns this process's number in the job, from 0.
+func (w *World) Rank() int { return w.Comm.st.rank }
+
+// Size returns the number of ranks in the job.
+func (w *World) Size() int { return w.Comm.st.size }
+
+// LocalRank returns this process's number among the ranks of its node.
+func (w *World) LocalRank() int { return w.NodeComm.st.rank }
+
+// LocalSize returns the number of ranks on this node.
+func (w *World) LocalSize() int { return w.NodeComm.st.size }
+
+// Node returns the number of this rank's node, from 0, in the order of the lowest
+// rank on each. A node is a set of ranks that can share memory.
+func (w *World) Node() int { return w.node }
+
+// Nodes returns the number of nodes.
+func (w *World) Nodes() int { return w.nodes }
+
+// Threads returns how many cores this rank may keep busy: its share of those that
+// it is bound to.
+func (w *World) Threads() int { return w.threads }
+
+// Seed returns --seed, the same on every rank.
+func (w *World) Seed() uint64 { return w.cfg.Seed }
+
+// Device says where buffers live: "host", or the name of the GPU.
+func (w *World) Device() string { return "host" }
+
+// Collectives says what carries them: "mpi-host" for host memory.
+func (w *World) Collectives() string { return "mpi-host" }
+
+// OnHost says whether the device is the host. Applications need it to choose
+// default sizes, not to choose code.
+func (w *World) OnHost() bool { return true }
+
+var (
+	openMu     sync.Mutex
+	openWorlds int
+)
+
+// Open joins this process to the job and returns its world. Programs call Main
+// instead, which calls Open; tests and tools that cannot use Main call Open and,
+// at the end, Close. It starts MPI if it is not running; after the last world of
+// a process was closed MPI cannot start again.
+//
+// Collective over all processes of the job, blocking. It fails when the device or
+// the collectives that cfg demands are not to be had, and when the environment
+// speaks of several tasks but each of them is alone.
+func Open(cfg Config) (*World, error) {
+	if err := cfg.check(); err != nil {
+		return nil, Usage(err)
+	}
+	if cfg.Device == "cuda" || cfg.Collectives == "nccl" {
+		return nil, Usage(errors.New("--device cuda and --collectives nccl: this version runs on host memory only"))
+	}
+	w := &World{cfg: cfg, job: environment(), failed: make(chan struct{})}
+	w.pool.free = map[int][]unsafe.Pointer{}
+
+	openMu.Lock()
+	defer openMu.Unlock()
+	base, err := cudampi.Start()
+	if err != nil {
+		return nil, err
+	}
+	if err := w.job.checkWorld(base.Size()); err != nil {
+		return nil, errors.Join(Usage(err), cudampi.Stop())
+	}
+	openWorlds++
+	if err := w.join(base); err != nil {
+		return nil, errors.Join(err, w.Close())
+	}
+	return w, nil
+}
+
+// join makes the communicators and finds the nodes and the cores. It runs in this
+// goroutine alone, but other worlds of the process may be at work.
+func (w *World) join(base *cudampi.Comm) error {
+	turn := mpiTurns.take(1)
+	if err := mpiTurns.enter(turn); err != nil {
+		return err
+	}
+	defer mpiTurns.leave()
+	world, err := base.Dup()
+	if err != nil {
+		return err
+	}
+	w.Comm = w.addComm(world)
+	w.job.rank, w.job.size = w.Rank(), w.Size()
+	w.Log = w.cfg.logger(w.job, os.Stderr)
+	control, err := base.Dup()
+	if err != nil {
+		return err
+	}
+	w.control = w.addComm(control)
+	node, err := base.SplitShared()
+	if err != nil {
+		return err
+	}
+	w.NodeComm = w.addComm(node)
+	if w.cfg.JSON != "" && w.Rank() == 0 {
+		if w.json, err = openJSON(w.cfg.JSON); err != nil {
+			return Usage(err)
+		}
+	}
+	if err := w.findNode(control, node); err != nil {
+		return err
+	}
+	return w.findThreads(node)
+}
+
+// findNode numbers the nodes by their lowest rank: node leaders count those
+// before them and tell the others.
+func (w *World) findNode(world, node *cudampi.Comm) error {
+	leaders := make([]int64, world.Size())
+	mine := int64(0)
+	if node.Rank() == 0 {
+		mine = 1
+	}
+	if err := world.AllGather(unsafe.Pointer(&leaders[0]), unsafe.Pointer(&mine), 1, elem.Int64); err != nil {
+		return err
+	}
+	before := int64(0)
+	for r, l := range leaders {
+		w.nodes += int(l)
+		if r < world.Rank() {
+			before += l
+		}
+	}
+	if err := node.Broadcast(unsafe.Pointer(&before), 1, elem.Int64, 0); err != nil {
+		return err
+	}
+	w.node = int(before)
+	return nil
+}
+
+// findThreads shares out the cores of the node: ranks bound to the same cores
+// divide them, a rank bound to its own has them all.
+func (w *World) findThreads(node *cudampi.Comm) error {
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err != nil {
+		return fmt.Errorf("sched_getaffinity: %w", err)
+	}
+	words := len(set)
+	mine := make([]uint64, words)
+	for i := range set {
+		mine[i] = uint64(set[i])
+	}
+	all := make([]uint64, words*node.Size())
+	if err := node.AllGather(unsafe.Pointer(&all[0]), unsafe.Pointer(&mine[0]), words, elem.Uint64); err != nil {
+		return err
+	}
+	sharing := 0
+	for r := range node.Size() {
+		for i, m := range mine {
+			if m&all[r*words+i] != 0 {
+				sharing++
+				break
+			}
+		}
+	}
+	w.threads = max(1, set.Count()/sharing)
+	host.SetThreads(w.threads)
+	// Goroutines inside MPI hold a processor of the Go scheduler for a while, so a
+	// rank bound to one core needs more of them than cores for its streams to run
+	// at the same time.
+	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), w.threads+3))
+	return nil
+}
+
+// logStart is rule 8's line: what runs where, and why.
+func (w *World) logStart() {
+	w.Log.Info().Str("launcher", w.job.launcher).Int("ranks", w.Size()).Int("nodes", w.nodes).
+		Str("device", w.Device()).Str("collectives", w.Collectives()).
+		Str("why", "this version runs on host memory").
+		Str("mpi", cudampi.Version()).Int("threads", w.threads).Str("blas", host.BLAS()).Msg("start")
+}
+
+// Emit writes v as one line of JSON to the file given by --json. It does nothing
+// on ranks other than 0, and without --json. Not collective.
+func (w *World) Emit(v any) error {
+	if w.json == nil {
+		return nil
+	}
+	line, err := json.Marshal(v)
+	if err != nil {
+		return fmt.Errorf("%s: Emit: %w", ccall.At(), err)
+	}
+	_, err = w.json.Write(append(line, '\n'))
+	return err
+}
+
+type stdout struct{ *os.File }
+
+func (stdout) Close() error { return nil }
+
+func openJSON(name string) (io.WriteCloser, error) {
+	if name == "-" {
+		return stdout{os.Stdout}, nil
+	}
+	f, err := os.Create(name)
+	if err != nil {
+		return nil, fmt.Errorf("--json: %w", err)
+	}
+	return f, nil
+}
+
+// checkBlocks refuses freed buffers and those of another world.
+func (w *World) checkBlocks(c *command) error {
+	for _, b := range [...]*block{c.dblk, c.sblk, c.xblk} {
+		if b != nil && (b.w != w || b.freed.Load()) {
+			return w.blockError(b)
+		}
+	}
+	for i := range c.args {
+		if b := c.args[i].blk; b != nil && (b.w != w || b.freed.Load()) {
+			return w.blockError(b)
+		}
+	}
+	return nil
+}
+
+func (w *World) blockError(b *block) error {
+	if b.w != w {
+		return fmt.Errorf("%s: the buffer of %d bytes belongs to another world", ccall.At(), b.bytes)
+	}
+	return fmt.Errorf("%s: the buffer of %d bytes was freed at %s", ccall.At(), b.bytes, &b.at)
+}
+
+// marks returns the ends of the streams that have work in flight.
+func (w *World) marks() []mark {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var m []mark
+	for _, s := range w.streams {
+		if end, busy := s.q.pending(); busy {
+			m = append(m, mark{s, end})
+		}
+	}
+	return m
+}
+
+// spread returns the least and the greatest v over all ranks. Collective.
+func (w *World) spread(v int64) (lo, hi int64, err error) {
+	x := [2]int64{v, ^v} // the greatest v has the least complement
+	turn := mpiTurns.take(1)
+	if err := mpiTurns.enter(turn); err != nil {
+		return 0, 0, err
+	}
+	defer mpiTurns.leave()
+	err = w.control.st.mpi.AllReduce(unsafe.Pointer(&x), unsafe.Pointer(&x), 2, elem.Int64, Min)
+	return x[0], ^x[1], err
+}
+
+// fail records the first failure of a stream: nobody may wait for what will not
+// come, and Main ends the job.
+func (w *World) fail(err error) {
+	w.failOnce.Do(func() {
+		w.failure = err
+		mpiTurns.fail(fmt.Errorf("not run, because an earlier command failed: %w", err))
+		close(w.failed)
+	})
+}
+
+// Abort ends the job on every rank with the given exit status, at once and without
+// taking anything down. It does not return.
+// Source: mpi.h, MPI_Abort.
+func (w *World) Abort(status int) {
+	w.Comm.st.mpi.Abort(status)
+	os.Exit(status) // where the library returns
+}
+
+// Close takes the world down in the order graphs, streams, communicators, memory,
+// MPI: it waits for the streams, and returns the first error of any of them.
+// Collective over all ranks, blocking. A second Close does nothing.
+func (w *World) Close() error {
+	w.mu.Lock()
+	if w.closed {
+		w.mu.Unlock()
+		return nil
+	}
+	w.closed = true
+	streams, graphs, comms := w.streams, w.graphs, w.comms
+	w.graphs, w.comms = nil, nil
+	w.mu.Unlock()
+
+	var err error
+	for _, g := range graphs {
+		g.closed = true
+	}
+	for _, s := range streams {
+		err = errors.Join(err, s.Synchronize())
+		s.q.close()
+	}
+	for i := len(comms) - 1; i >= 0; i-- {
+		comms[i].freed = true
+		err = errors.Join(err, comms[i].mpi.Free())
+	}
+	err = errors.Join(err, w.pool.close())
+	if w.json != nil {
+		err = errors.Join(err, w.json.Close())
+	}
+	openMu.Lock()
+	defer openMu.Unlock()
+	if openWorlds--; openWorlds == 0 {
+		err = errors.Join(err, cudampi.Stop())
+	}
+	return err
+}
