@@ -110,6 +110,12 @@ func Open(cfg Config) (*World, error) {
 	}
 	w := &World{cfg: cfg, job: environment(), failed: make(chan struct{})}
 	w.pool.free = map[int][]unsafe.Pointer{}
+	if cfg.JSON != "" && w.job.rank == 0 {
+		var err error
+		if w.json, err = openJSON(cfg.JSON); err != nil {
+			return nil, Usage(err)
+		}
+	}
 
 	openMu.Lock()
 	defer openMu.Unlock()
@@ -152,11 +158,6 @@ func (w *World) join(base *cudampi.Comm) error {
 		return err
 	}
 	w.NodeComm = w.addComm(node)
-	if w.cfg.JSON != "" && w.Rank() == 0 {
-		if w.json, err = openJSON(w.cfg.JSON); err != nil {
-			return Usage(err)
-		}
-	}
 	if err := w.findNode(control, node); err != nil {
 		return err
 	}

@@ -1,0 +1,229 @@
+// Command matvec computes y = W x with the columns of W split over the ranks: each
+// multiplies its columns by its part of x, then the partial products are
+// all-reduced. See README.md.
+package main
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"os"
+	"text/tabwriter"
+
+	"github.com/spf13/pflag"
+
+	"lockstep/host"
+	"lockstep/spmd"
+)
+
+// config is every setting of a run.
+type config struct {
+	Rows, Cols int // 0: the default for the device
+	Iters      int
+	Warmup     int
+	Graph      bool
+}
+
+func (c *config) flags(fs *pflag.FlagSet) {
+	fs.IntVar(&c.Rows, "rows", 0, "rows of W (default 2,000 on the host, 10,000 on a GPU)")
+	fs.IntVar(&c.Cols, "cols", 0, "columns of W, split over the ranks (default 60,000 on the host, 300,000 on a GPU)")
+	fs.IntVar(&c.Iters, "iters", 20, "timed iterations")
+	fs.IntVar(&c.Warmup, "warmup", 3, "iterations before timing")
+	fs.BoolVar(&c.Graph, "graph", false, "capture the step once and replay it")
+}
+
+func (c *config) check(fs *pflag.FlagSet, ranks int) error {
+	for _, f := range []struct {
+		name  string
+		value int
+	}{{"rows", c.Rows}, {"cols", c.Cols}, {"iters", c.Iters}} {
+		if f.value < 1 && fs.Changed(f.name) {
+			return fmt.Errorf("--%s %d: must be at least 1", f.name, f.value)
+		}
+	}
+	if c.Warmup < 0 {
+		return fmt.Errorf("--warmup %d: must not be negative", c.Warmup)
+	}
+	if c.Cols > 0 && c.Cols < ranks {
+		return fmt.Errorf("--cols %d: fewer than the %d ranks", c.Cols, ranks)
+	}
+	return nil
+}
+
+// defaults fills in the sizes that depend on the device.
+func (c *config) defaults(w *spmd.World) {
+	rows, cols := 10_000, 300_000
+	if w.OnHost() {
+		rows, cols = 2_000, 60_000
+	}
+	if c.Rows == 0 {
+		c.Rows = rows
+	}
+	if c.Cols == 0 {
+		c.Cols = cols
+	}
+}
+
+func main() {
+	var c config
+	fs := pflag.NewFlagSet("matvec", pflag.ExitOnError)
+	c.flags(fs)
+	spmd.Main(fs, func(_ context.Context, w *spmd.World) error {
+		c.defaults(w)
+		r, err := run(w, c)
+		if err != nil {
+			return err
+		}
+		return report(w, r)
+	}, func(ranks int) error { return c.check(fs, ranks) })
+}
+
+// result is one line of --json.
+type result struct {
+	App         string `json:"app"`
+	Ranks       int    `json:"ranks"`
+	Nodes       int    `json:"nodes"`
+	Device      string `json:"device"`
+	Collectives string `json:"collectives"`
+	Graph       bool   `json:"graph"`
+	Dtype       string `json:"dtype"`
+	Rows        int    `json:"rows"`
+	Cols        int    `json:"cols"`
+	Bytes       int    `json:"bytes"`
+	spmd.Timing
+	GBps      float64 `json:"gbps"`
+	MaxRelErr float64 `json:"max_rel_err"`
+	OK        bool    `json:"ok"`
+}
+
+// run fills W and x, times the product, and checks it.
+func run(w *spmd.World, c config) (result, error) {
+	r := result{App: "matvec", Ranks: w.Size(), Nodes: w.Nodes(), Device: w.Device(), Collectives: w.Collectives(),
+		Graph: c.Graph, Dtype: "float32", Rows: c.Rows, Cols: c.Cols, Bytes: 4 * c.Rows * c.Cols}
+	mine := spmd.ShardOf(c.Cols, w.Rank(), w.Size())
+	s, err := w.NewStream("matvec")
+	if err != nil {
+		return r, err
+	}
+	wm, err := spmd.Alloc[float32](w, c.Rows*mine.Len) // (rows, this rank's columns), row-major
+	if err != nil {
+		return r, err
+	}
+	x, err := spmd.Alloc[float32](w, mine.Len)
+	if err != nil {
+		return r, err
+	}
+	y, err := spmd.Alloc[float32](w, c.Rows)
+	if err != nil {
+		return r, err
+	}
+	for row := range c.Rows {
+		if err := spmd.Uniform(s, wm.Slice(row*mine.Len, (row+1)*mine.Len), w.Seed(), row*c.Cols+mine.Off); err != nil {
+			return r, err
+		}
+	}
+	if err := spmd.Uniform(s, x, w.Seed()+1, mine.Off); err != nil {
+		return r, err
+	}
+
+	enqueue := func() error {
+		if err := spmd.Gemv(s, y, spmd.MatrixOf(wm, c.Rows, mine.Len), x, spmd.GemmOpt{}); err != nil {
+			return err
+		}
+		return spmd.AllReduce(w.Comm.On(s), y, y, spmd.Sum)
+	}
+	launch := enqueue
+	if c.Graph {
+		g, err := s.Capture(enqueue)
+		if err != nil {
+			return r, err
+		}
+		launch = func() error { return g.Launch(s) }
+	}
+	r.Timing, err = spmd.Measure(w.Comm, c.Warmup, c.Iters, func() error {
+		if err := launch(); err != nil {
+			return err
+		}
+		return s.Synchronize()
+	})
+	if err != nil {
+		return r, err
+	}
+	r.GBps = r.Timing.GBps(r.Bytes)
+	r.MaxRelErr, err = maxRelErr(w, c, mine, y)
+	r.OK = r.MaxRelErr <= bound(c.Cols)
+	return r, err
+}
+
+// bound is on the relative error of a sum of n products of numbers from 0 to 1 in
+// float32: each of several partial sums runs over at most n terms, their rounding
+// errors add up like a random walk, and eight such standard deviations are never
+// seen.
+func bound(n int) float64 { return 8 * math.Sqrt(float64(n)) * math.Ldexp(1, -24) }
+
+// checkedRows is how many rows are compared with the reference, evenly spread: the
+// reference of all rows of 12 GB would take longer than the rest.
+func checkedRows(rows, cols int) int { return min(rows, max(64, 1<<28/cols)) }
+
+// maxRelErr is the largest relative error of y against a product in float64 from
+// the same numbers, made anew. Every rank computes its columns' part.
+func maxRelErr(w *spmd.World, c config, mine spmd.Shard, y spmd.Buffer[float32]) (float64, error) {
+	n := checkedRows(c.Rows, c.Cols)
+	row := func(i int) int { return i * c.Rows / n }
+	want, err := spmd.AllocPinned[float64](w, n)
+	if err != nil {
+		return 0, err
+	}
+	defer want.Free()
+	number := func(seed uint64, i int) float64 {
+		return float64(spmd.UniformBits(seed, uint64(i))) / (1 << 24)
+	}
+	x := make([]float64, mine.Len)
+	for j := range x {
+		x[j] = number(w.Seed()+1, mine.Off+j)
+	}
+	products := want.Host()
+	host.Parallel(n, 1, func(lo, hi int) {
+		for i := lo; i < hi; i++ {
+			products[i] = 0
+			for j, xj := range x {
+				products[i] += number(w.Seed(), row(i)*c.Cols+mine.Off+j) * xj
+			}
+		}
+	})
+	if err := spmd.AllReduce(w.Comm, want, want, spmd.Sum); err != nil {
+		return 0, err
+	}
+	got := make([]float32, c.Rows)
+	if err := y.CopyTo(got); err != nil {
+		return 0, err
+	}
+	worst := 0.0
+	for i, p := range products {
+		if err := math.Abs(float64(got[row(i)])-p) / p; !(err <= worst) { // NaN is the worst of all
+			worst = err
+		}
+	}
+	return worst, nil
+}
+
+// report prints the table and writes the JSON line, on rank 0; a wrong product is
+// an error on every rank.
+func report(w *spmd.World, r result) error {
+	if w.Rank() == 0 {
+		t := tabwriter.NewWriter(os.Stderr, 0, 0, 2, ' ', tabwriter.AlignRight)
+		fmt.Fprintln(t, "ranks\trows\tcols\tmin us\tmedian us\tp99 us\tmax us\tGB/s\trel. error\t")
+		fmt.Fprintf(t, "%d\t%d\t%d\t%.1f\t%.1f\t%.1f\t%.1f\t%.2f\t%.1e\t\n",
+			r.Ranks, r.Rows, r.Cols, r.MinUS, r.MedianUS, r.P99US, r.MaxUS, r.GBps, r.MaxRelErr)
+		if err := t.Flush(); err != nil {
+			return err
+		}
+	}
+	if err := w.Emit(r); err != nil {
+		return err
+	}
+	if !r.OK {
+		return fmt.Errorf("the product is wrong: relative error %g, at most %g is allowed", r.MaxRelErr, bound(r.Cols))
+	}
+	return nil
+}

@@ -1,0 +1,102 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"lockstep/spmd"
+	"lockstep/spmd/spmdtest"
+)
+
+func TestMain(m *testing.M) { spmdtest.Main(m, main) }
+
+func TestProduct(t *testing.T) {
+	spmdtest.Run(t, []int{1, 2, 3, 4}, func(t *testing.T, w *spmd.World) {
+		for _, graph := range []bool{false, true} {
+			for _, shape := range [][2]int{{1, 4}, {5, 7}, {129, 1000}, {1000, 129}} {
+				r, err := run(w, config{Rows: shape[0], Cols: shape[1], Iters: 2, Warmup: 1, Graph: graph})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !r.OK || r.MaxRelErr == 0 && shape[1] > 100 {
+					t.Errorf("%v on %d ranks, graph %v: relative error %g", shape, w.Size(), graph, r.MaxRelErr)
+				}
+			}
+		}
+	})
+}
+
+// TestCheckFindsAWrongProduct spoils one element of a right product.
+func TestCheckFindsAWrongProduct(t *testing.T) {
+	spmdtest.Run(t, []int{2}, func(t *testing.T, w *spmd.World) {
+		c := config{Rows: 2, Cols: 3}
+		mine := spmd.ShardOf(c.Cols, w.Rank(), w.Size())
+		y, err := spmd.AllocPinned[float32](w, c.Rows)
+		if err != nil {
+			t.Fatal(err)
+		}
+		number := func(seed uint64, i int) float64 { return float64(spmd.UniformBits(seed, uint64(i))) / (1 << 24) }
+		for i := range c.Rows {
+			p := 0.0
+			for j := range c.Cols {
+				p += number(w.Seed(), i*c.Cols+j) * number(w.Seed()+1, j)
+			}
+			y.Set(i, float32(p))
+		}
+		for _, tc := range []struct {
+			factor float32
+			wrong  bool
+		}{{1, false}, {1.001, true}, {float32(nan()), true}} {
+			y.Set(1, y.At(1)*tc.factor)
+			err, failure := maxRelErr(w, c, mine, y)
+			if failure != nil {
+				t.Fatal(failure)
+			}
+			if wrong := !(err <= bound(c.Cols)); wrong != tc.wrong {
+				t.Errorf("y[1] times %v: relative error %g", tc.factor, err)
+			}
+		}
+	})
+}
+
+func nan() float64 { z := 0.0; return z / z }
+
+func TestProgram(t *testing.T) {
+	p := spmdtest.Program(t, 2, nil, "--rows", "50", "--cols", "300", "--iters", "5", "--json", "-")
+	if p.Status != 0 {
+		t.Fatalf("status %d\n%s", p.Status, p.Stderr)
+	}
+	var fields map[string]any
+	if err := json.Unmarshal([]byte(p.Stdout), &fields); err != nil {
+		t.Fatalf("%v: %s", err, p.Stdout)
+	}
+	for _, f := range strings.Fields("app ranks nodes device collectives graph dtype rows cols bytes iters min_us median_us p99_us max_us gbps ok max_rel_err") {
+		if _, ok := fields[f]; !ok {
+			t.Errorf("the JSON line has no %s: %s", f, p.Stdout)
+		}
+	}
+	if fmt.Sprint(fields["ranks"], fields["rows"], fields["ok"]) != "2 50 true" || !strings.Contains(p.Stderr, "median us") {
+		t.Errorf("%s\n%s", p.Stdout, p.Stderr)
+	}
+}
+
+func TestBadInput(t *testing.T) {
+	for _, tc := range []struct{ args, want string }{
+		{"--rows 0", "--rows 0: must be at least 1"},
+		{"--cols -1", "--cols -1: must be at least 1"},
+		{"--cols 2", "--cols 2: fewer than the 3 ranks"},
+		{"--iters 0", "--iters 0"},
+		{"--warmup -1", "--warmup -1"},
+		{"--row 3", "unknown flag: --row"},
+	} {
+		t.Run(tc.args, func(t *testing.T) {
+			t.Parallel()
+			p := spmdtest.Program(t, 3, nil, strings.Fields(tc.args)...)
+			if p.Status != 2 || !strings.Contains(p.Stderr, tc.want) || strings.Count("\n"+p.Stderr, "\nmatvec: ") != 1 {
+				t.Errorf("status %d, want 2 and one line with %q:\n%s", p.Status, tc.want, p.Stderr)
+			}
+		})
+	}
+}

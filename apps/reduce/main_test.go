@@ -1,0 +1,94 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"lockstep/spmd"
+	"lockstep/spmd/spmdtest"
+)
+
+func TestMain(m *testing.M) { spmdtest.Main(m, main) }
+
+func TestSum(t *testing.T) {
+	spmdtest.Run(t, []int{1, 2, 3, 4}, func(t *testing.T, w *spmd.World) {
+		for _, parts := range []string{"equal", "unequal"} {
+			for _, graph := range []bool{false, true} {
+				for _, n := range []int{4, 5, 1001, 1<<20 + 3} {
+					r, err := run(w, config{Elements: n, Parts: parts, Iters: 3, Warmup: 1, Graph: graph})
+					if err != nil {
+						t.Fatal(err)
+					}
+					exact := uint64(0)
+					for i := range n {
+						exact += uint64(spmd.UniformBits(w.Seed(), uint64(i)))
+					}
+					if want := float64(exact) / (1 << 24); r.Sum != want || !r.OK {
+						t.Errorf("%d elements in %s parts on %d ranks, graph %v: %v, want %v", n, parts, w.Size(), graph, r.Sum, want)
+					}
+				}
+			}
+		}
+	})
+}
+
+func TestPartsCoverAllElements(t *testing.T) {
+	for _, parts := range []string{"equal", "unequal"} {
+		for size := 1; size < 9; size++ {
+			for _, n := range []int{size, 100, 30_000_000} {
+				at := 0
+				for r := range size {
+					p := part(config{Elements: n, Parts: parts}, r, size)
+					if p.Off != at || p.Len < 0 {
+						t.Fatalf("%s parts of %d on %d ranks: rank %d has %v after %d", parts, n, size, r, p, at)
+					}
+					at += p.Len
+				}
+				if at != n {
+					t.Fatalf("%s parts of %d on %d ranks hold %d", parts, n, size, at)
+				}
+			}
+		}
+	}
+}
+
+func TestProgram(t *testing.T) {
+	p := spmdtest.Program(t, 2, nil, "--elements", "1000", "--iters", "5", "--json", "-")
+	if p.Status != 0 {
+		t.Fatalf("status %d\n%s", p.Status, p.Stderr)
+	}
+	var fields map[string]any
+	if err := json.Unmarshal([]byte(p.Stdout), &fields); err != nil {
+		t.Fatalf("%v: %s", err, p.Stdout)
+	}
+	for _, f := range strings.Fields("app ranks nodes device collectives graph dtype elements bytes iters min_us median_us p99_us max_us gbps ok max_rel_err") {
+		if _, ok := fields[f]; !ok {
+			t.Errorf("the JSON line has no %s: %s", f, p.Stdout)
+		}
+	}
+	if fmt.Sprint(fields["ranks"], fields["elements"], fields["ok"]) != "2 1000 true" || !strings.Contains(p.Stderr, "median us") {
+		t.Errorf("%s\n%s", p.Stdout, p.Stderr)
+	}
+}
+
+func TestBadInput(t *testing.T) {
+	for _, tc := range []struct{ args, want string }{
+		{"--elements 0", "--elements 0: must be at least 1"},
+		{"--elements -3", "--elements -3"},
+		{"--elements 2", "fewer than the 3 ranks"},
+		{"--iters 0", "--iters 0"},
+		{"--warmup -1", "--warmup -1"},
+		{"--parts some", "--parts some: want equal or unequal"},
+		{"--element 3", "unknown flag: --element"},
+	} {
+		t.Run(tc.args, func(t *testing.T) {
+			t.Parallel()
+			p := spmdtest.Program(t, 3, nil, strings.Fields(tc.args)...)
+			if p.Status != 2 || !strings.Contains(p.Stderr, tc.want) || strings.Count("\n"+p.Stderr, "\nreduce: ") != 1 {
+				t.Errorf("status %d, want 2 and one line with %q:\n%s", p.Status, tc.want, p.Stderr)
+			}
+		})
+	}
+}

@@ -1,0 +1,258 @@
+package spmd_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"lockstep/internal/mpirun"
+	"lockstep/spmd"
+	"lockstep/spmd/spmdtest"
+)
+
+// appEnv is what the program "app" does.
+const appEnv = "SPMD_TEST_APP"
+
+func TestMain(m *testing.M) { spmdtest.Main(m, func() { app(os.Getenv(appEnv)) }) }
+
+func app(what string) {
+	fs := pflag.NewFlagSet("app", pflag.ExitOnError)
+	rows := fs.Int("rows", 4, "rows")
+	spmd.Main(fs, func(ctx context.Context, w *spmd.World) error {
+		last := w.Rank() == w.Size()-1
+		switch what {
+		case "sum":
+			x, err := spmd.Alloc[float32](w, 1)
+			if err != nil {
+				return err
+			}
+			x.Set(0, float32(w.Rank()))
+			if err := spmd.AllReduce(w.Comm, x, x, spmd.Sum); err != nil {
+				return err
+			}
+			w.Log.Info().Float32("sum", x.At(0)).Msg("done")
+			return w.Emit(map[string]any{"app": "app", "sum": x.At(0), "ranks": w.Size()})
+		case "usage":
+			return spmd.Usage(errors.New("no such data"))
+		case "error":
+			if last {
+				return errors.New("the last rank fails")
+			}
+		case "panic":
+			if last {
+				panic("the last rank panics")
+			}
+		case "nil":
+			if last {
+				var p *int
+				*p = 1
+			}
+		case "goroutine":
+			if last {
+				go func() { panic("a goroutine panics") }()
+				select {}
+			}
+		case "exit":
+			if last {
+				os.Exit(0)
+			}
+		case "kill":
+			if last {
+				return syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			}
+		case "stream":
+			if last { // the error comes while this rank waits for something else
+				s, err := w.NewStream("late")
+				if err != nil {
+					return err
+				}
+				if err := s.HostFunc(func() error { return errors.New("the stream fails") }); err != nil {
+					return err
+				}
+				select {}
+			}
+		case "sleep":
+			fmt.Fprintln(os.Stderr, "asleep")
+			<-ctx.Done()
+			return context.Cause(ctx)
+		case "stubborn":
+			fmt.Fprintln(os.Stderr, "asleep")
+			select {}
+		}
+		return spmd.Barrier(w.Comm) // where the others wait for the one that failed
+	}, func(ranks int) error {
+		if *rows < ranks {
+			return fmt.Errorf("--rows %d: fewer than the %d ranks", *rows, ranks)
+		}
+		return nil
+	})
+}
+
+// run runs the app and returns its exit status and all it wrote.
+func run(t *testing.T, n int, what string, env []string, args ...string) (status int, out string) {
+	t.Helper()
+	p := spmdtest.Program(t, n, append([]string{appEnv + "=" + what}, env...), args...)
+	return p.Status, p.Stdout + p.Stderr
+}
+
+func TestMainRunsTheProgram(t *testing.T) {
+	t.Parallel()
+	for _, n := range []int{0, 1, 3} {
+		file := filepath.Join(t.TempDir(), "out.json")
+		status, out := run(t, n, "sum", nil, "--json", file, "--log-format", "json")
+		if status != 0 || strings.Count(out, `"message":"start"`) != 1 || strings.Count(out, `"message":"done"`) != 1 {
+			t.Fatalf("%d ranks: status %d\n%s", n, status, out)
+		}
+		for _, want := range []string{`"launcher":`, `"nodes":1`, `"device":"host"`, `"collectives":"mpi-host"`, `"why":`} {
+			if !strings.Contains(out, want) {
+				t.Errorf("the start line does not say %s:\n%s", want, out)
+			}
+		}
+		b, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got struct {
+			Sum   float32
+			Ranks int
+		}
+		if err := json.Unmarshal(b, &got); err != nil || got.Ranks != max(n, 1) || got.Sum != float32(n*(n-1)/2) {
+			t.Errorf("%d ranks wrote %q, %v", n, b, err)
+		}
+	}
+	if status, out := run(t, 2, "sum", nil, "--log-ranks", "all", "--log-format", "json"); status != 0 || strings.Count(out, `"done"`) != 2 {
+		t.Errorf("--log-ranks all: status %d\n%s", status, out)
+	}
+	if status, out := run(t, 2, "sum", nil, "--help"); status != 0 || strings.Count(out, "Usage of app") != 1 || !strings.Contains(out, "--collectives") {
+		t.Errorf("--help: status %d\n%s", status, out)
+	}
+}
+
+// TestBadInput: one line for the whole job, status 2.
+func TestBadInput(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name string
+		n    int
+		what string
+		env  []string
+		args []string
+		want string
+	}{
+		{"an unknown flag", 3, "sum", nil, []string{"--colour", "blue"}, "unknown flag: --colour"},
+		{"a value of the wrong type", 2, "sum", nil, []string{"--rows", "many"}, `invalid argument "many"`},
+		{"an argument that is no flag", 2, "sum", nil, []string{"more"}, `unexpected argument "more"`},
+		{"no such device", 2, "sum", nil, []string{"--device", "tpu"}, "--device tpu: want auto, cuda, host"},
+		{"flags that contradict each other", 2, "sum", nil, []string{"--device", "host", "--collectives", "nccl"}, "does not go with"},
+		{"a device that is not there", 2, "sum", nil, []string{"--device", "cuda"}, "--device cuda"},
+		{"a list of ranks", 0, "sum", nil, []string{"--log-ranks", "3-1"}, "--log-ranks 3-1"},
+		{"more ranks than rows", 3, "sum", nil, []string{"--rows", "2"}, "--rows 2: fewer than the 3 ranks"},
+		{"an error that run marks", 3, "usage", nil, nil, "no such data"},
+		{"a result file that cannot be made", 2, "sum", nil, []string{"--json", "/nonexistent/x"}, "--json: open /nonexistent/x"},
+		{"N worlds of one", 0, "sum", []string{"SLURM_PROCID=0", "SLURM_NTASKS=4"}, nil, "SLURM_NTASKS says 4 tasks, but MPI has a world of 1"},
+		{"N worlds of one under srun", 0, "sum", []string{"SLURM_PROCID=0", "SLURM_STEP_NUM_TASKS=2"}, nil, "srun --mpi=pmix"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			status, out := run(t, tc.n, tc.what, tc.env, tc.args...)
+			if status != 2 || !strings.Contains(out, tc.want) || strings.Count("\n"+out, "\napp: ") != 1 {
+				t.Errorf("status %d, want 2 and one line with %q:\n%s", status, tc.want, out)
+			}
+		})
+	}
+	if status, out := run(t, 0, "sum", []string{"SLURM_PROCID=1", "SLURM_NTASKS=4"}); status != 2 || out != "" {
+		t.Errorf("the second of N worlds of one: status %d, %q", status, out)
+	}
+}
+
+// TestOneRankFails: the others wait in a barrier; the job must end on all ranks
+// with the cause said once.
+func TestOneRankFails(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		what string
+		want []string
+	}{
+		{"error", []string{"the last rank fails", "rank=2"}},
+		{"panic", []string{"panic: the last rank panics", "main_test.go", "rank=2"}},
+		{"nil", []string{"panic: runtime error: invalid memory address or nil pointer dereference", "main_test.go", "rank=2"}},
+		{"goroutine", []string{"panic: a goroutine panics", "main_test.go"}},
+		{"stream", []string{`stream "late"`, "the stream fails", "main_test.go", "rank=2"}},
+		{"exit", nil},
+		{"kill", []string{"signal 9"}},
+	} {
+		t.Run(tc.what, func(t *testing.T) {
+			t.Parallel()
+			status, out := run(t, 3, tc.what, nil)
+			if status == 0 {
+				t.Errorf("status 0\n%s", out)
+			}
+			for _, want := range tc.want {
+				if !strings.Contains(out, want) {
+					t.Errorf("%q is not in\n%s", want, out)
+				}
+			}
+			if n := strings.Count(out, "goroutine "); n > 0 && strings.Count(out, "[running]") > 1 {
+				t.Errorf("the stack is shown more than once:\n%s", out)
+			}
+		})
+	}
+}
+
+func TestSignal(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		what string
+		n    int
+		want int
+	}{{"sleep", 0, 128 + 15}, {"stubborn", 0, 128 + 15}, {"sleep", 2, -1}} {
+		ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, os.Args[0])
+		cmd.Env = os.Environ()
+		if tc.n > 0 {
+			cmd = mpirun.Command(ctx, tc.n, os.Args[0])
+		}
+		cmd.Env = append(cmd.Env, "SPMDTEST_PROGRAM=1", appEnv+"="+tc.what)
+		out, err := cmd.StderrPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		text := ""
+		for buf := make([]byte, 4096); !strings.Contains(text, "asleep"); {
+			n, err := out.Read(buf)
+			if text += string(buf[:n]); err != nil {
+				t.Fatalf("it ended before it slept: %s", text)
+			}
+		}
+		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		var rest bytes.Buffer
+		_, _ = rest.ReadFrom(out)
+		_ = cmd.Wait()
+		if ctx.Err() != nil {
+			t.Fatalf("%s went on after SIGTERM", tc.what)
+		}
+		if status := cmd.ProcessState.ExitCode(); status == 0 || (tc.want > 0 && status != tc.want) {
+			t.Errorf("%s on %d ranks: status %d after SIGTERM", tc.what, tc.n, status)
+		}
+		if tc.n == 0 && !strings.Contains(rest.String(), "ended by signal: terminated") {
+			t.Errorf("%s says %q", tc.what, rest.String())
+		}
+	}
+}

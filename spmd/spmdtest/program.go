@@ -1,0 +1,61 @@
+package spmdtest
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"testing"
+	"time"
+
+	"lockstep/internal/mpirun"
+)
+
+// programEnv makes the test binary the program under test.
+const programEnv = "SPMDTEST_PROGRAM"
+
+// programLimit is how long a program may run before Program calls it hung.
+const programLimit = 45 * time.Second
+
+// Main is the TestMain of a package whose tests start the program itself with
+// Program; program is the package's main function.
+//
+//	func TestMain(m *testing.M) { spmdtest.Main(m, main) }
+func Main(m *testing.M, program func()) {
+	if os.Getenv(programEnv) != "" {
+		program()
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// Ended is how a program ended and what it wrote.
+type Ended struct {
+	Status         int // of mpirun, which passes on that of the first rank that failed
+	Stdout, Stderr string
+}
+
+// Program runs the program given to Main, with args, on a number of ranks; 0 ranks
+// means without mpirun. env adds variables such as "NAME=value". It fails the test
+// when the program does not end by itself.
+func Program(t *testing.T, ranks int, env []string, args ...string) Ended {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), programLimit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, os.Args[0], args...)
+	cmd.Env = os.Environ()
+	if ranks > 0 {
+		cmd = mpirun.Command(ctx, ranks, os.Args[0], args...)
+	}
+	cmd.Env = append(append(cmd.Env, programEnv+"=1"), env...)
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err := cmd.Run()
+	if ctx.Err() != nil {
+		t.Fatalf("%v did not end by itself\n%s%s", args, &out, &errs)
+	}
+	if cmd.ProcessState == nil {
+		t.Fatal(err)
+	}
+	return Ended{cmd.ProcessState.ExitCode(), out.String(), errs.String()}
+}
