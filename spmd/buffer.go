@@ -175,14 +175,14 @@ func Copy[T Elem](s *Stream, dst, src Buffer[T]) error {
 		return lengthError("Copy", "dst", dst.n, "src", src.n)
 	}
 	c := command{kind: cmdCopy, dst: dst.addr(), src: src.addr(), n: dst.Bytes(), dblk: dst.blk, sblk: src.blk}
-	return s.submit(&c)
+	return s.submit(&c, nil)
 }
 
 // Fill enqueues dst[i] = v on s.
 func Fill[T Elem](s *Stream, dst Buffer[T], v T) error {
 	c := command{kind: cmdFill, dst: dst.addr(), n: dst.n, typ: elem.Of[T](), dblk: dst.blk}
 	*(*T)(unsafe.Pointer(&c.bits)) = v
-	return s.submit(&c)
+	return s.submit(&c, nil)
 }
 
 func fill[T Elem](h []T, v T) {

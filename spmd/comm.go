@@ -214,7 +214,7 @@ func (c Comm) Group(fn func() error) error {
 		return c.do(&cmd)
 	}
 	g.keep = c.s.cap != nil
-	return c.s.submit(&cmd)
+	return c.s.submit(&cmd, nil)
 }
 
 func (st *commState) newGroup() *group {
@@ -245,7 +245,7 @@ func (g *group) add(c *command) {
 	} else {
 		g.cmds = append(g.cmds, command{})
 	}
-	g.cmds[len(g.cmds)-1].copyFrom(c)
+	g.cmds[len(g.cmds)-1].copyFrom(c, nil)
 }
 
 // run starts the sends and receives, then runs the collectives, then waits.
@@ -284,16 +284,16 @@ func (g *group) run(m *cudampi.Comm) error {
 func (c Comm) do(cmd *command) error {
 	st := c.st
 	if st.open != nil && cmd.kind != cmdGroup {
-		if err := st.w.checkBlocks(cmd); err != nil {
+		if err := st.w.checkBlocks(cmd, nil); err != nil {
 			return err
 		}
 		st.open.add(cmd)
 		return nil
 	}
 	if c.s != nil {
-		return c.s.submit(cmd)
+		return c.s.submit(cmd, nil)
 	}
-	if err := st.w.checkBlocks(cmd); err != nil {
+	if err := st.w.checkBlocks(cmd, nil); err != nil {
 		return err
 	}
 	if st.w.capturing.Load() != 0 {

@@ -96,14 +96,14 @@ func (c *capture) lane(s *Stream) *lane {
 }
 
 // add records a command of s.
-func (c *capture) add(s *Stream, cmd *command) error {
+func (c *capture) add(s *Stream, cmd *command, args []Arg) error {
 	if cmd.kind == cmdGraph {
 		return fmt.Errorf("%s: Launch: stream %q is being captured", ccall.At(), s.name)
 	}
 	l := c.lane(s)
 	l.cmds = append(l.cmds, command{})
 	at := &l.cmds[len(l.cmds)-1]
-	at.copyFrom(cmd)
+	at.copyFrom(cmd, args)
 	if cmd.kind.communicates() {
 		at.ticket = c.g.turns // relative to the first of a replay
 		c.g.turns++
@@ -117,7 +117,7 @@ func (c *capture) record(s *Stream, e *Event) error {
 	e.cap, e.node = c, len(c.nodes)
 	e.mu.Unlock()
 	cmd := command{kind: cmdRecord, root: len(c.nodes)}
-	if err := c.add(s, &cmd); err != nil {
+	if err := c.add(s, &cmd, nil); err != nil {
 		return err
 	}
 	seen := append([]int(nil), c.lane(s).seen...)
@@ -155,7 +155,7 @@ func (c *capture) wait(s *Stream, node int) error {
 		l.seen[i] = max(l.seen[i], n)
 	}
 	cmd := command{kind: cmdWait, root: node}
-	return c.add(s, &cmd)
+	return c.add(s, &cmd, nil)
 }
 
 // collectBlocks lists what the graph's commands point into.
@@ -214,7 +214,7 @@ func (g *Graph) Launch(s *Stream) error {
 	}
 	g.last = s
 	c := command{kind: cmdGraph, graph: g}
-	return s.submit(&c)
+	return s.submit(&c, nil)
 }
 
 // Close ends the use of g; replays that are enqueued still run. A second Close

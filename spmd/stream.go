@@ -104,7 +104,7 @@ func (s *Stream) Wait(e *Event) error {
 		return fmt.Errorf("%s: Wait: stream %q is being captured, but the event was recorded outside the capture", ccall.At(), s.name)
 	}
 	c := command{kind: cmdWait, event: e, bits: gen}
-	return s.submit(&c)
+	return s.submit(&c, nil)
 }
 
 // HostFunc enqueues fn on s: it runs on the host when what was enqueued before it
@@ -112,19 +112,21 @@ func (s *Stream) Wait(e *Event) error {
 // stream or into collectives. An error or a panic fails the stream.
 func (s *Stream) HostFunc(fn func() error) error {
 	c := command{kind: cmdFunc, fn: fn}
-	return s.submit(&c)
+	return s.submit(&c, nil)
 }
 
-// submit enqueues c, or records it where s is being captured.
-func (s *Stream) submit(c *command) error {
-	if err := s.w.checkBlocks(c); err != nil {
+// submit enqueues c, or records it where s is being captured. The arguments of a
+// kernel come beside c, and are copied element by element, so that those of a
+// launch stay on its caller's stack.
+func (s *Stream) submit(c *command, args []Arg) error {
+	if err := s.w.checkBlocks(c, args); err != nil {
 		return err
 	}
 	c.site.Here(1)
 	if s.cap != nil {
-		return s.cap.add(s, c)
+		return s.cap.add(s, c, args)
 	}
-	return s.q.push(c)
+	return s.q.push(c, args)
 }
 
 // Event is a point in a stream, to be waited for by other streams or by the
@@ -163,7 +165,7 @@ func (e *Event) Record(s *Stream) error {
 	e.recorded++
 	c := command{kind: cmdRecord, event: e, bits: e.recorded}
 	e.mu.Unlock()
-	return s.submit(&c)
+	return s.submit(&c, nil)
 }
 
 // Synchronize blocks the host until the last Record has been reached, and returns
@@ -283,13 +285,14 @@ type command struct {
 	site     ccall.Site
 }
 
-// copyFrom makes c a copy of o with slices of its own, reusing those it has.
-func (c *command) copyFrom(o *command) {
-	counts, rcounts, args := c.counts[:0], c.rcounts[:0], c.args[:0]
+// copyFrom makes c a copy of o, with the given arguments, and with slices of its
+// own, reusing those it has.
+func (c *command) copyFrom(o *command, args []Arg) {
+	counts, rcounts, own := c.counts[:0], c.rcounts[:0], c.args[:0]
 	*c = *o
 	c.counts = append(counts, o.counts...)
 	c.rcounts = append(rcounts, o.rcounts...)
-	c.args = append(args, o.args...)
+	c.args = append(own, args...)
 }
 
 // hostQueue is a stream in host memory: a ring of commands and one goroutine.
@@ -313,7 +316,7 @@ func (q *hostQueue) init(s *Stream) {
 
 // push enqueues c and takes its ticket in the order of MPI calls. Holding q.mu
 // while doing so keeps tickets in queue order.
-func (q *hostQueue) push(c *command) error {
+func (q *hostQueue) push(c *command, args []Arg) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.err != nil {
@@ -326,7 +329,7 @@ func (q *hostQueue) push(c *command) error {
 		q.grow()
 	}
 	slot := &q.ring[q.tail%uint64(len(q.ring))]
-	slot.copyFrom(c)
+	slot.copyFrom(c, args)
 	switch {
 	case c.kind.communicates():
 		slot.ticket = mpiTurns.take(1)

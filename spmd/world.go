@@ -261,14 +261,14 @@ func openJSON(name string) (io.WriteCloser, error) {
 }
 
 // checkBlocks refuses freed buffers and those of another world.
-func (w *World) checkBlocks(c *command) error {
+func (w *World) checkBlocks(c *command, args []Arg) error {
 	for _, b := range [...]*block{c.dblk, c.sblk, c.xblk} {
 		if b != nil && (b.w != w || b.freed.Load()) {
 			return w.blockError(b)
 		}
 	}
-	for i := range c.args {
-		if b := c.args[i].blk; b != nil && (b.w != w || b.freed.Load()) {
+	for i := range args {
+		if b := args[i].blk; b != nil && (b.w != w || b.freed.Load()) {
 			return w.blockError(b)
 		}
 	}

@@ -1,0 +1,54 @@
+# make run    builds bin/ and trains a small model on 4 ranks
+# make test   runs every test
+# Both install Open MPI and OpenBLAS where they are missing and the user may.
+
+NP   ?= 4
+APPS := train matvec reduce
+
+# As root, and on fewer cores than ranks, Open MPI wants to be asked; a rank's
+# goroutines run on several cores.
+export OMPI_ALLOW_RUN_AS_ROOT := 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
+export OMPI_MCA_rmaps_base_oversubscribe ?= 1
+export OMPI_MCA_hwloc_base_binding_policy ?= none
+export PRTE_ALLOW_RUN_AS_ROOT := 1
+export PRTE_ALLOW_RUN_AS_ROOT_CONFIRM := 1
+export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
+export PRTE_MCA_hwloc_default_binding_policy ?= none
+
+# Debian's and Ubuntu's paths of MPI stand in the sources; elsewhere the compiler
+# wrapper knows them.
+ifeq ($(wildcard /usr/lib/*-linux-gnu/openmpi/include/mpi.h),)
+export CGO_CFLAGS  ?= $(shell mpicc --showme:compile 2>/dev/null) -O2 -g
+export CGO_LDFLAGS ?= $(shell mpicc --showme:link 2>/dev/null)
+endif
+
+.PHONY: run build test race lint bench deps clean
+
+run: build
+	mpirun -np $(NP) bin/train
+
+build: deps
+	@mkdir -p bin
+	go build -o bin/ $(addprefix ./apps/,$(APPS))
+
+test: deps
+	go test -count=1 -timeout 280s ./...
+
+race: deps
+	go test -race -count=1 -timeout 20m ./...
+
+lint: deps
+	@files=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$files" ]; then echo "gofmt would change:" $$files >&2; exit 1; fi
+	go vet ./...
+	go tool staticcheck ./...
+
+# The numbers of bench/results, measured anew on this machine.
+bench: build
+	go run ./bench
+
+deps:
+	@./deps.sh
+
+clean:
+	rm -rf bin

@@ -1,0 +1,254 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strconv"
+	"text/tabwriter"
+)
+
+// group is the rows of one --only name.
+type group struct {
+	name string
+	run  func(*bench) error
+}
+
+var groups = []group{
+	{"allreduce", (*bench).allReduce},
+	{"pingpong", (*bench).pingPong},
+	{"reduce", (*bench).reduce},
+	{"matvec", (*bench).matvec},
+	{"gradients", (*bench).gradients},
+	{"learn", (*bench).learn},
+	{"train", (*bench).train},
+}
+
+func names() []string {
+	var n []string
+	for _, g := range groups {
+		n = append(n, g.name)
+	}
+	return n
+}
+
+// allReduce compares spmd.AllReduce with MPI_Allreduce called from C.
+func (b *bench) allReduce() error {
+	sizes := []int{8, 16 << 10, 1 << 20, 64 << 20}
+	ours, theirs := map[int][]float64{}, map[int][]float64{}
+	for range b.rounds {
+		for _, bytes := range sizes {
+			size := strconv.Itoa(bytes)
+			for _, side := range []struct {
+				times map[int][]float64
+				cmd   []string
+			}{
+				{theirs, mpirun(2, b.program("allreduce"), size)},
+				{ours, mpirun(2, b.program("bench"), "rank", "--what", "allreduce", "--bytes", size, "--json", "-", "--log-level", "warn")},
+			} {
+				out, err := output(side.cmd...)
+				if err != nil {
+					return err
+				}
+				points, err := lines[point](out)
+				if err != nil || len(points) != 1 {
+					return fmt.Errorf("%v printed %q, %w", side.cmd, out, err)
+				}
+				side.times[bytes] = append(side.times[bytes], points[0].MedianUS)
+			}
+		}
+	}
+	for _, bytes := range sizes {
+		t := median(theirs[bytes])
+		goal := 1.05
+		if bytes == 8 {
+			goal = (t + 0.15) / t // at most 0.15 us more
+		}
+		b.compare(row{Bench: "allreduce", What: fmt.Sprintf("all-reduce of %d bytes, float32", bytes), Ranks: 2,
+			Ours: median(ours[bytes]), Unit: "us", Goal: goal}, "MPI_Allreduce from C", t, false)
+	}
+	return nil
+}
+
+// pingPong compares point to point with gompi's own calls in the same process.
+func (b *bench) pingPong() error {
+	var ours, theirs []float64
+	for range b.rounds {
+		out, err := output(mpirun(2, b.program("bench"), "rank", "--what", "pingpong", "--bytes", "8", "--json", "-", "--log-level", "warn")...)
+		if err != nil {
+			return err
+		}
+		points, err := lines[point](out)
+		if err != nil || len(points) != 2 {
+			return fmt.Errorf("printed %q, %w", out, err)
+		}
+		ours, theirs = append(ours, points[0].MedianUS), append(theirs, points[1].MedianUS)
+	}
+	b.compare(row{Bench: "pingpong", What: "half a round trip of 8 bytes", Ranks: 2, Ours: median(ours), Unit: "us", Goal: 1},
+		"gompi SendFloat64s and RecvPreallocFloat64s", median(theirs), false)
+	return nil
+}
+
+func (b *bench) reduce() error { return b.bandwidth("reduce", 4*30_000_000) }
+func (b *bench) matvec() error { return b.bandwidth("matvec", 4*2_000*60_000) }
+
+// bandwidth compares an app on one rank with a C loop that reads as many bytes with
+// all cores.
+func (b *bench) bandwidth(app string, bytes int) error {
+	var ours, theirs []float64
+	for range b.rounds {
+		out, err := output(b.program("readloop"), strconv.Itoa(bytes))
+		if err != nil {
+			return err
+		}
+		loop, err := lines[struct{ GBps float64 }](out)
+		if err != nil || len(loop) != 1 {
+			return fmt.Errorf("readloop printed %q, %w", out, err)
+		}
+		out, err = output(b.program(app), "--json", "-", "--log-level", "warn")
+		if err != nil {
+			return err
+		}
+		r, err := lines[struct {
+			GBps float64
+			OK   bool
+		}](out)
+		if err != nil || len(r) != 1 || !r[0].OK {
+			return fmt.Errorf("%s printed %q, %w", app, out, err)
+		}
+		ours, theirs = append(ours, r[0].GBps), append(theirs, loop[0].GBps)
+	}
+	b.compare(row{Bench: app, What: fmt.Sprintf("bandwidth of %s, %d bytes, %d cores", app, bytes, runtime.NumCPU()), Ranks: 1,
+		Ours: median(ours), Unit: "GB/s", Goal: 1 / 0.9}, "C read loop", median(theirs), true)
+	return nil
+}
+
+// measured finds the lines "measured: what = value" that tests log.
+var measured = regexp.MustCompile(`measured: (.+) = (\S+)`)
+
+// gradients takes the largest errors that the tests of apps/train find.
+func (b *bench) gradients() error {
+	out, err := output("go", "test", "-count=1", "-v", "-run", "TestGradients|TestFloat32|TestSameLoss", "./apps/train")
+	if err != nil {
+		return err
+	}
+	goals := map[string]float64{
+		"largest relative error of a float64 gradient against central differences": 1e-6,
+		"difference of the float32 loss from the float64 model":                    1e-5,
+		"largest difference of a loss on 1, 2, 3 and 4 ranks over 20 steps":        1e-5,
+	}
+	for _, m := range measured.FindAllStringSubmatch(out, -1) {
+		goal, ok := goals[m[1]]
+		if !ok {
+			continue
+		}
+		delete(goals, m[1])
+		v, err := strconv.ParseFloat(m[2], 64)
+		if err != nil {
+			return err
+		}
+		b.limit(row{Bench: "gradients", What: m[1], Ranks: 1, Ours: v, Unit: "error", Goal: goal})
+	}
+	for what := range goals {
+		return fmt.Errorf("no test logged %q", what)
+	}
+	return nil
+}
+
+// step is a line of train's JSON.
+type step struct {
+	Summary   bool
+	Ranks     int
+	MS        float64
+	Loss      float64
+	LossFirst float64 `json:"loss_first"`
+	LossLast  float64 `json:"loss_last"`
+	ValLoss   float64 `json:"val_loss"`
+}
+
+// learn runs the default training on 4 ranks.
+func (b *bench) learn() error {
+	out, err := output(mpirun(4, b.program("train"), "--sample", "0", "--json", "-", "--log-level", "warn")...)
+	if err != nil {
+		return err
+	}
+	steps, err := lines[step](out)
+	if err != nil || len(steps) == 0 || !steps[len(steps)-1].Summary {
+		return fmt.Errorf("train printed no summary, %w", err)
+	}
+	s := steps[len(steps)-1]
+	first := s.LossFirst - 5.545177
+	b.limit(row{Bench: "learn", What: "first loss of the default training, distance from ln 256", Ranks: 4, Ours: max(first, -first), Unit: "nats", Goal: 0.1})
+	b.limit(row{Bench: "learn", What: "last loss of the default training", Ranks: 4, Ours: s.LossLast, Unit: "nats", Goal: 2.3})
+	return nil
+}
+
+// llmcStep is how llm.c reports a step.
+var llmcStep = regexp.MustCompile(`step \d+: train loss \S+ \(took (\S+) ms`)
+
+// train compares a step of GPT-2 124M, 4 sequences of 64 tokens, with llm.c's C
+// program, which has these sizes built in.
+func (b *bench) train() error {
+	out, err := output(b.program("train"), "--model", "gpt2", "--batch", "4", "--seq", "64", "--global-batch", "4", "--tokens", "gpt2",
+		"--steps", "12", "--warmup-steps", "1", "--sample", "0", "--json", "-", "--log-level", "warn", "--data", "bench")
+	if err != nil {
+		return err
+	}
+	steps, err := lines[step](out)
+	if err != nil {
+		return err
+	}
+	var ours []float64
+	for _, s := range steps {
+		if !s.Summary {
+			ours = append(ours, s.MS)
+		}
+	}
+	if len(ours) < 3 {
+		return fmt.Errorf("train printed %q", out)
+	}
+	r := row{Bench: "train", What: "step of GPT-2 124M, B=4, T=64, float32", Ranks: 1, Ours: median(ours[2:]), Unit: "ms"}
+	if b.llmc == "" {
+		r.Goal = 1100
+		b.limit(r)
+		return nil
+	}
+	program, err := filepath.Abs(b.llmc)
+	if err != nil {
+		return err
+	}
+	out, err = output("sh", "-c", `cd "$0" && exec "$1"`, filepath.Dir(program), program)
+	if err != nil {
+		return err
+	}
+	var theirs []float64
+	for _, m := range llmcStep.FindAllStringSubmatch(out, -1) {
+		ms, err := strconv.ParseFloat(m[1], 64)
+		if err != nil {
+			return err
+		}
+		theirs = append(theirs, ms)
+	}
+	if len(theirs) < 3 {
+		return fmt.Errorf("%s printed %q", program, out)
+	}
+	r.Goal = 0.2
+	b.compare(r, "llm.c train_gpt2.c, -Ofast -march=native -fopenmp", median(theirs[2:]), false)
+	return nil
+}
+
+// print is the table for people.
+func print(rows []row) {
+	t := tabwriter.NewWriter(os.Stderr, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "bench\twhat\tours\ttheirs\tunit\tratio\tgoal\tmet")
+	for _, r := range rows {
+		theirs, ratio := "-", "-"
+		if r.Theirs != nil {
+			theirs, ratio = fmt.Sprintf("%.4g", *r.Theirs), fmt.Sprintf("%.3f", *r.Ratio)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%.4g\t%s\t%s\t%s\t%.4g\t%v\n", r.Bench, r.What, r.Ours, theirs, r.Unit, ratio, r.Goal, r.Met)
+	}
+	t.Flush()
+}

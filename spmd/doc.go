@@ -1,0 +1,60 @@
+// Package spmd is for programs of which one copy runs on each GPU, or on each part
+// of a machine without GPUs, and which compute together: SPMD, single program,
+// multiple data.
+//
+// The same binary is started N times by mpirun or Slurm, or once by hand. Main
+// connects the copies, the ranks, and calls the program on each with its World.
+// Data lives in Buffers, in the memory of the rank's device. Work is enqueued on
+// Streams: kernels, copies, matrix products, and collectives between the ranks.
+//
+//	func main() {
+//		fs := pflag.NewFlagSet("hello", pflag.ExitOnError)
+//		n := fs.Int("n", 1<<20, "elements on each rank")
+//		spmd.Main(fs, func(ctx context.Context, w *spmd.World) error {
+//			x, err := spmd.Alloc[float32](w, *n)
+//			if err != nil {
+//				return err
+//			}
+//			defer x.Free()
+//			if err := x.Fill(float32(w.Rank())); err != nil {
+//				return err
+//			}
+//			if err := spmd.AllReduce(w.Comm, x, x, spmd.Sum); err != nil { // finished on return
+//				return err
+//			}
+//			w.Log.Info().Float32("sum", x.At(0)).Msg("done") // rank 0 only, unless --log-ranks all
+//			return nil
+//		})
+//	}
+//
+// # What holds for every call
+//
+// Collective: a call so marked is made by every rank of the communicator, in the
+// same order as its other collective calls and with matching arguments. A rank
+// that does not call leaves the others waiting.
+//
+// When a result is valid: a collective on a Comm is finished when it returns. On
+// comm.On(stream), and for everything else that takes a Stream, the work is only
+// enqueued: its input must be valid in that stream, its result is valid for later
+// work in that stream, and for the host after stream.Synchronize.
+//
+// Between streams there is no order but that of Stream.After and Stream.Wait. Calls
+// into MPI run one at a time, in the order in which the program issued them,
+// whatever streams they are on; so a collective on one stream never runs at the
+// same time as one on another, but always beside the computing.
+//
+// Lengths come from buffers, the destination first. They are in elements; what is
+// in bytes says Bytes. Matrices are row-major. Times are in microseconds where a
+// name says US, rates in 1e9 bytes a second.
+//
+// Errors name the place in the application, the rank, the call and the library's
+// status. Misuse (unequal lengths, freed buffers, ranks out of range) is refused
+// before anything is sent. An error on one rank is an error of the job: return it
+// from the function given to Main, which ends the job on every rank.
+//
+// One goroutine drives a rank: issue collectives from one goroutine, so that their
+// order is the same on every rank. Other goroutines may prepare data.
+//
+// Package spmdtest runs tests on several ranks. Package host has what the host
+// function of a Kernel is made of.
+package spmd

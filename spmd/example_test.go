@@ -1,0 +1,59 @@
+package spmd_test
+
+import (
+	"fmt"
+
+	"lockstep/host"
+	"lockstep/spmd"
+)
+
+// A world of one, as a program has it that is started without mpirun. It computes
+// y += 2 x and then sums y over the ranks, in stream order.
+func Example() {
+	w, err := spmd.Open(spmd.Config{LogLevel: "error"}) // programs use spmd.Main
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer w.Close()
+	axpy := spmd.NewKernel("axpy_f32", "", func(a spmd.Args) error {
+		y, x, alpha := spmd.ArgSlice[float32](a, 0), spmd.ArgSlice[float32](a, 1), a.F32(2)
+		host.Parallel(len(y), 1<<12, func(lo, hi int) { host.Axpy(y[lo:hi], alpha, x[lo:hi]) })
+		return nil
+	})
+	err = func() error {
+		s, err := w.NewStream("main")
+		if err != nil {
+			return err
+		}
+		x, err := spmd.Alloc[float32](w, 1000)
+		if err != nil {
+			return err
+		}
+		y, err := spmd.Alloc[float32](w, 1000)
+		if err != nil {
+			return err
+		}
+		if err := spmd.Fill(s, x, 3); err != nil {
+			return err
+		}
+		if err := spmd.Fill(s, y, 1); err != nil {
+			return err
+		}
+		if err := axpy.Launch(s, spmd.Cover1D(y.Len(), 256), y.Arg(), x.Arg(), spmd.F32(2)); err != nil {
+			return err
+		}
+		if err := spmd.AllReduce(w.Comm.On(s), y, y, spmd.Sum); err != nil {
+			return err
+		}
+		if err := s.Synchronize(); err != nil { // from here the host may read y
+			return err
+		}
+		fmt.Println(y.At(0), y.At(999))
+		return nil
+	}()
+	if err != nil {
+		fmt.Println(err)
+	}
+	// Output: 7 7
+}
