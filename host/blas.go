@@ -107,11 +107,13 @@ func Gemm[T float32 | float64](transA, transB bool, m, n, k int, alpha T, a []T,
 	})
 }
 
+// gemmGrain is the least number of floating-point operations of a block: about 10 us. Tests lower it.
+var gemmGrain = 2 << 20
+
 // grid divides C (m, n) into down x across blocks, one for each core that has enough to do. Every row of
 // blocks packs op(B) again and every column op(A), so the grid is the one that packs least.
 func grid(m, n, k int) (down, across int) {
-	const enough = 2 << 20 // floating-point operations: about 10 us
-	cells := int(min(float64(Threads()), 2*float64(m)*float64(n)*float64(k)/enough))
+	cells := int(min(float64(Threads()), 2*float64(m)*float64(n)*float64(k)/float64(gemmGrain)))
 	down, across = 1, max(cells, 1)
 	for d := 2; d <= cells; d++ {
 		if cells%d == 0 && d*n+cells/d*m < down*n+across*m {
@@ -144,7 +146,7 @@ func offset(rows bool, i, ld int) int {
 // elements and y m, or with trans set x has m and y n.
 //
 // It uses Threads cores and returns when y is done; each element of y has the same bits for any
-// number of them. In float32 it reads A at memory speed, and without trans accumulates runs of 4,096
+// number of them. In float32 it reads A at memory speed, and without trans accumulates runs of 16,384
 // columns in float32 and these in float64. y may not overlap a or x. With beta == 0 what y
 // held does not count, not even a NaN. Gemv panics when a dimension is negative, lda is below n, a
 // is too short for A, or x or y has another length than A asks for.
@@ -161,14 +163,14 @@ func Gemv[T float32 | float64](trans bool, m, n int, alpha T, a []T, lda int, x 
 		scaleRows(1, rows, beta, y, rows)
 		return
 	}
-	const enough = 1 << 15 // elements of A: some microseconds
-	if rows*cols < 2*enough || Threads() == 1 {
+	const grain = 1 << 15 // elements of A: some microseconds
+	if rows*cols < 2*grain || Threads() == 1 {
 		gemv(trans, m, n, alpha, a, lda, x, beta, y)
 		return
 	}
 	// Blocks of whole cache lines of y: in the transposed case also of A.
 	const unit = 16
-	Parallel((rows+unit-1)/unit, max(1, enough/(unit*cols)), func(lo, hi int) {
+	Parallel((rows+unit-1)/unit, max(1, grain/(unit*cols)), func(lo, hi int) {
 		lo, hi = lo*unit, min(hi*unit, rows)
 		bm, bn := stored(trans, hi-lo, cols)
 		gemv(trans, bm, bn, alpha, a[offset(!trans, lo, lda):], lda, x, beta, y[lo:hi])

@@ -22,7 +22,7 @@
 // # BLAS
 //
 // Matrix products run in OpenBLAS, which is looked for when the first product is asked for, and in
-// gonum's pure Go where it is not found: the same results within rounding, about ten times slower.
+// gonum's pure Go where it is not found: the same results within rounding, ten to twenty times slower.
 // BLAS says which one is in use and why. The environment variable LOCKSTEP_BLAS forces a choice:
 //
 //	auto      OpenBLAS where it can be loaded, else gonum (the default)

@@ -24,12 +24,22 @@ enum { LANES = 32 };
 		} \
 	}
 
+// AHEAD asks for the cache lines of the n floats that lie distance floats after p. The processor's own
+// prefetching starts anew at every page; this covers the gap, and the time it takes to widen floats to
+// doubles. Past the end of an array it does nothing: a prefetch never faults.
+#define AHEAD(p, n, distance) \
+	for (int line = 0; line < (n); line += LINE) { \
+		__builtin_prefetch((p) + (distance) + line); \
+	}
+enum { LINE = 16, FAR = 2048, NEAR = 512 }; // floats; NEAR where several rows are read at once
+
 #define INLINE static inline __attribute__((always_inline))
 
 INLINE double sum_one(const float *x, size_t n) {
 	double lane[LANES] = {0};
 	size_t i = 0;
 	for (; i + LANES <= n; i += LANES) {
+		AHEAD(x + i, LANES, FAR);
 		for (int l = 0; l < LANES; l++) {
 			lane[l] += x[i + l];
 		}
@@ -46,6 +56,7 @@ INLINE double sum_squares_one(const float *x, size_t n) {
 	double lane[LANES] = {0};
 	size_t i = 0;
 	for (; i + LANES <= n; i += LANES) {
+		AHEAD(x + i, LANES, FAR);
 		for (int l = 0; l < LANES; l++) {
 			lane[l] += (double)x[i + l] * x[i + l];
 		}
@@ -75,7 +86,7 @@ WIDEST void sum_squares_chunks(double *part, const float *x, size_t n, size_t ch
 	}
 }
 
-INLINE float dot_one(const float *x, const float *y, size_t n) {
+WIDEST float dot(const float *x, const float *y, size_t n) {
 	float lane[LANES] = {0};
 	size_t i = 0;
 	for (; i + LANES <= n; i += LANES) {
@@ -90,10 +101,6 @@ INLINE float dot_one(const float *x, const float *y, size_t n) {
 	return lane[0];
 }
 
-WIDEST float dot(const float *x, const float *y, size_t n) {
-	return dot_one(x, y, n);
-}
-
 WIDEST void axpy(float *y, float alpha, const float *x, size_t n) {
 	for (size_t i = 0; i < n; i++) {
 		y[i] += alpha * x[i];
@@ -106,38 +113,74 @@ WIDEST void scale(float *x, float alpha, size_t n) {
 	}
 }
 
-// A row is read in runs of BLOCK elements, and ROWS rows take turns at the same BLOCK elements of x:
-// memory then sees one long sequential read at a time, while x comes from the first-level
-// cache. A lane adds up at most BLOCK/LANES products before its sum moves on into a double.
-enum { ROWS = 4, BLOCK = 4096 };
+// ROWS rows are read together, so that an element of x fetched from cache serves all of them; more
+// would be more streams than the memory likes. A lane adds up at most BLOCK/LANES products
+// before its sum moves on into a double.
+enum { ROWS = 2, BLOCK = 1 << 14 };
 
-WIDEST void gemv_rows(size_t m, size_t n, float alpha, const float *a, size_t lda, const float *x, float beta, float *y) {
-	for (size_t i = 0; i < m; i += ROWS) {
-		size_t rows = m - i < ROWS ? m - i : ROWS;
-		double sum[ROWS] = {0};
-		for (size_t j = 0; j < n; j += BLOCK) {
+INLINE void gemv_some(size_t rows, size_t n, float alpha, const float *a, size_t lda, const float *x, float beta, float *y) {
+	double sum[ROWS] = {0};
+	for (size_t j = 0; j < n;) {
+		float lane[ROWS][LANES] = {{0}};
+		size_t end = n - j < BLOCK ? n : j + BLOCK;
+		for (; j + LANES <= end; j += LANES) {
 			for (size_t r = 0; r < rows; r++) {
-				sum[r] += dot_one(a + (i + r) * lda + j, x + j, n - j < BLOCK ? n - j : BLOCK);
+				AHEAD(a + r * lda + j, LANES, NEAR);
+				for (int l = 0; l < LANES; l++) {
+					lane[r][l] += a[r * lda + j + l] * x[j + l];
+				}
 			}
 		}
 		for (size_t r = 0; r < rows; r++) {
-			y[i + r] = alpha * (float)sum[r] + (beta == 0 ? 0 : beta * y[i + r]);
+			for (int l = 0; j + l < end; l++) {
+				lane[r][l] += a[r * lda + j + l] * x[j + l];
+			}
+			FOLD(lane[r], LANES);
+			sum[r] += lane[r][0];
 		}
+		j = end;
+	}
+	for (size_t r = 0; r < rows; r++) {
+		y[r] = alpha * (float)sum[r] + (beta == 0 ? 0 : beta * y[r]);
 	}
 }
 
+WIDEST void gemv_rows(size_t m, size_t n, float alpha, const float *a, size_t lda, const float *x, float beta, float *y) {
+	size_t i = 0;
+	for (; i + ROWS <= m; i += ROWS) {
+		gemv_some(ROWS, n, alpha, a + i * lda, lda, x, beta, y + i);
+	}
+	for (; i < m; i++) {
+		gemv_some(1, n, alpha, a + i * lda, lda, x, beta, y + i);
+	}
+}
+
+// Transposed, each row of A adds to all of y: TRANS_ROWS at a time, to read and write y less often, and for
+// TRANS_BLOCK elements of y, which fit in the second-level cache.
+enum { TRANS_ROWS = 4, TRANS_BLOCK = 1 << 15 };
+
 WIDEST void gemv_trans(size_t m, size_t n, float alpha, const float *a, size_t lda, const float *x, float beta, float *y) {
-	for (size_t j = 0; j < n; j += BLOCK) { // a block of y stays in the first-level cache
-		size_t len = n - j < BLOCK ? n - j : BLOCK;
+	for (size_t j = 0; j < n; j += TRANS_BLOCK) {
+		size_t len = n - j < TRANS_BLOCK ? n - j : TRANS_BLOCK;
 		float *restrict out = y + j;
 		for (size_t k = 0; k < len; k++) {
 			out[k] = beta == 0 ? 0 : beta * out[k];
 		}
 		size_t i = 0;
-		for (; i + ROWS <= m; i += ROWS) {
+		for (; i + TRANS_ROWS <= m; i += TRANS_ROWS) {
 			const float *r0 = a + i * lda + j, *r1 = r0 + lda, *r2 = r1 + lda, *r3 = r2 + lda;
 			float x0 = alpha * x[i], x1 = alpha * x[i + 1], x2 = alpha * x[i + 2], x3 = alpha * x[i + 3];
-			for (size_t k = 0; k < len; k++) {
+			size_t k = 0;
+			for (; k + LINE <= len; k += LINE) {
+				AHEAD(r0 + k, LINE, NEAR);
+				AHEAD(r1 + k, LINE, NEAR);
+				AHEAD(r2 + k, LINE, NEAR);
+				AHEAD(r3 + k, LINE, NEAR);
+				for (int l = 0; l < LINE; l++) {
+					out[k + l] += (x0 * r0[k + l] + x1 * r1[k + l]) + (x2 * r2[k + l] + x3 * r3[k + l]);
+				}
+			}
+			for (; k < len; k++) {
 				out[k] += (x0 * r0[k] + x1 * r1[k]) + (x2 * r2[k] + x3 * r3[k]);
 			}
 		}

@@ -32,17 +32,17 @@ const chunk = 1 << 14
 
 // Sum returns the sum of x, accumulated in float64: the error is that of about len(x)/16384 + 512
 // float64 additions, not of len(x) float32 ones. One thread. The result has the same bits on every machine.
-func Sum(x []float32) float64 { return inChunks(x, sumChunks) }
+func Sum(x []float32) float64 { return inChunks(x, false) }
 
 // SumParallel returns what Sum does, bit for bit, computed by Threads cores.
-func SumParallel(x []float32) float64 { return inParallelChunks(x, sumChunks) }
+func SumParallel(x []float32) float64 { return inParallelChunks(x, false) }
 
 // SumSquares returns the sum of the squares of x, accumulated in float64 as Sum does; the squares
 // are exact. One thread.
-func SumSquares(x []float32) float64 { return inChunks(x, sumSquaresChunks) }
+func SumSquares(x []float32) float64 { return inChunks(x, true) }
 
 // SumSquaresParallel returns what SumSquares does, bit for bit, computed by Threads cores.
-func SumSquaresParallel(x []float32) float64 { return inParallelChunks(x, sumSquaresChunks) }
+func SumSquaresParallel(x []float32) float64 { return inParallelChunks(x, true) }
 
 // Dot returns the sum of x[i] * y[i], accumulated in 32 partial sums of float32. One thread.
 // It panics unless x and y are equally long.
@@ -63,33 +63,35 @@ func Scale(x []float32, alpha float32) {
 	C.scale(floats(x), C.float(alpha), C.size_t(len(x)))
 }
 
-func sumChunks(part []float64, x []float32) {
-	C.sum_chunks((*C.double)(unsafe.SliceData(part)), floats(x), C.size_t(len(x)), chunk)
+// sumChunks stores the sum of each chunk of x, or of its squares, in part.
+func sumChunks(part []float64, x []float32, squares bool) {
+	p := (*C.double)(unsafe.SliceData(part))
+	if squares {
+		C.sum_squares_chunks(p, floats(x), C.size_t(len(x)), chunk)
+	} else {
+		C.sum_chunks(p, floats(x), C.size_t(len(x)), chunk)
+	}
 }
 
-func sumSquaresChunks(part []float64, x []float32) {
-	C.sum_squares_chunks((*C.double)(unsafe.SliceData(part)), floats(x), C.size_t(len(x)), chunk)
-}
-
-func inChunks(x []float32, sums func(part []float64, x []float32)) float64 {
+func inChunks(x []float32, squares bool) float64 {
 	var part [64]float64
 	total := 0.0
 	for len(x) > 0 {
 		some := x[:min(len(x), len(part)*chunk)]
-		sums(part[:], some)
+		sumChunks(part[:], some, squares)
 		total = addInOrder(total, part[:chunks(len(some))])
 		x = x[len(some):]
 	}
 	return total
 }
 
-func inParallelChunks(x []float32, sums func(part []float64, x []float32)) float64 {
+func inParallelChunks(x []float32, squares bool) float64 {
 	if Threads() == 1 {
-		return inChunks(x, sums)
+		return inChunks(x, squares)
 	}
 	part := make([]float64, chunks(len(x)))
 	Parallel(len(part), 4, func(lo, hi int) {
-		sums(part[lo:hi], x[lo*chunk:min(hi*chunk, len(x))])
+		sumChunks(part[lo:hi], x[lo*chunk:min(hi*chunk, len(x))], squares)
 	})
 	return addInOrder(0, part)
 }

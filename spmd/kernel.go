@@ -17,9 +17,9 @@ type Kernel struct {
 	host   func(Args) error
 }
 
-// NewKernel declares a kernel. source is CUDA C++, usually embedded with
-// go:embed, in which name is an extern "C" __global__ function; host does the
-// same to the same arguments. An error or a panic of host fails the stream.
+// NewKernel declares a kernel. source is CUDA C++, usually an embedded file (see
+// package embed), in which name is an extern "C" __global__ function; host does
+// the same to the same arguments. An error or a panic of host fails the stream.
 func NewKernel(name, source string, host func(Args) error) *Kernel {
 	return &Kernel{name, source, host}
 }

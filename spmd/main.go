@@ -89,7 +89,7 @@ func start(fs *pflag.FlagSet, run func(context.Context, *World) error, checks []
 		return exitFailed
 	}
 	w.logStart()
-	err, sig := w.supervise(run)
+	sig, err := w.supervise(run)
 	switch {
 	case err == nil:
 		if err := w.Close(); err != nil {
@@ -143,7 +143,7 @@ func refuse(name string, j job, err error) int {
 
 // supervise calls run and watches over it: for signals, and for streams that fail
 // while run is blocked somewhere else.
-func (w *World) supervise(run func(context.Context, *World) error) (error, os.Signal) {
+func (w *World) supervise(run func(context.Context, *World) error) (os.Signal, error) {
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
 	defer signal.Stop(signals)
@@ -159,7 +159,7 @@ func (w *World) supervise(run func(context.Context, *World) error) (error, os.Si
 		select {
 		case err := <-done:
 			if sig != nil {
-				return signalError(sig), sig
+				return sig, signalError(sig)
 			}
 			select {
 			case <-w.failed: // the cause of what run returned, or unnoticed by it
@@ -168,23 +168,23 @@ func (w *World) supervise(run func(context.Context, *World) error) (error, os.Si
 				}
 			default:
 			}
-			return err, nil
+			return nil, err
 		case <-failed:
 			failed = nil
 			cancel(w.failure)
 			end = time.After(grace / 5)
 		case s := <-signals:
 			if sig != nil {
-				return signalError(sig), sig
+				return sig, signalError(sig)
 			}
 			sig = s
 			cancel(signalError(s))
 			end = time.After(grace)
 		case <-end:
 			if sig != nil {
-				return signalError(sig), sig
+				return sig, signalError(sig)
 			}
-			return w.failure, nil
+			return nil, w.failure
 		}
 	}
 }

@@ -108,6 +108,9 @@ func Open(cfg Config) (*World, error) {
 	if cfg.Device == "cuda" || cfg.Collectives == "nccl" {
 		return nil, Usage(errors.New("--device cuda and --collectives nccl: this version runs on host memory only"))
 	}
+	if err := host.CheckBLAS(); err != nil {
+		return nil, Usage(err)
+	}
 	w := &World{cfg: cfg, job: environment(), failed: make(chan struct{})}
 	w.pool.free = map[int][]unsafe.Pointer{}
 	if cfg.JSON != "" && w.job.rank == 0 {

@@ -19,7 +19,8 @@ func checkType[T Elem](t *testing.T, want Type, name string) {
 	if got := want.String(); got != name {
 		t.Errorf("String() = %q, want %q", got, name)
 	}
-	if a := testing.AllocsPerRun(10, func() { Of[T]() }); a != 0 {
+	var got Type
+	if a := testing.AllocsPerRun(10, func() { got = Of[T]() }); a != 0 || got != want {
 		t.Errorf("Of[%T]() allocates %v times", z, a)
 	}
 }

@@ -28,8 +28,8 @@ func Env(ranks int) []string {
 		"PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe", // Open MPI 5
 		"PRTE_MCA_hwloc_default_binding_policy=none",
 	)
-	if ranks > runtime.NumCPU() {
-		env = append(env, "OMPI_MCA_mpi_yield_when_idle=1") // a waiting rank must not hold the core of a working one
+	if ranks >= runtime.NumCPU() {
+		env = append(env, "OMPI_MCA_mpi_yield_when_idle=1") // a waiting rank must not hold the core of one that works
 	}
 	return env
 }
