@@ -183,13 +183,14 @@ func (m *Mesh) index(axis string) int {
 
 // group is the commands between the start and the end of Comm.Group.
 type group struct {
+	s    *Stream // that all of it is enqueued on; nil for a blocking group
 	cmds []command
 	p2p  cudampi.P2P
 	keep bool // a graph owns it
 }
 
-// Group runs fn, which issues collectives and point to point on c, and starts
-// them together when fn returns: sends and receives between the same ranks in any
+// Group runs fn, which issues collectives and point to point on this same c, and
+// starts them together when fn returns: sends and receives between the same ranks in any
 // order do not block each other. On a Comm with a stream the group is one unit of
 // work of that stream; else it is finished when Group returns. Calls in fn on
 // another communicator are not part of the group.
@@ -202,8 +203,8 @@ func (c Comm) Group(fn func() error) error {
 		return fn() // inner groups belong to the outermost
 	}
 	g := st.newGroup()
-	st.open = g
-	err := fn()
+	g.s, st.open = c.s, g
+	err := guard(fn)
 	st.open = nil
 	if err != nil || len(g.cmds) == 0 {
 		st.recycle(g)
@@ -284,6 +285,9 @@ func (g *group) run(m *cudampi.Comm) error {
 func (c Comm) do(cmd *command) error {
 	st := c.st
 	if st.open != nil && cmd.kind != cmdGroup {
+		if c.s != st.open.s {
+			return fmt.Errorf("%s: a call in a Group on another stream than the group's", ccall.At())
+		}
 		if err := st.w.checkBlocks(cmd, nil); err != nil {
 			return err
 		}
