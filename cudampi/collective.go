@@ -11,7 +11,6 @@ import (
 var (
 	maxCount   = 1 << 27       // of a collective, all ranks' parts together: libraries add them up, some in an int
 	maxHalf    = 1 << 20       // of a reduction of 16-bit floats, which goes through float32 scratch memory
-	maxScratch = 64 << 20      // bytes of scratch memory for an in-place ReduceScatter
 	maxMessage = math.MaxInt32 // of a message as plain elements; above, it is one of a derived datatype
 	maxSwap    = 1 << 20       // of one exchange within an in-place AllToAll, which MPI buffers
 )
@@ -74,6 +73,9 @@ func (c *Comm) Reduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, r
 }
 
 func (c *Comm) reduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, root int) error {
+	if c.rank != root {
+		dst = nil // it may be shorter than the root's
+	}
 	limit := reduceCount(t)
 	for lo := 0; lo < n; lo += limit {
 		if err := c.check("MPI_Reduce", sysReduce(c, at(dst, lo, t), at(src, lo, t), min(limit, n-lo), t, op, root)); err != nil {
@@ -133,8 +135,7 @@ func (c *Comm) ReduceScatter(dst, src unsafe.Pointer, n int, t elem.Type, op ele
 	if err := c.checkOp(name, op); err != nil || n == 0 {
 		return err
 	}
-	// Every rank has to choose alike, so the room that only the in-place form needs counts for all.
-	if n*c.size > reduceCount(t) || n*t.Size() > maxScratch {
+	if n*c.size > reduceCount(t) {
 		return c.bigReduceScatter(dst, src, parts{each: n}, t, op)
 	}
 	return c.check(name, sysReduceScatter(c, dst, src, n, t, op, dst == at(src, c.rank*n, t)))

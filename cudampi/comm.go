@@ -22,9 +22,8 @@ type Comm struct {
 	rank  int
 	size  int
 	live  bool
-	v     ints       // counts and displacements of V forms
-	group P2P        // of AllToAllV
-	id    [32]uint32 // of BroadcastID
+	v     ints // counts and displacements of V forms
+	group P2P  // of AllToAllV
 }
 
 func newComm(h handle) (*Comm, error) {
@@ -100,7 +99,7 @@ func (c *Comm) derived(op string, h handle, code int) (*Comm, error) {
 //
 // Collective: every rank of c calls it, when no communication on c is under way. Source: mpi.h, MPI_Comm_free.
 func (c *Comm) Free() error {
-	if !c.live || (c != world.comm && !world.running) {
+	if !c.live || !world.running {
 		return nil
 	}
 	c.live = false
@@ -124,11 +123,12 @@ func (c *Comm) BroadcastID(id *[128]byte, root int) error {
 	if err := c.checkRoot(op, root); err != nil {
 		return err
 	}
-	bytes := (*[128]byte)(unsafe.Pointer(&c.id))
+	words := new([32]uint32) // by itself: C may not be given memory next to Go pointers
+	bytes := (*[128]byte)(unsafe.Pointer(words))
 	*bytes = *id
 	if c == world.comm {
-		world.gompi.BcastUint32s(c.id[:], root)
-	} else if err := c.check(op, sysBroadcast(c, unsafe.Pointer(&c.id), len(c.id), elem.Uint32, root)); err != nil {
+		world.gompi.BcastUint32s(words[:], root)
+	} else if err := c.check(op, sysBroadcast(c, unsafe.Pointer(words), len(words), elem.Uint32, root)); err != nil {
 		return err
 	}
 	*id = *bytes

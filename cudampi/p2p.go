@@ -114,7 +114,9 @@ func (p *P2P) Recv(c *Comm, dst unsafe.Pointer, n int, t elem.Type, from int) er
 }
 
 func (p *P2P) add(c *Comm, buf unsafe.Pointer, n int, t elem.Type, peer, tag int, recv bool) {
-	if buf != nil {
+	if n == 0 {
+		buf = nil // it may be the address just past an allocation
+	} else {
 		p.pins.Pin(buf) // which does nothing to memory that is not Go's
 	}
 	p.group.add(c, buf, n, t, peer, tag, recv)
@@ -125,15 +127,15 @@ func (p *P2P) add(c *Comm, buf unsafe.Pointer, n int, t elem.Type, peer, tag int
 //
 // The error is that of the first message that failed; a received message of the wrong length fails as in Recv. After an
 // error inside MPI other messages may be incomplete and their memory still in MPI's hands: end the job.
-// Source: mpi.h, MPI_Irecv, MPI_Isend, MPI_Waitall.
+// Source: mpi.h, MPI_Irecv, MPI_Isend, MPI_Wait.
 func (p *P2P) Wait() error {
 	if len(p.comms) == 0 {
 		return nil
 	}
 	index, code, got := p.group.run()
 	var err error
-	if index >= 0 || code != success {
-		err = p.failure(max(index, 0), code, got)
+	if index >= 0 {
+		err = p.failure(index, code, got)
 	}
 	p.group.msgs = p.group.msgs[:0]
 	clear(p.comms)

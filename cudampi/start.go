@@ -8,7 +8,6 @@ import (
 	"sync"
 
 	mpi "github.com/sbromberger/gompi"
-
 )
 
 var world struct {
@@ -54,6 +53,16 @@ func Start() (*Comm, error) {
 	mpi.Start(false)
 	sysRestoreHandlers()
 
+	c, err := worldComm()
+	if err != nil {
+		mpi.Stop()
+		return nil, err
+	}
+	world.comm, world.gompi, world.running = c, mpi.NewCommunicator(nil), true
+	return c, nil
+}
+
+func worldComm() (*Comm, error) {
 	level, code := sysThreadLevel()
 	if code != success {
 		return nil, outside("MPI_Query_thread", code)
@@ -61,16 +70,14 @@ func Start() (*Comm, error) {
 	if level < threadMin {
 		return nil, fmt.Errorf("cudampi: MPI gives thread level %d, but level %d (MPI_THREAD_SERIALIZED) is needed: see OMPI_MPI_THREAD_LEVEL", level, threadMin)
 	}
+	if code := sysMakeOps(); code != success {
+		return nil, outside("MPI_Op_create", code)
+	}
 	h, code := sysDupWorld()
 	if code != success {
 		return nil, outside("MPI_Comm_dup", code)
 	}
-	c, err := newComm(h)
-	if err != nil {
-		return nil, err
-	}
-	world.comm, world.gompi, world.running = c, mpi.NewCommunicator(nil), true
-	return c, nil
+	return newComm(h)
 }
 
 // outside is the error of a call that no Comm was there for.
@@ -88,6 +95,9 @@ func Stop() error {
 		return nil
 	}
 	err := world.comm.Free()
+	if code := sysFreeOps(); code != success && err == nil {
+		err = outside("MPI_Op_free", code)
+	}
 	world.running = false
 	sysFreeScratch()
 	mpi.Stop()
@@ -111,4 +121,3 @@ func shortVersion(s string) string {
 	}
 	return strings.Join(words, " ")
 }
-

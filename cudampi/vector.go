@@ -65,7 +65,7 @@ func (c *Comm) ReduceScatterV(dst, src unsafe.Pointer, counts []int, t elem.Type
 	if err := c.checkOp(name, op); err != nil || total == 0 {
 		return err
 	}
-	if total > reduceCount(t) || total*t.Size() > maxScratch {
+	if total > reduceCount(t) {
 		return c.bigReduceScatter(dst, src, p, t, op)
 	}
 	return c.check(name, sysReduceScatterV(c, dst, src, total, t, op, dst == at(src, p.offset(c.rank), t)))
@@ -130,7 +130,7 @@ func (c *Comm) ScatterV(dst, src unsafe.Pointer, counts []int, t elem.Type, root
 // both numbers.
 //
 // Collective; it blocks. There is no in-place form. It is made of messages, since ranks whose totals differ could not
-// agree on how to do a count beyond MPI's. Source: mpi.h, MPI_Isend, MPI_Irecv, MPI_Waitall.
+// agree on how to do a count beyond MPI's. Source: mpi.h, MPI_Irecv, MPI_Isend, MPI_Wait.
 func (c *Comm) AllToAllV(dst unsafe.Pointer, recvCounts []int, src unsafe.Pointer, sendCounts []int, t elem.Type) error {
 	const name = "MPI_Alltoallv"
 	recvTotal, err := c.total(name, recvCounts)

@@ -65,13 +65,17 @@ var openblas struct {
 	getConfig, getCorename unsafe.Pointer
 }
 
-// openOpenBLAS loads OpenBLAS and returns its name, version and kernels: "OpenBLAS 0.3.21 SkylakeX".
+// openOpenBLAS loads OpenBLAS and returns its name, version and kernels: "OpenBLAS 0.3.21 SkylakeX". It
+// says so where the user chose the kernels.
 func openOpenBLAS() (string, error) {
 	// OpenBLAS reads its environment while it is being loaded. It needs no threads of its own, which
 	// would spin on the cores that Parallel uses. And where it does not know a CPU (0.3.21 and Zen 5) it falls
 	// back to Haswell's kernels although the CPU has AVX-512, which costs a third of the speed.
 	defer setenv("OPENBLAS_NUM_THREADS", "1")()
-	if x := cpu.X86; os.Getenv("OPENBLAS_CORETYPE") == "" && x.HasAVX512F && x.HasAVX512BW && x.HasAVX512DQ && x.HasAVX512VL {
+	chosen := ""
+	if os.Getenv("OPENBLAS_CORETYPE") != "" {
+		chosen = " (by OPENBLAS_CORETYPE)"
+	} else if x := cpu.X86; x.HasAVX512F && x.HasAVX512BW && x.HasAVX512DQ && x.HasAVX512VL {
 		defer setenv("OPENBLAS_CORETYPE", "SkylakeX")()
 	}
 	path, err := dl.Open([]dl.Sym{
@@ -92,7 +96,7 @@ func openOpenBLAS() (string, error) {
 	}
 	words := strings.Fields(config)
 	name := strings.Join(words[:min(2, len(words))], " ")
-	return name + " " + C.GoString(C.text(openblas.getCorename)), nil
+	return name + " " + C.GoString(C.text(openblas.getCorename)) + chosen, nil
 }
 
 // setenv sets a variable, for C too, and returns a function that restores it.

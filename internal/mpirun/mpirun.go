@@ -41,7 +41,7 @@ func Env(ranks int) []string {
 func Command(ctx context.Context, n int, prog string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, launcher(), append([]string{"-np", strconv.Itoa(n), prog}, args...)...)
 	cmd.Env = Env(n)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM} // no job outlives an interrupted test
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
 	cmd.WaitDelay = stopGrace
 	return cmd

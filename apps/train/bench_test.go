@@ -1,0 +1,156 @@
+package main
+
+import (
+	"sync"
+	"testing"
+
+	"lockstep/spmd"
+)
+
+// The step that issue 2 sets the time of: GPT-2 124M, 4 sequences of 64 tokens.
+//
+//	go test ./apps/train -run '^$' -bench . -benchtime 5x
+const benchB, benchT = 4, 64
+
+// benchModel is open for the life of the process: MPI starts only once.
+var benchModel = sync.OnceValues(func() (*enqueue, error) {
+	w, err := spmd.Open(spmd.Config{LogLevel: "error"})
+	if err != nil {
+		return nil, err
+	}
+	cfg := presets["gpt2"]
+	cfg.Vocab = 50257
+	m, err := NewModel(w, cfg, benchB, benchT)
+	if err != nil {
+		return nil, err
+	}
+	s, err := w.NewStream("bench")
+	if err != nil {
+		return nil, err
+	}
+	return &enqueue{s: s, m: m, b: benchB, t: benchT, n: benchB * benchT}, m.Init(1)
+})
+
+func benchStart(b *testing.B) (e *enqueue, in, targets spmd.Buffer[int32]) {
+	b.Helper()
+	e, err := benchModel()
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, t := range []*spmd.Buffer[int32]{&in, &targets} {
+		if *t, err = spmd.Alloc[int32](e.s.World(), e.n); err != nil {
+			b.Fatal(err)
+		}
+		if err = t.CopyFrom(randomTokens(e.n, e.m.Cfg.Vocab, 1)); err != nil {
+			b.Fatal(err)
+		}
+		b.Cleanup(func() { _ = t.Free() })
+	}
+	return e, in, targets
+}
+
+func benchOptimizer(b *testing.B, e *enqueue) *AdamW {
+	b.Helper()
+	o, err := NewAdamW(e.s.World(), e.m, DefaultAdam)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = o.Close() })
+	return o
+}
+
+func BenchmarkStepGPT2(b *testing.B) {
+	e, in, targets := benchStart(b)
+	o := benchOptimizer(b, e)
+	step := func() {
+		if err := e.m.ForwardBackward(e.s, in, targets, e.b, e.t, 1/float32(e.n), true, nil); err != nil {
+			b.Fatal(err)
+		}
+		if err := o.Step(e.s, 1e-4); err != nil {
+			b.Fatal(err)
+		}
+		if err := e.s.Synchronize(); err != nil {
+			b.Fatal(err)
+		}
+	}
+	step() // pages of the moments, threads of the BLAS
+	for b.Loop() {
+		step()
+	}
+	b.ReportMetric(float64(e.n*b.N)/b.Elapsed().Seconds(), "tokens/s")
+}
+
+// BenchmarkKernels times each kernel and product of that step alone; ms/step is its
+// time for all that a step does of it.
+func BenchmarkKernels(b *testing.B) {
+	e, in, targets := benchStart(b)
+	o := benchOptimizer(b, e)
+	m, C, n, Vp, L := e.m, e.m.Cfg.Channels, e.n, e.m.Cfg.PaddedVocab(), e.m.Cfg.Layers
+	a, p, g := &m.act[0], m.p[m.layer(0):], m.g[m.layer(0):]
+	wte, dwte := m.p[m.wte()], m.g[m.wte()]
+	for _, k := range []struct {
+		name string
+		each int // times in a step
+		run  func()
+	}{
+		{"gemm qkv forward", L, func() { e.linear(a.qkv, a.ln1, p[qkvW], n, C, 3*C) }},
+		{"gemm qkv input grad", L, func() { e.inputGrad(m.tmp, m.dwide, p[qkvW], n, C, 3*C) }},
+		{"gemm qkv weight grad", L, func() { e.weightGrad(g[qkvW], m.dwide, a.ln1, n, C, 3*C) }},
+		{"gemm attproj forward", L, func() { e.linear(m.tmp, a.att, p[projW], n, C, C) }},
+		{"gemm attproj input grad", L, func() { e.inputGrad(m.tmp, m.dres, p[projW], n, C, C) }},
+		{"gemm attproj weight grad", L, func() { e.weightGrad(g[projW], m.dres, a.att, n, C, C) }},
+		{"gemm fc forward", L, func() { e.linear(a.fc, a.ln2, p[fcW], n, C, 4*C) }},
+		{"gemm fc input grad", L, func() { e.inputGrad(m.tmp, m.dwide, p[fcW], n, C, 4*C) }},
+		{"gemm fc weight grad", L, func() { e.weightGrad(g[fcW], m.dwide, a.ln2, n, C, 4*C) }},
+		{"gemm fcproj forward", L, func() { e.linear(m.tmp, a.gelu, p[projW2], n, 4*C, C) }},
+		{"gemm fcproj input grad", L, func() { e.inputGrad(m.dwide, m.dres, p[projW2], n, 4*C, C) }},
+		{"gemm fcproj weight grad", L, func() { e.weightGrad(g[projW2], m.dres, a.gelu, n, 4*C, C) }},
+		{"gemm head forward", 1, func() { e.linear(m.logits, m.lnf, wte, n, C, Vp) }},
+		{"gemm head input grad", 1, func() { e.inputGrad(m.tmp, m.logits, wte, n, C, Vp) }},
+		{"gemm head weight grad", 1, func() { e.weightGrad(dwte, m.logits, m.lnf, n, C, Vp) }},
+		{"encoder forward", 1, func() { e.encoderForward(m.emb, in, wte, m.p[m.wpe()]) }},
+		{"encoder backward", 1, func() { e.encoderBackward(dwte, m.g[m.wpe()], m.dres, in) }},
+		{"residual layernorm forward", 2 * L, func() {
+			e.residualLayerNormForward(a.res2, a.ln2, a.mean2, a.rstd2, m.emb, m.tmp, p[projB], p[ln2W], p[ln2B])
+		}},
+		{"layernorm backward", 2*L + 1, func() {
+			e.layerNormBackward(m.dres, g[ln2W], g[ln2B], m.tmp, a.res2, p[ln2W], a.mean2, a.rstd2, true)
+		}},
+		{"bias forward", L, func() { e.biasForward(a.qkv, p[qkvB], 3*C) }},
+		{"bias backward C", 2 * L, func() { e.biasBackward(g[projB], m.dres, C) }},
+		{"bias backward 3C", L, func() { e.biasBackward(g[qkvB], m.dwide, 3*C) }},
+		{"bias backward 4C", L, func() { e.biasBackward(g[fcB], m.dwide, 4*C) }},
+		{"bias gelu forward", L, func() { e.biasGeluForward(a.gelu, a.fc, p[fcB], 4*C) }},
+		{"gelu backward", L, func() { e.geluBackward(m.dwide, a.fc, 4*C) }},
+		{"attention forward", L, func() { e.attentionForward(a.att, a.lse, a.qkv) }},
+		{"attention backward", L, func() { e.attentionBackward(m.dwide, m.delta, m.tmp, a.att, a.lse, a.qkv) }},
+		{"classifier", 1, func() { e.classify(targets, 1, true) }},
+		{"adamw and norm", 1, func() {
+			if e.err == nil {
+				e.err = o.Step(e.s, 0)
+			}
+		}},
+	} {
+		b.Run(k.name, func(b *testing.B) {
+			// Every kernel starts from a whole pass: the repeated sums above must not
+			// run into infinities and denormal numbers.
+			if err := m.ForwardBackward(e.s, in, targets, e.b, e.t, 1/float32(n), true, nil); err != nil {
+				b.Fatal(err)
+			}
+			k.run()
+			if err := e.s.Synchronize(); err != nil {
+				b.Fatal(err)
+			}
+			for b.Loop() {
+				k.run()
+				if e.err == nil {
+					e.err = e.s.Synchronize()
+				}
+				if e.err != nil {
+					b.Fatal(e.err)
+				}
+			}
+			b.ReportMetric(b.Elapsed().Seconds()*1e3/float64(b.N)*float64(k.each), "ms/step")
+		})
+	}
+}

@@ -1,0 +1,187 @@
+package main
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/spf13/pflag"
+)
+
+// options is every setting of a run; newOptions holds the defaults.
+type options struct {
+	model                          string
+	layers, heads, channels        int // 0: as the model has it
+	steps, batch, seq, globalBatch int
+	lr, minLR, weightDecay, clip   float64
+	beta1, beta2                   float64
+	warmup                         int
+	valEvery, valBatches           int
+	logEvery                       int
+	checkEvery                     int
+	tokens                         string
+	data                           []string
+	cache                          string
+	sample                         int
+	prompt                         string
+	temperature                    float64
+
+	// What check makes of the above.
+	inputs []input
+	tok    tokenizer
+	cfg    Config
+	adam   AdamConfig
+	rate   Schedule
+	given  func(flag string) bool // whether the command line has the flag
+	json   func() string          // --json, which belongs to the common flags
+}
+
+// habits are what a model is usually trained with: GPT-2's sizes at the rates of
+// Brown et al., Language models are few-shot learners, table 2.1; the tiny model
+// in small, fast steps.
+var habits = map[string]struct {
+	lr, beta2 float64
+	seq       int
+}{
+	"tiny":        {3e-3, 0.99, 64},
+	"gpt2":        {6e-4, 0.95, 1024},
+	"gpt2-medium": {3e-4, 0.95, 1024},
+	"gpt2-large":  {2.5e-4, 0.95, 1024},
+	"gpt2-xl":     {2e-4, 0.95, 1024},
+}
+
+func newOptions() *options {
+	return &options{
+		model: "tiny", steps: 1500, batch: 4,
+		weightDecay: DefaultAdam.WeightDecay, clip: DefaultAdam.Clip, beta1: DefaultAdam.Beta1,
+		minLR: 0.1, valBatches: 4, tokens: "bytes", sample: 400, temperature: 0.8,
+	}
+}
+
+func (o *options) flags(fs *pflag.FlagSet) {
+	fs.StringVar(&o.model, "model", o.model, "shape of the model: tiny, gpt2, gpt2-medium, gpt2-large or gpt2-xl")
+	fs.IntVar(&o.layers, "layers", o.layers, "transformer blocks (default the model's)")
+	fs.IntVar(&o.heads, "heads", o.heads, "attention heads of a block (default the model's)")
+	fs.IntVar(&o.channels, "channels", o.channels, "width of the model, divisible by the heads (default the model's)")
+	fs.IntVar(&o.seq, "seq", o.seq, "tokens of a sequence (default the model's: 64 for tiny, 1024 for the others)")
+	fs.IntVar(&o.steps, "steps", o.steps, "optimizer steps")
+	fs.IntVar(&o.batch, "batch", o.batch, "sequences a rank takes in one micro-step")
+	fs.IntVar(&o.globalBatch, "global-batch", o.globalBatch, "sequences of a step over all ranks, accumulated in micro-steps (default --batch times the ranks)")
+	fs.Float64Var(&o.lr, "lr", o.lr, "peak learning rate (default the model's: 0.003 for tiny, 0.0006 for gpt2)")
+	fs.Float64Var(&o.minLR, "min-lr", o.minLR, "learning rate at the end, as a part of the peak")
+	fs.IntVar(&o.warmup, "warmup-steps", o.warmup, "steps in which the learning rate rises (default a twentieth of --steps)")
+	fs.Float64Var(&o.weightDecay, "weight-decay", o.weightDecay, "weight decay of matrices")
+	fs.Float64Var(&o.beta1, "beta1", o.beta1, "AdamW: decay of the gradient's average")
+	fs.Float64Var(&o.beta2, "beta2", o.beta2, "AdamW: decay of the squared gradient's average (default 0.99 for tiny, 0.95 for the others)")
+	fs.Float64Var(&o.clip, "clip", o.clip, "largest norm of the gradient; 0 is no limit")
+	fs.IntVar(&o.valEvery, "val-every", o.valEvery, "steps between validations; 0 validates at the end only")
+	fs.IntVar(&o.valBatches, "val-batches", o.valBatches, "global batches of one validation; 0 leaves it out")
+	fs.IntVar(&o.logEvery, "log-every", o.logEvery, "steps between log lines (default a twentieth of --steps)")
+	fs.IntVar(&o.checkEvery, "check-every", o.checkEvery, "steps between checks that all ranks hold the same weights; 0 checks at the end only")
+	fs.StringVar(&o.tokens, "tokens", o.tokens, "bytes, or gpt2 for GPT-2's byte-pair encoding")
+	fs.StringArrayVar(&o.data, "data", nil, "text to learn from: `FILE`, folder or glob; repeatable (default the Go toolchain's source)")
+	fs.StringVar(&o.cache, "cache", "", "`DIR` for token files (default lockstep/tokens in the user's cache folder)")
+	fs.IntVar(&o.sample, "sample", o.sample, "tokens of text to write at the end; 0 is none")
+	fs.StringVar(&o.prompt, "prompt", "", "text that the sample goes on from")
+	fs.Float64Var(&o.temperature, "temperature", o.temperature, "of the sample: 0 takes the likeliest token, 1 the model's own distribution")
+	o.json = func() string { return fs.Lookup("json").Value.String() }
+	o.given = fs.Changed
+}
+
+// check refuses what does not fit together, and works out what run needs. It runs
+// before MPI starts, on every rank.
+func (o *options) check(ranks int) error {
+	base, err := Preset(o.model)
+	if err != nil {
+		return fmt.Errorf("--model %s: unknown, want tiny, gpt2, gpt2-medium, gpt2-large or gpt2-xl", o.model)
+	}
+	usual := habits[o.model]
+	if !o.given("lr") {
+		o.lr = usual.lr
+	}
+	if !o.given("beta2") {
+		o.beta2 = usual.beta2
+	}
+	if !o.given("global-batch") {
+		o.globalBatch = o.batch * ranks
+	}
+	if !o.given("warmup-steps") {
+		o.warmup = o.steps / 20
+	}
+	if !o.given("log-every") {
+		o.logEvery = max(1, o.steps/20)
+	}
+	for _, d := range []struct {
+		flag  string
+		value *int
+		base  int
+	}{{"layers", &o.layers, base.Layers}, {"heads", &o.heads, base.Heads}, {"channels", &o.channels, base.Channels}, {"seq", &o.seq, usual.seq}} {
+		if !o.given(d.flag) {
+			*d.value = d.base
+		}
+	}
+	if err := o.checkNumbers(); err != nil {
+		return err
+	}
+	switch {
+	case o.channels%o.heads != 0:
+		return fmt.Errorf("--heads %d does not divide %d channels", o.heads, o.channels)
+	case o.globalBatch < ranks:
+		return fmt.Errorf("--global-batch %d is less than the %d ranks: each needs a sequence", o.globalBatch, ranks)
+	case o.warmup > o.steps:
+		return fmt.Errorf("--warmup-steps %d is more than --steps %d", o.warmup, o.steps)
+	}
+	if o.tok, err = newTokenizer(o.tokens); err != nil {
+		return err
+	}
+	if o.inputs, err = resolveData(o.data); err != nil {
+		return err
+	}
+	// Sequences longer than GPT-2's add positions; shorter ones leave it its size.
+	o.cfg = Config{Layers: o.layers, Heads: o.heads, Channels: o.channels, SeqMax: max(o.seq, base.SeqMax), Vocab: o.tok.ids()}
+	o.adam = AdamConfig{Beta1: o.beta1, Beta2: o.beta2, Eps: DefaultAdam.Eps, WeightDecay: o.weightDecay, Clip: o.clip}
+	o.rate = Schedule{Peak: o.lr, Final: o.lr * o.minLR, Warmup: o.warmup, Steps: o.steps}
+	return o.cfg.Validate()
+}
+
+// checkNumbers refuses numbers that are out of range by themselves.
+func (o *options) checkNumbers() error {
+	const limit = 1 << 31 // of a flag; keeps every product of two below 2^62
+	for _, n := range []struct {
+		flag       string
+		value, min int
+	}{
+		{"steps", o.steps, 1}, {"batch", o.batch, 1}, {"global-batch", o.globalBatch, 1}, {"seq", o.seq, 1},
+		{"layers", o.layers, 1}, {"heads", o.heads, 1}, {"channels", o.channels, 1}, {"log-every", o.logEvery, 1},
+		{"warmup-steps", o.warmup, 0}, {"val-every", o.valEvery, 0}, {"val-batches", o.valBatches, 0},
+		{"check-every", o.checkEvery, 0}, {"sample", o.sample, 0},
+	} {
+		if n.value < n.min {
+			return fmt.Errorf("--%s %d: must be at least %d", n.flag, n.value, n.min)
+		}
+		if n.value > limit {
+			return fmt.Errorf("--%s %d: must be at most %d", n.flag, n.value, limit)
+		}
+	}
+	for _, x := range []struct {
+		flag          string
+		value, lo, hi float64
+		open          string // which bounds are not allowed themselves
+	}{
+		{"lr", o.lr, 0, math.MaxFloat32, "lo"}, {"min-lr", o.minLR, 0, 1, ""}, {"weight-decay", o.weightDecay, 0, math.MaxFloat32, ""},
+		{"beta1", o.beta1, 0, 1, "hi"}, {"beta2", o.beta2, 0, 1, "hi"}, {"clip", o.clip, 0, math.MaxFloat32, ""},
+		{"temperature", o.temperature, 0, math.MaxFloat32, ""},
+	} {
+		ok := x.value >= x.lo && x.value <= x.hi // false for NaN
+		switch {
+		case x.open == "lo" && (!ok || x.value == x.lo):
+			return fmt.Errorf("--%s %g: must be a number above %g", x.flag, x.value, x.lo)
+		case x.open == "hi" && (!ok || x.value == x.hi):
+			return fmt.Errorf("--%s %g: must be from %g to below %g", x.flag, x.value, x.lo, x.hi)
+		case !ok && x.hi == 1:
+			return fmt.Errorf("--%s %g: must be from %g to %g", x.flag, x.value, x.lo, x.hi)
+		case !ok:
+			return fmt.Errorf("--%s %g: must be a number of at least %g", x.flag, x.value, x.lo)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,222 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"lockstep/internal/mpirun"
+)
+
+// asProgram makes this test binary the program train.
+const asProgram = "LOCKSTEP_TRAIN_TEST"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		main()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// train runs the program on some ranks, 0 without mpirun, and returns its exit
+// status and output.
+func train(t *testing.T, ranks int, args ...string) (status int, stdout, stderr string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, os.Args[0], args...)
+	cmd.Env = os.Environ()
+	if ranks > 0 {
+		cmd = mpirun.Command(ctx, ranks, os.Args[0], args...)
+	}
+	cmd.Env = append(cmd.Env, asProgram+"=1", "HOME=", "GOROOT=", "PATH="+filepath.Dir(lookPath(t, "mpirun")), "XDG_CACHE_HOME="+t.TempDir())
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err := cmd.Run()
+	if ctx.Err() != nil {
+		t.Fatalf("train %v: still running after a minute\n%s", args, errs.String())
+	}
+	if err != nil && !errors.As(err, new(*exec.ExitError)) {
+		t.Fatal(err)
+	}
+	return cmd.ProcessState.ExitCode(), out.String(), errs.String()
+}
+
+func lookPath(t *testing.T, name string) string {
+	t.Helper()
+	path, err := exec.LookPath(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// ours returns the lines of the program itself: mpirun adds its own.
+func ours(stderr string) []string {
+	var lines []string
+	for line := range strings.Lines(stderr) {
+		if strings.HasPrefix(line, "train: ") {
+			lines = append(lines, strings.TrimSuffix(line, "\n"))
+		}
+	}
+	return lines
+}
+
+// Each is refused with one line that names what is wrong, and status 2.
+func TestBadFlags(t *testing.T) {
+	dir := t.TempDir()
+	text := write(t, dir, "text.txt", strings.Repeat("some text ", 500))
+	empty := write(t, dir, "empty.txt", "")
+	short := write(t, dir, "short.txt", "a few bytes")
+	for _, c := range []struct {
+		args  []string
+		wants []string // parts of the line
+	}{
+		{[]string{"--no-such-flag"}, []string{"no-such-flag"}},
+		{[]string{"--steps", "many"}, []string{"steps", "many"}},
+		{[]string{"stray"}, []string{"stray"}},
+		{[]string{"--model", "gpt5"}, []string{"--model gpt5", "gpt2-xl"}},
+		{[]string{"--tokens", "words"}, []string{"--tokens words"}},
+		{[]string{"--steps", "0"}, []string{"--steps 0"}},
+		{[]string{"--batch", "-1"}, []string{"--batch -1"}},
+		{[]string{"--global-batch", "0"}, []string{"--global-batch 0"}},
+		{[]string{"--seq", "0"}, []string{"--seq 0"}},
+		{[]string{"--layers", "0"}, []string{"--layers 0"}},
+		{[]string{"--heads", "-4"}, []string{"--heads -4"}},
+		{[]string{"--channels", "0"}, []string{"--channels 0"}},
+		{[]string{"--heads", "3"}, []string{"--heads 3", "128"}},
+		{[]string{"--channels", "130"}, []string{"--heads 4", "130"}},
+		{[]string{"--layers", "100000000"}, []string{"layers", "100000000"}},
+		{[]string{"--steps", "99999999999"}, []string{"--steps 99999999999"}},
+		{[]string{"--steps", "10", "--warmup-steps", "11"}, []string{"--warmup-steps 11", "--steps 10"}},
+		{[]string{"--warmup-steps", "-1"}, []string{"--warmup-steps -1"}},
+		{[]string{"--lr", "0"}, []string{"--lr 0"}},
+		{[]string{"--lr", "nan"}, []string{"--lr NaN"}},
+		{[]string{"--lr", "inf"}, []string{"--lr +Inf"}},
+		{[]string{"--min-lr", "1.5"}, []string{"--min-lr 1.5"}},
+		{[]string{"--weight-decay", "-0.1"}, []string{"--weight-decay -0.1"}},
+		{[]string{"--clip", "-1"}, []string{"--clip -1"}},
+		{[]string{"--beta1", "1"}, []string{"--beta1 1"}},
+		{[]string{"--beta2", "nan"}, []string{"--beta2 NaN"}},
+		{[]string{"--temperature", "-1"}, []string{"--temperature -1"}},
+		{[]string{"--sample", "-1"}, []string{"--sample -1"}},
+		{[]string{"--val-every", "-1"}, []string{"--val-every -1"}},
+		{[]string{"--val-batches", "-1"}, []string{"--val-batches -1"}},
+		{[]string{"--log-every", "0"}, []string{"--log-every 0"}},
+		{[]string{"--data", filepath.Join(dir, "none")}, []string{"none", "no such file"}},
+		{[]string{"--data", filepath.Join(dir, "*.none")}, []string{"*.none", "no file matches"}},
+		{[]string{"--data", empty}, []string{"empty.txt", "is empty"}},
+		{[]string{"--data", text, "--data", empty}, []string{"empty.txt", "is empty"}},
+		{[]string{"--data", short}, []string{"12 tokens are too few", "514"}}, // 11 bytes and a separator
+		{[]string{"--data", text, "--cache", filepath.Join(text, "x")}, []string{"--cache", "not a directory"}},
+		{[]string{"--device", "abacus"}, []string{"--device abacus"}},
+	} {
+		status, stdout, stderr := train(t, 0, c.args...)
+		lines := ours(stderr)
+		if status != 2 || len(lines) != 1 || stdout != "" {
+			t.Errorf("train %v: status %d, stdout %q, stderr:\n%s", c.args, status, stdout, stderr)
+			continue
+		}
+		for _, want := range c.wants {
+			if !strings.Contains(lines[0], want) {
+				t.Errorf("train %v: %q, want %q in it", c.args, lines[0], want)
+			}
+		}
+	}
+}
+
+// The same on several ranks: one line for the job, not one a rank.
+func TestBadInputOnceAJob(t *testing.T) {
+	short := write(t, t.TempDir(), "short.txt", "a few bytes")
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"--global-batch", "2"}, "--global-batch 2 is less than the 3 ranks"}, // before MPI starts
+		{[]string{"--data", short}, "too few"},                                         // found by all ranks, later
+	} {
+		status, _, stderr := train(t, 3, c.args...)
+		if lines := ours(stderr); status != 2 || len(lines) != 1 || !strings.Contains(lines[0], c.want) {
+			t.Errorf("train %v on 3 ranks: status %d, stderr:\n%s", c.args, status, stderr)
+		}
+	}
+}
+
+// A short run: what it writes for programs and for people.
+func TestRun(t *testing.T) {
+	dir := t.TempDir()
+	text := write(t, dir, "text.txt", strings.Repeat("func main() { return }\n", 400))
+	file := filepath.Join(dir, "out.json")
+	status, stdout, stderr := train(t, 2, "--data", text, "--steps", "3", "--layers", "1", "--channels", "16", "--heads", "2",
+		"--seq", "16", "--batch", "2", "--global-batch", "5", "--val-every", "2", "--check-every", "1",
+		"--sample", "20", "--prompt", "func", "--json", file)
+	if status != 0 {
+		t.Fatalf("status %d, stderr:\n%s", status, stderr)
+	}
+	if !strings.HasPrefix(stdout, "\nfunc") || len(stdout) < 20 {
+		t.Errorf("standard output is %q, want the prompt and what follows", stdout)
+	}
+	for _, want := range []string{"step 1/3", "step 3/3", "val_loss", "done"} {
+		if !strings.Contains(stderr, want) {
+			t.Errorf("no %q in the log:\n%s", want, stderr)
+		}
+	}
+	b, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(string(b)), "\n")
+	if len(lines) != 4 {
+		t.Fatalf("%d lines of JSON, want 3 steps and a summary:\n%s", len(lines), b)
+	}
+	for i, line := range lines {
+		var rec map[string]any
+		if err := json.Unmarshal([]byte(line), &rec); err != nil {
+			t.Fatal(err)
+		}
+		fields := []string{"step", "loss", "lr", "grad_norm", "tokens", "tok_s", "ms"}
+		if i == 3 {
+			fields = []string{"summary", "params", "tok_s", "mfu", "loss_first", "loss_last", "val_loss", "ranks", "device"}
+		}
+		for _, f := range fields {
+			if _, ok := rec[f]; !ok {
+				t.Errorf("line %d has no %q: %s", i+1, f, line)
+			}
+		}
+		_, val := rec["val_loss"]
+		switch {
+		case i < 3 && (rec["step"] != float64(i+1) || rec["tokens"] != float64((i+1)*5*16)):
+			t.Errorf("line %d has other numbers: %s", i+1, line)
+		case i < 3 && val != (i > 0): // after steps 2 and 3
+			t.Errorf("line %d: validation loss there is %v: %s", i+1, val, line)
+		case i == 3 && (rec["summary"] != true || rec["ranks"] != 2.0):
+			t.Errorf("the summary has other values: %s", line)
+		}
+	}
+}
+
+// With measurements on standard output the sample goes elsewhere.
+func TestJSONOnStandardOutput(t *testing.T) {
+	text := write(t, t.TempDir(), "text.txt", strings.Repeat("func main() { return }\n", 400))
+	status, stdout, stderr := train(t, 0, "--data", text, "--steps", "1", "--layers", "1", "--channels", "16", "--heads", "2",
+		"--seq", "16", "--batch", "1", "--val-batches", "0", "--sample", "5", "--prompt", "sample", "--json", "-")
+	if status != 0 {
+		t.Fatalf("status %d, stderr:\n%s", status, stderr)
+	}
+	for line := range strings.Lines(stdout) {
+		if !json.Valid([]byte(line)) {
+			t.Errorf("not JSON: %q", line)
+		}
+	}
+	if !strings.Contains(stdout, `"val_loss":null`) || !strings.Contains(stderr, "\nsample") {
+		t.Errorf("stdout:\n%s\nstderr:\n%s", stdout, stderr)
+	}
+}

@@ -1,0 +1,79 @@
+package main
+
+/*
+#cgo CFLAGS: -O3 -fopenmp-simd
+#cgo LDFLAGS: -lm
+#include "kernels.h"
+*/
+import "C"
+
+import "unsafe"
+
+// The wrappers of kernels.c, which says what they compute. lo and hi are bounds
+// within what the slices hold: the callers, host functions in kernels.go, have
+// compared the lengths.
+
+func floats(x []float32) *C.float { return (*C.float)(unsafe.SliceData(x)) }
+func ints(x []int32) *C.int32_t   { return (*C.int32_t)(unsafe.SliceData(x)) }
+func octets(x []uint8) *C.uint8_t { return (*C.uint8_t)(unsafe.SliceData(x)) }
+func long(n int) C.long           { return C.long(n) }
+func truth(b bool) (i C.int) {
+	if b {
+		i = 1
+	}
+	return i
+}
+
+func cEncoderForward(out []float32, tokens []int32, wte, wpe []float32, t, c, lo, hi int) {
+	C.train_encoder_forward(floats(out), ints(tokens), floats(wte), floats(wpe), long(t), long(c), long(lo), long(hi))
+}
+
+func cEncoderBackward(dwte, dwpe, dout []float32, tokens []int32, t, c, positions int, acc bool, lo, hi int) {
+	C.train_encoder_backward(floats(dwte), floats(dwpe), floats(dout), ints(tokens), long(len(tokens)), long(t), long(c), long(positions), truth(acc), long(lo), long(hi))
+}
+
+// res, y and ybias are nil where there is nothing to add.
+func cLayerNormForward(res, out, mean, rstd, x, y, ybias, weight, bias []float32, c, lo, hi int) {
+	C.train_layernorm_forward(floats(res), floats(out), floats(mean), floats(rstd), floats(x), floats(y), floats(ybias), floats(weight), floats(bias), long(c), long(lo), long(hi))
+}
+
+func cLayerNormBackwardInput(dx, dout, x, weight, mean, rstd []float32, c int, add bool, lo, hi int) {
+	C.train_layernorm_backward_input(floats(dx), floats(dout), floats(x), floats(weight), floats(mean), floats(rstd), long(c), truth(add), long(lo), long(hi))
+}
+
+func cLayerNormBackwardParams(dweight, dbias, dout, x, mean, rstd []float32, n, c int, acc bool, lo, hi int) {
+	C.train_layernorm_backward_params(floats(dweight), floats(dbias), floats(dout), floats(x), floats(mean), floats(rstd), long(n), long(c), truth(acc), long(lo), long(hi))
+}
+
+func cBiasForward(y, bias []float32, c, lo, hi int) {
+	C.train_bias_forward(floats(y), floats(bias), long(c), long(lo), long(hi))
+}
+
+func cBiasBackward(dbias, dy []float32, n, c int, acc bool, lo, hi int) {
+	C.train_bias_backward(floats(dbias), floats(dy), long(n), long(c), truth(acc), long(lo), long(hi))
+}
+
+func cBiasGeluForward(out, x, bias []float32, c, lo, hi int) {
+	C.train_bias_gelu_forward(floats(out), floats(x), floats(bias), long(c), long(lo), long(hi))
+}
+
+func cGeluBackward(d, x []float32, lo, hi int) {
+	C.train_gelu_backward(floats(d), floats(x), long(lo), long(hi))
+}
+
+// The result is whether there was memory for it.
+func cAttentionForward(out, lse, qkv []float32, t, nh, hs, lo, hi int) bool {
+	return C.train_attention_forward(floats(out), floats(lse), floats(qkv), long(t), long(nh), long(hs), long(lo), long(hi)) == 0
+}
+
+func cAttentionBackward(dqkv, delta, dout, out, lse, qkv []float32, t, nh, hs, lo, hi int) bool {
+	return C.train_attention_backward(floats(dqkv), floats(delta), floats(dout), floats(out), floats(lse), floats(qkv), long(t), long(nh), long(hs), long(lo), long(hi)) == 0
+}
+
+func cClassifier(losses, logits []float32, targets []int32, v, vp int, scale float32, grad bool, lo, hi int) {
+	C.train_classifier(floats(losses), floats(logits), ints(targets), long(v), long(vp), C.float(scale), truth(grad), long(lo), long(hi))
+}
+
+func cAdamW(p, m, v, g []float32, decay []uint8, hyper []float32, gscale, beta1, beta2, eps, weightDecay float32, lo, hi int) {
+	C.train_adamw(floats(p), floats(m), floats(v), floats(g), octets(decay), floats(hyper), C.float(gscale), C.float(beta1), C.float(beta2), C.float(eps), C.float(weightDecay), long(lo), long(hi))
+}

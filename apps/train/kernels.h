@@ -1,0 +1,56 @@
+// The loops of the model's kernels on the host. Arrays are row-major float32.
+// lo and hi bound the part of the work that one call does; a value never depends
+// on how the work was split.
+#ifndef TRAIN_KERNELS_H
+#define TRAIN_KERNELS_H
+
+#include <stdint.h>
+
+// out(n,c) = wte[token] + wpe[position], rows [lo, hi).
+void train_encoder_forward(float *out, const int32_t *tokens, const float *wte, const float *wpe,
+                           long t, long c, long lo, long hi);
+// dwte[token] += dout, dwpe[position] (+)= dout for n rows, columns [lo, hi). Rows
+// t to positions of dwpe are zeroed unless accumulate.
+void train_encoder_backward(float *dwte, float *dwpe, const float *dout, const int32_t *tokens,
+                            long n, long t, long c, long positions, int accumulate, long lo, long hi);
+
+// res = x + y + ybias where y is given, then
+// out = (res - mean)·rstd·weight + bias, rows [lo, hi) of width c.
+void train_layernorm_forward(float *res, float *out, float *mean, float *rstd, const float *x,
+                             const float *y, const float *ybias, const float *weight, const float *bias,
+                             long c, long lo, long hi);
+// dx (+)= the gradient through the normalisation, rows [lo, hi).
+void train_layernorm_backward_input(float *dx, const float *dout, const float *x, const float *weight,
+                                    const float *mean, const float *rstd, long c, int add, long lo, long hi);
+// dweight, dbias (+)= sums over n rows, columns [lo, hi).
+void train_layernorm_backward_params(float *dweight, float *dbias, const float *dout, const float *x,
+                                     const float *mean, const float *rstd, long n, long c, int accumulate,
+                                     long lo, long hi);
+
+// y(n,c) += bias, rows [lo, hi).
+void train_bias_forward(float *y, const float *bias, long c, long lo, long hi);
+// dbias (+)= the sum of dy(n,c) over its rows, columns [lo, hi).
+void train_bias_backward(float *dbias, const float *dy, long n, long c, int accumulate, long lo, long hi);
+// x(n,c) += bias; out = gelu(x); rows [lo, hi).
+void train_bias_gelu_forward(float *out, float *x, const float *bias, long c, long lo, long hi);
+// d *= gelu'(x), elements [lo, hi).
+void train_gelu_backward(float *d, const float *x, long lo, long hi);
+
+// Causal attention of heads [lo, hi) of the b·nh there are; qkv is (b,t,3,nh,hs), out (b,t,nh,hs),
+// lse (b,nh,t). Not 0 when there is no memory.
+int train_attention_forward(float *out, float *lse, const float *qkv, long t, long nh, long hs, long lo, long hi);
+// dqkv from dout; delta (b,nh,t) receives the row sums of dout·out.
+int train_attention_backward(float *dqkv, float *delta, const float *dout, const float *out, const float *lse,
+                             const float *qkv, long t, long nh, long hs, long lo, long hi);
+
+// losses = cross-entropy of rows [lo, hi) of logits(n,vp), of which v columns count.
+// With grad, logits become their gradient times scale, and 0 beyond v.
+void train_classifier(float *losses, float *logits, const int32_t *targets, long v, long vp,
+                      float scale, int grad, long lo, long hi);
+
+// AdamW on blocks [lo, hi) of 64 elements; decay says which blocks decay; hyper is
+// rate, 1/(1-beta1^t), 1/(1-beta2^t); g is multiplied by gscale first.
+void train_adamw(float *p, float *m, float *v, const float *g, const uint8_t *decay, const float *hyper,
+                 float gscale, float beta1, float beta2, float eps, float weight_decay, long lo, long hi);
+
+#endif

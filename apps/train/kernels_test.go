@@ -1,0 +1,226 @@
+package main
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+)
+
+func randomFloats(n int, scale float64, seed uint64) []float32 {
+	rng := rand.New(rand.NewPCG(seed, 3))
+	x := make([]float32, n)
+	for i := range x {
+		x[i] = float32(scale * rng.NormFloat64())
+	}
+	return x
+}
+
+// rows64 is x, rows of c, as the reference takes them.
+func rows64(x []float32, c int) [][]float64 {
+	r := refRows(len(x)/c, c)
+	for i, v := range x {
+		r[i/c][i%c] = float64(v)
+	}
+	return r
+}
+
+// near fails unless |got - want| <= rel·|want| + abs everywhere.
+func near(t *testing.T, name string, got []float32, want []float64, rel, abs float64) {
+	t.Helper()
+	if len(got) != len(want) {
+		t.Fatalf("%s: %d values, expected %d", name, len(got), len(want))
+	}
+	for i, w := range want {
+		if g := float64(got[i]); !(math.Abs(g-w) <= rel*math.Abs(w)+abs) {
+			t.Fatalf("%s[%d] = %v, want %v", name, i, g, w)
+		}
+	}
+}
+
+func flat(x [][]float64) []float64 { return slices.Concat(x...) }
+
+func TestGelu(t *testing.T) {
+	// Where the function is neither 0 nor x, and beyond at both ends.
+	var x []float32
+	for v := -12.0; v <= 12; v += 1.0 / 512 {
+		x = append(x, float32(v))
+	}
+	x = append(x, -1e6, -1000, 1000, 1e6, 0, float32(math.Copysign(0, -1)), 1e-30, -1e-30)
+	value, slope := make([]float64, len(x)), make([]float64, len(x))
+	for i, v := range x {
+		v := float64(v)
+		k := math.Sqrt(2 / math.Pi)
+		th := math.Tanh(k * (v + 0.044715*v*v*v))
+		value[i] = 0.5 * v * (1 + th)
+		slope[i] = 0.5 * (1 + th)
+		if s := 1 - th*th; s > 0 {
+			slope[i] += 0.5 * v * s * k * (1 + 3*0.044715*v*v)
+		}
+	}
+	out, d := make([]float32, len(x)), slices.Repeat([]float32{1}, len(x))
+	in := slices.Clone(x)
+	cBiasGeluForward(out, in, make([]float32, len(x)), len(x), 0, 1)
+	near(t, "gelu", out, value, 1e-6, 2e-7)
+	cGeluBackward(d, x, 0, len(x))
+	near(t, "gelu'", d, slope, 1e-6, 2e-7)
+	if !slices.Equal(in[:len(x)-4], x[:len(x)-4]) {
+		t.Error("a bias of 0 changed the input")
+	}
+}
+
+// Logits far from zero, ties, and a vocabulary that ends within a vector.
+func TestClassifier(t *testing.T) {
+	for _, tc := range []struct{ v, vp int }{{1, 128}, {5, 128}, {128, 128}, {300, 384}} {
+		for _, shift := range []float64{0, 1e4, -1e4} {
+			const n, scale = 7, 0.25
+			x := randomFloats(n*tc.vp, 8, 1)
+			for i := range x {
+				x[i] += float32(shift)
+			}
+			targets := randomTokens(n, tc.v, 2)
+			var loss, grad []float64
+			for i := range n {
+				row := x[i*tc.vp:][:tc.v]
+				top, sum := float64(slices.Max(row)), 0.0
+				for _, v := range row {
+					sum += math.Exp(float64(v) - top)
+				}
+				loss = append(loss, math.Log(sum)+top-float64(row[targets[i]]))
+				for j := range tc.vp {
+					g := 0.0
+					if j < tc.v {
+						g = scale * math.Exp(float64(row[j])-top) / sum
+					}
+					if j == int(targets[i]) {
+						g -= scale
+					}
+					grad = append(grad, g)
+				}
+			}
+			losses, before := make([]float32, n), slices.Clone(x)
+			// The sum of the logarithm and top is rounded at the size of top.
+			abs := 1e-6 + 1.2e-7*math.Abs(shift)
+			cClassifier(losses, x, targets, tc.v, tc.vp, scale, false, 0, n)
+			near(t, "loss", losses, loss, 1e-6, abs)
+			if !slices.Equal(x, before) {
+				t.Error("without grad the logits changed")
+			}
+			cClassifier(losses, x, targets, tc.v, tc.vp, scale, true, 0, n)
+			near(t, "loss", losses, loss, 1e-6, abs)
+			near(t, "gradient", x, grad, 3e-6, 1e-7)
+		}
+	}
+}
+
+// Lengths around the blocks of queries and the tiles, heads around the vectors,
+// and scores whose exponentials overflow float32.
+func TestAttention(t *testing.T) {
+	for _, tc := range []struct {
+		t, nh, hs int
+		scale     float64
+	}{{1, 1, 1, 1}, {5, 2, 3, 1}, {31, 1, 16, 1}, {32, 3, 8, 1}, {33, 1, 64, 1}, {97, 2, 20, 1}, {130, 1, 80, 1}, {40, 2, 16, 6}} {
+		const b = 2
+		c := tc.nh * tc.hs
+		qkv := randomFloats(b*tc.t*3*c, tc.scale, 1)
+		dout := randomFloats(b*tc.t*c, 1, 2)
+		m := &refModel{heads: tc.nh, channels: c}
+		var out, dqkv []float64
+		for i := range b {
+			q := rows64(qkv[i*tc.t*3*c:][:tc.t*3*c], 3*c)
+			o, p := m.attention(q)
+			out = append(out, flat(o)...)
+			dqkv = append(dqkv, flat(m.attentionBack(rows64(dout[i*tc.t*c:][:tc.t*c], c), q, p))...)
+		}
+		got, lse := make([]float32, len(out)), make([]float32, b*tc.nh*tc.t)
+		back, delta := slices.Repeat([]float32{float32(math.NaN())}, len(dqkv)), make([]float32, len(lse))
+		if !cAttentionForward(got, lse, qkv, tc.t, tc.nh, tc.hs, 0, b*tc.nh) {
+			t.Fatal("no memory")
+		}
+		// The rounding of a score is that of its size, which grows with scale².
+		tol := 2e-6 * tc.scale * tc.scale
+		near(t, "out", got, out, tol, tol)
+		if !cAttentionBackward(back, delta, dout, got, lse, qkv, tc.t, tc.nh, tc.hs, 0, b*tc.nh) {
+			t.Fatal("no memory")
+		}
+		tol *= 10 * tc.scale // sums over up to 130 queries
+		near(t, "dqkv", back, dqkv, tol, tol)
+	}
+}
+
+// A value must not depend on how the work is split over threads.
+func TestSplits(t *testing.T) {
+	const n, c, tt, nh, vp = 12, 100, 6, 2, 128
+	w, bias := randomFloats(c, 1, 1), randomFloats(c, 1, 2)
+	x, d := randomFloats(n*c, 1, 3), randomFloats(n*c, 1, 4)
+	mean, rstd := randomFloats(n, 1, 5), randomFloats(n, 1, 6)
+	tokens := []int32{3, 1, 3, 3, 0, 2, 1, 1, 3, 0, 0, 3}
+	qkv, lse, att := randomFloats(3*n*c, 1, 7), randomFloats(n*nh, 1, 8), randomFloats(n*c, 1, 9)
+	logits := randomFloats(n*vp, 1, 10)
+	table := randomFloats(n*c, 1, 11)
+	arena := randomFloats(5*arenaAlign, 1, 12)
+	hyper := []float32{0.1, 2, 3}
+	for _, k := range []struct {
+		name string
+		n    int
+		outs []int // lengths of what it writes, zero before
+		run  func(o [][]float32, lo, hi int)
+	}{
+		{"encoder forward", n, []int{n * c}, func(o [][]float32, lo, hi int) { cEncoderForward(o[0], tokens, table, table, tt, c, lo, hi) }},
+		{"encoder backward", c, []int{4 * c, 8 * c}, func(o [][]float32, lo, hi int) {
+			cEncoderBackward(o[0], o[1], d, tokens, tt, c, 8, false, lo, hi)
+		}},
+		{"layernorm forward", n, []int{n * c, n * c, n, n}, func(o [][]float32, lo, hi int) {
+			cLayerNormForward(o[0], o[1], o[2], o[3], x, d, bias, w, bias, c, lo, hi)
+		}},
+		{"layernorm backward input", n, []int{n * c}, func(o [][]float32, lo, hi int) {
+			cLayerNormBackwardInput(o[0], d, x, w, mean, rstd, c, true, lo, hi)
+		}},
+		{"layernorm backward params", c, []int{c, c}, func(o [][]float32, lo, hi int) {
+			cLayerNormBackwardParams(o[0], o[1], d, x, mean, rstd, n, c, true, lo, hi)
+		}},
+		{"bias forward", n, []int{n * c}, func(o [][]float32, lo, hi int) { cBiasForward(o[0], bias, c, lo, hi) }},
+		{"bias backward", c, []int{c}, func(o [][]float32, lo, hi int) { cBiasBackward(o[0], d, n, c, false, lo, hi) }},
+		{"gelu forward", n, []int{n * c, n * c}, func(o [][]float32, lo, hi int) { cBiasGeluForward(o[0], o[1], bias, c, lo, hi) }},
+		{"gelu backward", n * c, []int{n * c}, func(o [][]float32, lo, hi int) {
+			copy(o[0][lo:hi], d[lo:hi])
+			cGeluBackward(o[0], x, lo, hi)
+		}},
+		{"attention forward", n / tt * nh, []int{n * c, n * nh}, func(o [][]float32, lo, hi int) {
+			cAttentionForward(o[0], o[1], qkv, tt, nh, c/nh, lo, hi)
+		}},
+		{"attention backward", n / tt * nh, []int{3 * n * c, n * nh}, func(o [][]float32, lo, hi int) {
+			cAttentionBackward(o[0], o[1], d, att, lse, qkv, tt, nh, c/nh, lo, hi)
+		}},
+		{"classifier", n, []int{n, n * vp}, func(o [][]float32, lo, hi int) {
+			copy(o[1][lo*vp:hi*vp], logits[lo*vp:hi*vp])
+			cClassifier(o[0], o[1], tokens, 100, vp, 1, true, lo, hi)
+		}},
+		{"adamw", 5, []int{5 * arenaAlign, 5 * arenaAlign, 5 * arenaAlign}, func(o [][]float32, lo, hi int) {
+			cAdamW(o[0], o[1], o[2], arena, []uint8{1, 0, 1, 1, 0}, hyper, 0.5, 0.9, 0.95, 1e-8, 0.1, lo, hi)
+		}},
+	} {
+		fresh := func() (o [][]float32) {
+			for _, n := range k.outs {
+				o = append(o, make([]float32, n))
+			}
+			return o
+		}
+		want := fresh()
+		k.run(want, 0, k.n)
+		got := fresh()
+		for lo := k.n; lo > 0; {
+			hi := lo
+			lo = max(0, lo-1-k.n/3)
+			k.run(got, lo, hi)
+		}
+		for i := range want {
+			if !slices.Equal(got[i], want[i]) {
+				t.Errorf("%s: output %d depends on the split", k.name, i)
+			}
+		}
+		if slices.Equal(want[0], make([]float32, len(want[0]))) {
+			t.Errorf("%s: wrote nothing", k.name)
+		}
+	}
+}

@@ -1,0 +1,130 @@
+package main
+
+import (
+	"errors"
+	"iter"
+
+	"lockstep/spmd"
+)
+
+// loader brings micro-batches to the device. A goroutine fills one pair of pinned
+// buffers with the next micro-batch while the device works on the one before.
+type loader struct {
+	data        *dataset
+	slots       [2]slot
+	in, targets spmd.Buffer[int32] // (batch, seq), on the device
+}
+
+// slot is host memory for one micro-batch.
+type slot struct {
+	in, targets spmd.Buffer[int32] // (batch, seq), pinned
+	b           int                // sequences it holds
+	copied      *spmd.Event        // when the device has taken them
+}
+
+// newLoader allocates for micro-batches of up to batch sequences.
+func newLoader(w *spmd.World, data *dataset, batch int) (*loader, error) {
+	l := &loader{data: data}
+	n := batch * data.seq
+	var err error
+	alloc := func(b *spmd.Buffer[int32], make func(*spmd.World, int) (spmd.Buffer[int32], error)) {
+		if err == nil {
+			*b, err = make(w, n)
+		}
+	}
+	alloc(&l.in, spmd.Alloc[int32])
+	alloc(&l.targets, spmd.Alloc[int32])
+	for i := range l.slots {
+		s := &l.slots[i]
+		alloc(&s.in, spmd.AllocPinned[int32])
+		alloc(&s.targets, spmd.AllocPinned[int32])
+		if err == nil {
+			s.copied, err = w.NewEvent()
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return l, nil
+}
+
+// Close frees the buffers. No feed may be running.
+func (l *loader) Close() error {
+	err := errors.Join(l.in.Free(), l.targets.Free())
+	for _, s := range l.slots {
+		err = errors.Join(err, s.in.Free(), s.targets.Free())
+	}
+	return err
+}
+
+// feed is one run of a loader through some micro-batches.
+type feed struct {
+	l           *loader
+	ready, free chan *slot
+	quit, ended chan struct{}
+	err         error // of the goroutine; read it when ready is closed
+}
+
+// feed starts to load micro-batches, each the list of where its sequences begin.
+// One feed of a loader at a time; stop ends it.
+func (l *loader) feed(batches iter.Seq[[]int]) *feed {
+	f := &feed{l, make(chan *slot, len(l.slots)), make(chan *slot, len(l.slots)), make(chan struct{}), make(chan struct{}), nil}
+	for i := range l.slots {
+		f.free <- &l.slots[i]
+	}
+	go func() {
+		defer close(f.ended)
+		defer close(f.ready)
+		for starts := range batches {
+			var s *slot
+			select {
+			case s = <-f.free:
+			case <-f.quit:
+				return
+			}
+			if f.err = s.copied.Synchronize(); f.err != nil {
+				return
+			}
+			t := l.data.seq
+			in, targets := s.in.Host(), s.targets.Host()
+			for i, at := range starts {
+				l.data.fill(in[i*t:(i+1)*t], targets[i*t:(i+1)*t], at)
+			}
+			s.b = len(starts)
+			f.ready <- s // has room for all slots
+		}
+	}()
+	return f
+}
+
+// next enqueues on s the copy of the next micro-batch to the device, and returns
+// where it will be and how many sequences it has.
+func (f *feed) next(s *spmd.Stream) (in, targets spmd.Buffer[int32], b int, err error) {
+	sl, ok := <-f.ready
+	if !ok {
+		if err = f.err; err == nil {
+			err = errors.New("the loader has no more micro-batches")
+		}
+		return in, targets, 0, err
+	}
+	b = sl.b
+	n := b * f.l.data.seq
+	in, targets = f.l.in.Slice(0, n), f.l.targets.Slice(0, n)
+	if err := spmd.Copy(s, in, sl.in.Slice(0, n)); err != nil {
+		return in, targets, 0, err
+	}
+	if err := spmd.Copy(s, targets, sl.targets.Slice(0, n)); err != nil {
+		return in, targets, 0, err
+	}
+	if err := sl.copied.Record(s); err != nil {
+		return in, targets, 0, err
+	}
+	f.free <- sl // the goroutine waits for the copies before it writes
+	return in, targets, b, nil
+}
+
+// stop ends the feed's goroutine.
+func (f *feed) stop() {
+	close(f.quit)
+	<-f.ended
+}

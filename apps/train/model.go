@@ -1,0 +1,527 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"math"
+	"math/rand/v2"
+	"sort"
+	"strings"
+
+	"lockstep/host"
+	"lockstep/spmd"
+)
+
+// Config is the shape of a GPT-2-style decoder.
+type Config struct {
+	Layers   int // transformer blocks
+	Heads    int // attention heads of a block; divides Channels
+	Channels int // width of the residual stream
+	SeqMax   int // longest sequence, in tokens
+	Vocab    int // number of different tokens
+}
+
+// presets are the shapes known by name; Vocab comes with the tokens.
+var presets = map[string]Config{
+	"tiny":        {Layers: 4, Heads: 4, Channels: 128, SeqMax: 128},
+	"gpt2":        {Layers: 12, Heads: 12, Channels: 768, SeqMax: 1024},
+	"gpt2-medium": {Layers: 24, Heads: 16, Channels: 1024, SeqMax: 1024},
+	"gpt2-large":  {Layers: 36, Heads: 20, Channels: 1280, SeqMax: 1024},
+	"gpt2-xl":     {Layers: 48, Heads: 25, Channels: 1600, SeqMax: 1024},
+}
+
+// Preset returns the shape with the given name, without a vocabulary.
+func Preset(name string) (Config, error) {
+	if c, ok := presets[name]; ok {
+		return c, nil
+	}
+	names := make([]string, 0, len(presets))
+	for n := range presets {
+		names = append(names, n)
+	}
+	sort.Strings(names)
+	return Config{}, fmt.Errorf("model %q: known are %s", name, strings.Join(names, ", "))
+}
+
+// Validate says what is wrong with c, or returns nil.
+func (c Config) Validate() error {
+	for _, d := range []struct {
+		name string
+		n    int
+	}{{"layers", c.Layers}, {"heads", c.Heads}, {"channels", c.Channels}, {"sequence length", c.SeqMax}, {"vocabulary", c.Vocab}} {
+		if d.n <= 0 {
+			return fmt.Errorf("model: %s is %d, must be above 0", d.name, d.n)
+		}
+		if d.n > 1<<24 {
+			return fmt.Errorf("model: %s is %d, must be at most %d", d.name, d.n, 1<<24)
+		}
+	}
+	if c.Channels%c.Heads != 0 {
+		return fmt.Errorf("model: %d channels do not divide into %d heads", c.Channels, c.Heads)
+	}
+	return nil
+}
+
+// PaddedVocab is Vocab rounded up to a multiple of 128: the rows of the token
+// embedding, so that the largest products have even sizes. The rows beyond Vocab
+// stay zero.
+func (c Config) PaddedVocab() int { return (c.Vocab + 127) / 128 * 128 }
+
+// ParamCount is the number of trained parameters, padding not counted.
+func (c Config) ParamCount() int {
+	C := c.Channels
+	return c.Layers*(12*C*C+13*C) + 2*C + (c.Vocab+c.SeqMax)*C
+}
+
+// FlopsPerToken is the arithmetic of training on one token of a sequence of t:
+// 6 for each weight of a product, and causal attention counted in full, as
+// PaLM's and nanoGPT's MFU do (12·L·t·C).
+func (c Config) FlopsPerToken(t int) float64 {
+	C, L := float64(c.Channels), float64(c.Layers)
+	return 6*(12*L*C*C+float64(c.PaddedVocab())*C) + 12*L*float64(t)*C
+}
+
+// Param is one tensor of the model: elements [Off, Off+Len) of each arena.
+type Param struct {
+	Name  string // GPT-2's name, such as h.0.attn.c_attn.weight
+	Off   int    // elements; a multiple of arenaAlign
+	Len   int    // elements
+	Shape []int  // row-major; a weight is (outputs, inputs)
+	Decay bool   // whether weight decay applies: matrices only
+}
+
+// Group is a contiguous range of the arenas whose gradients become complete
+// together. The groups follow each other without gaps, in backward order.
+type Group struct {
+	Name     string
+	Off, Len int // elements
+}
+
+// arenaAlign is the alignment of a tensor in an arena, in float32 elements: 256
+// bytes, what the fastest matrix products ask for.
+const arenaAlign = 64
+
+// Indices into the twelve tensors of a layer, in the order in which backward
+// completes them.
+const (
+	projB2 = iota // mlp.c_proj.bias
+	projW2
+	fcB
+	fcW
+	ln2W
+	ln2B
+	projB // attn.c_proj.bias
+	projW
+	qkvB
+	qkvW
+	ln1W
+	ln1B
+	layerTensors
+)
+
+// layout lists the parameters in backward order, the groups, and the length of
+// an arena in elements.
+func layout(cfg Config) (params []Param, groups []Group, n int) {
+	C := cfg.Channels
+	add := func(name string, shape ...int) {
+		p := Param{Name: name, Off: n, Len: shape[0], Shape: shape, Decay: len(shape) == 2}
+		if len(shape) == 2 {
+			p.Len *= shape[1]
+		}
+		params = append(params, p)
+		n += (p.Len + arenaAlign - 1) / arenaAlign * arenaAlign
+	}
+	start := 0
+	group := func(name string) {
+		groups = append(groups, Group{name, start, n - start})
+		start = n
+	}
+	add("ln_f.weight", C)
+	add("ln_f.bias", C)
+	group("ln_f")
+	for l := cfg.Layers - 1; l >= 0; l-- {
+		h := fmt.Sprintf("h.%d.", l)
+		add(h+"mlp.c_proj.bias", C)
+		add(h+"mlp.c_proj.weight", C, 4*C)
+		add(h+"mlp.c_fc.bias", 4*C)
+		add(h+"mlp.c_fc.weight", 4*C, C)
+		add(h+"ln_2.weight", C)
+		add(h+"ln_2.bias", C)
+		group(h + "mlp")
+		add(h+"attn.c_proj.bias", C)
+		add(h+"attn.c_proj.weight", C, C)
+		add(h+"attn.c_attn.bias", 3*C)
+		add(h+"attn.c_attn.weight", 3*C, C)
+		add(h+"ln_1.weight", C)
+		add(h+"ln_1.bias", C)
+		group(h + "attn")
+	}
+	// The token embedding is also the head: its gradient is complete only when
+	// that of the embeddings is.
+	add("wpe.weight", cfg.SeqMax, C)
+	add("wte.weight", cfg.PaddedVocab(), C)
+	group("embeddings")
+	return params, groups, n
+}
+
+// Model is a decoder with its weights, gradients and activations on the rank's
+// device. Its methods that take a stream only enqueue; one stream at a time may
+// use a Model.
+type Model struct {
+	Cfg     Config
+	Params  []Param                // in backward order
+	Groups  []Group                // in backward order; what ready of ForwardBackward counts
+	Weights spmd.Buffer[float32]   // all parameters; Params says what is where, the rest is zero
+	Grads   spmd.Buffer[float32]   // their gradients, in the same places
+	Loss    spmd.Buffer[float64]   // (1): sum over the micro-batches of scale times the tokens' losses
+	w       *spmd.World            // where the buffers are
+	rows    int                    // most tokens of a micro-batch
+	act     []layerActs            // of each layer
+	free    []func() error         // frees every buffer
+	p, g    []spmd.Buffer[float32] // weight and gradient of each of Params
+
+	emb, lnf, lnfMean, lnfRstd spmd.Buffer[float32] // (B·T,C), (B·T,C), (B·T), (B·T)
+	logits                     spmd.Buffer[float32] // (B·T,Vp): logits, then their gradient
+	losses                     spmd.Buffer[float32] // (B·T)
+	tmp, dres                  spmd.Buffer[float32] // (B·T,C): output of a product; gradient of the residual stream
+	dwide                      spmd.Buffer[float32] // (B·T,4C): gradient inside the MLP, and of qkv
+	delta                      spmd.Buffer[float32] // (B,NH,T): attention backward's row sums
+}
+
+// layerActs is what forward keeps of one layer for backward.
+type layerActs struct {
+	ln1, mean1, rstd1 spmd.Buffer[float32] // (B·T,C), (B·T), (B·T)
+	qkv               spmd.Buffer[float32] // (B·T,3C): queries, keys, values, each (NH,HS)
+	lse               spmd.Buffer[float32] // (B,NH,T): log of the softmax's denominator
+	att               spmd.Buffer[float32] // (B·T,C)
+	res2              spmd.Buffer[float32] // (B·T,C): residual stream after attention
+	ln2, mean2, rstd2 spmd.Buffer[float32]
+	fc, gelu          spmd.Buffer[float32] // (B·T,4C): before and after the GELU
+	res3              spmd.Buffer[float32] // (B·T,C): residual stream after the MLP
+}
+
+// NewModel allocates a model for micro-batches of up to maxBatch sequences of up
+// to maxSeq tokens, which may be fewer than the model has positions for. The
+// weights are undefined until Init; the gradients are zero.
+func NewModel(w *spmd.World, cfg Config, maxBatch, maxSeq int) (*Model, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if maxBatch <= 0 || maxSeq <= 0 || maxSeq > cfg.SeqMax {
+		return nil, fmt.Errorf("model: micro-batches of %d sequences of %d tokens, model takes up to %d", maxBatch, maxSeq, cfg.SeqMax)
+	}
+	if maxBatch > math.MaxInt32/maxSeq {
+		return nil, fmt.Errorf("model: micro-batches of %d sequences of %d tokens are too large", maxBatch, maxSeq)
+	}
+	m := &Model{Cfg: cfg, w: w, rows: maxBatch * maxSeq, act: make([]layerActs, cfg.Layers)}
+	if err := m.alloc(); err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
+	return m, nil
+}
+
+func (m *Model) alloc() error {
+	var n int
+	m.Params, m.Groups, n = layout(m.Cfg)
+	var err error
+	f32 := func(dst *spmd.Buffer[float32], n int) {
+		if err == nil {
+			if *dst, err = spmd.Alloc[float32](m.w, n); err == nil {
+				m.free = append(m.free, dst.Free)
+			}
+		}
+	}
+	C, N := m.Cfg.Channels, m.rows
+	f32(&m.Weights, n)
+	f32(&m.Grads, n)
+	for l := range m.act {
+		a := &m.act[l]
+		for _, b := range []*spmd.Buffer[float32]{&a.ln1, &a.att, &a.res2, &a.ln2, &a.res3} {
+			f32(b, N*C)
+		}
+		for _, b := range []*spmd.Buffer[float32]{&a.mean1, &a.rstd1, &a.mean2, &a.rstd2} {
+			f32(b, N)
+		}
+		f32(&a.qkv, 3*N*C)
+		f32(&a.lse, N*m.Cfg.Heads)
+		f32(&a.fc, 4*N*C)
+		f32(&a.gelu, 4*N*C)
+	}
+	for _, b := range []*spmd.Buffer[float32]{&m.emb, &m.lnf, &m.tmp, &m.dres} {
+		f32(b, N*C)
+	}
+	for _, b := range []*spmd.Buffer[float32]{&m.lnfMean, &m.lnfRstd, &m.losses} {
+		f32(b, N)
+	}
+	f32(&m.logits, N*m.Cfg.PaddedVocab())
+	f32(&m.dwide, 4*N*C)
+	f32(&m.delta, N*m.Cfg.Heads)
+	if err != nil {
+		return err
+	}
+	if m.Loss, err = spmd.Alloc[float64](m.w, 1); err != nil {
+		return err
+	}
+	m.free = append(m.free, m.Loss.Free)
+	for _, p := range m.Params {
+		m.p = append(m.p, m.Weights.Slice(p.Off, p.Off+p.Len))
+		m.g = append(m.g, m.Grads.Slice(p.Off, p.Off+p.Len))
+	}
+	// The gaps between tensors are never written: they must not hold a NaN that
+	// would reach the norm.
+	return errors.Join(m.Weights.Fill(0), m.Grads.Fill(0), m.Loss.Fill(0))
+}
+
+// Close frees the buffers.
+func (m *Model) Close() error {
+	var errs []error
+	for _, f := range m.free {
+		errs = append(errs, f())
+	}
+	m.free = nil
+	return errors.Join(errs...)
+}
+
+// GradGroups returns the gradients of each of Groups.
+func (m *Model) GradGroups() []spmd.Buffer[float32] {
+	bs := make([]spmd.Buffer[float32], len(m.Groups))
+	for i, g := range m.Groups {
+		bs[i] = m.Grads.Slice(g.Off, g.Off+g.Len)
+	}
+	return bs
+}
+
+// Init sets the weights as GPT-2 does: matrices normal with deviation 0.02,
+// those that write to the residual stream 0.02/√(2·Layers), biases 0, LayerNorm
+// weights 1. They depend on the seed and the tensors' names alone. It returns
+// when they are in place.
+func (m *Model) Init(seed uint64) error {
+	for i, p := range m.Params {
+		x := make([]float32, p.Len)
+		initParam(x, p, m.Cfg, seed)
+		if err := m.p[i].CopyFrom(x); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// initChunk is how many elements one generator draws: a constant, so that the
+// values do not depend on the number of threads.
+const initChunk = 1 << 16
+
+func initParam(x []float32, p Param, cfg Config, seed uint64) {
+	if !p.Decay {
+		if strings.HasSuffix(p.Name, ".weight") { // a LayerNorm
+			for i := range x {
+				x[i] = 1
+			}
+		}
+		return
+	}
+	std := 0.02
+	if strings.HasSuffix(p.Name, "c_proj.weight") {
+		std /= math.Sqrt(2 * float64(cfg.Layers))
+	}
+	if p.Name == "wte.weight" {
+		x = x[:cfg.Vocab*cfg.Channels]
+	}
+	h := fnv.New64a()
+	h.Write([]byte(p.Name)) // never fails
+	name := h.Sum64()
+	host.Parallel((len(x)+initChunk-1)/initChunk, 1, func(lo, hi int) {
+		for k := lo; k < hi; k++ {
+			rng := rand.New(rand.NewPCG(seed, name+uint64(k)))
+			c := x[k*initChunk : min((k+1)*initChunk, len(x))]
+			for i := range c {
+				c[i] = float32(std * rng.NormFloat64())
+			}
+		}
+	})
+}
+
+// layer returns the index in Params of the first tensor of layer l.
+func (m *Model) layer(l int) int { return 2 + (m.Cfg.Layers-1-l)*layerTensors }
+
+// wpe and wte are the indices of the embeddings in Params.
+func (m *Model) wpe() int { return len(m.Params) - 2 }
+func (m *Model) wte() int { return len(m.Params) - 1 }
+
+// ForwardBackward enqueues on s a micro-batch of b sequences of t tokens: its
+// loss and the gradients of all parameters. in and targets are (b,t), each token
+// below Vocab; they may be reused once s has passed this point.
+//
+// scale is 1 over the number of tokens of the whole batch, over all micro-batches
+// and ranks: gradients and Loss are then to be summed. With first they start from
+// zero, otherwise they are added to what is there.
+//
+// ready, if not nil, is called as soon as everything that Groups[i]'s gradients
+// depend on is enqueued, i counting up from 0: pass it with the last micro-batch.
+func (m *Model) ForwardBackward(s *spmd.Stream, in, targets spmd.Buffer[int32], b, t int, scale float32, first bool, ready func(group int) error) error {
+	if err := m.checkBatch(in, targets, b, t); err != nil {
+		return err
+	}
+	if ready == nil {
+		ready = func(int) error { return nil }
+	}
+	e := &enqueue{s: s, m: m, b: b, t: t, n: b * t, acc: !first}
+	e.forward(in)
+	e.head(0, e.n)
+	e.classify(targets, scale, true)
+	e.backward(in, ready)
+	return e.err
+}
+
+// Evaluate enqueues on s the loss of a micro-batch, as ForwardBackward does, and
+// no gradient.
+func (m *Model) Evaluate(s *spmd.Stream, in, targets spmd.Buffer[int32], b, t int, scale float32, first bool) error {
+	if err := m.checkBatch(in, targets, b, t); err != nil {
+		return err
+	}
+	e := &enqueue{s: s, m: m, b: b, t: t, n: b * t, acc: !first}
+	e.forward(in)
+	e.head(0, e.n)
+	e.classify(targets, scale, false)
+	return e.err
+}
+
+// Logits enqueues on s the forward pass of one sequence, and returns where the
+// (Vocab) logits of the token after it will be. They stand until the next call.
+func (m *Model) Logits(s *spmd.Stream, tokens spmd.Buffer[int32]) (spmd.Buffer[float32], error) {
+	t := tokens.Len()
+	if err := m.checkBatch(tokens, tokens, 1, t); err != nil {
+		return spmd.Buffer[float32]{}, err
+	}
+	e := &enqueue{s: s, m: m, b: 1, t: t, n: t}
+	e.forward(tokens)
+	e.head(t-1, t)
+	return m.logits.Slice(0, m.Cfg.Vocab), e.err
+}
+
+func (m *Model) checkBatch(in, targets spmd.Buffer[int32], b, t int) error {
+	switch {
+	case b <= 0 || t <= 0 || t > m.Cfg.SeqMax || b*t > m.rows:
+		return fmt.Errorf("model: micro-batch of %d sequences of %d tokens, made for up to %d positions and %d tokens", b, t, m.Cfg.SeqMax, m.rows)
+	case in.Len() != b*t || targets.Len() != b*t:
+		return fmt.Errorf("model: micro-batch of %d×%d, but %d tokens and %d targets", b, t, in.Len(), targets.Len())
+	}
+	return nil
+}
+
+// enqueue puts the passes of one micro-batch on a stream. After the first error
+// it enqueues nothing more, and keeps the error.
+type enqueue struct {
+	s       *spmd.Stream
+	m       *Model
+	b, t, n int  // sequences, tokens of each, tokens in all
+	acc     bool // add to the gradients and the loss instead of setting them
+	err     error
+}
+
+// forward runs the decoder up to and with the final LayerNorm.
+func (e *enqueue) forward(in spmd.Buffer[int32]) {
+	m, C, n := e.m, e.m.Cfg.Channels, e.n
+	e.encoderForward(m.emb, in, m.p[m.wte()], m.p[m.wpe()])
+	x := m.emb
+	p := m.p[m.layer(0):]
+	e.layerNormForward(m.act[0].ln1, m.act[0].mean1, m.act[0].rstd1, x, p[ln1W], p[ln1B])
+	for l := range m.act {
+		a, p := &m.act[l], m.p[m.layer(l):]
+		e.linear(a.qkv, a.ln1, p[qkvW], n, C, 3*C)
+		e.biasForward(a.qkv, p[qkvB], 3*C)
+		e.attentionForward(a.att, a.lse, a.qkv)
+		e.linear(m.tmp, a.att, p[projW], n, C, C)
+		e.residualLayerNormForward(a.res2, a.ln2, a.mean2, a.rstd2, x, m.tmp, p[projB], p[ln2W], p[ln2B])
+		e.linear(a.fc, a.ln2, p[fcW], n, C, 4*C)
+		e.biasGeluForward(a.gelu, a.fc, p[fcB], 4*C)
+		e.linear(m.tmp, a.gelu, p[projW2], n, 4*C, C)
+		// The LayerNorm that reads this layer's output is the next layer's first.
+		out, mean, rstd, w, b := m.lnf, m.lnfMean, m.lnfRstd, m.p[0], m.p[1]
+		if l+1 < len(m.act) {
+			o, q := &m.act[l+1], m.p[m.layer(l+1):]
+			out, mean, rstd, w, b = o.ln1, o.mean1, o.rstd1, q[ln1W], q[ln1B]
+		}
+		e.residualLayerNormForward(a.res3, out, mean, rstd, a.res2, m.tmp, p[projB2], w, b)
+		x = a.res3
+	}
+}
+
+// head computes the logits of tokens [lo, hi).
+func (e *enqueue) head(lo, hi int) {
+	m, C := e.m, e.m.Cfg.Channels
+	e.linear(m.logits, m.lnf.Slice(lo*C, hi*C), m.p[m.wte()], hi-lo, C, m.Cfg.PaddedVocab())
+}
+
+// classify adds the loss and, with grad, turns the logits into their gradient.
+func (e *enqueue) classify(targets spmd.Buffer[int32], scale float32, grad bool) {
+	e.classifier(e.m.losses, e.m.logits, targets, scale, grad)
+	e.lossSum(e.m.Loss, e.m.losses, scale)
+}
+
+// backward computes the gradients from that of the logits.
+func (e *enqueue) backward(in spmd.Buffer[int32], ready func(int) error) {
+	m, C, n, Vp := e.m, e.m.Cfg.Channels, e.n, e.m.Cfg.PaddedVocab()
+	group := 0
+	done := func() {
+		if e.err == nil {
+			e.err = ready(group)
+		}
+		group++
+	}
+	wte, wpe := m.wte(), m.wpe()
+	e.weightGrad(m.g[wte], m.logits, m.lnf, n, C, Vp)
+	e.inputGrad(m.tmp, m.logits, m.p[wte], n, C, Vp)
+	last := m.act[len(m.act)-1].res3
+	e.layerNormBackward(m.dres, m.g[0], m.g[1], m.tmp, last, m.p[0], m.lnfMean, m.lnfRstd, false)
+	done()
+	for l := len(m.act) - 1; l >= 0; l-- {
+		a, p, g := &m.act[l], m.p[m.layer(l):], m.g[m.layer(l):]
+		e.biasBackward(g[projB2], m.dres, C)
+		e.weightGrad(g[projW2], m.dres, a.gelu, n, 4*C, C)
+		e.inputGrad(m.dwide, m.dres, p[projW2], n, 4*C, C)
+		e.geluBackward(m.dwide, a.fc, 4*C)
+		e.biasBackward(g[fcB], m.dwide, 4*C)
+		e.weightGrad(g[fcW], m.dwide, a.ln2, n, C, 4*C)
+		e.inputGrad(m.tmp, m.dwide, p[fcW], n, C, 4*C)
+		e.layerNormBackward(m.dres, g[ln2W], g[ln2B], m.tmp, a.res2, p[ln2W], a.mean2, a.rstd2, true)
+		done()
+
+		e.biasBackward(g[projB], m.dres, C)
+		e.weightGrad(g[projW], m.dres, a.att, n, C, C)
+		e.inputGrad(m.tmp, m.dres, p[projW], n, C, C)
+		e.attentionBackward(m.dwide, m.delta, m.tmp, a.att, a.lse, a.qkv)
+		e.biasBackward(g[qkvB], m.dwide, 3*C)
+		e.weightGrad(g[qkvW], m.dwide, a.ln1, n, C, 3*C)
+		e.inputGrad(m.tmp, m.dwide, p[qkvW], n, C, 3*C)
+		x := m.emb
+		if l > 0 {
+			x = m.act[l-1].res3
+		}
+		e.layerNormBackward(m.dres, g[ln1W], g[ln1B], m.tmp, x, p[ln1W], a.mean1, a.rstd1, true)
+		done()
+	}
+	e.encoderBackward(m.g[wte], m.g[wpe], m.dres, in)
+	done()
+}
+
+// linear enqueues y(n,out) = x(n,in) · w(out,in)ᵀ.
+func (e *enqueue) linear(y, x, w spmd.Buffer[float32], n, in, out int) {
+	e.gemm(spmd.MatrixOf(y.Slice(0, n*out), n, out), spmd.MatrixOf(x.Slice(0, n*in), n, in), spmd.MatrixOf(w, out, in), spmd.GemmOpt{TransB: true})
+}
+
+// inputGrad enqueues dx(n,in) = dy(n,out) · w(out,in).
+func (e *enqueue) inputGrad(dx, dy, w spmd.Buffer[float32], n, in, out int) {
+	e.gemm(spmd.MatrixOf(dx.Slice(0, n*in), n, in), spmd.MatrixOf(dy.Slice(0, n*out), n, out), spmd.MatrixOf(w, out, in), spmd.GemmOpt{})
+}
+
+// weightGrad enqueues dw(out,in) (+)= dy(n,out)ᵀ · x(n,in).
+func (e *enqueue) weightGrad(dw, dy, x spmd.Buffer[float32], n, in, out int) {
+	e.gemm(spmd.MatrixOf(dw, out, in), spmd.MatrixOf(dy.Slice(0, n*out), n, out), spmd.MatrixOf(x.Slice(0, n*in), n, in), spmd.GemmOpt{TransA: true, Accumulate: e.acc})
+}
+
+func (e *enqueue) gemm(c, a, b spmd.Matrix[float32], o spmd.GemmOpt) {
+	if e.err == nil {
+		e.err = spmd.Gemm(e.s, c, a, b, o)
+	}
+}

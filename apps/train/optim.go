@@ -1,0 +1,130 @@
+package main
+
+import (
+	"errors"
+	"math"
+
+	"lockstep/spmd"
+)
+
+// Schedule is a learning rate that rises in a line for Warmup steps to Peak, then
+// falls along a cosine to Final at step Steps, where it stays.
+type Schedule struct {
+	Peak, Final   float64
+	Warmup, Steps int
+}
+
+// At returns the rate of step, counted from 0.
+func (s Schedule) At(step int) float64 {
+	switch {
+	case step < s.Warmup:
+		return s.Peak * float64(step+1) / float64(s.Warmup)
+	case step >= s.Steps:
+		return s.Final
+	}
+	x := float64(step-s.Warmup) / float64(s.Steps-s.Warmup)
+	return s.Final + (s.Peak-s.Final)*0.5*(1+math.Cos(math.Pi*x))
+}
+
+// AdamConfig holds the constants of AdamW.
+type AdamConfig struct {
+	Beta1, Beta2 float64 // decay of the moments' averages
+	Eps          float64
+	WeightDecay  float64 // of matrices; biases and LayerNorms do not decay
+	Clip         float64 // largest norm of the whole gradient; 0 means no limit
+}
+
+// DefaultAdam is what GPT-2-sized models are commonly trained with.
+var DefaultAdam = AdamConfig{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, WeightDecay: 0.1, Clip: 1}
+
+// AdamW updates the weights of a model from its gradients:
+//
+//	g ← g · min(1, Clip/‖g‖)
+//	m ← β₁m + (1-β₁)g        v ← β₂v + (1-β₂)g²
+//	p ← p - lr·(m/(1-β₁ᵗ) / (√(v/(1-β₂ᵗ)) + ε) + λp)
+//
+// (Loshchilov, Hutter: Decoupled Weight Decay Regularization, algorithm 2, with
+// the decay multiplied by the rate as PyTorch does.)
+type AdamW struct {
+	Cfg   AdamConfig
+	M, V  spmd.Buffer[float32] // moments, laid out as the model's Weights
+	Norm  spmd.Buffer[float32] // (1): norm of the gradient before clipping
+	Steps int                  // updates so far
+
+	model *Model
+	hyper spmd.Buffer[float32] // (3): rate, 1/(1-β₁ᵗ), 1/(1-β₂ᵗ)
+	decay spmd.Buffer[uint8]   // whether each arenaAlign elements decay
+}
+
+// NewAdamW allocates the moments of m's parameters, zero.
+func NewAdamW(w *spmd.World, m *Model, cfg AdamConfig) (*AdamW, error) {
+	o := &AdamW{Cfg: cfg, model: m}
+	if err := o.alloc(w); err != nil {
+		return nil, errors.Join(err, o.Close())
+	}
+	return o, nil
+}
+
+func (o *AdamW) alloc(w *spmd.World) (err error) {
+	n := o.model.Weights.Len()
+	if o.M, err = spmd.Alloc[float32](w, n); err != nil {
+		return err
+	}
+	if o.V, err = spmd.Alloc[float32](w, n); err != nil {
+		return err
+	}
+	if o.Norm, err = spmd.Alloc[float32](w, 1); err != nil {
+		return err
+	}
+	if o.hyper, err = spmd.Alloc[float32](w, 3); err != nil {
+		return err
+	}
+	if o.decay, err = spmd.Alloc[uint8](w, n/arenaAlign); err != nil {
+		return err
+	}
+	mask := make([]uint8, n/arenaAlign)
+	for _, p := range o.model.Params {
+		for i := p.Off; p.Decay && i < p.Off+p.Len; i += arenaAlign {
+			mask[i/arenaAlign] = 1
+		}
+	}
+	return errors.Join(o.M.Fill(0), o.V.Fill(0), o.Norm.Fill(0), o.decay.CopyFrom(mask))
+}
+
+// Close frees the buffers.
+func (o *AdamW) Close() error {
+	return errors.Join(o.M.Free(), o.V.Free(), o.Norm.Free(), o.hyper.Free(), o.decay.Free())
+}
+
+// Step enqueues one update on s with rate lr. The gradients must be the whole
+// batch's, on every rank; they are left as they are. Where their norm is not
+// finite, nothing changes: look at Norm.
+func (o *AdamW) Step(s *spmd.Stream, lr float64) error {
+	if err := o.Prepare(s, lr); err != nil {
+		return err
+	}
+	return o.Apply(s)
+}
+
+// Prepare enqueues on s what changes from step to step: the rate and the count.
+func (o *AdamW) Prepare(s *spmd.Stream, lr float64) error {
+	o.Steps++
+	t := float64(o.Steps)
+	for i, v := range [3]float64{lr, 1 / (1 - math.Pow(o.Cfg.Beta1, t)), 1 / (1 - math.Pow(o.Cfg.Beta2, t))} {
+		if err := spmd.Fill(s, o.hyper.Slice(i, i+1), float32(v)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Apply enqueues on s the update that Prepare has set; it is the same work at
+// every step, so that a graph can hold it.
+func (o *AdamW) Apply(s *spmd.Stream) error {
+	// The update multiplies by the clipping factor itself: scaling the gradients
+	// first would read and write all of them once more.
+	if err := spmd.ClipNorm(s, o.model.Grads, 0, o.Norm); err != nil {
+		return err
+	}
+	return adamW(s, o.model.Weights, o.M, o.V, o.model.Grads, o.decay, o.hyper, o.Norm, o.Cfg)
+}

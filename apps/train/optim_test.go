@@ -1,0 +1,104 @@
+package main
+
+import (
+	"math"
+	"slices"
+	"testing"
+
+	"lockstep/spmd"
+	"lockstep/spmd/spmdtest"
+)
+
+func TestSchedule(t *testing.T) {
+	s := Schedule{Peak: 1, Final: 0.1, Warmup: 4, Steps: 12}
+	for _, tc := range []struct {
+		step int
+		want float64
+	}{{0, 0.25}, {3, 1}, {4, 1}, {6, 0.1 + 0.9*(0.5+math.Sqrt2/4)}, {8, 0.55}, {12, 0.1}, {1000, 0.1}} {
+		if got := s.At(tc.step); math.Abs(got-tc.want) > 1e-12 {
+			t.Errorf("At(%d) = %v, want %v", tc.step, got, tc.want)
+		}
+	}
+	if got := (Schedule{Peak: 2, Final: 1}).At(0); got != 1 {
+		t.Errorf("a schedule of no steps begins at %v, want its end, 1", got)
+	}
+}
+
+// AdamW against the formula in float64, over steps with and without clipping.
+func TestAdamW(t *testing.T) {
+	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		cfg := small
+		p := randomParams(cfg, 1)
+		m, s := testModel(t, w, cfg, p, 1)
+		adam := AdamConfig{Beta1: 0.8, Beta2: 0.9, Eps: 1e-6, WeightDecay: 0.3, Clip: 20}
+		o, err := NewAdamW(w, m, adam)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, m1, m2 := make([]float64, m.Weights.Len()), make([]float64, m.Weights.Len()), make([]float64, m.Weights.Len())
+		for _, q := range m.Params {
+			copy(want[q.Off:], p[q.Name])
+		}
+		step := func(g []float32, lr float64) {
+			t.Helper()
+			if err := m.Grads.CopyFrom(g); err != nil {
+				t.Fatal(err)
+			}
+			if err := o.Step(s, lr); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.Synchronize(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		clipped := 0
+		for k, size := range []float64{0.01, 1, 0, 0.1} {
+			lr := 0.01 * float64(k+1)
+			g := make([]float32, m.Grads.Len())
+			for i, q := range m.Params {
+				copy(g[q.Off:], randomFloats(q.Len, size, uint64(10*k+i)))
+			}
+			step(g, lr)
+			norm := 0.0
+			for _, v := range g {
+				norm += float64(v) * float64(v)
+			}
+			norm = math.Sqrt(norm)
+			near(t, "norm", []float32{o.Norm.At(0)}, []float64{norm}, 1e-6, 0)
+			factor := 1.0
+			if norm > adam.Clip {
+				factor = adam.Clip / norm
+				clipped++
+			}
+			for _, q := range m.Params {
+				decay := 0.0
+				if len(q.Shape) == 2 {
+					decay = adam.WeightDecay
+				}
+				for i := q.Off; i < q.Off+q.Len; i++ {
+					gi := float64(g[i]) * factor
+					m1[i] = 0.8*m1[i] + 0.2*gi
+					m2[i] = 0.9*m2[i] + 0.1*gi*gi
+					hat1, hat2 := m1[i]/(1-math.Pow(0.8, float64(k+1))), m2[i]/(1-math.Pow(0.9, float64(k+1)))
+					want[i] -= lr * (hat1/(math.Sqrt(hat2)+1e-6) + decay*want[i])
+				}
+			}
+			near(t, "weights", m.Weights.Host(), want, 2e-6, 2e-6)
+		}
+		if clipped == 0 || clipped == 4 {
+			t.Errorf("%d of 4 steps were clipped: the test means some to be", clipped)
+		}
+
+		// A gradient that is not finite changes nothing, and Norm tells.
+		before, moment := slices.Clone(m.Weights.Host()), slices.Clone(o.M.Host())
+		g := make([]float32, m.Grads.Len())
+		g[m.Params[3].Off] = float32(math.Inf(1))
+		step(g, 0.1)
+		if n := o.Norm.At(0); !math.IsInf(float64(n), 1) {
+			t.Errorf("norm of an infinite gradient is %v", n)
+		}
+		if !slices.Equal(m.Weights.Host(), before) || !slices.Equal(o.M.Host(), moment) {
+			t.Error("an infinite gradient changed the weights or the moments")
+		}
+	})
+}

@@ -1,0 +1,169 @@
+package main
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"unicode/utf8"
+
+	"github.com/tiktoken-go/tokenizer/codec"
+)
+
+// tokenizer turns text into token ids and back. encode may be called by many
+// goroutines at once. Every text survives encode and decode unchanged, valid
+// UTF-8 or not.
+type tokenizer interface {
+	// name goes into the key of the token file: it changes whenever the ids would.
+	name() string
+	// ids is how many different tokens there are; all ids are below it.
+	ids() int
+	// width is the bytes of one stored token, 1 or 2.
+	width() int
+	// separator is the token that stands after every document.
+	separator() int32
+	// encode appends the tokens of text to dst, width bytes each, little-endian.
+	encode(dst, text []byte) ([]byte, error)
+	// decode is the text of ids; ids that stand for no text give none.
+	decode(ids []int32) []byte
+	// lookahead is how many bytes after a wanted cut are searched for a good one.
+	lookahead() int
+	// cut returns where a text may be cut without a change of its tokens: the
+	// first such i, 2 <= i < len(b), or 2 if there is none. b begins 2 bytes
+	// before the wanted cut.
+	cut(b []byte) int
+}
+
+// newTokenizer returns the tokenizer that --tokens names.
+func newTokenizer(name string) (tokenizer, error) {
+	switch name {
+	case "bytes":
+		return byteTokens{}, nil
+	case "gpt2":
+		return newGPT2Tokens(), nil
+	}
+	return nil, fmt.Errorf("--tokens %s: unknown, want bytes or gpt2", name)
+}
+
+// byteTokens are the 256 byte values. Documents are separated by a 0 byte, which
+// no text contains.
+type byteTokens struct{}
+
+func (byteTokens) name() string                            { return "bytes-1" }
+func (byteTokens) ids() int                                { return 256 }
+func (byteTokens) width() int                              { return 1 }
+func (byteTokens) separator() int32                        { return 0 }
+func (byteTokens) encode(dst, text []byte) ([]byte, error) { return append(dst, text...), nil }
+func (byteTokens) lookahead() int                          { return 0 }
+func (byteTokens) cut([]byte) int                          { return 2 }
+
+func (byteTokens) decode(ids []int32) []byte {
+	text := make([]byte, 0, len(ids))
+	for _, id := range ids {
+		if id > 0 && id < 256 {
+			text = append(text, byte(id))
+		}
+	}
+	return text
+}
+
+const (
+	gpt2End      = 50256 // <|endoftext|>
+	bpeLookahead = 64 << 10
+)
+
+// gpt2Tokens is GPT-2's byte-pair encoding. The text "<|endoftext|>" inside a
+// document is ordinary text: only the separator has that id.
+type gpt2Tokens struct {
+	bpe    *codec.Codec
+	byteID [256]uint16 // the token of each single byte
+}
+
+func newGPT2Tokens() *gpt2Tokens {
+	t := &gpt2Tokens{bpe: codec.NewR50kBase()}
+	// GPT-2 numbers the 188 bytes that print in Latin-1 first, then the others.
+	id := uint16(0)
+	for _, printable := range []bool{true, false} {
+		for b := range 256 {
+			if (b >= '!' && b <= '~' || b >= 0xa1 && b != 0xad) == printable {
+				t.byteID[b] = id
+				id++
+			}
+		}
+	}
+	return t
+}
+
+func (*gpt2Tokens) name() string     { return "gpt2-1" }
+func (*gpt2Tokens) ids() int         { return gpt2End + 1 }
+func (*gpt2Tokens) width() int       { return 2 }
+func (*gpt2Tokens) separator() int32 { return gpt2End }
+func (*gpt2Tokens) lookahead() int   { return bpeLookahead }
+
+// encode takes bytes that are not UTF-8, and DEL, one by one: the library would
+// replace the former by U+FFFD and drop the latter.
+func (t *gpt2Tokens) encode(dst, text []byte) ([]byte, error) {
+	for len(text) > 0 {
+		plain, other := splitPlain(text)
+		if plain > 0 {
+			ids, _, err := t.bpe.Encode(string(text[:plain]))
+			if err != nil {
+				return dst, fmt.Errorf("GPT-2 tokenizer: %w", err)
+			}
+			for _, id := range ids {
+				dst = binary.LittleEndian.AppendUint16(dst, uint16(id))
+			}
+		}
+		for _, b := range text[plain : plain+other] {
+			dst = binary.LittleEndian.AppendUint16(dst, t.byteID[b])
+		}
+		text = text[plain+other:]
+	}
+	return dst, nil
+}
+
+// splitPlain returns how many bytes at the start of b the library can take, and
+// how many follow that it cannot.
+func splitPlain(b []byte) (plain, other int) {
+	takes := func(b []byte) int { // the bytes of the first character, 0 for none
+		if r, n := utf8.DecodeRune(b); r != 0x7f && (r != utf8.RuneError || n > 1) {
+			return n
+		}
+		return 0
+	}
+	if bytes.IndexByte(b, 0x7f) < 0 && utf8.Valid(b) {
+		return len(b), 0
+	}
+	for n := takes(b); n > 0; n = takes(b[plain:]) {
+		plain += n
+	}
+	for other = 1; plain+other < len(b) && takes(b[plain+other:]) == 0; {
+		other++
+	}
+	return plain, other
+}
+
+func (t *gpt2Tokens) decode(ids []int32) []byte {
+	known := make([]uint, 0, len(ids))
+	for _, id := range ids {
+		if id >= 0 && id < gpt2End {
+			known = append(known, uint(id))
+		}
+	}
+	text, err := t.bpe.Decode(known)
+	if err != nil { // every id below gpt2End stands for text
+		panic(err)
+	}
+	return []byte(text)
+}
+
+// cut finds a newline between two ASCII characters that are not white space: the
+// pattern that splits text into words before the merging always ends a word there.
+func (*gpt2Tokens) cut(b []byte) int {
+	visible := func(c byte) bool { return c > ' ' && c < 0x7f }
+	for i := 2; i < len(b); i++ {
+		if b[i-1] == '\n' && visible(b[i-2]) && visible(b[i]) {
+			return i
+		}
+	}
+	return 2
+}

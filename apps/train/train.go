@@ -1,0 +1,417 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"math"
+	"time"
+
+	"lockstep/spmd"
+)
+
+// trainConfig is what a trainer needs to know, beside the data.
+type trainConfig struct {
+	model       Config
+	adam        AdamConfig
+	rate        Schedule
+	batch       int // sequences of a micro-step
+	seq         int // T
+	globalBatch int // sequences of a step, over all ranks
+	steps       int // steps that the loader prepares
+	valBatches  int // global batches of a validation
+}
+
+func (o *options) trainConfig() trainConfig {
+	return trainConfig{o.cfg, o.adam, o.rate, o.batch, o.seq, o.globalBatch, o.steps, o.valBatches}
+}
+
+// trainer trains a model on this rank's part of every batch. One step:
+//
+//	g  = Σ over the ranks' micro-batches of ∇ loss/(global tokens)
+//	p -= AdamW(g)
+//
+// The sum over the ranks runs on the reducer's stream, bucket by bucket, while
+// the backward pass that produces the gradients goes on.
+type trainer struct {
+	trainConfig
+	w       *spmd.World
+	c       spmd.Comm // the ranks that share each batch
+	data    *dataset
+	model   *Model
+	adam    *AdamW
+	reducer *spmd.Reducer[float32]
+	s       *spmd.Stream // everything but the reductions
+	train   *feed
+	loaders [2]*loader // of training and validation
+	results [2]result  // of the last two steps, by step number
+	valLoss spmd.Buffer[float64]
+	close   []func() error // in the order of making
+}
+
+// result is what one step leaves for the host, which reads it when the next step
+// is already enqueued: the device never waits for the host.
+type result struct {
+	loss       spmd.Buffer[float64] // (1), pinned
+	norm       spmd.Buffer[float32] // (1), pinned
+	begin, end *spmd.Event
+}
+
+// newTrainer allocates everything. The weights are undefined until the model's
+// Init. Every rank of c calls it.
+func newTrainer(w *spmd.World, c spmd.Comm, cfg trainConfig, data *dataset) (*trainer, error) {
+	t := &trainer{trainConfig: cfg, w: w, c: c, data: data}
+	if err := t.open(); err != nil {
+		return nil, errors.Join(err, t.Close())
+	}
+	return t, nil
+}
+
+func (t *trainer) open() (err error) {
+	keep := func(f func() error) { t.close = append(t.close, f) }
+	if t.s, err = t.w.NewStream("train"); err != nil {
+		return err
+	}
+	keep(t.s.Close)
+	// No micro-step is larger than the largest rank's part of a batch.
+	batch := min(t.batch, spmd.ShardOf(max(t.globalBatch, t.valSequences()), 0, t.c.Size()).Len)
+	if t.model, err = NewModel(t.w, t.trainConfig.model, batch, t.seq); err != nil {
+		return err
+	}
+	keep(t.model.Close)
+	if t.adam, err = NewAdamW(t.w, t.model, t.trainConfig.adam); err != nil {
+		return err
+	}
+	keep(t.adam.Close)
+	// A small model, too, has several buckets: the first are under way while
+	// backward goes on.
+	bucket := min(4<<20, t.model.Grads.Bytes()/4)
+	if t.reducer, err = spmd.NewReducer(t.c, t.model.GradGroups(), spmd.ReducerConfig{BucketBytes: bucket, Op: spmd.Sum}); err != nil {
+		return err
+	}
+	keep(t.reducer.Close)
+	for i := range t.loaders {
+		if t.loaders[i], err = newLoader(t.w, t.data, batch); err != nil {
+			return err
+		}
+		keep(t.loaders[i].Close)
+	}
+	for i := range t.results {
+		r := &t.results[i]
+		if r.loss, err = spmd.AllocPinned[float64](t.w, 1); err != nil {
+			return err
+		}
+		keep(r.loss.Free)
+		if r.norm, err = spmd.AllocPinned[float32](t.w, 1); err != nil {
+			return err
+		}
+		keep(r.norm.Free)
+		if r.begin, err = t.w.NewEvent(); err != nil {
+			return err
+		}
+		if r.end, err = t.w.NewEvent(); err != nil {
+			return err
+		}
+	}
+	if t.valLoss, err = spmd.AllocPinned[float64](t.w, 1); err != nil {
+		return err
+	}
+	keep(t.valLoss.Free)
+	t.train = t.loaders[0].feed(t.trainBatches())
+	keep(func() error { t.train.stop(); return nil })
+	return nil
+}
+
+// Close ends the loader and frees everything, last made first.
+func (t *trainer) Close() error {
+	var errs []error
+	for i := len(t.close) - 1; i >= 0; i-- {
+		errs = append(errs, t.close[i]())
+	}
+	t.close = nil
+	return errors.Join(errs...)
+}
+
+// micro yields this rank's part of n sequences in micro-batches.
+func (t *trainer) micro(n int, start func(i int) int) iter.Seq[[]int] {
+	return func(yield func([]int) bool) {
+		starts := make([]int, 0, t.batch)
+		part := spmd.ShardOf(n, t.c.Rank(), t.c.Size())
+		for lo := 0; lo < part.Len; lo += t.batch {
+			starts = starts[:0]
+			for i := lo; i < min(lo+t.batch, part.Len); i++ {
+				starts = append(starts, start(part.Off+i))
+			}
+			if !yield(starts) {
+				return
+			}
+		}
+	}
+}
+
+// microSteps is how many micro-batches micro yields.
+func (t *trainer) microSteps(n int) int {
+	return (spmd.ShardOf(n, t.c.Rank(), t.c.Size()).Len + t.batch - 1) / t.batch
+}
+
+// trainBatches yields the micro-batches of all steps.
+func (t *trainer) trainBatches() iter.Seq[[]int] {
+	return func(yield func([]int) bool) {
+		for step := range t.steps {
+			for starts := range t.micro(t.globalBatch, func(j int) int { return t.data.start(step, j) }) {
+				if !yield(starts) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// enqueue enqueues one step; read has its outcome. Steps go by number from 0.
+// Every rank of c calls it.
+func (t *trainer) enqueue(step int) error {
+	r := &t.results[step%len(t.results)]
+	if err := r.begin.Record(t.s); err != nil {
+		return err
+	}
+	scale := float32(1 / (float64(t.globalBatch) * float64(t.seq)))
+	micro := t.microSteps(t.globalBatch)
+	for i := range micro {
+		in, targets, b, err := t.train.next(t.s)
+		if err != nil {
+			return err
+		}
+		var ready func(int) error
+		if i == micro-1 {
+			ready = func(group int) error { return t.reducer.Ready(group, t.s) }
+		}
+		if err := t.model.ForwardBackward(t.s, in, targets, b, t.seq, scale, i == 0, ready); err != nil {
+			return err
+		}
+	}
+	if err := t.reducer.Wait(t.s); err != nil {
+		return err
+	}
+	if err := t.adam.Step(t.s, t.rate.At(step)); err != nil {
+		return err
+	}
+	if err := spmd.AllReduce(t.c.On(t.s), t.model.Loss, t.model.Loss, spmd.Sum); err != nil {
+		return err
+	}
+	if err := spmd.Copy(t.s, r.loss, t.model.Loss); err != nil {
+		return err
+	}
+	if err := spmd.Copy(t.s, r.norm, t.adam.Norm); err != nil {
+		return err
+	}
+	return r.end.Record(t.s)
+}
+
+// read waits for a step, one of the last two, and returns its loss before the
+// update, the norm of its gradient before clipping, and how long it took.
+func (t *trainer) read(step int) (loss, norm float64, took time.Duration, err error) {
+	r := &t.results[step%len(t.results)]
+	if err := r.end.Synchronize(); err != nil {
+		return 0, 0, 0, err
+	}
+	loss, norm = r.loss.At(0), float64(r.norm.At(0))
+	if math.IsNaN(loss) || math.IsInf(loss, 0) || math.IsNaN(norm) || math.IsInf(norm, 0) {
+		return loss, norm, 0, fmt.Errorf("step %d: loss %g, gradient norm %g: training has diverged, try a lower --lr", step, loss, norm)
+	}
+	took, err = r.end.Elapsed(r.begin)
+	return loss, norm, took, err
+}
+
+// valSequences is the number of sequences in a validation.
+func (t *trainer) valSequences() int {
+	return min(t.valBatches*t.globalBatch, t.data.valWindows())
+}
+
+// validate returns the mean loss on the validation sequences. It blocks. Every
+// rank of c calls it.
+func (t *trainer) validate() (float64, error) {
+	n := t.valSequences()
+	scale := float32(1 / (float64(n) * float64(t.seq)))
+	f := t.loaders[1].feed(t.micro(n, func(i int) int { return t.data.valStart(i, n) }))
+	defer f.stop()
+	if err := spmd.Fill(t.s, t.model.Loss, 0); err != nil { // a rank may have no part
+		return 0, err
+	}
+	for range t.microSteps(n) {
+		in, targets, b, err := f.next(t.s)
+		if err != nil {
+			return 0, err
+		}
+		if err := t.model.Evaluate(t.s, in, targets, b, t.seq, scale, false); err != nil {
+			return 0, err
+		}
+	}
+	if err := spmd.AllReduce(t.c.On(t.s), t.model.Loss, t.model.Loss, spmd.Sum); err != nil {
+		return 0, err
+	}
+	if err := spmd.Copy(t.s, t.valLoss, t.model.Loss); err != nil {
+		return 0, err
+	}
+	if err := t.s.Synchronize(); err != nil {
+		return 0, err
+	}
+	return t.valLoss.At(0), nil
+}
+
+// checkSame fails where a rank's weights differ from rank 0's. It blocks. Every
+// rank of c calls it.
+func (t *trainer) checkSame(steps int) error {
+	if err := t.s.Synchronize(); err != nil {
+		return err
+	}
+	return spmd.CheckSame(t.c, fmt.Sprintf("the weights after %d steps", steps), t.model.Weights)
+}
+
+// stepRecord is one step in the measurement file.
+type stepRecord struct {
+	Step     int      `json:"step"` // from 1
+	Loss     float64  `json:"loss"`
+	LR       float64  `json:"lr"`
+	GradNorm float64  `json:"grad_norm"`
+	Tokens   int      `json:"tokens"` // learned from so far
+	TokS     float64  `json:"tok_s"`
+	Ms       float64  `json:"ms"`
+	ValLoss  *float64 `json:"val_loss,omitempty"` // where a validation followed this step
+}
+
+// summaryRecord is the last line of the measurement file.
+type summaryRecord struct {
+	Summary     bool     `json:"summary"`
+	App         string   `json:"app"`
+	Model       string   `json:"model"`
+	Params      int      `json:"params"`
+	Steps       int      `json:"steps"`
+	Tokens      int      `json:"tokens"`
+	TokS        float64  `json:"tok_s"` // without the first step
+	MFU         float64  `json:"mfu"`   // 0 where the device's peak is unknown
+	LossFirst   float64  `json:"loss_first"`
+	LossLast    float64  `json:"loss_last"`
+	ValLoss     *float64 `json:"val_loss"` // null without validation
+	Ranks       int      `json:"ranks"`
+	Nodes       int      `json:"nodes"`
+	Device      string   `json:"device"`
+	Collectives string   `json:"collectives"`
+}
+
+// train runs the steps and reports them.
+func (o *options) train(ctx context.Context, w *spmd.World, t *trainer) error {
+	params := o.cfg.ParamCount()
+	w.Log.Info().Str("model", o.model).Int("params", params).Int("layers", o.layers).Int("heads", o.heads).
+		Int("channels", o.channels).Int("seq", o.seq).Str("tokens", o.tok.name()).Int("vocab", o.cfg.Vocab).Msg("model")
+	w.Log.Info().Int("steps", o.steps).Int("batch", o.batch).Int("global_batch", o.globalBatch).
+		Int("tokens_a_step", o.globalBatch*o.seq).Int("train_tokens", t.data.train.len).Int("val_tokens", t.data.val.len).
+		Int("val_sequences", t.valSequences()).Float64("lr", o.lr).Int("buckets", t.reducer.Buckets()).Msg("training")
+	r := &report{o: o, w: w, bar: newMeter(w, "training", int64(o.steps), false)}
+	defer r.bar.finish()
+	for step := range o.steps {
+		if err := ctx.Err(); err != nil {
+			return context.Cause(ctx)
+		}
+		if err := t.enqueue(step); err != nil {
+			return err
+		}
+		// The step before is read while this one runs; where somebody looks at the
+		// weights, this one too.
+		done := step + 1
+		last := done == o.steps
+		val := o.valBatches > 0 && (last || o.valEvery > 0 && done%o.valEvery == 0)
+		check := last || o.checkEvery > 0 && done%o.checkEvery == 0
+		if err := r.upTo(t, step, nil); err != nil {
+			return err
+		}
+		if !val && !check {
+			continue
+		}
+		if check {
+			if err := t.checkSame(done); err != nil {
+				return err
+			}
+		}
+		var valLoss *float64
+		if val {
+			loss, err := t.validate()
+			if err != nil {
+				return err
+			}
+			valLoss = &loss
+		}
+		if err := r.upTo(t, done, valLoss); err != nil {
+			return err
+		}
+	}
+	return r.summary(params)
+}
+
+// report tells of the steps: log lines and a bar for people, JSON for programs.
+type report struct {
+	o           *options
+	w           *spmd.World
+	bar         *meter
+	steps       int // reported so far
+	first, last float64
+	val         *float64 // of the last validation
+	took        time.Duration
+}
+
+// upTo reports the steps before n that were not reported yet; val, if any, is the
+// validation after the last of them.
+func (r *report) upTo(t *trainer, n int, val *float64) error {
+	for ; r.steps < n; r.steps++ {
+		loss, norm, took, err := t.read(r.steps)
+		if err != nil {
+			return err
+		}
+		if r.steps == 0 {
+			r.first = loss
+		} else {
+			r.took += took
+		}
+		r.last = loss
+		perStep := r.o.globalBatch * r.o.seq
+		rec := stepRecord{Step: r.steps + 1, Loss: loss, LR: r.o.rate.At(r.steps), GradNorm: norm, Tokens: (r.steps + 1) * perStep,
+			TokS: float64(perStep) / took.Seconds(), Ms: float64(took.Nanoseconds()) / 1e6}
+		if val != nil && r.steps == n-1 {
+			rec.ValLoss, r.val = val, val
+		}
+		if err := r.w.Emit(rec); err != nil {
+			return err
+		}
+		r.bar.describe(fmt.Sprintf("training, loss %.3f", loss))
+		if n := r.steps + 1; rec.ValLoss != nil || n == 1 || n == r.o.steps || n%r.o.logEvery == 0 {
+			r.bar.hide()
+			e := r.w.Log.Info().Str("loss", fmt.Sprintf("%.4f", loss)).Str("lr", fmt.Sprintf("%.2e", rec.LR)).
+				Str("norm", fmt.Sprintf("%.3f", norm)).Str("ms", fmt.Sprintf("%.1f", rec.Ms)).Str("tok/s", fmt.Sprintf("%.0f", rec.TokS))
+			if rec.ValLoss != nil {
+				e = e.Str("val_loss", fmt.Sprintf("%.4f", *rec.ValLoss))
+			}
+			e.Msgf("step %d/%d", n, r.o.steps)
+		}
+		r.bar.add(1)
+	}
+	return nil
+}
+
+// summary reports the whole run.
+func (r *report) summary(params int) error {
+	perStep := r.o.globalBatch * r.o.seq
+	s := summaryRecord{Summary: true, App: "train", Model: r.o.model, Params: params, Steps: r.steps, Tokens: r.steps * perStep,
+		LossFirst: r.first, LossLast: r.last, ValLoss: r.val, Ranks: r.w.Size(), Nodes: r.w.Nodes(),
+		Device: r.w.Device(), Collectives: r.w.Collectives()}
+	if r.steps > 1 {
+		s.TokS = float64((r.steps-1)*perStep) / r.took.Seconds()
+	}
+	r.bar.finish()
+	e := r.w.Log.Info().Int("steps", s.Steps).Int("tokens", s.Tokens).Str("loss_first", fmt.Sprintf("%.4f", s.LossFirst)).
+		Str("loss_last", fmt.Sprintf("%.4f", s.LossLast)).Str("tok/s", fmt.Sprintf("%.0f", s.TokS))
+	if s.ValLoss != nil {
+		e = e.Str("val_loss", fmt.Sprintf("%.4f", *s.ValLoss))
+	}
+	e.Msg("done")
+	return r.w.Emit(s)
+}

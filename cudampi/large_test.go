@@ -1,0 +1,83 @@
+package cudampi
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"lockstep/internal/elem"
+	"lockstep/internal/mpirun"
+)
+
+// TestBeyondInt makes calls of more elements than an int of C counts: a message, which is one of a derived datatype, and
+// an all-reduce, which is done in parts. That the other collectives are right in parts is shown with few elements, in
+// TestReductions, TestMoves and TestMessages.
+func TestBeyondInt(t *testing.T) {
+	const need = 12 << 20 // kB, for two ranks and what MPI buffers
+	if kb, err := available(); err != nil || kb < need {
+		t.Skipf("%d MB of memory available, %d MB needed (%v)", kb>>10, need>>10, err)
+	}
+	if testing.Short() {
+		t.Skip("moves 2 GiB twice")
+	}
+	old := mpirun.Timeout
+	mpirun.Timeout = 4 * time.Minute // seconds, but on a machine that is busy with other tests
+	defer func() { mpirun.Timeout = old }()
+	onRanks(t, []int{2}, func(t *testing.T, c *Comm) {
+		const n = 1<<31 + 11
+		mem, err := syscall.Mmap(-1, 0, n, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_PRIVATE|syscall.MAP_ANON)
+		must(t, err)
+		p := unsafe.Pointer(&mem[0])
+		// A byte in each page and the last ones are marked; the rest is zero, on both ranks.
+		marks := func(mark func(i int)) {
+			for i := 0; i < n; i += 4096 {
+				mark(i)
+			}
+			for i := n - 12; i < n; i++ {
+				mark(i)
+			}
+		}
+		value := func(i, k int) byte { return byte((i>>12*13+i+k)%100 + 1) }
+		set := func(k int) { marks(func(i int) { mem[i] = value(i, k) }) }
+		check := func(what string, want func(i int) byte) {
+			marks(func(i int) {
+				if mem[i] != want(i) {
+					t.Fatalf("%s: byte %d of %d is %d, want %d", what, i, n, mem[i], want(i))
+				}
+			})
+		}
+
+		if c.rank == 0 {
+			set(1)
+			must(t, c.Send(p, n, elem.Uint8, 1))
+		} else {
+			must(t, c.Recv(p, n, elem.Uint8, 0))
+			check("Recv", func(i int) byte { return value(i, 1) })
+			set(2)
+		}
+		must(t, c.AllReduce(p, p, n, elem.Uint8, elem.Sum))
+		check("AllReduce", func(i int) byte { return value(i, 1) + value(i, 2) })
+		must(t, syscall.Munmap(mem))
+	})
+}
+
+// available is the memory that the system can still give, in kB.
+func available() (kb int, err error) {
+	f, err := os.Open("/proc/meminfo")
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	for s := bufio.NewScanner(f); s.Scan(); {
+		if rest, ok := strings.CutPrefix(s.Text(), "MemAvailable:"); ok {
+			_, err := fmt.Sscan(rest, &kb)
+			return kb, err
+		}
+	}
+	return 0, fmt.Errorf("/proc/meminfo has no MemAvailable")
+}

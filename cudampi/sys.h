@@ -1,0 +1,349 @@
+// What sys.go calls: MPI with element types and operations by number, in-place forms by a flag, averages and the 16-bit
+// floats added, and one call each, since a call from Go to C costs more than most of these lines. All is static: the
+// file is included once.
+
+#include <mpi.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+// Both tables are in the order of package elem. The 16-bit floats move as integers and are reduced as MPI_FLOAT.
+enum { F16 = 6, BF16 = 7, AVG = 4 };
+static const MPI_Datatype types[] = {MPI_INT8_T,  MPI_UINT8_T,  MPI_INT32_T,  MPI_UINT32_T, MPI_INT64_T,
+                                     MPI_UINT64_T, MPI_UINT16_T, MPI_UINT16_T, MPI_FLOAT,    MPI_DOUBLE};
+static const int sizes[] = {1, 1, 4, 4, 8, 8, 2, 2, 4, 8};
+static const MPI_Op ops[] = {MPI_SUM, MPI_PROD, MPI_MIN, MPI_MAX, MPI_SUM}; // an average is divided afterwards
+
+// Open MPI 4.1 sums 8-bit integers with saturation where it has vectors, and wraps round elsewhere, in one array too.
+static MPI_Op sum8;
+static void add8(void *in, void *inout, int *n, MPI_Datatype *t) {
+    const uint8_t *a = in;
+    uint8_t *b = inout;
+    (void)t;
+    for (int i = 0; i < *n; i++) b[i] = (uint8_t)(a[i] + b[i]);
+}
+static int make_ops(void) { return MPI_Op_create(add8, 1, &sum8); }
+static int free_ops(void) { return MPI_Op_free(&sum8); }
+static inline MPI_Op operation(int op, int t) { return t <= 1 && ops[op] == MPI_SUM ? sum8 : ops[op]; }
+
+static inline int half(int t) { return t == F16 || t == BF16; }
+
+// MPI refuses a null address even for no elements.
+static char nothing[16];
+static inline void *some(const void *p) { return p ? (void *)p : nothing; }
+
+// scratch returns memory for the call at hand; MPI is entered by one thread at a time, so one piece serves all.
+static void *scratch_mem;
+static size_t scratch_size;
+static void *scratch(size_t bytes) {
+    if (bytes > scratch_size) {
+        free(scratch_mem);
+        scratch_mem = malloc(bytes);
+        scratch_size = scratch_mem ? bytes : 0;
+    }
+    return scratch_mem;
+}
+static void free_scratch(void) {
+    free(scratch_mem);
+    scratch_mem = NULL;
+    scratch_size = 0;
+}
+// trim gives back what only a rare call needs.
+static void trim(void) {
+    if (scratch_size > (64 << 20)) free_scratch();
+}
+
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#define CLONES __attribute__((target_clones("avx2", "default")))
+#else
+#define CLONES
+#endif
+
+// The conversions of package elem without branches, so that the compiler makes vectors of them.
+static inline uint32_t f32_bits(float f) { uint32_t u; memcpy(&u, &f, 4); return u; }
+static inline float bits_f32(uint32_t u) { float f; memcpy(&f, &u, 4); return f; }
+
+static inline float f16_to_f32(uint16_t h) {
+    // Shifted into place the exponent is 112 too small: a multiplication mends that, of subnormals too.
+    float f = bits_f32((uint32_t)(h & 0x7fff) << 13) * 0x1p112f;
+    uint32_t u = f32_bits(f);
+    u |= (h & 0x7c00) == 0x7c00 ? 0x7f800000u : 0;
+    return bits_f32(u | (uint32_t)(h & 0x8000) << 16);
+}
+static inline uint16_t f32_to_f16(float f) {
+    uint32_t u = f32_bits(f), sign = u >> 16 & 0x8000, a = u & 0x7fffffff, payload = a >> 13 & 0x3ff;
+    uint32_t normal = (a - (112u << 23) + 0xfff + (a >> 13 & 1)) >> 13;
+    uint32_t subnormal = f32_bits(bits_f32(a) + 0.5f) - f32_bits(0.5f);
+    uint32_t nan = 0x7c00 | payload | (payload == 0 ? 0x200 : 0);
+    uint32_t r = a < (113u << 23) ? subnormal : normal;
+    r = a >= (143u << 23) ? 0x7c00 : r;
+    r = a > 0x7f800000u ? nan : r;
+    return (uint16_t)(sign | r);
+}
+static inline uint16_t f32_to_bf16(float f) {
+    uint32_t u = f32_bits(f), r = (u + 0x7fff + (u >> 16 & 1)) >> 16;
+    return (uint16_t)((u & 0x7fffffff) > 0x7f800000u ? (u >> 16 | 0x40) : r);
+}
+CLONES static void widen_f16(float *restrict d, const uint16_t *restrict s, int64_t n) {
+    for (int64_t i = 0; i < n; i++) d[i] = f16_to_f32(s[i]);
+}
+CLONES static void widen_bf16(float *restrict d, const uint16_t *restrict s, int64_t n) {
+    for (int64_t i = 0; i < n; i++) d[i] = bits_f32((uint32_t)s[i] << 16);
+}
+CLONES static void narrow_f16(uint16_t *restrict d, const float *restrict s, int64_t n) {
+    for (int64_t i = 0; i < n; i++) d[i] = f32_to_f16(s[i]);
+}
+CLONES static void narrow_bf16(uint16_t *restrict d, const float *restrict s, int64_t n) {
+    for (int64_t i = 0; i < n; i++) d[i] = f32_to_bf16(s[i]);
+}
+
+// widen copies n 16-bit floats to scratch as float32; NULL when there is no memory.
+static float *widen(const void *src, int64_t n, int t) {
+    float *f = scratch((size_t)n * sizeof(float));
+    if (f) t == F16 ? widen_f16(f, src, n) : widen_bf16(f, src, n);
+    return f;
+}
+
+#define DIVIDE(T, W) { T *p = buf; for (int64_t i = 0; i < n; i++) p[i] = (T)(p[i] / (W)size); break; }
+static void divide(void *buf, int64_t n, int t, int size) {
+    switch (t) {
+    case 0: DIVIDE(int8_t, int32_t)
+    case 1: DIVIDE(uint8_t, uint32_t)
+    case 2: DIVIDE(int32_t, int32_t)
+    case 3: DIVIDE(uint32_t, uint32_t)
+    case 4: DIVIDE(int64_t, int64_t)
+    case 5: DIVIDE(uint64_t, uint64_t)
+    case 8: DIVIDE(float, float)
+    case 9: DIVIDE(double, double)
+    }
+}
+// finish_half rounds what was reduced in float32, averaged first if need be.
+static void finish_half(void *dst, float *f, int64_t n, int t, int op, int size) {
+    if (op == AVG) divide(f, n, 8, size);
+    t == F16 ? narrow_f16(dst, f, n) : narrow_bf16(dst, f, n);
+}
+
+static int barrier(MPI_Comm c) { return MPI_Barrier(c); }
+
+static int allreduce(MPI_Comm c, void *dst, const void *src, int n, int t, int op, int size) {
+    if (half(t)) {
+        float *f = widen(src, n, t);
+        if (!f) return MPI_ERR_NO_MEM;
+        int rc = MPI_Allreduce(MPI_IN_PLACE, f, n, MPI_FLOAT, ops[op], c);
+        if (rc == MPI_SUCCESS) finish_half(dst, f, n, t, op, size);
+        return rc;
+    }
+    int rc = MPI_Allreduce(src == dst ? MPI_IN_PLACE : src, dst, n, types[t], operation(op, t), c);
+    if (op == AVG && rc == MPI_SUCCESS) divide(dst, n, t, size);
+    return rc;
+}
+
+static int reduce(MPI_Comm c, void *dst, const void *src, int n, int t, int op, int root, int rank, int size) {
+    if (half(t)) {
+        float *f = widen(src, n, t);
+        if (!f) return MPI_ERR_NO_MEM;
+        if (rank != root) return MPI_Reduce(f, NULL, n, MPI_FLOAT, ops[op], root, c);
+        int rc = MPI_Reduce(MPI_IN_PLACE, f, n, MPI_FLOAT, ops[op], root, c);
+        if (rc == MPI_SUCCESS) finish_half(dst, f, n, t, op, size);
+        return rc;
+    }
+    if (rank != root) return MPI_Reduce(src, NULL, n, types[t], operation(op, t), root, c);
+    int rc = MPI_Reduce(src == dst ? MPI_IN_PLACE : src, dst, n, types[t], operation(op, t), root, c);
+    if (op == AVG && rc == MPI_SUCCESS) divide(dst, n, t, size);
+    return rc;
+}
+
+static int bcast(MPI_Comm c, void *buf, int n, int t, int root) { return MPI_Bcast(buf, n, types[t], root, c); }
+
+static int allgather(MPI_Comm c, void *dst, const void *src, int n, int t, int in_place) {
+    return MPI_Allgather(in_place ? MPI_IN_PLACE : src, n, types[t], dst, n, types[t], c);
+}
+
+// MPI's in-place form leaves the result at the front of the input, NCCL's in the rank's own block: scratch stands between.
+static int reduce_scatter(MPI_Comm c, void *dst, const void *src, int n, int t, int op, int size, int in_place) {
+    int rc;
+    if (half(t)) {
+        float *f = widen(src, (int64_t)n * size, t);
+        if (!f) return MPI_ERR_NO_MEM;
+        rc = MPI_Reduce_scatter_block(MPI_IN_PLACE, f, n, MPI_FLOAT, ops[op], c);
+        if (rc == MPI_SUCCESS) finish_half(dst, f, n, t, op, size);
+        return rc;
+    }
+    size_t bytes = (size_t)n * sizes[t];
+    void *out = in_place ? scratch(bytes) : dst;
+    if (!out) return MPI_ERR_NO_MEM;
+    rc = MPI_Reduce_scatter_block(src, out, n, types[t], operation(op, t), c);
+    if (rc != MPI_SUCCESS) return rc;
+    if (op == AVG) divide(out, n, t, size);
+    if (in_place) {
+        memcpy(dst, out, bytes);
+        trim();
+    }
+    return rc;
+}
+static int reduce_scatterv(MPI_Comm c, void *dst, const void *src, const int *counts, int total, int t, int op, int rank, int size,
+                           int in_place) {
+    int rc, n = counts[rank];
+    if (half(t)) {
+        float *f = widen(src, total, t);
+        if (!f) return MPI_ERR_NO_MEM;
+        rc = MPI_Reduce_scatter(MPI_IN_PLACE, f, counts, MPI_FLOAT, ops[op], c);
+        if (rc == MPI_SUCCESS) finish_half(dst, f, n, t, op, size);
+        return rc;
+    }
+    size_t bytes = (size_t)n * sizes[t];
+    void *out = in_place ? scratch(bytes + 1) : some(dst);
+    if (!out) return MPI_ERR_NO_MEM;
+    rc = MPI_Reduce_scatter(src, out, counts, types[t], operation(op, t), c);
+    if (rc != MPI_SUCCESS) return rc;
+    if (op == AVG) divide(out, n, t, size);
+    if (in_place) {
+        memcpy(some(dst), out, bytes);
+        trim();
+    }
+    return rc;
+}
+
+static int alltoall(MPI_Comm c, void *dst, const void *src, int n, int t) {
+    return MPI_Alltoall(src == dst ? MPI_IN_PLACE : src, n, types[t], dst, n, types[t], c);
+}
+static int gather(MPI_Comm c, void *dst, const void *src, int n, int t, int root, int in_place) {
+    return MPI_Gather(in_place ? MPI_IN_PLACE : src, n, types[t], dst, n, types[t], root, c);
+}
+static int scatter(MPI_Comm c, void *dst, const void *src, int n, int t, int root, int in_place) {
+    return MPI_Scatter(src, n, types[t], in_place ? MPI_IN_PLACE : dst, n, types[t], root, c);
+}
+static int allgatherv(MPI_Comm c, void *dst, const void *src, const int *counts, const int *displs, int t, int rank, int in_place) {
+    return MPI_Allgatherv(in_place ? MPI_IN_PLACE : some(src), counts[rank], types[t], dst, counts, displs, types[t], c);
+}
+static int gatherv(MPI_Comm c, void *dst, const void *src, const int *counts, const int *displs, int t, int root, int rank, int in_place) {
+    return MPI_Gatherv(in_place ? MPI_IN_PLACE : some(src), counts[rank], types[t], some(dst), counts, displs, types[t], root, c);
+}
+static int scatterv(MPI_Comm c, void *dst, const void *src, const int *counts, const int *displs, int t, int root, int rank, int in_place) {
+    return MPI_Scatterv(some(src), counts, displs, types[t], in_place ? MPI_IN_PLACE : some(dst), counts[rank], types[t], root, c);
+}
+
+// message is a count and a datatype for n elements: above limit elements a datatype is made that one count describes.
+struct message { int count; MPI_Datatype type; int made; };
+static int make_message(struct message *m, int64_t n, int t, int64_t limit) {
+    *m = (struct message){(int)n, types[t], 0};
+    if (n <= limit) return MPI_SUCCESS;
+    int rc, lengths[2] = {1, (int)(n % limit)};
+    MPI_Aint at[2] = {0, (MPI_Aint)(n - n % limit) * sizes[t]};
+    MPI_Datatype block, part[2] = {MPI_DATATYPE_NULL, types[t]};
+    if ((rc = MPI_Type_contiguous((int)limit, types[t], &block)) != MPI_SUCCESS) return rc;
+    rc = MPI_Type_contiguous((int)(n / limit), block, &part[0]);
+    int rc2 = MPI_Type_free(&block);
+    if (rc != MPI_SUCCESS || (rc = rc2) != MPI_SUCCESS) return rc;
+    rc = MPI_Type_create_struct(2, lengths, at, part, &m->type);
+    rc2 = MPI_Type_free(&part[0]);
+    if (rc != MPI_SUCCESS || (rc = rc2) != MPI_SUCCESS) return rc;
+    m->count = 1;
+    m->made = 1;
+    return MPI_Type_commit(&m->type);
+}
+// free_message may come before the message has arrived; MPI keeps the datatype as long as it is in use.
+static int free_message(struct message *m, int rc) {
+    if (!m->made) return rc;
+    int rc2 = MPI_Type_free(&m->type);
+    return rc != MPI_SUCCESS ? rc : rc2;
+}
+
+// outcome is the code of a call, the bytes of the message received, and the message of a group that it is about.
+struct outcome { int code; int index; int64_t got; };
+
+// The status says how long the message was; after a truncation only some libraries fill it in.
+static int64_t received(const MPI_Status *s) {
+    MPI_Count bytes;
+    return MPI_Get_elements_x(s, MPI_BYTE, &bytes) == MPI_SUCCESS ? (int64_t)bytes : -1;
+}
+
+static int send_message(MPI_Comm c, const void *src, int64_t n, int t, int to, int tag, int64_t limit) {
+    if (n <= limit) return MPI_Send(some(src), (int)n, types[t], to, tag, c);
+    struct message m;
+    int rc = make_message(&m, n, t, limit);
+    if (rc == MPI_SUCCESS) rc = MPI_Send(src, m.count, m.type, to, tag, c);
+    return free_message(&m, rc);
+}
+static struct outcome recv_message(MPI_Comm c, void *dst, int64_t n, int t, int from, int tag, int64_t limit) {
+    struct message m;
+    MPI_Status s = {0};
+    if (n <= limit) {
+        int rc = MPI_Recv(some(dst), (int)n, types[t], from, tag, c, &s);
+        return (struct outcome){rc, 0, received(&s)};
+    }
+    struct outcome o = {make_message(&m, n, t, limit), 0, -1};
+    if (o.code == MPI_SUCCESS) {
+        o.code = MPI_Recv(some(dst), m.count, m.type, from, tag, c, &s);
+        o.got = received(&s);
+    }
+    o.code = free_message(&m, o.code);
+    return o;
+}
+static struct outcome sendrecv(MPI_Comm c, void *dst, int64_t rn, int from, const void *src, int64_t sn, int to, int t, int tag,
+                               int64_t limit) {
+    struct message r, s = {0};
+    MPI_Status st = {0};
+    struct outcome o = {make_message(&r, rn, t, limit), 0, -1};
+    if (o.code == MPI_SUCCESS) o.code = make_message(&s, sn, t, limit);
+    if (o.code == MPI_SUCCESS) {
+        o.code = MPI_Sendrecv(some(src), s.count, s.type, to, tag, some(dst), r.count, r.type, from, tag, c, &st);
+        o.got = received(&st);
+    }
+    o.code = free_message(&s, free_message(&r, o.code));
+    return o;
+}
+static int swap(MPI_Comm c, void *buf, int n, int t, int peer, int tag) {
+    return MPI_Sendrecv_replace(buf, n, types[t], peer, tag, peer, tag, c, MPI_STATUS_IGNORE);
+}
+
+// p2p is one message of a group. The address is an integer so that Go memory, pinned, may hold it.
+struct p2p { uintptr_t buf; int64_t n; MPI_Comm comm; int t, peer, tag, recv; };
+
+// run_group starts the receives, then the sends, and waits for all, or until one fails. index is -1, or the message that
+// failed first. The waiting is one by one: MPI_Waitall of Open MPI 4.1 hangs, with threads, where one request fails.
+static struct outcome run_group(const struct p2p *p, int n, MPI_Request *reqs, int64_t limit) {
+    struct outcome o = {MPI_SUCCESS, -1, 0};
+    for (int recv = 1; recv >= 0; recv--) {
+        for (int i = 0; i < n; i++) {
+            if (p[i].recv != recv) continue;
+            struct message m;
+            void *buf = some((void *)p[i].buf);
+            int rc = make_message(&m, p[i].n, p[i].t, limit);
+            if (rc == MPI_SUCCESS)
+                rc = recv ? MPI_Irecv(buf, m.count, m.type, p[i].peer, p[i].tag, p[i].comm, &reqs[i])
+                          : MPI_Isend(buf, m.count, m.type, p[i].peer, p[i].tag, p[i].comm, &reqs[i]);
+            rc = free_message(&m, rc);
+            if (rc != MPI_SUCCESS) return (struct outcome){rc, i, -1};
+        }
+    }
+    for (int i = 0; i < n; i++) {
+        MPI_Status s = {0};
+        int rc = MPI_Wait(&reqs[i], &s);
+        if (rc != MPI_SUCCESS) return (struct outcome){rc, i, received(&s)};
+        if (!p[i].recv || o.index >= 0) continue;
+        int64_t got = received(&s);
+        if (got != p[i].n * sizes[p[i].t]) o = (struct outcome){MPI_SUCCESS, i, got};
+    }
+    return o;
+}
+
+static int errors_return(MPI_Comm *c, int rc) {
+    return rc == MPI_SUCCESS && *c != MPI_COMM_NULL ? MPI_Comm_set_errhandler(*c, MPI_ERRORS_RETURN) : rc;
+}
+static int dup_comm(MPI_Comm c, MPI_Comm *out) { return errors_return(out, MPI_Comm_dup(c, out)); }
+static int dup_world(MPI_Comm *out) { return dup_comm(MPI_COMM_WORLD, out); }
+static int split(MPI_Comm c, int color, int key, MPI_Comm *out) {
+    return errors_return(out, MPI_Comm_split(c, color < 0 ? MPI_UNDEFINED : color, key, out));
+}
+static int split_shared(MPI_Comm c, int key, MPI_Comm *out) {
+    return errors_return(out, MPI_Comm_split_type(c, MPI_COMM_TYPE_SHARED, key, MPI_INFO_NULL, out));
+}
+static int is_null(MPI_Comm c) { return c == MPI_COMM_NULL; }
+
+// The signals that are Go panics. MPI's transports have handlers of their own for them, which end the process.
+static const int panics[] = {SIGSEGV, SIGBUS, SIGFPE};
+static struct sigaction handlers[3];
+static void keep_handlers(void) { for (int i = 0; i < 3; i++) sigaction(panics[i], NULL, &handlers[i]); }
+static void restore_handlers(void) { for (int i = 0; i < 3; i++) sigaction(panics[i], &handlers[i], NULL); }
