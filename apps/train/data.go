@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
-	"encoding/gob"
 	"errors"
 	"fmt"
 	"io"
@@ -473,50 +472,3 @@ func parallel(threads, n int, fn func(i int) error) error {
 	wg.Wait()
 	return first
 }
-
-// group is the ranks that build a token file together: those of one node.
-type group struct {
-	rank, size int
-	// exchange gives every rank the bytes of all of them, in rank order.
-	exchange func(mine []byte) ([][]byte, error)
-}
-
-// gather is exchange for ranks that may have failed: an error of one rank becomes
-// the error of all, the same text everywhere, and no rank waits for ever.
-func (g group) gather(mine []byte, err error) ([][]byte, error) {
-	const ok, bad, input = 0, 1, 2
-	msg := append([]byte{ok}, mine...)
-	if err != nil {
-		msg = append([]byte{bad}, err.Error()...)
-		if errors.As(err, new(inputError)) {
-			msg[0] = input
-		}
-	}
-	all, xerr := g.exchange(msg)
-	if xerr != nil {
-		return nil, errors.Join(err, xerr)
-	}
-	for r, m := range all {
-		switch {
-		case m[0] == ok:
-			all[r] = m[1:]
-		case r == g.rank:
-			return nil, err // whole, with what it wraps
-		case m[0] == input:
-			return nil, inputError{errors.New(string(m[1:]))}
-		default:
-			return nil, fmt.Errorf("rank %d: %s", r, m[1:])
-		}
-	}
-	return all, nil
-}
-
-// encodeGob and decodeGob carry lists between ranks: JSON would change file names
-// that are not UTF-8.
-func encodeGob(v any) ([]byte, error) {
-	var b bytes.Buffer
-	err := gob.NewEncoder(&b).Encode(v)
-	return b.Bytes(), err
-}
-
-func decodeGob(b []byte, v any) error { return gob.NewDecoder(bytes.NewReader(b)).Decode(v) }

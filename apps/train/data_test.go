@@ -395,6 +395,15 @@ func TestCacheFolders(t *testing.T) {
 	t.Setenv("HOME", "")
 	for _, home := range []string{"", filepath.Join(blocked, "cache")} {
 		t.Setenv("XDG_CACHE_HOME", home)
+		var log bytes.Buffer
+		f, err := newTemp("", "x.tok", zerolog.New(&log))
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.Close()
+		if !strings.Contains(log.String(), "warn") || !strings.Contains(log.String(), tmp) {
+			t.Errorf("cache %q: log %q, want a warning that names %s", home, log.String(), tmp)
+		}
 		_, path := load(t, 2, byteTokens{}, "", filepath.Join(dir, "a"))
 		if !strings.HasPrefix(path, tmp) {
 			t.Errorf("cache %q: token file %s, want it below %s", home, path, tmp)
@@ -417,7 +426,7 @@ func TestCacheFolders(t *testing.T) {
 	if err := os.Chmod(own, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	f, err := newTemp(cacheDirs(""), "x.tok", zerolog.Nop())
+	f, err := newTemp("", "x.tok", zerolog.Nop())
 	if err == nil {
 		f.Close()
 		t.Errorf("%s, which anybody can write, was used", f.Name())

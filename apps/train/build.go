@@ -1,0 +1,362 @@
+package main
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/gob"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/rs/zerolog"
+)
+
+// dataOptions says what data is wanted and how it is read.
+type dataOptions struct {
+	inputs  []input
+	tokens  tokenizer
+	cache   string // folder, "" for the user's own
+	threads int    // goroutines of this rank
+	log     zerolog.Logger
+	// progress makes a bar for work on total bytes; it may be nil.
+	progress func(what string, total int64) *meter
+}
+
+// roundBytes is how much text each rank tokenises before it writes.
+const roundBytes = 64 << 20
+
+// openData returns the tokens of the inputs, from the cache if they are there, else
+// made by all ranks of g together. Collective over g.
+func openData(g group, o dataOptions) (*tokenFile, error) {
+	b := &builder{group: g, dataOptions: o}
+	if err := b.list(); err != nil {
+		return nil, err
+	}
+	path, err := b.find()
+	if err != nil {
+		return nil, err
+	}
+	if path == "" {
+		if path, err = b.build(); err != nil {
+			return nil, err
+		}
+	}
+	f, err := openTokenFile(path, o.tokens, b.key, false)
+	if _, err = g.gather(nil, err); err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+// builder makes one token file. The first rank of the group decides, all work.
+type builder struct {
+	group
+	dataOptions
+	files []source
+	docs  []document
+	key   [sha256.Size]byte
+	start time.Time
+}
+
+// fileName is the token file's name in its folder.
+func (b *builder) fileName() string {
+	return b.tokens.name() + "-" + hex.EncodeToString(b.key[:16]) + ".tok"
+}
+
+// list finds the files, hashes them and computes the key. All ranks hold the same
+// list after it.
+func (b *builder) list() error {
+	b.start = time.Now()
+	var listed struct {
+		Files   []source
+		Skipped skips
+	}
+	var msg []byte
+	var err error
+	if b.rank == 0 {
+		if listed.Files, listed.Skipped, err = listFiles(b.inputs); err == nil {
+			msg, err = encodeGob(listed)
+		}
+	}
+	all, err := b.gather(msg, err)
+	if err != nil {
+		return err
+	}
+	if err := decodeGob(all[0], &listed); err != nil {
+		return err
+	}
+	b.files = listed.Files
+	order := make([]int, len(b.files))
+	for i := range order {
+		order[i] = i
+	}
+	todo, before := pieces(b.files, order)
+	lo, hi := share(before, b.rank, b.size)
+	sums := make([]byte, (hi-lo)*len(pieceSum{}))
+	err = parallel(b.threads, hi-lo, func(i int) error {
+		s, err := hashPiece(b.files[todo[lo+i].file], todo[lo+i].index)
+		copy(sums[i*len(s):], s[:])
+		return err
+	})
+	all, err = b.gather(sums, err)
+	if err != nil {
+		return err
+	}
+	flat := bytes.Join(all, nil)
+	every := make([]pieceSum, len(todo))
+	if len(flat) != len(todo)*len(pieceSum{}) {
+		return fmt.Errorf("%d bytes of sums for %d pieces", len(flat), len(todo))
+	}
+	for i := range every {
+		every[i] = pieceSum(flat[i*len(pieceSum{}):])
+	}
+	b.docs = documents(b.files, todo, every, &listed.Skipped)
+	b.key = contentKey(b.tokens, b.docs)
+	if len(b.docs) == 0 {
+		return badInput("--data: no text files found (skipped: %s)", listed.Skipped)
+	}
+	var size int64
+	for _, d := range b.docs {
+		size += b.files[d.file].Size
+	}
+	b.log.Info().Int("files", len(b.docs)).Int64("bytes", size).Stringer("skipped", listed.Skipped).
+		Str("from", b.from()).Int64("ms", time.Since(b.start).Milliseconds()).Msg("data")
+	return nil
+}
+
+// from names the inputs for the log.
+func (b *builder) from() string {
+	if n := len(b.inputs); n > 1 {
+		return fmt.Sprintf("%s and %d more", b.inputs[0].Path, n-1)
+	}
+	return b.inputs[0].Path
+}
+
+// find returns the path of a good token file, "" if there is none.
+func (b *builder) find() (string, error) {
+	found := ""
+	if b.rank == 0 {
+		dirs, _ := cacheDirs(b.cache)
+		for _, dir := range dirs {
+			if !trusted(dir) {
+				continue
+			}
+			path := filepath.Join(dir, b.fileName())
+			f, err := openTokenFile(path, b.tokens, b.key, true)
+			if err == nil {
+				found = path
+				err = f.Close()
+			}
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				b.log.Warn().Err(err).Msg("the token file cannot be used and is made again")
+			}
+			if found != "" {
+				break
+			}
+		}
+	}
+	all, err := b.gather([]byte(found), nil)
+	if err != nil {
+		return "", err
+	}
+	return string(all[0]), nil
+}
+
+// build makes the token file: all ranks tokenise and write their parts of a
+// temporary file, which then gets its header and its name. Others that make the
+// same file meanwhile have temporary files of their own; whoever is last to
+// rename wins, with the same contents.
+func (b *builder) build() (path string, err error) {
+	var f *os.File
+	name := ""
+	if b.rank == 0 {
+		if f, err = newTemp(b.cache, b.fileName(), b.log); err == nil {
+			name = f.Name()
+			path = filepath.Join(filepath.Dir(name), b.fileName())
+			defer func() {
+				f.Close()
+				os.Remove(name) // gone already if all went well
+			}()
+		}
+	}
+	all, err := b.gather([]byte(name), err)
+	if err != nil {
+		return "", err
+	}
+	if b.rank != 0 {
+		f, err = os.OpenFile(string(all[0]), os.O_WRONLY, 0)
+		if err == nil {
+			defer f.Close()
+		}
+	}
+	if _, err = b.gather(nil, err); err != nil {
+		return "", err
+	}
+	count, err := b.encode(f)
+	if err != nil {
+		return "", err
+	}
+	if b.rank == 0 {
+		err = b.finish(f, path, count)
+	}
+	all, err = b.gather([]byte(path), err)
+	if err != nil {
+		return "", err
+	}
+	b.log.Info().Int64("tokens", count).Str("file", string(all[0])).Int64("ms", time.Since(b.start).Milliseconds()).Msg("tokenised")
+	return string(all[0]), nil
+}
+
+// encode tokenises the documents into f and returns the number of tokens. It goes
+// in rounds, each of a bounded amount of text, because the place of a rank's
+// tokens is known only when the ranks before it have counted theirs.
+func (b *builder) encode(f *os.File) (count int64, err error) {
+	order := make([]int, len(b.docs))
+	for i, d := range b.docs {
+		order[i] = d.file
+	}
+	todo, before := pieces(b.files, order)
+	var bar *meter
+	if b.progress != nil {
+		bar = b.progress("tokenising", before[len(todo)])
+		defer bar.finish()
+	}
+	width := int64(b.tokens.width())
+	for lo := 0; lo < len(todo); {
+		hi := lo + 1
+		for hi < len(todo) && before[hi+1]-before[lo] <= roundBytes*int64(b.size) {
+			hi++
+		}
+		first, last := share(before[lo:hi+1], b.rank, b.size)
+		first, last = first+lo, last+lo
+		out := make([][]byte, last-first)
+		err := parallel(b.threads, len(out), func(i int) error {
+			p := todo[first+i]
+			tokens, err := encodePiece(b.tokens, b.files[p.file], p.index)
+			out[i] = tokens
+			bar.add((before[first+i+1] - before[first+i]) * int64(b.size)) // the others are as far
+			return err
+		})
+		var mine int64
+		for _, t := range out {
+			mine += int64(len(t)) / width
+		}
+		all, err := b.gather(binary.LittleEndian.AppendUint64(nil, uint64(mine)), err)
+		if err != nil {
+			return 0, err
+		}
+		at := count
+		for r, m := range all {
+			n := int64(binary.LittleEndian.Uint64(m))
+			if r < b.rank {
+				at += n
+			}
+			count += n
+		}
+		if _, err := b.gather(nil, writeAll(f, out, tokenHeaderBytes+at*width)); err != nil {
+			return 0, err
+		}
+		lo = hi
+	}
+	return count, nil
+}
+
+// writeAll writes parts one after the other, from byte at on.
+func writeAll(f *os.File, parts [][]byte, at int64) error {
+	w := io.NewOffsetWriter(f, at)
+	for _, p := range parts {
+		if _, err := w.Write(p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// finish sums the tokens, writes the header and gives the file its name, in this
+// order, so that a file of that name is whole, also after a power cut.
+func (b *builder) finish(f *os.File, path string, count int64) error {
+	size := count * int64(b.tokens.width())
+	crc := crc32.New(castagnoli)
+	r, err := os.Open(f.Name())
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	n, err := io.Copy(crc, io.NewSectionReader(r, tokenHeaderBytes, size))
+	if err != nil {
+		return err
+	}
+	if n != size {
+		return fmt.Errorf("%s: wrote %d bytes of tokens, read back %d", f.Name(), size, n)
+	}
+	h := tokenHeader{width: uint32(b.tokens.width()), ids: uint32(b.tokens.ids()),
+		files: uint32(len(b.docs)), count: uint64(count), key: b.key, crc: crc.Sum32()}
+	if _, err := f.WriteAt(h.encode(), 0); err != nil {
+		return err
+	}
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	if err := os.Rename(f.Name(), path); err != nil {
+		return err
+	}
+	if d, err := os.Open(filepath.Dir(path)); err == nil { // the name, too, must last
+		d.Sync()
+		d.Close()
+	}
+	return nil
+}
+
+// group is the ranks that build a token file together: those of one node.
+type group struct {
+	rank, size int
+	// exchange gives every rank the bytes of all of them, in rank order.
+	exchange func(mine []byte) ([][]byte, error)
+}
+
+// gather is exchange for ranks that may have failed: an error of one rank becomes
+// the error of all, the same text everywhere, and no rank waits for ever.
+func (g group) gather(mine []byte, err error) ([][]byte, error) {
+	const ok, bad, input = 0, 1, 2
+	msg := append([]byte{ok}, mine...)
+	if err != nil {
+		msg = append([]byte{bad}, err.Error()...)
+		if errors.As(err, new(inputError)) {
+			msg[0] = input
+		}
+	}
+	all, xerr := g.exchange(msg)
+	if xerr != nil {
+		return nil, errors.Join(err, xerr)
+	}
+	for r, m := range all {
+		switch {
+		case m[0] == ok:
+			all[r] = m[1:]
+		case r == g.rank:
+			return nil, err // whole, with what it wraps
+		case m[0] == input:
+			return nil, inputError{errors.New(string(m[1:]))}
+		default:
+			return nil, fmt.Errorf("rank %d: %s", r, m[1:])
+		}
+	}
+	return all, nil
+}
+
+// encodeGob and decodeGob carry lists between ranks: JSON would change file names
+// that are not UTF-8.
+func encodeGob(v any) ([]byte, error) {
+	var b bytes.Buffer
+	err := gob.NewEncoder(&b).Encode(v)
+	return b.Bytes(), err
+}
+
+func decodeGob(b []byte, v any) error { return gob.NewDecoder(bytes.NewReader(b)).Decode(v) }
