@@ -206,7 +206,11 @@ func report(out []string, own string) string {
 			ranks = append(ranks, r)
 		}
 	}
+	said := clean(own)
 	if len(ranks) == 0 {
+		if len(said) == 0 { // only mpirun knows why, so that nothing of it is noise
+			said = strings.Split(strings.TrimSpace(own), "\n")
+		}
 		for r := range out {
 			ranks = append(ranks, r)
 		}
@@ -217,7 +221,7 @@ func report(out []string, own string) string {
 			fmt.Fprintf(&b, "rank %d| %s\n", r, line)
 		}
 	}
-	for _, line := range ends(clean(own), shownLines/3) {
+	for _, line := range ends(said, shownLines/3) {
 		fmt.Fprintf(&b, "mpirun| %s\n", line)
 	}
 	return b.String()
