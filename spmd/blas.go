@@ -64,7 +64,7 @@ func Gemm[T float32 | float64](s *Stream, c, a, b Matrix[T], o GemmOpt) error {
 			return err
 		}
 	}
-	cmd := command{kind: cmdGemm, typ: elem.Of[T](), dst: c.addr(), src: a.addr(), n: n, dblk: c.blk, sblk: a.blk, xblk: b.blk,
+	cmd := command{call: call{kind: cmdGemm, typ: elem.Of[T](), dst: c.addr(), src: a.addr(), n: n, dblk: c.blk, sblk: a.blk}, xblk: b.blk,
 		gemm: gemm{third: b.addr(), m: m, k: k, cols: n, lda: a.Stride, ldb: b.Stride, ldc: c.Stride, ta: o.TransA, tb: o.TransB}}
 	cmd.gemm.scale(o)
 	return s.submit(&cmd, nil)
@@ -84,7 +84,7 @@ func Gemv[T float32 | float64](s *Stream, y Buffer[T], a Matrix[T], x Buffer[T],
 	if err := a.check("Gemv", "A"); err != nil {
 		return err
 	}
-	cmd := command{kind: cmdGemv, typ: elem.Of[T](), dst: y.addr(), src: a.addr(), n: y.n, dblk: y.blk, sblk: a.blk, xblk: x.blk,
+	cmd := command{call: call{kind: cmdGemv, typ: elem.Of[T](), dst: y.addr(), src: a.addr(), n: y.n, dblk: y.blk, sblk: a.blk}, xblk: x.blk,
 		gemm: gemm{third: x.addr(), m: a.Rows, cols: a.Cols, k: x.n, lda: a.Stride, ta: o.TransA}}
 	cmd.gemm.scale(o)
 	return s.submit(&cmd, nil)

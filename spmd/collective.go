@@ -24,7 +24,7 @@ func AllReduce[T Elem](c Comm, dst, src Buffer[T], op Op) error {
 	if dst.n != src.n {
 		return lengthError("AllReduce", "dst", dst.n, "src", src.n)
 	}
-	cmd := command{kind: cmdAllReduce, comm: c.st, op: op, n: src.n}
+	cmd := call{kind: cmdAllReduce, comm: c.st, op: op, n: src.n}
 	return collective(c, "AllReduce", &cmd, dst, src, 0)
 }
 
@@ -37,14 +37,14 @@ func Reduce[T Elem](c Comm, dst, src Buffer[T], op Op, root int) error {
 	} else if dst.n != src.n {
 		return lengthError("Reduce", "dst", dst.n, "src", src.n)
 	}
-	cmd := command{kind: cmdReduce, comm: c.st, op: op, n: src.n}
+	cmd := call{kind: cmdReduce, comm: c.st, op: op, n: src.n}
 	return collective(c, "Reduce", &cmd, dst, src, root)
 }
 
 // Broadcast copies root's buf to buf on every other rank.
 // Source: mpi.h, MPI_Bcast; nccl.h, ncclBroadcast.
 func Broadcast[T Elem](c Comm, buf Buffer[T], root int) error {
-	cmd := command{kind: cmdBroadcast, comm: c.st, n: buf.n}
+	cmd := call{kind: cmdBroadcast, comm: c.st, n: buf.n}
 	return collective(c, "Broadcast", &cmd, buf, Buffer[T]{}, root)
 }
 
@@ -56,7 +56,7 @@ func AllGather[T Elem](c Comm, dst, src Buffer[T]) error {
 	if dst.n != src.n*c.Size() {
 		return fmt.Errorf("%s: AllGather: dst has %d elements, src %d on each of %d ranks", ccall.At(), dst.n, src.n, c.Size())
 	}
-	cmd := command{kind: cmdAllGather, comm: c.st, n: src.n}
+	cmd := call{kind: cmdAllGather, comm: c.st, n: src.n}
 	return collective(c, "AllGather", &cmd, dst, src, 0)
 }
 
@@ -67,7 +67,7 @@ func ReduceScatter[T Elem](c Comm, dst, src Buffer[T], op Op) error {
 	if src.n != dst.n*c.Size() {
 		return fmt.Errorf("%s: ReduceScatter: src has %d elements, dst %d on each of %d ranks", ccall.At(), src.n, dst.n, c.Size())
 	}
-	cmd := command{kind: cmdReduceScatter, comm: c.st, op: op, n: dst.n}
+	cmd := call{kind: cmdReduceScatter, comm: c.st, op: op, n: dst.n}
 	return collective(c, "ReduceScatter", &cmd, dst, src, 0)
 }
 
@@ -81,7 +81,7 @@ func AllToAll[T Elem](c Comm, dst, src Buffer[T]) error {
 	if c.Size() == 0 || src.n%c.Size() != 0 {
 		return fmt.Errorf("%s: AllToAll: %d elements do not divide by %d ranks", ccall.At(), src.n, c.Size())
 	}
-	cmd := command{kind: cmdAllToAll, comm: c.st, n: src.n / c.Size()}
+	cmd := call{kind: cmdAllToAll, comm: c.st, n: src.n / c.Size()}
 	return collective(c, "AllToAll", &cmd, dst, src, 0)
 }
 
@@ -95,7 +95,7 @@ func Gather[T Elem](c Comm, dst, src Buffer[T], root int) error {
 	} else if dst.n != src.n*c.Size() {
 		return fmt.Errorf("%s: Gather: dst has %d elements, src %d on each of %d ranks", ccall.At(), dst.n, src.n, c.Size())
 	}
-	cmd := command{kind: cmdGather, comm: c.st, n: src.n}
+	cmd := call{kind: cmdGather, comm: c.st, n: src.n}
 	return collective(c, "Gather", &cmd, dst, src, root)
 }
 
@@ -109,7 +109,7 @@ func Scatter[T Elem](c Comm, dst, src Buffer[T], root int) error {
 	} else if src.n != dst.n*c.Size() {
 		return fmt.Errorf("%s: Scatter: src has %d elements, dst %d on each of %d ranks", ccall.At(), src.n, dst.n, c.Size())
 	}
-	cmd := command{kind: cmdScatter, comm: c.st, n: dst.n}
+	cmd := call{kind: cmdScatter, comm: c.st, n: dst.n}
 	return collective(c, "Scatter", &cmd, dst, src, root)
 }
 
@@ -121,7 +121,7 @@ func AllGatherV[T Elem](c Comm, dst, src Buffer[T], counts []int) error {
 	if err := checkParts(c, "AllGatherV", counts, "dst", dst.n, "src", src.n); err != nil {
 		return err
 	}
-	cmd := command{kind: cmdAllGatherV, comm: c.st, counts: counts}
+	cmd := call{kind: cmdAllGatherV, comm: c.st, counts: counts}
 	return collective(c, "AllGatherV", &cmd, dst, src, 0)
 }
 
@@ -133,7 +133,7 @@ func ReduceScatterV[T Elem](c Comm, dst, src Buffer[T], counts []int, op Op) err
 	if err := checkParts(c, "ReduceScatterV", counts, "src", src.n, "dst", dst.n); err != nil {
 		return err
 	}
-	cmd := command{kind: cmdReduceScatterV, comm: c.st, op: op, counts: counts}
+	cmd := call{kind: cmdReduceScatterV, comm: c.st, op: op, counts: counts}
 	return collective(c, "ReduceScatterV", &cmd, dst, src, 0)
 }
 
@@ -148,7 +148,7 @@ func GatherV[T Elem](c Comm, dst, src Buffer[T], counts []int, root int) error {
 	if err := checkParts(c, "GatherV", counts, "dst", whole, "src", src.n); err != nil {
 		return err
 	}
-	cmd := command{kind: cmdGatherV, comm: c.st, counts: counts}
+	cmd := call{kind: cmdGatherV, comm: c.st, counts: counts}
 	return collective(c, "GatherV", &cmd, dst, src, root)
 }
 
@@ -163,7 +163,7 @@ func ScatterV[T Elem](c Comm, dst, src Buffer[T], counts []int, root int) error 
 	if err := checkParts(c, "ScatterV", counts, "src", whole, "dst", dst.n); err != nil {
 		return err
 	}
-	cmd := command{kind: cmdScatterV, comm: c.st, counts: counts}
+	cmd := call{kind: cmdScatterV, comm: c.st, counts: counts}
 	return collective(c, "ScatterV", &cmd, dst, src, root)
 }
 
@@ -179,7 +179,7 @@ func AllToAllV[T Elem](c Comm, dst Buffer[T], recvCounts []int, src Buffer[T], s
 	if err := checkCounts(c, "AllToAllV", "src", src.n, sendCounts); err != nil {
 		return err
 	}
-	cmd := command{kind: cmdAllToAllV, comm: c.st, counts: sendCounts, rcounts: recvCounts}
+	cmd := call{kind: cmdAllToAllV, comm: c.st, counts: sendCounts, rcounts: recvCounts}
 	return collective(c, "AllToAllV", &cmd, dst, src, 0)
 }
 
@@ -189,7 +189,7 @@ func AllToAllV[T Elem](c Comm, dst Buffer[T], recvCounts []int, src Buffer[T], s
 // they do so in a Group or by SendRecv.
 // Source: mpi.h, MPI_Send; nccl.h, ncclSend.
 func Send[T Elem](c Comm, src Buffer[T], to int) error {
-	cmd := command{kind: cmdSend, comm: c.st, n: src.n}
+	cmd := call{kind: cmdSend, comm: c.st, n: src.n}
 	return collective(c, "Send", &cmd, Buffer[T]{}, src, to)
 }
 
@@ -197,7 +197,7 @@ func Send[T Elem](c Comm, src Buffer[T], to int) error {
 // names both lengths.
 // Source: mpi.h, MPI_Recv; nccl.h, ncclRecv.
 func Recv[T Elem](c Comm, dst Buffer[T], from int) error {
-	cmd := command{kind: cmdRecv, comm: c.st, n: dst.n}
+	cmd := call{kind: cmdRecv, comm: c.st, n: dst.n}
 	return collective(c, "Recv", &cmd, dst, Buffer[T]{}, from)
 }
 
@@ -211,7 +211,7 @@ func SendRecv[T Elem](c Comm, dst Buffer[T], from int, src Buffer[T], to int) er
 	if overlaps(dst.addr(), dst.Bytes(), src.addr(), src.Bytes()) {
 		return fmt.Errorf("%s: SendRecv: dst of %d elements and src of %d overlap", ccall.At(), dst.n, src.n)
 	}
-	cmd := command{kind: cmdSendRecv, comm: c.st, n: src.n, rn: dst.n, from: from}
+	cmd := call{kind: cmdSendRecv, comm: c.st, n: src.n, rn: dst.n, from: from}
 	return collective(c, "SendRecv", &cmd, dst, src, to)
 }
 
@@ -219,13 +219,13 @@ func SendRecv[T Elem](c Comm, dst Buffer[T], from int, src Buffer[T], to int) er
 // holds back that stream instead.
 // Source: mpi.h, MPI_Barrier.
 func Barrier(c Comm) error {
-	cmd := command{kind: cmdBarrier}
+	cmd := call{kind: cmdBarrier}
 	return collective(c, "Barrier", &cmd, Buffer[uint8]{}, Buffer[uint8]{}, 0)
 }
 
 // collective completes a command with what all of them share, checks it, and
 // hands it to the communicator.
-func collective[T Elem](c Comm, op string, cmd *command, dst, src Buffer[T], root int) error {
+func collective[T Elem](c Comm, op string, cmd *call, dst, src Buffer[T], root int) error {
 	if c.st == nil || c.st.freed || root < 0 || root >= c.st.size {
 		return rankError(c, op, "rank", root)
 	}
@@ -242,7 +242,7 @@ func collective[T Elem](c Comm, op string, cmd *command, dst, src Buffer[T], roo
 
 // inPlacePart says whether one operand is this rank's part of the other, which is
 // what the gathering and scattering collectives call in place.
-func inPlacePart(cmd *command, dstBytes, srcBytes int) bool {
+func inPlacePart(cmd *call, dstBytes, srcBytes int) bool {
 	rank, whole, part, bytes := cmd.comm.rank, cmd.dst, cmd.src, srcBytes
 	switch cmd.kind {
 	case cmdAllGather, cmdGather, cmdAllGatherV, cmdGatherV:

@@ -184,7 +184,7 @@ func (m *Mesh) index(axis string) int {
 // group is the commands between the start and the end of Comm.Group.
 type group struct {
 	s    *Stream // that all of it is enqueued on; nil for a blocking group
-	cmds []command
+	cmds []call
 	p2p  cudampi.P2P
 	keep bool // a graph owns it
 }
@@ -210,12 +210,8 @@ func (c Comm) Group(fn func() error) error {
 		st.recycle(g)
 		return err
 	}
-	cmd := command{kind: cmdGroup, comm: st, group: g}
-	if c.s == nil {
-		return c.do(&cmd)
-	}
-	g.keep = c.s.cap != nil
-	return c.s.submit(&cmd, nil)
+	g.keep = c.s != nil && c.s.cap != nil
+	return c.do(&call{kind: cmdGroup, comm: st, group: g})
 }
 
 func (st *commState) newGroup() *group {
@@ -239,14 +235,14 @@ func (st *commState) recycle(g *group) {
 	st.spare = append(st.spare, g)
 }
 
-// add copies a command into the group, reusing the slices of earlier ones.
-func (g *group) add(c *command) {
+// add copies a call into the group, reusing the slices of earlier ones.
+func (g *group) add(c *call) {
 	if len(g.cmds) < cap(g.cmds) {
 		g.cmds = g.cmds[:len(g.cmds)+1]
 	} else {
-		g.cmds = append(g.cmds, command{})
+		g.cmds = append(g.cmds, call{})
 	}
-	g.cmds[len(g.cmds)-1].copyFrom(c, nil)
+	g.cmds[len(g.cmds)-1].copyFrom(c)
 }
 
 // run starts the sends and receives, then runs the collectives, then waits.
@@ -281,23 +277,23 @@ func (g *group) run(m *cudampi.Comm) error {
 	return p.Wait()
 }
 
-// do runs, enqueues or groups a command of the communicator.
-func (c Comm) do(cmd *command) error {
+// do runs, enqueues or groups a call.
+func (c Comm) do(cmd *call) error {
 	st := c.st
 	if st.open != nil && cmd.kind != cmdGroup {
 		if c.s != st.open.s {
 			return fmt.Errorf("%s: a call in a Group on another stream than the group's", ccall.At())
 		}
-		if err := st.w.checkBlocks(cmd, nil); err != nil {
+		if err := st.w.checkBlocks(cmd); err != nil {
 			return err
 		}
 		st.open.add(cmd)
 		return nil
 	}
 	if c.s != nil {
-		return c.s.submit(cmd, nil)
+		return c.s.submitCall(cmd)
 	}
-	if err := st.w.checkBlocks(cmd, nil); err != nil {
+	if err := st.w.checkBlocks(cmd); err != nil {
 		return err
 	}
 	if st.w.capturing.Load() != 0 {
@@ -307,7 +303,7 @@ func (c Comm) do(cmd *command) error {
 }
 
 // communicate enters MPI in its turn.
-func (c *command) communicate(turn uint64) error {
+func (c *call) communicate(turn uint64) error {
 	if err := mpiTurns.enter(turn); err != nil {
 		return err
 	}
@@ -317,8 +313,8 @@ func (c *command) communicate(turn uint64) error {
 }
 
 // enterMPI makes the call. It is a plain switch, not a table of functions, so
-// that a command of a blocking call stays on its caller's stack.
-func (c *command) enterMPI() error {
+// that a blocking call stays on its caller's stack.
+func (c *call) enterMPI() error {
 	m := c.comm.mpi
 	switch c.kind {
 	case cmdAllReduce:

@@ -116,7 +116,7 @@ func (c *capture) record(s *Stream, e *Event) error {
 	e.mu.Lock()
 	e.cap, e.node = c, len(c.nodes)
 	e.mu.Unlock()
-	cmd := command{kind: cmdRecord, root: len(c.nodes)}
+	cmd := command{call: call{kind: cmdRecord, root: len(c.nodes)}}
 	if err := c.add(s, &cmd, nil); err != nil {
 		return err
 	}
@@ -154,7 +154,7 @@ func (c *capture) wait(s *Stream, node int) error {
 		}
 		l.seen[i] = max(l.seen[i], n)
 	}
-	cmd := command{kind: cmdWait, root: node}
+	cmd := command{call: call{kind: cmdWait, root: node}}
 	return c.add(s, &cmd, nil)
 }
 
@@ -184,7 +184,8 @@ func (c *command) eachBlock(add func(*block)) {
 	}
 	if c.group != nil {
 		for i := range c.group.cmds {
-			c.group.cmds[i].eachBlock(add)
+			add(c.group.cmds[i].dblk)
+			add(c.group.cmds[i].sblk)
 		}
 	}
 }
@@ -213,7 +214,7 @@ func (g *Graph) Launch(s *Stream) error {
 		}
 	}
 	g.last = s
-	c := command{kind: cmdGraph, graph: g}
+	c := command{call: call{kind: cmdGraph}, graph: g}
 	return s.submit(&c, nil)
 }
 

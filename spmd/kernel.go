@@ -137,6 +137,6 @@ func (k *Kernel) Launch(s *Stream, g Grid, args ...Arg) error {
 			return fmt.Errorf("%s: Launch of %s: grid of %v blocks of %v threads", ccall.At(), k.name, g.Blocks, g.Threads)
 		}
 	}
-	c := command{kind: cmdKernel, kernel: k, grid: g}
+	c := command{call: call{kind: cmdKernel}, kernel: k, grid: g}
 	return s.submit(&c, args)
 }

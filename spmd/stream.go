@@ -103,7 +103,7 @@ func (s *Stream) Wait(e *Event) error {
 	if s.cap != nil {
 		return fmt.Errorf("%s: Wait: stream %q is being captured, but the event was recorded outside the capture", ccall.At(), s.name)
 	}
-	c := command{kind: cmdWait, event: e, bits: gen}
+	c := command{call: call{kind: cmdWait}, event: e, bits: gen}
 	return s.submit(&c, nil)
 }
 
@@ -111,7 +111,16 @@ func (s *Stream) Wait(e *Event) error {
 // has finished, and what comes after waits for it. It must not call into the
 // stream or into collectives. An error or a panic fails the stream.
 func (s *Stream) HostFunc(fn func() error) error {
-	c := command{kind: cmdFunc, fn: fn}
+	c := command{call: call{kind: cmdFunc}, fn: fn}
+	return s.submit(&c, nil)
+}
+
+// submitCall is submit for a call, out of line: what a queue needs is not cleared
+// for a blocking call.
+//
+//go:noinline
+func (s *Stream) submitCall(asked *call) error {
+	c := command{call: *asked}
 	return s.submit(&c, nil)
 }
 
@@ -119,8 +128,16 @@ func (s *Stream) HostFunc(fn func() error) error {
 // kernel come beside c, and are copied element by element, so that those of a
 // launch stay on its caller's stack.
 func (s *Stream) submit(c *command, args []Arg) error {
-	if err := s.w.checkBlocks(c, args); err != nil {
+	if err := s.w.checkBlocks(&c.call); err != nil {
 		return err
+	}
+	if err := s.w.checkBlock(c.xblk); err != nil {
+		return err
+	}
+	for i := range args {
+		if err := s.w.checkBlock(args[i].blk); err != nil {
+			return err
+		}
 	}
 	c.site.Here(1)
 	if s.cap != nil {
@@ -163,7 +180,7 @@ func (e *Event) Record(s *Stream) error {
 	e.mu.Lock()
 	e.cap = nil // an earlier capture may have held it
 	e.recorded++
-	c := command{kind: cmdRecord, event: e, bits: e.recorded}
+	c := command{call: call{kind: cmdRecord}, event: e, bits: e.recorded}
 	e.mu.Unlock()
 	return s.submit(&c, nil)
 }
@@ -255,43 +272,57 @@ const (
 // order in which the program issued it.
 func (k cmdKind) communicates() bool { return k >= cmdAllReduce }
 
-// command is one unit of work of a stream. One struct serves all kinds, so that a
-// queue is an array of them and enqueueing allocates nothing.
-type command struct {
+// call is what a command asks of a communicator, or of memory. A blocking
+// collective needs no more than this, and keeps it on its caller's stack.
+type call struct {
 	kind     cmdKind
 	typ      elem.Type
 	op       elem.Op
 	dst, src unsafe.Pointer
-	n        int    // elements, bytes for cmdCopy
-	bits     uint64 // fill value, event generation, first ticket of a graph
-	root     int    // or the peer sent to
-	from     int    // peer received from
-	rn       int    // elements received by cmdSendRecv
+	n        int // elements, bytes for cmdCopy
+	root     int // or the peer sent to
+	from     int // peer received from
+	rn       int // elements received by cmdSendRecv
 	counts   []int
 	rcounts  []int
-	ticket   uint64
 	comm     *commState
 	group    *group
-	kernel   *Kernel
-	grid     Grid
-	args     []Arg
-	gemm     gemm
-	event    *Event
-	graph    *Graph
-	fn       func() error
 	dblk     *block // what dst lies in
 	sblk     *block
-	xblk     *block // a third operand's
-	site     ccall.Site
 }
 
-// copyFrom makes c a copy of o, with the given arguments, and with slices of its
-// own, reusing those it has.
-func (c *command) copyFrom(o *command, args []Arg) {
-	counts, rcounts, own := c.counts[:0], c.rcounts[:0], c.args[:0]
+// copyFrom makes c a copy of o with slices of its own, reusing those it has.
+func (c *call) copyFrom(o *call) {
+	counts, rcounts := c.counts[:0], c.rcounts[:0]
 	*c = *o
 	c.counts = append(counts, o.counts...)
 	c.rcounts = append(rcounts, o.rcounts...)
+}
+
+// command is one unit of work of a stream. One struct serves all kinds, so that a
+// queue is an array of them and enqueueing allocates nothing.
+type command struct {
+	call
+	bits   uint64 // fill value, event generation
+	ticket uint64
+	kernel *Kernel
+	grid   Grid
+	args   []Arg
+	gemm   gemm
+	event  *Event
+	graph  *Graph
+	fn     func() error
+	xblk   *block // a third operand's
+	site   ccall.Site
+}
+
+// copyFrom makes c a copy of o with the given arguments, and with slices of its
+// own, reusing those it has.
+func (c *command) copyFrom(o *command, args []Arg) {
+	own, asked := c.args[:0], c.call
+	*c = *o
+	c.call = asked
+	c.call.copyFrom(&o.call)
 	c.args = append(own, args...)
 }
 

@@ -264,16 +264,16 @@ func openJSON(name string) (io.WriteCloser, error) {
 }
 
 // checkBlocks refuses freed buffers and those of another world.
-func (w *World) checkBlocks(c *command, args []Arg) error {
-	for _, b := range [...]*block{c.dblk, c.sblk, c.xblk} {
-		if b != nil && (b.w != w || b.freed.Load()) {
-			return w.blockError(b)
-		}
+func (w *World) checkBlocks(c *call) error {
+	if err := w.checkBlock(c.dblk); err != nil {
+		return err
 	}
-	for i := range args {
-		if b := args[i].blk; b != nil && (b.w != w || b.freed.Load()) {
-			return w.blockError(b)
-		}
+	return w.checkBlock(c.sblk)
+}
+
+func (w *World) checkBlock(b *block) error {
+	if b != nil && (b.w != w || b.freed.Load()) {
+		return w.blockError(b)
 	}
 	return nil
 }
