@@ -34,7 +34,8 @@ func (c *Comm) Barrier() error {
 
 // AllReduce sets dst[i] to op over all ranks of src[i], on every rank; dst and src have n elements.
 //
-// Collective; it blocks. In place: dst is src. Source: mpi.h, MPI_Allreduce.
+// Collective; it blocks. In place: dst is src. After ShareMemory, what is small goes through shared memory; a rank that
+// brings another n, type or op is then an error on every rank. Source: mpi.h, MPI_Allreduce.
 func (c *Comm) AllReduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
 	const name = "MPI_Allreduce"
 	if err := c.ready(name, n, t, dst, src); err != nil {
@@ -42,6 +43,13 @@ func (c *Comm) AllReduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op
 	}
 	if err := c.checkOp(name, op); err != nil {
 		return err
+	}
+	if c.board != nil && n > 0 && n*t.Size() <= boardBytes {
+		code, rank, got := sysBoardAllReduce(c.board, dst, src, n, t, op)
+		if rank >= 0 {
+			return c.errorf(name, ErrCount, "%v of %d %v here, but rank %d brought another operation, type or count: %d elements", op, n, t, rank, got)
+		}
+		return c.check(name, code)
 	}
 	limit := reduceCount(t)
 	for lo := 0; lo < n; lo += limit {

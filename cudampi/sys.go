@@ -41,7 +41,11 @@ package cudampi
 #cgo noescape run_group
 #cgo nocallback run_group
 
+#cgo noescape board_allreduce
+#cgo nocallback board_allreduce
+
 #include "sys.h"
+#include "board.h"
 */
 import "C"
 
@@ -69,6 +73,24 @@ func sysBarrier(c handle) int { return int(C.barrier(c)) }
 
 func sysAllReduce(c *Comm, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) int {
 	return int(C.allreduce(c.h, dst, src, C.int(n), C.int(t), C.int(op), C.int(c.size)))
+}
+
+// board is memory that the ranks of a Comm share for small all-reduces.
+type board = *C.struct_board
+
+const boardBytes = C.BOARD_BYTES
+
+func sysMakeBoard(c *Comm) (b board, code int) {
+	code = int(C.make_board(c.h, C.int(c.rank), C.int(c.size), &b))
+	return
+}
+
+func sysFreeBoard(b board) int { return int(C.free_board(b)) }
+
+// sysBoardAllReduce returns the code, or the rank that brought something else, and its count; -1 for none.
+func sysBoardAllReduce(b board, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) (code, rank, got int) {
+	o := C.board_allreduce(b, dst, src, C.int(n), C.int(t), C.int(op))
+	return int(o.code), int(o.index), int(o.got)
 }
 
 func sysReduce(c *Comm, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, root int) int {

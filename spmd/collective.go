@@ -189,6 +189,14 @@ func AllToAllV[T Elem](c Comm, dst Buffer[T], recvCounts []int, src Buffer[T], s
 // they do so in a Group or by SendRecv.
 // Source: mpi.h, MPI_Send; nccl.h, ncclSend.
 func Send[T Elem](c Comm, src Buffer[T], to int) error {
+	if m := c.plain(src.blk, to); m != nil {
+		if err := mpiTurns.enter(mpiTurns.take(1)); err != nil {
+			return err
+		}
+		err := m.Send(src.addr(), src.n, elem.Of[T](), to)
+		mpiTurns.leave()
+		return err
+	}
 	cmd := call{kind: cmdSend, comm: c.st, n: src.n}
 	return collective(c, "Send", &cmd, Buffer[T]{}, src, to)
 }
@@ -197,6 +205,14 @@ func Send[T Elem](c Comm, src Buffer[T], to int) error {
 // names both lengths.
 // Source: mpi.h, MPI_Recv; nccl.h, ncclRecv.
 func Recv[T Elem](c Comm, dst Buffer[T], from int) error {
+	if m := c.plain(dst.blk, from); m != nil {
+		if err := mpiTurns.enter(mpiTurns.take(1)); err != nil {
+			return err
+		}
+		err := m.Recv(dst.addr(), dst.n, elem.Of[T](), from)
+		mpiTurns.leave()
+		return err
+	}
 	cmd := call{kind: cmdRecv, comm: c.st, n: dst.n}
 	return collective(c, "Recv", &cmd, dst, Buffer[T]{}, from)
 }

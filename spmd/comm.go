@@ -65,8 +65,8 @@ func (c Comm) Split(color, key int) (Comm, error) {
 	if err := mpiTurns.enter(turn); err != nil {
 		return Comm{}, err
 	}
+	defer mpiTurns.leave()
 	m, err := c.st.mpi.Split(color, key)
-	mpiTurns.leave()
 	if err != nil {
 		return Comm{}, err
 	}
@@ -100,7 +100,11 @@ func (c Comm) Close() error {
 	return st.mpi.Free()
 }
 
+// addComm takes a communicator into the world, in the caller's turn. Collective.
 func (w *World) addComm(m *cudampi.Comm) Comm {
+	if err := m.ShareMemory(); err != nil {
+		w.Log.Warn().Err(err).Msg("small all-reduces go through messages, not through shared memory")
+	}
 	st := &commState{w: w, mpi: m, rank: m.Rank(), size: m.Size()}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -275,6 +279,18 @@ func (g *group) run(m *cudampi.Comm) error {
 		}
 	}
 	return p.Wait()
+}
+
+// plain returns the MPI communicator where a message between this rank and peer is
+// nothing but a blocking call with nothing to refuse, and nil otherwise. A message
+// costs little more than a call from Go to C: for it the way through do is long.
+func (c Comm) plain(b *block, peer int) *cudampi.Comm {
+	st := c.st
+	if c.s != nil || st == nil || st.open != nil || st.freed || uint(peer) >= uint(st.size) || b == nil || b.w != st.w ||
+		b.freed.Load() || st.w.capturing.Load() != 0 {
+		return nil
+	}
+	return st.mpi
 }
 
 // do runs, enqueues or groups a call.

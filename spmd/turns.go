@@ -33,6 +33,10 @@ func (t *turns) enter(k uint64) error {
 	if t.serving.Load() == k {
 		return nil
 	}
+	return t.wait(k)
+}
+
+func (t *turns) wait(k uint64) error {
 	t.waiting.Add(1)
 	defer t.waiting.Add(-1)
 	t.mu.Lock()

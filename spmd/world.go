@@ -148,9 +148,9 @@ func (w *World) join(base *cudampi.Comm) error {
 	if err != nil {
 		return err
 	}
-	w.Comm = w.addComm(world)
-	w.job.rank, w.job.size = w.Rank(), w.Size()
+	w.job.rank, w.job.size = world.Rank(), world.Size()
 	w.Log = w.cfg.logger(w.job, os.Stderr)
+	w.Comm = w.addComm(world)
 	control, err := base.Dup()
 	if err != nil {
 		return err
