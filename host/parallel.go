@@ -90,6 +90,9 @@ func (p *workerPanic) Error() string {
 	return fmt.Sprintf("host.Parallel: %v\n\n%s", p.value, p.stack)
 }
 
+// Origin returns the value of the panic in fn and the stack there, for those who report panics.
+func (p *workerPanic) Origin() (value any, stack []byte) { return p.value, p.stack }
+
 // Unwrap returns the value of the panic if it was an error.
 func (p *workerPanic) Unwrap() error {
 	err, _ := p.value.(error)

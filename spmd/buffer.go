@@ -140,17 +140,30 @@ func (b Buffer[T]) access(op string, n int) ([]T, error) {
 	if n != b.n {
 		return nil, fmt.Errorf("%s: %s: buffer has %d elements, slice %d", ccall.At(), op, b.n, n)
 	}
-	if b.blk != nil && b.blk.freed.Load() {
-		return nil, b.blk.freedError(op)
+	if err := b.blk.gone(op); err != nil {
+		return nil, err
 	}
 	return b.slice(), nil
 }
 
 func (b Buffer[T]) mustAccess(op string) []T {
-	if b.blk != nil && b.blk.freed.Load() {
-		panic(b.blk.freedError(op))
+	if err := b.blk.gone(op); err != nil {
+		panic(err)
 	}
 	return b.slice()
+}
+
+// gone returns why the memory is not there any more, or nil.
+func (b *block) gone(op string) error {
+	switch {
+	case b == nil:
+		return nil
+	case b.freed.Load():
+		return b.freedError(op)
+	case b.w.pool.closed.Load():
+		return fmt.Errorf("%s: %s: the world that the buffer belongs to is closed", ccall.At(), op)
+	}
+	return nil
 }
 
 func (b *block) freedError(op string) error {

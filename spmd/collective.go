@@ -8,15 +8,6 @@ import (
 	"lockstep/internal/elem"
 )
 
-// What is true of every collective here. Every rank of c calls it, in the same
-// order as the other collectives on c, with matching lengths, types, op and root.
-// On a Comm without a stream it is finished when it returns; on c.On(s) it is
-// enqueued on s. dst may be src (or, where said, a part of it); otherwise they
-// must not overlap. Unequal lengths, a root or peer out of range, freed buffers
-// and buffers of another world are refused before anything is sent, with both
-// numbers and the caller's file and line. Buffers may have any number of
-// elements, beyond 2^31 too. No call allocates Go memory.
-
 // AllReduce sets dst[i] to op over all ranks of src[i], on every rank. dst may be
 // src. All ranks get the same bits.
 // Source: mpi.h, MPI_Allreduce; nccl.h, ncclAllReduce.
@@ -78,7 +69,10 @@ func AllToAll[T Elem](c Comm, dst, src Buffer[T]) error {
 	if dst.n != src.n {
 		return lengthError("AllToAll", "dst", dst.n, "src", src.n)
 	}
-	if c.Size() == 0 || src.n%c.Size() != 0 {
+	if err := c.check("AllToAll"); err != nil {
+		return err
+	}
+	if src.n%c.Size() != 0 {
 		return fmt.Errorf("%s: AllToAll: %d elements do not divide by %d ranks", ccall.At(), src.n, c.Size())
 	}
 	cmd := call{kind: cmdAllToAll, comm: c.st, n: src.n / c.Size()}
@@ -138,7 +132,7 @@ func ReduceScatterV[T Elem](c Comm, dst, src Buffer[T], counts []int, op Op) err
 }
 
 // GatherV is Gather for unequal parts: rank r gives counts[r] elements. counts is
-// the same on every rank; on root dst has their sum.
+// the same on every rank; on root dst has their sum. In place as Gather.
 // Source: mpi.h, MPI_Gatherv.
 func GatherV[T Elem](c Comm, dst, src Buffer[T], counts []int, root int) error {
 	whole := dst.n
@@ -153,7 +147,7 @@ func GatherV[T Elem](c Comm, dst, src Buffer[T], counts []int, root int) error {
 }
 
 // ScatterV is Scatter for unequal parts: rank r receives counts[r] elements.
-// counts is the same on every rank; on root src has their sum.
+// counts is the same on every rank; on root src has their sum. In place as Scatter.
 // Source: mpi.h, MPI_Scatterv.
 func ScatterV[T Elem](c Comm, dst, src Buffer[T], counts []int, root int) error {
 	whole := src.n
@@ -167,11 +161,11 @@ func ScatterV[T Elem](c Comm, dst, src Buffer[T], counts []int, root int) error 
 	return collective(c, "ScatterV", &cmd, dst, src, root)
 }
 
-// AllToAllV is AllToAll for unequal parts: src holds sendCounts[r] elements for
+// AllToAllV is AllToAll for unequal parts, and has no in-place form: src holds sendCounts[r] elements for
 // rank r, dst receives recvCounts[r] from it, both packed in rank order.
 // sendCounts[r] here equals recvCounts of this rank there. dst and src must not
 // overlap.
-// Source: mpi.h, MPI_Alltoallv.
+// Source: mpi.h, MPI_Isend and MPI_Irecv.
 func AllToAllV[T Elem](c Comm, dst Buffer[T], recvCounts []int, src Buffer[T], sendCounts []int) error {
 	if err := checkCounts(c, "AllToAllV", "dst", dst.n, recvCounts); err != nil {
 		return err
@@ -202,7 +196,8 @@ func Send[T Elem](c Comm, src Buffer[T], to int) error {
 }
 
 // Recv receives dst from rank from. A message of another length is an error that
-// names both lengths.
+// names both lengths. Two ranks that both receive first wait for each other, also
+// on different streams, since calls enter MPI one at a time: use a Group.
 // Source: mpi.h, MPI_Recv; nccl.h, ncclRecv.
 func Recv[T Elem](c Comm, dst Buffer[T], from int) error {
 	if m := c.plain(dst.blk, from); m != nil {
@@ -250,17 +245,20 @@ func collective[T Elem](c Comm, op string, cmd *call, dst, src Buffer[T], root i
 	}
 	cmd.comm, cmd.typ, cmd.root = c.st, elem.Of[T](), root
 	cmd.dst, cmd.src, cmd.dblk, cmd.sblk = dst.addr(), src.addr(), dst.blk, src.blk
-	if cmd.dst != cmd.src && overlaps(cmd.dst, dst.Bytes(), cmd.src, src.Bytes()) && !inPlacePart(cmd, dst.Bytes(), src.Bytes()) {
+	if overlaps(cmd.dst, dst.Bytes(), cmd.src, src.Bytes()) && !inPlace(cmd, dst.Bytes(), src.Bytes()) {
 		return fmt.Errorf("%s: %s: dst of %d elements and src of %d overlap", ccall.At(), op, dst.n, src.n)
 	}
 	return c.do(cmd)
 }
 
-// inPlacePart says whether one operand is this rank's part of the other, which is
-// what the gathering and scattering collectives call in place.
-func inPlacePart(cmd *call, dstBytes, srcBytes int) bool {
+// inPlace says whether operands that overlap do so as the collective allows: they
+// are the same, or for the gathering and scattering ones one is this rank's part
+// of the other.
+func inPlace(cmd *call, dstBytes, srcBytes int) bool {
 	rank, whole, part, bytes := cmd.comm.rank, cmd.dst, cmd.src, srcBytes
 	switch cmd.kind {
+	case cmdAllReduce, cmdReduce, cmdAllToAll:
+		return cmd.dst == cmd.src
 	case cmdAllGather, cmdGather, cmdAllGatherV, cmdGatherV:
 	case cmdReduceScatter, cmdScatter, cmdReduceScatterV, cmdScatterV:
 		whole, part, bytes = cmd.src, cmd.dst, dstBytes
@@ -272,6 +270,14 @@ func inPlacePart(cmd *call, dstBytes, srcBytes int) bool {
 		off = sum(cmd.counts[:rank]) * cmd.typ.Size()
 	}
 	return unsafe.Add(whole, off) == part
+}
+
+// check refuses a communicator that this rank cannot use.
+func (c Comm) check(op string) error {
+	if c.st == nil || c.st.freed || c.st.size == 0 {
+		return rankError(c, op, "rank", 0)
+	}
+	return nil
 }
 
 func rankError(c Comm, op, what string, rank int) error {
@@ -299,8 +305,8 @@ func checkParts(c Comm, op string, counts []int, whole string, n int, part strin
 }
 
 func checkCounts(c Comm, op, name string, n int, counts []int) error {
-	if c.st == nil || c.st.size == 0 {
-		return rankError(c, op, "rank", 0)
+	if err := c.check(op); err != nil {
+		return err
 	}
 	if len(counts) != c.Size() {
 		return fmt.Errorf("%s: %s: %d counts for %d ranks", ccall.At(), op, len(counts), c.Size())

@@ -405,6 +405,7 @@ func TestRefused(t *testing.T) {
 		must(t, err)
 		c, n := w.Comm, w.Size()
 		a3, a4, a12 := alloc[float32](t, w, 3), alloc[float32](t, w, 4), alloc[float32](t, w, 4*n)
+		a8 := alloc[float32](t, w, 4*n+4)
 		freed, foreign := alloc[float32](t, w, 4), alloc[float32](t, other, 4)
 		must(t, freed.Free())
 		must(t, freed.Free())
@@ -433,6 +434,8 @@ func TestRefused(t *testing.T) {
 			{"SendRecv from no such rank", func(c spmd.Comm) error { return spmd.SendRecv(c, a3, 98, a4, 0) }, []string{"98"}},
 			{"SendRecv onto itself", func(c spmd.Comm) error { return spmd.SendRecv(c, a4, 0, a4, 0) }, []string{"overlap"}},
 			{"AllReduce of overlapping parts", func(c spmd.Comm) error { return spmd.AllReduce(c, a4.Slice(0, 3), a4.Slice(1, 4), spmd.Sum) }, []string{"overlap"}},
+			{"AllGather from what is no rank's part", func(c spmd.Comm) error { return spmd.AllGather(c, a8.Slice(0, 4*n), a8.Slice(2, 6)) }, []string{"overlap"}},
+			{"AllToAllV in place", func(c spmd.Comm) error { return spmd.AllToAllV(c, a12, counts, a12, counts) }, []string{"overlap"}},
 			{"a freed buffer", func(c spmd.Comm) error { return spmd.AllReduce(c, freed, freed, spmd.Sum) }, []string{"16 bytes", "freed at spmd/collective_test.go:"}},
 			{"another world's buffer", func(c spmd.Comm) error { return spmd.AllReduce(c, a4, foreign, spmd.Sum) }, []string{"16 bytes", "another world"}},
 			{"a Copy of unequal lengths", func(spmd.Comm) error { return spmd.Copy(s, a3, a4) }, []string{"dst has 3", "src 4"}},

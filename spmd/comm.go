@@ -60,6 +60,9 @@ func (c Comm) On(s *Stream) Comm { return Comm{c.st, s} }
 //
 // Collective, blocking.
 func (c Comm) Split(color, key int) (Comm, error) {
+	if err := c.check("Split"); err != nil {
+		return Comm{}, err
+	}
 	w := c.st.w
 	turn := mpiTurns.take(1)
 	if err := mpiTurns.enter(turn); err != nil {
@@ -134,6 +137,8 @@ func (w *World) Mesh(axes ...any) (*Mesh, error) {
 		name, ok := axes[i].(string)
 		n, ok2 := axes[i+1].(int)
 		switch {
+		case slices.Contains(m.names, name):
+			return nil, fmt.Errorf("%s: Mesh: two axes are named %q", ccall.At(), name)
 		case !ok || !ok2 || n == 0 || n < -1:
 			return nil, fmt.Errorf("%s: Mesh: want name, size, name, size; got %v, %v", ccall.At(), axes[i], axes[i+1])
 		case n == -1 && fit >= 0:
@@ -202,6 +207,9 @@ type group struct {
 // Every rank that a call in the group concerns must issue the matching call in a
 // group too. If fn fails, nothing of the group is done and its error returned.
 func (c Comm) Group(fn func() error) error {
+	if err := c.check("Group"); err != nil {
+		return err
+	}
 	st := c.st
 	if st.open != nil {
 		return fn() // inner groups belong to the outermost
@@ -249,7 +257,8 @@ func (g *group) add(c *call) {
 	g.cmds[len(g.cmds)-1].copyFrom(c)
 }
 
-// run starts the sends and receives, then runs the collectives, then waits.
+// run runs the collectives, then starts the sends and receives together and waits
+// for them.
 func (g *group) run(m *cudampi.Comm) error {
 	p := &g.p2p
 	for i := range g.cmds {
@@ -296,7 +305,7 @@ func (c Comm) plain(b *block, peer int) *cudampi.Comm {
 // do runs, enqueues or groups a call.
 func (c Comm) do(cmd *call) error {
 	st := c.st
-	if st.open != nil && cmd.kind != cmdGroup {
+	if st.open != nil {
 		if c.s != st.open.s {
 			return fmt.Errorf("%s: a call in a Group on another stream than the group's", ccall.At())
 		}
@@ -367,15 +376,16 @@ func (c *call) enterMPI() error {
 		return m.SendRecv(c.dst, c.rn, c.from, c.src, c.n, c.root, c.typ)
 	case cmdGroup:
 		err := c.group.run(m)
-		c.comm.recycle(c.group)
+		if err == nil { // after a failure messages may still be on their way
+			c.comm.recycle(c.group)
+		}
 		return err
 	default:
 		return m.Barrier()
 	}
 }
 
-// overlaps says whether [a, a+n) and [b, b+m) share a byte without being the
-// same range.
+// overlaps says whether [a, a+n) and [b, b+m) share a byte.
 func overlaps(a unsafe.Pointer, n int, b unsafe.Pointer, m int) bool {
 	x, y := uintptr(a), uintptr(b)
 	return n > 0 && m > 0 && x < y+uintptr(m) && y < x+uintptr(n)

@@ -38,10 +38,18 @@
 // enqueued: its input must be valid in that stream, its result is valid for later
 // work in that stream, and for the host after stream.Synchronize.
 //
+// Collectives: dst may be src, or where a collective says so this rank's part of
+// it, then on every rank; otherwise the two must not overlap. Unequal lengths, a
+// root or peer out of range, freed buffers and buffers of another world are refused
+// before anything is sent, with both numbers and the caller's file and line.
+// Buffers may have any number of elements, beyond 2^31 too; a call for none does
+// not synchronize the ranks. No call allocates Go memory.
+//
 // Between streams there is no order but that of Stream.After and Stream.Wait. Calls
 // into MPI run one at a time, in the order in which the program issued them,
 // whatever streams they are on; so a collective on one stream never runs at the
-// same time as one on another, but always beside the computing.
+// same time as one on another, but always beside the computing, and a blocking one
+// waits for those enqueued before it and for what they wait for.
 //
 // Lengths come from buffers, the destination first. They are in elements; what is
 // in bytes says Bytes. Matrices are row-major. Times are in microseconds where a

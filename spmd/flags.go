@@ -14,8 +14,8 @@ import (
 	"golang.org/x/term"
 )
 
-// Config is what the common flags set; Main fills it from the command line. The
-// zero value is the default of every flag.
+// Config is what the common flags set; Main fills it from the command line. An
+// empty string is the default of its flag.
 type Config struct {
 	Device      string // auto, cuda or host
 	Collectives string // auto, nccl or mpi
@@ -32,7 +32,7 @@ func (c *Config) flags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.Collectives, "collectives", "auto", "what carries collectives: auto, nccl or mpi")
 	fs.StringVar(&c.JSON, "json", "", "write results to `FILE`, one JSON object a line (- is standard output)")
 	fs.StringVar(&c.LogLevel, "log-level", "info", "trace, debug, info, warn or error")
-	fs.StringVar(&c.LogFormat, "log-format", "auto", "auto, console or json")
+	fs.StringVar(&c.LogFormat, "log-format", "auto", "auto, console or json; auto is console, since under mpirun no rank sees a terminal")
 	fs.StringVar(&c.LogRanks, "log-ranks", "0", "ranks that log: 0, all, or a list such as 0,3,8-11")
 	fs.Uint64Var(&c.Seed, "seed", 42, "seed of everything random")
 }

@@ -17,7 +17,8 @@ type Graph struct {
 	lanes  []lane // one for each captured stream; the first is the origin
 	turns  uint64 // commands that enter MPI
 	blocks []*block
-	last   *Stream // that Launch was last called on
+	comms  []*commState
+	last   point // the end of the stream that Launch was last called on
 	closed bool
 
 	mu   sync.Mutex
@@ -42,9 +43,9 @@ type capture struct {
 
 // Capture records what fn enqueues on s as a graph, without running it. Streams
 // that wait in fn for an event of s, or for each other, are captured too; s must
-// wait for all of them before fn returns. Collectives, point to point, kernels,
-// copies and groups may be captured; what blocks the host may not: no
-// Synchronize, and no collective without On.
+// wait for all of them before fn returns. Everything that takes a stream may be
+// captured; a HostFunc then runs at each replay. What blocks the host may not: no
+// Synchronize, no collective without On, no Split.
 //
 // Collectives in the capture must be the same on every rank. If fn fails, nothing
 // is left of the capture and the streams are usable again.
@@ -73,7 +74,7 @@ func (s *Stream) Capture(fn func() error) (*Graph, error) {
 		}
 	}
 	g.done = make([]bool, len(c.nodes))
-	g.collectBlocks()
+	g.collect()
 	s.w.mu.Lock()
 	defer s.w.mu.Unlock()
 	s.w.graphs = append(s.w.graphs, g)
@@ -86,21 +87,17 @@ func (c *capture) adopt(s *Stream) int {
 	return len(c.g.lanes) - 1
 }
 
-func (c *capture) lane(s *Stream) *lane {
-	for i := range c.g.lanes {
-		if c.g.lanes[i].s == s {
-			return &c.g.lanes[i]
-		}
+// lane returns the number of s's lane, and takes s in where it has none.
+func (c *capture) lane(s *Stream) int {
+	if i := slices.IndexFunc(c.g.lanes, func(l lane) bool { return l.s == s }); i >= 0 {
+		return i
 	}
-	return &c.g.lanes[c.adopt(s)]
+	return c.adopt(s)
 }
 
 // add records a command of s.
 func (c *capture) add(s *Stream, cmd *command, args []Arg) error {
-	if cmd.kind == cmdGraph {
-		return fmt.Errorf("%s: Launch: stream %q is being captured", ccall.At(), s.name)
-	}
-	l := c.lane(s)
+	l := &c.g.lanes[c.lane(s)]
 	l.cmds = append(l.cmds, command{})
 	at := &l.cmds[len(l.cmds)-1]
 	at.copyFrom(cmd, args)
@@ -111,32 +108,20 @@ func (c *capture) add(s *Stream, cmd *command, args []Arg) error {
 	return nil
 }
 
-// record makes e a node of the graph: the present end of s.
-func (c *capture) record(s *Stream, e *Event) error {
-	e.mu.Lock()
-	e.cap, e.node = c, len(c.nodes)
-	e.mu.Unlock()
+// record makes the present end of s a node of the graph, and returns its number.
+func (c *capture) record(s *Stream) (int, error) {
 	cmd := command{call: call{kind: cmdRecord, root: len(c.nodes)}}
 	if err := c.add(s, &cmd, nil); err != nil {
-		return err
+		return 0, err
 	}
-	seen := append([]int(nil), c.lane(s).seen...)
-	i := c.index(s)
+	i := c.lane(s)
+	seen := slices.Clone(c.g.lanes[i].seen)
 	for len(seen) <= i {
 		seen = append(seen, 0)
 	}
-	seen[i] = len(c.lane(s).cmds)
+	seen[i] = len(c.g.lanes[i].cmds)
 	c.nodes = append(c.nodes, seen)
-	return nil
-}
-
-func (c *capture) index(s *Stream) int {
-	for i := range c.g.lanes {
-		if c.g.lanes[i].s == s {
-			return i
-		}
-	}
-	return -1
+	return len(c.nodes) - 1, nil
 }
 
 // wait makes s wait for a node, joining s to the capture where it is not in it.
@@ -147,7 +132,7 @@ func (c *capture) wait(s *Stream, node int) error {
 	case s.cap != nil && s.cap != c:
 		return fmt.Errorf("%s: Wait: stream %q is in another capture than the event", ccall.At(), s.name)
 	}
-	l := c.lane(s)
+	l := &c.g.lanes[c.lane(s)]
 	for i, n := range c.nodes[node] {
 		if i == len(l.seen) {
 			l.seen = append(l.seen, 0)
@@ -158,8 +143,8 @@ func (c *capture) wait(s *Stream, node int) error {
 	return c.add(s, &cmd, nil)
 }
 
-// collectBlocks lists what the graph's commands point into.
-func (g *Graph) collectBlocks() {
+// collect lists what the graph's commands point into, and their communicators.
+func (g *Graph) collect() {
 	seen := map[*block]bool{nil: true}
 	add := func(b *block) {
 		if !seen[b] {
@@ -169,7 +154,11 @@ func (g *Graph) collectBlocks() {
 	}
 	for i := range g.lanes {
 		for j := range g.lanes[i].cmds {
-			g.lanes[i].cmds[j].eachBlock(add)
+			c := &g.lanes[i].cmds[j]
+			c.eachBlock(add)
+			if c.comm != nil && !slices.Contains(g.comms, c.comm) {
+				g.comms = append(g.comms, c.comm)
+			}
 		}
 	}
 }
@@ -195,7 +184,8 @@ func (c *command) eachBlock(add func(*block)) {
 // the same time as it does. Replays of one graph never overlap. Where the graph
 // holds collectives every rank launches it, in the same order.
 //
-// It fails when the graph is closed or a buffer it uses has been freed.
+// It fails when the graph or a communicator in it is closed, or a buffer it uses
+// has been freed.
 func (g *Graph) Launch(s *Stream) error {
 	if s.w != g.w {
 		return fmt.Errorf("%s: Launch: the graph belongs to another world than stream %q", ccall.At(), s.name)
@@ -208,14 +198,23 @@ func (g *Graph) Launch(s *Stream) error {
 			return fmt.Errorf("%w, and the graph still uses it", b.freedError("Launch"))
 		}
 	}
-	if g.last != nil && g.last != s {
-		if err := s.After(g.last); err != nil {
-			return err
+	for _, st := range g.comms {
+		if st.freed {
+			return fmt.Errorf("%s: Launch: the graph holds collectives of a communicator that is closed", ccall.At())
 		}
 	}
-	g.last = s
+	if s.cap != nil {
+		return fmt.Errorf("%s: Launch: stream %q is being captured", ccall.At(), s.name)
+	}
+	if err := s.waitFor(g.last); err != nil { // another stream may be replaying it
+		return err
+	}
 	c := command{call: call{kind: cmdGraph}, graph: g}
-	return s.submit(&c, nil)
+	err := s.submit(&c, nil)
+	if err == nil {
+		g.last = s.q.end()
+	}
+	return err
 }
 
 // Close ends the use of g; replays that are enqueued still run. A second Close

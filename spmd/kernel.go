@@ -84,9 +84,6 @@ func number[T Elem](v T) Arg {
 // them. Asking for another type than was passed panics with both types.
 type Args struct{ list []Arg }
 
-// Len returns the number of arguments.
-func (a Args) Len() int { return len(a.list) }
-
 // I32 returns argument i, passed by I32.
 func (a Args) I32(i int) int { return int(value[int32](a, i)) }
 

@@ -19,7 +19,7 @@ type job struct {
 var launchers = []struct{ name, rank, size, also string }{
 	{"openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", ""},
 	{"slurm-pmix", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "PMIX_RANK"},
-	{"slurm-pmi2", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "PMI_RANK"},
+	{"slurm-pmi2", "PMI_RANK", "PMI_SIZE", "SLURM_PROCID"}, // Hydra's proxies, too, have SLURM_PROCID, of their own
 	{"mpich", "PMI_RANK", "PMI_SIZE", ""},
 	{"slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ""},
 	{"slurm", "SLURM_PROCID", "SLURM_NTASKS", ""},
@@ -41,6 +41,9 @@ func detect(getenv func(string) string) job {
 	return job{"none", 0, 1, ""}
 }
 
+// aloneError is the refusal of N worlds of one.
+type aloneError struct{ error }
+
 // checkWorld refuses N worlds of one: the environment speaks of N tasks, and MPI
 // of one rank.
 func (j job) checkWorld(size int) error {
@@ -54,8 +57,8 @@ func (j job) checkWorld(size int) error {
 	case "torchrun":
 		hint = "start with mpirun"
 	}
-	return fmt.Errorf("%s says %d tasks, but MPI has a world of 1 in each of them: %s (to run one rank on purpose: mpirun -np 1)",
-		j.source, j.size, hint)
+	return aloneError{fmt.Errorf("%s says %d tasks, but MPI has a world of 1 in each of them: %s (to run one rank on purpose: mpirun -np 1)",
+		j.source, j.size, hint)}
 }
 
 func environment() job { return detect(os.Getenv) }

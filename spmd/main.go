@@ -40,7 +40,9 @@ const (
 // ctx ends at SIGINT and SIGTERM, with run then given five seconds to return;
 // the exit status is 128 plus the signal. Any other error of run, a panic in it,
 // or a failed stream on any rank ends the job on every rank, with that rank's
-// message and exit status 1.
+// message and exit status 1. What run left enqueued is waited for.
+//
+// The names of the common flags (see Config) are taken: fs must not define them.
 func Main(fs *pflag.FlagSet, run func(ctx context.Context, w *World) error, checks ...func(ranks int) error) {
 	if code := start(fs, run, checks); code != 0 {
 		os.Exit(code)
@@ -92,17 +94,15 @@ func start(fs *pflag.FlagSet, run func(context.Context, *World) error, checks []
 	sig, err := w.supervise(run)
 	switch {
 	case err == nil:
-		if err := w.Close(); err != nil {
-			return w.abort(err, exitFailed)
+		if err := w.Close(); err != nil { // MPI may be down: there is no Abort any more
+			w.Log.Error().Msg(err.Error())
+			return exitFailed
 		}
 		return 0
 	case sig != nil:
 		return w.abort(err, 128+int(sig.(syscall.Signal)))
 	case errors.As(err, new(usageError)):
-		if w.Rank() != 0 {
-			time.Sleep(speakFirst)
-		}
-		fmt.Fprintf(os.Stderr, "%s: %v\n", fs.Name(), err)
+		speak(fs.Name(), w.Rank(), err)
 		w.Abort(exitUsage)
 		return exitUsage
 	default:
@@ -129,16 +129,24 @@ func parse(fs *pflag.FlagSet, args []string, j job) error {
 	return nil
 }
 
-// refuse ends a job that has bad input, in a process where MPI does not run. Rank
-// 0 speaks; the exit of any rank makes the launcher end the others, so they leave
-// it the time to.
+// refuse ends a job that has bad input, in a process where MPI does not run.
 func refuse(name string, j job, err error) int {
-	if j.rank == 0 {
-		fmt.Fprintf(os.Stderr, "%s: %s\n", name, strings.ReplaceAll(err.Error(), "\n", "; "))
-	} else {
-		time.Sleep(speakFirst)
-	}
+	speak(name, j.rank, err)
 	return exitUsage
+}
+
+// speak says on one line why the job ends. The exit of any rank makes the launcher
+// end the others; so rank 0, which as a rule finds the same, speaks at once, and
+// the others give it time, and the launcher after it, and speak only where they
+// are still there.
+func speak(name string, rank int, err error) {
+	if rank != 0 {
+		time.Sleep(speakFirst + time.Duration(rank)*50*time.Millisecond)
+		if errors.As(err, new(aloneError)) {
+			return // each is a job of its own, but one speaks for all
+		}
+	}
+	fmt.Fprintf(os.Stderr, "%s: %s\n", name, strings.ReplaceAll(err.Error(), "\n", "; "))
 }
 
 // supervise calls run and watches over it: for signals, and for streams that fail
@@ -150,7 +158,14 @@ func (w *World) supervise(run func(context.Context, *World) error) (os.Signal, e
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
 	done := make(chan error, 1)
-	go func() { done <- guard(func() error { return run(ctx, w) }) }()
+	go func() {
+		done <- guard(func() error {
+			if err := run(ctx, w); err != nil {
+				return err
+			}
+			return w.drain() // what was enqueued belongs to the run
+		})
+	}()
 
 	var sig os.Signal
 	var end <-chan time.Time
@@ -198,9 +213,9 @@ func signalError(s os.Signal) error { return fmt.Errorf("ended by signal: %v", s
 func (w *World) abort(err error, code int) int {
 	var p *panicError
 	if errors.As(err, &p) {
-		fmt.Fprintf(os.Stderr, "%s\n%s\n", err, p.stack)
+		fmt.Fprintf(os.Stderr, "%s\n", p.stack)
 	}
-	host, _ := os.Hostname()
+	host, _ := os.Hostname() // empty where it has none
 	w.Log.Error().Str("host", host).Msg(err.Error())
 	w.Abort(code)
 	return code

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -82,6 +83,31 @@ func app(what string) {
 				}
 				select {}
 			}
+		case "late": // run is over when the stream fails, and the others are in a collective on theirs
+			s, err := w.NewStream("late")
+			if err != nil {
+				return err
+			}
+			if err := s.HostFunc(func() error {
+				if last {
+					return errors.New("the stream fails")
+				}
+				return nil
+			}); err != nil {
+				return err
+			}
+			if err := spmd.Barrier(w.Comm.On(s)); err != nil && !last {
+				return err
+			}
+			return nil
+		case "together":
+			only, err := w.Comm.Split(w.Rank()/2*-1, 0)
+			if err != nil {
+				return err
+			}
+			for range spmd.Together(only, slices.Values([]int{1, 2})) {
+			}
+			return nil
 		case "sleep":
 			fmt.Fprintln(os.Stderr, "asleep")
 			<-ctx.Done()
@@ -189,6 +215,8 @@ func TestOneRankFails(t *testing.T) {
 		{"nil", []string{"panic: runtime error: invalid memory address or nil pointer dereference", "main_test.go", "rank=2"}},
 		{"goroutine", []string{"panic: a goroutine panics", "main_test.go"}},
 		{"stream", []string{`stream "late"`, "the stream fails", "main_test.go", "rank=2"}},
+		{"late", []string{`stream "late"`, "the stream fails", "main_test.go", "rank=2"}},
+		{"together", []string{"Together", "not in the communicator", "rank=2"}},
 		{"exit", nil},
 		{"kill", nil},
 	} {

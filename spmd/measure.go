@@ -28,6 +28,9 @@ func Measure(c Comm, warmup, iters int, step func() error) (Timing, error) {
 	if warmup < 0 || iters < 1 {
 		return Timing{}, fmt.Errorf("%s: Measure: %d iterations after %d", ccall.At(), iters, warmup)
 	}
+	if err := c.check("Measure"); err != nil {
+		return Timing{}, err
+	}
 	c.s = nil
 	times, err := Alloc[float64](c.st.w, iters)
 	if err != nil {
@@ -57,7 +60,8 @@ func Measure(c Comm, warmup, iters int, step func() error) (Timing, error) {
 		return Timing{}, err
 	}
 	slices.Sort(us)
-	return Timing{iters, us[0], us[iters/2], us[min(iters-1, iters*99/100)], us[iters-1]}, nil
+	median := (us[(iters-1)/2] + us[iters/2]) / 2
+	return Timing{iters, us[0], median, us[(iters*99+99)/100-1], us[iters-1]}, nil
 }
 
 // GBps is the rate at which the median moves a number of bytes, in 1e9 bytes a

@@ -37,20 +37,14 @@ type pool struct {
 	chunks  [][]byte
 	inUse   int // bytes handed out
 	held    int // bytes mapped
-	closed  bool
+	closed  atomic.Bool
 }
 
 // retired is a freed block that streams may still be using.
 type retired struct {
 	ptr   unsafe.Pointer
 	class int
-	marks []mark
-}
-
-// mark is a position of a stream that must be passed.
-type mark struct {
-	s   *Stream
-	seq uint64
+	marks []point // the ends of the streams when it was freed
 }
 
 const (
@@ -74,7 +68,7 @@ func (p *pool) alloc(w *World, n int) (*block, error) {
 	class := sizeClass(n)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.closed {
+	if p.closed.Load() {
 		return nil, errors.New("the world is closed")
 	}
 	p.reclaim()
@@ -137,9 +131,12 @@ func (p *pool) mmap(n int) ([]byte, error) {
 }
 
 // release takes a block back. Streams with work in flight keep it waiting.
-func (p *pool) release(b *block, marks []mark) {
+func (p *pool) release(b *block, marks []point) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.closed.Load() {
+		return // its memory is gone already
+	}
 	p.inUse -= b.size
 	if len(marks) == 0 {
 		p.free[b.size] = append(p.free[b.size], b.ptr)
@@ -161,9 +158,9 @@ func (p *pool) reclaim() {
 	p.waiting = rest
 }
 
-func passed(marks []mark) bool {
+func passed(marks []point) bool {
 	for _, m := range marks {
-		if m.s.q.done.Load() < m.seq {
+		if m.q.done.Load() < m.seq {
 			return false
 		}
 	}
@@ -174,7 +171,7 @@ func passed(marks []mark) bool {
 func (p *pool) close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.closed = true
+	p.closed.Store(true)
 	var err error
 	for _, c := range p.chunks {
 		err = errors.Join(err, syscall.Munmap(c))

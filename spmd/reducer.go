@@ -46,11 +46,23 @@ type ReducerConfig struct {
 }
 
 // NewReducer returns a reducer of grads, which are in the order in which backward
-// completes them. Neighbours in one allocation, in either direction and with up
-// to 256 bytes of padding between them, are reduced in one call.
+// completes them. Those that follow each other in one allocation without a gap, in
+// either direction, are reduced in one call: give padding to one of its neighbours.
+// Gradients that overlap are refused.
 //
-// Collective over c in effect: every rank gives the same lengths and config.
+// Collective over c in effect: every rank gives the same lengths, the same places
+// in memory relative to each other, and the same config.
 func NewReducer[T Elem](c Comm, grads []Buffer[T], cfg ReducerConfig) (*Reducer[T], error) {
+	if err := c.check("NewReducer"); err != nil {
+		return nil, err
+	}
+	for i, g := range grads {
+		for j, h := range grads[:i] {
+			if overlaps(g.addr(), g.Bytes(), h.addr(), h.Bytes()) {
+				return nil, fmt.Errorf("%s: NewReducer: gradients %d and %d overlap", ccall.At(), j, i)
+			}
+		}
+	}
 	if cfg.BucketBytes < 0 {
 		return nil, fmt.Errorf("%s: NewReducer: buckets of %d bytes", ccall.At(), cfg.BucketBytes)
 	}
@@ -82,9 +94,8 @@ func (b *bucket[T]) add(g Buffer[T]) {
 	}
 	if n := len(b.parts); n > 0 && b.parts[n-1].blk == g.blk {
 		p := &b.parts[n-1]
-		lo, hi := min(p.off, g.off), max(p.off+p.n, g.off+g.n)
-		if gap := (hi - lo - p.n - g.n) * sizeOf[T](); gap >= 0 && gap <= alignment {
-			p.off, p.n = lo, hi-lo
+		if g.off+g.n == p.off || p.off+p.n == g.off {
+			p.off, p.n = min(p.off, g.off), p.n+g.n
 			return
 		}
 	}

@@ -1,6 +1,7 @@
 package spmd
 
 import (
+	"errors"
 	"fmt"
 	"iter"
 
@@ -47,6 +48,9 @@ func SyncStart[T Elem](c Comm, bufs ...Buffer[T]) error {
 //
 // Collective over c, blocking.
 func CheckSame[T Elem](c Comm, name string, b Buffer[T]) error {
+	if err := c.check("CheckSame"); err != nil {
+		return err
+	}
 	c.s = nil
 	hashes, err := Alloc[uint64](c.st.w, c.Size())
 	if err != nil {
@@ -58,10 +62,8 @@ func CheckSame[T Elem](c Comm, name string, b Buffer[T]) error {
 	if err != nil {
 		return err
 	}
-	if err := hashKernel.Launch(s, Cover1D(b.n, 256), asBytes(b).Arg(), mine.Arg()); err != nil {
-		return err
-	}
-	if err := s.Close(); err != nil {
+	err = hashKernel.Launch(s, Cover1D(b.n, 256), asBytes(b).Arg(), mine.Arg())
+	if err := errors.Join(err, s.Close()); err != nil {
 		return err
 	}
 	if err := AllGather(c, hashes, mine); err != nil {
@@ -82,44 +84,53 @@ func CheckSame[T Elem](c Comm, name string, b Buffer[T]) error {
 // Together yields the values of seq for as long as every rank of c has one, so
 // that loops with collectives in them end on all ranks together even where the
 // data is uneven: what is left over on some ranks is dropped. The ranks ask each
-// other one step ahead, while the loop's body runs.
+// other one step ahead, while the loop's body runs: seq is asked for its next
+// value before the body has the present one, so a value must not be reused for
+// the next.
 //
 // Collective over c: all ranks iterate, and leave the loop early, if they do, in
 // the same step. Where the exchange fails the loop ends, and so does the job, as
-// after any failed stream.
+// after a failed stream.
 func Together[T any](c Comm, seq iter.Seq[T]) iter.Seq[T] {
 	return func(yield func(T) bool) {
-		next, stop := iter.Pull(seq)
-		defer stop()
-		have, err := Alloc[uint8](c.st.w, 1)
-		if err != nil {
+		if err := together(c, seq, yield); err != nil && c.st != nil {
 			c.st.w.fail(err)
-			return
-		}
-		defer have.Free()
-		s, err := c.st.w.NewStream("together")
-		if err != nil {
-			c.st.w.fail(err)
-			return
-		}
-		defer s.Close()
-		ask := func() (v T, err error) {
-			v, ok := next()
-			if err = Fill(s, have, uint8(b2i(ok))); err == nil {
-				err = AllReduce(c.On(s), have, have, Min)
-			}
-			return v, err
-		}
-		ahead, err := ask()
-		for err == nil {
-			if err = s.Synchronize(); err != nil || have.At(0) == 0 {
-				return
-			}
-			v := ahead
-			ahead, err = ask()
-			if err != nil || !yield(v) {
-				return
-			}
 		}
 	}
+}
+
+func together[T any](c Comm, seq iter.Seq[T], yield func(T) bool) error {
+	if err := c.check("Together"); err != nil {
+		return err
+	}
+	next, stop := iter.Pull(seq)
+	defer stop()
+	have, err := Alloc[uint8](c.st.w, 1)
+	if err != nil {
+		return err
+	}
+	defer have.Free()
+	s, err := c.st.w.NewStream("together")
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	ask := func() (v T, err error) {
+		v, ok := next()
+		if err = Fill(s, have, uint8(b2i(ok))); err == nil {
+			err = AllReduce(c.On(s), have, have, Min)
+		}
+		return v, err
+	}
+	ahead, err := ask()
+	for err == nil {
+		if err = s.Synchronize(); err != nil || have.At(0) == 0 {
+			return err
+		}
+		v := ahead
+		if ahead, err = ask(); err == nil && !yield(v) {
+			return nil
+		}
+	}
+	return err
 }

@@ -146,6 +146,28 @@ func TestReducer(t *testing.T) {
 			must(t, r.Close())
 		}
 
+		// What lies between two gradients is not a gradient.
+		between := arena.Slice(100, 110)
+		apart, err := spmd.NewReducer(w.Comm, []spmd.Buffer[float32]{arena.Slice(0, 100), arena.Slice(110, 200), between},
+			spmd.ReducerConfig{BucketBytes: 1})
+		must(t, err)
+		must(t, arena.Fill(1))
+		for i := range 3 {
+			must(t, apart.Ready(i, compute))
+		}
+		must(t, apart.Wait(compute))
+		must(t, compute.Synchronize())
+		for i := range 200 {
+			if arena.At(i) != float32(w.Size()) {
+				t.Fatalf("[%d] = %v, want %v", i, arena.At(i), w.Size())
+			}
+		}
+		must(t, apart.Close())
+		if _, err := spmd.NewReducer(w.Comm, []spmd.Buffer[float32]{arena.Slice(0, 10), arena.Slice(9, 20)}, spmd.ReducerConfig{}); err == nil ||
+			!strings.Contains(err.Error(), "gradients 0 and 1 overlap") {
+			t.Errorf("gradients that overlap: %v", err)
+		}
+
 		// The first bucket is reduced while the stream that computes is still held up.
 		r, err := spmd.NewReducer(w.Comm, grads[:2], spmd.ReducerConfig{BucketBytes: 4, Op: spmd.Avg})
 		must(t, err)

@@ -23,19 +23,20 @@ import (
 // error comes back from Synchronize and from every later call on the stream, and
 // spmd.Main ends the job with it.
 //
-// The methods are safe for use by several goroutines, but collectives must be
-// enqueued in the same order on every rank, so one goroutine should drive them.
+// The methods, Capture excepted, are safe for use by several goroutines; but
+// collectives must be enqueued in the same order on every rank, so one goroutine
+// should drive them. The queue has no bound: a program that enqueues for ever
+// synchronizes now and then.
 type Stream struct {
 	w    *World
 	name string
 	q    hostQueue
 	cap  *capture // not nil between the start and the end of Capture
-	join *Event   // what After records
 }
 
 // NewStream returns a new stream. The name appears in errors and reports.
 func (w *World) NewStream(name string) (*Stream, error) {
-	s := &Stream{w: w, name: name, join: newEvent(w)}
+	s := &Stream{w: w, name: name}
 	s.q.init(s)
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -59,7 +60,7 @@ func (s *Stream) Synchronize() error {
 	if s.cap != nil {
 		return fmt.Errorf("%s: Synchronize: stream %q is being captured", ccall.At(), s.name)
 	}
-	return s.q.wait()
+	return s.q.end().wait()
 }
 
 // Close waits for the work of s and ends it. The world closes what is left.
@@ -73,37 +74,49 @@ func (s *Stream) Close() error {
 }
 
 // After makes what is enqueued on s from now on wait for everything enqueued on
-// other so far. It does not block the host.
+// other so far. It does not block the host. It fails where other has failed.
 func (s *Stream) After(other *Stream) error {
-	if s == other {
+	switch {
+	case s == other:
 		return nil
+	case s.w != other.w:
+		return fmt.Errorf("%s: After: stream %q belongs to another world than %q", ccall.At(), other.name, s.name)
+	case other.cap != nil:
+		node, err := other.cap.record(other)
+		if err != nil {
+			return err
+		}
+		return other.cap.wait(s, node)
 	}
-	e := other.join
-	if err := e.Record(other); err != nil {
-		return err
-	}
-	return s.Wait(e)
+	return s.waitFor(other.q.end())
 }
 
-// Wait makes what is enqueued on s from now on wait for the last Record of e. An
-// event that was never recorded is not waited for. It does not block the host.
+// Wait makes what is enqueued on s from now on wait for the point of the last
+// Record of e; a later Record does not change it. An event that was never recorded
+// is not waited for. It does not block the host.
 func (s *Stream) Wait(e *Event) error {
 	if s.w != e.w {
 		return fmt.Errorf("%s: Wait: the event belongs to another world", ccall.At())
 	}
-	e.mu.Lock()
-	gen, in, node := e.recorded, e.cap, e.node
-	e.mu.Unlock()
+	p, in, node := e.last()
 	if in != nil {
 		return in.wait(s, node)
 	}
-	if gen == 0 {
+	return s.waitFor(p)
+}
+
+// waitFor enqueues the waiting for a point of another stream.
+func (s *Stream) waitFor(p point) error {
+	switch {
+	case p.q == nil || p.q == &s.q:
 		return nil
+	case s.cap != nil:
+		return fmt.Errorf("%s: Wait: stream %q is being captured, and would wait for what is outside the capture", ccall.At(), s.name)
 	}
-	if s.cap != nil {
-		return fmt.Errorf("%s: Wait: stream %q is being captured, but the event was recorded outside the capture", ccall.At(), s.name)
+	if done, err := p.passed(); done {
+		return err
 	}
-	c := command{call: call{kind: cmdWait}, event: e, bits: gen}
+	c := command{call: call{kind: cmdWait}, at: p}
 	return s.submit(&c, nil)
 }
 
@@ -143,96 +156,132 @@ func (s *Stream) submit(c *command, args []Arg) error {
 	if s.cap != nil {
 		return s.cap.add(s, c, args)
 	}
-	return s.q.push(c, args)
+	_, err := s.q.push(c, args)
+	return err
+}
+
+// point is a place in a queue: behind its first seq commands.
+type point struct {
+	q   *hostQueue
+	seq uint64
+}
+
+// passed says whether the queue has got there, and the error where it never will.
+func (p point) passed() (bool, error) {
+	if p.q == nil || p.q.done.Load() >= p.seq {
+		return true, p.failure()
+	}
+	return false, nil
+}
+
+// wait blocks until the queue has got there.
+func (p point) wait() error {
+	if p.q == nil {
+		return nil
+	}
+	p.q.mu.Lock()
+	for p.q.done.Load() < p.seq && p.q.err == nil {
+		p.q.idle.Wait()
+	}
+	p.q.mu.Unlock()
+	return p.failure()
+}
+
+// failure returns the error of a queue that failed before the point.
+func (p point) failure() error {
+	if p.q == nil {
+		return nil
+	}
+	p.q.mu.Lock()
+	defer p.q.mu.Unlock()
+	if p.q.err != nil && p.seq >= p.q.failedAt {
+		return p.q.err
+	}
+	return nil
 }
 
 // Event is a point in a stream, to be waited for by other streams or by the
-// host. A second Record moves it.
+// host. A second Record moves it, for those who wait from then on.
 type Event struct {
-	w        *World
-	mu       sync.Mutex
-	cond     sync.Cond
-	recorded uint64 // number of Records enqueued
-	reached  uint64 // number of Records that the streams have passed
-	at       time.Time
-	err      error    // of the stream that was to record it
-	cap      *capture // the capture it was last recorded in, if any
-	node     int      // its number there
+	w    *World
+	mu   sync.Mutex
+	at   point
+	time time.Time // when the stream got there; zero before
+	cap  *capture  // the capture it was last recorded in, if any
+	node int       // its number there
 }
 
 // NewEvent returns a new event that is not recorded yet.
-func (w *World) NewEvent() (*Event, error) { return newEvent(w), nil }
+func (w *World) NewEvent() (*Event, error) { return &Event{w: w}, nil }
 
-func newEvent(w *World) *Event {
-	e := &Event{w: w}
-	e.cond.L = &e.mu
-	return e
-}
-
-// Record moves the event to the present end of s. It does not block the host.
+// Record moves the event to the present end of s. It does not block the host. It
+// fails where s has failed or is closed, and the event stays where it was.
 func (e *Event) Record(s *Stream) error {
 	if s.w != e.w {
 		return fmt.Errorf("%s: Record: the event belongs to another world", ccall.At())
 	}
+	e.mu.Lock() // until the new point is there: the stream may get to it at once
+	defer e.mu.Unlock()
 	if s.cap != nil {
-		return s.cap.record(s, e)
+		node, err := s.cap.record(s)
+		if err == nil {
+			e.cap, e.node = s.cap, node
+		}
+		return err
 	}
+	c := command{call: call{kind: cmdRecord}, event: e}
+	c.site.Here(0)
+	seq, err := s.q.push(&c, nil)
+	if err == nil {
+		e.at, e.time, e.cap = point{&s.q, seq}, time.Time{}, nil
+	}
+	return err
+}
+
+// reached notes the time at which a queue got to p.
+func (e *Event) reached(p point) {
 	e.mu.Lock()
-	e.cap = nil // an earlier capture may have held it
-	e.recorded++
-	c := command{call: call{kind: cmdRecord}, event: e, bits: e.recorded}
-	e.mu.Unlock()
-	return s.submit(&c, nil)
+	defer e.mu.Unlock()
+	if e.at == p {
+		e.time = time.Now()
+	}
+}
+
+func (e *Event) last() (point, *capture, int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.at, e.cap, e.node
 }
 
 // Synchronize blocks the host until the last Record has been reached, and returns
-// the error of the stream where that failed before it.
+// the error of the stream where that failed before it. An event recorded in a
+// capture is a point of the graph, not of a stream: it cannot be synchronized with.
 func (e *Event) Synchronize() error {
-	e.mu.Lock()
-	gen := e.recorded
-	e.mu.Unlock()
-	return e.wait(gen)
+	p, in, _ := e.last()
+	if in != nil {
+		return fmt.Errorf("%s: Synchronize: the event was recorded in a capture", ccall.At())
+	}
+	return p.wait()
 }
 
 // Elapsed returns the time from the point of since to the point of e; both must
 // have been reached.
 func (e *Event) Elapsed(since *Event) (time.Duration, error) {
-	a, err := since.time()
-	if err != nil {
-		return 0, err
+	var t [2]time.Time
+	for i, x := range [2]*Event{since, e} {
+		p, in, _ := x.last()
+		done, err := p.passed()
+		if err != nil {
+			return 0, err
+		}
+		if p.q == nil || in != nil || !done {
+			return 0, fmt.Errorf("%s: Elapsed: the event has not been reached: synchronize with it first", ccall.At())
+		}
+		x.mu.Lock()
+		t[i] = x.time
+		x.mu.Unlock()
 	}
-	b, err := e.time()
-	return b.Sub(a), err
-}
-
-func (e *Event) time() (time.Time, error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.recorded == 0 || e.reached < e.recorded {
-		return time.Time{}, fmt.Errorf("%s: Elapsed: the event has not been reached: synchronize with it first", ccall.At())
-	}
-	return e.at, e.err
-}
-
-func (e *Event) wait(gen uint64) error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for e.reached < gen && e.err == nil {
-		e.cond.Wait()
-	}
-	return e.err
-}
-
-func (e *Event) reach(gen uint64, err error) {
-	e.mu.Lock()
-	if gen > e.reached {
-		e.reached, e.at = gen, time.Now()
-	}
-	if e.err == nil {
-		e.err = err
-	}
-	e.mu.Unlock()
-	e.cond.Broadcast()
+	return t[1].Sub(t[0]), nil
 }
 
 type cmdKind uint8
@@ -303,7 +352,8 @@ func (c *call) copyFrom(o *call) {
 // queue is an array of them and enqueueing allocates nothing.
 type command struct {
 	call
-	bits   uint64 // fill value, event generation
+	bits   uint64 // fill value
+	at     point  // what cmdWait waits for; where cmdRecord is
 	ticket uint64
 	kernel *Kernel
 	grid   Grid
@@ -328,15 +378,17 @@ func (c *command) copyFrom(o *command, args []Arg) {
 
 // hostQueue is a stream in host memory: a ring of commands and one goroutine.
 type hostQueue struct {
-	s      *Stream
-	mu     sync.Mutex
-	more   sync.Cond // commands were pushed
-	idle   sync.Cond // done moved
-	ring   []command
-	tail   uint64        // commands pushed
-	done   atomic.Uint64 // commands finished; written under mu
-	err    error         // the first failure: nothing runs after it
-	closed bool
+	s    *Stream
+	mu   sync.Mutex
+	more sync.Cond // commands were pushed
+	idle sync.Cond // done moved
+	ring []command
+	tail uint64        // commands pushed
+	done atomic.Uint64 // commands finished; written under mu
+	err  error         // the first failure: nothing runs after it
+	// failedAt is the place of the command that failed, from 1.
+	failedAt uint64
+	closed   bool
 }
 
 func (q *hostQueue) init(s *Stream) {
@@ -345,16 +397,16 @@ func (q *hostQueue) init(s *Stream) {
 	q.ring = make([]command, 16)
 }
 
-// push enqueues c and takes its ticket in the order of MPI calls. Holding q.mu
-// while doing so keeps tickets in queue order.
-func (q *hostQueue) push(c *command, args []Arg) error {
+// push enqueues c, returns its place, and takes its ticket in the order of MPI
+// calls. Holding q.mu while doing so keeps tickets in queue order.
+func (q *hostQueue) push(c *command, args []Arg) (uint64, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.err != nil {
-		return q.err
+		return 0, q.err
 	}
 	if q.closed {
-		return fmt.Errorf("%s: stream %q is closed", ccall.At(), q.s.name)
+		return 0, fmt.Errorf("%s: stream %q is closed", ccall.At(), q.s.name)
 	}
 	if q.tail-q.done.Load() == uint64(len(q.ring)) {
 		q.grow()
@@ -366,10 +418,12 @@ func (q *hostQueue) push(c *command, args []Arg) error {
 		slot.ticket = mpiTurns.take(1)
 	case c.kind == cmdGraph:
 		slot.ticket = mpiTurns.take(c.graph.turns)
+	case c.kind == cmdRecord:
+		slot.at = point{q, q.tail + 1}
 	}
 	q.tail++
 	q.more.Signal()
-	return nil
+	return q.tail, nil
 }
 
 // grow doubles the ring. The worker may be running a command in the old array,
@@ -395,19 +449,15 @@ func (q *hostQueue) work() {
 		}
 		c, failed := &q.ring[q.done.Load()%uint64(len(q.ring))], q.err
 		q.mu.Unlock()
-		err := failed
+		var err error
 		if failed == nil {
 			err = c.run()
-		} else {
-			c.skip(failed)
 		}
+		c.fn, c.graph, c.group, c.event = nil, nil, nil, nil // not to be kept alive by a ring
 		q.mu.Lock()
-		if err != nil && q.err == nil {
-			q.err = q.s.asyncError(c, err)
+		if err != nil {
+			q.err, q.failedAt = q.s.asyncError(c, err), q.done.Load()+1
 			q.s.w.fail(q.err)
-			if c.kind == cmdRecord {
-				c.event.reach(c.bits, q.err)
-			}
 		}
 		q.done.Add(1)
 		q.idle.Broadcast()
@@ -425,20 +475,11 @@ func (s *Stream) asyncError(c *command, err error) error {
 	return fmt.Errorf("stream %q, command enqueued at %s: %w", s.name, &c.site, err)
 }
 
-func (q *hostQueue) wait() error {
+// end returns the present end of the queue.
+func (q *hostQueue) end() point {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for end := q.tail; q.done.Load() < end && q.err == nil; {
-		q.idle.Wait()
-	}
-	return q.err
-}
-
-// pending returns the end of the queue, and whether anything is before it.
-func (q *hostQueue) pending() (uint64, bool) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return q.tail, q.done.Load() < q.tail
+	return point{q, q.tail}
 }
 
 func (q *hostQueue) close() {
@@ -446,17 +487,6 @@ func (q *hostQueue) close() {
 	q.closed = true
 	q.mu.Unlock()
 	q.more.Signal()
-}
-
-// skip is what is left of a command whose stream has failed: nobody may wait for
-// it for ever.
-func (c *command) skip(err error) {
-	switch c.kind {
-	case cmdRecord:
-		c.event.reach(c.bits, err)
-	case cmdGroup:
-		c.comm.recycle(c.group)
-	}
 }
 
 // run executes a command of a stream.
@@ -473,9 +503,9 @@ func (c *command) run() error {
 	case cmdFunc:
 		return guard(c.fn)
 	case cmdRecord:
-		c.event.reach(c.bits, nil)
+		c.event.reached(c.at)
 	case cmdWait:
-		return c.event.wait(c.bits)
+		return c.at.wait()
 	case cmdGraph:
 		return c.graph.replay(c.ticket)
 	default:
@@ -498,7 +528,11 @@ func guard(fn func() error) (err error) {
 	finished := false
 	defer func() {
 		if v := recover(); v != nil {
-			err = &panicError{v, debug.Stack()}
+			stack := debug.Stack()
+			if o, ok := v.(interface{ Origin() (any, []byte) }); ok { // raised again by host.Parallel
+				v, stack = o.Origin()
+			}
+			err = &panicError{v, stack}
 		} else if !finished {
 			err = &panicError{"runtime.Goexit in a stream", debug.Stack()}
 		}

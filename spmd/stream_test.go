@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"unsafe"
@@ -105,6 +106,64 @@ func TestStreamsRunAtTheSameTime(t *testing.T) {
 		must(t, compute.Synchronize())
 		if x.At(0) != 2 {
 			t.Errorf("sum = %v", x.At(0))
+		}
+	})
+}
+
+// TestEventKeepsItsPoint: who waits for an event waits for where it was then.
+func TestEventKeepsItsPoint(t *testing.T) {
+	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		busy, idle, waiter := stream(t, w, "busy"), stream(t, w, "idle"), stream(t, w, "waiter")
+		e, err := w.NewEvent()
+		must(t, err)
+		open := make(chan struct{})
+		var opened, early atomic.Bool
+		must(t, busy.HostFunc(func() error { <-open; return nil }))
+		must(t, e.Record(busy))
+		must(t, waiter.Wait(e))
+		must(t, waiter.HostFunc(func() error { early.Store(!opened.Load()); return nil }))
+		must(t, e.Record(idle))
+		must(t, e.Synchronize())
+		must(t, idle.Synchronize())
+		opened.Store(true)
+		close(open)
+		must(t, waiter.Synchronize())
+		if early.Load() {
+			t.Error("a second Record let go who waited for the first")
+		}
+		must(t, busy.Close())
+		if err := e.Record(busy); err == nil || !strings.Contains(err.Error(), "closed") {
+			t.Errorf("Record on a closed stream: %v", err)
+		}
+		must(t, e.Synchronize()) // still at idle's point
+		must(t, waiter.After(busy))
+
+		g, err := waiter.Capture(func() error { return e.Record(waiter) })
+		must(t, err)
+		must(t, g.Launch(waiter))
+		must(t, waiter.Close())
+		must(t, g.Launch(idle)) // the replay before was on a stream that is closed now
+		must(t, idle.Synchronize())
+		if err := e.Synchronize(); err == nil || !strings.Contains(err.Error(), "recorded in a capture") {
+			t.Errorf("Synchronize with an event of a capture: %v", err)
+		}
+	})
+}
+
+func TestAfterClose(t *testing.T) {
+	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		x := fill(t, w, 3, 1)
+		must(t, w.Close())
+		must(t, x.Free())
+		y := x.Slice(0, 1)
+		if err := y.CopyTo(make([]float32, 1)); err == nil {
+			t.Error("CopyTo after the world was closed")
+		}
+		if _, err := w.NewStream("late"); err == nil {
+			t.Error("NewStream after the world was closed")
+		}
+		if _, err := spmd.Alloc[int8](w, 1); err == nil {
+			t.Error("Alloc after the world was closed")
 		}
 	})
 }

@@ -6,7 +6,7 @@ import (
 )
 
 // mpiTurns is the order of this process in MPI.
-var mpiTurns turns
+var mpiTurns = newTurns()
 
 // turns lets commands into MPI one at a time, in the order in which the program
 // issued them, whatever streams they wait in. MPI is thus entered by one thread
@@ -25,6 +25,12 @@ type turns struct {
 	err     error // once set, nobody enters any more
 }
 
+func newTurns() *turns {
+	t := &turns{}
+	t.cond.L = &t.mu
+	return t
+}
+
 // take reserves n turns in a row and returns the first.
 func (t *turns) take(n uint64) uint64 { return t.next.Add(n) - n }
 
@@ -41,9 +47,6 @@ func (t *turns) wait(k uint64) error {
 	defer t.waiting.Add(-1)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.cond.L == nil {
-		t.cond.L = &t.mu
-	}
 	for t.serving.Load() != k {
 		if t.err != nil {
 			return t.err
@@ -62,11 +65,9 @@ func (t *turns) leave() {
 }
 
 func (t *turns) wake() {
-	t.mu.Lock()
+	t.mu.Lock() // a waiter between its check and its Wait holds it
 	defer t.mu.Unlock()
-	if t.cond.L != nil {
-		t.cond.Broadcast()
-	}
+	t.cond.Broadcast()
 }
 
 // fail ends all waiting with err: a command that held a turn will not come.

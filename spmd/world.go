@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -131,7 +132,7 @@ func Open(cfg Config) (*World, error) {
 	}
 	openWorlds++
 	if err := w.join(base); err != nil {
-		return nil, errors.Join(err, w.Close())
+		return nil, err // the other ranks may be further: nothing collective any more
 	}
 	return w, nil
 }
@@ -151,6 +152,12 @@ func (w *World) join(base *cudampi.Comm) error {
 	w.job.rank, w.job.size = world.Rank(), world.Size()
 	w.Log = w.cfg.logger(w.job, os.Stderr)
 	w.Comm = w.addComm(world)
+	if w.json != nil && w.Rank() != 0 { // the environment did not say so
+		if err := w.json.Close(); err != nil {
+			return err
+		}
+		w.json = nil
+	}
 	control, err := base.Dup()
 	if err != nil {
 		return err
@@ -192,12 +199,18 @@ func (w *World) findNode(world, node *cudampi.Comm) error {
 	return nil
 }
 
+// procs is what the Go runtime found at start: the cores, or less by a quota.
+var procs = runtime.GOMAXPROCS(0)
+
 // findThreads shares out the cores of the node: ranks bound to the same cores
 // divide them, a rank bound to its own has them all.
 func (w *World) findThreads(node *cudampi.Comm) error {
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil {
-		return fmt.Errorf("sched_getaffinity: %w", err)
+		set = unix.CPUSet{} // more cores than the set holds: as if all ranks shared them
+		for i := range procs {
+			set.Set(i)
+		}
 	}
 	words := len(set)
 	mine := make([]uint64, words)
@@ -217,7 +230,7 @@ func (w *World) findThreads(node *cudampi.Comm) error {
 			}
 		}
 	}
-	w.threads = max(1, set.Count()/sharing)
+	w.threads = max(1, min(set.Count(), procs)/sharing)
 	host.SetThreads(w.threads)
 	// Goroutines inside MPI hold a processor of the Go scheduler for a while, so a
 	// rank bound to one core needs more of them than cores for its streams to run
@@ -286,13 +299,13 @@ func (w *World) blockError(b *block) error {
 }
 
 // marks returns the ends of the streams that have work in flight.
-func (w *World) marks() []mark {
+func (w *World) marks() []point {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	var m []mark
+	var m []point
 	for _, s := range w.streams {
-		if end, busy := s.q.pending(); busy {
-			m = append(m, mark{s, end})
+		if p := s.q.end(); s.q.done.Load() < p.seq {
+			m = append(m, p)
 		}
 	}
 	return m
@@ -328,9 +341,25 @@ func (w *World) Abort(status int) {
 	os.Exit(status) // where the library returns
 }
 
+// drain waits for all streams and returns the first error of each.
+func (w *World) drain() error {
+	w.mu.Lock()
+	streams := slices.Clone(w.streams)
+	w.mu.Unlock()
+	var err error
+	for _, s := range streams {
+		err = errors.Join(err, s.Synchronize())
+	}
+	return err
+}
+
 // Close takes the world down in the order graphs, streams, communicators, memory,
-// MPI: it waits for the streams, and returns the first error of any of them.
-// Collective over all ranks, blocking. A second Close does nothing.
+// MPI. It waits for the streams; where one has failed it returns the errors of all
+// of them, and of several ranks leaves the rest as it is, since the others may be
+// waiting for what this one did not do: end the job then. A second Close does
+// nothing.
+//
+// Collective over all ranks, blocking.
 func (w *World) Close() error {
 	w.mu.Lock()
 	if w.closed {
@@ -338,21 +367,24 @@ func (w *World) Close() error {
 		return nil
 	}
 	w.closed = true
-	streams, graphs, comms := w.streams, w.graphs, w.comms
-	w.graphs, w.comms = nil, nil
 	w.mu.Unlock()
-
-	var err error
-	for _, g := range graphs {
+	err := w.drain()
+	if err != nil && w.Size() > 1 {
+		return err
+	}
+	for _, g := range w.graphs {
 		g.closed = true
 	}
-	for _, s := range streams {
-		err = errors.Join(err, s.Synchronize())
+	for _, s := range w.streams {
 		s.q.close()
 	}
-	for i := len(comms) - 1; i >= 0; i-- {
-		comms[i].freed = true
-		err = errors.Join(err, comms[i].mpi.Free())
+	turn := mpiTurns.take(1)
+	if mpiTurns.enter(turn) == nil { // not after a failure; then nobody else is in MPI
+		defer mpiTurns.leave()
+	}
+	for i := len(w.comms) - 1; i >= 0; i-- {
+		w.comms[i].freed = true
+		err = errors.Join(err, w.comms[i].mpi.Free())
 	}
 	err = errors.Join(err, w.pool.close())
 	if w.json != nil {

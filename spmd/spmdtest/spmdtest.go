@@ -30,12 +30,14 @@ func Run(t *testing.T, ranks []int, fn func(t *testing.T, w *spmd.World)) {
 			t.Fatal(err)
 		}
 		mpirun.OnFail = func() { w.Abort(1) }
+		defer func() { // after t.Skip, too
+			if t.Failed() {
+				return
+			}
+			if err := w.Close(); err != nil {
+				t.Error(err)
+			}
+		}()
 		fn(t, w)
-		if t.Failed() {
-			return
-		}
-		if err := w.Close(); err != nil {
-			t.Fatal(err)
-		}
 	})
 }

@@ -25,3 +25,13 @@ func TestRun(t *testing.T) {
 		}
 	})
 }
+
+// TestSkip is skipped, with the reason, as its ranks are.
+func TestSkip(t *testing.T) {
+	ok := t.Run("inner", func(t *testing.T) {
+		spmdtest.Run(t, []int{2}, func(t *testing.T, w *spmd.World) { t.Skip("no device of this kind") })
+	})
+	if !ok {
+		t.Error("a skipped test failed")
+	}
+}
