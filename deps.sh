@@ -7,7 +7,8 @@ set -eu
 command -v go >/dev/null || { echo "Go is missing: install Go 1.26 or newer (https://go.dev/dl)" >&2; exit 1; }
 
 missing=
-command -v gcc >/dev/null || command -v cc >/dev/null || missing="$missing gcc libc6-dev"
+# Go's own default is gcc, whatever cc is.
+[ -n "${CC:-}" ] || command -v gcc >/dev/null || missing="$missing gcc libc6-dev"
 command -v mpirun >/dev/null || missing="$missing openmpi-bin"
 command -v mpicc >/dev/null || missing="$missing libopenmpi-dev"
 # Without OpenBLAS everything runs, at a tenth of the speed.

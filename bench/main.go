@@ -10,7 +10,9 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -65,8 +67,10 @@ type bench struct {
 
 	machine string
 	commit  string
-	rows    []row
+	rows    []row // of the group that runs
 }
+
+const defaultRounds = 5
 
 func runner() error {
 	var only []string
@@ -75,7 +79,7 @@ func runner() error {
 	fs := pflag.NewFlagSet("bench", pflag.ExitOnError)
 	fs.StringSliceVar(&only, "only", nil, "groups to run: "+strings.Join(names(), ", ")+" (default all)")
 	fs.StringVar(&out, "out", "bench/results/host.jsonl", "file for the rows; rows of groups that are not run are kept")
-	fs.IntVar(&b.rounds, "rounds", 5, "turns of each side; the median counts")
+	fs.IntVar(&b.rounds, "rounds", defaultRounds, "turns of each side; the median counts")
 	fs.StringVar(&b.llmc, "llmc", "", "llm.c's train_gpt2, built for this machine, to compare training with; it is run in its folder")
 	_ = fs.Parse(os.Args[1:]) // exits on a bad flag
 	for _, o := range only {
@@ -86,25 +90,46 @@ func runner() error {
 	if b.rounds < 1 {
 		return fmt.Errorf("--rounds %d: must be at least 1", b.rounds)
 	}
+	defer func() { os.RemoveAll(b.dir) }()
 	if err := b.prepare(); err != nil {
 		return err
 	}
-	defer os.RemoveAll(b.dir)
-	old, err := readRows(out)
+	rows, err := readRows(out)
 	if err != nil {
 		return err
 	}
+	var failed []error
 	for _, g := range groups {
 		if len(only) > 0 && !slices.Contains(only, g.name) {
-			b.rows = append(b.rows, slices.DeleteFunc(slices.Clone(old), func(r row) bool { return r.Bench != g.name })...)
 			continue
 		}
-		if err := g.run(&b); err != nil {
-			return fmt.Errorf("%s: %w", g.name, err)
+		b.rows = nil
+		err := g.run(&b)
+		if err != nil {
+			failed = append(failed, fmt.Errorf("%s: %w", g.name, err))
+		}
+		rows = merge(rows, b.rows, g.name, err == nil)
+		if err := writeRows(out, rows); err != nil {
+			return errors.Join(append(failed, err)...)
 		}
 	}
-	print(b.rows)
-	return writeRows(out, b.rows)
+	print(rows)
+	return errors.Join(failed...)
+}
+
+// merge puts the new rows of a group among the others, in the order of groups. A
+// group that ended well has no other rows; of one that failed, those stay that
+// were not measured anew.
+func merge(rows, measured []row, name string, whole bool) []row {
+	rows = slices.DeleteFunc(slices.Clone(rows), func(r row) bool {
+		return r.Bench == name && (whole || slices.ContainsFunc(measured, func(m row) bool { return m.What == r.What }))
+	})
+	rows = append(rows, measured...)
+	place := names()
+	slices.SortStableFunc(rows, func(a, b row) int {
+		return cmp.Compare(slices.Index(place, a.Bench), slices.Index(place, b.Bench))
+	})
+	return rows
 }
 
 // prepare builds what is measured into a temporary folder and notes what it runs
@@ -115,19 +140,18 @@ func (b *bench) prepare() error {
 		return err
 	}
 	for _, cmd := range [][]string{
-		{"go", "build", "-o", b.dir, "./bench", "./apps/reduce", "./apps/matvec", "./apps/train"},
+		{"go", "build", "-buildvcs=false", "-o", b.dir, "./bench", "./apps/reduce", "./apps/matvec", "./apps/train"},
 		{"mpicc", "-O3", "-o", b.program("allreduce"), "bench/c/allreduce.c"},
-		{"cc", "-O3", "-march=native", "-pthread", "-o", b.program("readloop"), "bench/c/readloop.c"},
+		{cmp.Or(os.Getenv("CC"), "gcc"), "-O3", "-march=native", "-pthread", "-o", b.program("readloop"), "bench/c/readloop.c"},
 	} {
 		if _, err := output(cmd...); err != nil {
 			return err
 		}
 	}
-	commit, err := output("git", "describe", "--always", "--dirty", "--abbrev=12")
-	if err != nil {
-		return err
+	b.commit = "unknown" // git refuses a checkout that belongs to somebody else
+	if commit, err := output("git", "describe", "--always", "--dirty", "--abbrev=12"); err == nil {
+		b.commit = strings.TrimSpace(commit)
 	}
-	b.commit = strings.TrimSpace(commit)
 	b.machine, err = machine()
 	return err
 }
@@ -155,9 +179,12 @@ func machine() (string, error) {
 
 // output runs a command and returns its standard output; what it says on standard
 // error is part of the error.
-func output(cmd ...string) (string, error) {
+func output(cmd ...string) (string, error) { return outputWith(nil, cmd...) }
+
+// outputWith is output with variables such as "NAME=value" added.
+func outputWith(env []string, cmd ...string) (string, error) {
 	c := exec.Command(cmd[0], cmd[1:]...)
-	c.Env = mpienv.Env(0)
+	c.Env = append(mpienv.Env(0), env...)
 	var out, errs bytes.Buffer
 	c.Stdout, c.Stderr = &out, &errs
 	if err := c.Run(); err != nil {
@@ -207,8 +234,20 @@ func (b *bench) limit(r row) {
 
 func (b *bench) add(r row) {
 	r.Device, r.Machine, r.Commit, r.Date = "host", b.machine, b.commit, time.Now().UTC().Format(time.DateOnly)
-	r.Command = "go run ./bench --only " + r.Bench
+	r.Command = b.command(r.Bench)
 	b.rows = append(b.rows, r)
+}
+
+// command is the line that measures a group once more as it was measured now.
+func (b *bench) command(group string) string {
+	cmd := "go run ./bench --only " + group
+	if b.rounds != defaultRounds {
+		cmd += " --rounds " + strconv.Itoa(b.rounds)
+	}
+	if b.llmc != "" && group == "train" {
+		cmd += " --llmc " + b.llmc
+	}
+	return cmd
 }
 
 func median(x []float64) float64 {

@@ -29,22 +29,32 @@ func rank() {
 	what := fs.String("what", "", "allreduce or pingpong")
 	sizes := fs.IntSlice("bytes", []int{8}, "sizes")
 	spmd.Main(fs, func(_ context.Context, w *spmd.World) error {
+		measure := allReduce
+		if *what == "pingpong" {
+			measure = pingPong
+		}
 		for _, bytes := range *sizes {
-			var err error
-			switch *what {
-			case "allreduce":
-				err = allReduce(w, bytes)
-			case "pingpong":
-				err = pingPong(w, bytes)
-			default:
-				err = spmd.Usage(fmt.Errorf("--what %s: want allreduce or pingpong", *what))
-			}
-			if err != nil {
+			if err := measure(w, bytes); err != nil {
 				return err
 			}
 		}
 		return nil
-	})
+	}, func(ranks int) error { return checkRank(*what, *sizes, ranks) })
+}
+
+func checkRank(what string, sizes []int, ranks int) error {
+	switch {
+	case what != "allreduce" && what != "pingpong":
+		return fmt.Errorf("--what %s: want allreduce or pingpong", what)
+	case what == "pingpong" && ranks != 2:
+		return fmt.Errorf("--what pingpong wants 2 ranks, not %d", ranks)
+	}
+	for _, bytes := range sizes {
+		if bytes < 8 || bytes%8 != 0 {
+			return fmt.Errorf("--bytes %d: must be a multiple of 8, and at least 8", bytes)
+		}
+	}
+	return nil
 }
 
 // point is one measured line.
@@ -135,9 +145,6 @@ func allReduce(w *spmd.World, bytes int) error {
 // pingPong measures half a round trip between ranks 0 and 1, through spmd and
 // through gompi, turn and turn about.
 func pingPong(w *spmd.World, bytes int) error {
-	if w.Size() != 2 {
-		return spmd.Usage(fmt.Errorf("--what pingpong wants 2 ranks, not %d", w.Size()))
-	}
 	n, peer := bytes/8, 1-w.Rank()
 	x, err := spmd.AllocPinned[float64](w, n)
 	if err != nil {
@@ -168,12 +175,12 @@ func pingPong(w *spmd.World, bytes int) error {
 		return nil
 	}
 	points, err := timed(w, bytes, []string{"spmd.Send and Recv", "gompi SendFloat64s and RecvPreallocFloat64s"}, ours, theirs)
+	if err != nil {
+		return err
+	}
 	for i := range points {
 		points[i].MedianUS /= 2
 		points[i].MinUS /= 2
-	}
-	if err != nil {
-		return err
 	}
 	return emit(w, points)
 }

@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -47,21 +48,26 @@ func (c *config) check(fs *pflag.FlagSet, ranks int) error {
 	if c.Cols > 0 && c.Cols < ranks {
 		return fmt.Errorf("--cols %d: fewer than the %d ranks", c.Cols, ranks)
 	}
+	rows, cols := cmp.Or(c.Rows, gpuRows), cmp.Or(c.Cols, gpuCols) // the device is not known yet: the larger defaults
+	if rows > math.MaxInt/4/cols {
+		return fmt.Errorf("--rows and --cols: %d x %d float32 are more bytes than can be addressed", rows, cols)
+	}
 	return nil
 }
 
+// The default sizes.
+const (
+	hostRows, hostCols = 2_000, 60_000
+	gpuRows, gpuCols   = 10_000, 300_000
+)
+
 // defaults fills in the sizes that depend on the device.
 func (c *config) defaults(w *spmd.World) {
-	rows, cols := 10_000, 300_000
+	rows, cols := gpuRows, gpuCols
 	if w.OnHost() {
-		rows, cols = 2_000, 60_000
+		rows, cols = hostRows, hostCols
 	}
-	if c.Rows == 0 {
-		c.Rows = rows
-	}
-	if c.Cols == 0 {
-		c.Cols = cols
-	}
+	c.Rows, c.Cols = cmp.Or(c.Rows, rows), cmp.Or(c.Cols, cols)
 }
 
 func main() {
@@ -207,8 +213,8 @@ func maxRelErr(w *spmd.World, c config, mine spmd.Shard, y spmd.Buffer[float32])
 	return worst, nil
 }
 
-// report prints the table and writes the JSON line, on rank 0; a wrong product is
-// an error on every rank.
+// report prints the table and writes the JSON line, on rank 0. A wrong product is
+// an error on every rank, and no line: JSON has no NaN.
 func report(w *spmd.World, r result) error {
 	if w.Rank() == 0 {
 		t := tabwriter.NewWriter(os.Stderr, 0, 0, 2, ' ', tabwriter.AlignRight)
@@ -219,11 +225,8 @@ func report(w *spmd.World, r result) error {
 			return err
 		}
 	}
-	if err := w.Emit(r); err != nil {
-		return err
-	}
 	if !r.OK {
 		return fmt.Errorf("the product is wrong: relative error %g, at most %g is allowed", r.MaxRelErr, bound(r.Cols))
 	}
-	return nil
+	return w.Emit(r)
 }

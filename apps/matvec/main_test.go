@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 
@@ -48,7 +49,7 @@ func TestCheckFindsAWrongProduct(t *testing.T) {
 		for _, tc := range []struct {
 			factor float32
 			wrong  bool
-		}{{1, false}, {1.001, true}, {float32(nan()), true}} {
+		}{{1, false}, {1.001, true}, {float32(math.NaN()), true}} {
 			y.Set(1, y.At(1)*tc.factor)
 			err, failure := maxRelErr(w, c, mine, y)
 			if failure != nil {
@@ -61,7 +62,17 @@ func TestCheckFindsAWrongProduct(t *testing.T) {
 	})
 }
 
-func nan() float64 { z := 0.0; return z / z }
+// TestWrongProduct: what is wrong is said, also where JSON cannot hold it.
+func TestWrongProduct(t *testing.T) {
+	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		for _, e := range []float64{math.NaN(), math.Inf(1), 1.5} {
+			err := report(w, result{Rows: 2, Cols: 3, MaxRelErr: e})
+			if err == nil || !strings.Contains(err.Error(), "the product is wrong") {
+				t.Errorf("a relative error of %v: error %v", e, err)
+			}
+		}
+	})
+}
 
 func TestProgram(t *testing.T) {
 	p := spmdtest.Program(t, 2, nil, "--rows", "50", "--cols", "300", "--iters", "5", "--json", "-")
@@ -87,6 +98,8 @@ func TestBadInput(t *testing.T) {
 		{"--rows 0", "--rows 0: must be at least 1"},
 		{"--cols -1", "--cols -1: must be at least 1"},
 		{"--cols 2", "--cols 2: fewer than the 3 ranks"},
+		{"--rows 4000000000 --cols 4000000000", "4000000000 x 4000000000 float32 are more bytes than"},
+		{"--rows 9223372036854775807", "9223372036854775807 x 300000 float32 are more"},
 		{"--iters 0", "--iters 0"},
 		{"--warmup -1", "--warmup -1"},
 		{"--row 3", "unknown flag: --row"},

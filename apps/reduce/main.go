@@ -36,6 +36,8 @@ func (c *config) check(ranks int) error {
 	switch {
 	case c.Elements < 1:
 		return fmt.Errorf("--elements %d: must be at least 1", c.Elements)
+	case c.Elements > math.MaxInt/4:
+		return fmt.Errorf("--elements %d: more bytes than can be addressed", c.Elements)
 	case c.Elements < ranks:
 		return fmt.Errorf("--elements %d: fewer than the %d ranks", c.Elements, ranks)
 	case c.Iters < 1:
@@ -187,8 +189,8 @@ func reference(w *spmd.World, mine spmd.Shard) (float64, error) {
 	return float64(total.At(0)) / (1 << 24), nil
 }
 
-// report prints the table and writes the JSON line, on rank 0; a wrong sum is an
-// error on every rank.
+// report prints the table and writes the JSON line, on rank 0. A wrong sum is an
+// error on every rank, and no line: JSON has no NaN.
 func report(w *spmd.World, r result) error {
 	if w.Rank() == 0 {
 		t := tabwriter.NewWriter(os.Stderr, 0, 0, 2, ' ', tabwriter.AlignRight)
@@ -199,11 +201,8 @@ func report(w *spmd.World, r result) error {
 			return err
 		}
 	}
-	if err := w.Emit(r); err != nil {
-		return err
-	}
 	if !r.OK {
 		return fmt.Errorf("the sum is wrong: relative error %g, at most %g is allowed", r.MaxRelErr, maxRelErr)
 	}
-	return nil
+	return w.Emit(r)
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 
@@ -73,11 +74,24 @@ func TestProgram(t *testing.T) {
 	}
 }
 
+// TestWrongSum: what is wrong is said, also where JSON cannot hold it.
+func TestWrongSum(t *testing.T) {
+	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		for _, sum := range []float64{math.NaN(), math.Inf(1), 1.5} {
+			err := report(w, result{Sum: sum, MaxRelErr: sum})
+			if err == nil || !strings.Contains(err.Error(), "the sum is wrong") {
+				t.Errorf("a sum of %v: error %v", sum, err)
+			}
+		}
+	})
+}
+
 func TestBadInput(t *testing.T) {
 	for _, tc := range []struct{ args, want string }{
 		{"--elements 0", "--elements 0: must be at least 1"},
 		{"--elements -3", "--elements -3"},
 		{"--elements 2", "fewer than the 3 ranks"},
+		{"--elements 9223372036854775807", "--elements 9223372036854775807: more bytes than"},
 		{"--iters 0", "--iters 0"},
 		{"--warmup -1", "--warmup -1"},
 		{"--parts some", "--parts some: want equal or unequal"},

@@ -1,53 +1,24 @@
 package main
 
 import (
-	"bytes"
-	"context"
 	"encoding/json"
-	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
-	"lockstep/internal/mpirun"
+	"lockstep/spmd/spmdtest"
 )
 
-// asProgram makes this test binary the program train.
-const asProgram = "LOCKSTEP_TRAIN_TEST"
+func TestMain(m *testing.M) { spmdtest.Main(m, main) }
 
-func TestMain(m *testing.M) {
-	if os.Getenv(asProgram) != "" {
-		main()
-		return
-	}
-	os.Exit(m.Run())
-}
-
-// train runs the program on some ranks, 0 without mpirun, and returns its exit
-// status and output.
-func train(t *testing.T, ranks int, args ...string) (status int, stdout, stderr string) {
+// train runs the program on some ranks, 0 without mpirun, with no Go toolchain to
+// be found and a cache of its own.
+func train(t *testing.T, ranks int, args ...string) spmdtest.Ended {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, os.Args[0], args...)
-	cmd.Env = os.Environ()
-	if ranks > 0 {
-		cmd = mpirun.Command(ctx, ranks, os.Args[0], args...)
-	}
-	cmd.Env = append(cmd.Env, asProgram+"=1", "HOME=", "GOROOT=", "PATH="+filepath.Dir(lookPath(t, "mpirun")), "XDG_CACHE_HOME="+t.TempDir())
-	var out, errs bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &errs
-	err := cmd.Run()
-	if ctx.Err() != nil {
-		t.Fatalf("train %v: still running after a minute\n%s", args, errs.String())
-	}
-	if err != nil && !errors.As(err, new(*exec.ExitError)) {
-		t.Fatal(err)
-	}
-	return cmd.ProcessState.ExitCode(), out.String(), errs.String()
+	env := []string{"HOME=", "GOROOT=", "PATH=" + filepath.Dir(lookPath(t, "mpirun")), "XDG_CACHE_HOME=" + t.TempDir()}
+	return spmdtest.Program(t, ranks, env, args...)
 }
 
 func lookPath(t *testing.T, name string) string {
@@ -119,10 +90,10 @@ func TestBadFlags(t *testing.T) {
 		{[]string{"--data", text, "--cache", filepath.Join(text, "x")}, []string{"--cache", "not a directory"}},
 		{[]string{"--device", "abacus"}, []string{"--device abacus"}},
 	} {
-		status, stdout, stderr := train(t, 0, c.args...)
-		lines := ours(stderr)
-		if status != 2 || len(lines) != 1 || stdout != "" {
-			t.Errorf("train %v: status %d, stdout %q, stderr:\n%s", c.args, status, stdout, stderr)
+		p := train(t, 0, c.args...)
+		lines := ours(p.Stderr)
+		if p.Status != 2 || len(lines) != 1 || p.Stdout != "" {
+			t.Errorf("train %v: status %d, stdout %q, stderr:\n%s", c.args, p.Status, p.Stdout, p.Stderr)
 			continue
 		}
 		for _, want := range c.wants {
@@ -143,9 +114,9 @@ func TestBadInputOnceAJob(t *testing.T) {
 		{[]string{"--global-batch", "2"}, "--global-batch 2 is less than the 3 ranks"}, // before MPI starts
 		{[]string{"--data", short}, "too few"},                                         // found by all ranks, later
 	} {
-		status, _, stderr := train(t, 3, c.args...)
-		if lines := ours(stderr); status != 2 || len(lines) != 1 || !strings.Contains(lines[0], c.want) {
-			t.Errorf("train %v on 3 ranks: status %d, stderr:\n%s", c.args, status, stderr)
+		p := train(t, 3, c.args...)
+		if lines := ours(p.Stderr); p.Status != 2 || len(lines) != 1 || !strings.Contains(lines[0], c.want) {
+			t.Errorf("train %v on 3 ranks: status %d, stderr:\n%s", c.args, p.Status, p.Stderr)
 		}
 	}
 }
@@ -155,18 +126,18 @@ func TestRun(t *testing.T) {
 	dir := t.TempDir()
 	text := write(t, dir, "text.txt", strings.Repeat("func main() { return }\n", 400))
 	file := filepath.Join(dir, "out.json")
-	status, stdout, stderr := train(t, 2, "--data", text, "--steps", "3", "--layers", "1", "--channels", "16", "--heads", "2",
+	p := train(t, 2, "--data", text, "--steps", "3", "--layers", "1", "--channels", "16", "--heads", "2",
 		"--seq", "16", "--batch", "2", "--global-batch", "5", "--val-every", "2", "--check-every", "1",
 		"--sample", "20", "--prompt", "func", "--json", file)
-	if status != 0 {
-		t.Fatalf("status %d, stderr:\n%s", status, stderr)
+	if p.Status != 0 {
+		t.Fatalf("status %d, stderr:\n%s", p.Status, p.Stderr)
 	}
-	if !strings.HasPrefix(stdout, "\nfunc") || len(stdout) < 20 {
-		t.Errorf("standard output is %q, want the prompt and what follows", stdout)
+	if !strings.HasPrefix(p.Stdout, "\nfunc") || len(p.Stdout) < 20 {
+		t.Errorf("standard output is %q, want the prompt and what follows", p.Stdout)
 	}
 	for _, want := range []string{"step 1/3", "step 3/3", "val_loss", "done"} {
-		if !strings.Contains(stderr, want) {
-			t.Errorf("no %q in the log:\n%s", want, stderr)
+		if !strings.Contains(p.Stderr, want) {
+			t.Errorf("no %q in the log:\n%s", want, p.Stderr)
 		}
 	}
 	b, err := os.ReadFile(file)
@@ -206,17 +177,17 @@ func TestRun(t *testing.T) {
 // With measurements on standard output the sample goes elsewhere.
 func TestJSONOnStandardOutput(t *testing.T) {
 	text := write(t, t.TempDir(), "text.txt", strings.Repeat("func main() { return }\n", 400))
-	status, stdout, stderr := train(t, 0, "--data", text, "--steps", "1", "--layers", "1", "--channels", "16", "--heads", "2",
+	p := train(t, 0, "--data", text, "--steps", "1", "--layers", "1", "--channels", "16", "--heads", "2",
 		"--seq", "16", "--batch", "1", "--val-batches", "0", "--sample", "5", "--prompt", "sample", "--json", "-")
-	if status != 0 {
-		t.Fatalf("status %d, stderr:\n%s", status, stderr)
+	if p.Status != 0 {
+		t.Fatalf("status %d, stderr:\n%s", p.Status, p.Stderr)
 	}
-	for line := range strings.Lines(stdout) {
+	for line := range strings.Lines(p.Stdout) {
 		if !json.Valid([]byte(line)) {
 			t.Errorf("not JSON: %q", line)
 		}
 	}
-	if !strings.Contains(stdout, `"val_loss":null`) || !strings.Contains(stderr, "\nsample") {
-		t.Errorf("stdout:\n%s\nstderr:\n%s", stdout, stderr)
+	if !strings.Contains(p.Stdout, `"val_loss":null`) || !strings.Contains(p.Stderr, "\nsample") {
+		t.Errorf("stdout:\n%s\nstderr:\n%s", p.Stdout, p.Stderr)
 	}
 }

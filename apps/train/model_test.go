@@ -77,6 +77,7 @@ func TestReferenceGradients(t *testing.T) {
 	}
 	params, _, _ := layout(cfg)
 	rng := rand.New(rand.NewPCG(5, 6))
+	all := 0.0
 	for _, p := range params {
 		x, g := m.p[p.Name], grad[p.Name]
 		largest, worst := 0.0, 0.0
@@ -102,7 +103,9 @@ func TestReferenceGradients(t *testing.T) {
 			t.Errorf("%s: largest relative error %.2g", p.Name, worst)
 		}
 		t.Logf("%-22s %.1e", p.Name, worst)
+		all = max(all, worst)
 	}
+	measured(t, "largest relative error of a float64 gradient against central differences", all)
 }
 
 // loadParams copies the tensors of p into the model.
@@ -149,8 +152,8 @@ func tokenBuffer(t *testing.T, w *spmd.World, x []int32) spmd.Buffer[int32] {
 }
 
 // compareGrads fails where a tensor's gradient is further than bound from the
-// reference, relative to its norm.
-func compareGrads(t *testing.T, m *Model, want map[string][]float64, bound float64) {
+// reference, relative to its norm, and returns the largest such distance.
+func compareGrads(t *testing.T, m *Model, want map[string][]float64, bound float64) float64 {
 	t.Helper()
 	got := make([]float32, m.Grads.Len())
 	if err := m.Grads.CopyTo(got); err != nil {
@@ -168,11 +171,12 @@ func compareGrads(t *testing.T, m *Model, want map[string][]float64, bound float
 		if !(e < bound) {
 			t.Errorf("%s: gradient differs by %.2g of its norm", p.Name, e)
 		}
-		if e > worst {
+		if !(e <= worst) { // NaN is the worst of all
 			worst, where = e, p.Name
 		}
 	}
 	t.Logf("largest difference %.1e, of %s", worst, where)
+	return worst
 }
 
 // The float32 model against the float64 reference: loss and every gradient, for
@@ -180,6 +184,7 @@ func compareGrads(t *testing.T, m *Model, want map[string][]float64, bound float
 // micro-batches.
 func TestModelAgainstReference(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		worstLoss, worstGrad := 0.0, 0.0
 		for _, tc := range []struct {
 			cfg   Config
 			parts []int // sequences of each micro-batch
@@ -233,10 +238,11 @@ func TestModelAgainstReference(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Logf("%s: loss %.7f, reference %.7f", name, m.Loss.At(0), wantLoss)
-			if d := math.Abs(m.Loss.At(0) - wantLoss); !(d < 1e-5) {
+			d := math.Abs(m.Loss.At(0) - wantLoss)
+			if !(d < 1e-5) {
 				t.Errorf("%s: loss %v, reference %v", name, m.Loss.At(0), wantLoss)
 			}
-			compareGrads(t, m, want, 1e-5)
+			worstLoss, worstGrad = max(worstLoss, d), max(worstGrad, compareGrads(t, m, want, 1e-5))
 
 			if err := m.Evaluate(s, ib, tb, batch, tc.t, scale, true); err != nil {
 				t.Fatal(err)
@@ -244,13 +250,17 @@ func TestModelAgainstReference(t *testing.T) {
 			if err := s.Synchronize(); err != nil {
 				t.Fatal(err)
 			}
-			if d := math.Abs(m.Loss.At(0) - wantLoss); !(d < 1e-5) {
+			d = math.Abs(m.Loss.At(0) - wantLoss)
+			if !(d < 1e-5) {
 				t.Errorf("%s: Evaluate gives %v, reference %v", name, m.Loss.At(0), wantLoss)
 			}
+			worstLoss = max(worstLoss, d)
 			if err := m.Close(); err != nil {
 				t.Error(err)
 			}
 		}
+		measured(t, "difference of the float32 loss from the float64 model", worstLoss)
+		measured(t, "largest relative difference of a float32 gradient tensor from the float64 model", worstGrad)
 	})
 }
 

@@ -133,7 +133,8 @@ func (t *trainer) Close() error {
 	return errors.Join(errs...)
 }
 
-// micro yields this rank's part of n sequences in micro-batches.
+// micro yields this rank's part of n sequences in micro-batches. All of them are
+// the same slice, filled anew: it is to be used before the next is asked for.
 func (t *trainer) micro(n int, start func(i int) int) iter.Seq[[]int] {
 	return func(yield func([]int) bool) {
 		starts := make([]int, 0, t.batch)

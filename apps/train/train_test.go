@@ -79,12 +79,14 @@ func TestLossDoesNotDependOnRanks(t *testing.T) {
 		}
 		f := wordTokens(4000)
 		together, alone := start(t, w, w.Comm, testConfig(steps), f), start(t, w, own, testConfig(steps), f)
+		worst := 0.0
 		for i := range steps {
 			a, an := step(t, together, i)
 			b, bn := step(t, alone, i)
 			if !closeTo(a, b, 1e-5) || !closeTo(an, bn, 1e-3*bn) {
 				t.Fatalf("step %d: loss %.7f, norm %g on %d ranks, but %.7f, %g on one", i, a, an, w.Size(), b, bn)
 			}
+			worst = max(worst, math.Abs(a-b))
 			if err := together.checkSame(i + 1); err != nil {
 				t.Fatal(err)
 			}
@@ -103,6 +105,7 @@ func TestLossDoesNotDependOnRanks(t *testing.T) {
 		if !closeTo(a, b, 1e-5) {
 			t.Errorf("validation loss %.7f on %d ranks, %.7f on one", a, w.Size(), b)
 		}
+		measured(t, "largest difference of a loss on 1, 2, 3 and 4 ranks over 20 steps", max(worst, math.Abs(a-b)))
 		for _, tr := range []*trainer{together, alone} {
 			if err := tr.Close(); err != nil {
 				t.Fatal(err)

@@ -1,0 +1,133 @@
+package spmd
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"lockstep/internal/ccall"
+)
+
+// point is a place in a queue: behind its first seq commands.
+type point struct {
+	q   *hostQueue
+	seq uint64
+}
+
+// passed says whether the queue has got there, and the error where it never will.
+func (p point) passed() (bool, error) {
+	if p.q == nil || p.q.done.Load() >= p.seq {
+		return true, p.failure()
+	}
+	return false, nil
+}
+
+// wait blocks until the queue has got there.
+func (p point) wait() error {
+	if p.q == nil {
+		return nil
+	}
+	p.q.mu.Lock()
+	for p.q.done.Load() < p.seq && p.q.err == nil {
+		p.q.idle.Wait()
+	}
+	p.q.mu.Unlock()
+	return p.failure()
+}
+
+// failure returns the error of a queue that failed before the point.
+func (p point) failure() error {
+	if p.q == nil {
+		return nil
+	}
+	p.q.mu.Lock()
+	defer p.q.mu.Unlock()
+	if p.q.err != nil && p.seq >= p.q.failedAt {
+		return p.q.err
+	}
+	return nil
+}
+
+// Event is a point in a stream, to be waited for by other streams or by the
+// host. A second Record moves it, for those who wait from then on.
+type Event struct {
+	w    *World
+	mu   sync.Mutex
+	at   point
+	time time.Time // when the stream got there; zero before
+	cap  *capture  // the capture it was last recorded in, if any
+	node int       // its number there
+}
+
+// NewEvent returns a new event that is not recorded yet.
+func (w *World) NewEvent() (*Event, error) { return &Event{w: w}, nil }
+
+// Record moves the event to the present end of s. It does not block the host. It
+// fails where s has failed or is closed, and the event stays where it was.
+func (e *Event) Record(s *Stream) error {
+	if s.w != e.w {
+		return fmt.Errorf("%s: Record: the event belongs to another world", ccall.At())
+	}
+	e.mu.Lock() // until the new point is there: the stream may get to it at once
+	defer e.mu.Unlock()
+	if s.cap != nil {
+		node, err := s.cap.record(s)
+		if err == nil {
+			e.cap, e.node = s.cap, node
+		}
+		return err
+	}
+	c := command{call: call{kind: cmdRecord}, event: e}
+	c.site.Here(0)
+	seq, err := s.q.push(&c, nil)
+	if err == nil {
+		e.at, e.time, e.cap = point{&s.q, seq}, time.Time{}, nil
+	}
+	return err
+}
+
+// reached notes the time at which a queue got to p.
+func (e *Event) reached(p point) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.at == p {
+		e.time = time.Now()
+	}
+}
+
+func (e *Event) last() (point, *capture, int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.at, e.cap, e.node
+}
+
+// Synchronize blocks the host until the last Record has been reached, and returns
+// the error of the stream where that failed before it. An event recorded in a
+// capture is a point of the graph, not of a stream: it cannot be synchronized with.
+func (e *Event) Synchronize() error {
+	p, in, _ := e.last()
+	if in != nil {
+		return fmt.Errorf("%s: Synchronize: the event was recorded in a capture", ccall.At())
+	}
+	return p.wait()
+}
+
+// Elapsed returns the time from the point of since to the point of e; both must
+// have been reached.
+func (e *Event) Elapsed(since *Event) (time.Duration, error) {
+	var t [2]time.Time
+	for i, x := range [2]*Event{since, e} {
+		p, in, _ := x.last()
+		done, err := p.passed()
+		if err != nil {
+			return 0, err
+		}
+		if p.q == nil || in != nil || !done {
+			return 0, fmt.Errorf("%s: Elapsed: the event has not been reached: synchronize with it first", ccall.At())
+		}
+		x.mu.Lock()
+		t[i] = x.time
+		x.mu.Unlock()
+	}
+	return t[1].Sub(t[0]), nil
+}

@@ -1,0 +1,271 @@
+package spmd
+
+import (
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"lockstep/internal/ccall"
+	"lockstep/internal/elem"
+)
+
+type cmdKind uint8
+
+const (
+	cmdCopy cmdKind = iota
+	cmdFill
+	cmdKernel
+	cmdGemm
+	cmdGemv
+	cmdFunc
+	cmdRecord
+	cmdWait
+	cmdGraph
+	// From here on commands of a communicator.
+	cmdAllReduce
+	cmdReduce
+	cmdBroadcast
+	cmdAllGather
+	cmdReduceScatter
+	cmdAllToAll
+	cmdGather
+	cmdScatter
+	cmdAllGatherV
+	cmdReduceScatterV
+	cmdGatherV
+	cmdScatterV
+	cmdAllToAllV
+	cmdSend
+	cmdRecv
+	cmdSendRecv
+	cmdBarrier
+	cmdGroup
+)
+
+// communicates says whether the command enters MPI, and so takes its turn in the
+// order in which the program issued it.
+func (k cmdKind) communicates() bool { return k >= cmdAllReduce }
+
+// call is what a command asks of a communicator, or of memory. A blocking
+// collective needs no more than this, and keeps it on its caller's stack.
+type call struct {
+	kind     cmdKind
+	typ      elem.Type
+	op       elem.Op
+	dst, src unsafe.Pointer
+	n        int // elements, bytes for cmdCopy
+	root     int // or the peer sent to
+	from     int // peer received from
+	rn       int // elements received by cmdSendRecv
+	counts   []int
+	rcounts  []int
+	comm     *commState
+	group    *group
+	dblk     *block // what dst lies in
+	sblk     *block
+}
+
+// copyFrom makes c a copy of o with slices of its own, reusing those it has.
+func (c *call) copyFrom(o *call) {
+	counts, rcounts := c.counts[:0], c.rcounts[:0]
+	*c = *o
+	c.counts = append(counts, o.counts...)
+	c.rcounts = append(rcounts, o.rcounts...)
+}
+
+// command is one unit of work of a stream. One struct serves all kinds, so that a
+// queue is an array of them and enqueueing allocates nothing.
+type command struct {
+	call
+	bits   uint64 // fill value
+	at     point  // what cmdWait waits for; where cmdRecord is
+	ticket uint64
+	kernel *Kernel
+	grid   Grid
+	args   []Arg
+	gemm   gemm
+	event  *Event
+	graph  *Graph
+	fn     func() error
+	xblk   *block // a third operand's
+	site   ccall.Site
+}
+
+// copyFrom makes c a copy of o with the given arguments, and with slices of its
+// own, reusing those it has.
+func (c *command) copyFrom(o *command, args []Arg) {
+	own, asked := c.args[:0], c.call
+	*c = *o
+	c.call = asked
+	c.call.copyFrom(&o.call)
+	c.args = append(own, args...)
+}
+
+// hostQueue is a stream in host memory: a ring of commands and one goroutine.
+type hostQueue struct {
+	s    *Stream
+	mu   sync.Mutex
+	more sync.Cond // commands were pushed
+	idle sync.Cond // done moved
+	ring []command
+	tail uint64        // commands pushed
+	done atomic.Uint64 // commands finished; written under mu
+	err  error         // the first failure: nothing runs after it
+	// failedAt is the place of the command that failed, from 1.
+	failedAt uint64
+	closed   bool
+}
+
+func (q *hostQueue) init(s *Stream) {
+	q.s = s
+	q.more.L, q.idle.L = &q.mu, &q.mu
+	q.ring = make([]command, 16)
+}
+
+// push enqueues c, returns its place, and takes its ticket in the order of MPI
+// calls. Holding q.mu while doing so keeps tickets in queue order.
+func (q *hostQueue) push(c *command, args []Arg) (uint64, error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.err != nil {
+		return 0, q.err
+	}
+	if q.closed {
+		return 0, fmt.Errorf("%s: stream %q is closed", ccall.At(), q.s.name)
+	}
+	if q.tail-q.done.Load() == uint64(len(q.ring)) {
+		q.grow()
+	}
+	slot := &q.ring[q.tail%uint64(len(q.ring))]
+	slot.copyFrom(c, args)
+	switch {
+	case c.kind.communicates():
+		slot.ticket = mpiTurns.take(1)
+	case c.kind == cmdGraph:
+		slot.ticket = mpiTurns.take(c.graph.turns)
+	case c.kind == cmdRecord:
+		slot.at = point{q, q.tail + 1}
+	}
+	q.tail++
+	q.more.Signal()
+	return q.tail, nil
+}
+
+// grow doubles the ring. The worker may be running a command in the old array,
+// which stays as it is.
+func (q *hostQueue) grow() {
+	ring := make([]command, 2*len(q.ring))
+	for i := q.done.Load(); i < q.tail; i++ {
+		ring[i%uint64(len(ring))] = q.ring[i%uint64(len(q.ring))]
+	}
+	q.ring = ring
+}
+
+// work runs the commands, one after the other, until close.
+func (q *hostQueue) work() {
+	q.mu.Lock()
+	for {
+		for q.done.Load() == q.tail && !q.closed {
+			q.more.Wait()
+		}
+		if q.done.Load() == q.tail {
+			q.mu.Unlock()
+			return
+		}
+		c, failed := &q.ring[q.done.Load()%uint64(len(q.ring))], q.err
+		q.mu.Unlock()
+		var err error
+		if failed == nil {
+			err = c.run()
+		}
+		c.fn, c.graph, c.group, c.event = nil, nil, nil, nil // not to be kept alive by a ring
+		q.mu.Lock()
+		if err != nil {
+			q.err, q.failedAt = q.s.asyncError(c, err), q.done.Load()+1
+			q.s.w.fail(q.err)
+		}
+		q.done.Add(1)
+		q.idle.Broadcast()
+	}
+}
+
+// asyncError adds what a reader of a late error lacks: the stream, and where the
+// command was enqueued.
+func (s *Stream) asyncError(c *command, err error) error {
+	var ce *ccall.Error
+	if errors.As(err, &ce) && ce.At == "" {
+		ce.At = c.site.String()
+		return fmt.Errorf("stream %q: %w", s.name, err)
+	}
+	return fmt.Errorf("stream %q, command enqueued at %s: %w", s.name, &c.site, err)
+}
+
+// end returns the present end of the queue.
+func (q *hostQueue) end() point {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return point{q, q.tail}
+}
+
+func (q *hostQueue) close() {
+	q.mu.Lock()
+	q.closed = true
+	q.mu.Unlock()
+	q.more.Signal()
+}
+
+// run executes a command of a stream.
+func (c *command) run() error {
+	switch c.kind {
+	case cmdCopy:
+		copy(unsafe.Slice((*byte)(c.dst), c.n), unsafe.Slice((*byte)(c.src), c.n))
+	case cmdFill:
+		fillAs(c.typ, c.dst, c.n, c.bits)
+	case cmdKernel:
+		return guard(func() error { return c.kernel.host(Args{c.args}) })
+	case cmdGemm, cmdGemv:
+		return guard(func() error { c.blas(); return nil })
+	case cmdFunc:
+		return guard(c.fn)
+	case cmdRecord:
+		c.event.reached(c.at)
+	case cmdWait:
+		return c.at.wait()
+	case cmdGraph:
+		return c.graph.replay(c.ticket)
+	default:
+		return c.communicate(c.ticket)
+	}
+	return nil
+}
+
+// panicError is a panic of application code in a stream, with its stack.
+type panicError struct {
+	value any
+	stack []byte
+}
+
+func (p *panicError) Error() string { return fmt.Sprintf("panic: %v", p.value) }
+
+// guard turns a panic of fn into an error. runtime.Goexit counts as one too: the
+// goroutine belongs to the stream.
+func guard(fn func() error) (err error) {
+	finished := false
+	defer func() {
+		if v := recover(); v != nil {
+			stack := debug.Stack()
+			if o, ok := v.(interface{ Origin() (any, []byte) }); ok { // raised again by host.Parallel
+				v, stack = o.Origin()
+			}
+			err = &panicError{v, stack}
+		} else if !finished {
+			err = &panicError{"runtime.Goexit in a stream", debug.Stack()}
+		}
+	}()
+	err = fn()
+	finished = true
+	return err
+}
