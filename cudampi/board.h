@@ -112,7 +112,9 @@ static int await_round(const struct board *b, struct part *p, uint64_t round) {
 
 // board_allreduce is allreduce of at most BOARD_BYTES. All ranks fold in rank order, and get the same bits. Where a rank
 // brought another count, type or operation, index is that rank and got its count, on every rank.
-static struct outcome board_allreduce(struct board *b, void *dst, const void *src, int n, int t, int op) {
+static struct outcome board_allreduce(struct board *b, uintptr_t to, uintptr_t from, int n, int t, int op) {
+    void *dst = (void *)to;
+    const void *src = (const void *)from;
     uint64_t round = ++b->round;
     size_t bytes = (size_t)n * sizes[t];
     struct part *mine = &b->parts[b->rank][round & 1];
@@ -134,10 +136,10 @@ static struct outcome board_allreduce(struct board *b, void *dst, const void *sr
         float *f = scratch(2 * (size_t)n * sizeof(float));
         if (!f) return (struct outcome){MPI_ERR_NO_MEM, -1, 0};
         for (int r = 0; r < b->size; r++) {
-            float *to = r ? f + n : f;
-            const void *from = b->parts[r][round & 1].data;
-            t == F16 ? widen_f16(to, from, n) : widen_bf16(to, from, n);
-            if (r) fold(f, f, to, n, 8, op);
+            float *wide = r ? f + n : f;
+            const void *half = b->parts[r][round & 1].data;
+            t == F16 ? widen_f16(wide, half, n) : widen_bf16(wide, half, n);
+            if (r) fold(f, f, wide, n, 8, op);
         }
         finish_half(dst, f, n, t, op, b->size);
         return o;

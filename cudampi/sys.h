@@ -126,7 +126,9 @@ static void finish_half(void *dst, float *f, int64_t n, int t, int op, int size)
 
 static int barrier(MPI_Comm c) { return MPI_Barrier(c); }
 
-static int allreduce(MPI_Comm c, void *dst, const void *src, int n, int t, int op, int size) {
+static int allreduce(MPI_Comm c, uintptr_t to, uintptr_t from, int n, int t, int op, int size) {
+    void *dst = (void *)to;
+    const void *src = (const void *)from;
     if (half(t)) {
         float *f = widen(src, n, t);
         if (!f) return MPI_ERR_NO_MEM;
@@ -259,14 +261,16 @@ static int64_t received(const MPI_Status *s) {
     return MPI_Get_elements_x(s, MPI_BYTE, &bytes) == MPI_SUCCESS ? (int64_t)bytes : -1;
 }
 
-static int send_message(MPI_Comm c, const void *src, int64_t n, int t, int to, int tag, int64_t limit) {
+static int send_message(MPI_Comm c, uintptr_t from, int64_t n, int t, int to, int tag, int64_t limit) {
+    const void *src = (const void *)from;
     if (n <= limit) return MPI_Send(some(src), (int)n, types[t], to, tag, c);
     struct message m;
     int rc = make_message(&m, n, t, limit);
     if (rc == MPI_SUCCESS) rc = MPI_Send(src, m.count, m.type, to, tag, c);
     return free_message(&m, rc);
 }
-static struct outcome recv_message(MPI_Comm c, void *dst, int64_t n, int t, int from, int tag, int64_t limit) {
+static struct outcome recv_message(MPI_Comm c, uintptr_t to, int64_t n, int t, int from, int tag, int64_t limit) {
+    void *dst = (void *)to;
     struct message m;
     MPI_Status s = {0};
     if (n <= limit) {
