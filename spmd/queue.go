@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"unsafe"
 
+	"lockstep/host"
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
 )
@@ -166,6 +167,7 @@ func (q *hostQueue) grow() {
 
 // work runs the commands, one after the other, until close.
 func (q *hostQueue) work() {
+	var y host.Yielder
 	q.mu.Lock()
 	for {
 		for q.done.Load() == q.tail && !q.closed {
@@ -177,6 +179,7 @@ func (q *hostQueue) work() {
 		}
 		c, failed := &q.ring[q.done.Load()%uint64(len(q.ring))], q.err
 		q.mu.Unlock()
+		y.Yield()
 		var err error
 		if failed == nil {
 			err = c.run()
