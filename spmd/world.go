@@ -41,6 +41,8 @@ type World struct {
 	control   Comm // the framework's own traffic
 	capturing atomic.Int32
 	json      io.WriteCloser
+	pause     sync.Mutex // guards yielder
+	yielder   host.Yielder
 
 	mu      sync.Mutex
 	comms   []*commState
