@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"unsafe"
 
+	"lockstep/host"
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
 )
@@ -198,14 +199,16 @@ func Fill[T Elem](s *Stream, dst Buffer[T], v T) error {
 	return s.submit(&c, nil)
 }
 
+// fill uses all cores: the first touch of fresh memory is slow, since the system
+// clears it.
 func fill[T Elem](h []T, v T) {
-	if len(h) == 0 {
-		return
-	}
-	h[0] = v
-	for done := 1; done < len(h); done *= 2 {
-		copy(h[done:], h[:done])
-	}
+	host.Parallel(len(h), grain, func(lo, hi int) {
+		part := h[lo:hi]
+		part[0] = v
+		for done := 1; done < len(part); {
+			done += copy(part[done:], part[:min(done, 1<<12)]) // from the cache
+		}
+	})
 }
 
 // fillAs fills n elements of a type known at run time with the low bits of v: a
