@@ -5,6 +5,7 @@ import (
 	"math"
 	"os"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"gonum.org/v1/gonum/blas"
@@ -170,10 +171,19 @@ func Gemv[T float32 | float64](trans bool, m, n int, alpha T, a []T, lda int, x 
 	}
 	// Blocks of whole cache lines of y: in the transposed case also of A.
 	const unit = 16
-	Parallel((rows+unit-1)/unit, max(1, grain/(unit*cols)), func(lo, hi int) {
-		lo, hi = lo*unit, min(hi*unit, rows)
-		bm, bn := stored(trans, hi-lo, cols)
-		gemv(trans, bm, bn, alpha, a[offset(!trans, lo, lda):], lda, x, beta, y[lo:hi])
+	each := unit * max(1, grain/(unit*cols))
+	var next atomic.Int64
+	// Cores take blocks as they get free: the memory does not serve them equally.
+	Parallel(min(Threads(), (rows+each-1)/each), 1, func(int, int) {
+		for {
+			lo := int(next.Add(int64(each))) - each
+			if lo >= rows {
+				return
+			}
+			hi := min(lo+each, rows)
+			bm, bn := stored(trans, hi-lo, cols)
+			gemv(trans, bm, bn, alpha, a[offset(!trans, lo, lda):], lda, x, beta, y[lo:hi])
+		}
 	})
 }
 
