@@ -19,18 +19,7 @@ func TestSharedMemory(t *testing.T) {
 			t.Fatalf("%d ranks share memory: %v", c.size, has)
 		}
 		for _, n := range append(lengths, boardBytes/8, boardBytes/8+1) {
-			for op := elem.Op(0); op < elem.Ops; op++ {
-				reductions[int8](t, c, n, op)
-				reductions[uint8](t, c, n, op)
-				reductions[int32](t, c, n, op)
-				reductions[uint32](t, c, n, op)
-				reductions[int64](t, c, n, op)
-				reductions[uint64](t, c, n, op)
-				reductions[elem.F16](t, c, n, op)
-				reductions[elem.BF16](t, c, n, op)
-				reductions[float32](t, c, n, op)
-				reductions[float64](t, c, n, op)
-			}
+			everyReduction(t, c, n)
 		}
 		half, err := c.Split(c.rank%2, 0)
 		must(t, err)

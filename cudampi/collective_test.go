@@ -16,21 +16,26 @@ func TestReductions(t *testing.T) {
 				lower(t)
 			}
 			for _, n := range lengths {
-				for op := elem.Op(0); op < elem.Ops; op++ {
-					reductions[int8](t, c, n, op)
-					reductions[uint8](t, c, n, op)
-					reductions[int32](t, c, n, op)
-					reductions[uint32](t, c, n, op)
-					reductions[int64](t, c, n, op)
-					reductions[uint64](t, c, n, op)
-					reductions[elem.F16](t, c, n, op)
-					reductions[elem.BF16](t, c, n, op)
-					reductions[float32](t, c, n, op)
-					reductions[float64](t, c, n, op)
-				}
+				everyReduction(t, c, n)
 			}
 		}
 	})
+}
+
+// everyReduction runs the reductions of n elements of every type by every operation.
+func everyReduction(t *testing.T, c *Comm, n int) {
+	for op := elem.Op(0); op < elem.Ops; op++ {
+		reductions[int8](t, c, n, op)
+		reductions[uint8](t, c, n, op)
+		reductions[int32](t, c, n, op)
+		reductions[uint32](t, c, n, op)
+		reductions[int64](t, c, n, op)
+		reductions[uint64](t, c, n, op)
+		reductions[elem.F16](t, c, n, op)
+		reductions[elem.BF16](t, c, n, op)
+		reductions[float32](t, c, n, op)
+		reductions[float64](t, c, n, op)
+	}
 }
 
 func reductions[T elem.Elem](t *testing.T, c *Comm, n int, op elem.Op) {

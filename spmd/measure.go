@@ -64,6 +64,26 @@ func Measure(c Comm, warmup, iters int, step func() error) (Timing, error) {
 	return Timing{iters, us[0], median, us[(iters*99+99)/100-1], us[iters-1]}, nil
 }
 
+// MeasureStream is Measure for a step that enqueue puts on s: it synchronizes s
+// after each, and with graph captures the step once and replays it.
+//
+// Collective over c, blocking.
+func MeasureStream(c Comm, s *Stream, graph bool, warmup, iters int, enqueue func() error) (Timing, error) {
+	if graph {
+		g, err := s.Capture(enqueue)
+		if err != nil {
+			return Timing{}, err
+		}
+		enqueue = func() error { return g.Launch(s) }
+	}
+	return Measure(c, warmup, iters, func() error {
+		if err := enqueue(); err != nil {
+			return err
+		}
+		return s.Synchronize()
+	})
+}
+
 // GBps is the rate at which the median moves a number of bytes, in 1e9 bytes a
 // second.
 func (t Timing) GBps(bytes int) float64 { return float64(bytes) / t.MedianUS / 1e3 }

@@ -124,20 +124,7 @@ func run(w *spmd.World, c config) (result, error) {
 		}
 		return spmd.Copy(s, answer, sum)
 	}
-	launch := enqueue
-	if c.Graph {
-		g, err := s.Capture(enqueue)
-		if err != nil {
-			return r, err
-		}
-		launch = func() error { return g.Launch(s) }
-	}
-	r.Timing, err = spmd.Measure(w.Comm, c.Warmup, c.Iters, func() error {
-		if err := launch(); err != nil {
-			return err
-		}
-		return s.Synchronize()
-	})
+	r.Timing, err = spmd.MeasureStream(w.Comm, s, c.Graph, c.Warmup, c.Iters, enqueue)
 	if err != nil {
 		return r, err
 	}
