@@ -32,7 +32,7 @@ export CGO_CFLAGS  ?= $(shell mpicc --showme:compile 2>/dev/null) -O2 -g
 export CGO_LDFLAGS ?= $(shell mpicc --showme:link 2>/dev/null)
 endif
 
-.PHONY: run build test race lint bench deps clean
+.PHONY: run build test race lint bench deps nvrtc clean
 
 run: build
 	mpirun -np $(NP) bin/train
@@ -41,10 +41,21 @@ build: deps
 	@mkdir -p bin
 	go build -o bin/ $(addprefix ./apps/,$(APPS))
 
-test: deps
+test: deps nvrtc
 	go test -count=1 -timeout 280s ./...
 
-race: deps
+# Every test on this machine's GPUs. The programs can be taken to another machine,
+# where ./test-gpu.sh runs them without Go. Each lies in its package's folder under
+# bin/test, since its tests read files there.
+test-gpu: deps
+	@rm -rf bin/test
+	@go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | while read -r p; do \
+		dir=bin/test/$${p#lockstep/}; echo "$$dir"; \
+		go test -c -ldflags='-s -w' -o "$$dir/$${p##*/}.test" "$$p" || exit 1; \
+	done
+	./test-gpu.sh
+
+race: deps nvrtc
 	go test -race -count=1 -timeout 20m ./...
 
 lint: deps
@@ -54,10 +65,15 @@ lint: deps
 
 # The numbers of bench/results, measured anew on this machine.
 bench: build
-	go run ./bench
+	go build -o bin/ ./bench
+	bin/bench
 
 deps:
 	@./deps.sh
+
+# What only tests need, where it can be had.
+nvrtc: deps
+	@./deps.sh nvrtc
 
 clean:
 	rm -rf bin

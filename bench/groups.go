@@ -14,20 +14,33 @@ import (
 	"text/tabwriter"
 )
 
+// The sets of groups, each with a file of results of its name.
+const (
+	hostSet = "host"
+	gpuSet  = "gpu" // for machines that have GPUs
+)
+
+var sets = []string{hostSet, gpuSet}
+
 // group is the rows of one --only name.
 type group struct {
-	name string
-	run  func(*bench) error
+	set, name string
+	run       func(*bench) error
 }
 
 var groups = []group{
-	{"allreduce", (*bench).allReduce},
-	{"pingpong", (*bench).pingPong},
-	{"reduce", (*bench).reduce},
-	{"matvec", (*bench).matvec},
-	{"gradients", (*bench).gradients},
-	{"learn", (*bench).learn},
-	{"train", (*bench).train},
+	{hostSet, "allreduce", (*bench).allReduce},
+	{hostSet, "pingpong", (*bench).pingPong},
+	{hostSet, "reduce", (*bench).reduce},
+	{hostSet, "matvec", (*bench).matvec},
+	{hostSet, "gradients", (*bench).gradients},
+	{hostSet, "learn", (*bench).learn},
+	{hostSet, "train", (*bench).train},
+	{gpuSet, "enqueue", (*bench).enqueue},
+	{gpuSet, "launch", (*bench).launch},
+	{gpuSet, "startup", (*bench).startup},
+	{gpuSet, "replay", (*bench).replay},
+	{gpuSet, "losses", (*bench).losses},
 }
 
 func names() []string {
@@ -38,40 +51,59 @@ func names() []string {
 	return n
 }
 
-// allReduce compares spmd.AllReduce with MPI_Allreduce called from C.
-func (b *bench) allReduce() error {
-	sizes := []int{8, 16 << 10, 1 << 20, 64 << 20}
-	ours, theirs := map[int][]float64{}, map[int][]float64{}
+// turns runs the two sides turn and turn about, and returns the median time of
+// each, and our point with the most allocations. What each side prints is one point.
+func (b *bench) turns(theirs, ours []string) (theirUS, ourUS float64, worst point, err error) {
+	var us [2][]float64
 	for range b.rounds {
-		for _, bytes := range sizes {
-			size := strconv.Itoa(bytes)
-			for _, side := range []struct {
-				times map[int][]float64
-				cmd   []string
-			}{
-				{theirs, mpirun(2, b.program("allreduce"), size)},
-				{ours, mpirun(2, b.program("bench"), "rank", "--what", "allreduce", "--bytes", size, "--json", "-", "--log-level", "warn")},
-			} {
-				out, err := output(side.cmd...)
-				if err != nil {
-					return err
-				}
-				points, err := lines[point](out)
-				if err != nil || len(points) != 1 {
-					return fmt.Errorf("%v printed %q, %w", side.cmd, out, err)
-				}
-				side.times[bytes] = append(side.times[bytes], points[0].MedianUS)
+		for side, cmd := range [][]string{theirs, ours} {
+			p, err := onePoint(cmd)
+			if err != nil {
+				return 0, 0, worst, err
+			}
+			us[side] = append(us[side], p.MedianUS)
+			if side == 1 && p.Allocs >= worst.Allocs {
+				worst = p
 			}
 		}
 	}
-	for _, bytes := range sizes {
-		t := median(theirs[bytes])
+	return median(us[0]), median(us[1]), worst, nil
+}
+
+func onePoint(cmd []string) (point, error) {
+	out, err := output(cmd...)
+	if err != nil {
+		return point{}, err
+	}
+	points, err := lines[point](out)
+	if err != nil || len(points) != 1 {
+		return point{}, fmt.Errorf("%v printed %q, %w", cmd, out, err)
+	}
+	return points[0], nil
+}
+
+// allReduce compares spmd.AllReduce with MPI_Allreduce called from C.
+func (b *bench) allReduce() error {
+	program, err := b.c("allreduce", "mpicc")
+	if err != nil {
+		return err
+	}
+	for _, bytes := range []int{8, 16 << 10, 1 << 20, 64 << 20} {
+		size := strconv.Itoa(bytes)
+		rank, err := b.rank(2, "allreduce", "--bytes", size)
+		if err != nil {
+			return err
+		}
+		theirs, ours, _, err := b.turns(mpirun(2, program, size), rank)
+		if err != nil {
+			return err
+		}
 		goal := 1.05
 		if bytes == 8 {
-			goal = (t + 0.15) / t // at most 0.15 us more
+			goal = (theirs + 0.15) / theirs // at most 0.15 us more
 		}
-		b.compare(row{Bench: "allreduce", What: fmt.Sprintf("all-reduce of %d bytes, float32", bytes), Ranks: 2,
-			Ours: median(ours[bytes]), Unit: "us", Goal: goal}, "MPI_Allreduce from C", t, false)
+		b.compare(row{What: fmt.Sprintf("all-reduce of %d bytes, float32", bytes), Ranks: 2,
+			Ours: ours, Unit: "us", Goal: goal}, "MPI_Allreduce from C", theirs, false)
 	}
 	return nil
 }
@@ -80,7 +112,11 @@ func (b *bench) allReduce() error {
 func (b *bench) pingPong() error {
 	var ours, theirs []float64
 	for range b.rounds {
-		out, err := output(mpirun(2, b.program("bench"), "rank", "--what", "pingpong", "--bytes", "8", "--json", "-", "--log-level", "warn")...)
+		cmd, err := b.rank(2, "pingpong", "--bytes", "8")
+		if err != nil {
+			return err
+		}
+		out, err := output(cmd...)
 		if err != nil {
 			return err
 		}
@@ -90,7 +126,7 @@ func (b *bench) pingPong() error {
 		}
 		ours, theirs = append(ours, points[0].MedianUS), append(theirs, points[1].MedianUS)
 	}
-	b.compare(row{Bench: "pingpong", What: "half a round trip of 8 bytes", Ranks: 2, Ours: median(ours), Unit: "us", Goal: 1},
+	b.compare(row{What: "half a round trip of 8 bytes", Ranks: 2, Ours: median(ours), Unit: "us", Goal: 1},
 		"gompi SendFloat64s and RecvPreallocFloat64s", median(theirs), false)
 	return nil
 }
@@ -101,9 +137,13 @@ func (b *bench) matvec() error { return b.bandwidth("matvec", 4*2_000*60_000) }
 // bandwidth compares an app on one rank with a C loop that reads as many bytes with
 // all cores.
 func (b *bench) bandwidth(app string, bytes int) error {
+	readloop, err := b.c("readloop", cc(), "-march=native", "-pthread")
+	if err != nil {
+		return err
+	}
 	var ours, theirs []float64
 	for range b.rounds {
-		out, err := output(b.program("readloop"), strconv.Itoa(bytes))
+		out, err := output(readloop, strconv.Itoa(bytes))
 		if err != nil {
 			return err
 		}
@@ -111,7 +151,7 @@ func (b *bench) bandwidth(app string, bytes int) error {
 		if err != nil || len(loop) != 1 {
 			return fmt.Errorf("readloop printed %q, %w", out, err)
 		}
-		out, err = output(b.program(app), "--json", "-", "--log-level", "warn")
+		out, err = output(b.program(app), "--device", "host", "--json", "-", "--log-level", "warn")
 		if err != nil {
 			return err
 		}
@@ -124,7 +164,7 @@ func (b *bench) bandwidth(app string, bytes int) error {
 		}
 		ours, theirs = append(ours, r[0].GBps), append(theirs, loop[0].GBps)
 	}
-	b.compare(row{Bench: app, What: fmt.Sprintf("bandwidth of %s, %d bytes, %d cores", app, bytes, runtime.NumCPU()), Ranks: 1,
+	b.compare(row{What: fmt.Sprintf("bandwidth of %s, %d bytes, %d cores", app, bytes, runtime.NumCPU()), Ranks: 1,
 		Ours: median(ours), Unit: "GB/s", Goal: 1 / 0.9}, "C read loop", median(theirs), true)
 	return nil
 }
@@ -144,8 +184,8 @@ var errorGoals = []struct {
 
 // gradients takes the largest errors that the tests of apps/train find.
 func (b *bench) gradients() error {
-	file := b.program("measured")
-	_, err := outputWith([]string{"LOCKSTEP_MEASURED=" + file}, "go", "test", "-buildvcs=false", "-count=1",
+	file := filepath.Join(b.dir, "measured")
+	_, _, err := outputs([]string{"LOCKSTEP_MEASURED=" + file}, "go", "test", "-buildvcs=false", "-count=1",
 		"-run", "^(TestReferenceGradients|TestModelAgainstReference|TestLossDoesNotDependOnRanks)$", "./apps/train")
 	if err != nil {
 		return err
@@ -163,7 +203,7 @@ func (b *bench) gradients() error {
 		if !ok {
 			return fmt.Errorf("no test measured %q", g.what)
 		}
-		b.limit(row{Bench: "gradients", What: g.what, Ranks: g.ranks, Ours: v, Unit: "error", Goal: g.goal})
+		b.limit(row{What: g.what, Ranks: g.ranks, Ours: v, Unit: "error", Goal: g.goal})
 	}
 	return nil
 }
@@ -196,7 +236,7 @@ type step struct {
 
 // learn runs the default training on 4 ranks.
 func (b *bench) learn() error {
-	out, err := output(mpirun(4, b.program("train"), "--sample", "0", "--json", "-", "--log-level", "warn")...)
+	out, err := output(mpirun(4, b.program("train"), "--device", "host", "--sample", "0", "--json", "-", "--log-level", "warn")...)
 	if err != nil {
 		return err
 	}
@@ -206,8 +246,8 @@ func (b *bench) learn() error {
 	}
 	s := steps[len(steps)-1]
 	first := s.LossFirst - 5.545177
-	b.limit(row{Bench: "learn", What: "first loss of the default training, distance from ln 256", Ranks: 4, Ours: max(first, -first), Unit: "nats", Goal: 0.1})
-	b.limit(row{Bench: "learn", What: "last loss of the default training", Ranks: 4, Ours: s.LossLast, Unit: "nats", Goal: 2.3})
+	b.limit(row{What: "first loss of the default training, distance from ln 256", Ranks: 4, Ours: max(first, -first), Unit: "nats", Goal: 0.1})
+	b.limit(row{What: "last loss of the default training", Ranks: 4, Ours: s.LossLast, Unit: "nats", Goal: 2.3})
 	return nil
 }
 
@@ -228,7 +268,7 @@ func (b *bench) train() error {
 		return err
 	}
 	const limit = 1100 // ms
-	r := row{Bench: "train", What: "step of GPT-2 124M, B=4, T=64, float32", Ranks: 1, Ours: ours, Unit: "ms", Goal: limit}
+	r := row{What: "step of GPT-2 124M, B=4, T=64, float32", Ranks: 1, Ours: ours, Unit: "ms", Goal: limit}
 	if b.llmc == "" {
 		b.limit(r)
 	} else {
@@ -242,13 +282,13 @@ func (b *bench) train() error {
 	if ours, err = b.trainStep(); err != nil {
 		return err
 	}
-	b.limit(row{Bench: "train", What: "step of train --model gpt2 --batch 4 --seq 64 (bytes, 86M)", Ranks: 1, Ours: ours, Unit: "ms", Goal: limit})
+	b.limit(row{What: "step of train --model gpt2 --batch 4 --seq 64 (bytes, 86M)", Ranks: 1, Ours: ours, Unit: "ms", Goal: limit})
 	return nil
 }
 
 // trainStep is the median time of a step, in ms.
 func (b *bench) trainStep(flags ...string) (float64, error) {
-	out, err := output(append([]string{b.program("train"), "--model", "gpt2", "--batch", "4", "--seq", "64",
+	out, err := output(append([]string{b.program("train"), "--device", "host", "--model", "gpt2", "--batch", "4", "--seq", "64",
 		"--steps", strconv.Itoa(trainSteps), "--val-batches", "0", "--sample", "0", "--json", "-", "--log-level", "warn"}, flags...)...)
 	if err != nil {
 		return 0, err

@@ -2,15 +2,18 @@
 // turn and turn about, and writes one JSON line for each comparison:
 //
 //	make bench                                 all rows
-//	go run ./bench --only allreduce            one group
-//	go run ./bench --llmc path/to/train_gpt2   training too, against that program
+//	bin/bench --only allreduce                 one group
+//	bin/bench --only gpu                       all groups that need GPUs
+//	bin/bench --llmc path/to/train_gpt2        training too, against that program
 //
-// Rows and fields are described in bench/README.md.
+// It runs programs that are built already, so it needs no Go; the C programs it
+// compiles. Rows and fields are described in bench/README.md.
 package main
 
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -20,6 +23,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -57,17 +61,24 @@ type row struct {
 	Commit  string   `json:"commit"`
 	Date    string   `json:"date"`
 	Command string   `json:"command"`
+	// Parts are what ours is made of, in its unit.
+	Parts map[string]float64 `json:"parts,omitempty"`
 }
 
 // bench is one run of this command.
 type bench struct {
-	dir    string // of built programs
-	rounds int
-	llmc   string
-
-	machine string
-	commit  string
-	rows    []row // of the group that runs
+	bin      string // folder of the built programs
+	csrc     string // folder of the C programs' sources
+	dir      string // temporary: the C programs, built
+	out      string // folder of the results
+	rounds   int
+	llmc     string
+	commit   string
+	machine  string
+	gpus     []string // names of the machine's GPUs
+	whyNoGPU string   // where there are none
+	rows     []row    // of the group that runs
+	group    *group   // that runs
 }
 
 const defaultRounds = 5
@@ -75,16 +86,18 @@ const defaultRounds = 5
 func runner() error {
 	var only []string
 	b := bench{}
-	out := ""
 	fs := pflag.NewFlagSet("bench", pflag.ExitOnError)
-	fs.StringSliceVar(&only, "only", nil, "groups to run: "+strings.Join(names(), ", ")+" (default all)")
-	fs.StringVar(&out, "out", "bench/results/host.jsonl", "file for the rows; rows of groups that are not run are kept")
+	fs.StringSliceVar(&only, "only", nil, "what to run: "+strings.Join(sets, ", ")+", or groups: "+strings.Join(names(), ", ")+" (default all)")
+	fs.StringVar(&b.out, "out", "bench/results", "`DIR` for host.jsonl and gpu.jsonl; rows of groups that are not run are kept")
+	fs.StringVar(&b.bin, "bin", "bin", "`DIR` of the built programs reduce, matvec and train")
+	fs.StringVar(&b.csrc, "c-sources", "bench/c", "`DIR` of the C programs' sources")
+	fs.StringVar(&b.commit, "commit", "", "what the programs were built from (default what git says here)")
 	fs.IntVar(&b.rounds, "rounds", defaultRounds, "turns of each side; the median counts")
 	fs.StringVar(&b.llmc, "llmc", "", "llm.c's train_gpt2, built for this machine, to compare training with; it is run in its folder")
 	_ = fs.Parse(os.Args[1:]) // exits on a bad flag
 	for _, o := range only {
-		if !slices.Contains(names(), o) {
-			return fmt.Errorf("--only %s: want %s", o, strings.Join(names(), ", "))
+		if !slices.Contains(names(), o) && !slices.Contains(sets, o) {
+			return fmt.Errorf("--only %s: want %s, %s", o, strings.Join(sets, ", "), strings.Join(names(), ", "))
 		}
 	}
 	if b.rounds < 1 {
@@ -94,22 +107,44 @@ func runner() error {
 	if err := b.prepare(); err != nil {
 		return err
 	}
-	rows, err := readRows(out)
+	var failed []error
+	for _, set := range sets {
+		if err := b.runSet(set, only); err != nil {
+			failed = append(failed, err)
+		}
+	}
+	return errors.Join(failed...)
+}
+
+// runSet runs the groups of a set that were asked for, and writes its file.
+func (b *bench) runSet(set string, only []string) error {
+	var run []*group
+	for i, g := range groups {
+		if g.set == set && (len(only) == 0 || slices.Contains(only, g.name) || slices.Contains(only, set)) {
+			run = append(run, &groups[i])
+		}
+	}
+	switch {
+	case len(run) == 0:
+		return nil
+	case set == gpuSet && len(b.gpus) == 0:
+		fmt.Fprintf(os.Stderr, "bench: %s is skipped: %s\n", set, b.whyNoGPU)
+		return nil
+	}
+	file := filepath.Join(b.out, set+".jsonl")
+	rows, err := readRows(file)
 	if err != nil {
 		return err
 	}
 	var failed []error
-	for _, g := range groups {
-		if len(only) > 0 && !slices.Contains(only, g.name) {
-			continue
-		}
-		b.rows = nil
-		err := g.run(&b)
+	for _, g := range run {
+		b.group, b.rows = g, nil
+		err := g.run(b)
 		if err != nil {
 			failed = append(failed, fmt.Errorf("%s: %w", g.name, err))
 		}
 		rows = merge(rows, b.rows, g.name, err == nil)
-		if err := writeRows(out, rows); err != nil {
+		if err := writeRows(file, rows); err != nil {
 			return errors.Join(append(failed, err)...)
 		}
 	}
@@ -132,31 +167,74 @@ func merge(rows, measured []row, name string, whole bool) []row {
 	return rows
 }
 
-// prepare builds what is measured into a temporary folder and notes what it runs
-// on.
+// prepare notes what is measured and what it runs on.
 func (b *bench) prepare() error {
 	var err error
 	if b.dir, err = os.MkdirTemp("", "lockstep-bench"); err != nil {
 		return err
 	}
-	for _, cmd := range [][]string{
-		{"go", "build", "-buildvcs=false", "-o", b.dir, "./bench", "./apps/reduce", "./apps/matvec", "./apps/train"},
-		{"mpicc", "-O3", "-o", b.program("allreduce"), "bench/c/allreduce.c"},
-		{cmp.Or(os.Getenv("CC"), "gcc"), "-O3", "-march=native", "-pthread", "-o", b.program("readloop"), "bench/c/readloop.c"},
-	} {
-		if _, err := output(cmd...); err != nil {
-			return err
+	if b.commit == "" {
+		b.commit = "unknown" // no git, or it refuses a checkout that belongs to somebody else
+		if commit, err := output("git", "describe", "--always", "--dirty", "--abbrev=12"); err == nil {
+			b.commit = strings.TrimSpace(commit)
 		}
 	}
-	b.commit = "unknown" // git refuses a checkout that belongs to somebody else
-	if commit, err := output("git", "describe", "--always", "--dirty", "--abbrev=12"); err == nil {
-		b.commit = strings.TrimSpace(commit)
+	if b.machine, err = machine(); err != nil {
+		return err
 	}
-	b.machine, err = machine()
-	return err
+	list, err := output("nvidia-smi", "-L")
+	if err != nil {
+		b.whyNoGPU = strings.TrimSpace(err.Error())
+		return nil
+	}
+	if b.gpus = gpuNames(list); len(b.gpus) == 0 {
+		b.whyNoGPU = "nvidia-smi -L lists no GPU"
+	}
+	return nil
 }
 
-func (b *bench) program(name string) string { return filepath.Join(b.dir, name) }
+// gpuNames reads lines such as "GPU 0: NVIDIA H200 (UUID: GPU-...)".
+func gpuNames(list string) []string {
+	var gpus []string
+	for line := range strings.Lines(list) {
+		number, name, ok := strings.Cut(line, ": ")
+		name, _, found := strings.Cut(name, " (UUID")
+		if ok && found && strings.HasPrefix(number, "GPU ") {
+			gpus = append(gpus, name)
+		}
+	}
+	return gpus
+}
+
+// program is a built program of the framework.
+func (b *bench) program(name string) string { return filepath.Join(b.bin, name) }
+
+// rank is the command line by which this program measures itself on n ranks.
+func (b *bench) rank(n int, what string, flags ...string) ([]string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	device := "host"
+	if b.group.set == gpuSet {
+		device = "cuda"
+	}
+	return mpirun(n, append([]string{self, "rank", "--what", what, "--json", "-", "--log-level", "warn", "--device", device}, flags...)...), nil
+}
+
+// c builds a C program, once, and returns its file.
+func (b *bench) c(name string, compiler ...string) (string, error) {
+	file := filepath.Join(b.dir, name)
+	if _, err := os.Stat(file); err == nil {
+		return file, nil
+	}
+	cmd := append([]string{compiler[0], "-O3", "-o", file, filepath.Join(b.csrc, name+".c")}, compiler[1:]...)
+	_, err := output(cmd...)
+	return file, err
+}
+
+// cc is the C compiler for what is no MPI program.
+func cc() string { return cmp.Or(os.Getenv("CC"), "gcc") }
 
 // machine is the processor's name and the number of cores.
 func machine() (string, error) {
@@ -177,20 +255,31 @@ func machine() (string, error) {
 	return fmt.Sprintf("%s, %d cores", model, cores), nil
 }
 
+// longest is how long a program may run before it counts as hung.
+const longest = 15 * time.Minute
+
 // output runs a command and returns its standard output; what it says on standard
 // error is part of the error.
-func output(cmd ...string) (string, error) { return outputWith(nil, cmd...) }
+func output(cmd ...string) (string, error) {
+	out, _, err := outputs(nil, cmd...)
+	return out, err
+}
 
-// outputWith is output with variables such as "NAME=value" added.
-func outputWith(env []string, cmd ...string) (string, error) {
-	c := exec.Command(cmd[0], cmd[1:]...)
+// outputs is output with variables such as "NAME=value" added; it returns standard
+// error, too.
+func outputs(env []string, cmd ...string) (stdout, stderr string, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), longest)
+	defer cancel()
+	c := exec.CommandContext(ctx, cmd[0], cmd[1:]...)
 	c.Env = append(mpienv.Env(0), env...)
+	c.Cancel = func() error { return c.Process.Signal(syscall.SIGTERM) } // mpirun ends its ranks
+	c.WaitDelay = 10 * time.Second
 	var out, errs bytes.Buffer
 	c.Stdout, c.Stderr = &out, &errs
 	if err := c.Run(); err != nil {
-		return "", fmt.Errorf("%s: %w\n%s%s", strings.Join(cmd, " "), err, &out, &errs)
+		return "", "", fmt.Errorf("%s: %w\n%s%s", strings.Join(cmd, " "), errors.Join(err, ctx.Err()), &out, &errs)
 	}
-	return out.String(), nil
+	return out.String(), errs.String(), nil
 }
 
 // mpirun is the command line for a program on n ranks.
@@ -233,14 +322,19 @@ func (b *bench) limit(r row) {
 }
 
 func (b *bench) add(r row) {
-	r.Device, r.Machine, r.Commit, r.Date = "host", b.machine, b.commit, time.Now().UTC().Format(time.DateOnly)
+	r.Bench, r.Device, r.Machine = b.group.name, "host", b.machine
+	if b.group.set == gpuSet {
+		r.Device = b.gpus[0]
+		r.Machine += fmt.Sprintf(", %d x %s", len(b.gpus), b.gpus[0])
+	}
+	r.Commit, r.Date = b.commit, time.Now().UTC().Format(time.DateOnly)
 	r.Command = b.command(r.Bench)
 	b.rows = append(b.rows, r)
 }
 
 // command is the line that measures a group once more as it was measured now.
 func (b *bench) command(group string) string {
-	cmd := "go run ./bench --only " + group
+	cmd := "bin/bench --only " + group
 	if b.rounds != defaultRounds {
 		cmd += " --rounds " + strconv.Itoa(b.rounds)
 	}

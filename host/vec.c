@@ -1,6 +1,7 @@
 #include "vec.h"
 
 #include <stdlib.h> // defines __GLIBC__
+#include <string.h>
 
 // WIDEST compiles a function once for each instruction set and lets the loader choose, so that one
 // binary runs on every x86-64. It needs glibc (ifunc); elsewhere the compiler's baseline is used,
@@ -191,5 +192,21 @@ WIDEST void gemv_trans(size_t m, size_t n, float alpha, const float *a, size_t l
 				out[k] += xi * row[k];
 			}
 		}
+	}
+}
+
+WIDEST void widen_bf16(float *restrict dst, const uint16_t *restrict src, size_t n) {
+	for (size_t i = 0; i < n; i++) {
+		uint32_t bits = (uint32_t)src[i] << 16;
+		memcpy(dst + i, &bits, sizeof bits);
+	}
+}
+
+WIDEST void round_bf16(uint16_t *restrict dst, const float *restrict src, size_t n) {
+	for (size_t i = 0; i < n; i++) {
+		uint32_t bits;
+		memcpy(&bits, src + i, sizeof bits);
+		uint32_t nan = (bits >> 16) | 1 << 6, near = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+		dst[i] = (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? nan : near);
 	}
 }

@@ -4,12 +4,13 @@ import (
 	"testing"
 
 	"lockstep/spmd"
+	"lockstep/spmd/spmdtest"
 )
 
 // The cost of a call beside what MPI does in it, in a world of one. Run with
 // go test -run ^$ -bench . -benchmem ./spmd
 func BenchmarkCollective(b *testing.B) {
-	w, err := spmd.Open(spmd.Config{LogLevel: "error"})
+	w, err := spmd.Open(spmdtest.Config())
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -25,7 +26,6 @@ func BenchmarkCollective(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	nop := spmd.NewKernel("nop", "", func(spmd.Args) error { return nil })
 	counts := []int{2}
 	for _, bc := range []struct {
 		name string

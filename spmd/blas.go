@@ -9,16 +9,19 @@ import (
 	"lockstep/internal/elem"
 )
 
+// GemmElem is the set of element types of matrices.
+type GemmElem interface{ float32 | float64 | BF16 | F16 }
+
 // Matrix is a row-major matrix in a buffer: element (i, j) is element
 // i*Stride + j.
-type Matrix[T float32 | float64] struct {
+type Matrix[T GemmElem] struct {
 	Buffer[T]
 	Rows, Cols int
 	Stride     int // elements from one row to the next, at least Cols
 }
 
 // MatrixOf is the buffer seen as a (rows, cols) matrix, row-major and packed.
-func MatrixOf[T float32 | float64](b Buffer[T], rows, cols int) Matrix[T] {
+func MatrixOf[T GemmElem](b Buffer[T], rows, cols int) Matrix[T] {
 	return Matrix[T]{b, rows, cols, cols}
 }
 
@@ -32,6 +35,7 @@ type GemmOpt struct {
 
 // gemm is what a queued Gemm or Gemv needs beside the addresses.
 type gemm struct {
+	ctyp          elem.Type      // of C; A and B have the command's
 	third         unsafe.Pointer // B, or x
 	m, k, cols    int            // rows of op(A), its columns, columns of C; of A itself for Gemv
 	lda, ldb, ldc int
@@ -42,9 +46,17 @@ type gemm struct {
 // Gemm enqueues C = alpha op(A) op(B), or C += alpha op(A) op(B), on s, where
 // op(A) is (m, k), op(B) (k, n) and C (m, n). C must not overlap A or B. Shapes
 // that do not fit, buffers too small for their shape, freed buffers and those of
-// another world are refused. float32 is computed in float32.
-// Source: BLAS, sgemm and dgemm.
-func Gemm[T float32 | float64](s *Stream, c, a, b Matrix[T], o GemmOpt) error {
+// another world are refused.
+//
+// C has the type of A and B, or is float32 where these are BF16 or F16; another
+// pair is refused. float32 is computed in float32; BF16 and F16 are multiplied and
+// summed in float32, C included, and rounded once.
+// Source: BLAS, sgemm and dgemm; cublasLt.h, cublasLtMatmul.
+func Gemm[C, T GemmElem](s *Stream, c Matrix[C], a, b Matrix[T], o GemmOpt) error {
+	typ, ctyp := elem.Of[T](), elem.Of[C]()
+	if ctyp != typ && !(typ.Half() && ctyp == elem.Float32) {
+		return fmt.Errorf("%s: Gemm: C is %v, A and B are %v", ccall.At(), ctyp, typ)
+	}
 	m, k := a.Rows, a.Cols
 	if o.TransA {
 		m, k = k, m
@@ -56,16 +68,17 @@ func Gemm[T float32 | float64](s *Stream, c, a, b Matrix[T], o GemmOpt) error {
 	if k != kb || c.Rows != m || c.Cols != n {
 		return fmt.Errorf("%s: Gemm: C is %dx%d, op(A) %dx%d, op(B) %dx%d", ccall.At(), c.Rows, c.Cols, m, k, kb, n)
 	}
-	for _, x := range [...]struct {
-		name string
-		m    Matrix[T]
-	}{{"C", c}, {"A", a}, {"B", b}} {
-		if err := x.m.check("Gemm", x.name); err != nil {
-			return err
-		}
+	if err := c.check("Gemm", "C"); err != nil {
+		return err
 	}
-	cmd := command{call: call{kind: cmdGemm, typ: elem.Of[T](), dst: c.addr(), src: a.addr(), n: n, dblk: c.blk, sblk: a.blk}, xblk: b.blk,
-		gemm: gemm{third: b.addr(), m: m, k: k, cols: n, lda: a.Stride, ldb: b.Stride, ldc: c.Stride, ta: o.TransA, tb: o.TransB}}
+	if err := a.check("Gemm", "A"); err != nil {
+		return err
+	}
+	if err := b.check("Gemm", "B"); err != nil {
+		return err
+	}
+	cmd := command{call: call{kind: cmdGemm, typ: typ, dst: c.addr(), src: a.addr(), n: n, dblk: c.blk, sblk: a.blk}, xblk: b.blk,
+		gemm: gemm{ctyp: ctyp, third: b.addr(), m: m, k: k, cols: n, lda: a.Stride, ldb: b.Stride, ldc: c.Stride, ta: o.TransA, tb: o.TransB}}
 	cmd.gemm.scale(o)
 	return s.submit(&cmd, nil)
 }
@@ -110,26 +123,35 @@ func (g *gemm) scale(o GemmOpt) {
 
 // blas runs a queued Gemm or Gemv on the host.
 func (c *command) blas() {
-	if c.typ == elem.Float32 {
-		blasAs[float32](c)
-	} else {
-		blasAs[float64](c)
+	switch {
+	case c.kind == cmdGemv && c.typ == elem.Float32:
+		gemvAs[float32](c)
+	case c.kind == cmdGemv:
+		gemvAs[float64](c)
+	case c.typ == elem.Float32:
+		gemmAs(c, host.Gemm[float32])
+	case c.typ == elem.Float64:
+		gemmAs(c, host.Gemm[float64])
+	case c.typ == elem.BFloat16 && c.gemm.ctyp == elem.Float32:
+		gemmAs(c, host.GemmHalf[float32, BF16])
+	case c.typ == elem.BFloat16:
+		gemmAs(c, host.GemmHalf[BF16, BF16])
+	case c.gemm.ctyp == elem.Float32:
+		gemmAs(c, host.GemmHalf[float32, F16])
+	default:
+		gemmAs(c, host.GemmHalf[F16, F16])
 	}
 }
 
-func blasAs[T float32 | float64](c *command) {
+func gemvAs[T float32 | float64](c *command) {
 	g := &c.gemm
-	view := func(p unsafe.Pointer, rows, cols, ld int) []T {
-		if rows == 0 || cols == 0 {
-			return nil
-		}
-		return unsafe.Slice((*T)(p), (rows-1)*ld+cols)
-	}
-	if c.kind == cmdGemv {
-		a := view(c.src, g.m, g.cols, g.lda)
-		host.Gemv(g.ta, g.m, g.cols, T(g.alpha), a, g.lda, view(g.third, 1, g.k, g.k), T(g.beta), view(c.dst, 1, c.n, c.n))
-		return
-	}
+	host.Gemv(g.ta, g.m, g.cols, T(g.alpha), stored[T](c.src, g.m, g.cols, g.lda), g.lda,
+		stored[T](g.third, 1, g.k, g.k), T(g.beta), stored[T](c.dst, 1, c.n, c.n))
+}
+
+// gemmAs calls product, which computes in S, on matrices of T and C.
+func gemmAs[S float32 | float64, C, T GemmElem](c *command, product func(ta, tb bool, m, n, k int, alpha S, a []T, lda int, b []T, ldb int, beta S, c []C, ldc int)) {
+	g := &c.gemm
 	ar, ac, br, bc := g.m, g.k, g.k, g.cols
 	if g.ta {
 		ar, ac = ac, ar
@@ -137,6 +159,14 @@ func blasAs[T float32 | float64](c *command) {
 	if g.tb {
 		br, bc = bc, br
 	}
-	host.Gemm(g.ta, g.tb, g.m, g.cols, g.k, T(g.alpha), view(c.src, ar, ac, g.lda), g.lda,
-		view(g.third, br, bc, g.ldb), g.ldb, T(g.beta), view(c.dst, g.m, g.cols, g.ldc), g.ldc)
+	product(g.ta, g.tb, g.m, g.cols, g.k, S(g.alpha), stored[T](c.src, ar, ac, g.lda), g.lda,
+		stored[T](g.third, br, bc, g.ldb), g.ldb, S(g.beta), stored[C](c.dst, g.m, g.cols, g.ldc), g.ldc)
+}
+
+// stored is the memory of a matrix whose rows are ld apart.
+func stored[T GemmElem](p unsafe.Pointer, rows, cols, ld int) []T {
+	if rows == 0 || cols == 0 {
+		return nil
+	}
+	return unsafe.Slice((*T)(p), (rows-1)*ld+cols)
 }

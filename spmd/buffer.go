@@ -24,34 +24,43 @@ type Buffer[T Elem] struct {
 // synchronise with any stream, and is aligned to 256 bytes. It fails on a
 // negative n and when memory is exhausted, saying how much was asked for, is in
 // use and is held by the pool.
-func Alloc[T Elem](w *World, n int) (Buffer[T], error) {
+//
+// Where the pool has to ask the driver for more GPU memory it first waits for the
+// collectives in flight, since the driver may wait for them: allocate before they
+// start.
+func Alloc[T Elem](w *World, n int) (Buffer[T], error) { return allocFrom[T](w, &w.pool, n) }
+
+func allocFrom[T Elem](w *World, p *pool, n int) (Buffer[T], error) {
 	if n < 0 || n > int(^uint(0)>>1)/sizeOf[T]() {
 		return Buffer[T]{}, fmt.Errorf("%s: Alloc: %d elements of %v", ccall.At(), n, elem.Of[T]())
 	}
 	if n == 0 {
 		return Buffer[T]{blk: &block{w: w}}, nil
 	}
-	blk, err := w.pool.alloc(w, n*sizeOf[T]())
+	blk, err := p.alloc(w, n*sizeOf[T]())
 	if err != nil {
 		return Buffer[T]{}, fmt.Errorf("%s: Alloc of %d %v: %w", ccall.At(), n, elem.Of[T](), err)
 	}
-	blk.bytes = n * sizeOf[T]()
 	return Buffer[T]{blk: blk, n: n}, nil
 }
 
 // AllocPinned returns host memory that the device can copy from and to without
 // the host's help; Host gives it as a slice. Otherwise as Alloc.
-func AllocPinned[T Elem](w *World, n int) (Buffer[T], error) { return Alloc[T](w, n) }
+func AllocPinned[T Elem](w *World, n int) (Buffer[T], error) { return allocFrom[T](w, w.pinned, n) }
 
 // AllocManaged returns memory that host and device both address, the driver
 // moving pages between them; Host gives it as a slice. Otherwise as Alloc.
-func AllocManaged[T Elem](w *World, n int) (Buffer[T], error) { return Alloc[T](w, n) }
+func AllocManaged[T Elem](w *World, n int) (Buffer[T], error) {
+	return allocFrom[T](w, w.managed, n)
+}
 
 // AllocSymmetric returns device memory that is registered with the world's
 // collectives, so that small ones take the fastest path.
 //
-// Collective: every rank of w calls it in the same order with the same n;
-// different n are an error on every rank. Otherwise as Alloc.
+// Collective, blocking: every rank of w calls it in the same order with the same n;
+// different n are an error on every rank. Ranks free such buffers in the same
+// order, too, or the memory is not used again. Otherwise as Alloc.
+// Source: nccl.h, ncclMemAlloc and ncclCommWindowRegister.
 func AllocSymmetric[T Elem](w *World, n int) (Buffer[T], error) {
 	lo, hi, err := w.spread(int64(n))
 	if err != nil {
@@ -61,7 +70,14 @@ func AllocSymmetric[T Elem](w *World, n int) (Buffer[T], error) {
 		return Buffer[T]{}, fmt.Errorf("%s: AllocSymmetric of %d elements on rank %d, but from %d to %d over the ranks",
 			ccall.At(), n, w.Rank(), lo, hi)
 	}
-	return Alloc[T](w, n)
+	if w.symmetric == nil || n <= 0 {
+		return Alloc[T](w, n)
+	}
+	blk, err := w.symmetric.alloc(n * sizeOf[T]())
+	if err != nil {
+		return Buffer[T]{}, fmt.Errorf("%s: AllocSymmetric of %d %v: %w", ccall.At(), n, elem.Of[T](), err)
+	}
+	return Buffer[T]{blk: blk, n: n}, nil
 }
 
 // Len returns the number of elements, never bytes.
@@ -94,8 +110,8 @@ func (b Buffer[T]) Free() error {
 		return nil
 	}
 	b.blk.at.Here(0)
-	if b.blk.ptr != nil {
-		b.blk.w.pool.release(b.blk, b.blk.w.marks())
+	if b.blk.pool != nil {
+		b.blk.pool.release(b.blk, b.blk.w.marks())
 	}
 	return nil
 }
@@ -103,56 +119,102 @@ func (b Buffer[T]) Free() error {
 // CopyFrom copies src, of equal length, into b. It returns when b holds the
 // values; work in flight on streams is not waited for.
 func (b Buffer[T]) CopyFrom(src []T) error {
-	h, err := b.access("CopyFrom", len(src))
-	copy(h, src)
+	err := b.access("CopyFrom", len(src))
+	switch {
+	case err != nil || b.n == 0:
+	case b.blk.onHost():
+		copy(b.slice(), src)
+	default:
+		err = b.blk.w.stage.toDevice(b.addr(), unsafe.Pointer(unsafe.SliceData(src)), b.Bytes())
+	}
 	return err
 }
 
 // CopyTo copies b into dst, of equal length, and returns when it holds the
 // values. Streams that write b must have been synchronised.
 func (b Buffer[T]) CopyTo(dst []T) error {
-	h, err := b.access("CopyTo", len(dst))
-	copy(dst, h)
+	err := b.access("CopyTo", len(dst))
+	switch {
+	case err != nil || b.n == 0:
+	case b.blk.onHost():
+		copy(dst, b.slice())
+	default:
+		err = b.blk.w.stage.toHost(unsafe.Pointer(unsafe.SliceData(dst)), b.addr(), b.Bytes())
+	}
 	return err
 }
 
 // Fill sets every element to v and returns when it is done; work in flight on
 // streams is not waited for.
 func (b Buffer[T]) Fill(v T) error {
-	h, err := b.access("Fill", b.n)
-	fill(h, v)
+	err := b.access("Fill", b.n)
+	switch {
+	case err != nil || b.n == 0:
+	case b.blk.onHost():
+		fill(b.slice(), v)
+	default:
+		s := b.blk.w.stage.s
+		if err = Fill(s, b, v); err == nil {
+			err = s.Synchronize()
+		}
+	}
 	return err
 }
 
-// At returns element i, waiting for no stream. It panics out of range, and when
-// the buffer has been freed.
-func (b Buffer[T]) At(i int) T { return b.mustAccess("At")[i] }
+// At returns element i, waiting for no stream; from a GPU's memory it takes
+// microseconds. It panics out of range, when the buffer has been freed, and when
+// the GPU has failed.
+func (b Buffer[T]) At(i int) T {
+	one := b.Slice(i, i+1)
+	one.mustAccess("At")
+	if b.blk.onHost() {
+		return one.slice()[0]
+	}
+	v := make([]T, 1)
+	if err := one.CopyTo(v); err != nil {
+		panic(err)
+	}
+	return v[0]
+}
 
 // Set sets element i, waiting for no stream. It panics as At does.
-func (b Buffer[T]) Set(i int, v T) { b.mustAccess("Set")[i] = v }
+func (b Buffer[T]) Set(i int, v T) {
+	one := b.Slice(i, i+1)
+	one.mustAccess("Set")
+	if b.blk.onHost() {
+		one.slice()[0] = v
+	} else if err := one.CopyFrom([]T{v}); err != nil {
+		panic(err)
+	}
+}
 
 // Host returns the elements in place, for memory that the host addresses: what
 // AllocPinned and AllocManaged returned, and every buffer where the device is
 // the host. Streams that use the buffer must have been synchronised. It panics
-// when the buffer has been freed.
-func (b Buffer[T]) Host() []T { return b.mustAccess("Host") }
-
-func (b Buffer[T]) access(op string, n int) ([]T, error) {
-	if n != b.n {
-		return nil, fmt.Errorf("%s: %s: buffer has %d elements, slice %d", ccall.At(), op, b.n, n)
-	}
-	if err := b.blk.gone(op); err != nil {
-		return nil, err
-	}
-	return b.slice(), nil
-}
-
-func (b Buffer[T]) mustAccess(op string) []T {
-	if err := b.blk.gone(op); err != nil {
-		panic(err)
+// when the buffer has been freed or lies in a GPU's memory.
+func (b Buffer[T]) Host() []T {
+	b.mustAccess("Host")
+	if !b.blk.onHost() {
+		panic(fmt.Errorf("%s: Host: the buffer is in the memory of a GPU: use CopyTo, or AllocPinned", ccall.At()))
 	}
 	return b.slice()
 }
+
+func (b Buffer[T]) access(op string, n int) error {
+	if n != b.n {
+		return fmt.Errorf("%s: %s: buffer has %d elements, slice %d", ccall.At(), op, b.n, n)
+	}
+	return b.blk.gone(op)
+}
+
+func (b Buffer[T]) mustAccess(op string) {
+	if err := b.blk.gone(op); err != nil {
+		panic(err)
+	}
+}
+
+// onHost says whether the host addresses the memory.
+func (b *block) onHost() bool { return b == nil || b.pool == nil || b.pool.host }
 
 // gone returns why the memory is not there any more, or nil.
 func (b *block) gone(op string) error {

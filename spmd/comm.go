@@ -1,6 +1,7 @@
 package spmd
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -9,6 +10,7 @@ import (
 
 	"lockstep/cudampi"
 	"lockstep/internal/ccall"
+	"lockstep/nccl"
 )
 
 // Comm is a communicator: a group of ranks and the channel between them. It is a
@@ -21,14 +23,16 @@ type Comm struct {
 
 // commState is what all copies of a Comm share.
 type commState struct {
-	w     *World
-	mpi   *cudampi.Comm
-	rank  int
-	size  int
-	open  *group // between the start and the end of Group
-	freed bool
-	mu    sync.Mutex
-	spare []*group // for reuse
+	w        *World
+	mpi      *cudampi.Comm
+	nccl     *nccl.Comm // nil on the host, and for one rank
+	ownsNCCL bool       // it is not the world's
+	rank     int
+	size     int
+	open     *group // between the start and the end of Group
+	freed    bool
+	mu       sync.Mutex
+	spare    []*group // for reuse
 }
 
 // Rank returns this process's number in the communicator, from 0; -1 where it is
@@ -73,10 +77,16 @@ func (c Comm) Split(color, key int) (Comm, error) {
 	if err != nil {
 		return Comm{}, err
 	}
-	if m == nil {
-		return Comm{st: &commState{w: w, rank: -1}}, nil
+	st := &commState{w: w, rank: -1}
+	if m != nil {
+		st = w.addComm(m).st
 	}
-	return w.addComm(m), nil
+	if c.st.nccl != nil {
+		if err := w.openNCCL(st, c.st.nccl, color, key); err != nil {
+			return Comm{}, err
+		}
+	}
+	return Comm{st: st}, nil
 }
 
 // Close gives up a communicator that Split made; the world closes what is left.
@@ -100,7 +110,8 @@ func (c Comm) Close() error {
 	}
 	defer mpiTurns.leave()
 	st.freed = true
-	return st.mpi.Free()
+	err := st.w.dropGraphs(st)
+	return errors.Join(err, st.closeNCCL(), st.mpi.Free())
 }
 
 // addComm takes a communicator into the world, in the caller's turn. Collective.
@@ -296,7 +307,7 @@ func (g *group) run(m *cudampi.Comm) error {
 func (c Comm) plain(b *block, peer int) *cudampi.Comm {
 	st := c.st
 	if c.s != nil || st == nil || st.open != nil || st.freed || uint(peer) >= uint(st.size) || b == nil || b.w != st.w ||
-		b.freed.Load() || st.w.capturing.Load() != 0 {
+		b.freed.Load() || st.w.gpu != nil || st.w.capturing.Load() != 0 {
 		return nil
 	}
 	return st.mpi
@@ -323,6 +334,12 @@ func (c Comm) do(cmd *call) error {
 	}
 	if st.w.capturing.Load() != 0 {
 		return fmt.Errorf("%s: a collective that blocks in the middle of a capture: use comm.On(stream)", ccall.At())
+	}
+	if st.w.gpu != nil && cmd.kind != cmdBarrier {
+		if err := st.w.blocking.submitCall(cmd); err != nil {
+			return err
+		}
+		return st.w.blocking.Synchronize()
 	}
 	turn := mpiTurns.take(1)
 	err := cmd.communicate(turn)

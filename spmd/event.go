@@ -2,36 +2,34 @@ package spmd
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
+	"lockstep/cuda"
 	"lockstep/internal/ccall"
 )
 
 // point is a place in a queue: behind its first seq commands.
 type point struct {
-	q   *hostQueue
+	q   queue
 	seq uint64
 }
 
 // passed says whether the queue has got there, and the error where it never will.
 func (p point) passed() (bool, error) {
-	if p.q == nil || p.q.done.Load() >= p.seq {
+	if p.q == nil || p.q.reached(p.seq) {
 		return true, p.failure()
 	}
 	return false, nil
 }
 
-// wait blocks until the queue has got there.
+// wait blocks until the queue has got there, or never will.
 func (p point) wait() error {
 	if p.q == nil {
 		return nil
 	}
-	p.q.mu.Lock()
-	for p.q.done.Load() < p.seq && p.q.err == nil {
-		p.q.idle.Wait()
-	}
-	p.q.mu.Unlock()
+	p.q.wait(p.seq)
 	return p.failure()
 }
 
@@ -40,12 +38,7 @@ func (p point) failure() error {
 	if p.q == nil {
 		return nil
 	}
-	p.q.mu.Lock()
-	defer p.q.mu.Unlock()
-	if p.q.err != nil && p.seq >= p.q.failedAt {
-		return p.q.err
-	}
-	return nil
+	return p.q.failure(p.seq)
 }
 
 // Event is a point in a stream, to be waited for by other streams or by the
@@ -54,9 +47,10 @@ type Event struct {
 	w    *World
 	mu   sync.Mutex
 	at   point
-	time time.Time // when the stream got there; zero before
-	cap  *capture  // the capture it was last recorded in, if any
-	node int       // its number there
+	time time.Time   // when a host stream got there; zero before
+	gpu  *cuda.Event // the same point on a GPU; nil before the first Record
+	cap  *capture    // the capture it was last recorded in, if any
+	node int         // its number there
 }
 
 // NewEvent returns a new event that is not recorded yet.
@@ -77,11 +71,17 @@ func (e *Event) Record(s *Stream) error {
 		}
 		return err
 	}
-	c := command{call: call{kind: cmdRecord}, event: e}
-	c.site.Here(0)
-	seq, err := s.q.push(&c, nil)
+	var seq uint64
+	var err error
+	if s.dev != nil {
+		seq, err = s.dev.record(e)
+	} else {
+		c := command{call: call{kind: cmdRecord}, event: e}
+		c.site.Here(0)
+		seq, err = s.host.push(&c, nil)
+	}
 	if err == nil {
-		e.at, e.time, e.cap = point{&s.q, seq}, time.Time{}, nil
+		e.at, e.time, e.cap = point{s.q, seq}, time.Time{}, nil
 	}
 	return err
 }
@@ -109,6 +109,10 @@ func (e *Event) Synchronize() error {
 	if in != nil {
 		return fmt.Errorf("%s: Synchronize: the event was recorded in a capture", ccall.At())
 	}
+	if q, ok := p.q.(*gpuQueue); ok { // not later than the event itself
+		q.spin(e.gpu, p.seq)
+		return p.failure()
+	}
 	return p.wait()
 }
 
@@ -119,6 +123,9 @@ func (e *Event) Elapsed(since *Event) (time.Duration, error) {
 	for i, x := range [2]*Event{since, e} {
 		p, in, _ := x.last()
 		done, err := p.passed()
+		if q, ok := p.q.(*gpuQueue); ok {
+			done, err = q.query(x.gpu, p.seq)
+		}
 		if err != nil {
 			return 0, err
 		}
@@ -129,5 +136,24 @@ func (e *Event) Elapsed(since *Event) (time.Duration, error) {
 		t[i] = x.time
 		x.mu.Unlock()
 	}
+	if e.gpu != nil {
+		return e.gpu.Elapsed(since.gpu)
+	}
 	return t[1].Sub(t[0]), nil
+}
+
+// Close gives up the event; the world closes what is left. A second Close does
+// nothing.
+func (e *Event) Close() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.gpu == nil {
+		return nil
+	}
+	g := e.gpu
+	e.gpu, e.at = nil, point{}
+	e.w.mu.Lock()
+	e.w.events = slices.DeleteFunc(e.w.events, func(o *Event) bool { return o == e })
+	e.w.mu.Unlock()
+	return g.Close()
 }

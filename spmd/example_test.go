@@ -16,7 +16,12 @@ func Example() {
 		return
 	}
 	defer w.Close()
-	axpy := spmd.NewKernel("axpy_f32", "", func(a spmd.Args) error {
+	const source = `
+extern "C" __global__ void axpy_f32(float *y, const float *x, float alpha, int n) {
+	int i = blockIdx.x * blockDim.x + threadIdx.x;
+	if (i < n) y[i] += alpha * x[i];
+}`
+	axpy := spmd.NewKernel("axpy_f32", source, func(a spmd.Args) error {
 		y, x, alpha := spmd.ArgSlice[float32](a, 0), spmd.ArgSlice[float32](a, 1), a.F32(2)
 		host.Parallel(len(y), 1<<12, func(lo, hi int) { host.Axpy(y[lo:hi], alpha, x[lo:hi]) })
 		return nil
@@ -40,7 +45,7 @@ func Example() {
 		if err := spmd.Fill(s, y, 1); err != nil {
 			return err
 		}
-		if err := axpy.Launch(s, spmd.Cover1D(y.Len(), 256), y.Arg(), x.Arg(), spmd.F32(2)); err != nil {
+		if err := axpy.Launch(s, spmd.Cover1D(y.Len(), 256), y.Arg(), x.Arg(), spmd.F32(2), spmd.I32(y.Len())); err != nil {
 			return err
 		}
 		if err := spmd.AllReduce(w.Comm.On(s), y, y, spmd.Sum); err != nil {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 
+	"lockstep/cuda"
 	"lockstep/internal/ccall"
 )
 
@@ -20,6 +21,11 @@ type Graph struct {
 	comms  []*commState
 	last   point // the end of the stream that Launch was last called on
 	closed bool
+	owned  []*block // scratch of its commands
+
+	// On a GPU:
+	exec      *cuda.Exec
+	callbacks []*cuda.Callback
 
 	mu   sync.Mutex
 	cond sync.Cond
@@ -30,15 +36,23 @@ type Graph struct {
 // lane is the part of a graph that was captured from one stream.
 type lane struct {
 	s    *Stream
-	cmds []command
-	seen []int // for each lane: how many of its commands are known to be finished here
+	cmds []command // on the host; on a GPU the driver has them
+	n    int       // commands
+	seen []int     // for each lane: how many of its commands are known to be finished here
+	work *block    // scratch
 }
 
 // capture is a graph under construction.
 type capture struct {
 	g     *Graph
 	ended bool
-	nodes [][]int // what was known to be finished when the event was recorded
+	nodes []node
+}
+
+// node is an event recorded in a capture.
+type node struct {
+	seen []int       // for each lane: how many of its commands were finished then
+	gpu  *cuda.Event // nil on the host
 }
 
 // Capture records what fn enqueues on s as a graph, without running it. Streams
@@ -56,22 +70,22 @@ func (s *Stream) Capture(fn func() error) (*Graph, error) {
 	g := &Graph{w: s.w}
 	g.cond.L = &g.mu
 	c := &capture{g: g}
+	if s.dev != nil {
+		// Relaxed: goroutines move between threads, and other streams go on working.
+		if err := s.dev.h.BeginCapture(cuda.Relaxed); err != nil {
+			return nil, err
+		}
+	}
 	c.adopt(s)
 	s.w.capturing.Add(1)
 	err := guard(fn)
+	if err == nil {
+		err = c.joined()
+	}
+	err = errors.Join(err, c.end(s, err == nil))
 	s.w.capturing.Add(-1)
-	c.ended = true
-	for _, l := range g.lanes {
-		l.s.cap = nil
-	}
 	if err != nil {
-		return nil, err
-	}
-	for i, l := range g.lanes[1:] {
-		if known := g.lanes[0].seen; len(known) <= i+1 || known[i+1] < len(l.cmds) {
-			return nil, fmt.Errorf("%s: Capture: stream %q was joined to the capture of %q and not waited for again: end with %s.After(%s)",
-				ccall.At(), l.s.name, s.name, s.name, l.s.name)
-		}
+		return nil, errors.Join(err, g.drop())
 	}
 	g.done = make([]bool, len(c.nodes))
 	g.collect()
@@ -81,8 +95,53 @@ func (s *Stream) Capture(fn func() error) (*Graph, error) {
 	return g, nil
 }
 
+// joined refuses a capture in which a stream was not waited for again.
+func (c *capture) joined() error {
+	g := c.g
+	for i, l := range g.lanes[1:] {
+		if known := g.lanes[0].seen; len(known) <= i+1 || known[i+1] < l.n {
+			return fmt.Errorf("%s: Capture: stream %q was joined to the capture of %q and not waited for again: end with %s.After(%s)",
+				ccall.At(), l.s.name, g.lanes[0].s.name, g.lanes[0].s.name, l.s.name)
+		}
+	}
+	return nil
+}
+
+// end makes the streams usable again and, on a GPU, the graph of what was captured.
+func (c *capture) end(s *Stream, keep bool) error {
+	c.ended = true
+	var err error
+	if s.dev != nil {
+		var graph *cuda.Graph
+		graph, err = s.dev.h.EndCapture()
+		switch {
+		case !keep:
+			err = nil // there is a better one already
+			if graph != nil {
+				err = graph.Close()
+			}
+		case err == nil:
+			c.g.exec, err = graph.Instantiate()
+			err = errors.Join(err, graph.Close())
+		}
+		for _, n := range c.nodes {
+			s.dev.g.recycle(n.gpu)
+		}
+	}
+	for _, l := range c.g.lanes {
+		l.s.cap = nil
+		if l.s.dev != nil {
+			l.s.dev.setCapturing(false)
+		}
+	}
+	return err
+}
+
 func (c *capture) adopt(s *Stream) int {
 	s.cap = c
+	if s.dev != nil {
+		s.dev.setCapturing(true)
+	}
 	c.g.lanes = append(c.g.lanes, lane{s: s})
 	return len(c.g.lanes) - 1
 }
@@ -98,6 +157,7 @@ func (c *capture) lane(s *Stream) int {
 // add records a command of s.
 func (c *capture) add(s *Stream, cmd *command, args []Arg) error {
 	l := &c.g.lanes[c.lane(s)]
+	l.n++
 	l.cmds = append(l.cmds, command{})
 	at := &l.cmds[len(l.cmds)-1]
 	at.copyFrom(cmd, args)
@@ -108,24 +168,42 @@ func (c *capture) add(s *Stream, cmd *command, args []Arg) error {
 	return nil
 }
 
+// note keeps account of a command that the driver records.
+func (c *capture) note(s *Stream, cmd *command, args []Arg) {
+	c.g.lanes[c.lane(s)].n++
+	c.g.refer(cmd, args)
+}
+
 // record makes the present end of s a node of the graph, and returns its number.
 func (c *capture) record(s *Stream) (int, error) {
-	cmd := command{call: call{kind: cmdRecord, root: len(c.nodes)}}
-	if err := c.add(s, &cmd, nil); err != nil {
-		return 0, err
-	}
+	var event *cuda.Event
 	i := c.lane(s)
+	if s.dev != nil {
+		var err error
+		if event, err = s.dev.g.event(); err == nil {
+			err = event.Record(s.dev.h)
+		}
+		if err != nil {
+			return 0, err
+		}
+		c.g.lanes[i].n++
+	} else {
+		cmd := command{call: call{kind: cmdRecord, root: len(c.nodes)}}
+		if err := c.add(s, &cmd, nil); err != nil {
+			return 0, err
+		}
+	}
 	seen := slices.Clone(c.g.lanes[i].seen)
 	for len(seen) <= i {
 		seen = append(seen, 0)
 	}
-	seen[i] = len(c.g.lanes[i].cmds)
-	c.nodes = append(c.nodes, seen)
+	seen[i] = c.g.lanes[i].n
+	c.nodes = append(c.nodes, node{seen, event})
 	return len(c.nodes) - 1, nil
 }
 
 // wait makes s wait for a node, joining s to the capture where it is not in it.
-func (c *capture) wait(s *Stream, node int) error {
+func (c *capture) wait(s *Stream, n int) error {
 	switch {
 	case c.ended:
 		return fmt.Errorf("%s: Wait: the event was recorded in a capture that has ended: record it again", ccall.At())
@@ -133,49 +211,51 @@ func (c *capture) wait(s *Stream, node int) error {
 		return fmt.Errorf("%s: Wait: stream %q is in another capture than the event", ccall.At(), s.name)
 	}
 	l := &c.g.lanes[c.lane(s)]
-	for i, n := range c.nodes[node] {
+	for i, n := range c.nodes[n].seen {
 		if i == len(l.seen) {
 			l.seen = append(l.seen, 0)
 		}
 		l.seen[i] = max(l.seen[i], n)
 	}
-	cmd := command{call: call{kind: cmdWait, root: node}}
+	if s.dev != nil {
+		l.n++
+		return s.dev.h.Wait(c.nodes[n].gpu)
+	}
+	cmd := command{call: call{kind: cmdWait, root: n}}
 	return c.add(s, &cmd, nil)
 }
 
 // collect lists what the graph's commands point into, and their communicators.
 func (g *Graph) collect() {
-	seen := map[*block]bool{nil: true}
-	add := func(b *block) {
-		if !seen[b] {
-			seen[b] = true
-			g.blocks = append(g.blocks, b)
-		}
-	}
 	for i := range g.lanes {
 		for j := range g.lanes[i].cmds {
 			c := &g.lanes[i].cmds[j]
-			c.eachBlock(add)
-			if c.comm != nil && !slices.Contains(g.comms, c.comm) {
-				g.comms = append(g.comms, c.comm)
-			}
+			g.refer(c, c.args)
 		}
 	}
 }
 
-// eachBlock calls add for every block that c points into, nil included.
-func (c *command) eachBlock(add func(*block)) {
+// refer notes what a command points into.
+func (g *Graph) refer(c *command, args []Arg) {
+	add := func(b *block) {
+		if b != nil && !slices.Contains(g.blocks, b) {
+			g.blocks = append(g.blocks, b)
+		}
+	}
 	add(c.dblk)
 	add(c.sblk)
 	add(c.xblk)
-	for i := range c.args {
-		add(c.args[i].blk)
+	for i := range args {
+		add(args[i].blk)
 	}
 	if c.group != nil {
 		for i := range c.group.cmds {
 			add(c.group.cmds[i].dblk)
 			add(c.group.cmds[i].sblk)
 		}
+	}
+	if c.comm != nil && !slices.Contains(g.comms, c.comm) {
+		g.comms = append(g.comms, c.comm)
 	}
 }
 
@@ -217,14 +297,58 @@ func (g *Graph) Launch(s *Stream) error {
 	return err
 }
 
-// Close ends the use of g; replays that are enqueued still run. A second Close
-// does nothing. The world closes what is left.
+// Close ends the use of g, on a GPU when its replays have run. A second Close does
+// nothing. The world closes what is left.
 func (g *Graph) Close() error {
+	if g.closed {
+		return nil
+	}
 	g.closed = true
 	g.w.mu.Lock()
-	defer g.w.mu.Unlock()
 	g.w.graphs = slices.DeleteFunc(g.w.graphs, func(o *Graph) bool { return o == g })
-	return nil
+	g.w.mu.Unlock()
+	return g.drop()
+}
+
+// drop gives up what the graph holds.
+func (g *Graph) drop() error {
+	var err error
+	if g.exec != nil {
+		err = errors.Join(g.last.wait(), g.exec.Close())
+		g.exec = nil
+	}
+	for _, c := range g.callbacks {
+		c.Close()
+	}
+	for i := range g.lanes {
+		if b := g.lanes[i].work; b != nil {
+			g.owned = append(g.owned, b)
+		}
+		g.lanes[i].work = nil
+	}
+	for _, b := range g.owned {
+		b.pool.release(b, g.w.marks())
+	}
+	g.callbacks, g.owned = nil, nil
+	return err
+}
+
+// dropGraphs destroys the graphs that hold collectives of st, which NCCL wants gone
+// before the communicator. They remain to be closed.
+func (w *World) dropGraphs(st *commState) error {
+	w.mu.Lock()
+	var graphs []*Graph
+	for _, g := range w.graphs {
+		if g.exec != nil && slices.Contains(g.comms, st) {
+			graphs = append(graphs, g)
+		}
+	}
+	w.mu.Unlock()
+	var err error
+	for _, g := range graphs {
+		err = errors.Join(err, g.drop())
+	}
+	return err
 }
 
 // replay runs the lanes: the origin's on the calling goroutine, the others on

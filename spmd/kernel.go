@@ -2,10 +2,12 @@ package spmd
 
 import (
 	"fmt"
+	"sync/atomic"
 	"unsafe"
 
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
+	"lockstep/internal/kernels"
 )
 
 // Kernel is one computation in two forms: CUDA C++ for GPUs, and the Go function
@@ -15,13 +17,15 @@ type Kernel struct {
 	name   string
 	source string
 	host   func(Args) error
+	gpu    atomic.Pointer[gpuFunc]
 }
 
 // NewKernel declares a kernel. source is CUDA C++, usually an embedded file (see
 // package embed), in which name is an extern "C" __global__ function; host does
 // the same to the same arguments. An error or a panic of host fails the stream.
 func NewKernel(name, source string, host func(Args) error) *Kernel {
-	return &Kernel{name, source, host}
+	kernels.Add(name, source)
+	return &Kernel{name: name, source: source, host: host}
 }
 
 // Grid is the shape of a launch in blocks and threads; the host function does

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"time"
 
-	"lockstep/host"
 	"lockstep/internal/ccall"
 )
 
@@ -87,23 +86,3 @@ func MeasureStream(c Comm, s *Stream, graph bool, warmup, iters int, enqueue fun
 // GBps is the rate at which the median moves a number of bytes, in 1e9 bytes a
 // second.
 func (t Timing) GBps(bytes int) float64 { return float64(bytes) / t.MedianUS / 1e3 }
-
-var uniform = NewKernel("uniform_f32", "", func(a Args) error {
-	dst, seed, offset := ArgSlice[float32](a, 0), a.U64(1), a.U64(2)
-	host.Parallel(len(dst), grain, func(lo, hi int) {
-		for i := lo; i < hi; i++ {
-			dst[i] = float32(UniformBits(seed, offset+uint64(i))) / (1 << 24)
-		}
-	})
-	return nil
-})
-
-// Uniform enqueues on s: dst[i] = UniformBits(seed, offset+i) / 2^24, which is a
-// number from 0 to 1, 1 excluded, that depends on the seed and its place alone,
-// not on who holds it.
-func Uniform(s *Stream, dst Buffer[float32], seed uint64, offset int) error {
-	return uniform.Launch(s, Cover1D(dst.n, 256), dst.Arg(), U64(seed), U64(uint64(offset)))
-}
-
-// UniformBits returns 24 random bits for place i of the sequence that seed names.
-func UniformBits(seed, i uint64) uint32 { return uint32(mix(mix(seed)+i) >> 40) }

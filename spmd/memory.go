@@ -18,6 +18,7 @@ import (
 // Free is found whatever copy of the handle it is made through.
 type block struct {
 	w     *World
+	pool  *pool // nil for an empty buffer
 	ptr   unsafe.Pointer
 	bytes int // asked for
 	size  int // of the size class
@@ -25,19 +26,37 @@ type block struct {
 	at    ccall.Site // where it was freed
 }
 
-// pool hands out host memory by size class and never gives a block out again
-// before every stream has passed the point where it was freed. Its memory comes
-// from mmap, not from the Go heap: it does not move, C may keep its address, and
-// the collector does not scan it.
+// source is where a pool gets its memory from.
+type source struct {
+	what     string // "host memory", "device memory", ...
+	host     bool   // the host addresses it
+	slabMax  int    // blocks up to this size are cut from a shared chunk
+	slabSize int    // of such a chunk
+	get      func(n int) (unsafe.Pointer, error)
+	put      func(p unsafe.Pointer, n int) error
+	// quiet returns when get and put cannot disturb collectives in flight; nil
+	// where they never do.
+	quiet func() error
+	// room says what is free for the message of an allocation that failed; nil
+	// where nobody knows.
+	room func() string
+}
+
+// pool hands out memory by size class and never gives a block out again before
+// every stream has passed the point where it was freed. What it got it keeps: the
+// driver's allocator is asked only for more.
 type pool struct {
+	source
 	mu      sync.Mutex
 	free    map[int][]unsafe.Pointer // by size class
 	waiting []retired
-	slab    []byte // rest of the chunk that small blocks are cut from
-	chunks  [][]byte
+	slab    unsafe.Pointer // rest of the chunk that small blocks are cut from
+	left    int            // bytes in it
+	chunks  map[unsafe.Pointer]int
 	inUse   int // bytes handed out
-	held    int // bytes mapped
+	held    int // bytes of all chunks
 	closed  atomic.Bool
+	inOrder bool // blocks are used again in the order of Free (see symmetric)
 }
 
 // retired is a freed block that streams may still be using.
@@ -49,9 +68,13 @@ type retired struct {
 
 const (
 	hugePage  = 2 << 20
-	alignment = 256     // of every block: vector units and cuBLAS alike
-	slabLimit = 1 << 16 // blocks up to this size are cut from a shared chunk
+	alignment = 256 // of every block: vector units and cuBLAS alike
 )
+
+func (p *pool) init(s source) {
+	p.source = s
+	p.free, p.chunks = map[int][]unsafe.Pointer{}, map[unsafe.Pointer]int{}
+}
 
 // sizeClass rounds up to the next of four steps for each power of two: at most a
 // quarter of a block is lost, and blocks of nearby sizes are interchangeable.
@@ -72,7 +95,7 @@ func (p *pool) alloc(w *World, n int) (*block, error) {
 		return nil, errors.New("the world is closed")
 	}
 	p.reclaim()
-	b := &block{w: w, size: class}
+	b := &block{w: w, pool: p, size: class, bytes: n}
 	if l := p.free[class]; len(l) > 0 {
 		b.ptr, p.free[class] = l[len(l)-1], l[:len(l)-1]
 		p.inUse += class
@@ -80,7 +103,11 @@ func (p *pool) alloc(w *World, n int) (*block, error) {
 	}
 	ptr, err := p.grow(class)
 	if err != nil {
-		return nil, fmt.Errorf("out of memory: asked for %d bytes, %d in use, %d held by the pool: %w", n, p.inUse, p.held, err)
+		room := ""
+		if p.room != nil {
+			room = p.room() + ", "
+		}
+		return nil, fmt.Errorf("out of %s: asked for %d bytes; %s%d in use, %d held by the pool: %w", p.what, n, room, p.inUse, p.held, err)
 	}
 	b.ptr = ptr
 	p.inUse += class
@@ -88,46 +115,60 @@ func (p *pool) alloc(w *World, n int) (*block, error) {
 }
 
 func (p *pool) grow(class int) (unsafe.Pointer, error) {
-	if class <= slabLimit {
-		if len(p.slab) < class {
-			c, err := p.mmap(hugePage)
-			if err != nil {
-				return nil, err
-			}
-			p.slab = c
-		}
-		ptr := unsafe.Pointer(&p.slab[0])
-		p.slab = p.slab[class:]
-		return ptr, nil
+	if class > p.slabMax {
+		return p.chunk(class)
 	}
-	c, err := p.mmap(class)
+	if p.left < class {
+		c, err := p.chunk(p.slabSize)
+		if err != nil {
+			return nil, err
+		}
+		p.slab, p.left = c, p.slabSize
+	}
+	ptr := p.slab
+	p.slab, p.left = unsafe.Add(p.slab, class), p.left-class
+	return ptr, nil
+}
+
+// chunk gets memory from the source. Where that has none, what lies unused in
+// other size classes is given back first.
+func (p *pool) chunk(n int) (unsafe.Pointer, error) {
+	if p.quiet != nil {
+		if err := p.quiet(); err != nil {
+			return nil, err
+		}
+		p.reclaim()
+	}
+	ptr, err := p.get(n)
+	if err != nil && p.trim() {
+		ptr, err = p.get(n)
+	}
 	if err != nil {
 		return nil, err
 	}
-	return unsafe.Pointer(&c[0]), nil
+	p.chunks[ptr] = n
+	p.held += n
+	return ptr, nil
 }
 
-// mmap maps n zeroed bytes, huge pages where they fit.
-func (p *pool) mmap(n int) ([]byte, error) {
-	size := n
-	if n >= hugePage {
-		size += hugePage // room to align
+// trim gives back the free blocks that are chunks of their own, and says whether
+// there were any.
+func (p *pool) trim() bool {
+	given := false
+	for class, l := range p.free {
+		if class <= p.slabMax {
+			continue
+		}
+		for _, ptr := range l {
+			if p.put(ptr, class) == nil {
+				delete(p.chunks, ptr)
+				p.held -= class
+				given = true
+			}
+		}
+		delete(p.free, class)
 	}
-	m, err := syscall.Mmap(-1, 0, size, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_PRIVATE|syscall.MAP_ANON)
-	if err != nil {
-		return nil, fmt.Errorf("mmap of %d bytes: %w", size, err)
-	}
-	p.chunks = append(p.chunks, m)
-	p.held += size
-	if n < hugePage {
-		return m, nil
-	}
-	if r := int(uintptr(unsafe.Pointer(&m[0])) % hugePage); r != 0 {
-		m = m[hugePage-r:]
-	}
-	m = m[:n]
-	_ = unix.Madvise(m, unix.MADV_HUGEPAGE) // advice: a kernel without huge pages is slower, not wrong
-	return m, nil
+	return given
 }
 
 // release takes a block back. Streams with work in flight keep it waiting.
@@ -138,7 +179,7 @@ func (p *pool) release(b *block, marks []point) {
 		return // its memory is gone already
 	}
 	p.inUse -= b.size
-	if len(marks) == 0 {
+	if len(marks) == 0 && !p.inOrder {
 		p.free[b.size] = append(p.free[b.size], b.ptr)
 		return
 	}
@@ -147,6 +188,9 @@ func (p *pool) release(b *block, marks []point) {
 
 // reclaim moves the blocks that no stream can use any more to the free lists.
 func (p *pool) reclaim() {
+	if p.inOrder {
+		return
+	}
 	rest := p.waiting[:0]
 	for _, r := range p.waiting {
 		if passed(r.marks) {
@@ -160,22 +204,56 @@ func (p *pool) reclaim() {
 
 func passed(marks []point) bool {
 	for _, m := range marks {
-		if m.q.done.Load() < m.seq {
+		if !m.q.reached(m.seq) {
 			return false
 		}
 	}
 	return true
 }
 
-// close unmaps everything. The streams have ended.
+// close gives everything back. The streams have ended.
 func (p *pool) close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.closed.Store(true)
 	var err error
-	for _, c := range p.chunks {
-		err = errors.Join(err, syscall.Munmap(c))
+	for c, n := range p.chunks {
+		err = errors.Join(err, p.put(c, n))
 	}
-	p.chunks, p.slab, p.free, p.waiting = nil, nil, nil, nil
+	p.chunks, p.slab, p.left, p.free, p.waiting = nil, nil, 0, nil, nil
 	return err
+}
+
+// hostSource is memory from mmap, not from the Go heap: it does not move, C may
+// keep its address, and the collector does not scan it. Huge pages where they fit.
+func hostSource() source {
+	maps := map[unsafe.Pointer][]byte{}
+	return source{
+		what: "host memory", host: true, slabMax: 1 << 16, slabSize: hugePage,
+		get: func(n int) (unsafe.Pointer, error) {
+			size := n
+			if n >= hugePage {
+				size += hugePage // room to align
+			}
+			m, err := syscall.Mmap(-1, 0, size, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_PRIVATE|syscall.MAP_ANON)
+			if err != nil {
+				return nil, fmt.Errorf("mmap of %d bytes: %w", size, err)
+			}
+			at := 0
+			if r := int(uintptr(unsafe.Pointer(&m[0])) % hugePage); n >= hugePage && r != 0 {
+				at = hugePage - r
+			}
+			if n >= hugePage {
+				_ = unix.Madvise(m[at:at+n], unix.MADV_HUGEPAGE) // advice: a kernel without huge pages is slower, not wrong
+			}
+			ptr := unsafe.Pointer(&m[at])
+			maps[ptr] = m
+			return ptr, nil
+		},
+		put: func(p unsafe.Pointer, _ int) error {
+			m := maps[p]
+			delete(maps, p)
+			return syscall.Munmap(m)
+		},
+	}
 }

@@ -105,25 +105,43 @@ func (c *command) copyFrom(o *command, args []Arg) {
 	c.args = append(own, args...)
 }
 
+// queue is the order of a stream, on the host or on a GPU, as those see it who
+// wait for points in it.
+type queue interface {
+	// end returns the present end.
+	end() point
+	// idle says whether everything is known to have run. It never blocks.
+	idle() bool
+	// reached says whether the first seq commands have run. It never blocks; false
+	// may mean that this cannot be told at present.
+	reached(seq uint64) bool
+	// wait blocks until the first seq commands have run, or never will.
+	wait(seq uint64)
+	// failure returns the error of a queue that failed within the first seq commands.
+	failure(seq uint64) error
+	// close ends the queue, whose work is over.
+	close() error
+}
+
 // hostQueue is a stream in host memory: a ring of commands and one goroutine.
 type hostQueue struct {
-	s    *Stream
-	mu   sync.Mutex
-	more sync.Cond // commands were pushed
-	idle sync.Cond // done moved
-	ring []command
-	tail uint64        // commands pushed
-	done atomic.Uint64 // commands finished; written under mu
-	err  error         // the first failure: nothing runs after it
+	s     *Stream
+	mu    sync.Mutex
+	more  sync.Cond // commands were pushed
+	moved sync.Cond // done did
+	ring  []command
+	tail  uint64        // commands pushed
+	done  atomic.Uint64 // commands finished; written under mu
+	err   error         // the first failure: nothing runs after it
 	// failedAt is the place of the command that failed, from 1.
 	failedAt uint64
 	closed   bool
 }
 
-func (q *hostQueue) init(s *Stream) {
-	q.s = s
-	q.more.L, q.idle.L = &q.mu, &q.mu
-	q.ring = make([]command, 16)
+func newHostQueue(s *Stream) *hostQueue {
+	q := &hostQueue{s: s, ring: make([]command, 16)}
+	q.more.L, q.moved.L = &q.mu, &q.mu
+	return q
 }
 
 // push enqueues c, returns its place, and takes its ticket in the order of MPI
@@ -191,7 +209,7 @@ func (q *hostQueue) work() {
 			q.s.w.fail(q.err)
 		}
 		q.done.Add(1)
-		q.idle.Broadcast()
+		q.moved.Broadcast()
 	}
 }
 
@@ -206,18 +224,39 @@ func (s *Stream) asyncError(c *command, err error) error {
 	return fmt.Errorf("stream %q, command enqueued at %s: %w", s.name, &c.site, err)
 }
 
-// end returns the present end of the queue.
 func (q *hostQueue) end() point {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return point{q, q.tail}
 }
 
-func (q *hostQueue) close() {
+func (q *hostQueue) idle() bool { return q.reached(q.end().seq) }
+
+func (q *hostQueue) reached(seq uint64) bool { return q.done.Load() >= seq }
+
+func (q *hostQueue) wait(seq uint64) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for q.done.Load() < seq && q.err == nil {
+		q.moved.Wait()
+	}
+}
+
+func (q *hostQueue) failure(seq uint64) error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.err != nil && seq >= q.failedAt {
+		return q.err
+	}
+	return nil
+}
+
+func (q *hostQueue) close() error {
 	q.mu.Lock()
 	q.closed = true
 	q.mu.Unlock()
 	q.more.Signal()
+	return nil
 }
 
 // run executes a command of a stream.

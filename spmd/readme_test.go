@@ -10,11 +10,13 @@ import (
 	"time"
 
 	"lockstep/internal/mpirun"
+	"lockstep/spmd/spmdtest"
 )
 
 // TestReadmeProgram builds the README's program in a module of its own, as a
 // newcomer would, and runs it.
 func TestReadmeProgram(t *testing.T) {
+	spmdtest.HostOnly(t, "it compiles a program, which a machine with GPUs may not be able to")
 	t.Parallel()
 	root, err := filepath.Abs("..")
 	if err != nil {

@@ -2,11 +2,7 @@ package spmd
 
 import (
 	"fmt"
-	"math"
-	"sync/atomic"
-	"unsafe"
 
-	"lockstep/host"
 	"lockstep/internal/ccall"
 )
 
@@ -69,7 +65,7 @@ func NewReducer[T Elem](c Comm, grads []Buffer[T], cfg ReducerConfig) (*Reducer[
 	if cfg.BucketBytes == 0 {
 		cfg.BucketBytes = 4 << 20
 	}
-	s, err := c.st.w.NewStream("reducer")
+	s, err := c.st.w.NewStreamPriority("reducer", High)
 	if err != nil {
 		return nil, err
 	}
@@ -152,64 +148,3 @@ func (r *Reducer[T]) Buckets() int { return len(r.buckets) }
 
 // Close waits for the reductions in flight and ends the reducer.
 func (r *Reducer[T]) Close() error { return r.s.Close() }
-
-// grain is the least number of elements that is worth a goroutine.
-const grain = 1 << 16
-
-var clipNorm = NewKernel("clip_norm_f32", "", func(a Args) error {
-	g, limit, norm := ArgSlice[float32](a, 0), a.F64(1), ArgSlice[float32](a, 2)
-	total := math.Sqrt(host.SumSquaresParallel(g))
-	norm[0] = float32(total)
-	if limit <= 0 || total <= limit {
-		return nil
-	}
-	scale := float32(limit / total)
-	host.Parallel(len(g), grain, func(lo, hi int) { host.Scale(g[lo:hi], scale) })
-	return nil
-})
-
-// ClipNorm enqueues on s: norm[0] = the Euclidean norm of g; and where that is
-// above maxNorm, g scaled so that its norm is maxNorm. maxNorm <= 0 only
-// measures. norm has one element. The result is the same on ranks whose g are.
-func ClipNorm(s *Stream, g Buffer[float32], maxNorm float64, norm Buffer[float32]) error {
-	if norm.n != 1 {
-		return lengthError("ClipNorm", "norm", norm.n, "the norm", 1)
-	}
-	return clipNorm.Launch(s, Cover1D(g.n, 256), g.Arg(), F64(maxNorm), norm.Arg())
-}
-
-// asBytes is the same memory, byte by byte.
-func asBytes[T Elem](b Buffer[T]) Buffer[uint8] {
-	return Buffer[uint8]{b.blk, b.off * sizeOf[T](), b.n * sizeOf[T]()}
-}
-
-var hashKernel = NewKernel("hash_u64", "", func(a Args) error {
-	b, sum := ArgSlice[uint8](a, 0), ArgSlice[uint64](a, 1)
-	words := len(b) / 8
-	w := unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(b))), words)
-	var whole atomic.Uint64
-	host.Parallel(words, grain, func(lo, hi int) {
-		part := uint64(0)
-		for i := lo; i < hi; i++ {
-			part += mix(w[i] + mix(uint64(i)))
-		}
-		whole.Add(part)
-	})
-	h := mix(uint64(len(b))) + whole.Load()
-	for i, x := range b[words*8:] {
-		h += mix(uint64(x) + mix(uint64(words*8+i)))
-	}
-	sum[0] = h
-	return nil
-})
-
-// mix spreads every bit of x over all 64. Summing mixed words, each with its
-// place, may be done in any order.
-// Source: Steele, Lea, Flood: Fast splittable pseudorandom number generators
-// (OOPSLA 2014), mix64 with David Stafford's constants (variant 13).
-func mix(x uint64) uint64 {
-	x += 0x9e3779b97f4a7c15
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
-}

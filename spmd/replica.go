@@ -62,7 +62,7 @@ func CheckSame[T Elem](c Comm, name string, b Buffer[T]) error {
 	if err != nil {
 		return err
 	}
-	err = hashKernel.Launch(s, Cover1D(b.n, 256), asBytes(b).Arg(), mine.Arg())
+	err = hash(s, mine, asBytes(b))
 	if err := errors.Join(err, s.Close()); err != nil {
 		return err
 	}

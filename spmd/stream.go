@@ -1,20 +1,23 @@
 package spmd
 
 import (
+	"errors"
 	"fmt"
 	"slices"
+	"unsafe"
 
 	"lockstep/internal/ccall"
 )
 
 // Stream is an ordered queue of work on the rank's device: what is enqueued on
 // one stream runs in that order, what is enqueued on two may run at the same
-// time. Enqueueing returns at once. On the host a stream is a queue with one
-// goroutine.
+// time. Enqueueing returns at once. On a GPU it is a CUDA stream, on the host a
+// queue with one goroutine.
 //
-// A command that fails stops its stream: the commands behind it are not run, the
-// error comes back from Synchronize and from every later call on the stream, and
-// spmd.Main ends the job with it.
+// A command that fails stops its stream: the error comes back from Synchronize and
+// from every later call on the stream, and spmd.Main ends the job with it. On the
+// host the commands behind it are not run; on a GPU those that were enqueued
+// before the failure showed may still run.
 //
 // The methods, Capture excepted, are safe for use by several goroutines; but
 // collectives must be enqueued in the same order on every rank, so one goroutine
@@ -23,21 +26,51 @@ import (
 type Stream struct {
 	w    *World
 	name string
-	q    hostQueue
-	cap  *capture // not nil between the start and the end of Capture
+	q    queue      // host or dev
+	host *hostQueue // nil where the device is a GPU
+	dev  *gpuQueue  // nil where it is the host
+	cap  *capture   // not nil between the start and the end of Capture
+	work *block     // scratch of the library's own kernels and of cuBLAS
 }
 
+// Priority orders streams on a GPU: where kernels of several are ready, those of
+// the stream with the higher priority start first. The host ignores it.
+type Priority int
+
+// The priorities.
+const (
+	Low    Priority = -1
+	Normal Priority = 0
+	High   Priority = 1
+)
+
 // NewStream returns a new stream. The name appears in errors and reports.
-func (w *World) NewStream(name string) (*Stream, error) {
-	s := &Stream{w: w, name: name}
-	s.q.init(s)
+func (w *World) NewStream(name string) (*Stream, error) { return w.NewStreamPriority(name, Normal) }
+
+// NewStreamPriority is NewStream with a priority.
+// Source: cuda.h, cuStreamCreateWithPriority.
+func (w *World) NewStreamPriority(name string, p Priority) (*Stream, error) {
+	if p < Low || p > High {
+		return nil, fmt.Errorf("%s: NewStreamPriority: no such priority: %d", ccall.At(), p)
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.closed {
 		return nil, fmt.Errorf("%s: NewStream: the world is closed", ccall.At())
 	}
+	s := &Stream{w: w, name: name}
+	if w.gpu != nil {
+		var err error
+		if s.dev, err = newGPUQueue(s, p); err != nil {
+			return nil, err
+		}
+		s.q = s.dev
+	} else {
+		s.host = newHostQueue(s)
+		s.q = s.host
+		go s.host.work()
+	}
 	w.streams = append(w.streams, s)
-	go s.q.work()
 	return s, nil
 }
 
@@ -62,8 +95,11 @@ func (s *Stream) Close() error {
 	s.w.mu.Lock()
 	s.w.streams = slices.DeleteFunc(s.w.streams, func(o *Stream) bool { return o == s })
 	s.w.mu.Unlock()
-	s.q.close()
-	return err
+	if s.work != nil {
+		s.work.pool.release(s.work, nil)
+		s.work = nil
+	}
+	return errors.Join(err, s.q.close())
 }
 
 // After makes what is enqueued on s from now on wait for everything enqueued on
@@ -95,16 +131,22 @@ func (s *Stream) Wait(e *Event) error {
 	if in != nil {
 		return in.wait(s, node)
 	}
+	if _, ok := p.q.(*gpuQueue); ok && p.q != s.q && s.cap == nil && s.dev != nil {
+		return s.dev.waitEvent(e.gpu, p)
+	}
 	return s.waitFor(p)
 }
 
 // waitFor enqueues the waiting for a point of another stream.
 func (s *Stream) waitFor(p point) error {
 	switch {
-	case p.q == nil || p.q == &s.q:
+	case p.q == nil || p.q == s.q:
 		return nil
 	case s.cap != nil:
 		return fmt.Errorf("%s: Wait: stream %q is being captured, and would wait for what is outside the capture", ccall.At(), s.name)
+	}
+	if s.dev != nil {
+		return s.dev.waitFor(p)
 	}
 	if done, err := p.passed(); done {
 		return err
@@ -115,7 +157,8 @@ func (s *Stream) waitFor(p point) error {
 
 // HostFunc enqueues fn on s: it runs on the host when what was enqueued before it
 // has finished, and what comes after waits for it. It must not call into the
-// stream or into collectives. An error or a panic fails the stream.
+// stream or into collectives, nor wait for another one: on a GPU those of all streams
+// may run one after the other. An error or a panic fails the stream.
 func (s *Stream) HostFunc(fn func() error) error {
 	c := command{call: call{kind: cmdFunc}, fn: fn}
 	return s.submit(&c, nil)
@@ -145,10 +188,39 @@ func (s *Stream) submit(c *command, args []Arg) error {
 			return err
 		}
 	}
+	if s.dev != nil { // errors come at once: no need to remember the place
+		return s.dev.submit(c, args)
+	}
 	c.site.Here(1)
 	if s.cap != nil {
 		return s.cap.add(s, c, args)
 	}
-	_, err := s.q.push(c, args)
+	_, err := s.host.push(c, args)
 	return err
+}
+
+// scratch returns device memory of at least n bytes for the library's own use in
+// the next command of s: what follows in stream order may use it again. A graph
+// has its own, since it may be replayed on another stream.
+func (s *Stream) scratch(n int) (unsafe.Pointer, error) {
+	at := &s.work
+	if s.cap != nil {
+		at = &s.cap.g.lanes[s.cap.lane(s)].work
+	}
+	if *at != nil && (*at).size >= n {
+		return (*at).ptr, nil
+	}
+	b, err := s.w.pool.alloc(s.w, n)
+	if err != nil {
+		return nil, err
+	}
+	if *at != nil {
+		if s.cap != nil {
+			s.cap.g.owned = append(s.cap.g.owned, *at) // commands of the graph use it
+		} else {
+			s.w.pool.release(*at, s.w.marks())
+		}
+	}
+	*at = b
+	return b.ptr, nil
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"github.com/rs/zerolog"
@@ -37,8 +38,17 @@ type World struct {
 	node      int
 	nodes     int
 	threads   int
-	pool      pool
-	control   Comm // the framework's own traffic
+	gpu       *gpu   // nil where the device is the host
+	why       string // the device and the collectives are what they are
+	fellBack  bool   // to the host, though there is a GPU
+	startup   startup
+	pool      pool  // of device memory
+	pinned    *pool // the same on the host, as is managed
+	managed   *pool
+	symmetric *symmetric // nil on the host
+	stage     staging
+	blocking  *Stream // of collectives that block, on a GPU
+	control   Comm    // the framework's own traffic
 	capturing atomic.Int32
 	json      io.WriteCloser
 	pause     sync.Mutex // guards yielder
@@ -48,6 +58,7 @@ type World struct {
 	comms   []*commState
 	streams []*Stream
 	graphs  []*Graph
+	events  []*Event // that hold an event of the GPU
 	closed  bool
 
 	failOnce sync.Once
@@ -82,14 +93,29 @@ func (w *World) Threads() int { return w.threads }
 func (w *World) Seed() uint64 { return w.cfg.Seed }
 
 // Device says where buffers live: "host", or the name of the GPU.
-func (w *World) Device() string { return "host" }
+func (w *World) Device() string {
+	if w.gpu != nil {
+		return w.gpu.dev.Name()
+	}
+	return "host"
+}
 
-// Collectives says what carries them: "mpi-host" for host memory.
-func (w *World) Collectives() string { return "mpi-host" }
+// Collectives says what carries them: "mpi-host" for host memory, "nccl" for that of
+// GPUs, "none" for one rank with a GPU, which has nobody to talk to.
+func (w *World) Collectives() string {
+	switch {
+	case w.gpu == nil:
+		return "mpi-host"
+	case w.Size() == 1:
+		return "none"
+	default:
+		return "nccl"
+	}
+}
 
 // OnHost says whether the device is the host. Applications need it to choose
 // default sizes, not to choose code.
-func (w *World) OnHost() bool { return true }
+func (w *World) OnHost() bool { return w.gpu == nil }
 
 var (
 	openMu     sync.Mutex
@@ -108,14 +134,13 @@ func Open(cfg Config) (*World, error) {
 	if err := cfg.check(); err != nil {
 		return nil, Usage(err)
 	}
-	if cfg.Device == "cuda" || cfg.Collectives == "nccl" {
-		return nil, Usage(errors.New("--device cuda and --collectives nccl: this version runs on host memory only"))
-	}
 	if err := host.CheckBLAS(); err != nil {
 		return nil, Usage(err)
 	}
 	w := &World{cfg: cfg, job: environment(), failed: make(chan struct{})}
-	w.pool.free = map[int][]unsafe.Pointer{}
+	w.startup.started = time.Now().Add(-processAge())
+	w.startup.begin("process")()
+	w.startup.parts[0].ms = float64(time.Since(w.startup.started).Milliseconds())
 	if cfg.JSON != "" && w.job.rank == 0 {
 		var err error
 		if w.json, err = openJSON(cfg.JSON); err != nil {
@@ -125,10 +150,12 @@ func Open(cfg Config) (*World, error) {
 
 	openMu.Lock()
 	defer openMu.Unlock()
+	done := w.startup.begin("mpi")
 	base, err := cudampi.Start()
 	if err != nil {
 		return nil, err
 	}
+	done()
 	if err := w.job.checkWorld(base.Size()); err != nil {
 		return nil, errors.Join(Usage(err), cudampi.Stop())
 	}
@@ -173,7 +200,18 @@ func (w *World) join(base *cudampi.Comm) error {
 	if err := w.findNode(control, node); err != nil {
 		return err
 	}
-	return w.findThreads(node)
+	if err := w.findThreads(node); err != nil {
+		return err
+	}
+	if err := w.chooseDevice(node); err != nil {
+		return err
+	}
+	if w.gpu == nil {
+		w.pool.init(hostSource())
+		w.pinned, w.managed = &w.pool, &w.pool
+		return nil
+	}
+	return w.startGPU(node)
 }
 
 // findNode numbers the nodes by their lowest rank: node leaders count those
@@ -243,10 +281,22 @@ func (w *World) findThreads(node *cudampi.Comm) error {
 
 // logStart is rule 8's line: what runs where, and why.
 func (w *World) logStart() {
-	w.Log.Info().Str("launcher", w.job.launcher).Int("ranks", w.Size()).Int("nodes", w.nodes).
-		Str("device", w.Device()).Str("collectives", w.Collectives()).
-		Str("why", "this version runs on host memory").
-		Str("mpi", cudampi.Version()).Int("threads", w.threads).Str("blas", host.BLAS()).Msg("start")
+	line := w.Log.Info()
+	if w.fellBack {
+		line = w.Log.Warn()
+	}
+	line = line.Str("launcher", w.job.launcher).Int("ranks", w.Size()).Int("nodes", w.nodes).
+		Str("device", w.Device()).Str("collectives", w.Collectives()).Str("why", w.why).
+		Str("mpi", cudampi.Version()).Int("threads", w.threads).Str("blas", host.BLAS())
+	if w.gpu != nil {
+		line = w.gpu.describe(line, w.Size())
+	}
+	parts := zerolog.Dict()
+	for _, p := range w.startup.parts {
+		parts = parts.Float64(p.name, p.ms)
+	}
+	parts = parts.Float64("all", float64(time.Since(w.startup.started).Microseconds())/1e3)
+	line.Dict("startup_ms", parts).Msg("start")
 }
 
 // Emit writes v as one line of JSON to the file given by --json. It does nothing
@@ -306,8 +356,8 @@ func (w *World) marks() []point {
 	defer w.mu.Unlock()
 	var m []point
 	for _, s := range w.streams {
-		if p := s.q.end(); s.q.done.Load() < p.seq {
-			m = append(m, p)
+		if !s.q.idle() {
+			m = append(m, s.q.end())
 		}
 	}
 	return m
@@ -355,8 +405,8 @@ func (w *World) drain() error {
 	return err
 }
 
-// Close takes the world down in the order graphs, streams, communicators, memory,
-// MPI. It waits for the streams; where one has failed it returns the errors of all
+// Close takes the world down in the order graphs, communicators, streams, memory,
+// the GPU, MPI. It waits for the streams; where one has failed it returns the errors of all
 // of them, and of several ranks leaves the rest as it is, since the others may be
 // waiting for what this one did not do: end the job then. A second Close does
 // nothing.
@@ -374,26 +424,35 @@ func (w *World) Close() error {
 	if err != nil && w.Size() > 1 {
 		return err
 	}
-	for _, g := range w.graphs {
-		g.closed = true
-	}
-	for _, s := range w.streams {
-		s.q.close()
+	for _, g := range slices.Clone(w.graphs) {
+		err = errors.Join(err, g.Close())
 	}
 	turn := mpiTurns.take(1)
 	if mpiTurns.enter(turn) == nil { // not after a failure; then nobody else is in MPI
 		defer mpiTurns.leave()
 	}
+	if w.symmetric != nil {
+		err = errors.Join(err, w.symmetric.deregister())
+	}
 	for i := len(w.comms) - 1; i >= 0; i-- {
 		w.comms[i].freed = true
-		err = errors.Join(err, w.comms[i].mpi.Free())
+		err = errors.Join(err, w.comms[i].closeNCCL(), w.comms[i].mpi.Free())
 	}
-	err = errors.Join(err, w.pool.close())
+	for _, e := range slices.Clone(w.events) {
+		err = errors.Join(err, e.Close())
+	}
+	for _, s := range w.streams {
+		err = errors.Join(err, s.q.close())
+	}
+	err = errors.Join(err, w.closeMemory())
 	if w.json != nil {
 		err = errors.Join(err, w.json.Close())
 	}
 	openMu.Lock()
 	defer openMu.Unlock()
+	if w.gpu != nil {
+		err = errors.Join(err, w.gpu.close())
+	}
 	if openWorlds--; openWorlds == 0 {
 		err = errors.Join(err, cudampi.Stop())
 	}

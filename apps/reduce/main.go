@@ -11,7 +11,6 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"lockstep/host"
 	"lockstep/spmd"
 )
 
@@ -115,8 +114,12 @@ func run(w *spmd.World, c config) (result, error) {
 		return r, err
 	}
 
+	local, err := newSummer(w)
+	if err != nil {
+		return r, err
+	}
 	enqueue := func() error {
-		if err := sumF32(s, sum, x); err != nil {
+		if err := local.sum(s, sum, x); err != nil {
 			return err
 		}
 		if err := spmd.AllReduce(w.Comm.On(s), sum, sum, spmd.Sum); err != nil {
@@ -144,17 +147,6 @@ func part(c config, rank, size int) spmd.Shard {
 		return int(math.Round(float64(c.Elements) * float64(r*(r+1)) / float64(size*(size+1))))
 	}
 	return spmd.Shard{Off: at(rank), Len: at(rank+1) - at(rank)}
-}
-
-var sumKernel = spmd.NewKernel("sum_f32", "", func(a spmd.Args) error {
-	out, x := spmd.ArgSlice[float64](a, 0), spmd.ArgSlice[float32](a, 1)
-	out[0] = host.SumParallel(x)
-	return nil
-})
-
-// sumF32 enqueues sum[0] = the sum of x, accumulated in float64.
-func sumF32(s *spmd.Stream, sum spmd.Buffer[float64], x spmd.Buffer[float32]) error {
-	return sumKernel.Launch(s, spmd.Cover1D(x.Len(), 256), sum.Arg(), x.Arg())
 }
 
 // reference is the sum without any rounding: the inputs are multiples of 2^-24, so

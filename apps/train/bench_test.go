@@ -13,14 +13,14 @@ import (
 const benchB, benchT = 4, 64
 
 // benchModel is open for the life of the process: MPI starts only once.
-var benchModel = sync.OnceValues(func() (*enqueue, error) {
+var benchModel = sync.OnceValues(func() (*enqueue[float32], error) {
 	w, err := spmd.Open(spmd.Config{LogLevel: "error"})
 	if err != nil {
 		return nil, err
 	}
 	cfg := presets["gpt2"]
 	cfg.Vocab = 50257
-	m, err := NewModel(w, cfg, benchB, benchT)
+	m, err := NewModel[float32](w, cfg, benchB, benchT)
 	if err != nil {
 		return nil, err
 	}
@@ -28,10 +28,10 @@ var benchModel = sync.OnceValues(func() (*enqueue, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &enqueue{s: s, m: m, b: benchB, t: benchT, n: benchB * benchT}, m.Init(1)
+	return &enqueue[float32]{s: s, m: m, b: benchB, t: benchT, n: benchB * benchT}, m.Init(1)
 })
 
-func benchStart(b *testing.B) (e *enqueue, in, targets spmd.Buffer[int32]) {
+func benchStart(b *testing.B) (e *enqueue[float32], in, targets spmd.Buffer[int32]) {
 	b.Helper()
 	e, err := benchModel()
 	if err != nil {
@@ -49,9 +49,9 @@ func benchStart(b *testing.B) (e *enqueue, in, targets spmd.Buffer[int32]) {
 	return e, in, targets
 }
 
-func benchOptimizer(b *testing.B, e *enqueue) *AdamW {
+func benchOptimizer(b *testing.B, e *enqueue[float32]) *AdamW {
 	b.Helper()
-	o, err := NewAdamW(e.s.World(), e.m, DefaultAdam)
+	o, err := NewAdamW(&e.m.State, DefaultAdam)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -86,30 +86,30 @@ func BenchmarkKernels(b *testing.B) {
 	e, in, targets := benchStart(b)
 	o := benchOptimizer(b, e)
 	m, C, n, Vp, L := e.m, e.m.Cfg.Channels, e.n, e.m.Cfg.PaddedVocab(), e.m.Cfg.Layers
-	a, p, g := &m.act[0], m.p[m.layer(0):], m.g[m.layer(0):]
-	wte, dwte := m.p[m.wte()], m.g[m.wte()]
+	a, at, wte := &m.act[0], m.layer(0), m.wte()
+	p, g := m.p[at:], m.g[at:]
 	for _, k := range []struct {
 		name string
 		each int // times in a step
 		run  func()
 	}{
-		{"gemm qkv forward", L, func() { e.linear(a.qkv, a.ln1, p[qkvW], n, C, 3*C) }},
-		{"gemm qkv input grad", L, func() { e.inputGrad(m.tmp, m.dwide, p[qkvW], n, C, 3*C) }},
-		{"gemm qkv weight grad", L, func() { e.weightGrad(g[qkvW], m.dwide, a.ln1, n, C, 3*C) }},
-		{"gemm attproj forward", L, func() { e.linear(m.tmp, a.att, p[projW], n, C, C) }},
-		{"gemm attproj input grad", L, func() { e.inputGrad(m.tmp, m.dres, p[projW], n, C, C) }},
-		{"gemm attproj weight grad", L, func() { e.weightGrad(g[projW], m.dres, a.att, n, C, C) }},
-		{"gemm fc forward", L, func() { e.linear(a.fc, a.ln2, p[fcW], n, C, 4*C) }},
-		{"gemm fc input grad", L, func() { e.inputGrad(m.tmp, m.dwide, p[fcW], n, C, 4*C) }},
-		{"gemm fc weight grad", L, func() { e.weightGrad(g[fcW], m.dwide, a.ln2, n, C, 4*C) }},
-		{"gemm fcproj forward", L, func() { e.linear(m.tmp, a.gelu, p[projW2], n, 4*C, C) }},
-		{"gemm fcproj input grad", L, func() { e.inputGrad(m.dwide, m.dres, p[projW2], n, 4*C, C) }},
-		{"gemm fcproj weight grad", L, func() { e.weightGrad(g[projW2], m.dres, a.gelu, n, 4*C, C) }},
-		{"gemm head forward", 1, func() { e.linear(m.logits, m.lnf, wte, n, C, Vp) }},
-		{"gemm head input grad", 1, func() { e.inputGrad(m.tmp, m.logits, wte, n, C, Vp) }},
-		{"gemm head weight grad", 1, func() { e.weightGrad(dwte, m.logits, m.lnf, n, C, Vp) }},
-		{"encoder forward", 1, func() { e.encoderForward(m.emb, in, wte, m.p[m.wpe()]) }},
-		{"encoder backward", 1, func() { e.encoderBackward(dwte, m.g[m.wpe()], m.dres, in) }},
+		{"gemm qkv forward", L, func() { e.linear(a.qkv, a.ln1, at+qkvW, C, 3*C) }},
+		{"gemm qkv input grad", L, func() { e.inputGrad(m.tmp, m.dwide, at+qkvW, C, 3*C) }},
+		{"gemm qkv weight grad", L, func() { e.weightGrad(m.dwide, a.ln1, at+qkvW, C, 3*C) }},
+		{"gemm attproj forward", L, func() { e.linear(m.tmp, a.att, at+projW, C, C) }},
+		{"gemm attproj input grad", L, func() { e.inputGrad(m.tmp, m.dres, at+projW, C, C) }},
+		{"gemm attproj weight grad", L, func() { e.weightGrad(m.dres, a.att, at+projW, C, C) }},
+		{"gemm fc forward", L, func() { e.linear(a.fc, a.ln2, at+fcW, C, 4*C) }},
+		{"gemm fc input grad", L, func() { e.inputGrad(m.tmp, m.dwide, at+fcW, C, 4*C) }},
+		{"gemm fc weight grad", L, func() { e.weightGrad(m.dwide, a.ln2, at+fcW, C, 4*C) }},
+		{"gemm fcproj forward", L, func() { e.linear(m.tmp, a.gelu, at+projW2, 4*C, C) }},
+		{"gemm fcproj input grad", L, func() { e.inputGrad(m.dwide, m.dres, at+projW2, 4*C, C) }},
+		{"gemm fcproj weight grad", L, func() { e.weightGrad(m.dres, a.gelu, at+projW2, 4*C, C) }},
+		{"gemm head forward", 1, func() { e.linear(m.logits, m.lnf, wte, C, Vp) }},
+		{"gemm head input grad", 1, func() { e.inputGrad(m.tmp, m.logits, wte, C, Vp) }},
+		{"gemm head weight grad", 1, func() { e.weightGrad(m.logits, m.lnf, wte, C, Vp) }},
+		{"encoder forward", 1, func() { e.encoderForward(m.emb, in, m.p[wte], m.p[m.wpe()]) }},
+		{"encoder backward", 1, func() { e.encoderBackward(m.g[wte], m.g[m.wpe()], m.dres, in) }},
 		{"residual layernorm forward", 2 * L, func() {
 			e.residualLayerNormForward(a.res2, a.ln2, a.mean2, a.rstd2, m.emb, m.tmp, p[projB], p[ln2W], p[ln2B])
 		}},

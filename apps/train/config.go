@@ -9,7 +9,7 @@ import (
 
 // options is every setting of a run; newOptions holds the defaults.
 type options struct {
-	model                          string
+	model, dtype                   string
 	layers, heads, channels        int // 0: as the model has it
 	steps, batch, seq, globalBatch int
 	lr, minLR, weightDecay, clip   float64
@@ -51,7 +51,7 @@ var habits = map[string]struct {
 
 func newOptions() *options {
 	return &options{
-		model: "tiny", steps: 1500, batch: 4,
+		model: "tiny", dtype: "float32", steps: 1500, batch: 4,
 		weightDecay: DefaultAdam.WeightDecay, clip: DefaultAdam.Clip, beta1: DefaultAdam.Beta1,
 		minLR: 0.1, valBatches: 4, tokens: "bytes", sample: 400, temperature: 0.8,
 	}
@@ -59,6 +59,7 @@ func newOptions() *options {
 
 func (o *options) flags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.model, "model", o.model, "shape of the model: tiny, gpt2, gpt2-medium, gpt2-large or gpt2-xl")
+	fs.StringVar(&o.dtype, "dtype", o.dtype, "type of the activations: float32, or bfloat16 with float32 weights and gradients")
 	fs.IntVar(&o.layers, "layers", o.layers, "transformer blocks (default the model's)")
 	fs.IntVar(&o.heads, "heads", o.heads, "attention heads of a block (default the model's)")
 	fs.IntVar(&o.channels, "channels", o.channels, "width of the model, divisible by the heads (default the model's)")
@@ -93,6 +94,9 @@ func (o *options) check(ranks int) error {
 	base, err := Preset(o.model)
 	if err != nil {
 		return fmt.Errorf("--model %s: unknown, want tiny, gpt2, gpt2-medium, gpt2-large or gpt2-xl", o.model)
+	}
+	if o.dtype != "float32" && o.dtype != "bfloat16" {
+		return fmt.Errorf("--dtype %s: unknown, want float32 or bfloat16", o.dtype)
 	}
 	usual := habits[o.model]
 	if !o.given("lr") {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	_ "embed"
 	"fmt"
 	"math"
 	"sync/atomic"
@@ -11,8 +12,105 @@ import (
 
 // The kernels of the model. Beside each stands the one function that launches it,
 // which checks nothing that the layout in model.go already settles. Arrays are
-// row-major float32; n is the number of tokens b·t, and buffers may be longer
-// than the n rows in use.
+// row-major; activations and their gradients are of the model's type A, all else is
+// float32. n is the number of tokens b·t, and buffers may be longer than the n rows
+// in use. kernels.cu is what runs on a GPU, kernels.c has the loops of the host.
+
+//go:embed kernels.cu
+var cudaSource string
+
+// Act is the element type of activations and of their gradients.
+type Act interface{ float32 | spmd.BF16 }
+
+// kernel is one computation for each type of activations.
+type kernel struct{ f32, bf16 *spmd.Kernel }
+
+// newKernel declares the kernels name_f32 and name_bf16 of kernels.cu; on the host
+// fn computes both.
+func newKernel(name string, fn func(a *hostArgs) error) kernel {
+	run := func(half bool) func(spmd.Args) error {
+		return func(args spmd.Args) error {
+			a := hostArgs{Args: args, half: half}
+			if err := fn(&a); err != nil {
+				return err
+			}
+			for _, w := range a.written {
+				roundAll(w.to, w.from)
+			}
+			return nil
+		}
+	}
+	return kernel{spmd.NewKernel(name+"_f32", cudaSource, run(false)), spmd.NewKernel(name+"_bf16", cudaSource, run(true))}
+}
+
+// hostArgs are the arguments of a kernel on the host, which computes in float32: of
+// bfloat16 activations it gets widened copies, and what it has written is rounded
+// when it returns.
+type hostArgs struct {
+	spmd.Args
+	half    bool
+	written []rounding
+}
+
+type rounding struct {
+	to   []spmd.BF16
+	from []float32
+}
+
+// in returns the first n elements of argument i, activations to read.
+func (a *hostArgs) in(i, n int) []float32 {
+	if !a.half {
+		return a.f32(i)[:n]
+	}
+	src, wide := spmd.ArgSlice[spmd.BF16](a.Args, i)[:n], make([]float32, n)
+	host.Parallel(n, halfGrain, func(lo, hi int) { host.Widen(wide[lo:hi], src[lo:hi]) })
+	return wide
+}
+
+// out returns the first n elements of argument i, activations to write, every one.
+func (a *hostArgs) out(i, n int) []float32 {
+	if !a.half {
+		return a.f32(i)[:n]
+	}
+	return a.rounded(i, make([]float32, n))
+}
+
+// inOut returns the first n elements of argument i, activations to read and write.
+func (a *hostArgs) inOut(i, n int) []float32 {
+	if !a.half {
+		return a.f32(i)[:n]
+	}
+	return a.rounded(i, a.in(i, n))
+}
+
+// rounded makes wide what argument i receives in the end, and returns it.
+func (a *hostArgs) rounded(i int, wide []float32) []float32 {
+	a.written = append(a.written, rounding{spmd.ArgSlice[spmd.BF16](a.Args, i)[:len(wide)], wide})
+	return wide
+}
+
+// f32 returns argument i, float32 in both kernels.
+func (a *hostArgs) f32(i int) []float32 { return spmd.ArgSlice[float32](a.Args, i) }
+
+// i32 returns the first n elements of argument i, tokens.
+func (a *hostArgs) i32(i, n int) []int32 { return spmd.ArgSlice[int32](a.Args, i)[:n] }
+
+// flag returns argument i, passed by flag.
+func (a *hostArgs) flag(i int) bool { return a.I32(i) != 0 }
+
+func flag(b bool) spmd.Arg {
+	if b {
+		return spmd.I32(1)
+	}
+	return spmd.I32(0)
+}
+
+// halfGrain is how many conversions are worth a goroutine.
+const halfGrain = 1 << 14
+
+func roundAll(dst []spmd.BF16, src []float32) {
+	host.Parallel(len(src), halfGrain, func(lo, hi int) { host.Round(dst[lo:hi], src[lo:hi]) })
+}
 
 // rowGrain is how many rows of c elements are worth a goroutine.
 func rowGrain(c int) int { return max(1, 1<<14/c) }
@@ -25,9 +123,41 @@ func columns(c, n int, fn func(lo, hi int)) {
 	})
 }
 
-// perRow is a grid of one block for each of n rows.
-func perRow(n int) spmd.Grid {
-	return spmd.Grid{Blocks: [3]int{n, 1, 1}, Threads: [3]int{256, 1, 1}}
+// blocks is a grid of blocks of 256 threads, which kernels.cu relies on.
+func blocks(x, y, z int) spmd.Grid {
+	return spmd.Grid{Blocks: [3]int{x, y, z}, Threads: [3]int{256, 1, 1}}
+}
+
+// warpRows is a grid of a warp for each of n rows.
+func warpRows(n int) spmd.Grid { return blocks((n+7)/8, 1, 1) }
+
+// Sums over rows go in up to sumParts parts of at least 64 rows.
+const sumParts = 128
+
+// columnSums is a grid for sums over n rows of c columns.
+func columnSums(c, n int) spmd.Grid {
+	width := 32 // columns of a block
+	if c%8 == 0 {
+		width *= 8
+	}
+	return blocks((c+width-1)/width, min(sumParts, (n+63)/64), 1)
+}
+
+// launch puts one of the two on the stream.
+func (e *enqueue[A]) launch(k kernel, g spmd.Grid, args ...spmd.Arg) {
+	if e.err != nil {
+		return
+	}
+	if isHalf[A]() {
+		e.err = k.bf16.Launch(e.s, g, args...)
+	} else {
+		e.err = k.f32.Launch(e.s, g, args...)
+	}
+}
+
+func isHalf[A Act]() bool {
+	_, half := any(*new(A)).(spmd.BF16)
+	return half
 }
 
 // checkTokens refuses a token that would reach outside the vocabulary's rows.
@@ -40,53 +170,44 @@ func checkTokens(tokens []int32, vocab int) error {
 	return nil
 }
 
-func flag(b bool) spmd.Arg {
-	if b {
-		return spmd.I32(1)
-	}
-	return spmd.I32(0)
-}
-
-var encoderForwardKernel = spmd.NewKernel("encoder_forward", "", func(a spmd.Args) error {
-	out, tokens := spmd.ArgSlice[float32](a, 0), spmd.ArgSlice[int32](a, 1)
-	wte, wpe := spmd.ArgSlice[float32](a, 2), spmd.ArgSlice[float32](a, 3)
+var encoderForwardKernel = newKernel("encoder_forward", func(a *hostArgs) error {
 	n, t, c, vocab := a.I32(4), a.I32(5), a.I32(6), a.I32(7)
-	if err := checkTokens(tokens[:n], vocab); err != nil {
+	out, tokens, wte, wpe := a.out(0, n*c), a.i32(1, n), a.f32(2), a.f32(3)
+	if err := checkTokens(tokens, vocab); err != nil {
 		return err
 	}
 	host.Parallel(n, rowGrain(c), func(lo, hi int) { cEncoderForward(out, tokens, wte, wpe, t, c, lo, hi) })
 	return nil
 })
 
-// encoderForward enqueues out(n,c) = wte[token] + wpe[position].
-func (e *enqueue) encoderForward(out spmd.Buffer[float32], tokens spmd.Buffer[int32], wte, wpe spmd.Buffer[float32]) {
+// encoderForward enqueues out(n,c) = wte[token] + wpe[position]. A token outside the
+// vocabulary fails the stream on the host; on a GPU it makes the loss NaN.
+func (e *enqueue[A]) encoderForward(out spmd.Buffer[A], tokens spmd.Buffer[int32], wte, wpe spmd.Buffer[float32]) {
 	C := e.m.Cfg.Channels
-	e.launch(encoderForwardKernel, spmd.Cover1D(e.n*C, 256), out.Arg(), tokens.Arg(), wte.Arg(), wpe.Arg(),
+	e.launch(encoderForwardKernel, warpRows(e.n), out.Arg(), tokens.Arg(), wte.Arg(), wpe.Arg(),
 		spmd.I32(e.n), spmd.I32(e.t), spmd.I32(C), spmd.I32(e.m.Cfg.Vocab))
 }
 
-var encoderBackwardKernel = spmd.NewKernel("encoder_backward", "", func(a spmd.Args) error {
-	dwte, dwpe := spmd.ArgSlice[float32](a, 0), spmd.ArgSlice[float32](a, 1)
-	dout, tokens := spmd.ArgSlice[float32](a, 2), spmd.ArgSlice[int32](a, 3)
-	n, t, c, positions, acc := a.I32(4), a.I32(5), a.I32(6), a.I32(7), a.I32(8) != 0
+var encoderBackwardKernel = newKernel("encoder_backward", func(a *hostArgs) error {
+	n, t, c, positions, acc := a.I32(4), a.I32(5), a.I32(6), a.I32(7), a.flag(9)
+	dwte, dwpe, dout, tokens := a.f32(0), a.f32(1), a.in(2, n*c), a.i32(3, n)
 	// Two rows with one token add to one row of dwte: split by columns, each column
 	// adds in the order of the rows.
-	columns(c, n, func(lo, hi int) { cEncoderBackward(dwte, dwpe, dout, tokens[:n], t, c, positions, acc, lo, hi) })
+	columns(c, n, func(lo, hi int) { cEncoderBackward(dwte, dwpe, dout, tokens, t, c, positions, acc, lo, hi) })
 	return nil
 })
 
 // encoderBackward enqueues dwte[token] += dout and dwpe[position] (+)= dout. The
 // head has set dwte before.
-func (e *enqueue) encoderBackward(dwte, dwpe, dout spmd.Buffer[float32], tokens spmd.Buffer[int32]) {
-	C := e.m.Cfg.Channels
-	e.launch(encoderBackwardKernel, spmd.Cover1D(e.n*C, 256), dwte.Arg(), dwpe.Arg(), dout.Arg(), tokens.Arg(),
-		spmd.I32(e.n), spmd.I32(e.t), spmd.I32(C), spmd.I32(e.m.Cfg.SeqMax), flag(e.acc))
+func (e *enqueue[A]) encoderBackward(dwte, dwpe spmd.Buffer[float32], dout spmd.Buffer[A], tokens spmd.Buffer[int32]) {
+	cfg := e.m.Cfg
+	e.launch(encoderBackwardKernel, blocks(e.n+cfg.SeqMax, 1, 1), dwte.Arg(), dwpe.Arg(), dout.Arg(), tokens.Arg(),
+		spmd.I32(e.n), spmd.I32(e.t), spmd.I32(cfg.Channels), spmd.I32(cfg.SeqMax), spmd.I32(cfg.Vocab), flag(e.acc))
 }
 
-var layerNormForwardKernel = spmd.NewKernel("layernorm_forward", "", func(a spmd.Args) error {
-	out, mean, rstd := spmd.ArgSlice[float32](a, 0), spmd.ArgSlice[float32](a, 1), spmd.ArgSlice[float32](a, 2)
-	x, weight, bias := spmd.ArgSlice[float32](a, 3), spmd.ArgSlice[float32](a, 4), spmd.ArgSlice[float32](a, 5)
+var layerNormForwardKernel = newKernel("layernorm_forward", func(a *hostArgs) error {
 	n, c := a.I32(6), a.I32(7)
+	out, mean, rstd, x, weight, bias := a.out(0, n*c), a.f32(1), a.f32(2), a.in(3, n*c), a.f32(4), a.f32(5)
 	host.Parallel(n, rowGrain(c), func(lo, hi int) {
 		cLayerNormForward(nil, out, mean, rstd, x, nil, nil, weight, bias, c, lo, hi)
 	})
@@ -95,17 +216,15 @@ var layerNormForwardKernel = spmd.NewKernel("layernorm_forward", "", func(a spmd
 
 // layerNormForward enqueues out(n,c) = (x - mean)·rstd·weight + bias, and keeps
 // mean(n) and rstd(n).
-func (e *enqueue) layerNormForward(out, mean, rstd, x, weight, bias spmd.Buffer[float32]) {
-	e.launch(layerNormForwardKernel, perRow(e.n), out.Arg(), mean.Arg(), rstd.Arg(), x.Arg(), weight.Arg(), bias.Arg(),
+func (e *enqueue[A]) layerNormForward(out spmd.Buffer[A], mean, rstd spmd.Buffer[float32], x spmd.Buffer[A], weight, bias spmd.Buffer[float32]) {
+	e.launch(layerNormForwardKernel, warpRows(e.n), out.Arg(), mean.Arg(), rstd.Arg(), x.Arg(), weight.Arg(), bias.Arg(),
 		spmd.I32(e.n), spmd.I32(e.m.Cfg.Channels))
 }
 
-var residualLayerNormForwardKernel = spmd.NewKernel("residual_layernorm_forward", "", func(a spmd.Args) error {
-	res, out := spmd.ArgSlice[float32](a, 0), spmd.ArgSlice[float32](a, 1)
-	mean, rstd := spmd.ArgSlice[float32](a, 2), spmd.ArgSlice[float32](a, 3)
-	x, y, ybias := spmd.ArgSlice[float32](a, 4), spmd.ArgSlice[float32](a, 5), spmd.ArgSlice[float32](a, 6)
-	weight, bias := spmd.ArgSlice[float32](a, 7), spmd.ArgSlice[float32](a, 8)
+var residualLayerNormForwardKernel = newKernel("residual_layernorm_forward", func(a *hostArgs) error {
 	n, c := a.I32(9), a.I32(10)
+	res, out, mean, rstd := a.out(0, n*c), a.out(1, n*c), a.f32(2), a.f32(3)
+	x, y, ybias, weight, bias := a.in(4, n*c), a.in(5, n*c), a.f32(6), a.f32(7), a.f32(8)
 	host.Parallel(n, rowGrain(c), func(lo, hi int) {
 		cLayerNormForward(res, out, mean, rstd, x, y, ybias, weight, bias, c, lo, hi)
 	})
@@ -114,79 +233,94 @@ var residualLayerNormForwardKernel = spmd.NewKernel("residual_layernorm_forward"
 
 // residualLayerNormForward enqueues res(n,c) = x + y + ybias and the LayerNorm of
 // res into out.
-func (e *enqueue) residualLayerNormForward(res, out, mean, rstd, x, y, ybias, weight, bias spmd.Buffer[float32]) {
-	e.launch(residualLayerNormForwardKernel, perRow(e.n), res.Arg(), out.Arg(), mean.Arg(), rstd.Arg(),
+func (e *enqueue[A]) residualLayerNormForward(res, out spmd.Buffer[A], mean, rstd spmd.Buffer[float32], x, y spmd.Buffer[A], ybias, weight, bias spmd.Buffer[float32]) {
+	e.launch(residualLayerNormForwardKernel, warpRows(e.n), res.Arg(), out.Arg(), mean.Arg(), rstd.Arg(),
 		x.Arg(), y.Arg(), ybias.Arg(), weight.Arg(), bias.Arg(), spmd.I32(e.n), spmd.I32(e.m.Cfg.Channels))
 }
 
-var layerNormBackwardKernel = spmd.NewKernel("layernorm_backward", "", func(a spmd.Args) error {
-	dx, dweight, dbias := spmd.ArgSlice[float32](a, 0), spmd.ArgSlice[float32](a, 1), spmd.ArgSlice[float32](a, 2)
-	dout, x, weight := spmd.ArgSlice[float32](a, 3), spmd.ArgSlice[float32](a, 4), spmd.ArgSlice[float32](a, 5)
-	mean, rstd := spmd.ArgSlice[float32](a, 6), spmd.ArgSlice[float32](a, 7)
-	n, c, add, acc := a.I32(8), a.I32(9), a.I32(10) != 0, a.I32(11) != 0
+var layerNormBackwardInputKernel = newKernel("layernorm_backward_input", func(a *hostArgs) error {
+	n, c, add := a.I32(6), a.I32(7), a.flag(8)
+	var dx []float32
+	if add {
+		dx = a.inOut(0, n*c)
+	} else {
+		dx = a.out(0, n*c)
+	}
+	dout, x, weight, mean, rstd := a.in(1, n*c), a.in(2, n*c), a.f32(3), a.f32(4), a.f32(5)
 	host.Parallel(n, rowGrain(c), func(lo, hi int) {
 		cLayerNormBackwardInput(dx, dout, x, weight, mean, rstd, c, add, lo, hi)
 	})
+	return nil
+})
+
+var layerNormBackwardParamsKernel = newKernel("layernorm_backward_params", func(a *hostArgs) error {
+	n, c, acc := a.I32(8), a.I32(9), a.flag(10)
+	dweight, dbias, dout, x, mean, rstd := a.f32(0), a.f32(1), a.in(4, n*c), a.in(5, n*c), a.f32(6), a.f32(7)
 	columns(c, n, func(lo, hi int) { cLayerNormBackwardParams(dweight, dbias, dout, x, mean, rstd, n, c, acc, lo, hi) })
 	return nil
 })
 
 // layerNormBackward enqueues dx(n,c) = the gradient of the LayerNorm's input, added
 // with add, and the gradients of its parameters.
-func (e *enqueue) layerNormBackward(dx, dweight, dbias, dout, x, weight, mean, rstd spmd.Buffer[float32], add bool) {
-	e.launch(layerNormBackwardKernel, perRow(e.n), dx.Arg(), dweight.Arg(), dbias.Arg(), dout.Arg(), x.Arg(), weight.Arg(),
-		mean.Arg(), rstd.Arg(), spmd.I32(e.n), spmd.I32(e.m.Cfg.Channels), flag(add), flag(e.acc))
+func (e *enqueue[A]) layerNormBackward(dx spmd.Buffer[A], dweight, dbias spmd.Buffer[float32], dout, x spmd.Buffer[A], weight, mean, rstd spmd.Buffer[float32], add bool) {
+	n, c := spmd.I32(e.n), spmd.I32(e.m.Cfg.Channels)
+	e.launch(layerNormBackwardInputKernel, warpRows(e.n), dx.Arg(), dout.Arg(), x.Arg(), weight.Arg(), mean.Arg(), rstd.Arg(),
+		n, c, flag(add))
+	e.launch(layerNormBackwardParamsKernel, columnSums(e.m.Cfg.Channels, e.n), dweight.Arg(), dbias.Arg(),
+		e.m.partial.Arg(), e.m.arrived.Arg(), dout.Arg(), x.Arg(), mean.Arg(), rstd.Arg(), n, c, flag(e.acc))
 }
 
-var biasForwardKernel = spmd.NewKernel("bias_forward", "", func(a spmd.Args) error {
-	y, bias := spmd.ArgSlice[float32](a, 0), spmd.ArgSlice[float32](a, 1)
+var biasForwardKernel = newKernel("bias_forward", func(a *hostArgs) error {
 	n, c := a.I32(2), a.I32(3)
+	y, bias := a.inOut(0, n*c), a.f32(1)
 	host.Parallel(n, rowGrain(c), func(lo, hi int) { cBiasForward(y, bias, c, lo, hi) })
 	return nil
 })
 
 // biasForward enqueues y(n,c) += bias(c).
-func (e *enqueue) biasForward(y, bias spmd.Buffer[float32], c int) {
-	e.launch(biasForwardKernel, spmd.Cover1D(e.n*c, 256), y.Arg(), bias.Arg(), spmd.I32(e.n), spmd.I32(c))
+func (e *enqueue[A]) biasForward(y spmd.Buffer[A], bias spmd.Buffer[float32], c int) {
+	e.launch(biasForwardKernel, warpRows(e.n), y.Arg(), bias.Arg(), spmd.I32(e.n), spmd.I32(c))
 }
 
-var biasBackwardKernel = spmd.NewKernel("bias_backward", "", func(a spmd.Args) error {
-	dbias, dy := spmd.ArgSlice[float32](a, 0), spmd.ArgSlice[float32](a, 1)
-	n, c, acc := a.I32(2), a.I32(3), a.I32(4) != 0
+var biasBackwardKernel = newKernel("bias_backward", func(a *hostArgs) error {
+	n, c, acc := a.I32(4), a.I32(5), a.flag(6)
+	dbias, dy := a.f32(0), a.in(3, n*c)
 	columns(c, n, func(lo, hi int) { cBiasBackward(dbias, dy, n, c, acc, lo, hi) })
 	return nil
 })
 
 // biasBackward enqueues dbias(c) (+)= the sum of dy(n,c) over its rows.
-func (e *enqueue) biasBackward(dbias, dy spmd.Buffer[float32], c int) {
-	e.launch(biasBackwardKernel, spmd.Cover1D(c, 32), dbias.Arg(), dy.Arg(), spmd.I32(e.n), spmd.I32(c), flag(e.acc))
+func (e *enqueue[A]) biasBackward(dbias spmd.Buffer[float32], dy spmd.Buffer[A], c int) {
+	e.launch(biasBackwardKernel, columnSums(c, e.n), dbias.Arg(), e.m.partial.Arg(), e.m.arrived.Arg(), dy.Arg(),
+		spmd.I32(e.n), spmd.I32(c), flag(e.acc))
 }
 
-var biasGeluForwardKernel = spmd.NewKernel("bias_gelu_forward", "", func(a spmd.Args) error {
-	out, x, bias := spmd.ArgSlice[float32](a, 0), spmd.ArgSlice[float32](a, 1), spmd.ArgSlice[float32](a, 2)
+var biasGeluForwardKernel = newKernel("bias_gelu_forward", func(a *hostArgs) error {
 	n, c := a.I32(3), a.I32(4)
+	out, x, bias := a.out(0, n*c), a.inOut(1, n*c), a.f32(2)
 	host.Parallel(n, rowGrain(c), func(lo, hi int) { cBiasGeluForward(out, x, bias, c, lo, hi) })
 	return nil
 })
 
 // biasGeluForward enqueues x(n,c) += bias(c) and out = gelu(x), by GPT-2's tanh
 // formula.
-func (e *enqueue) biasGeluForward(out, x, bias spmd.Buffer[float32], c int) {
-	e.launch(biasGeluForwardKernel, spmd.Cover1D(e.n*c, 256), out.Arg(), x.Arg(), bias.Arg(), spmd.I32(e.n), spmd.I32(c))
+func (e *enqueue[A]) biasGeluForward(out, x spmd.Buffer[A], bias spmd.Buffer[float32], c int) {
+	e.launch(biasGeluForwardKernel, warpRows(e.n), out.Arg(), x.Arg(), bias.Arg(), spmd.I32(e.n), spmd.I32(c))
 }
 
-var geluBackwardKernel = spmd.NewKernel("gelu_backward", "", func(a spmd.Args) error {
-	d, x, n := spmd.ArgSlice[float32](a, 0), spmd.ArgSlice[float32](a, 1), a.I64(2)
+var geluBackwardKernel = newKernel("gelu_backward", func(a *hostArgs) error {
+	n := a.I64(2)
+	d, x := a.inOut(0, n), a.in(1, n)
 	host.Parallel(n, 1<<14, func(lo, hi int) { cGeluBackward(d, x, lo, hi) })
 	return nil
 })
 
 // geluBackward enqueues d(n,c) *= gelu'(x).
-func (e *enqueue) geluBackward(d, x spmd.Buffer[float32], c int) {
-	e.launch(geluBackwardKernel, spmd.Cover1D(e.n*c, 256), d.Arg(), x.Arg(), spmd.I64(e.n*c))
+func (e *enqueue[A]) geluBackward(d, x spmd.Buffer[A], c int) {
+	e.launch(geluBackwardKernel, spmd.Cover1D((e.n*c+7)/8, 256), d.Arg(), x.Arg(), spmd.I64(e.n*c))
 }
 
-// headGrain is how many heads are worth a goroutine.
+// headGrain is how many heads of an attention are worth a goroutine.
 func headGrain(t, hs int) int { return max(1, 1<<18/(t*t*hs)) }
 
 // attend runs fn on ranges of the b·nh heads, and says when one had no memory.
@@ -203,24 +337,30 @@ func attend(b, t, nh, hs int, fn func(lo, hi int) bool) error {
 	return nil
 }
 
-var attentionForwardKernel = spmd.NewKernel("attention_forward", "", func(a spmd.Args) error {
-	out, lse, qkv := spmd.ArgSlice[float32](a, 0), spmd.ArgSlice[float32](a, 1), spmd.ArgSlice[float32](a, 2)
+// attentionGrid is a grid of blocks for heads, tiles of 64 tokens, twice in the
+// backward pass, and 64 channels of a head.
+func attentionGrid(heads, t, hs, times int) spmd.Grid {
+	return blocks(heads, times*((t+63)/64), (hs+63)/64)
+}
+
+var attentionForwardKernel = newKernel("attention_forward", func(a *hostArgs) error {
 	b, t, nh, hs := a.I32(3), a.I32(4), a.I32(5), a.I32(6)
+	out, lse, qkv := a.out(0, b*t*nh*hs), a.f32(1), a.in(2, 3*b*t*nh*hs)
 	return attend(b, t, nh, hs, func(lo, hi int) bool { return cAttentionForward(out, lse, qkv, t, nh, hs, lo, hi) })
 })
 
 // attentionForward enqueues the causal attention of qkv(b,t,3,nh,hs) into
 // out(b,t,nh,hs), keeping the logarithms of the softmax's denominators, lse(b,nh,t).
-func (e *enqueue) attentionForward(out, lse, qkv spmd.Buffer[float32]) {
+func (e *enqueue[A]) attentionForward(out spmd.Buffer[A], lse spmd.Buffer[float32], qkv spmd.Buffer[A]) {
 	nh, hs := e.m.Cfg.Heads, e.m.Cfg.Channels/e.m.Cfg.Heads
-	e.launch(attentionForwardKernel, perRow(e.b*nh*e.t), out.Arg(), lse.Arg(), qkv.Arg(),
+	e.launch(attentionForwardKernel, attentionGrid(e.b*nh, e.t, hs, 1), out.Arg(), lse.Arg(), qkv.Arg(),
 		spmd.I32(e.b), spmd.I32(e.t), spmd.I32(nh), spmd.I32(hs))
 }
 
-var attentionBackwardKernel = spmd.NewKernel("attention_backward", "", func(a spmd.Args) error {
-	dqkv, delta, dout := spmd.ArgSlice[float32](a, 0), spmd.ArgSlice[float32](a, 1), spmd.ArgSlice[float32](a, 2)
-	out, lse, qkv := spmd.ArgSlice[float32](a, 3), spmd.ArgSlice[float32](a, 4), spmd.ArgSlice[float32](a, 5)
+var attentionBackwardKernel = newKernel("attention_backward", func(a *hostArgs) error {
 	b, t, nh, hs := a.I32(6), a.I32(7), a.I32(8), a.I32(9)
+	n := b * t * nh * hs
+	dqkv, delta, dout, out, lse, qkv := a.out(0, 3*n), a.f32(1), a.in(2, n), a.in(3, n), a.f32(4), a.in(5, 3*n)
 	return attend(b, t, nh, hs, func(lo, hi int) bool {
 		return cAttentionBackward(dqkv, delta, dout, out, lse, qkv, t, nh, hs, lo, hi)
 	})
@@ -228,32 +368,39 @@ var attentionBackwardKernel = spmd.NewKernel("attention_backward", "", func(a sp
 
 // attentionBackward enqueues dqkv from dout and what attentionForward kept; the
 // probabilities are computed again. delta(b,nh,t) is scratch.
-func (e *enqueue) attentionBackward(dqkv, delta, dout, out, lse, qkv spmd.Buffer[float32]) {
+func (e *enqueue[A]) attentionBackward(dqkv spmd.Buffer[A], delta spmd.Buffer[float32], dout, out spmd.Buffer[A], lse spmd.Buffer[float32], qkv spmd.Buffer[A]) {
 	nh, hs := e.m.Cfg.Heads, e.m.Cfg.Channels/e.m.Cfg.Heads
-	e.launch(attentionBackwardKernel, perRow(e.b*nh*e.t), dqkv.Arg(), delta.Arg(), dout.Arg(), out.Arg(), lse.Arg(), qkv.Arg(),
+	e.launch(attentionBackwardKernel, attentionGrid(e.b*nh, e.t, hs, 2), dqkv.Arg(), delta.Arg(), dout.Arg(), out.Arg(), lse.Arg(), qkv.Arg(),
 		spmd.I32(e.b), spmd.I32(e.t), spmd.I32(nh), spmd.I32(hs))
 }
 
-var classifierKernel = spmd.NewKernel("classifier", "", func(a spmd.Args) error {
-	losses, logits, targets := spmd.ArgSlice[float32](a, 0), spmd.ArgSlice[float32](a, 1), spmd.ArgSlice[int32](a, 2)
-	n, v, vp, scale, grad := a.I32(3), a.I32(4), a.I32(5), a.F32(6), a.I32(7) != 0
-	if err := checkTokens(targets[:n], v); err != nil {
+var classifierKernel = newKernel("classifier", func(a *hostArgs) error {
+	n, v, vp, scale, grad := a.I32(3), a.I32(4), a.I32(5), a.F32(6), a.flag(7)
+	losses, targets := a.f32(0), a.i32(2, n)
+	logits := a.in
+	if grad {
+		logits = a.inOut
+	}
+	x := logits(1, n*vp)
+	if err := checkTokens(targets, v); err != nil {
 		return fmt.Errorf("target: %w", err)
 	}
-	host.Parallel(n, rowGrain(vp), func(lo, hi int) { cClassifier(losses, logits, targets, v, vp, scale, grad, lo, hi) })
+	host.Parallel(n, rowGrain(vp), func(lo, hi int) { cClassifier(losses, x, targets, v, vp, scale, grad, lo, hi) })
 	return nil
 })
 
 // classifier enqueues losses(n) = the cross-entropy of logits(n,vp) against
 // targets(n). With grad the logits become scale times their gradient, 0 in the
-// columns beyond the vocabulary.
-func (e *enqueue) classifier(losses, logits spmd.Buffer[float32], targets spmd.Buffer[int32], scale float32, grad bool) {
+// columns beyond the vocabulary. A target outside the vocabulary does what such a
+// token does to encoderForward.
+func (e *enqueue[A]) classifier(losses spmd.Buffer[float32], logits spmd.Buffer[A], targets spmd.Buffer[int32], scale float32, grad bool) {
 	cfg := e.m.Cfg
-	e.launch(classifierKernel, perRow(e.n), losses.Arg(), logits.Arg(), targets.Arg(),
+	g := spmd.Grid{Blocks: [3]int{e.n, 1, 1}, Threads: [3]int{512, 1, 1}}
+	e.launch(classifierKernel, g, losses.Arg(), logits.Arg(), targets.Arg(),
 		spmd.I32(e.n), spmd.I32(cfg.Vocab), spmd.I32(cfg.PaddedVocab()), spmd.F32(scale), flag(grad))
 }
 
-var lossSumKernel = spmd.NewKernel("loss_sum", "", func(a spmd.Args) error {
+var lossSumKernel = spmd.NewKernel("loss_sum", cudaSource, func(a spmd.Args) error {
 	loss, losses := spmd.ArgSlice[float64](a, 0), spmd.ArgSlice[float32](a, 1)
 	n, scale, acc := a.I32(2), a.F32(3), a.I32(4) != 0
 	sum := 0.0
@@ -269,20 +416,17 @@ var lossSumKernel = spmd.NewKernel("loss_sum", "", func(a spmd.Args) error {
 })
 
 // lossSum enqueues loss(1) (+)= scale times the sum of losses(n).
-func (e *enqueue) lossSum(loss spmd.Buffer[float64], losses spmd.Buffer[float32], scale float32) {
-	e.launch(lossSumKernel, perRow(1), loss.Arg(), losses.Arg(), spmd.I32(e.n), spmd.F32(scale), flag(e.acc))
-}
-
-func (e *enqueue) launch(k *spmd.Kernel, g spmd.Grid, args ...spmd.Arg) {
+func (e *enqueue[A]) lossSum(loss spmd.Buffer[float64], losses spmd.Buffer[float32], scale float32) {
 	if e.err == nil {
-		e.err = k.Launch(e.s, g, args...)
+		e.err = lossSumKernel.Launch(e.s, blocks(1, 1, 1), loss.Arg(), losses.Arg(), spmd.I32(e.n), spmd.F32(scale), flag(e.acc))
 	}
 }
 
-var adamWKernel = spmd.NewKernel("adamw", "", func(a spmd.Args) error {
+var adamWKernel = spmd.NewKernel("adamw", cudaSource, func(a spmd.Args) error {
 	p, m, v, g := spmd.ArgSlice[float32](a, 0), spmd.ArgSlice[float32](a, 1), spmd.ArgSlice[float32](a, 2), spmd.ArgSlice[float32](a, 3)
 	decay, hyper, norm := spmd.ArgSlice[uint8](a, 4), spmd.ArgSlice[float32](a, 5), spmd.ArgSlice[float32](a, 6)
-	beta1, beta2, eps, weightDecay, clip := a.F32(7), a.F32(8), a.F32(9), a.F32(10), a.F32(11)
+	half := spmd.ArgSlice[spmd.BF16](a, 7)
+	beta1, beta2, eps, weightDecay, clip := a.F32(9), a.F32(10), a.F32(11), a.F32(12), a.F32(13)
 	nrm, gscale := float64(norm[0]), float32(1)
 	if math.IsNaN(nrm) || math.IsInf(nrm, 0) {
 		return nil
@@ -293,13 +437,26 @@ var adamWKernel = spmd.NewKernel("adamw", "", func(a spmd.Args) error {
 	host.Parallel(len(decay), 1<<14/arenaAlign, func(lo, hi int) {
 		cAdamW(p, m, v, g, decay, hyper, gscale, beta1, beta2, eps, weightDecay, lo, hi)
 	})
+	roundAll(half, p[:len(half)])
 	return nil
 })
 
 // adamW enqueues the update of the whole arena p with its moments m and v from the
-// gradients g. decay has one element for each arenaAlign of p; hyper holds the rate and
-// the two corrections, norm the norm of g.
-func adamW(s *spmd.Stream, p, m, v, g spmd.Buffer[float32], decay spmd.Buffer[uint8], hyper, norm spmd.Buffer[float32], cfg AdamConfig) error {
-	return adamWKernel.Launch(s, spmd.Cover1D(p.Len(), 256), p.Arg(), m.Arg(), v.Arg(), g.Arg(), decay.Arg(), hyper.Arg(), norm.Arg(),
-		spmd.F32(float32(cfg.Beta1)), spmd.F32(float32(cfg.Beta2)), spmd.F32(float32(cfg.Eps)), spmd.F32(float32(cfg.WeightDecay)), spmd.F32(float32(cfg.Clip)))
+// gradients g. half, where it is not empty, receives p rounded. decay has one element
+// for each arenaAlign of p; hyper holds the rate and the two corrections, norm the
+// norm of g.
+func adamW(s *spmd.Stream, p, m, v, g spmd.Buffer[float32], half spmd.Buffer[spmd.BF16], decay spmd.Buffer[uint8], hyper, norm spmd.Buffer[float32], cfg AdamConfig) error {
+	return adamWKernel.Launch(s, spmd.Cover1D(p.Len()/4, 256), p.Arg(), m.Arg(), v.Arg(), g.Arg(), decay.Arg(), hyper.Arg(), norm.Arg(),
+		half.Arg(), spmd.I64(p.Len()), spmd.F32(float32(cfg.Beta1)), spmd.F32(float32(cfg.Beta2)), spmd.F32(float32(cfg.Eps)),
+		spmd.F32(float32(cfg.WeightDecay)), spmd.F32(float32(cfg.Clip)))
+}
+
+var roundWeightsKernel = spmd.NewKernel("round_weights", cudaSource, func(a spmd.Args) error {
+	roundAll(spmd.ArgSlice[spmd.BF16](a, 0), spmd.ArgSlice[float32](a, 1))
+	return nil
+})
+
+// roundWeights enqueues half = p, whole arenas.
+func roundWeights(s *spmd.Stream, half spmd.Buffer[spmd.BF16], p spmd.Buffer[float32]) error {
+	return roundWeightsKernel.Launch(s, spmd.Cover1D(p.Len()/4, 256), half.Arg(), p.Arg(), spmd.I64(p.Len()))
 }

@@ -11,6 +11,7 @@ import (
 // buffers with the next micro-batch while the device works on the one before.
 type loader struct {
 	data        *dataset
+	vocab       int // every token is below
 	slots       [2]slot
 	in, targets spmd.Buffer[int32] // (batch, seq), on the device
 }
@@ -22,9 +23,10 @@ type slot struct {
 	copied      *spmd.Event        // when the device has taken them
 }
 
-// newLoader allocates for micro-batches of up to batch sequences.
-func newLoader(w *spmd.World, data *dataset, batch int) (*loader, error) {
-	l := &loader{data: data}
+// newLoader allocates for micro-batches of up to batch sequences. A token that is not
+// below vocab ends a feed with an error.
+func newLoader(w *spmd.World, data *dataset, batch, vocab int) (*loader, error) {
+	l := &loader{data: data, vocab: vocab}
 	n := batch * data.seq
 	var err error
 	alloc := func(b *spmd.Buffer[int32], make func(*spmd.World, int) (spmd.Buffer[int32], error)) {
@@ -89,6 +91,11 @@ func (l *loader) feed(batches iter.Seq[[]int]) *feed {
 			in, targets := s.in.Host(), s.targets.Host()
 			for i, at := range starts {
 				l.data.fill(in[i*t:(i+1)*t], targets[i*t:(i+1)*t], at)
+			}
+			// A kernel on a GPU could not report them.
+			n := len(starts) * t
+			if f.err = errors.Join(checkTokens(in[:n], l.vocab), checkTokens(targets[:n], l.vocab)); f.err != nil {
+				return
 			}
 			s.b = len(starts)
 			f.ready <- s // has room for all slots

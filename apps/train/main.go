@@ -41,10 +41,7 @@ func (o *options) run(ctx context.Context, w *spmd.World) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, t.Close()) }()
-	if err := t.model.Init(w.Seed()); err != nil {
-		return err
-	}
-	if err := spmd.SyncStart(w.Comm, t.model.Weights); err != nil {
+	if err := t.begin(w.Seed()); err != nil {
 		return err
 	}
 	if err := o.train(ctx, w, t); err != nil {

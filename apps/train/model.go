@@ -165,46 +165,58 @@ func layout(cfg Config) (params []Param, groups []Group, n int) {
 	return params, groups, n
 }
 
-// Model is a decoder with its weights, gradients and activations on the rank's
-// device. Its methods that take a stream only enqueue; one stream at a time may
-// use a Model.
-type Model struct {
+// State is the weights of a model and their gradients, on the rank's device: what
+// is float32 whatever the type of the activations.
+type State struct {
 	Cfg     Config
 	Params  []Param                // in backward order
 	Groups  []Group                // in backward order; what ready of ForwardBackward counts
 	Weights spmd.Buffer[float32]   // all parameters; Params says what is where, the rest is zero
 	Grads   spmd.Buffer[float32]   // their gradients, in the same places
 	Loss    spmd.Buffer[float64]   // (1): sum over the micro-batches of scale times the tokens' losses
-	w       *spmd.World            // where the buffers are
-	rows    int                    // most tokens of a micro-batch
-	act     []layerActs            // of each layer
-	free    []func() error         // frees every buffer
+	half    spmd.Buffer[spmd.BF16] // Weights rounded, for the products of bfloat16 activations; else empty
 	p, g    []spmd.Buffer[float32] // weight and gradient of each of Params
+	w       *spmd.World            // where the buffers are
+	free    []func() error         // frees every buffer
+}
 
-	emb, lnf, lnfMean, lnfRstd spmd.Buffer[float32] // (B·T,C), (B·T,C), (B·T), (B·T)
-	logits                     spmd.Buffer[float32] // (B·T,Vp): logits, then their gradient
-	losses                     spmd.Buffer[float32] // (B·T)
-	tmp, dres                  spmd.Buffer[float32] // (B·T,C): output of a product; gradient of the residual stream
-	dwide                      spmd.Buffer[float32] // (B·T,4C): gradient inside the MLP, and of qkv
-	delta                      spmd.Buffer[float32] // (B,NH,T): attention backward's row sums
+// Model is a decoder with activations of type A on the rank's device. Its methods
+// that take a stream only enqueue; one stream at a time may use a Model.
+//
+// With BF16 the activations, their gradients and the operands of the matrix products
+// are bfloat16; the weights and their gradients, moments, the products' sums, the
+// statistics of LayerNorm and attention, biases and losses stay float32.
+type Model[A Act] struct {
+	State
+	rows int              // most tokens of a micro-batch
+	act  []layerActs[A]   // of each layer
+	mats []spmd.Buffer[A] // each of Params as products take it
+
+	emb, lnf         spmd.Buffer[A]       // (B·T,C)
+	lnfMean, lnfRstd spmd.Buffer[float32] // (B·T)
+	logits           spmd.Buffer[A]       // (B·T,Vp): logits, then their gradient
+	next             spmd.Buffer[float32] // (Vp): logits of the next token, for Logits
+	losses           spmd.Buffer[float32] // (B·T)
+	tmp, dres        spmd.Buffer[A]       // (B·T,C): output of a product; gradient of the residual stream
+	dwide            spmd.Buffer[A]       // (B·T,4C): gradient inside the MLP, and of qkv
+	delta            spmd.Buffer[float32] // (B,NH,T): attention backward's row sums
+	partial          spmd.Buffer[float32] // (sumParts,4C): parts of sums over rows, on a GPU
+	arrived          spmd.Buffer[uint32]  // (4C/32): of how many parts there are, between two sums 0
 }
 
 // layerActs is what forward keeps of one layer for backward.
-type layerActs struct {
-	ln1, mean1, rstd1 spmd.Buffer[float32] // (B·T,C), (B·T), (B·T)
-	qkv               spmd.Buffer[float32] // (B·T,3C): queries, keys, values, each (NH,HS)
-	lse               spmd.Buffer[float32] // (B,NH,T): log of the softmax's denominator
-	att               spmd.Buffer[float32] // (B·T,C)
-	res2              spmd.Buffer[float32] // (B·T,C): residual stream after attention
-	ln2, mean2, rstd2 spmd.Buffer[float32]
-	fc, gelu          spmd.Buffer[float32] // (B·T,4C): before and after the GELU
-	res3              spmd.Buffer[float32] // (B·T,C): residual stream after the MLP
+type layerActs[A Act] struct {
+	ln1, att, res2, ln2        spmd.Buffer[A]       // (B·T,C); res2: residual stream after attention
+	res3                       spmd.Buffer[A]       // (B·T,C): residual stream after the MLP
+	mean1, rstd1, mean2, rstd2 spmd.Buffer[float32] // (B·T)
+	qkv                        spmd.Buffer[A]       // (B·T,3C): queries, keys, values, each (NH,HS)
+	lse                        spmd.Buffer[float32] // (B,NH,T): log of the softmax's denominator
+	fc, gelu                   spmd.Buffer[A]       // (B·T,4C): before and after the GELU
 }
 
-// NewModel allocates a model for micro-batches of up to maxBatch sequences of up
-// to maxSeq tokens, which may be fewer than the model has positions for. The
-// weights are undefined until Init; the gradients are zero.
-func NewModel(w *spmd.World, cfg Config, maxBatch, maxSeq int) (*Model, error) {
+// NewModel allocates a model for micro-batches of up to maxBatch sequences of
+// maxSeq tokens. The weights are zero: call Init, or fill Weights and call Refresh.
+func NewModel[A Act](w *spmd.World, cfg Config, maxBatch, maxSeq int) (*Model[A], error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
@@ -214,67 +226,73 @@ func NewModel(w *spmd.World, cfg Config, maxBatch, maxSeq int) (*Model, error) {
 	if maxBatch > math.MaxInt32/maxSeq {
 		return nil, fmt.Errorf("model: micro-batches of %d sequences of %d tokens are too large", maxBatch, maxSeq)
 	}
-	m := &Model{Cfg: cfg, w: w, rows: maxBatch * maxSeq, act: make([]layerActs, cfg.Layers)}
+	m := &Model[A]{State: State{Cfg: cfg, w: w}, rows: maxBatch * maxSeq, act: make([]layerActs[A], cfg.Layers)}
 	if err := m.alloc(); err != nil {
 		return nil, errors.Join(err, m.Close())
 	}
 	return m, nil
 }
 
-func (m *Model) alloc() error {
+func (m *Model[A]) alloc() error {
 	var n int
 	m.Params, m.Groups, n = layout(m.Cfg)
 	var err error
-	f32 := func(dst *spmd.Buffer[float32], n int) {
-		if err == nil {
-			if *dst, err = spmd.Alloc[float32](m.w, n); err == nil {
-				m.free = append(m.free, dst.Free)
-			}
-		}
-	}
 	C, N := m.Cfg.Channels, m.rows
-	f32(&m.Weights, n)
-	f32(&m.Grads, n)
+	allocate(&m.State, &err, n, &m.Weights, &m.Grads)
 	for l := range m.act {
 		a := &m.act[l]
-		for _, b := range []*spmd.Buffer[float32]{&a.ln1, &a.att, &a.res2, &a.ln2, &a.res3} {
-			f32(b, N*C)
-		}
-		for _, b := range []*spmd.Buffer[float32]{&a.mean1, &a.rstd1, &a.mean2, &a.rstd2} {
-			f32(b, N)
-		}
-		f32(&a.qkv, 3*N*C)
-		f32(&a.lse, N*m.Cfg.Heads)
-		f32(&a.fc, 4*N*C)
-		f32(&a.gelu, 4*N*C)
+		allocate(&m.State, &err, N*C, &a.ln1, &a.att, &a.res2, &a.ln2, &a.res3)
+		allocate(&m.State, &err, N, &a.mean1, &a.rstd1, &a.mean2, &a.rstd2)
+		allocate(&m.State, &err, 3*N*C, &a.qkv)
+		allocate(&m.State, &err, N*m.Cfg.Heads, &a.lse)
+		allocate(&m.State, &err, 4*N*C, &a.fc, &a.gelu)
 	}
-	for _, b := range []*spmd.Buffer[float32]{&m.emb, &m.lnf, &m.tmp, &m.dres} {
-		f32(b, N*C)
+	allocate(&m.State, &err, N*C, &m.emb, &m.lnf, &m.tmp, &m.dres)
+	allocate(&m.State, &err, N, &m.lnfMean, &m.lnfRstd, &m.losses)
+	allocate(&m.State, &err, N*m.Cfg.PaddedVocab(), &m.logits)
+	allocate(&m.State, &err, m.Cfg.PaddedVocab(), &m.next)
+	allocate(&m.State, &err, 4*N*C, &m.dwide)
+	allocate(&m.State, &err, N*m.Cfg.Heads, &m.delta)
+	allocate(&m.State, &err, sumParts*4*C, &m.partial)
+	allocate(&m.State, &err, (4*C+31)/32, &m.arrived)
+	allocate(&m.State, &err, 1, &m.Loss)
+	mats, half := any(&m.mats).(*[]spmd.Buffer[spmd.BF16])
+	if half {
+		allocate(&m.State, &err, n, &m.half)
 	}
-	for _, b := range []*spmd.Buffer[float32]{&m.lnfMean, &m.lnfRstd, &m.losses} {
-		f32(b, N)
-	}
-	f32(&m.logits, N*m.Cfg.PaddedVocab())
-	f32(&m.dwide, 4*N*C)
-	f32(&m.delta, N*m.Cfg.Heads)
 	if err != nil {
 		return err
 	}
-	if m.Loss, err = spmd.Alloc[float64](m.w, 1); err != nil {
-		return err
-	}
-	m.free = append(m.free, m.Loss.Free)
 	for _, p := range m.Params {
 		m.p = append(m.p, m.Weights.Slice(p.Off, p.Off+p.Len))
 		m.g = append(m.g, m.Grads.Slice(p.Off, p.Off+p.Len))
+		if half {
+			*mats = append(*mats, m.half.Slice(p.Off, p.Off+p.Len))
+		}
+	}
+	if !half {
+		*any(&m.mats).(*[]spmd.Buffer[float32]) = m.p
 	}
 	// The gaps between tensors are never written: they must not hold a NaN that
 	// would reach the norm.
-	return errors.Join(m.Weights.Fill(0), m.Grads.Fill(0), m.Loss.Fill(0))
+	return errors.Join(m.Weights.Fill(0), m.Grads.Fill(0), m.half.Fill(0), m.Loss.Fill(0), m.arrived.Fill(0))
 }
 
-// Close frees the buffers.
-func (m *Model) Close() error {
+// allocate makes each of bufs n elements long, unless *err tells of a failure, and
+// leaves its own there.
+func allocate[T spmd.Elem](s *State, err *error, n int, bufs ...*spmd.Buffer[T]) {
+	for _, b := range bufs {
+		if *err != nil {
+			return
+		}
+		if *b, *err = spmd.Alloc[T](s.w, n); *err == nil {
+			s.free = append(s.free, b.Free)
+		}
+	}
+}
+
+// Close frees the buffers, those of the activations too.
+func (m *State) Close() error {
 	var errs []error
 	for _, f := range m.free {
 		errs = append(errs, f())
@@ -284,7 +302,7 @@ func (m *Model) Close() error {
 }
 
 // GradGroups returns the gradients of each of Groups.
-func (m *Model) GradGroups() []spmd.Buffer[float32] {
+func (m *State) GradGroups() []spmd.Buffer[float32] {
 	bs := make([]spmd.Buffer[float32], len(m.Groups))
 	for i, g := range m.Groups {
 		bs[i] = m.Grads.Slice(g.Off, g.Off+g.Len)
@@ -292,11 +310,20 @@ func (m *Model) GradGroups() []spmd.Buffer[float32] {
 	return bs
 }
 
+// Refresh enqueues on s what lets the passes see the present Weights: call it when
+// anything but AdamW has written there.
+func (m *State) Refresh(s *spmd.Stream) error {
+	if m.half.Len() == 0 {
+		return nil
+	}
+	return roundWeights(s, m.half, m.Weights)
+}
+
 // Init sets the weights as GPT-2 does: matrices normal with deviation 0.02,
 // those that write to the residual stream 0.02/√(2·Layers), biases 0, LayerNorm
 // weights 1. They depend on the seed and the tensors' names alone. It returns
-// when they are in place.
-func (m *Model) Init(seed uint64) error {
+// when they are in place; Refresh is to follow.
+func (m *State) Init(seed uint64) error {
 	for i, p := range m.Params {
 		x := make([]float32, p.Len)
 		initParam(x, p, m.Cfg, seed)
@@ -342,15 +369,15 @@ func initParam(x []float32, p Param, cfg Config, seed uint64) {
 }
 
 // layer returns the index in Params of the first tensor of layer l.
-func (m *Model) layer(l int) int { return 2 + (m.Cfg.Layers-1-l)*layerTensors }
+func (m *State) layer(l int) int { return 2 + (m.Cfg.Layers-1-l)*layerTensors }
 
 // wpe and wte are the indices of the embeddings in Params.
-func (m *Model) wpe() int { return len(m.Params) - 2 }
-func (m *Model) wte() int { return len(m.Params) - 1 }
+func (m *State) wpe() int { return len(m.Params) - 2 }
+func (m *State) wte() int { return len(m.Params) - 1 }
 
 // ForwardBackward enqueues on s a micro-batch of b sequences of t tokens: its
 // loss and the gradients of all parameters. in and targets are (b,t), each token
-// below Vocab; they may be reused once s has passed this point.
+// from 0 to below Vocab; they may be reused once s has passed this point.
 //
 // scale is 1 over the number of tokens of the whole batch, over all micro-batches
 // and ranks: gradients and Loss are then to be summed. With first they start from
@@ -358,16 +385,16 @@ func (m *Model) wte() int { return len(m.Params) - 1 }
 //
 // ready, if not nil, is called as soon as everything that Groups[i]'s gradients
 // depend on is enqueued, i counting up from 0: pass it with the last micro-batch.
-func (m *Model) ForwardBackward(s *spmd.Stream, in, targets spmd.Buffer[int32], b, t int, scale float32, first bool, ready func(group int) error) error {
+func (m *Model[A]) ForwardBackward(s *spmd.Stream, in, targets spmd.Buffer[int32], b, t int, scale float32, first bool, ready func(group int) error) error {
 	if err := m.checkBatch(in, targets, b, t); err != nil {
 		return err
 	}
 	if ready == nil {
 		ready = func(int) error { return nil }
 	}
-	e := &enqueue{s: s, m: m, b: b, t: t, n: b * t, acc: !first}
+	e := &enqueue[A]{s: s, m: m, b: b, t: t, n: b * t, acc: !first}
 	e.forward(in)
-	e.head(0, e.n)
+	e.head()
 	e.classify(targets, scale, true)
 	e.backward(in, ready)
 	return e.err
@@ -375,31 +402,32 @@ func (m *Model) ForwardBackward(s *spmd.Stream, in, targets spmd.Buffer[int32], 
 
 // Evaluate enqueues on s the loss of a micro-batch, as ForwardBackward does, and
 // no gradient.
-func (m *Model) Evaluate(s *spmd.Stream, in, targets spmd.Buffer[int32], b, t int, scale float32, first bool) error {
+func (m *Model[A]) Evaluate(s *spmd.Stream, in, targets spmd.Buffer[int32], b, t int, scale float32, first bool) error {
 	if err := m.checkBatch(in, targets, b, t); err != nil {
 		return err
 	}
-	e := &enqueue{s: s, m: m, b: b, t: t, n: b * t, acc: !first}
+	e := &enqueue[A]{s: s, m: m, b: b, t: t, n: b * t, acc: !first}
 	e.forward(in)
-	e.head(0, e.n)
+	e.head()
 	e.classify(targets, scale, false)
 	return e.err
 }
 
 // Logits enqueues on s the forward pass of one sequence, and returns where the
 // (Vocab) logits of the token after it will be. They stand until the next call.
-func (m *Model) Logits(s *spmd.Stream, tokens spmd.Buffer[int32]) (spmd.Buffer[float32], error) {
+func (m *Model[A]) Logits(s *spmd.Stream, tokens spmd.Buffer[int32]) (spmd.Buffer[float32], error) {
 	t := tokens.Len()
 	if err := m.checkBatch(tokens, tokens, 1, t); err != nil {
 		return spmd.Buffer[float32]{}, err
 	}
-	e := &enqueue{s: s, m: m, b: 1, t: t, n: t}
+	e := &enqueue[A]{s: s, m: m, b: 1, t: t, n: t}
 	e.forward(tokens)
-	e.head(t-1, t)
-	return m.logits.Slice(0, m.Cfg.Vocab), e.err
+	C, Vp := m.Cfg.Channels, m.Cfg.PaddedVocab()
+	gemm(e, m.next, 1, Vp, m.lnf.Slice((t-1)*C, t*C), 1, C, m.mats[m.wte()], Vp, C, spmd.GemmOpt{TransB: true})
+	return m.next.Slice(0, m.Cfg.Vocab), e.err
 }
 
-func (m *Model) checkBatch(in, targets spmd.Buffer[int32], b, t int) error {
+func (m *Model[A]) checkBatch(in, targets spmd.Buffer[int32], b, t int) error {
 	switch {
 	case b <= 0 || t <= 0 || t > m.Cfg.SeqMax || b*t > m.rows:
 		return fmt.Errorf("model: micro-batch of %d sequences of %d tokens, made for up to %d positions and %d tokens", b, t, m.Cfg.SeqMax, m.rows)
@@ -411,31 +439,32 @@ func (m *Model) checkBatch(in, targets spmd.Buffer[int32], b, t int) error {
 
 // enqueue puts the passes of one micro-batch on a stream. After the first error
 // it enqueues nothing more, and keeps the error.
-type enqueue struct {
+type enqueue[A Act] struct {
 	s       *spmd.Stream
-	m       *Model
+	m       *Model[A]
 	b, t, n int  // sequences, tokens of each, tokens in all
 	acc     bool // add to the gradients and the loss instead of setting them
 	err     error
 }
 
 // forward runs the decoder up to and with the final LayerNorm.
-func (e *enqueue) forward(in spmd.Buffer[int32]) {
-	m, C, n := e.m, e.m.Cfg.Channels, e.n
+func (e *enqueue[A]) forward(in spmd.Buffer[int32]) {
+	m, C := e.m, e.m.Cfg.Channels
 	e.encoderForward(m.emb, in, m.p[m.wte()], m.p[m.wpe()])
 	x := m.emb
 	p := m.p[m.layer(0):]
 	e.layerNormForward(m.act[0].ln1, m.act[0].mean1, m.act[0].rstd1, x, p[ln1W], p[ln1B])
 	for l := range m.act {
-		a, p := &m.act[l], m.p[m.layer(l):]
-		e.linear(a.qkv, a.ln1, p[qkvW], n, C, 3*C)
+		a, at := &m.act[l], m.layer(l)
+		p := m.p[at:]
+		e.linear(a.qkv, a.ln1, at+qkvW, C, 3*C)
 		e.biasForward(a.qkv, p[qkvB], 3*C)
 		e.attentionForward(a.att, a.lse, a.qkv)
-		e.linear(m.tmp, a.att, p[projW], n, C, C)
+		e.linear(m.tmp, a.att, at+projW, C, C)
 		e.residualLayerNormForward(a.res2, a.ln2, a.mean2, a.rstd2, x, m.tmp, p[projB], p[ln2W], p[ln2B])
-		e.linear(a.fc, a.ln2, p[fcW], n, C, 4*C)
+		e.linear(a.fc, a.ln2, at+fcW, C, 4*C)
 		e.biasGeluForward(a.gelu, a.fc, p[fcB], 4*C)
-		e.linear(m.tmp, a.gelu, p[projW2], n, 4*C, C)
+		e.linear(m.tmp, a.gelu, at+projW2, 4*C, C)
 		// The LayerNorm that reads this layer's output is the next layer's first.
 		out, mean, rstd, w, b := m.lnf, m.lnfMean, m.lnfRstd, m.p[0], m.p[1]
 		if l+1 < len(m.act) {
@@ -447,21 +476,20 @@ func (e *enqueue) forward(in spmd.Buffer[int32]) {
 	}
 }
 
-// head computes the logits of tokens [lo, hi).
-func (e *enqueue) head(lo, hi int) {
-	m, C := e.m, e.m.Cfg.Channels
-	e.linear(m.logits, m.lnf.Slice(lo*C, hi*C), m.p[m.wte()], hi-lo, C, m.Cfg.PaddedVocab())
+// head computes the logits of all tokens.
+func (e *enqueue[A]) head() {
+	e.linear(e.m.logits, e.m.lnf, e.m.wte(), e.m.Cfg.Channels, e.m.Cfg.PaddedVocab())
 }
 
 // classify adds the loss and, with grad, turns the logits into their gradient.
-func (e *enqueue) classify(targets spmd.Buffer[int32], scale float32, grad bool) {
+func (e *enqueue[A]) classify(targets spmd.Buffer[int32], scale float32, grad bool) {
 	e.classifier(e.m.losses, e.m.logits, targets, scale, grad)
 	e.lossSum(e.m.Loss, e.m.losses, scale)
 }
 
 // backward computes the gradients from that of the logits.
-func (e *enqueue) backward(in spmd.Buffer[int32], ready func(int) error) {
-	m, C, n, Vp := e.m, e.m.Cfg.Channels, e.n, e.m.Cfg.PaddedVocab()
+func (e *enqueue[A]) backward(in spmd.Buffer[int32], ready func(int) error) {
+	m, C, Vp := e.m, e.m.Cfg.Channels, e.m.Cfg.PaddedVocab()
 	group := 0
 	done := func() {
 		if e.err == nil {
@@ -470,30 +498,31 @@ func (e *enqueue) backward(in spmd.Buffer[int32], ready func(int) error) {
 		group++
 	}
 	wte, wpe := m.wte(), m.wpe()
-	e.weightGrad(m.g[wte], m.logits, m.lnf, n, C, Vp)
-	e.inputGrad(m.tmp, m.logits, m.p[wte], n, C, Vp)
+	e.weightGrad(m.logits, m.lnf, wte, C, Vp)
+	e.inputGrad(m.tmp, m.logits, wte, C, Vp)
 	last := m.act[len(m.act)-1].res3
 	e.layerNormBackward(m.dres, m.g[0], m.g[1], m.tmp, last, m.p[0], m.lnfMean, m.lnfRstd, false)
 	done()
 	for l := len(m.act) - 1; l >= 0; l-- {
-		a, p, g := &m.act[l], m.p[m.layer(l):], m.g[m.layer(l):]
+		a, at := &m.act[l], m.layer(l)
+		p, g := m.p[at:], m.g[at:]
 		e.biasBackward(g[projB2], m.dres, C)
-		e.weightGrad(g[projW2], m.dres, a.gelu, n, 4*C, C)
-		e.inputGrad(m.dwide, m.dres, p[projW2], n, 4*C, C)
+		e.weightGrad(m.dres, a.gelu, at+projW2, 4*C, C)
+		e.inputGrad(m.dwide, m.dres, at+projW2, 4*C, C)
 		e.geluBackward(m.dwide, a.fc, 4*C)
 		e.biasBackward(g[fcB], m.dwide, 4*C)
-		e.weightGrad(g[fcW], m.dwide, a.ln2, n, C, 4*C)
-		e.inputGrad(m.tmp, m.dwide, p[fcW], n, C, 4*C)
+		e.weightGrad(m.dwide, a.ln2, at+fcW, C, 4*C)
+		e.inputGrad(m.tmp, m.dwide, at+fcW, C, 4*C)
 		e.layerNormBackward(m.dres, g[ln2W], g[ln2B], m.tmp, a.res2, p[ln2W], a.mean2, a.rstd2, true)
 		done()
 
 		e.biasBackward(g[projB], m.dres, C)
-		e.weightGrad(g[projW], m.dres, a.att, n, C, C)
-		e.inputGrad(m.tmp, m.dres, p[projW], n, C, C)
+		e.weightGrad(m.dres, a.att, at+projW, C, C)
+		e.inputGrad(m.tmp, m.dres, at+projW, C, C)
 		e.attentionBackward(m.dwide, m.delta, m.tmp, a.att, a.lse, a.qkv)
 		e.biasBackward(g[qkvB], m.dwide, 3*C)
-		e.weightGrad(g[qkvW], m.dwide, a.ln1, n, C, 3*C)
-		e.inputGrad(m.tmp, m.dwide, p[qkvW], n, C, 3*C)
+		e.weightGrad(m.dwide, a.ln1, at+qkvW, C, 3*C)
+		e.inputGrad(m.tmp, m.dwide, at+qkvW, C, 3*C)
 		x := m.emb
 		if l > 0 {
 			x = m.act[l-1].res3
@@ -505,23 +534,24 @@ func (e *enqueue) backward(in spmd.Buffer[int32], ready func(int) error) {
 	done()
 }
 
-// linear enqueues y(n,out) = x(n,in) · w(out,in)ᵀ.
-func (e *enqueue) linear(y, x, w spmd.Buffer[float32], n, in, out int) {
-	e.gemm(spmd.MatrixOf(y.Slice(0, n*out), n, out), spmd.MatrixOf(x.Slice(0, n*in), n, in), spmd.MatrixOf(w, out, in), spmd.GemmOpt{TransB: true})
+// linear enqueues y(n,out) = x(n,in) · w(out,in)ᵀ, w the matrix of Params[p].
+func (e *enqueue[A]) linear(y, x spmd.Buffer[A], p, in, out int) {
+	gemm(e, y, e.n, out, x, e.n, in, e.m.mats[p], out, in, spmd.GemmOpt{TransB: true})
 }
 
 // inputGrad enqueues dx(n,in) = dy(n,out) · w(out,in).
-func (e *enqueue) inputGrad(dx, dy, w spmd.Buffer[float32], n, in, out int) {
-	e.gemm(spmd.MatrixOf(dx.Slice(0, n*in), n, in), spmd.MatrixOf(dy.Slice(0, n*out), n, out), spmd.MatrixOf(w, out, in), spmd.GemmOpt{})
+func (e *enqueue[A]) inputGrad(dx, dy spmd.Buffer[A], p, in, out int) {
+	gemm(e, dx, e.n, in, dy, e.n, out, e.m.mats[p], out, in, spmd.GemmOpt{})
 }
 
 // weightGrad enqueues dw(out,in) (+)= dy(n,out)ᵀ · x(n,in).
-func (e *enqueue) weightGrad(dw, dy, x spmd.Buffer[float32], n, in, out int) {
-	e.gemm(spmd.MatrixOf(dw, out, in), spmd.MatrixOf(dy.Slice(0, n*out), n, out), spmd.MatrixOf(x.Slice(0, n*in), n, in), spmd.GemmOpt{TransA: true, Accumulate: e.acc})
+func (e *enqueue[A]) weightGrad(dy, x spmd.Buffer[A], p, in, out int) {
+	gemm(e, e.m.g[p], out, in, dy, e.n, out, x, e.n, in, spmd.GemmOpt{TransA: true, Accumulate: e.acc})
 }
 
-func (e *enqueue) gemm(c, a, b spmd.Matrix[float32], o spmd.GemmOpt) {
+// gemm enqueues a product of the first rows of buffers: c(cr,cc) from a(ar,ac) and b(br,bc).
+func gemm[C, A Act](e *enqueue[A], c spmd.Buffer[C], cr, cc int, a spmd.Buffer[A], ar, ac int, b spmd.Buffer[A], br, bc int, o spmd.GemmOpt) {
 	if e.err == nil {
-		e.err = spmd.Gemm(e.s, c, a, b, o)
+		e.err = spmd.Gemm(e.s, spmd.MatrixOf(c, cr, cc), spmd.MatrixOf(a, ar, ac), spmd.MatrixOf(b, br, bc), o)
 	}
 }

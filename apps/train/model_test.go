@@ -18,15 +18,17 @@ import (
 var small = Config{Layers: 2, Heads: 2, Channels: 32, SeqMax: 24, Vocab: 61}
 
 // randomParams draws every tensor so that no gradient is near zero for lack of
-// signal: biases and LayerNorms too.
+// signal: biases and LayerNorms too. Wide layers get smaller weights: the softmax
+// would magnify every rounding.
 func randomParams(cfg Config, seed uint64) map[string][]float64 {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	params, _, _ := layout(cfg)
+	std := 0.15 * min(1, math.Sqrt(32/float64(cfg.Channels)))
 	ps := map[string][]float64{}
 	for _, p := range params {
 		x := make([]float64, p.Len)
 		for i := range x {
-			x[i] = 0.15 * rng.NormFloat64()
+			x[i] = std * rng.NormFloat64()
 			if strings.HasSuffix(p.Name, ".weight") && !p.Decay {
 				x[i]++
 			}
@@ -109,7 +111,7 @@ func TestReferenceGradients(t *testing.T) {
 }
 
 // loadParams copies the tensors of p into the model.
-func loadParams(t *testing.T, m *Model, p map[string][]float64) {
+func loadParams(t *testing.T, m *State, p map[string][]float64) {
 	t.Helper()
 	for _, q := range m.Params {
 		x := make([]float32, q.Len)
@@ -123,9 +125,9 @@ func loadParams(t *testing.T, m *Model, p map[string][]float64) {
 }
 
 // testModel is a model on a stream of w, with the given weights.
-func testModel(t *testing.T, w *spmd.World, cfg Config, p map[string][]float64, maxBatch int) (*Model, *spmd.Stream) {
+func testModel[A Act](t *testing.T, w *spmd.World, cfg Config, p map[string][]float64, maxBatch int) (*Model[A], *spmd.Stream) {
 	t.Helper()
-	m, err := NewModel(w, cfg, maxBatch, cfg.SeqMax)
+	m, err := NewModel[A](w, cfg, maxBatch, cfg.SeqMax)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,9 +136,51 @@ func testModel(t *testing.T, w *spmd.World, cfg Config, p map[string][]float64, 
 		t.Fatal(err)
 	}
 	if p != nil {
-		loadParams(t, m, p)
+		loadParams(t, &m.State, p)
+		if err := m.Refresh(s); err != nil {
+			t.Fatal(err)
+		}
 	}
 	return m, s
+}
+
+// bounds are how far loss and gradients may be from the reference.
+type bounds struct{ loss, grad float64 }
+
+// boundsOf returns what A and the device allow. The sums of a GPU go in an order of
+// their own, and its exponentials are not those of the host.
+func boundsOf[A Act](w *spmd.World) bounds {
+	switch {
+	case isHalf[A]():
+		return bounds{0.01, 2e-2}
+	case w.OnHost():
+		return bounds{1e-5, 1e-5}
+	}
+	return bounds{1e-4, 1e-4}
+}
+
+// nameOf is how A is called in what the tests measure.
+func nameOf[A Act]() string {
+	if isHalf[A]() {
+		return "bfloat16"
+	}
+	return "float32"
+}
+
+// onBoth runs a test for each type of activations.
+func onBoth(t *testing.T, ranks []int, f32, half func(t *testing.T, w *spmd.World)) {
+	t.Run("float32", func(t *testing.T) { spmdtest.Run(t, ranks, f32) })
+	t.Run("bfloat16", func(t *testing.T) { spmdtest.Run(t, ranks, half) })
+}
+
+// floatsOf copies a buffer to the host.
+func floatsOf(t *testing.T, b spmd.Buffer[float32]) []float32 {
+	t.Helper()
+	x := make([]float32, b.Len())
+	if err := b.CopyTo(x); err != nil {
+		t.Fatal(err)
+	}
+	return x
 }
 
 func tokenBuffer(t *testing.T, w *spmd.World, x []int32) spmd.Buffer[int32] {
@@ -153,12 +197,9 @@ func tokenBuffer(t *testing.T, w *spmd.World, x []int32) spmd.Buffer[int32] {
 
 // compareGrads fails where a tensor's gradient is further than bound from the
 // reference, relative to its norm, and returns the largest such distance.
-func compareGrads(t *testing.T, m *Model, want map[string][]float64, bound float64) float64 {
+func compareGrads(t *testing.T, m *State, want map[string][]float64, bound float64) float64 {
 	t.Helper()
-	got := make([]float32, m.Grads.Len())
-	if err := m.Grads.CopyTo(got); err != nil {
-		t.Fatal(err)
-	}
+	got := floatsOf(t, m.Grads)
 	worst, where := 0.0, ""
 	for _, p := range m.Params {
 		d, n := 0.0, 0.0
@@ -179,222 +220,235 @@ func compareGrads(t *testing.T, m *Model, want map[string][]float64, bound float
 	return worst
 }
 
-// The float32 model against the float64 reference: loss and every gradient, for
-// shapes that fill vectors and blocks and shapes that do not, whole and in uneven
-// micro-batches.
+// The model against the float64 reference: loss and every gradient, for shapes that
+// fill vectors and blocks and shapes that do not, whole and in uneven micro-batches.
 func TestModelAgainstReference(t *testing.T) {
-	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
-		worstLoss, worstGrad := 0.0, 0.0
-		for _, tc := range []struct {
-			cfg   Config
-			parts []int // sequences of each micro-batch
-			t     int
-		}{
-			{small, []int{4}, 24},
-			{small, []int{2, 1, 3}, 11},
-			{Config{Layers: 1, Heads: 1, Channels: 9, SeqMax: 7, Vocab: 5}, []int{3}, 7},
-			{Config{Layers: 1, Heads: 3, Channels: 15, SeqMax: 1, Vocab: 128}, []int{1, 1}, 1},
-			{Config{Layers: 1, Heads: 1, Channels: 80, SeqMax: 70, Vocab: 257}, []int{1, 2}, 70},
-			{Config{Layers: 2, Heads: 2, Channels: 128, SeqMax: 64, Vocab: 300}, []int{1}, 64},
-		} {
-			batch := 0
-			for _, b := range tc.parts {
-				batch += b
-			}
-			name := fmt.Sprintf("%+v %v×%d", tc.cfg, tc.parts, tc.t)
-			p := randomParams(tc.cfg, 7)
-			in, targets := randomTokens(batch*tc.t, tc.cfg.Vocab, 8), randomTokens(batch*tc.t, tc.cfg.Vocab, 9)
-			want := zeroLike(p)
-			wantLoss := reference(tc.cfg, p).batch(in, targets, tc.t, want)
-
-			m, s := testModel(t, w, tc.cfg, p, batch)
-			ib, tb := tokenBuffer(t, w, in), tokenBuffer(t, w, targets)
-			scale := 1 / float32(batch*tc.t)
-			// A second pass must not see the first.
-			for range 2 {
-				lo, group := 0, 0
-				for i, b := range tc.parts {
-					hi := lo + b*tc.t
-					var ready func(int) error
-					if i == len(tc.parts)-1 {
-						ready = func(g int) error {
-							if g != group {
-								t.Errorf("%s: group %d is ready, expected %d", name, g, group)
-							}
-							group++
-							return nil
-						}
-					}
-					if err := m.ForwardBackward(s, ib.Slice(lo, hi), tb.Slice(lo, hi), b, tc.t, scale, i == 0, ready); err != nil {
-						t.Fatal(err)
-					}
-					lo = hi
-				}
-				if group != len(m.Groups) {
-					t.Errorf("%s: %d of %d groups were ready", name, group, len(m.Groups))
-				}
-			}
-			if err := s.Synchronize(); err != nil {
-				t.Fatal(err)
-			}
-			t.Logf("%s: loss %.7f, reference %.7f", name, m.Loss.At(0), wantLoss)
-			d := math.Abs(m.Loss.At(0) - wantLoss)
-			if !(d < 1e-5) {
-				t.Errorf("%s: loss %v, reference %v", name, m.Loss.At(0), wantLoss)
-			}
-			worstLoss, worstGrad = max(worstLoss, d), max(worstGrad, compareGrads(t, m, want, 1e-5))
-
-			if err := m.Evaluate(s, ib, tb, batch, tc.t, scale, true); err != nil {
-				t.Fatal(err)
-			}
-			if err := s.Synchronize(); err != nil {
-				t.Fatal(err)
-			}
-			d = math.Abs(m.Loss.At(0) - wantLoss)
-			if !(d < 1e-5) {
-				t.Errorf("%s: Evaluate gives %v, reference %v", name, m.Loss.At(0), wantLoss)
-			}
-			worstLoss = max(worstLoss, d)
-			if err := m.Close(); err != nil {
-				t.Error(err)
-			}
-		}
-		measured(t, "difference of the float32 loss from the float64 model", worstLoss)
-		measured(t, "largest relative difference of a float32 gradient tensor from the float64 model", worstGrad)
-	})
+	onBoth(t, []int{1}, testModelAgainstReference[float32], testModelAgainstReference[spmd.BF16])
 }
 
-// The same batch over the ranks, unevenly, with the reducer at work during
-// backward: the sums are the gradients of the whole.
-func TestModelDataParallel(t *testing.T) {
-	spmdtest.Run(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
-		const batch, T = 4, 9
-		cfg := small
-		p := randomParams(cfg, 1)
-		in, targets := randomTokens(batch*T, cfg.Vocab, 2), randomTokens(batch*T, cfg.Vocab, 3)
+func testModelAgainstReference[A Act](t *testing.T, w *spmd.World) {
+	bound := boundsOf[A](w)
+	worstLoss, worstGrad := 0.0, 0.0
+	for _, tc := range []struct {
+		cfg   Config
+		parts []int // sequences of each micro-batch
+		t     int
+	}{
+		{small, []int{4}, 24},
+		{small, []int{2, 1, 3}, 11},
+		{Config{Layers: 1, Heads: 1, Channels: 9, SeqMax: 7, Vocab: 5}, []int{3}, 7},
+		{Config{Layers: 1, Heads: 3, Channels: 15, SeqMax: 1, Vocab: 128}, []int{1, 1}, 1},
+		{Config{Layers: 1, Heads: 1, Channels: 80, SeqMax: 70, Vocab: 257}, []int{1, 2}, 70},
+		{Config{Layers: 2, Heads: 2, Channels: 128, SeqMax: 64, Vocab: 300}, []int{1}, 64},
+	} {
+		batch := 0
+		for _, b := range tc.parts {
+			batch += b
+		}
+		name := fmt.Sprintf("%+v %v×%d", tc.cfg, tc.parts, tc.t)
+		p := randomParams(tc.cfg, 7)
+		in, targets := randomTokens(batch*tc.t, tc.cfg.Vocab, 8), randomTokens(batch*tc.t, tc.cfg.Vocab, 9)
 		want := zeroLike(p)
-		wantLoss := reference(cfg, p).batch(in, targets, T, want)
+		wantLoss := reference(tc.cfg, p).batch(in, targets, tc.t, want)
 
-		m, s := testModel(t, w, cfg, p, batch)
-		r, err := spmd.NewReducer(w.Comm, m.GradGroups(), spmd.ReducerConfig{BucketBytes: 1 << 14})
-		if err != nil {
+		m, s := testModel[A](t, w, tc.cfg, p, batch)
+		ib, tb := tokenBuffer(t, w, in), tokenBuffer(t, w, targets)
+		scale := 1 / float32(batch*tc.t)
+		// A second pass must not see the first.
+		for range 2 {
+			lo, group := 0, 0
+			for i, b := range tc.parts {
+				hi := lo + b*tc.t
+				var ready func(int) error
+				if i == len(tc.parts)-1 {
+					ready = func(g int) error {
+						if g != group {
+							t.Errorf("%s: group %d is ready, expected %d", name, g, group)
+						}
+						group++
+						return nil
+					}
+				}
+				if err := m.ForwardBackward(s, ib.Slice(lo, hi), tb.Slice(lo, hi), b, tc.t, scale, i == 0, ready); err != nil {
+					t.Fatal(err)
+				}
+				lo = hi
+			}
+			if group != len(m.Groups) {
+				t.Errorf("%s: %d of %d groups were ready", name, group, len(m.Groups))
+			}
+		}
+		if err := s.Synchronize(); err != nil {
 			t.Fatal(err)
 		}
-		mine := spmd.ShardOf(batch, w.Rank(), w.Size())
-		lo, hi := mine.Off*T, (mine.Off+mine.Len)*T
-		ib, tb := tokenBuffer(t, w, in[lo:hi]), tokenBuffer(t, w, targets[lo:hi])
-		ready := func(g int) error { return r.Ready(g, s) }
-		if err := m.ForwardBackward(s, ib, tb, mine.Len, T, 1./(batch*T), true, ready); err != nil {
-			t.Fatal(err)
+		t.Logf("%s: loss %.7f, reference %.7f", name, m.Loss.At(0), wantLoss)
+		d := math.Abs(m.Loss.At(0) - wantLoss)
+		if !(d < bound.loss) {
+			t.Errorf("%s: loss %v, reference %v", name, m.Loss.At(0), wantLoss)
 		}
-		if err := r.Wait(s); err != nil {
-			t.Fatal(err)
-		}
-		if err := spmd.AllReduce(w.Comm.On(s), m.Loss, m.Loss, spmd.Sum); err != nil {
+		worstLoss, worstGrad = max(worstLoss, d), max(worstGrad, compareGrads(t, &m.State, want, bound.grad))
+
+		if err := m.Evaluate(s, ib, tb, batch, tc.t, scale, true); err != nil {
 			t.Fatal(err)
 		}
 		if err := s.Synchronize(); err != nil {
 			t.Fatal(err)
 		}
-		if d := math.Abs(m.Loss.At(0) - wantLoss); !(d < 1e-5) {
-			t.Errorf("loss %v, reference %v", m.Loss.At(0), wantLoss)
+		d = math.Abs(m.Loss.At(0) - wantLoss)
+		if !(d < bound.loss) {
+			t.Errorf("%s: Evaluate gives %v, reference %v", name, m.Loss.At(0), wantLoss)
 		}
-		compareGrads(t, m, want, 1e-5)
-		if err := spmd.CheckSame(w.Comm, "gradients", m.Grads); err != nil {
+		worstLoss = max(worstLoss, d)
+		if err := m.Close(); err != nil {
 			t.Error(err)
 		}
-	})
+	}
+	measured(t, "difference of the "+nameOf[A]()+" loss from the float64 model", worstLoss)
+	measured(t, "largest relative difference of a "+nameOf[A]()+" gradient tensor from the float64 model", worstGrad)
+}
+
+// The same batch over the ranks, unevenly, with the reducer at work during
+// backward: the sums are the gradients of the whole.
+func TestModelDataParallel(t *testing.T) {
+	onBoth(t, []int{1, 3}, testModelDataParallel[float32], testModelDataParallel[spmd.BF16])
+}
+
+func testModelDataParallel[A Act](t *testing.T, w *spmd.World) {
+	bound := boundsOf[A](w)
+	const batch, T = 4, 9
+	cfg := small
+	p := randomParams(cfg, 1)
+	in, targets := randomTokens(batch*T, cfg.Vocab, 2), randomTokens(batch*T, cfg.Vocab, 3)
+	want := zeroLike(p)
+	wantLoss := reference(cfg, p).batch(in, targets, T, want)
+
+	m, s := testModel[A](t, w, cfg, p, batch)
+	r, err := spmd.NewReducer(w.Comm, m.GradGroups(), spmd.ReducerConfig{BucketBytes: 1 << 14})
+	if err != nil {
+		t.Fatal(err)
+	}
+	mine := spmd.ShardOf(batch, w.Rank(), w.Size())
+	lo, hi := mine.Off*T, (mine.Off+mine.Len)*T
+	ib, tb := tokenBuffer(t, w, in[lo:hi]), tokenBuffer(t, w, targets[lo:hi])
+	ready := func(g int) error { return r.Ready(g, s) }
+	if err := m.ForwardBackward(s, ib, tb, mine.Len, T, 1./(batch*T), true, ready); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Wait(s); err != nil {
+		t.Fatal(err)
+	}
+	if err := spmd.AllReduce(w.Comm.On(s), m.Loss, m.Loss, spmd.Sum); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Synchronize(); err != nil {
+		t.Fatal(err)
+	}
+	if d := math.Abs(m.Loss.At(0) - wantLoss); !(d < bound.loss) {
+		t.Errorf("loss %v, reference %v", m.Loss.At(0), wantLoss)
+	}
+	compareGrads(t, &m.State, want, bound.grad)
+	if err := spmd.CheckSame(w.Comm, "gradients", m.Grads); err != nil {
+		t.Error(err)
+	}
 }
 
 // One batch is learned by heart; and the same steps from a graph give the same bits.
 func TestOverfit(t *testing.T) {
-	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
-		const batch, T, steps = 2, 16, 60
-		cfg := small
-		adam := AdamConfig{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Clip: 1}
-		ib, tb := tokenBuffer(t, w, randomTokens(batch*T, cfg.Vocab, 2)), tokenBuffer(t, w, randomTokens(batch*T, cfg.Vocab, 3))
-		var weights [2][]float32
-		for graphed := range weights {
-			m, s := testModel(t, w, cfg, nil, batch)
-			if err := m.Init(1); err != nil {
-				t.Fatal(err)
+	onBoth(t, []int{1}, testOverfit[float32], testOverfit[spmd.BF16])
+}
+
+func testOverfit[A Act](t *testing.T, w *spmd.World) {
+	const batch, T, steps = 2, 16, 60
+	cfg := small
+	adam := AdamConfig{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Clip: 1}
+	ib, tb := tokenBuffer(t, w, randomTokens(batch*T, cfg.Vocab, 2)), tokenBuffer(t, w, randomTokens(batch*T, cfg.Vocab, 3))
+	var weights [2][]float32
+	for graphed := range weights {
+		m, s := testModel[A](t, w, cfg, nil, batch)
+		if err := m.Init(1); err != nil {
+			t.Fatal(err)
+		}
+		if err := m.Refresh(s); err != nil {
+			t.Fatal(err)
+		}
+		o, err := NewAdamW(&m.State, adam)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body := func() error {
+			if err := m.ForwardBackward(s, ib, tb, batch, T, 1./(batch*T), true, nil); err != nil {
+				return err
 			}
-			o, err := NewAdamW(w, m, adam)
+			return o.Apply(s)
+		}
+		run := body
+		if graphed == 1 {
+			g, err := s.Capture(body)
 			if err != nil {
 				t.Fatal(err)
 			}
-			body := func() error {
-				if err := m.ForwardBackward(s, ib, tb, batch, T, 1./(batch*T), true, nil); err != nil {
-					return err
-				}
-				return o.Apply(s)
-			}
-			run := body
-			if graphed == 1 {
-				g, err := s.Capture(body)
-				if err != nil {
-					t.Fatal(err)
-				}
-				run = func() error { return g.Launch(s) }
-			}
-			for range steps {
-				if err := o.Prepare(s, 1e-2); err != nil {
-					t.Fatal(err)
-				}
-				if err := run(); err != nil {
-					t.Fatal(err)
-				}
-			}
-			if err := s.Synchronize(); err != nil {
+			run = func() error { return g.Launch(s) }
+		}
+		for range steps {
+			if err := o.Prepare(s, 1e-2); err != nil {
 				t.Fatal(err)
 			}
-			t.Logf("loss %.4f", m.Loss.At(0))
-			if loss := m.Loss.At(0); !(loss < 0.1) {
-				t.Errorf("loss after %d steps on one batch is %v", steps, loss)
+			if err := run(); err != nil {
+				t.Fatal(err)
 			}
-			weights[graphed] = slices.Clone(m.Weights.Host())
 		}
-		if !slices.Equal(weights[0], weights[1]) {
-			t.Error("the steps of a graph differ from those enqueued")
+		if err := s.Synchronize(); err != nil {
+			t.Fatal(err)
 		}
-	})
+		t.Logf("loss %.4f", m.Loss.At(0))
+		if loss := m.Loss.At(0); !(loss < 0.1) {
+			t.Errorf("loss after %d steps on one batch is %v", steps, loss)
+		}
+		weights[graphed] = floatsOf(t, m.Weights)
+	}
+	if !slices.Equal(weights[0], weights[1]) {
+		t.Error("the steps of a graph differ from those enqueued")
+	}
 }
 
 // Logits of the next token, for prefixes of every kind of length: their
 // cross-entropy is what the loss of the prefix gains by its last token.
 func TestLogits(t *testing.T) {
-	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
-		cfg := small
-		p := randomParams(cfg, 1)
-		m, s := testModel(t, w, cfg, p, 1)
-		in, targets := randomTokens(cfg.SeqMax, cfg.Vocab, 2), randomTokens(cfg.SeqMax, cfg.Vocab, 3)
-		ib := tokenBuffer(t, w, in)
-		ref := reference(cfg, p)
-		for _, n := range []int{1, 2, 17, cfg.SeqMax} {
-			want := ref.sequence(in[:n], targets[:n], 1, nil)
-			if n > 1 {
-				want -= ref.sequence(in[:n-1], targets[:n-1], 1, nil)
-			}
-			logits, err := m.Logits(s, ib.Slice(0, n))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := s.Synchronize(); err != nil {
-				t.Fatal(err)
-			}
-			x := make([]float32, cfg.Vocab)
-			if err := logits.CopyTo(x); err != nil {
-				t.Fatal(err)
-			}
-			sum := 0.0
-			for _, v := range x {
-				sum += math.Exp(float64(v))
-			}
-			if got := math.Log(sum) - float64(x[targets[n-1]]); math.Abs(got-want) > 1e-5 {
-				t.Errorf("after %d tokens: loss %v, reference %v", n, got, want)
-			}
+	onBoth(t, []int{1}, testLogits[float32], testLogits[spmd.BF16])
+}
+
+func testLogits[A Act](t *testing.T, w *spmd.World) {
+	bound := boundsOf[A](w).loss
+	if isHalf[A]() {
+		bound = 0.05 // one token's, not the mean of many
+	}
+	cfg := small
+	p := randomParams(cfg, 1)
+	m, s := testModel[A](t, w, cfg, p, 1)
+	in, targets := randomTokens(cfg.SeqMax, cfg.Vocab, 2), randomTokens(cfg.SeqMax, cfg.Vocab, 3)
+	ib := tokenBuffer(t, w, in)
+	ref := reference(cfg, p)
+	for _, n := range []int{1, 2, 17, cfg.SeqMax} {
+		want := ref.sequence(in[:n], targets[:n], 1, nil)
+		if n > 1 {
+			want -= ref.sequence(in[:n-1], targets[:n-1], 1, nil)
 		}
-	})
+		logits, err := m.Logits(s, ib.Slice(0, n))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Synchronize(); err != nil {
+			t.Fatal(err)
+		}
+		x := floatsOf(t, logits)
+		sum := 0.0
+		for _, v := range x {
+			sum += math.Exp(float64(v))
+		}
+		if got := math.Log(sum) - float64(x[targets[n-1]]); !(math.Abs(got-want) < bound) {
+			t.Errorf("after %d tokens: loss %v, reference %v", n, got, want)
+		}
+	}
 }
 
 func TestLayout(t *testing.T) {
@@ -499,7 +553,7 @@ func TestModelRefuses(t *testing.T) {
 		t.Errorf("Preset of an unknown name: %v", err)
 	}
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
-		m, s := testModel(t, w, small, randomParams(small, 1), 2)
+		m, s := testModel[float32](t, w, small, randomParams(small, 1), 2)
 		tokens := tokenBuffer(t, w, make([]int32, 3*small.SeqMax))
 		for _, tc := range []struct{ b, t, in, targets int }{
 			{3, 24, 72, 72}, {0, 24, 0, 0}, {1, 25, 25, 25}, {2, 10, 20, 19}, {2, 10, 21, 20},

@@ -51,22 +51,22 @@ type AdamW struct {
 	Norm  spmd.Buffer[float32] // (1): norm of the gradient before clipping
 	Steps int                  // updates so far
 
-	model *Model
+	state *State
 	hyper spmd.Buffer[float32] // (3): rate, 1/(1-β₁ᵗ), 1/(1-β₂ᵗ)
 	decay spmd.Buffer[uint8]   // whether each arenaAlign elements decay
 }
 
-// NewAdamW allocates the moments of m's parameters, zero.
-func NewAdamW(w *spmd.World, m *Model, cfg AdamConfig) (*AdamW, error) {
-	o := &AdamW{Cfg: cfg, model: m}
-	if err := o.alloc(w); err != nil {
+// NewAdamW allocates the moments of s's parameters, zero.
+func NewAdamW(s *State, cfg AdamConfig) (*AdamW, error) {
+	o := &AdamW{Cfg: cfg, state: s}
+	if err := o.alloc(s.w); err != nil {
 		return nil, errors.Join(err, o.Close())
 	}
 	return o, nil
 }
 
 func (o *AdamW) alloc(w *spmd.World) (err error) {
-	n := o.model.Weights.Len()
+	n := o.state.Weights.Len()
 	if o.M, err = spmd.Alloc[float32](w, n); err != nil {
 		return err
 	}
@@ -83,7 +83,7 @@ func (o *AdamW) alloc(w *spmd.World) (err error) {
 		return err
 	}
 	mask := make([]uint8, n/arenaAlign)
-	for _, p := range o.model.Params {
+	for _, p := range o.state.Params {
 		for i := p.Off; p.Decay && i < p.Off+p.Len; i += arenaAlign {
 			mask[i/arenaAlign] = 1
 		}
@@ -123,8 +123,8 @@ func (o *AdamW) Prepare(s *spmd.Stream, lr float64) error {
 func (o *AdamW) Apply(s *spmd.Stream) error {
 	// The update multiplies by the clipping factor itself: scaling the gradients
 	// first would read and write all of them once more.
-	if err := spmd.ClipNorm(s, o.model.Grads, 0, o.Norm); err != nil {
+	if err := spmd.ClipNorm(s, o.state.Grads, 0, o.Norm); err != nil {
 		return err
 	}
-	return adamW(s, o.model.Weights, o.M, o.V, o.model.Grads, o.decay, o.hyper, o.Norm, o.Cfg)
+	return adamW(s, o.state.Weights, o.M, o.V, o.state.Grads, o.state.half, o.decay, o.hyper, o.Norm, o.Cfg)
 }

@@ -29,9 +29,9 @@ func TestAdamW(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		cfg := small
 		p := randomParams(cfg, 1)
-		m, s := testModel(t, w, cfg, p, 1)
+		m, s := testModel[spmd.BF16](t, w, cfg, p, 1)
 		adam := AdamConfig{Beta1: 0.8, Beta2: 0.9, Eps: 1e-6, WeightDecay: 0.3, Clip: 20}
-		o, err := NewAdamW(w, m, adam)
+		o, err := NewAdamW(&m.State, adam)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -83,21 +83,31 @@ func TestAdamW(t *testing.T) {
 					want[i] -= lr * (hat1/(math.Sqrt(hat2)+1e-6) + decay*want[i])
 				}
 			}
-			near(t, "weights", m.Weights.Host(), want, 2e-6, 2e-6)
+			weights := floatsOf(t, m.Weights)
+			near(t, "weights", weights, want, 2e-6, 2e-6)
+			half := make([]spmd.BF16, len(weights))
+			if err := m.half.CopyTo(half); err != nil {
+				t.Fatal(err)
+			}
+			for i, x := range weights {
+				if half[i] != spmd.ToBF16(x) {
+					t.Fatalf("weight %d is %v, its copy %v", i, x, half[i].Float32())
+				}
+			}
 		}
 		if clipped == 0 || clipped == 4 {
 			t.Errorf("%d of 4 steps were clipped: the test means some to be", clipped)
 		}
 
 		// A gradient that is not finite changes nothing, and Norm tells.
-		before, moment := slices.Clone(m.Weights.Host()), slices.Clone(o.M.Host())
+		before, moment := floatsOf(t, m.Weights), floatsOf(t, o.M)
 		g := make([]float32, m.Grads.Len())
 		g[m.Params[3].Off] = float32(math.Inf(1))
 		step(g, 0.1)
 		if n := o.Norm.At(0); !math.IsInf(float64(n), 1) {
 			t.Errorf("norm of an infinite gradient is %v", n)
 		}
-		if !slices.Equal(m.Weights.Host(), before) || !slices.Equal(o.M.Host(), moment) {
+		if !slices.Equal(floatsOf(t, m.Weights), before) || !slices.Equal(floatsOf(t, o.M), moment) {
 			t.Error("an infinite gradient changed the weights or the moments")
 		}
 	})

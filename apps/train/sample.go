@@ -31,7 +31,7 @@ func (t *trainer) generate(ctx context.Context, tok tokenizer, prompt string, n 
 		return nil, err
 	}
 	defer in.Free()
-	logits, err := spmd.AllocPinned[float32](t.w, t.model.Cfg.Vocab)
+	logits, err := spmd.AllocPinned[float32](t.w, t.state.Cfg.Vocab)
 	if err != nil {
 		return nil, err
 	}

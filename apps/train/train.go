@@ -16,15 +16,16 @@ type trainConfig struct {
 	model       Config
 	adam        AdamConfig
 	rate        Schedule
-	batch       int // sequences of a micro-step
-	seq         int // T
-	globalBatch int // sequences of a step, over all ranks
-	steps       int // steps that the loader prepares
-	valBatches  int // global batches of a validation
+	batch       int  // sequences of a micro-step
+	seq         int  // T
+	globalBatch int  // sequences of a step, over all ranks
+	steps       int  // steps that the loader prepares
+	valBatches  int  // global batches of a validation
+	half        bool // activations are bfloat16
 }
 
 func (o *options) trainConfig() trainConfig {
-	return trainConfig{o.cfg, o.adam, o.rate, o.batch, o.seq, o.globalBatch, o.steps, o.valBatches}
+	return trainConfig{o.cfg, o.adam, o.rate, o.batch, o.seq, o.globalBatch, o.steps, o.valBatches, o.dtype == "bfloat16"}
 }
 
 // trainer trains a model on this rank's part of every batch. One step:
@@ -39,7 +40,8 @@ type trainer struct {
 	w       *spmd.World
 	c       spmd.Comm // the ranks that share each batch
 	data    *dataset
-	model   *Model
+	state   *State // of model
+	model   passes
 	adam    *AdamW
 	reducer *spmd.Reducer[float32]
 	s       *spmd.Stream // everything but the reductions
@@ -50,6 +52,29 @@ type trainer struct {
 	close   []func() error // in the order of making
 }
 
+// passes is what a Model does, whatever the type of its activations.
+type passes interface {
+	ForwardBackward(s *spmd.Stream, in, targets spmd.Buffer[int32], b, t int, scale float32, first bool, ready func(group int) error) error
+	Evaluate(s *spmd.Stream, in, targets spmd.Buffer[int32], b, t int, scale float32, first bool) error
+	Logits(s *spmd.Stream, tokens spmd.Buffer[int32]) (spmd.Buffer[float32], error)
+}
+
+// newModel makes a Model with bfloat16 or float32 activations.
+func newModel(w *spmd.World, half bool, cfg Config, maxBatch, maxSeq int) (*State, passes, error) {
+	if half {
+		m, err := NewModel[spmd.BF16](w, cfg, maxBatch, maxSeq)
+		if err != nil {
+			return nil, nil, err
+		}
+		return &m.State, m, nil
+	}
+	m, err := NewModel[float32](w, cfg, maxBatch, maxSeq)
+	if err != nil {
+		return nil, nil, err
+	}
+	return &m.State, m, nil
+}
+
 // result is what one step leaves for the host, which reads it when the next step
 // is already enqueued: the device never waits for the host.
 type result struct {
@@ -58,8 +83,7 @@ type result struct {
 	begin, end *spmd.Event
 }
 
-// newTrainer allocates everything. The weights are undefined until the model's
-// Init. Every rank of c calls it.
+// newTrainer allocates everything. The weights are zero until begin. Every rank of c calls it.
 func newTrainer(w *spmd.World, c spmd.Comm, cfg trainConfig, data *dataset) (*trainer, error) {
 	t := &trainer{trainConfig: cfg, w: w, c: c, data: data}
 	if err := t.open(); err != nil {
@@ -76,23 +100,23 @@ func (t *trainer) open() (err error) {
 	keep(t.s.Close)
 	// No micro-step is larger than the largest rank's part of a batch.
 	batch := min(t.batch, spmd.ShardOf(max(t.globalBatch, t.valSequences()), 0, t.c.Size()).Len)
-	if t.model, err = NewModel(t.w, t.trainConfig.model, batch, t.seq); err != nil {
+	if t.state, t.model, err = newModel(t.w, t.half, t.trainConfig.model, batch, t.seq); err != nil {
 		return err
 	}
-	keep(t.model.Close)
-	if t.adam, err = NewAdamW(t.w, t.model, t.trainConfig.adam); err != nil {
+	keep(t.state.Close)
+	if t.adam, err = NewAdamW(t.state, t.trainConfig.adam); err != nil {
 		return err
 	}
 	keep(t.adam.Close)
 	// A small model, too, has several buckets: the first are under way while
 	// backward goes on.
-	bucket := min(4<<20, t.model.Grads.Bytes()/4)
-	if t.reducer, err = spmd.NewReducer(t.c, t.model.GradGroups(), spmd.ReducerConfig{BucketBytes: bucket, Op: spmd.Sum}); err != nil {
+	bucket := min(4<<20, t.state.Grads.Bytes()/4)
+	if t.reducer, err = spmd.NewReducer(t.c, t.state.GradGroups(), spmd.ReducerConfig{BucketBytes: bucket, Op: spmd.Sum}); err != nil {
 		return err
 	}
 	keep(t.reducer.Close)
 	for i := range t.loaders {
-		if t.loaders[i], err = newLoader(t.w, t.data, batch); err != nil {
+		if t.loaders[i], err = newLoader(t.w, t.data, batch, t.trainConfig.model.Vocab); err != nil {
 			return err
 		}
 		keep(t.loaders[i].Close)
@@ -121,6 +145,18 @@ func (t *trainer) open() (err error) {
 	t.train = t.loaders[0].feed(t.trainBatches())
 	keep(func() error { t.train.stop(); return nil })
 	return nil
+}
+
+// begin draws the start weights from seed, on rank 0, and copies them to all ranks.
+// It blocks. Every rank of c calls it.
+func (t *trainer) begin(seed uint64) error {
+	if err := t.state.Init(seed); err != nil {
+		return err
+	}
+	if err := spmd.SyncStart(t.c, t.state.Weights); err != nil {
+		return err
+	}
+	return t.state.Refresh(t.s)
 }
 
 // Close ends the loader and frees everything, last made first.
@@ -197,10 +233,10 @@ func (t *trainer) enqueue(step int) error {
 	if err := t.adam.Step(t.s, t.rate.At(step)); err != nil {
 		return err
 	}
-	if err := spmd.AllReduce(t.c.On(t.s), t.model.Loss, t.model.Loss, spmd.Sum); err != nil {
+	if err := spmd.AllReduce(t.c.On(t.s), t.state.Loss, t.state.Loss, spmd.Sum); err != nil {
 		return err
 	}
-	if err := spmd.Copy(t.s, r.loss, t.model.Loss); err != nil {
+	if err := spmd.Copy(t.s, r.loss, t.state.Loss); err != nil {
 		return err
 	}
 	if err := spmd.Copy(t.s, r.norm, t.adam.Norm); err != nil {
@@ -236,7 +272,7 @@ func (t *trainer) validate() (float64, error) {
 	scale := float32(1 / (float64(n) * float64(t.seq)))
 	f := t.loaders[1].feed(t.micro(n, func(i int) int { return t.data.valStart(i, n) }))
 	defer f.stop()
-	if err := spmd.Fill(t.s, t.model.Loss, 0); err != nil { // a rank may have no part
+	if err := spmd.Fill(t.s, t.state.Loss, 0); err != nil { // a rank may have no part
 		return 0, err
 	}
 	for range t.microSteps(n) {
@@ -248,10 +284,10 @@ func (t *trainer) validate() (float64, error) {
 			return 0, err
 		}
 	}
-	if err := spmd.AllReduce(t.c.On(t.s), t.model.Loss, t.model.Loss, spmd.Sum); err != nil {
+	if err := spmd.AllReduce(t.c.On(t.s), t.state.Loss, t.state.Loss, spmd.Sum); err != nil {
 		return 0, err
 	}
-	if err := spmd.Copy(t.s, t.valLoss, t.model.Loss); err != nil {
+	if err := spmd.Copy(t.s, t.valLoss, t.state.Loss); err != nil {
 		return 0, err
 	}
 	if err := t.s.Synchronize(); err != nil {
@@ -266,7 +302,7 @@ func (t *trainer) checkSame(steps int) error {
 	if err := t.s.Synchronize(); err != nil {
 		return err
 	}
-	return spmd.CheckSame(t.c, fmt.Sprintf("the weights after %d steps", steps), t.model.Weights)
+	return spmd.CheckSame(t.c, fmt.Sprintf("the weights after %d steps", steps), t.state.Weights)
 }
 
 // stepRecord is one step in the measurement file.
@@ -286,6 +322,7 @@ type summaryRecord struct {
 	Summary     bool     `json:"summary"`
 	App         string   `json:"app"`
 	Model       string   `json:"model"`
+	DType       string   `json:"dtype"`
 	Params      int      `json:"params"`
 	Steps       int      `json:"steps"`
 	Tokens      int      `json:"tokens"`
@@ -304,7 +341,7 @@ type summaryRecord struct {
 func (o *options) train(ctx context.Context, w *spmd.World, t *trainer) error {
 	params := o.cfg.ParamCount()
 	w.Log.Info().Str("model", o.model).Int("params", params).Int("layers", o.layers).Int("heads", o.heads).
-		Int("channels", o.channels).Int("seq", o.seq).Str("tokens", o.tok.name()).Int("vocab", o.cfg.Vocab).Msg("model")
+		Int("channels", o.channels).Int("seq", o.seq).Str("tokens", o.tok.name()).Int("vocab", o.cfg.Vocab).Str("dtype", o.dtype).Msg("model")
 	w.Log.Info().Int("steps", o.steps).Int("batch", o.batch).Int("global_batch", o.globalBatch).
 		Int("tokens_a_step", o.globalBatch*o.seq).Int("train_tokens", t.data.train.len).Int("val_tokens", t.data.val.len).
 		Int("val_sequences", t.valSequences()).Float64("lr", o.lr).Int("buckets", t.reducer.Buckets()).Msg("training")
@@ -401,7 +438,7 @@ func (r *report) upTo(t *trainer, n int, val *float64) error {
 // summary reports the whole run.
 func (r *report) summary(params int) error {
 	perStep := r.o.globalBatch * r.o.seq
-	s := summaryRecord{Summary: true, App: "train", Model: r.o.model, Params: params, Steps: r.steps, Tokens: r.steps * perStep,
+	s := summaryRecord{Summary: true, App: "train", Model: r.o.model, DType: r.o.dtype, Params: params, Steps: r.steps, Tokens: r.steps * perStep,
 		LossFirst: r.first, LossLast: r.last, ValLoss: r.val, Ranks: r.w.Size(), Nodes: r.w.Nodes(),
 		Device: r.w.Device(), Collectives: r.w.Collectives()}
 	if r.steps > 1 {

@@ -47,7 +47,7 @@ func start(t *testing.T, w *spmd.World, c spmd.Comm, cfg trainConfig, f *tokenFi
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := tr.model.Init(5); err != nil {
+	if err := tr.begin(5); err != nil {
 		t.Fatal(err)
 	}
 	return tr
@@ -232,7 +232,7 @@ func TestLoader(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		const seq = 4
 		data := &dataset{file: flatFile(1000), train: span{0, 1000}, seq: seq}
-		l, err := newLoader(w, data, 3)
+		l, err := newLoader(w, data, 3, 1000)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -5,6 +5,9 @@ import (
 	"context"
 	"os"
 	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -35,19 +38,34 @@ type Ended struct {
 	Stdout, Stderr string
 }
 
-// Program runs the program given to Main, with args, on a number of ranks; 0 ranks
-// means without mpirun. env adds variables such as "NAME=value". It fails the test
-// when the program does not end by itself.
-func Program(t *testing.T, ranks int, env []string, args ...string) Ended {
+// Command returns the command that runs the program given to Main, with args, on a
+// number of ranks; 0 ranks means without mpirun. env adds variables such as
+// "NAME=value". Unless args say otherwise the program runs on Device. It skips the
+// test where SPMDTEST_RANKS allows fewer ranks.
+func Command(ctx context.Context, t *testing.T, ranks int, env []string, args ...string) *exec.Cmd {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), programLimit)
-	defer cancel()
+	if most, err := strconv.Atoi(os.Getenv("SPMDTEST_RANKS")); err == nil && ranks > most {
+		t.Skipf("SPMDTEST_RANKS=%d, and this starts %d ranks", most, ranks)
+	}
+	if !slices.ContainsFunc(args, func(a string) bool { return strings.HasPrefix(a, "--device") }) {
+		args = append([]string{"--device=" + Device()}, args...)
+	}
 	cmd := exec.CommandContext(ctx, os.Args[0], args...)
 	cmd.Env = os.Environ()
 	if ranks > 0 {
 		cmd = mpirun.Command(ctx, ranks, os.Args[0], args...)
 	}
 	cmd.Env = append(append(cmd.Env, programEnv+"=1"), env...)
+	return cmd
+}
+
+// Program runs Command and returns how it ended. It fails the test when the program
+// does not end by itself.
+func Program(t *testing.T, ranks int, env []string, args ...string) Ended {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), programLimit)
+	defer cancel()
+	cmd := Command(ctx, t, ranks, env, args...)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	err := cmd.Run()

@@ -9,14 +9,61 @@
 // Run starts the test binary again under mpirun, for this test alone. A rank that
 // fails, panics or dies ends the job and the test within seconds, and its output
 // is the test's.
+//
+// Tests run in host memory. The variable SPMDTEST_DEVICE=cuda puts the same tests
+// on GPUs, SPMDTEST_RANKS=2 limits them to that number of ranks; make test-gpu sets
+// both.
 package spmdtest
 
 import (
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
 	"testing"
 
 	"lockstep/internal/mpirun"
 	"lockstep/spmd"
 )
+
+// Device returns the device that tests run on: host, or what SPMDTEST_DEVICE says.
+func Device() string {
+	if d := os.Getenv("SPMDTEST_DEVICE"); d != "" {
+		return d
+	}
+	return "host"
+}
+
+// Ranks returns those of ranks that SPMDTEST_RANKS allows: all where it is not set.
+// Where none is left it skips the test.
+func Ranks(t *testing.T, ranks ...int) []int {
+	t.Helper()
+	only := os.Getenv("SPMDTEST_RANKS")
+	if only == "" {
+		return ranks
+	}
+	n, err := strconv.Atoi(only)
+	if err != nil {
+		t.Fatalf("SPMDTEST_RANKS=%s: want a number", only)
+	}
+	if !slices.Contains(ranks, n) {
+		t.Skipf("SPMDTEST_RANKS=%d, and this test is for %v ranks", n, ranks)
+	}
+	return []int{n}
+}
+
+// HostOnly skips a test of what only the host's side of the framework does.
+func HostOnly(t *testing.T, why string) {
+	t.Helper()
+	if Device() != "host" {
+		t.Skip("on the host only: " + why)
+	}
+}
+
+// Config is the configuration of a world for tests.
+func Config() spmd.Config {
+	return spmd.Config{Device: Device(), LogLevel: "error", LogRanks: "all", Seed: 42}
+}
 
 // Run runs fn on every rank of a job, once for each number of ranks, as subtests
 // of t. On a rank, t reports to the test that called Run: t.Fatal on one rank ends
@@ -24,10 +71,13 @@ import (
 // before Run in the test runs on every rank too.
 func Run(t *testing.T, ranks []int, fn func(t *testing.T, w *spmd.World)) {
 	t.Helper()
-	mpirun.Run(t, ranks, func(t *testing.T) {
-		w, err := spmd.Open(spmd.Config{LogLevel: "error", LogRanks: "all", Seed: 42})
+	mpirun.Run(t, Ranks(t, ranks...), func(t *testing.T) {
+		w, err := spmd.Open(Config())
 		if err != nil {
 			t.Fatal(err)
+		}
+		if (Device() == "host") != w.OnHost() {
+			t.Fatal(fmt.Sprintf("SPMDTEST_DEVICE=%s, but the device is %s", Device(), w.Device()))
 		}
 		mpirun.OnFail = func() { w.Abort(1) }
 		defer func() { // after t.Skip, too

@@ -1,0 +1,476 @@
+package main
+
+import (
+	"errors"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"lockstep/spmd"
+	"lockstep/spmd/spmdtest"
+)
+
+// Each kernel as the model launches it, on the device at hand, against a loop in
+// float64.
+
+// shapes are sizes that fill no vector, warp, block or tile, and some that do.
+var shapes = []struct {
+	b, t, heads, channels, vocab int
+}{
+	{1, 1, 1, 1, 1},
+	{1, 3, 3, 15, 61},
+	{3, 1, 2, 6, 130},
+	{2, 5, 1, 37, 128},
+	{2, 33, 2, 40, 200},
+	{1, 65, 1, 80, 300},   // heads wider than a tile, one token more than one
+	{2, 130, 3, 72, 1000}, // many tokens twice
+	{1, 70, 1, 136, 520},
+	{1, 300, 2, 8, 5}, // rows in parts, few tokens many times
+}
+
+// launches is one shape on a device.
+type launches[A Act] struct {
+	*testing.T
+	w   *spmd.World
+	e   *enqueue[A]
+	rng *rand.Rand
+}
+
+// guard is how many elements stand behind each buffer, to be left alone.
+const guard = 16
+
+// random returns n numbers that float32, and bfloat16 for activations, holds exactly.
+func (l *launches[A]) random(n int, scale float64, act bool) []float64 {
+	x := make([]float64, n)
+	for i := range x {
+		v := float32(scale * l.rng.NormFloat64())
+		if act && isHalf[A]() {
+			v = spmd.ToBF16(v).Float32()
+		}
+		x[i] = float64(v)
+	}
+	return x
+}
+
+func (l *launches[A]) acts(n int, scale float64) (spmd.Buffer[A], []float64) {
+	x := l.random(n, scale, true)
+	return put[A](l.T, l.w, x), x
+}
+
+func (l *launches[A]) floats(n int, scale float64) (spmd.Buffer[float32], []float64) {
+	x := l.random(n, scale, false)
+	return put[float32](l.T, l.w, x), x
+}
+
+// fresh is a buffer that holds NaN, to be written.
+func fresh[T Act](t *testing.T, w *spmd.World, n int) spmd.Buffer[T] {
+	t.Helper()
+	x := make([]float64, n)
+	for i := range x {
+		x[i] = math.NaN()
+	}
+	return put[T](t, w, x)
+}
+
+// put returns a buffer of x, with a guard behind it.
+func put[T Act](t *testing.T, w *spmd.World, x []float64) spmd.Buffer[T] {
+	t.Helper()
+	b, err := spmd.Alloc[T](w, len(x)+guard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := make([]T, b.Len())
+	for i := range all {
+		v := float32(7)
+		if i < len(x) {
+			v = float32(x[i])
+		}
+		switch p := any(&all[i]).(type) {
+		case *float32:
+			*p = v
+		case *spmd.BF16:
+			*p = spmd.ToBF16(v)
+		}
+	}
+	if err := b.CopyFrom(all); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// check compares a buffer that put has made with what it should hold. rel and abs
+// are what float32 sums may be off by; a bfloat16 value is half a unit of its last
+// place, 2^-9, further off.
+func check[T Act, A Act](l *launches[A], name string, b spmd.Buffer[T], want []float64, rel, abs float64) {
+	l.Helper()
+	if isHalf[T]() {
+		rel += 1. / 256
+	}
+	if err := l.e.err; err != nil {
+		l.Fatal(err)
+	}
+	if err := l.e.s.Synchronize(); err != nil {
+		l.Fatal(err)
+	}
+	all := make([]T, b.Len())
+	if err := b.CopyTo(all); err != nil {
+		l.Fatal(err)
+	}
+	for i := range all {
+		got := 0.0
+		switch v := any(all[i]).(type) {
+		case float32:
+			got = float64(v)
+		case spmd.BF16:
+			got = float64(v.Float32())
+		}
+		if i >= len(want) {
+			if got != 7 {
+				l.Fatalf("%s: element %d behind the end was written: %v", name, i-len(want), got)
+			}
+		} else if !(math.Abs(got-want[i]) <= rel*math.Abs(want[i])+abs) {
+			l.Fatalf("%s[%d] = %v, want %v", name, i, got, want[i])
+		}
+	}
+	if err := b.Free(); err != nil {
+		l.Fatal(err)
+	}
+}
+
+// added is x, plus before where acc is set.
+func added(x, before []float64, acc bool) []float64 {
+	y := make([]float64, len(x))
+	for i := range x {
+		y[i] = x[i]
+		if acc {
+			y[i] += before[i]
+		}
+	}
+	return y
+}
+
+func rowsOf(x []float64, c int) [][]float64 {
+	r := make([][]float64, 0, len(x)/c)
+	for ; len(x) > 0; x = x[c:] {
+		r = append(r, x[:c])
+	}
+	return r
+}
+
+func TestLaunches(t *testing.T) {
+	onBoth(t, []int{1}, testLaunches[float32], testLaunches[spmd.BF16])
+}
+
+func testLaunches[A Act](t *testing.T, w *spmd.World) {
+	for i, sh := range shapes {
+		cfg := Config{Layers: 1, Heads: sh.heads, Channels: sh.channels, SeqMax: sh.t + 2, Vocab: sh.vocab}
+		m, s := testModel[A](t, w, cfg, nil, sh.b)
+		for _, acc := range []bool{false, true} {
+			l := &launches[A]{t, w, &enqueue[A]{s: s, m: m, b: sh.b, t: sh.t, n: sh.b * sh.t, acc: acc}, rand.New(rand.NewPCG(uint64(i), 1))}
+			t.Logf("%+v, accumulate %v", sh, acc)
+			l.embeddings()
+			l.layerNorm()
+			l.biases()
+			l.attention()
+			l.loss()
+		}
+		if err := m.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func (l *launches[A]) embeddings() {
+	e, cfg := l.e, l.e.m.Cfg
+	n, C := e.n, cfg.Channels
+	tokens := randomTokens(n, cfg.Vocab, 3)
+	tb := tokenBuffer(l.T, l.w, tokens)
+	wte, wv := l.floats(cfg.PaddedVocab()*C, 1)
+	wpe, pv := l.floats(cfg.SeqMax*C, 1)
+	out := fresh[A](l.T, l.w, n*C)
+	e.encoderForward(out, tb, wte, wpe)
+	sum := make([]float64, n*C)
+	for i := range sum {
+		sum[i] = wv[int(tokens[i/C])*C+i%C] + pv[i/C%e.t*C+i%C]
+	}
+	check(l, "encoder forward", out, sum, 1e-6, 1e-6)
+
+	dout, dv := l.acts(n*C, 1)
+	dwpe, before := l.floats(cfg.SeqMax*C, 1)
+	e.encoderBackward(wte, dwpe, dout, tb)
+	dp := make([]float64, cfg.SeqMax*C)
+	for i, d := range dv {
+		wv[int(tokens[i/C])*C+i%C] += d
+		dp[i/C%e.t*C+i%C] += d
+	}
+	check(l, "dwte", wte, wv, 1e-5, 1e-5)
+	check(l, "dwpe", dwpe, added(dp, before, e.acc), 1e-5, 1e-5)
+}
+
+func (l *launches[A]) layerNorm() {
+	e, n, C := l.e, l.e.n, l.e.m.Cfg.Channels
+	x, xv := l.acts(n*C, 2)
+	y, yv := l.acts(n*C, 1)
+	ybias, bv := l.floats(C, 1)
+	weight, wv := l.floats(C, 1)
+	bias, cv := l.floats(C, 1)
+	stats := func(rows [][]float64) (mean, rstd []float64) {
+		for _, r := range rows {
+			mu, inv := refStats(r)
+			mean, rstd = append(mean, mu), append(rstd, inv)
+		}
+		return mean, rstd
+	}
+	// A row of one channel has no deviation: what is rounded is magnified by √1e5.
+	abs, half := 3e-5, 0.0
+	if C == 1 {
+		abs = 1e-3
+	}
+	if isHalf[A]() {
+		half = 0.03 // of the sum, a few units large, before it is normalised
+	}
+	out, mean, rstd := fresh[A](l.T, l.w, n*C), fresh[float32](l.T, l.w, n), fresh[float32](l.T, l.w, n)
+	e.layerNormForward(out, mean, rstd, x, weight, bias)
+	mu, inv := stats(rowsOf(xv, C))
+	check(l, "layernorm forward", out, flat(refNorm(rowsOf(xv, C), wv, cv)), 1e-5, abs)
+	check(l, "mean", mean, mu, 1e-5, 1e-5)
+
+	res, out2, mean2, rstd2 := fresh[A](l.T, l.w, n*C), fresh[A](l.T, l.w, n*C), fresh[float32](l.T, l.w, n), fresh[float32](l.T, l.w, n)
+	e.residualLayerNormForward(res, out2, mean2, rstd2, x, y, ybias, weight, bias)
+	rv := make([]float64, n*C)
+	for i := range rv {
+		rv[i] = xv[i] + yv[i] + bv[i%C]
+	}
+	mu2, inv2 := stats(rowsOf(rv, C))
+	check(l, "residual", res, rv, 1e-6, 1e-6)
+	if C > 1 || !isHalf[A]() {
+		check(l, "residual layernorm forward", out2, flat(refNorm(rowsOf(rv, C), wv, cv)), 1e-5, abs+half)
+		check(l, "residual rstd", rstd2, inv2, 1e-5+half, 1e-5)
+	}
+	check(l, "residual mean", mean2, mu2, 1e-5, 1e-5+half)
+
+	dout, dv := l.acts(n*C, 1)
+	dx, dxv := l.acts(n*C, 1)
+	dw, dwv := l.floats(C, 1)
+	db, dbv := l.floats(C, 1)
+	gw, gb := make([]float64, C), make([]float64, C)
+	gx := flat(refNormBack(rowsOf(dv, C), rowsOf(xv, C), wv, gw, gb))
+	e.layerNormBackward(dx, dw, db, dout, x, weight, put[float32](l.T, l.w, mu), put[float32](l.T, l.w, inv), e.acc)
+	if C == 1 {
+		abs = 0.1 // the sum of terms of some hundred that cancel
+	}
+	check(l, "rstd", rstd, inv, 1e-5, 1e-5)
+	check(l, "layernorm dx", dx, added(gx, dxv, e.acc), 1e-5, abs)
+	check(l, "layernorm dweight", dw, added(gw, dwv, e.acc), 1e-5, 1e-4)
+	check(l, "layernorm dbias", db, added(gb, dbv, e.acc), 1e-5, 1e-4)
+}
+
+func (l *launches[A]) biases() {
+	e, n, C := l.e, l.e.n, 3*l.e.m.Cfg.Channels
+	x, xv := l.acts(n*C, 2)
+	bias, bv := l.floats(C, 1)
+	sum, value, slope := make([]float64, n*C), make([]float64, n*C), make([]float64, n*C)
+	for i := range sum {
+		sum[i] = xv[i] + bv[i%C]
+	}
+	e.biasForward(x, bias, C)
+	check(l, "bias forward", x, sum, 1e-6, 1e-6)
+
+	x, out := put[A](l.T, l.w, xv), fresh[A](l.T, l.w, n*C)
+	e.biasGeluForward(out, x, bias, C)
+	for i, v := range sum {
+		k := math.Sqrt(2 / math.Pi)
+		th := math.Tanh(k * (v + 0.044715*v*v*v))
+		value[i] = 0.5 * v * (1 + th)
+		v = xv[i]
+		th = math.Tanh(k * (v + 0.044715*v*v*v))
+		slope[i] = 0.5*(1+th) + 0.5*v*(1-th*th)*k*(1+3*0.044715*v*v)
+	}
+	abs := 1e-6
+	if isHalf[A]() {
+		abs = 0.02 // of a sum that is rounded first, up to 8 large
+	}
+	check(l, "gelu", out, value, 1e-5, abs)
+	check(l, "gelu's input", x, sum, 1e-6, 1e-6)
+
+	d, dv := l.acts(n*C, 1)
+	e.geluBackward(d, put[A](l.T, l.w, xv), C)
+	dy, dyv := l.acts(n*C, 1)
+	db, before := l.floats(C, 1)
+	e.biasBackward(db, dy, C)
+	g := make([]float64, C)
+	for i, v := range dyv {
+		g[i%C] += v
+		slope[i] *= dv[i]
+	}
+	check(l, "gelu backward", d, slope, 1e-5, 1e-6)
+	check(l, "bias backward", db, added(g, before, e.acc), 1e-5, 1e-4)
+}
+
+func (l *launches[A]) attention() {
+	e, cfg := l.e, l.e.m.Cfg
+	n, C, t := e.n, cfg.Channels, e.t
+	qkv, qv := l.acts(3*n*C, 1)
+	dout, dv := l.acts(n*C, 1)
+	m := &refModel{heads: cfg.Heads, channels: C}
+	var ov, gv, lv []float64
+	for i := range e.b {
+		q := rowsOf(qv[i*t*3*C:][:t*3*C], 3*C)
+		o, p := m.attention(q)
+		ov = append(ov, flat(o)...)
+		gv = append(gv, flat(m.attentionBack(rowsOf(dv[i*t*C:][:t*C], C), q, p))...)
+		for h := range cfg.Heads { // the denominator is e to the score of key 0 over its probability
+			hs := C / cfg.Heads
+			for j := range t {
+				dot := 0.0
+				for c := range hs {
+					dot += q[j][h*hs+c] * q[0][C+h*hs+c]
+				}
+				lv = append(lv, dot/math.Sqrt(float64(hs))-math.Log(p[h][j][0]))
+			}
+		}
+	}
+	out, lse := fresh[A](l.T, l.w, n*C), fresh[float32](l.T, l.w, n*cfg.Heads)
+	e.attentionForward(out, lse, qkv)
+	dqkv, delta := fresh[A](l.T, l.w, 3*n*C), fresh[float32](l.T, l.w, n*cfg.Heads)
+	e.attentionBackward(dqkv, delta, dout, out, lse, qkv)
+	rel := 1e-4
+	if isHalf[A]() {
+		rel = 1e-2 // out, of which backward takes the products with dout, is rounded
+	}
+	// The scores' scale is 1, their sums' √channels.
+	check(l, "lse", lse, lv, 1e-5, 1e-5)
+	check(l, "attention forward", out, ov, 1e-5, 1e-5)
+	check(l, "attention backward", dqkv, gv, rel, rel*math.Sqrt(float64(C)))
+}
+
+func (l *launches[A]) loss() {
+	e, cfg := l.e, l.e.m.Cfg
+	n, v, vp := e.n, cfg.Vocab, cfg.PaddedVocab()
+	const scale = 0.25
+	targets := randomTokens(n, v, 5)
+	tb := tokenBuffer(l.T, l.w, targets)
+	logits, x := l.acts(n*vp, 4)
+	var loss, grad []float64
+	total := 0.0
+	for i := range n {
+		sum := 0.0
+		for _, s := range x[i*vp:][:v] {
+			sum += math.Exp(s)
+		}
+		loss = append(loss, math.Log(sum)-x[i*vp+int(targets[i])])
+		total += scale * loss[i]
+		for j, s := range x[i*vp:][:vp] {
+			g := 0.0
+			if j < v {
+				g = scale * math.Exp(s) / sum
+			}
+			if j == int(targets[i]) {
+				g -= scale
+			}
+			grad = append(grad, g)
+		}
+	}
+	losses := fresh[float32](l.T, l.w, n)
+	e.classifier(losses, logits, tb, scale, false)
+	check(l, "loss", losses, loss, 1e-5, 1e-5)
+	losses = fresh[float32](l.T, l.w, n)
+	check(l, "logits without gradient", logits, x, 0, 0)
+	logits = put[A](l.T, l.w, x)
+	e.classifier(losses, logits, tb, scale, true)
+	check(l, "gradient", logits, grad, 1e-4, 1e-7)
+
+	sum, err := spmd.Alloc[float64](l.w, 1)
+	if err == nil {
+		err = sum.Fill(3)
+	}
+	if err != nil {
+		l.Fatal(err)
+	}
+	e.lossSum(sum, losses, scale)
+	check(l, "loss", losses, loss, 1e-5, 1e-5)
+	if e.acc {
+		total += 3
+	}
+	if got := sum.At(0); !(math.Abs(got-total) < 1e-5*math.Abs(total)+1e-6) {
+		l.Fatalf("the sum of the losses is %v, want %v", got, total)
+	}
+}
+
+// What a step adds up in many parts has the same bits every time.
+func TestStepsRepeat(t *testing.T) {
+	onBoth(t, []int{1}, testStepsRepeat[float32], testStepsRepeat[spmd.BF16])
+}
+
+func testStepsRepeat[A Act](t *testing.T, w *spmd.World) {
+	cfg := Config{Layers: 1, Heads: 2, Channels: 64, SeqMax: 100, Vocab: 30}
+	m, s := testModel[A](t, w, cfg, randomParams(cfg, 1), 8)
+	n := 8 * cfg.SeqMax
+	in, targets := tokenBuffer(t, w, randomTokens(n, cfg.Vocab, 2)), tokenBuffer(t, w, randomTokens(n, cfg.Vocab, 3))
+	var first []float32
+	for i := range 5 {
+		if err := m.ForwardBackward(s, in, targets, 8, cfg.SeqMax, 1/float32(n), true, nil); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Synchronize(); err != nil {
+			t.Fatal(err)
+		}
+		got := floatsOf(t, m.Grads)
+		if first == nil {
+			first = got
+		}
+		for j, v := range first {
+			if math.Float32bits(got[j]) != math.Float32bits(v) {
+				t.Fatalf("run %d: gradient %d is %v, at first %v", i, j, got[j], v)
+			}
+		}
+	}
+}
+
+// A token outside the vocabulary does not leave the loader; where one reaches a GPU
+// nevertheless, the loss is not a number, and nothing outside a tensor is touched.
+func TestBadTokens(t *testing.T) {
+	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		s, err := w.NewStream("test")
+		if err != nil {
+			t.Fatal(err)
+		}
+		data := &dataset{file: flatFile(1000), train: span{0, 1000}, seq: 4}
+		l, err := newLoader(w, data, 1, 500)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for at, bad := range map[int]bool{495: false, 496: true, 600: true} { // the last target is at+4
+			f := l.feed(slices.Values([][]int{{at}}))
+			_, _, _, err := f.next(s)
+			if bad != (err != nil) || bad && !strings.Contains(err.Error(), "outside the vocabulary of 500") {
+				t.Errorf("tokens from %d on, of 500: error %v", at, err)
+			}
+			f.stop()
+		}
+		if err := errors.Join(s.Synchronize(), l.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if w.OnHost() {
+			return // the stream fails: TestModelRefuses
+		}
+		m, s := testModel[float32](t, w, small, randomParams(small, 1), 1)
+		for _, bad := range []int32{-1, 61, math.MaxInt32, math.MinInt32} {
+			for where := range 2 {
+				tokens := [2][]int32{make([]int32, 4), make([]int32, 4)}
+				tokens[where][2] = bad
+				if err := m.ForwardBackward(s, tokenBuffer(t, w, tokens[0]), tokenBuffer(t, w, tokens[1]), 1, 4, 0.25, true, nil); err != nil {
+					t.Fatal(err)
+				}
+				if err := s.Synchronize(); err != nil {
+					t.Fatal(err)
+				}
+				if !math.IsNaN(m.Loss.At(0)) {
+					t.Errorf("token %d, input or target %d: loss %v", bad, where, m.Loss.At(0))
+				}
+			}
+		}
+	})
+}

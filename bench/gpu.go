@@ -1,0 +1,209 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// hostOverhead is how much more of the host's time than C's a call may cost, in us.
+const hostOverhead = 0.5
+
+// cuda are the compiler's flags for CUDA; CPATH and LIBRARY_PATH add folders.
+func cuda(libraries ...string) []string {
+	home := cmp.Or(os.Getenv("CUDA_HOME"), "/usr/local/cuda")
+	return append([]string{"-I" + home + "/include", "-L" + home + "/lib64", "-L" + home + "/lib64/stubs"}, libraries...)
+}
+
+// jobs are the numbers of ranks that a comparison is made on: 1 and all GPUs.
+func (b *bench) jobs() []int { return slices.Compact([]int{1, len(b.gpus)}) }
+
+// enqueue compares an all-reduce on a stream with ncclAllReduce called from C.
+func (b *bench) enqueue() error {
+	program, err := b.c("nccl_enqueue", append([]string{"mpicc"}, cuda("-lnccl", "-lcudart")...)...)
+	if err != nil {
+		return err
+	}
+	for _, n := range b.jobs() {
+		if err := b.hostTime(n, "enqueue", "an all-reduce of 8 bytes on a stream", "ncclAllReduce from C", mpirun(n, program)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// launch compares the launch of a kernel with cuLaunchKernel called from C.
+func (b *bench) launch() error {
+	program, err := b.c("launch", append([]string{cc()}, cuda("-lcuda")...)...)
+	if err != nil {
+		return err
+	}
+	return b.hostTime(1, "launch", "a kernel launch", "cuLaunchKernel from C", []string{program})
+}
+
+// hostTime compares the host's time for a call, and counts its allocations.
+func (b *bench) hostTime(ranks int, measure, what, peer string, program []string) error {
+	rank, err := b.rank(ranks, measure)
+	if err != nil {
+		return err
+	}
+	theirs, ours, worst, err := b.turns(program, rank)
+	if err != nil {
+		return err
+	}
+	b.compare(row{What: "host time of " + what, Ranks: ranks, Ours: ours, Unit: "us", Goal: (theirs + hostOverhead) / theirs}, peer, theirs, false)
+	b.limit(row{What: "Go allocations of " + what, Ranks: ranks, Ours: float64(worst.Allocs), Unit: "allocations", Goal: 0})
+	return nil
+}
+
+// startup measures from the start of a process to the end of its first collective,
+// after one run that fills the caches of kernels and files.
+func (b *bench) startup() error {
+	const limit = 3 // s
+	for _, n := range b.jobs() {
+		cmd, err := b.rank(n, "startup", "--log-level", "info", "--log-format", "json")
+		if err != nil {
+			return err
+		}
+		type run struct {
+			total float64
+			parts map[string]float64
+		}
+		var runs []run
+		for i := range b.rounds + 1 {
+			out, log, err := outputs(nil, cmd...)
+			if err != nil {
+				return err
+			}
+			total, err := lines[started](out)
+			if err != nil || len(total) != 1 {
+				return fmt.Errorf("%v printed %q, %w", cmd, out, err)
+			}
+			parts, err := startupParts(log)
+			if err != nil {
+				return err
+			}
+			if i > 0 {
+				runs = append(runs, run{total[0].MS / 1e3, parts})
+			}
+		}
+		slices.SortFunc(runs, func(a, b run) int { return cmp.Compare(a.total, b.total) })
+		r := runs[len(runs)/2]
+		b.limit(row{What: "process start to the end of the first collective, warm", Ranks: n, Ours: r.total, Unit: "s", Goal: limit, Parts: r.parts})
+	}
+	return nil
+}
+
+// startupParts takes the parts of the startup, in s, from rank 0's log, where the
+// first line has them in ms.
+func startupParts(log string) (map[string]float64, error) {
+	all, err := lines[struct {
+		Startup map[string]float64 `json:"startup_ms"`
+	}](log)
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range all {
+		if l.Startup != nil {
+			for k := range l.Startup {
+				l.Startup[k] /= 1e3
+			}
+			return l.Startup, nil
+		}
+	}
+	return nil, fmt.Errorf("no line of the log has startup_ms: %q", log)
+}
+
+// replay has a graph with collectives launched many times; a wrong result, a status
+// other than 0 and a process that does not end are failures.
+func (b *bench) replay() error {
+	var failed error
+	for n := 1; n <= len(b.gpus); n++ {
+		cmd, err := b.rank(n, "replay")
+		if err != nil {
+			return err
+		}
+		r := row{What: fmt.Sprintf("failures of %d replays of a graph with collectives, and of the exit", replays), Ranks: n, Unit: "failures"}
+		if _, err := output(cmd...); err != nil {
+			r.Ours, failed = 1, err
+		}
+		b.limit(r)
+	}
+	return failed
+}
+
+// lossGoals are how far a loss on GPUs may be from that of the same training on the
+// host. bfloat16 has 8 bits: sums in another order round to other numbers.
+var lossGoals = []struct {
+	dtype string
+	goal  float64
+}{{"float32", 1e-4}, {"bfloat16", 2e-2}}
+
+const lossSteps = 10
+
+// losses compares the losses of a short training of the same sequences on GPUs and
+// on the host.
+func (b *bench) losses() error {
+	data := filepath.Join(b.dir, "numbers.txt")
+	if err := os.WriteFile(data, []byte(numbers(100_000)), 0o666); err != nil {
+		return err
+	}
+	train := func(n int, flags ...string) ([]float64, error) {
+		out, err := output(mpirun(n, append([]string{b.program("train"), "--data", data, "--cache", b.dir, "--steps", strconv.Itoa(lossSteps),
+			"--batch", "1", "--global-batch", "24", "--val-batches", "0", "--sample", "0", "--json", "-", "--log-level", "warn"}, flags...)...)...)
+		if err != nil {
+			return nil, err
+		}
+		return stepLosses(out)
+	}
+	for _, g := range lossGoals {
+		want, err := train(1, "--device", "host", "--dtype", g.dtype)
+		if err != nil {
+			return err
+		}
+		for n := 1; n <= len(b.gpus); n++ {
+			got, err := train(n, "--device", "cuda", "--dtype", g.dtype)
+			if err != nil {
+				return err
+			}
+			worst := 0.0
+			for i := range want {
+				worst = max(worst, math.Abs(got[i]-want[i]))
+			}
+			b.limit(row{What: fmt.Sprintf("largest difference of a loss from the host's, %s, %d steps", g.dtype, lossSteps), Ranks: n, Ours: worst, Unit: "nats", Goal: g.goal})
+		}
+	}
+	return nil
+}
+
+// stepLosses are the losses of the steps that train printed, all of them.
+func stepLosses(out string) ([]float64, error) {
+	steps, err := lines[step](out)
+	if err != nil {
+		return nil, err
+	}
+	var losses []float64
+	for _, s := range steps {
+		if !s.Summary {
+			losses = append(losses, s.Loss)
+		}
+	}
+	if len(losses) != lossSteps {
+		return nil, fmt.Errorf("train printed %q, want %d steps", out, lossSteps)
+	}
+	return losses, nil
+}
+
+// numbers is text of the given length in which there is something to learn.
+func numbers(length int) string {
+	var b strings.Builder
+	for i := 1; b.Len() < length; i++ {
+		fmt.Fprintln(&b, i, "times", i, "is", i*i)
+	}
+	return b.String()
+}

@@ -1,0 +1,72 @@
+package cublas
+
+import (
+	"errors"
+	"fmt"
+	"unsafe"
+
+	"lockstep/internal/elem"
+)
+
+// Gemm describes the product
+//
+//	C = Alpha * op(A) * op(B) + Beta * C
+//
+// of row-major matrices: op(A) is (M, K), op(B) is (K, N), C is (M, N). With TransA the matrix stored is A' of (K, M),
+// with TransB B' of (N, K). A stride is at least the width of the matrix stored. As BLAS has it, C is not read where
+// Beta is 0 (it may hold NaN), and A and B are not read where Alpha or K is 0.
+type Gemm struct {
+	M, N, K        int
+	TransA, TransB bool
+	LdA, LdB, LdC  int       // from one row to the next, in elements
+	AB, C          elem.Type // of A and B, and of C
+	Alpha, Beta    float64   // rounded to float32 but for products in float64
+}
+
+func (g *Gemm) String() string {
+	a, b := "A", "B"
+	if g.TransA {
+		a = "A'"
+	}
+	if g.TransB {
+		b = "B'"
+	}
+	return fmt.Sprintf("%v C(%d, %d) = %v %s %s over %d, strides %d, %d, %d", g.C, g.M, g.N, g.AB, a, b, g.K, g.LdC, g.LdA, g.LdB)
+}
+
+// The checks fail with the numbers in the message; they allocate nothing when all is well.
+
+func (g *Gemm) check(c, a, b unsafe.Pointer) error {
+	if g.M < 0 || g.N < 0 || g.K < 0 {
+		return fmt.Errorf("cublas: Gemm: negative size: M %d, N %d, K %d", g.M, g.N, g.K)
+	}
+	widthA, widthB := g.K, g.N
+	if g.TransA {
+		widthA = g.M
+	}
+	if g.TransB {
+		widthB = g.K
+	}
+	if g.LdA < widthA || g.LdB < widthB || g.LdC < g.N {
+		return fmt.Errorf("cublas: Gemm: stride below the width: A %d of %d, B %d of %d, C %d of %d",
+			g.LdA, widthA, g.LdB, widthB, g.LdC, g.N)
+	}
+	if g.empty() {
+		return nil
+	}
+	if c == nil || !g.scales() && (a == nil || b == nil) {
+		return errors.New("cublas: Gemm: nil address of a matrix that is not empty")
+	}
+	return nil
+}
+
+// empty reports whether there is nothing to compute.
+func (g *Gemm) empty() bool { return g.M == 0 || g.N == 0 }
+
+// scales reports whether the product vanishes, and only C = Beta C is left. The libraries are not asked: some refuse
+// K = 0, and 0 * A is not 0 where A holds infinities.
+func (g *Gemm) scales() bool { return g.K == 0 || g.Alpha == 0 }
+
+func supported(ab, c elem.Type) bool {
+	return ab == c && (ab == elem.Float32 || ab == elem.Float64 || ab.Half()) || ab.Half() && c == elem.Float32
+}

@@ -1,0 +1,63 @@
+package cublas
+
+import (
+	"fmt"
+
+	"lockstep/cuda"
+	"lockstep/internal/ccall"
+)
+
+// Result is a failing cublasStatus_t. It is comparable, as syscall.Errno is.
+type Result int32
+
+// The statuses of cuBLAS and cuBLASLt.
+const (
+	ErrNotInitialized  Result = 1
+	ErrAllocFailed     Result = 3
+	ErrInvalidValue    Result = 7
+	ErrArchMismatch    Result = 8
+	ErrMapping         Result = 11
+	ErrExecutionFailed Result = 13
+	ErrInternal        Result = 14
+	ErrNotSupported    Result = 15
+	ErrLicense         Result = 16
+)
+
+// Error returns the name and the meaning of the status, such as "CUBLAS_STATUS_NOT_SUPPORTED: ...".
+func (r Result) Error() string {
+	switch r {
+	case ErrNotInitialized:
+		return "CUBLAS_STATUS_NOT_INITIALIZED: the library could not be initialized, often for lack of device memory"
+	case ErrAllocFailed:
+		return "CUBLAS_STATUS_ALLOC_FAILED: out of memory"
+	case ErrInvalidValue:
+		return "CUBLAS_STATUS_INVALID_VALUE: invalid argument"
+	case ErrArchMismatch:
+		return "CUBLAS_STATUS_ARCH_MISMATCH: the device lacks what the operation needs"
+	case ErrMapping:
+		return "CUBLAS_STATUS_MAPPING_ERROR: device memory could not be accessed"
+	case ErrExecutionFailed:
+		return "CUBLAS_STATUS_EXECUTION_FAILED: the kernel could not be launched"
+	case ErrInternal:
+		return "CUBLAS_STATUS_INTERNAL_ERROR: internal error"
+	case ErrNotSupported:
+		return "CUBLAS_STATUS_NOT_SUPPORTED: no algorithm for these types, shapes and alignments"
+	case ErrLicense:
+		return "CUBLAS_STATUS_LICENSE_ERROR: no licence"
+	default:
+		return fmt.Sprintf("cublasStatus_t %d", int32(r))
+	}
+}
+
+// check turns the code of a call into an error, nil for success. A negative code is the driver's, who was asked to make
+// the device's context current before the call.
+func check(op string, code int, detail string) error {
+	switch {
+	case code == 0:
+		return nil
+	case code < 0:
+		return &ccall.Error{Op: "cuCtxSetCurrent", Rank: -1, At: ccall.At(), Err: cuda.Result(-code), Detail: "before " + op}
+	default:
+		return &ccall.Error{Op: op, Rank: -1, At: ccall.At(), Err: Result(code), Detail: detail}
+	}
+}

@@ -1,0 +1,337 @@
+// A test double of libcublas.so.13 and libcublasLt.so.13: what package cublas binds, computed by plain loops in host
+// memory, column-major as the real ones are. It is strict where they may be: a context must be current, sizes of 0 are
+// refused, a product must fit its operands, stay within the workspace and the alignments that its algorithm was chosen
+// for, and 0 times infinity is NaN. Like the real one, cublasSetStream_v2 forgets the workspace.
+//
+// From the environment, read at every call:
+//   FAKECUBLAS_LOG   a file; every call is a line in it, "cublasSgemv_v2 t=1 m=3 n=2 lda=3 ... = 0"
+//   FAKECUBLAS_FAIL  "cublasLtMatmul=13": the status of every call of that function
+// A symbol x is left out by -Dx=absent_x.
+
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { OK = 0, NOT_INITIALIZED = 1, INVALID_VALUE = 7, EXECUTION_FAILED = 13, NOT_SUPPORTED = 15 };
+enum { F32 = 0, F64 = 1, F16 = 2, BF16 = 14 };
+
+// fate returns the status that a call was told to fail with, or the one it has by itself.
+static int fate(const char *fn, int own) {
+    const char *list = getenv("FAKECUBLAS_FAIL");
+    size_t n = strlen(fn);
+    const char *at = list;
+    while (at && (at = strstr(at, fn)) != NULL) {
+        if ((at == list || at[-1] == ',') && at[n] == '=') return atoi(at + n + 1);
+        at += n;
+    }
+    return own;
+}
+
+static int done(const char *fn, int rc, const char *format, ...) {
+    const char *name = getenv("FAKECUBLAS_LOG");
+    FILE *f = name ? fopen(name, "a") : NULL;
+    if (f) {
+        va_list args;
+        va_start(args, format);
+        fprintf(f, "%s ", fn);
+        vfprintf(f, format, args);
+        fprintf(f, " = %d\n", rc);
+        va_end(args);
+        fclose(f);
+    }
+    return rc;
+}
+
+// Every function begins by asking for its fate.
+#define BEGIN int rc = fate(__func__, context() ? OK : NOT_INITIALIZED)
+#define END(...) return done(__func__, rc, __VA_ARGS__)
+#define NEED(condition, status) if (rc == OK && !(condition)) rc = status
+
+// context returns the driver's current context on this thread.
+static void *context(void) {
+    static int (*get)(void **);
+    void *c = NULL;
+    if (!get) {
+        void *lib = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+        if (lib) *(void **)&get = dlsym(lib, "cuCtxGetCurrent");
+    }
+    return get && get(&c) == 0 ? c : NULL;
+}
+
+static double from16(uint16_t h) {
+    int e = h >> 10 & 31, m = h & 1023;
+    double a = e == 31 ? (m ? NAN : INFINITY) : e ? ldexp(1024 + m, e - 25) : ldexp(m, -24);
+    return h >> 15 ? -a : a;
+}
+static uint16_t to16(double v) {
+    double a = fabs(v);
+    uint16_t sign = signbit(v) ? 0x8000 : 0;
+    if (isnan(v)) return 0x7e00;
+    if (a >= 65520) return sign | 0x7c00;
+    if (a == 0) return sign;
+    int e = ilogb(a) < -14 ? -14 : ilogb(a);
+    return sign | (uint16_t)(((e + 14) << 10) + (int)nearbyint(ldexp(a, 10 - e)));
+}
+static double frombf(uint16_t h) {
+    uint32_t u = (uint32_t)h << 16;
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+}
+static uint16_t tobf(float f) {
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    if (isnan(f)) return 0x7fc0;
+    return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
+static double get(int type, const void *p, int64_t i) {
+    switch (type) {
+    case F32: return ((const float *)p)[i];
+    case F64: return ((const double *)p)[i];
+    case F16: return from16(((const uint16_t *)p)[i]);
+    default: return frombf(((const uint16_t *)p)[i]);
+    }
+}
+static void put(int type, void *p, int64_t i, double v) {
+    switch (type) {
+    case F32: ((float *)p)[i] = (float)v; break;
+    case F64: ((double *)p)[i] = v; break;
+    case F16: ((uint16_t *)p)[i] = to16((float)v); break;
+    default: ((uint16_t *)p)[i] = tobf((float)v);
+    }
+}
+
+static void gemm(int ab, int ct, int ta, int tb, int64_t m, int64_t n, int64_t k, double alpha, const void *a, int64_t lda,
+                 const void *b, int64_t ldb, double beta, void *c, int64_t ldc) {
+    for (int64_t j = 0; j < n; j++)
+        for (int64_t i = 0; i < m; i++) {
+            double sum = 0;
+            for (int64_t l = 0; l < k; l++)
+                sum += get(ab, a, ta ? l + i * lda : i + l * lda) * get(ab, b, tb ? j + l * ldb : l + j * ldb);
+            put(ct, c, i + j * ldc, alpha * sum + (beta == 0 ? 0 : beta * get(ct, c, i + j * ldc)));
+        }
+}
+
+// cuBLASLt
+
+struct handle { void *stream, *workspace; size_t bytes; int alive; };
+struct desc { int compute, scale, ta, tb; };
+struct layout { int type; uint64_t rows, cols; int64_t ld; };
+struct pref { size_t workspace; uint32_t mask, align[4]; };
+struct algo { uint32_t magic, align[4]; uint64_t workspace, spare[4]; };
+struct heuristic { struct algo algo; size_t workspace; int state; float waves; int reserved[4]; };
+_Static_assert(sizeof(struct algo) == 64 && sizeof(struct heuristic) == 96, "of cublasLt.h");
+
+int cublasLtCreate(void **out) {
+    BEGIN;
+    *out = rc == OK ? calloc(1, sizeof(struct handle)) : NULL;
+    END("");
+}
+int cublasLtDestroy(void *h) {
+    BEGIN;
+    free(h);
+    END("");
+}
+int cublasLtMatmulDescCreate(struct desc **out, int compute, int scale) {
+    BEGIN;
+    NEED((compute == 68 && scale == F32) || (compute == 70 && scale == F64), NOT_SUPPORTED);
+    *out = NULL;
+    if (rc == OK) {
+        *out = calloc(1, sizeof **out);
+        **out = (struct desc){compute, scale, 0, 0};
+    }
+    END("compute=%d scale=%d", compute, scale);
+}
+int cublasLtMatmulDescDestroy(struct desc *d) {
+    BEGIN;
+    free(d);
+    END("");
+}
+int cublasLtMatmulDescSetAttribute(struct desc *d, int attr, const void *v, size_t size) {
+    BEGIN;
+    NEED(size == 4 && (attr == 3 || attr == 4), INVALID_VALUE);
+    if (rc == OK) *(attr == 3 ? &d->ta : &d->tb) = *(const int *)v;
+    END("attr=%d", attr);
+}
+int cublasLtMatrixLayoutCreate(struct layout **out, int type, uint64_t rows, uint64_t cols, int64_t ld) {
+    BEGIN;
+    NEED(rows > 0 && cols > 0 && ld >= (int64_t)rows, INVALID_VALUE);
+    *out = NULL;
+    if (rc == OK) {
+        *out = calloc(1, sizeof **out);
+        **out = (struct layout){type, rows, cols, ld};
+    }
+    END("type=%d rows=%ld cols=%ld ld=%ld", type, (long)rows, (long)cols, (long)ld);
+}
+int cublasLtMatrixLayoutDestroy(struct layout *l) {
+    BEGIN;
+    free(l);
+    END("");
+}
+int cublasLtMatmulPreferenceCreate(struct pref **out) {
+    BEGIN;
+    *out = NULL;
+    if (rc == OK) {
+        *out = calloc(1, sizeof **out);
+        **out = (struct pref){0, 7, {256, 256, 256, 256}};
+    }
+    END("");
+}
+int cublasLtMatmulPreferenceDestroy(struct pref *p) {
+    BEGIN;
+    free(p);
+    END("");
+}
+int cublasLtMatmulPreferenceSetAttribute(struct pref *p, int attr, const void *v, size_t size) {
+    BEGIN;
+    NEED(attr == 1 ? size == 8 : size == 4 && (attr == 3 || (attr >= 5 && attr <= 8)), INVALID_VALUE);
+    uint64_t shown = size == 8 ? *(const uint64_t *)v : *(const uint32_t *)v;
+    if (rc == OK && attr == 1) p->workspace = shown;
+    if (rc == OK && attr == 3) p->mask = (uint32_t)shown;
+    if (rc == OK && attr >= 5) p->align[attr - 5] = (uint32_t)shown;
+    END("attr=%d value=%ld", attr, (long)shown);
+}
+
+static int fits(const struct desc *d, const struct layout *a, const struct layout *b, const struct layout *c) {
+    uint64_t k = d->ta ? a->rows : a->cols;
+    int half = a->type == F16 || a->type == BF16;
+    return (d->ta ? a->cols : a->rows) == c->rows && (d->tb ? b->rows : b->cols) == c->cols && (d->tb ? b->cols : b->rows) == k &&
+           a->type == b->type && (c->type == a->type || (half && c->type == F32)) && (d->compute == 70) == (a->type == F64);
+}
+
+// The double asks for half of the workspace that it may have.
+int cublasLtMatmulAlgoGetHeuristic(void *h, struct desc *d, struct layout *a, struct layout *b, struct layout *c, struct layout *e,
+                                   struct pref *p, int want, struct heuristic *r, int *got) {
+    BEGIN;
+    (void)h;
+    *got = 0;
+    NEED(want >= 1 && c->rows == e->rows && c->cols == e->cols, INVALID_VALUE);
+    NEED(fits(d, a, b, c), INVALID_VALUE);
+    int none = getenv("FAKECUBLAS_NONE") != NULL;
+    if (rc == OK && !none) {
+        memset(r, 0, sizeof *r);
+        r->algo.magic = 0xb1a5;
+        r->algo.workspace = r->workspace = p->workspace / 2;
+        memcpy(r->algo.align, p->align, sizeof p->align);
+        *got = 1;
+    }
+    END("mask=%u workspace=%ld align=%u,%u,%u,%u", p->mask, (long)p->workspace, p->align[0], p->align[1], p->align[2], p->align[3]);
+}
+
+static int aligned(const void *p, uint32_t to) { return (uintptr_t)p % to == 0; }
+
+int cublasLtMatmul(void *h, struct desc *d, const void *alpha, const void *a, struct layout *la, const void *b, struct layout *lb,
+                   const void *beta, const void *c, struct layout *lc, void *out, struct layout *lo, const struct algo *algo,
+                   void *workspace, size_t bytes, void *stream) {
+    BEGIN;
+    (void)h;
+    double fa = get(d->scale, alpha, 0), fb = get(d->scale, beta, 0);
+    NEED(fits(d, la, lb, lc) && lo == lc && out == c && algo->magic == 0xb1a5, INVALID_VALUE);
+    NEED(bytes >= algo->workspace && (bytes == 0 || workspace != NULL), INVALID_VALUE);
+    NEED(aligned(a, algo->align[0]) && aligned(b, algo->align[1]) && aligned(c, algo->align[2]) && aligned(out, algo->align[3]), INVALID_VALUE);
+    if (rc == OK) {
+        if (bytes) memset(workspace, 0xff, bytes);
+        gemm(la->type, lc->type, d->ta, d->tb, lc->rows, lc->cols, d->ta ? la->rows : la->cols, fa, a, la->ld, b, lb->ld, fb, out, lc->ld);
+    }
+    END("ta=%d tb=%d m=%ld n=%ld k=%ld lda=%ld ldb=%ld ldc=%ld ab=%d c=%d compute=%d alpha=%g beta=%g bytes=%ld A=%p B=%p C=%p stream=%p",
+        d->ta, d->tb, (long)lc->rows, (long)lc->cols, (long)(d->ta ? la->rows : la->cols), (long)la->ld, (long)lb->ld, (long)lc->ld,
+        la->type, lc->type, d->compute, fa, fb, (long)bytes, a, b, out, stream);
+}
+
+int cublasLtMatrixTransformDescCreate(struct desc **out, int scale) {
+    BEGIN;
+    *out = NULL;
+    if (rc == OK) {
+        *out = calloc(1, sizeof **out);
+        **out = (struct desc){0, scale, 0, 0};
+    }
+    END("scale=%d", scale);
+}
+int cublasLtMatrixTransformDescDestroy(struct desc *d) {
+    BEGIN;
+    free(d);
+    END("");
+}
+int cublasLtMatrixTransform(void *h, struct desc *d, const void *alpha, const void *a, struct layout *la, const void *beta,
+                            const void *b, struct layout *lb, void *c, struct layout *lc, void *stream) {
+    BEGIN;
+    (void)h;
+    NEED(a == c && la == lc && b == NULL && lb == NULL && get(d->scale, beta, 0) == 0, NOT_SUPPORTED);
+    for (uint64_t j = 0; rc == OK && j < lc->cols; j++)
+        for (uint64_t i = 0; i < lc->rows; i++)
+            put(lc->type, c, i + j * lc->ld, get(d->scale, alpha, 0) * get(lc->type, c, i + j * lc->ld));
+    END("type=%d rows=%ld cols=%ld ld=%ld alpha=%g C=%p stream=%p", lc->type, (long)lc->rows, (long)lc->cols, (long)lc->ld,
+        get(d->scale, alpha, 0), c, stream);
+}
+
+// cuBLAS
+
+int cublasCreate_v2(struct handle **out) {
+    BEGIN;
+    *out = rc == OK ? calloc(1, sizeof **out) : NULL;
+    END("");
+}
+int cublasDestroy_v2(struct handle *h) {
+    BEGIN;
+    free(h);
+    END("");
+}
+int cublasSetStream_v2(struct handle *h, void *stream) {
+    BEGIN;
+    if (rc == OK) *h = (struct handle){stream, NULL, 0, 1};
+    END("stream=%p", stream);
+}
+int cublasSetWorkspace_v2(struct handle *h, void *p, size_t bytes) {
+    BEGIN;
+    if (rc == OK) h->workspace = p, h->bytes = bytes;
+    END("bytes=%ld", (long)bytes);
+}
+
+#define GEMM(name, T, I, type)                                                                                                  \
+    int name(struct handle *h, int ta, int tb, I m, I n, I k, const T *alpha, const T *a, I lda, const T *b, I ldb, const T *beta, \
+             T *c, I ldc) {                                                                                                     \
+        BEGIN;                                                                                                                  \
+        NEED(m > 0 && n > 0 && k > 0 && lda >= (ta ? k : m) && ldb >= (tb ? n : k) && ldc >= m, INVALID_VALUE);                  \
+        if (rc == OK) gemm(type, type, ta, tb, m, n, k, *alpha, a, lda, b, ldb, *beta, c, ldc);          \
+        END("ta=%d tb=%d m=%ld n=%ld k=%ld lda=%ld ldb=%ld ldc=%ld alpha=%g beta=%g A=%p B=%p C=%p stream=%p workspace=%ld", ta, tb, \
+            (long)m, (long)n, (long)k, (long)lda, (long)ldb, (long)ldc, (double)*alpha, (double)*beta, (void *)a, (void *)b,     \
+            (void *)c, h->stream, (long)h->bytes);                                                                              \
+    }
+GEMM(cublasSgemm_v2, float, int, F32)
+GEMM(cublasDgemm_v2, double, int, F64)
+GEMM(cublasSgemm_v2_64, float, int64_t, F32)
+GEMM(cublasDgemm_v2_64, double, int64_t, F64)
+
+#define GEMV(name, T, I, type)                                                                                                  \
+    int name(struct handle *h, int t, I m, I n, const T *alpha, const T *a, I lda, const T *x, I incx, const T *beta, T *y, I incy) { \
+        BEGIN;                                                                                                                  \
+        NEED(m > 0 && n > 0 && lda >= m && incx == 1 && incy == 1, INVALID_VALUE);                                               \
+        if (rc == OK) gemm(type, type, t, 0, t ? n : m, 1, t ? m : n, *alpha, a, lda, x, t ? m : n, *beta, y, t ? n : m); \
+        END("t=%d m=%ld n=%ld lda=%ld alpha=%g beta=%g A=%p x=%p y=%p stream=%p workspace=%ld", t, (long)m, (long)n, (long)lda,  \
+            (double)*alpha, (double)*beta, (void *)a, (void *)x, (void *)y, h->stream, (long)h->bytes);                         \
+    }
+GEMV(cublasSgemv_v2, float, int, F32)
+GEMV(cublasDgemv_v2, double, int, F64)
+GEMV(cublasSgemv_v2_64, float, int64_t, F32)
+GEMV(cublasDgemv_v2_64, double, int64_t, F64)
+
+#define GEAM(name, T, I)                                                                                                        \
+    int name(struct handle *h, int ta, int tb, I m, I n, const T *alpha, const T *a, I lda, const T *beta, const T *b, I ldb, T *c, \
+             I ldc) {                                                                                                           \
+        BEGIN;                                                                                                                  \
+        NEED(m > 0 && n > 0 && !ta && !tb && lda >= m && ldb >= m && ldc >= m && (a != c || lda == ldc), INVALID_VALUE);         \
+        for (I j = 0; rc == OK && j < n; j++)                                                                                   \
+            for (I i = 0; i < m; i++)                                                                                           \
+                c[i + j * ldc] = (*alpha == 0 ? 0 : *alpha * a[i + j * lda]) + (*beta == 0 ? 0 : *beta * b[i + j * ldb]);        \
+        END("m=%ld n=%ld alpha=%g beta=%g C=%p stream=%p", (long)m, (long)n, (double)*alpha, (double)*beta, (void *)c, h->stream); \
+    }
+GEAM(cublasSgeam, float, int)
+GEAM(cublasDgeam, double, int)
+GEAM(cublasSgeam_64, float, int64_t)
+GEAM(cublasDgeam_64, double, int64_t)

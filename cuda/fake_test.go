@@ -1,0 +1,830 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"lockstep/internal/fakelib"
+)
+
+// TestFake runs against the double of libcuda, in a process of its own: this one's may have the real driver.
+func TestFake(t *testing.T) {
+	fakelib.Run(t, func(dir string) { fakelib.CUDA(t, dir) }, nil, func(t *testing.T) {
+		must(t, Load())
+		for _, c := range []struct {
+			name string
+			run  func(t *testing.T)
+		}{
+			{"Loading", fakeLoading}, {"Device", fakeDevice}, {"Exclusive", fakeExclusive}, {"Memory", fakeMemory},
+			{"Statuses", fakeStatuses}, {"Refusals", fakeRefusals}, {"CopyAndFill", fakeCopyAndFill}, {"Launch", fakeLaunch},
+			{"Threads", fakeThreads}, {"Bind", fakeBind}, {"Events", fakeEvents}, {"Callback", fakeCallback},
+			{"Graph", fakeGraph}, {"CaptureEnds", fakeCaptureEnds}, {"CaptureThread", fakeCaptureThread}, {"Module", fakeModule},
+			{"Teardown", fakeTeardown}, {"NoAllocation", fakeNoAllocation},
+		} {
+			t.Run(c.name, c.run)
+		}
+	})
+}
+
+// logOf returns a function that gives the lines the double has logged since the last call, without what makes them differ
+// from run to run.
+func logOf(t *testing.T) func() []string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "log")
+	t.Setenv("FAKECUDA_LOG", path)
+	seen := 0
+	return func() []string {
+		b, err := os.ReadFile(path)
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			t.Fatal(err)
+		}
+		lines := strings.Split(strings.TrimSuffix(string(b[seen:]), "\n"), "\n")
+		seen = len(b)
+		return slices.DeleteFunc(lines, func(l string) bool { return l == "" })
+	}
+}
+
+func openFake(t *testing.T) *Device {
+	t.Helper()
+	d := try(Open(0))(t)
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return d
+}
+
+func fakeLoading(t *testing.T) {
+	t.Cleanup(func() { must(t, open(libFiles...)) })
+	if v := DriverVersion(); v != 13000 {
+		t.Errorf("version %d", v)
+	}
+	said := func(err error, words ...string) {
+		t.Helper()
+		if err == nil {
+			t.Fatal("no error")
+		}
+		for _, w := range words {
+			if !strings.Contains(err.Error(), w) {
+				t.Errorf("the error lacks %q: %v", w, err)
+			}
+		}
+	}
+	said(open("libcuda-of-nobody.so.1"), "libcuda-of-nobody.so.1", "no usable NVIDIA driver")
+	if text := ErrOutOfMemory.Error(); text != "CUDA_ERROR_OUT_OF_MEMORY (2)" {
+		t.Errorf("without a library the result prints as %q", text)
+	}
+
+	lib := fakelib.CUDA(t, t.TempDir(), fakelib.Without("cuMemAlloc_v2", "cuGraphLaunch")...)
+	said(open(lib), "lacks cuMemAlloc_v2", "lacks cuGraphLaunch", "13.0")
+	lib = fakelib.CUDA(t, t.TempDir(), fakelib.Without("cuDriverGetVersion")...)
+	said(open(lib), "lacks cuDriverGetVersion")
+
+	// An old driver also lacks symbols: its age is the better explanation.
+	lib = fakelib.CUDA(t, t.TempDir(), fakelib.Without("cuGraphExecUpdate_v2")...)
+	t.Setenv("FAKECUDA_VERSION", "11080")
+	said(open(lib), "11.8", "12.0")
+	t.Setenv("FAKECUDA_VERSION", "12020")
+
+	lib = fakelib.CUDA(t, t.TempDir(),
+		fakelib.Without("cuFuncLoad", "cuEventElapsedTime_v2", "cuGetErrorName", "cuGetErrorString", "cuDeviceGetUuid")...)
+	must(t, open(lib))
+	if v := version.Load(); v != 12020 {
+		t.Errorf("version %d", v)
+	}
+	if text := ErrOutOfMemory.Error(); text != "CUDA_ERROR_OUT_OF_MEMORY (2)" {
+		t.Errorf("without cuGetErrorName the result prints as %q", text)
+	}
+	log := logOf(t)
+	d := try(Open(0))(t)
+	f := try(try(d.LoadModule([]byte("image")))(t).Function("k"))(t)
+	log()
+	must(t, f.Load())
+	a, b := try(d.NewEvent(true))(t), try(d.NewEvent(true))(t)
+	s := try(d.NewStream(0))(t)
+	must(t, a.Record(s))
+	must(t, b.Record(s))
+	if _, err := b.Elapsed(a); err != nil {
+		t.Error(err)
+	}
+	got := strings.Join(log(), "\n")
+	for _, want := range []string{"cuFuncGetAttribute function=k attribute=0", "cuEventElapsedTime from="} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %q in\n%s", want, got)
+		}
+	}
+	must(t, d.Close())
+
+	must(t, open(libFiles...))
+	if text := ErrOutOfMemory.Error(); text != "CUDA_ERROR_OUT_OF_MEMORY (2): out of memory" {
+		t.Errorf("the result prints as %q", text)
+	}
+	if text := ErrInvalidValue.Error(); text != "CUDA_ERROR_INVALID_VALUE (1): invalid argument" { // a name of our table
+		t.Errorf("the result prints as %q", text)
+	}
+	t.Setenv("FAKECUDA_FAIL", "cuDriverGetVersion=999")
+	wantError(t, open(libFiles...), "cuDriverGetVersion", ErrUnknown)
+	t.Setenv("FAKECUDA_FAIL", "cuInit=803")
+	wantError(t, open(libFiles...), "cuInit", ErrDriverMismatch)
+	t.Setenv("FAKECUDA_FAIL", "")
+	t.Setenv("FAKECUDA_DEVICES", "0")
+	t.Setenv("CUDA_VISIBLE_DEVICES", "7")
+	if e := wantError(t, open(libFiles...), "cuInit", ErrNoDevice); e.Detail != `CUDA_VISIBLE_DEVICES="7"` {
+		t.Errorf("detail %q", e.Detail)
+	}
+	t.Setenv("FAKECUDA_DEVICES", "1")
+}
+
+func fakeDevice(t *testing.T) {
+	t.Setenv("FAKECUDA_DEVICES", "2")
+	t.Setenv("FAKECUDA_MEMORY", "5000")
+	if n := try(Count())(t); n != 2 {
+		t.Errorf("%d devices", n)
+	}
+	const uuid = "GPU-00112233-4455-6677-8899-aabbccdd0001"
+	if id := try(UUIDOf(1))(t); id != uuid {
+		t.Errorf("UUID %s", id)
+	}
+	d := try(Open(1))(t)
+	major, minor := d.Capability()
+	least, greatest := d.Priorities()
+	got := fmt.Sprint(d.Index(), d.Name(), d.UUID(), major, minor, d.Multiprocessors(), d.Memory(), d.PCI(), least, greatest)
+	if want := fmt.Sprint(1, "Fake GPU", uuid, 9, 0, 132, 5000, "0000:3b:00.0", 0, -5); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	p := try(d.Malloc(1000))(t)
+	free, total, err := d.MemInfo()
+	if err != nil || free != 4000 || total != 5000 {
+		t.Errorf("MemInfo: %d, %d, %v", free, total, err)
+	}
+	must(t, d.Free(p))
+	must(t, d.Synchronize())
+	for _, i := range []int{-1, 2} {
+		_, err := Open(i)
+		if e := wantError(t, err, "cuDeviceGet", ErrInvalidDevice); e.Detail != fmt.Sprintf("device %d of 2", i) {
+			t.Errorf("detail %q", e.Detail)
+		}
+	}
+	log := logOf(t)
+	must(t, d.Close())
+	must(t, d.Close())
+	if n := strings.Count(strings.Join(log(), "\n"), "cuDevicePrimaryCtxRelease_v2"); n != 1 {
+		t.Errorf("closed twice, released %d times", n)
+	}
+	_, err = d.Malloc(1)
+	wantError(t, err, "cuMemAlloc", ErrInvalidContext)
+	t.Setenv("FAKECUDA_MIG", "1")
+	if id := try(UUIDOf(1))(t); id != "MIG-00112233-4455-6677-8899-aabbccdd0101" {
+		t.Errorf("UUID of a part %s", id)
+	}
+}
+
+func fakeExclusive(t *testing.T) {
+	t.Setenv("FAKECUDA_FAIL", "cuDevicePrimaryCtxRetain=46")
+	for mode, want := range map[string]string{"0": "Fake GPU, GPU-", "2": "Prohibited", "3": "another process has it"} {
+		t.Setenv("FAKECUDA_COMPUTE_MODE", mode)
+		_, err := Open(0)
+		if e := wantError(t, err, "cuDevicePrimaryCtxRetain", ErrDeviceUnavailable); !strings.Contains(e.Detail, want) {
+			t.Errorf("mode %s: detail %q", mode, e.Detail)
+		}
+	}
+}
+
+func fakeMemory(t *testing.T) {
+	t.Setenv("FAKECUDA_MEMORY", "1000")
+	log := logOf(t)
+	d := openFake(t)
+	p := try(d.Malloc(600))(t)
+	_, err := d.Malloc(401)
+	if e := wantError(t, err, "cuMemAlloc", ErrOutOfMemory); e.Detail != "401 bytes asked for, 400 of 1000 free on GPU 0" {
+		t.Errorf("detail %q", e.Detail)
+	}
+	_, err = d.MallocManaged(401)
+	if e := wantError(t, err, "cuMemAllocManaged", ErrOutOfMemory); e.Detail != "401 bytes asked for, 400 of 1000 free on GPU 0" {
+		t.Errorf("detail %q", e.Detail)
+	}
+	m := try(d.MallocManaged(400))(t)
+	h := try(d.MallocHost(1 << 16))(t) // no memory of the device
+	must(t, d.Free(m))
+	must(t, d.Free(p))
+	must(t, d.FreeHost(h))
+	wantError(t, d.Free(p), "cuMemFree", ErrInvalidValue)
+	wantError(t, d.FreeHost(h), "cuMemFreeHost", ErrInvalidValue)
+	must(t, d.Free(nil))
+	must(t, d.FreeHost(nil))
+	lines := strings.Join(log(), "\n")
+	if strings.Count(lines, "cuMemAllocManaged") != 1 {
+		t.Errorf("the driver was asked for more than is free:\n%s", lines)
+	}
+	if !strings.Contains(lines, "cuMemHostAlloc bytes=65536 flags=3 ") { // portable and device-mapped
+		t.Errorf("pinned memory is not as it should be:\n%s", lines)
+	}
+	for name, alloc := range map[string]func(int) (unsafe.Pointer, error){
+		"cuMemAlloc": d.Malloc, "cuMemHostAlloc": d.MallocHost, "cuMemAllocManaged": d.MallocManaged,
+	} {
+		if p, err := alloc(0); p != nil || err != nil {
+			t.Errorf("%s of nothing: %v, %v", name, p, err)
+		}
+		_, err := alloc(-1)
+		wantError(t, err, name, ErrInvalidValue)
+	}
+}
+
+// things are one of each kind.
+type things struct {
+	d    *Device
+	s    *Stream
+	e, f *Event
+	g    *Graph
+	x    *Exec
+	m    *Module
+	k    *Function
+	c    *Callback
+	p, h unsafe.Pointer
+}
+
+func make1(t *testing.T) *things {
+	t.Helper()
+	d := try(Open(0))(t)
+	o := &things{d: d, s: try(d.NewStream(0))(t), e: try(d.NewEvent(true))(t), f: try(d.NewEvent(true))(t)}
+	o.p, o.h = try(d.Malloc(64))(t), try(d.MallocHost(64))(t)
+	o.m = try(d.LoadModule([]byte("image")))(t)
+	o.k = try(o.m.Function("k"))(t)
+	o.c = NewCallback(func() {})
+	must(t, o.s.BeginCapture(Relaxed))
+	must(t, o.s.Fill(o.p, 1, 0, 64))
+	o.g = try(o.s.EndCapture())(t)
+	o.x = try(o.g.Instantiate())(t)
+	must(t, o.e.Record(o.s))
+	must(t, o.f.Record(o.s))
+	return o
+}
+
+func (o *things) close() error {
+	o.c.Close()
+	return errors.Join(o.x.Close(), o.g.Close(), o.m.Close(), o.e.Close(), o.f.Close(), o.s.Close(), o.d.Free(o.p),
+		o.d.FreeHost(o.h), o.d.Close())
+}
+
+func fakeStatuses(t *testing.T) {
+	second := func(_ any, err error) error { return err }
+	one := [3]int{1, 1, 1}
+	covered := map[string]bool{
+		"cuInit": true, "cuDriverGetVersion": true, // fakeLoading
+		"cuGetErrorName": true, "cuGetErrorString": true, // no status that would matter
+		"cuEventElapsedTime": true, // where the newer one is missing
+	}
+	for _, c := range []struct {
+		symbol, op string
+		call       func(o *things) error
+	}{
+		{"cuDeviceGetCount", "", func(*things) error { return second(Count()) }},
+		{"cuDeviceGet", "", func(*things) error { return second(UUIDOf(0)) }},
+		{"cuDeviceGetUuid_v2", "cuDeviceGetUuid", func(*things) error { return second(UUIDOf(0)) }},
+		{"cuDeviceGetUuid", "", func(*things) error { return second(Open(0)) }},
+		{"cuDeviceGetName", "", func(*things) error { return second(Open(0)) }},
+		{"cuDeviceGetPCIBusId", "", func(*things) error { return second(Open(0)) }},
+		{"cuDeviceTotalMem_v2", "cuDeviceTotalMem", func(*things) error { return second(Open(0)) }},
+		{"cuDeviceGetAttribute", "", func(*things) error { return second(Open(0)) }},
+		{"cuDevicePrimaryCtxRetain", "", func(*things) error { return second(Open(0)) }},
+		{"cuCtxGetStreamPriorityRange", "", func(*things) error { return second(Open(0)) }},
+		{"cuDevicePrimaryCtxRelease_v2", "cuDevicePrimaryCtxRelease", func(o *things) error { return o.d.Close() }},
+		{"cuCtxGetCurrent", "", func(o *things) error { return o.s.Synchronize() }},
+		{"cuCtxSetCurrent", "", func(o *things) error { return onFreshThread(o.s.Synchronize) }},
+		{"cuCtxSynchronize", "", func(o *things) error { return o.d.Synchronize() }},
+		{"cuMemGetInfo_v2", "cuMemGetInfo", func(o *things) error { _, _, err := o.d.MemInfo(); return err }},
+		{"cuMemGetInfo_v2", "cuMemGetInfo", func(o *things) error { return second(o.d.MallocManaged(1)) }},
+		{"cuMemAlloc_v2", "cuMemAlloc", func(o *things) error { return second(o.d.Malloc(1)) }},
+		{"cuMemFree_v2", "cuMemFree", func(o *things) error { return o.d.Free(o.p) }},
+		{"cuMemHostAlloc", "", func(o *things) error { return second(o.d.MallocHost(1)) }},
+		{"cuMemFreeHost", "", func(o *things) error { return o.d.FreeHost(o.h) }},
+		{"cuMemAllocManaged", "", func(o *things) error { return second(o.d.MallocManaged(1)) }},
+		{"cuMemcpyAsync", "", func(o *things) error { return o.s.Copy(o.p, o.h, 64) }},
+		{"cuMemsetD8Async", "", func(o *things) error { return o.s.Fill(o.p, 1, 0, 1) }},
+		{"cuMemsetD16Async", "", func(o *things) error { return o.s.Fill(o.p, 2, 0, 1) }},
+		{"cuMemsetD32Async", "", func(o *things) error { return o.s.Fill(o.p, 4, 0, 1) }},
+		{"cuStreamCreateWithPriority", "", func(o *things) error { return second(o.d.NewStream(0)) }},
+		{"cuStreamDestroy_v2", "cuStreamDestroy", func(o *things) error { return o.s.Close() }},
+		{"cuStreamQuery", "", func(o *things) error { return second(o.s.Query()) }},
+		{"cuStreamSynchronize", "", func(o *things) error { return o.s.Synchronize() }},
+		{"cuStreamWaitEvent", "", func(o *things) error { return o.s.Wait(o.e) }},
+		{"cuStreamBeginCapture_v2", "cuStreamBeginCapture", func(o *things) error { return o.s.BeginCapture(Global) }},
+		{"cuStreamEndCapture", "", func(o *things) error { return second(o.s.EndCapture()) }},
+		{"cuStreamIsCapturing", "", func(o *things) error { return second(o.s.Capturing()) }},
+		{"cuStreamIsCapturing", "", func(o *things) error { return o.s.Abandon() }},
+		{"cuLaunchKernel", "", func(o *things) error { return o.s.Launch(o.k, one, one, 0, nil) }},
+		{"cuLaunchHostFunc", "", func(o *things) error { return o.s.HostFunc(o.c) }},
+		{"cuEventCreate", "", func(o *things) error { return second(o.d.NewEvent(false)) }},
+		{"cuEventDestroy_v2", "cuEventDestroy", func(o *things) error { return o.e.Close() }},
+		{"cuEventRecord", "", func(o *things) error { return o.e.Record(o.s) }},
+		{"cuEventQuery", "", func(o *things) error { return second(o.e.Query()) }},
+		{"cuEventQuery", "", func(o *things) error { return second(o.e.Spin(time.Hour)) }},
+		{"cuEventSynchronize", "", func(o *things) error { return o.e.Synchronize() }},
+		{"cuEventElapsedTime_v2", "cuEventElapsedTime", func(o *things) error { return second(o.f.Elapsed(o.e)) }},
+		{"cuGraphInstantiateWithFlags", "cuGraphInstantiate", func(o *things) error { return second(o.g.Instantiate()) }},
+		{"cuGraphGetNodes", "", func(o *things) error { return second(o.g.Nodes()) }},
+		{"cuGraphDestroy", "", func(o *things) error { return o.g.Close() }},
+		{"cuGraphLaunch", "", func(o *things) error { return o.x.Launch(o.s) }},
+		{"cuGraphExecUpdate_v2", "cuGraphExecUpdate", func(o *things) error { return o.x.Update(o.g) }},
+		{"cuGraphExecDestroy", "", func(o *things) error { return o.x.Close() }},
+		{"cuModuleLoadDataEx", "", func(o *things) error { return second(o.d.LoadModule([]byte("image"))) }},
+		{"cuModuleUnload", "", func(o *things) error { return o.m.Close() }},
+		{"cuModuleGetFunction", "", func(o *things) error { return second(o.m.Function("k")) }},
+		{"cuFuncLoad", "", func(o *things) error { return o.k.Load() }},
+		{"cuFuncGetAttribute", "", func(o *things) error { return second(o.k.Registers()) }},
+		{"cuFuncGetAttribute", "", func(o *things) error { return second(o.k.MaxThreads()) }},
+		{"cuFuncSetAttribute", "", func(o *things) error { return o.k.SetMaxShared(1024) }},
+	} {
+		covered[c.symbol] = true
+		t.Run(c.symbol, func(t *testing.T) {
+			o := make1(t)
+			t.Setenv("FAKECUDA_FAIL", c.symbol+"=719")
+			op := c.op
+			if op == "" {
+				op = c.symbol
+			}
+			wantError(t, c.call(o), op, ErrLaunchFailed)
+		})
+	}
+	_, all := sysTable()
+	for _, s := range all {
+		if !covered[s.Name] {
+			t.Errorf("no test of a failing %s", s.Name)
+		}
+	}
+}
+
+func fakeRefusals(t *testing.T) {
+	o := make1(t)
+	one := [3]int{1, 1, 1}
+	wantError(t, o.s.Copy(o.p, o.h, -1), "cuMemcpyAsync", ErrInvalidValue)
+	wantError(t, o.s.Fill(o.p, 8, 0, 1), "cuMemsetD32Async", ErrInvalidValue)
+	wantError(t, o.s.Fill(o.p, 2, 0, -1), "cuMemsetD16Async", ErrInvalidValue)
+	wantError(t, o.s.BeginCapture(3), "cuStreamBeginCapture", ErrInvalidValue)
+	wantError(t, o.k.SetMaxShared(-1), "cuFuncSetAttribute", ErrInvalidValue)
+	_, err := o.d.LoadModule(nil)
+	wantError(t, err, "cuModuleLoadDataEx", ErrInvalidImage)
+	_, err = o.m.Function("a\x00b")
+	wantError(t, err, "cuModuleGetFunction", ErrInvalidValue)
+	log := logOf(t)
+	for _, bad := range [][3]int{{-1, 1, 1}, {1, math.MaxInt32 + 1, 1}, {1, 1, 1<<32 + 1}} { // the last is 1 in 32 bits
+		wantError(t, o.s.Launch(o.k, bad, one, 0, nil), "cuLaunchKernel", ErrInvalidValue)
+		wantError(t, o.s.Launch(o.k, one, bad, 0, nil), "cuLaunchKernel", ErrInvalidValue)
+	}
+	wantError(t, o.s.Launch(o.k, one, one, -1, nil), "cuLaunchKernel", ErrInvalidValue)
+	wantError(t, o.s.Launch(o.k, one, one, 0, make([]uint64, 1025)), "cuLaunchKernel", ErrInvalidValue)
+	must(t, o.s.Copy(o.p, o.h, 0))
+	must(t, o.s.Fill(o.p, 4, 0, 0))
+	if lines := log(); len(lines) > 0 {
+		t.Errorf("the driver was called:\n%s", strings.Join(lines, "\n"))
+	}
+	must(t, o.s.Launch(o.k, one, one, 0, make([]uint64, 1024)))
+	// What the driver refuses is told with the numbers.
+	e := wantError(t, o.s.Launch(o.k, one, [3]int{32, 32, 2}, 64, nil), "cuLaunchKernel", ErrInvalidValue)
+	if e.Detail != "k: [1 1 1] blocks of [32 32 2] threads, 64 bytes of shared memory" {
+		t.Errorf("detail %q", e.Detail)
+	}
+	must(t, o.close())
+}
+
+func fakeCopyAndFill(t *testing.T) {
+	d := openFake(t)
+	s := try(d.NewStream(0))(t)
+	const n = 24
+	p, h := try(d.Malloc(n))(t), try(d.MallocHost(n))(t)
+	host := unsafe.Slice((*byte)(h), n)
+	for _, c := range []struct {
+		size int
+		want []byte
+	}{{1, []byte{0x88}}, {2, []byte{0x88, 0x77}}, {4, []byte{0x88, 0x77, 0x66, 0x55}}} {
+		must(t, s.Fill(p, 1, 0, n))
+		must(t, s.Fill(unsafe.Add(p, 4), c.size, 0x1122334455667788, 3))
+		must(t, s.Copy(h, p, n))
+		want := make([]byte, n)
+		copy(want[4:], slices.Repeat(c.want, 3))
+		if !slices.Equal(host, want) {
+			t.Errorf("size %d: % x, want % x", c.size, host, want)
+		}
+	}
+	wantError(t, s.Copy(unsafe.Add(p, 1), h, n), "cuMemcpyAsync", ErrInvalidValue) // past the end
+	must(t, d.Free(p))
+	must(t, d.FreeHost(h))
+	must(t, s.Close())
+}
+
+func fakeLaunch(t *testing.T) {
+	o := make1(t)
+	log := logOf(t)
+	args := []uint64{0xff, 0xffff, 0xffffffff, math.MaxUint64, uint64(math.Float32bits(1.5)), math.Float64bits(-2.5), 0x7f0012345678}
+	must(t, o.s.Launch(o.k, [3]int{1 << 30, 2, 3}, [3]int{4, 5, 6}, 7, args))
+	must(t, o.s.Launch(o.k, [3]int{1, 1, 1}, [3]int{1, 1, 1}, 0, nil))
+	got := make([]string, 0, 2)
+	for _, l := range log() {
+		got = append(got, regexp.MustCompile(`stream=\d+`).ReplaceAllString(l, "stream=N"))
+	}
+	want := []string{
+		"cuLaunchKernel function=k grid=1073741824,2,3 block=4,5,6 shared=7 stream=N " +
+			"args=0xff,0xffff,0xffffffff,0xffffffffffffffff,0x3fc00000,0xc004000000000000,0x7f0012345678 = 0",
+		"cuLaunchKernel function=k grid=1,1,1 block=1,1,1 shared=0 stream=N args= = 0",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	must(t, o.close())
+}
+
+func fakeThreads(t *testing.T) {
+	t.Setenv("FAKECUDA_DEVICES", "2")
+	d, other := openFake(t), try(Open(1))(t)
+	log := logOf(t)
+	var thread int
+	must(t, onFreshThread(func() error {
+		thread = syscall.Gettid()
+		for _, d := range []*Device{d, d, other, d} {
+			if err := d.Synchronize(); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+	set := func(device int) string { return fmt.Sprintf("cuCtxSetCurrent device=%d thread=%d = 0", device, thread) }
+	sync := func(device int) string { return fmt.Sprintf("cuCtxSynchronize device=%d = 0", device) }
+	want := []string{set(0), sync(0), sync(0), set(1), sync(1), set(0), sync(0)}
+	if got := log(); !slices.Equal(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	// The calling thread of Close keeps no context that is gone.
+	must(t, onFreshThread(func() error {
+		if err := other.Synchronize(); err != nil {
+			return err
+		}
+		log()
+		if err := other.Close(); err != nil {
+			return err
+		}
+		if got := log(); len(got) != 2 || !strings.HasPrefix(got[0], "cuCtxSetCurrent device=-1") {
+			t.Errorf("Close does\n%s", strings.Join(got, "\n"))
+		}
+		return nil
+	}))
+}
+
+func fakeBind(t *testing.T) {
+	d := openFake(t)
+	b := d.Bind()
+	if b.Enter == nil || b.Context == nil {
+		t.Fatalf("%+v", b)
+	}
+	must(t, onFreshThread(func() error {
+		log := logOf(t)
+		if r := fakelib.Call(b.Enter, b.Context); r != 0 {
+			t.Errorf("Enter returns %d", r)
+		}
+		if got := log(); len(got) != 1 || !strings.HasPrefix(got[0], "cuCtxSetCurrent device=0") {
+			t.Errorf("Enter does\n%s", strings.Join(got, "\n"))
+		}
+		return nil
+	}))
+	must(t, onFreshThread(func() error {
+		t.Setenv("FAKECUDA_FAIL", "cuCtxSetCurrent=201")
+		if r := fakelib.Call(b.Enter, b.Context); r != int(ErrInvalidContext) {
+			t.Errorf("Enter returns %d, want the status alone", r)
+		}
+		return nil
+	}))
+}
+
+func fakeEvents(t *testing.T) {
+	d := openFake(t)
+	log := logOf(t)
+	s := try(d.NewStream(-100))(t)
+	timed, bare := try(d.NewEvent(true))(t), try(d.NewEvent(false))(t)
+	lines := strings.Join(log(), "\n")
+	for _, want := range []string{"flags=1 priority=-5 = 0", " flags=0 = 0", " flags=2 = 0"} {
+		if !strings.Contains(lines, want) {
+			t.Errorf("no %q in\n%s", want, lines)
+		}
+	}
+	_, err := timed.Elapsed(timed)
+	wantError(t, err, "cuEventElapsedTime", ErrInvalidHandle) // not recorded
+	must(t, timed.Record(s))
+	must(t, bare.Record(s))
+	_, err = bare.Elapsed(timed)
+	wantError(t, err, "cuEventElapsedTime", ErrInvalidHandle) // without timing
+	later := try(d.NewEvent(true))(t)
+	start := time.Now()
+	for time.Since(start) < 2*time.Millisecond {
+	}
+	must(t, later.Record(s))
+	if dt := try(later.Elapsed(timed))(t); dt < 2*time.Millisecond || dt > time.Minute {
+		t.Errorf("elapsed %v", dt)
+	}
+	if dt := try(timed.Elapsed(later))(t); dt > -2*time.Millisecond {
+		t.Errorf("elapsed backwards %v", dt)
+	}
+
+	ask := func(want bool, query func() (bool, error)) {
+		t.Helper()
+		if done, err := query(); done != want || err != nil {
+			t.Errorf("done is %v, %v, want %v", done, err, want)
+		}
+	}
+	spin := func(limit time.Duration) func() (bool, error) {
+		return func() (bool, error) { return timed.Spin(limit) }
+	}
+	ask(true, timed.Query)
+	ask(true, s.Query)
+	ask(true, spin(0))
+	t.Setenv("FAKECUDA_FAIL", "cuEventQuery=600,cuStreamQuery=600")
+	ask(false, timed.Query)
+	ask(false, s.Query)
+	ask(false, spin(0))
+	ask(false, spin(-time.Second))
+	ask(false, spin(time.Millisecond))
+	// The third of the queries of one Spin finds it done.
+	t.Setenv("FAKECUDA_FAIL", "cuEventQuery=600@1,cuEventQuery=600@2")
+	log()
+	ask(true, spin(time.Hour))
+	if got := log(); len(got) != 3 {
+		t.Errorf("Spin does\n%s", strings.Join(got, "\n"))
+	}
+	for range 2 {
+		must(t, errors.Join(timed.Close(), bare.Close(), later.Close(), s.Close()))
+	}
+}
+
+func fakeCallback(t *testing.T) {
+	o := make1(t)
+	var order []string
+	a, b := NewCallback(func() { order = append(order, "a") }), NewCallback(func() { order = append(order, "b") })
+	must(t, o.s.HostFunc(a))
+	must(t, o.s.HostFunc(b))
+	must(t, o.s.HostFunc(a))
+	must(t, o.s.BeginCapture(ThreadLocal))
+	must(t, o.s.HostFunc(b))
+	must(t, o.s.HostFunc(a))
+	g := try(o.s.EndCapture())(t)
+	x := try(g.Instantiate())(t)
+	must(t, x.Launch(o.s))
+	must(t, x.Launch(o.s))
+	a.Close()
+	a.Close()
+	must(t, x.Launch(o.s)) // without a
+	if got := strings.Join(order, ""); got != "aba"+"baba"+"b" {
+		t.Errorf("called in the order %s", got)
+	}
+	must(t, errors.Join(x.Close(), g.Close(), o.close()))
+}
+
+func fakeGraph(t *testing.T) {
+	o := make1(t)
+	host := unsafe.Slice((*byte)(o.h), 64)
+	capture := func(m CaptureMode, v uint64, nodes int) *Graph {
+		t.Helper()
+		must(t, o.s.BeginCapture(m))
+		if on := try(o.s.Capturing())(t); !on {
+			t.Error("not capturing")
+		}
+		must(t, o.s.Fill(o.p, 1, v, 64))
+		must(t, o.s.Launch(o.k, [3]int{1, 1, 1}, [3]int{1, 1, 1}, 0, []uint64{v}))
+		if nodes > 2 {
+			must(t, o.s.Copy(o.h, o.p, 64))
+		}
+		g := try(o.s.EndCapture())(t)
+		if n := try(g.Nodes())(t); n != nodes {
+			t.Errorf("%d nodes, want %d", n, nodes)
+		}
+		if on := try(o.s.Capturing())(t); on {
+			t.Error("still capturing")
+		}
+		return g
+	}
+	clear(host)
+	g := capture(Global, 7, 3)
+	if host[0] != 0 {
+		t.Error("a captured copy has run")
+	}
+	x := try(g.Instantiate())(t)
+	must(t, g.Close())
+	log := logOf(t)
+	must(t, x.Launch(o.s))
+	if host[0] != 7 || host[63] != 7 {
+		t.Errorf("after the launch the memory holds %d", host[0])
+	}
+	lines := strings.Join(log(), "\n")
+	for _, want := range []string{"replay cuMemsetD8Async", "replay cuLaunchKernel", "args=0x7 =", "replay cuMemcpyAsync"} {
+		if !strings.Contains(lines, want) {
+			t.Errorf("no %q in\n%s", want, lines)
+		}
+	}
+	g = capture(ThreadLocal, 9, 3)
+	must(t, x.Update(g))
+	must(t, x.Launch(o.s))
+	if host[0] != 9 {
+		t.Errorf("after the update the memory holds %d", host[0])
+	}
+	small := capture(Relaxed, 1, 2)
+	e := wantError(t, x.Update(small), "cuGraphExecUpdate", ErrGraphUpdate)
+	if e.Detail != "the topology has changed" {
+		t.Errorf("detail %q", e.Detail)
+	}
+	must(t, errors.Join(g.Close(), g.Close(), small.Close(), x.Close(), x.Close(), o.close()))
+}
+
+func fakeCaptureEnds(t *testing.T) {
+	o := make1(t)
+	idle := func() {
+		t.Helper()
+		if on := try(o.s.Capturing())(t); on {
+			t.Fatal("still capturing")
+		}
+		must(t, o.s.Synchronize())
+	}
+	must(t, o.s.Abandon()) // nothing to abandon
+
+	must(t, o.s.BeginCapture(ThreadLocal))
+	must(t, o.s.Fill(o.p, 1, 0, 64))
+	must(t, o.s.Abandon())
+	idle()
+
+	for _, end := range []func(){
+		func() { must(t, o.s.Abandon()) },
+		func() { _, err := o.s.EndCapture(); wantError(t, err, "cuStreamEndCapture", ErrCaptureInvalidated) },
+	} {
+		must(t, o.s.BeginCapture(ThreadLocal))
+		_, err := o.d.Malloc(1)
+		wantError(t, err, "cuMemAlloc", ErrCaptureUnsupported)
+		if on := try(o.s.Capturing())(t); !on {
+			t.Error("an invalidated capture has to be ended, too")
+		}
+		end()
+		idle()
+	}
+
+	// A second stream joins by an event, and has to come back by one.
+	side := try(o.d.NewStream(0))(t)
+	fork := func(join bool) {
+		t.Helper()
+		must(t, o.s.BeginCapture(Relaxed))
+		must(t, o.e.Record(o.s))
+		must(t, side.Wait(o.e))
+		must(t, side.Fill(o.p, 1, 3, 64))
+		must(t, o.f.Record(side))
+		if join {
+			must(t, o.s.Wait(o.f))
+		}
+	}
+	fork(true)
+	g := try(o.s.EndCapture())(t)
+	if n := try(g.Nodes())(t); n != 1 {
+		t.Errorf("%d nodes", n)
+	}
+	must(t, g.Close())
+	fork(false)
+	_, err := o.s.EndCapture()
+	wantError(t, err, "cuStreamEndCapture", ErrCaptureUnjoined)
+	idle()
+	fork(false)
+	must(t, o.s.Abandon())
+	idle()
+	must(t, errors.Join(side.Close(), o.close()))
+}
+
+func fakeCaptureThread(t *testing.T) {
+	o := make1(t)
+	for _, m := range []CaptureMode{Global, ThreadLocal} {
+		must(t, o.s.BeginCapture(m))
+		// Without the tie to the thread, waiting for others would soon move this goroutine.
+		thread := syscall.Gettid()
+		must(t, onFreshThread(func() error {
+			_, err := o.s.EndCapture()
+			wantError(t, err, "cuStreamEndCapture", ErrCaptureWrongThread)
+			wantError(t, o.s.Abandon(), "cuStreamEndCapture", ErrCaptureWrongThread)
+			return nil
+		}))
+		for range 100 {
+			c := make(chan bool)
+			for range 4 {
+				go func() { runtime.Gosched(); c <- true }()
+			}
+			for range 4 {
+				<-c
+			}
+			if syscall.Gettid() != thread {
+				t.Fatal("the goroutine has left the thread of the capture")
+			}
+		}
+		must(t, try(o.s.EndCapture())(t).Close())
+	}
+	must(t, o.s.BeginCapture(Relaxed))
+	must(t, onFreshThread(func() error { return try(o.s.EndCapture())(t).Close() }))
+	must(t, o.close())
+}
+
+func fakeModule(t *testing.T) {
+	d := openFake(t)
+	_, err := d.LoadModule([]byte("BAD image"))
+	if e := wantError(t, err, "cuModuleLoadDataEx", ErrInvalidPTX); e.Detail != "ptxas fatal   : bad image" {
+		t.Errorf("detail %q", e.Detail)
+	}
+	m := try(d.LoadModule([]byte{0x7f, 'E', 'L', 'F', 0, 1}))(t)
+	_, err = m.Function("absent")
+	if e := wantError(t, err, "cuModuleGetFunction", ErrNotFound); e.Detail != "absent" {
+		t.Errorf("detail %q", e.Detail)
+	}
+	f := try(m.Function("k"))(t)
+	log := logOf(t)
+	must(t, f.Load())
+	must(t, f.SetMaxShared(100<<10))
+	if r := try(f.Registers())(t); r != 32 {
+		t.Errorf("%d registers", r)
+	}
+	if n := try(f.MaxThreads())(t); n != 1024 {
+		t.Errorf("%d threads", n)
+	}
+	want := []string{"cuFuncLoad function=k = 0", "cuFuncSetAttribute function=k attribute=8 v=102400 = 0",
+		"cuFuncGetAttribute function=k attribute=4 = 0", "cuFuncGetAttribute function=k attribute=0 = 0"}
+	if got := log(); !slices.Equal(got, want) {
+		t.Errorf("got\n%s", strings.Join(got, "\n"))
+	}
+	if e := wantError(t, f.SetMaxShared(1<<20), "cuFuncSetAttribute", ErrInvalidValue); e.Detail != "k: 1048576 bytes of shared memory" {
+		t.Errorf("detail %q", e.Detail)
+	}
+	must(t, errors.Join(m.Close(), m.Close()))
+}
+
+// Two devices' worth of everything is closed, and the driver sees each destruction once and an empty context at the end.
+func fakeTeardown(t *testing.T) {
+	t.Setenv("FAKECUDA_DEVICES", "2")
+	d := try(Open(1))(t)
+	s, e := try(d.NewStream(0))(t), try(d.NewEvent(false))(t)
+	p := try(d.Malloc(64))(t)
+	m := try(d.LoadModule([]byte("image")))(t)
+	must(t, s.BeginCapture(Relaxed))
+	g := try(s.EndCapture())(t)
+	x := try(g.Instantiate())(t)
+	log := logOf(t)
+	for range 2 {
+		must(t, errors.Join(x.Close(), g.Close(), m.Close(), e.Close(), s.Close()))
+	}
+	must(t, d.Free(p))
+	for range 2 {
+		must(t, d.Close())
+	}
+	var got []string
+	lines := log()
+	for _, l := range lines {
+		if name := strings.Fields(l)[0]; name != "cuCtxSetCurrent" {
+			got = append(got, name)
+		}
+	}
+	want := []string{"cuGraphExecDestroy", "cuGraphDestroy", "cuModuleUnload", "cuEventDestroy_v2", "cuStreamDestroy_v2",
+		"cuMemFree_v2", "cuDevicePrimaryCtxRelease_v2"}
+	if !slices.Equal(got, want) {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	if last := lines[len(lines)-1]; last != "cuDevicePrimaryCtxRelease_v2 device=1 refs=0 streams=0 events=0 graphs=0 execs=0 modules=0 bytes=0 = 0" {
+		t.Errorf("at the end: %s", last)
+	}
+}
+
+func fakeNoAllocation(t *testing.T) {
+	o := make1(t)
+	one := [3]int{1, 1, 1}
+	for name, call := range map[string]func() error{
+		"Launch": func() error {
+			var args [3]uint64
+			args[0] = uint64(uintptr(o.p))
+			return o.s.Launch(o.k, one, one, 0, args[:])
+		},
+		"Copy":        func() error { return o.s.Copy(o.p, o.h, 64) },
+		"Fill":        func() error { return o.s.Fill(o.p, 4, 1, 16) },
+		"Record":      func() error { return o.e.Record(o.s) },
+		"Wait":        func() error { return o.s.Wait(o.e) },
+		"Query":       func() error { _, err := o.s.Query(); return err },
+		"Event.Query": func() error { _, err := o.e.Query(); return err },
+		"Spin":        func() error { _, err := o.e.Spin(time.Second); return err },
+		"HostFunc":    func() error { return o.s.HostFunc(o.c) },
+		"Exec.Launch": func() error { return o.x.Launch(o.s) },
+		"Synchronize": func() error { return o.s.Synchronize() },
+	} {
+		var err error
+		if n := testing.AllocsPerRun(100, func() { err = errors.Join(err, call()) }); n != 0 {
+			t.Errorf("%s allocates %v times", name, n)
+		}
+		must(t, err)
+	}
+	must(t, o.close())
+}

@@ -1,0 +1,85 @@
+package cuda
+
+import (
+	"fmt"
+	"unsafe"
+)
+
+// Graph is work that was captured. It holds the addresses and arguments of then.
+type Graph struct {
+	d *Device
+	h unsafe.Pointer
+}
+
+// Instantiate makes g ready to run; g may be closed afterwards. Source: cuda.h, cuGraphInstantiateWithFlags.
+func (g *Graph) Instantiate() (*Exec, error) {
+	h, status := sysGraphInstantiate(g)
+	if status != 0 {
+		return nil, check("cuGraphInstantiate", status)
+	}
+	return &Exec{d: g.d, h: h}, nil
+}
+
+// Nodes returns the number of nodes. Source: cuda.h, cuGraphGetNodes.
+func (g *Graph) Nodes() (int, error) {
+	n, status := sysGraphNodes(g)
+	return n, check("cuGraphGetNodes", status)
+}
+
+// Close destroys g. A second Close does nothing. Source: cuda.h, cuGraphDestroy.
+func (g *Graph) Close() error {
+	if g.h == nil {
+		return nil
+	}
+	status := sysGraphDestroy(g)
+	g.h = nil
+	return check("cuGraphDestroy", status)
+}
+
+// Exec is a graph that runs.
+type Exec struct {
+	d *Device
+	h unsafe.Pointer
+}
+
+// Launch enqueues the whole graph on s. Runs of one Exec follow each other. Source: cuda.h, cuGraphLaunch.
+func (x *Exec) Launch(s *Stream) error {
+	return check("cuGraphLaunch", sysGraphLaunch(x, s))
+}
+
+// changes are the reasons why a graph does not fit. Source: cuda.h, CUgraphExecUpdateResult.
+var changes = map[int]string{
+	2: "the topology has changed",
+	3: "the type of a node has changed",
+	4: "the function of a kernel node has changed",
+	5: "parameters have changed in a way that is not supported",
+	6: "a node does not support it",
+	7: "the function of a kernel node has changed in a way that is not supported",
+	8: "attributes of a node have changed in a way that is not supported",
+}
+
+// Update gives x the parameters of g, which must have the same nodes and edges; runs enqueued before keep the old ones.
+// A graph that does not fit is ErrGraphUpdate with what has changed, and x is as it was.
+// Source: cuda.h, cuGraphExecUpdate.
+func (x *Exec) Update(g *Graph) error {
+	change, status := sysGraphUpdate(x, g)
+	if status == 0 {
+		return nil
+	}
+	detail, ok := changes[change]
+	if !ok && change > 1 {
+		detail = fmt.Sprintf("update result %d", change)
+	}
+	return failed("cuGraphExecUpdate", status, detail)
+}
+
+// Close destroys x; runs that are enqueued still finish. A second Close does nothing.
+// Source: cuda.h, cuGraphExecDestroy.
+func (x *Exec) Close() error {
+	if x.h == nil {
+		return nil
+	}
+	status := sysExecDestroy(x)
+	x.h = nil
+	return check("cuGraphExecDestroy", status)
+}

@@ -1,0 +1,85 @@
+package cuda
+
+import (
+	"fmt"
+	"unsafe"
+)
+
+// Malloc allocates device memory, aligned to at least 256 bytes, its content undefined. It can be handed to NCCL and to
+// MPI. No bytes give nil. It can block until the device is idle. When memory runs out, the error is ErrOutOfMemory and says
+// how much is free. Source: cuda.h, cuMemAlloc.
+func (d *Device) Malloc(bytes int) (unsafe.Pointer, error) {
+	if bytes <= 0 {
+		return nil, size("cuMemAlloc", bytes)
+	}
+	p, status := sysMalloc(d, bytes)
+	return p, d.checkMemory("cuMemAlloc", bytes, status)
+}
+
+// Free gives back what Malloc or MallocManaged returned; nil is nothing. It blocks until the device is idle, and is no
+// call to make while a collective is in flight. Source: cuda.h, cuMemFree.
+func (d *Device) Free(p unsafe.Pointer) error {
+	if p == nil {
+		return nil
+	}
+	return check("cuMemFree", sysFree(d, p))
+}
+
+// MallocHost allocates pinned host memory, its content undefined. Copies from and to it run while the host goes on; kernels of
+// every device reach it at the same address. No bytes give nil. Source: cuda.h, cuMemHostAlloc.
+func (d *Device) MallocHost(bytes int) (unsafe.Pointer, error) {
+	if bytes <= 0 {
+		return nil, size("cuMemHostAlloc", bytes)
+	}
+	p, status := sysMallocHost(d, bytes)
+	if status != 0 {
+		return nil, failed("cuMemHostAlloc", status, fmt.Sprintf("%d bytes asked for", bytes))
+	}
+	return p, nil
+}
+
+// FreeHost gives back what MallocHost returned; nil is nothing. Source: cuda.h, cuMemFreeHost.
+func (d *Device) FreeHost(p unsafe.Pointer) error {
+	if p == nil {
+		return nil
+	}
+	return check("cuMemFreeHost", sysFreeHost(d, p))
+}
+
+// MallocManaged allocates memory that the driver moves between host and device as they use it; Free gives it back.
+// The driver would let it be larger than the device's memory, and slow: more than is free now is refused with
+// ErrOutOfMemory and both numbers. No bytes give nil. Source: cuda.h, cuMemAllocManaged.
+func (d *Device) MallocManaged(bytes int) (unsafe.Pointer, error) {
+	if bytes <= 0 {
+		return nil, size("cuMemAllocManaged", bytes)
+	}
+	free, _, err := d.MemInfo()
+	if err != nil {
+		return nil, err
+	}
+	if bytes > free {
+		return nil, d.checkMemory("cuMemAllocManaged", bytes, int(ErrOutOfMemory))
+	}
+	p, status := sysMallocManaged(d, bytes)
+	return p, d.checkMemory("cuMemAllocManaged", bytes, status)
+}
+
+// size is the error of a length that is not positive, nil for 0.
+func size(op string, bytes int) error {
+	if bytes < 0 {
+		return refused(op, "%d bytes", bytes)
+	}
+	return nil
+}
+
+// checkMemory adds what was asked for and what is free.
+func (d *Device) checkMemory(op string, bytes, status int) error {
+	if status == 0 {
+		return nil
+	}
+	detail := fmt.Sprintf("%d bytes asked for", bytes)
+	if free, total, st := sysMemInfo(d.ctx); st == 0 {
+		detail += fmt.Sprintf(", %d of %d free on GPU %d", free, total, d.index)
+	}
+	return failed(op, status, detail)
+}

@@ -1,0 +1,104 @@
+package cuda
+
+import (
+	"fmt"
+	"strings"
+	"unsafe"
+)
+
+// Module is code on the device.
+type Module struct {
+	d *Device
+	h unsafe.Pointer
+}
+
+// LoadModule loads an image: a cubin for this device, a fat binary, or PTX, which the driver compiles. The image is not
+// used after the call. A failure holds the text of the driver's compiler. Source: cuda.h, cuModuleLoadDataEx.
+func (d *Device) LoadModule(image []byte) (*Module, error) {
+	if len(image) == 0 {
+		return nil, failed("cuModuleLoadDataEx", int(ErrInvalidImage), "the image is empty")
+	}
+	// PTX has to end with a zero byte, and a cubin to lie aligned, which a new slice does.
+	h, log, status := sysModuleLoad(d, append(append(make([]byte, 0, len(image)+1), image...), 0))
+	if status != 0 {
+		return nil, failed("cuModuleLoadDataEx", status, strings.TrimSpace(log))
+	}
+	return &Module{d: d, h: h}, nil
+}
+
+// Function returns the kernel with that name, as the image has it; ErrNotFound where there is none.
+// Source: cuda.h, cuModuleGetFunction.
+func (m *Module) Function(name string) (*Function, error) {
+	if strings.IndexByte(name, 0) >= 0 {
+		return nil, refused("cuModuleGetFunction", "%q", name)
+	}
+	h, status := sysModuleFunction(m, name)
+	if status != 0 {
+		return nil, failed("cuModuleGetFunction", status, name)
+	}
+	return &Function{d: m.d, h: h, name: name}, nil
+}
+
+// Close unloads the module and its functions. A second Close does nothing. Source: cuda.h, cuModuleUnload.
+func (m *Module) Close() error {
+	if m.h == nil {
+		return nil
+	}
+	status := sysModuleUnload(m)
+	m.h = nil
+	return check("cuModuleUnload", status)
+}
+
+// Function is a kernel, valid until its module is closed.
+type Function struct {
+	d    *Device
+	h    unsafe.Pointer
+	name string
+}
+
+// The attributes of a function. Source: cuda.h, CUfunction_attribute.
+const (
+	attrMaxThreads = 0
+	attrRegisters  = 4
+	attrMaxShared  = 8
+)
+
+// Name returns the name that the function was asked for with.
+func (f *Function) Name() string { return f.name }
+
+// Load brings the code to the device now: with lazy loading the first launch would, which waits for the device and
+// cannot be captured. Source: cuda.h, cuFuncLoad; before CUDA 12.4 cuFuncGetAttribute of what only loaded code has.
+func (f *Function) Load() error {
+	if sysHasFuncLoad() {
+		return check("cuFuncLoad", sysFuncLoad(f))
+	}
+	_, err := f.MaxThreads()
+	return err
+}
+
+// SetMaxShared allows launches with up to bytes of dynamic shared memory; without it 48 KiB is the limit.
+// Source: cuda.h, cuFuncSetAttribute with CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES.
+func (f *Function) SetMaxShared(bytes int) error {
+	if bytes < 0 || bytes > 1<<30 {
+		return refused("cuFuncSetAttribute", "%d bytes of shared memory", bytes)
+	}
+	if status := sysFuncSetAttribute(f, attrMaxShared, bytes); status != 0 {
+		return failed("cuFuncSetAttribute", status, fmt.Sprintf("%s: %d bytes of shared memory", f.name, bytes))
+	}
+	return nil
+}
+
+// Registers returns the number of registers that each thread uses. Source: cuda.h, cuFuncGetAttribute.
+func (f *Function) Registers() (int, error) { return f.attribute(attrRegisters) }
+
+// MaxThreads returns how many threads a block can have with this kernel. Source: cuda.h, cuFuncGetAttribute.
+func (f *Function) MaxThreads() (int, error) { return f.attribute(attrMaxThreads) }
+
+func (f *Function) attribute(a int) (int, error) {
+	v, status := sysFuncAttribute(f, a)
+	return v, check("cuFuncGetAttribute", status)
+}
+
+func (f *Function) launchText(blocks, threads [3]int, shared int) string {
+	return fmt.Sprintf("%s: %v blocks of %v threads, %d bytes of shared memory", f.name, blocks, threads, shared)
+}

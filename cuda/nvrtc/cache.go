@@ -1,0 +1,175 @@
+package nvrtc
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"os"
+	"path/filepath"
+	"slices"
+)
+
+// Cache keeps compiled images in the files of one folder, for later runs and for other processes.
+//
+// A file is named for everything its image depends on: the source and its name, headers, flags, capability and the
+// version of NVRTC. Processes may share the folder: a file is written under another name and renamed, so that a reader
+// finds a whole entry or none. An entry that is damaged, or not what its name says, is compiled anew and replaced.
+// Nothing is ever removed; the folder may be emptied at any time.
+type Cache struct {
+	Dir string // "" for no cache
+}
+
+// DefaultCache returns the cache in $LOCKSTEP_CACHE or else in the user's folder for caches, under lockstep. Where there
+// is neither, the cache has no folder and keeps nothing.
+func DefaultCache() Cache {
+	if dir := os.Getenv("LOCKSTEP_CACHE"); dir != "" {
+		return Cache{Dir: dir}
+	}
+	dir, err := os.UserCacheDir()
+	if err != nil {
+		return Cache{}
+	}
+	return Cache{Dir: filepath.Join(dir, "lockstep")}
+}
+
+// magic begins every entry. Its number changes with the format, and with anything in Compile that changes an image.
+const magic = "lockstep nvrtc 1\n"
+
+// Compile returns what the function Compile returns, and whether it came from the cache. A folder that cannot be read
+// or written is no error: the image is compiled every time, and Check says why.
+func (c Cache) Compile(name, source string, o Options) (image []byte, hit bool, err error) {
+	if c.Dir == "" {
+		image, err = Compile(name, source, o)
+		return image, false, err
+	}
+	key, err := cacheKey(name, source, o)
+	if err != nil {
+		return nil, false, err
+	}
+	file := filepath.Join(c.Dir, hex.EncodeToString(key[:]))
+	if entry, err := os.ReadFile(file); err == nil {
+		if image, ok := unseal(entry, key); ok {
+			return image, true, nil
+		}
+	}
+	image, err = Compile(name, source, o)
+	if err != nil {
+		return nil, false, err
+	}
+	_ = c.store(file, seal(image, key)) // Check reports it
+	return image, false, nil
+}
+
+// Check returns why the cache keeps nothing, or nil: it makes the folder and a file in it, and removes the file.
+func (c Cache) Check() error {
+	if c.Dir == "" {
+		return errors.New("nvrtc: compiled kernels are not kept: there is no cache folder (set LOCKSTEP_CACHE)")
+	}
+	temp, err := c.write([]byte(magic))
+	if err == nil {
+		err = os.Remove(temp)
+	}
+	if err != nil {
+		return fmt.Errorf("nvrtc: compiled kernels are not kept: %w", err)
+	}
+	return nil
+}
+
+func cacheKey(name, source string, o Options) (key [sha256.Size]byte, err error) {
+	if err := Load(); err != nil {
+		return key, err
+	}
+	headers, err := o.headers()
+	if err != nil {
+		return key, err
+	}
+	major, minor := Version()
+	h := sha256.New()
+	hashText(h, magic, name, source)
+	hashInts(h, o.Capability, major, minor, len(headers), len(o.Flags))
+	for _, x := range headers {
+		hashText(h, x.name, x.text)
+	}
+	hashText(h, o.Flags...)
+	h.Sum(key[:0])
+	return key, nil
+}
+
+// Texts go in with their length, so that no two lists of texts are the same bytes.
+func hashText(h hash.Hash, texts ...string) {
+	for _, s := range texts {
+		hashInts(h, len(s))
+		h.Write([]byte(s))
+	}
+}
+
+func hashInts(h hash.Hash, v ...int) {
+	var b [8]byte
+	for _, n := range v {
+		binary.LittleEndian.PutUint64(b[:], uint64(n))
+		h.Write(b[:])
+	}
+}
+
+// checksum is over the key too: an entry under another's name is found out.
+func checksum(image []byte, key [sha256.Size]byte) (sum [sha256.Size]byte) {
+	h := sha256.New()
+	h.Write(key[:])
+	h.Write(image)
+	h.Sum(sum[:0])
+	return sum
+}
+
+// seal makes the bytes of an entry: magic, checksum, image.
+func seal(image []byte, key [sha256.Size]byte) []byte {
+	sum := checksum(image, key)
+	return slices.Concat([]byte(magic), sum[:], image)
+}
+
+// unseal returns the image of an entry if it is whole and the key's own.
+func unseal(entry []byte, key [sha256.Size]byte) (image []byte, ok bool) {
+	rest, ok := bytes.CutPrefix(entry, []byte(magic))
+	if !ok || len(rest) <= sha256.Size {
+		return nil, false
+	}
+	image = rest[sha256.Size:]
+	sum := checksum(image, key)
+	return image, bytes.Equal(sum[:], rest[:sha256.Size])
+}
+
+// store writes an entry so that it appears whole or not at all. After a crash of the machine it may be there in part,
+// which its checksum shows.
+func (c Cache) store(file string, entry []byte) error {
+	temp, err := c.write(entry)
+	if err != nil {
+		return err
+	}
+	if err := os.Rename(temp, file); err != nil {
+		os.Remove(temp)
+		return err
+	}
+	return nil
+}
+
+// write makes the folder where it is missing and a new file in it, and returns the file's name.
+func (c Cache) write(entry []byte) (temp string, err error) {
+	if err := os.MkdirAll(c.Dir, 0o755); err != nil {
+		return "", err
+	}
+	f, err := os.CreateTemp(c.Dir, "new-*")
+	if err != nil {
+		return "", err
+	}
+	_, err = f.Write(entry)
+	// Other users of a shared folder may read what is there.
+	err = errors.Join(err, f.Chmod(0o644), f.Close())
+	if err != nil {
+		os.Remove(f.Name())
+		return "", err
+	}
+	return f.Name(), nil
+}

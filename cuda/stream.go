@@ -1,0 +1,240 @@
+package cuda
+
+import (
+	"math"
+	"runtime"
+	"sync"
+	"unsafe"
+)
+
+// Stream is a queue of the device: what is enqueued runs in order, beside the other streams'.
+type Stream struct {
+	d      *Device
+	h      unsafe.Pointer
+	locked bool // the capturing goroutine is tied to its thread
+}
+
+// NewStream makes a stream that does not wait for the legacy default stream. Priorities says which priorities there are;
+// others are cut to that range. Source: cuda.h, cuStreamCreateWithPriority with CU_STREAM_NON_BLOCKING.
+func (d *Device) NewStream(priority int) (*Stream, error) {
+	h, status := sysStreamCreate(d, max(min(priority, d.least), d.greatest))
+	if status != 0 {
+		return nil, check("cuStreamCreateWithPriority", status)
+	}
+	return &Stream{d: d, h: h}, nil
+}
+
+// Handle returns the CUstream, valid until Close.
+func (s *Stream) Handle() unsafe.Pointer { return s.h }
+
+// Device returns the device that the stream belongs to.
+func (s *Stream) Device() *Device { return s.d }
+
+// Close gives the stream back at once; what is enqueued still runs. A second Close does nothing.
+// Source: cuda.h, cuStreamDestroy.
+func (s *Stream) Close() error {
+	if s.h == nil {
+		return nil
+	}
+	status := sysStreamDestroy(s)
+	s.h = nil
+	s.unlock()
+	return check("cuStreamDestroy", status)
+}
+
+// Query says whether all work enqueued on s has finished. Source: cuda.h, cuStreamQuery.
+func (s *Stream) Query() (done bool, err error) {
+	status := sysStreamQuery(s)
+	if status == int(ErrNotReady) {
+		return false, nil
+	}
+	return status == 0, check("cuStreamQuery", status)
+}
+
+// Synchronize blocks until all work enqueued on s has finished. Source: cuda.h, cuStreamSynchronize.
+func (s *Stream) Synchronize() error {
+	return check("cuStreamSynchronize", sysStreamSynchronize(s))
+}
+
+// Wait makes what is enqueued on s from now on wait for the last record of e; the host does not wait. An event that was
+// never recorded is no reason to wait. Source: cuda.h, cuStreamWaitEvent.
+func (s *Stream) Wait(e *Event) error {
+	return check("cuStreamWaitEvent", sysStreamWait(s, e))
+}
+
+// Copy enqueues a copy of bytes bytes on s, between device, pinned and managed memory of any kind. The two must not
+// overlap. The host may touch neither until s has passed it. Source: cuda.h, cuMemcpyAsync.
+func (s *Stream) Copy(dst, src unsafe.Pointer, bytes int) error {
+	if bytes <= 0 {
+		return size("cuMemcpyAsync", bytes)
+	}
+	return check("cuMemcpyAsync", sysCopy(s, dst, src, bytes))
+}
+
+// Fill enqueues on s that n elements of size bytes from dst on get the low bytes of v. size is 1, 2 or 4, and dst a
+// multiple of it. Source: cuda.h, cuMemsetD8Async, cuMemsetD16Async, cuMemsetD32Async.
+func (s *Stream) Fill(dst unsafe.Pointer, size int, v uint64, n int) error {
+	op := "cuMemsetD32Async"
+	switch size {
+	case 1:
+		op = "cuMemsetD8Async"
+	case 2:
+		op = "cuMemsetD16Async"
+	case 4:
+	default:
+		return refused(op, "elements of %d bytes, want 1, 2 or 4", size)
+	}
+	if n < 0 {
+		return refused(op, "%d elements", n)
+	}
+	if n == 0 {
+		return nil
+	}
+	return check(op, sysFill(s, dst, size, uint32(v), n))
+}
+
+// Launch enqueues f on s with a grid of blocks times threads, and shared bytes of dynamic shared memory. Each argument
+// stands in the low bytes of its word; the driver reads as many as the kernel's parameter has, and cannot check their
+// number. Source: cuda.h, cuLaunchKernel.
+func (s *Stream) Launch(f *Function, blocks, threads [3]int, shared int, args []uint64) error {
+	if all := blocks[0] | blocks[1] | blocks[2] | threads[0] | threads[1] | threads[2] | shared; all < 0 || all > math.MaxInt32 {
+		return refused("cuLaunchKernel", "%s", f.launchText(blocks, threads, shared))
+	}
+	if len(args) > maxArgs {
+		return refused("cuLaunchKernel", "%s: %d arguments, at most %d", f.name, len(args), maxArgs)
+	}
+	status := sysLaunch(s, f, &blocks, &threads, shared, args)
+	if status != 0 {
+		return failed("cuLaunchKernel", status, f.launchText(blocks, threads, shared))
+	}
+	return nil
+}
+
+// callbacks are those open. A callback is known to the driver by a number: no pointer of Go's stays in C, and one that
+// comes after Close finds nothing.
+var callbacks struct {
+	sync.RWMutex
+	next uintptr
+	byID map[uintptr]func()
+}
+
+// Callback is a Go function that streams call.
+type Callback struct{ id uintptr }
+
+// NewCallback makes fn callable from streams, any number of times and from graphs too, until Close. fn runs on a thread of
+// the driver's and holds the stream up; it must not call CUDA, and should do no more than signal.
+func NewCallback(fn func()) *Callback {
+	callbacks.Lock()
+	defer callbacks.Unlock()
+	if callbacks.byID == nil {
+		callbacks.byID = make(map[uintptr]func())
+	}
+	callbacks.next++
+	callbacks.byID[callbacks.next] = fn
+	return &Callback{callbacks.next}
+}
+
+// Close forgets the function: a stream that still comes to the callback goes on without it. A second Close does nothing.
+func (c *Callback) Close() {
+	callbacks.Lock()
+	defer callbacks.Unlock()
+	delete(callbacks.byID, c.id)
+}
+
+func runCallback(id uintptr) {
+	callbacks.RLock()
+	fn := callbacks.byID[id]
+	callbacks.RUnlock()
+	if fn != nil {
+		fn()
+	}
+}
+
+// HostFunc enqueues a call of c on s: what follows on s waits until it has returned. Where the device has failed, it is
+// not called. Source: cuda.h, cuLaunchHostFunc.
+func (s *Stream) HostFunc(c *Callback) error {
+	return check("cuLaunchHostFunc", sysHostFunc(s, c.id))
+}
+
+// CaptureMode says which calls of others break a capture.
+type CaptureMode int
+
+// Source: cuda.h, CUstreamCaptureMode.
+const (
+	Global      CaptureMode = iota // allocations and the like of any thread are refused meanwhile
+	ThreadLocal                    // those of the capturing thread are
+	Relaxed                        // none is
+)
+
+// BeginCapture makes s record what is enqueued on it instead of running it, and what is enqueued on streams that wait for
+// s's events, until EndCapture or Abandon. Except for Relaxed, the goroutine is tied to its thread for that time, and the
+// same goroutine must end the capture. Source: cuda.h, cuStreamBeginCapture.
+func (s *Stream) BeginCapture(m CaptureMode) error {
+	if m < Global || m > Relaxed {
+		return refused("cuStreamBeginCapture", "capture mode %d", m)
+	}
+	lock := m != Relaxed
+	if lock {
+		runtime.LockOSThread()
+	}
+	if status := sysBeginCapture(s, int(m)); status != 0 {
+		if lock {
+			runtime.UnlockOSThread()
+		}
+		return check("cuStreamBeginCapture", status)
+	}
+	s.locked = lock
+	return nil
+}
+
+// EndCapture ends the capture and returns its graph. After a call that a capture does not allow, or with work on other
+// streams that s has not waited for, there is no graph, but an error; the capture is over then too.
+// Source: cuda.h, cuStreamEndCapture.
+func (s *Stream) EndCapture() (*Graph, error) {
+	h, status := s.endCapture()
+	if status != 0 {
+		return nil, check("cuStreamEndCapture", status)
+	}
+	return &Graph{d: s.d, h: h}, nil
+}
+
+func (s *Stream) endCapture() (graph unsafe.Pointer, status int) {
+	graph, status = sysEndCapture(s)
+	if Result(status) != ErrCaptureWrongThread {
+		s.unlock()
+	}
+	return graph, status
+}
+
+// unlock undoes what BeginCapture does to the goroutine.
+func (s *Stream) unlock() {
+	if s.locked {
+		s.locked = false
+		runtime.UnlockOSThread()
+	}
+}
+
+// Capturing says whether s is between BeginCapture and its end, be the capture valid or not.
+// Source: cuda.h, cuStreamIsCapturing.
+func (s *Stream) Capturing() (bool, error) {
+	state, status := sysIsCapturing(s)
+	return state != 0, check("cuStreamIsCapturing", status)
+}
+
+// Abandon ends the capture, if there is one, and destroys what was recorded. A capture that has become invalid is no
+// error here. Source: cuda.h, cuStreamEndCapture, cuGraphDestroy.
+func (s *Stream) Abandon() error {
+	if capturing, err := s.Capturing(); err != nil || !capturing {
+		return err
+	}
+	h, status := s.endCapture()
+	if status == 0 {
+		return (&Graph{d: s.d, h: h}).Close()
+	}
+	if capturing, err := s.Capturing(); err != nil {
+		return err
+	} else if capturing {
+		return check("cuStreamEndCapture", status)
+	}
+	return nil
+}

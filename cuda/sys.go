@@ -1,0 +1,225 @@
+package cuda
+
+/*
+#cgo linux CFLAGS: -O2
+
+#cgo noescape launch
+#cgo nocallback launch
+#cgo nocallback copy
+#cgo nocallback fill
+#cgo nocallback stream_query
+#cgo nocallback stream_wait
+#cgo nocallback event_record
+#cgo nocallback event_query
+#cgo nocallback event_spin
+#cgo noescape module_load
+#cgo nocallback module_load
+
+#include "sys.h"
+*/
+import "C"
+
+import (
+	"unsafe"
+
+	"lockstep/internal/dl"
+)
+
+const (
+	fromGetCurrent = C.FROM_GET_CURRENT
+	fromSetCurrent = C.FROM_SET_CURRENT
+	maxArgs        = C.MAX_ARGS
+)
+
+// addr passes a handle or an address to C. For a pointer cgo looks up in every call whether it is Go's and what it points
+// to; what comes here is the driver's.
+func addr(p unsafe.Pointer) C.uintptr_t { return C.uintptr_t(uintptr(p)) }
+
+// sysTable is the table of entry points, those first that say how old the driver is.
+func sysTable() (first, all []dl.Sym) {
+	for i := 0; ; i++ {
+		r := C.row_at(C.int(i))
+		if r.symbol == nil {
+			return all[:2], all
+		}
+		all = append(all, dl.Sym{Name: C.GoString(r.symbol), Slot: (*unsafe.Pointer)(unsafe.Pointer(r.slot)), Optional: r.optional != 0})
+	}
+}
+
+func sysInit() (status int) { return int(C.init()) }
+func sysDriverVersion() (v, status int) {
+	n := C.driver_version()
+	return int(n.n), int(n.status)
+}
+
+// sysErrorText returns the driver's name and text for a status, empty where it has none.
+func sysErrorText(r Result) (name, text string) {
+	if p := C.error_name(C.int(r)); p != nil {
+		name = C.GoString(p)
+	}
+	if p := C.error_string(C.int(r)); p != nil {
+		text = C.GoString(p)
+	}
+	return name, text
+}
+
+func sysDeviceCount() (n, status int)          { return number(C.device_count()) }
+func sysDeviceGet(index int) (dev, status int) { return number(C.device_get(C.int(index))) }
+func sysDeviceMemory(dev int) (n, status int)  { return number(C.device_memory(C.int(dev))) }
+func sysDeviceAttribute(dev, attribute int) (v, status int) {
+	return number(C.device_attribute(C.int(dev), C.int(attribute)))
+}
+
+func sysDeviceName(dev int) (name string, status int) {
+	var buf [256]C.char
+	status = int(C.device_name(C.int(dev), &buf[0], C.int(len(buf))))
+	return C.GoString(&buf[0]), status
+}
+
+func sysDevicePCI(dev int) (id string, status int) {
+	var buf [64]C.char
+	status = int(C.device_pci(C.int(dev), &buf[0], C.int(len(buf))))
+	return C.GoString(&buf[0]), status
+}
+
+// sysDeviceUUID returns the device's UUID, and that of the whole GPU, which is another for a part of one.
+func sysDeviceUUID(dev int) (id, physical [16]byte, status int) {
+	var u, p C.uuid
+	if status = int(C.device_uuid(C.int(dev), &u)); status == 0 {
+		status = int(C.physical_uuid(C.int(dev), &p))
+	}
+	for i := range id {
+		id[i], physical[i] = byte(u.bytes[i]), byte(p.bytes[i])
+	}
+	return id, physical, status
+}
+
+func number(n C.struct_number) (v, status int)        { return int(n.n), int(n.status) }
+func pair(p C.struct_pair) (a, b, status int)         { return int(p.a), int(p.b), int(p.status) }
+func made(m C.struct_made) (p unsafe.Pointer, st int) { return m.p, int(m.status) }
+func sysRetain(dev int) (ctx unsafe.Pointer, st int)  { return made(C.context_retain(C.int(dev))) }
+func sysRelease(ctx unsafe.Pointer, dev int) (st int) {
+	return int(C.context_release(addr(ctx), C.int(dev)))
+}
+func sysContextSynchronize(ctx unsafe.Pointer) int    { return int(C.context_synchronize(addr(ctx))) }
+func sysPriorities(ctx unsafe.Pointer) (l, g, st int) { return pair(C.stream_priorities(addr(ctx))) }
+func sysMemInfo(ctx unsafe.Pointer) (free, t, st int) { return pair(C.mem_info(addr(ctx))) }
+func sysBindAddress() unsafe.Pointer                  { return C.bind_address() }
+func sysFree(d *Device, p unsafe.Pointer) (st int)    { return int(C.mem_free(addr(d.ctx), addr(p))) }
+func sysFreeHost(d *Device, p unsafe.Pointer) (st int) {
+	return int(C.mem_free_host(addr(d.ctx), addr(p)))
+}
+
+func sysMalloc(d *Device, bytes int) (p unsafe.Pointer, status int) {
+	return made(C.mem_alloc(addr(d.ctx), C.size_t(bytes)))
+}
+
+func sysMallocHost(d *Device, bytes int) (p unsafe.Pointer, status int) {
+	return made(C.mem_host_alloc(addr(d.ctx), C.size_t(bytes)))
+}
+
+func sysMallocManaged(d *Device, bytes int) (p unsafe.Pointer, status int) {
+	return made(C.mem_alloc_managed(addr(d.ctx), C.size_t(bytes)))
+}
+
+func sysStreamCreate(d *Device, priority int) (h unsafe.Pointer, status int) {
+	return made(C.stream_create(addr(d.ctx), C.int(priority)))
+}
+func sysStreamDestroy(s *Stream) int     { return int(C.stream_destroy(addr(s.d.ctx), addr(s.h))) }
+func sysStreamQuery(s *Stream) int       { return int(C.stream_query(addr(s.d.ctx), addr(s.h))) }
+func sysStreamSynchronize(s *Stream) int { return int(C.stream_synchronize(addr(s.d.ctx), addr(s.h))) }
+func sysStreamWait(s *Stream, e *Event) int {
+	return int(C.stream_wait(addr(s.d.ctx), addr(s.h), addr(e.h)))
+}
+
+func sysCopy(s *Stream, dst, src unsafe.Pointer, bytes int) int {
+	return int(C.copy(addr(s.d.ctx), addr(s.h), addr(dst), addr(src), C.size_t(bytes)))
+}
+
+func sysFill(s *Stream, dst unsafe.Pointer, size int, v uint32, n int) int {
+	return int(C.fill(addr(s.d.ctx), addr(s.h), addr(dst), C.int(size), C.uint32_t(v), C.size_t(n)))
+}
+
+func sysLaunch(s *Stream, f *Function, blocks, threads *[3]int, shared int, args []uint64) int {
+	return int(C.launch(addr(s.d.ctx), addr(s.h), addr(f.h),
+		C.uint(blocks[0]), C.uint(blocks[1]), C.uint(blocks[2]), C.uint(threads[0]), C.uint(threads[1]), C.uint(threads[2]),
+		C.uint(shared), (*C.uint64_t)(unsafe.SliceData(args)), C.int(len(args))))
+}
+
+func sysHostFunc(s *Stream, id uintptr) int {
+	return int(C.launch_host_func(addr(s.d.ctx), addr(s.h), C.uintptr_t(id)))
+}
+
+// The driver calls this on a thread of its own.
+//
+//export lockstep_cuda_host_func
+func lockstep_cuda_host_func(id C.uintptr_t) { runCallback(uintptr(id)) }
+
+func sysBeginCapture(s *Stream, mode int) int {
+	return int(C.begin_capture(addr(s.d.ctx), addr(s.h), C.int(mode)))
+}
+
+func sysEndCapture(s *Stream) (graph unsafe.Pointer, status int) {
+	return made(C.end_capture(addr(s.d.ctx), addr(s.h)))
+}
+func sysIsCapturing(s *Stream) (state, st int) {
+	return number(C.is_capturing(addr(s.d.ctx), addr(s.h)))
+}
+
+func sysEventCreate(d *Device, timing bool) (h unsafe.Pointer, status int) {
+	t := C.int(0)
+	if timing {
+		t = 1
+	}
+	return made(C.event_create(addr(d.ctx), t))
+}
+func sysEventDestroy(e *Event) int     { return int(C.event_destroy(addr(e.d.ctx), addr(e.h))) }
+func sysEventQuery(e *Event) int       { return int(C.event_query(addr(e.d.ctx), addr(e.h))) }
+func sysEventSynchronize(e *Event) int { return int(C.event_synchronize(addr(e.d.ctx), addr(e.h))) }
+func sysEventSpin(e *Event, ns int64) int {
+	return int(C.event_spin(addr(e.d.ctx), addr(e.h), C.int64_t(ns)))
+}
+func sysEventRecord(e *Event, s *Stream) int {
+	return int(C.event_record(addr(e.d.ctx), addr(e.h), addr(s.h)))
+}
+
+func sysEventElapsed(from, to *Event) (milliseconds float32, status int) {
+	e := C.event_elapsed(addr(to.d.ctx), addr(from.h), addr(to.h))
+	return float32(e.ms), int(e.status)
+}
+
+func sysGraphInstantiate(g *Graph) (exec unsafe.Pointer, status int) {
+	return made(C.graph_instantiate(addr(g.d.ctx), addr(g.h)))
+}
+func sysGraphNodes(g *Graph) (n, status int) { return number(C.graph_nodes(addr(g.d.ctx), addr(g.h))) }
+func sysGraphDestroy(g *Graph) int           { return int(C.graph_destroy(addr(g.d.ctx), addr(g.h))) }
+func sysGraphLaunch(x *Exec, s *Stream) int {
+	return int(C.graph_launch(addr(s.d.ctx), addr(x.h), addr(s.h)))
+}
+func sysExecDestroy(x *Exec) int { return int(C.exec_destroy(addr(x.d.ctx), addr(x.h))) }
+func sysGraphUpdate(x *Exec, g *Graph) (change, status int) {
+	return number(C.graph_update(addr(x.d.ctx), addr(x.h), addr(g.h)))
+}
+
+// sysModuleLoad reads image, which must end with a zero byte, and returns what the driver's compiler says about it.
+func sysModuleLoad(d *Device, image []byte) (h unsafe.Pointer, log string, status int) {
+	buf := make([]C.char, 8<<10)
+	h, status = made(C.module_load(addr(d.ctx), unsafe.Pointer(unsafe.SliceData(image)), &buf[0], C.size_t(len(buf)-1)))
+	return h, C.GoString(&buf[0]), status
+}
+func sysModuleUnload(m *Module) int { return int(C.module_unload(addr(m.d.ctx), addr(m.h))) }
+
+func sysModuleFunction(m *Module, name string) (h unsafe.Pointer, status int) {
+	buf := append([]byte(name), 0)
+	return made(C.module_function(addr(m.d.ctx), addr(m.h), (*C.char)(unsafe.Pointer(&buf[0]))))
+}
+
+func sysHasFuncLoad() bool        { return C.has_func_load() != 0 }
+func sysFuncLoad(f *Function) int { return int(C.func_load(addr(f.d.ctx), addr(f.h))) }
+func sysFuncAttribute(f *Function, attribute int) (v, status int) {
+	return number(C.func_attribute(addr(f.d.ctx), addr(f.h), C.int(attribute)))
+}
+
+func sysFuncSetAttribute(f *Function, attribute, v int) int {
+	return int(C.func_set_attribute(addr(f.d.ctx), addr(f.h), C.int(attribute), C.int(v)))
+}

@@ -1,0 +1,474 @@
+// What sys.go calls: the entry points of the CUDA driver in a table that is filled when the program runs, and one
+// trampoline for each use, which makes the device's context current on the calling thread first: goroutines move between
+// threads, and the context belongs to the thread. All is static, because a file with exported Go functions is compiled
+// twice; only the copy that Go calls has a filled table.
+
+#include <stddef.h>
+#include <stdint.h>
+#include <time.h>
+
+// Handles are pointers to the driver's structures, device addresses 64-bit integers, enumerations int.
+typedef uint64_t device_ptr;
+typedef struct { unsigned char bytes[16]; } uuid;
+typedef struct { int result; void *node, *from; } update_info;
+
+static struct {
+    int (*Init)(unsigned);
+    int (*DriverGetVersion)(int *);
+    int (*GetErrorName)(int, const char **);
+    int (*GetErrorString)(int, const char **);
+    int (*DeviceGetCount)(int *);
+    int (*DeviceGet)(int *, int);
+    int (*DeviceGetName)(char *, int, int);
+    int (*DeviceGetUuid)(uuid *, int);
+    int (*DeviceGetUuid_v2)(uuid *, int);
+    int (*DeviceGetAttribute)(int *, int, int);
+    int (*DeviceTotalMem)(size_t *, int);
+    int (*DeviceGetPCIBusId)(char *, int, int);
+    int (*DevicePrimaryCtxRetain)(void **, int);
+    int (*DevicePrimaryCtxRelease)(int);
+    int (*CtxGetCurrent)(void **);
+    int (*CtxSetCurrent)(void *);
+    int (*CtxSynchronize)(void);
+    int (*CtxGetStreamPriorityRange)(int *, int *);
+    int (*MemGetInfo)(size_t *, size_t *);
+    int (*MemAlloc)(device_ptr *, size_t);
+    int (*MemFree)(device_ptr);
+    int (*MemHostAlloc)(void **, size_t, unsigned);
+    int (*MemFreeHost)(void *);
+    int (*MemAllocManaged)(device_ptr *, size_t, unsigned);
+    int (*MemcpyAsync)(device_ptr, device_ptr, size_t, void *);
+    int (*MemsetD8Async)(device_ptr, unsigned char, size_t, void *);
+    int (*MemsetD16Async)(device_ptr, unsigned short, size_t, void *);
+    int (*MemsetD32Async)(device_ptr, unsigned, size_t, void *);
+    int (*StreamCreateWithPriority)(void **, unsigned, int);
+    int (*StreamDestroy)(void *);
+    int (*StreamQuery)(void *);
+    int (*StreamSynchronize)(void *);
+    int (*StreamWaitEvent)(void *, void *, unsigned);
+    int (*StreamBeginCapture)(void *, int);
+    int (*StreamEndCapture)(void *, void **);
+    int (*StreamIsCapturing)(void *, int *);
+    int (*LaunchKernel)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
+    int (*LaunchHostFunc)(void *, void (*)(void *), void *);
+    int (*EventCreate)(void **, unsigned);
+    int (*EventDestroy)(void *);
+    int (*EventRecord)(void *, void *);
+    int (*EventQuery)(void *);
+    int (*EventSynchronize)(void *);
+    int (*EventElapsedTime)(float *, void *, void *);
+    int (*EventElapsedTime_v2)(float *, void *, void *);
+    int (*GraphInstantiateWithFlags)(void **, void *, unsigned long long);
+    int (*GraphGetNodes)(void *, void **, size_t *);
+    int (*GraphDestroy)(void *);
+    int (*GraphLaunch)(void *, void *);
+    int (*GraphExecUpdate)(void *, void *, update_info *);
+    int (*GraphExecDestroy)(void *);
+    int (*ModuleLoadDataEx)(void **, const void *, unsigned, int *, void **);
+    int (*ModuleUnload)(void *);
+    int (*ModuleGetFunction)(void **, void *, const char *);
+    int (*FuncLoad)(void *);
+    int (*FuncGetAttribute)(int *, int, void *);
+    int (*FuncSetAttribute)(void *, int, int);
+} cu;
+
+// The symbols as drivers of CUDA 12 and 13 have them; what the header calls cuMemAlloc is cuMemAlloc_v2 in the library.
+struct row { const char *symbol; void **slot; int optional; };
+static struct row row_at(int i) {
+#define NEED(field, symbol) {symbol, (void **)&cu.field, 0}
+#define MAY(field, symbol) {symbol, (void **)&cu.field, 1}
+    static const struct row rows[] = {
+        // The first two say whether the driver is new enough for the others.
+        NEED(Init, "cuInit"),
+        NEED(DriverGetVersion, "cuDriverGetVersion"),
+        MAY(GetErrorName, "cuGetErrorName"),
+        MAY(GetErrorString, "cuGetErrorString"),
+        NEED(DeviceGetCount, "cuDeviceGetCount"),
+        NEED(DeviceGet, "cuDeviceGet"),
+        NEED(DeviceGetName, "cuDeviceGetName"),
+        MAY(DeviceGetUuid, "cuDeviceGetUuid"),
+        NEED(DeviceGetUuid_v2, "cuDeviceGetUuid_v2"),
+        NEED(DeviceGetAttribute, "cuDeviceGetAttribute"),
+        NEED(DeviceTotalMem, "cuDeviceTotalMem_v2"),
+        NEED(DeviceGetPCIBusId, "cuDeviceGetPCIBusId"),
+        NEED(DevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain"),
+        NEED(DevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2"),
+        NEED(CtxGetCurrent, "cuCtxGetCurrent"),
+        NEED(CtxSetCurrent, "cuCtxSetCurrent"),
+        NEED(CtxSynchronize, "cuCtxSynchronize"),
+        NEED(CtxGetStreamPriorityRange, "cuCtxGetStreamPriorityRange"),
+        NEED(MemGetInfo, "cuMemGetInfo_v2"),
+        NEED(MemAlloc, "cuMemAlloc_v2"),
+        NEED(MemFree, "cuMemFree_v2"),
+        NEED(MemHostAlloc, "cuMemHostAlloc"),
+        NEED(MemFreeHost, "cuMemFreeHost"),
+        NEED(MemAllocManaged, "cuMemAllocManaged"),
+        NEED(MemcpyAsync, "cuMemcpyAsync"),
+        NEED(MemsetD8Async, "cuMemsetD8Async"),
+        NEED(MemsetD16Async, "cuMemsetD16Async"),
+        NEED(MemsetD32Async, "cuMemsetD32Async"),
+        NEED(StreamCreateWithPriority, "cuStreamCreateWithPriority"),
+        NEED(StreamDestroy, "cuStreamDestroy_v2"),
+        NEED(StreamQuery, "cuStreamQuery"),
+        NEED(StreamSynchronize, "cuStreamSynchronize"),
+        NEED(StreamWaitEvent, "cuStreamWaitEvent"),
+        NEED(StreamBeginCapture, "cuStreamBeginCapture_v2"),
+        NEED(StreamEndCapture, "cuStreamEndCapture"),
+        NEED(StreamIsCapturing, "cuStreamIsCapturing"),
+        NEED(LaunchKernel, "cuLaunchKernel"),
+        NEED(LaunchHostFunc, "cuLaunchHostFunc"),
+        NEED(EventCreate, "cuEventCreate"),
+        NEED(EventDestroy, "cuEventDestroy_v2"),
+        NEED(EventRecord, "cuEventRecord"),
+        NEED(EventQuery, "cuEventQuery"),
+        NEED(EventSynchronize, "cuEventSynchronize"),
+        NEED(EventElapsedTime, "cuEventElapsedTime"),
+        MAY(EventElapsedTime_v2, "cuEventElapsedTime_v2"), // CUDA 12.8
+        NEED(GraphInstantiateWithFlags, "cuGraphInstantiateWithFlags"),
+        NEED(GraphGetNodes, "cuGraphGetNodes"),
+        NEED(GraphDestroy, "cuGraphDestroy"),
+        NEED(GraphLaunch, "cuGraphLaunch"),
+        NEED(GraphExecUpdate, "cuGraphExecUpdate_v2"),
+        NEED(GraphExecDestroy, "cuGraphExecDestroy"),
+        NEED(ModuleLoadDataEx, "cuModuleLoadDataEx"),
+        NEED(ModuleUnload, "cuModuleUnload"),
+        NEED(ModuleGetFunction, "cuModuleGetFunction"),
+        MAY(FuncLoad, "cuFuncLoad"), // CUDA 12.4
+        NEED(FuncGetAttribute, "cuFuncGetAttribute"),
+        NEED(FuncSetAttribute, "cuFuncSetAttribute"),
+    };
+#undef NEED
+#undef MAY
+    return i < (int)(sizeof rows / sizeof rows[0]) ? rows[i] : (struct row){NULL, NULL, 0};
+}
+
+enum { OK = 0, INVALID_VALUE = 1, NOT_READY = 600 };
+
+// A status is a CUresult, with one of these added where it is not the call itself that failed but what comes before it.
+enum { FROM_GET_CURRENT = 1 << 16, FROM_SET_CURRENT = 2 << 16 };
+
+static inline int enter(uintptr_t context) {
+    void *now = NULL;
+    int r = cu.CtxGetCurrent(&now);
+    if (r != OK) return FROM_GET_CURRENT | r;
+    if (now == (void *)context) return OK;
+    r = cu.CtxSetCurrent((void *)context);
+    return r == OK ? OK : FROM_SET_CURRENT | r;
+}
+
+#define ENTER(context)                                                                                                             \
+    do {                                                                                                                           \
+        int entered = enter(context);                                                                                              \
+        if (entered != OK) return entered;                                                                                         \
+    } while (0)
+
+// bind_context is enter for the trampolines of other packages: a plain CUresult.
+static int bind_context(void *context) { return enter((uintptr_t)context) & 0xffff; }
+static void *bind_address(void) { return (void *)bind_context; }
+
+// made is a status and the handle or address that the call gave.
+struct made { int status; void *p; };
+// number is a status and the number that the call gave.
+struct number { int status; int64_t n; };
+struct pair { int status; int64_t a, b; };
+
+static int init(void) { return cu.Init(0); }
+static struct number driver_version(void) {
+    int v = 0, r = cu.DriverGetVersion(&v);
+    return (struct number){r, v};
+}
+static const char *error_name(int r) {
+    const char *s = NULL;
+    return cu.GetErrorName != NULL && cu.GetErrorName(r, &s) == OK ? s : NULL;
+}
+static const char *error_string(int r) {
+    const char *s = NULL;
+    return cu.GetErrorString != NULL && cu.GetErrorString(r, &s) == OK ? s : NULL;
+}
+
+// Devices. None of these needs a context.
+
+static struct number device_count(void) {
+    int n = 0, r = cu.DeviceGetCount(&n);
+    return (struct number){r, n};
+}
+static struct number device_get(int index) {
+    int d = 0, r = cu.DeviceGet(&d, index);
+    return (struct number){r, d};
+}
+static int device_name(int device, char *out, int n) { return cu.DeviceGetName(out, n, device); }
+static int device_pci(int device, char *out, int n) { return cu.DeviceGetPCIBusId(out, n, device); }
+static int device_uuid(int device, uuid *out) { return cu.DeviceGetUuid_v2(out, device); }
+// physical_uuid is the UUID of the whole GPU, also where device is a part of it.
+static int physical_uuid(int device, uuid *out) {
+    return cu.DeviceGetUuid != NULL ? cu.DeviceGetUuid(out, device) : cu.DeviceGetUuid_v2(out, device);
+}
+static struct number device_attribute(int device, int attribute) {
+    int v = 0, r = cu.DeviceGetAttribute(&v, attribute, device);
+    return (struct number){r, v};
+}
+static struct number device_memory(int device) {
+    size_t n = 0;
+    int r = cu.DeviceTotalMem(&n, device);
+    return (struct number){r, (int64_t)n};
+}
+static struct made context_retain(int device) {
+    void *c = NULL;
+    int r = cu.DevicePrimaryCtxRetain(&c, device);
+    return (struct made){r, c};
+}
+// context_release leaves no thread of ours with a context that is gone, as far as the calling thread goes.
+static int context_release(uintptr_t context, int device) {
+    void *now = NULL;
+    if (cu.CtxGetCurrent(&now) == OK && now == (void *)context) {
+        int r = cu.CtxSetCurrent(NULL);
+        if (r != OK) return FROM_SET_CURRENT | r;
+    }
+    return cu.DevicePrimaryCtxRelease(device);
+}
+static int context_synchronize(uintptr_t context) {
+    ENTER(context);
+    return cu.CtxSynchronize();
+}
+static struct pair stream_priorities(uintptr_t context) {
+    int least = 0, greatest = 0, r = enter(context);
+    if (r == OK) r = cu.CtxGetStreamPriorityRange(&least, &greatest);
+    return (struct pair){r, least, greatest};
+}
+
+// Memory.
+
+static struct pair mem_info(uintptr_t context) {
+    size_t free = 0, total = 0;
+    int r = enter(context);
+    if (r == OK) r = cu.MemGetInfo(&free, &total);
+    return (struct pair){r, (int64_t)free, (int64_t)total};
+}
+static struct made mem_alloc(uintptr_t context, size_t bytes) {
+    device_ptr p = 0;
+    int r = enter(context);
+    if (r == OK) r = cu.MemAlloc(&p, bytes);
+    return (struct made){r, (void *)(uintptr_t)p};
+}
+static struct made mem_alloc_managed(uintptr_t context, size_t bytes) {
+    enum { ATTACH_GLOBAL = 1 };
+    device_ptr p = 0;
+    int r = enter(context);
+    if (r == OK) r = cu.MemAllocManaged(&p, bytes, ATTACH_GLOBAL);
+    return (struct made){r, (void *)(uintptr_t)p};
+}
+static int mem_free(uintptr_t context, uintptr_t p) {
+    ENTER(context);
+    return cu.MemFree(p);
+}
+static struct made mem_host_alloc(uintptr_t context, size_t bytes) {
+    enum { PORTABLE = 1, DEVICE_MAP = 2 };
+    void *p = NULL;
+    int r = enter(context);
+    if (r == OK) r = cu.MemHostAlloc(&p, bytes, PORTABLE | DEVICE_MAP);
+    return (struct made){r, p};
+}
+static int mem_free_host(uintptr_t context, uintptr_t p) {
+    ENTER(context);
+    return cu.MemFreeHost((void *)p);
+}
+static int copy(uintptr_t context, uintptr_t stream, uintptr_t dst, uintptr_t src, size_t bytes) {
+    ENTER(context);
+    return cu.MemcpyAsync(dst, src, bytes, (void *)stream);
+}
+static int fill(uintptr_t context, uintptr_t stream, uintptr_t dst, int size, uint32_t v, size_t n) {
+    ENTER(context);
+    switch (size) {
+    case 1: return cu.MemsetD8Async(dst, (unsigned char)v, n, (void *)stream);
+    case 2: return cu.MemsetD16Async(dst, (unsigned short)v, n, (void *)stream);
+    default: return cu.MemsetD32Async(dst, v, n, (void *)stream);
+    }
+}
+
+// Streams.
+
+static struct made stream_create(uintptr_t context, int priority) {
+    enum { NON_BLOCKING = 1 };
+    void *s = NULL;
+    int r = enter(context);
+    if (r == OK) r = cu.StreamCreateWithPriority(&s, NON_BLOCKING, priority);
+    return (struct made){r, s};
+}
+static int stream_destroy(uintptr_t context, uintptr_t stream) {
+    ENTER(context);
+    return cu.StreamDestroy((void *)stream);
+}
+static int stream_query(uintptr_t context, uintptr_t stream) {
+    ENTER(context);
+    return cu.StreamQuery((void *)stream);
+}
+static int stream_synchronize(uintptr_t context, uintptr_t stream) {
+    ENTER(context);
+    return cu.StreamSynchronize((void *)stream);
+}
+static int stream_wait(uintptr_t context, uintptr_t stream, uintptr_t event) {
+    ENTER(context);
+    return cu.StreamWaitEvent((void *)stream, (void *)event, 0);
+}
+static int begin_capture(uintptr_t context, uintptr_t stream, int mode) {
+    ENTER(context);
+    return cu.StreamBeginCapture((void *)stream, mode);
+}
+static struct made end_capture(uintptr_t context, uintptr_t stream) {
+    void *g = NULL;
+    int r = enter(context);
+    if (r == OK) r = cu.StreamEndCapture((void *)stream, &g);
+    return (struct made){r, g};
+}
+static struct number is_capturing(uintptr_t context, uintptr_t stream) {
+    int state = 0, r = enter(context);
+    if (r == OK) r = cu.StreamIsCapturing((void *)stream, &state);
+    return (struct number){r, state};
+}
+
+// MAX_ARGS bounds the array on the stack; CUDA's limit in bytes is reached earlier by all but the smallest types.
+enum { MAX_ARGS = 1024 };
+
+// Each argument is at the low bytes of its word, which is where a little-endian reader of any width looks.
+static int launch(uintptr_t context, uintptr_t stream, uintptr_t function, unsigned bx, unsigned by, unsigned bz, unsigned tx,
+                  unsigned ty, unsigned tz, unsigned shared, uint64_t *args, int n) {
+    ENTER(context);
+    if (n < 0 || n > MAX_ARGS) return INVALID_VALUE;
+    void *params[n + 1];
+    for (int i = 0; i < n; i++) params[i] = &args[i];
+    params[n] = NULL;
+    return cu.LaunchKernel((void *)function, bx, by, bz, tx, ty, tz, shared, (void *)stream, params, NULL);
+}
+
+// lockstep_cuda_host_func is in Go.
+extern void lockstep_cuda_host_func(uintptr_t id);
+static void run_host_func(void *id) { lockstep_cuda_host_func((uintptr_t)id); }
+static int launch_host_func(uintptr_t context, uintptr_t stream, uintptr_t id) {
+    ENTER(context);
+    return cu.LaunchHostFunc((void *)stream, run_host_func, (void *)id);
+}
+
+// Events.
+
+static struct made event_create(uintptr_t context, int timing) {
+    enum { DEFAULT = 0, DISABLE_TIMING = 2 };
+    void *e = NULL;
+    int r = enter(context);
+    if (r == OK) r = cu.EventCreate(&e, timing ? DEFAULT : DISABLE_TIMING);
+    return (struct made){r, e};
+}
+static int event_destroy(uintptr_t context, uintptr_t event) {
+    ENTER(context);
+    return cu.EventDestroy((void *)event);
+}
+static int event_record(uintptr_t context, uintptr_t event, uintptr_t stream) {
+    ENTER(context);
+    return cu.EventRecord((void *)event, (void *)stream);
+}
+static int event_query(uintptr_t context, uintptr_t event) {
+    ENTER(context);
+    return cu.EventQuery((void *)event);
+}
+static int event_synchronize(uintptr_t context, uintptr_t event) {
+    ENTER(context);
+    return cu.EventSynchronize((void *)event);
+}
+static inline int64_t nanoseconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+static inline void relax(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+static int event_spin(uintptr_t context, uintptr_t event, int64_t limit) {
+    ENTER(context);
+    int r = cu.EventQuery((void *)event);
+    if (r != NOT_READY || limit <= 0) return r;
+    for (int64_t start = nanoseconds(); r == NOT_READY && nanoseconds() - start < limit;) {
+        relax();
+        r = cu.EventQuery((void *)event);
+    }
+    return r;
+}
+struct elapsed { int status; float ms; };
+static struct elapsed event_elapsed(uintptr_t context, uintptr_t from, uintptr_t to) {
+    struct elapsed e = {enter(context), 0};
+    if (e.status != OK) return e;
+    e.status = (cu.EventElapsedTime_v2 != NULL ? cu.EventElapsedTime_v2 : cu.EventElapsedTime)(&e.ms, (void *)from, (void *)to);
+    return e;
+}
+
+// Graphs.
+
+static struct made graph_instantiate(uintptr_t context, uintptr_t graph) {
+    void *x = NULL;
+    int r = enter(context);
+    if (r == OK) r = cu.GraphInstantiateWithFlags(&x, (void *)graph, 0);
+    return (struct made){r, x};
+}
+static struct number graph_nodes(uintptr_t context, uintptr_t graph) {
+    size_t n = 0;
+    int r = enter(context);
+    if (r == OK) r = cu.GraphGetNodes((void *)graph, NULL, &n);
+    return (struct number){r, (int64_t)n};
+}
+static int graph_destroy(uintptr_t context, uintptr_t graph) {
+    ENTER(context);
+    return cu.GraphDestroy((void *)graph);
+}
+static int graph_launch(uintptr_t context, uintptr_t exec, uintptr_t stream) {
+    ENTER(context);
+    return cu.GraphLaunch((void *)exec, (void *)stream);
+}
+// graph_update gives in n what has changed, as cuda.h numbers it.
+static struct number graph_update(uintptr_t context, uintptr_t exec, uintptr_t graph) {
+    update_info info = {0, NULL, NULL};
+    int r = enter(context);
+    if (r == OK) r = cu.GraphExecUpdate((void *)exec, (void *)graph, &info);
+    return (struct number){r, info.result};
+}
+static int exec_destroy(uintptr_t context, uintptr_t exec) {
+    ENTER(context);
+    return cu.GraphExecDestroy((void *)exec);
+}
+
+// Code.
+
+static struct made module_load(uintptr_t context, const void *image, char *log, size_t log_bytes) {
+    enum { ERROR_LOG_BUFFER = 5, ERROR_LOG_BUFFER_SIZE_BYTES = 6 };
+    int options[] = {ERROR_LOG_BUFFER, ERROR_LOG_BUFFER_SIZE_BYTES};
+    void *values[] = {log, (void *)(uintptr_t)log_bytes};
+    void *m = NULL;
+    int r = enter(context);
+    if (r == OK) r = cu.ModuleLoadDataEx(&m, image, 2, options, values);
+    return (struct made){r, m};
+}
+static int module_unload(uintptr_t context, uintptr_t module) {
+    ENTER(context);
+    return cu.ModuleUnload((void *)module);
+}
+static struct made module_function(uintptr_t context, uintptr_t module, const char *name) {
+    void *f = NULL;
+    int r = enter(context);
+    if (r == OK) r = cu.ModuleGetFunction(&f, (void *)module, name);
+    return (struct made){r, f};
+}
+static int has_func_load(void) { return cu.FuncLoad != NULL; }
+static int func_load(uintptr_t context, uintptr_t function) {
+    ENTER(context);
+    return cu.FuncLoad((void *)function);
+}
+static struct number func_attribute(uintptr_t context, uintptr_t function, int attribute) {
+    int v = 0, r = enter(context);
+    if (r == OK) r = cu.FuncGetAttribute(&v, attribute, (void *)function);
+    return (struct number){r, v};
+}
+static int func_set_attribute(uintptr_t context, uintptr_t function, int attribute, int v) {
+    ENTER(context);
+    return cu.FuncSetAttribute((void *)function, attribute, v);
+}

@@ -1,0 +1,98 @@
+// Package fakelib builds the test doubles of libraries that are bound at run time, and runs a test in a process that
+// finds them in place of the real ones.
+package fakelib
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Build compiles a shared library into dir under the name that dlopen looks for, such as "libcuda.so.1", and returns its
+// path. args are C sources and flags for the compiler, $CC or cc. A process started with LD_LIBRARY_PATH=dir finds it.
+// Without a compiler the test fails: nothing here builds without one.
+func Build(t testing.TB, dir, soname string, args ...string) string {
+	t.Helper()
+	cc := strings.Fields(os.Getenv("CC"))
+	if len(cc) == 0 {
+		cc = []string{"cc"}
+	}
+	path := filepath.Join(dir, soname)
+	cc = append(cc, "-shared", "-fPIC", "-O1", "-g", "-pthread", "-Wall", "-Wextra", "-Wl,-soname,"+soname, "-o", path)
+	cc = append(append(cc, args...), "-ldl")
+	if out, err := exec.Command(cc[0], cc[1:]...).CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v\n%s", strings.Join(cc, " "), err, out)
+	}
+	return path
+}
+
+// CUDA builds the test double of the CUDA driver, libcuda.so.1, of cuda/testdata/fakecuda.c, which says what it can do.
+func CUDA(t testing.TB, dir string, flags ...string) string {
+	t.Helper()
+	_, here, _, _ := runtime.Caller(0)
+	source := filepath.Join(filepath.Dir(here), "..", "..", "cuda", "testdata", "fakecuda.c")
+	return Build(t, dir, "libcuda.so.1", append(flags, source)...)
+}
+
+// Without returns the flags that leave symbols out of a double: each is defined under another name.
+func Without(symbols ...string) []string {
+	flags := make([]string, len(symbols))
+	for i, s := range symbols {
+		flags[i] = "-D" + s + "=absent_" + s
+	}
+	return flags
+}
+
+// child is set to the name of the test that a child process runs.
+const child = "LOCKSTEP_FAKELIB_CHILD"
+
+// Run runs body in a child process that finds the libraries in dir before all others and has env, KEY=VALUE, besides.
+// The child is this test binary with the one test selected: it comes to the same Run, with prepare left out. prepare
+// builds the libraries into dir. The child's failure, with its output, becomes t's; a skip there is one here.
+func Run(t *testing.T, prepare func(dir string), env []string, body func(t *testing.T)) {
+	t.Helper()
+	if os.Getenv(child) == t.Name() {
+		body(t)
+		return
+	}
+	dir := t.TempDir()
+	prepare(dir)
+	path := dir
+	if old := os.Getenv("LD_LIBRARY_PATH"); old != "" {
+		path += string(os.PathListSeparator) + old
+	}
+	parts := strings.Split(t.Name(), "/")
+	for i, p := range parts {
+		parts[i] = "^" + regexp.QuoteMeta(p) + "$"
+	}
+	args := []string{"-test.run=" + strings.Join(parts, "/"), "-test.v"}
+	if testing.Short() {
+		args = append(args, "-test.short")
+	}
+	if deadline, ok := t.Deadline(); ok {
+		args = append(args, "-test.timeout="+timeLeft(deadline).String())
+	}
+	cmd := exec.Command(os.Args[0], args...)
+	cmd.Env = append(append(os.Environ(), env...), "LD_LIBRARY_PATH="+path, child+"="+t.Name())
+	out, err := cmd.CombinedOutput()
+	text := string(out)
+	switch {
+	case err != nil:
+		t.Fatalf("in the child process: %v\n%s", err, text)
+	case !strings.Contains(text, "--- PASS: "+t.Name()+" "):
+		if strings.Contains(text, "--- SKIP: "+t.Name()+" ") {
+			t.Skip("in the child process:\n" + text)
+		}
+		t.Fatalf("the child process did not run the test:\n%s", text)
+	}
+}
+
+// timeLeft leaves the parent the time to report what the child says when it is stopped.
+func timeLeft(deadline time.Time) time.Duration {
+	return max(time.Until(deadline)*9/10, time.Second)
+}

@@ -1,0 +1,320 @@
+package nccl
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"lockstep/cuda"
+	"lockstep/internal/elem"
+)
+
+// What nccl.h says, written out again.
+var (
+	typeNumbers = map[elem.Type]int{elem.Int8: 0, elem.Uint8: 1, elem.Int32: 2, elem.Uint32: 3, elem.Int64: 4, elem.Uint64: 5,
+		elem.Float16: 6, elem.Float32: 7, elem.Float64: 8, elem.BFloat16: 9}
+	opNumbers = map[elem.Op]int{elem.Sum: 0, elem.Prod: 1, elem.Max: 2, elem.Min: 3, elem.Avg: 4}
+)
+
+// collectives is every method, called with the arguments of a Call, and what of the Call the C function gets.
+var collectives = []struct {
+	kind               Kind
+	name               string
+	src, dst, op, peer bool
+	call               func(c *Comm, s *cuda.Stream, x Call) error
+}{
+	{AllReduce, "ncclAllReduce", true, true, true, false,
+		func(c *Comm, s *cuda.Stream, x Call) error { return c.AllReduce(s, x.Dst, x.Src, x.N, x.Type, x.Op) }},
+	{Reduce, "ncclReduce", true, true, true, true,
+		func(c *Comm, s *cuda.Stream, x Call) error {
+			return c.Reduce(s, x.Dst, x.Src, x.N, x.Type, x.Op, int(x.Peer))
+		}},
+	{Broadcast, "ncclBroadcast", true, true, false, true,
+		func(c *Comm, s *cuda.Stream, x Call) error {
+			return c.Broadcast(s, x.Dst, x.Src, x.N, x.Type, int(x.Peer))
+		}},
+	{AllGather, "ncclAllGather", true, true, false, false,
+		func(c *Comm, s *cuda.Stream, x Call) error { return c.AllGather(s, x.Dst, x.Src, x.N, x.Type) }},
+	{ReduceScatter, "ncclReduceScatter", true, true, true, false,
+		func(c *Comm, s *cuda.Stream, x Call) error {
+			return c.ReduceScatter(s, x.Dst, x.Src, x.N, x.Type, x.Op)
+		}},
+	{AllToAll, "ncclAlltoAll", true, true, false, false,
+		func(c *Comm, s *cuda.Stream, x Call) error { return c.AllToAll(s, x.Dst, x.Src, x.N, x.Type) }},
+	{Gather, "ncclGather", true, true, false, true,
+		func(c *Comm, s *cuda.Stream, x Call) error {
+			return c.Gather(s, x.Dst, x.Src, x.N, x.Type, int(x.Peer))
+		}},
+	{Scatter, "ncclScatter", true, true, false, true,
+		func(c *Comm, s *cuda.Stream, x Call) error {
+			return c.Scatter(s, x.Dst, x.Src, x.N, x.Type, int(x.Peer))
+		}},
+	{Send, "ncclSend", true, false, false, true,
+		func(c *Comm, s *cuda.Stream, x Call) error { return c.Send(s, x.Src, x.N, x.Type, int(x.Peer)) }},
+	{Recv, "ncclRecv", false, true, false, true,
+		func(c *Comm, s *cuda.Stream, x Call) error { return c.Recv(s, x.Dst, x.N, x.Type, int(x.Peer)) }},
+}
+
+// memory returns n bytes of the double's device, which the host reaches, and frees them with the test.
+func memory(t *testing.T, d *cuda.Device, n int) (unsafe.Pointer, []byte) {
+	t.Helper()
+	p, err := d.Malloc(n)
+	check(t, err)
+	t.Cleanup(func() { check(t, d.Free(p)) })
+	b := unsafe.Slice((*byte)(p), n)
+	clear(b)
+	return p, b
+}
+
+// line is the log line of a collective.
+func line(name string, src, dst unsafe.Pointer, n, typ, op, peer int, s *cuda.Stream) string {
+	hex := func(p unsafe.Pointer) string {
+		if p == nil {
+			return "(nil)"
+		}
+		return fmt.Sprintf("%p", p)
+	}
+	return fmt.Sprintf("%s src=%s dst=%s n=%d type=%d op=%d peer=%d comm=1 %s", name, hex(src), hex(dst), n, typ, op, peer, streamArg(s))
+}
+
+// TestArguments makes every collective with every type and operation, alone and as a group of one.
+func TestArguments(t *testing.T) {
+	if !(double{}).in(t) {
+		return
+	}
+	c, s := comm(t, 1, 3)
+	src, _ := memory(t, c.Device(), 4096)
+	dst, _ := memory(t, c.Device(), 4096)
+	for _, k := range collectives {
+		if k.kind.String() != k.name {
+			t.Errorf("kind %d is called %v", k.kind, k.kind)
+		}
+		for ty, tn := range typeNumbers {
+			for op, on := range opNumbers {
+				x := Call{Kind: k.kind, Type: ty, Op: op, Peer: 2, N: 5}
+				want := []int{-1, -1}
+				if k.src {
+					x.Src = src
+				}
+				if k.dst {
+					x.Dst = dst
+				}
+				if k.op {
+					want[0] = on
+				}
+				if k.peer {
+					want[1] = 2
+				}
+				expect := line(k.name, x.Src, x.Dst, 5, tn, want[0], want[1], s)
+				check(t, k.call(c, s, x))
+				wantCalls(t, expect)
+				check(t, c.Group(s, []Call{x}))
+				wantCalls(t, expect)
+			}
+		}
+	}
+	check(t, c.AllReduce(s, dst, dst, 1<<40, elem.Int8, elem.Sum)) // NCCL counts in size_t
+	wantCalls(t, strings.Replace(line("ncclAllReduce", dst, dst, 0, 0, 0, -1, s), "n=0", "n=1099511627776", 1))
+}
+
+func TestEveryStatus(t *testing.T) {
+	if !(double{}).in(t) {
+		return
+	}
+	c, s := comm(t, 1, 3)
+	for _, k := range collectives {
+		for status := Result(1); status <= 9; status++ {
+			fail(t, fmt.Sprintf("%s=%d", k.name, status))
+			wantError(t, k.call(c, s, Call{Peer: 2}), k.name, status, "rank 1: ", "0 int8 elements", "was told to fail")
+		}
+	}
+}
+
+func TestRefused(t *testing.T) {
+	if !(double{}).in(t) {
+		return
+	}
+	c, s := comm(t, 1, 3)
+	for _, k := range collectives {
+		wantError(t, k.call(c, s, Call{N: -2}), k.name, ErrInvalidArgument, "-2 elements")
+		wantError(t, k.call(c, s, Call{Type: elem.Types}), k.name, ErrInvalidArgument, "elem.Type(10)")
+		if k.op {
+			wantError(t, k.call(c, s, Call{Op: elem.Ops}), k.name, ErrInvalidArgument, "elem.Op(5)")
+		}
+		if k.peer {
+			wantError(t, k.call(c, s, Call{Peer: 3}), k.name, ErrInvalidArgument, "rank 3 of a communicator of 3 ranks")
+			wantError(t, k.call(c, s, Call{Peer: -1}), k.name, ErrInvalidArgument, "rank -1 of")
+		}
+	}
+	wantError(t, c.Send(s, nil, 0, elem.Int8, 1<<32+1), "ncclSend", ErrInvalidArgument)
+	wantError(t, c.Group(s, []Call{{Kind: Send}, {Kind: Kinds}}), "nccl.Kind(10)", ErrInvalidArgument, "call 2 of 2", "no such kind")
+	wantError(t, c.Group(s, []Call{{Kind: Send}, {Kind: Recv, Peer: 9}}), "ncclRecv", ErrInvalidArgument, "call 2 of 2 in a group", "rank 9 of")
+	check(t, s.Close())
+	wantError(t, c.Recv(s, nil, 0, elem.Int8, 0), "ncclRecv", ErrInvalidArgument, "the stream is closed")
+	wantError(t, c.Group(s, []Call{{Kind: Send}}), "ncclSend", ErrInvalidArgument, "the stream is closed")
+	wantCalls(t)
+}
+
+// TestFallback makes the collectives that NCCL has from 2.28 of sends and receives.
+func TestFallback(t *testing.T) {
+	if !(double{version: 22707, missing: []string{"ncclAlltoAll", "ncclGather", "ncclScatter"}}).in(t) {
+		return
+	}
+	c, s := comm(t, 1, 3)
+	src, _ := memory(t, c.Device(), 4096)
+	dst, _ := memory(t, c.Device(), 4096)
+	send := func(block, peer int) string {
+		return line("ncclSend", unsafe.Add(src, block*5*8), nil, 5, 8, -1, peer, s)
+	}
+	recv := func(block, peer int) string {
+		return line("ncclRecv", nil, unsafe.Add(dst, block*5*8), 5, 8, -1, peer, s)
+	}
+	check(t, c.AllToAll(s, dst, src, 5, elem.Float64))
+	wantCalls(t, "ncclGroupStart", send(0, 0), recv(0, 0), send(1, 1), recv(1, 1), send(2, 2), recv(2, 2), "ncclGroupEnd")
+	check(t, c.Gather(s, dst, src, 5, elem.Float64, 1))
+	wantCalls(t, "ncclGroupStart", recv(0, 0), send(0, 1), recv(1, 1), recv(2, 2), "ncclGroupEnd")
+	check(t, c.Gather(s, nil, src, 5, elem.Float64, 2))
+	wantCalls(t, "ncclGroupStart", send(0, 2), "ncclGroupEnd")
+	check(t, c.Scatter(s, dst, src, 5, elem.Float64, 1))
+	wantCalls(t, "ncclGroupStart", send(0, 0), send(1, 1), recv(0, 1), send(2, 2), "ncclGroupEnd")
+	check(t, c.Scatter(s, dst, nil, 5, elem.Float64, 0))
+	wantCalls(t, "ncclGroupStart", recv(0, 0), "ncclGroupEnd")
+	check(t, c.AllToAll(s, nil, nil, 0, elem.Float64))
+	wantCalls(t)
+
+	fail(t, "ncclRecv=4@9") // the eight receives before went well
+	wantError(t, c.AllToAll(s, dst, src, 5, elem.Float64), "ncclRecv", ErrInvalidArgument, "5 float64 elements")
+	wantCalls(t, "ncclGroupStart", send(0, 0), recv(0, 0), "ncclGroupEnd")
+	fail(t, "ncclGroupEnd=2")
+	wantError(t, c.AllToAll(s, dst, src, 5, elem.Float64), "ncclGroupEnd", ErrSystem)
+	fail(t, "ncclGroupStart=2")
+	wantError(t, c.AllToAll(s, dst, src, 5, elem.Float64), "ncclGroupStart", ErrSystem)
+}
+
+// TestOneRank moves what one rank alone moves, with and without NCCL's own functions.
+func TestOneRank(t *testing.T) {
+	for _, missing := range [][]string{nil, {"ncclAlltoAll", "ncclGather", "ncclScatter"}} {
+		t.Run(fmt.Sprint(len(missing)), func(t *testing.T) {
+			if !(double{missing: missing}).in(t) {
+				return
+			}
+			c, s := comm(t, 0, 1)
+			srcp, src := memory(t, c.Device(), 64)
+			dstp, dst := memory(t, c.Device(), 64)
+			for i := range src {
+				src[i] = byte(i + 1)
+			}
+			for _, k := range collectives[:Send] {
+				clear(dst)
+				check(t, k.call(c, s, Call{Src: srcp, Dst: dstp, N: 5, Type: elem.Int32}))
+				if !bytes.Equal(dst[:20], src[:20]) || dst[20] != 0 {
+					t.Errorf("%v left % x", k.kind, dst[:24])
+				}
+			}
+			clear(dst)
+			check(t, c.Group(s, []Call{{Kind: Send, Src: srcp, N: 3, Type: elem.Uint8}, {Kind: Recv, Dst: dstp, N: 3, Type: elem.Uint8}}))
+			if !bytes.Equal(dst[:4], []byte{1, 2, 3, 0}) {
+				t.Errorf("sent to itself: % x", dst[:4])
+			}
+		})
+	}
+}
+
+func TestGroup(t *testing.T) {
+	if !(double{missing: []string{"ncclScatter"}}).in(t) {
+		return
+	}
+	c, s := comm(t, 0, 3)
+	p, _ := memory(t, c.Device(), 4096)
+	scaled, err := c.NewPreMulSum(elem.Float32, 0.5)
+	check(t, err)
+	newCalls(t)
+	calls := []Call{
+		{Kind: AllReduce, Type: elem.Float32, Op: elem.Avg, Dst: p, Src: p, N: 7},
+		{Kind: Recv, Type: elem.Int8, Peer: 2, Dst: p, N: 1},
+		{Kind: Send, Type: elem.BFloat16, Peer: 1, Src: p, N: 9},
+		{Kind: Scatter, Type: elem.Int32, Peer: 1, Dst: p, N: 2},
+		{Kind: AllReduce, Type: elem.Float32, Scaled: scaled, Dst: p, Src: p, N: 7},
+	}
+	check(t, c.Group(s, calls))
+	want := []string{"ncclGroupStart",
+		line("ncclAllReduce", p, p, 7, 7, 4, -1, s),
+		line("ncclRecv", nil, p, 1, 0, -1, 2, s),
+		line("ncclSend", p, nil, 9, 9, -1, 1, s),
+		"ncclGroupStart", line("ncclRecv", nil, p, 2, 2, -1, 1, s), "ncclGroupEnd",
+		line("ncclAllReduce", p, p, 7, 7, 1000, -1, s),
+		"ncclGroupEnd"}
+	threads := map[string]bool{}
+	var got []string
+	for _, l := range newLines(t) {
+		thread, call, _ := strings.Cut(l, " ")
+		threads[thread] = true
+		got = append(got, call)
+	}
+	if strings.Join(got, "\n") != strings.Join(want, "\n") {
+		t.Errorf("calls:\n  %s\nwant:\n  %s", strings.Join(got, "\n  "), strings.Join(want, "\n  "))
+	}
+	if len(threads) != 1 { // the state of a group belongs to a thread
+		t.Errorf("the group ran on %d threads", len(threads))
+	}
+	check(t, c.Group(s, nil))
+	wantCalls(t)
+
+	fail(t, "ncclSend=4")
+	wantError(t, c.Group(s, calls), "ncclSend", ErrInvalidArgument, "rank 0: ", "call 3 of 5 in a group, 9 bfloat16 elements", "told to fail")
+	wantCalls(t, append(append([]string{}, want[:4]...), "ncclGroupEnd")...)
+	fail(t, "ncclGroupEnd=6")
+	wantError(t, c.Group(s, calls[:2]), "ncclGroupEnd", ErrRemote, "a group of 2 calls")
+	fail(t, "ncclGroupStart=3")
+	newCalls(t)
+	wantError(t, c.Group(s, calls[:2]), "ncclGroupStart", ErrInternal)
+	wantCalls(t, "ncclGroupStart")
+	fail(t, "")
+	check(t, c.Group(s, calls)) // no group is left open
+	wantCalls(t, want...)
+
+	many := make([]Call, 200) // beyond what a group usually has
+	for i := range many {
+		many[i] = Call{Kind: AllReduce, Dst: p, Src: p, N: i}
+	}
+	check(t, c.Group(s, many))
+	got = newCalls(t)
+	for i := range many {
+		if w := line("ncclAllReduce", p, p, i, 0, 0, -1, s); len(got) != 202 || got[i+1] != w {
+			t.Fatalf("call %d of %d, want %s", i, len(got), w)
+		}
+	}
+}
+
+func TestNoAllocation(t *testing.T) {
+	if !(double{env: []string{"FAKENCCL_LOG="}}).in(t) {
+		return
+	}
+	c, s := comm(t, 0, 2)
+	p, _ := memory(t, c.Device(), 4096)
+	for _, k := range collectives {
+		x := Call{Kind: k.kind, Type: elem.Float32, Src: p, Dst: p, N: 7}
+		if a := testing.AllocsPerRun(100, func() {
+			if err := k.call(c, s, x); err != nil {
+				t.Error(err)
+			}
+		}); a != 0 {
+			t.Errorf("%v allocates %v times", k.kind, a)
+		}
+	}
+	calls := make([]Call, 64)
+	for i := range calls {
+		calls[i] = Call{Kind: AllReduce, Type: elem.Float32, Src: p, Dst: p, N: 7}
+	}
+	for _, n := range []int{1, 2, 64} {
+		if a := testing.AllocsPerRun(100, func() {
+			if err := c.Group(s, calls[:n]); err != nil {
+				t.Error(err)
+			}
+		}); a != 0 {
+			t.Errorf("a group of %d allocates %v times", n, a)
+		}
+	}
+}

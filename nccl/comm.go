@@ -1,0 +1,402 @@
+package nccl
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"lockstep/cuda"
+	"lockstep/internal/ccall"
+)
+
+// Config sets what a communicator does with the machine. What is zero is left to NCCL and its environment variables,
+// and for Split and Shrink to the parent.
+//
+// NCCL reads the size bytes of ncclConfig_t that its own version knows and sets fields newer than the version field to
+// their defaults (init.cc, parseCommConfig, 2.18 to 2.30), so one struct serves all versions.
+// Source: nccl.h, ncclConfig_t.
+type Config struct {
+	MinCTAs, MaxCTAs int // bounds of the blocks that a collective occupies on the GPU
+	CGAClusterSize   int // blocks in a cluster on compute capability 9 and later; negative for none
+	TrafficClass     int // of the network; needs 2.26
+	NVLSCTAs         int // blocks of NVLink-multicast collectives; needs 2.27
+	CTAPolicy        int // 1 saves blocks, 2 uses none where copy engines can do the work; needs 2.27, 2 needs 2.28
+	NetName          string
+	CommName         string // for NCCL's logs; left out before 2.27
+
+	// SplitShare lets the communicators that are split off this one share its channels and its memory, most of the 0.5 to
+	// 1.6 GB that one costs. They then share its fate: an Abort of one aborts all. It is read from the parent (init.cc,
+	// ncclCommInitChildComm), so it belongs into the configuration of Init, not of Split.
+	SplitShare bool
+	// ShrinkShare is the same for Shrink; needs 2.27.
+	ShrinkShare bool
+
+	// NonBlocking makes a communicator whose calls can be given up cleanly: Init at its deadline frees everything, Abort
+	// ends a call that hangs on another goroutine. Its price is a thread that NCCL starts and ends for every single
+	// collective or group (group.cc, ncclGroupEndInternal: pthread_create where blocking is 0), after which the call waits
+	// for the work to be in the stream. Without it collectives run at the speed of C, and an Init or Split that
+	// passed its deadline keeps a thread until the process ends.
+	NonBlocking bool
+}
+
+// maxCTAs is the largest number of blocks that any version knows (device.h, MAXCHANNELS); NCCL cuts it to its own.
+const maxCTAs = 64
+
+// check refuses settings that the version at hand would silently leave out.
+func (c *Config) check() error {
+	for _, x := range []struct {
+		name string
+		set  bool
+		need int
+	}{
+		{"Config.TrafficClass", c.TrafficClass != 0, 22600},
+		{"Config.NVLSCTAs", c.NVLSCTAs != 0, 22700},
+		{"Config.CTAPolicy", c.CTAPolicy != 0, 22700},
+		{"Config.ShrinkShare", c.ShrinkShare, 22700},
+	} {
+		if err := needs(x.name, x.need, !x.set || library.version >= x.need); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// over fills in from the parent what c leaves open.
+func (c Config) over(parent Config) Config {
+	number := func(v *int, p int) {
+		if *v == 0 {
+			*v = p
+		}
+	}
+	number(&c.MinCTAs, parent.MinCTAs)
+	number(&c.MaxCTAs, parent.MaxCTAs)
+	number(&c.CGAClusterSize, parent.CGAClusterSize)
+	number(&c.TrafficClass, parent.TrafficClass)
+	number(&c.NVLSCTAs, parent.NVLSCTAs)
+	number(&c.CTAPolicy, parent.CTAPolicy)
+	if c.NetName == "" {
+		c.NetName = parent.NetName
+	}
+	if c.CommName == "" {
+		c.CommName = parent.CommName
+	}
+	c.SplitShare = c.SplitShare || parent.SplitShare
+	c.ShrinkShare = c.ShrinkShare || parent.ShrinkShare
+	c.NonBlocking = c.NonBlocking || parent.NonBlocking
+	return c
+}
+
+// Comm is a rank's place in a communicator. Close it when every rank is done with it, and Abort it when something failed.
+type Comm struct {
+	link       link
+	dev        *cuda.Device
+	rank, size int
+	cfg        Config
+
+	stuck  atomic.Int32 // calls given up at a deadline that have not come back
+	broken atomic.Bool  // an error was met after which the ranks cannot end together
+
+	mu        sync.Mutex // guards what follows, and AsyncError against the end of the communicator
+	finalized bool
+	over      bool
+}
+
+// Init makes the communicator that id names, as rank of size, on d.
+//
+// Collective: all ranks must call it, each with its own rank and device. It blocks the host until all have.
+//
+// It returns when ctx is done even if a rank never comes; the error then wraps ctx's, and says what was waited for and how
+// long. A blocking NCCL cannot be called off (an abort from another thread frees what the call still uses), so the
+// call then goes on in a goroutine of its own, and aborts the communicator should it come about after all.
+// Source: nccl.h, ncclCommInitRankConfig.
+func Init(ctx context.Context, d *cuda.Device, id ID, rank, size int, cfg Config) (*Comm, error) {
+	if err := Load(); err != nil {
+		return nil, err
+	}
+	if err := cfg.check(); err != nil {
+		return nil, err
+	}
+	const op = "ncclCommInitRankConfig"
+	c := &Comm{dev: d, rank: rank, size: size, cfg: cfg, link: makeLink(d)}
+	if size < 1 || rank < 0 || rank >= size {
+		return nil, c.refused(op, "rank %d of %d ranks", rank, size)
+	}
+	sysSetRank(&c.link, rank, size)
+	sys := sysConfig(&cfg, library.version)
+	waitsFor := fmt.Sprintf("all %d ranks to initialise", size)
+	if !cfg.NonBlocking {
+		return c.create(ctx, op, waitsFor, c, func() (uintptr, int) { return sysInit(&c.link, id, sys) })
+	}
+	start := time.Now()
+	if ctx.Err() != nil {
+		return nil, c.late(ctx, op, waitsFor, start)
+	}
+	comm, status := sysInit(&c.link, id, sys)
+	sysSetComm(&c.link, comm, true)
+	for tick := (*time.Ticker)(nil); status == statusInProgress; {
+		if tick == nil {
+			tick = time.NewTicker(time.Millisecond / 2)
+			defer tick.Stop()
+		}
+		select {
+		case <-ctx.Done():
+			err := c.late(ctx, op, waitsFor, start)
+			if abort := c.Abort(); abort != nil {
+				err.Detail += "; " + abort.Error()
+			}
+			return nil, err
+		case <-tick.C:
+			status = sysInitPoll(&c.link)
+		}
+	}
+	if status != statusOK {
+		err := c.failed(op, status, "")
+		_ = c.Abort() // frees what there is; its error would say the same again
+		return nil, err
+	}
+	return c, nil
+}
+
+// create runs call, which makes the communicator for c, and gives up waiting when ctx is done. from is the communicator
+// that the call is made on, which is left with a call under way.
+func (c *Comm) create(ctx context.Context, op, waitsFor string, from *Comm, call func() (uintptr, int)) (*Comm, error) {
+	type made struct {
+		comm   uintptr
+		status int
+	}
+	start := time.Now()
+	if ctx.Err() != nil {
+		return nil, from.late(ctx, op, waitsFor, start)
+	}
+	done := make(chan made) // unbuffered: either the waiter takes what was made, or the goroutine keeps it
+	from.stuck.Add(1)
+	go func() {
+		comm, status := call()
+		from.stuck.Add(-1)
+		select {
+		case done <- made{comm, status}:
+		case <-ctx.Done():
+			// Nobody else will have it, and the other ranks shall not wait in it. There is nobody to tell of an error.
+			if status == statusOK && comm != 0 {
+				sysSetComm(&c.link, comm, c.cfg.NonBlocking)
+				_ = sysAbort(&c.link)
+			}
+		}
+	}()
+	select {
+	case m := <-done:
+		if m.status != statusOK {
+			return nil, from.failed(op, m.status, "")
+		}
+		if m.comm == 0 {
+			return nil, nil
+		}
+		sysSetComm(&c.link, m.comm, c.cfg.NonBlocking)
+		return c, nil
+	case <-ctx.Done():
+		return nil, from.late(ctx, op, waitsFor, start)
+	}
+}
+
+// late is the error of a call that was given up.
+func (c *Comm) late(ctx context.Context, op, waitsFor string, start time.Time) *ccall.Error {
+	c.broken.Store(true)
+	return &ccall.Error{Op: op, Rank: c.rank, At: ccall.At(), Err: context.Cause(ctx),
+		Detail: fmt.Sprintf("waited %.1f s for %s", time.Since(start).Seconds(), waitsFor)}
+}
+
+// Split makes a communicator of the ranks that gave the same color, ordered by key and then by rank in c. A negative color
+// takes part and gets nil.
+//
+// Collective: all ranks of c must call it, with nothing else under way on c. It blocks the host until they have, or ctx
+// is done; then c is good for Abort only. Whether resources are shared was said by SplitShare at c's Init.
+// Source: nccl.h, ncclCommSplit.
+func (c *Comm) Split(ctx context.Context, color, key int, cfg Config) (*Comm, error) {
+	if err := cfg.check(); err != nil {
+		return nil, err
+	}
+	color = max(color, -1) // NCCL_SPLIT_NOCOLOR
+	return c.child(ctx, "ncclCommSplit", cfg, func(sys config) (uintptr, int) { return sysSplit(&c.link, color, key, sys) })
+}
+
+// Shrink makes a communicator of the ranks of c but those in exclude, which do not call it; the order stays. abort is for
+// a communicator in which a rank has failed: it first ends what is under way on c. c is to be closed, or aborted, later.
+//
+// Collective: the remaining ranks must call it, with the same exclude. It blocks the host as Split does. Needs NCCL 2.27.
+// Source: nccl.h, ncclCommShrink.
+func (c *Comm) Shrink(ctx context.Context, exclude []int, abort bool, cfg Config) (*Comm, error) {
+	const op = "ncclCommShrink"
+	if err := needs(op, 22700, hasShrink()); err != nil {
+		return nil, err
+	}
+	if err := cfg.check(); err != nil {
+		return nil, err
+	}
+	if len(exclude) == 0 {
+		return nil, c.refused(op, "no rank to exclude")
+	}
+	list := make([]int32, len(exclude))
+	for i, r := range exclude {
+		if r < 0 || r >= c.size || r == c.rank {
+			return nil, c.refused(op, "rank %d cannot exclude rank %d of %d ranks", c.rank, r, c.size)
+		}
+		list[i] = int32(r)
+	}
+	return c.child(ctx, op, cfg, func(sys config) (uintptr, int) { return sysShrink(&c.link, list, abort, sys) })
+}
+
+func (c *Comm) child(ctx context.Context, op string, cfg Config, call func(config) (uintptr, int)) (*Comm, error) {
+	cfg = cfg.over(c.cfg)
+	sys := sysConfig(&cfg, library.version)
+	n := &Comm{dev: c.dev, cfg: cfg, link: makeLink(c.dev)}
+	n, err := n.create(ctx, op, fmt.Sprintf("the ranks of a communicator of %d", c.size), c, func() (uintptr, int) { return call(sys) })
+	if n == nil || err != nil {
+		return nil, err
+	}
+	var status int
+	if n.rank, n.size, status = sysRankAndSize(&n.link); status != statusOK {
+		return nil, n.failed("ncclCommUserRank", status, "")
+	}
+	return n, nil
+}
+
+// Rank returns the caller's rank in c.
+func (c *Comm) Rank() int { return c.rank }
+
+// Size returns the number of ranks in c.
+func (c *Comm) Size() int { return c.size }
+
+// Device returns the GPU that c works on.
+func (c *Comm) Device() *cuda.Device { return c.dev }
+
+// AsyncError returns the error that c met after a call had returned, such as a rank lost over the network, or nil. It does
+// not block, and may be called while another goroutine is in a call of c. After an error c is good for Abort only.
+// Source: nccl.h, ncclCommGetAsyncError.
+func (c *Comm) AsyncError() error {
+	const op = "ncclCommGetAsyncError"
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	result, status := sysAsyncError(&c.link)
+	if status != statusOK {
+		return c.failed(op, status, "")
+	}
+	if result != statusOK && result != statusInProgress {
+		c.broken.Store(true)
+		return c.failed(op, result, "reported by an earlier operation")
+	}
+	return nil
+}
+
+// Abort ends what c does on the GPU and frees it, without the other ranks. It may be called while another goroutine is in a
+// call of c. Later calls of c fail, but for Abort and Close, which then do nothing.
+//
+// Where a call of a blocking communicator was given up at a deadline and is still under way, NCCL would free what that
+// call uses: c is then left to the end of the process, and the error says so.
+// Source: nccl.h, ncclCommAbort.
+func (c *Comm) Abort() error {
+	if left, err := c.end("ncclCommAbort"); !left {
+		return err
+	}
+	if status := sysAbort(&c.link); status != statusOK {
+		return c.failed("ncclCommAbort", status, "")
+	}
+	return nil
+}
+
+// end takes the communicator out of use, once, and says whether there is something left to free.
+func (c *Comm) end(op string) (left bool, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.over {
+		return false, nil
+	}
+	c.over = true
+	if c.stuck.Load() > 0 && !c.cfg.NonBlocking {
+		return false, &ccall.Error{Op: op, Rank: c.rank, At: ccall.At(), Err: ErrInvalidUsage,
+			Detail: "a call that was given up is still under way: the communicator is left to the end of the process"}
+	}
+	return true, nil
+}
+
+// Finalize waits until everything issued on c is done on every rank, as far as NCCL needs it, and ends its connections.
+// Only Close and Abort are legal afterwards. A second Finalize does nothing.
+//
+// Collective: all ranks of c should call it. It blocks the host, at most until ctx is done; the error then wraps ctx's.
+// It waits for graphs that hold collectives of c, for ever (init.cc, commDestroySync: localPersistentRefs): close them first.
+// Source: nccl.h, ncclCommFinalize.
+func (c *Comm) Finalize(ctx context.Context) error {
+	const op = "ncclCommFinalize"
+	c.mu.Lock()
+	first := !c.finalized && !c.over
+	c.finalized = true
+	c.mu.Unlock()
+	if !first {
+		return nil
+	}
+	start := time.Now()
+	done := make(chan int, 1)
+	c.stuck.Add(1)
+	go func() {
+		status := sysFinalize(&c.link)
+		c.stuck.Add(-1)
+		done <- status
+	}()
+	select {
+	case status := <-done:
+		if status != statusOK {
+			return c.failed(op, status, "")
+		}
+		return nil
+	case <-ctx.Done():
+		return c.late(ctx, op, fmt.Sprintf("the work of %d ranks to end", c.size), start)
+	}
+}
+
+// Close finalises c, where Finalize has not, and frees it. A second Close, and one after Abort, does nothing. Once c has
+// met an error after which the ranks cannot end together, which is any but that of a wrong argument, Close aborts.
+//
+// Collective, and blocking the host, as Finalize. Close registrations, windows and scaled sums of c first, and graphs that
+// hold its collectives; streams may be closed before or after, memory after.
+// Source: nccl.h, ncclCommDestroy.
+func (c *Comm) Close() error {
+	if c.broken.Load() {
+		return c.Abort()
+	}
+	if err := c.Finalize(context.Background()); err != nil {
+		_ = c.Abort() // the first error says more
+		return err
+	}
+	if left, err := c.end("ncclCommDestroy"); !left {
+		return err
+	}
+	if status := sysDestroy(&c.link); status != statusOK {
+		return c.failed("ncclCommDestroy", status, "")
+	}
+	return nil
+}
+
+// MemStats is what NCCL holds of the GPU's memory for a communicator, in bytes.
+type MemStats struct {
+	Total      int // all that NCCL keeps account of
+	Persistent int // of it, what stays while the communicator is suspended
+}
+
+// MemStats returns the memory that c occupies. Needs NCCL 2.29.7.
+// Source: nccl.h, ncclCommMemStats, ncclStatGpuMemTotal and ncclStatGpuMemPersist.
+func (c *Comm) MemStats() (MemStats, error) {
+	const op = "ncclCommMemStats"
+	if err := needs(op, 22907, hasMemStats()); err != nil {
+		return MemStats{}, err
+	}
+	persistent, status := sysMemStats(&c.link, 2)
+	if status != statusOK {
+		return MemStats{}, c.failed(op, status, "")
+	}
+	total, status := sysMemStats(&c.link, 3)
+	if status != statusOK {
+		return MemStats{}, c.failed(op, status, "")
+	}
+	return MemStats{Total: int(total), Persistent: int(persistent)}, nil
+}

@@ -1,0 +1,463 @@
+package spmd
+
+import (
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+	"unsafe"
+
+	"github.com/rs/zerolog"
+	"golang.org/x/sys/unix"
+
+	"lockstep/cuda"
+	"lockstep/cuda/nvml"
+	"lockstep/cuda/nvrtc"
+	"lockstep/cudampi"
+	"lockstep/internal/elem"
+	"lockstep/internal/kernels"
+	"lockstep/nccl"
+)
+
+// startup is where the time from the start of the process went, in milliseconds.
+type startup struct {
+	started time.Time
+	parts   []part
+}
+
+type part struct {
+	name string
+	ms   float64
+}
+
+// begin starts a part and returns what ends it. A part may come in pieces.
+func (s *startup) begin(name string) func() {
+	at := time.Now()
+	return func() {
+		ms := float64(time.Since(at).Microseconds()) / 1e3
+		if i := slices.IndexFunc(s.parts, func(p part) bool { return p.name == name }); i >= 0 {
+			s.parts[i].ms += ms
+			return
+		}
+		s.parts = append(s.parts, part{name, ms})
+	}
+}
+
+// processAge is how long ago this process started, to a hundredth of a second.
+func processAge() time.Duration {
+	stat, err := os.ReadFile("/proc/self/stat")
+	if err != nil {
+		return 0
+	}
+	// Behind the name in parentheses, which may hold anything, field 22 is the 20th.
+	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
+	var ticks int64
+	var now unix.Timespec
+	if len(fields) < 20 || unix.ClockGettime(unix.CLOCK_BOOTTIME, &now) != nil {
+		return 0
+	}
+	if _, err := fmt.Sscan(fields[19], &ticks); err != nil {
+		return 0
+	}
+	const tick = 10 * time.Millisecond // of USER_HZ, which is 100 on every Linux that Go runs on
+	return max(0, time.Duration(now.Nano())-time.Duration(ticks)*tick)
+}
+
+// noGPU is the reason why a machine without GPUs runs on the host, which is no
+// more than that; any other reason deserves a warning.
+type noGPU struct{ error }
+
+// tooManyRanks is refused, not turned into a run on the host: it is nearly always
+// a mistake in the command line.
+type tooManyRanks struct{ error }
+
+// chooseDevice opens the rank's GPU, or settles on the host, on all ranks alike.
+//
+// Collective over all ranks.
+func (w *World) chooseDevice(node *cudampi.Comm) error {
+	if w.cfg.Device == "host" {
+		w.why = "--device host"
+		return nil
+	}
+	if w.cfg.Collectives == "mpi" && w.Size() > 1 {
+		if w.cfg.Device == "cuda" {
+			return Usage(errors.New("--device cuda --collectives mpi: GPU buffers travel by NCCL; for MPI use --device host"))
+		}
+		w.why = "--collectives mpi moves host memory"
+		return nil
+	}
+	done := w.startup.begin("context")
+	err := w.findGPU(node)
+	done()
+	reason, rank, err := w.agree(err)
+	if err != nil {
+		return err
+	}
+	if rank < 0 {
+		w.why = fmt.Sprintf("%d of %d ranks have a GPU each", w.Size(), w.Size())
+		return nil
+	}
+	if w.gpu != nil {
+		if err := w.gpu.close(); err != nil {
+			return err
+		}
+		w.gpu = nil
+	}
+	what := reason.text
+	if w.Size() > 1 {
+		what = fmt.Sprintf("rank %d: %s", rank, what)
+	}
+	switch {
+	case w.cfg.Device == "cuda":
+		return Usage(fmt.Errorf("--device cuda: %s", what))
+	case w.cfg.Collectives == "nccl":
+		return Usage(fmt.Errorf("--collectives nccl: %s", what))
+	case reason.kind == reasonTooMany:
+		return Usage(fmt.Errorf("%s; start fewer ranks, or run on the host with --device host", what))
+	}
+	w.why = "no usable GPU: " + what
+	w.fellBack = reason.kind != reasonNoGPU
+	return nil
+}
+
+// findGPU chooses among the GPUs that the rank sees and opens its own. The ranks
+// of a node, in their order, take the first one that none before them has: the
+// local rank's where all see the same, the only one where each sees its own.
+func (w *World) findGPU(node *cudampi.Comm) error {
+	const most, idBytes = 64, 48
+	var mine [most * idBytes]byte
+	n, err := visibleGPUs(func(i int, id string) {
+		if i < most {
+			copy(mine[i*idBytes:(i+1)*idBytes], id)
+		}
+	})
+	all := make([]byte, len(mine)*node.Size())
+	if e := node.AllGather(unsafe.Pointer(&all[0]), unsafe.Pointer(&mine[0]), len(mine), elem.Uint8); e != nil {
+		return e // MPI failed: nothing else matters
+	}
+	if err != nil {
+		return err
+	}
+	if n == 0 {
+		return noGPU{errors.New("no GPU is visible")}
+	}
+	seen := make([][]string, node.Rank()+1)
+	for r := range seen {
+		for i := range most {
+			at := r*len(mine) + i*idBytes
+			if id := strings.TrimRight(string(all[at:at+idBytes]), "\x00"); id != "" {
+				seen[r] = append(seen[r], id)
+			}
+		}
+	}
+	index := firstFree(seen)
+	if index < 0 {
+		host, _ := os.Hostname() // empty where it has none
+		return tooManyRanks{fmt.Errorf("node %s has %d ranks, and local rank %d sees %d GPUs, all taken by the ranks before it",
+			host, node.Size(), node.Rank(), n)}
+	}
+	if w.Size() > 1 {
+		if err := nccl.Load(); err != nil {
+			return err
+		}
+	}
+	if err := nvrtc.Load(); err != nil {
+		return err
+	}
+	w.gpu, err = openGPU(index)
+	return err
+}
+
+// firstFree returns the index of the GPU of the last of the ranks: each in turn takes
+// the first that it sees and nobody has; -1 where none is left.
+func firstFree(seen [][]string) int {
+	taken := map[string]bool{}
+	index := -1
+	for _, ids := range seen {
+		index = slices.IndexFunc(ids, func(id string) bool { return !taken[id] })
+		if index >= 0 {
+			taken[ids[index]] = true
+		}
+	}
+	return index
+}
+
+// visibleGPUs calls each with the identity of every GPU that this process sees.
+func visibleGPUs(each func(i int, id string)) (int, error) {
+	if err := cuda.Load(); err != nil {
+		if _, e := os.Stat("/proc/driver/nvidia"); e != nil || errors.Is(err, cuda.ErrNoDevice) {
+			return 0, noGPU{err} // the system has no driver, or no card, either
+		}
+		return 0, err
+	}
+	n, err := cuda.Count()
+	if err != nil {
+		return 0, err
+	}
+	for i := range n {
+		id, err := cuda.UUIDOf(i)
+		if err != nil {
+			return 0, err
+		}
+		each(i, id)
+	}
+	return n, nil
+}
+
+// agreeInTurn is agree for a program under way, whose other goroutines may be in MPI.
+func (w *World) agreeInTurn(failure error) (reason, int, error) {
+	if err := mpiTurns.enter(mpiTurns.take(1)); err != nil {
+		return reason{}, 0, err
+	}
+	defer mpiTurns.leave()
+	return w.agree(failure)
+}
+
+type reasonKind int64
+
+const (
+	reasonNone reasonKind = iota
+	reasonNoGPU
+	reasonTooMany
+	reasonOther
+)
+
+// reason is why a rank has no GPU, as it travels to the others.
+type reason struct {
+	kind reasonKind
+	text string
+}
+
+// agree tells every rank the first rank that failed and why; -1 where none did.
+//
+// Collective over all ranks.
+func (w *World) agree(failure error) (reason, int, error) {
+	mine := reason{}
+	switch {
+	case failure == nil:
+	case errors.As(failure, new(noGPU)):
+		mine = reason{reasonNoGPU, failure.Error()}
+	case errors.As(failure, new(tooManyRanks)):
+		mine = reason{reasonTooMany, failure.Error()}
+	default:
+		mine = reason{reasonOther, failure.Error()}
+	}
+	first := int64(w.Size())
+	if mine.kind != reasonNone {
+		first = int64(w.Rank())
+	}
+	m := w.control.st.mpi
+	if err := m.AllReduce(unsafe.Pointer(&first), unsafe.Pointer(&first), 1, elem.Int64, Min); err != nil {
+		return mine, 0, err
+	}
+	if first == int64(w.Size()) {
+		return mine, -1, nil
+	}
+	head := [2]int64{int64(mine.kind), int64(len(mine.text))}
+	if err := m.Broadcast(unsafe.Pointer(&head), 2, elem.Int64, int(first)); err != nil {
+		return mine, 0, err
+	}
+	text := make([]byte, head[1]+1)
+	copy(text, mine.text)
+	if err := m.Broadcast(unsafe.Pointer(&text[0]), len(text), elem.Uint8, int(first)); err != nil {
+		return mine, 0, err
+	}
+	return reason{reasonKind(head[0]), string(text[:head[1]])}, int(first), nil
+}
+
+// options are the compiler's, for this GPU.
+func (g *gpu) options() nvrtc.Options {
+	major, minor := g.dev.Capability()
+	return nvrtc.Options{Capability: 10*major + minor, Headers: kernels.Headers}
+}
+
+// loadKernels compiles what the program has declared and loads it, so that no
+// launch waits for a compiler. The first rank of a node compiles, or finds the
+// binary on disk; the others receive it.
+//
+// Collective over the ranks of the node.
+func (w *World) loadKernels(node *cudampi.Comm) error {
+	defer w.startup.begin("kernels")()
+	sources := kernels.All()
+	same, err := w.sameSources(node, sources)
+	if err != nil {
+		return err
+	}
+	images := make([][]byte, len(sources))
+	if node.Rank() == 0 || !same {
+		err = w.compile(sources, images)
+	}
+	if same {
+		err = shareImages(node, images, err)
+	}
+	if err != nil {
+		return err
+	}
+	for i, s := range sources {
+		if w.gpu.modules[s.Text] != nil {
+			continue // by an earlier world of this process
+		}
+		m, err := w.gpu.dev.LoadModule(images[i])
+		if err != nil {
+			return fmt.Errorf("kernel %s: %w", s.Names[0], err)
+		}
+		w.gpu.modules[s.Text] = m
+		for _, name := range s.Names {
+			if err := loadFunction(m, name); err != nil {
+				return fmt.Errorf("kernel %s: %w", name, err)
+			}
+		}
+	}
+	return nil
+}
+
+// loadFunction brings the kernel's code to the GPU: loaded lazily, at its first
+// launch, it could wait for a collective in flight.
+func loadFunction(m *cuda.Module, name string) error {
+	f, err := m.Function(name)
+	if err != nil {
+		return err
+	}
+	return f.Load()
+}
+
+// sameSources says whether all ranks of the node have the same sources and the
+// same architecture.
+func (w *World) sameSources(node *cudampi.Comm, sources []kernels.Source) (bool, error) {
+	h := fnv.New64a()
+	for _, s := range sources {
+		h.Write([]byte(s.Text)) // never fails
+		h.Write([]byte{0})
+	}
+	v := int64(h.Sum64()) + int64(w.gpu.options().Capability)
+	x := [2]int64{v, ^v}
+	err := node.AllReduce(unsafe.Pointer(&x), unsafe.Pointer(&x), 2, elem.Int64, Min)
+	return x[0] == ^x[1], err
+}
+
+// compile fills images, on as many cores as the rank has.
+func (w *World) compile(sources []kernels.Source, images [][]byte) error {
+	cache := nvrtc.DefaultCache()
+	errs := make([]error, len(sources))
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, w.threads)
+	for i, s := range sources {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			images[i], _, errs[i] = cache.Compile(s.Names[0], s.Text, w.gpu.options())
+		}()
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// shareImages copies rank 0's images to the other ranks of the node; failure is
+// that of rank 0.
+func shareImages(node *cudampi.Comm, images [][]byte, failure error) error {
+	sizes := make([]int64, len(images)+1)
+	for i, b := range images {
+		sizes[i+1] = int64(len(b))
+	}
+	if failure != nil {
+		sizes[0] = 1
+	}
+	if err := node.Broadcast(unsafe.Pointer(&sizes[0]), len(sizes), elem.Int64, 0); err != nil {
+		return err
+	}
+	if sizes[0] != 0 {
+		if failure == nil {
+			failure = errors.New("the first rank of the node could not compile the kernels")
+		}
+		return failure
+	}
+	for i := range images {
+		if n := sizes[i+1]; node.Rank() != 0 {
+			images[i] = make([]byte, n)
+		}
+		if err := node.Broadcast(unsafe.Pointer(&images[i][0]), len(images[i]), elem.Uint8, 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// startGPU makes everything that a world with a GPU has. A failure of one rank is
+// every rank's.
+//
+// Collective over all ranks.
+func (w *World) startGPU(node *cudampi.Comm) error {
+	w.openPools()
+	err := w.loadKernels(node)
+	if err == nil {
+		err = w.openStaging()
+	}
+	if err := w.mustAgree(err); err != nil || w.Size() == 1 {
+		return err
+	}
+	world := w.Comm.st
+	if err := w.mustAgree(w.openNCCL(world, nil, 0, 0)); err != nil {
+		return err
+	}
+	defer w.startup.begin("nccl")()
+	if w.nodes == 1 {
+		w.NodeComm.st.nccl = world.nccl
+	} else if err := w.openNCCL(w.NodeComm.st, world.nccl, w.node, node.Rank()); err != nil {
+		return err
+	}
+	w.symmetric = newSymmetric(w)
+	return w.warmUp()
+}
+
+// warmUp runs the first collective, in which NCCL connects the ranks.
+func (w *World) warmUp() error {
+	err := Barrier(w.Comm.On(w.blocking))
+	return errors.Join(err, w.blocking.Synchronize())
+}
+
+// mustAgree returns on every rank the failure of the first rank that has one.
+func (w *World) mustAgree(failure error) error {
+	why, rank, err := w.agree(failure)
+	switch {
+	case err != nil:
+		return err
+	case rank < 0:
+		return nil
+	case rank == w.Rank():
+		return failure
+	}
+	return fmt.Errorf("rank %d: %s", rank, why.text)
+}
+
+// closeMemory gives all memory back. Nothing runs any more.
+func (w *World) closeMemory() error {
+	err := w.pool.close()
+	if w.gpu == nil {
+		return err
+	}
+	if w.symmetric != nil {
+		err = errors.Join(err, w.symmetric.pool.close())
+	}
+	return errors.Join(err, w.pinned.close(), w.managed.close())
+}
+
+// describe adds to the start line what is known of the GPU and its libraries.
+func (g *gpu) describe(line *zerolog.Event, ranks int) *zerolog.Event {
+	major, minor := nvrtc.Version()
+	v := cuda.DriverVersion()
+	line = line.Int("gpu", g.dev.Index()).Str("pci", g.dev.PCI()).Str("cuda", fmt.Sprintf("%d.%d", v/1000, v%1000/10)).
+		Str("nvrtc", fmt.Sprintf("%d.%d", major, minor))
+	if f, err := nvml.Facts(g.dev.UUID()); err == nil {
+		line = line.Str("driver", f.Driver)
+	}
+	if ranks > 1 {
+		line = line.Str("nccl", nccl.VersionString())
+	}
+	return line
+}

@@ -1,0 +1,374 @@
+package spmd
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+	"unsafe"
+
+	"lockstep/cuda"
+	"lockstep/cuda/cublas"
+	"lockstep/cuda/nvrtc"
+	"lockstep/internal/ccall"
+	"lockstep/nccl"
+)
+
+// gpu is the GPU of this process, shared by its worlds.
+type gpu struct {
+	dev   *cuda.Device
+	users int // worlds; under openMu
+
+	issue sync.Mutex // the order of NCCL calls
+	last  lastIssue
+	calls []nccl.Call    // of the group being issued
+	word  unsafe.Pointer // for barriers
+
+	mu      sync.Mutex
+	spare   []*cuda.Event
+	lt      *cublas.Lt
+	gv      *cublas.Handle
+	modules map[string]*cuda.Module // by source
+	comms   []*nccl.Comm
+	checked time.Time // when health was last asked
+}
+
+// processGPU is the GPU of this process, under openMu; nil where none is open.
+var processGPU *gpu
+
+const (
+	// gemmWorkspace is what NVIDIA recommends for cuBLAS on Hopper; other
+	// architectures need less.
+	gemmWorkspace = 32 << 20
+	stageBytes    = 2 << 20 // of each half of the staging buffer
+	// patience bounds waits that no program should ever meet.
+	patience = 2 * time.Minute
+)
+
+// openGPU opens the device with an index. The caller holds openMu.
+func openGPU(index int) (*gpu, error) {
+	if processGPU != nil {
+		if processGPU.dev.Index() != index {
+			return nil, fmt.Errorf("this process works on GPU %d already", processGPU.dev.Index())
+		}
+		processGPU.users++
+		return processGPU, nil
+	}
+	dev, err := cuda.Open(index)
+	if err != nil {
+		return nil, err
+	}
+	g := &gpu{dev: dev, users: 1, modules: map[string]*cuda.Module{}}
+	if g.word, err = dev.Malloc(alignment); err != nil {
+		return nil, errors.Join(err, dev.Close())
+	}
+	processGPU = g
+	return g, nil
+}
+
+// close gives up one use. Everything of the caller's world is gone already. The
+// caller holds openMu.
+func (g *gpu) close() error {
+	if g.users--; g.users > 0 {
+		return nil
+	}
+	processGPU = nil
+	var err error
+	for _, e := range g.spare {
+		err = errors.Join(err, e.Close())
+	}
+	if g.lt != nil {
+		err = errors.Join(err, g.lt.Close())
+	}
+	if g.gv != nil {
+		err = errors.Join(err, g.gv.Close())
+	}
+	for _, m := range g.modules {
+		err = errors.Join(err, m.Close())
+	}
+	forgetFunctions(g)
+	err = errors.Join(err, g.dev.Free(g.word))
+	return errors.Join(err, g.dev.Close())
+}
+
+// event returns an event that nobody uses, without timing.
+func (g *gpu) event() (*cuda.Event, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if n := len(g.spare); n > 0 {
+		e := g.spare[n-1]
+		g.spare = g.spare[:n-1]
+		return e, nil
+	}
+	return g.dev.NewEvent(false)
+}
+
+func (g *gpu) recycle(e *cuda.Event) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.spare = append(g.spare, e)
+}
+
+// health asks NCCL for failures that no call has returned: a peer that died, a
+// network that broke.
+func (g *gpu) health() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if time.Since(g.checked) < healthEvery/2 {
+		return nil // several streams wait
+	}
+	g.checked = time.Now()
+	for _, c := range g.comms {
+		if err := c.AsyncError(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// gpuFunc is a kernel on this process's GPU.
+type gpuFunc struct {
+	g      *gpu
+	f      *cuda.Function
+	mu     sync.Mutex
+	shared int // dynamic shared memory that launches may ask for
+}
+
+func (f *gpuFunc) raise(bytes int) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if bytes <= f.shared {
+		return nil
+	}
+	if err := f.f.SetMaxShared(bytes); err != nil {
+		return err
+	}
+	f.shared = bytes
+	return nil
+}
+
+// withFunctions are the kernels that hold a function of processGPU.
+var withFunctions struct {
+	mu   sync.Mutex
+	list []*Kernel
+}
+
+func forgetFunctions(g *gpu) {
+	withFunctions.mu.Lock()
+	defer withFunctions.mu.Unlock()
+	for _, k := range withFunctions.list {
+		k.gpu.Store(nil)
+	}
+	withFunctions.list = nil
+}
+
+// function returns k on the GPU. A kernel that was declared after the world was
+// opened is compiled now, by each rank.
+func (g *gpu) function(k *Kernel) (*gpuFunc, error) {
+	if f := k.gpu.Load(); f != nil && f.g == g {
+		return f, nil
+	}
+	if k.source == "" {
+		return nil, fmt.Errorf("%s: kernel %s has no CUDA source: it runs on the host only", ccall.At(), k.name)
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	m := g.modules[k.source]
+	if m == nil {
+		image, _, err := nvrtc.DefaultCache().Compile(k.name, k.source, g.options())
+		if err != nil {
+			return nil, fmt.Errorf("%s: kernel %s: %w", ccall.At(), k.name, err)
+		}
+		if m, err = g.dev.LoadModule(image); err != nil {
+			return nil, fmt.Errorf("%s: kernel %s: %w", ccall.At(), k.name, err)
+		}
+		g.modules[k.source] = m
+	}
+	f, err := m.Function(k.name)
+	if err == nil {
+		err = f.Load()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: kernel %s: %w", ccall.At(), k.name, err)
+	}
+	fn := &gpuFunc{g: g, f: f, shared: defaultShared}
+	k.gpu.Store(fn)
+	withFunctions.mu.Lock()
+	withFunctions.list = append(withFunctions.list, k)
+	withFunctions.mu.Unlock()
+	return fn, nil
+}
+
+// defaultShared is the dynamic shared memory that every kernel may have unasked.
+const defaultShared = 48 << 10
+
+// gemm runs a queued Gemm by cuBLASLt.
+func (g *gpu) gemm(q *gpuQueue, c *command, work unsafe.Pointer) error {
+	lt, err := g.openLt()
+	if err != nil {
+		return err
+	}
+	m := &c.gemm
+	p := cublas.Gemm{M: m.m, N: m.cols, K: m.k, TransA: m.ta, TransB: m.tb, LdA: m.lda, LdB: m.ldb, LdC: m.ldc,
+		AB: c.typ, C: m.ctyp, Alpha: m.alpha, Beta: m.beta}
+	return lt.Gemm(q.h, &p, c.dst, c.src, m.third, work, gemmWorkspace)
+}
+
+func (g *gpu) openLt() (*cublas.Lt, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.lt == nil {
+		lt, err := cublas.OpenLt(g.dev)
+		if err != nil {
+			return nil, err
+		}
+		g.lt = lt
+	}
+	return g.lt, nil
+}
+
+// gemv runs a queued Gemv by cuBLAS, whose handle serves one stream at a time.
+func (g *gpu) gemv(q *gpuQueue, c *command, work unsafe.Pointer) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.gv == nil {
+		h, err := cublas.Open(g.dev)
+		if err != nil {
+			return err
+		}
+		g.gv = h
+	}
+	if err := g.gv.SetWorkspace(work, gemmWorkspace); err != nil {
+		return err
+	}
+	m := &c.gemm
+	return g.gv.Gemv(q.h, c.typ, m.ta, m.m, m.cols, m.alpha, c.src, m.lda, m.third, m.beta, c.dst)
+}
+
+// openPools makes the world's pools of memory on the GPU.
+func (w *World) openPools() {
+	d := w.gpu.dev
+	room := func() string {
+		free, total, err := d.MemInfo()
+		if err != nil {
+			return "free unknown"
+		}
+		return fmt.Sprintf("%d of %d free on the device", free, total)
+	}
+	w.pool.init(source{what: "device memory", slabMax: 1 << 20, slabSize: 32 << 20, quiet: w.quiet, room: room,
+		get: d.Malloc, put: func(p unsafe.Pointer, _ int) error { return d.Free(p) }})
+	w.pinned, w.managed = &pool{}, &pool{}
+	w.pinned.init(source{what: "pinned host memory", host: true, slabMax: 1 << 18, slabSize: 4 << 20, quiet: w.quiet,
+		get: d.MallocHost, put: func(p unsafe.Pointer, _ int) error { return d.FreeHost(p) }})
+	w.managed.init(source{what: "managed memory", host: true, slabMax: 1 << 18, slabSize: 4 << 20, quiet: w.quiet, room: room,
+		get: d.MallocManaged, put: func(p unsafe.Pointer, _ int) error { return d.Free(p) }})
+}
+
+// quiet waits, by looking and not by synchronising the device, until no collective
+// of this world is in flight: the driver's allocator may wait for kernels, and a
+// kernel of NCCL waits for other ranks, which may be waiting for this one.
+func (w *World) quiet() error {
+	w.mu.Lock()
+	var ends []point
+	for _, s := range w.streams {
+		if end, ok := s.dev.inFlight(); ok {
+			ends = append(ends, point{s.dev, end})
+		}
+	}
+	w.mu.Unlock()
+	for start := time.Now(); !passed(ends); time.Sleep(sleepSlice) {
+		for _, p := range ends {
+			if err := p.failure(); err != nil {
+				return err
+			}
+		}
+		if time.Since(start) > patience {
+			return fmt.Errorf("more memory from the driver is needed while collectives are in flight, and these did not finish in %v: allocate before they start", patience)
+		}
+	}
+	return nil
+}
+
+// inFlight returns the end of the queue's last collective, where it is not known
+// to have run.
+func (q *gpuQueue) inFlight() (uint64, bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.coll, q.coll > q.known.Load() && !q.capturing && !q.closed
+}
+
+// staging moves data between Go's memory and the GPU: through pinned memory, since
+// C may not keep an address of Go's, in two halves that take turns.
+type staging struct {
+	mu   sync.Mutex
+	s    *Stream
+	half [2]*block
+}
+
+func (w *World) openStaging() error {
+	var err error
+	if w.stage.s, err = w.NewStreamPriority("copies", High); err != nil {
+		return err
+	}
+	for i := range w.stage.half {
+		if w.stage.half[i], err = w.pinned.alloc(w, stageBytes); err != nil {
+			return err
+		}
+	}
+	w.blocking, err = w.NewStreamPriority("blocking calls", High)
+	return err
+}
+
+// toDevice copies n bytes at src, in Go's memory, to the device and returns when
+// they are there.
+func (st *staging) toDevice(dst, src unsafe.Pointer, n int) error {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	var sent [2]point
+	for i, off := 0, 0; off < n; i, off = 1-i, off+stageBytes {
+		if err := sent[i].wait(); err != nil {
+			return err
+		}
+		k := min(stageBytes, n-off)
+		copy(unsafe.Slice((*byte)(st.half[i].ptr), k), unsafe.Slice((*byte)(unsafe.Add(src, off)), k))
+		if err := st.copy(unsafe.Add(dst, off), st.half[i].ptr, k); err != nil {
+			return err
+		}
+		sent[i] = st.s.q.end()
+	}
+	return st.s.Synchronize()
+}
+
+// toHost copies n bytes from the device to dst, in Go's memory.
+func (st *staging) toHost(dst, src unsafe.Pointer, n int) error {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	var here [2]point
+	fetch := func(i, off int) error {
+		if off >= n {
+			return nil
+		}
+		err := st.copy(st.half[i].ptr, unsafe.Add(src, off), min(stageBytes, n-off))
+		here[i] = st.s.q.end()
+		return err
+	}
+	if err := fetch(0, 0); err != nil {
+		return err
+	}
+	for i, off := 0, 0; off < n; i, off = 1-i, off+stageBytes {
+		if err := fetch(1-i, off+stageBytes); err != nil {
+			return err
+		}
+		if err := here[i].wait(); err != nil {
+			return err
+		}
+		k := min(stageBytes, n-off)
+		copy(unsafe.Slice((*byte)(unsafe.Add(dst, off)), k), unsafe.Slice((*byte)(st.half[i].ptr), k))
+	}
+	return nil
+}
+
+func (st *staging) copy(dst, src unsafe.Pointer, n int) error {
+	c := command{call: call{kind: cmdCopy, dst: dst, src: src, n: n}}
+	return st.s.submit(&c, nil)
+}

@@ -1,0 +1,378 @@
+package spmd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"unsafe"
+
+	"lockstep/internal/ccall"
+	"lockstep/internal/elem"
+	"lockstep/nccl"
+)
+
+// lastIssue is the command that entered NCCL last in this process.
+type lastIssue struct {
+	q    *gpuQueue
+	cap  *capture
+	comm *nccl.Comm // nil: a graph, which may hold several
+}
+
+// orderAfterOthers keeps collectives of different communicators from running at
+// the same time, in another order on every rank: each would hold what the other
+// needs. NCCL orders those of one communicator itself. The caller holds g.issue.
+func (g *gpu) orderAfterOthers(q *gpuQueue, c *command) error {
+	now := lastIssue{q: q, cap: q.s.cap}
+	switch {
+	case c.kind == cmdGraph:
+		if len(c.graph.comms) == 0 {
+			return nil
+		}
+	case c.comm.nccl == nil:
+		return nil
+	default:
+		now.comm = c.comm.nccl
+	}
+	last := g.last
+	g.last = now
+	switch {
+	case last.q == nil || last.q == q || (last.comm == now.comm && now.comm != nil) || last.cap != now.cap:
+		return nil
+	case now.cap != nil:
+		node, err := now.cap.record(last.q.s)
+		if err != nil {
+			return err
+		}
+		return now.cap.wait(q.s, node)
+	}
+	return q.waitFor(last.q.end())
+}
+
+// openNCCL makes the communicator's NCCL twin: from the world's by a split, which
+// shares its resources, or the first by an id that travels by MPI. One rank needs
+// none, and one with the same ranks as the world has the world's.
+//
+// Collective over parent, or over st where that is nil. color < 0 makes none.
+func (w *World) openNCCL(st *commState, parent *nccl.Comm, color, key int) error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	var err error
+	if parent != nil {
+		var c *nccl.Comm
+		if c, err = parent.Split(ctx, color, key, nccl.Config{SplitShare: true}); err != nil {
+			return err
+		}
+		if c != nil && c.Size() == 1 {
+			return c.Close()
+		}
+		if c != nil {
+			st.nccl, st.ownsNCCL = c, true
+			w.gpu.addNCCL(c)
+		}
+		return nil
+	}
+	var id nccl.ID
+	done := w.startup.begin("id")
+	if st.rank == 0 {
+		if id, err = nccl.NewID(); err != nil {
+			id = nccl.ID{} // the others must not wait: they see that there is none
+		}
+	}
+	if e := st.mpi.BroadcastID((*[128]byte)(&id), 0); e != nil {
+		return e
+	}
+	done()
+	if err != nil {
+		return err
+	}
+	if id == (nccl.ID{}) {
+		return errors.New("rank 0 got no id from NCCL")
+	}
+	defer w.startup.begin("nccl")()
+	c, err := nccl.Init(ctx, w.gpu.dev, id, st.rank, st.size, nccl.Config{})
+	if err != nil {
+		return err
+	}
+	st.nccl, st.ownsNCCL = c, true
+	w.gpu.addNCCL(c)
+	return nil
+}
+
+func (g *gpu) addNCCL(c *nccl.Comm) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.comms = append(g.comms, c)
+}
+
+// closeNCCL takes the communicator out of NCCL. No graph may hold it any more.
+func (st *commState) closeNCCL() error {
+	c := st.nccl
+	if c == nil {
+		return nil
+	}
+	st.nccl = nil
+	if !st.ownsNCCL {
+		return nil
+	}
+	g := st.w.gpu
+	g.mu.Lock()
+	g.comms = slices.DeleteFunc(g.comms, func(o *nccl.Comm) bool { return o == c })
+	g.mu.Unlock()
+	g.issue.Lock()
+	if g.last.comm == c {
+		g.last = lastIssue{}
+	}
+	g.issue.Unlock()
+	return c.Close()
+}
+
+// stagingBytes is the scratch memory that a call needs: NCCL exchanges in place
+// only between different buffers.
+func (c *call) stagingBytes() int {
+	if c.kind == cmdAllToAll && c.dst == c.src {
+		return roundUp(c.n * c.comm.size * c.typ.Size())
+	}
+	return 0
+}
+
+func roundUp(n int) int { return (n + alignment - 1) / alignment * alignment }
+
+// communicate enqueues a call of a communicator. The caller holds g.issue and q.mu.
+func (q *gpuQueue) communicate(c *call, work unsafe.Pointer) error {
+	nc := c.comm.nccl
+	if nc == nil {
+		return q.alone(c)
+	}
+	var err error
+	switch c.kind {
+	case cmdAllReduce, cmdReduce, cmdBroadcast, cmdAllGather, cmdReduceScatter:
+		if c.n == 0 {
+			return nil
+		}
+	}
+	switch c.kind {
+	case cmdAllReduce:
+		err = nc.AllReduce(q.h, c.dst, c.src, c.n, c.typ, c.op)
+	case cmdReduce:
+		err = nc.Reduce(q.h, c.dst, c.src, c.n, c.typ, c.op, c.root)
+	case cmdBroadcast:
+		err = nc.Broadcast(q.h, c.dst, c.dst, c.n, c.typ, c.root)
+	case cmdAllGather:
+		err = nc.AllGather(q.h, c.dst, c.src, c.n, c.typ)
+	case cmdReduceScatter:
+		err = nc.ReduceScatter(q.h, c.dst, c.src, c.n, c.typ, c.op)
+	default:
+		q.g.calls = q.g.calls[:0]
+		if c.kind != cmdGroup {
+			err = q.expand(c, &work)
+		} else {
+			for i := range c.group.cmds {
+				if err = q.expand(&c.group.cmds[i], &work); err != nil {
+					break
+				}
+			}
+		}
+		if err == nil && len(q.g.calls) > 0 {
+			err = nc.Group(q.h, q.g.calls)
+		}
+		if c.kind == cmdGroup && err == nil {
+			c.comm.recycle(c.group)
+		}
+	}
+	return err
+}
+
+// expand appends what a call is in NCCL's terms: itself, or a group of simpler
+// ones. work is the staging memory that is left.
+func (q *gpuQueue) expand(c *call, work *unsafe.Pointer) error {
+	rank, size, bytes := c.comm.rank, c.comm.size, c.typ.Size()
+	add := func(kind nccl.Kind, dst, src unsafe.Pointer, n, peer int) {
+		if n > 0 {
+			q.g.calls = append(q.g.calls, nccl.Call{Kind: kind, Type: c.typ, Op: c.op, Peer: int32(peer), Dst: dst, Src: src, N: n})
+		}
+	}
+	// to and from exchange with a peer; with itself a rank copies.
+	to := func(src unsafe.Pointer, n, peer int) { add(nccl.Send, nil, src, n, peer) }
+	from := func(dst unsafe.Pointer, n, peer int) { add(nccl.Recv, dst, nil, n, peer) }
+	at := func(p unsafe.Pointer, elements int) unsafe.Pointer { return unsafe.Add(p, elements*bytes) }
+	switch c.kind {
+	case cmdAllReduce:
+		add(nccl.AllReduce, c.dst, c.src, c.n, 0)
+	case cmdReduce:
+		add(nccl.Reduce, c.dst, c.src, c.n, c.root)
+	case cmdBroadcast:
+		add(nccl.Broadcast, c.dst, c.dst, c.n, c.root)
+	case cmdAllGather:
+		add(nccl.AllGather, c.dst, c.src, c.n, 0)
+	case cmdReduceScatter:
+		add(nccl.ReduceScatter, c.dst, c.src, c.n, 0)
+	case cmdAllToAll:
+		src := c.src
+		if n := c.stagingBytes(); n > 0 {
+			src = *work
+			*work = unsafe.Add(*work, n)
+			if err := q.h.Copy(src, c.src, c.n*size*bytes); err != nil {
+				return err
+			}
+		}
+		add(nccl.AllToAll, c.dst, src, c.n, 0)
+	case cmdGather:
+		if rank == c.root && at(c.dst, rank*c.n) == c.src { // its own part is in place
+			for r := range size {
+				if r != rank {
+					from(at(c.dst, r*c.n), c.n, r)
+				}
+			}
+		} else if rank == c.root {
+			for r := range size {
+				from(at(c.dst, r*c.n), c.n, r)
+			}
+			to(c.src, c.n, rank)
+		} else {
+			to(c.src, c.n, c.root)
+		}
+	case cmdScatter:
+		if rank == c.root {
+			for r := range size {
+				if r != rank || at(c.src, r*c.n) != c.dst {
+					to(at(c.src, r*c.n), c.n, r)
+				}
+			}
+		}
+		if rank != c.root || at(c.src, rank*c.n) != c.dst {
+			from(c.dst, c.n, c.root)
+		}
+	case cmdAllGatherV:
+		off := 0
+		for r, n := range c.counts {
+			part := at(c.dst, off)
+			src := part
+			if r == rank {
+				src = c.src
+			}
+			add(nccl.Broadcast, part, src, n, r)
+			off += n
+		}
+	case cmdReduceScatterV:
+		off := 0
+		for r, n := range c.counts {
+			var dst unsafe.Pointer
+			if r == rank {
+				dst = c.dst
+			}
+			add(nccl.Reduce, dst, at(c.src, off), n, r)
+			off += n
+		}
+	case cmdGatherV:
+		if rank == c.root {
+			off := 0
+			for r, n := range c.counts {
+				if part := at(c.dst, off); r != rank || part != c.src {
+					from(part, n, r)
+					if r == rank {
+						to(c.src, n, r)
+					}
+				}
+				off += n
+			}
+		} else {
+			to(c.src, c.counts[rank], c.root)
+		}
+	case cmdScatterV:
+		if rank == c.root {
+			off := 0
+			for r, n := range c.counts {
+				if part := at(c.src, off); r != rank || part != c.dst {
+					to(part, n, r)
+					if r == rank {
+						from(c.dst, n, r)
+					}
+				}
+				off += n
+			}
+		} else {
+			from(c.dst, c.counts[rank], c.root)
+		}
+	case cmdAllToAllV:
+		out, in := 0, 0
+		for r := range size {
+			to(at(c.src, out), c.counts[r], r)
+			from(at(c.dst, in), c.rcounts[r], r)
+			out, in = out+c.counts[r], in+c.rcounts[r]
+		}
+	case cmdSend:
+		to(c.src, c.n, c.root)
+	case cmdRecv:
+		from(c.dst, c.n, c.root)
+	case cmdSendRecv:
+		to(c.src, c.n, c.root)
+		from(c.dst, c.rn, c.from)
+	case cmdBarrier:
+		word := q.g.word
+		q.g.calls = append(q.g.calls, nccl.Call{Kind: nccl.AllReduce, Type: elem.Int32, Op: Sum, Dst: word, Src: word, N: 1})
+	}
+	return nil
+}
+
+// alone is a call on a communicator of one rank: a copy, or nothing. Avg, like the
+// others, leaves one rank's values as they are.
+func (q *gpuQueue) alone(c *call) error {
+	if c.kind == cmdGroup {
+		err := q.aloneGroup(c.group.cmds)
+		if err == nil {
+			c.comm.recycle(c.group)
+		}
+		return err
+	}
+	n := c.n
+	switch c.kind {
+	case cmdBarrier, cmdBroadcast:
+		return nil
+	case cmdSend, cmdRecv:
+		return fmt.Errorf("%s: a message to oneself outside a Group would wait for ever", ccall.At())
+	case cmdSendRecv:
+		if c.n != c.rn {
+			return fmt.Errorf("%s: SendRecv with oneself: src has %d elements, dst %d", ccall.At(), c.n, c.rn)
+		}
+	case cmdAllGatherV, cmdReduceScatterV, cmdGatherV, cmdScatterV, cmdAllToAllV:
+		n = c.counts[0]
+	}
+	return q.move(c, c.dst, c.src, n)
+}
+
+func (q *gpuQueue) move(c *call, dst, src unsafe.Pointer, n int) error {
+	if n == 0 || dst == src {
+		return nil
+	}
+	return q.h.Copy(dst, src, n*c.typ.Size())
+}
+
+// aloneGroup pairs the sends and receives of a group in their order.
+func (q *gpuQueue) aloneGroup(cmds []call) error {
+	var out, in []*call
+	for i := range cmds {
+		switch c := &cmds[i]; c.kind {
+		case cmdSend:
+			out = append(out, c)
+		case cmdRecv:
+			in = append(in, c)
+		default:
+			if err := q.alone(c); err != nil {
+				return err
+			}
+		}
+	}
+	if len(out) != len(in) {
+		return fmt.Errorf("%s: a Group of one rank with %d Send and %d Recv", ccall.At(), len(out), len(in))
+	}
+	for i, c := range out {
+		if c.n != in[i].n {
+			return fmt.Errorf("%s: message to oneself: Send has %d elements, Recv %d", ccall.At(), c.n, in[i].n)
+		}
+		if err := q.move(c, in[i].dst, c.src, c.n); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,475 @@
+package spmd
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"lockstep/cuda"
+	"lockstep/internal/ccall"
+)
+
+// gpuQueue is a stream on a GPU. Commands go to the driver when they are issued;
+// the queue counts them, and records an event where somebody wants to know how far
+// the GPU has got. So a command costs nothing beyond the driver's call, and a
+// point is as cheap here as on the host.
+type gpuQueue struct {
+	s     *Stream
+	g     *gpu
+	h     *cuda.Stream
+	known atomic.Uint64        // commands known to have run
+	tail  atomic.Uint64        // commands issued; written under mu
+	fail  atomic.Pointer[fail] // the first failure
+	mu    sync.Mutex
+	marks []*mark // events on their way, in order
+	// capturing keeps events of the queue's own out of a graph.
+	capturing bool
+	closed    bool
+	coll      uint64 // the end of the last command that communicates
+}
+
+// fail is the failure of a queue: what lies behind seq is not valid.
+type fail struct {
+	err error
+	seq uint64
+}
+
+// mark is an event behind the first seq commands.
+type mark struct {
+	seq   uint64
+	event *cuda.Event
+	users int  // who wait for it outside the lock
+	gone  bool // no longer in the list
+}
+
+// These bound how a waiting host spends its time: it spins, since what it waits
+// for takes microseconds; only after long does it sleep between looks.
+const (
+	spinSlice   = 100 * time.Microsecond
+	spinAtMost  = 20 * time.Millisecond
+	sleepSlice  = 50 * time.Microsecond
+	healthEvery = 20 * time.Millisecond // between looks at NCCL's own errors
+)
+
+func newGPUQueue(s *Stream, p Priority) (*gpuQueue, error) {
+	g := s.w.gpu
+	least, greatest := g.dev.Priorities()
+	level := (least + greatest) / 2
+	switch p {
+	case Low:
+		level = least
+	case High:
+		level = greatest
+	}
+	h, err := g.dev.NewStream(level)
+	if err != nil {
+		return nil, err
+	}
+	return &gpuQueue{s: s, g: g, h: h}, nil
+}
+
+func (q *gpuQueue) end() point { return point{q, q.tail.Load()} }
+
+func (q *gpuQueue) idle() bool { return q.known.Load() >= q.tail.Load() }
+
+// at returns a mark behind seq commands or more, recording one where there is
+// none; nil while the stream is being captured. The caller holds q.mu.
+func (q *gpuQueue) at(seq uint64) (*mark, error) {
+	for _, m := range q.marks {
+		if m.seq >= seq {
+			return m, nil
+		}
+	}
+	if q.capturing {
+		return nil, nil
+	}
+	e, err := q.g.event()
+	if err != nil {
+		return nil, err
+	}
+	if err := e.Record(q.h); err != nil {
+		return nil, err
+	}
+	m := &mark{seq: q.tail.Load(), event: e}
+	q.marks = append(q.marks, m)
+	return m, nil
+}
+
+// pass drops the marks up to seq, which have been reached. The caller holds q.mu.
+func (q *gpuQueue) pass(seq uint64) {
+	if q.known.Load() < seq {
+		q.known.Store(seq)
+	}
+	n := 0
+	for n < len(q.marks) && q.marks[n].seq <= seq {
+		m := q.marks[n]
+		m.gone = true
+		if m.users == 0 {
+			q.g.recycle(m.event)
+		}
+		n++
+	}
+	q.marks = slices.Delete(q.marks, 0, n)
+}
+
+func (q *gpuQueue) reached(seq uint64) bool {
+	if q.known.Load() >= seq {
+		return true
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closed {
+		return true // close waits
+	}
+	m, err := q.at(seq)
+	if err != nil || m == nil {
+		q.broken(err)
+		return false
+	}
+	done, err := m.event.Query()
+	if err != nil {
+		q.broken(err)
+	}
+	if done {
+		q.pass(m.seq)
+	}
+	return done
+}
+
+func (q *gpuQueue) wait(seq uint64) {
+	if q.known.Load() >= seq {
+		return
+	}
+	q.mu.Lock()
+	if q.closed {
+		q.mu.Unlock()
+		return
+	}
+	m, err := q.at(seq)
+	if err != nil || m == nil {
+		q.mu.Unlock()
+		if err == nil {
+			err = fmt.Errorf("%s: stream %q is being captured", ccall.At(), q.s.name)
+		}
+		q.broken(err)
+		return
+	}
+	m.users++
+	q.mu.Unlock()
+	done := q.spin(m.event, 0)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	m.users--
+	if done && !m.gone {
+		q.pass(m.seq)
+	} else if m.gone && m.users == 0 {
+		q.g.recycle(m.event)
+	}
+}
+
+// spin waits for an event and says whether it came; if not, the queue has failed.
+// seq, unless 0, is how many commands have then run.
+func (q *gpuQueue) spin(e *cuda.Event, seq uint64) bool {
+	start := time.Now()
+	looked := start
+	for {
+		done, err := e.Spin(spinSlice)
+		switch now := time.Now(); {
+		case err != nil:
+			q.broken(err)
+			return false
+		case done:
+			if seq != 0 {
+				q.mu.Lock()
+				q.pass(seq)
+				q.mu.Unlock()
+			}
+			return true
+		case q.fail.Load() != nil && now.Sub(start) > spinAtMost:
+			return false // a host function failed, and what waits for it may never end
+		case now.Sub(looked) > healthEvery:
+			looked = now
+			if err := q.g.health(); err != nil {
+				q.broken(err)
+				return false
+			}
+			fallthrough
+		case now.Sub(start) > spinAtMost:
+			time.Sleep(sleepSlice)
+		}
+	}
+}
+
+// query asks once for an event that lies behind seq commands.
+func (q *gpuQueue) query(e *cuda.Event, seq uint64) (bool, error) {
+	if err := q.failure(seq); err != nil || e == nil {
+		return false, err
+	}
+	return e.Query()
+}
+
+// broken notes a failure that came without a place in the queue.
+func (q *gpuQueue) broken(err error) {
+	if err != nil {
+		q.failed(fmt.Errorf("stream %q: %w", q.s.name, err), 0)
+	}
+}
+
+func (q *gpuQueue) failed(err error, seq uint64) {
+	if q.fail.CompareAndSwap(nil, &fail{err, seq}) {
+		q.s.w.fail(err)
+	}
+}
+
+func (q *gpuQueue) failure(seq uint64) error {
+	if f := q.fail.Load(); f != nil && seq >= f.seq {
+		return f.err
+	}
+	return nil
+}
+
+// ready says why the queue takes no more commands, or nil. The caller holds q.mu.
+func (q *gpuQueue) ready() error {
+	if f := q.fail.Load(); f != nil {
+		return f.err
+	}
+	if q.closed {
+		return fmt.Errorf("%s: stream %q is closed", ccall.At(), q.s.name)
+	}
+	return nil
+}
+
+func (q *gpuQueue) setCapturing(on bool) {
+	q.mu.Lock()
+	q.capturing = on
+	q.mu.Unlock()
+}
+
+// record records e behind what has been issued.
+func (q *gpuQueue) record(e *Event) (uint64, error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if err := q.ready(); err != nil {
+		return 0, err
+	}
+	if e.gpu == nil {
+		var err error
+		if e.gpu, err = q.g.dev.NewEvent(true); err != nil {
+			return 0, err
+		}
+		e.w.mu.Lock()
+		e.w.events = append(e.w.events, e)
+		e.w.mu.Unlock()
+	}
+	// It counts as a command, so that no mark before it stands for it.
+	if err := e.gpu.Record(q.h); err != nil {
+		return 0, err
+	}
+	return q.tail.Add(1), nil
+}
+
+// waitEvent makes the queue wait for an event that was recorded at p.
+func (q *gpuQueue) waitEvent(e *cuda.Event, p point) error {
+	if err := p.failure(); err != nil {
+		return err
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if err := q.ready(); err != nil {
+		return err
+	}
+	q.tail.Add(1)
+	return q.h.Wait(e)
+}
+
+// waitFor makes the queue wait for a point of another queue.
+func (q *gpuQueue) waitFor(p point) error {
+	if err := p.failure(); err != nil {
+		return err
+	}
+	other := p.q.(*gpuQueue) // of the same world
+	if other.known.Load() >= p.seq {
+		return nil
+	}
+	other.mu.Lock()
+	m, err := other.at(p.seq)
+	if err == nil && m != nil {
+		m.users++ // until the wait is issued the event must not be recorded anew
+	}
+	other.mu.Unlock()
+	if err != nil || m == nil {
+		return err
+	}
+	q.mu.Lock()
+	err = q.ready()
+	if err == nil {
+		q.tail.Add(1)
+		err = q.h.Wait(m.event)
+	}
+	q.mu.Unlock()
+	other.mu.Lock()
+	defer other.mu.Unlock()
+	if m.users--; m.gone && m.users == 0 {
+		q.g.recycle(m.event)
+	}
+	return err
+}
+
+// submit issues c to the driver; in a capture the driver adds it to the graph.
+func (q *gpuQueue) submit(c *command, args []Arg) error {
+	// Before any lock: to get memory the pool may have to wait for this very queue.
+	var work unsafe.Pointer
+	if n := c.scratchBytes(); n > 0 {
+		var err error
+		if work, err = q.s.scratch(n); err != nil {
+			return err
+		}
+	}
+	if c.kind.communicates() || c.kind == cmdGraph {
+		// The order of NCCL calls is the order of this lock: one for all streams.
+		q.g.issue.Lock()
+		defer q.g.issue.Unlock()
+		if err := q.g.orderAfterOthers(q, c); err != nil {
+			return err
+		}
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if err := q.ready(); err != nil {
+		return err
+	}
+	if cap := q.s.cap; cap != nil {
+		cap.note(q.s, c, args)
+		return q.issue(c, args, work)
+	}
+	if err := q.issue(c, args, work); err != nil {
+		return err
+	}
+	seq := q.tail.Add(1)
+	if c.kind.communicates() || c.kind == cmdGraph {
+		q.coll = seq
+	}
+	return nil
+}
+
+// scratchBytes is how much device memory a command needs beside its operands.
+func (c *command) scratchBytes() int {
+	switch {
+	case c.kind == cmdGemm || c.kind == cmdGemv:
+		return gemmWorkspace
+	case c.kind == cmdGroup:
+		n := 0
+		for i := range c.group.cmds {
+			n += c.group.cmds[i].stagingBytes()
+		}
+		return n
+	default:
+		return c.stagingBytes()
+	}
+}
+
+// issue makes the driver's call.
+func (q *gpuQueue) issue(c *command, args []Arg, work unsafe.Pointer) error {
+	switch c.kind {
+	case cmdCopy:
+		if c.n == 0 {
+			return nil
+		}
+		return q.h.Copy(c.dst, c.src, c.n)
+	case cmdFill:
+		return q.fill(c)
+	case cmdKernel:
+		return q.launch(c.kernel, c.grid, args)
+	case cmdGemm:
+		return q.g.gemm(q, c, work)
+	case cmdGemv:
+		return q.g.gemv(q, c, work)
+	case cmdFunc:
+		return q.hostFunc(c.fn)
+	case cmdGraph:
+		return c.graph.exec.Launch(q.h)
+	default:
+		return q.communicate(&c.call, work)
+	}
+}
+
+// fill sets elements of up to 4 bytes by the driver, of 8 bytes by a kernel.
+func (q *gpuQueue) fill(c *command) error {
+	switch size := c.typ.Size(); {
+	case c.n == 0:
+		return nil
+	case size < 8:
+		return q.h.Fill(c.dst, size, c.bits, c.n)
+	default:
+		args := [...]Arg{{ptr: c.dst, buf: true}, I64(c.n), U64(c.bits)}
+		return q.launch(fillKernel, Cover1D(min(c.n, 1<<20), 256), args[:])
+	}
+}
+
+// launch starts a kernel. A buffer is its address, a number its bits.
+func (q *gpuQueue) launch(k *Kernel, grid Grid, args []Arg) error {
+	f, err := q.g.function(k)
+	if err != nil {
+		return err
+	}
+	if grid.Shared > f.shared {
+		if err := f.raise(grid.Shared); err != nil {
+			return err
+		}
+	}
+	var few [24]uint64
+	values := few[:0]
+	if len(args) > len(few) {
+		values = make([]uint64, 0, len(args))
+	}
+	for i := range args {
+		if args[i].buf {
+			values = append(values, uint64(uintptr(args[i].ptr)))
+		} else {
+			values = append(values, args[i].bits)
+		}
+	}
+	if err := q.h.Launch(f.f, grid.Blocks, grid.Threads, grid.Shared, values); err != nil {
+		return fmt.Errorf("kernel %s, %v blocks of %v threads: %w", k.name, grid.Blocks, grid.Threads, err)
+	}
+	return nil
+}
+
+// hostFunc enqueues fn. Its failure fails the stream, and what follows it runs.
+func (q *gpuQueue) hostFunc(fn func() error) error {
+	seq := q.tail.Load() + 1
+	site := ccall.At()
+	var c *cuda.Callback
+	once := q.s.cap == nil
+	c = cuda.NewCallback(func() {
+		if once {
+			defer c.Close()
+		}
+		if q.fail.Load() != nil {
+			return
+		}
+		if err := guard(fn); err != nil {
+			q.failed(fmt.Errorf("stream %q, command enqueued at %s: %w", q.s.name, site, err), seq)
+		}
+	})
+	if !once {
+		q.s.cap.g.callbacks = append(q.s.cap.g.callbacks, c)
+	}
+	return q.h.HostFunc(c)
+}
+
+// close waits for the work of the queue and destroys its stream.
+func (q *gpuQueue) close() error {
+	q.wait(q.tail.Load())
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closed {
+		return nil
+	}
+	q.closed = true
+	q.pass(q.tail.Load())
+	return q.h.Close()
+}

@@ -1,0 +1,136 @@
+package spmd
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+	"unsafe"
+
+	"lockstep/nccl"
+)
+
+// symmetric hands out memory that NCCL knows: each chunk is allocated by NCCL and
+// registered with the world's communicator once. A buffer must lie at the same
+// place of the same chunk on every rank, so nothing here depends on how far this
+// rank's streams have got: blocks are used again in the order in which they were
+// freed, and the wait for the streams comes after the choice.
+type symmetric struct {
+	w      *World
+	pool   pool // its free blocks are in waiting, with the points to wait for
+	chunks []symChunk
+	warn   sync.Once
+}
+
+type symChunk struct {
+	ptr    unsafe.Pointer
+	window *nccl.Window       // nil before NCCL 2.27
+	reg    *nccl.Registration // nil where there is a window, and before NCCL 2.19
+}
+
+const symSlab = 32 << 20
+
+func newSymmetric(w *World) *symmetric {
+	y := &symmetric{w: w}
+	y.pool.init(source{what: "symmetric device memory", slabMax: 4 << 20, slabSize: symSlab, quiet: w.quiet, get: y.get,
+		put: func(p unsafe.Pointer, _ int) error { return nccl.MemFree(w.gpu.dev, p) }})
+	y.pool.inOrder = true
+	return y
+}
+
+// alloc is collective over all ranks, with the same n.
+func (y *symmetric) alloc(n int) (*block, error) {
+	class := sizeClass(n)
+	p := &y.pool
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed.Load() {
+		return nil, errors.New("the world is closed")
+	}
+	at := -1
+	for i, r := range p.waiting {
+		if r.class == class {
+			at = i
+		}
+	}
+	place := int64(-1) // of the block that is to be used again
+	if at >= 0 {
+		place = y.place(p.waiting[at].ptr)
+	}
+	lo, hi, err := y.w.spread(place)
+	if err != nil {
+		return nil, err
+	}
+	b := &block{w: y.w, pool: p, size: class, bytes: n}
+	if lo == hi && place >= 0 {
+		r := p.waiting[at]
+		p.waiting = append(p.waiting[:at], p.waiting[at+1:]...)
+		for start := time.Now(); !passed(r.marks); time.Sleep(sleepSlice) {
+			if time.Since(start) > patience {
+				return nil, fmt.Errorf("the streams that used the memory before did not finish in %v", patience)
+			}
+		}
+		b.ptr = r.ptr
+	} else if b.ptr, err = p.grow(class); err != nil {
+		return nil, err
+	}
+	p.inUse += class
+	return b, nil
+}
+
+// place is a block's chunk and its offset there, as one number.
+func (y *symmetric) place(ptr unsafe.Pointer) int64 {
+	for i, c := range y.chunks {
+		if off := uintptr(ptr) - uintptr(c.ptr); uintptr(ptr) >= uintptr(c.ptr) && off < uintptr(y.pool.chunks[c.ptr]) {
+			return int64(i)<<40 | int64(off)
+		}
+	}
+	return -1
+}
+
+// get allocates and registers a chunk. Collective over all ranks.
+func (y *symmetric) get(n int) (unsafe.Pointer, error) {
+	w := y.w
+	p, err := nccl.MemAlloc(w.gpu.dev, n)
+	why, rank, e := w.agreeInTurn(err)
+	if e != nil {
+		return nil, e
+	}
+	if rank >= 0 {
+		if err == nil {
+			err = errors.Join(fmt.Errorf("rank %d: %s", rank, why.text), nccl.MemFree(w.gpu.dev, p))
+		}
+		return nil, err
+	}
+	c := symChunk{ptr: p}
+	c.window, err = w.Comm.st.nccl.RegisterWindow(p, n)
+	if errors.As(err, new(*nccl.VersionError)) {
+		y.warn.Do(func() {
+			w.Log.Info().Msg("AllocSymmetric: " + err.Error() + "; the memory is registered, but small collectives have no faster path")
+		})
+		c.reg, err = w.Comm.st.nccl.Register(p, n)
+		if errors.As(err, new(*nccl.VersionError)) {
+			err = nil
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(err, nccl.MemFree(w.gpu.dev, p))
+	}
+	y.chunks = append(y.chunks, c)
+	return p, nil
+}
+
+// deregister takes the chunks out of the communicator, which is about to go.
+func (y *symmetric) deregister() error {
+	var err error
+	for _, c := range y.chunks {
+		if c.window != nil {
+			err = errors.Join(err, c.window.Close())
+		}
+		if c.reg != nil {
+			err = errors.Join(err, c.reg.Close())
+		}
+	}
+	y.chunks = nil
+	return err
+}

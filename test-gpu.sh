@@ -1,0 +1,55 @@
+#!/bin/sh
+# Runs every test on this machine's GPUs: all programs that `make test-gpu` built
+# into bin/test, on 1 rank, on 2, up to one rank per GPU. It needs no Go.
+#
+#   ./test-gpu.sh [FOLDER]     full logs go to FOLDER (default: a new one in /tmp)
+#
+#   RANKS="1 4"                other numbers of ranks
+#   SPMDTEST_DEVICE=host       the same on host memory
+#   LIMIT=300                  seconds for each program, which then says where it hangs
+set -u
+cd "$(dirname "$0")" || exit 1
+
+export SPMDTEST_DEVICE="${SPMDTEST_DEVICE:-cuda}"
+limit="${LIMIT:-300}"
+logs="${1:-$(mktemp -d /tmp/test-gpu.XXXXXX)}"
+mkdir -p "$logs" || exit 1
+logs="$(cd "$logs" && pwd)"
+root="$(pwd)"
+
+if [ -z "${RANKS:-}" ]; then
+    gpus="$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ')"
+    [ "$gpus" -gt 0 ] || { echo "test-gpu: nvidia-smi -L lists no GPU; see the head of this script for RANKS and SPMDTEST_DEVICE" >&2; exit 1; }
+    RANKS="$(seq 1 "$gpus")"
+fi
+programs="$(cd bin/test 2>/dev/null && find . -name '*.test' | sed 's|^\./||' | sort)"
+[ -n "$programs" ] || { echo "test-gpu: no programs in bin/test: build them with make test-gpu" >&2; exit 1; }
+
+status=0
+table="$logs/table"
+printf '%-6s %-24s %-7s %6s %7s %7s\n' ranks package result passed skipped seconds >"$table"
+for ranks in $RANKS; do
+    export SPMDTEST_RANKS="$ranks"
+    for program in $programs; do
+        folder="$(dirname "$program")" # bin/test/spmd/spmd.test is of the package in spmd
+        log="$logs/$ranks.$(echo "$folder" | tr / .).log"
+        start="$(date +%s)"
+        (cd "$folder" && timeout -k 10 "$((limit + 10))" "$root/bin/test/$program" -test.v -test.count=1 -test.timeout "${limit}s") >"$log" 2>&1
+        code=$?
+        case $code in
+        0) result=ok ;;
+        124 | 137) result=TIMEOUT status=1 ;;
+        *) result=FAIL status=1 ;;
+        esac
+        row="$(printf '%-6s %-24s %-7s %6d %7d %7d' "$ranks" "$folder" "$result" \
+            "$(grep -c '^ *--- PASS' "$log")" "$(grep -c '^ *--- SKIP' "$log")" "$(($(date +%s) - start))")"
+        echo "$row" >>"$table"
+        if [ "$result" != ok ]; then
+            echo "$row"
+            grep -v '^ *===' "$log" | grep -A 12 '^ *--- FAIL\|^panic:\|^fatal error:' | head -40
+        fi
+    done
+done
+echo "logs: $logs"
+cat "$table"
+exit $status
