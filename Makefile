@@ -32,7 +32,7 @@ export CGO_CFLAGS  ?= $(shell mpicc --showme:compile 2>/dev/null) -O2 -g
 export CGO_LDFLAGS ?= $(shell mpicc --showme:link 2>/dev/null)
 endif
 
-.PHONY: run build test race lint bench deps nvrtc clean
+.PHONY: run build test test-gpu race lint bench deps nvrtc clean
 
 run: build
 	mpirun -np $(NP) bin/train

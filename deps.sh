@@ -37,7 +37,7 @@ nvrtc() {
         -o Dir::State::Lists="$dir/lists" -o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache= -o Acquire::Retries=2
     why="apt-get update failed"
     apt-get "$@" update || return 1
-    why="this Debian has no libnvrtc that can be installed"
+    why="apt finds none among Debian's non-free packages"
     package=$(apt-cache "$@" search --names-only '^libnvrtc[0-9.]+$' | cut -d' ' -f1 | sort -V | tail -n1)
     [ -n "$package" ] || return 1
     echo "installing $package"

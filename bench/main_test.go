@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -14,27 +15,33 @@ func TestMain(m *testing.M) { spmdtest.Main(m, rank) }
 
 // Every measurement runs, checks its own results, and prints what the runner reads.
 func TestRank(t *testing.T) {
-	for _, m := range measures {
-		t.Run(m.name, func(t *testing.T) {
-			p := spmdtest.Program(t, 2, nil, "--what", m.name, "--json", "-", "--log-level", "warn")
-			if p.Status != 0 {
-				t.Fatalf("status %d\n%s", p.Status, p.Stderr)
+	for _, n := range spmdtest.Ranks(t, 1, 2) {
+		for _, m := range measures {
+			if m.name != "pingpong" || n == 2 {
+				t.Run(fmt.Sprintf("%s on %d", m.name, n), func(t *testing.T) { testRank(t, m.name, n) })
 			}
-			points, err := lines[struct {
-				What  string
-				Ranks int
-				US    float64 `json:"median_us"`
-				MS    float64
-			}](p.Stdout)
-			if err != nil || len(points) == 0 {
-				t.Fatalf("%v: %q", err, p.Stdout)
-			}
-			for _, x := range points {
-				if x.What == "" || x.Ranks != 2 || x.US+x.MS <= 0 {
-					t.Errorf("%+v from %q", x, p.Stdout)
-				}
-			}
-		})
+		}
+	}
+}
+
+func testRank(t *testing.T, what string, ranks int) {
+	p := spmdtest.Program(t, ranks, nil, "--what", what, "--json", "-", "--log-level", "warn")
+	if p.Status != 0 {
+		t.Fatalf("status %d\n%s", p.Status, p.Stderr)
+	}
+	points, err := lines[struct {
+		What  string
+		Ranks int
+		US    float64 `json:"median_us"`
+		MS    float64
+	}](p.Stdout)
+	if err != nil || len(points) == 0 {
+		t.Fatalf("%v: %q", err, p.Stdout)
+	}
+	for _, x := range points {
+		if x.What == "" || x.Ranks != ranks || x.US+x.MS <= 0 {
+			t.Errorf("%+v from %q", x, p.Stdout)
+		}
 	}
 }
 

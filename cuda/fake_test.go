@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -37,8 +36,7 @@ func TestFake(t *testing.T) {
 	})
 }
 
-// logOf returns a function that gives the lines the double has logged since the last call, without what makes them differ
-// from run to run.
+// logOf returns a function that gives the lines the double has logged since the last call.
 func logOf(t *testing.T) func() []string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "log")
@@ -242,163 +240,6 @@ func fakeMemory(t *testing.T) {
 	}
 }
 
-// things are one of each kind.
-type things struct {
-	d    *Device
-	s    *Stream
-	e, f *Event
-	g    *Graph
-	x    *Exec
-	m    *Module
-	k    *Function
-	c    *Callback
-	p, h unsafe.Pointer
-}
-
-func make1(t *testing.T) *things {
-	t.Helper()
-	d := try(Open(0))(t)
-	o := &things{d: d, s: try(d.NewStream(0))(t), e: try(d.NewEvent(true))(t), f: try(d.NewEvent(true))(t)}
-	o.p, o.h = try(d.Malloc(64))(t), try(d.MallocHost(64))(t)
-	o.m = try(d.LoadModule([]byte("image")))(t)
-	o.k = try(o.m.Function("k"))(t)
-	o.c = NewCallback(func() {})
-	must(t, o.s.BeginCapture(Relaxed))
-	must(t, o.s.Fill(o.p, 1, 0, 64))
-	o.g = try(o.s.EndCapture())(t)
-	o.x = try(o.g.Instantiate())(t)
-	must(t, o.e.Record(o.s))
-	must(t, o.f.Record(o.s))
-	return o
-}
-
-func (o *things) close() error {
-	o.c.Close()
-	return errors.Join(o.x.Close(), o.g.Close(), o.m.Close(), o.e.Close(), o.f.Close(), o.s.Close(), o.d.Free(o.p),
-		o.d.FreeHost(o.h), o.d.Close())
-}
-
-func fakeStatuses(t *testing.T) {
-	second := func(_ any, err error) error { return err }
-	one := [3]int{1, 1, 1}
-	covered := map[string]bool{
-		"cuInit": true, "cuDriverGetVersion": true, // fakeLoading
-		"cuGetErrorName": true, "cuGetErrorString": true, // no status that would matter
-		"cuEventElapsedTime": true, // where the newer one is missing
-	}
-	for _, c := range []struct {
-		symbol, op string
-		call       func(o *things) error
-	}{
-		{"cuDeviceGetCount", "", func(*things) error { return second(Count()) }},
-		{"cuDeviceGet", "", func(*things) error { return second(UUIDOf(0)) }},
-		{"cuDeviceGetUuid_v2", "cuDeviceGetUuid", func(*things) error { return second(UUIDOf(0)) }},
-		{"cuDeviceGetUuid", "", func(*things) error { return second(Open(0)) }},
-		{"cuDeviceGetName", "", func(*things) error { return second(Open(0)) }},
-		{"cuDeviceGetPCIBusId", "", func(*things) error { return second(Open(0)) }},
-		{"cuDeviceTotalMem_v2", "cuDeviceTotalMem", func(*things) error { return second(Open(0)) }},
-		{"cuDeviceGetAttribute", "", func(*things) error { return second(Open(0)) }},
-		{"cuDevicePrimaryCtxRetain", "", func(*things) error { return second(Open(0)) }},
-		{"cuCtxGetStreamPriorityRange", "", func(*things) error { return second(Open(0)) }},
-		{"cuDevicePrimaryCtxRelease_v2", "cuDevicePrimaryCtxRelease", func(o *things) error { return o.d.Close() }},
-		{"cuCtxGetCurrent", "", func(o *things) error { return o.s.Synchronize() }},
-		{"cuCtxSetCurrent", "", func(o *things) error { return onFreshThread(o.s.Synchronize) }},
-		{"cuCtxSynchronize", "", func(o *things) error { return o.d.Synchronize() }},
-		{"cuMemGetInfo_v2", "cuMemGetInfo", func(o *things) error { _, _, err := o.d.MemInfo(); return err }},
-		{"cuMemGetInfo_v2", "cuMemGetInfo", func(o *things) error { return second(o.d.MallocManaged(1)) }},
-		{"cuMemAlloc_v2", "cuMemAlloc", func(o *things) error { return second(o.d.Malloc(1)) }},
-		{"cuMemFree_v2", "cuMemFree", func(o *things) error { return o.d.Free(o.p) }},
-		{"cuMemHostAlloc", "", func(o *things) error { return second(o.d.MallocHost(1)) }},
-		{"cuMemFreeHost", "", func(o *things) error { return o.d.FreeHost(o.h) }},
-		{"cuMemAllocManaged", "", func(o *things) error { return second(o.d.MallocManaged(1)) }},
-		{"cuMemcpyAsync", "", func(o *things) error { return o.s.Copy(o.p, o.h, 64) }},
-		{"cuMemsetD8Async", "", func(o *things) error { return o.s.Fill(o.p, 1, 0, 1) }},
-		{"cuMemsetD16Async", "", func(o *things) error { return o.s.Fill(o.p, 2, 0, 1) }},
-		{"cuMemsetD32Async", "", func(o *things) error { return o.s.Fill(o.p, 4, 0, 1) }},
-		{"cuStreamCreateWithPriority", "", func(o *things) error { return second(o.d.NewStream(0)) }},
-		{"cuStreamDestroy_v2", "cuStreamDestroy", func(o *things) error { return o.s.Close() }},
-		{"cuStreamQuery", "", func(o *things) error { return second(o.s.Query()) }},
-		{"cuStreamSynchronize", "", func(o *things) error { return o.s.Synchronize() }},
-		{"cuStreamWaitEvent", "", func(o *things) error { return o.s.Wait(o.e) }},
-		{"cuStreamBeginCapture_v2", "cuStreamBeginCapture", func(o *things) error { return o.s.BeginCapture(Global) }},
-		{"cuStreamEndCapture", "", func(o *things) error { return second(o.s.EndCapture()) }},
-		{"cuStreamIsCapturing", "", func(o *things) error { return second(o.s.Capturing()) }},
-		{"cuStreamIsCapturing", "", func(o *things) error { return o.s.Abandon() }},
-		{"cuLaunchKernel", "", func(o *things) error { return o.s.Launch(o.k, one, one, 0, nil) }},
-		{"cuLaunchHostFunc", "", func(o *things) error { return o.s.HostFunc(o.c) }},
-		{"cuEventCreate", "", func(o *things) error { return second(o.d.NewEvent(false)) }},
-		{"cuEventDestroy_v2", "cuEventDestroy", func(o *things) error { return o.e.Close() }},
-		{"cuEventRecord", "", func(o *things) error { return o.e.Record(o.s) }},
-		{"cuEventQuery", "", func(o *things) error { return second(o.e.Query()) }},
-		{"cuEventQuery", "", func(o *things) error { return second(o.e.Spin(time.Hour)) }},
-		{"cuEventSynchronize", "", func(o *things) error { return o.e.Synchronize() }},
-		{"cuEventElapsedTime_v2", "cuEventElapsedTime", func(o *things) error { return second(o.f.Elapsed(o.e)) }},
-		{"cuGraphInstantiateWithFlags", "cuGraphInstantiate", func(o *things) error { return second(o.g.Instantiate()) }},
-		{"cuGraphGetNodes", "", func(o *things) error { return second(o.g.Nodes()) }},
-		{"cuGraphDestroy", "", func(o *things) error { return o.g.Close() }},
-		{"cuGraphLaunch", "", func(o *things) error { return o.x.Launch(o.s) }},
-		{"cuGraphExecUpdate_v2", "cuGraphExecUpdate", func(o *things) error { return o.x.Update(o.g) }},
-		{"cuGraphExecDestroy", "", func(o *things) error { return o.x.Close() }},
-		{"cuModuleLoadDataEx", "", func(o *things) error { return second(o.d.LoadModule([]byte("image"))) }},
-		{"cuModuleUnload", "", func(o *things) error { return o.m.Close() }},
-		{"cuModuleGetFunction", "", func(o *things) error { return second(o.m.Function("k")) }},
-		{"cuFuncLoad", "", func(o *things) error { return o.k.Load() }},
-		{"cuFuncGetAttribute", "", func(o *things) error { return second(o.k.Registers()) }},
-		{"cuFuncGetAttribute", "", func(o *things) error { return second(o.k.MaxThreads()) }},
-		{"cuFuncSetAttribute", "", func(o *things) error { return o.k.SetMaxShared(1024) }},
-	} {
-		covered[c.symbol] = true
-		t.Run(c.symbol, func(t *testing.T) {
-			o := make1(t)
-			t.Setenv("FAKECUDA_FAIL", c.symbol+"=719")
-			op := c.op
-			if op == "" {
-				op = c.symbol
-			}
-			wantError(t, c.call(o), op, ErrLaunchFailed)
-		})
-	}
-	_, all := sysTable()
-	for _, s := range all {
-		if !covered[s.Name] {
-			t.Errorf("no test of a failing %s", s.Name)
-		}
-	}
-}
-
-func fakeRefusals(t *testing.T) {
-	o := make1(t)
-	one := [3]int{1, 1, 1}
-	wantError(t, o.s.Copy(o.p, o.h, -1), "cuMemcpyAsync", ErrInvalidValue)
-	wantError(t, o.s.Fill(o.p, 8, 0, 1), "cuMemsetD32Async", ErrInvalidValue)
-	wantError(t, o.s.Fill(o.p, 2, 0, -1), "cuMemsetD16Async", ErrInvalidValue)
-	wantError(t, o.s.BeginCapture(3), "cuStreamBeginCapture", ErrInvalidValue)
-	wantError(t, o.k.SetMaxShared(-1), "cuFuncSetAttribute", ErrInvalidValue)
-	_, err := o.d.LoadModule(nil)
-	wantError(t, err, "cuModuleLoadDataEx", ErrInvalidImage)
-	_, err = o.m.Function("a\x00b")
-	wantError(t, err, "cuModuleGetFunction", ErrInvalidValue)
-	log := logOf(t)
-	for _, bad := range [][3]int{{-1, 1, 1}, {1, math.MaxInt32 + 1, 1}, {1, 1, 1<<32 + 1}} { // the last is 1 in 32 bits
-		wantError(t, o.s.Launch(o.k, bad, one, 0, nil), "cuLaunchKernel", ErrInvalidValue)
-		wantError(t, o.s.Launch(o.k, one, bad, 0, nil), "cuLaunchKernel", ErrInvalidValue)
-	}
-	wantError(t, o.s.Launch(o.k, one, one, -1, nil), "cuLaunchKernel", ErrInvalidValue)
-	wantError(t, o.s.Launch(o.k, one, one, 0, make([]uint64, 1025)), "cuLaunchKernel", ErrInvalidValue)
-	must(t, o.s.Copy(o.p, o.h, 0))
-	must(t, o.s.Fill(o.p, 4, 0, 0))
-	if lines := log(); len(lines) > 0 {
-		t.Errorf("the driver was called:\n%s", strings.Join(lines, "\n"))
-	}
-	must(t, o.s.Launch(o.k, one, one, 0, make([]uint64, 1024)))
-	// What the driver refuses is told with the numbers.
-	e := wantError(t, o.s.Launch(o.k, one, [3]int{32, 32, 2}, 64, nil), "cuLaunchKernel", ErrInvalidValue)
-	if e.Detail != "k: [1 1 1] blocks of [32 32 2] threads, 64 bytes of shared memory" {
-		t.Errorf("detail %q", e.Detail)
-	}
-	must(t, o.close())
-}
-
 func fakeCopyAndFill(t *testing.T) {
 	d := openFake(t)
 	s := try(d.NewStream(0))(t)
@@ -565,174 +406,6 @@ func fakeEvents(t *testing.T) {
 	}
 }
 
-func fakeCallback(t *testing.T) {
-	o := make1(t)
-	var order []string
-	a, b := NewCallback(func() { order = append(order, "a") }), NewCallback(func() { order = append(order, "b") })
-	must(t, o.s.HostFunc(a))
-	must(t, o.s.HostFunc(b))
-	must(t, o.s.HostFunc(a))
-	must(t, o.s.BeginCapture(ThreadLocal))
-	must(t, o.s.HostFunc(b))
-	must(t, o.s.HostFunc(a))
-	g := try(o.s.EndCapture())(t)
-	x := try(g.Instantiate())(t)
-	must(t, x.Launch(o.s))
-	must(t, x.Launch(o.s))
-	a.Close()
-	a.Close()
-	must(t, x.Launch(o.s)) // without a
-	if got := strings.Join(order, ""); got != "aba"+"baba"+"b" {
-		t.Errorf("called in the order %s", got)
-	}
-	must(t, errors.Join(x.Close(), g.Close(), o.close()))
-}
-
-func fakeGraph(t *testing.T) {
-	o := make1(t)
-	host := unsafe.Slice((*byte)(o.h), 64)
-	capture := func(m CaptureMode, v uint64, nodes int) *Graph {
-		t.Helper()
-		must(t, o.s.BeginCapture(m))
-		if on := try(o.s.Capturing())(t); !on {
-			t.Error("not capturing")
-		}
-		must(t, o.s.Fill(o.p, 1, v, 64))
-		must(t, o.s.Launch(o.k, [3]int{1, 1, 1}, [3]int{1, 1, 1}, 0, []uint64{v}))
-		if nodes > 2 {
-			must(t, o.s.Copy(o.h, o.p, 64))
-		}
-		g := try(o.s.EndCapture())(t)
-		if n := try(g.Nodes())(t); n != nodes {
-			t.Errorf("%d nodes, want %d", n, nodes)
-		}
-		if on := try(o.s.Capturing())(t); on {
-			t.Error("still capturing")
-		}
-		return g
-	}
-	clear(host)
-	g := capture(Global, 7, 3)
-	if host[0] != 0 {
-		t.Error("a captured copy has run")
-	}
-	x := try(g.Instantiate())(t)
-	must(t, g.Close())
-	log := logOf(t)
-	must(t, x.Launch(o.s))
-	if host[0] != 7 || host[63] != 7 {
-		t.Errorf("after the launch the memory holds %d", host[0])
-	}
-	lines := strings.Join(log(), "\n")
-	for _, want := range []string{"replay cuMemsetD8Async", "replay cuLaunchKernel", "args=0x7 =", "replay cuMemcpyAsync"} {
-		if !strings.Contains(lines, want) {
-			t.Errorf("no %q in\n%s", want, lines)
-		}
-	}
-	g = capture(ThreadLocal, 9, 3)
-	must(t, x.Update(g))
-	must(t, x.Launch(o.s))
-	if host[0] != 9 {
-		t.Errorf("after the update the memory holds %d", host[0])
-	}
-	small := capture(Relaxed, 1, 2)
-	e := wantError(t, x.Update(small), "cuGraphExecUpdate", ErrGraphUpdate)
-	if e.Detail != "the topology has changed" {
-		t.Errorf("detail %q", e.Detail)
-	}
-	must(t, errors.Join(g.Close(), g.Close(), small.Close(), x.Close(), x.Close(), o.close()))
-}
-
-func fakeCaptureEnds(t *testing.T) {
-	o := make1(t)
-	idle := func() {
-		t.Helper()
-		if on := try(o.s.Capturing())(t); on {
-			t.Fatal("still capturing")
-		}
-		must(t, o.s.Synchronize())
-	}
-	must(t, o.s.Abandon()) // nothing to abandon
-
-	must(t, o.s.BeginCapture(ThreadLocal))
-	must(t, o.s.Fill(o.p, 1, 0, 64))
-	must(t, o.s.Abandon())
-	idle()
-
-	for _, end := range []func(){
-		func() { must(t, o.s.Abandon()) },
-		func() { _, err := o.s.EndCapture(); wantError(t, err, "cuStreamEndCapture", ErrCaptureInvalidated) },
-	} {
-		must(t, o.s.BeginCapture(ThreadLocal))
-		_, err := o.d.Malloc(1)
-		wantError(t, err, "cuMemAlloc", ErrCaptureUnsupported)
-		if on := try(o.s.Capturing())(t); !on {
-			t.Error("an invalidated capture has to be ended, too")
-		}
-		end()
-		idle()
-	}
-
-	// A second stream joins by an event, and has to come back by one.
-	side := try(o.d.NewStream(0))(t)
-	fork := func(join bool) {
-		t.Helper()
-		must(t, o.s.BeginCapture(Relaxed))
-		must(t, o.e.Record(o.s))
-		must(t, side.Wait(o.e))
-		must(t, side.Fill(o.p, 1, 3, 64))
-		must(t, o.f.Record(side))
-		if join {
-			must(t, o.s.Wait(o.f))
-		}
-	}
-	fork(true)
-	g := try(o.s.EndCapture())(t)
-	if n := try(g.Nodes())(t); n != 1 {
-		t.Errorf("%d nodes", n)
-	}
-	must(t, g.Close())
-	fork(false)
-	_, err := o.s.EndCapture()
-	wantError(t, err, "cuStreamEndCapture", ErrCaptureUnjoined)
-	idle()
-	fork(false)
-	must(t, o.s.Abandon())
-	idle()
-	must(t, errors.Join(side.Close(), o.close()))
-}
-
-func fakeCaptureThread(t *testing.T) {
-	o := make1(t)
-	for _, m := range []CaptureMode{Global, ThreadLocal} {
-		must(t, o.s.BeginCapture(m))
-		// Without the tie to the thread, waiting for others would soon move this goroutine.
-		thread := syscall.Gettid()
-		must(t, onFreshThread(func() error {
-			_, err := o.s.EndCapture()
-			wantError(t, err, "cuStreamEndCapture", ErrCaptureWrongThread)
-			wantError(t, o.s.Abandon(), "cuStreamEndCapture", ErrCaptureWrongThread)
-			return nil
-		}))
-		for range 100 {
-			c := make(chan bool)
-			for range 4 {
-				go func() { runtime.Gosched(); c <- true }()
-			}
-			for range 4 {
-				<-c
-			}
-			if syscall.Gettid() != thread {
-				t.Fatal("the goroutine has left the thread of the capture")
-			}
-		}
-		must(t, try(o.s.EndCapture())(t).Close())
-	}
-	must(t, o.s.BeginCapture(Relaxed))
-	must(t, onFreshThread(func() error { return try(o.s.EndCapture())(t).Close() }))
-	must(t, o.close())
-}
-
 func fakeModule(t *testing.T) {
 	d := openFake(t)
 	_, err := d.LoadModule([]byte("BAD image"))
@@ -765,7 +438,7 @@ func fakeModule(t *testing.T) {
 	must(t, errors.Join(m.Close(), m.Close()))
 }
 
-// Two devices' worth of everything is closed, and the driver sees each destruction once and an empty context at the end.
+// Everything is closed twice; the driver sees each destruction once, and an empty context at the end.
 func fakeTeardown(t *testing.T) {
 	t.Setenv("FAKECUDA_DEVICES", "2")
 	d := try(Open(1))(t)

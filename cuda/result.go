@@ -28,6 +28,7 @@ const (
 	ErrInvalidPTX            Result = 218
 	ErrUnsupportedPTXVersion Result = 222
 	ErrInvalidHandle         Result = 400
+	ErrIllegalState          Result = 401
 	ErrNotFound              Result = 500
 	ErrNotReady              Result = 600
 	ErrIllegalAddress        Result = 700

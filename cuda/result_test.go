@@ -63,7 +63,7 @@ func TestNames(t *testing.T) {
 		ErrNoDevice: "NO_DEVICE", ErrInvalidDevice: "INVALID_DEVICE", ErrInvalidImage: "INVALID_IMAGE",
 		ErrInvalidContext: "INVALID_CONTEXT", ErrNoBinaryForGPU: "NO_BINARY_FOR_GPU", ErrECCUncorrectable: "ECC_UNCORRECTABLE",
 		ErrInvalidPTX: "INVALID_PTX", ErrUnsupportedPTXVersion: "UNSUPPORTED_PTX_VERSION", ErrInvalidHandle: "INVALID_HANDLE",
-		ErrNotFound: "NOT_FOUND", ErrNotReady: "NOT_READY", ErrIllegalAddress: "ILLEGAL_ADDRESS",
+		ErrIllegalState: "ILLEGAL_STATE", ErrNotFound: "NOT_FOUND", ErrNotReady: "NOT_READY", ErrIllegalAddress: "ILLEGAL_ADDRESS",
 		ErrLaunchOutOfResources: "LAUNCH_OUT_OF_RESOURCES", ErrLaunchTimeout: "LAUNCH_TIMEOUT",
 		ErrContextIsDestroyed: "CONTEXT_IS_DESTROYED", ErrAssert: "ASSERT", ErrIllegalInstruction: "ILLEGAL_INSTRUCTION",
 		ErrMisalignedAddress: "MISALIGNED_ADDRESS", ErrLaunchFailed: "LAUNCH_FAILED", ErrNotPermitted: "NOT_PERMITTED",

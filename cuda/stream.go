@@ -188,7 +188,8 @@ func (s *Stream) BeginCapture(m CaptureMode) error {
 }
 
 // EndCapture ends the capture and returns its graph. After a call that a capture does not allow, or with work on other
-// streams that s has not waited for, there is no graph, but an error; the capture is over then too.
+// streams that s has not waited for, there is no graph, but an error; the capture is over then too. Another goroutine than
+// that of BeginCapture gets ErrCaptureWrongThread, and the capture is lost: the first one still has to call Abandon.
 // Source: cuda.h, cuStreamEndCapture.
 func (s *Stream) EndCapture() (*Graph, error) {
 	h, status := s.endCapture()
@@ -224,17 +225,20 @@ func (s *Stream) Capturing() (bool, error) {
 // Abandon ends the capture, if there is one, and destroys what was recorded. A capture that has become invalid is no
 // error here. Source: cuda.h, cuStreamEndCapture, cuGraphDestroy.
 func (s *Stream) Abandon() error {
-	if capturing, err := s.Capturing(); err != nil || !capturing {
+	capturing, err := s.Capturing()
+	if err != nil {
 		return err
+	}
+	if !capturing {
+		s.unlock() // another thread may have ended it
+		return nil
 	}
 	h, status := s.endCapture()
 	if status == 0 {
 		return (&Graph{d: s.d, h: h}).Close()
 	}
-	if capturing, err := s.Capturing(); err != nil {
-		return err
-	} else if capturing {
-		return check("cuStreamEndCapture", status)
+	if capturing, err = s.Capturing(); err == nil && capturing {
+		err = check("cuStreamEndCapture", status)
 	}
-	return nil
+	return err
 }

@@ -135,11 +135,9 @@ func Init(ctx context.Context, d *cuda.Device, id ID, rank, size int, cfg Config
 	}
 	comm, status := sysInit(&c.link, id, sys)
 	sysSetComm(&c.link, comm, true)
-	for tick := (*time.Ticker)(nil); status == statusInProgress; {
-		if tick == nil {
-			tick = time.NewTicker(time.Millisecond / 2)
-			defer tick.Stop()
-		}
+	tick := time.NewTicker(time.Millisecond / 2)
+	defer tick.Stop()
+	for status == statusInProgress {
 		select {
 		case <-ctx.Done():
 			err := c.late(ctx, op, waitsFor, start)
@@ -255,9 +253,17 @@ func (c *Comm) child(ctx context.Context, op string, cfg Config, call func(confi
 	if n == nil || err != nil {
 		return nil, err
 	}
-	var status int
-	if n.rank, n.size, status = sysRankAndSize(&n.link); status != statusOK {
-		return nil, n.failed("ncclCommUserRank", status, "")
+	rank, status := sysUserRank(&n.link)
+	op = "ncclCommUserRank"
+	if status == statusOK {
+		n.rank = rank
+		op = "ncclCommCount"
+		n.size, status = sysCount(&n.link)
+	}
+	if status != statusOK {
+		err = n.failed(op, status, "")
+		_ = n.Abort() // the first error says more
+		return nil, err
 	}
 	return n, nil
 }

@@ -138,7 +138,7 @@ func TestCloseOrder(t *testing.T) {
 	check(t, c.Abort())
 	check(t, c.Finalize(context.Background()))
 	wantCalls(t)
-	wantError(t, c.AllReduce(s, addr(8), addr(8), 1, elem.Float32, elem.Sum), "ncclAllReduce", ErrInvalidUsage, "closed")
+	wantError(t, c.AllReduce(s, addr(0x8000), addr(0x8000), 1, elem.Float32, elem.Sum), "ncclAllReduce", ErrInvalidUsage, "closed")
 	wantError(t, c.Group(s, []Call{{Kind: Send}, {Kind: Recv}}), "ncclSend", ErrInvalidUsage, "closed")
 	wantError(t, c.AsyncError(), "ncclCommGetAsyncError", ErrInvalidUsage, "closed")
 	_, err := c.Split(context.Background(), 0, 0, Config{})
@@ -161,7 +161,7 @@ func TestAbort(t *testing.T) {
 	check(t, c.Abort())
 	check(t, c.Close())
 	wantCalls(t, "ncclCommAbort comm=1")
-	wantError(t, c.AllReduce(s, addr(8), addr(8), 1, elem.Float32, elem.Sum), "ncclAllReduce", ErrInvalidUsage, "closed")
+	wantError(t, c.AllReduce(s, addr(0x8000), addr(0x8000), 1, elem.Float32, elem.Sum), "ncclAllReduce", ErrInvalidUsage, "closed")
 	c = initComm(t, c.Device(), 0, 2, Config{})
 	fail(t, "ncclCommAbort=3")
 	wantError(t, c.Abort(), "ncclCommAbort", ErrInternal)
@@ -210,7 +210,7 @@ func TestCloseAfterErrors(t *testing.T) {
 		ErrRemote: "ncclCommAbort", ErrInvalidArgument: "ncclCommDestroy", ErrInvalidUsage: "ncclCommDestroy"} {
 		c := initComm(t, d, 0, 2, Config{})
 		fail(t, fmt.Sprintf("ncclAllReduce=%d", status))
-		wantError(t, c.AllReduce(s, addr(8), addr(8), 1, elem.Float32, elem.Sum), "ncclAllReduce", status)
+		wantError(t, c.AllReduce(s, addr(0x8000), addr(0x8000), 1, elem.Float32, elem.Sum), "ncclAllReduce", status)
 		check(t, c.Close())
 		if calls := newCalls(t); !strings.HasPrefix(calls[len(calls)-1], end) {
 			t.Errorf("%v: calls %q, want %s last", status, calls, end)
@@ -251,9 +251,9 @@ func TestSplit(t *testing.T) {
 		t.Errorf("rank %d of %d", n.Rank(), n.Size())
 	}
 	wantCalls(t, "ncclCommSplit comm=1 color=4 key=-7 size=80 version=22803 blocking=1 minCTAs=2 maxCTAs=64 splitShare=1 commName=row")
-	check(t, n.AllReduce(s, addr(0), addr(0), 0, elem.Int8, elem.Max))
+	check(t, n.AllReduce(s, nil, nil, 0, elem.Int8, elem.Max))
 	wantCalls(t, "ncclAllReduce src=(nil) dst=(nil) n=0 type=0 op=2 peer=-1 comm=2 "+streamArg(s))
-	wantError(t, n.Send(s, addr(8), 1, elem.Int8, 3), "ncclSend", ErrInvalidArgument, "rank 3 of a communicator of 3 ranks")
+	wantError(t, n.Send(s, addr(0x8000), 1, elem.Int8, 3), "ncclSend", ErrInvalidArgument, "rank 3 of a communicator of 3 ranks")
 	check(t, n.Close())
 	wantCalls(t, "ncclCommFinalize comm=2", "ncclCommDestroy comm=2")
 
@@ -264,6 +264,14 @@ func TestSplit(t *testing.T) {
 	}
 	if calls := newCalls(t); len(calls) != 1 || !strings.HasPrefix(calls[0], "ncclCommSplit comm=1 color=-1 key=0 ") {
 		t.Errorf("calls %q", calls)
+	}
+	for _, op := range []string{"ncclCommUserRank", "ncclCommCount"} {
+		fail(t, op+"=4")
+		_, err = c.Split(ctx, 0, 0, Config{})
+		wantError(t, err, op, ErrInvalidArgument)
+		if calls := newCalls(t); !strings.HasPrefix(calls[len(calls)-1], "ncclCommAbort") {
+			t.Errorf("calls %q, want the child aborted", calls)
+		}
 	}
 	fail(t, "ncclCommSplit=5")
 	_, err = c.Split(ctx, 0, 0, Config{})
@@ -339,19 +347,19 @@ func TestNonBlocking(t *testing.T) {
 	d, s := device(t)
 	c := initComm(t, d, 0, 1, Config{NonBlocking: true})
 	for range 3 {
-		check(t, c.AllReduce(s, addr(0), addr(0), 0, elem.Int8, elem.Sum))
+		check(t, c.AllReduce(s, nil, nil, 0, elem.Int8, elem.Sum))
 	}
 	check(t, c.Group(s, []Call{{Kind: Send}, {Kind: Recv}}))
-	check(t, c.AllReduce(s, addr(0), addr(0), 0, elem.Int8, elem.Sum))
+	check(t, c.AllReduce(s, nil, nil, 0, elem.Int8, elem.Sum))
 	fail(t, "async=2")
-	wantError(t, c.AllReduce(s, addr(0), addr(0), 0, elem.Int8, elem.Sum), "ncclAllReduce", ErrSystem)
+	wantError(t, c.AllReduce(s, nil, nil, 0, elem.Int8, elem.Sum), "ncclAllReduce", ErrSystem)
 	fail(t, "")
 	check(t, c.Close())
 
 	c = initComm(t, d, 0, 1, Config{NonBlocking: true})
 	hang(t, "ncclAllReduce")
 	done := make(chan error)
-	go func() { done <- c.AllReduce(s, addr(0), addr(0), 0, elem.Int8, elem.Sum) }()
+	go func() { done <- c.AllReduce(s, nil, nil, 0, elem.Int8, elem.Sum) }()
 	eventually(t, "ncclAllReduce")
 	check(t, c.AsyncError())
 	check(t, c.Abort()) // ends the call on the other goroutine
@@ -369,12 +377,12 @@ func TestMemStats(t *testing.T) {
 	if got != (MemStats{Total: 1003, Persistent: 1002}) {
 		t.Errorf("got %+v", got)
 	}
-	for _, call := range []string{"1", "2"} {
-		fail(t, "ncclCommMemStats=3@"+call)
+	wantCalls(t, "ncclCommMemStats comm=1 stat=2", "ncclCommMemStats comm=1 stat=3")
+	for _, call := range []string{"3", "5"} { // the first of two, and the second after a first that succeeds
+		fail(t, "ncclCommMemStats=4@"+call)
+		_, err = c.MemStats()
+		wantError(t, err, "ncclCommMemStats", ErrInvalidArgument)
 	}
-	fail(t, "ncclCommMemStats=4")
-	_, err = c.MemStats()
-	wantError(t, err, "ncclCommMemStats", ErrInvalidArgument)
 	check(t, c.Close())
 }
 
@@ -385,7 +393,7 @@ func TestContext(t *testing.T) {
 	}
 	c, s := comm(t, 0, 2)
 	t.Setenv("FAKECUDA_FAIL", "cuCtxGetCurrent=201,cuCtxSetCurrent=201")
-	err := c.AllReduce(s, addr(8), addr(8), 1, elem.Float32, elem.Sum)
+	err := c.AllReduce(s, addr(0x8000), addr(0x8000), 1, elem.Float32, elem.Sum)
 	wantError(t, err, "cuCtxSetCurrent", cuda.Result(201), "rank 0: ")
 	wantError(t, c.Group(s, []Call{{Kind: Send}, {Kind: Recv}}), "cuCtxSetCurrent", cuda.Result(201))
 	_, err = MemAlloc(c.Device(), 8)

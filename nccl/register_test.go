@@ -126,9 +126,9 @@ func TestPreMulSum(t *testing.T) {
 		wantCalls(t, fmt.Sprintf("ncclRedOpDestroy comm=1 op=%d", 1000+i))
 		wantError(t, c.Group(s, []Call{{Kind: AllReduce, Type: tc.t, Scaled: o}}), "ncclAllReduce", ErrInvalidArgument, "closed")
 	}
-	o, err := c.NewPreMulSumAt(elem.Float32, addr(0x40))
+	o, err := c.NewPreMulSumAt(elem.Float32, addr(0x4000))
 	check(t, err)
-	wantCalls(t, "ncclRedOpCreatePreMulSum comm=1 type=7 residence=0 scalar=0x40")
+	wantCalls(t, "ncclRedOpCreatePreMulSum comm=1 type=7 residence=0 scalar=0x4000")
 	_, err = c.NewPreMulSumAt(elem.Float32, nil)
 	wantError(t, err, "ncclRedOpCreatePreMulSum", ErrInvalidArgument)
 	wantError(t, c.Group(s, []Call{{Kind: AllReduce, Type: elem.Float64, Scaled: o}}), "ncclAllReduce", ErrInvalidArgument, "of float32 for float64")

@@ -213,9 +213,13 @@ func sysSetComm(l *link, comm uintptr, nonBlocking bool) {
 	l.comm, l.nonblocking = C.uintptr_t(comm), C.int32_t(cbool(nonBlocking))
 }
 func sysSetRank(l *link, rank, size int) { l.rank, l.size = C.int32_t(rank), C.int32_t(size) }
-func sysRankAndSize(l *link) (rank, size, status int) {
-	status = int(C.rank_and_size(l))
-	return int(l.rank), int(l.size), status
+func sysUserRank(l *link) (rank, status int) {
+	status = int(C.user_rank(l))
+	return int(l.rank), status
+}
+func sysCount(l *link) (size, status int) {
+	status = int(C.count(l))
+	return int(l.size), status
 }
 func sysFinalize(l *link) int { return int(C.finalize(l)) }
 func sysDestroy(l *link) int  { return int(C.destroy(l)) }

@@ -228,10 +228,8 @@ static int split(struct link *l, int color, int key, void **out, struct config *
 static int shrink(struct link *l, int *exclude, int n, void **out, struct config *config, int flags) {
     WITH_COMM(l, nccl.CommShrink(comm, exclude, n, out, config, flags));
 }
-static int rank_and_size(struct link *l) {
-    int status = nccl.CommUserRank((void *)l->comm, &l->rank);
-    return status != SUCCESS ? status : nccl.CommCount((void *)l->comm, &l->size);
-}
+static int user_rank(struct link *l) { return nccl.CommUserRank(comm_of(l), &l->rank); }
+static int count(struct link *l) { return nccl.CommCount(comm_of(l), &l->size); }
 static int finalize(struct link *l) { WITH_COMM(l, nccl.CommFinalize(comm)); }
 static int async_error(struct link *l, int *error) {
     void *comm = comm_of(l);

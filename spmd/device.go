@@ -15,7 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lockstep/cuda"
-	"lockstep/cuda/nvml"
 	"lockstep/cuda/nvrtc"
 	"lockstep/cudampi"
 	"lockstep/internal/elem"
@@ -453,8 +452,8 @@ func (g *gpu) describe(line *zerolog.Event, ranks int) *zerolog.Event {
 	v := cuda.DriverVersion()
 	line = line.Int("gpu", g.dev.Index()).Str("pci", g.dev.PCI()).Str("cuda", fmt.Sprintf("%d.%d", v/1000, v%1000/10)).
 		Str("nvrtc", fmt.Sprintf("%d.%d", major, minor))
-	if f, err := nvml.Facts(g.dev.UUID()); err == nil {
-		line = line.Str("driver", f.Driver)
+	if driver, err := os.ReadFile("/sys/module/nvidia/version"); err == nil {
+		line = line.Str("driver", strings.TrimSpace(string(driver)))
 	}
 	if ranks > 1 {
 		line = line.Str("nccl", nccl.VersionString())

@@ -25,7 +25,7 @@ type gpu struct {
 	word  unsafe.Pointer // for barriers
 
 	mu      sync.Mutex
-	spare   []*cuda.Event
+	spare   []*mark
 	lt      *cublas.Lt
 	gv      *cublas.Handle
 	modules map[string]*cuda.Module // by source
@@ -74,8 +74,8 @@ func (g *gpu) close() error {
 	}
 	processGPU = nil
 	var err error
-	for _, e := range g.spare {
-		err = errors.Join(err, e.Close())
+	for _, m := range g.spare {
+		err = errors.Join(err, m.event.Close())
 	}
 	if g.lt != nil {
 		err = errors.Join(err, g.lt.Close())
@@ -91,22 +91,24 @@ func (g *gpu) close() error {
 	return errors.Join(err, g.dev.Close())
 }
 
-// event returns an event that nobody uses, without timing.
-func (g *gpu) event() (*cuda.Event, error) {
+// mark returns a mark that nobody uses, with an event without timing.
+func (g *gpu) mark() (*mark, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if n := len(g.spare); n > 0 {
-		e := g.spare[n-1]
+		m := g.spare[n-1]
 		g.spare = g.spare[:n-1]
-		return e, nil
+		return m, nil
 	}
-	return g.dev.NewEvent(false)
+	e, err := g.dev.NewEvent(false)
+	return &mark{event: e}, err
 }
 
-func (g *gpu) recycle(e *cuda.Event) {
+func (g *gpu) recycle(m *mark) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.spare = append(g.spare, e)
+	m.gone = false
+	g.spare = append(g.spare, m)
 }
 
 // health asks NCCL for failures that no call has returned: a peer that died, a

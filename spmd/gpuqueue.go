@@ -86,14 +86,14 @@ func (q *gpuQueue) at(seq uint64) (*mark, error) {
 	if q.capturing {
 		return nil, nil
 	}
-	e, err := q.g.event()
+	m, err := q.g.mark()
 	if err != nil {
 		return nil, err
 	}
-	if err := e.Record(q.h); err != nil {
+	if err := m.event.Record(q.h); err != nil {
 		return nil, err
 	}
-	m := &mark{seq: q.tail.Load(), event: e}
+	m.seq = q.tail.Load()
 	q.marks = append(q.marks, m)
 	return m, nil
 }
@@ -107,9 +107,7 @@ func (q *gpuQueue) pass(seq uint64) {
 	for n < len(q.marks) && q.marks[n].seq <= seq {
 		m := q.marks[n]
 		m.gone = true
-		if m.users == 0 {
-			q.g.recycle(m.event)
-		}
+		q.release(m)
 		n++
 	}
 	q.marks = slices.Delete(q.marks, 0, n)
@@ -165,8 +163,15 @@ func (q *gpuQueue) wait(seq uint64) {
 	m.users--
 	if done && !m.gone {
 		q.pass(m.seq)
-	} else if m.gone && m.users == 0 {
-		q.g.recycle(m.event)
+	} else {
+		q.release(m)
+	}
+}
+
+// release gives back a mark that is neither in the list nor waited for.
+func (q *gpuQueue) release(m *mark) {
+	if m.gone && m.users == 0 {
+		q.g.recycle(m)
 	}
 }
 
@@ -312,9 +317,8 @@ func (q *gpuQueue) waitFor(p point) error {
 	q.mu.Unlock()
 	other.mu.Lock()
 	defer other.mu.Unlock()
-	if m.users--; m.gone && m.users == 0 {
-		q.g.recycle(m.event)
-	}
+	m.users--
+	other.release(m)
 	return err
 }
 

@@ -51,8 +51,8 @@ type capture struct {
 
 // node is an event recorded in a capture.
 type node struct {
-	seen []int       // for each lane: how many of its commands were finished then
-	gpu  *cuda.Event // nil on the host
+	seen []int // for each lane: how many of its commands were finished then
+	gpu  *mark // nil on the host
 }
 
 // Capture records what fn enqueues on s as a graph, without running it. Streams
@@ -176,12 +176,12 @@ func (c *capture) note(s *Stream, cmd *command, args []Arg) {
 
 // record makes the present end of s a node of the graph, and returns its number.
 func (c *capture) record(s *Stream) (int, error) {
-	var event *cuda.Event
+	var m *mark
 	i := c.lane(s)
 	if s.dev != nil {
 		var err error
-		if event, err = s.dev.g.event(); err == nil {
-			err = event.Record(s.dev.h)
+		if m, err = s.dev.g.mark(); err == nil {
+			err = m.event.Record(s.dev.h)
 		}
 		if err != nil {
 			return 0, err
@@ -198,7 +198,7 @@ func (c *capture) record(s *Stream) (int, error) {
 		seen = append(seen, 0)
 	}
 	seen[i] = c.g.lanes[i].n
-	c.nodes = append(c.nodes, node{seen, event})
+	c.nodes = append(c.nodes, node{seen, m})
 	return len(c.nodes) - 1, nil
 }
 
@@ -219,7 +219,7 @@ func (c *capture) wait(s *Stream, n int) error {
 	}
 	if s.dev != nil {
 		l.n++
-		return s.dev.h.Wait(c.nodes[n].gpu)
+		return s.dev.h.Wait(c.nodes[n].gpu.event)
 	}
 	cmd := command{call: call{kind: cmdWait, root: n}}
 	return c.add(s, &cmd, nil)

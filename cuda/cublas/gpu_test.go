@@ -2,6 +2,7 @@ package cublas
 
 import (
 	"math"
+	"runtime"
 	"testing"
 
 	"lockstep/cuda"
@@ -100,6 +101,8 @@ func TestGPUHalvesSumInFloat32(t *testing.T) {
 // What a graph captured of either library can be launched again and again.
 func TestGPUCapture(t *testing.T) {
 	m := onGPU(t, loadLt)
+	runtime.LockOSThread() // a capture ends on the thread where it began
+	defer runtime.UnlockOSThread()
 	products := map[string]multiply{"Lt": m.in(m.openLt())}
 	if err := load(); err == nil {
 		h := m.open()

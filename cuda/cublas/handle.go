@@ -13,7 +13,7 @@ var files = []string{"libcublas.so.13", "libcublas.so.12"}
 
 var load = sync.OnceValue(func() error {
 	if _, err := openLibrary(files); err != nil {
-		return fmt.Errorf("cublas: cuBLAS cannot be used: %w", err)
+		return unusable("cuBLAS", err)
 	}
 	return nil
 })

@@ -3,6 +3,7 @@ package cublas
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"unsafe"
 
@@ -13,10 +14,15 @@ var ltFiles = []string{"libcublasLt.so.13", "libcublasLt.so.12"}
 
 var loadLt = sync.OnceValue(func() error {
 	if _, err := openLtLibrary(ltFiles); err != nil {
-		return fmt.Errorf("cublas: cuBLASLt cannot be used: %w", err)
+		return unusable("cuBLASLt", err)
 	}
 	return nil
 })
+
+// unusable is the error of a library that does not load, in one line though the loader has a reason for each file.
+func unusable(library string, err error) error {
+	return fmt.Errorf("cublas: %s cannot be used: %s", library, strings.ReplaceAll(err.Error(), "\n", "; "))
+}
 
 // Lt multiplies matrices by cuBLASLt. It may be used from several goroutines and with several streams at once.
 type Lt struct {
@@ -57,7 +63,7 @@ func (l *Lt) Close() error {
 }
 
 // Gemm enqueues the product g on s. The types of A and B, and of C, are float32, float64, bfloat16 or float16, or A and
-// B are 16-bit floats and C is float32.
+// B are 16-bit floats and C is float32. Where there is nothing to add (K or Alpha is 0) C of 16-bit floats takes no Beta but 0 and 1.
 //
 // workspace is device memory of workspaceBytes bytes, aligned to 256, that the product may overwrite; products that may
 // run at the same time need one each. More of it allows faster algorithms: 32 MiB is what NVIDIA asks for on Hopper.
@@ -124,6 +130,8 @@ func (l *Lt) scale(s *cuda.Stream, g *Gemm, c unsafe.Pointer) error {
 		return errClosed
 	case g.Beta == 1:
 		return nil
+	case g.Beta != 0 && g.C.Half():
+		return fmt.Errorf("cublas: Lt.Gemm: %v: cuBLASLt cannot multiply 16-bit floats by Beta %v where there is no product to add", g, g.Beta)
 	case g.Beta != 0:
 		code, op := sysLtScale(l.h, s, g, c)
 		if code != 0 {

@@ -2,6 +2,7 @@ package nvrtc
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -28,7 +29,8 @@ type loaded struct {
 var load = sync.OnceValue(func() loaded {
 	l := loaded{}
 	if l.path, l.err = open(files()); l.err != nil {
-		l.err = fmt.Errorf("nvrtc: NVRTC, which compiles CUDA C++, was not found: %w", l.err)
+		// One line, though the loader has a reason for each file.
+		l.err = errors.New("nvrtc: NVRTC, which compiles CUDA C++, cannot be used: " + strings.ReplaceAll(l.err.Error(), "\n", "; "))
 		return l
 	}
 	var code int

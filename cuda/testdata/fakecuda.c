@@ -621,7 +621,7 @@ int cuStreamEndCapture(void *stream, void **out) {
     struct capture *c = s->capture;
     FAIL_IF(c == NULL, 401);
     FAIL_IF(c->origin != s, CAPTURE_UNMATCHED);
-    FAIL_IF(c->mode != 2 && !pthread_equal(c->thread, pthread_self()), CAPTURE_WRONG_THREAD);
+    int wrong_thread = c->mode != 2 && !pthread_equal(c->thread, pthread_self()); // ends the capture all the same, as driver 580 does
     int unjoined = 0;
     pthread_mutex_lock(&mutex);
     for (struct stream *j = streams; j != NULL; j = j->next) {
@@ -637,6 +637,7 @@ int cuStreamEndCapture(void *stream, void **out) {
         }
     pthread_mutex_unlock(&mutex);
     *out = NULL;
+    FAIL_IF(wrong_thread, CAPTURE_WRONG_THREAD);
     FAIL_IF(c->invalid, CAPTURE_INVALIDATED);
     FAIL_IF(unjoined, CAPTURE_UNJOINED);
     struct graph *g = object(sizeof *g, GRAPH);

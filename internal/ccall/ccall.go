@@ -100,6 +100,6 @@ func inFramework(function, file string) bool {
 		full == "lockstep/nccl", full == "lockstep/cuda", full == "lockstep/spmd":
 		return true
 	default:
-		return strings.HasPrefix(full, "lockstep/internal/") || strings.HasPrefix(full, "lockstep/spmd/")
+		return strings.HasPrefix(full, "lockstep/internal/") || strings.HasPrefix(full, "lockstep/cuda/") || strings.HasPrefix(full, "lockstep/spmd/")
 	}
 }
