@@ -27,6 +27,12 @@
 //		})
 //	}
 //
+// Where there is a GPU, buffers are in its memory, streams are CUDA's and collectives
+// NCCL's; elsewhere the same program runs on host memory through MPI. A Kernel is
+// CUDA C++ and, beside it, the Go function that does the same on the host. The
+// difference that a program sees is that only the host's memory has slices: CopyFrom,
+// CopyTo and At work everywhere, Host for what AllocPinned and AllocManaged return.
+//
 // # What holds for every call
 //
 // Collective: a call so marked is made by every rank of the communicator, in the
@@ -45,11 +51,13 @@
 // Buffers may have any number of elements, beyond 2^31 too; a call for none does
 // not synchronize the ranks. No call allocates Go memory.
 //
-// Between streams there is no order but that of Stream.After and Stream.Wait. Calls
-// into MPI run one at a time, in the order in which the program issued them,
-// whatever streams they are on; so a collective on one stream never runs at the
-// same time as one on another, but always beside the computing, and a blocking one
-// waits for those enqueued before it and for what they wait for.
+// Between streams there is no order but that of Stream.After and Stream.Wait. On a
+// GPU the collectives of one communicator run in the order in which they were
+// issued, and those of another wait for them. On the host calls into MPI run one at
+// a time, in the order in which the program issued them, whatever streams they are
+// on. So a collective on one stream never runs at the same time as one on another,
+// but always beside the computing, and a blocking one waits for those enqueued
+// before it and for what they wait for.
 //
 // Lengths come from buffers, the destination first. They are in elements; what is
 // in bytes says Bytes. Matrices are row-major. Times are in microseconds where a

@@ -7,7 +7,7 @@ import "lockstep/internal/elem"
 type Elem = elem.Elem
 
 // F16 is IEEE 754 binary16, a storage type: it is converted with ToF16 and
-// Float32, and reduced in float32.
+// Float32, and computed with in float32.
 type F16 = elem.F16
 
 // BF16 is bfloat16, the upper half of a float32: a storage type, converted with
@@ -25,7 +25,9 @@ type Op = elem.Op
 
 // The operations of a reduction. Avg is the sum divided by the number of ranks:
 // in floating point for the floating-point types, truncated towards zero for
-// integers. float16 and bfloat16 are reduced in float32 and rounded once.
+// integers. float16 and bfloat16 are reduced in float32 and, on the host, rounded
+// once; NCCL rounds them after each addition, and floating-point averages of any
+// type may differ from the host's in the last bit.
 const (
 	Sum  = elem.Sum
 	Prod = elem.Prod

@@ -206,7 +206,7 @@ func (m *machine) try1(g Gemm, pad int, mul multiply) {
 	}
 	pa, pb, pc := m.put(0, pad, g.AB, a), m.put(1, pad, g.AB, b), m.put(2, pad, g.C, c)
 	err := mul(m.s, &g, pc, pa, pb)
-	if g.scales() && g.C.Half() && g.Beta != 0 && g.Beta != 1 {
+	if !g.empty() && g.scales() && g.C.Half() && g.Beta != 0 && g.Beta != 1 {
 		if err == nil {
 			m.t.Errorf("%v alpha %v beta %v: 16-bit floats were scaled, which the library cannot", &g, g.Alpha, g.Beta)
 		}
