@@ -36,8 +36,9 @@ type Config struct {
 	// NonBlocking makes a communicator whose calls can be given up cleanly: Init at its deadline frees everything, Abort
 	// ends a call that hangs on another goroutine. Its price is a thread that NCCL starts and ends for every single
 	// collective or group (group.cc, ncclGroupEndInternal: pthread_create where blocking is 0), after which the call waits
-	// for the work to be in the stream. Without it collectives run at the speed of C, and an Init or Split that
-	// passed its deadline keeps a thread until the process ends.
+	// for the work to be in the stream: measured on two H200s with NCCL 2.28.3, an all-reduce of one element took 52 us
+	// instead of 7. Without it collectives run at the speed of C, and an Init or Split that passed its deadline keeps a
+	// thread until the process ends.
 	NonBlocking bool
 }
 

@@ -467,6 +467,61 @@ func TestGPU(t *testing.T) {
 			})
 		})
 	})
+	t.Run("InPlace", func(t *testing.T) {
+		const ty = elem.Float32
+		each(t, rigs, func(rank int, r *rig) error {
+			buf := make([]byte, n*largest*4)
+			for _, size := range gpuSizes {
+				block := func(p unsafe.Pointer, q int) unsafe.Pointer { return unsafe.Add(p, q*size*4) }
+				root := n - 1
+				for _, x := range []struct {
+					kind Kind
+					n    int                                                    // elements of the result
+					at   unsafe.Pointer                                         // where it lies
+					fill func(want []byte)                                      // what it is
+					run  func(c *Comm, s *cuda.Stream, at unsafe.Pointer) error // in memory that starts with this rank's input
+				}{
+					{Broadcast, size, r.src, func(want []byte) { series(ty, want, 0, size, input(ty, elem.Sum, root)) },
+						func(c *Comm, s *cuda.Stream, at unsafe.Pointer) error { return c.Broadcast(s, at, at, size, ty, root) }},
+					{AllGather, n * size, r.src, func(want []byte) {
+						for q := range n {
+							series(ty, want[q*size*4:], q*size, size, input(ty, elem.Sum, q))
+						}
+					}, func(c *Comm, s *cuda.Stream, at unsafe.Pointer) error {
+						return c.AllGather(s, at, block(at, rank), size, ty)
+					}},
+					{ReduceScatter, size, block(r.src, rank), func(want []byte) { series(ty, want, rank*size, size, sum(ty, elem.Sum)) },
+						func(c *Comm, s *cuda.Stream, at unsafe.Pointer) error {
+							return c.ReduceScatter(s, at, r.src, size, ty, elem.Sum)
+						}},
+					{Gather, n * size, r.src, func(want []byte) {
+						for q := range n {
+							from := q
+							if rank != root { // nothing changes there
+								from = rank
+							}
+							series(ty, want[q*size*4:], q*size, size, input(ty, elem.Sum, from))
+						}
+					}, func(c *Comm, s *cuda.Stream, at unsafe.Pointer) error {
+						return c.Gather(s, at, block(at, rank), size, ty, root)
+					}},
+					{Scatter, size, block(r.src, rank), func(want []byte) { series(ty, want, rank*size, size, input(ty, elem.Sum, root)) },
+						func(c *Comm, s *cuda.Stream, at unsafe.Pointer) error { return c.Scatter(s, at, r.src, size, ty, root) }},
+				} {
+					if err := r.load(ty, n*size, input(ty, elem.Sum, rank)); err != nil {
+						return err
+					}
+					want := buf[:x.n*4]
+					x.fill(want)
+					run := func(at unsafe.Pointer) error { return x.run(r.Comm, r.s, at) }
+					if err := r.compare(x.at, ty, x.n, 0, want, run); err != nil {
+						return fmt.Errorf("%v of %d: %w", x.kind, size, err)
+					}
+				}
+			}
+			return nil
+		})
+	})
 	t.Run("PreMulSum", func(t *testing.T) {
 		each(t, rigs, func(rank int, r *rig) error {
 			const size = 1023

@@ -186,3 +186,45 @@ func TestBeyond2GiB(t *testing.T) {
 		}
 	})
 }
+
+// TestKindsOfMemory puts collectives, fills and copies on every kind of memory.
+func TestKindsOfMemory(t *testing.T) {
+	spmdtest.Run(t, everyRanks, func(t *testing.T, w *spmd.World) {
+		s := stream(t, w, "s")
+		for _, kind := range []struct {
+			name  string
+			alloc func(*spmd.World, int) (spmd.Buffer[int64], error)
+			host  bool
+		}{
+			{"device", spmd.Alloc[int64], false},
+			{"symmetric", spmd.AllocSymmetric[int64], false},
+			{"pinned", spmd.AllocPinned[int64], true},
+			{"managed", spmd.AllocManaged[int64], true},
+		} {
+			for round := range 2 { // the second on memory that was freed
+				for _, n := range []int{0, 1, 1001, 1<<20 + 1} {
+					x, err := kind.alloc(w, n)
+					must(t, err)
+					z := alloc[int64](t, w, n)
+					must(t, x.Fill(-1))
+					must(t, spmd.Fill(s, x, int64(w.Rank()+round)))
+					must(t, spmd.AllReduce(w.Comm.On(s), x, x, spmd.Sum))
+					must(t, spmd.Copy(s, z, x))
+					must(t, s.Synchronize())
+					want := int64(w.Size()*(w.Size()-1)/2 + w.Size()*round)
+					got := make([]int64, n)
+					if must(t, z.CopyTo(got)); kind.host {
+						copy(got[n/2:], x.Host()[n/2:])
+					}
+					for i, v := range got {
+						if v != want {
+							t.Fatalf("%s memory of %d, round %d: [%d] = %d, want %d", kind.name, n, round, i, v, want)
+						}
+					}
+					must(t, x.Free())
+					must(t, z.Free())
+				}
+			}
+		}
+	})
+}

@@ -603,11 +603,11 @@ SPMD_FN void attention_backward(T *dqkv, const T *dout, const T *out, const floa
 }
 
 #define KERNEL(T, S)                                                                                         \
-    extern "C" __global__ void __launch_bounds__(256)                                                        \
+    extern "C" __global__ void __launch_bounds__(256, 2)                                                     \
         attention_forward_##S(T *out, float *lse, const T *qkv, int b, int t, int nh, int hs) {              \
         attention_forward<T>(out, lse, qkv, t, nh, hs);                                                      \
     }                                                                                                        \
-    extern "C" __global__ void __launch_bounds__(256)                                                        \
+    extern "C" __global__ void __launch_bounds__(256, 2)                                                     \
         attention_backward_##S(T *dqkv, float *delta, const T *dout, const T *out, const float *lse, const T *qkv, int b, \
                                int t, int nh, int hs) {                                                      \
         attention_backward<T>(dqkv, dout, out, lse, qkv, t, nh, hs);                                         \
