@@ -46,16 +46,19 @@ func (b *bench) launch() error {
 	return b.hostTime(1, "launch", "a kernel launch", "cuLaunchKernel from C", []string{program})
 }
 
-// hostTime compares the host's time for a call, and counts its allocations.
+// hostTime compares the host's time for a call, and counts its allocations. The
+// best turn of each side counts: a process that the system puts far from its GPU
+// is slow from start to end, by more than what is compared here.
 func (b *bench) hostTime(ranks int, measure, what, peer string, program []string) error {
 	rank, err := b.rank(ranks, measure)
 	if err != nil {
 		return err
 	}
-	theirs, ours, worst, err := b.turns(program, rank)
+	theirUS, ourUS, worst, err := b.turns(program, rank)
 	if err != nil {
 		return err
 	}
+	theirs, ours := slices.Min(theirUS), slices.Min(ourUS)
 	b.compare(row{What: "host time of " + what, Ranks: ranks, Ours: ours, Unit: "us", Goal: (theirs + hostOverhead) / theirs}, peer, theirs, false)
 	b.limit(row{What: "Go allocations of " + what, Ranks: ranks, Ours: float64(worst.Allocs), Unit: "allocations", Goal: 0})
 	return nil
@@ -138,11 +141,12 @@ func (b *bench) replay() error {
 }
 
 // lossGoals are how far a loss on GPUs may be from that of the same training on the
-// host. bfloat16 has 8 bits: sums in another order round to other numbers.
+// host. Sums in another order round to other numbers, which in bfloat16 are 0.4 %
+// apart; a loss here is 3 to 5.5.
 var lossGoals = []struct {
 	dtype string
 	goal  float64
-}{{"float32", 1e-4}, {"bfloat16", 2e-2}}
+}{{"float32", 1e-4}, {"bfloat16", 5e-2}}
 
 const lossSteps = 10
 

@@ -51,23 +51,24 @@ func names() []string {
 	return n
 }
 
-// turns runs the two sides turn and turn about, and returns the median time of
-// each, and our point with the most allocations. What each side prints is one point.
-func (b *bench) turns(theirs, ours []string) (theirUS, ourUS float64, worst point, err error) {
-	var us [2][]float64
+// turns runs the two sides turn and turn about, and returns the times that each
+// took, and our point with the most allocations. What each side prints is one point.
+func (b *bench) turns(theirs, ours []string) (theirUS, ourUS []float64, worst point, err error) {
 	for range b.rounds {
-		for side, cmd := range [][]string{theirs, ours} {
-			p, err := onePoint(cmd)
-			if err != nil {
-				return 0, 0, worst, err
-			}
-			us[side] = append(us[side], p.MedianUS)
-			if side == 1 && p.Allocs >= worst.Allocs {
-				worst = p
-			}
+		p, err := onePoint(theirs)
+		if err != nil {
+			return nil, nil, worst, err
+		}
+		theirUS = append(theirUS, p.MedianUS)
+		if p, err = onePoint(ours); err != nil {
+			return nil, nil, worst, err
+		}
+		ourUS = append(ourUS, p.MedianUS)
+		if p.Allocs >= worst.Allocs {
+			worst = p
 		}
 	}
-	return median(us[0]), median(us[1]), worst, nil
+	return theirUS, ourUS, worst, nil
 }
 
 func onePoint(cmd []string) (point, error) {
@@ -94,10 +95,11 @@ func (b *bench) allReduce() error {
 		if err != nil {
 			return err
 		}
-		theirs, ours, _, err := b.turns(mpirun(2, program, size), rank)
+		theirUS, ourUS, _, err := b.turns(mpirun(2, program, size), rank)
 		if err != nil {
 			return err
 		}
+		theirs, ours := median(theirUS), median(ourUS)
 		goal := 1.05
 		if bytes == 8 {
 			goal = (theirs + 0.15) / theirs // at most 0.15 us more

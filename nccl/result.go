@@ -63,7 +63,8 @@ func versionString(v int) string {
 	return fmt.Sprintf("%d.%d.%d", v/10000, v/100%100, v%100)
 }
 
-// failed turns the outcome of a call into an error. op is the C function; detail stands before the library's own text.
+// failed turns the outcome of a call into an error, and marks a communicator that cannot end in order any more. op is the
+// C function; detail stands before the library's own text.
 func (c *Comm) failed(op string, status int, detail string) error {
 	switch Result(status) {
 	case ErrUnhandledCUDA, ErrSystem, ErrInternal, ErrRemote:

@@ -60,7 +60,7 @@ func (w *World) openNCCL(st *commState, parent *nccl.Comm, color, key int) error
 	var err error
 	if parent != nil {
 		var c *nccl.Comm
-		if c, err = parent.Split(ctx, color, key, nccl.Config{SplitShare: true}); err != nil {
+		if c, err = parent.Split(ctx, color, key, nccl.Config{}); err != nil {
 			return err
 		}
 		if c != nil && c.Size() == 1 {
@@ -90,7 +90,8 @@ func (w *World) openNCCL(st *commState, parent *nccl.Comm, color, key int) error
 		return errors.New("rank 0 got no id from NCCL")
 	}
 	defer w.startup.begin("nccl")()
-	c, err := nccl.Init(ctx, w.gpu.dev, id, st.rank, st.size, nccl.Config{})
+	// What Split makes of it is to share its memory: a communicator takes about a GB.
+	c, err := nccl.Init(ctx, w.gpu.dev, id, st.rank, st.size, nccl.Config{SplitShare: true})
 	if err != nil {
 		return err
 	}

@@ -28,6 +28,7 @@ func TestMain(m *testing.M) { spmdtest.Main(m, func() { app(os.Getenv(appEnv)) }
 func app(what string) {
 	fs := pflag.NewFlagSet("app", pflag.ExitOnError)
 	rows := fs.Int("rows", 4, "rows")
+	gpuPrepare(what)
 	spmd.Main(fs, func(ctx context.Context, w *spmd.World) error {
 		last := w.Rank() == w.Size()-1
 		switch what {
@@ -113,6 +114,9 @@ func app(what string) {
 		case "stubborn":
 			fmt.Fprintln(os.Stderr, "asleep")
 			select {}
+		}
+		if err := gpuFault(w, what, last); err != nil {
+			return err
 		}
 		return spmd.Barrier(w.Comm) // where the others wait for the one that failed
 	}, func(ranks int) error {

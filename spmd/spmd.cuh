@@ -188,12 +188,12 @@ template <typename L, typename F> SPMD_FN double quads_sum(long long quads, L lo
 
 // thread_sum is this thread's share of the sum of f(x[i]) over the n elements of x, in a grid of one
 // dimension. What a thread adds, and in which order, depends on n and the grid alone, not on where
-// x lies; x aligned to 16 bytes is read at memory speed, as what will not be read again soon.
+// x lies; x aligned to 16 bytes is read at memory speed.
 template <typename F> SPMD_FN double thread_sum(const float *x, long long n, F f) {
 	long long quads = n / 4;
 	double sum;
 	if (to_aligned(x) == 0) {
-		sum = quads_sum(quads, [x](long long q) { return __ldcs((const float4 *)x + q); }, f);
+		sum = quads_sum(quads, [x](long long q) { return load4(x + 4 * q); }, f);
 	} else {
 		sum = quads_sum(quads, [x](long long q) {
 			const float *at = x + 4 * q;

@@ -19,7 +19,7 @@ type symmetric struct {
 	w      *World
 	pool   pool // its free blocks are in waiting, with the points to wait for
 	chunks []symChunk
-	warn   sync.Once
+	told   sync.Once
 }
 
 type symChunk struct {
@@ -104,10 +104,11 @@ func (y *symmetric) get(n int) (unsafe.Pointer, error) {
 	}
 	c := symChunk{ptr: p}
 	c.window, err = w.Comm.st.nccl.RegisterWindow(p, n)
+	if err == nil && !c.window.Registered() {
+		y.tell("NCCL has no windows on this machine")
+	}
 	if errors.As(err, new(*nccl.VersionError)) {
-		y.warn.Do(func() {
-			w.Log.Info().Msg("AllocSymmetric: " + err.Error() + "; the memory is registered, but small collectives have no faster path")
-		})
+		y.tell(err.Error())
 		c.reg, err = w.Comm.st.nccl.Register(p, n)
 		if errors.As(err, new(*nccl.VersionError)) {
 			err = nil
@@ -118,6 +119,13 @@ func (y *symmetric) get(n int) (unsafe.Pointer, error) {
 	}
 	y.chunks = append(y.chunks, c)
 	return p, nil
+}
+
+// tell says once why symmetric memory is no better than other memory.
+func (y *symmetric) tell(why string) {
+	y.told.Do(func() {
+		y.w.Log.Info().Str("why", why).Msg("AllocSymmetric: small collectives have no faster path")
+	})
 }
 
 // deregister takes the chunks out of the communicator, which is about to go.

@@ -56,6 +56,8 @@ func TestBadFlags(t *testing.T) {
 		{[]string{"stray"}, []string{"stray"}},
 		{[]string{"--model", "gpt5"}, []string{"--model gpt5", "gpt2-xl"}},
 		{[]string{"--tokens", "words"}, []string{"--tokens words"}},
+		{[]string{"--dtype", "float16"}, []string{"--dtype float16", "bfloat16"}},
+		{[]string{"--dtype", ""}, []string{"--dtype", "bfloat16"}},
 		{[]string{"--steps", "0"}, []string{"--steps 0"}},
 		{[]string{"--batch", "-1"}, []string{"--batch -1"}},
 		{[]string{"--global-batch", "0"}, []string{"--global-batch 0"}},
@@ -123,11 +125,17 @@ func TestBadInputOnceAJob(t *testing.T) {
 
 // A short run: what it writes for programs and for people.
 func TestRun(t *testing.T) {
+	for _, dtype := range []string{"float32", "bfloat16"} {
+		t.Run(dtype, func(t *testing.T) { testRun(t, dtype) })
+	}
+}
+
+func testRun(t *testing.T, dtype string) {
 	dir := t.TempDir()
 	text := write(t, dir, "text.txt", strings.Repeat("func main() { return }\n", 400))
 	file := filepath.Join(dir, "out.json")
 	p := train(t, 2, "--data", text, "--steps", "3", "--layers", "1", "--channels", "16", "--heads", "2",
-		"--seq", "16", "--batch", "2", "--global-batch", "5", "--val-every", "2", "--check-every", "1",
+		"--dtype", dtype, "--seq", "16", "--batch", "2", "--global-batch", "5", "--val-every", "2", "--check-every", "1",
 		"--sample", "20", "--prompt", "func", "--json", file)
 	if p.Status != 0 {
 		t.Fatalf("status %d, stderr:\n%s", p.Status, p.Stderr)
@@ -135,7 +143,7 @@ func TestRun(t *testing.T) {
 	if !strings.HasPrefix(p.Stdout, "\nfunc") || len(p.Stdout) < 20 {
 		t.Errorf("standard output is %q, want the prompt and what follows", p.Stdout)
 	}
-	for _, want := range []string{"step 1/3", "step 3/3", "val_loss", "done"} {
+	for _, want := range []string{"step 1/3", "step 3/3", "val_loss", "done", "dtype=" + dtype} {
 		if !strings.Contains(p.Stderr, want) {
 			t.Errorf("no %q in the log:\n%s", want, p.Stderr)
 		}
@@ -168,7 +176,7 @@ func TestRun(t *testing.T) {
 			t.Errorf("line %d has other numbers: %s", i+1, line)
 		case i < 3 && val != (i > 0): // after steps 2 and 3
 			t.Errorf("line %d: validation loss there is %v: %s", i+1, val, line)
-		case i == 3 && (rec["summary"] != true || rec["ranks"] != 2.0):
+		case i == 3 && (rec["summary"] != true || rec["ranks"] != 2.0 || rec["dtype"] != dtype):
 			t.Errorf("the summary has other values: %s", line)
 		}
 	}

@@ -281,7 +281,11 @@ SPMD_FN void column_sums(float *dweight, float *dbias, float *partial, unsigned 
     const volatile float *parts = partial; // written by other blocks
     for (int part = 0; mine && part <= NORM; part++) {
         float sum = 0;
-        for (int y = 0; y < gridDim.y; y++) sum += parts[(2LL * y + part) * c + column];
+        for (int y0 = 0; y0 < gridDim.y; y0 += 8) { // loads that do not wait for each other
+            float p[8];
+            for (int y = 0; y < 8; y++) p[y] = y0 + y < gridDim.y ? parts[(2LL * (y0 + y) + part) * c + column] : 0;
+            for (int y = 0; y < 8; y++) sum += p[y];
+        }
         float *to = (part ? dweight : dbias) + column;
         *to = accumulate ? *to + sum : sum;
     }

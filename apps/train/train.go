@@ -147,7 +147,7 @@ func (t *trainer) open() (err error) {
 	return nil
 }
 
-// begin draws the start weights from seed, on rank 0, and copies them to all ranks.
+// begin draws the start weights from seed and gives all ranks those of rank 0.
 // It blocks. Every rank of c calls it.
 func (t *trainer) begin(seed uint64) error {
 	if err := t.state.Init(seed); err != nil {

@@ -78,9 +78,14 @@ func testLossDoesNotDependOnRanks[A Act](t *testing.T, w *spmd.World) {
 	const steps = 20
 	cfg := testConfig(steps)
 	cfg.half = isHalf[A]()
-	bound := 1e-4
-	if w.OnHost() && !cfg.half {
-		bound = 1e-5
+	// Unequal parts make sums of unequal lengths; what differs in the last bit
+	// may round to another bfloat16.
+	bound, normBound, kind := 1e-4, 1e-2, "loss"
+	switch {
+	case cfg.half:
+		bound, kind = 1e-3, "bfloat16 loss"
+	case w.OnHost():
+		bound, normBound = 1e-5, 1e-3
 	}
 	own, err := w.Comm.Split(w.Rank(), 0)
 	if err != nil {
@@ -92,7 +97,7 @@ func testLossDoesNotDependOnRanks[A Act](t *testing.T, w *spmd.World) {
 	for i := range steps {
 		a, an := step(t, together, i)
 		b, bn := step(t, alone, i)
-		if !closeTo(a, b, bound) || !closeTo(an, bn, 100*bound*bn) {
+		if !closeTo(a, b, bound) || !closeTo(an, bn, normBound*bn) {
 			t.Fatalf("step %d: loss %.7f, norm %g on %d ranks, but %.7f, %g on one", i, a, an, w.Size(), b, bn)
 		}
 		worst = max(worst, math.Abs(a-b))
@@ -114,7 +119,7 @@ func testLossDoesNotDependOnRanks[A Act](t *testing.T, w *spmd.World) {
 	if !closeTo(a, b, bound) {
 		t.Errorf("validation loss %.7f on %d ranks, %.7f on one", a, w.Size(), b)
 	}
-	measured(t, "largest difference of a "+nameOf[A]()+" loss on 1, 2, 3 and 4 ranks over 20 steps", max(worst, math.Abs(a-b)))
+	measured(t, "largest difference of a "+kind+" on 1, 2, 3 and 4 ranks over 20 steps", max(worst, math.Abs(a-b)))
 	for _, tr := range []*trainer{together, alone} {
 		if err := tr.Close(); err != nil {
 			t.Fatal(err)
@@ -165,6 +170,7 @@ func TestDataOrderDoesNotDependOnRanks(t *testing.T) {
 // Micro-batches of any size give the same step.
 func TestAccumulation(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		bound := boundsOf[float32](w).loss
 		var losses [3][]float64
 		for k, batch := range []int{7, 3, 1} {
 			cfg := testConfig(5)
@@ -179,7 +185,7 @@ func TestAccumulation(t *testing.T) {
 			}
 		}
 		for i, want := range losses[0] {
-			if !closeTo(losses[1][i], want, 1e-5) || !closeTo(losses[2][i], want, 1e-5) {
+			if !closeTo(losses[1][i], want, bound) || !closeTo(losses[2][i], want, bound) {
 				t.Errorf("step %d: losses %.7f, %.7f, %.7f with 7, 3, 1 sequences at a time", i, want, losses[1][i], losses[2][i])
 			}
 		}
@@ -188,30 +194,33 @@ func TestAccumulation(t *testing.T) {
 
 // A model that has seen one sentence often enough writes it.
 func TestLearnsAndWrites(t *testing.T) {
-	spmdtest.Run(t, []int{2}, func(t *testing.T, w *spmd.World) {
-		const sentence = "abcdefghijklmnop\n"
-		body := []byte(strings.Repeat(sentence, 100))
-		cfg := testConfig(80)
-		cfg.rate = Schedule{Peak: 1e-2, Final: 1e-3, Warmup: 5, Steps: cfg.steps}
-		tr := start(t, w, w.Comm, cfg, &tokenFile{header: tokenHeader{width: 1, count: uint64(len(body))}, body: body})
-		var loss float64
-		for i := range cfg.steps {
-			loss, _ = step(t, tr, i)
-		}
-		if loss > 0.2 {
-			t.Errorf("loss %g after %d steps, want below 0.2", loss, cfg.steps)
-		}
-		text, err := tr.generate(t.Context(), byteTokens{}, sentence+"abc", 30, 0, 1)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if want := strings.Repeat(sentence, 3)[:len(sentence)+3+30]; string(text) != want {
-			t.Errorf("wrote %q, want %q", text, want)
-		}
-		if err := tr.Close(); err != nil {
-			t.Fatal(err)
-		}
-	})
+	onBoth(t, []int{2}, testLearnsAndWrites[float32], testLearnsAndWrites[spmd.BF16])
+}
+
+func testLearnsAndWrites[A Act](t *testing.T, w *spmd.World) {
+	const sentence = "abcdefghijklmnop\n"
+	body := []byte(strings.Repeat(sentence, 100))
+	cfg := testConfig(80)
+	cfg.half = isHalf[A]()
+	cfg.rate = Schedule{Peak: 1e-2, Final: 1e-3, Warmup: 5, Steps: cfg.steps}
+	tr := start(t, w, w.Comm, cfg, &tokenFile{header: tokenHeader{width: 1, count: uint64(len(body))}, body: body})
+	var loss float64
+	for i := range cfg.steps {
+		loss, _ = step(t, tr, i)
+	}
+	if loss > 0.2 {
+		t.Errorf("loss %g after %d steps, want below 0.2", loss, cfg.steps)
+	}
+	text, err := tr.generate(t.Context(), byteTokens{}, sentence+"abc", 30, 0, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := strings.Repeat(sentence, 3)[:len(sentence)+3+30]; string(text) != want {
+		t.Errorf("wrote %q, want %q", text, want)
+	}
+	if err := tr.Close(); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func TestDivergenceIsAnError(t *testing.T) {

@@ -1,0 +1,345 @@
+package spmd_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"lockstep/cuda"
+	"lockstep/internal/fakelib"
+	"lockstep/nccl"
+	"lockstep/spmd"
+)
+
+// rankEnv sets variables of single ranks of the app: "NAME=VALUE;1:NAME=VALUE", for
+// all ranks or for rank 1, with %r for the rank.
+const rankEnv = "SPMD_TEST_RANK_ENV"
+
+const brokenKernel = `
+extern "C" __global__ void broken(float *x, int n) {
+	int i = threadIdx.x;
+	x[i] = undeclared;
+}
+`
+
+// gpuPrepare is what the app does before it is a rank.
+func gpuPrepare(what string) {
+	rank := os.Getenv("OMPI_COMM_WORLD_RANK") + os.Getenv("PMI_RANK") // of Open MPI or MPICH
+	for _, set := range strings.Split(os.Getenv(rankEnv), ";") {
+		only, rest, ok := strings.Cut(set, ":")
+		if !ok || len(only) != 1 {
+			only, rest = rank, set
+		}
+		if name, v, ok := strings.Cut(rest, "="); ok && only == rank {
+			os.Setenv(name, strings.ReplaceAll(v, "%r", rank))
+		}
+	}
+	if what == "broken kernel" {
+		spmd.NewKernel("broken", brokenKernel, nil)
+	}
+}
+
+var faults = []string{"a collective fails", "a rank is lost", "a launch fails", "the GPU fails", "no memory", "a late kernel", "no CUDA source", "no cuBLAS", "a graph is left"}
+
+// gpuFault is what the app does on a GPU where something is to go wrong on its last
+// rank, in NCCL or in the driver.
+func gpuFault(w *spmd.World, what string, last bool) error {
+	if !slices.Contains(faults, what) {
+		return nil
+	}
+	s, err := w.NewStream("work")
+	if err != nil {
+		return err
+	}
+	x, err := spmd.Alloc[float32](w, 64)
+	if err != nil {
+		return err
+	}
+	if what == "a graph is left" {
+		if _, err := s.Capture(func() error { return spmd.AllReduce(w.Comm.On(s), x, x, spmd.Sum) }); err != nil {
+			return err
+		}
+		if err := spmd.Fill(s, x, 1); err != nil {
+			return err
+		}
+	}
+	if !last {
+		return nil // and wait in the barrier
+	}
+	one := spmd.Cover1D(1, 1)
+	switch what {
+	case "a collective fails":
+		os.Setenv("FAKENCCL_FAIL", "ncclAllReduce=2")
+		return spmd.AllReduce(w.Comm.On(s), x, x, spmd.Sum)
+	case "a rank is lost": // the kernel of the collective never ends
+		os.Setenv("FAKECUDA_FAIL", "cuEventQuery=600")
+		os.Setenv("FAKENCCL_FAIL", "async=6")
+		if err := spmd.AllReduce(w.Comm.On(s), x, x, spmd.Sum); err != nil {
+			return err
+		}
+		return s.Synchronize()
+	case "a launch fails":
+		os.Setenv("FAKECUDA_FAIL", "cuLaunchKernel=701")
+		return nop.Launch(s, one, x.Arg(), x.Arg(), spmd.I32(1))
+	case "the GPU fails":
+		os.Setenv("FAKECUDA_FAIL", "cuEventQuery=700")
+		if err := nop.Launch(s, one, x.Arg(), x.Arg(), spmd.I32(1)); err != nil {
+			return err
+		}
+		return s.Synchronize()
+	case "no memory":
+		_, err := spmd.Alloc[float32](w, 20<<20)
+		return err
+	case "a late kernel":
+		return spmd.NewKernel("broken", brokenKernel, nil).Launch(s, one, x.Arg(), spmd.I32(1))
+	case "no CUDA source":
+		return spmd.NewKernel("hostly", "", func(spmd.Args) error { return nil }).Launch(s, one, x.Arg())
+	case "no cuBLAS":
+		m := spmd.MatrixOf(x.Slice(0, 16), 4, 4)
+		return spmd.Gemm(s, spmd.MatrixOf(x.Slice(16, 32), 4, 4), m, m, spmd.GemmOpt{})
+	default:
+		return errors.New("the last rank fails")
+	}
+}
+
+// folders builds folders of test doubles: "both", "driver" alone, "part" of the
+// driver, and "none". Others are made of files that are no libraries.
+func folders(t *testing.T) map[string]string {
+	t.Helper()
+	both := doubles(t)[doublesEnv]
+	f := map[string]string{"both": both, "driver": t.TempDir(), "part": t.TempDir(), "none": t.TempDir(), "no NVRTC": t.TempDir(), "no cuBLAS": t.TempDir()}
+	link := func(folder string, names ...string) {
+		for _, name := range names {
+			must(t, os.Symlink(filepath.Join(both, name), filepath.Join(f[folder], name)))
+		}
+	}
+	link("driver", "libcuda.so.1")
+	fakelib.CUDA(t, f["part"], fakelib.Without("cuGraphLaunch")...)
+	link("no NVRTC", "libcuda.so.1", "libnccl.so.2")
+	link("no cuBLAS", "libcuda.so.1", "libnccl.so.2")
+	for _, name := range []string{"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2", "libnvrtc.so"} {
+		must(t, os.WriteFile(filepath.Join(f["no NVRTC"], name), []byte("no library"), 0o644))
+	}
+	for _, name := range []string{"libcublasLt.so.13", "libcublasLt.so.12"} {
+		must(t, os.WriteFile(filepath.Join(f["no cuBLAS"], name), []byte("no library"), 0o644))
+	}
+	return f
+}
+
+// TestGPUFaults: what can be missing or fail on the way to a GPU and on it. Each ends
+// all ranks, with the cause said once, or runs on the host and says why.
+func TestGPUFaults(t *testing.T) {
+	f := folders(t)
+	const refused, failed = 2, 1
+	cuda11, nccl217 := "FAKECUDA_VERSION=11080", "FAKENCCL_VERSION=21700"
+	busy := "FAKECUDA_FAIL=cuDevicePrimaryCtxRetain=46"
+	for _, tc := range []struct {
+		name   string
+		ranks  int
+		folder string
+		what   string // the app, "sum" if empty
+		env    []string
+		device string // cuda if empty
+		status int
+		want   []string // in the one line that says it
+	}{
+		{"no driver", 2, "none", "", nil, "", refused, []string{"--device cuda", "no usable NVIDIA driver", "libcuda.so.1"}},
+		{"no driver, any device", 2, "none", "", nil, "auto", 0, []string{"start", "device=host", "collectives=mpi-host", "no usable GPU", "libcuda.so.1"}},
+		{"an old driver", 2, "both", "", []string{cuda11}, "", refused, []string{"--device cuda", "supports CUDA 11.8", "12.0 or later"}},
+		{"an old driver, any device", 1, "both", "", []string{cuda11}, "auto", 0, []string{"start", "device=host", "CUDA 11.8"}},
+		{"a driver without a function", 1, "part", "", nil, "", refused, []string{"--device cuda", "CUDA 13.0", "lacks cuGraphLaunch"}},
+		{"no GPU", 1, "both", "", []string{"FAKECUDA_DEVICES=0"}, "", refused, []string{"--device cuda", "CUDA_ERROR_NO_DEVICE"}},
+		{"no NCCL", 2, "driver", "", nil, "", refused, []string{"--device cuda", "nccl", "libnccl.so.2"}},
+		{"no NCCL, any device", 2, "driver", "", nil, "auto", 0, []string{"WRN", "start", "device=host", "libnccl.so.2"}},
+		{"no NCCL, one rank", 1, "driver", "", nil, "", 0, []string{"start", `device="Fake GPU"`, "collectives=none"}},
+		{"an old NCCL", 2, "both", "", []string{nccl217}, "", refused, []string{"--device cuda", "2.17.0", "2.18 is needed"}},
+		{"an old NCCL, any device", 2, "both", "", []string{nccl217}, "auto", 0, []string{"WRN", "start", "device=host", "2.17.0"}},
+		{"too many ranks", 3, "both", "", nil, "", refused, []string{"--device cuda", "rank 2", "has 3 ranks", "sees 2 GPUs"}},
+		{"too many ranks, any device", 3, "both", "", nil, "auto", refused, []string{"has 3 ranks", "sees 2 GPUs", "start fewer ranks", "--device host"}},
+		{"a GPU in exclusive use", 2, "both", "", []string{busy, "FAKECUDA_COMPUTE_MODE=3"}, "", refused,
+			[]string{"--device cuda", "CUDA_ERROR_DEVICE_UNAVAILABLE (46)", "GPU 0", "another process has it", "nvidia-smi"}},
+		{"a GPU in exclusive use, any device", 2, "both", "", []string{rankEnv + "=1:" + busy}, "auto", 0, []string{"WRN", "start", "device=host", "rank 1", "(46)"}},
+		{"no NVRTC", 1, "no NVRTC", "", []string{"CUDA_HOME=", "CUDA_PATH="}, "", refused, []string{"--device cuda", "NVRTC", "libnvrtc.so.12"}},
+		{"GPUs and MPI", 2, "both", "", nil, "cuda --collectives mpi", refused, []string{"--device cuda --collectives mpi", "for MPI use --device host"}},
+		{"NCCL demanded, no GPU", 2, "none", "", nil, "auto --collectives nccl", refused, []string{"--collectives nccl", "libcuda.so.1"}},
+		{"NCCL does not start", 2, "both", "", []string{"FAKENCCL_FAIL=ncclCommInitRankConfig=3"}, "", failed, []string{"ncclCommInitRankConfig", "ncclInternalError (3)", "fake: "}},
+		{"a kernel that does not compile", 2, "both", "broken kernel", nil, "", failed, []string{`broken(4)`, `identifier "undeclared" is undefined`}},
+		{"an image that does not load", 2, "both", "", []string{"FAKECUDA_FAIL=cuModuleLoadDataEx=218"}, "", failed, []string{"kernel fill_u64", "CUDA_ERROR_INVALID_PTX"}},
+
+		{"a collective fails", 2, "both", "a collective fails", nil, "", failed,
+			[]string{"ERR", "gpu_fault_test.go:", "rank 1", "ncclAllReduce", "ncclSystemError (2)", "64 float32", "fake: ncclAllReduce was told to fail", "rank=1"}},
+		{"a rank is lost", 2, "both", "a rank is lost", nil, "", failed,
+			[]string{"ERR", `stream "work"`, "gpu_fault_test.go:", "rank 1", "ncclCommGetAsyncError", "ncclRemoteError (6)", "rank=1"}},
+		{"a launch fails", 2, "both", "a launch fails", nil, "", failed, []string{"ERR", "kernel nop", "gpu_fault_test.go:", "cuLaunchKernel", "(701)", "rank=1"}},
+		{"the GPU fails", 2, "both", "the GPU fails", nil, "", failed, []string{"ERR", `stream "work"`, "gpu_fault_test.go:", "CUDA_ERROR_ILLEGAL_ADDRESS (700)", "rank=1"}},
+		{"no memory", 2, "both", "no memory", []string{"FAKECUDA_MEMORY=104857600"}, "", failed, []string{"ERR", "gpu_fault_test.go:", "asked for 83886080 bytes",
+			"71302912 of 104857600 free on the device", "256 in use", "33554432 held by the pool", "CUDA_ERROR_OUT_OF_MEMORY (2)", "rank=1"}},
+		{"a late kernel does not compile", 2, "both", "a late kernel", nil, "", failed, []string{"gpu_fault_test.go:", "kernel broken", `broken(4)`, "undeclared"}},
+		{"a kernel without CUDA source", 2, "both", "no CUDA source", nil, "", failed, []string{"ERR", "gpu_fault_test.go:", "hostly has no CUDA source", "on the host only"}},
+		{"no cuBLAS", 2, "no cuBLAS", "no cuBLAS", nil, "", failed, []string{"ERR", "cuBLASLt", "libcublasLt.so.13", "libcublasLt.so.12", "rank=1"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			if tc.folder == "none" && cuda.Load() == nil {
+				t.Skip("there is a driver here")
+			}
+			if tc.folder == "driver" && nccl.Load() == nil {
+				t.Skip("NCCL is installed here")
+			}
+			if _, err := os.Stat("/usr/local/cuda"); tc.folder == "no NVRTC" && err == nil {
+				t.Skip("NVRTC of /usr/local/cuda cannot be hidden")
+			}
+			args := append([]string{"--device"}, strings.Fields(tc.device)...)
+			if tc.device == "" {
+				args = append(args, "cuda")
+			}
+			if tc.what == "" {
+				tc.what = "sum"
+			}
+			log := filepath.Join(t.TempDir(), "log")
+			env := append([]string{"LD_LIBRARY_PATH=" + f[tc.folder], "LOCKSTEP_CACHE=" + filepath.Join(f["both"], "cache"), "FAKECUDA_DEVICES=2"}, tc.env...)
+			status, out := run(t, tc.ranks, tc.what, append(env, "FAKECUDA_LOG="+log+".%p"), args...)
+			if status != tc.status {
+				t.Errorf("status %d, want %d\n%s", status, tc.status, out)
+			}
+			// A compiler's log has lines of its own.
+			multi := strings.Contains(tc.name, "compile")
+			for _, part := range tc.want {
+				if !strings.Contains(out, part) {
+					t.Errorf("%q is not in\n%s", part, out)
+				}
+			}
+			said := 0
+			for line := range strings.Lines(out) {
+				all := !slices.ContainsFunc(tc.want, func(part string) bool { return !strings.Contains(line, part) })
+				if all || multi && strings.Contains(line, tc.want[len(tc.want)-1]) {
+					said++
+				}
+			}
+			if own := len(regexp.MustCompile(`(?m)^app: |^\S+ (ERR|WRN) `).FindAllString(out, -1)); said != 1 || own > 1 {
+				t.Errorf("said %d times, in %d lines of the app's:\n%s", said, own, out)
+			}
+		})
+	}
+}
+
+// TestGPUChoice: the ranks of a node take different GPUs.
+func TestGPUChoice(t *testing.T) {
+	env := doubles(t)
+	list := []string{}
+	for k, v := range env {
+		list = append(list, k+"="+v)
+	}
+	for _, tc := range []struct {
+		name  string
+		ranks int
+		env   []string
+		want  []int
+	}{
+		{"each sees all", 3, []string{"FAKECUDA_DEVICES=4"}, []int{0, 1, 2}},
+		{"each sees its own", 2, []string{rankEnv + "=1:FAKECUDA_MIG=1"}, []int{0, 0}}, // of one GPU's parts
+		{"one sees more", 2, []string{rankEnv + "=0:FAKECUDA_DEVICES=2"}, []int{0, -1}},
+		{"the other sees more", 2, []string{rankEnv + "=1:FAKECUDA_DEVICES=2"}, []int{0, 1}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			status, out := run(t, tc.ranks, "sum", append(list, tc.env...), "--device", "cuda", "--log-ranks", "all", "--log-format", "json")
+			if slices.Contains(tc.want, -1) {
+				if status != 2 || !strings.Contains(out, "sees 1 GPUs, all taken") {
+					t.Errorf("status %d\n%s", status, out)
+				}
+				return
+			}
+			for r, gpu := range tc.want {
+				if !regexp.MustCompile(fmt.Sprintf(`"rank":%d,.*"collectives":"nccl","why":"%d of %d ranks have a GPU each".*"gpu":%d,"pci":"0000:%x:00.0","cuda":"13.0".*"nccl":"2.28.3"`,
+					r, tc.ranks, tc.ranks, gpu, 0x3a+gpu)).MatchString(out) {
+					t.Errorf("rank %d does not start on GPU %d: status %d\n%s", r, gpu, status, out)
+				}
+			}
+		})
+	}
+}
+
+// TestGPUKernels: the first rank of the node compiles and the others receive; what
+// was compiled is used again, unless it is damaged.
+func TestGPUKernels(t *testing.T) {
+	env := doubles(t)
+	cache := t.TempDir()
+	start := func() (first, second []os.FileInfo) {
+		t.Helper()
+		logs := t.TempDir()
+		status, out := run(t, 2, "sum", []string{"LD_LIBRARY_PATH=" + env["LD_LIBRARY_PATH"], "FAKECUDA_DEVICES=2",
+			rankEnv + "=LOCKSTEP_CACHE=" + cache + "/%r;FAKECUDA_LOG=" + logs + "/%r"}, "--device", "cuda")
+		if status != 0 {
+			t.Fatalf("status %d\n%s", status, out)
+		}
+		for _, rank := range []string{"0", "1"} {
+			log, err := os.ReadFile(filepath.Join(logs, rank))
+			must(t, err)
+			if n := strings.Count(string(log), "cuModuleLoadDataEx "); n != 2 || !strings.Contains(string(log), "cuFuncLoad function=nop ") {
+				t.Errorf("rank %s loads %d modules, want the framework's and the tests', with their kernels", rank, n)
+			}
+		}
+		list := func(rank string) (files []os.FileInfo) {
+			entries, err := os.ReadDir(filepath.Join(cache, rank))
+			if err != nil && !errors.Is(err, os.ErrNotExist) {
+				t.Fatal(err)
+			}
+			for _, e := range entries {
+				info, err := e.Info()
+				must(t, err)
+				files = append(files, info)
+			}
+			return files
+		}
+		return list("0"), list("1")
+	}
+	same := func(a, b []os.FileInfo) bool {
+		return slices.EqualFunc(a, b, func(a, b os.FileInfo) bool { return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) })
+	}
+	first, second := start()
+	if len(first) != 2 || len(second) != 0 {
+		t.Fatalf("rank 0 has compiled %d sources and rank 1 %d, want 2 and none", len(first), len(second))
+	}
+	if again, second := start(); !same(first, again) || len(second) != 0 {
+		t.Error("at the second start the kernels were compiled again")
+	}
+	damaged := filepath.Join(cache, "0", first[0].Name())
+	whole, err := os.ReadFile(damaged)
+	must(t, err)
+	must(t, os.WriteFile(damaged, whole[:len(whole)-3], 0o644))
+	third, _ := start()
+	if got, err := os.ReadFile(damaged); err != nil || string(got) != string(whole) {
+		t.Errorf("a damaged file of %d bytes is not replaced: %v", len(got), err)
+	}
+	if !same(first[1:], third[1:]) {
+		t.Error("what is not damaged was compiled again")
+	}
+}
+
+// TestGPUAfterError: after an error of run nothing is destroyed out of its order.
+func TestGPUAfterError(t *testing.T) {
+	env := doubles(t)
+	for _, n := range []int{1, 2} {
+		logs := t.TempDir()
+		status, out := run(t, n, "a graph is left", []string{"LD_LIBRARY_PATH=" + env["LD_LIBRARY_PATH"], "LOCKSTEP_CACHE=" + env["LOCKSTEP_CACHE"], "FAKECUDA_DEVICES=2",
+			rankEnv + "=FAKECUDA_LOG=" + logs + "/%r;FAKENCCL_LOG=" + logs + "/%r"}, "--device", "cuda")
+		if status != 1 || strings.Count(out, "the last rank fails") != 1 {
+			t.Errorf("%d ranks: status %d\n%s", n, status, out)
+		}
+		for r := range n {
+			log, err := os.ReadFile(filepath.Join(logs, fmt.Sprint(r)))
+			must(t, err)
+			lines := logLines(string(log))
+			if count(lines, "cuGraphInstantiateWithFlags") != 1 {
+				t.Errorf("rank %d of %d made no graph", r, n)
+			}
+			wantOrder(t, lines)
+		}
+	}
+}
