@@ -109,9 +109,8 @@ func gpuFault(w *spmd.World, what string, last bool) error {
 
 // folders builds folders of test doubles: "both", "driver" alone, "part" of the
 // driver, and "none". Others are made of files that are no libraries.
-func folders(t *testing.T) map[string]string {
+func folders(t *testing.T, both string) map[string]string {
 	t.Helper()
-	both := doubles(t)[doublesEnv]
 	f := map[string]string{"both": both, "driver": t.TempDir(), "part": t.TempDir(), "none": t.TempDir(), "no NVRTC": t.TempDir(), "no cuBLAS": t.TempDir()}
 	link := func(folder string, names ...string) {
 		for _, name := range names {
@@ -131,10 +130,11 @@ func folders(t *testing.T) map[string]string {
 	return f
 }
 
-// TestGPUFaults: what can be missing or fail on the way to a GPU and on it. Each ends
-// all ranks, with the cause said once, or runs on the host and says why.
-func TestGPUFaults(t *testing.T) {
-	f := folders(t)
+// gpuFaults: what can be missing or fail on the way to a GPU and on it. Each ends all
+// ranks, with the cause said once, or runs on the host and says why.
+func gpuFaults(t *testing.T, dir string) {
+	t.Parallel()
+	f := folders(t, dir)
 	const refused, failed = 2, 1
 	cuda11, nccl217 := "FAKECUDA_VERSION=11080", "FAKENCCL_VERSION=21700"
 	busy := "FAKECUDA_FAIL=cuDevicePrimaryCtxRetain=46"
@@ -150,38 +150,38 @@ func TestGPUFaults(t *testing.T) {
 	}{
 		{"no driver", 2, "none", "", nil, "", refused, []string{"--device cuda", "no usable NVIDIA driver", "libcuda.so.1"}},
 		{"no driver, any device", 2, "none", "", nil, "auto", 0, []string{"start", "device=host", "collectives=mpi-host", "no usable GPU", "libcuda.so.1"}},
-		{"an old driver", 2, "both", "", []string{cuda11}, "", refused, []string{"--device cuda", "supports CUDA 11.8", "12.0 or later"}},
-		{"an old driver, any device", 1, "both", "", []string{cuda11}, "auto", 0, []string{"start", "device=host", "CUDA 11.8"}},
-		{"a driver without a function", 1, "part", "", nil, "", refused, []string{"--device cuda", "CUDA 13.0", "lacks cuGraphLaunch"}},
-		{"no GPU", 1, "both", "", []string{"FAKECUDA_DEVICES=0"}, "", refused, []string{"--device cuda", "CUDA_ERROR_NO_DEVICE"}},
+		{"an old driver", 0, "both", "", []string{cuda11}, "", refused, []string{"--device cuda", "supports CUDA 11.8", "12.0 or later"}},
+		{"an old driver, any device", 0, "both", "", []string{cuda11}, "auto", 0, []string{"start", "device=host", "CUDA 11.8"}},
+		{"a driver without a function", 0, "part", "", nil, "", refused, []string{"--device cuda", "CUDA 13.0", "lacks cuGraphLaunch"}},
+		{"no GPU", 0, "both", "", []string{"FAKECUDA_DEVICES=0"}, "", refused, []string{"--device cuda", "CUDA_ERROR_NO_DEVICE"}},
 		{"no NCCL", 2, "driver", "", nil, "", refused, []string{"--device cuda", "nccl", "libnccl.so.2"}},
 		{"no NCCL, any device", 2, "driver", "", nil, "auto", 0, []string{"WRN", "start", "device=host", "libnccl.so.2"}},
-		{"no NCCL, one rank", 1, "driver", "", nil, "", 0, []string{"start", `device="Fake GPU"`, "collectives=none"}},
+		{"no NCCL, one rank", 0, "driver", "", nil, "", 0, []string{"start", `device="Fake GPU"`, "collectives=none"}},
 		{"an old NCCL", 2, "both", "", []string{nccl217}, "", refused, []string{"--device cuda", "2.17.0", "2.18 is needed"}},
 		{"an old NCCL, any device", 2, "both", "", []string{nccl217}, "auto", 0, []string{"WRN", "start", "device=host", "2.17.0"}},
 		{"too many ranks", 3, "both", "", nil, "", refused, []string{"--device cuda", "rank 2", "has 3 ranks", "sees 2 GPUs"}},
 		{"too many ranks, any device", 3, "both", "", nil, "auto", refused, []string{"has 3 ranks", "sees 2 GPUs", "start fewer ranks", "--device host"}},
-		{"a GPU in exclusive use", 2, "both", "", []string{busy, "FAKECUDA_COMPUTE_MODE=3"}, "", refused,
+		{"a GPU in exclusive use", 0, "both", "", []string{busy, "FAKECUDA_COMPUTE_MODE=3"}, "", refused,
 			[]string{"--device cuda", "CUDA_ERROR_DEVICE_UNAVAILABLE (46)", "GPU 0", "another process has it", "nvidia-smi"}},
 		{"a GPU in exclusive use, any device", 2, "both", "", []string{rankEnv + "=1:" + busy}, "auto", 0, []string{"WRN", "start", "device=host", "rank 1", "(46)"}},
-		{"no NVRTC", 1, "no NVRTC", "", []string{"CUDA_HOME=", "CUDA_PATH="}, "", refused, []string{"--device cuda", "NVRTC", "libnvrtc.so.12"}},
+		{"no NVRTC", 0, "no NVRTC", "", []string{"CUDA_HOME=", "CUDA_PATH="}, "", refused, []string{"--device cuda", "NVRTC", "libnvrtc.so.12"}},
 		{"GPUs and MPI", 2, "both", "", nil, "cuda --collectives mpi", refused, []string{"--device cuda --collectives mpi", "for MPI use --device host"}},
-		{"NCCL demanded, no GPU", 2, "none", "", nil, "auto --collectives nccl", refused, []string{"--collectives nccl", "libcuda.so.1"}},
+		{"NCCL demanded, no GPU", 0, "none", "", nil, "auto --collectives nccl", refused, []string{"--collectives nccl", "libcuda.so.1"}},
 		{"NCCL does not start", 2, "both", "", []string{"FAKENCCL_FAIL=ncclCommInitRankConfig=3"}, "", failed, []string{"ncclCommInitRankConfig", "ncclInternalError (3)", "fake: "}},
 		{"a kernel that does not compile", 2, "both", "broken kernel", nil, "", failed, []string{`broken(4)`, `identifier "undeclared" is undefined`}},
-		{"an image that does not load", 2, "both", "", []string{"FAKECUDA_FAIL=cuModuleLoadDataEx=218"}, "", failed, []string{"kernel fill_u64", "CUDA_ERROR_INVALID_PTX"}},
+		{"an image that does not load", 0, "both", "", []string{"FAKECUDA_FAIL=cuModuleLoadDataEx=218"}, "", failed, []string{"kernel fill_u64", "CUDA_ERROR_INVALID_PTX"}},
 
 		{"a collective fails", 2, "both", "a collective fails", nil, "", failed,
 			[]string{"ERR", "gpu_fault_test.go:", "rank 1", "ncclAllReduce", "ncclSystemError (2)", "64 float32", "fake: ncclAllReduce was told to fail", "rank=1"}},
 		{"a rank is lost", 2, "both", "a rank is lost", nil, "", failed,
 			[]string{"ERR", `stream "work"`, "gpu_fault_test.go:", "rank 1", "ncclCommGetAsyncError", "ncclRemoteError (6)", "rank=1"}},
-		{"a launch fails", 2, "both", "a launch fails", nil, "", failed, []string{"ERR", "kernel nop", "gpu_fault_test.go:", "cuLaunchKernel", "(701)", "rank=1"}},
+		{"a launch fails", 0, "both", "a launch fails", nil, "", failed, []string{"ERR", "kernel nop", "gpu_fault_test.go:", "cuLaunchKernel", "(701)"}},
 		{"the GPU fails", 2, "both", "the GPU fails", nil, "", failed, []string{"ERR", `stream "work"`, "gpu_fault_test.go:", "CUDA_ERROR_ILLEGAL_ADDRESS (700)", "rank=1"}},
-		{"no memory", 2, "both", "no memory", []string{"FAKECUDA_MEMORY=104857600"}, "", failed, []string{"ERR", "gpu_fault_test.go:", "asked for 83886080 bytes",
-			"71302912 of 104857600 free on the device", "256 in use", "33554432 held by the pool", "CUDA_ERROR_OUT_OF_MEMORY (2)", "rank=1"}},
-		{"a late kernel does not compile", 2, "both", "a late kernel", nil, "", failed, []string{"gpu_fault_test.go:", "kernel broken", `broken(4)`, "undeclared"}},
-		{"a kernel without CUDA source", 2, "both", "no CUDA source", nil, "", failed, []string{"ERR", "gpu_fault_test.go:", "hostly has no CUDA source", "on the host only"}},
-		{"no cuBLAS", 2, "no cuBLAS", "no cuBLAS", nil, "", failed, []string{"ERR", "cuBLASLt", "libcublasLt.so.13", "libcublasLt.so.12", "rank=1"}},
+		{"no memory", 0, "both", "no memory", []string{"FAKECUDA_MEMORY=104857600"}, "", failed, []string{"ERR", "gpu_fault_test.go:", "asked for 83886080 bytes",
+			"71302912 of 104857600 free on the device", "256 in use", "33554432 held by the pool", "CUDA_ERROR_OUT_OF_MEMORY (2)"}},
+		{"a late kernel does not compile", 0, "both", "a late kernel", nil, "", failed, []string{"gpu_fault_test.go:", "kernel broken", `broken(4)`, "undeclared"}},
+		{"a kernel without CUDA source", 0, "both", "no CUDA source", nil, "", failed, []string{"ERR", "gpu_fault_test.go:", "hostly has no CUDA source", "on the host only"}},
+		{"no cuBLAS", 0, "no cuBLAS", "no cuBLAS", nil, "", failed, []string{"ERR", "cuBLASLt", "libcublasLt.so.13", "libcublasLt.so.12"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
@@ -201,9 +201,8 @@ func TestGPUFaults(t *testing.T) {
 			if tc.what == "" {
 				tc.what = "sum"
 			}
-			log := filepath.Join(t.TempDir(), "log")
-			env := append([]string{"LD_LIBRARY_PATH=" + f[tc.folder], "LOCKSTEP_CACHE=" + filepath.Join(f["both"], "cache"), "FAKECUDA_DEVICES=2"}, tc.env...)
-			status, out := run(t, tc.ranks, tc.what, append(env, "FAKECUDA_LOG="+log+".%p"), args...)
+			env := append([]string{"LD_LIBRARY_PATH=" + f[tc.folder], "FAKECUDA_DEVICES=2"}, tc.env...)
+			status, out := run(t, tc.ranks, tc.what, env, args...)
 			if status != tc.status {
 				t.Errorf("status %d, want %d\n%s", status, tc.status, out)
 			}
@@ -228,13 +227,9 @@ func TestGPUFaults(t *testing.T) {
 	}
 }
 
-// TestGPUChoice: the ranks of a node take different GPUs.
-func TestGPUChoice(t *testing.T) {
-	env := doubles(t)
-	list := []string{}
-	for k, v := range env {
-		list = append(list, k+"="+v)
-	}
+// gpuChoice: the ranks of a node take different GPUs.
+func gpuChoice(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		name  string
 		ranks int
@@ -248,7 +243,7 @@ func TestGPUChoice(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
-			status, out := run(t, tc.ranks, "sum", append(list, tc.env...), "--device", "cuda", "--log-ranks", "all", "--log-format", "json")
+			status, out := run(t, tc.ranks, "sum", append([]string{"FAKECUDA_DEVICES=1"}, tc.env...), "--device", "cuda", "--log-ranks", "all", "--log-format", "json")
 			if slices.Contains(tc.want, -1) {
 				if status != 2 || !strings.Contains(out, "sees 1 GPUs, all taken") {
 					t.Errorf("status %d\n%s", status, out)
@@ -265,16 +260,15 @@ func TestGPUChoice(t *testing.T) {
 	}
 }
 
-// TestGPUKernels: the first rank of the node compiles and the others receive; what
+// gpuKernels: the first rank of the node compiles and the others receive; what
 // was compiled is used again, unless it is damaged.
-func TestGPUKernels(t *testing.T) {
-	env := doubles(t)
+func gpuKernels(t *testing.T) {
+	t.Parallel()
 	cache := t.TempDir()
 	start := func() (first, second []os.FileInfo) {
 		t.Helper()
 		logs := t.TempDir()
-		status, out := run(t, 2, "sum", []string{"LD_LIBRARY_PATH=" + env["LD_LIBRARY_PATH"], "FAKECUDA_DEVICES=2",
-			rankEnv + "=LOCKSTEP_CACHE=" + cache + "/%r;FAKECUDA_LOG=" + logs + "/%r"}, "--device", "cuda")
+		status, out := run(t, 2, "sum", []string{rankEnv + "=LOCKSTEP_CACHE=" + cache + "/%r;FAKECUDA_LOG=" + logs + "/%r"}, "--device", "cuda")
 		if status != 0 {
 			t.Fatalf("status %d\n%s", status, out)
 		}
@@ -322,13 +316,12 @@ func TestGPUKernels(t *testing.T) {
 	}
 }
 
-// TestGPUAfterError: after an error of run nothing is destroyed out of its order.
-func TestGPUAfterError(t *testing.T) {
-	env := doubles(t)
+// gpuAfterError: after an error of run nothing is destroyed out of its order.
+func gpuAfterError(t *testing.T) {
+	t.Parallel()
 	for _, n := range []int{1, 2} {
 		logs := t.TempDir()
-		status, out := run(t, n, "a graph is left", []string{"LD_LIBRARY_PATH=" + env["LD_LIBRARY_PATH"], "LOCKSTEP_CACHE=" + env["LOCKSTEP_CACHE"], "FAKECUDA_DEVICES=2",
-			rankEnv + "=FAKECUDA_LOG=" + logs + "/%r;FAKENCCL_LOG=" + logs + "/%r"}, "--device", "cuda")
+		status, out := run(t, n, "a graph is left", []string{rankEnv + "=FAKECUDA_LOG=" + logs + "/%r;FAKENCCL_LOG=" + logs + "/%r"}, "--device", "cuda")
 		if status != 1 || strings.Count(out, "the last rank fails") != 1 {
 			t.Errorf("%d ranks: status %d\n%s", n, status, out)
 		}

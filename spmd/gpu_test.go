@@ -19,18 +19,23 @@ import (
 // logs of the ranks that use them.
 const doublesEnv = "SPMD_TEST_DOUBLES"
 
-// TestGPU is what runs on GPUs, on test doubles of the driver and of NCCL: they
-// log every call, move memory as the calls say, run no kernel and talk to no
-// other rank.
+// TestGPU is the framework on GPUs, with test doubles of the driver and of NCCL:
+// they log every call, move memory as the calls say, run no kernel and talk to no
+// other rank. Kernels are compiled by the real compiler.
 func TestGPU(t *testing.T) {
 	if dir := os.Getenv(doublesEnv); dir != "" { // a rank
 		openLog(filepath.Join(dir, fmt.Sprintf("log.%d", os.Getpid())))
 	} else {
-		for k, v := range doubles(t) {
-			t.Setenv(k, v)
-		}
+		dir = doubles(t)
 		t.Setenv("SPMDTEST_DEVICE", "cuda")
 		t.Setenv("FAKECUDA_DEVICES", "3")
+		t.Setenv(doublesEnv, dir)
+		t.Setenv("LD_LIBRARY_PATH", dir)
+		t.Setenv("LOCKSTEP_CACHE", filepath.Join(dir, "cache"))
+		t.Run("faults", func(t *testing.T) { gpuFaults(t, dir) })
+		t.Run("choice", gpuChoice)
+		t.Run("kernels", gpuKernels)
+		t.Run("after an error", gpuAfterError)
 	}
 	for _, tc := range []struct {
 		name  string
@@ -60,19 +65,18 @@ func TestGPU(t *testing.T) {
 	}
 }
 
-// doubles builds the test doubles and returns the variables by which a process
-// finds them, and a cache for kernels of its own. It skips the test where there is
-// a GPU to test on, and where there is no compiler for kernels.
-func doubles(t *testing.T) map[string]string {
+// doubles builds the test doubles into a folder. It skips the test where there is a
+// GPU to test on, and where there is no compiler for kernels.
+func doubles(t *testing.T) (dir string) {
 	t.Helper()
 	spmdtest.HostOnly(t, "test doubles are for machines without a GPU")
 	if err := nvrtc.Load(); err != nil {
 		t.Skip(err)
 	}
-	dir := t.TempDir()
+	dir = t.TempDir()
 	fakelib.CUDA(t, dir)
 	fakelib.Build(t, dir, "libnccl.so.2", filepath.Join("..", "nccl", "testdata", "fakenccl.c"))
-	return map[string]string{doublesEnv: dir, "LD_LIBRARY_PATH": dir, "LOCKSTEP_CACHE": filepath.Join(dir, "cache")}
+	return dir
 }
 
 // calls is the log of this rank's doubles, both in one file, and how many of its

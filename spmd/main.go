@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"runtime"
 	"strings"
 	"syscall"
 	"time"
@@ -159,6 +160,11 @@ func (w *World) supervise(run func(context.Context, *World) error) (os.Signal, e
 	defer cancel(nil)
 	done := make(chan error, 1)
 	go func() {
+		if w.gpu != nil {
+			// The driver and NCCL are fastest where one thread makes all calls; and a rank
+			// that mpirun has bound to one core has no other for a second one.
+			runtime.LockOSThread()
+		}
 		done <- guard(func() error {
 			if err := run(ctx, w); err != nil {
 				return err
