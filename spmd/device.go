@@ -97,7 +97,7 @@ func (w *World) chooseDevice(node *cudampi.Comm) error {
 		return err
 	}
 	if rank < 0 {
-		w.why = fmt.Sprintf("%d of %d ranks have a GPU each", w.Size(), w.Size())
+		w.why = "every rank has a GPU of its own"
 		return nil
 	}
 	if w.gpu != nil {

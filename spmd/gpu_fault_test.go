@@ -30,6 +30,9 @@ extern "C" __global__ void broken(float *x, int n) {
 // gpuPrepare is what the app does before it is a rank.
 func gpuPrepare(what string) {
 	rank := os.Getenv("OMPI_COMM_WORLD_RANK") + os.Getenv("PMI_RANK") // of Open MPI or MPICH
+	if rank == "" {
+		rank = "0"
+	}
 	for _, set := range strings.Split(os.Getenv(rankEnv), ";") {
 		only, rest, ok := strings.Cut(set, ":")
 		if !ok || len(only) != 1 {
@@ -319,13 +322,13 @@ func gpuKernels(t *testing.T) {
 // gpuAfterError: after an error of run nothing is destroyed out of its order.
 func gpuAfterError(t *testing.T) {
 	t.Parallel()
-	for _, n := range []int{1, 2} {
+	for _, n := range []int{0, 2} {
 		logs := t.TempDir()
 		status, out := run(t, n, "a graph is left", []string{rankEnv + "=FAKECUDA_LOG=" + logs + "/%r;FAKENCCL_LOG=" + logs + "/%r"}, "--device", "cuda")
 		if status != 1 || strings.Count(out, "the last rank fails") != 1 {
 			t.Errorf("%d ranks: status %d\n%s", n, status, out)
 		}
-		for r := range n {
+		for r := range max(n, 1) {
 			log, err := os.ReadFile(filepath.Join(logs, fmt.Sprint(r)))
 			must(t, err)
 			lines := logLines(string(log))

@@ -202,8 +202,9 @@ func (q *hostQueue) work() {
 		if failed == nil {
 			err = c.run()
 		}
-		c.fn, c.graph, c.group, c.event = nil, nil, nil, nil // not to be kept alive by a ring
 		q.mu.Lock()
+		c = &q.ring[q.done.Load()%uint64(len(q.ring))]       // the ring may have grown meanwhile
+		c.fn, c.graph, c.group, c.event = nil, nil, nil, nil // not to be kept alive by it
 		if err != nil {
 			q.err, q.failedAt = q.s.asyncError(c, err), q.done.Load()+1
 			q.s.w.fail(q.err)

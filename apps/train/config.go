@@ -51,7 +51,7 @@ var habits = map[string]struct {
 
 func newOptions() *options {
 	return &options{
-		model: "tiny", steps: 1500, batch: 4,
+		model: "tiny", dtype: "float32", steps: 1500, batch: 4,
 		weightDecay: DefaultAdam.WeightDecay, clip: DefaultAdam.Clip, beta1: DefaultAdam.Beta1,
 		minLR: 0.1, valBatches: 4, tokens: "bytes", sample: 400, temperature: 0.8,
 	}
@@ -59,7 +59,7 @@ func newOptions() *options {
 
 func (o *options) flags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.model, "model", o.model, "shape of the model: tiny, gpt2, gpt2-medium, gpt2-large or gpt2-xl")
-	fs.StringVar(&o.dtype, "dtype", o.dtype, "type of the activations: float32, or bfloat16 with float32 weights and gradients (default float32 on the host, bfloat16 on a GPU)")
+	fs.StringVar(&o.dtype, "dtype", o.dtype, "type of the activations: float32, or bfloat16 with float32 weights and gradients")
 	fs.IntVar(&o.layers, "layers", o.layers, "transformer blocks (default the model's)")
 	fs.IntVar(&o.heads, "heads", o.heads, "attention heads of a block (default the model's)")
 	fs.IntVar(&o.channels, "channels", o.channels, "width of the model, divisible by the heads (default the model's)")
@@ -95,7 +95,7 @@ func (o *options) check(ranks int) error {
 	if err != nil {
 		return fmt.Errorf("--model %s: unknown, want tiny, gpt2, gpt2-medium, gpt2-large or gpt2-xl", o.model)
 	}
-	if o.given("dtype") && o.dtype != "float32" && o.dtype != "bfloat16" {
+	if o.dtype != "float32" && o.dtype != "bfloat16" {
 		return fmt.Errorf("--dtype %s: unknown, want float32 or bfloat16", o.dtype)
 	}
 	usual := habits[o.model]

@@ -36,12 +36,6 @@ func (o *options) run(ctx context.Context, w *spmd.World) (err error) {
 	if err != nil {
 		return usage(err) // the same on every rank: they have the same data
 	}
-	if o.dtype == "" {
-		o.dtype = "bfloat16"
-		if w.OnHost() {
-			o.dtype = "float32"
-		}
-	}
 	t, err := newTrainer(w, w.Comm, o.trainConfig(), data)
 	if err != nil {
 		return err

@@ -16,7 +16,6 @@
 package spmdtest
 
 import (
-	"fmt"
 	"os"
 	"slices"
 	"strconv"
@@ -77,7 +76,7 @@ func Run(t *testing.T, ranks []int, fn func(t *testing.T, w *spmd.World)) {
 			t.Fatal(err)
 		}
 		if (Device() == "host") != w.OnHost() {
-			t.Fatal(fmt.Sprintf("SPMDTEST_DEVICE=%s, but the device is %s", Device(), w.Device()))
+			t.Fatalf("SPMDTEST_DEVICE=%s, but the device is %s", Device(), w.Device())
 		}
 		mpirun.OnFail = func() { w.Abort(1) }
 		defer func() { // after t.Skip, too
