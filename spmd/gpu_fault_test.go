@@ -1,6 +1,7 @@
 package spmd_test
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -140,6 +141,8 @@ func gpuFaults(t *testing.T, dir string) {
 	f := folders(t, dir)
 	const refused, failed = 2, 1
 	cuda11, nccl217 := "FAKECUDA_VERSION=11080", "FAKENCCL_VERSION=21700"
+	hang := filepath.Join(t.TempDir(), "log") // what hangs does so while there is a file beside the log
+	must(t, os.WriteFile(hang+".hang", nil, 0o644))
 	busy := "FAKECUDA_FAIL=cuDevicePrimaryCtxRetain=46"
 	for _, tc := range []struct {
 		name   string
@@ -156,13 +159,13 @@ func gpuFaults(t *testing.T, dir string) {
 		{"an old driver", 0, "both", "", []string{cuda11}, "", refused, []string{"--device cuda", "supports CUDA 11.8", "12.0 or later"}},
 		{"an old driver, any device", 0, "both", "", []string{cuda11}, "auto", 0, []string{"start", "device=host", "CUDA 11.8"}},
 		{"a driver without a function", 0, "part", "", nil, "", refused, []string{"--device cuda", "CUDA 13.0", "lacks cuGraphLaunch"}},
-		{"no GPU", 0, "both", "", []string{"FAKECUDA_DEVICES=0"}, "", refused, []string{"--device cuda", "CUDA_ERROR_NO_DEVICE"}},
+		{"no GPU", 0, "both", "", []string{"FAKECUDA_DEVICES=0"}, "", refused, []string{"--device cuda", "main_test.go:", "cuInit", "CUDA_ERROR_NO_DEVICE"}},
 		{"no NCCL", 2, "driver", "", nil, "", refused, []string{"--device cuda", "nccl", "libnccl.so.2"}},
 		{"no NCCL, any device", 2, "driver", "", nil, "auto", 0, []string{"WRN", "start", "device=host", "libnccl.so.2"}},
 		{"no NCCL, one rank", 0, "driver", "", nil, "", 0, []string{"start", `device="Fake GPU"`, "collectives=none"}},
 		{"an old NCCL", 2, "both", "", []string{nccl217}, "", refused, []string{"--device cuda", "2.17.0", "2.18 is needed"}},
 		{"an old NCCL, any device", 2, "both", "", []string{nccl217}, "auto", 0, []string{"WRN", "start", "device=host", "2.17.0"}},
-		{"too many ranks", 3, "both", "", nil, "", refused, []string{"--device cuda", "rank 2", "has 3 ranks", "sees 2 GPUs"}},
+		{"too many ranks", 3, "both", "", nil, "", refused, []string{"--device cuda", "rank 2", "has 3 ranks", "sees 2 GPUs", "start fewer ranks"}},
 		{"too many ranks, any device", 3, "both", "", nil, "auto", refused, []string{"has 3 ranks", "sees 2 GPUs", "start fewer ranks", "--device host"}},
 		{"a GPU in exclusive use", 0, "both", "", []string{busy, "FAKECUDA_COMPUTE_MODE=3"}, "", refused,
 			[]string{"--device cuda", "CUDA_ERROR_DEVICE_UNAVAILABLE (46)", "GPU 0", "another process has it", "nvidia-smi"}},
@@ -171,6 +174,8 @@ func gpuFaults(t *testing.T, dir string) {
 		{"GPUs and MPI", 2, "both", "", nil, "cuda --collectives mpi", refused, []string{"--device cuda --collectives mpi", "for MPI use --device host"}},
 		{"NCCL demanded, no GPU", 0, "none", "", nil, "auto --collectives nccl", refused, []string{"--collectives nccl", "libcuda.so.1"}},
 		{"NCCL does not start", 2, "both", "", []string{"FAKENCCL_FAIL=ncclCommInitRankConfig=3"}, "", failed, []string{"ncclCommInitRankConfig", "ncclInternalError (3)", "fake: "}},
+		{"NCCL does not start on one rank", 2, "both", "", []string{"FAKENCCL_LOG=" + hang, rankEnv + "=0:FAKENCCL_HANG=ncclCommInitRankConfig;1:FAKENCCL_FAIL=ncclCommInitRankConfig=3"}, "",
+			failed, []string{"rank 1", "ncclCommInitRankConfig", "ncclInternalError (3)", "fake: "}}, // where the other waits for it
 		{"a kernel that does not compile", 2, "both", "broken kernel", nil, "", failed, []string{`broken(4)`, `identifier "undeclared" is undefined`}},
 		{"an image that does not load", 0, "both", "", []string{"FAKECUDA_FAIL=cuModuleLoadDataEx=218"}, "", failed, []string{"kernel fill_u64", "CUDA_ERROR_INVALID_PTX"}},
 
@@ -253,11 +258,24 @@ func gpuChoice(t *testing.T) {
 				}
 				return
 			}
-			for r, gpu := range tc.want {
-				if !regexp.MustCompile(fmt.Sprintf(`"rank":%d,.*"collectives":"nccl","why":"%d of %d ranks have a GPU each".*"gpu":%d,"pci":"0000:%x:00.0","cuda":"13.0".*"nccl":"2.28.3"`,
-					r, tc.ranks, tc.ranks, gpu, 0x3a+gpu)).MatchString(out) {
-					t.Errorf("rank %d does not start on GPU %d: status %d\n%s", r, gpu, status, out)
+			started := 0
+			for line := range strings.Lines(out) {
+				var start struct {
+					Message, Device, Collectives, Why, PCI, CUDA, NVRTC, NCCL string
+					Rank, GPU                                                 int
 				}
+				if json.Unmarshal([]byte(line), &start) != nil || start.Message != "start" {
+					continue
+				}
+				started++
+				gpu := tc.want[start.Rank]
+				if start.GPU != gpu || start.PCI != fmt.Sprintf("0000:%x:00.0", 0x3a+gpu) || start.Device != "Fake GPU" || start.Collectives != "nccl" ||
+					start.Why == "" || start.CUDA != "13.0" || start.NVRTC == "" || start.NCCL != "2.28.3" {
+					t.Errorf("rank %d, which is to have GPU %d: %s", start.Rank, gpu, line)
+				}
+			}
+			if status != 0 || started != tc.ranks {
+				t.Errorf("status %d, %d ranks started:\n%s", status, started, out)
 			}
 		})
 	}
@@ -317,6 +335,48 @@ func gpuKernels(t *testing.T) {
 	if !same(first[1:], third[1:]) {
 		t.Error("what is not damaged was compiled again")
 	}
+}
+
+// wantOrder checks that a log holds nothing out of the order of destruction: graphs,
+// then registrations and communicators, then memory, then the GPU.
+func wantOrder(t *testing.T, lines []string) {
+	t.Helper()
+	rank := map[string]int{"cuGraphExecDestroy": 1, "ncclCommWindowDeregister": 2, "ncclCommDeregister": 2, "ncclCommFinalize": 3, "ncclCommDestroy": 3,
+		"ncclCommAbort": 3, "ncclMemFree": 4, "cuMemFree_v2": 4, "cuMemFreeHost": 4, "cuDevicePrimaryCtxRelease_v2": 5}
+	at, before := 0, ""
+	for _, line := range lines {
+		name, _, _ := strings.Cut(line, " ")
+		if now := rank[name]; now > 0 && now < at {
+			t.Errorf("%q comes after %q", line, before)
+		} else if now > 0 {
+			at, before = now, line
+		}
+	}
+}
+
+// ending has the log checked when the world has been closed.
+func ending(t *testing.T, more func(lines []string)) {
+	newCalls(t)
+	t.Cleanup(func() {
+		lines := newCalls(t)
+		wantOrder(t, lines)
+		if last := lines[len(lines)-1]; !strings.HasSuffix(last, "refs=0 streams=0 events=0 graphs=0 execs=0 modules=0 bytes=0 = 0") {
+			t.Errorf("the end is %q, want all given back", last)
+		}
+		if more != nil {
+			more(lines)
+		}
+	})
+}
+
+func count(lines []string, name string) int {
+	n := 0
+	for _, line := range lines {
+		if strings.HasPrefix(line, name+" ") {
+			n++
+		}
+	}
+	return n
 }
 
 // gpuAfterError: after an error of run nothing is destroyed out of its order.

@@ -378,48 +378,6 @@ func gpuAllocations(t *testing.T, w *spmd.World) {
 	}
 }
 
-// wantOrder checks that a log holds nothing out of the order of destruction: graphs,
-// then registrations and communicators, then memory, then the GPU.
-func wantOrder(t *testing.T, lines []string) {
-	t.Helper()
-	rank := map[string]int{"cuGraphExecDestroy": 1, "ncclCommWindowDeregister": 2, "ncclCommDeregister": 2, "ncclCommFinalize": 3, "ncclCommDestroy": 3,
-		"ncclCommAbort": 3, "ncclMemFree": 4, "cuMemFree_v2": 4, "cuMemFreeHost": 4, "cuDevicePrimaryCtxRelease_v2": 5}
-	at, before := 0, ""
-	for _, line := range lines {
-		name, _, _ := strings.Cut(line, " ")
-		if now := rank[name]; now > 0 && now < at {
-			t.Errorf("%q comes after %q", line, before)
-		} else if now > 0 {
-			at, before = now, line
-		}
-	}
-}
-
-// ending has the log checked when the world has been closed.
-func ending(t *testing.T, more func(lines []string)) {
-	newCalls(t)
-	t.Cleanup(func() {
-		lines := newCalls(t)
-		wantOrder(t, lines)
-		if last := lines[len(lines)-1]; !strings.HasSuffix(last, "refs=0 streams=0 events=0 graphs=0 execs=0 modules=0 bytes=0 = 0") {
-			t.Errorf("the end is %q, want all given back", last)
-		}
-		if more != nil {
-			more(lines)
-		}
-	})
-}
-
-func count(lines []string, name string) int {
-	n := 0
-	for _, line := range lines {
-		if strings.HasPrefix(line, name+" ") {
-			n++
-		}
-	}
-	return n
-}
-
 // everything makes one of each thing that a world holds.
 func everything(t *testing.T, w *spmd.World) (spmd.Comm, *spmd.Graph, *spmd.Stream, spmd.Buffer[float32]) {
 	t.Helper()

@@ -67,7 +67,7 @@ func TestBadFlags(t *testing.T) {
 		{[]string{"--channels", "0"}, []string{"--channels 0"}},
 		{[]string{"--heads", "3"}, []string{"--heads 3", "128"}},
 		{[]string{"--channels", "130"}, []string{"--heads 4", "130"}},
-		{[]string{"--layers", "100000000"}, []string{"layers", "100000000"}},
+		{[]string{"--data", text, "--layers", "100000000"}, []string{"layers", "100000000"}},
 		{[]string{"--steps", "99999999999"}, []string{"--steps 99999999999"}},
 		{[]string{"--steps", "10", "--warmup-steps", "11"}, []string{"--warmup-steps 11", "--steps 10"}},
 		{[]string{"--warmup-steps", "-1"}, []string{"--warmup-steps -1"}},

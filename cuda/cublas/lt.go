@@ -64,6 +64,7 @@ func (l *Lt) Close() error {
 
 // Gemm enqueues the product g on s. The types of A and B, and of C, are float32, float64, bfloat16 or float16, or A and
 // B are 16-bit floats and C is float32. Where there is nothing to add (K or Alpha is 0) C of 16-bit floats takes no Beta but 0 and 1.
+// Where Beta is not 0 C of 16-bit floats may be rounded twice.
 //
 // workspace is device memory of workspaceBytes bytes, aligned to 256, that the product may overwrite; products that may
 // run at the same time need one each. More of it allows faster algorithms: 32 MiB is what NVIDIA asks for on Hopper.

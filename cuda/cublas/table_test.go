@@ -219,6 +219,9 @@ func (m *machine) try1(g Gemm, pad int, mul multiply) {
 	got := m.take(pc, g.C, len(c))
 	reference(&g, c, a, b)
 	for i := range c {
+		if g.C.Half() && g.Beta != 0 && math.Abs(got[i]-c[i]) <= math.Abs(c[i])/(1<<7) {
+			continue // NVIDIA's kernels may round the product before they add C
+		}
 		if !same(got[i], c[i]) {
 			m.t.Errorf("%v alpha %v beta %v: C(%d, %d) = %v, want %v", &g, g.Alpha, g.Beta, i/g.LdC, i%g.LdC, got[i], c[i])
 			return
