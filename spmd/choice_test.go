@@ -17,6 +17,7 @@ func TestFirstFree(t *testing.T) {
 		{"abcd abcd abcd abcd", 3},
 		{"a b", 0}, // each its own
 		{"b a ab", -1},
+		{"ab a", -1}, // the first could have had b, but that is not looked for
 		{"ab bc", 0},
 		{"ab ab bc", 1}, // b is taken
 		{"ab bc ca", 0},

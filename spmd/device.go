@@ -110,13 +110,16 @@ func (w *World) chooseDevice(node *cudampi.Comm) error {
 	if w.Size() > 1 {
 		what = fmt.Sprintf("rank %d: %s", rank, what)
 	}
+	if reason.kind == reasonTooMany {
+		what += "; start fewer ranks, or run on the host with --device host"
+	}
 	switch {
 	case w.cfg.Device == "cuda":
 		return Usage(fmt.Errorf("--device cuda: %s", what))
 	case w.cfg.Collectives == "nccl":
 		return Usage(fmt.Errorf("--collectives nccl: %s", what))
 	case reason.kind == reasonTooMany:
-		return Usage(fmt.Errorf("%s; start fewer ranks, or run on the host with --device host", what))
+		return Usage(errors.New(what))
 	}
 	w.why = "no usable GPU: " + what
 	w.fellBack = reason.kind != reasonNoGPU
@@ -401,7 +404,8 @@ func (w *World) startGPU(node *cudampi.Comm) error {
 		return err
 	}
 	world := w.Comm.st
-	if err := w.mustAgree(w.openNCCL(world, nil, 0, 0)); err != nil {
+	// Not agreed upon: the others may be waiting in NCCL for a rank that failed.
+	if err := w.openNCCL(world, nil, 0, 0); err != nil {
 		return err
 	}
 	defer w.startup.begin("nccl")()

@@ -246,18 +246,11 @@ func gpuChoice(t *testing.T) {
 	}{
 		{"each sees all", 3, []string{"FAKECUDA_DEVICES=4"}, []int{0, 1, 2}},
 		{"each sees its own", 2, []string{rankEnv + "=1:FAKECUDA_MIG=1"}, []int{0, 0}}, // of one GPU's parts
-		{"one sees more", 2, []string{rankEnv + "=0:FAKECUDA_DEVICES=2"}, []int{0, -1}},
-		{"the other sees more", 2, []string{rankEnv + "=1:FAKECUDA_DEVICES=2"}, []int{0, 1}},
+		{"one sees more", 2, []string{rankEnv + "=1:FAKECUDA_DEVICES=2"}, []int{0, 1}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			status, out := run(t, tc.ranks, "sum", append([]string{"FAKECUDA_DEVICES=1"}, tc.env...), "--device", "cuda", "--log-ranks", "all", "--log-format", "json")
-			if slices.Contains(tc.want, -1) {
-				if status != 2 || !strings.Contains(out, "sees 1 GPUs, all taken") {
-					t.Errorf("status %d\n%s", status, out)
-				}
-				return
-			}
 			started := 0
 			for line := range strings.Lines(out) {
 				var start struct {

@@ -1,6 +1,7 @@
 package spmd_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -350,6 +351,14 @@ func gpuOneRank(t *testing.T, w *spmd.World) {
 	if y.At(0) != 7 {
 		t.Errorf("a message to oneself gives %v", y.At(0))
 	}
+	must(t, x.CopyFrom([]float32{1, 2, 3, 4, 5}))
+	must(t, c.Group(func() error { // the first Send is for the first Recv
+		return errors.Join(spmd.Recv(c, y.Slice(0, 2), 0), spmd.Send(c, x.Slice(3, 5), 0), spmd.Send(c, x.Slice(0, 1), 0), spmd.Recv(c, y.Slice(4, 5), 0))
+	}))
+	if y.At(0) != 4 || y.At(1) != 5 || y.At(4) != 1 {
+		t.Errorf("two messages to oneself give %v, %v and %v", y.At(0), y.At(1), y.At(4))
+	}
+	wantText(t, c.Group(func() error { return errors.Join(spmd.Send(c, x, 0), spmd.Recv(c, y.Slice(0, 2), 0)) }), "Send has 5 elements, Recv 2")
 	wantText(t, spmd.Send(c, x, 0), "gpu_test.go", "outside a Group")
 	wantText(t, c.Group(func() error { return spmd.Send(c, x, 0) }), "gpu_test.go", "1 Send and 0 Recv")
 	must(t, spmd.Barrier(c))

@@ -15,7 +15,6 @@ import (
 // lastIssue is the command that entered NCCL last in this process.
 type lastIssue struct {
 	q    *gpuQueue
-	cap  *capture
 	comm *nccl.Comm // nil: a graph, which may hold several
 }
 
@@ -23,7 +22,7 @@ type lastIssue struct {
 // the same time, in another order on every rank: each would hold what the other
 // needs. NCCL orders those of one communicator itself. The caller holds g.issue.
 func (g *gpu) orderAfterOthers(q *gpuQueue, c *command) error {
-	now := lastIssue{q: q, cap: q.s.cap}
+	now, cap, at := lastIssue{q: q}, q.s.cap, &g.last
 	switch {
 	case c.kind == cmdGraph:
 		if len(c.graph.comms) == 0 {
@@ -34,17 +33,20 @@ func (g *gpu) orderAfterOthers(q *gpuQueue, c *command) error {
 	default:
 		now.comm = c.comm.nccl
 	}
-	last := g.last
-	g.last = now
+	if cap != nil { // what is captured runs with the graph, not now
+		at = &cap.last
+	}
+	last := *at
+	*at = now
 	switch {
-	case last.q == nil || last.q == q || (last.comm == now.comm && now.comm != nil) || last.cap != now.cap:
+	case last.q == nil || last.q == q || (last.comm == now.comm && now.comm != nil):
 		return nil
-	case now.cap != nil:
-		node, err := now.cap.record(last.q.s)
+	case cap != nil:
+		node, err := cap.record(last.q.s)
 		if err != nil {
 			return err
 		}
-		return now.cap.wait(q.s, node)
+		return cap.wait(q.s, node)
 	}
 	return q.waitFor(last.q.end())
 }
@@ -59,12 +61,12 @@ func (w *World) openNCCL(st *commState, parent *nccl.Comm, color, key int) error
 	defer cancel()
 	var err error
 	if parent != nil {
+		if st.size == 1 {
+			color = -1 // it has nobody to talk to
+		}
 		var c *nccl.Comm
 		if c, err = parent.Split(ctx, color, key, nccl.Config{}); err != nil {
 			return err
-		}
-		if c != nil && c.Size() == 1 {
-			return c.Close()
 		}
 		if c != nil {
 			st.nccl, st.ownsNCCL = c, true
@@ -351,27 +353,37 @@ func (q *gpuQueue) move(c *call, dst, src unsafe.Pointer, n int) error {
 
 // aloneGroup pairs the sends and receives of a group in their order.
 func (q *gpuQueue) aloneGroup(cmds []call) error {
-	var out, in []*call
+	sends, recvs := 0, 0
 	for i := range cmds {
 		switch c := &cmds[i]; c.kind {
 		case cmdSend:
-			out = append(out, c)
+			sends++
 		case cmdRecv:
-			in = append(in, c)
+			recvs++
 		default:
 			if err := q.alone(c); err != nil {
 				return err
 			}
 		}
 	}
-	if len(out) != len(in) {
-		return fmt.Errorf("%s: a Group of one rank with %d Send and %d Recv", ccall.At(), len(out), len(in))
+	if sends != recvs {
+		return fmt.Errorf("%s: a Group of one rank with %d Send and %d Recv", ccall.At(), sends, recvs)
 	}
-	for i, c := range out {
-		if c.n != in[i].n {
-			return fmt.Errorf("%s: message to oneself: Send has %d elements, Recv %d", ccall.At(), c.n, in[i].n)
+	j := 0
+	for i := range cmds {
+		out := &cmds[i]
+		if out.kind != cmdSend {
+			continue
 		}
-		if err := q.move(c, in[i].dst, c.src, c.n); err != nil {
+		for cmds[j].kind != cmdRecv {
+			j++
+		}
+		in := &cmds[j]
+		j++
+		if out.n != in.n {
+			return fmt.Errorf("%s: message to oneself: Send has %d elements, Recv %d", ccall.At(), out.n, in.n)
+		}
+		if err := q.move(out, in.dst, out.src, out.n); err != nil {
 			return err
 		}
 	}

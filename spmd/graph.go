@@ -47,6 +47,7 @@ type capture struct {
 	g     *Graph
 	ended bool
 	nodes []node
+	last  lastIssue // in the order of NCCL calls, as gpu.last
 }
 
 // node is an event recorded in a capture.

@@ -88,6 +88,7 @@ func start(fs *pflag.FlagSet, run func(context.Context, *World) error, checks []
 		if errors.As(err, new(usageError)) {
 			return refuse(fs.Name(), j, err)
 		}
+		leaveToFirst(j.rank)
 		fmt.Fprintf(os.Stderr, "%s: %v\n", fs.Name(), err)
 		return exitFailed
 	}
@@ -141,13 +142,17 @@ func refuse(name string, j job, err error) int {
 // the others give it time, and the launcher after it, and speak only where they
 // are still there.
 func speak(name string, rank int, err error) {
-	if rank != 0 {
-		time.Sleep(speakFirst + time.Duration(rank)*50*time.Millisecond)
-		if errors.As(err, new(aloneError)) {
-			return // each is a job of its own, but one speaks for all
-		}
+	leaveToFirst(rank)
+	if rank != 0 && errors.As(err, new(aloneError)) {
+		return // each is a job of its own, but one speaks for all
 	}
 	fmt.Fprintf(os.Stderr, "%s: %s\n", name, strings.ReplaceAll(err.Error(), "\n", "; "))
+}
+
+func leaveToFirst(rank int) {
+	if rank != 0 {
+		time.Sleep(speakFirst + time.Duration(rank)*50*time.Millisecond)
+	}
 }
 
 // supervise calls run and watches over it: for signals, and for streams that fail

@@ -96,7 +96,7 @@ func inFramework(function, file string) bool {
 	}
 	pkg, _, _ = strings.Cut(pkg, ".")
 	switch full := path + pkg; {
-	case full == "runtime", full == "reflect", full == "iter", full == "lockstep/host", full == "lockstep/cudampi",
+	case full == "runtime", full == "reflect", full == "iter", full == "sync", full == "lockstep/host", full == "lockstep/cudampi",
 		full == "lockstep/nccl", full == "lockstep/cuda", full == "lockstep/spmd":
 		return true
 	default:
