@@ -104,6 +104,17 @@ func Stop() error {
 	return err
 }
 
+// Abort ends the job on every rank with the given exit status, where MPI runs; elsewhere it does nothing. It is for
+// failures between Start and the first Comm of one's own.
+// Source: mpi.h, MPI_Abort.
+func Abort(status int) {
+	world.Lock()
+	defer world.Unlock()
+	if world.running {
+		world.comm.Abort(status)
+	}
+}
+
 // Version returns the name and version of the MPI library, such as "Open MPI 4.1.4". MPI need not be running.
 // Source: mpi.h, MPI_Get_library_version.
 func Version() string { return shortVersion(sysLibraryVersion()) }

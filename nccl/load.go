@@ -2,6 +2,7 @@ package nccl
 
 import (
 	"fmt"
+	"strings"
 	"sync"
 
 	"lockstep/internal/ccall"
@@ -37,7 +38,8 @@ func Load() error {
 func load() error {
 	path, version, status, err := sysOpen("libnccl.so.2", "libnccl.so")
 	if err != nil {
-		return fmt.Errorf("nccl: %w", err)
+		return fmt.Errorf("nccl: NCCL is not to be found (%s): install libnccl2, or add its folder to LD_LIBRARY_PATH",
+			strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
 	if status != statusOK {
 		return &ccall.Error{Op: "ncclGetVersion", Rank: -1, At: ccall.At(), Err: Result(status)}

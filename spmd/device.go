@@ -121,8 +121,11 @@ func (w *World) chooseDevice(node *cudampi.Comm) error {
 	case reason.kind == reasonTooMany:
 		return Usage(errors.New(what))
 	}
-	w.why = "no usable GPU: " + what
 	w.fellBack = reason.kind != reasonNoGPU
+	w.why = "no GPU: " + what
+	if w.fellBack {
+		w.why = "the GPU is not used: " + what
+	}
 	return nil
 }
 

@@ -155,7 +155,7 @@ func gpuFaults(t *testing.T, dir string) {
 		want   []string // in the one line that says it
 	}{
 		{"no driver", 2, "none", "", nil, "", refused, []string{"--device cuda", "no usable NVIDIA driver", "libcuda.so.1"}},
-		{"no driver, any device", 2, "none", "", nil, "auto", 0, []string{"start", "device=host", "collectives=mpi-host", "no usable GPU", "libcuda.so.1"}},
+		{"no driver, any device", 2, "none", "", nil, "auto", 0, []string{"start", "device=host", "collectives=mpi-host", "no GPU", "libcuda.so.1"}},
 		{"an old driver", 0, "both", "", []string{cuda11}, "", refused, []string{"--device cuda", "supports CUDA 11.8", "12.0 or later"}},
 		{"an old driver, any device", 0, "both", "", []string{cuda11}, "auto", 0, []string{"start", "device=host", "CUDA 11.8"}},
 		{"a driver without a function", 0, "part", "", nil, "", refused, []string{"--device cuda", "CUDA 13.0", "lacks cuGraphLaunch"}},

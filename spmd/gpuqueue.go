@@ -462,7 +462,11 @@ func (q *gpuQueue) hostFunc(fn func() error) error {
 	if !once {
 		q.s.cap.g.callbacks = append(q.s.cap.g.callbacks, c)
 	}
-	return q.h.HostFunc(c)
+	err := q.h.HostFunc(c)
+	if err != nil && once {
+		c.Close()
+	}
+	return err
 }
 
 // close waits for the work of the queue and destroys its stream.

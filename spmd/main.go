@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+
+	"lockstep/cudampi"
 )
 
 // Exit statuses of Main. A signal gives 128 plus its number.
@@ -90,6 +92,7 @@ func start(fs *pflag.FlagSet, run func(context.Context, *World) error, checks []
 		}
 		leaveToFirst(j.rank)
 		fmt.Fprintf(os.Stderr, "%s: %v\n", fs.Name(), err)
+		cudampi.Abort(exitFailed) // the others may be waiting for this rank
 		return exitFailed
 	}
 	w.logStart()
@@ -149,6 +152,7 @@ func speak(name string, rank int, err error) {
 	fmt.Fprintf(os.Stderr, "%s: %s\n", name, strings.ReplaceAll(err.Error(), "\n", "; "))
 }
 
+// leaveToFirst gives rank 0 the time to report what it finds too.
 func leaveToFirst(rank int) {
 	if rank != 0 {
 		time.Sleep(speakFirst + time.Duration(rank)*50*time.Millisecond)

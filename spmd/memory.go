@@ -102,6 +102,11 @@ func (p *pool) alloc(w *World, n int) (*block, error) {
 		return b, nil
 	}
 	ptr, err := p.grow(class)
+	if exact := (n + hugePage - 1) / hugePage * hugePage; err != nil && exact < class && exact > p.slabMax {
+		if ptr, err = p.grow(exact); err == nil {
+			class, b.size = exact, exact // where memory is short nothing is rounded up
+		}
+	}
 	if err != nil {
 		room := ""
 		if p.room != nil {
