@@ -1,6 +1,7 @@
 #!/bin/sh
-# Runs every test on this machine's GPUs: all programs that `make test-gpu` built
-# into bin/test, on 1 rank, on 2, up to one rank per GPU. It needs no Go.
+# Runs the tests on this machine's GPUs: all programs that `make test-gpu` built
+# into bin/test, on 1 rank, on 2, up to one rank per GPU; those of packages without
+# ranks once. Only as many GPUs are visible as there are ranks. It needs no Go.
 #
 #   ./test-gpu.sh [FOLDER]     full logs go to FOLDER (default: a new one in /tmp)
 #
@@ -17,8 +18,10 @@ mkdir -p "$logs" || exit 1
 logs="$(cd "$logs" && pwd)"
 root="$(pwd)"
 
+visible="${CUDA_VISIBLE_DEVICES:-}"
+[ -n "$visible" ] || visible="$(nvidia-smi -L 2>/dev/null | sed -n 's/^GPU \([0-9]*\):.*/\1/p' | paste -sd, -)"
 if [ -z "${RANKS:-}" ]; then
-    gpus="$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ')"
+    gpus="$(echo "$visible" | tr , '\n' | grep -c .)"
     [ "$gpus" -gt 0 ] || { echo "test-gpu: nvidia-smi -L lists no GPU; see the head of this script for RANKS and SPMDTEST_DEVICE" >&2; exit 1; }
     RANKS="$(seq 1 "$gpus")"
 fi
@@ -28,10 +31,19 @@ programs="$(cd bin/test 2>/dev/null && find . -name '*.test' | sed 's|^\./||' | 
 status=0
 table="$logs/table"
 printf '%-6s %-24s %-7s %6s %7s %7s\n' ranks package result passed skipped seconds >"$table"
+once=
 for ranks in $RANKS; do
     export SPMDTEST_RANKS="$ranks"
+    CUDA_VISIBLE_DEVICES="$(echo "$visible" | cut -d, -f "1-$ranks")"
+    export CUDA_VISIBLE_DEVICES
     for program in $programs; do
         folder="$(dirname "$program")" # bin/test/spmd/spmd.test is of the package in spmd
+        case $folder in
+        cuda | cuda/*)
+            case " $once " in *" $folder "*) continue ;; esac
+            once="$once $folder"
+            ;;
+        esac
         log="$logs/$ranks.$(echo "$folder" | tr / .).log"
         start="$(date +%s)"
         (cd "$folder" && timeout -k 10 "$((limit + 10))" "$root/bin/test/$program" -test.v -test.count=1 -test.timeout "${limit}s") >"$log" 2>&1
