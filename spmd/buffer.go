@@ -30,9 +30,20 @@ type Buffer[T Elem] struct {
 // start.
 func Alloc[T Elem](w *World, n int) (Buffer[T], error) { return allocFrom[T](w, &w.pool, n) }
 
+// mostBytes is more than any device has, and leaves room to round up.
+const mostBytes = 1 << 56
+
+// checkSize refuses lengths that no memory holds.
+func checkSize[T Elem](n int) error {
+	if n < 0 || n > mostBytes/sizeOf[T]() {
+		return fmt.Errorf("%s: Alloc: %d elements of %v", ccall.At(), n, elem.Of[T]())
+	}
+	return nil
+}
+
 func allocFrom[T Elem](w *World, p *pool, n int) (Buffer[T], error) {
-	if n < 0 || n > int(^uint(0)>>1)/sizeOf[T]() {
-		return Buffer[T]{}, fmt.Errorf("%s: Alloc: %d elements of %v", ccall.At(), n, elem.Of[T]())
+	if err := checkSize[T](n); err != nil {
+		return Buffer[T]{}, err
 	}
 	if n == 0 {
 		return Buffer[T]{blk: &block{w: w}}, nil
@@ -70,8 +81,11 @@ func AllocSymmetric[T Elem](w *World, n int) (Buffer[T], error) {
 		return Buffer[T]{}, fmt.Errorf("%s: AllocSymmetric of %d elements on rank %d, but from %d to %d over the ranks",
 			ccall.At(), n, w.Rank(), lo, hi)
 	}
-	if w.symmetric == nil || n <= 0 {
+	if w.symmetric == nil || n == 0 {
 		return Alloc[T](w, n)
+	}
+	if err := checkSize[T](n); err != nil {
+		return Buffer[T]{}, err
 	}
 	blk, err := w.symmetric.alloc(n * sizeOf[T]())
 	if err != nil {

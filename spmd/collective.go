@@ -173,6 +173,9 @@ func AllToAllV[T Elem](c Comm, dst Buffer[T], recvCounts []int, src Buffer[T], s
 	if err := checkCounts(c, "AllToAllV", "src", src.n, sendCounts); err != nil {
 		return err
 	}
+	if r := c.Rank(); sendCounts[r] != recvCounts[r] {
+		return fmt.Errorf("%s: AllToAllV: rank %d sends itself %d elements and receives %d", ccall.At(), r, sendCounts[r], recvCounts[r])
+	}
 	cmd := call{kind: cmdAllToAllV, comm: c.st, counts: sendCounts, rcounts: recvCounts}
 	return collective(c, "AllToAllV", &cmd, dst, src, 0)
 }

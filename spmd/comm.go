@@ -82,6 +82,9 @@ func (c Comm) Split(color, key int) (Comm, error) {
 		st = w.addComm(m).st
 	}
 	if c.st.nccl != nil {
+		if err := w.quiet(); err != nil { // NCCL allocates
+			return Comm{}, err
+		}
 		if err := w.openNCCL(st, c.st.nccl, color, key); err != nil {
 			return Comm{}, err
 		}
@@ -101,14 +104,14 @@ func (c Comm) Close() error {
 	if st == st.w.Comm.st || st == st.w.NodeComm.st {
 		return fmt.Errorf("%s: Close: the communicator belongs to the world", ccall.At())
 	}
-	st.w.mu.Lock()
-	st.w.comms = slices.DeleteFunc(st.w.comms, func(o *commState) bool { return o == st })
-	st.w.mu.Unlock()
 	turn := mpiTurns.take(1)
 	if err := mpiTurns.enter(turn); err != nil {
 		return err
 	}
 	defer mpiTurns.leave()
+	st.w.mu.Lock()
+	st.w.comms = slices.DeleteFunc(st.w.comms, func(o *commState) bool { return o == st })
+	st.w.mu.Unlock()
 	st.freed = true
 	err := st.w.dropGraphs(st)
 	return errors.Join(err, st.closeNCCL(), st.mpi.Free())

@@ -4,8 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"math"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -52,18 +54,28 @@ func processAge() time.Duration {
 	if err != nil {
 		return 0
 	}
-	// Behind the name in parentheses, which may hold anything, field 22 is the 20th.
-	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
-	var ticks int64
 	var now unix.Timespec
-	if len(fields) < 20 || unix.ClockGettime(unix.CLOCK_BOOTTIME, &now) != nil {
+	start, ok := startTime(string(stat))
+	if !ok || unix.ClockGettime(unix.CLOCK_BOOTTIME, &now) != nil {
 		return 0
 	}
-	if _, err := fmt.Sscan(fields[19], &ticks); err != nil {
-		return 0
-	}
+	return max(0, time.Duration(now.Nano())-start)
+}
+
+// startTime is when a process started, from the boot on, as /proc/PID/stat says.
+// Source: proc(5), field starttime.
+func startTime(stat string) (time.Duration, bool) {
 	const tick = 10 * time.Millisecond // of USER_HZ, which is 100 on every Linux that Go runs on
-	return max(0, time.Duration(now.Nano())-time.Duration(ticks)*tick)
+	// Behind the name in parentheses, which may hold anything, field 22 is the 20th.
+	fields := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:])
+	if len(fields) < 20 {
+		return 0, false
+	}
+	ticks, err := strconv.ParseUint(fields[19], 10, 64)
+	if err != nil || ticks > uint64(math.MaxInt64/tick) {
+		return 0, false
+	}
+	return time.Duration(ticks) * tick, true
 }
 
 // noGPU is the reason why a machine without GPUs runs on the host, which is no
@@ -106,6 +118,7 @@ func (w *World) chooseDevice(node *cudampi.Comm) error {
 		}
 		w.gpu = nil
 	}
+	w.agreed = true
 	what := reason.text
 	if w.Size() > 1 {
 		what = fmt.Sprintf("rank %d: %s", rank, what)
@@ -121,6 +134,7 @@ func (w *World) chooseDevice(node *cudampi.Comm) error {
 	case reason.kind == reasonTooMany:
 		return Usage(errors.New(what))
 	}
+	w.agreed = false
 	w.fellBack = reason.kind != reasonNoGPU
 	w.why = "no GPU: " + what
 	if w.fellBack {
@@ -302,6 +316,8 @@ func (w *World) loadKernels(node *cudampi.Comm) error {
 	if err != nil {
 		return err
 	}
+	w.gpu.mu.Lock()
+	defer w.gpu.mu.Unlock()
 	for i, s := range sources {
 		if w.gpu.modules[s.Text] != nil {
 			continue // by an earlier world of this process
@@ -417,7 +433,9 @@ func (w *World) startGPU(node *cudampi.Comm) error {
 	} else if err := w.openNCCL(w.NodeComm.st, world.nccl, w.node, node.Rank()); err != nil {
 		return err
 	}
-	w.symmetric = newSymmetric(w)
+	if nccl.Version() >= 21900 { // from which it allocates and registers memory
+		w.symmetric = newSymmetric(w)
+	}
 	return w.warmUp()
 }
 
@@ -435,7 +453,9 @@ func (w *World) mustAgree(failure error) error {
 		return err
 	case rank < 0:
 		return nil
-	case rank == w.Rank():
+	}
+	w.agreed = true
+	if rank == w.Rank() {
 		return failure
 	}
 	return fmt.Errorf("rank %d: %s", rank, why.text)
@@ -450,7 +470,10 @@ func (w *World) closeMemory() error {
 	if w.symmetric != nil {
 		err = errors.Join(err, w.symmetric.pool.close())
 	}
-	return errors.Join(err, w.pinned.close(), w.managed.close())
+	if w.pinned != nil { // where the start got so far
+		err = errors.Join(err, w.pinned.close(), w.managed.close())
+	}
+	return err
 }
 
 // describe adds to the start line what is known of the GPU and its libraries.

@@ -122,9 +122,12 @@ func (e *Event) Elapsed(since *Event) (time.Duration, error) {
 	var t [2]time.Time
 	for i, x := range [2]*Event{since, e} {
 		p, in, _ := x.last()
-		done, err := p.passed()
+		var done bool
+		var err error
 		if q, ok := p.q.(*gpuQueue); ok {
 			done, err = q.query(x.gpu, p.seq)
+		} else {
+			done, err = p.passed()
 		}
 		if err != nil {
 			return 0, err

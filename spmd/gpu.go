@@ -3,7 +3,9 @@ package spmd
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -19,15 +21,18 @@ type gpu struct {
 	dev   *cuda.Device
 	users int // worlds; under openMu
 
-	issue sync.Mutex // the order of NCCL calls
-	last  lastIssue
-	calls []nccl.Call    // of the group being issued
-	word  unsafe.Pointer // for barriers
+	issue   sync.Mutex // the order of NCCL calls
+	last    lastIssue
+	entered bool           // the command being issued entered NCCL
+	calls   []nccl.Call    // of the group being issued
+	word    unsafe.Pointer // for barriers
 
 	mu      sync.Mutex
 	spare   []*mark
 	lt      *cublas.Lt
 	gv      *cublas.Handle
+	hasLt   atomic.Bool
+	hasGemv atomic.Bool
 	modules map[string]*cuda.Module // by source
 	comms   []*nccl.Comm
 	checked time.Time // when health was last asked
@@ -41,8 +46,6 @@ const (
 	// architectures need less.
 	gemmWorkspace = 32 << 20
 	stageBytes    = 2 << 20 // of each half of the staging buffer
-	// patience bounds waits that no program should ever meet.
-	patience = 2 * time.Minute
 )
 
 // openGPU opens the device with an index. The caller holds openMu.
@@ -133,19 +136,19 @@ type gpuFunc struct {
 	g      *gpu
 	f      *cuda.Function
 	mu     sync.Mutex
-	shared int // dynamic shared memory that launches may ask for
+	shared atomic.Int64 // dynamic shared memory that launches may ask for
 }
 
 func (f *gpuFunc) raise(bytes int) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if bytes <= f.shared {
+	if int64(bytes) <= f.shared.Load() {
 		return nil
 	}
 	if err := f.f.SetMaxShared(bytes); err != nil {
 		return err
 	}
-	f.shared = bytes
+	f.shared.Store(int64(bytes))
 	return nil
 }
 
@@ -167,7 +170,7 @@ func forgetFunctions(g *gpu) {
 // function returns k on the GPU. A kernel that was declared after the world was
 // opened is compiled now, by each rank.
 func (g *gpu) function(k *Kernel) (*gpuFunc, error) {
-	if f := k.gpu.Load(); f != nil && f.g == g {
+	if f := k.on(g); f != nil {
 		return f, nil
 	}
 	if k.source == "" {
@@ -193,7 +196,8 @@ func (g *gpu) function(k *Kernel) (*gpuFunc, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: kernel %s: %w", ccall.At(), k.name, err)
 	}
-	fn := &gpuFunc{g: g, f: f, shared: defaultShared}
+	fn := &gpuFunc{g: g, f: f}
+	fn.shared.Store(defaultShared)
 	k.gpu.Store(fn)
 	withFunctions.mu.Lock()
 	withFunctions.list = append(withFunctions.list, k)
@@ -201,50 +205,79 @@ func (g *gpu) function(k *Kernel) (*gpuFunc, error) {
 	return fn, nil
 }
 
+// prepare opens what c is the first to need, before any lock is taken.
+func (g *gpu) prepare(w *World, c *command) error {
+	k := c.kernel
+	if c.kind == cmdFill && c.typ.Size() == 8 {
+		k = fillKernel
+	}
+	var open func() error
+	switch {
+	case k != nil && k.on(g) == nil:
+		open = func() error { _, err := g.function(k); return err }
+	case c.kind == cmdGemm && !g.hasLt.Load():
+		open = g.openLt
+	case c.kind == cmdGemv && !g.hasGemv.Load():
+		open = g.openGemv
+	default:
+		return nil
+	}
+	if err := w.quiet(); err != nil {
+		return err
+	}
+	return open()
+}
+
+// on returns k on the GPU; nil where it is not there yet.
+func (k *Kernel) on(g *gpu) *gpuFunc {
+	if f := k.gpu.Load(); f != nil && f.g == g {
+		return f
+	}
+	return nil
+}
+
 // defaultShared is the dynamic shared memory that every kernel may have unasked.
 const defaultShared = 48 << 10
 
 // gemm runs a queued Gemm by cuBLASLt.
 func (g *gpu) gemm(q *gpuQueue, c *command, work unsafe.Pointer) error {
-	lt, err := g.openLt()
-	if err != nil {
-		return err
-	}
 	m := &c.gemm
 	p := cublas.Gemm{M: m.m, N: m.cols, K: m.k, TransA: m.ta, TransB: m.tb, LdA: m.lda, LdB: m.ldb, LdC: m.ldc,
 		AB: c.typ, C: m.ctyp, Alpha: m.alpha, Beta: m.beta}
-	return lt.Gemm(q.h, &p, c.dst, c.src, m.third, work, gemmWorkspace)
+	return g.lt.Gemm(q.h, &p, c.dst, c.src, m.third, work, gemmWorkspace)
 }
 
-func (g *gpu) openLt() (*cublas.Lt, error) {
+func (g *gpu) openLt() (err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.lt == nil {
-		lt, err := cublas.OpenLt(g.dev)
-		if err != nil {
-			return nil, err
+		if g.lt, err = cublas.OpenLt(g.dev); err == nil {
+			g.hasLt.Store(true)
 		}
-		g.lt = lt
 	}
-	return g.lt, nil
+	return err
 }
 
 // gemv runs a queued Gemv by cuBLAS, whose handle serves one stream at a time.
 func (g *gpu) gemv(q *gpuQueue, c *command, work unsafe.Pointer) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.gv == nil {
-		h, err := cublas.Open(g.dev)
-		if err != nil {
-			return err
-		}
-		g.gv = h
-	}
 	if err := g.gv.SetWorkspace(work, gemmWorkspace); err != nil {
 		return err
 	}
 	m := &c.gemm
 	return g.gv.Gemv(q.h, c.typ, m.ta, m.m, m.cols, m.alpha, c.src, m.lda, m.third, m.beta, c.dst)
+}
+
+func (g *gpu) openGemv() (err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.gv == nil {
+		if g.gv, err = cublas.Open(g.dev); err == nil {
+			g.hasGemv.Store(true)
+		}
+	}
+	return err
 }
 
 // openPools makes the world's pools of memory on the GPU.
@@ -267,26 +300,24 @@ func (w *World) openPools() {
 }
 
 // quiet waits, by looking and not by synchronising the device, until no collective
-// of this world is in flight: the driver's allocator may wait for kernels, and a
-// kernel of NCCL waits for other ranks, which may be waiting for this one.
+// of this world is in flight: the driver's allocator, and whatever loads code, may
+// wait for kernels; and a kernel of NCCL waits for other ranks, which may be waiting
+// for this one. Without a GPU there is nothing to wait for.
 func (w *World) quiet() error {
+	if w.gpu == nil {
+		return nil
+	}
 	w.mu.Lock()
+	streams := slices.Clone(w.streams)
+	w.mu.Unlock()
 	var ends []point
-	for _, s := range w.streams {
+	for _, s := range streams {
 		if end, ok := s.dev.inFlight(); ok {
 			ends = append(ends, point{s.dev, end})
 		}
 	}
-	w.mu.Unlock()
-	for start := time.Now(); !passed(ends); time.Sleep(sleepSlice) {
-		for _, p := range ends {
-			if err := p.failure(); err != nil {
-				return err
-			}
-		}
-		if time.Since(start) > patience {
-			return fmt.Errorf("more memory from the driver is needed while collectives are in flight, and these did not finish in %v: allocate before they start", patience)
-		}
+	if err := waitFor(ends); err != nil {
+		return fmt.Errorf("the driver is needed while collectives are in flight (allocate before they start): %w", err)
 	}
 	return nil
 }
@@ -296,7 +327,7 @@ func (w *World) quiet() error {
 func (q *gpuQueue) inFlight() (uint64, bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.coll, q.coll > q.known.Load() && !q.capturing && !q.closed
+	return q.coll, q.coll > q.known.Load() && !q.closed
 }
 
 // staging moves data between Go's memory and the GPU: through pinned memory, since
@@ -372,5 +403,9 @@ func (st *staging) toHost(dst, src unsafe.Pointer, n int) error {
 
 func (st *staging) copy(dst, src unsafe.Pointer, n int) error {
 	c := command{call: call{kind: cmdCopy, dst: dst, src: src, n: n}}
-	return st.s.submit(&c, nil)
+	if err := st.s.submit(&c, nil); err != nil {
+		return err
+	}
+	st.s.dev.marked() // here, not behind the next copy
+	return nil
 }

@@ -22,24 +22,12 @@ type lastIssue struct {
 // the same time, in another order on every rank: each would hold what the other
 // needs. NCCL orders those of one communicator itself. The caller holds g.issue.
 func (g *gpu) orderAfterOthers(q *gpuQueue, c *command) error {
-	now, cap, at := lastIssue{q: q}, q.s.cap, &g.last
-	switch {
-	case c.kind == cmdGraph:
-		if len(c.graph.comms) == 0 {
-			return nil
-		}
-	case c.comm.nccl == nil:
-		return nil
-	default:
-		now.comm = c.comm.nccl
-	}
+	now, cap, last := lastOf(q, c), q.s.cap, g.last
 	if cap != nil { // what is captured runs with the graph, not now
-		at = &cap.last
+		last = cap.last
 	}
-	last := *at
-	*at = now
 	switch {
-	case last.q == nil || last.q == q || (last.comm == now.comm && now.comm != nil):
+	case now.q == nil || last.q == nil || last.q.s.w != q.s.w || last.q == q || (last.comm == now.comm && now.comm != nil):
 		return nil
 	case cap != nil:
 		node, err := cap.record(last.q.s)
@@ -49,6 +37,17 @@ func (g *gpu) orderAfterOthers(q *gpuQueue, c *command) error {
 		return cap.wait(q.s, node)
 	}
 	return q.waitFor(last.q.end())
+}
+
+// lastOf is what c will be the last of; zero where nothing of it enters NCCL.
+func lastOf(q *gpuQueue, c *command) lastIssue {
+	switch {
+	case c.kind == cmdGraph:
+		return lastIssue{q: q}
+	case c.comm.nccl == nil:
+		return lastIssue{}
+	}
+	return lastIssue{q, c.comm.nccl}
 }
 
 // openNCCL makes the communicator's NCCL twin: from the world's by a split, which
@@ -147,43 +146,28 @@ func (q *gpuQueue) communicate(c *call, work unsafe.Pointer) error {
 	if nc == nil {
 		return q.alone(c)
 	}
-	var err error
-	switch c.kind {
-	case cmdAllReduce, cmdReduce, cmdBroadcast, cmdAllGather, cmdReduceScatter:
-		if c.n == 0 {
-			return nil
+	q.g.calls = q.g.calls[:0]
+	if c.kind != cmdGroup {
+		if err := q.expand(c, &work); err != nil {
+			return err
 		}
-	}
-	switch c.kind {
-	case cmdAllReduce:
-		err = nc.AllReduce(q.h, c.dst, c.src, c.n, c.typ, c.op)
-	case cmdReduce:
-		err = nc.Reduce(q.h, c.dst, c.src, c.n, c.typ, c.op, c.root)
-	case cmdBroadcast:
-		err = nc.Broadcast(q.h, c.dst, c.dst, c.n, c.typ, c.root)
-	case cmdAllGather:
-		err = nc.AllGather(q.h, c.dst, c.src, c.n, c.typ)
-	case cmdReduceScatter:
-		err = nc.ReduceScatter(q.h, c.dst, c.src, c.n, c.typ, c.op)
-	default:
-		q.g.calls = q.g.calls[:0]
-		if c.kind != cmdGroup {
-			err = q.expand(c, &work)
-		} else {
-			for i := range c.group.cmds {
-				if err = q.expand(&c.group.cmds[i], &work); err != nil {
-					break
-				}
+	} else {
+		for i := range c.group.cmds {
+			if err := q.expand(&c.group.cmds[i], &work); err != nil {
+				return err
 			}
 		}
-		if err == nil && len(q.g.calls) > 0 {
-			err = nc.Group(q.h, q.g.calls)
-		}
-		if c.kind == cmdGroup && err == nil {
-			c.comm.recycle(c.group)
-		}
 	}
-	return err
+	if len(q.g.calls) > 0 {
+		if err := nc.Group(q.h, q.g.calls); err != nil {
+			return err
+		}
+		q.g.entered = true
+	}
+	if c.kind == cmdGroup {
+		c.comm.recycle(c.group)
+	}
+	return nil
 }
 
 // expand appends what a call is in NCCL's terms: itself, or a group of simpler

@@ -91,6 +91,7 @@ func (q *gpuQueue) at(seq uint64) (*mark, error) {
 		return nil, err
 	}
 	if err := m.event.Record(q.h); err != nil {
+		q.g.recycle(m)
 		return nil, err
 	}
 	m.seq = q.tail.Load()
@@ -247,10 +248,32 @@ func (q *gpuQueue) ready() error {
 	return nil
 }
 
-func (q *gpuQueue) setCapturing(on bool) {
+// startCapture keeps the queue's own events out of the graph. What was issued before
+// gets its mark now: it can be waited for during the capture.
+func (q *gpuQueue) startCapture() error {
 	q.mu.Lock()
-	q.capturing = on
+	defer q.mu.Unlock()
+	err := q.ready()
+	if err == nil && !q.idle() {
+		_, err = q.at(q.tail.Load())
+	}
+	q.capturing = err == nil
+	return err
+}
+
+func (q *gpuQueue) endCapture() {
+	q.mu.Lock()
+	q.capturing = false
 	q.mu.Unlock()
+}
+
+// marked records a mark at the present end.
+func (q *gpuQueue) marked() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if _, err := q.at(q.tail.Load()); err != nil {
+		q.broken(err)
+	}
 }
 
 // record records e behind what has been issued.
@@ -305,7 +328,10 @@ func (q *gpuQueue) waitFor(p point) error {
 		m.users++ // until the wait is issued the event must not be recorded anew
 	}
 	other.mu.Unlock()
-	if err != nil || m == nil {
+	if err == nil && m == nil {
+		err = fmt.Errorf("%s: stream %q would wait for stream %q, which is being captured", ccall.At(), q.s.name, other.s.name)
+	}
+	if err != nil {
 		return err
 	}
 	q.mu.Lock()
@@ -324,7 +350,10 @@ func (q *gpuQueue) waitFor(p point) error {
 
 // submit issues c to the driver; in a capture the driver adds it to the graph.
 func (q *gpuQueue) submit(c *command, args []Arg) error {
-	// Before any lock: to get memory the pool may have to wait for this very queue.
+	// Before any lock: both may have to wait for this very queue.
+	if err := q.g.prepare(q.s.w, c); err != nil {
+		return err
+	}
 	var work unsafe.Pointer
 	if n := c.scratchBytes(); n > 0 {
 		var err error
@@ -332,10 +361,12 @@ func (q *gpuQueue) submit(c *command, args []Arg) error {
 			return err
 		}
 	}
-	if c.kind.communicates() || c.kind == cmdGraph {
+	collective := c.kind.communicates() || (c.kind == cmdGraph && len(c.graph.comms) > 0)
+	if collective {
 		// The order of NCCL calls is the order of this lock: one for all streams.
 		q.g.issue.Lock()
 		defer q.g.issue.Unlock()
+		q.g.entered = c.kind == cmdGraph
 		if err := q.g.orderAfterOthers(q, c); err != nil {
 			return err
 		}
@@ -347,14 +378,21 @@ func (q *gpuQueue) submit(c *command, args []Arg) error {
 	}
 	if cap := q.s.cap; cap != nil {
 		cap.note(q.s, c, args)
-		return q.issue(c, args, work)
+		err := q.issue(c, args, work)
+		if err == nil && collective && q.g.entered {
+			cap.last = lastOf(q, c)
+		}
+		return err
 	}
 	if err := q.issue(c, args, work); err != nil {
 		return err
 	}
 	seq := q.tail.Add(1)
-	if c.kind.communicates() || c.kind == cmdGraph {
+	if collective {
 		q.coll = seq
+		if q.g.entered {
+			q.g.last = lastOf(q, c)
+		}
 	}
 	return nil
 }
@@ -394,6 +432,7 @@ func (q *gpuQueue) issue(c *command, args []Arg, work unsafe.Pointer) error {
 	case cmdFunc:
 		return q.hostFunc(c.fn)
 	case cmdGraph:
+		c.graph.launched(point{q, q.tail.Load() + 1})
 		return c.graph.exec.Launch(q.h)
 	default:
 		return q.communicate(&c.call, work)
@@ -409,17 +448,14 @@ func (q *gpuQueue) fill(c *command) error {
 		return q.h.Fill(c.dst, size, c.bits, c.n)
 	default:
 		args := [...]Arg{{ptr: c.dst, buf: true}, I64(c.n), U64(c.bits)}
-		return q.launch(fillKernel, Cover1D(min(c.n, 1<<20), 256), args[:])
+		return q.launch(fillKernel, loopGrid(c.n), args[:])
 	}
 }
 
 // launch starts a kernel. A buffer is its address, a number its bits.
 func (q *gpuQueue) launch(k *Kernel, grid Grid, args []Arg) error {
-	f, err := q.g.function(k)
-	if err != nil {
-		return err
-	}
-	if grid.Shared > f.shared {
+	f := k.on(q.g)
+	if int64(grid.Shared) > f.shared.Load() {
 		if err := f.raise(grid.Shared); err != nil {
 			return err
 		}
@@ -447,16 +483,26 @@ func (q *gpuQueue) hostFunc(fn func() error) error {
 	seq := q.tail.Load() + 1
 	site := ccall.At()
 	var c *cuda.Callback
-	once := q.s.cap == nil
+	var g *Graph // whose command it is, on whatever stream it is replayed
+	if q.s.cap != nil {
+		g = q.s.cap.g
+	}
+	once := g == nil
 	c = cuda.NewCallback(func() {
+		on := []point{{q, seq}}
 		if once {
 			defer c.Close()
+		} else {
+			on = g.replaying()
 		}
-		if q.fail.Load() != nil {
+		if slices.ContainsFunc(on, func(p point) bool { return p.failure() != nil }) {
 			return
 		}
 		if err := guard(fn); err != nil {
-			q.failed(fmt.Errorf("stream %q, command enqueued at %s: %w", q.s.name, site, err), seq)
+			for _, p := range on {
+				o := p.q.(*gpuQueue)
+				o.failed(fmt.Errorf("stream %q, command enqueued at %s: %w", o.s.name, site, err), p.seq)
+			}
 		}
 	})
 	if !once {

@@ -26,6 +26,7 @@ type Graph struct {
 	// On a GPU:
 	exec      *cuda.Exec
 	callbacks []*cuda.Callback
+	replays   []point // launches that may not have run yet; under mu
 
 	mu   sync.Mutex
 	cond sync.Cond
@@ -71,13 +72,17 @@ func (s *Stream) Capture(fn func() error) (*Graph, error) {
 	g := &Graph{w: s.w}
 	g.cond.L = &g.mu
 	c := &capture{g: g}
+	if err := c.adopt(s); err != nil {
+		return nil, err
+	}
 	if s.dev != nil {
 		// Relaxed: goroutines move between threads, and other streams go on working.
 		if err := s.dev.h.BeginCapture(cuda.Relaxed); err != nil {
+			s.cap = nil
+			s.dev.endCapture()
 			return nil, err
 		}
 	}
-	c.adopt(s)
 	s.w.capturing.Add(1)
 	err := guard(fn)
 	if err == nil {
@@ -132,27 +137,27 @@ func (c *capture) end(s *Stream, keep bool) error {
 	for _, l := range c.g.lanes {
 		l.s.cap = nil
 		if l.s.dev != nil {
-			l.s.dev.setCapturing(false)
+			l.s.dev.endCapture()
 		}
 	}
 	return err
 }
 
-func (c *capture) adopt(s *Stream) int {
-	s.cap = c
+// adopt takes s into the capture.
+func (c *capture) adopt(s *Stream) error {
 	if s.dev != nil {
-		s.dev.setCapturing(true)
+		if err := s.dev.startCapture(); err != nil {
+			return err
+		}
 	}
+	s.cap = c
 	c.g.lanes = append(c.g.lanes, lane{s: s})
-	return len(c.g.lanes) - 1
+	return nil
 }
 
-// lane returns the number of s's lane, and takes s in where it has none.
+// lane returns the number of the lane of s, which is in the capture.
 func (c *capture) lane(s *Stream) int {
-	if i := slices.IndexFunc(c.g.lanes, func(l lane) bool { return l.s == s }); i >= 0 {
-		return i
-	}
-	return c.adopt(s)
+	return slices.IndexFunc(c.g.lanes, func(l lane) bool { return l.s == s })
 }
 
 // add records a command of s.
@@ -181,10 +186,11 @@ func (c *capture) record(s *Stream) (int, error) {
 	i := c.lane(s)
 	if s.dev != nil {
 		var err error
-		if m, err = s.dev.g.mark(); err == nil {
-			err = m.event.Record(s.dev.h)
+		if m, err = s.dev.g.mark(); err != nil {
+			return 0, err
 		}
-		if err != nil {
+		if err = m.event.Record(s.dev.h); err != nil {
+			s.dev.g.recycle(m)
 			return 0, err
 		}
 		c.g.lanes[i].n++
@@ -210,6 +216,11 @@ func (c *capture) wait(s *Stream, n int) error {
 		return fmt.Errorf("%s: Wait: the event was recorded in a capture that has ended: record it again", ccall.At())
 	case s.cap != nil && s.cap != c:
 		return fmt.Errorf("%s: Wait: stream %q is in another capture than the event", ccall.At(), s.name)
+	}
+	if s.cap == nil {
+		if err := c.adopt(s); err != nil {
+			return err
+		}
 	}
 	l := &c.g.lanes[c.lane(s)]
 	for i, n := range c.nodes[n].seen {
@@ -332,6 +343,20 @@ func (g *Graph) drop() error {
 	}
 	g.callbacks, g.owned = nil, nil
 	return err
+}
+
+// launched notes a replay, which ends at p.
+func (g *Graph) launched(p point) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.replays = append(slices.DeleteFunc(g.replays, func(o point) bool { return o.q.(*gpuQueue).known.Load() >= o.seq }), p)
+}
+
+// replaying returns the replays of which one is running.
+func (g *Graph) replaying() []point {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.Clone(g.replays)
 }
 
 // dropGraphs destroys the graphs that hold collectives of st, which NCCL wants gone

@@ -3,7 +3,7 @@
 // kernel computes does not depend on the grid, but for the rounding of sum_squares_f32.
 #include "spmd.cuh"
 
-// dst[i] = the upper 24 bits of mix(mix(seed) + offset + i), over 2^24: UniformBits in measure.go.
+// dst[i] = the upper 24 bits of mix(mix(seed) + offset + i), over 2^24: UniformBits in builtin.go.
 //
 //	uniform_f32(dst, n I64, seed U64, offset U64)
 extern "C" __global__ void uniform_f32(float *dst, long long n, unsigned long long seed, unsigned long long offset) {

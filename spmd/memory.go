@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -86,25 +87,42 @@ func sizeClass(n int) int {
 	return (n + step - 1) / step * step
 }
 
-// alloc returns memory for n bytes. Its contents are undefined.
+// alloc returns memory for n bytes. Its contents are undefined. Where it has to ask
+// the source it waits without the lock: others go on allocating and freeing.
 func (p *pool) alloc(w *World, n int) (*block, error) {
 	class := sizeClass(n)
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if b := p.reuse(w, n, class); b != nil {
+		return b, nil
+	}
+	if p.quiet != nil && !p.closed.Load() && (class > p.slabMax || p.left < class) {
+		p.mu.Unlock()
+		err := p.quiet()
+		p.mu.Lock()
+		if err != nil {
+			return nil, err
+		}
+		if b := p.reuse(w, n, class); b != nil {
+			return b, nil
+		}
+	}
 	if p.closed.Load() {
 		return nil, errors.New("the world is closed")
 	}
-	p.reclaim()
-	b := &block{w: w, pool: p, size: class, bytes: n}
-	if l := p.free[class]; len(l) > 0 {
-		b.ptr, p.free[class] = l[len(l)-1], l[:len(l)-1]
-		p.inUse += class
-		return b, nil
-	}
 	ptr, err := p.grow(class)
+	if err != nil && len(p.waiting) > 0 {
+		p.mu.Unlock()
+		p.await()
+		p.mu.Lock()
+		if b := p.reuse(w, n, class); b != nil {
+			return b, nil
+		}
+		ptr, err = p.grow(class)
+	}
 	if exact := (n + hugePage - 1) / hugePage * hugePage; err != nil && exact < class && exact > p.slabMax {
 		if ptr, err = p.grow(exact); err == nil {
-			class, b.size = exact, exact // where memory is short nothing is rounded up
+			class = exact // where memory is short nothing is rounded up
 		}
 	}
 	if err != nil {
@@ -114,9 +132,57 @@ func (p *pool) alloc(w *World, n int) (*block, error) {
 		}
 		return nil, fmt.Errorf("out of %s: asked for %d bytes; %s%d in use, %d held by the pool: %w", p.what, n, room, p.inUse, p.held, err)
 	}
-	b.ptr = ptr
 	p.inUse += class
-	return b, nil
+	return &block{w: w, pool: p, ptr: ptr, size: class, bytes: n}, nil
+}
+
+// reuse takes a free block of the class; nil where there is none.
+func (p *pool) reuse(w *World, n, class int) *block {
+	if p.closed.Load() {
+		return nil
+	}
+	p.reclaim()
+	l := p.free[class]
+	if len(l) == 0 {
+		return nil
+	}
+	b := &block{w: w, pool: p, ptr: l[len(l)-1], size: class, bytes: n}
+	p.free[class] = l[:len(l)-1]
+	p.inUse += class
+	return b
+}
+
+// await waits until the streams have passed all blocks that were freed so far:
+// memory is short. It does not say if they did not; the next try to get some does.
+func (p *pool) await() {
+	p.mu.Lock()
+	var marks []point
+	for _, r := range p.waiting {
+		marks = append(marks, r.marks...)
+	}
+	p.mu.Unlock()
+	_ = waitFor(marks)
+}
+
+// patience bounds waits that hardly a program ever meets.
+const patience = 2 * time.Minute
+
+var errImpatient = fmt.Errorf("what is in flight did not finish in %v", patience)
+
+// waitFor looks, without blocking in a library, until all points are reached, one of
+// their queues has failed, or patience is at its end.
+func waitFor(points []point) error {
+	for start := time.Now(); !passed(points); time.Sleep(sleepSlice) {
+		for _, p := range points {
+			if err := p.failure(); err != nil {
+				return err
+			}
+		}
+		if time.Since(start) > patience {
+			return errImpatient
+		}
+	}
+	return nil
 }
 
 func (p *pool) grow(class int) (unsafe.Pointer, error) {
@@ -138,15 +204,12 @@ func (p *pool) grow(class int) (unsafe.Pointer, error) {
 // chunk gets memory from the source. Where that has none, what lies unused in
 // other size classes is given back first.
 func (p *pool) chunk(n int) (unsafe.Pointer, error) {
-	if p.quiet != nil {
-		if err := p.quiet(); err != nil {
-			return nil, err
-		}
-		p.reclaim()
-	}
 	ptr, err := p.get(n)
-	if err != nil && p.trim() {
-		ptr, err = p.get(n)
+	if err != nil {
+		p.reclaim()
+		if p.trim() {
+			ptr, err = p.get(n)
+		}
 	}
 	if err != nil {
 		return nil, err

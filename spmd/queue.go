@@ -46,8 +46,8 @@ const (
 	cmdGroup
 )
 
-// communicates says whether the command enters MPI, and so takes its turn in the
-// order in which the program issued it.
+// communicates says whether the command enters MPI or NCCL, and so takes its turn in
+// the order in which the program issued it.
 func (k cmdKind) communicates() bool { return k >= cmdAllReduce }
 
 // call is what a command asks of a communicator, or of memory. A blocking

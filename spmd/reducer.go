@@ -137,6 +137,9 @@ func (r *Reducer[T]) Wait(s *Stream) error {
 		return fmt.Errorf("%s: Wait: only %d of %d gradients are ready", ccall.At(), r.next, r.n)
 	}
 	r.next, r.at = 0, 0
+	if r.c.Size() == 1 || len(r.buckets) == 0 {
+		return nil // nothing was enqueued on the reducer's stream
+	}
 	return s.After(r.s)
 }
 

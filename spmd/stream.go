@@ -21,7 +21,8 @@ import (
 //
 // The methods, Capture excepted, are safe for use by several goroutines; but
 // collectives must be enqueued in the same order on every rank, so one goroutine
-// should drive them. The queue has no bound: a program that enqueues for ever
+// should drive them, and Gemm, Gemv and ClipNorm share scratch memory of the stream,
+// so on one stream they come from one goroutine. The queue has no bound: a program that enqueues for ever
 // synchronizes now and then.
 type Stream struct {
 	w    *World
@@ -91,6 +92,9 @@ func (s *Stream) Synchronize() error {
 
 // Close waits for the work of s and ends it. The world closes what is left.
 func (s *Stream) Close() error {
+	if s.cap != nil {
+		return fmt.Errorf("%s: Close: stream %q is being captured", ccall.At(), s.name)
+	}
 	err := s.Synchronize()
 	s.w.mu.Lock()
 	s.w.streams = slices.DeleteFunc(s.w.streams, func(o *Stream) bool { return o == s })

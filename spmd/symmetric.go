@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"time"
 	"unsafe"
 
 	"lockstep/nccl"
@@ -25,14 +24,14 @@ type symmetric struct {
 type symChunk struct {
 	ptr    unsafe.Pointer
 	window *nccl.Window       // nil before NCCL 2.27
-	reg    *nccl.Registration // nil where there is a window, and before NCCL 2.19
+	reg    *nccl.Registration // nil where there is a window
 }
 
 const symSlab = 32 << 20
 
 func newSymmetric(w *World) *symmetric {
 	y := &symmetric{w: w}
-	y.pool.init(source{what: "symmetric device memory", slabMax: 4 << 20, slabSize: symSlab, quiet: w.quiet, get: y.get,
+	y.pool.init(source{what: "symmetric device memory", slabMax: 4 << 20, slabSize: symSlab, get: y.get,
 		put: func(p unsafe.Pointer, _ int) error { return nccl.MemFree(w.gpu.dev, p) }})
 	y.pool.inOrder = true
 	return y
@@ -51,6 +50,7 @@ func (y *symmetric) alloc(n int) (*block, error) {
 	for i, r := range p.waiting {
 		if r.class == class {
 			at = i
+			break
 		}
 	}
 	place := int64(-1) // of the block that is to be used again
@@ -62,13 +62,14 @@ func (y *symmetric) alloc(n int) (*block, error) {
 		return nil, err
 	}
 	b := &block{w: y.w, pool: p, size: class, bytes: n}
-	if lo == hi && place >= 0 {
-		r := p.waiting[at]
+	var r retired
+	if at >= 0 { // taken, or given up: the ranks did not free in the same order
+		r = p.waiting[at]
 		p.waiting = append(p.waiting[:at], p.waiting[at+1:]...)
-		for start := time.Now(); !passed(r.marks); time.Sleep(sleepSlice) {
-			if time.Since(start) > patience {
-				return nil, fmt.Errorf("the streams that used the memory before did not finish in %v", patience)
-			}
+	}
+	if lo == hi && place >= 0 {
+		if err := waitFor(r.marks); err != nil {
+			return nil, fmt.Errorf("streams that used the memory before: %w", err)
 		}
 		b.ptr = r.ptr
 	} else if b.ptr, err = p.grow(class); err != nil {
@@ -88,37 +89,54 @@ func (y *symmetric) place(ptr unsafe.Pointer) int64 {
 	return -1
 }
 
-// get allocates and registers a chunk. Collective over all ranks.
+// get allocates and registers a chunk. Collective over all ranks, which all fail
+// where one does.
 func (y *symmetric) get(n int) (unsafe.Pointer, error) {
 	w := y.w
-	p, err := nccl.MemAlloc(w.gpu.dev, n)
-	why, rank, e := w.agreeInTurn(err)
-	if e != nil {
-		return nil, e
+	var c symChunk
+	err := w.quiet()
+	if err == nil {
+		c.ptr, err = nccl.MemAlloc(w.gpu.dev, n)
 	}
-	if rank >= 0 {
-		if err == nil {
-			err = errors.Join(fmt.Errorf("rank %d: %s", rank, why.text), nccl.MemFree(w.gpu.dev, p))
-		}
+	if err := y.agreed(err, &c); err != nil {
 		return nil, err
 	}
-	c := symChunk{ptr: p}
-	c.window, err = w.Comm.st.nccl.RegisterWindow(p, n)
+	c.window, err = w.Comm.st.nccl.RegisterWindow(c.ptr, n)
 	if err == nil && !c.window.Registered() {
 		y.tell("NCCL has no windows on this machine")
 	}
 	if errors.As(err, new(*nccl.VersionError)) {
 		y.tell(err.Error())
-		c.reg, err = w.Comm.st.nccl.Register(p, n)
-		if errors.As(err, new(*nccl.VersionError)) {
-			err = nil
-		}
+		c.reg, err = w.Comm.st.nccl.Register(c.ptr, n)
 	}
-	if err != nil {
-		return nil, errors.Join(err, nccl.MemFree(w.gpu.dev, p))
+	if err := y.agreed(err, &c); err != nil {
+		return nil, err
 	}
 	y.chunks = append(y.chunks, c)
-	return p, nil
+	return c.ptr, nil
+}
+
+// agreed gives the chunk back, and returns an error, where a rank failed. Collective.
+func (y *symmetric) agreed(failure error, c *symChunk) error {
+	why, rank, err := y.w.agreeInTurn(failure)
+	switch {
+	case err == nil && rank < 0:
+		return nil
+	case err == nil && failure == nil:
+		err = fmt.Errorf("rank %d: %s", rank, why.text)
+	case err == nil:
+		err = failure
+	}
+	if c.window != nil {
+		err = errors.Join(err, c.window.Close())
+	}
+	if c.reg != nil {
+		err = errors.Join(err, c.reg.Close())
+	}
+	if c.ptr != nil {
+		err = errors.Join(err, nccl.MemFree(y.w.gpu.dev, c.ptr))
+	}
+	return err
 }
 
 // tell says once why symmetric memory is no better than other memory.

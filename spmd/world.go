@@ -41,6 +41,7 @@ type World struct {
 	gpu       *gpu   // nil where the device is the host
 	why       string // the device and the collectives are what they are
 	fellBack  bool   // to the host, though there is a GPU
+	agreed    bool   // the failure of the start is every rank's
 	startup   startup
 	pool      pool  // of device memory
 	pinned    *pool // the same on the host, as is managed
@@ -148,22 +149,31 @@ func Open(cfg Config) (*World, error) {
 		}
 	}
 
+	err := w.connect()
+	if err == nil {
+		return w, nil
+	}
+	if w.agreed { // else the other ranks may be further: nothing collective any more
+		err = errors.Join(err, w.Close())
+	}
+	return nil, err
+}
+
+// connect starts MPI and joins the job, one world of the process at a time.
+func (w *World) connect() error {
 	openMu.Lock()
 	defer openMu.Unlock()
 	done := w.startup.begin("mpi")
 	base, err := cudampi.Start()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	done()
 	if err := w.job.checkWorld(base.Size()); err != nil {
-		return nil, errors.Join(Usage(err), cudampi.Stop())
+		return errors.Join(Usage(err), cudampi.Stop())
 	}
 	openWorlds++
-	if err := w.join(base); err != nil {
-		return nil, err // the other ranks may be further: nothing collective any more
-	}
-	return w, nil
+	return w.join(base)
 }
 
 // join makes the communicators and finds the nodes and the cores. It runs in this

@@ -236,7 +236,7 @@ BOTH_TYPES(KERNEL)
 
 // column_sums computes dbias (+)= the sum of d(n,c) over its rows, and with NORM also
 // dweight (+)= that of d times the normalised x. Block (x, y) of the grid adds up
-// columns 32·V·x on of the y-th part of the rows, into partial(gridDim.y,2,c). The
+// columns 32·V·x on of the y-th part of the rows, into partial(gridDim.y,1+NORM,c). The
 // last block of these columns to arrive adds the parts, in order, and leaves
 // arrived(gridDim.x) at zero.
 template <typename T, int V, bool NORM>
@@ -270,7 +270,7 @@ SPMD_FN void column_sums(float *dweight, float *dbias, float *partial, unsigned 
     for (int part = 0; mine && part <= NORM; part++) {
         float sum = 0;
         for (int r = 0; r < 8; r++) sum += sums[part][r][thread];
-        partial[(2LL * blockIdx.y + part) * c + column] = sum;
+        partial[((1LL + NORM) * blockIdx.y + part) * c + column] = sum;
     }
     __threadfence();
     __syncthreads();
@@ -283,7 +283,7 @@ SPMD_FN void column_sums(float *dweight, float *dbias, float *partial, unsigned 
         float sum = 0;
         for (int y0 = 0; y0 < gridDim.y; y0 += 8) { // loads that do not wait for each other
             float p[8];
-            for (int y = 0; y < 8; y++) p[y] = y0 + y < gridDim.y ? parts[(2LL * (y0 + y) + part) * c + column] : 0;
+            for (int y = 0; y < 8; y++) p[y] = y0 + y < gridDim.y ? parts[((1LL + NORM) * (y0 + y) + part) * c + column] : 0;
             for (int y = 0; y < 8; y++) sum += p[y];
         }
         float *to = (part ? dweight : dbias) + column;

@@ -27,7 +27,8 @@ var shapes = []struct {
 	{1, 65, 1, 80, 300},   // heads wider than a tile, one token more than one
 	{2, 130, 3, 72, 1000}, // many tokens twice
 	{1, 70, 1, 136, 520},
-	{1, 300, 2, 8, 5}, // rows in parts, few tokens many times
+	{1, 300, 2, 8, 5},  // rows in parts, few tokens many times
+	{130, 33, 1, 8, 5}, // more than half of all parts that there may be
 }
 
 // launches is one shape on a device.
