@@ -41,6 +41,8 @@ var groups = []group{
 	{gpuSet, "startup", (*bench).startup},
 	{gpuSet, "replay", (*bench).replay},
 	{gpuSet, "losses", (*bench).losses},
+	{gpuSet, "errors", (*bench).errors},
+	{gpuSet, "memcheck", (*bench).memcheck},
 }
 
 func names() []string {
@@ -171,13 +173,16 @@ func (b *bench) bandwidth(app string, bytes int) error {
 	return nil
 }
 
-// errorGoals are the numbers that tests of apps/train measure, by the words that
-// they use for them, and what they must stay below.
-var errorGoals = []struct {
+// errorGoal is what an error must stay below.
+type errorGoal struct {
 	what  string
 	ranks int
 	goal  float64
-}{
+}
+
+// errorGoals are the numbers that tests of apps/train measure, by the words that
+// they use for them, and what they must stay below.
+var errorGoals = []errorGoal{
 	{"largest relative error of a float64 gradient against central differences", 1, 1e-6},
 	{"difference of the float32 loss from the float64 model", 1, 1e-5},
 	{"largest relative difference of a float32 gradient tensor from the float64 model", 1, 1e-5},
@@ -192,6 +197,11 @@ func (b *bench) gradients() error {
 	if err != nil {
 		return err
 	}
+	return b.judge(file, errorGoals)
+}
+
+// judge makes rows of what tests have measured into a file.
+func (b *bench) judge(file string, goals []errorGoal) error {
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return err
@@ -200,7 +210,7 @@ func (b *bench) gradients() error {
 	if err != nil {
 		return err
 	}
-	for _, g := range errorGoals {
+	for _, g := range goals {
 		v, ok := worst[g.what]
 		if !ok {
 			return fmt.Errorf("no test measured %q", g.what)

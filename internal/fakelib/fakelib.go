@@ -7,7 +7,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -34,9 +33,25 @@ func Build(t testing.TB, dir, soname string, args ...string) string {
 // CUDA builds the test double of the CUDA driver, libcuda.so.1, of cuda/testdata/fakecuda.c, which says what it can do.
 func CUDA(t testing.TB, dir string, flags ...string) string {
 	t.Helper()
-	_, here, _, _ := runtime.Caller(0)
-	source := filepath.Join(filepath.Dir(here), "..", "..", "cuda", "testdata", "fakecuda.c")
-	return Build(t, dir, "libcuda.so.1", append(flags, source)...)
+	return Build(t, dir, "libcuda.so.1", append(flags, filepath.Join(root(t), "cuda", "testdata", "fakecuda.c"))...)
+}
+
+// root returns the folder of the project above the working one: a test runs in the folder of its package, but not
+// always on the machine where it was built.
+func root(t testing.TB) string {
+	t.Helper()
+	dir, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for ; ; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir
+		}
+		if dir == filepath.Dir(dir) {
+			t.Fatal("the test does not run in a folder of the project")
+		}
+	}
 }
 
 // Without returns the flags that leave symbols out of a double: each is defined under another name.
