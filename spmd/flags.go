@@ -68,6 +68,8 @@ func parseRanks(list string) (map[int]bool, error) {
 	case "all":
 		return nil, nil
 	}
+	const most = 1 << 20 // beyond any job, and few enough to list
+	listed := 0
 	ranks := map[int]bool{}
 	for _, part := range strings.Split(list, ",") {
 		from, to, isRange := strings.Cut(part, "-")
@@ -76,9 +78,10 @@ func parseRanks(list string) (map[int]bool, error) {
 		if err == nil && isRange {
 			hi, err = strconv.Atoi(to)
 		}
-		if err != nil || lo < 0 || hi < lo || hi-lo > 1<<20 {
+		if err != nil || lo < 0 || hi < lo || hi >= most || hi-lo >= most-listed {
 			return nil, fmt.Errorf("--log-ranks %s: want 0, all, or a list such as 0,3,8-11", list)
 		}
+		listed += hi - lo + 1
 		for r := lo; r <= hi; r++ {
 			ranks[r] = true
 		}

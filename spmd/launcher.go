@@ -2,6 +2,7 @@ package spmd
 
 import (
 	"fmt"
+	"math"
 	"os"
 	"strconv"
 )
@@ -34,7 +35,7 @@ func detect(getenv func(string) string) job {
 		}
 		rank, err1 := strconv.Atoi(getenv(l.rank))
 		size, err2 := strconv.Atoi(getenv(l.size))
-		if err1 == nil && err2 == nil && size > 0 && rank >= 0 {
+		if err1 == nil && err2 == nil && rank >= 0 && rank < size && size <= math.MaxInt32 { // MPI counts in C's int
 			return job{l.name, rank, size, l.size}
 		}
 	}

@@ -8,9 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"hash"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 )
 
 // Cache keeps compiled images in the files of one folder, for later runs and for other processes.
@@ -51,7 +53,7 @@ func (c Cache) Compile(name, source string, o Options) (image []byte, hit bool, 
 		return nil, false, err
 	}
 	file := filepath.Join(c.Dir, hex.EncodeToString(key[:]))
-	if entry, err := os.ReadFile(file); err == nil {
+	if entry, err := readEntry(file); err == nil {
 		if image, ok := unseal(entry, key); ok {
 			return image, true, nil
 		}
@@ -113,6 +115,29 @@ func hashInts(h hash.Hash, v ...int) {
 		binary.LittleEndian.PutUint64(b[:], uint64(n))
 		h.Write(b[:])
 	}
+}
+
+// maxEntry is beyond any image; a file that is larger is no entry.
+const maxEntry = 1 << 28
+
+// readEntry reads a file of the cache. Anything but a regular file is an error at once: to open a pipe would wait for
+// its writer.
+func readEntry(file string) ([]byte, error) {
+	f, err := os.OpenFile(file, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !st.Mode().IsRegular() || st.Size() > maxEntry {
+		return nil, fmt.Errorf("nvrtc: %s is no entry of the cache", file)
+	}
+	entry := make([]byte, st.Size())
+	_, err = io.ReadFull(f, entry)
+	return entry, err
 }
 
 // checksum is over the key too: an entry under another's name is found out.

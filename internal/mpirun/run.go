@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -29,7 +30,11 @@ const (
 	markPassed  = "lockstep-mpirun: passed"
 )
 
-const shownLines = 60 // of a failing job's output
+// Of a failing job's output.
+const (
+	shownLines = 60
+	shownBytes = 1 << 20 // that are read of each end of a rank's output
+)
 
 // Timeout is how long one job may run. A rank that is still inside fn shortly before prints its goroutines and fails.
 var Timeout = 60 * time.Second
@@ -90,8 +95,7 @@ func parent(t *testing.T, test string, n int) {
 	out := make([]string, n)
 	passed, skipped := 0, 0
 	for r := range out {
-		b, _ := os.ReadFile(rankFile(dir, r)) // a rank that never got to fn has none
-		out[r] = string(b)
+		out[r], _ = readEnds(rankFile(dir, r), shownBytes) // a rank that never got to fn has none
 		switch {
 		case hasLine(out[r], markPassed):
 			passed++
@@ -193,6 +197,32 @@ func redirect(path string) error {
 func dieWithParent() {
 	const prSetPdeathsig = 1
 	_, _, _ = syscall.RawSyscall(syscall.SYS_PRCTL, prSetPdeathsig, uintptr(syscall.SIGKILL), 0)
+}
+
+// readEnds returns the contents of a file, of more than 2n bytes only the first n and the last n.
+func readEnds(file string, n int64) (string, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return "", err
+	}
+	left := st.Size() - 2*n
+	if left <= 0 {
+		b, err := io.ReadAll(io.LimitReader(f, 2*n))
+		return string(b), err
+	}
+	b := make([]byte, 2*n)
+	if _, err := f.ReadAt(b[:n], 0); err != nil {
+		return "", err
+	}
+	if _, err := f.ReadAt(b[n:], n+left); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%s\n... %d bytes left out ...\n%s", b[:n], left, b[n:]), nil
 }
 
 func hasLine(out, line string) bool { return strings.Contains("\n"+out, "\n"+line+"\n") }

@@ -1,0 +1,376 @@
+package watch
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Limits of those who have not proved that they know the key.
+const (
+	maxGuests    = 64                     // at a time, and one for each address; others wait in the kernel
+	guestTurn    = 250 * time.Millisecond // that a guest has at least, when others wait
+	maxListeners = 16                     // addresses of one hub
+)
+
+// Listener waits for the ranks on a hub's addresses.
+type Listener struct {
+	lns []net.Listener
+}
+
+// Listen listens on random ports: on the loopback address alone, which suffices for a job on one node, or else on each
+// address of the interfaces that are up, but for those that lead nowhere else.
+func Listen(loopback bool) (*Listener, error) {
+	ips := []string{"127.0.0.1"}
+	if !loopback {
+		var err error
+		if ips, err = addresses(); err != nil {
+			return nil, fmt.Errorf("watch: %w", err)
+		}
+		if len(ips) == 0 {
+			return nil, errors.New("watch: no network interface with an address is up but the loopback")
+		}
+	}
+	l := &Listener{}
+	lc := net.ListenConfig{KeepAlive: -1} // tune sets it
+	lc.SetMultipathTCP(false)             // which does not know every option that tune sets
+	var failed error
+	for _, ip := range ips {
+		ln, err := lc.Listen(context.Background(), "tcp", net.JoinHostPort(ip, "0"))
+		if err != nil {
+			failed = fmt.Errorf("watch: %w", err) // an address may go away, or be tentative
+			continue
+		}
+		l.lns = append(l.lns, ln)
+	}
+	if len(l.lns) == 0 {
+		return nil, failed
+	}
+	return l, nil
+}
+
+// addresses returns those by which other nodes may reach this one.
+func addresses() ([]string, error) {
+	interfaces, err := net.Interfaces()
+	if err != nil {
+		return nil, err
+	}
+	var ips []string
+	for _, i := range interfaces {
+		if i.Flags&net.FlagUp == 0 {
+			continue
+		}
+		addrs, err := i.Addrs()
+		if err != nil {
+			continue // it has just gone
+		}
+		for _, a := range addrs {
+			// Not loopback, nor link-local.
+			if ip, ok := a.(*net.IPNet); ok && ip.IP.IsGlobalUnicast() && len(ips) < maxListeners {
+				ips = append(ips, ip.IP.String())
+			}
+		}
+	}
+	return ips, nil
+}
+
+// Addrs returns the addresses to be put into Config.Hubs.
+func (l *Listener) Addrs() []string {
+	var addrs []string
+	for _, ln := range l.lns {
+		addrs = append(addrs, ln.Addr().String())
+	}
+	return addrs
+}
+
+// Close stops listening. Connections made before stay. It is for listeners that no Join has taken over.
+func (l *Listener) Close() error {
+	var errs []error
+	for _, ln := range l.lns {
+		if err := ln.Close(); !errors.Is(err, net.ErrClosed) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// tune makes the kernel give a connection up when nothing is acknowledged for cutLimit, sent or not. A stopped process
+// does not matter: its kernel acknowledges.
+func tune(conn net.Conn) error {
+	tcp, ok := conn.(*net.TCPConn)
+	if !ok {
+		return nil
+	}
+	idle := cutLimit / 6
+	if err := tcp.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: idle, Interval: idle, Count: 6}); err != nil {
+		return err
+	}
+	raw, err := tcp.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var set error
+	err = raw.Control(func(fd uintptr) {
+		set = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(cutLimit.Milliseconds()))
+	})
+	return errors.Join(err, set)
+}
+
+// The handshake. A stranger's first message proves nothing and gets no answer; a recorded one of a rank's gets one
+// which is of no use. Each proof is an HMAC-SHA256 over what both sides have said so far, ranks included.
+//
+//	rank: magic, its rank, the hub's rank, nonce, proof "hello"
+//	hub:  nonce, proof "hub"
+//	rank: proof "rank"
+const (
+	magic      = "LSwatch1"
+	nonceBytes = 32
+	introBytes = len(magic) + 4 + 4 + nonceBytes
+)
+
+var errStranger = errors.New("the other side does not prove that it belongs to this job")
+
+func proof(key *[32]byte, what string, said ...[]byte) []byte {
+	h := hmac.New(sha256.New, key[:])
+	io.WriteString(h, what)
+	h.Write([]byte{0})
+	for _, s := range said {
+		h.Write(s)
+	}
+	return h.Sum(nil)
+}
+
+// greet is the rank's side.
+func greet(conn io.ReadWriter, key *[32]byte, rank, hub int) error {
+	intro := make([]byte, 0, introBytes)
+	intro = append(intro, magic...)
+	intro = binary.BigEndian.AppendUint32(intro, uint32(rank))
+	intro = binary.BigEndian.AppendUint32(intro, uint32(hub))
+	intro = append(intro, nonce()...)
+	if _, err := conn.Write(slices.Concat(intro, proof(key, "hello", intro))); err != nil {
+		return err
+	}
+	answer := make([]byte, nonceBytes+sha256.Size)
+	if _, err := io.ReadFull(conn, answer); err != nil {
+		return err
+	}
+	theirs := answer[:nonceBytes]
+	if !hmac.Equal(answer[nonceBytes:], proof(key, "hub", intro, theirs)) {
+		return errStranger
+	}
+	_, err := conn.Write(proof(key, "rank", intro, theirs))
+	return err
+}
+
+// welcome is the hub's side. It returns the rank at the other end.
+func welcome(conn io.ReadWriter, key *[32]byte, hub, size int) (int, error) {
+	first := make([]byte, introBytes+sha256.Size)
+	// One who says something else is a stranger at once, and need not be waited for.
+	if _, err := io.ReadFull(conn, first[:len(magic)]); err != nil {
+		return 0, err
+	}
+	if string(first[:len(magic)]) != magic {
+		return 0, errStranger
+	}
+	if _, err := io.ReadFull(conn, first[len(magic):]); err != nil {
+		return 0, err
+	}
+	intro := first[:introBytes]
+	if !hmac.Equal(first[introBytes:], proof(key, "hello", intro)) {
+		return 0, errStranger
+	}
+	rank := binary.BigEndian.Uint32(intro[len(magic):])
+	if rank >= uint32(size) || binary.BigEndian.Uint32(intro[len(magic)+4:]) != uint32(hub) {
+		return 0, errStranger // a rank of this job, in search of another hub with the same address on its own node
+	}
+	ours := nonce()
+	if _, err := conn.Write(slices.Concat(ours, proof(key, "hub", intro, ours))); err != nil {
+		return 0, err
+	}
+	theirs := make([]byte, sha256.Size)
+	if _, err := io.ReadFull(conn, theirs); err != nil {
+		return 0, err
+	}
+	if !hmac.Equal(theirs, proof(key, "rank", intro, ours)) {
+		return 0, errStranger
+	}
+	return int(rank), nil
+}
+
+func nonce() []byte {
+	b := make([]byte, nonceBytes)
+	rand.Read(b) // never fails
+	return b
+}
+
+// gate holds the connections that have not proved themselves. When there are too many, those that had their turn make
+// room, so that a crowd of strangers holds a rank up for a moment and not for shakeLimit each.
+type gate struct {
+	mu     sync.Mutex
+	guests []guest // oldest first
+	closed bool
+	gone   chan struct{} // 1: a guest went
+	done   chan struct{} // closed with the gate
+}
+
+type guest struct {
+	conn  net.Conn
+	since time.Time
+}
+
+func newGate() *gate {
+	return &gate{gone: make(chan struct{}, 1), done: make(chan struct{})}
+}
+
+// room waits until there is room for another guest. It reports false when the gate is closed.
+func (g *gate) room() bool {
+	for {
+		g.mu.Lock()
+		if g.closed {
+			g.mu.Unlock()
+			return false
+		}
+		if len(g.guests) < maxGuests {
+			g.mu.Unlock()
+			return true
+		}
+		wait := guestTurn - time.Since(g.guests[0].since)
+		if wait <= 0 {
+			g.guests[0].conn.Close()
+			g.guests = slices.Delete(g.guests, 0, 1)
+			g.mu.Unlock()
+			return true
+		}
+		g.mu.Unlock()
+		t := time.NewTimer(wait)
+		select {
+		case <-t.C:
+		case <-g.gone:
+		case <-g.done:
+		}
+		t.Stop()
+	}
+}
+
+// enter adds a guest, and reports false when the gate is closed.
+func (g *gate) enter(conn net.Conn) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.closed {
+		g.guests = append(g.guests, guest{conn, time.Now()})
+	}
+	return !g.closed
+}
+
+// leave removes a guest, who has become a member or whose connection is closed. It reports false for one that was
+// sent away before.
+func (g *gate) leave(conn net.Conn) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	n := len(g.guests)
+	g.guests = slices.DeleteFunc(g.guests, func(o guest) bool { return o.conn == conn })
+	select {
+	case g.gone <- struct{}{}:
+	default:
+	}
+	return len(g.guests) < n
+}
+
+// close sends every guest away and lets no other in.
+func (g *gate) close() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return
+	}
+	g.closed = true
+	close(g.done)
+	for _, o := range g.guests {
+		o.conn.Close()
+	}
+	g.guests = nil
+}
+
+// dial connects to a hub: to the address that answers first and proves to be the hub. Addresses are begun in their
+// order, the next when one has failed or is slow.
+func dial(ctx context.Context, key *[32]byte, rank, hub int, addrs []string) (net.Conn, error) {
+	const head = 300 * time.Millisecond
+	if len(addrs) == 0 {
+		return nil, fmt.Errorf("rank %d has no address", hub)
+	}
+	ctx, cancel := context.WithTimeout(ctx, shakeLimit)
+	defer cancel()
+	type result struct {
+		conn net.Conn
+		err  error
+	}
+	results := make(chan result)
+	var won net.Conn
+	var failed []string
+	for next, running := 0, 0; ; {
+		if next < len(addrs) && won == nil {
+			go func(addr string) {
+				conn, err := dialOne(ctx, key, rank, hub, addr)
+				results <- result{conn, err}
+			}(addrs[next])
+			next++
+			running++
+		}
+		if running == 0 {
+			break
+		}
+		slow := time.NewTimer(head)
+		select {
+		case r := <-results:
+			running--
+			switch {
+			case r.err != nil:
+				failed = append(failed, r.err.Error())
+			case won != nil:
+				r.conn.Close()
+			default:
+				won = r.conn
+				cancel() // the others
+			}
+		case <-slow.C:
+		}
+		slow.Stop()
+	}
+	if won == nil {
+		return nil, errors.New(strings.Join(failed, "; "))
+	}
+	return won, nil
+}
+
+func dialOne(ctx context.Context, key *[32]byte, rank, hub int, addr string) (net.Conn, error) {
+	d := net.Dialer{KeepAlive: -1}
+	d.SetMultipathTCP(false)
+	conn, err := d.DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	if err = tune(conn); err == nil {
+		err = greet(conn, key, rank, hub)
+	}
+	if !stop() && err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		conn.Close()
+		return nil, fmt.Errorf("handshake with %s: %w", addr, err)
+	}
+	return conn, nil
+}

@@ -1,0 +1,472 @@
+package watch
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// hub is the part of ranks 0 and 1 that the others are connected to.
+type hub struct {
+	cfg  *Config
+	ln   *Listener
+	gate *gate
+	wg   sync.WaitGroup
+
+	mu      sync.Mutex
+	changed chan struct{} // closed, and replaced, when something changes that await waits for
+	done    chan struct{} // closed by close
+	closed  bool
+	members []*member // by rank; nil until it joins
+	joined  int
+	claims  []Cause // before one is chosen
+	cause   *Cause  // the chosen one
+	gather  *gather // the one under way
+}
+
+// member is a rank, as the hub sees it.
+type member struct {
+	Hello
+	ns        string
+	line      *line
+	heard     time.Time
+	gone      bool // the connection has ended
+	left      bool // after goodbye
+	died      bool // without goodbye
+	failed    bool // it has said why it ends
+	told      bool // it has the cause
+	waved     bool // it has the goodbye of the hub's rank
+	asked     bool // for its state, and has not answered
+	reporting bool // a report is on its way to it
+}
+
+// gather is one round of questions for a report. Those who want a report meanwhile share it.
+type gather struct {
+	waiting map[int]bool
+	states  []RankState
+	looks   int      // unanswered
+	frames  [][]byte // the states as messages, for all who asked
+	done    chan struct{}
+}
+
+func newHub(cfg *Config) *hub {
+	h := &hub{
+		cfg: cfg, ln: cfg.Listener, gate: newGate(),
+		changed: make(chan struct{}), done: make(chan struct{}),
+		members: make([]*member, cfg.Size),
+	}
+	for _, ln := range h.ln.lns {
+		h.wg.Go(func() { h.accept(ln) })
+	}
+	return h
+}
+
+// close ends the hub and its connections.
+func (h *hub) close() {
+	h.mu.Lock()
+	if h.closed {
+		h.mu.Unlock()
+		return
+	}
+	h.closed = true
+	close(h.done)
+	for _, m := range h.members {
+		if m != nil {
+			m.line.close()
+		}
+	}
+	h.mu.Unlock()
+	h.ln.Close()
+	h.gate.close()
+	h.wg.Wait()
+}
+
+func (h *hub) accept(ln net.Listener) {
+	for h.gate.room() {
+		conn, err := ln.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil { // no descriptor is left, or the connection has gone already
+			select {
+			case <-time.After(50 * time.Millisecond):
+			case <-h.done:
+			}
+			continue
+		}
+		if !h.gate.enter(conn) {
+			conn.Close()
+			return
+		}
+		h.wg.Go(func() { h.receive(conn) })
+	}
+}
+
+// receive makes a guest a member, or sends it away without a word.
+func (h *hub) receive(conn net.Conn) {
+	rank, hello, r, err := h.prove(conn)
+	if !h.gate.leave(conn) || err != nil {
+		conn.Close()
+		return
+	}
+	h.serve(conn, r, rank, hello)
+}
+
+func (h *hub) prove(conn net.Conn) (rank int, join message, r *bufio.Reader, err error) {
+	if err = conn.SetDeadline(time.Now().Add(shakeLimit)); err != nil {
+		return
+	}
+	if rank, err = welcome(conn, &h.cfg.Key, h.cfg.Me.Rank, h.cfg.Size); err != nil {
+		return
+	}
+	r = bufio.NewReader(conn)
+	if join, err = readMessage(r); err != nil {
+		return
+	}
+	if join.Kind != msgJoin || join.Hello == nil || join.Hello.Rank != rank {
+		err = errStranger
+		return
+	}
+	if err = tune(conn); err == nil {
+		err = conn.SetDeadline(time.Time{})
+	}
+	return
+}
+
+// serve admits a rank and listens to it until its connection ends.
+func (h *hub) serve(conn net.Conn, r *bufio.Reader, rank int, join message) {
+	l := newLine(conn, r, h.cfg.Size)
+	defer l.close()
+	m, err := h.admit(l, rank, join)
+	if err != nil {
+		if f, ferr := frame(message{Kind: msgWelcome, Note: err.Error()}); ferr == nil {
+			conn.SetWriteDeadline(time.Now().Add(failLimit))
+			conn.Write(f)
+		}
+		return
+	}
+	h.wg.Go(l.run)
+	for {
+		msg, err := l.read()
+		if err != nil {
+			h.lost(m, err)
+			return
+		}
+		h.handle(m, msg)
+	}
+}
+
+func (h *hub) admit(l *line, rank int, join message) (*member, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		return nil, fmt.Errorf("rank %d has closed its control channel", h.cfg.Me.Rank)
+	}
+	if h.members[rank] != nil {
+		return nil, fmt.Errorf("rank %d has joined before", rank)
+	}
+	m := &member{Hello: *join.Hello, ns: join.NS, line: l, heard: time.Now()}
+	h.members[rank] = m
+	h.joined++
+	l.send(message{Kind: msgWelcome, Hello: &h.cfg.Me})
+	if h.cause != nil {
+		l.send(message{Kind: msgCause, Cause: h.cause})
+	}
+	if h.joined == h.cfg.Size { // whoever comes now is a stranger
+		h.ln.Close()
+		h.gate.close()
+	}
+	return m, nil
+}
+
+func (h *hub) handle(m *member, msg message) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	m.heard = time.Now()
+	switch msg.Kind {
+	case msgBeat:
+		m.line.send(message{Kind: msgBeat})
+	case msgFail:
+		if msg.Cause == nil {
+			return
+		}
+		m.failed = true
+		h.claim(*msg.Cause)
+	case msgBye:
+		m.left = true
+		m.line.send(message{Kind: msgAck, Of: msgBye})
+		h.bump()
+	case msgAck:
+		m.told = m.told || msg.Of == msgCause
+		m.waved = m.waved || msg.Of == msgBye
+		h.bump()
+	case msgState:
+		m.asked = false
+		if g := h.gather; g != nil && g.waiting[m.Rank] {
+			delete(g.waiting, m.Rank)
+			g.states[m.Rank].State, g.states[m.Rank].Note = msg.State, msg.Note
+			h.bump()
+		}
+	case msgProcs:
+		if g := h.gather; g != nil && g.looks > 0 {
+			g.looks--
+			for rank, state := range msg.Procs {
+				if rank >= 0 && rank < len(g.states) {
+					g.states[rank].ProcState = state
+				}
+			}
+			h.bump()
+		}
+	case msgReport:
+		if !m.reporting && !h.closed {
+			m.reporting = true
+			m.line.send(message{Kind: msgGather})
+			h.wg.Go(func() { h.deliver(m) })
+		}
+	}
+}
+
+// lost notes that a rank's connection has ended.
+func (h *hub) lost(m *member, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		return
+	}
+	m.gone = true
+	if g := h.gather; g != nil {
+		delete(g.waiting, m.Rank)
+	}
+	if !m.left {
+		m.died = true
+		if !m.failed {
+			h.claim(deathOf(m.Hello, err))
+		}
+	}
+	h.bump()
+}
+
+// deathOf returns the cause for a connection that ended without goodbye, with the error that it ended by.
+func deathOf(who Hello, err error) Cause {
+	c := Cause{Hello: who, Kind: KindDied, Time: time.Now()}
+	var bad badMessage
+	switch {
+	case errors.As(err, &bad):
+		c.Kind, c.Text = KindError, err.Error()
+	case errors.Is(err, syscall.ETIMEDOUT), errors.Is(err, os.ErrDeadlineExceeded),
+		errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH):
+		c.Text = fmt.Sprintf("no acknowledgement for %v: its node is down, or the network between is cut (%v)", cutLimit, err)
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, net.ErrClosed):
+		c.Text = "the process ended without a word: killed, or ended by os.Exit or log.Fatal"
+	default:
+		c.Text = "its connection ended: " + err.Error()
+	}
+	return c
+}
+
+// claim takes up a cause. The first one starts the time in which an earlier one may still come. The stand-in's is so
+// long that the hub, when it is well, decides first. Called with mu held.
+func (h *hub) claim(c Cause) {
+	if h.cause != nil || h.closed || len(h.claims) >= 64 {
+		return
+	}
+	if c.PID == 0 && c.Rank >= 0 && c.Rank < len(h.members) && h.members[c.Rank] != nil {
+		c.Hello = h.members[c.Rank].Hello
+	}
+	h.claims = append(h.claims, c)
+	if len(h.claims) > 1 {
+		return
+	}
+	wait := settleTime
+	if h.cfg.Me.Rank != 0 {
+		wait = h.cfg.standIn
+	}
+	h.wg.Go(func() {
+		select {
+		case <-time.After(wait):
+		case <-h.done:
+			return
+		}
+		h.mu.Lock()
+		first := h.claims[0]
+		for _, c := range h.claims {
+			if c.Kind == KindDied { // other ranks' errors may follow from it, and be quicker
+				first = c
+				break
+			}
+		}
+		h.mu.Unlock()
+		h.conclude(first)
+	})
+}
+
+// conclude settles the cause, unless there is one, and tells every rank: the hub's own last, since its process may end
+// at once.
+func (h *hub) conclude(c Cause) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.cause != nil || h.closed {
+		return
+	}
+	h.cause = &c
+	own := h.cfg.Me.Rank
+	for rank, m := range h.members {
+		if m != nil && rank != own {
+			m.line.send(message{Kind: msgCause, Cause: &c})
+		}
+	}
+	h.wg.Go(func() {
+		h.await(tellLimit, func() bool { return h.all(func(m *member) bool { return m.told }) })
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if m := h.members[own]; m != nil {
+			m.line.send(message{Kind: msgCause, Cause: &c})
+		}
+	})
+}
+
+// bye tells the other ranks that the end of the hub's own is in order, and waits until they know.
+func (h *hub) bye() {
+	h.mu.Lock()
+	for rank, m := range h.members {
+		if m != nil && rank != h.cfg.Me.Rank {
+			m.line.send(message{Kind: msgBye})
+		}
+	}
+	h.mu.Unlock()
+	h.await(failLimit, func() bool { return h.all(func(m *member) bool { return m.waved }) })
+}
+
+// all reports whether ok holds for every other rank that is connected. Called with mu held.
+func (h *hub) all(ok func(*member) bool) bool {
+	for rank, m := range h.members {
+		if m != nil && rank != h.cfg.Me.Rank && !m.gone && !ok(m) {
+			return false
+		}
+	}
+	return true
+}
+
+// bump wakes those who wait for a change. Called with mu held.
+func (h *hub) bump() {
+	close(h.changed)
+	h.changed = make(chan struct{})
+}
+
+// await waits until cond holds, which is called with mu held, the limit has passed, or the hub is closed.
+func (h *hub) await(limit time.Duration, cond func() bool) {
+	t := time.NewTimer(limit)
+	defer t.Stop()
+	for {
+		h.mu.Lock()
+		ok, changed := cond(), h.changed
+		h.mu.Unlock()
+		if ok {
+			return
+		}
+		select {
+		case <-changed:
+		case <-t.C:
+			return
+		case <-h.done:
+			return
+		}
+	}
+}
+
+// deliver sends a report to the rank that asked for it.
+func (h *hub) deliver(m *member) {
+	g := h.report()
+	h.mu.Lock()
+	m.reporting = false
+	h.mu.Unlock()
+	for _, f := range g.frames {
+		m.line.put(f)
+	}
+	m.line.send(message{Kind: msgReported})
+}
+
+// report asks every rank for its state, and other ranks of its node about a rank that does not answer.
+func (h *hub) report() *gather {
+	h.mu.Lock()
+	if g := h.gather; g != nil {
+		h.mu.Unlock()
+		<-g.done // soon: whoever gathers has deadlines
+		return g
+	}
+	g := &gather{waiting: map[int]bool{}, states: make([]RankState, len(h.members)), done: make(chan struct{})}
+	h.gather = g
+	limit := min(MaxState, maxStates/len(h.members))
+	for rank, m := range h.members {
+		if m == nil || m.gone {
+			continue
+		}
+		g.waiting[rank] = true
+		if !m.asked {
+			m.asked = true
+			m.line.send(message{Kind: msgAsk, Limit: limit})
+		}
+	}
+	start := time.Now()
+	h.mu.Unlock()
+
+	h.await(gatherLimit, func() bool { return len(g.waiting) == 0 })
+	h.mu.Lock()
+	h.look(g)
+	h.mu.Unlock()
+	h.await(lookLimit, func() bool { return g.looks == 0 })
+
+	h.mu.Lock()
+	for rank, m := range h.members {
+		s := &g.states[rank]
+		if m == nil {
+			s.Hello, s.Note = Hello{Rank: rank}, "has not joined the control channel"
+			continue
+		}
+		s.Hello, s.Died, s.Left = m.Hello, m.died, m.left
+		quiet := time.Since(m.heard)
+		if g.waiting[rank] && !m.gone {
+			s.Silent = m.heard.Before(start) && quiet > 2*h.cfg.Beat || quiet > h.cfg.Silence
+			s.Note = fmt.Sprintf("no state within %v", gatherLimit)
+			if s.Silent {
+				s.Note = fmt.Sprintf("nothing heard for %.1f s", quiet.Seconds())
+			}
+		}
+	}
+	h.gather = nil
+	h.mu.Unlock()
+	for i := range g.states {
+		g.frames = append(g.frames, rankFrame(g.states[i]))
+	}
+	close(g.done)
+	return g
+}
+
+// look asks, for each rank that gave no answer, another of its node to look at its process. Called with mu held.
+func (h *hub) look(g *gather) {
+	pids := map[*member]map[int]int{} // of each rank that looks: ranks and their processes
+	for rank, m := range h.members {
+		if m == nil || !g.waiting[rank] && !m.died {
+			continue
+		}
+		for other, o := range h.members {
+			if o != nil && !o.gone && !g.waiting[other] && o.Node == m.Node && o.Host == m.Host && o.ns == m.ns {
+				if pids[o] == nil {
+					pids[o] = map[int]int{}
+				}
+				pids[o][rank] = m.PID
+				break
+			}
+		}
+	}
+	for o, p := range pids {
+		g.looks++
+		o.line.send(message{Kind: msgLook, PIDs: p})
+	}
+}

@@ -1,0 +1,517 @@
+package watch
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Net is a rank's part in the network. Its methods may be called from any goroutine.
+type Net struct {
+	cfg   Config
+	ns    string
+	hub   *hub    // on ranks 0 and 1
+	links []*link // to each hub
+	wg    sync.WaitGroup
+	done  chan struct{} // closed by Close
+	ended chan struct{} // closed when OnEnd is called
+
+	mu     sync.Mutex
+	closed bool
+	over   bool      // ended is closed
+	state  *stateRun // the call of State under way
+}
+
+// link is the connection to a hub.
+type link struct {
+	hub  Hello
+	line *line
+	bye  chan struct{} // closed when the hub has this rank's goodbye
+
+	// Under Net.mu.
+	beating bool    // the last beat is not answered
+	waved   bool    // bye is closed
+	left    bool    // the hub's rank said goodbye
+	report  *report // the one that the hub was asked for
+}
+
+// report is what a hub has sent of one. Those who want one meanwhile share it.
+type report struct {
+	states []RankState   // under Net.mu
+	begun  chan struct{} // closed when the hub has begun
+	whole  chan struct{} // closed when all has come
+}
+
+type stateRun struct {
+	state json.RawMessage
+	note  string
+	done  chan struct{}
+}
+
+// Join connects this rank to the hubs and returns.
+//
+// Collective: every rank, after ranks 0 and 1 have told their Addrs; no rank waits for another but ranks 0 and 1.
+// It fails when a hub cannot be reached until ctx ends, or for a minute where ctx has no deadline. A rank that fails
+// tells those that it has reached, and its OnEnd is not called for that.
+func Join(ctx context.Context, cfg Config) (*Net, error) {
+	if err := cfg.check(); err != nil {
+		if cfg.Listener != nil {
+			cfg.Listener.Close()
+		}
+		return nil, err
+	}
+	if _, ok := ctx.Deadline(); !ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, joinLimit)
+		defer cancel()
+	}
+	n := &Net{
+		cfg: cfg, ns: pidNamespace(), links: make([]*link, len(cfg.Hubs)),
+		done: make(chan struct{}), ended: make(chan struct{}),
+	}
+	if cfg.isHub() {
+		n.hub = newHub(&n.cfg)
+	}
+	errs := make([]error, len(cfg.Hubs))
+	var wg sync.WaitGroup
+	for i := range cfg.Hubs {
+		wg.Go(func() { errs[i] = n.connect(ctx, i) })
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		n.mu.Lock()
+		n.cfg.OnEnd = nil // the caller has the error
+		n.mu.Unlock()
+		n.Fail(Cause{Kind: KindError, Text: err.Error()})
+		n.Close()
+		return nil, err
+	}
+	n.wg.Go(n.beat)
+	return n, nil
+}
+
+// connect makes the link to hub i, trying again until ctx ends.
+func (n *Net) connect(ctx context.Context, i int) error {
+	for {
+		err := n.try(ctx, i)
+		if err == nil || errors.As(err, new(refused)) {
+			return err
+		}
+		t := time.NewTimer(100 * time.Millisecond)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return fmt.Errorf("watch: rank %d cannot reach rank %d: %w: %w", n.cfg.Me.Rank, i, ctx.Err(), err)
+		}
+	}
+}
+
+// refused is a hub's reason to admit a rank of its job no more.
+type refused string
+
+func (e refused) Error() string { return "watch: " + string(e) }
+
+func (n *Net) try(ctx context.Context, i int) error {
+	var conn net.Conn
+	if i == n.cfg.Me.Rank {
+		var far net.Conn
+		conn, far = net.Pipe()
+		n.hub.wg.Go(func() {
+			n.hub.serve(far, bufio.NewReader(far), i, message{Hello: &n.cfg.Me, NS: n.ns})
+		})
+	} else {
+		var err error
+		if conn, err = dial(ctx, &n.cfg.Key, n.cfg.Me.Rank, i, n.cfg.Hubs[i]); err != nil {
+			return err
+		}
+	}
+	l := newLine(conn, bufio.NewReader(conn), n.cfg.Size)
+	hub, err := n.introduce(l, i)
+	if err != nil {
+		l.close()
+		return err
+	}
+	k := &link{hub: hub, line: l, bye: make(chan struct{})}
+	n.mu.Lock()
+	n.links[i] = k
+	n.mu.Unlock()
+	n.wg.Go(l.run)
+	n.wg.Go(func() { n.listen(k) })
+	return nil
+}
+
+// introduce says who this rank is, and returns who the hub is.
+func (n *Net) introduce(l *line, i int) (Hello, error) {
+	if err := l.conn.SetDeadline(time.Now().Add(shakeLimit)); err != nil {
+		return Hello{}, err
+	}
+	if i != n.cfg.Me.Rank {
+		f, err := frame(message{Kind: msgJoin, Hello: &n.cfg.Me, NS: n.ns})
+		if err != nil {
+			return Hello{}, err
+		}
+		if _, err := l.conn.Write(f); err != nil {
+			return Hello{}, err
+		}
+	}
+	m, err := l.read()
+	switch {
+	case err != nil:
+		return Hello{}, err
+	case m.Kind != msgWelcome || m.Hello == nil:
+		return Hello{}, refused(fmt.Sprintf("rank %d does not admit rank %d: %s", i, n.cfg.Me.Rank, m.Note))
+	}
+	return *m.Hello, l.conn.SetDeadline(time.Time{})
+}
+
+// up returns the links that have not ended.
+func (n *Net) up() []*link {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var up []*link
+	for _, k := range n.links {
+		if k == nil {
+			continue
+		}
+		select {
+		case <-k.line.down:
+		default:
+			up = append(up, k)
+		}
+	}
+	return up
+}
+
+// beat tells the hubs that this rank lives. A beat waits for the answer to the one before, so that a stopped hub does
+// not gather them.
+func (n *Net) beat() {
+	t := time.NewTicker(n.cfg.Beat)
+	defer t.Stop()
+	for {
+		for _, k := range n.up() {
+			n.mu.Lock()
+			if !k.beating {
+				k.beating = true
+				k.line.send(message{Kind: msgBeat})
+			}
+			n.mu.Unlock()
+		}
+		select {
+		case <-t.C:
+		case <-n.done:
+			return
+		}
+	}
+}
+
+// listen follows what a hub says until the connection ends.
+func (n *Net) listen(k *link) {
+	for {
+		m, err := k.line.read()
+		if err != nil {
+			k.line.close()
+			n.lost(k, err)
+			return
+		}
+		n.handle(k, m)
+	}
+}
+
+func (n *Net) handle(k *link, m message) {
+	switch m.Kind {
+	case msgCause:
+		if m.Cause == nil {
+			return
+		}
+		k.line.send(message{Kind: msgAck, Of: msgCause})
+		if n.hub != nil && k.hub.Rank != n.cfg.Me.Rank {
+			n.hub.conclude(*m.Cause) // its own rank is told last
+			return
+		}
+		n.end(*m.Cause)
+	case msgAsk:
+		run := n.runState()
+		n.wg.Go(func() {
+			select {
+			case <-run.done:
+			case <-k.line.down:
+				return
+			}
+			state, note := run.state, run.note
+			if len(state) > m.Limit {
+				note = fmt.Sprintf("its state of %d bytes is over the limit of %d", len(state), m.Limit)
+				state = nil
+			}
+			k.line.send(message{Kind: msgState, State: state, Note: note})
+		})
+	case msgLook:
+		procs := map[int]string{}
+		for rank, pid := range m.PIDs {
+			procs[rank] = procState(pid)
+		}
+		k.line.send(message{Kind: msgProcs, Procs: procs})
+	default:
+		n.note(k, m)
+	}
+}
+
+// note takes in the messages that change the link alone.
+func (n *Net) note(k *link, m message) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	switch r := k.report; m.Kind {
+	case msgBeat:
+		k.beating = false
+	case msgBye:
+		k.left = true
+		k.line.send(message{Kind: msgAck, Of: msgBye})
+	case msgAck:
+		if m.Of == msgBye && !k.waved {
+			k.waved = true
+			close(k.bye)
+		}
+	case msgGather:
+		if r != nil {
+			select {
+			case <-r.begun:
+			default:
+				close(r.begun)
+			}
+		}
+	case msgRank:
+		if r != nil && m.Rank != nil && m.Rank.Rank >= 0 && m.Rank.Rank < len(r.states) {
+			r.states[m.Rank.Rank] = *m.Rank
+		}
+	case msgReported:
+		if r != nil {
+			close(r.whole)
+			k.report = nil
+		}
+	}
+}
+
+// lost begins when the connection to a hub has ended. Without goodbye the hub has died, which the other hub tells, or
+// this rank finds when there is none.
+func (n *Net) lost(k *link, err error) {
+	n.mu.Lock()
+	left := k.left || n.closed
+	n.mu.Unlock()
+	if left {
+		return
+	}
+	c := deathOf(k.hub, err)
+	select {
+	case <-time.After(orphanTime):
+		n.Fail(c)
+	case <-n.ended:
+	case <-n.done:
+	}
+}
+
+// end calls OnEnd, the first time.
+func (n *Net) end(c Cause) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.over || n.closed {
+		return
+	}
+	n.over = true
+	close(n.ended)
+	if n.cfg.OnEnd != nil {
+		go n.cfg.OnEnd(c)
+	}
+}
+
+// Fail says that this rank has failed or, where c.Rank is another, has seen that one fail. A zero c.Hello means this
+// rank; a zero PID, Node and Host are filled in by the hub, a zero Time here.
+//
+// It returns when the job's cause is settled and OnEnd has been called, here too: with this cause, or the one that came
+// before. When no hub answers for a second, c it is, on this rank.
+func (n *Net) Fail(c Cause) {
+	if c.Hello == (Hello{}) {
+		c.Hello = n.cfg.Me
+	}
+	if c.Time.IsZero() {
+		c.Time = time.Now()
+	}
+	if len(c.Text) > maxCauseText {
+		c.Text = c.Text[:maxCauseText] + " ..."
+	}
+	c.Text = strings.ToValidUTF8(c.Text, "\uFFFD")
+	up := n.up()
+	for _, k := range up {
+		k.line.send(message{Kind: msgFail, Cause: &c})
+	}
+	if len(up) > 0 {
+		t := time.NewTimer(failLimit)
+		defer t.Stop()
+		select {
+		case <-n.ended:
+			return
+		case <-n.done:
+			return
+		case <-t.C:
+		}
+	}
+	n.end(c)
+}
+
+// Report asks every rank for its State, and returns what came within about four seconds, one entry for each rank. Where
+// a rank gives no answer, another of its node looks at its process. Any rank may ask; that several do at once costs
+// little more. It needs one hub that answers: without, or when ctx ends, what is missing is said in each Note.
+func (n *Net) Report(ctx context.Context) []RankState {
+	for _, k := range n.up() {
+		if states, ok := n.ask(ctx, k); ok {
+			return states
+		}
+	}
+	states := n.blank("no hub of the control channel answers")
+	states[n.cfg.Me.Rank].Hello = n.cfg.Me
+	run := n.runState()
+	t := time.NewTimer(gatherLimit)
+	defer t.Stop()
+	select {
+	case <-run.done:
+		states[n.cfg.Me.Rank] = RankState{Hello: n.cfg.Me, State: run.state, Note: run.note}
+	case <-t.C:
+	case <-ctx.Done():
+	case <-n.done:
+	}
+	return states
+}
+
+func (n *Net) blank(note string) []RankState {
+	states := make([]RankState, n.cfg.Size)
+	for i := range states {
+		states[i] = RankState{Hello: Hello{Rank: i}, Note: note}
+	}
+	return states
+}
+
+// ask gets a report from one hub. It reports false when that hub does not answer.
+func (n *Net) ask(ctx context.Context, k *link) ([]RankState, bool) {
+	n.mu.Lock()
+	r := k.report
+	if r == nil {
+		r = &report{
+			states: n.blank("the report did not come whole"),
+			begun:  make(chan struct{}), whole: make(chan struct{}),
+		}
+		k.report = r
+		k.line.send(message{Kind: msgReport})
+	}
+	n.mu.Unlock()
+	wait := func(c chan struct{}, limit time.Duration) bool {
+		t := time.NewTimer(limit)
+		defer t.Stop()
+		select {
+		case <-c:
+			return true
+		case <-t.C:
+		case <-ctx.Done():
+		case <-k.line.down:
+		}
+		return false
+	}
+	ok := wait(r.begun, failLimit) && wait(r.whole, gatherLimit+lookLimit+deliverLimit)
+	if !ok && ctx.Err() == nil {
+		return nil, false
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return append([]RankState(nil), r.states...), true
+}
+
+// runState calls State, or joins the call that is under way.
+func (n *Net) runState() *stateRun {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.state != nil {
+		return n.state
+	}
+	run := &stateRun{done: make(chan struct{})}
+	n.state = run
+	go func() { // not waited for by Close: State may hang
+		run.state, run.note = callState(n.cfg.State)
+		n.mu.Lock()
+		n.state = nil
+		n.mu.Unlock()
+		close(run.done)
+	}()
+	return run
+}
+
+func callState(f func() []byte) (state json.RawMessage, note string) {
+	if f == nil {
+		return nil, ""
+	}
+	defer func() {
+		if p := recover(); p != nil {
+			state, note = nil, fmt.Sprintf("its state cannot be had: panic: %.1000v", p)
+		}
+	}()
+	state = f()
+	if len(state) > 0 && !json.Valid(state) {
+		return nil, fmt.Sprintf("its state of %d bytes is not JSON", len(state))
+	}
+	return state, ""
+}
+
+// Done says goodbye: from now on the end of this process is in order. It returns when the hubs know, and on a hub when
+// the ranks know, or after two seconds. The rank goes on hearing of a cause, and a hub goes on being one, until Close.
+// The last ranks to leave should be 0 and 1, so a barrier or MPI_Finalize comes before.
+func (n *Net) Done() {
+	up := n.up()
+	for _, k := range up {
+		k.line.send(message{Kind: msgBye})
+	}
+	t := time.NewTimer(failLimit)
+	defer t.Stop()
+	for _, k := range up {
+		select {
+		case <-k.bye:
+		case <-k.line.down:
+		case <-t.C:
+			t.Reset(0)
+		case <-n.done:
+			return
+		}
+	}
+	if n.hub != nil {
+		n.hub.bye()
+	}
+}
+
+// Close ends this rank's part, without waiting for others. Without Done before, they see a death. It may be called
+// more than once, and from OnEnd.
+func (n *Net) Close() error {
+	n.mu.Lock()
+	first := !n.closed
+	n.closed = true
+	n.mu.Unlock()
+	if first {
+		close(n.done)
+		if n.hub != nil {
+			n.hub.close()
+		}
+		for _, k := range n.up() {
+			k.line.close()
+		}
+	}
+	n.wg.Wait()
+	return nil
+}
+
+// pidNamespace returns what tells this process's PID namespace from others, in which its PID means nothing.
+func pidNamespace() string {
+	ns, _ := os.Readlink("/proc/self/ns/pid")
+	return ns
+}

@@ -1,0 +1,131 @@
+// Package watch is the control channel of a job: a small TCP network beside MPI, which goes on working when MPI, CUDA
+// or the program hangs. It tells every rank why the job ends, and asks every rank what it does.
+//
+// Rank 0 is the hub and rank 1 its stand-in. Every rank keeps a connection to both, proved from both sides with a key
+// that travelled by MPI; what comes later on the connection is not encrypted. A connection that ends without goodbye
+// is a death, and the job's end. A rank that is merely silent, as a stopped process is, stays connected.
+//
+// Nothing here calls MPI or CUDA, waits without a deadline, prints, or ends the process.
+package watch
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Hello says who a rank is.
+type Hello struct {
+	Rank int    `json:"rank"`
+	Node int    `json:"node"`
+	PID  int    `json:"pid"`
+	Host string `json:"host"`
+}
+
+// Kinds of causes.
+const (
+	KindError  = "error"
+	KindPanic  = "panic"
+	KindSignal = "signal"
+	KindDied   = "died" // its connection ended without goodbye
+	KindSilent = "silent"
+	KindHang   = "hang"
+)
+
+// Cause says why a job ends, and at which rank that began.
+type Cause struct {
+	Hello
+	Kind string    `json:"kind"`
+	Text string    `json:"text"`
+	Time time.Time `json:"time"`
+}
+
+// RankState is what a report says of one rank.
+type RankState struct {
+	Hello
+	State     json.RawMessage `json:"state,omitempty"`     // from its Config.State; nil if none came
+	Silent    bool            `json:"silent,omitempty"`    // connected, and neither answers nor beats
+	Died      bool            `json:"died,omitempty"`      // its connection ended without goodbye
+	Left      bool            `json:"left,omitempty"`      // it said goodbye
+	ProcState string          `json:"procState,omitempty"` // of a rank without answer, seen by another of its node: "T (stopped)"
+	Note      string          `json:"note,omitempty"`      // why State is missing, where that is known
+}
+
+// Limits of a state and of a cause's text.
+const (
+	MaxState     = 256 << 10 // bytes of JSON, and less in jobs so large that all states pass maxStates
+	maxStates    = 64 << 20
+	maxCauseText = 16 << 10
+)
+
+// Times within which the ranks hear of each other.
+const (
+	joinLimit     = time.Minute            // of Join, for a context without deadline
+	shakeLimit    = 5 * time.Second        // of a handshake
+	cutLimit      = 30 * time.Second       // until a connection without acknowledgements counts as cut
+	settleTime    = 100 * time.Millisecond // in which the hub waits for an earlier cause: a death makes other ranks fail
+	standInTime   = 600 * time.Millisecond // after which the stand-in decides, if the hub has not
+	orphanTime    = 900 * time.Millisecond // after which a rank decides that lost a hub
+	tellLimit     = 300 * time.Millisecond // for the ranks to confirm the cause, before the hub's own rank ends
+	failLimit     = time.Second            // of Fail, and of each half of Done
+	gatherLimit   = 3 * time.Second        // for the ranks to say their state
+	lookLimit     = 500 * time.Millisecond // for a rank to look at processes of its node
+	deliverLimit  = 5 * time.Second        // for a report to travel
+	defaultBeat   = time.Second
+	defaultSilent = 5 * time.Second
+)
+
+// Config describes a rank's part in the network. Size, Key and Hubs are the same on every rank.
+type Config struct {
+	Me   Hello
+	Size int
+	Key  [32]byte   // random, from rank 0
+	Hubs [][]string // Addrs of the listeners of rank 0 and, with two ranks or more, of rank 1
+
+	// Listener is this rank's, on ranks 0 and 1. Join takes it over, and closes it when every rank has joined.
+	Listener *Listener
+
+	// State returns what this rank does, as JSON of at most MaxState bytes. It is called for each report, on a
+	// goroutine of its own, never twice at a time; it may panic or hang, which the report then shows. May be nil.
+	State func() []byte
+
+	// OnEnd is called once, on a goroutine of its own, when the job is to end, with the cause that every rank gets;
+	// possibly before Join has returned, and not any more when Close has. On ranks 0 and 1 it comes when the other ranks have
+	// the cause, so that the process may end at once. May be nil.
+	OnEnd func(Cause)
+
+	Beat    time.Duration // between two signs of life; 0 means 1 s
+	Silence time.Duration // without sign of life, after which a rank is silent; 0 means 5 s
+
+	standIn time.Duration // standInTime, other in tests
+}
+
+func (c *Config) check() error {
+	if c.Beat == 0 {
+		c.Beat = defaultBeat
+	}
+	if c.Silence == 0 {
+		c.Silence = defaultSilent
+	}
+	if c.standIn == 0 {
+		c.standIn = standInTime
+	}
+	switch {
+	case c.Size < 1:
+		return fmt.Errorf("watch: a job of %d ranks", c.Size)
+	case c.Me.Rank < 0 || c.Me.Rank >= c.Size:
+		return fmt.Errorf("watch: rank %d of %d", c.Me.Rank, c.Size)
+	case c.Key == [32]byte{}:
+		return errors.New("watch: the key is all zeros")
+	case len(c.Hubs) != min(2, c.Size):
+		return fmt.Errorf("watch: addresses of %d hubs for %d ranks, not of %d", len(c.Hubs), c.Size, min(2, c.Size))
+	case c.isHub() != (c.Listener != nil):
+		return fmt.Errorf("watch: rank %d: listeners belong to ranks 0 and 1, and to these alone", c.Me.Rank)
+	case c.Beat < 0 || c.Silence < 2*c.Beat:
+		return fmt.Errorf("watch: silence after %v with beats each %v: want two beats or more", c.Silence, c.Beat)
+	}
+	return nil
+}
+
+func (c *Config) isHub() bool { return c.Me.Rank < len(c.Hubs) }

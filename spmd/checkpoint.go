@@ -1,0 +1,478 @@
+package spmd
+
+import (
+	"cmp"
+	"crypto/rand"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+	"unsafe"
+
+	"lockstep/internal/ccall"
+	"lockstep/internal/elem"
+	"lockstep/internal/safetensors"
+)
+
+// ErrNoCheckpoint says that a folder holds no checkpoint, not even a damaged one.
+var ErrNoCheckpoint = errors.New("no checkpoint")
+
+// Item is one array of a program's state, as Replicated and Sharded give it to
+// Checkpoints.
+type Item struct {
+	name       string
+	typ        elem.Type
+	off, n     int // this rank's elements
+	total      int
+	replicated bool
+	blk        *block
+	read       func(dst []byte, from int) error // elements of the buffer
+	write      func(from int, src []byte) error
+	share      func(c Comm, counts []int) error // makes whole what every rank has a part of
+}
+
+// Replicated is an array that is the same on every rank. Each rank saves and loads an
+// equal part of it.
+func Replicated[T Elem](name string, b Buffer[T]) Item {
+	i := Sharded(name, b, 0, b.n)
+	i.replicated = true
+	i.share = func(c Comm, counts []int) error {
+		own := Shard{sum(counts[:c.Rank()]), counts[c.Rank()]}
+		return AllGatherV(c, b, b.Slice(own.Off, own.Off+own.Len), counts)
+	}
+	return i
+}
+
+// Sharded is an array of total elements that the ranks share: this one has the
+// elements [off, off+b.Len()). The parts of all ranks cover the array and do not
+// overlap where it is saved; where it is loaded they may be any.
+func Sharded[T Elem](name string, b Buffer[T], off, total int) Item {
+	size := sizeOf[T]()
+	view := func(p []byte) []T { return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(p))), len(p)/size) }
+	return Item{
+		name: name, typ: elem.Of[T](), off: off, n: b.n, total: total, blk: b.blk,
+		read: func(dst []byte, from int) error {
+			return b.Slice(from, from+len(dst)/size).CopyTo(view(dst))
+		},
+		write: func(from int, src []byte) error {
+			return b.Slice(from, from+len(src)/size).CopyFrom(view(src))
+		},
+	}
+}
+
+// part returns the elements that a rank saves, or has to read.
+func (i *Item) part(rank, size int) Shard {
+	if i.replicated {
+		return ShardOf(i.total, rank, size)
+	}
+	return Shard{i.off, i.n}
+}
+
+// CheckpointConfig configures OpenCheckpoints. The zero value is good.
+type CheckpointConfig struct {
+	// Keep is how many complete checkpoints are kept, the newest ones; 0 means 3.
+	Keep int
+	// Timeout is how long rank 0 waits for the next of the other ranks' files before
+	// the save fails; 0 means 5 minutes.
+	Timeout time.Duration
+}
+
+// Checkpoints saves the state of a program to a folder, and loads it on any number of
+// ranks. One program at a time saves into a folder; it is used by one goroutine.
+//
+// A checkpoint is a folder step-00000100 with a safetensors file of every rank, an
+// index of the parts with checksums, and a file COMPLETE, which is written last: until
+// then, and whenever the program ends in between, the checkpoint before is as it was.
+// Every error that a rank meets is returned on all ranks, which makes it safe to go on.
+type Checkpoints struct {
+	w       *World
+	dir     string
+	cfg     CheckpointConfig
+	session uint64   // makes the names of temporary folders unique
+	saves   int      // begun
+	stage   []uint64 // a copy of this rank's state while it is written
+	saving  *saving
+	closed  bool
+
+	// Of rank 0, for the save in progress or, where there is none, the caller:
+	serial  int             // of the newest checkpoint
+	damaged map[string]bool // folders that could not be loaded
+}
+
+// saving is a save in progress.
+type saving struct {
+	step    int
+	temp    string // folder
+	x       *checkpointIndex
+	header  []byte
+	data    []byte
+	written chan error    // result of this rank's file
+	done    chan error    // of all of it, on rank 0
+	cancel  chan struct{} // closed when another rank has failed
+}
+
+// OpenCheckpoints opens a folder of checkpoints, and makes it where there is none.
+//
+// Collective over all ranks, blocking. It fails when the ranks do not see the same
+// folder.
+func OpenCheckpoints(w *World, dir string, cfg CheckpointConfig) (*Checkpoints, error) {
+	if cfg.Keep == 0 {
+		cfg.Keep = 3
+	}
+	if cfg.Timeout == 0 {
+		cfg.Timeout = 5 * time.Minute
+	}
+	c := &Checkpoints{w: w, cfg: cfg, damaged: make(map[string]bool)}
+	err := c.open(dir)
+	if err := c.agree(err); err != nil {
+		return nil, fmt.Errorf("%s: OpenCheckpoints: %w", ccall.At(), err)
+	}
+	var session [8]byte
+	_, err = rand.Read(session[:])
+	if err := errors.Join(err, w.broadcastBytes(session[:], 0)); err != nil {
+		return nil, err
+	}
+	c.session = binary.LittleEndian.Uint64(session[:])
+	if err := c.checkShared(); err != nil {
+		return nil, fmt.Errorf("%s: OpenCheckpoints: %w", ccall.At(), err)
+	}
+	return c, nil
+}
+
+func (c *Checkpoints) open(dir string) (err error) {
+	if dir == "" || c.cfg.Keep < 0 || c.cfg.Timeout < 0 {
+		return fmt.Errorf("folder %q, Keep %d, Timeout %v", dir, c.cfg.Keep, c.cfg.Timeout)
+	}
+	if c.dir, err = filepath.Abs(dir); err != nil {
+		return err
+	}
+	return os.MkdirAll(c.dir, 0o777)
+}
+
+// checkShared checks that all ranks see the folder in which rank 0 can write; where it
+// cannot, checkpoints can still be loaded.
+func (c *Checkpoints) checkShared() error {
+	if c.w.Size() == 1 {
+		return nil
+	}
+	probe := filepath.Join(c.dir, fmt.Sprintf("%s%016x", probeName, c.session))
+	made := int64(1)
+	if c.w.Rank() == 0 {
+		if _, err := writeFile(probe); err != nil {
+			made = 0
+		} else {
+			defer os.Remove(probe)
+		}
+	}
+	if lo, _, err := c.w.spread(made); err != nil || lo == 0 {
+		return err
+	}
+	// A network file system may take a moment to show it.
+	_, err := os.Stat(probe)
+	for wait := time.Millisecond; err != nil && wait < 4*time.Second; wait *= 2 {
+		time.Sleep(wait)
+		_, err = os.Stat(probe)
+	}
+	if err != nil {
+		err = fmt.Errorf("%s is not the same folder as rank 0's: checkpoints need one that all nodes share: %w", c.dir, err)
+	}
+	return c.agree(err)
+}
+
+// Save saves items and meta, which json.Marshal must take, as the checkpoint of a step;
+// one of the same step is replaced once the new one is complete. It waits for the
+// save before, copies the state of this rank, and returns: the files are written in the
+// background. The buffers must be valid for the host, and may be changed again.
+//
+// Collective over all ranks: all give the same step, meta and items, in one order. An
+// error means that nothing is being saved. Of the save before it names the file and
+// the cause: the disk is full, the folder is gone. The next Save may be tried all the same.
+func (c *Checkpoints) Save(step int, meta any, items ...Item) error {
+	if err := c.wait(); err != nil {
+		return fmt.Errorf("%s: %w", ccall.At(), err)
+	}
+	if err := c.save(step, meta, items); err != nil {
+		return fmt.Errorf("%s: Save of step %d: %w", ccall.At(), step, err)
+	}
+	return nil
+}
+
+func (c *Checkpoints) save(step int, meta any, items []Item) error {
+	s := &saving{step: step, written: make(chan error, 1), done: make(chan error, 1), cancel: make(chan struct{})}
+	text, err := json.Marshal(meta)
+	if err == nil && step < 0 {
+		err = errors.New("a negative step")
+	}
+	if err == nil {
+		err = c.checkItems(items)
+	}
+	if err := c.agree(err); err != nil {
+		return err
+	}
+	if err := c.checkEqual(items, step, text); err != nil {
+		return err
+	}
+	s.x = &checkpointIndex{Format: checkpointFormat, Step: step, Chunk: chunkBytes, Meta: text}
+	if err := c.layOut(s.x, items); err != nil {
+		return err
+	}
+	if err := c.agree(c.copy(s, items)); err != nil {
+		return err
+	}
+	s.temp = filepath.Join(c.dir, fmt.Sprintf("%s.tmp-%016x", stepName(step), c.session+uint64(c.saves)))
+	c.saves++
+	c.saving = s
+	go func() {
+		if c.w.Rank() == 0 && c.saves == 1 {
+			c.sweep(s)
+		}
+		err := c.writePart(s)
+		s.written <- err
+		if c.w.Rank() == 0 {
+			if err == nil {
+				err = c.finish(s)
+			}
+			s.done <- err
+		}
+	}()
+	return nil
+}
+
+// checkItems refuses what cannot be saved or loaded.
+func (c *Checkpoints) checkItems(items []Item) error {
+	if c.closed {
+		return errors.New("the checkpoints are closed")
+	}
+	seen := make(map[string]bool, len(items))
+	for _, i := range items {
+		if err := safetensors.CheckName(i.name); err != nil {
+			return err
+		}
+		if seen[i.name] {
+			return fmt.Errorf("two arrays are named %q", i.name)
+		}
+		seen[i.name] = true
+		if i.off < 0 || i.n > i.total || i.off > i.total-i.n {
+			return fmt.Errorf("%q: elements [%d, %d+%d) of %d", i.name, i.off, i.off, i.n, i.total)
+		}
+		if err := c.w.checkBlock(i.blk); err != nil {
+			return fmt.Errorf("%q: %w", i.name, err)
+		}
+	}
+	return nil
+}
+
+// checkEqual checks that the ranks speak of the same arrays, step and meta.
+func (c *Checkpoints) checkEqual(items []Item, step int, meta []byte) error {
+	what := []string{fmt.Sprintf("step %d", step), fmt.Sprintf("%d arrays", len(items))}
+	for _, i := range items {
+		what = append(what, fmt.Sprintf("array %q of %d %v, replicated: %v", i.name, i.total, i.typ, i.replicated))
+	}
+	what = append(what, fmt.Sprintf("meta %s", meta))
+	differ := func(text string) (bool, error) {
+		h := fnv.New64a()
+		io.WriteString(h, text)
+		lo, hi, err := c.w.spread(int64(h.Sum64() >> 1))
+		return lo != hi, err
+	}
+	if yes, err := differ(strings.Join(what, "\n")); err != nil || !yes {
+		return err
+	}
+	for _, text := range what { // which is the first that differs; up to there the ranks have equally many
+		if yes, err := differ(text); err != nil || yes {
+			return cmp.Or(err, fmt.Errorf("the ranks do not say the same: rank %d has %.300s", c.w.Rank(), text))
+		}
+	}
+	return nil
+}
+
+// layOut finds what every rank's file will hold: larger elements first, so that all
+// are aligned.
+func (c *Checkpoints) layOut(x *checkpointIndex, items []Item) error {
+	size, rank := c.w.Size(), c.w.Rank()
+	mine := make([]int64, 2*len(items)+1) // never empty
+	for n, i := range items {
+		p := i.part(rank, size)
+		mine[2*n], mine[2*n+1] = int64(p.Off), int64(p.Len)
+		x.Arrays = append(x.Arrays, checkpointArray{i.name, typeNames[i.typ], i.total})
+	}
+	all := make([]int64, len(mine)*size)
+	err := c.w.inTurn(func() error {
+		return c.w.control.st.mpi.AllGather(unsafe.Pointer(&all[0]), unsafe.Pointer(&mine[0]), len(mine), elem.Int64)
+	})
+	if err != nil {
+		return err
+	}
+	parts := make([][]checkpointPart, len(items))
+	x.Files = make([]checkpointFile, size)
+	for r := range x.Files {
+		f := &x.Files[r]
+		f.Name, f.Parts = shardName(r, size, "safetensors"), []checkpointPart{}
+		for n := range items {
+			at := all[r*len(mine)+2*n:]
+			if p := (checkpointPart{n, int(at[0]), int(at[1])}); p.Len > 0 {
+				f.Parts = append(f.Parts, p)
+				parts[n] = append(parts[n], p)
+			}
+		}
+		slices.SortStableFunc(f.Parts, func(p, q checkpointPart) int { return items[q.Array].typ.Size() - items[p.Array].typ.Size() })
+	}
+	for n, a := range x.Arrays {
+		if err := covers(a, parts[n]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// copy takes the copy of this rank's state, and makes the header of its file.
+func (c *Checkpoints) copy(s *saving, items []Item) (err error) {
+	rank, size := c.w.Rank(), c.w.Size()
+	var tensors []safetensors.Tensor
+	for _, p := range s.x.Files[rank].Parts {
+		a := s.x.Arrays[p.Array]
+		tensors = append(tensors, safetensors.Tensor{Name: a.Name, Type: a.Type, Shape: []int64{int64(p.Len)}})
+	}
+	if s.header, err = safetensors.Layout(tensors); err != nil {
+		return err
+	}
+	n := 0
+	for _, t := range tensors {
+		n += int(t.Bytes)
+	}
+	if words := (n + 7) / 8; len(c.stage) < words {
+		c.stage = nil
+		c.stage = make([]uint64, words)
+	}
+	s.data = wordBytes(c.stage)[:n]
+	at := 0
+	for k, p := range s.x.Files[rank].Parts {
+		i, from := &items[p.Array], 0
+		if i.replicated {
+			from = i.part(rank, size).Off
+		}
+		if err := i.read(s.data[at:at+int(tensors[k].Bytes)], from); err != nil {
+			return fmt.Errorf("%q: %w", i.name, err)
+		}
+		at += int(tensors[k].Bytes)
+	}
+	return nil
+}
+
+// wordBytes returns the memory of words, which is aligned for every element type.
+func wordBytes(words []uint64) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(words))), 8*len(words))
+}
+
+// Wait returns when the last save is complete on disk, the files of all ranks and the
+// marker, or has failed; then nothing is left of it, and the error names the rank,
+// the file and the cause.
+//
+// Collective over all ranks, blocking.
+func (c *Checkpoints) Wait() error {
+	if err := c.wait(); err != nil {
+		return fmt.Errorf("%s: %w", ccall.At(), err)
+	}
+	return nil
+}
+
+func (c *Checkpoints) wait() error {
+	s := c.saving
+	if s == nil {
+		return nil
+	}
+	c.saving = nil
+	err := c.agree(<-s.written)
+	if err != nil {
+		close(s.cancel)
+	}
+	if c.w.Rank() == 0 {
+		end := <-s.done
+		if err == nil {
+			err = end
+		}
+		if err != nil {
+			if left := removeFolder(s.temp); left != nil {
+				c.w.Log.Warn().Err(left).Msg("left by a save that failed")
+			}
+		}
+	}
+	if err := c.agree(err); err != nil {
+		return fmt.Errorf("the checkpoint of step %d is not saved: %w", s.step, err)
+	}
+	return nil
+}
+
+// Close waits until this rank has written its part of the last save, rank 0 until all
+// of it is complete, and returns its error. Call Wait before to know that a save is
+// complete: unlike Wait, Close talks to no other rank, and so may be deferred. A
+// second Close does nothing.
+func (c *Checkpoints) Close() error {
+	s := c.saving
+	c.closed, c.saving, c.stage = true, nil, nil
+	if s == nil {
+		return nil
+	}
+	err := <-s.written
+	if c.w.Rank() == 0 {
+		if err = <-s.done; err != nil {
+			err = errors.Join(err, removeFolder(s.temp))
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("%s: the checkpoint of step %d is not saved: %w", ccall.At(), s.step, err)
+	}
+	return nil
+}
+
+// agree returns an error on every rank when err is one on any: its own, or what the
+// first rank that has one says. Collective.
+func (c *Checkpoints) agree(err error) error {
+	mine := int64(math.MaxInt64)
+	if err != nil {
+		mine = int64(c.w.Rank())
+	}
+	first, _, failed := c.w.spread(mine)
+	if failed != nil {
+		return failed
+	}
+	if first == math.MaxInt64 {
+		return nil
+	}
+	var text [1024]byte
+	if mine == first {
+		copy(text[:], err.Error())
+	}
+	if failed := c.w.broadcastBytes(text[:], int(first)); failed != nil {
+		return failed
+	}
+	if err != nil {
+		return err
+	}
+	return fmt.Errorf("rank %d: %s", first, strings.TrimRight(string(text[:]), "\x00"))
+}
+
+// inTurn makes one call into MPI. Collective.
+func (w *World) inTurn(fn func() error) error {
+	turn := mpiTurns.take(1)
+	if err := mpiTurns.enter(turn); err != nil {
+		return err
+	}
+	defer mpiTurns.leave()
+	return fn()
+}
+
+// broadcastBytes copies root's p to all ranks. Collective.
+func (w *World) broadcastBytes(p []byte, root int) error {
+	return w.inTurn(func() error {
+		return w.control.st.mpi.Broadcast(unsafe.Pointer(unsafe.SliceData(p)), len(p), elem.Uint8, root)
+	})
+}

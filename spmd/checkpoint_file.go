@@ -1,0 +1,464 @@
+package spmd
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+
+	"lockstep/internal/elem"
+	"lockstep/internal/safetensors"
+)
+
+// A checkpoint is a folder step-00000100 with one safetensors file of every rank, an
+// index of what they hold, and, written last, a marker that holds the index's checksum.
+const (
+	indexName        = "index.json"
+	markerName       = "COMPLETE"
+	partial          = ".part" // of the name of a file that is being written
+	replaced         = ".old"  // of the name of a checkpoint while another of its step takes its place
+	probeName        = ".probe-"
+	checkpointFormat = "lockstep checkpoint 1"
+	chunkBytes       = 4 << 20 // of a file, that have a checksum of their own
+	maxIndex         = 100_000_000
+	maxMarker        = 1 << 10
+)
+
+var (
+	folderName = regexp.MustCompile(`^step-(\d{8,18})(\.old|\.tmp-[0-9a-f]{16})?$`)
+	fileName   = regexp.MustCompile(`^(COMPLETE|index\.json|shard-\d{5,}-of-\d{5,}\.(safetensors|json))(\.part)?$`)
+	castagnoli = crc32.MakeTable(crc32.Castagnoli)
+)
+
+func stepName(step int) string { return fmt.Sprintf("step-%08d", step) }
+
+func shardName(rank, size int, kind string) string {
+	return fmt.Sprintf("shard-%05d-of-%05d.%s", rank, size, kind)
+}
+
+// typeNames is how the format names the element types.
+var typeNames = [elem.Types]string{elem.Int8: "I8", elem.Uint8: "U8", elem.Int32: "I32", elem.Uint32: "U32", elem.Int64: "I64",
+	elem.Uint64: "U64", elem.Float16: "F16", elem.BFloat16: "BF16", elem.Float32: "F32", elem.Float64: "F64"}
+
+// checkpointIndex is what index.json holds.
+type checkpointIndex struct {
+	Format string            `json:"format"`
+	Step   int               `json:"step"`
+	Serial int               `json:"serial"` // grows with every checkpoint of the folder: the newest has the greatest
+	Chunk  int               `json:"chunk_bytes"`
+	Arrays []checkpointArray `json:"arrays"`
+	Files  []checkpointFile  `json:"files"` // by rank
+	Meta   json.RawMessage   `json:"meta"`
+}
+
+// checkpointArray is a global array.
+type checkpointArray struct {
+	Name string `json:"name"`
+	Type string `json:"dtype"`
+	Len  int    `json:"elements"`
+}
+
+// checkpointFile is the file of one rank.
+type checkpointFile struct {
+	Name  string           `json:"name"`
+	Parts []checkpointPart `json:"parts"`
+	fileSum
+}
+
+// fileSum is the size of a file and the CRC-32C of every chunk of it.
+type fileSum struct {
+	Bytes int64    `json:"bytes"`
+	CRC   []uint32 `json:"crc32c"`
+}
+
+// checkpointPart is the elements [Off, Off+Len) of an array, which a file has as a
+// tensor of the array's name.
+type checkpointPart struct {
+	Array int `json:"array"`
+	Off   int `json:"off"`
+	Len   int `json:"len"`
+}
+
+// parseIndex reads an index and checks that it makes sense.
+func parseIndex(text []byte) (*checkpointIndex, error) {
+	var x checkpointIndex
+	dec := json.NewDecoder(bytes.NewReader(text))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&x); err != nil {
+		return nil, err
+	}
+	if _, err := dec.Token(); err != io.EOF {
+		return nil, errors.New("it goes on after its JSON object")
+	}
+	return &x, x.check()
+}
+
+func (x *checkpointIndex) check() error {
+	switch {
+	case x.Format != checkpointFormat:
+		return fmt.Errorf("format %.40q, not %q", x.Format, checkpointFormat)
+	case x.Step < 0 || x.Serial < 0:
+		return fmt.Errorf("step %d, serial %d", x.Step, x.Serial)
+	case x.Chunk != chunkBytes:
+		return fmt.Errorf("chunks of %d bytes, not %d", x.Chunk, chunkBytes)
+	case len(x.Files) == 0:
+		return errors.New("no files")
+	}
+	seen := make(map[string]bool)
+	for _, a := range x.Arrays {
+		if err := safetensors.CheckName(a.Name); err != nil {
+			return err
+		}
+		i := slices.Index(typeNames[:], a.Type)
+		if i < 0 || a.Len < 0 || a.Len > int(^uint(0)>>1)/elem.Type(i).Size() || seen[a.Name] {
+			return fmt.Errorf("array %q of %d %.20q, or there are two of it", a.Name, a.Len, a.Type)
+		}
+		seen[a.Name] = true
+	}
+	parts := make([][]checkpointPart, len(x.Arrays))
+	in := make([]int, len(x.Arrays)) // the last file that has a part of it, from 1
+	for r, f := range x.Files {
+		if f.Name != shardName(r, len(x.Files), "safetensors") {
+			return fmt.Errorf("file %d is called %.60q", r, f.Name)
+		}
+		if err := f.check(); err != nil {
+			return fmt.Errorf("%s: %w", f.Name, err)
+		}
+		for i, p := range f.Parts {
+			if p.Array < 0 || p.Array >= len(x.Arrays) || p.Off < 0 || p.Len <= 0 || p.Off > x.Arrays[p.Array].Len-p.Len || in[p.Array] > r {
+				return fmt.Errorf("%s: part %d is elements [%d, %d+%d) of array %d", f.Name, i, p.Off, p.Off, p.Len, p.Array)
+			}
+			in[p.Array] = r + 1
+			parts[p.Array] = append(parts[p.Array], p)
+		}
+	}
+	for i, a := range x.Arrays {
+		if err := covers(a, parts[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (f *fileSum) check() error {
+	if f.Bytes < 1 || (f.Bytes-1)/chunkBytes+1 != int64(len(f.CRC)) {
+		return fmt.Errorf("%d checksums of %d bytes", len(f.CRC), f.Bytes)
+	}
+	return nil
+}
+
+// covers checks that the parts of an array do not overlap and leave nothing out.
+func covers(a checkpointArray, parts []checkpointPart) error {
+	slices.SortFunc(parts, func(p, q checkpointPart) int { return cmp.Compare(p.Off, q.Off) })
+	end := 0
+	for _, p := range parts {
+		if p.Off < end {
+			return fmt.Errorf("%q: element %d is in the parts of two ranks", a.Name, p.Off)
+		}
+		if p.Off > end {
+			break
+		}
+		end += p.Len
+	}
+	if end != a.Len {
+		return fmt.Errorf("%q: element %d of %d is in no rank's part", a.Name, end, a.Len)
+	}
+	return nil
+}
+
+// marker is the whole contents of the marker of an index.
+func marker(index []byte) []byte {
+	return fmt.Appendf(nil, "%s\n%d bytes of %s, SHA-256 %x\n", checkpointFormat, len(index), indexName, sha256.Sum256(index))
+}
+
+// checkpointFault is called before every change on disk; an error from it becomes that
+// of the change. Tests set it.
+var checkpointFault func(op, path string) error
+
+// change makes one change on disk.
+func change(op, path string, fn func() error) error {
+	if checkpointFault != nil {
+		if err := checkpointFault(op, path); err != nil {
+			return &fs.PathError{Op: op, Path: path, Err: err}
+		}
+	}
+	return fn()
+}
+
+func rename(from, to string) error {
+	return change("rename", to, func() error { return os.Rename(from, to) })
+}
+
+func remove(path string) error {
+	return change("remove", path, func() error { return os.Remove(path) })
+}
+
+// syncFolder makes what was renamed and removed in a folder last.
+func syncFolder(path string) error {
+	return change("sync", path, func() error {
+		f, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		return errors.Join(f.Sync(), f.Close())
+	})
+}
+
+// writeFile puts a file in place when all of it is on disk; its folder is not synced.
+// After an error nothing is left of it.
+func writeFile(path string, pieces ...[]byte) (sum fileSum, err error) {
+	tmp := path + partial
+	var f *os.File
+	if err := change("create", tmp, func() error { f, err = os.Create(tmp); return err }); err != nil {
+		return sum, err
+	}
+	defer func() {
+		if err != nil {
+			f.Close()
+			_ = remove(tmp)
+		}
+	}()
+	for _, data := range pieces {
+		for len(data) > 0 {
+			p := data[:min(len(data), chunkBytes)]
+			data = data[len(p):]
+			if err := change("write", tmp, func() error { _, err := f.Write(p); return err }); err != nil {
+				return sum, err
+			}
+			sum.add(p)
+		}
+	}
+	if err := change("sync", tmp, f.Sync); err != nil {
+		return sum, err
+	}
+	if err := f.Close(); err != nil {
+		return sum, err
+	}
+	return sum, rename(tmp, path)
+}
+
+// add takes in the next bytes of the file.
+func (f *fileSum) add(p []byte) {
+	for len(p) > 0 {
+		at := f.Bytes % chunkBytes
+		if at == 0 {
+			f.CRC = append(f.CRC, 0)
+		}
+		k := min(int64(len(p)), chunkBytes-at)
+		last := &f.CRC[len(f.CRC)-1]
+		*last = crc32.Update(*last, castagnoli, p[:k])
+		f.Bytes += k
+		p = p[k:]
+	}
+}
+
+// openFile opens a file of a checkpoint and returns its size.
+func openFile(path string) (*os.File, int64, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, 0, err
+	}
+	if !info.Mode().IsRegular() { // opening a pipe would wait for its writer
+		return nil, 0, fmt.Errorf("%s: not a regular file", path)
+	}
+	f, err := os.Open(path)
+	return f, info.Size(), err
+}
+
+func readFile(path string, limit int64) ([]byte, error) {
+	f, size, err := openFile(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if size > limit {
+		return nil, fmt.Errorf("%s: %d bytes, at most %d", path, size, limit)
+	}
+	b := make([]byte, size)
+	if _, err := io.ReadFull(f, b); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return b, nil
+}
+
+// errUnfinished says that a checkpoint has no marker: its save did not finish.
+var errUnfinished = errors.New("the save of this checkpoint did not finish")
+
+// readIndex reads the marker and the index of a checkpoint, and returns the index and
+// its checksum.
+func readIndex(folder string) (*checkpointIndex, [sha256.Size]byte, error) {
+	var none [sha256.Size]byte
+	mark, err := readFile(filepath.Join(folder, markerName), maxMarker)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, none, fmt.Errorf("%w: %w", err, errUnfinished)
+	}
+	if err != nil {
+		return nil, none, err
+	}
+	path := filepath.Join(folder, indexName)
+	text, err := readFile(path, maxIndex)
+	if err != nil {
+		return nil, none, err
+	}
+	if !bytes.Equal(mark, marker(text)) {
+		return nil, none, fmt.Errorf("%s: it is not the marker of %s, one of the two is damaged or from another version",
+			filepath.Join(folder, markerName), indexName)
+	}
+	x, err := parseIndex(text)
+	if err != nil {
+		return nil, none, fmt.Errorf("%s: %w", path, err)
+	}
+	return x, sha256.Sum256(text), nil
+}
+
+// savedFolder is a checkpoint on disk, or a part of one.
+type savedFolder struct {
+	name  string // of the folder
+	step  int
+	index *checkpointIndex // nil where it cannot be read
+	err   error            // why
+	temp  bool             // not more than a save in progress, or left by one that did not finish
+}
+
+// scan returns the checkpoints in dir, the newest first, and then those that have no
+// good index.
+func scan(dir string) ([]savedFolder, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	var all []savedFolder
+	for _, e := range entries {
+		m := folderName.FindStringSubmatch(e.Name())
+		if m == nil || !e.IsDir() {
+			continue
+		}
+		step, err := strconv.Atoi(m[1])
+		if err != nil || stepName(step) != "step-"+m[1] {
+			continue
+		}
+		s := savedFolder{name: e.Name(), step: step, temp: m[2] != "" && m[2] != replaced}
+		folder := filepath.Join(dir, s.name)
+		if s.temp {
+			s.err = fmt.Errorf("%s: %w", folder, errUnfinished)
+		} else if s.index, _, s.err = readIndex(folder); s.err == nil && s.index.Step != step {
+			s.index, s.err = nil, fmt.Errorf("%s: step %d", filepath.Join(folder, indexName), s.index.Step)
+		}
+		all = append(all, s)
+	}
+	slices.SortStableFunc(all, func(a, b savedFolder) int { return cmp.Compare(b.serial(), a.serial()) })
+	return all, nil
+}
+
+func (s *savedFolder) serial() int {
+	if s.index == nil {
+		return -1
+	}
+	return s.index.Serial
+}
+
+// removeFolder removes a checkpoint, or what a save left of one, marker first: what
+// remains when the program ends in the middle is not complete. A folder that holds
+// anything else is left as it is.
+func removeFolder(folder string) error {
+	entries, err := os.ReadDir(folder)
+	if err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return err
+	}
+	for _, e := range entries {
+		if !fileName.MatchString(e.Name()) || !e.Type().IsRegular() {
+			return fmt.Errorf("%s is not removed, because %s in it is not of a checkpoint", folder, e.Name())
+		}
+	}
+	if slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return e.Name() == markerName }) {
+		if err := errors.Join(remove(filepath.Join(folder, markerName)), syncFolder(folder)); err != nil {
+			return err
+		}
+	}
+	for _, e := range entries {
+		if err := remove(filepath.Join(folder, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return remove(folder)
+}
+
+// publish makes the folder temp, which holds all shards, the checkpoint that x says.
+func publish(dir, temp string, x *checkpointIndex) error {
+	text, err := json.Marshal(x)
+	if err != nil {
+		return err
+	}
+	if len(text) > maxIndex {
+		return fmt.Errorf("%s: an index of %d bytes, at most %d: fewer arrays or less in meta", temp, len(text), maxIndex)
+	}
+	if err := x.check(); err != nil {
+		return err
+	}
+	if _, err := writeFile(filepath.Join(temp, indexName), text); err != nil {
+		return err
+	}
+	for r := range x.Files {
+		if err := remove(filepath.Join(temp, shardName(r, len(x.Files), "json"))); err != nil {
+			return err
+		}
+	}
+	if err := syncFolder(temp); err != nil {
+		return err
+	}
+	folder := filepath.Join(dir, stepName(x.Step))
+	back, err := makeRoom(folder)
+	if err != nil {
+		return errors.Join(err, back())
+	}
+	if err := rename(temp, folder); err != nil {
+		return errors.Join(err, back())
+	}
+	err = syncFolder(dir)
+	if err == nil {
+		_, err = writeFile(filepath.Join(folder, markerName), marker(text))
+	}
+	if err == nil {
+		err = syncFolder(folder)
+	}
+	if err != nil {
+		return errors.Join(err, removeFolder(folder), back())
+	}
+	return nil
+}
+
+// makeRoom moves a checkpoint that is called folder out of the way. The other name
+// serves as well until the new one is complete; back undoes it.
+func makeRoom(folder string) (back func() error, err error) {
+	old := folder + replaced
+	back = func() error { return nil }
+	if _, err := os.Lstat(folder); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return back, nil
+		}
+		return back, err
+	}
+	if _, _, err := readIndex(folder); err != nil {
+		return back, removeFolder(folder) // one of the other name is better
+	}
+	if err := removeFolder(old); err != nil {
+		return back, err
+	}
+	if err := rename(folder, old); err != nil {
+		return back, err
+	}
+	return func() error { return rename(old, folder) }, nil
+}

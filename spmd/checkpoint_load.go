@@ -1,0 +1,331 @@
+package spmd
+
+import (
+	"cmp"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"lockstep/internal/ccall"
+	"lockstep/internal/safetensors"
+)
+
+// Load puts the newest checkpoint that every rank finds complete and undamaged into
+// the items, and what was saved as meta into *meta, unless that is nil, and returns
+// its step. Checkpoints are as new as their save is, whatever their step. It passes over
+// those that are damaged or not complete, with a warning that names the file. Work on
+// the items' buffers must have finished.
+//
+// A checkpoint may hold more arrays than the items. One that lacks an item, or has it
+// with another type or number of elements, is an error, as is a folder where every
+// checkpoint is damaged; where there is none at all the error is ErrNoCheckpoint, and
+// the buffers are as they were.
+//
+// Collective over all ranks, blocking: all give the same items, in one order.
+func (c *Checkpoints) Load(meta any, items ...Item) (step int, err error) {
+	if err := c.wait(); err != nil {
+		return 0, fmt.Errorf("%s: %w", ccall.At(), err)
+	}
+	if step, err = c.load(meta, items); err != nil {
+		return 0, fmt.Errorf("%s: Load: %w", ccall.At(), err)
+	}
+	return step, nil
+}
+
+func (c *Checkpoints) load(meta any, items []Item) (int, error) {
+	if err := c.agree(c.checkItems(items)); err != nil {
+		return 0, err
+	}
+	if err := c.checkEqual(items, 0, nil); err != nil {
+		return 0, err
+	}
+	var all []savedFolder
+	var err, first error
+	if c.w.Rank() == 0 {
+		all, err = scan(c.dir)
+	}
+	if err := c.agree(err); err != nil {
+		return 0, err
+	}
+	var names []string
+	for _, k := range all {
+		if k.index != nil {
+			names = append(names, k.name)
+			continue
+		}
+		c.w.Log.Warn().Err(k.err).Str("checkpoint", k.name).Msg("checkpoint passed over")
+		if first == nil && !errors.Is(k.err, errUnfinished) {
+			first = k.err
+		}
+	}
+	chunk := make([]byte, chunkBytes)
+	for {
+		var next [64]byte // rank 0 says which, or that there is none
+		if len(names) > 0 {
+			copy(next[:], names[0])
+			names = names[1:]
+		}
+		if err := c.w.broadcastBytes(next[:], 0); err != nil {
+			return 0, err
+		}
+		name := strings.TrimRight(string(next[:]), "\x00")
+		if name == "" {
+			break
+		}
+		x, damage, err := c.tryLoad(filepath.Join(c.dir, name), chunk, items)
+		if err != nil {
+			return 0, err
+		}
+		if damage == nil {
+			if meta != nil {
+				if err := json.Unmarshal(x.Meta, meta); err != nil {
+					return 0, fmt.Errorf("%s: meta: %w", filepath.Join(c.dir, name, indexName), err)
+				}
+			}
+			return x.Step, nil
+		}
+		c.damaged[name] = true
+		c.w.Log.Warn().Err(damage).Str("checkpoint", name).Msg("damaged checkpoint passed over")
+		first = cmp.Or(first, damage)
+	}
+	if err := c.agree(first); err != nil {
+		return 0, fmt.Errorf("no checkpoint in %s can be used: %w", c.dir, err)
+	}
+	return 0, fmt.Errorf("%w in %s", ErrNoCheckpoint, c.dir)
+}
+
+// tryLoad loads one checkpoint, on all ranks or on none. damage is why it cannot be
+// used, err what no other checkpoint would help against.
+func (c *Checkpoints) tryLoad(folder string, chunk []byte, items []Item) (x *checkpointIndex, damage, err error) {
+	x, checksum, err := readIndex(folder)
+	if damage := c.agree(err); damage != nil {
+		return nil, damage, nil
+	}
+	lo, hi, err := c.w.spread(int64(binary.LittleEndian.Uint64(checksum[:]) >> 1))
+	if err != nil {
+		return nil, nil, err
+	}
+	if lo != hi {
+		return nil, fmt.Errorf("%s is not the same on every rank", filepath.Join(folder, indexName)), nil
+	}
+	if damage := c.agree(x.verify(folder, chunk, c.w.Rank(), c.w.Size())); damage != nil {
+		return nil, damage, nil
+	}
+	if err := c.agree(x.match(folder, items)); err != nil {
+		return nil, nil, err
+	}
+	// All is well; if it is not any more, the checkpoint before has to fill the buffers anew.
+	if damage := c.agree(c.fill(x, folder, chunk, items)); damage != nil {
+		return nil, damage, nil
+	}
+	for _, i := range items {
+		if !i.replicated || i.total == 0 || c.w.Size() == 1 {
+			continue
+		}
+		counts := make([]int, c.w.Size())
+		for r := range counts {
+			counts[r] = ShardOf(i.total, r, len(counts)).Len
+		}
+		if err := i.share(c.w.Comm, counts); err != nil {
+			return nil, nil, err
+		}
+	}
+	return x, nil, nil
+}
+
+// match checks that a checkpoint has the items.
+func (x *checkpointIndex) match(folder string, items []Item) error {
+	for _, i := range items {
+		k := slices.IndexFunc(x.Arrays, func(a checkpointArray) bool { return a.Name == i.name })
+		if k < 0 {
+			return fmt.Errorf("%s has no array %q", folder, i.name)
+		}
+		if a := x.Arrays[k]; a.Type != typeNames[i.typ] || a.Len != i.total {
+			return fmt.Errorf("%s has %q as %d %s, the program as %d %s", folder, i.name, a.Len, a.Type, i.total, typeNames[i.typ])
+		}
+	}
+	return nil
+}
+
+// fill reads this rank's parts of the items from all files that have some of them.
+func (c *Checkpoints) fill(x *checkpointIndex, folder string, chunk []byte, items []Item) error {
+	wanted := make([]*Item, len(x.Arrays))
+	for n := range items {
+		wanted[slices.IndexFunc(x.Arrays, func(a checkpointArray) bool { return a.Name == items[n].name })] = &items[n]
+	}
+	piece := wordBytes(make([]uint64, chunkBytes/8))
+	for f := range x.Files {
+		if err := c.fillFrom(x, folder, &x.Files[f], chunk, piece, wanted); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fillFrom reads what one file has of the wanted arrays.
+func (c *Checkpoints) fillFrom(x *checkpointIndex, folder string, file *checkpointFile, chunk, piece []byte, wanted []*Item) error {
+	var s *shard
+	for _, p := range file.Parts {
+		i := wanted[p.Array]
+		if i == nil {
+			continue
+		}
+		own := i.part(c.w.Rank(), c.w.Size())
+		lo, hi := max(own.Off, p.Off), min(own.Off+own.Len, p.Off+p.Len)
+		if lo >= hi {
+			continue
+		}
+		if s == nil {
+			var err error
+			if s, err = openShard(folder, file, chunk); err != nil {
+				return err
+			}
+			defer s.f.Close()
+			if err := s.header(x, file.Parts); err != nil {
+				return err
+			}
+		}
+		if err := s.fill(i, p, lo, hi, piece); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fill reads the elements [lo, hi) of an array from its part p, by pieces, into the
+// buffer, which starts at element i.off.
+func (s *shard) fill(i *Item, p checkpointPart, lo, hi int, piece []byte) error {
+	size := i.typ.Size()
+	for lo < hi {
+		k := min(hi-lo, len(piece)/size)
+		b := piece[:k*size]
+		if _, err := s.ReadAt(b, s.tensors[i.name].Off+int64(lo-p.Off)*int64(size)); err != nil {
+			return err
+		}
+		if err := i.write(lo-i.off, b); err != nil {
+			return fmt.Errorf("%q: %w", i.name, err)
+		}
+		lo += k
+	}
+	return nil
+}
+
+// shard reads the file of a rank, and lets nothing pass that has not the checksum of
+// the index.
+type shard struct {
+	path    string
+	f       *os.File
+	sum     *fileSum
+	tensors map[string]safetensors.Tensor
+	chunk   []byte // contents of
+	at      int    // this chunk
+}
+
+// openShard opens a file of a checkpoint; chunk is memory for one chunk.
+func openShard(folder string, file *checkpointFile, chunk []byte) (*shard, error) {
+	path := filepath.Join(folder, file.Name)
+	f, size, err := openFile(path)
+	if err != nil {
+		return nil, err
+	}
+	if size != file.Bytes {
+		f.Close()
+		return nil, fmt.Errorf("%s: %d bytes, and %d were saved", path, size, file.Bytes)
+	}
+	return &shard{path: path, f: f, sum: &file.fileSum, chunk: chunk, at: -1}, nil
+}
+
+// load reads a chunk and checks it.
+func (s *shard) load(chunk int) error {
+	if s.at == chunk {
+		return nil
+	}
+	s.at = -1
+	off := int64(chunk) * chunkBytes
+	p := s.chunk[:min(chunkBytes, s.sum.Bytes-off)]
+	if _, err := s.f.ReadAt(p, off); err != nil {
+		return fmt.Errorf("%s: %w", s.path, err)
+	}
+	if got := crc32.Checksum(p, castagnoli); got != s.sum.CRC[chunk] {
+		return fmt.Errorf("%s: bytes %d to %d are not those that were saved: CRC-32C %08x, should be %08x",
+			s.path, off, off+int64(len(p)), got, s.sum.CRC[chunk])
+	}
+	s.at = chunk
+	return nil
+}
+
+// ReadAt reads bytes that are inside the file.
+func (s *shard) ReadAt(p []byte, off int64) (int, error) {
+	done := 0
+	for done < len(p) {
+		at := off + int64(done)
+		if err := s.load(int(at / chunkBytes)); err != nil {
+			return done, err
+		}
+		done += copy(p[done:], s.chunk[at%chunkBytes:min(chunkBytes, s.sum.Bytes-at/chunkBytes*chunkBytes)])
+	}
+	return done, nil
+}
+
+// header reads the file's header, which must hold the parts of the index and nothing else.
+func (s *shard) header(x *checkpointIndex, parts []checkpointPart) error {
+	tensors, err := safetensors.Parse(s, s.sum.Bytes)
+	if err != nil {
+		return fmt.Errorf("%s: %w", s.path, err)
+	}
+	s.tensors = make(map[string]safetensors.Tensor, len(tensors))
+	for _, t := range tensors {
+		s.tensors[t.Name] = t
+	}
+	for _, p := range parts {
+		a := x.Arrays[p.Array]
+		t, ok := s.tensors[a.Name]
+		if !ok || t.Type != a.Type || len(t.Shape) != 1 || t.Shape[0] != int64(p.Len) {
+			return fmt.Errorf("%s: %q is %v %s, the index says %d %s", s.path, a.Name, t.Shape, t.Type, p.Len, a.Type)
+		}
+	}
+	if len(tensors) != len(parts) {
+		return fmt.Errorf("%s: %d tensors, the index says %d", s.path, len(tensors), len(parts))
+	}
+	return nil
+}
+
+// verify reads a checkpoint's files and checks them: of size ranks each reads an equal
+// part of all chunks.
+func (x *checkpointIndex) verify(folder string, chunk []byte, rank, size int) error {
+	all := 0
+	for _, f := range x.Files {
+		all += len(f.CRC)
+	}
+	part := ShardOf(all, rank, size)
+	first := 0 // chunk of the file
+	for i := range x.Files {
+		f := &x.Files[i]
+		lo, hi := max(part.Off-first, 0), min(part.Off+part.Len-first, len(f.CRC))
+		first += len(f.CRC)
+		if lo >= hi {
+			continue
+		}
+		s, err := openShard(folder, f, chunk)
+		if err != nil {
+			return err
+		}
+		for c := lo; c < hi && err == nil; c++ {
+			err = s.load(c)
+		}
+		if err == nil && lo == 0 {
+			err = s.header(x, f.Parts)
+		}
+		s.f.Close()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,162 @@
+package spmd
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// writePart writes this rank's file and, to say that it is there, its checksums.
+func (c *Checkpoints) writePart(s *saving) error {
+	rank, size := c.w.Rank(), c.w.Size()
+	err := change("mkdir", s.temp, func() error { return os.Mkdir(s.temp, 0o777) })
+	if err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	path := filepath.Join(s.temp, shardName(rank, size, "safetensors"))
+	sum, err := writeFile(path, s.header, s.data)
+	if err != nil {
+		return err
+	}
+	text, err := json.Marshal(sum)
+	if err == nil {
+		err = syncFolder(s.temp)
+	}
+	if err == nil { // last: from then on rank 0 may give the folder its name
+		_, err = writeFile(filepath.Join(s.temp, shardName(rank, size, "json")), text)
+	}
+	if err != nil {
+		_ = remove(path)
+	}
+	return err
+}
+
+// finish waits for the files of all ranks and makes them a checkpoint.
+func (c *Checkpoints) finish(s *saving) error {
+	if err := c.awaitParts(s); err != nil {
+		return err
+	}
+	c.serial++
+	s.x.Serial = c.serial
+	if err := publish(c.dir, s.temp, s.x); err != nil {
+		return err
+	}
+	delete(c.damaged, stepName(s.step))
+	c.prune()
+	return nil
+}
+
+// awaitParts waits until the files of all ranks are in the temporary folder, and puts
+// their checksums into the index.
+func (c *Checkpoints) awaitParts(s *saving) error {
+	files := s.x.Files
+	end := time.Now().Add(c.cfg.Timeout)
+	for wait := time.Millisecond; ; wait = min(2*wait, 200*time.Millisecond) {
+		entries, err := os.ReadDir(s.temp)
+		if err != nil {
+			return err
+		}
+		there := make(map[string]bool, len(entries))
+		for _, e := range entries {
+			there[e.Name()] = true
+		}
+		var missing []int
+		for r := range files {
+			name := shardName(r, len(files), "json")
+			switch {
+			case files[r].Bytes > 0:
+			case !there[name]:
+				missing = append(missing, r)
+			default:
+				if files[r].fileSum, err = readPart(s.temp, name, files[r].Name); err != nil {
+					return err
+				}
+				end = time.Now().Add(c.cfg.Timeout)
+			}
+		}
+		if len(missing) == 0 {
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("%s: the files of ranks %v did not come for %v: is the folder on a file system that all nodes share?",
+				s.temp, missing, c.cfg.Timeout)
+		}
+		select {
+		case <-s.cancel:
+			return errors.New("another rank could not save")
+		case <-time.After(wait):
+		}
+	}
+}
+
+// readPart reads a rank's checksums, and looks whether the file is as large as it says.
+func readPart(folder, name, shard string) (sum fileSum, err error) {
+	path := filepath.Join(folder, name)
+	text, err := readFile(path, maxIndex)
+	if err != nil {
+		return sum, err
+	}
+	if err = json.Unmarshal(text, &sum); err == nil {
+		err = sum.check()
+	}
+	if err != nil {
+		return sum, fmt.Errorf("%s: %w", path, err)
+	}
+	info, err := os.Stat(filepath.Join(folder, shard))
+	if err == nil && info.Size() != sum.Bytes {
+		err = fmt.Errorf("%s: %d bytes, and %d were saved", filepath.Join(folder, shard), info.Size(), sum.Bytes)
+	}
+	return sum, err
+}
+
+// sweep removes what earlier programs left of saves that did not finish, and learns
+// the newest serial.
+func (c *Checkpoints) sweep(s *saving) {
+	all, err := scan(c.dir)
+	if err != nil {
+		return // the save that follows fails of it, too
+	}
+	for _, k := range all {
+		c.serial = max(c.serial, k.serial())
+		if k.temp && k.name != filepath.Base(s.temp) {
+			c.drop(k)
+		}
+	}
+	entries, _ := os.ReadDir(c.dir)
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), probeName) && e.Type().IsRegular() {
+			_ = remove(filepath.Join(c.dir, e.Name()))
+		}
+	}
+}
+
+// prune removes the checkpoints beyond the newest Keep, and what never got complete. A
+// damaged one does not count, and goes when there are Keep good ones.
+func (c *Checkpoints) prune() {
+	all, err := scan(c.dir)
+	if err != nil {
+		c.w.Log.Warn().Err(err).Msg("old checkpoints are not removed")
+		return
+	}
+	kept := make(map[int]bool)
+	for _, k := range all {
+		good := k.index != nil && !c.damaged[k.name]
+		switch {
+		case good && len(kept) < c.cfg.Keep && !kept[k.step]:
+			kept[k.step] = true
+		case good, errors.Is(k.err, errUnfinished), len(kept) >= c.cfg.Keep:
+			c.drop(k)
+		}
+	}
+}
+
+func (c *Checkpoints) drop(k savedFolder) {
+	if err := removeFolder(filepath.Join(c.dir, k.name)); err != nil {
+		c.w.Log.Warn().Err(err).Str("checkpoint", k.name).Msg("not removed")
+	}
+}

@@ -1,0 +1,138 @@
+package spmd
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// FuzzParseRanks writes what it reads as a plain list and reads it again.
+func FuzzParseRanks(f *testing.F) {
+	for _, list := range []string{"", "all", "0", "0,3,8-11", "3-1", "-1", "1-", "+5", "0-1048575", "0-1048576", "7,7", "0x1"} {
+		f.Add(list)
+	}
+	f.Fuzz(func(t *testing.T, list string) {
+		ranks, err := parseRanks(list)
+		if err != nil {
+			if ranks != nil || !strings.Contains(err.Error(), "--log-ranks") {
+				t.Errorf("%q: %d ranks and error %v", list, len(ranks), err)
+			}
+			return
+		}
+		if (ranks == nil) != (list == "all") || ranks != nil && len(ranks) == 0 || len(ranks) > 1<<20 {
+			t.Fatalf("%q: %d ranks, nil is %v", list, len(ranks), ranks == nil)
+		}
+		if ranks == nil || len(ranks) > 1000 {
+			return
+		}
+		var plain []string
+		for r := range ranks {
+			plain = append(plain, strconv.Itoa(r))
+		}
+		again, err := parseRanks(strings.Join(plain, ","))
+		if err != nil || !maps.Equal(again, ranks) {
+			t.Errorf("%q: ranks %v, read again %v (%v)", list, ranks, again, err)
+		}
+	})
+}
+
+// Lists that would take memory and time without end.
+func TestAbsurdRanks(t *testing.T) {
+	for _, list := range []string{
+		"9223372036854775807", "9223372036854775806-9223372036854775807", "0-9223372036854775807", "1048576",
+		"0-1048575,0", strings.Repeat("0-1048575,", 2) + "1", "99999999999999999999",
+	} {
+		if ranks, err := parseRanks(list); err == nil {
+			t.Errorf("%s: %d ranks, want an error", list, len(ranks))
+		}
+	}
+	if ranks, err := parseRanks("0-1048575"); err != nil || len(ranks) != 1<<20 {
+		t.Errorf("%d ranks, %v, want 2^20", len(ranks), err)
+	}
+}
+
+// FuzzDetect takes lines of NAME=VALUE for an environment.
+func FuzzDetect(f *testing.F) {
+	f.Add("OMPI_COMM_WORLD_RANK=2\nOMPI_COMM_WORLD_SIZE=4\nPMIX_RANK=2")
+	f.Add("SLURM_PROCID=3\nSLURM_STEP_NUM_TASKS=8\nPMI_RANK=3\nPMI_SIZE=8")
+	f.Add("SLURM_PROCID=9223372036854775807\nSLURM_NTASKS=9223372036854775807")
+	f.Add("RANK=5\nWORLD_SIZE=8\nLOCAL_RANK=1")
+	f.Add("PMI_RANK=-1\nPMI_SIZE=+3")
+	f.Fuzz(func(t *testing.T, text string) {
+		env := map[string]string{}
+		for line := range strings.Lines(text) {
+			k, v, _ := strings.Cut(strings.TrimRight(line, "\n"), "=")
+			env[k] = v
+		}
+		getenv := func(k string) string { return env[k] }
+		j := detect(getenv)
+		if j.rank < 0 || j.rank >= j.size || j.size > math.MaxInt32 {
+			t.Fatalf("%q: rank %d of %d", text, j.rank, j.size)
+		}
+		if j.launcher == "none" {
+			if j.size != 1 || j.source != "" {
+				t.Errorf("%q: %+v", text, j)
+			}
+			return
+		}
+		if size, err := strconv.Atoi(env[j.source]); err != nil || size != j.size {
+			t.Errorf("%q: size %d from %s=%s", text, j.size, j.source, env[j.source])
+		}
+		if err := j.checkWorld(1); (err == nil) != (j.size == 1) {
+			t.Errorf("%q: in a world of one: %v", text, err)
+		}
+	})
+}
+
+func TestAbsurdLaunchers(t *testing.T) {
+	for _, tc := range []struct {
+		rank, size string
+		ok         bool
+	}{
+		{"0", "1", true}, {"3", "4", true}, {"2147483646", "2147483647", true},
+		{"4", "4", false}, {"-1", "4", false}, {"0", "0", false}, {"0", "-4", false}, {"0", "2147483648", false},
+		{"0", "9223372036854775807", false}, {"0", "99999999999999999999", false}, {"0", "4(x2)", false}, {"", "4", false},
+	} {
+		env := map[string]string{"OMPI_COMM_WORLD_RANK": tc.rank, "OMPI_COMM_WORLD_SIZE": tc.size}
+		if got := detect(func(k string) string { return env[k] }); (got.launcher == "openmpi") != tc.ok {
+			t.Errorf("rank %s of %s: %+v", tc.rank, tc.size, got)
+		}
+	}
+}
+
+const maxTicks = math.MaxInt64 / 10_000_000 // of 10 ms in a Duration
+
+func stat(name, ticks string) string {
+	fields := slices.Repeat([]string{"0"}, 30)
+	fields[0], fields[19] = "S", ticks
+	return fmt.Sprintf("12 (%s) %s\n", name, strings.Join(fields, " "))
+}
+
+func FuzzStartTime(f *testing.F) {
+	f.Add(stat("train", "4242"), "x", uint64(4242))
+	f.Add(stat("a) S 1 (b", "1"), ") (", uint64(math.MaxInt64))
+	f.Add("12 (short) S 1", "", uint64(maxTicks))
+	f.Add("", "\n", uint64(math.MaxUint64))
+	f.Fuzz(func(t *testing.T, line, name string, ticks uint64) {
+		if at, ok := startTime(line); at < 0 || !ok && at != 0 {
+			t.Errorf("%q: %v, %v", line, at, ok)
+		}
+		// Any name, and numbers up to what a Duration holds.
+		want, fits := time.Duration(ticks)*10*time.Millisecond, ticks <= maxTicks
+		if at, ok := startTime(stat(name, strconv.FormatUint(ticks, 10))); ok != fits || ok && at != want {
+			t.Errorf("name %q, %d ticks: %v, %v, want %v, %v", name, ticks, at, ok, want, fits)
+		}
+	})
+}
+
+// This process's own age is known.
+func TestProcessAge(t *testing.T) {
+	if age := processAge(); age <= 0 || age > 24*time.Hour {
+		t.Errorf("age %v", age)
+	}
+}
