@@ -25,6 +25,10 @@ type Comm struct {
 type commState struct {
 	w        *World
 	mpi      *cudampi.Comm
+	id       string // the same on all its ranks
+	splits   int    // made of it so far
+	activity activity
+	compared uint64     // collectives that --check has seen
 	nccl     *nccl.Comm // nil on the host, and for one rank
 	ownsNCCL bool       // it is not the world's
 	rank     int
@@ -77,9 +81,10 @@ func (c Comm) Split(color, key int) (Comm, error) {
 	if err != nil {
 		return Comm{}, err
 	}
+	c.st.splits++
 	st := &commState{w: w, rank: -1}
 	if m != nil {
-		st = w.addComm(m).st
+		st = w.addComm(m, fmt.Sprintf("%s/%d:%d", c.st.id, c.st.splits, color)).st
 	}
 	if c.st.nccl != nil {
 		if err := w.quiet(); err != nil { // NCCL allocates
@@ -118,11 +123,11 @@ func (c Comm) Close() error {
 }
 
 // addComm takes a communicator into the world, in the caller's turn. Collective.
-func (w *World) addComm(m *cudampi.Comm) Comm {
+func (w *World) addComm(m *cudampi.Comm, id string) Comm {
 	if err := m.ShareMemory(); err != nil {
 		w.Log.Warn().Err(err).Msg("small all-reduces go through messages, not through shared memory")
 	}
-	st := &commState{w: w, mpi: m, rank: m.Rank(), size: m.Size()}
+	st := &commState{w: w, mpi: m, id: id, rank: m.Rank(), size: m.Size()}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.comms = append(w.comms, st)
@@ -359,7 +364,13 @@ func (c *call) communicate(turn uint64) error {
 	if err := mpiTurns.enter(turn); err != nil {
 		return err
 	}
+	if err := c.checkContract(); err != nil {
+		mpiTurns.leave()
+		return err
+	}
+	c.comm.activity.enter(c.kind, c.typ, c.op, c.root, c.n)
 	err := c.enterMPI()
+	c.comm.activity.leave()
 	mpiTurns.leave()
 	return err
 }

@@ -24,6 +24,21 @@ type Config struct {
 	LogFormat   string // auto, console or json
 	LogRanks    string // ranks that log below error: "0", "all" or a list
 	Seed        uint64
+	Timeout     time.Duration // of a collective, the start and the end; 0 is 5 minutes
+	Check       string        // off, sample or on: compare collectives over the ranks
+}
+
+const (
+	defaultTimeout = 5 * time.Minute
+	leastTimeout   = 100 * time.Millisecond
+)
+
+// timeout is --timeout, or its default.
+func (c *Config) timeout() time.Duration {
+	if c.Timeout == 0 {
+		return defaultTimeout
+	}
+	return c.Timeout
 }
 
 // flags adds the common flags to an application's.
@@ -35,6 +50,9 @@ func (c *Config) flags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.LogFormat, "log-format", "auto", "auto, console or json; auto is console, since under mpirun no rank sees a terminal")
 	fs.StringVar(&c.LogRanks, "log-ranks", "0", "ranks that log: 0, all, or a list such as 0,3,8-11")
 	fs.Uint64Var(&c.Seed, "seed", 42, "seed of everything random")
+	fs.DurationVar(&c.Timeout, "timeout", defaultTimeout, "how long a collective, the start and the end may take; then the job ends and says who is missing where")
+	fs.StringVar(&c.Check, "check", "off", "compare each collective over the ranks before it runs: off, sample (one of 64) or on")
+	fs.Lookup("check").NoOptDefVal = "on"
 }
 
 // check refuses values that no machine could satisfy; empty is the default.
@@ -46,6 +64,7 @@ func (c *Config) check() error {
 	}{
 		{"device", c.Device, []string{"auto", "cuda", "host"}},
 		{"collectives", c.Collectives, []string{"auto", "nccl", "mpi"}},
+		{"check", c.Check, []string{"off", "sample", "on"}},
 		{"log-level", c.LogLevel, []string{"trace", "debug", "info", "warn", "error"}},
 		{"log-format", c.LogFormat, []string{"auto", "console", "json"}},
 	} {
@@ -55,6 +74,9 @@ func (c *Config) check() error {
 	}
 	if c.Device == "host" && c.Collectives == "nccl" {
 		return fmt.Errorf("--collectives nccl does not go with --device host: NCCL moves GPU memory only")
+	}
+	if c.Timeout < 0 || c.Timeout > 0 && c.Timeout < leastTimeout {
+		return fmt.Errorf("--timeout %v: must be at least %v", c.Timeout, leastTimeout)
 	}
 	_, err := parseRanks(c.LogRanks)
 	return err

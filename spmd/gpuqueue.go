@@ -28,7 +28,8 @@ type gpuQueue struct {
 	// capturing keeps events of the queue's own out of a graph.
 	capturing bool
 	closed    bool
-	coll      uint64 // the end of the last command that communicates
+	coll      uint64       // the end of the last command that communicates
+	waiting   atomic.Int64 // since when the host waits, in Unix ns; 0 when it does not, or not for long
 }
 
 // fail is the failure of a queue: what lies behind seq is not valid.
@@ -181,6 +182,7 @@ func (q *gpuQueue) release(m *mark) {
 func (q *gpuQueue) spin(e *cuda.Event, seq uint64) bool {
 	start := time.Now()
 	looked := start
+	defer q.waiting.Store(0)
 	for {
 		done, err := e.Spin(spinSlice)
 		switch now := time.Now(); {
@@ -198,6 +200,7 @@ func (q *gpuQueue) spin(e *cuda.Event, seq uint64) bool {
 			return false // a host function failed, and what waits for it may never end
 		case now.Sub(looked) > healthEvery:
 			looked = now
+			q.waiting.CompareAndSwap(0, start.UnixNano())
 			if err := q.g.health(); err != nil {
 				q.broken(err)
 				return false
@@ -207,6 +210,17 @@ func (q *gpuQueue) spin(e *cuda.Event, seq uint64) bool {
 			time.Sleep(sleepSlice)
 		}
 	}
+}
+
+// stuck says whether the host has waited for a collective of the queue for longer
+// than limit.
+func (q *gpuQueue) stuck(now time.Time, limit time.Duration) bool {
+	since := q.waiting.Load()
+	if since == 0 || now.Sub(time.Unix(0, since)) <= limit {
+		return false
+	}
+	_, flying := q.inFlight()
+	return flying
 }
 
 // query asks once for an event that lies behind seq commands.
@@ -350,6 +364,16 @@ func (q *gpuQueue) waitFor(p point) error {
 
 // submit issues c to the driver; in a capture the driver adds it to the graph.
 func (q *gpuQueue) submit(c *command, args []Arg) error {
+	if c.kind.communicates() && q.s.w.check != checkOff {
+		if err := mpiTurns.enter(mpiTurns.take(1)); err != nil {
+			return err
+		}
+		err := c.checkContract()
+		mpiTurns.leave()
+		if err != nil {
+			return err
+		}
+	}
 	// Before any lock: both may have to wait for this very queue.
 	if err := q.g.prepare(q.s.w, c); err != nil {
 		return err

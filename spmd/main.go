@@ -9,12 +9,14 @@ import (
 	"os/signal"
 	"runtime"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
 	"github.com/spf13/pflag"
 
 	"lockstep/cudampi"
+	"lockstep/internal/watch"
 )
 
 // Exit statuses of Main. A signal gives 128 plus its number.
@@ -95,23 +97,34 @@ func start(fs *pflag.FlagSet, run func(context.Context, *World) error, checks []
 		cudampi.Abort(exitFailed) // the others may be waiting for this rank
 		return exitFailed
 	}
+	o, err := w.oversee()
+	if err != nil {
+		return w.abort(nil, err, exitFailed)
+	}
 	w.logStart()
-	sig, err := w.supervise(run)
+	w.phase.Store("running")
+	sig, err := w.supervise(o, run)
 	switch {
 	case err == nil:
+		w.phase.Store("ending")
+		o.leaving()
 		if err := w.Close(); err != nil { // MPI may be down: there is no Abort any more
+			w.Log.Error().Msg(err.Error())
+			return exitFailed
+		}
+		if err := o.close(); err != nil {
 			w.Log.Error().Msg(err.Error())
 			return exitFailed
 		}
 		return 0
 	case sig != nil:
-		return w.abort(err, 128+int(sig.(syscall.Signal)))
+		return w.abort(o, err, 128+int(sig.(syscall.Signal)))
 	case errors.As(err, new(usageError)):
 		speak(fs.Name(), w.Rank(), err)
 		w.Abort(exitUsage)
 		return exitUsage
 	default:
-		return w.abort(err, exitFailed)
+		return w.abort(o, err, exitFailed)
 	}
 }
 
@@ -161,11 +174,12 @@ func leaveToFirst(rank int) {
 
 // supervise calls run and watches over it: for signals, and for streams that fail
 // while run is blocked somewhere else.
-func (w *World) supervise(run func(context.Context, *World) error) (os.Signal, error) {
-	signals := make(chan os.Signal, 2)
-	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
+func (w *World) supervise(o *overseer, run func(context.Context, *World) error) (os.Signal, error) {
+	signals := make(chan os.Signal, 4)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGQUIT)
 	defer signal.Stop(signals)
-	ctx, cancel := context.WithCancelCause(context.Background())
+	early := &preemption{told: make(chan struct{})}
+	ctx, cancel := context.WithCancelCause(context.WithValue(context.Background(), preemptionKey{}, early))
 	defer cancel(nil)
 	done := make(chan error, 1)
 	go func() {
@@ -204,8 +218,15 @@ func (w *World) supervise(run func(context.Context, *World) error) (os.Signal, e
 			cancel(w.failure)
 			end = time.After(grace / 5)
 		case s := <-signals:
-			if sig != nil {
+			switch {
+			case sig != nil:
 				return sig, signalError(sig)
+			case s == syscall.SIGQUIT:
+				go o.show(w)
+				continue
+			case s != syscall.SIGINT && early.take():
+				w.Log.Warn().Str("signal", s.String()).Msg("asked to end early")
+				continue
 			}
 			sig = s
 			cancel(signalError(s))
@@ -221,14 +242,60 @@ func (w *World) supervise(run func(context.Context, *World) error) (os.Signal, e
 
 func signalError(s os.Signal) error { return fmt.Errorf("ended by signal: %v", s) }
 
-// abort reports err, with the stack where it was a panic, and ends the job on
-// every rank: the peers of a failed rank are usually inside a collective and
-// would wait for ever. Nothing is taken down in order, that could wait for them
-// too.
-func (w *World) abort(err error, code int) int {
+// preemption is the request to end early, where the program has said that it
+// listens.
+type preemption struct {
+	mu    sync.Mutex
+	told  chan struct{}
+	heard bool // the program listens
+	taken bool
+}
+
+type preemptionKey struct{}
+
+// take passes the request on, once, and says whether it did.
+func (p *preemption) take() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.heard || p.taken {
+		return false
+	}
+	p.taken = true
+	close(p.told)
+	return true
+}
+
+// Preempted returns a channel that is closed when this rank receives SIGTERM or
+// SIGUSR1, the warning that batch systems give before they take a job's machines.
+// From the first call on the first such signal does nothing else: the program saves
+// what it has and returns, on all ranks in the same step. A second one, and SIGINT,
+// end the job as without. ctx is what Main gave to run.
+func Preempted(ctx context.Context) <-chan struct{} {
+	p, ok := ctx.Value(preemptionKey{}).(*preemption)
+	if !ok {
+		return nil // not a context of Main's: nothing ever comes
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.heard = true
+	return p.told
+}
+
+// abort ends the job on every rank with err as its cause, printed last and once. The
+// stack of a panic is printed here. Nothing is taken down in order: the peers of a
+// failed rank are usually inside a collective and would wait for ever.
+func (w *World) abort(o *overseer, err error, code int) int {
+	kind := watch.KindError
 	var p *panicError
 	if errors.As(err, &p) {
+		kind = watch.KindPanic
 		fmt.Fprintf(os.Stderr, "%s\n", p.stack)
+	}
+	if code > 128 {
+		kind = watch.KindSignal
+	}
+	if o != nil {
+		o.fail(kind, code, err.Error())
 	}
 	host, _ := os.Hostname() // empty where it has none
 	w.Log.Error().Str("host", host).Msg(err.Error())

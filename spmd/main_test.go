@@ -107,6 +107,21 @@ func app(what string) {
 			for range spmd.Together(only, slices.Values([]int{1, 2})) {
 			}
 			return nil
+		case "asleep", "stopped", "stays":
+			return hangs(w, what, last)
+		case "contract":
+			return differ(w)
+		case "shown":
+			if w.Rank() == 0 {
+				fmt.Fprintln(os.Stderr, "asleep", os.Getpid())
+			}
+			<-ctx.Done()
+			return nil
+		case "preempted":
+			early := spmd.Preempted(ctx)
+			fmt.Fprintln(os.Stderr, "asleep")
+			<-early
+			return nil
 		case "sleep":
 			fmt.Fprintln(os.Stderr, "asleep")
 			<-ctx.Done()
@@ -222,8 +237,8 @@ func TestOneRankFails(t *testing.T) {
 		{"stream", []string{`stream "late"`, "the stream fails", "main_test.go", "rank=2"}},
 		{"late", []string{`stream "late"`, "the stream fails", "main_test.go", "rank=2"}},
 		{"together", []string{"Together", "not in the communicator", "rank=2"}},
-		{"exit", nil},
-		{"kill", nil},
+		{"exit", []string{"the rank died", "os.Exit", "rank=2", "pid="}},
+		{"kill", []string{"the rank died", "killed", "rank=2", "pid="}},
 	} {
 		t.Run(tc.what, func(t *testing.T) {
 			t.Parallel()

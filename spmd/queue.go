@@ -67,6 +67,7 @@ type call struct {
 	group    *group
 	dblk     *block // what dst lies in
 	sblk     *block
+	site     *ccall.Site // of a command; a blocking call's is on its stack
 }
 
 // copyFrom makes c a copy of o with slices of its own, reusing those it has.
@@ -121,6 +122,8 @@ type queue interface {
 	failure(seq uint64) error
 	// close ends the queue, whose work is over.
 	close() error
+	// report says what the queue holds, and whether that is anything.
+	report() (queueReport, bool)
 }
 
 // hostQueue is a stream in host memory: a ring of commands and one goroutine.
@@ -160,6 +163,7 @@ func (q *hostQueue) push(c *command, args []Arg) (uint64, error) {
 	}
 	slot := &q.ring[q.tail%uint64(len(q.ring))]
 	slot.copyFrom(c, args)
+	slot.call.site = &slot.site
 	switch {
 	case c.kind.communicates():
 		slot.ticket = mpiTurns.take(1)

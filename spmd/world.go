@@ -1,6 +1,7 @@
 package spmd
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -38,10 +39,12 @@ type World struct {
 	node      int
 	nodes     int
 	threads   int
-	gpu       *gpu   // nil where the device is the host
-	why       string // the device and the collectives are what they are
-	fellBack  bool   // to the host, though there is a GPU
-	agreed    bool   // the failure of the start is every rank's
+	gpu       *gpu         // nil where the device is the host
+	why       string       // the device and the collectives are what they are
+	fellBack  bool         // to the host, though there is a GPU
+	phase     atomic.Value // string: what the rank is at
+	check     int          // checkOff, checkSome or checkAll
+	agreed    bool         // the failure of the start is every rank's
 	startup   startup
 	pool      pool  // of device memory
 	pinned    *pool // the same on the host, as is managed
@@ -139,6 +142,8 @@ func Open(cfg Config) (*World, error) {
 		return nil, Usage(err)
 	}
 	w := &World{cfg: cfg, job: environment(), failed: make(chan struct{})}
+	w.phase.Store("starting")
+	w.check = slices.Index([]string{"off", "sample", "on"}, cmp.Or(cfg.Check, "off"))
 	w.startup.started = time.Now().Add(-processAge())
 	w.startup.begin("process")()
 	w.startup.parts[0].ms = float64(time.Since(w.startup.started).Milliseconds())
@@ -190,7 +195,7 @@ func (w *World) join(base *cudampi.Comm) error {
 	}
 	w.job.rank, w.job.size = world.Rank(), world.Size()
 	w.Log = w.cfg.logger(w.job, os.Stderr)
-	w.Comm = w.addComm(world)
+	w.Comm = w.addComm(world, "world")
 	if w.json != nil && w.Rank() != 0 { // the environment did not say so
 		if err := w.json.Close(); err != nil {
 			return err
@@ -201,15 +206,16 @@ func (w *World) join(base *cudampi.Comm) error {
 	if err != nil {
 		return err
 	}
-	w.control = w.addComm(control)
+	w.control = w.addComm(control, "control")
 	node, err := base.SplitShared()
 	if err != nil {
 		return err
 	}
-	w.NodeComm = w.addComm(node)
+	w.NodeComm = w.addComm(node, "node")
 	if err := w.findNode(control, node); err != nil {
 		return err
 	}
+	w.NodeComm.st.id = fmt.Sprintf("node %d", w.node)
 	if err := w.findThreads(node); err != nil {
 		return err
 	}

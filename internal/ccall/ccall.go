@@ -5,6 +5,7 @@ package ccall
 import (
 	"fmt"
 	"path/filepath"
+	"reflect"
 	"runtime"
 	"strings"
 )
@@ -103,3 +104,38 @@ func inFramework(function, file string) bool {
 		return strings.HasPrefix(full, "lockstep/internal/") || strings.HasPrefix(full, "lockstep/cuda/") || strings.HasPrefix(full, "lockstep/spmd/")
 	}
 }
+
+// Frame is one line of a goroutine's stack.
+type Frame struct {
+	Function string // with its package, without arguments
+	Place    string // folder/file.go:line
+	Program  bool   // neither the framework's nor Go's own
+}
+
+// Frames reads one goroutine's part of a stack dump, its head left out.
+// Source: runtime.Stack.
+func Frames(body string) []Frame {
+	var frames []Frame
+	lines := strings.Split(body, "\n")
+	for i := 0; i+1 < len(lines); i += 2 {
+		function, _, _ := strings.Cut(strings.TrimPrefix(lines[i], "created by "), " in goroutine ")
+		if at := strings.LastIndexByte(function, '('); at > 0 && strings.HasSuffix(function, ")") && !strings.HasSuffix(function[:at], ".") {
+			function = function[:at] // without arguments
+		}
+		place, _, _ := strings.Cut(strings.TrimSpace(lines[i+1]), " +0x")
+		at := strings.LastIndexByte(place, ':')
+		if at < 0 {
+			continue
+		}
+		file := place[:at]
+		frames = append(frames, Frame{function, filepath.Base(filepath.Dir(file)) + "/" + filepath.Base(place),
+			!strings.HasPrefix(file, goSources) && !inFramework(function, file)})
+	}
+	return frames
+}
+
+// goSources is where the files of Go's own packages lie, as the compiler noted them.
+var goSources = func() string {
+	file, _ := runtime.FuncForPC(reflect.ValueOf(strings.Cut).Pointer()).FileLine(0)
+	return strings.TrimSuffix(file, "strings/strings.go")
+}()

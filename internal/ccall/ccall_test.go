@@ -2,6 +2,7 @@ package ccall
 
 import (
 	"errors"
+	"runtime"
 	"strings"
 	"testing"
 )
@@ -49,5 +50,18 @@ func TestFrameworkFrames(t *testing.T) {
 		if got := inFramework(tc.function, tc.file); got != tc.want {
 			t.Errorf("inFramework(%q, %q) = %v", tc.function, tc.file, got)
 		}
+	}
+}
+
+func TestFrames(t *testing.T) {
+	buf := make([]byte, 1<<16)
+	_, body, _ := strings.Cut(string(buf[:runtime.Stack(buf, false)]), "\n")
+	frames := Frames(body)
+	if len(frames) < 2 || frames[0].Function != "lockstep/internal/ccall.TestFrames" || !frames[0].Program ||
+		!strings.HasPrefix(frames[0].Place, "ccall/ccall_test.go:") {
+		t.Errorf("%+v", frames)
+	}
+	if last := frames[len(frames)-1]; last.Function != "testing.(*T).Run" || last.Program {
+		t.Errorf("the last frame is %+v, want testing's, which is none of the program's", last)
 	}
 }

@@ -1,0 +1,207 @@
+package spmd
+
+import (
+	"encoding/json"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"sync/atomic"
+
+	"lockstep/internal/ccall"
+	"lockstep/internal/elem"
+)
+
+// activity is how far this rank has got on a communicator: what it entered last, and
+// how many calls it has entered and left. Calls write it, at the cost of a few
+// nanoseconds; who watches reads it while the program hangs.
+type activity struct {
+	entered atomic.Uint64
+	left    atomic.Uint64
+	what    atomic.Uint64 // kind, type, op and root
+	n       atomic.Int64
+}
+
+func (a *activity) enter(kind cmdKind, t elem.Type, op elem.Op, root, n int) {
+	a.what.Store(uint64(kind) | uint64(t)<<8 | uint64(op)<<16 | uint64(uint32(root))<<32)
+	a.n.Store(int64(n))
+	a.entered.Add(1)
+}
+
+func (a *activity) leave() { a.left.Add(1) }
+
+// last describes the call that was entered last.
+func (a *activity) last() string {
+	v := a.what.Load()
+	c := call{kind: cmdKind(v), typ: elem.Type(v >> 8), op: elem.Op(v >> 16), root: int(int32(v >> 32)), n: int(a.n.Load())}
+	return c.String()
+}
+
+var kindNames = map[cmdKind]string{
+	cmdCopy: "Copy", cmdFill: "Fill", cmdKernel: "kernel", cmdGemm: "Gemm", cmdGemv: "Gemv", cmdFunc: "HostFunc",
+	cmdRecord: "Record", cmdWait: "Wait", cmdGraph: "graph",
+	cmdAllReduce: "AllReduce", cmdReduce: "Reduce", cmdBroadcast: "Broadcast", cmdAllGather: "AllGather",
+	cmdReduceScatter: "ReduceScatter", cmdAllToAll: "AllToAll", cmdGather: "Gather", cmdScatter: "Scatter",
+	cmdAllGatherV: "AllGatherV", cmdReduceScatterV: "ReduceScatterV", cmdGatherV: "GatherV", cmdScatterV: "ScatterV",
+	cmdAllToAllV: "AllToAllV", cmdSend: "Send", cmdRecv: "Recv", cmdSendRecv: "SendRecv", cmdBarrier: "Barrier", cmdGroup: "Group",
+}
+
+func (k cmdKind) String() string { return kindNames[k] }
+
+// pointToPoint says whether only two ranks take part.
+func (k cmdKind) pointToPoint() bool { return k == cmdSend || k == cmdRecv || k == cmdSendRecv }
+
+// reduces says whether the command has an operation.
+func (k cmdKind) reduces() bool {
+	return k == cmdAllReduce || k == cmdReduce || k == cmdReduceScatter || k == cmdReduceScatterV
+}
+
+// rooted says whether one rank gives or gets what the others do not.
+func (k cmdKind) rooted() bool {
+	return slices.Contains([]cmdKind{cmdReduce, cmdBroadcast, cmdGather, cmdScatter, cmdGatherV, cmdScatterV}, k)
+}
+
+// String says what a call is, without where its data lies.
+func (c *call) String() string {
+	s := c.kind.String()
+	if c.kind == cmdBarrier || c.kind == cmdGroup {
+		return s
+	}
+	if c.counts == nil && c.kind < cmdAllGatherV || c.kind.pointToPoint() {
+		s += fmt.Sprintf(" of %d", c.n)
+	} else {
+		s += " of"
+	}
+	s += " " + c.typ.String()
+	switch {
+	case c.kind.reduces() && c.kind.rooted():
+		s += fmt.Sprintf(" (%v, root %d)", c.op, c.root)
+	case c.kind.reduces():
+		s += fmt.Sprintf(" (%v)", c.op)
+	case c.kind.rooted():
+		s += fmt.Sprintf(" (root %d)", c.root)
+	case c.kind == cmdSend:
+		s += fmt.Sprintf(" to rank %d", c.root)
+	case c.kind == cmdRecv:
+		s += fmt.Sprintf(" from rank %d", c.root)
+	}
+	return s
+}
+
+// rankState is what a rank says of itself in a report.
+type rankState struct {
+	Phase   string        `json:"phase"`
+	Comms   []commReport  `json:"comms"`
+	Streams []queueReport `json:"streams,omitempty"`
+	Run     goroutine     `json:"run"`              // the goroutine of the program's own function
+	Others  []goroutine   `json:"others,omitempty"` // more goroutines of the program
+}
+
+// commReport is a communicator: Entered calls were begun, Left of them are over.
+type commReport struct {
+	ID      string `json:"id"`
+	Rank    int    `json:"rank"`
+	Size    int    `json:"size"`
+	Entered uint64 `json:"entered"`
+	Left    uint64 `json:"left"`
+	Last    string `json:"last,omitempty"`
+}
+
+// queueReport is a stream with work on it.
+type queueReport struct {
+	Name    string `json:"name"`
+	Waiting uint64 `json:"waiting"`
+	Command string `json:"command,omitempty"` // that runs, or waits to
+	At      string `json:"at,omitempty"`      // where it was enqueued
+}
+
+// goroutine is one of the program's.
+type goroutine struct {
+	State string   `json:"state,omitempty"` // as Go calls it: "sleep", "chan receive", "running"
+	At    string   `json:"at,omitempty"`    // first place outside the framework
+	Stack []string `json:"stack,omitempty"`
+}
+
+const (
+	mostStack  = 24 // frames of a goroutine in a report
+	mostOthers = 8
+)
+
+// state is this rank's part of a report. It takes no lock that a call holds while it
+// waits.
+func (w *World) state() []byte {
+	s := rankState{Phase: w.phase.Load().(string)}
+	w.mu.Lock()
+	comms, streams := slices.Clone(w.comms), slices.Clone(w.streams)
+	w.mu.Unlock()
+	for _, st := range comms {
+		a := &st.activity
+		c := commReport{ID: st.id, Rank: st.rank, Size: st.size, Entered: a.entered.Load(), Left: a.left.Load()}
+		if c.Entered > 0 {
+			c.Last = a.last()
+		}
+		s.Comms = append(s.Comms, c)
+	}
+	for _, st := range streams {
+		if r, busy := st.q.report(); busy {
+			r.Name = st.name
+			s.Streams = append(s.Streams, r)
+		}
+	}
+	s.Run, s.Others = goroutines()
+	b, err := json.Marshal(s)
+	if err != nil {
+		return nil // it holds nothing that JSON has not
+	}
+	return b
+}
+
+// goroutines returns the goroutine of the program's own function and others that
+// have frames of the program.
+func goroutines() (run goroutine, others []goroutine) {
+	buf := make([]byte, 1<<20)
+	for _, text := range strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
+		head, body, _ := strings.Cut(text, "\n")
+		_, state, _ := strings.Cut(head, "[")
+		state, _, _ = strings.Cut(state, "]")
+		state, _, _ = strings.Cut(state, ", ") // how long, and what it is locked to
+		g := goroutine{State: state}
+		main := false
+		for _, f := range ccall.Frames(body) {
+			if f.Program && g.At == "" {
+				g.At = f.Place
+			}
+			main = main || f.Function == "lockstep/spmd.(*World).supervise"
+			if len(g.Stack) < mostStack {
+				g.Stack = append(g.Stack, f.Function+" "+f.Place)
+			}
+		}
+		switch {
+		case strings.Contains(body, "spmd.(*World).supervise.func"):
+			run = g
+		case g.At != "" && !main && len(others) < mostOthers:
+			others = append(others, g)
+		}
+	}
+	return run, others
+}
+
+func (q *hostQueue) report() (queueReport, bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	done := q.done.Load()
+	if done == q.tail {
+		return queueReport{}, false
+	}
+	c := &q.ring[done%uint64(len(q.ring))]
+	r := queueReport{Waiting: q.tail - done, Command: c.kind.String(), At: c.site.String()}
+	if c.kind.communicates() {
+		r.Command = c.call.String()
+	}
+	return r, true
+}
+
+func (q *gpuQueue) report() (queueReport, bool) {
+	known, tail := q.known.Load(), q.tail.Load()
+	return queueReport{Waiting: tail - known}, tail > known
+}

@@ -1,0 +1,115 @@
+package spmd
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+	"unsafe"
+
+	"lockstep/internal/ccall"
+	"lockstep/internal/elem"
+)
+
+// contractEvery is of how many collectives of a communicator --check sample compares
+// one: the first, and then every 64th.
+const contractEvery = 64
+
+// ErrContract is what a collective returns on every rank when the ranks called
+// different ones.
+var ErrContract = errors.New("the ranks called different collectives")
+
+// contract is what all ranks of a collective must bring, and where each made the
+// call, in a form that MPI can move.
+type contract struct {
+	kind, typ, op, root int64
+	n                   int64
+	site                [104]byte
+}
+
+// ofCall is the contract of a call; without site, which may differ.
+func ofCall(c *call) contract {
+	k := contract{kind: int64(c.kind), typ: int64(c.typ), op: int64(c.op), root: int64(c.root), n: int64(c.n)}
+	switch c.kind {
+	case cmdAllGatherV, cmdReduceScatterV, cmdGatherV, cmdScatterV:
+		k.n = int64(sum(c.counts))
+	case cmdAllToAllV:
+		k.n = 0 // every rank has its own
+	case cmdBarrier:
+		k.typ = 0
+	}
+	if !c.kind.reduces() {
+		k.op = 0
+	}
+	return k
+}
+
+func (k *contract) hash() uint64 {
+	h := uint64(0)
+	for _, v := range [...]int64{k.kind, k.typ, k.op, k.root, k.n} {
+		h = mix(h + uint64(v))
+	}
+	return h
+}
+
+func (k *contract) String() string {
+	site, _, _ := bytes.Cut(k.site[:], []byte{0})
+	s := fmt.Sprintf("at %s: %s", site, cmdKind(k.kind))
+	switch kind := cmdKind(k.kind); {
+	case kind == cmdBarrier:
+		return s
+	case kind == cmdAllToAllV:
+		s += " of " + elem.Type(k.typ).String()
+	default:
+		s += fmt.Sprintf(" of %d %v", k.n, elem.Type(k.typ))
+	}
+	if cmdKind(k.kind).reduces() {
+		s += fmt.Sprintf(", %v", elem.Op(k.op))
+	}
+	if cmdKind(k.kind).rooted() {
+		s += fmt.Sprintf(", root %d", k.root)
+	}
+	return s
+}
+
+// The modes of --check.
+const (
+	checkOff = iota
+	checkSome
+	checkAll
+)
+
+// checkContract compares the call over the ranks of its communicator before it is
+// made, where --check asks for it. The caller is in its turn in MPI. Messages and
+// groups, which need not concern all ranks, are not compared.
+func (c *call) checkContract() error {
+	st := c.comm
+	if st.w.check == checkOff || st.size < 2 || c.kind.pointToPoint() || c.kind == cmdGroup {
+		return nil
+	}
+	st.compared++
+	if st.w.check == checkSome && (st.compared-1)%contractEvery != 0 {
+		return nil
+	}
+	mine := ofCall(c)
+	h := int64(mine.hash())
+	x := [2]int64{h, ^h}
+	if err := st.mpi.AllReduce(unsafe.Pointer(&x), unsafe.Pointer(&x), 2, elem.Int64, Min); err != nil {
+		return err
+	}
+	if x[0] == ^x[1] {
+		return nil
+	}
+	site := ccall.At()
+	if c.site != nil {
+		site = c.site.String()
+	}
+	copy(mine.site[:len(mine.site)-1], site)
+	all := make([]contract, st.size)
+	size := int(unsafe.Sizeof(mine))
+	if err := st.mpi.AllGather(unsafe.Pointer(&all[0]), unsafe.Pointer(&mine), size, elem.Uint8); err != nil {
+		return err
+	}
+	r := slices.IndexFunc(all, func(o contract) bool { return o.hash() != all[0].hash() })
+	return fmt.Errorf("%s: %w: rank 0 %v; rank %d %v (%s, %d ranks)", site, ErrContract, &all[0], r, &all[r], st.id, st.size)
+}

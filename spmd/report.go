@@ -1,0 +1,168 @@
+package spmd
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	"lockstep/internal/watch"
+)
+
+// told is a rank's state, read.
+type told struct {
+	watch.RankState
+	rankState
+}
+
+// renderReport says in text what hangs: for each communicator which ranks have not
+// arrived where others wait, then what every rank does, ranks that do the same
+// together.
+func renderReport(what string, states []watch.RankState) string {
+	var ranks []told
+	for _, s := range states {
+		t := told{RankState: s}
+		if json.Unmarshal(s.State, &t.rankState) != nil {
+			t.rankState = rankState{} // said below: it did not answer
+		}
+		ranks = append(ranks, t)
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "--- %s\n", what)
+	for _, id := range commIDs(ranks) {
+		b.WriteString(missing(id, ranks))
+	}
+	type group struct {
+		text  string
+		ranks []int
+	}
+	var groups []group
+	for i := range ranks {
+		text := ranks[i].doing()
+		if at := slices.IndexFunc(groups, func(g group) bool { return g.text == text }); at >= 0 {
+			groups[at].ranks = append(groups[at].ranks, ranks[i].Hello.Rank)
+			continue
+		}
+		groups = append(groups, group{text, []int{ranks[i].Hello.Rank}})
+	}
+	for _, g := range groups {
+		first := ranks[slices.IndexFunc(ranks, func(t told) bool { return t.Hello.Rank == g.ranks[0] })]
+		fmt.Fprintf(&b, "%s (host %s, pid %d): %s", rankList(g.ranks), first.Host, first.PID, g.text)
+	}
+	b.WriteString("---\n")
+	return b.String()
+}
+
+// commIDs are the communicators in which somebody waits, in order of their names.
+func commIDs(ranks []told) []string {
+	var ids []string
+	for _, t := range ranks {
+		for _, c := range t.Comms {
+			if c.Entered > c.Left && !slices.Contains(ids, c.ID) {
+				ids = append(ids, c.ID)
+			}
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// missing says which ranks of a communicator are behind the furthest.
+func missing(id string, ranks []told) string {
+	var furthest uint64
+	last := ""
+	for _, t := range ranks {
+		for _, c := range t.Comms {
+			if c.ID == id && c.Entered > furthest {
+				furthest, last = c.Entered, c.Last
+			}
+		}
+	}
+	var in, out []int
+	var b strings.Builder
+	for _, t := range ranks {
+		i := slices.IndexFunc(t.Comms, func(c commReport) bool { return c.ID == id })
+		switch {
+		case i < 0 && (t.State == nil || t.Silent):
+			out = append(out, t.Hello.Rank) // it does not say
+		case i < 0:
+		case t.Comms[i].Entered < furthest:
+			out = append(out, t.Hello.Rank)
+			fmt.Fprintf(&b, "  rank %d is at call %d: %s\n", t.Hello.Rank, t.Comms[i].Entered, t.Comms[i].Last)
+		case t.Comms[i].Last != last:
+			fmt.Fprintf(&b, "  rank %d calls something else: %s\n", t.Hello.Rank, t.Comms[i].Last)
+		default:
+			in = append(in, t.Hello.Rank)
+		}
+	}
+	head := fmt.Sprintf("call %d on %q, %s: %s in it", furthest, id, last, rankList(in))
+	if len(out) > 0 {
+		head += "; NOT ARRIVED: " + rankList(out)
+	}
+	return head + "\n" + b.String()
+}
+
+// doing is what a rank does, without what is its own alone.
+func (t *told) doing() string {
+	switch {
+	case t.Died:
+		return "died\n"
+	case t.Left:
+		return "has ended in order\n"
+	case t.State == nil:
+		s := "does not answer"
+		if t.ProcState != "" {
+			s += "; its process is " + t.ProcState
+		}
+		if t.Note != "" {
+			s += " (" + t.Note + ")"
+		}
+		return s + "\n"
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s", t.Phase)
+	if t.Run.At != "" {
+		fmt.Fprintf(&b, ", at %s [%s]", t.Run.At, t.Run.State)
+	}
+	b.WriteByte('\n')
+	for _, q := range t.Streams {
+		fmt.Fprintf(&b, "    stream %q: %d commands wait", q.Name, q.Waiting)
+		if q.Command != "" {
+			fmt.Fprintf(&b, ", the first is %s from %s", q.Command, q.At)
+		}
+		b.WriteByte('\n')
+	}
+	for _, frame := range t.Run.Stack {
+		fmt.Fprintf(&b, "    %s\n", frame)
+	}
+	for _, g := range t.Others {
+		fmt.Fprintf(&b, "    another goroutine at %s [%s]\n", g.At, g.State)
+	}
+	return b.String()
+}
+
+// rankList is "rank 3", "ranks 0-2, 5" or "no rank".
+func rankList(ranks []int) string {
+	if len(ranks) == 0 {
+		return "no rank"
+	}
+	ranks = slices.Sorted(slices.Values(ranks))
+	var parts []string
+	for i := 0; i < len(ranks); {
+		j := i
+		for j+1 < len(ranks) && ranks[j+1] == ranks[j]+1 {
+			j++
+		}
+		if part := fmt.Sprint(ranks[i]); i == j {
+			parts = append(parts, part)
+		} else {
+			parts = append(parts, fmt.Sprintf("%s-%d", part, ranks[j]))
+		}
+		i = j + 1
+	}
+	word := "ranks "
+	if len(ranks) == 1 {
+		word = "rank "
+	}
+	return word + strings.Join(parts, ", ")
+}

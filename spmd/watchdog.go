@@ -1,0 +1,270 @@
+package spmd
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"lockstep/internal/elem"
+	"lockstep/internal/watch"
+)
+
+// overseer ends a job of several ranks with one cause, which one of them prints, and
+// says who is missing where the job hangs. It works on a channel beside MPI, and
+// calls neither MPI nor CUDA but to abort.
+type overseer struct {
+	w     *World
+	net   *watch.Net
+	stop  chan struct{}
+	once  sync.Once
+	ended chan struct{} // closed when the job's cause is known
+	cause watch.Cause
+	since atomic.Int64 // start of the wait for the end of the others, in Unix ns; 0 before
+}
+
+// failure is what a cause carries as its text.
+type failure struct {
+	Status  int    `json:"status"`
+	Message string `json:"message"`
+}
+
+const (
+	// printFirst is how long the other ranks leave it to rank 0 to print and end the
+	// job; a report takes it longer.
+	printFirst  = 3 * time.Second
+	reportFirst = 15 * time.Second
+	reportLimit = 10 * time.Second
+)
+
+// oversee starts the watch over a job of several ranks; nil for one rank.
+//
+// Collective over all ranks.
+func (w *World) oversee() (*overseer, error) {
+	if w.Size() == 1 {
+		return nil, nil
+	}
+	o := &overseer{w: w, stop: make(chan struct{}), ended: make(chan struct{})}
+	host, _ := os.Hostname() // empty where it has none
+	cfg := watch.Config{Me: watch.Hello{Rank: w.Rank(), Node: w.node, PID: os.Getpid(), Host: host}, Size: w.Size(), State: w.state, OnEnd: o.onEnd}
+	var err error
+	if w.Rank() < 2 {
+		if cfg.Listener, err = watch.Listen(w.nodes == 1); err == nil && w.Rank() == 0 {
+			_, err = rand.Read(cfg.Key[:])
+		}
+	}
+	var addrs []string
+	if cfg.Listener != nil {
+		addrs = cfg.Listener.Addrs()
+	}
+	if err := w.mustAgreeInTurn(err); err != nil {
+		return nil, err
+	}
+	for hub := range 2 {
+		var said struct {
+			Addrs []string
+			Key   [32]byte
+		}
+		if w.Rank() == hub {
+			said.Addrs, said.Key = addrs, cfg.Key
+		}
+		if err := w.tell(hub, &said); err != nil {
+			return nil, err
+		}
+		cfg.Hubs = append(cfg.Hubs, said.Addrs)
+		cfg.Key = said.Key
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), w.cfg.timeout())
+	defer cancel()
+	if o.net, err = watch.Join(ctx, cfg); err != nil {
+		return nil, err
+	}
+	go o.look()
+	return o, nil
+}
+
+// tell copies what rank root has in v, as JSON, to every rank. Collective.
+func (w *World) tell(root int, v any) error {
+	if err := mpiTurns.enter(mpiTurns.take(1)); err != nil {
+		return err
+	}
+	defer mpiTurns.leave()
+	var b []byte
+	if w.Rank() == root {
+		var err error
+		if b, err = json.Marshal(v); err != nil {
+			return err
+		}
+	}
+	n := int64(len(b))
+	m := w.control.st.mpi
+	if err := m.Broadcast(unsafe.Pointer(&n), 1, elem.Int64, root); err != nil {
+		return err
+	}
+	if w.Rank() != root {
+		b = make([]byte, n)
+	}
+	if err := m.Broadcast(unsafe.Pointer(&b[0]), int(n), elem.Uint8, root); err != nil {
+		return err
+	}
+	return json.Unmarshal(b, v)
+}
+
+// mustAgreeInTurn is mustAgree for a world that is open.
+func (w *World) mustAgreeInTurn(failure error) error {
+	if err := mpiTurns.enter(mpiTurns.take(1)); err != nil {
+		return err
+	}
+	defer mpiTurns.leave()
+	return w.mustAgree(failure)
+}
+
+// look finds calls that do not end. It only reads counters.
+func (o *overseer) look() {
+	limit := o.w.cfg.timeout()
+	tick := time.NewTicker(min(time.Second, limit/8))
+	defer tick.Stop()
+	type pending struct {
+		call  uint64
+		since time.Time
+	}
+	seen := map[*commState]pending{}
+	for {
+		select {
+		case <-o.stop:
+			return
+		case <-o.ended:
+			return
+		case now := <-tick.C:
+			o.w.mu.Lock()
+			comms := append([]*commState{}, o.w.comms...)
+			streams := append([]*Stream{}, o.w.streams...)
+			o.w.mu.Unlock()
+			for _, st := range comms {
+				entered, left := st.activity.entered.Load(), st.activity.left.Load()
+				if entered == left {
+					delete(seen, st)
+					continue
+				}
+				p, ok := seen[st]
+				if !ok || p.call != entered {
+					seen[st] = pending{entered, now}
+				} else if now.Sub(p.since) > limit {
+					o.hang(fmt.Sprintf("%s, call %d on %q, has not ended in %v", st.activity.last(), entered, st.id, limit))
+					return
+				}
+			}
+			for _, s := range streams {
+				if s.dev != nil && s.dev.stuck(now, limit) {
+					o.hang(fmt.Sprintf("what the host waits for on stream %q, collectives among it, has not ended in %v", s.name, limit))
+					return
+				}
+			}
+			if at := o.since.Load(); at != 0 && now.Sub(time.Unix(0, at)) > limit {
+				o.hang(fmt.Sprintf("the program has ended here, and not on every rank in %v", limit))
+				return
+			}
+		}
+	}
+}
+
+func (o *overseer) hang(what string) { o.fail(watch.KindHang, exitFailed, "this job hangs: "+what) }
+
+// fail makes this rank's failure the job's, unless there was an earlier one, and does
+// not return if the job ends in time.
+func (o *overseer) fail(kind string, status int, message string) {
+	text, err := json.Marshal(failure{status, message})
+	if err != nil {
+		text = []byte(message)
+	}
+	o.net.Fail(watch.Cause{Kind: kind, Text: string(text), Time: time.Now()})
+	<-o.ended // Fail has called onEnd, which ends the process
+	select {}
+}
+
+// onEnd ends this process. One rank prints the cause: rank 0, or where that has died
+// or does not get to it the next one.
+func (o *overseer) onEnd(c watch.Cause) {
+	o.cause = c
+	close(o.ended)
+	first := 0
+	if c.Kind == watch.KindDied && c.Rank == 0 {
+		first = 1
+	}
+	if rank := o.w.Rank(); rank != first {
+		patience := printFirst
+		if c.Kind == watch.KindHang {
+			patience = reportFirst
+		}
+		time.Sleep(patience + time.Duration(rank)*100*time.Millisecond)
+	}
+	f := failure{exitFailed, c.Text}
+	if err := json.Unmarshal([]byte(c.Text), &f); err != nil {
+		f = failure{exitFailed, c.Text}
+	}
+	if c.Kind == watch.KindHang {
+		ctx, cancel := context.WithTimeout(context.Background(), reportLimit)
+		o.report(f.Message, o.net.Report(ctx))
+		cancel()
+	}
+	log := o.w.cfg.logger(job{rank: c.Rank, size: o.w.Size()}, os.Stderr)
+	line := log.Error().Str("host", c.Host)
+	if c.Kind == watch.KindDied {
+		line = line.Int("pid", c.PID)
+		f.Message = "the rank died: killed from outside, by lack of memory, or by os.Exit or log.Fatal in the program (" + c.Text + ")"
+	}
+	line.Msg(f.Message)
+	o.w.Abort(f.Status)
+}
+
+// report prints what hangs and what every rank does.
+func (o *overseer) report(what string, states []watch.RankState) {
+	if o.w.cfg.LogFormat == "json" {
+		line, err := json.Marshal(map[string]any{"report": what, "ranks": states})
+		if err == nil {
+			fmt.Fprintf(os.Stderr, "%s\n", line)
+		}
+		return
+	}
+	fmt.Fprint(os.Stderr, renderReport(what, states))
+}
+
+// show prints on request what every rank does, and the job goes on.
+func (o *overseer) show(w *World) {
+	if o == nil {
+		s := watch.RankState{Hello: watch.Hello{PID: os.Getpid()}, State: w.state()}
+		fmt.Fprint(os.Stderr, renderReport("shown on request", []watch.RankState{s}))
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), reportLimit)
+	defer cancel()
+	o.report("shown on request", o.net.Report(ctx))
+}
+
+// leaving says that this rank has ended its program and waits for the others to.
+func (o *overseer) leaving() {
+	if o != nil {
+		o.since.Store(time.Now().UnixNano())
+	}
+}
+
+// close takes leave of the other ranks, all of which do.
+func (o *overseer) close() error {
+	if o == nil {
+		return nil
+	}
+	o.once.Do(func() { close(o.stop) })
+	select {
+	case <-o.ended: // another rank failed in the last moment; onEnd ends this process
+		return errors.New(o.cause.Text)
+	default:
+	}
+	o.net.Done()
+	return o.net.Close()
+}
