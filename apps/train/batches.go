@@ -37,6 +37,7 @@ type dataset struct {
 	train, val span
 	seq        int // T, tokens of a sequence
 	global     int // sequences of a step, over all ranks
+	before     int // sequences learned from before step 0; negative where steps before took fewer
 	seed       uint64
 }
 
@@ -49,7 +50,7 @@ func newDataset(f *tokenFile, seq, globalBatch int, seed uint64) (*dataset, erro
 			"and one to validate on need %d", f.len(), globalBatch, seq, 2*batch)
 	}
 	val := max(f.len()/20, batch)
-	return &dataset{f, span{0, f.len() - val}, span{f.len() - val, val}, seq, globalBatch, seed}, nil
+	return &dataset{file: f, train: span{0, f.len() - val}, val: span{f.len() - val, val}, seq: seq, global: globalBatch, seed: seed}, nil
 }
 
 // windows is the number of sequences in one epoch. Where that leaves a whole batch
@@ -63,12 +64,15 @@ func (d *dataset) windows() int {
 	return fit
 }
 
+// number returns how many sequences were learned from before sequence j of a step.
+func (d *dataset) number(step, j int) int { return d.before + step*d.global + j }
+
 // start returns where sequence j of a step begins, in tokens. It depends on the
-// seed, the step and j alone: sequence number step*global + j takes the next
-// window of the epoch's permutation, so each window is seen once an epoch.
+// seed and the sequence's number alone: each takes the next window of the epoch's
+// permutation, so each window is seen once an epoch.
 func (d *dataset) start(step, j int) int {
 	n := uint64(d.windows())
-	number := uint64(step)*uint64(d.global) + uint64(j)
+	number := uint64(d.number(step, j))
 	epoch := number / n
 	key := splitmix(d.seed ^ splitmix(epoch))
 	slack := d.train.len - 1 - int(n)*d.seq

@@ -17,13 +17,17 @@ type options struct {
 	warmup                         int
 	valEvery, valBatches           int
 	logEvery                       int
-	checkEvery                     int
+	audit                          int
 	tokens                         string
 	data                           []string
 	cache                          string
+	checkpoint, resume             string
+	saveEvery, keep, requeueStatus int
 	sample                         int
 	prompt                         string
 	temperature                    float64
+
+	early bool // run has ended before the last step, as a signal asked for
 
 	// What check makes of the above.
 	inputs []input
@@ -54,6 +58,7 @@ func newOptions() *options {
 		model: "tiny", dtype: "float32", steps: 1500, batch: 4,
 		weightDecay: DefaultAdam.WeightDecay, clip: DefaultAdam.Clip, beta1: DefaultAdam.Beta1,
 		minLR: 0.1, valBatches: 4, tokens: "bytes", sample: 400, temperature: 0.8,
+		resume: "auto", keep: 3,
 	}
 }
 
@@ -77,7 +82,12 @@ func (o *options) flags(fs *pflag.FlagSet) {
 	fs.IntVar(&o.valEvery, "val-every", o.valEvery, "steps between validations; 0 validates at the end only")
 	fs.IntVar(&o.valBatches, "val-batches", o.valBatches, "global batches of one validation; 0 leaves it out")
 	fs.IntVar(&o.logEvery, "log-every", o.logEvery, "steps between log lines (default a twentieth of --steps)")
-	fs.IntVar(&o.checkEvery, "check-every", o.checkEvery, "steps between checks that all ranks hold the same weights; 0 checks at the end only")
+	fs.IntVar(&o.audit, "audit", o.audit, "steps between checks that all ranks hold the same weights; 0 checks at the end and before each checkpoint only")
+	fs.StringVar(&o.checkpoint, "checkpoint", "", "`DIR` to save the run in, and to go on from")
+	fs.IntVar(&o.saveEvery, "save-every", o.saveEvery, "steps between checkpoints (default a tenth of --steps); 0 saves at the end, and where a signal ends the run, only")
+	fs.IntVar(&o.keep, "keep", o.keep, "checkpoints to keep, the newest ones")
+	fs.StringVar(&o.resume, "resume", o.resume, "auto goes on from the newest checkpoint, if there is one; must insists on one; never begins anew, in a folder without any")
+	fs.IntVar(&o.requeueStatus, "requeue-status", o.requeueStatus, "exit status where SIGTERM or SIGUSR1 has ended the run after a checkpoint")
 	fs.StringVar(&o.tokens, "tokens", o.tokens, "bytes, or gpt2 for GPT-2's byte-pair encoding")
 	fs.StringArrayVar(&o.data, "data", nil, "text to learn from: `FILE`, folder or glob; repeatable (default the Go toolchain's source)")
 	fs.StringVar(&o.cache, "cache", "", "`DIR` for token files (default lockstep/tokens in the user's cache folder)")
@@ -114,6 +124,9 @@ func (o *options) check(ranks int) error {
 	if !o.given("log-every") {
 		o.logEvery = max(1, o.steps/20)
 	}
+	if !o.given("save-every") {
+		o.saveEvery = max(1, o.steps/10)
+	}
 	for _, d := range []struct {
 		flag  string
 		value *int
@@ -133,6 +146,15 @@ func (o *options) check(ranks int) error {
 		return fmt.Errorf("--global-batch %d is less than the %d ranks: each needs a sequence", o.globalBatch, ranks)
 	case o.warmup > o.steps:
 		return fmt.Errorf("--warmup-steps %d is more than --steps %d", o.warmup, o.steps)
+	case o.resume != "auto" && o.resume != "must" && o.resume != "never":
+		return fmt.Errorf("--resume %s: unknown, want auto, must or never", o.resume)
+	case o.requeueStatus > 255:
+		return fmt.Errorf("--requeue-status %d: must be at most 255", o.requeueStatus)
+	}
+	for _, flag := range []string{"save-every", "keep", "resume", "requeue-status"} {
+		if o.given(flag) && o.checkpoint == "" {
+			return fmt.Errorf("--%s needs --checkpoint", flag)
+		}
 	}
 	if o.tok, err = newTokenizer(o.tokens); err != nil {
 		return err
@@ -157,7 +179,7 @@ func (o *options) checkNumbers() error {
 		{"steps", o.steps, 1}, {"batch", o.batch, 1}, {"global-batch", o.globalBatch, 1}, {"seq", o.seq, 1},
 		{"layers", o.layers, 1}, {"heads", o.heads, 1}, {"channels", o.channels, 1}, {"log-every", o.logEvery, 1},
 		{"warmup-steps", o.warmup, 0}, {"val-every", o.valEvery, 0}, {"val-batches", o.valBatches, 0},
-		{"check-every", o.checkEvery, 0}, {"sample", o.sample, 0},
+		{"audit", o.audit, 0}, {"sample", o.sample, 0}, {"save-every", o.saveEvery, 0}, {"keep", o.keep, 1}, {"requeue-status", o.requeueStatus, 0},
 	} {
 		if n.value < n.min {
 			return fmt.Errorf("--%s %d: must be at least %d", n.flag, n.value, n.min)

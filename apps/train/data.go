@@ -17,6 +17,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 )
 
@@ -169,9 +170,34 @@ func (s skips) String() string {
 	return strings.Join(parts, ", ")
 }
 
+// Data beyond these is refused before it is read: a sparse file may claim any size,
+// and every rank of a node holds the list of the files and of their pieces.
+const (
+	maxDataFiles = 1 << 24
+	maxDataBytes = 1 << 44
+)
+
+// listing is a list of files within the limits.
+type listing struct {
+	files []source
+	bytes int64
+}
+
+func (l *listing) add(s source) error {
+	if s.Size < 0 || s.Size > maxDataBytes-l.bytes {
+		return fmt.Errorf("%s of %d bytes after %d bytes of other files: more than %d bytes of data", s.Path, s.Size, l.bytes, int64(maxDataBytes))
+	}
+	if len(l.files) == maxDataFiles {
+		return fmt.Errorf("%s: more than %d files", s.Path, maxDataFiles)
+	}
+	l.files = append(l.files, s)
+	l.bytes += s.Size
+	return nil
+}
+
 // listFiles returns the files of the inputs in a fixed order.
 func listFiles(inputs []input) ([]source, skips, error) {
-	var files []source
+	var list listing
 	var skipped skips
 	for _, in := range inputs {
 		if !in.Folder {
@@ -179,13 +205,12 @@ func listFiles(inputs []input) ([]source, skips, error) {
 			if err != nil {
 				return nil, skipped, badInput("--data %s: %v", in.Path, errors.Unwrap(err))
 			}
-			files = append(files, source{in.Path, st.Size(), st.ModTime().UnixNano(), in.From})
+			if err := list.add(source{in.Path, st.Size(), st.ModTime().UnixNano(), in.From}); err != nil {
+				return nil, skipped, badInput("--data: %v", err)
+			}
 			continue
 		}
-		err := walk(in, func(s source) error {
-			files = append(files, s)
-			return nil
-		}, func(why string) {
+		err := walk(in, list.add, func(why string) {
 			if why == "empty" {
 				skipped.Empty++
 			} else {
@@ -196,7 +221,7 @@ func listFiles(inputs []input) ([]source, skips, error) {
 			return nil, skipped, badInput("--data %s: %v", in.Path, err)
 		}
 	}
-	return files, skipped, nil
+	return list.files, skipped, nil
 }
 
 // walk calls take for every file of a folder that may be text, in the order of
@@ -285,18 +310,31 @@ func share(before []int64, r, size int) (lo, hi int) {
 // errChanged says that a file is not what it was when it was listed.
 var errChanged = errors.New("the file changed while it was read")
 
+// openRegular opens a file to read it. A name that has become a pipe or a folder is
+// an error: to open a pipe would wait for its writer.
+func openRegular(path string) (*os.File, fs.FileInfo, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	st, err := f.Stat()
+	if err == nil && !st.Mode().IsRegular() {
+		err = fmt.Errorf("%s: not a regular file", path)
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, f.Close())
+	}
+	return f, st, nil
+}
+
 // readPiece returns bytes [from, to) of a file, after a check that the file is the
 // one that was listed.
 func readPiece(s source, from, to int64) ([]byte, error) {
-	f, err := os.Open(s.Path)
+	f, st, err := openRegular(s.Path)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	st, err := f.Stat()
-	if err != nil {
-		return nil, err
-	}
 	if st.Size() != s.Size || st.ModTime().UnixNano() != s.Mtime {
 		return nil, fmt.Errorf("%s: %w", s.Path, errChanged)
 	}

@@ -90,6 +90,15 @@ func TestBadFlags(t *testing.T) {
 		{[]string{"--data", text, "--data", empty}, []string{"empty.txt", "is empty"}},
 		{[]string{"--data", short}, []string{"12 tokens are too few", "514"}}, // 11 bytes and a separator
 		{[]string{"--data", text, "--cache", filepath.Join(text, "x")}, []string{"--cache", "not a directory"}},
+		{[]string{"--audit", "-1"}, []string{"--audit -1"}},
+		{[]string{"--checkpoint", dir, "--save-every", "-1"}, []string{"--save-every -1"}},
+		{[]string{"--checkpoint", dir, "--keep", "0"}, []string{"--keep 0"}},
+		{[]string{"--checkpoint", dir, "--resume", "maybe"}, []string{"--resume maybe", "must"}},
+		{[]string{"--checkpoint", dir, "--requeue-status", "256"}, []string{"--requeue-status 256"}},
+		{[]string{"--save-every", "5"}, []string{"--save-every needs --checkpoint"}},
+		{[]string{"--keep", "5"}, []string{"--keep needs --checkpoint"}},
+		{[]string{"--resume", "auto"}, []string{"--resume needs --checkpoint"}},
+		{[]string{"--requeue-status", "75"}, []string{"--requeue-status needs --checkpoint"}},
 		{[]string{"--device", "abacus"}, []string{"--device abacus"}},
 	} {
 		p := train(t, 0, c.args...)
@@ -135,7 +144,7 @@ func testRun(t *testing.T, dtype string) {
 	text := write(t, dir, "text.txt", strings.Repeat("func main() { return }\n", 400))
 	file := filepath.Join(dir, "out.json")
 	p := train(t, 2, "--data", text, "--steps", "3", "--layers", "1", "--channels", "16", "--heads", "2",
-		"--dtype", dtype, "--seq", "16", "--batch", "2", "--global-batch", "5", "--val-every", "2", "--check-every", "1",
+		"--dtype", dtype, "--seq", "16", "--batch", "2", "--global-batch", "5", "--val-every", "2", "--audit", "1",
 		"--sample", "20", "--prompt", "func", "--json", file)
 	if p.Status != 0 {
 		t.Fatalf("status %d, stderr:\n%s", p.Status, p.Stderr)

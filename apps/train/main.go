@@ -23,15 +23,29 @@ func main() {
 	o := newOptions()
 	o.flags(fs)
 	spmd.Main(fs, o.run, o.check)
+	if o.early {
+		os.Exit(o.requeueStatus)
+	}
 }
 
 // run is the program, on every rank.
 func (o *options) run(ctx context.Context, w *spmd.World) (err error) {
+	var stop <-chan struct{} // without checkpoints a signal ends the job at once
+	if o.checkpoint != "" {
+		stop = spmd.Preempted(ctx)
+	}
 	f, err := o.openTokens(w)
 	if err != nil {
 		return usage(err)
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
+	c, err := o.openSaver(w, f.header.key[:])
+	if err != nil {
+		return err
+	}
+	if c != nil {
+		defer func() { err = errors.Join(err, c.Close()) }()
+	}
 	data, err := newDataset(f, o.seq, o.globalBatch, w.Seed())
 	if err != nil {
 		return usage(err) // the same on every rank: they have the same data
@@ -41,10 +55,10 @@ func (o *options) run(ctx context.Context, w *spmd.World) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, t.Close()) }()
-	if err := t.begin(w.Seed()); err != nil {
+	if err := c.start(t); err != nil {
 		return err
 	}
-	if err := o.train(ctx, w, t); err != nil {
+	if o.early, err = o.train(ctx, w, t, c, stop); err != nil || o.early {
 		return err
 	}
 	if o.sample == 0 || w.Rank() != 0 {

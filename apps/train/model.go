@@ -173,6 +173,7 @@ type State struct {
 	Groups  []Group                // in backward order; what ready of ForwardBackward counts
 	Weights spmd.Buffer[float32]   // all parameters; Params says what is where, the rest is zero
 	Grads   spmd.Buffer[float32]   // their gradients, in the same places
+	Totals  spmd.Buffer[float64]   // (2): Loss, and a number of the program's own: one all-reduce sums both over the ranks
 	Loss    spmd.Buffer[float64]   // (1): sum over the micro-batches of scale times the tokens' losses
 	half    spmd.Buffer[spmd.BF16] // Weights rounded, for the products of bfloat16 activations; else empty
 	p, g    []spmd.Buffer[float32] // weight and gradient of each of Params
@@ -255,7 +256,7 @@ func (m *Model[A]) alloc() error {
 	allocate(&m.State, &err, N*m.Cfg.Heads, &m.delta)
 	allocate(&m.State, &err, sumParts*4*C, &m.partial)
 	allocate(&m.State, &err, (4*C+31)/32, &m.arrived)
-	allocate(&m.State, &err, 1, &m.Loss)
+	allocate(&m.State, &err, 2, &m.Totals)
 	mats, half := any(&m.mats).(*[]spmd.Buffer[spmd.BF16])
 	if half {
 		allocate(&m.State, &err, n, &m.half)
@@ -263,6 +264,7 @@ func (m *Model[A]) alloc() error {
 	if err != nil {
 		return err
 	}
+	m.Loss = m.Totals.Slice(0, 1)
 	for _, p := range m.Params {
 		m.p = append(m.p, m.Weights.Slice(p.Off, p.Off+p.Len))
 		m.g = append(m.g, m.Grads.Slice(p.Off, p.Off+p.Len))
@@ -275,7 +277,7 @@ func (m *Model[A]) alloc() error {
 	}
 	// The gaps between tensors are never written: they must not hold a NaN that
 	// would reach the norm.
-	return errors.Join(m.Weights.Fill(0), m.Grads.Fill(0), m.half.Fill(0), m.Loss.Fill(0), m.arrived.Fill(0))
+	return errors.Join(m.Weights.Fill(0), m.Grads.Fill(0), m.half.Fill(0), m.Totals.Fill(0), m.arrived.Fill(0))
 }
 
 // allocate makes each of bufs n elements long, unless *err tells of a failure, and

@@ -78,8 +78,14 @@ func decodeTokenHeader(b []byte, size int64) (h tokenHeader, err error) {
 	if h.width != 1 && h.width != 2 {
 		return h, fmt.Errorf("tokens of %d bytes", h.width)
 	}
+	if h.ids == 0 || h.ids > 1<<(8*h.width) {
+		return h, fmt.Errorf("%d different tokens of %d bytes", h.ids, h.width)
+	}
 	if body := uint64(size - tokenHeaderBytes); h.count > math.MaxInt64/2 || h.count*uint64(h.width) != body {
 		return h, fmt.Errorf("%d tokens of %d bytes in %d bytes", h.count, h.width, body)
+	}
+	if uint64(h.files) > h.count { // each ends with a separator
+		return h, fmt.Errorf("%d documents in %d tokens", h.files, h.count)
 	}
 	return h, nil
 }
@@ -96,18 +102,14 @@ type tokenFile struct {
 // openTokenFile maps the token file at path. It must be for this tokenizer and
 // key and undamaged; verify reads all of it to see that it is.
 func openTokenFile(path string, t tokenizer, key [sha256.Size]byte, verify bool) (*tokenFile, error) {
-	f, err := os.Open(path)
+	f, st, err := openRegular(path)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	st, err := f.Stat()
-	if err != nil {
-		return nil, err
-	}
-	head := make([]byte, tokenHeaderBytes)
-	if n, err := io.ReadFull(f, head); err != nil {
-		head = head[:n]
+	head := make([]byte, min(tokenHeaderBytes, st.Size()))
+	if _, err := io.ReadFull(f, head); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	h, err := decodeTokenHeader(head, st.Size())
 	if err != nil {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"encoding/binary"
 	"fmt"
 	"unicode/utf8"
@@ -122,7 +121,8 @@ func (t *gpt2Tokens) encode(dst, text []byte) ([]byte, error) {
 }
 
 // splitPlain returns how many bytes at the start of b the library can take, and
-// how many follow that it cannot.
+// how many follow that it cannot. It looks no further than that: a text may change
+// between the two at every byte.
 func splitPlain(b []byte) (plain, other int) {
 	takes := func(b []byte) int { // the bytes of the first character, 0 for none
 		if r, n := utf8.DecodeRune(b); r != 0x7f && (r != utf8.RuneError || n > 1) {
@@ -130,13 +130,10 @@ func splitPlain(b []byte) (plain, other int) {
 		}
 		return 0
 	}
-	if bytes.IndexByte(b, 0x7f) < 0 && utf8.Valid(b) {
-		return len(b), 0
-	}
 	for n := takes(b); n > 0; n = takes(b[plain:]) {
 		plain += n
 	}
-	for other = 1; plain+other < len(b) && takes(b[plain+other:]) == 0; {
+	for plain+other < len(b) && takes(b[plain+other:]) == 0 {
 		other++
 	}
 	return plain, other

@@ -45,9 +45,10 @@ type trainer struct {
 	adam    *AdamW
 	reducer *spmd.Reducer[float32]
 	s       *spmd.Stream // everything but the reductions
-	train   *feed
-	loaders [2]*loader // of training and validation
-	results [2]result  // of the last two steps, by step number
+	train   *feed        // nil before begin or restore
+	first   int          // the step that train begins with
+	loaders [2]*loader   // of training and validation
+	results [2]result    // of the last two steps, by step number
 	valLoss spmd.Buffer[float64]
 	close   []func() error // in the order of making
 }
@@ -78,12 +79,13 @@ func newModel(w *spmd.World, half bool, cfg Config, maxBatch, maxSeq int) (*Stat
 // result is what one step leaves for the host, which reads it when the next step
 // is already enqueued: the device never waits for the host.
 type result struct {
-	loss       spmd.Buffer[float64] // (1), pinned
+	totals     spmd.Buffer[float64] // (2), pinned: the loss, and more than 0 where a rank was asked to end
 	norm       spmd.Buffer[float32] // (1), pinned
 	begin, end *spmd.Event
 }
 
-// newTrainer allocates everything. The weights are zero until begin. Every rank of c calls it.
+// newTrainer allocates everything. The weights are zero until begin or restore. Every
+// rank of c calls it.
 func newTrainer(w *spmd.World, c spmd.Comm, cfg trainConfig, data *dataset) (*trainer, error) {
 	t := &trainer{trainConfig: cfg, w: w, c: c, data: data}
 	if err := t.open(); err != nil {
@@ -123,10 +125,10 @@ func (t *trainer) open() (err error) {
 	}
 	for i := range t.results {
 		r := &t.results[i]
-		if r.loss, err = spmd.AllocPinned[float64](t.w, 1); err != nil {
+		if r.totals, err = spmd.AllocPinned[float64](t.w, 2); err != nil {
 			return err
 		}
-		keep(r.loss.Free)
+		keep(r.totals.Free)
 		if r.norm, err = spmd.AllocPinned[float32](t.w, 1); err != nil {
 			return err
 		}
@@ -142,13 +144,17 @@ func (t *trainer) open() (err error) {
 		return err
 	}
 	keep(t.valLoss.Free)
-	t.train = t.loaders[0].feed(t.trainBatches())
-	keep(func() error { t.train.stop(); return nil })
+	keep(func() error {
+		if t.train != nil {
+			t.train.stop()
+		}
+		return nil
+	})
 	return nil
 }
 
-// begin draws the start weights from seed and gives all ranks those of rank 0.
-// It blocks. Every rank of c calls it.
+// begin draws the start weights from seed and gives all ranks those of rank 0. The
+// first step is then 0. It blocks. Every rank of c calls it.
 func (t *trainer) begin(seed uint64) error {
 	if err := t.state.Init(seed); err != nil {
 		return err
@@ -156,6 +162,13 @@ func (t *trainer) begin(seed uint64) error {
 	if err := spmd.SyncStart(t.c, t.state.Weights); err != nil {
 		return err
 	}
+	return t.startAt(0)
+}
+
+// startAt makes step the next one, with the weights and moments that are there.
+func (t *trainer) startAt(step int) error {
+	t.first, t.adam.Steps = step, step
+	t.train = t.loaders[0].feed(t.trainBatches(step))
 	return t.state.Refresh(t.s)
 }
 
@@ -192,10 +205,10 @@ func (t *trainer) microSteps(n int) int {
 	return (spmd.ShardOf(n, t.c.Rank(), t.c.Size()).Len + t.batch - 1) / t.batch
 }
 
-// trainBatches yields the micro-batches of all steps.
-func (t *trainer) trainBatches() iter.Seq[[]int] {
+// trainBatches yields the micro-batches of the steps from first on.
+func (t *trainer) trainBatches(first int) iter.Seq[[]int] {
 	return func(yield func([]int) bool) {
-		for step := range t.steps {
+		for step := first; step < t.steps; step++ {
 			for starts := range t.micro(t.globalBatch, func(j int) int { return t.data.start(step, j) }) {
 				if !yield(starts) {
 					return
@@ -205,7 +218,15 @@ func (t *trainer) trainBatches() iter.Seq[[]int] {
 	}
 }
 
-// enqueue enqueues one step; read has its outcome. Steps go by number from 0.
+// askToEnd lets the next step tell all ranks that this one is to end: ended says so
+// when the step has been read.
+func (t *trainer) askToEnd() error { return spmd.Fill(t.s, t.state.Totals.Slice(1, 2), 1) }
+
+// ended says whether any rank has asked to end before the step, one of the last two
+// and read, was enqueued. All ranks get the same answer.
+func (t *trainer) ended(step int) bool { return t.results[step%len(t.results)].totals.At(1) > 0 }
+
+// enqueue enqueues one step; read has its outcome. Steps go up by one from the first.
 // Every rank of c calls it.
 func (t *trainer) enqueue(step int) error {
 	r := &t.results[step%len(t.results)]
@@ -233,10 +254,10 @@ func (t *trainer) enqueue(step int) error {
 	if err := t.adam.Step(t.s, t.rate.At(step)); err != nil {
 		return err
 	}
-	if err := spmd.AllReduce(t.c.On(t.s), t.state.Loss, t.state.Loss, spmd.Sum); err != nil {
+	if err := spmd.AllReduce(t.c.On(t.s), t.state.Totals, t.state.Totals, spmd.Sum); err != nil {
 		return err
 	}
-	if err := spmd.Copy(t.s, r.loss, t.state.Loss); err != nil {
+	if err := spmd.Copy(t.s, r.totals, t.state.Totals); err != nil {
 		return err
 	}
 	if err := spmd.Copy(t.s, r.norm, t.adam.Norm); err != nil {
@@ -252,7 +273,7 @@ func (t *trainer) read(step int) (loss, norm float64, took time.Duration, err er
 	if err := r.end.Synchronize(); err != nil {
 		return 0, 0, 0, err
 	}
-	loss, norm = r.loss.At(0), float64(r.norm.At(0))
+	loss, norm = r.totals.At(0), float64(r.norm.At(0))
 	if math.IsNaN(loss) || math.IsInf(loss, 0) || math.IsNaN(norm) || math.IsInf(norm, 0) {
 		return loss, norm, 0, fmt.Errorf("step %d: loss %g, gradient norm %g: training has diverged, try a lower --lr", step, loss, norm)
 	}
@@ -296,160 +317,79 @@ func (t *trainer) validate() (float64, error) {
 	return t.valLoss.At(0), nil
 }
 
-// checkSame fails where a rank's weights differ from rank 0's. It blocks. Every
-// rank of c calls it.
-func (t *trainer) checkSame(steps int) error {
-	if err := t.s.Synchronize(); err != nil {
-		return err
-	}
-	return spmd.CheckSame(t.c, fmt.Sprintf("the weights after %d steps", steps), t.state.Weights)
-}
-
-// stepRecord is one step in the measurement file.
-type stepRecord struct {
-	Step     int      `json:"step"` // from 1
-	Loss     float64  `json:"loss"`
-	LR       float64  `json:"lr"`
-	GradNorm float64  `json:"grad_norm"`
-	Tokens   int      `json:"tokens"` // learned from so far
-	TokS     float64  `json:"tok_s"`
-	Ms       float64  `json:"ms"`
-	ValLoss  *float64 `json:"val_loss,omitempty"` // where a validation followed this step
-}
-
-// summaryRecord is the last line of the measurement file.
-type summaryRecord struct {
-	Summary     bool     `json:"summary"`
-	App         string   `json:"app"`
-	Model       string   `json:"model"`
-	DType       string   `json:"dtype"`
-	Params      int      `json:"params"`
-	Steps       int      `json:"steps"`
-	Tokens      int      `json:"tokens"`
-	TokS        float64  `json:"tok_s"` // without the first step
-	MFU         float64  `json:"mfu"`   // 0 where the device's peak is unknown
-	LossFirst   float64  `json:"loss_first"`
-	LossLast    float64  `json:"loss_last"`
-	ValLoss     *float64 `json:"val_loss"` // null without validation
-	Ranks       int      `json:"ranks"`
-	Nodes       int      `json:"nodes"`
-	Device      string   `json:"device"`
-	Collectives string   `json:"collectives"`
-}
-
-// train runs the steps and reports them.
-func (o *options) train(ctx context.Context, w *spmd.World, t *trainer) error {
+// train runs the steps that are left and reports them. c holds the checkpoints, nil
+// where there are none. It reports early where stop, of any rank, was closed
+// before the last step: all ranks then end after the same step, with a checkpoint
+// of it where they keep any. Every rank calls it.
+func (o *options) train(ctx context.Context, w *spmd.World, t *trainer, c *saver, stop <-chan struct{}) (early bool, err error) {
 	params := o.cfg.ParamCount()
 	w.Log.Info().Str("model", o.model).Int("params", params).Int("layers", o.layers).Int("heads", o.heads).
 		Int("channels", o.channels).Int("seq", o.seq).Str("tokens", o.tok.name()).Int("vocab", o.cfg.Vocab).Str("dtype", o.dtype).Msg("model")
 	w.Log.Info().Int("steps", o.steps).Int("batch", o.batch).Int("global_batch", o.globalBatch).
 		Int("tokens_a_step", o.globalBatch*o.seq).Int("train_tokens", t.data.train.len).Int("val_tokens", t.data.val.len).
 		Int("val_sequences", t.valSequences()).Float64("lr", o.lr).Int("buckets", t.reducer.Buckets()).Msg("training")
-	r := &report{o: o, w: w, bar: newMeter(w, "training", int64(o.steps), false)}
+	r := newReport(o, w, t, c.record())
 	defer r.bar.finish()
-	for step := range o.steps {
+	for step := t.first; step < o.steps && !early; step++ {
 		if err := ctx.Err(); err != nil {
-			return context.Cause(ctx)
+			return false, context.Cause(ctx)
+		}
+		select {
+		case <-stop:
+			stop = nil
+			if err := t.askToEnd(); err != nil {
+				return false, err
+			}
+		default:
 		}
 		if err := t.enqueue(step); err != nil {
-			return err
+			return false, err
 		}
 		// The step before is read while this one runs; where somebody looks at the
 		// weights, this one too.
 		done := step + 1
-		last := done == o.steps
-		val := o.valBatches > 0 && (last || o.valEvery > 0 && done%o.valEvery == 0)
-		check := last || o.checkEvery > 0 && done%o.checkEvery == 0
 		if err := r.upTo(t, step, nil); err != nil {
-			return err
+			return false, err
 		}
-		if !val && !check {
+		last := done == o.steps
+		early = !last && step > t.first && t.ended(step-1)
+		val := o.valBatches > 0 && (last || o.valEvery > 0 && done%o.valEvery == 0)
+		save := c != nil && (last || early || o.saveEvery > 0 && done%o.saveEvery == 0)
+		// Every rank saves a part of what all should hold alike: it must be.
+		audit := last || early || save || o.audit > 0 && done%o.audit == 0
+		if !val && !audit {
 			continue
 		}
-		if check {
-			if err := t.checkSame(done); err != nil {
-				return err
+		if audit {
+			if err := t.audit(done); err != nil {
+				return false, err
 			}
 		}
 		var valLoss *float64
 		if val {
 			loss, err := t.validate()
 			if err != nil {
-				return err
+				return false, err
 			}
 			valLoss = &loss
 		}
 		if err := r.upTo(t, done, valLoss); err != nil {
-			return err
+			return false, err
 		}
-	}
-	return r.summary(params)
-}
-
-// report tells of the steps: log lines and a bar for people, JSON for programs.
-type report struct {
-	o           *options
-	w           *spmd.World
-	bar         *meter
-	steps       int // reported so far
-	first, last float64
-	val         *float64 // of the last validation
-	took        time.Duration
-}
-
-// upTo reports the steps before n that were not reported yet; val, if any, is the
-// validation after the last of them.
-func (r *report) upTo(t *trainer, n int, val *float64) error {
-	for ; r.steps < n; r.steps++ {
-		loss, norm, took, err := t.read(r.steps)
-		if err != nil {
-			return err
-		}
-		if r.steps == 0 {
-			r.first = loss
-		} else {
-			r.took += took
-		}
-		r.last = loss
-		perStep := r.o.globalBatch * r.o.seq
-		rec := stepRecord{Step: r.steps + 1, Loss: loss, LR: r.o.rate.At(r.steps), GradNorm: norm, Tokens: (r.steps + 1) * perStep,
-			TokS: float64(perStep) / took.Seconds(), Ms: float64(took.Nanoseconds()) / 1e6}
-		if val != nil && r.steps == n-1 {
-			rec.ValLoss, r.val = val, val
-		}
-		if err := r.w.Emit(rec); err != nil {
-			return err
-		}
-		r.bar.describe(fmt.Sprintf("training, loss %.3f", loss))
-		if n := r.steps + 1; rec.ValLoss != nil || n == 1 || n == r.o.steps || n%r.o.logEvery == 0 {
-			r.bar.hide()
-			e := r.w.Log.Info().Str("loss", fmt.Sprintf("%.4f", loss)).Str("lr", fmt.Sprintf("%.2e", rec.LR)).
-				Str("norm", fmt.Sprintf("%.3f", norm)).Str("ms", fmt.Sprintf("%.1f", rec.Ms)).Str("tok/s", fmt.Sprintf("%.0f", rec.TokS))
-			if rec.ValLoss != nil {
-				e = e.Str("val_loss", fmt.Sprintf("%.4f", *rec.ValLoss))
+		if save {
+			if err := c.save(t, done, r.record); err != nil {
+				return false, err
 			}
-			e.Msgf("step %d/%d", n, r.o.steps)
 		}
-		r.bar.add(1)
 	}
-	return nil
-}
-
-// summary reports the whole run.
-func (r *report) summary(params int) error {
-	perStep := r.o.globalBatch * r.o.seq
-	s := summaryRecord{Summary: true, App: "train", Model: r.o.model, DType: r.o.dtype, Params: params, Steps: r.steps, Tokens: r.steps * perStep,
-		LossFirst: r.first, LossLast: r.last, ValLoss: r.val, Ranks: r.w.Size(), Nodes: r.w.Nodes(),
-		Device: r.w.Device(), Collectives: r.w.Collectives()}
-	if r.steps > 1 {
-		s.TokS = float64((r.steps-1)*perStep) / r.took.Seconds()
+	if c != nil {
+		err = c.Wait()
 	}
-	r.bar.finish()
-	e := r.w.Log.Info().Int("steps", s.Steps).Int("tokens", s.Tokens).Str("loss_first", fmt.Sprintf("%.4f", s.LossFirst)).
-		Str("loss_last", fmt.Sprintf("%.4f", s.LossLast)).Str("tok/s", fmt.Sprintf("%.0f", s.TokS))
-	if s.ValLoss != nil {
-		e = e.Str("val_loss", fmt.Sprintf("%.4f", *s.ValLoss))
+	switch {
+	case !early:
+		err = errors.Join(r.summary(params), err)
+	case err == nil:
+		r.interrupted()
 	}
-	e.Msg("done")
-	return r.w.Emit(s)
+	return early, err
 }

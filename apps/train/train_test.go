@@ -101,7 +101,7 @@ func testLossDoesNotDependOnRanks[A Act](t *testing.T, w *spmd.World) {
 			t.Fatalf("step %d: loss %.7f, norm %g on %d ranks, but %.7f, %g on one", i, a, an, w.Size(), b, bn)
 		}
 		worst = max(worst, math.Abs(a-b))
-		if err := together.checkSame(i + 1); err != nil {
+		if err := together.audit(i + 1); err != nil {
 			t.Fatal(err)
 		}
 		if i == 0 && !closeTo(a, math.Log(256), 0.1) {
@@ -132,7 +132,7 @@ func TestDataOrderDoesNotDependOnRanks(t *testing.T) {
 	spmdtest.Run(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
 		tr := start(t, w, w.Comm, testConfig(3), wordTokens(4000))
 		var mine []byte
-		for starts := range tr.trainBatches() {
+		for starts := range tr.trainBatches(0) {
 			for _, at := range starts {
 				mine = fmt.Appendf(mine, "%d ", at)
 			}
@@ -329,15 +329,22 @@ func TestTrainEndsWithItsContext(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(context.Background())
 		cause := fmt.Errorf("told to stop")
 		cancel(cause)
-		o := newOptions()
-		o.steps, o.globalBatch, o.seq, o.cfg, o.tok, o.rate = cfg.steps, cfg.globalBatch, cfg.seq, cfg.model, byteTokens{}, cfg.rate
-		if err := o.train(ctx, w, tr); err != cause {
+		o := optionsOf(cfg)
+		if _, err := o.train(ctx, w, tr, nil, nil); err != cause {
 			t.Errorf("error %v, want %v", err, cause)
 		}
 		if err := tr.Close(); err != nil {
 			t.Fatal(err)
 		}
 	})
+}
+
+// optionsOf returns options that train as cfg says.
+func optionsOf(cfg trainConfig) *options {
+	o := newOptions()
+	o.steps, o.globalBatch, o.seq, o.cfg, o.tok, o.rate = cfg.steps, cfg.globalBatch, cfg.seq, cfg.model, byteTokens{}, cfg.rate
+	o.logEvery = cfg.steps
+	return o
 }
 
 func TestDraw(t *testing.T) {

@@ -1,0 +1,235 @@
+package main
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"lockstep/spmd"
+)
+
+// setting is one thing that the course of a run depends on.
+type setting struct {
+	name  string
+	value string
+	fixed bool // a run cannot go on with another value
+}
+
+// settings lists them for a run on the data with the given key.
+func (o *options) settings(seed uint64, key []byte) []setting {
+	float := func(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) }
+	return []setting{
+		{"--layers", strconv.Itoa(o.layers), true},
+		{"--heads", strconv.Itoa(o.heads), true},
+		{"--channels", strconv.Itoa(o.channels), true},
+		{"positions", strconv.Itoa(o.cfg.SeqMax), true},
+		{"--seq", strconv.Itoa(o.seq), true},
+		{"--tokens", o.tok.name(), true},
+		{"the hash of --data", hex.EncodeToString(key), true},
+		{"--seed", strconv.FormatUint(seed, 10), true},
+		{"--global-batch", strconv.Itoa(o.globalBatch), false},
+		{"--steps", strconv.Itoa(o.steps), false},
+		{"--warmup-steps", strconv.Itoa(o.warmup), false},
+		{"--lr", float(o.lr), false},
+		{"--min-lr", float(o.minLR), false},
+		{"--weight-decay", float(o.weightDecay), false},
+		{"--beta1", float(o.beta1), false},
+		{"--beta2", float(o.beta2), false},
+		{"--clip", float(o.clip), false},
+		{"--dtype", o.dtype, false},
+	}
+}
+
+// saved is what a checkpoint holds beside the tensors. The place in the data is
+// the number of sequences: epoch, order and offset follow from it and the seed, as
+// everything random does.
+type saved struct {
+	Sequences int               `json:"sequences"` // learned from
+	Settings  map[string]string `json:"settings"`
+	record
+}
+
+// saver keeps the checkpoints of a run. The nil saver keeps none.
+type saver struct {
+	*spmd.Checkpoints
+	o     *options
+	w     *spmd.World
+	key   []byte // of the data
+	found *saved // in the checkpoint to go on from; nil where a run begins
+	begun bool   // a save of this run was
+	good  bool   // and one is complete
+}
+
+// openSaver opens --checkpoint and looks for a run to go on with, whose global batch
+// it takes unless the command line has one. Every rank calls it.
+func (o *options) openSaver(w *spmd.World, key []byte) (*saver, error) {
+	if o.checkpoint == "" {
+		return nil, nil
+	}
+	c, err := spmd.OpenCheckpoints(w, o.checkpoint, spmd.CheckpointConfig{Keep: o.keep})
+	if err != nil {
+		return nil, spmd.Usage(fmt.Errorf("--checkpoint: %w", err))
+	}
+	s := &saver{Checkpoints: c, o: o, w: w, key: key}
+	if err := s.look(); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return s, nil
+}
+
+func (s *saver) look() error {
+	o, found := s.o, new(saved)
+	step, err := s.Load(found)
+	switch none := errors.Is(err, spmd.ErrNoCheckpoint); {
+	case none && o.resume == "must":
+		return spmd.Usage(fmt.Errorf("--resume must: no checkpoint in %s", o.checkpoint))
+	case none:
+		return nil
+	case err != nil:
+		return err
+	case o.resume == "never":
+		return spmd.Usage(fmt.Errorf("--resume never: %s holds the checkpoint of a run, after %d steps: name another folder, or remove it", o.checkpoint, step))
+	}
+	if n, err := strconv.Atoi(found.Settings["--global-batch"]); err == nil && !o.given("global-batch") {
+		if n < s.w.Size() {
+			return spmd.Usage(fmt.Errorf("%s has a run with --global-batch %d, less than the %d ranks: each needs a sequence", o.checkpoint, n, s.w.Size()))
+		}
+		o.globalBatch = n
+	}
+	s.found = found
+	_, err = s.compare()
+	return err
+}
+
+// compare refuses a checkpoint that this run cannot go on from, and lists what else
+// is set otherwise than when it was saved.
+func (s *saver) compare() (changed []string, err error) {
+	if s.found.Sequences < 0 {
+		return nil, fmt.Errorf("the checkpoint in %s is of %d sequences", s.o.checkpoint, s.found.Sequences)
+	}
+	for _, now := range s.o.settings(s.w.Seed(), s.key) {
+		was := s.found.Settings[now.name]
+		switch {
+		case was == now.value:
+		case now.fixed:
+			return nil, spmd.Usage(fmt.Errorf("%s is %s, but %q in the run that %s holds: set it so, or name another folder for --checkpoint",
+				now.name, now.value, was, s.o.checkpoint))
+		default:
+			changed = append(changed, fmt.Sprintf("%s from %s to %s", now.name, was, now.value))
+		}
+	}
+	return changed, nil
+}
+
+// start makes t ready for the first step: of a new run, or of the one that was found.
+// It blocks. Every rank calls it.
+func (s *saver) start(t *trainer) error {
+	if s == nil || s.found == nil {
+		return t.begin(t.w.Seed())
+	}
+	found := new(saved) // it may be one before: the files are read again
+	step, err := s.Load(found, t.items()...)
+	if err != nil {
+		return err
+	}
+	s.found = found
+	changed, err := s.compare()
+	if err != nil {
+		return err
+	}
+	for _, c := range changed {
+		t.w.Log.Warn().Msg("the run goes on with another setting: " + c)
+	}
+	t.data.before = s.found.Sequences - step*t.data.global
+	if err := t.startAt(step); err != nil {
+		return err
+	}
+	if err := t.audit(step); err != nil {
+		return err
+	}
+	t.w.Log.Info().Int("steps", step).Int("sequences", s.found.Sequences).Str("from", s.o.checkpoint).Msg("resumed")
+	return nil
+}
+
+// record returns what the reports of the run so far left.
+func (s *saver) record() record {
+	if s == nil || s.found == nil {
+		return record{}
+	}
+	return s.found.record
+}
+
+// save begins to save t after a number of steps, which have been read. It returns
+// when the next step may begin. Where the save before has failed that is an error if
+// it was the first: the folder is no good. Later it is a warning, since the run can
+// still come to its end. Every rank calls it.
+func (s *saver) save(t *trainer, steps int, rec record) error {
+	switch err := s.Wait(); {
+	case err != nil && !s.good:
+		return err
+	case err != nil:
+		s.w.Log.Warn().Err(err).Msg("the run goes on; if it is interrupted now it resumes from an older checkpoint")
+	default:
+		s.good = s.begun
+	}
+	meta := saved{Sequences: t.data.number(steps, 0), Settings: map[string]string{}, record: rec}
+	for _, now := range s.o.settings(s.w.Seed(), s.key) {
+		meta.Settings[now.name] = now.value
+	}
+	if err := t.s.Synchronize(); err != nil {
+		return err
+	}
+	if err := s.Save(steps, meta, t.items()...); err != nil {
+		return err
+	}
+	s.begun = true
+	s.w.Log.Debug().Int("steps", steps).Str("to", s.o.checkpoint).Msg("saving")
+	return nil
+}
+
+// replicas are the arenas that are the same on all ranks.
+func (t *trainer) replicas() []arena {
+	return []arena{{"model.", t.state.Weights}, {"adam.m.", t.adam.M}, {"adam.v.", t.adam.V}}
+}
+
+// arena is a buffer with all parameters, or one number for each of them.
+type arena struct {
+	prefix string // of its tensors' names
+	spmd.Buffer[float32]
+}
+
+// items are the tensors of a checkpoint: together with the number of steps and of
+// sequences they are all that the next step depends on.
+func (t *trainer) items() []spmd.Item {
+	var items []spmd.Item
+	for _, a := range t.replicas() {
+		for _, p := range t.state.Params {
+			items = append(items, spmd.Replicated(a.prefix+p.Name, a.Slice(p.Off, p.Off+p.Len)))
+		}
+	}
+	return items
+}
+
+// audit fails where the weights or moments of a rank differ from rank 0's after a
+// number of steps, and names the first tensor that does. It blocks. Every rank of c
+// calls it.
+func (t *trainer) audit(steps int) error {
+	if err := t.s.Synchronize(); err != nil {
+		return err
+	}
+	for _, a := range t.replicas() {
+		err := spmd.CheckSame(t.c, fmt.Sprintf("%sweights after %d steps", a.prefix, steps), a.Buffer)
+		if err == nil {
+			continue
+		}
+		for _, p := range t.state.Params {
+			name := fmt.Sprintf("%s%s after %d steps", a.prefix, p.Name, steps)
+			if err := spmd.CheckSame(t.c, name, a.Slice(p.Off, p.Off+p.Len)); err != nil {
+				return err
+			}
+		}
+		return err
+	}
+	return nil
+}

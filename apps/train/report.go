@@ -1,0 +1,130 @@
+package main
+
+import (
+	"fmt"
+	"time"
+
+	"lockstep/spmd"
+)
+
+// stepRecord is one step in the measurement file.
+type stepRecord struct {
+	Step     int      `json:"step"` // from 1
+	Loss     float64  `json:"loss"`
+	LR       float64  `json:"lr"`
+	GradNorm float64  `json:"grad_norm"`
+	Tokens   int      `json:"tokens"` // learned from so far
+	TokS     float64  `json:"tok_s"`
+	Ms       float64  `json:"ms"`
+	ValLoss  *float64 `json:"val_loss,omitempty"` // where a validation followed this step
+}
+
+// summaryRecord is the last line of the measurement file.
+type summaryRecord struct {
+	Summary     bool     `json:"summary"`
+	App         string   `json:"app"`
+	Model       string   `json:"model"`
+	DType       string   `json:"dtype"`
+	Params      int      `json:"params"`
+	Steps       int      `json:"steps"`
+	Tokens      int      `json:"tokens"`
+	TokS        float64  `json:"tok_s"` // of this run's steps but the first
+	MFU         float64  `json:"mfu"`   // 0 where the device's peak is unknown
+	LossFirst   float64  `json:"loss_first"`
+	LossLast    float64  `json:"loss_last"`
+	ValLoss     *float64 `json:"val_loss"` // null without validation
+	Ranks       int      `json:"ranks"`
+	Nodes       int      `json:"nodes"`
+	Device      string   `json:"device"`
+	Collectives string   `json:"collectives"`
+}
+
+// report tells of the steps: log lines and a bar for people, JSON for programs.
+type report struct {
+	record
+	o     *options
+	w     *spmd.World
+	bar   *meter
+	data  *dataset
+	from  int           // steps of runs before this one
+	steps int           // reported so far, those included
+	took  time.Duration // of the steps of this run but the first
+}
+
+// record is what a report remembers of a run, from one checkpoint to the next start.
+type record struct {
+	First float64  `json:"loss_first"`
+	Last  float64  `json:"loss_last"`
+	Val   *float64 `json:"val_loss"` // of the last validation
+}
+
+// newReport begins where t does, which rec is the record of.
+func newReport(o *options, w *spmd.World, t *trainer, rec record) *report {
+	bar := newMeter(w, "training", int64(o.steps), false)
+	bar.add(int64(t.first))
+	return &report{record: rec, o: o, w: w, bar: bar, data: t.data, from: t.first, steps: t.first}
+}
+
+// upTo reports the steps before n that were not reported yet; val, if any, is the
+// validation after the last of them.
+func (r *report) upTo(t *trainer, n int, val *float64) error {
+	for ; r.steps < n; r.steps++ {
+		loss, norm, took, err := t.read(r.steps)
+		if err != nil {
+			return err
+		}
+		if r.steps == 0 {
+			r.First = loss
+		}
+		if r.steps > r.from {
+			r.took += took
+		}
+		r.Last = loss
+		perStep := r.o.globalBatch * r.o.seq
+		rec := stepRecord{Step: r.steps + 1, Loss: loss, LR: r.o.rate.At(r.steps), GradNorm: norm, Tokens: r.data.number(r.steps+1, 0) * r.o.seq,
+			TokS: float64(perStep) / took.Seconds(), Ms: float64(took.Nanoseconds()) / 1e6}
+		if val != nil && r.steps == n-1 {
+			rec.ValLoss, r.Val = val, val
+		}
+		if err := r.w.Emit(rec); err != nil {
+			return err
+		}
+		r.bar.describe(fmt.Sprintf("training, loss %.3f", loss))
+		if n := r.steps + 1; rec.ValLoss != nil || r.steps == r.from || n == r.o.steps || n%r.o.logEvery == 0 {
+			r.bar.hide()
+			e := r.w.Log.Info().Str("loss", fmt.Sprintf("%.4f", loss)).Str("lr", fmt.Sprintf("%.2e", rec.LR)).
+				Str("norm", fmt.Sprintf("%.3f", norm)).Str("ms", fmt.Sprintf("%.1f", rec.Ms)).Str("tok/s", fmt.Sprintf("%.0f", rec.TokS))
+			if rec.ValLoss != nil {
+				e = e.Str("val_loss", fmt.Sprintf("%.4f", *rec.ValLoss))
+			}
+			e.Msgf("step %d/%d", n, r.o.steps)
+		}
+		r.bar.add(1)
+	}
+	return nil
+}
+
+// interrupted reports a run that ends early, to go on later.
+func (r *report) interrupted() {
+	r.bar.finish()
+	r.w.Log.Info().Int("steps", r.steps).Str("loss_last", fmt.Sprintf("%.4f", r.Last)).
+		Msg("ended early by a signal, after a checkpoint: the same command goes on from it")
+}
+
+// summary reports the whole run.
+func (r *report) summary(params int) error {
+	s := summaryRecord{Summary: true, App: "train", Model: r.o.model, DType: r.o.dtype, Params: params, Steps: r.steps, Tokens: r.data.number(r.steps, 0) * r.o.seq,
+		LossFirst: r.First, LossLast: r.Last, ValLoss: r.Val, Ranks: r.w.Size(), Nodes: r.w.Nodes(),
+		Device: r.w.Device(), Collectives: r.w.Collectives()}
+	if n := r.steps - r.from - 1; n > 0 {
+		s.TokS = float64(n*r.o.globalBatch*r.o.seq) / r.took.Seconds()
+	}
+	r.bar.finish()
+	e := r.w.Log.Info().Int("steps", s.Steps).Int("tokens", s.Tokens).Str("loss_first", fmt.Sprintf("%.4f", s.LossFirst)).
+		Str("loss_last", fmt.Sprintf("%.4f", s.LossLast)).Str("tok/s", fmt.Sprintf("%.0f", s.TokS))
+	if s.ValLoss != nil {
+		e = e.Str("val_loss", fmt.Sprintf("%.4f", *s.ValLoss))
+	}
+	e.Msg("done")
+	return r.w.Emit(s)
+}

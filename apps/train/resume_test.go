@@ -1,0 +1,480 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"lockstep/spmd/spmdtest"
+)
+
+// told is what a run tells: its steps in order, and the summary if it got there.
+type told struct {
+	steps   []stepRecord
+	summary *summaryRecord
+}
+
+// add takes one line of --json.
+func (r *told) add(t *testing.T, line []byte) {
+	t.Helper()
+	var s summaryRecord
+	err := json.Unmarshal(line, &s)
+	if err == nil && s.Summary {
+		r.summary = &s
+		return
+	}
+	var rec stepRecord
+	if err == nil {
+		err = json.Unmarshal(line, &rec)
+	}
+	if err != nil {
+		t.Fatalf("%v in %q", err, line)
+	}
+	r.steps = append(r.steps, rec)
+}
+
+// smallRun is the command line of a short run of a small model on words, the same
+// on any number of ranks up to 5.
+func smallRun(t *testing.T, steps int, more ...string) []string {
+	t.Helper()
+	text := write(t, t.TempDir(), "text.txt", string(wordTokens(6000).body))
+	return append([]string{"--data", text, "--steps", strconv.Itoa(steps), "--layers", "1", "--channels", "16", "--heads", "2",
+		"--seq", "16", "--batch", "2", "--global-batch", "5", "--sample", "0", "--json", "-"}, more...)
+}
+
+// finish runs the program to its end, which must be a good one, and returns what it
+// told and its log.
+func finish(t *testing.T, ranks int, args ...string) (told, string) {
+	t.Helper()
+	p := train(t, ranks, args...)
+	if p.Status != 0 {
+		t.Fatalf("train %v on %d ranks: status %d, stderr:\n%s", args, ranks, p.Status, p.Stderr)
+	}
+	var r told
+	for line := range strings.Lines(p.Stdout) {
+		r.add(t, []byte(line))
+	}
+	return r, p.Stderr
+}
+
+// compareRuns fails where got, which begins after a number of steps, does not go as
+// want does: bit for bit where the bound is 0.
+func compareRuns(t *testing.T, got, want told, after int, bound float64) {
+	t.Helper()
+	if len(got.steps) != len(want.steps)-after || got.summary == nil {
+		t.Fatalf("%d steps, summary %v; want %d steps after %d", len(got.steps), got.summary, len(want.steps)-after, after)
+	}
+	for i, g := range got.steps {
+		compareSteps(t, g, want.steps[after+i], bound)
+	}
+	g, w := got.summary, want.summary
+	if g.Steps != w.Steps || g.Tokens != w.Tokens || !closeTo(g.LossFirst, w.LossFirst, bound) || !closeTo(g.LossLast, w.LossLast, bound) ||
+		!closeTo(*g.ValLoss, *w.ValLoss, bound) {
+		t.Errorf("summary %+v, want as %+v", *g, *w)
+	}
+}
+
+func compareSteps(t *testing.T, g, w stepRecord, bound float64) {
+	t.Helper()
+	if g.Step != w.Step || g.Tokens != w.Tokens || g.LR != w.LR || (g.ValLoss == nil) != (w.ValLoss == nil) {
+		t.Fatalf("step %+v, want as %+v", g, w)
+	}
+	if !closeTo(g.Loss, w.Loss, bound) || !closeTo(g.GradNorm, w.GradNorm, 100*bound*w.GradNorm) ||
+		g.ValLoss != nil && !closeTo(*g.ValLoss, *w.ValLoss, bound) {
+		t.Fatalf("step %+v, uninterrupted %+v, want at most %g between the losses", g, w, bound)
+	}
+}
+
+// stepDir is the folder of a checkpoint.
+func stepDir(dir string, steps int) string {
+	return filepath.Join(dir, fmt.Sprintf("step-%08d", steps))
+}
+
+// only returns a folder that has of the checkpoints in dir those after the given steps.
+func only(t *testing.T, dir string, steps ...int) string {
+	t.Helper()
+	to := t.TempDir()
+	for _, n := range steps {
+		if err := os.CopyFS(stepDir(to, n), os.DirFS(stepDir(dir, n))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return to
+}
+
+// Saved on some ranks and gone on with on as many or others: the losses are those of
+// the run that was not interrupted, to the bit on as many ranks.
+func TestResume(t *testing.T) {
+	for _, tc := range []struct {
+		dtype string
+		ranks []int
+		bound float64
+	}{{"float32", []int{1, 2, 3}, 1e-4}, {"bfloat16", []int{2, 3}, 1e-3}} {
+		args := smallRun(t, 12, "--dtype", tc.dtype, "--val-every", "4")
+		for _, n := range tc.ranks {
+			t.Run(fmt.Sprintf("%s, %d ranks", tc.dtype, n), func(t *testing.T) {
+				dir := filepath.Join(t.TempDir(), "new", "folder")
+				want, _ := finish(t, n, append(args, "--checkpoint", dir, "--save-every", "5", "--keep", "9")...)
+				plain, _ := finish(t, n, args...)
+				compareRuns(t, want, plain, 0, 0) // saving changes nothing
+				for _, m := range tc.ranks {
+					t.Run(fmt.Sprintf("%d ranks", m), func(t *testing.T) {
+						bound := tc.bound
+						if m == n {
+							bound = 0
+						}
+						got, log := finish(t, m, append(args, "--checkpoint", only(t, dir, 5), "--resume", "must")...)
+						compareRuns(t, got, want, 5, bound)
+						if !strings.Contains(log, "resumed") {
+							t.Errorf("the log does not say so:\n%s", log)
+						}
+					})
+				}
+				if spmdtest.Device() != "host" {
+					got, _ := finish(t, n, append(args, "--device", "host", "--checkpoint", only(t, dir, 5))...)
+					compareRuns(t, got, want, 5, 2e-3)
+				}
+			})
+		}
+	}
+}
+
+// A run that is complete does nothing more; other settings are taken with a warning,
+// or refused where the run could not go on with them.
+func TestResumeSettings(t *testing.T) {
+	dir := t.TempDir()
+	args := smallRun(t, 4, "--checkpoint", dir, "--save-every", "2", "--val-batches", "1")
+	want, log := finish(t, 2, append(args, "--audit", "1")...)
+	if strings.Contains(log, "resumed") {
+		t.Errorf("a new run says that it is resumed:\n%s", log)
+	}
+	again, _ := finish(t, 1, args...)
+	compareRuns(t, again, want, 4, 0)
+
+	// More steps, and of another size: the sequences go on where they were.
+	got, log := finish(t, 1, append(args, "--steps", "6", "--global-batch", "3", "--lr", "1e-4", "--checkpoint", only(t, dir, 4))...)
+	for _, want := range []string{"--global-batch from 5 to 3", "--steps from 4 to 6", "--lr from 0.003 to 0.0001", "sequences=20"} {
+		if !strings.Contains(log, want) {
+			t.Errorf("no %q in the log:\n%s", want, log)
+		}
+	}
+	if len(got.steps) != 2 || got.steps[1].Tokens != (4*5+2*3)*16 || got.summary.LossFirst != want.summary.LossFirst {
+		t.Errorf("steps %+v, summary %+v", got.steps, got.summary)
+	}
+
+	// Without --global-batch it is that of the run, also on another number of ranks.
+	for i, a := range args {
+		if a == "--global-batch" {
+			args = slices.Delete(args, i, i+2)
+			break
+		}
+	}
+	got, _ = finish(t, 3, append(args, "--checkpoint", only(t, dir, 2))...)
+	compareRuns(t, got, want, 2, 1e-4)
+
+	other := write(t, t.TempDir(), "other.txt", strings.Repeat("other text ", 600))
+	for _, tc := range []struct {
+		ranks int
+		args  []string
+		wants []string
+	}{
+		{0, []string{"--resume", "never"}, []string{"--resume never", dir, "4 steps"}},
+		{2, []string{"--resume", "must", "--checkpoint", t.TempDir()}, []string{"--resume must", "no checkpoint"}},
+		{0, []string{"--layers", "2"}, []string{"--layers is 2", `"1"`}},
+		{3, []string{"--seed", "7"}, []string{"--seed is 7", `"42"`}},
+		{0, []string{"--seq", "8"}, []string{"--seq is 8", `"16"`}},
+		{0, []string{"--tokens", "gpt2"}, []string{"--tokens is gpt2", "bytes"}},
+		{2, []string{"--data", other}, []string{"the hash of --data"}},
+		{6, nil, []string{"--global-batch 5", "6 ranks"}},
+		{0, []string{"--checkpoint", filepath.Join(other, "folder")}, []string{"other.txt"}},
+	} {
+		p := train(t, tc.ranks, append(args, tc.args...)...)
+		lines := ours(p.Stderr)
+		if p.Status != 2 || len(lines) != 1 {
+			t.Errorf("%v on %d ranks: status %d, stderr:\n%s", tc.args, tc.ranks, p.Status, p.Stderr)
+			continue
+		}
+		for _, want := range tc.wants {
+			if !strings.Contains(lines[0], want) {
+				t.Errorf("%v on %d ranks: %q, want %q in it", tc.args, tc.ranks, lines[0], want)
+			}
+		}
+	}
+}
+
+// Where the newest checkpoint is damaged the run goes on from the one before, and
+// the warning names the file.
+func TestResumeDamaged(t *testing.T) {
+	dir := t.TempDir()
+	args := smallRun(t, 6, "--checkpoint", dir, "--save-every", "2")
+	want, _ := finish(t, 2, args...)
+	shards, err := filepath.Glob(filepath.Join(stepDir(dir, 6), "shard-*"))
+	if err != nil || len(shards) != 2 {
+		t.Fatalf("files %v of a checkpoint (%v), want 2", shards, err)
+	}
+	for i, file := range []string{shards[1], filepath.Join(stepDir(dir, 4), "COMPLETE")} {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b[len(b)-1] ^= 1
+		if err := os.WriteFile(file, b, 0o666); err != nil {
+			t.Fatal(err)
+		}
+		after := 4 - 2*i
+		got, log := finish(t, 2, append(args, "--checkpoint", only(t, dir, 2, 4, 6))...)
+		compareRuns(t, got, want, after, 0)
+		if rel, _ := filepath.Rel(dir, file); !strings.Contains(log, rel) {
+			t.Errorf("no warning names %s:\n%s", rel, log)
+		}
+	}
+}
+
+func b2i(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// A save that fails, here since a file is in the way, ends the run if it is the first
+// or the last one. What was saved before is unharmed.
+func TestSaveFails(t *testing.T) {
+	const steps = 10
+	args := smallRun(t, steps, "--val-batches", "1", "--save-every", "2")
+	want, _ := finish(t, 2, args[:len(args)-2]...)
+	for _, tc := range []struct {
+		failing, steps, saved int // the save that fails, the end, and what is there then
+		ok                    bool
+	}{{2, 4, 0, false}, {6, steps, 10, true}, {steps, steps, 8, false}} {
+		dir := t.TempDir()
+		block := write(t, dir, filepath.Base(stepDir(dir, tc.failing)), "in the way")
+		args := append(args, "--checkpoint", dir)
+		j := begin(t, 2, nil, args...)
+		status, log := j.end(t), j.stderr.String()
+		if len(j.steps) != tc.steps || (j.summary != nil) != (tc.steps == steps) || status != b2i(!tc.ok) || !strings.Contains(log, block) ||
+			tc.ok != strings.Contains(log, "the run goes on") {
+			t.Errorf("the save of step %d fails: status %d, %d steps, summary %v, stderr:\n%s", tc.failing, status, len(j.steps), j.summary, log)
+		}
+		if err := os.Remove(block); err != nil {
+			t.Fatal(err)
+		}
+		got, _ := finish(t, 2, args...)
+		compareRuns(t, got, want, tc.saved, 0)
+	}
+}
+
+// job is a run under way.
+type job struct {
+	cmd    *exec.Cmd
+	ended  chan struct{}
+	out    *bufio.Scanner
+	stderr strings.Builder
+	told
+}
+
+// begin starts the program on some ranks; it is killed when the test ends. What it
+// tells comes through a pipe of the test, since mpirun does not pass on anything more
+// once it has got a SIGTERM.
+func begin(t *testing.T, ranks int, env []string, args ...string) *job {
+	t.Helper()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	args = append(slices.Clone(args), "--json", fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), w.Fd()))
+	j := &job{ended: make(chan struct{}), out: bufio.NewScanner(r)}
+	j.cmd = spmdtest.Command(ctx, t, ranks, append(env, "XDG_CACHE_HOME="+t.TempDir()), args...)
+	j.cmd.Stderr = &j.stderr
+	if err := j.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer close(j.ended)
+		j.cmd.Wait() // its error is the status
+		w.Close()    // the ranks have closed theirs
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-j.ended
+		r.Close()
+	})
+	return j
+}
+
+// read takes n more lines of what the job tells, fewer where it ends before.
+func (j *job) read(t *testing.T, n int) {
+	t.Helper()
+	for range n {
+		if !j.out.Scan() {
+			return
+		}
+		j.add(t, j.out.Bytes())
+	}
+}
+
+// end reads the rest and returns the exit status.
+func (j *job) end(t *testing.T) int {
+	t.Helper()
+	j.read(t, math.MaxInt)
+	<-j.ended
+	return j.cmd.ProcessState.ExitCode()
+}
+
+// ranks returns the process ids of the ranks that run.
+func (j *job) ranks(t *testing.T) []int {
+	t.Helper()
+	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pids []int
+	for _, name := range stats {
+		b, err := os.ReadFile(name)
+		if err != nil {
+			continue // it has ended
+		}
+		// PID (COMMAND) STATE PARENT ...; the command may hold anything.
+		f := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
+		if len(f) > 1 && f[1] == strconv.Itoa(j.cmd.Process.Pid) {
+			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(name)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// Killed again and again, at random moments, one rank or all: every start goes on
+// from a checkpoint that is not older than it may be, and all losses are those of an
+// undisturbed run. LOCKSTEP_FAULTS is the number of kills.
+func TestKilled(t *testing.T) {
+	const ranks, steps, every = 3, 60, 2
+	kills := 10
+	if s := os.Getenv("LOCKSTEP_FAULTS"); s != "" {
+		n, err := strconv.Atoi(s)
+		if err != nil {
+			t.Fatalf("LOCKSTEP_FAULTS=%s: want a number", s)
+		}
+		kills = n
+	}
+	seed := uint64(time.Now().UnixNano())
+	rng := rand.New(rand.NewPCG(seed, 1))
+	t.Logf("seed %d", seed)
+	args := smallRun(t, steps, "--val-batches", "1", "--val-every", "7")
+	want, _ := finish(t, ranks, args...)
+	for killed := 0; killed < kills; {
+		dir := t.TempDir()
+		kept := 0 // steps of a checkpoint that must be whole
+		for done := false; !done && killed < kills; {
+			// Open MPI ends the other ranks after some seconds, 0 or 1 times two.
+			grace := fmt.Sprintf("OMPI_MCA_odls_base_sigkill_timeout=%d", b2i(rng.IntN(5) == 0))
+			j := begin(t, ranks, []string{grace}, append(args, "--checkpoint", dir, "--save-every", strconv.Itoa(every))...)
+			lines := rng.IntN(13)
+			delay := rng.Int64N(int64(20 * time.Millisecond))
+			if lines == 0 { // before the first step
+				delay = rng.Int64N(int64(600 * time.Millisecond))
+			}
+			j.read(t, lines)
+			<-time.After(time.Duration(delay))
+			victims := j.ranks(t)
+			if one := rng.IntN(ranks + 1); one < len(victims) {
+				victims = victims[one : one+1]
+			}
+			for _, pid := range victims {
+				if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && err != syscall.ESRCH {
+					t.Fatal(err)
+				}
+			}
+			done = j.end(t) == 0
+			if !done {
+				killed++
+			}
+			for i, s := range j.steps {
+				if i == 0 && s.Step <= kept {
+					t.Fatalf("seed %d: went on with step %d, and the checkpoint after %d steps was complete\n%s", seed, s.Step, kept, &j.stderr)
+				}
+				if i > 0 && s.Step != j.steps[i-1].Step+1 {
+					t.Fatalf("seed %d: step %d after step %d", seed, s.Step, j.steps[i-1].Step)
+				}
+				compareSteps(t, s, want.steps[s.Step-1], 0)
+				// A step told of was begun after the save before it had begun, which
+				// was after the one before that was on the disk.
+				kept = max(kept, (s.Step-1)/every*every-every)
+			}
+			if done && (j.summary == nil || j.summary.LossLast != want.summary.LossLast) {
+				t.Fatalf("seed %d: summary %+v, want %+v", seed, j.summary, want.summary)
+			}
+		}
+	}
+}
+
+// A signal to mpirun, or to one rank, ends all ranks after the same step, with one
+// checkpoint of it and the exit status that was asked for; the run then goes on.
+func TestPreempted(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		signal syscall.Signal
+		rank   int // -1: mpirun
+		status int
+		starts int
+	}{
+		{"SIGUSR1 to mpirun", syscall.SIGUSR1, -1, 0, 2},
+		{"SIGUSR1 to mpirun, requeue", syscall.SIGUSR1, -1, 75, 2},
+		{"SIGTERM to mpirun", syscall.SIGTERM, -1, 0, 1},
+		{"SIGTERM to a rank", syscall.SIGTERM, 2, 0, 2},
+		{"SIGUSR1 to a rank", syscall.SIGUSR1, 0, 0, 2},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			dir := t.TempDir()
+			args := smallRun(t, 1<<20, "--save-every", "0", "--checkpoint", dir, "--requeue-status", strconv.Itoa(tc.status))
+			after := 0
+			for start := range tc.starts {
+				terminated := tc.rank < 0 && tc.signal == syscall.SIGTERM
+				var env []string
+				if terminated { // or the ranks have one second
+					env = []string{"OMPI_MCA_odls_base_sigkill_timeout=4"}
+				}
+				j := begin(t, 3, env, args...)
+				j.read(t, 3)
+				pid := j.cmd.Process.Pid
+				if tc.rank >= 0 {
+					pid = j.ranks(t)[tc.rank]
+				}
+				if err := syscall.Kill(pid, tc.signal); err != nil {
+					t.Fatal(err)
+				}
+				if status := j.end(t); status != tc.status && !terminated { // then it is 1, whatever theirs is
+					t.Fatalf("status %d, want %d; stderr:\n%s", status, tc.status, &j.stderr)
+				}
+				if n := len(j.steps); n < 3 || j.steps[0].Step != after+1 || j.summary != nil {
+					t.Fatalf("%d steps after %d, summary %v, stderr:\n%s", n, after, j.summary, &j.stderr)
+				}
+				last := j.steps[len(j.steps)-1].Step
+				saved, err := filepath.Glob(filepath.Join(dir, "*", "COMPLETE"))
+				if n := start + 1; err != nil || len(saved) != n || saved[n-1] != filepath.Join(stepDir(dir, last), "COMPLETE") {
+					t.Fatalf("checkpoints %v (%v), want %d, the last after %d steps", saved, err, n, last)
+				}
+				if n := strings.Count(j.stderr.String(), "ended early"); n != 1 && !terminated {
+					t.Errorf("the log says so %d times:\n%s", n, &j.stderr)
+				}
+				after = last
+			}
+		})
+	}
+}
