@@ -183,6 +183,13 @@ func (q *gpuQueue) expand(c *call, work *unsafe.Pointer) error {
 	to := func(src unsafe.Pointer, n, peer int) { add(nccl.Send, nil, src, n, peer) }
 	from := func(dst unsafe.Pointer, n, peer int) { add(nccl.Recv, dst, nil, n, peer) }
 	at := func(p unsafe.Pointer, elements int) unsafe.Pointer { return unsafe.Add(p, elements*bytes) }
+	// share is how many elements are rank r's.
+	share := func(r int) int {
+		if len(c.counts) == 0 {
+			return c.n
+		}
+		return c.counts[r]
+	}
 	switch c.kind {
 	case cmdAllReduce:
 		add(nccl.AllReduce, c.dst, c.src, c.n, 0)
@@ -204,32 +211,6 @@ func (q *gpuQueue) expand(c *call, work *unsafe.Pointer) error {
 			}
 		}
 		add(nccl.AllToAll, c.dst, src, c.n, 0)
-	case cmdGather:
-		if rank == c.root && at(c.dst, rank*c.n) == c.src { // its own part is in place
-			for r := range size {
-				if r != rank {
-					from(at(c.dst, r*c.n), c.n, r)
-				}
-			}
-		} else if rank == c.root {
-			for r := range size {
-				from(at(c.dst, r*c.n), c.n, r)
-			}
-			to(c.src, c.n, rank)
-		} else {
-			to(c.src, c.n, c.root)
-		}
-	case cmdScatter:
-		if rank == c.root {
-			for r := range size {
-				if r != rank || at(c.src, r*c.n) != c.dst {
-					to(at(c.src, r*c.n), c.n, r)
-				}
-			}
-		}
-		if rank != c.root || at(c.src, rank*c.n) != c.dst {
-			from(c.dst, c.n, c.root)
-		}
 	case cmdAllGatherV:
 		off := 0
 		for r, n := range c.counts {
@@ -251,35 +232,37 @@ func (q *gpuQueue) expand(c *call, work *unsafe.Pointer) error {
 			add(nccl.Reduce, dst, at(c.src, off), n, r)
 			off += n
 		}
-	case cmdGatherV:
-		if rank == c.root {
-			off := 0
-			for r, n := range c.counts {
-				if part := at(c.dst, off); r != rank || part != c.src {
-					from(part, n, r)
-					if r == rank {
-						to(c.src, n, r)
-					}
-				}
-				off += n
-			}
-		} else {
-			to(c.src, c.counts[rank], c.root)
+	case cmdGather, cmdGatherV:
+		if rank != c.root {
+			to(c.src, share(rank), c.root)
+			break
 		}
-	case cmdScatterV:
-		if rank == c.root {
-			off := 0
-			for r, n := range c.counts {
-				if part := at(c.src, off); r != rank || part != c.dst {
-					to(part, n, r)
-					if r == rank {
-						from(c.dst, n, r)
-					}
-				}
-				off += n
+		apart := false // its own part is not in place
+		for r, off := 0, 0; r < size; r++ {
+			if part := at(c.dst, off); r != rank || part != c.src {
+				from(part, share(r), r)
+				apart = apart || r == rank
 			}
-		} else {
-			from(c.dst, c.counts[rank], c.root)
+			off += share(r)
+		}
+		if apart {
+			to(c.src, share(rank), rank)
+		}
+	case cmdScatter, cmdScatterV:
+		if rank != c.root {
+			from(c.dst, share(rank), c.root)
+			break
+		}
+		apart := false
+		for r, off := 0, 0; r < size; r++ {
+			if part := at(c.src, off); r != rank || part != c.dst {
+				to(part, share(r), r)
+				apart = apart || r == rank
+			}
+			off += share(r)
+		}
+		if apart {
+			from(c.dst, share(rank), rank)
 		}
 	case cmdAllToAllV:
 		out, in := 0, 0
