@@ -32,7 +32,7 @@ export CGO_CFLAGS  ?= $(shell mpicc --showme:compile 2>/dev/null) -O2 -g
 export CGO_LDFLAGS ?= $(shell mpicc --showme:link 2>/dev/null)
 endif
 
-.PHONY: run build test test-gpu race lint bench deps nvrtc clean
+.PHONY: run build test test-gpu test-faults race lint bench deps nvrtc clean
 
 run: build
 	mpirun -np $(NP) bin/train
@@ -54,6 +54,19 @@ test-gpu: deps
 		go test -c -ldflags='-s -w' -o "$$dir/$${p##*/}.test" "$$p" || exit 1; \
 	done
 	./test-gpu.sh
+
+# Each row of docs/faults.md LOCKSTEP_FAULTS times, two at a time; and ten times as
+# often a program that saves checkpoints, killed at a random moment and started again.
+LOCKSTEP_FAULTS ?= 20
+test-faults: deps
+	@status=0; \
+	faults() { \
+		(cd $$1 && LOCKSTEP_FAULTS=$$2 go test -count=1 -parallel 2 -timeout 0 -run "$$3") || status=1; \
+	}; \
+	faults spmd $(LOCKSTEP_FAULTS) '^TestFaults$$'; \
+	faults spmd $$((10 * $(LOCKSTEP_FAULTS))) '^TestCheckpointCrash$$'; \
+	faults apps/train $$((10 * $(LOCKSTEP_FAULTS))) '^TestKilled$$'; \
+	exit $$status
 
 race: deps nvrtc
 	go test -race -count=1 -timeout 20m ./...

@@ -1,12 +1,18 @@
 package spmd_test
 
 import (
-	"bufio"
+	"bytes"
 	"context"
-	"io"
+	"errors"
+	"fmt"
+	"log"
 	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -15,165 +21,700 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// hangs is the app that one rank lets wait.
-func hangs(w *spmd.World, what string, last bool) error {
+const (
+	// faultEnv is the folder of one run of a fault. It also marks the processes of
+	// that run.
+	faultEnv = "SPMD_TEST_FAULT"
+	// faultTimeout is --timeout where a fault shows as a hang.
+	faultTimeout = 2 * time.Second
+	// faultSlack is what a machine that is busy with other tests may add.
+	faultSlack = 20 * time.Second
+)
+
+// mishap is one fault: what goes wrong on one rank, and how the job must end.
+type mishap struct {
+	name   string
+	ranks  int  // 4 where it is 0
+	first  bool // rank 0 is the victim, else the last one
+	gpu    bool // it shows in the same way on GPUs
+	args   []string
+	before func()                                                      // on the victim, before it is a rank
+	run    func(ctx context.Context, w *spmd.World, victim bool) error // then all ranks wait for each other
+	steps  []step
+
+	cause  string   // what the job says once. {rank}, {host} and {pid} are the victim's
+	want   []string // what it says too
+	within time.Duration
+	clean  bool // it ends with exit status 0
+}
+
+// step is a signal from outside, when the program has said something.
+type step struct {
+	after string
+	to    string // "mpirun" or "rank", the victim
+	sig   syscall.Signal
+}
+
+const (
+	died = "the rank died: killed from outside"
+	hung = "--- this job hangs"
+)
+
+var (
+	diedWho  = []string{"rank={rank}", "host={host}", "pid={pid}"}
+	everyLog = []string{"--log-ranks", "all"} // what is told at the victim, too
+	hangFlag = []string{"--timeout", faultTimeout.String()}
+	missing  = "NOT ARRIVED: rank {rank}"
+)
+
+// table is what can happen to a rank of a job on the host. docs/faults.md has the same
+// for users.
+func table() []mishap {
+	const soon, atOnce = 10 * time.Second, 5 * time.Second
+	const hang = faultTimeout + 5*time.Second
+	rows := []mishap{
+		{name: "killed in compute", gpu: true, within: soon, run: killedInCompute, cause: died, want: diedWho},
+		{name: "killed in a collective", within: soon, run: killedInCollective, cause: died, want: diedWho},
+		{name: "rank 0 killed in a collective", within: soon, first: true, run: killedInCollective, cause: died, want: diedWho},
+		{name: "killed at exit", within: soon, run: killedAtExit, cause: died, want: diedWho},
+		// Open MPI says it: there is no job yet.
+		{name: "killed before MPI starts", within: soon, before: die, cause: "noticed that process rank {rank} with PID", want: []string{"on node {host} exited on signal 9"}},
+		{name: "killed at start", within: soon, before: func() { when("cudampi.Start(", die) }, cause: "noticed that process rank {rank} with PID", want: []string{"on node {host} exited on signal 9"}},
+
+		{name: "stopped", gpu: true, within: hang, args: hangFlag, run: stopped, cause: hung, want: []string{missing, "rank {rank} (host {host}, pid {pid}): does not answer; its process is T (stopped)", "AllReduce of 1000 float32 (sum)"}},
+		{name: "rank 0 stopped", within: hang, first: true, args: hangFlag, run: stopped, cause: hung, want: []string{missing, "rank {rank} (host {host}, pid {pid}): does not answer; its process is T (stopped)"}},
+		{name: "asleep", gpu: true, within: hang, args: hangFlag, run: asleep, cause: hung,
+			want: []string{missing, "rank {rank} (host {host}, pid {pid}): running, at spmd/fault_test.go:", "[sleep]", "spmd_test.oversleep", "AllReduce of 1000 float32 (sum)", `stream "work"`}},
+		{name: "asleep in a goroutine", within: hang, args: hangFlag, run: asleepAside, cause: hung, want: []string{missing, "another goroutine at spmd/fault_test.go:", "[sleep]"}},
+		{name: "asleep while others end", gpu: true, within: hang, args: hangFlag, run: stays, cause: hung, want: []string{"the program has ended here, and not on every rank", "spmd_test.oversleep", "rank {rank} (host {host}, pid {pid})"}},
+		{name: "a host function that never returns", within: hang, args: hangFlag, run: endless, cause: hung, want: []string{missing, `stream "endless": 1 commands wait, the first is HostFunc from spmd/fault_test.go:`}},
+
+		{name: "error", gpu: true, within: atOnce, run: failing(func() error { return errors.New("the victim fails") }), cause: "the victim fails", want: []string{"rank={rank}", "host={host}"}},
+		{name: "panic", gpu: true, within: atOnce, run: failing(func() error { panic("the victim panics") }), cause: "panic: the victim panics", want: []string{"rank={rank}", "fault_test.go:", "goroutine "}},
+		{name: "nil pointer", gpu: true, within: atOnce, run: failing(func() error { var p *int; *p = 1; return nil }), cause: "panic: runtime error: invalid memory address or nil pointer dereference", want: []string{"rank={rank}", "fault_test.go:"}},
+		{name: "panic in a goroutine", gpu: true, within: atOnce, run: failing(func() error { go func() { panic("a goroutine panics") }(); select {} }), cause: "panic: a goroutine panics", want: []string{"fault_test.go:", "rank={rank}"}},
+		{name: "log.Fatal", within: atOnce, run: failing(func() error { log.Fatal("the victim is fatal"); return nil }), cause: "the victim is fatal", want: append([]string{died}, diedWho...)},
+		{name: "os.Exit(0)", gpu: true, within: atOnce, run: failing(func() error { os.Exit(0); return nil }), cause: died, want: append([]string{"os.Exit"}, diedWho...)},
+		{name: "a stream fails", gpu: true, within: atOnce, run: streamFails, cause: "the stream fails", want: []string{`stream "late"`, "fault_test.go:", "rank={rank}"}},
+		{name: "a stream fails after the end", gpu: true, within: atOnce, run: streamFailsLate, cause: "the stream fails", want: []string{`stream "late"`, "fault_test.go:", "rank={rank}"}},
+		{name: "Together out of its communicator", gpu: true, ranks: 3, within: atOnce, run: together, cause: "not in the communicator", want: []string{"Together", "rank={rank}"}},
+
+		{name: "SIGTERM to mpirun", within: 30 * time.Second, run: sleeps, steps: []step{{"ready", "mpirun", syscall.SIGTERM}}, cause: "ended by signal: terminated", want: []string{"host={host}"}},
+		{name: "SIGTERM to a rank", within: 30 * time.Second, run: sleeps, steps: []step{{"ready", "rank", syscall.SIGTERM}}, cause: "ended by signal: terminated", want: []string{"rank={rank}", "host={host}"}},
+		{name: "SIGTERM to a rank that listens", within: 30 * time.Second, run: listens, args: everyLog, steps: []step{{"ready", "rank", syscall.SIGTERM}}, cause: "asked to end early", clean: true},
+		{name: "SIGUSR1 to mpirun", within: 30 * time.Second, run: listens, steps: []step{{"ready", "mpirun", syscall.SIGUSR1}}, cause: "asked to end early", clean: true},
+		{name: "SIGTERM twice", within: 30 * time.Second, run: hears, args: everyLog, steps: []step{{"ready", "rank", syscall.SIGTERM}, {"asked to end early", "rank", syscall.SIGTERM}}, cause: "ended by signal: terminated", want: []string{"asked to end early", "rank={rank}"}},
+		{name: "SIGQUIT shows and goes on", within: 30 * time.Second, run: listens, args: everyLog,
+			steps: []step{{"ready", "rank", syscall.SIGQUIT}, {"\n---\n", "rank", syscall.SIGTERM}}, cause: "--- shown on request", want: []string{"spmd_test.listens", "host {host}"}, clean: true},
+	}
+	for _, c := range contracts {
+		rows = append(rows, mishap{name: "other " + c.what + ", --check", gpu: true, within: atOnce, args: []string{"--check"}, run: c.run,
+			cause: "the ranks called different collectives", want: append([]string{"rank 0 at spmd/fault_test.go:", "rank {rank} at spmd/fault_test.go:"}, c.checked...)})
+		if c.hangs != nil {
+			rows = append(rows, mishap{name: "other " + c.what, within: hang, args: hangFlag, run: c.run, cause: c.cause, want: c.hangs})
+		}
+	}
+	return rows
+}
+
+// contracts are the calls in which the victim differs from the other ranks.
+var contracts = []struct {
+	what    string
+	run     func(ctx context.Context, w *spmd.World, victim bool) error
+	checked []string // what --check says
+	cause   string   // what is said without
+	hangs   []string
+}{
+	{"collective", differ(sumUp, broadcast(0)), []string{"AllReduce of 64 int32, sum", "Broadcast of 64 int32, root 0"},
+		hung, []string{"AllReduce of 64 int32 (sum)", "rank {rank} calls something else: Broadcast of 64 int32 (root 0)"}},
+	{"count", differ(sumUp, func(w *spmd.World, x spmd.Buffer[int32]) error { return sumUp(w, x.Slice(0, 7)) }),
+		[]string{"AllReduce of 64 int32, sum", "AllReduce of 7 int32, sum"}, brought, at},
+	{"type", differ(sumUp, func(w *spmd.World, x spmd.Buffer[int32]) error {
+		y, err := spmd.Alloc[float64](w, 64)
+		if err != nil {
+			return err
+		}
+		return spmd.AllReduce(w.Comm, y, y, spmd.Sum)
+	}), []string{"AllReduce of 64 int32, sum", "AllReduce of 64 float64, sum"}, brought, at},
+	{"operation", differ(sumUp, func(w *spmd.World, x spmd.Buffer[int32]) error { return spmd.AllReduce(w.Comm, x, x, spmd.Max) }),
+		[]string{"AllReduce of 64 int32, sum", "AllReduce of 64 int32, max"}, brought, at},
+	// Not found without --check: the broadcast ends, with what any root gave.
+	{"root", differ(broadcast(0), broadcast(1)), []string{"Broadcast of 64 int32, root 0", "Broadcast of 64 int32, root 1"}, "", nil},
+	{"order", differ(inOrder(sumUp, barrier), inOrder(barrier, sumUp)), []string{"AllReduce of 64 int32, sum", "Barrier"}, hung, []string{"AllReduce of 64 int32 (sum)", "Barrier"}},
+}
+
+// Without --check the all-reduce of one machine finds it: on the victim or another rank,
+// naming the other one.
+const brought = "brought another operation, type or count"
+
+var at = []string{"spmd/fault_test.go:", "rank {rank}", "MPI_Allreduce", "host={host}"}
+
+type collective = func(w *spmd.World, x spmd.Buffer[int32]) error
+
+func sumUp(w *spmd.World, x spmd.Buffer[int32]) error { return spmd.AllReduce(w.Comm, x, x, spmd.Sum) }
+
+func barrier(w *spmd.World, _ spmd.Buffer[int32]) error { return spmd.Barrier(w.Comm) }
+
+func broadcast(root int) collective {
+	return func(w *spmd.World, x spmd.Buffer[int32]) error { return spmd.Broadcast(w.Comm, x, root) }
+}
+
+func inOrder(calls ...collective) collective {
+	return func(w *spmd.World, x spmd.Buffer[int32]) error {
+		for _, call := range calls {
+			if err := call(w, x); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+// differ has the victim make another call than the other ranks.
+func differ(usual, other collective) func(context.Context, *spmd.World, bool) error {
+	return func(_ context.Context, w *spmd.World, victim bool) error {
+		x, err := spmd.Alloc[int32](w, 64)
+		if err != nil {
+			return err
+		}
+		if err := sumUp(w, x); err != nil {
+			return err
+		}
+		if victim {
+			happens()
+			return other(w, x)
+		}
+		return usual(w, x)
+	}
+}
+
+// inject returns what the app does for a row of the table, on a process that is no
+// rank yet.
+func inject(row string) func(ctx context.Context, w *spmd.World) error {
+	rows := table()
+	f := &rows[slices.IndexFunc(rows, func(f mishap) bool { return f.name == row })]
+	rank := os.Getenv("OMPI_COMM_WORLD_RANK")
+	if rank == "0" {
+		_ = os.WriteFile(filepath.Join(os.Getenv(faultEnv), "job"), []byte(os.Getenv("PMIX_NAMESPACE")), 0o666) // missing, it fails the test
+	}
+	if f.before != nil && rank == strconv.Itoa(f.victim()) {
+		f.before()
+	}
+	return func(ctx context.Context, w *spmd.World) error {
+		if err := spmd.Barrier(w.Comm); err != nil || f.run == nil {
+			return err
+		}
+		return f.run(ctx, w, w.Rank() == f.victim())
+	}
+}
+
+func (f *mishap) size() int {
+	if f.ranks == 0 {
+		return 4
+	}
+	return f.ranks
+}
+
+func (f *mishap) victim() int {
+	if f.first {
+		return 0
+	}
+	return f.size() - 1
+}
+
+// happens notes that the fault happens now, and to whom.
+func happens() {
+	pid := strconv.Itoa(os.Getpid())
+	if err := os.WriteFile(filepath.Join(os.Getenv(faultEnv), "fault"), []byte(pid), 0o666); err != nil {
+		panic(err)
+	}
+}
+
+// ready says to the test that a signal may come to any rank.
+func ready(w *spmd.World, victim bool) error {
+	err := spmd.Barrier(w.Comm)
+	if victim {
+		fmt.Fprintf(os.Stderr, "ready %d.\n", os.Getpid())
+	}
+	return err
+}
+
+func die() {
+	happens()
+	if err := syscall.Kill(os.Getpid(), syscall.SIGKILL); err != nil {
+		panic(err)
+	}
+	select {}
+}
+
+func oversleep() { time.Sleep(time.Hour) }
+
+// when calls act once a goroutine of this process is in the function.
+func when(function string, act func()) {
+	go func() {
+		for buf := make([]byte, 1<<20); !bytes.Contains(buf[:runtime.Stack(buf, true)], []byte(function)); {
+			time.Sleep(time.Millisecond)
+		}
+		act()
+	}()
+}
+
+func killedInCompute(_ context.Context, w *spmd.World, victim bool) error {
+	if victim {
+		when("spmd_test.compute(", die)
+		compute()
+	}
+	return spmd.Barrier(w.Comm)
+}
+
+// compute ends never.
+func compute() {
+	for x := uint64(1); x != 0; { // odd for ever
+		x *= 0x9e3779b97f4a7c15
+	}
+}
+
+// killedInCollective has rank 1 keep the others in the call.
+func killedInCollective(_ context.Context, w *spmd.World, victim bool) error {
+	x, err := spmd.Alloc[int32](w, 64)
+	if err != nil {
+		return err
+	}
+	if victim {
+		when("cudampi.(*Comm).AllReduce(", die)
+	}
+	if w.Rank() == 1 {
+		oversleep()
+	}
+	return sumUp(w, x)
+}
+
+// killedAtExit has rank 1 keep the others in Close.
+func killedAtExit(_ context.Context, w *spmd.World, victim bool) error {
+	if victim {
+		when("spmd.(*World).Close(", die)
+	}
+	if w.Rank() == 1 {
+		oversleep()
+	}
+	return nil
+}
+
+func stopped(_ context.Context, w *spmd.World, victim bool) error {
+	if victim {
+		happens()
+		if err := syscall.Kill(os.Getpid(), syscall.SIGSTOP); err != nil {
+			return err
+		}
+		oversleep() // this thread may run on for a moment
+	}
+	return waits(w)
+}
+
+func asleep(_ context.Context, w *spmd.World, victim bool) error {
+	if victim {
+		happens()
+		oversleep()
+	}
+	return waits(w)
+}
+
+func asleepAside(_ context.Context, w *spmd.World, victim bool) error {
+	if victim {
+		happens()
+		var wg sync.WaitGroup
+		wg.Go(oversleep)
+		wg.Wait()
+	}
+	return waits(w)
+}
+
+func stays(_ context.Context, w *spmd.World, victim bool) error {
+	if victim {
+		happens()
+		oversleep()
+	}
+	return nil
+}
+
+// waits is the call that the victim does not make. One rank waits in a stream.
+func waits(w *spmd.World) error {
 	x, err := spmd.Alloc[float32](w, 1000)
 	if err != nil {
 		return err
+	}
+	if w.Rank() != 1 {
+		return spmd.AllReduce(w.Comm, x, x, spmd.Sum)
 	}
 	s, err := w.NewStream("work")
 	if err != nil {
 		return err
 	}
-	if err := spmd.AllReduce(w.Comm, x, x, spmd.Sum); err != nil {
+	if err := spmd.AllReduce(w.Comm.On(s), x, x, spmd.Sum); err != nil {
 		return err
 	}
-	switch {
-	case !last:
-	case what == "stopped":
-		if err := syscall.Kill(os.Getpid(), syscall.SIGSTOP); err != nil {
-			return err
-		}
-		oversleep() // this thread may run on for a moment
-	default:
-		oversleep()
-	}
-	if what == "stays" { // the others end their program, one does not
-		return nil
-	}
-	if w.Rank() == 0 { // one waits in a stream, the others in the call
-		if err := spmd.AllReduce(w.Comm.On(s), x, x, spmd.Sum); err != nil {
-			return err
-		}
-		return s.Synchronize()
-	}
-	return spmd.AllReduce(w.Comm, x, x, spmd.Sum)
+	return s.Synchronize()
 }
 
-func oversleep() { time.Sleep(time.Hour) }
-
-// differ is the app whose ranks call different collectives.
-func differ(w *spmd.World) error {
-	x, err := spmd.Alloc[int32](w, 64)
+func endless(_ context.Context, w *spmd.World, victim bool) error {
+	if !victim {
+		return spmd.Barrier(w.Comm)
+	}
+	s, err := w.NewStream("endless")
 	if err != nil {
 		return err
 	}
-	if err := spmd.AllReduce(w.Comm, x, x, spmd.Sum); err != nil {
+	happens()
+	if err := s.HostFunc(func() error { select {} }); err != nil {
 		return err
 	}
-	if w.Rank() == 1 {
-		return spmd.Broadcast(w.Comm, x.Slice(0, 7), 1)
-	}
-	return spmd.AllReduce(w.Comm, x, x, spmd.Max)
+	return s.Synchronize()
 }
 
-// TestHang: who has not arrived, where it is instead, and where the others wait, is
-// said once, and the job ends.
-func TestHang(t *testing.T) {
+func failing(how func() error) func(context.Context, *spmd.World, bool) error {
+	return func(_ context.Context, w *spmd.World, victim bool) error {
+		if victim {
+			happens()
+			return how()
+		}
+		return spmd.Barrier(w.Comm)
+	}
+}
+
+// streamFails has the error come while the victim waits for something else.
+func streamFails(_ context.Context, w *spmd.World, victim bool) error {
+	if !victim {
+		return spmd.Barrier(w.Comm)
+	}
+	s, err := w.NewStream("late")
+	if err != nil {
+		return err
+	}
+	happens()
+	if err := s.HostFunc(func() error { return errors.New("the stream fails") }); err != nil {
+		return err
+	}
+	select {}
+}
+
+// streamFailsLate: run is over when the stream fails, and the others are in a
+// collective on theirs.
+func streamFailsLate(_ context.Context, w *spmd.World, victim bool) error {
+	s, err := w.NewStream("late")
+	if err != nil {
+		return err
+	}
+	if err := s.HostFunc(func() error {
+		if victim {
+			happens()
+			return errors.New("the stream fails")
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	if err := spmd.Barrier(w.Comm.On(s)); err != nil && !victim {
+		return err
+	}
+	return nil
+}
+
+func together(_ context.Context, w *spmd.World, victim bool) error {
+	only, err := w.Comm.Split(w.Rank()/2*-1, 0)
+	if err != nil {
+		return err
+	}
+	if victim {
+		happens()
+	}
+	for range spmd.Together(only, slices.Values([]int{1, 2})) {
+	}
+	return spmd.Barrier(w.Comm)
+}
+
+// sleeps does not listen: a signal ends it.
+func sleeps(ctx context.Context, w *spmd.World, victim bool) error {
+	if err := ready(w, victim); err != nil {
+		return err
+	}
+	<-ctx.Done()
+	return context.Cause(ctx)
+}
+
+// listens ends as a program with checkpoints does: all ranks after the same step.
+func listens(ctx context.Context, w *spmd.World, victim bool) error {
+	early := spmd.Preempted(ctx)
+	x, err := spmd.Alloc[int32](w, 1)
+	if err != nil {
+		return err
+	}
+	if err := ready(w, victim); err != nil {
+		return err
+	}
+	for {
+		x.Set(0, 0)
+		select {
+		case <-early:
+			x.Set(0, 1)
+		case <-time.After(10 * time.Millisecond): // the step
+		}
+		if err := sumUp(w, x); err != nil || x.At(0) > 0 {
+			return err
+		}
+	}
+}
+
+// hears has heard, and does not end.
+func hears(ctx context.Context, w *spmd.World, victim bool) error {
+	_ = spmd.Preempted(ctx)
+	if err := ready(w, victim); err != nil {
+		return err
+	}
+	select {}
+}
+
+// tally is what came of a row.
+type tally struct {
+	runs, missed int
+	slowest      time.Duration
+}
+
+// TestFaults makes each fault of the table happen once, or LOCKSTEP_FAULTS times, and
+// then prints what came of it. The job must say what happened, where and to whom,
+// once; end in time with a status that is not 0; and leave no process and no file.
+func TestFaults(t *testing.T) {
 	t.Parallel()
-	for _, tc := range []struct {
-		what string
-		want []string
-	}{
-		{"asleep", []string{"--- this job hangs", "AllReduce of 1000 float32 (sum)", "NOT ARRIVED: rank 2", "spmd_test.oversleep", "fault_test.go:", "[sleep]", `stream "work"`}},
-		{"stopped", []string{"--- this job hangs", "NOT ARRIVED: rank 2", "rank 2", "T (stopped)"}},
-		{"stays", []string{"the program has ended here, and not on every rank", "spmd_test.oversleep", "rank 2"}},
-	} {
-		t.Run(tc.what, func(t *testing.T) {
-			t.Parallel()
-			status, out := run(t, 3, tc.what, nil, "--timeout", "2s")
-			if status == 0 || strings.Count(out, "--- this job hangs") != 1 {
-				t.Errorf("status %d, the report comes %d times\n%s", status, strings.Count(out, "--- this job hangs"), out)
-			}
-			for _, want := range tc.want {
-				if !strings.Contains(out, want) {
-					t.Errorf("%q is not in\n%s", want, out)
+	runs := 1
+	s, many := os.LookupEnv("LOCKSTEP_FAULTS")
+	if many {
+		var err error
+		if runs, err = strconv.Atoi(s); err != nil {
+			t.Fatalf("LOCKSTEP_FAULTS=%s: want a number", s)
+		}
+	}
+	rows := table()
+	tallies := make([]tally, len(rows))
+	t.Run("table", func(t *testing.T) {
+		for i := range rows {
+			t.Run(rows[i].name, func(t *testing.T) {
+				t.Parallel()
+				if !rows[i].gpu {
+					spmdtest.HostOnly(t, "GPUs have faults of their own")
 				}
-			}
-		})
+				for range runs {
+					took, out, err := rows[i].happen(t)
+					tallies[i].runs++
+					tallies[i].slowest = max(tallies[i].slowest, took)
+					if err != nil {
+						tallies[i].missed++
+						t.Errorf("%v\n%s", err, out)
+					} else if testing.Verbose() {
+						t.Logf("%v after the fault\n%s", took, out)
+					}
+				}
+			})
+		}
+	})
+	if !many {
+		return
+	}
+	fmt.Printf("%-44s %5s %7s %10s %8s\n", "fault", "runs", "missed", "slowest s", "limit s")
+	for i, r := range tallies {
+		fmt.Printf("%-44s %5d %7d %10.1f %8.0f\n", rows[i].name, r.runs, r.missed, r.slowest.Seconds(), rows[i].within.Seconds())
 	}
 }
 
-func TestContract(t *testing.T) {
-	t.Parallel()
-	for _, flag := range []string{"--check", "--check=on"} {
-		status, out := run(t, 3, "contract", nil, flag)
-		if status == 0 {
-			t.Errorf("status 0\n%s", out)
-		}
-		for _, want := range []string{"the ranks called different collectives", "rank 0 at spmd/fault_test.go:", "AllReduce of 64 int32, max",
-			"rank 1 at spmd/fault_test.go:", "Broadcast of 7 int32, root 1"} {
-			if !strings.Contains(out, want) {
-				t.Errorf("%s: %q is not in\n%s", flag, want, out)
-			}
-		}
+// happen makes the fault happen once. took is from the fault to the end of the last
+// process.
+func (f *mishap) happen(t *testing.T) (took time.Duration, said string, err error) {
+	dir, err := os.MkdirTemp("", "fault")
+	if err != nil {
+		return 0, "", err
 	}
-	for _, flag := range []string{"off", "sample", "on"} {
-		if status, out := run(t, 2, "sum", nil, "--check="+flag); status != 0 {
-			t.Errorf("--check=%s of a program in order: status %d\n%s", flag, status, out)
-		}
+	defer os.RemoveAll(dir)
+	temp := filepath.Join(dir, "tmp")
+	if err := os.Mkdir(temp, 0o777); err != nil {
+		return 0, "", err
 	}
-	if status, out := run(t, 0, "sum", nil, "--check=often"); status != 2 || !strings.Contains(out, "want off, sample, on") {
-		t.Errorf("--check=often: status %d\n%s", status, out)
-	}
-	if status, out := run(t, 0, "sum", nil, "--timeout", "1ms"); status != 2 || !strings.Contains(out, "--timeout 1ms: must be at least 100ms") {
-		t.Errorf("--timeout 1ms: status %d\n%s", status, out)
-	}
-}
-
-// TestPreempted: where the program listens, the first SIGTERM or SIGUSR1 is a request.
-func TestPreempted(t *testing.T) {
-	t.Parallel()
-	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGUSR1} {
-		ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
-		defer cancel()
-		cmd := spmdtest.Command(ctx, t, 0, []string{appEnv + "=preempted"})
-		out, err := cmd.StderrPipe()
-		must(t, err)
-		must(t, cmd.Start())
-		lines := bufio.NewReader(out)
-		for text := ""; !strings.Contains(text, "asleep"); {
-			if text, err = lines.ReadString('\n'); err != nil {
-				t.Fatal("it ended before it slept")
-			}
-		}
-		must(t, cmd.Process.Signal(sig))
-		rest, _ := io.ReadAll(lines)
-		if err := cmd.Wait(); err != nil || !strings.Contains(string(rest), "asked to end early") {
-			t.Errorf("%v: %v\n%s", sig, err, rest)
-		}
-	}
-}
-
-// TestShownOnRequest: SIGQUIT shows what every rank does, and the job goes on.
-func TestShownOnRequest(t *testing.T) {
-	t.Parallel()
-	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
+	const start = time.Minute // of a job, on a busy machine
+	ctx, cancel := context.WithTimeout(t.Context(), start+f.within+faultSlack)
 	defer cancel()
-	cmd := spmdtest.Command(ctx, t, 3, []string{appEnv + "=shown"})
-	out, err := cmd.StderrPipe()
-	must(t, err)
-	must(t, cmd.Start())
-	lines := bufio.NewReader(out)
-	said := ""
-	for asked := false; !strings.Contains(said, "\n---\n"); {
-		line, err := lines.ReadString('\n')
-		if err != nil {
-			t.Fatalf("it ended: %s", said)
+	marker := faultEnv + "=" + dir
+	cmd := spmdtest.Command(ctx, t, f.size(), []string{appEnv + "=fault " + f.name, marker, "TMPDIR=" + temp}, f.args...)
+	out := &transcript{news: make(chan struct{}, 1)}
+	cmd.Stdout, cmd.Stderr = out, out
+	if err := cmd.Start(); err != nil {
+		return 0, "", err
+	}
+	defer func() { // what should not be there any more, after a failure
+		for _, pid := range marked(marker) {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
 		}
-		said += line
-		if pid, ok := strings.CutPrefix(line, "asleep "); ok && !asked {
-			asked = true
-			n, err := strconv.Atoi(strings.TrimSpace(pid))
-			must(t, err)
-			must(t, syscall.Kill(n, syscall.SIGQUIT))
+	}()
+	ended := make(chan struct{})
+	go func() {
+		_ = cmd.Wait() // the status says it
+		close(ended)
+	}()
+	since := f.follow(cmd.Process.Pid, out, ended)
+	<-ended
+	said = out.String()
+	if ctx.Err() != nil {
+		return 0, said, errors.New("the job did not end")
+	}
+	b, err := os.ReadFile(filepath.Join(dir, "fault"))
+	if len(f.steps) == 0 {
+		info, serr := os.Stat(filepath.Join(dir, "fault"))
+		if err := errors.Join(err, serr); err != nil {
+			return 0, said, fmt.Errorf("the fault did not happen: %w", err)
+		}
+		since = info.ModTime()
+	} else if since.IsZero() {
+		return 0, said, errors.New("the job ended before the signal")
+	}
+	for len(marked(marker)) > 0 && time.Since(since) < f.within+faultSlack {
+		time.Sleep(10 * time.Millisecond)
+	}
+	took = time.Since(since)
+	if left := marked(marker); len(left) > 0 {
+		return took, said, fmt.Errorf("processes %v are left after %v", left, took)
+	}
+	if took > f.within+faultSlack {
+		return took, said, fmt.Errorf("it took %v, want %v", took, f.within)
+	}
+	return took, said, errors.Join(f.judge(said, string(b), cmd.ProcessState.ExitCode()), leftovers(dir))
+}
+
+// follow sends the signals of the row and returns when the last one went.
+func (f *mishap) follow(mpirun int, out *transcript, ended <-chan struct{}) (last time.Time) {
+	for _, s := range f.steps {
+		if !out.wait(s.after, ended) {
+			return time.Time{}
+		}
+		pid := mpirun
+		if s.to == "rank" {
+			pid, _ = strconv.Atoi(readyPID(out.String()))
+		}
+		if pid <= 0 || syscall.Kill(pid, s.sig) != nil {
+			return time.Time{}
+		}
+		last = time.Now()
+	}
+	return last
+}
+
+// readyPID is the process that said that it is ready.
+func readyPID(said string) string {
+	_, pid, _ := strings.Cut(said, "ready ")
+	pid, _, _ = strings.Cut(pid, ".")
+	return pid
+}
+
+// judge compares what the job said with the row.
+func (f *mishap) judge(said, pid string, status int) error {
+	host, err := os.Hostname()
+	if err != nil {
+		return err
+	}
+	if pid == "" {
+		pid = readyPID(said)
+	}
+	fill := strings.NewReplacer("{host}", host, "{pid}", pid, "{rank}", strconv.Itoa(f.victim()))
+	var errs []error
+	if (status == 0) != f.clean {
+		errs = append(errs, fmt.Errorf("exit status %d", status))
+	}
+	if n := strings.Count(said, fill.Replace(f.cause)); f.cause != "" && n != 1 {
+		errs = append(errs, fmt.Errorf("%q comes %d times, want once", fill.Replace(f.cause), n))
+	}
+	for _, want := range f.want {
+		if want = fill.Replace(want); !strings.Contains(said, want) {
+			errs = append(errs, fmt.Errorf("%q is not said", want))
 		}
 	}
-	for _, want := range []string{"shown on request", "ranks 0-2", "main_test.go:"} {
-		if !strings.Contains(said, want) {
-			t.Errorf("%q is not in\n%s", want, said)
+	if n := strings.Count(said, "[running]:"); n > 1 {
+		errs = append(errs, fmt.Errorf("%d stacks, want one", n))
+	}
+	return errors.Join(errs...)
+}
+
+// leftovers finds the files that a job has left: in its TMPDIR, and in /dev/shm under
+// its number.
+func leftovers(dir string) error {
+	var left []string
+	entries, err := os.ReadDir(filepath.Join(dir, "tmp"))
+	for _, e := range entries {
+		left = append(left, e.Name())
+	}
+	b, jerr := os.ReadFile(filepath.Join(dir, "job"))
+	if err := errors.Join(err, jerr); err != nil {
+		return err
+	}
+	if len(b) == 0 {
+		return errors.New("the job did not say its number")
+	}
+	pattern := "/dev/shm/*" + string(b) + "*"
+	if n, err := strconv.ParseUint(string(b), 10, 32); err == nil { // as Open MPI 4 puts it into names
+		pattern = fmt.Sprintf("/dev/shm/*.%x.*", n)
+	}
+	shared, err := filepath.Glob(pattern)
+	if err != nil {
+		return err
+	}
+	left = append(left, shared...)
+	if left != nil {
+		return fmt.Errorf("files are left: %q", left)
+	}
+	return nil
+}
+
+// marked returns the processes whose environment has the marker.
+func marked(marker string) (pids []int) {
+	files, _ := filepath.Glob("/proc/[0-9]*/environ") // the pattern is good
+	for _, file := range files {
+		b, err := os.ReadFile(file)
+		if err != nil || !bytes.Contains(b, []byte(marker+"\x00")) {
+			continue // it has ended meanwhile, or is another user's
+		}
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+		if err == nil {
+			pids = append(pids, pid)
 		}
 	}
-	cancel()
-	_ = cmd.Wait() // it was ended
+	return pids
+}
+
+// transcript is what a program has written so far.
+type transcript struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+	news chan struct{} // 1
+}
+
+func (t *transcript) Write(b []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	select {
+	case t.news <- struct{}{}:
+	default:
+	}
+	return t.text.Write(b)
+}
+
+func (t *transcript) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.text.String()
+}
+
+// wait returns when text was written, or false when the program ended before.
+func (t *transcript) wait(text string, ended <-chan struct{}) bool {
+	for !strings.Contains(t.String(), text) {
+		select {
+		case <-t.news:
+		case <-ended:
+			return strings.Contains(t.String(), text)
+		}
+	}
+	return true
 }

@@ -87,6 +87,7 @@ func start(fs *pflag.FlagSet, run func(context.Context, *World) error, checks []
 	if err != nil {
 		return refuse(fs.Name(), j, err)
 	}
+	started := limitStart(fs.Name(), &cfg, j.rank)
 	w, err := Open(cfg)
 	if err != nil {
 		if errors.As(err, new(usageError)) {
@@ -101,6 +102,7 @@ func start(fs *pflag.FlagSet, run func(context.Context, *World) error, checks []
 	if err != nil {
 		return w.abort(nil, err, exitFailed)
 	}
+	started()
 	w.logStart()
 	w.phase.Store("running")
 	sig, err := w.supervise(o, run)

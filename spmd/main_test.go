@@ -29,6 +29,11 @@ func app(what string) {
 	fs := pflag.NewFlagSet("app", pflag.ExitOnError)
 	rows := fs.Int("rows", 4, "rows")
 	gpuPrepare(what)
+	fault, isFault := strings.CutPrefix(what, "fault ")
+	inFault := func(context.Context, *spmd.World) error { return nil }
+	if isFault {
+		inFault = inject(fault)
+	}
 	spmd.Main(fs, func(ctx context.Context, w *spmd.World) error {
 		last := w.Rank() == w.Size()-1
 		switch what {
@@ -45,78 +50,6 @@ func app(what string) {
 			return w.Emit(map[string]any{"app": "app", "sum": x.At(0), "ranks": w.Size()})
 		case "usage":
 			return spmd.Usage(errors.New("no such data"))
-		case "error":
-			if last {
-				return errors.New("the last rank fails")
-			}
-		case "panic":
-			if last {
-				panic("the last rank panics")
-			}
-		case "nil":
-			if last {
-				var p *int
-				*p = 1
-			}
-		case "goroutine":
-			if last {
-				go func() { panic("a goroutine panics") }()
-				select {}
-			}
-		case "exit":
-			if last {
-				os.Exit(0)
-			}
-		case "kill":
-			if last {
-				return syscall.Kill(os.Getpid(), syscall.SIGKILL)
-			}
-		case "stream":
-			if last { // the error comes while this rank waits for something else
-				s, err := w.NewStream("late")
-				if err != nil {
-					return err
-				}
-				if err := s.HostFunc(func() error { return errors.New("the stream fails") }); err != nil {
-					return err
-				}
-				select {}
-			}
-		case "late": // run is over when the stream fails, and the others are in a collective on theirs
-			s, err := w.NewStream("late")
-			if err != nil {
-				return err
-			}
-			if err := s.HostFunc(func() error {
-				if last {
-					return errors.New("the stream fails")
-				}
-				return nil
-			}); err != nil {
-				return err
-			}
-			if err := spmd.Barrier(w.Comm.On(s)); err != nil && !last {
-				return err
-			}
-			return nil
-		case "together":
-			only, err := w.Comm.Split(w.Rank()/2*-1, 0)
-			if err != nil {
-				return err
-			}
-			for range spmd.Together(only, slices.Values([]int{1, 2})) {
-			}
-			return nil
-		case "asleep", "stopped", "stays":
-			return hangs(w, what, last)
-		case "contract":
-			return differ(w)
-		case "shown":
-			if w.Rank() == 0 {
-				fmt.Fprintln(os.Stderr, "asleep", os.Getpid())
-			}
-			<-ctx.Done()
-			return nil
 		case "preempted":
 			early := spmd.Preempted(ctx)
 			fmt.Fprintln(os.Stderr, "asleep")
@@ -129,6 +62,9 @@ func app(what string) {
 		case "stubborn":
 			fmt.Fprintln(os.Stderr, "asleep")
 			select {}
+		}
+		if isFault {
+			return inFault(ctx, w)
 		}
 		if err := gpuFault(w, what, last); err != nil {
 			return err
@@ -177,6 +113,11 @@ func TestMainRunsTheProgram(t *testing.T) {
 	if status, out := run(t, 2, "sum", nil, "--log-ranks", "all", "--log-format", "json"); status != 0 || strings.Count(out, `"done"`) != 2 {
 		t.Errorf("--log-ranks all: status %d\n%s", status, out)
 	}
+	for _, mode := range []string{"off", "sample", "on"} {
+		if status, out := run(t, 2, "sum", nil, "--check="+mode); status != 0 {
+			t.Errorf("--check=%s of a program in order: status %d\n%s", mode, status, out)
+		}
+	}
 	if status, out := run(t, 2, "sum", nil, "--help"); status != 0 || strings.Count(out, "Usage of app") != 1 || !strings.Contains(out, "--collectives") {
 		t.Errorf("--help: status %d\n%s", status, out)
 	}
@@ -203,6 +144,8 @@ func TestBadInput(t *testing.T) {
 		{"more ranks than rows", 3, "sum", nil, []string{"--rows", "2"}, "--rows 2: fewer than the 3 ranks"},
 		{"an error that run marks", 3, "usage", nil, nil, "no such data"},
 		{"a result file that cannot be made", 2, "sum", nil, []string{"--json", "/nonexistent/x"}, "--json: open /nonexistent/x"},
+		{"a mode of --check", 0, "sum", nil, []string{"--check=often"}, "want off, sample, on"},
+		{"no time", 0, "sum", nil, []string{"--timeout", "1ms"}, "--timeout 1ms: must be at least 100ms"},
 		{"N worlds of one", 0, "sum", []string{"SLURM_PROCID=0", "SLURM_NTASKS=4"}, nil, "SLURM_NTASKS says 4 tasks, but MPI has a world of 1"},
 		{"N worlds of one under srun", 0, "sum", []string{"SLURM_PROCID=0", "SLURM_STEP_NUM_TASKS=2"}, nil, "srun --mpi=pmix"},
 	} {
@@ -222,49 +165,14 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
-// TestOneRankFails: the others wait in a barrier; the job must end on all ranks
-// with the cause said once.
-func TestOneRankFails(t *testing.T) {
-	t.Parallel()
-	for _, tc := range []struct {
-		what string
-		want []string
-	}{
-		{"error", []string{"the last rank fails", "rank=2"}},
-		{"panic", []string{"panic: the last rank panics", "main_test.go", "rank=2"}},
-		{"nil", []string{"panic: runtime error: invalid memory address or nil pointer dereference", "main_test.go", "rank=2"}},
-		{"goroutine", []string{"panic: a goroutine panics", "main_test.go"}},
-		{"stream", []string{`stream "late"`, "the stream fails", "main_test.go", "rank=2"}},
-		{"late", []string{`stream "late"`, "the stream fails", "main_test.go", "rank=2"}},
-		{"together", []string{"Together", "not in the communicator", "rank=2"}},
-		{"exit", []string{"the rank died", "os.Exit", "rank=2", "pid="}},
-		{"kill", []string{"the rank died", "killed", "rank=2", "pid="}},
-	} {
-		t.Run(tc.what, func(t *testing.T) {
-			t.Parallel()
-			status, out := run(t, 3, tc.what, nil)
-			if status == 0 {
-				t.Errorf("status 0\n%s", out)
-			}
-			for _, want := range tc.want {
-				if !strings.Contains(out, want) {
-					t.Errorf("%q is not in\n%s", want, out)
-				}
-			}
-			if n := strings.Count(out, "goroutine "); n > 0 && strings.Count(out, "[running]") > 1 {
-				t.Errorf("the stack is shown more than once:\n%s", out)
-			}
-		})
-	}
-}
-
 func TestSignal(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		what string
 		n    int
-		want int
-	}{{"sleep", 0, 128 + 15}, {"stubborn", 0, 128 + 15}, {"sleep", 2, -1}} {
+		sig  syscall.Signal
+		want int // -1: any but 0
+	}{{"sleep", 0, syscall.SIGTERM, 128 + 15}, {"stubborn", 0, syscall.SIGTERM, 128 + 15}, {"sleep", 2, syscall.SIGTERM, -1}, {"preempted", 0, syscall.SIGTERM, 0}, {"preempted", 0, syscall.SIGUSR1, 0}} {
 		ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
 		defer cancel()
 		cmd := spmdtest.Command(ctx, t, tc.n, []string{appEnv + "=" + tc.what})
@@ -282,19 +190,23 @@ func TestSignal(t *testing.T) {
 				t.Fatalf("it ended before it slept: %s", text)
 			}
 		}
-		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		if err := cmd.Process.Signal(tc.sig); err != nil {
 			t.Fatal(err)
 		}
 		var rest bytes.Buffer
 		_, _ = rest.ReadFrom(out)
 		_ = cmd.Wait()
 		if ctx.Err() != nil {
-			t.Fatalf("%s went on after SIGTERM", tc.what)
+			t.Fatalf("%s went on after %v", tc.what, tc.sig)
 		}
-		if status := cmd.ProcessState.ExitCode(); status == 0 || (tc.want > 0 && status != tc.want) {
-			t.Errorf("%s on %d ranks: status %d after SIGTERM", tc.what, tc.n, status)
+		if status := cmd.ProcessState.ExitCode(); status != tc.want && (tc.want >= 0 || status == 0) {
+			t.Errorf("%s on %d ranks: status %d after %v", tc.what, tc.n, status, tc.sig)
 		}
-		if tc.n == 0 && !strings.Contains(rest.String(), "ended by signal: terminated") {
+		said := "ended by signal: terminated"
+		if tc.want == 0 {
+			said = "asked to end early"
+		}
+		if tc.n == 0 && !strings.Contains(rest.String(), said) {
 			t.Errorf("%s says %q", tc.what, rest.String())
 		}
 	}

@@ -27,6 +27,8 @@ type overseer struct {
 	ended chan struct{} // closed when the job's cause is known
 	cause watch.Cause
 	since atomic.Int64 // start of the wait for the end of the others, in Unix ns; 0 before
+	tick  atomic.Int64 // when look last looked, in Unix ns
+	woken atomic.Int64 // when it last found that the process had been stopped
 }
 
 // failure is what a cause carries as its text.
@@ -40,6 +42,8 @@ const (
 	// job; a report takes it longer.
 	printFirst  = 3 * time.Second
 	reportFirst = 15 * time.Second
+	standIn     = 3 * time.Second
+	stopped     = 3 * time.Second // without a look at the clock: the process was stopped
 	reportLimit = 10 * time.Second
 )
 
@@ -89,6 +93,33 @@ func (w *World) oversee() (*overseer, error) {
 	return o, nil
 }
 
+// limitStart ends this process when the start takes longer than --timeout, or than a
+// minute where a GPU and its libraries may have to start: MPI and the other ranks wait
+// without a limit of their own. Rank 0 speaks, or the next rank that can. stop must be
+// called when the start is over.
+func limitStart(name string, cfg *Config, rank int) (stop func() bool) {
+	limit := cfg.timeout()
+	if cfg.Device != "host" {
+		limit = max(limit, time.Minute)
+	}
+	t := time.AfterFunc(limit, func() {
+		leaveToFirst(rank)
+		run, others := goroutines()
+		at := "in no code of the program"
+		for _, g := range append([]goroutine{run}, others...) {
+			if len(g.Stack) > 0 {
+				at = g.Stack[0]
+				break
+			}
+		}
+		host, _ := os.Hostname() // empty where it has none
+		fmt.Fprintf(os.Stderr, "%s: the start has not ended in %v: a rank is missing; rank %d (host %s, pid %d) is at %s\n",
+			name, limit, rank, host, os.Getpid(), at)
+		os.Exit(exitFailed)
+	})
+	return t.Stop
+}
+
 // tell copies what rank root has in v, as JSON, to every rank. Collective.
 func (w *World) tell(root int, v any) error {
 	if err := mpiTurns.enter(mpiTurns.take(1)); err != nil {
@@ -128,7 +159,7 @@ func (w *World) mustAgreeInTurn(failure error) error {
 // look finds calls that do not end. It only reads counters.
 func (o *overseer) look() {
 	limit := o.w.cfg.timeout()
-	tick := time.NewTicker(min(time.Second, limit/8))
+	tick := time.NewTicker(min(time.Second/4, limit/8))
 	defer tick.Stop()
 	type pending struct {
 		call  uint64
@@ -142,6 +173,10 @@ func (o *overseer) look() {
 		case <-o.ended:
 			return
 		case now := <-tick.C:
+			if o.stoodStill(now) {
+				o.woken.Store(now.UnixNano())
+			}
+			o.tick.Store(now.UnixNano())
 			o.w.mu.Lock()
 			comms := append([]*commState{}, o.w.comms...)
 			streams := append([]*Stream{}, o.w.streams...)
@@ -197,10 +232,25 @@ func (o *overseer) onEnd(c watch.Cause) {
 	if c.Kind == watch.KindDied && c.Rank == 0 {
 		first = 1
 	}
-	if rank := o.w.Rank(); rank != first {
-		patience := printFirst
+	rank := o.w.Rank()
+	wasStopped := o.wasStopped(time.Now())
+	patience := printFirst
+	var states []watch.RankState
+	if c.Kind == watch.KindHang && rank < 2 {
+		states = o.gather()
+		if s := states[0]; s.State == nil && !s.Died && !s.Left { // rank 0 is what hangs: it is stopped
+			first = 1
+		}
+	}
+	if rank == 0 && wasStopped {
+		first = 1 // which has seen to it; the launcher wakes this process to end it
+	}
+	if rank != first {
 		if c.Kind == watch.KindHang {
 			patience = reportFirst
+		}
+		if rank > 1 {
+			patience += standIn // rank 1 before all others
 		}
 		time.Sleep(patience + time.Duration(rank)*100*time.Millisecond)
 	}
@@ -209,9 +259,10 @@ func (o *overseer) onEnd(c watch.Cause) {
 		f = failure{exitFailed, c.Text}
 	}
 	if c.Kind == watch.KindHang {
-		ctx, cancel := context.WithTimeout(context.Background(), reportLimit)
-		o.report(f.Message, o.net.Report(ctx))
-		cancel()
+		if states == nil {
+			states = o.gather()
+		}
+		o.report(f.Message, states)
 	}
 	log := o.w.cfg.logger(job{rank: c.Rank, size: o.w.Size()}, os.Stderr)
 	line := log.Error().Str("host", c.Host)
@@ -221,6 +272,25 @@ func (o *overseer) onEnd(c watch.Cause) {
 	}
 	line.Msg(f.Message)
 	o.w.Abort(f.Status)
+}
+
+// stoodStill says whether look has not looked for so long that this process must have
+// been stopped.
+func (o *overseer) stoodStill(now time.Time) bool {
+	last := o.tick.Load()
+	return last != 0 && now.UnixNano()-last > int64(stopped)
+}
+
+// wasStopped says whether it was, and goes on for a moment only.
+func (o *overseer) wasStopped(now time.Time) bool {
+	return o.stoodStill(now) || now.UnixNano()-o.woken.Load() < int64(stopped)
+}
+
+// gather asks every rank what it does.
+func (o *overseer) gather() []watch.RankState {
+	ctx, cancel := context.WithTimeout(context.Background(), reportLimit)
+	defer cancel()
+	return o.net.Report(ctx)
 }
 
 // report prints what hangs and what every rank does.
@@ -242,9 +312,7 @@ func (o *overseer) show(w *World) {
 		fmt.Fprint(os.Stderr, renderReport("shown on request", []watch.RankState{s}))
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), reportLimit)
-	defer cancel()
-	o.report("shown on request", o.net.Report(ctx))
+	o.report("shown on request", o.gather())
 }
 
 // leaving says that this rank has ended its program and waits for the others to.
