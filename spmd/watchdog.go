@@ -89,6 +89,7 @@ func (w *World) oversee() (*overseer, error) {
 	if o.net, err = watch.Join(ctx, cfg); err != nil {
 		return nil, err
 	}
+	o.tick.Store(time.Now().UnixNano()) // it may be stopped before the first look
 	go o.look()
 	return o, nil
 }
@@ -175,6 +176,7 @@ func (o *overseer) look() {
 		case now := <-tick.C:
 			if o.stoodStill(now) {
 				o.woken.Store(now.UnixNano())
+				clear(seen) // the time did not pass for this rank
 			}
 			o.tick.Store(now.UnixNano())
 			o.w.mu.Lock()
@@ -277,8 +279,7 @@ func (o *overseer) onEnd(c watch.Cause) {
 // stoodStill says whether look has not looked for so long that this process must have
 // been stopped.
 func (o *overseer) stoodStill(now time.Time) bool {
-	last := o.tick.Load()
-	return last != 0 && now.UnixNano()-last > int64(stopped)
+	return now.UnixNano()-o.tick.Load() > int64(stopped)
 }
 
 // wasStopped says whether it was, and goes on for a moment only.
