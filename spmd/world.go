@@ -144,9 +144,8 @@ func Open(cfg Config) (*World, error) {
 	w := &World{cfg: cfg, job: environment(), failed: make(chan struct{})}
 	w.phase.Store("starting")
 	w.check = slices.Index([]string{"off", "sample", "on"}, cmp.Or(cfg.Check, "off"))
-	w.startup.started = time.Now().Add(-processAge())
-	w.startup.begin("process")()
-	w.startup.parts[0].ms = float64(time.Since(w.startup.started).Milliseconds())
+	age := processAge()
+	w.startup = startup{time.Now().Add(-age), []part{{"process", float64(age.Milliseconds())}}}
 	if cfg.JSON != "" && w.job.rank == 0 {
 		var err error
 		if w.json, err = openJSON(cfg.JSON); err != nil {

@@ -3,7 +3,10 @@
 // once, at start, and a test can compile all of it without a GPU.
 package kernels
 
-import "sync"
+import (
+	"slices"
+	"sync"
+)
 
 // Source is CUDA C++ and the kernels declared from it.
 type Source struct {
@@ -28,7 +31,9 @@ func Add(name, text string) {
 	defer mu.Unlock()
 	for i := range list {
 		if list[i].Text == text {
-			list[i].Names = append(list[i].Names, name)
+			if !slices.Contains(list[i].Names, name) { // declared in a function, it comes again
+				list[i].Names = append(list[i].Names, name)
+			}
 			return
 		}
 	}
