@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"runtime/pprof"
 	"strings"
 	"sync"
 	"testing"
@@ -84,6 +85,7 @@ func TestFake(t *testing.T) {
 		t.Run("workspace", fakeWorkspace)
 		t.Run("wide", fakeWide)
 		t.Run("close", fakeClose)
+		t.Run("close elsewhere", fakeCloseElsewhere)
 		t.Run("goroutines", fakeGoroutines)
 		t.Run("allocations", fakeAllocations)
 	})
@@ -473,6 +475,28 @@ func fakeGoroutines(t *testing.T) {
 	if n, made := len(lines("cublasLtMatmul")), len(lines("cublasLtMatmulAlgoGetHeuristic")); n != 32 || made != 8 {
 		t.Errorf("%d products by %d plans, want 32 by 8", n, made)
 	}
+}
+
+// Close works on a thread that has no context yet.
+func fakeCloseElsewhere(t *testing.T) {
+	m := newMachine(t)
+	g := Gemm{M: 1, N: 1, K: 1, LdA: 1, LdB: 1, LdC: 1, AB: elem.Float32, C: elem.Float32, Alpha: 1}
+	n := 2 * pprof.Lookup("threadcreate").Count() // more threads at once than there are
+	var arrived, done sync.WaitGroup
+	arrived.Add(n)
+	for range n {
+		l, h := m.openLt(), m.open()
+		m.try(l.Gemm(m.s, &g, m.dev[2], m.dev[0], m.dev[1], nil, 0))
+		done.Go(func() {
+			runtime.LockOSThread() // for good: the thread ends with the goroutine
+			arrived.Done()
+			arrived.Wait()
+			if err := errors.Join(l.Close(), h.Close()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	done.Wait()
 }
 
 func fakeAllocations(t *testing.T) {

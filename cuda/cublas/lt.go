@@ -54,7 +54,7 @@ func (l *Lt) Close() error {
 	}
 	var errs []error
 	for _, p := range l.plans {
-		code, op := sysPlanFree(p)
+		code, op := sysPlanFree(l.h, p)
 		errs = append(errs, check(op, code, ""))
 	}
 	errs = append(errs, check("cublasLtDestroy", sysLtDestroy(l.h), ""))

@@ -150,7 +150,7 @@ func sysPlan(l light, k *planKey) (p plan, code int, op string) {
 	return p, code, op
 }
 
-func sysPlanFree(p plan) (code int, op string) { return took(C.plan_free(p)) }
+func sysPlanFree(l light, p plan) (code int, op string) { return took(C.plan_free(l, p)) }
 
 func sysMatmul(l light, p plan, s *cuda.Stream, g *Gemm, c, a, b, workspace unsafe.Pointer) int {
 	return int(C.lt_matmul(address(unsafe.Pointer(l)), address(unsafe.Pointer(p)), C.double(g.Alpha), address(b), address(a),

@@ -104,8 +104,9 @@ static int lt_destroy(struct light *l) {
     return rc ? rc : lt.destroy(l->h);
 }
 
-static struct outcome plan_free(struct plan *p) {
-    struct outcome o = {0, NULL};
+// plan_free gives back all that it can.
+static struct outcome plan_free(const struct light *l, struct plan *p) {
+    struct outcome o = {enter(&l->d), "cuCtxSetCurrent"};
     void *layouts[] = {p->a, p->b, p->c};
     for (int i = 0; i < 3; i++) {
         int rc = layouts[i] ? lt.layout_destroy(layouts[i]) : 0;
@@ -161,7 +162,7 @@ out:
         int rc = lt.pref_destroy(pref);
         if (rc && !o.code) o = (struct outcome){rc, "cublasLtMatmulPreferenceDestroy"};
     }
-    if (o.code) plan_free(p);
+    if (o.code) plan_free(l, p);
     else *out = p;
     return o;
 }
