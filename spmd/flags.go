@@ -12,6 +12,8 @@ import (
 	"github.com/rs/zerolog"
 	"github.com/spf13/pflag"
 	"golang.org/x/term"
+
+	"lockstep/internal/launcher"
 )
 
 // Config is what the common flags set; Main fills it from the command line. An
@@ -112,7 +114,7 @@ func parseRanks(list string) (map[int]bool, error) {
 }
 
 // logger returns the rank's logger. Ranks that are not to log still log errors.
-func (c *Config) logger(j job, out *os.File) zerolog.Logger {
+func (c *Config) logger(j launcher.Job, out *os.File) zerolog.Logger {
 	var w io.Writer = out
 	if c.LogFormat != "json" {
 		w = zerolog.ConsoleWriter{Out: out, TimeFormat: time.TimeOnly, NoColor: !term.IsTerminal(int(out.Fd()))}
@@ -122,12 +124,12 @@ func (c *Config) logger(j job, out *os.File) zerolog.Logger {
 		level = zerolog.InfoLevel
 	}
 	ranks, _ := parseRanks(c.LogRanks) // checked before
-	if ranks != nil && !ranks[j.rank] {
+	if ranks != nil && !ranks[j.Rank] {
 		level = max(level, zerolog.ErrorLevel)
 	}
 	ctx := zerolog.New(w).Level(level).With().Timestamp()
-	if j.size > 1 {
-		ctx = ctx.Int("rank", j.rank)
+	if j.Size > 1 {
+		ctx = ctx.Int("rank", j.Rank)
 	}
 	return ctx.Logger()
 }

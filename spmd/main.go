@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/cudampi"
+	"lockstep/internal/launcher"
 	"lockstep/internal/watch"
 )
 
@@ -71,7 +72,7 @@ func Usage(err error) error {
 func start(fs *pflag.FlagSet, run func(context.Context, *World) error, checks []func(int) error) int {
 	var cfg Config
 	cfg.flags(fs)
-	j := environment()
+	j := launcher.Environment()
 	if err := parse(fs, os.Args[1:], j); err != nil {
 		if errors.Is(err, pflag.ErrHelp) {
 			return 0
@@ -81,19 +82,19 @@ func start(fs *pflag.FlagSet, run func(context.Context, *World) error, checks []
 	err := cfg.check()
 	for _, check := range checks {
 		if err == nil {
-			err = check(j.size)
+			err = check(j.Size)
 		}
 	}
 	if err != nil {
 		return refuse(fs.Name(), j, err)
 	}
-	started := limitStart(fs.Name(), &cfg, j.rank)
+	started := limitStart(fs.Name(), &cfg, j.Rank)
 	w, err := Open(cfg)
 	if err != nil {
 		if errors.As(err, new(usageError)) {
 			return refuse(fs.Name(), j, err)
 		}
-		leaveToFirst(j.rank)
+		leaveToFirst(j.Rank)
 		fmt.Fprintf(os.Stderr, "%s: %v\n", fs.Name(), err)
 		cudampi.Abort(exitFailed) // the others may be waiting for this rank
 		return exitFailed
@@ -131,9 +132,9 @@ func start(fs *pflag.FlagSet, run func(context.Context, *World) error, checks []
 }
 
 // parse reads the command line. --help prints once for the job.
-func parse(fs *pflag.FlagSet, args []string, j job) error {
+func parse(fs *pflag.FlagSet, args []string, j launcher.Job) error {
 	help := io.Writer(os.Stdout)
-	if j.rank != 0 {
+	if j.Rank != 0 {
 		help = io.Discard
 	}
 	fs.Init(fs.Name(), pflag.ContinueOnError)
@@ -150,8 +151,8 @@ func parse(fs *pflag.FlagSet, args []string, j job) error {
 }
 
 // refuse ends a job that has bad input, in a process where MPI does not run.
-func refuse(name string, j job, err error) int {
-	speak(name, j.rank, err)
+func refuse(name string, j launcher.Job, err error) int {
+	speak(name, j.Rank, err)
 	return exitUsage
 }
 
@@ -161,7 +162,7 @@ func refuse(name string, j job, err error) int {
 // are still there.
 func speak(name string, rank int, err error) {
 	leaveToFirst(rank)
-	if rank != 0 && errors.As(err, new(aloneError)) {
+	if rank != 0 && errors.As(err, new(launcher.AloneError)) {
 		return // each is a job of its own, but one speaks for all
 	}
 	fmt.Fprintf(os.Stderr, "%s: %s\n", name, strings.ReplaceAll(err.Error(), "\n", "; "))

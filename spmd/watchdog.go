@@ -13,6 +13,7 @@ import (
 	"unsafe"
 
 	"lockstep/internal/elem"
+	"lockstep/internal/launcher"
 	"lockstep/internal/watch"
 )
 
@@ -266,7 +267,7 @@ func (o *overseer) onEnd(c watch.Cause) {
 		}
 		o.report(f.Message, states)
 	}
-	log := o.w.cfg.logger(job{rank: c.Rank, size: o.w.Size()}, os.Stderr)
+	log := o.w.cfg.logger(launcher.Job{Rank: c.Rank, Size: o.w.Size()}, os.Stderr)
 	line := log.Error().Str("host", c.Host)
 	if c.Kind == watch.KindDied {
 		line = line.Int("pid", c.PID)

@@ -21,6 +21,7 @@ import (
 	"lockstep/host"
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
+	"lockstep/internal/launcher"
 )
 
 // World is this rank's place in the job: who it is, its device, and the
@@ -35,7 +36,7 @@ type World struct {
 	Log zerolog.Logger
 
 	cfg       Config
-	job       job
+	job       launcher.Job
 	node      int
 	nodes     int
 	threads   int
@@ -141,12 +142,12 @@ func Open(cfg Config) (*World, error) {
 	if err := host.CheckBLAS(); err != nil {
 		return nil, Usage(err)
 	}
-	w := &World{cfg: cfg, job: environment(), failed: make(chan struct{})}
+	w := &World{cfg: cfg, job: launcher.Environment(), failed: make(chan struct{})}
 	w.phase.Store("starting")
 	w.check = slices.Index([]string{"off", "sample", "on"}, cmp.Or(cfg.Check, "off"))
 	age := processAge()
 	w.startup = startup{time.Now().Add(-age), []part{{"process", float64(age.Milliseconds())}}}
-	if cfg.JSON != "" && w.job.rank == 0 {
+	if cfg.JSON != "" && w.job.Rank == 0 {
 		var err error
 		if w.json, err = openJSON(cfg.JSON); err != nil {
 			return nil, Usage(err)
@@ -173,7 +174,7 @@ func (w *World) connect() error {
 		return err
 	}
 	done()
-	if err := w.job.checkWorld(base.Size()); err != nil {
+	if err := w.job.CheckWorld(base.Size()); err != nil {
 		return errors.Join(Usage(err), cudampi.Stop())
 	}
 	openWorlds++
@@ -192,7 +193,7 @@ func (w *World) join(base *cudampi.Comm) error {
 	if err != nil {
 		return err
 	}
-	w.job.rank, w.job.size = world.Rank(), world.Size()
+	w.job.Rank, w.job.Size = world.Rank(), world.Size()
 	w.Log = w.cfg.logger(w.job, os.Stderr)
 	w.Comm = w.addComm(world, "world")
 	if w.json != nil && w.Rank() != 0 { // the environment did not say so
@@ -300,7 +301,7 @@ func (w *World) logStart() {
 	if w.fellBack {
 		line = w.Log.Warn()
 	}
-	line = line.Str("launcher", w.job.launcher).Int("ranks", w.Size()).Int("nodes", w.nodes).
+	line = line.Str("launcher", w.job.Name).Int("ranks", w.Size()).Int("nodes", w.nodes).
 		Str("device", w.Device()).Str("collectives", w.Collectives()).Str("why", w.why).
 		Str("mpi", cudampi.Version()).Int("threads", w.threads).Str("blas", host.BLAS())
 	if w.gpu != nil {

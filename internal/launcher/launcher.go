@@ -1,0 +1,68 @@
+// Package launcher reads from the environment who started this process, before MPI has started.
+package launcher
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"strconv"
+)
+
+// Job is what the environment says of this process.
+type Job struct {
+	Name   string // openmpi4, openmpi5, mpich, slurm-pmix, slurm-pmi2, slurm, torchrun, none
+	Rank   int
+	Size   int
+	Source string // the variable that Size was read from; "" if Name is none
+}
+
+// launchers in the order of asking: an mpirun inside a Slurm allocation decides over Slurm's own variables. PRRTE, which
+// starts the ranks of Open MPI 5, says so.
+var launchers = []struct{ name, rank, size, also string }{
+	{"openmpi5", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PRTE_LAUNCHED"},
+	{"openmpi4", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", ""},
+	{"slurm-pmix", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "PMIX_RANK"},
+	{"slurm-pmi2", "PMI_RANK", "PMI_SIZE", "SLURM_PROCID"}, // Hydra's proxies, too, have SLURM_PROCID, of their own
+	{"mpich", "PMI_RANK", "PMI_SIZE", ""},
+	{"slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ""},
+	{"slurm", "SLURM_PROCID", "SLURM_NTASKS", ""},
+	{"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK"},
+}
+
+// Detect reads the launcher's variables. Without a launcher it is rank 0 of 1, named none.
+func Detect(getenv func(string) string) Job {
+	for _, l := range launchers {
+		if l.also != "" && getenv(l.also) == "" {
+			continue
+		}
+		rank, err1 := strconv.Atoi(getenv(l.rank))
+		size, err2 := strconv.Atoi(getenv(l.size))
+		if err1 == nil && err2 == nil && rank >= 0 && rank < size && size <= math.MaxInt32 { // MPI counts in C's int
+			return Job{l.name, rank, size, l.size}
+		}
+	}
+	return Job{"none", 0, 1, ""}
+}
+
+// Environment is Detect of this process's environment.
+func Environment() Job { return Detect(os.Getenv) }
+
+// AloneError is the refusal of N worlds of one.
+type AloneError struct{ error }
+
+// CheckWorld refuses N worlds of one: the environment speaks of N tasks, and MPI, whose world has size ranks, of one.
+// The error is an AloneError.
+func (j Job) CheckWorld(size int) error {
+	if size > 1 || j.Size == 1 {
+		return nil
+	}
+	hint := "start with the mpirun of the MPI library that this program is linked with"
+	switch j.Name {
+	case "slurm", "slurm-pmi2", "slurm-pmix":
+		hint = "start with srun --mpi=pmix, or with mpirun inside the allocation"
+	case "torchrun":
+		hint = "start with mpirun"
+	}
+	return AloneError{fmt.Errorf("%s says %d tasks, but MPI has a world of 1 in each of them: %s (to run one rank on purpose: mpirun -np 1)",
+		j.Source, j.Size, hint)}
+}
