@@ -21,7 +21,7 @@ import (
 type Config struct {
 	Device      string // auto, cuda or host
 	Collectives string // auto, nccl or mpi
-	JSON        string // file for Emit; "-" is standard output
+	JSON        string // file that Emit appends to; "-" is standard output
 	LogLevel    string // trace, debug, info, warn or error
 	LogFormat   string // auto, console or json
 	LogRanks    string // ranks that log below error: "0", "all" or a list
@@ -47,7 +47,7 @@ func (c *Config) timeout() time.Duration {
 func (c *Config) flags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.Device, "device", "auto", "where buffers live: auto, cuda or host")
 	fs.StringVar(&c.Collectives, "collectives", "auto", "what carries collectives: auto, nccl or mpi")
-	fs.StringVar(&c.JSON, "json", "", "write results to `FILE`, one JSON object a line (- is standard output)")
+	fs.StringVar(&c.JSON, "json", "", "append results to `FILE`, one JSON object a line (- is standard output)")
 	fs.StringVar(&c.LogLevel, "log-level", "info", "trace, debug, info, warn or error")
 	fs.StringVar(&c.LogFormat, "log-format", "auto", "auto, console or json; auto is console, since under mpirun no rank sees a terminal")
 	fs.StringVar(&c.LogRanks, "log-ranks", "0", "ranks that log: 0, all, or a list such as 0,3,8-11")

@@ -142,10 +142,45 @@ func parse(fs *pflag.FlagSet, args []string, j launcher.Job) error {
 	fs.SortFlags = false
 	fs.Usage = func() { fmt.Fprintf(help, "Usage of %s:\n%s", fs.Name(), fs.FlagUsages()) }
 	if err := fs.Parse(args); err != nil {
+		if hint := misplaced(fs, args); hint != nil {
+			return hint
+		}
 		return err
 	}
 	if fs.NArg() > 0 {
 		return fmt.Errorf("unexpected argument %q: all settings are flags, see --help", fs.Arg(0))
+	}
+	return nil
+}
+
+// ofLauncher are flags that people give to the program and mean for what starts it.
+var ofLauncher = map[string]string{
+	"np": "mpirun", "n": "mpirun", "H": "mpirun", "host": "mpirun", "hostfile": "mpirun", "machinefile": "mpirun", "x": "mpirun",
+	"map-by": "mpirun", "bind-to": "mpirun", "rank-by": "mpirun", "oversubscribe": "mpirun", "allow-run-as-root": "mpirun", "mca": "mpirun",
+	"report-bindings": "mpirun", "tag-output": "mpirun", "npernode": "mpirun", "ppn": "mpirun", "display-map": "mpirun",
+	"ntasks": "srun", "nodes": "srun", "N": "srun", "mpi": "srun", "gpus-per-node": "srun", "ntasks-per-node": "srun", "partition": "srun",
+	"nproc_per_node": "torchrun", "nproc-per-node": "torchrun", "nnodes": "torchrun",
+}
+
+// misplaced says which flag of a launcher stands among the program's, which lack it.
+func misplaced(fs *pflag.FlagSet, args []string) error {
+	for i, arg := range args {
+		if arg == "--" {
+			break
+		}
+		name, _, whole := strings.Cut(strings.TrimLeft(arg, "-"), "=")
+		tool := ofLauncher[name]
+		if tool == "" || !strings.HasPrefix(arg, "-") || fs.Lookup(name) != nil || len(name) == 1 && fs.ShorthandLookup(name) != nil {
+			continue
+		}
+		if tool == "torchrun" {
+			return fmt.Errorf("%s is a flag of torchrun; type: mpirun -np 4 %s", arg, fs.Name())
+		}
+		value := ""
+		if !whole && i+1 < len(args) && !strings.HasPrefix(args[i+1], "-") {
+			value = " " + args[i+1]
+		}
+		return fmt.Errorf("%s is a flag of %s, before the program; type: %s %s%s %s", arg, tool, tool, arg, value, fs.Name())
 	}
 	return nil
 }

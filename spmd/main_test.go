@@ -109,6 +109,12 @@ func TestMainRunsTheProgram(t *testing.T) {
 		if err := json.Unmarshal(b, &got); err != nil || got.Ranks != max(n, 1) || got.Sum != float32(n*(n-1)/2) {
 			t.Errorf("%d ranks wrote %q, %v", n, b, err)
 		}
+		if status, out := run(t, n, "sum", nil, "--json", file); status != 0 {
+			t.Fatalf("%d ranks again: status %d\n%s", n, status, out)
+		}
+		if again, err := os.ReadFile(file); err != nil || string(again) != string(b)+string(b) {
+			t.Errorf("%d ranks again wrote %q, %v: want a second line, like the first", n, again, err)
+		}
 	}
 	if status, out := run(t, 2, "sum", nil, "--log-ranks", "all", "--log-format", "json"); status != 0 || strings.Count(out, `"done"`) != 2 {
 		t.Errorf("--log-ranks all: status %d\n%s", status, out)
@@ -135,6 +141,10 @@ func TestBadInput(t *testing.T) {
 		want string
 	}{
 		{"an unknown flag", 3, "sum", nil, []string{"--colour", "blue"}, "unknown flag: --colour"},
+		{"mpirun's flag behind the program", 2, "sum", nil, []string{"--rows", "3", "-np", "4"}, "-np is a flag of mpirun, before the program; type: mpirun -np 4 app"},
+		{"mpirun's flag with its value", 0, "sum", nil, []string{"--map-by=node"}, "type: mpirun --map-by=node app"},
+		{"srun's flag", 0, "sum", nil, []string{"--mpi=pmix"}, "type: srun --mpi=pmix app"},
+		{"torchrun's flag", 0, "sum", nil, []string{"--nproc_per_node", "8"}, "type: mpirun -np 4 app"},
 		{"a value of the wrong type", 2, "sum", nil, []string{"--rows", "many"}, `invalid argument "many"`},
 		{"an argument that is no flag", 2, "sum", nil, []string{"more"}, `unexpected argument "more"`},
 		{"no such device", 2, "sum", nil, []string{"--device", "tpu"}, "--device tpu: want auto, cuda, host"},

@@ -337,7 +337,7 @@ func openJSON(name string) (io.WriteCloser, error) {
 	if name == "-" {
 		return stdout{os.Stdout}, nil
 	}
-	f, err := os.Create(name)
+	f, err := os.OpenFile(name, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o666)
 	if err != nil {
 		return nil, fmt.Errorf("--json: %w", err)
 	}
