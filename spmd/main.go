@@ -106,6 +106,7 @@ func start(fs *pflag.FlagSet, run func(context.Context, *World) error, checks []
 	started()
 	w.logStart()
 	w.phase.Store("running")
+	defer w.serveLive(o)()
 	sig, err := w.supervise(o, run)
 	switch {
 	case err == nil:
@@ -260,7 +261,7 @@ func (w *World) supervise(o *overseer, run func(context.Context, *World) error) 
 			case sig != nil:
 				return sig, signalError(sig)
 			case s == syscall.SIGQUIT:
-				go o.show(w)
+				go func() { fmt.Fprint(os.Stderr, o.show(w, w.cfg.LogFormat == "json")) }()
 				continue
 			case s != syscall.SIGINT && early.take():
 				w.Log.Warn().Str("signal", s.String()).Msg("asked to end early")

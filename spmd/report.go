@@ -15,10 +15,15 @@ type told struct {
 	rankState
 }
 
-// renderReport says in text what hangs: for each communicator which ranks have not
+// renderReport says what hangs: for each communicator which ranks have not
 // arrived where others wait, then what every rank does, ranks that do the same
-// together.
-func renderReport(what string, states []watch.RankState) string {
+// together. As JSON it is one line with all that the ranks say.
+func renderReport(what string, states []watch.RankState, asJSON bool) string {
+	if asJSON {
+		if line, err := json.Marshal(map[string]any{"report": what, "ranks": states}); err == nil {
+			return string(line) + "\n"
+		}
+	}
 	var ranks []told
 	for _, s := range states {
 		t := told{RankState: s}

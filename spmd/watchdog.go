@@ -3,6 +3,8 @@ package spmd
 import (
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -23,6 +25,7 @@ import (
 type overseer struct {
 	w     *World
 	net   *watch.Net
+	job   string // names the job to people
 	stop  chan struct{}
 	once  sync.Once
 	ended chan struct{} // closed when the job's cause is known
@@ -85,6 +88,8 @@ func (w *World) oversee() (*overseer, error) {
 		cfg.Hubs = append(cfg.Hubs, said.Addrs)
 		cfg.Key = said.Key
 	}
+	sum := sha256.Sum256(cfg.Key[:])
+	o.job = hex.EncodeToString(sum[:4])
 	ctx, cancel := context.WithTimeout(context.Background(), w.cfg.timeout())
 	defer cancel()
 	if o.net, err = watch.Join(ctx, cfg); err != nil {
@@ -265,7 +270,7 @@ func (o *overseer) onEnd(c watch.Cause) {
 		if states == nil {
 			states = o.gather()
 		}
-		o.report(f.Message, states)
+		fmt.Fprint(os.Stderr, renderReport(f.Message, states, o.w.cfg.LogFormat == "json"))
 	}
 	log := o.w.cfg.logger(launcher.Job{Rank: c.Rank, Size: o.w.Size()}, os.Stderr)
 	line := log.Error().Str("host", c.Host)
@@ -295,26 +300,15 @@ func (o *overseer) gather() []watch.RankState {
 	return o.net.Report(ctx)
 }
 
-// report prints what hangs and what every rank does.
-func (o *overseer) report(what string, states []watch.RankState) {
-	if o.w.cfg.LogFormat == "json" {
-		line, err := json.Marshal(map[string]any{"report": what, "ranks": states})
-		if err == nil {
-			fmt.Fprintf(os.Stderr, "%s\n", line)
-		}
-		return
-	}
-	fmt.Fprint(os.Stderr, renderReport(what, states))
-}
-
-// show prints on request what every rank does, and the job goes on.
-func (o *overseer) show(w *World) {
+// show returns what every rank does, for who asks while the job goes on.
+func (o *overseer) show(w *World, asJSON bool) string {
+	var states []watch.RankState
 	if o == nil {
-		s := watch.RankState{Hello: watch.Hello{PID: os.Getpid()}, State: w.state()}
-		fmt.Fprint(os.Stderr, renderReport("shown on request", []watch.RankState{s}))
-		return
+		states = []watch.RankState{{Hello: watch.Hello{PID: os.Getpid()}, State: w.state()}}
+	} else {
+		states = o.gather()
 	}
-	o.report("shown on request", o.gather())
+	return renderReport("shown on request", states, asJSON)
 }
 
 // leaving says that this rank has ended its program and waits for the others to.

@@ -416,7 +416,17 @@ func (h *hub) report() *gather {
 	start := time.Now()
 	h.mu.Unlock()
 
-	h.await(gatherLimit, func() bool { return len(g.waiting) == 0 })
+	// A rank that has been quiet before is not waited for long.
+	quiet := func(m *member) bool { return m.heard.Before(start) && time.Since(m.heard) > 2*h.cfg.Beat }
+	h.await(quietLimit, func() bool { return len(g.waiting) == 0 })
+	h.await(gatherLimit-quietLimit, func() bool {
+		for rank := range g.waiting {
+			if !quiet(h.members[rank]) {
+				return false
+			}
+		}
+		return true
+	})
 	h.mu.Lock()
 	h.look(g)
 	h.mu.Unlock()
@@ -430,12 +440,11 @@ func (h *hub) report() *gather {
 			continue
 		}
 		s.Hello, s.Died, s.Left = m.Hello, m.died, m.left
-		quiet := time.Since(m.heard)
 		if g.waiting[rank] && !m.gone {
-			s.Silent = m.heard.Before(start) && quiet > 2*h.cfg.Beat || quiet > h.cfg.Silence
+			s.Silent = quiet(m) || time.Since(m.heard) > h.cfg.Silence
 			s.Note = fmt.Sprintf("no state within %v", gatherLimit)
 			if s.Silent {
-				s.Note = fmt.Sprintf("nothing heard for %.1f s", quiet.Seconds())
+				s.Note = fmt.Sprintf("nothing heard for %.1f s", time.Since(m.heard).Seconds())
 			}
 		}
 	}

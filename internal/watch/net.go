@@ -2,12 +2,14 @@ package watch
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -36,10 +38,10 @@ type link struct {
 	bye  chan struct{} // closed when the hub has this rank's goodbye
 
 	// Under Net.mu.
-	beating bool    // the last beat is not answered
-	waved   bool    // bye is closed
-	left    bool    // the hub's rank said goodbye
-	report  *report // the one that the hub was asked for
+	beat   time.Time // of the last beat, zero when it is answered
+	waved  bool      // bye is closed
+	left   bool      // the hub's rank said goodbye
+	report *report   // the one that the hub was asked for
 }
 
 // report is what a hub has sent of one. Those who want one meanwhile share it.
@@ -198,8 +200,8 @@ func (n *Net) beat() {
 	for {
 		for _, k := range n.up() {
 			n.mu.Lock()
-			if !k.beating {
-				k.beating = true
+			if k.beat.IsZero() {
+				k.beat = time.Now()
 				k.line.send(message{Kind: msgBeat})
 			}
 			n.mu.Unlock()
@@ -269,7 +271,7 @@ func (n *Net) note(k *link, m message) {
 	defer n.mu.Unlock()
 	switch r := k.report; m.Kind {
 	case msgBeat:
-		k.beating = false
+		k.beat = time.Time{}
 	case msgBye:
 		k.left = true
 		k.line.send(message{Kind: msgAck, Of: msgBye})
@@ -368,7 +370,9 @@ func (n *Net) Fail(c Cause) {
 // a rank gives no answer, another of its node looks at its process. Any rank may ask; that several do at once costs
 // little more. It needs one hub that answers: without, or when ctx ends, what is missing is said in each Note.
 func (n *Net) Report(ctx context.Context) []RankState {
-	for _, k := range n.up() {
+	up := n.up()
+	slices.SortStableFunc(up, func(a, b *link) int { return cmp.Compare(n.late(a), n.late(b)) })
+	for _, k := range up {
 		if states, ok := n.ask(ctx, k); ok {
 			return states
 		}
@@ -386,6 +390,16 @@ func (n *Net) Report(ctx context.Context) []RankState {
 	case <-n.done:
 	}
 	return states
+}
+
+// late is 0 for a hub that answers beats, and grows with the time for which it does not.
+func (n *Net) late(k *link) int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if k.beat.IsZero() {
+		return 0
+	}
+	return int(time.Since(k.beat) / (2 * n.cfg.Beat))
 }
 
 func (n *Net) blank(note string) []RankState {

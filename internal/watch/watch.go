@@ -70,6 +70,7 @@ const (
 	tellLimit     = 300 * time.Millisecond // for the ranks to confirm the cause, before the hub's own rank ends
 	failLimit     = time.Second            // of Fail, and of each half of Done
 	gatherLimit   = 3 * time.Second        // for the ranks to say their state
+	quietLimit    = time.Second            // the same, for ranks that have been quiet before
 	lookLimit     = 500 * time.Millisecond // for a rank to look at processes of its node
 	deliverLimit  = 5 * time.Second        // for a report to travel
 	defaultBeat   = time.Second

@@ -1,0 +1,102 @@
+// Package live is how a person reaches a running rank: where it listens on its node, and what it understands. A rank
+// answers one request for each connection, and closes.
+package live
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// The requests.
+const (
+	Who  = "who\n"  // a Rank, as JSON
+	Text = "text\n" // what every rank of the job does, for people
+	JSON = "json\n" // the same, as JSON
+)
+
+// Limit is how long one exchange may take: a report waits some seconds for ranks that do not answer.
+const Limit = 15 * time.Second
+
+const (
+	prefix  = "@lockstep.rank." // @ stands for the abstract namespace, which needs no file
+	maxSaid = 64 << 20          // bytes of an answer
+)
+
+// Rank says who listens.
+type Rank struct {
+	Job     string    `json:"job"` // the same on all ranks of a job, "" for a job of one rank
+	Program string    `json:"program"`
+	Rank    int       `json:"rank"`
+	Size    int       `json:"size"`
+	Node    int       `json:"node"`
+	PID     int       `json:"pid"`
+	Phase   string    `json:"phase"`
+	Started time.Time `json:"started"`
+}
+
+// Address is where the process listens, in its network namespace.
+func Address(pid int) string { return prefix + strconv.Itoa(pid) }
+
+// List returns the processes that listen on this node, in this network namespace.
+// Source: proc(5), /proc/net/unix.
+func List() ([]int, error) {
+	b, err := os.ReadFile("/proc/net/unix")
+	if err != nil {
+		return nil, err
+	}
+	return parse(string(b)), nil
+}
+
+func parse(table string) []int {
+	var pids []int
+	for line := range strings.Lines(table) {
+		fields := strings.Fields(line)
+		// Num RefCount Protocol Flags Type St Inode Path; of the flags 0x10000 is "listens".
+		if len(fields) != 8 || fields[3] != "00010000" {
+			continue
+		}
+		if pid, err := strconv.Atoi(strings.TrimPrefix(fields[7], prefix)); err == nil && strings.HasPrefix(fields[7], prefix) && pid > 0 {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// Ask sends a request to a process and returns its answer, within the limit.
+func Ask(pid int, request string, limit time.Duration) ([]byte, error) {
+	conn, err := net.DialTimeout("unix", Address(pid), limit)
+	if err != nil {
+		return nil, fmt.Errorf("process %d: %w", pid, err)
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(limit)); err != nil {
+		return nil, err
+	}
+	if _, err := io.WriteString(conn, request); err != nil {
+		return nil, fmt.Errorf("process %d: %w", pid, err)
+	}
+	b, err := io.ReadAll(io.LimitReader(conn, maxSaid))
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("process %d does not answer: %w", pid, err)
+	case len(b) == 0:
+		return nil, fmt.Errorf("process %d does not answer this user", pid)
+	}
+	return b, nil
+}
+
+// AskWho asks a process who it is, within the limit.
+func AskWho(pid int, limit time.Duration) (Rank, error) {
+	var r Rank
+	b, err := Ask(pid, Who, limit)
+	if err == nil {
+		err = json.Unmarshal(b, &r)
+	}
+	return r, err
+}

@@ -1,0 +1,33 @@
+// Package exit says with which status the launch command ends.
+package exit
+
+import "strconv"
+
+// Bad input, as opposed to something that was tried and failed (status 1).
+const usage = 2
+
+// Status ends the command with this status and prints nothing: what there is to say has been said.
+type Status int
+
+func (s Status) Error() string { return "exit status " + strconv.Itoa(int(s)) }
+
+// Usage marks bad input: its one line is printed, and the status is 2.
+type Usage struct{ Err error }
+
+func (u Usage) Error() string { return u.Err.Error() }
+
+func (u Usage) Unwrap() error { return u.Err }
+
+// Of returns the status for an error of a command, and whether to print it.
+func Of(err error) (status int, say bool) {
+	switch e := err.(type) {
+	case nil:
+		return 0, false
+	case Status:
+		return int(e), false
+	case Usage:
+		return usage, true
+	default:
+		return 1, true
+	}
+}

@@ -1,0 +1,153 @@
+// Package status is the command that shows what a running job does.
+package status
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"lockstep/internal/live"
+	"lockstep/launch/exit"
+)
+
+// whoLimit is how long a rank that is well may take to say who it is.
+const whoLimit = 3 * time.Second
+
+// Command is `launch status`.
+func Command() *cobra.Command {
+	var asJSON bool
+	c := &cobra.Command{
+		Use:   "status [JOB|PID]",
+		Short: "Show what every rank of a running job does, and where in the source",
+		Long: `Shows, for a job that has ranks on this node, what each of its ranks does on all nodes: at which line of
+the program, in which collective, and who is missing there. The job goes on undisturbed. With several jobs
+here and none named, it lists them.
+
+Under Slurm, from anywhere: srun --jobid=ID --overlap -n1 bin/launch status`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return run(cmd.OutOrStdout(), args, asJSON)
+		},
+	}
+	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return c
+}
+
+// job is a job, as seen on this node.
+type job struct {
+	name  string      // the job's, or the process's number for one rank
+	ranks []live.Rank // on this node, ascending
+}
+
+func run(out io.Writer, args []string, asJSON bool) error {
+	pids, err := live.List()
+	if err != nil {
+		return err
+	}
+	jobs, silent := who(pids)
+	if len(args) > 0 {
+		jobs = slices.DeleteFunc(jobs, func(j job) bool { return !j.named(args[0]) })
+		if len(jobs) == 0 {
+			return exit.Usage{Err: fmt.Errorf("no job or process %s answers here: launch status without it lists what does", args[0])}
+		}
+	}
+	switch {
+	case len(jobs) == 0 && len(silent) > 0:
+		return fmt.Errorf("no program answers: %s", strings.Join(silent, "; "))
+	case len(jobs) == 0:
+		return errors.New("no program runs on this node for this user; on a node of the job: srun --jobid=ID --overlap -n1 bin/launch status")
+	case len(jobs) > 1:
+		return list(out, jobs, silent, asJSON)
+	}
+	request := live.Text
+	if asJSON {
+		request = live.JSON
+	}
+	var errs []error
+	for _, r := range jobs[0].ranks { // the first that can
+		report, err := live.Ask(r.PID, request, live.Limit)
+		if err == nil {
+			_, err = out.Write(report)
+			return err
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// who asks the processes who they are, and returns the jobs, and what there is to say
+// of those that do not answer.
+func who(pids []int) (jobs []job, silent []string) {
+	ranks := make([]live.Rank, len(pids))
+	errs := make([]error, len(pids))
+	var wg sync.WaitGroup
+	for i, pid := range pids {
+		wg.Go(func() { ranks[i], errs[i] = live.AskWho(pid, whoLimit) })
+	}
+	wg.Wait()
+	for i, r := range ranks {
+		if errs[i] != nil {
+			if _, err := os.Stat("/proc/" + strconv.Itoa(pids[i])); err == nil { // else it has ended meanwhile
+				silent = append(silent, errs[i].Error())
+			}
+			continue
+		}
+		name := cmp.Or(r.Job, strconv.Itoa(r.PID))
+		at := slices.IndexFunc(jobs, func(j job) bool { return j.name == name })
+		if at < 0 {
+			at = len(jobs)
+			jobs = append(jobs, job{name: name})
+		}
+		jobs[at].ranks = append(jobs[at].ranks, r)
+	}
+	for _, j := range jobs {
+		slices.SortFunc(j.ranks, func(a, b live.Rank) int { return a.Rank - b.Rank })
+	}
+	slices.SortFunc(jobs, func(a, b job) int { return a.ranks[0].Started.Compare(b.ranks[0].Started) })
+	return jobs, silent
+}
+
+// named says whether a person means this job: by its name, or by a process of it.
+func (j job) named(by string) bool {
+	return j.name == by || slices.ContainsFunc(j.ranks, func(r live.Rank) bool { return strconv.Itoa(r.PID) == by })
+}
+
+func list(out io.Writer, jobs []job, silent []string, asJSON bool) error {
+	if asJSON {
+		all := [][]live.Rank{}
+		for _, j := range jobs {
+			all = append(all, j.ranks)
+		}
+		return json.NewEncoder(out).Encode(map[string]any{"jobs": all, "silent": silent})
+	}
+	t := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(t, "JOB\tPROGRAM\tRANKS\tHERE\tPHASE\tRUNS FOR\tPROCESSES")
+	for _, j := range jobs {
+		first := j.ranks[0]
+		pids := []string{}
+		for _, r := range j.ranks {
+			pids = append(pids, strconv.Itoa(r.PID))
+		}
+		fmt.Fprintf(t, "%s\t%s\t%d\t%d\t%s\t%v\t%s\n", j.name, first.Program, first.Size, len(j.ranks), first.Phase,
+			time.Since(first.Started).Round(time.Second), strings.Join(pids, ","))
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	for _, s := range silent {
+		fmt.Fprintln(out, s)
+	}
+	_, err := fmt.Fprintln(out, "what one of them does: launch status JOB")
+	return err
+}
