@@ -29,7 +29,8 @@ func TestFake(t *testing.T) {
 			{"Statuses", fakeStatuses}, {"Refusals", fakeRefusals}, {"CopyAndFill", fakeCopyAndFill}, {"Launch", fakeLaunch},
 			{"Threads", fakeThreads}, {"Bind", fakeBind}, {"Events", fakeEvents}, {"Callback", fakeCallback},
 			{"Graph", fakeGraph}, {"CaptureEnds", fakeCaptureEnds}, {"CaptureThread", fakeCaptureThread}, {"Module", fakeModule},
-			{"Teardown", fakeTeardown}, {"NoAllocation", fakeNoAllocation},
+			{"Teardown", fakeTeardown}, {"IPC", fakeIPC},
+			{"RegisterHost", fakeRegisterHost}, {"Values", fakeValues}, {"Delay", fakeDelay}, {"NoAllocation", fakeNoAllocation},
 		} {
 			t.Run(c.name, c.run)
 		}

@@ -46,6 +46,23 @@ func (d *Device) FreeHost(p unsafe.Pointer) error {
 	return check("cuMemFreeHost", sysFreeHost(d, p))
 }
 
+// RegisterHost pins host memory that CUDA has not allocated, such as memory that processes share: copies from and to it run
+// as those of MallocHost's memory do. Source: cuda.h, cuMemHostRegister.
+func (d *Device) RegisterHost(p unsafe.Pointer, bytes int) error {
+	if bytes <= 0 {
+		return size("cuMemHostRegister", bytes)
+	}
+	if status := sysHostRegister(d, p, bytes); status != 0 {
+		return failed("cuMemHostRegister", status, fmt.Sprintf("%d bytes; see ulimit -l", bytes))
+	}
+	return nil
+}
+
+// UnregisterHost undoes RegisterHost; p is the same address. Copies must have finished. Source: cuda.h, cuMemHostUnregister.
+func (d *Device) UnregisterHost(p unsafe.Pointer) error {
+	return check("cuMemHostUnregister", sysHostUnregister(d, p))
+}
+
 // MallocManaged allocates memory that the driver moves between host and device as they use it; Free gives it back.
 // The driver would let it be larger than the device's memory, and slow: more than is free now is refused with
 // ErrOutOfMemory and both numbers. No bytes give nil. Source: cuda.h, cuMemAllocManaged.

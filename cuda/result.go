@@ -25,6 +25,7 @@ const (
 	ErrInvalidContext        Result = 201
 	ErrNoBinaryForGPU        Result = 209
 	ErrECCUncorrectable      Result = 214
+	ErrPeerAccessUnsupported Result = 217
 	ErrInvalidPTX            Result = 218
 	ErrUnsupportedPTXVersion Result = 222
 	ErrInvalidHandle         Result = 400

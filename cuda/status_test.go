@@ -78,6 +78,19 @@ func fakeStatuses(t *testing.T) {
 		{"cuMemHostAlloc", "", func(o *things) error { return second(o.d.MallocHost(1)) }},
 		{"cuMemFreeHost", "", func(o *things) error { return o.d.FreeHost(o.h) }},
 		{"cuMemAllocManaged", "", func(o *things) error { return second(o.d.MallocManaged(1)) }},
+		{"cuMemHostRegister_v2", "cuMemHostRegister", func(o *things) error { return o.d.RegisterHost(o.h, 64) }},
+		{"cuMemHostUnregister", "", func(o *things) error { return o.d.UnregisterHost(o.h) }},
+		{"cuMemGetAddressRange_v2", "cuMemGetAddressRange", func(o *things) error { return second(o.d.IPCHandle(o.p)) }},
+		{"cuIpcGetMemHandle", "", func(o *things) error { return second(o.d.IPCHandle(o.p)) }},
+		{"cuIpcOpenMemHandle_v2", "cuIpcOpenMemHandle", func(o *things) error { return second(o.d.OpenIPC(IPCHandle{})) }},
+		{"cuIpcCloseMemHandle", "", func(o *things) error { return (&Foreign{d: o.d, base: o.p}).Close() }},
+		{"cuDeviceCanAccessPeer", "", func(o *things) error {
+			t.Setenv("FAKECUDA_DEVICES", "2")
+			_, _, err := o.d.CanAccess(try(UUIDOf(1))(t))
+			return err
+		}},
+		{"cuStreamWaitValue32_v2", "cuStreamWaitValue32", func(o *things) error { return o.s.WaitValue(o.h, 0) }},
+		{"cuStreamWriteValue32_v2", "cuStreamWriteValue32", func(o *things) error { return o.s.WriteValue(o.h, 0) }},
 		{"cuMemcpyAsync", "", func(o *things) error { return o.s.Copy(o.p, o.h, 64) }},
 		{"cuMemsetD8Async", "", func(o *things) error { return o.s.Fill(o.p, 1, 0, 1) }},
 		{"cuMemsetD16Async", "", func(o *things) error { return o.s.Fill(o.p, 2, 0, 1) }},

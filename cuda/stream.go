@@ -62,6 +62,19 @@ func (s *Stream) Wait(e *Event) error {
 	return check("cuStreamWaitEvent", sysStreamWait(s, e))
 }
 
+// WaitValue makes what is enqueued on s from now on wait until the 32-bit word at p is v, or has passed it: counting modulo
+// 2^32, until word-v is not negative. p is memory of MallocHost, which the host may write, or of Malloc.
+// Source: cuda.h, cuStreamWaitValue32 with CU_STREAM_WAIT_VALUE_GEQ.
+func (s *Stream) WaitValue(p unsafe.Pointer, v uint32) error {
+	return check("cuStreamWaitValue32", sysWaitValue(s, p, v))
+}
+
+// WriteValue enqueues on s that the 32-bit word at p becomes v, after all memory that s has written before.
+// Source: cuda.h, cuStreamWriteValue32.
+func (s *Stream) WriteValue(p unsafe.Pointer, v uint32) error {
+	return check("cuStreamWriteValue32", sysWriteValue(s, p, v))
+}
+
 // Copy enqueues a copy of bytes bytes on s, between device, pinned and managed memory of any kind. The two must not
 // overlap. The host may touch neither until s has passed it. Source: cuda.h, cuMemcpyAsync.
 func (s *Stream) Copy(dst, src unsafe.Pointer, bytes int) error {

@@ -122,6 +122,32 @@ func sysMallocManaged(d *Device, bytes int) (p unsafe.Pointer, status int) {
 	return made(C.mem_alloc_managed(addr(d.ctx), C.size_t(bytes)))
 }
 
+func sysHostRegister(d *Device, p unsafe.Pointer, bytes int) int {
+	return int(C.host_register(addr(d.ctx), addr(p), C.size_t(bytes)))
+}
+func sysHostUnregister(d *Device, p unsafe.Pointer) int {
+	return int(C.host_unregister(addr(d.ctx), addr(p)))
+}
+
+func sysAddressRange(d *Device, p unsafe.Pointer) (base, bytes, st int) {
+	return pair(C.address_range(addr(d.ctx), addr(p)))
+}
+
+func sysIPCGet(d *Device, p unsafe.Pointer) (handle [64]byte, status int) {
+	var h C.ipc_handle
+	status = int(C.ipc_get(addr(d.ctx), addr(p), &h))
+	return *(*[64]byte)(unsafe.Pointer(&h)), status
+}
+
+func sysIPCOpen(d *Device, handle *[64]byte) (p unsafe.Pointer, status int) {
+	h := *(*C.ipc_handle)(unsafe.Pointer(handle))
+	return made(C.ipc_open(addr(d.ctx), &h))
+}
+func sysIPCClose(d *Device, p unsafe.Pointer) int { return int(C.ipc_close(addr(d.ctx), addr(p))) }
+func sysCanAccessPeer(dev, peer int) (can, status int) {
+	return number(C.can_access_peer(C.int(dev), C.int(peer)))
+}
+
 func sysStreamCreate(d *Device, priority int) (h unsafe.Pointer, status int) {
 	return made(C.stream_create(addr(d.ctx), C.int(priority)))
 }
@@ -130,6 +156,13 @@ func sysStreamQuery(s *Stream) int       { return int(C.stream_query(addr(s.d.ct
 func sysStreamSynchronize(s *Stream) int { return int(C.stream_synchronize(addr(s.d.ctx), addr(s.h))) }
 func sysStreamWait(s *Stream, e *Event) int {
 	return int(C.stream_wait(addr(s.d.ctx), addr(s.h), addr(e.h)))
+}
+
+func sysWaitValue(s *Stream, p unsafe.Pointer, v uint32) int {
+	return int(C.wait_value(addr(s.d.ctx), addr(s.h), addr(p), C.uint32_t(v)))
+}
+func sysWriteValue(s *Stream, p unsafe.Pointer, v uint32) int {
+	return int(C.write_value(addr(s.d.ctx), addr(s.h), addr(p), C.uint32_t(v)))
 }
 
 func sysCopy(s *Stream, dst, src unsafe.Pointer, bytes int) int {

@@ -10,6 +10,7 @@
 // Handles are pointers to the driver's structures, device addresses 64-bit integers, enumerations int.
 typedef uint64_t device_ptr;
 typedef struct { unsigned char bytes[16]; } uuid;
+typedef struct { char bytes[64]; } ipc_handle;
 typedef struct { int result; void *node, *from; } update_info;
 
 static struct {
@@ -37,6 +38,13 @@ static struct {
     int (*MemHostAlloc)(void **, size_t, unsigned);
     int (*MemFreeHost)(void *);
     int (*MemAllocManaged)(device_ptr *, size_t, unsigned);
+    int (*MemHostRegister)(void *, size_t, unsigned);
+    int (*MemHostUnregister)(void *);
+    int (*MemGetAddressRange)(device_ptr *, size_t *, device_ptr);
+    int (*DeviceCanAccessPeer)(int *, int, int);
+    int (*IpcGetMemHandle)(ipc_handle *, device_ptr);
+    int (*IpcOpenMemHandle)(device_ptr *, ipc_handle, unsigned);
+    int (*IpcCloseMemHandle)(device_ptr);
     int (*MemcpyAsync)(device_ptr, device_ptr, size_t, void *);
     int (*MemsetD8Async)(device_ptr, unsigned char, size_t, void *);
     int (*MemsetD16Async)(device_ptr, unsigned short, size_t, void *);
@@ -46,6 +54,8 @@ static struct {
     int (*StreamQuery)(void *);
     int (*StreamSynchronize)(void *);
     int (*StreamWaitEvent)(void *, void *, unsigned);
+    int (*StreamWaitValue32)(void *, device_ptr, uint32_t, unsigned);
+    int (*StreamWriteValue32)(void *, device_ptr, uint32_t, unsigned);
     int (*StreamBeginCapture)(void *, int);
     int (*StreamEndCapture)(void *, void **);
     int (*StreamIsCapturing)(void *, int *);
@@ -103,6 +113,13 @@ static struct row row_at(int i) {
         NEED(MemHostAlloc, "cuMemHostAlloc"),
         NEED(MemFreeHost, "cuMemFreeHost"),
         NEED(MemAllocManaged, "cuMemAllocManaged"),
+        NEED(MemHostRegister, "cuMemHostRegister_v2"),
+        NEED(MemHostUnregister, "cuMemHostUnregister"),
+        NEED(MemGetAddressRange, "cuMemGetAddressRange_v2"),
+        NEED(DeviceCanAccessPeer, "cuDeviceCanAccessPeer"),
+        NEED(IpcGetMemHandle, "cuIpcGetMemHandle"),
+        NEED(IpcOpenMemHandle, "cuIpcOpenMemHandle_v2"),
+        NEED(IpcCloseMemHandle, "cuIpcCloseMemHandle"),
         NEED(MemcpyAsync, "cuMemcpyAsync"),
         NEED(MemsetD8Async, "cuMemsetD8Async"),
         NEED(MemsetD16Async, "cuMemsetD16Async"),
@@ -112,6 +129,8 @@ static struct row row_at(int i) {
         NEED(StreamQuery, "cuStreamQuery"),
         NEED(StreamSynchronize, "cuStreamSynchronize"),
         NEED(StreamWaitEvent, "cuStreamWaitEvent"),
+        NEED(StreamWaitValue32, "cuStreamWaitValue32_v2"),
+        NEED(StreamWriteValue32, "cuStreamWriteValue32_v2"),
         NEED(StreamBeginCapture, "cuStreamBeginCapture_v2"),
         NEED(StreamEndCapture, "cuStreamEndCapture"),
         NEED(StreamIsCapturing, "cuStreamIsCapturing"),
@@ -272,6 +291,41 @@ static int mem_free_host(uintptr_t context, uintptr_t p) {
     ENTER(context);
     return cu.MemFreeHost((void *)p);
 }
+static int host_register(uintptr_t context, uintptr_t p, size_t bytes) {
+    enum { PORTABLE = 1, DEVICE_MAP = 2 };
+    ENTER(context);
+    return cu.MemHostRegister((void *)p, bytes, PORTABLE | DEVICE_MAP);
+}
+static int host_unregister(uintptr_t context, uintptr_t p) {
+    ENTER(context);
+    return cu.MemHostUnregister((void *)p);
+}
+static struct pair address_range(uintptr_t context, uintptr_t p) {
+    device_ptr base = 0;
+    size_t bytes = 0;
+    int r = enter(context);
+    if (r == OK) r = cu.MemGetAddressRange(&base, &bytes, p);
+    return (struct pair){r, (int64_t)base, (int64_t)bytes};
+}
+static int ipc_get(uintptr_t context, uintptr_t p, ipc_handle *out) {
+    ENTER(context);
+    return cu.IpcGetMemHandle(out, p);
+}
+static struct made ipc_open(uintptr_t context, const ipc_handle *h) {
+    enum { LAZY_ENABLE_PEER_ACCESS = 1 };
+    device_ptr p = 0;
+    int r = enter(context);
+    if (r == OK) r = cu.IpcOpenMemHandle(&p, *h, LAZY_ENABLE_PEER_ACCESS);
+    return (struct made){r, (void *)(uintptr_t)p};
+}
+static int ipc_close(uintptr_t context, uintptr_t p) {
+    ENTER(context);
+    return cu.IpcCloseMemHandle(p);
+}
+static struct number can_access_peer(int device, int peer) {
+    int can = 0, r = cu.DeviceCanAccessPeer(&can, device, peer);
+    return (struct number){r, can};
+}
 static int copy(uintptr_t context, uintptr_t stream, uintptr_t dst, uintptr_t src, size_t bytes) {
     ENTER(context);
     return cu.MemcpyAsync(dst, src, bytes, (void *)stream);
@@ -309,6 +363,16 @@ static int stream_synchronize(uintptr_t context, uintptr_t stream) {
 static int stream_wait(uintptr_t context, uintptr_t stream, uintptr_t event) {
     ENTER(context);
     return cu.StreamWaitEvent((void *)stream, (void *)event, 0);
+}
+static int wait_value(uintptr_t context, uintptr_t stream, uintptr_t p, uint32_t v) {
+    enum { GREATER_OR_EQUAL = 0 };
+    ENTER(context);
+    return cu.StreamWaitValue32((void *)stream, p, v, GREATER_OR_EQUAL);
+}
+static int write_value(uintptr_t context, uintptr_t stream, uintptr_t p, uint32_t v) {
+    enum { AFTER_EARLIER_WRITES = 0 };
+    ENTER(context);
+    return cu.StreamWriteValue32((void *)stream, p, v, AFTER_EARLIER_WRITES);
 }
 static int begin_capture(uintptr_t context, uintptr_t stream, int mode) {
     ENTER(context);

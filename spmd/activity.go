@@ -20,6 +20,7 @@ type activity struct {
 	left    atomic.Uint64
 	what    atomic.Uint64 // kind, type, op and root
 	n       atomic.Int64
+	flight  *flight // of calls on a GPU, which end later than they are left; nil on the host
 }
 
 func (a *activity) enter(kind cmdKind, t elem.Type, op elem.Op, root, n int) {
@@ -32,8 +33,11 @@ func (a *activity) leave() { a.left.Add(1) }
 
 // last describes the call that was entered last.
 func (a *activity) last() string {
-	v := a.what.Load()
-	c := call{kind: cmdKind(v), typ: elem.Type(v >> 8), op: elem.Op(v >> 16), root: int(int32(v >> 32)), n: int(a.n.Load())}
+	return describe(a.what.Load(), a.n.Load())
+}
+
+func describe(what uint64, n int64) string {
+	c := call{kind: cmdKind(what), typ: elem.Type(what >> 8), op: elem.Op(what >> 16), root: int(int32(what >> 32)), n: int(n)}
 	return c.String()
 }
 
@@ -105,13 +109,15 @@ type commReport struct {
 	Entered uint64 `json:"entered"`
 	Left    uint64 `json:"left"`
 	Last    string `json:"last,omitempty"`
+	At      string `json:"at,omitempty"` // where Last was called, if it is on a GPU; else the stack shows it
 }
 
 // queueReport is a stream with work on it.
 type queueReport struct {
 	Name    string `json:"name"`
-	Waiting uint64 `json:"waiting"`
-	Command string `json:"command,omitempty"` // that runs, or waits to
+	Waiting uint64 `json:"waiting"`           // on a GPU those that are not known to have run
+	Device  bool   `json:"device,omitempty"`  // it is on a GPU
+	Command string `json:"command,omitempty"` // that runs, or waits to; on a GPU the first collective of these
 	At      string `json:"at,omitempty"`      // where it was enqueued
 }
 
@@ -136,15 +142,24 @@ func (w *World) state() []byte {
 	w.mu.Unlock()
 	for _, st := range comms {
 		a := &st.activity
-		c := commReport{ID: st.id, Rank: st.rank, Size: st.size, Entered: a.entered.Load(), Left: a.left.Load()}
+		c := commReport{ID: st.id, Rank: st.rank, Size: st.size, Entered: a.entered.Load(), Left: a.over()}
 		if c.Entered > 0 {
 			c.Last = a.last()
+		}
+		if a.flight != nil {
+			c.At = a.flight.site()
 		}
 		s.Comms = append(s.Comms, c)
 	}
 	for _, st := range streams {
 		if r, busy := st.q.report(); busy {
 			r.Name = st.name
+			for _, c := range comms {
+				if f, ok := c.activity.on(st.dev); ok {
+					r.Command, r.At = describe(f.what, f.n), f.site.String()
+					break
+				}
+			}
 			s.Streams = append(s.Streams, r)
 		}
 	}
@@ -202,6 +217,6 @@ func (q *hostQueue) report() (queueReport, bool) {
 }
 
 func (q *gpuQueue) report() (queueReport, bool) {
-	known, tail := q.known.Load(), q.tail.Load()
-	return queueReport{Waiting: tail - known}, tail > known
+	passed, tail := q.passed(), q.tail.Load()
+	return queueReport{Waiting: tail - min(passed, tail), Device: true}, tail > passed
 }

@@ -128,6 +128,9 @@ func (w *World) addComm(m *cudampi.Comm, id string) Comm {
 		w.Log.Warn().Err(err).Msg("small all-reduces go through messages, not through shared memory")
 	}
 	st := &commState{w: w, mpi: m, id: id, rank: m.Rank(), size: m.Size()}
+	if w.gpu != nil {
+		st.activity.flight = &flight{}
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.comms = append(w.comms, st)

@@ -414,6 +414,9 @@ func shareImages(node *cudampi.Comm, images [][]byte, failure error) error {
 //
 // Collective over all ranks.
 func (w *World) startGPU(node *cudampi.Comm) error {
+	for _, st := range w.comms { // those made before the device was chosen
+		st.activity.flight = &flight{}
+	}
 	w.openPools()
 	err := w.loadKernels(node)
 	if err == nil {

@@ -26,8 +26,10 @@ type gpu struct {
 	entered bool           // the command being issued entered NCCL
 	calls   []nccl.Call    // of the group being issued
 	word    unsafe.Pointer // for barriers
+	pinned  unsafe.Pointer // of words
 
 	mu      sync.Mutex
+	words   []*uint32 // for the progress of streams
 	spare   []*mark
 	lt      *cublas.Lt
 	gv      *cublas.Handle
@@ -65,6 +67,10 @@ func openGPU(index int) (*gpu, error) {
 	if g.word, err = dev.Malloc(alignment); err != nil {
 		return nil, errors.Join(err, dev.Close())
 	}
+	if g.pinned, err = dev.MallocHost(signBytes); err != nil {
+		return nil, errors.Join(err, dev.Free(g.word), dev.Close())
+	}
+	g.words = splitWords(g.pinned)
 	processGPU = g
 	return g, nil
 }
@@ -90,7 +96,7 @@ func (g *gpu) close() error {
 		err = errors.Join(err, m.Close())
 	}
 	forgetFunctions(g)
-	err = errors.Join(err, g.dev.Free(g.word))
+	err = errors.Join(err, g.dev.Free(g.word), g.dev.FreeHost(g.pinned))
 	return errors.Join(err, g.dev.Close())
 }
 
@@ -327,7 +333,8 @@ func (w *World) quiet() error {
 func (q *gpuQueue) inFlight() (uint64, bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.coll, q.coll > q.known.Load() && !q.closed
+	coll := q.coll.Load()
+	return coll, coll > q.known.Load() && !q.closed
 }
 
 // staging moves data between Go's memory and the GPU: through pinned memory, since

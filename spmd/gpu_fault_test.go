@@ -48,7 +48,8 @@ func gpuPrepare(what string) {
 	}
 }
 
-var faults = []string{"a collective fails", "a rank is lost", "a launch fails", "the GPU fails", "no memory", "a late kernel", "no CUDA source", "no cuBLAS", "a graph is left"}
+var faults = []string{"a collective fails", "a rank is lost", "a launch fails", "the GPU fails", "no memory", "a late kernel", "no CUDA source", "no cuBLAS", "a graph is left",
+	"the others wait", "the others do not wait", "the others cannot hand it over"}
 
 // gpuFault is what the app does on a GPU where something is to go wrong on its last
 // rank, in NCCL or in the driver.
@@ -71,6 +72,9 @@ func gpuFault(w *spmd.World, what string, last bool) error {
 		if err := spmd.Fill(s, x, 1); err != nil {
 			return err
 		}
+	}
+	if strings.HasPrefix(what, "the others") {
+		return gpuHang(w, s, x, what, last)
 	}
 	if !last {
 		return nil // and wait in the barrier
@@ -108,6 +112,70 @@ func gpuFault(w *spmd.World, what string, last bool) error {
 		return spmd.Gemm(s, spmd.MatrixOf(x.Slice(16, 32), 4, 4), m, m, spmd.GemmOpt{})
 	default:
 		return errors.New("the last rank fails")
+	}
+}
+
+// gpuHang is a collective on a stream that the last rank never calls. The double of
+// NCCL waits for nobody, so a host function holds the streams of the others, which
+// have threads of their own, up.
+func gpuHang(w *spmd.World, s *spmd.Stream, x spmd.Buffer[float32], what string, last bool) error {
+	for range 3 { // calls that all ranks make
+		if err := spmd.AllReduce(w.Comm.On(s), x, x, spmd.Sum); err != nil {
+			return err
+		}
+	}
+	if err := s.Synchronize(); err != nil {
+		return err
+	}
+	if last {
+		oversleep()
+	}
+	if what == "the others cannot hand it over" {
+		os.Setenv("FAKENCCL_HANG", "ncclAllReduce")
+	} else if err := s.HostFunc(func() error { select {} }); err != nil {
+		return err
+	}
+	if err := spmd.AllReduce(w.Comm.On(s), x, x, spmd.Sum); err != nil {
+		return err
+	}
+	if what == "the others do not wait" {
+		oversleep()
+	}
+	return s.Synchronize()
+}
+
+// gpuHangs: a collective on a GPU that does not end is reported as one on the host is,
+// with the place where it was enqueued, and without a call to the driver.
+func gpuHangs(t *testing.T) {
+	t.Parallel()
+	hang := filepath.Join(t.TempDir(), "log")
+	must(t, os.WriteFile(hang+".hang", nil, 0o644))
+	enqueued := `from spmd/gpu_fault_test.go:`
+	for _, tc := range []struct {
+		what string
+		env  string
+		want []string
+	}{
+		{"the others wait", "FAKECUDA_DELAY=0", []string{`what was enqueued on stream "work", collectives among it, has not ended in 2s`,
+			`or run, the first collective is AllReduce of 64 float32 (sum) ` + enqueued}},
+		{"the others do not wait", "FAKECUDA_DELAY=0", []string{`what was enqueued on stream "work", collectives among it, has not ended in 2s`,
+			`or run, the first collective is AllReduce of 64 float32 (sum) ` + enqueued}},
+		{"the others cannot hand it over", "FAKENCCL_LOG=" + hang, []string{"has not ended in 2s"}},
+	} {
+		t.Run(tc.what, func(t *testing.T) {
+			t.Parallel()
+			status, out := run(t, 3, tc.what, []string{rankEnv + "=" + tc.env}, "--device", "cuda", "--timeout", "2s")
+			want := append([]string{"NOT ARRIVED: rank 2\n", `on "world", AllReduce of 64 float32 (sum) ` + enqueued, ": ranks 0-1 in it",
+				"  rank 2 is at call ", "spmd_test.oversleep", "ERR this job hangs"}, tc.want...)
+			for _, part := range want {
+				if !strings.Contains(out, part) {
+					t.Errorf("%q is not said", part)
+				}
+			}
+			if status == 0 || strings.Count(out, "--- this job hangs") != 1 || t.Failed() {
+				t.Errorf("status %d\n%s", status, out)
+			}
+		})
 	}
 }
 

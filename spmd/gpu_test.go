@@ -34,6 +34,7 @@ func TestGPU(t *testing.T) {
 		t.Setenv("LD_LIBRARY_PATH", dir)
 		t.Setenv("LOCKSTEP_CACHE", filepath.Join(dir, "cache"))
 		t.Run("faults", func(t *testing.T) { gpuFaults(t, dir) })
+		t.Run("hangs", gpuHangs)
 		t.Run("choice", gpuChoice)
 		t.Run("kernels", gpuKernels)
 		t.Run("after an error", gpuAfterError)

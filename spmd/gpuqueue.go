@@ -28,8 +28,8 @@ type gpuQueue struct {
 	// capturing keeps events of the queue's own out of a graph.
 	capturing bool
 	closed    bool
-	coll      uint64       // the end of the last command that communicates
-	waiting   atomic.Int64 // since when the host waits, in Unix ns; 0 when it does not, or not for long
+	coll      atomic.Uint64 // the end of the last command that communicates
+	progress
 }
 
 // fail is the failure of a queue: what lies behind seq is not valid.
@@ -69,7 +69,7 @@ func newGPUQueue(s *Stream, p Priority) (*gpuQueue, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &gpuQueue{s: s, g: g, h: h}, nil
+	return &gpuQueue{s: s, g: g, h: h, progress: progress{word: g.takeWord()}}, nil
 }
 
 func (q *gpuQueue) end() point { return point{q, q.tail.Load()} }
@@ -210,17 +210,6 @@ func (q *gpuQueue) spin(e *cuda.Event, seq uint64) bool {
 			time.Sleep(sleepSlice)
 		}
 	}
-}
-
-// stuck says whether the host has waited for a collective of the queue for longer
-// than limit.
-func (q *gpuQueue) stuck(now time.Time, limit time.Duration) bool {
-	since := q.waiting.Load()
-	if since == 0 || now.Sub(time.Unix(0, since)) <= limit {
-		return false
-	}
-	_, flying := q.inFlight()
-	return flying
 }
 
 // query asks once for an event that lies behind seq commands.
@@ -408,17 +397,40 @@ func (q *gpuQueue) submit(c *command, args []Arg) error {
 		}
 		return err
 	}
-	if err := q.issue(c, args, work); err != nil {
+	if !collective {
+		err := q.issue(c, args, work)
+		if err == nil {
+			q.tail.Add(1)
+		}
 		return err
 	}
-	seq := q.tail.Add(1)
-	if collective {
-		q.coll = seq
-		if q.g.entered {
-			q.g.last = lastOf(q, c)
-		}
+	now := time.Now()
+	seq := q.tail.Load() + 1
+	c.note(q, seq)
+	q.issuing.Store(now.UnixNano())
+	err := q.issue(c, args, work)
+	q.issuing.Store(0)
+	if err != nil {
+		return err
 	}
-	return nil
+	q.tail.Store(seq)
+	q.coll.Store(seq)
+	if q.g.entered {
+		q.g.last = lastOf(q, c)
+	}
+	return q.sign(seq, now)
+}
+
+// note has the communicators of a command know that it is about to be handed over.
+func (c *command) note(q *gpuQueue, seq uint64) {
+	c.site.Here(3)
+	if c.kind != cmdGraph {
+		c.comm.activity.issue(q, seq, c)
+		return
+	}
+	for _, st := range c.graph.comms {
+		st.activity.issue(q, seq, c)
+	}
 }
 
 // scratchBytes is how much device memory a command needs beside its operands.
@@ -549,5 +561,7 @@ func (q *gpuQueue) close() error {
 	}
 	q.closed = true
 	q.pass(q.tail.Load())
-	return q.h.Close()
+	err := q.h.Close()
+	q.giveWord()
+	return err
 }

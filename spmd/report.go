@@ -75,11 +75,11 @@ func commIDs(ranks []told) []string {
 // missing says which ranks of a communicator are behind the furthest.
 func missing(id string, ranks []told) string {
 	var furthest uint64
-	last := ""
+	last, place := "", ""
 	for _, t := range ranks {
 		for _, c := range t.Comms {
 			if c.ID == id && c.Entered > furthest {
-				furthest, last = c.Entered, c.Last
+				furthest, last, place = c.Entered, c.Last, c.place()
 			}
 		}
 	}
@@ -93,18 +93,26 @@ func missing(id string, ranks []told) string {
 		case i < 0:
 		case t.Comms[i].Entered < furthest:
 			out = append(out, t.Hello.Rank)
-			fmt.Fprintf(&b, "  rank %d is at call %d: %s\n", t.Hello.Rank, t.Comms[i].Entered, t.Comms[i].Last)
+			fmt.Fprintf(&b, "  rank %d is at call %d: %s\n", t.Hello.Rank, t.Comms[i].Entered, t.Comms[i].place())
 		case t.Comms[i].Last != last:
-			fmt.Fprintf(&b, "  rank %d calls something else: %s\n", t.Hello.Rank, t.Comms[i].Last)
+			fmt.Fprintf(&b, "  rank %d calls something else: %s\n", t.Hello.Rank, t.Comms[i].place())
 		default:
 			in = append(in, t.Hello.Rank)
 		}
 	}
-	head := fmt.Sprintf("call %d on %q, %s: %s in it", furthest, id, last, rankList(in))
+	head := fmt.Sprintf("call %d on %q, %s: %s in it", furthest, id, place, rankList(in))
 	if len(out) > 0 {
 		head += "; NOT ARRIVED: " + rankList(out)
 	}
 	return head + "\n" + b.String()
+}
+
+// place is the last call, with its place where that is known.
+func (c *commReport) place() string {
+	if c.At == "" {
+		return c.Last
+	}
+	return c.Last + " from " + c.At
 }
 
 // doing is what a rank does, without what is its own alone.
@@ -132,7 +140,10 @@ func (t *told) doing() string {
 	b.WriteByte('\n')
 	for _, q := range t.Streams {
 		fmt.Fprintf(&b, "    stream %q: %d commands wait", q.Name, q.Waiting)
-		if q.Command != "" {
+		switch {
+		case q.Command != "" && q.Device:
+			fmt.Fprintf(&b, " or run, the first collective is %s from %s", q.Command, q.At)
+		case q.Command != "":
 			fmt.Fprintf(&b, ", the first is %s from %s", q.Command, q.At)
 		}
 		b.WriteByte('\n')

@@ -169,10 +169,19 @@ func (o *overseer) look() {
 	tick := time.NewTicker(min(time.Second/4, limit/8))
 	defer tick.Stop()
 	type pending struct {
-		call  uint64
+		at    uint64
 		since time.Time
 	}
-	seen := map[*commState]pending{}
+	seen := map[any]pending{} // by communicator, and by stream on a GPU
+	// stalls says whether who has been at the same place for longer than the limit.
+	stalls := func(who any, at uint64, now time.Time) bool {
+		p, ok := seen[who]
+		if !ok || p.at != at {
+			seen[who] = pending{at, now}
+			return false
+		}
+		return now.Sub(p.since) > limit
+	}
 	for {
 		select {
 		case <-o.stop:
@@ -193,19 +202,22 @@ func (o *overseer) look() {
 				entered, left := st.activity.entered.Load(), st.activity.left.Load()
 				if entered == left {
 					delete(seen, st)
-					continue
-				}
-				p, ok := seen[st]
-				if !ok || p.call != entered {
-					seen[st] = pending{entered, now}
-				} else if now.Sub(p.since) > limit {
+				} else if stalls(st, entered, now) {
 					o.hang(fmt.Sprintf("%s, call %d on %q, has not ended in %v", st.activity.last(), entered, st.id, limit))
 					return
 				}
 			}
 			for _, s := range streams {
-				if s.dev != nil && s.dev.stuck(now, limit) {
-					o.hang(fmt.Sprintf("what the host waits for on stream %q, collectives among it, has not ended in %v", s.name, limit))
+				if s.dev == nil {
+					continue
+				}
+				passed := s.dev.passed()
+				written := passed >= s.dev.wrote.Load()
+				if written {
+					delete(seen, s)
+				}
+				if s.dev.stuck(now, limit) || !written && stalls(s, passed, now) {
+					o.hang(fmt.Sprintf("what was enqueued on stream %q, collectives among it, has not ended in %v", s.name, limit))
 					return
 				}
 			}

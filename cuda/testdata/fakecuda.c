@@ -1,7 +1,9 @@
 // A test double of libcuda.so.1: the part of the driver API that package cuda binds, in host memory and without a GPU.
 //
 // Device memory is malloc'd and holds 0xA5 at first. Streams run what they are given at once, in the order of the calls, so
-// every event is done once it is recorded. Host functions are called by the enqueuing thread. Kernels are noted, not run.
+// every event is done once it is recorded; with FAKECUDA_DELAY each has a thread of its own, and they run beside each other
+// and the host. Host functions are called by the thread that runs the stream. Kernels are noted, and run where
+// FAKECUDA_KERNELS has them. A handle of memory for other processes needs FAKECUDA_SHARED.
 // A capture records its operations, and launching the graph carries them out. As the driver does, it refuses calls without a
 // current context or with the context of another device, handles that have been destroyed, copies past the end of an
 // allocation, what a capture does not allow, and a capture's end on another thread.
@@ -16,23 +18,32 @@
 //   FAKECUDA_MEMORY        bytes of memory that each device pretends to have, 1 GiB
 //   FAKECUDA_COMPUTE_MODE  the device attribute, 0
 //   FAKECUDA_MIG           if set, devices are parts of GPUs
+//   FAKECUDA_DELAY         if set, at the creation of a stream: it is asynchronous, and each of its operations begins up to as
+//                          many microseconds late, at random
+//   FAKECUDA_SHARED        if set, device memory is made so that other processes can map it
+//   FAKECUDA_PEERS         "0": no device reaches the memory of another
+//   FAKECUDA_KERNELS       a shared library; a launch of kernel k calls its emulate_k(const uint64_t *args, const unsigned
+//                          dims[6]), where there is one
 // A symbol x is left out by -Dx=absent_x. An image that starts with "BAD" does not load, and a function whose name starts
 // with "absent" is not found.
 
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
 enum {
     OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, INVALID_PTX = 218,
-    INVALID_HANDLE = 400, NOT_FOUND = 500, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_MERGE = 902,
+    PEER_UNSUPPORTED = 217, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, ALREADY_REGISTERED = 712, NOT_REGISTERED = 713, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_MERGE = 902,
     CAPTURE_UNMATCHED = 903, CAPTURE_UNJOINED = 904, CAPTURED_EVENT = 907, CAPTURE_WRONG_THREAD = 908, UPDATE_FAILURE = 910,
 };
 enum { MAX_DEVICES = 16, MAX_PARAMS = 1024 };
@@ -46,7 +57,7 @@ enum { STREAM = 1, EVENT, GRAPH, EXEC, MODULE, FUNCTION, KINDS };
 struct context { int device, refs; size_t used; int live[KINDS]; };
 
 struct op {
-    enum { COPY = 1, FILL, HOST, KERNEL, CHILD } type;
+    enum { COPY = 1, FILL, HOST, KERNEL, CHILD, WAIT_VALUE, WRITE_VALUE, RECORD, WAIT } type;
     struct op *next;
     uintptr_t dst, src;
     size_t n;
@@ -59,18 +70,42 @@ struct op {
     int argc;
     uint64_t *args;
     struct op *child;
+    struct event *event;
+    long turn; // of the event's records
 };
 struct ops { struct op *first, **last; int n; };
 
 struct capture { struct ops ops; struct stream *origin; int mode, invalid, over; pthread_t thread; struct capture *next; };
-struct stream { struct object o; int flags, priority; struct capture *capture; long seq, merged; struct stream *next; };
-struct event { struct object o; int flags, recorded; struct timespec at; struct capture *capture; struct stream *stream; long seq; };
+struct stream {
+    struct object o;
+    int flags, priority;
+    struct capture *capture;
+    long seq, merged;
+    struct stream *next;
+    int delayed; // has a thread of its own, which takes from todo
+    struct op *todo, **last;
+    long pending;
+};
+struct event {
+    struct object o;
+    int flags, recorded;
+    struct timespec at;
+    struct capture *capture;
+    struct stream *stream;
+    long seq;
+    long records, passed; // how often it was recorded, and which record was passed last
+};
 struct graph { struct object o; struct ops ops; };
 struct module { struct object o; };
 struct function { struct object o; char name[256]; struct module *module; int max_shared, loaded; };
-struct block { uintptr_t p; size_t bytes; int host; struct context *ctx; struct block *next; };
+// What a block is: device memory, pinned host memory, host memory of others that is pinned, device memory of another process.
+enum { DEVICE_MEMORY, PINNED, REGISTERED, FOREIGN };
+struct block { uintptr_t p; size_t bytes; int kind, file; struct context *ctx; struct block *next; };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+// Of delayed streams: their operations, and the records that events have passed.
+static pthread_mutex_t delayed = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t progress = PTHREAD_COND_INITIALIZER;
 static struct context contexts[MAX_DEVICES];
 static struct block *blocks;
 static struct stream *streams;
@@ -234,6 +269,23 @@ static void log_kernel(const char *prefix, const struct op *k, int stream) {
          k->dims[0], k->dims[1], k->dims[2], k->dims[3], k->dims[4], k->dims[5], k->shared, stream, args);
 }
 
+static void emulate(const struct op *k) {
+    static void *library;
+    const char *file = getenv("FAKECUDA_KERNELS");
+    if (file == NULL || *file == 0) return;
+    pthread_mutex_lock(&mutex);
+    if (library == NULL) library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
+    pthread_mutex_unlock(&mutex);
+    if (library == NULL) {
+        fprintf(stderr, "fakecuda: %s\n", dlerror());
+        abort();
+    }
+    char symbol[300];
+    snprintf(symbol, sizeof symbol, "emulate_%s", k->kernel->name);
+    void (*run)(const uint64_t *, const unsigned *) = dlsym(library, symbol);
+    if (run != NULL) run(k->args, k->dims);
+}
+
 static void carry_out(const struct op *p, int replay, int stream) {
     switch (p->type) {
     case COPY:
@@ -248,7 +300,25 @@ static void carry_out(const struct op *p, int replay, int stream) {
         if (replay) note("replay cuLaunchHostFunc stream=%d = 0", stream);
         p->fn(p->arg);
         break;
-    case KERNEL: log_kernel(replay ? "replay " : "", p, stream); break;
+    case KERNEL:
+        log_kernel(replay ? "replay " : "", p, stream);
+        emulate(p);
+        break;
+    case WAIT_VALUE:
+        while ((int32_t)(__atomic_load_n((uint32_t *)p->dst, __ATOMIC_ACQUIRE) - p->v) < 0) sched_yield();
+        break;
+    case WRITE_VALUE: __atomic_store_n((uint32_t *)p->dst, p->v, __ATOMIC_RELEASE); break;
+    case RECORD:
+        pthread_mutex_lock(&delayed);
+        p->event->passed = p->turn;
+        pthread_cond_broadcast(&progress);
+        pthread_mutex_unlock(&delayed);
+        break;
+    case WAIT:
+        pthread_mutex_lock(&delayed);
+        while (p->event->passed < p->turn) pthread_cond_wait(&progress, &delayed);
+        pthread_mutex_unlock(&delayed);
+        break;
     case CHILD:
         for (const struct op *c = p->child; c != NULL; c = c->next) carry_out(c, 1, stream);
         break;
@@ -272,9 +342,57 @@ static struct op *duplicate(const struct op *p) {
     return first;
 }
 
-// submit carries p out, or records it where s captures.
+static void *run_delayed(void *stream) {
+    struct stream *s = stream;
+    unsigned seed = (unsigned)s->o.id + (unsigned)getpid();
+    for (;;) {
+        pthread_mutex_lock(&delayed);
+        while (s->todo == NULL) pthread_cond_wait(&progress, &delayed);
+        struct op *p = s->todo;
+        if ((s->todo = p->next) == NULL) s->last = &s->todo;
+        pthread_mutex_unlock(&delayed);
+        long most = setting("FAKECUDA_DELAY", 0);
+        if (most > 0) usleep((unsigned)(rand_r(&seed) % most));
+        carry_out(p, 0, s->o.id);
+        pthread_mutex_lock(&delayed);
+        s->pending--;
+        pthread_cond_broadcast(&progress);
+        pthread_mutex_unlock(&delayed);
+    }
+    return NULL;
+}
+static int idle(struct stream *s) {
+    pthread_mutex_lock(&delayed);
+    int r = s->pending == 0;
+    pthread_mutex_unlock(&delayed);
+    return r;
+}
+static void await_stream(struct stream *s) {
+    pthread_mutex_lock(&delayed);
+    while (s->pending > 0) pthread_cond_wait(&progress, &delayed);
+    pthread_mutex_unlock(&delayed);
+}
+static void await_device(struct context *c) {
+    pthread_mutex_lock(&mutex);
+    struct stream *s = streams;
+    pthread_mutex_unlock(&mutex);
+    for (; s != NULL; s = s->next)
+        if (s->o.ctx == c) await_stream(s);
+}
+
+// submit carries p out, now or on the stream's thread, or records it where s captures.
 static int submit(struct stream *s, const struct op *p) {
     struct capture *c = s->capture;
+    if (c == NULL && s->delayed) {
+        struct op *q = duplicate(p);
+        pthread_mutex_lock(&delayed);
+        *s->last = q;
+        s->last = &q->next;
+        s->pending++;
+        pthread_cond_broadcast(&progress);
+        pthread_mutex_unlock(&delayed);
+        return OK;
+    }
     if (c == NULL) {
         carry_out(p, 0, s->o.id);
         return OK;
@@ -409,6 +527,7 @@ int cuCtxSynchronize(void) {
     BEGIN("cuCtxSynchronize");
     NEED_CONTEXT;
     UNSAFE;
+    await_device(current);
     RETURN("device=%d", current->device);
 }
 int cuCtxGetStreamPriorityRange(int *least, int *greatest) {
@@ -428,43 +547,64 @@ int cuMemGetInfo_v2(size_t *free, size_t *total) {
     *free = *total > current->used ? *total - current->used : 0;
     RETURN("free=%zu total=%zu", *free, *total);
 }
+// add notes a block. The caller holds the mutex.
+static void add(void *p, size_t bytes, int kind, int file) {
+    struct block *b = malloc(sizeof *b);
+    *b = (struct block){(uintptr_t)p, bytes, kind, file, current, blocks};
+    blocks = b;
+}
+static struct block *block_at(uintptr_t p, int kind) {
+    struct block *b = blocks;
+    while (b != NULL && (b->p != p || b->kind != kind)) b = b->next;
+    return b;
+}
 // allocate returns 0 where the device has no more memory. Host memory counts for no device.
-static uintptr_t allocate(size_t bytes, int host) {
-    void *p;
+static uintptr_t allocate(size_t bytes, int kind) {
+    void *p = NULL;
+    int file = -1;
     pthread_mutex_lock(&mutex);
-    if ((!host && (bytes > memory() || current->used > memory() - bytes)) || posix_memalign(&p, 512, bytes) != 0) {
+    int room = kind == PINNED || (bytes <= memory() && current->used <= memory() - bytes);
+    if (room && kind == DEVICE_MEMORY && setting("FAKECUDA_SHARED", 0) != 0) {
+        file = memfd_create("fakecuda", MFD_CLOEXEC);
+        if (file < 0 || ftruncate(file, (off_t)bytes) != 0) abort();
+        p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        if (p == MAP_FAILED) abort();
+    } else if (!room || posix_memalign(&p, 512, bytes) != 0) {
         pthread_mutex_unlock(&mutex);
         return 0;
     }
     memset(p, 0xA5, bytes < (1 << 20) ? bytes : (1 << 20));
-    struct block *b = malloc(sizeof *b);
-    *b = (struct block){(uintptr_t)p, bytes, host, current, blocks};
-    blocks = b;
-    if (!host) current->used += bytes;
+    add(p, bytes, kind, file);
+    if (kind == DEVICE_MEMORY) current->used += bytes;
     pthread_mutex_unlock(&mutex);
     return (uintptr_t)p;
 }
-static int release(uintptr_t p, int host) {
+// release forgets a block; as the driver does, it waits for the device.
+static int release(uintptr_t p, int kind) {
+    await_device(current);
     pthread_mutex_lock(&mutex);
-    for (struct block **at = &blocks; *at != NULL; at = &(*at)->next) {
-        struct block *b = *at;
-        if (b->p != p || b->host != host) continue;
-        *at = b->next;
-        if (!host) b->ctx->used -= b->bytes;
+    struct block *b = block_at(p, kind);
+    if (b == NULL) {
         pthread_mutex_unlock(&mutex);
-        free((void *)p);
-        free(b);
-        return OK;
+        return INVALID_VALUE;
     }
+    struct block **at = &blocks;
+    while (*at != b) at = &(*at)->next;
+    *at = b->next;
+    if (kind == DEVICE_MEMORY) b->ctx->used -= b->bytes;
     pthread_mutex_unlock(&mutex);
-    return INVALID_VALUE;
+    if (b->file >= 0 || kind == FOREIGN) munmap((void *)p, b->bytes);
+    else if (kind != REGISTERED) free((void *)p);
+    if (b->file >= 0) close(b->file);
+    free(b);
+    return OK;
 }
 int cuMemAlloc_v2(device_ptr *out, size_t bytes) {
     BEGIN("cuMemAlloc_v2");
     NEED_CONTEXT;
     UNSAFE;
     FAIL_IF(bytes == 0, INVALID_VALUE);
-    uintptr_t p = allocate(bytes, 0);
+    uintptr_t p = allocate(bytes, DEVICE_MEMORY);
     FAIL_IF(p == 0, OUT_OF_MEMORY);
     *out = p;
     RETURN("bytes=%zu p=0x%zx device=%d", bytes, p, current->device);
@@ -474,7 +614,7 @@ int cuMemAllocManaged(device_ptr *out, size_t bytes, unsigned flags) {
     NEED_CONTEXT;
     UNSAFE;
     FAIL_IF(bytes == 0 || flags != 1, INVALID_VALUE);
-    uintptr_t p = allocate(bytes, 0);
+    uintptr_t p = allocate(bytes, DEVICE_MEMORY);
     FAIL_IF(p == 0, OUT_OF_MEMORY);
     *out = p;
     RETURN("bytes=%zu p=0x%zx device=%d", bytes, p, current->device);
@@ -483,7 +623,7 @@ int cuMemFree_v2(device_ptr p) {
     BEGIN("cuMemFree_v2");
     NEED_CONTEXT;
     UNSAFE;
-    int r = release(p, 0);
+    int r = release(p, DEVICE_MEMORY);
     FAIL_IF(r != OK, r);
     RETURN("p=0x%zx", (size_t)p);
 }
@@ -492,7 +632,7 @@ int cuMemHostAlloc(void **out, size_t bytes, unsigned flags) {
     NEED_CONTEXT;
     UNSAFE;
     FAIL_IF(bytes == 0, INVALID_VALUE);
-    uintptr_t p = allocate(bytes, 1);
+    uintptr_t p = allocate(bytes, PINNED);
     FAIL_IF(p == 0, OUT_OF_MEMORY);
     *out = (void *)p;
     RETURN("bytes=%zu flags=%u p=0x%zx", bytes, flags, p);
@@ -501,10 +641,97 @@ int cuMemFreeHost(void *p) {
     BEGIN("cuMemFreeHost");
     NEED_CONTEXT;
     UNSAFE;
-    int r = release((uintptr_t)p, 1);
+    int r = release((uintptr_t)p, PINNED);
     FAIL_IF(r != OK, r);
     RETURN("p=0x%zx", (size_t)p);
 }
+int cuMemHostRegister_v2(void *p, size_t bytes, unsigned flags) {
+    BEGIN("cuMemHostRegister_v2");
+    NEED_CONTEXT;
+    UNSAFE;
+    FAIL_IF(p == NULL || bytes == 0, INVALID_VALUE);
+    pthread_mutex_lock(&mutex);
+    int known = block_at((uintptr_t)p, REGISTERED) != NULL;
+    if (!known) add(p, bytes, REGISTERED, -1);
+    pthread_mutex_unlock(&mutex);
+    FAIL_IF(known, ALREADY_REGISTERED);
+    RETURN("bytes=%zu flags=%u", bytes, flags);
+}
+int cuMemHostUnregister(void *p) {
+    BEGIN("cuMemHostUnregister");
+    NEED_CONTEXT;
+    UNSAFE;
+    FAIL_IF(release((uintptr_t)p, REGISTERED) != OK, NOT_REGISTERED);
+    RETURN("p=%p", p);
+}
+int cuMemGetAddressRange_v2(device_ptr *base, size_t *bytes, device_ptr p) {
+    BEGIN("cuMemGetAddressRange_v2");
+    NEED_CONTEXT;
+    int found = 0;
+    pthread_mutex_lock(&mutex);
+    for (struct block *b = blocks; b != NULL && !found; b = b->next) {
+        found = b->kind == DEVICE_MEMORY && p >= b->p && p < b->p + b->bytes;
+        if (found) *base = b->p, *bytes = b->bytes;
+    }
+    pthread_mutex_unlock(&mutex);
+    FAIL_IF(!found, NOT_FOUND);
+    RETURN("p=0x%zx", (size_t)p);
+}
+
+// Memory of other processes. A handle names the file behind an allocation.
+
+typedef struct { long process, file; size_t bytes; int device; char rest[64 - 2 * sizeof(long) - sizeof(size_t) - sizeof(int)]; } handle;
+
+static int peers(void) { return setting("FAKECUDA_PEERS", 1) != 0; }
+
+int cuDeviceCanAccessPeer(int *can, int device, int peer) {
+    BEGIN("cuDeviceCanAccessPeer");
+    FAIL_IF(device < 0 || peer < 0 || device >= device_count() || peer >= device_count(), INVALID_DEVICE);
+    *can = device != peer && peers();
+    RETURN("device=%d peer=%d", device, peer);
+}
+int cuIpcGetMemHandle(handle *out, device_ptr p) {
+    BEGIN("cuIpcGetMemHandle");
+    NEED_CONTEXT;
+    pthread_mutex_lock(&mutex);
+    struct block *b = blocks;
+    while (b != NULL && (b->kind != DEVICE_MEMORY || p < b->p || p >= b->p + b->bytes)) b = b->next;
+    handle h = {getpid(), b != NULL ? b->file : -1, b != NULL ? b->bytes : 0, current->device, {0}};
+    pthread_mutex_unlock(&mutex);
+    FAIL_IF(h.file < 0, INVALID_VALUE);
+    *out = h;
+    RETURN("p=0x%zx", (size_t)p);
+}
+int cuIpcOpenMemHandle_v2(device_ptr *out, handle h, unsigned flags) {
+    BEGIN("cuIpcOpenMemHandle_v2");
+    NEED_CONTEXT;
+    UNSAFE;
+    FAIL_IF(flags != 1 || h.process == getpid(), INVALID_CONTEXT); // not one's own
+    FAIL_IF(h.device >= device_count(), INVALID_DEVICE);
+    FAIL_IF(h.device != current->device && !peers(), PEER_UNSUPPORTED);
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%ld/fd/%ld", h.process, h.file);
+    int file = open(path, O_RDWR | O_CLOEXEC);
+    FAIL_IF(file < 0, INVALID_HANDLE);
+    void *p = mmap(NULL, h.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    FAIL_IF(p == MAP_FAILED, INVALID_HANDLE);
+    pthread_mutex_lock(&mutex);
+    add(p, h.bytes, FOREIGN, -1);
+    pthread_mutex_unlock(&mutex);
+    *out = (uintptr_t)p;
+    RETURN("bytes=%zu", h.bytes);
+}
+int cuIpcCloseMemHandle(device_ptr p) {
+    BEGIN("cuIpcCloseMemHandle");
+    NEED_CONTEXT;
+    UNSAFE;
+    FAIL_IF(release(p, FOREIGN) != OK, INVALID_VALUE);
+    RETURN("p=0x%zx", (size_t)p);
+}
+
+// Operations on streams.
+
 int cuMemcpyAsync(device_ptr dst, device_ptr src, size_t n, void *stream) {
     BEGIN("cuMemcpyAsync");
     NEED_CONTEXT;
@@ -536,6 +763,10 @@ int cuStreamCreateWithPriority(void **out, unsigned flags, int priority) {
     struct stream *s = object(sizeof *s, STREAM);
     s->flags = (int)flags;
     s->priority = priority;
+    s->last = &s->todo;
+    s->delayed = getenv("FAKECUDA_DELAY") != NULL;
+    pthread_t thread;
+    if (s->delayed && (pthread_create(&thread, NULL, run_delayed, s) != 0 || pthread_detach(thread) != 0)) abort();
     pthread_mutex_lock(&mutex);
     s->next = streams;
     streams = s;
@@ -562,6 +793,7 @@ int cuStreamQuery(void *stream) {
     NEED(stream, STREAM);
     int r = still(stream);
     FAIL_IF(r != OK, r);
+    FAIL_IF(!idle(stream), NOT_READY);
     RETURN("stream=%d", id_of(stream));
 }
 int cuStreamSynchronize(void *stream) {
@@ -570,6 +802,7 @@ int cuStreamSynchronize(void *stream) {
     NEED(stream, STREAM);
     int r = still(stream);
     FAIL_IF(r != OK, r);
+    await_stream(stream);
     RETURN("stream=%d", id_of(stream));
 }
 int cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
@@ -592,6 +825,8 @@ int cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
         }
         if (e->stream != s && e->stream->merged < e->seq) e->stream->merged = e->seq;
         pthread_mutex_unlock(&mutex);
+    } else if (s->capture == NULL) {
+        submit(s, &(struct op){.type = WAIT, .event = e, .turn = e->records});
     }
     RETURN("stream=%d event=%d flags=%u", id_of(stream), id_of(event), flags);
 }
@@ -661,6 +896,19 @@ int cuLaunchHostFunc(void *stream, void (*fn)(void *), void *arg) {
     return submit(stream, &(struct op){.type = HOST, .fn = fn, .arg = arg});
 }
 
+#define VALUE(symbol, kind)                                                                                                        \
+    int symbol(void *stream, device_ptr p, uint32_t v, unsigned flags) {                                                           \
+        BEGIN(#symbol);                                                                                                            \
+        NEED_CONTEXT;                                                                                                              \
+        NEED(stream, STREAM);                                                                                                      \
+        FAIL_IF(!fits(p, sizeof v) || p % sizeof v != 0 || flags != 0, INVALID_VALUE);                                             \
+        int r = submit(stream, &(struct op){.type = kind, .dst = p, .v = v});                                                      \
+        FAIL_IF(r != OK, r);                                                                                                       \
+        RETURN("p=0x%zx v=%u stream=%d", (size_t)p, v, id_of(stream));                                                             \
+    }
+VALUE(cuStreamWaitValue32_v2, WAIT_VALUE)
+VALUE(cuStreamWriteValue32_v2, WRITE_VALUE)
+
 // The driver knows from the kernel how many parameters there are; here a null pointer must follow the last.
 int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
                    void *stream, void **params, void **extra) {
@@ -717,8 +965,17 @@ int cuEventRecord(void *event, void *stream) {
     if (s->capture == NULL) {
         e->recorded = 1;
         clock_gettime(CLOCK_MONOTONIC, &e->at);
+        submit(s, &(struct op){.type = RECORD, .event = e, .turn = ++e->records});
     }
     RETURN("event=%d stream=%d", id_of(event), id_of(stream));
+}
+// passed says whether the last record has been passed, or waits for that.
+static int passed(struct event *e, int wait) {
+    pthread_mutex_lock(&delayed);
+    while (wait && e->passed < e->records) pthread_cond_wait(&progress, &delayed);
+    int r = e->passed >= e->records;
+    pthread_mutex_unlock(&delayed);
+    return r;
 }
 static int in_capture(const struct event *e) { return e->capture != NULL && !e->capture->over; }
 int cuEventQuery(void *event) {
@@ -727,6 +984,7 @@ int cuEventQuery(void *event) {
     FAIL_IF(!valid(event, EVENT), INVALID_HANDLE);
     FAIL_IF(in_capture(event), CAPTURED_EVENT);
     UNSAFE;
+    FAIL_IF(!passed(event, 0), NOT_READY);
     RETURN("event=%d", id_of(event));
 }
 int cuEventSynchronize(void *event) {
@@ -735,6 +993,7 @@ int cuEventSynchronize(void *event) {
     FAIL_IF(!valid(event, EVENT), INVALID_HANDLE);
     FAIL_IF(in_capture(event), CAPTURED_EVENT);
     UNSAFE;
+    passed(event, 1);
     RETURN("event=%d", id_of(event));
 }
 static int elapsed(const char *name, float *ms, void *from, void *to) {

@@ -1,0 +1,95 @@
+package cuda
+
+import (
+	"fmt"
+	"unsafe"
+)
+
+// IPCHandle names device memory to the other processes of the same node. It is plain bytes, and is sent as such.
+type IPCHandle struct {
+	Allocation [64]byte // CUipcMemHandle
+	Offset     int      // of the memory in its allocation, in bytes
+}
+
+// IPCHandle returns the handle of memory that Malloc returned, or of a place in it, for other processes to open. It stays
+// valid until the memory is freed. Source: cuda.h, cuMemGetAddressRange, cuIpcGetMemHandle.
+func (d *Device) IPCHandle(p unsafe.Pointer) (IPCHandle, error) {
+	base, _, status := sysAddressRange(d, p)
+	if status != 0 {
+		return IPCHandle{}, check("cuMemGetAddressRange", status)
+	}
+	h, status := sysIPCGet(d, p)
+	if status != 0 {
+		return IPCHandle{}, failed("cuIpcGetMemHandle", status, "only memory of plain allocations can be shared")
+	}
+	return IPCHandle{h, int(uintptr(p)) - base}, nil
+}
+
+// Foreign is device memory of another process, mapped into this one.
+type Foreign struct {
+	d    *Device
+	base unsafe.Pointer
+	at   unsafe.Pointer
+}
+
+// OpenIPC maps the memory that another process of the node has a handle of; that of one's own process is refused. Copies
+// and kernels of d reach it like memory of d, over the link between the devices. The owner must not free it before Close.
+//
+// Where the device of the memory is not visible to this process the result is ErrInvalidDevice or ErrInvalidContext, and
+// without peer access between the two devices ErrPeerAccessUnsupported. Source: cuda.h, cuIpcOpenMemHandle with
+// CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.
+func (d *Device) OpenIPC(h IPCHandle) (*Foreign, error) {
+	p, status := sysIPCOpen(d, &h.Allocation)
+	if status != 0 {
+		return nil, check("cuIpcOpenMemHandle", status)
+	}
+	return &Foreign{d: d, base: p, at: unsafe.Add(p, h.Offset)}, nil
+}
+
+// Addr returns the address of the memory in this process, valid until Close.
+func (f *Foreign) Addr() unsafe.Pointer { return f.at }
+
+// Close unmaps the memory. Work of this process on it must have finished. A second Close does nothing.
+// Source: cuda.h, cuIpcCloseMemHandle.
+func (f *Foreign) Close() error {
+	if f.base == nil {
+		return nil
+	}
+	status := sysIPCClose(f.d, f.base)
+	f.base, f.at = nil, nil
+	return check("cuIpcCloseMemHandle", status)
+}
+
+// CanAccess says whether copies and kernels of d can reach the memory of the device with the UUID, and if not, why. A
+// device always reaches its own. Source: cuda.h, cuDeviceCanAccessPeer.
+func (d *Device) CanAccess(uuid string) (ok bool, why string, err error) {
+	if uuid == d.uuid {
+		return true, "", nil
+	}
+	n, err := Count()
+	if err != nil {
+		return false, "", err
+	}
+	for i := range n {
+		dev, err := deviceAt(i)
+		if err != nil {
+			return false, "", err
+		}
+		id, err := uuidOf(dev)
+		if err != nil {
+			return false, "", err
+		}
+		if id != uuid {
+			continue
+		}
+		can, status := sysCanAccessPeer(d.dev, dev)
+		if status != 0 {
+			return false, "", check("cuDeviceCanAccessPeer", status)
+		}
+		if can == 0 {
+			return false, fmt.Sprintf("GPU %d has no peer access to GPU %d (see nvidia-smi topo -p2p r)", d.index, i), nil
+		}
+		return true, "", nil
+	}
+	return false, fmt.Sprintf("%s is not visible to this process: let each rank see all GPUs of its node", uuid), nil
+}

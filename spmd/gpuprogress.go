@@ -1,0 +1,178 @@
+package spmd
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"lockstep/internal/ccall"
+)
+
+// progress is how far a stream on a GPU has got, for who watches it without a call to
+// the driver, which may hang with the stream: a word in host memory that the stream
+// itself writes behind some of its collectives.
+type progress struct {
+	reading sync.Mutex    // of word, by who watches, while the queue closes
+	word    *uint32       // the low half of a number of commands, which have run; nil if there was none left, or not any more
+	wrote   atomic.Uint64 // the last number whose writing was enqueued
+	next    time.Time     // when to enqueue another; under the queue's mu
+	// Since when, in Unix ns, the host hands a collective to NCCL, and waits for the
+	// stream; 0 when it does not, or not for long.
+	issuing, waiting atomic.Int64
+}
+
+const (
+	// signEvery is how long a stream goes without writing its word, which costs the
+	// host a microsecond.
+	signEvery = time.Millisecond
+	signBytes = 4096 // of all words of a GPU
+)
+
+// splitWords makes words of pinned memory, of which each stream takes one.
+func splitWords(base unsafe.Pointer) []*uint32 {
+	var words []*uint32
+	for i := 0; i < signBytes; i += 4 {
+		words = append(words, (*uint32)(unsafe.Add(base, i)))
+	}
+	return words
+}
+
+// takeWord returns a word that is 0; nil where so many streams have none left.
+func (g *gpu) takeWord() *uint32 {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	n := len(g.words)
+	if n == 0 {
+		return nil
+	}
+	w := g.words[n-1]
+	g.words = g.words[:n-1]
+	atomic.StoreUint32(w, 0)
+	return w
+}
+
+// giveWord gives back the word of a stream that has ended.
+func (q *gpuQueue) giveWord() {
+	q.reading.Lock()
+	w := q.word
+	q.word = nil
+	q.reading.Unlock()
+	if w != nil {
+		q.g.mu.Lock()
+		q.g.words = append(q.g.words, w)
+		q.g.mu.Unlock()
+	}
+}
+
+// sign has the stream write its word behind the first seq commands, if it has not done
+// so for a while. The caller holds q.mu, and the stream is not being captured.
+func (q *gpuQueue) sign(seq uint64, now time.Time) error {
+	if q.word == nil || now.Before(q.next) {
+		return nil
+	}
+	q.next = now.Add(signEvery)
+	q.wrote.Store(seq)
+	return q.h.WriteValue(unsafe.Pointer(q.word), uint32(seq))
+}
+
+// passed is how many commands are known to have run. It only reads memory.
+func (q *gpuQueue) passed() uint64 {
+	q.reading.Lock()
+	defer q.reading.Unlock()
+	known := q.known.Load()
+	if q.word == nil {
+		return known
+	}
+	wrote := q.wrote.Load()
+	return max(known, wrote-uint64(uint32(wrote)-atomic.LoadUint32(q.word)))
+}
+
+// stuck says whether the host has waited for collectives of the stream, or has been
+// handing one over, for longer than limit.
+func (q *gpuQueue) stuck(now time.Time, limit time.Duration) bool {
+	long := func(since int64) bool { return since != 0 && now.Sub(time.Unix(0, since)) > limit }
+	return long(q.issuing.Load()) || long(q.waiting.Load()) && q.coll.Load() > q.passed()
+}
+
+// flight holds the calls of a communicator that were handed to a GPU and are not known
+// to be over, or the last of them.
+type flight struct {
+	mu    sync.Mutex // held for moments only
+	ring  [64]flown
+	first uint64 // the number of the oldest that is not known to be over, from 0
+	next  uint64 // of the next
+}
+
+// flown is such a call.
+type flown struct {
+	what uint64 // as activity has it
+	n    int64
+	q    *gpuQueue
+	seq  uint64
+	site ccall.Site
+}
+
+// issue notes a call that is about to be handed over, as the seq-th command of q.
+func (a *activity) issue(q *gpuQueue, seq uint64, c *command) {
+	f := a.flight
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	a.enter(c.kind, c.typ, c.op, c.root, c.n)
+	a.leave() // the host has; flight has when it is over
+	slot := &f.ring[f.next%uint64(len(f.ring))]
+	*slot = flown{what: a.what.Load(), n: int64(c.n), q: q, seq: seq, site: c.site}
+	f.next++
+	f.first = max(f.first, f.next-min(f.next, uint64(len(f.ring))))
+}
+
+// over is how many calls are known to be over.
+func (a *activity) over() uint64 {
+	f := a.flight
+	if f == nil {
+		return a.left.Load()
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.retire()
+	return a.left.Load() - (f.next - f.first)
+}
+
+// retire drops the calls that are known to be over. The caller holds f.mu.
+func (f *flight) retire() {
+	for f.first < f.next {
+		at := &f.ring[f.first%uint64(len(f.ring))]
+		if at.q.passed() < at.seq {
+			return
+		}
+		at.q = nil
+		f.first++
+	}
+}
+
+// on returns the first call on q that is not known to be over.
+func (a *activity) on(q *gpuQueue) (flown, bool) {
+	f := a.flight
+	if f == nil || q == nil {
+		return flown{}, false
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.retire()
+	for i := f.first; i < f.next; i++ {
+		if at := f.ring[i%uint64(len(f.ring))]; at.q == q && q.passed() < at.seq {
+			return at, true
+		}
+	}
+	return flown{}, false
+}
+
+// site is where the last call came from; "" where none is noted.
+func (f *flight) site() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.next == 0 {
+		return ""
+	}
+	return f.ring[(f.next-1)%uint64(len(f.ring))].site.String()
+}
