@@ -439,7 +439,11 @@ func (w *World) startGPU(node *cudampi.Comm) error {
 	if nccl.Version() >= 21900 { // from which it allocates and registers memory
 		w.symmetric = newSymmetric(w)
 	}
-	return w.warmUp()
+	err = w.warmUp()
+	if w.nodes > 1 {
+		w.ncclSockets = sockets()
+	}
+	return err
 }
 
 // warmUp runs the first collective, in which NCCL connects the ranks.

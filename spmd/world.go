@@ -35,29 +35,32 @@ type World struct {
 	// --log-ranks says otherwise.
 	Log zerolog.Logger
 
-	cfg       Config
-	job       launcher.Job
-	node      int
-	nodes     int
-	threads   int
-	gpu       *gpu         // nil where the device is the host
-	why       string       // the device and the collectives are what they are
-	fellBack  bool         // to the host, though there is a GPU
-	phase     atomic.Value // string: what the rank is at
-	check     int          // checkOff, checkSome or checkAll
-	agreed    bool         // the failure of the start is every rank's
-	startup   startup
-	pool      pool  // of device memory
-	pinned    *pool // the same on the host, as is managed
-	managed   *pool
-	symmetric *symmetric // nil on the host
-	stage     staging
-	blocking  *Stream // of collectives that block, on a GPU
-	control   Comm    // the framework's own traffic
-	capturing atomic.Int32
-	json      io.WriteCloser
-	pause     sync.Mutex // guards yielder
-	yielder   host.Yielder
+	cfg      Config
+	job      launcher.Job
+	node     int
+	nodes    int
+	byNode   bool // of several nodes, each has ranks that follow each other
+	threads  int
+	gpu      *gpu         // nil where the device is the host
+	why      string       // the device and the collectives are what they are
+	fellBack bool         // to the host, though there is a GPU
+	phase    atomic.Value // string: what the rank is at
+	check    int          // checkOff, checkSome or checkAll
+	agreed   bool         // the failure of the start is every rank's
+	startup  startup
+	// Of several nodes: the connections that MPI had before NCCL started, and all that there were then.
+	mpiSockets, ncclSockets []socket
+	pool                    pool  // of device memory
+	pinned                  *pool // the same on the host, as is managed
+	managed                 *pool
+	symmetric               *symmetric // nil on the host
+	stage                   staging
+	blocking                *Stream // of collectives that block, on a GPU
+	control                 Comm    // the framework's own traffic
+	capturing               atomic.Int32
+	json                    io.WriteCloser
+	pause                   sync.Mutex // guards yielder
+	yielder                 host.Yielder
 
 	mu      sync.Mutex
 	comms   []*commState
@@ -248,11 +251,22 @@ func (w *World) findNode(world, node *cudampi.Comm) error {
 			before += l
 		}
 	}
-	if err := node.Broadcast(unsafe.Pointer(&before), 1, elem.Int64, 0); err != nil {
+	lead := [2]int64{before, int64(world.Rank())}
+	if err := node.Broadcast(unsafe.Pointer(&lead), len(lead), elem.Int64, 0); err != nil {
 		return err
 	}
-	w.node = int(before)
-	return nil
+	w.node = int(lead[0])
+	if w.nodes == 1 {
+		return nil
+	}
+	inOrder := int64(0)
+	if world.Rank() == int(lead[1])+node.Rank() {
+		inOrder = 1
+	}
+	err := world.AllReduce(unsafe.Pointer(&inOrder), unsafe.Pointer(&inOrder), 1, elem.Int64, Min)
+	w.byNode = inOrder == 1
+	w.mpiSockets = sockets()
+	return err
 }
 
 // procs is what the Go runtime found at start: the cores, or less by a quota.
@@ -306,6 +320,9 @@ func (w *World) logStart() {
 		Str("mpi", cudampi.Version()).Int("threads", w.threads).Str("blas", host.BLAS())
 	if w.gpu != nil {
 		line = w.gpu.describe(line, w.Size())
+	}
+	if w.nodes > 1 {
+		line = w.describeNodes(line)
 	}
 	parts := zerolog.Dict()
 	for _, p := range w.startup.parts {
