@@ -50,6 +50,8 @@ func app(what string) {
 			return w.Emit(map[string]any{"app": "app", "sum": x.At(0), "ranks": w.Size()})
 		case "usage":
 			return spmd.Usage(errors.New("no such data"))
+		case "soak":
+			return soak(w)
 		case "preempted":
 			early := spmd.Preempted(ctx)
 			fmt.Fprintln(os.Stderr, "asleep")
