@@ -1,6 +1,7 @@
 package spmd
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -64,19 +65,30 @@ func Measure(c Comm, warmup, iters int, step func() error) (Timing, error) {
 }
 
 // MeasureStream is Measure for a step that enqueue puts on s: it synchronizes s
-// after each, and with graph captures the step once and replays it.
+// after each, and with graph captures the step once and replays it. Several of them
+// take turns, as with operands that are to come from memory, not from a cache.
 //
 // Collective over c, blocking.
-func MeasureStream(c Comm, s *Stream, graph bool, warmup, iters int, enqueue func() error) (Timing, error) {
-	if graph {
-		g, err := s.Capture(enqueue)
-		if err != nil {
-			return Timing{}, err
-		}
-		enqueue = func() error { return g.Launch(s) }
+func MeasureStream(c Comm, s *Stream, graph bool, warmup, iters int, enqueue ...func() error) (t Timing, err error) {
+	if len(enqueue) == 0 {
+		return Timing{}, fmt.Errorf("%s: MeasureStream: nothing to enqueue", ccall.At())
 	}
+	steps := slices.Clone(enqueue)
+	if graph {
+		for i, step := range steps {
+			g, err := s.Capture(step)
+			if err != nil {
+				return Timing{}, err
+			}
+			defer func() { err = errors.Join(err, g.Close()) }()
+			steps[i] = func() error { return g.Launch(s) }
+		}
+	}
+	turn := 0
 	return Measure(c, warmup, iters, func() error {
-		if err := enqueue(); err != nil {
+		step := steps[turn]
+		turn = (turn + 1) % len(steps)
+		if err := step(); err != nil {
 			return err
 		}
 		return s.Synchronize()

@@ -95,6 +95,8 @@ func TestBadInput(t *testing.T) {
 		{"--iters 0", "--iters 0"},
 		{"--warmup -1", "--warmup -1"},
 		{"--parts some", "--parts some: want equal or unequal"},
+		{"--values all --exact", "--values all: want uniform or wide"},
+		{"--values wide", "--values wide wants --exact"},
 		{"--element 3", "unknown flag: --element"},
 	} {
 		t.Run(tc.args, func(t *testing.T) {

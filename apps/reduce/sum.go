@@ -22,26 +22,71 @@ const (
 	sumBlocks  = 512 // at most: what a large GPU holds at once
 )
 
-// summer sums on the device. Its launches may not run at the same time as each
-// other: they share the scratch memory.
-type summer struct {
-	part    spmd.Buffer[float64] // a share of the sum for each block
-	arrived spmd.Buffer[uint32]  // how many shares are written
+// adder is one way to sum: a kernel, and what its result is made of. Its launches may
+// not run at the same time as each other: they share the scratch memory.
+type adder[T float64 | int64] struct {
+	kernel                *spmd.Kernel
+	threads, each, blocks int
+
+	sum, answer spmd.Buffer[T] // on the device, and where the host reads it
+	part        spmd.Buffer[T] // a share of the sum for each block
+	arrived     spmd.Buffer[uint32]
 }
 
-func newSummer(w *spmd.World) (k summer, err error) {
-	if k.part, err = spmd.Alloc[float64](w, sumBlocks); err != nil {
-		return k, err
+// open takes the memory; the sum has n elements.
+func (a *adder[T]) open(w *spmd.World, n int) (err error) {
+	if a.sum, err = spmd.Alloc[T](w, n); err != nil {
+		return err
 	}
-	if k.arrived, err = spmd.Alloc[uint32](w, 1); err != nil {
-		return k, err
+	if a.part, err = spmd.Alloc[T](w, n*a.blocks); err != nil {
+		return err
 	}
-	return k, k.arrived.Fill(0)
+	if a.answer, err = spmd.AllocPinned[T](w, n); err != nil {
+		return err
+	}
+	if a.arrived, err = spmd.Alloc[uint32](w, 1); err != nil {
+		return err
+	}
+	return a.arrived.Fill(0)
 }
 
-// sum enqueues out[0] = the sum of x, accumulated in float64, in an order that
-// depends on the length alone.
-func (k summer) sum(s *spmd.Stream, out spmd.Buffer[float64], x spmd.Buffer[float32]) error {
-	blocks := min(sumBlocks, 1+x.Len()/(sumThreads*sumEach))
-	return sumKernel.Launch(s, spmd.Cover1D(blocks*sumThreads, sumThreads), out.Arg(), k.part.Arg(), k.arrived.Arg(), x.Arg(), spmd.I64(x.Len()))
+// local enqueues sum = the sum of x, in an order that depends on the length alone.
+func (a *adder[T]) local(s *spmd.Stream, x spmd.Buffer[float32]) error {
+	blocks := min(a.blocks, 1+x.Len()/(a.threads*a.each))
+	return a.kernel.Launch(s, spmd.Cover1D(blocks*a.threads, a.threads), a.sum.Arg(), a.part.Arg(), a.arrived.Arg(), x.Arg(), spmd.I64(x.Len()))
+}
+
+// global enqueues answer = the sum of all ranks.
+func (a *adder[T]) global(w *spmd.World, s *spmd.Stream, x spmd.Buffer[float32]) error {
+	if err := a.local(s, x); err != nil {
+		return err
+	}
+	if err := spmd.AllReduce(w.Comm.On(s), a.sum, a.sum, spmd.Sum); err != nil {
+		return err
+	}
+	return spmd.Copy(s, a.answer, a.sum)
+}
+
+// plainStep returns what enqueues a sum accumulated in float64, and what reads it.
+func plainStep(w *spmd.World, s *spmd.Stream) (step func(x spmd.Buffer[float32]) error, answer func() float64, err error) {
+	a := &adder[float64]{kernel: sumKernel, threads: sumThreads, each: sumEach, blocks: sumBlocks}
+	if err := a.open(w, 1); err != nil {
+		return nil, nil, err
+	}
+	return func(x spmd.Buffer[float32]) error { return a.global(w, s, x) }, func() float64 { return a.answer.At(0) }, nil
+}
+
+// exactStep is plainStep for a sum that is rounded once, at the end.
+func exactStep(w *spmd.World, s *spmd.Stream) (step func(x spmd.Buffer[float32]) error, answer func() float64, err error) {
+	a := &adder[int64]{kernel: exactKernel, threads: exactThreads, each: exactEach, blocks: exactBlocks}
+	if err := a.open(w, words); err != nil {
+		return nil, nil, err
+	}
+	return func(x spmd.Buffer[float32]) error { return a.global(w, s, x) }, func() float64 {
+		var e exact
+		for i := range e {
+			e[i] = a.answer.At(i)
+		}
+		return e.value()
+	}, nil
 }
