@@ -109,7 +109,7 @@ type commReport struct {
 	Entered uint64 `json:"entered"`
 	Left    uint64 `json:"left"`
 	Last    string `json:"last,omitempty"`
-	At      string `json:"at,omitempty"` // where Last was called, if it is on a GPU; else the stack shows it
+	At      string `json:"at,omitempty"` // of calls on a GPU, "from" where Last was called or "after" which place; else the stack shows it
 }
 
 // queueReport is a stream with work on it.
@@ -118,7 +118,7 @@ type queueReport struct {
 	Waiting uint64 `json:"waiting"`           // on a GPU those that are not known to have run
 	Device  bool   `json:"device,omitempty"`  // it is on a GPU
 	Command string `json:"command,omitempty"` // that runs, or waits to; on a GPU the first collective of these
-	At      string `json:"at,omitempty"`      // where it was enqueued
+	At      string `json:"at,omitempty"`      // "from" where it was enqueued, or "after" which place
 }
 
 // goroutine is one of the program's.
@@ -147,7 +147,7 @@ func (w *World) state() []byte {
 			c.Last = a.last()
 		}
 		if a.flight != nil {
-			c.At = a.flight.site()
+			c.At = a.flight.lastPlace()
 		}
 		s.Comms = append(s.Comms, c)
 	}
@@ -155,8 +155,8 @@ func (w *World) state() []byte {
 		if r, busy := st.q.report(); busy {
 			r.Name = st.name
 			for _, c := range comms {
-				if f, ok := c.activity.on(st.dev); ok {
-					r.Command, r.At = describe(f.what, f.n), f.site.String()
+				if what, place, ok := c.activity.on(st.dev); ok {
+					r.Command, r.At = what, place
 					break
 				}
 			}
@@ -209,7 +209,7 @@ func (q *hostQueue) report() (queueReport, bool) {
 		return queueReport{}, false
 	}
 	c := &q.ring[done%uint64(len(q.ring))]
-	r := queueReport{Waiting: q.tail - done, Command: c.kind.String(), At: c.site.String()}
+	r := queueReport{Waiting: q.tail - done, Command: c.kind.String(), At: "from " + c.site.String()}
 	if c.kind.communicates() {
 		r.Command = c.call.String()
 	}

@@ -13,10 +13,11 @@ import (
 // the driver, which may hang with the stream: a word in host memory that the stream
 // itself writes behind some of its collectives.
 type progress struct {
-	reading sync.Mutex    // of word, by who watches, while the queue closes
-	word    *uint32       // the low half of a number of commands, which have run; nil if there was none left, or not any more
-	wrote   atomic.Uint64 // the last number whose writing was enqueued
-	next    time.Time     // when to enqueue another; under the queue's mu
+	reading  sync.Mutex    // of word, by who watches, while the queue closes
+	word     *uint32       // the low half of a number of commands, which have run; nil if there was none left, or not any more
+	wrote    atomic.Uint64 // the last number whose writing was enqueued
+	next     time.Time     // when to enqueue another; under the queue's mu
+	nextSite time.Time     // when to note the place of a call again; likewise
 	// Since when, in Unix ns, the host hands a collective to NCCL, and waits for the
 	// stream; 0 when it does not, or not for long.
 	issuing, waiting atomic.Int64
@@ -150,29 +151,40 @@ func (f *flight) retire() {
 	}
 }
 
-// on returns the first call on q that is not known to be over.
-func (a *activity) on(q *gpuQueue) (flown, bool) {
+// on returns the first call on q that is not known to be over, and its place.
+func (a *activity) on(q *gpuQueue) (what, place string, ok bool) {
 	f := a.flight
 	if f == nil || q == nil {
-		return flown{}, false
+		return "", "", false
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.retire()
 	for i := f.first; i < f.next; i++ {
-		if at := f.ring[i%uint64(len(f.ring))]; at.q == q && q.passed() < at.seq {
-			return at, true
+		if at := &f.ring[i%uint64(len(f.ring))]; at.q == q && q.passed() < at.seq {
+			return describe(at.what, at.n), f.place(i), true
 		}
 	}
-	return flown{}, false
+	return "", "", false
 }
 
-// site is where the last call came from; "" where none is noted.
-func (f *flight) site() string {
+// place is where a call came from; "after" the place of an earlier one where its own is
+// not noted, "" where none is. The caller holds f.mu.
+func (f *flight) place(call uint64) string {
+	for i := call; i < f.next && i+uint64(len(f.ring)) >= f.next; i-- { // below 0 it is large
+		if site := f.ring[i%uint64(len(f.ring))].site; site[0] != 0 {
+			if i < call {
+				return "after " + site.String()
+			}
+			return "from " + site.String()
+		}
+	}
+	return ""
+}
+
+// lastPlace is that of the last call.
+func (f *flight) lastPlace() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.next == 0 {
-		return ""
-	}
-	return f.ring[(f.next-1)%uint64(len(f.ring))].site.String()
+	return f.place(f.next - 1)
 }

@@ -406,7 +406,7 @@ func (q *gpuQueue) submit(c *command, args []Arg) error {
 	}
 	now := time.Now()
 	seq := q.tail.Load() + 1
-	c.note(q, seq)
+	q.note(c, seq, now)
 	q.issuing.Store(now.UnixNano())
 	err := q.issue(c, args, work)
 	q.issuing.Store(0)
@@ -422,8 +422,13 @@ func (q *gpuQueue) submit(c *command, args []Arg) error {
 }
 
 // note has the communicators of a command know that it is about to be handed over.
-func (c *command) note(q *gpuQueue, seq uint64) {
-	c.site.Here(3)
+func (q *gpuQueue) note(c *command, seq uint64, now time.Time) {
+	// A stack takes half a microsecond, so not every call of a burst has its place. That
+	// of a blocking call is on its goroutine's stack.
+	if q.s != q.s.w.blocking && (q.coll.Load() <= q.known.Load() || !now.Before(q.nextSite)) {
+		c.site.Here(3)
+		q.nextSite = now.Add(signEvery)
+	}
 	if c.kind != cmdGraph {
 		c.comm.activity.issue(q, seq, c)
 		return

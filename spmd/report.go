@@ -112,7 +112,7 @@ func (c *commReport) place() string {
 	if c.At == "" {
 		return c.Last
 	}
-	return c.Last + " from " + c.At
+	return c.Last + " " + c.At
 }
 
 // doing is what a rank does, without what is its own alone.
@@ -142,9 +142,9 @@ func (t *told) doing() string {
 		fmt.Fprintf(&b, "    stream %q: %d commands wait", q.Name, q.Waiting)
 		switch {
 		case q.Command != "" && q.Device:
-			fmt.Fprintf(&b, " or run, the first collective is %s from %s", q.Command, q.At)
+			fmt.Fprintf(&b, " or run, the first collective is %s %s", q.Command, q.At)
 		case q.Command != "":
-			fmt.Fprintf(&b, ", the first is %s from %s", q.Command, q.At)
+			fmt.Fprintf(&b, ", the first is %s %s", q.Command, q.At)
 		}
 		b.WriteByte('\n')
 	}
