@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"slices"
+	"strings"
 
 	"lockstep/internal/ccall"
 )
@@ -43,8 +45,9 @@ func SyncStart[T Elem](c Comm, bufs ...Buffer[T]) error {
 }
 
 // CheckSame compares a 64-bit hash of b over the ranks of c. Where not all are
-// equal it returns, on every rank, an error that says which is the first rank that
-// differs from rank 0; name says what was compared. b must be valid for the host.
+// equal it returns, on every rank, an error that names the ranks that differ from what
+// most have, or, where no hash is that of more than half, every rank's hash; name says
+// what was compared. b must be valid for the host.
 //
 // Collective over c, blocking.
 func CheckSame[T Elem](c Comm, name string, b Buffer[T]) error {
@@ -73,12 +76,38 @@ func CheckSame[T Elem](c Comm, name string, b Buffer[T]) error {
 	if err := hashes.CopyTo(all); err != nil {
 		return err
 	}
-	for r, h := range all {
-		if h != all[0] {
-			return fmt.Errorf("%s: %s differs between ranks: rank 0 has hash %016x, rank %d has %016x", ccall.At(), name, all[0], r, h)
-		}
+	if said := difference(all); said != "" {
+		return fmt.Errorf("%s: %s differs between ranks: %s", ccall.At(), name, said)
 	}
 	return nil
+}
+
+// difference says which hashes, by rank, are not what most are; "" where all are equal.
+func difference(all []uint64) string {
+	ranks := map[uint64][]int{}
+	var order []uint64 // by the first rank that has it
+	for r, h := range all {
+		if ranks[h] == nil {
+			order = append(order, h)
+		}
+		ranks[h] = append(ranks[h], r)
+	}
+	if len(order) == 1 {
+		return ""
+	}
+	slices.SortStableFunc(order, func(a, b uint64) int { return len(ranks[b]) - len(ranks[a]) })
+	var parts []string
+	for _, h := range order {
+		verb := "have"
+		if len(ranks[h]) == 1 {
+			verb = "has"
+		}
+		parts = append(parts, fmt.Sprintf("%s %s hash %016x", rankList(ranks[h]), verb, h))
+	}
+	if most := order[0]; 2*len(ranks[most]) > len(all) { // the others have drifted
+		return fmt.Sprintf("%s, the %d others have %016x", strings.Join(parts[1:], ", "), len(ranks[most]), most)
+	}
+	return strings.Join(parts, ", ")
 }
 
 // Together yields the values of seq for as long as every rank of c has one, so

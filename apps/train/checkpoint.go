@@ -211,7 +211,7 @@ func (t *trainer) items() []spmd.Item {
 	return items
 }
 
-// audit fails where the weights or moments of a rank differ from rank 0's after a
+// audit fails where the weights or moments of a rank differ from the others' after a
 // number of steps, and names the first tensor that does. It blocks. Every rank of c
 // calls it.
 func (t *trainer) audit(steps int) error {
