@@ -18,16 +18,26 @@ import (
 type activity struct {
 	entered atomic.Uint64
 	left    atomic.Uint64
+	calls   atomic.Uint64 // those entered in which every rank takes part
 	what    atomic.Uint64 // kind, type, op and root
 	n       atomic.Int64
 	flight  *flight // of calls on a GPU, which end later than they are left; nil on the host
 }
 
-func (a *activity) enter(kind cmdKind, t elem.Type, op elem.Op, root, n int) {
-	a.what.Store(uint64(kind) | uint64(t)<<8 | uint64(op)<<16 | uint64(uint32(root))<<32)
+// enter notes a call; with everyone one that all ranks of the communicator make.
+func (a *activity) enter(kind cmdKind, t elem.Type, op elem.Op, root, n int, everyone bool) {
+	what := uint64(kind) | uint64(t)<<8 | uint64(op)<<16 | uint64(uint32(root))<<32
+	if everyone {
+		what |= ofEveryone
+		a.calls.Add(1)
+	}
+	a.what.Store(what)
 	a.n.Store(int64(n))
 	a.entered.Add(1)
 }
+
+// ofEveryone marks in activity.what a call in which every rank takes part.
+const ofEveryone = 1 << 31
 
 func (a *activity) leave() { a.left.Add(1) }
 
@@ -37,7 +47,7 @@ func (a *activity) last() string {
 }
 
 func describe(what uint64, n int64) string {
-	c := call{kind: cmdKind(what), typ: elem.Type(what >> 8), op: elem.Op(what >> 16), root: int(int32(what >> 32)), n: int(n)}
+	c := call{kind: cmdKind(what), typ: elem.Type(what >> 8), op: elem.Op(uint8(what >> 16)), root: int(int32(what >> 32)), n: int(n)}
 	return c.String()
 }
 
@@ -63,6 +73,15 @@ func (k cmdKind) reduces() bool {
 // rooted says whether one rank gives or gets what the others do not.
 func (k cmdKind) rooted() bool {
 	return slices.Contains([]cmdKind{cmdReduce, cmdBroadcast, cmdGather, cmdScatter, cmdGatherV, cmdScatterV}, k)
+}
+
+// everyone says whether all ranks of the communicator make the call: not messages, nor
+// groups of nothing else.
+func (c *call) everyone() bool {
+	if c.kind != cmdGroup {
+		return !c.kind.pointToPoint()
+	}
+	return slices.ContainsFunc(c.group.cmds, func(c call) bool { return !c.kind.pointToPoint() })
 }
 
 // String says what a call is, without where its data lies.
@@ -101,15 +120,18 @@ type rankState struct {
 	Others  []goroutine   `json:"others,omitempty"` // more goroutines of the program
 }
 
-// commReport is a communicator: Entered calls were begun, Left of them are over.
+// commReport is a communicator: Entered calls were begun, Left of them are over, and in
+// Calls of them every rank takes part.
 type commReport struct {
 	ID      string `json:"id"`
 	Rank    int    `json:"rank"`
 	Size    int    `json:"size"`
 	Entered uint64 `json:"entered"`
 	Left    uint64 `json:"left"`
+	Calls   uint64 `json:"calls"`
 	Last    string `json:"last,omitempty"`
-	At      string `json:"at,omitempty"` // of calls on a GPU, "from" where Last was called or "after" which place; else the stack shows it
+	Alone   bool   `json:"alone,omitempty"` // Last is a message or a group of messages
+	At      string `json:"at,omitempty"`    // of calls on a GPU, "from" where Last was called or "after" which place; else the stack shows it
 }
 
 // queueReport is a stream with work on it.
@@ -142,9 +164,9 @@ func (w *World) state() []byte {
 	w.mu.Unlock()
 	for _, st := range comms {
 		a := &st.activity
-		c := commReport{ID: st.id, Rank: st.rank, Size: st.size, Entered: a.entered.Load(), Left: a.over()}
+		c := commReport{ID: st.id, Rank: st.rank, Size: st.size, Entered: a.entered.Load(), Left: a.over(), Calls: a.calls.Load()}
 		if c.Entered > 0 {
-			c.Last = a.last()
+			c.Last, c.Alone = a.last(), a.what.Load()&ofEveryone == 0
 		}
 		if a.flight != nil {
 			c.At = a.flight.lastPlace()

@@ -190,7 +190,7 @@ func Send[T Elem](c Comm, src Buffer[T], to int) error {
 		if err := mpiTurns.enter(mpiTurns.take(1)); err != nil {
 			return err
 		}
-		c.st.activity.enter(cmdSend, elem.Of[T](), 0, to, src.n)
+		c.st.activity.enter(cmdSend, elem.Of[T](), 0, to, src.n, false)
 		err := m.Send(src.addr(), src.n, elem.Of[T](), to)
 		c.st.activity.leave()
 		mpiTurns.leave()
@@ -209,7 +209,7 @@ func Recv[T Elem](c Comm, dst Buffer[T], from int) error {
 		if err := mpiTurns.enter(mpiTurns.take(1)); err != nil {
 			return err
 		}
-		c.st.activity.enter(cmdRecv, elem.Of[T](), 0, from, dst.n)
+		c.st.activity.enter(cmdRecv, elem.Of[T](), 0, from, dst.n, false)
 		err := m.Recv(dst.addr(), dst.n, elem.Of[T](), from)
 		c.st.activity.leave()
 		mpiTurns.leave()

@@ -371,7 +371,7 @@ func (c *call) communicate(turn uint64) error {
 		mpiTurns.leave()
 		return err
 	}
-	c.comm.activity.enter(c.kind, c.typ, c.op, c.root, c.n)
+	c.comm.activity.enter(c.kind, c.typ, c.op, c.root, c.n, c.everyone())
 	err := c.enterMPI()
 	c.comm.activity.leave()
 	mpiTurns.leave()

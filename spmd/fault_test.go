@@ -90,6 +90,7 @@ func table() []mishap {
 			want: []string{missing, "rank {rank} (host {host}, pid {pid}): running, at spmd/fault_test.go:", "[sleep]", "spmd_test.oversleep", "AllReduce of 1000 float32 (sum)", `stream "work"`}},
 		{name: "asleep in a goroutine", within: hang, args: hangFlag, run: asleepAside, cause: hung, want: []string{missing, "another goroutine at spmd/fault_test.go:", "[sleep]"}},
 		{name: "asleep while others end", gpu: true, within: hang, args: hangFlag, run: stays, cause: hung, want: []string{"the program has ended here, and not on every rank", "spmd_test.oversleep", "rank {rank} (host {host}, pid {pid})"}},
+		{name: "a message that does not come", within: hang, args: hangFlag, run: unsent, cause: hung, want: []string{"NOT ARRIVED: ranks 0, {rank}", "rank 0 waits in Recv of 7 int32 from rank {rank}", "[sleep]"}},
 		{name: "a host function that never returns", within: hang, args: hangFlag, run: endless, cause: hung, want: []string{missing, `stream "endless": 1 commands wait, the first is HostFunc from spmd/fault_test.go:`}},
 
 		{name: "error", gpu: true, within: atOnce, run: failing(func() error { return errors.New("the victim fails") }), cause: "the victim fails", want: []string{"rank={rank}", "host={host}"}},
@@ -357,6 +358,35 @@ func waits(w *spmd.World) error {
 		return err
 	}
 	return s.Synchronize()
+}
+
+func unsent(_ context.Context, w *spmd.World, victim bool) error {
+	x, err := spmd.Alloc[int32](w, 7)
+	if err != nil {
+		return err
+	}
+	if w.Rank() == 1 { // messages that come do not count
+		for range 9 {
+			if err := spmd.Send(w.Comm, x, 2); err != nil {
+				return err
+			}
+		}
+	}
+	for range 9 {
+		if w.Rank() == 2 {
+			if err := spmd.Recv(w.Comm, x, 1); err != nil {
+				return err
+			}
+		}
+	}
+	if victim {
+		happens()
+		oversleep()
+	}
+	if w.Rank() == 0 {
+		return spmd.Recv(w.Comm, x, w.Size()-1)
+	}
+	return spmd.Barrier(w.Comm)
 }
 
 func endless(_ context.Context, w *spmd.World, victim bool) error {

@@ -1,6 +1,7 @@
 package spmd
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -11,23 +12,20 @@ import (
 
 // progress is how far a stream on a GPU has got, for who watches it without a call to
 // the driver, which may hang with the stream: a word in host memory that the stream
-// itself writes behind some of its collectives.
+// itself writes, where keepSigning has enqueued that.
 type progress struct {
 	reading  sync.Mutex    // of word, by who watches, while the queue closes
 	word     *uint32       // the low half of a number of commands, which have run; nil if there was none left, or not any more
 	wrote    atomic.Uint64 // the last number whose writing was enqueued
-	next     time.Time     // when to enqueue another; under the queue's mu
-	nextSite time.Time     // when to note the place of a call again; likewise
+	nextSite time.Time     // when to note the place of a call again; under the queue's mu
 	// Since when, in Unix ns, the host hands a collective to NCCL, and waits for the
 	// stream; 0 when it does not, or not for long.
 	issuing, waiting atomic.Int64
 }
 
 const (
-	// signEvery is how long a stream goes without writing its word, which costs the
-	// host a microsecond.
-	signEvery = time.Millisecond
-	signBytes = 4096 // of all words of a GPU
+	signBytes = 4096             // of all words of a GPU
+	placeRest = time.Millisecond // between places of calls in a burst, which take half a microsecond each
 )
 
 // splitWords makes words of pinned memory, of which each stream takes one.
@@ -66,15 +64,39 @@ func (q *gpuQueue) giveWord() {
 	}
 }
 
-// sign has the stream write its word behind the first seq commands, if it has not done
-// so for a while. The caller holds q.mu, and the stream is not being captured.
-func (q *gpuQueue) sign(seq uint64, now time.Time) error {
-	if q.word == nil || now.Before(q.next) {
-		return nil
+// sign has the stream write its word behind what was issued, if that has collectives
+// that it was not written behind.
+func (q *gpuQueue) sign() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	seq := q.tail.Load()
+	if q.word == nil || q.closed || q.capturing || q.fail.Load() != nil || q.coll.Load() <= max(q.wrote.Load(), q.known.Load()) {
+		return
 	}
-	q.next = now.Add(signEvery)
 	q.wrote.Store(seq)
-	return q.h.WriteValue(unsafe.Pointer(q.word), uint32(seq))
+	q.broken(q.h.WriteValue(unsafe.Pointer(q.word), uint32(seq)))
+}
+
+// keepSigning signs all streams now and then, until stop. It is not who watches: the
+// driver may hold it up.
+func (w *World) keepSigning(every time.Duration, stop <-chan struct{}) {
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for {
+		select {
+		case <-stop:
+			return
+		case <-tick.C:
+		}
+		w.mu.Lock()
+		streams := slices.Clone(w.streams)
+		w.mu.Unlock()
+		for _, s := range streams {
+			if w.capturing.Load() == 0 {
+				s.dev.sign()
+			}
+		}
+	}
 }
 
 // passed is how many commands are known to have run. It only reads memory.
@@ -119,7 +141,7 @@ func (a *activity) issue(q *gpuQueue, seq uint64, c *command) {
 	f := a.flight
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	a.enter(c.kind, c.typ, c.op, c.root, c.n)
+	a.enter(c.kind, c.typ, c.op, c.root, c.n, c.everyone())
 	a.leave() // the host has; flight has when it is over
 	slot := &f.ring[f.next%uint64(len(f.ring))]
 	*slot = flown{what: a.what.Load(), n: int64(c.n), q: q, seq: seq, site: c.site}

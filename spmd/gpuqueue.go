@@ -418,7 +418,7 @@ func (q *gpuQueue) submit(c *command, args []Arg) error {
 	if q.g.entered {
 		q.g.last = lastOf(q, c)
 	}
-	return q.sign(seq, now)
+	return nil
 }
 
 // note has the communicators of a command know that it is about to be handed over.
@@ -427,7 +427,7 @@ func (q *gpuQueue) note(c *command, seq uint64, now time.Time) {
 	// of a blocking call is on its goroutine's stack.
 	if q.s != q.s.w.blocking && (q.coll.Load() <= q.known.Load() || !now.Before(q.nextSite)) {
 		c.site.Here(3)
-		q.nextSite = now.Add(signEvery)
+		q.nextSite = now.Add(placeRest)
 	}
 	if c.kind != cmdGraph {
 		c.comm.activity.issue(q, seq, c)

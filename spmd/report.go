@@ -63,7 +63,7 @@ func commIDs(ranks []told) []string {
 	var ids []string
 	for _, t := range ranks {
 		for _, c := range t.Comms {
-			if c.Entered > c.Left && !slices.Contains(ids, c.ID) {
+			if c.waits() && !slices.Contains(ids, c.ID) {
 				ids = append(ids, c.ID)
 			}
 		}
@@ -72,33 +72,44 @@ func commIDs(ranks []told) []string {
 	return ids
 }
 
-// missing says which ranks of a communicator are behind the furthest.
+// missing says which ranks of a communicator are behind the furthest of those that wait
+// for all others, and which wait for a message.
 func missing(id string, ranks []told) string {
 	var furthest uint64
-	last, place := "", ""
+	what, place := "", ""
 	for _, t := range ranks {
 		for _, c := range t.Comms {
-			if c.ID == id && c.Entered > furthest {
-				furthest, last, place = c.Entered, c.Last, c.place()
+			if c.ID == id && c.waits() && !c.Alone && c.Calls > furthest {
+				furthest, what, place = c.Calls, c.Last, c.place()
 			}
 		}
 	}
 	var in, out []int
 	var b strings.Builder
 	for _, t := range ranks {
+		rank := t.Hello.Rank
 		i := slices.IndexFunc(t.Comms, func(c commReport) bool { return c.ID == id })
-		switch {
-		case i < 0 && (t.State == nil || t.Silent):
-			out = append(out, t.Hello.Rank) // it does not say
-		case i < 0:
-		case t.Comms[i].Entered < furthest:
-			out = append(out, t.Hello.Rank)
-			fmt.Fprintf(&b, "  rank %d is at call %d: %s\n", t.Hello.Rank, t.Comms[i].Entered, t.Comms[i].place())
-		case t.Comms[i].Last != last:
-			fmt.Fprintf(&b, "  rank %d calls something else: %s\n", t.Hello.Rank, t.Comms[i].place())
-		default:
-			in = append(in, t.Hello.Rank)
+		if i < 0 {
+			if t.State == nil || t.Silent {
+				out = append(out, rank) // it does not say
+			}
+			continue
 		}
+		switch c := &t.Comms[i]; {
+		case c.waits() && c.Alone:
+			out = append(out, rank)
+			fmt.Fprintf(&b, "  rank %d waits in %s\n", rank, c.place())
+		case c.Calls < furthest:
+			out = append(out, rank)
+			fmt.Fprintf(&b, "  rank %d is at call %d: %s\n", rank, c.Calls, c.place())
+		case c.waits() && c.Last != what:
+			fmt.Fprintf(&b, "  rank %d calls something else: %s\n", rank, c.place())
+		default:
+			in = append(in, rank)
+		}
+	}
+	if furthest == 0 {
+		return fmt.Sprintf("on %q some ranks wait for messages:\n%s", id, b.String())
 	}
 	head := fmt.Sprintf("call %d on %q, %s: %s in it", furthest, id, place, rankList(in))
 	if len(out) > 0 {
@@ -106,6 +117,9 @@ func missing(id string, ranks []told) string {
 	}
 	return head + "\n" + b.String()
 }
+
+// waits says whether a call is not over.
+func (c *commReport) waits() bool { return c.Entered > c.Left }
 
 // place is the last call, with its place where that is known.
 func (c *commReport) place() string {

@@ -97,6 +97,9 @@ func (w *World) oversee() (*overseer, error) {
 	}
 	o.tick.Store(time.Now().UnixNano()) // it may be stopped before the first look
 	go o.look()
+	if w.gpu != nil {
+		go w.keepSigning(o.lookEvery(), o.stop)
+	}
 	return o, nil
 }
 
@@ -163,10 +166,13 @@ func (w *World) mustAgreeInTurn(failure error) error {
 	return w.mustAgree(failure)
 }
 
+// lookEvery is the time between two looks.
+func (o *overseer) lookEvery() time.Duration { return min(time.Second/4, o.w.cfg.timeout()/8) }
+
 // look finds calls that do not end. It only reads counters.
 func (o *overseer) look() {
 	limit := o.w.cfg.timeout()
-	tick := time.NewTicker(min(time.Second/4, limit/8))
+	tick := time.NewTicker(o.lookEvery())
 	defer tick.Stop()
 	type pending struct {
 		at    uint64
@@ -203,7 +209,7 @@ func (o *overseer) look() {
 				if entered == left {
 					delete(seen, st)
 				} else if stalls(st, entered, now) {
-					o.hang(fmt.Sprintf("%s, call %d on %q, has not ended in %v", st.activity.last(), entered, st.id, limit))
+					o.hang(fmt.Sprintf("%s on %q has not ended in %v", st.activity.last(), st.id, limit))
 					return
 				}
 			}
