@@ -1,0 +1,76 @@
+package scaffold
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strconv"
+
+	"lockstep/launch/exit"
+)
+
+var moduleLine = regexp.MustCompile(`(?m)^module[ \t]+"?lockstep"?[ \t]*(//.*)?$`)
+
+// checkoutAbove returns the folder at dir or above it whose go.mod is that of the checkout.
+func checkoutAbove(dir string) (string, bool) {
+	for {
+		if isCheckout(dir) {
+			return dir, true
+		}
+		up := filepath.Dir(dir)
+		if up == dir {
+			return "", false
+		}
+		dir = up
+	}
+}
+
+// isCheckout says whether dir is the root of a checkout.
+func isCheckout(dir string) bool {
+	text, err := os.ReadFile(filepath.Join(dir, "go.mod"))
+	return err == nil && moduleLine.Match(text)
+}
+
+// checkout returns the checkout that a module of its own uses: flag, the value of --lockstep, where it is given, else the
+// one that this program lies in, else the one that it was built from.
+func checkout(flag string) (string, error) {
+	if flag != "" {
+		dir, err := filepath.Abs(flag)
+		if err != nil {
+			return "", err
+		}
+		if !isCheckout(dir) {
+			return "", exit.Usage{Err: fmt.Errorf("--lockstep %s is no checkout of Lockstep: there is no go.mod with the line \"module lockstep\"", flag)}
+		}
+		return dir, nil
+	}
+	if exe, err := os.Executable(); err == nil {
+		if root, ok := checkoutAbove(filepath.Dir(exe)); ok {
+			return root, nil
+		}
+	}
+	_, source, _, _ := runtime.Caller(0)
+	built := filepath.Join(filepath.Dir(source), "..", "..")
+	if filepath.IsAbs(source) && isCheckout(built) { // not a path of go build -trimpath
+		return built, nil
+	}
+	return "", exit.Usage{Err: fmt.Errorf("the checkout of Lockstep that this program was built from is not there any more: say where one is, with --lockstep DIR")}
+}
+
+// module returns the go.mod and go.sum of a module that uses the checkout in from. They require all that the checkout
+// does, in the same versions: what builds there builds here, and nothing is fetched.
+func module(name, from string) (map[string][]byte, error) {
+	mod, err := os.ReadFile(filepath.Join(from, "go.mod"))
+	if err != nil {
+		return nil, err
+	}
+	sum, err := os.ReadFile(filepath.Join(from, "go.sum"))
+	if err != nil {
+		return nil, err
+	}
+	at := moduleLine.FindIndex(mod)
+	text := fmt.Sprintf("%smodule %s%s\nrequire lockstep v0.0.0\n\nreplace lockstep => %s\n", mod[:at[0]], name, mod[at[1]:], strconv.Quote(from))
+	return map[string][]byte{"go.mod": []byte(text), "go.sum": sum}, nil
+}
