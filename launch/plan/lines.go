@@ -1,0 +1,240 @@
+package plan
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// build returns the line of the launcher w for j.
+func build(w launcherHere, j job, s site) Line {
+	l := Line{Launcher: w.name, Version: w.version}
+	switch w.name {
+	case "slurm":
+		srun(&l, w, j, s)
+	case "mpich":
+		hydra(&l, w, j)
+	default:
+		openMPI(&l, w, j, s)
+	}
+	l.add("the program and its arguments", j.prog...)
+	return l
+}
+
+func (j job) why() string {
+	if j.nodes == 1 {
+		return fmt.Sprintf("%d ranks%s", j.ranks, j.perGPU())
+	}
+	if !j.even {
+		return fmt.Sprintf("%d ranks on %d nodes, as many on each as it has slots", j.ranks, j.nodes)
+	}
+	return fmt.Sprintf("%d ranks: %d on each of %d nodes%s", j.ranks, j.most, j.nodes, j.perGPU())
+}
+
+func (j job) perGPU() string {
+	if j.gpus > 0 && j.most == j.gpus {
+		return ", one for each GPU"
+	}
+	return ""
+}
+
+func (j job) hostWords() string {
+	words := make([]string, len(j.hosts))
+	for i, h := range j.hosts {
+		words[i] = fmt.Sprintf("%s:%d", h.name, h.slots)
+	}
+	return strings.Join(words, ",")
+}
+
+// noBinding is why ranks are left unbound. Open MPI 4.1 with ppr:N:node and --bind-to numa binds ranks to NUMA nodes in
+// turn, while the GPUs of a node are numbered along them: every second rank would sit far from its GPU.
+const noBinding = "a rank's threads use several cores; bound to NUMA nodes in turn, ranks would sit far from their GPUs; NCCL places its threads itself"
+
+const yield = "a waiting rank must not hold the core of one that works"
+
+// openMPI adds the words of Open MPI's mpirun, 4 or 5.
+func openMPI(l *Line, w launcherHere, j job, s site) {
+	five := w.name == "openmpi5"
+	runtime, agent := "--mca", "plm_rsh_agent"
+	if five { // its process starter is PRRTE, with options of its own
+		runtime, agent = "--prtemca", "plm_ssh_agent"
+	}
+	l.add("starts the ranks and connects them", w.command)
+	if s.root {
+		l.add("you are root, which mpirun refuses unless told", "--allow-run-as-root")
+	}
+	l.add(j.why(), "-np", strconv.Itoa(j.ranks))
+	if len(j.hosts) > 0 {
+		l.add("the hosts, each with its slots: without a number it would be one", "-H", j.hostWords())
+	} else if j.nodes > 1 && s.getenv("SLURM_JOB_ID") == "" {
+		l.add(fmt.Sprintf("a file that you write, a line for each host: NAME slots=%d (not needed inside a Slurm allocation)", j.most), "--hostfile", "hosts")
+	}
+	mapping, why := fmt.Sprintf("ppr:%d:node", j.most), "as many ranks on each node as it has GPUs or is to run, in order, so that local rank and GPU agree"
+	if !j.even {
+		mapping, why = "slot", "fills the slots of one host after the other"
+	}
+	if j.oversubscribe && five {
+		mapping, why = mapping+":oversubscribe", why+"; more than there are slots"
+	}
+	l.add(why, "--map-by", mapping)
+	if j.oversubscribe && !five {
+		l.add("more ranks than slots, which are the cores unless given", "--oversubscribe")
+	}
+	l.add(noBinding, "--bind-to", "none")
+	if j.oversubscribe {
+		l.add(yield, "--mca", "mpi_yield_when_idle", "1")
+	}
+	if j.iface != "" {
+		l.add("MPI's messages go over this interface", "--mca", "btl_tcp_if_include", j.iface)
+		if five {
+			l.add("as does what starts and watches the ranks", runtime, "prte_if_include", j.iface)
+		} else {
+			l.add("as does what starts and watches the ranks", runtime, "oob_tcp_if_include", j.iface)
+		}
+		l.add("and NCCL's bootstrap and sockets", "-x", "NCCL_SOCKET_IFNAME="+j.iface)
+	}
+	if names := passed(s.env, j.iface != ""); j.nodes > 1 && len(names) > 0 {
+		var words []string
+		for _, n := range names {
+			words = append(words, "-x", n)
+		}
+		l.add("set here; mpirun takes to other hosts only what it is told, and OMPI_*", words...)
+	}
+	if j.agent != "" {
+		l.add("starts processes on other hosts, in place of ssh", runtime, agent, j.agent)
+	}
+	if j.grace > 0 {
+		l.add("seconds that SIGTERM to mpirun leaves the ranks; a job in which a rank fails ends as much later (SIGUSR1 to mpirun leaves all the time)",
+			runtime, "odls_base_sigkill_timeout", strconv.Itoa(j.grace))
+	}
+}
+
+// passed returns the variables of env that a rank on another host needs too.
+func passed(env []string, iface bool) []string {
+	var names []string
+	for _, kv := range env {
+		name, value, _ := strings.Cut(kv, "=")
+		switch {
+		case value == "", iface && name == "NCCL_SOCKET_IFNAME":
+		case slices.Contains([]string{"LD_LIBRARY_PATH", "GOMAXPROCS", "GOMEMLIMIT", "GOGC", "GODEBUG", "GOTRACEBACK"}, name),
+			slices.ContainsFunc([]string{"CUDA_", "NCCL_", "LOCKSTEP_", "OMP_", "OPENBLAS_", "UCX_"}, func(p string) bool { return strings.HasPrefix(name, p) }):
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// hydra adds the words of MPICH's mpiexec, which Intel MPI and MVAPICH have too. It takes the whole environment to other
+// hosts by itself, and does not mind root, or more ranks than cores.
+func hydra(l *Line, w launcherHere, j job) {
+	l.add("starts the ranks and connects them", w.command)
+	l.add(j.why(), "-np", strconv.Itoa(j.ranks))
+	if len(j.hosts) > 0 {
+		l.add("the hosts, each with its slots", "-hosts", j.hostWords())
+	} else if j.nodes > 1 {
+		l.add(fmt.Sprintf("a file that you write, a line for each host: NAME:%d (not needed inside a Slurm allocation)", j.most), "-f", "hosts")
+	}
+	if j.even {
+		l.add("as many ranks on each node as it has GPUs or is to run, in order, so that local rank and GPU agree", "-ppn", strconv.Itoa(j.most))
+	}
+	l.add(noBinding, "-bind-to", "none")
+	if j.iface != "" {
+		l.add("MPI's messages go over this interface", "-iface", j.iface)
+		l.add("and NCCL's bootstrap and sockets", "-genv", "NCCL_SOCKET_IFNAME", j.iface)
+	}
+	if j.agent != "" {
+		l.add("starts processes on other hosts, in place of ssh", "-launcher", "ssh", "-launcher-exec", j.agent)
+	}
+}
+
+// srun adds the words of Slurm's srun, inside an allocation or a batch file.
+func srun(l *Line, w launcherHere, j job, s site) {
+	l.add("starts the ranks in the allocation that it is typed in", w.command)
+	l.add("Open MPI's ranks find each other by PMIx (srun --mpi=list shows whether Slurm has it)", "--mpi=pmix")
+	l.add(j.why(), fmt.Sprintf("--nodes=%d", j.nodes), fmt.Sprintf("--ntasks=%d", j.ranks))
+	if j.even && j.nodes > 1 {
+		l.add("in order, so that local rank and GPU agree", fmt.Sprintf("--ntasks-per-node=%d", j.most))
+	}
+	if len(j.hosts) > 0 {
+		names := make([]string, len(j.hosts))
+		for i, h := range j.hosts {
+			names[i] = h.name
+		}
+		l.add("of the allocation, these hosts", "--nodelist="+strings.Join(names, ","))
+	}
+	if j.gpus > 0 {
+		l.add("each rank sees all GPUs of its node and takes that of its local rank; with --gpus-per-task NCCL and MPI could not reach the others directly",
+			fmt.Sprintf("--gpus-per-node=%d", j.gpus))
+	}
+	if j.cpus > 0 {
+		l.add("srun does not take this from sbatch", fmt.Sprintf("--cpus-per-task=%d", j.cpus))
+	}
+	l.add(noBinding, "--cpu-bind=none")
+	if j.oversubscribe {
+		l.add("more tasks than cores", "--overcommit")
+	}
+	if j.iface != "" {
+		l.add("the whole environment; MPI, NCCL's bootstrap and its sockets use this interface",
+			"--export=ALL,NCCL_SOCKET_IFNAME="+j.iface+",OMPI_MCA_btl_tcp_if_include="+j.iface)
+	}
+	l.add("a rank that fails ends all of them", "--kill-on-bad-exit=1")
+	l.add("one Ctrl-C ends the job", "--quit-on-interrupt")
+	l.add("before each line the rank that printed it", labelWord)
+}
+
+const labelWord = "--label"
+
+// sbatch returns a batch file that runs j, goes on after preemption, and again when its time is up.
+func sbatch(j job, s site) string {
+	l := build(find("slurm"), j, s)
+	var b strings.Builder
+	set := func(option, why string) { fmt.Fprintf(&b, "#SBATCH %-28s # %s\n", option, why) }
+	b.WriteString("#!/bin/bash\n")
+	set("--job-name="+quote([]string{filepath.Base(j.prog[0])}), "what squeue shows")
+	set("--output=%x-%j.out", "the log, in the folder where sbatch is typed")
+	set("--open-mode=append", "the same log goes on after a requeue")
+	set(fmt.Sprintf("--nodes=%d", j.nodes), j.why())
+	if j.even {
+		set(fmt.Sprintf("--ntasks-per-node=%d", j.most), "ranks on each node")
+	} else {
+		set(fmt.Sprintf("--ntasks=%d", j.ranks), "ranks")
+	}
+	if j.gpus > 0 {
+		set(fmt.Sprintf("--gpus-per-node=%d", j.gpus), "all of them visible to each rank of the node: not --gpus-per-task")
+	}
+	if j.cpus > 0 {
+		set(fmt.Sprintf("--cpus-per-task=%d", j.cpus), "cores for the threads of a rank")
+	} else {
+		set("--exclusive", "whole nodes: a rank's threads use all cores")
+	}
+	if j.time != "" {
+		set("--time="+j.time, "a short time starts sooner: the job goes on after it")
+	}
+	if j.partition != "" {
+		set("--partition="+j.partition, "as asked for")
+	}
+	set("--requeue", "the job may be put back into the queue")
+	set("--signal=B:USR1@120", "two minutes before the end this script is told")
+	b.WriteString(`
+# A program that listens (spmd.Preempted; train --checkpoint DIR, which by itself resumes from what it finds there) saves,
+# ends with status 0, and goes on after the requeue. For a program that cannot go on leave --requeue and --signal out.
+trap 'again=yes; [ -z "$step" ] || kill -USR1 "$step"' USR1
+
+`)
+	fmt.Fprintf(&b, "%s &\nstep=$!\n", l)
+	b.WriteString(`[ -z "$again" ] || kill -USR1 "$step" # it came before there was a step
+
+wait "$step"
+status=$?
+while kill -0 "$step" 2>/dev/null; do # a signal ends wait early
+	wait "$step"
+	status=$?
+done
+[ "$status" != 0 ] || [ -z "$again" ] || scontrol requeue "$SLURM_JOB_ID"
+exit "$status"
+`)
+	return b.String()
+}

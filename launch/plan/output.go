@@ -1,0 +1,192 @@
+package plan
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"lockstep/launch/exit"
+)
+
+var (
+	rankVariable = regexp.MustCompile(`(^|\x00)(OMPI_COMM_WORLD_RANK|PMI_RANK)=[0-9]`)
+	pmix         = regexp.MustCompile(`\bpmix\b`)
+)
+
+// The launchers' own ways to mark output are not used: that of Open MPI 4 loses bytes where lines are shorter than its tag
+// (iof_base_output.c cuts at 8 KiB), that of Open MPI 5 puts ends of standard output into standard error, and Hydra's and
+// both of these put tags into the middle of long lines. Instead a shell on each rank opens other files for standard output
+// and standard error, and becomes the program. srun's --label marks whole lines.
+const (
+	shellOpens = `r=${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; exec "$@" 3>&1 4>&2 >%s 2>%s` // mpirun stops to pass standard input on where both are closed
+	// On other hosts sed prefixes the lines. It outlives signals to the rank, which has more to say.
+	shellPrefixes = `r=${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; d=$(mktemp -d) && mkfifo "$d/o" "$d/e" || exit 1; ` +
+		`(trap "" HUP INT QUIT TERM USR1 USR2; exec sed -u "s/^/$r: /" <"$d/o") & ` +
+		`(trap "" HUP INT QUIT TERM USR1 USR2; exec sed -u "s/^/$r: /" <"$d/e" >&2) & ` +
+		`exec 3>"$d/o" 4>"$d/e"; rm -r "$d"; exec "$@" >&3 2>&4 3>&- 4>&-`
+)
+
+// output is what reads the ranks' output, if it does not go where the launcher's goes.
+type output struct {
+	writers []*os.File
+	readers sync.WaitGroup
+	opened  []*os.File
+}
+
+// openOutput adds to l what brings the ranks' output where logs says: "prefix", "plain" or a folder.
+func openOutput(l *Line, j job, logs string) (*output, error) {
+	out := &output{}
+	program := len(l.Groups) - 1
+	insert := func(why string, words ...string) {
+		l.Groups = append(l.Groups[:program:program], Group{words, why}, l.Groups[program])
+	}
+	slurm := l.Launcher == "slurm"
+	if slurm && logs != "prefix" {
+		for i, g := range l.Groups {
+			if len(g.Words) == 1 && g.Words[0] == labelWord {
+				l.Groups = append(l.Groups[:i:i], l.Groups[i+1:]...)
+				program--
+				break
+			}
+		}
+	}
+	switch {
+	case logs == "":
+		return nil, usage("--logs: give prefix, plain or the name of a folder")
+	case logs == "plain", logs == "prefix" && slurm:
+	case logs == "prefix" && !j.here:
+		insert("puts its rank before each line", "sh", "-c", shellPrefixes, "sh")
+	case logs == "prefix":
+		base, err := out.pipes(j.ranks)
+		if err != nil {
+			return nil, err
+		}
+		fd := func(i int) string { return fmt.Sprintf("/proc/%d/fd/$((%d+2*r))", os.Getpid(), base+i) }
+		insert("gives each rank its own two pipes", "sh", "-c", fmt.Sprintf(shellOpens, fd(0), fd(1)), "sh")
+	default:
+		dir, err := filepath.Abs(logs)
+		if err == nil {
+			err = os.MkdirAll(dir, 0o777)
+		}
+		if err != nil {
+			return nil, exit.Usage{Err: fmt.Errorf("--logs: %w", err)}
+		}
+		if slurm {
+			insert("a file for each rank", "--output="+dir+"/rank.%t.out", "--error="+dir+"/rank.%t.err")
+			break
+		}
+		q := quote([]string{dir + "/rank."})
+		insert("opens a file for each rank", "sh", "-c", fmt.Sprintf(shellOpens, q+"$r.out", q+"$r.err"), "sh")
+	}
+	return out, nil
+}
+
+// pipes opens two pipes for each rank and prints what comes out of them. The ranks open the write ends through /proc;
+// their numbers, from base on, go up without a gap.
+func (out *output) pipes(ranks int) (base int, err error) {
+	var ends []int
+	defer func() {
+		for _, fd := range ends {
+			unix.Close(fd)
+		}
+		if err != nil {
+			out.close()
+			err = fmt.Errorf("%w: %d ranks need %d files: raise ulimit -n, or give --logs plain", err, ranks, 6*ranks)
+		}
+	}()
+	var printing sync.Mutex
+	for i := range 2 * ranks {
+		var p [2]int
+		if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
+			return 0, err
+		}
+		ends = append(ends, p[1])
+		base = max(base, p[0]+1, p[1]+1)
+		if err := unix.SetNonblock(p[0], true); err != nil { // for close's deadline
+			return 0, err
+		}
+		r, to := os.NewFile(uintptr(p[0]), "rank"), os.Stdout
+		if i%2 == 1 {
+			to = os.Stderr
+		}
+		out.opened = append(out.opened, r)
+		out.readers.Go(func() { prefix(to, r, strconv.Itoa(i/2)+": ", &printing) })
+	}
+	for i, end := range ends {
+		fd, err := unix.FcntlInt(uintptr(end), unix.F_DUPFD_CLOEXEC, base+i)
+		if err != nil {
+			return 0, err
+		}
+		out.writers = append(out.writers, os.NewFile(uintptr(fd), "rank"))
+		if fd != base+i {
+			return 0, errors.New("file numbers are taken")
+		}
+	}
+	return base, nil
+}
+
+// close waits until the ranks' output has been printed. No rank runs any more.
+func (out *output) close() {
+	for _, w := range out.writers {
+		w.Close()
+	}
+	// A process that has left the job on purpose may hold a pipe open: what it prints later is not waited for.
+	for _, r := range out.opened {
+		_ = r.SetReadDeadline(time.Now().Add(5 * time.Second))
+	}
+	out.readers.Wait()
+	for _, r := range out.opened {
+		r.Close()
+	}
+}
+
+// maxLine is where a line that does not end is cut in two, in bytes.
+const maxLine = 1 << 20
+
+// prefix copies r to w by whole lines, with mark before each, until r ends. A last line without its end gets one.
+func prefix(w io.Writer, r io.Reader, mark string, printing *sync.Mutex) {
+	line := []byte(mark)
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := r.Read(buf)
+		data := buf[:n]
+		var whole []byte
+		for len(data) > 0 {
+			i := bytes.IndexByte(data, '\n') + 1
+			cut := i == 0
+			if cut {
+				i = len(data)
+			}
+			line = append(line, data[:i]...)
+			data = data[i:]
+			if cut && len(line) < maxLine {
+				break
+			}
+			if cut {
+				line = append(line, '\n')
+			}
+			whole = append(whole, line...)
+			line = append(line[:0], mark...)
+		}
+		if err != nil && len(line) > len(mark) {
+			whole = append(append(whole, line...), '\n')
+		}
+		if len(whole) > 0 {
+			printing.Lock()
+			_, _ = w.Write(whole) // where nobody reads any more the ranks go on, as under mpirun itself
+			printing.Unlock()
+		}
+		if err != nil {
+			return
+		}
+	}
+}

@@ -1,0 +1,158 @@
+// Package plan is `launch plan` and `launch run`: the command lines that start a program on several ranks, each option
+// with its reason, and the command that executes them.
+//
+// A line is a list of groups of words, each group with a reason. plan prints it, run starts it.
+package plan
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// Group is words of a command line that belong together, and why they are there.
+type Group struct {
+	Words []string `json:"words"`
+	Why   string   `json:"why"`
+}
+
+// Line is a command line.
+type Line struct {
+	Launcher string  `json:"launcher"` // openmpi4, openmpi5, mpich, slurm
+	Version  string  `json:"version"`  // as the launcher here says it; "" where it is not installed
+	Groups   []Group `json:"groups"`
+}
+
+func (l *Line) add(why string, words ...string) { l.Groups = append(l.Groups, Group{words, why}) }
+
+// Words is the line as execve takes it.
+func (l Line) Words() []string {
+	var words []string
+	for _, g := range l.Groups {
+		words = append(words, g.Words...)
+	}
+	return words
+}
+
+// String is the line as a shell takes it.
+func (l Line) String() string { return quote(l.Words()) }
+
+func quote(words []string) string {
+	quoted := make([]string, len(words))
+	for i, w := range words {
+		plain := strings.TrimLeft(w, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-") == ""
+		if quoted[i] = w; !plain || w == "" {
+			quoted[i] = "'" + strings.ReplaceAll(w, "'", `'\''`) + "'"
+		}
+	}
+	return strings.Join(quoted, " ")
+}
+
+// Command is `launch plan`.
+func Command() *cobra.Command {
+	o := &options{}
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "plan [flags] -- PROGRAM [ARGS]",
+		Short: "Print the mpirun, srun and sbatch lines for a job, each option with its reason",
+		Example: `  launch plan --nodes 2 --gpus-per-node 8 -- bin/train --model gpt2
+  launch plan -np 4 -H n1:2,n2:2 --launcher all -- bin/reduce`,
+		DisableFlagParsing: true, // for -np, which pflag would take for -n p
+	}
+	o.flags(cmd.Flags())
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		prog, help, err := parse(cmd, args)
+		if err != nil || help {
+			return err
+		}
+		s := thisSite()
+		j, err := o.job(s, prog)
+		if err != nil {
+			return err
+		}
+		return write(cmd.OutOrStdout(), o.lines(j, s), sbatchOf(o, j, s), asJSON)
+	}
+	return cmd
+}
+
+// lines are those of the launchers that o names.
+func (o *options) lines(j job, s site) []Line {
+	names := []string{o.launcher}
+	switch o.launcher {
+	case "all":
+		names = []string{"openmpi4", "openmpi5", "mpich", "slurm"}
+	case "auto":
+		names = []string{"openmpi4"} // the most common, where none is installed
+		if here, ok := findMPI(""); ok {
+			names = []string{here.name}
+		}
+		if found("sbatch") {
+			names = append(names, "slurm")
+		}
+	}
+	var lines []Line
+	for _, name := range names {
+		lines = append(lines, build(find(name), j, s))
+	}
+	return lines
+}
+
+// sbatchOf returns the batch file, or "" where o asks for no Slurm.
+func sbatchOf(o *options, j job, s site) string {
+	switch {
+	case o.launcher == "slurm", o.launcher == "all", o.launcher == "auto" && found("sbatch"):
+		return sbatch(j, s)
+	}
+	return ""
+}
+
+func write(w io.Writer, lines []Line, batch string, asJSON bool) error {
+	if asJSON {
+		type line struct {
+			Line
+			Words []string `json:"words"`
+			Shell string   `json:"shell"`
+		}
+		out := struct {
+			Lines  []line `json:"lines"`
+			Sbatch string `json:"sbatch,omitempty"`
+		}{Sbatch: batch}
+		for _, l := range lines {
+			out.Lines = append(out.Lines, line{l, l.Words(), l.String()})
+		}
+		enc := json.NewEncoder(w)
+		enc.SetEscapeHTML(false)
+		enc.SetIndent("", "  ")
+		return enc.Encode(out)
+	}
+	var b strings.Builder
+	for _, l := range lines {
+		state := "not installed here"
+		if l.Version != "" {
+			state = l.Version
+		}
+		fmt.Fprintf(&b, "# %s (%s)\n%s\n\n", l.Launcher, state, l)
+		width := 0
+		for _, g := range l.Groups {
+			if n := len(quote(g.Words)); n <= maxColumn {
+				width = max(width, n)
+			}
+		}
+		for _, g := range l.Groups {
+			fmt.Fprintf(&b, "#   %-*s  %s\n", width, quote(g.Words), g.Why)
+		}
+		b.WriteString("\n")
+	}
+	if batch != "" {
+		fmt.Fprintf(&b, "# a file for sbatch\n%s", batch)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// maxColumn is how wide a group may be and still have its reason in line with the others'.
+const maxColumn = 40

@@ -1,0 +1,386 @@
+package plan
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+	"golang.org/x/term"
+
+	"lockstep/internal/launcher"
+	"lockstep/launch/exit"
+)
+
+// RunCommand is `launch run`.
+func RunCommand() *cobra.Command {
+	o := &options{}
+	var logs string
+	var noPreflight bool
+	cmd := &cobra.Command{
+		Use:   "run [flags] -- PROGRAM [ARGS]",
+		Short: "Start a program on several ranks, with the line that launch plan prints",
+		Long: `Start a program on several ranks, with the line that launch plan prints for the mpirun that is here; inside a Slurm
+allocation with srun, where that has PMIx. The status is that of the first rank that failed.
+
+SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 reach every rank as they are. A rank may take its time over the
+first two that ask it to end; the third ends all of them. On several hosts under Open MPI the first SIGTERM reaches the
+ranks as SIGUSR1 (to a Lockstep program that is the same), since its mpirun would leave them one second; SIGQUIT reaches
+only those of this host. Standard input, where it is no terminal, is that of rank 0.`,
+		Example: `  launch run -np 4 -- bin/train --model tiny
+  launch run -H n1:8,n2:8 --logs logs -- bin/train --model gpt2`,
+		DisableFlagParsing: true, // for -np, which pflag would take for -n p
+	}
+	o.flags(cmd.Flags())
+	cmd.Flags().StringVar(&logs, "logs", "prefix", "prefix: the rank before each line (on several hosts mpirun may cut lines when ranks print much at once);\nplain: as it comes; else a folder, for rank.N.out and rank.N.err, on each host")
+	cmd.Flags().BoolVar(&noPreflight, "no-preflight", false, "start without looking whether it can work")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		switch { // what run starts of itself
+		case len(args) == 2 && args[0] == tellFacts:
+			return factsOf(args[1]).write(cmd.OutOrStdout())
+		case len(args) == 1 && args[0] == standGuard:
+			return guard(os.Stdin)
+		}
+		prog, help, err := parse(cmd, args)
+		if err != nil || help {
+			return err
+		}
+		s := thisSite()
+		l, j, err := o.plan(s, prog)
+		if err != nil {
+			return err
+		}
+		// What mpirun leaves behind when it is killed becomes a child of this process, which ends it.
+		if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+			return fmt.Errorf("PR_SET_CHILD_SUBREAPER: %w", err)
+		}
+		defer killOrphans()
+		if !noPreflight {
+			if err := preflight(l, j, s); err != nil {
+				return err
+			}
+		}
+		return run(l, j, logs)
+	}
+	return cmd
+}
+
+// Arguments of launch run by which it starts itself.
+const (
+	tellFacts  = "--facts"
+	standGuard = "--guard"
+)
+
+// plan returns the line to start.
+func (o *options) plan(s site, prog []string) (Line, job, error) {
+	if w := launcher.Environment(); w.Size > 1 && w.Name != "slurm" { // slurm: a batch script, too, looks so
+		return Line{}, job{}, usage("%s has already started this as rank %d of %d: type launch run once, without it", w.Name, w.Rank, w.Size)
+	}
+	if o.launcher == "all" {
+		return Line{}, job{}, usage("--launcher all is for launch plan: name one, or leave it out")
+	}
+	j, err := o.job(s, prog)
+	if err != nil {
+		return Line{}, job{}, err
+	}
+	if j.nodes > 1 && len(j.hosts) == 0 && s.getenv("SLURM_JOB_ID") == "" {
+		return Line{}, job{}, usage("--nodes %d, and no hosts: add -H NAME,NAME or --hostfile FILE, or start it in a Slurm allocation", j.nodes)
+	}
+	var w launcherHere
+	switch {
+	case o.launcher == "slurm" && s.getenv("SLURM_JOB_ID") == "":
+		return Line{}, job{}, usage("srun needs an allocation: type salloc --nodes=%d first, or sbatch with the file that launch plan --launcher slurm prints", j.nodes)
+	case o.launcher == "slurm", o.launcher == "auto" && s.getenv("SLURM_JOB_ID") != "" && pmix.MatchString(ask("srun", "--mpi=list")):
+		w = find("slurm")
+	case o.launcher != "auto":
+		w = find(o.launcher)
+	default:
+		w, _ = findMPI("")
+	}
+	switch {
+	case w.version != "":
+		return build(w, j, s), j, nil
+	case o.launcher == "slurm":
+		return Line{}, job{}, usage("srun is not in PATH: apt-get install slurm-client, or leave --launcher out")
+	case o.launcher == "mpich":
+		return Line{}, job{}, usage("no mpirun of MPICH is in PATH: apt-get install mpich, or leave --launcher out")
+	case o.launcher != "auto":
+		return Line{}, job{}, usage("no mpirun of %s is in PATH: apt-get install openmpi-bin, or leave --launcher out", o.launcher)
+	default:
+		return Line{}, job{}, usage("no mpirun of Open MPI or MPICH is in PATH: apt-get install openmpi-bin, or load the cluster's module")
+	}
+}
+
+// run starts the line, passes on output and signals, and returns its status when all of its processes have ended.
+func run(l Line, j job, logs string) error {
+	out, err := openOutput(&l, j, logs)
+	if err != nil {
+		return err
+	}
+	words := l.Words()
+	cmd := exec.Command(words[0], words[1:]...)
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	if !term.IsTerminal(int(os.Stdin.Fd())) { // mpirun is in the background of the terminal, and would be stopped
+		cmd.Stdin = os.Stdin
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // so that Ctrl-C comes to it from here only
+	watch, err := startGuard()
+	if err != nil {
+		out.close()
+		return err
+	}
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2)
+	if err := cmd.Start(); err != nil {
+		watch.dismiss()
+		out.close()
+		return err
+	}
+	watch.over(cmd.Process.Pid)
+	ended := make(chan struct{})
+	var forwarding sync.WaitGroup
+	forwarding.Go(func() {
+		f := forwarder{l.Launcher, j, cmd.Process.Pid, 0}
+		for {
+			select {
+			case sig := <-signals:
+				f.forward(sig.(syscall.Signal), ended)
+			case <-ended:
+				return
+			}
+		}
+	})
+	err = cmd.Wait()
+	close(ended)
+	forwarding.Wait()
+	signal.Stop(signals)
+	watch.dismiss()
+	killOrphans()
+	out.close()
+	var failed *exec.ExitError
+	switch {
+	case err == nil:
+		return nil
+	case !errors.As(err, &failed):
+		return err
+	case failed.Exited():
+		return exit.Status(failed.ExitCode())
+	default:
+		return exit.Status(128 + int(failed.Sys().(syscall.WaitStatus).Signal()))
+	}
+}
+
+// A watcher is a process that ends the job where this one is killed. The kernel's PR_SET_PDEATHSIG does not do: each thread
+// of this process would send its signal, and at the second SIGTERM Open MPI's mpirun leaves its ranks behind.
+type watcher struct {
+	cmd *exec.Cmd
+	to  io.WriteCloser
+}
+
+func startGuard() (watcher, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return watcher{}, err
+	}
+	w := watcher{cmd: exec.Command(self, "run", standGuard)}
+	w.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if w.to, err = w.cmd.StdinPipe(); err != nil {
+		return watcher{}, err
+	}
+	return w, w.cmd.Start()
+}
+
+// over has the process pid, and all below it, ended when this process ends before dismiss.
+func (w watcher) over(pid int) { fmt.Fprintln(w.to, pid) }
+
+func (w watcher) dismiss() {
+	fmt.Fprintln(w.to, 0)
+	w.to.Close()
+	_ = w.cmd.Wait()
+}
+
+// guard is the watcher's process. It reads process ids until the last of them is 0, or until nobody is there to write one:
+// then it kills the process that was named last, and all below it.
+func guard(from io.Reader) error {
+	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
+	pid, last := 0, 0
+	for {
+		if _, err := fmt.Fscan(from, &last); err != nil {
+			break
+		}
+		pid = last
+	}
+	if pid > 0 {
+		kill(append(descendants(pid), process{pid: pid}), syscall.SIGKILL)
+	}
+	return nil
+}
+
+// forwarder passes signals on to the ranks.
+type forwarder struct {
+	launcher string
+	job      job
+	pid      int // of mpirun or srun
+	asked    int // times that the job was asked to end
+}
+
+// startTime is how long a signal waits for ranks to be there.
+const startTime = 10 * time.Second
+
+// forward passes sig on. What mpirun does by itself with a signal is seldom what is wanted (Open MPI 4.1.4 and 5.0.7, MPICH
+// 4.0.2): Open MPI's turns SIGINT and SIGHUP into SIGTERM and kills the ranks a second later, at the second one leaves
+// them behind, and dies of SIGQUIT; Hydra's dies of SIGHUP and SIGUSR2. So ranks on this host get signals from here.
+func (f *forwarder) forward(sig syscall.Signal, ended <-chan struct{}) {
+	ends := sig == syscall.SIGTERM || sig == syscall.SIGINT || sig == syscall.SIGHUP
+	if ends {
+		f.asked++
+	}
+	if f.asked > 2 {
+		kill(descendants(f.pid), syscall.SIGKILL)
+		_ = syscall.Kill(f.pid, syscall.SIGKILL)
+		return
+	}
+	if f.launcher == "slurm" { // srun reaches every rank
+		_ = syscall.Kill(f.pid, sig)
+		return
+	}
+	if !f.job.here {
+		switch {
+		case sig == syscall.SIGTERM && f.asked == 1 && f.launcher != "mpich" && f.job.grace == 0:
+			_ = syscall.Kill(f.pid, syscall.SIGUSR1)
+			return
+		case sig == syscall.SIGHUP, sig == syscall.SIGINT:
+			_ = syscall.Kill(f.pid, syscall.SIGTERM)
+			return
+		case sig == syscall.SIGTERM, sig == syscall.SIGUSR1, sig == syscall.SIGUSR2 && f.launcher != "mpich":
+			_ = syscall.Kill(f.pid, sig)
+			return
+		}
+	}
+	for deadline := time.Now().Add(startTime); ; {
+		ranks := ranksOf(f.pid)
+		if len(ranks) > 0 {
+			kill(ranks, sig)
+			return
+		}
+		if ends || time.Now().After(deadline) {
+			break
+		}
+		select {
+		case <-ended:
+			return
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	if ends { // nothing has started that would need time
+		_ = syscall.Kill(f.pid, syscall.SIGTERM)
+		return
+	}
+	fmt.Fprintf(os.Stderr, "launch: no rank runs on this host: %s is not passed on\n", unix.SignalName(sig))
+}
+
+// killOrphans ends what the launcher has left behind, within seconds.
+func killOrphans() {
+	self := os.Getpid()
+	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		for {
+			if pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil); pid <= 0 || err != nil {
+				break
+			}
+		}
+		left := descendants(self)
+		if len(left) == 0 {
+			return
+		}
+		kill(left, syscall.SIGKILL)
+	}
+}
+
+// kill signals processes; a leader of a process group with its group, as mpirun does: a script's commands are in it.
+func kill(processes []process, sig syscall.Signal) {
+	for _, p := range processes {
+		pid := p.pid
+		if p.group == pid {
+			pid = -pid
+		}
+		_ = syscall.Kill(pid, sig)
+	}
+}
+
+type process struct{ pid, parent, group int }
+
+// descendants returns the processes below pid.
+func descendants(pid int) []process {
+	children := map[int][]process{}
+	for _, p := range processes() {
+		children[p.parent] = append(children[p.parent], p)
+	}
+	var all []process
+	below := []int{pid}
+	for len(below) > 0 {
+		next := children[below[0]]
+		below = below[1:]
+		for _, p := range next {
+			all = append(all, p)
+			below = append(below, p.pid)
+		}
+	}
+	return all
+}
+
+// processes lists the running processes. One that ends while it is looked at is left out, and so is one that has ended.
+func processes() []process {
+	entries, _ := os.ReadDir("/proc")
+	var all []process
+	for _, e := range entries {
+		stat, err := os.ReadFile("/proc/" + e.Name() + "/stat")
+		if err != nil {
+			continue
+		}
+		var p process
+		var state string
+		if _, err := fmt.Sscan(e.Name(), &p.pid); err != nil {
+			continue
+		}
+		after := bytes.LastIndexByte(stat, ')') // the name, in brackets, may have any character
+		if _, err := fmt.Sscan(string(stat[after+1:]), &state, &p.parent, &p.group); err != nil || state == "Z" || state == "X" {
+			continue
+		}
+		all = append(all, p)
+	}
+	return all
+}
+
+// ranksOf returns the processes below pid that MPI's launcher has started as ranks.
+func ranksOf(pid int) []process {
+	var ranks []process
+	is := map[int]bool{}
+	for _, p := range descendants(pid) { // parents first
+		if is[p.parent] || isRank(p.pid) {
+			if !is[p.parent] {
+				ranks = append(ranks, p)
+			}
+			is[p.pid] = true
+		}
+	}
+	return ranks
+}
+
+// isRank tells whether a process has the variables of a rank in its environment.
+func isRank(pid int) bool {
+	f, err := os.Open(fmt.Sprintf("/proc/%d/environ", pid))
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	env, err := io.ReadAll(io.LimitReader(f, 4<<20))
+	return err == nil && rankVariable.Match(env)
+}

@@ -1,0 +1,461 @@
+package plan
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/iotest"
+	"time"
+)
+
+func TestRun(t *testing.T) {
+	for _, w := range installed(t) {
+		for _, n := range []int{1, 2, 3} {
+			out, errs, status := result(t, launchCommand(t, "run", "--launcher", w.name, "-np", strconv.Itoa(n), "--oversubscribe", "--", self(t), "program", "rank", "a b"))
+			for r := range n {
+				if want := fmt.Sprintf("%d: rank %d of %d [\"a b\"]\n", r, r, n); status != 0 || strings.Count(out, want) != 1 {
+					t.Errorf("%s on %d: status %d, %q is not in %q\n%s", w.name, n, status, want, out, errs)
+				}
+			}
+		}
+	}
+}
+
+func TestStdin(t *testing.T) {
+	for _, w := range installed(t) {
+		cmd := launchCommand(t, "run", "--launcher", w.name, "-np", "1", "--", self(t), "program", "stdin")
+		cmd.Stdin = strings.NewReader("something\n")
+		if out, errs, status := result(t, cmd); status != 0 || out != "0: read something\n" {
+			t.Errorf("%s: status %d, %q\n%s", w.name, status, out, errs)
+		}
+	}
+}
+
+// unprefix takes the output apart by rank; each line has to begin with one.
+func unprefix(t *testing.T, out string) map[string]string {
+	t.Helper()
+	parts := map[string]string{}
+	for line := range strings.Lines(out) {
+		rank, text, ok := strings.Cut(line, ": ")
+		if _, err := strconv.Atoi(rank); !ok || err != nil {
+			t.Fatalf("a line has no rank: %.80q", line)
+		}
+		parts[rank] += text
+	}
+	return parts
+}
+
+// TestLogs passes output that is hard to pass on, from three ranks at once.
+func TestLogs(t *testing.T) {
+	for _, w := range installed(t) {
+		base := []string{"run", "--launcher", w.name, "-np", "3", "--oversubscribe"}
+		prog := []string{"--", self(t), "program", "bytes"}
+		t.Run(w.name+" prefix", func(t *testing.T) {
+			t.Parallel()
+			out, errs, status := result(t, launchCommand(t, append(base[:len(base):len(base)], prog...)...))
+			if status != 0 {
+				t.Fatalf("status %d: %.1000s", status, errs)
+			}
+			outs, errors := unprefix(t, out), unprefix(t, errs)
+			for r := range 3 {
+				rank := strconv.Itoa(r)
+				if outs[rank] != pattern("out", rank)+"\n" || errors[rank] != pattern("err", rank)+"\n" {
+					t.Errorf("rank %s: %d and %d bytes, not the %d printed", rank, len(outs[rank]), len(errors[rank]), len(pattern("out", rank))+1)
+				}
+			}
+		})
+		t.Run(w.name+" folder", func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir() + "/a 'new' folder"
+			out, errs, status := result(t, launchCommand(t, append(append(base[:len(base):len(base)], "--logs", dir), prog...)...))
+			if status != 0 || out != "" {
+				t.Fatalf("status %d: %.1000s%.1000s", status, out, errs)
+			}
+			for r := range 3 {
+				rank := strconv.Itoa(r)
+				for _, stream := range []string{"out", "err"} {
+					got, err := os.ReadFile(filepath.Join(dir, "rank."+rank+"."+stream))
+					if err != nil || string(got) != pattern(stream, rank) {
+						t.Errorf("rank %s, %s: %v, %d bytes, not the %d printed", rank, stream, err, len(got), len(pattern(stream, rank)))
+					}
+				}
+			}
+		})
+		t.Run(w.name+" plain", func(t *testing.T) {
+			t.Parallel()
+			out, errs, status := result(t, launchCommand(t, append(append(base[:len(base):len(base)], "--logs", "plain"), "--", self(t), "program", "rank")...))
+			if status != 0 || strings.Count(out, "\n") != 3 || strings.Count(out, "rank 1 of 3 []\n") != 1 {
+				t.Errorf("status %d: %q%s", status, out, errs)
+			}
+		})
+	}
+}
+
+// TestPrefix cuts output into reads of all kinds.
+func TestPrefix(t *testing.T) {
+	long := strings.Repeat("x", maxLine)
+	for _, tc := range []struct{ in, want string }{
+		{"", ""}, {"\n", "7: \n"}, {"a\nb", "7: a\n7: b\n"}, {"a\r\n\n\nb\n", "7: a\r\n7: \n7: \n7: b\n"}, {"\x00\xff\n", "7: \x00\xff\n"},
+	} {
+		for name, r := range map[string]io.Reader{
+			"whole": strings.NewReader(tc.in), "bytes": iotest.OneByteReader(strings.NewReader(tc.in)), "with its end": iotest.DataErrReader(strings.NewReader(tc.in)),
+		} {
+			var out bytes.Buffer
+			prefix(&out, r, "7: ", new(sync.Mutex))
+			if out.String() != tc.want {
+				t.Errorf("%q, %s: got %q, want %q", tc.in, name, out.String(), tc.want)
+			}
+		}
+	}
+	var out bytes.Buffer
+	prefix(&out, strings.NewReader(long+long), "7: ", new(sync.Mutex))
+	if got := strings.ReplaceAll(strings.ReplaceAll(out.String(), "7: ", ""), "\n", ""); got != long+long {
+		t.Errorf("of a line without end %d bytes are left of %d", len(got), 2*len(long))
+	}
+	for line := range strings.Lines(out.String()) {
+		if len(line) > maxLine+1<<17 {
+			t.Errorf("a line of %d bytes is held back", len(line))
+		}
+	}
+}
+
+func TestStatus(t *testing.T) {
+	for _, w := range installed(t) {
+		for _, tc := range []struct {
+			rank, how string
+			status    int
+		}{{"0", "1", 1}, {"1", "7", 7}, {"2", "75", 75}, {"1", "kill", 137}} {
+			if w.name == "mpich" && tc.how == "kill" {
+				tc.status = -1 // Hydra gives the signal as a status, 9, or trips over itself
+			}
+			_, errs, status := result(t, launchCommand(t, "run", "--launcher", w.name, "-np", "3", "--oversubscribe", "--", self(t), "program", "fail", tc.rank, tc.how))
+			if status != tc.status && (tc.status >= 0 || status == 0) {
+				t.Errorf("%s, rank %s, %s: status %d, want %d\n%s", w.name, tc.rank, tc.how, status, tc.status, errs)
+			}
+		}
+	}
+}
+
+// job is a running launch whose output is looked at while it runs.
+type running struct {
+	cmd    *exec.Cmd
+	lines  *bufio.Scanner
+	all    strings.Builder
+	marker string
+}
+
+// startJob starts launch with a word in the environment by which all of its processes can be found.
+func startJob(t *testing.T, args ...string) *running {
+	t.Helper()
+	r := &running{cmd: launchCommand(t, args...), marker: "PLAN_TEST_MARK=" + filepath.Base(t.TempDir()) + t.Name()}
+	r.cmd.Env = append(os.Environ(), r.marker)
+	out, err := r.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.cmd.Stderr = &r.all
+	r.lines = bufio.NewScanner(out)
+	if err := r.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if r.cmd.ProcessState == nil { // the test has failed
+			_ = r.cmd.Process.Kill()
+			_ = r.cmd.Wait()
+			r.awaitNone()
+		}
+		for _, pid := range r.alive() {
+			t.Errorf("process %d is left", pid)
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	})
+	return r
+}
+
+// await reads until n more lines hold text.
+func (r *running) await(t *testing.T, n int, text string) {
+	t.Helper()
+	for n > 0 {
+		if !r.lines.Scan() {
+			t.Fatalf("ended before %q came: %s", text, r.all.String())
+		}
+		if strings.Contains(r.lines.Text(), text) {
+			n--
+		}
+	}
+}
+
+func (r *running) signal(t *testing.T, sig syscall.Signal) {
+	t.Helper()
+	if err := r.cmd.Process.Signal(sig); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (r *running) status(t *testing.T) int {
+	t.Helper()
+	for r.lines.Scan() {
+	}
+	_ = r.cmd.Wait()
+	return r.cmd.ProcessState.ExitCode()
+}
+
+// alive lists the processes of the job.
+func (r *running) alive() []int {
+	var pids []int
+	for _, p := range processes() {
+		if env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", p.pid)); err == nil && bytes.Contains(env, []byte(r.marker)) {
+			pids = append(pids, p.pid)
+		}
+	}
+	return pids
+}
+
+// awaitNone waits until no process of the job is left: the kernel and mpirun need a moment for it.
+func (r *running) awaitNone() {
+	for deadline := time.Now().Add(30 * time.Second); len(r.alive()) > 0; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			return // the cleanup reports it
+		}
+	}
+}
+
+func TestSignals(t *testing.T) {
+	for _, w := range installed(t) {
+		for name, sig := range map[string]syscall.Signal{
+			"hangup": syscall.SIGHUP, "interrupt": syscall.SIGINT, "terminated": syscall.SIGTERM,
+			"quit": syscall.SIGQUIT, "user defined signal 1": syscall.SIGUSR1, "user defined signal 2": syscall.SIGUSR2,
+		} {
+			t.Run(w.name+" "+name, func(t *testing.T) {
+				t.Parallel()
+				r := startJob(t, "run", "--launcher", w.name, "-np", "2", "--", self(t), "program", "signals", "1", "any")
+				r.await(t, 2, "ready")
+				r.signal(t, sig)
+				r.await(t, 2, "got "+name)
+				if status := r.status(t); status != 0 {
+					t.Errorf("status %d: %s", status, r.all.String())
+				}
+			})
+		}
+		t.Run(w.name+" twice", func(t *testing.T) {
+			t.Parallel()
+			r := startJob(t, "run", "--launcher", w.name, "-np", "2", "--", self(t), "program", "signals", "2")
+			r.await(t, 2, "ready")
+			r.signal(t, syscall.SIGTERM)
+			r.await(t, 2, "got terminated")
+			r.signal(t, syscall.SIGTERM)
+			r.await(t, 2, "got terminated")
+			if status := r.status(t); status != 0 {
+				t.Errorf("status %d: %s", status, r.all.String())
+			}
+		})
+		t.Run(w.name+" three times", func(t *testing.T) {
+			t.Parallel()
+			r := startJob(t, "run", "--launcher", w.name, "-np", "2", "--", self(t), "program", "signals", "99")
+			r.await(t, 2, "ready")
+			for range 2 {
+				r.signal(t, syscall.SIGTERM)
+				r.await(t, 2, "got terminated")
+			}
+			r.signal(t, syscall.SIGINT)
+			if status := r.status(t); status != 128+9 {
+				t.Errorf("status %d: %s", status, r.all.String())
+			}
+		})
+		t.Run(w.name+" mpirun killed", func(t *testing.T) {
+			t.Parallel()
+			r := startJob(t, "run", "--launcher", w.name, "-np", "2", "--", self(t), "program", "signals", "99")
+			r.await(t, 2, "ready")
+			for _, p := range descendants(r.cmd.Process.Pid) {
+				if p.parent == r.cmd.Process.Pid {
+					_ = syscall.Kill(p.pid, syscall.SIGKILL)
+				}
+			}
+			if status := r.status(t); status != 128+9 {
+				t.Errorf("status %d: %s", status, r.all.String())
+			}
+		})
+		t.Run(w.name+" launch killed", func(t *testing.T) {
+			t.Parallel()
+			r := startJob(t, "run", "--launcher", w.name, "-np", "2", "--", self(t), "program", "signals", "99")
+			r.await(t, 2, "ready")
+			r.signal(t, syscall.SIGKILL)
+			r.status(t)
+			r.awaitNone()
+		})
+	}
+}
+
+// TestBadInput has what people type wrongly. Each is refused on one line, with status 2, before anything starts.
+func TestBadInput(t *testing.T) {
+	installed(t)
+	dir := t.TempDir()
+	prog := writeFile(t, dir+"/prog", "#!/bin/sh\n", 0o755)
+	writeFile(t, dir+"/data", "#!/bin/sh\n", 0o644)
+	writeFile(t, dir+"/text", "not a program", 0o755)
+	writeFile(t, dir+"/empty", "# no host\n\n", 0o644)
+	writeFile(t, dir+"/odd", "a slots=2 max_slots=4\n", 0o644)
+	alien, err := os.ReadFile(self(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	alien[18], alien[19] = 2, 0 // e_machine of SPARC, which Go does not run on
+	writeFile(t, dir+"/alien", string(alien), 0o755)
+	for _, tc := range []struct {
+		args string
+		env  string
+		want string
+	}{
+		{"run", "", "the program is missing: launch run -np 2 -- bin/train"},
+		{"plan -np 2 --", "", "the program is missing: launch plan"},
+		{"run -np 2 " + prog + " --model x", "", "-- is missing before the program: launch run -np 2 -- " + prog + " --model x"},
+		{"run -- -np 2 " + prog, "", "-np stands behind --, where the program is expected: put it before --"},
+		{"run --oversubcribe -- " + prog, "", "unknown flag: --oversubcribe (launch run --help has the flags"},
+		{"run -np x -- " + prog, "", `invalid argument "x" for "-n, --np" flag`},
+		{"run -np -1 -- " + prog, "", "-np -1: give a number from 1"},
+		{"run --launcher lam -- " + prog, "", "--launcher lam: unknown, want auto, openmpi4"},
+		{"run --launcher all -- " + prog, "", "--launcher all is for launch plan"},
+		{"run --launcher slurm -- " + prog, "", "srun needs an allocation: type salloc --nodes=1 first"},
+		{"run -np 1 -- ./missing", "", "./missing does not exist: build it first"},
+		{"run -np 1 -- missing", "", "missing is not in PATH: give the path of the program, such as bin/missing"},
+		{"run -np 1 -- prog", "", "prog is not in PATH, but in this folder: type ./prog"},
+		{"run -np 1 -- ./data", "", "./data is not executable: chmod +x ./data"},
+		{"run -np 1 -- " + dir, "", dir + " is a folder"},
+		{"run -np 1 -- ./text", "", "./text is neither a program of this system nor a script"},
+		{"run -np 1 -- ./alien", "", "./alien is built for EM_SPARC, and this machine is "},
+		{"run -np 1000 -- " + prog, "", "1000 ranks, but "},
+		{"run -np 9 --nodes 2 --ranks-per-node 4 -- " + prog, "", "-np 9 is more than 2 nodes of 4 ranks"},
+		{"run -np 5 -H a:2,b:2 -- " + prog, "", "-np 5 is more than 2 nodes of 2 ranks"},
+		{"run --ranks-per-node 4 -H a:2,b:2 -- " + prog, "", "a has 2 slots, for 4 ranks: give -H a:4"},
+		{"run --nodes 3 -H a,b -- " + prog, "", "--nodes 3, but 2 hosts are named"},
+		{"run --nodes 2 -- " + prog, "", "--nodes 2, and no hosts: add -H"},
+		{"run -np 2 -H no-such-host.invalid,localhost -- " + prog, "", "host no-such-host.invalid is not known here"},
+		{"run -H a,,b -- " + prog, "", "a host has no name"},
+		{"run -H a:b -- " + prog, "", `"b" is no number of slots`},
+		{"run -H a --hostfile b -- " + prog, "", "give -H or --hostfile, not both"},
+		{"run --hostfile missing -- " + prog, "", "--hostfile: open missing: no such file"},
+		{"run --hostfile empty -- " + prog, "", "--hostfile empty names no host"},
+		{"run --hostfile odd -- " + prog, "", "odd: \"a slots=2 max_slots=4\" is not understood"},
+		{"run --logs data/x -np 1 -- " + prog, "", "--logs: mkdir"},
+		{"run --logs= -np 1 -- " + prog, "", "--logs: give prefix, plain or the name of a folder"},
+		{"run -np 1 -- " + prog, "SLURM_JOB_ID=7", "SLURM_JOB_ID=7, but the allocation has no nodes"},
+		{"run -np 1 -- " + prog, "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2", "openmpi4 has already started this as rank 1 of 2"},
+		{"run -np 1 -- " + prog, "PATH=/nothing", "no mpirun of Open MPI or MPICH is in PATH: apt-get install openmpi-bin"},
+		{"run --launcher mpich -np 1 -- " + prog, "PATH=/nothing", "no mpirun of MPICH is in PATH: apt-get install mpich"},
+		{"run --launcher openmpi5 -np 1 -- " + prog, "PATH=/nothing", "no mpirun of openmpi5 is in PATH"},
+	} {
+		cmd := launchCommand(t, strings.Fields(tc.args)...)
+		cmd.Dir = dir
+		cmd.Env = append(os.Environ(), strings.Fields(tc.env)...)
+		out, errs, status := result(t, cmd)
+		if status != 2 || out != "" || strings.Count(errs, "\n") != 1 || !strings.HasPrefix(errs, "launch: "+tc.want) && !strings.Contains(errs, tc.want) {
+			t.Errorf("%s %s: status %d, %q, want 2, %q", tc.env, tc.args, status, out+errs, tc.want)
+		}
+	}
+}
+
+func TestHelp(t *testing.T) {
+	for _, name := range []string{"plan", "run"} {
+		out, errs, status := result(t, launchCommand(t, name, "--help"))
+		if status != 0 || !strings.Contains(out, "--oversubscribe") || strings.Contains(out, "--facts") {
+			t.Errorf("%s --help: status %d:\n%s%s", name, status, out, errs)
+		}
+	}
+}
+
+// TestHosts starts ranks on hosts that the agent, a double of ssh, makes up.
+func TestHosts(t *testing.T) {
+	rsh := agent(t, "")
+	t.Setenv("LOCKSTEP_TEST", "passed on")
+	script := writeFile(t, t.TempDir()+"/prog", "#!/bin/sh\necho \"$FAKE_HOST ${OMPI_COMM_WORLD_RANK:-$PMI_RANK} $LOCKSTEP_TEST\"; printf 'the end' >&2\n", 0o755)
+	for _, w := range installed(t) {
+		t.Run(w.name, func(t *testing.T) {
+			t.Parallel()
+			out, errs, status := result(t, launchCommand(t, "run", "--launcher", w.name, "--agent", rsh, "-H", "nodea:2,nodeb:1", "--", script))
+			for _, want := range []string{"0: nodea 0 passed on\n", "1: nodea 1 passed on\n", "2: nodeb 2 passed on\n"} {
+				if status != 0 || !strings.Contains(out, want) {
+					t.Errorf("status %d, %q is not in %q\n%s", status, want, out, errs)
+				}
+			}
+			if strings.Count(errs, "the end") != 3 {
+				t.Errorf("standard error is %q", errs)
+			}
+		})
+		t.Run(w.name+" short lines", func(t *testing.T) {
+			t.Parallel()
+			out, errs, status := result(t, launchCommand(t, "run", "--launcher", w.name, "--agent", rsh, "-H", "nodea:1,nodeb:1", "--", "seq", "5000"))
+			want := 5000 * len("0: \n") // and the numbers
+			for i := 1; i <= 5000; i++ {
+				want += len(strconv.Itoa(i))
+			}
+			// mpirun may cut lines where it changes from one rank to the other, but loses nothing.
+			if status != 0 || strings.Count(out, "\n") != 10000 || len(out) != 2*want {
+				t.Errorf("status %d, %d lines of 10000, %d bytes of %d\n%s", status, strings.Count(out, "\n"), len(out), 2*want, errs)
+			}
+		})
+		t.Run(w.name+" told to end", func(t *testing.T) {
+			t.Parallel()
+			r := startJob(t, "run", "--launcher", w.name, "--agent", rsh, "-H", "nodea:1,nodeb:1", "--", self(t), "program", "signals", "1", "any")
+			r.await(t, 2, "ready")
+			r.signal(t, syscall.SIGTERM)
+			if w.name == "mpich" {
+				r.await(t, 2, "got terminated")
+			} else {
+				r.await(t, 2, "got user defined signal 1")
+			}
+			if status := r.status(t); status != 0 {
+				t.Errorf("status %d: %s", status, r.all.String())
+			}
+		})
+	}
+}
+
+// TestCompareHosts gives each host a file system of its own in one place.
+func TestCompareHosts(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("hosts with file systems of their own take root")
+	}
+	need(t, "openmpi4")
+	if err := start(t, "unshare", "-u", "-m", "true").Run(); err != nil {
+		t.Skipf("no namespaces here: %v", err)
+	}
+	dir := t.TempDir()
+	script := writeFile(t, dir+"/prog", "#!/bin/sh\necho runs\n", 0o755)
+	other := writeFile(t, dir+"/other", "#!/bin/sh\necho runs otherwise\n", 0o755)
+	for _, tc := range []struct {
+		name, body string
+		status     int
+		out, errs  string
+	}{
+		{"the same", "", 0, "runs\n", ""},
+		{"missing", `[ "$host" = nodea ] || mount -t tmpfs none ` + dir, 2, "", "launch: on nodeb: " + script + " does not exist: build it first, or give its path from here (the program has to be at the same path on each host)\n"},
+		{"another", `[ "$host" = nodea ] || mount --bind ` + other + " " + script, 2, "", "launch: " + script + " on nodeb is not the one on nodea: copy it to both\n"},
+		{"no launch", `[ "$host" = nodea ] || mount --bind /dev/null ` + self(t), 0, "runs\n",
+			"launch: warning: launch is not at its path on nodeb: not known whether " + script + " is there\n"},
+		{"no host", `[ "$host" = nodea ] || { echo "ssh: no route to nodeb" >&2; exit 255; }`, 2, "", "launch: 0 of 2 hosts answered: try ssh to each of them"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			out, errs, status := result(t, launchCommand(t, "run", "--agent", agent(t, tc.body), "-H", "nodea:1,nodeb:1", "--", script))
+			if status != tc.status || !strings.Contains(out, tc.out) || !strings.HasPrefix(errs, tc.errs) || status == 2 && strings.Count(errs, "\n") != 1 {
+				t.Errorf("status %d, %q, %q; want %d, %q, %q", status, out, errs, tc.status, tc.out, tc.errs)
+			}
+		})
+	}
+}
+
+func TestJudgeFacts(t *testing.T) {
+	_, err := judgeFacts("prog", []facts{{Host: "b", Launch: true, Arch: "arm64", SHA256: "1"}, {Host: "a", Launch: true, Arch: "amd64", SHA256: "1"}})
+	if err == nil || err.Error() != "a is amd64 and b is arm64: name hosts of one architecture" {
+		t.Error(err)
+	}
+}
