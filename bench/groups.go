@@ -240,6 +240,7 @@ type step struct {
 	Summary   bool
 	Ranks     int
 	MS        float64
+	TokS      float64 `json:"tok_s"`
 	Loss      float64
 	LossFirst float64 `json:"loss_first"`
 	LossLast  float64 `json:"loss_last"`
@@ -359,13 +360,13 @@ func llmcSteps(program string, n int) ([]float64, error) {
 // print is the table for people.
 func print(rows []row) {
 	t := tabwriter.NewWriter(os.Stderr, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "bench\twhat\tours\ttheirs\tunit\tratio\tgoal\tmet")
+	fmt.Fprintln(t, "bench\twhat\tranks\tours\ttheirs\tunit\tratio\tgoal\tmet\tpeer")
 	for _, r := range rows {
-		theirs, ratio := "-", "-"
+		theirs, ratio, peer := "-", "-", "-"
 		if r.Theirs != nil {
-			theirs, ratio = fmt.Sprintf("%.4g", *r.Theirs), fmt.Sprintf("%.3f", *r.Ratio)
+			theirs, ratio, peer = fmt.Sprintf("%.4g", *r.Theirs), fmt.Sprintf("%.3f", *r.Ratio), *r.Peer
 		}
-		fmt.Fprintf(t, "%s\t%s\t%.4g\t%s\t%s\t%s\t%.4g\t%v\n", r.Bench, r.What, r.Ours, theirs, r.Unit, ratio, r.Goal, r.Met)
+		fmt.Fprintf(t, "%s\t%s\t%d\t%.4g\t%s\t%s\t%s\t%.4g\t%v\t%s\n", r.Bench, r.What, r.Ranks, r.Ours, theirs, r.Unit, ratio, r.Goal, r.Met, peer)
 	}
 	t.Flush()
 }

@@ -5,6 +5,7 @@
 //	bin/bench --only allreduce                 one group
 //	bin/bench --only gpu                       all groups that need GPUs
 //	bin/bench --llmc path/to/train_gpt2        training too, against that program
+//	bin/bench sweep                            collectives by size, the apps by ranks, with plots
 //
 // It runs programs that are built already, so it needs no Go; the C programs it
 // compiles. Rows and fields are described in bench/README.md.
@@ -32,12 +33,21 @@ import (
 )
 
 func main() {
-	if len(os.Args) > 1 && os.Args[1] == "rank" {
+	run := runner
+	if len(os.Args) > 1 {
+		switch os.Args[1] {
+		case "sweep":
+			run = sweepCommand
+		case "rank":
+			run = func() error { rank(); return nil }
+		case "sweep-rank":
+			run = func() error { sweepRank(); return nil }
+		default:
+			os.Args = slices.Insert(os.Args, 1, "")
+		}
 		os.Args = slices.Delete(os.Args, 1, 2)
-		rank()
-		return
 	}
-	if err := runner(); err != nil {
+	if err := run(); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
@@ -77,6 +87,7 @@ type bench struct {
 	machine  string
 	gpus     []string // names of the machine's GPUs
 	whyNoGPU string   // where there are none
+	line     string   // the command line, where it is another than command's
 	rows     []row    // of the group that runs
 	group    *group   // that runs
 }
@@ -211,15 +222,25 @@ func (b *bench) program(name string) string { return filepath.Join(b.bin, name) 
 
 // rank is the command line by which this program measures itself on n ranks.
 func (b *bench) rank(n int, what string, flags ...string) ([]string, error) {
+	return b.self(n, "rank", append([]string{"--what", what}, flags...)...)
+}
+
+// self is the command line of one of this program's commands for ranks, on n of
+// them.
+func (b *bench) self(n int, command string, flags ...string) ([]string, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
-	device := "host"
+	return mpirun(n, append([]string{self, command, "--json", "-", "--log-level", "warn", "--device", b.deviceName()}, flags...)...), nil
+}
+
+// deviceName is --device of programs in the set of groups that runs.
+func (b *bench) deviceName() string {
 	if b.group.set == gpuSet {
-		device = "cuda"
+		return "cuda"
 	}
-	return mpirun(n, append([]string{self, "rank", "--what", what, "--json", "-", "--log-level", "warn", "--device", device}, flags...)...), nil
+	return "host"
 }
 
 // c builds a C program, once, and returns its file.
@@ -322,18 +343,26 @@ func (b *bench) limit(r row) {
 }
 
 func (b *bench) add(r row) {
-	r.Bench, r.Device, r.Machine = b.group.name, "host", b.machine
-	if b.group.set == gpuSet {
-		r.Device = b.gpus[0]
-		r.Machine += fmt.Sprintf(", %d x %s", len(b.gpus), b.gpus[0])
-	}
+	r.Bench = b.group.name
+	r.Device, r.Machine = b.hardware()
 	r.Commit, r.Date = b.commit, time.Now().UTC().Format(time.DateOnly)
 	r.Command = b.command(r.Bench)
 	b.rows = append(b.rows, r)
 }
 
+// hardware is the device of the set of groups that runs, and the machine.
+func (b *bench) hardware() (device, machine string) {
+	if b.group.set == gpuSet {
+		return b.gpus[0], b.machine + fmt.Sprintf(", %d x %s", len(b.gpus), b.gpus[0])
+	}
+	return "host", b.machine
+}
+
 // command is the line that measures a group once more as it was measured now.
 func (b *bench) command(group string) string {
+	if b.line != "" {
+		return b.line
+	}
 	cmd := "bin/bench --only " + group
 	if b.rounds != defaultRounds {
 		cmd += " --rounds " + strconv.Itoa(b.rounds)

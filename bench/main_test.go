@@ -11,7 +11,7 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-func TestMain(m *testing.M) { spmdtest.Main(m, rank) }
+func TestMain(m *testing.M) { spmdtest.Main(m, main) }
 
 // Every measurement runs, checks its own results, and prints what the runner reads.
 func TestRank(t *testing.T) {
@@ -25,7 +25,7 @@ func TestRank(t *testing.T) {
 }
 
 func testRank(t *testing.T, what string, ranks int) {
-	p := spmdtest.Program(t, ranks, nil, "--what", what, "--json", "-", "--log-level", "warn")
+	p := spmdtest.Program(t, ranks, nil, "rank", "--device="+spmdtest.Device(), "--what", what, "--json", "-", "--log-level", "warn")
 	if p.Status != 0 {
 		t.Fatalf("status %d\n%s", p.Status, p.Stderr)
 	}
@@ -157,13 +157,13 @@ func TestProcessAge(t *testing.T) {
 		t.Errorf("age %v, but this process was there %v ago: %v", age, least, err)
 	}
 	start := time.Now()
-	p := spmdtest.Program(t, 1, nil, "--what", "startup", "--json", "-", "--log-level", "warn")
+	p := spmdtest.Program(t, 1, nil, "rank", "--device="+spmdtest.Device(), "--what", "startup", "--json", "-", "--log-level", "warn")
 	most := time.Since(start)
 	all, err := lines[started](p.Stdout)
 	if err != nil || len(all) != 1 {
 		t.Fatalf("%v: %q\n%s", err, p.Stdout, p.Stderr)
 	}
-	if ms := all[0].MS; ms <= 0 || ms > float64((most+tick).Milliseconds()) {
+	if ms := all[0].MS; ms <= 0 || all[0].PeakMiB < 1 || ms > float64((most+tick).Milliseconds()) {
 		t.Errorf("started %v ms ago, by a program that ran for %v", ms, most)
 	}
 }

@@ -68,9 +68,12 @@ func launch(w *spmd.World, bytes int) error {
 
 // started is a line of the startup measurement.
 type started struct {
-	What  string  `json:"what"`
-	Ranks int     `json:"ranks"`
-	MS    float64 `json:"ms"` // from the start of the process to the end of the first collective; of the slowest rank
+	What  string `json:"what"`
+	Ranks int    `json:"ranks"`
+	// MS is from the start of the process to the end of the first collective,
+	// PeakMiB the most memory that it took; of the rank with the most of each.
+	MS      float64 `json:"ms"`
+	PeakMiB float64 `json:"peak_mib"`
 }
 
 // startup measures how long this process needed to get through its first collective.
@@ -92,15 +95,20 @@ func startup(w *spmd.World, bytes int) error {
 	if got := x.At(0); got != float32(w.Size()) {
 		return fmt.Errorf("the first collective gave %v, want %d", got, w.Size())
 	}
-	ms, err := spmd.AllocPinned[float64](w, 1)
+	var used unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &used); err != nil {
+		return err
+	}
+	most, err := spmd.AllocPinned[float64](w, 2)
 	if err != nil {
 		return err
 	}
-	ms.Set(0, float64(age.Nanoseconds())/1e6)
-	if err := spmd.AllReduce(w.Comm, ms, ms, spmd.Max); err != nil {
+	most.Set(0, float64(age.Nanoseconds())/1e6)
+	most.Set(1, float64(used.Maxrss)/1024) // from KiB
+	if err := spmd.AllReduce(w.Comm, most, most, spmd.Max); err != nil {
 		return err
 	}
-	return emit(w, started{"startup", w.Size(), ms.At(0)})
+	return emit(w, started{"startup", w.Size(), most.At(0), most.At(1)})
 }
 
 // processAge is the time since this process was started, to 10 ms.

@@ -1,0 +1,336 @@
+package main
+
+import (
+	"debug/elf"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// ranksCommand is the command line of this program as a rank of the sweep, on n of them, with the flags of the sweep.
+func (s *sweep) ranksCommand(n int, list []kase) ([]string, error) {
+	cmd, err := s.self(n, "sweep-rank", s.sweepFlags.args()...)
+	cmd = append(cmd, "--collectives", s.collectives)
+	return append(cmd, caseArgs(list)...), err
+}
+
+func caseArgs(list []kase) []string {
+	var args []string
+	for _, c := range list {
+		args = append(args, "--case="+c.String())
+	}
+	return args
+}
+
+// measurements runs a program and returns its JSON lines.
+func (s *sweep) measurements(cmd []string) ([]measured, error) {
+	out, err := output(cmd...)
+	if err != nil {
+		return nil, err
+	}
+	all, err := lines[measured](out)
+	if err == nil && len(all) == 0 {
+		err = fmt.Errorf("%s printed no measurement: %q", cmd[0], out)
+	}
+	return all, err
+}
+
+// collectiveSides are this framework and the peers on this machine, each measuring the cases on n ranks.
+func (s *sweep) collectiveSides(n int, list []kase, calls int) []side {
+	if len(list) == 0 {
+		return nil
+	}
+	sides := []side{{ours, n, func() ([]measured, error) {
+		cmd, err := s.ranksCommand(n, list)
+		if err != nil {
+			return nil, err
+		}
+		return s.measurements(cmd)
+	}}}
+	for _, p := range s.present() {
+		sides = append(sides, p.collectives(s, n, list, calls)...)
+	}
+	return sides
+}
+
+// peer is another way to the same collectives, and how it is found and run.
+type peer struct {
+	flag        string
+	name        string // that those of its sides begin with
+	graphs      bool   // whether it can be captured in a graph
+	missing     func(s *sweep) error
+	collectives func(s *sweep, n int, list []kase, calls int) []side
+}
+
+var peers = []peer{
+	{"c", "MPI from C", false, (*sweep).noC, (*sweep).cSides},
+	{"nccl-tests", "nccl-tests", true, (*sweep).noNCCLTests, (*sweep).ncclSides},
+	{"torch", "PyTorch", true, func(s *sweep) error { return s.noModule("torch") }, (*sweep).torchSides},
+	{"mpi4py", "mpi4py", false, func(s *sweep) error { return s.noModule("mpi4py") }, (*sweep).mpi4pySides},
+}
+
+func peerNames() []string {
+	var n []string
+	for _, p := range peers {
+		n = append(n, p.flag)
+	}
+	return n
+}
+
+// present are the peers asked for that this machine has. The first call says which it leaves out.
+func (s *sweep) present() []peer {
+	if s.found == nil {
+		s.found = []peer{}
+		for _, p := range peers {
+			if !slices.Contains(s.peers, p.flag) {
+				continue
+			}
+			if err := p.missing(s); err != nil {
+				fmt.Fprintf(os.Stderr, "bench: %s is left out: %v\n", p.name, err)
+				continue
+			}
+			s.found = append(s.found, p)
+		}
+	}
+	return s.found
+}
+
+func (s *sweep) has(flag string) bool {
+	return slices.ContainsFunc(s.present(), func(p peer) bool { return p.flag == flag })
+}
+
+func (s *sweep) noC() error {
+	if !s.onHost() {
+		return fmt.Errorf("it measures host memory, and the device is a GPU")
+	}
+	_, err := s.c("collectives", "mpicc")
+	return err
+}
+
+// cTypes are the element types of c/collectives.c.
+var cTypes = []string{"float32", "float64", "int32", "int64"}
+
+// ofTypes are the cases whose types a peer knows.
+func ofTypes(list []kase, known []string) []kase {
+	return slices.DeleteFunc(slices.Clone(list), func(c kase) bool { return !slices.Contains(known, c.dtype.name) })
+}
+
+func (s *sweep) cSides(n int, list []kase, _ int) []side {
+	if list = ofTypes(list, cTypes); len(list) == 0 {
+		return nil
+	}
+	return []side{{"MPI from C", n, func() ([]measured, error) {
+		program, err := s.c("collectives", "mpicc")
+		if err != nil {
+			return nil, err
+		}
+		cmd := mpirun(n, program, strconv.Itoa(s.iters), strconv.Itoa(s.warmup), s.inPlace.String())
+		for _, c := range list {
+			cmd = append(cmd, c.String())
+		}
+		return s.measurements(cmd)
+	}}}
+}
+
+// noModule says why Python lacks a module.
+func (s *sweep) noModule(name string) error {
+	if _, err := output(s.python, "-c", "import "+name); err != nil {
+		return fmt.Errorf("%s cannot import %s: install it, or name another Python by --python", s.python, name)
+	}
+	return nil
+}
+
+// torchrun is the command line of torch_peer.py on n ranks.
+func (s *sweep) torchrun(n int, what string, flags ...string) []string {
+	return append([]string{s.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", strconv.Itoa(n),
+		filepath.Join(s.pythonDir, "torch_peer.py"), what, "--device", s.deviceName()}, flags...)
+}
+
+// torchGraph is --graph of torch_peer.py: on the host it has no graphs.
+func (s *sweep) torchGraph() string {
+	if s.onHost() {
+		return "off"
+	}
+	return s.graph.String()
+}
+
+// torchTypes are the element types of torch_peer.py.
+var torchTypes = []string{"float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64"}
+
+func (s *sweep) torchSides(n int, list []kase, _ int) []side {
+	list = slices.DeleteFunc(ofTypes(list, torchTypes), func(c kase) bool {
+		return c.op.name == "pingpong" || s.onHost() && slices.Contains([]string{"reducescatter", "alltoall"}, c.op.name) // gloo lacks them
+	})
+	if len(list) == 0 {
+		return nil
+	}
+	return []side{{"PyTorch", n, func() ([]measured, error) {
+		return s.measurements(s.torchrun(n, "collectives", append([]string{fmt.Sprintf("--iters=%d", s.iters), fmt.Sprintf("--warmup=%d", s.warmup), "--graph=" + s.torchGraph()}, caseArgs(list)...)...))
+	}}}
+}
+
+// mpi4pyTypes are the element types of mpi4py_peer.py.
+var mpi4pyTypes = []string{"float32", "float64", "int8", "uint8", "int32", "uint32", "int64", "uint64"}
+
+func (s *sweep) mpi4pySides(n int, list []kase, _ int) []side {
+	if list = ofTypes(list, mpi4pyTypes); len(list) == 0 {
+		return nil
+	}
+	memories := []string{"host"}
+	if !s.onHost() {
+		memories = nil
+		if s.noModule("cupy") == nil {
+			memories = append(memories, "staged")
+			// Source: the parsable output of ompi_info(1), of a build with CUDA.
+			if info, err := output("ompi_info", "--parsable", "--all"); err == nil && strings.Contains(info, "mpi_built_with_cuda_support:value:true") {
+				memories = append(memories, "aware")
+			}
+		}
+	}
+	var sides []side
+	for _, memory := range memories {
+		name := "mpi4py"
+		if memory != "host" {
+			name += " " + memory
+		}
+		sides = append(sides, side{name, n, func() ([]measured, error) {
+			return s.measurements(mpirun(n, append([]string{s.python, filepath.Join(s.pythonDir, "mpi4py_peer.py"), "--memory", memory,
+				fmt.Sprintf("--iters=%d", s.iters), fmt.Sprintf("--warmup=%d", s.warmup)}, caseArgs(list)...)...))
+		}})
+	}
+	return sides
+}
+
+func (s *sweep) noNCCLTests() error {
+	if s.ncclTests == "" {
+		return fmt.Errorf("name the folder of its programs by --nccl-tests")
+	}
+	if s.onHost() {
+		return fmt.Errorf("it measures GPUs, and the device is the host")
+	}
+	_, err := os.Stat(filepath.Join(s.ncclTests, "all_reduce_perf"))
+	return err
+}
+
+// ncclSides are nccl-tests on plain and on symmetric memory. Without MPI it drives all GPUs from one process.
+func (s *sweep) ncclSides(n int, list []kase, calls int) []side {
+	var sides []side
+	for _, registered := range []string{"0", "2"} {
+		sides = append(sides, side{"nccl-tests -R " + registered, n, func() ([]measured, error) {
+			var all []measured
+			for _, op := range s.ops {
+				program := filepath.Join(s.ncclTests, op.nccl)
+				if _, err := os.Stat(program); op.nccl == "" || err != nil {
+					continue // older ones lack some
+				}
+				for _, t := range s.types {
+					mine := slices.DeleteFunc(slices.Clone(list), func(c kase) bool { return c.op.name != op.name || c.dtype.name != t.name })
+					if len(mine) == 0 {
+						continue
+					}
+					for _, graph := range s.graph {
+						lines, err := s.ncclTest(n, program, registered, op, t, graph, calls)
+						if err != nil {
+							return nil, err
+						}
+						all = append(all, lines...)
+					}
+				}
+			}
+			return all, nil
+		}})
+	}
+	return sides
+}
+
+// ncclTest runs one of nccl-tests' programs over the sizes.
+func (s *sweep) ncclTest(n int, program, registered string, op operation, t dtype, graph bool, calls int) ([]measured, error) {
+	cmd := []string{program, "-b", strconv.Itoa(s.sizes[0]), "-e", strconv.Itoa(s.sizes[len(s.sizes)-1]), "-f", strconv.Itoa(s.factor),
+		"-d", t.nccl, "-w", strconv.Itoa(s.warmup), "-c", "1", "-a", "3", "-R", registered} // -a 3: the slowest rank
+	if graph {
+		cmd = append(cmd, "-n", strconv.Itoa(calls), "-G", strconv.Itoa(s.iters))
+	} else {
+		cmd = append(cmd, "-n", strconv.Itoa(calls*s.iters))
+	}
+	if usesMPI(program) {
+		cmd = mpirun(n, append(cmd, "-g", "1")...)
+	} else {
+		cmd = append(cmd, "-g", strconv.Itoa(n))
+	}
+	out, err := output(cmd...)
+	if err != nil {
+		return nil, err
+	}
+	all, err := ncclTable(out, op, t)
+	if err != nil {
+		return nil, err
+	}
+	all = slices.DeleteFunc(all, func(m measured) bool {
+		return !slices.Contains(s.inPlace, m.InPlace) && slices.Contains(op.places, !m.InPlace)
+	})
+	for i := range all {
+		all[i].Graph, all[i].Stream, all[i].Iters, all[i].Calls = graph, true, s.iters, calls
+		all[i].Symmetric = registered == "2"
+	}
+	return all, nil
+}
+
+// usesMPI says whether a program is linked to an MPI library.
+func usesMPI(program string) bool {
+	f, err := elf.Open(program)
+	if err != nil {
+		return false // a script, which brings its own launcher
+	}
+	defer f.Close()
+	libraries, err := f.ImportedLibraries()
+	return err == nil && slices.ContainsFunc(libraries, func(l string) bool { return strings.HasPrefix(l, "libmpi") })
+}
+
+// ncclTable reads the table of one of nccl-tests' programs: a line for out of place and one for in place of each size.
+// They have one time, the mean of all iterations. A size at which it moves nothing is left out.
+// Source: nccl-tests, src/util.cu: writeBenchmarkLinePreamble and writeBenchmarkLineBody.
+func ncclTable(out string, op operation, t dtype) ([]measured, error) {
+	const (
+		place   = 5 // the column of the first time: before it are size, count, type, redop and root
+		columns = 4 // time, algbw, busbw, #wrong
+	)
+	var all []measured
+	for line := range strings.Lines(out) {
+		f := strings.Fields(line)
+		if len(f) < place+2*columns {
+			continue
+		}
+		bytes, err := strconv.Atoi(f[0])
+		if err != nil || f[2] != t.nccl {
+			continue
+		}
+		if bytes == 0 {
+			continue
+		}
+		for i, inPlace := range []bool{false, true} {
+			body := f[place+i*columns:]
+			us, err := strconv.ParseFloat(body[0], 64)
+			if err != nil || !(us > 0) {
+				return nil, fmt.Errorf("%s printed %q: %q is no time", op.nccl, strings.TrimSpace(line), body[0])
+			}
+			m := measured{kind: kind{App: "sweep", Op: op.name, Dtype: t.name, Elements: bytes / t.size, Bytes: bytes, InPlace: inPlace}, OK: true}
+			m.MinUS, m.MedianUS, m.P99US, m.MaxUS = us, us, us, us
+			if body[3] != "N/A" {
+				wrong, err := strconv.ParseFloat(body[3], 64)
+				if err != nil {
+					return nil, fmt.Errorf("%s printed %q: %q is no number of wrong elements", op.nccl, strings.TrimSpace(line), body[3])
+				}
+				n := int(wrong)
+				m.Wrong, m.OK = &n, n == 0
+			}
+			all = append(all, m)
+		}
+	}
+	if len(all) == 0 {
+		return nil, fmt.Errorf("%s printed no line of %s: %q", op.nccl, t.nccl, out)
+	}
+	return all, nil
+}

@@ -1,0 +1,371 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"encoding/xml"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"gonum.org/v1/plot/plotter"
+
+	"lockstep/spmd/spmdtest"
+)
+
+// ncclSample is a table in the format of nccl-tests' writeBenchmarkLine functions, a double: the numbers are made up.
+const ncclSample = `# nccl-tests version 2.19.0 nccl-headers=22803 nccl-library=22803
+# Collective test starting: all_reduce_perf
+# nThread 1 nGpus 4 minBytes 8 maxBytes 64 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1 graph: 0 unalign: 0
+#
+# Using devices
+#  Rank  0 Group  0 Pid   1234 on       node device  0 [0000:19:00] NVIDIA H200
+#
+#                                                              out-of-place                       in-place          
+#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong 
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)         
+           0             0     float     sum      -1     4.11    0.00    0.00       0     4.02    0.00    0.00       0
+           8             2     float     sum      -1     8.20    0.00    0.00       0     8.10    0.00    0.00     N/A
+    67108864      16777216     float     sum      -1    320.9  209.13  313.70       0    321.5  208.74  313.11       3
+# Out of bounds values : 3 FAILED
+# Avg bus bandwidth    : 156.851 
+#
+`
+
+func TestNCCLTable(t *testing.T) {
+	op, float := operations[0], dtypes[0]
+	all, err := ncclTable(ncclSample, op, float)
+	if err != nil || len(all) != 4 {
+		t.Fatalf("%d lines, %v", len(all), err)
+	}
+	for i, want := range []struct {
+		bytes, wrong int // -1: nobody looked
+		us           float64
+		inPlace, ok  bool
+	}{{8, 0, 8.2, false, true}, {8, -1, 8.1, true, true}, {64 << 20, 0, 320.9, false, true}, {64 << 20, 3, 321.5, true, false}} {
+		m, wrong := all[i], -1
+		if m.Wrong != nil {
+			wrong = *m.Wrong
+		}
+		if m.Bytes != want.bytes || m.Elements != want.bytes/4 || wrong != want.wrong || m.MedianUS != want.us || m.InPlace != want.inPlace || m.OK != want.ok {
+			t.Errorf("line %d: %+v", i, m)
+		}
+	}
+	for _, bad := range []string{"", "# nothing\n", strings.ReplaceAll(ncclSample, "float", "half"), strings.Replace(ncclSample, "8.20", "fast", 1), strings.Replace(ncclSample, "N/A", "some", 1)} {
+		if _, err := ncclTable(bad, op, float); err == nil {
+			t.Errorf("%q is accepted", bad)
+		}
+	}
+}
+
+// nccl-tests is run on plain and symmetric memory, in and out of a graph, with its own numbers of iterations. The
+// program is a double: a script that notes its flags and prints the sample.
+func TestNCCLSides(t *testing.T) {
+	s, dir := testSweep(gpuSet), t.TempDir()
+	flags := filepath.Join(dir, "flags")
+	script := "#!/bin/sh\necho \"$@\" >> " + flags + "\ncat <<'END'\n" + strings.Replace(ncclSample, "313.11       3", "313.11       0", 1) + "END\n"
+	if err := os.WriteFile(filepath.Join(dir, "all_reduce_perf"), []byte(script), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	s.ncclTests, s.peers, s.ops, s.types, s.sizes, s.factor, s.graph, s.rounds = dir, []string{"nccl-tests"}, operations, dtypes[:1], []int{8, 16}, 2, choice{false, true}, 1
+	list := cases(s.ops, s.types, s.sizes, 4, 20, 1<<30)
+	sides := s.collectiveSides(4, list, 20)
+	if len(sides) != 3 {
+		t.Fatalf("%d sides, want ours and two of nccl-tests", len(sides))
+	}
+	all, err := s.turnsOf(sides[1:])
+	if err != nil || len(all) != 2*2*2 { // places are one: out of place
+		t.Errorf("%d lines, %v: %+v", len(all), err, all)
+	}
+	for _, m := range all {
+		if m.Symmetric != (m.Side == "nccl-tests -R 2") || m.InPlace || m.Ranks != 4 || m.Device != "H200" {
+			t.Errorf("%+v", m)
+		}
+	}
+	got, err := os.ReadFile(flags)
+	want := ""
+	for _, r := range []string{"0", "2"} {
+		for _, n := range []string{"-n 40", "-n 20 -G 2"} {
+			want += "-b 8 -e 16 -f 2 -d float -w 0 -c 1 -a 3 -R " + r + " " + n + " -g 4\n"
+		}
+	}
+	if err != nil || string(got) != want {
+		t.Errorf("flags %s, want %s: %v", got, want, err)
+	}
+}
+
+// Peers that this machine lacks are left out, and those that do not fit the device.
+func TestPresent(t *testing.T) {
+	s := testSweep(gpuSet)
+	s.peers, s.python = peerNames(), "/nonexistent/python3"
+	if p := s.present(); len(p) != 0 {
+		t.Errorf("%d peers: %+v", len(p), p)
+	}
+	for flag, want := range map[string]string{"torch": "/nonexistent/python3 cannot import torch", "mpi4py": "cannot import mpi4py", "nccl-tests": "--nccl-tests", "c": "host memory"} {
+		i := slices.IndexFunc(peers, func(p peer) bool { return p.flag == flag })
+		if err := peers[i].missing(s); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", flag, err, want)
+		}
+	}
+}
+
+// PyTorch's lines, of which this is a double, are read with all samples.
+func TestTorchLines(t *testing.T) {
+	all, err := lines[measured](`W1121 a warning of torchrun
+{"graph": true, "ok": true, "app": "reduce", "dtype": "float32", "elements": 1000, "bytes": 4000, "samples_us": [3.0, 1.0, 2.0], "ranks": 2, "iters": 3, "min_us": 1.0, "median_us": 2.0, "p99_us": 3.0, "max_us": 3.0}
+`)
+	if err != nil || len(all) != 1 {
+		t.Fatalf("%+v, %v", all, err)
+	}
+	if m := all[0]; m.App != "reduce" || !m.Graph || m.MedianUS != 2 || len(m.Samples) != 3 || m.Elements != 1000 {
+		t.Errorf("%+v", m)
+	}
+}
+
+// The Python programs are valid.
+func TestPythonCompiles(t *testing.T) {
+	python, err := exec.LookPath("python3")
+	if err != nil {
+		t.Skip(err)
+	}
+	programs, err := filepath.Glob("peers/*.py")
+	if err != nil || len(programs) != 2 {
+		t.Fatalf("%v, %v", programs, err)
+	}
+	cmd := exec.CommandContext(t.Context(), python, append([]string{"-m", "py_compile"}, programs...)...)
+	cmd.Env = append(os.Environ(), "PYTHONPYCACHEPREFIX="+t.TempDir())
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// pythonWith is a Python that can import a module.
+func pythonWith(t *testing.T, module string) string {
+	t.Helper()
+	for _, python := range []string{"python3", "/usr/bin/python3"} {
+		if exec.CommandContext(t.Context(), python, "-c", "import "+module).Run() == nil {
+			return python
+		}
+	}
+	t.Skipf("no Python here can import %s", module)
+	return ""
+}
+
+// mpi4py measures the same cases as the framework, rightly.
+func TestMPI4Py(t *testing.T) {
+	spmdtest.HostOnly(t, "mpi4py's buffers are the host's")
+	s := testSweep(hostSet)
+	s.python, s.pythonDir, s.rounds = pythonWith(t, "mpi4py"), "peers", 1
+	list := cases(operations, []dtype{dtypes[0], dtypes[4]}, []int{64, 5000}, 3, 2, 1<<20)
+	all, err := s.turnsOf(s.mpi4pySides(3, list, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkPeer(t, all, list)
+}
+
+// The C program measures the same cases as the framework, rightly.
+func TestCProgram(t *testing.T) {
+	spmdtest.HostOnly(t, "the C program's buffers are the host's")
+	s := testSweep(hostSet)
+	s.csrc, s.dir, s.rounds, s.inPlace = "c", t.TempDir(), 1, choice{false, true}
+	list := cases(operations, []dtype{dtypes[0], dtypes[1], dtypes[6], dtypes[8]}, []int{64, 5000}, 3, 2, 1<<20)
+	all, err := s.turnsOf(s.cSides(3, list, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkPeer(t, slices.DeleteFunc(slices.Clone(all), func(m measured) bool { return m.InPlace && m.Op != "broadcast" }), list)
+	both := 0
+	for _, c := range list {
+		both += len(c.op.places)
+	}
+	if len(all) != both {
+		t.Errorf("%d lines, want %d", len(all), both)
+	}
+	if _, _, err := outputs(nil, mpirun(1, filepath.Join(s.dir, "collectives"), "1", "0", "off", "scan:float32:1:1")...); err == nil || !strings.Contains(err.Error(), "scan:float32:1:1: is no case") {
+		t.Errorf("a case that is none: %v", err)
+	}
+}
+
+// checkPeer wants one right line for each case, under the key of our own line.
+func checkPeer(t *testing.T, all []measured, list []kase) {
+	t.Helper()
+	if len(all) != len(list) {
+		t.Fatalf("%d lines for %d cases", len(all), len(list))
+	}
+	for i, m := range all {
+		c := list[i]
+		if m.Op != c.op.name || m.Dtype != c.dtype.name || m.Elements != c.elements || m.Bytes != c.bytes() || m.InPlace != (m.Op == "broadcast") ||
+			m.Wrong == nil || *m.Wrong != 0 || !m.OK || m.MedianUS <= 0 {
+			t.Errorf("%v: %+v", c, m)
+		}
+	}
+}
+
+// The whole command, with the built applications: the files are complete, right and well formed.
+func TestSweepCommand(t *testing.T) {
+	spmdtest.HostOnly(t, "the numbers of ranks are those of a host")
+	goTool, err := exec.LookPath("go")
+	if err != nil {
+		t.Skip(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	defer cancel()
+	bin, out := t.TempDir(), t.TempDir()
+	build := exec.CommandContext(ctx, goTool, "build", "-buildvcs=false", "-o", bin, "../apps/reduce", "../apps/matvec", "../apps/train")
+	if text, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	cmd := spmdtest.Command(ctx, t, 0, nil, "sweep", "--device=host", "--out", out, "--bin", bin, "--c-sources=c", "--peers=c",
+		"--ranks=1,2", "--cost-ranks=3", "--rounds=1", "--iters=2", "--warmup=1", "--calls=2", "--from=64B", "--to=4KiB", "--factor=64",
+		"--elements=1000", "--rows=10", "--cols=100", "--app-iters=2", "--steps=3", "--global-batch=2", "--train=--layers=1,--seq=8", "--commit=abc")
+	text, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	data, err := os.ReadFile(filepath.Join(out, "host-measured.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := lines[measured](string(data))
+	if err != nil {
+		t.Fatal(err)
+	}
+	count := map[string]int{}
+	for _, m := range all {
+		count[strings.TrimSpace(m.App+" "+m.Scaling)+" "+m.Side]++
+		if !m.OK || m.MedianUS <= 0 || m.Commit != "abc" || m.Machine == "" || m.Wrong != nil && *m.Wrong != 0 {
+			t.Errorf("%+v", m)
+		}
+		if m.App == "cost" && m.Side == ours && (m.StartupMS <= 0 || m.PeakMiB <= 0 || m.USPerRank <= 0) {
+			t.Errorf("%+v", m)
+		}
+	}
+	const sweeps = 2*9 + 2*10 // sizes by operations: on 1 rank there is no ping-pong
+	for name, want := range map[string]int{
+		"sweep " + ours: sweeps, "sweep MPI from C": sweeps, "cost " + ours: 1, "cost MPI from C": 1,
+		"reduce strong " + ours: 2, "reduce weak " + ours: 2, "matvec strong " + ours: 2, "matvec weak " + ours: 2, "train strong " + ours: 2, "train weak " + ours: 2,
+	} {
+		if count[name] != want {
+			t.Errorf("%s: %d lines, want %d", name, count[name], want)
+		}
+	}
+	rows, err := readRows(filepath.Join(out, "host-ratios.jsonl"))
+	if err != nil || len(rows) != sweeps+1 {
+		t.Errorf("%d rows, want %d: %v", len(rows), sweeps+1, err)
+	}
+	for _, r := range rows {
+		if r.Peer == nil || *r.Peer != "MPI from C" || !strings.HasPrefix(r.Command, "bin/bench sweep --device=host ") {
+			t.Errorf("%+v", r)
+		}
+	}
+	plots, err := filepath.Glob(filepath.Join(out, "*.svg"))
+	if want := 10 + 9 + 3 + 1 + 1; err != nil || len(plots) != want {
+		t.Errorf("%d plots, want %d: %v", len(plots), want, err)
+	}
+	for _, p := range plots {
+		checkSVG(t, p)
+	}
+}
+
+// checkSVG wants a well-formed SVG file, and returns its text.
+func checkSVG(t *testing.T, file string) string {
+	t.Helper()
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	elements := map[string]int{}
+	for d := xml.NewDecoder(strings.NewReader(string(data))); ; {
+		token, err := d.Token()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+		if e, ok := token.(xml.StartElement); ok {
+			elements[e.Name.Local]++
+		}
+	}
+	if elements["svg"] != 1 || elements["path"] == 0 || elements["text"] == 0 || strings.Contains(string(data), "NaN") {
+		t.Errorf("%s has %v", file, elements)
+	}
+	return string(data)
+}
+
+func TestPlots(t *testing.T) {
+	dir := t.TempDir()
+	of := func(side string, samples []float64) measured {
+		m := line(side, 4, 40, 0)
+		m.kind = kind{App: "reduce", Side: side, Scaling: strong, Ranks: 4}
+		m.MinUS, m.P99US, m.MaxUS, m.Samples = 30, 55, 1300, samples
+		return m
+	}
+	for _, tc := range []struct {
+		name   string
+		panels []panel
+		want   []string // texts; nil where there is nothing to draw
+	}{
+		{"times", []panel{distribution([]measured{of(ours, nil), of("PyTorch", []float64{30, 40, 1300})}, "a machine")},
+			[]string{"lockstep, 4 ranks: p50 40.0 us, p99 55.0 us, max 1300.0 us", "PyTorch, 4 ranks", "times of reduce; a machine"}},
+		{"one point", bySize([]measured{line(ours, 2, 3, 0)}, "allreduce", "a machine"), []string{"time of a call, us", "8B"}}, // no bus bandwidth: one panel
+		{"ranks", byRanks("reduce", []measured{of(ours, nil)}), nil},                                                           // no speed-up yet
+		{"nothing", bySize(nil, "allreduce", ""), nil},
+	} {
+		file := filepath.Join(dir, tc.name+".svg")
+		if err := figure(file, tc.panels...); err != nil {
+			t.Errorf("%s: %v", tc.name, err)
+			continue
+		}
+		if tc.want == nil {
+			if _, err := os.Stat(file); err == nil {
+				t.Errorf("%s: a plot of nothing", tc.name)
+			}
+			continue
+		}
+		text := checkSVG(t, file)
+		for _, want := range tc.want {
+			if !strings.Contains(text, want) {
+				t.Errorf("%s: the plot lacks %q", tc.name, want)
+			}
+		}
+	}
+}
+
+// The ends of the cumulative curve are the least and the greatest time, whether all times are known or four of them.
+func TestDistribution(t *testing.T) {
+	m := line(ours, 1, 4, 0)
+	m.Scaling, m.MinUS, m.P99US, m.MaxUS = strong, 1, 8, 9
+	all := m
+	all.Side, all.Samples = "PyTorch", []float64{9, 1, 4, 8}
+	for _, c := range distribution([]measured{m, all}, "").curves {
+		first, last := c.points[0], c.points[len(c.points)-1]
+		if first.X != 1 || first.Y != 0 || last.X != 9 || last.Y != 1 || !slices.IsSortedFunc(c.points, func(a, b plotter.XY) int { return int(a.X - b.X) }) {
+			t.Errorf("%s: %v", c.name, c.points)
+		}
+	}
+}
+
+// What a rank writes has the fields of the format in which measurements are kept.
+func TestMeasuredFields(t *testing.T) {
+	data, err := json.Marshal(line(ours, 2, 3, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var m map[string]any
+	if err := json.Unmarshal(data, &m); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range []string{"app", "ranks", "device", "graph", "dtype", "elements", "bytes", "iters", "min_us", "median_us", "p99_us", "max_us", "gbps", "ok", "wrong"} {
+		if _, ok := m[f]; !ok {
+			t.Errorf("no field %s in %s", f, data)
+		}
+	}
+}

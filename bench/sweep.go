@@ -1,0 +1,404 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+)
+
+// sweep is one run of bench sweep.
+type sweep struct {
+	bench
+	sweepFlags
+	parts       []string
+	opNames     []string
+	typeNames   []string
+	from, to    byteSize
+	factor      int
+	calls       int
+	moved       int // bytes
+	ranks       []int
+	costRanks   []int
+	device      string
+	collectives string
+	peers       []string
+	ncclTests   string
+	python      string
+	pythonDir   string
+	goal        float64
+	app         appFlags
+
+	ops   []operation
+	types []dtype
+	sizes []int
+	all   []measured
+	found []peer // on this machine; nil before the first look
+}
+
+// The parts of a sweep, which are the groups of its rows.
+const (
+	collectivesPart = "collectives"
+	scalingPart     = "scaling"
+	costPart        = "cost"
+)
+
+var sweepParts = []string{collectivesPart, scalingPart, costPart}
+
+const defaultSweepRounds = 3
+
+// The calls of a timed iteration, and the bytes that they may move: on GPUs as many as nccl-tests' default -n, and
+// enough bytes to hide the wait for the stream at the end; on the host enough calls for the clock, as one may take
+// less than a microsecond.
+const (
+	gpuCalls, gpuMoved   = 20, 1 << 30
+	hostCalls, hostMoved = 200, 64 << 20
+)
+
+func sweepCommand() error {
+	s := sweep{from: 8, to: 64 << 20}
+	fs := pflag.NewFlagSet("bench sweep", pflag.ExitOnError)
+	s.sweepFlags.flags(fs)
+	fs.StringSliceVar(&s.parts, "only", sweepParts, "what to run")
+	fs.StringSliceVar(&s.opNames, "ops", operationNames(), "collectives")
+	fs.StringSliceVar(&s.typeNames, "types", []string{"float32"}, "element types: "+strings.Join(dtypeNames(), ", "))
+	fs.Var(&s.from, "from", "smallest size: of the larger of a rank's two buffers")
+	fs.Var(&s.to, "to", "largest size")
+	fs.IntVar(&s.factor, "factor", 2, "from one size to the next")
+	fs.IntVar(&s.calls, "calls", 0, fmt.Sprintf("calls back to back in a timed iteration, fewer of large ones (default %d on GPUs, %d on the host); 1 times what a caller waits", gpuCalls, hostCalls))
+	fs.IntSliceVar(&s.ranks, "ranks", nil, "numbers of ranks (default 1, 2, 4 and so on: up to all GPUs, or 4 on the host)")
+	fs.IntSliceVar(&s.costRanks, "cost-ranks", []int{1, 2, 4, 8, 16, 32, 64}, "numbers of ranks for cost; on GPUs, those of them that there are GPUs for")
+	fs.StringVar(&s.device, "device", "auto", "auto, cuda or host")
+	fs.StringVar(&s.collectives, "collectives", "auto", "what carries collectives: auto, nccl or mpi")
+	fs.IntVar(&s.rounds, "rounds", defaultSweepRounds, "turns of each side; the medians count")
+	fs.StringSliceVar(&s.peers, "peers", peerNames(), "whom to compare with; those that are not on this machine are left out. none is nobody")
+	fs.StringVar(&s.ncclTests, "nccl-tests", "", "`DIR` of the built nccl-tests")
+	fs.StringVar(&s.python, "python", "python3", "the Python that has PyTorch or mpi4py")
+	fs.StringVar(&s.pythonDir, "python-sources", "bench/peers", "`DIR` of the Python programs")
+	fs.Float64Var(&s.goal, "goal", 1.05, "ratio to peers that counts as met")
+	fs.StringVar(&s.out, "out", "bench/results/sweep", "`DIR` for the results")
+	fs.StringVar(&s.bin, "bin", "bin", "`DIR` of the built programs reduce, matvec and train")
+	fs.StringVar(&s.csrc, "c-sources", "bench/c", "`DIR` of the C programs' sources")
+	fs.StringVar(&s.commit, "commit", "", "what the programs were built from (default what git says here)")
+	s.app.flags(fs)
+	_ = fs.Parse(os.Args[1:]) // exits on a bad flag
+	if err := s.check(fs.Args()); err != nil {
+		return err
+	}
+	defer func() { os.RemoveAll(s.dir) }()
+	if err := s.prepare(); err != nil {
+		return err
+	}
+	if err := s.place(); err != nil {
+		return err
+	}
+	s.line = "bin/bench sweep " + strings.Join(os.Args[1:], " ")
+	return s.run()
+}
+
+// check refuses flags that do not fit.
+func (s *sweep) check(rest []string) error {
+	if len(rest) > 0 {
+		return fmt.Errorf("unknown argument %q", rest[0])
+	}
+	for _, o := range s.opNames {
+		op, err := operationOf(o)
+		if err != nil {
+			return fmt.Errorf("--ops: %w", err)
+		}
+		s.ops = append(s.ops, op)
+	}
+	for _, name := range s.typeNames {
+		t, err := dtypeOf(name)
+		if err != nil {
+			return fmt.Errorf("--types: %w", err)
+		}
+		s.types = append(s.types, t)
+	}
+	for _, f := range []struct {
+		flag       string
+		got, known []string
+	}{
+		{"only", s.parts, sweepParts}, {"peers", s.peers, append([]string{"none"}, peerNames()...)},
+		{"device", []string{s.device}, []string{"auto", "cuda", "host"}}, {"collectives", []string{s.collectives}, []string{"auto", "nccl", "mpi"}},
+	} {
+		for _, v := range f.got {
+			if !slices.Contains(f.known, v) {
+				return fmt.Errorf("--%s %s: want %s", f.flag, v, strings.Join(f.known, ", "))
+			}
+		}
+	}
+	for _, n := range slices.Concat(s.ranks, s.costRanks) {
+		if n < 1 || n > 1<<16 {
+			return fmt.Errorf("--ranks %d: must be from 1 to 65536", n)
+		}
+	}
+	switch {
+	case s.rounds < 1:
+		return fmt.Errorf("--rounds %d: must be at least 1", s.rounds)
+	case s.calls < 0:
+		return fmt.Errorf("--calls %d: must not be negative", s.calls)
+	case !(s.goal > 0):
+		return fmt.Errorf("--goal %v: must be above 0", s.goal)
+	}
+	var err error
+	if s.sizes, err = sizes(int(s.from), int(s.to), s.factor); err != nil {
+		return err
+	}
+	if err := s.app.check(); err != nil {
+		return err
+	}
+	return s.sweepFlags.check()
+}
+
+// place settles what depends on the machine.
+func (s *sweep) place() error {
+	set := hostSet
+	switch {
+	case s.device == "cuda" && len(s.gpus) == 0:
+		return fmt.Errorf("--device cuda: %s", s.whyNoGPU)
+	case s.device != "host" && len(s.gpus) > 0:
+		set = gpuSet
+	}
+	s.group = &group{set: set}
+	most := 4
+	if set == gpuSet {
+		most = len(s.gpus)
+		s.costRanks = slices.DeleteFunc(s.costRanks, func(n int) bool { return n > most })
+	}
+	if s.ranks == nil {
+		for n := 1; n <= most; n *= 2 {
+			s.ranks = append(s.ranks, n)
+		}
+	}
+	for _, ranks := range [][]int{s.ranks, s.costRanks} {
+		slices.Sort(ranks)
+	}
+	s.ranks, s.costRanks = slices.Compact(s.ranks), slices.Compact(s.costRanks)
+	calls := hostCalls
+	s.moved = hostMoved
+	if set == gpuSet {
+		calls, s.moved = gpuCalls, gpuMoved
+	}
+	s.calls = cmp.Or(s.calls, calls)
+	return nil
+}
+
+func (s *sweep) onHost() bool { return s.group.set == hostSet }
+
+// run measures the parts, writing the files after each.
+func (s *sweep) run() error {
+	var failed []error
+	var rows []row
+	for _, part := range sweepParts {
+		if !slices.Contains(s.parts, part) {
+			continue
+		}
+		s.group, s.bench.rows = &group{set: s.group.set, name: part}, nil
+		var err error
+		switch part {
+		case collectivesPart:
+			err = s.sweepCollectives()
+		case scalingPart:
+			err = s.scaling()
+		case costPart:
+			err = s.cost()
+		}
+		if err != nil {
+			failed = append(failed, fmt.Errorf("%s: %w", part, err))
+		}
+		rows = append(rows, s.bench.rows...)
+		if err := s.write(rows); err != nil {
+			return errors.Join(append(failed, err)...)
+		}
+	}
+	print(rows)
+	for _, m := range s.all {
+		if !m.OK {
+			failed = append(failed, fmt.Errorf("%s on %d ranks: %s is wrong", m.what(), m.Ranks, m.Side))
+		}
+	}
+	return errors.Join(failed...)
+}
+
+// write writes the measurements, the rows and the plots so far.
+func (s *sweep) write(rows []row) error {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	for _, m := range s.all {
+		m.Samples = nil // the plot has them
+		if err := e.Encode(m); err != nil {
+			return err
+		}
+	}
+	if err := os.MkdirAll(s.out, 0o777); err != nil {
+		return err
+	}
+	if err := os.WriteFile(s.file("measured.jsonl"), b.Bytes(), 0o666); err != nil {
+		return err
+	}
+	if err := writeRows(s.file("ratios.jsonl"), rows); err != nil {
+		return err
+	}
+	return s.plot()
+}
+
+// file names a file of the results.
+func (s *sweep) file(name string) string { return filepath.Join(s.out, s.group.set+"-"+name) }
+
+// sweepCollectives measures the collectives on every number of ranks.
+func (s *sweep) sweepCollectives() error {
+	var sides []side
+	for _, n := range s.ranks {
+		sides = append(sides, s.collectiveSides(n, cases(s.ops, s.types, s.sizes, n, s.calls, s.moved), s.calls)...)
+	}
+	all, err := s.turnsOf(sides)
+	s.all = append(s.all, all...)
+	s.ratios(all)
+	return err
+}
+
+// side is one program of a comparison.
+type side struct {
+	name  string
+	ranks int
+	run   func() ([]measured, error)
+}
+
+// ours is the name of this framework's side.
+const ours = "lockstep"
+
+// turnsOf runs the sides turn and turn about and returns the medians of their lines. A side that fails is not run
+// again; the error says so.
+func (s *sweep) turnsOf(sides []side) ([]measured, error) {
+	turns := map[kind][]measured{}
+	var order []kind
+	failed := make([]error, len(sides))
+	for range s.rounds {
+		for i, side := range sides {
+			if failed[i] != nil {
+				continue
+			}
+			lines, err := side.run()
+			if err != nil {
+				failed[i] = fmt.Errorf("%s on %d ranks: %w", side.name, side.ranks, err)
+				continue
+			}
+			for _, m := range lines {
+				m.Side, m.Ranks = side.name, side.ranks
+				if turns[m.kind] == nil {
+					order = append(order, m.kind)
+				}
+				turns[m.kind] = append(turns[m.kind], m)
+			}
+		}
+	}
+	var all []measured
+	for _, k := range order {
+		m := middle(turns[k])
+		m.Device, m.Machine = s.hardware()
+		m.Commit, m.Date = s.commit, time.Now().UTC().Format(time.DateOnly)
+		all = append(all, m)
+	}
+	return all, errors.Join(failed...)
+}
+
+// middle is the line of several rounds: the medians of what they measured, the least and the greatest of their times, the sum of what was wrong, and the rates that follow.
+func middle(turns []measured) measured {
+	m := turns[0]
+	m.Rounds, m.Samples, m.Wrong = len(turns), nil, nil
+	for _, f := range []func(*measured) *float64{
+		func(t *measured) *float64 { return &t.MedianUS },
+		func(t *measured) *float64 { return &t.P99US },
+		func(t *measured) *float64 { return &t.TokS },
+		func(t *measured) *float64 { return &t.USPerRank },
+		func(t *measured) *float64 { return &t.StartupMS },
+		func(t *measured) *float64 { return &t.PeakMiB },
+	} {
+		var x []float64
+		for i := range turns {
+			x = append(x, *f(&turns[i]))
+		}
+		*f(&m) = median(x)
+	}
+	for _, t := range turns {
+		m.MinUS, m.MaxUS, m.OK = min(m.MinUS, t.MinUS), max(m.MaxUS, t.MaxUS), m.OK && t.OK
+		m.Samples = append(m.Samples, t.Samples...)
+		if t.Wrong != nil {
+			sum := *t.Wrong
+			if m.Wrong != nil {
+				sum += *m.Wrong
+			}
+			m.Wrong = &sum
+		}
+	}
+	if m.Bytes > 0 {
+		m.GBps = m.Timing.GBps(m.Bytes)
+	}
+	if op, err := operationOf(m.Op); err == nil {
+		m.BusGBps = m.GBps * op.bus(m.Ranks)
+	}
+	return m
+}
+
+// what names a measurement in words, without its side and ranks.
+func (m measured) what() string {
+	var b strings.Builder
+	switch {
+	case m.Op != "":
+		fmt.Fprintf(&b, "%s of %s, %s", m.Op, sizeText(m.Bytes), m.Dtype)
+	case m.App == "reduce":
+		fmt.Fprintf(&b, "reduce of %d %s", m.Elements, m.Dtype)
+	case m.App == "matvec":
+		fmt.Fprintf(&b, "matvec of %d x %d %s", m.Rows, m.Cols, m.Dtype)
+	default:
+		b.WriteString(m.App)
+	}
+	for _, f := range []struct {
+		on   bool
+		name string
+	}{{m.InPlace && m.Op != "broadcast", "in place"}, {m.Symmetric, "symmetric"}, {m.Graph, "in a graph"}, {m.Stream && !m.Graph, "on a stream"}} {
+		if f.on {
+			b.WriteString(", " + f.name)
+		}
+	}
+	if m.Scaling != "" {
+		fmt.Fprintf(&b, ", %s scaling", m.Scaling)
+	}
+	return b.String()
+}
+
+// ratios adds a row for each of our lines and each peer that measured the same. Of a peer's sides the fastest counts: they are
+// the same collective on several kinds of memory. A peer without graphs is compared with ours in one.
+func (s *sweep) ratios(lines []measured) {
+	for _, m := range lines {
+		if m.Side != ours {
+			continue
+		}
+		for _, peer := range peers {
+			var best *measured
+			for i, p := range lines {
+				k := p.kind
+				k.Side, k.Stream, k.Symmetric = m.Side, m.Stream, m.Symmetric
+				if !peer.graphs {
+					k.Graph = m.Graph
+				}
+				if k == m.kind && strings.HasPrefix(p.Side, peer.name) && (best == nil || p.MedianUS < best.MedianUS) {
+					best = &lines[i]
+				}
+			}
+			if best != nil {
+				s.compare(row{What: m.what(), Ranks: m.Ranks, Ours: m.MedianUS, Unit: "us", Goal: s.goal}, best.Side, best.MedianUS, false)
+			}
+		}
+	}
+	slices.SortStableFunc(s.bench.rows, func(a, b row) int { return cmp.Compare(a.Ranks, b.Ranks) })
+}

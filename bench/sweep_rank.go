@@ -1,0 +1,240 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/spf13/pflag"
+
+	"lockstep/spmd"
+)
+
+// measured is one line of measurements, of this framework or of a peer. The fields that say what was measured are the
+// key by which the lines of several rounds and sides find each other.
+type measured struct {
+	kind
+	Nodes       int    `json:"nodes,omitempty"`
+	Device      string `json:"device"`
+	Collectives string `json:"collectives,omitempty"`
+	Calls       int    `json:"calls,omitempty"` // back to back in one timed iteration
+	Rounds      int    `json:"rounds"`          // that the times are medians of
+	spmd.Timing
+	GBps    float64   `json:"gbps"`
+	BusGBps float64   `json:"bus_gbps,omitempty"`
+	TokS    float64   `json:"tok_s,omitempty"`
+	Wrong   *int      `json:"wrong,omitempty"` // elements, of all ranks; nil where nobody looked
+	OK      bool      `json:"ok"`
+	Samples []float64 `json:"samples_us,omitempty"`
+	// Against the fewest ranks.
+	SpeedUp    float64 `json:"speed_up,omitempty"`
+	Efficiency float64 `json:"efficiency,omitempty"`
+	// What a rank costs, where that is measured.
+	USPerRank float64 `json:"us_per_rank,omitempty"`
+	StartupMS float64 `json:"startup_ms,omitempty"`
+	PeakMiB   float64 `json:"peak_mib,omitempty"`
+
+	Machine string `json:"machine,omitempty"`
+	Commit  string `json:"commit,omitempty"`
+	Date    string `json:"date,omitempty"`
+}
+
+// kind says what was measured.
+type kind struct {
+	App       string `json:"app"` // sweep, reduce, matvec, train or cost
+	Side      string `json:"side"`
+	Op        string `json:"op,omitempty"`
+	Scaling   string `json:"scaling,omitempty"` // strong or weak
+	Ranks     int    `json:"ranks"`
+	Dtype     string `json:"dtype,omitempty"`
+	Elements  int    `json:"elements,omitempty"`
+	Rows      int    `json:"rows,omitempty"`
+	Cols      int    `json:"cols,omitempty"`
+	Bytes     int    `json:"bytes,omitempty"`
+	Stream    bool   `json:"stream,omitempty"` // the calls are enqueued, not finished one by one
+	Graph     bool   `json:"graph"`
+	Symmetric bool   `json:"symmetric,omitempty"`
+	InPlace   bool   `json:"in_place,omitempty"`
+}
+
+// variant is how a collective is called.
+type variant struct{ stream, graph, symmetric, inPlace bool }
+
+// times is how often it is called.
+type times struct{ iters, warmup int }
+
+// sweepFlags are the flags that the runner passes on to its ranks and to peers.
+type sweepFlags struct {
+	times
+	graph, symmetric, inPlace choice
+	stream                    string
+}
+
+func (f *sweepFlags) flags(fs *pflag.FlagSet) {
+	f.graph, f.symmetric, f.inPlace = choice{false}, choice{false}, choice{false}
+	fs.IntVar(&f.iters, "iters", 20, "timed iterations of a size")
+	fs.IntVar(&f.warmup, "warmup", 5, "iterations before timing")
+	fs.Var(&f.graph, "graph", "whether the calls are captured once and replayed")
+	fs.Var(&f.symmetric, "symmetric", "whether buffers come from symmetric memory")
+	fs.Var(&f.inPlace, "in-place", "whether results overwrite the input; broadcast always does")
+	for _, name := range []string{"graph", "symmetric", "in-place"} {
+		fs.Lookup(name).NoOptDefVal = "on"
+	}
+	fs.StringVar(&f.stream, "stream", "auto", "whether calls are enqueued on a stream: auto, on or off; auto is on for GPUs, and off, each call finished before the next, on the host")
+}
+
+func (f *sweepFlags) check() error {
+	switch {
+	case f.iters < 1:
+		return fmt.Errorf("--iters %d: must be at least 1", f.iters)
+	case f.warmup < 0:
+		return fmt.Errorf("--warmup %d: must not be negative", f.warmup)
+	case !slices.Contains([]string{"auto", "on", "off"}, f.stream):
+		return fmt.Errorf("--stream %s: want auto, on or off", f.stream)
+	}
+	return nil
+}
+
+// args are the flags as the ranks take them.
+func (f *sweepFlags) args() []string {
+	return []string{fmt.Sprintf("--iters=%d", f.iters), fmt.Sprintf("--warmup=%d", f.warmup), "--graph=" + f.graph.String(),
+		"--symmetric=" + f.symmetric.String(), "--in-place=" + f.inPlace.String(), "--stream=" + f.stream}
+}
+
+// variants are the ways to call op; onHost decides where --stream is auto.
+func (f *sweepFlags) variants(op operation, onHost bool) []variant {
+	stream := f.stream == "on" || f.stream == "auto" && !onHost
+	places := slices.DeleteFunc(slices.Clone(f.inPlace), func(p bool) bool { return !slices.Contains(op.places, p) })
+	if len(places) == 0 {
+		places = op.places
+	}
+	var all []variant
+	for _, graph := range f.graph {
+		for _, symmetric := range f.symmetric {
+			for _, place := range places {
+				all = append(all, variant{stream: stream || graph, graph: graph, symmetric: symmetric, inPlace: place})
+			}
+		}
+	}
+	return all
+}
+
+// sweepRank is this program as the runner starts it under mpirun for the sweep: it writes a JSON line for each case
+// and variant.
+func sweepRank() {
+	var f sweepFlags
+	fs := pflag.NewFlagSet("bench sweep-rank", pflag.ExitOnError)
+	f.flags(fs)
+	list := fs.StringSlice("case", nil, "op:dtype:elements:calls")
+	var todo []kase
+	spmd.Main(fs, func(_ context.Context, w *spmd.World) error {
+		s, err := w.NewStream("sweep")
+		if err != nil {
+			return err
+		}
+		for _, c := range todo {
+			for _, v := range f.variants(c.op, w.OnHost()) {
+				m, err := c.dtype.run(w, s, c, v, f.times)
+				if err != nil {
+					return fmt.Errorf("%v: %w", c, err)
+				}
+				if err := w.Emit(m); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	}, func(ranks int) error {
+		for _, text := range *list {
+			c, err := parseCase(text, ranks)
+			if err != nil {
+				return err
+			}
+			todo = append(todo, c)
+		}
+		return f.check()
+	})
+}
+
+// measure checks and times one case.
+func measure[T spmd.Elem](w *spmd.World, s *spmd.Stream, c kase, v variant, t times) (measured, error) {
+	m := measured{kind: kind{App: "sweep", Op: c.op.name, Ranks: w.Size(), Dtype: c.dtype.name, Elements: c.elements, Bytes: c.bytes(),
+		Stream: v.stream, Graph: v.graph, Symmetric: v.symmetric, InPlace: v.inPlace},
+		Nodes: w.Nodes(), Device: w.Device(), Collectives: w.Collectives(), Calls: c.calls}
+	o, err := newBuffers[T](w, c, v)
+	if err != nil {
+		return m, err
+	}
+	defer o.free()
+	comm := w.Comm
+	if v.stream {
+		comm = comm.On(s)
+	}
+	call := o.call(comm)
+	// once checks one call; the timed ones leave the same result, unless each overwrites the input of the next.
+	if err := o.fill(); err != nil {
+		return m, err
+	}
+	if err := repeat(w, s, v, 1, call, func(step func() error) error { return step() }); err != nil {
+		return m, err
+	}
+	wrong, err := o.wrong()
+	if err != nil {
+		return m, err
+	}
+	if err := o.fill(); err != nil {
+		return m, err
+	}
+	err = repeat(w, s, v, c.calls, call, func(step func() error) error {
+		m.Timing, err = spmd.Measure(w.Comm, t.warmup, t.iters, step)
+		return err
+	})
+	if err != nil {
+		return m, err
+	}
+	if !v.inPlace || !c.op.modifies {
+		again, err := o.wrong()
+		if err != nil {
+			return m, err
+		}
+		wrong += again
+	}
+	trips := 1.0
+	if c.op.name == "pingpong" { // half a round trip
+		trips = 2
+	}
+	for _, us := range []*float64{&m.MinUS, &m.MedianUS, &m.P99US, &m.MaxUS} {
+		*us /= float64(c.calls) * trips
+	}
+	m.Wrong, m.OK = &wrong, wrong == 0
+	return m, nil
+}
+
+// repeat makes a step of a number of calls and passes it to use; the step returns when the calls have finished.
+func repeat(w *spmd.World, s *spmd.Stream, v variant, calls int, call func() error, use func(step func() error) error) error {
+	enqueue := func() error {
+		for range calls {
+			if err := call(); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if v.graph {
+		g, err := s.Capture(enqueue)
+		if err != nil {
+			return err
+		}
+		defer g.Close()
+		enqueue = func() error { return g.Launch(s) }
+	}
+	if !v.stream {
+		return use(enqueue)
+	}
+	return use(func() error {
+		if err := enqueue(); err != nil {
+			return err
+		}
+		return s.Synchronize()
+	})
+}
