@@ -1,9 +1,11 @@
 # make run    builds bin/ and trains a small model on 4 ranks
 # make test   runs every test
 # Both install Open MPI and OpenBLAS where they are missing and the user may.
+# make test-slurm, make test-hosts   the same programs under a real Slurm, and on
+#                                    several hosts, both made on this machine by root
 
 NP   ?= 4
-APPS := train matvec reduce
+APPS := $(notdir $(wildcard apps/*))
 
 # As root, and on fewer cores than ranks, Open MPI wants to be asked; a rank's
 # goroutines run on several cores.
@@ -32,14 +34,14 @@ export CGO_CFLAGS  ?= $(shell mpicc --showme:compile 2>/dev/null) -O2 -g
 export CGO_LDFLAGS ?= $(shell mpicc --showme:link 2>/dev/null)
 endif
 
-.PHONY: run build test test-gpu test-faults race lint bench deps nvrtc clean
+.PHONY: run build test test-gpu test-slurm test-hosts test-faults soak race lint bench deps nvrtc clean
 
 run: build
 	mpirun -np $(NP) bin/train
 
 build: deps
 	@mkdir -p bin
-	go build -o bin/ $(addprefix ./apps/,$(APPS))
+	go build -o bin/ $(addprefix ./apps/,$(APPS)) ./launch ./launch/launch-probe
 
 test: deps nvrtc
 	go test -count=1 -timeout 280s ./...
@@ -67,6 +69,21 @@ test-faults: deps
 	faults spmd $$((10 * $(LOCKSTEP_FAULTS))) '^TestCheckpointCrash$$'; \
 	faults apps/train $$((10 * $(LOCKSTEP_FAULTS))) '^TestKilled$$'; \
 	exit $$status
+
+# A two-node Slurm on this machine, with every batch script of launch/slurm.
+test-slurm: build
+	@./deps.sh launch
+	LOCKSTEP_SLURM=1 go test -count=1 -timeout 900s ./launch/slurm
+
+# Two and three hosts, which are network namespaces of this machine.
+test-hosts: build
+	@./deps.sh launch
+	LOCKSTEP_HOSTS=1 go test -count=1 -timeout 600s ./launch/hosts
+
+# A job of 4 ranks that goes on, and must not hold more and more: SOAK=10m make soak.
+SOAK ?= 1h
+soak: deps
+	LOCKSTEP_SOAK=$(SOAK) go test -count=1 -timeout 0 -v -run '^TestSoak$$' ./spmd
 
 race: deps nvrtc
 	go test -race -count=1 -timeout 20m ./...

@@ -2,6 +2,8 @@
 # Installs what a Debian or Ubuntu machine lacks to build and run: a C compiler,
 # Open MPI, OpenBLAS. Without root it prints the command and stops. Elsewhere, or
 # with these in place, it only checks.
+# "deps.sh launch" does the same for the tests of the launch command: Slurm, MPICH,
+# network namespaces.
 # "deps.sh nvrtc" tries to install NVIDIA's compiler library, for the tests of what
 # compiles CUDA C++: without it they are skipped, so nothing it does is an error.
 set -eu
@@ -54,15 +56,21 @@ if [ "${1:-}" = nvrtc ]; then
     exit 0
 fi
 
-command -v go >/dev/null || { echo "Go is missing: install Go 1.26 or newer (https://go.dev/dl)" >&2; exit 1; }
-
 missing=
-# Go's own default is gcc, whatever cc is.
-[ -n "${CC:-}" ] || command -v gcc >/dev/null || missing="$missing gcc libc6-dev"
-command -v mpirun >/dev/null || missing="$missing openmpi-bin"
-command -v mpicc >/dev/null || missing="$missing libopenmpi-dev"
-# Without OpenBLAS everything runs, at a tenth of the speed.
-/sbin/ldconfig -p 2>/dev/null | grep -q 'libopenblas\.so\.0' || missing="$missing libopenblas0-pthread"
+if [ "${1:-}" = launch ]; then
+    { command -v slurmctld && command -v srun; } >/dev/null || missing="$missing slurm-wlm"
+    command -v munged >/dev/null || missing="$missing munge"
+    command -v mpirun.mpich >/dev/null || missing="$missing mpich"
+    [ -x /sbin/ip ] || missing="$missing iproute2"
+else
+    command -v go >/dev/null || { echo "Go is missing: install Go 1.26 or newer (https://go.dev/dl)" >&2; exit 1; }
+    # Go's own default is gcc, whatever cc is.
+    [ -n "${CC:-}" ] || command -v gcc >/dev/null || missing="$missing gcc libc6-dev"
+    command -v mpirun >/dev/null || missing="$missing openmpi-bin"
+    command -v mpicc >/dev/null || missing="$missing libopenmpi-dev"
+    # Without OpenBLAS everything runs, at a tenth of the speed.
+    /sbin/ldconfig -p 2>/dev/null | grep -q 'libopenblas\.so\.0' || missing="$missing libopenblas0-pthread"
+fi
 [ -n "$missing" ] || exit 0
 
 if ! command -v apt-get >/dev/null; then

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/binary"
 	"encoding/hex"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -114,4 +115,20 @@ func (w *World) describeNodes(line *zerolog.Event) *zerolog.Event {
 		line = line.Str("nccl_tcp", cmp.Or(interfaces(now), "none"))
 	}
 	return line
+}
+
+// manyInterfaces is advice for a start that hangs where MPI may have chosen an interface
+// that leads nowhere; "" where there is no choice.
+func manyInterfaces() string {
+	var up []string
+	all, _ := net.Interfaces() // without it there is no advice
+	for _, i := range all {
+		if addrs, err := i.Addrs(); err == nil && len(addrs) > 0 && i.Flags&net.FlagUp != 0 && i.Flags&net.FlagLoopback == 0 {
+			up = append(up, i.Name)
+		}
+	}
+	if len(up) < 2 {
+		return ""
+	}
+	return fmt.Sprintf("; of its interfaces (%s) one may lead nowhere: over several hosts name the right one, mpirun --mca btl_tcp_if_include NAME", strings.Join(up, ", "))
 }

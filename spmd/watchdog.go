@@ -14,6 +14,8 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/rs/zerolog"
+
 	"lockstep/internal/elem"
 	"lockstep/internal/launcher"
 	"lockstep/internal/watch"
@@ -60,7 +62,7 @@ func (w *World) oversee() (*overseer, error) {
 	}
 	o := &overseer{w: w, stop: make(chan struct{}), ended: make(chan struct{})}
 	host, _ := os.Hostname() // empty where it has none
-	cfg := watch.Config{Me: watch.Hello{Rank: w.Rank(), Node: w.node, PID: os.Getpid(), Host: host}, Size: w.Size(), State: w.state, OnEnd: o.onEnd}
+	cfg := watch.Config{Me: watch.Hello{Rank: w.Rank(), Node: w.node, PID: os.Getpid(), Host: host}, Size: w.Size(), State: w.state, OnEnd: o.onEnd, OnSilent: o.onSilent}
 	var err error
 	if w.Rank() < 2 {
 		if cfg.Listener, err = watch.Listen(w.nodes == 1); err == nil && w.Rank() == 0 {
@@ -123,8 +125,8 @@ func limitStart(name string, cfg *Config, rank int) (stop func() bool) {
 			}
 		}
 		host, _ := os.Hostname() // empty where it has none
-		fmt.Fprintf(os.Stderr, "%s: the start has not ended in %v: a rank is missing; rank %d (host %s, pid %d) is at %s\n",
-			name, limit, rank, host, os.Getpid(), at)
+		fmt.Fprintf(os.Stderr, "%s: the start has not ended in %v: a rank is missing; rank %d (host %s, pid %d) is at %s%s\n",
+			name, limit, rank, host, os.Getpid(), at, manyInterfaces())
 		os.Exit(exitFailed)
 	})
 	return t.Stop
@@ -255,7 +257,7 @@ func (o *overseer) onEnd(c watch.Cause) {
 	o.cause = c
 	close(o.ended)
 	first := 0
-	if c.Kind == watch.KindDied && c.Rank == 0 {
+	if (c.Kind == watch.KindDied || c.Kind == watch.KindCut) && c.Rank == 0 {
 		first = 1
 	}
 	rank := o.w.Rank()
@@ -298,6 +300,13 @@ func (o *overseer) onEnd(c watch.Cause) {
 	}
 	line.Msg(f.Message)
 	o.w.Abort(f.Status)
+}
+
+// onSilent warns of ranks that may be stopped, or cut off: the launcher may notice, and
+// end everything, before that is certain. Where rank 0 is one of them rank 1 says it.
+func (o *overseer) onSilent(who string) {
+	log := o.w.Log.Level(min(o.w.Log.GetLevel(), zerolog.WarnLevel))
+	log.Warn().Msg("nothing heard from " + who + " for 10s: stopped, or its host is down or cut off")
 }
 
 // stoodStill says whether look has not looked for so long that this process must have

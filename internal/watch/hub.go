@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -39,6 +40,7 @@ type member struct {
 	gone      bool // the connection has ended
 	left      bool // after goodbye
 	died      bool // without goodbye
+	silent    bool // and OnSilent has been called for it
 	failed    bool // it has said why it ends
 	told      bool // it has the cause
 	waved     bool // it has the goodbye of the hub's rank
@@ -63,6 +65,9 @@ func newHub(cfg *Config) *hub {
 	}
 	for _, ln := range h.ln.lns {
 		h.wg.Go(func() { h.accept(ln) })
+	}
+	if cfg.OnSilent != nil {
+		h.wg.Go(h.observe)
 	}
 	return h
 }
@@ -188,7 +193,7 @@ func (h *hub) admit(l *line, rank int, join message) (*member, error) {
 func (h *hub) handle(m *member, msg message) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	m.heard = time.Now()
+	m.heard, m.silent = time.Now(), false
 	switch msg.Kind {
 	case msgBeat:
 		m.line.send(message{Kind: msgBeat})
@@ -246,28 +251,98 @@ func (h *hub) lost(m *member, err error) {
 	if !m.left {
 		m.died = true
 		if !m.failed {
-			h.claim(deathOf(m.Hello, err))
+			h.claim(h.causeOf(m, err))
 		}
 	}
 	h.bump()
 }
 
-// deathOf returns the cause for a connection that ended without goodbye, with the error that it ended by.
-func deathOf(who Hello, err error) Cause {
-	c := Cause{Hello: who, Kind: KindDied, Time: time.Now()}
+// causeOf returns the cause for a member's connection that ended without goodbye. Called with mu held.
+func (h *hub) causeOf(m *member, err error) Cause {
+	// The other ranks of a host that is cut off follow at once. Half the time tells them from those that are well.
+	who := append([]Hello{m.Hello}, slices.DeleteFunc(h.unheard(cutLimit/2), func(o Hello) bool { return o.Rank == m.Rank })...)
+	return causeOf(h.cfg.Me, who, err)
+}
+
+// causeOf returns the cause for a connection from one rank to the first of others that ended by err, without goodbye.
+func causeOf(from Hello, to []Hello, err error) Cause {
+	c := Cause{Hello: to[0], Kind: KindDied, Time: time.Now()}
 	var bad badMessage
 	switch {
 	case errors.As(err, &bad):
 		c.Kind, c.Text = KindError, err.Error()
 	case errors.Is(err, syscall.ETIMEDOUT), errors.Is(err, os.ErrDeadlineExceeded),
 		errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH):
-		c.Text = fmt.Sprintf("no acknowledgement for %v: its node is down, or the network between is cut (%v)", cutLimit, err)
+		c.Kind = KindCut
+		c.Text = fmt.Sprintf("%s cannot be reached from %s: no acknowledgement for %v: the host is down, or the network between is cut (%v)",
+			hostsOf(to), hostsOf([]Hello{from}), cutLimit, err)
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, net.ErrClosed):
 		c.Text = "the process ended without a word: killed, or ended by os.Exit or log.Fatal"
 	default:
 		c.Text = "its connection ended: " + err.Error()
 	}
 	return c
+}
+
+// unheard returns the ranks that have not been heard of for so long, and have not said goodbye. Called with mu held.
+func (h *hub) unheard(limit time.Duration) (who []Hello) {
+	for _, m := range h.members {
+		if m != nil && !m.left && time.Since(m.heard) > limit {
+			who = append(who, m.Hello)
+		}
+	}
+	return who
+}
+
+// observe calls OnSilent for the ranks that have become silent.
+func (h *hub) observe() {
+	t := time.NewTicker(h.cfg.Beat)
+	defer t.Stop()
+	last := time.Now()
+	hold := last
+	for {
+		select {
+		case <-t.C:
+		case <-h.done:
+			return
+		}
+		now := time.Now()
+		if now.Sub(last) > h.cfg.Silence { // this process was stopped: it has not listened
+			hold = now.Add(h.cfg.Silence)
+		}
+		last = now
+		if now.Before(hold) {
+			continue
+		}
+		h.mu.Lock()
+		who := h.newlySilent()
+		h.mu.Unlock()
+		if who != nil {
+			h.cfg.OnSilent(hostsOf(who))
+		}
+	}
+}
+
+// newlySilent returns the ranks that have become silent, where it is for this hub to say so. Called with mu held.
+func (h *hub) newlySilent() []Hello {
+	limit := 2 * h.cfg.Silence
+	if h.closed || len(h.claims) > 0 || h.cause != nil { // OnEnd says it
+		return nil
+	}
+	if first := h.members[0]; h.cfg.Me.Rank != 0 && (first == nil || time.Since(first.heard) <= limit) {
+		return nil
+	}
+	// All ranks of a host at once, though some beat later than others.
+	who := h.unheard(limit - 2*h.cfg.Beat)
+	due := slices.ContainsFunc(who, func(r Hello) bool { m := h.members[r.Rank]; return !m.silent && time.Since(m.heard) > limit })
+	who = slices.DeleteFunc(who, func(r Hello) bool { return h.members[r.Rank].silent })
+	if !due {
+		return nil
+	}
+	for _, r := range who {
+		h.members[r.Rank].silent = true
+	}
+	return who
 }
 
 // claim takes up a cause. The first one starts the time in which an earlier one may still come. The stand-in's is so
@@ -296,7 +371,7 @@ func (h *hub) claim(c Cause) {
 		h.mu.Lock()
 		first := h.claims[0]
 		for _, c := range h.claims {
-			if c.Kind == KindDied { // other ranks' errors may follow from it, and be quicker
+			if c.Kind == KindDied || c.Kind == KindCut { // other ranks' errors may follow from it, and be quicker
 				first = c
 				break
 			}

@@ -309,7 +309,7 @@ func (n *Net) lost(k *link, err error) {
 	if left {
 		return
 	}
-	c := deathOf(k.hub, err)
+	c := causeOf(n.cfg.Me, []Hello{k.hub}, err)
 	select {
 	case <-time.After(orphanTime):
 		n.Fail(c)

@@ -30,6 +30,7 @@ type order struct {
 	Rank, Size int
 	Key        [32]byte
 	Hubs       [][]string
+	Silence    time.Duration
 	Do         string
 }
 
@@ -39,6 +40,7 @@ type word struct {
 	Done   bool
 	Cause  *Cause
 	States []RankState
+	Silent string
 }
 
 func beRank() int {
@@ -55,6 +57,10 @@ func beRank() int {
 		Me: Hello{Rank: o.Rank, PID: os.Getpid(), Host: "here"}, Size: o.Size, Key: o.Key,
 		State: func() []byte { return []byte("{}") },
 		Beat:  50 * time.Millisecond,
+	}
+	if o.Silence != 0 {
+		cfg.Silence, cfg.Beat = o.Silence, o.Silence/8
+		cfg.OnSilent = func(who string) { out.Encode(word{Silent: who}) }
 	}
 	cfg.OnEnd = func(c Cause) {
 		out.Encode(word{Cause: &c})
@@ -143,9 +149,12 @@ func (p *process) dies(rank int, kind string) {
 	}
 }
 
-func startProcesses(t *testing.T, size int) []*process {
+func startProcesses(t *testing.T, size int) []*process { return startObserved(t, size, 0) }
+
+// startObserved starts ranks that say when others are silent, unless silence is 0.
+func startObserved(t *testing.T, size int, silence time.Duration) []*process {
 	t.Helper()
-	o := order{Size: size}
+	o := order{Size: size, Silence: silence}
 	rand.Read(o.Key[:])
 	ranks := make([]*process, size)
 	for rank := range ranks {
@@ -265,6 +274,40 @@ func TestProcessStopped(t *testing.T) {
 			for _, s := range ranks[stopped].hear().States {
 				if s.Silent || s.State == nil {
 					t.Errorf("%+v", s)
+				}
+			}
+		})
+	}
+}
+
+// Ranks that are silent are told of once: by rank 0, or rank 1 where that is one of them, and not by one that goes on
+// after it was stopped.
+func TestProcessesSilent(t *testing.T) {
+	for _, tc := range []struct {
+		stopped []int
+		says    int
+		want    string
+	}{
+		{[]int{2, 3}, 0, "ranks 2-3 on here"},
+		{[]int{0, 3}, 1, "ranks 0, 3 on here"},
+	} {
+		t.Run(tc.want, func(t *testing.T) {
+			t.Parallel()
+			const silence = 2 * time.Second // longer than a machine under load lets a rank wait
+			ranks := startObserved(t, 5, silence)
+			for _, rank := range tc.stopped {
+				ranks[rank].signal(syscall.SIGSTOP)
+			}
+			if w := ranks[tc.says].hear(); w.Silent != tc.want {
+				t.Errorf("rank %d says %+v, want silence of %s", tc.says, w, tc.want)
+			}
+			for _, rank := range tc.stopped {
+				ranks[rank].signal(syscall.SIGCONT)
+			}
+			for _, rank := range []int{0, 1} { // next comes the answer, and no other silence
+				ranks[rank].tell(order{Do: "report"})
+				if w := ranks[rank].hear(); w.States == nil {
+					t.Errorf("rank %d says %+v", rank, w)
 				}
 			}
 		})

@@ -212,6 +212,28 @@ func whoAre(ranks []RankState) string {
 	return fmt.Sprintf("ranks %s (%s %s)", ranges(is), plural(len(nodes), "node"), ranges(nodes))
 }
 
+// hostsOf names ranks by their hosts: "ranks 2-3 on h1, rank 5 on h2".
+func hostsOf(ranks []Hello) string {
+	const shown = 4 // hosts
+	var hosts []string
+	on := map[string][]int{}
+	for _, r := range ranks {
+		if on[r.Host] == nil {
+			hosts = append(hosts, r.Host)
+		}
+		on[r.Host] = append(on[r.Host], r.Rank)
+	}
+	var parts []string
+	for _, host := range hosts[:min(shown, len(hosts))] {
+		is := on[host]
+		parts = append(parts, fmt.Sprintf("%s %s on %s", plural(len(is), "rank"), ranges(is), clean(host)))
+	}
+	if more := len(hosts) - shown; more > 0 {
+		parts = append(parts, fmt.Sprintf("those on %d more %s", more, plural(more, "host")))
+	}
+	return strings.Join(parts, ", ")
+}
+
 // ranges returns ascending numbers as "0-2, 5".
 func ranges(v []int) string {
 	slices.Sort(v)

@@ -2,6 +2,7 @@ package watch
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -76,6 +77,28 @@ func TestRenderFits(t *testing.T) {
 			if shown+more != ranks {
 				t.Errorf("%d ranks with %d lines: %d shown and %d more", ranks, long, shown, more)
 			}
+		}
+	}
+}
+
+func TestHostsOf(t *testing.T) {
+	on := func(host string, ranks ...int) (who []Hello) {
+		for _, r := range ranks {
+			who = append(who, Hello{Rank: r, Host: host})
+		}
+		return who
+	}
+	for _, tc := range []struct {
+		who  []Hello
+		want string
+	}{
+		{on("a", 3), "rank 3 on a"},
+		{append(on("b", 4, 5), on("a", 0, 2)...), "ranks 4-5 on b, ranks 0, 2 on a"},
+		{slices.Concat(on("a", 0), on("b", 1), on("c", 2), on("d", 3), on("e", 4, 5), on("f", 6)), "rank 0 on a, rank 1 on b, rank 2 on c, rank 3 on d, those on 2 more hosts"},
+		{on("\x1b[31m", 1), "rank 1 on \uFFFD[31m"},
+	} {
+		if got := hostsOf(tc.who); got != tc.want {
+			t.Errorf("%q, want %q", got, tc.want)
 		}
 	}
 }

@@ -29,7 +29,7 @@ const (
 	KindPanic  = "panic"
 	KindSignal = "signal"
 	KindDied   = "died" // its connection ended without goodbye
-	KindSilent = "silent"
+	KindCut    = "cut"  // nothing comes through to its host
 	KindHang   = "hang"
 )
 
@@ -95,6 +95,11 @@ type Config struct {
 	// possibly before Join has returned, and not any more when Close has. On ranks 0 and 1 it comes when the other ranks have
 	// the cause, so that the process may end at once. May be nil.
 	OnEnd func(Cause)
+
+	// OnSilent is called, on rank 0 or where that is silent itself on rank 1, when ranks have not been heard of for
+	// twice Silence, once until they are heard of again. who is "ranks 2-3 on h1". The connection may come back, or be
+	// cut, which OnEnd tells after 30 s. May be nil; must return soon.
+	OnSilent func(who string)
 
 	Beat    time.Duration // between two signs of life; 0 means 1 s
 	Silence time.Duration // without sign of life, after which a rank is silent; 0 means 5 s

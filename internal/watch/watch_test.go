@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"runtime"
@@ -12,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -574,6 +576,34 @@ func TestListen(t *testing.T) {
 	j.join(0, 1, 2)
 	j.nets[2].Fail(Cause{Kind: KindError})
 	j.end(0)
+}
+
+// A host that cannot be reached is told from a rank that died, with all ranks on it.
+func TestCut(t *testing.T) {
+	now := time.Now()
+	on := func(rank int, host string, heard time.Time, left bool) *member {
+		return &member{Hello: Hello{Rank: rank, Host: host, PID: 100 + rank}, heard: heard, left: left}
+	}
+	long := now.Add(-time.Minute)
+	h := &hub{cfg: &Config{Me: Hello{Rank: 0, Host: "a"}}, members: []*member{
+		on(0, "a", now, false), on(1, "a", long, true), on(2, "b", long, false), on(3, "b", long, false), nil,
+	}}
+	for _, tc := range []struct {
+		err  error
+		kind string
+		text string
+	}{
+		{&net.OpError{Op: "read", Err: os.NewSyscallError("read", syscall.ETIMEDOUT)}, KindCut, "ranks 2-3 on b cannot be reached from rank 0 on a: no acknowledgement for 30s"},
+		{os.NewSyscallError("write", syscall.EHOSTUNREACH), KindCut, "ranks 2-3 on b cannot be reached from rank 0 on a"},
+		{io.EOF, KindDied, "the process ended without a word"},
+		{syscall.ECONNRESET, KindDied, "the process ended without a word"},
+		{badMessage("x"), KindError, "bad message"},
+	} {
+		c := h.causeOf(h.members[3], tc.err)
+		if c.Hello != h.members[3].Hello || c.Kind != tc.kind || !strings.HasPrefix(c.Text, tc.text) {
+			t.Errorf("%v: %+v", tc.err, c)
+		}
+	}
 }
 
 // Cut links end by the kernel's clock.

@@ -1,0 +1,338 @@
+// Package hosts tests jobs over several hosts, which testdata/hosts.sh makes of network namespaces on this machine.
+package hosts
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"lockstep/spmd"
+)
+
+const (
+	// patience is how long anything may take on a busy machine; it is not what it takes.
+	patience = 90 * time.Second
+	// rankEnv makes the test binary a program that says where each of its ranks is.
+	rankEnv = "LOCKSTEP_HOSTS_RANK"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(rankEnv) != "" {
+		rankMain()
+		return
+	}
+	flag.Parse()
+	if err := flag.Set("test.parallel", "6"); err != nil { // they mostly wait
+		panic(err)
+	}
+	status := m.Run()
+	if programs.dir != "" {
+		_ = os.RemoveAll(programs.dir) // of no matter if it stays
+	}
+	os.Exit(status)
+}
+
+// place is where a rank finds itself.
+type place struct {
+	Host                                                 string
+	Rank, Size, LocalRank, LocalSize, Node, Nodes, Cores int
+}
+
+func rankMain() {
+	spmd.Main(pflag.NewFlagSet("rank", pflag.ContinueOnError), func(_ context.Context, w *spmd.World) error {
+		host, err := os.Hostname()
+		if err != nil {
+			return err
+		}
+		line, err := json.Marshal(place{host, w.Rank(), w.Size(), w.LocalRank(), w.LocalSize(), w.Node(), w.Nodes(), w.Threads()})
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Printf("%s\n", line)
+		return err
+	})
+}
+
+// programs are the applications and, as "rank", the test binary itself.
+var programs struct {
+	once sync.Once
+	dir  string
+	err  error
+}
+
+func build() error {
+	programs.once.Do(func() {
+		var err error
+		if programs.dir, err = os.MkdirTemp("", "hosts"); err != nil {
+			programs.err = err
+			return
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute) // with the C of a fresh checkout
+		defer cancel()
+		out, err := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-o", programs.dir+"/", "../../apps/train", "../../apps/reduce", "../../apps/matvec").CombinedOutput()
+		if err != nil {
+			programs.err = fmt.Errorf("go build: %w\n%s", err, out)
+			return
+		}
+		self, err := os.ReadFile(os.Args[0])
+		programs.err = errors.Join(err, os.WriteFile(filepath.Join(programs.dir, "rank"), self, 0o777))
+	})
+	return programs.err
+}
+
+// cluster is a set of hosts.
+type cluster struct {
+	dir    string // the same on all of them, with the programs in bin
+	script string
+}
+
+// start starts n hosts, which end with the test, or with this process.
+func start(t *testing.T, n int) *cluster {
+	t.Helper()
+	if os.Getenv("LOCKSTEP_HOSTS") == "" {
+		t.Skip("takes a minute or two: LOCKSTEP_HOSTS=1, or make test-hosts")
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("network namespaces want root")
+	}
+	for _, tool := range []string{"ip", "nsenter", "unshare", "mpirun"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			t.Skipf("%v: apt-get install iproute2 util-linux openmpi-bin", err)
+		}
+	}
+	if out, _ := exec.Command("mpirun", "--version").CombinedOutput(); !strings.Contains(string(out), "Open MPI) 4.") {
+		t.Skipf("the options are those of Open MPI 4, and mpirun is %q", out)
+	}
+	if err := build(); err != nil {
+		t.Fatal(err)
+	}
+	script, err := filepath.Abs("testdata/hosts.sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("", "hosts")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &cluster{dir: dir, script: script}
+	life, hold, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if _, err := c.command(context.Background(), nil, "stop"); err != nil {
+			t.Error(err)
+		}
+		if err := errors.Join(hold.Close(), os.RemoveAll(dir)); err != nil {
+			t.Error(err)
+		}
+	})
+	_, err = c.command(t.Context(), life, "start", strconv.Itoa(n))
+	if err := errors.Join(err, life.Close()); err != nil {
+		t.Fatal(err)
+	}
+	// Hard links, as the folder of the programs lies in this machine's /tmp.
+	if err := os.Mkdir(filepath.Join(dir, "bin"), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range []string{"train", "reduce", "matvec", "rank"} {
+		if err := os.Link(filepath.Join(programs.dir, p), c.path("bin", p)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return c
+}
+
+func (c *cluster) path(name ...string) string {
+	return filepath.Join(append([]string{c.dir}, name...)...)
+}
+
+// command runs the script.
+func (c *cluster) command(ctx context.Context, stdin *os.File, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, c.script, append([]string{c.dir}, args...)...)
+	if stdin != nil {
+		cmd.Stdin = stdin
+	}
+	cmd.WaitDelay = time.Second
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("hosts.sh %s: %w\n%s", strings.Join(args, " "), err, out)
+	}
+	return string(out), nil
+}
+
+func (c *cluster) must(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := c.command(t.Context(), nil, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// each runs a shell command on every host, in which K is the number of the host, from 1.
+func (c *cluster) each(t *testing.T, n int, command string) {
+	t.Helper()
+	for i := range n {
+		c.must(t, "enter", fmt.Sprintf("h%d", i), fmt.Sprintf("K=%d; %s", i+1, command))
+	}
+}
+
+// pids returns the processes of a host by their program's name.
+func (c *cluster) pids(t *testing.T, host, name string) (pids []int) {
+	t.Helper()
+	for line := range strings.Lines(c.must(t, "list", host)) {
+		f := strings.Fields(line)
+		if len(f) != 2 || name != "" && f[1] != name {
+			continue
+		}
+		pid, err := strconv.Atoi(f[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		pids = append(pids, pid)
+	}
+	slices.Sort(pids)
+	return pids
+}
+
+// job is one mpirun, on host h0.
+type job struct {
+	cmd   *exec.Cmd
+	json  bytes.Buffer // standard output
+	log   transcript   // standard error
+	ended chan struct{}
+}
+
+// where is an mpirun's part of the command line: ranks on hosts, as in "h0:2,h1:2".
+func where(hosts string) []string { return []string{"-H", hosts} }
+
+// begin starts mpirun with its arguments and those of a program.
+func (c *cluster) begin(t *testing.T, options []string, program string, args ...string) *job {
+	t.Helper()
+	line := []string{"exec mpirun --allow-run-as-root --bind-to none --mca mpi_yield_when_idle 1", "--mca plm_rsh_agent", "'" + c.script + " " + c.dir + " enter'"}
+	line = append(append(append(line, options...), c.path("bin", program)), args...)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+	j := &job{ended: make(chan struct{})}
+	j.cmd = exec.CommandContext(ctx, c.script, c.dir, "enter", "h0", strings.Join(line, " "))
+	j.log.news = make(chan struct{}, 1)
+	j.cmd.Stdout, j.cmd.Stderr = &j.json, &j.log
+	j.cmd.WaitDelay = time.Second
+	if err := j.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer cancel()
+		_ = j.cmd.Wait() // the status says it
+		close(j.ended)
+	}()
+	return j
+}
+
+// end waits for the job. ok is whether it must end well.
+func (j *job) end(t *testing.T, ok bool) {
+	t.Helper()
+	<-j.ended
+	if status := j.cmd.ProcessState.ExitCode(); (status == 0) != ok {
+		t.Fatalf("exit status %d\n%s%s", status, &j.log, &j.json)
+	}
+}
+
+// said fails the test unless the job has said all of it.
+func (j *job) said(t *testing.T, want ...string) {
+	t.Helper()
+	for _, w := range want {
+		if !strings.Contains(j.log.String(), w) {
+			t.Errorf("%q is not said in\n%s", w, &j.log)
+		}
+	}
+}
+
+// records are the lines of JSON that the program has written to standard output.
+func records[T any](t *testing.T, text string) (all []T) {
+	t.Helper()
+	d := json.NewDecoder(strings.NewReader(text))
+	for d.More() {
+		var r T
+		if err := d.Decode(&r); err != nil {
+			t.Fatalf("%v in\n%s", err, text)
+		}
+		all = append(all, r)
+	}
+	return all
+}
+
+// settled waits until no process runs on the hosts, and returns when that was; it fails the test after limit, or where
+// files are left.
+func (c *cluster) settled(t *testing.T, limit time.Duration, hosts ...string) time.Time {
+	t.Helper()
+	end := time.Now().Add(limit)
+	for _, host := range hosts {
+		for len(c.pids(t, host, "")) > 0 {
+			if time.Now().After(end) {
+				t.Fatalf("on %s there still run after %v:\n%s", host, limit, c.must(t, "list", host))
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
+	}
+	at := time.Now()
+	for _, host := range hosts {
+		own, _, _ := strings.Cut(strings.TrimPrefix(c.dir, "/tmp/"), "/") // the shared folder, if it lies there
+		left := c.must(t, "enter", host, "ls /dev/shm /tmp | grep -v -x -e '' -e /dev/shm: -e /tmp: -e "+own+" || true")
+		if left != "" {
+			t.Errorf("files are left on %s:\n%s", host, left)
+		}
+	}
+	return at
+}
+
+// transcript is what a program has written so far.
+type transcript struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+	news chan struct{} // 1
+}
+
+func (t *transcript) Write(b []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	select {
+	case t.news <- struct{}{}:
+	default:
+	}
+	return t.text.Write(b)
+}
+
+func (t *transcript) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.text.String()
+}
+
+// until waits for the job to say text.
+func (j *job) until(t *testing.T, text string) {
+	t.Helper()
+	for !strings.Contains(j.log.String(), text) {
+		select {
+		case <-j.log.news:
+		case <-j.ended:
+			t.Fatalf("ended, and has not said %q:\n%s", text, &j.log)
+		}
+	}
+}
