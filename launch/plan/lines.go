@@ -105,6 +105,10 @@ func openMPI(l *Line, w launcherHere, j job, s site) {
 	if j.agent != "" {
 		l.add("starts processes on other hosts, in place of ssh", runtime, agent, j.agent)
 	}
+	if j.nodes > 1 && !five {
+		l.add("mpirun ends 20 s after the network to a host is cut; else it may hang, with the ranks gone",
+			runtime, "oob_tcp_keepalive_time", "10", runtime, "oob_tcp_keepalive_intvl", "3", runtime, "oob_tcp_keepalive_probes", "3")
+	}
 	if j.grace > 0 {
 		l.add("seconds that SIGTERM to mpirun leaves the ranks; a job in which a rank fails ends as much later (SIGUSR1 to mpirun leaves all the time)",
 			runtime, "odls_base_sigkill_timeout", strconv.Itoa(j.grace))
