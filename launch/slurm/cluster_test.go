@@ -301,18 +301,25 @@ func (j *job) end(t *testing.T, states ...string) []status {
 	return all
 }
 
-// again waits until the job is in the queue for its second start, and has it begin soon rather than in two minutes.
-func (j *job) again(t *testing.T) {
+// again waits until the job is in the queue for its second start, and has it begin soon rather than in two minutes. It
+// reports false where the job was done before.
+func (j *job) again(t *testing.T) bool {
 	t.Helper()
+	done := false
 	await(t, "requeue", func() bool {
 		s := j.status(t)[0]
-		if s.state == "FAILED" || s.state == "COMPLETED" || s.state == "CANCELLED" {
+		if s.state == "FAILED" || s.state == "CANCELLED" {
 			t.Fatalf("job %s: %+v, want it in the queue again", j.id, s)
 		}
-		return s.state == "PENDING" && s.restarts == "1"
+		done = s.state == "COMPLETED"
+		return done || s.state == "PENDING" && s.restarts == "1"
 	})
+	if done {
+		return false
+	}
 	// In the second in which it stopped, slurmd takes a start for one that was revoked.
 	j.must(t, "scontrol", "update", "JobId="+j.id, "StartTime=now+2")
+	return true
 }
 
 // record is a line of --json: a step of train, or a result.

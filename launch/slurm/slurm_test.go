@@ -89,45 +89,56 @@ func TestScripts(t *testing.T) {
 // stopped, to the bit.
 func TestRequeue(t *testing.T) {
 	c := start(t)
-	steps := 15
-	submit := func(t *testing.T, name string) (*job, string) {
+	submit := func(t *testing.T, name string, steps int) (*job, string) {
 		j := c.submit(t, c.folder(t), append([]string{"--ntasks-per-node=2", "--gpus-per-node=2", script(t, name)}, small(steps)...)...)
 		return j, filepath.Join(j.dir, "runs", j.id+".jsonl")
 	}
-	undisturbed := map[string][]record{}
-	for long := false; !long; { // two seconds are enough for the test to get in between
-		steps, long = 4*steps, true
-		for _, name := range []string{"train.sbatch", "train-mpirun.sbatch"} {
-			j, file := submit(t, name)
+	// undisturbed is what a run writes that nothing stops.
+	known := map[string][]record{}
+	undisturbed := func(t *testing.T, name string, steps int) []record {
+		key := fmt.Sprint(name, steps)
+		if known[key] == nil {
+			j, file := submit(t, name, steps)
 			j.end(t, "COMPLETED")
-			all := records(t, file)
-			if len(all) != steps+1 {
-				t.Fatalf("%d records of a run of %d steps that nothing stopped", len(all), steps)
+			if known[key] = records(t, file); len(known[key]) != steps+1 {
+				t.Fatalf("%d records of a run of %d steps that nothing stopped", len(known[key]), steps)
 			}
-			took := 0.0
-			for _, r := range all {
-				took += r.Ms
-			}
-			long = long && took > 2000
-			undisturbed[name] = all
 		}
+		return known[key]
 	}
+	steps := 60
 	for _, tc := range []struct {
 		name, script string
-		stop         func(t *testing.T, j *job)
+		stop         []string // the job's number is added
 	}{
-		{"SIGUSR1 to the ranks", "train.sbatch", func(t *testing.T, j *job) { c.must(t, "scancel", "--signal=USR1", j.id) }},
-		{"SIGUSR1 to the script of mpirun", "train-mpirun.sbatch", func(t *testing.T, j *job) { c.must(t, "scancel", "--signal=USR1", "--batch", j.id) }},
-		{"scontrol requeue", "train.sbatch", func(t *testing.T, j *job) { c.must(t, "scontrol", "requeue", j.id) }},
-		{"a job that goes first", "train.sbatch", func(t *testing.T, j *job) {
-			c.submit(t, j.dir, "--partition=urgent", "--nodes=2", "--exclusive", "--wrap=true").end(t, "COMPLETED")
-		}},
+		{"SIGUSR1 to the ranks", "train.sbatch", []string{"scancel", "--signal=USR1"}},
+		{"SIGUSR1 to the script of mpirun", "train-mpirun.sbatch", []string{"scancel", "--signal=USR1", "--batch"}},
+		{"scontrol requeue", "train.sbatch", []string{"scontrol", "requeue"}},
+		{"a job that goes first", "train.sbatch", nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			j, file := submit(t, tc.script)
-			await(t, "third step", func() bool { return len(records(t, file)) >= 3 })
-			tc.stop(t, j)
-			j.again(t)
+			var j *job
+			var file string
+			for ; ; steps *= 2 { // until the run does not end before it is stopped
+				j, file = submit(t, tc.script, steps)
+				await(t, "third step", func() bool { return len(records(t, file)) >= 3 })
+				var said string
+				var err error
+				if tc.stop == nil {
+					c.submit(t, j.dir, "--partition=urgent", "--nodes=2", "--exclusive", "--wrap=true").end(t, "COMPLETED")
+				} else {
+					said, err = c.command(t, c.dir, tc.stop[0], append(tc.stop[1:], j.id)...)
+				}
+				again := err == nil && j.again(t)
+				late := len(records(t, file)) > steps
+				if again && !late {
+					break
+				}
+				if !late {
+					t.Fatalf("%v: %v\n%s", tc.stop, err, said)
+				}
+				_, _ = c.command(t, c.dir, "scancel", "--quiet", j.id) // where it is to run again
+			}
 			stopped := len(records(t, file))
 			if saved := checkpoints(t, j); len(saved) != 1 || saved[0] != stopped {
 				t.Fatalf("checkpoints after steps %v, want one after %d", saved, stopped)
@@ -138,7 +149,7 @@ func TestRequeue(t *testing.T) {
 					t.Errorf("%q is %d times in the log, want it once", want, n)
 				}
 			}
-			if got, want := records(t, file), undisturbed[tc.script]; !slices.EqualFunc(got, want, same) {
+			if got, want := records(t, file), undisturbed(t, tc.script, steps); !slices.EqualFunc(got, want, same) {
 				t.Errorf("stopped after %d steps, and then other losses than in one go:\n%+v\n%+v", stopped, got, want)
 			}
 		})
@@ -177,7 +188,9 @@ func TestTimeIsUp(t *testing.T) {
 			t.Parallel()
 			args := []string{"--time=1", "--signal=" + tc.signal, "--ntasks-per-node=1", "--gpus-per-node=1", script(t, tc.script)}
 			j := c.submit(t, c.folder(t), append(args, small(1<<30)...)...)
-			j.again(t)
+			if !j.again(t) {
+				t.Fatal("a run without end has ended")
+			}
 			if saved := checkpoints(t, j); len(saved) != 1 || saved[0] < 1 {
 				t.Errorf("checkpoints after steps %v, want one", saved)
 			}
