@@ -10,6 +10,7 @@ import (
 const (
 	tagUser     = 0
 	tagInternal = 1
+	tagDevice   = 2 // what staged device messages are made of
 )
 
 // maxElems keeps the bytes of a call within an int, whatever the type and the number of ranks.

@@ -8,11 +8,14 @@
 //	...
 //	err = cudampi.Stop()
 //
-// What is true of every call:
+// A DeviceComm (see Comm.OnDevice) does the same with the memory of a GPU, whether the MPI library takes it or not, and
+// Peers does collectives on GPUs of one node that reach each other, without MPI. Their kernels are compiled by NVRTC.
+//
+// What is true of every call of a Comm:
 //
 //   - Memory is given by address, destination first, with a number of elements, not bytes. The address may be nil where
 //     there are no elements. Memory that a rank does not use (dst of a Reduce elsewhere than on the root) may be nil.
-//   - Every call blocks until this rank's part is done; its result is then valid. There are no streams here.
+//   - Every call blocks until this rank's part is done; its result is then valid. A Comm knows no streams.
 //   - Collective calls are made by every rank of the Comm, in the same order, with equal counts, type, op and root.
 //     A call for no elements at all returns at once, without communication.
 //   - dst and src may not overlap, but for the in-place form that a collective names. Either every rank uses that form

@@ -44,9 +44,13 @@ func alone(t *testing.T, fn func(t *testing.T, c *Comm)) ([]byte, error) {
 	return cmd.CombinedOutput()
 }
 
-// TestMain stops MPI after the benchmarks, which leave it on.
+// TestMain stops MPI after the benchmarks, which leave it on, and removes the doubles.
 func TestMain(m *testing.M) {
 	code := m.Run()
+	if err := os.RemoveAll(doubles); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
 	if code == 0 {
 		if err := Stop(); err != nil {
 			fmt.Fprintln(os.Stderr, err)

@@ -43,9 +43,18 @@ package cudampi
 
 #cgo noescape board_allreduce
 #cgo nocallback board_allreduce
+#cgo noescape reduce_many
+#cgo nocallback reduce_many
+#cgo noescape start_chunk
+#cgo nocallback start_chunk
+#cgo noescape test_chunk
+#cgo nocallback test_chunk
+#cgo nocallback pump
+#cgo nocallback spin
 
 #include "sys.h"
 #include "board.h"
+#include "device.h"
 */
 import "C"
 
@@ -210,6 +219,33 @@ func (g *group) run() (index, code, got int) {
 func (g *group) message(i int) (n int, t elem.Type, peer int, recv bool) {
 	m := g.msgs[i]
 	return int(m.n), elem.Type(m.t), int(m.peer), m.recv != 0
+}
+
+type request = C.MPI_Request
+
+func sysStartChunk(c *Comm, buf unsafe.Pointer, bytes, peer int, recv bool, req *request) int {
+	return int(C.start_chunk(c.h, address(buf), C.int(bytes), C.int(peer), tagDevice, cbool(recv), req))
+}
+
+// sysTestChunk returns the bytes received once the message is over.
+func sysTestChunk(req *request) (done bool, got, code int) {
+	o := C.test_chunk(req)
+	return o.index != 0, int(o.got), int(o.code)
+}
+
+// sysReduceMany is for memory of C.
+func sysReduceMany(dst unsafe.Pointer, src []uintptr, n int, t elem.Type, op elem.Op) {
+	C.reduce_many(address(dst), (*C.uintptr_t)(unsafe.Pointer(unsafe.SliceData(src))), C.int(len(src)), C.int64_t(n), C.int(t), C.int(op))
+}
+
+func sysPump(c *Comm) int { return int(C.pump(c.h)) }
+func sysSpin(n int)       { C.spin(C.int(n)) }
+func sysQueryCUDA() int   { return int(C.query_cuda_support()) }
+func sysQueryGPU() int    { return int(C.query_gpu_support()) }
+func sysAllocKinds() (kinds string, known bool) {
+	var buf [1024]C.char
+	known = C.alloc_kinds(&buf[0], C.int(len(buf))) != 0
+	return C.GoString(&buf[0]), known
 }
 
 func sysDupWorld() (h handle, code int)    { code = int(C.dup_world(&h)); return }

@@ -1,0 +1,175 @@
+package cudampi
+
+import (
+	"fmt"
+	"math"
+	"unsafe"
+
+	"lockstep/internal/elem"
+)
+
+// Difference is an element in which two results that should agree do not: the first on the lowest rank that has one.
+type Difference struct {
+	Rank, Index int
+	Got, Want   string
+	Bound       float64 // of the absolute difference; 0 where the two must be the same
+}
+
+// Error says all of it on one line.
+func (d *Difference) Error() string {
+	s := fmt.Sprintf("rank %d: element %d is %s, want %s", d.Rank, d.Index, d.Got, d.Want)
+	if d.Bound > 0 {
+		s += fmt.Sprintf(" within %.3g", d.Bound)
+	}
+	return s
+}
+
+// Bound says how far a result may be from one, want, that was computed in another way. A nil Bound is for results that
+// must be the same, bit by bit.
+type Bound func(want float64) float64
+
+// ReductionBound is the Bound for two reductions over ranks, in any orders, of elements up to largest in size. Integers,
+// minima and maxima do not depend on the order: for them it is nil. A sum of p numbers has a relative error of at most
+// (p-1) u with respect to the sum of their sizes, and each result is rounded once more; a product, with respect to
+// itself; with u half the distance from 1 to the next number. Both results may be off by that.
+// Source: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., sections 3.1 and 4.2.
+func ReductionBound(t elem.Type, op elem.Op, ranks int, largest float64) Bound {
+	u := unit(t)
+	if u == 0 || op == elem.Min || op == elem.Max {
+		return nil
+	}
+	each := 2 * float64(ranks) * u
+	return func(want float64) float64 {
+		switch op {
+		case elem.Prod:
+			return each * math.Abs(want)
+		case elem.Avg:
+			return each * largest
+		default:
+			return each * largest * float64(ranks)
+		}
+	}
+}
+
+// unit is the rounding error of 1 in type t, 0 for integers.
+func unit(t elem.Type) float64 {
+	switch t {
+	case elem.Float16:
+		return 0x1p-11
+	case elem.BFloat16:
+		return 0x1p-8
+	case elem.Float32:
+		return 0x1p-24
+	case elem.Float64:
+		return 0x1p-53
+	}
+	return 0
+}
+
+// Largest returns the size of the largest of the n floats at p, on any rank: what ReductionBound asks for. NaN and
+// infinity do not count. p is host memory. Collective.
+func (c *Comm) Largest(p unsafe.Pointer, n int, t elem.Type) (float64, error) {
+	if err := c.ready("Largest", n, t, p, p); err != nil {
+		return 0, err
+	}
+	m := new(float64)
+	if unit(t) != 0 {
+		for i := range n {
+			if v := math.Abs(float(at(p, i, t), t)); v <= math.MaxFloat64 {
+				*m = max(*m, v)
+			}
+		}
+	}
+	err := c.AllReduce(unsafe.Pointer(m), unsafe.Pointer(m), 1, elem.Float64, elem.Max)
+	return *m, err
+}
+
+// Compare compares n elements with what they should be, on every rank, and returns the same *Difference on all ranks, or
+// nil. A NaN is the same as any other. got and want are host memory; ranks may have different n. Collective.
+func (c *Comm) Compare(got, want unsafe.Pointer, n int, t elem.Type, bound Bound) error {
+	const name = "Compare"
+	if err := c.ready(name, n, t, got, want); err != nil {
+		return err
+	}
+	// What travels is the index, -1 for none, both values as they are, and the bound.
+	mine := &[4]int64{-1}
+	for i := range n {
+		a, b := at(got, i, t), at(want, i, t)
+		if most, ok := agree(a, b, t, bound); !ok {
+			*mine = [4]int64{int64(i), bits(a, t), bits(b, t), int64(math.Float64bits(most))}
+			break
+		}
+	}
+	all := make([][4]int64, c.size)
+	if err := c.AllGather(unsafe.Pointer(&all[0]), unsafe.Pointer(mine), 4, elem.Int64); err != nil {
+		return err
+	}
+	for r, d := range all {
+		if d[0] >= 0 {
+			return &Difference{Rank: r, Index: int(d[0]), Got: text(d[1], t), Want: text(d[2], t), Bound: math.Float64frombits(uint64(d[3]))}
+		}
+	}
+	return nil
+}
+
+// agree says whether two elements are near enough, and how near they must be.
+func agree(a, b unsafe.Pointer, t elem.Type, bound Bound) (most float64, ok bool) {
+	if bits(a, t) == bits(b, t) {
+		return 0, true
+	}
+	if unit(t) == 0 {
+		return 0, false
+	}
+	x, y := float(a, t), float(b, t)
+	if math.IsNaN(x) && math.IsNaN(y) {
+		return 0, true
+	}
+	if bound == nil {
+		return 0, false
+	}
+	most = bound(y)
+	return most, math.Abs(x-y) <= most
+}
+
+// float is the value of a float.
+func float(p unsafe.Pointer, t elem.Type) float64 {
+	switch t {
+	case elem.Float16:
+		return float64((*elem.F16)(p).Float32())
+	case elem.BFloat16:
+		return float64((*elem.BF16)(p).Float32())
+	case elem.Float32:
+		return float64(*(*float32)(p))
+	default:
+		return *(*float64)(p)
+	}
+}
+
+// bits are those of an element, of a signed integer extended.
+func bits(p unsafe.Pointer, t elem.Type) int64 {
+	switch t {
+	case elem.Int8:
+		return int64(*(*int8)(p))
+	case elem.Uint8:
+		return int64(*(*uint8)(p))
+	case elem.Float16, elem.BFloat16:
+		return int64(*(*uint16)(p))
+	case elem.Int32:
+		return int64(*(*int32)(p))
+	case elem.Uint32, elem.Float32:
+		return int64(*(*uint32)(p))
+	default:
+		return *(*int64)(p)
+	}
+}
+
+func text(v int64, t elem.Type) string {
+	switch {
+	case t == elem.Uint64:
+		return fmt.Sprint(uint64(v))
+	case unit(t) == 0:
+		return fmt.Sprint(v)
+	default:
+		return fmt.Sprint(float(unsafe.Pointer(&v), t)) // little-endian, as all that this runs on
+	}
+}

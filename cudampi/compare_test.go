@@ -1,0 +1,83 @@
+package cudampi
+
+import (
+	"errors"
+	"math"
+	"testing"
+
+	"lockstep/internal/elem"
+)
+
+func TestCompare(t *testing.T) {
+	onRanks(t, []int{1, 3}, func(t *testing.T, c *Comm) {
+		last := c.size - 1
+		compared[int8](t, c, nil, []int8{1, 2, 3}, []int8{1, 2, 3}, nil)
+		compared(t, c, nil, []int64{1, math.MinInt64}, []int64{1, math.MaxInt64}, &Difference{last, 1, "-9223372036854775808", "9223372036854775807", 0})
+		compared(t, c, nil, []uint64{math.MaxUint64}, []uint64{1}, &Difference{last, 0, "18446744073709551615", "1", 0})
+		compared(t, c, nil, []float32{1, 1, 1.5}, []float32{1, 1, 1.25}, &Difference{last, 2, "1.5", "1.25", 0})
+		nan := float32(math.NaN())
+		compared(t, c, nil, []float32{nan, 0}, []float32{-nan, 0}, nil)
+		compared(t, c, nil, []float32{nan}, []float32{0}, &Difference{last, 0, "NaN", "0", 0})
+		compared(t, c, nil, []elem.BF16{elem.ToBF16(2)}, []elem.BF16{elem.ToBF16(-2)}, &Difference{last, 0, "2", "-2", 0})
+		inf := math.Inf(1)
+		wide := func(float64) float64 { return 0.5 }
+		compared(t, c, wide, []float64{1, inf, 2}, []float64{1.5, inf, 2.51}, &Difference{last, 2, "2", "2.51", 0.5})
+		compared(t, c, wide, []float64{nan64, inf}, []float64{nan64, 1}, &Difference{last, 1, "+Inf", "1", 0.5})
+
+		x := []float32{float32(c.rank), -2.5, float32(inf), nan}
+		if m, err := c.Largest(ptr(x), len(x), elem.Float32); err != nil || m != 2.5 {
+			t.Fatalf("the largest is %v, %v", m, err)
+		}
+	})
+}
+
+var nan64 = math.NaN()
+
+// compared has the last rank compare got, the others what is right.
+func compared[T elem.Elem](t *testing.T, c *Comm, bound Bound, got, want []T, expect *Difference) {
+	t.Helper()
+	mine := got
+	if c.rank != c.size-1 {
+		mine = want
+	}
+	err := c.Compare(ptr(mine), ptr(want), len(want), elem.Of[T](), bound)
+	var d *Difference
+	if errors.As(err, &d); (err == nil) != (expect == nil) || d != nil && *d != *expect {
+		t.Fatalf("rank %d: %v, want %v", c.rank, err, expect)
+	}
+}
+
+// TestReductionBound sums and multiplies in both orders numbers that cancel, and others; and finds a wrong bit too many.
+func TestReductionBound(t *testing.T) {
+	for _, op := range []elem.Op{elem.Min, elem.Max} {
+		if ReductionBound(elem.Float32, op, 4, 1) != nil || ReductionBound(elem.Int32, elem.Sum, 4, 1) != nil {
+			t.Fatalf("%v has a bound", op)
+		}
+	}
+	in := []float32{1, 0x1p-24, 0x1p-24, -1 + 0x1p-20}
+	forth, back := float32(0), float32(0)
+	for i := range in {
+		forth += in[i]
+		back += in[len(in)-1-i]
+	}
+	if forth == back {
+		t.Fatal("the order does not matter")
+	}
+	bound := ReductionBound(elem.Float32, elem.Sum, len(in), 1)
+	if got := math.Abs(float64(forth - back)); got > bound(float64(back)) {
+		t.Errorf("sums differ by %g, bound %g", got, bound(float64(back)))
+	}
+	for _, tc := range []struct {
+		t     elem.Type
+		op    elem.Op
+		want  float64
+		wrong float64 // the least relative error to be found
+	}{
+		{elem.Float32, elem.Sum, 4, 1e-5}, {elem.Float64, elem.Sum, 4, 1e-13}, {elem.Float16, elem.Avg, 1, 0.01},
+		{elem.BFloat16, elem.Prod, 1e-9, 0.1}, {elem.Float32, elem.Prod, 1e9, 1e-5},
+	} {
+		if b := ReductionBound(tc.t, tc.op, 4, 1)(tc.want); b <= 0 || b > tc.wrong*tc.want {
+			t.Errorf("%v of %v: bound %g", tc.op, tc.t, b)
+		}
+	}
+}

@@ -1,0 +1,274 @@
+// Arithmetic on the device for collectives that do without NCCL, and memory of other devices that is read and written
+// over the link between them. It needs no header and compiles as C++14 with NVRTC 11.2 and newer.
+//
+// Grids and blocks have one dimension, of any size but where stated. base is an array, in device memory, of an address
+// for each rank. type and op are numbered as in package elem; Avg divides the sum by size, of integers truncating.
+// All fold in the order of the ranks, the 16-bit floats in float, rounded once: every rank gets the same bits.
+
+typedef signed char i8;
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef long long i64;
+typedef unsigned long long u64;
+
+#define FN static __device__ __forceinline__
+
+struct f16 { u16 bits; };
+struct bf16 { u16 bits; };
+
+#ifndef EMULATED // a test compiles the rest for the host, with these of its own
+FN float as_float(u32 u) { return __uint_as_float(u); }
+FN u32 as_bits(float f) { return __float_as_uint(f); }
+FN float wide(f16 x) {
+	if ((x.bits & 0x7c00) == 0x7c00) { // infinity, NaN
+		return as_float((u32)(x.bits & 0x8000) << 16 | 0x7f800000u | (u32)(x.bits & 0x3ff) << 13);
+	}
+	float r;
+	asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(x.bits));
+	return r;
+}
+FN u16 rounded_f16(float x) {
+	u16 r;
+	asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r) : "f"(x));
+	return r;
+}
+// Flags of other devices: what was written before a flag is set is seen by who has seen the flag.
+FN void set_flag(u32 *p, u32 v) {
+	__threadfence_system();
+	asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+FN u32 flag(const u32 *p) {
+	u32 v;
+	asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+	return v;
+}
+FN void relax() {}
+#endif
+
+FN float wide(bf16 x) { return as_float((u32)x.bits << 16); }
+
+// Acc<T> is what T is computed in. Sums and products of integers wrap round, which only unsigned types may.
+template <typename T> struct Acc {
+	typedef T type;
+	FN T get(T x) { return x; }
+	FN T put(T x) { return x; }
+};
+template <> struct Acc<f16> {
+	typedef float type;
+	FN float get(f16 x) { return wide(x); }
+	FN f16 put(float x) {
+		u32 b = as_bits(x), payload = b >> 13 & 0x3ff;
+		f16 r;
+		r.bits = (b & 0x7fffffffu) > 0x7f800000u ? (u16)((b >> 16 & 0x8000) | 0x7c00 | (payload ? payload : 0x200)) : rounded_f16(x);
+		return r;
+	}
+};
+template <> struct Acc<bf16> {
+	typedef float type;
+	FN float get(bf16 x) { return wide(x); }
+	FN bf16 put(float x) {
+		u32 b = as_bits(x);
+		bf16 r;
+		r.bits = (u16)((b & 0x7fffffffu) > 0x7f800000u ? b >> 16 | 0x40 : (b + 0x7fff + (b >> 16 & 1)) >> 16);
+		return r;
+	}
+};
+
+template <typename T> struct Wrap { typedef T type; };
+template <> struct Wrap<i8> { typedef u8 type; };
+template <> struct Wrap<int> { typedef u32 type; };
+template <> struct Wrap<i64> { typedef u64 type; };
+
+enum { SUM, PROD, MIN, MAX, AVG };
+
+template <int OP, typename T> FN T combine(T a, T b) {
+	typedef typename Wrap<T>::type W;
+	switch (OP) {
+	case PROD: return (T)((W)a * (W)b);
+	case MIN: return a < b ? a : b;
+	case MAX: return a > b ? a : b;
+	default: return (T)((W)a + (W)b);
+	}
+}
+
+// A pack is what a thread moves at once. Buffers of users may lie anywhere, and the last pack of theirs be short; all other
+// memory is aligned, and as long as whole packs are.
+struct alignas(16) Raw { u32 w[4]; };
+template <typename T> struct alignas(16) Pack { T v[16 / sizeof(T)]; };
+enum { PACK = 16 };
+
+FN bool is_aligned(const void *p) { return ((u64)p & (PACK - 1)) == 0; }
+
+FN Raw load(const char *p, i64 i, i64 bytes, bool aligned) {
+	if (aligned && (i + 1) * PACK <= bytes) return ((const Raw *)p)[i];
+	Raw x = {};
+#pragma unroll 1
+	for (int j = 0; j < PACK && i * PACK + j < bytes; j++) ((u8 *)&x)[j] = ((const u8 *)p)[i * PACK + j];
+	return x;
+}
+FN void store(char *p, i64 i, i64 bytes, bool aligned, const Raw &x) {
+	if (aligned && (i + 1) * PACK <= bytes) {
+		((Raw *)p)[i] = x;
+		return;
+	}
+#pragma unroll 1
+	for (int j = 0; j < PACK && i * PACK + j < bytes; j++) ((u8 *)p)[i * PACK + j] = ((const u8 *)&x)[j];
+}
+
+template <int OP, typename T> FN void combine_all(typename Acc<T>::type *sum, const Pack<T> &x) {
+	typedef typename Acc<T>::type A;
+#pragma unroll
+	for (int j = 0; j < 16 / (int)sizeof(T); j++) sum[j] = combine<OP, A>(sum[j], Acc<T>::get(x.v[j]));
+}
+
+// fold_as reduces the packs at base[r] + at, of which it loads four at a time.
+template <typename T> FN Raw fold_as(int op, int size, const char *const *base, i64 at) {
+	enum { V = 16 / sizeof(T), AHEAD = 4 };
+	typedef typename Acc<T>::type A;
+	A sum[V];
+	for (int r = 0; r < size; r += AHEAD) {
+		Pack<T> x[AHEAD];
+#pragma unroll
+		for (int k = 0; k < AHEAD; k++) {
+			if (r + k < size) x[k] = *(const Pack<T> *)(base[r + k] + at);
+		}
+#pragma unroll
+		for (int k = 0; k < AHEAD; k++) {
+			if (r + k >= size) {
+			} else if (r + k == 0) {
+#pragma unroll
+				for (int j = 0; j < V; j++) sum[j] = Acc<T>::get(x[0].v[j]);
+			} else if (op == PROD) {
+				combine_all<PROD>(sum, x[k]);
+			} else if (op == MIN) {
+				combine_all<MIN>(sum, x[k]);
+			} else if (op == MAX) {
+				combine_all<MAX>(sum, x[k]);
+			} else {
+				combine_all<SUM>(sum, x[k]);
+			}
+		}
+	}
+	union { Pack<T> of; Raw raw; } y;
+#pragma unroll
+	for (int j = 0; j < V; j++) {
+		if (op == AVG) sum[j] = (A)(sum[j] / (A)size);
+		y.of.v[j] = Acc<T>::put(sum[j]);
+	}
+	return y.raw;
+}
+
+// fold_packs is one function for all kernels, or it would take minutes to compile. It is bound by memory, not by calls.
+static __device__ __noinline__ Raw fold_packs(int type, int op, int size, const char *const *base, i64 at) {
+	switch (type) {
+	case 0: return fold_as<i8>(op, size, base, at);
+	case 1: return fold_as<u8>(op, size, base, at);
+	case 2: return fold_as<int>(op, size, base, at);
+	case 3: return fold_as<u32>(op, size, base, at);
+	case 4: return fold_as<i64>(op, size, base, at);
+	case 5: return fold_as<u64>(op, size, base, at);
+	case 6: return fold_as<f16>(op, size, base, at);
+	case 7: return fold_as<bf16>(op, size, base, at);
+	case 8: return fold_as<float>(op, size, base, at);
+	default: return fold_as<double>(op, size, base, at);
+	}
+}
+
+FN i64 grid_index() { return (i64)blockIdx.x * blockDim.x + threadIdx.x; }
+FN i64 grid_size() { return (i64)gridDim.x * blockDim.x; }
+
+// dst = op over the ranks r of the bytes at base[r] + offset; base[r] and offset are aligned to 16.
+//
+//	fold(dst, base, offset I64, bytes I64, type I32, op I32, size I32)
+extern "C" __global__ void fold(char *dst, const char *const *base, i64 offset, i64 bytes, int type, int op, int size) {
+	bool out = is_aligned(dst);
+	for (i64 i = grid_index(); i < (bytes + PACK - 1) / PACK; i += grid_size()) {
+		store(dst, i, bytes, out, fold_packs(type, op, size, base, offset + i * PACK));
+	}
+}
+
+// What every rank has at base[rank], which all ranks reach. Each block is a channel of its own: it meets the blocks of the
+// same number on the other ranks, and counts how often it has, on the device, so that a graph can be replayed.
+enum { BLOCKS = 64, RANKS = 16, SMALL = 16 << 10, SMALL_BLOCK = 2 << 10 };
+struct Control {
+	u32 epoch[BLOCKS];       // meetings of this rank's blocks
+	u32 flags[BLOCKS][RANKS]; // epochs of the ranks, each written by that rank
+	alignas(256) char inbox[2][RANKS][SMALL]; // of small all-reduces, for even and odd epochs
+};
+FN Control *control(char *const *base, int rank) { return (Control *)base[rank]; }
+
+// meet waits until this block has come here on all ranks. What any of them wrote before, all see afterwards. All blocks
+// of the grid must fit the device at once, on every rank.
+FN void meet(char *const *base, int rank, int size) {
+	__syncthreads();
+	Control *mine = control(base, rank);
+	int b = blockIdx.x;
+	u32 now = mine->epoch[b] + 1;
+	for (int r = threadIdx.x; r < size; r += blockDim.x) set_flag(&control(base, r)->flags[b][rank], now);
+	for (int r = threadIdx.x; r < size; r += blockDim.x) {
+		while ((int)(flag(&mine->flags[b][r]) - now) < 0) relax();
+	}
+	__syncthreads();
+	if (threadIdx.x == 0) mine->epoch[b] = now;
+}
+
+// Returns when all ranks have come here. One block.
+//
+//	peer_barrier(base, rank I32, size I32)
+extern "C" __global__ void peer_barrier(char *const *base, int rank, int size) { meet(base, rank, size); }
+
+// dst = op over all ranks of src, at most SMALL bytes, in one step: each rank writes to all, and they meet once. When a
+// rank writes into an inbox again, two epochs later, it has met its owner after that had read it. A block does
+// SMALL_BLOCK bytes, always the same.
+//
+//	peer_small(dst, src, bytes I64, type I32, op I32, base, rank I32, size I32)
+extern "C" __global__ void peer_small(char *dst, const char *src, i64 bytes, int type, int op, char *const *base, int rank, int size) {
+	enum { EACH = SMALL_BLOCK / PACK };
+	bool in = is_aligned(src), out = is_aligned(dst);
+	Control *mine = control(base, rank);
+	int turn = (mine->epoch[blockIdx.x] + 1) & 1;
+	i64 lo = (i64)blockIdx.x * EACH, end = (bytes + PACK - 1) / PACK, hi = lo + EACH < end ? lo + EACH : end;
+	for (i64 i = lo + threadIdx.x; i < hi; i += blockDim.x) {
+		Raw x = load(src, i, bytes, in);
+		for (int k = 0; k < size; k++) {
+			int r = (rank + k) % size; // not all to the same rank at once
+			((Raw *)control(base, r)->inbox[turn][rank])[i] = x;
+		}
+	}
+	meet(base, rank, size);
+	const char *inbox[RANKS];
+	for (int r = 0; r < RANKS; r++) inbox[r] = mine->inbox[turn][r];
+	for (i64 i = lo + threadIdx.x; i < hi; i += blockDim.x) {
+		store(dst, i, bytes, out, fold_packs(type, op, size, inbox, i * PACK));
+	}
+}
+
+// dst = op over all ranks of src, as many bytes as the scratch memory of a rank has room for, in two halves: in, at
+// base[r] + scratch, and out, room bytes after it. Each rank copies src to its in; reduces its slice from the in of all
+// to the out of all; and copies its out to dst. A block touches the same packs of each slice throughout, so it need only
+// meet the same block of the other ranks. At most BLOCKS blocks.
+//
+//	peer_all_reduce(dst, src, bytes I64, type I32, op I32, base, rank I32, size I32, scratch I64, room I64)
+extern "C" __global__ void peer_all_reduce(char *dst, const char *src, i64 bytes, int type, int op, char *const *base, int rank, int size,
+                                           i64 scratch, i64 room) {
+	bool in = is_aligned(src), out = is_aligned(dst);
+	i64 packs = (bytes + PACK - 1) / PACK, slice = (packs + size - 1) / size;
+	Raw *mine = (Raw *)(base[rank] + scratch);
+	for (int q = 0; q < size; q++) {
+		i64 lo = q * slice, hi = lo + slice < packs ? lo + slice : packs;
+		for (i64 i = lo + grid_index(); i < hi; i += grid_size()) mine[i] = load(src, i, bytes, in);
+	}
+	meet(base, rank, size);
+	i64 lo = rank * slice, hi = lo + slice < packs ? lo + slice : packs;
+	for (i64 i = lo + grid_index(); i < hi; i += grid_size()) {
+		Raw x = fold_packs(type, op, size, base, scratch + i * PACK);
+		for (int k = 0; k < size; k++) ((Raw *)(base[(rank + k) % size] + scratch + room))[i] = x;
+	}
+	meet(base, rank, size);
+	const Raw *result = (const Raw *)(base[rank] + scratch + room);
+	for (int q = 0; q < size; q++) {
+		lo = q * slice, hi = lo + slice < packs ? lo + slice : packs;
+		for (i64 i = lo + grid_index(); i < hi; i += grid_size()) store(dst, i, bytes, out, result[i]);
+	}
+}

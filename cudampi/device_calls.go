@@ -1,0 +1,224 @@
+package cudampi
+
+import (
+	"unsafe"
+
+	"lockstep/cuda"
+	"lockstep/internal/elem"
+)
+
+// whole sets k.x to a collective whose parts are not those of ranks.
+func (k *DeviceComm) whole(what collective, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, root int) error {
+	k.x = transfer{what: what, dst: dst, src: src, n: n, t: t, op: op, root: root, pieces: k.x.pieces}
+	if what != allReduce && k.c.rank != root {
+		dst = src
+	}
+	return k.check(dst, src, n)
+}
+
+func (k *DeviceComm) check(dst, src unsafe.Pointer, n int) error {
+	x, name := &k.x, collectiveNames[k.x.what]
+	err := k.c.ready(name, n, x.t, dst, src)
+	if err == nil && x.isReduction() {
+		err = k.c.checkOp(name, x.op)
+	}
+	if err == nil && x.isRooted() {
+		err = k.c.checkRoot(name, x.root)
+	}
+	return err
+}
+
+// inParts sets k.x to a collective of parts. A rank that sends, or receives, has memory for all of send or its part, and
+// the reverse.
+func (k *DeviceComm) inParts(what collective, dst, src unsafe.Pointer, send, recv parts, t elem.Type, op elem.Op, root int) error {
+	c, name := k.c, collectiveNames[what]
+	k.x = transfer{what: what, dst: dst, src: src, send: send, recv: recv, t: t, op: op, root: root, pieces: k.x.pieces}
+	x := &k.x
+	x.rank, x.size = c.rank, c.size
+	for _, p := range [...]parts{send, recv} {
+		if p.counts != nil {
+			if _, err := c.total(name, p.counts); err != nil {
+				return err
+			}
+		}
+	}
+	if err := k.check(src, src, 0); err != nil {
+		return err
+	}
+	sent, received := recv.len(c.rank), send.len(c.rank)
+	if x.isSplit() {
+		sent = send.offset(c.size)
+	}
+	if !x.isSplit() || what == allToAll {
+		received = recv.offset(c.size)
+	}
+	if !x.sends(c.rank) {
+		sent = 0
+	}
+	if !x.receives(c.rank) {
+		received = 0
+	}
+	x.n = max(send.longest(), recv.longest())
+	return c.readyParts(name, dst, received, src, sent, t)
+}
+
+// AllReduce is Comm.AllReduce on device memory. Collective.
+func (k *DeviceComm) AllReduce(p Point, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
+	return k.do(p, k.whole(allReduce, dst, src, n, t, op, 0))
+}
+
+// Reduce is Comm.Reduce on device memory. Collective.
+func (k *DeviceComm) Reduce(p Point, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, root int) error {
+	return k.do(p, k.whole(reduce, dst, src, n, t, op, root))
+}
+
+// Broadcast is Comm.Broadcast on device memory. Collective.
+func (k *DeviceComm) Broadcast(p Point, buf unsafe.Pointer, n int, t elem.Type, root int) error {
+	return k.do(p, k.whole(broadcast, buf, buf, n, t, 0, root))
+}
+
+// AllGather is Comm.AllGather on device memory. Collective.
+func (k *DeviceComm) AllGather(p Point, dst, src unsafe.Pointer, n int, t elem.Type) error {
+	return k.do(p, k.inParts(allGather, dst, src, parts{}, parts{each: n}, t, 0, 0))
+}
+
+// AllGatherV is Comm.AllGatherV on device memory. Collective.
+func (k *DeviceComm) AllGatherV(p Point, dst, src unsafe.Pointer, counts []int, t elem.Type) error {
+	return k.do(p, k.inParts(allGather, dst, src, parts{}, parts{counts: counts}, t, 0, 0))
+}
+
+// Gather is Comm.Gather on device memory. Collective.
+func (k *DeviceComm) Gather(p Point, dst, src unsafe.Pointer, n int, t elem.Type, root int) error {
+	return k.do(p, k.inParts(gather, dst, src, parts{}, parts{each: n}, t, 0, root))
+}
+
+// GatherV is Comm.GatherV on device memory. Collective.
+func (k *DeviceComm) GatherV(p Point, dst, src unsafe.Pointer, counts []int, t elem.Type, root int) error {
+	return k.do(p, k.inParts(gather, dst, src, parts{}, parts{counts: counts}, t, 0, root))
+}
+
+// ReduceScatter is Comm.ReduceScatter on device memory. Collective.
+func (k *DeviceComm) ReduceScatter(p Point, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
+	return k.do(p, k.inParts(reduceScatter, dst, src, parts{each: n}, parts{}, t, op, 0))
+}
+
+// ReduceScatterV is Comm.ReduceScatterV on device memory. Collective.
+func (k *DeviceComm) ReduceScatterV(p Point, dst, src unsafe.Pointer, counts []int, t elem.Type, op elem.Op) error {
+	return k.do(p, k.inParts(reduceScatter, dst, src, parts{counts: counts}, parts{}, t, op, 0))
+}
+
+// Scatter is Comm.Scatter on device memory. Collective.
+func (k *DeviceComm) Scatter(p Point, dst, src unsafe.Pointer, n int, t elem.Type, root int) error {
+	return k.do(p, k.inParts(scatter, dst, src, parts{each: n}, parts{}, t, 0, root))
+}
+
+// ScatterV is Comm.ScatterV on device memory. Collective.
+func (k *DeviceComm) ScatterV(p Point, dst, src unsafe.Pointer, counts []int, t elem.Type, root int) error {
+	return k.do(p, k.inParts(scatter, dst, src, parts{counts: counts}, parts{}, t, 0, root))
+}
+
+// AllToAll is Comm.AllToAll on device memory. Collective.
+func (k *DeviceComm) AllToAll(p Point, dst, src unsafe.Pointer, n int, t elem.Type) error {
+	return k.do(p, k.inParts(allToAll, dst, src, parts{each: n}, parts{each: n}, t, 0, 0))
+}
+
+// AllToAllV is Comm.AllToAllV on device memory. Collective.
+func (k *DeviceComm) AllToAllV(p Point, dst unsafe.Pointer, recvCounts []int, src unsafe.Pointer, sendCounts []int, t elem.Type) error {
+	send, recv := parts{counts: sendCounts}, parts{counts: recvCounts}
+	err := k.inParts(allToAll, dst, src, send, recv, t, 0, 0)
+	if err == nil && dst == src && recv.offset(k.c.size) > 0 && send.offset(k.c.size) > 0 {
+		err = k.c.errorf("AllToAllV", ErrBuffer, "dst is src: there is no in-place form")
+	}
+	if err == nil && send.len(k.c.rank) != recv.len(k.c.rank) {
+		err = k.c.errorf("AllToAllV", ErrCount, "rank %d sends %d %v elements to itself, %d expected",
+			k.c.rank, send.len(k.c.rank), t, recv.len(k.c.rank))
+	}
+	return k.do(p, err)
+}
+
+// Message is a message of device memory to or from a rank.
+type Message struct {
+	Buf  unsafe.Pointer
+	N    int // elements
+	Type elem.Type
+	Peer int
+	Recv bool // from Peer into Buf; else to Peer from Buf
+}
+
+// Exchange does several messages together, so that no order among them can deadlock, as P2P does. Messages between two
+// ranks match in their order. Lengths are checked as Recv does.
+func (k *DeviceComm) Exchange(p Point, messages ...Message) error {
+	var err error
+	bytes := 0
+	for i := range messages {
+		m, name := &messages[i], "MPI_Isend"
+		if m.Recv {
+			name = "MPI_Irecv"
+		}
+		if err == nil {
+			err = k.c.ready(name, m.N, m.Type, m.Buf, m.Buf)
+		}
+		if err == nil {
+			err = k.c.checkRank(name, m.Peer)
+		}
+		if err == nil {
+			bytes += m.N * m.Type.Size()
+		}
+	}
+	if err != nil || len(messages) == 0 {
+		return k.end(p, true, err)
+	}
+	if err := k.hostOnly(p, "Exchange"); err != nil {
+		return k.end(p, true, err)
+	}
+	alone := bytes <= smallBytes
+	in, out, err := k.begin(p, alone)
+	if err == nil && k.aware {
+		err = k.send(messages, out)
+	} else if err == nil {
+		err = k.stage(messages, in, out)
+	}
+	return k.end(p, alone, err)
+}
+
+// send gives device addresses to MPI.
+func (k *DeviceComm) send(messages []Message, s *cuda.Stream) error {
+	if err := k.passed(s); err != nil {
+		return err
+	}
+	for _, m := range messages {
+		k.c.group.add(k.c, m.Buf, m.N, m.Type, m.Peer, tagDevice, m.Recv)
+	}
+	return k.c.group.Wait()
+}
+
+func (k *DeviceComm) stage(messages []Message, in, out *cuda.Stream) error {
+	for _, m := range messages {
+		if err := k.msgs.add(m); err != nil {
+			return err
+		}
+	}
+	return k.msgs.run(in, out)
+}
+
+// Send sends n elements at src to rank to, which takes them by Recv, SendRecv or Exchange. It blocks until src may change
+// in the order of the stream, for a large message until the receiver is there; to oneself it may never return.
+func (k *DeviceComm) Send(p Point, src unsafe.Pointer, n int, t elem.Type, to int) error {
+	k.list = append(k.list[:0], Message{src, n, t, to, false})
+	return k.Exchange(p, k.list...)
+}
+
+// Recv receives n elements from rank from.
+func (k *DeviceComm) Recv(p Point, dst unsafe.Pointer, n int, t elem.Type, from int) error {
+	k.list = append(k.list[:0], Message{dst, n, t, from, true})
+	return k.Exchange(p, k.list...)
+}
+
+// SendRecv sends sendN elements to rank to while it receives recvN elements from rank from; either may be this rank.
+func (k *DeviceComm) SendRecv(p Point, dst unsafe.Pointer, recvN, from int, src unsafe.Pointer, sendN, to int, t elem.Type) error {
+	k.list = append(k.list[:0], Message{dst, recvN, t, from, true}, Message{src, sendN, t, to, false})
+	return k.Exchange(p, k.list...)
+}
+
+// Barrier blocks until every rank has called it; it orders the hosts, and no stream. Source: mpi.h, MPI_Barrier.
+func (k *DeviceComm) Barrier() error { return k.c.Barrier() }

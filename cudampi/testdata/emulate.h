@@ -1,0 +1,45 @@
+// A test double of the device: device.cu, compiled for the host behind this header, runs one block after the other, each
+// of one thread. What kernels do between devices they do here between processes that share the memory. Rounding to
+// float16 is slow and plain here, so that it checks nothing against itself.
+
+#include <math.h>
+#include <sched.h>
+#include <stdint.h>
+#include <string.h>
+
+#define EMULATED
+#define __device__
+#define __global__
+#define __noinline__
+#define __forceinline__ inline
+
+struct Dim { unsigned x; };
+static thread_local Dim threadIdx, blockIdx, blockDim, gridDim;
+static void __syncthreads() {}
+
+static float as_float(uint32_t u) { float f; memcpy(&f, &u, 4); return f; }
+static uint32_t as_bits(float f) { uint32_t u; memcpy(&u, &f, 4); return u; }
+static void set_flag(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+static uint32_t flag(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+static void relax() { sched_yield(); }
+
+struct f16;
+static float wide(f16 x);
+static unsigned short rounded_f16(float x);
+
+template <typename T> static T argument(const uint64_t *word) { T v; memcpy(&v, word, sizeof v); return v; }
+
+template <size_t... I> struct Places {};
+template <size_t N, size_t... I> struct Count : Count<N - 1, N - 1, I...> {};
+template <size_t... I> struct Count<0, I...> { typedef Places<I...> type; };
+
+template <typename... A, size_t... I> static void launch(void (*k)(A...), const uint64_t *args, const unsigned *dims, Places<I...>) {
+	gridDim.x = dims[0];
+	blockDim.x = 1;
+	threadIdx.x = 0;
+	for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x++) k(argument<A>(args + I)...);
+}
+template <typename... A> static void launch(void (*k)(A...), const uint64_t *args, const unsigned *dims) {
+	launch(k, args, dims, typename Count<sizeof...(A)>::type());
+}
+#define EMULATE(k) extern "C" void emulate_##k(const uint64_t *args, const unsigned *dims) { launch(k, args, dims); }

@@ -1,0 +1,36 @@
+package cudampi
+
+import (
+	"lockstep/cuda"
+)
+
+// spinsBeforePump is how often a waiting rank looks before it lets MPI and others on its core run, about 20 us.
+const spinsBeforePump = 50
+
+// pause is what a rank does between two looks at what it waits for.
+func (c *Comm) pause(looks int) error {
+	if looks < spinsBeforePump {
+		sysSpin(8)
+		return nil
+	}
+	return c.check("MPI_Iprobe", sysPump(c))
+}
+
+// WaitEvent blocks until the device has passed the last record of e, and lets MPI progress meanwhile: another rank may be
+// waiting for a message of this one, and the device for that rank. It is for the thread that may enter MPI.
+// Source: cuda.h, cuEventQuery; mpi.h, MPI_Iprobe.
+func (c *Comm) WaitEvent(e *cuda.Event) error { return c.wait(e.Query) }
+
+// WaitStream blocks until all work enqueued on s has finished, as WaitEvent does. Source: cuda.h, cuStreamQuery.
+func (c *Comm) WaitStream(s *cuda.Stream) error { return c.wait(s.Query) }
+
+func (c *Comm) wait(query func() (bool, error)) error {
+	for looks := 0; ; looks++ {
+		if done, err := query(); done || err != nil {
+			return err
+		}
+		if err := c.pause(looks); err != nil {
+			return err
+		}
+	}
+}
