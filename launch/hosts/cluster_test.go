@@ -292,9 +292,17 @@ func (c *cluster) settled(t *testing.T, limit time.Duration, hosts ...string) ti
 		}
 	}
 	at := time.Now()
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	shared := "" // the shared folder and the checkout, if they lie there
+	for _, dir := range []string{c.dir, root} {
+		own, _, _ := strings.Cut(strings.TrimPrefix(dir, "/tmp/"), "/")
+		shared += " -e '" + own + "'"
+	}
 	for _, host := range hosts {
-		own, _, _ := strings.Cut(strings.TrimPrefix(c.dir, "/tmp/"), "/") // the shared folder, if it lies there
-		left := c.must(t, "enter", host, "ls /dev/shm /tmp | grep -v -x -e '' -e /dev/shm: -e /tmp: -e "+own+" || true")
+		left := c.must(t, "enter", host, "ls /dev/shm /tmp | grep -v -x -e '' -e /dev/shm: -e /tmp:"+shared+" || true")
 		if left != "" {
 			t.Errorf("files are left on %s:\n%s", host, left)
 		}

@@ -92,12 +92,17 @@ held)
 	for ns in net uts mnt; do
 		case " $OUTSIDE " in *" $(readlink /proc/self/ns/$ns) "*) exit 1 ;; esac
 	done
-	cd "$dir"
+	# DIR, and the checkout that this script is part of, are there too where they lie in /tmp.
+	root=$(cd "$(dirname "$0")/../../.." && pwd -P)
+	exec 4<"$dir" 5<"$root"
 	hostname "$1"
 	mount -t tmpfs hosts /dev/shm
 	mount -t tmpfs hosts /tmp
-	mkdir -p "$dir" # where it lies in /tmp
-	mount --no-canonicalize --bind . "$dir"
+	mkdir -p "$dir" "$root"
+	mount --no-canonicalize --bind /proc/self/fd/5 "$root"
+	mount --no-canonicalize --bind /proc/self/fd/4 "$dir"
+	exec 4<&- 5<&-
+	cd "$dir"
 	ip link set lo up
 	echo up >"$1.up"
 	if [ -p /dev/stdin ]; then cat; else sleep infinity; fi
