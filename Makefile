@@ -44,7 +44,7 @@ build: deps
 	go build -o bin/ $(addprefix ./apps/,$(APPS)) ./launch ./launch/launch-probe
 
 test: deps nvrtc
-	go test -count=1 -timeout 280s ./...
+	go test -count=1 -timeout 580s ./...
 
 # Every test on this machine's GPUs. The programs can be taken to another machine,
 # where ./test-gpu.sh runs them without Go. Each lies in its package's folder under

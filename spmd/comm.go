@@ -28,9 +28,10 @@ type commState struct {
 	id       string // the same on all its ranks
 	splits   int    // made of it so far
 	activity activity
-	compared uint64     // collectives that --check has seen
-	nccl     *nccl.Comm // nil on the host, and for one rank
-	ownsNCCL bool       // it is not the world's
+	compared uint64              // collectives that --check has seen
+	nccl     *nccl.Comm          // nil on the host, and for one rank
+	ownsNCCL bool                // it is not the world's
+	dev      *cudampi.DeviceComm // carries GPU memory through MPI; else nil
 	rank     int
 	size     int
 	open     *group // between the start and the end of Group
@@ -86,6 +87,11 @@ func (c Comm) Split(color, key int) (Comm, error) {
 	if m != nil {
 		st = w.addComm(m, fmt.Sprintf("%s/%d:%d", c.st.id, c.st.splits, color)).st
 	}
+	if w.gpu != nil && w.courier != nil && m != nil {
+		if err := st.openDevice(); err != nil {
+			return Comm{}, err
+		}
+	}
 	if c.st.nccl != nil {
 		if err := w.quiet(); err != nil { // NCCL allocates
 			return Comm{}, err
@@ -119,7 +125,7 @@ func (c Comm) Close() error {
 	st.w.mu.Unlock()
 	st.freed = true
 	err := st.w.dropGraphs(st)
-	return errors.Join(err, st.closeNCCL(), st.mpi.Free())
+	return errors.Join(err, st.closeNCCL(), st.closeDevice(), st.mpi.Free())
 }
 
 // addComm takes a communicator into the world, in the caller's turn. Collective.

@@ -1,6 +1,7 @@
 package spmd
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"hash/fnv"
@@ -94,13 +95,6 @@ func (w *World) chooseDevice(node *cudampi.Comm) error {
 		w.why = "--device host"
 		return nil
 	}
-	if w.cfg.Collectives == "mpi" && w.Size() > 1 {
-		if w.cfg.Device == "cuda" {
-			return Usage(errors.New("--device cuda --collectives mpi: GPU buffers travel by NCCL; for MPI use --device host"))
-		}
-		w.why = "--collectives mpi moves host memory"
-		return nil
-	}
 	done := w.startup.begin("context")
 	err := w.findGPU(node)
 	done()
@@ -179,7 +173,14 @@ func (w *World) findGPU(node *cudampi.Comm) error {
 		return tooManyRanks{fmt.Errorf("node %s has %d ranks, and local rank %d sees %d GPUs, all taken by the ranks before it",
 			host, node.Size(), node.Rank(), n)}
 	}
-	if w.Size() > 1 {
+	switch {
+	case w.Size() == 1:
+	case w.cfg.Collectives == "mpi":
+		// A stream that waits for the host must not hold up others, which share few queues of the device unless told.
+		if err := os.Setenv("CUDA_DEVICE_MAX_CONNECTIONS", cmp.Or(os.Getenv("CUDA_DEVICE_MAX_CONNECTIONS"), "32")); err != nil {
+			return err
+		}
+	default:
 		if err := nccl.Load(); err != nil {
 			return err
 		}
@@ -426,6 +427,14 @@ func (w *World) startGPU(node *cudampi.Comm) error {
 		return err
 	}
 	world := w.Comm.st
+	if w.cfg.Collectives == "mpi" {
+		w.courier = newCourier()
+		err := errors.Join(world.openDevice(), w.NodeComm.st.openDevice())
+		if err == nil {
+			w.why += "; --collectives mpi: " + world.dev.Reason()
+		}
+		return err
+	}
 	// Not agreed upon: the others may be waiting in NCCL for a rank that failed.
 	if err := w.openNCCL(world, nil, 0, 0); err != nil {
 		return err
@@ -492,8 +501,8 @@ func (g *gpu) describe(line *zerolog.Event, ranks int) *zerolog.Event {
 	if driver, err := os.ReadFile("/sys/module/nvidia/version"); err == nil {
 		line = line.Str("driver", strings.TrimSpace(string(driver)))
 	}
-	if ranks > 1 {
-		line = line.Str("nccl", nccl.VersionString())
+	if v := nccl.VersionString(); ranks > 1 && v != "" {
+		line = line.Str("nccl", v)
 	}
 	return line
 }

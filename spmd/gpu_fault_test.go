@@ -49,7 +49,7 @@ func gpuPrepare(what string) {
 }
 
 var faults = []string{"a collective fails", "a rank is lost", "a launch fails", "the GPU fails", "no memory", "a late kernel", "no CUDA source", "no cuBLAS", "a graph is left",
-	"the others wait", "the others do not wait", "the others cannot hand it over"}
+	"lengths differ", "the others wait", "the others do not wait", "the others cannot hand it over"}
 
 // gpuFault is what the app does on a GPU where something is to go wrong on its last
 // rank, in NCCL or in the driver.
@@ -72,6 +72,15 @@ func gpuFault(w *spmd.World, what string, last bool) error {
 		if err := spmd.Fill(s, x, 1); err != nil {
 			return err
 		}
+	}
+	if what == "lengths differ" {
+		if last {
+			x = x.Slice(0, 63)
+		}
+		if err := spmd.AllReduce(w.Comm.On(s), x, x, spmd.Sum); err != nil {
+			return err
+		}
+		return s.Synchronize()
 	}
 	if strings.HasPrefix(what, "the others") {
 		return gpuHang(w, s, x, what, last)
@@ -239,7 +248,7 @@ func gpuFaults(t *testing.T, dir string) {
 			[]string{"--device cuda", "CUDA_ERROR_DEVICE_UNAVAILABLE (46)", "GPU 0", "another process has it", "nvidia-smi"}},
 		{"a GPU in exclusive use, any device", 2, "both", "", []string{rankEnv + "=1:" + busy}, "auto", 0, []string{"WRN", "start", "device=host", "rank 1", "(46)"}},
 		{"no NVRTC", 0, "no NVRTC", "", []string{"CUDA_HOME=", "CUDA_PATH="}, "", refused, []string{"--device cuda", "NVRTC", "libnvrtc.so.12"}},
-		{"GPUs and MPI", 2, "both", "", nil, "cuda --collectives mpi", refused, []string{"--device cuda --collectives mpi", "for MPI use --device host"}},
+		{"MPI instead of NCCL", 2, "driver", "", []string{"FAKECUDA_DELAY=0"}, "cuda --collectives mpi", 0, []string{"start", "collectives=mpi-staged", `device="Fake GPU"`}},
 		{"NCCL demanded, no GPU", 0, "none", "", nil, "auto --collectives nccl", refused, []string{"--collectives nccl", "libcuda.so.1"}},
 		{"NCCL does not start", 2, "both", "", []string{"FAKENCCL_FAIL=ncclCommInitRankConfig=3"}, "", failed, []string{"ncclCommInitRankConfig", "ncclInternalError (3)", "fake: "}},
 		{"NCCL does not start on one rank", 2, "both", "", []string{"FAKENCCL_LOG=" + hang, rankEnv + "=0:FAKENCCL_HANG=ncclCommInitRankConfig;1:FAKENCCL_FAIL=ncclCommInitRankConfig=3"}, "",

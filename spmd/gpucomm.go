@@ -15,7 +15,7 @@ import (
 // lastIssue is the command that entered NCCL last in this process.
 type lastIssue struct {
 	q    *gpuQueue
-	comm *nccl.Comm // nil: a graph, which may hold several
+	comm any // what carries it; nil: a graph, which may hold several
 }
 
 // orderAfterOthers keeps collectives of different communicators from running at
@@ -44,6 +44,8 @@ func lastOf(q *gpuQueue, c *command) lastIssue {
 	switch {
 	case c.kind == cmdGraph:
 		return lastIssue{q: q}
+	case c.comm.dev != nil:
+		return lastIssue{q, c.comm.dev}
 	case c.comm.nccl == nil:
 		return lastIssue{}
 	}
@@ -122,7 +124,7 @@ func (st *commState) closeNCCL() error {
 	g.comms = slices.DeleteFunc(g.comms, func(o *nccl.Comm) bool { return o == c })
 	g.mu.Unlock()
 	g.issue.Lock()
-	if g.last.comm == c {
+	if g.last.comm == any(c) {
 		g.last = lastIssue{}
 	}
 	g.issue.Unlock()
@@ -132,7 +134,7 @@ func (st *commState) closeNCCL() error {
 // stagingBytes is the scratch memory that a call needs: NCCL exchanges in place
 // only between different buffers.
 func (c *call) stagingBytes() int {
-	if c.kind == cmdAllToAll && c.dst == c.src {
+	if c.kind == cmdAllToAll && c.dst == c.src && c.comm.dev == nil {
 		return roundUp(c.n * c.comm.size * c.typ.Size())
 	}
 	return 0
@@ -142,6 +144,9 @@ func roundUp(n int) int { return (n + alignment - 1) / alignment * alignment }
 
 // communicate enqueues a call of a communicator. The caller holds g.issue and q.mu.
 func (q *gpuQueue) communicate(c *call, work unsafe.Pointer) error {
+	if c.comm.dev != nil {
+		return q.throughMPI(*c)
+	}
 	nc := c.comm.nccl
 	if nc == nil {
 		return q.alone(c)

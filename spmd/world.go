@@ -54,6 +54,7 @@ type World struct {
 	pinned                  *pool // the same on the host, as is managed
 	managed                 *pool
 	symmetric               *symmetric // nil on the host
+	courier                 *courier   // where GPU memory goes through MPI
 	stage                   staging
 	blocking                *Stream // of collectives that block, on a GPU
 	control                 Comm    // the framework's own traffic
@@ -108,14 +109,18 @@ func (w *World) Device() string {
 	return "host"
 }
 
-// Collectives says what carries them: "mpi-host" for host memory, "nccl" for that of
-// GPUs, "none" for one rank with a GPU, which has nobody to talk to.
+// Collectives says what carries them: "mpi-host" for host memory; for that of GPUs
+// "nccl" or, with --collectives mpi, "mpi-peer" between GPUs that reach each other,
+// "mpi-aware" where MPI takes their memory, "mpi-staged" through host memory; "none" for
+// one rank with a GPU, which has nobody to talk to.
 func (w *World) Collectives() string {
 	switch {
 	case w.gpu == nil:
 		return "mpi-host"
 	case w.Size() == 1:
 		return "none"
+	case w.courier != nil:
+		return w.Comm.st.dev.Path().String()
 	default:
 		return "nccl"
 	}
@@ -467,9 +472,12 @@ func (w *World) Close() error {
 	if w.symmetric != nil {
 		err = errors.Join(err, w.symmetric.deregister())
 	}
+	if w.courier != nil {
+		w.courier.close()
+	}
 	for i := len(w.comms) - 1; i >= 0; i-- {
 		w.comms[i].freed = true
-		err = errors.Join(err, w.comms[i].closeNCCL(), w.comms[i].mpi.Free())
+		err = errors.Join(err, w.comms[i].closeNCCL(), w.comms[i].closeDevice(), w.comms[i].mpi.Free())
 	}
 	for _, e := range slices.Clone(w.events) {
 		err = errors.Join(err, e.Close())

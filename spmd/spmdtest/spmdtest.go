@@ -11,8 +11,8 @@
 // is the test's.
 //
 // Tests run in host memory. The variable SPMDTEST_DEVICE=cuda puts the same tests
-// on GPUs, SPMDTEST_RANKS=2 limits them to that number of ranks; make test-gpu sets
-// both.
+// on GPUs, SPMDTEST_COLLECTIVES=mpi has MPI carry their buffers, SPMDTEST_RANKS=2 limits them to that number of ranks;
+// make test-gpu sets them.
 package spmdtest
 
 import (
@@ -61,7 +61,7 @@ func HostOnly(t *testing.T, why string) {
 
 // Config is the configuration of a world for tests.
 func Config() spmd.Config {
-	return spmd.Config{Device: Device(), LogLevel: "error", LogRanks: "all", Seed: 42}
+	return spmd.Config{Device: Device(), Collectives: os.Getenv("SPMDTEST_COLLECTIVES"), LogLevel: "error", LogRanks: "all", Seed: 42}
 }
 
 // Run runs fn on every rank of a job, once for each number of ranks, as subtests

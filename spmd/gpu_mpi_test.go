@@ -1,0 +1,157 @@
+package spmd_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"lockstep/spmd"
+	"lockstep/spmd/spmdtest"
+)
+
+// TestGPUThroughMPI is GPU memory that MPI carries: with a test double of the driver,
+// whose streams have threads of their own, and the real MPI, so that data really moves.
+func TestGPUThroughMPI(t *testing.T) {
+	if os.Getenv(doublesEnv) == "" {
+		dir := doubles(t)
+		for name, v := range map[string]string{
+			"SPMDTEST_DEVICE": "cuda", "SPMDTEST_COLLECTIVES": "mpi", "FAKECUDA_DEVICES": "3", "FAKECUDA_DELAY": "50",
+			doublesEnv: dir, "LD_LIBRARY_PATH": dir, "LOCKSTEP_CACHE": filepath.Join(dir, "cache"),
+		} {
+			t.Setenv(name, v)
+		}
+		t.Run("start", mpiStart)
+		t.Run("ranks differ", mpiDiffers)
+	}
+	for _, tc := range []struct {
+		name  string
+		ranks []int
+		body  func(t *testing.T, w *spmd.World)
+	}{
+		{"one rank", []int{1}, mpiAlone},
+		{"collectives", []int{2, 3}, mpiCollectives},
+		{"several streams and communicators", []int{3}, mpiSeveral},
+		{"groups of messages", []int{3}, mpiGroups},
+		{"capture", []int{2}, mpiCapture},
+	} {
+		t.Run(tc.name, func(t *testing.T) { spmdtest.Run(t, tc.ranks, tc.body) })
+	}
+}
+
+func mpiStart(t *testing.T) {
+	status, out := run(t, 2, "sum", nil, "--device", "cuda", "--collectives", "mpi")
+	if status != 0 || !strings.Contains(out, "collectives=mpi-staged") || !strings.Contains(out, `--collectives mpi: `) || !strings.Contains(out, "sum=1") {
+		t.Errorf("status %d\n%s", status, out)
+	}
+}
+
+// mpiDiffers: what the ranks do not agree on is an error, not wrong numbers.
+func mpiDiffers(t *testing.T) {
+	status, out := run(t, 2, "lengths differ", nil, "--device", "cuda", "--collectives", "mpi")
+	if status != 1 || strings.Count(out, " ERR ") != 1 || !strings.Contains(out, `(sum) enqueued at spmd/gpu_fault_test.go:`) || !strings.Contains(out, `stream "work", AllReduce of 6`) {
+		t.Errorf("status %d\n%s", status, out)
+	}
+}
+
+func mpiAlone(t *testing.T, w *spmd.World) {
+	x := alloc[int32](t, w, 3)
+	must(t, x.CopyFrom([]int32{1, 2, 3}))
+	must(t, spmd.AllReduce(w.Comm, x, x, spmd.Sum))
+	if x.At(2) != 3 || w.Collectives() != "none" {
+		t.Errorf("%d, %s", x.At(2), w.Collectives())
+	}
+}
+
+func mpiCollectives(t *testing.T, w *spmd.World) {
+	blocking, onStream, group := modes[0], modes[1], modes[3]
+	if w.Size() == 2 {
+		every(t, w, blocking, plain[float32](), 23)
+		return
+	}
+	every(t, w, onStream, number[spmd.BF16]{func(x float64) spmd.BF16 { return spmd.ToBF16(float32(x)) }, func(h spmd.BF16) float64 { return float64(h.Float32()) }}, 7)
+	every(t, w, group, plain[int64](), 0)
+}
+
+// mpiSeveral: calls on several streams and communicators, that are issued without a
+// wait, are made in the order of their issue, each when its stream has got there.
+func mpiSeveral(t *testing.T, w *spmd.World) {
+	pair, err := w.Comm.Split(w.Rank()/2, -w.Rank()) // ranks 1 and 0, in this order; 2 alone
+	must(t, err)
+	a, b := stream(t, w, "a"), stream(t, w, "b")
+	x, y, z := alloc[int64](t, w, 1000), alloc[int64](t, w, 1000), alloc[int64](t, w, 1000)
+	one := make([]int64, 1000)
+	for i := range one {
+		one[i] = int64(i) * int64(w.Rank()+1)
+	}
+	must(t, x.CopyFrom(one))
+	for range 20 {
+		must(t, spmd.Copy(a, y, x))
+		must(t, spmd.AllReduce(w.Comm.On(a), y, y, spmd.Sum)) // 6 i
+		must(t, b.After(a))
+		must(t, spmd.AllReduce(pair.On(b), z, y, spmd.Sum)) // 12 i, 6 i alone
+		must(t, a.After(b))
+		must(t, spmd.Broadcast(w.Comm.On(a), z, 0))
+		must(t, spmd.Barrier(pair.On(b)))
+	}
+	must(t, spmd.AllReduce(w.Comm, y, y, spmd.Max)) // blocks, while streams are at work
+	must(t, a.Synchronize())
+	must(t, b.Synchronize())
+	for i := range 1000 {
+		if z.At(i) != int64(12*i) {
+			t.Fatalf("rank %d: [%d] = %d, want %d", w.Rank(), i, z.At(i), 12*i)
+		}
+	}
+	must(t, pair.Close())
+}
+
+// mpiGroups: every rank sends to every other, before it receives.
+func mpiGroups(t *testing.T, w *spmd.World) {
+	s := stream(t, w, "s")
+	const n = 70_000
+	out, in := alloc[float32](t, w, n), alloc[float32](t, w, n*w.Size())
+	mine := make([]float32, n)
+	for i := range mine {
+		mine[i] = float32(w.Rank()*n + i)
+	}
+	must(t, out.CopyFrom(mine))
+	sum := alloc[int32](t, w, 1)
+	must(t, sum.CopyFrom([]int32{int32(w.Rank())}))
+	for range 3 {
+		must(t, w.Comm.On(s).Group(func() error {
+			for r := range w.Size() {
+				if err := spmd.Send(w.Comm.On(s), out, r); err != nil {
+					return err
+				}
+			}
+			for r := range w.Size() {
+				if err := spmd.Recv(w.Comm.On(s), in.Slice(r*n, (r+1)*n), r); err != nil {
+					return err
+				}
+			}
+			return spmd.AllReduce(w.Comm.On(s), sum, sum, spmd.Max)
+		}))
+	}
+	must(t, s.Synchronize())
+	got := make([]float32, n*w.Size())
+	must(t, in.CopyTo(got))
+	for i, x := range got {
+		if x != float32(i) {
+			t.Fatalf("rank %d: [%d] = %v", w.Rank(), i, x)
+		}
+	}
+	if sum.At(0) != int32(w.Size()-1) {
+		t.Errorf("the collective in the group gives %d", sum.At(0))
+	}
+}
+
+func mpiCapture(t *testing.T, w *spmd.World) {
+	s := stream(t, w, "s")
+	x := alloc[float32](t, w, 8)
+	_, err := s.Capture(func() error { return spmd.AllReduce(w.Comm.On(s), x, x, spmd.Sum) })
+	if err == nil || !strings.Contains(err.Error(), "cannot be captured") || !strings.Contains(err.Error(), "mpi-staged") {
+		t.Errorf("captured: %v", err)
+	}
+	must(t, spmd.AllReduce(w.Comm.On(s), x, x, spmd.Sum)) // and the stream works on
+	must(t, s.Synchronize())
+}

@@ -1,0 +1,221 @@
+package spmd
+
+import (
+	"fmt"
+	"sync"
+	"unsafe"
+
+	"lockstep/cudampi"
+	"lockstep/internal/ccall"
+	"lockstep/internal/elem"
+)
+
+// courier makes the calls that carry GPU memory through MPI, one after the other, in the
+// order in which they were issued: MPI knows no streams, so somebody on the host has to
+// wait for the stream, make the call, and let the stream go on.
+type courier struct {
+	mu    sync.Mutex
+	cond  sync.Cond
+	calls []delivery
+	over  bool
+	ended chan struct{}
+}
+
+// delivery is a call whose stream waits for it.
+type delivery struct {
+	run  func(at cudampi.Point) error
+	comm *commState
+	at   cudampi.Point
+	turn uint64
+	q    *gpuQueue
+	seq  uint64
+	what call
+	site ccall.Site
+}
+
+func newCourier() *courier {
+	l := &courier{ended: make(chan struct{})}
+	l.cond.L = &l.mu
+	go l.work()
+	return l
+}
+
+func (l *courier) push(c delivery) {
+	l.mu.Lock()
+	l.calls = append(l.calls, c)
+	l.mu.Unlock()
+	l.cond.Signal()
+}
+
+// close ends the courier when it has made its calls.
+func (l *courier) close() {
+	l.mu.Lock()
+	l.over = true
+	l.mu.Unlock()
+	l.cond.Signal()
+	<-l.ended
+}
+
+func (l *courier) work() {
+	defer close(l.ended)
+	for {
+		l.mu.Lock()
+		for len(l.calls) == 0 && !l.over {
+			l.cond.Wait()
+		}
+		if len(l.calls) == 0 {
+			l.mu.Unlock()
+			return
+		}
+		c := l.calls[0]
+		l.calls[0] = delivery{}
+		if l.calls = l.calls[1:]; len(l.calls) == 0 {
+			l.calls = nil
+		}
+		l.mu.Unlock()
+		c.make()
+	}
+}
+
+// make makes the call in its turn. After a failure it lets the stream go on all the same:
+// nobody may wait for what will not come.
+func (c *delivery) make() {
+	err := mpiTurns.enter(c.turn)
+	if err != nil {
+		c.q.broken(c.comm.dev.Release(c.at))
+		return
+	}
+	err = c.run(c.at)
+	mpiTurns.leave()
+	if err != nil {
+		c.q.failed(fmt.Errorf("stream %q, %v enqueued at %s: %w", c.q.s.name, &c.what, &c.site, err), c.seq)
+	}
+}
+
+// openDevice has the communicator carry GPU memory through MPI. Collective, in the
+// caller's turn.
+func (st *commState) openDevice() error {
+	if st.size < 2 {
+		return nil
+	}
+	var err error
+	st.dev, err = st.mpi.OnDevice(st.w.gpu.dev, cudampi.DeviceConfig{})
+	return err
+}
+
+// closeDevice undoes openDevice. Collective, in the caller's turn.
+func (st *commState) closeDevice() error {
+	if st.dev == nil {
+		return nil
+	}
+	g := st.w.gpu
+	g.issue.Lock()
+	if g.last.comm == any(st.dev) {
+		g.last = lastIssue{}
+	}
+	g.issue.Unlock()
+	err := st.dev.Close()
+	st.dev = nil
+	return err
+}
+
+// throughMPI enqueues a call of a communicator whose memory goes through MPI. The caller
+// holds g.issue and q.mu. c is a copy, so that calls which go elsewhere stay on their
+// callers' stacks.
+func (q *gpuQueue) throughMPI(c call) error {
+	st := c.comm
+	q.g.entered = true
+	if q.s.cap != nil {
+		if st.dev.Path() == cudampi.Peer && c.kind == cmdAllReduce {
+			return st.dev.AllReduce(cudampi.At(q.h), c.dst, c.src, c.n, c.typ, c.op)
+		}
+		return fmt.Errorf("%v cannot be captured where %v carries it: a graph has no host that could call MPI", &c, st.dev.Path())
+	}
+	var site ccall.Site
+	site.Here(5) // from where the stream was given the call
+	whole := call{}
+	whole.copyFrom(&c)
+	for _, run := range whole.steps(q.g.word) {
+		turn := mpiTurns.take(1)
+		at, err := st.dev.Hold(q.h)
+		if err != nil {
+			q.s.w.fail(err) // the turn is lost
+			return err
+		}
+		q.s.w.courier.push(delivery{run: run, comm: st, at: at, turn: turn, q: q, seq: q.tail.Load() + 1, what: whole, site: site})
+	}
+	if c.kind == cmdGroup {
+		whole.group.keep = true // the courier has it
+	}
+	return nil
+}
+
+// steps are the calls that c is made of: a group is its collectives, and then its
+// messages together.
+func (c *call) steps(word unsafe.Pointer) []func(at cudampi.Point) error {
+	dev := c.comm.dev
+	if c.kind != cmdGroup {
+		return []func(at cudampi.Point) error{func(at cudampi.Point) error { return c.onDevice(dev, at, word) }}
+	}
+	var steps []func(at cudampi.Point) error
+	var messages []cudampi.Message
+	for i := range c.group.cmds {
+		m := &c.group.cmds[i]
+		if m.kind == cmdSend || m.kind == cmdSendRecv {
+			messages = append(messages, cudampi.Message{Buf: m.src, N: m.n, Type: m.typ, Peer: m.root})
+		}
+		switch m.kind {
+		case cmdSend:
+		case cmdRecv:
+			messages = append(messages, cudampi.Message{Buf: m.dst, N: m.n, Type: m.typ, Peer: m.root, Recv: true})
+		case cmdSendRecv:
+			messages = append(messages, cudampi.Message{Buf: m.dst, N: m.rn, Type: m.typ, Peer: m.from, Recv: true})
+		default:
+			steps = append(steps, func(at cudampi.Point) error { return m.onDevice(dev, at, word) })
+		}
+	}
+	if len(messages) > 0 {
+		steps = append(steps, func(at cudampi.Point) error { return dev.Exchange(at, messages...) })
+	}
+	return steps
+}
+
+// onDevice makes the call, which is no group.
+func (c *call) onDevice(k *cudampi.DeviceComm, at cudampi.Point, word unsafe.Pointer) error {
+	switch c.kind {
+	case cmdAllReduce:
+		return k.AllReduce(at, c.dst, c.src, c.n, c.typ, c.op)
+	case cmdReduce:
+		return k.Reduce(at, c.dst, c.src, c.n, c.typ, c.op, c.root)
+	case cmdBroadcast:
+		return k.Broadcast(at, c.dst, c.n, c.typ, c.root)
+	case cmdAllGather:
+		return k.AllGather(at, c.dst, c.src, c.n, c.typ)
+	case cmdReduceScatter:
+		return k.ReduceScatter(at, c.dst, c.src, c.n, c.typ, c.op)
+	case cmdAllToAll:
+		return k.AllToAll(at, c.dst, c.src, c.n, c.typ)
+	case cmdGather:
+		return k.Gather(at, c.dst, c.src, c.n, c.typ, c.root)
+	case cmdScatter:
+		return k.Scatter(at, c.dst, c.src, c.n, c.typ, c.root)
+	case cmdAllGatherV:
+		return k.AllGatherV(at, c.dst, c.src, c.counts, c.typ)
+	case cmdReduceScatterV:
+		return k.ReduceScatterV(at, c.dst, c.src, c.counts, c.typ, c.op)
+	case cmdGatherV:
+		return k.GatherV(at, c.dst, c.src, c.counts, c.typ, c.root)
+	case cmdScatterV:
+		return k.ScatterV(at, c.dst, c.src, c.counts, c.typ, c.root)
+	case cmdAllToAllV:
+		return k.AllToAllV(at, c.dst, c.rcounts, c.src, c.counts, c.typ)
+	case cmdSend:
+		return k.Send(at, c.src, c.n, c.typ, c.root)
+	case cmdRecv:
+		return k.Recv(at, c.dst, c.n, c.typ, c.root)
+	case cmdSendRecv:
+		return k.SendRecv(at, c.dst, c.rn, c.from, c.src, c.n, c.root, c.typ)
+	default: // a barrier that the stream sees
+		return k.AllReduce(at, word, word, 1, elem.Int32, Sum)
+	}
+}
