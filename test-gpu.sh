@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs the tests on this machine's GPUs: all programs that `make test-gpu` built
-# into bin/test, on 1 rank, on 2, up to one rank per GPU; those of packages without
-# ranks once. Only as many GPUs are visible as there are ranks. It needs no Go.
+# into bin/test, on 1 rank, on 2, up to one rank per GPU, with as many GPUs visible as
+# there are ranks; those of packages that see to ranks themselves once. It needs no Go.
 #
 #   ./test-gpu.sh [FOLDER]     full logs go to FOLDER (default: a new one in /tmp)
 #
@@ -34,19 +34,19 @@ printf '%-6s %-24s %-7s %6s %7s %7s\n' ranks package result passed skipped secon
 once=
 for ranks in $RANKS; do
     export SPMDTEST_RANKS="$ranks"
-    CUDA_VISIBLE_DEVICES="$(echo "$visible" | cut -d, -f "1-$ranks")"
-    export CUDA_VISIBLE_DEVICES
     for program in $programs; do
         folder="$(dirname "$program")" # bin/test/spmd/spmd.test is of the package in spmd
         case $folder in
-        cuda | cuda/*)
+        cuda | cuda/* | cudampi) # these see to ranks themselves, and see all GPUs
             case " $once " in *" $folder "*) continue ;; esac
             once="$once $folder"
+            sees="$visible"
             ;;
+        *) sees="$(echo "$visible" | cut -d, -f "1-$ranks")" ;;
         esac
         log="$logs/$ranks.$(echo "$folder" | tr / .).log"
         start="$(date +%s)"
-        (cd "$folder" && timeout -k 10 "$((limit + 10))" "$root/bin/test/$program" -test.v -test.count=1 -test.timeout "${limit}s") >"$log" 2>&1
+        (cd "$folder" && CUDA_VISIBLE_DEVICES="$sees" CUDA_DEVICE_MAX_CONNECTIONS=32 timeout -k 10 "$((limit + 10))" "$root/bin/test/$program" -test.v -test.count=1 -test.timeout "${limit}s") >"$log" 2>&1
         code=$?
         case $code in
         0) result=ok ;;
