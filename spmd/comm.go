@@ -352,6 +352,9 @@ func (c Comm) do(cmd *call) error {
 	if st.w.capturing.Load() != 0 {
 		return fmt.Errorf("%s: a collective that blocks in the middle of a capture: use comm.On(stream)", ccall.At())
 	}
+	if st.dev != nil && cmd.kind != cmdBarrier {
+		return cmd.onDeviceNow()
+	}
 	if st.w.gpu != nil && cmd.kind != cmdBarrier {
 		if err := st.w.blocking.submitCall(cmd); err != nil {
 			return err

@@ -150,6 +150,37 @@ func (q *gpuQueue) throughMPI(c call) error {
 	return nil
 }
 
+// onDeviceNow makes a call that blocks, from its own goroutine, on the stream of such calls.
+func (c *call) onDeviceNow() error {
+	st, g, q := c.comm, c.comm.w.gpu, c.comm.w.blocking.dev
+	now := *c
+	g.issue.Lock()
+	turn := mpiTurns.take(1)
+	err := g.orderAfterOthers(q, &command{call: now})
+	g.issue.Unlock()
+	if e := mpiTurns.enter(turn); e != nil {
+		return e
+	}
+	defer mpiTurns.leave()
+	if err != nil {
+		return err
+	}
+	if err := now.checkContract(); err != nil {
+		return err
+	}
+	st.activity.enter(c.kind, c.typ, c.op, c.root, c.n, c.everyone())
+	defer st.activity.leave()
+	for _, run := range now.steps(g.word) {
+		if err := run(cudampi.At(q.h)); err != nil {
+			return err
+		}
+	}
+	if c.kind == cmdGroup {
+		st.recycle(c.group)
+	}
+	return st.mpi.WaitStream(q.h)
+}
+
 // steps are the calls that c is made of: a group is its collectives, and then its
 // messages together.
 func (c *call) steps(word unsafe.Pointer) []func(at cudampi.Point) error {
