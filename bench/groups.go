@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -31,6 +32,7 @@ type group struct {
 var groups = []group{
 	{hostSet, "allreduce", (*bench).allReduce},
 	{hostSet, "pingpong", (*bench).pingPong},
+	{hostSet, "watch", (*bench).watch},
 	{hostSet, "reduce", (*bench).reduce},
 	{hostSet, "matvec", (*bench).matvec},
 	{hostSet, "gradients", (*bench).gradients},
@@ -83,6 +85,23 @@ func onePoint(cmd []string) (point, error) {
 		return point{}, fmt.Errorf("%v printed %q, %w", cmd, out, err)
 	}
 	return points[0], nil
+}
+
+// watch compares a step of 100 us with the watch over the ranks and without it.
+func (b *bench) watch() error {
+	with, err := b.rank(2, "step")
+	if err != nil {
+		return err
+	}
+	without := slices.Clone(with)
+	without[slices.Index(without, "--what")] = unwatched
+	theirUS, ourUS, _, err := b.turns(without, with)
+	if err != nil {
+		return err
+	}
+	b.compare(row{What: "a step of 100 us and an all-reduce of 8 bytes, with the watch over the ranks", Ranks: 2,
+		Ours: median(ourUS), Unit: "us", Goal: 1.01}, "the same without it", median(theirUS), false)
+	return nil
 }
 
 // allReduce compares spmd.AllReduce with MPI_Allreduce called from C.

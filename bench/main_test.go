@@ -18,14 +18,21 @@ func TestRank(t *testing.T) {
 	for _, n := range spmdtest.Ranks(t, 1, 2) {
 		for _, m := range measures {
 			if m.name != "pingpong" || n == 2 {
-				t.Run(fmt.Sprintf("%s on %d", m.name, n), func(t *testing.T) { testRank(t, m.name, n) })
+				t.Run(fmt.Sprintf("%s on %d", m.name, n), func(t *testing.T) { testRank(t, "--what", m.name, n) })
 			}
 		}
 	}
 }
 
-func testRank(t *testing.T, what string, ranks int) {
-	p := spmdtest.Program(t, ranks, nil, "rank", "--device="+spmdtest.Device(), "--what", what, "--json", "-", "--log-level", "warn")
+// What the watch is compared with runs without it.
+func TestUnwatched(t *testing.T) {
+	spmdtest.HostOnly(t, "the watch is compared on the host")
+	testRank(t, unwatched, "step", 2)
+}
+
+func testRank(t *testing.T, flag, what string, ranks int) {
+	t.Helper()
+	p := spmdtest.Program(t, ranks, nil, "rank", "--device="+spmdtest.Device(), flag, what, "--json", "-", "--log-level", "warn")
 	if p.Status != 0 {
 		t.Fatalf("status %d\n%s", p.Status, p.Stderr)
 	}

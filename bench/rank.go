@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -21,6 +23,7 @@ var measures = []struct {
 }{
 	{"allreduce", allReduce},
 	{"pingpong", pingPong},
+	{"step", smallStep},
 	{"enqueue", enqueue},
 	{"launch", launch},
 	{"startup", startup},
@@ -33,15 +36,58 @@ func rank() {
 	fs := pflag.NewFlagSet("bench rank", pflag.ExitOnError)
 	what := fs.String("what", "", strings.Join(measureNames(), ", "))
 	sizes := fs.IntSlice("bytes", []int{8}, "sizes")
-	spmd.Main(fs, func(_ context.Context, w *spmd.World) error {
-		run := measures[slices.Index(measureNames(), *what)].run
+	run := func(w *spmd.World) error {
+		measure := measures[slices.Index(measureNames(), *what)].run
 		for _, bytes := range *sizes {
-			if err := run(w, bytes); err != nil {
+			if err := measure(w, bytes); err != nil {
 				return err
 			}
 		}
 		return nil
-	}, func(ranks int) error { return checkRank(*what, *sizes, ranks) })
+	}
+	if i := slices.Index(os.Args, unwatched); i >= 0 {
+		*what = os.Args[i+1]
+		if err := runUnwatched(run); err != nil {
+			fmt.Fprintln(os.Stderr, "bench:", err)
+			os.Exit(1)
+		}
+		return
+	}
+	spmd.Main(fs, func(_ context.Context, w *spmd.World) error { return run(w) },
+		func(ranks int) error { return checkRank(*what, *sizes, ranks) })
+}
+
+// unwatched is the flag in place of --what that has a rank run without Main, and so
+// without what Main has watch over the ranks.
+const unwatched = "--unwatched"
+
+func runUnwatched(run func(w *spmd.World) error) error {
+	w, err := spmd.Open(spmd.Config{Device: "host", JSON: "-", LogLevel: "warn"})
+	if err != nil {
+		return err
+	}
+	return errors.Join(run(w), w.Close())
+}
+
+// smallStep measures a step of a program that computes for 100 us and then makes one small
+// collective.
+func smallStep(w *spmd.World, bytes int) error {
+	dst, src, err := operands(w, bytes/4, spmd.AllocPinned[float32])
+	if err != nil {
+		return err
+	}
+	defer src.Free()
+	defer dst.Free()
+	p := plan{calls: 1000, batches: 21, warmup: 2, after: nothing}
+	points, err := timed(w, bytes, p, []string{"step"}, func() error {
+		for start := time.Now(); time.Since(start) < 100*time.Microsecond; {
+		}
+		return spmd.AllReduce(w.Comm, dst, src, spmd.Sum)
+	})
+	if err != nil {
+		return err
+	}
+	return emit(w, points...)
 }
 
 func measureNames() []string {
