@@ -37,6 +37,7 @@ type mishap struct {
 	ranks  int  // 4 where it is 0
 	first  bool // rank 0 is the victim, else the last one
 	gpu    bool // it shows in the same way on GPUs
+	rare   bool // only counted, by make test-faults: mpirun itself does not always end
 	args   []string
 	before func()                                                      // on the victim, before it is a rank
 	run    func(ctx context.Context, w *spmd.World, victim bool) error // then all ranks wait for each other
@@ -81,7 +82,9 @@ func table() []mishap {
 		{name: "killed before MPI starts", within: soon, before: die, cause: "noticed that process rank {rank} with PID", want: []string{"on node {host} exited on signal 9"}},
 		{name: "killed at start", within: soon, before: func() { when("cudampi.Start(", die) }, cause: "noticed that process rank {rank} with PID", want: []string{"on node {host} exited on signal 9"}},
 
-		{name: "stopped at start", within: hang, args: hangFlag, before: func() {
+		{name: "stopped before MPI starts", within: hang, args: hangFlag, before: func() { happens(); _ = syscall.Kill(os.Getpid(), syscall.SIGSTOP) }, cause: "the start has not ended in 2s"},
+		// In the middle of MPI_Init: of Open MPI 4.1's mpirun one in some twenty hangs then.
+		{name: "stopped at start", rare: true, within: hang, args: hangFlag, before: func() {
 			when("cudampi.Start(", func() { happens(); _ = syscall.Kill(os.Getpid(), syscall.SIGSTOP) })
 		}, cause: "the start has not ended in 2s"},
 		{name: "stopped", gpu: true, within: hang, args: hangFlag, run: stopped, cause: hung, want: []string{missing, "rank {rank} (host {host}, pid {pid}): does not answer; its process is T (stopped)", "AllReduce of 1000 float32 (sum)"}},
@@ -531,6 +534,9 @@ func TestFaults(t *testing.T) {
 		for i := range rows {
 			t.Run(rows[i].name, func(t *testing.T) {
 				t.Parallel()
+				if rows[i].rare && !many {
+					t.Skip("Open MPI's mpirun itself may hang: make test-faults counts how often")
+				}
 				if !rows[i].gpu {
 					spmdtest.HostOnly(t, "GPUs have faults of their own")
 				}
