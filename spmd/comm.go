@@ -87,7 +87,7 @@ func (c Comm) Split(color, key int) (Comm, error) {
 	if m != nil {
 		st = w.addComm(m, fmt.Sprintf("%s/%d:%d", c.st.id, c.st.splits, color)).st
 	}
-	if w.gpu != nil && w.courier != nil && m != nil {
+	if w.courier != nil && m != nil {
 		if err := st.openDevice(); err != nil {
 			return Comm{}, err
 		}

@@ -144,10 +144,7 @@ func (q *gpuQueue) throughMPI(c call) error {
 		}
 		q.s.w.courier.push(delivery{run: run, comm: st, at: at, turn: turn, q: q, seq: q.tail.Load() + 1, what: whole, site: site})
 	}
-	if c.kind == cmdGroup {
-		whole.group.keep = true // the courier has it
-	}
-	return nil
+	return nil // a group is the courier's now
 }
 
 // onDeviceNow makes a call that blocks, from its own goroutine, on the stream of such calls.

@@ -176,23 +176,9 @@ func rankList(ranks []int) string {
 	if len(ranks) == 0 {
 		return "no rank"
 	}
-	ranks = slices.Sorted(slices.Values(ranks))
-	var parts []string
-	for i := 0; i < len(ranks); {
-		j := i
-		for j+1 < len(ranks) && ranks[j+1] == ranks[j]+1 {
-			j++
-		}
-		if part := fmt.Sprint(ranks[i]); i == j {
-			parts = append(parts, part)
-		} else {
-			parts = append(parts, fmt.Sprintf("%s-%d", part, ranks[j]))
-		}
-		i = j + 1
-	}
 	word := "ranks "
 	if len(ranks) == 1 {
 		word = "rank "
 	}
-	return word + strings.Join(parts, ", ")
+	return word + watch.Ranges(slices.Clone(ranks), ", ")
 }

@@ -205,11 +205,11 @@ func whoAre(ranks []RankState) string {
 		}
 	}
 	if len(nodes) < len(is) {
-		return "ranks " + ranges(is)
+		return "ranks " + Ranges(is, ", ")
 	}
 	slices.Sort(nodes)
 	nodes = slices.Compact(nodes)
-	return fmt.Sprintf("ranks %s (%s %s)", ranges(is), plural(len(nodes), "node"), ranges(nodes))
+	return fmt.Sprintf("ranks %s (%s %s)", Ranges(is, ", "), plural(len(nodes), "node"), Ranges(nodes, ", "))
 }
 
 // hostsOf names ranks by their hosts: "ranks 2-3 on h1, rank 5 on h2".
@@ -226,7 +226,7 @@ func hostsOf(ranks []Hello) string {
 	var parts []string
 	for _, host := range hosts[:min(shown, len(hosts))] {
 		is := on[host]
-		parts = append(parts, fmt.Sprintf("%s %s on %s", plural(len(is), "rank"), ranges(is), clean(host)))
+		parts = append(parts, fmt.Sprintf("%s %s on %s", plural(len(is), "rank"), Ranges(is, ", "), clean(host)))
 	}
 	if more := len(hosts) - shown; more > 0 {
 		parts = append(parts, fmt.Sprintf("those on %d more %s", more, plural(more, "host")))
@@ -234,8 +234,8 @@ func hostsOf(ranks []Hello) string {
 	return strings.Join(parts, ", ")
 }
 
-// ranges returns ascending numbers as "0-2, 5".
-func ranges(v []int) string {
+// Ranges returns numbers in ascending order, with a separator such as ", ": "0-2, 5". It sorts v.
+func Ranges(v []int, separator string) string {
 	slices.Sort(v)
 	var parts []string
 	for i := 0; i < len(v); {
@@ -250,7 +250,7 @@ func ranges(v []int) string {
 		parts = append(parts, part)
 		i = j + 1
 	}
-	return strings.Join(parts, ", ")
+	return strings.Join(parts, separator)
 }
 
 func plural(n int, what string) string {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"lockstep/internal/launcher"
+	"lockstep/internal/watch"
 )
 
 // Levels of a Finding. A failure is what a job fails by, or is slowed by severely; a warning may be meant so.
@@ -98,23 +99,8 @@ func (j *judge) where(of []int) string {
 	return strings.Join(parts, ", ")
 }
 
-// ranges writes ascending numbers as "0-3,8".
-func ranges(numbers []int) string {
-	var parts []string
-	for i := 0; i < len(numbers); {
-		k := i
-		for k+1 < len(numbers) && numbers[k+1] == numbers[k]+1 {
-			k++
-		}
-		part := strconv.Itoa(numbers[i])
-		if k > i {
-			part += "-" + strconv.Itoa(numbers[k])
-		}
-		parts = append(parts, part)
-		i = k + 1
-	}
-	return strings.Join(parts, ",")
-}
+// ranges writes numbers as "0-3,8".
+func ranges(numbers []int) string { return watch.Ranges(numbers, ",") }
 
 // those returns the ranks of which a condition holds.
 func (j *judge) those(holds func(f *Facts) bool) (of []int) {
