@@ -6,6 +6,7 @@
 #   ./test-gpu.sh [FOLDER]     full logs go to FOLDER (default: a new one in /tmp)
 #
 #   RANKS="1 4"                other numbers of ranks
+#   PACKAGES="spmd nccl"       of these packages only
 #   SPMDTEST_DEVICE=host       the same on host memory
 #   LIMIT=300                  seconds for each program, which then says where it hangs
 set -u
@@ -26,6 +27,11 @@ if [ -z "${RANKS:-}" ]; then
     RANKS="$(seq 1 "$gpus")"
 fi
 programs="$(cd bin/test 2>/dev/null && find . -name '*.test' | sed 's|^\./||' | sort)"
+if [ -n "${PACKAGES:-}" ]; then
+    chosen=
+    for package in $PACKAGES; do chosen="$chosen $package/${package##*/}.test"; done
+    programs="$chosen"
+fi
 [ -n "$programs" ] || { echo "test-gpu: no programs in bin/test: build them with make test-gpu" >&2; exit 1; }
 
 status=0

@@ -57,8 +57,7 @@ func BenchmarkDevice(b *testing.B) {
 			}{
 				{"AllReduce", func() error { return k.AllReduce(At(s), dst, src, bytes/4, elem.Float32, elem.Sum) }},
 				{"SendRecv", func() error {
-					peer := c.size - 1 - c.rank
-					return k.SendRecv(At(s), dst, bytes/4, peer, src, bytes/4, peer, elem.Float32)
+					return k.SendRecv(At(s), dst, bytes/4, (c.rank+1)%c.size, src, bytes/4, (c.rank+c.size-1)%c.size, elem.Float32)
 				}},
 			} {
 				b.Run(fmt.Sprintf("%v/%s/%d", path, call.name, bytes), func(b *testing.B) {
