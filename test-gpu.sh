@@ -52,7 +52,7 @@ for ranks in $RANKS; do
         esac
         log="$logs/$ranks.$(echo "$folder" | tr / .).log"
         start="$(date +%s)"
-        (cd "$folder" && CUDA_VISIBLE_DEVICES="$sees" CUDA_DEVICE_MAX_CONNECTIONS=32 timeout -k 10 "$((limit + 10))" "$root/bin/test/$program" -test.v -test.count=1 -test.timeout "${limit}s") >"$log" 2>&1
+        (cd "$folder" && CUDA_VISIBLE_DEVICES="$sees" CUDA_DEVICE_MAX_CONNECTIONS=32 timeout -k 10 "$((limit + 10))" "$root/bin/test/$program" -test.v -test.count=1 -test.parallel=4 -test.timeout "${limit}s") >"$log" 2>&1
         code=$?
         case $code in
         0) result=ok ;;

@@ -540,6 +540,7 @@ func TestFaults(t *testing.T) {
 				if !rows[i].gpu {
 					spmdtest.HostOnly(t, "GPUs have faults of their own")
 				}
+				spmdtest.Ranks(t, rows[i].size())
 				for range runs {
 					took, out, err := rows[i].happen(t)
 					tallies[i].runs++

@@ -89,6 +89,7 @@ func run(t *testing.T, n int, what string, env []string, args ...string) (status
 
 func TestMainRunsTheProgram(t *testing.T) {
 	t.Parallel()
+	spmdtest.Ranks(t, 3)
 	for _, n := range []int{0, 1, 3} {
 		file := filepath.Join(t.TempDir(), "out.json")
 		status, out := run(t, n, "sum", nil, "--json", file, "--log-format", "json")
@@ -166,6 +167,7 @@ func TestBadInput(t *testing.T) {
 		}
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
+			spmdtest.Ranks(t, max(tc.n, 1))
 			status, out := run(t, tc.n, tc.what, tc.env, tc.args...)
 			if status != 2 || !strings.Contains(out, tc.want) || strings.Count("\n"+out, "\napp: ") != 1 {
 				t.Errorf("status %d, want 2 and one line with %q:\n%s", status, tc.want, out)
@@ -179,6 +181,7 @@ func TestBadInput(t *testing.T) {
 
 func TestSignal(t *testing.T) {
 	t.Parallel()
+	spmdtest.Ranks(t, 2)
 	for _, tc := range []struct {
 		what string
 		n    int

@@ -75,6 +75,7 @@ func TestWrongProduct(t *testing.T) {
 }
 
 func TestProgram(t *testing.T) {
+	spmdtest.Ranks(t, 2)
 	p := spmdtest.Program(t, 2, nil, "--rows", "50", "--cols", "300", "--iters", "5", "--json", "-")
 	if p.Status != 0 {
 		t.Fatalf("status %d\n%s", p.Status, p.Stderr)
@@ -94,6 +95,7 @@ func TestProgram(t *testing.T) {
 }
 
 func TestBadInput(t *testing.T) {
+	spmdtest.Ranks(t, 3)
 	for _, tc := range []struct{ args, want string }{
 		{"--rows 0", "--rows 0: must be at least 1"},
 		{"--cols -1", "--cols -1: must be at least 1"},

@@ -56,6 +56,7 @@ func TestPartsCoverAllElements(t *testing.T) {
 }
 
 func TestProgram(t *testing.T) {
+	spmdtest.Ranks(t, 2)
 	p := spmdtest.Program(t, 2, nil, "--elements", "1000", "--iters", "5", "--json", "-")
 	if p.Status != 0 {
 		t.Fatalf("status %d\n%s", p.Status, p.Stderr)
@@ -87,6 +88,7 @@ func TestWrongSum(t *testing.T) {
 }
 
 func TestBadInput(t *testing.T) {
+	spmdtest.Ranks(t, 3)
 	for _, tc := range []struct{ args, want string }{
 		{"--elements 0", "--elements 0: must be at least 1"},
 		{"--elements -3", "--elements -3"},

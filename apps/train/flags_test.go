@@ -117,6 +117,7 @@ func TestBadFlags(t *testing.T) {
 
 // The same on several ranks: one line for the job, not one a rank.
 func TestBadInputOnceAJob(t *testing.T) {
+	spmdtest.Ranks(t, 3)
 	short := write(t, t.TempDir(), "short.txt", "a few bytes")
 	for _, c := range []struct {
 		args []string
@@ -134,6 +135,7 @@ func TestBadInputOnceAJob(t *testing.T) {
 
 // A short run: what it writes for programs and for people.
 func TestRun(t *testing.T) {
+	spmdtest.Ranks(t, 2)
 	for _, dtype := range []string{"float32", "bfloat16"} {
 		t.Run(dtype, func(t *testing.T) { testRun(t, dtype) })
 	}

@@ -125,6 +125,7 @@ func TestResume(t *testing.T) {
 		args := smallRun(t, 12, "--dtype", tc.dtype, "--val-every", "4")
 		for _, n := range tc.ranks {
 			t.Run(fmt.Sprintf("%s, %d ranks", tc.dtype, n), func(t *testing.T) {
+				spmdtest.Ranks(t, n)
 				dir := filepath.Join(t.TempDir(), "new", "folder")
 				want, _ := finish(t, n, append(args, "--checkpoint", dir, "--save-every", "5", "--keep", "9")...)
 				plain, _ := finish(t, n, args...)
@@ -154,6 +155,7 @@ func TestResume(t *testing.T) {
 // A run that is complete does nothing more; other settings are taken with a warning,
 // or refused where the run could not go on with them.
 func TestResumeSettings(t *testing.T) {
+	spmdtest.HostOnly(t, "no device plays a part")
 	dir := t.TempDir()
 	args := smallRun(t, 4, "--checkpoint", dir, "--save-every", "2", "--val-batches", "1")
 	want, log := finish(t, 2, append(args, "--audit", "1")...)
@@ -217,6 +219,7 @@ func TestResumeSettings(t *testing.T) {
 // Where the newest checkpoint is damaged the run goes on from the one before, and
 // the warning names the file.
 func TestResumeDamaged(t *testing.T) {
+	spmdtest.HostOnly(t, "what is on disk does not depend on the device")
 	dir := t.TempDir()
 	args := smallRun(t, 6, "--checkpoint", dir, "--save-every", "2")
 	want, _ := finish(t, 2, args...)
@@ -252,6 +255,7 @@ func b2i(b bool) int {
 // A save that fails, here since a file is in the way, ends the run if it is the first
 // or the last one. What was saved before is unharmed.
 func TestSaveFails(t *testing.T) {
+	spmdtest.HostOnly(t, "what is on disk does not depend on the device")
 	const steps = 10
 	args := smallRun(t, steps, "--val-batches", "1", "--save-every", "2")
 	want, _ := finish(t, 2, args[:len(args)-2]...)
@@ -365,7 +369,11 @@ func (j *job) ranks(t *testing.T) []int {
 // undisturbed run. LOCKSTEP_FAULTS is the number of kills.
 func TestKilled(t *testing.T) {
 	const ranks, steps, every = 3, 60, 2
+	spmdtest.Ranks(t, ranks)
 	kills := 10
+	if spmdtest.Device() != "host" {
+		kills = 4 // a start takes seconds
+	}
 	if s := os.Getenv("LOCKSTEP_FAULTS"); s != "" {
 		n, err := strconv.Atoi(s)
 		if err != nil {
@@ -427,6 +435,8 @@ func TestKilled(t *testing.T) {
 // A signal to mpirun, or to one rank, ends all ranks after the same step, with one
 // checkpoint of it and the exit status that was asked for; the run then goes on.
 func TestPreempted(t *testing.T) {
+	const ranks = 3
+	spmdtest.Ranks(t, ranks)
 	for _, tc := range []struct {
 		name   string
 		signal syscall.Signal
@@ -450,7 +460,7 @@ func TestPreempted(t *testing.T) {
 				if terminated { // or the ranks have one second
 					env = []string{"OMPI_MCA_odls_base_sigkill_timeout=4"}
 				}
-				j := begin(t, 3, env, args...)
+				j := begin(t, ranks, env, args...)
 				j.read(t, 3)
 				pid := j.cmd.Process.Pid
 				if tc.rank >= 0 {
