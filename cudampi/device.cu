@@ -1,7 +1,7 @@
 // Arithmetic on the device for collectives that do without NCCL, and memory of other devices that is read and written
 // over the link between them. It needs no header and compiles as C++14 with NVRTC 11.2 and newer.
 //
-// Grids and blocks have one dimension, of any size but where stated. base is an array, in device memory, of an address
+// Grids and blocks have one dimension, of any size but where stated, blocks no larger than their launch bounds. base is an array, in device memory, of an address
 // for each rank. type and op are numbered as in package elem; Avg divides the sum by size, of integers truncating.
 // All fold in the order of the ranks, the 16-bit floats in float, rounded once: every rank gets the same bits.
 
@@ -44,6 +44,16 @@ FN u32 flag(const u32 *p) {
 	return v;
 }
 FN void relax() {}
+// Four bytes each of data with a stamp beside it. Who reads the stamp reads the data that were written with it: the two
+// share eight aligned bytes, which no link tears apart.
+FN void put_stamped(u32 *p, u32 a, u32 b, u32 stamp) {
+	asm volatile("st.volatile.global.v4.u32 [%0], {%1, %3, %2, %3};" ::"l"(p), "r"(a), "r"(b), "r"(stamp) : "memory");
+}
+FN bool get_stamped(const u32 *p, u32 *a, u32 *b, u32 stamp) {
+	u32 s, t;
+	asm volatile("ld.volatile.global.v4.u32 {%0, %2, %1, %3}, [%4];" : "=r"(*a), "=r"(*b), "=r"(s), "=r"(t) : "l"(p) : "memory");
+	return s == stamp && t == stamp;
+}
 #endif
 
 FN float wide(bf16 x) { return as_float((u32)x.bits << 16); }
@@ -175,13 +185,16 @@ static __device__ __noinline__ Raw fold_packs(int type, int op, int size, const 
 	}
 }
 
+// The largest blocks. What a thread may need of registers depends on them: without them it would be too many to launch.
+enum { FOLD_THREADS = 256, BARRIER_THREADS = 32, ALL_REDUCE_THREADS = 512 };
+
 FN i64 grid_index() { return (i64)blockIdx.x * blockDim.x + threadIdx.x; }
 FN i64 grid_size() { return (i64)gridDim.x * blockDim.x; }
 
 // dst = op over the ranks r of the bytes at base[r] + offset; base[r] and offset are aligned to 16.
 //
 //	fold(dst, base, offset I64, bytes I64, type I32, op I32, size I32)
-extern "C" __global__ void fold(char *dst, const char *const *base, i64 offset, i64 bytes, int type, int op, int size) {
+extern "C" __global__ void __launch_bounds__(FOLD_THREADS) fold(char *dst, const char *const *base, i64 offset, i64 bytes, int type, int op, int size) {
 	bool out = is_aligned(dst);
 	for (i64 i = grid_index(); i < (bytes + PACK - 1) / PACK; i += grid_size()) {
 		store(dst, i, bytes, out, fold_packs(type, op, size, base, offset + i * PACK));
@@ -190,11 +203,11 @@ extern "C" __global__ void fold(char *dst, const char *const *base, i64 offset, 
 
 // What every rank has at base[rank], which all ranks reach. Each block is a channel of its own: it meets the blocks of the
 // same number on the other ranks, and counts how often it has, on the device, so that a graph can be replayed.
-enum { BLOCKS = 64, RANKS = 16, SMALL = 16 << 10, SMALL_BLOCK = 2 << 10 };
+enum { BLOCKS = 64, RANKS = 16, SMALL = 16 << 10, SMALL_BLOCK = 2 << 10 }; // SMALL bytes of a small all-reduce
 struct Control {
 	u32 epoch[BLOCKS];       // meetings of this rank's blocks
 	u32 flags[BLOCKS][RANKS]; // epochs of the ranks, each written by that rank
-	alignas(256) char inbox[2][RANKS][SMALL]; // of small all-reduces, for even and odd epochs
+	// Here the inbox of small all-reduces follows.
 };
 FN Control *control(char *const *base, int rank) { return (Control *)base[rank]; }
 
@@ -216,31 +229,78 @@ FN void meet(char *const *base, int rank, int size) {
 // Returns when all ranks have come here. One block.
 //
 //	peer_barrier(base, rank I32, size I32)
-extern "C" __global__ void peer_barrier(char *const *base, int rank, int size) { meet(base, rank, size); }
+extern "C" __global__ void __launch_bounds__(BARRIER_THREADS) peer_barrier(char *const *base, int rank, int size) { meet(base, rank, size); }
 
-// dst = op over all ranks of src, at most SMALL bytes, in one step: each rank writes to all, and they meet once. When a
-// rank writes into an inbox again, two epochs later, it has met its owner after that had read it. A block does
-// SMALL_BLOCK bytes, always the same.
+// dst = op over all ranks of src, at most SMALL bytes, in one step: each rank puts its packs, stamped with an epoch, where
+// the others look for them, and takes theirs. So a rank waits for the data alone, for no flag after them, and no fence.
+// That is in copies places, at base[k] + offset: one on every rank, which the others write and it reads, or a single one
+// that all reach. A place has two halves, for even and odd epochs: when a rank writes one again, two epochs later, it has
+// read of every other what that wrote in the epoch between, after it had read the half. A block does SMALL_BLOCK bytes,
+// always the same, and counts its own epochs.
 //
-//	peer_small(dst, src, bytes I64, type I32, op I32, base, rank I32, size I32)
-extern "C" __global__ void peer_small(char *dst, const char *src, i64 bytes, int type, int op, char *const *base, int rank, int size) {
-	enum { EACH = SMALL_BLOCK / PACK };
+//	small_all_reduce(dst, src, bytes I64, type I32, op I32, base, copies I32, offset I64, epochs, rank I32, size I32)
+extern "C" __global__ void __launch_bounds__(SMALL_BLOCK / PACK) small_all_reduce(char *dst, const char *src, i64 bytes, int type, int op,
+		char *const *base, int copies, i64 offset, u32 *epochs, int rank, int size) {
+	enum { EACH = SMALL_BLOCK / PACK, AHEAD = 4, STAMPED = 2 * PACK };
 	bool in = is_aligned(src), out = is_aligned(dst);
-	Control *mine = control(base, rank);
-	int turn = (mine->epoch[blockIdx.x] + 1) & 1;
+	u32 now = epochs[blockIdx.x] + 1;
+	i64 half = offset + (i64)(now & 1) * RANKS * 2 * SMALL;
 	i64 lo = (i64)blockIdx.x * EACH, end = (bytes + PACK - 1) / PACK, hi = lo + EACH < end ? lo + EACH : end;
 	for (i64 i = lo + threadIdx.x; i < hi; i += blockDim.x) {
 		Raw x = load(src, i, bytes, in);
-		for (int k = 0; k < size; k++) {
-			int r = (rank + k) % size; // not all to the same rank at once
-			((Raw *)control(base, r)->inbox[turn][rank])[i] = x;
+		for (int k = 0; k < copies; k++) {
+			u32 *to = (u32 *)(base[(rank + k) % copies] + half + (i64)rank * 2 * SMALL + i * STAMPED); // not all to the same rank at once
+			put_stamped(to, x.w[0], x.w[1], now);
+			put_stamped(to + 4, x.w[2], x.w[3], now);
 		}
 	}
-	meet(base, rank, size);
-	const char *inbox[RANKS];
-	for (int r = 0; r < RANKS; r++) inbox[r] = mine->inbox[turn][r];
+	const char *from = base[copies > 1 ? rank : 0] + half;
 	for (i64 i = lo + threadIdx.x; i < hi; i += blockDim.x) {
-		store(dst, i, bytes, out, fold_packs(type, op, size, inbox, i * PACK));
+		Raw x[RANKS];
+		const char *each[RANKS];
+		for (int r = 0; r < size; r += AHEAD) {
+			for (bool there = false; !there;) { // the reads of several ranks are under way at once
+				there = true;
+#pragma unroll
+				for (int k = 0; k < AHEAD; k++) {
+					if (r + k < size) {
+						const u32 *p = (const u32 *)(from + (i64)(r + k) * 2 * SMALL + i * STAMPED);
+						u32 *w = x[r + k].w;
+						bool first = get_stamped(p, w, w + 1, now), second = get_stamped(p + 4, w + 2, w + 3, now);
+						there = there && first && second;
+					}
+				}
+				if (!there) relax();
+			}
+		}
+		for (int r = 0; r < size; r++) each[r] = (const char *)&x[r];
+		store(dst, i, bytes, out, fold_packs(type, op, size, each, 0));
+	}
+	__syncthreads();
+	if (threadIdx.x == 0) epochs[blockIdx.x] = now;
+}
+
+// A message of at most SMALL bytes by way of a slot of twice as many that both ends reach, with a stamp that nothing in the
+// slot bears. The receiver waits for what bears it.
+//
+//	put_message(slot, src, bytes I64, stamp U32), get_message(dst, slot, bytes I64, stamp U32)
+extern "C" __global__ void __launch_bounds__(SMALL_BLOCK / PACK) put_message(char *slot, const char *src, i64 bytes, u32 stamp) {
+	bool in = is_aligned(src);
+	for (i64 i = grid_index(); i < (bytes + PACK - 1) / PACK; i += grid_size()) {
+		Raw x = load(src, i, bytes, in);
+		u32 *to = (u32 *)(slot + i * 2 * PACK);
+		put_stamped(to, x.w[0], x.w[1], stamp);
+		put_stamped(to + 4, x.w[2], x.w[3], stamp);
+	}
+}
+extern "C" __global__ void __launch_bounds__(SMALL_BLOCK / PACK) get_message(char *dst, const char *slot, i64 bytes, u32 stamp) {
+	bool out = is_aligned(dst);
+	for (i64 i = grid_index(); i < (bytes + PACK - 1) / PACK; i += grid_size()) {
+		const u32 *from = (const u32 *)(slot + i * 2 * PACK);
+		Raw x;
+		while (!get_stamped(from, x.w, x.w + 1, stamp)) relax();
+		while (!get_stamped(from + 4, x.w + 2, x.w + 3, stamp)) relax();
+		store(dst, i, bytes, out, x);
 	}
 }
 
@@ -250,8 +310,8 @@ extern "C" __global__ void peer_small(char *dst, const char *src, i64 bytes, int
 // meet the same block of the other ranks. At most BLOCKS blocks.
 //
 //	peer_all_reduce(dst, src, bytes I64, type I32, op I32, base, rank I32, size I32, scratch I64, room I64)
-extern "C" __global__ void peer_all_reduce(char *dst, const char *src, i64 bytes, int type, int op, char *const *base, int rank, int size,
-                                           i64 scratch, i64 room) {
+extern "C" __global__ void __launch_bounds__(ALL_REDUCE_THREADS) peer_all_reduce(char *dst, const char *src, i64 bytes, int type, int op,
+		char *const *base, int rank, int size, i64 scratch, i64 room) {
 	bool in = is_aligned(src), out = is_aligned(dst);
 	i64 packs = (bytes + PACK - 1) / PACK, slice = (packs + size - 1) / size;
 	Raw *mine = (Raw *)(base[rank] + scratch);

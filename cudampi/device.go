@@ -18,9 +18,9 @@ type Path uint8
 // says that it takes device memory; Staged.
 const (
 	Auto     Path = iota
-	Staged        // through pinned host memory: shared by the ranks of one node, else by MPI's collectives
-	AwareMPI      // device addresses go to MPI, messages only; what is small is staged
-	Peer          // collectives by copies and kernels between the devices, without MPI; messages as in the other two
+	Staged        // through pinned host memory, which the ranks of one node share; between nodes by MPI on the host
+	AwareMPI      // device addresses go to MPI, messages only; collectives of what is small are staged
+	Peer          // by copies and kernels between the devices, without MPI
 )
 
 // String returns "auto", "mpi-staged", "mpi-aware" or "mpi-peer".
@@ -36,7 +36,7 @@ type DeviceConfig struct {
 //
 // The first argument of a call is its place in a stream: what the call reads must be valid there, and what it writes is
 // valid for what follows there. Calls block as those of Comm do, until MPI's part is done; the last copies may still be
-// under way in the stream. Only Peer collectives block for nothing. With Hold the call can be made by another goroutine.
+// under way in the stream, and are to be waited for by WaitStream. Only Peer collectives block for nothing. With Hold the call can be made by another goroutine.
 //
 // All that is true of the calls of Comm holds here: what is in place, counts, reductions, errors. On Staged and AwareMPI,
 // ranks that bring different things to a collective get an error that says so, all of them, but for calls without
@@ -47,7 +47,6 @@ type DeviceComm struct {
 	dev     *cuda.Device
 	path    Path
 	reason  string
-	aware   bool // messages are given device addresses
 	in, out *cuda.Stream
 	ready   *cuda.Event
 	done    *cuda.Event
@@ -55,6 +54,8 @@ type DeviceComm struct {
 	relay   *relay
 	direct  *direct
 	peers   *Peers
+	small   *oneShot // of small all-reduces that are staged; may be nil
+	rings   *rings   // of messages, where nil msgs carries them or, on AwareMPI, MPI
 	msgs    messenger
 	x       transfer
 	list    []Message
@@ -136,8 +137,40 @@ func (k *DeviceComm) open(cfg DeviceConfig) error {
 			k.path, k.reason = AwareMPI, said.Reason
 		}
 	}
-	k.aware = k.path == AwareMPI || k.path == Peer && aware
+	if k.seg != nil && k.path != Peer {
+		var own *kernels
+		if k.direct != nil {
+			own = k.direct.k
+		}
+		if k.small, err = openOneShot(k.c, k.dev, own); err != nil {
+			k.reason += "; small all-reduces by copies, since " + strings.ReplaceAll(err.Error(), "\n", "; ")
+		}
+	}
+	if k.path == Peer || k.path == Staged && k.seg != nil {
+		if err := k.openRings(); err != nil {
+			k.reason += "; messages through MPI on the host, since " + strings.ReplaceAll(err.Error(), "\n", "; ")
+		}
+	}
 	return nil
+}
+
+func (k *DeviceComm) openRings() (err error) {
+	shape, own := hostRings, (*kernels)(nil)
+	if k.small != nil {
+		own = k.small.k
+	}
+	if k.path == Peer {
+		shape = deviceRings
+		apart, err := k.c.apart(k.dev)
+		if err != nil {
+			return err
+		}
+		if apart {
+			own = k.peers.k
+		}
+	}
+	k.rings, err = openRings(k.c, k.dev, own, shape, k.path == Peer)
+	return err
 }
 
 func (k *DeviceComm) alloc() (err error) {
@@ -177,6 +210,12 @@ func (k *DeviceComm) Close() error {
 
 func (k *DeviceComm) close() error {
 	var err error
+	if k.rings != nil {
+		err = errors.Join(err, k.rings.close())
+	}
+	if k.small != nil {
+		err = errors.Join(err, k.small.close())
+	}
 	if k.peers != nil {
 		err = errors.Join(err, k.peers.Close())
 	}
@@ -296,7 +335,7 @@ func (k *DeviceComm) do(p Point, check error) error {
 		}
 	}
 	bytes := x.n * x.t.Size()
-	alone := k.c.size == 1 || k.path == Peer || bytes <= smallBytes
+	alone := k.c.size == 1 || k.path == Peer || bytes <= smallBytes || k.path == AwareMPI && bytes >= directMin
 	in, out, err := k.begin(p, alone)
 	if err == nil {
 		err = k.keep(out)
@@ -315,6 +354,13 @@ func (k *DeviceComm) do(p Point, check error) error {
 	case agreed && x.n*x.t.Size() >= directMin:
 		if err = k.passed(out); err == nil { // MPI knows nothing of streams
 			err = k.direct.carryOut(x, out)
+		}
+	case k.small != nil && x.what == allReduce && bytes <= min(smallBytes, smallMost):
+		if !agreed {
+			err = k.seg.agree(x)
+		}
+		if err == nil {
+			err = k.small.allReduce(x, out)
 		}
 	case k.seg != nil:
 		err = k.seg.carryOut(x, in, out, agreed)
@@ -359,6 +405,9 @@ func (k *DeviceComm) agree() error {
 
 // passed waits until the device has come to the end of s.
 func (k *DeviceComm) passed(s *cuda.Stream) error {
+	if done, err := s.Query(); done || err != nil { // cheaper than an event, where the host has waited before
+		return err
+	}
 	if err := k.done.Record(s); err != nil {
 		return err
 	}

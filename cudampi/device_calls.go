@@ -171,14 +171,30 @@ func (k *DeviceComm) Exchange(p Point, messages ...Message) error {
 	if err := k.hostOnly(p, "Exchange"); err != nil {
 		return k.end(p, true, err)
 	}
-	alone := bytes <= smallBytes
+	aware := k.path == AwareMPI
+	alone := aware || bytes <= smallBytes
 	in, out, err := k.begin(p, alone)
-	if err == nil && k.aware {
+	switch {
+	case err != nil:
+	case aware:
 		err = k.send(messages, out)
-	} else if err == nil {
+	case k.rings != nil:
+		err = k.pass(messages, in, out)
+	default:
 		err = k.stage(messages, in, out)
 	}
 	return k.end(p, alone, err)
+}
+
+// pass has messages go through memory that both ends reach.
+func (k *DeviceComm) pass(messages []Message, in, out *cuda.Stream) error {
+	for _, m := range messages {
+		if err := k.rings.add(m); err != nil {
+			k.rings.forget()
+			return err
+		}
+	}
+	return k.rings.run(in, out)
 }
 
 // send gives device addresses to MPI.
@@ -202,7 +218,7 @@ func (k *DeviceComm) stage(messages []Message, in, out *cuda.Stream) error {
 }
 
 // Send sends n elements at src to rank to, which takes them by Recv, SendRecv or Exchange. It blocks until src may change
-// in the order of the stream, for a large message until the receiver is there; to oneself it may never return.
+// in the order of the stream, at most until the receiver has all of it; to oneself it may never return.
 func (k *DeviceComm) Send(p Point, src unsafe.Pointer, n int, t elem.Type, to int) error {
 	k.list = append(k.list[:0], Message{src, n, t, to, false})
 	return k.Exchange(p, k.list...)

@@ -1,6 +1,7 @@
 package cudampi
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -50,6 +51,7 @@ func onDevices(t *testing.T, ranks []int, env map[string]string, fn func(t *test
 	}
 	if !onGPU() {
 		compile = func(int) ([]byte, error) { return []byte("image"), nil }
+		compiler = compile
 	}
 	onRanks(t, ranks, func(t *testing.T, c *Comm) {
 		d := must1(cuda.Open(c.rank % must1(cuda.Count())(t)))(t)
@@ -78,7 +80,11 @@ func double(t *testing.T) string {
 func small() {
 	chunkBytes, relayBytes, messageBytes = 1024, 1024, 512
 	smallBytes, directMin, directRoom, peerRoom = 64, 256, 16<<10, 4096
+	hostRings, deviceRings = ringShape{3 * 2048, 512, 256, 256}, ringShape{3 * 4096, 1024, 256, 512}
 }
+
+// compiler is what compile is but where a way does without.
+var compiler = compile
 
 // way is a DeviceComm, how it works, and the stream that the test uses it on.
 type way struct {
@@ -94,11 +100,16 @@ func everyWay(t *testing.T, c *Comm, d *cuda.Device, fn func(t *testing.T, w way
 		name   string
 		shared int
 		path   Path
-	}{{"segment", segmentRanks, Staged}, {"relay", 0, Staged}, {"aware", segmentRanks, AwareMPI}, {"peer", segmentRanks, Peer}} {
+		kernel bool
+	}{{"segment", segmentRanks, Staged, true}, {"copies", segmentRanks, Staged, false}, {"relay", 0, Staged, false},
+		{"aware", segmentRanks, AwareMPI, true}, {"peer", segmentRanks, Peer, true}} {
 		if a, err := CUDAAware(); onGPU() && v.path == AwareMPI && (err != nil || !a.Yes) {
 			continue // it would crash
 		}
-		mostShared = v.shared
+		mostShared, compile = v.shared, compiler
+		if !v.kernel {
+			compile = func(int) ([]byte, error) { return nil, errors.New("no compiler") }
+		}
 		k, err := c.OnDevice(d, DeviceConfig{Path: v.path})
 		must(t, err)
 		if want := v.path; k.Path() != want && c.size > 1 || k.Reason() == "" {
@@ -106,6 +117,12 @@ func everyWay(t *testing.T, c *Comm, d *cuda.Device, fn func(t *testing.T, w way
 		}
 		if (k.seg != nil) != (v.shared > 0 && c.size > 1) {
 			t.Fatalf("%s: a segment is there: %v (%s)", v.name, k.seg != nil, k.Reason())
+		}
+		if got, want := k.small != nil, k.seg != nil && v.kernel && v.path != Peer; got != want && !onGPU() {
+			t.Fatalf("%s: small all-reduces have a kernel: %v (%s)", v.name, got, k.Reason())
+		}
+		if got, want := k.rings != nil, k.seg != nil && v.path != AwareMPI; got != want {
+			t.Fatalf("%s: messages have rings: %v (%s)", v.name, got, k.Reason())
 		}
 		s, err := d.NewStream(0)
 		must(t, err)

@@ -19,7 +19,24 @@ var kernelSource string
 type kernels struct {
 	module                              *cuda.Module
 	fold, barrier, small, peerAllReduce *cuda.Function
+	putMessage, getMessage              *cuda.Function
 }
+
+// Threads of the blocks that the kernels are launched with: the launch bounds of device.cu.
+const (
+	foldThreads      = 256
+	barrierThreads   = 32
+	smallThreads     = smallBlock / 16
+	allReduceThreads = 512
+)
+
+// Of device.cu.
+const (
+	peerRanks  = 16
+	smallMost  = 16 << 10 // bytes of a small all-reduce or message
+	smallBlock = 2 << 10  // those that a block does
+	smallInbox = 2 * peerRanks * 2 * smallMost
+)
 
 // compile is what makes an image of the source; a test that has no compiler sets another.
 var compile = func(capability int) ([]byte, error) {
@@ -70,18 +87,35 @@ func newKernels(d *cuda.Device, image []byte) (k *kernels, err error) {
 	if k.module, err = d.LoadModule(image); err != nil {
 		return k, err
 	}
-	for _, f := range []struct {
-		at   **cuda.Function
-		name string
-	}{{&k.fold, "fold"}, {&k.barrier, "peer_barrier"}, {&k.small, "peer_small"}, {&k.peerAllReduce, "peer_all_reduce"}} {
+	for _, f := range k.table() {
 		if *f.at, err = k.module.Function(f.name); err != nil {
 			return k, err
 		}
 		if err := (*f.at).Load(); err != nil { // not in the first call, which may be captured
 			return k, err
 		}
+		most, err := (*f.at).MaxThreads()
+		if err != nil {
+			return k, err
+		}
+		if most < f.threads {
+			return k, fmt.Errorf("cudampi: kernel %s was compiled for blocks of at most %d threads, and %d are needed", f.name, most, f.threads)
+		}
 	}
 	return k, nil
+}
+
+// entry is a kernel by its name, and the threads of its blocks.
+type entry struct {
+	at      **cuda.Function
+	name    string
+	threads int
+}
+
+func (k *kernels) table() []entry {
+	return []entry{{&k.fold, "fold", foldThreads}, {&k.barrier, "peer_barrier", barrierThreads},
+		{&k.small, "small_all_reduce", smallThreads}, {&k.peerAllReduce, "peer_all_reduce", allReduceThreads},
+		{&k.putMessage, "put_message", smallThreads}, {&k.getMessage, "get_message", smallThreads}}
 }
 
 func (k *kernels) close() error {
@@ -117,8 +151,8 @@ func (c *Comm) sameOnAll(mine error) error {
 
 // foldGrid is a grid whose threads loop over bytes, 16 at a time.
 func foldGrid(bytes int) (blocks, threads [3]int) {
-	const block = 256
-	return [3]int{min((bytes+16*block-1)/(16*block), 1024), 1, 1}, [3]int{block, 1, 1}
+	const each = 16 * foldThreads
+	return [3]int{min((bytes+each-1)/each, 1024), 1, 1}, [3]int{foldThreads, 1, 1}
 }
 
 // foldOn enqueues dst = op over the ranks r of the n elements at table[r] + offset bytes. table is in device memory; what
@@ -130,4 +164,64 @@ func (k *kernels) foldOn(s *cuda.Stream, dst, table unsafe.Pointer, offset, n in
 	blocks, threads := foldGrid(n * t.Size())
 	args := [...]uint64{uint64(uintptr(dst)), uint64(uintptr(table)), uint64(offset), uint64(n * t.Size()), uint64(t), uint64(op), uint64(size)}
 	return s.Launch(k.fold, blocks, threads, 0, args[:])
+}
+
+// smallOn enqueues an all-reduce of at most smallMost bytes. table is in device memory and names copies places, in each of
+// which the inbox lies at offset; epochs is a word of device memory for each block, at first 0 as the inboxes are.
+func (k *kernels) smallOn(s *cuda.Stream, c *Comm, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op,
+	table unsafe.Pointer, copies, offset int, epochs unsafe.Pointer) error {
+	bytes := n * t.Size()
+	args := [...]uint64{uint64(uintptr(dst)), uint64(uintptr(src)), uint64(bytes), uint64(t), uint64(op), uint64(uintptr(table)),
+		uint64(copies), uint64(offset), uint64(uintptr(epochs)), uint64(c.rank), uint64(c.size)}
+	blocks := (bytes + smallBlock - 1) / smallBlock
+	return s.Launch(k.small, [3]int{blocks, 1, 1}, [3]int{smallThreads, 1, 1}, 0, args[:])
+}
+
+// messageOn enqueues a message of at most smallMost bytes from src to a slot, or from a slot to dst.
+func (k *kernels) messageOn(s *cuda.Stream, f *cuda.Function, dst, src unsafe.Pointer, bytes int, stamp uint32) error {
+	args := [...]uint64{uint64(uintptr(dst)), uint64(uintptr(src)), uint64(bytes), uint64(stamp)}
+	return s.Launch(f, [3]int{(bytes + smallBlock - 1) / smallBlock, 1, 1}, [3]int{smallThreads, 1, 1}, 0, args[:])
+}
+
+// apart says whether every rank has a device of its own. Kernels of ranks that share one wait for each other in turns of
+// milliseconds. Collective.
+func (c *Comm) apart(d *cuda.Device) (bool, error) {
+	const room = 48
+	all := make([][room]byte, c.size+1)
+	copy(all[c.size][:], d.UUID())
+	if err := c.AllGather(unsafe.Pointer(&all[0]), unsafe.Pointer(&all[c.size]), room, elem.Uint8); err != nil {
+		return false, err
+	}
+	seen := make(map[[room]byte]bool, c.size)
+	for _, id := range all[:c.size] {
+		seen[id] = true
+	}
+	return len(seen) == c.size, nil
+}
+
+// sequence puts calls that share memory of the device one after the other, on whatever streams they come.
+type sequence struct {
+	last *cuda.Stream
+	done *cuda.Event
+}
+
+// next does fn on s after what other streams have been given. In a capture, that is up to who captures.
+func (q *sequence) next(s *cuda.Stream, fn func() error) error {
+	capturing, err := s.Capturing()
+	if err != nil {
+		return err
+	}
+	if capturing {
+		return fn()
+	}
+	if q.last != nil && q.last != s {
+		if err := s.Wait(q.done); err != nil {
+			return err
+		}
+	}
+	if err := fn(); err != nil {
+		return err
+	}
+	q.last = s
+	return q.done.Record(s)
 }

@@ -1,14 +1,17 @@
 package cudampi
 
 import (
+	"bytes"
+	"debug/elf"
+	"encoding/binary"
 	"fmt"
-	"strings"
 	"testing"
 
 	"lockstep/cuda/nvrtc"
 )
 
-// TestKernelsCompile compiles with the real compiler, which needs no GPU.
+// TestKernelsCompile compiles with the real compiler, which needs no GPU, and checks that the blocks that kernels are
+// launched with find the registers they need.
 func TestKernelsCompile(t *testing.T) {
 	if err := nvrtc.Load(); err != nil {
 		t.Skip(err)
@@ -19,11 +22,59 @@ func TestKernelsCompile(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for _, name := range []string{"fold", "peer_barrier", "peer_small", "peer_all_reduce"} {
-				if !strings.Contains(string(image), "\x00"+name+"\x00") {
-					t.Errorf("the binary has no kernel %s", name)
+			registers, threads := needs(t, image)
+			for _, k := range (&kernels{}).table() {
+				const all = 65536 // of a multiprocessor
+				n, ok := registers[k.name]
+				if each := (n + 7) / 8 * 8; !ok || n == 0 || each*k.threads > all {
+					t.Errorf("%s needs %d registers (in the binary: %v): blocks of %d threads cannot be launched", k.name, n, ok, k.threads)
+				}
+				if threads[k.name] != k.threads {
+					t.Errorf("%s is compiled for blocks of %d threads, and launched with %d", k.name, threads[k.name], k.threads)
 				}
 			}
 		})
 	}
+}
+
+// needs returns the registers that each kernel of a binary needs, and the largest block that it is compiled for.
+// Source: the attributes REGCOUNT and MAX_THREADS as cuobjdump -elf shows them; each has a format, a kind, and for format 4
+// a length and as many bytes.
+func needs(t *testing.T, image []byte) (registers, threads map[string]int) {
+	t.Helper()
+	image = bytes.Clone(image)
+	copy(image[20:], []byte{1, 0, 0, 0}) // CUDA has its own version there
+	f, err := elf.NewFile(bytes.NewReader(image))
+	if err != nil {
+		t.Fatal(err)
+	}
+	symbols, err := f.Symbols()
+	if err != nil {
+		t.Fatal(err)
+	}
+	registers, threads = make(map[string]int), make(map[string]int)
+	const prefix, registerCount, maxThreads = ".nv.info", 0x2f, 0x05
+	for _, s := range f.Sections {
+		if len(s.Name) < len(prefix) || s.Name[:len(prefix)] != prefix {
+			continue
+		}
+		data, err := s.Data()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for word := binary.LittleEndian.Uint32; len(data) >= 4; {
+			length := 4
+			if data[0] == 4 {
+				length += int(binary.LittleEndian.Uint16(data[2:]))
+			}
+			switch body := data[4:length]; data[1] {
+			case registerCount:
+				registers[symbols[word(body)-1].Name] = int(word(body[4:]))
+			case maxThreads:
+				threads[s.Name[len(prefix)+1:]] = int(word(body) * word(body[4:]) * word(body[8:]))
+			}
+			data = data[length:]
+		}
+	}
+	return registers, threads
 }

@@ -148,11 +148,9 @@ func (w *Window) close() error {
 
 // Of device.cu.
 const (
-	peerBlocks    = 64
-	peerRanks     = 16
-	peerSmall     = 16 << 10
-	peerSmallEach = 2 << 10
-	controlBytes  = 4*peerBlocks + 4*peerBlocks*peerRanks + 2*peerRanks*peerSmall
+	peerBlocks   = 64
+	inboxOffset  = 4*peerBlocks + 4*peerBlocks*peerRanks // after the epochs of the blocks and their flags
+	controlBytes = inboxOffset + smallInbox
 )
 
 // peerRoom is the default of OpenPeers; tests lower it.
@@ -163,8 +161,7 @@ var peerRoom = 16 << 20
 // of one begins before the one before is over. AllReduce and Barrier may be captured in a graph: what orders the ranks is
 // counted on the devices. Ranks that bring other lengths than the others wait for ever, as with NCCL.
 //
-// An all-reduce of up to 16 KiB is one kernel in which each rank writes to all others and all meet once, about 5 us. A
-// larger one takes 4 n bytes of each device's memory and 2 (p-1)/p n of its link in each direction, twice: with 4 ranks,
+// An all-reduce of up to 16 KiB is one kernel in which each rank writes to all others once, about 4 us. A larger one takes 4 n bytes of each device's memory and 2 (p-1)/p n of its link in each direction, twice: with 4 ranks,
 // 64 MiB and 350 GB/s about 0.4 ms. Of the others each is a copy to scratch memory, a meeting, copies from the others'
 // scratch memory, and a meeting.
 type Peers struct {
@@ -175,8 +172,7 @@ type Peers struct {
 	room   int
 	blocks int
 	win    *Window
-	last   *cuda.Stream
-	done   *cuda.Event
+	order  sequence
 }
 
 // OpenPeers allocates device memory for collectives between the devices, room bytes for what goes out and as much for
@@ -213,7 +209,7 @@ func (p *Peers) alloc() (err error) {
 	if p.mem, err = p.dev.Malloc(controlBytes + 2*p.room); err != nil {
 		return err
 	}
-	if p.done, err = p.dev.NewEvent(false); err != nil {
+	if p.order.done, err = p.dev.NewEvent(false); err != nil {
 		return err
 	}
 	return onStream(p.dev, func(s *cuda.Stream) error { return s.Fill(p.mem, 4, 0, controlBytes/4) })
@@ -221,10 +217,10 @@ func (p *Peers) alloc() (err error) {
 
 func (p *Peers) free() error {
 	err := errors.Join(p.dev.Free(p.mem), p.k.close())
-	if p.done != nil {
-		err = errors.Join(err, p.done.Close())
+	if p.order.done != nil {
+		err = errors.Join(err, p.order.done.Close())
 	}
-	p.mem, p.k, p.done = nil, nil, nil
+	p.mem, p.k, p.order = nil, nil, sequence{}
 	return err
 }
 
@@ -239,36 +235,15 @@ func (p *Peers) Close() error {
 
 // Barrier enqueues on s a wait of the device until all ranks have come to it.
 func (p *Peers) Barrier(s *cuda.Stream) error {
-	return p.inOrder(s, func() error { return p.barrier(s) })
+	return p.order.next(s, func() error { return p.barrier(s) })
 }
 
 func (p *Peers) barrier(s *cuda.Stream) error {
 	args := [...]uint64{p.table(), uint64(p.c.rank), uint64(p.c.size)}
-	return s.Launch(p.k.barrier, [3]int{1, 1, 1}, [3]int{32, 1, 1}, 0, args[:])
+	return s.Launch(p.k.barrier, [3]int{1, 1, 1}, [3]int{barrierThreads, 1, 1}, 0, args[:])
 }
 
 func (p *Peers) table() uint64 { return uint64(uintptr(p.win.table)) }
-
-// inOrder does fn after what other streams have been given. In a capture, that is up to who captures.
-func (p *Peers) inOrder(s *cuda.Stream, fn func() error) error {
-	capturing, err := s.Capturing()
-	if err != nil {
-		return err
-	}
-	if capturing {
-		return fn()
-	}
-	if p.last != nil && p.last != s {
-		if err := s.Wait(p.done); err != nil {
-			return err
-		}
-	}
-	if err := fn(); err != nil {
-		return err
-	}
-	p.last = s
-	return p.done.Record(s)
-}
 
 // AllReduce enqueues on s what Comm.AllReduce does, on device memory. In place: dst is src.
 func (p *Peers) AllReduce(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
@@ -279,7 +254,7 @@ func (p *Peers) AllReduce(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem
 	if err := p.c.checkOp(name, op); err != nil {
 		return err
 	}
-	return p.inOrder(s, func() error {
+	return p.order.next(s, func() error {
 		limit := p.room / t.Size()
 		for lo := 0; lo < n; lo += limit {
 			if err := p.allReduce(s, at(dst, lo, t), at(src, lo, t), min(limit, n-lo), t, op); err != nil {
@@ -292,15 +267,14 @@ func (p *Peers) AllReduce(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem
 
 func (p *Peers) allReduce(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
 	bytes := n * t.Size()
+	if bytes <= smallMost {
+		return p.k.smallOn(s, p.c, dst, src, n, t, op, p.win.table, p.c.size, inboxOffset, p.mem)
+	}
 	args := [...]uint64{uint64(uintptr(dst)), uint64(uintptr(src)), uint64(bytes), uint64(t), uint64(op), p.table(),
 		uint64(p.c.rank), uint64(p.c.size), controlBytes, uint64(p.room)}
-	if bytes <= peerSmall {
-		blocks := (bytes + peerSmallEach - 1) / peerSmallEach
-		return s.Launch(p.k.small, [3]int{blocks, 1, 1}, [3]int{peerSmallEach / 16, 1, 1}, 0, args[:8])
-	}
-	const block = 512
-	blocks := min(p.blocks, (bytes/p.c.size+16*block-1)/(16*block))
-	return s.Launch(p.k.peerAllReduce, [3]int{max(blocks, 1), 1, 1}, [3]int{block, 1, 1}, 0, args[:])
+	const each = 16 * allReduceThreads
+	blocks := min(p.blocks, (bytes/p.c.size+each-1)/each)
+	return s.Launch(p.k.peerAllReduce, [3]int{max(blocks, 1), 1, 1}, [3]int{allReduceThreads, 1, 1}, 0, args[:])
 }
 
 // carryOut enqueues a transfer on s.
@@ -316,7 +290,7 @@ func (p *Peers) carryOut(x *transfer, s *cuda.Stream) error {
 		}
 		x.n = int(*n)
 	}
-	return p.inOrder(s, func() error {
+	return p.order.next(s, func() error {
 		x.cut(p.room, false)
 		for k := range x.steps() {
 			if err := p.step(x, k, s); err != nil {

@@ -22,11 +22,22 @@ type activity struct {
 	what    atomic.Uint64 // kind, type, op and root
 	n       atomic.Int64
 	flight  *flight // of calls on a GPU, which end later than they are left; nil on the host
+	ledger  ledger
 }
 
-// enter notes a call; with everyone one that all ranks of the communicator make.
-func (a *activity) enter(kind cmdKind, t elem.Type, op elem.Op, root, n int, everyone bool) {
-	what := uint64(kind) | uint64(t)<<8 | uint64(op)<<16 | uint64(uint32(root))<<32
+// enter notes a call, which came from site, or where that is nil from this stack.
+func (a *activity) enter(c *call, site *ccall.Site) {
+	everyone := c.everyone()
+	what := a.set(c.kind, c.typ, c.op, c.root, c.n, everyone)
+	if everyone {
+		a.ledger.note(c, what, site)
+	}
+}
+
+// set makes a call the one that was entered last, and returns what it keeps of it; with
+// everyone one that all ranks of the communicator make.
+func (a *activity) set(kind cmdKind, t elem.Type, op elem.Op, root, n int, everyone bool) (what uint64) {
+	what = uint64(kind) | uint64(t)<<8 | uint64(op)<<16 | uint64(uint32(root))<<32
 	if everyone {
 		what |= ofEveryone
 		a.calls.Add(1)
@@ -34,6 +45,7 @@ func (a *activity) enter(kind cmdKind, t elem.Type, op elem.Op, root, n int, eve
 	a.what.Store(what)
 	a.n.Store(int64(n))
 	a.entered.Add(1)
+	return what
 }
 
 // ofEveryone marks in activity.what a call in which every rank takes part.
@@ -47,8 +59,13 @@ func (a *activity) last() string {
 }
 
 func describe(what uint64, n int64) string {
-	c := call{kind: cmdKind(what), typ: elem.Type(what >> 8), op: elem.Op(uint8(what >> 16)), root: int(int32(what >> 32)), n: int(n)}
+	c := callOf(what, n)
 	return c.String()
+}
+
+// callOf is a call as activity keeps it.
+func callOf(what uint64, n int64) call {
+	return call{kind: cmdKind(what), typ: elem.Type(what >> 8), op: elem.Op(uint8(what >> 16)), root: int(int32(what >> 32)), n: int(n)}
 }
 
 var kindNames = map[cmdKind]string{
@@ -131,7 +148,7 @@ type commReport struct {
 	Calls   uint64 `json:"calls"`
 	Last    string `json:"last,omitempty"`
 	Alone   bool   `json:"alone,omitempty"` // Last is a message or a group of messages
-	At      string `json:"at,omitempty"`    // of calls on a GPU, "from" where Last was called or "after" which place; else the stack shows it
+	At      string `json:"at,omitempty"`    // "from" where Last was called, for calls on a GPU; else the stack shows it
 }
 
 // queueReport is a stream with work on it.
@@ -140,7 +157,7 @@ type queueReport struct {
 	Waiting uint64 `json:"waiting"`           // on a GPU those that are not known to have run
 	Device  bool   `json:"device,omitempty"`  // it is on a GPU
 	Command string `json:"command,omitempty"` // that runs, or waits to; on a GPU the first collective of these
-	At      string `json:"at,omitempty"`      // "from" where it was enqueued, or "after" which place
+	At      string `json:"at,omitempty"`      // "from" where it was enqueued
 }
 
 // goroutine is one of the program's.

@@ -3,6 +3,8 @@ package spmd
 import (
 	"strings"
 	"testing"
+
+	"lockstep/cudampi"
 )
 
 // TestFirstFree: which GPU the last of the ranks of a node takes; a word is what a
@@ -65,6 +67,22 @@ func TestDifference(t *testing.T) {
 	} {
 		if got := difference(tc.all); got != tc.want {
 			t.Errorf("%v: %q, want %q", tc.all, got, tc.want)
+		}
+	}
+}
+
+// TestPathsOfMPI: --collectives takes the names that the start line shows.
+func TestPathsOfMPI(t *testing.T) {
+	for _, p := range []cudampi.Path{cudampi.Staged, cudampi.AwareMPI, cudampi.Peer} {
+		c := Config{Collectives: p.String()}
+		if got, byMPI := c.mpiPath(); got != p || !byMPI || c.check() != nil {
+			t.Errorf("--collectives %v is %v, %v, %v", p, got, byMPI, c.check())
+		}
+	}
+	for name, want := range map[string]bool{"": false, "auto": false, "nccl": false, "mpi": true} {
+		c := Config{Collectives: name}
+		if got, byMPI := c.mpiPath(); got != cudampi.Auto || byMPI != want {
+			t.Errorf("--collectives %q is %v, %v", name, got, byMPI)
 		}
 	}
 }

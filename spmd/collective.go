@@ -11,6 +11,8 @@ import (
 // AllReduce sets dst[i] to op over all ranks of src[i], on every rank. dst may be
 // src. All ranks get the same bits.
 // Source: mpi.h, MPI_Allreduce; nccl.h, ncclAllReduce.
+//
+//go:noinline
 func AllReduce[T Elem](c Comm, dst, src Buffer[T], op Op) error {
 	if dst.n != src.n {
 		return lengthError("AllReduce", "dst", dst.n, "src", src.n)
@@ -190,7 +192,7 @@ func Send[T Elem](c Comm, src Buffer[T], to int) error {
 		if err := mpiTurns.enter(mpiTurns.take(1)); err != nil {
 			return err
 		}
-		c.st.activity.enter(cmdSend, elem.Of[T](), 0, to, src.n, false)
+		c.st.activity.set(cmdSend, elem.Of[T](), 0, to, src.n, false)
 		err := m.Send(src.addr(), src.n, elem.Of[T](), to)
 		c.st.activity.leave()
 		mpiTurns.leave()
@@ -209,7 +211,7 @@ func Recv[T Elem](c Comm, dst Buffer[T], from int) error {
 		if err := mpiTurns.enter(mpiTurns.take(1)); err != nil {
 			return err
 		}
-		c.st.activity.enter(cmdRecv, elem.Of[T](), 0, from, dst.n, false)
+		c.st.activity.set(cmdRecv, elem.Of[T](), 0, from, dst.n, false)
 		err := m.Recv(dst.addr(), dst.n, elem.Of[T](), from)
 		c.st.activity.leave()
 		mpiTurns.leave()
@@ -236,6 +238,8 @@ func SendRecv[T Elem](c Comm, dst Buffer[T], from int, src Buffer[T], to int) er
 // Barrier returns when every rank of c has called it. On a Comm with a stream it
 // holds back that stream instead.
 // Source: mpi.h, MPI_Barrier.
+//
+//go:noinline
 func Barrier(c Comm) error {
 	cmd := call{kind: cmdBarrier}
 	return collective(c, "Barrier", &cmd, Buffer[uint8]{}, Buffer[uint8]{}, 0)

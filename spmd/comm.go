@@ -29,9 +29,14 @@ type commState struct {
 	splits   int    // made of it so far
 	activity activity
 	compared uint64              // collectives that --check has seen
+	pulsed   uint64              // collectives of which the other ranks have been told
 	nccl     *nccl.Comm          // nil on the host, and for one rank
 	ownsNCCL bool                // it is not the world's
+	sym      *symComm            // carries some collectives on symmetric memory; nil where there is none
+	noSym    bool                // and there will be none
+	known    []known             // memory that nccl, if it is its own, and sym have registered
 	dev      *cudampi.DeviceComm // carries GPU memory through MPI; else nil
+	mirror   *cudampi.DeviceComm // does so beside NCCL, where both are compared
 	rank     int
 	size     int
 	open     *group // between the start and the end of Group
@@ -87,7 +92,7 @@ func (c Comm) Split(color, key int) (Comm, error) {
 	if m != nil {
 		st = w.addComm(m, fmt.Sprintf("%s/%d:%d", c.st.id, c.st.splits, color)).st
 	}
-	if w.courier != nil && m != nil {
+	if m != nil {
 		if err := st.openDevice(); err != nil {
 			return Comm{}, err
 		}
@@ -98,6 +103,11 @@ func (c Comm) Split(color, key int) (Comm, error) {
 		}
 		if err := w.openNCCL(st, c.st.nccl, color, key); err != nil {
 			return Comm{}, err
+		}
+		if w.symmetric != nil && st.ownsNCCL {
+			if err := w.symmetric.enter(st); err != nil {
+				return Comm{}, err
+			}
 		}
 	}
 	return Comm{st: st}, nil
@@ -380,7 +390,7 @@ func (c *call) communicate(turn uint64) error {
 		mpiTurns.leave()
 		return err
 	}
-	c.comm.activity.enter(c.kind, c.typ, c.op, c.root, c.n, c.everyone())
+	c.comm.activity.enter(c, c.site)
 	err := c.enterMPI()
 	c.comm.activity.leave()
 	mpiTurns.leave()

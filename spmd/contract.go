@@ -19,24 +19,25 @@ const contractEvery = 64
 // different ones.
 var ErrContract = errors.New("the ranks called different collectives")
 
-// contract is what all ranks of a collective must bring, and where each made the
-// call, in a form that MPI can move.
+// terms are what all ranks of a collective must bring.
+type terms struct{ kind, typ, op, root, n int64 }
+
+// contract is the terms, and where a rank made the call, in a form that MPI can move.
 type contract struct {
-	kind, typ, op, root int64
-	n                   int64
-	site                [104]byte
+	terms
+	site [104]byte
 }
 
-// ofCall is the contract of a call; without site, which may differ.
-func ofCall(c *call) contract {
-	k := contract{kind: int64(c.kind), typ: int64(c.typ), op: int64(c.op), root: int64(c.root), n: int64(c.n)}
+// ofCall are the terms of a call.
+func ofCall(c *call) terms {
+	k := terms{kind: int64(c.kind), typ: int64(c.typ), op: int64(c.op), root: int64(c.root), n: int64(c.n)}
 	switch c.kind {
 	case cmdAllGatherV, cmdReduceScatterV, cmdGatherV, cmdScatterV:
 		k.n = int64(sum(c.counts))
 	case cmdAllToAllV:
 		k.n = 0 // every rank has its own
-	case cmdBarrier:
-		k.typ = 0
+	case cmdBarrier, cmdGroup, cmdGraph:
+		k = terms{kind: int64(c.kind)}
 	}
 	if !c.kind.reduces() {
 		k.op = 0
@@ -44,7 +45,7 @@ func ofCall(c *call) contract {
 	return k
 }
 
-func (k *contract) hash() uint64 {
+func (k *terms) hash() uint64 {
 	h := uint64(0)
 	for _, v := range [...]int64{k.kind, k.typ, k.op, k.root, k.n} {
 		h = mix(h + uint64(v))
@@ -54,9 +55,13 @@ func (k *contract) hash() uint64 {
 
 func (k *contract) String() string {
 	site, _, _ := bytes.Cut(k.site[:], []byte{0})
-	s := fmt.Sprintf("at %s: %s", site, cmdKind(k.kind))
+	return fmt.Sprintf("at %s: %v", site, &k.terms)
+}
+
+func (k *terms) String() string {
+	s := cmdKind(k.kind).String()
 	switch kind := cmdKind(k.kind); {
-	case kind == cmdBarrier:
+	case kind == cmdBarrier, kind == cmdGroup, kind == cmdGraph:
 		return s
 	case kind == cmdAllToAllV:
 		s += " of " + elem.Type(k.typ).String()
@@ -77,6 +82,7 @@ const (
 	checkOff = iota
 	checkSome
 	checkAll
+	checkBoth // and NCCL with MPI: see crossCheck
 )
 
 // checkContract compares the call over the ranks of its communicator before it is
@@ -91,7 +97,7 @@ func (c *call) checkContract() error {
 	if st.w.check == checkSome && (st.compared-1)%contractEvery != 0 {
 		return nil
 	}
-	mine := ofCall(c)
+	mine := contract{terms: ofCall(c)}
 	h := int64(mine.hash())
 	x := [2]int64{h, ^h}
 	if err := st.mpi.AllReduce(unsafe.Pointer(&x), unsafe.Pointer(&x), 2, elem.Int64, Min); err != nil {

@@ -1,7 +1,6 @@
 package spmd
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"hash/fnv"
@@ -95,16 +94,22 @@ func (w *World) chooseDevice(node *cudampi.Comm) error {
 		w.why = "--device host"
 		return nil
 	}
-	done := w.startup.begin("context")
-	err := w.findGPU(node)
-	done()
+	defer w.startup.begin("context")()
+	index, err := w.findGPU(node)
 	reason, rank, err := w.agree(err)
 	if err != nil {
 		return err
 	}
 	if rank < 0 {
 		w.why = "every rank has a GPU of its own"
-		return nil
+		if err := w.chooseCarrier(); err != nil {
+			return err
+		}
+		w.gpu, err = openGPU(index)
+		reason, rank, err = w.agree(err)
+		if err != nil || rank < 0 {
+			return err
+		}
 	}
 	if w.gpu != nil {
 		if err := w.gpu.close(); err != nil {
@@ -123,8 +128,8 @@ func (w *World) chooseDevice(node *cudampi.Comm) error {
 	switch {
 	case w.cfg.Device == "cuda":
 		return Usage(fmt.Errorf("--device cuda: %s", what))
-	case w.cfg.Collectives == "nccl":
-		return Usage(fmt.Errorf("--collectives nccl: %s", what))
+	case w.cfg.Collectives == "nccl" || strings.HasPrefix(w.cfg.Collectives, "mpi-"):
+		return Usage(fmt.Errorf("--collectives %s: %s", w.cfg.Collectives, what))
 	case reason.kind == reasonTooMany:
 		return Usage(errors.New(what))
 	}
@@ -134,13 +139,16 @@ func (w *World) chooseDevice(node *cudampi.Comm) error {
 	if w.fellBack {
 		w.why = "the GPU is not used: " + what
 	}
+	if w.cfg.Check == "both" {
+		w.why += nothingToCompare
+	}
 	return nil
 }
 
-// findGPU chooses among the GPUs that the rank sees and opens its own. The ranks
+// findGPU chooses among the GPUs that the rank sees, by their index. The ranks
 // of a node, in their order, take the first one that none before them has: the
 // local rank's where all see the same, the only one where each sees its own.
-func (w *World) findGPU(node *cudampi.Comm) error {
+func (w *World) findGPU(node *cudampi.Comm) (int, error) {
 	const most, idBytes = 64, 48
 	var mine [most * idBytes]byte
 	n, err := visibleGPUs(func(i int, id string) {
@@ -150,13 +158,13 @@ func (w *World) findGPU(node *cudampi.Comm) error {
 	})
 	all := make([]byte, len(mine)*node.Size())
 	if e := node.AllGather(unsafe.Pointer(&all[0]), unsafe.Pointer(&mine[0]), len(mine), elem.Uint8); e != nil {
-		return e // MPI failed: nothing else matters
+		return -1, e // MPI failed: nothing else matters
 	}
 	if err != nil {
-		return err
+		return -1, err
 	}
 	if n == 0 {
-		return noGPU{errors.New("no GPU is visible")}
+		return -1, noGPU{errors.New("no GPU is visible")}
 	}
 	seen := make([][]string, node.Rank()+1)
 	for r := range seen {
@@ -170,26 +178,10 @@ func (w *World) findGPU(node *cudampi.Comm) error {
 	index := firstFree(seen)
 	if index < 0 {
 		host, _ := os.Hostname() // empty where it has none
-		return tooManyRanks{fmt.Errorf("node %s has %d ranks, and local rank %d sees %d GPUs, all taken by the ranks before it",
+		return -1, tooManyRanks{fmt.Errorf("node %s has %d ranks, and local rank %d sees %d GPUs, all taken by the ranks before it",
 			host, node.Size(), node.Rank(), n)}
 	}
-	switch {
-	case w.Size() == 1:
-	case w.cfg.Collectives == "mpi":
-		// A stream that waits for the host must not hold up others, which share few queues of the device unless told.
-		if err := os.Setenv("CUDA_DEVICE_MAX_CONNECTIONS", cmp.Or(os.Getenv("CUDA_DEVICE_MAX_CONNECTIONS"), "32")); err != nil {
-			return err
-		}
-	default:
-		if err := nccl.Load(); err != nil {
-			return err
-		}
-	}
-	if err := nvrtc.Load(); err != nil {
-		return err
-	}
-	w.gpu, err = openGPU(index)
-	return err
+	return index, nvrtc.Load()
 }
 
 // firstFree returns the index of the GPU of the last of the ranks: each in turn takes
@@ -256,6 +248,11 @@ type reason struct {
 //
 // Collective over all ranks.
 func (w *World) agree(failure error) (reason, int, error) {
+	return agreeOn(w.control.st.mpi, failure)
+}
+
+// agreeOn is agree for the ranks of a communicator.
+func agreeOn(m *cudampi.Comm, failure error) (reason, int, error) {
 	mine := reason{}
 	switch {
 	case failure == nil:
@@ -266,15 +263,14 @@ func (w *World) agree(failure error) (reason, int, error) {
 	default:
 		mine = reason{reasonOther, failure.Error()}
 	}
-	first := int64(w.Size())
+	first := int64(m.Size())
 	if mine.kind != reasonNone {
-		first = int64(w.Rank())
+		first = int64(m.Rank())
 	}
-	m := w.control.st.mpi
 	if err := m.AllReduce(unsafe.Pointer(&first), unsafe.Pointer(&first), 1, elem.Int64, Min); err != nil {
 		return mine, 0, err
 	}
-	if first == int64(w.Size()) {
+	if first == int64(m.Size()) {
 		return mine, -1, nil
 	}
 	head := [2]int64{int64(mine.kind), int64(len(mine.text))}
@@ -427,17 +423,15 @@ func (w *World) startGPU(node *cudampi.Comm) error {
 		return err
 	}
 	world := w.Comm.st
-	if w.cfg.Collectives == "mpi" {
-		w.courier = newCourier()
-		err := errors.Join(world.openDevice(), w.NodeComm.st.openDevice())
-		if err == nil {
-			w.why += "; --collectives mpi: " + world.dev.Reason()
+	if w.byMPI {
+		if w.cfg.Check == "both" {
+			w.why += nothingToCompare
 		}
-		return err
+		return w.startMPI()
 	}
 	// Not agreed upon: the others may be waiting in NCCL for a rank that failed.
 	if err := w.openNCCL(world, nil, 0, 0); err != nil {
-		return err
+		return fmt.Errorf("%w; --collectives mpi does without NCCL", err)
 	}
 	defer w.startup.begin("nccl")()
 	if w.nodes == 1 {
@@ -451,6 +445,9 @@ func (w *World) startGPU(node *cudampi.Comm) error {
 	err = w.warmUp()
 	if w.nodes > 1 {
 		w.ncclSockets = sockets()
+	}
+	if err == nil && w.cfg.Check == "both" {
+		err = w.openCross()
 	}
 	return err
 }

@@ -77,7 +77,7 @@ func (e *Event) Record(s *Stream) error {
 		seq, err = s.dev.record(e)
 	} else {
 		c := command{call: call{kind: cmdRecord}, event: e}
-		c.site.Here(0)
+		c.site.Near()
 		seq, err = s.host.push(&c, nil)
 	}
 	if err == nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/term"
 
+	"lockstep/cudampi"
 	"lockstep/internal/launcher"
 )
 
@@ -20,14 +21,15 @@ import (
 // empty string is the default of its flag.
 type Config struct {
 	Device      string // auto, cuda or host
-	Collectives string // auto, nccl or mpi
+	Collectives string // auto, nccl, mpi, mpi-staged, mpi-aware or mpi-peer
 	JSON        string // file that Emit appends to; "-" is standard output
 	LogLevel    string // trace, debug, info, warn or error
 	LogFormat   string // auto, console or json
 	LogRanks    string // ranks that log below error: "0", "all" or a list
 	Seed        uint64
 	Timeout     time.Duration // of a collective, the start and the end; 0 is 5 minutes
-	Check       string        // off, sample or on: compare collectives over the ranks
+	Symmetric   string        // auto, always or never: symmetric kernels for AllocSymmetric's memory
+	Check       string        // off, sample, on or both: compare collectives over the ranks, and NCCL with MPI
 }
 
 const (
@@ -43,17 +45,37 @@ func (c *Config) timeout() time.Duration {
 	return c.Timeout
 }
 
+// checkModes are the values of --check, in the order of checkOff to checkBoth.
+var checkModes = []string{"off", "sample", "on", "both"}
+
+// mpiPath is the way on which --collectives has GPU memory go through MPI, and whether
+// it asks for MPI at all.
+func (c *Config) mpiPath() (cudampi.Path, bool) {
+	switch c.Collectives {
+	case "mpi":
+		return cudampi.Auto, true
+	case "mpi-staged":
+		return cudampi.Staged, true
+	case "mpi-aware":
+		return cudampi.AwareMPI, true
+	case "mpi-peer":
+		return cudampi.Peer, true
+	}
+	return cudampi.Auto, false
+}
+
 // flags adds the common flags to an application's.
 func (c *Config) flags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.Device, "device", "auto", "where buffers live: auto, cuda or host")
-	fs.StringVar(&c.Collectives, "collectives", "auto", "what carries collectives: auto, nccl or mpi")
+	fs.StringVar(&c.Collectives, "collectives", "auto", "what carries collectives: auto, nccl or mpi; of GPU memory also mpi-staged, mpi-aware or mpi-peer, a way of MPI's")
+	fs.StringVar(&c.Symmetric, "symmetric", "auto", "NCCL's symmetric kernels for AllocSymmetric's memory: auto (at the sizes where they are faster), always or never")
 	fs.StringVar(&c.JSON, "json", "", "append results to `FILE`, one JSON object a line (- is standard output)")
 	fs.StringVar(&c.LogLevel, "log-level", "info", "trace, debug, info, warn or error")
 	fs.StringVar(&c.LogFormat, "log-format", "auto", "auto, console or json; auto is console, since under mpirun no rank sees a terminal")
 	fs.StringVar(&c.LogRanks, "log-ranks", "0", "ranks that log: 0, all, or a list such as 0,3,8-11")
 	fs.Uint64Var(&c.Seed, "seed", 42, "seed of everything random")
 	fs.DurationVar(&c.Timeout, "timeout", defaultTimeout, "how long a collective, the start and the end may take; then the job ends and says who is missing where")
-	fs.StringVar(&c.Check, "check", "off", "compare each collective over the ranks before it runs: off, sample (one of 64) or on")
+	fs.StringVar(&c.Check, "check", "off", "compare each collective over the ranks before it runs: off, sample (one of 64), on, or both, which also compares the results of NCCL with those of MPI")
 	fs.Lookup("check").NoOptDefVal = "on"
 }
 
@@ -65,8 +87,9 @@ func (c *Config) check() error {
 		known []string
 	}{
 		{"device", c.Device, []string{"auto", "cuda", "host"}},
-		{"collectives", c.Collectives, []string{"auto", "nccl", "mpi"}},
-		{"check", c.Check, []string{"off", "sample", "on"}},
+		{"collectives", c.Collectives, []string{"auto", "nccl", "mpi", "mpi-staged", "mpi-aware", "mpi-peer"}},
+		{"symmetric", c.Symmetric, []string{"auto", "always", "never"}},
+		{"check", c.Check, checkModes},
 		{"log-level", c.LogLevel, []string{"trace", "debug", "info", "warn", "error"}},
 		{"log-format", c.LogFormat, []string{"auto", "console", "json"}},
 	} {
@@ -76,6 +99,17 @@ func (c *Config) check() error {
 	}
 	if c.Device == "host" && c.Collectives == "nccl" {
 		return fmt.Errorf("--collectives nccl does not go with --device host: NCCL moves GPU memory only")
+	}
+	_, byMPI := c.mpiPath()
+	if c.Device == "host" && byMPI && c.Collectives != "mpi" {
+		return fmt.Errorf("--collectives %s does not go with --device host: it is a way for GPU memory", c.Collectives)
+	}
+	if c.Check == "both" && (c.Device == "host" || byMPI) {
+		other := "--device host"
+		if byMPI {
+			other = "--collectives " + c.Collectives
+		}
+		return fmt.Errorf("--check both does not go with %s: it compares NCCL with MPI", other)
 	}
 	if c.Timeout < 0 || c.Timeout > 0 && c.Timeout < leastTimeout {
 		return fmt.Errorf("--timeout %v: must be at least %v", c.Timeout, leastTimeout)

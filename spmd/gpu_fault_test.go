@@ -218,7 +218,8 @@ func gpuFaults(t *testing.T, dir string) {
 	f := folders(t, dir)
 	const refused, failed = 2, 1
 	cuda11, nccl217 := "FAKECUDA_VERSION=11080", "FAKENCCL_VERSION=21700"
-	hang := filepath.Join(t.TempDir(), "log") // what hangs does so while there is a file beside the log
+	threads := slices.Clip([]string{"FAKECUDA_DELAY=0"}) // of streams, so that they can wait for the host
+	hang := filepath.Join(t.TempDir(), "log")            // what hangs does so while there is a file beside the log
 	must(t, os.WriteFile(hang+".hang", nil, 0o644))
 	busy := "FAKECUDA_FAIL=cuDevicePrimaryCtxRetain=46"
 	for _, tc := range []struct {
@@ -237,20 +238,25 @@ func gpuFaults(t *testing.T, dir string) {
 		{"an old driver, any device", 0, "both", "", []string{cuda11}, "auto", 0, []string{"start", "device=host", "CUDA 11.8"}},
 		{"a driver without a function", 0, "part", "", nil, "", refused, []string{"--device cuda", "CUDA 13.0", "lacks cuGraphLaunch"}},
 		{"no GPU", 0, "both", "", []string{"FAKECUDA_DEVICES=0"}, "", refused, []string{"--device cuda", "main_test.go:", "cuInit", "CUDA_ERROR_NO_DEVICE"}},
-		{"no NCCL", 2, "driver", "", nil, "", refused, []string{"--device cuda", "nccl", "libnccl.so.2"}},
-		{"no NCCL, any device", 2, "driver", "", nil, "auto", 0, []string{"WRN", "start", "device=host", "libnccl.so.2"}},
+		{"no NCCL", 2, "driver", "", threads, "", 0, []string{"WRN", "start", `device="Fake GPU"`, "collectives=mpi-staged", "NCCL is not used: rank 0: ", "libnccl.so.2"}},
+		{"no NCCL, any device", 2, "driver", "", threads, "auto", 0, []string{"WRN", "start", `device="Fake GPU"`, "collectives=mpi-staged", "NCCL is not used: rank 0: ", "libnccl.so.2"}},
 		{"no NCCL, one rank", 0, "driver", "", nil, "", 0, []string{"start", `device="Fake GPU"`, "collectives=none"}},
-		{"an old NCCL", 2, "both", "", []string{nccl217}, "", refused, []string{"--device cuda", "2.17.0", "2.18 is needed"}},
-		{"an old NCCL, any device", 2, "both", "", []string{nccl217}, "auto", 0, []string{"WRN", "start", "device=host", "2.17.0"}},
+		{"no NCCL, and NCCL demanded", 2, "driver", "", nil, "auto --collectives nccl", refused, []string{"--collectives nccl: rank 0: ", "libnccl.so.2"}},
+		{"an old NCCL", 2, "both", "", append(threads, nccl217), "", 0, []string{"WRN", "start", `device="Fake GPU"`, "collectives=mpi-staged", "2.17.0", "2.18 is needed"}},
+		{"an old NCCL on one rank", 3, "both", "", append(threads, "FAKECUDA_DEVICES=3", rankEnv+"=1:"+nccl217), "auto", 0,
+			[]string{"WRN", "start", `device="Fake GPU"`, "collectives=mpi-staged", "NCCL is not used: rank 1: ", "2.17.0"}},
+		{"an old NCCL on one rank, and NCCL demanded", 3, "both", "", []string{"FAKECUDA_DEVICES=3", rankEnv + "=2:" + nccl217}, "cuda --collectives nccl", refused,
+			[]string{"--collectives nccl: rank 2: ", "2.17.0"}},
 		{"too many ranks", 3, "both", "", nil, "", refused, []string{"--device cuda", "rank 2", "has 3 ranks", "sees 2 GPUs", "start fewer ranks"}},
 		{"too many ranks, any device", 3, "both", "", nil, "auto", refused, []string{"has 3 ranks", "sees 2 GPUs", "start fewer ranks", "--device host"}},
 		{"a GPU in exclusive use", 0, "both", "", []string{busy, "FAKECUDA_COMPUTE_MODE=3"}, "", refused,
 			[]string{"--device cuda", "CUDA_ERROR_DEVICE_UNAVAILABLE (46)", "GPU 0", "another process has it", "nvidia-smi"}},
 		{"a GPU in exclusive use, any device", 2, "both", "", []string{rankEnv + "=1:" + busy}, "auto", 0, []string{"WRN", "start", "device=host", "rank 1", "(46)"}},
 		{"no NVRTC", 0, "no NVRTC", "", []string{"CUDA_HOME=", "CUDA_PATH="}, "", refused, []string{"--device cuda", "NVRTC", "libnvrtc.so.12"}},
-		{"MPI instead of NCCL", 2, "driver", "", []string{"FAKECUDA_DELAY=0"}, "cuda --collectives mpi", 0, []string{"start", "collectives=mpi-staged", `device="Fake GPU"`}},
+		{"MPI instead of NCCL", 2, "driver", "", threads, "cuda --collectives mpi", 0, []string{"start", "collectives=mpi-staged", `device="Fake GPU"`}},
+		{"a way of MPI's demanded, no GPU", 0, "none", "", nil, "auto --collectives mpi-staged", refused, []string{"--collectives mpi-staged", "libcuda.so.1"}},
 		{"NCCL demanded, no GPU", 0, "none", "", nil, "auto --collectives nccl", refused, []string{"--collectives nccl", "libcuda.so.1"}},
-		{"NCCL does not start", 2, "both", "", []string{"FAKENCCL_FAIL=ncclCommInitRankConfig=3"}, "", failed, []string{"ncclCommInitRankConfig", "ncclInternalError (3)", "fake: "}},
+		{"NCCL does not start", 2, "both", "", []string{"FAKENCCL_FAIL=ncclCommInitRankConfig=3"}, "", failed, []string{"ncclCommInitRankConfig", "ncclInternalError (3)", "fake: ", "--collectives mpi does without NCCL"}},
 		{"NCCL does not start on one rank", 2, "both", "", []string{"FAKENCCL_LOG=" + hang, rankEnv + "=0:FAKENCCL_HANG=ncclCommInitRankConfig;1:FAKENCCL_FAIL=ncclCommInitRankConfig=3"}, "",
 			failed, []string{"rank 1", "ncclCommInitRankConfig", "ncclInternalError (3)", "fake: "}}, // where the other waits for it
 		{"a kernel that does not compile", 2, "both", "broken kernel", nil, "", failed, []string{`broken(4)`, `identifier "undeclared" is undefined`}},
@@ -408,14 +414,21 @@ func gpuKernels(t *testing.T) {
 }
 
 // wantOrder checks that a log holds nothing out of the order of destruction: graphs,
-// then registrations and communicators, then memory, then the GPU.
+// then communicators, each after its registrations, then memory, then the GPU.
 func wantOrder(t *testing.T, lines []string) {
 	t.Helper()
-	rank := map[string]int{"cuGraphExecDestroy": 1, "ncclCommWindowDeregister": 2, "ncclCommDeregister": 2, "ncclCommFinalize": 3, "ncclCommDestroy": 3,
-		"ncclCommAbort": 3, "ncclMemFree": 4, "cuMemFree_v2": 4, "cuMemFreeHost": 4, "cuDevicePrimaryCtxRelease_v2": 5}
+	rank := map[string]int{"cuGraphExecDestroy": 1, "ncclCommWindowDeregister": 2, "ncclCommDeregister": 2, "ncclCommFinalize": 2, "ncclCommDestroy": 2,
+		"ncclCommAbort": 2, "ncclMemFree": 3, "cuMemFree_v2": 3, "cuMemFreeHost": 3, "cuDevicePrimaryCtxRelease_v2": 4}
 	at, before := 0, ""
+	ended := map[string]bool{}
 	for _, line := range lines {
 		name, _, _ := strings.Cut(line, " ")
+		switch comm := value(line, "comm"); {
+		case name == "ncclCommFinalize":
+			ended[comm] = true
+		case strings.HasSuffix(name, "Deregister") && ended[comm]:
+			t.Errorf("%q comes after the end of the communicator", line)
+		}
 		if now := rank[name]; now > 0 && now < at {
 			t.Errorf("%q comes after %q", line, before)
 		} else if now > 0 {

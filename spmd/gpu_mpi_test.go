@@ -3,9 +3,11 @@ package spmd_test
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
+	"lockstep/cuda/nvrtc"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
@@ -23,6 +25,7 @@ func TestGPUThroughMPI(t *testing.T) {
 		}
 		t.Run("start", mpiStart)
 		t.Run("ranks differ", mpiDiffers)
+		t.Run("ways", mpiWays)
 	}
 	for _, tc := range []struct {
 		name  string
@@ -43,6 +46,47 @@ func mpiStart(t *testing.T) {
 	status, out := run(t, 2, "sum", nil, "--device", "cuda", "--collectives", "mpi")
 	if status != 0 || !strings.Contains(out, "collectives=mpi-staged") || !strings.Contains(out, `--collectives mpi: `) || !strings.Contains(out, "sum=1") {
 		t.Errorf("status %d\n%s", status, out)
+	}
+}
+
+// mpiWays: --collectives takes the names that the start line shows; a way that is not
+// to be had is one error for all ranks.
+func mpiWays(t *testing.T) {
+	const refused = 2
+	// The kernels of package cudampi take a compiler many seconds on a busy machine, and a program has no time for that.
+	source, err := os.ReadFile(filepath.Join("..", "cudampi", "device.cu"))
+	must(t, err)
+	_, _, err = nvrtc.DefaultCache().Compile("device.cu", string(source), nvrtc.Options{Capability: 90})
+	must(t, err)
+	peers, none := "FAKECUDA_PEERS=1", "FAKECUDA_PEERS=0"
+	for _, tc := range []struct {
+		ask    string
+		env    []string
+		status int
+		want   []string // in the one line that says it
+	}{
+		{"mpi", []string{none}, 0, []string{" INF start", "collectives=mpi-staged", "--collectives mpi: ", "no peer memory"}},
+		{"mpi-staged", []string{peers, "FAKECUDA_SHARED=1"}, 0, []string{" INF start", "collectives=mpi-staged", "--collectives mpi-staged: "}},
+		{"mpi-staged", []string{none, "LOCKSTEP_MPI_CUDA=yes"}, 0, []string{" INF start", "collectives=mpi-staged", "LOCKSTEP_MPI_CUDA=yes"}},
+		{"mpi-peer", []string{peers, "FAKECUDA_SHARED=1"}, 0, []string{" INF start", "collectives=mpi-peer", "--collectives mpi-peer: the devices reach each other"}},
+		{"mpi-peer", []string{none, "FAKECUDA_SHARED=1"}, refused, []string{"app: --collectives mpi-peer: ", "no peer access"}},
+		{"mpi-aware", []string{none, "LOCKSTEP_MPI_CUDA=yes"}, 0, []string{" INF start", "collectives=mpi-aware", "--collectives mpi-aware: LOCKSTEP_MPI_CUDA=yes"}},
+		{"mpi-aware", []string{none, "LOCKSTEP_MPI_CUDA=no"}, 0, []string{" WRN start", "collectives=mpi-aware", "--collectives mpi-aware, though LOCKSTEP_MPI_CUDA=no"}},
+	} {
+		t.Run(tc.ask, func(t *testing.T) {
+			status, out := run(t, 2, "sum", tc.env, "--device", "cuda", "--collectives", tc.ask)
+			said := 0
+			for line := range strings.Lines(out) {
+				if !slices.ContainsFunc(tc.want, func(part string) bool { return !strings.Contains(line, part) }) {
+					said++
+				}
+			}
+			// Between devices the sum is a kernel's, and the double runs none.
+			summed := strings.Contains(out, "sum=1") || strings.Contains(out, "collectives=mpi-peer") && strings.Contains(out, " INF done")
+			if status != tc.status || said != 1 || summed != (status == 0) {
+				t.Errorf("status %d, want %d; said %d times\n%s", status, tc.status, said, out)
+			}
+		})
 	}
 }
 

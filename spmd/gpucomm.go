@@ -49,7 +49,7 @@ func lastOf(q *gpuQueue, c *command) lastIssue {
 	case c.comm.nccl == nil:
 		return lastIssue{}
 	}
-	return lastIssue{q, c.comm.nccl}
+	return lastIssue{q, c.comm.carrier(&c.call)}
 }
 
 // openNCCL makes the communicator's NCCL twin: from the world's by a split, which
@@ -115,11 +115,20 @@ func (st *commState) closeNCCL() error {
 	if c == nil {
 		return nil
 	}
-	st.nccl = nil
 	if !st.ownsNCCL {
+		st.nccl, st.sym = nil, nil
 		return nil
 	}
-	g := st.w.gpu
+	err := st.closeSym()
+	for i := range st.known {
+		err = errors.Join(err, st.known[i].reg.Close())
+	}
+	st.nccl, st.known = nil, nil
+	return errors.Join(err, st.w.gpu.endNCCL(c))
+}
+
+// endNCCL closes a communicator of NCCL.
+func (g *gpu) endNCCL(c *nccl.Comm) error {
 	g.mu.Lock()
 	g.comms = slices.DeleteFunc(g.comms, func(o *nccl.Comm) bool { return o == c })
 	g.mu.Unlock()
@@ -147,8 +156,7 @@ func (q *gpuQueue) communicate(c *call, work unsafe.Pointer) error {
 	if c.comm.dev != nil {
 		return q.throughMPI(*c)
 	}
-	nc := c.comm.nccl
-	if nc == nil {
+	if c.comm.nccl == nil {
 		return q.alone(c)
 	}
 	q.g.calls = q.g.calls[:0]
@@ -164,7 +172,7 @@ func (q *gpuQueue) communicate(c *call, work unsafe.Pointer) error {
 		}
 	}
 	if len(q.g.calls) > 0 {
-		if err := nc.Group(q.h, q.g.calls); err != nil {
+		if err := c.comm.carrier(c).Group(q.h, q.g.calls); err != nil {
 			return err
 		}
 		q.g.entered = true

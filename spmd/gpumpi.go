@@ -1,13 +1,18 @@
 package spmd
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
+	"os"
+	"strings"
 	"sync"
 	"unsafe"
 
 	"lockstep/cudampi"
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
+	"lockstep/nccl"
 )
 
 // courier makes the calls that carry GPU memory through MPI, one after the other, in the
@@ -92,19 +97,96 @@ func (c *delivery) make() {
 	}
 }
 
-// openDevice has the communicator carry GPU memory through MPI. Collective, in the
-// caller's turn.
-func (st *commState) openDevice() error {
-	if st.size < 2 {
+// chooseCarrier settles on all ranks alike what carries GPU memory: MPI where that is
+// asked for, or where a rank has no NCCL and nobody insists on it; else NCCL. It comes
+// before the GPU is opened.
+//
+// Collective over all ranks.
+func (w *World) chooseCarrier() error {
+	if w.Size() == 1 {
 		return nil
 	}
-	var err error
-	st.dev, err = st.mpi.OnDevice(st.w.gpu.dev, cudampi.DeviceConfig{})
+	if _, w.byMPI = w.cfg.mpiPath(); !w.byMPI {
+		reason, rank, err := w.agree(nccl.Load())
+		switch {
+		case err != nil:
+			return err
+		case rank < 0:
+			return nil
+		case w.cfg.Collectives == "nccl":
+			w.agreed = true
+			return Usage(fmt.Errorf("--collectives nccl: rank %d: %s", rank, reason.text))
+		}
+		w.byMPI, w.fellBack = true, true
+		w.why = fmt.Sprintf("NCCL is not used: rank %d: %s", rank, reason.text)
+	}
+	// A stream that waits for the host must not hold up others, which share few queues of the device unless told.
+	return os.Setenv("CUDA_DEVICE_MAX_CONNECTIONS", cmp.Or(os.Getenv("CUDA_DEVICE_MAX_CONNECTIONS"), "32"))
+}
+
+// startMPI has MPI carry GPU memory, and says why on which way.
+//
+// Collective over all ranks.
+func (w *World) startMPI() error {
+	world := w.Comm.st
+	err := world.openDevice()
+	if err == nil {
+		err = w.NodeComm.st.openDevice()
+	}
+	path, asked := w.cfg.mpiPath()
+	if err := w.mustAgree(err); err != nil {
+		err = errors.New(strings.ReplaceAll(err.Error(), "\n", "; "))
+		if path == cudampi.Auto {
+			return err
+		}
+		return Usage(fmt.Errorf("--collectives %s: %w", w.cfg.Collectives, err))
+	}
+	w.courier = newCourier()
+	how := ": "
+	if path == cudampi.AwareMPI {
+		said, err := cudampi.CUDAAware()
+		if err != nil {
+			return err
+		}
+		if !said.Yes {
+			how, w.fellBack = ", though ", true
+		}
+	}
+	if asked {
+		w.why += "; --collectives " + w.cfg.Collectives + how + world.dev.Reason()
+	} else {
+		w.why += "; " + world.dev.Reason()
+	}
+	return nil
+}
+
+// openDevice has the communicator carry GPU memory through MPI, instead of NCCL or to
+// be compared with it. Collective, in the caller's turn.
+func (st *commState) openDevice() error {
+	w := st.w
+	if w.gpu == nil || st.size < 2 || !w.byMPI && w.cross == nil {
+		return nil
+	}
+	if err := w.quiet(); err != nil { // it allocates
+		return err
+	}
+	path, _ := w.cfg.mpiPath()
+	dev, err := st.mpi.OnDevice(w.gpu.dev, cudampi.DeviceConfig{Path: path})
+	if w.byMPI {
+		st.dev = dev
+	} else {
+		st.mirror = dev
+	}
 	return err
 }
 
 // closeDevice undoes openDevice. Collective, in the caller's turn.
 func (st *commState) closeDevice() error {
+	if st.mirror != nil {
+		err := st.mirror.Close()
+		st.mirror = nil
+		return err
+	}
 	if st.dev == nil {
 		return nil
 	}
@@ -165,7 +247,7 @@ func (c *call) onDeviceNow() error {
 	if err := now.checkContract(); err != nil {
 		return err
 	}
-	st.activity.enter(c.kind, c.typ, c.op, c.root, c.n, c.everyone())
+	st.activity.enter(c, nil)
 	defer st.activity.leave()
 	for _, run := range now.steps(g.word) {
 		if err := run(cudampi.At(q.h)); err != nil {
@@ -189,23 +271,29 @@ func (c *call) steps(word unsafe.Pointer) []func(at cudampi.Point) error {
 	var messages []cudampi.Message
 	for i := range c.group.cmds {
 		m := &c.group.cmds[i]
-		if m.kind == cmdSend || m.kind == cmdSendRecv {
-			messages = append(messages, cudampi.Message{Buf: m.src, N: m.n, Type: m.typ, Peer: m.root})
+		if m.kind.pointToPoint() {
+			messages = append(messages, m.messages()...)
+			continue
 		}
-		switch m.kind {
-		case cmdSend:
-		case cmdRecv:
-			messages = append(messages, cudampi.Message{Buf: m.dst, N: m.n, Type: m.typ, Peer: m.root, Recv: true})
-		case cmdSendRecv:
-			messages = append(messages, cudampi.Message{Buf: m.dst, N: m.rn, Type: m.typ, Peer: m.from, Recv: true})
-		default:
-			steps = append(steps, func(at cudampi.Point) error { return m.onDevice(dev, at, word) })
-		}
+		steps = append(steps, func(at cudampi.Point) error { return m.onDevice(dev, at, word) })
 	}
 	if len(messages) > 0 {
 		steps = append(steps, func(at cudampi.Point) error { return dev.Exchange(at, messages...) })
 	}
 	return steps
+}
+
+// messages are those that a call between two ranks is made of.
+func (c *call) messages() []cudampi.Message {
+	send := cudampi.Message{Buf: c.src, N: c.n, Type: c.typ, Peer: c.root}
+	switch c.kind {
+	case cmdSend:
+		return []cudampi.Message{send}
+	case cmdRecv:
+		return []cudampi.Message{{Buf: c.dst, N: c.n, Type: c.typ, Peer: c.root, Recv: true}}
+	default:
+		return []cudampi.Message{send, {Buf: c.dst, N: c.rn, Type: c.typ, Peer: c.from, Recv: true}}
+	}
 }
 
 // onDevice makes the call, which is no group.

@@ -14,19 +14,15 @@ import (
 // the driver, which may hang with the stream: a word in host memory that the stream
 // itself writes, where keepSigning has enqueued that.
 type progress struct {
-	reading  sync.Mutex    // of word, by who watches, while the queue closes
-	word     *uint32       // the low half of a number of commands, which have run; nil if there was none left, or not any more
-	wrote    atomic.Uint64 // the last number whose writing was enqueued
-	nextSite time.Time     // when to note the place of a call again; under the queue's mu
+	reading sync.Mutex    // of word, by who watches, while the queue closes
+	word    *uint32       // the low half of a number of commands, which have run; nil if there was none left, or not any more
+	wrote   atomic.Uint64 // the last number whose writing was enqueued
 	// Since when, in Unix ns, the host hands a collective to NCCL, and waits for the
 	// stream; 0 when it does not, or not for long.
 	issuing, waiting atomic.Int64
 }
 
-const (
-	signBytes = 4096             // of all words of a GPU
-	placeRest = time.Millisecond // between places of calls in a burst, which take half a microsecond each
-)
+const signBytes = 4096 // of all words of a GPU
 
 // splitWords makes words of pinned memory, of which each stream takes one.
 func splitWords(base unsafe.Pointer) []*uint32 {
@@ -141,7 +137,7 @@ func (a *activity) issue(q *gpuQueue, seq uint64, c *command) {
 	f := a.flight
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	a.enter(c.kind, c.typ, c.op, c.root, c.n, c.everyone())
+	a.enter(&c.call, &c.site)
 	a.leave() // the host has; flight has when it is over
 	slot := &f.ring[f.next%uint64(len(f.ring))]
 	*slot = flown{what: a.what.Load(), n: int64(c.n), q: q, seq: seq, site: c.site}
@@ -184,29 +180,18 @@ func (a *activity) on(q *gpuQueue) (what, place string, ok bool) {
 	f.retire()
 	for i := f.first; i < f.next; i++ {
 		if at := &f.ring[i%uint64(len(f.ring))]; at.q == q && q.passed() < at.seq {
-			return describe(at.what, at.n), f.place(i), true
+			return describe(at.what, at.n), "from " + at.site.String(), true
 		}
 	}
 	return "", "", false
-}
-
-// place is where a call came from; "after" the place of an earlier one where its own is
-// not noted, "" where none is. The caller holds f.mu.
-func (f *flight) place(call uint64) string {
-	for i := call; i < f.next && i+uint64(len(f.ring)) >= f.next; i-- { // below 0 it is large
-		if site := f.ring[i%uint64(len(f.ring))].site; site[0] != 0 {
-			if i < call {
-				return "after " + site.String()
-			}
-			return "from " + site.String()
-		}
-	}
-	return ""
 }
 
 // lastPlace is that of the last call.
 func (f *flight) lastPlace() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.place(f.next - 1)
+	if f.next == 0 {
+		return ""
+	}
+	return "from " + f.ring[(f.next-1)%uint64(len(f.ring))].site.String()
 }

@@ -406,7 +406,7 @@ func (q *gpuQueue) submit(c *command, args []Arg) error {
 	}
 	now := time.Now()
 	seq := q.tail.Load() + 1
-	q.note(c, seq, now)
+	q.note(c, seq)
 	q.issuing.Store(now.UnixNano())
 	err := q.issue(c, args, work)
 	q.issuing.Store(0)
@@ -422,13 +422,8 @@ func (q *gpuQueue) submit(c *command, args []Arg) error {
 }
 
 // note has the communicators of a command know that it is about to be handed over.
-func (q *gpuQueue) note(c *command, seq uint64, now time.Time) {
-	// A stack takes half a microsecond, so not every call of a burst has its place. That
-	// of a blocking call is on its goroutine's stack.
-	if q.s != q.s.w.blocking && (q.coll.Load() <= q.known.Load() || !now.Before(q.nextSite)) {
-		c.site.Here(3)
-		q.nextSite = now.Add(placeRest)
-	}
+func (q *gpuQueue) note(c *command, seq uint64) {
+	c.site.Near()
 	if c.kind != cmdGraph {
 		c.comm.activity.issue(q, seq, c)
 		return

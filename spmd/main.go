@@ -112,6 +112,9 @@ func start(fs *pflag.FlagSet, run func(context.Context, *World) error, checks []
 	case err == nil:
 		w.phase.Store("ending")
 		o.leaving()
+		if err := w.compareLedgers(); err != nil {
+			return w.abort(o, err, exitFailed)
+		}
 		if err := w.Close(); err != nil { // MPI may be down: there is no Abort any more
 			w.Log.Error().Msg(err.Error())
 			return exitFailed

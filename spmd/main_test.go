@@ -48,6 +48,10 @@ func app(what string) {
 			}
 			w.Log.Info().Float32("sum", x.At(0)).Msg("done")
 			return w.Emit(map[string]any{"app": "app", "sum": x.At(0), "ranks": w.Size()})
+		case "cross check":
+			return crossChecked(w)
+		case "paths":
+			return symmetricCalls(w)
 		case "usage":
 			return spmd.Usage(errors.New("no such data"))
 		case "soak":
@@ -152,12 +156,16 @@ func TestBadInput(t *testing.T) {
 		{"an argument that is no flag", 2, "sum", nil, []string{"more"}, `unexpected argument "more"`},
 		{"no such device", 2, "sum", nil, []string{"--device", "tpu"}, "--device tpu: want auto, cuda, host"},
 		{"flags that contradict each other", 2, "sum", nil, []string{"--device", "host", "--collectives", "nccl"}, "does not go with"},
+		{"a way for GPU memory on the host", 2, "sum", nil, []string{"--device", "host", "--collectives", "mpi-peer"}, "--collectives mpi-peer does not go with --device host"},
+		{"no such collectives", 0, "sum", nil, []string{"--collectives", "mpi-fast"}, "want auto, nccl, mpi, mpi-staged, mpi-aware, mpi-peer"},
+		{"two paths to compare on the host", 2, "sum", nil, []string{"--device", "host", "--check=both"}, "--check both does not go with --device host"},
+		{"two paths to compare, one chosen", 0, "sum", nil, []string{"--device", "auto", "--check=both", "--collectives", "mpi-staged"}, "--check both does not go with --collectives mpi-staged"},
 		{"a device that is not there", 2, "sum", nil, []string{"--device", "cuda"}, "--device cuda"},
 		{"a list of ranks", 0, "sum", nil, []string{"--log-ranks", "3-1"}, "--log-ranks 3-1"},
 		{"more ranks than rows", 3, "sum", nil, []string{"--rows", "2"}, "--rows 2: fewer than the 3 ranks"},
 		{"an error that run marks", 3, "usage", nil, nil, "no such data"},
 		{"a result file that cannot be made", 2, "sum", nil, []string{"--json", "/nonexistent/x"}, "--json: open /nonexistent/x"},
-		{"a mode of --check", 0, "sum", nil, []string{"--check=often"}, "want off, sample, on"},
+		{"a mode of --check", 0, "sum", nil, []string{"--check=often"}, "want off, sample, on, both"},
 		{"no time", 0, "sum", nil, []string{"--timeout", "1ms"}, "--timeout 1ms: must be at least 100ms"},
 		{"N worlds of one", 0, "sum", []string{"SLURM_PROCID=0", "SLURM_NTASKS=4"}, nil, "SLURM_NTASKS says 4 tasks, but MPI has a world of 1"},
 		{"N worlds of one under srun", 0, "sum", []string{"SLURM_PROCID=0", "SLURM_STEP_NUM_TASKS=2"}, nil, "srun --mpi=pmix"},

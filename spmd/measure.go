@@ -17,11 +17,14 @@ type Timing struct {
 	MedianUS float64 `json:"median_us"`
 	P99US    float64 `json:"p99_us"`
 	MaxUS    float64 `json:"max_us"`
+	// Samples are the times of all repetitions, in the order in which they were made. The caller owns them.
+	Samples []float64 `json:"-"`
 }
 
 // Measure runs step warmup times and then iters times, and times each of those
 // from a barrier to the return of step: what a caller waits, so a step that
-// enqueues should synchronise. The result is the same on every rank.
+// enqueues should synchronise. The result is the same on every rank. Between the
+// first step and the last nothing is allocated but what step allocates.
 //
 // Collective over c, blocking.
 func Measure(c Comm, warmup, iters int, step func() error) (Timing, error) {
@@ -59,9 +62,14 @@ func Measure(c Comm, warmup, iters int, step func() error) (Timing, error) {
 	if err := times.CopyTo(us); err != nil {
 		return Timing{}, err
 	}
-	slices.Sort(us)
-	median := (us[(iters-1)/2] + us[iters/2]) / 2
-	return Timing{iters, us[0], median, us[(iters*99+99)/100-1], us[iters-1]}, nil
+	return TimingOf(us), nil
+}
+
+// TimingOf sums up the times of repetitions, in microseconds, and keeps them as its Samples. It panics where there is
+// none.
+func TimingOf(samples []float64) Timing {
+	us, n := slices.Sorted(slices.Values(samples)), len(samples)
+	return Timing{Iters: n, MinUS: us[0], MedianUS: (us[(n-1)/2] + us[n/2]) / 2, P99US: us[(n*99+99)/100-1], MaxUS: us[n-1], Samples: samples}
 }
 
 // MeasureStream is Measure for a step that enqueue puts on s: it synchronizes s

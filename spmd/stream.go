@@ -163,6 +163,8 @@ func (s *Stream) waitFor(p point) error {
 // has finished, and what comes after waits for it. It must not call into the
 // stream or into collectives, nor wait for another one: on a GPU those of all streams
 // may run one after the other. An error or a panic fails the stream.
+//
+//go:noinline
 func (s *Stream) HostFunc(fn func() error) error {
 	c := command{call: call{kind: cmdFunc}, fn: fn}
 	return s.submit(&c, nil)
@@ -192,10 +194,13 @@ func (s *Stream) submit(c *command, args []Arg) error {
 			return err
 		}
 	}
+	if s.w.cross != nil && c.kind.communicates() {
+		return s.w.cross.submit(s.dev, c)
+	}
 	if s.dev != nil { // errors come at once: no need to remember the place
 		return s.dev.submit(c, args)
 	}
-	c.site.Here(1)
+	c.site.Near()
 	if s.cap != nil {
 		return s.cap.add(s, c, args)
 	}

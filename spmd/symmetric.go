@@ -3,28 +3,21 @@ package spmd
 import (
 	"errors"
 	"fmt"
-	"sync"
+	"slices"
 	"unsafe"
 
 	"lockstep/nccl"
 )
 
 // symmetric hands out memory that NCCL knows: each chunk is allocated by NCCL and
-// registered with the world's communicator once. A buffer must lie at the same
+// registered with each communicator once. A buffer must lie at the same
 // place of the same chunk on every rank, so nothing here depends on how far this
 // rank's streams have got: blocks are used again in the order in which they were
 // freed, and the wait for the streams comes after the choice.
 type symmetric struct {
 	w      *World
-	pool   pool // its free blocks are in waiting, with the points to wait for
-	chunks []symChunk
-	told   sync.Once
-}
-
-type symChunk struct {
-	ptr    unsafe.Pointer
-	window *nccl.Window       // nil before NCCL 2.27
-	reg    *nccl.Registration // nil where there is a window
+	pool   pool             // its free blocks are in waiting, with the points to wait for
+	chunks []unsafe.Pointer // in the order in which they were made, the same on all ranks
 }
 
 const symSlab = 32 << 20
@@ -82,42 +75,76 @@ func (y *symmetric) alloc(n int) (*block, error) {
 // place is a block's chunk and its offset there, as one number.
 func (y *symmetric) place(ptr unsafe.Pointer) int64 {
 	for i, c := range y.chunks {
-		if off := uintptr(ptr) - uintptr(c.ptr); uintptr(ptr) >= uintptr(c.ptr) && off < uintptr(y.pool.chunks[c.ptr]) {
+		if off := uintptr(ptr) - uintptr(c); uintptr(ptr) >= uintptr(c) && off < uintptr(y.pool.chunks[c]) {
 			return int64(i)<<40 | int64(off)
 		}
 	}
 	return -1
 }
 
-// get allocates and registers a chunk. Collective over all ranks, which all fail
-// where one does.
+// get allocates a chunk and registers it with every communicator. Collective over all
+// ranks, which all fail where one does.
 func (y *symmetric) get(n int) (unsafe.Pointer, error) {
 	w := y.w
-	var c symChunk
+	var c unsafe.Pointer
 	err := w.quiet()
 	if err == nil {
-		c.ptr, err = nccl.MemAlloc(w.gpu.dev, n)
+		c, err = nccl.MemAlloc(w.gpu.dev, n)
 	}
-	if err := y.agreed(err, &c); err != nil {
+	if err := y.agreed(err, c); err != nil {
 		return nil, err
 	}
-	c.window, err = w.Comm.st.nccl.RegisterWindow(c.ptr, n)
-	if err == nil && !c.window.Registered() {
-		y.tell("NCCL has no windows on this machine")
-	}
-	if errors.As(err, new(*nccl.VersionError)) {
-		y.tell(err.Error())
-		c.reg, err = w.Comm.st.nccl.Register(c.ptr, n)
-	}
-	if err := y.agreed(err, &c); err != nil {
+	if err := y.agreed(y.register(c, n), c); err != nil {
 		return nil, err
 	}
 	y.chunks = append(y.chunks, c)
-	return c.ptr, nil
+	return c, nil
+}
+
+// owners are the communicators that register memory for themselves, in the order in
+// which they were made.
+func (y *symmetric) owners() []*commState {
+	y.w.mu.Lock()
+	defer y.w.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(y.w.comms), func(st *commState) bool { return st.nccl == nil || !st.ownsNCCL })
+}
+
+func (y *symmetric) register(c unsafe.Pointer, n int) error {
+	if err := mpiTurns.enter(mpiTurns.take(1)); err != nil {
+		return err
+	}
+	defer mpiTurns.leave()
+	g := y.w.gpu
+	g.issue.Lock()
+	defer g.issue.Unlock()
+	for _, st := range y.owners() {
+		if err := st.register(c, n); err != nil {
+			return err
+		}
+	}
+	if node := y.w.NodeComm.st; !node.ownsNCCL {
+		node.sym = y.w.Comm.st.sym
+	}
+	return nil
+}
+
+// enter has a new communicator know what there is. Collective over it, in a turn.
+func (y *symmetric) enter(st *commState) error {
+	y.pool.mu.Lock()
+	defer y.pool.mu.Unlock()
+	g := y.w.gpu
+	g.issue.Lock()
+	defer g.issue.Unlock()
+	for _, c := range y.chunks {
+		if err := st.register(c, y.pool.chunks[c]); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // agreed gives the chunk back, and returns an error, where a rank failed. Collective.
-func (y *symmetric) agreed(failure error, c *symChunk) error {
+func (y *symmetric) agreed(failure error, c unsafe.Pointer) error {
 	why, rank, err := y.w.agreeInTurn(failure)
 	switch {
 	case err == nil && rank < 0:
@@ -127,36 +154,11 @@ func (y *symmetric) agreed(failure error, c *symChunk) error {
 	case err == nil:
 		err = failure
 	}
-	if c.window != nil {
-		err = errors.Join(err, c.window.Close())
+	for _, st := range y.owners() {
+		err = errors.Join(err, st.unregister(c))
 	}
-	if c.reg != nil {
-		err = errors.Join(err, c.reg.Close())
+	if c != nil {
+		err = errors.Join(err, nccl.MemFree(y.w.gpu.dev, c))
 	}
-	if c.ptr != nil {
-		err = errors.Join(err, nccl.MemFree(y.w.gpu.dev, c.ptr))
-	}
-	return err
-}
-
-// tell says once why symmetric memory is no better than other memory.
-func (y *symmetric) tell(why string) {
-	y.told.Do(func() {
-		y.w.Log.Info().Str("why", why).Msg("AllocSymmetric: small collectives have no faster path")
-	})
-}
-
-// deregister takes the chunks out of the communicator, which is about to go.
-func (y *symmetric) deregister() error {
-	var err error
-	for _, c := range y.chunks {
-		if c.window != nil {
-			err = errors.Join(err, c.window.Close())
-		}
-		if c.reg != nil {
-			err = errors.Join(err, c.reg.Close())
-		}
-	}
-	y.chunks = nil
 	return err
 }

@@ -62,7 +62,20 @@ func (w *World) oversee() (*overseer, error) {
 	}
 	o := &overseer{w: w, stop: make(chan struct{}), ended: make(chan struct{})}
 	host, _ := os.Hostname() // empty where it has none
-	cfg := watch.Config{Me: watch.Hello{Rank: w.Rank(), Node: w.node, PID: os.Getpid(), Host: host}, Size: w.Size(), State: w.state, OnEnd: o.onEnd, OnSilent: o.onSilent}
+	var seen library
+	joined := make(chan struct{}) // others may be ahead of this rank
+	onPulse := func(rank int, pulse []byte) {
+		if w.Rank() != 0 {
+			return
+		}
+		if text := seen.compare(rank, pulse); text != "" {
+			go func() {
+				<-joined
+				o.fail(watch.KindError, exitFailed, fmt.Sprintf("%v: %s", ErrContract, text))
+			}()
+		}
+	}
+	cfg := watch.Config{Me: watch.Hello{Rank: w.Rank(), Node: w.node, PID: os.Getpid(), Host: host}, Size: w.Size(), State: w.state, Pulse: w.pulse, OnPulse: onPulse, OnEnd: o.onEnd, OnSilent: o.onSilent}
 	var err error
 	if w.Rank() < 2 {
 		if cfg.Listener, err = watch.Listen(w.nodes == 1); err == nil && w.Rank() == 0 {
@@ -97,6 +110,7 @@ func (w *World) oversee() (*overseer, error) {
 	if o.net, err = watch.Join(ctx, cfg); err != nil {
 		return nil, err
 	}
+	close(joined)
 	o.tick.Store(time.Now().UnixNano()) // it may be stopped before the first look
 	go o.look()
 	if w.gpu != nil {

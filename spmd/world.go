@@ -43,9 +43,10 @@ type World struct {
 	threads  int
 	gpu      *gpu         // nil where the device is the host
 	why      string       // the device and the collectives are what they are
-	fellBack bool         // to the host, though there is a GPU
+	fellBack bool         // to the host though there is a GPU, or to MPI though NCCL is meant: the start line warns
+	byMPI    bool         // what carries GPU memory, where there are several ranks
 	phase    atomic.Value // string: what the rank is at
-	check    int          // checkOff, checkSome or checkAll
+	check    int          // checkOff to checkBoth
 	agreed   bool         // the failure of the start is every rank's
 	startup  startup
 	// Of several nodes: the connections that MPI had before NCCL started, and all that there were then.
@@ -53,8 +54,9 @@ type World struct {
 	pool                    pool  // of device memory
 	pinned                  *pool // the same on the host, as is managed
 	managed                 *pool
-	symmetric               *symmetric // nil on the host
-	courier                 *courier   // where GPU memory goes through MPI
+	symmetric               *symmetric  // nil on the host
+	courier                 *courier    // where GPU memory goes through MPI
+	cross                   *crossCheck // nil unless NCCL and MPI are compared
 	stage                   staging
 	blocking                *Stream // of collectives that block, on a GPU
 	control                 Comm    // the framework's own traffic
@@ -110,7 +112,7 @@ func (w *World) Device() string {
 }
 
 // Collectives says what carries them: "mpi-host" for host memory; for that of GPUs
-// "nccl" or, with --collectives mpi, "mpi-peer" between GPUs that reach each other,
+// "nccl" or, through MPI, "mpi-peer" between GPUs that reach each other,
 // "mpi-aware" where MPI takes their memory, "mpi-staged" through host memory; "none" for
 // one rank with a GPU, which has nobody to talk to.
 func (w *World) Collectives() string {
@@ -152,7 +154,6 @@ func Open(cfg Config) (*World, error) {
 	}
 	w := &World{cfg: cfg, job: launcher.Environment(), failed: make(chan struct{})}
 	w.phase.Store("starting")
-	w.check = slices.Index([]string{"off", "sample", "on"}, cmp.Or(cfg.Check, "off"))
 	age := processAge()
 	w.startup = startup{time.Now().Add(-age), []part{{"process", float64(age.Milliseconds())}}}
 	if cfg.JSON != "" && w.job.Rank == 0 {
@@ -164,6 +165,7 @@ func Open(cfg Config) (*World, error) {
 
 	err := w.connect()
 	if err == nil {
+		w.check = slices.Index(checkModes, cmp.Or(cfg.Check, "off")) // not before: the start is one turn in MPI
 		return w, nil
 	}
 	if w.agreed { // else the other ranks may be further: nothing collective any more
@@ -468,9 +470,6 @@ func (w *World) Close() error {
 	turn := mpiTurns.take(1)
 	if mpiTurns.enter(turn) == nil { // not after a failure; then nobody else is in MPI
 		defer mpiTurns.leave()
-	}
-	if w.symmetric != nil {
-		err = errors.Join(err, w.symmetric.deregister())
 	}
 	if w.courier != nil {
 		w.courier.close()

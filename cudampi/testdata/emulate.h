@@ -12,6 +12,7 @@
 #define __global__
 #define __noinline__
 #define __forceinline__ inline
+#define __launch_bounds__(threads)
 
 struct Dim { unsigned x; };
 static thread_local Dim threadIdx, blockIdx, blockDim, gridDim;
@@ -22,6 +23,17 @@ static uint32_t as_bits(float f) { uint32_t u; memcpy(&u, &f, 4); return u; }
 static void set_flag(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 static uint32_t flag(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 static void relax() { sched_yield(); }
+
+static void put_stamped(uint32_t *p, uint32_t a, uint32_t b, uint32_t stamp) {
+	__atomic_store_n((uint64_t *)p, (uint64_t)stamp << 32 | a, __ATOMIC_RELAXED);
+	__atomic_store_n((uint64_t *)p + 1, (uint64_t)stamp << 32 | b, __ATOMIC_RELAXED);
+}
+static bool get_stamped(const uint32_t *p, uint32_t *a, uint32_t *b, uint32_t stamp) {
+	uint64_t x = __atomic_load_n((const uint64_t *)p, __ATOMIC_RELAXED), y = __atomic_load_n((const uint64_t *)p + 1, __ATOMIC_RELAXED);
+	*a = (uint32_t)x;
+	*b = (uint32_t)y;
+	return x >> 32 == stamp && y >> 32 == stamp;
+}
 
 struct f16;
 static float wide(f16 x);

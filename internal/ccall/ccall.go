@@ -42,7 +42,7 @@ func (e *Error) Unwrap() error { return e.Err }
 
 // Site is a call site kept as program counters: taking it costs a stack walk of
 // a few frames, turning it into text is left to the failure.
-type Site [8]uintptr
+type Site [10]uintptr
 
 // Here stores the caller's stack, leaving out skip frames above the function
 // that calls Here.

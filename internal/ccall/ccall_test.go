@@ -65,3 +65,63 @@ func TestFrames(t *testing.T) {
 		t.Errorf("the last frame is %+v, want testing's, which is none of the program's", last)
 	}
 }
+
+//go:noinline
+func nearOf(s *Site, deeper int) {
+	if deeper > 0 {
+		nearOf(s, deeper-1)
+		return
+	}
+	s.Near()
+}
+
+// Near finds what runtime.Callers finds.
+func TestNear(t *testing.T) {
+	for deeper := range 12 {
+		var near, here Site
+		nearOf(&near, deeper)
+		hereOf(&here, deeper)
+		if near.frames() != here.frames() || deeper < 5 && !strings.HasPrefix(near.String(), "ccall/ccall_test.go:") {
+			t.Errorf("%d deeper: %s at %q, want %s", deeper, near.frames(), near.String(), here.frames())
+		}
+	}
+	done := make(chan Site)
+	go func() { // whose stack ends soon
+		var s Site
+		nearOf(&s, 0)
+		done <- s
+	}()
+	s := <-done
+	if at := s.String(); !strings.HasPrefix(at, "ccall/ccall_test.go:") {
+		t.Errorf("in a goroutine of its own: %q", at)
+	}
+}
+
+//go:noinline
+func hereOf(s *Site, deeper int) {
+	if deeper > 0 {
+		hereOf(s, deeper-1)
+		return
+	}
+	s.Here(0)
+}
+
+// frames are this package's functions in a site, nearOf and hereOf alike.
+func (s *Site) frames() string {
+	var names []string
+	for _, pc := range s {
+		if f := runtime.FuncForPC(pc - 1); pc != 0 && f != nil {
+			if name, ok := strings.CutPrefix(f.Name(), "lockstep/internal/ccall."); ok {
+				names = append(names, strings.TrimPrefix(strings.TrimPrefix(name, "near"), "here"))
+			}
+		}
+	}
+	return strings.Join(names, " ")
+}
+
+func BenchmarkNear(b *testing.B) {
+	var s Site
+	for range b.N {
+		s.Near()
+	}
+}

@@ -163,6 +163,9 @@ func (h *hub) serve(conn net.Conn, r *bufio.Reader, rank int, join message) {
 			h.lost(m, err)
 			return
 		}
+		if msg.Kind == msgBeat && len(msg.State) > 0 && h.cfg.OnPulse != nil {
+			h.cfg.OnPulse(rank, msg.State)
+		}
 		h.handle(m, msg)
 	}
 }

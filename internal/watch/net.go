@@ -198,11 +198,15 @@ func (n *Net) beat() {
 	t := time.NewTicker(n.cfg.Beat)
 	defer t.Stop()
 	for {
+		var pulse []byte
+		if n.cfg.Pulse != nil {
+			pulse = n.cfg.Pulse()
+		}
 		for _, k := range n.up() {
 			n.mu.Lock()
 			if k.beat.IsZero() {
 				k.beat = time.Now()
-				k.line.send(message{Kind: msgBeat})
+				k.line.send(message{Kind: msgBeat, State: pulse})
 			}
 			n.mu.Unlock()
 		}

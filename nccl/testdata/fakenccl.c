@@ -5,6 +5,7 @@
 // FAKENCCL_FAIL     "ncclAllReduce=2@3,async=6": the third call of ncclAllReduce returns 2, every ncclCommGetAsyncError
 //                   gives 6
 // FAKENCCL_HANG     a function that does not come back, or stays in progress, while the file $FAKENCCL_LOG.hang exists
+// FAKENCCL_WRONG    "ncclAllReduce=5": that element of what the function writes is wrong
 // FAKENCCL_VERSION  what ncclGetVersion gives, and whose ncclConfig_t is read (22803)
 // FAKENCCL_CHILD    "1/3": rank and size of communicators that are split off or shrunk (the parent's)
 // A function is left out by -Dncclx=absent_ncclx, as fakelib.Without gives it.
@@ -324,6 +325,16 @@ static void copy(void *dst, size_t at, const void *src, size_t from, size_t byte
     if (dst && src && bytes) memmove((char *)dst + at, (const char *)src + from, bytes);
 }
 
+// spoil makes the element of the result wrong that FAKENCCL_WRONG names.
+static int spoil(int status, const char *name, void *dst, size_t n, int type) {
+    const char *p = getenv("FAKENCCL_WRONG");
+    size_t len = strlen(name);
+    if (!p || strncmp(p, name, len) != 0 || p[len] != '=' || !dst) return status;
+    size_t i = strtoul(p + len + 1, NULL, 10);
+    if (i < n) ((unsigned char *)dst)[(i + 1) * sizes[type] - 1] ^= 0x40; // little-endian
+    return status;
+}
+
 static int collective(const char *name, const void *src, void *dst, size_t n, int type, int op, int peer, comm *c, void *stream) {
     line(name, " src=%p dst=%p n=%zu type=%d op=%d peer=%d comm=%d stream=%p", src, dst, n, type, op, peer, c->serial, stream);
     int status = told(name);
@@ -336,42 +347,42 @@ static int collective(const char *name, const void *src, void *dst, size_t n, in
 int ncclAllReduce(const void *src, void *dst, size_t n, int type, int op, comm *c, void *s) {
     int status = collective("ncclAllReduce", src, dst, n, type, op, -1, c, s);
     if (TOOK) copy(dst, 0, src, 0, n * sizes[type]);
-    return status;
+    return spoil(status, "ncclAllReduce", dst, n, type);
 }
 int ncclReduce(const void *src, void *dst, size_t n, int type, int op, int root, comm *c, void *s) {
     int status = collective("ncclReduce", src, dst, n, type, op, root, c, s);
     if (TOOK && root == c->rank) copy(dst, 0, src, 0, n * sizes[type]);
-    return status;
+    return root == c->rank ? spoil(status, "ncclReduce", dst, n, type) : status;
 }
 int ncclBroadcast(const void *src, void *dst, size_t n, int type, int root, comm *c, void *s) {
     int status = collective("ncclBroadcast", src, dst, n, type, -1, root, c, s);
     if (TOOK && root == c->rank) copy(dst, 0, src, 0, n * sizes[type]);
-    return status;
+    return spoil(status, "ncclBroadcast", dst, n, type);
 }
 int ncclAllGather(const void *src, void *dst, size_t n, int type, comm *c, void *s) {
     int status = collective("ncclAllGather", src, dst, n, type, -1, -1, c, s);
     if (TOOK) copy(dst, c->rank * n * sizes[type], src, 0, n * sizes[type]);
-    return status;
+    return spoil(status, "ncclAllGather", dst, n * c->size, type);
 }
 int ncclReduceScatter(const void *src, void *dst, size_t n, int type, int op, comm *c, void *s) {
     int status = collective("ncclReduceScatter", src, dst, n, type, op, -1, c, s);
     if (TOOK) copy(dst, 0, src, c->rank * n * sizes[type], n * sizes[type]);
-    return status;
+    return spoil(status, "ncclReduceScatter", dst, n, type);
 }
 int ncclAlltoAll(const void *src, void *dst, size_t n, int type, comm *c, void *s) {
     int status = collective("ncclAlltoAll", src, dst, n, type, -1, -1, c, s);
     if (TOOK) copy(dst, c->rank * n * sizes[type], src, c->rank * n * sizes[type], n * sizes[type]);
-    return status;
+    return spoil(status, "ncclAlltoAll", dst, n * c->size, type);
 }
 int ncclGather(const void *src, void *dst, size_t n, int type, int root, comm *c, void *s) {
     int status = collective("ncclGather", src, dst, n, type, -1, root, c, s);
     if (TOOK && root == c->rank) copy(dst, c->rank * n * sizes[type], src, 0, n * sizes[type]);
-    return status;
+    return root == c->rank ? spoil(status, "ncclGather", dst, n * c->size, type) : status;
 }
 int ncclScatter(const void *src, void *dst, size_t n, int type, int root, comm *c, void *s) {
     int status = collective("ncclScatter", src, dst, n, type, -1, root, c, s);
     if (TOOK && root == c->rank) copy(dst, 0, src, c->rank * n * sizes[type], n * sizes[type]);
-    return status;
+    return spoil(status, "ncclScatter", dst, n, type);
 }
 int ncclSend(const void *src, size_t n, int type, int peer, comm *c, void *s) {
     int status = collective("ncclSend", src, NULL, n, type, -1, peer, c, s);
@@ -387,5 +398,5 @@ int ncclRecv(void *dst, size_t n, int type, int peer, comm *c, void *s) {
         copy(dst, 0, sent[recvs].p, 0, n * sizes[type] < sent[recvs].bytes ? n * sizes[type] : sent[recvs].bytes);
         recvs++;
     }
-    return status;
+    return spoil(status, "ncclRecv", dst, n, type);
 }

@@ -11,8 +11,9 @@
 // is the test's.
 //
 // Tests run in host memory. The variable SPMDTEST_DEVICE=cuda puts the same tests
-// on GPUs, SPMDTEST_COLLECTIVES=mpi has MPI carry their buffers, SPMDTEST_RANKS=2 limits them to that number of ranks;
-// make test-gpu sets them.
+// on GPUs, SPMDTEST_COLLECTIVES=mpi has MPI carry their buffers, SPMDTEST_SYMMETRIC=always
+// has NCCL's symmetric kernels carry what they can, SPMDTEST_RANKS=2 limits tests to
+// that number of ranks; make test-gpu sets the first and the last.
 package spmdtest
 
 import (
@@ -61,7 +62,7 @@ func HostOnly(t *testing.T, why string) {
 
 // Config is the configuration of a world for tests.
 func Config() spmd.Config {
-	return spmd.Config{Device: Device(), Collectives: os.Getenv("SPMDTEST_COLLECTIVES"), LogLevel: "error", LogRanks: "all", Seed: 42}
+	return spmd.Config{Device: Device(), Collectives: os.Getenv("SPMDTEST_COLLECTIVES"), Symmetric: os.Getenv("SPMDTEST_SYMMETRIC"), LogLevel: "error", LogRanks: "all", Seed: 42}
 }
 
 // Run runs fn on every rank of a job, once for each number of ranks, as subtests

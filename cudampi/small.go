@@ -1,0 +1,111 @@
+package cudampi
+
+import (
+	"errors"
+	"fmt"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"lockstep/cuda"
+)
+
+// oneShot is small all-reduces through host memory that the ranks of one node share, by one kernel on each rank: it puts
+// its part there, takes the others', and reduces them. The host only launches it, where copies would be two, with a wait
+// of the host between them. A kernel that waits for a rank which has died ends with its process.
+type oneShot struct {
+	c     *Comm
+	dev   *cuda.Device
+	k     *kernels
+	owned bool   // k belongs to it
+	mem   []byte // the inbox
+	fixed bool
+	table unsafe.Pointer // device memory: the address of the inbox, and from oneShotEpochs on the epochs of the blocks
+	order sequence
+}
+
+const (
+	oneShotEpochs = 256
+	oneShotBytes  = oneShotEpochs + 4*smallMost/smallBlock
+)
+
+// openOneShot fails, on all ranks and with a reason, where kernels cannot be compiled, where there are too many ranks, and
+// where two share a device. k may be nil. Collective.
+func openOneShot(c *Comm, d *cuda.Device, k *kernels) (*oneShot, error) {
+	if c.size > peerRanks {
+		return nil, fmt.Errorf("there are %d ranks, more than %d", c.size, peerRanks)
+	}
+	if apart, err := c.apart(d); err != nil {
+		return nil, err
+	} else if !apart {
+		return nil, errors.New("ranks share a device")
+	}
+	o := &oneShot{c: c, dev: d, k: k}
+	if k == nil {
+		var err error
+		if o.k, err = c.loadKernels(d); err != nil {
+			return nil, err
+		}
+		o.owned = true
+	}
+	err := c.shareFile(smallInbox, &o.mem)
+	if err == nil {
+		err = o.open()
+	}
+	if err := c.sameOnAll(err); err != nil {
+		return nil, errors.Join(err, o.close())
+	}
+	return o, nil
+}
+
+func (o *oneShot) open() (err error) {
+	if err := o.dev.RegisterHost(unsafe.Pointer(&o.mem[0]), len(o.mem)); err != nil {
+		return err
+	}
+	o.fixed = true
+	if o.order.done, err = o.dev.NewEvent(false); err != nil {
+		return err
+	}
+	if o.table, err = o.dev.Malloc(oneShotBytes); err != nil {
+		return err
+	}
+	address := uint64(uintptr(unsafe.Pointer(&o.mem[0])))
+	return onStream(o.dev, func(s *cuda.Stream) error {
+		if err := s.Fill(o.table, 4, 0, oneShotBytes/4); err != nil {
+			return err
+		}
+		for i := range 2 { // of a pointer, the low half first
+			if err := s.Fill(unsafe.Add(o.table, 4*i), 4, address>>(32*i)&0xffffffff, 1); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// close gives the memory back, once this rank's kernels are over.
+func (o *oneShot) close() error {
+	var err error
+	if o.owned {
+		err = o.k.close()
+	}
+	if o.order.done != nil {
+		err = errors.Join(err, o.order.done.Close())
+	}
+	err = errors.Join(err, o.dev.Free(o.table))
+	if o.fixed {
+		err = errors.Join(err, o.dev.UnregisterHost(unsafe.Pointer(&o.mem[0])))
+	}
+	if o.mem != nil {
+		err = errors.Join(err, unix.Munmap(o.mem))
+	}
+	*o = oneShot{}
+	return err
+}
+
+// allReduce enqueues an all-reduce that the ranks have agreed on.
+func (o *oneShot) allReduce(x *transfer, s *cuda.Stream) error {
+	return o.order.next(s, func() error {
+		return o.k.smallOn(s, o.c, x.dst, x.src, x.n, x.t, x.op, o.table, 1, 0, unsafe.Add(o.table, oneShotEpochs))
+	})
+}

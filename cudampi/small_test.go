@@ -1,0 +1,103 @@
+package cudampi
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"lockstep/cuda"
+	"lockstep/internal/elem"
+	"lockstep/internal/mpirun"
+)
+
+// TestSmallAllReduce is about the kernel of small all-reduces at its own sizes: packs, blocks and their ends, of which
+// calls take turns, so that the halves of the inbox are used again after calls of other lengths, on streams that run late.
+func TestSmallAllReduce(t *testing.T) {
+	onDevices(t, counts, map[string]string{"FAKECUDA_DELAY": "100"}, func(t *testing.T, c *Comm, d *cuda.Device) {
+		everyWay(t, c, d, func(t *testing.T, w way) {
+			if w.small == nil && w.path != Peer {
+				return
+			}
+			other := w
+			other.s = must1(d.NewStream(0))(t)
+			var results []*onDevice[int32]
+			sizes := []int{4096, 1, 4096, 4095, 3, 513, 512, 511, 4096, 4, 5, 1025, 4096}
+			for round, n := range sizes {
+				in := input[int32](c.rank+100*round, n)
+				w := [...]way{w, other}[round/2%2]
+				x := deviceFilled(t, w, in)
+				must(t, w.s.Synchronize())
+				must(t, w.AllReduce(At(w.s), x.at(0), x.at(0), n, elem.Int32, elem.Sum))
+				results = append(results, x)
+			}
+			for round, x := range results {
+				want := make([]int32, sizes[round])
+				for r := range c.size {
+					for i, v := range input[int32](r+100*round, len(want)) {
+						want[i] += v
+					}
+				}
+				x.same(t, want, fmt.Sprintf("small AllReduce %d", round))
+			}
+			deviceReductions[int8](t, w, 16<<10, allOps...)
+			deviceReductions[elem.F16](t, w, 2047, elem.Sum, elem.Avg)
+			deviceReductions[float64](t, w, 257, elem.Prod)
+			must(t, other.s.Close())
+		})
+	})
+}
+
+// TestSmallOnSharedDevice: kernels that wait for each other are not for ranks that share a device.
+func TestSmallOnSharedDevice(t *testing.T) {
+	needsDouble(t)
+	onDevices(t, []int{2}, map[string]string{"FAKECUDA_DEVICES": "1"}, func(t *testing.T, c *Comm, d *cuda.Device) {
+		k, err := c.OnDevice(d, DeviceConfig{Path: Staged})
+		must(t, err)
+		if k.small != nil || !strings.HasSuffix(k.Reason(), "; small all-reduces by copies, since ranks share a device") {
+			t.Fatalf("%q", k.Reason())
+		}
+		deviceReductions[float32](t, way{"shared", k, k.in}, 7, elem.Sum)
+		must(t, k.Close())
+	})
+}
+
+// TestSmallRankFails: rank 1 cannot launch its kernel, and the others wait for it on their devices. When it ends the job,
+// as a program does that gets an error, all ranks end.
+func TestSmallRankFails(t *testing.T) {
+	needsDouble(t)
+	const env = "LOCKSTEP_CUDAMPI_FAILS"
+	if os.Getenv(env) != "" { // a rank of the job below
+		compile = func(int) ([]byte, error) { return []byte("image"), nil }
+		c := must1(Start())(t)
+		d := must1(cuda.Open(c.rank))(t)
+		k := must1(c.OnDevice(d, DeviceConfig{Path: Staged}))(t)
+		s := must1(d.NewStream(0))(t)
+		x := must1(d.Malloc(64))(t)
+		if c.rank == 1 {
+			t.Setenv("FAKECUDA_FAIL", "cuLaunchKernel=700")
+		}
+		err := k.AllReduce(At(s), x, x, 1, elem.Float32, elem.Sum)
+		if c.rank == 1 {
+			fmt.Println("rank 1 has:", err)
+			c.Abort(7)
+		}
+		must(t, err)
+		must(t, c.WaitStream(s))
+		t.Fatal("the others have gone on without rank 1")
+	}
+	dir := double(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Second)
+	defer cancel()
+	cmd := mpirun.Command(ctx, 3, os.Args[0], "-test.run=^"+t.Name()+"$", "-test.timeout=45s")
+	cmd.Env = append(cmd.Env, env+"=1", "FAKECUDA_KERNELS="+dir+"/libemulate.so", "FAKECUDA_SHARED=1",
+		"LD_LIBRARY_PATH="+dir+":"+os.Getenv("LD_LIBRARY_PATH"), "FAKECUDA_DEVICES=4", "FAKECUDA_DELAY=0", awareEnv+"=no")
+	out, err := cmd.CombinedOutput()
+	text := string(out)
+	if err == nil || ctx.Err() != nil || !strings.Contains(text, "rank 1 has:") || !strings.Contains(text, "CUDA_ERROR_ILLEGAL_ADDRESS") ||
+		strings.Contains(text, "gone on") || strings.Contains(text, "timed out") {
+		t.Fatalf("%v\n%s", err, text)
+	}
+}

@@ -1,0 +1,326 @@
+package spmd
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"unsafe"
+
+	"lockstep/cudampi"
+	"lockstep/internal/ccall"
+	"lockstep/internal/elem"
+)
+
+// ErrDiffer is what a collective of --check both returns, on every rank, when NCCL and
+// MPI have come to different results; a message, on the rank that has received it.
+var ErrDiffer = errors.New("NCCL and MPI give different results")
+
+// nothingToCompare is added to the start line where --check both finds one path only.
+const nothingToCompare = "; --check both has nothing to compare without NCCL: it is as --check on"
+
+// crossCheck is --check both: NCCL carries out each call, and then MPI does with copies
+// of what it reads, into memory of its own. The host waits for both and compares. What
+// is captured is not compared, since a graph holds no host that could.
+type crossCheck struct {
+	w      *World
+	s      *Stream       // of MPI's part
+	self   *cudampi.Comm // of this rank alone: to compare in
+	part   [2][]byte     // of two results, in host memory
+	warned sync.Once
+}
+
+// crossPart is how much is compared at a time.
+const crossPart = 4 << 20
+
+// openCross starts to compare. The communicators of the world have NCCL. Collective
+// over all ranks, in the caller's turn.
+func (w *World) openCross() error {
+	x := &crossCheck{w: w}
+	self, err := w.control.st.mpi.Split(w.Rank(), 0)
+	if err != nil {
+		return err
+	}
+	x.self = w.addComm(self, "check").st.mpi
+	if x.s, err = w.NewStream("check"); err != nil {
+		return err
+	}
+	for i := range x.part {
+		x.part[i] = make([]byte, crossPart)
+	}
+	w.cross = x
+	return errors.Join(w.Comm.st.openDevice(), w.NodeComm.st.openDevice())
+}
+
+// shadow is a call as MPI will make it.
+type shadow struct {
+	c          call // on the memory that NCCL has
+	in, out    *block
+	reads      int // elements
+	writes     int
+	everywhere bool // every rank makes it, else it is a message
+}
+
+// submit has NCCL carry out c, which communicates, then MPI, and compares.
+func (x *crossCheck) submit(q *gpuQueue, c *command) error {
+	st := c.comm
+	if q.s.cap != nil {
+		x.warned.Do(func() {
+			x.w.Log.Warn().Msg("--check both does not compare what is captured: a graph holds no host that could")
+		})
+	}
+	if q.s.cap != nil || st.mirror == nil || c.kind == cmdBarrier {
+		return q.submit(c, nil)
+	}
+	whole := c.call // a group is gone once it is issued
+	everyone := c.everyone()
+	var list []shadow
+	if c.kind == cmdGroup {
+		for i := range c.group.cmds {
+			list = append(list, newShadow(&c.group.cmds[i]))
+		}
+	} else {
+		list = append(list, newShadow(&c.call))
+	}
+	for i := range list {
+		if err := list[i].prepare(q.s); err != nil {
+			return fmt.Errorf("%s: --check both: %w", ccall.At(), err)
+		}
+	}
+	if err := q.submit(c, nil); err != nil {
+		return err
+	}
+	if err := q.end().wait(); err != nil {
+		return err
+	}
+	turn := mpiTurns.take(1)
+	if err := mpiTurns.enter(turn); err != nil {
+		return err
+	}
+	defer mpiTurns.leave()
+	st.activity.set(whole.kind, whole.typ, whole.op, whole.root, whole.n, everyone)
+	defer st.activity.leave()
+	if err := x.compare(st, list); err != nil {
+		return err
+	}
+	for _, s := range list {
+		for _, b := range []*block{s.in, s.out} {
+			if b != nil {
+				b.pool.release(b, nil) // nothing is under way
+			}
+		}
+	}
+	return nil
+}
+
+func newShadow(c *call) shadow {
+	s := shadow{everywhere: !c.kind.pointToPoint()}
+	s.c.copyFrom(c)
+	s.reads, s.writes = c.extents()
+	return s
+}
+
+// extents is how many elements a call reads and writes on this rank. A broadcast
+// writes everywhere, also on its root.
+func (c *call) extents() (reads, writes int) {
+	rank, size := c.comm.rank, c.comm.size
+	atRoot := func(n int) int {
+		if rank == c.root {
+			return n
+		}
+		return 0
+	}
+	switch c.kind {
+	case cmdAllReduce:
+		return c.n, c.n
+	case cmdReduce:
+		return c.n, atRoot(c.n)
+	case cmdBroadcast:
+		return 0, c.n
+	case cmdAllGather:
+		return c.n, size * c.n
+	case cmdReduceScatter:
+		return size * c.n, c.n
+	case cmdAllToAll:
+		return size * c.n, size * c.n
+	case cmdGather:
+		return c.n, atRoot(size * c.n)
+	case cmdScatter:
+		return atRoot(size * c.n), c.n
+	case cmdAllGatherV:
+		return c.counts[rank], sum(c.counts)
+	case cmdReduceScatterV:
+		return sum(c.counts), c.counts[rank]
+	case cmdGatherV:
+		return c.counts[rank], atRoot(sum(c.counts))
+	case cmdScatterV:
+		return atRoot(sum(c.counts)), c.counts[rank]
+	case cmdAllToAllV:
+		return sum(c.counts), sum(c.rcounts)
+	case cmdSend:
+		return c.n, 0
+	case cmdRecv:
+		return 0, c.n
+	case cmdSendRecv:
+		return c.n, c.rn
+	}
+	return 0, 0 // a barrier
+}
+
+// prepare copies what the call reads, in the order of the stream, before NCCL may
+// overwrite it, and gets memory for MPI's result.
+func (s *shadow) prepare(on *Stream) (err error) {
+	w, size := on.w, s.c.typ.Size()
+	save := func(dst *block, src unsafe.Pointer, n int) error {
+		c := command{call: call{kind: cmdCopy, dst: dst.ptr, src: src, n: n * size}}
+		return on.submit(&c, nil)
+	}
+	if s.reads > 0 {
+		if s.in, err = w.pool.alloc(w, s.reads*size); err != nil {
+			return err
+		}
+		if err := save(s.in, s.c.src, s.reads); err != nil {
+			return err
+		}
+	}
+	if s.writes > 0 {
+		if s.out, err = w.pool.alloc(w, s.writes*size); err != nil {
+			return err
+		}
+		if s.c.kind == cmdBroadcast {
+			return save(s.out, s.c.dst, s.writes)
+		}
+	}
+	return nil
+}
+
+// mirrored is the call on MPI's memory.
+func (s *shadow) mirrored() call {
+	c := s.c
+	c.dst, c.src = nil, nil
+	if s.out != nil {
+		c.dst = s.out.ptr
+	}
+	if s.in != nil {
+		c.src = s.in.ptr
+	}
+	return c
+}
+
+// compare has MPI make the calls: collectives one after the other, then all messages
+// together, as it makes a group. It returns the first difference. The caller is in its
+// turn.
+func (x *crossCheck) compare(st *commState, list []shadow) error {
+	at := cudampi.At(x.s.dev.h)
+	var messages []cudampi.Message
+	for i := range list {
+		s := &list[i]
+		c := s.mirrored()
+		switch {
+		case c.kind == cmdBarrier:
+		case !s.everywhere:
+			messages = append(messages, c.messages()...)
+		default:
+			err := c.onDevice(st.mirror, at, x.w.gpu.word)
+			if err == nil {
+				err = st.mpi.WaitStream(x.s.dev.h)
+			}
+			bound := cudampi.Bound(nil)
+			if err == nil {
+				bound, err = x.bound(st, s)
+			}
+			if err != nil {
+				return x.failed(st, s, err)
+			}
+			// Every rank has its own part of the result: the first that is wrong speaks for all.
+			why, rank, err := agreeOn(st.mpi, x.difference(s, bound))
+			switch {
+			case err != nil:
+				return x.failed(st, s, err)
+			case rank >= 0:
+				return x.failed(st, s, fmt.Errorf("%w: rank %d: %s", ErrDiffer, rank, why.text))
+			}
+		}
+	}
+	if len(messages) == 0 {
+		return nil
+	}
+	err := st.mirror.Exchange(at, messages...)
+	if err == nil {
+		err = st.mpi.WaitStream(x.s.dev.h)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: --check both: %w", ccall.At(), err)
+	}
+	for i := range list {
+		if s := &list[i]; !s.everywhere {
+			if err := x.difference(s, nil); err != nil {
+				return x.failed(st, s, fmt.Errorf("%w: rank %d: %w", ErrDiffer, st.rank, err))
+			}
+		}
+	}
+	return nil
+}
+
+// failed adds which call it was.
+func (x *crossCheck) failed(st *commState, s *shadow, err error) error {
+	return fmt.Errorf("%s: %v: %w (%s, %d ranks)", ccall.At(), &s.c, err, st.id, st.size)
+}
+
+// bound says how far the two results may be apart; nil where they must be the same.
+func (x *crossCheck) bound(st *commState, s *shadow) (cudampi.Bound, error) {
+	c := &s.c
+	if !c.kind.reduces() {
+		return nil, nil
+	}
+	if cudampi.ReductionBound(c.typ, c.op, st.size, 1) == nil {
+		return func(float64) float64 { return 0 }, nil // of integers, of minima and maxima, in which -0 is 0
+	}
+	most := new(float64)
+	err := x.inParts(s.reads, c.typ.Size(), func(off, n int) error {
+		if err := x.fetch(0, s.in.ptr, off, n, c.typ.Size()); err != nil {
+			return err
+		}
+		largest, err := x.self.Largest(unsafe.Pointer(&x.part[0][0]), n, c.typ)
+		*most = max(*most, largest)
+		return err
+	})
+	if err == nil {
+		err = st.mpi.AllReduce(unsafe.Pointer(most), unsafe.Pointer(most), 1, elem.Float64, Max)
+	}
+	return cudampi.ReductionBound(c.typ, c.op, st.size, *most), err
+}
+
+// difference compares this rank's two results of a call.
+func (x *crossCheck) difference(s *shadow, bound cudampi.Bound) error {
+	size := s.c.typ.Size()
+	return x.inParts(s.writes, size, func(off, n int) error {
+		if err := errors.Join(x.fetch(0, s.c.dst, off, n, size), x.fetch(1, s.out.ptr, off, n, size)); err != nil {
+			return err
+		}
+		err := x.self.Compare(unsafe.Pointer(&x.part[0][0]), unsafe.Pointer(&x.part[1][0]), n, s.c.typ, bound)
+		var d *cudampi.Difference
+		if !errors.As(err, &d) {
+			return err
+		}
+		within := ""
+		if d.Bound > 0 {
+			within = fmt.Sprintf(", and may differ by %.3g", d.Bound)
+		}
+		return fmt.Errorf("element %d is %s by NCCL and %s by MPI (%v)%s", off+d.Index, d.Got, d.Want, s.c.comm.mirror.Path(), within)
+	})
+}
+
+// inParts calls f for parts of n elements, until it fails.
+func (x *crossCheck) inParts(n, size int, f func(off, n int) error) error {
+	for off := 0; off < n; off += crossPart / size {
+		if err := f(off, min(crossPart/size, n-off)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fetch copies elements of device memory to one of the parts.
+func (x *crossCheck) fetch(part int, p unsafe.Pointer, off, n, size int) error {
+	return x.w.stage.toHost(unsafe.Pointer(&x.part[part][0]), unsafe.Add(p, off*size), n*size)
+}

@@ -1,0 +1,104 @@
+package spmd_test
+
+import (
+	"encoding/json"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"lockstep/spmd"
+	"lockstep/spmd/spmdtest"
+)
+
+// A sample is at least as long as the step took on the slowest rank, in the order of the steps; the sums are those of
+// the samples. In each step another rank is the slowest, and each step is shorter than the one before.
+func TestMeasureSamples(t *testing.T) {
+	spmdtest.Run(t, []int{1, 2, 3}, func(t *testing.T, w *spmd.World) {
+		const warmup, iters = 2, 7
+		took := make([]float64, iters)
+		turn := -warmup
+		timing, err := spmd.Measure(w.Comm, warmup, iters, func() error {
+			start, i := time.Now(), turn
+			turn++
+			if i < 0 || i%w.Size() != w.Rank() {
+				return nil
+			}
+			for time.Since(start) < time.Duration(iters-i)*500*time.Microsecond {
+			}
+			took[i] = float64(time.Since(start).Nanoseconds()) / 1e3
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		all, err := spmd.AllocPinned[float64](w, iters)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer all.Free()
+		if err := all.CopyFrom(took); err != nil {
+			t.Fatal(err)
+		}
+		if err := spmd.AllReduce(w.Comm, all, all, spmd.Max); err != nil {
+			t.Fatal(err)
+		}
+		us := timing.Samples
+		if turn != iters || timing.Iters != iters || len(us) != iters {
+			t.Fatalf("%d steps, %d iterations, %d samples", turn, timing.Iters, len(us))
+		}
+		for i := range us {
+			if us[i] < all.At(i) {
+				t.Errorf("step %d took %v us, and its sample is %v", i, all.At(i), us[i])
+			}
+		}
+		sorted := slices.Sorted(slices.Values(us))
+		if timing.MinUS != sorted[0] || timing.MedianUS != sorted[iters/2] || timing.P99US != sorted[iters-1] || timing.MaxUS != sorted[iters-1] {
+			t.Errorf("%+v of %v", timing, us)
+		}
+		line, err := json.Marshal(timing)
+		if err != nil || strings.Contains(strings.ToLower(string(line)), "samples") {
+			t.Errorf("%s, %v: samples are for those who ask", line, err)
+		}
+	})
+}
+
+// The median of an even number of samples lies between two, the 99th percentile is the least that 99 % do not exceed,
+// and the samples keep their order.
+func TestTimingOf(t *testing.T) {
+	for _, tc := range []struct{ n, median2, p99 int }{{1, 2, 1}, {2, 3, 2}, {3, 4, 3}, {100, 101, 99}, {101, 102, 100}, {1000, 1001, 990}} {
+		us := make([]float64, tc.n)
+		for i := range us {
+			us[i] = float64(tc.n - i) // n, n-1, ... 1
+		}
+		got := spmd.TimingOf(us)
+		if got.Iters != tc.n || got.MinUS != 1 || got.MedianUS != float64(tc.median2)/2 || got.P99US != float64(tc.p99) || got.MaxUS != float64(tc.n) || got.Samples[0] != float64(tc.n) {
+			t.Errorf("%d samples: %+v", tc.n, got)
+		}
+	}
+}
+
+// The loop that times allocates nothing: it would call the collector into somebody's step.
+func TestMeasureAllocatesNothing(t *testing.T) {
+	spmdtest.Run(t, []int{2}, func(t *testing.T, w *spmd.World) {
+		const iters = 2000
+		var before, after runtime.MemStats
+		turn := 0
+		_, err := spmd.Measure(w.Comm, 10, iters, func() error {
+			switch turn++; turn {
+			case 11:
+				runtime.ReadMemStats(&before)
+			case 10 + iters:
+				runtime.ReadMemStats(&after)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := (after.Mallocs - before.Mallocs) / iters; n != 0 || before.Mallocs == 0 || after.Mallocs == 0 {
+			t.Errorf("%d allocations in a step", n) // rounded down: the process does other things, too
+		}
+	})
+}
