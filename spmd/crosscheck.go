@@ -48,7 +48,10 @@ func (w *World) openCross() error {
 		x.part[i] = make([]byte, crossPart)
 	}
 	w.cross = x
-	return errors.Join(w.Comm.st.openDevice(), w.NodeComm.st.openDevice())
+	if err := w.mustAgree(errors.Join(w.Comm.st.openDevice(), w.NodeComm.st.openDevice())); err != nil {
+		return fmt.Errorf("--check both: %w", err)
+	}
+	return nil
 }
 
 // shadow is a call as MPI will make it.

@@ -216,6 +216,7 @@ func folders(t *testing.T, both string) map[string]string {
 func gpuFaults(t *testing.T, dir string) {
 	t.Parallel()
 	f := folders(t, dir)
+	compileCarriers(t)
 	const refused, failed = 2, 1
 	cuda11, nccl217 := "FAKECUDA_VERSION=11080", "FAKENCCL_VERSION=21700"
 	threads := slices.Clip([]string{"FAKECUDA_DELAY=0"}) // of streams, so that they can wait for the host

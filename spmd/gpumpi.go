@@ -129,12 +129,12 @@ func (w *World) chooseCarrier() error {
 // Collective over all ranks.
 func (w *World) startMPI() error {
 	world := w.Comm.st
-	err := world.openDevice()
+	err := w.mustAgree(world.openDevice())
 	if err == nil {
-		err = w.NodeComm.st.openDevice()
+		err = w.mustAgree(w.NodeComm.st.openDevice())
 	}
 	path, asked := w.cfg.mpiPath()
-	if err := w.mustAgree(err); err != nil {
+	if err != nil {
 		err = errors.New(strings.ReplaceAll(err.Error(), "\n", "; "))
 		if path == cudampi.Auto {
 			return err

@@ -291,7 +291,7 @@ var setups = []struct {
 		want:    []want{{Fail, []int{1}, []string{"NCCL is 2.26.2 here and 2.28.3 elsewhere"}}}},
 	{name: "double: NCCL is too old on a rank", ranks: 2, wrap: `[ $OMPI_COMM_WORLD_RANK = 1 ] && export FAKENCCL_VERSION=21703; exec "$@"`,
 		prepare: func(s *set) { s.gpus(2) },
-		want:    []want{{Fail, []int{1}, []string{"2.17.3", "too old", "libnccl2"}}}},
+		want:    []want{{Warn, []int{1}, []string{"through MPI", "2.17.3", "too old", "libnccl2"}}}},
 	{name: "double: no NCCL and no NVRTC", ranks: 2, prepare: func(s *set) {
 		s.gpus(2)
 		if err := os.Mkdir(filepath.Join(s.dir, "lib"), 0o755); err != nil {
@@ -302,7 +302,7 @@ var setups = []struct {
 		}
 		s.env("CUDA_HOME=", "CUDA_PATH=")
 	}, want: []want{
-		{Fail, []int{0, 1}, []string{"NCCL is not to be found", "libnccl2"}},
+		{Warn, []int{0, 1}, []string{"through MPI", "NCCL is not to be found", "libnccl2"}},
 		{Fail, []int{0, 1}, []string{"NVRTC", "no kernel", "libnvrtc12"}},
 		{Fail, []int{0, 1}, []string{"cublas", "no matrix product", "libcublas12"}},
 	}},
@@ -355,6 +355,70 @@ func TestBrokenSetups(t *testing.T) {
 			t.Parallel()
 			r := examine(t, tc.ranks, tc.wrap, tc.args, tc.prepare)
 			r.check(t, max(1, tc.ranks), tc.want)
+		})
+	}
+}
+
+// preload puts functions of C before those of libmpi.
+func (s *set) preload(text string) {
+	s.t.Helper()
+	s.write("before.c", text)
+	fakelib.Build(s.t, s.dir, "before.so", filepath.Join(s.dir, "before.c"))
+	s.env("LD_PRELOAD=" + filepath.Join(s.dir, "before.so"))
+}
+
+// TestGPUMemoryThroughMPI: where MPI says that it takes GPU memory, one rank of the node has a process try it. The memory
+// is a double's, which any MPI takes; one that is wrong about itself is Open MPI with another MPI_Sendrecv.
+func TestGPUMemoryThroughMPI(t *testing.T) {
+	t.Parallel()
+	build(t)
+	const yes = "int MPIX_Query_cuda_support(void) { return 1; }\n"
+	const says = "MPI says it is CUDA-aware (MPIX_Query_cuda_support of Open MPI"
+	const do = "use --collectives nccl or mpi-staged"
+	for _, tc := range []struct {
+		name   string
+		gpus   int
+		source string
+		noNCCL bool
+		args   []string
+		tried  bool
+		want   []want
+	}{
+		{"no GPU", 0, yes, false, nil, false, nil},
+		{"it says no", 2, "int MPIX_Query_cuda_support(void) { return 0; }\n", false, nil, false, nil},
+		{"it is right", 2, yes, false, nil, true, nil},
+		{"it crashes", 2, yes + "int MPI_Sendrecv(void) { *(volatile int *)8 = 1; return 0; }\n", false, nil, true,
+			[]want{{Warn, []int{0}, []string{says, "crashed with signal SIGSEGV", do}}}},
+		{"it crashes, and there is no NCCL", 2, yes + "int MPI_Sendrecv(void) { *(volatile int *)8 = 1; return 0; }\n", true, nil, true,
+			[]want{{Fail, []int{0}, []string{says, "crashed with signal SIGSEGV", do}}}},
+		{"it is killed", 2, "#include <signal.h>\n" + yes + "int MPI_Sendrecv(void) { return raise(SIGKILL); }\n", false, nil, true,
+			[]want{{Warn, []int{0}, []string{says, "crashed with signal 9 (killed)", do}}}},
+		{"it refuses", 2, yes + "int MPI_Sendrecv(void) { return 1; }\n", false, nil, true,
+			[]want{{Warn, []int{0}, []string{says, "failed: ", "MPI_Sendrecv", do}}}},
+		{"it hangs", 2, "#include <unistd.h>\n" + yes + "int MPI_Sendrecv(void) { for (;;) pause(); }\n", false, []string{"--timeout", "30s"}, true,
+			[]want{{Warn, []int{0}, []string{says, "did not come back within 10s", do}}}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			r := examine(t, 2, "", tc.args, func(s *set) {
+				if tc.gpus > 0 {
+					s.gpus(tc.gpus)
+				}
+				if tc.noNCCL {
+					if err := os.Mkdir(filepath.Join(s.dir, "lib"), 0o755); err != nil {
+						s.t.Fatal(err)
+					}
+					s.write("lib/libnccl.so.2", "not a library")
+					s.write("lib/libnccl.so", "not a library")
+				}
+				s.preload(tc.source)
+			})
+			r.check(t, 2, tc.want)
+			for rank, f := range r.results[0].Ranks {
+				if f.MPI == nil || f.MPI.CUDA == nil || f.MPI.CUDA.Tried != (tc.tried && rank == 0) || (f.MPI.CUDA.Failure == "") != (rank > 0 || tc.want == nil) {
+					t.Errorf("rank %d: %+v\n%s", rank, f.MPI, r.text)
+				}
+			}
 		})
 	}
 }

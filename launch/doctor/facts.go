@@ -68,6 +68,16 @@ type MPI struct {
 	Thread  string `json:"thread"`  // "serialized"
 	Rank    int    `json:"rank"`
 	Size    int    `json:"size"`
+
+	CUDA *Awareness `json:"cuda,omitempty"` // nil where it was not asked
+}
+
+// Awareness is whether MPI takes GPU memory.
+type Awareness struct {
+	Yes     bool   `json:"yes"` // it says so
+	Reason  string `json:"reason"`
+	Tried   bool   `json:"tried"`             // by this rank, in a process of its own
+	Failure string `json:"failure,omitempty"` // what went wrong then: "crashed with signal SIGSEGV"
 }
 
 // Rank is the rank's number as MPI has it, or else the launcher.

@@ -54,7 +54,7 @@ func Judge(facts []Facts) []Finding {
 		j.nodes[f.Node] = append(j.nodes[f.Node], i)
 	}
 	for _, rule := range []func(){
-		j.world, j.same, j.program, j.gpus, j.placement, j.libraries, j.memory, j.limits, j.network, j.cores, j.clocks, j.settings,
+		j.world, j.same, j.program, j.gpus, j.placement, j.libraries, j.aware, j.memory, j.limits, j.network, j.cores, j.clocks, j.settings,
 	} {
 		rule()
 	}

@@ -111,12 +111,28 @@ func (j *judge) placement() {
 	}
 }
 
+// aware looks for an MPI that is wrong about GPU memory. Where there is NCCL, only some ways of a program meet it.
+func (j *judge) aware() {
+	for _, level := range []string{Fail, Warn} {
+		j.each(level, func(f *Facts) (string, string) {
+			if f.MPI == nil || f.MPI.CUDA == nil || f.MPI.CUDA.Failure == "" {
+				return "", ""
+			}
+			if nccl := f.Libraries["NCCL"]; (nccl.Err == "") != (level == Warn) {
+				return "", ""
+			}
+			return fmt.Sprintf("MPI says it is CUDA-aware (%s), but a process that sent itself GPU memory %s", f.MPI.CUDA.Reason, f.MPI.CUDA.Failure),
+				"use --collectives nccl or mpi-staged"
+		})
+	}
+}
+
 // packages are those of Debian and Ubuntu, or NVIDIA's.
 var packages = []struct{ library, install, without string }{
 	{"NVRTC", "libnvrtc12, or NVIDIA's cuda-nvrtc-13-0", "no kernel can be compiled"},
 	{"cuBLAS", "libcublas12, or NVIDIA's libcublas-13-0", "no matrix product runs on the GPU"},
 	{"cuBLASLt", "libcublaslt12, or NVIDIA's libcublas-13-0", "no matrix product runs on the GPU"},
-	{"NCCL", "libnccl2, of the same version on every node", "several ranks with GPUs need it"},
+	{"NCCL", "libnccl2, of the same version on every node", "GPU memory goes through MPI, which is slower"},
 }
 
 func (j *judge) libraries() {
@@ -128,7 +144,11 @@ func (j *judge) libraries() {
 				continue
 			}
 		}
-		j.each(Fail, func(f *Facts) (string, string) {
+		missing := Fail
+		if p.library == "NCCL" {
+			missing = Warn
+		}
+		j.each(missing, func(f *Facts) (string, string) {
 			if l, ok := f.Libraries[p.library]; !ok || l.Err == "" || f.GPU.Broken {
 				return "", ""
 			}

@@ -86,6 +86,15 @@ func (r *Result) facets() []facet {
 			}
 			return fmt.Sprintf("%s, %s, threads %s", f.MPI.Version, count(f.MPI.Size, "rank"), f.MPI.Thread)
 		}},
+		{"MPI + GPU", func(f *Facts) string {
+			switch {
+			case f.MPI == nil || f.MPI.CUDA == nil || len(f.GPU.Devices) == 0:
+				return ""
+			case f.MPI.CUDA.Yes:
+				return "CUDA-aware: " + f.MPI.CUDA.Reason
+			}
+			return "not CUDA-aware: " + f.MPI.CUDA.Reason
+		}},
 		{"arch", func(f *Facts) string { return f.Arch }},
 		{"launch", func(f *Facts) string { return short(f.Launch.SHA256) + " " + f.Launch.Path }},
 		{"program", func(f *Facts) string {

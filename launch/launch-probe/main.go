@@ -19,6 +19,13 @@ import (
 )
 
 func main() {
+	if len(os.Args) > 1 && os.Args[1] == sendArg {
+		if err := sendGPUMemory(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	status, err := run()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "launch-probe:", err)
@@ -66,6 +73,7 @@ const (
 	initialising
 	greeting
 	findingNodes
+	sendingGPU
 	comparingClocks
 	meeting
 	gathering
@@ -74,7 +82,7 @@ const (
 
 var phases = map[phase]string{
 	initialising: doctor.PhaseInit, greeting: "the first message to all ranks", findingNodes: "the search for the nodes",
-	comparingClocks: "the comparison of clocks", meeting: "the test of the network between nodes",
+	sendingGPU: "the test of GPU memory through MPI", comparingClocks: "the comparison of clocks", meeting: "the test of the network between nodes",
 	gathering: "the gathering of facts on rank 0", ended: doctor.PhaseDone,
 }
 
@@ -112,6 +120,10 @@ type probe struct {
 func (p *probe) examine(job doctor.Job, alone bool) (int, error) {
 	progress(findingNodes)
 	if err := p.findNode(); err != nil {
+		return 0, err
+	}
+	progress(sendingGPU)
+	if err := p.askAware(job.Timeout / 3); err != nil {
 		return 0, err
 	}
 	progress(comparingClocks)
