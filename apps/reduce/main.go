@@ -24,6 +24,7 @@ type config struct {
 	Exact    bool
 	Values   string
 	Cold     bool
+	Samples  bool
 }
 
 func (c *config) flags(fs *pflag.FlagSet) {
@@ -35,6 +36,7 @@ func (c *config) flags(fs *pflag.FlagSet) {
 	fs.BoolVar(&c.Exact, "exact", false, "sum without rounding: the same bits for every number of ranks and every split")
 	fs.StringVar(&c.Values, "values", "uniform", "the numbers: uniform (from 0 to 1), or wide (of either sign and 97 magnitudes; only with --exact)")
 	fs.BoolVar(&c.Cold, "cold", false, "sum copies of the numbers in turn, so that none is left in a cache")
+	fs.BoolVar(&c.Samples, "samples", false, "write the time of every iteration, too: samples_us in the line of --json")
 }
 
 func (c *config) check(ranks int) error {
@@ -88,10 +90,11 @@ type result struct {
 	Elements    int    `json:"elements"`
 	Bytes       int    `json:"bytes"`
 	spmd.Timing
-	GBps      float64 `json:"gbps"`
-	Sum       float64 `json:"sum"`
-	MaxRelErr float64 `json:"max_rel_err"`
-	OK        bool    `json:"ok"`
+	GBps      float64   `json:"gbps"`
+	Sum       float64   `json:"sum"`
+	MaxRelErr float64   `json:"max_rel_err"`
+	OK        bool      `json:"ok"`
+	SamplesUS []float64 `json:"samples_us,omitempty"` // with --samples: every iteration's time, in order
 }
 
 // maxRelErr is what float32 inputs summed in float64 stay below by far, and a
@@ -140,6 +143,9 @@ func run(w *spmd.World, c config) (result, error) {
 	r.Timing, err = spmd.MeasureStream(w.Comm, s, c.Graph, c.Warmup, c.Iters, turns...)
 	if err != nil {
 		return r, err
+	}
+	if c.Samples {
+		r.SamplesUS = r.Timing.Samples
 	}
 	r.Sum, r.GBps = answer(), r.Timing.GBps(r.Bytes)
 	if r.Sum != want {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -70,8 +71,25 @@ func TestProgram(t *testing.T) {
 			t.Errorf("the JSON line has no %s: %s", f, p.Stdout)
 		}
 	}
+	if _, ok := fields["samples_us"]; ok {
+		t.Errorf("samples that nobody asked for: %s", p.Stdout)
+	}
 	if fmt.Sprint(fields["ranks"], fields["elements"], fields["ok"]) != "2 1000 true" || !strings.Contains(p.Stderr, "median us") {
 		t.Errorf("%s\n%s", p.Stdout, p.Stderr)
+	}
+}
+
+// With --samples the line has every time, of which the others are the sums.
+func TestSamples(t *testing.T) {
+	spmdtest.Ranks(t, 2)
+	p := spmdtest.Program(t, 2, nil, "--elements", "1000", "--iters", "5", "--samples", "--json", "-")
+	var r result
+	if err := json.Unmarshal([]byte(p.Stdout), &r); err != nil || p.Status != 0 {
+		t.Fatalf("status %d, %v\n%s%s", p.Status, err, p.Stdout, p.Stderr)
+	}
+	us := slices.Sorted(slices.Values(r.SamplesUS))
+	if len(us) != 5 || us[0] != r.MinUS || us[2] != r.MedianUS || us[4] != r.MaxUS {
+		t.Errorf("%v: least %v, median %v, greatest %v", r.SamplesUS, r.MinUS, r.MedianUS, r.MaxUS)
 	}
 }
 

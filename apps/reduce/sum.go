@@ -2,46 +2,83 @@ package main
 
 import (
 	_ "embed"
+	"fmt"
 
 	"lockstep/host"
 	"lockstep/spmd"
 )
 
 //go:embed sum.cu
-var source string
+var sumSource string
 
-var sumKernel = spmd.NewKernel("sum_f32", source, func(a spmd.Args) error {
-	sum, x := spmd.ArgSlice[float64](a, 0), spmd.ArgSlice[float32](a, 3)
-	sum[0] = host.SumParallel(x)
-	return nil
-})
+// sumTuning is the sizes of sum_f32. For 7,500,000 elements on each of 4 GPUs a grid
+// that does not run as a whole at once costs as much as the sum.
+type sumTuning struct {
+	threads  int // of a block
+	deep     int // loads of 16 bytes that a thread has in flight
+	resident int // blocks that a multiprocessor must hold, which bounds the registers of a thread
+	blocks   int // at most: what an H200, with 132 multiprocessors, holds at once
+}
 
-const (
-	sumThreads = 512 // of a block
-	sumEach    = 16  // elements that are worth a thread
-	sumBlocks  = 512 // at most: what a large GPU holds at once
+var sumTuned = sumTuning{threads: 512, deep: 8, resident: 2, blocks: 2 * 132}
+
+func (t sumTuning) source() string {
+	return fmt.Sprintf("#define SUM_THREADS %d\n#define SUM_DEEP %d\n#define SUM_RESIDENT %d\n#line 1\n", t.threads, t.deep, t.resident) + sumSource
+}
+
+func newSumKernel(t sumTuning) *spmd.Kernel {
+	return spmd.NewKernel("sum_f32", t.source(), func(a spmd.Args) error {
+		sum, x := spmd.ArgSlice[float64](a, 0), spmd.ArgSlice[float32](a, 3)
+		sum[0] = host.SumParallel(x)
+		return nil
+	})
+}
+
+var (
+	sumKernel = newSumKernel(sumTuned)
+	fold64    = newFold[float64]("fold_f64")
+	foldInt64 = newFold[int64]("fold_i64")
 )
+
+func newFold[T float64 | int64](name string) *spmd.Kernel {
+	return spmd.NewKernel(name, sumTuned.source(), func(a spmd.Args) error {
+		all, parts, n := spmd.ArgSlice[T](a, 0), spmd.ArgSlice[T](a, 1), a.I32(2)
+		clear(all)
+		for r := range a.I32(3) {
+			for i := range n {
+				all[i] += parts[r*n+i]
+			}
+		}
+		return nil
+	})
+}
 
 // adder is one way to sum: a kernel, and what its result is made of. Its launches may
 // not run at the same time as each other: they share the scratch memory.
 type adder[T float64 | int64] struct {
-	kernel                *spmd.Kernel
-	threads, each, blocks int
+	kernel, fold          *spmd.Kernel
+	threads, each, blocks int // of the kernel; each is how many elements are worth a thread
 
-	sum, answer spmd.Buffer[T] // on the device, and where the host reads it
-	part        spmd.Buffer[T] // a share of the sum for each block
-	arrived     spmd.Buffer[uint32]
+	sum, all spmd.Buffer[T] // of this rank, and of each
+	answer   spmd.Buffer[T] // the total, where the host reads it
+	part     spmd.Buffer[T] // a share of the sum for each block
+	arrived  spmd.Buffer[uint32]
 }
 
-// open takes the memory; the sum has n elements.
+// open takes the memory; the sum has n elements. Collective.
 func (a *adder[T]) open(w *spmd.World, n int) (err error) {
-	if a.sum, err = spmd.Alloc[T](w, n); err != nil {
+	if a.answer, err = spmd.AllocPinned[T](w, n); err != nil {
 		return err
+	}
+	if a.sum = a.answer; w.Size() > 1 {
+		if a.sum, err = spmd.AllocSymmetric[T](w, n); err != nil {
+			return err
+		}
+		if a.all, err = spmd.AllocSymmetric[T](w, n*w.Size()); err != nil {
+			return err
+		}
 	}
 	if a.part, err = spmd.Alloc[T](w, n*a.blocks); err != nil {
-		return err
-	}
-	if a.answer, err = spmd.AllocPinned[T](w, n); err != nil {
 		return err
 	}
 	if a.arrived, err = spmd.Alloc[uint32](w, 1); err != nil {
@@ -56,20 +93,28 @@ func (a *adder[T]) local(s *spmd.Stream, x spmd.Buffer[float32]) error {
 	return a.kernel.Launch(s, spmd.Cover1D(blocks*a.threads, a.threads), a.sum.Arg(), a.part.Arg(), a.arrived.Arg(), x.Arg(), spmd.I64(x.Len()))
 }
 
-// global enqueues answer = the sum of all ranks.
+// global enqueues answer = the sum of all ranks. A rank that is alone has it from the
+// kernel. Else the sums are gathered, and a kernel adds them, in the order of the
+// ranks, and writes the host's memory: two launches. An all-reduce and a copy would be
+// two as well, but slower: NCCL has no symmetric kernels to add float64 or integers
+// (NCCL 2.28, src/sym_kernels.cc), and a copy has to wake its engine first.
 func (a *adder[T]) global(w *spmd.World, s *spmd.Stream, x spmd.Buffer[float32]) error {
-	if err := a.local(s, x); err != nil {
+	if err := a.local(s, x); err != nil || w.Size() == 1 {
 		return err
 	}
-	if err := spmd.AllReduce(w.Comm.On(s), a.sum, a.sum, spmd.Sum); err != nil {
+	if err := spmd.AllGather(w.Comm.On(s), a.all, a.sum); err != nil {
 		return err
 	}
-	return spmd.Copy(s, a.answer, a.sum)
+	return a.fold.Launch(s, spmd.Cover1D(a.sum.Len(), 32), a.answer.Arg(), a.all.Arg(), spmd.I32(a.sum.Len()), spmd.I32(w.Size()))
+}
+
+func newPlain(k *spmd.Kernel, t sumTuning) *adder[float64] {
+	return &adder[float64]{kernel: k, fold: fold64, threads: t.threads, each: 4 * t.deep, blocks: t.blocks}
 }
 
 // plainStep returns what enqueues a sum accumulated in float64, and what reads it.
 func plainStep(w *spmd.World, s *spmd.Stream) (step func(x spmd.Buffer[float32]) error, answer func() float64, err error) {
-	a := &adder[float64]{kernel: sumKernel, threads: sumThreads, each: sumEach, blocks: sumBlocks}
+	a := newPlain(sumKernel, sumTuned)
 	if err := a.open(w, 1); err != nil {
 		return nil, nil, err
 	}
@@ -78,7 +123,7 @@ func plainStep(w *spmd.World, s *spmd.Stream) (step func(x spmd.Buffer[float32])
 
 // exactStep is plainStep for a sum that is rounded once, at the end.
 func exactStep(w *spmd.World, s *spmd.Stream) (step func(x spmd.Buffer[float32]) error, answer func() float64, err error) {
-	a := &adder[int64]{kernel: exactKernel, threads: exactThreads, each: exactEach, blocks: exactBlocks}
+	a := &adder[int64]{kernel: exactKernel, fold: foldInt64, threads: exactThreads, each: exactEach, blocks: exactBlocks}
 	if err := a.open(w, words); err != nil {
 		return nil, nil, err
 	}

@@ -1,0 +1,175 @@
+package main
+
+import (
+	"fmt"
+	"math"
+
+	"lockstep/spmd"
+)
+
+// product is y = W x of a rank's columns, and what it is made of.
+type product[T number] struct {
+	w   *spmd.World
+	s   *spmd.Stream
+	sum *spmd.Stream // of all-reduces that overlap the multiplication
+	m   matrix[T]
+	x   spmd.Buffer[T]
+	y   spmd.Buffer[float32]
+	own *own[T]
+}
+
+// newProduct takes the memory, and fills nothing. Collective.
+func newProduct[T number](w *spmd.World, rows, cols int, byColumns bool) (*product[T], error) {
+	p := &product[T]{w: w}
+	var err error
+	if p.s, err = w.NewStream("matvec"); err != nil {
+		return nil, err
+	}
+	if p.sum, err = w.NewStreamPriority("all-reduce", spmd.High); err != nil {
+		return nil, err
+	}
+	if p.m, err = newMatrix[T](w, rows, cols, byColumns); err != nil {
+		return nil, err
+	}
+	if p.x, err = spmd.Alloc[T](w, cols); err != nil {
+		return nil, err
+	}
+	if p.y, err = spmd.AllocSymmetric[float32](w, rows); err != nil {
+		return nil, err
+	}
+	p.own, err = newOwn(w, kernelsOf[T](), p.m)
+	return p, err
+}
+
+// method is a way to compute y: what multiplies, own or cublas, and in how many parts
+// of the rows.
+type method struct {
+	kernel  string
+	overlap int
+}
+
+func (m method) String() string { return fmt.Sprintf("%s, rows in %d", m.kernel, m.overlap) }
+
+// enqueue enqueues y = the sum over the ranks of W x.
+func (p *product[T]) enqueue(m method) error {
+	each := p.partRows(m.overlap)
+	if each >= p.m.rows {
+		if err := p.multiply(m.kernel, 0, p.m.rows); err != nil {
+			return err
+		}
+		return spmd.AllReduce(p.w.Comm.On(p.s), p.y, p.y, spmd.Sum)
+	}
+	for lo := 0; lo < p.m.rows; lo += each {
+		hi := min(lo+each, p.m.rows)
+		if err := p.multiply(m.kernel, lo, hi); err != nil {
+			return err
+		}
+		if err := p.sum.After(p.s); err != nil {
+			return err
+		}
+		y := p.y.Slice(lo, hi)
+		if err := spmd.AllReduce(p.w.Comm.On(p.sum), y, y, spmd.Sum); err != nil {
+			return err
+		}
+	}
+	return p.s.After(p.sum)
+}
+
+// partRows is how many rows are in each of n parts but the last: whole tiles.
+func (p *product[T]) partRows(n int) int {
+	rows, tile := (p.m.rows+n-1)/n, p.own.tile
+	return (rows + tile - 1) / tile * tile
+}
+
+func (p *product[T]) multiply(kernel string, lo, hi int) error {
+	if kernel == "own" {
+		return p.own.multiply(p.s, p.y, p.m, p.x, lo, hi)
+	}
+	return library(p.s, p.y, p.m, p.x, lo, hi)
+}
+
+// These are how methods are compared.
+const (
+	trialWarmup, trialIters = 2, 7
+	// worthwhile is what another number of parts must save: less may be chance.
+	worthwhile = 0.99
+)
+
+// choose returns the method that c asks for; what it leaves open is what a few
+// trials find fastest, on every rank the same. Collective.
+func (p *product[T]) choose(c config) (method, error) {
+	best := method{c.Kernel, max(1, c.Overlap)}
+	kernels, parts := []string{c.Kernel}, []int{best.overlap}
+	if c.Kernel == "auto" {
+		var err error
+		if kernels, err = p.available(); err != nil {
+			return best, err
+		}
+		best.kernel = kernels[0]
+	}
+	if c.Overlap == 0 && p.w.Size() > 1 {
+		for _, n := range []int{2, 4} {
+			if p.partRows(n) < p.partRows(n/2) {
+				parts = append(parts, n)
+			}
+		}
+	}
+	if len(kernels) == 1 && len(parts) == 1 {
+		return best, nil
+	}
+	log := p.w.Log.Info()
+	took := math.Inf(1)
+	try := func(m method, worth float64) error {
+		t, err := spmd.MeasureStream(p.w.Comm, p.s, c.Graph, trialWarmup, trialIters, func() error { return p.enqueue(m) })
+		if err != nil {
+			return err
+		}
+		log = log.Float64(m.String()+", us", t.MinUS)
+		if t.MinUS < worth*took { // not the median, which other programs disturb
+			best, took = m, t.MinUS
+		}
+		return nil
+	}
+	for _, k := range kernels {
+		if err := try(method{k, parts[0]}, 1); err != nil {
+			return best, err
+		}
+	}
+	for _, n := range parts[1:] {
+		if err := try(method{best.kernel, n}, worthwhile); err != nil {
+			return best, err
+		}
+	}
+	log.Stringer("fastest", best).Msg("trials")
+	return best, nil
+}
+
+// available returns the kernels that every rank has, own first. On the host own is
+// the library for float32, and for bfloat16 the library would make a copy of W.
+// Collective.
+func (p *product[T]) available() ([]string, error) {
+	kernels := []string{"own"}
+	if p.w.OnHost() {
+		return kernels, nil
+	}
+	can, err := spmd.AllocPinned[int32](p.w, 1)
+	if err != nil {
+		return nil, err
+	}
+	defer can.Free()
+	can.Set(0, 1)
+	if err := p.multiply("cublas", 0, p.m.rows); err != nil {
+		p.w.Log.Warn().Err(err).Msg("cuBLAS cannot be used")
+		can.Set(0, 0)
+	}
+	if err := p.s.Synchronize(); err != nil {
+		return nil, err
+	}
+	if err := spmd.AllReduce(p.w.Comm, can, can, spmd.Min); err != nil {
+		return nil, err
+	}
+	if can.At(0) == 1 {
+		kernels = append(kernels, "cublas")
+	}
+	return kernels, nil
+}

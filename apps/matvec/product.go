@@ -1,0 +1,307 @@
+package main
+
+import (
+	_ "embed"
+	"fmt"
+
+	"lockstep/host"
+	"lockstep/spmd"
+)
+
+//go:embed matvec.cu
+var source string
+
+// number is the type of the elements of W and x. Products are added up in float32,
+// and y is float32.
+type number interface{ float32 | spmd.BF16 }
+
+// tuning is the sizes of the kernels, which matvec.cu has under the names that
+// defines gives. Threads are of a block; blocks are how many of them a
+// multiprocessor must hold, which bounds the registers of a thread.
+type tuning struct {
+	rowThreads, rowBlocks int
+	rowTile               int // rows of W that a block multiplies with one segment of x
+	rowUnroll             int // vectors of 16 bytes of each row that a thread has in flight
+	rowSegment            int // vectors of a row in a block: what they need of x fits the L1 cache
+
+	colThreads, colBlocks int
+	colWide               int // threads side by side in a column, 16 bytes each; a power of two from 32 on
+	colUnroll             int // columns that a thread has in flight
+	colStage              int // elements of x in shared memory
+	colUnits              int // blocks that are worth having, to spread them evenly
+
+	loadHint int // for the loads of W: 0 evict first, 1 not into L1, 2 fetching 256 bytes as well, 3 and first out of L2
+}
+
+var tuned = tuning{
+	rowThreads: 256, rowBlocks: 3, rowTile: 4, rowUnroll: 2, rowSegment: 4096,
+	colThreads: 256, colBlocks: 4, colWide: 64, colUnroll: 8, colStage: 1024, colUnits: 4096,
+	loadHint: 1,
+}
+
+func (t tuning) defines() string {
+	return fmt.Sprintf("#define ROW_THREADS %d\n#define ROW_BLOCKS %d\n#define ROW_ROWS %d\n#define ROW_UNROLL %d\n"+
+		"#define COL_THREADS %d\n#define COL_BLOCKS %d\n#define COL_WIDE %d\n#define COL_UNROLL %d\n#define COL_STAGE %d\n"+
+		"#define LOAD_HINT %d\n#line 1\n", t.rowThreads, t.rowBlocks, t.rowTile, t.rowUnroll,
+		t.colThreads, t.colBlocks, t.colWide, t.colUnroll, t.colStage, t.loadHint)
+}
+
+// kernels are the kernels of one type.
+type kernels struct {
+	tuning
+	rows, columns, fill *spmd.Kernel
+}
+
+func newKernels[T number](t tuning, suffix string) *kernels {
+	text := t.defines() + source
+	return &kernels{t,
+		spmd.NewKernel("matvec_rows_"+suffix, text, rowsOnHost[T]),
+		spmd.NewKernel("matvec_columns_"+suffix, text, columnsOnHost[T]),
+		spmd.NewKernel("fill_"+suffix, text, fillOnHost[T])}
+}
+
+var float32Kernels, bfloat16Kernels = newKernels[float32](tuned, "f32"), newKernels[spmd.BF16](tuned, "bf16")
+
+func kernelsOf[T number]() *kernels {
+	if _, ok := any(*new(T)).(float32); ok {
+		return float32Kernels
+	}
+	return bfloat16Kernels
+}
+
+// matrix is W: its rows, or its columns, one after the other, stride elements apart.
+// Each begins at a multiple of 16 bytes.
+type matrix[T number] struct {
+	buf        spmd.Buffer[T]
+	rows, cols int
+	stride     int
+	byColumns  bool
+}
+
+// newMatrix returns a matrix that holds anything.
+func newMatrix[T number](w *spmd.World, rows, cols int, byColumns bool) (m matrix[T], err error) {
+	m = matrix[T]{rows: rows, cols: cols, byColumns: byColumns}
+	m.setStride()
+	lines, _ := m.lines()
+	m.buf, err = spmd.Alloc[T](w, lines*m.stride)
+	return m, err
+}
+
+// lines says how many rows, or columns, lie one after the other, and how long they are.
+func (m matrix[T]) lines() (n, length int) {
+	if m.byColumns {
+		return m.cols, m.rows
+	}
+	return m.rows, m.cols
+}
+
+// vecOf is how many elements are 16 bytes.
+func vecOf[T number]() int {
+	if kernelsOf[T]() == float32Kernels {
+		return 4
+	}
+	return 8
+}
+
+// setStride rounds the length of a line up to whole lines of a cache, where that
+// costs little, else to whole vectors.
+func (m *matrix[T]) setStride() {
+	_, length := m.lines()
+	unit := vecOf[T]()
+	if length >= 128*unit {
+		unit *= 8
+	}
+	m.stride = (length + unit - 1) / unit * unit
+}
+
+// slice is rows [lo, hi).
+func (m matrix[T]) slice(lo, hi int) matrix[T] {
+	if m.byColumns {
+		m.buf = m.buf.Slice(lo, m.buf.Len())
+	} else {
+		m.buf = m.buf.Slice(lo*m.stride, hi*m.stride)
+	}
+	m.rows = hi - lo
+	return m
+}
+
+// fill enqueues: element (i, j) = the number at place i*total + j of the sequence
+// that seed names, rounded to T; its columns are columns offset, offset+1, ... of a
+// matrix of total columns. Both layouts hold the same numbers.
+func (m matrix[T]) fill(s *spmd.Stream, seed uint64, offset, total int) error {
+	lines, length := m.lines()
+	lineStep, elementStep := total, 1
+	if m.byColumns {
+		lineStep, elementStep = 1, total
+	}
+	return launchFill(s, m.buf, lines, length, m.stride, seed, offset, lineStep, elementStep)
+}
+
+func launchFill[T number](s *spmd.Stream, b spmd.Buffer[T], lines, length, stride int, seed uint64, start, lineStep, elementStep int) error {
+	const threads = 256
+	grid := spmd.Grid{Blocks: [3]int{min((length+threads-1)/threads, 256), min(lines, 4096), 1}, Threads: [3]int{threads, 1, 1}}
+	return kernelsOf[T]().fill.Launch(s, grid, b.Arg(), spmd.I64(lines), spmd.I64(length), spmd.I64(stride),
+		spmd.U64(seed), spmd.U64(uint64(start)), spmd.U64(uint64(lineStep)), spmd.U64(uint64(elementStep)))
+}
+
+func fillOnHost[T number](a spmd.Args) error {
+	b, lines, length, stride := spmd.ArgSlice[T](a, 0), a.I64(1), a.I64(2), a.I64(3)
+	seed, start, lineStep, elementStep := a.U64(4), a.U64(5), a.U64(6), a.U64(7)
+	host.Parallel(lines*length, 1<<14, func(lo, hi int) {
+		for l, k := lo/length, lo%length; lo < hi; lo++ {
+			b[l*stride+k] = numberAt[T](seed, start+uint64(l)*lineStep+uint64(k)*elementStep)
+			if k++; k == length {
+				l, k = l+1, 0
+			}
+		}
+	})
+	return nil
+}
+
+// numberAt is a number from 0 to 1 that depends on the seed and its place alone.
+func numberAt[T number](seed, i uint64) (v T) {
+	f := float32(spmd.UniformBits(seed, i)) / (1 << 24)
+	switch v := any(&v).(type) {
+	case *float32:
+		*v = f
+	case *spmd.BF16:
+		*v = spmd.ToBF16(f)
+	}
+	return v
+}
+
+// division is how the work is divided into blocks: tiles of rows times segments of
+// vectors of a row or, stored by columns, of columns.
+type division struct {
+	threads     int
+	tile, tiles int // rows of a tile
+	segment     int
+	segments    int
+	pitch       int // elements for the sums of one segment
+}
+
+// divide divides a product of m.
+func divide[T number](k *kernels, m matrix[T]) division {
+	over := func(n, each int) int { return (n + each - 1) / each }
+	d := division{threads: k.rowThreads, tile: k.rowTile, pitch: over(m.rows, 4) * 4}
+	n := m.cols / vecOf[T]()
+	if m.byColumns {
+		d.threads, d.tile, n = k.colThreads, k.colWide*vecOf[T](), m.cols
+	}
+	if d.tiles = over(m.rows, d.tile); m.byColumns {
+		step := k.colUnroll * k.colThreads / k.colWide // what all threads take at once
+		d.segment = over(over(n, max(1, k.colUnits/d.tiles)), step) * step
+	} else {
+		d.segment = max(k.rowSegment, over(n, mostSegments))
+	}
+	d.segments = max(1, over(n, d.segment))
+	return d
+}
+
+// mostSegments is within the limit of the second dimension of a grid.
+const mostSegments = 1 << 15
+
+// own is what products of one matrix by a kernel of matvec.cu need beside it: they
+// must not run at the same time.
+type own[T number] struct {
+	*kernels
+	division
+	part    spmd.Buffer[float32]
+	arrived spmd.Buffer[uint32]
+}
+
+func newOwn[T number](w *spmd.World, k *kernels, m matrix[T]) (*own[T], error) {
+	o := &own[T]{kernels: k, division: divide(k, m)}
+	var err error
+	if o.part, err = spmd.Alloc[float32](w, o.segments*o.pitch); err != nil {
+		return nil, err
+	}
+	if o.arrived, err = spmd.Alloc[uint32](w, o.tiles); err != nil {
+		return nil, err
+	}
+	return o, o.arrived.Fill(0)
+}
+
+// multiply enqueues y = W x for rows [lo, hi) of m; lo is a multiple of the tile.
+func (o *own[T]) multiply(s *spmd.Stream, y spmd.Buffer[float32], m matrix[T], x spmd.Buffer[T], lo, hi int) error {
+	kernel := o.rows
+	if m.byColumns {
+		kernel = o.columns
+	}
+	part, y, first := m.slice(lo, hi), y.Slice(lo, hi), lo/o.tile
+	tiles := (part.rows + o.tile - 1) / o.tile
+	grid := spmd.Grid{Blocks: [3]int{tiles, o.segments, 1}, Threads: [3]int{o.threads, 1, 1}}
+	return kernel.Launch(s, grid, y.Arg(), part.buf.Arg(), x.Arg(), o.part.Slice(lo, o.part.Len()).Arg(), o.arrived.Slice(first, first+tiles).Arg(),
+		spmd.I64(part.rows), spmd.I64(part.cols), spmd.I64(part.stride), spmd.I64(o.pitch), spmd.I64(o.segment))
+}
+
+// hostChunk is how many elements the host widens at once: they stay in the cache.
+const hostChunk = 4096
+
+func rowsOnHost[T number](a spmd.Args) error {
+	y, rows, cols, stride := spmd.ArgSlice[float32](a, 0), a.I64(5), a.I64(6), a.I64(7)
+	switch w := any(spmd.ArgSlice[T](a, 1)).(type) {
+	case []float32:
+		host.Gemv(false, rows, cols, 1, w, stride, spmd.ArgSlice[float32](a, 2), 0, y)
+	case []spmd.BF16:
+		x := widened(spmd.ArgSlice[spmd.BF16](a, 2))
+		host.Parallel(rows, max(1, hostChunk/cols), func(lo, hi int) {
+			var wide [hostChunk]float32
+			for i := lo; i < hi; i++ {
+				row, sum := w[i*stride:i*stride+cols], 0.0
+				for j := 0; j < cols; j += hostChunk {
+					part := wide[:min(hostChunk, cols-j)]
+					host.Widen(part, row[j:j+len(part)])
+					sum += float64(host.Dot(part, x[j:j+len(part)]))
+				}
+				y[i] = float32(sum)
+			}
+		})
+	}
+	return nil
+}
+
+func columnsOnHost[T number](a spmd.Args) error {
+	y, rows, cols, stride := spmd.ArgSlice[float32](a, 0), a.I64(5), a.I64(6), a.I64(7)
+	switch w := any(spmd.ArgSlice[T](a, 1)).(type) {
+	case []float32:
+		host.Gemv(true, cols, rows, 1, w, stride, spmd.ArgSlice[float32](a, 2), 0, y)
+	case []spmd.BF16:
+		x := widened(spmd.ArgSlice[spmd.BF16](a, 2))
+		host.Parallel(rows, 64, func(lo, hi int) {
+			var wide [hostChunk]float32
+			for ; lo < hi; lo += hostChunk {
+				part := wide[:min(hostChunk, hi-lo)]
+				sum := y[lo : lo+len(part)]
+				clear(sum)
+				for j, xj := range x {
+					host.Widen(part, w[j*stride+lo:j*stride+lo+len(part)])
+					host.Axpy(sum, xj, part)
+				}
+			}
+		})
+	}
+	return nil
+}
+
+func widened(x []spmd.BF16) []float32 {
+	wide := make([]float32, len(x))
+	host.Widen(wide, x)
+	return wide
+}
+
+// library enqueues y = W x for rows [lo, hi) of m by spmd.Gemv or, for bfloat16,
+// spmd.Gemm: cuBLAS on a GPU.
+func library[T number](s *spmd.Stream, y spmd.Buffer[float32], m matrix[T], x spmd.Buffer[T], lo, hi int) error {
+	part, y := m.slice(lo, hi), y.Slice(lo, hi)
+	a := spmd.Matrix[T]{Buffer: part.buf, Rows: part.rows, Cols: part.cols, Stride: part.stride}
+	if m.byColumns { // by rows it is the transpose
+		a.Rows, a.Cols = a.Cols, a.Rows
+	}
+	switch a := any(a).(type) {
+	case spmd.Matrix[float32]:
+		return spmd.Gemv(s, y, a, any(x).(spmd.Buffer[float32]), spmd.GemmOpt{TransA: m.byColumns})
+	default:
+		return spmd.Gemm(s, spmd.MatrixOf(y, part.rows, 1), a.(spmd.Matrix[T]), spmd.MatrixOf(x, part.cols, 1), spmd.GemmOpt{TransA: m.byColumns})
+	}
+}

@@ -1,0 +1,68 @@
+package main
+
+import (
+	"fmt"
+	"testing"
+
+	"lockstep/spmd"
+	"lockstep/spmd/spmdtest"
+)
+
+// BenchmarkSum times the sum of one rank's part with kernels of several sizes, back to
+// back: the 30,000,000 elements of one GPU, and what each of 4 has of them.
+//
+//	SPMDTEST_DEVICE=cuda go test ./apps/reduce -run '^$' -bench Sum -benchtime 200x
+func BenchmarkSum(b *testing.B) {
+	w, err := spmd.Open(spmdtest.Config())
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer func() {
+		if err := w.Close(); err != nil {
+			b.Error(err)
+		}
+	}()
+	s, err := w.NewStream("bench")
+	if err != nil {
+		b.Fatal(err)
+	}
+	x, err := spmd.Alloc[float32](w, 30_000_000)
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := spmd.Uniform(s, x, 1, 0); err != nil {
+		b.Fatal(err)
+	}
+	for _, t := range []sumTuning{sumTuned,
+		{threads: 512, deep: 4, resident: 4, blocks: 4 * 132},
+		{threads: 1024, deep: 8, resident: 1, blocks: 132},
+		{threads: 1024, deep: 4, resident: 2, blocks: 2 * 132},
+		{threads: 256, deep: 8, resident: 4, blocks: 4 * 132},
+		{threads: 512, deep: 12, resident: 1, blocks: 132},
+	} {
+		for _, n := range []int{x.Len(), x.Len() / 4} {
+			a := newPlain(newSumKernel(t), t)
+			if err := a.open(w, 1); err != nil {
+				b.Fatal(err)
+			}
+			part := x.Slice(0, n)
+			if err := a.local(s, part); err != nil { // compiles it
+				b.Fatal(err)
+			}
+			if err := s.Synchronize(); err != nil {
+				b.Fatal(err)
+			}
+			b.Run(fmt.Sprintf("threads=%d/deep=%d/resident=%d/elements=%d", t.threads, t.deep, t.resident, n), func(b *testing.B) {
+				b.SetBytes(int64(part.Bytes()))
+				for range b.N { // not b.Loop, whose time ends before the last launch does
+					if err := a.local(s, part); err != nil {
+						b.Fatal(err)
+					}
+				}
+				if err := s.Synchronize(); err != nil {
+					b.Fatal(err)
+				}
+			})
+		}
+	}
+}
