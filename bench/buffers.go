@@ -2,7 +2,9 @@ package main
 
 import (
 	"fmt"
+	"sync/atomic"
 
+	"lockstep/host"
 	"lockstep/spmd"
 )
 
@@ -52,6 +54,7 @@ func number[T spmd.Elem](v int) T {
 // buffers are those of one case on this rank.
 type buffers[T spmd.Elem] struct {
 	w        *spmd.World
+	s        *spmd.Stream // of the copies that fill src
 	c        kase
 	part     int // elements
 	pattern  pattern[T]
@@ -63,8 +66,8 @@ type buffers[T spmd.Elem] struct {
 const root = 0
 
 // newBuffers allocates the buffers. Collective where they are symmetric.
-func newBuffers[T spmd.Elem](w *spmd.World, c kase, v variant) (*buffers[T], error) {
-	o := &buffers[T]{w: w, c: c, part: c.elements / w.Size(), pattern: newPattern[T](w.Size(), c.dtype.exact)}
+func newBuffers[T spmd.Elem](w *spmd.World, s *spmd.Stream, c kase, v variant) (*buffers[T], error) {
+	o := &buffers[T]{w: w, s: s, c: c, part: c.elements / w.Size(), pattern: newPattern[T](w.Size(), c.dtype.exact)}
 	alloc := spmd.Alloc[T]
 	if v.symmetric {
 		alloc = spmd.AllocSymmetric[T]
@@ -114,6 +117,9 @@ func (o *buffers[T]) free() {
 	}
 }
 
+// tile is how many elements pass between the host and the device at a time: whole periods.
+const tile = 1024 * period
+
 // fill sets dst to what is no result, then src to this rank's numbers.
 func (o *buffers[T]) fill() error {
 	if err := o.dst.Fill(number[T](-1)); err != nil {
@@ -122,12 +128,21 @@ func (o *buffers[T]) fill() error {
 	if o.c.op.name == "broadcast" && o.w.Rank() != root {
 		return nil
 	}
-	h := make([]T, o.src.Len())
+	h := make([]T, min(o.src.Len(), tile))
 	mine := o.pattern.values[o.w.Rank()]
 	for i := range h {
 		h[i] = mine[i%period]
 	}
-	return o.src.CopyFrom(h)
+	if err := o.src.Slice(0, len(h)).CopyFrom(h); err != nil {
+		return err
+	}
+	for have, n := len(h), o.src.Len(); have < n; have *= 2 { // the rest on the device: what is there once more
+		more := min(have, n-have)
+		if err := spmd.Copy(o.s, o.src.Slice(have, have+more), o.src.Slice(0, more)); err != nil {
+			return err
+		}
+	}
+	return o.s.Synchronize()
 }
 
 // call is the collective on comm.
@@ -209,19 +224,26 @@ func (o *buffers[T]) wrong() (int, error) {
 		return 0, err
 	}
 	defer count.Free()
-	n := 0
+	var n atomic.Int64
 	if want := o.want(); want != nil {
-		h := make([]T, o.dst.Len())
-		if err := o.dst.CopyTo(h); err != nil {
-			return 0, err
-		}
-		for i, got := range h {
-			if got != want(i) {
-				n++
+		h := make([]T, min(o.dst.Len(), tile))
+		for at := 0; at < o.dst.Len(); at += len(h) {
+			h = h[:min(len(h), o.dst.Len()-at)]
+			if err := o.dst.Slice(at, at+len(h)).CopyTo(h); err != nil {
+				return 0, err
 			}
+			host.Parallel(len(h), 1<<15, func(lo, hi int) {
+				bad := 0
+				for i, got := range h[lo:hi] {
+					if got != want(at+lo+i) {
+						bad++
+					}
+				}
+				n.Add(int64(bad))
+			})
 		}
 	}
-	count.Set(0, int64(n))
+	count.Set(0, n.Load())
 	if err := spmd.AllReduce(o.w.Comm, count, count, spmd.Sum); err != nil {
 		return 0, fmt.Errorf("counting wrong elements: %w", err)
 	}

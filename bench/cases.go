@@ -159,9 +159,8 @@ func fitted(op operation, t dtype, bytes, n int) int {
 	return part * n
 }
 
-// cases are the lines of a sweep on n ranks, for what works on so many. The calls of one timed iteration take at most
-// the given bytes as operands, unless it is a single call.
-func cases(ops []operation, types []dtype, sizes []int, n, calls, most int) []kase {
+// cases are the lines of a sweep on n ranks, for what works on so many; calls are those of a timed iteration at a size.
+func cases(ops []operation, types []dtype, sizes []int, n int, calls func(bytes int) int) []kase {
 	var all []kase
 	for _, op := range ops {
 		for _, t := range types {
@@ -170,9 +169,8 @@ func cases(ops []operation, types []dtype, sizes []int, n, calls, most int) []ka
 			}
 			last := 0
 			for _, bytes := range sizes {
-				c := kase{op: op, dtype: t, elements: fitted(op, t, bytes, n)}
+				c := kase{op: op, dtype: t, elements: fitted(op, t, bytes, n), calls: calls(bytes)}
 				if c.elements > last {
-					c.calls = max(1, min(calls, most/c.bytes()))
 					all = append(all, c)
 					last = c.elements
 				}

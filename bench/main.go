@@ -6,6 +6,7 @@
 //	bin/bench --only gpu                       all groups that need GPUs
 //	bin/bench --llmc path/to/train_gpt2        training too, against that program
 //	bin/bench sweep                            collectives by size, the apps by ranks, with plots
+//	bin/bench model FILE                       what an all-reduce takes on more GPUs, from a sweep's measurements
 //
 // It runs programs that are built already, so it needs no Go; the C programs it
 // compiles. Rows and fields are described in bench/README.md.
@@ -42,6 +43,8 @@ func main() {
 			run = func() error { rank(); return nil }
 		case "sweep-rank":
 			run = func() error { sweepRank(); return nil }
+		case "model":
+			run = modelCommand
 		default:
 			os.Args = slices.Insert(os.Args, 1, "")
 		}
@@ -292,7 +295,7 @@ func outputs(env []string, cmd ...string) (stdout, stderr string, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), longest)
 	defer cancel()
 	c := exec.CommandContext(ctx, cmd[0], cmd[1:]...)
-	c.Env = append(mpienv.Env(0), env...)
+	c.Env = slices.Concat(mpienv.Env(0), binding(os.Environ()), env)
 	c.Cancel = func() error { return c.Process.Signal(syscall.SIGTERM) } // mpirun ends its ranks
 	c.WaitDelay = 10 * time.Second
 	var out, errs bytes.Buffer
@@ -301,6 +304,14 @@ func outputs(env []string, cmd ...string) (stdout, stderr string, err error) {
 		return "", "", fmt.Errorf("%s: %w\n%s%s", strings.Join(cmd, " "), errors.Join(err, ctx.Err()), &out, &errs)
 	}
 	return out.String(), errs.String(), nil
+}
+
+// binding are the variables of an environment that bind ranks to cores. Otherwise mpienv.Env leaves all of them unbound,
+// as launch run does: the threads of a rank, NCCL's among them, use several.
+func binding(environ []string) []string {
+	return slices.DeleteFunc(slices.Clone(environ), func(v string) bool {
+		return !strings.HasPrefix(v, "OMPI_MCA_hwloc_base_binding_policy=") && !strings.HasPrefix(v, "PRTE_MCA_hwloc_default_binding_policy=")
+	})
 }
 
 // mpirun is the command line for a program on n ranks.

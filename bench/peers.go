@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"lockstep/spmd"
 )
 
 // ranksCommand is the command line of this program as a rank of the sweep, on n of them, with the flags of the sweep.
@@ -39,7 +41,7 @@ func (s *sweep) measurements(cmd []string) ([]measured, error) {
 }
 
 // collectiveSides are this framework and the peers on this machine, each measuring the cases on n ranks.
-func (s *sweep) collectiveSides(n int, list []kase, calls int) []side {
+func (s *sweep) collectiveSides(n int, list []kase) []side {
 	if len(list) == 0 {
 		return nil
 	}
@@ -51,7 +53,7 @@ func (s *sweep) collectiveSides(n int, list []kase, calls int) []side {
 		return s.measurements(cmd)
 	}}}
 	for _, p := range s.present() {
-		sides = append(sides, p.collectives(s, n, list, calls)...)
+		sides = append(sides, p.collectives(s, n, list)...)
 	}
 	return sides
 }
@@ -62,12 +64,15 @@ type peer struct {
 	name        string // that those of its sides begin with
 	graphs      bool   // whether it can be captured in a graph
 	missing     func(s *sweep) error
-	collectives func(s *sweep, n int, list []kase, calls int) []side
+	collectives func(s *sweep, n int, list []kase) []side
 }
+
+// ncclTests is the flag of a peer that has goals of its own.
+const ncclTests = "nccl-tests"
 
 var peers = []peer{
 	{"c", "MPI from C", false, (*sweep).noC, (*sweep).cSides},
-	{"nccl-tests", "nccl-tests", true, (*sweep).noNCCLTests, (*sweep).ncclSides},
+	{ncclTests, "nccl-tests", true, (*sweep).noNCCLTests, (*sweep).ncclSides},
 	{"torch", "PyTorch", true, func(s *sweep) error { return s.noModule("torch") }, (*sweep).torchSides},
 	{"mpi4py", "mpi4py", false, func(s *sweep) error { return s.noModule("mpi4py") }, (*sweep).mpi4pySides},
 }
@@ -118,7 +123,7 @@ func ofTypes(list []kase, known []string) []kase {
 	return slices.DeleteFunc(slices.Clone(list), func(c kase) bool { return !slices.Contains(known, c.dtype.name) })
 }
 
-func (s *sweep) cSides(n int, list []kase, _ int) []side {
+func (s *sweep) cSides(n int, list []kase) []side {
 	if list = ofTypes(list, cTypes); len(list) == 0 {
 		return nil
 	}
@@ -160,7 +165,7 @@ func (s *sweep) torchGraph() string {
 // torchTypes are the element types of torch_peer.py.
 var torchTypes = []string{"float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64"}
 
-func (s *sweep) torchSides(n int, list []kase, _ int) []side {
+func (s *sweep) torchSides(n int, list []kase) []side {
 	list = slices.DeleteFunc(ofTypes(list, torchTypes), func(c kase) bool {
 		return c.op.name == "pingpong" || s.onHost() && slices.Contains([]string{"reducescatter", "alltoall"}, c.op.name) // gloo lacks them
 	})
@@ -168,16 +173,20 @@ func (s *sweep) torchSides(n int, list []kase, _ int) []side {
 		return nil
 	}
 	return []side{{"PyTorch", n, func() ([]measured, error) {
-		return s.measurements(s.torchrun(n, "collectives", append([]string{fmt.Sprintf("--iters=%d", s.iters), fmt.Sprintf("--warmup=%d", s.warmup), "--graph=" + s.torchGraph()}, caseArgs(list)...)...))
+		return s.measurements(s.torchrun(n, "collectives", append([]string{fmt.Sprintf("--iters=%d", s.iters), fmt.Sprintf("--warmup=%d", s.warmup), fmt.Sprintf("--graph-calls=%d", graphCalls), "--graph=" + s.torchGraph()}, caseArgs(list)...)...))
 	}}}
 }
 
 // mpi4pyTypes are the element types of mpi4py_peer.py.
 var mpi4pyTypes = []string{"float32", "float64", "int8", "uint8", "int32", "uint32", "int64", "uint64"}
 
-func (s *sweep) mpi4pySides(n int, list []kase, _ int) []side {
+func (s *sweep) mpi4pySides(n int, list []kase) []side {
 	if list = ofTypes(list, mpi4pyTypes); len(list) == 0 {
 		return nil
+	}
+	list = slices.Clone(list)
+	for i := range list { // it waits for each, and of large ones that takes long
+		list[i].calls = min(list[i].calls, hostCalls, max(1, hostMoved/list[i].bytes()))
 	}
 	memories := []string{"host"}
 	if !s.onHost() {
@@ -216,7 +225,7 @@ func (s *sweep) noNCCLTests() error {
 }
 
 // ncclSides are nccl-tests on plain and on symmetric memory. Without MPI it drives all GPUs from one process.
-func (s *sweep) ncclSides(n int, list []kase, calls int) []side {
+func (s *sweep) ncclSides(n int, list []kase) []side {
 	var sides []side
 	for _, registered := range []string{"0", "2"} {
 		sides = append(sides, side{"nccl-tests -R " + registered, n, func() ([]measured, error) {
@@ -232,11 +241,13 @@ func (s *sweep) ncclSides(n int, list []kase, calls int) []side {
 						continue
 					}
 					for _, graph := range s.graph {
-						lines, err := s.ncclTest(n, program, registered, op, t, graph, calls)
-						if err != nil {
-							return nil, err
+						for _, sizes := range s.ncclRuns() {
+							lines, err := s.ncclTest(n, program, registered, op, t, graph, sizes)
+							if err != nil {
+								return nil, err
+							}
+							all = append(all, lines...)
 						}
-						all = append(all, lines...)
 					}
 				}
 			}
@@ -246,14 +257,29 @@ func (s *sweep) ncclSides(n int, list []kase, calls int) []side {
 	return sides
 }
 
-// ncclTest runs one of nccl-tests' programs over the sizes.
-func (s *sweep) ncclTest(n int, program, registered string, op operation, t dtype, graph bool, calls int) ([]measured, error) {
-	cmd := []string{program, "-b", strconv.Itoa(s.sizes[0]), "-e", strconv.Itoa(s.sizes[len(s.sizes)-1]), "-f", strconv.Itoa(s.factor),
-		"-d", t.nccl, "-w", strconv.Itoa(s.warmup), "-c", "1", "-a", "3", "-R", registered} // -a 3: the slowest rank
+// ncclRuns are the sizes in parts with the same number of calls: a run of nccl-tests has one for all of its sizes.
+func (s *sweep) ncclRuns() [][]int {
+	var runs [][]int
+	for i, size := range s.sizes {
+		if i == 0 || s.callsOf(size) != s.callsOf(s.sizes[i-1]) {
+			runs = append(runs, nil)
+		}
+		runs[len(runs)-1] = append(runs[len(runs)-1], size)
+	}
+	return runs
+}
+
+// ncclTest runs one of nccl-tests' programs over sizes of one number of calls. Each of its cycles is an iteration of
+// ours: the calls back to back, then one wait. So it has as many, and as many before that do not count.
+func (s *sweep) ncclTest(n int, program, registered string, op operation, t dtype, graph bool, sizes []int) ([]measured, error) {
+	cmd := []string{program, "-b", strconv.Itoa(sizes[0]), "-e", strconv.Itoa(sizes[len(sizes)-1]), "-f", strconv.Itoa(s.factor),
+		"-d", t.nccl, "-w", strconv.Itoa(s.warmup), "-c", "1", "-a", "3", "-R", registered, "-N", strconv.Itoa(s.warmup + s.iters)} // -a 3: the slowest rank
+	calls := s.callsOf(sizes[0])
 	if graph {
-		cmd = append(cmd, "-n", strconv.Itoa(calls), "-G", strconv.Itoa(s.iters))
+		each, launches := inGraph(calls)
+		cmd, calls = append(cmd, "-n", strconv.Itoa(each), "-G", strconv.Itoa(launches)), each*launches
 	} else {
-		cmd = append(cmd, "-n", strconv.Itoa(calls*s.iters))
+		cmd = append(cmd, "-n", strconv.Itoa(calls))
 	}
 	if usesMPI(program) {
 		cmd = mpirun(n, append(cmd, "-g", "1")...)
@@ -268,12 +294,43 @@ func (s *sweep) ncclTest(n int, program, registered string, op operation, t dtyp
 	if err != nil {
 		return nil, err
 	}
+	if all, err = cycles(all, s.warmup, s.iters); err != nil {
+		return nil, fmt.Errorf("%s: %w", strings.Join(cmd, " "), err)
+	}
 	all = slices.DeleteFunc(all, func(m measured) bool {
 		return !slices.Contains(s.inPlace, m.InPlace) && slices.Contains(op.places, !m.InPlace)
 	})
 	for i := range all {
-		all[i].Graph, all[i].Stream, all[i].Iters, all[i].Calls = graph, true, s.iters, calls
+		all[i].Graph, all[i].Stream, all[i].Calls = graph, true, calls
 		all[i].Symmetric = registered == "2"
+	}
+	return all, nil
+}
+
+// cycles puts the lines of each size and place together: the first cycles are the warm-up. Several sizes asked for may
+// have become one, where the elements are divided among the ranks.
+func cycles(lines []measured, warmup, iters int) ([]measured, error) {
+	of := map[kind][]measured{}
+	var order []kind
+	for _, m := range lines {
+		if of[m.kind] == nil {
+			order = append(order, m.kind)
+		}
+		of[m.kind] = append(of[m.kind], m)
+	}
+	var all []measured
+	for _, k := range order {
+		same := of[k]
+		if len(same)%(warmup+iters) != 0 {
+			return nil, fmt.Errorf("%d lines of %d bytes, want one for each of %d cycles", len(same), k.Bytes, warmup+iters)
+		}
+		m := middle(same) // wrong elements count in the warm-up, too
+		var us []float64
+		for _, c := range same[len(same)/(warmup+iters)*warmup:] {
+			us = append(us, c.MedianUS)
+		}
+		m.Timing = spmd.TimingOf(us)
+		all = append(all, m)
 	}
 	return all, nil
 }
@@ -290,7 +347,7 @@ func usesMPI(program string) bool {
 }
 
 // ncclTable reads the table of one of nccl-tests' programs: a line for out of place and one for in place of each size.
-// They have one time, the mean of all iterations. A size at which it moves nothing is left out.
+// They have one time, the mean of the calls. A size at which it moves nothing is left out.
 // Source: nccl-tests, src/util.cu: writeBenchmarkLinePreamble and writeBenchmarkLineBody.
 func ncclTable(out string, op operation, t dtype) ([]measured, error) {
 	const (

@@ -6,6 +6,7 @@ import (
 	"encoding/xml"
 	"errors"
 	"io"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -69,13 +70,15 @@ func TestNCCLTable(t *testing.T) {
 func TestNCCLSides(t *testing.T) {
 	s, dir := testSweep(gpuSet), t.TempDir()
 	flags := filepath.Join(dir, "flags")
-	script := "#!/bin/sh\necho \"$@\" >> " + flags + "\ncat <<'END'\n" + strings.Replace(ncclSample, "313.11       3", "313.11       0", 1) + "END\n"
+	// Of its three cycles the first is the warm-up; each is slower than the one before, from 8.2 us.
+	right := strings.Replace(ncclSample, "313.11       3", "313.11       0", 1)
+	script := "#!/bin/sh\necho \"$@\" >> " + flags + "\ncat <<'END'\n" + right + strings.Replace(right, "8.20", "8.40", 1) + strings.Replace(right, "8.20", "8.80", 1) + "END\n"
 	if err := os.WriteFile(filepath.Join(dir, "all_reduce_perf"), []byte(script), 0o777); err != nil {
 		t.Fatal(err)
 	}
-	s.ncclTests, s.peers, s.ops, s.types, s.sizes, s.factor, s.graph, s.rounds = dir, []string{"nccl-tests"}, operations, dtypes[:1], []int{8, 16}, 2, choice{false, true}, 1
-	list := cases(s.ops, s.types, s.sizes, 4, 20, 1<<30)
-	sides := s.collectiveSides(4, list, 20)
+	s.ncclTests, s.peers, s.ops, s.types, s.factor, s.graph, s.rounds = dir, []string{"nccl-tests"}, operations, dtypes[:1], 2, choice{false, true}, 1
+	s.sizes, s.calls, s.warmup = []int{8, 16, 128 << 20}, 100, 1
+	sides := s.collectiveSides(4, cases(s.ops, s.types, s.sizes, 4, s.callsOf))
 	if len(sides) != 3 {
 		t.Fatalf("%d sides, want ours and two of nccl-tests", len(sides))
 	}
@@ -84,21 +87,93 @@ func TestNCCLSides(t *testing.T) {
 		t.Errorf("%d lines, %v: %+v", len(all), err, all)
 	}
 	for _, m := range all {
-		if m.Symmetric != (m.Side == "nccl-tests -R 2") || m.InPlace || m.Ranks != 4 || m.Device != "H200" {
+		if m.Symmetric != (m.Side == "nccl-tests -R 2") || m.InPlace || m.Ranks != 4 || m.Device != "H200" || m.Iters != 2 {
 			t.Errorf("%+v", m)
+		}
+		if m.Bytes == 8 && (m.MinUS != 8.4 || m.MaxUS != 8.8 || math.Abs(m.MedianUS-8.6) > 1e-9) {
+			t.Errorf("8 bytes: %+v, want the second and the third cycle", m.Timing)
 		}
 	}
 	got, err := os.ReadFile(flags)
 	want := ""
 	for _, r := range []string{"0", "2"} {
-		for _, n := range []string{"-n 40", "-n 20 -G 2"} {
-			want += "-b 8 -e 16 -f 2 -d float -w 0 -c 1 -a 3 -R " + r + " " + n + " -g 4\n"
+		for _, n := range [][2]string{{"-n 100", "-n 60"}, {"-n 20 -G 5", "-n 20 -G 3"}} { // small and large, without a graph and in one
+			want += "-b 8 -e 16 -f 2 -d float -w 1 -c 1 -a 3 -R " + r + " -N 3 " + n[0] + " -g 4\n"
+			want += "-b 134217728 -e 134217728 -f 2 -d float -w 1 -c 1 -a 3 -R " + r + " -N 3 " + n[1] + " -g 4\n"
 		}
 	}
 	if err != nil || string(got) != want {
 		t.Errorf("flags %s, want %s: %v", got, want, err)
 	}
 }
+
+// Each cycle of nccl-tests has every size once; sizes that became one through the division among the ranks are one line;
+// one that is missing is an error.
+func TestCycles(t *testing.T) {
+	of := func(bytes int, us ...float64) []measured {
+		var all []measured
+		for _, u := range us {
+			m := line("", 2, u, 1)
+			m.Bytes = bytes
+			all = append(all, m)
+		}
+		return all
+	}
+	all, err := cycles(slices.Concat(of(8, 9, 1, 3), of(16, 20, 21, 10, 11, 12, 14)), 1, 2)
+	if err != nil || len(all) != 2 {
+		t.Fatalf("%+v, %v", all, err)
+	}
+	for i, want := range [][4]float64{{2, 1, 2, 3}, {4, 10, 11.5, 14}} {
+		if m := all[i]; float64(m.Iters) != want[0] || m.MinUS != want[1] || m.MedianUS != want[2] || m.MaxUS != want[3] || m.OK || *m.Wrong != []int{3, 6}[i] {
+			t.Errorf("%d bytes: %+v", m.Bytes, m)
+		}
+	}
+	if all, err := cycles(of(8, 1, 2), 1, 2); err == nil || !strings.Contains(err.Error(), "2 lines of 8 bytes, want one for each of 3 cycles") {
+		t.Errorf("%+v, %v", all, err)
+	}
+}
+
+// A rank may use every core that this process may, unless the user's environment binds it.
+func TestBinding(t *testing.T) {
+	if _, err := exec.LookPath("mpirun"); err != nil {
+		t.Skip(err)
+	}
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	mine := allowed(string(status))
+	if len(mine) != 1 {
+		t.Fatalf("/proc/self/status has %q", mine)
+	}
+	out, _, err := outputs(nil, mpirun(2, "cat", "/proc/self/status")...)
+	if got := allowed(out); err != nil || !slices.Equal(got, []string{mine[0], mine[0]}) {
+		t.Errorf("ranks may use %q, this process %q, %v", got, mine, err)
+	}
+	if !strings.ContainsAny(mine[0], ",-") {
+		return // one core: bound and unbound are the same
+	}
+	t.Setenv("OMPI_MCA_hwloc_base_binding_policy", "core")
+	t.Setenv("PRTE_MCA_hwloc_default_binding_policy", "core")
+	out, _, err = outputs(nil, mpirun(1, "cat", "/proc/self/status")...)
+	if got := allowed(out); err != nil || len(got) != 1 || got[0] == mine[0] {
+		t.Errorf("bound to a core by the environment a rank may use %q: %v", got, err)
+	}
+}
+
+// allowed are the lines of the cores in what processes wrote of themselves.
+func allowed(text string) []string {
+	var all []string
+	for line := range strings.Lines(text) {
+		if cores, ok := strings.CutPrefix(line, "Cpus_allowed_list:"); ok {
+			all = append(all, strings.TrimSpace(cores))
+		}
+	}
+	return all
+}
+
+// two are the calls of a timed iteration.
+func two(int) int { return 2 }
 
 // Peers that this machine lacks are left out, and those that do not fit the device.
 func TestPresent(t *testing.T) {
@@ -123,7 +198,7 @@ func TestTorchLines(t *testing.T) {
 	if err != nil || len(all) != 1 {
 		t.Fatalf("%+v, %v", all, err)
 	}
-	if m := all[0]; m.App != "reduce" || !m.Graph || m.MedianUS != 2 || len(m.Samples) != 3 || m.Elements != 1000 {
+	if m := all[0]; m.App != "reduce" || !m.Graph || m.MedianUS != 2 || len(m.SamplesUS) != 3 || m.Elements != 1000 {
 		t.Errorf("%+v", m)
 	}
 }
@@ -162,8 +237,8 @@ func TestMPI4Py(t *testing.T) {
 	spmdtest.HostOnly(t, "mpi4py's buffers are the host's")
 	s := testSweep(hostSet)
 	s.python, s.pythonDir, s.rounds = pythonWith(t, "mpi4py"), "peers", 1
-	list := cases(operations, []dtype{dtypes[0], dtypes[4]}, []int{64, 5000}, 3, 2, 1<<20)
-	all, err := s.turnsOf(s.mpi4pySides(3, list, 0))
+	list := cases(operations, []dtype{dtypes[0], dtypes[4]}, []int{64, 5000}, 3, two)
+	all, err := s.turnsOf(s.mpi4pySides(3, list))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -175,8 +250,8 @@ func TestCProgram(t *testing.T) {
 	spmdtest.HostOnly(t, "the C program's buffers are the host's")
 	s := testSweep(hostSet)
 	s.csrc, s.dir, s.rounds, s.inPlace = "c", t.TempDir(), 1, choice{false, true}
-	list := cases(operations, []dtype{dtypes[0], dtypes[1], dtypes[6], dtypes[8]}, []int{64, 5000}, 3, 2, 1<<20)
-	all, err := s.turnsOf(s.cSides(3, list, 0))
+	list := cases(operations, []dtype{dtypes[0], dtypes[1], dtypes[6], dtypes[8]}, []int{64, 5000}, 3, two)
+	all, err := s.turnsOf(s.cSides(3, list))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -305,7 +380,7 @@ func TestPlots(t *testing.T) {
 	of := func(side string, samples []float64) measured {
 		m := line(side, 4, 40, 0)
 		m.kind = kind{App: "reduce", Side: side, Scaling: strong, Ranks: 4}
-		m.MinUS, m.P99US, m.MaxUS, m.Samples = 30, 55, 1300, samples
+		m.MinUS, m.P99US, m.MaxUS, m.SamplesUS = 30, 55, 1300, samples
 		return m
 	}
 	for _, tc := range []struct {
@@ -344,11 +419,34 @@ func TestDistribution(t *testing.T) {
 	m := line(ours, 1, 4, 0)
 	m.Scaling, m.MinUS, m.P99US, m.MaxUS = strong, 1, 8, 9
 	all := m
-	all.Side, all.Samples = "PyTorch", []float64{9, 1, 4, 8}
+	all.Side, all.SamplesUS = "PyTorch", []float64{9, 1, 4, 8}
 	for _, c := range distribution([]measured{m, all}, "").curves {
 		first, last := c.points[0], c.points[len(c.points)-1]
 		if first.X != 1 || first.Y != 0 || last.X != 9 || last.Y != 1 || !slices.IsSortedFunc(c.points, func(a, b plotter.XY) int { return int(a.X - b.X) }) {
 			t.Errorf("%s: %v", c.name, c.points)
+		}
+	}
+}
+
+// Of many times on one place few are drawn, and the curve goes where it would go with all of them.
+func TestDistributionOfMany(t *testing.T) {
+	m := line(ours, 1, 4, 0)
+	m.Scaling = strong
+	for i := range 9000 {
+		m.SamplesUS = append(m.SamplesUS, 30+float64(i)*1e-6) // within 0.3 %
+	}
+	m.SamplesUS = append(m.SamplesUS, slices.Repeat([]float64{60}, 1000)...)
+	points := distribution([]measured{m}, "").curves[0].points
+	last := points[len(points)-1]
+	if len(points) > 20 || points[0].X != 30 || points[0].Y != 0 || last.X != 60 || last.Y != 1 {
+		t.Fatalf("%v", points)
+	}
+	for i, p := range points {
+		switch {
+		case p.X < 31 && p.Y > 0.9 || p.X == 60 && p.Y < 0.9:
+			t.Errorf("a point at %v", p)
+		case p.X == 60 && points[i-1].X < 31 && points[i-1].Y != 0.9:
+			t.Errorf("the curve leaves the place of 9 of 10 times at %v", points[i-1])
 		}
 	}
 }

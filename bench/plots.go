@@ -182,7 +182,7 @@ func figure(file string, panels ...panel) error {
 		p.Draw(tiles.At(draw.Crop(c, 0, 0, below, 0), i, 0))
 	}
 	legend := plot.NewLegend()
-	legend.Left, legend.Top, legend.TextStyle.Font.Size = true, true, 9
+	legend.Left, legend.Top, legend.TextStyle.Font.Size, legend.Padding = true, true, 9, vg.Points(2.5)
 	for i, n := range names {
 		line, marks, err := plotter.NewLinePoints(plotter.XYs{{X: 0, Y: 0}})
 		if err != nil {
@@ -283,6 +283,9 @@ func byRanks(app string, lines []measured) []panel {
 	return []panel{up, efficiency}
 }
 
+// apart is how much longer a time is that is drawn apart from another: of 10,000 most fall on the same place.
+const apart = 1.002
+
 // distribution is the part of reduce's times that is no longer than each time: of every time where a side gives
 // them, else by the least, the median, the 99th percentile and the greatest.
 func distribution(lines []measured, machine string) panel {
@@ -292,15 +295,24 @@ func distribution(lines []measured, machine string) panel {
 			continue
 		}
 		name := fmt.Sprintf("%s, %d ranks: p50 %.1f us, p99 %.1f us, max %.1f us", m.label(), m.Ranks, m.MedianUS, m.P99US, m.MaxUS)
-		if len(m.Samples) == 0 {
+		if len(m.SamplesUS) == 0 {
 			for _, q := range []plotter.XY{{X: m.MinUS, Y: 0}, {X: m.MedianUS, Y: 0.5}, {X: m.P99US, Y: 0.99}, {X: m.MaxUS, Y: 1}} {
 				p.add(name, q.X, q.Y)
 			}
 			continue
 		}
-		for i, us := range slices.Sorted(slices.Values(m.Samples)) {
-			p.add(name, us, float64(i)/float64(len(m.Samples)))
-			p.add(name, us, float64(i+1)/float64(len(m.Samples)))
+		sorted := slices.Sorted(slices.Values(m.SamplesUS))
+		drawn, n := 0.0, float64(len(sorted))
+		for i, us := range sorted {
+			if us < drawn*apart && i+1 < len(sorted) {
+				continue
+			}
+			if i > 0 { // the last of those that fell on the place before
+				p.add(name, sorted[i-1], float64(i)/n)
+			}
+			p.add(name, us, float64(i)/n)
+			p.add(name, us, float64(i+1)/n)
+			drawn = us
 		}
 	}
 	return p

@@ -11,6 +11,8 @@ import (
 	"text/tabwriter"
 
 	"github.com/spf13/pflag"
+
+	"lockstep/spmd"
 )
 
 // appFlags are the sizes of the applications.
@@ -105,8 +107,9 @@ func (s *sweep) appSides(app string, n int, kind string) []side {
 		each = n
 	}
 	elements, cols, batch := s.app.elements*each, s.app.cols*each, s.app.globalBatch*each
-	size := []string{"--elements", strconv.Itoa(elements)}
+	size, samples := []string{"--elements", strconv.Itoa(elements)}, []string{"--samples"} // for the plot of reduce's times
 	if app == "matvec" {
+		samples = nil
 		size = []string{"--rows", strconv.Itoa(s.app.rows), "--cols", strconv.Itoa(cols)}
 	}
 	scaled := func(all []measured, err error) ([]measured, error) {
@@ -125,7 +128,7 @@ func (s *sweep) appSides(app string, n int, kind string) []side {
 	sides := []side{{ours, n, func() ([]measured, error) {
 		var all []measured
 		for _, graph := range s.graph {
-			lines, err := s.measurements(append(slices.Clone(program), append(size, "--graph="+strconv.FormatBool(graph), "--iters", strconv.Itoa(s.app.iters))...))
+			lines, err := s.measurements(slices.Concat(program, size, samples, []string{"--graph=" + strconv.FormatBool(graph), "--iters", strconv.Itoa(s.app.iters)}))
 			if err != nil {
 				return nil, err
 			}
@@ -163,9 +166,7 @@ func (s *sweep) trainTurn(cmd []string) (measured, error) {
 	if len(us) != s.app.steps {
 		return m, fmt.Errorf("train printed %q, want %d steps", out, s.app.steps)
 	}
-	us = us[trainDiscard:]
-	slices.Sort(us)
-	m.Iters, m.MinUS, m.MedianUS, m.P99US, m.MaxUS = len(us), us[0], median(us), us[(len(us)*99+99)/100-1], us[len(us)-1]
+	m.Timing = spmd.TimingOf(us[trainDiscard:])
 	m.TokS /= m.MedianUS / 1e3
 	return m, nil
 }
@@ -259,7 +260,7 @@ func (s *sweep) cost() error {
 	c := []kase{{op: operations[0], dtype: t, elements: 2, calls: calls}}
 	var sides []side
 	for _, n := range s.costRanks {
-		for _, p := range s.collectiveSides(n, c, calls) {
+		for _, p := range s.collectiveSides(n, c) {
 			if p.name != ours && p.name != "MPI from C" {
 				continue
 			}

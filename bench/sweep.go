@@ -24,8 +24,7 @@ type sweep struct {
 	typeNames   []string
 	from, to    byteSize
 	factor      int
-	calls       int
-	moved       int // bytes
+	calls       int // at most, in a timed iteration; 0: as many as is usual
 	ranks       []int
 	costRanks   []int
 	device      string
@@ -55,35 +54,56 @@ var sweepParts = []string{collectivesPart, scalingPart, costPart}
 
 const defaultSweepRounds = 3
 
-// The calls of a timed iteration, and the bytes that they may move: on GPUs as many as nccl-tests' default -n, and
-// enough bytes to hide the wait for the stream at the end; on the host enough calls for the clock, as one may take
-// less than a microsecond.
+// The calls of a timed iteration on the host: enough for the clock, as one may take less than a microsecond, unless
+// they move many bytes.
+const hostCalls, hostMoved = 200, 64 << 20
+
+// gpuCalls are those on GPUs, by size: so many that the start, the first launch of a graph and the wait at the end are
+// about a hundredth of their time or less. nccl-tests takes one number for all sizes of a run, and starting it takes as
+// long as the run: hence two.
+var gpuCalls = []struct{ upTo, calls int }{{8 << 20, 1000}, {mostBytes, 60}}
+
+// What is usual on the host, and on GPUs, where an iteration is longer.
 const (
-	gpuCalls, gpuMoved   = 20, 1 << 30
-	hostCalls, hostMoved = 200, 64 << 20
+	hostIters, hostWarmup = 20, 5
+	gpuIters, gpuWarmup   = 4, 1
+	hostGoal, gpuGoal     = 1.05, 1.03
 )
+
+// callsOf is the number of calls of a timed iteration at a size.
+func (s *sweep) callsOf(bytes int) int {
+	most := max(1, min(hostCalls, hostMoved/bytes))
+	if !s.onHost() && !strings.HasPrefix(s.collectives, "mpi") { // which waits for each call
+		for _, g := range slices.Backward(gpuCalls) {
+			if bytes <= g.upTo {
+				most = g.calls
+			}
+		}
+	}
+	return min(cmp.Or(s.calls, most), most)
+}
 
 func sweepCommand() error {
 	s := sweep{from: 8, to: 64 << 20}
 	fs := pflag.NewFlagSet("bench sweep", pflag.ExitOnError)
-	s.sweepFlags.flags(fs)
+	s.sweepFlags.flags(fs, "symmetric")
 	fs.StringSliceVar(&s.parts, "only", sweepParts, "what to run")
 	fs.StringSliceVar(&s.opNames, "ops", operationNames(), "collectives")
 	fs.StringSliceVar(&s.typeNames, "types", []string{"float32"}, "element types: "+strings.Join(dtypeNames(), ", "))
 	fs.Var(&s.from, "from", "smallest size: of the larger of a rank's two buffers")
 	fs.Var(&s.to, "to", "largest size")
 	fs.IntVar(&s.factor, "factor", 2, "from one size to the next")
-	fs.IntVar(&s.calls, "calls", 0, fmt.Sprintf("calls back to back in a timed iteration, fewer of large ones (default %d on GPUs, %d on the host); 1 times what a caller waits", gpuCalls, hostCalls))
+	fs.IntVar(&s.calls, "calls", 0, fmt.Sprintf("calls back to back in a timed iteration, at most (default: from %d, of small ones, to %d on GPUs, and from %d to 1 on the host); 1 times what a caller waits", gpuCalls[0].calls, gpuCalls[len(gpuCalls)-1].calls, hostCalls))
 	fs.IntSliceVar(&s.ranks, "ranks", nil, "numbers of ranks (default 1, 2, 4 and so on: up to all GPUs, or 4 on the host)")
 	fs.IntSliceVar(&s.costRanks, "cost-ranks", []int{1, 2, 4, 8, 16, 32, 64}, "numbers of ranks for cost; on GPUs, those of them that there are GPUs for")
 	fs.StringVar(&s.device, "device", "auto", "auto, cuda or host")
-	fs.StringVar(&s.collectives, "collectives", "auto", "what carries collectives: auto, nccl or mpi")
+	fs.StringVar(&s.collectives, "collectives", "auto", "what carries collectives: auto, nccl or mpi; of GPU memory also mpi-staged, mpi-aware or mpi-peer")
 	fs.IntVar(&s.rounds, "rounds", defaultSweepRounds, "turns of each side; the medians count")
 	fs.StringSliceVar(&s.peers, "peers", peerNames(), "whom to compare with; those that are not on this machine are left out. none is nobody")
 	fs.StringVar(&s.ncclTests, "nccl-tests", "", "`DIR` of the built nccl-tests")
 	fs.StringVar(&s.python, "python", "python3", "the Python that has PyTorch or mpi4py")
 	fs.StringVar(&s.pythonDir, "python-sources", "bench/peers", "`DIR` of the Python programs")
-	fs.Float64Var(&s.goal, "goal", 1.05, "ratio to peers that counts as met")
+	fs.Float64Var(&s.goal, "goal", 0, fmt.Sprintf("ratio to peers that counts as met (default %v on GPUs, %v on the host)", gpuGoal, hostGoal))
 	fs.StringVar(&s.out, "out", "bench/results/sweep", "`DIR` for the results")
 	fs.StringVar(&s.bin, "bin", "bin", "`DIR` of the built programs reduce, matvec and train")
 	fs.StringVar(&s.csrc, "c-sources", "bench/c", "`DIR` of the C programs' sources")
@@ -97,7 +117,7 @@ func sweepCommand() error {
 	if err := s.prepare(); err != nil {
 		return err
 	}
-	if err := s.place(); err != nil {
+	if err := s.place(fs.Changed); err != nil {
 		return err
 	}
 	s.line = "bin/bench sweep " + strings.Join(os.Args[1:], " ")
@@ -128,7 +148,7 @@ func (s *sweep) check(rest []string) error {
 		got, known []string
 	}{
 		{"only", s.parts, sweepParts}, {"peers", s.peers, append([]string{"none"}, peerNames()...)},
-		{"device", []string{s.device}, []string{"auto", "cuda", "host"}}, {"collectives", []string{s.collectives}, []string{"auto", "nccl", "mpi"}},
+		{"device", []string{s.device}, []string{"auto", "cuda", "host"}}, {"collectives", []string{s.collectives}, []string{"auto", "nccl", "mpi", "mpi-staged", "mpi-aware", "mpi-peer"}},
 	} {
 		for _, v := range f.got {
 			if !slices.Contains(f.known, v) {
@@ -146,8 +166,8 @@ func (s *sweep) check(rest []string) error {
 		return fmt.Errorf("--rounds %d: must be at least 1", s.rounds)
 	case s.calls < 0:
 		return fmt.Errorf("--calls %d: must not be negative", s.calls)
-	case !(s.goal > 0):
-		return fmt.Errorf("--goal %v: must be above 0", s.goal)
+	case !(s.goal >= 0):
+		return fmt.Errorf("--goal %v: must not be negative", s.goal)
 	}
 	var err error
 	if s.sizes, err = sizes(int(s.from), int(s.to), s.factor); err != nil {
@@ -159,8 +179,8 @@ func (s *sweep) check(rest []string) error {
 	return s.sweepFlags.check()
 }
 
-// place settles what depends on the machine.
-func (s *sweep) place() error {
+// place settles what depends on the machine; given says whether a flag was.
+func (s *sweep) place(given func(flag string) bool) error {
 	set := hostSet
 	switch {
 	case s.device == "cuda" && len(s.gpus) == 0:
@@ -183,12 +203,17 @@ func (s *sweep) place() error {
 		slices.Sort(ranks)
 	}
 	s.ranks, s.costRanks = slices.Compact(s.ranks), slices.Compact(s.costRanks)
-	calls := hostCalls
-	s.moved = hostMoved
+	goal, iters, warmup := hostGoal, hostIters, hostWarmup
 	if set == gpuSet {
-		calls, s.moved = gpuCalls, gpuMoved
+		goal, iters, warmup = gpuGoal, gpuIters, gpuWarmup
 	}
-	s.calls = cmp.Or(s.calls, calls)
+	s.goal = cmp.Or(s.goal, goal)
+	if !given("iters") {
+		s.iters = iters
+	}
+	if !given("warmup") {
+		s.warmup = warmup
+	}
 	return nil
 }
 
@@ -234,7 +259,7 @@ func (s *sweep) write(rows []row) error {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
 	for _, m := range s.all {
-		m.Samples = nil // the plot has them
+		m.SamplesUS = nil // the plot has them
 		if err := e.Encode(m); err != nil {
 			return err
 		}
@@ -258,7 +283,7 @@ func (s *sweep) file(name string) string { return filepath.Join(s.out, s.group.s
 func (s *sweep) sweepCollectives() error {
 	var sides []side
 	for _, n := range s.ranks {
-		sides = append(sides, s.collectiveSides(n, cases(s.ops, s.types, s.sizes, n, s.calls, s.moved), s.calls)...)
+		sides = append(sides, s.collectiveSides(n, cases(s.ops, s.types, s.sizes, n, s.callsOf))...)
 	}
 	all, err := s.turnsOf(sides)
 	s.all = append(s.all, all...)
@@ -314,7 +339,7 @@ func (s *sweep) turnsOf(sides []side) ([]measured, error) {
 // middle is the line of several rounds: the medians of what they measured, the least and the greatest of their times, the sum of what was wrong, and the rates that follow.
 func middle(turns []measured) measured {
 	m := turns[0]
-	m.Rounds, m.Samples, m.Wrong = len(turns), nil, nil
+	m.Rounds, m.SamplesUS, m.Wrong = len(turns), nil, nil
 	for _, f := range []func(*measured) *float64{
 		func(t *measured) *float64 { return &t.MedianUS },
 		func(t *measured) *float64 { return &t.P99US },
@@ -331,7 +356,7 @@ func middle(turns []measured) measured {
 	}
 	for _, t := range turns {
 		m.MinUS, m.MaxUS, m.OK = min(m.MinUS, t.MinUS), max(m.MaxUS, t.MaxUS), m.OK && t.OK
-		m.Samples = append(m.Samples, t.Samples...)
+		m.SamplesUS = append(m.SamplesUS, t.SamplesUS...)
 		if t.Wrong != nil {
 			sum := *t.Wrong
 			if m.Wrong != nil {
@@ -374,31 +399,4 @@ func (m measured) what() string {
 		fmt.Fprintf(&b, ", %s scaling", m.Scaling)
 	}
 	return b.String()
-}
-
-// ratios adds a row for each of our lines and each peer that measured the same. Of a peer's sides the fastest counts: they are
-// the same collective on several kinds of memory. A peer without graphs is compared with ours in one.
-func (s *sweep) ratios(lines []measured) {
-	for _, m := range lines {
-		if m.Side != ours {
-			continue
-		}
-		for _, peer := range peers {
-			var best *measured
-			for i, p := range lines {
-				k := p.kind
-				k.Side, k.Stream, k.Symmetric = m.Side, m.Stream, m.Symmetric
-				if !peer.graphs {
-					k.Graph = m.Graph
-				}
-				if k == m.kind && strings.HasPrefix(p.Side, peer.name) && (best == nil || p.MedianUS < best.MedianUS) {
-					best = &lines[i]
-				}
-			}
-			if best != nil {
-				s.compare(row{What: m.what(), Ranks: m.Ranks, Ours: m.MedianUS, Unit: "us", Goal: s.goal}, best.Side, best.MedianUS, false)
-			}
-		}
-	}
-	slices.SortStableFunc(s.bench.rows, func(a, b row) int { return cmp.Compare(a.Ranks, b.Ranks) })
 }

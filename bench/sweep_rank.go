@@ -17,15 +17,15 @@ type measured struct {
 	Nodes       int    `json:"nodes,omitempty"`
 	Device      string `json:"device"`
 	Collectives string `json:"collectives,omitempty"`
-	Calls       int    `json:"calls,omitempty"` // back to back in one timed iteration
+	Calls       int    `json:"calls,omitempty"` // back to back in one timed iteration, however many graphs they are in
 	Rounds      int    `json:"rounds"`          // that the times are medians of
 	spmd.Timing
-	GBps    float64   `json:"gbps"`
-	BusGBps float64   `json:"bus_gbps,omitempty"`
-	TokS    float64   `json:"tok_s,omitempty"`
-	Wrong   *int      `json:"wrong,omitempty"` // elements, of all ranks; nil where nobody looked
-	OK      bool      `json:"ok"`
-	Samples []float64 `json:"samples_us,omitempty"`
+	GBps      float64   `json:"gbps"`
+	BusGBps   float64   `json:"bus_gbps,omitempty"`
+	TokS      float64   `json:"tok_s,omitempty"`
+	Wrong     *int      `json:"wrong,omitempty"` // elements, of all ranks; nil where nobody looked
+	OK        bool      `json:"ok"`
+	SamplesUS []float64 `json:"samples_us,omitempty"` // every time, where a side tells them
 	// Against the fewest ranks.
 	SpeedUp    float64 `json:"speed_up,omitempty"`
 	Efficiency float64 `json:"efficiency,omitempty"`
@@ -70,14 +70,17 @@ type sweepFlags struct {
 	stream                    string
 }
 
-func (f *sweepFlags) flags(fs *pflag.FlagSet) {
+// rankSymmetric is --symmetric as the ranks take it: for them that is a flag of every program.
+const rankSymmetric = "symmetric-memory"
+
+func (f *sweepFlags) flags(fs *pflag.FlagSet, symmetric string) {
 	f.graph, f.symmetric, f.inPlace = choice{false}, choice{false}, choice{false}
-	fs.IntVar(&f.iters, "iters", 20, "timed iterations of a size")
-	fs.IntVar(&f.warmup, "warmup", 5, "iterations before timing")
+	fs.IntVar(&f.iters, "iters", hostIters, fmt.Sprintf("timed iterations of a size (on GPUs %d unless given)", gpuIters))
+	fs.IntVar(&f.warmup, "warmup", hostWarmup, fmt.Sprintf("iterations before timing (on GPUs %d unless given)", gpuWarmup))
 	fs.Var(&f.graph, "graph", "whether the calls are captured once and replayed")
-	fs.Var(&f.symmetric, "symmetric", "whether buffers come from symmetric memory")
+	fs.Var(&f.symmetric, symmetric, "whether buffers come from symmetric memory")
 	fs.Var(&f.inPlace, "in-place", "whether results overwrite the input; broadcast always does")
-	for _, name := range []string{"graph", "symmetric", "in-place"} {
+	for _, name := range []string{"graph", symmetric, "in-place"} {
 		fs.Lookup(name).NoOptDefVal = "on"
 	}
 	fs.StringVar(&f.stream, "stream", "auto", "whether calls are enqueued on a stream: auto, on or off; auto is on for GPUs, and off, each call finished before the next, on the host")
@@ -98,7 +101,7 @@ func (f *sweepFlags) check() error {
 // args are the flags as the ranks take them.
 func (f *sweepFlags) args() []string {
 	return []string{fmt.Sprintf("--iters=%d", f.iters), fmt.Sprintf("--warmup=%d", f.warmup), "--graph=" + f.graph.String(),
-		"--symmetric=" + f.symmetric.String(), "--in-place=" + f.inPlace.String(), "--stream=" + f.stream}
+		"--" + rankSymmetric + "=" + f.symmetric.String(), "--in-place=" + f.inPlace.String(), "--stream=" + f.stream}
 }
 
 // variants are the ways to call op; onHost decides where --stream is auto.
@@ -124,7 +127,7 @@ func (f *sweepFlags) variants(op operation, onHost bool) []variant {
 func sweepRank() {
 	var f sweepFlags
 	fs := pflag.NewFlagSet("bench sweep-rank", pflag.ExitOnError)
-	f.flags(fs)
+	f.flags(fs, rankSymmetric)
 	list := fs.StringSlice("case", nil, "op:dtype:elements:calls")
 	var todo []kase
 	spmd.Main(fs, func(_ context.Context, w *spmd.World) error {
@@ -161,7 +164,7 @@ func measure[T spmd.Elem](w *spmd.World, s *spmd.Stream, c kase, v variant, t ti
 	m := measured{kind: kind{App: "sweep", Op: c.op.name, Ranks: w.Size(), Dtype: c.dtype.name, Elements: c.elements, Bytes: c.bytes(),
 		Stream: v.stream, Graph: v.graph, Symmetric: v.symmetric, InPlace: v.inPlace},
 		Nodes: w.Nodes(), Device: w.Device(), Collectives: w.Collectives(), Calls: c.calls}
-	o, err := newBuffers[T](w, c, v)
+	o, err := newBuffers[T](w, s, c, v)
 	if err != nil {
 		return m, err
 	}
@@ -185,6 +188,10 @@ func measure[T spmd.Elem](w *spmd.World, s *spmd.Stream, c kase, v variant, t ti
 	if err := o.fill(); err != nil {
 		return m, err
 	}
+	if v.graph {
+		each, launches := inGraph(c.calls)
+		m.Calls = each * launches
+	}
 	err = repeat(w, s, v, c.calls, call, func(step func() error) error {
 		m.Timing, err = spmd.Measure(w.Comm, t.warmup, t.iters, step)
 		return err
@@ -199,34 +206,49 @@ func measure[T spmd.Elem](w *spmd.World, s *spmd.Stream, c kase, v variant, t ti
 		}
 		wrong += again
 	}
-	trips := 1.0
+	trips := 1
 	if c.op.name == "pingpong" { // half a round trip
 		trips = 2
 	}
-	for _, us := range []*float64{&m.MinUS, &m.MedianUS, &m.P99US, &m.MaxUS} {
-		*us /= float64(c.calls) * trips
+	for i := range m.Samples {
+		m.Samples[i] /= float64(m.Calls * trips)
 	}
+	m.Timing = spmd.TimingOf(m.Samples)
 	m.Wrong, m.OK = &wrong, wrong == 0
 	return m, nil
 }
 
-// repeat makes a step of a number of calls and passes it to use; the step returns when the calls have finished.
+// graphCalls are the calls that a graph holds: as many as nccl-tests has of iterations unless told.
+const graphCalls = 20
+
+// inGraph is how many calls a graph holds, and how often it is launched for at least so many in all.
+func inGraph(calls int) (each, launches int) {
+	each = min(calls, graphCalls)
+	return each, (calls + each - 1) / each
+}
+
+// repeat makes a step of a number of calls and passes it to use; the step returns when all of them have finished. In a
+// graph they are a graph of some, launched again and again.
 func repeat(w *spmd.World, s *spmd.Stream, v variant, calls int, call func() error, use func(step func() error) error) error {
-	enqueue := func() error {
-		for range calls {
-			if err := call(); err != nil {
-				return err
+	times := func(n int, call func() error) func() error {
+		return func() error {
+			for range n {
+				if err := call(); err != nil {
+					return err
+				}
 			}
+			return nil
 		}
-		return nil
 	}
+	enqueue := times(calls, call)
 	if v.graph {
-		g, err := s.Capture(enqueue)
+		each, launches := inGraph(calls)
+		g, err := s.Capture(times(each, call))
 		if err != nil {
 			return err
 		}
 		defer g.Close()
-		enqueue = func() error { return g.Launch(s) }
+		enqueue = times(launches, func() error { return g.Launch(s) })
 	}
 	if !v.stream {
 		return use(enqueue)

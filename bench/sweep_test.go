@@ -83,17 +83,17 @@ func TestCases(t *testing.T) {
 			t.Errorf("%s of %d bytes on %d ranks: %d elements, want %d", gather.name, tc.bytes, tc.ranks, got, tc.want)
 		}
 	}
-	list := cases(operations, dtypes, []int{8, 9, 1 << 10, 1 << 20}, 3, 20, 8<<20)
+	list := cases(operations, dtypes, []int{8, 9, 1 << 10, 1 << 20}, 3, func(bytes int) int { return 3 * bytes })
 	for i, c := range list {
 		back, err := parseCase(c.String(), 3)
-		if err != nil || back.String() != c.String() || c.calls != max(1, min(20, (8<<20)/c.bytes())) {
+		if err != nil || back.String() != c.String() || c.calls%3 != 0 || c.calls < 3*c.bytes() || c.calls > 4*c.bytes() {
 			t.Fatalf("%v: %v, %v", c, back, err)
 		}
 		if i > 0 && list[i-1].op.name == c.op.name && list[i-1].dtype.name == c.dtype.name && list[i-1].elements >= c.elements {
 			t.Errorf("%v after %v", c, list[i-1])
 		}
 	}
-	if n := len(cases(operations, dtypes[:1], []int{8, 1 << 10}, 1, 1, 1)); n != 2*(len(operations)-1) {
+	if n := len(cases(operations, dtypes[:1], []int{8, 1 << 10}, 1, two)); n != 2*(len(operations)-1) {
 		t.Errorf("%d cases on 1 rank, want 2 of each operation but ping-pong", n)
 	}
 	for _, bad := range []string{"", "allreduce:float32:8", "allreduce:float32:8:1:1", "scan:float32:8:1", "allreduce:half:8:1", "allreduce:float32:0:1",
@@ -114,7 +114,7 @@ func TestCases(t *testing.T) {
 func TestSweepRank(t *testing.T) {
 	for _, n := range spmdtest.Ranks(t, 1, 2, 3) {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
-			list := cases(operations, dtypes, []int{256, 5000}, n, 2, 1<<20)
+			list := cases(operations, dtypes, []int{256, 5000}, n, func(int) int { return graphCalls + 1 })
 			p := spmdtest.Program(t, n, nil, append([]string{"sweep-rank", "--device=" + spmdtest.Device(), "--json=-", "--log-level=warn",
 				"--iters=2", "--warmup=1", "--graph=both", "--in-place=both", "--stream=on"}, caseArgs(list)...)...)
 			if p.Status != 0 {
@@ -131,7 +131,11 @@ func TestSweepRank(t *testing.T) {
 			kinds := map[kind]bool{}
 			for _, m := range all {
 				kinds[m.kind] = true
-				if m.Wrong == nil || *m.Wrong != 0 || !m.OK || m.MedianUS <= 0 || m.Iters != 2 || m.Calls != 2 || m.Ranks != n {
+				calls := graphCalls + 1
+				if m.Graph { // two launches
+					calls = 2 * graphCalls
+				}
+				if m.Wrong == nil || *m.Wrong != 0 || !m.OK || m.MedianUS <= 0 || m.Iters != 2 || m.Calls != calls || m.Ranks != n {
 					t.Errorf("%+v", m)
 				}
 			}
@@ -146,9 +150,13 @@ func TestSweepRank(t *testing.T) {
 // nothing is, and then what is spoilt.
 func TestWrong(t *testing.T) {
 	spmdtest.Run(t, []int{2}, func(t *testing.T, w *spmd.World) {
+		s, err := w.NewStream("copies")
+		if err != nil {
+			t.Fatal(err)
+		}
 		for _, op := range operations {
 			c := kase{op: op, dtype: dtypes[0], elements: 2 * period, calls: 1}
-			b, err := newBuffers[float32](w, c, variant{inPlace: !slices.Contains(op.places, false)})
+			b, err := newBuffers[float32](w, s, c, variant{inPlace: !slices.Contains(op.places, false)})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -183,6 +191,45 @@ func TestWrong(t *testing.T) {
 				t.Errorf("%s: of %d noughts only %d are wrong: %v", op.name, received, got, err)
 			}
 			b.free()
+		}
+	})
+}
+
+// What is longer than a tile is filled and checked to its end.
+func TestTiles(t *testing.T) {
+	spmdtest.Run(t, []int{2}, func(t *testing.T, w *spmd.World) {
+		s, err := w.NewStream("copies")
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := 4*tile + 6
+		b, err := newBuffers[float32](w, s, kase{op: operations[3], dtype: dtypes[0], elements: n, calls: 1}, variant{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer b.free()
+		if err := b.fill(); err != nil {
+			t.Fatal(err)
+		}
+		got := make([]float32, n/2) // all-gather: the other rank has as many
+		if err := b.src.CopyTo(got); err != nil {
+			t.Fatal(err)
+		}
+		for i, v := range got {
+			if want := b.pattern.values[w.Rank()][i%period]; v != want {
+				t.Fatalf("element %d is %v, want %v", i, v, want)
+			}
+		}
+		if err := b.call(w.Comm)(); err != nil {
+			t.Fatal(err)
+		}
+		for spoilt, i := range []int{n, 0, tile - 1, tile, 2*tile + 1, n - 1} { // n: nothing yet
+			if w.Rank() == root && i < n {
+				b.dst.Set(i, -1)
+			}
+			if wrong, err := b.wrong(); err != nil || wrong != spoilt {
+				t.Fatalf("%d wrong elements, want %d: %v", wrong, spoilt, err)
+			}
 		}
 	})
 }
@@ -246,27 +293,66 @@ func TestTurnsOf(t *testing.T) {
 	}
 }
 
-// Each way of calling is compared with the better of a peer's sides; a peer without graphs with ours in one, too.
-func TestRatios(t *testing.T) {
-	s := testSweep(gpuSet)
-	graph := func(m measured) measured { m.Graph, m.Stream = true, true; return m }
-	s.ratios([]measured{
-		line(ours, 4, 6, 0), graph(line(ours, 4, 3, 0)), line(ours, 2, 4, 0),
-		line("nccl-tests -R 0", 4, 8, 0), line("nccl-tests -R 2", 4, 5, 0), graph(line("nccl-tests -R 0", 4, 7, 0)),
-		line("mpi4py staged", 4, 60, 0), line("nccl-tests -R 0", 1, 1, 0),
-	})
-	var got []string
-	for _, r := range s.bench.rows {
-		got = append(got, fmt.Sprintf("%d %s/%s %.3g %v", r.Ranks, r.What, *r.Peer, *r.Ratio, r.Met))
+// Calls are as many on GPUs as nccl-tests can do in few runs; on the host, and where each is waited for, as the clock wants.
+func TestCallsOf(t *testing.T) {
+	all, err := sizes(8, 1<<30, 2)
+	if err != nil {
+		t.Fatal(err)
 	}
-	want := []string{
-		"4 allreduce of 8B, float32/nccl-tests -R 2 1.2 false",
-		"4 allreduce of 8B, float32/mpi4py staged 0.1 true",
-		"4 allreduce of 8B, float32, in a graph/nccl-tests -R 0 0.429 true",
-		"4 allreduce of 8B, float32, in a graph/mpi4py staged 0.05 true",
+	for _, tc := range []struct {
+		name, set, collectives string
+		calls                  int
+		want                   map[int]int // at a size
+		runs                   int         // of nccl-tests; 0 where it has no part
+	}{
+		{"GPUs", gpuSet, "auto", 0, map[int]int{8: 1000, 8 << 20: 1000, 16 << 20: 60, 1 << 30: 60}, 2},
+		{"what a caller waits", gpuSet, "auto", 1, map[int]int{8: 1, 1 << 30: 1}, 1},
+		{"given", gpuSet, "nccl", 100, map[int]int{8: 100, 8 << 20: 100, 1 << 30: 60}, 2},
+		{"GPUs through MPI, staged", gpuSet, "mpi-staged", 0, map[int]int{8: 200, 1 << 30: 1}, 0},
+		{"GPUs through MPI", gpuSet, "mpi", 0, map[int]int{8: 200, 1 << 20: 64, 64 << 20: 1, 1 << 30: 1}, 0},
+		{"host", hostSet, "auto", 0, map[int]int{8: 200, 256 << 10: 200, 1 << 20: 64, 1 << 30: 1}, 0},
+	} {
+		s := testSweep(tc.set)
+		s.collectives, s.calls, s.sizes = tc.collectives, tc.calls, all
+		for bytes, want := range tc.want {
+			if got := s.callsOf(bytes); got != want {
+				t.Errorf("%s, %s: %d calls, want %d", tc.name, sizeText(bytes), got, want)
+			}
+		}
+		runs := s.ncclRuns()
+		if !slices.Equal(slices.Concat(runs...), all) || tc.runs > 0 && len(runs) != tc.runs {
+			t.Errorf("%s: %d runs, want %d: %v", tc.name, len(runs), tc.runs, runs)
+		}
 	}
-	if !slices.Equal(got, want) {
-		t.Errorf("%q, want %q", got, want)
+	for calls, want := range map[int][2]int{1: {1, 1}, 20: {20, 1}, 21: {20, 2}, 1000: {20, 50}} {
+		if each, launches := inGraph(calls); each != want[0] || launches != want[1] {
+			t.Errorf("%d calls: a graph of %d, launched %d times, want %v", calls, each, launches, want)
+		}
+	}
+}
+
+// Where nothing else is said iterations and the goal are those of the device.
+func TestPlace(t *testing.T) {
+	given := func(flags ...string) func(string) bool {
+		return func(f string) bool { return slices.Contains(flags, f) }
+	}
+	for _, tc := range []struct {
+		set           string
+		given         []string
+		iters, warmup int
+		goal          float64
+	}{{hostSet, nil, 20, 5, 1.05}, {gpuSet, nil, 4, 1, 1.03}, {gpuSet, []string{"iters", "warmup"}, 2, 0, 1.03}} {
+		s := testSweep(tc.set)
+		s.device, s.goal, s.ranks, s.costRanks = map[string]string{hostSet: "host", gpuSet: "cuda"}[tc.set], 0, []int{4, 1, 4}, []int{1, 4}
+		if err := s.place(given(tc.given...)); err != nil {
+			t.Fatal(err)
+		}
+		if s.iters != tc.iters || s.warmup != tc.warmup || s.goal != tc.goal || !slices.Equal(s.ranks, []int{1, 4}) {
+			t.Errorf("%s, given %v: %d iterations after %d, goal %v, ranks %v", tc.set, tc.given, s.iters, s.warmup, s.goal, s.ranks)
+		}
+		if want := map[string]int{hostSet: 2, gpuSet: 1}[tc.set]; len(s.costRanks) != want { // there is one GPU
+			t.Errorf("%s: cost on %v", tc.set, s.costRanks)
+		}
 	}
 }
 
@@ -321,6 +407,8 @@ func TestSweepCheck(t *testing.T) {
 		{"part", func(s *sweep) { s.parts = []string{"all"} }, "--only all"},
 		{"peer", func(s *sweep) { s.peers = []string{"go"} }, "--peers go"},
 		{"device", func(s *sweep) { s.device = "tpu" }, "--device tpu"},
+		{"collectives", func(s *sweep) { s.collectives = "mpi-fast" }, "--collectives mpi-fast: want auto, nccl, mpi, "},
+		{"a way of MPI", func(s *sweep) { s.collectives = "mpi-peer" }, ""},
 		{"ranks", func(s *sweep) { s.ranks = []int{2, 0} }, "--ranks 0"},
 		{"rounds", func(s *sweep) { s.rounds = 0 }, "--rounds 0"},
 		{"sizes", func(s *sweep) { s.to = 4 }, "--to 4B"},
@@ -329,6 +417,7 @@ func TestSweepCheck(t *testing.T) {
 		{"application", func(s *sweep) { s.app.apps = []string{"hello"} }, "--apps hello"},
 		{"steps", func(s *sweep) { s.app.steps = 2 }, "--steps 2"},
 		{"goal", func(s *sweep) { s.goal = math.NaN() }, "--goal NaN"},
+		{"negative goal", func(s *sweep) { s.goal = -1 }, "--goal -1: must not be negative"},
 	} {
 		s := testSweep(hostSet)
 		s.opNames, s.typeNames, s.parts, s.device, s.collectives, s.from, s.to, s.factor = operationNames(), dtypeNames(), sweepParts, "auto", "auto", 8, 64, 2

@@ -40,8 +40,8 @@ class Job:
         if self.on_gpu:
             torch.cuda.synchronize()
 
-    def captured(self, step):
-        """A function that replays step as one CUDA graph."""
+    def captured(self, step, launches=1):
+        """A function that replays step as one CUDA graph, a number of times."""
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):  # communicators and workspaces must exist before the capture
@@ -51,7 +51,12 @@ class Job:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             step()
-        return graph.replay
+
+        def replay():
+            for _ in range(launches):
+                graph.replay()
+
+        return replay
 
     def times(self, step):
         """Iterations of step, each from a barrier until the device has done it; the slowest rank's, ascending."""
@@ -146,13 +151,17 @@ def collectives(job, args):
             wrong = torch.tensor([0 if want is None else int((want != dst).sum())], device=job.device)
             dist.all_reduce(wrong)
 
+            each = min(calls, args.graph_calls) if graph else calls
+            launches = -(-calls // each)
+
             def step():
-                for _ in range(calls):
+                for _ in range(each):
                     call()
 
-            us = job.times(job.captured(step) if graph else step)
+            us = job.times(job.captured(step, launches) if graph else step)
             # Ours out of place and theirs in place do the same work but for where the result lies.
-            job.emit(us, calls, app="sweep", op=op, dtype=name, elements=n, bytes=n * src.element_size(), calls=calls, graph=graph,
+            done = each * launches
+            job.emit(us, done, app="sweep", op=op, dtype=name, elements=n, bytes=n * src.element_size(), calls=done, graph=graph,
                      in_place=op == "broadcast", stream=job.on_gpu, wrong=int(wrong), ok=int(wrong) == 0)
 
 
@@ -192,6 +201,7 @@ def main():
     p.add_argument("what", choices=("collectives", "reduce", "matvec"))
     p.add_argument("--device", choices=("cuda", "host"), default="cuda")
     p.add_argument("--graph", choices=("off", "on", "both"), default="off")
+    p.add_argument("--graph-calls", type=int, default=20, help="calls that a graph holds, which is replayed until all are made")
     p.add_argument("--iters", type=int, default=20)
     p.add_argument("--warmup", type=int, default=5)
     p.add_argument("--case", action="append", default=[])
