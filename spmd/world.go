@@ -100,6 +100,14 @@ func (w *World) Nodes() int { return w.nodes }
 // it is bound to.
 func (w *World) Threads() int { return w.threads }
 
+// Multiprocessors returns how many of them the GPU has; 0 on the host.
+func (w *World) Multiprocessors() int {
+	if w.gpu == nil {
+		return 0
+	}
+	return w.gpu.dev.Multiprocessors()
+}
+
 // Seed returns --seed, the same on every rank.
 func (w *World) Seed() uint64 { return w.cfg.Seed }
 

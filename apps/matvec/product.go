@@ -35,8 +35,8 @@ type tuning struct {
 
 var tuned = tuning{
 	rowThreads: 256, rowBlocks: 3, rowTile: 4, rowUnroll: 2, rowSegment: 4096,
-	colThreads: 256, colBlocks: 4, colWide: 64, colUnroll: 8, colStage: 1024, colUnits: 4096,
-	loadHint: 1,
+	colThreads: 512, colBlocks: 2, colWide: 64, colUnroll: 8, colStage: 1024, colUnits: 4096,
+	loadHint: 3,
 }
 
 func (t tuning) defines() string {

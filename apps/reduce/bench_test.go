@@ -34,14 +34,14 @@ func BenchmarkSum(b *testing.B) {
 		b.Fatal(err)
 	}
 	for _, t := range []sumTuning{sumTuned,
-		{threads: 512, deep: 4, resident: 4, blocks: 4 * 132},
-		{threads: 1024, deep: 8, resident: 1, blocks: 132},
-		{threads: 1024, deep: 4, resident: 2, blocks: 2 * 132},
-		{threads: 256, deep: 8, resident: 4, blocks: 4 * 132},
-		{threads: 512, deep: 12, resident: 1, blocks: 132},
+		{threads: 512, deep: 4, resident: 4},
+		{threads: 1024, deep: 8, resident: 1},
+		{threads: 1024, deep: 4, resident: 2},
+		{threads: 256, deep: 8, resident: 4},
+		{threads: 512, deep: 12, resident: 1},
 	} {
 		for _, n := range []int{x.Len(), x.Len() / 4} {
-			a := newPlain(newSumKernel(t), t)
+			a := newPlain(w, newSumKernel(t), t)
 			if err := a.open(w, 1); err != nil {
 				b.Fatal(err)
 			}

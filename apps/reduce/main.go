@@ -1,5 +1,5 @@
 // Command reduce sums float32 numbers that the ranks hold in parts: each sums its
-// own, then the partial sums are all-reduced. See README.md.
+// own, then all add the partial sums. See README.md.
 package main
 
 import (

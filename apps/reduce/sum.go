@@ -11,16 +11,14 @@ import (
 //go:embed sum.cu
 var sumSource string
 
-// sumTuning is the sizes of sum_f32. For 7,500,000 elements on each of 4 GPUs a grid
-// that does not run as a whole at once costs as much as the sum.
+// sumTuning is the sizes of sum_f32.
 type sumTuning struct {
 	threads  int // of a block
 	deep     int // loads of 16 bytes that a thread has in flight
 	resident int // blocks that a multiprocessor must hold, which bounds the registers of a thread
-	blocks   int // at most: what an H200, with 132 multiprocessors, holds at once
 }
 
-var sumTuned = sumTuning{threads: 512, deep: 8, resident: 2, blocks: 2 * 132}
+var sumTuned = sumTuning{threads: 512, deep: 8, resident: 2}
 
 func (t sumTuning) source() string {
 	return fmt.Sprintf("#define SUM_THREADS %d\n#define SUM_DEEP %d\n#define SUM_RESIDENT %d\n#line 1\n", t.threads, t.deep, t.resident) + sumSource
@@ -87,7 +85,8 @@ func (a *adder[T]) open(w *spmd.World, n int) (err error) {
 	return a.arrived.Fill(0)
 }
 
-// local enqueues sum = the sum of x, in an order that depends on the length alone.
+// local enqueues sum = the sum of x, in an order that depends on the length and the kind
+// of GPU alone.
 func (a *adder[T]) local(s *spmd.Stream, x spmd.Buffer[float32]) error {
 	blocks := min(a.blocks, 1+x.Len()/(a.threads*a.each))
 	return a.kernel.Launch(s, spmd.Cover1D(blocks*a.threads, a.threads), a.sum.Arg(), a.part.Arg(), a.arrived.Arg(), x.Arg(), spmd.I64(x.Len()))
@@ -108,13 +107,15 @@ func (a *adder[T]) global(w *spmd.World, s *spmd.Stream, x spmd.Buffer[float32])
 	return a.fold.Launch(s, spmd.Cover1D(a.sum.Len(), 32), a.answer.Arg(), a.all.Arg(), spmd.I32(a.sum.Len()), spmd.I32(w.Size()))
 }
 
-func newPlain(k *spmd.Kernel, t sumTuning) *adder[float64] {
-	return &adder[float64]{kernel: k, fold: fold64, threads: t.threads, each: 4 * t.deep, blocks: t.blocks}
+// newPlain has as many blocks as the GPU holds at once: for 7,500,000 elements, a share
+// of 4 GPUs, a second wave would cost as much as the sum.
+func newPlain(w *spmd.World, k *spmd.Kernel, t sumTuning) *adder[float64] {
+	return &adder[float64]{kernel: k, fold: fold64, threads: t.threads, each: 4 * t.deep, blocks: t.resident * max(1, w.Multiprocessors())}
 }
 
 // plainStep returns what enqueues a sum accumulated in float64, and what reads it.
 func plainStep(w *spmd.World, s *spmd.Stream) (step func(x spmd.Buffer[float32]) error, answer func() float64, err error) {
-	a := newPlain(sumKernel, sumTuned)
+	a := newPlain(w, sumKernel, sumTuned)
 	if err := a.open(w, 1); err != nil {
 		return nil, nil, err
 	}
