@@ -35,8 +35,9 @@ type DeviceConfig struct {
 // DeviceComm does what its Comm does with the memory of a GPU, in the order of streams.
 //
 // The first argument of a call is its place in a stream: what the call reads must be valid there, and what it writes is
-// valid for what follows there. Calls block as those of Comm do, until MPI's part is done; the last copies may still be
-// under way in the stream, and are to be waited for by WaitStream. Only Peer collectives block for nothing. With Hold the call can be made by another goroutine.
+// valid for what follows there. Calls block as those of Comm do, until all ranks that take part have come; the last copies
+// and kernels may still be under way in the stream, and WaitStream waits for them. Only Peer collectives block for nothing.
+// With Hold the call can be made by another goroutine.
 //
 // All that is true of the calls of Comm holds here: what is in place, counts, reductions, errors. On Staged and AwareMPI,
 // ranks that bring different things to a collective get an error that says so, all of them, but for calls without

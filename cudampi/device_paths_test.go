@@ -61,15 +61,17 @@ func TestDeviceMismatch(t *testing.T) {
 
 			// A message of another length is told by its receiver.
 			a := device[int32](t, w, 2000)
-			for i, n := range []int{1, 1999} {
+			for _, m := range []struct {
+				sent, want int
+				err        error
+			}{{1000, 1, ErrTruncate}, {1000, 1999, ErrCount}, {8, 5, ErrTruncate}, {8, 12, ErrCount}, {8, 1000, ErrCount}} {
 				switch c.rank {
 				case 0:
-					must(t, w.Send(At(w.s), a.at(0), 1000, elem.Int32, 1))
+					must(t, w.Send(At(w.s), a.at(0), m.sent, elem.Int32, 1))
 				case 1:
-					err := w.Recv(At(w.s), a.at(0), n, elem.Int32, 0)
-					want := []error{ErrTruncate, ErrCount}[i]
-					if !errors.Is(err, want) || !strings.Contains(err.Error(), fmt.Sprint(n)) {
-						t.Fatalf("%s: Recv of %d: %v", w.name, n, err)
+					err := w.Recv(At(w.s), a.at(0), m.want, elem.Int32, 0)
+					if !errors.Is(err, m.err) || !strings.Contains(err.Error(), fmt.Sprint(m.want)) {
+						t.Fatalf("%s: Recv of %d: %v", w.name, m.want, err)
 					}
 				}
 			}

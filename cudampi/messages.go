@@ -8,8 +8,8 @@ import (
 	"lockstep/cuda"
 )
 
-// messenger sends and receives device memory in chunks, through two pinned buffers for each channel, that is for each
-// peer and direction. The device copies a chunk while MPI moves the one before. All channels go on independently, so
+// messenger sends and receives device memory through MPI on the host, where ranks are on several nodes: in chunks, through
+// two pinned buffers for each channel, that is for each peer and direction. The device copies a chunk while MPI moves the one before. All channels go on independently, so
 // messages cannot hold each other up.
 type messenger struct {
 	c        *Comm

@@ -268,7 +268,7 @@ func (p *Peers) AllReduce(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem
 func (p *Peers) allReduce(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
 	bytes := n * t.Size()
 	if bytes <= smallMost {
-		return p.k.smallOn(s, p.c, dst, src, n, t, op, p.win.table, p.c.size, inboxOffset, p.mem)
+		return p.k.smallOn(s, p.c.rank, p.c.size, dst, src, n, t, op, p.win.table, p.c.size, inboxOffset, p.mem)
 	}
 	args := [...]uint64{uint64(uintptr(dst)), uint64(uintptr(src)), uint64(bytes), uint64(t), uint64(op), p.table(),
 		uint64(p.c.rank), uint64(p.c.size), controlBytes, uint64(p.room)}

@@ -27,7 +27,7 @@ type rings struct {
 	dev   *cuda.Device
 	k     *kernels // nil where small messages are as others
 	mem   []byte   // the words of all rings, and their slots where these are host memory
-	fixed bool   // mem is pinned
+	fixed bool     // mem is pinned
 	room  unsafe.Pointer
 	win   *Window // on the rooms of all, where the slots are device memory
 	slot  int     // bytes
@@ -45,6 +45,8 @@ type ringShape struct{ room, slot, own, least int }
 var (
 	hostRings   = ringShape{16 << 20, 2 << 20, 256 << 10, 256 << 10}
 	deviceRings = ringShape{64 << 20, 8 << 20, 1 << 20, 1 << 20}
+
+	smallMessage = smallMost // bytes; tests lower it, too
 )
 
 // ring is one end of a ring. Counters count chunks, since the start.
@@ -207,7 +209,7 @@ func (g *rings) run(in, out *cuda.Stream) error {
 			if h.recv {
 				did, err = g.receive(h, out, &failure)
 			} else {
-				did, err = g.send(h, in)
+				did, err = g.send(h, in, out)
 			}
 			if err != nil {
 				return err
@@ -239,6 +241,9 @@ func (g *rings) start(h *ring, bytes int) {
 	h.total, h.copies, h.ended = bytes, 0, 0
 	// Long messages are at least eight chunks, so that the copies in and those out overlap.
 	h.chunk = min(max((bytes/8+4095)/4096*4096, g.least), h.slot)
+	if g.isSmall(h) {
+		h.chunk = bytes
+	}
 }
 
 func (h *ring) chunks() int { return max((h.total+h.chunk-1)/h.chunk, 1) } // one also where there are no elements
@@ -266,7 +271,7 @@ func (g *rings) copyChunk(h *ring, m *Message, s *cuda.Stream) error {
 }
 
 // send takes the message at hand on by what can be done now.
-func (g *rings) send(h *ring, in *cuda.Stream) (moved bool, err error) {
+func (g *rings) send(h *ring, in, out *cuda.Stream) (moved bool, err error) {
 	m := &h.queue[h.next]
 	if h.total < 0 {
 		g.start(h, m.N*m.Type.Size())
@@ -278,7 +283,7 @@ func (g *rings) send(h *ring, in *cuda.Stream) (moved bool, err error) {
 			}
 		}
 		if h.loose[i] = g.isSmall(h); h.loose[i] {
-			return true, g.sendSmall(h, m, in)
+			return true, g.sendSmall(h, m, out)
 		}
 		if err := g.copyChunk(h, m, in); err != nil {
 			return false, err
@@ -306,18 +311,19 @@ func (g *rings) send(h *ring, in *cuda.Stream) (moved bool, err error) {
 }
 
 // isSmall says whether the message at hand goes by kernels.
-func (g *rings) isSmall(h *ring) bool { return g.k != nil && h.total > 0 && h.total <= smallMost }
+func (g *rings) isSmall(h *ring) bool { return g.k != nil && h.total > 0 && h.total <= smallMessage }
 
 // smallSlot returns where the next chunk lies and its stamp, where it is a small message.
 func (h *ring) smallSlot() (unsafe.Pointer, uint32) {
 	return unsafe.Add(h.small, int(h.begun%ringSlots)*2*smallMost), uint32(h.begun + 1)
 }
 
-// sendSmall sends a whole message.
-func (g *rings) sendSmall(h *ring, m *Message, in *cuda.Stream) error {
+// sendSmall sends a whole message. The host does not wait for the kernel, and so the user's stream has to: it is enqueued on
+// out, too.
+func (g *rings) sendSmall(h *ring, m *Message, out *cuda.Stream) error {
 	i := h.begun % ringSlots
 	slot, stamp := h.smallSlot()
-	if err := g.k.messageOn(in, g.k.putMessage, slot, m.Buf, h.total, stamp); err != nil {
+	if err := g.k.messageOn(out, g.k.putMessage, slot, m.Buf, h.total, stamp); err != nil {
 		return err
 	}
 	h.words.total[i] = int64(h.total)
@@ -325,7 +331,7 @@ func (g *rings) sendSmall(h *ring, m *Message, in *cuda.Stream) error {
 	h.over++
 	h.words.sent.Store(h.over)
 	h.finish()
-	return h.ready[i].Record(in)
+	return h.ready[i].Record(out)
 }
 
 // receive does what send does.

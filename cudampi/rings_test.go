@@ -33,6 +33,11 @@ func TestRings(t *testing.T) {
 				deviceMessages[int8](t, w, n)
 			}
 			deviceMessages[float64](t, w, 333)
+			smallMessage = smallMost // by kernels, one message a slot
+			for _, n := range []int{2, 127, 2047, 2048, 2049, smallMost - 1, smallMost, smallMost + 1} {
+				deviceMessages[int8](t, w, n)
+			}
+			smallMessage = 64
 		})
 	})
 }
@@ -144,5 +149,50 @@ func TestRingsFallBack(t *testing.T) {
 			deviceMessages[float32](t, way{"fallen back", k, k.in}, 700)
 			must(t, k.Close())
 		}
+	})
+}
+
+// TestRingsOrder overwrites what was sent right after the call, and reads what was received, in the order of the stream.
+func TestRingsOrder(t *testing.T) {
+	onDevices(t, []int{2}, map[string]string{"FAKECUDA_DELAY": "400"}, func(t *testing.T, c *Comm, d *cuda.Device) {
+		smallBytes = 1024
+		onRings(t, c, d, func(t *testing.T, w way) {
+			const rounds = 60
+			for _, n := range []int{16, 2500, 6000} { // by kernels in the user's stream, by kernels beside it, by copies
+				sent := make([]int32, rounds*n)
+				for i := range sent {
+					sent[i] = int32(2*i + 1 - c.rank)
+				}
+				in, got := deviceFilled(t, w, sent), device[int32](t, w, rounds*n)
+				x, y := device[int32](t, w, n), device[int32](t, w, n)
+				for round := range rounds {
+					must(t, w.s.Copy(x.at(0), in.at(round*n), 4*n))
+					p := At(w.s)
+					if round%3 == 1 {
+						p = must1(w.Hold(w.s))(t)
+					}
+					switch {
+					case round%3 < 2:
+						must(t, w.SendRecv(p, y.at(0), n, 1-c.rank, x.at(0), n, 1-c.rank, elem.Int32))
+					case c.rank == 0: // nothing comes back that the stream would wait for
+						must(t, w.Send(p, x.at(0), n, elem.Int32, 1))
+					default:
+						must(t, w.Recv(p, y.at(0), n, elem.Int32, 0))
+					}
+					must(t, w.s.Fill(x.at(0), 4, 77, n))
+					must(t, w.s.Copy(got.at(round*n), y.at(0), 4*n))
+				}
+				for i := range sent {
+					sent[i] = int32(2*i + c.rank)
+					if round := i / n; c.rank == 0 && round%3 == 2 { // it holds what came before
+						sent[i] = sent[i-n]
+					}
+				}
+				got.same(t, sent, "SendRecv")
+				in.free(t)
+				x.free(t)
+				y.free(t)
+			}
+		})
 	})
 }

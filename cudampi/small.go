@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lockstep/cuda"
+	"lockstep/internal/elem"
 )
 
 // oneShot is small all-reduces through host memory that the ranks of one node share, by one kernel on each rank: it puts
@@ -26,7 +27,8 @@ type oneShot struct {
 
 const (
 	oneShotEpochs = 256
-	oneShotBytes  = oneShotEpochs + 4*smallMost/smallBlock
+	oneShotTrial  = 512
+	oneShotBytes  = oneShotTrial + 8
 )
 
 // openOneShot fails, on all ranks and with a reason, where kernels cannot be compiled, where there are too many ranks, and
@@ -70,7 +72,7 @@ func (o *oneShot) open() (err error) {
 		return err
 	}
 	address := uint64(uintptr(unsafe.Pointer(&o.mem[0])))
-	return onStream(o.dev, func(s *cuda.Stream) error {
+	err = onStream(o.dev, func(s *cuda.Stream) error {
 		if err := s.Fill(o.table, 4, 0, oneShotBytes/4); err != nil {
 			return err
 		}
@@ -81,6 +83,34 @@ func (o *oneShot) open() (err error) {
 		}
 		return nil
 	})
+	if err != nil {
+		return err
+	}
+	return o.try()
+}
+
+// try has a rank send itself a word, so that a device whose kernels do not see the memory is not found out by wrong sums.
+func (o *oneShot) try() error {
+	const word = 0x5eed
+	seen, err := o.dev.MallocHost(4)
+	if err != nil {
+		return err
+	}
+	src, dst := unsafe.Add(o.table, oneShotTrial), unsafe.Add(o.table, oneShotTrial+4)
+	err = onStream(o.dev, func(s *cuda.Stream) error {
+		if err := s.Fill(src, 4, word, 1); err != nil {
+			return err
+		}
+		own := 2 * smallMost * o.c.rank // where the others will look for what this rank sends
+		if err := o.k.smallOn(s, 0, 1, dst, src, 1, elem.Uint32, elem.Sum, o.table, 1, own, unsafe.Add(o.table, oneShotEpochs)); err != nil {
+			return err
+		}
+		return s.Copy(seen, dst, 4)
+	})
+	if got := *(*uint32)(seen); err == nil && got != word {
+		err = fmt.Errorf("kernels do not reach host memory: %#x instead of %#x", got, uint32(word))
+	}
+	return errors.Join(err, o.dev.FreeHost(seen))
 }
 
 // close gives the memory back, once this rank's kernels are over.
@@ -106,6 +136,6 @@ func (o *oneShot) close() error {
 // allReduce enqueues an all-reduce that the ranks have agreed on.
 func (o *oneShot) allReduce(x *transfer, s *cuda.Stream) error {
 	return o.order.next(s, func() error {
-		return o.k.smallOn(s, o.c, x.dst, x.src, x.n, x.t, x.op, o.table, 1, 0, unsafe.Add(o.table, oneShotEpochs))
+		return o.k.smallOn(s, o.c.rank, o.c.size, x.dst, x.src, x.n, x.t, x.op, o.table, 1, 0, unsafe.Add(o.table, oneShotEpochs))
 	})
 }

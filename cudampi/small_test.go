@@ -64,6 +64,20 @@ func TestSmallOnSharedDevice(t *testing.T) {
 	})
 }
 
+// TestSmallUnreachable: a kernel that does not see host memory is found out before it computes anything.
+func TestSmallUnreachable(t *testing.T) {
+	needsDouble(t)
+	onDevices(t, []int{2}, map[string]string{"FAKECUDA_KERNELS": ""}, func(t *testing.T, c *Comm, d *cuda.Device) {
+		k, err := c.OnDevice(d, DeviceConfig{Path: Staged})
+		must(t, err)
+		if k.small != nil || !strings.Contains(k.Reason(), "kernels do not reach host memory: 0x0 instead of 0x5eed") {
+			t.Fatalf("%q", k.Reason())
+		}
+		deviceReductions[float32](t, way{"unreachable", k, k.in}, 7, elem.Sum)
+		must(t, k.Close())
+	})
+}
+
 // TestSmallRankFails: rank 1 cannot launch its kernel, and the others wait for it on their devices. When it ends the job,
 // as a program does that gets an error, all ranks end.
 func TestSmallRankFails(t *testing.T) {
