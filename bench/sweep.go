@@ -120,8 +120,24 @@ func sweepCommand() error {
 	if err := s.place(fs.Changed); err != nil {
 		return err
 	}
-	s.line = "bin/bench sweep " + strings.Join(os.Args[1:], " ")
+	s.line = "bin/bench sweep" + repeatable(fs)
 	return s.run()
+}
+
+// repeatable is the flags that were given, without what is this machine's alone.
+func repeatable(fs *pflag.FlagSet) string {
+	line := ""
+	fs.SortFlags = false
+	fs.Visit(func(f *pflag.Flag) {
+		switch f.Name {
+		case "out", "bin", "c-sources", "python", "python-sources", "commit":
+		case "nccl-tests":
+			line += " --nccl-tests DIR"
+		default:
+			line += fmt.Sprintf(" --%s=%s", f.Name, strings.Trim(f.Value.String(), "[]"))
+		}
+	})
+	return line
 }
 
 // check refuses flags that do not fit.

@@ -43,7 +43,7 @@ type segment struct {
 const (
 	slots        = 3
 	segmentRanks = 64
-	foldGrain    = 64 << 10 // bytes of each source that are worth a goroutine
+	foldGrain    = 256 << 10 // bytes of each source that are worth a goroutine, which may take as long to wake up as some of these take to add
 )
 
 // Tests lower these.

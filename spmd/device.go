@@ -414,6 +414,9 @@ func (w *World) startGPU(node *cudampi.Comm) error {
 	for _, st := range w.comms { // those made before the device was chosen
 		st.activity.flight = &flight{}
 	}
+	if err := w.stayNear(node); err != nil {
+		return err
+	}
 	w.openPools()
 	err := w.loadKernels(node)
 	if err == nil {

@@ -37,6 +37,7 @@ type World struct {
 
 	cfg      Config
 	job      launcher.Job
+	cores    string // near the GPU, that this process keeps to; "" where it has not bound itself
 	node     int
 	nodes    int
 	byNode   bool // of several nodes, each has ranks that follow each other
@@ -333,6 +334,9 @@ func (w *World) logStart() {
 	line = line.Str("launcher", w.job.Name).Int("ranks", w.Size()).Int("nodes", w.nodes).
 		Str("device", w.Device()).Str("collectives", w.Collectives()).Str("why", w.why).
 		Str("mpi", cudampi.Version()).Int("threads", w.threads).Str("blas", host.BLAS())
+	if w.cores != "" {
+		line = line.Str("cores", w.cores)
+	}
 	if w.gpu != nil {
 		line = w.gpu.describe(line, w.Size())
 	}
