@@ -7,20 +7,57 @@
 #
 #   RANKS="1 4"                other numbers of ranks
 #   PACKAGES="spmd nccl"       of these packages only
+#   JOBS=2                     programs at a time: most of a test is its start
 #   SPMDTEST_DEVICE=host       the same on host memory
 #   LIMIT=300                  seconds for each program, which then says where it hangs
 set -u
 cd "$(dirname "$0")" || exit 1
 
 export SPMDTEST_DEVICE="${SPMDTEST_DEVICE:-cuda}"
-limit="${LIMIT:-300}"
+limit="${LIMIT:-600}"
+
+# one RANKS PROGRAM runs a program, and adds its row to the table.
+one() {
+    export SPMDTEST_RANKS="$1"
+    folder="$(dirname "$2")" # bin/test/spmd/spmd.test is of the package in spmd
+    if seesToRanks "$folder"; then sees="$visible"; else sees="$(echo "$visible" | cut -d, -f "1-$1")"; fi
+    log="$logs/$1.$(echo "$folder" | tr / .).log"
+    start="$(date +%s)"
+    (cd "bin/test/$folder" && CUDA_VISIBLE_DEVICES="$sees" CUDA_DEVICE_MAX_CONNECTIONS=32 timeout -k 10 "$((limit + 10))" "./${2##*/}" -test.v -test.count=1 -test.parallel=4 -test.timeout "${limit}s") >"$log" 2>&1
+    case $? in
+    0) result=ok ;;
+    124 | 137) result=TIMEOUT ;;
+    *) result=FAIL ;;
+    esac
+    row="$(printf '%-6s %-24s %-7s %6d %7d %7d' "$1" "$folder" "$result" \
+        "$(grep -c '^ *--- PASS' "$log")" "$(grep -c '^ *--- SKIP' "$log")" "$(($(date +%s) - start))")"
+    echo "$row" >>"$logs/table"
+    if [ "$result" != ok ]; then
+        echo "$row"
+        grep -v '^ *===' "$log" | grep -A 12 '^ *--- FAIL\|^panic:\|^fatal error:' | head -40
+        exit 1
+    fi
+}
+
+# seesToRanks says whether the tests of a package see all GPUs and choose their ranks.
+seesToRanks() {
+    case $1 in
+    cuda | cuda/* | cudampi) return 0 ;;
+    *) return 1 ;;
+    esac
+}
+
+if [ "${1:-}" = --one ]; then # this script, as it starts itself
+    one "$2" "$3"
+    exit 0
+fi
+
 logs="${1:-$(mktemp -d /tmp/test-gpu.XXXXXX)}"
 mkdir -p "$logs" || exit 1
 logs="$(cd "$logs" && pwd)"
-root="$(pwd)"
-
 visible="${CUDA_VISIBLE_DEVICES:-}"
 [ -n "$visible" ] || visible="$(nvidia-smi -L 2>/dev/null | sed -n 's/^GPU \([0-9]*\):.*/\1/p' | paste -sd, -)"
+export logs visible
 if [ -z "${RANKS:-}" ]; then
     gpus="$(echo "$visible" | tr , '\n' | grep -c .)"
     [ "$gpus" -gt 0 ] || { echo "test-gpu: nvidia-smi -L lists no GPU; see the head of this script for RANKS and SPMDTEST_DEVICE" >&2; exit 1; }
@@ -28,46 +65,26 @@ if [ -z "${RANKS:-}" ]; then
 fi
 programs="$(cd bin/test 2>/dev/null && find . -name '*.test' | sed 's|^\./||' | sort)"
 if [ -n "${PACKAGES:-}" ]; then
-    chosen=
-    for package in $PACKAGES; do chosen="$chosen $package/${package##*/}.test"; done
-    programs="$chosen"
+    programs=
+    for package in $PACKAGES; do programs="$programs $package/${package##*/}.test"; done
 fi
 [ -n "$programs" ] || { echo "test-gpu: no programs in bin/test: build them with make test-gpu" >&2; exit 1; }
 
 status=0
-table="$logs/table"
-printf '%-6s %-24s %-7s %6s %7s %7s\n' ranks package result passed skipped seconds >"$table"
+printf '%-6s %-24s %-7s %6s %7s %7s\n' ranks package result passed skipped seconds >"$logs/table"
 once=
 for ranks in $RANKS; do
-    export SPMDTEST_RANKS="$ranks"
+    now=
     for program in $programs; do
-        folder="$(dirname "$program")" # bin/test/spmd/spmd.test is of the package in spmd
-        case $folder in
-        cuda | cuda/* | cudampi) # these see to ranks themselves, and see all GPUs
+        folder="$(dirname "$program")"
+        if seesToRanks "$folder"; then
             case " $once " in *" $folder "*) continue ;; esac
             once="$once $folder"
-            sees="$visible"
-            ;;
-        *) sees="$(echo "$visible" | cut -d, -f "1-$ranks")" ;;
-        esac
-        log="$logs/$ranks.$(echo "$folder" | tr / .).log"
-        start="$(date +%s)"
-        (cd "$folder" && CUDA_VISIBLE_DEVICES="$sees" CUDA_DEVICE_MAX_CONNECTIONS=32 timeout -k 10 "$((limit + 10))" "$root/bin/test/$program" -test.v -test.count=1 -test.parallel=4 -test.timeout "${limit}s") >"$log" 2>&1
-        code=$?
-        case $code in
-        0) result=ok ;;
-        124 | 137) result=TIMEOUT status=1 ;;
-        *) result=FAIL status=1 ;;
-        esac
-        row="$(printf '%-6s %-24s %-7s %6d %7d %7d' "$ranks" "$folder" "$result" \
-            "$(grep -c '^ *--- PASS' "$log")" "$(grep -c '^ *--- SKIP' "$log")" "$(($(date +%s) - start))")"
-        echo "$row" >>"$table"
-        if [ "$result" != ok ]; then
-            echo "$row"
-            grep -v '^ *===' "$log" | grep -A 12 '^ *--- FAIL\|^panic:\|^fatal error:' | head -40
         fi
+        now="$now $program"
     done
+    printf '%s\n' $now | LIMIT="$limit" xargs -P "${JOBS:-1}" -n 1 ./test-gpu.sh --one "$ranks" || status=1
 done
 echo "logs: $logs"
-cat "$table"
+cat "$logs/table"
 exit $status
