@@ -65,8 +65,12 @@ func AllocManaged[T Elem](w *World, n int) (Buffer[T], error) {
 	return allocFrom[T](w, w.managed, n)
 }
 
-// AllocSymmetric returns device memory that is registered with the world's
-// collectives, so that small ones take the fastest path.
+// AllocSymmetric returns device memory that is registered with all communicators.
+// Between two such buffers AllReduce, AllGather and ReduceScatter take the fastest of
+// several ways: NCCL's symmetric kernels, its others and, where the GPUs reach each
+// other, a kernel of its own for an AllReduce of up to 16 KiB, whose dst may also be of
+// AllocPinned. The first call measures them once for each kind of machine and takes about
+// a second for it; the log says which way a size takes, --symmetric decides otherwise.
 //
 // Collective, blocking: every rank of w calls it in the same order with the same n;
 // different n are an error on every rank. Ranks free such buffers in the same

@@ -27,7 +27,7 @@ func gpuSymmetric(t *testing.T, w *spmd.World) {
 	newCalls(t)
 	const n, class = 1000, 4096 // elements, and the bytes they take
 	a := symmetric(t, w, n)
-	made := newCalls(t, "ncclMemAlloc", "ncclCommRegister", "ncclCommWindowRegister", "cuMemAlloc")
+	made := newCalls(t, "ncclMemAlloc", "ncclCommRegister", "ncclCommWindowRegister")
 	if len(made) != 3 || value(made[0], "bytes") != value(made[1], "bytes") || value(made[0], "bytes") != value(made[2], "bytes") ||
 		value(made[1], "comm") != "1" || value(made[2], "comm") != "2" {
 		t.Fatalf("the first buffer: %q, want one chunk that is registered with both communicators", made)

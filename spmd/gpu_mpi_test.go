@@ -27,6 +27,7 @@ func TestGPUThroughMPI(t *testing.T) {
 		t.Run("start", mpiStart)
 		t.Run("ranks differ", mpiDiffers)
 		t.Run("ways", mpiWays)
+		t.Run("beside NCCL", peersBesideNCCL)
 	}
 	for _, tc := range []struct {
 		name  string

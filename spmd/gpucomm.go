@@ -49,7 +49,13 @@ func lastOf(q *gpuQueue, c *command) lastIssue {
 	case c.comm.nccl == nil:
 		return lastIssue{}
 	}
-	return lastIssue{q, c.comm.carrier(&c.call)}
+	switch c.comm.carrier(&c.call, q.s.cap == nil) {
+	case symmetricWay:
+		return lastIssue{q, c.comm.sym.comm}
+	case peerWay:
+		return lastIssue{q, c.comm.sym.peers}
+	}
+	return lastIssue{q, c.comm.nccl}
 }
 
 // openNCCL makes the communicator's NCCL twin: from the world's by a split, which
@@ -124,6 +130,7 @@ func (st *commState) closeNCCL() error {
 		err = errors.Join(err, st.known[i].reg.Close())
 	}
 	st.nccl, st.known = nil, nil
+	st.w.gpu.forget(c)
 	return errors.Join(err, st.w.gpu.endNCCL(c))
 }
 
@@ -132,12 +139,16 @@ func (g *gpu) endNCCL(c *nccl.Comm) error {
 	g.mu.Lock()
 	g.comms = slices.DeleteFunc(g.comms, func(o *nccl.Comm) bool { return o == c })
 	g.mu.Unlock()
+	return c.Close()
+}
+
+// forget has nothing wait for what carries collectives and is about to go.
+func (g *gpu) forget(comm any) {
 	g.issue.Lock()
-	if g.last.comm == any(c) {
+	defer g.issue.Unlock()
+	if g.last.comm == comm {
 		g.last = lastIssue{}
 	}
-	g.issue.Unlock()
-	return c.Close()
 }
 
 // stagingBytes is the scratch memory that a call needs: NCCL exchanges in place
@@ -156,8 +167,16 @@ func (q *gpuQueue) communicate(c *call, work unsafe.Pointer) error {
 	if c.comm.dev != nil {
 		return q.throughMPI(*c)
 	}
-	if c.comm.nccl == nil {
+	nc := c.comm.nccl
+	if nc == nil {
 		return q.alone(c)
+	}
+	switch c.comm.carrier(c, q.s.cap == nil) {
+	case symmetricWay:
+		nc = c.comm.sym.comm
+	case peerWay:
+		q.g.entered = true
+		return c.comm.sym.peers.AllReduce(q.h, c.dst, c.src, c.n, c.typ, c.op)
 	}
 	q.g.calls = q.g.calls[:0]
 	if c.kind != cmdGroup {
@@ -172,7 +191,7 @@ func (q *gpuQueue) communicate(c *call, work unsafe.Pointer) error {
 		}
 	}
 	if len(q.g.calls) > 0 {
-		if err := c.comm.carrier(c).Group(q.h, q.g.calls); err != nil {
+		if err := nc.Group(q.h, q.g.calls); err != nil {
 			return err
 		}
 		q.g.entered = true

@@ -190,12 +190,7 @@ func (st *commState) closeDevice() error {
 	if st.dev == nil {
 		return nil
 	}
-	g := st.w.gpu
-	g.issue.Lock()
-	if g.last.comm == any(st.dev) {
-		g.last = lastIssue{}
-	}
-	g.issue.Unlock()
+	st.w.gpu.forget(st.dev)
 	err := st.dev.Close()
 	st.dev = nil
 	return err

@@ -52,6 +52,8 @@ func app(what string) {
 			return crossChecked(w)
 		case "paths":
 			return symmetricCalls(w)
+		case "peer sums":
+			return peerSums(w)
 		case "usage":
 			return spmd.Usage(errors.New("no such data"))
 		case "soak":

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/bits"
 	"os"
 	"path/filepath"
@@ -14,43 +15,72 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/cuda/nvrtc"
+	"lockstep/cudampi"
 	"lockstep/internal/elem"
 	"lockstep/nccl"
 )
 
+// What carries a collective on symmetric memory.
+//
 // NCCL takes its symmetric kernels wherever the buffers of a call lie in windows of
 // the communicator, also at sizes at which its other algorithms are faster. So
 // windows belong to a communicator of their own, beside the one that carries
-// everything else. Which of the two a call takes is measured, size by size, when the
-// first symmetric memory is asked for.
+// everything else. A small all-reduce may also be one kernel that reads and writes the
+// memory of the other ranks' GPUs: NCCL has no symmetric kernel for float64, integers
+// and other operations than sums, and takes longer to be called than a kernel. Which
+// of them carries a call is measured, size by size, when the first symmetric memory is
+// asked for.
 
-// symComm is the second NCCL communicator of the same ranks, that with windows.
+// symComm is what there is for symmetric memory beside the first communicator.
 type symComm struct {
-	comm  *nccl.Comm
+	comm  *nccl.Comm     // with windows; nil where NCCL has none
+	peers *cudampi.Peers // nil where the ranks' GPUs do not reach each other
 	paths paths
 }
 
-// known is memory that both have registered.
+// known is memory that the communicators have registered.
 type known struct {
 	ptr    unsafe.Pointer
 	reg    *nccl.Registration
 	window *nccl.Window
 }
 
-// pathOps are the collectives for which NCCL has symmetric kernels.
-// Source: NCCL 2.28, src/include/sym_kernels.h.
-var pathOps = [...]struct {
-	kind cmdKind
-	call nccl.Kind
-}{{cmdAllReduce, nccl.AllReduce}, {cmdAllGather, nccl.AllGather}, {cmdReduceScatter, nccl.ReduceScatter}}
+// way is what carries a call.
+type way byte
 
-// paths says for each of pathOps which sizes go to the second: bit i is for about 1<<i
-// bytes of the larger buffer.
-type paths [len(pathOps)]uint64
+const (
+	plainWay way = iota
+	symmetricWay
+	peerWay
+	ways
+)
+
+// pathRows are the calls that have a choice. An eager one costs the host more by one way than by another, one in a
+// graph does not.
+var pathRows = [...]struct {
+	name  string
+	call  nccl.Kind
+	typ   elem.Type // that is measured
+	eager bool
+}{
+	{"allreduce", nccl.AllReduce, elem.Float32, false},
+	{"allreduce_eager", nccl.AllReduce, elem.Float32, true},
+	{"allreduce_other", nccl.AllReduce, elem.Float64, false}, // what NCCL has no symmetric kernels for
+	{"allreduce_other_eager", nccl.AllReduce, elem.Float64, true},
+	{"allgather", nccl.AllGather, elem.Float32, false},
+	{"reducescatter", nccl.ReduceScatter, elem.Float32, false},
+}
+
+// paths says for each of pathRows, and a number of bytes of the larger buffer near each
+// power of two, what carries the call.
+type paths [len(pathRows)][mostSize + 1]way
 
 // These are the sizes that are measured: 8 bytes to 256 MiB. What is larger goes the
 // way of the largest.
-const leastSize, mostSize = 3, 28
+const (
+	leastSize, mostSize = 3, 28
+	peerSize            = 14 // the largest that is one kernel of the peers
+)
 
 // sizeBit is the number of the measured size that is nearest to n bytes.
 func sizeBit(n int) int {
@@ -61,25 +91,46 @@ func sizeBit(n int) int {
 	return min(max(i, leastSize), mostSize)
 }
 
-func (p *paths) symmetric(c *call) bool {
-	n := c.n * c.typ.Size()
-	if c.kind != cmdAllReduce {
-		n *= c.comm.size
-	}
-	for i := range pathOps {
-		if c.kind == pathOps[i].kind {
-			return p[i]>>sizeBit(n)&1 != 0
+// of is the way of a call; others says that there are no symmetric kernels for it.
+func (p *paths) of(c *call, others, eager bool) way {
+	n, row := c.n*c.typ.Size(), 0
+	switch c.kind {
+	case cmdAllReduce:
+		if others {
+			row = 2
 		}
+		if eager {
+			row++
+		}
+		if n > 1<<peerSize && p[row][sizeBit(n)] == peerWay {
+			return plainWay
+		}
+		return p[row][sizeBit(n)]
+	case cmdAllGather:
+		row = 4
+	case cmdReduceScatter:
+		row = 5
+	default:
+		return plainWay
 	}
-	return false
+	if others {
+		return plainWay
+	}
+	return p[row][sizeBit(n*c.comm.size)]
 }
 
-// describe says which sizes of a collective go to the second: "8B to 64KiB, 2MiB to 16MiB".
-func (p *paths) describe(op int) string {
+// hasSymmetricKernels says whether NCCL has them for a type and an operation.
+// Source: NCCL 2.28, src/sym_kernels.cc, ncclSymkImplemented.
+func (c *call) hasSymmetricKernels() bool {
+	return c.kind == cmdAllGather || c.op == Sum && (c.typ == elem.Float32 || c.typ.Half())
+}
+
+// describe says which sizes go a way: "8B to 64KiB, 2MiB to 16MiB".
+func (p *paths) describe(row int, by way) string {
 	var list []string
 	for i := leastSize; i <= mostSize; i++ {
 		from := i
-		for i <= mostSize && p[op]>>i&1 != 0 {
+		for i <= mostSize && p[row][i] == by {
 			i++
 		}
 		switch {
@@ -90,9 +141,6 @@ func (p *paths) describe(op int) string {
 			list = append(list, byteSize(from)+" to "+byteSize(i-1))
 		}
 	}
-	if len(list) == 0 {
-		return "none"
-	}
 	return strings.Join(list, ", ")
 }
 
@@ -101,14 +149,14 @@ func byteSize(i int) string {
 	return fmt.Sprintf("%d%s", 1<<(i%10), []string{"B", "KiB", "MiB"}[i/10])
 }
 
-// carrier is the NCCL communicator that carries a call. Every rank finds the same one:
-// symmetric memory is the same on all of them.
-func (st *commState) carrier(c *call) *nccl.Comm {
+// carrier is what carries a call. Every rank finds the same: symmetric memory is the
+// same on all of them.
+func (st *commState) carrier(c *call, eager bool) way {
 	t := st.sym
-	if t == nil || c.dblk == nil || c.sblk == nil || c.dblk.pool != &st.w.symmetric.pool || c.sblk.pool != c.dblk.pool || !t.paths.symmetric(c) {
-		return st.nccl
+	if t == nil || c.dblk == nil || c.sblk == nil || c.sblk.pool != &st.w.symmetric.pool || c.dblk.pool != c.sblk.pool && c.dblk.pool != st.w.pinned {
+		return plainWay
 	}
-	return t.comm
+	return t.paths.of(c, !c.hasSymmetricKernels() || c.dblk.pool != c.sblk.pool, eager)
 }
 
 // register has both communicators, the second of which the first memory makes, know the
@@ -126,40 +174,57 @@ func (st *commState) register(ptr unsafe.Pointer, n int) error {
 	}
 	first := st.sym == nil
 	if first {
-		if nccl.Version() < 22700 {
-			st.withoutSym(fmt.Sprintf("NCCL %s has no windows; 2.27 does", nccl.VersionString()))
-			return nil
+		if err := st.openSym(); err != nil {
+			return err
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
-		c, err := st.nccl.Split(ctx, 0, st.rank, nccl.Config{})
+	}
+	if st.sym.comm != nil {
+		window, err := st.sym.comm.RegisterWindow(ptr, n)
 		if err != nil {
-			return fmt.Errorf("a second communicator, for symmetric memory: %w", err)
+			return err
 		}
-		st.sym = &symComm{comm: c}
-		st.w.gpu.addNCCL(c)
+		st.known[len(st.known)-1].window = window
+		if !window.Registered() {
+			if err := st.closeWindows(); err != nil {
+				return err
+			}
+		}
 	}
-	window, err := st.sym.comm.RegisterWindow(ptr, n)
-	if err != nil {
-		return err
-	}
-	st.known[len(st.known)-1].window = window
 	switch {
-	case !window.Registered():
-		st.withoutSym("NCCL has no windows on this machine")
-		return st.closeSym()
+	case st.sym.comm == nil && st.sym.peers == nil:
+		st.sym, st.noSym = nil, true
+		if st.w.Comm.st == st {
+			st.w.Log.Info().Str("nccl", nccl.VersionString()).Msg("AllocSymmetric: small collectives have no faster path: there are no windows of NCCL (from 2.27), and no GPUs that reach each other")
+		}
 	case first:
 		return st.choosePaths()
 	}
 	return nil
 }
 
-// withoutSym says once why symmetric memory is no better than registered memory.
-func (st *commState) withoutSym(why string) {
-	st.noSym = true
-	if st.w.Comm.st == st {
-		st.w.Log.Info().Str("why", why).Msg("AllocSymmetric: small collectives have no faster path")
+// openSym makes what carries calls on symmetric memory. Collective over st, in a turn.
+func (st *commState) openSym() error {
+	st.sym = &symComm{}
+	w := st.w
+	// Nothing is wrong with GPUs that do not reach each other: all ranks learn it alike.
+	peers, err := st.mpi.OpenPeers(w.gpu.dev, 2<<peerSize)
+	if err != nil {
+		w.Log.Debug().Err(err).Msg("small all-reduces on symmetric memory take no kernel of their own")
+	} else {
+		st.sym.peers = peers
 	}
+	if nccl.Version() < 22700 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	c, err := st.nccl.Split(ctx, 0, st.rank, nccl.Config{})
+	if err != nil {
+		return fmt.Errorf("a second communicator, for symmetric memory: %w", err)
+	}
+	st.sym.comm = c
+	w.gpu.addNCCL(c)
+	return nil
 }
 
 // unregister takes memory out of both communicators.
@@ -183,30 +248,50 @@ func (k *known) close() error {
 }
 
 // closeSym ends what there is for symmetric memory but the registrations. No graph
-// may hold the communicator any more.
+// may hold any of it any more. Collective over st, in a turn.
 func (st *commState) closeSym() error {
+	if st.sym == nil {
+		return nil
+	}
+	st.w.gpu.forget(st.sym.comm)
+	err := st.closeWindows()
+	if p := st.sym.peers; p != nil {
+		st.w.gpu.forget(p)
+		err = errors.Join(err, p.Close())
+	}
+	st.sym = nil
+	return err
+}
+
+// closeWindows ends the communicator with windows.
+func (st *commState) closeWindows() error {
 	var err error
 	for i := range st.known {
 		if w := st.known[i].window; w != nil {
 			err = errors.Join(err, w.Close())
 		}
 	}
-	if st.sym != nil {
-		err = errors.Join(err, st.w.gpu.endNCCL(st.sym.comm))
-		st.sym = nil
+	if c := st.sym.comm; c != nil {
+		st.sym.comm = nil
+		err = errors.Join(err, st.w.gpu.endNCCL(c))
 	}
 	return err
 }
 
-// choosePaths sets what the second carries: all sizes with --symmetric always, else as an
-// earlier run on the same kind of machine found, or as is measured now.
+// choosePaths sets what carries what: NCCL's symmetric kernels all that they can with
+// --symmetric always, else as an earlier run on the same kind of machine found, or as
+// is measured now.
 //
 // Collective over st, in a turn; no collective is in flight. The caller holds g.issue.
 func (st *commState) choosePaths() error {
 	p := &st.sym.paths
 	if st.w.cfg.Symmetric == "always" {
-		for i := range p {
-			p[i] = ^uint64(0)
+		for row := range p {
+			for i := range p[row] {
+				if st.sym.comm != nil && pathRows[row].typ == elem.Float32 {
+					p[row][i] = symmetricWay
+				}
+			}
 		}
 		return nil
 	}
@@ -215,19 +300,19 @@ func (st *commState) choosePaths() error {
 		return err
 	}
 	// What the ranks have of earlier runs may differ: that of the first counts.
-	var found [1 + len(pathOps)]uint64
-	if st.rank == 0 {
-		if stored, ok := loadPaths(key); ok {
-			found = [...]uint64{1, stored[0], stored[1], stored[2]}
-		}
+	var stored struct {
+		paths
+		found bool
 	}
-	if err := st.mpi.Broadcast(unsafe.Pointer(&found), len(found), elem.Uint64, 0); err != nil {
+	if st.rank == 0 {
+		stored.paths, stored.found = loadPaths(key)
+	}
+	if err := st.mpi.Broadcast(unsafe.Pointer(&stored), int(unsafe.Sizeof(stored)), elem.Uint8, 0); err != nil {
 		return err
 	}
+	*p = stored.paths
 	how := "as measured by an earlier run"
-	if found[0] != 0 {
-		*p = paths(found[1:])
-	} else {
+	if !stored.found {
 		how = "measured now"
 		if err := st.measurePaths(); err != nil {
 			return fmt.Errorf("measuring the paths of symmetric memory: %w", err)
@@ -240,10 +325,14 @@ func (st *commState) choosePaths() error {
 	}
 	if st.w.Comm.st == st {
 		line := st.w.Log.Info().Str("how", how)
-		for i, op := range pathOps {
-			line = line.Str(op.kind.String(), p.describe(i))
+		for row := range pathRows {
+			for by, name := range [...]string{symmetricWay: "_symmetric", peerWay: "_peers"} {
+				if sizes := p.describe(row, way(by)); name != "" && sizes != "" {
+					line = line.Str(pathRows[row].name+name, sizes)
+				}
+			}
 		}
-		line.Msg("symmetric kernels carry these sizes of AllocSymmetric's memory")
+		line.Msg("AllocSymmetric: what NCCL's symmetric kernels carry, and kernels between peers")
 	}
 	return nil
 }
@@ -265,8 +354,15 @@ func (st *commState) pathsKey() (string, error) {
 		}
 	}
 	slices.Sort(set)
-	return fmt.Sprintf("%q, driver %d, NCCL %s, %d ranks on %s, %q",
-		st.w.gpu.dev.Name(), cuda.DriverVersion(), nccl.VersionString(), st.size, where, set), nil
+	has := "windows"
+	switch {
+	case st.sym.comm == nil:
+		has = "peers"
+	case st.sym.peers != nil:
+		has = "windows and peers"
+	}
+	return fmt.Sprintf("%q, driver %d, NCCL %s, %d ranks on %s, %s, %q",
+		st.w.gpu.dev.Name(), cuda.DriverVersion(), nccl.VersionString(), st.size, where, has, set), nil
 }
 
 // pathsFile is the file of all that earlier runs measured; "" where there is no folder for it.
@@ -277,7 +373,7 @@ func pathsFile() string {
 	return ""
 }
 
-// A line is three numbers and the key.
+// A line is a digit for each way, a word for each row, and the key behind a tab.
 func loadPaths(key string) (paths, bool) {
 	const most = 1 << 20 // of a file that is what it seems
 	file := pathsFile()
@@ -289,13 +385,46 @@ func loadPaths(key string) (paths, bool) {
 		return paths{}, false
 	}
 	for line := range strings.Lines(string(b)) {
-		var p paths
 		head, rest, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "\t")
-		if n, _ := fmt.Sscanf(head, "%x %x %x", &p[0], &p[1], &p[2]); n == len(p) && rest == key {
-			return p, true
+		if rest == key {
+			if p, ok := parsePaths(head); ok {
+				return p, true
+			}
 		}
 	}
 	return paths{}, false
+}
+
+func parsePaths(text string) (p paths, ok bool) {
+	words := strings.Fields(text)
+	if len(words) != len(p) {
+		return p, false
+	}
+	for row, word := range words {
+		if len(word) != mostSize+1-leastSize {
+			return p, false
+		}
+		for i := range word {
+			by := way(word[i] - '0')
+			if by >= ways {
+				return p, false
+			}
+			p[row][leastSize+i] = by
+		}
+	}
+	return p, true
+}
+
+func (p *paths) String() string {
+	var words []string
+	for row := range p {
+		word := make([]byte, mostSize+1-leastSize)
+		for i := range word {
+			word[i] = '0' + byte(p[row][leastSize+i])
+		}
+		words = append(words, string(word))
+	}
+	return strings.Join(words, " ")
 }
 
 // storePaths appends a line: two jobs that do so at once leave two.
@@ -311,19 +440,19 @@ func storePaths(key string, p paths) error {
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(f, "%x %x %x\t%s\n", p[0], p[1], p[2], key)
+	_, err = fmt.Fprintf(f, "%v\t%s\n", &p, key)
 	return errors.Join(err, f.Close())
 }
 
-// measurePaths times both communicators with each collective and size. A size goes to
-// the one whose slowest rank is faster.
+// measurePaths times each way with each call and size. A size goes the way whose slowest
+// rank is the fastest.
 func (st *commState) measurePaths() error {
 	g, most := st.w.gpu, mostSize
 	free, _, err := g.dev.MemInfo()
 	if err != nil {
 		return err
 	}
-	for most > leastSize && 2<<most > free/8 {
+	for most > peerSize && 2<<most > free/8 {
 		most--
 	}
 	low := int64(most)
@@ -336,30 +465,34 @@ func (st *commState) measurePaths() error {
 	if err := st.agree(err); err != nil {
 		return err
 	}
-	var us [len(pathOps)][mostSize + 1][2]float64
+	var us [len(pathRows)][mostSize + 1][ways]float64
 	err = st.withKnown(mem, 2*n, func() error {
-		h, err := g.dev.NewStream(0)
-		if err != nil {
+		t := timer{g: g}
+		defer t.close()
+		if err := t.open(); err != nil {
 			return err
 		}
-		e, err := g.dev.NewEvent(false)
-		for i := 0; i < len(pathOps) && err == nil; i++ {
-			for size := leastSize; size <= most && err == nil; size++ {
-				c := nccl.Call{Kind: pathOps[i].call, Type: elem.Float32, Op: Sum, Dst: mem, Src: unsafe.Add(mem, n), N: 1 << size / 4}
+		for row, r := range pathRows {
+			for size := leastSize; size <= most; size++ {
+				c := nccl.Call{Kind: r.call, Type: r.typ, Op: Sum, Dst: mem, Src: unsafe.Add(mem, n), N: 1 << size / r.typ.Size()}
 				if c.Kind != nccl.AllReduce {
 					c.N = max(1, c.N/st.size)
 				}
-				for j, nc := range []*nccl.Comm{st.nccl, st.sym.comm} {
-					if err == nil {
-						us[i][size][j], err = timeCalls(g, h, e, nc, c, max(2, 16>>max(0, size-14)))
+				for by := range ways {
+					at := &us[row][size][by]
+					*at = math.MaxFloat64
+					if r.eager && size > peerSize {
+						*at = us[row-1][size][by] // the host's time plays no part
+					} else if call := st.by(by, t.h, c, size, r.typ); call != nil {
+						var err error
+						if *at, err = t.time(call, r.eager, max(2, 16>>max(0, size-14))); err != nil {
+							return err
+						}
 					}
 				}
 			}
 		}
-		if e != nil {
-			err = errors.Join(err, e.Close())
-		}
-		return errors.Join(err, h.Close())
+		return nil
 	})
 	err = errors.Join(err, nccl.MemFree(g.dev, mem))
 	if err != nil {
@@ -368,25 +501,48 @@ func (st *commState) measurePaths() error {
 	if err := st.mpi.AllReduce(unsafe.Pointer(&us), unsafe.Pointer(&us), int(unsafe.Sizeof(us)/8), elem.Float64, Max); err != nil {
 		return err
 	}
-	for i := range us {
+	for row := range us {
 		for size := leastSize; size <= mostSize; size++ {
-			if t := us[i][min(size, most)]; t[1] < t[0] {
-				st.sym.paths[i] |= 1 << size
+			best := plainWay
+			for by, t := range us[row][min(size, most)] {
+				if t < us[row][min(size, most)][best] {
+					best = way(by)
+				}
 			}
+			st.sym.paths[row][size] = best
 		}
 	}
 	return nil
 }
 
-// withKnown runs fn while both communicators know the memory.
+// by returns what makes a call in a way; nil where that is not to be had.
+func (st *commState) by(by way, h *cuda.Stream, c nccl.Call, size int, t elem.Type) func() error {
+	nc := st.nccl
+	switch {
+	case by == symmetricWay && (st.sym.comm == nil || t != elem.Float32), by == peerWay && (st.sym.peers == nil || size > peerSize || c.Kind != nccl.AllReduce):
+		return nil
+	case by == peerWay:
+		return func() error { return st.sym.peers.AllReduce(h, c.Dst, c.Src, c.N, c.Type, c.Op) }
+	case by == symmetricWay:
+		nc = st.sym.comm
+	}
+	calls := []nccl.Call{c}
+	return func() error { return nc.Group(h, calls) }
+}
+
+// withKnown runs fn while the communicators know the memory.
 func (st *commState) withKnown(mem unsafe.Pointer, n int, fn func() error) error {
 	reg, err := st.nccl.Register(mem, n)
 	if err != nil {
 		return err
 	}
-	window, err := st.sym.comm.RegisterWindow(mem, n)
-	if err == nil {
-		err = errors.Join(fn(), window.Close())
+	if c := st.sym.comm; c != nil {
+		var window *nccl.Window
+		if window, err = c.RegisterWindow(mem, n); err == nil {
+			err = errors.Join(fn(), window.Close())
+		}
+	} else {
+		err = fn()
 	}
 	return errors.Join(err, reg.Close())
 }
@@ -406,41 +562,73 @@ func (st *commState) agree(failure error) error {
 	return failure
 }
 
-// timeCalls returns the least time of a few replays of a graph of so many calls, in us.
-func timeCalls(g *gpu, h *cuda.Stream, e *cuda.Event, nc *nccl.Comm, c nccl.Call, calls int) (us float64, err error) {
-	const replays = 4 // beside the first
-	if err := h.BeginCapture(cuda.Relaxed); err != nil {
-		return 0, err
+// timer times calls on a stream of its own.
+type timer struct {
+	g *gpu
+	h *cuda.Stream
+	e *cuda.Event
+}
+
+func (t *timer) open() (err error) {
+	if t.h, err = t.g.dev.NewStream(0); err == nil {
+		t.e, err = t.g.dev.NewEvent(false)
 	}
-	for range calls {
-		if err := nc.Group(h, []nccl.Call{c}); err != nil {
-			return 0, errors.Join(err, h.Abandon())
+	return err
+}
+
+func (t *timer) close() {
+	if t.e != nil {
+		_ = t.e.Close() // measuring has ended, well or not
+	}
+	if t.h != nil {
+		_ = t.h.Close()
+	}
+}
+
+// time returns the least time of a few rounds of so many calls, eager or in a graph, in us.
+func (t *timer) time(call func() error, eager bool, calls int) (us float64, err error) {
+	const rounds = 4 // beside the first
+	all := func() error {
+		for range calls {
+			if err := call(); err != nil {
+				return err
+			}
 		}
+		return nil
 	}
-	graph, err := h.EndCapture()
-	if err != nil {
-		return 0, err
+	if !eager {
+		if err := t.h.BeginCapture(cuda.Relaxed); err != nil {
+			return 0, err
+		}
+		if err := all(); err != nil {
+			return 0, errors.Join(err, t.h.Abandon())
+		}
+		graph, err := t.h.EndCapture()
+		if err != nil {
+			return 0, err
+		}
+		x, err := graph.Instantiate()
+		if err = errors.Join(err, graph.Close()); err != nil {
+			return 0, err
+		}
+		defer x.Close()
+		all = func() error { return x.Launch(t.h) }
 	}
-	x, err := graph.Instantiate()
-	if err = errors.Join(err, graph.Close()); err != nil {
-		return 0, err
-	}
-	defer func() { err = errors.Join(err, x.Close()) }()
-	for i := range 1 + replays {
+	for i := range 1 + rounds {
 		start := time.Now()
-		if err := errors.Join(x.Launch(h), e.Record(h)); err != nil {
+		if err := errors.Join(all(), t.e.Record(t.h)); err != nil {
 			return 0, err
 		}
 		for done := false; !done; {
-			if done, err = e.Spin(spinSlice); err != nil {
+			if done, err = t.e.Spin(spinSlice); err != nil {
 				return 0, err
 			}
 			if time.Since(start) > patience {
 				return 0, errImpatient
 			}
 		}
-		if t := float64(time.Since(start).Nanoseconds()) / 1e3; i == 1 || i > 1 && t < us {
-			us = t
+		if took := float64(time.Since(start).Nanoseconds()) / 1e3; i == 1 || i > 1 && took < us {
+			us = took
 		}
 	}
 	return us, nil

@@ -1,6 +1,7 @@
 package spmd_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -73,30 +74,32 @@ func gpuPaths(t *testing.T) {
 		t.Fatalf("the first run: %d times memory, %q, %v; want a measurement, which is kept\n%s", made, lines, err, out)
 	}
 	_, key, _ := strings.Cut(string(lines), "\t")
-	for _, want := range []string{"2 ranks on one node", "NCCL 2."} {
+	for _, want := range []string{"2 ranks on one node, windows, ", "NCCL 2."} {
 		if !strings.Contains(key, want) {
 			t.Errorf("the key is %q, want %q in it", key, want)
 		}
 	}
 	for _, tc := range []struct {
-		name, file string
-		args       []string
-		says       string
-		made       int
-		want       []string
+		name string
+		set  map[int]int // row of paths: the size that goes to the symmetric kernels, as a power of two
+		args []string
+		says string
+		want []string
 	}{
-		{"small ones", fmt.Sprintf("%x 0 0\t", 1<<8) + key, nil, "earlier run", 1, []string{"AllReduce 2", "AllReduce 1", "AllGather 1", "AllReduce 1", "AllReduce 1"}},
-		{"large ones and others", fmt.Sprintf("%x %x 0\t", 1<<19, 1<<9) + key, nil, "earlier run", 1, []string{"AllReduce 1", "AllReduce 2", "AllGather 2", "AllReduce 1", "AllReduce 1"}},
-		{"always", "", []string{"--symmetric", "always"}, "", 1, []string{"AllReduce 2", "AllReduce 2", "AllGather 2", "AllReduce 1", "AllReduce 1"}},
-		{"never", "", []string{"--symmetric", "never"}, "", 1, []string{"AllReduce 1", "AllReduce 1", "AllGather 1", "AllReduce 1", "AllReduce 1"}},
+		{"small ones", map[int]int{1: 8}, nil, "earlier run", []string{"AllReduce 2", "AllReduce 1", "AllGather 1", "AllReduce 1", "AllReduce 1"}},
+		{"large ones and others", map[int]int{1: 19, 4: 9}, nil, "earlier run", []string{"AllReduce 1", "AllReduce 2", "AllGather 2", "AllReduce 1", "AllReduce 1"}},
+		{"in graphs only", map[int]int{0: 8, 2: 8, 3: 8, 5: 8}, nil, "earlier run", []string{"AllReduce 1", "AllReduce 1", "AllGather 1", "AllReduce 1", "AllReduce 1"}},
+		{"always", nil, []string{"--symmetric", "always"}, "", []string{"AllReduce 2", "AllReduce 2", "AllGather 2", "AllReduce 1", "AllReduce 1"}},
+		{"never", nil, []string{"--symmetric", "never"}, "", []string{"AllReduce 1", "AllReduce 1", "AllGather 1", "AllReduce 1", "AllReduce 1"}},
 	} {
-		must(t, os.WriteFile(file, []byte(tc.file), 0o666))
+		must(t, os.WriteFile(file, []byte(pathsLine(tc.set, '1')+"\t"+key), 0o666))
 		out, made, got := start(tc.args...)
-		if !strings.Contains(out, tc.says) || made != tc.made || !slices.Equal(got, tc.want) {
-			t.Errorf("%s: %d times memory, %q, want %d and %q\n%s", tc.name, made, got, tc.made, tc.want, out)
+		if !strings.Contains(out, tc.says) || made != 1 || !slices.Equal(got, tc.want) {
+			t.Errorf("%s: %d times memory, %q, want once and %q\n%s", tc.name, made, got, tc.want, out)
 		}
 	}
-	for name, damage := range map[string]string{"cut": string(lines[:len(lines)/2]), "of another machine": "ff ff ff\t" + "more " + key, "no numbers": "x\t" + key} {
+	for name, damage := range map[string]string{"cut": string(lines[:len(lines)/2]), "of another machine": pathsLine(nil, 0) + "\tmore " + key,
+		"of another version": "0 0 0\t" + key, "no way": pathsLine(map[int]int{0: 8}, '7') + "\t" + key} {
 		must(t, os.WriteFile(file, []byte(damage), 0o666))
 		if out, made, _ := start(); made != 2 || !strings.Contains(out, "measured now") {
 			t.Errorf("a file that is %s: %d times memory, want it to be measured again\n%s", name, made, out)
@@ -104,7 +107,124 @@ func gpuPaths(t *testing.T) {
 	}
 }
 
-// Both communicators give the same results, whatever the path.
+// peerSums are small all-reduces that kernels between peers carry: eager, in a graph, on
+// two streams in turn, and into memory of the host.
+func peerSums(w *spmd.World) error {
+	const n = 100
+	a, err := w.NewStream("a")
+	if err != nil {
+		return err
+	}
+	b, err := w.NewStream("b")
+	if err != nil {
+		return err
+	}
+	x, err := spmd.AllocSymmetric[int64](w, n)
+	if err != nil {
+		return err
+	}
+	y, err := spmd.AllocSymmetric[int64](w, n)
+	if err != nil {
+		return err
+	}
+	pinned, err := spmd.AllocPinned[int64](w, n)
+	if err != nil {
+		return err
+	}
+	in := make([]int64, n)
+	for i := range in {
+		in[i] = int64(i + 1000*w.Rank())
+	}
+	if err := x.CopyFrom(in); err != nil {
+		return err
+	}
+	check := func(what string, got spmd.Buffer[int64], times int64) error {
+		out := make([]int64, n)
+		if err := errors.Join(a.Synchronize(), b.Synchronize(), got.CopyTo(out)); err != nil {
+			return err
+		}
+		for i, v := range out {
+			ranks := int64(w.Size())
+			if want := times * (int64(i)*ranks + 1000*ranks*(ranks-1)/2); v != want {
+				return fmt.Errorf("%s: [%d] is %d, want %d", what, i, v, want)
+			}
+		}
+		return nil
+	}
+	if err := errors.Join(spmd.AllReduce(w.Comm.On(a), y, x, spmd.Sum), check("eager", y, 1)); err != nil {
+		return err
+	}
+	if err := errors.Join(spmd.AllReduce(w.Comm.On(a), pinned, x, spmd.Sum), check("into host memory", pinned, 1)); err != nil {
+		return err
+	}
+	for range 20 { // y of one stream is read by the next
+		err := errors.Join(spmd.AllReduce(w.Comm.On(a), y, x, spmd.Sum), b.After(a), spmd.AllReduce(w.Comm.On(b), y, y, spmd.Max), a.After(b))
+		if err != nil {
+			return err
+		}
+	}
+	if err := check("on two streams", y, 1); err != nil {
+		return err
+	}
+	g, err := a.Capture(func() error {
+		return errors.Join(spmd.AllReduce(w.Comm.On(a), y, x, spmd.Sum), spmd.AllReduce(w.Comm.On(a), y, y, spmd.Sum))
+	})
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(g.Launch(a), g.Launch(a), check("in a graph", y, int64(w.Size()))); err != nil {
+		return err
+	}
+	return w.Emit(map[string]any{"right": true})
+}
+
+// peersBesideNCCL: the GPUs reach each other, and small all-reduces go that way.
+func peersBesideNCCL(t *testing.T) {
+	file := filepath.Join(os.Getenv("LOCKSTEP_CACHE"), "symmetric-paths")
+	start := func(what, reach string) (out string, reduces int) {
+		t.Helper()
+		logs := t.TempDir()
+		status, out := run(t, 3, what, []string{"FAKECUDA_SHARED=1", "FAKECUDA_PEERS=" + reach, "FAKECUDA_MEMORY=100000000", rankEnv + "=FAKENCCL_LOG=" + logs + "/%r"},
+			"--device", "cuda", "--collectives", "nccl", "--json", "-")
+		if status != 0 {
+			t.Fatalf("%s: status %d\n%s", what, status, out)
+		}
+		log, err := os.ReadFile(filepath.Join(logs, "2"))
+		must(t, err)
+		return out, strings.Count(string(log), "ncclAllReduce ")
+	}
+	start("paths", "0") // it measures, which takes long where kernels are emulated
+	b, err := os.ReadFile(file)
+	must(t, err)
+	_, key, _ := strings.Cut(string(b), "\t")
+	key = strings.Replace(key, "3 ranks on one node, windows, ", "3 ranks on one node, windows and peers, ", 1)
+	small := strings.Repeat("2", 12) + strings.Repeat("0", 14) // 8 bytes to 16 KiB
+	none := strings.Repeat("0", 26)
+	must(t, os.WriteFile(file, []byte(strings.Join([]string{small, small, small, small, none, none}, " ")+"\t"+key), 0o666))
+	out, reduces := start("peer sums", "1")
+	if !strings.Contains(out, `"right":true`) || !strings.Contains(out, `allreduce_other_peers="8B to 16KiB"`) {
+		t.Errorf("%s", out)
+	}
+	if reduces != 1 { // the barrier of the start
+		t.Errorf("NCCL reduces %d times, want once", reduces)
+	}
+}
+
+// pathsLine has the given digit for one size in each of some rows of six, else 0.
+func pathsLine(set map[int]int, digit byte) string {
+	const least, most = 3, 28
+	var words []string
+	for row := range 6 {
+		word := []byte(strings.Repeat("0", most-least+1))
+		if at, ok := set[row]; ok {
+			word[at-least] = digit
+		}
+		words = append(words, string(word))
+	}
+	return strings.Join(words, " ")
+}
+
+// All ways give the same results, whatever the path.
 func TestSymmetricPaths(t *testing.T) {
 	spmdtest.Run(t, []int{2, 3, 4}, func(t *testing.T, w *spmd.World) {
 		s := stream(t, w, "s")

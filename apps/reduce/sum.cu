@@ -47,18 +47,3 @@ sum_f32(double *sum, double *part, unsigned int *arrived, const float *x, long l
 		sum[0] = total;
 	}
 }
-
-// all[i] = the sum of element i of each rank's part, in the order of the ranks; a part has n elements.
-template <typename T> SPMD_FN void fold(T *all, const T *parts, int n, int ranks) {
-	for (int i = grid_index(); i < n; i += grid_size()) {
-		T sum = 0;
-		for (int r = 0; r < ranks; r++) {
-			sum += parts[r * n + i];
-		}
-		all[i] = sum;
-	}
-}
-
-//	fold_f64, fold_i64(all, parts, n I32, ranks I32)
-extern "C" __global__ void fold_f64(double *all, const double *parts, int n, int ranks) { fold(all, parts, n, ranks); }
-extern "C" __global__ void fold_i64(int64_t *all, const int64_t *parts, int n, int ranks) { fold(all, parts, n, ranks); }

@@ -32,35 +32,18 @@ func newSumKernel(t sumTuning) *spmd.Kernel {
 	})
 }
 
-var (
-	sumKernel = newSumKernel(sumTuned)
-	fold64    = newFold[float64]("fold_f64")
-	foldInt64 = newFold[int64]("fold_i64")
-)
-
-func newFold[T float64 | int64](name string) *spmd.Kernel {
-	return spmd.NewKernel(name, sumTuned.source(), func(a spmd.Args) error {
-		all, parts, n := spmd.ArgSlice[T](a, 0), spmd.ArgSlice[T](a, 1), a.I32(2)
-		clear(all)
-		for r := range a.I32(3) {
-			for i := range n {
-				all[i] += parts[r*n+i]
-			}
-		}
-		return nil
-	})
-}
+var sumKernel = newSumKernel(sumTuned)
 
 // adder is one way to sum: a kernel, and what its result is made of. Its launches may
 // not run at the same time as each other: they share the scratch memory.
 type adder[T float64 | int64] struct {
-	kernel, fold          *spmd.Kernel
-	threads, each, blocks int // of the kernel; each is how many elements are worth a thread
+	kernel                *spmd.Kernel
+	threads, each, blocks int // of it; each is how many elements are worth a thread
 
-	sum, all spmd.Buffer[T] // of this rank, and of each
-	answer   spmd.Buffer[T] // the total, where the host reads it
-	part     spmd.Buffer[T] // a share of the sum for each block
-	arrived  spmd.Buffer[uint32]
+	sum     spmd.Buffer[T] // of this rank
+	answer  spmd.Buffer[T] // the total, where the host reads it
+	part    spmd.Buffer[T] // a share of the sum for each block
+	arrived spmd.Buffer[uint32]
 }
 
 // open takes the memory; the sum has n elements. Collective.
@@ -70,9 +53,6 @@ func (a *adder[T]) open(w *spmd.World, n int) (err error) {
 	}
 	if a.sum = a.answer; w.Size() > 1 {
 		if a.sum, err = spmd.AllocSymmetric[T](w, n); err != nil {
-			return err
-		}
-		if a.all, err = spmd.AllocSymmetric[T](w, n*w.Size()); err != nil {
 			return err
 		}
 	}
@@ -92,25 +72,19 @@ func (a *adder[T]) local(s *spmd.Stream, x spmd.Buffer[float32]) error {
 	return a.kernel.Launch(s, spmd.Cover1D(blocks*a.threads, a.threads), a.sum.Arg(), a.part.Arg(), a.arrived.Arg(), x.Arg(), spmd.I64(x.Len()))
 }
 
-// global enqueues answer = the sum of all ranks. A rank that is alone has it from the
-// kernel. Else the sums are gathered, and a kernel adds them, in the order of the
-// ranks, and writes the host's memory: two launches. An all-reduce and a copy would be
-// two as well, but slower: NCCL has no symmetric kernels to add float64 or integers
-// (NCCL 2.28, src/sym_kernels.cc), and a copy has to wake its engine first.
+// global enqueues answer = the sum of all ranks, straight into the host's memory: a copy
+// would have to wake its engine first. A rank that is alone has it from the kernel.
 func (a *adder[T]) global(w *spmd.World, s *spmd.Stream, x spmd.Buffer[float32]) error {
 	if err := a.local(s, x); err != nil || w.Size() == 1 {
 		return err
 	}
-	if err := spmd.AllGather(w.Comm.On(s), a.all, a.sum); err != nil {
-		return err
-	}
-	return a.fold.Launch(s, spmd.Cover1D(a.sum.Len(), 32), a.answer.Arg(), a.all.Arg(), spmd.I32(a.sum.Len()), spmd.I32(w.Size()))
+	return spmd.AllReduce(w.Comm.On(s), a.answer, a.sum, spmd.Sum)
 }
 
 // newPlain has as many blocks as the GPU holds at once: for 7,500,000 elements, a share
 // of 4 GPUs, a second wave would cost as much as the sum.
 func newPlain(w *spmd.World, k *spmd.Kernel, t sumTuning) *adder[float64] {
-	return &adder[float64]{kernel: k, fold: fold64, threads: t.threads, each: 4 * t.deep, blocks: t.resident * max(1, w.Multiprocessors())}
+	return &adder[float64]{kernel: k, threads: t.threads, each: 4 * t.deep, blocks: t.resident * max(1, w.Multiprocessors())}
 }
 
 // plainStep returns what enqueues a sum accumulated in float64, and what reads it.
@@ -124,7 +98,7 @@ func plainStep(w *spmd.World, s *spmd.Stream) (step func(x spmd.Buffer[float32])
 
 // exactStep is plainStep for a sum that is rounded once, at the end.
 func exactStep(w *spmd.World, s *spmd.Stream) (step func(x spmd.Buffer[float32]) error, answer func() float64, err error) {
-	a := &adder[int64]{kernel: exactKernel, fold: foldInt64, threads: exactThreads, each: exactEach, blocks: exactBlocks}
+	a := &adder[int64]{kernel: exactKernel, threads: exactThreads, each: exactEach, blocks: exactBlocks}
 	if err := a.open(w, words); err != nil {
 		return nil, nil, err
 	}
