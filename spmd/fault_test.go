@@ -309,7 +309,7 @@ func killedInCollective(_ context.Context, w *spmd.World, victim bool) error {
 // killedAtExit has rank 1 keep the others in Close.
 func killedAtExit(_ context.Context, w *spmd.World, victim bool) error {
 	if victim {
-		when("spmd.(*World).Close(", die)
+		when("spmd.(*World).compareLedgers(", die)
 	}
 	if w.Rank() == 1 {
 		oversleep()
