@@ -207,12 +207,8 @@ func speak(name string, rank int, err error) {
 	fmt.Fprintf(os.Stderr, "%s: %s\n", name, strings.ReplaceAll(err.Error(), "\n", "; "))
 }
 
-// leaveToFirst gives rank 0 the time to report what it finds too.
-func leaveToFirst(rank int) {
-	if rank != 0 {
-		time.Sleep(speakFirst + time.Duration(rank)*50*time.Millisecond)
-	}
-}
+// leaveToFirst gives rank 0 the time to report what it finds too, and then rank 1.
+func leaveToFirst(rank int) { time.Sleep(time.Duration(min(rank, 2)) * speakFirst) }
 
 // supervise calls run and watches over it: for signals, and for streams that fail
 // while run is blocked somewhere else.
