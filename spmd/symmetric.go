@@ -1,6 +1,7 @@
 package spmd
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -159,6 +160,132 @@ func (y *symmetric) agreed(failure error, c unsafe.Pointer) error {
 	}
 	if c != nil {
 		err = errors.Join(err, nccl.MemFree(y.w.gpu.dev, c))
+	}
+	return err
+}
+
+// known is memory that the communicators have registered.
+type known struct {
+	ptr    unsafe.Pointer
+	reg    *nccl.Registration
+	window *nccl.Window
+}
+
+// register has both communicators, the second of which the first memory makes, know the
+// bytes at ptr. It closes nothing where it fails: unregister does.
+//
+// Collective over st, in a turn; no collective is in flight. The caller holds g.issue.
+func (st *commState) register(ptr unsafe.Pointer, n int) error {
+	reg, err := st.nccl.Register(ptr, n)
+	if err != nil {
+		return err
+	}
+	st.known = append(st.known, known{ptr: ptr, reg: reg})
+	if st.noSym || st.w.cfg.Symmetric == "never" {
+		return nil
+	}
+	first := st.sym == nil
+	if first {
+		if err := st.openSym(); err != nil {
+			return err
+		}
+	}
+	if st.sym.comm != nil {
+		window, err := st.sym.comm.RegisterWindow(ptr, n)
+		if err != nil {
+			return err
+		}
+		st.known[len(st.known)-1].window = window
+		if !window.Registered() {
+			if err := st.closeWindows(); err != nil {
+				return err
+			}
+		}
+	}
+	switch {
+	case st.sym.comm == nil && st.sym.peers == nil:
+		st.sym, st.noSym = nil, true
+		if st.w.Comm.st == st {
+			st.w.Log.Info().Str("nccl", nccl.VersionString()).Msg("AllocSymmetric: small collectives have no faster path: there are no windows of NCCL (from 2.27), and no GPUs that reach each other")
+		}
+	case first:
+		return st.choosePaths()
+	}
+	return nil
+}
+
+// openSym makes what carries calls on symmetric memory. Collective over st, in a turn.
+func (st *commState) openSym() error {
+	st.sym = &symComm{}
+	w := st.w
+	// Nothing is wrong with GPUs that do not reach each other: all ranks learn it alike.
+	peers, err := st.mpi.OpenPeers(w.gpu.dev, 2<<peerSize)
+	if err != nil {
+		w.Log.Debug().Err(err).Msg("small all-reduces on symmetric memory take no kernel of their own")
+	} else {
+		st.sym.peers = peers
+	}
+	if nccl.Version() < 22700 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	c, err := st.nccl.Split(ctx, 0, st.rank, nccl.Config{})
+	if err != nil {
+		return fmt.Errorf("a second communicator, for symmetric memory: %w", err)
+	}
+	st.sym.comm = c
+	w.gpu.addNCCL(c)
+	return nil
+}
+
+// unregister takes memory out of both communicators.
+func (st *commState) unregister(ptr unsafe.Pointer) error {
+	var err error
+	for _, k := range st.known {
+		if k.ptr == ptr {
+			err = errors.Join(err, k.close())
+		}
+	}
+	st.known = slices.DeleteFunc(st.known, func(k known) bool { return k.ptr == ptr })
+	return err
+}
+
+func (k *known) close() error {
+	var err error
+	if k.window != nil {
+		err = k.window.Close()
+	}
+	return errors.Join(err, k.reg.Close())
+}
+
+// closeSym ends what there is for symmetric memory but the registrations. No graph
+// may hold any of it any more. Collective over st, in a turn.
+func (st *commState) closeSym() error {
+	if st.sym == nil {
+		return nil
+	}
+	st.w.gpu.forget(st.sym.comm)
+	err := st.closeWindows()
+	if p := st.sym.peers; p != nil {
+		st.w.gpu.forget(p)
+		err = errors.Join(err, p.Close())
+	}
+	st.sym = nil
+	return err
+}
+
+// closeWindows ends the communicator with windows.
+func (st *commState) closeWindows() error {
+	var err error
+	for i := range st.known {
+		if w := st.known[i].window; w != nil {
+			err = errors.Join(err, w.Close())
+		}
+	}
+	if c := st.sym.comm; c != nil {
+		st.sym.comm = nil
+		err = errors.Join(err, st.w.gpu.endNCCL(c))
 	}
 	return err
 }
