@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs the tests on this machine's GPUs: all programs that `make test-gpu` built
-# into bin/test, on 1 rank, on 2, up to one rank per GPU, with as many GPUs visible as
+# into bin/test, each in its package's folder, on 1 rank, on 2, up to one rank per GPU, with as many GPUs visible as
 # there are ranks; those of packages that see to ranks themselves once. It needs no Go.
 #
 #   ./test-gpu.sh [FOLDER]     full logs go to FOLDER (default: a new one in /tmp)
@@ -12,6 +12,7 @@
 #   LIMIT=300                  seconds for each program, which then says where it hangs
 set -u
 cd "$(dirname "$0")" || exit 1
+root="$(pwd)"
 
 export SPMDTEST_DEVICE="${SPMDTEST_DEVICE:-cuda}"
 limit="${LIMIT:-600}"
@@ -23,7 +24,7 @@ one() {
     if seesToRanks "$folder"; then sees="$visible"; else sees="$(echo "$visible" | cut -d, -f "1-$1")"; fi
     log="$logs/$1.$(echo "$folder" | tr / .).log"
     start="$(date +%s)"
-    (cd "bin/test/$folder" && CUDA_VISIBLE_DEVICES="$sees" CUDA_DEVICE_MAX_CONNECTIONS=32 timeout -k 10 "$((limit + 10))" "./${2##*/}" -test.v -test.count=1 -test.parallel=4 -test.timeout "${limit}s") >"$log" 2>&1
+    (cd "$folder" && CUDA_VISIBLE_DEVICES="$sees" CUDA_DEVICE_MAX_CONNECTIONS=32 timeout -k 10 "$((limit + 10))" "$root/bin/test/$2" -test.v -test.count=1 -test.parallel=4 -test.timeout "${limit}s") >"$log" 2>&1
     case $? in
     0) result=ok ;;
     124 | 137) result=TIMEOUT ;;

@@ -35,7 +35,7 @@ const (
 // mishap is one fault: what goes wrong on one rank, and how the job must end.
 type mishap struct {
 	name   string
-	ranks  int  // 4 where it is 0
+	ranks  int  // those that it needs; 0: any number but 1
 	first  bool // rank 0 is the victim, else the last one
 	gpu    bool // it shows in the same way on GPUs
 	rare   bool // only counted, by make test-faults: mpirun itself does not always end
@@ -227,9 +227,17 @@ func inject(row string) func(ctx context.Context, w *spmd.World) error {
 
 func (f *mishap) size() int {
 	if f.ranks == 0 {
-		return 4
+		return someRanks()
 	}
 	return f.ranks
+}
+
+// someRanks are the ranks of a job for which any number but 1 will do: 4, or as many as SPMDTEST_RANKS asks for.
+func someRanks() int {
+	if n, err := strconv.Atoi(os.Getenv("SPMDTEST_RANKS")); err == nil && n > 1 {
+		return n
+	}
+	return 4
 }
 
 func (f *mishap) victim() int {

@@ -201,6 +201,8 @@ func TestSignal(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
 		defer cancel()
 		cmd := spmdtest.Command(ctx, t, tc.n, []string{appEnv + "=" + tc.what})
+		cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGQUIT) } // it shows where it is
+		cmd.WaitDelay = 5 * time.Second
 		out, err := cmd.StderrPipe()
 		if err != nil {
 			t.Fatal(err)
@@ -222,7 +224,7 @@ func TestSignal(t *testing.T) {
 		_, _ = rest.ReadFrom(out)
 		_ = cmd.Wait()
 		if ctx.Err() != nil {
-			t.Fatalf("%s went on after %v", tc.what, tc.sig)
+			t.Fatalf("%s went on after %v: %s", tc.what, tc.sig, &rest)
 		}
 		if status := cmd.ProcessState.ExitCode(); status != tc.want && (tc.want >= 0 || status == 0) {
 			t.Errorf("%s on %d ranks: status %d after %v", tc.what, tc.n, status, tc.sig)

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"lockstep/cuda"
+	"lockstep/cuda/nvml"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
@@ -28,9 +30,10 @@ type soakSample struct {
 	Threads    int     `json:"threads"`
 	Files      int     `json:"files"`
 	Goroutines int     `json:"goroutines"`
+	GPU        int     `json:"gpu_kib"` // of the device's memory; 0 on the host, and where NVML does not tell
 }
 
-func holds(start time.Time, steps int) (soakSample, error) {
+func holds(w *spmd.World, start time.Time, steps int) (soakSample, error) {
 	runtime.GC()
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
@@ -54,7 +57,28 @@ func holds(start time.Time, steps int) (soakSample, error) {
 			s.Threads = n
 		}
 	}
-	return s, nil
+	if !w.OnHost() {
+		s.GPU, err = deviceMemory(w.LocalRank())
+	}
+	return s, err
+}
+
+// deviceMemory is what this process has of a GPU's memory, in KiB.
+func deviceMemory(gpu int) (int, error) {
+	uuid, err := cuda.UUIDOf(gpu)
+	if err != nil {
+		return 0, err
+	}
+	info, err := nvml.Facts(uuid)
+	if err != nil {
+		return 0, err
+	}
+	for _, p := range info.Processes {
+		if p.PID == os.Getpid() {
+			return max(0, p.Bytes>>10), nil
+		}
+	}
+	return 0, nil
 }
 
 // soaker is the work of one rank.
@@ -183,7 +207,7 @@ func soak(w *spmd.World) error {
 			continue
 		}
 		if time.Since(start) >= next {
-			s, err := holds(start, i)
+			s, err := holds(w, start, i)
 			if err != nil {
 				return err
 			}
@@ -216,7 +240,7 @@ func soak(w *spmd.World) error {
 	// Memory of C is not given back page by page: a leak of a hundred bytes a step would
 	// show in an hour all the same.
 	const slack = 8 << 10
-	if late.RSS > early.RSS+slack || late.Heap > early.Heap+slack || late.Threads > early.Threads+1 || late.Files > early.Files || late.Goroutines > early.Goroutines {
+	if late.RSS > early.RSS+slack || late.Heap > early.Heap+slack || late.Threads > early.Threads+1 || late.Files > early.Files || late.GPU > early.GPU || late.Goroutines > early.Goroutines {
 		return fmt.Errorf("grows: %+v, then %+v", early, late)
 	}
 	return nil
@@ -228,7 +252,7 @@ func least(samples []soakSample) soakSample {
 	for _, s := range samples[1:] {
 		m.Seconds, m.Steps = s.Seconds, s.Steps
 		m.RSS, m.Heap, m.Threads = min(m.RSS, s.RSS), min(m.Heap, s.Heap), min(m.Threads, s.Threads)
-		m.Files, m.Goroutines = min(m.Files, s.Files), min(m.Goroutines, s.Goroutines)
+		m.Files, m.Goroutines, m.GPU = min(m.Files, s.Files), min(m.Goroutines, s.Goroutines), min(m.GPU, s.GPU)
 	}
 	return m
 }
@@ -245,7 +269,7 @@ func TestSoak(t *testing.T) {
 	} else {
 		t.Parallel()
 	}
-	ranks := spmdtest.Ranks(t, 4)[0]
+	ranks := spmdtest.Ranks(t, someRanks())[0]
 	ctx, cancel := context.WithTimeout(t.Context(), limit+2*time.Minute)
 	defer cancel()
 	cmd := spmdtest.Command(ctx, t, ranks, []string{appEnv + "=soak", soakEnv + "=" + limit.String(), "TMPDIR=" + t.TempDir()}, "--json", "-")
