@@ -127,7 +127,8 @@ func (c *Comm) ShareMemory() error {
 	return c.check(op, code)
 }
 
-// Abort ends the job on every rank, of this Comm and of all others, with the exit status code. It does not return.
+// Abort ends the job on every rank, of this Comm and of all others, with the exit status code. It returns only
+// where MPI has ended, and nothing is left to end.
 //
 // Not collective. Source: mpi.h, MPI_Abort.
 func (c *Comm) Abort(code int) { sysAbort(c.h, code) }

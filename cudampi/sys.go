@@ -251,7 +251,7 @@ func sysAllocKinds() (kinds string, known bool) {
 func sysDupWorld() (h handle, code int)    { code = int(C.dup_world(&h)); return }
 func sysDup(c handle) (h handle, code int) { code = int(C.dup_comm(c, &h)); return }
 func sysFree(c handle) int                 { return int(C.MPI_Comm_free(&c)) }
-func sysAbort(c handle, code int)          { C.MPI_Abort(c, C.int(code)) }
+func sysAbort(c handle, code int)          { C.abort_job(c, C.int(code)) }
 func sysIsNull(c handle) bool              { return C.is_null(c) != 0 }
 func sysMakeOps() int                      { return int(C.make_ops()) }
 func sysFreeOps() int                      { return int(C.free_ops()) }

@@ -349,6 +349,12 @@ static int split_shared(MPI_Comm c, int key, MPI_Comm *out) {
 }
 static int is_null(MPI_Comm c) { return c == MPI_COMM_NULL; }
 
+// After MPI_Finalize, which another thread may have called, there is nothing to abort.
+static void abort_job(MPI_Comm comm, int code) {
+    int finalized;
+    if (MPI_Finalized(&finalized) == MPI_SUCCESS && !finalized) MPI_Abort(comm, code);
+}
+
 // The signals that are Go panics. MPI's transports have handlers of their own for them, which end the process.
 static const int panics[] = {SIGSEGV, SIGBUS, SIGFPE};
 static struct sigaction handlers[3];

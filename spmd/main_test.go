@@ -201,7 +201,12 @@ func TestSignal(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
 		defer cancel()
 		cmd := spmdtest.Command(ctx, t, tc.n, []string{appEnv + "=" + tc.what})
-		cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGQUIT) } // it shows where it is
+		state := make(chan string, 1) // of a process that does not end
+		cmd.Cancel = func() error {
+			b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid)) // its signals, too
+			state <- fmt.Sprint(string(b), err)
+			return cmd.Process.Signal(syscall.SIGQUIT) // it shows where it is
+		}
 		cmd.WaitDelay = 5 * time.Second
 		out, err := cmd.StderrPipe()
 		if err != nil {
@@ -224,7 +229,7 @@ func TestSignal(t *testing.T) {
 		_, _ = rest.ReadFrom(out)
 		_ = cmd.Wait()
 		if ctx.Err() != nil {
-			t.Fatalf("%s went on after %v: %s", tc.what, tc.sig, &rest)
+			t.Fatalf("%s on %d ranks went on after %v: %s\n%s", tc.what, tc.n, tc.sig, &rest, <-state)
 		}
 		if status := cmd.ProcessState.ExitCode(); status != tc.want && (tc.want >= 0 || status == 0) {
 			t.Errorf("%s on %d ranks: status %d after %v", tc.what, tc.n, status, tc.sig)
