@@ -34,6 +34,7 @@ type sweep struct {
 	python      string
 	pythonDir   string
 	goal        float64
+	within      time.Duration
 	app         appFlags
 
 	ops   []operation
@@ -41,6 +42,7 @@ type sweep struct {
 	sizes []int
 	all   []measured
 	found []peer // on this machine; nil before the first look
+	begun time.Time
 }
 
 // The parts of a sweep, which are the groups of its rows.
@@ -99,6 +101,7 @@ func sweepCommand() error {
 	fs.StringVar(&s.device, "device", "auto", "auto, cuda or host")
 	fs.StringVar(&s.collectives, "collectives", "auto", "what carries collectives: auto, nccl or mpi; of GPU memory also mpi-staged, mpi-aware or mpi-peer")
 	fs.IntVar(&s.rounds, "rounds", defaultSweepRounds, "turns of each side; the medians count")
+	fs.DurationVar(&s.within, "limit", 0, "time after which no turn begins, such as 5m; what has been measured then counts (0: none)")
 	fs.StringSliceVar(&s.peers, "peers", peerNames(), "whom to compare with; those that are not on this machine are left out. none is nobody")
 	fs.StringVar(&s.ncclTests, "nccl-tests", "", "`DIR` of the built nccl-tests")
 	fs.StringVar(&s.python, "python", "python3", "the Python that has PyTorch or mpi4py")
@@ -182,6 +185,8 @@ func (s *sweep) check(rest []string) error {
 		return fmt.Errorf("--rounds %d: must be at least 1", s.rounds)
 	case s.calls < 0:
 		return fmt.Errorf("--calls %d: must not be negative", s.calls)
+	case s.within < 0:
+		return fmt.Errorf("--limit %v: must not be negative", s.within)
 	case !(s.goal >= 0):
 		return fmt.Errorf("--goal %v: must not be negative", s.goal)
 	}
@@ -237,6 +242,7 @@ func (s *sweep) onHost() bool { return s.group.set == hostSet }
 
 // run measures the parts, writing the files after each.
 func (s *sweep) run() error {
+	s.begun = time.Now()
 	var failed []error
 	var rows []row
 	for _, part := range sweepParts {
@@ -318,13 +324,18 @@ type side struct {
 const ours = "lockstep"
 
 // turnsOf runs the sides turn and turn about and returns the medians of their lines. A side that fails is not run
-// again; the error says so.
+// again; the error says so. After --limit no turn begins.
 func (s *sweep) turnsOf(sides []side) ([]measured, error) {
-	turns := map[kind][]measured{}
+	measurements := map[kind][]measured{}
 	var order []kind
 	failed := make([]error, len(sides))
-	for range s.rounds {
+turns:
+	for round := range s.rounds {
 		for i, side := range sides {
+			if s.within > 0 && time.Since(s.begun) > s.within {
+				fmt.Fprintf(os.Stderr, "bench: --limit %v: %d of %d turns are left out\n", s.within, (s.rounds-round)*len(sides)-i, s.rounds*len(sides))
+				break turns
+			}
 			if failed[i] != nil {
 				continue
 			}
@@ -335,16 +346,16 @@ func (s *sweep) turnsOf(sides []side) ([]measured, error) {
 			}
 			for _, m := range lines {
 				m.Side, m.Ranks = side.name, side.ranks
-				if turns[m.kind] == nil {
+				if measurements[m.kind] == nil {
 					order = append(order, m.kind)
 				}
-				turns[m.kind] = append(turns[m.kind], m)
+				measurements[m.kind] = append(measurements[m.kind], m)
 			}
 		}
 	}
 	var all []measured
 	for _, k := range order {
-		m := middle(turns[k])
+		m := middle(measurements[k])
 		m.Device, m.Machine = s.hardware()
 		m.Commit, m.Date = s.commit, time.Now().UTC().Format(time.DateOnly)
 		all = append(all, m)

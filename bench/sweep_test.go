@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
@@ -293,6 +294,24 @@ func TestTurnsOf(t *testing.T) {
 	}
 }
 
+// After --limit no turn begins, and what was measured before counts.
+func TestLimit(t *testing.T) {
+	s, order := testSweep(hostSet), ""
+	s.begun, s.within = time.Now(), time.Minute
+	of := func(name string) side {
+		return side{name, 2, func() ([]measured, error) {
+			if order += name; order == "ab" {
+				s.begun = s.begun.Add(-time.Hour)
+			}
+			return []measured{line(name, 2, 1, 0)}, nil
+		}}
+	}
+	all, err := s.turnsOf([]side{of("a"), of("b"), of("c")})
+	if order != "ab" || len(all) != 2 || err != nil {
+		t.Errorf("%s, %v, %v", order, all, err)
+	}
+}
+
 // Calls are as many on GPUs as nccl-tests can do in few runs; on the host, and where each is waited for, as the clock wants.
 func TestCallsOf(t *testing.T) {
 	all, err := sizes(8, 1<<30, 2)
@@ -411,6 +430,7 @@ func TestSweepCheck(t *testing.T) {
 		{"a way of MPI", func(s *sweep) { s.collectives = "mpi-peer" }, ""},
 		{"ranks", func(s *sweep) { s.ranks = []int{2, 0} }, "--ranks 0"},
 		{"rounds", func(s *sweep) { s.rounds = 0 }, "--rounds 0"},
+		{"limit", func(s *sweep) { s.within = -1 }, "--limit -1ns"},
 		{"sizes", func(s *sweep) { s.to = 4 }, "--to 4B"},
 		{"iterations", func(s *sweep) { s.iters = 0 }, "--iters 0"},
 		{"stream", func(s *sweep) { s.stream = "yes" }, "--stream yes"},
