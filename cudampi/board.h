@@ -7,9 +7,11 @@
 
 enum {
     LINE = 64,                 // bytes of a cache line
-    BOARD_RANKS = 8,           // at most: everyone reads everyone's part
+    BOARD_RANKS = 64,          // at most, since everyone reads everyone's part
+    BOARD_OWN_CORES = 8,       // at most, where each has a core
     BOARD_BYTES = 16 << 10,    // of a contribution, at most
-    BOARD_SPINS = 1000,        // before a waiting rank lets others run, about 10 us
+    BOARD_SPINS = 1000,        // before a waiting rank lets others run, about 10 us; none where ranks share cores
+    BOARD_YIELDS = 64,          // between two looks at MPI
 };
 
 // A part is written by one rank. The first bytes of a contribution share the cache line of the round they belong to.
@@ -25,6 +27,7 @@ struct part {
 struct board {
     struct part *parts[BOARD_RANKS]; // two of each rank
     int rank, size;
+    int spins;
     uint64_t round;
     MPI_Comm comm;
     MPI_Win win;
@@ -36,7 +39,19 @@ static int free_board(struct board *b) {
     return rc;
 }
 
-// make_board sets *out to a board for c, or to NULL where the ranks are not all on one node, or too many. Collective.
+// share_cores sets *out, the same on all ranks, to whether they are more than the cores that they may use. Collective.
+static int share_cores(MPI_Comm node, int size, int *out) {
+    cpu_set_t mine, all;
+    CPU_ZERO(&mine);
+    if (sched_getaffinity(0, sizeof mine, &mine) != 0) memset(&mine, 0xff, sizeof mine); // there are more than it holds
+    int rc = MPI_Allreduce(&mine, &all, sizeof all, MPI_BYTE, MPI_BOR, node);
+    *out = CPU_COUNT(&all) < size;
+    return rc;
+}
+
+// make_board sets *out to a board for c, or to NULL where the ranks are not all on one node, or too many: that depends on
+// whether they share cores, since there a message costs a wait for the core, and everybody's reading of everybody's part
+// does not. Collective.
 static int make_board(MPI_Comm c, int rank, int size, struct board **out) {
     *out = NULL;
     if (size < 2 || size > BOARD_RANKS) return MPI_SUCCESS;
@@ -44,9 +59,12 @@ static int make_board(MPI_Comm c, int rank, int size, struct board **out) {
     int rc, together;
     if ((rc = split_shared(c, rank, &node)) != MPI_SUCCESS) return rc;
     if ((rc = MPI_Comm_size(node, &together)) != MPI_SUCCESS) return rc;
+    int shared;
+    if ((rc = share_cores(node, together, &shared)) != MPI_SUCCESS) return rc;
+    if (size > BOARD_OWN_CORES && !shared) return MPI_Comm_free(&node);
     struct board *b = malloc(sizeof *b);
     void *mine;
-    if (b) *b = (struct board){.rank = rank, .size = size, .comm = c, .win = MPI_WIN_NULL};
+    if (b) *b = (struct board){.rank = rank, .size = size, .spins = shared ? 0 : BOARD_SPINS, .comm = c, .win = MPI_WIN_NULL};
     else rc = MPI_ERR_NO_MEM;
     // All do the same whatever fails, up to where they agree on it.
     if (rc == MPI_SUCCESS && together == size)
@@ -95,17 +113,18 @@ static inline void relax(void) {
 #endif
 }
 
-// await_round returns when p has the round. A rank that waits long lets MPI progress, since another may be waiting for
-// a message of this one, and gives its core to a rank that shares it.
+// await_round returns when p has the round. A rank that waits long gives its core to a rank that shares it, and lets MPI
+// progress, since another may be waiting for a message of this one.
 static int await_round(const struct board *b, struct part *p, uint64_t round) {
     for (int spins = 0; atomic_load_explicit(&p->round, memory_order_acquire) != round; spins++) {
-        if (spins < BOARD_SPINS) {
+        if (spins < b->spins) {
             relax();
             continue;
         }
+        sched_yield();
+        if ((spins - b->spins) % BOARD_YIELDS != BOARD_YIELDS - 1) continue;
         int there, rc = MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, b->comm, &there, MPI_STATUS_IGNORE);
         if (rc != MPI_SUCCESS) return rc;
-        sched_yield();
     }
     return MPI_SUCCESS;
 }

@@ -113,8 +113,9 @@ func (c *Comm) Free() error {
 	return c.check("MPI_Comm_free", sysFree(c.h))
 }
 
-// ShareMemory lets AllReduce of up to 16 KiB go through memory that the ranks share, where there are 2 to 8 of them and
-// all on one node; elsewhere it does nothing. A message between two ranks costs several times as much as that.
+// ShareMemory lets AllReduce of up to 16 KiB go through memory that the ranks share, where there are 2 to 8 of them, or
+// up to 64 that share cores, all on one node; elsewhere it does nothing. A message between two ranks costs several times
+// as much as that.
 //
 // Collective; it blocks. After an error the Comm works as before. Source: mpi.h, MPI_Win_allocate_shared.
 func (c *Comm) ShareMemory() error {

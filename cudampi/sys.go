@@ -1,7 +1,7 @@
 package cudampi
 
 /*
-#cgo linux CFLAGS: -O3 -I/usr/lib/x86_64-linux-gnu/openmpi/include -I/usr/lib/aarch64-linux-gnu/openmpi/include
+#cgo linux CFLAGS: -O3 -D_GNU_SOURCE -I/usr/lib/x86_64-linux-gnu/openmpi/include -I/usr/lib/aarch64-linux-gnu/openmpi/include
 #cgo linux LDFLAGS: -L/usr/lib/x86_64-linux-gnu/openmpi/lib -L/usr/lib/aarch64-linux-gnu/openmpi/lib -lmpi
 
 #cgo noescape barrier
