@@ -15,7 +15,10 @@ enum {
 };
 
 // A part is written by one rank. The first bytes of a contribution share the cache line of the round they belong to.
+// Barriers are counted beside, so that a rank at one never meets ranks at an all-reduce: who compares the calls of the
+// ranks can say more about that than a call.
 struct part {
+    _Alignas(LINE) _Atomic uint64_t barrier;
     _Alignas(LINE) _Atomic uint64_t round;
     int32_t n;
     uint8_t t, op;
@@ -28,7 +31,7 @@ struct board {
     struct part *parts[BOARD_RANKS]; // two of each rank
     int rank, size;
     int spins;
-    uint64_t round;
+    uint64_t round, barrier;
     MPI_Comm comm;
     MPI_Win win;
 };
@@ -78,7 +81,10 @@ static int make_board(MPI_Comm c, int rank, int size, struct board **out) {
         b->parts[r] = (struct part *)(((uintptr_t)at + LINE - 1) / LINE * LINE);
     }
     int ok = rc == MPI_SUCCESS && together == size;
-    for (int i = 0; i < 2 && ok; i++) atomic_store(&b->parts[rank][i].round, 0);
+    for (int i = 0; i < 2 && ok; i++) {
+        atomic_store(&b->parts[rank][i].round, 0);
+        atomic_store(&b->parts[rank][i].barrier, 0);
+    }
     int rc2 = MPI_Allreduce(MPI_IN_PLACE, &ok, 1, MPI_INT, MPI_MIN, c);
     if (rc == MPI_SUCCESS) rc = rc2;
     if (ok && rc == MPI_SUCCESS) *out = b;
@@ -113,10 +119,10 @@ static inline void relax(void) {
 #endif
 }
 
-// await_round returns when p has the round. A rank that waits long gives its core to a rank that shares it, and lets MPI
+// await returns when a rank has come to the round. A rank that waits long gives its core to a rank that shares it, and lets MPI
 // progress, since another may be waiting for a message of this one.
-static int await_round(const struct board *b, struct part *p, uint64_t round) {
-    for (int spins = 0; atomic_load_explicit(&p->round, memory_order_acquire) != round; spins++) {
+static int await(const struct board *b, _Atomic uint64_t *its, uint64_t round) {
+    for (int spins = 0; atomic_load_explicit(its, memory_order_acquire) < round; spins++) {
         if (spins < b->spins) {
             relax();
             continue;
@@ -124,6 +130,16 @@ static int await_round(const struct board *b, struct part *p, uint64_t round) {
         sched_yield();
         if ((spins - b->spins) % BOARD_YIELDS != BOARD_YIELDS - 1) continue;
         int there, rc = MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, b->comm, &there, MPI_STATUS_IGNORE);
+        if (rc != MPI_SUCCESS) return rc;
+    }
+    return MPI_SUCCESS;
+}
+
+static int board_barrier(struct board *b) {
+    uint64_t round = ++b->barrier;
+    atomic_store_explicit(&b->parts[b->rank]->barrier, round, memory_order_release);
+    for (int r = 0; r < b->size; r++) {
+        int rc = await(b, &b->parts[r]->barrier, round);
         if (rc != MPI_SUCCESS) return rc;
     }
     return MPI_SUCCESS;
@@ -146,7 +162,7 @@ static struct outcome board_allreduce(struct board *b, uintptr_t to, uintptr_t f
     struct outcome o = {MPI_SUCCESS, -1, 0};
     for (int r = 0; r < b->size; r++) { // all of them, also after a mismatch, or the next round begins too early
         struct part *p = &b->parts[r][round & 1];
-        int rc = await_round(b, p, round);
+        int rc = await(b, &p->round, round);
         if (rc != MPI_SUCCESS) return (struct outcome){rc, -1, 0};
         if (o.index < 0 && (p->n != n || p->t != t || p->op != op)) o = (struct outcome){MPI_SUCCESS, r, p->n};
     }

@@ -5,7 +5,11 @@ import (
 	"fmt"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
 
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
@@ -85,6 +89,26 @@ func TestSharedMemoryMismatch(t *testing.T) {
 			}
 		}
 		reductions[float32](t, c, 8, elem.Sum)
+	})
+}
+
+// TestSharedMemoryBarrier: who leaves finds that all have come. Every rank notes its round in memory of all first.
+func TestSharedMemoryBarrier(t *testing.T) {
+	onRanks(t, []int{2, 4}, func(t *testing.T, c *Comm) {
+		must(t, c.ShareMemory())
+		var mem []byte
+		must(t, c.shareFile(8*c.size, &mem))
+		for round := range int64(2000) {
+			atomic.StoreInt64((*int64)(unsafe.Pointer(&mem[8*c.rank])), round)
+			must(t, c.Barrier())
+			for r := range c.size {
+				if got := atomic.LoadInt64((*int64)(unsafe.Pointer(&mem[8*r]))); got < round {
+					t.Fatalf("rank %d has left barrier %d, and rank %d has not come: it is at %d", c.rank, round, r, got)
+				}
+			}
+		}
+		must(t, c.Barrier())
+		must(t, unix.Munmap(mem))
 	})
 }
 

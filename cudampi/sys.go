@@ -41,6 +41,8 @@ package cudampi
 #cgo noescape run_group
 #cgo nocallback run_group
 
+#cgo noescape board_barrier
+#cgo nocallback board_barrier
 #cgo noescape board_allreduce
 #cgo nocallback board_allreduce
 #cgo noescape reduce_many
@@ -106,6 +108,10 @@ func sysMakeBoard(c *Comm) (b board, code int) {
 	code = int(C.make_board(c.h, C.int(c.rank), C.int(c.size), &b))
 	return
 }
+
+func sysSharesCores(b board) bool { return b.spins == 0 }
+
+func sysBoardBarrier(b board) int { return int(C.board_barrier(b)) }
 
 func sysFreeBoard(b board) int { return int(C.free_board(b)) }
 
