@@ -202,14 +202,6 @@ func (k *DeviceComm) send(messages []Message, s *cuda.Stream) error {
 	if err := k.passed(s); err != nil {
 		return err
 	}
-	if len(messages) == 2 && messages[0].Recv && !messages[1].Recv && messages[0].Type == messages[1].Type {
-		in, out := &messages[0], &messages[1] // what SendRecv does, in one call to MPI
-		code, got := sysSendRecv(k.c, in.Buf, in.N, in.Peer, out.Buf, out.N, out.Peer, in.Type, tagDevice)
-		if code == success && got == in.N*in.Type.Size() {
-			return nil
-		}
-		return k.c.checkMessage("MPI_Sendrecv", code, got, in.N, in.Type, in.Peer)
-	}
 	for _, m := range messages {
 		k.c.group.add(k.c, m.Buf, m.N, m.Type, m.Peer, tagDevice, m.Recv)
 	}
