@@ -257,10 +257,15 @@ func At(s *cuda.Stream) Point { return Point{s: s} }
 
 // Hold is the present end of s, too, and makes what is enqueued on s from now on wait, on the device, for the call. So
 // the host can go on while another goroutine makes the call. Calls are made in the order of their Holds. Where there will
-// be no call, Release must be called in its stead, or s waits for ever. Source: cuda.h, cuStreamWaitValue32.
+// be no call, Release must be called in its stead, or s waits for ever. With AwareMPI it is refused: at the first use of an
+// allocation the library shares it between processes, and what it calls for that may wait for all streams of the device,
+// also for one that is held. Source: cuda.h, cuStreamWaitValue32; Open MPI 4.1, common_cuda.c.
 func (k *DeviceComm) Hold(s *cuda.Stream) (Point, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if k.path == AwareMPI {
+		return Point{}, k.c.errorf("Hold", ErrOther, "an MPI that takes device memory may wait for the stream that is held")
+	}
 	if err := k.hostOnly(At(s), "Hold"); err != nil {
 		return Point{}, err
 	}

@@ -168,7 +168,7 @@ func TestRingsOrder(t *testing.T) {
 				for round := range rounds {
 					must(t, w.s.Copy(x.at(0), in.at(round*n), 4*n))
 					p := At(w.s)
-					if round%3 == 1 {
+					if round%3 == 1 && w.Path() != AwareMPI {
 						p = must1(w.Hold(w.s))(t)
 					}
 					switch {

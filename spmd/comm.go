@@ -363,7 +363,7 @@ func (c Comm) do(cmd *call) error {
 		return fmt.Errorf("%s: a collective that blocks in the middle of a capture: use comm.On(stream)", ccall.At())
 	}
 	if st.dev != nil && cmd.kind != cmdBarrier {
-		return cmd.onDeviceNow()
+		return cmd.onDeviceNow(st.w.blocking.dev)
 	}
 	if st.w.gpu != nil && cmd.kind != cmdBarrier {
 		if err := st.w.blocking.submitCall(cmd); err != nil {

@@ -224,9 +224,33 @@ func (q *gpuQueue) throughMPI(c call) error {
 	return nil // a group is the courier's now
 }
 
-// onDeviceNow makes a call that blocks, from its own goroutine, on the stream of such calls.
-func (c *call) onDeviceNow() error {
-	st, g, q := c.comm, c.comm.w.gpu, c.comm.w.blocking.dev
+// blocks says whether the goroutine that issues a call on a stream has to make it: a CUDA-aware MPI may wait for all
+// streams of the device, so none may wait for the host meanwhile.
+func (c *call) blocks() bool {
+	return c.comm.dev != nil && c.comm.dev.Path() == cudampi.AwareMPI
+}
+
+// atOnce is submit for a call that blocks; a stream that is captured has none.
+func (q *gpuQueue) atOnce(c *call) (done bool, err error) {
+	q.mu.Lock()
+	err, captured := q.ready(), q.s.cap != nil
+	q.mu.Unlock()
+	if captured {
+		return false, nil
+	}
+	if err == nil {
+		err = c.onDeviceNow(q)
+	}
+	q.mu.Lock()
+	q.tail.Add(1) // what may still run on the device
+	q.mu.Unlock()
+	return true, err
+}
+
+// onDeviceNow makes a call from the goroutine that issues it, on a stream of its, or on that of the calls that block, for
+// which it then waits.
+func (c *call) onDeviceNow(q *gpuQueue) error {
+	st, g := c.comm, c.comm.w.gpu
 	now := *c
 	g.issue.Lock()
 	turn := mpiTurns.take(1)
@@ -251,6 +275,9 @@ func (c *call) onDeviceNow() error {
 	}
 	if c.kind == cmdGroup {
 		st.recycle(c.group)
+	}
+	if q != st.w.blocking.dev {
+		return nil
 	}
 	return st.mpi.WaitStream(q.h)
 }

@@ -353,6 +353,11 @@ func (q *gpuQueue) waitFor(p point) error {
 
 // submit issues c to the driver; in a capture the driver adds it to the graph.
 func (q *gpuQueue) submit(c *command, args []Arg) error {
+	if c.kind.communicates() && c.blocks() {
+		if done, err := q.atOnce(&c.call); done {
+			return err
+		}
+	}
 	if c.kind.communicates() && q.s.w.check != checkOff {
 		if err := mpiTurns.enter(mpiTurns.take(1)); err != nil {
 			return err

@@ -122,8 +122,9 @@ func (w *World) Device() string {
 
 // Collectives says what carries them: "mpi-host" for host memory; for that of GPUs
 // "nccl" or, through MPI, "mpi-peer" between GPUs that reach each other,
-// "mpi-aware" where MPI takes their memory, "mpi-staged" through host memory; "none" for
-// one rank with a GPU, which has nobody to talk to.
+// "mpi-aware" where MPI takes their memory, which then makes the calls on streams before
+// they return, "mpi-staged" through host memory; "none" for one rank with a GPU, which has
+// nobody to talk to.
 func (w *World) Collectives() string {
 	switch {
 	case w.gpu == nil:
