@@ -11,7 +11,7 @@ enum {
     BOARD_OWN_CORES = 8,       // at most, where each has a core
     BOARD_BYTES = 16 << 10,    // of a contribution, at most
     BOARD_SPINS = 1000,        // before a waiting rank lets others run, about 10 us; none where ranks share cores
-    BOARD_YIELDS = 64,          // between two looks at MPI
+    BOARD_YIELDS = 64,         // between two looks at MPI
 };
 
 // A part is written by one rank. The first bytes of a contribution share the cache line of the round they belong to.
@@ -30,7 +30,7 @@ struct part {
 struct board {
     struct part *parts[BOARD_RANKS]; // two of each rank
     int rank, size;
-    int spins;
+    uint64_t spins;
     uint64_t round, barrier;
     MPI_Comm comm;
     MPI_Win win;
@@ -122,7 +122,7 @@ static inline void relax(void) {
 // await returns when a rank has come to the round. A rank that waits long gives its core to a rank that shares it, and lets MPI
 // progress, since another may be waiting for a message of this one.
 static int await(const struct board *b, _Atomic uint64_t *its, uint64_t round) {
-    for (int spins = 0; atomic_load_explicit(its, memory_order_acquire) < round; spins++) {
+    for (uint64_t spins = 0; atomic_load_explicit(its, memory_order_acquire) < round; spins++) {
         if (spins < b->spins) {
             relax();
             continue;
