@@ -130,13 +130,8 @@ func parseRanks(list string) (map[int]bool, error) {
 	listed := 0
 	ranks := map[int]bool{}
 	for _, part := range strings.Split(list, ",") {
-		from, to, isRange := strings.Cut(part, "-")
-		lo, err := strconv.Atoi(from)
-		hi := lo
-		if err == nil && isRange {
-			hi, err = strconv.Atoi(to)
-		}
-		if err != nil || lo < 0 || hi < lo || hi >= most || hi-lo >= most-listed {
+		lo, hi, ok := span(part)
+		if !ok || hi >= most || hi-lo >= most-listed {
 			return nil, fmt.Errorf("--log-ranks %s: want 0, all, or a list such as 0,3,8-11", list)
 		}
 		listed += hi - lo + 1
@@ -145,6 +140,17 @@ func parseRanks(list string) (map[int]bool, error) {
 		}
 	}
 	return ranks, nil
+}
+
+// span reads a part of a list of numbers, such as "3" or "8-11".
+func span(part string) (lo, hi int, ok bool) {
+	from, to, isRange := strings.Cut(part, "-")
+	lo, err := strconv.Atoi(from)
+	hi = lo
+	if err == nil && isRange {
+		hi, err = strconv.Atoi(to)
+	}
+	return lo, hi, err == nil && lo >= 0 && hi >= lo
 }
 
 // logger returns the rank's logger. Ranks that are not to log still log errors.

@@ -62,13 +62,8 @@ func (w *World) stayNear(node *cudampi.Comm) error {
 // parseCores reads a list of cores such as "0-3,8"; it is empty where that is none.
 func parseCores(list string) (set unix.CPUSet) {
 	for _, part := range strings.Split(list, ",") {
-		from, to, isRange := strings.Cut(part, "-")
-		lo, err := strconv.Atoi(from)
-		hi := lo
-		if err == nil && isRange {
-			hi, err = strconv.Atoi(to)
-		}
-		if err != nil || lo < 0 || hi < lo || hi >= 64*len(set) {
+		lo, hi, ok := span(part)
+		if !ok || hi >= 64*len(set) {
 			return unix.CPUSet{}
 		}
 		for i := lo; i <= hi; i++ {
