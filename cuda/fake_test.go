@@ -119,7 +119,7 @@ func fakeLoading(t *testing.T) {
 		t.Error(err)
 	}
 	got := strings.Join(log(), "\n")
-	for _, want := range []string{"cuFuncGetAttribute function=k attribute=0", "cuEventElapsedTime from="} {
+	for _, want := range []string{"cuFuncGetAttribute function=k attribute=3", "cuEventElapsedTime from="} {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %q in\n%s", want, got)
 		}
@@ -428,9 +428,18 @@ func fakeModule(t *testing.T) {
 	if n := try(f.MaxThreads())(t); n != 1024 {
 		t.Errorf("%d threads", n)
 	}
-	want := []string{"cuFuncLoad function=k = 0", "cuFuncSetAttribute function=k attribute=8 v=102400 = 0",
+	want := []string{"cuFuncLoad function=k = 0", "cuFuncGetAttribute function=k attribute=3 = 0", "cuCtxGetLimit limit=0 = 0", "cuFuncSetAttribute function=k attribute=8 v=102400 = 0",
 		"cuFuncGetAttribute function=k attribute=4 = 0", "cuFuncGetAttribute function=k attribute=0 = 0"}
 	if got := log(); !slices.Equal(got, want) {
+		t.Errorf("got\n%s", strings.Join(got, "\n"))
+	}
+	// What needs more local memory than there is gets it now, and once: the launch would wait for all streams.
+	deep := try(m.Function("deep"))(t)
+	log()
+	must(t, errors.Join(deep.Load(), deep.Load()))
+	want = []string{"cuFuncLoad function=deep = 0", "cuFuncGetAttribute function=deep attribute=3 = 0", "cuCtxGetLimit limit=0 = 0",
+		"cuCtxSetLimit limit=0 v=4000 = 0"}
+	if got := log(); !slices.Equal(got, append(want, want[:3]...)) {
 		t.Errorf("got\n%s", strings.Join(got, "\n"))
 	}
 	if e := wantError(t, f.SetMaxShared(1<<20), "cuFuncSetAttribute", ErrInvalidValue); e.Detail != "k: 1048576 bytes of shared memory" {

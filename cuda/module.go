@@ -59,6 +59,7 @@ type Function struct {
 // The attributes of a function. Source: cuda.h, CUfunction_attribute.
 const (
 	attrMaxThreads = 0
+	attrLocal      = 3
 	attrRegisters  = 4
 	attrMaxShared  = 8
 )
@@ -66,14 +67,28 @@ const (
 // Name returns the name that the function was asked for with.
 func (f *Function) Name() string { return f.name }
 
-// Load brings the code to the device now: with lazy loading the first launch would, which waits for the device and
-// cannot be captured. Source: cuda.h, cuFuncLoad; before CUDA 12.4 cuFuncGetAttribute of what only loaded code has.
+// Load brings the code to the device now, and has the device keep as much local memory as its threads need: the first
+// launch would, and wait until the device is idle, which it never is while a stream waits for this process or for another
+// device. A first launch cannot be captured, either. Load may wait for the device itself.
+// Source: cuda.h, cuFuncLoad (before CUDA 12.4 cuFuncGetAttribute of what only loaded code has), cuCtxSetLimit.
 func (f *Function) Load() error {
 	if sysHasFuncLoad() {
-		return check("cuFuncLoad", sysFuncLoad(f))
+		if err := check("cuFuncLoad", sysFuncLoad(f)); err != nil {
+			return err
+		}
 	}
-	_, err := f.MaxThreads()
-	return err
+	local, err := f.attribute(attrLocal)
+	if err != nil {
+		return err
+	}
+	if set, status := sysRaiseStack(f.d, local); status != 0 {
+		op := "cuCtxGetLimit"
+		if set {
+			op = "cuCtxSetLimit"
+		}
+		return failed(op, status, fmt.Sprintf("%s: %d bytes of local memory for each thread", f.name, local))
+	}
+	return nil
 }
 
 // SetMaxShared allows launches with up to bytes of dynamic shared memory; without it 48 KiB is the limit.

@@ -18,6 +18,7 @@ type things struct {
 	x    *Exec
 	m    *Module
 	k    *Function
+	deep *Function
 	c    *Callback
 	p, h unsafe.Pointer
 }
@@ -28,7 +29,7 @@ func make1(t *testing.T) *things {
 	o := &things{d: d, s: try(d.NewStream(0))(t), e: try(d.NewEvent(true))(t), f: try(d.NewEvent(true))(t)}
 	o.p, o.h = try(d.Malloc(64))(t), try(d.MallocHost(64))(t)
 	o.m = try(d.LoadModule([]byte("image")))(t)
-	o.k = try(o.m.Function("k"))(t)
+	o.k, o.deep = try(o.m.Function("k"))(t), try(o.m.Function("deep"))(t)
 	o.c = NewCallback(func() {})
 	must(t, o.s.BeginCapture(Relaxed))
 	must(t, o.s.Fill(o.p, 1, 0, 64))
@@ -123,6 +124,8 @@ func fakeStatuses(t *testing.T) {
 		{"cuModuleUnload", "", func(o *things) error { return o.m.Close() }},
 		{"cuModuleGetFunction", "", func(o *things) error { return second(o.m.Function("k")) }},
 		{"cuFuncLoad", "", func(o *things) error { return o.k.Load() }},
+		{"cuCtxGetLimit", "", func(o *things) error { return o.k.Load() }},
+		{"cuCtxSetLimit", "", func(o *things) error { return o.deep.Load() }},
 		{"cuFuncGetAttribute", "", func(o *things) error { return second(o.k.Registers()) }},
 		{"cuFuncGetAttribute", "", func(o *things) error { return second(o.k.MaxThreads()) }},
 		{"cuFuncSetAttribute", "", func(o *things) error { return o.k.SetMaxShared(1024) }},

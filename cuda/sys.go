@@ -253,6 +253,11 @@ func sysFuncAttribute(f *Function, attribute int) (v, status int) {
 	return number(C.func_attribute(addr(f.d.ctx), addr(f.h), C.int(attribute)))
 }
 
+func sysRaiseStack(d *Device, bytes int) (set bool, status int) {
+	v, status := number(C.raise_stack(addr(d.ctx), C.size_t(bytes)))
+	return v != 0, status
+}
+
 func sysFuncSetAttribute(f *Function, attribute, v int) int {
 	return int(C.func_set_attribute(addr(f.d.ctx), addr(f.h), C.int(attribute), C.int(v)))
 }

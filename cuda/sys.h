@@ -32,6 +32,8 @@ static struct {
     int (*CtxSetCurrent)(void *);
     int (*CtxSynchronize)(void);
     int (*CtxGetStreamPriorityRange)(int *, int *);
+    int (*CtxGetLimit)(size_t *, int);
+    int (*CtxSetLimit)(int, size_t);
     int (*MemGetInfo)(size_t *, size_t *);
     int (*MemAlloc)(device_ptr *, size_t);
     int (*MemFree)(device_ptr);
@@ -107,6 +109,8 @@ static struct row row_at(int i) {
         NEED(CtxSetCurrent, "cuCtxSetCurrent"),
         NEED(CtxSynchronize, "cuCtxSynchronize"),
         NEED(CtxGetStreamPriorityRange, "cuCtxGetStreamPriorityRange"),
+        NEED(CtxGetLimit, "cuCtxGetLimit"),
+        NEED(CtxSetLimit, "cuCtxSetLimit"),
         NEED(MemGetInfo, "cuMemGetInfo_v2"),
         NEED(MemAlloc, "cuMemAlloc_v2"),
         NEED(MemFree, "cuMemFree_v2"),
@@ -531,6 +535,18 @@ static struct number func_attribute(uintptr_t context, uintptr_t function, int a
     int v = 0, r = enter(context);
     if (r == OK) r = cu.FuncGetAttribute(&v, attribute, (void *)function);
     return (struct number){r, v};
+}
+// raise_stack gives each thread of the device at least bytes of local memory.
+static struct number raise_stack(uintptr_t context, size_t bytes) {
+    enum { STACK_SIZE = 0 };
+    size_t now = 0;
+    int r = enter(context), set = 0;
+    if (r == OK) r = cu.CtxGetLimit(&now, STACK_SIZE);
+    if (r == OK && now < bytes) {
+        set = 1;
+        r = cu.CtxSetLimit(STACK_SIZE, bytes);
+    }
+    return (struct number){r, set};
 }
 static int func_set_attribute(uintptr_t context, uintptr_t function, int attribute, int v) {
     ENTER(context);

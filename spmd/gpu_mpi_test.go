@@ -46,6 +46,12 @@ func TestGPUThroughMPI(t *testing.T) {
 			t.Setenv("LOCKSTEP_MPI_CUDA", "yes")
 			spmdtest.Run(t, tc.ranks[:1], tc.body)
 		})
+		t.Run(tc.name+", between devices", func(t *testing.T) {
+			t.Setenv("SPMDTEST_COLLECTIVES", "mpi-peer")
+			t.Setenv("FAKECUDA_PEERS", "1")
+			t.Setenv("FAKECUDA_SHARED", "1")
+			spmdtest.Run(t, tc.ranks[:1], tc.body)
+		})
 	}
 }
 
@@ -145,8 +151,9 @@ func mpiSeveral(t *testing.T, w *spmd.World) {
 	pair, err := w.Comm.Split(w.Rank()/2, -w.Rank()) // ranks 1 and 0, in this order; 2 alone
 	must(t, err)
 	a, b := stream(t, w, "a"), stream(t, w, "b")
-	x, y, z := alloc[int64](t, w, 1000), alloc[int64](t, w, 1000), alloc[int64](t, w, 1000)
-	one := make([]int64, 1000)
+	const n = 3000 // more than one small kernel does
+	x, y, z := alloc[int64](t, w, n), alloc[int64](t, w, n), alloc[int64](t, w, n)
+	one := make([]int64, n)
 	for i := range one {
 		one[i] = int64(i) * int64(w.Rank()+1)
 	}
@@ -163,7 +170,7 @@ func mpiSeveral(t *testing.T, w *spmd.World) {
 	must(t, spmd.AllReduce(w.Comm, y, y, spmd.Max)) // blocks, while streams are at work
 	must(t, a.Synchronize())
 	must(t, b.Synchronize())
-	for i := range 1000 {
+	for i := range n {
 		if z.At(i) != int64(12*i) {
 			t.Fatalf("rank %d: [%d] = %d, want %d", w.Rank(), i, z.At(i), 12*i)
 		}
@@ -214,7 +221,7 @@ func mpiGroups(t *testing.T, w *spmd.World) {
 func mpiCapture(t *testing.T, w *spmd.World) {
 	s := stream(t, w, "s")
 	x := alloc[float32](t, w, 8)
-	_, err := s.Capture(func() error { return spmd.AllReduce(w.Comm.On(s), x, x, spmd.Sum) })
+	_, err := s.Capture(func() error { return spmd.Broadcast(w.Comm.On(s), x, 0) })
 	if err == nil || !strings.Contains(err.Error(), "cannot be captured") || !strings.Contains(err.Error(), w.Collectives()) {
 		t.Errorf("captured: %v", err)
 	}

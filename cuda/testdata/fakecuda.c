@@ -54,7 +54,7 @@ typedef uint64_t device_ptr;
 struct object { int kind, id, alive; struct context *ctx; };
 enum { STREAM = 1, EVENT, GRAPH, EXEC, MODULE, FUNCTION, KINDS };
 
-struct context { int device, refs; size_t used; int live[KINDS]; };
+struct context { int device, refs; size_t used, stack; int live[KINDS]; };
 
 struct op {
     enum { COPY = 1, FILL, HOST, KERNEL, CHILD, WAIT_VALUE, WRITE_VALUE, RECORD, WAIT } type;
@@ -97,7 +97,7 @@ struct event {
 };
 struct graph { struct object o; struct ops ops; };
 struct module { struct object o; };
-struct function { struct object o; char name[256]; struct module *module; int max_shared, loaded; };
+struct function { struct object o; char name[256]; struct module *module; int max_shared, local; };
 // What a block is: device memory, pinned host memory, host memory of others that is pinned, device memory of another process.
 enum { DEVICE_MEMORY, PINNED, REGISTERED, FOREIGN };
 struct block { uintptr_t p; size_t bytes; int kind, file; struct context *ctx; struct block *next; };
@@ -496,7 +496,7 @@ int cuDevicePrimaryCtxRetain(void **out, int device) {
     FAIL_IF(device < 0 || device >= device_count(), INVALID_DEVICE);
     pthread_mutex_lock(&mutex);
     contexts[device].device = device;
-    contexts[device].refs++;
+    if (contexts[device].refs++ == 0) contexts[device].stack = 1024;
     pthread_mutex_unlock(&mutex);
     *out = &contexts[device];
     RETURN("device=%d", device);
@@ -529,6 +529,22 @@ int cuCtxSynchronize(void) {
     UNSAFE;
     await_device(current);
     RETURN("device=%d", current->device);
+}
+int cuCtxGetLimit(size_t *v, int limit) {
+    BEGIN("cuCtxGetLimit");
+    NEED_CONTEXT;
+    FAIL_IF(limit != 0, INVALID_VALUE);
+    *v = current->stack;
+    RETURN("limit=%d", limit);
+}
+int cuCtxSetLimit(int limit, size_t v) {
+    BEGIN("cuCtxSetLimit");
+    NEED_CONTEXT;
+    UNSAFE;
+    FAIL_IF(limit != 0, INVALID_VALUE);
+    await_device(current);
+    current->stack = v;
+    RETURN("limit=%d v=%zu", limit, v);
 }
 int cuCtxGetStreamPriorityRange(int *least, int *greatest) {
     BEGIN("cuCtxGetStreamPriorityRange");
@@ -929,6 +945,10 @@ int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsign
     }
     struct op op = {.type = KERNEL, .kernel = f, .dims = {gx, gy, gz, bx, by, bz}, .shared = shared, .argc = n, .args = args};
     struct stream *s = stream;
+    if ((size_t)f->local > current->stack && s->capture == NULL) { // as drivers do: local memory grows when the device is idle
+        await_device(current);
+        current->stack = (size_t)f->local;
+    }
     if (s->capture != NULL) log_kernel("", &op, s->o.id); // else carry_out does
     int r = submit(s, &op);
     FAIL_IF(r != OK, r);
@@ -1092,6 +1112,7 @@ int cuModuleGetFunction(void **out, void *module, const char *function) {
     snprintf(f->name, sizeof f->name, "%s", function);
     f->module = module;
     f->max_shared = 48 << 10;
+    f->local = strcmp(function, "peer_all_reduce") == 0 ? 1184 : strncmp(function, "deep", 4) == 0 ? 4000 : 0; // the first: NVRTC 11.2, sm_90
     *out = f;
     RETURN("module=%d function=%s", id_of(module), f->name);
 }
@@ -1108,6 +1129,7 @@ int cuFuncGetAttribute(int *v, int attribute, void *function) {
     struct function *f = function;
     switch (attribute) {
     case 0: *v = 1024; break;
+    case 3: *v = f->local; break;
     case 4: *v = 32; break;
     case 8: *v = f->max_shared; break;
     default: FAIL_IF(1, INVALID_VALUE);
