@@ -5,10 +5,15 @@ import (
 	"math"
 	"os"
 	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"syscall"
 	"testing"
+	"time"
 	"unsafe"
 
 	"lockstep/internal/elem"
+	"lockstep/internal/fakelib"
 	"lockstep/internal/mpirun"
 )
 
@@ -308,6 +313,26 @@ func TestPanicsStayGo(t *testing.T) {
 		}()
 		var p *int
 		*p = 1
+	})
+}
+
+// TestSignalsStayGo has a test double beside MPI take signals when MPI starts, as libraries do that MPI loads.
+func TestSignalsStayGo(t *testing.T) {
+	if os.Getenv("LD_PRELOAD") == "" {
+		t.Setenv("LD_PRELOAD", fakelib.Build(t, t.TempDir(), "libsignals.so", filepath.Join("testdata", "signals.c")))
+	}
+	onRanks(t, []int{1}, func(t *testing.T, c *Comm) {
+		for _, sig := range []syscall.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGURG, syscall.SIGUSR1, syscall.SIGUSR2} {
+			heard := make(chan os.Signal, 1)
+			signal.Notify(heard, sig)
+			must(t, syscall.Kill(os.Getpid(), sig))
+			select {
+			case <-heard:
+			case <-time.After(10 * time.Second):
+				t.Fatalf("%v is not heard", sig)
+			}
+			signal.Stop(heard)
+		}
 	})
 }
 

@@ -355,8 +355,11 @@ static void abort_job(MPI_Comm comm, int code) {
     if (MPI_Finalized(&finalized) == MPI_SUCCESS && !finalized) MPI_Abort(comm, code);
 }
 
-// The signals that are Go panics. MPI's transports have handlers of their own for them, which end the process.
-static const int panics[] = {SIGSEGV, SIGBUS, SIGFPE};
-static struct sigaction handlers[3];
-static void keep_handlers(void) { for (int i = 0; i < 3; i++) sigaction(panics[i], NULL, &handlers[i]); }
-static void restore_handlers(void) { for (int i = 0; i < 3; i++) sigaction(panics[i], &handlers[i], NULL); }
+// The signals that are Go panics, by which Go's threads wake each other, and that programs listen for. MPI's transports, and
+// what hwloc loads for it (OpenCL, and LLVM with that), have handlers of their own for them, which end the process or do
+// nothing.
+static const int kept[] = {SIGSEGV, SIGBUS, SIGFPE, SIGURG, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+enum { KEPT = sizeof kept / sizeof kept[0] };
+static struct sigaction handlers[KEPT];
+static void keep_handlers(void) { for (int i = 0; i < KEPT; i++) sigaction(kept[i], NULL, &handlers[i]); }
+static void restore_handlers(void) { for (int i = 0; i < KEPT; i++) sigaction(kept[i], &handlers[i], NULL); }

@@ -58,7 +58,7 @@ func TestManyReplays(t *testing.T) {
 // TestCommunicatorsSideBySide has three communicators at work on three streams at
 // the same time, each needing every other rank.
 func TestCommunicatorsSideBySide(t *testing.T) {
-	spmdtest.Run(t, everyRanks, func(t *testing.T, w *spmd.World) {
+	everyWay(t, func(t *testing.T, w *spmd.World) {
 		const n, rounds = 100_000, 30
 		rank, size := w.Rank(), w.Size()
 		halves, err := w.Comm.Split(rank%2, rank)
