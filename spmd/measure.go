@@ -19,6 +19,10 @@ type Timing struct {
 	MaxUS    float64 `json:"max_us"`
 	// Samples are the times of all repetitions, in the order in which they were made. The caller owns them.
 	Samples []float64 `json:"-"`
+	// Of each repetition, too: the time until the last rank had enqueued it (of MeasureStream only), and that of the
+	// fastest rank. They tell what held up a slow one: a host that enqueued late; one that began late or returned late,
+	// where another rank was fast; else the devices.
+	Enqueued, Fastest []float64 `json:"-"`
 }
 
 // Measure runs step warmup times and then iters times, and times each of those
@@ -28,6 +32,13 @@ type Timing struct {
 //
 // Collective over c, blocking.
 func Measure(c Comm, warmup, iters int, step func() error) (Timing, error) {
+	t, err := measure(c, warmup, iters, func(time.Time) (time.Duration, error) { return 0, step() })
+	t.Enqueued = nil
+	return t, err
+}
+
+// measure is Measure for a step that says how long after start it had been enqueued.
+func measure(c Comm, warmup, iters int, step func(start time.Time) (enqueued time.Duration, err error)) (Timing, error) {
 	if warmup < 0 || iters < 1 {
 		return Timing{}, fmt.Errorf("%s: Measure: %d iterations after %d", ccall.At(), iters, warmup)
 	}
@@ -35,22 +46,26 @@ func Measure(c Comm, warmup, iters int, step func() error) (Timing, error) {
 		return Timing{}, err
 	}
 	c.s = nil
-	times, err := Alloc[float64](c.st.w, iters)
+	times, err := Alloc[float64](c.st.w, 3*iters)
 	if err != nil {
 		return Timing{}, err
 	}
 	defer times.Free()
-	us := make([]float64, iters)
+	us := make([]float64, 3*iters)
+	whole, enqueued, fastest := us[:iters:iters], us[iters:2*iters:2*iters], us[2*iters:]
 	for i := -warmup; i < iters; i++ {
 		if err := Barrier(c); err != nil {
 			return Timing{}, err
 		}
 		start := time.Now()
-		if err := step(); err != nil {
+		after, err := step(start)
+		if err != nil {
 			return Timing{}, err
 		}
 		if i >= 0 {
-			us[i] = float64(time.Since(start).Nanoseconds()) / 1e3
+			whole[i] = float64(time.Since(start).Nanoseconds()) / 1e3
+			enqueued[i] = float64(after.Nanoseconds()) / 1e3
+			fastest[i] = -whole[i] // the greatest of these is that of the least
 		}
 	}
 	if err := times.CopyFrom(us); err != nil {
@@ -62,7 +77,12 @@ func Measure(c Comm, warmup, iters int, step func() error) (Timing, error) {
 	if err := times.CopyTo(us); err != nil {
 		return Timing{}, err
 	}
-	return TimingOf(us), nil
+	for i := range fastest {
+		fastest[i] = -fastest[i]
+	}
+	t := TimingOf(whole)
+	t.Enqueued, t.Fastest = enqueued, fastest
+	return t, nil
 }
 
 // TimingOf sums up the times of repetitions, in microseconds, and keeps them as its Samples. It panics where there is
@@ -93,13 +113,14 @@ func MeasureStream(c Comm, s *Stream, graph bool, warmup, iters int, enqueue ...
 		}
 	}
 	turn := 0
-	return Measure(c, warmup, iters, func() error {
+	return measure(c, warmup, iters, func(start time.Time) (time.Duration, error) {
 		step := steps[turn]
 		turn = (turn + 1) % len(steps)
 		if err := step(); err != nil {
-			return err
+			return 0, err
 		}
-		return s.Synchronize()
+		enqueued := time.Since(start)
+		return enqueued, s.Synchronize()
 	})
 }
 

@@ -64,6 +64,40 @@ func TestMeasureSamples(t *testing.T) {
 	})
 }
 
+// A step that a rank enqueues late, or at whose end it comes late, is told from others.
+func TestMeasureTellsWhoWasLate(t *testing.T) {
+	spmdtest.Run(t, []int{2, 3}, func(t *testing.T, w *spmd.World) {
+		const late = 20 * time.Millisecond
+		last := w.Rank() == w.Size()-1
+		s, turn := stream(t, w, "s"), 0
+		wait := func(yes bool) error {
+			for start := time.Now(); yes && time.Since(start) < late; {
+			}
+			return nil
+		}
+		timing, err := spmd.MeasureStream(w.Comm, s, false, 0, 2, func() error {
+			turn++
+			if turn == 1 {
+				return wait(last)
+			}
+			return s.HostFunc(func() error { return wait(last) })
+		})
+		must(t, err)
+		us := float64(late.Microseconds())
+		if timing.Enqueued[0] < us || timing.Enqueued[1] <= 0 || timing.Samples[1] < us {
+			t.Errorf("%v, enqueued after %v", timing.Samples, timing.Enqueued)
+		}
+		for i, fastest := range timing.Fastest {
+			if fastest <= 0 || fastest > timing.Samples[i] {
+				t.Errorf("the fastest rank took %v of %v", fastest, timing.Samples[i])
+			}
+		}
+		if timing, err = spmd.Measure(w.Comm, 0, 1, func() error { return wait(last) }); err != nil || timing.Samples[0] < us || timing.Enqueued != nil {
+			t.Errorf("%+v, %v", timing, err)
+		}
+	})
+}
+
 // The median of an even number of samples lies between two, the 99th percentile is the least that 99 % do not exceed,
 // and the samples keep their order.
 func TestTimingOf(t *testing.T) {

@@ -3,10 +3,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
 	"os"
+	"slices"
 	"text/tabwriter"
 
 	"github.com/spf13/pflag"
@@ -95,6 +97,44 @@ type result struct {
 	MaxRelErr float64   `json:"max_rel_err"`
 	OK        bool      `json:"ok"`
 	SamplesUS []float64 `json:"samples_us,omitempty"` // with --samples: every iteration's time, in order
+	Slow      []slow    `json:"slow,omitempty"`
+}
+
+// slow is an iteration that took slowMedians medians or more, and what its ranks did meanwhile.
+type slow struct {
+	Iter       int     `json:"iter"`
+	US         float64 `json:"us"`
+	EnqueuedUS float64 `json:"enqueued_us"` // until the last rank had enqueued it
+	FastestUS  float64 `json:"fastest_us"`  // of the fastest rank
+}
+
+// cause is what held the iteration up.
+func (s slow) cause() string {
+	switch {
+	case s.EnqueuedUS > s.US/2:
+		return "a host enqueued it late"
+	case s.FastestUS < s.US/2:
+		return "a host began late or noticed the end late"
+	default:
+		return "all ranks waited for the devices"
+	}
+}
+
+const (
+	slowMedians = 10
+	slowMost    = 10 // that are told
+)
+
+// slowOf are the slowest iterations, the slowest first.
+func slowOf(t spmd.Timing) []slow {
+	var all []slow
+	for i, us := range t.Samples {
+		if us >= slowMedians*t.MedianUS {
+			all = append(all, slow{i, us, t.Enqueued[i], t.Fastest[i]})
+		}
+	}
+	slices.SortFunc(all, func(a, b slow) int { return cmp.Compare(b.US, a.US) })
+	return all[:min(len(all), slowMost)]
 }
 
 // maxRelErr is what float32 inputs summed in float64 stay below by far, and a
@@ -147,6 +187,7 @@ func run(w *spmd.World, c config) (result, error) {
 	if c.Samples {
 		r.SamplesUS = r.Timing.Samples
 	}
+	r.Slow = slowOf(r.Timing)
 	r.Sum, r.GBps = answer(), r.Timing.GBps(r.Bytes)
 	if r.Sum != want {
 		r.MaxRelErr = math.Abs((r.Sum - want) / want)
@@ -220,6 +261,9 @@ func report(w *spmd.World, r result) error {
 			r.Ranks, r.Elements, r.MinUS, r.MedianUS, r.P99US, r.MaxUS, r.GBps, r.Sum, r.MaxRelErr)
 		if err := t.Flush(); err != nil {
 			return err
+		}
+		for _, s := range r.Slow {
+			fmt.Fprintf(os.Stderr, "iteration %d took %.1f us, %.1f until the last rank had enqueued it, %.1f on the fastest rank: %s\n", s.Iter, s.US, s.EnqueuedUS, s.FastestUS, s.cause())
 		}
 	}
 	if !r.OK {
