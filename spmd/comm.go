@@ -373,8 +373,9 @@ func (c Comm) do(cmd *call) error {
 	}
 	turn := mpiTurns.take(1)
 	err := cmd.communicate(turn)
-	// A program that does nothing but call is one that computes in C without a pause.
-	if turn%32 == 0 && st.w.pause.TryLock() {
+	// A program that does nothing but call is one that computes in C without a pause. With a GPU it waits for that, and the
+	// others wait for it.
+	if st.w.gpu == nil && turn%32 == 0 && st.w.pause.TryLock() {
 		st.w.yielder.Yield()
 		st.w.pause.Unlock()
 	}

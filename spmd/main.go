@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -221,11 +220,6 @@ func (w *World) supervise(o *overseer, run func(context.Context, *World) error) 
 	defer cancel(nil)
 	done := make(chan error, 1)
 	go func() {
-		if w.gpu != nil {
-			// The driver and NCCL are fastest where one thread makes all calls; and a rank
-			// that mpirun has bound to one core has no other for a second one.
-			runtime.LockOSThread()
-		}
 		done <- guard(func() error {
 			if err := run(ctx, w); err != nil {
 				return err
