@@ -113,7 +113,7 @@ func TestBadInput(t *testing.T) {
 		{"--elements 2", "fewer than the 3 ranks"},
 		{"--elements 9223372036854775807", "--elements 9223372036854775807: more bytes than"},
 		{"--iters 0", "--iters 0"},
-		{"--warmup -1", "--warmup -1"},
+		{"--warmup -2", "--warmup -2"},
 		{"--parts some", "--parts some: want equal or unequal"},
 		{"--values all --exact", "--values all: want uniform or wide"},
 		{"--values wide", "--values wide wants --exact"},
