@@ -128,6 +128,14 @@ func sizeTicks(lo, hi float64) []plot.Tick {
 	return ticks
 }
 
+// onRanks says how many there are.
+func onRanks(n int) string {
+	if n == 1 {
+		return "1 rank"
+	}
+	return fmt.Sprintf("%d ranks", n)
+}
+
 // rankTicks marks the numbers of ranks that there are.
 func rankTicks(lines []measured) plot.Ticker {
 	at := map[int]bool{}
@@ -234,7 +242,7 @@ func (s *sweep) plot() error {
 		for _, t := range s.types {
 			for _, n := range s.ranks {
 				lines := slices.DeleteFunc(slices.Clone(apps["sweep"]), func(m measured) bool { return m.Op != op.name || m.Dtype != t.name || m.Ranks != n })
-				if err := figure(at(fmt.Sprintf("%s-%s-%d", op.name, t.name, n)), bySize(lines, fmt.Sprintf("%s, %s, %d ranks", op.name, t.name, n), machine)...); err != nil {
+				if err := figure(at(fmt.Sprintf("%s-%s-%d", op.name, t.name, n)), bySize(lines, fmt.Sprintf("%s, %s, %s", op.name, t.name, onRanks(n)), machine)...); err != nil {
 					return err
 				}
 			}
@@ -294,7 +302,7 @@ func distribution(lines []measured, machine string) panel {
 		if m.Scaling != strong {
 			continue
 		}
-		name := fmt.Sprintf("%s, %d ranks: p50 %.1f us, p99 %.1f us, max %.1f us", m.label(), m.Ranks, m.MedianUS, m.P99US, m.MaxUS)
+		name := fmt.Sprintf("%s, %s: p50 %.1f us, p99 %.1f us, max %.1f us", m.label(), onRanks(m.Ranks), m.MedianUS, m.P99US, m.MaxUS)
 		if len(m.SamplesUS) == 0 {
 			for _, q := range []plotter.XY{{X: m.MinUS, Y: 0}, {X: m.MedianUS, Y: 0.5}, {X: m.P99US, Y: 0.99}, {X: m.MaxUS, Y: 1}} {
 				p.add(name, q.X, q.Y)
