@@ -99,7 +99,6 @@ func fakeStatuses(t *testing.T) {
 		{"cuStreamCreateWithPriority", "", func(o *things) error { return second(o.d.NewStream(0)) }},
 		{"cuStreamDestroy_v2", "cuStreamDestroy", func(o *things) error { return o.s.Close() }},
 		{"cuStreamQuery", "", func(o *things) error { return second(o.s.Query()) }},
-		{"cuStreamQuery", "", func(o *things) error { return second(o.s.SpinValue(o.h, 1, 0)) }},
 		{"cuStreamSynchronize", "", func(o *things) error { return o.s.Synchronize() }},
 		{"cuStreamWaitEvent", "", func(o *things) error { return o.s.Wait(o.e) }},
 		{"cuStreamBeginCapture_v2", "cuStreamBeginCapture", func(o *things) error { return o.s.BeginCapture(Global) }},

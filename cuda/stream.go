@@ -4,7 +4,6 @@ import (
 	"math"
 	"runtime"
 	"sync"
-	"time"
 	"unsafe"
 )
 
@@ -74,18 +73,6 @@ func (s *Stream) WaitValue(p unsafe.Pointer, v uint32) error {
 // Source: cuda.h, cuStreamWriteValue32.
 func (s *Stream) WriteValue(p unsafe.Pointer, v uint32) error {
 	return check("cuStreamWriteValue32", sysWriteValue(s, p, v))
-}
-
-// SpinValue looks again and again whether the 32-bit word at p, memory of MallocHost that s writes by WriteValue, has come
-// to v as WaitValue counts, until it has or limit is over; then it asks whether s is done, which tells when it has failed.
-// It is one call of C, which keeps a core and the goroutine's thread busy, and none of the driver before limit.
-// Source: cuda.h, cuStreamQuery.
-func (s *Stream) SpinValue(p unsafe.Pointer, v uint32, limit time.Duration) (bool, error) {
-	status := sysValueSpin(s, p, v, int64(limit))
-	if status == int(ErrNotReady) {
-		return false, nil
-	}
-	return status == 0, check("cuStreamQuery", status)
 }
 
 // Copy enqueues a copy of bytes bytes on s, between device, pinned and managed memory of any kind. The two must not

@@ -212,9 +212,6 @@ func sysEventSynchronize(e *Event) int { return int(C.event_synchronize(addr(e.d
 func sysEventSpin(e *Event, ns int64) int {
 	return int(C.event_spin(addr(e.d.ctx), addr(e.h), C.int64_t(ns)))
 }
-func sysValueSpin(s *Stream, p unsafe.Pointer, v uint32, ns int64) int {
-	return int(C.value_spin(addr(s.d.ctx), addr(s.h), addr(p), C.uint32_t(v), C.int64_t(ns)))
-}
 func sysEventRecord(e *Event, s *Stream) int {
 	return int(C.event_record(addr(e.d.ctx), addr(e.h), addr(s.h)))
 }

@@ -463,18 +463,6 @@ static int event_spin(uintptr_t context, uintptr_t event, int64_t limit) {
     }
     return r;
 }
-static int value_spin(uintptr_t context, uintptr_t stream, uintptr_t p, uint32_t v, int64_t limit) {
-    enum { LOOKS = 64 }; // between two at the clock
-    for (int64_t start = nanoseconds();;) {
-        for (int i = 0; i < LOOKS; i++) {
-            if ((int32_t)(__atomic_load_n((uint32_t *)p, __ATOMIC_ACQUIRE) - v) >= 0) return OK;
-            relax();
-        }
-        if (nanoseconds() - start >= limit) break;
-    }
-    ENTER(context);
-    return cu.StreamQuery((void *)stream);
-}
 struct elapsed { int status; float ms; };
 static struct elapsed event_elapsed(uintptr_t context, uintptr_t from, uintptr_t to) {
     struct elapsed e = {enter(context), 0};

@@ -110,7 +110,7 @@ func (e *Event) Synchronize() error {
 		return fmt.Errorf("%s: Synchronize: the event was recorded in a capture", ccall.At())
 	}
 	if q, ok := p.q.(*gpuQueue); ok { // not later than the event itself
-		q.spin(func() (bool, error) { return e.gpu.Spin(spinSlice) }, p.seq)
+		q.spin(e.gpu, p.seq)
 		return p.failure()
 	}
 	return p.wait()

@@ -94,8 +94,7 @@ func gpuFault(w *spmd.World, what string, last bool) error {
 		os.Setenv("FAKENCCL_FAIL", "ncclAllReduce=2")
 		return spmd.AllReduce(w.Comm.On(s), x, x, spmd.Sum)
 	case "a rank is lost": // the kernel of the collective never ends
-		os.Setenv("FAKECUDA_STUCK", "1")
-		os.Setenv("FAKECUDA_FAIL", "cuEventQuery=600,cuStreamQuery=600")
+		os.Setenv("FAKECUDA_FAIL", "cuEventQuery=600")
 		os.Setenv("FAKENCCL_FAIL", "async=6")
 		if err := spmd.AllReduce(w.Comm.On(s), x, x, spmd.Sum); err != nil {
 			return err
@@ -105,8 +104,7 @@ func gpuFault(w *spmd.World, what string, last bool) error {
 		os.Setenv("FAKECUDA_FAIL", "cuLaunchKernel=701")
 		return nop.Launch(s, one, x.Arg(), x.Arg(), spmd.I32(1))
 	case "the GPU fails":
-		os.Setenv("FAKECUDA_STUCK", "1")
-		os.Setenv("FAKECUDA_FAIL", "cuEventQuery=700,cuStreamQuery=700")
+		os.Setenv("FAKECUDA_FAIL", "cuEventQuery=700")
 		if err := nop.Launch(s, one, x.Arg(), x.Arg(), spmd.I32(1)); err != nil {
 			return err
 		}

@@ -445,14 +445,6 @@ func gpuOrder(t *testing.T, w *spmd.World) {
 		}
 	}
 	issue("the first", w.Comm, a, 0)
-	// Who waits for the stream watches its word, and asks the driver nothing.
-	newCalls(t)
-	must(t, a.Synchronize())
-	must(t, a.Synchronize())
-	if got := newCalls(t, "cu"); len(got) != 1 || !strings.HasPrefix(got[0], "cuStreamWriteValue32") {
-		t.Errorf("%q, want the stream to write its word, once", got)
-	}
-	issue("again", w.Comm, a, 0)
 	issue("the same communicator, another stream", w.Comm, b, 0)
 	issue("the node's, which is the world's", w.NodeComm, a, 0)
 	issue("another communicator, another stream", other, b, 1)

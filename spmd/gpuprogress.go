@@ -12,7 +12,7 @@ import (
 
 // progress is how far a stream on a GPU has got, for who watches it without a call to
 // the driver, which may hang with the stream: a word in host memory that the stream
-// itself writes, where keepSigning or who waits for it has enqueued that.
+// itself writes, where keepSigning has enqueued that.
 type progress struct {
 	reading sync.Mutex    // of word, by who watches, while the queue closes
 	word    *uint32       // the low half of a number of commands, which have run; nil if there was none left, or not any more
@@ -65,22 +65,12 @@ func (q *gpuQueue) giveWord() {
 func (q *gpuQueue) sign() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	seq := q.tail.Load()
 	if q.word == nil || q.closed || q.capturing || q.fail.Load() != nil || q.coll.Load() <= max(q.wrote.Load(), q.known.Load()) {
 		return
 	}
-	_, err := q.writeWord()
-	q.broken(err)
-}
-
-// writeWord has the stream write its word behind what was issued, unless it does already, and returns how many commands
-// that is. The caller holds q.mu, and there is a word.
-func (q *gpuQueue) writeWord() (uint64, error) {
-	seq := q.tail.Load()
-	if q.wrote.Load() == seq {
-		return seq, nil
-	}
 	q.wrote.Store(seq)
-	return seq, q.h.WriteValue(unsafe.Pointer(q.word), uint32(seq))
+	q.broken(q.h.WriteValue(unsafe.Pointer(q.word), uint32(seq)))
 }
 
 // keepSigning signs all streams now and then, until stop. It is not who watches: the

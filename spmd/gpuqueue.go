@@ -159,7 +159,7 @@ func (q *gpuQueue) wait(seq uint64) {
 	}
 	m.users++
 	q.mu.Unlock()
-	done := q.spin(func() (bool, error) { return m.event.Spin(spinSlice) }, 0)
+	done := q.spin(m.event, 0)
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	m.users--
@@ -177,42 +177,14 @@ func (q *gpuQueue) release(m *mark) {
 	}
 }
 
-// synchronize waits for all that was issued. Where it can, it has the stream write its word and watches that: it is
-// there a microsecond sooner than an event, and asks nothing of the driver, whose locks others may hold.
-func (q *gpuQueue) synchronize() error {
-	end := q.end()
-	if q.idle() {
-		return end.failure()
-	}
-	q.mu.Lock()
-	word := q.word
-	if word == nil || q.closed || q.capturing || q.s.w.capturing.Load() != 0 {
-		q.mu.Unlock()
-		return end.wait()
-	}
-	seq, err := q.writeWord()
-	q.mu.Unlock()
-	if err != nil {
-		q.broken(err)
-		return end.failure()
-	}
-	q.spin(func() (bool, error) {
-		if q.known.Load() >= seq { // perhaps closed by another goroutine, and the word another stream's
-			return true, nil
-		}
-		return q.h.SpinValue(unsafe.Pointer(word), uint32(seq), spinSlice)
-	}, seq)
-	return end.failure()
-}
-
-// spin waits for what ask asks for, and says whether it came; if not, the queue has failed.
+// spin waits for an event and says whether it came; if not, the queue has failed.
 // seq, unless 0, is how many commands have then run.
-func (q *gpuQueue) spin(ask func() (bool, error), seq uint64) bool {
+func (q *gpuQueue) spin(e *cuda.Event, seq uint64) bool {
 	start := time.Now()
 	looked := start
 	defer q.waiting.Store(0)
 	for {
-		done, err := ask()
+		done, err := e.Spin(spinSlice)
 		switch now := time.Now(); {
 		case err != nil:
 			q.broken(err)

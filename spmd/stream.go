@@ -87,9 +87,6 @@ func (s *Stream) Synchronize() error {
 	if s.cap != nil {
 		return fmt.Errorf("%s: Synchronize: stream %q is being captured", ccall.At(), s.name)
 	}
-	if s.dev != nil {
-		return s.dev.synchronize()
-	}
 	return s.q.end().wait()
 }
 

@@ -20,7 +20,6 @@
 //   FAKECUDA_MIG           if set, devices are parts of GPUs
 //   FAKECUDA_DELAY         if set, at the creation of a stream: it is asynchronous, and each of its operations begins up to as
 //                          many microseconds late, at random
-//   FAKECUDA_STUCK         if set, words that streams write stay as they are, as behind a kernel that never ends
 //   FAKECUDA_SHARED        if set, device memory is made so that other processes can map it
 //   FAKECUDA_PEERS         "0": no device reaches the memory of another
 //   FAKECUDA_KERNELS       a shared library; a launch of kernel k calls its emulate_k(const uint64_t *args, const unsigned
@@ -308,9 +307,7 @@ static void carry_out(const struct op *p, int replay, int stream) {
     case WAIT_VALUE:
         while ((int32_t)(__atomic_load_n((uint32_t *)p->dst, __ATOMIC_ACQUIRE) - p->v) < 0) sched_yield();
         break;
-    case WRITE_VALUE:
-        if (getenv("FAKECUDA_STUCK") == NULL) __atomic_store_n((uint32_t *)p->dst, p->v, __ATOMIC_RELEASE);
-        break;
+    case WRITE_VALUE: __atomic_store_n((uint32_t *)p->dst, p->v, __ATOMIC_RELEASE); break;
     case RECORD:
         pthread_mutex_lock(&delayed);
         p->event->passed = p->turn;
