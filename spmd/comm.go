@@ -373,8 +373,8 @@ func (c Comm) do(cmd *call) error {
 	}
 	turn := mpiTurns.take(1)
 	err := cmd.communicate(turn)
-	// A program that does nothing but call is one that computes in C without a pause. With a GPU it waits for that, and the
-	// others wait for it.
+	// A program that does nothing but call is one that computes in C without a pause. Not with a GPU: its core is idle most
+	// of the time, and the other ranks would wait for the pause.
 	if st.w.gpu == nil && turn%32 == 0 && st.w.pause.TryLock() {
 		st.w.yielder.Yield()
 		st.w.pause.Unlock()
