@@ -211,11 +211,17 @@ func leaveToFirst(rank int) { time.Sleep(time.Duration(min(rank, 2)) * speakFirs
 
 // supervise calls run and watches over it: for signals, and for streams that fail
 // while run is blocked somewhere else.
-func (w *World) supervise(o *overseer, run func(context.Context, *World) error) (os.Signal, error) {
+func (w *World) supervise(o *overseer, run func(context.Context, *World) error) (sig os.Signal, err error) {
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGQUIT)
-	defer signal.Stop(signals)
 	early := &preemption{told: make(chan struct{})}
+	defer func() {
+		if err == nil {
+			go w.leaveSignals(signals, early)
+		} else {
+			signal.Stop(signals)
+		}
+	}()
 	ctx, cancel := context.WithCancelCause(context.WithValue(context.Background(), preemptionKey{}, early))
 	defer cancel(nil)
 	done := make(chan error, 1)
@@ -228,7 +234,6 @@ func (w *World) supervise(o *overseer, run func(context.Context, *World) error) 
 		})
 	}()
 
-	var sig os.Signal
 	var end <-chan time.Time
 	failed := w.failed
 	for {
@@ -269,6 +274,20 @@ func (w *World) supervise(o *overseer, run func(context.Context, *World) error) 
 			}
 			return nil, w.failure
 		}
+	}
+}
+
+// leaveSignals gives signals back to the system once run has ended well, but for the
+// first request to end early: the ranks may have followed one that came sooner, to
+// another node.
+func (w *World) leaveSignals(signals chan os.Signal, early *preemption) {
+	for s := range signals {
+		if s == syscall.SIGINT || s == syscall.SIGQUIT || !early.take() {
+			signal.Stop(signals)
+			_ = syscall.Kill(os.Getpid(), s.(syscall.Signal)) // to end as it would have
+			return
+		}
+		w.Log.Warn().Str("signal", s.String()).Msg("asked to end early, at the end")
 	}
 }
 

@@ -63,6 +63,8 @@ func app(what string) {
 			fmt.Fprintln(os.Stderr, "asleep")
 			<-early
 			return nil
+		case "preempted at the end":
+			return preemptedAtTheEnd(ctx, w)
 		case "sleep":
 			fmt.Fprintln(os.Stderr, "asleep")
 			<-ctx.Done()
@@ -186,6 +188,41 @@ func TestBadInput(t *testing.T) {
 	}
 	if status, out := run(t, 0, "sum", []string{"SLURM_PROCID=1", "SLURM_NTASKS=4"}); status != 2 || out != "" {
 		t.Errorf("the second of N worlds of one: status %d, %q", status, out)
+	}
+}
+
+// preemptedAtTheEnd: rank 1 sends the signal to rank 0 when that has left its program and waits for rank 1 to.
+func preemptedAtTheEnd(ctx context.Context, w *spmd.World) error {
+	pids, err := spmd.AllocPinned[int64](w, 2)
+	if err != nil {
+		return err
+	}
+	mine := pids.Slice(w.Rank(), w.Rank()+1)
+	if err := mine.Fill(int64(os.Getpid())); err != nil {
+		return err
+	}
+	if err := spmd.AllGather(w.Comm, pids, mine); err != nil {
+		return err
+	}
+	left := filepath.Join(os.Getenv("TMPDIR"), "left")
+	if w.Rank() == 0 {
+		spmd.Preempted(ctx)
+		return os.WriteFile(left, nil, 0o666)
+	}
+	for start := time.Now(); time.Since(start) < 10*time.Second; time.Sleep(10 * time.Millisecond) {
+		if _, err := os.Stat(left); err == nil {
+			return syscall.Kill(int(pids.At(0)), syscall.SIGTERM)
+		}
+	}
+	return errors.New("rank 0 does not come to its end")
+}
+
+// A request to end early that comes when the program has ended changes nothing: other ranks may have had it before.
+func TestSignalAtTheEnd(t *testing.T) {
+	t.Parallel()
+	spmdtest.Ranks(t, 2)
+	if status, out := run(t, 2, "preempted at the end", []string{"TMPDIR=" + t.TempDir()}); status != 0 {
+		t.Errorf("status %d\n%s", status, out)
 	}
 }
 
