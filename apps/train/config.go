@@ -92,7 +92,7 @@ func (o *options) flags(fs *pflag.FlagSet) {
 	fs.StringArrayVar(&o.data, "data", nil, "text to learn from: `FILE`, folder or glob; repeatable (default the Go toolchain's source)")
 	fs.StringVar(&o.cache, "cache", "", "`DIR` for token files (default lockstep/tokens in the user's cache folder)")
 	fs.IntVar(&o.sample, "sample", o.sample, "tokens of text to write at the end; 0 is none")
-	fs.StringVar(&o.prompt, "prompt", "", "text that the sample goes on from")
+	fs.StringVar(&o.prompt, "prompt", "", "text that the sample goes on from; without --data, where that is Go's sources, the head of a function")
 	fs.Float64Var(&o.temperature, "temperature", o.temperature, "of the sample: 0 takes the likeliest token, 1 the model's own distribution")
 	o.json = func() string { return fs.Lookup("json").Value.String() }
 	o.given = fs.Changed
@@ -158,6 +158,9 @@ func (o *options) check(ranks int) error {
 	}
 	if o.tok, err = newTokenizer(o.tokens); err != nil {
 		return err
+	}
+	if o.prompt == "" && len(o.data) == 0 {
+		o.prompt = "\nfunc ("
 	}
 	if o.inputs, err = resolveData(o.data); err != nil {
 		return err
