@@ -134,7 +134,22 @@ func (out *output) pipes(ranks int) (base int, err error) {
 	return base, nil
 }
 
-// close waits until the ranks' output has been printed. No rank runs any more.
+// relay returns a file whose content goes to to. Hydra's mpiexec sets O_NONBLOCK on its standard output and error for a
+// while, on all that share them: what this process writes then, where nobody reads yet, would be lost.
+func (out *output) relay(to *os.File) (*os.File, error) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	out.opened, out.writers = append(out.opened, r), append(out.writers, w)
+	out.readers.Go(func() {
+		_, _ = io.Copy(to, r)
+		_, _ = io.Copy(io.Discard, r) // where to is full, the job goes on
+	})
+	return w, nil
+}
+
+// close waits until all output has been printed. No rank runs any more.
 func (out *output) close() {
 	for _, w := range out.writers {
 		w.Close()

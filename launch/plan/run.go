@@ -128,6 +128,15 @@ func run(l Line, j job, logs string) error {
 	words := l.Words()
 	cmd := exec.Command(words[0], words[1:]...)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	if l.Launcher == "mpich" {
+		if cmd.Stdout, err = out.relay(os.Stdout); err == nil {
+			cmd.Stderr, err = out.relay(os.Stderr)
+		}
+		if err != nil {
+			out.close()
+			return err
+		}
+	}
 	if !term.IsTerminal(int(os.Stdin.Fd())) { // mpirun is in the background of the terminal, and would be stopped
 		cmd.Stdin = os.Stdin
 	}
@@ -174,7 +183,9 @@ func run(l Line, j job, logs string) error {
 	case failed.Exited():
 		return exit.Status(failed.ExitCode())
 	default:
-		return exit.Status(128 + int(failed.Sys().(syscall.WaitStatus).Signal()))
+		sig := failed.Sys().(syscall.WaitStatus).Signal()
+		fmt.Fprintf(os.Stderr, "launch: %s was ended by %s\n", words[0], unix.SignalName(sig))
+		return exit.Status(128 + int(sig))
 	}
 }
 

@@ -34,7 +34,7 @@ func TestStdin(t *testing.T) {
 	for _, w := range installed(t) {
 		cmd := launchCommand(t, "run", "--launcher", w.name, "-np", "1", "--", self(t), "program", "stdin")
 		cmd.Stdin = strings.NewReader("something\n")
-		if out, errs, status := result(t, cmd); status != 0 || out != "0: read something\n" {
+		if out, errs, status := result(t, cmd); status != 0 || out != "0: read \"something\\n\", <nil>\n" {
 			t.Errorf("%s: status %d, %q\n%s", w.name, status, out, errs)
 		}
 	}
