@@ -255,8 +255,9 @@ func (f *forwarder) forward(sig syscall.Signal, ended <-chan struct{}) {
 		f.asked++
 	}
 	if f.asked > 2 {
-		kill(descendants(f.pid), syscall.SIGKILL)
-		_ = syscall.Kill(f.pid, syscall.SIGKILL)
+		below := descendants(f.pid)
+		_ = syscall.Kill(f.pid, syscall.SIGKILL) // first, so that it has nothing to say of the others
+		kill(below, syscall.SIGKILL)
 		return
 	}
 	if f.launcher == "slurm" { // srun reaches every rank

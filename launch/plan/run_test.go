@@ -156,7 +156,7 @@ type running struct {
 // startJob starts launch with a word in the environment by which all of its processes can be found.
 func startJob(t *testing.T, args ...string) *running {
 	t.Helper()
-	r := &running{cmd: launchCommand(t, args...), marker: "PLAN_TEST_MARK=" + filepath.Base(t.TempDir()) + t.Name()}
+	r := &running{cmd: launchCommand(t, args...), marker: "PLAN_TEST_MARK=" + t.TempDir()}
 	r.cmd.Env = append(os.Environ(), r.marker)
 	out, err := r.cmd.StdoutPipe()
 	if err != nil {
