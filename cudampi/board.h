@@ -1,5 +1,5 @@
 // A board is memory that all ranks of a communicator on one node share: each writes what it contributes to a small
-// all-reduce on its part, and reads the others' parts. It costs two transfers of a cache line where messages cost
+// collective to its desk, and reads what lies on the others'. It costs two transfers of a cache line where messages cost
 // several, and no lock. Included once, by sys.go, after sys.h.
 
 #include <sched.h>
@@ -9,29 +9,47 @@ enum {
     LINE = 64,                 // bytes of a cache line
     BOARD_RANKS = 64,          // at most, since everyone reads everyone's part
     BOARD_OWN_CORES = 8,       // at most, where each has a core
-    BOARD_BYTES = 16 << 10,    // of a contribution, at most
+    BOARD_BYTES = 32 << 10,    // of a contribution, at most
+    NEWS_BYTES = 16 << 10,     // of a broadcast, at most
+    NEWS = 8,                  // broadcasts that a root may be ahead of the others
     BOARD_SPINS = 1000,        // before a waiting rank lets others run, about 10 us; none where ranks share cores
     BOARD_YIELDS = 64,         // between two looks at MPI
 };
 
-// A part is written by one rank. The first bytes of a contribution share the cache line of the round they belong to.
-// Barriers are counted beside, so that a rank at one never meets ranks at an all-reduce: who compares the calls of the
-// ranks can say more about that than a call.
+// The collectives in which all ranks wait for all. Each has rounds of its own, so that a rank at one never meets ranks at
+// another, or at a barrier: who compares the calls of the ranks can say more about that than a call.
+enum { ALLREDUCE, REDUCE_SCATTER, ALLGATHER, ALLTOALL, MEETINGS };
+
+// A part is a contribution, the first bytes of which share the cache line of the round they belong to.
 struct part {
-    _Alignas(LINE) _Atomic uint64_t barrier;
     _Alignas(LINE) _Atomic uint64_t round;
     int32_t n;
     uint8_t t, op;
     char data[BOARD_BYTES];
 };
 
-// There are two parts a rank, for odd and even rounds: when a rank begins a round, all have finished the one before the
-// last, since all began the last.
+struct news {
+    _Alignas(LINE) _Atomic uint64_t round;
+    int32_t n;
+    uint8_t t;
+    char data[NEWS_BYTES];
+};
+
+// A desk is written by one rank. There are two parts, for odd and even rounds: when a rank begins a round, all have
+// finished the one before the last, since all began the last.
+struct desk {
+    _Alignas(LINE) _Atomic uint64_t barrier;
+    _Alignas(LINE) _Atomic uint64_t heard; // broadcasts
+    struct part parts[MEETINGS][2];
+    struct news news[NEWS];
+};
+
 struct board {
-    struct part *parts[BOARD_RANKS]; // two of each rank
+    struct desk *desks[BOARD_RANKS];
     int rank, size;
     uint64_t spins;
-    uint64_t round, barrier;
+    uint64_t rounds[MEETINGS], barrier, news;
+    uint64_t heard; // broadcasts, by all ranks, as far as this one knows
     MPI_Comm comm;
     MPI_Win win;
 };
@@ -71,19 +89,22 @@ static int make_board(MPI_Comm c, int rank, int size, struct board **out) {
     else rc = MPI_ERR_NO_MEM;
     // All do the same whatever fails, up to where they agree on it.
     if (rc == MPI_SUCCESS && together == size)
-        rc = MPI_Win_allocate_shared(2 * sizeof(struct part) + LINE, 1, MPI_INFO_NULL, node, &mine, &b->win);
+        rc = MPI_Win_allocate_shared(sizeof(struct desk) + LINE, 1, MPI_INFO_NULL, node, &mine, &b->win);
     for (int r = 0; r < size && rc == MPI_SUCCESS && together == size; r++) {
         MPI_Aint bytes;
         int unit;
         char *at;
         rc = MPI_Win_shared_query(b->win, r, &bytes, &unit, &at);
         // Mappings begin at a page in every process, so all round up to the same place.
-        b->parts[r] = (struct part *)(((uintptr_t)at + LINE - 1) / LINE * LINE);
+        b->desks[r] = (struct desk *)(((uintptr_t)at + LINE - 1) / LINE * LINE);
     }
     int ok = rc == MPI_SUCCESS && together == size;
-    for (int i = 0; i < 2 && ok; i++) {
-        atomic_store(&b->parts[rank][i].round, 0);
-        atomic_store(&b->parts[rank][i].barrier, 0);
+    if (ok) {
+        struct desk *mine = b->desks[rank];
+        atomic_store(&mine->barrier, 0);
+        atomic_store(&mine->heard, 0);
+        for (int i = 0; i < MEETINGS; i++) for (int j = 0; j < 2; j++) atomic_store(&mine->parts[i][j].round, 0);
+        for (int i = 0; i < NEWS; i++) atomic_store(&mine->news[i].round, 0);
     }
     int rc2 = MPI_Allreduce(MPI_IN_PLACE, &ok, 1, MPI_INT, MPI_MIN, c);
     if (rc == MPI_SUCCESS) rc = rc2;
@@ -137,23 +158,30 @@ static int await(const struct board *b, _Atomic uint64_t *its, uint64_t round) {
 
 static int board_barrier(struct board *b) {
     uint64_t round = ++b->barrier;
-    atomic_store_explicit(&b->parts[b->rank]->barrier, round, memory_order_release);
+    atomic_store_explicit(&b->desks[b->rank]->barrier, round, memory_order_release);
     for (int r = 0; r < b->size; r++) {
-        int rc = await(b, &b->parts[r]->barrier, round);
+        int rc = await(b, &b->desks[r]->barrier, round);
         if (rc != MPI_SUCCESS) return rc;
     }
     return MPI_SUCCESS;
 }
 
-// board_allreduce is allreduce of at most BOARD_BYTES. All ranks fold in rank order, and get the same bits. Where a rank
-// brought another count, type or operation, index is that rank and got its count, on every rank.
-static struct outcome board_allreduce(struct board *b, uintptr_t to, uintptr_t from, int n, int t, int op) {
-    void *dst = (void *)to;
-    const void *src = (const void *)from;
-    uint64_t round = ++b->round;
-    size_t bytes = (size_t)n * sizes[t];
-    struct part *mine = &b->parts[b->rank][round & 1];
-    memcpy(mine->data, src, bytes);
+// brought returns what rank r has brought to the meeting that this rank is at.
+static inline struct part *brought(const struct board *b, int meeting, int r) {
+    return &b->desks[r]->parts[meeting][b->rounds[meeting] & 1];
+}
+
+// begin enters the next round of a meeting and returns this rank's part, for what it brings.
+static struct part *begin(struct board *b, int meeting) {
+    b->rounds[meeting]++;
+    return brought(b, meeting, b->rank);
+}
+
+// meet shows the others this rank's part, and waits until all have brought theirs. Where a rank brought another count, type
+// or operation, index is that rank and got its count, on every rank; else it is -1.
+static struct outcome meet(struct board *b, int meeting, int n, int t, int op) {
+    uint64_t round = b->rounds[meeting];
+    struct part *mine = brought(b, meeting, b->rank);
     mine->n = n;
     mine->t = (uint8_t)t;
     mine->op = (uint8_t)op;
@@ -161,29 +189,108 @@ static struct outcome board_allreduce(struct board *b, uintptr_t to, uintptr_t f
 
     struct outcome o = {MPI_SUCCESS, -1, 0};
     for (int r = 0; r < b->size; r++) { // all of them, also after a mismatch, or the next round begins too early
-        struct part *p = &b->parts[r][round & 1];
+        struct part *p = brought(b, meeting, r);
         int rc = await(b, &p->round, round);
         if (rc != MPI_SUCCESS) return (struct outcome){rc, -1, 0};
         if (o.index < 0 && (p->n != n || p->t != t || p->op != op)) o = (struct outcome){MPI_SUCCESS, r, p->n};
     }
-    if (o.index >= 0) return o;
+    return o;
+}
+
+// fold_brought sets dst to what all ranks have brought from element lo on, folded in rank order.
+static int fold_brought(const struct board *b, int meeting, void *dst, int lo, int n, int t, int op) {
+    size_t skip = (size_t)lo * sizes[t];
     if (half(t)) {
         float *f = scratch(2 * (size_t)n * sizeof(float));
-        if (!f) return (struct outcome){MPI_ERR_NO_MEM, -1, 0};
+        if (!f) return MPI_ERR_NO_MEM;
         for (int r = 0; r < b->size; r++) {
             float *wide = r ? f + n : f;
-            const void *half = b->parts[r][round & 1].data;
+            const void *half = brought(b, meeting, r)->data + skip;
             t == F16 ? widen_f16(wide, half, n) : widen_bf16(wide, half, n);
             if (r) fold(f, f, wide, n, 8, op);
         }
         finish_half(dst, f, n, t, op, b->size);
-        return o;
+        return MPI_SUCCESS;
     }
-    const void *so_far = b->parts[0][round & 1].data;
+    const void *so_far = brought(b, meeting, 0)->data + skip;
     for (int r = 1; r < b->size; r++) {
-        fold(dst, so_far, b->parts[r][round & 1].data, n, t, op);
+        fold(dst, so_far, brought(b, meeting, r)->data + skip, n, t, op);
         so_far = dst;
     }
     if (op == AVG) divide(dst, n, t, b->size);
+    return MPI_SUCCESS;
+}
+
+// The collectives return what meet does. What each rank brings has at most BOARD_BYTES, and all ranks get the same bits.
+
+static struct outcome board_allreduce(struct board *b, uintptr_t to, uintptr_t from, int n, int t, int op) {
+    memcpy(begin(b, ALLREDUCE)->data, (const void *)from, (size_t)n * sizes[t]);
+    struct outcome o = meet(b, ALLREDUCE, n, t, op);
+    if (o.code == MPI_SUCCESS && o.index < 0) o.code = fold_brought(b, ALLREDUCE, (void *)to, 0, n, t, op);
+    return o;
+}
+
+static struct outcome board_reduce_scatter(struct board *b, uintptr_t to, uintptr_t from, int n, int t, int op) {
+    memcpy(begin(b, REDUCE_SCATTER)->data, (const void *)from, (size_t)n * sizes[t] * b->size);
+    struct outcome o = meet(b, REDUCE_SCATTER, n, t, op);
+    if (o.code == MPI_SUCCESS && o.index < 0) o.code = fold_brought(b, REDUCE_SCATTER, (void *)to, b->rank * n, n, t, op);
+    return o;
+}
+
+// take sets each part of dst, of the given bytes, to those that lie skip bytes into what the rank has brought; this rank's
+// own part to mine, which may be where it belongs already.
+static void take(const struct board *b, int meeting, char *dst, const void *mine, size_t skip, size_t bytes) {
+    for (int r = 0; r < b->size; r++, dst += bytes) {
+        if (r != b->rank) memcpy(dst, brought(b, meeting, r)->data + skip, bytes);
+        else if (dst != mine) memcpy(dst, mine, bytes);
+    }
+}
+
+static struct outcome board_allgather(struct board *b, uintptr_t to, uintptr_t from, int n, int t) {
+    size_t bytes = (size_t)n * sizes[t];
+    memcpy(begin(b, ALLGATHER)->data, (const void *)from, bytes);
+    struct outcome o = meet(b, ALLGATHER, n, t, 0);
+    if (o.code == MPI_SUCCESS && o.index < 0) take(b, ALLGATHER, (char *)to, (const void *)from, 0, bytes);
+    return o;
+}
+
+static struct outcome board_alltoall(struct board *b, uintptr_t to, uintptr_t from, int n, int t) {
+    size_t bytes = (size_t)n * sizes[t], own = b->rank * bytes, next = own + bytes;
+    const char *src = (const char *)from;
+    char *mine = begin(b, ALLTOALL)->data;
+    memcpy(mine, src, own);
+    memcpy(mine + next, src + next, b->size * bytes - next);
+    struct outcome o = meet(b, ALLTOALL, n, t, 0);
+    if (o.code == MPI_SUCCESS && o.index < 0) take(b, ALLTOALL, (char *)to, src + own, own, bytes);
+    return o;
+}
+
+// board_broadcast is bcast of at most NEWS_BYTES. The root goes on at once, unless it is NEWS rounds ahead. Where it
+// brought another count or type than a rank expects, index is the root and got its count, on that rank.
+static struct outcome board_broadcast(struct board *b, uintptr_t at, int n, int t, int root) {
+    uint64_t round = ++b->news;
+    size_t bytes = (size_t)n * sizes[t];
+    struct news *news = &b->desks[root]->news[round % NEWS];
+    struct outcome o = {MPI_SUCCESS, -1, 0};
+    if (b->rank != root) {
+        if ((o.code = await(b, &news->round, round)) != MPI_SUCCESS) return o;
+        if (news->n == n && news->t == t) memcpy((void *)at, news->data, bytes);
+        else o = (struct outcome){MPI_SUCCESS, root, news->n};
+    } else {
+        if (round > b->heard + NEWS) {
+            b->heard = round;
+            for (int r = 0; r < b->size; r++) {
+                _Atomic uint64_t *its = &b->desks[r]->heard;
+                if ((o.code = await(b, its, round - NEWS)) != MPI_SUCCESS) return o;
+                uint64_t heard = atomic_load_explicit(its, memory_order_relaxed);
+                if (heard < b->heard) b->heard = heard;
+            }
+        }
+        memcpy(news->data, (const void *)at, bytes);
+        news->n = n;
+        news->t = (uint8_t)t;
+        atomic_store_explicit(&news->round, round, memory_order_release);
+    }
+    atomic_store_explicit(&b->desks[b->rank]->heard, round, memory_order_release);
     return o;
 }

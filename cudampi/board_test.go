@@ -15,7 +15,7 @@ import (
 	"lockstep/internal/elem"
 )
 
-// TestSharedMemory runs all reductions again on a Comm that shares memory, with lengths on both sides of its limit.
+// TestSharedMemory runs all collectives again on a Comm that shares memory, with lengths on both sides of its limits.
 func TestSharedMemory(t *testing.T) {
 	onRanks(t, counts, func(t *testing.T, c *Comm) {
 		must(t, c.ShareMemory())
@@ -23,8 +23,9 @@ func TestSharedMemory(t *testing.T) {
 		if has := c.board != nil; has != (c.size > 1) {
 			t.Fatalf("%d ranks share memory: %v", c.size, has)
 		}
-		for _, n := range append(lengths, boardBytes/8, boardBytes/8+1) {
+		for _, n := range append(lengths, boardBytes/8, boardBytes/8+1, boardBytes/8/c.size, newsBytes/8, newsBytes/8+1) {
 			everyReduction(t, c, n)
+			everyMove(t, c, n)
 		}
 		half, err := c.Split(c.rank%2, 0)
 		must(t, err)
@@ -48,22 +49,44 @@ func TestSharedMemoryManyRanks(t *testing.T) {
 // TestSharedMemoryRounds runs many rounds of different lengths back to back, in which fast ranks overtake slow ones as
 // far as they may.
 func TestSharedMemoryRounds(t *testing.T) {
+	const rounds, most = 5000, 257
+	value := func(round, rank, i int) int64 { return int64(round + 1000*rank + i) }
 	onRanks(t, []int{2, 3}, func(t *testing.T, c *Comm) {
 		must(t, c.ShareMemory())
-		x := alloc[int64](257)
-		for round := range 20_000 {
-			n := 1 + round*31%257
-			data := x.data()[:n]
-			for i := range data {
-				data[i] = int64(round + i + c.rank)
-			}
-			must(t, c.AllReduce(x.ptr(), x.ptr(), n, elem.Int64, elem.Sum))
-			for i, got := range data {
-				if want := int64(c.size*(round+i) + c.size*(c.size-1)/2); got != want {
-					t.Fatalf("round %d: [%d] = %d, want %d", round, i, got, want)
+		src, dst := alloc[int64](most*c.size), alloc[int64](most*c.size)
+		// check runs one collective, of n elements, of which length come, the i-th of value want.
+		check := func(name string, call func(round, n int) error, length func(n int) int, want func(round, n, i int) int64) {
+			for round := range rounds {
+				for i := range src.data() {
+					src.data()[i] = value(round, c.rank, i)
+				}
+				n := 1 + round*31%most
+				must(t, call(round, n))
+				for i, got := range dst.data()[:length(n)] {
+					if got != want(round, n, i) {
+						t.Fatalf("%s, round %d: [%d] = %d, want %d", name, round, i, got, want(round, n, i))
+					}
 				}
 			}
 		}
+		one, all := func(n int) int { return n }, func(n int) int { return n * c.size }
+		check("AllReduce", func(_, n int) error {
+			return c.AllReduce(dst.ptr(), src.ptr(), n, elem.Int64, elem.Sum)
+		}, one, func(round, _, i int) int64 { return int64(c.size*(round+i) + 1000*c.size*(c.size-1)/2) })
+		check("ReduceScatter", func(_, n int) error {
+			return c.ReduceScatter(dst.ptr(), src.ptr(), n, elem.Int64, elem.Max)
+		}, one, func(round, n, i int) int64 { return value(round, c.size-1, c.rank*n+i) })
+		check("AllGather", func(_, n int) error {
+			return c.AllGather(dst.ptr(), src.ptr(), n, elem.Int64)
+		}, all, func(round, n, i int) int64 { return value(round, i/n, i%n) })
+		check("AllToAll", func(_, n int) error {
+			return c.AllToAll(dst.ptr(), src.ptr(), n, elem.Int64)
+		}, all, func(round, n, i int) int64 { return value(round, i/n, c.rank*n+i%n) })
+		root := func(round int) int { return round / 50 % c.size } // each is ahead for a while
+		check("Broadcast", func(round, n int) error {
+			copy(dst.data(), src.data()[:n])
+			return c.Broadcast(dst.ptr(), n, elem.Int64, root(round))
+		}, one, func(round, _, i int) int64 { return value(round, root(round), i) })
 	})
 }
 
@@ -71,24 +94,35 @@ func TestSharedMemoryRounds(t *testing.T) {
 func TestSharedMemoryMismatch(t *testing.T) {
 	onRanks(t, []int{3}, func(t *testing.T, c *Comm) {
 		must(t, c.ShareMemory())
-		x := filled[float32](c.rank, 8)
-		for _, tc := range []struct {
-			n    int
-			t    elem.Type
-			op   elem.Op
-			want string
-		}{
-			{4 + c.rank/2, elem.Float32, elem.Sum, fmt.Sprintf("sum of %d float32 here", 4+c.rank/2)},
-			{4, elem.Float32 - elem.Type(c.rank/2*5), elem.Sum, "sum of 4"},
-			{4, elem.Float32, elem.Op(c.rank / 2), "4 float32 here"},
-		} {
-			err := c.AllReduce(x.ptr(), x.ptr(), tc.n, tc.t, tc.op)
+		x, y := filled[float32](c.rank, 24), filled[float32](c.rank, 24)
+		odd := c.rank / 2 // rank 2 brings something else
+		check := func(err error, want string) {
+			t.Helper()
 			var e *ccall.Error
-			if !errors.As(err, &e) || e.Err != ErrCount || !strings.Contains(err.Error(), tc.want) || !strings.Contains(err.Error(), "brought another") {
-				t.Fatalf("rank %d: %v, want %q", c.rank, err, tc.want)
+			if !errors.As(err, &e) || e.Err != ErrCount || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "brought another") {
+				t.Fatalf("rank %d: %v, want %q", c.rank, err, want)
 			}
 		}
-		reductions[float32](t, c, 8, elem.Sum)
+		n, ty := 4+odd, elem.Float32-elem.Type(odd*5)
+		check(c.AllReduce(x.ptr(), x.ptr(), n, elem.Float32, elem.Sum), fmt.Sprintf("sum of %d float32 here", n))
+		check(c.AllReduce(x.ptr(), x.ptr(), 4, ty, elem.Sum), "sum of 4")
+		check(c.AllReduce(x.ptr(), x.ptr(), 4, elem.Float32, elem.Op(odd)), "4 float32 here")
+		check(c.ReduceScatter(y.ptr(), x.ptr(), n, elem.Float32, elem.Sum), fmt.Sprintf("sum of %d float32 here", n))
+		check(c.ReduceScatter(y.ptr(), x.ptr(), 4, elem.Float32, elem.Op(odd)), "4 float32 here")
+		check(c.AllGather(y.ptr(), x.ptr(), n, elem.Float32), fmt.Sprintf("(%d float32 here", n))
+		check(c.AllToAll(y.ptr(), x.ptr(), 4, ty), "(4 ")
+		y = alloc[float32](24)
+		for range newsRounds + 1 { // the root does not hear of it, and is not held up by it
+			err := c.Broadcast(y.ptr(), n, elem.Float32, 0)
+			if odd == 0 {
+				must(t, err)
+				continue
+			}
+			check(err, "5 float32 here, but rank 0 brought another operation, type or count: 4 elements")
+			y.same(t, c, alloc[float32](24).data(), "what a wrong broadcast leaves")
+		}
+		everyReduction(t, c, 3)
+		everyMove(t, c, 3)
 	})
 }
 

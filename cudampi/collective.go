@@ -23,6 +23,23 @@ func reduceCount(t elem.Type) int {
 	return maxCount
 }
 
+// fits says whether what a rank brings to a collective may go through memory that the ranks share.
+func (c *Comm) fits(n int, t elem.Type) bool {
+	return c.board != nil && n > 0 && n*t.Size() <= boardBytes
+}
+
+// judge is the error of a collective through shared memory, of n elements of type t by op on this rank; elem.Ops is none.
+func (c *Comm) judge(name string, m met, n int, t elem.Type, op elem.Op) error {
+	if m.rank < 0 {
+		return c.check(name, m.code)
+	}
+	by := ""
+	if op < elem.Ops {
+		by = op.String() + " of "
+	}
+	return c.errorf(name, ErrCount, "%s%d %v here, but rank %d brought another operation, type or count: %d elements", by, n, t, m.rank, m.got)
+}
+
 // Barrier blocks until every rank of c has called it. Collective. Source: mpi.h, MPI_Barrier.
 func (c *Comm) Barrier() error {
 	const name = "MPI_Barrier"
@@ -38,8 +55,7 @@ func (c *Comm) Barrier() error {
 
 // AllReduce sets dst[i] to op over all ranks of src[i], on every rank; dst and src have n elements.
 //
-// Collective; it blocks. In place: dst is src. After ShareMemory, what is small goes through shared memory; a rank that
-// brings another n, type or op is then an error on every rank. Source: mpi.h, MPI_Allreduce.
+// Collective; it blocks. In place: dst is src. Source: mpi.h, MPI_Allreduce.
 func (c *Comm) AllReduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
 	const name = "MPI_Allreduce"
 	if err := c.ready(name, n, t, dst, src); err != nil {
@@ -48,12 +64,8 @@ func (c *Comm) AllReduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op
 	if err := c.checkOp(name, op); err != nil {
 		return err
 	}
-	if c.board != nil && n > 0 && n*t.Size() <= boardBytes {
-		code, rank, got := sysBoardAllReduce(c.board, dst, src, n, t, op)
-		if rank >= 0 {
-			return c.errorf(name, ErrCount, "%v of %d %v here, but rank %d brought another operation, type or count: %d elements", op, n, t, rank, got)
-		}
-		return c.check(name, code)
+	if c.fits(n, t) {
+		return c.judge(name, sysBoardAllReduce(c.board, dst, src, n, t, op), n, t, op)
 	}
 	limit := reduceCount(t)
 	for lo := 0; lo < n; lo += limit {
@@ -112,6 +124,9 @@ func (c *Comm) Broadcast(buf unsafe.Pointer, n int, t elem.Type, root int) error
 }
 
 func (c *Comm) broadcast(buf unsafe.Pointer, n int, t elem.Type, root int) error {
+	if c.board != nil && n > 0 && n*t.Size() <= newsBytes {
+		return c.judge("MPI_Bcast", sysBoardBroadcast(c.board, buf, n, t, root), n, t, elem.Ops)
+	}
 	for lo := 0; lo < n; lo += maxCount {
 		if err := c.check("MPI_Bcast", sysBroadcast(c, at(buf, lo, t), min(maxCount, n-lo), t, root)); err != nil {
 			return err
@@ -127,6 +142,9 @@ func (c *Comm) AllGather(dst, src unsafe.Pointer, n int, t elem.Type) error {
 	const name = "MPI_Allgather"
 	if err := c.ready(name, n, t, dst, src); err != nil || n == 0 {
 		return err
+	}
+	if c.fits(n*c.size, t) {
+		return c.judge(name, sysBoardAllGather(c.board, dst, src, n, t), n, t, elem.Ops)
 	}
 	if n*c.size > maxCount {
 		return c.bigAllGather(dst, src, parts{each: n}, t)
@@ -147,6 +165,9 @@ func (c *Comm) ReduceScatter(dst, src unsafe.Pointer, n int, t elem.Type, op ele
 	if err := c.checkOp(name, op); err != nil || n == 0 {
 		return err
 	}
+	if c.fits(n*c.size, t) {
+		return c.judge(name, sysBoardReduceScatter(c.board, dst, src, n, t, op), n, t, op)
+	}
 	if n*c.size > reduceCount(t) {
 		return c.bigReduceScatter(dst, src, parts{each: n}, t, op)
 	}
@@ -160,6 +181,9 @@ func (c *Comm) AllToAll(dst, src unsafe.Pointer, n int, t elem.Type) error {
 	const name = "MPI_Alltoall"
 	if err := c.ready(name, n, t, dst, src); err != nil || n == 0 {
 		return err
+	}
+	if c.fits(n*c.size, t) {
+		return c.judge(name, sysBoardAllToAll(c.board, dst, src, n, t), n, t, elem.Ops)
 	}
 	if n*c.size > maxCount {
 		return c.bigAllToAll(dst, src, n, t)

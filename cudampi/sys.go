@@ -45,6 +45,14 @@ package cudampi
 #cgo nocallback board_barrier
 #cgo noescape board_allreduce
 #cgo nocallback board_allreduce
+#cgo noescape board_reduce_scatter
+#cgo nocallback board_reduce_scatter
+#cgo noescape board_allgather
+#cgo nocallback board_allgather
+#cgo noescape board_alltoall
+#cgo nocallback board_alltoall
+#cgo noescape board_broadcast
+#cgo nocallback board_broadcast
 #cgo noescape reduce_many
 #cgo nocallback reduce_many
 #cgo noescape start_chunk
@@ -99,10 +107,14 @@ func sysAllReduce(c *Comm, dst, src unsafe.Pointer, n int, t elem.Type, op elem.
 	return code
 }
 
-// board is memory that the ranks of a Comm share for small all-reduces.
+// board is memory that the ranks of a Comm share for small collectives.
 type board = *C.struct_board
 
-const boardBytes = C.BOARD_BYTES
+const (
+	boardBytes = C.BOARD_BYTES
+	newsBytes  = C.NEWS_BYTES
+	newsRounds = C.NEWS
+)
 
 func sysMakeBoard(c *Comm) (b board, code int) {
 	code = int(C.make_board(c.h, C.int(c.rank), C.int(c.size), &b))
@@ -115,11 +127,32 @@ func sysBoardBarrier(b board) int { return int(C.board_barrier(b)) }
 
 func sysFreeBoard(b board) int { return int(C.free_board(b)) }
 
-// sysBoardAllReduce returns the code, or the rank that brought something else, and its count; -1 for none.
-func sysBoardAllReduce(b board, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) (code, rank, got int) {
-	o := C.board_allreduce(b, address(dst), address(src), C.int(n), C.int(t), C.int(op))
+// met is how a collective on a board went: the code, or the rank that brought something else, and its count; -1 for none.
+type met struct{ code, rank, got int }
+
+func outcome(o C.struct_outcome, dst, src unsafe.Pointer) met {
 	keep(dst, src)
-	return int(o.code), int(o.index), int(o.got)
+	return met{int(o.code), int(o.index), int(o.got)}
+}
+
+func sysBoardAllReduce(b board, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) met {
+	return outcome(C.board_allreduce(b, address(dst), address(src), C.int(n), C.int(t), C.int(op)), dst, src)
+}
+
+func sysBoardReduceScatter(b board, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) met {
+	return outcome(C.board_reduce_scatter(b, address(dst), address(src), C.int(n), C.int(t), C.int(op)), dst, src)
+}
+
+func sysBoardAllGather(b board, dst, src unsafe.Pointer, n int, t elem.Type) met {
+	return outcome(C.board_allgather(b, address(dst), address(src), C.int(n), C.int(t)), dst, src)
+}
+
+func sysBoardAllToAll(b board, dst, src unsafe.Pointer, n int, t elem.Type) met {
+	return outcome(C.board_alltoall(b, address(dst), address(src), C.int(n), C.int(t)), dst, src)
+}
+
+func sysBoardBroadcast(b board, buf unsafe.Pointer, n int, t elem.Type, root int) met {
+	return outcome(C.board_broadcast(b, address(buf), C.int(n), C.int(t), C.int(root)), buf, nil)
 }
 
 func sysReduce(c *Comm, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, root int) int {

@@ -141,7 +141,7 @@ func (c Comm) Close() error {
 // addComm takes a communicator into the world, in the caller's turn. Collective.
 func (w *World) addComm(m *cudampi.Comm, id string) Comm {
 	if err := m.ShareMemory(); err != nil {
-		w.Log.Warn().Err(err).Msg("small all-reduces go through messages, not through shared memory")
+		w.Log.Warn().Err(err).Msg("small collectives go through messages, not through shared memory")
 	}
 	st := &commState{w: w, mpi: m, id: id, rank: m.Rank(), size: m.Size()}
 	if w.gpu != nil {
