@@ -4,6 +4,7 @@
 
 #include <sched.h>
 #include <stdatomic.h>
+#include <time.h>
 
 enum {
     LINE = 64,                 // bytes of a cache line
@@ -14,6 +15,8 @@ enum {
     NEWS = 8,                  // broadcasts that a root may be ahead of the others
     BOARD_SPINS = 1000,        // before a waiting rank lets others run, about 10 us; none where ranks share cores
     BOARD_YIELDS = 64,         // between two looks at MPI
+    BOARD_PATIENCE = 1 << 16,  // yields, about 25 ms alone on a core, before it sleeps at each look
+    BOARD_SLEEP = 50,          // us
 };
 
 // The collectives in which all ranks wait for all. Each has rounds of its own, so that a rank at one never meets ranks at
@@ -141,7 +144,8 @@ static inline void relax(void) {
 }
 
 // await returns when a rank has come to the round. A rank that waits long gives its core to a rank that shares it, and lets MPI
-// progress, since another may be waiting for a message of this one.
+// progress, since another may be waiting for a message of this one. Where it waits very long it sleeps now and then: among
+// 63 that did nothing but yield, a rank got no time for minutes (Linux 6.18).
 static int await(const struct board *b, _Atomic uint64_t *its, uint64_t round) {
     for (uint64_t spins = 0; atomic_load_explicit(its, memory_order_acquire) < round; spins++) {
         if (spins < b->spins) {
@@ -149,9 +153,11 @@ static int await(const struct board *b, _Atomic uint64_t *its, uint64_t round) {
             continue;
         }
         sched_yield();
-        if ((spins - b->spins) % BOARD_YIELDS != BOARD_YIELDS - 1) continue;
+        uint64_t yields = spins - b->spins;
+        if (yields % BOARD_YIELDS != BOARD_YIELDS - 1) continue;
         int there, rc = MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, b->comm, &there, MPI_STATUS_IGNORE);
         if (rc != MPI_SUCCESS) return rc;
+        if (yields >= BOARD_PATIENCE) nanosleep(&(struct timespec){.tv_nsec = BOARD_SLEEP * 1000}, NULL);
     }
     return MPI_SUCCESS;
 }
