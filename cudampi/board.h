@@ -15,7 +15,7 @@ enum {
     NEWS = 8,                  // broadcasts that a root may be ahead of the others
     BOARD_SPINS = 1000,        // before a waiting rank lets others run, about 10 us; none where ranks share cores
     BOARD_YIELDS = 64,         // between two looks at MPI
-    BOARD_PATIENCE = 1 << 16,  // yields, about 25 ms alone on a core, before it sleeps at each look
+    BOARD_PATIENCE = 1 << 16,  // yields before it sleeps at each look
     BOARD_SLEEP = 50,          // us
 };
 

@@ -23,9 +23,9 @@ func reduceCount(t elem.Type) int {
 	return maxCount
 }
 
-// fits says whether what a rank brings to a collective may go through memory that the ranks share.
-func (c *Comm) fits(n int, t elem.Type) bool {
-	return c.board != nil && n > 0 && n*t.Size() <= boardBytes
+// fits says whether a collective of n elements may go through memory that the ranks share, which takes limit bytes of it.
+func (c *Comm) fits(n int, t elem.Type, limit int) bool {
+	return c.board != nil && n > 0 && n*t.Size() <= limit
 }
 
 // judge is the error of a collective through shared memory, of n elements of type t by op on this rank; elem.Ops is none.
@@ -64,7 +64,7 @@ func (c *Comm) AllReduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op
 	if err := c.checkOp(name, op); err != nil {
 		return err
 	}
-	if c.fits(n, t) {
+	if c.fits(n, t, boardBytes) {
 		return c.judge(name, sysBoardAllReduce(c.board, dst, src, n, t, op), n, t, op)
 	}
 	limit := reduceCount(t)
@@ -124,7 +124,7 @@ func (c *Comm) Broadcast(buf unsafe.Pointer, n int, t elem.Type, root int) error
 }
 
 func (c *Comm) broadcast(buf unsafe.Pointer, n int, t elem.Type, root int) error {
-	if c.board != nil && n > 0 && n*t.Size() <= newsBytes {
+	if c.fits(n, t, newsBytes) {
 		return c.judge("MPI_Bcast", sysBoardBroadcast(c.board, buf, n, t, root), n, t, elem.Ops)
 	}
 	for lo := 0; lo < n; lo += maxCount {
@@ -143,7 +143,7 @@ func (c *Comm) AllGather(dst, src unsafe.Pointer, n int, t elem.Type) error {
 	if err := c.ready(name, n, t, dst, src); err != nil || n == 0 {
 		return err
 	}
-	if c.fits(n*c.size, t) {
+	if c.fits(n*c.size, t, boardBytes) {
 		return c.judge(name, sysBoardAllGather(c.board, dst, src, n, t), n, t, elem.Ops)
 	}
 	if n*c.size > maxCount {
@@ -165,7 +165,7 @@ func (c *Comm) ReduceScatter(dst, src unsafe.Pointer, n int, t elem.Type, op ele
 	if err := c.checkOp(name, op); err != nil || n == 0 {
 		return err
 	}
-	if c.fits(n*c.size, t) {
+	if c.fits(n*c.size, t, boardBytes) {
 		return c.judge(name, sysBoardReduceScatter(c.board, dst, src, n, t, op), n, t, op)
 	}
 	if n*c.size > reduceCount(t) {
@@ -182,7 +182,7 @@ func (c *Comm) AllToAll(dst, src unsafe.Pointer, n int, t elem.Type) error {
 	if err := c.ready(name, n, t, dst, src); err != nil || n == 0 {
 		return err
 	}
-	if c.fits(n*c.size, t) {
+	if c.fits(n*c.size, t, boardBytes) {
 		return c.judge(name, sysBoardAllToAll(c.board, dst, src, n, t), n, t, elem.Ops)
 	}
 	if n*c.size > maxCount {
