@@ -57,6 +57,9 @@ func gpuFault(w *spmd.World, what string, last bool) error {
 	if !slices.Contains(faults, what) {
 		return nil
 	}
+	if what == "a rank is lost" {
+		os.Setenv("FAKECUDA_DELAY", "0") // of the stream, which then has a thread of its own
+	}
 	s, err := w.NewStream("work")
 	if err != nil {
 		return err
@@ -94,8 +97,10 @@ func gpuFault(w *spmd.World, what string, last bool) error {
 		os.Setenv("FAKENCCL_FAIL", "ncclAllReduce=2")
 		return spmd.AllReduce(w.Comm.On(s), x, x, spmd.Sum)
 	case "a rank is lost": // the kernel of the collective never ends
-		os.Setenv("FAKECUDA_FAIL", "cuEventQuery=600")
 		os.Setenv("FAKENCCL_FAIL", "async=6")
+		if err := s.HostFunc(func() error { select {} }); err != nil {
+			return err
+		}
 		if err := spmd.AllReduce(w.Comm.On(s), x, x, spmd.Sum); err != nil {
 			return err
 		}
@@ -104,7 +109,7 @@ func gpuFault(w *spmd.World, what string, last bool) error {
 		os.Setenv("FAKECUDA_FAIL", "cuLaunchKernel=701")
 		return nop.Launch(s, one, x.Arg(), x.Arg(), spmd.I32(1))
 	case "the GPU fails":
-		os.Setenv("FAKECUDA_FAIL", "cuEventQuery=700")
+		os.Setenv("FAKECUDA_FAIL", "cuStreamQuery=700,cuStreamWriteValue32_v2=700")
 		if err := nop.Launch(s, one, x.Arg(), x.Arg(), spmd.I32(1)); err != nil {
 			return err
 		}

@@ -69,8 +69,56 @@ func (q *gpuQueue) sign() {
 	if q.word == nil || q.closed || q.capturing || q.fail.Load() != nil || q.coll.Load() <= max(q.wrote.Load(), q.known.Load()) {
 		return
 	}
+	q.broken(q.write(seq))
+}
+
+// write has the stream write its word behind what was issued. The caller holds q.mu.
+func (q *gpuQueue) write(seq uint64) error {
 	q.wrote.Store(seq)
-	q.broken(q.h.WriteValue(unsafe.Pointer(q.word), uint32(seq)))
+	return q.h.WriteValue(unsafe.Pointer(q.word), uint32(seq))
+}
+
+// signFor has the stream write its word behind seq commands or more, for a host that
+// waits: to look at memory takes less, and notices the end sooner, than to ask the
+// driver for an event. It returns how many commands that is; not ok where the stream
+// has no word, is being captured, or has an event for them already, before its end.
+// The caller holds q.mu.
+func (q *gpuQueue) signFor(seq uint64) (end uint64, ok bool) {
+	if q.word == nil || q.capturing {
+		return 0, false
+	}
+	for _, m := range q.marks {
+		if m.seq >= seq {
+			return 0, false
+		}
+	}
+	if wrote := q.wrote.Load(); wrote >= seq {
+		return wrote, true
+	}
+	end = q.tail.Load()
+	if err := q.write(end); err != nil {
+		q.broken(err)
+		return 0, false
+	}
+	return end, true
+}
+
+// watch looks at the word for a moment, and then asks the driver once, which knows of
+// failures.
+func (q *gpuQueue) watch(seq uint64) (bool, error) {
+	for start := time.Now(); time.Since(start) < spinSlice; {
+		for range 32 {
+			if q.passed() >= seq {
+				return true, nil
+			}
+		}
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closed {
+		return true, nil
+	}
+	return q.h.Query()
 }
 
 // keepSigning signs all streams now and then, until stop. It is not who watches: the

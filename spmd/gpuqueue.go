@@ -148,6 +148,11 @@ func (q *gpuQueue) wait(seq uint64) {
 		q.mu.Unlock()
 		return
 	}
+	if end, ok := q.signFor(seq); ok {
+		q.mu.Unlock()
+		q.spin(nil, end)
+		return
+	}
 	m, err := q.at(seq)
 	if err != nil || m == nil {
 		q.mu.Unlock()
@@ -177,14 +182,19 @@ func (q *gpuQueue) release(m *mark) {
 	}
 }
 
-// spin waits for an event and says whether it came; if not, the queue has failed.
-// seq, unless 0, is how many commands have then run.
+// spin waits for an event, or without one for the queue's word, and says whether it
+// came; if not, the queue has failed. seq, unless 0, is how many commands have then run.
 func (q *gpuQueue) spin(e *cuda.Event, seq uint64) bool {
 	start := time.Now()
 	looked := start
 	defer q.waiting.Store(0)
 	for {
-		done, err := e.Spin(spinSlice)
+		done, err := false, error(nil)
+		if e != nil {
+			done, err = e.Spin(spinSlice)
+		} else {
+			done, err = q.watch(seq)
+		}
 		switch now := time.Now(); {
 		case err != nil:
 			q.broken(err)
