@@ -25,6 +25,12 @@ import (
 // oldest is the driver that has every entry point of the table, as cuDriverGetVersion counts.
 const oldest = 12000
 
+// earlyDriver is the first driver with which an early launch can be captured in a graph.
+const earlyDriver = 12030
+
+// earlyCapability is the first with griddepcontrol, the major number.
+const earlyCapability = 9
+
 var (
 	libFiles = []string{"libcuda.so.1"}
 	load     = sync.OnceValue(func() error { return open(libFiles...) })
@@ -129,6 +135,7 @@ type Device struct {
 	multiprocessors int
 	memory          int
 	least, greatest int
+	early           bool // it knows Stream.LaunchEarly
 }
 
 // The attributes of a device that Open asks for. Source: cuda.h, CUdevice_attribute.
@@ -156,6 +163,7 @@ func Open(index int) (*Device, error) {
 		return nil, failed("cuDevicePrimaryCtxRetain", status, fmt.Sprintf("GPU %d, %s, %s%s", index, d.name, d.uuid, d.modeText()))
 	}
 	d.ctx = ctx
+	d.early = d.major >= earlyCapability && int(version.Load()) >= earlyDriver && sysHasLaunchEx()
 	if d.least, d.greatest, status = sysPriorities(ctx); status != 0 {
 		return nil, errors.Join(check("cuCtxGetStreamPriorityRange", status), d.Close())
 	}

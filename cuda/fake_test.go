@@ -27,6 +27,7 @@ func TestFake(t *testing.T) {
 		}{
 			{"Loading", fakeLoading}, {"Device", fakeDevice}, {"Exclusive", fakeExclusive}, {"Memory", fakeMemory},
 			{"Statuses", fakeStatuses}, {"Refusals", fakeRefusals}, {"CopyAndFill", fakeCopyAndFill}, {"Launch", fakeLaunch},
+			{"LaunchEarly", fakeLaunchEarly},
 			{"Threads", fakeThreads}, {"Bind", fakeBind}, {"Events", fakeEvents}, {"Callback", fakeCallback},
 			{"Graph", fakeGraph}, {"CaptureEnds", fakeCaptureEnds}, {"CaptureThread", fakeCaptureThread}, {"Module", fakeModule},
 			{"Teardown", fakeTeardown}, {"IPC", fakeIPC},
@@ -287,6 +288,58 @@ func fakeLaunch(t *testing.T) {
 	must(t, o.close())
 }
 
+// fakeLaunchEarly: what reaches the driver, and where it is an ordinary launch.
+func fakeLaunchEarly(t *testing.T) {
+	t.Cleanup(func() { must(t, open(libFiles...)) })
+	const early, plain = "cuLaunchKernelEx", "cuLaunchKernel"
+	for _, c := range []struct {
+		name, function, major, version string
+		without                        []string
+		load                           bool
+		want                           string
+	}{
+		{"all there is", "k", "9", "12030", nil, true, early},
+		{"not loaded", "k", "9", "12030", nil, false, plain},
+		{"code for another device", "old", "9", "12030", nil, true, plain},
+		{"older device", "k", "8", "12030", nil, true, plain},
+		{"older driver", "k", "9", "12020", nil, true, plain},
+		{"no symbol", "k", "9", "12030", []string{early}, true, plain},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Setenv("FAKECUDA_MAJOR", c.major)
+			t.Setenv("FAKECUDA_VERSION", c.version)
+			must(t, open(fakelib.CUDA(t, t.TempDir(), fakelib.Without(c.without...)...)))
+			d := openFake(t)
+			s, m := try(d.NewStream(0))(t), try(d.LoadModule([]byte("image")))(t)
+			f := try(m.Function(c.function))(t)
+			if c.load {
+				must(t, f.Load())
+			}
+			log := logOf(t)
+			launch := func() {
+				must(t, s.LaunchEarly(f, [3]int{1 << 30, 2, 3}, [3]int{4, 5, 6}, 7, []uint64{0xff, math.MaxUint64}))
+			}
+			launch()
+			must(t, s.BeginCapture(ThreadLocal))
+			launch()
+			x := try(try(s.EndCapture())(t).Instantiate())(t)
+			must(t, x.Launch(s))
+			var got []string
+			for _, l := range log() {
+				if l = regexp.MustCompile(` stream=\d+`).ReplaceAllString(l, ""); strings.Contains(l, "cuLaunchKernel") {
+					got = append(got, l)
+				}
+			}
+			want := c.want + " function=" + c.function + " grid=1073741824,2,3 block=4,5,6 shared=7 args=0xff,0xffffffffffffffff = 0"
+			if !slices.Equal(got, []string{want, want, "replay " + want}) {
+				t.Errorf("got\n%s\nwant, twice and replayed,\n%s", strings.Join(got, "\n"), want)
+			}
+			wantError(t, s.LaunchEarly(f, [3]int{-1, 1, 1}, [3]int{1, 1, 1}, 0, nil), c.want, ErrInvalidValue)
+			must(t, errors.Join(x.Close(), m.Close(), s.Close()))
+		})
+	}
+}
+
 func fakeThreads(t *testing.T) {
 	t.Setenv("FAKECUDA_DEVICES", "2")
 	d, other := openFake(t), try(Open(1))(t)
@@ -428,7 +481,8 @@ func fakeModule(t *testing.T) {
 	if n := try(f.MaxThreads())(t); n != 1024 {
 		t.Errorf("%d threads", n)
 	}
-	want := []string{"cuFuncLoad function=k = 0", "cuFuncGetAttribute function=k attribute=3 = 0", "cuCtxGetLimit limit=0 = 0", "cuFuncSetAttribute function=k attribute=8 v=102400 = 0",
+	want := []string{"cuFuncLoad function=k = 0", "cuFuncGetAttribute function=k attribute=3 = 0", "cuCtxGetLimit limit=0 = 0",
+		"cuFuncGetAttribute function=k attribute=5 = 0", "cuFuncSetAttribute function=k attribute=8 v=102400 = 0",
 		"cuFuncGetAttribute function=k attribute=4 = 0", "cuFuncGetAttribute function=k attribute=0 = 0"}
 	if got := log(); !slices.Equal(got, want) {
 		t.Errorf("got\n%s", strings.Join(got, "\n"))
@@ -438,8 +492,8 @@ func fakeModule(t *testing.T) {
 	log()
 	must(t, errors.Join(deep.Load(), deep.Load()))
 	want = []string{"cuFuncLoad function=deep = 0", "cuFuncGetAttribute function=deep attribute=3 = 0", "cuCtxGetLimit limit=0 = 0",
-		"cuCtxSetLimit limit=0 v=4000 = 0"}
-	if got := log(); !slices.Equal(got, append(want, want[:3]...)) {
+		"cuCtxSetLimit limit=0 v=4000 = 0", "cuFuncGetAttribute function=deep attribute=5 = 0"}
+	if got := log(); !slices.Equal(got, slices.Concat(want, want[:3], want[4:])) {
 		t.Errorf("got\n%s", strings.Join(got, "\n"))
 	}
 	if e := wantError(t, f.SetMaxShared(1<<20), "cuFuncSetAttribute", ErrInvalidValue); e.Detail != "k: 1048576 bytes of shared memory" {
@@ -485,12 +539,18 @@ func fakeTeardown(t *testing.T) {
 
 func fakeNoAllocation(t *testing.T) {
 	o := make1(t)
+	must(t, o.k.Load())
 	one := [3]int{1, 1, 1}
 	for name, call := range map[string]func() error{
 		"Launch": func() error {
 			var args [3]uint64
 			args[0] = uint64(uintptr(o.p))
 			return o.s.Launch(o.k, one, one, 0, args[:])
+		},
+		"LaunchEarly": func() error {
+			var args [3]uint64
+			args[0] = uint64(uintptr(o.p))
+			return o.s.LaunchEarly(o.k, one, one, 0, args[:])
 		},
 		"Copy":        func() error { return o.s.Copy(o.p, o.h, 64) },
 		"Fill":        func() error { return o.s.Fill(o.p, 4, 1, 16) },

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 	"unsafe"
+
+	"lockstep/cuda/nvrtc"
 )
 
 // The tests of this file need a GPU.
@@ -376,6 +378,83 @@ func TestGPULaunch(t *testing.T) {
 			t.Fatalf("element %d is %d, want %d", i, v, want)
 		}
 	}
+}
+
+// early has a kernel that lets the next one start at once, and after a millisecond writes the time; and one to be launched
+// early, which writes when it began, and what it has read of the first.
+const early = `
+static __device__ unsigned long long now() {
+	unsigned long long t;
+	asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+	return t;
+}
+extern "C" __global__ void first(unsigned long long *p) {
+	asm volatile("griddepcontrol.launch_dependents;");
+	unsigned long long start = now();
+	while (now() - start < 1000000) {}
+	p[0] = now();
+}
+extern "C" __global__ void second(unsigned long long *p) {
+	unsigned long long start = now();
+	asm volatile("griddepcontrol.wait;" ::: "memory");
+	p[1] = start;
+	p[2] = p[0];
+}
+`
+
+func TestGPULaunchEarly(t *testing.T) {
+	d := openGPU(t)
+	major, minor := d.Capability()
+	if !d.early {
+		t.Skipf("compute capability %d.%d, driver %d", major, minor, DriverVersion())
+	}
+	if err := nvrtc.Load(); err != nil {
+		t.Skip(err)
+	}
+	image := try(nvrtc.Compile("early.cu", early, nvrtc.Options{Capability: 10*major + minor}))(t)
+	m := try(d.LoadModule(image))(t)
+	first, second := try(m.Function("first"))(t), try(m.Function("second"))(t)
+	must(t, errors.Join(first.Load(), second.Load()))
+	if add := kernel(t, d, "add"); add.early || !second.early {
+		t.Errorf("early: code for sm_80 %v, for this device %v", add.early, second.early)
+	}
+	s := newStream(t, d)
+	p, h := device(t, d, s, 3), pinned[uint64](t, d, 3)
+	one := [3]int{1, 1, 1}
+	both := func() {
+		t.Helper()
+		args := []uint64{uint64(uintptr(p))}
+		must(t, s.Fill(p, 4, 0, 6))
+		must(t, s.Launch(first, one, one, 0, args))
+		must(t, s.LaunchEarly(second, one, one, 0, args))
+		must(t, s.Copy(at(h), p, 24))
+	}
+	for _, c := range []struct {
+		name string
+		run  func()
+	}{
+		{"stream", both},
+		{"graph", func() {
+			must(t, s.BeginCapture(ThreadLocal))
+			both()
+			g := try(s.EndCapture())(t)
+			x := try(g.Instantiate())(t)
+			must(t, x.Launch(s))
+			must(t, s.Synchronize())
+			must(t, errors.Join(g.Close(), x.Close()))
+		}},
+	} {
+		clear(h)
+		c.run()
+		must(t, s.Synchronize())
+		if h[0] == 0 || h[2] != h[0] {
+			t.Errorf("%s: the second kernel has read %d, and the first wrote %d", c.name, h[2], h[0])
+		}
+		if h[1] >= h[0] {
+			t.Errorf("%s: the second kernel began %d ns after the end of the first, not early", c.name, h[1]-h[0])
+		}
+	}
+	must(t, m.Close())
 }
 
 func TestGPUModuleErrors(t *testing.T) {

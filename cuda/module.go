@@ -51,9 +51,10 @@ func (m *Module) Close() error {
 
 // Function is a kernel, valid until its module is closed.
 type Function struct {
-	d    *Device
-	h    unsafe.Pointer
-	name string
+	d     *Device
+	h     unsafe.Pointer
+	name  string
+	early bool // compiled for what LaunchEarly needs
 }
 
 // The attributes of a function. Source: cuda.h, CUfunction_attribute.
@@ -61,6 +62,7 @@ const (
 	attrMaxThreads = 0
 	attrLocal      = 3
 	attrRegisters  = 4
+	attrPTX        = 5
 	attrMaxShared  = 8
 )
 
@@ -69,7 +71,8 @@ func (f *Function) Name() string { return f.name }
 
 // Load brings the code to the device now, and has the device keep as much local memory as its threads need: the first
 // launch would, and wait until the device is idle, which it never is while a stream waits for this process or for another
-// device. A first launch cannot be captured, either. Load may wait for the device itself.
+// device. A first launch cannot be captured, either. Load may wait for the device itself. It is also what finds out whether
+// LaunchEarly can start f early.
 // Source: cuda.h, cuFuncLoad (before CUDA 12.4 cuFuncGetAttribute of what only loaded code has), cuCtxSetLimit.
 func (f *Function) Load() error {
 	if sysHasFuncLoad() {
@@ -87,6 +90,13 @@ func (f *Function) Load() error {
 			op = "cuCtxSetLimit"
 		}
 		return failed(op, status, fmt.Sprintf("%s: %d bytes of local memory for each thread", f.name, local))
+	}
+	if f.d.early { // the code may be PTX of a compiler that is older than the device
+		arch, err := f.attribute(attrPTX)
+		if err != nil {
+			return err
+		}
+		f.early = arch >= 10*earlyCapability
 	}
 	return nil
 }

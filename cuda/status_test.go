@@ -106,6 +106,10 @@ func fakeStatuses(t *testing.T) {
 		{"cuStreamIsCapturing", "", func(o *things) error { return second(o.s.Capturing()) }},
 		{"cuStreamIsCapturing", "", func(o *things) error { return o.s.Abandon() }},
 		{"cuLaunchKernel", "", func(o *things) error { return o.s.Launch(o.k, one, one, 0, nil) }},
+		{"cuLaunchKernelEx", "", func(o *things) error {
+			must(t, o.k.Load())
+			return o.s.LaunchEarly(o.k, one, one, 0, nil)
+		}},
 		{"cuLaunchHostFunc", "", func(o *things) error { return o.s.HostFunc(o.c) }},
 		{"cuEventCreate", "", func(o *things) error { return second(o.d.NewEvent(false)) }},
 		{"cuEventDestroy_v2", "cuEventDestroy", func(o *things) error { return o.e.Close() }},
@@ -168,6 +172,7 @@ func fakeRefusals(t *testing.T) {
 	}
 	wantError(t, o.s.Launch(o.k, one, one, -1, nil), "cuLaunchKernel", ErrInvalidValue)
 	wantError(t, o.s.Launch(o.k, one, one, 0, make([]uint64, 1025)), "cuLaunchKernel", ErrInvalidValue)
+	wantError(t, o.s.LaunchEarly(o.k, one, one, 0, make([]uint64, 1025)), "cuLaunchKernel", ErrInvalidValue) // not loaded
 	must(t, o.s.Copy(o.p, o.h, 0))
 	must(t, o.s.Fill(o.p, 4, 0, 0))
 	if lines := log(); len(lines) > 0 {

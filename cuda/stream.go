@@ -110,15 +110,35 @@ func (s *Stream) Fill(dst unsafe.Pointer, size int, v uint64, n int) error {
 // stands in the low bytes of its word; the driver reads as many as the kernel's parameter has, and cannot check their
 // number. Source: cuda.h, cuLaunchKernel.
 func (s *Stream) Launch(f *Function, blocks, threads [3]int, shared int, args []uint64) error {
+	return s.launch(f, &blocks, &threads, shared, args, false)
+}
+
+// LaunchEarly is Launch of a kernel that the device may start before the kernel ahead of it on s is over: once every block
+// of that one has executed griddepcontrol.launch_dependents or ended, so that the launch takes no time of its own. Each
+// thread of f must execute griddepcontrol.wait before it touches memory that earlier work touches: it returns when all
+// kernels ahead are over and what they wrote is seen. Copies, fills and events on s are waited for as ever, and so is f by
+// what follows. It is Launch where that does not exist: on a device of less than compute capability 9.0, with a driver from
+// before CUDA 12.3, and for a function that Load was not called for, or that was compiled for an older architecture, on
+// which there is no griddepcontrol.
+// Source: cuda.h, cuLaunchKernelEx with CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION; PTX ISA, griddepcontrol.
+func (s *Stream) LaunchEarly(f *Function, blocks, threads [3]int, shared int, args []uint64) error {
+	return s.launch(f, &blocks, &threads, shared, args, f.early)
+}
+
+func (s *Stream) launch(f *Function, blocks, threads *[3]int, shared int, args []uint64, early bool) error {
+	op := "cuLaunchKernel"
+	if early {
+		op = "cuLaunchKernelEx"
+	}
 	if all := blocks[0] | blocks[1] | blocks[2] | threads[0] | threads[1] | threads[2] | shared; all < 0 || all > math.MaxInt32 {
-		return refused("cuLaunchKernel", "%s", f.launchText(blocks, threads, shared))
+		return refused(op, "%s", f.launchText(*blocks, *threads, shared))
 	}
 	if len(args) > maxArgs {
-		return refused("cuLaunchKernel", "%s: %d arguments, at most %d", f.name, len(args), maxArgs)
+		return refused(op, "%s: %d arguments, at most %d", f.name, len(args), maxArgs)
 	}
-	status := sysLaunch(s, f, &blocks, &threads, shared, args)
+	status := sysLaunch(s, f, blocks, threads, shared, args, early)
 	if status != 0 {
-		return failed("cuLaunchKernel", status, f.launchText(blocks, threads, shared))
+		return failed(op, status, f.launchText(*blocks, *threads, shared))
 	}
 	return nil
 }

@@ -173,11 +173,17 @@ func sysFill(s *Stream, dst unsafe.Pointer, size int, v uint32, n int) int {
 	return int(C.fill(addr(s.d.ctx), addr(s.h), addr(dst), C.int(size), C.uint32_t(v), C.size_t(n)))
 }
 
-func sysLaunch(s *Stream, f *Function, blocks, threads *[3]int, shared int, args []uint64) int {
+func sysLaunch(s *Stream, f *Function, blocks, threads *[3]int, shared int, args []uint64, early bool) int {
+	e := C.int(0)
+	if early {
+		e = 1
+	}
 	return int(C.launch(addr(s.d.ctx), addr(s.h), addr(f.h),
 		C.uint(blocks[0]), C.uint(blocks[1]), C.uint(blocks[2]), C.uint(threads[0]), C.uint(threads[1]), C.uint(threads[2]),
-		C.uint(shared), (*C.uint64_t)(unsafe.SliceData(args)), C.int(len(args))))
+		C.uint(shared), (*C.uint64_t)(unsafe.SliceData(args)), C.int(len(args)), e))
 }
+
+func sysHasLaunchEx() bool { return C.has_launch_ex() != 0 }
 
 func sysHostFunc(s *Stream, id uintptr) int {
 	return int(C.launch_host_func(addr(s.d.ctx), addr(s.h), C.uintptr_t(id)))

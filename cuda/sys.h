@@ -12,6 +12,8 @@ typedef uint64_t device_ptr;
 typedef struct { unsigned char bytes[16]; } uuid;
 typedef struct { char bytes[64]; } ipc_handle;
 typedef struct { int result; void *node, *from; } update_info;
+typedef struct { int id, pad; union { int on; uint64_t words[8]; } value; } launch_attribute;
+typedef struct { unsigned grid[3], block[3], shared; void *stream; const launch_attribute *attributes; unsigned n; } launch_config;
 
 static struct {
     int (*Init)(unsigned);
@@ -62,6 +64,7 @@ static struct {
     int (*StreamEndCapture)(void *, void **);
     int (*StreamIsCapturing)(void *, int *);
     int (*LaunchKernel)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
+    int (*LaunchKernelEx)(const launch_config *, void *, void **, void **);
     int (*LaunchHostFunc)(void *, void (*)(void *), void *);
     int (*EventCreate)(void **, unsigned);
     int (*EventDestroy)(void *);
@@ -139,6 +142,7 @@ static struct row row_at(int i) {
         NEED(StreamEndCapture, "cuStreamEndCapture"),
         NEED(StreamIsCapturing, "cuStreamIsCapturing"),
         NEED(LaunchKernel, "cuLaunchKernel"),
+        MAY(LaunchKernelEx, "cuLaunchKernelEx"),
         NEED(LaunchHostFunc, "cuLaunchHostFunc"),
         NEED(EventCreate, "cuEventCreate"),
         NEED(EventDestroy, "cuEventDestroy_v2"),
@@ -397,14 +401,22 @@ static struct number is_capturing(uintptr_t context, uintptr_t stream) {
 // MAX_ARGS bounds the array on the stack; CUDA's limit in bytes is reached earlier by all but the smallest types.
 enum { MAX_ARGS = 1024 };
 
+static int has_launch_ex(void) { return cu.LaunchKernelEx != NULL; }
+
 // Each argument is at the low bytes of its word, which is where a little-endian reader of any width looks.
 static int launch(uintptr_t context, uintptr_t stream, uintptr_t function, unsigned bx, unsigned by, unsigned bz, unsigned tx,
-                  unsigned ty, unsigned tz, unsigned shared, uint64_t *args, int n) {
+                  unsigned ty, unsigned tz, unsigned shared, uint64_t *args, int n, int early) {
+    enum { PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
     ENTER(context);
     if (n < 0 || n > MAX_ARGS) return INVALID_VALUE;
     void *params[n + 1];
     for (int i = 0; i < n; i++) params[i] = &args[i];
     params[n] = NULL;
+    if (early) {
+        const launch_attribute attribute = {.id = PROGRAMMATIC_STREAM_SERIALIZATION, .value.on = 1};
+        const launch_config config = {{bx, by, bz}, {tx, ty, tz}, shared, (void *)stream, &attribute, 1};
+        return cu.LaunchKernelEx(&config, (void *)function, params, NULL);
+    }
     return cu.LaunchKernel((void *)function, bx, by, bz, tx, ty, tz, shared, (void *)stream, params, NULL);
 }
 

@@ -56,6 +56,22 @@ FN bool get_stamped(const u32 *p, u32 *a, u32 *b, u32 stamp) {
 }
 #endif
 
+// For a kernel that is launched early (cuda.Stream.LaunchEarly). Launched in the ordinary way, it finds nothing to wait for.
+// await_earlier_work returns when all kernels ahead of this one in the stream, or in the graph, are over, which includes
+// what they have waited for in turn, and their writes are seen. Copies and waits for events ahead are over before it starts.
+FN void await_earlier_work() {
+#if __CUDA_ARCH__ >= 900
+	asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// start_next lets the next kernel start, if it was launched early too, once all blocks of this one have come here or ended.
+// After await_earlier_work, so that no more than one waits beside one that runs.
+FN void start_next() {
+#if __CUDA_ARCH__ >= 900
+	asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
 FN float wide(bf16 x) { return as_float((u32)x.bits << 16); }
 
 // Acc<T> is what T is computed in. Sums and products of integers wrap round, which only unsigned types may.
@@ -236,16 +252,17 @@ extern "C" __global__ void __launch_bounds__(BARRIER_THREADS) peer_barrier(char 
 // That is in copies places, at base[k] + offset: one on every rank, which the others write and it reads, or a single one
 // that all reach. A place has two halves, for even and odd epochs: when a rank writes one again, two epochs later, it has
 // read of every other what that wrote in the epoch between, after it had read the half. A block does SMALL_BLOCK bytes,
-// always the same, and counts its own epochs.
+// always the same, and counts its own epochs. It may be launched early.
 //
 //	small_all_reduce(dst, src, bytes I64, type I32, op I32, base, copies I32, offset I64, epochs, rank I32, size I32)
 extern "C" __global__ void __launch_bounds__(SMALL_BLOCK / PACK) small_all_reduce(char *dst, const char *src, i64 bytes, int type, int op,
 		char *const *base, int copies, i64 offset, u32 *epochs, int rank, int size) {
 	enum { EACH = SMALL_BLOCK / PACK, AHEAD = 4, STAMPED = 2 * PACK };
 	bool in = is_aligned(src), out = is_aligned(dst);
+	i64 lo = (i64)blockIdx.x * EACH, end = (bytes + PACK - 1) / PACK, hi = lo + EACH < end ? lo + EACH : end;
+	await_earlier_work();
 	u32 now = epochs[blockIdx.x] + 1;
 	i64 half = offset + (i64)(now & 1) * RANKS * 2 * SMALL;
-	i64 lo = (i64)blockIdx.x * EACH, end = (bytes + PACK - 1) / PACK, hi = lo + EACH < end ? lo + EACH : end;
 	for (i64 i = lo + threadIdx.x; i < hi; i += blockDim.x) {
 		Raw x = load(src, i, bytes, in);
 		for (int k = 0; k < copies; k++) {
@@ -254,6 +271,7 @@ extern "C" __global__ void __launch_bounds__(SMALL_BLOCK / PACK) small_all_reduc
 			put_stamped(to + 4, x.w[2], x.w[3], now);
 		}
 	}
+	start_next();
 	const char *from = base[copies > 1 ? rank : 0] + half;
 	for (i64 i = lo + threadIdx.x; i < hi; i += blockDim.x) {
 		Raw x[RANKS];

@@ -167,14 +167,15 @@ func (k *kernels) foldOn(s *cuda.Stream, dst, table unsafe.Pointer, offset, n in
 }
 
 // smallOn enqueues an all-reduce of at most smallMost bytes. table is in device memory and names copies places, in each of
-// which the inbox lies at offset; epochs is a word of device memory for each block, at first 0 as the inboxes are.
+// which the inbox lies at offset; epochs is a word of device memory for each block, at first 0 as the inboxes are. Started
+// early, the few blocks wait for the work ahead of them and for no rank: they keep nothing from coming to its end.
 func (k *kernels) smallOn(s *cuda.Stream, rank, size int, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op,
 	table unsafe.Pointer, copies, offset int, epochs unsafe.Pointer) error {
 	bytes := n * t.Size()
 	args := [...]uint64{uint64(uintptr(dst)), uint64(uintptr(src)), uint64(bytes), uint64(t), uint64(op), uint64(uintptr(table)),
 		uint64(copies), uint64(offset), uint64(uintptr(epochs)), uint64(rank), uint64(size)}
 	blocks := (bytes + smallBlock - 1) / smallBlock
-	return s.Launch(k.small, [3]int{blocks, 1, 1}, [3]int{smallThreads, 1, 1}, 0, args[:])
+	return s.LaunchEarly(k.small, [3]int{blocks, 1, 1}, [3]int{smallThreads, 1, 1}, 0, args[:])
 }
 
 // messageOn enqueues a message of at most smallMost bytes from src to a slot, or from a slot to dst.

@@ -5,6 +5,8 @@ import (
 	"debug/elf"
 	"encoding/binary"
 	"fmt"
+	"regexp"
+	"strings"
 	"testing"
 
 	"lockstep/cuda/nvrtc"
@@ -34,6 +36,32 @@ func TestKernelsCompile(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestEarlyKernelWaits: a kernel that is launched early touches no memory before it has waited for earlier work.
+func TestEarlyKernelWaits(t *testing.T) {
+	if err := nvrtc.Load(); err != nil {
+		t.Skip(err)
+	}
+	image, err := nvrtc.Compile("device.cu", kernelSource, nvrtc.Options{Capability: 1 << 20}) // which it does not know: PTX
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, found := strings.Cut(string(image), ".entry small_all_reduce(")
+	text, _, _ = strings.Cut(text, ".entry ")
+	access := regexp.MustCompile(`\b(ld|st|atom|red)\.(volatile\.)?(global\.)?[^ ]*`)
+	var steps []string
+	for line := range strings.Lines(text) {
+		if m := access.FindString(line); m != "" && !strings.HasPrefix(m, "ld.param") {
+			steps = append(steps, m)
+		} else if strings.Contains(line, "griddepcontrol.") {
+			steps = append(steps, strings.TrimSuffix(strings.TrimSpace(line), ";"))
+		}
+	}
+	const wait, next = "griddepcontrol.wait", "griddepcontrol.launch_dependents"
+	if !found || len(steps) < 4 || steps[0] != wait || strings.Count(text, wait) != 1 || strings.Count(text, next) != 1 {
+		t.Errorf("small_all_reduce (found: %v) does, in this order: %q", found, steps)
 	}
 }
 

@@ -91,7 +91,7 @@ func TestSmallRankFails(t *testing.T) {
 		s := must1(d.NewStream(0))(t)
 		x := must1(d.Malloc(64))(t)
 		if c.rank == 1 {
-			t.Setenv("FAKECUDA_FAIL", "cuLaunchKernel=700")
+			t.Setenv("FAKECUDA_FAIL", "cuLaunchKernelEx=700")
 		}
 		err := k.AllReduce(At(s), x, x, 1, elem.Float32, elem.Sum)
 		if c.rank == 1 {

@@ -123,6 +123,15 @@ template <typename T> SPMD_FN long long to_aligned(const T *p) { return (-(uint6
 SPMD_FN long long grid_index() { return (long long)blockIdx.x * blockDim.x + threadIdx.x; }
 SPMD_FN long long grid_size() { return (long long)gridDim.x * blockDim.x; }
 
+// start_next, called first in a kernel, hides the start of a small all-reduce that follows it in the
+// stream: that is launched once all blocks have come here or ended, as far as there is room for it, and
+// waits on the device until this kernel is over. Before compute capability 9.0 it does nothing.
+SPMD_FN void start_next() {
+#if __CUDA_ARCH__ >= 900
+	asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
 // warp_sum and warp_max are over the threads of a warp. In each step both partners compute the same
 // pair, so all threads have the same bits.
 template <typename T> SPMD_FN T warp_sum(T v) {

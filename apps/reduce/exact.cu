@@ -37,6 +37,7 @@ SPMD_FN void carry(int64_t *word, int stride) {
 //
 //	exact_f32(sum, part, arrived, x, n I64)
 extern "C" __global__ void exact_f32(int64_t *sum, int64_t *part, unsigned int *arrived, const float *x, long long n) {
+	start_next();
 	__shared__ int64_t words[WORDS * EXACT_THREADS];
 	int64_t *own = words + threadIdx.x;
 	for (int i = 0; i < WORDS; i++) {

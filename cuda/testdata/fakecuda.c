@@ -17,6 +17,7 @@
 //   FAKECUDA_VERSION       what cuDriverGetVersion says, 13000
 //   FAKECUDA_MEMORY        bytes of memory that each device pretends to have, 1 GiB
 //   FAKECUDA_COMPUTE_MODE  the device attribute, 0
+//   FAKECUDA_MAJOR         the device attribute, 9: the compute capability is 9.0
 //   FAKECUDA_MIG           if set, devices are parts of GPUs
 //   FAKECUDA_DELAY         if set, at the creation of a stream: it is asynchronous, and each of its operations begins up to as
 //                          many microseconds late, at random
@@ -24,8 +25,8 @@
 //   FAKECUDA_PEERS         "0": no device reaches the memory of another
 //   FAKECUDA_KERNELS       a shared library; a launch of kernel k calls its emulate_k(const uint64_t *args, const unsigned
 //                          dims[6]), where there is one
-// A symbol x is left out by -Dx=absent_x. An image that starts with "BAD" does not load, and a function whose name starts
-// with "absent" is not found.
+// A symbol x is left out by -Dx=absent_x. An image that starts with "BAD" does not load, a function whose name starts
+// with "absent" is not found, and one with "old" was compiled for sm_80.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -67,6 +68,7 @@ struct op {
     void *arg;
     struct function *kernel;
     unsigned dims[6], shared;
+    int early; // a launch by cuLaunchKernelEx
     int argc;
     uint64_t *args;
     struct op *child;
@@ -265,8 +267,8 @@ static void log_kernel(const char *prefix, const struct op *k, int stream) {
     size_t at = 0;
     for (int i = 0; i < k->argc; i++)
         at += (size_t)snprintf(args + at, sizeof args - at, "%s0x%llx", i > 0 ? "," : "", (unsigned long long)k->args[i]);
-    note("%scuLaunchKernel function=%s grid=%u,%u,%u block=%u,%u,%u shared=%u stream=%d args=%s = 0", prefix, k->kernel->name,
-         k->dims[0], k->dims[1], k->dims[2], k->dims[3], k->dims[4], k->dims[5], k->shared, stream, args);
+    note("%scuLaunchKernel%s function=%s grid=%u,%u,%u block=%u,%u,%u shared=%u stream=%d args=%s = 0", prefix,
+         k->early ? "Ex" : "", k->kernel->name, k->dims[0], k->dims[1], k->dims[2], k->dims[3], k->dims[4], k->dims[5], k->shared, stream, args);
 }
 
 static void emulate(const struct op *k) {
@@ -471,7 +473,7 @@ int cuDeviceGetAttribute(int *v, int attribute, int device) {
     switch (attribute) {
     case 16: *v = 132; break;
     case 20: *v = (int)setting("FAKECUDA_COMPUTE_MODE", 0); break;
-    case 75: *v = 9; break;
+    case 75: *v = (int)setting("FAKECUDA_MAJOR", 9); break;
     case 76: *v = 0; break;
     default: FAIL_IF(1, INVALID_VALUE);
     }
@@ -926,9 +928,9 @@ VALUE(cuStreamWaitValue32_v2, WAIT_VALUE)
 VALUE(cuStreamWriteValue32_v2, WRITE_VALUE)
 
 // The driver knows from the kernel how many parameters there are; here a null pointer must follow the last.
-int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
-                   void *stream, void **params, void **extra) {
-    BEGIN("cuLaunchKernel");
+static int launch(const char *call, int early, void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                  unsigned bz, unsigned shared, void *stream, void **params, void **extra) {
+    BEGIN(call);
     NEED_CONTEXT;
     NEED(stream, STREAM);
     NEED(function, FUNCTION);
@@ -943,7 +945,7 @@ int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsign
         FAIL_IF(n == MAX_PARAMS, INVALID_VALUE);
         memcpy(&args[n], params[n], sizeof args[n]);
     }
-    struct op op = {.type = KERNEL, .kernel = f, .dims = {gx, gy, gz, bx, by, bz}, .shared = shared, .argc = n, .args = args};
+    struct op op = {.type = KERNEL, .kernel = f, .dims = {gx, gy, gz, bx, by, bz}, .shared = shared, .early = early, .argc = n, .args = args};
     struct stream *s = stream;
     if ((size_t)f->local > current->stack && s->capture == NULL) { // as drivers do: local memory grows when the device is idle
         await_device(current);
@@ -953,6 +955,30 @@ int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsign
     int r = submit(s, &op);
     FAIL_IF(r != OK, r);
     return OK;
+}
+int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+                   void *stream, void **params, void **extra) {
+    return launch("cuLaunchKernel", 0, function, gx, gy, gz, bx, by, bz, shared, stream, params, extra);
+}
+
+// As cuda.h lays them out.
+struct launch_attribute { int id; char pad[4]; union { char bytes[64]; uint64_t aligned; int number; } value; };
+struct launch_config {
+    unsigned gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes;
+    void *hStream;
+    struct launch_attribute *attrs;
+    unsigned numAttrs;
+};
+_Static_assert(sizeof(struct launch_attribute) == 72 && sizeof(struct launch_config) == 56, "not those of cuda.h");
+
+// The one attribute it knows is CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, set.
+int cuLaunchKernelEx(const struct launch_config *c, void *function, void **params, void **extra) {
+    if (c->numAttrs != 1 || c->attrs->id != 6 || c->attrs->value.number != 1) {
+        note("cuLaunchKernelEx = %d", INVALID_VALUE);
+        return INVALID_VALUE;
+    }
+    return launch("cuLaunchKernelEx", 1, function, c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX, c->blockDimY, c->blockDimZ,
+                  c->sharedMemBytes, c->hStream, params, extra);
 }
 
 // Events.
@@ -1131,6 +1157,7 @@ int cuFuncGetAttribute(int *v, int attribute, void *function) {
     case 0: *v = 1024; break;
     case 3: *v = f->local; break;
     case 4: *v = 32; break;
+    case 5: *v = strncmp(f->name, "old", 3) == 0 ? 80 : 90; break;
     case 8: *v = f->max_shared; break;
     default: FAIL_IF(1, INVALID_VALUE);
     }
