@@ -8,6 +8,8 @@ import (
 	"time"
 	"unsafe"
 
+	"golang.org/x/sys/unix"
+
 	"lockstep/cuda"
 	"lockstep/internal/ccall"
 )
@@ -217,10 +219,16 @@ func (q *gpuQueue) spin(e *cuda.Event, seq uint64) bool {
 			}
 			fallthrough
 		case now.Sub(start) > spinAtMost:
-			time.Sleep(sleepSlice)
+			nap()
 		}
 	}
 }
+
+var napTime = unix.NsecToTimespec(int64(sleepSlice))
+
+// nap sleeps for sleepSlice. Go's timers may take over a millisecond, by which every
+// wait for longer than spinAtMost would end too late.
+func nap() { _ = unix.Nanosleep(&napTime, nil) }
 
 // query asks once for an event that lies behind seq commands.
 func (q *gpuQueue) query(e *cuda.Event, seq uint64) (bool, error) {

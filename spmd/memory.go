@@ -172,7 +172,7 @@ var errImpatient = fmt.Errorf("what is in flight did not finish in %v", patience
 // waitFor looks, without blocking in a library, until all points are reached, one of
 // their queues has failed, or patience is at its end.
 func waitFor(points []point) error {
-	for start := time.Now(); !passed(points); time.Sleep(sleepSlice) {
+	for start := time.Now(); !passed(points); nap() {
 		for _, p := range points {
 			if err := p.failure(); err != nil {
 				return err
