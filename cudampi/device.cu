@@ -126,11 +126,23 @@ enum { PACK = 16 };
 
 FN bool is_aligned(const void *p) { return ((u64)p & (PACK - 1)) == 0; }
 
+// A pack that is short, or not aligned, goes by words where it is made of them, all at once; else byte by byte.
+FN bool is_words(const char *p, i64 left) { return (((u64)p | (u64)left) & 3) == 0; }
+
 FN Raw load(const char *p, i64 i, i64 bytes, bool aligned) {
 	if (aligned && (i + 1) * PACK <= bytes) return ((const Raw *)p)[i];
 	Raw x = {};
+	const char *from = p + i * PACK;
+	i64 left = bytes - i * PACK;
+	if (is_words(from, left)) {
+#pragma unroll
+		for (int j = 0; j < PACK / 4; j++) {
+			if (4 * j < left) x.w[j] = ((const u32 *)from)[j];
+		}
+		return x;
+	}
 #pragma unroll 1
-	for (int j = 0; j < PACK && i * PACK + j < bytes; j++) ((u8 *)&x)[j] = ((const u8 *)p)[i * PACK + j];
+	for (int j = 0; j < PACK && j < left; j++) ((u8 *)&x)[j] = ((const u8 *)from)[j];
 	return x;
 }
 FN void store(char *p, i64 i, i64 bytes, bool aligned, const Raw &x) {
@@ -138,8 +150,17 @@ FN void store(char *p, i64 i, i64 bytes, bool aligned, const Raw &x) {
 		((Raw *)p)[i] = x;
 		return;
 	}
+	char *to = p + i * PACK;
+	i64 left = bytes - i * PACK;
+	if (is_words(to, left)) {
+#pragma unroll
+		for (int j = 0; j < PACK / 4; j++) {
+			if (4 * j < left) ((u32 *)to)[j] = x.w[j];
+		}
+		return;
+	}
 #pragma unroll 1
-	for (int j = 0; j < PACK && i * PACK + j < bytes; j++) ((u8 *)p)[i * PACK + j] = ((const u8 *)&x)[j];
+	for (int j = 0; j < PACK && j < left; j++) ((u8 *)to)[j] = ((const u8 *)&x)[j];
 }
 
 template <int OP, typename T> FN void combine_all(typename Acc<T>::type *sum, const Pack<T> &x) {
