@@ -21,6 +21,10 @@ import (
 // soakEnv is how long TestSoak works: "1h".
 const soakEnv = "LOCKSTEP_SOAK"
 
+// soakKindEnv is the one kind of step that the soak makes, again and again, to find what a growth comes
+// from: collectives, graph, split or save.
+const soakKindEnv = "LOCKSTEP_SOAK_KIND"
+
 // soakSample is what a process holds.
 type soakSample struct {
 	Seconds    float64 `json:"seconds"`
@@ -95,6 +99,33 @@ type soaker struct {
 // step uses everything that is taken and given back: memory, streams, events, graphs,
 // communicators, checkpoints, and collectives on all of them.
 func (k *soaker) step(i int) error {
+	kinds := []struct {
+		name  string
+		every int
+		make  func() error
+	}{
+		{"collectives", 1, func() error { return k.collectives(i) }},
+		{"graph", graphEvery, k.graph},
+		{"split", 100, k.split},
+		{"save", 500, func() error { return k.cp.Save(i, nil, spmd.Replicated("x", k.x)) }},
+	}
+	only, known := os.Getenv(soakKindEnv), false
+	for _, kind := range kinds {
+		known = known || kind.name == only
+		if kind.name != only && (only != "" || i%kind.every != 0) {
+			continue
+		}
+		if err := kind.make(); err != nil {
+			return err
+		}
+	}
+	if only != "" && !known {
+		return fmt.Errorf("%s: no kind of step is called %q", soakKindEnv, only)
+	}
+	return nil
+}
+
+func (k *soaker) collectives(i int) error {
 	w := k.w
 	tmp, err := spmd.Alloc[float32](w, 1+(i*977)%65536)
 	if err != nil {
@@ -115,19 +146,6 @@ func (k *soaker) step(i int) error {
 	}
 	if got := tmp.At(0); got != float32(i%7) {
 		return fmt.Errorf("step %d: %v after AllReduce", i, got)
-	}
-	if i%graphEvery == 0 {
-		if err := k.graph(); err != nil {
-			return err
-		}
-	}
-	if i%100 == 0 {
-		if err := k.split(); err != nil {
-			return err
-		}
-	}
-	if i%500 == 0 {
-		return k.cp.Save(i, nil, spmd.Replicated("x", k.x))
 	}
 	return nil
 }
@@ -246,7 +264,11 @@ func soak(w *spmd.World) error {
 	const slack = 8 << 10
 	kept := 0
 	if !w.OnHost() {
-		kept = (late.Steps - early.Steps) / graphEvery / 4 // in KiB
+		graphs := (late.Steps - early.Steps) / graphEvery
+		if os.Getenv(soakKindEnv) == "graph" {
+			graphs *= graphEvery
+		}
+		kept = graphs / 4 // in KiB
 	}
 	threads := 1
 	if limit < time.Minute {
@@ -270,7 +292,8 @@ func least(samples []soakSample) soakSample {
 }
 
 // TestSoak: a job that goes on and on holds no more and more. It works for some
-// seconds, or for LOCKSTEP_SOAK, and then prints what rank 0 held.
+// seconds, or for LOCKSTEP_SOAK, and then prints what rank 0 held. LOCKSTEP_SOAK_KIND
+// makes one kind of step alone.
 func TestSoak(t *testing.T) {
 	limit, long := 3*time.Second, os.Getenv(soakEnv)
 	if long != "" {
