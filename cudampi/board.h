@@ -7,17 +7,16 @@
 #include <time.h>
 
 enum {
-    LINE = 64,                  // bytes of a cache line
-    BOARD_RANKS = 64,           // at most, since everyone reads everyone's part
-    BOARD_OWN_CORES = 8,        // at most, where each has a core
-    BOARD_BYTES = 32 << 10,     // of a contribution, at most
-    NEWS_BYTES = 16 << 10,      // of a broadcast, at most
-    NEWS = 8,                   // broadcasts that a root may be ahead of the others
-    BOARD_SPINS = 1000,         // before a waiting rank lets others run, about 10 us; none where ranks share cores
-    BOARD_YIELDS = 64,          // between two looks at MPI
-    BOARD_PATIENCE = 2000,      // us from the first look at MPI until it sleeps, where ranks share cores
-    BOARD_OWN_PATIENCE = 50000, // us, where each has a core
-    BOARD_NAP = 1000,           // us, the longest sleep between two looks at MPI
+    LINE = 64,                 // bytes of a cache line
+    BOARD_RANKS = 64,          // at most, since everyone reads everyone's part
+    BOARD_OWN_CORES = 8,       // at most, where each has a core
+    BOARD_BYTES = 32 << 10,    // of a contribution, at most
+    NEWS_BYTES = 16 << 10,     // of a broadcast, at most
+    NEWS = 8,                  // broadcasts that a root may be ahead of the others
+    BOARD_SPINS = 1000,        // before a waiting rank lets others run, about 10 us; none where ranks share cores
+    BOARD_YIELDS = 64,         // between two looks at MPI
+    BOARD_PATIENCE = 1 << 16,  // yields before it sleeps at each look, where each rank has a core
+    BOARD_SLEEP = 50,          // us
 };
 
 // The collectives in which all ranks wait for all. Each has rounds of its own, so that a rank at one never meets ranks at
@@ -144,35 +143,22 @@ static inline void relax(void) {
 #endif
 }
 
-static int64_t now_us(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * INT64_C(1000000) + t.tv_nsec / 1000;
-}
-
 // await returns when a rank has come to the round. A rank that waits long gives its core to a rank that shares it, and lets MPI
-// progress, since another may be waiting for a message of this one. Where it waits longer it sleeps, an eighth of the time it
-// has waited: to Linux 6.18 every yield is a time slice used up, so a rank that has yielded may get no core for a second and
-// more while another computes. The patience is a time: 65536 yields among 64 ranks on 2 busy cores are half a minute.
+// progress, since another may be waiting for a message of this one. And it sleeps now and then, where ranks share cores at every
+// look at MPI: Linux 6.18 charges a yield as a whole time slice used up, so a rank that did nothing but yield would be
+// minutes behind others, and get no core before they have used as many, while sleep settles what it owes.
 static int await(const struct board *b, _Atomic uint64_t *its, uint64_t round) {
-    int64_t began = 0, nap = 0;
     for (uint64_t spins = 0; atomic_load_explicit(its, memory_order_acquire) < round; spins++) {
         if (spins < b->spins) {
             relax();
             continue;
         }
-        if (!nap) {
-            sched_yield();
-            if ((spins - b->spins) % BOARD_YIELDS != BOARD_YIELDS - 1) continue;
-        }
+        sched_yield();
+        uint64_t yields = spins - b->spins;
+        if (yields % BOARD_YIELDS != BOARD_YIELDS - 1) continue;
         int there, rc = MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, b->comm, &there, MPI_STATUS_IGNORE);
         if (rc != MPI_SUCCESS) return rc;
-        int64_t now = now_us();
-        if (!began) began = now;
-        if (now - began < (b->spins ? BOARD_OWN_PATIENCE : BOARD_PATIENCE)) continue;
-        nap = (now - began) / 8;
-        if (nap > BOARD_NAP) nap = BOARD_NAP;
-        nanosleep(&(struct timespec){.tv_nsec = nap * 1000}, NULL);
+        if (b->spins == 0 || yields >= BOARD_PATIENCE) nanosleep(&(struct timespec){.tv_nsec = BOARD_SLEEP * 1000}, NULL);
     }
     return MPI_SUCCESS;
 }
