@@ -7,7 +7,8 @@
 #
 #   RANKS="1 4"                other numbers of ranks
 #   PACKAGES="spmd nccl"       of these packages only
-#   JOBS=2                     programs at a time: most of a test is its start
+#   JOBS=2                     programs at a time: most of a test is its start. More is slower: kernels that
+#                              wait for those of other GPUs wait for their job's turn on each of them
 #   SPMDTEST_DEVICE=host       the same on host memory
 #   LIMIT=300                  seconds for each program, which then says where it hangs
 set -u
@@ -22,9 +23,11 @@ one() {
     export SPMDTEST_RANKS="$1"
     folder="$(dirname "$2")" # bin/test/spmd/spmd.test is of the package in spmd
     if seesToRanks "$folder"; then sees="$visible"; else sees="$(echo "$visible" | cut -d, -f "1-$1")"; fi
+    parallel=4
+    [ "$1" -le 2 ] || parallel=2
     log="$logs/$1.$(echo "$folder" | tr / .).log"
     start="$(date +%s)"
-    (cd "$folder" && CUDA_VISIBLE_DEVICES="$sees" CUDA_DEVICE_MAX_CONNECTIONS=32 timeout -k 10 "$((limit + 10))" "$root/bin/test/$2" -test.v -test.count=1 -test.parallel=4 -test.timeout "${limit}s") >"$log" 2>&1
+    (cd "$folder" && CUDA_VISIBLE_DEVICES="$sees" CUDA_DEVICE_MAX_CONNECTIONS=32 timeout -k 10 "$((limit + 10))" "$root/bin/test/$2" -test.v -test.count=1 -test.parallel=$parallel -test.timeout "${limit}s") >"$log" 2>&1
     case $? in
     0) result=ok ;;
     124 | 137) result=TIMEOUT ;;

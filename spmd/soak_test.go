@@ -260,7 +260,7 @@ func soak(w *spmd.World) error {
 	}
 	// Memory of C is not given back page by page: a leak of a hundred bytes a step would
 	// show in an hour all the same. On GPUs the driver or NCCL keeps some 200 bytes of each
-	// captured graph with a collective, as bench/c/graph_memory.c shows.
+	// captured graph with a collective, as bench/c/nccl_memory.c shows.
 	const slack = 8 << 10
 	kept := 0
 	if !w.OnHost() {
