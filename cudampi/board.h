@@ -145,8 +145,8 @@ static inline void relax(void) {
 
 // await returns when a rank has come to the round. A rank that waits long gives its core to a rank that shares it, and lets MPI
 // progress, since another may be waiting for a message of this one. And it sleeps now and then, where ranks share cores at every
-// look at MPI: Linux 6.18 charges a yield as a whole time slice used up, so a rank that did nothing but yield would be
-// minutes behind others, and get no core before they have used as many, while sleep settles what it owes.
+// look at MPI: Linux 6.18 charges a yield as a whole time slice, so ranks that do nothing but yield drift minutes apart, and the
+// one that is ahead gets no core until the others have used as many.
 static int await(const struct board *b, _Atomic uint64_t *its, uint64_t round) {
     for (uint64_t spins = 0; atomic_load_explicit(its, memory_order_acquire) < round; spins++) {
         if (spins < b->spins) {
