@@ -307,8 +307,8 @@ func (w *World) openPools() {
 }
 
 // getDevice allocates device memory. Where collectives go through NCCL it is NCCL's own:
-// it registers no other for collectives in a graph, which then take 5 to 7 % longer from
-// 8 MiB on. An MPI that compares them may be able to share only the driver's.
+// it registers no other for collectives in a graph, which then take 5 % longer from 8 MiB
+// on. An MPI that compares them may be able to share only the driver's.
 func (w *World) getDevice(n int) (unsafe.Pointer, error) {
 	if w.symmetric != nil && w.cross == nil && n >= hugePage {
 		p, err := nccl.MemAlloc(w.gpu.dev, n)
