@@ -296,37 +296,13 @@ func (w *World) openPools() {
 		}
 		return fmt.Sprintf("%d of %d free on the device", free, total)
 	}
-	w.ofNCCL = map[unsafe.Pointer]bool{}
 	w.pool.init(source{what: "device memory", slabMax: 1 << 20, slabSize: 32 << 20, quiet: w.quiet, room: room,
-		get: w.getDevice, put: w.putDevice})
+		get: d.Malloc, put: func(p unsafe.Pointer, _ int) error { return d.Free(p) }})
 	w.pinned, w.managed = &pool{}, &pool{}
 	w.pinned.init(source{what: "pinned host memory", host: true, slabMax: 1 << 18, slabSize: 4 << 20, quiet: w.quiet,
 		get: d.MallocHost, put: func(p unsafe.Pointer, _ int) error { return d.FreeHost(p) }})
 	w.managed.init(source{what: "managed memory", host: true, slabMax: 1 << 18, slabSize: 4 << 20, quiet: w.quiet, room: room,
 		get: d.MallocManaged, put: func(p unsafe.Pointer, _ int) error { return d.Free(p) }})
-}
-
-// getDevice allocates device memory. Where collectives go through NCCL it is NCCL's own:
-// it registers no other for collectives in a graph, which then take 5 % longer from 8 MiB
-// on. An MPI that compares them may be able to share only the driver's.
-func (w *World) getDevice(n int) (unsafe.Pointer, error) {
-	if w.symmetric != nil && w.cross == nil && n >= hugePage {
-		p, err := nccl.MemAlloc(w.gpu.dev, n)
-		if err == nil {
-			w.ofNCCL[p] = true
-			return p, nil
-		}
-		w.Log.Debug().Err(err).Int("bytes", n).Msg("no memory from NCCL: the driver is asked")
-	}
-	return w.gpu.dev.Malloc(n)
-}
-
-func (w *World) putDevice(p unsafe.Pointer, _ int) error {
-	if w.ofNCCL[p] {
-		delete(w.ofNCCL, p)
-		return nccl.MemFree(w.gpu.dev, p)
-	}
-	return w.gpu.dev.Free(p)
 }
 
 // quiet waits, by looking and not by synchronising the device, until no collective

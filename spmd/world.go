@@ -55,10 +55,9 @@ type World struct {
 	pool                    pool  // of device memory
 	pinned                  *pool // the same on the host, as is managed
 	managed                 *pool
-	ofNCCL                  map[unsafe.Pointer]bool // chunks of pool that NCCL allocated
-	symmetric               *symmetric              // nil on the host
-	courier                 *courier                // where GPU memory goes through MPI
-	cross                   *crossCheck             // nil unless NCCL and MPI are compared
+	symmetric               *symmetric  // nil on the host
+	courier                 *courier    // where GPU memory goes through MPI
+	cross                   *crossCheck // nil unless NCCL and MPI are compared
 	stage                   staging
 	blocking                *Stream // of collectives that block, on a GPU
 	control                 Comm    // the framework's own traffic
