@@ -72,6 +72,9 @@ func AllocManaged[T Elem](w *World, n int) (Buffer[T], error) {
 // AllocPinned. The first call measures them once for each kind of machine and takes about
 // a second for it; the log says which way a size takes, --symmetric decides otherwise.
 //
+// In one collective either all ranks give such buffers, which they got together, or
+// none does; and all give dst as src, or none: NCCL would wait for ever.
+//
 // Collective, blocking: every rank of w calls it in the same order with the same n;
 // different n are an error on every rank. Ranks free such buffers in the same
 // order, too, or the memory is not used again. Otherwise as Alloc.
