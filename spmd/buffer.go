@@ -73,7 +73,8 @@ func AllocManaged[T Elem](w *World, n int) (Buffer[T], error) {
 // a second for it; the log says which way a size takes, --symmetric decides otherwise.
 //
 // In one collective either all ranks give such buffers, which they got together, or
-// none does; and all give dst as src, or none: NCCL would wait for ever.
+// none does; and all give an AllReduce one buffer as src and dst, or none: NCCL might
+// wait for ever. Ranks that differ are found as other mismatches are.
 //
 // Collective, blocking: every rank of w calls it in the same order with the same n;
 // different n are an error on every rank. Ranks free such buffers in the same

@@ -20,7 +20,38 @@ const contractEvery = 64
 var ErrContract = errors.New("the ranks called different collectives")
 
 // terms are what all ranks of a collective must bring.
-type terms struct{ kind, typ, op, root, n int64 }
+type terms struct{ kind, typ, op, root, n, memory int64 }
+
+// What NCCL does differently for memory that it knows, and would wait for ever where ranks
+// differ in it: bits of terms.memory.
+const (
+	fromSymmetric = 1 << iota
+	intoSymmetric
+	intoPinned
+	sameMemory
+)
+
+// memory says which of these hold for a call.
+func (c *call) memory() (m int64) {
+	if c.comm == nil || c.comm.w.symmetric == nil || c.kind != cmdAllReduce && c.kind != cmdAllGather && c.kind != cmdReduceScatter {
+		return 0
+	}
+	known := &c.comm.w.symmetric.pool
+	if c.sblk != nil && c.sblk.pool == known {
+		m |= fromSymmetric
+	}
+	switch {
+	case c.dblk == nil:
+	case c.dblk.pool == known:
+		m |= intoSymmetric
+	case c.dblk.pool == c.comm.w.pinned && m != 0:
+		m |= intoPinned
+	}
+	if m != 0 && c.kind == cmdAllReduce && c.dst == c.src {
+		m |= sameMemory
+	}
+	return m
+}
 
 // contract is the terms, and where a rank made the call, in a form that MPI can move.
 type contract struct {
@@ -30,7 +61,7 @@ type contract struct {
 
 // ofCall are the terms of a call.
 func ofCall(c *call) terms {
-	k := terms{kind: int64(c.kind), typ: int64(c.typ), op: int64(c.op), root: int64(c.root), n: int64(c.n)}
+	k := terms{kind: int64(c.kind), typ: int64(c.typ), op: int64(c.op), root: int64(c.root), n: int64(c.n), memory: c.memory()}
 	switch c.kind {
 	case cmdAllGatherV, cmdReduceScatterV, cmdGatherV, cmdScatterV:
 		k.n = int64(sum(c.counts))
@@ -47,7 +78,7 @@ func ofCall(c *call) terms {
 
 func (k *terms) hash() uint64 {
 	h := uint64(0)
-	for _, v := range [...]int64{k.kind, k.typ, k.op, k.root, k.n} {
+	for _, v := range [...]int64{k.kind, k.typ, k.op, k.root, k.n, k.memory} {
 		h = mix(h + uint64(v))
 	}
 	return h
@@ -73,6 +104,11 @@ func (k *terms) String() string {
 	}
 	if cmdKind(k.kind).rooted() {
 		s += fmt.Sprintf(", root %d", k.root)
+	}
+	for bit, text := range []string{", from symmetric memory", ", into symmetric memory", ", into pinned memory", ", in place"} {
+		if k.memory>>bit&1 != 0 {
+			s += text
+		}
 	}
 	return s
 }

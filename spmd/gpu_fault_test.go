@@ -49,7 +49,7 @@ func gpuPrepare(what string) {
 }
 
 var faults = []string{"a collective fails", "a rank is lost", "a launch fails", "the GPU fails", "no memory", "a late kernel", "no CUDA source", "no cuBLAS", "a graph is left",
-	"lengths differ", "the others wait", "the others do not wait", "the others cannot hand it over"}
+	"lengths differ", "memory differs", "the others wait", "the others do not wait", "the others cannot hand it over"}
 
 // gpuFault is what the app does on a GPU where something is to go wrong on its last
 // rank, in NCCL or in the driver.
@@ -81,6 +81,19 @@ func gpuFault(w *spmd.World, what string, last bool) error {
 			x = x.Slice(0, 63)
 		}
 		if err := spmd.AllReduce(w.Comm.On(s), x, x, spmd.Sum); err != nil {
+			return err
+		}
+		return s.Synchronize()
+	}
+	if what == "memory differs" {
+		y, err := spmd.AllocSymmetric[float32](w, 64)
+		if err != nil {
+			return err
+		}
+		if last {
+			y = x
+		}
+		if err := spmd.AllReduce(w.Comm.On(s), y, y, spmd.Sum); err != nil {
 			return err
 		}
 		return s.Synchronize()
@@ -274,6 +287,9 @@ func gpuFaults(t *testing.T, dir string) {
 			[]string{"ERR", `stream "work"`, "gpu_fault_test.go:", "rank 1", "ncclCommGetAsyncError", "ncclRemoteError (6)", "rank=1"}},
 		{"a launch fails", 0, "both", "a launch fails", nil, "", failed, []string{"ERR", "kernel nop", "gpu_fault_test.go:", "cuLaunchKernel", "(701)"}},
 		{"the GPU fails", 2, "both", "the GPU fails", nil, "", failed, []string{"ERR", `stream "work"`, "gpu_fault_test.go:", "CUDA_ERROR_ILLEGAL_ADDRESS (700)", "rank=1"}},
+		{"symmetric memory on some ranks", 2, "both", "memory differs", nil, "cuda", failed, []string{"ERR", "the ranks called different collectives", `"world"`, "which --check names"}},
+		{"symmetric memory on some ranks, --check", 2, "both", "memory differs", nil, "cuda --check=on", failed,
+			[]string{"ERR", "gpu_fault_test.go:", "AllReduce of 64 float32, sum, from symmetric memory, into symmetric memory, in place; rank 1", "AllReduce of 64 float32, sum ("}},
 		{"no memory", 0, "both", "no memory", []string{"FAKECUDA_MEMORY=104857600"}, "", failed, []string{"ERR", "gpu_fault_test.go:", "asked for 83886080 bytes",
 			"71302912 of 104857600 free on the device", "256 in use", "33554432 held by the pool", "CUDA_ERROR_OUT_OF_MEMORY (2)"}},
 		{"a late kernel does not compile", 0, "both", "a late kernel", nil, "", failed, []string{"gpu_fault_test.go:", "kernel broken", `broken(4)`, "undeclared"}},

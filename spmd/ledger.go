@@ -41,7 +41,7 @@ type entry struct {
 // note enters a call that all ranks of the communicator make. what is activity's.
 func (l *ledger) note(c *call, what uint64, site *ccall.Site) {
 	n := c.n
-	h := uint64(0)
+	h := uint64(c.memory()) << 24 // bits that what leaves free
 	if c.kind >= cmdAllGatherV {
 		k := ofCall(c)
 		n = int(k.n)
