@@ -32,7 +32,12 @@ const (
 
 // faultTimeout is --timeout where a fault shows as a hang. It covers the start, too, which
 // takes longer on several GPUs.
-var faultTimeout = map[bool]time.Duration{true: 2 * time.Second, false: 6 * time.Second}[spmdtest.Device() == "host"]
+var faultTimeout = func() time.Duration {
+	if spmdtest.Device() == "host" {
+		return 2 * time.Second
+	}
+	return 6 * time.Second
+}()
 
 // mishap is one fault: what goes wrong on one rank, and how the job must end.
 type mishap struct {

@@ -84,13 +84,8 @@ func (q *gpuQueue) write(seq uint64) error {
 // has no word, is being captured, or has an event for them already, before its end.
 // The caller holds q.mu.
 func (q *gpuQueue) signFor(seq uint64) (end uint64, ok bool) {
-	if q.word == nil || q.capturing {
+	if q.word == nil || q.capturing || q.behind(seq) != nil {
 		return 0, false
-	}
-	for _, m := range q.marks {
-		if m.seq >= seq {
-			return 0, false
-		}
 	}
 	if wrote := q.wrote.Load(); wrote >= seq {
 		return wrote, true

@@ -78,13 +78,22 @@ func (q *gpuQueue) end() point { return point{q, q.tail.Load()} }
 
 func (q *gpuQueue) idle() bool { return q.known.Load() >= q.tail.Load() }
 
+// behind returns the first mark behind seq commands or more; nil where there is none.
+// The caller holds q.mu.
+func (q *gpuQueue) behind(seq uint64) *mark {
+	for _, m := range q.marks {
+		if m.seq >= seq {
+			return m
+		}
+	}
+	return nil
+}
+
 // at returns a mark behind seq commands or more, recording one where there is
 // none; nil while the stream is being captured. The caller holds q.mu.
 func (q *gpuQueue) at(seq uint64) (*mark, error) {
-	for _, m := range q.marks {
-		if m.seq >= seq {
-			return m, nil
-		}
+	if m := q.behind(seq); m != nil {
+		return m, nil
 	}
 	if q.capturing {
 		return nil, nil

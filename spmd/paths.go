@@ -143,10 +143,16 @@ func byteSize(i int) string {
 // same on all of them.
 func (st *commState) carrier(c *call, eager bool) way {
 	t := st.sym
-	if t == nil || c.dblk == nil || c.sblk == nil || c.sblk.pool != &st.w.symmetric.pool || c.dblk.pool != c.sblk.pool && c.dblk.pool != st.w.pinned {
+	if t == nil {
 		return plainWay
 	}
-	return t.paths.of(c, !c.hasSymmetricKernels() || c.dblk.pool != c.sblk.pool, eager)
+	switch c.memory() &^ sameMemory {
+	case fromSymmetric | intoSymmetric:
+		return t.paths.of(c, !c.hasSymmetricKernels(), eager)
+	case fromSymmetric | intoPinned:
+		return t.paths.of(c, true, eager)
+	}
+	return plainWay
 }
 
 // choosePaths sets what carries what: NCCL's symmetric kernels all that they can with

@@ -58,7 +58,7 @@ func (st *commState) measurePaths() error {
 						*at = us[row-1][size][by] // the host's time plays no part
 					} else if call := st.by(by, t.h, c, size, r.typ); call != nil {
 						var err error
-						if *at, err = t.time(call, r.eager, max(2, 16>>max(0, size-20))); err != nil { // with two the launch hides a tenth
+						if *at, err = t.time(call, r.eager, max(2, 16>>max(0, size-20))); err != nil { // of few small ones the launch would be measured
 							return err
 						}
 					}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -85,44 +86,66 @@ func deviceMemory(gpu int) (int, error) {
 	return 0, nil
 }
 
-// graphEvery is the number of steps for each of which a graph is captured.
-const graphEvery = 20
-
 // soaker is the work of one rank.
 type soaker struct {
 	w  *spmd.World
 	s  *spmd.Stream
 	cp *spmd.Checkpoints
 	x  spmd.Buffer[float32]
+
+	kinds []soakKind
+}
+
+// soakKind is a kind of step, made at every so many steps.
+type soakKind struct {
+	name  string
+	every int
+	make  func(i int) error
 }
 
 // step uses everything that is taken and given back: memory, streams, events, graphs,
 // communicators, checkpoints, and collectives on all of them.
 func (k *soaker) step(i int) error {
-	kinds := []struct {
-		name  string
-		every int
-		make  func() error
-	}{
-		{"collectives", 1, func() error { return k.collectives(i) }},
-		{"graph", graphEvery, k.graph},
-		{"split", 100, k.split},
-		{"save", 500, func() error { return k.cp.Save(i, nil, spmd.Replicated("x", k.x)) }},
-	}
-	only, known := os.Getenv(soakKindEnv), false
-	for _, kind := range kinds {
-		known = known || kind.name == only
-		if kind.name != only && (only != "" || i%kind.every != 0) {
+	for _, kind := range k.kinds {
+		if i%kind.every != 0 {
 			continue
 		}
-		if err := kind.make(); err != nil {
+		if err := kind.make(i); err != nil {
 			return err
 		}
 	}
-	if only != "" && !known {
+	return nil
+}
+
+// choose sets the kinds of steps: all, or the one of LOCKSTEP_SOAK_KIND at every step.
+func (k *soaker) choose() error {
+	k.kinds = []soakKind{
+		{"collectives", 1, k.collectives},
+		{"graph", 20, k.graph},
+		{"split", 100, k.split},
+		{"save", 500, func(i int) error { return k.cp.Save(i, nil, spmd.Replicated("x", k.x)) }},
+	}
+	only := os.Getenv(soakKindEnv)
+	if only == "" {
+		return nil
+	}
+	at := slices.IndexFunc(k.kinds, func(kind soakKind) bool { return kind.name == only })
+	if at < 0 {
 		return fmt.Errorf("%s: no kind of step is called %q", soakKindEnv, only)
 	}
+	k.kinds = k.kinds[at : at+1]
+	k.kinds[0].every = 1
 	return nil
+}
+
+// graphs is how many graphs are captured in so many steps.
+func (k *soaker) graphs(steps int) int {
+	for _, kind := range k.kinds {
+		if kind.name == "graph" {
+			return steps / kind.every
+		}
+	}
+	return 0
 }
 
 func (k *soaker) collectives(i int) error {
@@ -150,7 +173,7 @@ func (k *soaker) collectives(i int) error {
 	return nil
 }
 
-func (k *soaker) graph() error {
+func (k *soaker) graph(int) error {
 	s, err := k.w.NewStream("captured")
 	if err != nil {
 		return err
@@ -186,7 +209,7 @@ func (k *soaker) graph() error {
 	return s.Close()
 }
 
-func (k *soaker) split() error {
+func (k *soaker) split(int) error {
 	c, err := k.w.Comm.Split(k.w.Rank()%2, 0)
 	if err != nil {
 		return err
@@ -205,6 +228,9 @@ func soak(w *spmd.World) error {
 		return err
 	}
 	k := &soaker{w: w}
+	if err := k.choose(); err != nil {
+		return err
+	}
 	if k.s, err = w.NewStream("work"); err != nil {
 		return err
 	}
@@ -264,11 +290,7 @@ func soak(w *spmd.World) error {
 	const slack = 8 << 10
 	kept := 0
 	if !w.OnHost() {
-		graphs := (late.Steps - early.Steps) / graphEvery
-		if os.Getenv(soakKindEnv) == "graph" {
-			graphs *= graphEvery
-		}
-		kept = graphs / 4 // in KiB
+		kept = k.graphs(late.Steps-early.Steps) / 4 // in KiB
 	}
 	threads := 1
 	if limit < time.Minute {
