@@ -4,7 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -236,6 +240,45 @@ func TestFinalizeDeadline(t *testing.T) {
 	wantError(t, c.Finalize(deadline(t)), "ncclCommFinalize", context.DeadlineExceeded)
 	check(t, c.Abort()) // ends the call, which has given NCCL's back
 	wantCalls(t, "ncclCommFinalize comm=2", "ncclCommAbort comm=2")
+}
+
+// TestOneHeap: threads that enter NCCL share a heap, so that what was freed by one is there for the next.
+func TestOneHeap(t *testing.T) {
+	if !(double{env: []string{"MALLOC_ARENA_MAX="}}).in(t) {
+		return
+	}
+	d, _ := device(t)
+	id, err := NewID()
+	check(t, err)
+	var threads sync.WaitGroup
+	begin := make(chan struct{})
+	const n = 8
+	failed := make([]int, n)
+	for i := range n {
+		threads.Add(1)
+		go func() {
+			defer threads.Done()
+			runtime.LockOSThread() // never unlocked: the thread ends with the goroutine, not before all have theirs
+			<-begin
+			l := makeLink(d)
+			_, failed[i] = sysInit(&l, id, sysConfig(&Config{}, library.version))
+		}()
+	}
+	close(begin)
+	threads.Wait()
+	for i, status := range failed {
+		if status != statusOK {
+			t.Fatalf("thread %d: status %d", i, status)
+		}
+	}
+	heaps := filepath.Join(t.TempDir(), "heaps")
+	t.Setenv("FAKENCCL_HEAPS", heaps)
+	check(t, initComm(t, d, 0, 1, Config{}).Close())
+	state, err := os.ReadFile(heaps)
+	check(t, err)
+	if got := strings.Count(string(state), "<heap nr="); got != 1 {
+		t.Errorf("%d heaps, want 1\n%s", got, state)
+	}
 }
 
 func TestSplit(t *testing.T) {

@@ -2,12 +2,26 @@
 // fills, and one C function for each call from Go. All is static: the file is included once.
 
 #include <limits.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 #include <sched.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { SUCCESS = 0, IN_PROGRESS = 7, CLOSED = INT_MIN, UNDEF = INT_MIN };
+
+#ifdef __GLIBC__
+// One heap for all threads, from the start of the process. Otherwise glibc gives each thread one of its own that keeps what
+// a communicator of NCCL had in it, 43 MB with 2.28 and 4 ranks, and Go makes each communicator on another thread: measured
+// as 700 MB more after 80 splits from 16 threads in turn. MALLOC_ARENA_MAX or GLIBC_TUNABLES of the environment stay.
+__attribute__((constructor)) static void one_heap(void) {
+    const char *max = getenv("MALLOC_ARENA_MAX");
+    if ((max == NULL || max[0] == 0) && getenv("GLIBC_TUNABLES") == NULL) mallopt(M_ARENA_MAX, 1);
+}
+#endif
 
 struct id {
     char bytes[128];

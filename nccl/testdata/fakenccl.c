@@ -8,10 +8,12 @@
 // FAKENCCL_WRONG    "ncclAllReduce=5": that element of what the function writes is wrong
 // FAKENCCL_VERSION  what ncclGetVersion gives, and whose ncclConfig_t is read (22803)
 // FAKENCCL_CHILD    "1/3": rank and size of communicators that are split off or shrunk (the parent's)
+// FAKENCCL_HEAPS    file that ncclCommDestroy writes the state of the process's heaps to, as malloc_info has it
 // A function is left out by -Dncclx=absent_ncclx, as fakelib.Without gives it.
 
 #define _GNU_SOURCE
 #include <limits.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -215,6 +217,11 @@ int ncclCommFinalize(comm *c) {
 int ncclCommDestroy(comm *c) {
     line("ncclCommDestroy", " comm=%d", c->serial);
     int status = told("ncclCommDestroy");
+    FILE *heaps = getenv("FAKENCCL_HEAPS") ? fopen(getenv("FAKENCCL_HEAPS"), "w") : NULL;
+    if (heaps) {
+        malloc_info(0, heaps);
+        fclose(heaps);
+    }
     free(c);
     return status;
 }
