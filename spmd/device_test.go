@@ -55,6 +55,55 @@ func TestManyReplays(t *testing.T) {
 	})
 }
 
+// TestGraphsBesideCalls launches two graphs with collectives of one communicator and calls collectives of it on three
+// streams that nothing else orders: NCCL does not order them where spmd says that it need not.
+func TestGraphsBesideCalls(t *testing.T) {
+	spmdtest.Run(t, everyRanks, func(t *testing.T, w *spmd.World) {
+		const n, rounds = 100_000, 50
+		type lane struct {
+			s      *spmd.Stream
+			x, sum spmd.Buffer[float32]
+		}
+		lanes := make([]lane, 3)
+		work := func(l *lane) error { // sum += the ranks' numbers from 1, added up
+			if err := spmd.Fill(l.s, l.x, float32(w.Rank()+1)); err != nil {
+				return err
+			}
+			if err := spmd.AllReduce(w.Comm.On(l.s), l.x, l.x, spmd.Sum); err != nil {
+				return err
+			}
+			return addTo.Launch(l.s, spmd.Cover1D(n, 256), l.sum.Arg(), l.x.Arg(), spmd.F32(1), spmd.I32(n))
+		}
+		graphs := make([]*spmd.Graph, 2)
+		for i := range lanes {
+			l := &lanes[i]
+			*l = lane{stream(t, w, "lane"), alloc[float32](t, w, n), fill(t, w, n, 0)}
+			if i < len(graphs) {
+				var err error
+				graphs[i], err = l.s.Capture(func() error { return work(l) })
+				must(t, err)
+			}
+		}
+		for range rounds {
+			must(t, graphs[0].Launch(lanes[0].s))
+			must(t, work(&lanes[2]))
+			must(t, graphs[1].Launch(lanes[1].s))
+			must(t, work(&lanes[2]))
+		}
+		for i, want := range []int{rounds, rounds, 2 * rounds} {
+			must(t, lanes[i].s.Synchronize())
+			got := make([]float32, n)
+			must(t, lanes[i].sum.CopyTo(got))
+			want *= w.Size() * (w.Size() + 1) / 2
+			for j, v := range got {
+				if v != float32(want) {
+					t.Fatalf("lane %d: [%d] = %v, want %d", i, j, v, want)
+				}
+			}
+		}
+	})
+}
+
 // TestCommunicatorsSideBySide has three communicators at work on three streams at
 // the same time, each needing every other rank.
 func TestCommunicatorsSideBySide(t *testing.T) {
