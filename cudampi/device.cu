@@ -240,7 +240,7 @@ extern "C" __global__ void __launch_bounds__(FOLD_THREADS) fold(char *dst, const
 
 // What every rank has at base[rank], which all ranks reach. Each block is a channel of its own: it meets the blocks of the
 // same number on the other ranks, and counts how often it has, on the device, so that a graph can be replayed.
-enum { BLOCKS = 64, RANKS = 16, SMALL = 16 << 10, SMALL_BLOCK = 2 << 10 }; // SMALL bytes of a small all-reduce
+enum { BLOCKS = 64, RANKS = 16, SMALL_BLOCK = 2 << 10 };
 struct Control {
 	u32 epoch[BLOCKS];       // meetings of this rank's blocks
 	u32 flags[BLOCKS][RANKS]; // epochs of the ranks, each written by that rank
@@ -268,26 +268,26 @@ FN void meet(char *const *base, int rank, int size) {
 //	peer_barrier(base, rank I32, size I32)
 extern "C" __global__ void __launch_bounds__(BARRIER_THREADS) peer_barrier(char *const *base, int rank, int size) { meet(base, rank, size); }
 
-// dst = op over all ranks of src, at most SMALL bytes, in one step: each rank puts its packs, stamped with an epoch, where
+// dst = op over all ranks of src, at most room bytes, in one step: each rank puts its packs, stamped with an epoch, where
 // the others look for them, and takes theirs. So a rank waits for the data alone, for no flag after them, and no fence.
 // That is in copies places, at base[k] + offset: one on every rank, which the others write and it reads, or a single one
 // that all reach. A place has two halves, for even and odd epochs: when a rank writes one again, two epochs later, it has
 // read of every other what that wrote in the epoch between, after it had read the half. A block does SMALL_BLOCK bytes,
 // always the same, and counts its own epochs. It may be launched early.
 //
-//	small_all_reduce(dst, src, bytes I64, type I32, op I32, base, copies I32, offset I64, epochs, rank I32, size I32)
+//	small_all_reduce(dst, src, bytes I64, type I32, op I32, base, copies I32, offset I64, room I64, epochs, rank I32, size I32)
 extern "C" __global__ void __launch_bounds__(SMALL_BLOCK / PACK) small_all_reduce(char *dst, const char *src, i64 bytes, int type, int op,
-		char *const *base, int copies, i64 offset, u32 *epochs, int rank, int size) {
+		char *const *base, int copies, i64 offset, i64 room, u32 *epochs, int rank, int size) {
 	enum { EACH = SMALL_BLOCK / PACK, AHEAD = 4, STAMPED = 2 * PACK };
 	bool in = is_aligned(src), out = is_aligned(dst);
 	i64 lo = (i64)blockIdx.x * EACH, end = (bytes + PACK - 1) / PACK, hi = lo + EACH < end ? lo + EACH : end;
 	await_earlier_work();
 	u32 now = epochs[blockIdx.x] + 1;
-	i64 half = offset + (i64)(now & 1) * RANKS * 2 * SMALL;
+	i64 half = offset + (now & 1) * RANKS * 2 * room;
 	for (i64 i = lo + threadIdx.x; i < hi; i += blockDim.x) {
 		Raw x = load(src, i, bytes, in);
 		for (int k = 0; k < copies; k++) {
-			u32 *to = (u32 *)(base[(rank + k) % copies] + half + (i64)rank * 2 * SMALL + i * STAMPED); // not all to the same rank at once
+			u32 *to = (u32 *)(base[(rank + k) % copies] + half + rank * 2 * room + i * STAMPED); // not all to the same rank at once
 			put_stamped(to, x.w[0], x.w[1], now);
 			put_stamped(to + 4, x.w[2], x.w[3], now);
 		}
@@ -303,7 +303,7 @@ extern "C" __global__ void __launch_bounds__(SMALL_BLOCK / PACK) small_all_reduc
 #pragma unroll
 				for (int k = 0; k < AHEAD; k++) {
 					if (r + k < size) {
-						const u32 *p = (const u32 *)(from + (i64)(r + k) * 2 * SMALL + i * STAMPED);
+						const u32 *p = (const u32 *)(from + (r + k) * 2 * room + i * STAMPED);
 						u32 *w = x[r + k].w;
 						bool first = get_stamped(p, w, w + 1, now), second = get_stamped(p + 4, w + 2, w + 3, now);
 						there = there && first && second;
@@ -319,7 +319,7 @@ extern "C" __global__ void __launch_bounds__(SMALL_BLOCK / PACK) small_all_reduc
 	if (threadIdx.x == 0) epochs[blockIdx.x] = now;
 }
 
-// A message of at most SMALL bytes by way of a slot of twice as many that both ends reach, with a stamp that nothing in the
+// A message by way of a slot of twice as many bytes that both ends reach, with a stamp that nothing in the
 // slot bears. The receiver waits for what bears it.
 //
 //	put_message(slot, src, bytes I64, stamp U32), get_message(dst, slot, bytes I64, stamp U32)

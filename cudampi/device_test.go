@@ -79,7 +79,7 @@ func double(t *testing.T) string {
 // small makes every chunk and scratch memory small, so that a few elements are many steps.
 func small() {
 	chunkBytes, relayBytes, messageBytes = 1024, 1024, 512
-	smallBytes, smallMessage, directMin, directRoom, peerRoom = 64, 64, 256, 16<<10, 4096
+	smallBytes, smallMessage, directMin, directRoom, peerRoom, peersAtOnce = 64, 64, 256, 16<<10, 4096, 64
 	hostRings, deviceRings = ringShape{3 * 2048, 512, 256, 256}, ringShape{3 * 4096, 1024, 256, 512}
 }
 

@@ -33,10 +33,12 @@ const (
 // Of device.cu.
 const (
 	peerRanks  = 16
-	smallMost  = 16 << 10 // bytes of a small all-reduce or message
+	smallMost  = 16 << 10 // bytes of a small all-reduce through host memory, or of a message
 	smallBlock = 2 << 10  // those that a block does
-	smallInbox = 2 * peerRanks * 2 * smallMost
 )
+
+// inboxBytes is the size of an inbox of small all-reduces of at most room bytes.
+func inboxBytes(room int) int { return 2 * peerRanks * 2 * room }
 
 // compile is what makes an image of the source; a test that has no compiler sets another.
 var compile = func(capability int) ([]byte, error) {
@@ -166,14 +168,14 @@ func (k *kernels) foldOn(s *cuda.Stream, dst, table unsafe.Pointer, offset, n in
 	return s.Launch(k.fold, blocks, threads, 0, args[:])
 }
 
-// smallOn enqueues an all-reduce of at most smallMost bytes. table is in device memory and names copies places, in each of
-// which the inbox lies at offset; epochs is a word of device memory for each block, at first 0 as the inboxes are. Started
+// smallOn enqueues an all-reduce of at most room bytes. table is in device memory and names copies places, in each of
+// which the inbox, of inboxBytes(room), lies at offset; epochs is a word of device memory for each block, at first 0 as the inboxes are. Started
 // early, the few blocks wait for the work ahead of them and for no rank: they keep nothing from coming to its end.
 func (k *kernels) smallOn(s *cuda.Stream, rank, size int, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op,
-	table unsafe.Pointer, copies, offset int, epochs unsafe.Pointer) error {
+	table unsafe.Pointer, copies, offset, room int, epochs unsafe.Pointer) error {
 	bytes := n * t.Size()
 	args := [...]uint64{uint64(uintptr(dst)), uint64(uintptr(src)), uint64(bytes), uint64(t), uint64(op), uint64(uintptr(table)),
-		uint64(copies), uint64(offset), uint64(uintptr(epochs)), uint64(rank), uint64(size)}
+		uint64(copies), uint64(offset), uint64(room), uint64(uintptr(epochs)), uint64(rank), uint64(size)}
 	blocks := (bytes + smallBlock - 1) / smallBlock
 	return s.LaunchEarly(k.small, [3]int{blocks, 1, 1}, [3]int{smallThreads, 1, 1}, 0, args[:])
 }

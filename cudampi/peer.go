@@ -148,9 +148,16 @@ func (w *Window) close() error {
 
 // Of device.cu.
 const (
-	peerBlocks   = 64
-	inboxOffset  = 4*peerBlocks + 4*peerBlocks*peerRanks // after the epochs of the blocks and their flags
-	controlBytes = inboxOffset + smallInbox
+	peerBlocks  = 64
+	inboxOffset = 4*peerBlocks + 4*peerBlocks*peerRanks // after the epochs of the blocks and their flags
+)
+
+// PeersAtOnce is the most bytes of an all-reduce of Peers that is one kernel, in which each rank writes to all others.
+const PeersAtOnce = 64 << 10
+
+var (
+	peersAtOnce  = PeersAtOnce // tests lower it
+	controlBytes = inboxOffset + inboxBytes(PeersAtOnce)
 )
 
 // peerRoom is the default of OpenPeers; tests lower it.
@@ -161,7 +168,7 @@ var peerRoom = 16 << 20
 // of one begins before the one before is over. AllReduce and Barrier may be captured in a graph: what orders the ranks is
 // counted on the devices. Ranks that bring other lengths than the others wait for ever, as with NCCL.
 //
-// An all-reduce of up to 16 KiB is one kernel in which each rank writes to all others once, about 4 us. A larger one takes 4 n bytes of each device's memory and 2 (p-1)/p n of its link in each direction, twice: with 4 ranks,
+// An all-reduce of up to PeersAtOnce bytes is one kernel in which each rank writes to all others once: up to 16 KiB about 4 us. A larger one takes 4 n bytes of each device's memory and 2 (p-1)/p n of its link in each direction, twice: with 4 ranks,
 // 64 MiB and 350 GB/s about 0.4 ms. Of the others each is a copy to scratch memory, a meeting, copies from the others'
 // scratch memory, and a meeting.
 type Peers struct {
@@ -267,11 +274,11 @@ func (p *Peers) AllReduce(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem
 
 func (p *Peers) allReduce(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
 	bytes := n * t.Size()
-	if bytes <= smallMost {
-		return p.k.smallOn(s, p.c.rank, p.c.size, dst, src, n, t, op, p.win.table, p.c.size, inboxOffset, p.mem)
+	if bytes <= peersAtOnce {
+		return p.k.smallOn(s, p.c.rank, p.c.size, dst, src, n, t, op, p.win.table, p.c.size, inboxOffset, PeersAtOnce, p.mem)
 	}
 	args := [...]uint64{uint64(uintptr(dst)), uint64(uintptr(src)), uint64(bytes), uint64(t), uint64(op), p.table(),
-		uint64(p.c.rank), uint64(p.c.size), controlBytes, uint64(p.room)}
+		uint64(p.c.rank), uint64(p.c.size), uint64(controlBytes), uint64(p.room)}
 	const each = 16 * allReduceThreads
 	blocks := min(p.blocks, (bytes/p.c.size+each-1)/each)
 	return s.Launch(p.k.peerAllReduce, [3]int{max(blocks, 1), 1, 1}, [3]int{allReduceThreads, 1, 1}, 0, args[:])

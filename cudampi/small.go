@@ -50,7 +50,7 @@ func openOneShot(c *Comm, d *cuda.Device, k *kernels) (*oneShot, error) {
 		}
 		o.owned = true
 	}
-	err := c.shareFile(smallInbox, &o.mem)
+	err := c.shareFile(inboxBytes(smallMost), &o.mem)
 	if err == nil {
 		err = o.open()
 	}
@@ -102,7 +102,7 @@ func (o *oneShot) try() error {
 			return err
 		}
 		own := 2 * smallMost * o.c.rank // where the others will look for what this rank sends
-		if err := o.k.smallOn(s, 0, 1, dst, src, 1, elem.Uint32, elem.Sum, o.table, 1, own, unsafe.Add(o.table, oneShotEpochs)); err != nil {
+		if err := o.k.smallOn(s, 0, 1, dst, src, 1, elem.Uint32, elem.Sum, o.table, 1, own, smallMost, unsafe.Add(o.table, oneShotEpochs)); err != nil {
 			return err
 		}
 		return s.Copy(seen, dst, 4)
@@ -136,6 +136,6 @@ func (o *oneShot) close() error {
 // allReduce enqueues an all-reduce that the ranks have agreed on.
 func (o *oneShot) allReduce(x *transfer, s *cuda.Stream) error {
 	return o.order.next(s, func() error {
-		return o.k.smallOn(s, o.c.rank, o.c.size, x.dst, x.src, x.n, x.t, x.op, o.table, 1, 0, unsafe.Add(o.table, oneShotEpochs))
+		return o.k.smallOn(s, o.c.rank, o.c.size, x.dst, x.src, x.n, x.t, x.op, o.table, 1, 0, smallMost, unsafe.Add(o.table, oneShotEpochs))
 	})
 }

@@ -69,8 +69,10 @@ type paths [len(pathRows)][mostSize + 1]way
 // way of the largest.
 const (
 	leastSize, mostSize = 3, 28
-	peerSize            = 14 // the largest that is one kernel of the peers
+	peerSize            = 16 // the largest that is one kernel of the peers
 )
+
+const _ = uint(cudampi.PeersAtOnce - 1<<peerSize) // does not compile where the peers take less at once
 
 // sizeBit is the number of the measured size that is nearest to n bytes.
 func sizeBit(n int) int {
@@ -241,7 +243,7 @@ func (st *commState) pathsKey() (string, error) {
 	case st.sym.comm == nil:
 		has = "peers"
 	case st.sym.peers != nil:
-		has = "windows and peers"
+		has = "windows and peers to " + byteSize(peerSize) // what was measured with another limit says nothing
 	}
 	return fmt.Sprintf("%q, driver %d, NCCL %s, %d ranks on %s, %s, %q",
 		st.w.gpu.dev.Name(), cuda.DriverVersion(), nccl.VersionString(), st.size, where, has, set), nil
