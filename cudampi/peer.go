@@ -153,7 +153,7 @@ const (
 )
 
 // PeersAtOnce is the most bytes of an all-reduce of Peers that is one kernel, in which each rank writes to all others.
-const PeersAtOnce = 64 << 10
+const PeersAtOnce = peerBlocks * smallBlock
 
 var (
 	peersAtOnce  = PeersAtOnce // tests lower it

@@ -68,7 +68,7 @@ func AllocManaged[T Elem](w *World, n int) (Buffer[T], error) {
 // AllocSymmetric returns device memory that is registered with all communicators.
 // Between two such buffers AllReduce, AllGather and ReduceScatter take the fastest of
 // several ways: NCCL's symmetric kernels, its others and, where the GPUs reach each
-// other, a kernel of its own for an AllReduce of up to 64 KiB, whose dst may also be of
+// other, a kernel of its own for an AllReduce of up to 128 KiB, whose dst may also be of
 // AllocPinned. The first call measures them once for each kind of machine and takes about
 // a second for it; the log says which way a size takes, --symmetric decides otherwise.
 //

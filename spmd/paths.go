@@ -69,7 +69,7 @@ type paths [len(pathRows)][mostSize + 1]way
 // way of the largest.
 const (
 	leastSize, mostSize = 3, 28
-	peerSize            = 16 // the largest that is one kernel of the peers
+	peerSize            = 17 // the largest that is one kernel of the peers
 )
 
 const _ = uint(cudampi.PeersAtOnce - 1<<peerSize) // does not compile where the peers take less at once

@@ -197,12 +197,12 @@ func peersBesideNCCL(t *testing.T) {
 	b, err := os.ReadFile(file)
 	must(t, err)
 	_, key, _ := strings.Cut(string(b), "\t")
-	key = strings.Replace(key, "3 ranks on one node, windows, ", "3 ranks on one node, windows and peers to 64KiB, ", 1)
-	small := strings.Repeat("2", 14) + strings.Repeat("0", 12) // 8 bytes to 64 KiB
+	key = strings.Replace(key, "3 ranks on one node, windows, ", "3 ranks on one node, windows and peers to 128KiB, ", 1)
+	small := strings.Repeat("2", 15) + strings.Repeat("0", 11) // 8 bytes to 128 KiB
 	none := strings.Repeat("0", 26)
 	must(t, os.WriteFile(file, []byte(strings.Join([]string{small, small, small, small, none, none}, " ")+"\t"+key), 0o666))
 	out, reduces := start("peer sums", "1")
-	if !strings.Contains(out, `"right":true`) || !strings.Contains(out, `allreduce_other_peers="8B to 64KiB"`) {
+	if !strings.Contains(out, `"right":true`) || !strings.Contains(out, `allreduce_other_peers="8B to 128KiB"`) {
 		t.Errorf("%s", out)
 	}
 	if reduces != 1 { // the barrier of the start
