@@ -366,7 +366,7 @@ turns:
 // middle is the line of several rounds: the medians of what they measured, the least and the greatest of their times, the sum of what was wrong, and the rates that follow.
 func middle(turns []measured) measured {
 	m := turns[0]
-	m.Rounds, m.SamplesUS, m.Wrong = len(turns), nil, nil
+	m.Rounds, m.SamplesUS, m.Slow, m.Wrong = len(turns), nil, nil, nil
 	for _, f := range []func(*measured) *float64{
 		func(t *measured) *float64 { return &t.MedianUS },
 		func(t *measured) *float64 { return &t.P99US },
@@ -383,7 +383,7 @@ func middle(turns []measured) measured {
 	}
 	for _, t := range turns {
 		m.MinUS, m.MaxUS, m.OK = min(m.MinUS, t.MinUS), max(m.MaxUS, t.MaxUS), m.OK && t.OK
-		m.SamplesUS = append(m.SamplesUS, t.SamplesUS...)
+		m.SamplesUS, m.Slow = append(m.SamplesUS, t.SamplesUS...), append(m.Slow, t.Slow...)
 		if t.Wrong != nil {
 			sum := *t.Wrong
 			if m.Wrong != nil {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 
@@ -26,6 +27,8 @@ type measured struct {
 	Wrong     *int      `json:"wrong,omitempty"` // elements, of all ranks; nil where nobody looked
 	OK        bool      `json:"ok"`
 	SamplesUS []float64 `json:"samples_us,omitempty"` // every time, where a side tells them
+	// Slow are the times above 10 medians, with what they waited for, as reduce tells them.
+	Slow []json.RawMessage `json:"slow,omitempty"`
 	// Against the fewest ranks.
 	SpeedUp    float64 `json:"speed_up,omitempty"`
 	Efficiency float64 `json:"efficiency,omitempty"`

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -276,7 +277,9 @@ func TestTurnsOf(t *testing.T) {
 			order += name
 			us := times[name][0]
 			times[name] = times[name][1:]
-			return []measured{line(name, 2, us, wrong)}, nil
+			m := line(name, 2, us, wrong)
+			m.Slow = []json.RawMessage{[]byte(fmt.Sprintf(`{"us":%v}`, us))}
+			return []measured{m}, nil
 		}}
 	}
 	bad := side{"c", 2, func() ([]measured, error) { order += "c"; return nil, errors.New("no such library") }}
@@ -287,6 +290,9 @@ func TestTurnsOf(t *testing.T) {
 	if len(all) != 2 || all[0].MedianUS != 2 || all[0].MinUS != 1 || all[0].MaxUS != 3 || all[0].Rounds != 3 || !all[0].OK ||
 		all[1].MedianUS != 9 || *all[1].Wrong != 3 || all[1].OK {
 		t.Errorf("%+v", all)
+	}
+	if slow, err := json.Marshal(all[0].Slow); string(slow) != `[{"us":3},{"us":1},{"us":2}]` || err != nil { // of all turns
+		t.Errorf("slow times %s, %v", slow, err)
 	}
 	s.out, s.parts, s.all = t.TempDir(), nil, all
 	if err := s.run(); err == nil || !strings.Contains(err.Error(), "allreduce of 8B, float32 on 2 ranks: b is wrong") || strings.Contains(err.Error(), ": a is wrong") {

@@ -106,10 +106,11 @@ type slow struct {
 	US         float64 `json:"us"`
 	EnqueuedUS float64 `json:"enqueued_us"` // until the last rank had enqueued it
 	FastestUS  float64 `json:"fastest_us"`  // of the fastest rank
+	Cause      string  `json:"cause"`
 }
 
 // cause is what held the iteration up.
-func (s slow) cause() string {
+func (s *slow) cause() string {
 	switch {
 	case s.EnqueuedUS > s.US/2:
 		return "a host enqueued it late"
@@ -130,7 +131,9 @@ func slowOf(t spmd.Timing) []slow {
 	var all []slow
 	for i, us := range t.Samples {
 		if us >= slowMedians*t.MedianUS {
-			all = append(all, slow{i, us, t.Enqueued[i], t.Fastest[i]})
+			s := slow{Iter: i, US: us, EnqueuedUS: t.Enqueued[i], FastestUS: t.Fastest[i]}
+			s.Cause = s.cause()
+			all = append(all, s)
 		}
 	}
 	slices.SortFunc(all, func(a, b slow) int { return cmp.Compare(b.US, a.US) })
@@ -269,7 +272,7 @@ func report(w *spmd.World, r result) error {
 			return err
 		}
 		for _, s := range r.Slow {
-			fmt.Fprintf(os.Stderr, "iteration %d took %.1f us, %.1f until the last rank had enqueued it, %.1f on the fastest rank: %s\n", s.Iter, s.US, s.EnqueuedUS, s.FastestUS, s.cause())
+			fmt.Fprintf(os.Stderr, "iteration %d took %.1f us, %.1f until the last rank had enqueued it, %.1f on the fastest rank: %s\n", s.Iter, s.US, s.EnqueuedUS, s.FastestUS, s.Cause)
 		}
 	}
 	if !r.OK {

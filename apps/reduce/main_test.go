@@ -136,7 +136,7 @@ func TestSlow(t *testing.T) {
 	timing.Fastest = []float64{1, 1, 11, 1, 1, 1, 40, 1, 1, 2, 1}
 	var got []string
 	for _, s := range slowOf(timing) {
-		got = append(got, fmt.Sprint(s.Iter, " ", s.US, " ", s.cause()))
+		got = append(got, fmt.Sprint(s.Iter, " ", s.US, " ", s.Cause))
 	}
 	want := []string{"6 40 a host enqueued it late", "9 30 a host began late or noticed the end late", "2 12 all ranks waited for the devices"}
 	if !slices.Equal(got, want) {
