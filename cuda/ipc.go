@@ -63,6 +63,18 @@ func (f *Foreign) Close() error {
 // CanAccess says whether copies and kernels of d can reach the memory of the device with the UUID, and if not, why. A
 // device always reaches its own. Source: cuda.h, cuDeviceCanAccessPeer.
 func (d *Device) CanAccess(uuid string) (ok bool, why string, err error) {
+	return d.to(uuid, "cuDeviceCanAccessPeer", sysCanAccessPeer, "no peer access", "r")
+}
+
+// NativeAtomics says whether every atomic operation of d on the memory of the device with the UUID is one of the link
+// between them, as over NVLink and not over PCIe, and if not, why. Those on its own memory are.
+// Source: cuda.h, cuDeviceGetP2PAttribute, CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED.
+func (d *Device) NativeAtomics(uuid string) (ok bool, why string, err error) {
+	return d.to(uuid, "cuDeviceGetP2PAttribute", sysNativeAtomics, "no native atomic operations", "a")
+}
+
+// to asks what d can do with the device of the UUID. lacks is what it has not, of which nvidia-smi topo -p2p has a table.
+func (d *Device) to(uuid, op string, ask func(dev, peer int) (can, status int), lacks, table string) (ok bool, why string, err error) {
 	if uuid == d.uuid {
 		return true, "", nil
 	}
@@ -82,12 +94,12 @@ func (d *Device) CanAccess(uuid string) (ok bool, why string, err error) {
 		if id != uuid {
 			continue
 		}
-		can, status := sysCanAccessPeer(d.dev, dev)
+		can, status := ask(d.dev, dev)
 		if status != 0 {
-			return false, "", check("cuDeviceCanAccessPeer", status)
+			return false, "", check(op, status)
 		}
 		if can == 0 {
-			return false, fmt.Sprintf("GPU %d has no peer access to GPU %d (see nvidia-smi topo -p2p r)", d.index, i), nil
+			return false, fmt.Sprintf("GPU %d has %s to GPU %d (see nvidia-smi topo -p2p %s)", d.index, lacks, i, table), nil
 		}
 		return true, "", nil
 	}

@@ -25,17 +25,22 @@ func fakeIPC(t *testing.T) {
 
 	other := try(UUIDOf(1))(t)
 	for _, c := range []struct {
-		uuid, peers, want string
+		uuid, peers, access, atomics string
 	}{
-		{d.UUID(), "0", ""},
-		{other, "1", ""},
-		{other, "0", "no peer access to GPU 1"},
-		{"GPU-of-nobody", "1", "GPU-of-nobody is not visible"},
+		{d.UUID(), "0", "", ""},
+		{other, "1", "", ""},
+		{other, "2", "", "no native atomic operations to GPU 1"},
+		{other, "0", "no peer access to GPU 1", "no native atomic operations to GPU 1"},
+		{"GPU-of-nobody", "1", "GPU-of-nobody is not visible", "GPU-of-nobody is not visible"},
 	} {
 		t.Setenv("FAKECUDA_PEERS", c.peers)
 		ok, why, err := d.CanAccess(c.uuid)
-		if err != nil || ok != (c.want == "") || !strings.Contains(why, c.want) {
+		if err != nil || ok != (c.access == "") || !strings.Contains(why, c.access) {
 			t.Errorf("%s, peers %s: %v, %q, %v", c.uuid, c.peers, ok, why, err)
+		}
+		ok, why, err = d.NativeAtomics(c.uuid)
+		if err != nil || ok != (c.atomics == "") || !strings.Contains(why, c.atomics) {
+			t.Errorf("%s, peers %s, atomics: %v, %q, %v", c.uuid, c.peers, ok, why, err)
 		}
 	}
 }

@@ -90,6 +90,11 @@ func fakeStatuses(t *testing.T) {
 			_, _, err := o.d.CanAccess(try(UUIDOf(1))(t))
 			return err
 		}},
+		{"cuDeviceGetP2PAttribute", "", func(o *things) error {
+			t.Setenv("FAKECUDA_DEVICES", "2")
+			_, _, err := o.d.NativeAtomics(try(UUIDOf(1))(t))
+			return err
+		}},
 		{"cuStreamWaitValue32_v2", "cuStreamWaitValue32", func(o *things) error { return o.s.WaitValue(o.h, 0) }},
 		{"cuStreamWriteValue32_v2", "cuStreamWriteValue32", func(o *things) error { return o.s.WriteValue(o.h, 0) }},
 		{"cuMemcpyAsync", "", func(o *things) error { return o.s.Copy(o.p, o.h, 64) }},

@@ -147,6 +147,9 @@ func sysIPCClose(d *Device, p unsafe.Pointer) int { return int(C.ipc_close(addr(
 func sysCanAccessPeer(dev, peer int) (can, status int) {
 	return number(C.can_access_peer(C.int(dev), C.int(peer)))
 }
+func sysNativeAtomics(dev, peer int) (native, status int) {
+	return number(C.native_atomics(C.int(dev), C.int(peer)))
+}
 
 func sysStreamCreate(d *Device, priority int) (h unsafe.Pointer, status int) {
 	return made(C.stream_create(addr(d.ctx), C.int(priority)))

@@ -46,6 +46,7 @@ static struct {
     int (*MemHostUnregister)(void *);
     int (*MemGetAddressRange)(device_ptr *, size_t *, device_ptr);
     int (*DeviceCanAccessPeer)(int *, int, int);
+    int (*DeviceGetP2PAttribute)(int *, int, int, int);
     int (*IpcGetMemHandle)(ipc_handle *, device_ptr);
     int (*IpcOpenMemHandle)(device_ptr *, ipc_handle, unsigned);
     int (*IpcCloseMemHandle)(device_ptr);
@@ -124,6 +125,7 @@ static struct row row_at(int i) {
         NEED(MemHostUnregister, "cuMemHostUnregister"),
         NEED(MemGetAddressRange, "cuMemGetAddressRange_v2"),
         NEED(DeviceCanAccessPeer, "cuDeviceCanAccessPeer"),
+        NEED(DeviceGetP2PAttribute, "cuDeviceGetP2PAttribute"),
         NEED(IpcGetMemHandle, "cuIpcGetMemHandle"),
         NEED(IpcOpenMemHandle, "cuIpcOpenMemHandle_v2"),
         NEED(IpcCloseMemHandle, "cuIpcCloseMemHandle"),
@@ -333,6 +335,11 @@ static int ipc_close(uintptr_t context, uintptr_t p) {
 static struct number can_access_peer(int device, int peer) {
     int can = 0, r = cu.DeviceCanAccessPeer(&can, device, peer);
     return (struct number){r, can};
+}
+static struct number native_atomics(int device, int peer) {
+    enum { NATIVE_ATOMIC_SUPPORTED = 3 };
+    int native = 0, r = cu.DeviceGetP2PAttribute(&native, NATIVE_ATOMIC_SUPPORTED, device, peer);
+    return (struct number){r, native};
 }
 static int copy(uintptr_t context, uintptr_t stream, uintptr_t dst, uintptr_t src, size_t bytes) {
     ENTER(context);

@@ -3,6 +3,7 @@ package nccl
 import (
 	"context"
 	"fmt"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -32,6 +33,13 @@ type Config struct {
 	SplitShare bool
 	// ShrinkShare is the same for Shrink; needs 2.27.
 	ShrinkShare bool
+
+	// UnmixedGraphs promises that no collective of this communicator, or of one that shares its resources, is under way on
+	// the GPU while another is that belongs to another graph, or to none: the streams are ordered so, and nothing of it
+	// goes through NCCL's network threads, which no stream orders. NCCL then leaves out the events by which it orders them
+	// itself, around each collective of a graph and, from the first capture on, around each call. Before 2.29 that is a
+	// setting of the process, NCCL_GRAPH_MIXING_SUPPORT, which the first Init makes where it is not set.
+	UnmixedGraphs bool
 
 	// NonBlocking makes a communicator whose calls can be given up cleanly: Init at its deadline frees everything, Abort
 	// ends a call that hangs on another goroutine. Its price is a thread that NCCL starts and ends for every single
@@ -64,6 +72,15 @@ func (c *Config) check() error {
 	return nil
 }
 
+// setMixing does what UnmixedGraphs asks for where the version reads no field for it.
+func (c *Config) setMixing() error {
+	const name = "NCCL_GRAPH_MIXING_SUPPORT"
+	if !c.UnmixedGraphs || library.version >= 22900 || os.Getenv(name) != "" {
+		return nil
+	}
+	return os.Setenv(name, "0")
+}
+
 // over fills in from the parent what c leaves open.
 func (c Config) over(parent Config) Config {
 	number := func(v *int, p int) {
@@ -85,6 +102,7 @@ func (c Config) over(parent Config) Config {
 	}
 	c.SplitShare = c.SplitShare || parent.SplitShare
 	c.ShrinkShare = c.ShrinkShare || parent.ShrinkShare
+	c.UnmixedGraphs = c.UnmixedGraphs || parent.UnmixedGraphs
 	c.NonBlocking = c.NonBlocking || parent.NonBlocking
 	return c
 }
@@ -123,6 +141,9 @@ func Init(ctx context.Context, d *cuda.Device, id ID, rank, size int, cfg Config
 	c := &Comm{dev: d, rank: rank, size: size, cfg: cfg, link: makeLink(d)}
 	if size < 1 || rank < 0 || rank >= size {
 		return nil, c.refused(op, "rank %d of %d ranks", rank, size)
+	}
+	if err := cfg.setMixing(); err != nil {
+		return nil, err
 	}
 	sysSetRank(&c.link, rank, size)
 	sys := sysConfig(&cfg, library.version)

@@ -29,7 +29,36 @@ var configs = []struct {
 	{22707, Config{MinCTAs: 2, CommName: "world", ShrinkShare: true, NVLSCTAs: 8, CTAPolicy: 1},
 		"size=72 version=22707 blocking=1 minCTAs=2 maxCTAs=64 commName=world CTAPolicy=1 shrinkShare=1 nvlsCTAs=8"},
 	{22803, Config{MaxCTAs: 16, CGAClusterSize: -1}, "size=80 version=22803 blocking=1 cgaClusterSize=0 maxCTAs=16"},
-	{23007, Config{NonBlocking: true}, "size=80 version=22803 blocking=0"},
+	{22902, Config{UnmixedGraphs: true}, "size=88 version=22902 blocking=1 graphUsageMode=1"},
+	{23007, Config{NonBlocking: true}, "size=88 version=22902 blocking=0"},
+}
+
+// TestUnmixedGraphs: before 2.29 it is a variable of the environment, which the user may have set.
+func TestUnmixedGraphs(t *testing.T) {
+	const name = "NCCL_GRAPH_MIXING_SUPPORT"
+	for _, tc := range []struct {
+		name    string
+		version int
+		set     string
+		unmixed bool
+		want    string
+	}{
+		{"as it is", 22803, "", false, ""},
+		{"before 2.29", 22803, "", true, "0"},
+		{"set by the user", 22803, "1", true, "1"},
+		{"since 2.29", 22902, "", true, ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if !(double{version: tc.version, env: []string{name + "=" + tc.set}}).in(t) {
+				return
+			}
+			d, _ := device(t)
+			check(t, initComm(t, d, 0, 1, Config{UnmixedGraphs: tc.unmixed}).Close())
+			if got := os.Getenv(name); got != tc.want {
+				t.Errorf("%s=%s, want %q", name, got, tc.want)
+			}
+		})
+	}
 }
 
 func TestConfig(t *testing.T) {

@@ -158,6 +158,9 @@ func sysConfig(c *Config, version int) config {
 	set(&cfg.trafficClass, c.TrafficClass)
 	set(&cfg.nvlsCTAs, c.NVLSCTAs)
 	set(&cfg.CTAPolicy, c.CTAPolicy)
+	if c.UnmixedGraphs {
+		cfg.graphUsageMode = 1 // read from 2.29 on
+	}
 	if c.SplitShare {
 		cfg.splitShare = 1
 	}

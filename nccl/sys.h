@@ -27,7 +27,7 @@ struct id {
     char bytes[128];
 };
 
-// config is ncclConfig_t as of 2.28: each version appended fields and reads no more bytes than both sides know.
+// config is ncclConfig_t as of 2.29: each version appended fields and reads no more bytes than both sides know.
 // netName is copied by NCCL (init.cc, envConfigOverride), commName is not.
 struct config {
     size_t size;
@@ -39,6 +39,7 @@ struct config {
     const char *commName;                                 // 2.27
     int collnetEnable, CTAPolicy, shrinkShare, nvlsCTAs;  // 2.27
     int nChannelsPerNetPeer, nvlinkCentricSched;          // 2.28
+    int graphUsageMode, numRmaCtx;                        // 2.29
 };
 
 // The fields have the names of nccl.h without "nccl".
@@ -218,12 +219,14 @@ static int get_id(struct id *id) { return nccl.GetUniqueId(id); }
 
 static struct config make_config(int version) {
     struct config c = {
-        .size = version >= 22800 ? sizeof(struct config)
-                : version >= 22700 ? offsetof(struct config, nChannelsPerNetPeer) : offsetof(struct config, commName),
-        .magic = 0xcafebeef, .version = version < 22803 ? version : 22803,
+        .size = version >= 22900   ? sizeof(struct config)
+                : version >= 22800 ? offsetof(struct config, graphUsageMode)
+                : version >= 22700 ? offsetof(struct config, nChannelsPerNetPeer)
+                                   : offsetof(struct config, commName),
+        .magic = 0xcafebeef, .version = version < 22902 ? version : 22902,
         .blocking = UNDEF, .cgaClusterSize = UNDEF, .minCTAs = UNDEF, .maxCTAs = UNDEF, .splitShare = UNDEF,
         .trafficClass = UNDEF, .collnetEnable = UNDEF, .CTAPolicy = UNDEF, .shrinkShare = UNDEF, .nvlsCTAs = UNDEF,
-        .nChannelsPerNetPeer = UNDEF, .nvlinkCentricSched = UNDEF,
+        .nChannelsPerNetPeer = UNDEF, .nvlinkCentricSched = UNDEF, .graphUsageMode = UNDEF, .numRmaCtx = UNDEF,
     };
     return c;
 }

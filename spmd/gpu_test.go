@@ -39,6 +39,7 @@ func TestGPU(t *testing.T) {
 		t.Run("choice", gpuChoice)
 		t.Run("kernels", gpuKernels)
 		t.Run("paths", gpuPaths)
+		t.Run("unmixed graphs", gpuUnmixed)
 		t.Run("after an error", gpuAfterError)
 	}
 	for _, tc := range []struct {

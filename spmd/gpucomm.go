@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"unsafe"
 
 	"lockstep/internal/ccall"
@@ -82,7 +83,8 @@ func (w *World) openNCCL(st *commState, parent *nccl.Comm, color, key int) error
 		}
 		return nil
 	}
-	if err := w.orderGraphs(); err != nil {
+	unmixed, err := w.ordersGraphs(st)
+	if err != nil {
 		return err
 	}
 	var id nccl.ID
@@ -104,7 +106,7 @@ func (w *World) openNCCL(st *commState, parent *nccl.Comm, color, key int) error
 	}
 	defer w.startup.begin("nccl")()
 	// What Split makes of it is to share its memory: a communicator takes about a GB.
-	c, err := nccl.Init(ctx, w.gpu.dev, id, st.rank, st.size, nccl.Config{SplitShare: true})
+	c, err := nccl.Init(ctx, w.gpu.dev, id, st.rank, st.size, nccl.Config{SplitShare: true, UnmixedGraphs: unmixed})
 	if err != nil {
 		return err
 	}
@@ -113,17 +115,50 @@ func (w *World) openNCCL(st *commState, parent *nccl.Comm, color, key int) error
 	return nil
 }
 
-// orderGraphs takes from NCCL what orderAfterOthers does: to keep the collectives of a graph apart from those of other
-// graphs, and from calls. NCCL does it by a wait and an event around each collective, in the graph and, from the first
-// capture on, around each call: on 4 H200s an all-reduce in a graph took 1 us longer. On several nodes it stays with NCCL, which then also
-// keeps what its network threads have to do in order. A setting of the environment stays.
-// Source: NCCL 2.28.3, strongstream.cc, and enqueue.cc, ncclLaunchPrepare; NCCL's documentation, NCCL_GRAPH_MIXING_SUPPORT.
-func (w *World) orderGraphs() error {
-	const mixing = "NCCL_GRAPH_MIXING_SUPPORT"
-	if w.nodes > 1 || os.Getenv(mixing) != "" {
-		return nil
+// ordersGraphs says whether orderAfterOthers is all that keeps the collectives of a graph apart from others, so that NCCL
+// need not do it too, for which an all-reduce in a graph took 1 us more on 4 H200s. NCCL must where a network carries
+// them, since its network threads follow no stream: between nodes, and within one where GPUs are nearer to network cards
+// than to each other. Nothing is nearer than NVLink.
+// Source: NCCL 2.28.3, strongstream.cc; enqueue.cc, ncclLaunchPrepare; topo.cc, ncclTopoCheckNet; transport/p2p.cc and
+// shm.cc, proxyProgress.
+//
+// Collective over the world, which st is of.
+func (w *World) ordersGraphs(st *commState) (bool, error) {
+	why := "there are several nodes"
+	if w.nodes == 1 {
+		const room = 48
+		all := make([]byte, (st.size+1)*room)
+		mine := all[st.size*room:]
+		copy(mine, w.gpu.dev.UUID())
+		if err := st.mpi.AllGather(unsafe.Pointer(&all[0]), unsafe.Pointer(&mine[0]), room, elem.Uint8); err != nil {
+			return false, err
+		}
+		why = w.gpu.notLinked(all[:st.size*room], room)
 	}
-	return os.Setenv(mixing, "0")
+	if why != "" {
+		w.Log.Debug().Str("why", why).Msg("NCCL keeps the collectives of graphs apart from others itself, by events around each")
+	}
+	return why == "", nil
+}
+
+// notLinked says which of the GPUs, of which each has so many bytes for its UUID, may not be reached over NVLink, or why
+// NCCL may take another way; "" where all are.
+func (g *gpu) notLinked(uuids []byte, room int) string {
+	for _, name := range []string{"NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_P2P_USE_CUDA_MEMCPY", "NCCL_SHM_USE_CUDA_MEMCPY"} {
+		if os.Getenv(name) != "" {
+			return name + " is set"
+		}
+	}
+	for id := range slices.Chunk(uuids, room) {
+		ok, why, err := g.dev.NativeAtomics(strings.TrimRight(string(id), "\x00"))
+		if err != nil {
+			return err.Error()
+		}
+		if !ok {
+			return why
+		}
+	}
+	return ""
 }
 
 func (g *gpu) addNCCL(c *nccl.Comm) {

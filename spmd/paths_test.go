@@ -178,6 +178,33 @@ func peerSums(w *spmd.World) error {
 	return w.Emit(map[string]any{"right": true})
 }
 
+// gpuUnmixed: NCCL is told that graphs and calls are kept apart where nothing but NVLink and the ranks' own streams is between them.
+func gpuUnmixed(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct{ name, env, why string }{
+		{"NVLink", "FAKECUDA_PEERS=1", ""},
+		{"PCIe", "FAKECUDA_PEERS=2", "no native atomic operations to GPU 1"},
+		{"copy engines", "NCCL_P2P_USE_CUDA_MEMCPY=1", "NCCL_P2P_USE_CUDA_MEMCPY is set"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			logs := t.TempDir()
+			status, out := run(t, 2, "sum", []string{"FAKENCCL_VERSION=22902", tc.env, rankEnv + "=FAKENCCL_LOG=" + logs + "/%r"}, "--device", "cuda", "--log-level", "debug")
+			if status != 0 {
+				t.Fatalf("status %d\n%s", status, out)
+			}
+			log, err := os.ReadFile(filepath.Join(logs, "1"))
+			must(t, err)
+			if got := strings.Contains(string(log), " graphUsageMode=1"); got != (tc.why == "") {
+				t.Errorf("NCCL was told: %v\n%s", got, log)
+			}
+			const said = "NCCL keeps the collectives of graphs apart"
+			if tc.why == "" && strings.Contains(out, said) || !strings.Contains(out, tc.why) || tc.why != "" && !strings.Contains(out, said) {
+				t.Errorf("%s", out)
+			}
+		})
+	}
+}
+
 // peersBesideNCCL: the GPUs reach each other, and small all-reduces go that way.
 func peersBesideNCCL(t *testing.T) {
 	file := filepath.Join(os.Getenv("LOCKSTEP_CACHE"), "symmetric-paths")

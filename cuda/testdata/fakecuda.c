@@ -22,7 +22,7 @@
 //   FAKECUDA_DELAY         if set, at the creation of a stream: it is asynchronous, and each of its operations begins up to as
 //                          many microseconds late, at random
 //   FAKECUDA_SHARED        if set, device memory is made so that other processes can map it
-//   FAKECUDA_PEERS         "0": no device reaches the memory of another
+//   FAKECUDA_PEERS         "0": no device reaches the memory of another; "2": it does, without native atomic operations
 //   FAKECUDA_KERNELS       a shared library; a launch of kernel k calls its emulate_k(const uint64_t *args, const unsigned
 //                          dims[6]), where there is one
 // A symbol x is left out by -Dx=absent_x. An image that starts with "BAD" does not load, a function whose name starts
@@ -707,6 +707,13 @@ int cuDeviceCanAccessPeer(int *can, int device, int peer) {
     FAIL_IF(device < 0 || peer < 0 || device >= device_count() || peer >= device_count(), INVALID_DEVICE);
     *can = device != peer && peers();
     RETURN("device=%d peer=%d", device, peer);
+}
+int cuDeviceGetP2PAttribute(int *value, int attribute, int device, int peer) {
+    BEGIN("cuDeviceGetP2PAttribute");
+    FAIL_IF(device < 0 || peer < 0 || device >= device_count() || peer >= device_count() || device == peer, INVALID_DEVICE);
+    FAIL_IF(attribute != 3, INVALID_VALUE); // CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
+    *value = setting("FAKECUDA_PEERS", 1) == 1;
+    RETURN("attribute=%d device=%d peer=%d", attribute, device, peer);
 }
 int cuIpcGetMemHandle(handle *out, device_ptr p) {
     BEGIN("cuIpcGetMemHandle");

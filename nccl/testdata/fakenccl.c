@@ -37,7 +37,7 @@ typedef struct config {
     const char *net;
     int splitShare, trafficClass;
     const char *name;
-    int collnet, policy, shrinkShare, nvls, perPeer, sched;
+    int collnet, policy, shrinkShare, nvls, perPeer, sched, graphs, rma;
 } config;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -131,9 +131,9 @@ static comm *new_comm(int rank, int size, const config *cfg) {
 
 // read_config takes what this version has of a config, as NCCL does.
 static int read_config(const config *in, config *out, char *text, size_t n) {
-    size_t own = version() >= 22800 ? sizeof *out : version() >= 22700 ? offsetof(config, perPeer) : offsetof(config, name);
+    size_t own = version() >= 22900 ? sizeof *out : version() >= 22800 ? offsetof(config, graphs) : version() >= 22700 ? offsetof(config, perPeer) : offsetof(config, name);
     memset(out, 0, sizeof *out);
-    out->trafficClass = out->collnet = out->policy = out->shrinkShare = out->nvls = out->perPeer = out->sched = UNDEF;
+    out->trafficClass = out->collnet = out->policy = out->shrinkShare = out->nvls = out->perPeer = out->sched = out->graphs = out->rma = UNDEF;
     memcpy(out, in, in->size < own ? in->size : own);
     int w = snprintf(text, n, " size=%zu version=%u", in->size, in->version);
 #define SHOW(f, key) \
@@ -152,6 +152,8 @@ static int read_config(const config *in, config *out, char *text, size_t n) {
     SHOW(nvls, "nvlsCTAs");
     SHOW(perPeer, "nChannelsPerNetPeer");
     SHOW(sched, "nvlinkCentricSched");
+    SHOW(graphs, "graphUsageMode");
+    SHOW(rma, "numRmaCtx");
     return in->magic == 0xcafebeef && (out->min == UNDEF || out->min <= out->max) ? OK : INVALID_ARGUMENT;
 }
 
