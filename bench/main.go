@@ -289,10 +289,13 @@ func output(cmd ...string) (string, error) {
 	return out, err
 }
 
+// interrupted is done when no more is to be measured.
+var interrupted = context.Background()
+
 // outputs is output with variables such as "NAME=value" added; it returns standard
 // error, too.
 func outputs(env []string, cmd ...string) (stdout, stderr string, err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), longest)
+	ctx, cancel := context.WithTimeout(interrupted, longest)
 	defer cancel()
 	c := exec.CommandContext(ctx, cmd[0], cmd[1:]...)
 	c.Env = slices.Concat(mpienv.Env(0), binding(os.Environ()), env)

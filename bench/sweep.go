@@ -3,16 +3,19 @@ package main
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 )
 
 // sweep is one run of bench sweep.
@@ -124,6 +127,9 @@ func sweepCommand() error {
 		return err
 	}
 	s.line = "bin/bench sweep" + repeatable(fs)
+	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
+	context.AfterFunc(ctx, stop) // the next signal ends this process
+	interrupted = ctx
 	return s.run()
 }
 
@@ -246,7 +252,7 @@ func (s *sweep) run() error {
 	var failed []error
 	var rows []row
 	for _, part := range sweepParts {
-		if !slices.Contains(s.parts, part) {
+		if !slices.Contains(s.parts, part) || interrupted.Err() != nil {
 			continue
 		}
 		s.group, s.bench.rows = &group{set: s.group.set, name: part}, nil
@@ -268,6 +274,9 @@ func (s *sweep) run() error {
 		}
 	}
 	print(rows)
+	if interrupted.Err() != nil {
+		failed = append(failed, fmt.Errorf("interrupted: what had been measured before is in %s", s.out))
+	}
 	for _, m := range s.all {
 		if !m.OK {
 			failed = append(failed, fmt.Errorf("%s on %d ranks: %s is wrong", m.what(), m.Ranks, m.Side))
@@ -324,7 +333,7 @@ type side struct {
 const ours = "lockstep"
 
 // turnsOf runs the sides turn and turn about and returns the medians of their lines. A side that fails is not run
-// again; the error says so. After --limit no turn begins.
+// again; the error says so. After --limit no turn begins, and an interrupt ends the turn that it meets.
 func (s *sweep) turnsOf(sides []side) ([]measured, error) {
 	measurements := map[kind][]measured{}
 	var order []kind
@@ -340,6 +349,9 @@ turns:
 				continue
 			}
 			lines, err := side.run()
+			if interrupted.Err() != nil {
+				break turns // this side too was ended by it
+			}
 			if err != nil {
 				failed[i] = fmt.Errorf("%s on %d ranks: %w", side.name, side.ranks, err)
 				continue

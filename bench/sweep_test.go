@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -315,6 +316,32 @@ func TestLimit(t *testing.T) {
 	all, err := s.turnsOf([]side{of("a"), of("b"), of("c")})
 	if order != "ab" || len(all) != 2 || err != nil {
 		t.Errorf("%s, %v, %v", order, all, err)
+	}
+}
+
+// An interrupt ends the turn that it meets, and what was measured before counts.
+func TestInterrupt(t *testing.T) {
+	ctx, interrupt := context.WithCancel(context.Background())
+	interrupted = ctx
+	t.Cleanup(func() { interrupted = context.Background() })
+	s, order := testSweep(hostSet), ""
+	of := func(name string) side {
+		return side{name, 2, func() ([]measured, error) {
+			if order += name; order == "ab" {
+				interrupt()
+				_, err := output("sleep", "60")
+				return nil, err
+			}
+			return []measured{line(name, 2, 1, 0)}, nil
+		}}
+	}
+	all, err := s.turnsOf([]side{of("a"), of("b"), of("c")})
+	if order != "ab" || len(all) != 1 || all[0].Side != "a" || err != nil {
+		t.Errorf("%s, %v, %v", order, all, err)
+	}
+	s.out, s.all = t.TempDir(), all
+	if err := s.run(); err == nil || !strings.Contains(err.Error(), "interrupted: what had been measured before is in "+s.out) {
+		t.Errorf("%v", err)
 	}
 }
 
