@@ -51,7 +51,7 @@ func lastOf(q *gpuQueue, c *command) lastIssue {
 	case c.comm.nccl == nil:
 		return lastIssue{}
 	}
-	switch c.comm.carrier(&c.call, q.s.cap == nil) {
+	switch c.comm.carrier(&c.call) {
 	case symmetricWay:
 		return lastIssue{q, c.comm.sym.comm}
 	case peerWay:
@@ -223,7 +223,7 @@ func (q *gpuQueue) communicate(c *call, work unsafe.Pointer) error {
 	if nc == nil {
 		return q.alone(c)
 	}
-	switch c.comm.carrier(c, q.s.cap == nil) {
+	switch c.comm.carrier(c) {
 	case symmetricWay:
 		nc = c.comm.sym.comm
 	case peerWay:

@@ -45,20 +45,16 @@ const (
 	ways
 )
 
-// pathRows are the calls that have a choice. An eager one costs the host more by one way than by another, one in a
-// graph does not.
+// pathRows are the calls that have a choice.
 var pathRows = [...]struct {
-	name  string
-	call  nccl.Kind
-	typ   elem.Type // that is measured
-	eager bool
+	name string
+	call nccl.Kind
+	typ  elem.Type // that is measured
 }{
-	{"allreduce", nccl.AllReduce, elem.Float32, false},
-	{"allreduce_eager", nccl.AllReduce, elem.Float32, true},
-	{"allreduce_other", nccl.AllReduce, elem.Float64, false}, // what NCCL has no symmetric kernels for
-	{"allreduce_other_eager", nccl.AllReduce, elem.Float64, true},
-	{"allgather", nccl.AllGather, elem.Float32, false},
-	{"reducescatter", nccl.ReduceScatter, elem.Float32, false},
+	{"allreduce", nccl.AllReduce, elem.Float32},
+	{"allreduce_other", nccl.AllReduce, elem.Float64}, // what NCCL has no symmetric kernels for
+	{"allgather", nccl.AllGather, elem.Float32},
+	{"reducescatter", nccl.ReduceScatter, elem.Float32},
 }
 
 // paths says for each of pathRows, and a number of bytes of the larger buffer near each
@@ -84,24 +80,21 @@ func sizeBit(n int) int {
 }
 
 // of is the way of a call; others says that there are no symmetric kernels for it.
-func (p *paths) of(c *call, others, eager bool) way {
+func (p *paths) of(c *call, others bool) way {
 	n, row := c.n*c.typ.Size(), 0
 	switch c.kind {
 	case cmdAllReduce:
 		if others {
-			row = 2
-		}
-		if eager {
-			row++
+			row = 1
 		}
 		if n > 1<<peerSize && p[row][sizeBit(n)] == peerWay {
 			return plainWay
 		}
 		return p[row][sizeBit(n)]
 	case cmdAllGather:
-		row = 4
+		row = 2
 	case cmdReduceScatter:
-		row = 5
+		row = 3
 	default:
 		return plainWay
 	}
@@ -141,18 +134,19 @@ func byteSize(i int) string {
 	return fmt.Sprintf("%d%s", 1<<(i%10), []string{"B", "KiB", "MiB"}[i/10])
 }
 
-// carrier is what carries a call. Every rank finds the same: symmetric memory is the
-// same on all of them.
-func (st *commState) carrier(c *call, eager bool) way {
+// carrier is what carries a call, in a graph and without: the ways add up in another
+// order, and a graph is to have the bits of what was captured. Every rank finds the
+// same: symmetric memory is the same on all of them.
+func (st *commState) carrier(c *call) way {
 	t := st.sym
 	if t == nil {
 		return plainWay
 	}
 	switch c.memory() &^ sameMemory {
 	case fromSymmetric | intoSymmetric:
-		return t.paths.of(c, !c.hasSymmetricKernels(), eager)
+		return t.paths.of(c, !c.hasSymmetricKernels())
 	case fromSymmetric | intoPinned:
-		return t.paths.of(c, true, eager)
+		return t.paths.of(c, true)
 	}
 	return plainWay
 }

@@ -12,8 +12,25 @@ import (
 	"lockstep/nccl"
 )
 
-// measurePaths times each way with each call and size. A size goes the way whose slowest
-// rank is the fastest.
+// taken is how long a call takes by each way, in a graph and without, in us.
+type taken [ways][2]float64
+
+// best is the way whose time comes nearest to the least, in a graph or without, whichever is farther.
+func (t *taken) best() way {
+	least := [2]float64{math.MaxFloat64, math.MaxFloat64}
+	for _, us := range t {
+		least[0], least[1] = min(least[0], us[0]), min(least[1], us[1])
+	}
+	best, off := plainWay, math.MaxFloat64
+	for by, us := range t {
+		if o := max(us[0]/least[0], us[1]/least[1]); o < off {
+			best, off = way(by), o
+		}
+	}
+	return best
+}
+
+// measurePaths times each way with each call and size, of which the slowest rank counts.
 func (st *commState) measurePaths() error {
 	g, most := st.w.gpu, mostSize
 	free, _, err := g.dev.MemInfo()
@@ -38,7 +55,7 @@ func (st *commState) measurePaths() error {
 	case rank >= 0:
 		return fmt.Errorf("rank %d of %d: %s", rank, st.size, why.text)
 	}
-	var us [len(pathRows)][mostSize + 1][ways]float64
+	var us [len(pathRows)][mostSize + 1]taken
 	err = st.withKnown(mem, 2*n, func() error {
 		t := timer{g: g}
 		defer t.close()
@@ -53,14 +70,21 @@ func (st *commState) measurePaths() error {
 				}
 				for by := range ways {
 					at := &us[row][size][by]
-					*at = math.MaxFloat64
-					if r.eager && size > peerSize {
-						*at = us[row-1][size][by] // the host's time plays no part
-					} else if call := st.by(by, t.h, c, size, r.typ); call != nil {
-						var err error
-						if *at, err = t.time(call, r.eager, max(2, 16>>max(0, size-20))); err != nil { // of few small ones the launch would be measured
-							return err
-						}
+					*at = [2]float64{math.MaxFloat64, math.MaxFloat64}
+					call := st.by(by, t.h, c, size, r.typ)
+					if call == nil {
+						continue
+					}
+					calls := max(2, 16>>max(0, size-20)) // of few small ones the launch would be measured
+					var err error
+					if at[0], err = t.time(call, false, calls); err != nil {
+						return err
+					}
+					if at[1] = at[0]; size > peerSize {
+						continue // the host's time plays no part
+					}
+					if at[1], err = t.time(call, true, calls); err != nil {
+						return err
 					}
 				}
 			}
@@ -76,13 +100,7 @@ func (st *commState) measurePaths() error {
 	}
 	for row := range us {
 		for size := leastSize; size <= mostSize; size++ {
-			best := plainWay
-			for by, t := range us[row][min(size, most)] {
-				if t < us[row][min(size, most)][best] {
-					best = way(by)
-				}
-			}
-			st.sym.paths[row][size] = best
+			st.sym.paths[row][size] = us[row][min(size, most)].best()
 		}
 	}
 	return nil
