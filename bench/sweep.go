@@ -349,8 +349,8 @@ turns:
 				continue
 			}
 			lines, err := side.run()
-			if interrupted.Err() != nil {
-				break turns // this side too was ended by it
+			if err != nil && interrupted.Err() != nil {
+				break turns // it ended this side, and would end the next ones at once
 			}
 			if err != nil {
 				failed[i] = fmt.Errorf("%s on %d ranks: %w", side.name, side.ranks, err)

@@ -4,6 +4,7 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"unsafe"
 
@@ -186,20 +187,30 @@ func (k *kernels) messageOn(s *cuda.Stream, f *cuda.Function, dst, src unsafe.Po
 	return s.Launch(f, [3]int{(bytes + smallBlock - 1) / smallBlock, 1, 1}, [3]int{smallThreads, 1, 1}, 0, args[:])
 }
 
-// apart says whether every rank has a device of its own. Kernels of ranks that share one wait for each other in turns of
-// milliseconds. Collective.
-func (c *Comm) apart(d *cuda.Device) (bool, error) {
+// UUIDs returns the UUIDs of the ranks' devices, of which d is this rank's. Collective; it blocks.
+func (c *Comm) UUIDs(d *cuda.Device) ([]string, error) {
 	const room = 48
 	all := make([][room]byte, c.size+1)
 	copy(all[c.size][:], d.UUID())
 	if err := c.AllGather(unsafe.Pointer(&all[0]), unsafe.Pointer(&all[c.size]), room, elem.Uint8); err != nil {
+		return nil, err
+	}
+	ids := make([]string, c.size)
+	for r := range ids {
+		ids[r] = strings.TrimRight(string(all[r][:]), "\x00")
+	}
+	return ids, nil
+}
+
+// apart says whether every rank has a device of its own. Kernels of ranks that share one wait for each other in turns of
+// milliseconds. Collective.
+func (c *Comm) apart(d *cuda.Device) (bool, error) {
+	ids, err := c.UUIDs(d)
+	if err != nil {
 		return false, err
 	}
-	seen := make(map[[room]byte]bool, c.size)
-	for _, id := range all[:c.size] {
-		seen[id] = true
-	}
-	return len(seen) == c.size, nil
+	slices.Sort(ids)
+	return len(slices.Compact(ids)) == c.size, nil
 }
 
 // sequence puts calls that share memory of the device one after the other, on whatever streams they come.

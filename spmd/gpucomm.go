@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strings"
 	"unsafe"
 
 	"lockstep/internal/ccall"
@@ -126,14 +125,11 @@ func (w *World) openNCCL(st *commState, parent *nccl.Comm, color, key int) error
 func (w *World) ordersGraphs(st *commState) (bool, error) {
 	why := "there are several nodes"
 	if w.nodes == 1 {
-		const room = 48
-		all := make([]byte, (st.size+1)*room)
-		mine := all[st.size*room:]
-		copy(mine, w.gpu.dev.UUID())
-		if err := st.mpi.AllGather(unsafe.Pointer(&all[0]), unsafe.Pointer(&mine[0]), room, elem.Uint8); err != nil {
+		uuids, err := st.mpi.UUIDs(w.gpu.dev)
+		if err != nil {
 			return false, err
 		}
-		why = w.gpu.notLinked(all[:st.size*room], room)
+		why = w.gpu.notLinked(uuids)
 	}
 	if why != "" {
 		w.Log.Debug().Str("why", why).Msg("NCCL keeps the collectives of graphs apart from others itself, by events around each")
@@ -141,16 +137,16 @@ func (w *World) ordersGraphs(st *commState) (bool, error) {
 	return why == "", nil
 }
 
-// notLinked says which of the GPUs, of which each has so many bytes for its UUID, may not be reached over NVLink, or why
-// NCCL may take another way; "" where all are.
-func (g *gpu) notLinked(uuids []byte, room int) string {
+// notLinked says which of the GPUs with these UUIDs may not be reached over NVLink, or why NCCL may take another way; ""
+// where all are.
+func (g *gpu) notLinked(uuids []string) string {
 	for _, name := range []string{"NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_P2P_USE_CUDA_MEMCPY", "NCCL_SHM_USE_CUDA_MEMCPY"} {
 		if os.Getenv(name) != "" {
 			return name + " is set"
 		}
 	}
-	for id := range slices.Chunk(uuids, room) {
-		ok, why, err := g.dev.NativeAtomics(strings.TrimRight(string(id), "\x00"))
+	for _, id := range uuids {
+		ok, why, err := g.dev.NativeAtomics(id)
 		if err != nil {
 			return err.Error()
 		}
