@@ -438,7 +438,8 @@ func (w *World) startGPU(node *cudampi.Comm) error {
 	}
 	defer w.startup.begin("nccl")()
 	if w.nodes == 1 {
-		w.NodeComm.st.nccl = world.nccl
+		n := w.NodeComm.st
+		n.nccl, n.peers, n.atOnce = world.nccl, world.peers, world.atOnce
 	} else if err := w.openNCCL(w.NodeComm.st, world.nccl, w.node, node.Rank()); err != nil {
 		return err
 	}

@@ -28,7 +28,7 @@ type Config struct {
 	LogRanks    string // ranks that log below error: "0", "all" or a list
 	Seed        uint64
 	Timeout     time.Duration // of a collective, the start and the end; 0 is 5 minutes
-	Symmetric   string        // auto, always or never: symmetric kernels for AllocSymmetric's memory
+	Symmetric   string        // auto, always or never: what is beside the plain algorithms of NCCL
 	Check       string        // off, sample, on or both: compare collectives over the ranks, and NCCL with MPI
 }
 
@@ -68,7 +68,7 @@ func (c *Config) mpiPath() (cudampi.Path, bool) {
 func (c *Config) flags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.Device, "device", "auto", "where buffers live: auto, cuda or host")
 	fs.StringVar(&c.Collectives, "collectives", "auto", "what carries collectives: auto, nccl or mpi; of GPU memory also mpi-staged, mpi-aware or mpi-peer, a way of MPI's")
-	fs.StringVar(&c.Symmetric, "symmetric", "auto", "NCCL's symmetric kernels for AllocSymmetric's memory: auto (at the sizes where they are faster), always or never")
+	fs.StringVar(&c.Symmetric, "symmetric", "auto", "faster ways than NCCL's plain algorithms: auto (where they are faster: its symmetric kernels on AllocSymmetric's memory, and kernels between GPUs for small all-reduces), always (symmetric kernels only, at all sizes) or never")
 	fs.StringVar(&c.JSON, "json", "", "append results to `FILE`, one JSON object a line (- is standard output)")
 	fs.StringVar(&c.LogLevel, "log-level", "info", "trace, debug, info, warn or error")
 	fs.StringVar(&c.LogFormat, "log-format", "auto", "auto, console or json; auto is console, since under mpirun no rank sees a terminal")

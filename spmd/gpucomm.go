@@ -54,7 +54,7 @@ func lastOf(q *gpuQueue, c *command) lastIssue {
 	case symmetricWay:
 		return lastIssue{q, c.comm.sym.comm}
 	case peerWay:
-		return lastIssue{q, c.comm.sym.peers}
+		return lastIssue{q, c.comm.peers}
 	}
 	return lastIssue{q, c.comm.nccl}
 }
@@ -82,7 +82,7 @@ func (w *World) openNCCL(st *commState, parent *nccl.Comm, color, key int) error
 		}
 		return nil
 	}
-	unmixed, err := w.ordersGraphs(st)
+	linked, err := w.linked(st)
 	if err != nil {
 		return err
 	}
@@ -103,58 +103,62 @@ func (w *World) openNCCL(st *commState, parent *nccl.Comm, color, key int) error
 	if id == (nccl.ID{}) {
 		return errors.New("rank 0 got no id from NCCL")
 	}
-	defer w.startup.begin("nccl")()
+	done = w.startup.begin("nccl")
 	// What Split makes of it is to share its memory: a communicator takes about a GB.
-	c, err := nccl.Init(ctx, w.gpu.dev, id, st.rank, st.size, nccl.Config{SplitShare: true, UnmixedGraphs: unmixed})
+	c, err := nccl.Init(ctx, w.gpu.dev, id, st.rank, st.size, nccl.Config{SplitShare: true, UnmixedGraphs: linked})
 	if err != nil {
 		return err
 	}
 	st.nccl, st.ownsNCCL = c, true
 	w.gpu.addNCCL(c)
+	done()
+	if linked && w.cfg.Symmetric == "auto" {
+		return st.openPeers()
+	}
 	return nil
 }
 
-// ordersGraphs says whether orderAfterOthers is all that keeps the collectives of a graph apart from others, so that NCCL
-// need not do it too, for which an all-reduce in a graph took 1 us more on 4 H200s. NCCL must where a network carries
-// them, since its network threads follow no stream: between nodes, and within one where GPUs are nearer to network cards
-// than to each other. Nothing is nearer than NVLink.
+// linked says whether NVLink joins all GPUs. Then kernels between peers are faster than NCCL, and orderAfterOthers is all
+// that keeps the collectives of a graph apart from others: NCCL need not do it too, for which an all-reduce in a graph
+// took 1 us more on 4 H200s. NCCL must where a network carries them, since its network threads follow no stream: between
+// nodes, and within one where GPUs are nearer to network cards than to each other. Nothing is nearer than NVLink.
 // Source: NCCL 2.28.3, strongstream.cc; enqueue.cc, ncclLaunchPrepare; topo.cc, ncclTopoCheckNet; transport/p2p.cc and
 // shm.cc, proxyProgress.
 //
 // Collective over the world, which st is of.
-func (w *World) ordersGraphs(st *commState) (bool, error) {
-	why := "there are several nodes"
+func (w *World) linked(st *commState) (bool, error) {
+	failure := errors.New("there are several nodes")
 	if w.nodes == 1 {
 		uuids, err := st.mpi.UUIDs(w.gpu.dev)
 		if err != nil {
 			return false, err
 		}
-		why = w.gpu.notLinked(uuids)
+		failure = w.gpu.reachesOverNVLink(uuids)
 	}
-	if why != "" {
-		w.Log.Debug().Str("why", why).Msg("NCCL keeps the collectives of graphs apart from others itself, by events around each")
+	why, first, err := agreeOn(st.mpi, failure)
+	if err == nil && first >= 0 {
+		w.Log.Debug().Int("of_rank", first).Str("why", why.text).Msg("NCCL carries all but symmetric memory, and keeps the collectives of graphs apart by events around each")
 	}
-	return why == "", nil
+	return first < 0, err
 }
 
-// notLinked says which of the GPUs with these UUIDs may not be reached over NVLink, or why NCCL may take another way; ""
-// where all are.
-func (g *gpu) notLinked(uuids []string) string {
+// reachesOverNVLink says which of the GPUs with these UUIDs may not be reached over NVLink, or why NCCL may take another way.
+func (g *gpu) reachesOverNVLink(uuids []string) error {
 	for _, name := range []string{"NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_P2P_USE_CUDA_MEMCPY", "NCCL_SHM_USE_CUDA_MEMCPY"} {
 		if os.Getenv(name) != "" {
-			return name + " is set"
+			return errors.New(name + " is set")
 		}
 	}
 	for _, id := range uuids {
 		ok, why, err := g.dev.NativeAtomics(id)
 		if err != nil {
-			return err.Error()
+			return err
 		}
 		if !ok {
-			return why
+			return errors.New(why)
 		}
 	}
-	return ""
+	return nil
 }
 
 func (g *gpu) addNCCL(c *nccl.Comm) {
@@ -170,10 +174,10 @@ func (st *commState) closeNCCL() error {
 		return nil
 	}
 	if !st.ownsNCCL {
-		st.nccl, st.sym = nil, nil
+		st.nccl, st.sym, st.peers = nil, nil, nil
 		return nil
 	}
-	err := st.closeSym()
+	err := errors.Join(st.closeSym(), st.closePeers())
 	for i := range st.known {
 		err = errors.Join(err, st.known[i].reg.Close())
 	}
@@ -224,7 +228,7 @@ func (q *gpuQueue) communicate(c *call, work unsafe.Pointer) error {
 		nc = c.comm.sym.comm
 	case peerWay:
 		q.g.entered = true
-		return c.comm.sym.peers.AllReduce(q.h, c.dst, c.src, c.n, c.typ, c.op)
+		return c.comm.peers.AllReduce(q.h, c.dst, c.src, c.n, c.typ, c.op)
 	}
 	q.g.calls = q.g.calls[:0]
 	if c.kind != cmdGroup {

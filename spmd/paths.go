@@ -17,21 +17,22 @@ import (
 	"lockstep/nccl"
 )
 
-// What carries a collective on symmetric memory.
+// What carries a collective: NCCL's plain algorithms, its symmetric kernels, or one kernel
+// that reads and writes the memory of the other ranks' GPUs.
 //
 // NCCL takes its symmetric kernels wherever the buffers of a call lie in windows of
 // the communicator, also at sizes at which its other algorithms are faster. So
 // windows belong to a communicator of their own, beside the one that carries
-// everything else. A small all-reduce may also be one kernel that reads and writes the
-// memory of the other ranks' GPUs: NCCL has no symmetric kernel for float64, integers
-// and other operations than sums, and takes longer to be called than a kernel. Which
-// of them carries a call is measured, size by size, when the first symmetric memory is
-// asked for.
+// everything else. NCCL has no symmetric kernel for float64, integers and other
+// operations than sums, and takes longer to be called than a kernel between peers, which
+// small all-reduces have. On symmetric memory it is measured, size by size, which of them
+// carries a call, when the first such memory is asked for. On other memory a kernel between
+// peers carries the small all-reduces of the world where NVLink joins the GPUs: the
+// communicators that Split makes would each need memory and a meeting for it.
 
-// symComm is what there is for symmetric memory beside the first communicator.
+// symComm is what there is for symmetric memory beside the first communicator and the peers.
 type symComm struct {
-	comm  *nccl.Comm     // with windows; nil where NCCL has none
-	peers *cudampi.Peers // nil where the ranks' GPUs do not reach each other
+	comm  *nccl.Comm // with windows; nil where NCCL has none
 	paths paths
 }
 
@@ -66,6 +67,7 @@ type paths [len(pathRows)][mostSize + 1]way
 const (
 	leastSize, mostSize = 3, 28
 	peerSize            = 17 // the largest that is one kernel of the peers
+	peerRoom            = 2 << peerSize
 )
 
 const _ = uint(cudampi.PeersAtOnce - 1<<peerSize) // does not compile where the peers take less at once
@@ -138,17 +140,44 @@ func byteSize(i int) string {
 // order, and a graph is to have the bits of what was captured. Every rank finds the
 // same: symmetric memory is the same on all of them.
 func (st *commState) carrier(c *call) way {
-	t := st.sym
-	if t == nil {
-		return plainWay
+	if t := st.sym; t != nil {
+		switch c.memory() &^ sameMemory {
+		case fromSymmetric | intoSymmetric:
+			return t.paths.of(c, !c.hasSymmetricKernels())
+		case fromSymmetric | intoPinned:
+			return t.paths.of(c, true)
+		}
 	}
-	switch c.memory() &^ sameMemory {
-	case fromSymmetric | intoSymmetric:
-		return t.paths.of(c, !c.hasSymmetricKernels())
-	case fromSymmetric | intoPinned:
-		return t.paths.of(c, true)
+	if st.atOnce > 0 && c.kind == cmdAllReduce && c.n*c.typ.Size() <= st.atOnce {
+		return peerWay
 	}
 	return plainWay
+}
+
+// openPeers has kernels between peers carry small all-reduces of any memory from now on:
+// what each rank then sends in all is no more than on 4 H200s, where they were faster than
+// NCCL up to peerSize. Collective over st, in a turn.
+func (st *commState) openPeers() error {
+	w := st.w
+	defer w.startup.begin("peers")()
+	var err error
+	if st.peers, err = st.mpi.OpenPeers(w.gpu.dev, peerRoom); err != nil { // on all ranks alike
+		w.Log.Info().Err(err).Msg("NCCL carries small all-reduces, not kernels between peers")
+		return nil
+	}
+	st.atOnce = min(1<<peerSize, 3<<peerSize/(st.size-1))
+	return nil
+}
+
+// closePeers gives the peers back. No graph may hold calls of them any more. Collective over st, in a turn.
+func (st *commState) closePeers() error {
+	if st.peers == nil {
+		return nil
+	}
+	st.w.gpu.forget(st.peers)
+	err := st.peers.Close()
+	st.peers, st.atOnce = nil, 0
+	return err
 }
 
 // choosePaths sets what carries what: NCCL's symmetric kernels all that they can with
@@ -181,7 +210,7 @@ func (st *commState) choosePaths() error {
 		stored.paths, stored.found = loadPaths(key)
 		for row, r := range pathRows { // a file may be damaged
 			for size, by := range stored.paths[row] {
-				stored.found = stored.found && st.sym.has(by, r.call, size)
+				stored.found = stored.found && st.has(by, r.call, size)
 			}
 		}
 	}
@@ -236,7 +265,7 @@ func (st *commState) pathsKey() (string, error) {
 	switch {
 	case st.sym.comm == nil:
 		has = "peers"
-	case st.sym.peers != nil:
+	case st.peers != nil:
 		has = "windows and peers to " + byteSize(peerSize) // what was measured with another limit says nothing
 	}
 	return fmt.Sprintf("%q, driver %d, NCCL %s, %d ranks on %s, %s, %q",

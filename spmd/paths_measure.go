@@ -107,12 +107,12 @@ func (st *commState) measurePaths() error {
 }
 
 // has says whether calls can go a way: of the peers that is small all-reduces only.
-func (t *symComm) has(by way, call nccl.Kind, size int) bool {
+func (st *commState) has(by way, call nccl.Kind, size int) bool {
 	switch by {
 	case symmetricWay:
-		return t.comm != nil
+		return st.sym.comm != nil
 	case peerWay:
-		return t.peers != nil && call == nccl.AllReduce && size <= peerSize
+		return st.peers != nil && call == nccl.AllReduce && size <= peerSize
 	}
 	return by == plainWay
 }
@@ -121,10 +121,10 @@ func (t *symComm) has(by way, call nccl.Kind, size int) bool {
 func (st *commState) by(by way, h *cuda.Stream, c nccl.Call, size int, t elem.Type) func() error {
 	nc := st.nccl
 	switch {
-	case !st.sym.has(by, c.Kind, size), by == symmetricWay && t != elem.Float32:
+	case !st.has(by, c.Kind, size), by == symmetricWay && t != elem.Float32:
 		return nil
 	case by == peerWay:
-		return func() error { return st.sym.peers.AllReduce(h, c.Dst, c.Src, c.N, c.Type, c.Op) }
+		return func() error { return st.peers.AllReduce(h, c.Dst, c.Src, c.N, c.Type, c.Op) }
 	case by == symmetricWay:
 		nc = st.sym.comm
 	}

@@ -107,9 +107,19 @@ func gpuPaths(t *testing.T) {
 	}
 }
 
-// peerSums are small all-reduces that kernels between peers carry: eager, in a graph, on
-// two streams in turn, and into memory of the host.
+// peerSums are small all-reduces that kernels between peers carry, on memory of both kinds.
 func peerSums(w *spmd.World) error {
+	if err := peerSumsOn(w, spmd.Alloc[int64]); err != nil {
+		return err
+	}
+	if err := peerSumsOn(w, spmd.AllocSymmetric[int64]); err != nil {
+		return err
+	}
+	return w.Emit(map[string]any{"right": true})
+}
+
+// peerSumsOn makes them eager, in a graph, on two streams and communicators in turn, and into memory of the host.
+func peerSumsOn(w *spmd.World, alloc func(*spmd.World, int) (spmd.Buffer[int64], error)) error {
 	const n = 100
 	a, err := w.NewStream("a")
 	if err != nil {
@@ -119,11 +129,11 @@ func peerSums(w *spmd.World) error {
 	if err != nil {
 		return err
 	}
-	x, err := spmd.AllocSymmetric[int64](w, n)
+	x, err := alloc(w, n)
 	if err != nil {
 		return err
 	}
-	y, err := spmd.AllocSymmetric[int64](w, n)
+	y, err := alloc(w, n)
 	if err != nil {
 		return err
 	}
@@ -158,7 +168,7 @@ func peerSums(w *spmd.World) error {
 		return err
 	}
 	for range 20 { // y of one stream is read by the next
-		err := errors.Join(spmd.AllReduce(w.Comm.On(a), y, x, spmd.Sum), b.After(a), spmd.AllReduce(w.Comm.On(b), y, y, spmd.Max), a.After(b))
+		err := errors.Join(spmd.AllReduce(w.Comm.On(a), y, x, spmd.Sum), b.After(a), spmd.AllReduce(w.NodeComm.On(b), y, y, spmd.Max), a.After(b))
 		if err != nil {
 			return err
 		}
@@ -172,10 +182,7 @@ func peerSums(w *spmd.World) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(g.Launch(a), g.Launch(a), check("in a graph", y, int64(w.Size()))); err != nil {
-		return err
-	}
-	return w.Emit(map[string]any{"right": true})
+	return errors.Join(g.Launch(a), g.Launch(a), check("in a graph", y, int64(w.Size())))
 }
 
 // gpuUnmixed: NCCL is told that graphs and calls are kept apart where nothing but NVLink and the ranks' own streams is between them.
@@ -197,7 +204,7 @@ func gpuUnmixed(t *testing.T) {
 			if got := strings.Contains(string(log), " graphUsageMode=1"); got != (tc.why == "") {
 				t.Errorf("NCCL was told: %v\n%s", got, log)
 			}
-			const said = "NCCL keeps the collectives of graphs apart"
+			const said = "keeps the collectives of graphs apart"
 			if tc.why == "" && strings.Contains(out, said) || !strings.Contains(out, tc.why) || tc.why != "" && !strings.Contains(out, said) {
 				t.Errorf("%s", out)
 			}
@@ -208,11 +215,11 @@ func gpuUnmixed(t *testing.T) {
 // peersBesideNCCL: the GPUs reach each other, and small all-reduces go that way.
 func peersBesideNCCL(t *testing.T) {
 	file := filepath.Join(os.Getenv("LOCKSTEP_CACHE"), "symmetric-paths")
-	start := func(what, reach string) (out string, reduces int) {
+	start := func(what, reach string, args ...string) (out string, reduces int) {
 		t.Helper()
 		logs := t.TempDir()
 		status, out := run(t, 3, what, []string{"FAKECUDA_SHARED=1", "FAKECUDA_PEERS=" + reach, "FAKECUDA_MEMORY=100000000", "NCCL_GRAPH_MIXING_SUPPORT=1", rankEnv + "=FAKENCCL_LOG=" + logs + "/%r"},
-			"--device", "cuda", "--collectives", "nccl", "--json", "-")
+			append(args, "--device", "cuda", "--collectives", "nccl", "--json", "-")...)
 		if status != 0 {
 			t.Fatalf("%s: status %d\n%s", what, status, out)
 		}
@@ -234,6 +241,15 @@ func peersBesideNCCL(t *testing.T) {
 	}
 	if reduces != 1 { // the barrier of the start
 		t.Errorf("NCCL reduces %d times, want once", reduces)
+	}
+	// With the start's barrier: what is large; of PCIe what is not symmetric, too; or all.
+	for _, tc := range []struct {
+		reach, symmetric string
+		reduces          int
+	}{{"1", "auto", 2}, {"2", "auto", 4}, {"1", "never", 5}} {
+		if out, reduces := start("paths", tc.reach, "--symmetric", tc.symmetric); reduces != tc.reduces {
+			t.Errorf("reach %s, --symmetric %s: NCCL reduces %d times, want %d\n%s", tc.reach, tc.symmetric, reduces, tc.reduces, out)
+		}
 	}
 }
 

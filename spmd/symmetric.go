@@ -124,7 +124,7 @@ func (y *symmetric) register(c unsafe.Pointer, n int) error {
 		}
 	}
 	if node := y.w.NodeComm.st; !node.ownsNCCL {
-		node.sym = y.w.Comm.st.sym
+		node.sym, node.peers = y.w.Comm.st.sym, y.w.Comm.st.peers
 	}
 	return nil
 }
@@ -203,7 +203,7 @@ func (st *commState) register(ptr unsafe.Pointer, n int) error {
 		}
 	}
 	switch {
-	case st.sym.comm == nil && st.sym.peers == nil:
+	case st.sym.comm == nil && st.peers == nil:
 		st.sym, st.noSym = nil, true
 		if st.w.Comm.st == st {
 			st.w.Log.Info().Str("nccl", nccl.VersionString()).Msg("AllocSymmetric: small collectives have no faster path: there are no windows of NCCL (from 2.27), and no GPUs that reach each other")
@@ -219,11 +219,11 @@ func (st *commState) openSym() error {
 	st.sym = &symComm{}
 	w := st.w
 	// Nothing is wrong with GPUs that do not reach each other: all ranks learn it alike.
-	peers, err := st.mpi.OpenPeers(w.gpu.dev, 2<<peerSize)
-	if err != nil {
-		w.Log.Debug().Err(err).Msg("small all-reduces on symmetric memory take no kernel of their own")
-	} else {
-		st.sym.peers = peers
+	if st.peers == nil {
+		var err error
+		if st.peers, err = st.mpi.OpenPeers(w.gpu.dev, peerRoom); err != nil {
+			w.Log.Debug().Err(err).Msg("small all-reduces on symmetric memory take no kernel of their own")
+		}
 	}
 	if nccl.Version() < 22700 {
 		return nil
@@ -267,10 +267,6 @@ func (st *commState) closeSym() error {
 	}
 	st.w.gpu.forget(st.sym.comm)
 	err := st.closeWindows()
-	if p := st.sym.peers; p != nil {
-		st.w.gpu.forget(p)
-		err = errors.Join(err, p.Close())
-	}
 	st.sym = nil
 	return err
 }
