@@ -180,7 +180,7 @@ template <typename T> FN Raw fold_as(int op, int size, const char *const *base, 
 		for (int k = 0; k < AHEAD; k++) {
 			if (r + k < size) x[k] = *(const Pack<T> *)(base[r + k] + at);
 		}
-#pragma unroll
+#pragma unroll (V > 4 ? 1 : AHEAD) // of 1 and 2 bytes it would be half of the time that all this takes to compile
 		for (int k = 0; k < AHEAD; k++) {
 			if (r + k >= size) {
 			} else if (r + k == 0) {
