@@ -102,6 +102,7 @@ template <typename T>
 SPMD_FN void by_rows(float *y, const T *w, const T *x, float *part, unsigned int *arrived, long long rows, long long cols,
                      long long stride, long long pitch, long long segment) {
 	const int warps = ROW_THREADS / 32;
+	start_next(); // the all-reduce of y
 	int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 	long long row = (long long)blockIdx.x * ROW_ROWS;
 	const T *first[ROW_ROWS];
@@ -191,6 +192,7 @@ template <typename T>
 SPMD_FN void by_columns(float *y, const T *w, const T *x, float *part, unsigned int *arrived, long long rows, long long cols,
                         long long stride, long long pitch, long long segment) {
 	const int n = vec<T>::n, tile = COL_WIDE * n, groups = COL_THREADS / COL_WIDE;
+	start_next();
 	int at = threadIdx.x % COL_WIDE, group = threadIdx.x / COL_WIDE;
 	long long row = (long long)blockIdx.x * tile;
 	bool mine = row + at * n < rows;
