@@ -17,6 +17,10 @@ enum {
     BOARD_YIELDS = 64,         // between two looks at MPI
     BOARD_PATIENCE = 1 << 16,  // yields before it sleeps at each look, where each rank has a core
     BOARD_SLEEP = 50,          // us
+    UNIT = LINE,               // that a message in a ring begins at multiples of
+    MAIL_BYTES = 256 << 10,    // of all rings to a rank
+    RING_MOST = 64 << 10,      // of one
+    RECORDS = 8,               // messages at least that fit a ring
 };
 
 // The collectives in which all ranks wait for all. Each has rounds of its own, so that a rank at one never meets ranks at
@@ -47,8 +51,30 @@ struct desk {
     struct news news[NEWS];
 };
 
+// record is a message in a ring. The sender clears the one behind it before it shows this one, so that a receiver who looks
+// there sees nothing until the next message is there.
+struct record {
+    uint64_t there;
+    int64_t bytes; // of the message, or ELSEWHERE
+    char data[];
+};
+
+// Behind a desk lie the rings of messages to its rank, see mail.h, and before them how far it has taken each.
+struct taken { _Alignas(LINE) uint64_t units; };
+
+// A box is one end of a ring.
+struct box {
+    char *ring;
+    uint64_t *taken;
+    uint64_t size, next; // units; next counts on, over the ends of the ring
+    uint64_t room;       // up to where the sender may go, as far as it knows
+    uint64_t held;
+};
+
 struct board {
     struct desk *desks[BOARD_RANKS];
+    struct box in[BOARD_RANKS], out[BOARD_RANKS]; // from and to each rank
+    int64_t most;                                 // bytes of a message that goes in a ring as a whole
     int rank, size;
     uint64_t spins;
     uint64_t rounds[MEETINGS], barrier, news;
@@ -73,6 +99,26 @@ static int share_cores(MPI_Comm node, int size, int *out) {
     return rc;
 }
 
+// ring_bytes is a power of two.
+static uint64_t ring_bytes(int size) {
+    uint64_t bytes = RING_MOST;
+    while (bytes * size > MAIL_BYTES) bytes /= 2;
+    return bytes;
+}
+
+// open_mail empties the rings to this rank.
+static void open_mail(struct board *b) {
+    uint64_t bytes = ring_bytes(b->size);
+    b->most = bytes / RECORDS - sizeof(struct record);
+    for (int r = 0; r < b->size; r++) {
+        struct taken *in = (struct taken *)(b->desks[b->rank] + 1), *out = (struct taken *)(b->desks[r] + 1);
+        b->in[r] = (struct box){.ring = (char *)(in + b->size) + r * bytes, .taken = &in[r].units, .size = bytes / UNIT};
+        b->out[r] = (struct box){.ring = (char *)(out + b->size) + b->rank * bytes, .taken = &out[b->rank].units, .size = bytes / UNIT};
+        in[r].units = 0;
+        ((struct record *)b->in[r].ring)->there = 0;
+    }
+}
+
 // make_board sets *out to a board for c, or to NULL where the ranks are not all on one node, or too many: that depends on
 // whether they share cores, since there a message costs a wait for the core, and everybody's reading of everybody's part
 // does not. Collective.
@@ -92,7 +138,7 @@ static int make_board(MPI_Comm c, int rank, int size, struct board **out) {
     else rc = MPI_ERR_NO_MEM;
     // All do the same whatever fails, up to where they agree on it.
     if (rc == MPI_SUCCESS && together == size)
-        rc = MPI_Win_allocate_shared(sizeof(struct desk) + LINE, 1, MPI_INFO_NULL, node, &mine, &b->win);
+        rc = MPI_Win_allocate_shared(sizeof(struct desk) + size * (sizeof(struct taken) + ring_bytes(size)) + LINE, 1, MPI_INFO_NULL, node, &mine, &b->win);
     for (int r = 0; r < size && rc == MPI_SUCCESS && together == size; r++) {
         MPI_Aint bytes;
         int unit;
@@ -108,6 +154,7 @@ static int make_board(MPI_Comm c, int rank, int size, struct board **out) {
         atomic_store(&mine->heard, 0);
         for (int i = 0; i < MEETINGS; i++) for (int j = 0; j < 2; j++) atomic_store(&mine->parts[i][j].round, 0);
         for (int i = 0; i < NEWS; i++) atomic_store(&mine->news[i].round, 0);
+        open_mail(b);
     }
     int rc2 = MPI_Allreduce(MPI_IN_PLACE, &ok, 1, MPI_INT, MPI_MIN, c);
     if (rc == MPI_SUCCESS) rc = rc2;
@@ -143,22 +190,28 @@ static inline void relax(void) {
 #endif
 }
 
-// await returns when a rank has come to the round. A rank that waits long gives its core to a rank that shares it, and lets MPI
-// progress, since another may be waiting for a message of this one. And it sleeps now and then, where ranks share cores at every
-// look at MPI: Linux 6.18 charges a yield as a whole time slice, so ranks that do nothing but yield drift minutes apart, and the
-// one that is ahead gets no core until the others have used as many.
+// idle is what a rank does between two looks at what it waits for. One that waits long gives its core to a rank that shares it,
+// and lets MPI progress, since another may be waiting for a message of this one. And it sleeps now and then, where ranks share
+// cores at every look at MPI: Linux 6.18 charges a yield as a whole time slice, so ranks that do nothing but yield drift minutes
+// apart, and the one that is ahead gets no core until the others have used as many.
+static int idle(const struct board *b, uint64_t looks) {
+    if (looks < b->spins) {
+        relax();
+        return MPI_SUCCESS;
+    }
+    sched_yield();
+    uint64_t yields = looks - b->spins;
+    if (yields % BOARD_YIELDS != BOARD_YIELDS - 1) return MPI_SUCCESS;
+    int there, rc = MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, b->comm, &there, MPI_STATUS_IGNORE);
+    if (rc == MPI_SUCCESS && (b->spins == 0 || yields >= BOARD_PATIENCE)) nanosleep(&(struct timespec){.tv_nsec = BOARD_SLEEP * 1000}, NULL);
+    return rc;
+}
+
+// await returns when a rank has come to the round.
 static int await(const struct board *b, _Atomic uint64_t *its, uint64_t round) {
-    for (uint64_t spins = 0; atomic_load_explicit(its, memory_order_acquire) < round; spins++) {
-        if (spins < b->spins) {
-            relax();
-            continue;
-        }
-        sched_yield();
-        uint64_t yields = spins - b->spins;
-        if (yields % BOARD_YIELDS != BOARD_YIELDS - 1) continue;
-        int there, rc = MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, b->comm, &there, MPI_STATUS_IGNORE);
+    for (uint64_t looks = 0; atomic_load_explicit(its, memory_order_acquire) < round; looks++) {
+        int rc = idle(b, looks);
         if (rc != MPI_SUCCESS) return rc;
-        if (b->spins == 0 || yields >= BOARD_PATIENCE) nanosleep(&(struct timespec){.tv_nsec = BOARD_SLEEP * 1000}, NULL);
     }
     return MPI_SUCCESS;
 }

@@ -156,9 +156,9 @@ func TestSharedMemoryLetsMessagesThrough(t *testing.T) {
 		x, one := filled[float64](c.rank, n), filled[float64](c.rank, 1)
 		for range messages {
 			if c.rank == 0 {
-				must(t, c.Send(x.ptr(), n, elem.Float64, 1))
+				must(t, c.send(x.ptr(), n, elem.Float64, 1, tagUser+1)) // those of users go through the board
 			} else {
-				must(t, c.Recv(x.ptr(), n, elem.Float64, 0))
+				must(t, c.recv(x.ptr(), n, elem.Float64, 0, tagUser+1))
 			}
 		}
 		x.same(t, c, input[float64](0, n), "message")

@@ -113,10 +113,11 @@ func (c *Comm) Free() error {
 	return c.check("MPI_Comm_free", sysFree(c.h))
 }
 
-// ShareMemory lets AllReduce, ReduceScatter, AllGather and AllToAll of up to 32 KiB, counted over all parts, and Broadcast
-// of up to 16 KiB go through memory that the ranks share, 0.4 MiB for each, where there are 2 to 8 of them, or up to 64 that
-// share cores, all on one node; elsewhere it does nothing. Messages between the ranks cost more. A rank that brings another
-// count, type or operation than the others is then an error on every rank, or in a Broadcast where it differs from the root's.
+// ShareMemory lets AllReduce, ReduceScatter, AllGather and AllToAll of up to 32 KiB, counted over all parts, Broadcast of up
+// to 16 KiB, and messages to other ranks of up to 8 KiB on 2 to 4 ranks, 4 on 8 and 0.5 on 64, go through memory that the
+// ranks share, 0.7 MiB for each, where there are 2 to 8 of them, or up to 64 that share cores, all on one node; elsewhere it
+// does nothing. MPI costs more. A rank that brings another count, type or operation than the others is then an error on every
+// rank, or in a Broadcast where it differs from the root's.
 //
 // Collective; it blocks. After an error the Comm works as before. Source: mpi.h, MPI_Win_allocate_shared.
 func (c *Comm) ShareMemory() error {

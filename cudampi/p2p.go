@@ -10,8 +10,9 @@ import (
 // Send sends n elements to rank to, where Recv, SendRecv or a P2P takes them. Messages between two ranks arrive in the
 // order in which they were sent.
 //
-// It blocks until src may change, for a large message until the receiver is there: a Send to oneself may never return,
-// use P2P or SendRecv for that. Source: mpi.h, MPI_Send.
+// It blocks until src may change, for a large message until the receiver is there, and where ShareMemory was called also for
+// a small one that follows many which the receiver has not taken. A Send to oneself may never return, use P2P or SendRecv for
+// that. Source: mpi.h, MPI_Send.
 func (c *Comm) Send(src unsafe.Pointer, n int, t elem.Type, to int) error {
 	const name = "MPI_Send"
 	if err := c.ready(name, n, t, src, src); err != nil {
@@ -20,7 +21,21 @@ func (c *Comm) Send(src unsafe.Pointer, n int, t elem.Type, to int) error {
 	if err := c.checkRank(name, to); err != nil {
 		return err
 	}
-	return c.send(src, n, t, to, tagUser)
+	if c.mail(to, tagUser) == nil {
+		return c.send(src, n, t, to, tagUser)
+	}
+	if sysMailPut(c, src, n*t.Size(), to) {
+		return nil
+	}
+	return c.check(name, sysMailSend(c, src, n, t, to))
+}
+
+// mail is the board that messages to and from a rank go through; nil where MPI alone carries them.
+func (c *Comm) mail(peer, tag int) board {
+	if tag != tagUser || peer == c.rank {
+		return nil
+	}
+	return c.board
 }
 
 func (c *Comm) send(src unsafe.Pointer, n int, t elem.Type, to, tag int) error {
@@ -39,7 +54,19 @@ func (c *Comm) Recv(dst unsafe.Pointer, n int, t elem.Type, from int) error {
 	if err := c.checkRank(name, from); err != nil {
 		return err
 	}
-	return c.recv(dst, n, t, from, tagUser)
+	if c.mail(from, tagUser) == nil {
+		return c.recv(dst, n, t, from, tagUser)
+	}
+	return c.take(name, dst, n, t, from)
+}
+
+// take receives by mail.
+func (c *Comm) take(op string, dst unsafe.Pointer, n int, t elem.Type, from int) error {
+	if sysMailTake(c, dst, n*t.Size(), from) {
+		return nil
+	}
+	code, got := sysMailRecv(c, dst, n, t, from)
+	return c.checkMessage(op, code, got, n, t, from)
 }
 
 func (c *Comm) recv(dst unsafe.Pointer, n int, t elem.Type, from, tag int) error {
@@ -68,9 +95,14 @@ func (c *Comm) SendRecv(dst unsafe.Pointer, recvN, from int, src unsafe.Pointer,
 	if dst == src && recvN > 0 && sendN > 0 {
 		return c.errorf(name, ErrBuffer, "dst is src, %d and %d elements: there is no in-place form", recvN, sendN)
 	}
-	code, got := sysSendRecv(c, dst, recvN, from, src, sendN, to, t, tagUser)
-	if code == success && got == recvN*t.Size() {
-		return nil
+	if c.mail(to, tagUser) != nil && c.mail(from, tagUser) != nil && sysMailPut(c, src, sendN*t.Size(), to) {
+		return c.take(name, dst, recvN, t, from)
+	}
+	var code, got int
+	if c.board != nil {
+		code, got = sysMailSendRecv(c, dst, recvN, from, src, sendN, to, t)
+	} else {
+		code, got = sysSendRecv(c, dst, recvN, from, src, sendN, to, t)
 	}
 	return c.checkMessage(name, code, got, recvN, t, from)
 }

@@ -7,24 +7,39 @@ import (
 	"lockstep/internal/elem"
 )
 
+// withAndWithoutMail runs fn on a communicator whose ranks share memory, which short messages go through, and on c.
+func withAndWithoutMail(t *testing.T, c *Comm, fn func(c *Comm)) {
+	d, err := c.Dup()
+	must(t, err)
+	must(t, d.ShareMemory())
+	if has := d.board != nil; has != (d.size > 1) {
+		t.Fatalf("%d ranks share memory: %v", d.size, has)
+	}
+	fn(d)
+	must(t, d.Free())
+	fn(c)
+}
+
 func TestMessages(t *testing.T) {
 	onRanks(t, counts, func(t *testing.T, c *Comm) {
 		for _, inParts := range []bool{false, true} {
 			if inParts {
 				lower(t)
 			}
-			for _, n := range append(lengths, 7, 49, 20000) { // 20000 elements do not fit an eager message
-				messages[int8](t, c, n)
-				messages[uint8](t, c, n)
-				messages[int32](t, c, n)
-				messages[uint32](t, c, n)
-				messages[int64](t, c, n)
-				messages[uint64](t, c, n)
-				messages[elem.F16](t, c, n)
-				messages[elem.BF16](t, c, n)
-				messages[float32](t, c, n)
-				messages[float64](t, c, n)
-			}
+			withAndWithoutMail(t, c, func(c *Comm) {
+				for _, n := range append(lengths, 7, 49, 1022, 1023, 20000) { // 1022 of 8 bytes are the most by mail, 20000 no eager message
+					messages[int8](t, c, n)
+					messages[uint8](t, c, n)
+					messages[int32](t, c, n)
+					messages[uint32](t, c, n)
+					messages[int64](t, c, n)
+					messages[uint64](t, c, n)
+					messages[elem.F16](t, c, n)
+					messages[elem.BF16](t, c, n)
+					messages[float32](t, c, n)
+					messages[float64](t, c, n)
+				}
+			})
 		}
 	})
 }
@@ -75,9 +90,16 @@ func messages[T elem.Elem](t *testing.T, c *Comm, n int) {
 
 // TestGroupOverComms has messages of two communicators in one group; those of one do not match those of the other.
 func TestGroupOverComms(t *testing.T) {
-	onRanks(t, []int{2}, func(t *testing.T, c *Comm) {
+	onRanks(t, []int{2}, func(t *testing.T, c *Comm) { withAndWithoutMail(t, c, func(c *Comm) { groupOverComms(t, c) }) })
+}
+
+func groupOverComms(t *testing.T, c *Comm) {
+	for _, shared := range []bool{false, true} {
 		d, err := c.Dup()
 		must(t, err)
+		if shared {
+			must(t, d.ShareMemory())
+		}
 		x, y, a, b := []int32{1}, []int32{2}, []int32{0}, []int32{0}
 		var g P2P
 		must(t, g.Send(d, ptr(y), 1, elem.Int32, 1-c.rank))
@@ -89,154 +111,162 @@ func TestGroupOverComms(t *testing.T) {
 			t.Fatalf("received %d and %d", a[0], b[0])
 		}
 		must(t, d.Free())
-	})
+	}
 }
 
 // TestWrongLength sends messages of another length than is expected; both numbers are in the error, and the next message
 // is received well.
 func TestWrongLength(t *testing.T) {
-	onRanks(t, []int{2}, func(t *testing.T, c *Comm) {
-		x, y := make([]float32, 64), make([]float32, 64)
-		px, py := ptr(x), ptr(y)
-		const f = elem.Float32
-		for _, inParts := range []bool{false, true} {
-			if inParts {
-				lower(t)
-			}
-			for _, tc := range []struct {
-				sent, want int
-				class      Result
-				text       string
-			}{
-				{5, 8, ErrCount, "message from rank 0 has 5 float32 elements, 8 expected"},
-				{0, 8, ErrCount, "has 0 float32 elements, 8 expected"},
-				{40, 41, ErrCount, "has 40 float32 elements, 41 expected"},
-				{8, 5, ErrTruncate, "8 float32 elements, 5 expected"},
-				{1, 0, ErrTruncate, "1 float32 elements, 0 expected"},
-				{41, 40, ErrTruncate, "41 float32 elements, 40 expected"},
-			} {
-				if c.rank == 0 {
-					must(t, c.Send(px, tc.sent, f, 1))
-					must(t, c.Send(px, tc.sent, f, 1))
-					must(t, c.Send(px, tc.sent, f, 1))
-					must(t, c.Send(px, 3, f, 1))
-					continue
-				}
-				refused(t, c, c.Recv(py, tc.want, f, 0), "MPI_Recv", tc.class, tc.text)
-				refused(t, c, c.SendRecv(py, tc.want, 0, px, 1, 1, elem.Float32), "MPI_Sendrecv", tc.class, tc.text)
-				var g P2P
-				must(t, g.Recv(c, py, tc.want, f, 0))
-				refused(t, c, g.Wait(), "MPI_Irecv", tc.class, tc.text)
-				must(t, c.Recv(py, 3, f, 0))
-				must(t, c.Recv(py, 1, f, 1)) // what SendRecv sent to this rank itself
-			}
-			// Bytes that are no whole number of elements.
-			if c.rank == 0 {
-				must(t, c.Send(px, 5, elem.Uint8, 1))
-			} else {
-				refused(t, c, c.Recv(py, 2, f, 0), "MPI_Recv", ErrCount, "has 5 bytes, 8 (2 float32 elements) expected")
-			}
-			// The V form that is made of messages.
-			recv, send := []int{0, 2}, []int{0, 3}
-			if c.rank == 1 {
-				recv, send = []int{2, 0}, []int{2, 0}
-			}
-			err := c.AllToAllV(px, recv, py, send, f)
-			if c.rank == 0 {
-				must(t, err)
-			} else {
-				refused(t, c, err, "MPI_Irecv", ErrTruncate, "rank 0", "3 float32 elements, 2 expected")
-			}
+	onRanks(t, []int{2}, func(t *testing.T, c *Comm) { withAndWithoutMail(t, c, func(c *Comm) { wrongLength(t, c) }) })
+}
+
+func wrongLength(t *testing.T, c *Comm) {
+	x, y := make([]float32, 4096), make([]float32, 4096)
+	px, py := ptr(x), ptr(y)
+	const f = elem.Float32
+	for _, inParts := range []bool{false, true} {
+		if inParts {
+			lower(t)
 		}
-	})
+		for _, tc := range []struct {
+			sent, want int
+			class      Result
+			text       string
+		}{
+			{5, 8, ErrCount, "message from rank 0 has 5 float32 elements, 8 expected"},
+			{0, 8, ErrCount, "has 0 float32 elements, 8 expected"},
+			{40, 41, ErrCount, "has 40 float32 elements, 41 expected"},
+			{8, 5, ErrTruncate, "8 float32 elements, 5 expected"},
+			{1, 0, ErrTruncate, "1 float32 elements, 0 expected"},
+			{41, 40, ErrTruncate, "41 float32 elements, 40 expected"},
+			{40, 4096, ErrCount, "has 40 float32 elements, 4096 expected"}, // one by mail, the other not
+			{4096, 40, ErrTruncate, "40 expected"},
+		} {
+			if c.rank == 0 {
+				must(t, c.Send(px, tc.sent, f, 1))
+				must(t, c.Send(px, tc.sent, f, 1))
+				must(t, c.Send(px, tc.sent, f, 1))
+				must(t, c.Send(px, 3, f, 1))
+				continue
+			}
+			refused(t, c, c.Recv(py, tc.want, f, 0), "MPI_Recv", tc.class, tc.text)
+			refused(t, c, c.SendRecv(py, tc.want, 0, px, 1, 1, elem.Float32), "MPI_Sendrecv", tc.class, tc.text)
+			var g P2P
+			must(t, g.Recv(c, py, tc.want, f, 0))
+			refused(t, c, g.Wait(), "MPI_Irecv", tc.class, tc.text)
+			must(t, c.Recv(py, 3, f, 0))
+			must(t, c.Recv(py, 1, f, 1)) // what SendRecv sent to this rank itself
+		}
+		// Bytes that are no whole number of elements.
+		if c.rank == 0 {
+			must(t, c.Send(px, 5, elem.Uint8, 1))
+		} else {
+			refused(t, c, c.Recv(py, 2, f, 0), "MPI_Recv", ErrCount, "has 5 bytes, 8 (2 float32 elements) expected")
+		}
+		// The V form that is made of messages.
+		recv, send := []int{0, 2}, []int{0, 3}
+		if c.rank == 1 {
+			recv, send = []int{2, 0}, []int{2, 0}
+		}
+		err := c.AllToAllV(px, recv, py, send, f)
+		if c.rank == 0 {
+			must(t, err)
+		} else {
+			refused(t, c, err, "MPI_Irecv", ErrTruncate, "rank 0", "3 float32 elements, 2 expected")
+		}
+	}
 }
 
 // TestGroupIsReusable keeps a group after messages that were refused, and after one that failed.
 func TestGroupIsReusable(t *testing.T) {
-	onRanks(t, []int{2}, func(t *testing.T, c *Comm) {
-		x, y := []int64{int64(c.rank)}, []int64{-1, -1}
-		peer := 1 - c.rank
-		var g P2P
+	onRanks(t, []int{2}, func(t *testing.T, c *Comm) { withAndWithoutMail(t, c, func(c *Comm) { groupIsReusable(t, c) }) })
+}
+
+func groupIsReusable(t *testing.T, c *Comm) {
+	x, y := []int64{int64(c.rank)}, []int64{-1, -1}
+	peer := 1 - c.rank
+	var g P2P
+	must(t, g.Send(c, ptr(x), 1, elem.Int64, peer))
+	must(t, g.Recv(c, ptr(y), 2, elem.Int64, peer))
+	refused(t, c, g.Send(c, nil, 1, elem.Int64, peer), "MPI_Isend", ErrBuffer)
+	refused(t, c, g.Wait(), "MPI_Irecv", ErrCount)
+	for range 3 {
+		must(t, g.Recv(c, ptr(y), 1, elem.Int64, peer))
 		must(t, g.Send(c, ptr(x), 1, elem.Int64, peer))
-		must(t, g.Recv(c, ptr(y), 2, elem.Int64, peer))
-		refused(t, c, g.Send(c, nil, 1, elem.Int64, peer), "MPI_Isend", ErrBuffer)
-		refused(t, c, g.Wait(), "MPI_Irecv", ErrCount)
-		for range 3 {
-			must(t, g.Recv(c, ptr(y), 1, elem.Int64, peer))
-			must(t, g.Send(c, ptr(x), 1, elem.Int64, peer))
-			must(t, g.Wait())
-			if y[0] != int64(peer) {
-				t.Fatalf("received %d, want %d", y[0], peer)
-			}
-			y[0] = -1
+		must(t, g.Wait())
+		if y[0] != int64(peer) {
+			t.Fatalf("received %d, want %d", y[0], peer)
 		}
-	})
+		y[0] = -1
+	}
 }
 
 // TestNoAllocation makes every call that moves data, on Go memory and with warm groups, without allocating.
 func TestNoAllocation(t *testing.T) {
-	onRanks(t, []int{1, 2}, func(t *testing.T, c *Comm) {
-		n, peer := 8, c.size-1-c.rank
-		x, y := make([]float32, n*c.size), make([]float32, n*c.size)
-		h := make([]elem.BF16, n)
-		px, py, ph := ptr(x), ptr(y), ptr(h)
-		even := make([]int, c.size)
-		for i := range even {
-			even[i] = n
-		}
-		const f, sum = elem.Float32, elem.Sum
-		var g P2P
-		for _, tc := range []struct {
-			name string
-			call func() error
-		}{
-			{"Barrier", c.Barrier},
-			{"AllReduce", func() error { return c.AllReduce(py, px, n, f, sum) }},
-			{"AllReduce bfloat16", func() error { return c.AllReduce(ph, ph, n, elem.BFloat16, elem.Avg) }},
-			{"Reduce", func() error { return c.Reduce(py, px, n, f, sum, 0) }},
-			{"Broadcast", func() error { return c.Broadcast(px, n, f, 0) }},
-			{"AllGather", func() error { return c.AllGather(py, px, n, f) }},
-			{"ReduceScatter", func() error { return c.ReduceScatter(py, px, n, f, sum) }},
-			{"AllToAll", func() error { return c.AllToAll(py, px, n, f) }},
-			{"Gather", func() error { return c.Gather(py, px, n, f, 0) }},
-			{"Scatter", func() error { return c.Scatter(py, px, n, f, 0) }},
-			{"AllGatherV", func() error { return c.AllGatherV(py, px, even, f) }},
-			{"ReduceScatterV", func() error { return c.ReduceScatterV(py, px, even, f, sum) }},
-			{"GatherV", func() error { return c.GatherV(py, px, even, f, 0) }},
-			{"ScatterV", func() error { return c.ScatterV(py, px, even, f, 0) }},
-			{"AllToAllV", func() error { return c.AllToAllV(py, even, px, even, f) }},
-			{"SendRecv", func() error { return c.SendRecv(py, n, peer, px, n, peer, f) }},
-			{"Send and Recv", func() error {
-				if c.size == 1 {
-					return nil
-				}
-				if c.rank == 0 {
-					return c.Send(px, n, f, 1)
-				}
-				return c.Recv(py, n, f, 0)
-			}},
-			{"P2P", func() error {
-				if err := g.Send(c, px, n, f, peer); err != nil {
-					return err
-				}
-				if err := g.Recv(c, py, n, f, peer); err != nil {
-					return err
-				}
-				return g.Wait()
-			}},
-		} {
-			var err error
-			a := testing.AllocsPerRun(20, func() {
-				if e := tc.call(); e != nil {
-					err = e
-				}
-			})
-			must(t, err)
-			if a != 0 {
-				t.Errorf("%s allocates %v times a call", tc.name, a)
+	onRanks(t, []int{1, 2}, func(t *testing.T, c *Comm) { withAndWithoutMail(t, c, func(c *Comm) { noAllocation(t, c) }) })
+}
+
+func noAllocation(t *testing.T, c *Comm) {
+	n, peer := 8, c.size-1-c.rank
+	x, y := make([]float32, n*c.size), make([]float32, n*c.size)
+	h := make([]elem.BF16, n)
+	px, py, ph := ptr(x), ptr(y), ptr(h)
+	even := make([]int, c.size)
+	for i := range even {
+		even[i] = n
+	}
+	const f, sum = elem.Float32, elem.Sum
+	var g P2P
+	for _, tc := range []struct {
+		name string
+		call func() error
+	}{
+		{"Barrier", c.Barrier},
+		{"AllReduce", func() error { return c.AllReduce(py, px, n, f, sum) }},
+		{"AllReduce bfloat16", func() error { return c.AllReduce(ph, ph, n, elem.BFloat16, elem.Avg) }},
+		{"Reduce", func() error { return c.Reduce(py, px, n, f, sum, 0) }},
+		{"Broadcast", func() error { return c.Broadcast(px, n, f, 0) }},
+		{"AllGather", func() error { return c.AllGather(py, px, n, f) }},
+		{"ReduceScatter", func() error { return c.ReduceScatter(py, px, n, f, sum) }},
+		{"AllToAll", func() error { return c.AllToAll(py, px, n, f) }},
+		{"Gather", func() error { return c.Gather(py, px, n, f, 0) }},
+		{"Scatter", func() error { return c.Scatter(py, px, n, f, 0) }},
+		{"AllGatherV", func() error { return c.AllGatherV(py, px, even, f) }},
+		{"ReduceScatterV", func() error { return c.ReduceScatterV(py, px, even, f, sum) }},
+		{"GatherV", func() error { return c.GatherV(py, px, even, f, 0) }},
+		{"ScatterV", func() error { return c.ScatterV(py, px, even, f, 0) }},
+		{"AllToAllV", func() error { return c.AllToAllV(py, even, px, even, f) }},
+		{"SendRecv", func() error { return c.SendRecv(py, n, peer, px, n, peer, f) }},
+		{"Send and Recv", func() error {
+			if c.size == 1 {
+				return nil
 			}
+			if c.rank == 0 {
+				return c.Send(px, n, f, 1)
+			}
+			return c.Recv(py, n, f, 0)
+		}},
+		{"P2P", func() error {
+			if err := g.Send(c, px, n, f, peer); err != nil {
+				return err
+			}
+			if err := g.Recv(c, py, n, f, peer); err != nil {
+				return err
+			}
+			return g.Wait()
+		}},
+	} {
+		var err error
+		a := testing.AllocsPerRun(20, func() {
+			if e := tc.call(); e != nil {
+				err = e
+			}
+		})
+		must(t, err)
+		if a != 0 {
+			t.Errorf("%s allocates %v times a call", tc.name, a)
 		}
-	})
+	}
 }
 
 // The benchmarks measure one rank's overhead, or with more ranks the latency of 8 bytes:

@@ -38,6 +38,12 @@ package cudampi
 #cgo nocallback sendrecv
 #cgo noescape swap
 #cgo nocallback swap
+#cgo noescape mail_send
+#cgo nocallback mail_send
+#cgo noescape mail_recv
+#cgo nocallback mail_recv
+#cgo noescape mail_sendrecv
+#cgo nocallback mail_sendrecv
 #cgo noescape run_group
 #cgo nocallback run_group
 
@@ -64,12 +70,14 @@ package cudampi
 
 #include "sys.h"
 #include "board.h"
+#include "mail.h"
 #include "device.h"
 */
 import "C"
 
 import (
 	"runtime"
+	"sync/atomic"
 	"unsafe"
 
 	"lockstep/internal/elem"
@@ -226,9 +234,68 @@ func sysRecv(c *Comm, dst unsafe.Pointer, n int, t elem.Type, from, tag int) (co
 	return int(o.code), int(o.got)
 }
 
-func sysSendRecv(c *Comm, dst unsafe.Pointer, rn, from int, src unsafe.Pointer, sn, to int, t elem.Type, tag int) (code, got int) {
-	o := C.sendrecv(c.h, dst, C.int64_t(rn), C.int(from), src, C.int64_t(sn), C.int(to), C.int(t), C.int(tag), C.int64_t(maxMessage))
+func sysSendRecv(c *Comm, dst unsafe.Pointer, rn, from int, src unsafe.Pointer, sn, to int, t elem.Type) (code, got int) {
+	o := C.sendrecv(c.h, dst, C.int64_t(rn), C.int(from), src, C.int64_t(sn), C.int(to), C.int(t), tagUser, C.int64_t(maxMessage))
 	return int(o.code), int(o.got)
+}
+
+func sysMailSend(c *Comm, src unsafe.Pointer, n int, t elem.Type, to int) int {
+	code := int(C.mail_send(c.board, c.h, address(src), C.int64_t(n), C.int(t), C.int(to), tagUser, C.int64_t(maxMessage)))
+	keep(src, nil)
+	return code
+}
+
+func sysMailRecv(c *Comm, dst unsafe.Pointer, n int, t elem.Type, from int) (code, got int) {
+	o := C.mail_recv(c.board, c.h, address(dst), C.int64_t(n), C.int(t), C.int(from), tagUser, C.int64_t(maxMessage))
+	keep(dst, nil)
+	return int(o.code), int(o.got)
+}
+
+func sysMailSendRecv(c *Comm, dst unsafe.Pointer, rn, from int, src unsafe.Pointer, sn, to int, t elem.Type) (code, got int) {
+	o := C.mail_sendrecv(c.board, c.h, address(dst), C.int64_t(rn), C.int(from), address(src), C.int64_t(sn), C.int(to), C.int(t), tagUser, C.int64_t(maxMessage))
+	keep(dst, src)
+	return int(o.code), int(o.got)
+}
+
+// mailRecord is where a message lies in a ring, and how many units it takes.
+func mailRecord(x *C.struct_box, bytes int) (r *C.struct_record, need C.uint64_t) {
+	at := unsafe.Add(unsafe.Pointer(x.ring), (x.next&(x.size-1))*C.UNIT)
+	return (*C.struct_record)(at), (C.HEAD + C.uint64_t(bytes) + C.UNIT - 1) / C.UNIT
+}
+
+// sysMailPut is put of mail.h where nothing is to be waited for or to be skipped: without a call from Go to C, which takes
+// as long as the message. It says whether it did.
+func sysMailPut(c *Comm, src unsafe.Pointer, bytes, to int) bool {
+	x := &c.board.out[to]
+	r, need := mailRecord(x, bytes)
+	if bytes > int(c.board.most) || x.next&(x.size-1)+need > x.size || x.next+need+1 > x.room {
+		return false
+	}
+	copy(unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(r), C.HEAD)), bytes), unsafe.Slice((*byte)(src), bytes))
+	r.bytes = C.int64_t(bytes)
+	x.next += need
+	next, _ := mailRecord(x, 0)
+	next.there = 0
+	atomic.StoreUint64((*uint64)(&r.there), 1)
+	return true
+}
+
+// sysMailTake is take_record where the message comes soon, in the ring, and has the length expected. It says whether it did.
+func sysMailTake(c *Comm, dst unsafe.Pointer, bytes, from int) bool {
+	x := &c.board.in[from]
+	r, need := mailRecord(x, bytes)
+	for looks := C.uint64_t(0); atomic.LoadUint64((*uint64)(&r.there)) == 0; looks++ {
+		if looks >= 2*c.board.spins {
+			return false
+		}
+	}
+	if int(r.bytes) != bytes || bytes > int(c.board.most) {
+		return false
+	}
+	copy(unsafe.Slice((*byte)(dst), bytes), unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(r), C.HEAD)), bytes))
+	x.next += need
+	atomic.StoreUint64((*uint64)(x.taken), uint64(x.next))
+	return true
 }
 
 func sysSwap(c *Comm, buf unsafe.Pointer, n int, t elem.Type, peer, tag int) int {
@@ -242,7 +309,7 @@ type group struct {
 }
 
 func (g *group) add(c *Comm, buf unsafe.Pointer, n int, t elem.Type, peer, tag int, recv bool) {
-	g.msgs = append(g.msgs, C.struct_p2p{buf: C.uintptr_t(uintptr(buf)), n: C.int64_t(n), comm: c.h,
+	g.msgs = append(g.msgs, C.struct_p2p{buf: C.uintptr_t(uintptr(buf)), n: C.int64_t(n), comm: c.h, board: c.mail(peer, tag),
 		t: C.int(t), peer: C.int(peer), tag: C.int(tag), recv: cbool(recv)})
 	if len(g.msgs) > len(g.reqs) {
 		g.reqs = append(g.reqs, *new(C.MPI_Request))

@@ -305,37 +305,6 @@ static int swap(MPI_Comm c, void *buf, int n, int t, int peer, int tag) {
     return MPI_Sendrecv_replace(buf, n, types[t], peer, tag, peer, tag, c, MPI_STATUS_IGNORE);
 }
 
-// p2p is one message of a group. The address is an integer so that Go memory, pinned, may hold it.
-struct p2p { uintptr_t buf; int64_t n; MPI_Comm comm; int t, peer, tag, recv; };
-
-// run_group starts the receives, then the sends, and waits for all, or until one fails. index is -1, or the message that
-// failed first. The waiting is one by one: MPI_Waitall of Open MPI 4.1 hangs, with threads, where one request fails.
-static struct outcome run_group(const struct p2p *p, int n, MPI_Request *reqs, int64_t limit) {
-    struct outcome o = {MPI_SUCCESS, -1, 0};
-    for (int recv = 1; recv >= 0; recv--) {
-        for (int i = 0; i < n; i++) {
-            if (p[i].recv != recv) continue;
-            struct message m;
-            void *buf = some((void *)p[i].buf);
-            int rc = make_message(&m, p[i].n, p[i].t, limit);
-            if (rc == MPI_SUCCESS)
-                rc = recv ? MPI_Irecv(buf, m.count, m.type, p[i].peer, p[i].tag, p[i].comm, &reqs[i])
-                          : MPI_Isend(buf, m.count, m.type, p[i].peer, p[i].tag, p[i].comm, &reqs[i]);
-            rc = free_message(&m, rc);
-            if (rc != MPI_SUCCESS) return (struct outcome){rc, i, -1};
-        }
-    }
-    for (int i = 0; i < n; i++) {
-        MPI_Status s = {0};
-        int rc = MPI_Wait(&reqs[i], &s);
-        if (rc != MPI_SUCCESS) return (struct outcome){rc, i, received(&s)};
-        if (!p[i].recv || o.index >= 0) continue;
-        int64_t got = received(&s);
-        if (got != p[i].n * sizes[p[i].t]) o = (struct outcome){MPI_SUCCESS, i, got};
-    }
-    return o;
-}
-
 static int errors_return(MPI_Comm *c, int rc) {
     return rc == MPI_SUCCESS && *c != MPI_COMM_NULL ? MPI_Comm_set_errhandler(*c, MPI_ERRORS_RETURN) : rc;
 }
