@@ -12,7 +12,7 @@ enum {
     BOARD_OWN_CORES = 8,       // at most, where each has a core
     BOARD_BYTES = 32 << 10,    // of a contribution, at most
     NEWS_BYTES = 16 << 10,     // of a broadcast, at most
-    NEWS = 8,                  // broadcasts that a root may be ahead of the others
+    NEWS = 16,                 // broadcasts that a root may be ahead of the others
     BOARD_SPINS = 1000,        // before a waiting rank lets others run, about 10 us; none where ranks share cores
     BOARD_YIELDS = 64,         // between two looks at MPI
     BOARD_PATIENCE = 1 << 16,  // yields before it sleeps at each look, where each rank has a core
@@ -294,34 +294,6 @@ static struct outcome board_reduce_scatter(struct board *b, uintptr_t to, uintpt
     memcpy(begin(b, REDUCE_SCATTER)->data, (const void *)from, (size_t)n * sizes[t] * b->size);
     struct outcome o = meet(b, REDUCE_SCATTER, n, t, op);
     if (o.code == MPI_SUCCESS && o.index < 0) o.code = fold_brought(b, REDUCE_SCATTER, (void *)to, b->rank * n, n, t, op);
-    return o;
-}
-
-// take sets each part of dst, of the given bytes, to those that lie skip bytes into what the rank has brought; this rank's
-// own part to mine, which may be where it belongs already.
-static void take(const struct board *b, int meeting, char *dst, const void *mine, size_t skip, size_t bytes) {
-    for (int r = 0; r < b->size; r++, dst += bytes) {
-        if (r != b->rank) memcpy(dst, brought(b, meeting, r)->data + skip, bytes);
-        else if (dst != mine) memcpy(dst, mine, bytes);
-    }
-}
-
-static struct outcome board_allgather(struct board *b, uintptr_t to, uintptr_t from, int n, int t) {
-    size_t bytes = (size_t)n * sizes[t];
-    memcpy(begin(b, ALLGATHER)->data, (const void *)from, bytes);
-    struct outcome o = meet(b, ALLGATHER, n, t, 0);
-    if (o.code == MPI_SUCCESS && o.index < 0) take(b, ALLGATHER, (char *)to, (const void *)from, 0, bytes);
-    return o;
-}
-
-static struct outcome board_alltoall(struct board *b, uintptr_t to, uintptr_t from, int n, int t) {
-    size_t bytes = (size_t)n * sizes[t], own = b->rank * bytes, next = own + bytes;
-    const char *src = (const char *)from;
-    char *mine = begin(b, ALLTOALL)->data;
-    memcpy(mine, src, own);
-    memcpy(mine + next, src + next, b->size * bytes - next);
-    struct outcome o = meet(b, ALLTOALL, n, t, 0);
-    if (o.code == MPI_SUCCESS && o.index < 0) take(b, ALLTOALL, (char *)to, src + own, own, bytes);
     return o;
 }
 

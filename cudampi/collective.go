@@ -125,6 +125,9 @@ func (c *Comm) Broadcast(buf unsafe.Pointer, n int, t elem.Type, root int) error
 
 func (c *Comm) broadcast(buf unsafe.Pointer, n int, t elem.Type, root int) error {
 	if c.fits(n, t, newsBytes) {
+		if sysBoardNews(c, buf, n, t, root) {
+			return nil
+		}
 		return c.judge("MPI_Bcast", sysBoardBroadcast(c.board, buf, n, t, root), n, t, elem.Ops)
 	}
 	for lo := 0; lo < n; lo += maxCount {
@@ -144,7 +147,7 @@ func (c *Comm) AllGather(dst, src unsafe.Pointer, n int, t elem.Type) error {
 		return err
 	}
 	if c.fits(n*c.size, t, boardBytes) {
-		return c.judge(name, sysBoardAllGather(c.board, dst, src, n, t), n, t, elem.Ops)
+		return c.judge(name, sysBoardAllGather(c, dst, src, n, t), n, t, elem.Ops)
 	}
 	if n*c.size > maxCount {
 		return c.bigAllGather(dst, src, parts{each: n}, t)
@@ -183,7 +186,7 @@ func (c *Comm) AllToAll(dst, src unsafe.Pointer, n int, t elem.Type) error {
 		return err
 	}
 	if c.fits(n*c.size, t, boardBytes) {
-		return c.judge(name, sysBoardAllToAll(c.board, dst, src, n, t), n, t, elem.Ops)
+		return c.judge(name, sysBoardAllToAll(c, dst, src, n, t), n, t, elem.Ops)
 	}
 	if n*c.size > maxCount {
 		return c.bigAllToAll(dst, src, n, t)

@@ -53,10 +53,8 @@ package cudampi
 #cgo nocallback board_allreduce
 #cgo noescape board_reduce_scatter
 #cgo nocallback board_reduce_scatter
-#cgo noescape board_allgather
-#cgo nocallback board_allgather
-#cgo noescape board_alltoall
-#cgo nocallback board_alltoall
+#cgo noescape meet
+#cgo nocallback meet
 #cgo noescape board_broadcast
 #cgo nocallback board_broadcast
 #cgo noescape reduce_many
@@ -151,16 +149,93 @@ func sysBoardReduceScatter(b board, dst, src unsafe.Pointer, n int, t elem.Type,
 	return outcome(C.board_reduce_scatter(b, address(dst), address(src), C.int(n), C.int(t), C.int(op)), dst, src)
 }
 
-func sysBoardAllGather(b board, dst, src unsafe.Pointer, n int, t elem.Type) met {
-	return outcome(C.board_allgather(b, address(dst), address(src), C.int(n), C.int(t)), dst, src)
+// What only moves bytes is done here, and C is called where a rank is not there soon: a call from Go to C takes as long as
+// the exchange of a few bytes.
+
+func sysBoardAllGather(c *Comm, dst, src unsafe.Pointer, n int, t elem.Type) met {
+	bytes := n * t.Size()
+	return exchange(c, C.ALLGATHER, dst, bytesAt(src, bytes), src, 0, n, t)
 }
 
-func sysBoardAllToAll(b board, dst, src unsafe.Pointer, n int, t elem.Type) met {
-	return outcome(C.board_alltoall(b, address(dst), address(src), C.int(n), C.int(t)), dst, src)
+func sysBoardAllToAll(c *Comm, dst, src unsafe.Pointer, n int, t elem.Type) met {
+	bytes := n * t.Size()
+	return exchange(c, C.ALLTOALL, dst, bytesAt(src, c.size*bytes), unsafe.Add(src, c.rank*bytes), c.rank*bytes, n, t)
 }
+
+// exchange shows what this rank brings, and sets each part of dst, of n elements, to those that lie skip bytes into what
+// the rank has brought; this rank's own part to mine, which may be where it belongs already.
+func exchange(c *Comm, meeting int, dst unsafe.Pointer, brings []byte, mine unsafe.Pointer, skip, n int, t elem.Type) met {
+	b, bytes := c.board, n*t.Size()
+	b.rounds[meeting]++
+	round := b.rounds[meeting]
+	brought := func(rank int) *C.struct_part { return &b.desks[rank].parts[meeting][round&1] }
+	part := brought(c.rank)
+	copy(bytesAt(unsafe.Pointer(&part.data), len(brings)), brings)
+	part.n, part.t, part.op = C.int32_t(n), C.uint8_t(t), 0
+	atomic.StoreUint64((*uint64)(&part.round), uint64(round))
+	for r := range c.size {
+		p := brought(r)
+		if !appears((*uint64)(&p.round), uint64(round), b) || p.n != part.n || p.t != part.t || p.op != 0 {
+			if o := C.meet(b, C.int(meeting), C.int(n), C.int(t), 0); o.code != success || o.index >= 0 {
+				return outcome(o, nil, nil)
+			}
+		}
+	}
+	for r := range c.size {
+		from := unsafe.Add(unsafe.Pointer(&brought(r).data), skip)
+		if r == c.rank {
+			from = mine
+		}
+		copy(bytesAt(unsafe.Add(dst, r*bytes), bytes), bytesAt(from, bytes))
+	}
+	return met{success, -1, 0}
+}
+
+func bytesAt(p unsafe.Pointer, n int) []byte { return unsafe.Slice((*byte)(p), n) }
 
 func sysBoardBroadcast(b board, buf unsafe.Pointer, n int, t elem.Type, root int) met {
 	return outcome(C.board_broadcast(b, address(buf), C.int(n), C.int(t), C.int(root)), buf, nil)
+}
+
+// sysBoardNews is board_broadcast where nothing is to be waited for long and all is as expected: without a call from Go to C.
+// It says whether it did.
+func sysBoardNews(c *Comm, buf unsafe.Pointer, n int, t elem.Type, root int) bool {
+	b := c.board
+	round := b.news + 1
+	news := &b.desks[root].news[round%C.NEWS]
+	own, data := bytesAt(buf, n*t.Size()), bytesAt(unsafe.Pointer(&news.data), n*t.Size())
+	if root == c.rank {
+		if round > b.heard+C.NEWS {
+			b.heard = round
+			for _, d := range b.desks[:c.size] {
+				b.heard = min(b.heard, C.uint64_t(atomic.LoadUint64((*uint64)(&d.heard))))
+			}
+			if round > b.heard+C.NEWS {
+				return false
+			}
+		}
+		copy(data, own)
+		news.n, news.t = C.int32_t(n), C.uint8_t(t)
+		atomic.StoreUint64((*uint64)(&news.round), uint64(round))
+	} else {
+		if !appears((*uint64)(&news.round), uint64(round), b) || int(news.n) != n || elem.Type(news.t) != t {
+			return false
+		}
+		copy(own, data)
+	}
+	b.news = round
+	atomic.StoreUint64((*uint64)(&b.desks[c.rank].heard), uint64(round))
+	return true
+}
+
+// appears says whether a word of a board soon has a value: sooner than a wait gives the core away.
+func appears(word *uint64, value uint64, b board) bool {
+	for looks := C.uint64_t(0); atomic.LoadUint64(word) != value; looks++ {
+		if looks >= 2*b.spins {
+			return false
+		}
+	}
+	return true
 }
 
 func sysReduce(c *Comm, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, root int) int {
@@ -271,7 +346,7 @@ func sysMailPut(c *Comm, src unsafe.Pointer, bytes, to int) bool {
 	if bytes > int(c.board.most) || x.next&(x.size-1)+need > x.size || x.next+need+1 > x.room {
 		return false
 	}
-	copy(unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(r), C.HEAD)), bytes), unsafe.Slice((*byte)(src), bytes))
+	copy(bytesAt(unsafe.Add(unsafe.Pointer(r), C.HEAD), bytes), bytesAt(src, bytes))
 	r.bytes = C.int64_t(bytes)
 	x.next += need
 	next, _ := mailRecord(x, 0)
@@ -284,15 +359,10 @@ func sysMailPut(c *Comm, src unsafe.Pointer, bytes, to int) bool {
 func sysMailTake(c *Comm, dst unsafe.Pointer, bytes, from int) bool {
 	x := &c.board.in[from]
 	r, need := mailRecord(x, bytes)
-	for looks := C.uint64_t(0); atomic.LoadUint64((*uint64)(&r.there)) == 0; looks++ {
-		if looks >= 2*c.board.spins {
-			return false
-		}
-	}
-	if int(r.bytes) != bytes || bytes > int(c.board.most) {
+	if !appears((*uint64)(&r.there), 1, c.board) || int(r.bytes) != bytes || bytes > int(c.board.most) {
 		return false
 	}
-	copy(unsafe.Slice((*byte)(dst), bytes), unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(r), C.HEAD)), bytes))
+	copy(bytesAt(dst, bytes), bytesAt(unsafe.Add(unsafe.Pointer(r), C.HEAD), bytes))
 	x.next += need
 	atomic.StoreUint64((*uint64)(x.taken), uint64(x.next))
 	return true
