@@ -115,7 +115,7 @@ func (c *Comm) Free() error {
 
 // ShareMemory lets AllReduce, ReduceScatter, AllGather and AllToAll of up to 32 KiB, counted over all parts, Broadcast of up
 // to 16 KiB, and messages to other ranks of up to 8 KiB on 2 to 4 ranks, 4 on 8 and 0.5 on 64, go through memory that the
-// ranks share, 0.7 MiB for each, where there are 2 to 8 of them, or up to 64 that share cores, all on one node; elsewhere it
+// ranks share, 0.8 MiB for each, where there are 2 to 8 of them, or up to 64 that share cores, all on one node; elsewhere it
 // does nothing. MPI costs more. A rank that brings another count, type or operation than the others is then an error on every
 // rank, or in a Broadcast where it differs from the root's.
 //
