@@ -273,12 +273,13 @@ extern "C" __global__ void __launch_bounds__(BARRIER_THREADS) peer_barrier(char 
 // That is in copies places, at base[k] + offset: one on every rank, which the others write and it reads, or a single one
 // that all reach. A place has two halves, for even and odd epochs: when a rank writes one again, two epochs later, it has
 // read of every other what that wrote in the epoch between, after it had read the half. A block does SMALL_BLOCK bytes,
-// always the same, and counts its own epochs. It may be launched early.
+// always the same, and counts its own epochs. The first halves of its packs lie side by side, and then the second ones, so
+// that what a warp stores at once are whole sectors. It may be launched early.
 //
 //	small_all_reduce(dst, src, bytes I64, type I32, op I32, base, copies I32, offset I64, room I64, epochs, rank I32, size I32)
 extern "C" __global__ void __launch_bounds__(SMALL_BLOCK / PACK) small_all_reduce(char *dst, const char *src, i64 bytes, int type, int op,
 		char *const *base, int copies, i64 offset, i64 room, u32 *epochs, int rank, int size) {
-	enum { EACH = SMALL_BLOCK / PACK, AHEAD = 4, STAMPED = 2 * PACK };
+	enum { EACH = SMALL_BLOCK / PACK, AHEAD = 4, SECOND = EACH * 4 };
 	bool in = is_aligned(src), out = is_aligned(dst);
 	i64 lo = (i64)blockIdx.x * EACH, end = (bytes + PACK - 1) / PACK, hi = lo + EACH < end ? lo + EACH : end;
 	await_earlier_work();
@@ -287,9 +288,9 @@ extern "C" __global__ void __launch_bounds__(SMALL_BLOCK / PACK) small_all_reduc
 	for (i64 i = lo + threadIdx.x; i < hi; i += blockDim.x) {
 		Raw x = load(src, i, bytes, in);
 		for (int k = 0; k < copies; k++) {
-			u32 *to = (u32 *)(base[(rank + k) % copies] + half + rank * 2 * room + i * STAMPED); // not all to the same rank at once
+			u32 *to = (u32 *)(base[(rank + k) % copies] + half + rank * 2 * room + (lo + i) * PACK); // not all to the same rank at once
 			put_stamped(to, x.w[0], x.w[1], now);
-			put_stamped(to + 4, x.w[2], x.w[3], now);
+			put_stamped(to + SECOND, x.w[2], x.w[3], now);
 		}
 	}
 	start_next();
@@ -303,9 +304,9 @@ extern "C" __global__ void __launch_bounds__(SMALL_BLOCK / PACK) small_all_reduc
 #pragma unroll
 				for (int k = 0; k < AHEAD; k++) {
 					if (r + k < size) {
-						const u32 *p = (const u32 *)(from + (r + k) * 2 * room + i * STAMPED);
+						const u32 *p = (const u32 *)(from + (r + k) * 2 * room + (lo + i) * PACK);
 						u32 *w = x[r + k].w;
-						bool first = get_stamped(p, w, w + 1, now), second = get_stamped(p + 4, w + 2, w + 3, now);
+						bool first = get_stamped(p, w, w + 1, now), second = get_stamped(p + SECOND, w + 2, w + 3, now);
 						there = there && first && second;
 					}
 				}
