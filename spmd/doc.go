@@ -42,7 +42,8 @@
 // When a result is valid: a collective on a Comm is finished when it returns. On
 // comm.On(stream), and for everything else that takes a Stream, the work is only
 // enqueued: its input must be valid in that stream, its result is valid for later
-// work in that stream, and for the host after stream.Synchronize.
+// work in that stream, and for the host after stream.Synchronize. A few numbers in
+// pinned memory it sees sooner by Await.
 //
 // Collectives: dst may be src, or where a collective says so this rank's part of
 // it, then on every rank; otherwise the two must not overlap. Unequal lengths, a

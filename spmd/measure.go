@@ -97,11 +97,26 @@ func TimingOf(samples []float64) Timing {
 // take turns, as with operands that are to come from memory, not from a cache.
 //
 // Collective over c, blocking.
-func MeasureStream(c Comm, s *Stream, graph bool, warmup, iters int, enqueue ...func() error) (t Timing, err error) {
+func MeasureStream(c Comm, s *Stream, graph bool, warmup, iters int, enqueue ...func() error) (Timing, error) {
+	return measureStream(c, &awaiter{s: s}, graph, warmup, iters, enqueue)
+}
+
+// MeasureAwait is MeasureStream for who waits for b alone, as Await does.
+//
+// Collective over c, blocking.
+func MeasureAwait[T Elem](c Comm, s *Stream, b Buffer[T], graph bool, warmup, iters int, enqueue ...func() error) (Timing, error) {
+	a, err := awaited(s, b)
+	if err != nil {
+		return Timing{}, err
+	}
+	return measureStream(c, &a, graph, warmup, iters, enqueue)
+}
+
+func measureStream(c Comm, a *awaiter, graph bool, warmup, iters int, enqueue []func() error) (t Timing, err error) {
 	if len(enqueue) == 0 {
 		return Timing{}, fmt.Errorf("%s: MeasureStream: nothing to enqueue", ccall.At())
 	}
-	steps := slices.Clone(enqueue)
+	s, steps := a.s, slices.Clone(enqueue)
 	if graph {
 		for i, step := range steps {
 			g, err := s.Capture(step)
@@ -113,15 +128,17 @@ func MeasureStream(c Comm, s *Stream, graph bool, warmup, iters int, enqueue ...
 		}
 	}
 	turn := 0
-	return measure(c, warmup, iters, func(start time.Time) (time.Duration, error) {
+	t, err = measure(c, warmup, iters, func(start time.Time) (time.Duration, error) {
+		a.mark()
 		step := steps[turn]
 		turn = (turn + 1) % len(steps)
 		if err := step(); err != nil {
 			return 0, err
 		}
 		enqueued := time.Since(start)
-		return enqueued, s.Synchronize()
+		return enqueued, a.wait()
 	})
+	return t, errors.Join(err, s.Synchronize())
 }
 
 // GBps is the rate at which the median moves a number of bytes, in 1e9 bytes a

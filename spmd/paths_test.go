@@ -148,12 +148,8 @@ func peerSumsOn(w *spmd.World, alloc func(*spmd.World, int) (spmd.Buffer[int64],
 	if err := x.CopyFrom(in); err != nil {
 		return err
 	}
-	check := func(what string, got spmd.Buffer[int64], times int64) error {
-		out := make([]int64, n)
-		if err := errors.Join(a.Synchronize(), b.Synchronize(), got.CopyTo(out)); err != nil {
-			return err
-		}
-		for i, v := range out {
+	compare := func(what string, got []int64, times int64) error {
+		for i, v := range got {
 			ranks := int64(w.Size())
 			if want := times * (int64(i)*ranks + 1000*ranks*(ranks-1)/2); v != want {
 				return fmt.Errorf("%s: [%d] is %d, want %d", what, i, v, want)
@@ -161,10 +157,17 @@ func peerSumsOn(w *spmd.World, alloc func(*spmd.World, int) (spmd.Buffer[int64],
 		}
 		return nil
 	}
+	check := func(what string, got spmd.Buffer[int64], times int64) error {
+		out := make([]int64, n)
+		return errors.Join(a.Synchronize(), b.Synchronize(), got.CopyTo(out), compare(what, out, times))
+	}
 	if err := errors.Join(spmd.AllReduce(w.Comm.On(a), y, x, spmd.Sum), check("eager", y, 1)); err != nil {
 		return err
 	}
-	if err := errors.Join(spmd.AllReduce(w.Comm.On(a), pinned, x, spmd.Sum), check("into host memory", pinned, 1)); err != nil {
+	if err := spmd.Await(a, pinned, func() error { return spmd.AllReduce(w.Comm.On(a), pinned, x, spmd.Sum) }); err != nil {
+		return err
+	}
+	if err := compare("into host memory", pinned.Host(), 1); err != nil {
 		return err
 	}
 	for range 20 { // y of one stream is read by the next

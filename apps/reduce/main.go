@@ -169,11 +169,11 @@ func run(w *spmd.World, c config) (result, error) {
 	if err != nil {
 		return r, err
 	}
-	newStep := plainStep
+	newSum := plainSummer
 	if c.Exact {
-		newStep = exactStep
+		newSum = exactSummer
 	}
-	step, answer, err := newStep(w, s)
+	sum, err := newSum(w, s)
 	if err != nil {
 		return r, err
 	}
@@ -187,17 +187,16 @@ func run(w *spmd.World, c config) (result, error) {
 		if err != nil {
 			return r, err
 		}
-		turns = append(turns, func() error { return step(x) })
+		turns = append(turns, func() error { return sum.step(x) })
 	}
-	r.Timing, err = spmd.MeasureStream(w.Comm, s, c.Graph, c.Warmup, c.Iters, turns...)
-	if err != nil {
+	if r.Timing, err = sum.measure(c, turns); err != nil {
 		return r, err
 	}
 	if c.Samples {
 		r.SamplesUS = r.Timing.Samples
 	}
 	r.Slow = slowOf(r.Timing)
-	r.Sum, r.GBps = answer(), r.Timing.GBps(r.Bytes)
+	r.Sum, r.GBps = sum.answer(), r.Timing.GBps(r.Bytes)
 	if r.Sum != want {
 		r.MaxRelErr = math.Abs((r.Sum - want) / want)
 	}

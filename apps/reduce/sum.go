@@ -87,26 +87,39 @@ func newPlain(w *spmd.World, k *spmd.Kernel, t sumTuning) *adder[float64] {
 	return &adder[float64]{kernel: k, threads: t.threads, each: 4 * t.deep, blocks: t.resident * max(1, w.Multiprocessors())}
 }
 
-// plainStep returns what enqueues a sum accumulated in float64, and what reads it.
-func plainStep(w *spmd.World, s *spmd.Stream) (step func(x spmd.Buffer[float32]) error, answer func() float64, err error) {
-	a := newPlain(w, sumKernel, sumTuned)
-	if err := a.open(w, 1); err != nil {
-		return nil, nil, err
-	}
-	return func(x spmd.Buffer[float32]) error { return a.global(w, s, x) }, func() float64 { return a.answer.At(0) }, nil
+// summer is a way to sum: step enqueues it, answer reads the last sum, and measure times steps until the host sees their sums.
+type summer struct {
+	step    func(x spmd.Buffer[float32]) error
+	answer  func() float64
+	measure func(c config, steps []func() error) (spmd.Timing, error)
 }
 
-// exactStep is plainStep for a sum that is rounded once, at the end.
-func exactStep(w *spmd.World, s *spmd.Stream) (step func(x spmd.Buffer[float32]) error, answer func() float64, err error) {
-	a := &adder[int64]{kernel: exactKernel, threads: exactThreads, each: exactEach, blocks: exactBlocks}
-	if err := a.open(w, words); err != nil {
-		return nil, nil, err
+func (a *adder[T]) summer(w *spmd.World, s *spmd.Stream, answer func() float64) summer {
+	return summer{
+		step:   func(x spmd.Buffer[float32]) error { return a.global(w, s, x) },
+		answer: answer,
+		measure: func(c config, steps []func() error) (spmd.Timing, error) {
+			return spmd.MeasureAwait(w.Comm, s, a.answer, c.Graph, c.Warmup, c.Iters, steps...)
+		},
 	}
-	return func(x spmd.Buffer[float32]) error { return a.global(w, s, x) }, func() float64 {
+}
+
+// plainSummer accumulates in float64.
+func plainSummer(w *spmd.World, s *spmd.Stream) (summer, error) {
+	a := newPlain(w, sumKernel, sumTuned)
+	err := a.open(w, 1)
+	return a.summer(w, s, func() float64 { return a.answer.At(0) }), err
+}
+
+// exactSummer rounds once, at the end.
+func exactSummer(w *spmd.World, s *spmd.Stream) (summer, error) {
+	a := &adder[int64]{kernel: exactKernel, threads: exactThreads, each: exactEach, blocks: exactBlocks}
+	err := a.open(w, words)
+	return a.summer(w, s, func() float64 {
 		var e exact
 		for i := range e {
 			e[i] = a.answer.At(i)
 		}
 		return e.value()
-	}, nil
+	}), err
 }

@@ -1,0 +1,78 @@
+package spmd
+
+import (
+	"fmt"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"lockstep/internal/ccall"
+)
+
+// Await has enqueue put work on s that writes every element of b once, and blocks until
+// the host sees all of them. b is memory of AllocPinned that no earlier work writes any
+// more. On a GPU that is some microseconds before Synchronize would return: the work need
+// not have ended. What else it writes, and whether it failed behind b, is known after
+// Synchronize only. On the host, where MPI carries the collectives, and for other memory
+// and elements of 1 and 2 bytes, Await is enqueue and Synchronize.
+func Await[T Elem](s *Stream, b Buffer[T], enqueue func() error) error {
+	a, err := awaited(s, b)
+	if err != nil {
+		return err
+	}
+	a.mark()
+	if err := enqueue(); err != nil {
+		return err
+	}
+	return a.wait()
+}
+
+// awaiter looks at memory that a device writes.
+type awaiter struct {
+	s     *Stream
+	words []uint32 // of the memory; none where there is nothing to see
+	seen  int
+}
+
+const (
+	// unwritten marks words. Where the work writes just that, the end of the stream tells.
+	unwritten = 0x7ff7a55a
+	// awaitFor is how long to look before Synchronize gains nothing that counts.
+	awaitFor = time.Millisecond
+)
+
+func awaited[T Elem](s *Stream, b Buffer[T]) (awaiter, error) {
+	a := awaiter{s: s}
+	if s.cap != nil {
+		return a, fmt.Errorf("%s: Await: stream %q is being captured", ccall.At(), s.name)
+	}
+	if err := s.w.checkBlock(b.blk); err != nil {
+		return a, err
+	}
+	// MPI may keep in the memory of a result what is not the result yet.
+	if s.dev != nil && s.w.Comm.st.dev == nil && b.n > 0 && b.blk.pool == s.w.pinned && sizeOf[T]() >= 4 {
+		a.words = unsafe.Slice((*uint32)(b.addr()), b.Bytes()/4)
+	}
+	return a, nil
+}
+
+func (a *awaiter) mark() {
+	for i := range a.words {
+		atomic.StoreUint32(&a.words[i], unwritten)
+	}
+	a.seen = 0
+}
+
+func (a *awaiter) wait() error {
+	for start := time.Now(); len(a.words) > 0 && time.Since(start) < awaitFor; {
+		for range 32 {
+			for a.seen < len(a.words) && atomic.LoadUint32(&a.words[a.seen]) != unwritten {
+				a.seen++
+			}
+			if a.seen == len(a.words) {
+				return nil
+			}
+		}
+	}
+	return a.s.Synchronize()
+}
