@@ -138,7 +138,10 @@ func measureStream(c Comm, a *awaiter, graph bool, warmup, iters int, enqueue []
 		enqueued := time.Since(start)
 		return enqueued, a.wait()
 	})
-	return t, errors.Join(err, s.Synchronize())
+	if err == nil { // who waits for b alone has not seen the end
+		err = s.Synchronize()
+	}
+	return t, err
 }
 
 // GBps is the rate at which the median moves a number of bytes, in 1e9 bytes a
