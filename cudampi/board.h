@@ -207,8 +207,9 @@ static int idle(const struct board *b, uint64_t looks) {
     return rc;
 }
 
-// await returns when a rank has come to the round.
-static int await(const struct board *b, _Atomic uint64_t *its, uint64_t round) {
+// await returns when a rank has come to the round. word is an _Atomic uint64_t, which cgo has no type for.
+static int await(const struct board *b, void *word, uint64_t round) {
+    _Atomic uint64_t *its = word;
     for (uint64_t looks = 0; atomic_load_explicit(its, memory_order_acquire) < round; looks++) {
         int rc = idle(b, looks);
         if (rc != MPI_SUCCESS) return rc;
@@ -294,35 +295,5 @@ static struct outcome board_reduce_scatter(struct board *b, uintptr_t to, uintpt
     memcpy(begin(b, REDUCE_SCATTER)->data, (const void *)from, (size_t)n * sizes[t] * b->size);
     struct outcome o = meet(b, REDUCE_SCATTER, n, t, op);
     if (o.code == MPI_SUCCESS && o.index < 0) o.code = fold_brought(b, REDUCE_SCATTER, (void *)to, b->rank * n, n, t, op);
-    return o;
-}
-
-// board_broadcast is bcast of at most NEWS_BYTES. The root goes on at once, unless it is NEWS rounds ahead. Where it
-// brought another count or type than a rank expects, index is the root and got its count, on that rank.
-static struct outcome board_broadcast(struct board *b, uintptr_t at, int n, int t, int root) {
-    uint64_t round = ++b->news;
-    size_t bytes = (size_t)n * sizes[t];
-    struct news *news = &b->desks[root]->news[round % NEWS];
-    struct outcome o = {MPI_SUCCESS, -1, 0};
-    if (b->rank != root) {
-        if ((o.code = await(b, &news->round, round)) != MPI_SUCCESS) return o;
-        if (news->n == n && news->t == t) memcpy((void *)at, news->data, bytes);
-        else o = (struct outcome){MPI_SUCCESS, root, news->n};
-    } else {
-        if (round > b->heard + NEWS) {
-            b->heard = round;
-            for (int r = 0; r < b->size; r++) {
-                _Atomic uint64_t *its = &b->desks[r]->heard;
-                if ((o.code = await(b, its, round - NEWS)) != MPI_SUCCESS) return o;
-                uint64_t heard = atomic_load_explicit(its, memory_order_relaxed);
-                if (heard < b->heard) b->heard = heard;
-            }
-        }
-        memcpy(news->data, (const void *)at, bytes);
-        news->n = n;
-        news->t = (uint8_t)t;
-        atomic_store_explicit(&news->round, round, memory_order_release);
-    }
-    atomic_store_explicit(&b->desks[b->rank]->heard, round, memory_order_release);
     return o;
 }

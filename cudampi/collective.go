@@ -125,10 +125,7 @@ func (c *Comm) Broadcast(buf unsafe.Pointer, n int, t elem.Type, root int) error
 
 func (c *Comm) broadcast(buf unsafe.Pointer, n int, t elem.Type, root int) error {
 	if c.fits(n, t, newsBytes) {
-		if sysBoardNews(c, buf, n, t, root) {
-			return nil
-		}
-		return c.judge("MPI_Bcast", sysBoardBroadcast(c.board, buf, n, t, root), n, t, elem.Ops)
+		return c.judge("MPI_Bcast", sysBoardBroadcast(c, buf, n, t, root), n, t, elem.Ops)
 	}
 	for lo := 0; lo < n; lo += maxCount {
 		if err := c.check("MPI_Bcast", sysBroadcast(c, at(buf, lo, t), min(maxCount, n-lo), t, root)); err != nil {

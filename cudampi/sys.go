@@ -55,8 +55,8 @@ package cudampi
 #cgo nocallback board_reduce_scatter
 #cgo noescape meet
 #cgo nocallback meet
-#cgo noescape board_broadcast
-#cgo nocallback board_broadcast
+#cgo noescape await
+#cgo nocallback await
 #cgo noescape reduce_many
 #cgo nocallback reduce_many
 #cgo noescape start_chunk
@@ -175,7 +175,7 @@ func exchange(c *Comm, meeting int, dst unsafe.Pointer, brings []byte, mine unsa
 	atomic.StoreUint64((*uint64)(&part.round), uint64(round))
 	for r := range c.size {
 		p := brought(r)
-		if !appears((*uint64)(&p.round), uint64(round), b) || p.n != part.n || p.t != part.t || p.op != 0 {
+		if !appears(&p.round, round, b) || p.n != part.n || p.t != part.t || p.op != 0 {
 			if o := C.meet(b, C.int(meeting), C.int(n), C.int(t), 0); o.code != success || o.index >= 0 {
 				return outcome(o, nil, nil)
 			}
@@ -193,44 +193,52 @@ func exchange(c *Comm, meeting int, dst unsafe.Pointer, brings []byte, mine unsa
 
 func bytesAt(p unsafe.Pointer, n int) []byte { return unsafe.Slice((*byte)(p), n) }
 
-func sysBoardBroadcast(b board, buf unsafe.Pointer, n int, t elem.Type, root int) met {
-	return outcome(C.board_broadcast(b, address(buf), C.int(n), C.int(t), C.int(root)), buf, nil)
-}
-
-// sysBoardNews is board_broadcast where nothing is to be waited for long and all is as expected: without a call from Go to C.
-// It says whether it did.
-func sysBoardNews(c *Comm, buf unsafe.Pointer, n int, t elem.Type, root int) bool {
-	b := c.board
-	round := b.news + 1
+// sysBoardBroadcast is a broadcast of at most newsBytes. The root goes on at once, unless it is newsRounds ahead. Where it
+// brought another count or type than a rank expects, the outcome names the root, on that rank.
+func sysBoardBroadcast(c *Comm, buf unsafe.Pointer, n int, t elem.Type, root int) met {
+	b, how := c.board, met{success, -1, 0}
+	b.news++
+	round := b.news
 	news := &b.desks[root].news[round%C.NEWS]
 	own, data := bytesAt(buf, n*t.Size()), bytesAt(unsafe.Pointer(&news.data), n*t.Size())
 	if root == c.rank {
 		if round > b.heard+C.NEWS {
 			b.heard = round
 			for _, d := range b.desks[:c.size] {
+				if how.code = await(&d.heard, round-C.NEWS, b); how.code != success {
+					return how
+				}
 				b.heard = min(b.heard, C.uint64_t(atomic.LoadUint64((*uint64)(&d.heard))))
-			}
-			if round > b.heard+C.NEWS {
-				return false
 			}
 		}
 		copy(data, own)
 		news.n, news.t = C.int32_t(n), C.uint8_t(t)
 		atomic.StoreUint64((*uint64)(&news.round), uint64(round))
 	} else {
-		if !appears((*uint64)(&news.round), uint64(round), b) || int(news.n) != n || elem.Type(news.t) != t {
-			return false
+		if how.code = await(&news.round, round, b); how.code != success {
+			return how
 		}
-		copy(own, data)
+		if int(news.n) == n && elem.Type(news.t) == t {
+			copy(own, data)
+		} else {
+			how.rank, how.got = root, int(news.n)
+		}
 	}
-	b.news = round
 	atomic.StoreUint64((*uint64)(&b.desks[c.rank].heard), uint64(round))
-	return true
+	return how
 }
 
-// appears says whether a word of a board soon has a value: sooner than a wait gives the core away.
-func appears(word *uint64, value uint64, b board) bool {
-	for looks := C.uint64_t(0); atomic.LoadUint64(word) != value; looks++ {
+// await returns when a rank has come to the round.
+func await(its *C.uint64_t, round C.uint64_t, b board) (code int) {
+	if appears(its, round, b) {
+		return success
+	}
+	return int(C.await(b, unsafe.Pointer(its), round))
+}
+
+// appears says whether a rank comes to the round soon: sooner than a wait gives the core away.
+func appears(its *C.uint64_t, round C.uint64_t, b board) bool {
+	for looks := C.uint64_t(0); atomic.LoadUint64((*uint64)(its)) < uint64(round); looks++ {
 		if looks >= 2*b.spins {
 			return false
 		}
@@ -359,7 +367,7 @@ func sysMailPut(c *Comm, src unsafe.Pointer, bytes, to int) bool {
 func sysMailTake(c *Comm, dst unsafe.Pointer, bytes, from int) bool {
 	x := &c.board.in[from]
 	r, need := mailRecord(x, bytes)
-	if !appears((*uint64)(&r.there), 1, c.board) || int(r.bytes) != bytes || bytes > int(c.board.most) {
+	if !appears(&r.there, 1, c.board) || int(r.bytes) != bytes || bytes > int(c.board.most) {
 		return false
 	}
 	copy(bytesAt(dst, bytes), bytesAt(unsafe.Add(unsafe.Pointer(r), C.HEAD), bytes))
