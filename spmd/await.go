@@ -32,6 +32,8 @@ type awaiter struct {
 	s     *Stream
 	words []uint32 // of the memory; none where there is nothing to see
 	seen  int
+	// What the stream held before the work, which is over when that has written.
+	before uint64
 }
 
 const (
@@ -57,6 +59,9 @@ func awaited[T Elem](s *Stream, b Buffer[T]) (awaiter, error) {
 }
 
 func (a *awaiter) mark() {
+	if len(a.words) > 0 {
+		a.before = a.s.dev.tail.Load()
+	}
 	for i := range a.words {
 		atomic.StoreUint32(&a.words[i], unwritten)
 	}
@@ -70,6 +75,9 @@ func (a *awaiter) wait() error {
 				a.seen++
 			}
 			if a.seen == len(a.words) {
+				a.s.dev.mu.Lock()
+				a.s.dev.pass(a.before) // or what was issued would pile up where nobody synchronizes
+				a.s.dev.mu.Unlock()
 				return nil
 			}
 		}
