@@ -106,7 +106,7 @@ template <> struct Wrap<i8> { typedef u8 type; };
 template <> struct Wrap<int> { typedef u32 type; };
 template <> struct Wrap<i64> { typedef u64 type; };
 
-enum { SUM, PROD, MIN, MAX, AVG };
+enum { MOVE = -1, SUM, PROD, MIN, MAX, AVG };
 
 template <int OP, typename T> FN T combine(T a, T b) {
 	typedef typename Wrap<T>::type W;
@@ -240,16 +240,16 @@ extern "C" __global__ void __launch_bounds__(FOLD_THREADS) fold(char *dst, const
 
 // What every rank has at base[rank], which all ranks reach. Each block is a channel of its own: it meets the blocks of the
 // same number on the other ranks, and counts how often it has, on the device, so that a graph can be replayed.
-enum { BLOCKS = 64, RANKS = 16, SMALL_BLOCK = 2 << 10 };
+enum { BLOCKS = 256, MEETING = 64, RANKS = 16, SMALL_BLOCK = 2 << 10 };
 struct Control {
-	u32 epoch[BLOCKS];       // meetings of this rank's blocks
-	u32 flags[BLOCKS][RANKS]; // epochs of the ranks, each written by that rank
-	// Here the inbox of small all-reduces follows.
+	u32 epoch[BLOCKS];         // meetings of this rank's blocks
+	u32 flags[MEETING][RANKS]; // epochs of the ranks, each written by that rank
+	// Here the inbox of small collectives follows.
 };
 FN Control *control(char *const *base, int rank) { return (Control *)base[rank]; }
 
 // meet waits until this block has come here on all ranks. What any of them wrote before, all see afterwards. All blocks
-// of the grid must fit the device at once, on every rank.
+// of the grid, at most MEETING, must fit the device at once, on every rank.
 FN void meet(char *const *base, int rank, int size) {
 	__syncthreads();
 	Control *mine = control(base, rank);
@@ -268,53 +268,94 @@ FN void meet(char *const *base, int rank, int size) {
 //	peer_barrier(base, rank I32, size I32)
 extern "C" __global__ void __launch_bounds__(BARRIER_THREADS) peer_barrier(char *const *base, int rank, int size) { meet(base, rank, size); }
 
-// dst = op over all ranks of src, at most room bytes, in one step: each rank puts its packs, stamped with an epoch, where
-// the others look for them, and takes theirs. So a rank waits for the data alone, for no flag after them, and no fence.
-// That is in copies places, at base[k] + offset: one on every rank, which the others write and it reads, or a single one
-// that all reach. A place has two halves, for even and odd epochs: when a rank writes one again, two epochs later, it has
-// read of every other what that wrote in the epoch between, after it had read the half. A block does SMALL_BLOCK bytes,
-// always the same, and counts its own epochs. The first halves of its packs lie side by side, and then the second ones, so
-// that what a warp stores at once are whole sectors. It may be launched early.
+// A small collective in one step. Each rank has a message for each other, of as many bytes, at most room: that for rank q
+// lies at src + q * src_step. Of these go all, or where from is a rank those of that rank, or where to is a rank those to
+// that rank. dst is op over what came from all ranks, or where op is MOVE has at dst + r * dst_step what came from rank r.
+// A part of dst may be that of src: a thread has sent the packs that it stores.
 //
-//	small_all_reduce(dst, src, bytes I64, type I32, op I32, base, copies I32, offset I64, room I64, epochs, rank I32, size I32)
-extern "C" __global__ void __launch_bounds__(SMALL_BLOCK / PACK) small_all_reduce(char *dst, const char *src, i64 bytes, int type, int op,
-		char *const *base, int copies, i64 offset, i64 room, u32 *epochs, int rank, int size) {
+// Each rank puts its packs, stamped with an epoch, where the others look for them, and takes theirs. So a rank waits for
+// the data alone, for no flag after them, and no fence. That is in copies places, at base[q] + offset: one on every rank,
+// which the others write and it reads, or a single one that all reach, where messages are the same for all. A place has two
+// halves, for even and odd epochs: when a rank writes one again, two epochs later, it has heard of every other in the epoch
+// between, which that began after it had read the half. Therefore the first thread of a block puts and takes a stamp
+// where there is no message. A block does SMALL_BLOCK bytes of each message, always the same, and counts its own epochs. The
+// first halves of its packs lie side by side, and then the second ones, so that what a warp stores at once are whole
+// sectors. It may be launched early.
+//
+//	small_collective(dst, dst_step I64, src, src_step I64, bytes I64, type I32, op I32, to I32, from I32,
+//		base, copies I32, offset I64, room I64, epochs, rank I32, size I32)
+extern "C" __global__ void __launch_bounds__(SMALL_BLOCK / PACK) small_collective(char *dst, i64 dst_step, const char *src, i64 src_step, i64 bytes,
+		int type, int op, int to, int from, char *const *base, int copies, i64 offset, i64 room, u32 *epochs, int rank, int size) {
 	enum { EACH = SMALL_BLOCK / PACK, AHEAD = 4, SECOND = EACH * 4 };
-	bool in = is_aligned(src), out = is_aligned(dst);
+	bool in = is_aligned(src + src_step) && is_aligned(src), out = is_aligned(dst + dst_step) && is_aligned(dst);
+	bool sends = from < 0 || from == rank, takes = to < 0 || to == rank;
 	i64 lo = (i64)blockIdx.x * EACH, end = (bytes + PACK - 1) / PACK, hi = lo + EACH < end ? lo + EACH : end;
 	await_earlier_work();
 	u32 now = epochs[blockIdx.x] + 1;
-	i64 half = offset + (now & 1) * RANKS * 2 * room;
+	i64 half = offset + (now & 1) * size * 2 * room;
 	for (i64 i = lo + threadIdx.x; i < hi; i += blockDim.x) {
-		Raw x = load(src, i, bytes, in);
-		for (int k = 0; k < copies; k++) {
-			u32 *to = (u32 *)(base[(rank + k) % copies] + half + rank * 2 * room + (lo + i) * PACK); // not all to the same rank at once
-			put_stamped(to, x.w[0], x.w[1], now);
-			put_stamped(to + SECOND, x.w[2], x.w[3], now);
+		for (int first = 0; first < copies; first += AHEAD) {
+			Raw x[AHEAD];
+#pragma unroll
+			for (int k = 0; k < AHEAD; k++) {
+				int q = (rank + first + k) % copies; // not all to the same rank at once
+				if (k > 0 && src_step == 0) {
+					x[k] = x[0];
+				} else if (first + k < copies && sends && (src_step == 0 || to < 0 || to == q)) {
+					x[k] = load(src + q * src_step, i, bytes, in);
+				}
+			}
+#pragma unroll
+			for (int k = 0; k < AHEAD; k++) {
+				int q = (rank + first + k) % copies;
+				if (first + k >= copies) break;
+				u32 *place = (u32 *)(base[q] + half + rank * 2 * room + (lo + i) * PACK);
+				if (sends && (to < 0 || to == q)) {
+					put_stamped(place, x[k].w[0], x[k].w[1], now);
+					put_stamped(place + SECOND, x[k].w[2], x[k].w[3], now);
+				} else if (i == lo) {
+					put_stamped(place, 0, 0, now);
+				}
+			}
 		}
 	}
 	start_next();
-	const char *from = base[copies > 1 ? rank : 0] + half;
+	const char *mine = base[copies > 1 ? rank : 0] + half;
 	for (i64 i = lo + threadIdx.x; i < hi; i += blockDim.x) {
-		Raw x[RANKS];
-		const char *each[RANKS];
-		for (int r = 0; r < size; r += AHEAD) {
+		Raw all[RANKS];
+		for (int first = 0; first < size; first += AHEAD) {
+			Raw x[AHEAD];
 			for (bool there = false; !there;) { // the reads of several ranks are under way at once
 				there = true;
 #pragma unroll
 				for (int k = 0; k < AHEAD; k++) {
-					if (r + k < size) {
-						const u32 *p = (const u32 *)(from + (r + k) * 2 * room + (lo + i) * PACK);
-						u32 *w = x[r + k].w;
-						bool first = get_stamped(p, w, w + 1, now), second = get_stamped(p + SECOND, w + 2, w + 3, now);
-						there = there && first && second;
+					int r = first + k;
+					bool message = takes && (from < 0 || from == r);
+					if (r < size && (message || i == lo)) {
+						const u32 *place = (const u32 *)(mine + r * 2 * room + (lo + i) * PACK);
+						u32 *w = x[k].w;
+						bool one = get_stamped(place, w, w + 1, now), two = !message || get_stamped(place + SECOND, w + 2, w + 3, now);
+						there = there && one && two;
 					}
 				}
 				if (!there) relax();
 			}
+#pragma unroll
+			for (int k = 0; k < AHEAD; k++) {
+				int r = first + k;
+				if (r >= size || !takes || !(from < 0 || from == r)) continue;
+				if (op == MOVE) {
+					store(dst + r * dst_step, i, bytes, out, x[k]);
+				} else {
+					all[r] = x[k];
+				}
+			}
 		}
-		for (int r = 0; r < size; r++) each[r] = (const char *)&x[r];
-		store(dst, i, bytes, out, fold_packs(type, op, size, each, 0));
+		if (op != MOVE && takes) {
+			const char *each[RANKS];
+			for (int r = 0; r < size; r++) each[r] = (const char *)&all[r];
+			store(dst, i, bytes, out, fold_packs(type, op, size, each, 0));
+		}
 	}
 	__syncthreads();
 	if (threadIdx.x == 0) epochs[blockIdx.x] = now;
@@ -347,7 +388,7 @@ extern "C" __global__ void __launch_bounds__(SMALL_BLOCK / PACK) get_message(cha
 // dst = op over all ranks of src, as many bytes as the scratch memory of a rank has room for, in two halves: in, at
 // base[r] + scratch, and out, room bytes after it. Each rank copies src to its in; reduces its slice from the in of all
 // to the out of all; and copies its out to dst. A block touches the same packs of each slice throughout, so it need only
-// meet the same block of the other ranks. At most BLOCKS blocks.
+// meet the same block of the other ranks. At most MEETING blocks.
 //
 //	peer_all_reduce(dst, src, bytes I64, type I32, op I32, base, rank I32, size I32, scratch I64, room I64)
 extern "C" __global__ void __launch_bounds__(ALL_REDUCE_THREADS) peer_all_reduce(char *dst, const char *src, i64 bytes, int type, int op,

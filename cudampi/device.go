@@ -330,7 +330,6 @@ func (k *DeviceComm) end(p Point, alone bool, err error) error {
 // do carries out k.x, a collective, which check has looked at.
 func (k *DeviceComm) do(p Point, check error) error {
 	x := &k.x
-	x.rank, x.size = k.c.rank, k.c.size
 	none := x.n == 0 && (x.what != allToAll || x.recv.counts == nil)
 	if check != nil || none {
 		return k.end(p, true, check)
@@ -343,8 +342,8 @@ func (k *DeviceComm) do(p Point, check error) error {
 	bytes := x.n * x.t.Size()
 	alone := k.c.size == 1 || k.path == Peer || bytes <= smallBytes || k.path == AwareMPI && bytes >= directMin
 	in, out, err := k.begin(p, alone)
-	if err == nil {
-		err = k.keep(out)
+	if err == nil && k.path != Peer {
+		err = x.keep(out)
 	}
 	agreed := k.path == AwareMPI && k.c.size > 1
 	if err == nil && agreed { // or ranks would choose differently
@@ -374,19 +373,6 @@ func (k *DeviceComm) do(p Point, check error) error {
 		err = k.relay.carryOut(x, in, out, agreed)
 	}
 	return k.end(p, alone, err)
-}
-
-// keep copies what this rank sends to itself.
-func (k *DeviceComm) keep(s *cuda.Stream) error {
-	x := &k.x
-	dst, src, n := x.own()
-	if k.c.size == 1 && x.isReduction() {
-		dst, src, n = x.dst, x.src, x.n
-	}
-	if n == 0 || dst == src {
-		return nil
-	}
-	return s.Copy(dst, src, n*x.t.Size())
 }
 
 // hostOnly refuses a stream that is being captured, of a call in which the host takes part.

@@ -7,34 +7,32 @@ import (
 	"lockstep/internal/elem"
 )
 
-// whole sets k.x to a collective whose parts are not those of ranks.
-func (k *DeviceComm) whole(what collective, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, root int) error {
-	k.x = transfer{what: what, dst: dst, src: src, n: n, t: t, op: op, root: root, pieces: k.x.pieces}
-	if what != allReduce && k.c.rank != root {
+// whole makes x a collective whose parts are not those of ranks.
+func (x *transfer) whole(c *Comm, what collective, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, root int) error {
+	*x = transfer{what: what, dst: dst, src: src, n: n, t: t, op: op, root: root, rank: c.rank, size: c.size, pieces: x.pieces}
+	if what != allReduce && c.rank != root {
 		dst = src
 	}
-	return k.check(dst, src, n)
+	return x.check(c, dst, src, n)
 }
 
-func (k *DeviceComm) check(dst, src unsafe.Pointer, n int) error {
-	x, name := &k.x, collectiveNames[k.x.what]
-	err := k.c.ready(name, n, x.t, dst, src)
+func (x *transfer) check(c *Comm, dst, src unsafe.Pointer, n int) error {
+	name := collectiveNames[x.what]
+	err := c.ready(name, n, x.t, dst, src)
 	if err == nil && x.isReduction() {
-		err = k.c.checkOp(name, x.op)
+		err = c.checkOp(name, x.op)
 	}
 	if err == nil && x.isRooted() {
-		err = k.c.checkRoot(name, x.root)
+		err = c.checkRoot(name, x.root)
 	}
 	return err
 }
 
-// inParts sets k.x to a collective of parts. A rank that sends, or receives, has memory for all of send or its part, and
+// inParts makes x a collective of parts. A rank that sends, or receives, has memory for all of send or its part, and
 // the reverse.
-func (k *DeviceComm) inParts(what collective, dst, src unsafe.Pointer, send, recv parts, t elem.Type, op elem.Op, root int) error {
-	c, name := k.c, collectiveNames[what]
-	k.x = transfer{what: what, dst: dst, src: src, send: send, recv: recv, t: t, op: op, root: root, pieces: k.x.pieces}
-	x := &k.x
-	x.rank, x.size = c.rank, c.size
+func (x *transfer) inParts(c *Comm, what collective, dst, src unsafe.Pointer, send, recv parts, t elem.Type, op elem.Op, root int) error {
+	name := collectiveNames[what]
+	*x = transfer{what: what, dst: dst, src: src, send: send, recv: recv, t: t, op: op, root: root, rank: c.rank, size: c.size, pieces: x.pieces}
 	for _, p := range [...]parts{send, recv} {
 		if p.counts != nil {
 			if _, err := c.total(name, p.counts); err != nil {
@@ -42,7 +40,7 @@ func (k *DeviceComm) inParts(what collective, dst, src unsafe.Pointer, send, rec
 			}
 		}
 	}
-	if err := k.check(src, src, 0); err != nil {
+	if err := x.check(c, src, src, 0); err != nil {
 		return err
 	}
 	sent, received := recv.len(c.rank), send.len(c.rank)
@@ -64,68 +62,68 @@ func (k *DeviceComm) inParts(what collective, dst, src unsafe.Pointer, send, rec
 
 // AllReduce is Comm.AllReduce on device memory. Collective.
 func (k *DeviceComm) AllReduce(p Point, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
-	return k.do(p, k.whole(allReduce, dst, src, n, t, op, 0))
+	return k.do(p, k.x.whole(k.c, allReduce, dst, src, n, t, op, 0))
 }
 
 // Reduce is Comm.Reduce on device memory. Collective.
 func (k *DeviceComm) Reduce(p Point, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, root int) error {
-	return k.do(p, k.whole(reduce, dst, src, n, t, op, root))
+	return k.do(p, k.x.whole(k.c, reduce, dst, src, n, t, op, root))
 }
 
 // Broadcast is Comm.Broadcast on device memory. Collective.
 func (k *DeviceComm) Broadcast(p Point, buf unsafe.Pointer, n int, t elem.Type, root int) error {
-	return k.do(p, k.whole(broadcast, buf, buf, n, t, 0, root))
+	return k.do(p, k.x.whole(k.c, broadcast, buf, buf, n, t, 0, root))
 }
 
 // AllGather is Comm.AllGather on device memory. Collective.
 func (k *DeviceComm) AllGather(p Point, dst, src unsafe.Pointer, n int, t elem.Type) error {
-	return k.do(p, k.inParts(allGather, dst, src, parts{}, parts{each: n}, t, 0, 0))
+	return k.do(p, k.x.inParts(k.c, allGather, dst, src, parts{}, parts{each: n}, t, 0, 0))
 }
 
 // AllGatherV is Comm.AllGatherV on device memory. Collective.
 func (k *DeviceComm) AllGatherV(p Point, dst, src unsafe.Pointer, counts []int, t elem.Type) error {
-	return k.do(p, k.inParts(allGather, dst, src, parts{}, parts{counts: counts}, t, 0, 0))
+	return k.do(p, k.x.inParts(k.c, allGather, dst, src, parts{}, parts{counts: counts}, t, 0, 0))
 }
 
 // Gather is Comm.Gather on device memory. Collective.
 func (k *DeviceComm) Gather(p Point, dst, src unsafe.Pointer, n int, t elem.Type, root int) error {
-	return k.do(p, k.inParts(gather, dst, src, parts{}, parts{each: n}, t, 0, root))
+	return k.do(p, k.x.inParts(k.c, gather, dst, src, parts{}, parts{each: n}, t, 0, root))
 }
 
 // GatherV is Comm.GatherV on device memory. Collective.
 func (k *DeviceComm) GatherV(p Point, dst, src unsafe.Pointer, counts []int, t elem.Type, root int) error {
-	return k.do(p, k.inParts(gather, dst, src, parts{}, parts{counts: counts}, t, 0, root))
+	return k.do(p, k.x.inParts(k.c, gather, dst, src, parts{}, parts{counts: counts}, t, 0, root))
 }
 
 // ReduceScatter is Comm.ReduceScatter on device memory. Collective.
 func (k *DeviceComm) ReduceScatter(p Point, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
-	return k.do(p, k.inParts(reduceScatter, dst, src, parts{each: n}, parts{}, t, op, 0))
+	return k.do(p, k.x.inParts(k.c, reduceScatter, dst, src, parts{each: n}, parts{}, t, op, 0))
 }
 
 // ReduceScatterV is Comm.ReduceScatterV on device memory. Collective.
 func (k *DeviceComm) ReduceScatterV(p Point, dst, src unsafe.Pointer, counts []int, t elem.Type, op elem.Op) error {
-	return k.do(p, k.inParts(reduceScatter, dst, src, parts{counts: counts}, parts{}, t, op, 0))
+	return k.do(p, k.x.inParts(k.c, reduceScatter, dst, src, parts{counts: counts}, parts{}, t, op, 0))
 }
 
 // Scatter is Comm.Scatter on device memory. Collective.
 func (k *DeviceComm) Scatter(p Point, dst, src unsafe.Pointer, n int, t elem.Type, root int) error {
-	return k.do(p, k.inParts(scatter, dst, src, parts{each: n}, parts{}, t, 0, root))
+	return k.do(p, k.x.inParts(k.c, scatter, dst, src, parts{each: n}, parts{}, t, 0, root))
 }
 
 // ScatterV is Comm.ScatterV on device memory. Collective.
 func (k *DeviceComm) ScatterV(p Point, dst, src unsafe.Pointer, counts []int, t elem.Type, root int) error {
-	return k.do(p, k.inParts(scatter, dst, src, parts{counts: counts}, parts{}, t, 0, root))
+	return k.do(p, k.x.inParts(k.c, scatter, dst, src, parts{counts: counts}, parts{}, t, 0, root))
 }
 
 // AllToAll is Comm.AllToAll on device memory. Collective.
 func (k *DeviceComm) AllToAll(p Point, dst, src unsafe.Pointer, n int, t elem.Type) error {
-	return k.do(p, k.inParts(allToAll, dst, src, parts{each: n}, parts{each: n}, t, 0, 0))
+	return k.do(p, k.x.inParts(k.c, allToAll, dst, src, parts{each: n}, parts{each: n}, t, 0, 0))
 }
 
 // AllToAllV is Comm.AllToAllV on device memory. Collective.
 func (k *DeviceComm) AllToAllV(p Point, dst unsafe.Pointer, recvCounts []int, src unsafe.Pointer, sendCounts []int, t elem.Type) error {
 	send, recv := parts{counts: sendCounts}, parts{counts: recvCounts}
-	err := k.inParts(allToAll, dst, src, send, recv, t, 0, 0)
+	err := k.x.inParts(k.c, allToAll, dst, src, send, recv, t, 0, 0)
 	if err == nil && dst == src && recv.offset(k.c.size) > 0 && send.offset(k.c.size) > 0 {
 		err = k.c.errorf("AllToAllV", ErrBuffer, "dst is src: there is no in-place form")
 	}

@@ -34,12 +34,14 @@ const (
 // Of device.cu.
 const (
 	peerRanks  = 16
-	smallMost  = 16 << 10 // bytes of a small all-reduce through host memory, or of a message
-	smallBlock = 2 << 10  // those that a block does
+	smallMost  = 16 << 10  // bytes of a small all-reduce through host memory, or of a message
+	smallBlock = 2 << 10   // those that a block does
+	opMove     = 1<<32 - 1 // an op of 32 bits, -1: none
+	allRanks   = 1<<32 - 1 // likewise, for a rank
 )
 
-// inboxBytes is the size of an inbox of small all-reduces of at most room bytes.
-func inboxBytes(room int) int { return 2 * peerRanks * 2 * room }
+// inboxBytes is the size of an inbox of small collectives with messages of at most room bytes.
+func inboxBytes(ranks, room int) int { return 2 * ranks * 2 * room }
 
 // compile is what makes an image of the source; a test that has no compiler sets another.
 var compile = func(capability int) ([]byte, error) {
@@ -117,7 +119,7 @@ type entry struct {
 
 func (k *kernels) table() []entry {
 	return []entry{{&k.fold, "fold", foldThreads}, {&k.barrier, "peer_barrier", barrierThreads},
-		{&k.small, "small_all_reduce", smallThreads}, {&k.peerAllReduce, "peer_all_reduce", allReduceThreads},
+		{&k.small, "small_collective", smallThreads}, {&k.peerAllReduce, "peer_all_reduce", allReduceThreads},
 		{&k.putMessage, "put_message", smallThreads}, {&k.getMessage, "get_message", smallThreads}}
 }
 
@@ -169,15 +171,21 @@ func (k *kernels) foldOn(s *cuda.Stream, dst, table unsafe.Pointer, offset, n in
 	return s.Launch(k.fold, blocks, threads, 0, args[:])
 }
 
-// smallOn enqueues an all-reduce of at most room bytes. table is in device memory and names copies places, in each of
-// which the inbox, of inboxBytes(room), lies at offset; epochs is a word of device memory for each block, at first 0 as the inboxes are. Started
-// early, the few blocks wait for the work ahead of them and for no rank: they keep nothing from coming to its end.
-func (k *kernels) smallOn(s *cuda.Stream, rank, size int, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op,
-	table unsafe.Pointer, copies, offset, room int, epochs unsafe.Pointer) error {
-	bytes := n * t.Size()
-	args := [...]uint64{uint64(uintptr(dst)), uint64(uintptr(src)), uint64(bytes), uint64(t), uint64(op), uint64(uintptr(table)),
-		uint64(copies), uint64(offset), uint64(room), uint64(uintptr(epochs)), uint64(rank), uint64(size)}
-	blocks := (bytes + smallBlock - 1) / smallBlock
+// place is where the kernel of small collectives exchanges: table is in device memory and names copies places, in each of
+// which the inbox, of inboxBytes(ranks, room), lies at offset; epochs is a word of device memory for each block, at first 0 as
+// the inboxes are.
+type place struct {
+	table, epochs        unsafe.Pointer
+	copies, offset, room int
+}
+
+// smallOn enqueues a small collective, of which no message is longer than the place has room for. Started early, the few
+// blocks wait for the work ahead of them and for no rank: they keep nothing from coming to its end.
+func (k *kernels) smallOn(s *cuda.Stream, rank, size int, m *smallCall, at *place) error {
+	args := [...]uint64{uint64(uintptr(m.dst)), uint64(m.dstStep), uint64(uintptr(m.src)), uint64(m.srcStep), uint64(m.bytes),
+		uint64(m.t), m.op, m.to, m.from, uint64(uintptr(at.table)), uint64(at.copies), uint64(at.offset), uint64(at.room),
+		uint64(uintptr(at.epochs)), uint64(rank), uint64(size)}
+	blocks := (m.bytes + smallBlock - 1) / smallBlock
 	return s.LaunchEarly(k.small, [3]int{blocks, 1, 1}, [3]int{smallThreads, 1, 1}, 0, args[:])
 }
 

@@ -48,7 +48,7 @@ func TestEarlyKernelWaits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, text, found := strings.Cut(string(image), ".entry small_all_reduce(")
+	_, text, found := strings.Cut(string(image), ".entry small_collective(")
 	text, _, _ = strings.Cut(text, ".entry ")
 	access := regexp.MustCompile(`\b(ld|st|atom|red)\.(volatile\.)?(global\.)?[^ ]*`)
 	var steps []string
@@ -61,7 +61,7 @@ func TestEarlyKernelWaits(t *testing.T) {
 	}
 	const wait, next = "griddepcontrol.wait", "griddepcontrol.launch_dependents"
 	if !found || len(steps) < 4 || steps[0] != wait || strings.Count(text, wait) != 1 || strings.Count(text, next) != 1 {
-		t.Errorf("small_all_reduce (found: %v) does, in this order: %q", found, steps)
+		t.Errorf("small_collective (found: %v) does, in this order: %q", found, steps)
 	}
 }
 

@@ -148,17 +148,13 @@ func (w *Window) close() error {
 
 // Of device.cu.
 const (
-	peerBlocks  = 64
-	inboxOffset = 4*peerBlocks + 4*peerBlocks*peerRanks // after the epochs of the blocks and their flags
+	smallBlocks = 256
+	peerBlocks  = 64                                     // that meet
+	inboxOffset = 4*smallBlocks + 4*peerBlocks*peerRanks // after the epochs of the blocks and their flags
 )
 
-// PeersAtOnce is the most bytes of an all-reduce of Peers that is one kernel, in which each rank writes to all others.
-const PeersAtOnce = peerBlocks * smallBlock
-
-var (
-	peersAtOnce  = PeersAtOnce // tests lower it
-	controlBytes = inboxOffset + inboxBytes(PeersAtOnce)
-)
+// peersAtOnce is the most bytes that a rank sends all others in a collective that is one kernel; tests lower it.
+var peersAtOnce = smallBlocks * smallBlock
 
 // peerRoom is the default of OpenPeers; tests lower it.
 var peerRoom = 16 << 20
@@ -168,7 +164,8 @@ var peerRoom = 16 << 20
 // of one begins before the one before is over. AllReduce and Barrier may be captured in a graph: what orders the ranks is
 // counted on the devices. Ranks that bring other lengths than the others wait for ever, as with NCCL.
 //
-// An all-reduce of up to PeersAtOnce bytes is one kernel in which each rank writes to all others once: up to 16 KiB about 4 us. A larger one takes 4 n bytes of each device's memory and 2 (p-1)/p n of its link in each direction, twice: with 4 ranks,
+// A collective with equal parts whose messages from one rank to another have up to AtOnce bytes is one kernel, in which
+// each rank writes to all others once: up to 16 KiB about 3 us. A larger all-reduce takes 4 n bytes of each device's memory and 2 (p-1)/p n of its link in each direction, twice: with 4 ranks,
 // 64 MiB and 350 GB/s about 0.4 ms. Of the others each is a copy to scratch memory, a meeting, copies from the others'
 // scratch memory, and a meeting.
 type Peers struct {
@@ -176,10 +173,13 @@ type Peers struct {
 	dev    *cuda.Device
 	k      *kernels
 	mem    unsafe.Pointer
-	room   int
+	room   int // of the scratch memory, which lies behind the inbox
+	atOnce int
+	inbox  place
 	blocks int
 	win    *Window
 	order  sequence
+	x      transfer
 }
 
 // OpenPeers allocates device memory for collectives between the devices, room bytes for what goes out and as much for
@@ -193,6 +193,9 @@ func (c *Comm) OpenPeers(d *cuda.Device, room int) (*Peers, error) {
 		room = peerRoom
 	}
 	p := &Peers{c: c, dev: d, room: (room + 4095) / 4096 * 4096}
+	most := smallBlocks * smallBlock / max(1, c.size-1) / smallBlock * smallBlock
+	p.atOnce = min(most, peersAtOnce/max(1, c.size-1))
+	p.inbox = place{copies: c.size, offset: inboxOffset, room: most}
 	blocks := new(int64)
 	*blocks = int64(min(peerBlocks, d.Multiprocessors()))
 	if err := c.AllReduce(unsafe.Pointer(blocks), unsafe.Pointer(blocks), 1, elem.Int64, elem.Min); err != nil {
@@ -203,23 +206,31 @@ func (c *Comm) OpenPeers(d *cuda.Device, room int) (*Peers, error) {
 	if err := c.sameOnAll(err); err != nil {
 		return nil, errors.Join(err, p.free())
 	}
-	if p.win, err = c.Share(d, p.mem, controlBytes+2*p.room); err != nil {
+	if p.win, err = c.Share(d, p.mem, p.scratch()+2*p.room); err != nil {
 		return nil, errors.Join(err, p.free())
 	}
 	if p.k, err = c.loadKernels(d); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
+	p.inbox.table, p.inbox.epochs = p.win.table, p.mem
 	return p, nil
 }
 
+// scratch is where the scratch memory begins.
+func (p *Peers) scratch() int { return inboxOffset + inboxBytes(p.c.size, p.inbox.room) }
+
+// AtOnce is the most bytes of a message from one rank to another in a collective that is one kernel: 512 KiB of 2 ranks,
+// and 512 KiB / (p - 1) of p, in whole 2 KiB.
+func (p *Peers) AtOnce() int { return p.atOnce }
+
 func (p *Peers) alloc() (err error) {
-	if p.mem, err = p.dev.Malloc(controlBytes + 2*p.room); err != nil {
+	if p.mem, err = p.dev.Malloc(p.scratch() + 2*p.room); err != nil {
 		return err
 	}
 	if p.order.done, err = p.dev.NewEvent(false); err != nil {
 		return err
 	}
-	return onStream(p.dev, func(s *cuda.Stream) error { return s.Fill(p.mem, 4, 0, controlBytes/4) })
+	return onStream(p.dev, func(s *cuda.Stream) error { return s.Fill(p.mem, 4, 0, p.scratch()/4) })
 }
 
 func (p *Peers) free() error {
@@ -252,42 +263,62 @@ func (p *Peers) barrier(s *cuda.Stream) error {
 
 func (p *Peers) table() uint64 { return uint64(uintptr(p.win.table)) }
 
-// AllReduce enqueues on s what Comm.AllReduce does, on device memory. In place: dst is src.
+// AllReduce enqueues on s what Comm.AllReduce does, on device memory, as the others do. In place: dst is src.
 func (p *Peers) AllReduce(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
-	const name = "AllReduce"
-	if err := p.c.ready(name, n, t, dst, src); err != nil {
-		return err
-	}
-	if err := p.c.checkOp(name, op); err != nil {
-		return err
-	}
-	return p.order.next(s, func() error {
-		limit := p.room / t.Size()
-		for lo := 0; lo < n; lo += limit {
-			if err := p.allReduce(s, at(dst, lo, t), at(src, lo, t), min(limit, n-lo), t, op); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	return p.do(s, p.x.whole(p.c, allReduce, dst, src, n, t, op, 0))
 }
 
-func (p *Peers) allReduce(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
-	bytes := n * t.Size()
-	if bytes <= peersAtOnce {
-		return p.k.smallOn(s, p.c.rank, p.c.size, dst, src, n, t, op, p.win.table, p.c.size, inboxOffset, PeersAtOnce, p.mem)
+// Reduce is AllReduce with the result on root alone.
+func (p *Peers) Reduce(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, root int) error {
+	return p.do(s, p.x.whole(p.c, reduce, dst, src, n, t, op, root))
+}
+
+// Broadcast copies n elements of root's buf to buf of every rank.
+func (p *Peers) Broadcast(s *cuda.Stream, buf unsafe.Pointer, n int, t elem.Type, root int) error {
+	return p.do(s, p.x.whole(p.c, broadcast, buf, buf, n, t, 0, root))
+}
+
+// AllGather copies the n elements of src of every rank r to dst[r*n:]. In place: src is dst[rank*n:].
+func (p *Peers) AllGather(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.Type) error {
+	return p.do(s, p.x.inParts(p.c, allGather, dst, src, parts{}, parts{each: n}, t, 0, 0))
+}
+
+// Gather is AllGather with the result on root alone.
+func (p *Peers) Gather(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.Type, root int) error {
+	return p.do(s, p.x.inParts(p.c, gather, dst, src, parts{}, parts{each: n}, t, 0, root))
+}
+
+// ReduceScatter leaves in dst of rank r the n elements src[r*n:], reduced over all ranks. In place: dst is src[rank*n:].
+func (p *Peers) ReduceScatter(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
+	return p.do(s, p.x.inParts(p.c, reduceScatter, dst, src, parts{each: n}, parts{}, t, op, 0))
+}
+
+// Scatter copies the n elements src[r*n:] of root to dst of rank r. In place on root: dst is src[root*n:].
+func (p *Peers) Scatter(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.Type, root int) error {
+	return p.do(s, p.x.inParts(p.c, scatter, dst, src, parts{each: n}, parts{}, t, 0, root))
+}
+
+// AllToAll copies the n elements src[q*n:] of rank r to dst[r*n:] of rank q. In place: dst is src.
+func (p *Peers) AllToAll(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.Type) error {
+	return p.do(s, p.x.inParts(p.c, allToAll, dst, src, parts{each: n}, parts{each: n}, t, 0, 0))
+}
+
+func (p *Peers) do(s *cuda.Stream, err error) error {
+	if err != nil {
+		return err
 	}
-	args := [...]uint64{uint64(uintptr(dst)), uint64(uintptr(src)), uint64(bytes), uint64(t), uint64(op), p.table(),
-		uint64(p.c.rank), uint64(p.c.size), uint64(controlBytes), uint64(p.room)}
-	const each = 16 * allReduceThreads
-	blocks := min(p.blocks, (bytes/p.c.size+each-1)/each)
-	return s.Launch(p.k.peerAllReduce, [3]int{max(blocks, 1), 1, 1}, [3]int{allReduceThreads, 1, 1}, 0, args[:])
+	return p.carryOut(&p.x, s)
 }
 
 // carryOut enqueues a transfer on s.
 func (p *Peers) carryOut(x *transfer, s *cuda.Stream) error {
-	if x.what == allReduce {
-		return p.AllReduce(s, x.dst, x.src, x.n, x.t, x.op)
+	switch m, ok := x.small(); {
+	case ok && x.n == 0:
+		return nil
+	case ok && m.bytes <= p.atOnce:
+		return p.order.next(s, func() error { return p.k.smallOn(s, p.c.rank, p.c.size, &m, &p.inbox) })
+	case x.what == allReduce:
+		return p.order.next(s, func() error { return p.allReduce(x, s) })
 	}
 	if x.what == allToAll && x.recv.counts != nil { // only here the ranks do not know each other's counts
 		n := new(int64)
@@ -298,6 +329,9 @@ func (p *Peers) carryOut(x *transfer, s *cuda.Stream) error {
 		x.n = int(*n)
 	}
 	return p.order.next(s, func() error {
+		if err := x.keep(s); err != nil {
+			return err
+		}
 		x.cut(p.room, false)
 		for k := range x.steps() {
 			if err := p.step(x, k, s); err != nil {
@@ -308,6 +342,22 @@ func (p *Peers) carryOut(x *transfer, s *cuda.Stream) error {
 	})
 }
 
+// allReduce is an all-reduce that is not small, as far as the scratch memory goes at a time.
+func (p *Peers) allReduce(x *transfer, s *cuda.Stream) error {
+	const each = 16 * allReduceThreads
+	limit := p.room / x.t.Size()
+	for lo := 0; lo < x.n; lo += limit {
+		bytes := min(limit, x.n-lo) * x.t.Size()
+		args := [...]uint64{uint64(uintptr(at(x.dst, lo, x.t))), uint64(uintptr(at(x.src, lo, x.t))), uint64(bytes), uint64(x.t), uint64(x.op), p.table(),
+			uint64(p.c.rank), uint64(p.c.size), uint64(p.scratch()), uint64(p.room)}
+		blocks := min(p.blocks, (bytes/p.c.size+each-1)/each)
+		if err := s.Launch(p.k.peerAllReduce, [3]int{max(blocks, 1), 1, 1}, [3]int{allReduceThreads, 1, 1}, 0, args[:]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func (p *Peers) step(x *transfer, k int, s *cuda.Stream) error {
 	size := x.t.Size()
 	stride := (x.window*size + 15) / 16 * 16
@@ -315,7 +365,7 @@ func (p *Peers) step(x *transfer, k int, s *cuda.Stream) error {
 		if x.stays(o) {
 			continue
 		}
-		if err := s.Copy(unsafe.Add(p.mem, controlBytes+o.slot*stride), o.at, o.n*size); err != nil {
+		if err := s.Copy(unsafe.Add(p.mem, p.scratch()+o.slot*stride), o.at, o.n*size); err != nil {
 			return err
 		}
 	}
@@ -324,7 +374,7 @@ func (p *Peers) step(x *transfer, k int, s *cuda.Stream) error {
 	}
 	for _, i := range x.in(k) {
 		var err error
-		if offset := controlBytes + i.slot*stride; x.isReduction() {
+		if offset := p.scratch() + i.slot*stride; x.isReduction() {
 			err = p.k.foldOn(s, i.at, p.win.table, offset, i.n, x.t, x.op, p.c.size)
 		} else if i.peer != p.c.rank {
 			err = s.Copy(i.at, unsafe.Add(p.win.base[i.peer], offset), i.n*size)

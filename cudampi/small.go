@@ -50,7 +50,7 @@ func openOneShot(c *Comm, d *cuda.Device, k *kernels) (*oneShot, error) {
 		}
 		o.owned = true
 	}
-	err := c.shareFile(inboxBytes(smallMost), &o.mem)
+	err := c.shareFile(inboxBytes(c.size, smallMost), &o.mem)
 	if err == nil {
 		err = o.open()
 	}
@@ -101,8 +101,10 @@ func (o *oneShot) try() error {
 		if err := s.Fill(src, 4, word, 1); err != nil {
 			return err
 		}
+		x := transfer{what: allReduce, dst: dst, src: src, n: 1, t: elem.Uint32, op: elem.Sum}
+		m, _ := x.small()
 		own := 2 * smallMost * o.c.rank // where the others will look for what this rank sends
-		if err := o.k.smallOn(s, 0, 1, dst, src, 1, elem.Uint32, elem.Sum, o.table, 1, own, smallMost, unsafe.Add(o.table, oneShotEpochs)); err != nil {
+		if err := o.k.smallOn(s, 0, 1, &m, o.place(own)); err != nil {
 			return err
 		}
 		return s.Copy(seen, dst, 4)
@@ -133,9 +135,15 @@ func (o *oneShot) close() error {
 	return err
 }
 
+// place is the inbox, or what lies behind offset in it.
+func (o *oneShot) place(offset int) *place {
+	return &place{table: o.table, epochs: unsafe.Add(o.table, oneShotEpochs), copies: 1, offset: offset, room: smallMost}
+}
+
 // allReduce enqueues an all-reduce that the ranks have agreed on.
 func (o *oneShot) allReduce(x *transfer, s *cuda.Stream) error {
 	return o.order.next(s, func() error {
-		return o.k.smallOn(s, o.c.rank, o.c.size, x.dst, x.src, x.n, x.t, x.op, o.table, 1, 0, smallMost, unsafe.Add(o.table, oneShotEpochs))
+		m, _ := x.small()
+		return o.k.smallOn(s, o.c.rank, o.c.size, &m, o.place(0))
 	})
 }

@@ -13,9 +13,9 @@ import (
 	"lockstep/internal/mpirun"
 )
 
-// TestSmallAllReduce is about the kernel of small all-reduces at its own sizes: packs, blocks and their ends, of which
+// TestSmallCollectives is about the kernel of small collectives at its own sizes: packs, blocks and their ends, of which
 // calls take turns, so that the halves of the inbox are used again after calls of other lengths, on streams that run late.
-func TestSmallAllReduce(t *testing.T) {
+func TestSmallCollectives(t *testing.T) {
 	onDevices(t, counts, map[string]string{"FAKECUDA_DELAY": "100"}, func(t *testing.T, c *Comm, d *cuda.Device) {
 		everyWay(t, c, d, func(t *testing.T, w way) {
 			if w.small == nil && w.path != Peer {
@@ -26,7 +26,7 @@ func TestSmallAllReduce(t *testing.T) {
 			var results []*onDevice[int32]
 			most := smallMost
 			if w.path == Peer {
-				most = PeersAtOnce
+				most = w.peers.AtOnce()
 			}
 			most /= 4
 			sizes := []int{most, 1, most, most - 1, 3, 513, 512, 511, most, 4, 5, 1025, most}
@@ -50,6 +50,13 @@ func TestSmallAllReduce(t *testing.T) {
 			deviceReductions[int8](t, w, 4*most, allOps...)
 			deviceReductions[elem.F16](t, w, 2047, elem.Sum, elem.Avg)
 			deviceReductions[float64](t, w, 257, elem.Prod)
+			if w.path == Peer { // of host memory only all-reduces
+				for _, n := range []int{1, 15, 2047, 2048, 2049, 4 * most, 4*most + 1} { // the last goes another way
+					deviceMoves[int8](t, w, n)
+				}
+				deviceMoves[float32](t, w, 513)
+				deviceMoves[float64](t, w, most/2)
+			}
 			must(t, other.s.Close())
 		})
 	})

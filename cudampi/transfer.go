@@ -3,6 +3,7 @@ package cudampi
 import (
 	"unsafe"
 
+	"lockstep/cuda"
 	"lockstep/internal/elem"
 )
 
@@ -163,6 +164,48 @@ func (x *transfer) own() (dst, src unsafe.Pointer, n int) {
 	default:
 		return at(x.dst, x.recv.offset(me), x.t), x.src, x.recv.len(me)
 	}
+}
+
+// keep copies what this rank sends to itself; of one rank that is all.
+func (x *transfer) keep(s *cuda.Stream) error {
+	dst, src, n := x.own()
+	if x.size == 1 && x.isReduction() {
+		dst, src, n = x.dst, x.src, x.n
+	}
+	if n == 0 || dst == src {
+		return nil
+	}
+	return s.Copy(dst, src, n*x.t.Size())
+}
+
+// smallCall is a collective as the kernel of small ones sees it (device.cu, small_collective).
+type smallCall struct {
+	dst, src                unsafe.Pointer
+	dstStep, srcStep, bytes int
+	t                       elem.Type
+	op, to, from            uint64
+}
+
+// small says what the ranks send each other; not ok where parts are of different lengths.
+func (x *transfer) small() (m smallCall, ok bool) {
+	size := x.t.Size()
+	m = smallCall{dst: x.dst, src: x.src, bytes: x.n * size, t: x.t, op: opMove, to: allRanks, from: allRanks}
+	if x.isReduction() {
+		m.op = uint64(x.op)
+	}
+	if x.isSplit() {
+		m.srcStep = m.bytes
+	}
+	switch x.what {
+	case allGather, gather, allToAll:
+		m.dstStep = m.bytes
+	case broadcast, scatter:
+		m.from = uint64(x.root)
+	}
+	if x.what == reduce || x.what == gather {
+		m.to = uint64(x.root)
+	}
+	return m, x.send.counts == nil && x.recv.counts == nil
 }
 
 // longest is the elements of the longest part of p.

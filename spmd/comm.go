@@ -33,7 +33,7 @@ type commState struct {
 	nccl     *nccl.Comm          // nil on the host, and for one rank
 	ownsNCCL bool                // it is not the world's
 	peers    *cudampi.Peers      // of ranks whose GPUs reach each other, if it is opened; else nil
-	atOnce   int                 // the most bytes of an all-reduce, of any memory, that peers carry
+	atOnce   int                 // the most bytes of a message of a collective, of any memory, that peers carry
 	sym      *symComm            // carries some collectives on symmetric memory; nil where there is none
 	noSym    bool                // and there will be none
 	known    []known             // memory that nccl, if it is its own, and sym have registered

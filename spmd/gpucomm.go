@@ -228,7 +228,7 @@ func (q *gpuQueue) communicate(c *call, work unsafe.Pointer) error {
 		nc = c.comm.sym.comm
 	case peerWay:
 		q.g.entered = true
-		return c.comm.peers.AllReduce(q.h, c.dst, c.src, c.n, c.typ, c.op)
+		return q.byPeers(c)
 	}
 	q.g.calls = q.g.calls[:0]
 	if c.kind != cmdGroup {

@@ -12,7 +12,6 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/cuda/nvrtc"
-	"lockstep/cudampi"
 	"lockstep/internal/elem"
 	"lockstep/nccl"
 )
@@ -25,9 +24,9 @@ import (
 // windows belong to a communicator of their own, beside the one that carries
 // everything else. NCCL has no symmetric kernel for float64, integers and other
 // operations than sums, and takes longer to be called than a kernel between peers, which
-// small all-reduces have. On symmetric memory it is measured, size by size, which of them
-// carries a call, when the first such memory is asked for. On other memory a kernel between
-// peers carries the small all-reduces of the world where NVLink joins the GPUs: the
+// small collectives have. On symmetric memory it is measured, size by size, which of them
+// carries a call of pathRows, when the first such memory is asked for. Else a kernel between
+// peers carries the small collectives of the world where NVLink joins the GPUs: the
 // communicators that Split makes would each need memory and a meeting for it.
 
 // symComm is what there is for symmetric memory beside the first communicator and the peers.
@@ -66,11 +65,9 @@ type paths [len(pathRows)][mostSize + 1]way
 // way of the largest.
 const (
 	leastSize, mostSize = 3, 28
-	peerSize            = 17 // the largest that is one kernel of the peers
-	peerRoom            = 2 << peerSize
+	hostSize            = 19   // from here on a call takes the GPUs longer than the host
+	peerRoom            = 4096 // scratch memory of the peers, which small collectives do without
 )
-
-const _ = uint(cudampi.PeersAtOnce - 1<<peerSize) // does not compile where the peers take less at once
 
 // sizeBit is the number of the measured size that is nearest to n bytes.
 func sizeBit(n int) int {
@@ -81,29 +78,20 @@ func sizeBit(n int) int {
 	return min(max(i, leastSize), mostSize)
 }
 
-// of is the way of a call; others says that there are no symmetric kernels for it.
-func (p *paths) of(c *call, others bool) way {
-	n, row := c.n*c.typ.Size(), 0
-	switch c.kind {
-	case cmdAllReduce:
-		if others {
-			row = 1
-		}
-		if n > 1<<peerSize && p[row][sizeBit(n)] == peerWay {
-			return plainWay
-		}
-		return p[row][sizeBit(n)]
-	case cmdAllGather:
-		row = 2
-	case cmdReduceScatter:
-		row = 3
-	default:
-		return plainWay
+// of is the way of a call; others says that there are no symmetric kernels for it. It is not ok for what has no row.
+func (p *paths) of(c *call, others bool) (by way, ok bool) {
+	n := c.n * c.typ.Size()
+	switch {
+	case c.kind == cmdAllReduce && others:
+		return p[1][sizeBit(n)], true
+	case c.kind == cmdAllReduce:
+		return p[0][sizeBit(n)], true
+	case c.kind == cmdAllGather && !others:
+		return p[2][sizeBit(n*c.comm.size)], true
+	case c.kind == cmdReduceScatter && !others:
+		return p[3][sizeBit(n*c.comm.size)], true
 	}
-	if others {
-		return plainWay
-	}
-	return p[row][sizeBit(n*c.comm.size)]
+	return plainWay, false
 }
 
 // hasSymmetricKernels says whether NCCL has them for a type and an operation.
@@ -124,6 +112,8 @@ func (p *paths) describe(row int, by way) string {
 		case from == i:
 		case i > mostSize:
 			list = append(list, byteSize(from)+" and more")
+		case from == i-1:
+			list = append(list, byteSize(from))
 		default:
 			list = append(list, byteSize(from)+" to "+byteSize(i-1))
 		}
@@ -141,31 +131,71 @@ func byteSize(i int) string {
 // same: symmetric memory is the same on all of them.
 func (st *commState) carrier(c *call) way {
 	if t := st.sym; t != nil {
+		by, ok := plainWay, false
 		switch c.memory() &^ sameMemory {
 		case fromSymmetric | intoSymmetric:
-			return t.paths.of(c, !c.hasSymmetricKernels())
+			by, ok = t.paths.of(c, !c.hasSymmetricKernels())
 		case fromSymmetric | intoPinned:
-			return t.paths.of(c, true)
+			by, ok = t.paths.of(c, true)
+		}
+		if by == peerWay && c.n*c.typ.Size() > st.peers.AtOnce() { // a bit more than the size that was measured
+			by = plainWay
+		}
+		if ok {
+			return by
 		}
 	}
-	if st.atOnce > 0 && c.kind == cmdAllReduce && c.n*c.typ.Size() <= st.atOnce {
+	if st.atOnce > 0 && c.n*c.typ.Size() <= st.atOnce && c.hasPeerKernel() {
 		return peerWay
 	}
 	return plainWay
 }
 
-// openPeers has kernels between peers carry small all-reduces of any memory from now on:
-// what each rank then sends in all is no more than on 4 H200s, where they were faster than
-// NCCL up to peerSize. Collective over st, in a turn.
+// hasPeerKernel says whether the peers have a kernel for small calls of this kind: all collectives with equal parts.
+func (c *call) hasPeerKernel() bool {
+	switch c.kind {
+	case cmdAllReduce, cmdReduce, cmdBroadcast, cmdAllGather, cmdGather, cmdReduceScatter, cmdScatter, cmdAllToAll, cmdBarrier:
+		return true
+	}
+	return false
+}
+
+// byPeers enqueues a call of one of these kinds.
+func (q *gpuQueue) byPeers(c *call) error {
+	p := c.comm.peers
+	switch c.kind {
+	case cmdReduce:
+		return p.Reduce(q.h, c.dst, c.src, c.n, c.typ, c.op, c.root)
+	case cmdBroadcast:
+		return p.Broadcast(q.h, c.dst, c.n, c.typ, c.root)
+	case cmdAllGather:
+		return p.AllGather(q.h, c.dst, c.src, c.n, c.typ)
+	case cmdGather:
+		return p.Gather(q.h, c.dst, c.src, c.n, c.typ, c.root)
+	case cmdReduceScatter:
+		return p.ReduceScatter(q.h, c.dst, c.src, c.n, c.typ, c.op)
+	case cmdScatter:
+		return p.Scatter(q.h, c.dst, c.src, c.n, c.typ, c.root)
+	case cmdAllToAll:
+		return p.AllToAll(q.h, c.dst, c.src, c.n, c.typ)
+	case cmdBarrier:
+		return p.Barrier(q.h)
+	default:
+		return p.AllReduce(q.h, c.dst, c.src, c.n, c.typ, c.op)
+	}
+}
+
+// openPeers has kernels between peers carry small collectives of any memory from now on.
+// Collective over st, in a turn.
 func (st *commState) openPeers() error {
 	w := st.w
 	defer w.startup.begin("peers")()
 	var err error
 	if st.peers, err = st.mpi.OpenPeers(w.gpu.dev, peerRoom); err != nil { // on all ranks alike
-		w.Log.Info().Err(err).Msg("NCCL carries small all-reduces, not kernels between peers")
+		w.Log.Info().Err(err).Msg("NCCL carries small collectives, not kernels between peers")
 		return nil
 	}
-	st.atOnce = min(1<<peerSize, 3<<peerSize/(st.size-1))
+	st.atOnce = st.peers.AtOnce()
 	return nil
 }
 
@@ -208,9 +238,9 @@ func (st *commState) choosePaths() error {
 	}
 	if st.rank == 0 {
 		stored.paths, stored.found = loadPaths(key)
-		for row, r := range pathRows { // a file may be damaged
+		for row := range stored.paths { // a file may be damaged
 			for size, by := range stored.paths[row] {
-				stored.found = stored.found && st.has(by, r.call, size)
+				stored.found = stored.found && st.has(by, row, size)
 			}
 		}
 	}
@@ -266,7 +296,7 @@ func (st *commState) pathsKey() (string, error) {
 	case st.sym.comm == nil:
 		has = "peers"
 	case st.peers != nil:
-		has = "windows and peers to " + byteSize(peerSize) // what was measured with another limit says nothing
+		has = fmt.Sprintf("windows and peers to %d bytes", st.peers.AtOnce()) // what was measured with another limit says nothing
 	}
 	return fmt.Sprintf("%q, driver %d, NCCL %s, %d ranks on %s, %s, %q",
 		st.w.gpu.dev.Name(), cuda.DriverVersion(), nccl.VersionString(), st.size, where, has, set), nil

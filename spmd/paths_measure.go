@@ -37,7 +37,7 @@ func (st *commState) measurePaths() error {
 	if err != nil {
 		return err
 	}
-	for most > peerSize && 2<<most > free/8 {
+	for most > hostSize && 2<<most > free/8 {
 		most--
 	}
 	low := int64(most)
@@ -64,23 +64,20 @@ func (st *commState) measurePaths() error {
 		}
 		for row, r := range pathRows {
 			for size := leastSize; size <= most; size++ {
-				c := nccl.Call{Kind: r.call, Type: r.typ, Op: Sum, Dst: mem, Src: unsafe.Add(mem, n), N: 1 << size / r.typ.Size()}
-				if c.Kind != nccl.AllReduce {
-					c.N = max(1, c.N/st.size)
-				}
+				c := nccl.Call{Kind: r.call, Type: r.typ, Op: Sum, Dst: mem, Src: unsafe.Add(mem, n), N: st.elements(r.call, r.typ, size)}
 				for by := range ways {
 					at := &us[row][size][by]
 					*at = [2]float64{math.MaxFloat64, math.MaxFloat64}
-					call := st.by(by, t.h, c, size, r.typ)
-					if call == nil {
+					if !st.has(by, row, size) {
 						continue
 					}
+					call := st.by(by, t.h, c)
 					calls := max(2, 16>>max(0, size-20)) // of few small ones the launch would be measured
 					var err error
 					if at[0], err = t.time(call, false, calls); err != nil {
 						return err
 					}
-					if at[1] = at[0]; size > peerSize {
+					if at[1] = at[0]; size > hostSize {
 						continue // the host's time plays no part
 					}
 					if at[1], err = t.time(call, true, calls); err != nil {
@@ -106,27 +103,39 @@ func (st *commState) measurePaths() error {
 	return nil
 }
 
-// has says whether calls can go a way: of the peers that is small all-reduces only.
-func (st *commState) has(by way, call nccl.Kind, size int) bool {
+// elements is the n of a call whose larger buffer has 1<<size bytes, or a little less.
+func (st *commState) elements(kind nccl.Kind, t elem.Type, size int) int {
+	n := 1 << size / t.Size()
+	if kind == nccl.AllReduce {
+		return n
+	}
+	return max(1, n/st.size)
+}
+
+// has says whether calls of a row can go a way.
+func (st *commState) has(by way, row, size int) bool {
+	r := &pathRows[row]
 	switch by {
 	case symmetricWay:
-		return st.sym.comm != nil
+		return st.sym.comm != nil && r.typ == elem.Float32
 	case peerWay:
-		return st.peers != nil && call == nccl.AllReduce && size <= peerSize
+		return st.peers != nil && st.elements(r.call, r.typ, size)*r.typ.Size() <= st.peers.AtOnce()
 	}
 	return by == plainWay
 }
 
-// by returns what makes a call in a way; nil where that is not to be had.
-func (st *commState) by(by way, h *cuda.Stream, c nccl.Call, size int, t elem.Type) func() error {
+// by returns what makes a call in a way.
+func (st *commState) by(by way, h *cuda.Stream, c nccl.Call) func() error {
 	nc := st.nccl
 	switch {
-	case !st.has(by, c.Kind, size), by == symmetricWay && t != elem.Float32:
-		return nil
-	case by == peerWay:
-		return func() error { return st.peers.AllReduce(h, c.Dst, c.Src, c.N, c.Type, c.Op) }
 	case by == symmetricWay:
 		nc = st.sym.comm
+	case by == peerWay && c.Kind == nccl.AllGather:
+		return func() error { return st.peers.AllGather(h, c.Dst, c.Src, c.N, c.Type) }
+	case by == peerWay && c.Kind == nccl.ReduceScatter:
+		return func() error { return st.peers.ReduceScatter(h, c.Dst, c.Src, c.N, c.Type, c.Op) }
+	case by == peerWay:
+		return func() error { return st.peers.AllReduce(h, c.Dst, c.Src, c.N, c.Type, c.Op) }
 	}
 	calls := []nccl.Call{c}
 	return func() error { return nc.Group(h, calls) }

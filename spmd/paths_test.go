@@ -88,7 +88,7 @@ func gpuPaths(t *testing.T) {
 	}{
 		{"small ones", map[int]int{0: 8}, nil, "earlier run", []string{"AllReduce 2", "AllReduce 1", "AllGather 1", "AllReduce 1", "AllReduce 1"}},
 		{"large ones and others", map[int]int{0: 19, 2: 9}, nil, "earlier run", []string{"AllReduce 1", "AllReduce 2", "AllGather 2", "AllReduce 1", "AllReduce 1"}},
-		{"what is not called", map[int]int{1: 8, 3: 8}, nil, "earlier run", []string{"AllReduce 1", "AllReduce 1", "AllGather 1", "AllReduce 1", "AllReduce 1"}},
+		{"what is not called", map[int]int{3: 8}, nil, "earlier run", []string{"AllReduce 1", "AllReduce 1", "AllGather 1", "AllReduce 1", "AllReduce 1"}},
 		{"always", nil, []string{"--symmetric", "always"}, "", []string{"AllReduce 2", "AllReduce 2", "AllGather 2", "AllReduce 1", "AllReduce 1"}},
 		{"never", nil, []string{"--symmetric", "never"}, "", []string{"AllReduce 1", "AllReduce 1", "AllGather 1", "AllReduce 1", "AllReduce 1"}},
 	} {
@@ -107,15 +107,93 @@ func gpuPaths(t *testing.T) {
 	}
 }
 
-// peerSums are small all-reduces that kernels between peers carry, on memory of both kinds.
+// peerSums are small collectives that kernels between peers carry, on memory of both kinds.
 func peerSums(w *spmd.World) error {
-	if err := peerSumsOn(w, spmd.Alloc[int64]); err != nil {
-		return err
-	}
-	if err := peerSumsOn(w, spmd.AllocSymmetric[int64]); err != nil {
-		return err
+	for _, alloc := range []func(*spmd.World, int) (spmd.Buffer[int64], error){spmd.Alloc[int64], spmd.AllocSymmetric[int64]} {
+		if err := peerSumsOn(w, alloc); err != nil {
+			return err
+		}
+		if err := peerMovesOn(w, alloc); err != nil {
+			return err
+		}
 	}
 	return w.Emit(map[string]any{"right": true})
+}
+
+// peerMovesOn makes every other collective with equal parts, all in one graph, which runs twice.
+func peerMovesOn(w *spmd.World, alloc func(*spmd.World, int) (spmd.Buffer[int64], error)) error {
+	const part = 301 // elements: more than a block, and no whole number of its pieces
+	ranks, me := w.Size(), w.Rank()
+	s, err := w.NewStream("moves")
+	if err != nil {
+		return err
+	}
+	in := func(r, i int) int64 { return int64(i + 100_000*r) } // what rank r has
+	buffer := func(n int) spmd.Buffer[int64] {
+		b, e := alloc(w, n)
+		if err == nil {
+			err = e
+		}
+		if err == nil {
+			values := make([]int64, n)
+			for i := range values {
+				values[i] = in(me, i)
+			}
+			err = b.CopyFrom(values)
+		}
+		return b
+	}
+	x, reduced, cast, gathered, scattered, one, own, across := buffer(part*ranks), buffer(part), buffer(part), buffer(part*ranks), buffer(part), buffer(part), buffer(part*ranks), buffer(part*ranks)
+	if err != nil {
+		return err
+	}
+	c, first := w.Comm.On(s), x.Slice(0, part)
+	g, err := s.Capture(func() error {
+		return errors.Join(spmd.Reduce(c, reduced, first, spmd.Max, 1), spmd.Broadcast(c, cast, 2), spmd.AllGather(c, gathered, first),
+			spmd.ReduceScatter(c, scattered, x, spmd.Sum), spmd.Barrier(c), spmd.Scatter(c, one, x, 1), spmd.Gather(c, own, first, 0),
+			spmd.AllToAll(c, across, x))
+	})
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(g.Launch(s), g.Launch(s), s.Synchronize(), spmd.AllToAll(c, x, x), s.Synchronize()); err != nil { // in place
+		return err
+	}
+	for _, what := range []struct {
+		name string
+		b    spmd.Buffer[int64]
+		want func(i int) int64
+	}{
+		{"Broadcast", cast, func(i int) int64 { return in(2, i) }},
+		{"AllGather", gathered, func(i int) int64 { return in(i/part, i%part) }},
+		{"ReduceScatter", scattered, func(i int) int64 { return int64(ranks)*in(0, me*part+i) + 100_000*int64(ranks*(ranks-1)/2) }},
+		{"Scatter", one, func(i int) int64 { return in(1, me*part+i) }},
+		{"AllToAll", across, func(i int) int64 { return in(i/part, me*part+i%part) }},
+		{"AllToAll in place", x, func(i int) int64 { return in(i/part, me*part+i%part) }},
+		{"Reduce", reduced, func(i int) int64 {
+			if me == 1 {
+				return in(ranks-1, i)
+			}
+			return in(me, i) // as it was
+		}},
+		{"Gather", own, func(i int) int64 {
+			if me == 0 {
+				return in(i/part, i%part)
+			}
+			return in(me, i)
+		}},
+	} {
+		got := make([]int64, what.b.Len())
+		if err := what.b.CopyTo(got); err != nil {
+			return err
+		}
+		for i, v := range got {
+			if v != what.want(i) {
+				return fmt.Errorf("%s: [%d] is %d, want %d", what.name, i, v, what.want(i))
+			}
+		}
+	}
+	return g.Close()
 }
 
 // peerSumsOn makes them eager, in a graph, on two streams and communicators in turn, and into memory of the host.
@@ -215,10 +293,10 @@ func gpuUnmixed(t *testing.T) {
 	}
 }
 
-// peersBesideNCCL: the GPUs reach each other, and small all-reduces go that way.
+// peersBesideNCCL: the GPUs reach each other, and small collectives go that way.
 func peersBesideNCCL(t *testing.T) {
 	file := filepath.Join(os.Getenv("LOCKSTEP_CACHE"), "symmetric-paths")
-	start := func(what, reach string, args ...string) (out string, reduces int) {
+	start := func(what, reach string, args ...string) (out string, reduces, calls int) {
 		t.Helper()
 		logs := t.TempDir()
 		status, out := run(t, 3, what, []string{"FAKECUDA_SHARED=1", "FAKECUDA_PEERS=" + reach, "FAKECUDA_MEMORY=100000000", "NCCL_GRAPH_MIXING_SUPPORT=1", rankEnv + "=FAKENCCL_LOG=" + logs + "/%r"},
@@ -228,29 +306,31 @@ func peersBesideNCCL(t *testing.T) {
 		}
 		log, err := os.ReadFile(filepath.Join(logs, "2"))
 		must(t, err)
-		return out, strings.Count(string(log), "ncclAllReduce ")
+		for _, name := range []string{"AllReduce", "Reduce", "Broadcast", "AllGather", "ReduceScatter", "AlltoAll", "Gather", "Scatter", "Send", "Recv"} {
+			calls += strings.Count(string(log), "nccl"+name+" ")
+		}
+		return out, strings.Count(string(log), "ncclAllReduce "), calls
 	}
 	start("paths", "0") // it measures, which takes long where kernels are emulated
 	b, err := os.ReadFile(file)
 	must(t, err)
 	_, key, _ := strings.Cut(string(b), "\t")
-	key = strings.Replace(key, "3 ranks on one node, windows, ", "3 ranks on one node, windows and peers to 128KiB, ", 1)
-	small := strings.Repeat("2", 15) + strings.Repeat("0", 11) // 8 bytes to 128 KiB
-	none := strings.Repeat("0", 26)
-	must(t, os.WriteFile(file, []byte(strings.Join([]string{small, small, none, none}, " ")+"\t"+key), 0o666))
-	out, reduces := start("peer sums", "1")
-	if !strings.Contains(out, `"right":true`) || !strings.Contains(out, `allreduce_other_peers="8B to 128KiB"`) {
+	key = strings.Replace(key, "3 ranks on one node, windows, ", "3 ranks on one node, windows and peers to 262144 bytes, ", 1)
+	small := strings.Repeat("2", 16) + strings.Repeat("0", 10) // 8 bytes to 256 KiB
+	must(t, os.WriteFile(file, []byte(strings.Join([]string{small, small, small, small}, " ")+"\t"+key), 0o666))
+	out, _, calls := start("peer sums", "1")
+	if !strings.Contains(out, `"right":true`) || !strings.Contains(out, `allreduce_other_peers="8B to 256KiB"`) {
 		t.Errorf("%s", out)
 	}
-	if reduces != 1 { // the barrier of the start
-		t.Errorf("NCCL reduces %d times, want once", reduces)
+	if calls != 0 {
+		t.Errorf("NCCL is called %d times", calls)
 	}
-	// With the start's barrier: what is large; of PCIe what is not symmetric, too; or all.
+	// What is large; of PCIe what is not symmetric, too, and the start's barrier; or all.
 	for _, tc := range []struct {
 		reach, symmetric string
 		reduces          int
-	}{{"1", "auto", 2}, {"2", "auto", 4}, {"1", "never", 5}} {
-		if out, reduces := start("paths", tc.reach, "--symmetric", tc.symmetric); reduces != tc.reduces {
+	}{{"1", "auto", 1}, {"2", "auto", 4}, {"1", "never", 5}} {
+		if out, reduces, _ := start("paths", tc.reach, "--symmetric", tc.symmetric); reduces != tc.reduces {
 			t.Errorf("reach %s, --symmetric %s: NCCL reduces %d times, want %d\n%s", tc.reach, tc.symmetric, reduces, tc.reduces, out)
 		}
 	}

@@ -20,7 +20,7 @@ static unsigned short rounded_f16(float x) {
 
 EMULATE(fold)
 EMULATE(peer_barrier)
-EMULATE(small_all_reduce)
+EMULATE(small_collective)
 EMULATE(put_message)
 EMULATE(get_message)
 EMULATE(peer_all_reduce)
