@@ -18,9 +18,10 @@ var kernelSource string
 
 // kernels are those of device.cu.
 type kernels struct {
-	module                              *cuda.Module
-	fold, barrier, small, peerAllReduce *cuda.Function
-	putMessage, getMessage              *cuda.Function
+	module                       *cuda.Module
+	fold, barrier, peerAllReduce *cuda.Function
+	smallReduction, smallMoves   *cuda.Function
+	putMessage, getMessage       *cuda.Function
 }
 
 // Threads of the blocks that the kernels are launched with: the launch bounds of device.cu.
@@ -36,8 +37,7 @@ const (
 	peerRanks  = 16
 	smallMost  = 16 << 10  // bytes of a small all-reduce through host memory, or of a message
 	smallBlock = 2 << 10   // those that a block does
-	opMove     = 1<<32 - 1 // an op of 32 bits, -1: none
-	allRanks   = 1<<32 - 1 // likewise, for a rank
+	allRanks   = 1<<32 - 1 // -1 of 32 bits, instead of a rank
 )
 
 // inboxBytes is the size of an inbox of small collectives with messages of at most room bytes.
@@ -119,7 +119,8 @@ type entry struct {
 
 func (k *kernels) table() []entry {
 	return []entry{{&k.fold, "fold", foldThreads}, {&k.barrier, "peer_barrier", barrierThreads},
-		{&k.small, "small_collective", smallThreads}, {&k.peerAllReduce, "peer_all_reduce", allReduceThreads},
+		{&k.smallReduction, "small_reduction", smallThreads}, {&k.smallMoves, "small_moves", smallThreads},
+		{&k.peerAllReduce, "peer_all_reduce", allReduceThreads},
 		{&k.putMessage, "put_message", smallThreads}, {&k.getMessage, "get_message", smallThreads}}
 }
 
@@ -182,11 +183,15 @@ type place struct {
 // smallOn enqueues a small collective, of which no message is longer than the place has room for. Started early, the few
 // blocks wait for the work ahead of them and for no rank: they keep nothing from coming to its end.
 func (k *kernels) smallOn(s *cuda.Stream, rank, size int, m *smallCall, at *place) error {
+	f := k.smallMoves
+	if m.reduces {
+		f = k.smallReduction
+	}
 	args := [...]uint64{uint64(uintptr(m.dst)), uint64(m.dstStep), uint64(uintptr(m.src)), uint64(m.srcStep), uint64(m.bytes),
-		uint64(m.t), m.op, m.to, m.from, uint64(uintptr(at.table)), uint64(at.copies), uint64(at.offset), uint64(at.room),
+		uint64(m.t), uint64(m.op), m.to, m.from, uint64(uintptr(at.table)), uint64(at.copies), uint64(at.offset), uint64(at.room),
 		uint64(uintptr(at.epochs)), uint64(rank), uint64(size)}
 	blocks := (m.bytes + smallBlock - 1) / smallBlock
-	return s.LaunchEarly(k.small, [3]int{blocks, 1, 1}, [3]int{smallThreads, 1, 1}, 0, args[:])
+	return s.LaunchEarly(f, [3]int{blocks, 1, 1}, [3]int{smallThreads, 1, 1}, 0, args[:])
 }
 
 // messageOn enqueues a message of at most smallMost bytes from src to a slot, or from a slot to dst.

@@ -48,20 +48,22 @@ func TestEarlyKernelWaits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, text, found := strings.Cut(string(image), ".entry small_collective(")
-	text, _, _ = strings.Cut(text, ".entry ")
 	access := regexp.MustCompile(`\b(ld|st|atom|red)\.(volatile\.)?(global\.)?[^ ]*`)
-	var steps []string
-	for line := range strings.Lines(text) {
-		if m := access.FindString(line); m != "" && !strings.HasPrefix(m, "ld.param") {
-			steps = append(steps, m)
-		} else if strings.Contains(line, "griddepcontrol.") {
-			steps = append(steps, strings.TrimSuffix(strings.TrimSpace(line), ";"))
+	for _, kernel := range []string{"small_reduction", "small_moves"} {
+		_, text, found := strings.Cut(string(image), ".entry "+kernel+"(")
+		text, _, _ = strings.Cut(text, ".entry ")
+		var steps []string
+		for line := range strings.Lines(text) {
+			if m := access.FindString(line); m != "" && !strings.HasPrefix(m, "ld.param") {
+				steps = append(steps, m)
+			} else if strings.Contains(line, "griddepcontrol.") {
+				steps = append(steps, strings.TrimSuffix(strings.TrimSpace(line), ";"))
+			}
 		}
-	}
-	const wait, next = "griddepcontrol.wait", "griddepcontrol.launch_dependents"
-	if !found || len(steps) < 4 || steps[0] != wait || strings.Count(text, wait) != 1 || strings.Count(text, next) != 1 {
-		t.Errorf("small_collective (found: %v) does, in this order: %q", found, steps)
+		const wait, next = "griddepcontrol.wait", "griddepcontrol.launch_dependents"
+		if !found || len(steps) < 4 || steps[0] != wait || strings.Count(text, wait) != 1 || strings.Count(text, next) != 1 {
+			t.Errorf("%s (found: %v) does, in this order: %q", kernel, found, steps)
+		}
 	}
 }
 

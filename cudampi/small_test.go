@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -16,7 +17,7 @@ import (
 // TestSmallCollectives is about the kernel of small collectives at its own sizes: packs, blocks and their ends, of which
 // calls take turns, so that the halves of the inbox are used again after calls of other lengths, on streams that run late.
 func TestSmallCollectives(t *testing.T) {
-	onDevices(t, counts, map[string]string{"FAKECUDA_DELAY": "100"}, func(t *testing.T, c *Comm, d *cuda.Device) {
+	onDevices(t, append(slices.Clone(counts), 5), map[string]string{"FAKECUDA_DELAY": "100", "FAKECUDA_DEVICES": "5"}, func(t *testing.T, c *Comm, d *cuda.Device) {
 		everyWay(t, c, d, func(t *testing.T, w way) {
 			if w.small == nil && w.path != Peer {
 				return

@@ -178,21 +178,20 @@ func (x *transfer) keep(s *cuda.Stream) error {
 	return s.Copy(dst, src, n*x.t.Size())
 }
 
-// smallCall is a collective as the kernel of small ones sees it (device.cu, small_collective).
+// smallCall is a collective as the kernels of small ones see it (device.cu).
 type smallCall struct {
 	dst, src                unsafe.Pointer
 	dstStep, srcStep, bytes int
 	t                       elem.Type
-	op, to, from            uint64
+	op                      elem.Op
+	reduces                 bool
+	to, from                uint64
 }
 
 // small says what the ranks send each other; not ok where parts are of different lengths.
 func (x *transfer) small() (m smallCall, ok bool) {
 	size := x.t.Size()
-	m = smallCall{dst: x.dst, src: x.src, bytes: x.n * size, t: x.t, op: opMove, to: allRanks, from: allRanks}
-	if x.isReduction() {
-		m.op = uint64(x.op)
-	}
+	m = smallCall{dst: x.dst, src: x.src, bytes: x.n * size, t: x.t, op: x.op, reduces: x.isReduction(), to: allRanks, from: allRanks}
 	if x.isSplit() {
 		m.srcStep = m.bytes
 	}

@@ -20,7 +20,8 @@ static unsigned short rounded_f16(float x) {
 
 EMULATE(fold)
 EMULATE(peer_barrier)
-EMULATE(small_collective)
+EMULATE(small_reduction)
+EMULATE(small_moves)
 EMULATE(put_message)
 EMULATE(get_message)
 EMULATE(peer_all_reduce)
