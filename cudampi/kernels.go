@@ -172,7 +172,7 @@ func (k *kernels) foldOn(s *cuda.Stream, dst, table unsafe.Pointer, offset, n in
 	return s.Launch(k.fold, blocks, threads, 0, args[:])
 }
 
-// place is where the kernel of small collectives exchanges: table is in device memory and names copies places, in each of
+// place is where the kernels of small collectives exchange: table is in device memory and names copies places, in each of
 // which the inbox, of inboxBytes(ranks, room), lies at offset; epochs is a word of device memory for each block, at first 0 as
 // the inboxes are.
 type place struct {

@@ -161,13 +161,13 @@ var peerRoom = 16 << 20
 
 // Peers are the ranks of a Comm on one node whose devices reach each other's memory: collectives by copies and kernels
 // that the host only enqueues. Calls follow each other in the order of their streams, the same on every rank, and nothing
-// of one begins before the one before is over. AllReduce and Barrier may be captured in a graph: what orders the ranks is
-// counted on the devices. Ranks that bring other lengths than the others wait for ever, as with NCCL.
+// of one begins before the one before is over. They may be captured in a graph: what orders the ranks is counted on the
+// devices. Ranks that bring other lengths than the others wait for ever, as with NCCL.
 //
-// A collective with equal parts whose messages from one rank to another have up to AtOnce bytes is one kernel, in which
-// each rank writes to all others once: up to 16 KiB about 3 us. A larger all-reduce takes 4 n bytes of each device's memory and 2 (p-1)/p n of its link in each direction, twice: with 4 ranks,
-// 64 MiB and 350 GB/s about 0.4 ms. Of the others each is a copy to scratch memory, a meeting, copies from the others'
-// scratch memory, and a meeting.
+// A collective whose messages from one rank to another have up to AtOnce bytes is one kernel, in which each rank writes to
+// all others once: up to 16 KiB about 3 us. A larger all-reduce takes 4 n bytes of each device's memory and 2 (p-1)/p n of
+// its link in each direction, twice: with 4 ranks, 64 MiB and 350 GB/s about 0.4 ms. Of the others each is a copy to
+// scratch memory, a meeting, copies from the others' scratch memory, and a meeting.
 type Peers struct {
 	c      *Comm
 	dev    *cuda.Device

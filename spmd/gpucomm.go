@@ -79,6 +79,9 @@ func (w *World) openNCCL(st *commState, parent *nccl.Comm, color, key int) error
 		if c != nil {
 			st.nccl, st.ownsNCCL = c, true
 			w.gpu.addNCCL(c)
+			if w.Comm.st.atOnce > 0 {
+				return st.openPeers()
+			}
 		}
 		return nil
 	}

@@ -26,8 +26,7 @@ import (
 // operations than sums, and takes longer to be called than a kernel between peers, which
 // small collectives have. On symmetric memory it is measured, size by size, which of them
 // carries a call of pathRows, when the first such memory is asked for. Else a kernel between
-// peers carries the small collectives of the world where NVLink joins the GPUs: the
-// communicators that Split makes would each need memory and a meeting for it.
+// peers carries small collectives where NVLink joins the GPUs.
 
 // symComm is what there is for symmetric memory beside the first communicator and the peers.
 type symComm struct {

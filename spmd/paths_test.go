@@ -113,7 +113,14 @@ func peerSums(w *spmd.World) error {
 		if err := peerSumsOn(w, alloc); err != nil {
 			return err
 		}
-		if err := peerMovesOn(w, alloc); err != nil {
+		if err := peerMovesOn(w, w.Comm, alloc); err != nil {
+			return err
+		}
+		back, err := w.Comm.Split(0, -w.Rank())
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(peerMovesOn(w, back, alloc), back.Close()); err != nil {
 			return err
 		}
 	}
@@ -121,9 +128,9 @@ func peerSums(w *spmd.World) error {
 }
 
 // peerMovesOn makes every other collective with equal parts, all in one graph, which runs twice.
-func peerMovesOn(w *spmd.World, alloc func(*spmd.World, int) (spmd.Buffer[int64], error)) error {
+func peerMovesOn(w *spmd.World, c spmd.Comm, alloc func(*spmd.World, int) (spmd.Buffer[int64], error)) error {
 	const part = 301 // elements: more than a block, and no whole number of its pieces
-	ranks, me := w.Size(), w.Rank()
+	ranks, me := c.Size(), c.Rank()
 	s, err := w.NewStream("moves")
 	if err != nil {
 		return err
@@ -147,7 +154,8 @@ func peerMovesOn(w *spmd.World, alloc func(*spmd.World, int) (spmd.Buffer[int64]
 	if err != nil {
 		return err
 	}
-	c, first := w.Comm.On(s), x.Slice(0, part)
+	c = c.On(s)
+	first := x.Slice(0, part)
 	g, err := s.Capture(func() error {
 		return errors.Join(spmd.Reduce(c, reduced, first, spmd.Max, 1), spmd.Broadcast(c, cast, 2), spmd.AllGather(c, gathered, first),
 			spmd.ReduceScatter(c, scattered, x, spmd.Sum), spmd.Barrier(c), spmd.Scatter(c, one, x, 1), spmd.Gather(c, own, first, 0),
