@@ -383,20 +383,21 @@ extern "C" __global__ void __launch_bounds__(SMALL_BLOCK / PACK) small_reduction
 			for (int first = 0; first < size; first += AHEAD) {
 				Raw x[AHEAD];
 				take_small(x, mine, room, now, size, first, takes, -1, lo, i);
-				switch (type) {
-				case 2: case 3: add_small<u32>(sum, x, first, size); break;
-				case 4: case 5: add_small<u64>(sum, x, first, size); break;
-				case 6: add_small<f16>(sum, x, first, size); break;
-				case 7: add_small<bf16>(sum, x, first, size); break;
-				case 8: add_small<float>(sum, x, first, size); break;
-				default: add_small<double>(sum, x, first, size);
+				if (type == 8) {
+					add_small<float>(sum, x, first, size);
+				} else if (type == 7) {
+					add_small<bf16>(sum, x, first, size);
+				} else if (type == 6) {
+					add_small<f16>(sum, x, first, size);
+				} else if (type == 9) {
+					add_small<double>(sum, x, first, size);
+				} else if (type < 4) {
+					add_small<u32>(sum, x, first, size);
+				} else {
+					add_small<u64>(sum, x, first, size);
 				}
 			}
-			switch (type) {
-			case 6: y = sum_small<f16>(sum); break;
-			case 7: y = sum_small<bf16>(sum); break;
-			default: y = *(const Raw *)sum;
-			}
+			y = type == 6 ? sum_small<f16>(sum) : type == 7 ? sum_small<bf16>(sum) : *(const Raw *)sum;
 		} else {
 			Raw x[RANKS];
 			const char *each[RANKS];

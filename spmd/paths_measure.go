@@ -99,8 +99,18 @@ func (st *commState) measurePaths() error {
 		for size := leastSize; size <= mostSize; size++ {
 			st.sym.paths[row][size] = us[row][min(size, most)].best()
 		}
+		st.sym.paths.smooth(row)
 	}
 	return nil
+}
+
+// smooth has a size that would go another way than both of its neighbours go theirs: that is an accident of measuring.
+func (p *paths) smooth(row int) {
+	for size := leastSize + 1; size < mostSize; size++ {
+		if by := p[row][size-1]; by == p[row][size+1] {
+			p[row][size] = by
+		}
+	}
 }
 
 // elements is the n of a call whose larger buffer has 1<<size bytes, or a little less.

@@ -6,10 +6,14 @@ package mpirun
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strconv"
+	"strings"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -42,6 +46,7 @@ func Env(ranks int) []string {
 // When ctx ends, mpirun is told to stop, which ends its ranks; what still runs after five seconds is killed. Starting
 // the command fails when neither launcher is in PATH.
 func Command(ctx context.Context, n int, prog string, args ...string) *exec.Cmd {
+	keepSessions()
 	cmd := exec.CommandContext(ctx, launcher(), append([]string{"-np", strconv.Itoa(n), prog}, args...)...)
 	cmd.Env = Env(n)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM} // no job outlives an interrupted test
@@ -49,6 +54,18 @@ func Command(ctx context.Context, n int, prog string, args ...string) *exec.Cmd 
 	cmd.WaitDelay = stopGrace
 	return cmd
 }
+
+// keepSessions leaves something in the folder of Open MPI 4's sessions. It would otherwise be removed by the last mpirun that
+// ends, and one that starts just then fails: "A call to mkdir was unable to create the desired directory ... File exists".
+// Source: Open MPI 4.1.4, session_dir.c and os_dirpath.c.
+var keepSessions = sync.OnceFunc(func() {
+	host, err := os.Hostname()
+	if err != nil {
+		return // mpirun has no session of this name either
+	}
+	host, _, _ = strings.Cut(host, ".")
+	_ = os.MkdirAll(filepath.Join(os.TempDir(), fmt.Sprintf("ompi.%s.%d", host, os.Getuid()), "kept-for-tests"), 0o700) // or it stays as rare as it is
+})
 
 func launcher() string {
 	for _, name := range []string{"mpirun", "mpiexec"} {
