@@ -68,8 +68,8 @@ func AllocManaged[T Elem](w *World, n int) (Buffer[T], error) {
 // AllocSymmetric returns device memory that is registered with all communicators.
 // Between two such buffers AllReduce, AllGather and ReduceScatter take the fastest of
 // several ways: NCCL's symmetric kernels, its others and, where the GPUs reach each
-// other, a kernel of its own for an AllReduce of up to 128 KiB, whose dst may also be of
-// AllocPinned. The first call measures them once for each kind of machine and takes about
+// other, a kernel between them for messages of up to 512 KiB / (ranks - 1) from rank to
+// rank; dst of an AllReduce may then also be of AllocPinned. The first call measures them once for each kind of machine and takes about
 // a second for it; the log says which way a size takes, --symmetric decides otherwise.
 //
 // In one collective either all ranks give such buffers, which they got together, or

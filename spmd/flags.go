@@ -68,7 +68,7 @@ func (c *Config) mpiPath() (cudampi.Path, bool) {
 func (c *Config) flags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.Device, "device", "auto", "where buffers live: auto, cuda or host")
 	fs.StringVar(&c.Collectives, "collectives", "auto", "what carries collectives: auto, nccl or mpi; of GPU memory also mpi-staged, mpi-aware or mpi-peer, a way of MPI's")
-	fs.StringVar(&c.Symmetric, "symmetric", "auto", "faster ways than NCCL's plain algorithms: auto (where they are faster: its symmetric kernels on AllocSymmetric's memory, and kernels between GPUs for small all-reduces), always (symmetric kernels only, at all sizes) or never")
+	fs.StringVar(&c.Symmetric, "symmetric", "auto", "faster ways than NCCL's plain algorithms: auto (where they are faster: its symmetric kernels on AllocSymmetric's memory, and kernels between GPUs for small collectives), always (symmetric kernels only, at all sizes) or never")
 	fs.StringVar(&c.JSON, "json", "", "append results to `FILE`, one JSON object a line (- is standard output)")
 	fs.StringVar(&c.LogLevel, "log-level", "info", "trace, debug, info, warn or error")
 	fs.StringVar(&c.LogFormat, "log-format", "auto", "auto, console or json; auto is console, since under mpirun no rank sees a terminal")

@@ -222,7 +222,7 @@ func (st *commState) openSym() error {
 	if st.peers == nil {
 		var err error
 		if st.peers, err = st.mpi.OpenPeers(w.gpu.dev, peerRoom); err != nil {
-			w.Log.Debug().Err(err).Msg("small all-reduces on symmetric memory take no kernel of their own")
+			w.Log.Debug().Err(err).Msg("small collectives on symmetric memory take no kernel between peers")
 		}
 	}
 	if nccl.Version() < 22700 {

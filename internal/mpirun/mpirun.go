@@ -57,7 +57,7 @@ func Command(ctx context.Context, n int, prog string, args ...string) *exec.Cmd 
 
 // keepSessions leaves something in the folder of Open MPI 4's sessions. It would otherwise be removed by the last mpirun that
 // ends, and one that starts just then fails: "A call to mkdir was unable to create the desired directory ... File exists".
-// Source: Open MPI 4.1.4, session_dir.c and os_dirpath.c.
+// Source: Open MPI 4.1, opal/util/os_dirpath.c, opal_os_dirpath_create and opal_os_dirpath_destroy.
 var keepSessions = sync.OnceFunc(func() {
 	host, err := os.Hostname()
 	if err != nil {
