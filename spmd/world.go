@@ -341,6 +341,9 @@ func (w *World) logStart() {
 	if w.gpu != nil {
 		line = w.gpu.describe(line, w.Size())
 	}
+	if most := w.Comm.st.atOnce; most > 0 {
+		line = line.Str("small_collectives", fmt.Sprintf("kernels between peers, messages of up to %d bytes", most))
+	}
 	if w.nodes > 1 {
 		line = w.describeNodes(line)
 	}
