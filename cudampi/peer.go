@@ -161,14 +161,18 @@ var peerRoom = 16 << 20
 
 // Peers are the ranks of a Comm on one node whose devices reach each other's memory: collectives by copies and kernels
 // that the host only enqueues. Calls follow each other in the order of their streams, the same on every rank, and nothing
-// of one begins before the one before is over. They may be captured in a graph: what orders the ranks is counted on the
-// devices. Ranks that bring other lengths than the others wait for ever, as with NCCL.
+// of one begins before the one before is over. They may be captured in a graph, where the caller sees to that: what orders
+// the ranks is counted on the devices. Ranks that bring other lengths than the others wait for ever, as with NCCL.
 //
 // A collective whose messages from one rank to another have up to AtOnce bytes is one kernel, in which each rank writes to
 // all others once: up to 16 KiB about 3 us. A larger all-reduce takes 4 n bytes of each device's memory and 2 (p-1)/p n of
 // its link in each direction, twice: with 4 ranks, 64 MiB and 350 GB/s about 0.4 ms. Of the others each is a copy to
 // scratch memory, a meeting, copies from the others' scratch memory, and a meeting.
 type Peers struct {
+	// Ordered says that the caller has all calls follow each other, also those on different streams and in graphs, so
+	// that none has to be recorded for the next.
+	Ordered bool
+
 	c      *Comm
 	dev    *cuda.Device
 	k      *kernels
@@ -253,12 +257,20 @@ func (p *Peers) Close() error {
 
 // Barrier enqueues on s a wait of the device until all ranks have come to it.
 func (p *Peers) Barrier(s *cuda.Stream) error {
-	return p.order.next(s, func() error { return p.barrier(s) })
+	return p.next(s, func() error { return p.barrier(s) })
 }
 
 func (p *Peers) barrier(s *cuda.Stream) error {
 	args := [...]uint64{p.table(), uint64(p.c.rank), uint64(p.c.size)}
 	return s.Launch(p.k.barrier, [3]int{1, 1, 1}, [3]int{barrierThreads, 1, 1}, 0, args[:])
+}
+
+// next does fn on s after the call before.
+func (p *Peers) next(s *cuda.Stream, fn func() error) error {
+	if p.Ordered {
+		return fn()
+	}
+	return p.order.next(s, fn)
 }
 
 func (p *Peers) table() uint64 { return uint64(uintptr(p.win.table)) }
@@ -316,9 +328,9 @@ func (p *Peers) carryOut(x *transfer, s *cuda.Stream) error {
 	case ok && x.n == 0:
 		return nil
 	case ok && m.bytes <= p.atOnce:
-		return p.order.next(s, func() error { return p.k.smallOn(s, p.c.rank, p.c.size, &m, &p.inbox) })
+		return p.next(s, func() error { return p.k.smallOn(s, p.c.rank, p.c.size, &m, &p.inbox) })
 	case x.what == allReduce:
-		return p.order.next(s, func() error { return p.allReduce(x, s) })
+		return p.next(s, func() error { return p.allReduce(x, s) })
 	}
 	if x.what == allToAll && x.recv.counts != nil { // only here the ranks do not know each other's counts
 		n := new(int64)
@@ -328,7 +340,7 @@ func (p *Peers) carryOut(x *transfer, s *cuda.Stream) error {
 		}
 		x.n = int(*n)
 	}
-	return p.order.next(s, func() error {
+	return p.next(s, func() error {
 		if err := x.keep(s); err != nil {
 			return err
 		}

@@ -28,6 +28,7 @@ func TestGPUThroughMPI(t *testing.T) {
 		t.Run("ranks differ", mpiDiffers)
 		t.Run("ways", mpiWays)
 		t.Run("beside NCCL", peersBesideNCCL)
+		t.Run("branches of a graph", graphBranches)
 	}
 	for _, tc := range []struct {
 		name  string

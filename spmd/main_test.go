@@ -52,6 +52,8 @@ func app(what string) {
 			return crossChecked(w)
 		case "paths":
 			return symmetricCalls(w)
+		case "peer branches":
+			return peerBranches(w)
 		case "peer sums":
 			return peerSums(w)
 		case "usage":

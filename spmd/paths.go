@@ -187,15 +187,22 @@ func (q *gpuQueue) byPeers(c *call) error {
 // openPeers has kernels between peers carry small collectives of any memory from now on.
 // Collective over st, in a turn.
 func (st *commState) openPeers() error {
-	w := st.w
-	defer w.startup.begin("peers")()
-	var err error
-	if st.peers, err = st.mpi.OpenPeers(w.gpu.dev, peerRoom); err != nil { // on all ranks alike
-		w.Log.Info().Err(err).Msg("NCCL carries small collectives, not kernels between peers")
+	defer st.w.startup.begin("peers")()
+	if err := st.reachPeers(); err != nil {
+		st.w.Log.Info().Err(err).Msg("NCCL carries small collectives, not kernels between peers")
 		return nil
 	}
 	st.atOnce = st.peers.AtOnce()
 	return nil
+}
+
+// reachPeers opens the peers, or fails on all ranks alike. Collective over st, in a turn.
+func (st *commState) reachPeers() error {
+	var err error
+	if st.peers, err = st.mpi.OpenPeers(st.w.gpu.dev, peerRoom); err == nil {
+		st.peers.Ordered = true // by orderAfterOthers
+	}
+	return err
 }
 
 // closePeers gives the peers back. No graph may hold calls of them any more. Collective over st, in a turn.

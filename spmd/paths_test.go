@@ -271,7 +271,67 @@ func peerSumsOn(w *spmd.World, alloc func(*spmd.World, int) (spmd.Buffer[int64],
 	if err != nil {
 		return err
 	}
-	return errors.Join(g.Launch(a), g.Launch(a), check("in a graph", y, int64(w.Size())))
+	return errors.Join(g.Launch(a), g.Launch(a), check("in a graph", y, int64(w.Size())), g.Close())
+}
+
+// peerBranches makes sums that kernels between peers carry in two branches of a graph.
+func peerBranches(w *spmd.World) error {
+	a, err := w.NewStream("a")
+	if err != nil {
+		return err
+	}
+	b, err := w.NewStream("b")
+	if err != nil {
+		return err
+	}
+	x, err := spmd.Alloc[int64](w, 1)
+	if err != nil {
+		return err
+	}
+	y, err := spmd.Alloc[int64](w, 1)
+	if err != nil {
+		return err
+	}
+	sum := func(c spmd.Comm, x spmd.Buffer[int64]) error { return spmd.AllReduce(c, x, x, spmd.Sum) }
+	g, err := a.Capture(func() error {
+		if err := b.After(a); err != nil {
+			return err
+		}
+		for range 5 {
+			if err := errors.Join(sum(w.Comm.On(a), x), sum(w.Comm.On(b), y)); err != nil {
+				return err
+			}
+		}
+		return a.After(b)
+	})
+	if err != nil {
+		return err
+	}
+	one := []int64{1}
+	if err := errors.Join(x.CopyFrom(one), y.CopyFrom(one), g.Launch(a), a.Synchronize(), x.CopyTo(one)); err != nil {
+		return err
+	}
+	got := one[0]
+	err = errors.Join(y.CopyTo(one), g.Close())
+	return errors.Join(err, w.Emit(map[string]any{"x": got, "y": one[0]}))
+}
+
+// graphBranches: kernels between the GPUs follow each other in a graph, too.
+func graphBranches(t *testing.T) {
+	for _, by := range []string{"nccl", "mpi-peer"} {
+		logs := t.TempDir()
+		env := []string{"FAKECUDA_SHARED=1", "FAKECUDA_PEERS=1", rankEnv + "=FAKECUDA_LOG=" + logs + "/%r"}
+		status, out := run(t, 3, "peer branches", env, "--device", "cuda", "--collectives", by, "--json", "-")
+		if !strings.Contains(out, `"x":243,"y":243`) || status != 0 { // 3 to the fifth
+			t.Errorf("%s: status %d\n%s", by, status, out)
+		}
+		log, err := os.ReadFile(filepath.Join(logs, "1"))
+		must(t, err)
+		// One branch begins after the other, each sum but the first after one of the other branch, and one branch ends after the other.
+		if waits := strings.Count(string(log), "cuStreamWaitEvent "); waits != 1+9+1 {
+			t.Errorf("%s: %d waits of ten sums in two branches", by, waits)
+		}
+	}
 }
 
 // gpuUnmixed: NCCL is told that graphs and calls are kept apart where nothing but NVLink and the ranks' own streams is between them.

@@ -220,8 +220,7 @@ func (st *commState) openSym() error {
 	w := st.w
 	// Nothing is wrong with GPUs that do not reach each other: all ranks learn it alike.
 	if st.peers == nil {
-		var err error
-		if st.peers, err = st.mpi.OpenPeers(w.gpu.dev, peerRoom); err != nil {
+		if err := st.reachPeers(); err != nil {
 			w.Log.Debug().Err(err).Msg("small collectives on symmetric memory take no kernel between peers")
 		}
 	}
