@@ -207,11 +207,7 @@ func peerMovesOn(w *spmd.World, c spmd.Comm, alloc func(*spmd.World, int) (spmd.
 // peerSumsOn makes them eager, in a graph, on two streams and communicators in turn, and into memory of the host.
 func peerSumsOn(w *spmd.World, alloc func(*spmd.World, int) (spmd.Buffer[int64], error)) error {
 	const n = 100
-	a, err := w.NewStream("a")
-	if err != nil {
-		return err
-	}
-	b, err := w.NewStream("b")
+	a, b, err := twoStreams(w)
 	if err != nil {
 		return err
 	}
@@ -274,13 +270,16 @@ func peerSumsOn(w *spmd.World, alloc func(*spmd.World, int) (spmd.Buffer[int64],
 	return errors.Join(g.Launch(a), g.Launch(a), check("in a graph", y, int64(w.Size())), g.Close())
 }
 
+func twoStreams(w *spmd.World) (a, b *spmd.Stream, err error) {
+	if a, err = w.NewStream("a"); err == nil {
+		b, err = w.NewStream("b")
+	}
+	return a, b, err
+}
+
 // peerBranches makes sums that kernels between peers carry in two branches of a graph.
 func peerBranches(w *spmd.World) error {
-	a, err := w.NewStream("a")
-	if err != nil {
-		return err
-	}
-	b, err := w.NewStream("b")
+	a, b, err := twoStreams(w)
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,218 @@
+package spmd
+
+import (
+	"fmt"
+	"slices"
+	"time"
+	"unsafe"
+
+	"lockstep/cuda"
+	"lockstep/internal/ccall"
+)
+
+// submit issues c to the driver; in a capture the driver adds it to the graph.
+func (q *gpuQueue) submit(c *command, args []Arg) error {
+	if c.kind.communicates() && c.blocks() {
+		if done, err := q.atOnce(&c.call); done {
+			return err
+		}
+	}
+	if c.kind.communicates() && q.s.w.check != checkOff {
+		if err := mpiTurns.enter(mpiTurns.take(1)); err != nil {
+			return err
+		}
+		err := c.checkContract()
+		mpiTurns.leave()
+		if err != nil {
+			return err
+		}
+	}
+	// Before any lock: both may have to wait for this very queue.
+	if err := q.g.prepare(q.s.w, c); err != nil {
+		return err
+	}
+	var work unsafe.Pointer
+	if n := c.scratchBytes(); n > 0 {
+		var err error
+		if work, err = q.s.scratch(n); err != nil {
+			return err
+		}
+	}
+	collective := c.kind.communicates() || (c.kind == cmdGraph && len(c.graph.comms) > 0)
+	if collective {
+		// The order of NCCL calls is the order of this lock: one for all streams.
+		q.g.issue.Lock()
+		defer q.g.issue.Unlock()
+		q.g.entered = c.kind == cmdGraph
+		if err := q.g.orderAfterOthers(q, c); err != nil {
+			return err
+		}
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if err := q.ready(); err != nil {
+		return err
+	}
+	if cap := q.s.cap; cap != nil {
+		cap.note(q.s, c, args)
+		err := q.issue(c, args, work)
+		if err == nil && collective && q.g.entered {
+			cap.last = lastOf(q, c)
+		}
+		return err
+	}
+	if !collective {
+		err := q.issue(c, args, work)
+		if err == nil {
+			q.tail.Add(1)
+		}
+		return err
+	}
+	now := time.Now()
+	seq := q.tail.Load() + 1
+	q.note(c, seq)
+	q.issuing.Store(now.UnixNano())
+	err := q.issue(c, args, work)
+	q.issuing.Store(0)
+	if err != nil {
+		return err
+	}
+	q.tail.Store(seq)
+	q.coll.Store(seq)
+	if q.g.entered {
+		q.g.last = lastOf(q, c)
+	}
+	return nil
+}
+
+// note has the communicators of a command know that it is about to be handed over.
+func (q *gpuQueue) note(c *command, seq uint64) {
+	c.site.Near()
+	if c.kind != cmdGraph {
+		c.comm.activity.issue(q, seq, c)
+		return
+	}
+	for _, st := range c.graph.comms {
+		st.activity.issue(q, seq, c)
+	}
+}
+
+// scratchBytes is how much device memory a command needs beside its operands.
+func (c *command) scratchBytes() int {
+	switch {
+	case c.kind == cmdGemm || c.kind == cmdGemv:
+		return gemmWorkspace
+	case c.kind == cmdGroup:
+		n := 0
+		for i := range c.group.cmds {
+			n += c.group.cmds[i].stagingBytes()
+		}
+		return n
+	case c.kind == cmdAllToAll && c.comm.dev == nil && c.comm.carrier(&c.call) == peerWay:
+		return 0
+	default:
+		return c.stagingBytes()
+	}
+}
+
+// issue makes the driver's call.
+func (q *gpuQueue) issue(c *command, args []Arg, work unsafe.Pointer) error {
+	switch c.kind {
+	case cmdCopy:
+		if c.n == 0 {
+			return nil
+		}
+		return q.h.Copy(c.dst, c.src, c.n)
+	case cmdFill:
+		return q.fill(c)
+	case cmdKernel:
+		return q.launch(c.kernel, c.grid, args)
+	case cmdGemm:
+		return q.g.gemm(q, c, work)
+	case cmdGemv:
+		return q.g.gemv(q, c, work)
+	case cmdFunc:
+		return q.hostFunc(c.fn)
+	case cmdGraph:
+		c.graph.launched(point{q, q.tail.Load() + 1})
+		return c.graph.exec.Launch(q.h)
+	default:
+		return q.communicate(&c.call, work)
+	}
+}
+
+// fill sets elements of up to 4 bytes by the driver, of 8 bytes by a kernel.
+func (q *gpuQueue) fill(c *command) error {
+	switch size := c.typ.Size(); {
+	case c.n == 0:
+		return nil
+	case size < 8:
+		return q.h.Fill(c.dst, size, c.bits, c.n)
+	default:
+		args := [...]Arg{{ptr: c.dst, buf: true}, I64(c.n), U64(c.bits)}
+		return q.launch(fillKernel, loopGrid(c.n), args[:])
+	}
+}
+
+// launch starts a kernel. A buffer is its address, a number its bits.
+func (q *gpuQueue) launch(k *Kernel, grid Grid, args []Arg) error {
+	f := k.on(q.g)
+	if int64(grid.Shared) > f.shared.Load() {
+		if err := f.raise(grid.Shared); err != nil {
+			return err
+		}
+	}
+	var few [24]uint64
+	values := few[:0]
+	if len(args) > len(few) {
+		values = make([]uint64, 0, len(args))
+	}
+	for i := range args {
+		if args[i].buf {
+			values = append(values, uint64(uintptr(args[i].ptr)))
+		} else {
+			values = append(values, args[i].bits)
+		}
+	}
+	if err := q.h.Launch(f.f, grid.Blocks, grid.Threads, grid.Shared, values); err != nil {
+		return fmt.Errorf("kernel %s, %v blocks of %v threads: %w", k.name, grid.Blocks, grid.Threads, err)
+	}
+	return nil
+}
+
+// hostFunc enqueues fn. Its failure fails the stream, and what follows it runs.
+func (q *gpuQueue) hostFunc(fn func() error) error {
+	seq := q.tail.Load() + 1
+	site := ccall.At()
+	var c *cuda.Callback
+	var g *Graph // whose command it is, on whatever stream it is replayed
+	if q.s.cap != nil {
+		g = q.s.cap.g
+	}
+	once := g == nil
+	c = cuda.NewCallback(func() {
+		on := []point{{q, seq}}
+		if once {
+			defer c.Close()
+		} else {
+			on = g.replaying()
+		}
+		if slices.ContainsFunc(on, func(p point) bool { return p.failure() != nil }) {
+			return
+		}
+		if err := guard(fn); err != nil {
+			for _, p := range on {
+				o := p.q.(*gpuQueue)
+				o.failed(fmt.Errorf("stream %q, command enqueued at %s: %w", o.s.name, site, err), p.seq)
+			}
+		}
+	})
+	if !once {
+		q.s.cap.g.callbacks = append(q.s.cap.g.callbacks, c)
+	}
+	err := q.h.HostFunc(c)
+	if err != nil && once {
+		c.Close()
+	}
+	return err
+}
