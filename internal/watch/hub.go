@@ -494,8 +494,10 @@ func (h *hub) report() *gather {
 	start := time.Now()
 	h.mu.Unlock()
 
-	// A rank that has been quiet before is not waited for long.
-	quiet := func(m *member) bool { return m.heard.Before(start) && time.Since(m.heard) > 2*h.cfg.Beat }
+	// A rank that has been quiet before is not waited for long. What it had sent until then may come a little later.
+	quiet := func(m *member) bool {
+		return m.heard.Before(start.Add(h.cfg.Beat/2)) && time.Since(m.heard) > 2*h.cfg.Beat
+	}
 	h.await(quietLimit, func() bool { return len(g.waiting) == 0 })
 	h.await(gatherLimit-quietLimit, func() bool {
 		for rank := range g.waiting {
