@@ -282,7 +282,7 @@ extern "C" __global__ void __launch_bounds__(BARRIER_THREADS) peer_barrier(char 
 // first halves of its packs lie side by side, and then the second ones, so that what a warp stores at once are whole
 // sectors. It may be launched early.
 //
-// Both kernels have the same parameters, of which small_moves knows neither type nor op:
+// Both kernels have the same parameters; small_moves uses neither type nor op, small_reduction neither dst_step nor from:
 //
 //	small_reduction, small_moves(dst, dst_step I64, src, src_step I64, bytes I64, type I32, op I32, to I32, from I32,
 //		base, copies I32, offset I64, room I64, epochs, rank I32, size I32)

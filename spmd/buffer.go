@@ -69,8 +69,9 @@ func AllocManaged[T Elem](w *World, n int) (Buffer[T], error) {
 // Between two such buffers AllReduce, AllGather and ReduceScatter take the fastest of
 // several ways: NCCL's symmetric kernels, its others and, where the GPUs reach each
 // other, a kernel between them for messages of up to 512 KiB / (ranks - 1) from rank to
-// rank; dst of an AllReduce may then also be of AllocPinned. The first call measures them once for each kind of machine and takes about
-// a second for it; the log says which way a size takes, --symmetric decides otherwise.
+// rank; dst of an AllReduce may then also be of AllocPinned. The first call measures
+// them once for each kind of machine and takes about a second for it; the log says which
+// way a size takes, --symmetric decides otherwise.
 //
 // In one collective either all ranks give such buffers, which they got together, or
 // none does; and all give an AllReduce one buffer as src and dst, or none: NCCL might

@@ -126,6 +126,7 @@ func (w *World) openNCCL(st *commState, parent *nccl.Comm, color, key int) error
 	w.gpu.addNCCL(c)
 	done()
 	if linked && w.cfg.Symmetric == "auto" {
+		defer w.startup.begin("peers")()
 		return st.openPeers()
 	}
 	return nil

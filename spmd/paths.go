@@ -187,7 +187,6 @@ func (q *gpuQueue) byPeers(c *call) error {
 // openPeers has kernels between peers carry small collectives of any memory from now on.
 // Collective over st, in a turn.
 func (st *commState) openPeers() error {
-	defer st.w.startup.begin("peers")()
 	if err := st.reachPeers(); err != nil {
 		st.w.Log.Info().Err(err).Msg("NCCL carries small collectives, not kernels between peers")
 		return nil

@@ -99,7 +99,8 @@ func gpuPaths(t *testing.T) {
 		}
 	}
 	for name, damage := range map[string]string{"cut": string(lines[:len(lines)/2]), "of another machine": pathsLine(nil, 0) + "\tmore " + key,
-		"of another version": "0 0 0\t" + key, "no way": pathsLine(map[int]int{0: 8}, '7') + "\t" + key, "a way that is not to be had": pathsLine(map[int]int{2: 8}, '2') + "\t" + key} {
+		"of another version": "0 0 0\t" + key, "no way": pathsLine(map[int]int{0: 8}, '7') + "\t" + key, "a way that is not to be had": pathsLine(map[int]int{2: 8}, '2') + "\t" + key,
+		"symmetric kernels that there are not": pathsLine(map[int]int{1: 8}, '1') + "\t" + key} {
 		must(t, os.WriteFile(file, []byte(damage), 0o666))
 		if out, made, _ := start(); made != 2 || !strings.Contains(out, "measured now") {
 			t.Errorf("a file that is %s: %d times memory, want it to be measured again\n%s", name, made, out)
