@@ -13,31 +13,40 @@ import (
 	"lockstep/internal/elem"
 )
 
-//go:embed device.cu
-var kernelSource string
+var (
+	//go:embed device.cu
+	deviceSource string
+	//go:embed peers.cu
+	peersSource  string
+	kernelSource = deviceSource + peersSource
+)
 
-// kernels are those of device.cu.
+// kernels are those of device.cu and peers.cu.
 type kernels struct {
 	module                       *cuda.Module
 	fold, barrier, peerAllReduce *cuda.Function
 	smallReduction, smallMoves   *cuda.Function
 	putMessage, getMessage       *cuda.Function
+	exchange, listMessages       *cuda.Function
 }
 
-// Threads of the blocks that the kernels are launched with: the launch bounds of device.cu.
+// Threads of the blocks that the kernels are launched with: their launch bounds.
 const (
 	foldThreads      = 256
 	barrierThreads   = 32
 	smallThreads     = smallBlock / 16
 	allReduceThreads = 512
+	listThreads      = manyMessages
 )
 
-// Of device.cu.
+// Of peers.cu.
 const (
 	peerRanks  = 16
 	smallMost  = 16 << 10  // bytes of a small all-reduce through host memory, or of a message
 	smallBlock = 2 << 10   // those that a block does
 	allRanks   = 1<<32 - 1 // -1 of 32 bits, instead of a rank
+
+	fewMessages, manyMessages = 16, 128
 )
 
 // inboxBytes is the size of an inbox of small collectives with messages of at most room bytes.
@@ -121,7 +130,8 @@ func (k *kernels) table() []entry {
 	return []entry{{&k.fold, "fold", foldThreads}, {&k.barrier, "peer_barrier", barrierThreads},
 		{&k.smallReduction, "small_reduction", smallThreads}, {&k.smallMoves, "small_moves", smallThreads},
 		{&k.peerAllReduce, "peer_all_reduce", allReduceThreads},
-		{&k.putMessage, "put_message", smallThreads}, {&k.getMessage, "get_message", smallThreads}}
+		{&k.putMessage, "put_message", smallThreads}, {&k.getMessage, "get_message", smallThreads},
+		{&k.exchange, "exchange", smallThreads}, {&k.listMessages, "list_messages", listThreads}}
 }
 
 func (k *kernels) close() error {

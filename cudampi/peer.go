@@ -146,7 +146,7 @@ func (w *Window) close() error {
 	return err
 }
 
-// Of device.cu.
+// Of peers.cu.
 const (
 	smallBlocks = 256
 	peerBlocks  = 64                                     // that meet
@@ -180,6 +180,7 @@ type Peers struct {
 	room   int // of the scratch memory, which lies behind the inbox
 	atOnce int
 	inbox  place
+	wrong  unsafe.Pointer // in host memory, four words for each rank, of which exchange says what is wrong
 	blocks int
 	win    *Window
 	order  sequence
@@ -220,10 +221,11 @@ func (c *Comm) OpenPeers(d *cuda.Device, room int) (*Peers, error) {
 	return p, nil
 }
 
-// scratch is where the scratch memory begins.
-func (p *Peers) scratch() int { return inboxOffset + inboxBytes(p.c.size, p.inbox.room) }
+// lanes is where the memory for messages begins, scratch where the scratch memory does.
+func (p *Peers) lanes() int   { return inboxOffset + inboxBytes(p.c.size, p.inbox.room) }
+func (p *Peers) scratch() int { return p.lanes() + lanesBytes(p.c.size, p.inbox.room) }
 
-// AtOnce is the most bytes of a message from one rank to another in a collective that is one kernel: 512 KiB of 2 ranks,
+// AtOnce is the most bytes of a message from one rank to another in a call that is one kernel: 512 KiB of 2 ranks,
 // and 512 KiB / (p - 1) of p, in whole 2 KiB.
 func (p *Peers) AtOnce() int { return p.atOnce }
 
@@ -231,6 +233,10 @@ func (p *Peers) alloc() (err error) {
 	if p.mem, err = p.dev.Malloc(p.scratch() + 2*p.room); err != nil {
 		return err
 	}
+	if p.wrong, err = p.dev.MallocHost(wrongBytes * p.c.size); err != nil {
+		return err
+	}
+	clear(p.complaints())
 	if p.order.done, err = p.dev.NewEvent(false); err != nil {
 		return err
 	}
@@ -238,11 +244,11 @@ func (p *Peers) alloc() (err error) {
 }
 
 func (p *Peers) free() error {
-	err := errors.Join(p.dev.Free(p.mem), p.k.close())
+	err := errors.Join(p.dev.Free(p.mem), p.dev.FreeHost(p.wrong), p.k.close())
 	if p.order.done != nil {
 		err = errors.Join(err, p.order.done.Close())
 	}
-	p.mem, p.k, p.order = nil, nil, sequence{}
+	p.mem, p.wrong, p.k, p.order = nil, nil, nil, sequence{}
 	return err
 }
 

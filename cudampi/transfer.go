@@ -178,7 +178,7 @@ func (x *transfer) keep(s *cuda.Stream) error {
 	return s.Copy(dst, src, n*x.t.Size())
 }
 
-// smallCall is a collective as the kernels of small ones see it (device.cu).
+// smallCall is a collective as the kernels of small ones see it (peers.cu).
 type smallCall struct {
 	dst, src                unsafe.Pointer
 	dstStep, srcStep, bytes int

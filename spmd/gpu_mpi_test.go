@@ -79,9 +79,13 @@ func carriers(t *testing.T) (dir string) {
 // no program that a test runs has so long.
 func compileCarriers(t *testing.T) {
 	t.Helper()
-	source, err := os.ReadFile(filepath.Join("..", "cudampi", "device.cu"))
-	must(t, err)
-	_, _, err = nvrtc.DefaultCache().Compile("device.cu", string(source), nvrtc.Options{Capability: 90})
+	var source []byte
+	for _, file := range []string{"device.cu", "peers.cu"} {
+		part, err := os.ReadFile(filepath.Join("..", "cudampi", file))
+		must(t, err)
+		source = append(source, part...)
+	}
+	_, _, err := nvrtc.DefaultCache().Compile("device.cu", string(source), nvrtc.Options{Capability: 90})
 	must(t, err)
 }
 

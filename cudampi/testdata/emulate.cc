@@ -1,5 +1,6 @@
 #include "emulate.h"
 #include "../device.cu"
+#include "../peers.cu"
 
 static float wide(f16 x) {
 	int e = x.bits >> 10 & 31, m = x.bits & 1023;
@@ -22,6 +23,8 @@ EMULATE(fold)
 EMULATE(peer_barrier)
 EMULATE(small_reduction)
 EMULATE(small_moves)
+EMULATE_AT_ONCE(exchange)
+EMULATE(list_messages)
 EMULATE(put_message)
 EMULATE(get_message)
 EMULATE(peer_all_reduce)

@@ -1,13 +1,16 @@
-// A test double of the device: device.cu, compiled for the host behind this header, runs one block after the other, each
-// of one thread. What kernels do between devices they do here between processes that share the memory. Rounding to
+// A test double of the device: device.cu, compiled for the host behind this header, runs one block after the other, or where
+// they wait for each other all at once, each of one thread. What kernels do between devices they do here between processes that share the memory. Rounding to
 // float16 is slow and plain here, so that it checks nothing against itself.
 
 #include <math.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define EMULATED
+enum { MOST_AT_ONCE = 512 };
 #define __device__
 #define __global__
 #define __noinline__
@@ -21,6 +24,7 @@ static void __syncthreads() {}
 static float as_float(uint32_t u) { float f; memcpy(&f, &u, 4); return f; }
 static uint32_t as_bits(float f) { uint32_t u; memcpy(&u, &f, 4); return u; }
 static void set_flag(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+static void post(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 static uint32_t flag(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 static void relax() { sched_yield(); }
 
@@ -54,4 +58,32 @@ template <typename... A, size_t... I> static void launch(void (*k)(A...), const 
 template <typename... A> static void launch(void (*k)(A...), const uint64_t *args, const unsigned *dims) {
 	launch(k, args, dims, typename Count<sizeof...(A)>::type());
 }
+// at_once has a thread for each block, for a kernel whose blocks wait for those of higher numbers.
+template <typename... A> struct Block {
+	void (*k)(A...);
+	const uint64_t *args;
+	Dim blocks, index;
+	template <size_t... I> void run(Places<I...>) {
+		gridDim = blocks;
+		blockIdx = index;
+		blockDim.x = 1;
+		threadIdx.x = 0;
+		k(argument<A>(args + I)...);
+	}
+	static void *start(void *p) {
+		((Block *)p)->run(typename Count<sizeof...(A)>::type());
+		return NULL;
+	}
+};
+template <typename... A> static void at_once(void (*k)(A...), const uint64_t *args, const unsigned *dims) {
+	Block<A...> block[MOST_AT_ONCE];
+	pthread_t thread[MOST_AT_ONCE];
+	if (dims[0] > MOST_AT_ONCE) abort();
+	for (unsigned b = 0; b < dims[0]; b++) {
+		block[b] = {k, args, {dims[0]}, {b}};
+		if (pthread_create(&thread[b], NULL, Block<A...>::start, &block[b]) != 0) abort();
+	}
+	for (unsigned b = 0; b < dims[0]; b++) pthread_join(thread[b], NULL);
+}
 #define EMULATE(k) extern "C" void emulate_##k(const uint64_t *args, const unsigned *dims) { launch(k, args, dims); }
+#define EMULATE_AT_ONCE(k) extern "C" void emulate_##k(const uint64_t *args, const unsigned *dims) { at_once(k, args, dims); }

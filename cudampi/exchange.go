@@ -1,0 +1,115 @@
+package cudampi
+
+import (
+	"fmt"
+	"sync/atomic"
+	"unsafe"
+
+	"lockstep/cuda"
+)
+
+// exchangeBlocks is about the most blocks of a kernel of messages; tests lower it.
+var exchangeBlocks = 512
+
+const (
+	messageWords = 2     // of struct Message in peers.cu
+	wrongBytes   = 4 * 4 // a flag, the bytes that came, those that were to come, and nothing
+)
+
+// lanesBytes is the memory of a rank for messages of at most room bytes from and to all ranks (peers.cu): for each chunk of
+// each rank three counts, and two places.
+func lanesBytes(ranks, room int) int {
+	const placeBytes = 2*16 + 2*smallBlock
+	queues := ranks * (room / smallBlock)
+	return (3*4*queues+127)/128*128 + 2*queues*placeBytes
+}
+
+// ListBytes is the device memory that Exchange needs for n messages, 0 for few.
+func ListBytes(n int) int {
+	if n <= fewMessages {
+		return 0
+	}
+	return 8 * messageWords * n
+}
+
+// Exchange enqueues on s several messages of 1 to AtOnce bytes, which go on together, so that no order among them can
+// deadlock. Messages from one rank to another match in their order, whatever calls they are in; so ranks may also send to themselves. A message is
+// sent when the kernel before it on s is over, and nobody need have asked for it; the third on its way waits until the first
+// is being received, and the next asked for. list is device memory of ListBytes of their number, nil for few, which must
+// remain until they have been enqueued, and in a graph as long as that is.
+//
+// Where Recv has another length than came, the kernel waits for ever, and Failure says why.
+func (p *Peers) Exchange(s *cuda.Stream, list unsafe.Pointer, messages []Message) error {
+	return p.next(s, func() error { return p.exchange(s, list, messages) })
+}
+
+func (p *Peers) exchange(s *cuda.Stream, list unsafe.Pointer, messages []Message) error {
+	// Lanes that send have the lowest numbers, which blocks that wait for others must not keep off the device.
+	var lanes [2][peerRanks]uint8
+	used, most := 0, 0
+	for dir, recv := range [...]bool{false, true} {
+		for i := range messages {
+			m := &messages[i]
+			bytes := m.N * m.Type.Size()
+			if m.Recv != recv {
+				continue
+			}
+			if bytes < 1 || bytes > p.atOnce || uint(m.Peer) >= uint(p.c.size) {
+				return fmt.Errorf("cudampi: message of %d bytes with rank %d of %d between peers, which carry 1 to %d bytes", bytes, m.Peer, p.c.size, p.atOnce)
+			}
+			most = max(most, bytes)
+			if lanes[dir][m.Peer] == 0 {
+				used++
+				lanes[dir][m.Peer] = uint8(used)
+			}
+		}
+	}
+	if used == 0 {
+		return nil
+	}
+	put := func(at []uint64, messages []Message) {
+		for i := range messages {
+			m := &messages[i]
+			recv := uint64(0)
+			if m.Recv {
+				recv = 1
+			}
+			at[messageWords*i] = uint64(uintptr(m.Buf))
+			at[messageWords*i+1] = uint64(m.N*m.Type.Size()) | uint64(lanes[recv][m.Peer]-1)<<32 | uint64(m.Peer)<<40 | recv<<48
+		}
+	}
+	per := min((most+smallBlock-1)/smallBlock, max(1, exchangeBlocks/used))
+	args := [9 + messageWords*fewMessages]uint64{p.table(), uint64(p.lanes()), uint64(p.inbox.room), uint64(uintptr(p.wrong)),
+		uint64(p.c.rank), uint64(p.c.size), uint64(per), uint64(len(messages))}
+	if len(messages) <= fewMessages {
+		put(args[9:], messages)
+	} else {
+		args[8] = uint64(uintptr(list))
+		for lo := 0; lo < len(messages); lo += manyMessages {
+			part := messages[lo:min(lo+manyMessages, len(messages))]
+			many := [2 + messageWords*manyMessages]uint64{uint64(uintptr(list)) + uint64(8*messageWords*lo), uint64(len(part))}
+			put(many[2:], part)
+			if err := s.Launch(p.k.listMessages, [3]int{1, 1, 1}, [3]int{listThreads, 1, 1}, 0, many[:]); err != nil {
+				return err
+			}
+		}
+	}
+	return s.LaunchEarly(p.k.exchange, [3]int{used * per, 1, 1}, [3]int{smallThreads, 1, 1}, 0, args[:])
+}
+
+// complaints are the words that exchange writes.
+func (p *Peers) complaints() []uint32 {
+	return unsafe.Slice((*uint32)(p.wrong), wrongBytes/4*p.c.size)
+}
+
+// Failure is what a kernel has found wrong, for which it waits for ever: a message of another length than its Recv. It
+// costs the host a few nanoseconds.
+func (p *Peers) Failure() error {
+	words := p.complaints()
+	for r := range p.c.size {
+		if w := words[wrongBytes/4*r:]; atomic.LoadUint32(&w[0]) != 0 {
+			return fmt.Errorf("a message from rank %d has %d bytes, and Recv takes %d", r, w[1], w[2])
+		}
+	}
+	return nil
+}

@@ -1,0 +1,368 @@
+#line 2 "peers.cu"
+// Kernels between ranks that reach each other's memory: the second half of a source that begins with device.cu.
+
+// What every rank has at base[rank], which all ranks reach. Each block is a channel of its own: it meets the blocks of the
+// same number on the other ranks, and counts how often it has, on the device, so that a graph can be replayed.
+enum { BLOCKS = 256, MEETING = 64, RANKS = 16, SMALL_BLOCK = 2 << 10 };
+struct Control {
+	u32 epoch[BLOCKS];         // meetings of this rank's blocks
+	u32 flags[MEETING][RANKS]; // epochs of the ranks, each written by that rank
+	// Here the inbox of small collectives follows.
+};
+FN Control *control(char *const *base, int rank) { return (Control *)base[rank]; }
+
+// meet waits until this block has come here on all ranks. What any of them wrote before, all see afterwards. All blocks
+// of the grid, at most MEETING, must fit the device at once, on every rank.
+FN void meet(char *const *base, int rank, int size) {
+	__syncthreads();
+	Control *mine = control(base, rank);
+	int b = blockIdx.x;
+	u32 now = mine->epoch[b] + 1;
+	for (int r = threadIdx.x; r < size; r += blockDim.x) set_flag(&control(base, r)->flags[b][rank], now);
+	for (int r = threadIdx.x; r < size; r += blockDim.x) {
+		while ((int)(flag(&mine->flags[b][r]) - now) < 0) relax();
+	}
+	__syncthreads();
+	if (threadIdx.x == 0) mine->epoch[b] = now;
+}
+
+// Returns when all ranks have come here. One block.
+//
+//	peer_barrier(base, rank I32, size I32)
+extern "C" __global__ void __launch_bounds__(BARRIER_THREADS) peer_barrier(char *const *base, int rank, int size) { meet(base, rank, size); }
+
+// A small collective in one step. Each rank has a message for each other, of as many bytes, at most room: that for rank q
+// lies at src + q * src_step. Of these go all, or where from is a rank those of that rank, or where to is a rank those to
+// that rank. After a reduction dst is op over what came from all ranks; else it has at dst + r * dst_step what came from rank r.
+// A part of dst may be that of src: a thread has sent the packs that it stores.
+//
+// Each rank puts its packs, stamped with an epoch, where the others look for them, and takes theirs. So a rank waits for
+// the data alone, for no flag after them, and no fence. That is in copies places, at base[q] + offset: one on every rank,
+// which the others write and it reads, or a single one that all reach, where messages are the same for all. A place has two
+// halves, for even and odd epochs: when a rank writes one again, two epochs later, it has heard of every other in the epoch
+// between, which that began after it had read the half. Therefore the first thread of a block puts and takes a stamp
+// where there is no message. A block does SMALL_BLOCK bytes of each message, always the same, and counts its own epochs. The
+// first halves of its packs lie side by side, and then the second ones, so that what a warp stores at once are whole
+// sectors. It may be launched early.
+//
+// Both kernels have the same parameters; small_moves uses neither type nor op, small_reduction neither dst_step nor from:
+//
+//	small_reduction, small_moves(dst, dst_step I64, src, src_step I64, bytes I64, type I32, op I32, to I32, from I32,
+//		base, copies I32, offset I64, room I64, epochs, rank I32, size I32)
+enum { EACH = SMALL_BLOCK / PACK, AHEAD = 4, SECOND = EACH * 4 };
+
+// put_small puts the packs of this thread's block, and returns where those of the others will be.
+FN const char *put_small(const char *src, i64 src_step, i64 bytes, bool sends, int to,
+		char *const *base, int copies, i64 offset, i64 room, u32 now, int rank, int size, i64 lo, i64 hi) {
+	bool in = is_aligned(src + src_step) && is_aligned(src);
+	offset += (now & 1) * size * 2 * room;
+	int own = copies > 1 ? rank : 0;
+	for (i64 i = lo + threadIdx.x; i < hi; i += blockDim.x) {
+		i64 at = offset + rank * 2 * room + (lo + i) * PACK;
+		for (int first = 0; first < copies; first += AHEAD) {
+			Raw x[AHEAD];
+#pragma unroll
+			for (int k = 0; k < AHEAD; k++) {
+				int q = own + first + k; // not all to the same rank at once
+				if (q >= copies) q -= copies;
+				if (k > 0 && src_step == 0) {
+					x[k] = x[0];
+				} else if (first + k < copies && sends && (src_step == 0 || to < 0 || to == q)) {
+					x[k] = load(src + q * src_step, i, bytes, in);
+				}
+			}
+#pragma unroll
+			for (int k = 0; k < AHEAD; k++) {
+				int q = own + first + k;
+				if (q >= copies) q -= copies;
+				if (first + k >= copies) break;
+				u32 *place = (u32 *)(base[q] + at);
+				if (sends && (to < 0 || to == q)) {
+					put_stamped(place, x[k].w[0], x[k].w[1], now);
+					put_stamped(place + SECOND, x[k].w[2], x[k].w[3], now);
+				} else if (i == lo) {
+					put_stamped(place, 0, 0, now);
+				}
+			}
+		}
+	}
+	return base[own] + offset;
+}
+
+// take_small waits for the packs i of AHEAD ranks from first on, at once, or for the stamps alone of those that send no message.
+FN void take_small(Raw *x, const char *mine, i64 room, u32 now, int size, int first, bool takes, int from, i64 lo, i64 i) {
+	for (bool there = false; !there;) {
+		there = true;
+#pragma unroll
+		for (int k = 0; k < AHEAD; k++) {
+			int r = first + k;
+			bool message = takes && (from < 0 || from == r);
+			if (r < size && (message || i == lo)) {
+				const u32 *place = (const u32 *)(mine + r * 2 * room + (lo + i) * PACK);
+				u32 *w = x[k].w;
+				bool one = get_stamped(place, w, w + 1, now), two = !message || get_stamped(place + SECOND, w + 2, w + 3, now);
+				there = there && one && two;
+			}
+		}
+		if (!there) relax();
+	}
+}
+
+// add_small adds packs of ranks from first on to a sum, or begins it; sum_small is that sum. What fold_packs does alike for
+// all types and operations goes by memory, which takes 0.4 us more.
+template <typename T> FN void add_small(u64 *sum, const Raw *x, int first, int size) {
+	typedef typename Acc<T>::type A;
+	A *a = (A *)sum;
+#pragma unroll
+	for (int k = 0; k < AHEAD; k++) {
+		if (first + k >= size) break;
+		const Pack<T> &p = (const Pack<T> &)x[k];
+#pragma unroll
+		for (int j = 0; j < 16 / (int)sizeof(T); j++) {
+			A v = Acc<T>::get(p.v[j]);
+			a[j] = first + k == 0 ? v : combine<SUM, A>(a[j], v);
+		}
+	}
+}
+template <typename T> FN Raw sum_small(const u64 *sum) {
+	union { Pack<T> of; Raw raw; } y;
+#pragma unroll
+	for (int j = 0; j < 16 / (int)sizeof(T); j++) y.of.v[j] = Acc<T>::put(((const typename Acc<T>::type *)sum)[j]);
+	return y.raw;
+}
+
+extern "C" __global__ void __launch_bounds__(SMALL_BLOCK / PACK) small_reduction(char *dst, i64 dst_step, const char *src, i64 src_step, i64 bytes,
+		int type, int op, int to, int from, char *const *base, int copies, i64 offset, i64 room, u32 *epochs, int rank, int size) {
+	bool out = is_aligned(dst), takes = to < 0 || to == rank;
+	i64 lo = (i64)blockIdx.x * EACH, end = (bytes + PACK - 1) / PACK, hi = lo + EACH < end ? lo + EACH : end;
+	await_earlier_work();
+	u32 now = epochs[blockIdx.x] + 1;
+	const char *mine = put_small(src, src_step, bytes, true, to, base, copies, offset, room, now, rank, size, lo, hi);
+	start_next();
+	for (i64 i = lo + threadIdx.x; i < hi; i += blockDim.x) {
+		Raw y = {};
+		if (op == SUM && type >= 2) {
+			u64 sum[4] = {};
+			for (int first = 0; first < size; first += AHEAD) {
+				Raw x[AHEAD];
+				take_small(x, mine, room, now, size, first, takes, -1, lo, i);
+				if (type == 8) {
+					add_small<float>(sum, x, first, size);
+				} else if (type == 7) {
+					add_small<bf16>(sum, x, first, size);
+				} else if (type == 6) {
+					add_small<f16>(sum, x, first, size);
+				} else if (type == 9) {
+					add_small<double>(sum, x, first, size);
+				} else if (type < 4) {
+					add_small<u32>(sum, x, first, size);
+				} else {
+					add_small<u64>(sum, x, first, size);
+				}
+			}
+			y = type == 6 ? sum_small<f16>(sum) : type == 7 ? sum_small<bf16>(sum) : *(const Raw *)sum;
+		} else {
+			Raw x[RANKS];
+			const char *each[RANKS];
+			for (int r = 0; r < size; r += AHEAD) take_small(x + r, mine, room, now, size, r, takes, -1, lo, i);
+			for (int r = 0; r < size; r++) each[r] = (const char *)&x[r];
+			if (takes) y = fold_packs(type, op, size, each, 0);
+		}
+		if (takes) store(dst, i, bytes, out, y);
+	}
+	__syncthreads();
+	if (threadIdx.x == 0) epochs[blockIdx.x] = now;
+}
+
+extern "C" __global__ void __launch_bounds__(SMALL_BLOCK / PACK) small_moves(char *dst, i64 dst_step, const char *src, i64 src_step, i64 bytes,
+		int type, int op, int to, int from, char *const *base, int copies, i64 offset, i64 room, u32 *epochs, int rank, int size) {
+	bool out = is_aligned(dst + dst_step) && is_aligned(dst), takes = to < 0 || to == rank;
+	i64 lo = (i64)blockIdx.x * EACH, end = (bytes + PACK - 1) / PACK, hi = lo + EACH < end ? lo + EACH : end;
+	await_earlier_work();
+	u32 now = epochs[blockIdx.x] + 1;
+	const char *mine = put_small(src, src_step, bytes, from < 0 || from == rank, to, base, copies, offset, room, now, rank, size, lo, hi);
+	start_next();
+	for (i64 i = lo + threadIdx.x; i < hi; i += blockDim.x) {
+		for (int first = 0; first < size; first += AHEAD) {
+			Raw x[AHEAD];
+			take_small(x, mine, room, now, size, first, takes, from, lo, i);
+#pragma unroll
+			for (int k = 0; k < AHEAD; k++) {
+				int r = first + k;
+				if (r < size && takes && (from < 0 || from == r)) store(dst + r * dst_step, i, bytes, out, x[k]);
+			}
+		}
+	}
+	__syncthreads();
+	if (threadIdx.x == 0) epochs[blockIdx.x] = now;
+}
+
+// Messages of at most room bytes between ranks. Those from one rank to another are a lane. A lane goes by chunks of
+// SMALL_BLOCK bytes, and each chunk has a queue of its own, which counts on the device: the sender what it has put there,
+// the receiver what it has taken. A queue has two places, for even and odd counts. A receiver that begins to take a chunk
+// acknowledges the ones before, so the third waits until the first is taken; the others are put before anyone asks for them.
+//
+// A block does every per-th chunk of the messages of one lane, one after the other. No lane waits for another, and the
+// blocks that send have the lowest numbers: whatever ranks send each other at once, it gets through, as in one group of NCCL. With the first
+// chunk goes the length. A receiver that expects another says so at wrong + 4 * peer, in memory of the host, and waits
+// until the host ends it. It may be launched early.
+//
+// What a rank has for it lies at base[rank] + offset: the counts of its queues, and the places of what comes. The n messages
+// are those of few, or where list is not null those there.
+//
+//	exchange(base, offset I64, room I64, wrong, rank I32, size I32, per I32, n I32, list, few Few)
+struct Message {
+	char *at;
+	u32 bytes;
+	u8 lane, peer, receives;
+};
+enum { FEW = 16, MANY = 128 };
+struct Few { Message of[FEW]; };
+struct Many { Message of[MANY]; };
+
+enum { PUT, TAKEN, ACKNOWLEDGED, COUNTS, PLACE = 2 * PACK + 2 * SMALL_BLOCK };
+struct Queues {
+	i64 offset;
+	int size, each; // ranks, and queues of a lane
+};
+FN u32 *count_of(const Queues &q, char *base, int which, int peer, int c) {
+	return (u32 *)(base + q.offset) + ((i64)which * q.size + peer) * q.each + c;
+}
+FN char *place_of(const Queues &q, char *base, int sender, u32 now, int c) {
+	i64 counts = ((i64)COUNTS * 4 * q.size * q.each + 127) / 128 * 128;
+	return base + q.offset + counts + (((i64)sender * 2 + (now & 1)) * q.each + c) * PLACE;
+}
+
+FN void put_chunk(const Queues &q, char *const *base, int rank, const Message &m, int c) {
+	u32 *put = count_of(q, base[rank], PUT, m.peer, c), now = *put + 1;
+	const u32 *acknowledged = count_of(q, base[rank], ACKNOWLEDGED, m.peer, c);
+	char *place = place_of(q, base[m.peer], rank, now, c);
+	bool in = is_aligned(m.at);
+	i64 lo = (i64)c * EACH, end = ((i64)m.bytes + PACK - 1) / PACK, hi = lo + EACH < end ? lo + EACH : end;
+	for (i64 i = lo + threadIdx.x; i < hi; i += blockDim.x) {
+		Raw x = load(m.at, i, m.bytes, in);
+		while ((int)(flag(acknowledged) - (now - 2)) < 0) relax();
+		if (i == 0) put_stamped((u32 *)place, m.bytes, 0, now);
+		u32 *to = (u32 *)(place + 2 * PACK + (i - lo) * PACK);
+		put_stamped(to, x.w[0], x.w[1], now);
+		put_stamped(to + SECOND, x.w[2], x.w[3], now);
+	}
+	__syncthreads();
+	if (threadIdx.x == 0) *put = now;
+	__syncthreads();
+}
+
+FN void take_chunk(const Queues &q, char *const *base, int rank, const Message &m, int c, u32 *wrong) {
+	u32 *taken = count_of(q, base[rank], TAKEN, m.peer, c), now = *taken + 1;
+	if (threadIdx.x == 0) post(count_of(q, base[m.peer], ACKNOWLEDGED, rank, c), now - 1);
+	const char *place = place_of(q, base[rank], m.peer, now, c);
+	bool out = is_aligned(m.at);
+	i64 lo = (i64)c * EACH, end = ((i64)m.bytes + PACK - 1) / PACK, hi = lo + EACH < end ? lo + EACH : end;
+	for (i64 i = lo + threadIdx.x; i < hi; i += blockDim.x) {
+		const u32 *from = (const u32 *)(place + 2 * PACK + (i - lo) * PACK);
+		Raw x;
+		u32 bytes = m.bytes, none;
+		for (bool there = false; !there;) {
+			bool length = i != 0 || get_stamped((const u32 *)place, &bytes, &none, now);
+			bool one = get_stamped(from, x.w, x.w + 1, now), two = get_stamped(from + SECOND, x.w + 2, x.w + 3, now);
+			there = length && one && two;
+			if (!there) relax();
+		}
+		if (bytes != m.bytes) {
+			u32 *say = wrong + 4 * m.peer;
+			say[1] = bytes;
+			say[2] = m.bytes;
+			set_flag(say, 1);
+			while (flag(say) != 0) relax();
+		}
+		store(m.at, i, m.bytes, out, x);
+	}
+	__syncthreads();
+	if (threadIdx.x == 0) *taken = now;
+	__syncthreads();
+}
+
+extern "C" __global__ void __launch_bounds__(SMALL_BLOCK / PACK) exchange(char *const *base, i64 offset, i64 room, u32 *wrong,
+		int rank, int size, int per, int n, const Message *list, Few few) {
+	Queues q = {offset, size, (int)(room / SMALL_BLOCK)};
+	int lane = blockIdx.x / per;
+	await_earlier_work();
+	start_next();
+	for (int k = 0; k < n; k++) {
+		Message m;
+		if (list) {
+			m = list[k];
+		} else {
+			m = few.of[k];
+		}
+		if (m.lane != lane) continue;
+		int chunks = (m.bytes + SMALL_BLOCK - 1) / SMALL_BLOCK;
+		for (int c = blockIdx.x % per; c < chunks; c += per) {
+			if (m.receives) {
+				take_chunk(q, base, rank, m, c, wrong);
+			} else {
+				put_chunk(q, base, rank, m, c);
+			}
+		}
+	}
+}
+
+// list[k] = many.of[k] of n messages at most MANY, for exchange.
+//
+//	list_messages(list, n I32, many Many)
+extern "C" __global__ void __launch_bounds__(MANY) list_messages(Message *list, int n, Many many) {
+	for (int k = threadIdx.x; k < n; k += blockDim.x) list[k] = many.of[k];
+}
+
+// A message by way of a slot of twice as many bytes that both ends reach, with a stamp that nothing in the
+// slot bears. The receiver waits for what bears it.
+//
+//	put_message(slot, src, bytes I64, stamp U32), get_message(dst, slot, bytes I64, stamp U32)
+extern "C" __global__ void __launch_bounds__(SMALL_BLOCK / PACK) put_message(char *slot, const char *src, i64 bytes, u32 stamp) {
+	bool in = is_aligned(src);
+	for (i64 i = grid_index(); i < (bytes + PACK - 1) / PACK; i += grid_size()) {
+		Raw x = load(src, i, bytes, in);
+		u32 *to = (u32 *)(slot + i * 2 * PACK);
+		put_stamped(to, x.w[0], x.w[1], stamp);
+		put_stamped(to + 4, x.w[2], x.w[3], stamp);
+	}
+}
+extern "C" __global__ void __launch_bounds__(SMALL_BLOCK / PACK) get_message(char *dst, const char *slot, i64 bytes, u32 stamp) {
+	bool out = is_aligned(dst);
+	for (i64 i = grid_index(); i < (bytes + PACK - 1) / PACK; i += grid_size()) {
+		const u32 *from = (const u32 *)(slot + i * 2 * PACK);
+		Raw x;
+		while (!get_stamped(from, x.w, x.w + 1, stamp)) relax();
+		while (!get_stamped(from + 4, x.w + 2, x.w + 3, stamp)) relax();
+		store(dst, i, bytes, out, x);
+	}
+}
+
+// dst = op over all ranks of src, as many bytes as the scratch memory of a rank has room for, in two halves: in, at
+// base[r] + scratch, and out, room bytes after it. Each rank copies src to its in; reduces its slice from the in of all
+// to the out of all; and copies its out to dst. A block touches the same packs of each slice throughout, so it need only
+// meet the same block of the other ranks. At most MEETING blocks.
+//
+//	peer_all_reduce(dst, src, bytes I64, type I32, op I32, base, rank I32, size I32, scratch I64, room I64)
+extern "C" __global__ void __launch_bounds__(ALL_REDUCE_THREADS) peer_all_reduce(char *dst, const char *src, i64 bytes, int type, int op,
+		char *const *base, int rank, int size, i64 scratch, i64 room) {
+	bool in = is_aligned(src), out = is_aligned(dst);
+	i64 packs = (bytes + PACK - 1) / PACK, slice = (packs + size - 1) / size;
+	Raw *mine = (Raw *)(base[rank] + scratch);
+	for (int q = 0; q < size; q++) {
+		i64 lo = q * slice, hi = lo + slice < packs ? lo + slice : packs;
+		for (i64 i = lo + grid_index(); i < hi; i += grid_size()) mine[i] = load(src, i, bytes, in);
+	}
+	meet(base, rank, size);
+	i64 lo = rank * slice, hi = lo + slice < packs ? lo + slice : packs;
+	for (i64 i = lo + grid_index(); i < hi; i += grid_size()) {
+		Raw x = fold_packs(type, op, size, base, scratch + i * PACK);
+		for (int k = 0; k < size; k++) ((Raw *)(base[(rank + k) % size] + scratch + room))[i] = x;
+	}
+	meet(base, rank, size);
+	const Raw *result = (const Raw *)(base[rank] + scratch + room);
+	for (int q = 0; q < size; q++) {
+		lo = q * slice, hi = lo + slice < packs ? lo + slice : packs;
+		for (i64 i = lo + grid_index(); i < hi; i += grid_size()) store(dst, i, bytes, out, result[i]);
+	}
+}
