@@ -12,6 +12,7 @@ import (
 	"lockstep/cuda"
 	"lockstep/cuda/cublas"
 	"lockstep/cuda/nvrtc"
+	"lockstep/cudampi"
 	"lockstep/internal/ccall"
 	"lockstep/nccl"
 )
@@ -25,6 +26,8 @@ type gpu struct {
 	last    lastIssue
 	entered bool           // the command being issued entered NCCL
 	calls   []nccl.Call    // of the group being issued
+	small   []cudampi.Message
+	beside  *cuda.Stream   // for what a kernel between peers carries of a group; nil where there are none
 	word    unsafe.Pointer // for barriers
 	pinned  unsafe.Pointer // of words
 
@@ -37,6 +40,7 @@ type gpu struct {
 	hasGemv atomic.Bool
 	modules map[string]*cuda.Module // by source
 	comms   []*nccl.Comm
+	peers   []*cudampi.Peers
 	checked time.Time // when health was last asked
 }
 
@@ -83,6 +87,9 @@ func (g *gpu) close() error {
 	}
 	processGPU = nil
 	var err error
+	if g.beside != nil {
+		err = g.beside.Close()
+	}
 	for _, m := range g.spare {
 		err = errors.Join(err, m.event.Close())
 	}
@@ -120,8 +127,8 @@ func (g *gpu) recycle(m *mark) {
 	g.spare = append(g.spare, m)
 }
 
-// health asks NCCL for failures that no call has returned: a peer that died, a
-// network that broke.
+// health asks NCCL, and kernels between peers, for failures that no call has returned: a peer that died, a
+// network that broke, a message of another length than its Recv.
 func (g *gpu) health() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -131,6 +138,11 @@ func (g *gpu) health() error {
 	g.checked = time.Now()
 	for _, c := range g.comms {
 		if err := c.AsyncError(); err != nil {
+			return err
+		}
+	}
+	for _, p := range g.peers {
+		if err := p.Failure(); err != nil {
 			return err
 		}
 	}

@@ -29,6 +29,8 @@ func TestGPUThroughMPI(t *testing.T) {
 		t.Run("ways", mpiWays)
 		t.Run("beside NCCL", peersBesideNCCL)
 		t.Run("branches of a graph", graphBranches)
+		t.Run("messages between peers", messagesBetweenPeers)
+		t.Run("messages of other lengths", messagesOfOtherLengths)
 	}
 	for _, tc := range []struct {
 		name  string

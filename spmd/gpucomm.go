@@ -241,8 +241,10 @@ func (q *gpuQueue) communicate(c *call, work unsafe.Pointer) error {
 	case symmetricWay:
 		nc = c.comm.sym.comm
 	case peerWay:
-		q.g.entered = true
-		return q.byPeers(c)
+		if c.hasPeerKernel() {
+			q.g.entered = true
+			return q.byPeers(c)
+		}
 	}
 	q.g.calls = q.g.calls[:0]
 	if c.kind != cmdGroup {
@@ -256,11 +258,8 @@ func (q *gpuQueue) communicate(c *call, work unsafe.Pointer) error {
 			}
 		}
 	}
-	if len(q.g.calls) > 0 {
-		if err := nc.Group(q.h, q.g.calls); err != nil {
-			return err
-		}
-		q.g.entered = true
+	if err := q.enter(c.comm, nc, work); err != nil {
+		return err
 	}
 	if c.kind == cmdGroup {
 		c.comm.recycle(c.group)

@@ -103,16 +103,17 @@ func (c *command) scratchBytes() int {
 	case c.kind == cmdGemm || c.kind == cmdGemv:
 		return gemmWorkspace
 	case c.kind == cmdGroup:
-		n := 0
+		n := c.listBytes()
 		for i := range c.group.cmds {
 			n += c.group.cmds[i].stagingBytes()
 		}
 		return n
 	case c.kind == cmdAllToAll && c.comm.dev == nil && c.comm.carrier(&c.call) == peerWay:
 		return 0
-	default:
-		return c.stagingBytes()
+	case c.kind.communicates():
+		return c.stagingBytes() + c.listBytes()
 	}
+	return 0
 }
 
 // issue makes the driver's call.

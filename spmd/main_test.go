@@ -54,6 +54,10 @@ func app(what string) {
 			return symmetricCalls(w)
 		case "peer branches":
 			return peerBranches(w)
+		case "peer messages":
+			return peerMessages(w)
+		case "a message too long":
+			return tooLong(w)
 		case "peer sums":
 			return peerSums(w)
 		case "usage":

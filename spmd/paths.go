@@ -26,7 +26,7 @@ import (
 // operations than sums, and takes longer to be called than a kernel between peers, which
 // small collectives have. On symmetric memory it is measured, size by size, which of them
 // carries a call of pathRows, when the first such memory is asked for. Else a kernel between
-// peers carries small collectives where NVLink joins the GPUs.
+// peers carries small collectives, and small messages, where NVLink joins the GPUs.
 
 // symComm is what there is for symmetric memory beside the first communicator and the peers.
 type symComm struct {
@@ -144,7 +144,7 @@ func (st *commState) carrier(c *call) way {
 			return by
 		}
 	}
-	if st.atOnce > 0 && c.n*c.typ.Size() <= st.atOnce && c.hasPeerKernel() {
+	if st.atOnce > 0 && (c.hasPeerKernel() && c.n*c.typ.Size() <= st.atOnce || c.hasSmallMessages(st.atOnce)) {
 		return peerWay
 	}
 	return plainWay
@@ -184,7 +184,7 @@ func (q *gpuQueue) byPeers(c *call) error {
 	}
 }
 
-// openPeers has kernels between peers carry small collectives of any memory from now on.
+// openPeers has kernels between peers carry small collectives and messages of any memory from now on.
 // Collective over st, in a turn.
 func (st *commState) openPeers() error {
 	if err := st.reachPeers(); err != nil {
@@ -192,7 +192,7 @@ func (st *commState) openPeers() error {
 		return nil
 	}
 	st.atOnce = st.peers.AtOnce()
-	return nil
+	return st.w.gpu.openBeside()
 }
 
 // reachPeers opens the peers, or fails on all ranks alike. Collective over st, in a turn.
@@ -200,6 +200,7 @@ func (st *commState) reachPeers() error {
 	var err error
 	if st.peers, err = st.mpi.OpenPeers(st.w.gpu.dev, peerRoom); err == nil {
 		st.peers.Ordered = true // by orderAfterOthers
+		st.w.gpu.addPeers(st.peers)
 	}
 	return err
 }
@@ -210,6 +211,7 @@ func (st *commState) closePeers() error {
 		return nil
 	}
 	st.w.gpu.forget(st.peers)
+	st.w.gpu.dropPeers(st.peers)
 	err := st.peers.Close()
 	st.peers, st.atOnce = nil, 0
 	return err

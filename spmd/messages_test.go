@@ -1,0 +1,276 @@
+package spmd_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"lockstep/spmd"
+	"lockstep/spmd/spmdtest"
+)
+
+// posted is element i of message k from one rank to another.
+func posted(from, to, k, i int) int32 { return int32(i + 1000*k + 1_000_000*from + 10_000_000*to) }
+
+// letters are messages of this rank to and from every rank, those of one length after those of another.
+type letters struct {
+	out, in spmd.Buffer[int32]
+	sizes   []int
+	total   int // elements to one rank
+}
+
+func newLetters(w *spmd.World, sizes []int) (l letters, err error) {
+	l.sizes = sizes
+	for _, n := range sizes {
+		l.total += n
+	}
+	if l.out, err = spmd.Alloc[int32](w, w.Size()*l.total); err != nil {
+		return l, err
+	}
+	if l.in, err = spmd.Alloc[int32](w, w.Size()*l.total); err != nil {
+		return l, err
+	}
+	values := make([]int32, 0, l.out.Len())
+	for to := range w.Size() {
+		for k, n := range sizes {
+			for i := range n {
+				values = append(values, posted(w.Rank(), to, k, i))
+			}
+		}
+	}
+	return l, l.out.CopyFrom(values)
+}
+
+// exchange has everyone send everything to everyone in one group.
+func (l letters) exchange(c spmd.Comm) error {
+	return c.Group(func() error {
+		var err error
+		for r := range c.Size() {
+			at := r * l.total
+			for _, n := range l.sizes {
+				err = errors.Join(err, spmd.Send(c, l.out.Slice(at, at+n), r), spmd.Recv(c, l.in.Slice(at, at+n), r))
+				at += n
+			}
+		}
+		return err
+	})
+}
+
+// check compares what came, of the lengths up to most, and forgets it.
+func (l letters) check(w *spmd.World, what string, most int) error {
+	got := make([]int32, l.in.Len())
+	if err := l.in.CopyTo(got); err != nil {
+		return err
+	}
+	at := 0
+	for from := range w.Size() {
+		for k, n := range l.sizes {
+			for i := range n {
+				if want := posted(from, w.Rank(), k, i); n <= most && got[at+i] != want {
+					return fmt.Errorf("%s: element %d of message %d, of %d, from rank %d is %d, want %d", what, i, k, n, from, got[at+i], want)
+				}
+			}
+			at += n
+		}
+	}
+	return l.in.Fill(-1)
+}
+
+// exchangeLetters sends messages of some sizes in groups, on their own and in a graph. Those of more than most elements
+// need not arrive.
+func exchangeLetters(w *spmd.World, sizes []int, most int) error {
+	s, err := w.NewStream("messages")
+	if err != nil {
+		return err
+	}
+	l, err := newLetters(w, sizes)
+	if err != nil {
+		return err
+	}
+	c := w.Comm.On(s)
+	for i := range 3 {
+		if err := errors.Join(l.exchange(c), s.Synchronize(), l.check(w, fmt.Sprintf("group %d", i), most)); err != nil {
+			return err
+		}
+	}
+	g, err := s.Capture(func() error { return errors.Join(l.exchange(c), l.exchange(c)) })
+	if err != nil {
+		return err
+	}
+	for i := range 3 {
+		if err := errors.Join(g.Launch(s), g.Launch(s), s.Synchronize(), l.check(w, fmt.Sprintf("graph %d", i), most)); err != nil {
+			return err
+		}
+		if err := errors.Join(l.exchange(c), s.Synchronize(), l.check(w, "between the replays", most)); err != nil {
+			return err
+		}
+	}
+	return errors.Join(g.Close(), l.out.Free(), l.in.Free())
+}
+
+// exchangeParts does the collectives that are made of messages, with parts of r * n elements for rank r, or those between
+// ranks r and q of r * q * n.
+func exchangeParts(w *spmd.World, n int) error {
+	ranks, me := w.Size(), w.Rank()
+	root := ranks - 1
+	counts, across := make([]int, ranks), make([]int, ranks)
+	total, passed, off := 0, 0, 0
+	for r := range ranks {
+		counts[r], across[r] = r*n, r*me*n
+		if r == me {
+			off = total
+		}
+		total, passed = total+r*n, passed+r*me*n
+	}
+	var failure error
+	buffer := func(n int, value func(i int) int32) spmd.Buffer[int32] {
+		b, err := spmd.Alloc[int32](w, n)
+		if err == nil {
+			values := make([]int32, n)
+			for i := range values {
+				values[i] = value(i)
+			}
+			err = b.CopyFrom(values)
+		}
+		failure = errors.Join(failure, err)
+		return b
+	}
+	none := func(int) int32 { return -1 }
+	own := buffer(counts[me], func(i int) int32 { return posted(me, root, 0, i) })
+	all := buffer(total, func(i int) int32 { return posted(me, 0, 1, i) })
+	gathered, scattered := buffer(total, none), buffer(counts[me], none)
+	out, in := buffer(passed, func(i int) int32 { return posted(me, 0, 2, i) }), buffer(passed, none)
+	if failure != nil {
+		return failure
+	}
+	err := errors.Join(spmd.GatherV(w.Comm, gathered, own, counts, root), spmd.ScatterV(w.Comm, scattered, all, counts, root),
+		spmd.AllToAllV(w.Comm, in, across, out, across))
+	check := func(what string, b spmd.Buffer[int32], want func(i int) int32) {
+		got := make([]int32, b.Len())
+		err = errors.Join(err, b.CopyTo(got))
+		for i, v := range got {
+			if v != want(i) {
+				err = errors.Join(err, fmt.Errorf("%s: [%d] is %d, want %d", what, i, v, want(i)))
+				return
+			}
+		}
+	}
+	if me == root {
+		check("GatherV", gathered, func(i int) int32 {
+			r := 0
+			for ; i >= counts[r]; r++ {
+				i -= counts[r]
+			}
+			return posted(r, root, 0, i)
+		})
+	}
+	check("ScatterV", scattered, func(i int) int32 { return posted(root, 0, 1, off+i) })
+	check("AllToAllV", in, func(i int) int32 {
+		r := 0
+		for ; i >= across[r]; r++ {
+			i -= across[r]
+		}
+		before := 0 // what rank r sends to those before this one
+		for q := range me {
+			before += q * r * n
+		}
+		return posted(r, 0, 2, before+i)
+	})
+	for _, b := range []spmd.Buffer[int32]{own, all, gathered, scattered, out, in} {
+		err = errors.Join(err, b.Free())
+	}
+	return err
+}
+
+// TestMessages: messages of all sizes get through at once, in groups, in graphs and in collectives, and those of a group
+// hold each other up in no order. On GPUs short ones and long ones go different ways.
+func TestMessages(t *testing.T) {
+	spmdtest.Run(t, []int{1, 2, 3, 4}, func(t *testing.T, w *spmd.World) {
+		must(t, exchangeLetters(w, []int{1 << 18, 1, 1000, 1 << 17, 3}, 1<<18))
+		var many []int
+		for k := range 50 {
+			many = append(many, 1+k*k)
+		}
+		must(t, exchangeLetters(w, many, 1<<18))
+		for _, n := range []int{5, 1 << 15} {
+			must(t, exchangeParts(w, n))
+		}
+		if w.Size() < 2 || w.Rank() > 1 {
+			return
+		}
+		short, long := alloc[float32](t, w, 8), alloc[float32](t, w, 1<<20)
+		must(t, short.Fill(1))
+		must(t, long.Fill(2))
+		c := w.Comm
+		if w.Rank() == 0 { // rank 1 sends the short one when it has the long one
+			must(t, c.Group(func() error { return errors.Join(spmd.Recv(c, short, 1), spmd.Send(c, long, 1)) }))
+		} else {
+			must(t, short.Fill(3))
+			must(t, spmd.Recv(c, long, 0))
+			must(t, spmd.Send(c, short, 0))
+		}
+		if short.At(7) != 3 || long.At(1<<20-1) != 2 {
+			t.Errorf("%v and %v have come", short.At(7), long.At(1<<20-1))
+		}
+	})
+}
+
+// peerMessages are messages that kernels between peers carry, and then groups with others that NCCL carries.
+func peerMessages(w *spmd.World) error {
+	const much = 1 << 17
+	many := make([]int, 20)
+	for k := range many {
+		many[k] = 1 + 37*k
+	}
+	err := errors.Join(exchangeLetters(w, []int{700, 1, 4097}, much), exchangeLetters(w, many, much), exchangeParts(w, 33))
+	if w.Size() == 3 && err == nil {
+		err = exchangeLetters(w, []int{much + 1, 9}, much)
+	}
+	return errors.Join(err, w.Emit(map[string]any{"right": err == nil}))
+}
+
+// messagesBetweenPeers: short messages take no call of NCCL; with long ones in a group each goes its way, beside the other.
+func messagesBetweenPeers(t *testing.T) {
+	logs := t.TempDir()
+	env := []string{"FAKECUDA_SHARED=1", "FAKECUDA_PEERS=1", rankEnv + "=FAKECUDA_LOG=" + logs + "/cuda%r;FAKENCCL_LOG=" + logs + "/nccl%r"}
+	for ranks, calls := range map[int]int{2: 0, 3: (3 + 2 + 3) * 3} { // of the last groups, to each rank
+		must(t, os.RemoveAll(filepath.Join(logs, "nccl1")))
+		status, out := run(t, ranks, "peer messages", env, "--device", "cuda", "--collectives", "nccl", "--json", "-")
+		if status != 0 || !strings.Contains(out, `"right":true`) {
+			t.Errorf("%d ranks: status %d\n%s", ranks, status, out)
+		}
+		log, err := os.ReadFile(filepath.Join(logs, "nccl1"))
+		must(t, err)
+		for _, name := range []string{"ncclSend ", "ncclRecv "} {
+			if got := strings.Count(string(log), name); got != calls {
+				t.Errorf("%d ranks: %d calls of %s, want %d", ranks, got, name, calls)
+			}
+		}
+	}
+}
+
+// messagesOfOtherLengths: a short message of another length than its Recv ends the job, and says so.
+func messagesOfOtherLengths(t *testing.T) {
+	env := []string{"FAKECUDA_SHARED=1", "FAKECUDA_PEERS=1", "FAKECUDA_DELAY=0"}
+	status, out := run(t, 2, "a message too long", env, "--device", "cuda", "--collectives", "nccl")
+	if want := "a message from rank 0 has 20 bytes, and Recv takes 16"; status != 1 || strings.Count(out, want) != 1 {
+		t.Errorf("status %d, want %q\n%s", status, want, out)
+	}
+}
+
+// tooLong has rank 0 send more than rank 1 asks for.
+func tooLong(w *spmd.World) error {
+	x, err := spmd.Alloc[float32](w, 5)
+	if err != nil {
+		return err
+	}
+	if w.Rank() == 0 {
+		err = spmd.Send(w.Comm, x, 1)
+	} else {
+		err = spmd.Recv(w.Comm, x.Slice(0, 4), 0)
+	}
+	return errors.Join(err, spmd.Barrier(w.Comm))
+}
