@@ -24,8 +24,8 @@ type gpu struct {
 
 	issue   sync.Mutex // the order of NCCL calls
 	last    lastIssue
-	entered bool           // the command being issued entered NCCL
-	calls   []nccl.Call    // of the group being issued
+	entered bool        // the command being issued entered NCCL
+	calls   []nccl.Call // of the group being issued
 	small   []cudampi.Message
 	beside  *cuda.Stream   // for what a kernel between peers carries of a group; nil where there are none
 	word    unsafe.Pointer // for barriers
