@@ -97,6 +97,30 @@ func (p *Peers) exchange(s *cuda.Stream, list unsafe.Pointer, messages []Message
 	return s.LaunchEarly(p.k.exchange, [3]int{used * per, 1, 1}, [3]int{smallThreads, 1, 1}, 0, args[:])
 }
 
+// exchangeParts does a transfer as messages. All ranks know the lengths of all of them.
+func (p *Peers) exchangeParts(x *transfer, s *cuda.Stream) error {
+	x.window = max(x.n, 1) // one step
+	var room [2 * peerRanks]Message
+	messages := room[:0]
+	ownDst, ownSrc, _ := x.own()
+	add := func(i piece, peer int, recv bool) {
+		if i.n > 0 && (peer != x.rank || ownDst != ownSrc) {
+			messages = append(messages, Message{i.at, i.n, x.t, peer, recv})
+		}
+	}
+	for _, o := range x.out(0) {
+		for r := range x.size {
+			if (!x.isSplit() || r == o.slot) && (x.what != gather || r == x.root) {
+				add(o, r, false)
+			}
+		}
+	}
+	for _, i := range x.in(0) {
+		add(i, i.peer, true)
+	}
+	return p.exchange(s, unsafe.Add(p.mem, p.scratch()), messages)
+}
+
 // complaints are the words that exchange writes.
 func (p *Peers) complaints() []uint32 {
 	return unsafe.Slice((*uint32)(p.wrong), wrongBytes/4*p.c.size)

@@ -165,7 +165,7 @@ var peerRoom = 16 << 20
 // the ranks is counted on the devices. Ranks that bring other lengths than the others wait for ever, as with NCCL.
 //
 // A collective whose messages from one rank to another have up to AtOnce bytes is one kernel, in which each rank writes to
-// all others once: up to 16 KiB about 3 us. A larger all-reduce takes 4 n bytes of each device's memory and 2 (p-1)/p n of
+// all others once: up to 16 KiB about 3 us. Where its parts are of different lengths, it is messages, which are one kernel, too. A larger all-reduce takes 4 n bytes of each device's memory and 2 (p-1)/p n of
 // its link in each direction, twice: with 4 ranks, 64 MiB and 350 GB/s about 0.4 ms. Of the others each is a copy to
 // scratch memory, a meeting, copies from the others' scratch memory, and a meeting.
 type Peers struct {
@@ -301,6 +301,11 @@ func (p *Peers) AllGather(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem
 	return p.do(s, p.x.inParts(p.c, allGather, dst, src, parts{}, parts{each: n}, t, 0, 0))
 }
 
+// AllGatherV is AllGather of counts[r] elements of rank r. counts is the same on every rank.
+func (p *Peers) AllGatherV(s *cuda.Stream, dst, src unsafe.Pointer, counts []int, t elem.Type) error {
+	return p.do(s, p.x.inParts(p.c, allGather, dst, src, parts{}, parts{counts: counts}, t, 0, 0))
+}
+
 // Gather is AllGather with the result on root alone.
 func (p *Peers) Gather(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.Type, root int) error {
 	return p.do(s, p.x.inParts(p.c, gather, dst, src, parts{}, parts{each: n}, t, 0, root))
@@ -337,6 +342,8 @@ func (p *Peers) carryOut(x *transfer, s *cuda.Stream) error {
 		return p.next(s, func() error { return p.k.smallOn(s, p.c.rank, p.c.size, &m, &p.inbox) })
 	case x.what == allReduce:
 		return p.next(s, func() error { return p.allReduce(x, s) })
+	case !ok && x.what != allToAll && !x.isReduction() && x.n*x.t.Size() <= p.atOnce:
+		return p.next(s, func() error { return p.exchangeParts(x, s) })
 	}
 	if x.what == allToAll && x.recv.counts != nil { // only here the ranks do not know each other's counts
 		n := new(int64)

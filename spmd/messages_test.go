@@ -141,13 +141,15 @@ func exchangeParts(w *spmd.World, n int) error {
 	none := func(int) int32 { return -1 }
 	own := buffer(counts[me], func(i int) int32 { return posted(me, root, 0, i) })
 	all := buffer(total, func(i int) int32 { return posted(me, 0, 1, i) })
-	gathered, scattered := buffer(total, none), buffer(counts[me], none)
+	gathered, scattered, everywhere := buffer(total, none), buffer(counts[me], none), buffer(total, none)
+	inPlace := buffer(total, func(i int) int32 { return posted(me, root, 0, i-off) })
 	out, in := buffer(passed, func(i int) int32 { return posted(me, 0, 2, i) }), buffer(passed, none)
 	if failure != nil {
 		return failure
 	}
 	err := errors.Join(spmd.GatherV(w.Comm, gathered, own, counts, root), spmd.ScatterV(w.Comm, scattered, all, counts, root),
-		spmd.AllToAllV(w.Comm, in, across, out, across))
+		spmd.AllToAllV(w.Comm, in, across, out, across), spmd.AllGatherV(w.Comm, everywhere, own, counts),
+		spmd.AllGatherV(w.Comm, inPlace, inPlace.Slice(off, off+counts[me]), counts))
 	check := func(what string, b spmd.Buffer[int32], want func(i int) int32) {
 		got := make([]int32, b.Len())
 		err = errors.Join(err, b.CopyTo(got))
@@ -158,14 +160,17 @@ func exchangeParts(w *spmd.World, n int) error {
 			}
 		}
 	}
+	joined := func(i int) int32 {
+		r := 0
+		for ; i >= counts[r]; r++ {
+			i -= counts[r]
+		}
+		return posted(r, root, 0, i)
+	}
+	check("AllGatherV", everywhere, joined)
+	check("AllGatherV in place", inPlace, joined)
 	if me == root {
-		check("GatherV", gathered, func(i int) int32 {
-			r := 0
-			for ; i >= counts[r]; r++ {
-				i -= counts[r]
-			}
-			return posted(r, root, 0, i)
-		})
+		check("GatherV", gathered, joined)
 	}
 	check("ScatterV", scattered, func(i int) int32 { return posted(root, 0, 1, off+i) })
 	check("AllToAllV", in, func(i int) int32 {
@@ -179,7 +184,7 @@ func exchangeParts(w *spmd.World, n int) error {
 		}
 		return posted(r, 0, 2, before+i)
 	})
-	for _, b := range []spmd.Buffer[int32]{own, all, gathered, scattered, out, in} {
+	for _, b := range []spmd.Buffer[int32]{own, all, gathered, scattered, everywhere, inPlace, out, in} {
 		err = errors.Join(err, b.Free())
 	}
 	return err

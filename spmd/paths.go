@@ -144,16 +144,25 @@ func (st *commState) carrier(c *call) way {
 			return by
 		}
 	}
-	if st.atOnce > 0 && (c.hasPeerKernel() && c.n*c.typ.Size() <= st.atOnce || c.hasSmallMessages(st.atOnce)) {
+	if st.atOnce > 0 && (c.hasPeerKernel() && c.longest()*c.typ.Size() <= st.atOnce || c.hasSmallMessages(st.atOnce)) {
 		return peerWay
 	}
 	return plainWay
 }
 
-// hasPeerKernel says whether the peers have a kernel for small calls of this kind: all collectives with equal parts.
+// longest is the elements of the longest part of a call with a kernel between peers.
+func (c *call) longest() int {
+	if c.kind == cmdAllGatherV {
+		return slices.Max(c.counts)
+	}
+	return c.n
+}
+
+// hasPeerKernel says whether the peers have a kernel for small calls of this kind: all collectives with equal parts, and
+// of those with other parts the one that is not made of messages in any case and has no arithmetic.
 func (c *call) hasPeerKernel() bool {
 	switch c.kind {
-	case cmdAllReduce, cmdReduce, cmdBroadcast, cmdAllGather, cmdGather, cmdReduceScatter, cmdScatter, cmdAllToAll, cmdBarrier:
+	case cmdAllReduce, cmdReduce, cmdBroadcast, cmdAllGather, cmdGather, cmdReduceScatter, cmdScatter, cmdAllToAll, cmdBarrier, cmdAllGatherV:
 		return true
 	}
 	return false
@@ -169,6 +178,8 @@ func (q *gpuQueue) byPeers(c *call) error {
 		return p.Broadcast(q.h, c.dst, c.n, c.typ, c.root)
 	case cmdAllGather:
 		return p.AllGather(q.h, c.dst, c.src, c.n, c.typ)
+	case cmdAllGatherV:
+		return p.AllGatherV(q.h, c.dst, c.src, c.counts, c.typ)
 	case cmdGather:
 		return p.Gather(q.h, c.dst, c.src, c.n, c.typ, c.root)
 	case cmdReduceScatter:
