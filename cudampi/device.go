@@ -139,11 +139,7 @@ func (k *DeviceComm) open(cfg DeviceConfig) error {
 		}
 	}
 	if k.seg != nil && k.path != Peer {
-		var own *kernels
-		if k.direct != nil {
-			own = k.direct.k
-		}
-		if k.small, err = openOneShot(k.c, k.dev, own); err != nil {
+		if k.small, err = openOneShot(k.c, k.dev); err != nil {
 			k.reason += "; small all-reduces by copies, since " + strings.ReplaceAll(err.Error(), "\n", "; ")
 		}
 	}

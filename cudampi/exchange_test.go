@@ -237,3 +237,22 @@ func TestExchangeRefusals(t *testing.T) {
 		x.close(t)
 	})
 }
+
+// TestKernelsOfSeveral: what is opened on one device has its kernels in common, until the last of them is closed.
+func TestKernelsOfSeveral(t *testing.T) {
+	onDevices(t, []int{2}, nil, func(t *testing.T, c *Comm, d *cuda.Device) {
+		first, second := openExchanger(t, c, d), openExchanger(t, c, d)
+		if first.k != second.k || first.Peers.mem == second.Peers.mem {
+			t.Errorf("kernels %p and %p, memory %p and %p", first.k, second.k, first.Peers.mem, second.Peers.mem)
+		}
+		first.close(t)
+		a, b := deviceFilled(t, second.way, input[int32](c.rank, 9)), device[int32](t, second.way, 9)
+		second.do(t, sends(a, 0, 9, 1-c.rank), receives(b, 0, 9, 1-c.rank))
+		b.same(t, input[int32](1-c.rank, 9), "after the others are closed")
+		a.free(t)
+		second.close(t)
+		if len(loaded.on) != 0 {
+			t.Errorf("%v is left", loaded.on)
+		}
+	})
+}

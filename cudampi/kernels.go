@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"unsafe"
 
 	"lockstep/cuda"
@@ -21,8 +22,10 @@ var (
 	kernelSource = deviceSource + peersSource
 )
 
-// kernels are those of device.cu and peers.cu.
+// kernels are those of device.cu and peers.cu on a device.
 type kernels struct {
+	dev                          *cuda.Device
+	users                        int
 	module                       *cuda.Module
 	fold, barrier, peerAllReduce *cuda.Function
 	smallReduction, smallMoves   *cuda.Function
@@ -58,46 +61,76 @@ var compile = func(capability int) ([]byte, error) {
 	return image, err
 }
 
-// loadKernels compiles on rank 0, or finds the image on disk, and loads it on all. Their devices must be of one kind.
-// Collective.
+// loaded are the kernels of each device that are in use: they stay until the last user closes them.
+var loaded struct {
+	sync.Mutex
+	on map[*cuda.Device]*kernels
+}
+
+// loadedOn returns the kernels that are loaded, for one user more; nil where there are none.
+func loadedOn(d *cuda.Device) *kernels {
+	loaded.Lock()
+	defer loaded.Unlock()
+	k := loaded.on[d]
+	if k != nil {
+		k.users++
+	}
+	return k
+}
+
+// loadKernels loads the kernels on all ranks that do not have them. Their devices must be of one kind. Collective.
 func (c *Comm) loadKernels(d *cuda.Device) (*kernels, error) {
+	k := loadedOn(d)
 	major, minor := d.Capability()
-	word := [2]int64{int64(10*major + minor), -int64(10*major + minor)}
-	kind := &word
-	if err := c.AllReduce(unsafe.Pointer(kind), unsafe.Pointer(kind), 2, elem.Int64, elem.Max); err != nil {
-		return nil, err
+	kind := int64(10*major + minor)
+	said := &[3]int64{kind, -kind}
+	if k == nil {
+		said[2] = 1 // it is to be loaded
 	}
-	if kind[0] != -kind[1] {
-		return nil, fmt.Errorf("devices of compute capability %d and %d in one communicator", -kind[1], kind[0])
+	err := c.AllReduce(unsafe.Pointer(said), unsafe.Pointer(said), len(said), elem.Int64, elem.Max)
+	if err == nil && said[0] != -said[1] {
+		err = fmt.Errorf("devices of compute capability %d and %d in one communicator", -said[1], said[0])
 	}
+	if err == nil && said[2] != 0 {
+		k, err = c.loadImage(d, k)
+	}
+	if err != nil {
+		return nil, errors.Join(err, k.close())
+	}
+	return k, nil
+}
+
+// loadImage compiles on rank 0, or finds the image on disk, and loads it where k is nil. Collective.
+func (c *Comm) loadImage(d *cuda.Device, k *kernels) (*kernels, error) {
 	var image []byte
 	var err error
 	if c.rank == 0 {
-		image, err = compile(int(kind[0]))
+		major, minor := d.Capability()
+		image, err = compile(10*major + minor)
 	}
 	length := new(int64)
 	*length = int64(len(image))
 	if err := c.Broadcast(unsafe.Pointer(length), 1, elem.Int64, 0); err != nil {
-		return nil, err
+		return k, err
 	}
 	if *length == 0 {
-		return nil, c.sameOnAll(err)
+		return k, c.sameOnAll(err)
 	}
 	if c.rank != 0 {
 		image = make([]byte, *length)
 	}
 	if err := c.Broadcast(unsafe.Pointer(&image[0]), len(image), elem.Uint8, 0); err != nil {
-		return nil, err
+		return k, err
 	}
-	k, err := newKernels(d, image)
-	if failure := c.sameOnAll(err); failure != nil {
-		return nil, errors.Join(failure, k.close())
+	if k == nil {
+		k, err = newKernels(d, image)
 	}
-	return k, nil
+	return k, c.sameOnAll(err)
 }
 
+// newKernels returns what has to be closed, also with an error.
 func newKernels(d *cuda.Device, image []byte) (k *kernels, err error) {
-	k = &kernels{}
+	k = &kernels{dev: d, users: 1}
 	if k.module, err = d.LoadModule(image); err != nil {
 		return k, err
 	}
@@ -116,6 +149,12 @@ func newKernels(d *cuda.Device, image []byte) (k *kernels, err error) {
 			return k, fmt.Errorf("cudampi: kernel %s was compiled for blocks of at most %d threads, and %d are needed", f.name, most, f.threads)
 		}
 	}
+	loaded.Lock()
+	defer loaded.Unlock()
+	if loaded.on == nil {
+		loaded.on = make(map[*cuda.Device]*kernels)
+	}
+	loaded.on[d] = k
 	return k, nil
 }
 
@@ -134,8 +173,19 @@ func (k *kernels) table() []entry {
 		{&k.exchange, "exchange", smallThreads}, {&k.listMessages, "list_messages", listThreads}}
 }
 
+// close ends one use. The last one unloads the kernels.
 func (k *kernels) close() error {
-	if k == nil || k.module == nil {
+	if k == nil {
+		return nil
+	}
+	loaded.Lock()
+	k.users--
+	last := k.users == 0
+	if last && loaded.on[k.dev] == k {
+		delete(loaded.on, k.dev)
+	}
+	loaded.Unlock()
+	if !last || k.module == nil {
 		return nil
 	}
 	return k.module.Close()

@@ -49,7 +49,7 @@ func TestEarlyKernelWaits(t *testing.T) {
 		t.Fatal(err)
 	}
 	access := regexp.MustCompile(`\b(ld|st|atom|red)\.(volatile\.)?(global\.)?[^ ]*`)
-	for _, kernel := range []string{"small_reduction", "small_moves"} {
+	for _, kernel := range []string{"small_reduction", "small_moves", "exchange"} {
 		_, text, found := strings.Cut(string(image), ".entry "+kernel+"(")
 		text, _, _ = strings.Cut(text, ".entry ")
 		var steps []string

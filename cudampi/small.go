@@ -18,7 +18,6 @@ type oneShot struct {
 	c     *Comm
 	dev   *cuda.Device
 	k     *kernels
-	owned bool   // k belongs to it
 	mem   []byte // the inbox
 	fixed bool
 	table unsafe.Pointer // device memory: the address of the inbox, and from oneShotEpochs on the epochs of the blocks
@@ -32,8 +31,8 @@ const (
 )
 
 // openOneShot fails, on all ranks and with a reason, where kernels cannot be compiled, where there are too many ranks, and
-// where two share a device. k may be nil. Collective.
-func openOneShot(c *Comm, d *cuda.Device, k *kernels) (*oneShot, error) {
+// where two share a device. Collective.
+func openOneShot(c *Comm, d *cuda.Device) (*oneShot, error) {
 	if c.size > peerRanks {
 		return nil, fmt.Errorf("there are %d ranks, more than %d", c.size, peerRanks)
 	}
@@ -42,15 +41,12 @@ func openOneShot(c *Comm, d *cuda.Device, k *kernels) (*oneShot, error) {
 	} else if !apart {
 		return nil, errors.New("ranks share a device")
 	}
-	o := &oneShot{c: c, dev: d, k: k}
-	if k == nil {
-		var err error
-		if o.k, err = c.loadKernels(d); err != nil {
-			return nil, err
-		}
-		o.owned = true
+	k, err := c.loadKernels(d)
+	if err != nil {
+		return nil, err
 	}
-	err := c.shareFile(inboxBytes(c.size, smallMost), &o.mem)
+	o := &oneShot{c: c, dev: d, k: k}
+	err = c.shareFile(inboxBytes(c.size, smallMost), &o.mem)
 	if err == nil {
 		err = o.open()
 	}
@@ -117,10 +113,7 @@ func (o *oneShot) try() error {
 
 // close gives the memory back, once this rank's kernels are over.
 func (o *oneShot) close() error {
-	var err error
-	if o.owned {
-		err = o.k.close()
-	}
+	err := o.k.close()
 	if o.order.done != nil {
 		err = errors.Join(err, o.order.done.Close())
 	}
