@@ -11,16 +11,19 @@ import (
 // exchangeBlocks is about the most blocks of a kernel of messages; tests lower it.
 var exchangeBlocks = 512
 
+// MessageMost is the most bytes of a message between peers, 512 KiB.
+const MessageMost = smallBlocks * smallBlock
+
 const (
 	messageWords = 2     // of struct Message in peers.cu
 	wrongBytes   = 4 * 4 // a flag, the bytes that came, those that were to come, and nothing
 )
 
-// lanesBytes is the memory of a rank for messages of at most room bytes from and to all ranks (peers.cu): for each chunk of
-// each rank three counts, and two places.
-func lanesBytes(ranks, room int) int {
+// lanesBytes is the memory of a rank for messages from and to all ranks (peers.cu): for each chunk of each rank three
+// counts, and two places, in all 2 MiB for each rank.
+func lanesBytes(ranks int) int {
 	const placeBytes = 2*16 + 2*smallBlock
-	queues := ranks * (room / smallBlock)
+	queues := ranks * smallBlocks
 	return (3*4*queues+127)/128*128 + 2*queues*placeBytes
 }
 
@@ -32,7 +35,7 @@ func ListBytes(n int) int {
 	return 8 * messageWords * n
 }
 
-// Exchange enqueues on s several messages of 1 to AtOnce bytes, which go on together, so that no order among them can
+// Exchange enqueues on s several messages of 1 to MessageMost bytes, which go on together, so that no order among them can
 // deadlock. Messages from one rank to another match in their order, whatever calls they are in; so ranks may also send to themselves. A message is
 // sent when the kernel before it on s is over, and nobody need have asked for it; the third on its way waits until the first
 // is being received, and the next asked for. list is device memory of ListBytes of their number, nil for few, which must
@@ -54,8 +57,8 @@ func (p *Peers) exchange(s *cuda.Stream, list unsafe.Pointer, messages []Message
 			if m.Recv != recv {
 				continue
 			}
-			if bytes < 1 || bytes > p.atOnce || uint(m.Peer) >= uint(p.c.size) {
-				return fmt.Errorf("cudampi: message of %d bytes with rank %d of %d between peers, which carry 1 to %d bytes", bytes, m.Peer, p.c.size, p.atOnce)
+			if bytes < 1 || bytes > MessageMost || uint(m.Peer) >= uint(p.c.size) {
+				return fmt.Errorf("cudampi: message of %d bytes with rank %d of %d between peers, which carry 1 to %d bytes", bytes, m.Peer, p.c.size, MessageMost)
 			}
 			most = max(most, bytes)
 			if lanes[dir][m.Peer] == 0 {
@@ -79,7 +82,7 @@ func (p *Peers) exchange(s *cuda.Stream, list unsafe.Pointer, messages []Message
 		}
 	}
 	per := min((most+smallBlock-1)/smallBlock, max(1, exchangeBlocks/used))
-	args := [9 + messageWords*fewMessages]uint64{p.table(), uint64(p.lanes()), uint64(p.inbox.room), uint64(uintptr(p.wrong)),
+	args := [9 + messageWords*fewMessages]uint64{p.table(), uint64(p.lanes()), MessageMost, uint64(uintptr(p.wrong)),
 		uint64(p.c.rank), uint64(p.c.size), uint64(per), uint64(len(messages))}
 	if len(messages) <= fewMessages {
 		put(args[9:], messages)

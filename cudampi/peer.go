@@ -223,9 +223,9 @@ func (c *Comm) OpenPeers(d *cuda.Device, room int) (*Peers, error) {
 
 // lanes is where the memory for messages begins, scratch where the scratch memory does.
 func (p *Peers) lanes() int   { return inboxOffset + inboxBytes(p.c.size, p.inbox.room) }
-func (p *Peers) scratch() int { return p.lanes() + lanesBytes(p.c.size, p.inbox.room) }
+func (p *Peers) scratch() int { return p.lanes() + lanesBytes(p.c.size) }
 
-// AtOnce is the most bytes of a message from one rank to another in a call that is one kernel: 512 KiB of 2 ranks,
+// AtOnce is the most bytes of a message from one rank to another in a collective that is one kernel: 512 KiB of 2 ranks,
 // and 512 KiB / (p - 1) of p, in whole 2 KiB.
 func (p *Peers) AtOnce() int { return p.atOnce }
 

@@ -183,8 +183,8 @@ func AllToAllV[T Elem](c Comm, dst Buffer[T], recvCounts []int, src Buffer[T], s
 }
 
 // Send sends src to rank to, which receives it by Recv or SendRecv of equal
-// length. Messages between two ranks arrive in the order sent. Two ranks that
-// both send first and receive afterwards wait for each other for ever, unless
+// length. It may be over before that. Messages between two ranks arrive in the order sent. Two ranks that
+// both send first and receive afterwards may wait for each other for ever, unless
 // they do so in a Group or by SendRecv.
 // Source: mpi.h, MPI_Send; nccl.h, ncclSend.
 func Send[T Elem](c Comm, src Buffer[T], to int) error {
@@ -202,7 +202,7 @@ func Send[T Elem](c Comm, src Buffer[T], to int) error {
 	return collective(c, "Send", &cmd, Buffer[T]{}, src, to)
 }
 
-// Recv receives dst from rank from. On the host a message of another length is an
+// Recv receives dst from rank from. On the host, and where kernels between GPUs carry it, a message of another length is an
 // error that names both lengths; NCCL does not see lengths, and may wait for ever. Two ranks that both receive first wait for each other, on the host also
 // on different streams, since calls enter MPI one at a time: use a Group.
 // Source: mpi.h, MPI_Recv; nccl.h, ncclRecv.

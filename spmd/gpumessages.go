@@ -12,9 +12,9 @@ import (
 // Messages between two ranks go by a kernel between peers where they are small, be they Send, Recv, or parts of a
 // collective that is made of them, alone or in a group: it depends on nothing but their length, which both ends know.
 
-// hasSmallMessages says whether a message of at most so many bytes is in a call, as this rank sees it.
-func (c *call) hasSmallMessages(most int) bool {
-	small := func(n int) bool { return n > 0 && n*c.typ.Size() <= most }
+// hasSmallMessages says whether a message that peers carry is in a call, as this rank sees it.
+func (c *call) hasSmallMessages() bool {
+	small := func(n int) bool { return n > 0 && n*c.typ.Size() <= cudampi.MessageMost }
 	switch c.kind {
 	case cmdSend, cmdRecv, cmdGather, cmdScatter: // the latter in a group
 		return small(c.n)
@@ -24,7 +24,7 @@ func (c *call) hasSmallMessages(most int) bool {
 		return slices.ContainsFunc(c.counts, small) || slices.ContainsFunc(c.rcounts, small)
 	case cmdGroup:
 		for i := range c.group.cmds {
-			if c.group.cmds[i].hasSmallMessages(most) {
+			if c.group.cmds[i].hasSmallMessages() {
 				return true
 			}
 		}
@@ -66,7 +66,7 @@ func (q *gpuQueue) enter(st *commState, nc *nccl.Comm, work unsafe.Pointer) erro
 	g.small = g.small[:0]
 	if st.atOnce > 0 {
 		g.calls = slices.DeleteFunc(g.calls, func(k nccl.Call) bool {
-			if k.Kind != nccl.Send && k.Kind != nccl.Recv || k.N*k.Type.Size() > st.atOnce {
+			if k.Kind != nccl.Send && k.Kind != nccl.Recv || k.N*k.Type.Size() > cudampi.MessageMost {
 				return false
 			}
 			m := cudampi.Message{Buf: k.Src, N: k.N, Type: k.Type, Peer: int(k.Peer)}

@@ -144,7 +144,7 @@ func (st *commState) carrier(c *call) way {
 			return by
 		}
 	}
-	if st.atOnce > 0 && (c.hasPeerKernel() && c.longest()*c.typ.Size() <= st.atOnce || c.hasSmallMessages(st.atOnce)) {
+	if st.atOnce > 0 && (c.hasPeerKernel() && c.longest()*c.typ.Size() <= st.atOnce || c.hasSmallMessages()) {
 		return peerWay
 	}
 	return plainWay

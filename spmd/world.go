@@ -342,7 +342,8 @@ func (w *World) logStart() {
 		line = w.gpu.describe(line, w.Size())
 	}
 	if most := w.Comm.st.atOnce; most > 0 {
-		line = line.Str("small_collectives", fmt.Sprintf("kernels between peers, messages of up to %d bytes", most))
+		line = line.Str("small_collectives", fmt.Sprintf("kernels between peers, messages of up to %d bytes", most)).
+			Str("small_messages", fmt.Sprintf("kernels between peers, up to %d bytes", cudampi.MessageMost))
 	}
 	if w.nodes > 1 {
 		line = w.describeNodes(line)
