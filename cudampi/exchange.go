@@ -11,20 +11,21 @@ import (
 // exchangeBlocks is about the most blocks of a kernel of messages; tests lower it.
 var exchangeBlocks = 512
 
-// MessageMost is the most bytes of a message between peers, 512 KiB.
-const MessageMost = smallBlocks * smallBlock
+// MessageMost is the most bytes of a message between peers; NCCL carries longer ones as fast or faster.
+const MessageMost = 1 << 20
 
+// Of peers.cu.
 const (
-	messageWords = 2     // of struct Message in peers.cu
-	wrongBytes   = 4 * 4 // a flag, the bytes that came, those that were to come, and nothing
+	messageQueues = 256
+	messageWords  = 2     // of struct Message
+	wrongBytes    = 4 * 4 // a flag, the bytes that came, those that were to come, and nothing
 )
 
-// lanesBytes is the memory of a rank for messages from and to all ranks (peers.cu): for each chunk of each rank three
+// lanesBytes is the memory of a rank for messages from and to all ranks (peers.cu): for each queue of each rank three
 // counts, and two places, in all 2 MiB for each rank.
 func lanesBytes(ranks int) int {
 	const placeBytes = 2*16 + 2*smallBlock
-	queues := ranks * smallBlocks
-	return (3*4*queues+127)/128*128 + 2*queues*placeBytes
+	return ranks * messageQueues * (3*4 + 2*placeBytes)
 }
 
 // ListBytes is the device memory that Exchange needs for n messages, 0 for few.
@@ -37,8 +38,8 @@ func ListBytes(n int) int {
 
 // Exchange enqueues on s several messages of 1 to MessageMost bytes, which go on together, so that no order among them can
 // deadlock. Messages from one rank to another match in their order, whatever calls they are in; so ranks may also send to themselves. A message is
-// sent when the kernel before it on s is over, and nobody need have asked for it; the third on its way waits until the first
-// is being received, and the next asked for. list is device memory of ListBytes of their number, nil for few, which must
+// sent when the kernel before it on s is over, and nobody need have asked for it; what is on its way to a rank beyond two messages or
+// 1 MiB waits until the first is received and the next asked for. list is device memory of ListBytes of their number, nil for few, which must
 // remain until they have been enqueued, and in a graph as long as that is.
 //
 // Where Recv has another length than came, the kernel waits for ever, and Failure says why.
@@ -81,13 +82,16 @@ func (p *Peers) exchange(s *cuda.Stream, list unsafe.Pointer, messages []Message
 			at[messageWords*i+1] = uint64(m.N*m.Type.Size()) | uint64(lanes[recv][m.Peer]-1)<<32 | uint64(m.Peer)<<40 | recv<<48
 		}
 	}
-	per := min((most+smallBlock-1)/smallBlock, max(1, exchangeBlocks/used))
-	args := [9 + messageWords*fewMessages]uint64{p.table(), uint64(p.lanes()), MessageMost, uint64(uintptr(p.wrong)),
+	per := messageQueues // blocks of a lane: they divide the queues among them
+	for per > 1 && (per/2*smallBlock >= most || per*used > exchangeBlocks) {
+		per /= 2
+	}
+	args := [8 + messageWords*fewMessages]uint64{p.table(), uint64(p.lanes()), uint64(uintptr(p.wrong)),
 		uint64(p.c.rank), uint64(p.c.size), uint64(per), uint64(len(messages))}
 	if len(messages) <= fewMessages {
-		put(args[9:], messages)
+		put(args[8:], messages)
 	} else {
-		args[8] = uint64(uintptr(list))
+		args[7] = uint64(uintptr(list))
 		for lo := 0; lo < len(messages); lo += manyMessages {
 			part := messages[lo:min(lo+manyMessages, len(messages))]
 			many := [2 + messageWords*manyMessages]uint64{uint64(uintptr(list)) + uint64(8*messageWords*lo), uint64(len(part))}

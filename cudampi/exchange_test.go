@@ -61,7 +61,7 @@ func TestExchange(t *testing.T) {
 		x := openExchanger(t, c, d)
 		next, prev := (c.rank+1)%c.size, (c.rank+c.size-1)%c.size
 		const most = MessageMost
-		for round, n := range []int{most, 1, 15, 16, 17, 2047, 2048, 2049, most - 1, 3, 5000, most} {
+		for round, n := range []int{most, 1, 15, 16, 17, 2047, 2048, 2049, most - 1, 3, 5000, 5000, 2 * messageQueues * smallBlock / 3, most} {
 			shift := round % 3 // where nothing is aligned
 			src, dst := deviceFilled(t, x.way, input[int8](c.rank+round, n+shift)), device[int8](t, x.way, n+shift)
 			x.do(t, receives(dst, shift, n, prev), sends(src, shift, n, next))

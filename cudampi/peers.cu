@@ -197,20 +197,20 @@ extern "C" __global__ void __launch_bounds__(SMALL_BLOCK / PACK) small_moves(cha
 	if (threadIdx.x == 0) epochs[blockIdx.x] = now;
 }
 
-// Messages of at most room bytes between ranks. Those from one rank to another are a lane. A lane goes by chunks of
-// SMALL_BLOCK bytes, and each chunk has a queue of its own, which counts on the device: the sender what it has put there,
-// the receiver what it has taken. A queue has two places, for even and odd counts. A receiver that begins to take a chunk
-// acknowledges the ones before, so the third waits until the first is taken; the others are put before anyone asks for them.
+// Messages between ranks. Those from one rank to another are a lane. A lane goes by chunks of SMALL_BLOCK bytes, and chunk
+// c of a message by queue c % QUEUES, which counts on the device: the sender what it has put there, the receiver what it has
+// taken. A queue has two places, for even and odd counts. A receiver that begins to take a chunk acknowledges the ones
+// before, so the third waits until the first is taken; the others are put before anyone asks for them.
 //
-// A block does every per-th chunk of the messages of one lane, one after the other. No lane waits for another, and the
-// blocks that send have the lowest numbers: whatever ranks send each other at once, it gets through, as in one group of NCCL. With the first
-// chunk goes the length. A receiver that expects another says so at wrong + 4 * peer, in memory of the host, and waits
-// until the host ends it. It may be launched early.
+// A block does every per-th chunk of the messages of one lane, one after the other; per divides QUEUES, so that all of a
+// queue is one block's. No lane waits for another, and the blocks that send have the lowest numbers: whatever ranks send
+// each other at once, it gets through, as in one group of NCCL. With the first chunk goes the length. A receiver that
+// expects another says so at wrong + 4 * peer, in memory of the host, and waits until the host ends it. It may be launched early.
 //
 // What a rank has for it lies at base[rank] + offset: the counts of its queues, and the places of what comes. The n messages
 // are those of few, or where list is not null those there.
 //
-//	exchange(base, offset I64, room I64, wrong, rank I32, size I32, per I32, n I32, list, few Few)
+//	exchange(base, offset I64, wrong, rank I32, size I32, per I32, n I32, list, few Few)
 struct Message {
 	char *at;
 	u32 bytes;
@@ -220,23 +220,18 @@ enum { FEW = 16, MANY = 128 };
 struct Few { Message of[FEW]; };
 struct Many { Message of[MANY]; };
 
-enum { PUT, TAKEN, ACKNOWLEDGED, COUNTS, PLACE = 2 * PACK + 2 * SMALL_BLOCK };
-struct Queues {
-	i64 offset;
-	int size, each; // ranks, and queues of a lane
-};
-FN u32 *count_of(const Queues &q, char *base, int which, int peer, int c) {
-	return (u32 *)(base + q.offset) + ((i64)which * q.size + peer) * q.each + c;
+enum { QUEUES = 256, PUT = 0, TAKEN, ACKNOWLEDGED, COUNTS, PLACE = 2 * PACK + 2 * SMALL_BLOCK };
+FN u32 *count_of(char *at, int size, int which, int peer, int c) {
+	return (u32 *)at + ((i64)which * size + peer) * QUEUES + c % QUEUES;
 }
-FN char *place_of(const Queues &q, char *base, int sender, u32 now, int c) {
-	i64 counts = ((i64)COUNTS * 4 * q.size * q.each + 127) / 128 * 128;
-	return base + q.offset + counts + (((i64)sender * 2 + (now & 1)) * q.each + c) * PLACE;
+FN char *place_of(char *at, int size, int sender, u32 now, int c) {
+	return at + (i64)4 * COUNTS * size * QUEUES + (((i64)sender * 2 + (now & 1)) * QUEUES + c % QUEUES) * PLACE;
 }
 
-FN void put_chunk(const Queues &q, char *const *base, int rank, const Message &m, int c) {
-	u32 *put = count_of(q, base[rank], PUT, m.peer, c), now = *put + 1;
-	const u32 *acknowledged = count_of(q, base[rank], ACKNOWLEDGED, m.peer, c);
-	char *place = place_of(q, base[m.peer], rank, now, c);
+FN void put_chunk(char *const *base, i64 offset, int rank, int size, const Message &m, int c) {
+	u32 *put = count_of(base[rank] + offset, size, PUT, m.peer, c), now = *put + 1;
+	const u32 *acknowledged = count_of(base[rank] + offset, size, ACKNOWLEDGED, m.peer, c);
+	char *place = place_of(base[m.peer] + offset, size, rank, now, c);
 	bool in = is_aligned(m.at);
 	i64 lo = (i64)c * EACH, end = ((i64)m.bytes + PACK - 1) / PACK, hi = lo + EACH < end ? lo + EACH : end;
 	for (i64 i = lo + threadIdx.x; i < hi; i += blockDim.x) {
@@ -252,10 +247,10 @@ FN void put_chunk(const Queues &q, char *const *base, int rank, const Message &m
 	__syncthreads();
 }
 
-FN void take_chunk(const Queues &q, char *const *base, int rank, const Message &m, int c, u32 *wrong) {
-	u32 *taken = count_of(q, base[rank], TAKEN, m.peer, c), now = *taken + 1;
-	if (threadIdx.x == 0) post(count_of(q, base[m.peer], ACKNOWLEDGED, rank, c), now - 1);
-	const char *place = place_of(q, base[rank], m.peer, now, c);
+FN void take_chunk(char *const *base, i64 offset, int rank, int size, const Message &m, int c, u32 *wrong) {
+	u32 *taken = count_of(base[rank] + offset, size, TAKEN, m.peer, c), now = *taken + 1;
+	if (threadIdx.x == 0) post(count_of(base[m.peer] + offset, size, ACKNOWLEDGED, rank, c), now - 1);
+	const char *place = place_of(base[rank] + offset, size, m.peer, now, c);
 	bool out = is_aligned(m.at);
 	i64 lo = (i64)c * EACH, end = ((i64)m.bytes + PACK - 1) / PACK, hi = lo + EACH < end ? lo + EACH : end;
 	for (i64 i = lo + threadIdx.x; i < hi; i += blockDim.x) {
@@ -282,9 +277,8 @@ FN void take_chunk(const Queues &q, char *const *base, int rank, const Message &
 	__syncthreads();
 }
 
-extern "C" __global__ void __launch_bounds__(SMALL_BLOCK / PACK) exchange(char *const *base, i64 offset, i64 room, u32 *wrong,
+extern "C" __global__ void __launch_bounds__(SMALL_BLOCK / PACK) exchange(char *const *base, i64 offset, u32 *wrong,
 		int rank, int size, int per, int n, const Message *list, Few few) {
-	Queues q = {offset, size, (int)(room / SMALL_BLOCK)};
 	int lane = blockIdx.x / per;
 	await_earlier_work();
 	start_next();
@@ -299,9 +293,9 @@ extern "C" __global__ void __launch_bounds__(SMALL_BLOCK / PACK) exchange(char *
 		int chunks = (m.bytes + SMALL_BLOCK - 1) / SMALL_BLOCK;
 		for (int c = blockIdx.x % per; c < chunks; c += per) {
 			if (m.receives) {
-				take_chunk(q, base, rank, m, c, wrong);
+				take_chunk(base, offset, rank, size, m, c, wrong);
 			} else {
-				put_chunk(q, base, rank, m, c);
+				put_chunk(base, offset, rank, size, m, c);
 			}
 		}
 	}

@@ -225,7 +225,7 @@ func TestMessages(t *testing.T) {
 
 // peerMessages are messages that kernels between peers carry, and then groups with others that NCCL carries.
 func peerMessages(w *spmd.World) error {
-	const much = 1 << 17
+	const much = 1 << 18 // elements of the longest
 	many := make([]int, 20)
 	for k := range many {
 		many[k] = 1 + 37*k

@@ -387,7 +387,7 @@ func peersBesideNCCL(t *testing.T) {
 	small := strings.Repeat("2", 16) + strings.Repeat("0", 10) // 8 bytes to 256 KiB
 	must(t, os.WriteFile(file, []byte(strings.Join([]string{small, small, small, small}, " ")+"\t"+key), 0o666))
 	out, _, calls := start("peer sums", "1")
-	if !strings.Contains(out, `"right":true`) || !strings.Contains(out, `allreduce_other_peers="8B to 256KiB"`) || !strings.Contains(out, `small_collectives="kernels between peers, messages of up to 262144 bytes" small_messages="kernels between peers, up to 524288 bytes"`) {
+	if !strings.Contains(out, `"right":true`) || !strings.Contains(out, `allreduce_other_peers="8B to 256KiB"`) || !strings.Contains(out, `small_collectives="kernels between peers, messages of up to 262144 bytes" small_messages="kernels between peers, up to 1048576 bytes"`) {
 		t.Errorf("%s", out)
 	}
 	if calls != 0 {
