@@ -11,8 +11,9 @@ import (
 // exchangeBlocks is about the most blocks of a kernel of messages; tests lower it.
 var exchangeBlocks = 512
 
-// MessageMost is the most bytes of a message between peers; NCCL carries longer ones as fast or faster.
-const MessageMost = 1 << 20
+// MessageMost is the most bytes of a message between peers: 2 MiB of 2 ranks, and 2 MiB / (p - 1) of p, in whole 2 KiB. Longer
+// ones NCCL carries as fast or faster: what a rank sends to all others it stamps, which halves the bandwidth.
+func (p *Peers) MessageMost() int { return (2 << 20) / max(1, p.c.size-1) / smallBlock * smallBlock }
 
 // Of peers.cu.
 const (
@@ -58,8 +59,8 @@ func (p *Peers) exchange(s *cuda.Stream, list unsafe.Pointer, messages []Message
 			if m.Recv != recv {
 				continue
 			}
-			if bytes < 1 || bytes > MessageMost || uint(m.Peer) >= uint(p.c.size) {
-				return fmt.Errorf("cudampi: message of %d bytes with rank %d of %d between peers, which carry 1 to %d bytes", bytes, m.Peer, p.c.size, MessageMost)
+			if bytes < 1 || bytes > p.MessageMost() || uint(m.Peer) >= uint(p.c.size) {
+				return fmt.Errorf("cudampi: message of %d bytes with rank %d of %d between peers, which carry 1 to %d bytes", bytes, m.Peer, p.c.size, p.MessageMost())
 			}
 			most = max(most, bytes)
 			if lanes[dir][m.Peer] == 0 {

@@ -241,7 +241,7 @@ func (q *gpuQueue) communicate(c *call, work unsafe.Pointer) error {
 	case symmetricWay:
 		nc = c.comm.sym.comm
 	case peerWay:
-		if c.hasPeerKernel() {
+		if c.hasPeerKernel(c.comm.peers.AtOnce()) {
 			q.g.entered = true
 			return q.byPeers(c)
 		}

@@ -14,7 +14,7 @@ import (
 
 // hasSmallMessages says whether a message that peers carry is in a call, as this rank sees it.
 func (c *call) hasSmallMessages() bool {
-	small := func(n int) bool { return n > 0 && n*c.typ.Size() <= cudampi.MessageMost }
+	small := func(n int) bool { return n > 0 && n*c.typ.Size() <= c.comm.peers.MessageMost() }
 	switch c.kind {
 	case cmdSend, cmdRecv, cmdGather, cmdScatter: // the latter in a group
 		return small(c.n)
@@ -65,8 +65,9 @@ func (q *gpuQueue) enter(st *commState, nc *nccl.Comm, work unsafe.Pointer) erro
 	g := q.g
 	g.small = g.small[:0]
 	if st.atOnce > 0 {
+		most := st.peers.MessageMost()
 		g.calls = slices.DeleteFunc(g.calls, func(k nccl.Call) bool {
-			if k.Kind != nccl.Send && k.Kind != nccl.Recv || k.N*k.Type.Size() > cudampi.MessageMost {
+			if k.Kind != nccl.Send && k.Kind != nccl.Recv || k.N*k.Type.Size() > most {
 				return false
 			}
 			m := cudampi.Message{Buf: k.Src, N: k.N, Type: k.Type, Peer: int(k.Peer)}

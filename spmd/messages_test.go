@@ -225,30 +225,60 @@ func TestMessages(t *testing.T) {
 
 // peerMessages are messages that kernels between peers carry, and then groups with others that NCCL carries.
 func peerMessages(w *spmd.World) error {
-	const much = 1 << 18 // elements of the longest
+	much := 2 << 20 / max(1, w.Size()-1) / 4 // elements of the longest
 	many := make([]int, 20)
 	for k := range many {
 		many[k] = 1 + 37*k
 	}
 	err := errors.Join(exchangeLetters(w, []int{700, 1, 4097}, much), exchangeLetters(w, many, much), exchangeParts(w, 33))
+	if err == nil {
+		err = gatherMuch(w, much)
+	}
 	if w.Size() == 3 && err == nil {
 		err = exchangeLetters(w, []int{much + 1, 9}, much)
 	}
 	return errors.Join(err, w.Emit(map[string]any{"right": err == nil}))
 }
 
+// gatherMuch gathers parts that are too long for one step, and not for messages, and scatters them again.
+func gatherMuch(w *spmd.World, n int) error {
+	all, err := spmd.Alloc[int32](w, n*w.Size())
+	if err != nil {
+		return err
+	}
+	part, err := spmd.Alloc[int32](w, n)
+	if err != nil {
+		return err
+	}
+	values := make([]int32, n)
+	for i := range values {
+		values[i] = posted(w.Rank(), 0, 0, i)
+	}
+	err = errors.Join(part.CopyFrom(values), spmd.Gather(w.Comm, all, part, 1), part.Fill(0), spmd.Scatter(w.Comm, part, all, 1), part.CopyTo(values))
+	for i, v := range values {
+		if v != posted(w.Rank(), 0, 0, i) {
+			return errors.Join(err, fmt.Errorf("element %d has come back as %d", i, v))
+		}
+	}
+	return err
+}
+
 // messagesBetweenPeers: short messages take no call of NCCL; with long ones in a group each goes its way, beside the other.
 func messagesBetweenPeers(t *testing.T) {
-	logs := t.TempDir()
-	env := []string{"FAKECUDA_SHARED=1", "FAKECUDA_PEERS=1", rankEnv + "=FAKECUDA_LOG=" + logs + "/cuda%r;FAKENCCL_LOG=" + logs + "/nccl%r"}
 	for ranks, calls := range map[int]int{2: 0, 3: (3 + 2 + 3) * 3} { // of the last groups, to each rank
-		must(t, os.RemoveAll(filepath.Join(logs, "nccl1")))
+		logs := t.TempDir()
+		env := []string{"FAKECUDA_SHARED=1", "FAKECUDA_PEERS=1", rankEnv + "=FAKECUDA_LOG=" + logs + "/cuda%r;FAKENCCL_LOG=" + logs + "/nccl%r"}
 		status, out := run(t, ranks, "peer messages", env, "--device", "cuda", "--collectives", "nccl", "--json", "-")
 		if status != 0 || !strings.Contains(out, `"right":true`) {
 			t.Errorf("%d ranks: status %d\n%s", ranks, status, out)
 		}
 		log, err := os.ReadFile(filepath.Join(logs, "nccl1"))
 		must(t, err)
+		cuda, err := os.ReadFile(filepath.Join(logs, "cuda1"))
+		must(t, err)
+		if steps := strings.Count(string(cuda), " function=peer_barrier "); steps > 10 {
+			t.Errorf("%d ranks: something went in steps, with %d barriers", ranks, steps)
+		}
 		for _, name := range []string{"ncclSend ", "ncclRecv "} {
 			if got := strings.Count(string(log), name); got != calls {
 				t.Errorf("%d ranks: %d calls of %s, want %d", ranks, got, name, calls)

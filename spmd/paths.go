@@ -137,30 +137,29 @@ func (st *commState) carrier(c *call) way {
 		case fromSymmetric | intoPinned:
 			by, ok = t.paths.of(c, true)
 		}
-		if by == peerWay && c.n*c.typ.Size() > st.peers.AtOnce() { // a bit more than the size that was measured
+		if by == peerWay && !c.hasPeerKernel(st.peers.AtOnce()) { // a bit more than the size that was measured
 			by = plainWay
 		}
 		if ok {
 			return by
 		}
 	}
-	if st.atOnce > 0 && (c.hasPeerKernel() && c.longest()*c.typ.Size() <= st.atOnce || c.hasSmallMessages()) {
+	if st.atOnce > 0 && (c.hasPeerKernel(st.atOnce) || c.hasSmallMessages()) {
 		return peerWay
 	}
 	return plainWay
 }
 
-// longest is the elements of the longest part of a call with a kernel between peers.
-func (c *call) longest() int {
+// hasPeerKernel says whether the peers have a kernel for a call with parts of at most so many bytes: for all collectives with
+// equal parts, and of those with other parts the one that is not made of messages in any case and has no arithmetic.
+func (c *call) hasPeerKernel(most int) bool {
+	longest := c.n
 	if c.kind == cmdAllGatherV {
-		return slices.Max(c.counts)
+		longest = slices.Max(c.counts)
 	}
-	return c.n
-}
-
-// hasPeerKernel says whether the peers have a kernel for small calls of this kind: all collectives with equal parts, and
-// of those with other parts the one that is not made of messages in any case and has no arithmetic.
-func (c *call) hasPeerKernel() bool {
+	if longest*c.typ.Size() > most {
+		return false
+	}
 	switch c.kind {
 	case cmdAllReduce, cmdReduce, cmdBroadcast, cmdAllGather, cmdGather, cmdReduceScatter, cmdScatter, cmdAllToAll, cmdBarrier, cmdAllGatherV:
 		return true
