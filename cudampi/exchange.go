@@ -37,7 +37,7 @@ func ListBytes(n int) int {
 	return 8 * messageWords * n
 }
 
-// Exchange enqueues on s several messages of 1 to MessageMost bytes, which go on together, so that no order among them can
+// Exchange enqueues on s several messages of at most MessageMost bytes, which go on together, so that no order among them can
 // deadlock. Messages from one rank to another match in their order, whatever calls they are in; so ranks may also send to themselves. A message is
 // sent when the kernel before it on s is over, and nobody need have asked for it; what is on its way to a rank beyond two messages or
 // 1 MiB waits until the first is received and the next asked for. list is device memory of ListBytes of their number, nil for few, which must
@@ -59,8 +59,8 @@ func (p *Peers) exchange(s *cuda.Stream, list unsafe.Pointer, messages []Message
 			if m.Recv != recv {
 				continue
 			}
-			if bytes < 1 || bytes > p.MessageMost() || uint(m.Peer) >= uint(p.c.size) {
-				return fmt.Errorf("cudampi: message of %d bytes with rank %d of %d between peers, which carry 1 to %d bytes", bytes, m.Peer, p.c.size, p.MessageMost())
+			if bytes < 0 || bytes > p.MessageMost() || uint(m.Peer) >= uint(p.c.size) {
+				return fmt.Errorf("cudampi: message of %d bytes with rank %d of %d between peers, which carry up to %d bytes", bytes, m.Peer, p.c.size, p.MessageMost())
 			}
 			most = max(most, bytes)
 			if lanes[dir][m.Peer] == 0 {

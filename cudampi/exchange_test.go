@@ -61,7 +61,7 @@ func TestExchange(t *testing.T) {
 		x := openExchanger(t, c, d)
 		next, prev := (c.rank+1)%c.size, (c.rank+c.size-1)%c.size
 		most := x.MessageMost()
-		for round, n := range []int{most, 1, 15, 16, 17, 2047, 2048, 2049, most - 1, 3, 5000, 5000, 2 * messageQueues * smallBlock / 3, most} {
+		for round, n := range []int{most, 1, 0, 15, 16, 17, 2047, 2048, 2049, most - 1, 3, 5000, 5000, 2 * messageQueues * smallBlock / 3, most} {
 			shift := round % 3 // where nothing is aligned
 			src, dst := deviceFilled(t, x.way, input[int8](c.rank+round, n+shift)), device[int8](t, x.way, n+shift)
 			x.do(t, receives(dst, shift, n, prev), sends(src, shift, n, next))
@@ -193,7 +193,7 @@ func TestExchangeGraph(t *testing.T) {
 // TestExchangeLengths: a message of another length than its Recv, shorter or longer, also by whole chunks, is found.
 func TestExchangeLengths(t *testing.T) {
 	onDevices(t, []int{2}, map[string]string{"FAKECUDA_DELAY": "100"}, func(t *testing.T, c *Comm, d *cuda.Device) {
-		for _, tc := range []struct{ sent, taken int }{{5, 4}, {4, 5}, {2 * smallBlock, smallBlock}, {smallBlock, 3 * smallBlock}, {64 << 10, 64<<10 - 1}} {
+		for _, tc := range []struct{ sent, taken int }{{5, 4}, {4, 5}, {0, 1}, {1, 0}, {2 * smallBlock, smallBlock}, {smallBlock, 3 * smallBlock}, {64 << 10, 64<<10 - 1}} {
 			x := openExchanger(t, c, d)
 			b := device[int8](t, x.way, 64<<10)
 			must(t, x.s.Synchronize())
@@ -227,7 +227,7 @@ func TestExchangeRefusals(t *testing.T) {
 	onDevices(t, []int{2}, nil, func(t *testing.T, c *Comm, d *cuda.Device) {
 		x := openExchanger(t, c, d)
 		b := device[int8](t, x.way, 16)
-		for _, m := range []Message{sends(b, 0, x.MessageMost()+1, 0), receives(b, 0, 0, 0), sends(b, 0, 1, 2), receives(b, 0, 1, -1)} {
+		for _, m := range []Message{sends(b, 0, x.MessageMost()+1, 0), receives(b, 0, -1, 0), sends(b, 0, 1, 2), receives(b, 0, 1, -1)} {
 			if err := x.Peers.Exchange(x.s, nil, []Message{sends(b, 0, 1, 1-c.rank), m}); err == nil {
 				t.Errorf("%+v was taken", m)
 			}

@@ -242,9 +242,21 @@ FN void put_chunk(char *const *base, i64 offset, int rank, int size, const Messa
 		put_stamped(to, x.w[0], x.w[1], now);
 		put_stamped(to + SECOND, x.w[2], x.w[3], now);
 	}
+	if (end == 0 && threadIdx.x == 0) {
+		while ((int)(flag(acknowledged) - (now - 2)) < 0) relax();
+		put_stamped((u32 *)place, 0, 0, now);
+	}
 	__syncthreads();
 	if (threadIdx.x == 0) *put = now;
 	__syncthreads();
+}
+
+FN void complain(u32 *wrong, const Message &m, u32 bytes) {
+	u32 *say = wrong + 4 * m.peer;
+	say[1] = bytes;
+	say[2] = m.bytes;
+	set_flag(say, 1);
+	while (flag(say) != 0) relax();
 }
 
 FN void take_chunk(char *const *base, i64 offset, int rank, int size, const Message &m, int c, u32 *wrong) {
@@ -260,17 +272,19 @@ FN void take_chunk(char *const *base, i64 offset, int rank, int size, const Mess
 		for (bool there = false; !there;) {
 			bool length = i != 0 || get_stamped((const u32 *)place, &bytes, &none, now);
 			bool one = get_stamped(from, x.w, x.w + 1, now), two = get_stamped(from + SECOND, x.w + 2, x.w + 3, now);
+			if (length && bytes != m.bytes) {
+				complain(wrong, m, bytes);
+				break;
+			}
 			there = length && one && two;
 			if (!there) relax();
 		}
-		if (bytes != m.bytes) {
-			u32 *say = wrong + 4 * m.peer;
-			say[1] = bytes;
-			say[2] = m.bytes;
-			set_flag(say, 1);
-			while (flag(say) != 0) relax();
-		}
 		store(m.at, i, m.bytes, out, x);
+	}
+	if (end == 0 && threadIdx.x == 0) {
+		u32 bytes, none;
+		while (!get_stamped((const u32 *)place, &bytes, &none, now)) relax();
+		if (bytes != 0) complain(wrong, m, bytes);
 	}
 	__syncthreads();
 	if (threadIdx.x == 0) *taken = now;
@@ -290,7 +304,7 @@ extern "C" __global__ void __launch_bounds__(SMALL_BLOCK / PACK) exchange(char *
 			m = few.of[k];
 		}
 		if (m.lane != lane) continue;
-		int chunks = (m.bytes + SMALL_BLOCK - 1) / SMALL_BLOCK;
+		int chunks = m.bytes == 0 ? 1 : (m.bytes + SMALL_BLOCK - 1) / SMALL_BLOCK;
 		for (int c = blockIdx.x % per; c < chunks; c += per) {
 			if (m.receives) {
 				take_chunk(base, offset, rank, size, m, c, wrong);

@@ -14,14 +14,15 @@ import (
 
 // hasSmallMessages says whether a message that peers carry is in a call, as this rank sees it.
 func (c *call) hasSmallMessages() bool {
-	small := func(n int) bool { return n > 0 && n*c.typ.Size() <= c.comm.peers.MessageMost() }
+	small := func(n int) bool { return n*c.typ.Size() <= c.comm.peers.MessageMost() }
+	part := func(n int) bool { return n > 0 && small(n) }
 	switch c.kind {
-	case cmdSend, cmdRecv, cmdGather, cmdScatter: // the latter in a group
+	case cmdSend, cmdRecv, cmdGather, cmdScatter:
 		return small(c.n)
 	case cmdSendRecv:
 		return small(c.n) || small(c.rn)
 	case cmdGatherV, cmdScatterV, cmdAllToAllV:
-		return slices.ContainsFunc(c.counts, small) || slices.ContainsFunc(c.rcounts, small)
+		return slices.ContainsFunc(c.counts, part) || slices.ContainsFunc(c.rcounts, part)
 	case cmdGroup:
 		for i := range c.group.cmds {
 			if c.group.cmds[i].hasSmallMessages() {
