@@ -158,11 +158,7 @@ func (k *DeviceComm) openRings() (err error) {
 	}
 	if k.path == Peer {
 		shape = deviceRings
-		apart, err := k.c.apart(k.dev)
-		if err != nil {
-			return err
-		}
-		if apart {
+		if k.peers.apart {
 			own = k.peers.k
 		}
 	}
@@ -191,6 +187,10 @@ func (k *DeviceComm) alloc() (err error) {
 
 // Path returns the path of collectives, and Reason why it was chosen.
 func (k *DeviceComm) Path() Path { return k.path }
+
+// Peers returns what carries the collectives of path Peer, nil with another. A caller that uses it beside the DeviceComm has
+// all calls of both follow each other, and sets Ordered.
+func (k *DeviceComm) Peers() *Peers { return k.peers }
 
 // Reason returns what led to the path, for the line a program logs at its start.
 func (k *DeviceComm) Reason() string { return k.reason }

@@ -12,8 +12,14 @@ import (
 var exchangeBlocks = 512
 
 // MessageMost is the most bytes of a message between peers: 2 MiB of 2 ranks, and 2 MiB / (p - 1) of p, in whole 2 KiB. Longer
-// ones NCCL carries as fast or faster: what a rank sends to all others it stamps, which halves the bandwidth.
-func (p *Peers) MessageMost() int { return (2 << 20) / max(1, p.c.size-1) / smallBlock * smallBlock }
+// ones NCCL carries as fast or faster: what a rank sends to all others it stamps, which halves the bandwidth. It is -1 where ranks
+// share a device, on which their kernels wait for each other in turns of milliseconds.
+func (p *Peers) MessageMost() int {
+	if !p.apart {
+		return -1
+	}
+	return (2 << 20) / max(1, p.c.size-1) / smallBlock * smallBlock
+}
 
 // Of peers.cu.
 const (

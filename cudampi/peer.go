@@ -179,6 +179,7 @@ type Peers struct {
 	mem    unsafe.Pointer
 	room   int // of the scratch memory, which lies behind the inbox
 	atOnce int
+	apart  bool
 	inbox  place
 	wrong  unsafe.Pointer // in host memory, four words for each rank, of which exchange says what is wrong
 	blocks int
@@ -197,7 +198,11 @@ func (c *Comm) OpenPeers(d *cuda.Device, room int) (*Peers, error) {
 	if room <= 0 {
 		room = peerRoom
 	}
-	p := &Peers{c: c, dev: d, room: (room + 4095) / 4096 * 4096}
+	apart, err := c.apart(d)
+	if err != nil {
+		return nil, err
+	}
+	p := &Peers{c: c, dev: d, apart: apart, room: (room + 4095) / 4096 * 4096}
 	most := smallBlocks * smallBlock / max(1, c.size-1) / smallBlock * smallBlock
 	p.atOnce = min(most, peersAtOnce/max(1, c.size-1))
 	p.inbox = place{copies: c.size, offset: inboxOffset, room: most}
@@ -207,8 +212,7 @@ func (c *Comm) OpenPeers(d *cuda.Device, room int) (*Peers, error) {
 		return nil, err
 	}
 	p.blocks = int(*blocks)
-	err := p.alloc()
-	if err := c.sameOnAll(err); err != nil {
+	if err := c.sameOnAll(p.alloc()); err != nil {
 		return nil, errors.Join(err, p.free())
 	}
 	if p.win, err = c.Share(d, p.mem, p.scratch()+2*p.room); err != nil {
@@ -311,14 +315,29 @@ func (p *Peers) Gather(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.Ty
 	return p.do(s, p.x.inParts(p.c, gather, dst, src, parts{}, parts{each: n}, t, 0, root))
 }
 
+// GatherV is AllGatherV with the result on root alone.
+func (p *Peers) GatherV(s *cuda.Stream, dst, src unsafe.Pointer, counts []int, t elem.Type, root int) error {
+	return p.do(s, p.x.inParts(p.c, gather, dst, src, parts{}, parts{counts: counts}, t, 0, root))
+}
+
 // ReduceScatter leaves in dst of rank r the n elements src[r*n:], reduced over all ranks. In place: dst is src[rank*n:].
 func (p *Peers) ReduceScatter(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
 	return p.do(s, p.x.inParts(p.c, reduceScatter, dst, src, parts{each: n}, parts{}, t, op, 0))
 }
 
+// ReduceScatterV is ReduceScatter of counts[r] elements for rank r. counts is the same on every rank.
+func (p *Peers) ReduceScatterV(s *cuda.Stream, dst, src unsafe.Pointer, counts []int, t elem.Type, op elem.Op) error {
+	return p.do(s, p.x.inParts(p.c, reduceScatter, dst, src, parts{counts: counts}, parts{}, t, op, 0))
+}
+
 // Scatter copies the n elements src[r*n:] of root to dst of rank r. In place on root: dst is src[root*n:].
 func (p *Peers) Scatter(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.Type, root int) error {
 	return p.do(s, p.x.inParts(p.c, scatter, dst, src, parts{each: n}, parts{}, t, 0, root))
+}
+
+// ScatterV is Scatter of counts[r] elements to rank r. counts is the same on every rank.
+func (p *Peers) ScatterV(s *cuda.Stream, dst, src unsafe.Pointer, counts []int, t elem.Type, root int) error {
+	return p.do(s, p.x.inParts(p.c, scatter, dst, src, parts{counts: counts}, parts{}, t, 0, root))
 }
 
 // AllToAll copies the n elements src[q*n:] of rank r to dst[r*n:] of rank q. In place: dst is src.
@@ -342,7 +361,7 @@ func (p *Peers) carryOut(x *transfer, s *cuda.Stream) error {
 		return p.next(s, func() error { return p.k.smallOn(s, p.c.rank, p.c.size, &m, &p.inbox) })
 	case x.what == allReduce:
 		return p.next(s, func() error { return p.allReduce(x, s) })
-	case !ok && x.what != allToAll && !x.isReduction() && x.n*x.t.Size() <= p.atOnce:
+	case !ok && x.what != allToAll && !x.isReduction() && p.apart && x.n*x.t.Size() <= p.atOnce:
 		return p.next(s, func() error { return p.exchangeParts(x, s) })
 	}
 	if x.what == allToAll && x.recv.counts != nil { // only here the ranks do not know each other's counts

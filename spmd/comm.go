@@ -364,7 +364,7 @@ func (c Comm) do(cmd *call) error {
 	if st.w.capturing.Load() != 0 {
 		return fmt.Errorf("%s: a collective that blocks in the middle of a capture: use comm.On(stream)", ccall.At())
 	}
-	if st.dev != nil && cmd.kind != cmdBarrier {
+	if st.dev != nil && st.peers == nil && cmd.kind != cmdBarrier {
 		return cmd.onDeviceNow(st.w.blocking.dev)
 	}
 	if st.w.gpu != nil && cmd.kind != cmdBarrier {

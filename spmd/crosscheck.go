@@ -221,7 +221,7 @@ func (x *crossCheck) compare(st *commState, list []shadow) error {
 		switch {
 		case c.kind == cmdBarrier:
 		case !s.everywhere:
-			messages = append(messages, c.messages()...)
+			messages = c.appendMessages(messages)
 		default:
 			err := c.onDevice(st.mirror, at, x.w.gpu.word)
 			if err == nil {

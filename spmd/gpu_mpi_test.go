@@ -1,6 +1,7 @@
 package spmd_test
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -30,6 +31,7 @@ func TestGPUThroughMPI(t *testing.T) {
 		t.Run("beside NCCL", peersBesideNCCL)
 		t.Run("branches of a graph", graphBranches)
 		t.Run("messages between peers", messagesBetweenPeers)
+		t.Run("peers without NCCL", peersWithoutNCCL)
 		t.Run("messages of other lengths", messagesOfOtherLengths)
 	}
 	for _, tc := range []struct {
@@ -228,6 +230,20 @@ func mpiGroups(t *testing.T, w *spmd.World) {
 func mpiCapture(t *testing.T, w *spmd.World) {
 	s := stream(t, w, "s")
 	x := alloc[float32](t, w, 8)
+	if w.Collectives() == "mpi-peer" { // only what is not between the devices alone
+		must(t, exchangeLetters(w, []int{1, 70, 3000}, 3000))
+		long := alloc[float32](t, w, 1<<20)
+		_, err := s.Capture(func() error { return spmd.SendRecv(w.Comm.On(s), long.Slice(0, 1<<19), 0, long.Slice(1<<19, 1<<20), 0) })
+		_, partly := s.Capture(func() error {
+			return w.Comm.On(s).Group(func() error {
+				return errors.Join(spmd.Send(w.Comm.On(s), x, 1-w.Rank()), spmd.Send(w.Comm.On(s), long, 1-w.Rank()))
+			})
+		})
+		if err != nil || partly == nil || !strings.Contains(partly.Error(), "cannot be captured") {
+			t.Errorf("captured: %v, %v", err, partly)
+		}
+		return
+	}
 	_, err := s.Capture(func() error { return spmd.Broadcast(w.Comm.On(s), x, 0) })
 	if err == nil || !strings.Contains(err.Error(), "cannot be captured") || !strings.Contains(err.Error(), w.Collectives()) {
 		t.Errorf("captured: %v", err)

@@ -55,8 +55,10 @@ func lastOf(q *gpuQueue, c *command) lastIssue {
 	switch {
 	case c.kind == cmdGraph:
 		return lastIssue{q: q}
-	case c.comm.dev != nil:
+	case c.comm.dev != nil && c.comm.peers == nil:
 		return lastIssue{q, c.comm.dev}
+	case c.comm.dev != nil:
+		return lastIssue{q, c.comm.peers}
 	case c.comm.nccl == nil:
 		return lastIssue{}
 	}
@@ -230,7 +232,10 @@ func roundUp(n int) int { return (n + alignment - 1) / alignment * alignment }
 
 // communicate enqueues a call of a communicator. The caller holds g.issue and q.mu.
 func (q *gpuQueue) communicate(c *call, work unsafe.Pointer) error {
-	if c.comm.dev != nil {
+	switch {
+	case c.comm.dev != nil && c.comm.peers != nil:
+		return q.amongPeers(c, work)
+	case c.comm.dev != nil:
 		return q.throughMPI(*c)
 	}
 	nc := c.comm.nccl

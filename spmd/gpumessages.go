@@ -79,18 +79,65 @@ func (q *gpuQueue) enter(st *commState, nc *nccl.Comm, work unsafe.Pointer) erro
 			return true
 		})
 	}
+	if len(g.calls) == 0 {
+		return q.exchange(st, work, nil)
+	}
+	return q.exchange(st, work, func() error { return nc.Group(q.h, g.calls) })
+}
+
+// amongPeers enqueues a call where there are peers and no NCCL: the courier carries what they do not.
+func (q *gpuQueue) amongPeers(c *call, work unsafe.Pointer) error {
+	g, st := q.g, c.comm
+	messages := g.small[:0]
 	switch {
-	case len(g.small) == 0 && len(g.calls) == 0:
+	case c.kind == cmdAllToAllV:
+		return q.throughMPI(*c)
+	case c.kind == cmdGroup:
+		for i := range c.group.cmds {
+			if in := &c.group.cmds[i]; in.kind.pointToPoint() {
+				messages = in.appendMessages(messages)
+			} else if err := q.amongPeers(in, nil); err != nil {
+				return err
+			}
+		}
+		defer st.recycle(c.group)
+	case c.kind.pointToPoint():
+		messages = c.appendMessages(messages)
+	default:
+		g.entered = true
+		return q.byPeers(c)
+	}
+	most := st.peers.MessageMost()
+	var long []cudampi.Message
+	g.small = slices.DeleteFunc(messages, func(m cudampi.Message) bool {
+		if m.N*m.Type.Size() <= most {
+			return false
+		}
+		long = append(long, m)
+		return true
+	})
+	if len(long) == 0 {
+		return q.exchange(st, work, nil)
+	}
+	return q.exchange(st, work, func() error {
+		return q.hand(c, func(at cudampi.Point) error { return st.dev.Exchange(at, long...) })
+	})
+}
+
+// exchange enqueues g.small, and at the same time others, unless that is nil. work is device memory of listBytes.
+func (q *gpuQueue) exchange(st *commState, work unsafe.Pointer, others func() error) error {
+	g := q.g
+	if len(g.small) == 0 && others == nil {
 		return nil
+	}
+	g.entered = true
+	switch {
 	case len(g.small) == 0:
-		g.entered = true
-		return nc.Group(q.h, g.calls)
-	case len(g.calls) == 0:
-		g.entered = true
+		return others()
+	case others == nil:
 		return st.peers.Exchange(q.h, work, g.small)
 	}
 	// What the one waits for may come only after another rank has got the other: neither may be first.
-	g.entered = true
 	m, err := g.mark()
 	if err != nil {
 		return err
@@ -101,7 +148,7 @@ func (q *gpuQueue) enter(st *commState, nc *nccl.Comm, work unsafe.Pointer) erro
 	}
 	err = st.peers.Exchange(g.beside, work, g.small)
 	if err == nil {
-		err = nc.Group(q.h, g.calls)
+		err = others()
 	}
 	return errors.Join(err, m.event.Record(g.beside), q.h.Wait(m.event)) // a capture has to be joined in any case
 }
@@ -113,16 +160,4 @@ func (g *gpu) openBeside() (err error) {
 		g.beside, err = g.dev.NewStream(greatest)
 	}
 	return err
-}
-
-func (g *gpu) addPeers(p *cudampi.Peers) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.peers = append(g.peers, p)
-}
-
-func (g *gpu) dropPeers(p *cudampi.Peers) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.peers = slices.DeleteFunc(g.peers, func(o *cudampi.Peers) bool { return o == p })
 }

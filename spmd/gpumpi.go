@@ -172,12 +172,17 @@ func (st *commState) openDevice() error {
 	}
 	path, _ := w.cfg.mpiPath()
 	dev, err := st.mpi.OnDevice(w.gpu.dev, cudampi.DeviceConfig{Path: path})
-	if w.byMPI {
-		st.dev = dev
-	} else {
+	if !w.byMPI {
 		st.mirror = dev
+		return err
 	}
-	return err
+	st.dev = dev
+	if err != nil || dev.Peers() == nil {
+		return err
+	}
+	st.usePeers(dev.Peers())
+	st.atOnce = st.peers.AtOnce()
+	return w.gpu.openBeside()
 }
 
 // closeDevice undoes openDevice. Collective, in the caller's turn.
@@ -191,6 +196,9 @@ func (st *commState) closeDevice() error {
 		return nil
 	}
 	st.w.gpu.forget(st.dev)
+	if st.peers != nil {
+		st.leavePeers()
+	}
 	err := st.dev.Close()
 	st.dev = nil
 	return err
@@ -200,28 +208,33 @@ func (st *commState) closeDevice() error {
 // holds g.issue and q.mu. c is a copy, so that calls which go elsewhere stay on their
 // callers' stacks.
 func (q *gpuQueue) throughMPI(c call) error {
-	st := c.comm
 	q.g.entered = true
-	if q.s.cap != nil {
-		if st.dev.Path() == cudampi.Peer && c.kind == cmdAllReduce {
-			return st.dev.AllReduce(cudampi.At(q.h), c.dst, c.src, c.n, c.typ, c.op)
-		}
-		return fmt.Errorf("%v cannot be captured where %v carries it: a graph has no host that could call MPI", &c, st.dev.Path())
-	}
-	var site ccall.Site
-	site.Here(5) // from where the stream was given the call
 	whole := call{}
 	whole.copyFrom(&c)
 	for _, run := range whole.steps(q.g.word) {
-		turn := mpiTurns.take(1)
-		at, err := st.dev.Hold(q.h)
-		if err != nil {
-			q.s.w.fail(err) // the turn is lost
+		if err := q.hand(&whole, run); err != nil {
 			return err
 		}
-		q.s.w.courier.push(delivery{run: run, comm: st, at: at, turn: turn, q: q, seq: q.tail.Load() + 1, what: whole, site: site})
 	}
 	return nil // a group is the courier's now
+}
+
+// hand has the courier make a call, or part of it, for which the stream waits.
+func (q *gpuQueue) hand(whole *call, run func(at cudampi.Point) error) error {
+	st := whole.comm
+	if q.s.cap != nil {
+		return fmt.Errorf("%v cannot be captured where %v carries it: a graph has no host that could call MPI", whole, st.dev.Path())
+	}
+	var site ccall.Site
+	site.Here(6) // from where the stream was given the call
+	turn := mpiTurns.take(1)
+	at, err := st.dev.Hold(q.h)
+	if err != nil {
+		q.s.w.fail(err) // the turn is lost
+		return err
+	}
+	q.s.w.courier.push(delivery{run: run, comm: st, at: at, turn: turn, q: q, seq: q.tail.Load() + 1, what: *whole, site: site})
+	return nil
 }
 
 // blocks says whether the goroutine that issues a call on a stream has to make it: a CUDA-aware MPI may wait for all
@@ -294,7 +307,7 @@ func (c *call) steps(word unsafe.Pointer) []func(at cudampi.Point) error {
 	for i := range c.group.cmds {
 		m := &c.group.cmds[i]
 		if m.kind.pointToPoint() {
-			messages = append(messages, m.messages()...)
+			messages = m.appendMessages(messages)
 			continue
 		}
 		steps = append(steps, func(at cudampi.Point) error { return m.onDevice(dev, at, word) })
@@ -305,16 +318,16 @@ func (c *call) steps(word unsafe.Pointer) []func(at cudampi.Point) error {
 	return steps
 }
 
-// messages are those that a call between two ranks is made of.
-func (c *call) messages() []cudampi.Message {
+// appendMessages appends what a call between two ranks is made of.
+func (c *call) appendMessages(to []cudampi.Message) []cudampi.Message {
 	send := cudampi.Message{Buf: c.src, N: c.n, Type: c.typ, Peer: c.root}
 	switch c.kind {
 	case cmdSend:
-		return []cudampi.Message{send}
+		return append(to, send)
 	case cmdRecv:
-		return []cudampi.Message{{Buf: c.dst, N: c.n, Type: c.typ, Peer: c.root, Recv: true}}
+		return append(to, cudampi.Message{Buf: c.dst, N: c.n, Type: c.typ, Peer: c.root, Recv: true})
 	default:
-		return []cudampi.Message{send, {Buf: c.dst, N: c.rn, Type: c.typ, Peer: c.from, Recv: true}}
+		return append(to, send, cudampi.Message{Buf: c.dst, N: c.rn, Type: c.typ, Peer: c.from, Recv: true})
 	}
 }
 

@@ -287,6 +287,16 @@ func messagesBetweenPeers(t *testing.T) {
 	}
 }
 
+// peersWithoutNCCL: collectives and messages between peers are captured, and right, where MPI stands in for NCCL.
+func peersWithoutNCCL(t *testing.T) {
+	for what, ranks := range map[string]int{"peer messages": 2, "peer sums": 3} {
+		status, out := run(t, ranks, what, []string{"FAKECUDA_SHARED=1", "FAKECUDA_PEERS=1"}, "--device", "cuda", "--collectives", "mpi-peer", "--json", "-")
+		if status != 0 || !strings.Contains(out, `"right":true`) {
+			t.Errorf("%s: status %d\n%s", what, status, out)
+		}
+	}
+}
+
 // messagesOfOtherLengths: a short message of another length than its Recv ends the job, and says so.
 func messagesOfOtherLengths(t *testing.T) {
 	env := []string{"FAKECUDA_SHARED=1", "FAKECUDA_PEERS=1", "FAKECUDA_DELAY=0"}

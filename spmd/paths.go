@@ -12,6 +12,7 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/cuda/nvrtc"
+	"lockstep/cudampi"
 	"lockstep/internal/elem"
 	"lockstep/nccl"
 )
@@ -167,7 +168,7 @@ func (c *call) hasPeerKernel(most int) bool {
 	return false
 }
 
-// byPeers enqueues a call of one of these kinds.
+// byPeers enqueues a collective, other than an AllToAllV.
 func (q *gpuQueue) byPeers(c *call) error {
 	p := c.comm.peers
 	switch c.kind {
@@ -179,6 +180,12 @@ func (q *gpuQueue) byPeers(c *call) error {
 		return p.AllGather(q.h, c.dst, c.src, c.n, c.typ)
 	case cmdAllGatherV:
 		return p.AllGatherV(q.h, c.dst, c.src, c.counts, c.typ)
+	case cmdGatherV:
+		return p.GatherV(q.h, c.dst, c.src, c.counts, c.typ, c.root)
+	case cmdScatterV:
+		return p.ScatterV(q.h, c.dst, c.src, c.counts, c.typ, c.root)
+	case cmdReduceScatterV:
+		return p.ReduceScatterV(q.h, c.dst, c.src, c.counts, c.typ, c.op)
 	case cmdGather:
 		return p.Gather(q.h, c.dst, c.src, c.n, c.typ, c.root)
 	case cmdReduceScatter:
@@ -207,12 +214,31 @@ func (st *commState) openPeers() error {
 
 // reachPeers opens the peers, or fails on all ranks alike. Collective over st, in a turn.
 func (st *commState) reachPeers() error {
-	var err error
-	if st.peers, err = st.mpi.OpenPeers(st.w.gpu.dev, peerRoom); err == nil {
-		st.peers.Ordered = true // by orderAfterOthers
-		st.w.gpu.addPeers(st.peers)
+	p, err := st.mpi.OpenPeers(st.w.gpu.dev, peerRoom)
+	if err == nil {
+		st.usePeers(p)
 	}
 	return err
+}
+
+func (st *commState) usePeers(p *cudampi.Peers) {
+	p.Ordered = true // by orderAfterOthers
+	st.peers = p
+	g := st.w.gpu
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.peers = append(g.peers, p)
+}
+
+// leavePeers ends the use of peers that are about to be closed, and returns them.
+func (st *commState) leavePeers() *cudampi.Peers {
+	p, g := st.peers, st.w.gpu
+	st.peers, st.atOnce = nil, 0
+	g.forget(p)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.peers = slices.DeleteFunc(g.peers, func(o *cudampi.Peers) bool { return o == p })
+	return p
 }
 
 // closePeers gives the peers back. No graph may hold calls of them any more. Collective over st, in a turn.
@@ -220,11 +246,7 @@ func (st *commState) closePeers() error {
 	if st.peers == nil {
 		return nil
 	}
-	st.w.gpu.forget(st.peers)
-	st.w.gpu.dropPeers(st.peers)
-	err := st.peers.Close()
-	st.peers, st.atOnce = nil, 0
-	return err
+	return st.leavePeers().Close()
 }
 
 // choosePaths sets what carries what: NCCL's symmetric kernels all that they can with
