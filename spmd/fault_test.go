@@ -122,6 +122,11 @@ func table() []mishap {
 		{name: "SIGQUIT shows and goes on", within: 30 * time.Second, run: listens, args: everyLog,
 			steps: []step{{"ready", "rank", syscall.SIGQUIT}, {"\n---\n", "rank", syscall.SIGTERM}}, cause: "--- shown on request", want: []string{"spmd_test.listens", "host {host}"}, clean: true},
 	}
+	longer := mishap{name: "a message of another length", gpu: true, within: atOnce, run: overlong, cause: "5 int32 elements, 4 expected", want: []string{"rank=0", "fault_test.go:"}}
+	if spmdtest.Device() != "host" {
+		longer.cause, longer.want = "a message from rank {rank} has 20 bytes, and Recv takes 16", []string{"rank=0", "fault_test.go:"}
+	}
+	rows = append(rows, longer)
 	for _, c := range contracts {
 		const different = "the ranks called different collectives"
 		both := append([]string{"rank 0 at spmd/fault_test.go:", "rank {rank} at spmd/fault_test.go:"}, c.said...)
@@ -386,6 +391,21 @@ func waits(w *spmd.World) error {
 		return err
 	}
 	return s.Synchronize()
+}
+
+// overlong sends rank 0 more than it asks for.
+func overlong(_ context.Context, w *spmd.World, victim bool) error {
+	x, err := spmd.Alloc[int32](w, 5)
+	switch {
+	case err != nil:
+		return err
+	case victim:
+		happens()
+		err = spmd.Send(w.Comm, x, 0)
+	case w.Rank() == 0:
+		err = spmd.Recv(w.Comm, x.Slice(0, 4), w.Size()-1)
+	}
+	return errors.Join(err, spmd.Barrier(w.Comm))
 }
 
 func unsent(_ context.Context, w *spmd.World, victim bool) error {

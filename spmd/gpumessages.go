@@ -120,7 +120,7 @@ func (q *gpuQueue) amongPeers(c *call, work unsafe.Pointer) error {
 		return q.exchange(st, work, nil)
 	}
 	return q.exchange(st, work, func() error {
-		return q.hand(c, func(at cudampi.Point) error { return st.dev.Exchange(at, long...) })
+		return q.hand(*c, func(at cudampi.Point) error { return st.dev.Exchange(at, long...) })
 	})
 }
 

@@ -212,18 +212,18 @@ func (q *gpuQueue) throughMPI(c call) error {
 	whole := call{}
 	whole.copyFrom(&c)
 	for _, run := range whole.steps(q.g.word) {
-		if err := q.hand(&whole, run); err != nil {
+		if err := q.hand(whole, run); err != nil {
 			return err
 		}
 	}
 	return nil // a group is the courier's now
 }
 
-// hand has the courier make a call, or part of it, for which the stream waits.
-func (q *gpuQueue) hand(whole *call, run func(at cudampi.Point) error) error {
+// hand has the courier make a call, or part of it, for which the stream waits. whole is a copy, as above.
+func (q *gpuQueue) hand(whole call, run func(at cudampi.Point) error) error {
 	st := whole.comm
 	if q.s.cap != nil {
-		return fmt.Errorf("%v cannot be captured where %v carries it: a graph has no host that could call MPI", whole, st.dev.Path())
+		return fmt.Errorf("%v cannot be captured where %v carries it: a graph has no host that could call MPI", &whole, st.dev.Path())
 	}
 	var site ccall.Site
 	site.Here(6) // from where the stream was given the call
@@ -233,7 +233,7 @@ func (q *gpuQueue) hand(whole *call, run func(at cudampi.Point) error) error {
 		q.s.w.fail(err) // the turn is lost
 		return err
 	}
-	q.s.w.courier.push(delivery{run: run, comm: st, at: at, turn: turn, q: q, seq: q.tail.Load() + 1, what: *whole, site: site})
+	q.s.w.courier.push(delivery{run: run, comm: st, at: at, turn: turn, q: q, seq: q.tail.Load() + 1, what: whole, site: site})
 	return nil
 }
 

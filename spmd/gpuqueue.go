@@ -222,7 +222,7 @@ func (q *gpuQueue) spin(e *cuda.Event, seq uint64) bool {
 			looked = now
 			q.waiting.CompareAndSwap(0, start.UnixNano())
 			if err := q.g.health(); err != nil {
-				q.broken(err)
+				q.broken(fmt.Errorf("waiting at %s: %w", ccall.At(), err))
 				return false
 			}
 			fallthrough

@@ -301,7 +301,7 @@ func peersWithoutNCCL(t *testing.T) {
 func messagesOfOtherLengths(t *testing.T) {
 	env := []string{"FAKECUDA_SHARED=1", "FAKECUDA_PEERS=1", "FAKECUDA_DELAY=0"}
 	status, out := run(t, 2, "a message too long", env, "--device", "cuda", "--collectives", "nccl")
-	if want := "a message from rank 0 has 20 bytes, and Recv takes 16"; status != 1 || strings.Count(out, want) != 1 {
+	if want := "a message from rank 0 has 20 bytes, and Recv takes 16"; status != 1 || strings.Count(out, want) != 1 || !strings.Contains(out, "waiting at spmd/messages_test.go:") {
 		t.Errorf("status %d, want %q\n%s", status, want, out)
 	}
 }
