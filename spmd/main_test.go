@@ -56,8 +56,8 @@ func app(what string) {
 			return peerBranches(w)
 		case "peer messages":
 			return peerMessages(w)
-		case "a message too long":
-			return tooLong(w)
+		case "a message too long", "a message too short":
+			return otherLength(w, what)
 		case "peer sums":
 			return peerSums(w)
 		case "usage":

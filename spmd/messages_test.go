@@ -297,25 +297,31 @@ func peersWithoutNCCL(t *testing.T) {
 	}
 }
 
-// messagesOfOtherLengths: a short message of another length than its Recv ends the job, and says so.
+// otherLengths are elements that rank 0 sends and rank 1 asks for.
+var otherLengths = map[string][2]int{"a message too long": {5, 4}, "a message too short": {0, 4}}
+
+// messagesOfOtherLengths: a message of another length than its Recv ends the job, and says so.
 func messagesOfOtherLengths(t *testing.T) {
 	env := []string{"FAKECUDA_SHARED=1", "FAKECUDA_PEERS=1", "FAKECUDA_DELAY=0"}
-	status, out := run(t, 2, "a message too long", env, "--device", "cuda", "--collectives", "nccl")
-	if want := "a message from rank 0 has 20 bytes, and Recv takes 16"; status != 1 || strings.Count(out, want) != 1 || !strings.Contains(out, "waiting at spmd/messages_test.go:") {
-		t.Errorf("status %d, want %q\n%s", status, want, out)
+	for what, n := range otherLengths {
+		status, out := run(t, 2, what, env, "--device", "cuda", "--collectives", "nccl")
+		want := fmt.Sprintf("a message from rank 0 has %d bytes, and Recv takes %d", 4*n[0], 4*n[1])
+		if status != 1 || strings.Count(out, want) != 1 || !strings.Contains(out, "waiting at spmd/messages_test.go:") {
+			t.Errorf("%s: status %d, want %q\n%s", what, status, want, out)
+		}
 	}
 }
 
-// tooLong has rank 0 send more than rank 1 asks for.
-func tooLong(w *spmd.World) error {
-	x, err := spmd.Alloc[float32](w, 5)
+func otherLength(w *spmd.World, what string) error {
+	n := otherLengths[what]
+	x, err := spmd.Alloc[float32](w, max(n[0], n[1]))
 	if err != nil {
 		return err
 	}
 	if w.Rank() == 0 {
-		err = spmd.Send(w.Comm, x, 1)
+		err = spmd.Send(w.Comm, x.Slice(0, n[0]), 1)
 	} else {
-		err = spmd.Recv(w.Comm, x.Slice(0, 4), 0)
+		err = spmd.Recv(w.Comm, x.Slice(0, n[1]), 0)
 	}
 	return errors.Join(err, spmd.Barrier(w.Comm))
 }
