@@ -43,11 +43,12 @@ func ListBytes(n int) int {
 	return 8 * messageWords * n
 }
 
-// Exchange enqueues on s several messages of at most MessageMost bytes, which go on together, so that no order among them can
-// deadlock. Messages from one rank to another match in their order, whatever calls they are in; so ranks may also send to themselves. A message is
-// sent when the kernel before it on s is over, and nobody need have asked for it; what is on its way to a rank beyond two messages or
-// 1 MiB waits until the first is received and the next asked for. list is device memory of ListBytes of their number, nil for few, which must
-// remain until they have been enqueued, and in a graph as long as that is.
+// Exchange enqueues on s several messages of at most MessageMost bytes, which go on together, so that no order among them
+// can deadlock. Messages from one rank to another match in their order, whatever calls they are in; so ranks may also send
+// to themselves. A message is sent when the kernel before it on s is over, and nobody need have asked for it; what is on
+// its way to a rank beyond two messages or 1 MiB waits until the first is received and the next asked for. list is device
+// memory of ListBytes of their number, nil for few, which must remain until they have been exchanged, and in a graph as
+// long as that is.
 //
 // Where Recv has another length than came, the kernel waits for ever, and Failure says why.
 func (p *Peers) Exchange(s *cuda.Stream, list unsafe.Pointer, messages []Message) error {

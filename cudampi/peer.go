@@ -189,8 +189,8 @@ type Peers struct {
 }
 
 // OpenPeers allocates device memory for collectives between the devices, room bytes for what goes out and as much for
-// what comes in (0 stands for 16 MiB), and opens it to all. It fails where Share does, or where the kernels cannot be
-// compiled. Collective; it blocks.
+// what comes in (0 stands for 16 MiB), beside 2 to 4 MiB for small collectives and 2 MiB for each rank for messages, and
+// opens it to all. It fails where Share does, or where the kernels cannot be compiled. Collective; it blocks.
 func (c *Comm) OpenPeers(d *cuda.Device, room int) (*Peers, error) {
 	if c.size > peerRanks {
 		return nil, fmt.Errorf("cudampi: %d ranks, at most %d reach each other's memory", c.size, peerRanks)

@@ -202,9 +202,11 @@ func Send[T Elem](c Comm, src Buffer[T], to int) error {
 	return collective(c, "Send", &cmd, Buffer[T]{}, src, to)
 }
 
-// Recv receives dst from rank from. On the host, and where kernels between GPUs carry it, a message of another length is an
-// error that names both lengths; NCCL does not see lengths, and may wait for ever. Two ranks that both receive first wait for each other, on the host also
-// on different streams, since calls enter MPI one at a time: use a Group.
+// Recv receives dst from rank from. On the host, and where kernels between GPUs
+// carry it, a message of another length is an error that names both lengths; NCCL
+// does not see lengths, and may wait for ever. Two ranks that both receive first
+// wait for each other, on the host also on different streams, since calls enter MPI
+// one at a time: use a Group.
 // Source: mpi.h, MPI_Recv; nccl.h, ncclRecv.
 func Recv[T Elem](c Comm, dst Buffer[T], from int) error {
 	if m := c.plain(dst.blk, from); m != nil {

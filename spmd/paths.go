@@ -205,7 +205,7 @@ func (q *gpuQueue) byPeers(c *call) error {
 // Collective over st, in a turn.
 func (st *commState) openPeers() error {
 	if err := st.reachPeers(); err != nil {
-		st.w.Log.Info().Err(err).Msg("NCCL carries small collectives, not kernels between peers")
+		st.w.Log.Info().Err(err).Msg("NCCL carries small collectives and messages, too, not kernels between peers")
 		return nil
 	}
 	st.atOnce = st.peers.AtOnce()
