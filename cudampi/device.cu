@@ -2,8 +2,8 @@
 // over the link between them. peers.cu follows in the same source. It needs no header and compiles as C++14 with NVRTC 11.2
 // and newer.
 //
-// Grids and blocks have one dimension, of any size but where stated, blocks no larger than their launch bounds. base is an array, in device memory, of an address
-// for each rank. type and op are numbered as in package elem; Avg divides the sum by size, of integers truncating.
+// Grids and blocks have one dimension, of any size but where stated, blocks no larger than their launch bounds. base is an
+// array, in device memory, of an address for each rank. type and op are numbered as in package elem; Avg divides the sum by size, of integers truncating.
 // All fold in the order of the ranks, the 16-bit floats in float, rounded once: every rank gets the same bits.
 
 typedef signed char i8;

@@ -11,9 +11,9 @@ import (
 // exchangeBlocks is about the most blocks of a kernel of messages; tests lower it.
 var exchangeBlocks = 512
 
-// MessageMost is the most bytes of a message between peers: 2 MiB of 2 ranks, and 2 MiB / (p - 1) of p, in whole 2 KiB. Longer
-// ones NCCL carries as fast or faster: what a rank sends to all others it stamps, which halves the bandwidth. It is -1 where ranks
-// share a device, on which their kernels wait for each other in turns of milliseconds.
+// MessageMost is the most bytes of a message between peers: 2 MiB of 2 ranks, and 2 MiB / (p - 1) of p, in whole 2 KiB.
+// Longer ones NCCL carries as fast or faster: stamps halve the bandwidth for what a rank sends to all others. It is -1 where
+// ranks share a device, on which their kernels wait for each other in turns of milliseconds.
 func (p *Peers) MessageMost() int {
 	if !p.apart {
 		return -1

@@ -165,9 +165,10 @@ var peerRoom = 16 << 20
 // the ranks is counted on the devices. Ranks that bring other lengths than the others wait for ever, as with NCCL.
 //
 // A collective whose messages from one rank to another have up to AtOnce bytes is one kernel, in which each rank writes to
-// all others once: up to 16 KiB about 3 us. Where its parts are of different lengths, it is messages, which are one kernel, too. A larger all-reduce takes 4 n bytes of each device's memory and 2 (p-1)/p n of
-// its link in each direction, twice: with 4 ranks, 64 MiB and 350 GB/s about 0.4 ms. Of the others each is a copy to
-// scratch memory, a meeting, copies from the others' scratch memory, and a meeting.
+// all others once: up to 16 KiB about 3 us. Where its parts are of different lengths, it is messages, which are one kernel,
+// too. A larger all-reduce takes 4 n bytes of each device's memory and 2 (p-1)/p n of its link in each direction, twice:
+// with 4 ranks, 64 MiB and 350 GB/s about 0.4 ms. Of the others each is a copy to scratch memory, a meeting, copies from
+// the others' scratch memory, and a meeting.
 type Peers struct {
 	// Ordered says that the caller has all calls follow each other, also those on different streams and in graphs, so
 	// that none has to be recorded for the next.
@@ -179,7 +180,7 @@ type Peers struct {
 	mem    unsafe.Pointer
 	room   int // of the scratch memory, which lies behind the inbox
 	atOnce int
-	apart  bool
+	apart  bool // every rank has a device of its own
 	inbox  place
 	wrong  unsafe.Pointer // in host memory, four words for each rank, of which exchange says what is wrong
 	blocks int

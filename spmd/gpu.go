@@ -24,12 +24,12 @@ type gpu struct {
 
 	issue   sync.Mutex // the order of NCCL calls
 	last    lastIssue
-	entered bool        // the command being issued entered NCCL
-	calls   []nccl.Call // of the group being issued
-	small   []cudampi.Message
-	beside  *cuda.Stream   // for what a kernel between peers carries of a group; nil where there are none
-	word    unsafe.Pointer // for barriers
-	pinned  unsafe.Pointer // of words
+	entered bool              // the command being issued entered NCCL
+	calls   []nccl.Call       // of the group being issued
+	small   []cudampi.Message // those of them that peers carry
+	beside  *cuda.Stream      // for these, beside others; nil where there are no peers
+	word    unsafe.Pointer    // for barriers
+	pinned  unsafe.Pointer    // of words
 
 	mu      sync.Mutex
 	words   []*uint32 // for the progress of streams
@@ -127,8 +127,8 @@ func (g *gpu) recycle(m *mark) {
 	g.spare = append(g.spare, m)
 }
 
-// health asks NCCL, and kernels between peers, for failures that no call has returned: a peer that died, a
-// network that broke, a message of another length than its Recv.
+// health asks NCCL, and kernels between peers, for failures that no call has returned: a
+// peer that died, a network that broke, a message of another length than its Recv.
 func (g *gpu) health() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()

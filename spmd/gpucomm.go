@@ -22,21 +22,15 @@ type lastIssue struct {
 
 // orderAfterOthers keeps collectives of different communicators from running at
 // the same time, in another order on every rank: each would hold what the other
-// needs. NCCL orders those of one communicator itself, and what is enqueued for MPI has
-// its order; peers have none, and in a capture nor has what MPI's carrier enqueues. The
-// caller holds g.issue.
+// needs. NCCL orders those of one communicator itself, and what is handed to the courier has
+// its order; graphs and peers have none. The caller holds g.issue.
 func (g *gpu) orderAfterOthers(q *gpuQueue, c *command) error {
 	now, cap, last := lastOf(q, c), q.s.cap, g.last
 	if cap != nil { // what is captured runs with the graph, not now
 		last = cap.last
 	}
-	ordered := false
-	switch now.comm.(type) {
-	case *nccl.Comm:
-		ordered = last.comm == now.comm
-	case *cudampi.DeviceComm:
-		ordered = last.comm == now.comm && cap == nil
-	}
+	_, peers := now.comm.(*cudampi.Peers)
+	ordered := last.comm == now.comm && now.comm != nil && !peers
 	switch {
 	case ordered || now.q == nil || last.q == nil || last.q.s.w != q.s.w || last.q == q:
 		return nil

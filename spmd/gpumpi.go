@@ -181,8 +181,7 @@ func (st *commState) openDevice() error {
 		return err
 	}
 	st.usePeers(dev.Peers())
-	st.atOnce = st.peers.AtOnce()
-	return w.gpu.openBeside()
+	return st.startPeers()
 }
 
 // closeDevice undoes openDevice. Collective, in the caller's turn.

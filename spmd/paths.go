@@ -208,6 +208,11 @@ func (st *commState) openPeers() error {
 		st.w.Log.Info().Err(err).Msg("NCCL carries small collectives and messages, too, not kernels between peers")
 		return nil
 	}
+	return st.startPeers()
+}
+
+// startPeers has the peers carry what is small.
+func (st *commState) startPeers() error {
 	st.atOnce = st.peers.AtOnce()
 	return st.w.gpu.openBeside()
 }
@@ -221,6 +226,7 @@ func (st *commState) reachPeers() error {
 	return err
 }
 
+// usePeers has the communicator know peers, and who waits hear of their failures.
 func (st *commState) usePeers(p *cudampi.Peers) {
 	p.Ordered = true // by orderAfterOthers
 	st.peers = p

@@ -1,6 +1,7 @@
-// A test double of the device: device.cu, compiled for the host behind this header, runs one block after the other, or where
-// they wait for each other all at once, each of one thread. What kernels do between devices they do here between processes that share the memory. Rounding to
-// float16 is slow and plain here, so that it checks nothing against itself.
+// A test double of the device: device.cu and peers.cu, compiled for the host behind this header, run one block after the
+// other, or where they wait for each other all at once, each of one thread. What kernels do between devices they do here
+// between processes that share the memory. Rounding to float16 is slow and plain here, so that it checks nothing against
+// itself.
 
 #include <math.h>
 #include <pthread.h>
