@@ -70,6 +70,19 @@ func (c Comm) Size() int {
 // result is valid for later work in s, and for the host after s.Synchronize.
 func (c Comm) On(s *Stream) Comm { return Comm{c.st, s} }
 
+// Capturable returns nil where a Graph can hold collectives of c, else why it cannot:
+// where MPI carries GPU memory, but not between GPUs that reach each other, a replay
+// would have no host to call MPI.
+func (c Comm) Capturable() error {
+	if c.st == nil {
+		return nil
+	}
+	if dev := c.st.dev; dev != nil && dev.Path() != cudampi.Peer {
+		return fmt.Errorf("collectives through %v cannot be captured", dev.Path())
+	}
+	return nil
+}
+
 // Split divides the communicator: ranks that give the same color are in one new
 // communicator, ordered by key, then by their present rank. A negative color
 // takes part in the call and gets a Comm without ranks (Size 0).

@@ -9,7 +9,7 @@ import (
 
 // options is every setting of a run; newOptions holds the defaults.
 type options struct {
-	model, dtype                   string
+	model, dtype, graph            string
 	layers, heads, channels        int // 0: as the model has it
 	steps, batch, seq, globalBatch int
 	lr, minLR, weightDecay, clip   float64
@@ -55,7 +55,7 @@ var habits = map[string]struct {
 
 func newOptions() *options {
 	return &options{
-		model: "tiny", dtype: "float32", steps: 1500, batch: 4,
+		model: "tiny", dtype: "float32", graph: "auto", steps: 1500, batch: 4,
 		weightDecay: DefaultAdam.WeightDecay, clip: DefaultAdam.Clip, beta1: DefaultAdam.Beta1,
 		minLR: 0.1, valBatches: 4, tokens: "bytes", sample: 400, temperature: 0.8,
 		resume: "auto", keep: 3,
@@ -65,6 +65,7 @@ func newOptions() *options {
 func (o *options) flags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.model, "model", o.model, "shape of the model: tiny, gpt2, gpt2-medium, gpt2-large or gpt2-xl")
 	fs.StringVar(&o.dtype, "dtype", o.dtype, "type of the activations: float32, or bfloat16 with float32 weights and gradients")
+	fs.StringVar(&o.graph, "graph", o.graph, "whether steps are captured once and replayed: auto (on a GPU), on or off")
 	fs.IntVar(&o.layers, "layers", o.layers, "transformer blocks (default the model's)")
 	fs.IntVar(&o.heads, "heads", o.heads, "attention heads of a block (default the model's)")
 	fs.IntVar(&o.channels, "channels", o.channels, "width of the model, divisible by the heads (default the model's)")
@@ -107,6 +108,9 @@ func (o *options) check(ranks int) error {
 	}
 	if o.dtype != "float32" && o.dtype != "bfloat16" {
 		return fmt.Errorf("--dtype %s: unknown, want float32 or bfloat16", o.dtype)
+	}
+	if o.graph != "auto" && o.graph != "on" && o.graph != "off" {
+		return fmt.Errorf("--graph %s: unknown, want auto, on or off", o.graph)
 	}
 	usual := habits[o.model]
 	if !o.given("lr") {

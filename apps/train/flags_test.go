@@ -57,6 +57,7 @@ func TestBadFlags(t *testing.T) {
 		{[]string{"--model", "gpt5"}, []string{"--model gpt5", "gpt2-xl"}},
 		{[]string{"--tokens", "words"}, []string{"--tokens words"}},
 		{[]string{"--dtype", "float16"}, []string{"--dtype float16", "bfloat16"}},
+		{[]string{"--graph", "yes"}, []string{"--graph yes", "auto, on or off"}},
 		{[]string{"--dtype", ""}, []string{"--dtype", "bfloat16"}},
 		{[]string{"--steps", "0"}, []string{"--steps 0"}},
 		{[]string{"--batch", "-1"}, []string{"--batch -1"}},

@@ -16,16 +16,17 @@ type trainConfig struct {
 	model       Config
 	adam        AdamConfig
 	rate        Schedule
-	batch       int  // sequences of a micro-step
-	seq         int  // T
-	globalBatch int  // sequences of a step, over all ranks
-	steps       int  // steps that the loader prepares
-	valBatches  int  // global batches of a validation
-	half        bool // activations are bfloat16
+	batch       int    // sequences of a micro-step
+	seq         int    // T
+	globalBatch int    // sequences of a step, over all ranks
+	steps       int    // steps that the loader prepares
+	valBatches  int    // global batches of a validation
+	half        bool   // activations are bfloat16
+	graph       string // --graph
 }
 
 func (o *options) trainConfig() trainConfig {
-	return trainConfig{o.cfg, o.adam, o.rate, o.batch, o.seq, o.globalBatch, o.steps, o.valBatches, o.dtype == "bfloat16"}
+	return trainConfig{o.cfg, o.adam, o.rate, o.batch, o.seq, o.globalBatch, o.steps, o.valBatches, o.dtype == "bfloat16", o.graph}
 }
 
 // trainer trains a model on this rank's part of every batch. One step:
@@ -50,7 +51,8 @@ type trainer struct {
 	loaders [2]*loader   // of training and validation
 	results [2]result    // of the last two steps, by step number
 	valLoss spmd.Buffer[float64]
-	close   []func() error // in the order of making
+	graphs  map[microKind]*spmd.Graph // of the micro-steps met so far; nil where they are not to be graphs
+	close   []func() error            // in the order of making
 }
 
 // passes is what a Model does, whatever the type of its activations.
@@ -140,6 +142,12 @@ func (t *trainer) open() (err error) {
 			return err
 		}
 	}
+	if graphs, err := t.wantGraphs(); err != nil {
+		return err
+	} else if graphs {
+		t.graphs = map[microKind]*spmd.Graph{}
+		keep(t.closeGraphs)
+	}
 	if t.valLoss, err = spmd.AllocPinned[float64](t.w, 1); err != nil {
 		return err
 	}
@@ -225,46 +233,6 @@ func (t *trainer) askToEnd() error { return spmd.Fill(t.s, t.state.Totals.Slice(
 // ended says whether any rank has asked to end before the step, one of the last two
 // and read, was enqueued. All ranks get the same answer.
 func (t *trainer) ended(step int) bool { return t.results[step%len(t.results)].totals.At(1) > 0 }
-
-// enqueue enqueues one step; read has its outcome. Steps go up by one from the first.
-// Every rank of c calls it.
-func (t *trainer) enqueue(step int) error {
-	r := &t.results[step%len(t.results)]
-	if err := r.begin.Record(t.s); err != nil {
-		return err
-	}
-	scale := float32(1 / (float64(t.globalBatch) * float64(t.seq)))
-	micro := t.microSteps(t.globalBatch)
-	for i := range micro {
-		in, targets, b, err := t.train.next(t.s)
-		if err != nil {
-			return err
-		}
-		var ready func(int) error
-		if i == micro-1 {
-			ready = func(group int) error { return t.reducer.Ready(group, t.s) }
-		}
-		if err := t.model.ForwardBackward(t.s, in, targets, b, t.seq, scale, i == 0, ready); err != nil {
-			return err
-		}
-	}
-	if err := t.reducer.Wait(t.s); err != nil {
-		return err
-	}
-	if err := t.adam.Step(t.s, t.rate.At(step)); err != nil {
-		return err
-	}
-	if err := spmd.AllReduce(t.c.On(t.s), t.state.Totals, t.state.Totals, spmd.Sum); err != nil {
-		return err
-	}
-	if err := spmd.Copy(t.s, r.totals, t.state.Totals); err != nil {
-		return err
-	}
-	if err := spmd.Copy(t.s, r.norm, t.adam.Norm); err != nil {
-		return err
-	}
-	return r.end.Record(t.s)
-}
 
 // read waits for a step, one of the last two, and returns its loss before the
 // update, the norm of its gradient before clipping, and how long it took.

@@ -1,0 +1,122 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"lockstep/spmd"
+)
+
+// microKind is what distinguishes the micro-steps of a run: each kind enqueues the same
+// commands on the same memory every time, so that one graph can stand for it.
+type microKind struct {
+	b           int  // sequences
+	first, last bool // of its step
+}
+
+// wantGraphs says whether micro-steps are to be graphs. Where nothing else is asked for
+// they are on a GPU: there a replay costs the host less than enqueuing again. It fails
+// where graphs are asked for that the communicator cannot be in.
+func (t *trainer) wantGraphs() (bool, error) {
+	switch t.graph {
+	case "off":
+		return false, nil
+	case "on":
+		if err := t.c.Capturable(); err != nil {
+			return false, spmd.Usage(fmt.Errorf("--graph on: %w", err))
+		}
+		return true, nil
+	}
+	if t.w.OnHost() {
+		return false, nil
+	}
+	if err := t.c.Capturable(); err != nil {
+		t.w.Log.Info().AnErr("why", err).Msg("steps are not graphs")
+		return false, nil
+	}
+	return true, nil
+}
+
+// enqueue enqueues one step; read has its outcome. Steps go up by one from the first.
+// Every rank of c calls it.
+func (t *trainer) enqueue(step int) error {
+	r := &t.results[step%len(t.results)]
+	if err := r.begin.Record(t.s); err != nil {
+		return err
+	}
+	if err := t.adam.Prepare(t.s, t.rate.At(step)); err != nil {
+		return err
+	}
+	micro := t.microSteps(t.globalBatch)
+	for i := range micro {
+		in, targets, b, err := t.train.next(t.s)
+		if err != nil {
+			return err
+		}
+		if err := t.microStep(microKind{b, i == 0, i == micro-1}, in, targets); err != nil {
+			return err
+		}
+	}
+	if err := spmd.Copy(t.s, r.totals, t.state.Totals); err != nil {
+		return err
+	}
+	if err := spmd.Copy(t.s, r.norm, t.adam.Norm); err != nil {
+		return err
+	}
+	return r.end.Record(t.s)
+}
+
+// microStep enqueues a micro-step: the first of a kind by its commands, so that kernels
+// are loaded and libraries have their memory; the others as a replay of what the second
+// has captured. All ranks capture in the same step, since each ends every step with a
+// micro-step of the same kind.
+func (t *trainer) microStep(k microKind, in, targets spmd.Buffer[int32]) error {
+	commands := func() error { return t.microCommands(k, in, targets) }
+	g, met := t.graphs[k]
+	switch {
+	case t.graphs == nil:
+		return commands()
+	case !met:
+		t.graphs[k] = nil
+		return commands()
+	case g == nil:
+		var err error
+		if g, err = t.s.Capture(commands); err != nil {
+			return err
+		}
+		t.graphs[k] = g
+	}
+	return g.Launch(t.s)
+}
+
+// microCommands enqueues the passes of a micro-step and, with the last of a step, what
+// follows them: the sums over the ranks and the update.
+func (t *trainer) microCommands(k microKind, in, targets spmd.Buffer[int32]) error {
+	scale := float32(1 / (float64(t.globalBatch) * float64(t.seq)))
+	if !k.last {
+		return t.model.ForwardBackward(t.s, in, targets, k.b, t.seq, scale, k.first, nil)
+	}
+	ready := func(group int) error { return t.reducer.Ready(group, t.s) }
+	if err := t.model.ForwardBackward(t.s, in, targets, k.b, t.seq, scale, k.first, ready); err != nil {
+		return err
+	}
+	if err := t.reducer.Wait(t.s); err != nil {
+		return err
+	}
+	if err := t.adam.Apply(t.s); err != nil {
+		return err
+	}
+	return spmd.AllReduce(t.c.On(t.s), t.state.Totals, t.state.Totals, spmd.Sum)
+}
+
+// closeGraphs waits for the replays and gives up the graphs.
+func (t *trainer) closeGraphs() error {
+	var errs []error
+	for _, g := range t.graphs {
+		if g != nil {
+			errs = append(errs, g.Close())
+		}
+	}
+	t.graphs = nil
+	return errors.Join(errs...)
+}
