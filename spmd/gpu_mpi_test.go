@@ -30,6 +30,7 @@ func TestGPUThroughMPI(t *testing.T) {
 		t.Run("ways", mpiWays)
 		t.Run("beside NCCL", peersBesideNCCL)
 		t.Run("branches of a graph", graphBranches)
+		t.Run("groups beside NCCL", groupsBesideNCCL)
 		t.Run("messages between peers", messagesBetweenPeers)
 		t.Run("peers without NCCL", peersWithoutNCCL)
 		t.Run("messages of other lengths", messagesOfOtherLengths)

@@ -23,9 +23,9 @@ type lastIssue struct {
 // orderAfterOthers keeps collectives of different communicators from running at
 // the same time, in another order on every rank: each would hold what the other
 // needs. NCCL orders those of one communicator itself, and what is handed to the courier has
-// its order; graphs and peers have none. The caller holds g.issue.
-func (g *gpu) orderAfterOthers(q *gpuQueue, c *command) error {
-	now, cap, last := lastOf(q, c), q.s.cap, g.last
+// its order; graphs and peers have none. now is what the command on q will be the last of. The caller holds g.issue.
+func (g *gpu) orderAfterOthers(q *gpuQueue, now lastIssue) error {
+	cap, last := q.s.cap, g.last
 	if cap != nil { // what is captured runs with the graph, not now
 		last = cap.last
 	}

@@ -266,7 +266,7 @@ func (c *call) onDeviceNow(q *gpuQueue) error {
 	now := *c
 	g.issue.Lock()
 	turn := mpiTurns.take(1)
-	err := g.orderAfterOthers(q, &command{call: now})
+	err := g.orderAfterOthers(q, lastOf(q, &command{call: now}))
 	g.issue.Unlock()
 	if e := mpiTurns.enter(turn); e != nil {
 		return e

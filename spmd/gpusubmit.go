@@ -38,13 +38,15 @@ func (q *gpuQueue) submit(c *command, args []Arg) error {
 			return err
 		}
 	}
+	var as lastIssue
 	collective := c.kind.communicates() || (c.kind == cmdGraph && len(c.graph.comms) > 0)
 	if collective {
 		// The order of NCCL calls is the order of this lock: one for all streams.
 		q.g.issue.Lock()
 		defer q.g.issue.Unlock()
 		q.g.entered = c.kind == cmdGraph
-		if err := q.g.orderAfterOthers(q, c); err != nil {
+		as = lastOf(q, c) // before it is enqueued, which empties a group
+		if err := q.g.orderAfterOthers(q, as); err != nil {
 			return err
 		}
 	}
@@ -57,7 +59,7 @@ func (q *gpuQueue) submit(c *command, args []Arg) error {
 		cap.note(q.s, c, args)
 		err := q.issue(c, args, work)
 		if err == nil && collective && q.g.entered {
-			cap.last = lastOf(q, c)
+			cap.last = as
 		}
 		return err
 	}
@@ -80,7 +82,7 @@ func (q *gpuQueue) submit(c *command, args []Arg) error {
 	q.tail.Store(seq)
 	q.coll.Store(seq)
 	if q.g.entered {
-		q.g.last = lastOf(q, c)
+		q.g.last = as
 	}
 	return nil
 }

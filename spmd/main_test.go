@@ -54,6 +54,8 @@ func app(what string) {
 			return symmetricCalls(w)
 		case "peer branches":
 			return peerBranches(w)
+		case "mixed streams":
+			return mixedStreams(w)
 		case "peer messages":
 			return peerMessages(w)
 		case "a message too long", "a message too short":

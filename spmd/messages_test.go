@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -284,6 +285,60 @@ func messagesBetweenPeers(t *testing.T) {
 				t.Errorf("%d ranks: %d calls of %s, want %d", ranks, got, name, calls)
 			}
 		}
+	}
+}
+
+// mixedStreams has what peers carry and what NCCL carries follow each other on two streams, all on one communicator.
+func mixedStreams(w *spmd.World) error {
+	a, b, err := twoStreams(w)
+	if err != nil {
+		return err
+	}
+	l, err := newLetters(w, []int{5})
+	if err != nil {
+		return err
+	}
+	x, err := spmd.Alloc[float32](w, 1<<20)
+	if err != nil {
+		return err
+	}
+	for range 3 {
+		if err := errors.Join(l.exchange(w.Comm.On(a)), spmd.AllReduce(w.Comm.On(b), x, x, spmd.Sum)); err != nil {
+			return err
+		}
+	}
+	return errors.Join(a.Synchronize(), b.Synchronize(), l.check(w, "beside NCCL", 5))
+}
+
+// groupsBesideNCCL: a call of NCCL waits for the kernel between peers of a group on another stream, and the other way around.
+func groupsBesideNCCL(t *testing.T) {
+	logs := t.TempDir()
+	env := []string{"FAKECUDA_SHARED=1", "FAKECUDA_PEERS=1", rankEnv + "=FAKECUDA_LOG=" + logs + "/%r;FAKENCCL_LOG=" + logs + "/%r"}
+	status, out := run(t, 3, "mixed streams", env, "--device", "cuda", "--collectives", "nccl")
+	if status != 0 {
+		t.Fatalf("status %d\n%s", status, out)
+	}
+	log, err := os.ReadFile(filepath.Join(logs, "1"))
+	must(t, err)
+	type mark struct{ call, event, stream string }
+	var between []mark // the first two sums: there is a group on the other stream
+	sums := 0
+	for _, line := range logLines(string(log)) {
+		switch call, _, _ := strings.Cut(line, " "); {
+		case call == "ncclAllReduce":
+			sums++
+		case sums == 1 && (call == "cuEventRecord" || call == "cuStreamWaitEvent"):
+			between = append(between, mark{call, value(line, "event"), value(line, "stream")})
+		}
+	}
+	if sums != 3 || len(between) != 4 {
+		t.Fatalf("%d sums, want 3; between the first two %v, want one stream to wait for the other, and back", sums, between)
+	}
+	sum, group := between[0].stream, between[1].stream
+	there, back := between[0].event, between[2].event
+	want := []mark{{"cuEventRecord", there, sum}, {"cuStreamWaitEvent", there, group}, {"cuEventRecord", back, group}, {"cuStreamWaitEvent", back, sum}}
+	if sum == group || !slices.Equal(between, want) {
+		t.Errorf("between two sums %v, want %v", between, want)
 	}
 }
 
