@@ -6,6 +6,7 @@
 //	bin/bench --only gpu                       all groups that need GPUs
 //	bin/bench --llmc path/to/train_gpt2        training too, against that program
 //	bin/bench sweep                            collectives by size, the apps by ranks, with plots
+//	bin/bench train                            GPT-2s learn on GPUs, beside PyTorch
 //	bin/bench model FILE                       what an all-reduce takes on more GPUs, from a sweep's measurements
 //
 // It runs programs that are built already, so it needs no Go; the C programs it
@@ -43,6 +44,8 @@ func main() {
 			run = func() error { rank(); return nil }
 		case "sweep-rank":
 			run = func() error { sweepRank(); return nil }
+		case "train":
+			run = trainCommand
 		case "model":
 			run = modelCommand
 		default:
@@ -298,7 +301,7 @@ func outputs(env []string, cmd ...string) (stdout, stderr string, err error) {
 	ctx, cancel := context.WithTimeout(interrupted, longest)
 	defer cancel()
 	c := exec.CommandContext(ctx, cmd[0], cmd[1:]...)
-	c.Env = slices.Concat(mpienv.Env(0), binding(os.Environ()), env)
+	c.Env = append(programEnv(), env...)
 	c.Cancel = func() error { return c.Process.Signal(syscall.SIGTERM) } // mpirun ends its ranks
 	c.WaitDelay = 10 * time.Second
 	var out, errs bytes.Buffer
@@ -308,6 +311,9 @@ func outputs(env []string, cmd ...string) (stdout, stderr string, err error) {
 	}
 	return out.String(), errs.String(), nil
 }
+
+// programEnv is the environment of the programs that are measured.
+func programEnv() []string { return slices.Concat(mpienv.Env(0), binding(os.Environ())) }
 
 // binding are the variables of an environment that bind ranks to cores. Otherwise mpienv.Env leaves all of them unbound,
 // as launch run does: the threads of a rank, NCCL's among them, use several.
