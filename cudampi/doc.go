@@ -17,7 +17,7 @@
 //     there are no elements. Memory that a rank does not use (dst of a Reduce elsewhere than on the root) may be nil.
 //   - Every call blocks until this rank's part is done; its result is then valid. A Comm knows no streams.
 //   - Collective calls are made by every rank of the Comm, in the same order, with equal counts, type, op and root.
-//     A call for no elements at all returns at once, without communication.
+//     A call for no elements at all returns at once, without communication; a message of none is sent all the same.
 //   - dst and src may not overlap, but for the in-place form that a collective names. Either every rank uses that form
 //     or none.
 //   - Counts have no limit but memory: what MPI's int does not hold is done in parts, or by derived datatypes.

@@ -183,7 +183,8 @@ func AllToAllV[T Elem](c Comm, dst Buffer[T], recvCounts []int, src Buffer[T], s
 }
 
 // Send sends src to rank to, which receives it by Recv or SendRecv of equal
-// length. It may be over before that. Messages between two ranks arrive in the order sent. Two ranks that
+// length. It may be over before that. Messages between two ranks arrive in the order sent,
+// those of no elements among them: each is one message, for which there is one Recv. Two ranks that
 // both send first and receive afterwards may wait for each other for ever, unless
 // they do so in a Group or by SendRecv.
 // Source: mpi.h, MPI_Send; nccl.h, ncclSend.
@@ -202,7 +203,7 @@ func Send[T Elem](c Comm, src Buffer[T], to int) error {
 	return collective(c, "Send", &cmd, Buffer[T]{}, src, to)
 }
 
-// Recv receives dst from rank from. On the host, and where kernels between GPUs
+// Recv receives dst from rank from, and waits for the message also where dst has no elements. On the host, and where kernels between GPUs
 // carry it, a message of another length is an error that names both lengths; NCCL
 // does not see lengths, and may wait for ever. Two ranks that both receive first
 // wait for each other, on the host also on different streams, since calls enter MPI
@@ -224,7 +225,7 @@ func Recv[T Elem](c Comm, dst Buffer[T], from int) error {
 }
 
 // SendRecv sends src to rank to and receives dst from rank from at the same time.
-// dst and src must not overlap.
+// dst and src must not overlap. What has no elements is sent and received all the same.
 // Source: mpi.h, MPI_Sendrecv.
 func SendRecv[T Elem](c Comm, dst Buffer[T], from int, src Buffer[T], to int) error {
 	if from < 0 || from >= c.Size() {

@@ -49,8 +49,9 @@
 // it, then on every rank; otherwise the two must not overlap. Unequal lengths, a
 // root or peer out of range, freed buffers and buffers of another world are refused
 // before anything is sent, with both numbers and the caller's file and line.
-// Buffers may have any number of elements, beyond 2^31 too; a call for none does
-// not synchronize the ranks. No call allocates Go memory.
+// Buffers may have any number of elements, beyond 2^31 too. A collective for none
+// does not synchronize the ranks; a message of none is sent and received as any other.
+// No call allocates Go memory.
 //
 // Between streams there is no order but that of Stream.After and Stream.Wait. On a
 // GPU the collectives of one communicator run in the order in which they were

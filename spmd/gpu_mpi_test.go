@@ -44,6 +44,7 @@ func TestGPUThroughMPI(t *testing.T) {
 		{"collectives", []int{2, 3}, mpiCollectives},
 		{"several streams and communicators", []int{3}, mpiSeveral},
 		{"groups of messages", []int{3}, mpiGroups},
+		{"messages of no elements", []int{3}, emptyMessages},
 		{"capture", []int{2}, mpiCapture},
 	} {
 		t.Run(tc.name, func(t *testing.T) { spmdtest.Run(t, tc.ranks, tc.body) })

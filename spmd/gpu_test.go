@@ -310,13 +310,20 @@ func gpuCollectives(t *testing.T, w *spmd.World) {
 			for _, err := range []error{spmd.AllReduce(c, o, o, spmd.Sum), spmd.Reduce(c, o, o, spmd.Sum, 0), spmd.Broadcast(c, o, 0), spmd.AllGather(c, o, o),
 				spmd.ReduceScatter(c, o, o, spmd.Sum), spmd.AllToAll(c, o, o), spmd.Gather(c, o, o, 0), spmd.Scatter(c, o, o, 0),
 				spmd.AllGatherV(c, o, o, none), spmd.ReduceScatterV(c, o, o, none, spmd.Sum), spmd.GatherV(c, o, o, none, 0),
-				spmd.ScatterV(c, o, o, none, 0), spmd.AllToAllV(c, o, none, o, none), spmd.Send(c, o, (r+1)%3), spmd.Recv(c, o, (r+2)%3)} {
+				spmd.ScatterV(c, o, o, none, 0), spmd.AllToAllV(c, o, none, o, none)} {
 				if err != nil {
 					return err
 				}
 			}
-			return c.Group(func() error { return spmd.Send(c, o, (r+1)%3) })
+			return nil
 		}, nil},
+		{"messages of no elements", func() error {
+			var o spmd.Buffer[float32]
+			err := errors.Join(spmd.Send(c, o, (r+1)%3), spmd.Recv(c, y.Slice(0, 0), (r+2)%3), spmd.SendRecv(c, o, (r+2)%3, o, (r+1)%3))
+			return errors.Join(err, c.Group(func() error { return spmd.Send(c, o, (r+1)%3) }))
+		}, []string{fmt.Sprintf("Send - - 0 peer%d", (r+1)%3), fmt.Sprintf("Recv - - 0 peer%d", (r+2)%3),
+			"Start", fmt.Sprintf("Send - - 0 peer%d", (r+1)%3), fmt.Sprintf("Recv - - 0 peer%d", (r+2)%3), "End",
+			fmt.Sprintf("Send - - 0 peer%d", (r+1)%3)}},
 	} {
 		newCalls(t)
 		must(t, tc.call())

@@ -270,10 +270,11 @@ func (q *gpuQueue) communicate(c *call, work unsafe.Pointer) error {
 // ones. work is the staging memory that is left.
 func (q *gpuQueue) expand(c *call, work *unsafe.Pointer) error {
 	rank, size, bytes := c.comm.rank, c.comm.size, c.typ.Size()
-	// NCCL wants nothing of what is empty; peers compare its length with the Recv's.
-	told := c.comm.atOnce > 0 && c.kind.pointToPoint()
+	// A collective of nothing is nothing. A message of nothing is one: NCCL moves it in one empty step, which the receiver waits for.
+	// Source: NCCL, enqueue.cc, taskAppend; device/sendrecv.h, runSend and runRecv.
+	message := c.kind.pointToPoint()
 	add := func(kind nccl.Kind, dst, src unsafe.Pointer, n, peer int) {
-		if n > 0 || told {
+		if n > 0 || message {
 			q.g.calls = append(q.g.calls, nccl.Call{Kind: kind, Type: c.typ, Op: c.op, Peer: int32(peer), Dst: dst, Src: src, N: n})
 		}
 	}

@@ -1,6 +1,7 @@
 package spmd_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -222,6 +223,65 @@ func TestMessages(t *testing.T) {
 			t.Errorf("%v and %v have come", short.At(7), long.At(1<<20-1))
 		}
 	})
+}
+
+// TestEmptyMessages: a message of no elements is one all the same. Recv waits for it, and it takes no other's place.
+func TestEmptyMessages(t *testing.T) { everyWay(t, emptyMessages) }
+
+func emptyMessages(t *testing.T, w *spmd.World) {
+	ranks, me := w.Size(), w.Rank()
+	if ranks < 2 {
+		return
+	}
+	const longest = 250 // of a path
+	path := alloc[uint8](t, w, longest)
+	dir := t.TempDir()
+	if me == 0 {
+		must(t, path.CopyFrom(append([]byte(dir), make([]byte, longest-len(dir))...)))
+	}
+	must(t, spmd.Broadcast(w.Comm, path, 0))
+	got := make([]byte, longest)
+	must(t, path.CopyTo(got))
+	sent := filepath.Join(string(bytes.TrimRight(got, "\x00")), "sent")
+	x, in := alloc[int32](t, w, 8), alloc[int32](t, w, 8)
+	none := x.Slice(8, 8)
+	for _, m := range modesOf(w) {
+		must(t, in.Fill(-1))
+		must(t, spmd.Barrier(w.Comm))
+		switch me {
+		case 0:
+			for i := range 300 { // work, during which nobody may be told that it is done
+				must(t, os.WriteFile(filepath.Join(dir, "work"), make([]byte, 1000*i), 0o666))
+			}
+			must(t, x.Fill(7))
+			must(t, os.WriteFile(sent, nil, 0o666))
+			m.run(t, w, func(c spmd.Comm) error {
+				return errors.Join(spmd.Send(c, none, 1), spmd.Send(c, x.Slice(0, 3), 1), spmd.Send(c, spmd.Buffer[int32]{}, 1))
+			})
+		case 1:
+			m.run(t, w, func(c spmd.Comm) error { return spmd.Recv(c, none, 0) })
+			if _, err := os.Stat(sent); err != nil {
+				t.Errorf("%s: Recv of no elements does not wait for its message: %v", m.name, err)
+			}
+			m.run(t, w, func(c spmd.Comm) error {
+				return errors.Join(spmd.Recv(c, in.Slice(0, 3), 0), spmd.Recv(c, spmd.Buffer[int32]{}, 0))
+			})
+			if in.At(0) != 7 || in.At(2) != 7 || in.At(3) != -1 {
+				t.Errorf("%s: the message after one of no elements is %d, %d, then %d", m.name, in.At(0), in.At(2), in.At(3))
+			}
+		}
+		must(t, spmd.Barrier(w.Comm))
+		if me == 0 {
+			must(t, os.Remove(sent))
+		}
+		// Each rank sends as many elements as its number.
+		next, prev := (me+1)%ranks, (me+ranks-1)%ranks
+		must(t, x.Fill(int32(me)))
+		m.run(t, w, func(c spmd.Comm) error { return spmd.SendRecv(c, in.Slice(0, prev), prev, x.Slice(0, me), next) })
+		if prev > 0 && in.At(prev-1) != int32(prev) {
+			t.Errorf("%s: rank %d sent %d", m.name, prev, in.At(prev-1))
+		}
+	}
 }
 
 // peerMessages are messages that kernels between peers carry, and then groups with others that NCCL carries.
