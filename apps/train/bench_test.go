@@ -63,7 +63,7 @@ func BenchmarkStepGPT2(b *testing.B) {
 	e, in, targets := benchStart(b)
 	o := benchOptimizer(b, e)
 	step := func() {
-		if err := e.m.ForwardBackward(e.s, in, targets, e.b, e.t, 1/float32(e.n), true, nil); err != nil {
+		if err := e.m.ForwardBackward(e.s, batchOf(in, targets, e.b, e.t), 1/float32(e.n), true, nil); err != nil {
 			b.Fatal(err)
 		}
 		if err := o.Step(e.s, 1e-4); err != nil {
@@ -85,43 +85,42 @@ func BenchmarkStepGPT2(b *testing.B) {
 func BenchmarkKernels(b *testing.B) {
 	e, in, targets := benchStart(b)
 	o := benchOptimizer(b, e)
-	m, C, n, Vp, L := e.m, e.m.Cfg.Channels, e.n, e.m.Cfg.PaddedVocab(), e.m.Cfg.Layers
-	a, at, wte := &m.act[0], m.layer(0), m.wte()
-	p, g := m.p[at:], m.g[at:]
+	m, n, L := e.m, e.n, e.m.Cfg.Layers
+	a, p, wte, wpe := &m.act[0], &m.par.layers[0], m.par.wte, m.par.wpe
 	for _, k := range []struct {
 		name string
 		each int // times in a step
 		run  func()
 	}{
-		{"gemm qkv forward", L, func() { e.linear(a.qkv, a.ln1, at+qkvW, C, 3*C) }},
-		{"gemm qkv input grad", L, func() { e.inputGrad(m.tmp, m.dwide, at+qkvW, C, 3*C) }},
-		{"gemm qkv weight grad", L, func() { e.weightGrad(m.dwide, a.ln1, at+qkvW, C, 3*C) }},
-		{"gemm attproj forward", L, func() { e.linear(m.tmp, a.att, at+projW, C, C) }},
-		{"gemm attproj input grad", L, func() { e.inputGrad(m.tmp, m.dres, at+projW, C, C) }},
-		{"gemm attproj weight grad", L, func() { e.weightGrad(m.dres, a.att, at+projW, C, C) }},
-		{"gemm fc forward", L, func() { e.linear(a.fc, a.ln2, at+fcW, C, 4*C) }},
-		{"gemm fc input grad", L, func() { e.inputGrad(m.tmp, m.dwide, at+fcW, C, 4*C) }},
-		{"gemm fc weight grad", L, func() { e.weightGrad(m.dwide, a.ln2, at+fcW, C, 4*C) }},
-		{"gemm fcproj forward", L, func() { e.linear(m.tmp, a.gelu, at+projW2, 4*C, C) }},
-		{"gemm fcproj input grad", L, func() { e.inputGrad(m.dwide, m.dres, at+projW2, 4*C, C) }},
-		{"gemm fcproj weight grad", L, func() { e.weightGrad(m.dres, a.gelu, at+projW2, 4*C, C) }},
-		{"gemm head forward", 1, func() { e.linear(m.logits, m.lnf, wte, C, Vp) }},
-		{"gemm head input grad", 1, func() { e.inputGrad(m.tmp, m.logits, wte, C, Vp) }},
-		{"gemm head weight grad", 1, func() { e.weightGrad(m.logits, m.lnf, wte, C, Vp) }},
-		{"encoder forward", 1, func() { e.encoderForward(m.emb, in, m.p[wte], m.p[m.wpe()]) }},
-		{"encoder backward", 1, func() { e.encoderBackward(m.g[wte], m.g[m.wpe()], m.dres, in) }},
+		{"gemm qkv forward", L, func() { e.linear(a.qkv, a.ln1, &p.qkv) }},
+		{"gemm qkv input grad", L, func() { e.inputGrad(m.tmp, m.dwide, &p.qkv) }},
+		{"gemm qkv weight grad", L, func() { e.weightGrad(m.dwide, a.ln1, &p.qkv) }},
+		{"gemm attproj forward", L, func() { e.linear(m.tmp, a.att, &p.proj) }},
+		{"gemm attproj input grad", L, func() { e.inputGrad(m.tmp, m.dres, &p.proj) }},
+		{"gemm attproj weight grad", L, func() { e.weightGrad(m.dres, a.att, &p.proj) }},
+		{"gemm fc forward", L, func() { e.linear(a.fc, a.ln2, &p.fc) }},
+		{"gemm fc input grad", L, func() { e.inputGrad(m.tmp, m.dwide, &p.fc) }},
+		{"gemm fc weight grad", L, func() { e.weightGrad(m.dwide, a.ln2, &p.fc) }},
+		{"gemm fcproj forward", L, func() { e.linear(m.tmp, a.gelu, &p.proj2) }},
+		{"gemm fcproj input grad", L, func() { e.inputGrad(m.dwide, m.dres, &p.proj2) }},
+		{"gemm fcproj weight grad", L, func() { e.weightGrad(m.dres, a.gelu, &p.proj2) }},
+		{"gemm head forward", 1, func() { e.linear(m.logits, m.lnf, &m.par.head) }},
+		{"gemm head input grad", 1, func() { e.inputGrad(m.tmp, m.logits, &m.par.head) }},
+		{"gemm head weight grad", 1, func() { e.weightGrad(m.logits, m.lnf, &m.par.head) }},
+		{"encoder forward", 1, func() { e.encoderForward(m.emb, in, wte.w, wpe.w) }},
+		{"encoder backward", 1, func() { e.encoderBackward(wte.dw, wpe.dw, m.dres, in) }},
 		{"residual layernorm forward", 2 * L, func() {
-			e.residualLayerNormForward(a.res2, a.ln2, a.mean2, a.rstd2, m.emb, m.tmp, p[projB], p[ln2W], p[ln2B])
+			e.residualLayerNormForward(a.res2, a.ln2, a.mean2, a.rstd2, m.emb, m.tmp, p.proj.b, &p.ln2)
 		}},
 		{"layernorm backward", 2*L + 1, func() {
-			e.layerNormBackward(m.dres, g[ln2W], g[ln2B], m.tmp, a.res2, p[ln2W], a.mean2, a.rstd2, true)
+			e.layerNormBackward(m.dres, m.tmp, a.res2, a.mean2, a.rstd2, &p.ln2, true)
 		}},
-		{"bias forward", L, func() { e.biasForward(a.qkv, p[qkvB], 3*C) }},
-		{"bias backward C", 2 * L, func() { e.biasBackward(g[projB], m.dres, C) }},
-		{"bias backward 3C", L, func() { e.biasBackward(g[qkvB], m.dwide, 3*C) }},
-		{"bias backward 4C", L, func() { e.biasBackward(g[fcB], m.dwide, 4*C) }},
-		{"bias gelu forward", L, func() { e.biasGeluForward(a.gelu, a.fc, p[fcB], 4*C) }},
-		{"gelu backward", L, func() { e.geluBackward(m.dwide, a.fc, 4*C) }},
+		{"bias forward", L, func() { e.biasForward(a.qkv, p.qkv.b) }},
+		{"bias backward C", 2 * L, func() { e.biasBackward(p.proj.db, m.dres) }},
+		{"bias backward 3C", L, func() { e.biasBackward(p.qkv.db, m.dwide) }},
+		{"bias backward 4C", L, func() { e.biasBackward(p.fc.db, m.dwide) }},
+		{"bias gelu forward", L, func() { e.biasGeluForward(a.gelu, a.fc, p.fc.b) }},
+		{"gelu backward", L, func() { e.geluBackward(m.dwide, a.fc, p.fc.out) }},
 		{"attention forward", L, func() { e.attentionForward(a.att, a.lse, a.qkv) }},
 		{"attention backward", L, func() { e.attentionBackward(m.dwide, m.delta, m.tmp, a.att, a.lse, a.qkv) }},
 		{"classifier", 1, func() { e.classify(targets, 1, true) }},
@@ -134,7 +133,7 @@ func BenchmarkKernels(b *testing.B) {
 		b.Run(k.name, func(b *testing.B) {
 			// Every kernel starts from a whole pass: the repeated sums above must not
 			// run into infinities and denormal numbers.
-			if err := m.ForwardBackward(e.s, in, targets, e.b, e.t, 1/float32(n), true, nil); err != nil {
+			if err := m.ForwardBackward(e.s, batchOf(in, targets, e.b, e.t), 1/float32(n), true, nil); err != nil {
 				b.Fatal(err)
 			}
 			k.run()

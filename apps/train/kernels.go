@@ -216,8 +216,8 @@ var layerNormForwardKernel = newKernel("layernorm_forward", func(a *hostArgs) er
 
 // layerNormForward enqueues out(n,c) = (x - mean)·rstd·weight + bias, and keeps
 // mean(n) and rstd(n).
-func (e *enqueue[A]) layerNormForward(out spmd.Buffer[A], mean, rstd spmd.Buffer[float32], x spmd.Buffer[A], weight, bias spmd.Buffer[float32]) {
-	e.launch(layerNormForwardKernel, warpRows(e.n), out.Arg(), mean.Arg(), rstd.Arg(), x.Arg(), weight.Arg(), bias.Arg(),
+func (e *enqueue[A]) layerNormForward(out spmd.Buffer[A], mean, rstd spmd.Buffer[float32], x spmd.Buffer[A], p *norm) {
+	e.launch(layerNormForwardKernel, warpRows(e.n), out.Arg(), mean.Arg(), rstd.Arg(), x.Arg(), p.w.Arg(), p.b.Arg(),
 		spmd.I32(e.n), spmd.I32(e.m.Cfg.Channels))
 }
 
@@ -233,9 +233,9 @@ var residualLayerNormForwardKernel = newKernel("residual_layernorm_forward", fun
 
 // residualLayerNormForward enqueues res(n,c) = x + y + ybias and the LayerNorm of
 // res into out.
-func (e *enqueue[A]) residualLayerNormForward(res, out spmd.Buffer[A], mean, rstd spmd.Buffer[float32], x, y spmd.Buffer[A], ybias, weight, bias spmd.Buffer[float32]) {
+func (e *enqueue[A]) residualLayerNormForward(res, out spmd.Buffer[A], mean, rstd spmd.Buffer[float32], x, y spmd.Buffer[A], ybias spmd.Buffer[float32], p *norm) {
 	e.launch(residualLayerNormForwardKernel, warpRows(e.n), res.Arg(), out.Arg(), mean.Arg(), rstd.Arg(),
-		x.Arg(), y.Arg(), ybias.Arg(), weight.Arg(), bias.Arg(), spmd.I32(e.n), spmd.I32(e.m.Cfg.Channels))
+		x.Arg(), y.Arg(), ybias.Arg(), p.w.Arg(), p.b.Arg(), spmd.I32(e.n), spmd.I32(e.m.Cfg.Channels))
 }
 
 var layerNormBackwardInputKernel = newKernel("layernorm_backward_input", func(a *hostArgs) error {
@@ -262,11 +262,11 @@ var layerNormBackwardParamsKernel = newKernel("layernorm_backward_params", func(
 
 // layerNormBackward enqueues dx(n,c) = the gradient of the LayerNorm's input, added
 // with add, and the gradients of its parameters.
-func (e *enqueue[A]) layerNormBackward(dx spmd.Buffer[A], dweight, dbias spmd.Buffer[float32], dout, x spmd.Buffer[A], weight, mean, rstd spmd.Buffer[float32], add bool) {
+func (e *enqueue[A]) layerNormBackward(dx, dout, x spmd.Buffer[A], mean, rstd spmd.Buffer[float32], p *norm, add bool) {
 	n, c := spmd.I32(e.n), spmd.I32(e.m.Cfg.Channels)
-	e.launch(layerNormBackwardInputKernel, warpRows(e.n), dx.Arg(), dout.Arg(), x.Arg(), weight.Arg(), mean.Arg(), rstd.Arg(),
+	e.launch(layerNormBackwardInputKernel, warpRows(e.n), dx.Arg(), dout.Arg(), x.Arg(), p.w.Arg(), mean.Arg(), rstd.Arg(),
 		n, c, flag(add))
-	e.launch(layerNormBackwardParamsKernel, columnSums(e.m.Cfg.Channels, e.n), dweight.Arg(), dbias.Arg(),
+	e.launch(layerNormBackwardParamsKernel, columnSums(e.m.Cfg.Channels, e.n), p.dw.Arg(), p.db.Arg(),
 		e.m.partial.Arg(), e.m.arrived.Arg(), dout.Arg(), x.Arg(), mean.Arg(), rstd.Arg(), n, c, flag(e.acc))
 }
 
@@ -278,8 +278,8 @@ var biasForwardKernel = newKernel("bias_forward", func(a *hostArgs) error {
 })
 
 // biasForward enqueues y(n,c) += bias(c).
-func (e *enqueue[A]) biasForward(y spmd.Buffer[A], bias spmd.Buffer[float32], c int) {
-	e.launch(biasForwardKernel, warpRows(e.n), y.Arg(), bias.Arg(), spmd.I32(e.n), spmd.I32(c))
+func (e *enqueue[A]) biasForward(y spmd.Buffer[A], bias spmd.Buffer[float32]) {
+	e.launch(biasForwardKernel, warpRows(e.n), y.Arg(), bias.Arg(), spmd.I32(e.n), spmd.I32(bias.Len()))
 }
 
 var biasBackwardKernel = newKernel("bias_backward", func(a *hostArgs) error {
@@ -290,7 +290,8 @@ var biasBackwardKernel = newKernel("bias_backward", func(a *hostArgs) error {
 })
 
 // biasBackward enqueues dbias(c) (+)= the sum of dy(n,c) over its rows.
-func (e *enqueue[A]) biasBackward(dbias spmd.Buffer[float32], dy spmd.Buffer[A], c int) {
+func (e *enqueue[A]) biasBackward(dbias spmd.Buffer[float32], dy spmd.Buffer[A]) {
+	c := dbias.Len()
 	e.launch(biasBackwardKernel, columnSums(c, e.n), dbias.Arg(), e.m.partial.Arg(), e.m.arrived.Arg(), dy.Arg(),
 		spmd.I32(e.n), spmd.I32(c), flag(e.acc))
 }
@@ -304,8 +305,8 @@ var biasGeluForwardKernel = newKernel("bias_gelu_forward", func(a *hostArgs) err
 
 // biasGeluForward enqueues x(n,c) += bias(c) and out = gelu(x), by GPT-2's tanh
 // formula.
-func (e *enqueue[A]) biasGeluForward(out, x spmd.Buffer[A], bias spmd.Buffer[float32], c int) {
-	e.launch(biasGeluForwardKernel, warpRows(e.n), out.Arg(), x.Arg(), bias.Arg(), spmd.I32(e.n), spmd.I32(c))
+func (e *enqueue[A]) biasGeluForward(out, x spmd.Buffer[A], bias spmd.Buffer[float32]) {
+	e.launch(biasGeluForwardKernel, warpRows(e.n), out.Arg(), x.Arg(), bias.Arg(), spmd.I32(e.n), spmd.I32(bias.Len()))
 }
 
 var geluBackwardKernel = newKernel("gelu_backward", func(a *hostArgs) error {

@@ -233,13 +233,13 @@ func (l *launches[A]) layerNorm() {
 		half = 0.03 // of the sum, a few units large, before it is normalised
 	}
 	out, mean, rstd := fresh[A](l.T, l.w, n*C), fresh[float32](l.T, l.w, n), fresh[float32](l.T, l.w, n)
-	e.layerNormForward(out, mean, rstd, x, weight, bias)
+	e.layerNormForward(out, mean, rstd, x, &norm{w: weight, b: bias})
 	mu, inv := stats(rowsOf(xv, C))
 	check(l, "layernorm forward", out, flat(refNorm(rowsOf(xv, C), wv, cv)), 1e-5, abs)
 	check(l, "mean", mean, mu, 1e-5, 1e-5)
 
 	res, out2, mean2, rstd2 := fresh[A](l.T, l.w, n*C), fresh[A](l.T, l.w, n*C), fresh[float32](l.T, l.w, n), fresh[float32](l.T, l.w, n)
-	e.residualLayerNormForward(res, out2, mean2, rstd2, x, y, ybias, weight, bias)
+	e.residualLayerNormForward(res, out2, mean2, rstd2, x, y, ybias, &norm{w: weight, b: bias})
 	rv := make([]float64, n*C)
 	for i := range rv {
 		rv[i] = xv[i] + yv[i] + bv[i%C]
@@ -258,7 +258,7 @@ func (l *launches[A]) layerNorm() {
 	db, dbv := l.floats(C, 1)
 	gw, gb := make([]float64, C), make([]float64, C)
 	gx := flat(refNormBack(rowsOf(dv, C), rowsOf(xv, C), wv, gw, gb))
-	e.layerNormBackward(dx, dw, db, dout, x, weight, put[float32](l.T, l.w, mu), put[float32](l.T, l.w, inv), e.acc)
+	e.layerNormBackward(dx, dout, x, put[float32](l.T, l.w, mu), put[float32](l.T, l.w, inv), &norm{weight, bias, dw, db}, e.acc)
 	if C == 1 {
 		abs = 0.1 // the sum of terms of some hundred that cancel
 	}
@@ -276,11 +276,11 @@ func (l *launches[A]) biases() {
 	for i := range sum {
 		sum[i] = xv[i] + bv[i%C]
 	}
-	e.biasForward(x, bias, C)
+	e.biasForward(x, bias.Slice(0, C))
 	check(l, "bias forward", x, sum, 1e-6, 1e-6)
 
 	x, out := put[A](l.T, l.w, xv), fresh[A](l.T, l.w, n*C)
-	e.biasGeluForward(out, x, bias, C)
+	e.biasGeluForward(out, x, bias.Slice(0, C))
 	for i, v := range sum {
 		k := math.Sqrt(2 / math.Pi)
 		th := math.Tanh(k * (v + 0.044715*v*v*v))
@@ -300,7 +300,7 @@ func (l *launches[A]) biases() {
 	e.geluBackward(d, put[A](l.T, l.w, xv), C)
 	dy, dyv := l.acts(n*C, 1)
 	db, before := l.floats(C, 1)
-	e.biasBackward(db, dy, C)
+	e.biasBackward(db.Slice(0, C), dy)
 	g := make([]float64, C)
 	for i, v := range dyv {
 		g[i%C] += v
@@ -412,7 +412,7 @@ func testStepsRepeat[A Act](t *testing.T, w *spmd.World) {
 	in, targets := tokenBuffer(t, w, randomTokens(n, cfg.Vocab, 2)), tokenBuffer(t, w, randomTokens(n, cfg.Vocab, 3))
 	var first []float32
 	for i := range 5 {
-		if err := m.ForwardBackward(s, in, targets, 8, cfg.SeqMax, 1/float32(n), true, nil); err != nil {
+		if err := m.ForwardBackward(s, batchOf(in, targets, 8, cfg.SeqMax), 1/float32(n), true, nil); err != nil {
 			t.Fatal(err)
 		}
 		if err := s.Synchronize(); err != nil {
@@ -445,7 +445,7 @@ func TestBadTokens(t *testing.T) {
 		}
 		for at, bad := range map[int]bool{495: false, 496: true, 600: true} { // the last target is at+4
 			f := l.feed(slices.Values([][]int{{at}}))
-			_, _, _, err := f.next(s)
+			_, err := f.next(s)
 			if bad != (err != nil) || bad && !strings.Contains(err.Error(), "outside the vocabulary of 500") {
 				t.Errorf("tokens from %d on, of 500: error %v", at, err)
 			}
@@ -462,7 +462,7 @@ func TestBadTokens(t *testing.T) {
 			for where := range 2 {
 				tokens := [2][]int32{make([]int32, 4), make([]int32, 4)}
 				tokens[where][2] = bad
-				if err := m.ForwardBackward(s, tokenBuffer(t, w, tokens[0]), tokenBuffer(t, w, tokens[1]), 1, 4, 0.25, true, nil); err != nil {
+				if err := m.ForwardBackward(s, batchOf(tokenBuffer(t, w, tokens[0]), tokenBuffer(t, w, tokens[1]), 1, 4), 0.25, true, nil); err != nil {
 					t.Fatal(err)
 				}
 				if err := s.Synchronize(); err != nil {

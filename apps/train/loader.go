@@ -105,29 +105,28 @@ func (l *loader) feed(batches iter.Seq[[]int]) *feed {
 }
 
 // next enqueues on s the copy of the next micro-batch to the device, and returns
-// where it will be and how many sequences it has.
-func (f *feed) next(s *spmd.Stream) (in, targets spmd.Buffer[int32], b int, err error) {
+// where it will be.
+func (f *feed) next(s *spmd.Stream) (Batch, error) {
 	sl, ok := <-f.ready
 	if !ok {
-		if err = f.err; err == nil {
-			err = errors.New("the loader has no more micro-batches")
+		if f.err != nil {
+			return Batch{}, f.err
 		}
-		return in, targets, 0, err
+		return Batch{}, errors.New("the loader has no more micro-batches")
 	}
-	b = sl.b
-	n := b * f.l.data.seq
-	in, targets = f.l.in.Slice(0, n), f.l.targets.Slice(0, n)
-	if err := spmd.Copy(s, in, sl.in.Slice(0, n)); err != nil {
-		return in, targets, 0, err
+	n := sl.b * f.l.data.seq
+	b := Batch{In: f.l.in.Slice(0, n), Targets: f.l.targets.Slice(0, n), B: sl.b, T: f.l.data.seq}
+	if err := spmd.Copy(s, b.In, sl.in.Slice(0, n)); err != nil {
+		return b, err
 	}
-	if err := spmd.Copy(s, targets, sl.targets.Slice(0, n)); err != nil {
-		return in, targets, 0, err
+	if err := spmd.Copy(s, b.Targets, sl.targets.Slice(0, n)); err != nil {
+		return b, err
 	}
 	if err := sl.copied.Record(s); err != nil {
-		return in, targets, 0, err
+		return b, err
 	}
 	f.free <- sl // the goroutine waits for the copies before it writes
-	return in, targets, b, nil
+	return b, nil
 }
 
 // stop ends the feed's goroutine.

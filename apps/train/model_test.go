@@ -195,6 +195,11 @@ func tokenBuffer(t *testing.T, w *spmd.World, x []int32) spmd.Buffer[int32] {
 	return b
 }
 
+// batchOf is a micro-batch of b sequences of n tokens.
+func batchOf(in, targets spmd.Buffer[int32], b, n int) Batch {
+	return Batch{In: in, Targets: targets, B: b, T: n}
+}
+
 // compareGrads fails where a tensor's gradient is further than bound from the
 // reference, relative to its norm, and returns the largest such distance.
 func compareGrads(t *testing.T, m *State, want map[string][]float64, bound float64) float64 {
@@ -269,7 +274,7 @@ func testModelAgainstReference[A Act](t *testing.T, w *spmd.World) {
 						return nil
 					}
 				}
-				if err := m.ForwardBackward(s, ib.Slice(lo, hi), tb.Slice(lo, hi), b, tc.t, scale, i == 0, ready); err != nil {
+				if err := m.ForwardBackward(s, batchOf(ib.Slice(lo, hi), tb.Slice(lo, hi), b, tc.t), scale, i == 0, ready); err != nil {
 					t.Fatal(err)
 				}
 				lo = hi
@@ -288,7 +293,7 @@ func testModelAgainstReference[A Act](t *testing.T, w *spmd.World) {
 		}
 		worstLoss, worstGrad = max(worstLoss, d), max(worstGrad, compareGrads(t, &m.State, want, bound.grad))
 
-		if err := m.Evaluate(s, ib, tb, batch, tc.t, scale, true); err != nil {
+		if err := m.Evaluate(s, batchOf(ib, tb, batch, tc.t), scale, true); err != nil {
 			t.Fatal(err)
 		}
 		if err := s.Synchronize(); err != nil {
@@ -331,7 +336,7 @@ func testModelDataParallel[A Act](t *testing.T, w *spmd.World) {
 	lo, hi := mine.Off*T, (mine.Off+mine.Len)*T
 	ib, tb := tokenBuffer(t, w, in[lo:hi]), tokenBuffer(t, w, targets[lo:hi])
 	ready := func(g int) error { return r.Ready(g, s) }
-	if err := m.ForwardBackward(s, ib, tb, mine.Len, T, 1./(batch*T), true, ready); err != nil {
+	if err := m.ForwardBackward(s, batchOf(ib, tb, mine.Len, T), 1./(batch*T), true, ready); err != nil {
 		t.Fatal(err)
 	}
 	if err := r.Wait(s); err != nil {
@@ -376,7 +381,7 @@ func testOverfit[A Act](t *testing.T, w *spmd.World) {
 			t.Fatal(err)
 		}
 		body := func() error {
-			if err := m.ForwardBackward(s, ib, tb, batch, T, 1./(batch*T), true, nil); err != nil {
+			if err := m.ForwardBackward(s, batchOf(ib, tb, batch, T), 1./(batch*T), true, nil); err != nil {
 				return err
 			}
 			return o.Apply(s)
@@ -558,7 +563,7 @@ func TestModelRefuses(t *testing.T) {
 		for _, tc := range []struct{ b, t, in, targets int }{
 			{3, 24, 72, 72}, {0, 24, 0, 0}, {1, 25, 25, 25}, {2, 10, 20, 19}, {2, 10, 21, 20},
 		} {
-			if err := m.ForwardBackward(s, tokens.Slice(0, tc.in), tokens.Slice(0, tc.targets), tc.b, tc.t, 1, true, nil); err == nil {
+			if err := m.ForwardBackward(s, batchOf(tokens.Slice(0, tc.in), tokens.Slice(0, tc.targets), tc.b, tc.t), 1, true, nil); err == nil {
 				t.Errorf("%+v is accepted", tc)
 			}
 		}

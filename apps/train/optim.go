@@ -54,33 +54,30 @@ type AdamW struct {
 	state *State
 	hyper spmd.Buffer[float32] // (3): rate, 1/(1-β₁ᵗ), 1/(1-β₂ᵗ)
 	decay spmd.Buffer[uint8]   // whether each arenaAlign elements decay
+	space space
 }
 
 // NewAdamW allocates the moments of s's parameters, zero.
 func NewAdamW(s *State, cfg AdamConfig) (*AdamW, error) {
-	o := &AdamW{Cfg: cfg, state: s}
-	if err := o.alloc(s.w); err != nil {
+	o := &AdamW{Cfg: cfg, state: s, space: space{w: s.w}}
+	if err := o.alloc(); err != nil {
 		return nil, errors.Join(err, o.Close())
 	}
 	return o, nil
 }
 
-func (o *AdamW) alloc(w *spmd.World) (err error) {
+// takeAll takes, or counts, all memory for arenas of n elements.
+func (o *AdamW) takeAll(n int) {
+	take(&o.space, n, &o.M, &o.V)
+	take(&o.space, 1, &o.Norm)
+	take(&o.space, 3, &o.hyper)
+	take(&o.space, n/arenaAlign, &o.decay)
+}
+
+func (o *AdamW) alloc() error {
 	n := o.state.Weights.Len()
-	if o.M, err = spmd.Alloc[float32](w, n); err != nil {
-		return err
-	}
-	if o.V, err = spmd.Alloc[float32](w, n); err != nil {
-		return err
-	}
-	if o.Norm, err = spmd.Alloc[float32](w, 1); err != nil {
-		return err
-	}
-	if o.hyper, err = spmd.Alloc[float32](w, 3); err != nil {
-		return err
-	}
-	if o.decay, err = spmd.Alloc[uint8](w, n/arenaAlign); err != nil {
-		return err
+	if o.takeAll(n); o.space.err != nil {
+		return o.space.err
 	}
 	mask := make([]uint8, n/arenaAlign)
 	for _, p := range o.state.Params {
@@ -92,9 +89,7 @@ func (o *AdamW) alloc(w *spmd.World) (err error) {
 }
 
 // Close frees the buffers.
-func (o *AdamW) Close() error {
-	return errors.Join(o.M.Free(), o.V.Free(), o.Norm.Free(), o.hyper.Free(), o.decay.Free())
-}
+func (o *AdamW) Close() error { return o.space.free() }
 
 // Step enqueues one update on s with rate lr. The gradients must be the whole
 // batch's, on every rank; they are left as they are. Where their norm is not

@@ -49,11 +49,11 @@ func (t *trainer) enqueue(step int) error {
 	}
 	micro := t.microSteps(t.globalBatch)
 	for i := range micro {
-		in, targets, b, err := t.train.next(t.s)
+		batch, err := t.train.next(t.s)
 		if err != nil {
 			return err
 		}
-		if err := t.microStep(microKind{b, i == 0, i == micro-1}, in, targets); err != nil {
+		if err := t.microStep(microKind{batch.B, i == 0, i == micro-1}, batch); err != nil {
 			return err
 		}
 	}
@@ -70,8 +70,8 @@ func (t *trainer) enqueue(step int) error {
 // are loaded and libraries have their memory; the others as a replay of what the second
 // has captured. All ranks capture in the same step, since each ends every step with a
 // micro-step of the same kind.
-func (t *trainer) microStep(k microKind, in, targets spmd.Buffer[int32]) error {
-	commands := func() error { return t.microCommands(k, in, targets) }
+func (t *trainer) microStep(k microKind, batch Batch) error {
+	commands := func() error { return t.microCommands(k, batch) }
 	g, met := t.graphs[k]
 	switch {
 	case t.graphs == nil:
@@ -91,13 +91,13 @@ func (t *trainer) microStep(k microKind, in, targets spmd.Buffer[int32]) error {
 
 // microCommands enqueues the passes of a micro-step and, with the last of a step, what
 // follows them: the sums over the ranks and the update.
-func (t *trainer) microCommands(k microKind, in, targets spmd.Buffer[int32]) error {
+func (t *trainer) microCommands(k microKind, batch Batch) error {
 	scale := float32(1 / (float64(t.globalBatch) * float64(t.seq)))
 	if !k.last {
-		return t.model.ForwardBackward(t.s, in, targets, k.b, t.seq, scale, k.first, nil)
+		return t.model.ForwardBackward(t.s, batch, scale, k.first, nil)
 	}
 	ready := func(group int) error { return t.reducer.Ready(group, t.s) }
-	if err := t.model.ForwardBackward(t.s, in, targets, k.b, t.seq, scale, k.first, ready); err != nil {
+	if err := t.model.ForwardBackward(t.s, batch, scale, k.first, ready); err != nil {
 		return err
 	}
 	if err := t.reducer.Wait(t.s); err != nil {

@@ -57,8 +57,8 @@ type trainer struct {
 
 // passes is what a Model does, whatever the type of its activations.
 type passes interface {
-	ForwardBackward(s *spmd.Stream, in, targets spmd.Buffer[int32], b, t int, scale float32, first bool, ready func(group int) error) error
-	Evaluate(s *spmd.Stream, in, targets spmd.Buffer[int32], b, t int, scale float32, first bool) error
+	ForwardBackward(s *spmd.Stream, batch Batch, scale float32, first bool, ready func(group int) error) error
+	Evaluate(s *spmd.Stream, batch Batch, scale float32, first bool) error
 	Logits(s *spmd.Stream, tokens spmd.Buffer[int32]) (spmd.Buffer[float32], error)
 }
 
@@ -265,11 +265,11 @@ func (t *trainer) validate() (float64, error) {
 		return 0, err
 	}
 	for range t.microSteps(n) {
-		in, targets, b, err := f.next(t.s)
+		batch, err := f.next(t.s)
 		if err != nil {
 			return 0, err
 		}
-		if err := t.model.Evaluate(t.s, in, targets, b, t.seq, scale, false); err != nil {
+		if err := t.model.Evaluate(t.s, batch, scale, false); err != nil {
 			return 0, err
 		}
 	}

@@ -265,29 +265,29 @@ func TestLoader(t *testing.T) {
 				if i++; i > take {
 					break
 				}
-				in, targets, b, err := f.next(s)
+				b, err := f.next(s)
 				if err != nil {
 					t.Fatal(err)
 				}
 				if err := s.Synchronize(); err != nil {
 					t.Fatal(err)
 				}
-				if b != len(starts) || in.Len() != b*seq || targets.Len() != b*seq {
-					t.Fatalf("micro-batch %d: %d sequences in %d tokens, want %d", i, b, in.Len(), len(starts))
+				if n := len(starts) * seq; b.B != len(starts) || b.T != seq || b.In.Len() != n || b.Targets.Len() != n {
+					t.Fatalf("micro-batch %d: %d sequences in %d tokens, want %d", i, b.B, b.In.Len(), len(starts))
 				}
 				for j, at := range starts {
 					for k := range seq {
-						if got := in.At(j*seq + k); got != int32(at+k) {
+						if got := b.In.At(j*seq + k); got != int32(at+k) {
 							t.Fatalf("micro-batch %d: token %d, want %d", i, got, at+k)
 						}
-						if got := targets.At(j*seq + k); got != int32(at+k+1) {
+						if got := b.Targets.At(j*seq + k); got != int32(at+k+1) {
 							t.Fatalf("micro-batch %d: target %d, want %d", i, got, at+k+1)
 						}
 					}
 				}
 			}
 			if take == 5 {
-				if _, _, _, err := f.next(s); err == nil {
+				if _, err := f.next(s); err == nil {
 					t.Errorf("a sixth micro-batch of five")
 				}
 			}
