@@ -141,6 +141,10 @@ func (s *saver) start(t *trainer) error {
 	for _, c := range changed {
 		t.w.Log.Warn().Msg("the run goes on with another setting: " + c)
 	}
+	if n := s.found.Skipped; n < 0 || n > step {
+		return fmt.Errorf("the checkpoint in %s is of %d steps, %d of them left out", s.o.checkpoint, step, n)
+	}
+	t.skipped = s.found.Skipped
 	t.data.before = s.found.Sequences - step*t.data.global
 	if err := t.startAt(step); err != nil {
 		return err

@@ -18,6 +18,7 @@ type options struct {
 	valEvery, valBatches           int
 	logEvery                       int
 	audit                          int
+	skipBad                        bool
 	tokens                         string
 	data                           []string
 	cache                          string
@@ -84,6 +85,7 @@ func (o *options) flags(fs *pflag.FlagSet) {
 	fs.IntVar(&o.valBatches, "val-batches", o.valBatches, "global batches of one validation; 0 leaves it out")
 	fs.IntVar(&o.logEvery, "log-every", o.logEvery, "steps between log lines (default a twentieth of --steps)")
 	fs.IntVar(&o.audit, "audit", o.audit, "steps between checks that all ranks hold the same weights; 0 checks at the end and before each checkpoint only")
+	fs.BoolVar(&o.skipBad, "skip-bad-steps", false, "leave out steps whose loss or gradient norm is not finite, instead of ending the run")
 	fs.StringVar(&o.checkpoint, "checkpoint", "", "`DIR` to save the run in, and to go on from")
 	fs.IntVar(&o.saveEvery, "save-every", o.saveEvery, "steps between checkpoints (default a tenth of --steps); 0 saves at the end, and where a signal ends the run, only")
 	fs.IntVar(&o.keep, "keep", o.keep, "checkpoints to keep, the newest ones")

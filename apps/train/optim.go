@@ -49,12 +49,19 @@ type AdamW struct {
 	Cfg   AdamConfig
 	M, V  spmd.Buffer[float32] // moments, laid out as the model's Weights
 	Norm  spmd.Buffer[float32] // (1): norm of the gradient before clipping
-	Steps int                  // updates so far
+	Steps int                  // steps enqueued so far, those that changed nothing too
 
-	state *State
-	hyper spmd.Buffer[float32] // (3): rate, 1/(1-β₁ᵗ), 1/(1-β₂ᵗ)
-	decay spmd.Buffer[uint8]   // whether each arenaAlign elements decay
-	space space
+	// SkipBad says what a step does whose gradient's norm or whose Loss is not finite.
+	// It changes nothing, and does not count in t: with SkipBad the steps after it go
+	// on, without it they change nothing either. Set it before the first step.
+	SkipBad bool
+
+	state  *State
+	counts spmd.Buffer[int32]   // (2): steps that changed the weights, which is t; steps that did not
+	gate   spmd.Buffer[float32] // (1): Norm, or NaN where the weights are not to change
+	hyper  spmd.Buffer[float32] // (3): rate, 1/(1-β₁ᵗ), 1/(1-β₂ᵗ)
+	decay  spmd.Buffer[uint8]   // whether each arenaAlign elements decay
+	space  space
 }
 
 // NewAdamW allocates the moments of s's parameters, zero.
@@ -69,7 +76,8 @@ func NewAdamW(s *State, cfg AdamConfig) (*AdamW, error) {
 // takeAll takes, or counts, all memory for arenas of n elements.
 func (o *AdamW) takeAll(n int) {
 	take(&o.space, n, &o.M, &o.V)
-	take(&o.space, 1, &o.Norm)
+	take(&o.space, 1, &o.Norm, &o.gate)
+	take(&o.space, 2, &o.counts)
 	take(&o.space, 3, &o.hyper)
 	take(&o.space, n/arenaAlign, &o.decay)
 }
@@ -85,15 +93,22 @@ func (o *AdamW) alloc() error {
 			mask[i/arenaAlign] = 1
 		}
 	}
-	return errors.Join(o.M.Fill(0), o.V.Fill(0), o.Norm.Fill(0), o.decay.CopyFrom(mask))
+	return errors.Join(o.M.Fill(0), o.V.Fill(0), o.Norm.Fill(0), o.counts.Fill(0), o.decay.CopyFrom(mask))
 }
 
 // Close frees the buffers.
 func (o *AdamW) Close() error { return o.space.free() }
 
-// Step enqueues one update on s with rate lr. The gradients must be the whole
-// batch's, on every rank; they are left as they are. Where their norm is not
-// finite, nothing changes: look at Norm.
+// Start sets how many steps have been before the next one, and how many of them
+// changed nothing. It blocks; no step may be on its way.
+func (o *AdamW) Start(steps, skipped int) error {
+	o.Steps = steps
+	return o.counts.CopyFrom([]int32{int32(steps - skipped), 0})
+}
+
+// Step enqueues one update on s with rate lr. The gradients and Loss must be the whole
+// batch's, on every rank; they are left as they are. Where Loss or the norm of the
+// gradients is not finite, nothing changes: look at Norm, and see SkipBad.
 func (o *AdamW) Step(s *spmd.Stream, lr float64) error {
 	if err := o.Prepare(s, lr); err != nil {
 		return err
@@ -101,16 +116,10 @@ func (o *AdamW) Step(s *spmd.Stream, lr float64) error {
 	return o.Apply(s)
 }
 
-// Prepare enqueues on s what changes from step to step: the rate and the count.
+// Prepare enqueues on s what changes from step to step: the rate.
 func (o *AdamW) Prepare(s *spmd.Stream, lr float64) error {
 	o.Steps++
-	t := float64(o.Steps)
-	for i, v := range [3]float64{lr, 1 / (1 - math.Pow(o.Cfg.Beta1, t)), 1 / (1 - math.Pow(o.Cfg.Beta2, t))} {
-		if err := spmd.Fill(s, o.hyper.Slice(i, i+1), float32(v)); err != nil {
-			return err
-		}
-	}
-	return nil
+	return spmd.Fill(s, o.hyper.Slice(0, 1), float32(lr))
 }
 
 // Apply enqueues on s the update that Prepare has set; it is the same work at
@@ -121,5 +130,8 @@ func (o *AdamW) Apply(s *spmd.Stream) error {
 	if err := spmd.ClipNorm(s, o.state.Grads, 0, o.Norm); err != nil {
 		return err
 	}
-	return adamW(s, o.state.Weights, o.M, o.V, o.state.Grads, o.state.half, o.decay, o.hyper, o.Norm, o.Cfg)
+	if err := judgeStep(s, o.gate, o.hyper, o.counts, o.Norm, o.state.Loss, o.Cfg, o.SkipBad); err != nil {
+		return err
+	}
+	return adamW(s, o.state.Weights, o.M, o.V, o.state.Grads, o.state.half, o.decay, o.hyper, o.gate, o.Cfg)
 }

@@ -110,5 +110,12 @@ func TestAdamW(t *testing.T) {
 		if !slices.Equal(floatsOf(t, m.Weights), before) || !slices.Equal(floatsOf(t, o.M), moment) {
 			t.Error("an infinite gradient changed the weights or the moments")
 		}
+		// Nor does what comes after it.
+		clear(g)
+		g[m.Params[3].Off] = 1
+		step(g, 0.1)
+		if !slices.Equal(floatsOf(t, m.Weights), before) || !slices.Equal(floatsOf(t, o.M), moment) {
+			t.Error("a step after one with an infinite gradient changed the weights or the moments")
+		}
 	})
 }

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/rs/zerolog"
+
 	"lockstep/spmd"
 )
 
@@ -19,6 +21,19 @@ type stepRecord struct {
 	ValLoss  *float64 `json:"val_loss,omitempty"` // where a validation followed this step
 }
 
+// skippedRecord is a step that was left out: without the numbers that are not finite.
+type skippedRecord struct {
+	Step     int      `json:"step"`
+	Skipped  bool     `json:"skipped"`
+	Loss     *float64 `json:"loss"`
+	LR       float64  `json:"lr"`
+	GradNorm *float64 `json:"grad_norm"`
+	Tokens   int      `json:"tokens"`
+	TokS     float64  `json:"tok_s"`
+	Ms       float64  `json:"ms"`
+	ValLoss  *float64 `json:"val_loss,omitempty"`
+}
+
 // summaryRecord is the last line of the measurement file.
 type summaryRecord struct {
 	Summary     bool     `json:"summary"`
@@ -32,7 +47,8 @@ type summaryRecord struct {
 	MFU         float64  `json:"mfu"`   // 0 where the device's peak is unknown
 	LossFirst   float64  `json:"loss_first"`
 	LossLast    float64  `json:"loss_last"`
-	ValLoss     *float64 `json:"val_loss"` // null without validation
+	ValLoss     *float64 `json:"val_loss"`      // null without validation
+	Skipped     int      `json:"skipped_steps"` // left out, as their loss or norm was not finite
 	Ranks       int      `json:"ranks"`
 	Nodes       int      `json:"nodes"`
 	Device      string   `json:"device"`
@@ -56,6 +72,8 @@ type record struct {
 	First float64  `json:"loss_first"`
 	Last  float64  `json:"loss_last"`
 	Val   *float64 `json:"val_loss"` // of the last validation
+	// Steps that were left out, as their loss or norm was not finite.
+	Skipped int `json:"skipped,omitempty"`
 }
 
 // newReport begins where t does, which rec is the record of.
@@ -73,35 +91,66 @@ func (r *report) upTo(t *trainer, n int, val *float64) error {
 		if err != nil {
 			return err
 		}
-		if r.steps == 0 {
-			r.First = loss
-		}
 		if r.steps > r.from {
 			r.took += took
 		}
-		r.Last = loss
 		perStep := r.o.globalBatch * r.o.seq
 		rec := stepRecord{Step: r.steps + 1, Loss: loss, LR: r.o.rate.At(r.steps), GradNorm: norm, Tokens: r.data.number(r.steps+1, 0) * r.o.seq,
 			TokS: float64(perStep) / took.Seconds(), Ms: float64(took.Nanoseconds()) / 1e6}
 		if val != nil && r.steps == n-1 {
 			rec.ValLoss, r.Val = val, val
 		}
-		if err := r.w.Emit(rec); err != nil {
-			return err
+		if bad(loss, norm) {
+			err = r.skip(rec)
+		} else {
+			err = r.step(rec)
 		}
-		r.bar.describe(fmt.Sprintf("training, loss %.3f", loss))
-		if n := r.steps + 1; rec.ValLoss != nil || r.steps == r.from || n == r.o.steps || n%r.o.logEvery == 0 {
-			r.bar.hide()
-			e := r.w.Log.Info().Str("loss", fmt.Sprintf("%.4f", loss)).Str("lr", fmt.Sprintf("%.2e", rec.LR)).
-				Str("norm", fmt.Sprintf("%.3f", norm)).Str("ms", fmt.Sprintf("%.1f", rec.Ms)).Str("tok/s", fmt.Sprintf("%.0f", rec.TokS))
-			if rec.ValLoss != nil {
-				e = e.Str("val_loss", fmt.Sprintf("%.4f", *rec.ValLoss))
-			}
-			e.Msgf("step %d/%d", n, r.o.steps)
+		if err != nil {
+			return err
 		}
 		r.bar.add(1)
 	}
 	return nil
+}
+
+// step reports a step that has changed the weights.
+func (r *report) step(rec stepRecord) error {
+	if r.steps == r.Skipped { // it is the first
+		r.First = rec.Loss
+	}
+	r.Last = rec.Loss
+	if err := r.w.Emit(rec); err != nil {
+		return err
+	}
+	r.bar.describe(fmt.Sprintf("training, loss %.3f", rec.Loss))
+	if rec.ValLoss != nil || r.steps == r.from || rec.Step == r.o.steps || rec.Step%r.o.logEvery == 0 {
+		r.log(r.w.Log.Info(), rec, "step %d/%d")
+	}
+	return nil
+}
+
+// skip reports a step that was left out.
+func (r *report) skip(rec stepRecord) error {
+	r.Skipped++
+	r.log(r.w.Log.Warn(), rec, "step %d/%d is left out: its loss or gradient is not finite")
+	known := func(x float64) *float64 {
+		if !finite(x) { // JSON has no such numbers
+			return nil
+		}
+		return &x
+	}
+	return r.w.Emit(skippedRecord{rec.Step, true, known(rec.Loss), rec.LR, known(rec.GradNorm), rec.Tokens, rec.TokS, rec.Ms, rec.ValLoss})
+}
+
+// log writes a line about a step.
+func (r *report) log(e *zerolog.Event, rec stepRecord, format string) {
+	r.bar.hide()
+	e = e.Str("loss", fmt.Sprintf("%.4f", rec.Loss)).Str("lr", fmt.Sprintf("%.2e", rec.LR)).
+		Str("norm", fmt.Sprintf("%.3f", rec.GradNorm)).Str("ms", fmt.Sprintf("%.1f", rec.Ms)).Str("tok/s", fmt.Sprintf("%.0f", rec.TokS))
+	if rec.ValLoss != nil {
+		e = e.Str("val_loss", fmt.Sprintf("%.4f", *rec.ValLoss))
+	}
+	e.Msgf(format, rec.Step, r.o.steps)
 }
 
 // interrupted reports a run that ends early, to go on later.
@@ -114,7 +163,7 @@ func (r *report) interrupted() {
 // summary reports the whole run.
 func (r *report) summary(params int) error {
 	s := summaryRecord{Summary: true, App: "train", Model: r.o.model, DType: r.o.dtype, Params: params, Steps: r.steps, Tokens: r.data.number(r.steps, 0) * r.o.seq,
-		LossFirst: r.First, LossLast: r.Last, ValLoss: r.Val, Ranks: r.w.Size(), Nodes: r.w.Nodes(),
+		LossFirst: r.First, LossLast: r.Last, ValLoss: r.Val, Skipped: r.Skipped, Ranks: r.w.Size(), Nodes: r.w.Nodes(),
 		Device: r.w.Device(), Collectives: r.w.Collectives()}
 	if n := r.steps - r.from - 1; n > 0 {
 		s.TokS = float64(n*r.o.globalBatch*r.o.seq) / r.took.Seconds()
@@ -124,6 +173,9 @@ func (r *report) summary(params int) error {
 		Str("loss_last", fmt.Sprintf("%.4f", s.LossLast)).Str("tok/s", fmt.Sprintf("%.0f", s.TokS))
 	if s.ValLoss != nil {
 		e = e.Str("val_loss", fmt.Sprintf("%.4f", *s.ValLoss))
+	}
+	if s.Skipped > 0 {
+		e = e.Int("skipped", s.Skipped)
 	}
 	e.Msg("done")
 	return r.w.Emit(s)

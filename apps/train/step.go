@@ -92,7 +92,7 @@ func (t *trainer) microStep(k microKind, batch Batch) error {
 // microCommands enqueues the passes of a micro-step and, with the last of a step, what
 // follows them: the sums over the ranks and the update.
 func (t *trainer) microCommands(k microKind, batch Batch) error {
-	scale := float32(1 / (float64(t.globalBatch) * float64(t.seq)))
+	scale := t.lossScale()
 	if !k.last {
 		return t.model.ForwardBackward(t.s, batch, scale, k.first, nil)
 	}
@@ -103,10 +103,11 @@ func (t *trainer) microCommands(k microKind, batch Batch) error {
 	if err := t.reducer.Wait(t.s); err != nil {
 		return err
 	}
-	if err := t.adam.Apply(t.s); err != nil {
+	// The update looks at the loss of all ranks.
+	if err := spmd.AllReduce(t.c.On(t.s), t.state.Totals, t.state.Totals, spmd.Sum); err != nil {
 		return err
 	}
-	return spmd.AllReduce(t.c.On(t.s), t.state.Totals, t.state.Totals, spmd.Sum)
+	return t.adam.Apply(t.s)
 }
 
 // closeGraphs waits for the replays and gives up the graphs.

@@ -1,11 +1,8 @@
 package main
 
 import (
-	"context"
 	"errors"
-	"fmt"
 	"iter"
-	"math"
 	"time"
 
 	"lockstep/spmd"
@@ -23,10 +20,12 @@ type trainConfig struct {
 	valBatches  int    // global batches of a validation
 	half        bool   // activations are bfloat16
 	graph       string // --graph
+	skipBad     bool   // a step whose loss or norm is not finite is left out; else it is the last
 }
 
 func (o *options) trainConfig() trainConfig {
-	return trainConfig{o.cfg, o.adam, o.rate, o.batch, o.seq, o.globalBatch, o.steps, o.valBatches, o.dtype == "bfloat16", o.graph}
+	return trainConfig{model: o.cfg, adam: o.adam, rate: o.rate, batch: o.batch, seq: o.seq, globalBatch: o.globalBatch, steps: o.steps,
+		valBatches: o.valBatches, half: o.dtype == "bfloat16", graph: o.graph, skipBad: o.skipBad}
 }
 
 // trainer trains a model on this rank's part of every batch. One step:
@@ -48,6 +47,7 @@ type trainer struct {
 	s       *spmd.Stream // everything but the reductions
 	train   *feed        // nil before begin or restore
 	first   int          // the step that train begins with
+	skipped int          // steps before it that were left out
 	loaders [2]*loader   // of training and validation
 	results [2]result    // of the last two steps, by step number
 	valLoss spmd.Buffer[float64]
@@ -111,6 +111,7 @@ func (t *trainer) open() (err error) {
 	if t.adam, err = NewAdamW(t.state, t.trainConfig.adam); err != nil {
 		return err
 	}
+	t.adam.SkipBad = t.skipBad
 	keep(t.adam.Close)
 	// A small model, too, has several buckets: the first are under way while
 	// backward goes on.
@@ -175,7 +176,10 @@ func (t *trainer) begin(seed uint64) error {
 
 // startAt makes step the next one, with the weights and moments that are there.
 func (t *trainer) startAt(step int) error {
-	t.first, t.adam.Steps = step, step
+	t.first = step
+	if err := t.adam.Start(step, t.skipped); err != nil {
+		return err
+	}
 	t.train = t.loaders[0].feed(t.trainBatches(step))
 	return t.state.Refresh(t.s)
 }
@@ -213,6 +217,9 @@ func (t *trainer) microSteps(n int) int {
 	return (spmd.ShardOf(n, t.c.Rank(), t.c.Size()).Len + t.batch - 1) / t.batch
 }
 
+// lossScale is 1 over the tokens of a step, of all ranks.
+func (t *trainer) lossScale() float32 { return float32(1 / (float64(t.globalBatch) * float64(t.seq))) }
+
 // trainBatches yields the micro-batches of the steps from first on.
 func (t *trainer) trainBatches(first int) iter.Seq[[]int] {
 	return func(yield func([]int) bool) {
@@ -235,15 +242,17 @@ func (t *trainer) askToEnd() error { return spmd.Fill(t.s, t.state.Totals.Slice(
 func (t *trainer) ended(step int) bool { return t.results[step%len(t.results)].totals.At(1) > 0 }
 
 // read waits for a step, one of the last two, and returns its loss before the
-// update, the norm of its gradient before clipping, and how long it took.
+// update, the norm of its gradient before clipping, and how long it took. Where one of
+// the former is not finite that is an error, unless such steps are to be skipped.
+// Every rank of c calls it for the same step.
 func (t *trainer) read(step int) (loss, norm float64, took time.Duration, err error) {
 	r := &t.results[step%len(t.results)]
 	if err := r.end.Synchronize(); err != nil {
 		return 0, 0, 0, err
 	}
 	loss, norm = r.totals.At(0), float64(r.norm.At(0))
-	if math.IsNaN(loss) || math.IsInf(loss, 0) || math.IsNaN(norm) || math.IsInf(norm, 0) {
-		return loss, norm, 0, fmt.Errorf("step %d: loss %g, gradient norm %g: training has diverged, try a lower --lr", step, loss, norm)
+	if bad(loss, norm) && !t.skipBad {
+		return loss, norm, 0, t.blame(step, loss, norm)
 	}
 	took, err = r.end.Elapsed(r.begin)
 	return loss, norm, took, err
@@ -283,81 +292,4 @@ func (t *trainer) validate() (float64, error) {
 		return 0, err
 	}
 	return t.valLoss.At(0), nil
-}
-
-// train runs the steps that are left and reports them. c holds the checkpoints, nil
-// where there are none. It reports early where stop, of any rank, was closed
-// before the last step: all ranks then end after the same step, with a checkpoint
-// of it where they keep any. Every rank calls it.
-func (o *options) train(ctx context.Context, w *spmd.World, t *trainer, c *saver, stop <-chan struct{}) (early bool, err error) {
-	params := o.cfg.ParamCount()
-	w.Log.Info().Str("model", o.model).Int("params", params).Int("layers", o.layers).Int("heads", o.heads).
-		Int("channels", o.channels).Int("seq", o.seq).Str("tokens", o.tok.name()).Int("vocab", o.cfg.Vocab).Str("dtype", o.dtype).Msg("model")
-	w.Log.Info().Int("steps", o.steps).Int("batch", o.batch).Int("global_batch", o.globalBatch).
-		Int("tokens_a_step", o.globalBatch*o.seq).Int("train_tokens", t.data.train.len).Int("val_tokens", t.data.val.len).
-		Int("val_sequences", t.valSequences()).Float64("lr", o.lr).Int("buckets", t.reducer.Buckets()).Msg("training")
-	r := newReport(o, w, t, c.record())
-	defer r.bar.finish()
-	for step := t.first; step < o.steps && !early; step++ {
-		if err := ctx.Err(); err != nil {
-			return false, context.Cause(ctx)
-		}
-		select {
-		case <-stop:
-			stop = nil
-			if err := t.askToEnd(); err != nil {
-				return false, err
-			}
-		default:
-		}
-		if err := t.enqueue(step); err != nil {
-			return false, err
-		}
-		// The step before is read while this one runs; where somebody looks at the
-		// weights, this one too.
-		done := step + 1
-		if err := r.upTo(t, step, nil); err != nil {
-			return false, err
-		}
-		last := done == o.steps
-		early = !last && step > t.first && t.ended(step-1)
-		val := o.valBatches > 0 && (last || o.valEvery > 0 && done%o.valEvery == 0)
-		save := c != nil && (last || early || o.saveEvery > 0 && done%o.saveEvery == 0)
-		// Every rank saves a part of what all should hold alike: it must be.
-		audit := last || early || save || o.audit > 0 && done%o.audit == 0
-		if !val && !audit {
-			continue
-		}
-		if audit {
-			if err := t.audit(done); err != nil {
-				return false, err
-			}
-		}
-		var valLoss *float64
-		if val {
-			loss, err := t.validate()
-			if err != nil {
-				return false, err
-			}
-			valLoss = &loss
-		}
-		if err := r.upTo(t, done, valLoss); err != nil {
-			return false, err
-		}
-		if save {
-			if err := c.save(t, done, r.record); err != nil {
-				return false, err
-			}
-		}
-	}
-	if c != nil {
-		err = c.Wait()
-	}
-	switch {
-	case !early:
-		err = errors.Join(r.summary(params), err)
-	case err == nil:
-		r.interrupted()
-	}
-	return early, err
 }
