@@ -90,6 +90,9 @@ func table() []mishap {
 		{name: "killed before MPI starts", within: soon, before: die, cause: "noticed that process rank {rank} with PID", want: []string{"on node {host} exited on signal 9"}},
 		{name: "killed at start", within: soon, before: func() { when("cudampi.Start(", die) }, cause: "noticed that process rank {rank} with PID", want: []string{"on node {host} exited on signal 9"}},
 
+		{name: "another flag on one rank", gpu: true, within: atOnce, before: func() { happens(); os.Args = append(os.Args, "--seed", "7") },
+			cause: "app: the ranks were started differently: --seed is 42 on ", want: []string{", 7 on rank {rank}\n"}},
+
 		{name: "stopped before MPI starts", within: hang, args: hangFlag, before: func() { happens(); _ = syscall.Kill(os.Getpid(), syscall.SIGSTOP) }, cause: "the start has not ended in " + faultTimeout.String()},
 		// In the middle of MPI_Init: of Open MPI 4.1's mpirun one in some twenty hangs then.
 		{name: "stopped at start", rare: true, within: hang, args: hangFlag, before: func() {

@@ -30,6 +30,8 @@ type Config struct {
 	Timeout     time.Duration // of a collective, the start and the end; 0 is 5 minutes
 	Symmetric   string        // auto, always or never: what is beside the plain algorithms of NCCL
 	Check       string        // off, sample, on or both: compare collectives over the ranks, and NCCL with MPI
+
+	fs *pflag.FlagSet // Main's
 }
 
 const (
@@ -77,6 +79,8 @@ func (c *Config) flags(fs *pflag.FlagSet) {
 	fs.DurationVar(&c.Timeout, "timeout", defaultTimeout, "how long a collective, the start and the end may take; then the job ends and says who is missing where")
 	fs.StringVar(&c.Check, "check", "off", "compare each collective over the ranks before it runs: off, sample (one of 64), on, or both, which also compares the results of NCCL with those of MPI")
 	fs.Lookup("check").NoOptDefVal = "on"
+	MayDiffer(fs, "json", "log-level", "log-format", "log-ranks")
+	c.fs = fs
 }
 
 // check refuses values that no machine could satisfy; empty is the default.

@@ -39,8 +39,8 @@ const (
 //
 // checks run after the flags are parsed and before MPI starts, with the number of
 // ranks; they refuse flags that do not fit each other. What they return, an
-// unknown flag, an argument that is no flag, and an error of run marked by Usage are bad input: one line on
-// standard error for the whole job, exit status 2.
+// unknown flag, an argument that is no flag, ranks that were started with different flags (see MayDiffer), and an error of
+// run marked by Usage are bad input: one line on standard error for the whole job, exit status 2.
 //
 // ctx ends at SIGINT and SIGTERM, with run then given five seconds to return;
 // the exit status is 128 plus the signal. Any other error of run, a panic in it,

@@ -25,9 +25,19 @@ const appEnv = "SPMD_TEST_APP"
 
 func TestMain(m *testing.M) { spmdtest.Main(m, func() { app(os.Getenv(appEnv)) }) }
 
+// rankArgs are arguments of single ranks of the app, as mpirun gives them to several programs: "1:--rows=5;2:--json=x".
+const rankArgs = "SPMD_TEST_RANK_ARGS"
+
 func app(what string) {
+	for _, set := range strings.Split(os.Getenv(rankArgs), ";") {
+		if rank, arg, ok := strings.Cut(set, ":"); ok && rank == os.Getenv("OMPI_COMM_WORLD_RANK")+os.Getenv("PMI_RANK") {
+			os.Args = append(os.Args, arg)
+		}
+	}
 	fs := pflag.NewFlagSet("app", pflag.ExitOnError)
 	rows := fs.Int("rows", 4, "rows")
+	fs.String("scratch", "", "a folder on each node")
+	spmd.MayDiffer(fs, "scratch")
 	gpuPrepare(what)
 	fault, isFault := strings.CutPrefix(what, "fault ")
 	inFault := func(context.Context, *spmd.World) error { return nil }
@@ -231,6 +241,29 @@ func TestSignalAtTheEnd(t *testing.T) {
 	spmdtest.Ranks(t, 2)
 	if status, out := run(t, 2, "preempted at the end", []string{"TMPDIR=" + t.TempDir()}); status != 0 {
 		t.Errorf("status %d\n%s", status, out)
+	}
+}
+
+// TestStartedDifferently: what the ranks must have in common is compared before the program runs, the rest may differ.
+func TestStartedDifferently(t *testing.T) {
+	t.Parallel()
+	spmdtest.Ranks(t, 3)
+	const what = "the ranks were started differently: "
+	for _, tc := range []struct{ name, args, want string }{
+		{"a flag of the application", "1:--rows=5", what + "--rows is 4 on ranks 0, 2, 5 on rank 1\n"},
+		{"a common flag", "0:--timeout=1m", what + "--timeout is 1m0s on rank 0, 10s on ranks 1-2\n"},
+		{"several flags, and odd values", "1:--rows=5;0:--seed=1;2:--rows=6", what + "--rows is 4 on rank 0, 5 on rank 1, 6 on rank 2; --seed is 1 on rank 0, 42 on ranks 1-2\n"},
+		{"the device, which is compared before it is opened", "1:--device=auto", what + "--device is host on ranks 0, 2, auto on rank 1\n"},
+		{"what may differ", "1:--json=/dev/null;1:--log-level=error;2:--log-format=json;0:--scratch=/tmp", ""},
+		{"a default, said by one", "2:--rows=4", ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			status, out := run(t, 3, "sum", []string{rankArgs + "=" + tc.args}, "--device", "host", "--timeout", "10s")
+			if tc.want == "" && status != 0 || tc.want != "" && (status != 2 || strings.Count(out, "app: "+tc.want) != 1 || strings.Count(out, what) != 1) {
+				t.Errorf("status %d, want one line %q\n%s", status, tc.want, out)
+			}
+		})
 	}
 }
 

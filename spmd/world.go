@@ -251,21 +251,27 @@ func (w *World) join(base *cudampi.Comm) error {
 }
 
 // findNode numbers the nodes by their lowest rank: node leaders count those
-// before them and tell the others.
+// before them and tell the others. On the way the ranks compare what they were started with.
 func (w *World) findNode(world, node *cudampi.Comm) error {
-	leaders := make([]int64, world.Size())
-	mine := int64(0)
+	type facts struct{ leads, sum int64 }
+	all := make([]facts, world.Size())
+	mine := facts{sum: sumOf(w.cfg.settings())}
 	if node.Rank() == 0 {
-		mine = 1
+		mine.leads = 1
 	}
-	if err := world.AllGather(unsafe.Pointer(&leaders[0]), unsafe.Pointer(&mine), 1, elem.Int64); err != nil {
+	if err := world.AllGather(unsafe.Pointer(&all[0]), unsafe.Pointer(&mine), 2, elem.Int64); err != nil {
 		return err
 	}
 	before := int64(0)
-	for r, l := range leaders {
-		w.nodes += int(l)
+	for r, f := range all {
+		w.nodes += int(f.leads)
 		if r < world.Rank() {
-			before += l
+			before += f.leads
+		}
+	}
+	if slices.ContainsFunc(all, func(f facts) bool { return f.sum != mine.sum }) {
+		if err := w.compareSettings(world); err != nil {
+			return err
 		}
 	}
 	lead := [2]int64{before, int64(world.Rank())}

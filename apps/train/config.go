@@ -5,6 +5,8 @@ import (
 	"math"
 
 	"github.com/spf13/pflag"
+
+	"lockstep/spmd"
 )
 
 // options is every setting of a run; newOptions holds the defaults.
@@ -94,6 +96,7 @@ func (o *options) flags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.tokens, "tokens", o.tokens, "bytes, or gpt2 for GPT-2's byte-pair encoding")
 	fs.StringArrayVar(&o.data, "data", nil, "text to learn from: `FILE`, folder or glob; repeatable (default the Go toolchain's source)")
 	fs.StringVar(&o.cache, "cache", "", "`DIR` for token files (default lockstep/tokens in the user's cache folder)")
+	spmd.MayDiffer(fs, "cache")
 	fs.IntVar(&o.sample, "sample", o.sample, "tokens of text to write at the end; 0 is none")
 	fs.StringVar(&o.prompt, "prompt", "", "text that the sample goes on from; without --data, where that is Go's sources, the head of a function")
 	fs.Float64Var(&o.temperature, "temperature", o.temperature, "of the sample: 0 takes the likeliest token, 1 the model's own distribution")
