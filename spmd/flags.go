@@ -15,6 +15,7 @@ import (
 
 	"lockstep/cudampi"
 	"lockstep/internal/launcher"
+	"lockstep/internal/plain"
 )
 
 // Config is what the common flags set; Main fills it from the command line. An
@@ -161,7 +162,7 @@ func span(part string) (lo, hi int, ok bool) {
 func (c *Config) logger(j launcher.Job, out *os.File) zerolog.Logger {
 	var w io.Writer = out
 	if c.LogFormat != "json" {
-		w = zerolog.ConsoleWriter{Out: out, TimeFormat: time.TimeOnly, NoColor: !term.IsTerminal(int(out.Fd()))}
+		w = zerolog.ConsoleWriter{Out: out, TimeFormat: time.TimeOnly, NoColor: !term.IsTerminal(int(out.Fd())), FormatPrepare: plainLine}
 	}
 	level, err := zerolog.ParseLevel(c.LogLevel)
 	if err != nil || c.LogLevel == "" {
@@ -176,4 +177,31 @@ func (c *Config) logger(j launcher.Job, out *os.File) zerolog.Logger {
 		ctx = ctx.Int("rank", j.Rank)
 	}
 	return ctx.Logger()
+}
+
+// plainLine makes a line of the log safe for a terminal, since it may quote a file. A
+// field that is a text is quoted anyway; lists are not.
+func plainLine(line map[string]any) error {
+	for name, value := range line {
+		if _, ok := value.(string); !ok || name == zerolog.MessageFieldName {
+			line[name] = plainValue(value)
+		}
+	}
+	return nil
+}
+
+func plainValue(value any) any {
+	switch v := value.(type) {
+	case string:
+		return plain.Text(v)
+	case []any:
+		for i := range v {
+			v[i] = plainValue(v[i])
+		}
+	case map[string]any:
+		for key := range v {
+			v[key] = plainValue(v[key])
+		}
+	}
+	return value
 }

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"lockstep/internal/watch"
 )
 
 // FuzzParseRanks writes what it reads as a plain list and reads it again.
@@ -87,4 +89,36 @@ func TestProcessAge(t *testing.T) {
 	if age := processAge(); age <= 0 || age > 24*time.Hour {
 		t.Errorf("age %v", age)
 	}
+}
+
+// What a rank's pulse holds does not end rank 0, which compares it.
+func FuzzPulse(f *testing.F) {
+	f.Add([]byte(`[{"c":"world","l":[[1,2]],"r":[{"n":1,"s":2,"t":"at a.go:1: Barrier"}]}]`), []byte(`[{"c":"world","l":[[1,3]],"r":[{"n":1,"s":3,"t":"x"}]}]`))
+	f.Add([]byte(`[{"c":"w","l":[[1,2]]}]`), []byte(`[{"c":"w","l":[[1,3]]}]`))
+	f.Add([]byte(`null`), []byte(`[{},{}]`))
+	f.Fuzz(func(t *testing.T, a, b []byte) {
+		var seen library
+		seen.compare(0, a)
+		seen.compare(1, b)
+		seen.compare(0, b)
+	})
+}
+
+// What ranks say of themselves can be shown, whatever it is.
+func FuzzRenderReport(f *testing.F) {
+	f.Add([]byte(`{"phase":"running","comms":[{"id":"world","entered":3,"left":2,"calls":3,"last":"Barrier"}],"run":{"at":"a.go:1","stack":["x"]}}`), "T (stopped)")
+	f.Add([]byte(`{"comms":[{"id":"w","entered":1,"alone":true}],"streams":[{"name":"s","waiting":-1,"command":"c","device":true}]}`), "")
+	f.Add([]byte(`[]`), "\x1b")
+	f.Fuzz(func(t *testing.T, state []byte, proc string) {
+		states := []watch.RankState{
+			{Hello: watch.Hello{Rank: 0}, State: state},
+			{Hello: watch.Hello{Rank: 1}, ProcState: proc, Silent: true},
+			{Hello: watch.Hello{Rank: 2}, State: state},
+		}
+		for _, asJSON := range []bool{false, true} {
+			if text := renderReport("a test", states, asJSON); !strings.HasSuffix(text, "\n") {
+				t.Errorf("a report of %q", text)
+			}
+		}
+	})
 }

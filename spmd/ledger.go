@@ -180,6 +180,7 @@ func (l *library) compare(rank int, pulse []byte) string {
 	if json.Unmarshal(pulse, &pages) != nil {
 		return "" // the channel is authenticated: there is none that is not whole
 	}
+	pages = slices.DeleteFunc(pages, func(p page) bool { return len(p.Last) == 0 }) // nor one without calls
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.pages == nil {

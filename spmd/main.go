@@ -16,6 +16,7 @@ import (
 
 	"lockstep/cudampi"
 	"lockstep/internal/launcher"
+	"lockstep/internal/plain"
 	"lockstep/internal/watch"
 )
 
@@ -94,7 +95,7 @@ func start(fs *pflag.FlagSet, run func(context.Context, *World) error, checks []
 			return refuse(fs.Name(), j, err)
 		}
 		leaveToFirst(j.Rank)
-		fmt.Fprintf(os.Stderr, "%s: %v\n", fs.Name(), err)
+		fmt.Fprintf(os.Stderr, "%s: %s\n", fs.Name(), plain.Text(err.Error()))
 		cudampi.Abort(exitFailed) // the others may be waiting for this rank
 		return exitFailed
 	}
@@ -203,7 +204,7 @@ func speak(name string, rank int, err error) {
 	if rank != 0 && errors.As(err, new(launcher.AloneError)) {
 		return // each is a job of its own, but one speaks for all
 	}
-	fmt.Fprintf(os.Stderr, "%s: %s\n", name, strings.ReplaceAll(err.Error(), "\n", "; "))
+	fmt.Fprintf(os.Stderr, "%s: %s\n", name, plain.Line(strings.ReplaceAll(err.Error(), "\n", "; ")))
 }
 
 // leaveToFirst gives rank 0 the time to report what it finds too, and then rank 1.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"lockstep/internal/plain"
 	"lockstep/spmd"
 )
 
@@ -72,7 +73,7 @@ func (o *options) run(ctx context.Context, w *spmd.World) (err error) {
 	if o.json() == "-" { // standard output is for the measurements
 		out = os.Stderr
 	}
-	_, err = fmt.Fprintf(out, "\n%s\n", printable(text))
+	_, err = fmt.Fprintf(out, "\n%s\n", plain.Text(string(text)))
 	return err
 }
 

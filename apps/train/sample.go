@@ -4,10 +4,6 @@ import (
 	"context"
 	"math"
 	"math/rand/v2"
-	"strconv"
-	"strings"
-	"unicode"
-	"unicode/utf8"
 
 	"lockstep/spmd"
 )
@@ -91,20 +87,4 @@ func draw(logits []float32, temperature, u float64) int {
 		}
 	}
 	return best // rounding has left a crumb
-}
-
-// printable makes text safe to print: what is not UTF-8 becomes U+FFFD, and
-// characters that would control a terminal are written as Go writes them.
-func printable(text []byte) string {
-	var b strings.Builder
-	for len(text) > 0 {
-		r, n := utf8.DecodeRune(text)
-		text = text[n:]
-		if r == '\n' || r == '\t' || unicode.IsPrint(r) || r == utf8.RuneError {
-			b.WriteRune(r)
-		} else {
-			b.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
-		}
-	}
-	return b.String()
 }

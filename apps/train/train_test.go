@@ -343,9 +343,3 @@ func TestDraw(t *testing.T) {
 		}
 	}
 }
-
-func TestPrintable(t *testing.T) {
-	if got, want := printable([]byte("if x {\n\ty = \"ü\"\x1b[31m\xff\r\n")), "if x {\n\ty = \"ü\"\\x1b[31m\ufffd\\r\n"; got != want {
-		t.Errorf("printable is %q, want %q", got, want)
-	}
-}

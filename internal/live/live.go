@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"lockstep/internal/plain"
 )
 
 // The requests.
@@ -38,6 +40,7 @@ type Rank struct {
 	PID     int       `json:"pid"`
 	Phase   string    `json:"phase"`
 	Started time.Time `json:"started"`
+	UID     int       `json:"uid"` // whose it is, as the kernel says
 }
 
 // Address is where the process listens, in its network namespace.
@@ -68,35 +71,50 @@ func parse(table string) []int {
 	return pids
 }
 
-// Ask sends a request to a process and returns its answer, within the limit.
-func Ask(pid int, request string, limit time.Duration) ([]byte, error) {
+// Ask sends a request to a process and returns its answer, within the limit, and whose process it is. It is asked
+// only where it is this user's, or this is root.
+func Ask(pid int, request string, limit time.Duration) (answer []byte, uid int, err error) {
 	conn, err := net.DialTimeout("unix", Address(pid), limit)
 	if err != nil {
-		return nil, fmt.Errorf("process %d: %w", pid, err)
+		return nil, 0, fmt.Errorf("process %d: %w", pid, err)
 	}
 	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(limit)); err != nil {
-		return nil, err
+	peer, err := holder(conn)
+	if err == nil {
+		err = believe(peer, pid)
+	}
+	if err == nil {
+		err = conn.SetDeadline(time.Now().Add(limit))
+	}
+	if err != nil {
+		return nil, 0, err
 	}
 	if _, err := io.WriteString(conn, request); err != nil {
-		return nil, fmt.Errorf("process %d: %w", pid, err)
+		return nil, 0, fmt.Errorf("process %d: %w", pid, err)
 	}
 	b, err := io.ReadAll(io.LimitReader(conn, maxSaid))
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("process %d does not answer: %w", pid, err)
+		return nil, 0, fmt.Errorf("process %d does not answer: %w", pid, err)
 	case len(b) == 0:
-		return nil, fmt.Errorf("process %d does not answer this user", pid)
+		return nil, 0, fmt.Errorf("process %d does not answer this user", pid)
 	}
-	return b, nil
+	return b, int(peer.Uid), nil
 }
 
-// AskWho asks a process who it is, within the limit.
+// AskWho asks a process who it is, within the limit. What it says of itself can be printed.
 func AskWho(pid int, limit time.Duration) (Rank, error) {
 	var r Rank
-	b, err := Ask(pid, Who, limit)
-	if err == nil {
-		err = json.Unmarshal(b, &r)
+	b, uid, err := Ask(pid, Who, limit)
+	if err != nil {
+		return r, err
 	}
-	return r, err
+	if err := json.Unmarshal(b, &r); err != nil {
+		return r, fmt.Errorf("process %d: %w", pid, err)
+	}
+	if r.PID != pid {
+		return r, fmt.Errorf("process %d says that it is process %d", pid, r.PID)
+	}
+	r.Job, r.Program, r.Phase, r.UID = plain.Line(r.Job), plain.Line(r.Program), plain.Line(r.Phase), uid
+	return r, nil
 }

@@ -20,8 +20,10 @@ import (
 
 // Limits of those who have not proved that they know the key.
 const (
-	maxGuests    = 64                     // at a time, and one for each address; others wait in the kernel
-	guestTurn    = 250 * time.Millisecond // that a guest has at least, when others wait
+	minGuests    = 64                     // at a time, and one for each address; others wait in the kernel
+	maxGuests    = 1024                   // the same, where the process may have many descriptors
+	guestShare   = 8                      // what part of its descriptors guests may have
+	guestTurn    = 100 * time.Millisecond // that a guest has at least, when others wait
 	maxListeners = 16                     // addresses of one hub
 )
 
@@ -216,8 +218,10 @@ func nonce() []byte {
 }
 
 // gate holds the connections that have not proved themselves. When there are too many, those that had their turn make
-// room, so that a crowd of strangers holds a rank up for a moment and not for shakeLimit each.
+// room, so that a crowd of strangers holds a rank up for a moment and not for shakeLimit each. A rank sends its proof
+// at once, so that it is there when the hub takes up its connection; one that was too slow comes again.
 type gate struct {
+	size   int // guests at a time
 	mu     sync.Mutex
 	guests []guest // oldest first
 	closed bool
@@ -231,7 +235,12 @@ type guest struct {
 }
 
 func newGate() *gate {
-	return &gate{gone: make(chan struct{}, 1), done: make(chan struct{})}
+	size := minGuests
+	var files unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &files) == nil {
+		size = int(min(max(files.Cur/guestShare, minGuests), maxGuests))
+	}
+	return &gate{size: size, gone: make(chan struct{}, 1), done: make(chan struct{})}
 }
 
 // room waits until there is room for another guest. It reports false when the gate is closed.
@@ -242,7 +251,7 @@ func (g *gate) room() bool {
 			g.mu.Unlock()
 			return false
 		}
-		if len(g.guests) < maxGuests {
+		if len(g.guests) < g.size {
 			g.mu.Unlock()
 			return true
 		}

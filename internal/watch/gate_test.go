@@ -13,6 +13,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // A crowd of strangers, before and while the last rank joins, gets nothing, and neither the ranks that are there nor
@@ -86,6 +88,44 @@ func TestStrangers(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Thousands of idle connections, opened before the last rank comes, do not keep it from the hub.
+func TestIdleCrowd(t *testing.T) {
+	const crowd = 9000
+	var files unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
+		t.Fatal(err)
+	}
+	if files.Cur < crowd+2*maxGuests {
+		t.Skipf("%d descriptors, and as many connections are to be opened", files.Cur)
+	}
+	j := newJob(t, 4)
+	j.join(0, 1, 2)
+	addr, err := net.ResolveTCPAddr("tcp", j.base.Hubs[0][0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	fds := make([]int, crowd)
+	defer func() {
+		for _, fd := range fds {
+			unix.Close(fd)
+		}
+	}()
+	to := &unix.SockaddrInet4{Port: addr.Port, Addr: [4]byte(addr.IP.To4())}
+	for i := range fds { // all before the rank, whether the kernel has taken them up yet or not
+		if fds[i], err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Connect(fds[i], to); err != nil && err != unix.EINPROGRESS {
+			t.Fatal(err)
+		}
+	}
+	j.join(3)
+	if s := j.nets[3].Report(t.Context())[0]; s.State == nil {
+		t.Errorf("%+v", s)
+	}
+	j.noEnd()
 }
 
 // tap is a connection that keeps what is written.

@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"lockstep/internal/live"
+	"lockstep/internal/plain"
 	"lockstep/launch/exit"
 )
 
@@ -76,10 +77,17 @@ func run(out io.Writer, args []string, asJSON bool) error {
 	}
 	var errs []error
 	for _, r := range jobs[0].ranks { // the first that can
-		report, err := live.Ask(r.PID, request, live.Limit)
-		if err == nil {
-			_, err = out.Write(report)
+		report, _, err := live.Ask(r.PID, request, live.Limit)
+		switch {
+		case err != nil:
+		case !asJSON:
+			_, err = io.WriteString(out, plain.Text(string(report)))
 			return err
+		case json.Valid(report):
+			_, err = out.Write(plain.JSON(report))
+			return err
+		default:
+			err = fmt.Errorf("process %d answers with %d bytes that are not JSON", r.PID, len(report))
 		}
 		errs = append(errs, err)
 	}
@@ -104,7 +112,7 @@ func who(pids []int) (jobs []job, silent []string) {
 			continue
 		}
 		name := cmp.Or(r.Job, strconv.Itoa(r.PID))
-		at := slices.IndexFunc(jobs, func(j job) bool { return j.name == name })
+		at := slices.IndexFunc(jobs, func(j job) bool { return j.name == name && j.ranks[0].UID == r.UID })
 		if at < 0 {
 			at = len(jobs)
 			jobs = append(jobs, job{name: name})

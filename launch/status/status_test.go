@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"runtime"
@@ -178,6 +179,35 @@ func TestNobody(t *testing.T) {
 	}
 	if _, err := live.AskWho(1, time.Second); err == nil {
 		t.Error("process 1 answers")
+	}
+}
+
+// What a process says cannot control the terminal of who looks at it.
+func TestEscapes(t *testing.T) {
+	pid := os.Getpid()
+	ln, err := live.Listen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	go live.Serve(ln, func(request string) string { // a stand-in for a rank that went bad
+		switch request {
+		case live.Who:
+			return fmt.Sprintf(`{"job":"evil\u001b[2J","pid":%d}`, pid)
+		case live.JSON:
+			return "{\"report\":\"\u009b2J\"}\r\n"
+		}
+		return "--- \x1b]0;owned\x07\n"
+	})
+	for asJSON, want := range map[bool]string{false: `--- \x1b]0;owned\a` + "\n", true: `{"report":"\u009b2J"}` + " \n"} {
+		if got := ask(t, asJSON, strconv.Itoa(pid)); got != want {
+			t.Errorf("as JSON %v: %q, want %q", asJSON, got, want)
+		}
+	}
+	jobs, _ := who([]int{pid})
+	var out bytes.Buffer
+	if err := list(&out, jobs, nil, false); err != nil || strings.Contains(out.String(), "\x1b") || !strings.Contains(out.String(), "evil") {
+		t.Errorf("listed as %q, %v", &out, err)
 	}
 }
 

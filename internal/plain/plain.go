@@ -1,0 +1,57 @@
+// Package plain makes text of unknown origin safe to print: out of files, from other processes, or made by a model.
+package plain
+
+import (
+	"bytes"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// Text returns s with every character that could control a terminal, or change the order in which others are shown,
+// written as Go writes it, such as \x1b. Newlines and tabs stay. What is not UTF-8 becomes U+FFFD.
+func Text(s string) string {
+	if !strings.ContainsFunc(s, func(r rune) bool { return r == utf8.RuneError || !shown(r) }) {
+		return s
+	}
+	var b strings.Builder
+	for _, r := range s {
+		if shown(r) {
+			b.WriteRune(r)
+		} else {
+			b.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
+		}
+	}
+	return b.String()
+}
+
+// Line is Text for what belongs on one line: newlines and tabs, too, are written as Go writes them.
+func Line(s string) string {
+	return strings.NewReplacer("\n", `\n`, "\t", `\t`).Replace(Text(s))
+}
+
+// JSON returns a valid JSON text with every such character escaped. Its meaning does not change, but for bytes that are not
+// UTF-8.
+func JSON(text []byte) []byte {
+	var b bytes.Buffer
+	for _, r := range string(text) {
+		switch {
+		case shown(r):
+			b.WriteRune(r)
+		case r == '\r': // between values: inside of them it is escaped already
+			b.WriteByte(' ')
+		case r > 0xffff:
+			r -= 0x10000 // as a surrogate pair
+			for _, half := range []rune{0xd800 + r>>10, 0xdc00 + r&0x3ff} {
+				b.WriteString(`\u` + strconv.FormatInt(int64(half), 16))
+			}
+		default:
+			hex := strconv.FormatInt(int64(r), 16)
+			b.WriteString(`\u` + "0000"[len(hex):] + hex)
+		}
+	}
+	return b.Bytes()
+}
+
+func shown(r rune) bool { return r == '\n' || r == '\t' || unicode.IsPrint(r) }
