@@ -28,6 +28,7 @@ func TestFake(t *testing.T) {
 			{"Loading", fakeLoading}, {"Device", fakeDevice}, {"Exclusive", fakeExclusive}, {"Memory", fakeMemory},
 			{"Statuses", fakeStatuses}, {"Refusals", fakeRefusals}, {"CopyAndFill", fakeCopyAndFill}, {"Launch", fakeLaunch},
 			{"LaunchEarly", fakeLaunchEarly},
+			{"LaunchShape", fakeLaunchShape},
 			{"Threads", fakeThreads}, {"Bind", fakeBind}, {"Events", fakeEvents}, {"Callback", fakeCallback},
 			{"Graph", fakeGraph}, {"CaptureEnds", fakeCaptureEnds}, {"CaptureThread", fakeCaptureThread}, {"Module", fakeModule},
 			{"Teardown", fakeTeardown}, {"IPC", fakeIPC},
@@ -338,6 +339,47 @@ func fakeLaunchEarly(t *testing.T) {
 			must(t, errors.Join(x.Close(), m.Close(), s.Close()))
 		})
 	}
+}
+
+// fakeLaunchShape: clusters, with and without an early start, and arguments longer than a word.
+func fakeLaunchShape(t *testing.T) {
+	t.Setenv("FAKECUDA_MAJOR", "9")
+	t.Setenv("FAKECUDA_VERSION", "12030")
+	d := openFake(t)
+	s, m := try(d.NewStream(0))(t), try(d.LoadModule([]byte("image")))(t)
+	f := try(m.Function("k"))(t)
+	must(t, f.Load())
+	log := logOf(t)
+	g := Shape{Blocks: [3]int{8, 2, 3}, Threads: [3]int{4, 5, 6}, Shared: 7, Cluster: [3]int{4, 1, 3}}
+	words := []uint64{0xa, 0xb, 0xc, 0xd}
+	must(t, s.LaunchShape(f, &g, words, []uint32{0, 1, 3})) // the second is of two words
+	g.Early = true
+	must(t, s.LaunchShape(f, &g, words, nil))
+	g.Cluster = [3]int{}
+	must(t, s.LaunchShape(f, &g, nil, nil))
+	g.Early = false
+	must(t, s.LaunchShape(f, &g, words[:1], nil))
+	var got []string
+	for _, l := range log() {
+		got = append(got, regexp.MustCompile(` stream=\d+`).ReplaceAllString(l, ""))
+	}
+	const shape = " function=k grid=8,2,3 block=4,5,6"
+	want := []string{
+		"cuLaunchKernelEx" + shape + " cluster=4,1,3 shared=7 args=0xa,0xb,0xd = 0",
+		"cuLaunchKernelEx" + shape + " cluster=4,1,3 early shared=7 args=0xa,0xb,0xc,0xd = 0",
+		"cuLaunchKernelEx" + shape + " shared=7 args= = 0",
+		"cuLaunchKernel" + shape + " shared=7 args=0xa = 0",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	g.Cluster = [3]int{3, 1, 1} // 8 blocks
+	wantError(t, s.LaunchShape(f, &g, words, nil), "cuLaunchKernelEx", ErrInvalidValue)
+	g.Cluster = [3]int{-1, 1, 1}
+	wantError(t, s.LaunchShape(f, &g, words, nil), "cuLaunchKernelEx", ErrInvalidValue)
+	g.Cluster = [3]int{}
+	wantError(t, s.LaunchShape(f, &g, words, []uint32{0, 4}), "cuLaunchKernel", ErrInvalidValue)
+	must(t, errors.Join(m.Close(), s.Close()))
 }
 
 func fakeThreads(t *testing.T) {

@@ -124,6 +124,10 @@ func (f *Function) attribute(a int) (int, error) {
 	return v, check("cuFuncGetAttribute", status)
 }
 
-func (f *Function) launchText(blocks, threads [3]int, shared int) string {
-	return fmt.Sprintf("%s: %v blocks of %v threads, %d bytes of shared memory", f.name, blocks, threads, shared)
+func (f *Function) launchText(g *Shape) string {
+	text := fmt.Sprintf("%s: %v blocks of %v threads, %d bytes of shared memory", f.name, g.Blocks, g.Threads, g.Shared)
+	if g.Cluster[0] != 0 {
+		text += fmt.Sprintf(", clusters of %v", g.Cluster)
+	}
+	return text
 }

@@ -106,11 +106,19 @@ func (s *Stream) Fill(dst unsafe.Pointer, size int, v uint64, n int) error {
 	return check(op, sysFill(s, dst, size, uint32(v), n))
 }
 
+// Shape is how a kernel is launched.
+type Shape struct {
+	Blocks, Threads [3]int
+	Shared          int    // bytes of dynamic shared memory of a block
+	Cluster         [3]int // blocks of a cluster, which divide Blocks; zero for none. From compute capability 9.0 on
+	Early           bool   // as LaunchEarly has it
+}
+
 // Launch enqueues f on s with a grid of blocks times threads, and shared bytes of dynamic shared memory. Each argument
 // stands in the low bytes of its word; the driver reads as many as the kernel's parameter has, and cannot check their
 // number. Source: cuda.h, cuLaunchKernel.
 func (s *Stream) Launch(f *Function, blocks, threads [3]int, shared int, args []uint64) error {
-	return s.launch(f, &blocks, &threads, shared, args, false)
+	return s.launch(f, &Shape{Blocks: blocks, Threads: threads, Shared: shared}, args, nil, len(args))
 }
 
 // LaunchEarly is Launch of a kernel that the device may start before the kernel ahead of it on s is over: once every block
@@ -122,23 +130,45 @@ func (s *Stream) Launch(f *Function, blocks, threads [3]int, shared int, args []
 // which there is no griddepcontrol.
 // Source: cuda.h, cuLaunchKernelEx with CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION; PTX ISA, griddepcontrol.
 func (s *Stream) LaunchEarly(f *Function, blocks, threads [3]int, shared int, args []uint64) error {
-	return s.launch(f, &blocks, &threads, shared, args, f.early)
+	return s.launch(f, &Shape{Blocks: blocks, Threads: threads, Shared: shared, Early: true}, args, nil, len(args))
 }
 
-func (s *Stream) launch(f *Function, blocks, threads *[3]int, shared int, args []uint64, early bool) error {
+// LaunchShape is Launch with everything that a launch can have. Argument i begins at word at[i] of words, so that one may
+// be longer than a word, as a struct is; where at is nil it is word i.
+// Source: cuda.h, cuLaunchKernelEx with CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION.
+func (s *Stream) LaunchShape(f *Function, g *Shape, words []uint64, at []uint32) error {
+	n := len(words)
+	if at != nil {
+		n = len(at)
+		for _, i := range at {
+			if int(i) >= len(words) {
+				return refused("cuLaunchKernel", "%s: an argument begins at word %d of %d", f.name, i, len(words))
+			}
+		}
+	}
+	return s.launch(f, g, words, at, n)
+}
+
+func (s *Stream) launch(f *Function, g *Shape, words []uint64, at []uint32, n int) error {
 	op := "cuLaunchKernel"
-	if early {
+	if g.Early && f.early || g.Cluster[0] != 0 {
 		op = "cuLaunchKernelEx"
 	}
-	if all := blocks[0] | blocks[1] | blocks[2] | threads[0] | threads[1] | threads[2] | shared; all < 0 || all > math.MaxInt32 {
-		return refused(op, "%s", f.launchText(*blocks, *threads, shared))
+	all := g.Shared
+	for i := range 3 {
+		all |= g.Blocks[i] | g.Threads[i] | g.Cluster[i]
 	}
-	if len(args) > maxArgs {
-		return refused(op, "%s: %d arguments, at most %d", f.name, len(args), maxArgs)
+	if all < 0 || all > math.MaxInt32 {
+		return refused(op, "%s", f.launchText(g))
 	}
-	status := sysLaunch(s, f, blocks, threads, shared, args, early)
-	if status != 0 {
-		return failed(op, status, f.launchText(*blocks, *threads, shared))
+	if g.Cluster[0] != 0 && !sysHasLaunchEx() {
+		return refused(op, "%s: the driver knows no clusters", f.launchText(g))
+	}
+	if n > maxArgs {
+		return refused(op, "%s: %d arguments, at most %d", f.name, n, maxArgs)
+	}
+	if status := sysLaunch(s, f, g, words, at, n); status != 0 {
+		return failed(op, status, f.launchText(g))
 	}
 	return nil
 }

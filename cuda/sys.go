@@ -176,14 +176,15 @@ func sysFill(s *Stream, dst unsafe.Pointer, size int, v uint32, n int) int {
 	return int(C.fill(addr(s.d.ctx), addr(s.h), addr(dst), C.int(size), C.uint32_t(v), C.size_t(n)))
 }
 
-func sysLaunch(s *Stream, f *Function, blocks, threads *[3]int, shared int, args []uint64, early bool) int {
-	e := C.int(0)
-	if early {
-		e = 1
+func sysLaunch(s *Stream, f *Function, g *Shape, words []uint64, at []uint32, n int) int {
+	c := C.struct_shape{shared: C.uint(g.Shared)}
+	for i := range 3 {
+		c.blocks[i], c.threads[i], c.cluster[i] = C.uint(g.Blocks[i]), C.uint(g.Threads[i]), C.uint(g.Cluster[i])
 	}
-	return int(C.launch(addr(s.d.ctx), addr(s.h), addr(f.h),
-		C.uint(blocks[0]), C.uint(blocks[1]), C.uint(blocks[2]), C.uint(threads[0]), C.uint(threads[1]), C.uint(threads[2]),
-		C.uint(shared), (*C.uint64_t)(unsafe.SliceData(args)), C.int(len(args)), e))
+	if g.Early && f.early {
+		c.early = 1
+	}
+	return int(C.launch(addr(s.d.ctx), addr(s.h), addr(f.h), c, (*C.uint64_t)(unsafe.SliceData(words)), (*C.uint32_t)(unsafe.SliceData(at)), C.int(n)))
 }
 
 func sysHasLaunchEx() bool { return C.has_launch_ex() != 0 }

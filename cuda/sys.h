@@ -12,7 +12,7 @@ typedef uint64_t device_ptr;
 typedef struct { unsigned char bytes[16]; } uuid;
 typedef struct { char bytes[64]; } ipc_handle;
 typedef struct { int result; void *node, *from; } update_info;
-typedef struct { int id, pad; union { int on; uint64_t words[8]; } value; } launch_attribute;
+typedef struct { int id, pad; union { int on; unsigned dim[3]; uint64_t words[8]; } value; } launch_attribute;
 typedef struct { unsigned grid[3], block[3], shared; void *stream; const launch_attribute *attributes; unsigned n; } launch_config;
 
 static struct {
@@ -410,21 +410,33 @@ enum { MAX_ARGS = 1024 };
 
 static int has_launch_ex(void) { return cu.LaunchKernelEx != NULL; }
 
-// Each argument is at the low bytes of its word, which is where a little-endian reader of any width looks.
-static int launch(uintptr_t context, uintptr_t stream, uintptr_t function, unsigned bx, unsigned by, unsigned bz, unsigned tx,
-                  unsigned ty, unsigned tz, unsigned shared, uint64_t *args, int n, int early) {
-    enum { PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
+// How a kernel is launched. cluster[0] is 0 for none.
+struct shape { unsigned blocks[3], threads[3], cluster[3], shared; int early; };
+
+// Argument i begins at word at[i], or, where at is NULL, is word i: at its low bytes, which is where a little-endian reader
+// of any width looks.
+static int launch(uintptr_t context, uintptr_t stream, uintptr_t function, struct shape g, uint64_t *words, uint32_t *at, int n) {
+    enum { CLUSTER_DIMENSION = 4, PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
     ENTER(context);
     if (n < 0 || n > MAX_ARGS) return INVALID_VALUE;
     void *params[n + 1];
-    for (int i = 0; i < n; i++) params[i] = &args[i];
+    for (int i = 0; i < n; i++) params[i] = &words[at ? at[i] : i];
     params[n] = NULL;
-    if (early) {
-        const launch_attribute attribute = {.id = PROGRAMMATIC_STREAM_SERIALIZATION, .value.on = 1};
-        const launch_config config = {{bx, by, bz}, {tx, ty, tz}, shared, (void *)stream, &attribute, 1};
-        return cu.LaunchKernelEx(&config, (void *)function, params, NULL);
+    if (!g.early && !g.cluster[0]) {
+        return cu.LaunchKernel((void *)function, g.blocks[0], g.blocks[1], g.blocks[2], g.threads[0], g.threads[1], g.threads[2],
+                               g.shared, (void *)stream, params, NULL);
     }
-    return cu.LaunchKernel((void *)function, bx, by, bz, tx, ty, tz, shared, (void *)stream, params, NULL);
+    launch_attribute attributes[2] = {{0}};
+    unsigned count = 0;
+    if (g.early) attributes[count++] = (launch_attribute){.id = PROGRAMMATIC_STREAM_SERIALIZATION, .value.on = 1};
+    if (g.cluster[0]) {
+        attributes[count] = (launch_attribute){.id = CLUSTER_DIMENSION};
+        for (int i = 0; i < 3; i++) attributes[count].value.dim[i] = g.cluster[i];
+        count++;
+    }
+    const launch_config config = {{g.blocks[0], g.blocks[1], g.blocks[2]}, {g.threads[0], g.threads[1], g.threads[2]},
+                                  g.shared, (void *)stream, attributes, count};
+    return cu.LaunchKernelEx(&config, (void *)function, params, NULL);
 }
 
 // lockstep_cuda_host_func is in Go.

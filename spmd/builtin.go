@@ -101,7 +101,7 @@ func ClipNorm(s *Stream, g Buffer[float32], maxNorm float64, norm Buffer[float32
 // scratchOf is the stream's scratch memory as an argument of n elements.
 func scratchOf[T Elem](s *Stream, n int) (Arg, error) {
 	p, err := s.scratch(n * sizeOf[T]())
-	return Arg{ptr: p, n: n, typ: elem.Of[T](), buf: true}, err
+	return Arg{ptr: p, n: n, typ: elem.Of[T](), kind: bufferArg}, err
 }
 
 // asBytes is the same memory, byte by byte.

@@ -285,10 +285,10 @@ func agreeOn(m *cudampi.Comm, failure error) (reason, int, error) {
 	return reason{reasonKind(head[0]), string(text[:head[1]])}, int(first), nil
 }
 
-// options are the compiler's, for this GPU.
-func (g *gpu) options() nvrtc.Options {
+// capability is the GPU's compute capability, major*10 + minor.
+func (g *gpu) capability() int {
 	major, minor := g.dev.Capability()
-	return nvrtc.Options{Capability: 10*major + minor, Headers: kernels.Headers}
+	return 10*major + minor
 }
 
 // loadKernels compiles what the program has declared and loads it, so that no
@@ -316,31 +316,55 @@ func (w *World) loadKernels(node *cudampi.Comm) error {
 	w.gpu.mu.Lock()
 	defer w.gpu.mu.Unlock()
 	for i, s := range sources {
-		if w.gpu.modules[s.Text] != nil {
+		if w.gpu.modules[s.Key()] != nil {
 			continue // by an earlier world of this process
 		}
-		m, err := w.gpu.dev.LoadModule(images[i])
+		m, err := w.gpu.load(s.Key(), s.Names[0], images[i])
 		if err != nil {
-			return fmt.Errorf("kernel %s: %w", s.Names[0], err)
+			return err
 		}
-		w.gpu.modules[s.Text] = m
 		for _, name := range s.Names {
-			if err := loadFunction(m, name); err != nil {
-				return fmt.Errorf("kernel %s: %w", name, err)
+			if _, err := m.function(name); err != nil {
+				return err
 			}
 		}
 	}
 	return nil
 }
 
-// loadFunction brings the kernel's code to the GPU: loaded lazily, at its first
-// launch, it could wait for a collective in flight.
-func loadFunction(m *cuda.Module, name string) error {
-	f, err := m.Function(name)
+// module is a compiled source on the GPU.
+type module struct {
+	*cuda.Module
+	image nvrtc.Image // which knows the names of its kernels
+}
+
+// load brings a compiled source to the GPU, to be found by its key. The caller holds g.mu.
+func (g *gpu) load(key, name string, image nvrtc.Image) (*module, error) {
+	m, err := g.dev.LoadModule(image.Code())
 	if err != nil {
-		return err
+		return nil, fmt.Errorf("kernel %s: %w", name, err)
 	}
-	return f.Load()
+	g.modules[key] = &module{m, image}
+	return g.modules[key], nil
+}
+
+// has says whether a kernel is in the program, unless it is a function without template
+// arguments, which every program of its source has.
+func (m *module) has(name string) bool {
+	return !kernels.IsExpression(name) || m.image.Kernel(name) != name
+}
+
+// function returns a kernel whose code is on the GPU: loaded lazily, at its first
+// launch, it could wait for a collective in flight.
+func (m *module) function(name string) (*cuda.Function, error) {
+	f, err := m.Function(m.image.Kernel(name))
+	if err == nil {
+		err = f.Load()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("kernel %s: %w", name, err)
+	}
+	return f, nil
 }
 
 // sameSources says whether all ranks of the node have the same sources and the
@@ -348,10 +372,12 @@ func loadFunction(m *cuda.Module, name string) error {
 func (w *World) sameSources(node *cudampi.Comm, sources []kernels.Source) (bool, error) {
 	h := fnv.New64a()
 	for _, s := range sources {
-		h.Write([]byte(s.Text)) // never fails
-		h.Write([]byte{0})
+		for _, text := range append([]string{s.Key()}, s.Names...) {
+			h.Write([]byte(text)) // never fails
+			h.Write([]byte{0})
+		}
 	}
-	v := int64(h.Sum64()) + int64(w.gpu.options().Capability)
+	v := int64(h.Sum64()) + int64(w.gpu.capability())
 	x := [2]int64{v, ^v}
 	err := node.AllReduce(unsafe.Pointer(&x), unsafe.Pointer(&x), 2, elem.Int64, Min)
 	return x[0] == ^x[1], err
@@ -369,11 +395,16 @@ func (w *World) compile(sources []kernels.Source, images [][]byte) error {
 			defer wg.Done()
 			slots <- struct{}{}
 			defer func() { <-slots }()
-			images[i], _, errs[i] = cache.Compile(s.Names[0], s.Text, w.gpu.options())
+			images[i], errs[i] = compileSource(cache, &s, w.gpu.capability())
 		}()
 	}
 	wg.Wait()
 	return errors.Join(errs...)
+}
+
+func compileSource(cache nvrtc.Cache, s *kernels.Source, capability int) (nvrtc.Image, error) {
+	image, _, err := cache.Compile(s.Names[0], s.Text, s.Options(capability))
+	return image, err
 }
 
 // shareImages copies rank 0's images to the other ranks of the node; failure is

@@ -38,7 +38,7 @@ type gpu struct {
 	gv      *cublas.Handle
 	hasLt   atomic.Bool
 	hasGemv atomic.Bool
-	modules map[string]*cuda.Module // by source
+	modules map[string]*module // by the keys of their sources
 	comms   []*nccl.Comm
 	peers   []*cudampi.Peers
 	checked time.Time // when health was last asked
@@ -67,7 +67,7 @@ func openGPU(index int) (*gpu, error) {
 	if err != nil {
 		return nil, err
 	}
-	g := &gpu{dev: dev, users: 1, modules: map[string]*cuda.Module{}}
+	g := &gpu{dev: dev, users: 1, modules: map[string]*module{}}
 	if g.word, err = dev.Malloc(alignment); err != nil {
 		return nil, errors.Join(err, dev.Close())
 	}
@@ -191,28 +191,14 @@ func (g *gpu) function(k *Kernel) (*gpuFunc, error) {
 	if f := k.on(g); f != nil {
 		return f, nil
 	}
-	if k.source == "" {
+	if k.source.Text == "" {
 		return nil, fmt.Errorf("%s: kernel %s has no CUDA source: it runs on the host only", ccall.At(), k.name)
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	m := g.modules[k.source]
-	if m == nil {
-		image, _, err := nvrtc.DefaultCache().Compile(k.name, k.source, g.options())
-		if err != nil {
-			return nil, fmt.Errorf("%s: kernel %s: %w", ccall.At(), k.name, err)
-		}
-		if m, err = g.dev.LoadModule(image); err != nil {
-			return nil, fmt.Errorf("%s: kernel %s: %w", ccall.At(), k.name, err)
-		}
-		g.modules[k.source] = m
-	}
-	f, err := m.Function(k.name)
-	if err == nil {
-		err = f.Load()
-	}
+	f, err := g.functionOf(k)
 	if err != nil {
-		return nil, fmt.Errorf("%s: kernel %s: %w", ccall.At(), k.name, err)
+		return nil, fmt.Errorf("%s: %w", ccall.At(), err)
 	}
 	fn := &gpuFunc{g: g, f: f}
 	fn.shared.Store(defaultShared)
@@ -221,6 +207,35 @@ func (g *gpu) function(k *Kernel) (*gpuFunc, error) {
 	withFunctions.list = append(withFunctions.list, k)
 	withFunctions.mu.Unlock()
 	return fn, nil
+}
+
+// functionOf finds k in its program, which it compiles if need be. The caller holds g.mu.
+func (g *gpu) functionOf(k *Kernel) (*cuda.Function, error) {
+	m := g.modules[k.source.Key()]
+	if m != nil && !m.has(k.name) {
+		// An instance of a template that the program was compiled without.
+		key := k.source.Key() + "\x00" + k.name
+		if m = g.modules[key]; m == nil {
+			return g.compileOne(k, key)
+		}
+	}
+	if m == nil {
+		return g.compileOne(k, k.source.Key())
+	}
+	return m.function(k.name)
+}
+
+// compileOne compiles the source of k for k alone. The caller holds g.mu.
+func (g *gpu) compileOne(k *Kernel, key string) (*cuda.Function, error) {
+	image, err := compileSource(nvrtc.DefaultCache(), &k.source, g.capability())
+	if err != nil {
+		return nil, fmt.Errorf("kernel %s: %w", k.name, err)
+	}
+	m, err := g.load(key, k.name, image)
+	if err != nil {
+		return nil, err
+	}
+	return m.function(k.name)
 }
 
 // prepare opens what c is the first to need, before any lock is taken.

@@ -382,6 +382,7 @@ func gpuChoice(t *testing.T) {
 // gpuKernels: the first rank of the node compiles and the others receive; what
 // was compiled is used again, unless it is damaged.
 func gpuKernels(t *testing.T) {
+	const sources = 3 // the framework's, the tests', and one with templates
 	t.Parallel()
 	cache := t.TempDir()
 	start := func() (first, second []os.FileInfo) {
@@ -394,8 +395,8 @@ func gpuKernels(t *testing.T) {
 		for _, rank := range []string{"0", "1"} {
 			log, err := os.ReadFile(filepath.Join(logs, rank))
 			must(t, err)
-			if n := strings.Count(string(log), "cuModuleLoadDataEx "); n != 2 || !strings.Contains(string(log), "cuFuncLoad function=nop ") {
-				t.Errorf("rank %s loads %d modules, want the framework's and the tests', with their kernels", rank, n)
+			if n := strings.Count(string(log), "cuModuleLoadDataEx "); n != sources || !strings.Contains(string(log), "cuFuncLoad function=nop ") || !strings.Contains(string(log), "cuFuncLoad function=_Z5weighI") {
+				t.Errorf("rank %s loads %d modules, want the framework's and the tests' %d, with their kernels", rank, n, sources-1)
 			}
 		}
 		list := func(rank string) (files []os.FileInfo) {
@@ -416,8 +417,8 @@ func gpuKernels(t *testing.T) {
 		return slices.EqualFunc(a, b, func(a, b os.FileInfo) bool { return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) })
 	}
 	first, second := start()
-	if len(first) != 2 || len(second) != 0 {
-		t.Fatalf("rank 0 has compiled %d sources and rank 1 %d, want 2 and none", len(first), len(second))
+	if len(first) != sources || len(second) != 0 {
+		t.Fatalf("rank 0 has compiled %d sources and rank 1 %d, want %d and none", len(first), len(second), sources)
 	}
 	if again, second := start(); !same(first, again) || len(second) != 0 {
 		t.Error("at the second start the kernels were compiled again")

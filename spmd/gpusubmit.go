@@ -152,7 +152,7 @@ func (q *gpuQueue) fill(c *command) error {
 	case size < 8:
 		return q.h.Fill(c.dst, size, c.bits, c.n)
 	default:
-		args := [...]Arg{{ptr: c.dst, buf: true}, I64(c.n), U64(c.bits)}
+		args := [...]Arg{{ptr: c.dst, kind: bufferArg}, I64(c.n), U64(c.bits)}
 		return q.launch(fillKernel, loopGrid(c.n), args[:])
 	}
 }
@@ -166,18 +166,24 @@ func (q *gpuQueue) launch(k *Kernel, grid Grid, args []Arg) error {
 		}
 	}
 	var few [24]uint64
-	values := few[:0]
+	var fewAt [24]uint32
+	words, at := few[:0], fewAt[:0]
 	if len(args) > len(few) {
-		values = make([]uint64, 0, len(args))
+		words, at = make([]uint64, 0, len(args)), make([]uint32, 0, len(args))
 	}
 	for i := range args {
-		if args[i].buf {
-			values = append(values, uint64(uintptr(args[i].ptr)))
-		} else {
-			values = append(values, args[i].bits)
+		at = append(at, uint32(len(words)))
+		switch args[i].kind {
+		case bufferArg:
+			words = append(words, uint64(uintptr(args[i].ptr)))
+		case structArg:
+			words = append(words, args[i].words()...)
+		default:
+			words = append(words, args[i].bits)
 		}
 	}
-	if err := q.h.Launch(f.f, grid.Blocks, grid.Threads, grid.Shared, values); err != nil {
+	shape := cuda.Shape{Blocks: grid.Blocks, Threads: grid.Threads, Shared: grid.Shared, Cluster: grid.Cluster, Early: grid.Programmatic}
+	if err := q.h.LaunchShape(f.f, &shape, words, at); err != nil {
 		return fmt.Errorf("kernel %s, %v blocks of %v threads: %w", k.name, grid.Blocks, grid.Threads, err)
 	}
 	return nil

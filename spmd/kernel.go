@@ -2,6 +2,7 @@ package spmd
 
 import (
 	"fmt"
+	"reflect"
 	"sync/atomic"
 	"unsafe"
 
@@ -15,25 +16,60 @@ import (
 // source; it holds nothing that belongs to a world.
 type Kernel struct {
 	name   string
-	source string
+	source kernels.Source // of this kernel alone
 	host   func(Args) error
 	gpu    atomic.Pointer[gpuFunc]
 }
 
 // NewKernel declares a kernel. source is CUDA C++, usually an embedded file (see
-// package embed), in which name is an extern "C" __global__ function; host does
-// the same to the same arguments. An error or a panic of host fails the stream.
-func NewKernel(name, source string, host func(Args) error) *Kernel {
-	kernels.Add(name, source)
-	return &Kernel{name: name, source: source, host: host}
+// package embed). In it name is an extern "C" __global__ function, or an instance of a
+// template, such as "scale<float>": a name expression of NVRTC. host does the same to
+// the same arguments. An error or a panic of host fails the stream.
+//
+// Kernels of one source with the same options are compiled as one program.
+func NewKernel(name, source string, host func(Args) error, options ...KernelOption) *Kernel {
+	k := &Kernel{name: name, source: kernels.Source{Text: source, Names: []string{name}}, host: host}
+	for _, o := range options {
+		o(&k.source)
+	}
+	kernels.Add(k.source)
+	return k
 }
 
+// KernelOption says how the source of a kernel is compiled.
+type KernelOption func(*kernels.Source)
+
+// Define defines a macro, as #define name value does.
+func Define(name, value string) KernelOption { return CompilerFlag("-D" + name + "=" + value) }
+
+// CompilerFlag passes a flag to NVRTC, such as "--use_fast_math". The architecture is
+// that of the device; the language is C++14 where no flag says other.
+// Source: NVRTC, Supported Compile Options.
+func CompilerFlag(flag string) KernelOption {
+	return func(s *kernels.Source) { s.Flags = append(s.Flags, flag) }
+}
+
+// ArchSpecific compiles for the device's architecture with what only it has, such as
+// sm_90a with its wgmma instructions, where NVRTC can. The macro __CUDA_ARCH_FEAT_SM90_ALL
+// is then defined, and the like for others: without it the source does without.
+func ArchSpecific() KernelOption { return func(s *kernels.Source) { s.ArchSpecific = true } }
+
 // Grid is the shape of a launch in blocks and threads; the host function does
-// not see it. Shared is the dynamic shared memory of a block, in bytes.
+// not see it.
 type Grid struct {
 	Blocks  [3]int
 	Threads [3]int
-	Shared  int
+	Shared  int // dynamic shared memory of a block, in bytes
+	// Cluster is the blocks of a thread block cluster, which divide Blocks; zero for
+	// none. Clusters exist from compute capability 9.0 on: elsewhere the launch fails.
+	Cluster [3]int
+	// Programmatic lets the GPU start the kernel before the one ahead of it in the
+	// stream is over, as soon as all blocks of that one have called start_next or ended
+	// and there is room. Every thread of the kernel calls wait_previous (spmd.cuh) before
+	// it touches memory that earlier work touches. Without hardware for it, before compute
+	// capability 9.0, it changes nothing.
+	// Source: CUDA C++ Programming Guide, Programmatic Dependent Launch.
+	Programmatic bool
 }
 
 // Cover1D is a grid of blocks of the given number of threads, just enough for one
@@ -45,17 +81,25 @@ func Cover1D(n, block int) Grid {
 // Arg is one argument of a kernel: a buffer or a number of stated width.
 type Arg struct {
 	blk  *block
-	ptr  unsafe.Pointer
-	n    int    // elements of a buffer
-	bits uint64 // value of a number
+	ptr  unsafe.Pointer // of a buffer; of a copy of a struct
+	n    int            // elements of a buffer, bytes of a struct
+	bits uint64         // value of a number
 	typ  elem.Type
-	buf  bool
+	kind argKind
 }
+
+type argKind uint8
+
+const (
+	numberArg argKind = iota
+	bufferArg
+	structArg
+)
 
 // Arg passes the buffer to a kernel: a pointer there, a slice for the host
 // function.
 func (b Buffer[T]) Arg() Arg {
-	return Arg{blk: b.blk, ptr: b.addr(), n: b.n, typ: elem.Of[T](), buf: true}
+	return Arg{blk: b.blk, ptr: b.addr(), n: b.n, typ: elem.Of[T](), kind: bufferArg}
 }
 
 // I32 passes v to a parameter of type int. It panics when v does not fit.
@@ -84,6 +128,46 @@ func number[T Elem](v T) Arg {
 	return a
 }
 
+// maxStruct is what CUDA takes of parameters since compute capability 2.0, in bytes.
+const maxStruct = 4096
+
+// Struct passes a copy of v to a parameter that is a struct of the same layout, of at
+// most 4,096 bytes, best declared const __grid_constant__. It allocates: make it once
+// for many launches. It panics where v is larger, or holds Go's pointers.
+func Struct[T any](v T) Arg {
+	if size := unsafe.Sizeof(v); size > maxStruct {
+		panic(fmt.Sprintf("spmd: Struct of %T: %d bytes, at most %d", v, size, maxStruct))
+	}
+	if hasPointers(reflect.TypeFor[T]()) {
+		panic(fmt.Sprintf("spmd: Struct of %T: it holds pointers, which mean nothing on a GPU", v))
+	}
+	words := make([]uint64, (unsafe.Sizeof(v)+7)/8) // aligned as the driver's copy
+	if len(words) > 0 {
+		copy(unsafe.Slice((*byte)(unsafe.Pointer(&words[0])), unsafe.Sizeof(v)), unsafe.Slice((*byte)(unsafe.Pointer(&v)), unsafe.Sizeof(v)))
+	}
+	return Arg{ptr: unsafe.Pointer(unsafe.SliceData(words)), n: int(unsafe.Sizeof(v)), kind: structArg}
+}
+
+// hasPointers says whether values of a type hold anything that the collector follows.
+func hasPointers(t reflect.Type) bool {
+	switch k := t.Kind(); k {
+	case reflect.Array:
+		return t.Len() > 0 && hasPointers(t.Elem())
+	case reflect.Struct:
+		for i := range t.NumField() {
+			if hasPointers(t.Field(i).Type) {
+				return true
+			}
+		}
+		return false
+	default:
+		return k > reflect.Complex128 // all that are no numbers come after it; Uintptr is one
+	}
+}
+
+// words is the copy of a struct argument.
+func (a *Arg) words() []uint64 { return unsafe.Slice((*uint64)(a.ptr), (a.n+7)/8) }
+
 // Args are the arguments of one launch, as the host function of a kernel sees
 // them. Asking for another type than was passed panics with both types.
 type Args struct{ list []Arg }
@@ -105,16 +189,29 @@ func (a Args) F64(i int) float64 { return value[float64](a, i) }
 
 func value[T Elem](a Args, i int) T {
 	x := &a.list[i]
-	if x.buf || x.typ != elem.Of[T]() {
+	if x.kind != numberArg || x.typ != elem.Of[T]() {
 		panic(fmt.Sprintf("argument %d is %v, the kernel wants %v", i, x, elem.Of[T]()))
 	}
 	return *(*T)(unsafe.Pointer(&x.bits))
 }
 
+// ArgStruct returns argument i, passed by Struct.
+func ArgStruct[T any](a Args, i int) T {
+	x := &a.list[i]
+	var v T
+	if x.kind != structArg || x.n != int(unsafe.Sizeof(v)) {
+		panic(fmt.Sprintf("argument %d is %v, the kernel wants a %T of %d bytes", i, x, v, unsafe.Sizeof(v)))
+	}
+	if x.n > 0 {
+		v = *(*T)(x.ptr)
+	}
+	return v
+}
+
 // ArgSlice returns argument i, a buffer of T, as a slice of its elements.
 func ArgSlice[T Elem](a Args, i int) []T {
 	x := &a.list[i]
-	if !x.buf || x.typ != elem.Of[T]() {
+	if x.kind != bufferArg || x.typ != elem.Of[T]() {
 		panic(fmt.Sprintf("argument %d is %v, the kernel wants a buffer of %v", i, x, elem.Of[T]()))
 	}
 	return unsafe.Slice((*T)(x.ptr), x.n)
@@ -122,8 +219,11 @@ func ArgSlice[T Elem](a Args, i int) []T {
 
 // String says what an argument is, for messages.
 func (a *Arg) String() string {
-	if a.buf {
+	switch a.kind {
+	case bufferArg:
 		return fmt.Sprintf("a buffer of %d %v", a.n, a.typ)
+	case structArg:
+		return fmt.Sprintf("a struct of %d bytes", a.n)
 	}
 	return a.typ.String()
 }
@@ -136,6 +236,13 @@ func (k *Kernel) Launch(s *Stream, g Grid, args ...Arg) error {
 	for _, n := range [...]int{g.Blocks[0], g.Blocks[1], g.Blocks[2], g.Threads[0], g.Threads[1], g.Threads[2]} {
 		if n < 1 {
 			return fmt.Errorf("%s: Launch of %s: grid of %v blocks of %v threads", ccall.At(), k.name, g.Blocks, g.Threads)
+		}
+	}
+	if g.Cluster != [3]int{} {
+		for i, n := range g.Cluster {
+			if n < 1 || g.Blocks[i]%n != 0 {
+				return fmt.Errorf("%s: Launch of %s: grid of %v blocks in clusters of %v", ccall.At(), k.name, g.Blocks, g.Cluster)
+			}
 		}
 	}
 	c := command{call: call{kind: cmdKernel}, kernel: k, grid: g}

@@ -132,6 +132,15 @@ SPMD_FN void start_next() {
 #endif
 }
 
+// wait_previous returns when the kernels ahead in the stream are over and what they wrote is seen: a kernel
+// that is launched programmatically (Grid in Go) calls it in every thread before it touches what they touch.
+// In other launches, and before compute capability 9.0, it returns at once.
+SPMD_FN void wait_previous() {
+#if __CUDA_ARCH__ >= 900
+	asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // warp_sum and warp_max are over the threads of a warp. In each step both partners compute the same
 // pair, so all threads have the same bits.
 template <typename T> SPMD_FN T warp_sum(T v) {

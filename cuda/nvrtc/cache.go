@@ -17,7 +17,7 @@ import (
 
 // Cache keeps compiled images in the files of one folder, for later runs and for other processes.
 //
-// A file is named for everything its image depends on: the source and its name, headers, flags, capability and the
+// A file is named for everything its image depends on: the source and its name, headers, flags, name expressions, capability and the
 // version of NVRTC. Processes may share the folder: a file is written under another name and renamed, so that a reader
 // finds a whole entry or none. An entry that is damaged, or not what its name says, is compiled anew and replaced.
 // Nothing is ever removed; the folder may be emptied at any time.
@@ -39,11 +39,11 @@ func DefaultCache() Cache {
 }
 
 // magic begins every entry. Its number changes with the format, and with anything in Compile that changes an image.
-const magic = "lockstep nvrtc 1\n"
+const magic = "lockstep nvrtc 2\n"
 
 // Compile returns what the function Compile returns, and whether it came from the cache. A folder that cannot be read
 // or written is no error: the image is compiled every time, and Check says why.
-func (c Cache) Compile(name, source string, o Options) (image []byte, hit bool, err error) {
+func (c Cache) Compile(name, source string, o Options) (image Image, hit bool, err error) {
 	if c.Dir == "" {
 		image, err = Compile(name, source, o)
 		return image, false, err
@@ -92,11 +92,16 @@ func cacheKey(name, source string, o Options) (key [sha256.Size]byte, err error)
 	major, minor := Version()
 	h := sha256.New()
 	hashText(h, magic, name, source)
-	hashInts(h, o.Capability, major, minor, len(headers), len(o.Flags))
+	specific := 0
+	if o.ArchSpecific {
+		specific = 1
+	}
+	hashInts(h, o.Capability, major, minor, len(headers), len(o.Flags), len(o.Names), specific)
 	for _, x := range headers {
 		hashText(h, x.name, x.text)
 	}
 	hashText(h, o.Flags...)
+	hashText(h, o.Names...)
 	h.Sum(key[:0])
 	return key, nil
 }

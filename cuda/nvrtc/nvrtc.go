@@ -93,6 +93,11 @@ type Options struct {
 	Capability int               // compute capability of the device, major*10 + minor: 90
 	Flags      []string          // for the compiler, such as "--use_fast_math"; the architecture is chosen by Compile
 	Headers    map[string]string // name to text, for #include "name"
+	// Names are name expressions, such as "scale<float>", to be instantiated; Image.Kernel has what they are called.
+	Names []string
+	// ArchSpecific compiles for one architecture with what only it has, such as sm_90a, where that is the device's own and
+	// this NVRTC knows such targets: from compute capability 9.0 and CUDA 12 on. Elsewhere it changes nothing.
+	ArchSpecific bool
 }
 
 // CompileError reports a program that does not compile.
@@ -106,14 +111,14 @@ func (e *CompileError) Error() string {
 	return fmt.Sprintf("nvrtc: %s does not compile:\n%s", e.Name, e.Log)
 }
 
-// Compile compiles CUDA C++ and returns an image for cuModuleLoadData.
+// Compile compiles CUDA C++ and returns an image, whose Code is for cuModuleLoadData.
 //
-// The image is machine code (an ELF file, "cubin") for o.Capability. Where this NVRTC is older than the device and does
-// not know it, the image is PTX for the highest capability below it that NVRTC knows, which the driver compiles when it
+// The code is machine code (an ELF file, "cubin") for o.Capability. Where this NVRTC is older than the device and does
+// not know it, the code is PTX for the highest capability below it that NVRTC knows, which the driver compiles when it
 // loads the module. name stands for a file name in messages. A program in error gives a *CompileError. An image is
 // deterministic: the same arguments and NVRTC give the same bytes.
-// Source: nvrtc.h, nvrtcCompileProgram, nvrtcGetCUBIN, nvrtcGetPTX.
-func Compile(name, source string, o Options) (image []byte, err error) {
+// Source: nvrtc.h, nvrtcCompileProgram, nvrtcAddNameExpression, nvrtcGetLoweredName, nvrtcGetCUBIN, nvrtcGetPTX.
+func Compile(name, source string, o Options) (image Image, err error) {
 	l := load()
 	if l.err != nil {
 		return nil, l.err
@@ -130,9 +135,9 @@ func Compile(name, source string, o Options) (image []byte, err error) {
 	for i, h := range headers {
 		includes[i], texts[i] = h.name, h.text
 	}
-	for _, s := range slices.Concat([]string{name, source}, o.Flags) {
+	for _, s := range slices.Concat([]string{name, source}, o.Flags, o.Names) {
 		if strings.IndexByte(s, 0) >= 0 {
-			return nil, fmt.Errorf("nvrtc: %s: a zero byte in the name, the source or a flag", name)
+			return nil, fmt.Errorf("nvrtc: %s: a zero byte in the name, the source, a flag or a name expression", name)
 		}
 	}
 	p, code := sysCreate(name, source, texts, includes)
@@ -145,11 +150,19 @@ func Compile(name, source string, o Options) (image []byte, err error) {
 		}
 	}()
 
-	kind := "compute"
+	for _, n := range o.Names {
+		if code := p.addName(n); code != 0 {
+			return nil, failed("nvrtcAddNameExpression", code, name+": "+n)
+		}
+	}
+	kind, specific := "compute", ""
 	if native {
 		kind = "sm"
+		if o.ArchSpecific && arch >= 90 && l.major >= 12 {
+			specific = "a"
+		}
 	}
-	flags := append(slices.Clone(o.Flags), fmt.Sprintf("--gpu-architecture=%s_%d", kind, arch))
+	flags := append(slices.Clone(o.Flags), fmt.Sprintf("--gpu-architecture=%s_%d%s", kind, arch, specific))
 	if !slices.ContainsFunc(flags, func(f string) bool { return strings.Contains(f, "-std=") }) {
 		flags = append(flags, "--std=c++14") // the default differs between versions
 	}
@@ -164,18 +177,23 @@ func Compile(name, source string, o Options) (image []byte, err error) {
 			return nil, failed("nvrtcCompileProgram", code, strings.TrimSpace(name+": "+text))
 		}
 	}
-	if native {
-		image, code = p.bytes(lib.cubinSize, lib.cubin)
+	var names [][2]string
+	for _, n := range o.Names {
+		low, code := p.lowered(n)
 		if code != 0 {
-			return nil, failed("nvrtcGetCUBIN", code, name)
+			return nil, failed("nvrtcGetLoweredName", code, name+": "+n)
 		}
-		return image, nil
+		names = append(names, [2]string{n, low})
 	}
-	image, code = p.bytes(lib.ptxSize, lib.ptx)
+	op, size, get := "nvrtcGetPTX", lib.ptxSize, lib.ptx // which keeps its final zero byte: the driver knows its end by that
+	if native {
+		op, size, get = "nvrtcGetCUBIN", lib.cubinSize, lib.cubin
+	}
+	machine, code := p.bytes(size, get)
 	if code != 0 {
-		return nil, failed("nvrtcGetPTX", code, name)
+		return nil, failed(op, code, name)
 	}
-	return image, nil // PTX keeps its final zero byte, by which the driver knows its end
+	return withNames(names, machine), nil
 }
 
 // choose returns the architecture to compile for, and whether it is the device's own.

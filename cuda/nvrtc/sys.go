@@ -15,6 +15,8 @@ typedef int (*destroy_fn)(program *p);
 typedef int (*compile_fn)(program p, int n, const char *const *options);
 typedef int (*size_fn)(program p, size_t *size);
 typedef int (*bytes_fn)(program p, char *bytes);
+typedef int (*add_name_fn)(program p, const char *expression);
+typedef int (*lowered_fn)(program p, const char *expression, const char **name);
 
 static int version(void *f, int *major, int *minor) { return ((version_fn)f)(major, minor); }
 static int ints(void *f, int *v) { return ((count_fn)f)(v); }
@@ -23,6 +25,8 @@ static int create(void *f, program *p, const char *source, const char *name, int
 }
 static int destroy(void *f, program *p) { return ((destroy_fn)f)(p); }
 static int compile(void *f, program p, int n, char **options) { return ((compile_fn)f)(p, n, (const char *const *)options); }
+static int add_name(void *f, program p, const char *expression) { return ((add_name_fn)f)(p, expression); }
+static int lowered(void *f, program p, const char *expression, const char **name) { return ((lowered_fn)f)(p, expression, name); }
 static int size_of(void *f, program p, size_t *size) { return ((size_fn)f)(p, size); }
 static int bytes_of(void *f, program p, char *bytes) { return ((bytes_fn)f)(p, bytes); }
 */
@@ -38,6 +42,7 @@ import (
 var lib struct {
 	version, numArchs, archs unsafe.Pointer
 	create, destroy, compile unsafe.Pointer
+	addName, lowered         unsafe.Pointer
 	logSize, log             unsafe.Pointer
 	cubinSize, cubin         unsafe.Pointer
 	ptxSize, ptx             unsafe.Pointer
@@ -52,6 +57,8 @@ func open(files []string) (string, error) {
 		{Name: "nvrtcCreateProgram", Slot: &lib.create},
 		{Name: "nvrtcDestroyProgram", Slot: &lib.destroy},
 		{Name: "nvrtcCompileProgram", Slot: &lib.compile},
+		{Name: "nvrtcAddNameExpression", Slot: &lib.addName},
+		{Name: "nvrtcGetLoweredName", Slot: &lib.lowered},
 		{Name: "nvrtcGetProgramLogSize", Slot: &lib.logSize},
 		{Name: "nvrtcGetProgramLog", Slot: &lib.log},
 		{Name: "nvrtcGetCUBINSize", Slot: &lib.cubinSize},
@@ -127,6 +134,24 @@ func (p *program) compile(options []string) int {
 	o := newTexts(options)
 	defer o.free()
 	return int(C.compile(lib.compile, p.p, C.int(len(options)), (**C.char)(o.p)))
+}
+
+// addName has the compiler instantiate a name expression.
+func (p *program) addName(expression string) int {
+	e := C.CString(expression)
+	defer C.free(unsafe.Pointer(e))
+	return int(C.add_name(lib.addName, p.p, e))
+}
+
+// lowered returns the name of an expression in the code. It belongs to the program.
+func (p *program) lowered(expression string) (name string, code int) {
+	e := C.CString(expression)
+	defer C.free(unsafe.Pointer(e))
+	var n *C.char
+	if code = int(C.lowered(lib.lowered, p.p, e, &n)); code != 0 {
+		return "", code
+	}
+	return C.GoString(n), 0
 }
 
 // bytes returns what the pair of entry points for the size and the bytes gives.

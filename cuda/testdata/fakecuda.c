@@ -69,6 +69,7 @@ struct op {
     struct function *kernel;
     unsigned dims[6], shared;
     int early; // a launch by cuLaunchKernelEx
+    unsigned cluster[3]; // none where the first is 0
     int argc;
     uint64_t *args;
     struct op *child;
@@ -267,8 +268,11 @@ static void log_kernel(const char *prefix, const struct op *k, int stream) {
     size_t at = 0;
     for (int i = 0; i < k->argc; i++)
         at += (size_t)snprintf(args + at, sizeof args - at, "%s0x%llx", i > 0 ? "," : "", (unsigned long long)k->args[i]);
-    note("%scuLaunchKernel%s function=%s grid=%u,%u,%u block=%u,%u,%u shared=%u stream=%d args=%s = 0", prefix,
-         k->early ? "Ex" : "", k->kernel->name, k->dims[0], k->dims[1], k->dims[2], k->dims[3], k->dims[4], k->dims[5], k->shared, stream, args);
+    char cluster[64] = "";
+    if (k->cluster[0] != 0) snprintf(cluster, sizeof cluster, " cluster=%u,%u,%u", k->cluster[0], k->cluster[1], k->cluster[2]);
+    note("%scuLaunchKernel%s function=%s grid=%u,%u,%u block=%u,%u,%u%s%s shared=%u stream=%d args=%s = 0", prefix,
+         k->early || k->cluster[0] != 0 ? "Ex" : "", k->kernel->name, k->dims[0], k->dims[1], k->dims[2], k->dims[3], k->dims[4], k->dims[5],
+         cluster, k->early && k->cluster[0] != 0 ? " early" : "", k->shared, stream, args);
 }
 
 static void emulate(const struct op *k) {
@@ -935,7 +939,7 @@ VALUE(cuStreamWaitValue32_v2, WAIT_VALUE)
 VALUE(cuStreamWriteValue32_v2, WRITE_VALUE)
 
 // The driver knows from the kernel how many parameters there are; here a null pointer must follow the last.
-static int launch(const char *call, int early, void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+static int launch(const char *call, int early, const unsigned *cluster, void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                   unsigned bz, unsigned shared, void *stream, void **params, void **extra) {
     BEGIN(call);
     NEED_CONTEXT;
@@ -953,6 +957,10 @@ static int launch(const char *call, int early, void *function, unsigned gx, unsi
         memcpy(&args[n], params[n], sizeof args[n]);
     }
     struct op op = {.type = KERNEL, .kernel = f, .dims = {gx, gy, gz, bx, by, bz}, .shared = shared, .early = early, .argc = n, .args = args};
+    if (cluster != NULL) {
+        FAIL_IF(cluster[0] == 0 || gx % cluster[0] != 0 || gy % cluster[1] != 0 || gz % cluster[2] != 0, INVALID_VALUE);
+        memcpy(op.cluster, cluster, sizeof op.cluster);
+    }
     struct stream *s = stream;
     if ((size_t)f->local > current->stack && s->capture == NULL) { // as drivers do: local memory grows when the device is idle
         await_device(current);
@@ -965,7 +973,7 @@ static int launch(const char *call, int early, void *function, unsigned gx, unsi
 }
 int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
                    void *stream, void **params, void **extra) {
-    return launch("cuLaunchKernel", 0, function, gx, gy, gz, bx, by, bz, shared, stream, params, extra);
+    return launch("cuLaunchKernel", 0, NULL, function, gx, gy, gz, bx, by, bz, shared, stream, params, extra);
 }
 
 // As cuda.h lays them out.
@@ -978,13 +986,21 @@ struct launch_config {
 };
 _Static_assert(sizeof(struct launch_attribute) == 72 && sizeof(struct launch_config) == 56, "not those of cuda.h");
 
-// The one attribute it knows is CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, set.
+// It knows CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, set, and CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION.
 int cuLaunchKernelEx(const struct launch_config *c, void *function, void **params, void **extra) {
-    if (c->numAttrs != 1 || c->attrs->id != 6 || c->attrs->value.number != 1) {
-        note("cuLaunchKernelEx = %d", INVALID_VALUE);
-        return INVALID_VALUE;
+    int early = 0;
+    const unsigned *cluster = NULL;
+    for (unsigned i = 0; i < c->numAttrs; i++) {
+        if (c->attrs[i].id == 6 && c->attrs[i].value.number == 1) {
+            early = 1;
+        } else if (c->attrs[i].id == 4) {
+            cluster = (const unsigned *)&c->attrs[i].value.aligned;
+        } else {
+            note("cuLaunchKernelEx = %d", INVALID_VALUE);
+            return INVALID_VALUE;
+        }
     }
-    return launch("cuLaunchKernelEx", 1, function, c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX, c->blockDimY, c->blockDimZ,
+    return launch("cuLaunchKernelEx", early, cluster, function, c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX, c->blockDimY, c->blockDimZ,
                   c->sharedMemBytes, c->hStream, params, extra);
 }
 

@@ -23,12 +23,12 @@ func CompileKernels(t *testing.T) {
 	for _, s := range sources {
 		for _, capability := range []int{80, 90} {
 			t.Run(fmt.Sprintf("%s sm_%d", s.Names[0], capability), func(t *testing.T) {
-				image, err := nvrtc.Compile(s.Names[0], s.Text, nvrtc.Options{Capability: capability, Headers: kernels.Headers})
+				image, err := nvrtc.Compile(s.Names[0], s.Text, s.Options(capability))
 				if err != nil {
 					t.Fatal(err)
 				}
 				for _, name := range s.Names { // in the symbol table
-					if !strings.Contains(string(image), "\x00"+name+"\x00") {
+					if !strings.Contains(string(image.Code()), "\x00"+image.Kernel(name)+"\x00") {
 						t.Errorf("the binary has no kernel %s", name)
 					}
 				}

@@ -1,0 +1,111 @@
+package spmd_test
+
+import (
+	"strings"
+	"testing"
+
+	"lockstep/spmd"
+	"lockstep/spmd/spmdtest"
+)
+
+// formSource has a kernel of each form that a kernel can have.
+const formSource = `
+#include "spmd.cuh"
+struct table { float add[100]; int n; };
+template <typename T, int BY> __global__ void weigh(T *x, const __grid_constant__ table t, long long n) {
+	wait_previous();
+	for (long long i = grid_index(); i < n; i += grid_size()) x[i] = x[i] * BY * FACTOR + t.add[i % t.n];
+	start_next();
+}
+`
+
+type formTable struct {
+	Add [100]float32
+	N   int32
+}
+
+func form[T float32 | float64](name string) *spmd.Kernel {
+	return spmd.NewKernel(name, formSource, func(a spmd.Args) error {
+		x, t := spmd.ArgSlice[T](a, 0), spmd.ArgStruct[formTable](a, 1)
+		for i := range x {
+			x[i] = x[i]*9 + T(t.Add[i%int(t.N)])
+		}
+		return nil
+	}, spmd.Define("FACTOR", "3"))
+}
+
+var (
+	weighFloat  = form[float32]("weigh<float, 3>")
+	weighDouble = form[float64]("weigh<double, 3>")
+)
+
+// Instances of a template, a macro, a struct of 404 bytes by value, and launches that
+// begin early: each launch reads what the one before has written.
+func TestKernelForms(t *testing.T) {
+	t.Parallel()
+	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		table := formTable{N: 7}
+		for i := range table.Add {
+			table.Add[i] = float32(i)
+		}
+		arg := spmd.Struct(table)
+		table.N = 1 // the argument is a copy
+		late := form[float32]("weigh<float, 1 + 2>")
+		t.Run("float", func(t *testing.T) { weighed[float32](t, w, arg, weighFloat, late) })
+		t.Run("double", func(t *testing.T) { weighed[float64](t, w, arg, weighDouble, weighDouble) })
+	})
+}
+
+func weighed[T float32 | float64](t *testing.T, w *spmd.World, table spmd.Arg, kernels ...*spmd.Kernel) {
+	const n = 1000
+	x, err := spmd.Alloc[T](w, n)
+	must(t, err)
+	defer x.Free()
+	s, err := w.NewStream("forms")
+	must(t, err)
+	defer s.Close()
+	must(t, x.Fill(1))
+	g := spmd.Cover1D(n, 256)
+	g.Programmatic = true
+	for _, k := range kernels {
+		must(t, k.Launch(s, g, x.Arg(), table, spmd.I64(n)))
+	}
+	must(t, s.Synchronize())
+	for i := range n {
+		want := T(1)
+		for range kernels {
+			want = want*9 + T(i%7)
+		}
+		if got := x.At(i); got != want {
+			t.Fatalf("element %d is %v, want %v", i, got, want)
+		}
+	}
+}
+
+func TestKernelRefusals(t *testing.T) {
+	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		s, err := w.NewStream("refusals")
+		must(t, err)
+		defer s.Close()
+		for _, cluster := range [][3]int{{3, 1, 1}, {2, 0, 1}, {-1, 1, 1}} {
+			g := spmd.Grid{Blocks: [3]int{4, 2, 1}, Threads: [3]int{32, 1, 1}, Cluster: cluster}
+			if err := nop.Launch(s, g); err == nil || !strings.Contains(err.Error(), "clusters of") {
+				t.Errorf("clusters of %v: %v", cluster, err)
+			}
+		}
+	})
+	for name, make := range map[string]func(){
+		"pointer": func() { spmd.Struct(struct{ p *int }{}) },
+		"nested":  func() { spmd.Struct([2]struct{ s []int }{}) },
+		"large":   func() { spmd.Struct([4097]byte{}) },
+	} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("%s: Struct takes it", name)
+				}
+			}()
+			make()
+		}()
+	}
+}
