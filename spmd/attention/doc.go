@@ -1,0 +1,2 @@
+// Package attention is causal self-attention, forward and backward, on spmd streams.
+package attention

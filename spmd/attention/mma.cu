@@ -1,0 +1,616 @@
+// Causal attention on tensor cores, for compute capability 8.0 and above: bfloat16 in and out, float32
+// sums. The wrappers at the end are the kernels; mma.go launches them.
+//
+// qkv and dqkv are (B,T,3,heads,hs), out and dout (B,T,heads,hs), lse (B,heads,T). hs is a multiple of 8
+// up to D, all rows are aligned to 16 bytes. Each warp owns MT·16 rows of a score matrix and holds its
+// sums in registers, so that every element is added up by one thread in one order: equal inputs give
+// equal bits. Fragments of scores become operands of the next product without leaving the registers.
+// Rows beyond T are zeros in shared memory, columns beyond hs too.
+//
+// Sources: Dao, FlashAttention-2 (2023), algorithms 1 and 2; PTX ISA, mma.m16n8k16 and ldmatrix.
+#include "spmd.cuh"
+
+// Primitives of a warp.
+
+SPMD_FN uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+
+// copy_async starts a copy of BYTES (8 or 16) from global to shared memory, or of zeros.
+template <int BYTES> SPMD_FN void copy_async(uint32_t to, const void *from, bool zeros) {
+	if (BYTES == 16) {
+		asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(zeros ? 0 : 16) : "memory");
+	} else {
+		asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(zeros ? 0 : 8) : "memory");
+	}
+}
+
+SPMD_FN void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// copy_wait waits until at most PENDING groups of this thread's copies are under way.
+template <int PENDING> SPMD_FN void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
+
+SPMD_FN void load_matrices(uint32_t (&r)[4], uint32_t at) {
+	asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+		: "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
+}
+
+SPMD_FN void load_matrices_transposed(uint32_t (&r)[4], uint32_t at) {
+	asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+		: "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
+}
+
+// multiply_add is c(16,8) += a(16,16) b(16,8).
+SPMD_FN void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+	asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+		: "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+		: "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+SPMD_FN uint32_t pack(float low, float high) {
+	uint32_t r;
+	asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+	return r;
+}
+
+// power2 is 2 to the x, to 2 units in the last place; 0 for -infinity.
+SPMD_FN float power2(float x) {
+	float r;
+	asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+	return r;
+}
+
+// End of primitives.
+
+const float log2e = 1.4426950408889634f, ln2 = 0.6931471805599453f;
+
+// A tile in shared memory has rows of D elements. The chunk of 16 bytes number c of row r lies at place
+// c ^ r%8 of its row: the 8 rows of a matrix that ldmatrix reads at once are then in different banks.
+template <int D> SPMD_FN uint32_t chunk_at(int row, int chunk) { return row * (2 * D) + ((chunk ^ (row & 7)) << 4); }
+
+// Where a lane points ldmatrix to in a tile. Operand a: 16 rows of the product and 16 columns to sum
+// over. The same place, read transposed, is operand b with 16 rows to sum over and 16 columns of the
+// product. across is operand b with 16 rows that are columns of the product. Tiles are aligned to their
+// rows, so that k·16 columns further is address ^ k<<5.
+template <int D> SPMD_FN uint32_t lane_along() { return chunk_at<D>(threadIdx.x % 16, threadIdx.x / 16 % 2); }
+template <int D> SPMD_FN uint32_t lane_across() {
+	return chunk_at<D>(threadIdx.x % 8 + threadIdx.x / 16 % 2 * 8, threadIdx.x / 8 % 2);
+}
+
+// load_tile starts the copy of ROWS rows of hs elements, stride apart in global memory, of which rows
+// exist.
+template <int D, int ROWS, int THREADS>
+SPMD_FN void load_tile(uint32_t tile, const bf16 *from, long long stride, int rows, int hs) {
+	const int chunks = D / 8, step = THREADS / chunks;
+	static_assert(THREADS % chunks == 0 && ROWS % step == 0, "every thread copies as many chunks");
+	int c = threadIdx.x % chunks, r = threadIdx.x / chunks;
+	const bf16 *at = from + r * stride + c * 8;
+	bool beyond = c * 8 >= hs;
+#pragma unroll
+	for (int i = 0; i < ROWS / step; i++) {
+		copy_async<16>(tile + chunk_at<D>(r + i * step, c), at + i * step * stride, beyond || r + i * step >= rows);
+	}
+}
+
+// Operand is the operand a of a warp: MT·16 rows of D columns, kept in registers or read anew from
+// shared memory for each product.
+template <int D, int MT, bool KEEP> struct Operand;
+
+template <int D, int MT> struct Operand<D, MT, true> {
+	uint32_t r[MT][D / 16][4];
+
+	__device__ __forceinline__ explicit Operand(uint32_t rows) {
+		uint32_t at = rows + lane_along<D>();
+#pragma unroll
+		for (int m = 0; m < MT; m++) {
+#pragma unroll
+			for (int k = 0; k < D / 16; k++) {
+				load_matrices(r[m][k], (at ^ k << 5) + m * 32 * D);
+			}
+		}
+	}
+
+	__device__ __forceinline__ void get(uint32_t (&a)[4], int m, int k) const {
+#pragma unroll
+		for (int i = 0; i < 4; i++) {
+			a[i] = r[m][k][i];
+		}
+	}
+};
+
+template <int D, int MT> struct Operand<D, MT, false> {
+	uint32_t at;
+
+	__device__ __forceinline__ explicit Operand(uint32_t rows) : at(rows + lane_along<D>()) {}
+
+	__device__ __forceinline__ void get(uint32_t (&a)[4], int m, int k) const { load_matrices(a, (at ^ k << 5) + m * 32 * D); }
+};
+
+template <int M, int N> SPMD_FN void clear(float (&c)[M][N][4]) {
+#pragma unroll
+	for (int m = 0; m < M; m++) {
+#pragma unroll
+		for (int n = 0; n < N; n++) {
+#pragma unroll
+			for (int i = 0; i < 4; i++) {
+				c[m][n][i] = 0;
+			}
+		}
+	}
+}
+
+// products is c = a bT; b is the address of N rows of D columns, with lane_across.
+template <int D, int MT, int N, bool KEEP>
+SPMD_FN void products(float (&c)[MT][N / 8][4], const Operand<D, MT, KEEP> &a, uint32_t b) {
+	clear(c);
+#pragma unroll
+	for (int k = 0; k < D / 16; k++) {
+		uint32_t ra[MT][4];
+#pragma unroll
+		for (int m = 0; m < MT; m++) {
+			a.get(ra[m], m, k);
+		}
+#pragma unroll
+		for (int n = 0; n < N / 16; n++) {
+			uint32_t rb[4];
+			load_matrices(rb, (b ^ k << 5) + n * 32 * D);
+#pragma unroll
+			for (int m = 0; m < MT; m++) {
+				multiply_add(c[m][2 * n], ra[m], rb[0], rb[1]);
+				multiply_add(c[m][2 * n + 1], ra[m], rb[2], rb[3]);
+			}
+		}
+	}
+}
+
+// add_weighted is c += w b, w rounded to bfloat16; b is the address of N rows of D columns, with
+// lane_along.
+template <int D, int MT, int N>
+SPMD_FN void add_weighted(float (&c)[MT][D / 8][4], const float (&w)[MT][N / 8][4], uint32_t b) {
+#pragma unroll
+	for (int k = 0; k < N / 16; k++) {
+		uint32_t ra[MT][4];
+#pragma unroll
+		for (int m = 0; m < MT; m++) {
+#pragma unroll
+			for (int i = 0; i < 4; i++) {
+				ra[m][i] = pack(w[m][2 * k + i / 2][i % 2 * 2], w[m][2 * k + i / 2][i % 2 * 2 + 1]);
+			}
+		}
+#pragma unroll
+		for (int n = 0; n < D / 16; n++) {
+			uint32_t rb[4];
+			load_matrices_transposed(rb, (b ^ n << 5) + k * 32 * D);
+#pragma unroll
+			for (int m = 0; m < MT; m++) {
+				multiply_add(c[m][2 * n], ra[m], rb[0], rb[1]);
+				multiply_add(c[m][2 * n + 1], ra[m], rb[2], rb[3]);
+			}
+		}
+	}
+}
+
+// mask sets to -infinity the scores of keys that a query does not see. Rows are queries and columns
+// keys, or transposed the other way round.
+template <int MT, int CHUNKS>
+SPMD_FN void mask(float (&s)[MT][CHUNKS][4], int row0, int column0, bool transposed) {
+	int ahead = column0 - row0 + threadIdx.x % 4 * 2 - threadIdx.x % 32 / 4;
+#pragma unroll
+	for (int m = 0; m < MT; m++) {
+#pragma unroll
+		for (int n = 0; n < CHUNKS; n++) {
+#pragma unroll
+			for (int i = 0; i < 4; i++) {
+				int beyond = ahead + n * 8 + i % 2 - m * 16 - i / 2 * 8; // column - row
+				if (transposed ? beyond < 0 : beyond > 0) {
+					s[m][n][i] = __int_as_float(0xff800000);
+				}
+			}
+		}
+	}
+}
+
+// store_rows writes a warp's MT·16 rows of sums, of which rows exist, by way of its own rows of a tile
+// that nothing reads any more. scale has the factor of each row.
+template <int D, int MT>
+SPMD_FN void store_rows(bf16 *to, long long stride, int rows, int hs, char *tile, const float (&c)[MT][D / 8][4], const float (&scale)[MT][2]) {
+	int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+	__syncwarp(); // the others may still read the tile
+#pragma unroll
+	for (int m = 0; m < MT; m++) {
+#pragma unroll
+		for (int n = 0; n < D / 8; n++) {
+#pragma unroll
+			for (int h = 0; h < 2; h++) {
+				uint32_t at = chunk_at<D>(m * 16 + h * 8 + g, n) + 4 * t;
+				*(uint32_t *)(tile + at) = pack(c[m][n][2 * h] * scale[m][h], c[m][n][2 * h + 1] * scale[m][h]);
+			}
+		}
+	}
+	__syncwarp();
+	const int chunks = D / 8, step = 32 / chunks;
+	int chunk = lane % chunks;
+#pragma unroll
+	for (int i = 0; i < MT * 16 / step; i++) {
+		int r = i * step + lane / chunks;
+		if (r < rows && chunk * 8 < hs) {
+			*(uint4 *)(to + r * stride + chunk * 8) = *(const uint4 *)(tile + chunk_at<D>(r, chunk));
+		}
+	}
+}
+
+// Place is what a block works on: one tile of one head. Blocks of one head follow each other, since
+// they share its rows in the cache, those with most to do first.
+struct Place {
+	int head, tile;          // head counts over the batch
+	const bf16 *qkv;         // the head's first row
+	long long stride, width; // of rows of qkv; of rows of out
+	long long in, out;       // of the head's first row in qkv and in out
+
+	__device__ __forceinline__ Place(int tiles, bool last_first, int T, int heads, int hs) {
+		head = blockIdx.x / tiles, tile = blockIdx.x % tiles;
+		if (last_first) {
+			tile = tiles - 1 - tile;
+		}
+		width = (long long)heads * hs, stride = 3 * width;
+		long long first = (long long)(head / heads) * T;
+		int column = head % heads * hs;
+		in = first * stride + column, out = first * width + column;
+	}
+};
+
+// forward: a block has WARPS·MT·16 queries and goes over the keys and values in tiles of N.
+template <int D, int MT, int WARPS, int N, bool KEEP>
+SPMD_FN void forward(bf16 *out, float *lse, const bf16 *qkv, int T, int heads, int hs, float scale) {
+	const int M = WARPS * MT * 16, threads = WARPS * 32;
+	extern __shared__ __align__(256) char shared[];
+	const int stage = 4 * N * D; // bytes of a tile of keys and one of values
+	uint32_t queries = shared_address(shared), pairs = queries + 2 * M * D;
+
+	Place p((T + M - 1) / M, true, T, heads, hs);
+	const bf16 *q = qkv + p.in, *k = q + p.width, *v = k + p.width;
+	int first = p.tile * M, tiles = (min(first + M, T) + N - 1) / N;
+	load_tile<D, M, threads>(queries, q + first * p.stride, p.stride, T - first, hs);
+	load_tile<D, N, threads>(pairs, k, p.stride, T, hs);
+	load_tile<D, N, threads>(pairs + stage / 2, v, p.stride, T, hs);
+	copy_commit();
+
+	int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+	int row0 = first + warp * MT * 16; // the warp's first
+	uint32_t own = queries + warp * MT * 32 * D, across = lane_across<D>(), along = lane_along<D>();
+	copy_wait<0>();
+	__syncthreads();
+	Operand<D, MT, KEEP> a(own);
+
+	// top is what exponents are relative to, in powers of 2: near the largest score yet.
+	float o[MT][D / 8][4], top[MT][2], sum[MT][2];
+	clear(o);
+#pragma unroll
+	for (int m = 0; m < MT; m++) {
+		top[m][0] = top[m][1] = __int_as_float(0xff800000);
+		sum[m][0] = sum[m][1] = 0;
+	}
+	scale *= log2e;
+	for (int j = 0; j < tiles; j++) {
+		if (j > 0) {
+			copy_wait<0>();
+			__syncthreads(); // tile j is here, tile j - 1 is not read any more
+		}
+		if (j + 1 < tiles) {
+			int next = (j + 1) * N;
+			uint32_t to = pairs + (j + 1) % 2 * stage;
+			load_tile<D, N, threads>(to, k + next * p.stride, p.stride, T - next, hs);
+			load_tile<D, N, threads>(to + stage / 2, v + next * p.stride, p.stride, T - next, hs);
+			copy_commit();
+		}
+		int column0 = j * N;
+		if (column0 >= row0 + MT * 16) {
+			continue; // all of it lies in the future of the warp's rows
+		}
+		uint32_t keys = pairs + j % 2 * stage;
+		float s[MT][N / 8][4];
+		products<D, MT, N>(s, a, keys + across);
+		if (column0 + N > row0 + 1) {
+			mask(s, row0, column0, false);
+		}
+		// The sums are scaled anew only where a score exceeds top by 8 powers of 2, which costs no
+		// precision: all that a row has summed is relative to one top.
+		float most[MT][2];
+		bool exceeds = false;
+#pragma unroll
+		for (int m = 0; m < MT; m++) {
+#pragma unroll
+			for (int h = 0; h < 2; h++) {
+				float x = s[m][0][2 * h];
+#pragma unroll
+				for (int n = 0; n < N / 8; n++) {
+					x = fmaxf(x, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
+				}
+				x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+				x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+				most[m][h] = x * scale;
+				exceeds |= most[m][h] > top[m][h] + 8;
+			}
+		}
+		if (__any_sync(0xffffffffu, exceeds)) {
+#pragma unroll
+			for (int m = 0; m < MT; m++) {
+#pragma unroll
+				for (int h = 0; h < 2; h++) {
+					float next = fmaxf(top[m][h], most[m][h]), shrink = power2(top[m][h] - next);
+					top[m][h] = next;
+					sum[m][h] *= shrink;
+#pragma unroll
+					for (int n = 0; n < D / 8; n++) {
+						o[m][n][2 * h] *= shrink;
+						o[m][n][2 * h + 1] *= shrink;
+					}
+				}
+			}
+		}
+#pragma unroll
+		for (int m = 0; m < MT; m++) {
+#pragma unroll
+			for (int n = 0; n < N / 8; n++) {
+#pragma unroll
+				for (int i = 0; i < 4; i++) {
+					s[m][n][i] = power2(fmaf(s[m][n][i], scale, -top[m][i / 2]));
+					sum[m][i / 2] += s[m][n][i];
+				}
+			}
+		}
+		add_weighted<D, MT, N>(o, s, keys + stage / 2 + along);
+	}
+	float inverse[MT][2];
+#pragma unroll
+	for (int m = 0; m < MT; m++) {
+#pragma unroll
+		for (int h = 0; h < 2; h++) {
+			float x = sum[m][h];
+			x += __shfl_xor_sync(0xffffffffu, x, 1);
+			x += __shfl_xor_sync(0xffffffffu, x, 2);
+			inverse[m][h] = 1 / x;
+			int row = row0 + m * 16 + h * 8 + g;
+			if (t == 0 && row < T) {
+				lse[(long long)p.head * T + row] = (top[m][h] + log2f(x)) * ln2;
+			}
+		}
+	}
+	store_rows<D, MT>(out + p.out + row0 * p.width, p.width, T - row0, hs, shared + warp * MT * 32 * D, o, inverse);
+}
+
+// backward_queries computes dq as forward does out, and leaves in rows(B,heads,T,2) what
+// backward_keys needs of each query: lse in powers of 2, and delta, the sum of dout·out. C columns of
+// scores are in registers at a time.
+template <int D, int MT, int WARPS, int N, int C, bool KEEP>
+SPMD_FN void backward_queries(bf16 *dqkv, float2 *rows, const bf16 *dout, const bf16 *out, const float *lse, const bf16 *qkv, int T, int heads, int hs, float scale) {
+	const int M = WARPS * MT * 16, threads = WARPS * 32;
+	extern __shared__ __align__(256) char shared[];
+	const int stage = 4 * N * D; // bytes of a tile of keys and one of values
+	uint32_t queries = shared_address(shared), gradients = queries + 2 * M * D, pairs = gradients + 2 * M * D;
+
+	Place p((T + M - 1) / M, true, T, heads, hs);
+	const bf16 *q = qkv + p.in, *k = q + p.width, *v = k + p.width;
+	int first = p.tile * M, tiles = (min(first + M, T) + N - 1) / N;
+	load_tile<D, M, threads>(queries, q + first * p.stride, p.stride, T - first, hs);
+	load_tile<D, M, threads>(gradients, dout + p.out + first * p.width, p.width, T - first, hs);
+	load_tile<D, N, threads>(pairs, k, p.stride, T, hs);
+	load_tile<D, N, threads>(pairs + stage / 2, v, p.stride, T, hs);
+	copy_commit();
+
+	int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+	int row0 = first + warp * MT * 16; // the warp's first
+	uint32_t own = warp * MT * 32 * D, across = lane_across<D>(), along = lane_along<D>();
+	copy_wait<0>();
+	__syncthreads();
+
+	// A quad of lanes sums a row's delta, each lane every fourth chunk.
+	float base[MT][2], delta[MT][2];
+#pragma unroll
+	for (int m = 0; m < MT; m++) {
+#pragma unroll
+		for (int h = 0; h < 2; h++) {
+			int r = m * 16 + h * 8 + g, row = row0 + r;
+			float x = 0;
+			if (row < T) {
+				const bf16 *o = out + p.out + row * p.width;
+#pragma unroll
+				for (int n = 0; n < D / 8; n += 4) {
+					if ((n + t) * 8 < hs) {
+						float a[8], b[8];
+						load8(a, o + (n + t) * 8);
+						load8(b, (const bf16 *)(shared + 2 * M * D + own + chunk_at<D>(r, n + t)));
+#pragma unroll
+						for (int i = 0; i < 8; i++) {
+							x = fmaf(a[i], b[i], x);
+						}
+					}
+				}
+			}
+			x += __shfl_xor_sync(0xffffffffu, x, 1);
+			x += __shfl_xor_sync(0xffffffffu, x, 2);
+			delta[m][h] = x;
+			base[m][h] = 0;
+			if (row < T) {
+				long long at = (long long)p.head * T + row;
+				base[m][h] = lse[at] * log2e;
+				if (t == 0) {
+					rows[at] = make_float2(base[m][h], x);
+				}
+			}
+		}
+	}
+
+	Operand<D, MT, KEEP> aq(queries + own), ad(gradients + own);
+	float dq[MT][D / 8][4];
+	clear(dq);
+	float exponent = scale * log2e;
+	for (int j = 0; j < tiles; j++) {
+		if (j > 0) {
+			copy_wait<0>();
+			__syncthreads(); // tile j is here, tile j - 1 is not read any more
+		}
+		if (j + 1 < tiles) {
+			int next = (j + 1) * N;
+			uint32_t to = pairs + (j + 1) % 2 * stage;
+			load_tile<D, N, threads>(to, k + next * p.stride, p.stride, T - next, hs);
+			load_tile<D, N, threads>(to + stage / 2, v + next * p.stride, p.stride, T - next, hs);
+			copy_commit();
+		}
+#pragma unroll
+		for (int c = 0; c < N; c += C) {
+			int column0 = j * N + c;
+			if (column0 >= row0 + MT * 16) {
+				break; // the rest lies in the future of the warp's rows
+			}
+			uint32_t keys = pairs + j % 2 * stage + c * 2 * D, values = keys + stage / 2;
+			float s[MT][C / 8][4], d[MT][C / 8][4];
+			products<D, MT, C>(s, aq, keys + across);
+			products<D, MT, C>(d, ad, values + across);
+			if (column0 + C > row0 + 1) {
+				mask(s, row0, column0, false);
+			}
+#pragma unroll
+			for (int m = 0; m < MT; m++) {
+#pragma unroll
+				for (int n = 0; n < C / 8; n++) {
+#pragma unroll
+					for (int i = 0; i < 4; i++) {
+						float w = power2(fmaf(s[m][n][i], exponent, -base[m][i / 2]));
+						d[m][n][i] = w * (d[m][n][i] - delta[m][i / 2]);
+					}
+				}
+			}
+			add_weighted<D, MT, C>(dq, d, keys + along);
+		}
+	}
+	float factor[MT][2];
+#pragma unroll
+	for (int m = 0; m < MT; m++) {
+		factor[m][0] = factor[m][1] = scale;
+	}
+	store_rows<D, MT>(dqkv + p.in + row0 * p.stride, p.stride, T - row0, hs, shared + own, dq, factor);
+}
+
+// backward_keys: a block has WARPS·MT·16 keys and goes over the queries from the first that sees them,
+// in tiles of N, with transposed scores: C columns, which are queries, in registers at a time.
+template <int D, int MT, int WARPS, int N, int C, bool KEEP>
+SPMD_FN void backward_keys(bf16 *dqkv, const float2 *rows, const bf16 *dout, const bf16 *qkv, int T, int heads, int hs, float scale) {
+	const int M = WARPS * MT * 16, threads = WARPS * 32;
+	static_assert(N <= threads, "a thread for each query of a tile");
+	extern __shared__ __align__(256) char shared[];
+	const int half = 2 * N * D, stage = 2 * half; // bytes of a tile of queries, and with one of gradients
+	uint32_t keys = shared_address(shared), values = keys + 2 * M * D, pairs = values + 2 * M * D;
+	const int columns = 4 * M * D + 2 * stage; // float2 of each query of two tiles
+
+	Place p((T + M - 1) / M, false, T, heads, hs);
+	const bf16 *q = qkv + p.in, *k = q + p.width, *v = k + p.width, *d = dout + p.out;
+	const float2 *r = rows + (long long)p.head * T;
+	int first = p.tile * M, j = first / N, tiles = (T + N - 1) / N;
+	auto load = [&](int j) {
+		int row = j * N;
+		uint32_t to = pairs + j % 2 * stage;
+		load_tile<D, N, threads>(to, q + row * p.stride, p.stride, T - row, hs);
+		load_tile<D, N, threads>(to + half, d + row * p.width, p.width, T - row, hs);
+		if (threadIdx.x < N) {
+			copy_async<8>(keys + columns + (j % 2 * N + threadIdx.x) * 8, r + row + threadIdx.x, row + threadIdx.x >= T);
+		}
+		copy_commit();
+	};
+	load_tile<D, M, threads>(keys, k + first * p.stride, p.stride, T - first, hs);
+	load_tile<D, M, threads>(values, v + first * p.stride, p.stride, T - first, hs);
+	load(j);
+
+	int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+	int row0 = first + warp * MT * 16; // the warp's first
+	uint32_t own = warp * MT * 32 * D, across = lane_across<D>(), along = lane_along<D>();
+	copy_wait<0>();
+	__syncthreads();
+	Operand<D, MT, KEEP> ak(keys + own), av(values + own);
+
+	float dk[MT][D / 8][4], dv[MT][D / 8][4];
+	clear(dk);
+	clear(dv);
+	float exponent = scale * log2e;
+	for (int start = j; j < tiles; j++) {
+		if (j > start) {
+			copy_wait<0>();
+			__syncthreads(); // tile j is here, tile j - 1 is not read any more
+		}
+		if (j + 1 < tiles) {
+			load(j + 1);
+		}
+#pragma unroll
+		for (int c = 0; c < N; c += C) {
+			int column0 = j * N + c;
+			if (column0 + C <= row0) {
+				continue; // queries before all of the warp's keys
+			}
+			uint32_t qs = pairs + j % 2 * stage + c * 2 * D, ds = qs + half;
+			const float4 *of = (const float4 *)(shared + columns + (j % 2 * N + c) * 8);
+			float s[MT][C / 8][4], e[MT][C / 8][4];
+			products<D, MT, C>(s, ak, qs + across);
+			if (column0 < row0 + MT * 16 - 1) {
+				mask(s, row0, column0, true);
+			}
+#pragma unroll
+			for (int n = 0; n < C / 8; n++) {
+				float4 x = of[n * 4 + t];
+#pragma unroll
+				for (int m = 0; m < MT; m++) {
+#pragma unroll
+					for (int i = 0; i < 4; i++) {
+						s[m][n][i] = power2(fmaf(s[m][n][i], exponent, i % 2 ? -x.z : -x.x));
+					}
+				}
+			}
+			add_weighted<D, MT, C>(dv, s, ds + along);
+			products<D, MT, C>(e, av, ds + across);
+#pragma unroll
+			for (int n = 0; n < C / 8; n++) {
+				float4 x = of[n * 4 + t];
+#pragma unroll
+				for (int m = 0; m < MT; m++) {
+#pragma unroll
+					for (int i = 0; i < 4; i++) {
+						e[m][n][i] = s[m][n][i] * (e[m][n][i] - (i % 2 ? x.w : x.y));
+					}
+				}
+			}
+			add_weighted<D, MT, C>(dk, e, qs + along);
+		}
+	}
+	float factor[MT][2], one[MT][2];
+#pragma unroll
+	for (int m = 0; m < MT; m++) {
+		factor[m][0] = factor[m][1] = scale;
+		one[m][0] = one[m][1] = 1;
+	}
+	bf16 *to = dqkv + p.in + row0 * p.stride + p.width;
+	store_rows<D, MT>(to, p.stride, T - row0, hs, shared + own, dk, factor);
+	store_rows<D, MT>(to + p.width, p.stride, T - row0, hs, shared + 2 * M * D + own, dv, one);
+}
+
+// The kernels, with the shapes of tiles that were fastest on an H200.
+
+extern "C" __global__ void __launch_bounds__(128, 2) mma_forward_64(bf16 *out, float *lse, const bf16 *qkv, int B, int T, int heads, int hs, float scale) {
+	forward<64, 2, 4, 64, true>(out, lse, qkv, T, heads, hs, scale);
+}
+
+extern "C" __global__ void __launch_bounds__(128, 2) mma_forward_128(bf16 *out, float *lse, const bf16 *qkv, int B, int T, int heads, int hs, float scale) {
+	forward<128, 1, 4, 64, true>(out, lse, qkv, T, heads, hs, scale);
+}
+
+extern "C" __global__ void __launch_bounds__(128, 2) mma_backward_queries_64(bf16 *dqkv, float2 *rows, const bf16 *dout, const bf16 *out, const float *lse, const bf16 *qkv, int B, int T, int heads, int hs, float scale) {
+	backward_queries<64, 2, 4, 64, 32, true>(dqkv, rows, dout, out, lse, qkv, T, heads, hs, scale);
+}
+
+extern "C" __global__ void __launch_bounds__(128, 2) mma_backward_queries_128(bf16 *dqkv, float2 *rows, const bf16 *dout, const bf16 *out, const float *lse, const bf16 *qkv, int B, int T, int heads, int hs, float scale) {
+	backward_queries<128, 1, 4, 64, 32, false>(dqkv, rows, dout, out, lse, qkv, T, heads, hs, scale);
+}
+
+extern "C" __global__ void __launch_bounds__(128, 2) mma_backward_keys_64(bf16 *dqkv, const float2 *rows, const bf16 *dout, const bf16 *qkv, int B, int T, int heads, int hs, float scale) {
+	backward_keys<64, 1, 4, 64, 64, true>(dqkv, rows, dout, qkv, T, heads, hs, scale);
+}
+
+extern "C" __global__ void __launch_bounds__(128, 2) mma_backward_keys_128(bf16 *dqkv, const float2 *rows, const bf16 *dout, const bf16 *qkv, int B, int T, int heads, int hs, float scale) {
+	backward_keys<128, 1, 4, 64, 32, false>(dqkv, rows, dout, qkv, T, heads, hs, scale);
+}

@@ -1,0 +1,267 @@
+package attention
+
+import (
+	_ "embed"
+	"fmt"
+	"math"
+
+	"lockstep/host"
+	"lockstep/spmd"
+)
+
+// The kernels of mma.cu, on tensor cores by mma.sync: the path that needs no library,
+// for bfloat16 and GPUs of compute capability 8.0 and above. Equal inputs give equal
+// bits. qkv and dqkv are (b,t,3,nh,hs), out and dout (b,t,nh,hs), all aligned to 16
+// bytes; lse is (b,nh,t). Buffers may be longer.
+
+//go:embed mma.cu
+var mmaSource string
+
+// mmaMaxHead is the largest size of a head; every size is a multiple of mmaHeadStep.
+const mmaMaxHead, mmaHeadStep = 128, 8
+
+// mmaKernel is a kernel whose blocks have rows queries or keys of a head.
+type mmaKernel struct {
+	*spmd.Kernel
+	rows, threads, shared int
+}
+
+// mmaPath is the kernels for heads of up to width elements.
+type mmaPath struct {
+	width                                  int
+	forward, backwardQueries, backwardKeys mmaKernel
+}
+
+// The sizes are those of the wrappers in mma.cu: rows of a block, tiles of its own and
+// of others' rows in shared memory.
+var mmaPaths = [...]mmaPath{
+	{
+		width:           64,
+		forward:         newMMAKernel("forward_64", 128, 128, 2*64*(128+4*64), mmaHostForward),
+		backwardQueries: newMMAKernel("backward_queries_64", 128, 128, 2*64*(2*128+4*64), mmaHostBackwardQueries),
+		backwardKeys:    newMMAKernel("backward_keys_64", 64, 128, 2*64*(2*64+4*64)+8*2*64, mmaHostBackwardKeys),
+	},
+	{
+		width:           128,
+		forward:         newMMAKernel("forward_128", 64, 128, 2*128*(64+4*64), mmaHostForward),
+		backwardQueries: newMMAKernel("backward_queries_128", 64, 128, 2*128*(2*64+4*64), mmaHostBackwardQueries),
+		backwardKeys:    newMMAKernel("backward_keys_128", 64, 128, 2*128*(2*64+4*64)+8*2*64, mmaHostBackwardKeys),
+	},
+}
+
+func newMMAKernel(name string, rows, threads, shared int, fn func(*mmaHost)) mmaKernel {
+	k := spmd.NewKernel("mma_"+name, mmaSource, func(args spmd.Args) error {
+		fn(&mmaHost{Args: args})
+		return nil
+	})
+	return mmaKernel{k, rows, threads, shared}
+}
+
+// mmaShape is what the kernels take behind their buffers.
+type mmaShape struct{ b, t, nh, hs int }
+
+func (x mmaShape) path() *mmaPath {
+	for i := range mmaPaths {
+		if x.hs <= mmaPaths[i].width {
+			return &mmaPaths[i]
+		}
+	}
+	return nil
+}
+
+func (x mmaShape) grid(k *mmaKernel) spmd.Grid {
+	tiles := (x.t + k.rows - 1) / k.rows
+	return spmd.Grid{Blocks: [3]int{x.b * x.nh * tiles, 1, 1}, Threads: [3]int{k.threads, 1, 1}, Shared: k.shared}
+}
+
+func (x mmaShape) scale() float32 { return float32(1 / math.Sqrt(float64(x.hs))) }
+
+// elements is the length of out.
+func (x mmaShape) elements() int { return x.b * x.t * x.nh * x.hs }
+
+// check refuses shapes that the kernels do not have and buffers that are too short.
+func (x mmaShape) check(what string, out, lse, qkv int) error {
+	switch {
+	case x.b < 1 || x.t < 1 || x.nh < 1 || x.hs < 1:
+		return fmt.Errorf("%s: a shape of (%d,%d,3,%d,%d)", what, x.b, x.t, x.nh, x.hs)
+	case x.hs > mmaMaxHead || x.hs%mmaHeadStep != 0:
+		return fmt.Errorf("%s: heads of %d elements: want a multiple of %d up to %d", what, x.hs, mmaHeadStep, mmaMaxHead)
+	case out < x.elements() || qkv < 3*x.elements() || lse < x.b*x.nh*x.t:
+		return fmt.Errorf("%s: out has %d elements, qkv %d and lse %d: too few for a shape of (%d,%d,3,%d,%d)",
+			what, out, qkv, lse, x.b, x.t, x.nh, x.hs)
+	}
+	return nil
+}
+
+// mmaForward enqueues the causal attention of qkv into out, with scores divided by
+// the root of hs, and the logarithms of the softmax's denominators into lse.
+func mmaForward(s *spmd.Stream, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], b, t, nh, hs int) error {
+	x := mmaShape{b, t, nh, hs}
+	if err := x.check("attention", out.Len(), lse.Len(), qkv.Len()); err != nil {
+		return err
+	}
+	k := &x.path().forward
+	return k.Launch(s, x.grid(k), out.Arg(), lse.Arg(), qkv.Arg(),
+		spmd.I32(b), spmd.I32(t), spmd.I32(nh), spmd.I32(hs), spmd.F32(x.scale()))
+}
+
+// mmaScratch is how many elements mmaBackward needs as scratch.
+func mmaScratch(b, t, nh int) int { return 2 * b * nh * t }
+
+// mmaBackward enqueues dqkv, the gradient of qkv, from dout, that of out, and what
+// mmaForward kept; probabilities are computed again. Whatever scratch held is lost.
+func mmaBackward(s *spmd.Stream, dqkv, dout, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], scratch spmd.Buffer[float32], b, t, nh, hs int) error {
+	x := mmaShape{b, t, nh, hs}
+	if err := x.check("attention backward", min(out.Len(), dout.Len()), lse.Len(), min(qkv.Len(), dqkv.Len())); err != nil {
+		return err
+	}
+	if n := mmaScratch(b, t, nh); scratch.Len() < n {
+		return fmt.Errorf("attention backward: scratch of %d elements, want %d", scratch.Len(), n)
+	}
+	p := x.path()
+	k := &p.backwardQueries
+	err := k.Launch(s, x.grid(k), dqkv.Arg(), scratch.Arg(), dout.Arg(), out.Arg(), lse.Arg(), qkv.Arg(),
+		spmd.I32(b), spmd.I32(t), spmd.I32(nh), spmd.I32(hs), spmd.F32(x.scale()))
+	if err != nil {
+		return err
+	}
+	k = &p.backwardKeys
+	return k.Launch(s, x.grid(k), dqkv.Arg(), scratch.Arg(), dout.Arg(), qkv.Arg(),
+		spmd.I32(b), spmd.I32(t), spmd.I32(nh), spmd.I32(hs), spmd.F32(x.scale()))
+}
+
+// mmaHost is a launch on the host: whole matrices of scores, head by head, products
+// in float32.
+type mmaHost struct {
+	spmd.Args
+	mmaShape
+	factor float32 // of the scores
+}
+
+// heads reads the shape, arguments from i on, and calls fn for each head with the
+// places of its first row in qkv and in out, and in lse.
+func (a *mmaHost) heads(i int, fn func(in, out, lse int)) {
+	a.b, a.t, a.nh, a.hs, a.factor = a.I32(i), a.I32(i+1), a.I32(i+2), a.I32(i+3), a.F32(i+4)
+	for b := range a.b {
+		for h := range a.nh {
+			row, column := b*a.t, h*a.hs
+			fn(row*3*a.width()+column, row*a.width()+column, (b*a.nh+h)*a.t)
+		}
+	}
+}
+
+// width is the length of a row of out.
+func (a *mmaHost) width() int { return a.nh * a.hs }
+
+// read returns the t rows of a head, widened; rows of argument i are stride apart.
+func (a *mmaHost) read(i, first, stride int) []float32 {
+	src, wide := spmd.ArgSlice[spmd.BF16](a.Args, i), make([]float32, a.t*a.hs)
+	for r := range a.t {
+		host.Widen(wide[r*a.hs:][:a.hs], src[first+r*stride:][:a.hs])
+	}
+	return wide
+}
+
+// write rounds the rows of a head into argument i.
+func (a *mmaHost) write(i, first, stride int, rows []float32) {
+	dst := spmd.ArgSlice[spmd.BF16](a.Args, i)
+	for r := range a.t {
+		host.Round(dst[first+r*stride:][:a.hs], rows[r*a.hs:][:a.hs])
+	}
+}
+
+// outer returns x yT of two heads' rows.
+func (a *mmaHost) outer(x, y []float32) []float32 {
+	s := make([]float32, a.t*a.t)
+	host.Gemm(false, true, a.t, a.t, a.hs, 1, x, a.hs, y, a.hs, 0, s, a.t)
+	return s
+}
+
+// weighted returns factor w x, or factor wT x, with w(t,t).
+func (a *mmaHost) weighted(transposed bool, factor float32, w, x []float32) []float32 {
+	y := make([]float32, a.t*a.hs)
+	host.Gemm(transposed, false, a.t, a.hs, a.t, factor, w, a.t, x, a.hs, 0, y, a.hs)
+	return y
+}
+
+// rows calls fn for each query, in parallel, with the first key that it does not see.
+func (a *mmaHost) rows(fn func(i, future int)) {
+	host.Parallel(a.t, max(1, 1<<14/a.t), func(lo, hi int) {
+		for i := lo; i < hi; i++ {
+			fn(i, i+1)
+		}
+	})
+}
+
+func mmaHostForward(a *mmaHost) {
+	a.heads(3, func(in, out, first int) {
+		lse := spmd.ArgSlice[float32](a.Args, 1)[first:]
+		c := a.width()
+		q, k, v := a.read(2, in, 3*c), a.read(2, in+c, 3*c), a.read(2, in+2*c, 3*c)
+		s := a.outer(q, k)
+		a.rows(func(i, future int) {
+			row := s[i*a.t:][:a.t]
+			top, sum := math.Inf(-1), 0.0
+			for _, x := range row[:future] {
+				top = math.Max(top, float64(a.factor*x))
+			}
+			for j, x := range row[:future] {
+				e := math.Exp(float64(a.factor*x) - top)
+				row[j] = float32(e)
+				sum += e
+			}
+			for j := range row[:future] {
+				row[j] /= float32(sum)
+			}
+			clear(row[future:])
+			lse[i] = float32(top + math.Log(sum))
+		})
+		a.write(0, out, c, a.weighted(false, 1, s, v))
+	})
+}
+
+// mmaHostBackwardQueries leaves lse and delta in argument 1, not in powers of 2 as
+// on a GPU.
+func mmaHostBackwardQueries(a *mmaHost) {
+	a.heads(6, func(in, out, first int) {
+		lse := spmd.ArgSlice[float32](a.Args, 4)[first:]
+		kept := spmd.ArgSlice[float32](a.Args, 1)[2*first:]
+		c := a.width()
+		d, o := a.read(2, out, c), a.read(3, out, c)
+		for i := range a.t {
+			kept[2*i] = lse[i]
+			kept[2*i+1] = float32(host.Dot(d[i*a.hs:][:a.hs], o[i*a.hs:][:a.hs]))
+		}
+		_, ds, _, k := a.gradients(5, in, d, kept)
+		a.write(0, in, 3*c, a.weighted(false, a.factor, ds, k))
+	})
+}
+
+func mmaHostBackwardKeys(a *mmaHost) {
+	a.heads(4, func(in, out, first int) {
+		kept := spmd.ArgSlice[float32](a.Args, 1)[2*first:]
+		c := a.width()
+		d := a.read(2, out, c)
+		p, ds, q, _ := a.gradients(3, in, d, kept)
+		a.write(0, in+c, 3*c, a.weighted(true, a.factor, ds, q))
+		a.write(0, in+2*c, 3*c, a.weighted(true, 1, p, d))
+	})
+}
+
+// gradients returns a head's probabilities, the gradients of its scores before they
+// are scaled, its queries and its keys, from qkv, argument i.
+func (a *mmaHost) gradients(i, in int, d, kept []float32) (p, ds, q, k []float32) {
+	c := a.width()
+	q, k = a.read(i, in, 3*c), a.read(i, in+c, 3*c)
+	p, ds = a.outer(q, k), a.outer(d, a.read(i, in+2*c, 3*c))
+	a.rows(func(i, future int) {
+		p, ds := p[i*a.t:][:a.t], ds[i*a.t:][:a.t]
+		for j := range future {
+			p[j] = float32(math.Exp(float64(a.factor*p[j] - kept[2*i])))
+			ds[j] = p[j] * (ds[j] - kept[2*i+1])
+		}
+		clear(p[future:])
+		clear(ds[future:])
+	})
+	return p, ds, q, k
+}

@@ -1,0 +1,252 @@
+package attention
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"lockstep/host"
+	"lockstep/spmd"
+	"lockstep/spmd/spmdtest"
+)
+
+func TestMMACompiles(t *testing.T) { spmdtest.CompileKernels(t) }
+
+// Lengths around the tiles, one head and several, both widths of tiles and heads that
+// do not fill them, and scores that reach far beyond what exp of float32 holds.
+func TestMMA(t *testing.T) {
+	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		for _, hs := range []int{64, 128} {
+			for _, n := range []int{1, 2, 63, 64, 65, 100, 127, 128, 129} {
+				testMMA(t, w, mmaShape{2, n, 3, hs}, 1)
+			}
+			testMMA(t, w, mmaShape{1, 1000, 2, hs}, 1)
+			testMMA(t, w, mmaShape{1, 1024, 1, hs}, 1)
+			testMMA(t, w, mmaShape{1, 200, 2, hs}, 6)
+		}
+		for _, hs := range []int{8, 16, 40, 80, 96} {
+			testMMA(t, w, mmaShape{1, 150, 2, hs}, 1)
+		}
+	})
+}
+
+func testMMA(t *testing.T, w *spmd.World, x mmaShape, scale float64) {
+	t.Helper()
+	const more = 24 // elements of each buffer behind those in use
+	n, rows := x.elements(), x.b*x.nh*x.t
+	rng := rand.New(rand.NewPCG(uint64(x.t), uint64(x.hs)))
+	normal := func(n int, scale float64) []spmd.BF16 {
+		r := make([]spmd.BF16, n)
+		for i := range r {
+			r[i] = spmd.ToBF16(float32(scale * rng.NormFloat64()))
+		}
+		return r
+	}
+	qkv, dout := normal(3*n, scale), normal(n, 1)
+
+	s, err := w.NewStream("attention")
+	must(t, err)
+	defer s.Close()
+	dqkvB, outB, lseB := poisoned[spmd.BF16](t, w, 3*n+more), poisoned[spmd.BF16](t, w, n+more), poisoned[float32](t, w, rows+more)
+	qkvB, doutB := poisoned[spmd.BF16](t, w, 3*n+more), poisoned[spmd.BF16](t, w, n+more)
+	scratch := poisoned[float32](t, w, mmaScratch(x.b, x.t, x.nh)+more)
+	must(t, qkvB.Slice(0, 3*n).CopyFrom(qkv))
+	must(t, doutB.Slice(0, n).CopyFrom(dout))
+	run := func() (out, dqkv []spmd.BF16, lse []float32) {
+		must(t, poison(outB))
+		must(t, poison(lseB))
+		must(t, poison(dqkvB))
+		must(t, poison(scratch))
+		must(t, mmaForward(s, outB, lseB, qkvB, x.b, x.t, x.nh, x.hs))
+		must(t, mmaBackward(s, dqkvB, doutB, outB, lseB, qkvB, scratch, x.b, x.t, x.nh, x.hs))
+		must(t, s.Synchronize())
+		out, dqkv, lse = make([]spmd.BF16, outB.Len()), make([]spmd.BF16, dqkvB.Len()), make([]float32, lseB.Len())
+		must(t, outB.CopyTo(out))
+		must(t, dqkvB.CopyTo(dqkv))
+		must(t, lseB.CopyTo(lse))
+		for _, v := range slices.Concat(out[n:], dqkv[3*n:]) {
+			if v != nanBF16 {
+				t.Fatalf("%+v: an element behind the shape was written", x)
+			}
+		}
+		return out[:n], dqkv[:3*n], lse[:rows]
+	}
+	out, dqkv, lse := run()
+
+	ref := newReference(x, qkv, dout, out)
+	differ := 0.0
+	for i, v := range lse {
+		if d := math.Abs(float64(v) - ref.lse[i]); !(d <= differ) {
+			differ = d
+		}
+	}
+	// The rounding of a score is that of its size.
+	if limit := 1e-3; !(differ < limit) {
+		t.Errorf("%+v: lse differs by %g, limit %g", x, differ, limit)
+	}
+	for _, c := range []struct {
+		name string
+		got  []float64
+		want []float64
+	}{
+		{"out", widen(out), ref.out},
+		{"dq", third(x, dqkv, 0), ref.dqkv[0]},
+		{"dk", third(x, dqkv, 1), ref.dqkv[1]},
+		{"dv", third(x, dqkv, 2), ref.dqkv[2]},
+	} {
+		// With one token dq and dk are 0, up to the rounding of two equal sums.
+		if d, size := distance(c.got, c.want); !(d < 1e-2*size+1e-6*math.Sqrt(float64(n))) {
+			t.Errorf("%+v scaled by %g: %s is %.3g from the reference of size %.3g", x, scale, c.name, d, size)
+		}
+	}
+	for range 3 {
+		out2, dqkv2, lse2 := run()
+		if !slices.Equal(out, out2) || !slices.Equal(dqkv, dqkv2) || !slices.Equal(lse, lse2) {
+			t.Errorf("%+v: another run on equal inputs gave other bits", x)
+		}
+	}
+}
+
+// reference is attention in float64, one query after the other.
+type reference struct {
+	out, lse []float64
+	dqkv     [3][]float64 // each as out
+}
+
+// newReference takes delta from out as the kernel rounded it, as backward is defined:
+// of few tokens the gradient of a score is a small difference of large sums.
+func newReference(x mmaShape, qkv, dout, out []spmd.BF16) *reference {
+	r := &reference{out: make([]float64, x.elements()), lse: make([]float64, x.b*x.nh*x.t)}
+	for i := range r.dqkv {
+		r.dqkv[i] = make([]float64, x.elements())
+	}
+	scale := 1 / math.Sqrt(float64(x.hs))
+	dot := func(x, y []float64) (sum float64) {
+		for i, v := range x {
+			sum += v * y[i]
+		}
+		return sum
+	}
+	add := func(to []float64, w float64, x []float64) {
+		for i, v := range x {
+			to[i] += w * v
+		}
+	}
+	q, k, v := third(x, qkv, 0), third(x, qkv, 1), third(x, qkv, 2)
+	d, o := widen(dout), widen(out)
+	host.Parallel(x.b*x.nh, 1, func(lo, hi int) {
+		for head := lo; head < hi; head++ {
+			row := func(a []float64, t int) []float64 {
+				return a[(((head/x.nh)*x.t+t)*x.nh+head%x.nh)*x.hs:][:x.hs]
+			}
+			for i := range x.t {
+				p := make([]float64, i+1)
+				top, sum := math.Inf(-1), 0.0
+				for j := range p {
+					p[j] = scale * dot(row(q, i), row(k, j))
+					top = max(top, p[j])
+				}
+				for j := range p {
+					p[j] = math.Exp(p[j] - top)
+					sum += p[j]
+				}
+				r.lse[head*x.t+i] = top + math.Log(sum)
+				delta := dot(row(d, i), row(o, i))
+				for j := range p {
+					p[j] /= sum
+					add(row(r.out, i), p[j], row(v, j))
+					ds := scale * p[j] * (dot(row(d, i), row(v, j)) - delta)
+					add(row(r.dqkv[0], i), ds, row(k, j))
+					add(row(r.dqkv[1], j), ds, row(q, i))
+					add(row(r.dqkv[2], j), p[j], row(d, i))
+				}
+			}
+		}
+	})
+	return r
+}
+
+// third is q, k or v of packed rows, as out lies.
+func third(x mmaShape, packed []spmd.BF16, which int) []float64 {
+	c := x.nh * x.hs
+	r := make([]float64, 0, x.elements())
+	for i := range x.b * x.t {
+		r = append(r, widen(packed[(3*i+which)*c:][:c])...)
+	}
+	return r
+}
+
+func widen(x []spmd.BF16) []float64 {
+	r := make([]float64, len(x))
+	for i, v := range x {
+		r[i] = float64(v.Float32())
+	}
+	return r
+}
+
+// distance is the norm of got - want, and of want.
+func distance(got, want []float64) (d, size float64) {
+	for i, w := range want {
+		d += (got[i] - w) * (got[i] - w)
+		size += w * w
+	}
+	return math.Sqrt(d), math.Sqrt(size)
+}
+
+const nanBF16 spmd.BF16 = 0x7fc0
+
+// poison fills b with NaN.
+func poison[T spmd.BF16 | float32](b spmd.Buffer[T]) error {
+	switch b := any(b).(type) {
+	case spmd.Buffer[spmd.BF16]:
+		return b.Fill(nanBF16)
+	case spmd.Buffer[float32]:
+		return b.Fill(float32(math.NaN()))
+	}
+	panic("no such type")
+}
+
+func poisoned[T spmd.BF16 | float32](t *testing.T, w *spmd.World, n int) spmd.Buffer[T] {
+	t.Helper()
+	b, err := spmd.Alloc[T](w, n)
+	must(t, err)
+	must(t, poison(b))
+	t.Cleanup(func() { must(t, b.Free()) })
+	return b
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// What the kernels do not have is refused before anything is enqueued.
+func TestMMARefuses(t *testing.T) {
+	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		s, err := w.NewStream("attention")
+		must(t, err)
+		defer s.Close()
+		const n = 2 * 8 * 64
+		half, full, lse := poisoned[spmd.BF16](t, w, n), poisoned[spmd.BF16](t, w, 3*n), poisoned[float32](t, w, 16)
+		scratch := poisoned[float32](t, w, mmaScratch(1, 8, 2))
+		for want, err := range map[string]error{
+			"heads of 136":          mmaForward(s, half, lse, full, 1, 1, 1, 136),
+			"heads of 12":           mmaForward(s, half, lse, full, 1, 1, 1, 12),
+			"a shape of (1,0,3,1":   mmaForward(s, half, lse, full, 1, 0, 1, 64),
+			"out has 1023 elements": mmaForward(s, half.Slice(0, n-1), lse, full, 1, 8, 2, 64),
+			"qkv 3071 and lse 16":   mmaForward(s, half, lse, full.Slice(0, 3*n-1), 1, 8, 2, 64),
+			"and lse 15":            mmaForward(s, half, lse.Slice(0, 15), full, 1, 8, 2, 64),
+			"scratch of 31":         mmaBackward(s, full, half, half, lse, full, scratch.Slice(0, 31), 1, 8, 2, 64),
+			"backward: out has 7 ":  mmaBackward(s, full, half.Slice(0, 7), half, lse, full, scratch, 1, 8, 2, 64),
+		} {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Error(fmt.Errorf("error %w, want one with %q", err, want))
+			}
+		}
+	})
+}
