@@ -596,19 +596,19 @@ extern "C" __global__ void __launch_bounds__(128, 2) mma_forward_64(bf16 *out, f
 }
 
 extern "C" __global__ void __launch_bounds__(128, 2) mma_forward_128(bf16 *out, float *lse, const bf16 *qkv, int B, int T, int heads, int hs, float scale) {
-	forward<128, 1, 4, 64, true>(out, lse, qkv, T, heads, hs, scale);
+	forward<128, 2, 4, 32, false>(out, lse, qkv, T, heads, hs, scale);
 }
 
-extern "C" __global__ void __launch_bounds__(128, 2) mma_backward_queries_64(bf16 *dqkv, float2 *rows, const bf16 *dout, const bf16 *out, const float *lse, const bf16 *qkv, int B, int T, int heads, int hs, float scale) {
-	backward_queries<64, 2, 4, 64, 32, true>(dqkv, rows, dout, out, lse, qkv, T, heads, hs, scale);
+extern "C" __global__ void __launch_bounds__(128, 4) mma_backward_queries_64(bf16 *dqkv, float2 *rows, const bf16 *dout, const bf16 *out, const float *lse, const bf16 *qkv, int B, int T, int heads, int hs, float scale) {
+	backward_queries<64, 1, 4, 64, 32, true>(dqkv, rows, dout, out, lse, qkv, T, heads, hs, scale);
 }
 
 extern "C" __global__ void __launch_bounds__(128, 2) mma_backward_queries_128(bf16 *dqkv, float2 *rows, const bf16 *dout, const bf16 *out, const float *lse, const bf16 *qkv, int B, int T, int heads, int hs, float scale) {
-	backward_queries<128, 1, 4, 64, 32, false>(dqkv, rows, dout, out, lse, qkv, T, heads, hs, scale);
+	backward_queries<128, 1, 4, 64, 32, true>(dqkv, rows, dout, out, lse, qkv, T, heads, hs, scale);
 }
 
 extern "C" __global__ void __launch_bounds__(128, 2) mma_backward_keys_64(bf16 *dqkv, const float2 *rows, const bf16 *dout, const bf16 *qkv, int B, int T, int heads, int hs, float scale) {
-	backward_keys<64, 1, 4, 64, 64, true>(dqkv, rows, dout, qkv, T, heads, hs, scale);
+	backward_keys<64, 2, 4, 64, 32, false>(dqkv, rows, dout, qkv, T, heads, hs, scale);
 }
 
 extern "C" __global__ void __launch_bounds__(128, 2) mma_backward_keys_128(bf16 *dqkv, const float2 *rows, const bf16 *dout, const bf16 *qkv, int B, int T, int heads, int hs, float scale) {

@@ -20,10 +20,13 @@ var mmaSource string
 // mmaMaxHead is the largest size of a head; every size is a multiple of mmaHeadStep.
 const mmaMaxHead, mmaHeadStep = 128, 8
 
+// mmaThreads is how many threads the blocks of all kernels have.
+const mmaThreads = 128
+
 // mmaKernel is a kernel whose blocks have rows queries or keys of a head.
 type mmaKernel struct {
 	*spmd.Kernel
-	rows, threads, shared int
+	rows, shared int
 }
 
 // mmaPath is the kernels for heads of up to width elements.
@@ -32,29 +35,31 @@ type mmaPath struct {
 	forward, backwardQueries, backwardKeys mmaKernel
 }
 
-// The sizes are those of the wrappers in mma.cu: rows of a block, tiles of its own and
-// of others' rows in shared memory.
+// The sizes are those of the wrappers in mma.cu, as newMMAKernel takes them.
 var mmaPaths = [...]mmaPath{
 	{
 		width:           64,
-		forward:         newMMAKernel("forward_64", 128, 128, 2*64*(128+4*64), mmaHostForward),
-		backwardQueries: newMMAKernel("backward_queries_64", 128, 128, 2*64*(2*128+4*64), mmaHostBackwardQueries),
-		backwardKeys:    newMMAKernel("backward_keys_64", 64, 128, 2*64*(2*64+4*64)+8*2*64, mmaHostBackwardKeys),
+		forward:         newMMAKernel("forward_64", 64, 1, 128, 64, mmaHostForward),
+		backwardQueries: newMMAKernel("backward_queries_64", 64, 2, 64, 64, mmaHostBackwardQueries),
+		backwardKeys:    newMMAKernel("backward_keys_64", 64, 2, 128, 64, mmaHostBackwardKeys),
 	},
 	{
 		width:           128,
-		forward:         newMMAKernel("forward_128", 64, 128, 2*128*(64+4*64), mmaHostForward),
-		backwardQueries: newMMAKernel("backward_queries_128", 64, 128, 2*128*(2*64+4*64), mmaHostBackwardQueries),
-		backwardKeys:    newMMAKernel("backward_keys_128", 64, 128, 2*128*(2*64+4*64)+8*2*64, mmaHostBackwardKeys),
+		forward:         newMMAKernel("forward_128", 128, 1, 128, 32, mmaHostForward),
+		backwardQueries: newMMAKernel("backward_queries_128", 128, 2, 64, 64, mmaHostBackwardQueries),
+		backwardKeys:    newMMAKernel("backward_keys_128", 128, 2, 64, 64, mmaHostBackwardKeys),
 	},
 }
 
-func newMMAKernel(name string, rows, threads, shared int, fn func(*mmaHost)) mmaKernel {
+// newMMAKernel declares a kernel of mma.cu whose blocks hold, in rows of width
+// elements, own matrices of rows rows, and of two more two tiles each, with 8 bytes
+// for each row of a tile.
+func newMMAKernel(name string, width, own, rows, tile int, fn func(*mmaHost)) mmaKernel {
 	k := spmd.NewKernel("mma_"+name, mmaSource, func(args spmd.Args) error {
 		fn(&mmaHost{Args: args})
 		return nil
 	})
-	return mmaKernel{k, rows, threads, shared}
+	return mmaKernel{k, rows, 2*width*(own*rows+2*2*tile) + 2*8*tile}
 }
 
 // mmaShape is what the kernels take behind their buffers.
@@ -71,7 +76,7 @@ func (x mmaShape) path() *mmaPath {
 
 func (x mmaShape) grid(k *mmaKernel) spmd.Grid {
 	tiles := (x.t + k.rows - 1) / k.rows
-	return spmd.Grid{Blocks: [3]int{x.b * x.nh * tiles, 1, 1}, Threads: [3]int{k.threads, 1, 1}, Shared: k.shared}
+	return spmd.Grid{Blocks: [3]int{x.b * x.nh * tiles, 1, 1}, Threads: [3]int{mmaThreads, 1, 1}, Shared: k.shared}
 }
 
 func (x mmaShape) scale() float32 { return float32(1 / math.Sqrt(float64(x.hs))) }
