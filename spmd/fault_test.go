@@ -121,6 +121,8 @@ func table() []mishap {
 		{name: "SIGTERM to a rank", within: 30 * time.Second, run: sleeps, steps: []step{{"ready", "rank", syscall.SIGTERM}}, cause: "ended by signal: terminated", want: []string{"rank={rank}", "host={host}"}},
 		{name: "SIGTERM to a rank that listens", within: 30 * time.Second, run: listens, args: everyLog, steps: []step{{"ready", "rank", syscall.SIGTERM}}, cause: "asked to end early", clean: true},
 		{name: "SIGUSR1 to mpirun", within: 30 * time.Second, run: listens, steps: []step{{"ready", "mpirun", syscall.SIGUSR1}}, cause: "asked to end early", clean: true},
+		{name: "SIGUSR1 at start", within: 30 * time.Second, run: listens, args: everyLog, before: asksAtStart, cause: "asked to end early, before the program listened", clean: true},
+		{name: "SIGUSR1 at start, nobody listens", within: 30 * time.Second, run: sleeps, before: asksAtStart, cause: "ended by signal: user defined signal 1", want: []string{"rank={rank}", "host={host}"}},
 		{name: "SIGTERM twice", within: 30 * time.Second, run: hears, args: everyLog, steps: []step{{"ready", "rank", syscall.SIGTERM}, {"asked to end early", "rank", syscall.SIGTERM}}, cause: "ended by signal: terminated", want: []string{"asked to end early", "rank={rank}"}},
 		{name: "SIGQUIT shows and goes on", within: 30 * time.Second, run: listens, args: everyLog,
 			steps: []step{{"ready", "rank", syscall.SIGQUIT}, {"\n---\n", "rank", syscall.SIGTERM}}, cause: "--- shown on request", want: []string{"spmd_test.listens", "host {host}"}, clean: true},
@@ -285,6 +287,14 @@ func die() {
 		panic(err)
 	}
 	select {}
+}
+
+// asksAtStart sends SIGUSR1 while MPI starts.
+func asksAtStart() {
+	when("cudampi.Start(", func() {
+		happens()
+		_ = syscall.Kill(os.Getpid(), syscall.SIGUSR1)
+	})
 }
 
 func oversleep() { time.Sleep(time.Hour) }

@@ -70,6 +70,8 @@ func Usage(err error) error {
 }
 
 func start(fs *pflag.FlagSet, run func(context.Context, *World) error, checks []func(int) error) int {
+	signals := make(chan os.Signal, 4)
+	signal.Notify(signals, syscall.SIGUSR1) // which Go would drop; what else comes during the start ends the process
 	var cfg Config
 	cfg.flags(fs)
 	j := launcher.Environment()
@@ -107,7 +109,7 @@ func start(fs *pflag.FlagSet, run func(context.Context, *World) error, checks []
 	w.logStart()
 	w.phase.Store("running")
 	defer w.serveLive(o)()
-	sig, err := w.supervise(o, run)
+	sig, err := w.supervise(o, signals, run)
 	switch {
 	case err == nil:
 		w.phase.Store("ending")
@@ -211,11 +213,10 @@ func speak(name string, rank int, err error) {
 func leaveToFirst(rank int) { time.Sleep(time.Duration(min(rank, 2)) * speakFirst) }
 
 // supervise calls run and watches over it: for signals, and for streams that fail
-// while run is blocked somewhere else.
-func (w *World) supervise(o *overseer, run func(context.Context, *World) error) (sig os.Signal, err error) {
-	signals := make(chan os.Signal, 4)
+// while run is blocked somewhere else. signals has those that came during the start.
+func (w *World) supervise(o *overseer, signals chan os.Signal, run func(context.Context, *World) error) (sig os.Signal, err error) {
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGQUIT)
-	early := &preemption{told: make(chan struct{})}
+	early := &preemption{told: make(chan struct{}), hears: make(chan struct{})}
 	defer func() {
 		if err == nil {
 			go w.leaveSignals(signals, early)
@@ -236,7 +237,9 @@ func (w *World) supervise(o *overseer, run func(context.Context, *World) error) 
 	}()
 
 	var end <-chan time.Time
-	failed := w.failed
+	failed, hears := w.failed, early.hears
+	var kept os.Signal // SIGUSR1, until the program listens or has had the time to
+	deaf := time.After(grace)
 	for {
 		select {
 		case err := <-done:
@@ -255,6 +258,18 @@ func (w *World) supervise(o *overseer, run func(context.Context, *World) error) 
 			failed = nil
 			cancel(w.failure)
 			end = time.After(grace / 5)
+		case <-hears:
+			hears, deaf = nil, nil
+			if kept != nil && early.take() {
+				w.Log.Warn().Str("signal", kept.String()).Msg("asked to end early, before the program listened")
+			}
+		case <-deaf:
+			hears, deaf = nil, nil
+			if kept != nil && sig == nil {
+				sig = kept
+				cancel(signalError(sig))
+				end = time.After(grace)
+			}
 		case s := <-signals:
 			switch {
 			case sig != nil:
@@ -264,6 +279,9 @@ func (w *World) supervise(o *overseer, run func(context.Context, *World) error) 
 				continue
 			case s != syscall.SIGINT && early.take():
 				w.Log.Warn().Str("signal", s.String()).Msg("asked to end early")
+				continue
+			case s == syscall.SIGUSR1 && deaf != nil:
+				kept = s
 				continue
 			}
 			sig = s
@@ -299,7 +317,8 @@ func signalError(s os.Signal) error { return fmt.Errorf("ended by signal: %v", s
 type preemption struct {
 	mu    sync.Mutex
 	told  chan struct{}
-	heard bool // the program listens
+	hears chan struct{} // closed when the program listens
+	heard bool          // it is
 	taken bool
 }
 
@@ -321,7 +340,8 @@ func (p *preemption) take() bool {
 // SIGUSR1, the warning that batch systems give before they take a job's machines.
 // From the first call on the first such signal does nothing else: the program saves
 // what it has and returns, on all ranks in the same step. A second one, and SIGINT,
-// end the job as without. ctx is what Main gave to run.
+// end the job as without. ctx is what Main gave to run. SIGUSR1 that comes before that call, during the start too,
+// waits for it, up to five seconds from the beginning of run.
 func Preempted(ctx context.Context) <-chan struct{} {
 	p, ok := ctx.Value(preemptionKey{}).(*preemption)
 	if !ok {
@@ -329,7 +349,10 @@ func Preempted(ctx context.Context) <-chan struct{} {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.heard = true
+	if !p.heard {
+		p.heard = true
+		close(p.hears)
+	}
 	return p.told
 }
 
