@@ -49,44 +49,54 @@ func Round[T elem.F16 | elem.BF16](dst []T, src []float32) {
 // GemmHalf is Gemm for matrices of 16-bit floats, with C of the same type or float32: the product and its sum with
 // beta C are taken in float32, and rounded once. It holds float32 copies of the 16-bit matrices while it runs.
 func GemmHalf[C float32 | elem.F16 | elem.BF16, T elem.F16 | elem.BF16](transA, transB bool, m, n, k int, alpha float32, a []T, lda int, b []T, ldb int, beta float32, c []C, ldc int) {
+	GemmHalfEpilogue(transA, transB, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, Epilogue[C]{})
+}
+
+// GemmHalfEpilogue is GemmHalf with an epilogue, which is computed in float32, too. It panics as GemmHalf does, and
+// where a slice of e does not fit.
+func GemmHalfEpilogue[C float32 | elem.F16 | elem.BF16, T elem.F16 | elem.BF16](transA, transB bool, m, n, k int, alpha float32, a []T, lda int, b []T, ldb int, beta float32, c []C, ldc int, e Epilogue[C]) {
 	rowsA, colsA := stored(transA, m, k)
 	rowsB, colsB := stored(transB, k, n)
 	checkMatrix("GemmHalf", "c", len(c), m, n, ldc)
-	if m == 0 || n == 0 {
-		return
-	}
-	var wideA, wideB []float32
-	if k == 0 || alpha == 0 { // a and b are not read
-		checkSizes("GemmHalf", "a", rowsA, colsA)
-		k = 0
-	} else {
+	e.check("GemmHalf", m, n, ldc)
+	checkSizes("GemmHalf", "a", rowsA, colsA)
+	product := k > 0 && alpha != 0 && m > 0 && n > 0 // else a and b are not read for it
+	var wideA []float32
+	if product || e.RowSums != nil {
 		checkMatrix("GemmHalf", "a", len(a), rowsA, colsA, lda)
-		checkMatrix("GemmHalf", "b", len(b), rowsB, colsB, ldb)
-		wa, wb := scratch(rowsA*colsA), scratch(rowsB*colsB)
+		wa := scratch(rowsA * colsA)
 		defer scratches.Put(wa)
-		defer scratches.Put(wb)
-		wideA, wideB = *wa, *wb
+		wideA = *wa
 		widenRows(wideA, a, rowsA, colsA, lda)
-		widenRows(wideB, b, rowsB, colsB, ldb)
 	}
-	if c, ok := any(c).([]float32); ok {
-		Gemm(transA, transB, m, n, k, alpha, wideA, colsA, wideB, colsB, beta, c, ldc)
-		return
-	}
-	wc := scratch(m * n)
-	defer scratches.Put(wc)
-	wideC := *wc
-	switch c := any(c).(type) {
-	case []T:
-		if beta != 0 {
-			widenRows(wideC, c, m, n, ldc)
+	multiply := func(c []float32, ldc int) { Gemm(false, false, m, n, 0, alpha, nil, 0, nil, n, beta, c, ldc) }
+	if product {
+		checkMatrix("GemmHalf", "b", len(b), rowsB, colsB, ldb)
+		wb := scratch(rowsB * colsB)
+		defer scratches.Put(wb)
+		widenRows(*wb, b, rowsB, colsB, ldb)
+		multiply = func(c []float32, ldc int) {
+			Gemm(transA, transB, m, n, k, alpha, wideA, colsA, *wb, colsB, beta, c, ldc)
 		}
-		Gemm(transA, transB, m, n, k, alpha, wideA, colsA, wideB, colsB, beta, wideC, n)
-		Parallel(m, rowGrain(n), func(lo, hi int) {
-			for i := lo; i < hi; i++ {
-				Round(c[i*ldc:i*ldc+n], wideC[i*n:(i+1)*n])
-			}
-		})
+	}
+	switch e := any(e).(type) {
+	case Epilogue[float32]:
+		c := any(c).([]float32)
+		multiply(c, ldc)
+		sumRows(e.RowSums, transA, k, wideA, colsA)
+		finish(&e, c, m, n, ldc)
+	case Epilogue[T]:
+		c := any(c).([]T)
+		wide := scratch(m * n)
+		defer scratches.Put(wide)
+		if beta != 0 {
+			widenRows(*wide, c, m, n, ldc)
+		}
+		multiply(*wide, n)
+		bias := fromHalf(e.Bias)
+		Parallel(m, rowGrain(n), func(lo, hi int) { finishHalf(&e, bias, *wide, c, lo, hi, n, ldc) })
+		intoHalf(e.RowSums, func(sum []float32) { sumRows(sum, transA, k, wideA, colsA) })
+		intoHalf(e.BiasGrad, func(sum []float32) { sumColumns(sum, *wide, m, n) })
 	default:
 		panic("host: GemmHalf: C is another 16-bit float than A and B")
 	}
@@ -94,6 +104,9 @@ func GemmHalf[C float32 | elem.F16 | elem.BF16, T elem.F16 | elem.BF16](transA, 
 
 // widenRows stores the (rows, cols) matrix src, its rows ld apart, in dst without gaps.
 func widenRows[T half](dst []float32, src []T, rows, cols, ld int) {
+	if cols == 0 {
+		return
+	}
 	Parallel(rows, rowGrain(cols), func(lo, hi int) {
 		for i := lo; i < hi; i++ {
 			Widen(dst[i*cols:(i+1)*cols], src[i*ld:i*ld+cols])

@@ -25,12 +25,36 @@ func MatrixOf[T GemmElem](b Buffer[T], rows, cols int) Matrix[T] {
 	return Matrix[T]{b, rows, cols, cols}
 }
 
-// GemmOpt says how Gemm and Gemv use their operands. The zero value is the plain
-// product.
+// GemmOpt says how Gemm and Gemv use their operands, and what Gemm does beside
+// storing the product. The zero value is the plain product.
+//
+// The operands from Bias on are buffers, given by Buffer.Arg, of C's type; the zero
+// Arg is none. They are an epilogue of the product, which costs little or nothing
+// where the product is in registers already. Possible are
+//
+//	Bias, Residual, or both
+//	Bias with Accumulate
+//	GELU, with or without Bias
+//	DGELU, with or without BiasGrad
+//	RowSums, with or without Accumulate
+//
+// all with TransA, TransB and Alpha; other combinations are refused. Gemv takes none.
+// A matrix among them is (m, n) with its rows as far apart as C's. What is written
+// (C, GELU, BiasGrad, RowSums) must not overlap any other operand, which is refused.
 type GemmOpt struct {
 	TransA, TransB bool    // use the transpose of A, of B
 	Alpha          float64 // factor of the product; 0 means 1
 	Accumulate     bool    // add to C, or y, instead of replacing it
+
+	Bias     Arg // n elements, added to every row
+	Residual Arg // matrix, added; it is read, not written
+	GELU     Arg // matrix: receives the value x that C without it would hold, and C is gelu(x)
+	DGELU    Arg // matrix, as GELU left it: C is the product times gelu'(DGELU)
+	BiasGrad Arg // n elements: receives the sums of C's columns
+	// RowSums, of m elements, receives the sums of the rows of op(A), without Alpha.
+	// With dW = dY' X, where A is dY, that is the gradient of the bias. It is replaced,
+	// with Accumulate too, which is about C alone.
+	RowSums Arg
 }
 
 // gemm is what a queued Gemm or Gemv needs beside the addresses.
@@ -41,6 +65,7 @@ type gemm struct {
 	lda, ldb, ldc int
 	ta, tb        bool
 	alpha, beta   float64
+	ops           operands // which of the command's arguments there are
 }
 
 // Gemm enqueues C = alpha op(A) op(B), or C += alpha op(A) op(B), on s, where
@@ -50,8 +75,12 @@ type gemm struct {
 //
 // C has the type of A and B, or is float32 where these are BF16 or F16; another
 // pair is refused. float32 is computed in float32; BF16 and F16 are multiplied and
-// summed in float32, C included, and rounded once.
-// Source: BLAS, sgemm and dgemm; cublasLt.h, cublasLtMatmul.
+// summed in float32, C included, and rounded once. gelu is GPT-2's,
+// gelu(x) = x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2. On a GPU a value of BF16
+// or F16 to which something is added, and one that gelu is taken of, may be rounded
+// twice, and gelu is within the rounding of the type; in float32 all is computed to
+// float32's accuracy.
+// Source: BLAS, sgemm and dgemm; cublasLt.h, cublasLtMatmul, cublasLtEpilogue_t.
 func Gemm[C, T GemmElem](s *Stream, c Matrix[C], a, b Matrix[T], o GemmOpt) error {
 	typ, ctyp := elem.Of[T](), elem.Of[C]()
 	if ctyp != typ && !(typ.Half() && ctyp == elem.Float32) {
@@ -79,8 +108,15 @@ func Gemm[C, T GemmElem](s *Stream, c Matrix[C], a, b Matrix[T], o GemmOpt) erro
 	}
 	cmd := command{call: call{kind: cmdGemm, typ: typ, dst: c.addr(), src: a.addr(), n: n, dblk: c.blk, sblk: a.blk}, xblk: b.blk,
 		gemm: gemm{ctyp: ctyp, third: b.addr(), m: m, k: k, cols: n, lda: a.Stride, ldb: b.Stride, ldc: c.Stride, ta: o.TransA, tb: o.TransB}}
-	cmd.gemm.scale(o)
-	return s.submit(&cmd, nil)
+	cmd.gemm.scale(&o)
+	if !o.extended() {
+		return s.submit(&cmd, nil)
+	}
+	args, err := o.epilogue(&cmd)
+	if err != nil {
+		return err
+	}
+	return s.submit(&cmd, args[:])
 }
 
 // Gemv enqueues y = alpha op(A) x, or y += alpha op(A) x, on s. y must not overlap
@@ -97,9 +133,12 @@ func Gemv[T float32 | float64](s *Stream, y Buffer[T], a Matrix[T], x Buffer[T],
 	if err := a.check("Gemv", "A"); err != nil {
 		return err
 	}
+	if o.extended() {
+		return fmt.Errorf("%s: Gemv: an epilogue is Gemm's", ccall.At())
+	}
 	cmd := command{call: call{kind: cmdGemv, typ: elem.Of[T](), dst: y.addr(), src: a.addr(), n: y.n, dblk: y.blk, sblk: a.blk}, xblk: x.blk,
 		gemm: gemm{third: x.addr(), m: a.Rows, cols: a.Cols, k: x.n, lda: a.Stride, ta: o.TransA}}
-	cmd.gemm.scale(o)
+	cmd.gemm.scale(&o)
 	return s.submit(&cmd, nil)
 }
 
@@ -111,7 +150,7 @@ func (m Matrix[T]) check(op, name string) error {
 	return nil
 }
 
-func (g *gemm) scale(o GemmOpt) {
+func (g *gemm) scale(o *GemmOpt) {
 	g.alpha = o.Alpha
 	if o.Alpha == 0 {
 		g.alpha = 1
@@ -129,17 +168,17 @@ func (c *command) blas() {
 	case c.kind == cmdGemv:
 		gemvAs[float64](c)
 	case c.typ == elem.Float32:
-		gemmAs(c, host.Gemm[float32])
+		gemmAs(c, host.GemmEpilogue[float32])
 	case c.typ == elem.Float64:
-		gemmAs(c, host.Gemm[float64])
+		gemmAs(c, host.GemmEpilogue[float64])
 	case c.typ == elem.BFloat16 && c.gemm.ctyp == elem.Float32:
-		gemmAs(c, host.GemmHalf[float32, BF16])
+		gemmAs(c, host.GemmHalfEpilogue[float32, BF16])
 	case c.typ == elem.BFloat16:
-		gemmAs(c, host.GemmHalf[BF16, BF16])
+		gemmAs(c, host.GemmHalfEpilogue[BF16, BF16])
 	case c.gemm.ctyp == elem.Float32:
-		gemmAs(c, host.GemmHalf[float32, F16])
+		gemmAs(c, host.GemmHalfEpilogue[float32, F16])
 	default:
-		gemmAs(c, host.GemmHalf[F16, F16])
+		gemmAs(c, host.GemmHalfEpilogue[F16, F16])
 	}
 }
 
@@ -150,7 +189,7 @@ func gemvAs[T float32 | float64](c *command) {
 }
 
 // gemmAs calls product, which computes in S, on matrices of T and C.
-func gemmAs[S float32 | float64, C, T GemmElem](c *command, product func(ta, tb bool, m, n, k int, alpha S, a []T, lda int, b []T, ldb int, beta S, c []C, ldc int)) {
+func gemmAs[S float32 | float64, C, T GemmElem](c *command, product func(ta, tb bool, m, n, k int, alpha S, a []T, lda int, b []T, ldb int, beta S, c []C, ldc int, e host.Epilogue[C])) {
 	g := &c.gemm
 	ar, ac, br, bc := g.m, g.k, g.k, g.cols
 	if g.ta {
@@ -160,7 +199,7 @@ func gemmAs[S float32 | float64, C, T GemmElem](c *command, product func(ta, tb 
 		br, bc = bc, br
 	}
 	product(g.ta, g.tb, g.m, g.cols, g.k, S(g.alpha), stored[T](c.src, ar, ac, g.lda), g.lda,
-		stored[T](g.third, br, bc, g.ldb), g.ldb, S(g.beta), stored[C](c.dst, g.m, g.cols, g.ldc), g.ldc)
+		stored[T](g.third, br, bc, g.ldb), g.ldb, S(g.beta), stored[C](c.dst, g.m, g.cols, g.ldc), g.ldc, hostEpilogue[C](c))
 }
 
 // stored is the memory of a matrix whose rows are ld apart.

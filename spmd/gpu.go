@@ -275,6 +275,9 @@ const defaultShared = 48 << 10
 // gemm runs a queued Gemm by cuBLASLt.
 func (g *gpu) gemm(q *gpuQueue, c *command, work unsafe.Pointer) error {
 	m := &c.gemm
+	if m.ops != 0 {
+		return fmt.Errorf("%s: Gemm: %v: on a GPU there is no epilogue", ccall.At(), m.ops)
+	}
 	p := cublas.Gemm{M: m.m, N: m.cols, K: m.k, TransA: m.ta, TransB: m.tb, LdA: m.lda, LdB: m.ldb, LdC: m.ldc,
 		AB: c.typ, C: m.ctyp, Alpha: m.alpha, Beta: m.beta}
 	return g.lt.Gemm(q.h, &p, c.dst, c.src, m.third, work, gemmWorkspace)

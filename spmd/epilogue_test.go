@@ -1,0 +1,342 @@
+package spmd_test
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"lockstep/spmd"
+	"lockstep/spmd/spmdtest"
+)
+
+// elemOf converts elements of T and knows how finely they are rounded.
+type elemOf[T spmd.GemmElem] struct {
+	to   func(float64) T
+	from func(T) float64
+	eps  float64 // of one rounding, or of sums in it
+}
+
+var (
+	inF32  = elemOf[float32]{func(x float64) float32 { return float32(x) }, func(x float32) float64 { return float64(x) }, 2e-6}
+	inF64  = elemOf[float64]{func(x float64) float64 { return x }, func(x float64) float64 { return x }, 1e-13}
+	inBF16 = elemOf[spmd.BF16]{func(x float64) spmd.BF16 { return spmd.ToBF16(float32(x)) }, func(x spmd.BF16) float64 { return float64(x.Float32()) }, 1.0 / 256}
+	inF16  = elemOf[spmd.F16]{func(x float64) spmd.F16 { return spmd.ToF16(float32(x)) }, func(x spmd.F16) float64 { return float64(x.Float32()) }, 1.0 / 2048}
+)
+
+// Every epilogue that is possible, against float64 by the definition: odd shapes and
+// such as libraries like, both transpositions, rows apart, factors, empty products;
+// what is written was NaN before. Each runs eagerly and, captured, twice in a graph.
+func TestGemmEpilogue(t *testing.T) {
+	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		testEpilogues(t, w, inF32, inF32)
+		testEpilogues(t, w, inF64, inF64)
+		testEpilogues(t, w, inBF16, inBF16)
+		testEpilogues(t, w, inF16, inF16)
+		testEpilogues(t, w, inF32, inBF16)
+		testEpilogues(t, w, inF32, inF16)
+	})
+}
+
+var epilogues = []string{"", "Accumulate", "Bias", "Bias Accumulate", "Residual", "Bias Residual", "GELU", "Bias GELU", "DGELU", "DGELU BiasGrad",
+	"RowSums", "RowSums Accumulate"}
+
+func testEpilogues[C, T spmd.GemmElem](t *testing.T, w *spmd.World, ec elemOf[C], et elemOf[T]) {
+	s := stream(t, w, "s")
+	defer func() { must(t, s.Close()) }()
+	r := rand.New(rand.NewPCG(1, 2))
+	for i, size := range [][3]int{{5, 7, 3}, {64, 128, 32}, {33, 40, 65}, {0, 3, 2}, {3, 0, 2}, {3, 2, 0}, {130, 72, 16}} {
+		for j, names := range epilogues {
+			for flags := range 8 {
+				if (i+j+flags)%2 == 0 { // half of them is enough
+					p := product[C, T]{m: size[0], n: size[1], k: size[2], names: names, alpha: 1, gap: flags & 4 * 2, ec: ec, et: et, r: r}
+					p.o.TransA, p.o.TransB = flags&1 != 0, flags&2 != 0
+					if flags >= 6 {
+						p.alpha, p.gap = 0.5, 3
+					}
+					p.run(t, w, s)
+				}
+			}
+		}
+	}
+}
+
+// product is one product with its operands, as they are before it.
+type product[C, T spmd.GemmElem] struct {
+	m, n, k int
+	names   string
+	alpha   float64
+	gap     int // beyond the width of a row
+	o       spmd.GemmOpt
+	ec      elemOf[C]
+	et      elemOf[T]
+	r       *rand.Rand
+}
+
+func (p *product[C, T]) has(name string) bool {
+	return strings.Contains(" "+p.names+" ", " "+name+" ")
+}
+
+// matrix returns rows of random numbers, and NaN between them; or NaN alone.
+func matrix[T spmd.GemmElem](r *rand.Rand, e elemOf[T], rows, n, ld int, random bool) []T {
+	x := make([]T, max(0, rows*ld))
+	for i := range x {
+		x[i] = e.to(math.NaN())
+		if random && i%ld < n {
+			x[i] = e.to(r.NormFloat64())
+		}
+	}
+	return x
+}
+
+func put[T spmd.GemmElem](t *testing.T, w *spmd.World, v []T) spmd.Buffer[T] {
+	t.Helper()
+	b := alloc[T](t, w, len(v))
+	must(t, b.CopyFrom(v))
+	return b
+}
+
+func take[T spmd.GemmElem](t *testing.T, b spmd.Buffer[T]) []T {
+	t.Helper()
+	v := make([]T, b.Len())
+	must(t, b.CopyTo(v))
+	return v
+}
+
+func (p *product[C, T]) run(t *testing.T, w *spmd.World, s *spmd.Stream) {
+	t.Helper()
+	rowsA, colsA, rowsB, colsB := p.m, p.k, p.k, p.n
+	if p.o.TransA {
+		rowsA, colsA = colsA, rowsA
+	}
+	if p.o.TransB {
+		rowsB, colsB = colsB, rowsB
+	}
+	lda, ldb, ldc := max(1, colsA)+p.gap, max(1, colsB)+p.gap, max(1, p.n)+p.gap
+	av, bv := matrix(p.r, p.et, rowsA, colsA, lda, true), matrix(p.r, p.et, rowsB, colsB, ldb, true)
+	old := matrix(p.r, p.ec, p.m, p.n, ldc, p.has("Accumulate"))
+	bias, residual := matrix(p.r, p.ec, 1, p.n, p.n, true), matrix(p.r, p.ec, p.m, p.n, ldc, true)
+	x := matrix(p.r, p.ec, p.m, p.n, ldc, p.has("DGELU"))
+	a, b, c := put(t, w, av), put(t, w, bv), put(t, w, old)
+	aux, biasBuf, res := put(t, w, x), put(t, w, bias), put(t, w, residual)
+	columns, rows := put(t, w, matrix(p.r, p.ec, 1, p.n, p.n, false)), put(t, w, matrix(p.r, p.ec, 1, p.m, p.m, false))
+	p.o.Alpha, p.o.Accumulate = p.alpha, p.has("Accumulate")
+	if p.has("Bias") {
+		p.o.Bias = biasBuf.Arg()
+	}
+	if p.has("Residual") {
+		p.o.Residual = res.Arg()
+	}
+	if p.has("GELU") {
+		p.o.GELU = aux.Arg()
+	}
+	if p.has("DGELU") {
+		p.o.DGELU = aux.Arg()
+	}
+	if p.has("BiasGrad") {
+		p.o.BiasGrad = columns.Arg()
+	}
+	if p.has("RowSums") {
+		p.o.RowSums = rows.Arg()
+	}
+	gemm := func() error {
+		return spmd.Gemm(s, spmd.Matrix[C]{Buffer: c, Rows: p.m, Cols: p.n, Stride: ldc}, spmd.Matrix[T]{Buffer: a, Rows: rowsA, Cols: colsA, Stride: lda},
+			spmd.Matrix[T]{Buffer: b, Rows: rowsB, Cols: colsB, Stride: ldb}, p.o)
+	}
+	what := fmt.Sprintf("%T from %T, %dx%dx%d, %q, %+v", *new(C), *new(T), p.m, p.n, p.k, p.names, p.o)
+	check := func() {
+		t.Helper()
+		must(t, s.Synchronize())
+		got, pre, colSums, rowSums := take(t, c), take(t, aux), take(t, columns), take(t, rows)
+		near := func(name string, i int, v C, want, size float64) {
+			t.Helper()
+			// What is added to a rounded product is rounded again, and the exponent may be another.
+			if d := math.Abs(p.ec.from(v) - want); !(d <= 3*p.ec.eps*(math.Abs(want)+0.05)+min(p.ec.eps, 2e-6)*size) {
+				t.Fatalf("%s: %s[%d] is %v, want %v", what, name, i, p.ec.from(v), want)
+			}
+		}
+		opA := func(i, l int) float64 {
+			if p.o.TransA {
+				i, l = l, i
+			}
+			return p.et.from(av[i*lda+l])
+		}
+		sums, sizes := make([]float64, p.n), make([]float64, p.n)
+		for i := range p.m {
+			sum, size := 0.0, 0.0
+			for l := range p.k {
+				sum += opA(i, l)
+				size += math.Abs(opA(i, l))
+			}
+			if p.has("RowSums") {
+				near("RowSums", i, rowSums[i], sum, size)
+			}
+			for j := range p.n {
+				at, v, size := i*ldc+j, 0.0, 1.0
+				for l := range p.k {
+					y := l*ldb + j
+					if p.o.TransB {
+						y = j*ldb + l
+					}
+					v += p.alpha * opA(i, l) * p.et.from(bv[y])
+					size += math.Abs(opA(i, l) * p.et.from(bv[y]))
+				}
+				rounded := math.Abs(v) // what may have been rounded on the way
+				if p.has("Accumulate") {
+					v += p.ec.from(old[at])
+				}
+				if p.has("Bias") {
+					v += p.ec.from(bias[j])
+				}
+				if p.has("Residual") {
+					v += p.ec.from(residual[at])
+				}
+				size += rounded * p.ec.eps / min(p.ec.eps, 2e-6)
+				if p.has("GELU") {
+					near("GELU", at, pre[at], v, size)
+					v = v / 2 * (1 + math.Tanh(math.Sqrt(2/math.Pi)*(v+0.044715*v*v*v)))
+				}
+				if p.has("DGELU") {
+					x := p.ec.from(x[at])
+					th := math.Tanh(math.Sqrt(2/math.Pi) * (x + 0.044715*x*x*x))
+					v *= (1+th)/2 + x/2*(1-th*th)*math.Sqrt(2/math.Pi)*(1+3*0.044715*x*x)
+				}
+				near("C", at, got[at], v, size)
+				sums[j] += v
+				sizes[j] += size
+			}
+		}
+		for j := range p.n {
+			if p.has("BiasGrad") {
+				near("BiasGrad", j, colSums[j], sums[j], sizes[j])
+			}
+		}
+		for i := range got {
+			if i%ldc >= p.n && !(math.IsNaN(p.ec.from(got[i])) && (math.IsNaN(p.ec.from(pre[i])))) {
+				t.Fatalf("%s: element %d, between the rows, was written", what, i)
+			}
+		}
+	}
+	poison := func() {
+		t.Helper()
+		must(t, c.CopyFrom(old))
+		nan := p.ec.to(math.NaN())
+		must(t, columns.Fill(nan))
+		must(t, rows.Fill(nan))
+		if p.has("GELU") {
+			must(t, aux.Fill(nan))
+		}
+	}
+	if err := gemm(); err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+	check()
+	poison()
+	g, err := s.Capture(func() error { return gemm() })
+	must(t, err)
+	for range 2 {
+		poison()
+		must(t, g.Launch(s))
+		check()
+	}
+	must(t, g.Close())
+	for _, free := range []func() error{a.Free, b.Free, c.Free, aux.Free, biasBuf.Free, res.Free, columns.Free, rows.Free} {
+		must(t, free())
+	}
+}
+
+func TestGemmEpilogueRefused(t *testing.T) {
+	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		s := stream(t, w, "s")
+		mem := alloc[float32](t, w, 100)
+		c, a, b := spmd.MatrixOf(mem.Slice(0, 6), 2, 3), spmd.MatrixOf(mem.Slice(10, 18), 2, 4), spmd.MatrixOf(mem.Slice(20, 32), 4, 3)
+		n3, n2, matrix := mem.Slice(40, 43).Arg(), mem.Slice(43, 45).Arg(), mem.Slice(50, 56).Arg()
+		gone := alloc[float32](t, w, 3)
+		must(t, gone.Free())
+		gemm := func(o spmd.GemmOpt) error { return spmd.Gemm(s, c, a, b, o) }
+		for want, o := range map[string]spmd.GemmOpt{
+			"Bias is a buffer of 2 float32, for this C it is a buffer of 3 float32":    {Bias: n2},
+			"RowSums is a buffer of 3 float32, for this C it is a buffer of 2 float32": {RowSums: n3},
+			"BiasGrad is a buffer of 2 float32":                                        {DGELU: matrix, BiasGrad: n2},
+			"GELU has 3 elements, 2x3 with rows 3 apart, as C's, needs 6":              {GELU: n3},
+			"Residual has 3 elements":                                                  {Residual: n3},
+			"DGELU is a buffer of 6 bfloat16, for this C it is a buffer of 6 float32":  {DGELU: alloc[spmd.BF16](t, w, 6).Arg()},
+			"Bias is int32": {Bias: spmd.I32(3)},
+			"Bias, GELU with Accumulate: an epilogue is": {Bias: n3, GELU: matrix, Accumulate: true},
+			"BiasGrad: an epilogue is":                   {BiasGrad: n3},
+			"Bias, RowSums: an epilogue is":              {Bias: n3, RowSums: n2},
+			"Residual, DGELU: an epilogue is":            {DGELU: matrix, Residual: mem.Slice(60, 66).Arg()},
+			"Residual with Accumulate: an epilogue is":   {Residual: matrix, Accumulate: true},
+			"C, which is written, overlaps Residual":     {Residual: mem.Slice(5, 11).Arg()},
+			"C, which is written, overlaps Bias":         {Bias: mem.Slice(5, 8).Arg()},
+			"GELU, which is written, overlaps A":         {GELU: mem.Slice(17, 23).Arg()},
+			"GELU, which is written, overlaps B":         {GELU: mem.Slice(18, 24).Arg()},
+			"RowSums, which is written, overlaps A":      {RowSums: mem.Slice(10, 12).Arg()},
+			"BiasGrad, which is written, overlaps DGELU": {DGELU: matrix, BiasGrad: mem.Slice(53, 56).Arg()},
+			"was freed": {Bias: gone.Arg()},
+		} {
+			if err := gemm(o); !strings.Contains(fmt.Sprint(err), want) || !strings.Contains(fmt.Sprint(err), "spmd/epilogue_test.go:") && want != "was freed" {
+				t.Errorf("error %v, want %q in it", err, want)
+			}
+		}
+		if err := spmd.Gemv(s, mem.Slice(0, 2), a, mem.Slice(60, 64), spmd.GemmOpt{Bias: n2}); !strings.Contains(fmt.Sprint(err), "Gemv: an epilogue is Gemm's") {
+			t.Error(err)
+		}
+		// Side by side in the rows of one matrix nothing overlaps; one further on it does.
+		wide := alloc[float32](t, w, 32)
+		left := spmd.Matrix[float32]{Buffer: wide.Slice(0, 32), Rows: 4, Cols: 3, Stride: 8}
+		four := spmd.MatrixOf(mem.Slice(60, 76), 4, 4)
+		must(t, spmd.Gemm(s, left, four, b, spmd.GemmOpt{GELU: wide.Slice(3, 30).Arg()}))
+		must(t, s.Synchronize())
+		for _, at := range []int{2, 6} {
+			if err := spmd.Gemm(s, left, four, b, spmd.GemmOpt{GELU: wide.Slice(at, 32).Arg()}); at == 2 && !strings.Contains(fmt.Sprint(err), "C, which is written, overlaps GELU") {
+				t.Errorf("at %d: %v", at, err)
+			}
+		}
+		// A graph keeps account of what its products point into.
+		bias := alloc[float32](t, w, 3)
+		g, err := s.Capture(func() error { return gemm(spmd.GemmOpt{Bias: bias.Arg()}) })
+		must(t, err)
+		must(t, bias.Free())
+		if err := g.Launch(s); !strings.Contains(fmt.Sprint(err), "the graph still uses it") {
+			t.Error(err)
+		}
+	})
+}
+
+// A product with an epilogue allocates nothing once its stream has run one.
+func TestGemmEpilogueNoAllocation(t *testing.T) {
+	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		s := stream(t, w, "s")
+		a, b, c := alloc[spmd.BF16](t, w, 16*32), alloc[spmd.BF16](t, w, 32*64), alloc[spmd.BF16](t, w, 16*64)
+		bias, aux := alloc[spmd.BF16](t, w, 64), alloc[spmd.BF16](t, w, 16*64)
+		for name, o := range map[string]spmd.GemmOpt{"plain": {}, "GELU": {Bias: bias.Arg(), GELU: aux.Arg()}} {
+			gemm := func() {
+				if err := spmd.Gemm(s, spmd.MatrixOf(c, 16, 64), spmd.MatrixOf(a, 16, 32), spmd.MatrixOf(b, 32, 64), o); err != nil {
+					t.Error(err)
+				}
+			}
+			gemm()
+			release := make(chan struct{})
+			if w.OnHost() { // only what the caller allocates counts, once the queue has its length
+				grown := make(chan struct{})
+				must(t, s.HostFunc(func() error { <-grown; return nil }))
+				for range 120 {
+					gemm()
+				}
+				close(grown)
+				for range 300 {
+					gemm()
+					must(t, s.Synchronize())
+				}
+				must(t, s.HostFunc(func() error { <-release; return nil }))
+			}
+			if got := testing.AllocsPerRun(100, gemm); got != 0 {
+				t.Errorf("%s: %v allocations", name, got)
+			}
+			close(release)
+			must(t, s.Synchronize())
+		}
+	})
+}
