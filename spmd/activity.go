@@ -69,7 +69,7 @@ func callOf(what uint64, n int64) call {
 }
 
 var kindNames = map[cmdKind]string{
-	cmdCopy: "Copy", cmdFill: "Fill", cmdKernel: "kernel", cmdGemm: "Gemm", cmdGemv: "Gemv", cmdFunc: "HostFunc",
+	cmdCopy: "Copy", cmdFill: "Fill", cmdKernel: "kernel", cmdLibrary: "library", cmdGemm: "Gemm", cmdGemv: "Gemv", cmdFunc: "HostFunc",
 	cmdRecord: "Record", cmdWait: "Wait", cmdGraph: "graph",
 	cmdAllReduce: "AllReduce", cmdReduce: "Reduce", cmdBroadcast: "Broadcast", cmdAllGather: "AllGather",
 	cmdReduceScatter: "ReduceScatter", cmdAllToAll: "AllToAll", cmdGather: "Gather", cmdScatter: "Scatter",

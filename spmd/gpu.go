@@ -248,6 +248,8 @@ func (g *gpu) prepare(w *World, c *command) error {
 	switch {
 	case k != nil && k.on(g) == nil:
 		open = func() error { _, err := g.function(k); return err }
+	case c.kind == cmdLibrary && !c.lib.called.Load():
+		open = func() error { c.lib.called.Store(true); return nil }
 	case c.kind == cmdGemm && !g.hasLt.Load():
 		open = g.openLt
 	case c.kind == cmdGemv && !g.hasGemv.Load():

@@ -26,6 +26,7 @@ type gpuQueue struct {
 	fail  atomic.Pointer[fail] // the first failure
 	mu    sync.Mutex
 	marks []*mark // events on their way, in order
+	args  []Arg   // of the Library being called
 	// capturing keeps events of the queue's own out of a graph.
 	capturing bool
 	closed    bool

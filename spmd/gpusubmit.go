@@ -104,6 +104,8 @@ func (c *command) scratchBytes() int {
 	switch {
 	case c.kind == cmdGemm || c.kind == cmdGemv:
 		return gemmWorkspace
+	case c.kind == cmdLibrary:
+		return c.n
 	case c.kind == cmdGroup:
 		n := c.listBytes()
 		for i := range c.group.cmds {
@@ -130,6 +132,8 @@ func (q *gpuQueue) issue(c *command, args []Arg, work unsafe.Pointer) error {
 		return q.fill(c)
 	case cmdKernel:
 		return q.launch(c.kernel, c.grid, args)
+	case cmdLibrary:
+		return q.libraryCall(c, args, work)
 	case cmdGemm:
 		return q.g.gemm(q, c, work)
 	case cmdGemv:

@@ -19,6 +19,7 @@ type Graph struct {
 	turns  uint64 // commands that enter MPI
 	blocks []*block
 	comms  []*commState
+	libs   []*Library
 	last   point // the end of the stream that Launch was last called on
 	closed bool
 	owned  []*block // scratch of its commands
@@ -266,6 +267,9 @@ func (g *Graph) refer(c *command, args []Arg) {
 			add(c.group.cmds[i].sblk)
 		}
 	}
+	if c.lib != nil && !slices.Contains(g.libs, c.lib) {
+		g.libs = append(g.libs, c.lib)
+	}
 	if c.comm != nil && !slices.Contains(g.comms, c.comm) {
 		g.comms = append(g.comms, c.comm)
 	}
@@ -276,8 +280,8 @@ func (g *Graph) refer(c *command, args []Arg) {
 // the same time as it does. Replays of one graph never overlap. Where the graph
 // holds collectives every rank launches it, in the same order.
 //
-// It fails when the graph or a communicator in it is closed, or a buffer it uses
-// has been freed.
+// It fails when the graph, or a communicator or a Library in it, is closed, or a buffer
+// it uses has been freed.
 func (g *Graph) Launch(s *Stream) error {
 	if s.w != g.w {
 		return fmt.Errorf("%s: Launch: the graph belongs to another world than stream %q", ccall.At(), s.name)
@@ -293,6 +297,11 @@ func (g *Graph) Launch(s *Stream) error {
 	for _, st := range g.comms {
 		if st.freed {
 			return fmt.Errorf("%s: Launch: the graph holds collectives of a communicator that is closed", ccall.At())
+		}
+	}
+	for _, l := range g.libs {
+		if l.closed.Load() {
+			return fmt.Errorf("%s: Launch: the graph holds calls of %s, which is closed", ccall.At(), l.name)
 		}
 	}
 	if s.cap != nil {

@@ -19,6 +19,7 @@ const (
 	cmdCopy cmdKind = iota
 	cmdFill
 	cmdKernel
+	cmdLibrary
 	cmdGemm
 	cmdGemv
 	cmdFunc
@@ -86,6 +87,7 @@ type command struct {
 	at     point  // what cmdWait waits for; where cmdRecord is
 	ticket uint64
 	kernel *Kernel
+	lib    *Library
 	grid   Grid
 	args   []Arg
 	gemm   gemm
@@ -273,6 +275,8 @@ func (c *command) run() error {
 		fillAs(c.typ, c.dst, c.n, c.bits)
 	case cmdKernel:
 		return guard(func() error { return c.kernel.host(Args{c.args}) })
+	case cmdLibrary:
+		return guard(func() error { return c.lib.host(Args{c.args}) })
 	case cmdGemm, cmdGemv:
 		return guard(func() error { c.blas(); return nil })
 	case cmdFunc:

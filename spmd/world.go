@@ -70,7 +70,8 @@ type World struct {
 	comms   []*commState
 	streams []*Stream
 	graphs  []*Graph
-	events  []*Event // that hold an event of the GPU
+	events  []*Event        // that hold an event of the GPU
+	closers []*func() error // of AtClose
 	closed  bool
 
 	failOnce sync.Once
@@ -468,8 +469,8 @@ func (w *World) drain() error {
 	return err
 }
 
-// Close takes the world down in the order graphs, communicators, streams, memory,
-// the GPU, MPI. It waits for the streams; where one has failed it returns the errors of all
+// Close takes the world down in the order graphs, communicators, streams, what AtClose
+// was given, memory, the GPU, MPI. It waits for the streams; where one has failed it returns the errors of all
 // of them, and of several ranks leaves the rest as it is, since the others may be
 // waiting for what this one did not do: end the job then. A second Close does
 // nothing.
@@ -507,7 +508,7 @@ func (w *World) Close() error {
 	for _, s := range w.streams {
 		err = errors.Join(err, s.q.close())
 	}
-	err = errors.Join(err, w.closeMemory())
+	err = errors.Join(err, w.runClosers(), w.closeMemory())
 	if w.json != nil {
 		err = errors.Join(err, w.json.Close())
 	}

@@ -80,11 +80,11 @@ func (h *Handle) NewAttention(s Shape, deterministic bool) (*Attention, error) {
 
 // layouts are what the tensors of both passes look like.
 type layouts struct {
-	half                            int32
-	heads, headsT                   [4]int64 // (B, NH, T, HS), and with the last two changed places
-	qkv, qkvT, out                  [4]int64 // strides
-	scores, scoresAt, scoresT, lseT [4]int64
-	lse, lseAt                      [4]int64
+	half                      int32
+	heads, headsT             [4]int64 // (B, NH, T, HS), and with the last two changed places
+	qkv, qkvT, out            [4]int64 // strides
+	scores, scoresAt, scoresT [4]int64
+	lse, lseAt                [4]int64
 }
 
 func (s Shape) layouts() layouts {

@@ -8,12 +8,11 @@ import (
 
 // graph is a computation under construction. The first failure is kept: what follows it does nothing.
 type graph struct {
-	h    handle
-	all  []descriptor // in the order in which they were made
-	ops  []descriptor
-	ids  int64
-	err  error
-	half int32 // the type of the 16-bit tensors
+	h   handle
+	all []descriptor // in the order in which they were made
+	ops []descriptor
+	ids int64
+	err error
 }
 
 // tensor is an operand or an intermediate result of a graph, always of four dimensions.

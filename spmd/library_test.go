@@ -1,0 +1,179 @@
+package spmd_test
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"lockstep/spmd"
+	"lockstep/spmd/spmdtest"
+)
+
+// reverse is a library that turns the halves of src round, by way of its workspace.
+func reverse(fail error) *spmd.Library {
+	return spmd.NewLibrary("reverse", func(c spmd.LibraryCall) error {
+		if fail != nil {
+			return fail
+		}
+		dst, src, half := c.Pointer(0), c.Pointer(1), 4*c.I64(2)
+		return errors.Join(c.Stream.Fill(c.Workspace, 1, 0xff, c.Bytes), c.Stream.Copy(c.Workspace, src, 2*half),
+			c.Stream.Copy(dst, unsafe.Add(c.Workspace, half), half), c.Stream.Copy(unsafe.Add(dst, half), c.Workspace, half))
+	}, func(a spmd.Args) error {
+		if fail != nil {
+			return fail
+		}
+		dst, src, half := spmd.ArgSlice[float32](a, 0), spmd.ArgSlice[float32](a, 1), a.I64(2)
+		old := slices.Clone(src)
+		copy(dst, old[half:2*half])
+		copy(dst[half:], old[:half])
+		return nil
+	})
+}
+
+func TestLibrary(t *testing.T) { spmdtest.Run(t, []int{1, 3}, testLibrary) }
+
+func testLibrary(t *testing.T, w *spmd.World) {
+	s := stream(t, w, "s")
+	const half = 700
+	x, y := alloc[float32](t, w, 2*half), alloc[float32](t, w, 2*half)
+	v := make([]float32, 2*half)
+	for i := range v {
+		v[i] = float32(i)
+	}
+	turned := append(slices.Clone(v[half:]), v[:half]...)
+	must(t, x.CopyFrom(v))
+	holds := func(b spmd.Buffer[float32], want []float32) {
+		t.Helper()
+		got := make([]float32, 2*half)
+		must(t, s.Synchronize())
+		must(t, b.CopyTo(got))
+		if !slices.Equal(got, want) {
+			t.Errorf("got %v..., want %v...", got[:3], want[:3])
+		}
+	}
+	l := reverse(nil)
+	call := func() error { return l.Call(s, 8*half, y.Arg(), x.Arg(), spmd.I64(half)) }
+	must(t, call())
+	holds(y, turned)
+
+	// In a graph: with others of its stream, each replay anew.
+	g, err := s.Capture(func() error {
+		return errors.Join(spmd.Fill(s, y, -1), call(), l.Call(s, 8*half, x.Arg(), y.Arg(), spmd.I64(half)))
+	})
+	must(t, err)
+	must(t, y.Fill(0))
+	for range 3 {
+		must(t, g.Launch(s))
+		holds(y, turned)
+		holds(x, v)
+	}
+
+	// What is refused, on the spot.
+	refused := func(err error, parts ...string) {
+		t.Helper()
+		for _, part := range append(parts, "reverse", "spmd/library_test.go:") {
+			if err == nil || !strings.Contains(err.Error(), part) {
+				t.Errorf("got %v, want %q", err, part)
+			}
+		}
+	}
+	refused(l.Call(s, -1, y.Arg(), x.Arg(), spmd.I64(half)), "workspace of -1 bytes")
+	refused(spmd.NewLibrary("reverse", nil, nil).Call(s, 0), "only")
+	gone := alloc[float32](t, w, 3)
+	must(t, gone.Free())
+	if err := l.Call(s, 8*half, gone.Arg(), x.Arg(), spmd.I64(1)); err == nil || !strings.Contains(err.Error(), "freed") {
+		t.Errorf("a freed buffer: %v", err)
+	}
+	holds(y, turned) // the stream goes on
+
+	// A buffer of a graph may not be freed, and its libraries not be closed.
+	l.Close()
+	refused(call(), "closed")
+	refused(g.Launch(s), "closed")
+	must(t, g.Close())
+}
+
+// What a library fails with is an error: of the call on a GPU, of the stream on the host.
+func TestLibraryFails(t *testing.T) {
+	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		s, err := w.NewStream("failing")
+		must(t, err)
+		b := alloc[float32](t, w, 2)
+		fault := errors.New("no such plan")
+		err = reverse(fault).Call(s, 0, b.Arg(), b.Arg(), spmd.I64(1))
+		if w.OnHost() {
+			must(t, err)
+			err = s.Synchronize()
+		}
+		if !errors.Is(err, fault) {
+			t.Errorf("got %v, want %v", err, fault)
+		}
+		if w.OnHost() {
+			if err := s.Close(); !errors.Is(err, fault) {
+				t.Errorf("Close: %v", err)
+			}
+		}
+	})
+}
+
+func TestLibraryAllocations(t *testing.T) { spmdtest.Run(t, []int{1}, libraryAllocations) }
+
+func libraryAllocations(t *testing.T, w *spmd.World) {
+	s := stream(t, w, "s")
+	x := alloc[float32](t, w, 64)
+	l := reverse(nil)
+	if w.OnHost() {
+		l = spmd.NewLibrary("nothing", nil, func(spmd.Args) error { return nil })
+	}
+	if n := testing.AllocsPerRun(100, func() {
+		for range 8 {
+			if err := l.Call(s, 256, x.Arg(), x.Arg(), spmd.I64(32)); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := s.Synchronize(); err != nil {
+			t.Error(err)
+		}
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+// What was opened for the GPU is closed after graphs and before memory and the context,
+// the last first; what was taken back is not.
+func TestAtClose(t *testing.T) {
+	spmdtest.Run(t, []int{1, 2}, func(t *testing.T, w *spmd.World) {
+		var order []int
+		fault := errors.New("could not be closed")
+		w.AtClose(func() error { order = append(order, 1); return fault })
+		cancel := w.AtClose(func() error { order = append(order, 2); return nil })
+		w.AtClose(func() error { order = append(order, 3); return nil })
+		cancel()
+		if err := w.Close(); !errors.Is(err, fault) {
+			t.Errorf("Close: %v, want %v", err, fault)
+		}
+		if want := []int{3, 1}; !slices.Equal(order, want) {
+			t.Errorf("called %v, want %v", order, want)
+		}
+	})
+}
+
+// gpuLibrary is what only the driver's log shows.
+func gpuLibrary(t *testing.T, w *spmd.World) {
+	testLibrary(t, w)
+	w.AtClose(func() error {
+		for _, line := range newCalls(t, "cuGraphExecDestroy", "cuMemFree", "cuDevicePrimaryCtxRelease") {
+			if !strings.HasPrefix(line, "cuGraphExecDestroy") {
+				t.Errorf("before what was registered is closed: %s", line)
+			}
+		}
+		return nil
+	})
+	newCalls(t)
+	must(t, w.Close())
+	if len(newCalls(t, "cuMemFree")) == 0 {
+		t.Error("no memory is freed after it")
+	}
+}
