@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"lockstep/internal/fakelib"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
@@ -48,6 +49,7 @@ type mishap struct {
 	rare   bool // only counted, by make test-faults: mpirun itself does not always end
 	args   []string
 	before func()                                                      // on the victim, before it is a rank
+	double string                                                      // source of a library that goes before MPI's, on all ranks
 	run    func(ctx context.Context, w *spmd.World, victim bool) error // then all ranks wait for each other
 	steps  []step
 
@@ -104,6 +106,8 @@ func table() []mishap {
 			want: []string{missing, "rank {rank} (host {host}, pid {pid}): running, at spmd/fault_test.go:", "[sleep]", "spmd_test.oversleep", "AllReduce of 1000 float32 (sum)", `stream "work"`}},
 		{name: "asleep in a goroutine", within: hang, args: hangFlag, run: asleepAside, cause: hung, want: []string{missing, "another goroutine at spmd/fault_test.go:", "[sleep]"}},
 		{name: "asleep while others end", gpu: true, within: hang, args: hangFlag, run: stays, cause: hung, want: []string{"the program has ended here, and not on every rank", "spmd_test.oversleep", "rank {rank} (host {host}, pid {pid})"}},
+		{name: "stopped at the end of MPI", within: hang, args: hangFlag, double: "stopsatend.c", cause: hung, want: []string{"the program has ended here, and not on every rank", "rank {rank} (host {host}, pid {pid}): does not answer; its process is T (stopped)"}},
+		{name: "rank 0 stopped at the end of MPI", within: hang, first: true, args: hangFlag, double: "stopsatend.c", cause: hung, want: []string{"the program has ended here, and not on every rank", "rank {rank} (host {host}, pid {pid}): does not answer; its process is T (stopped)"}},
 		{name: "a message that does not come", ranks: 4, within: hang, args: hangFlag, run: unsent, cause: hung, want: []string{"NOT ARRIVED: ranks 0, {rank}", "rank 0 waits in Recv of 7 int32 from rank {rank}", "[sleep]"}},
 		{name: "a host function that never returns", within: hang, args: hangFlag, run: endless, cause: hung, want: []string{missing, `stream "endless": 1 commands wait, the first is HostFunc from spmd/fault_test.go:`}},
 
@@ -638,7 +642,12 @@ func (f *mishap) happen(t *testing.T) (took time.Duration, said string, err erro
 	ctx, cancel := context.WithTimeout(t.Context(), start+f.within+faultSlack)
 	defer cancel()
 	marker := faultEnv + "=" + dir
-	cmd := spmdtest.Command(ctx, t, f.size(), []string{appEnv + "=fault " + f.name, marker, "TMPDIR=" + temp}, f.args...)
+	env := []string{appEnv + "=fault " + f.name, marker, "TMPDIR=" + temp}
+	if f.double != "" {
+		lib := fakelib.Build(t, dir, "libdouble.so", filepath.Join("testdata", f.double))
+		env = append(env, strings.TrimSpace("LD_PRELOAD="+lib+" "+os.Getenv("LD_PRELOAD")), fmt.Sprintf("%s_RANK=%d", faultEnv, f.victim()))
+	}
+	cmd := spmdtest.Command(ctx, t, f.size(), env, f.args...)
 	out := &transcript{news: make(chan struct{}, 1)}
 	cmd.Stdout, cmd.Stderr = out, out
 	if err := cmd.Start(); err != nil {

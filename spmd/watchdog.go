@@ -243,7 +243,7 @@ func (o *overseer) look() {
 				}
 			}
 			if at := o.since.Load(); at != 0 && now.Sub(time.Unix(0, at)) > limit {
-				o.hang(fmt.Sprintf("the program has ended here, and not on every rank in %v", limit))
+				o.notEnded()
 				return
 			}
 		}
@@ -251,6 +251,10 @@ func (o *overseer) look() {
 }
 
 func (o *overseer) hang(what string) { o.fail(watch.KindHang, exitFailed, "this job hangs: "+what) }
+
+func (o *overseer) notEnded() {
+	o.hang(fmt.Sprintf("the program has ended here, and not on every rank in %v", o.w.cfg.timeout()))
+}
 
 // fail makes this rank's failure the job's, unless there was an earlier one, and does
 // not return if the job ends in time.
@@ -359,7 +363,7 @@ func (o *overseer) leaving() {
 }
 
 // close takes leave of the other ranks, all of which do. It does not return where one of them has failed in the last
-// moment: onEnd ends this process.
+// moment, or does not take leave: onEnd ends this process. MPI is over.
 func (o *overseer) close() error {
 	if o == nil {
 		return nil
@@ -371,5 +375,17 @@ func (o *overseer) close() error {
 	default:
 	}
 	o.net.Done()
+	// A rank that stands still at the end of MPI holds up nobody: ranks 0 and 1 stay to say so.
+	for !o.net.AllLeft(o.lookEvery()) {
+		now := time.Now()
+		if o.stoodStill(now) {
+			o.since.Store(now.UnixNano())
+			o.woken.Store(now.UnixNano())
+		}
+		o.tick.Store(now.UnixNano())
+		if now.Sub(time.Unix(0, o.since.Load())) > o.w.cfg.timeout() {
+			o.notEnded()
+		}
+	}
 	return o.net.Close()
 }

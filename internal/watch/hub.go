@@ -421,6 +421,15 @@ func (h *hub) bye() {
 	h.await(failLimit, func() bool { return h.all(func(m *member) bool { return m.waved }) })
 }
 
+// allLeft waits until all ranks have said goodbye, and says whether they have.
+func (h *hub) allLeft(limit time.Duration) (left bool) {
+	h.await(limit, func() bool {
+		left = h.cause == nil && !slices.ContainsFunc(h.members, func(m *member) bool { return m != nil && !m.left })
+		return left || h.cause != nil
+	})
+	return left
+}
+
 // all reports whether ok holds for every other rank that is connected. Called with mu held.
 func (h *hub) all(ok func(*member) bool) bool {
 	for rank, m := range h.members {

@@ -508,6 +508,10 @@ func (n *Net) Done() {
 	}
 }
 
+// AllLeft waits, on a hub, until every other rank has said goodbye, and reports false where one has not within the limit,
+// or the job has a cause. Elsewhere it is true at once: a rank may go when the hubs know.
+func (n *Net) AllLeft(limit time.Duration) bool { return n.hub == nil || n.hub.allLeft(limit) }
+
 // Close ends this rank's part, without waiting for others. Without Done before, they see a death. It may be called
 // more than once, and from OnEnd.
 func (n *Net) Close() error {

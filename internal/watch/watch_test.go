@@ -280,6 +280,32 @@ func TestDone(t *testing.T) {
 	}
 }
 
+// A hub sees whether all have said goodbye; where one dies instead, they have not.
+func TestAllLeft(t *testing.T) {
+	j := startJob(t, 4)
+	for _, rank := range []int{0, 1, 2} {
+		j.nets[rank].Done()
+	}
+	if !j.nets[2].AllLeft(0) {
+		t.Error("a rank that is no hub waits")
+	}
+	if j.nets[0].AllLeft(time.Millisecond) || j.nets[1].AllLeft(0) {
+		t.Error("rank 3 has not said goodbye")
+	}
+	j.nets[3].Done()
+	j.nets[3].Close()
+	if !j.nets[0].AllLeft(time.Minute) || !j.nets[1].AllLeft(time.Minute) {
+		t.Error("all have said goodbye")
+	}
+	k := startJob(t, 3)
+	k.nets[0].Done()
+	k.nets[2].Close()
+	if k.nets[0].AllLeft(time.Minute) {
+		t.Error("rank 2 has died")
+	}
+	k.end(0)
+}
+
 // The whole life of a job leaves nothing behind.
 func TestLeaks(t *testing.T) {
 	life := func() {
