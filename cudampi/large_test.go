@@ -7,11 +7,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 	"unsafe"
 
 	"lockstep/internal/elem"
-	"lockstep/internal/mpirun"
 )
 
 // TestBeyondInt makes calls of more elements than an int of C counts: a message, which is one of a derived datatype, and
@@ -25,9 +23,6 @@ func TestBeyondInt(t *testing.T) {
 	if testing.Short() {
 		t.Skip("moves 2 GiB twice")
 	}
-	old := mpirun.Timeout
-	mpirun.Timeout = 4 * time.Minute // seconds, but on a machine that is busy with other tests
-	defer func() { mpirun.Timeout = old }()
 	onRanks(t, []int{2}, func(t *testing.T, c *Comm) {
 		const n = 1<<31 + 11
 		mem, err := syscall.Mmap(-1, 0, n, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_PRIVATE|syscall.MAP_ANON)

@@ -36,8 +36,24 @@ const (
 	shownBytes = 1 << 20 // that are read of each end of a rank's output
 )
 
-// Timeout is how long one job may run. A rank that is still inside fn shortly before prints its goroutines and fails.
-var Timeout = 60 * time.Second
+// Timeout is how long one job may run, 0 as long as the test binary (go test -timeout). A rank that is still inside fn
+// shortly before prints its goroutines and fails.
+var Timeout time.Duration
+
+// noDeadline is the limit of a job where the test binary has none: what go test gives it by default.
+const noDeadline = 10 * time.Minute
+
+// Limit is how long a job that t starts now may run, so that t can still tell how it went.
+func Limit(t *testing.T) time.Duration {
+	limit := noDeadline
+	if end, ok := t.Deadline(); ok {
+		limit = time.Until(end) - 2*stopGrace
+	}
+	if Timeout > 0 {
+		limit = min(limit, Timeout)
+	}
+	return limit
+}
 
 // OnFail ends the job from a rank whose fn failed, on all ranks; MPI_Abort does. Nil, or a return from it, exits this
 // process with status 1, at which mpirun ends the others.
@@ -70,10 +86,7 @@ func Run(t *testing.T, ranks []int, fn func(t *testing.T)) {
 
 // parent runs the named test on n ranks and reports as t how it went.
 func parent(t *testing.T, test string, n int) {
-	limit := Timeout
-	if end, ok := t.Deadline(); ok {
-		limit = min(limit, time.Until(end)-2*stopGrace)
-	}
+	limit := Limit(t)
 	if limit <= 0 {
 		t.Fatal("no time left before the deadline of the test binary")
 	}

@@ -9,16 +9,12 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"lockstep/internal/mpirun"
 )
 
 // programEnv makes the test binary the program under test.
 const programEnv = "SPMDTEST_PROGRAM"
-
-// programLimit is how long a program may run before Program calls it hung.
-const programLimit = 45 * time.Second
 
 // Main is the TestMain of a package whose tests start the program itself with
 // Program; program is the package's main function.
@@ -40,15 +36,18 @@ type Ended struct {
 
 // Command returns the command that runs the program given to Main, with args, on a
 // number of ranks; 0 ranks means without mpirun. env adds variables such as
-// "NAME=value". Unless args say otherwise the program runs on Device. It skips the
-// test where SPMDTEST_RANKS allows fewer ranks.
+// "NAME=value". Unless args say otherwise the program runs on Device, and a collective
+// that hangs is reported after Timeout. It skips the test where SPMDTEST_RANKS allows
+// fewer ranks.
 func Command(ctx context.Context, t *testing.T, ranks int, env []string, args ...string) *exec.Cmd {
 	t.Helper()
 	if most, err := strconv.Atoi(os.Getenv("SPMDTEST_RANKS")); err == nil && ranks > most {
 		t.Skipf("SPMDTEST_RANKS=%d, and this starts %d ranks", most, ranks)
 	}
-	if !slices.ContainsFunc(args, func(a string) bool { return strings.HasPrefix(a, "--device") }) {
-		args = append([]string{"--device=" + Device()}, args...)
+	for _, usual := range []struct{ flag, value string }{{"--timeout", Timeout().String()}, {"--device", Device()}} {
+		if !slices.ContainsFunc(args, func(a string) bool { return a == usual.flag || strings.HasPrefix(a, usual.flag+"=") }) {
+			args = append([]string{usual.flag + "=" + usual.value}, args...)
+		}
 	}
 	cmd := exec.CommandContext(ctx, os.Args[0], args...)
 	cmd.Env = os.Environ()
@@ -60,10 +59,10 @@ func Command(ctx context.Context, t *testing.T, ranks int, env []string, args ..
 }
 
 // Program runs Command and returns how it ended. It fails the test when the program
-// does not end by itself.
+// does not end by itself before the test binary has to (go test -timeout).
 func Program(t *testing.T, ranks int, env []string, args ...string) Ended {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), programLimit)
+	ctx, cancel := context.WithTimeout(t.Context(), mpirun.Limit(t))
 	defer cancel()
 	cmd := Command(ctx, t, ranks, env, args...)
 	var out, errs bytes.Buffer

@@ -13,14 +13,18 @@
 // Tests run in host memory. The variable SPMDTEST_DEVICE=cuda puts the same tests
 // on GPUs, SPMDTEST_COLLECTIVES=mpi has MPI carry their buffers, SPMDTEST_SYMMETRIC=always
 // has NCCL's symmetric kernels carry what they can, SPMDTEST_RANKS=2 limits tests to
-// that number of ranks; make test-gpu sets the first and the last.
+// that number of ranks; make test-gpu sets the first and the last. A collective that
+// does not end within 30 seconds, or what SPMDTEST_TIMEOUT says, ends its job with a
+// report of who is missing where; a job has as long as go test -timeout gives the tests.
 package spmdtest
 
 import (
+	"fmt"
 	"os"
 	"slices"
 	"strconv"
 	"testing"
+	"time"
 
 	"lockstep/internal/mpirun"
 	"lockstep/spmd"
@@ -60,9 +64,23 @@ func HostOnly(t *testing.T, why string) {
 	}
 }
 
+// Timeout is how long a collective may take in tests: 30 seconds, or what
+// SPMDTEST_TIMEOUT says, such as 5m.
+func Timeout() time.Duration {
+	text := os.Getenv("SPMDTEST_TIMEOUT")
+	if text == "" {
+		return 30 * time.Second
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil {
+		panic(fmt.Sprintf("SPMDTEST_TIMEOUT=%s: want a duration such as 5m", text))
+	}
+	return d
+}
+
 // Config is the configuration of a world for tests.
 func Config() spmd.Config {
-	return spmd.Config{Device: Device(), Collectives: os.Getenv("SPMDTEST_COLLECTIVES"), Symmetric: os.Getenv("SPMDTEST_SYMMETRIC"), LogLevel: "error", LogRanks: "all", Seed: 42}
+	return spmd.Config{Timeout: Timeout(), Device: Device(), Collectives: os.Getenv("SPMDTEST_COLLECTIVES"), Symmetric: os.Getenv("SPMDTEST_SYMMETRIC"), LogLevel: "error", LogRanks: "all", Seed: 42}
 }
 
 // Run runs fn on every rank of a job, once for each number of ranks, as subtests
