@@ -48,7 +48,8 @@ const (
 // or a failed stream on any rank ends the job on every rank, with that rank's
 // message and exit status 1. What run left enqueued is waited for.
 //
-// The names of the common flags (see Config) are taken: fs must not define them.
+// The names of the common flags (see Config) are taken: fs must not define them. What
+// fs.Usage, where it is set, writes to fs.Output() stands in --help before the flags.
 func Main(fs *pflag.FlagSet, run func(ctx context.Context, w *World) error, checks ...func(ranks int) error) {
 	if code := start(fs, run, checks); code != 0 {
 		os.Exit(code)
@@ -146,7 +147,14 @@ func parse(fs *pflag.FlagSet, args []string, j launcher.Job) error {
 	fs.Init(fs.Name(), pflag.ContinueOnError)
 	fs.SetOutput(io.Discard)
 	fs.SortFlags = false
-	fs.Usage = func() { fmt.Fprintf(help, "Usage of %s:\n%s", fs.Name(), fs.FlagUsages()) }
+	preface := fs.Usage
+	fs.Usage = func() {
+		if preface != nil {
+			fs.SetOutput(help)
+			preface()
+		}
+		fmt.Fprintf(help, "Usage of %s:\n%s", fs.Name(), fs.FlagUsages())
+	}
 	if err := fs.Parse(args); err != nil {
 		if hint := misplaced(fs, args); hint != nil {
 			return hint

@@ -152,6 +152,9 @@ func (s *saver) start(t *trainer) error {
 	if err := t.audit(step); err != nil {
 		return err
 	}
+	if s.o.initFrom != "" {
+		t.w.Log.Info().Msg("the weights are those of the checkpoint, not of --init-from")
+	}
 	t.w.Log.Info().Int("steps", step).Int("sequences", s.found.Sequences).Str("from", s.o.checkpoint).Msg("resumed")
 	return nil
 }

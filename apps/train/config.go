@@ -24,6 +24,7 @@ type options struct {
 	tokens                         string
 	data                           []string
 	cache                          string
+	initFrom                       string
 	checkpoint, resume             string
 	saveEvery, keep, requeueStatus int
 	sample                         int
@@ -33,13 +34,14 @@ type options struct {
 	early bool // run has ended before the last step, as a signal asked for
 
 	// What check makes of the above.
-	inputs []input
-	tok    tokenizer
-	cfg    Config
-	adam   AdamConfig
-	rate   Schedule
-	given  func(flag string) bool // whether the command line has the flag
-	json   func() string          // --json, which belongs to the common flags
+	inputs  []input
+	weights *hfFolder // to begin with; nil where they are drawn
+	tok     tokenizer
+	cfg     Config
+	adam    AdamConfig
+	rate    Schedule
+	given   func(flag string) bool // whether the command line has the flag
+	json    func() string          // --json, which belongs to the common flags
 }
 
 // habits are what a model is usually trained with: GPT-2's sizes at the rates of
@@ -87,6 +89,7 @@ func (o *options) flags(fs *pflag.FlagSet) {
 	fs.IntVar(&o.valBatches, "val-batches", o.valBatches, "global batches of one validation; 0 leaves it out")
 	fs.IntVar(&o.logEvery, "log-every", o.logEvery, "steps between log lines (default a twentieth of --steps)")
 	fs.IntVar(&o.audit, "audit", o.audit, "steps between checks that all ranks hold the same weights; 0 checks at the end and before each checkpoint only")
+	fs.StringVar(&o.initFrom, "init-from", "", "`FOLDER` with the weights to begin with, Hugging Face's GPT-2: config.json and model.safetensors; its shape and tokens count")
 	fs.BoolVar(&o.skipBad, "skip-bad-steps", false, "leave out steps whose loss or gradient norm is not finite, instead of ending the run")
 	fs.StringVar(&o.checkpoint, "checkpoint", "", "`DIR` to save the run in, and to go on from")
 	fs.IntVar(&o.saveEvery, "save-every", o.saveEvery, "steps between checkpoints (default a tenth of --steps); 0 saves at the end, and where a signal ends the run, only")
@@ -117,7 +120,13 @@ func (o *options) check(ranks int) error {
 	if o.graph != "auto" && o.graph != "on" && o.graph != "off" {
 		return fmt.Errorf("--graph %s: unknown, want auto, on or off", o.graph)
 	}
-	usual := habits[o.model]
+	alike := o.model
+	if o.initFrom != "" {
+		if base, alike, err = o.takeWeights(); err != nil {
+			return err
+		}
+	}
+	usual := habits[alike]
 	if !o.given("lr") {
 		o.lr = usual.lr
 	}
@@ -140,7 +149,7 @@ func (o *options) check(ranks int) error {
 		flag  string
 		value *int
 		base  int
-	}{{"layers", &o.layers, base.Layers}, {"heads", &o.heads, base.Heads}, {"channels", &o.channels, base.Channels}, {"seq", &o.seq, usual.seq}} {
+	}{{"layers", &o.layers, base.Layers}, {"heads", &o.heads, base.Heads}, {"channels", &o.channels, base.Channels}, {"seq", &o.seq, min(usual.seq, base.SeqMax)}} {
 		if !o.given(d.flag) {
 			*d.value = d.base
 		}

@@ -20,7 +20,11 @@ import (
 )
 
 func main() {
+	if runCommand() {
+		return
+	}
 	fs := pflag.NewFlagSet("train", pflag.ContinueOnError)
+	fs.Usage = func() { showCommands(fs) }
 	o := newOptions()
 	o.flags(fs)
 	spmd.Main(fs, o.run, o.check)
@@ -57,7 +61,7 @@ func (o *options) run(ctx context.Context, w *spmd.World) (err error) {
 	}
 	defer func() { err = errors.Join(err, t.Close()) }()
 	if err := c.start(t); err != nil {
-		return err
+		return usage(err)
 	}
 	if o.early, err = o.train(ctx, w, t, c, stop); err != nil || o.early {
 		return err

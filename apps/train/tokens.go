@@ -83,7 +83,7 @@ func newGPT2Tokens() *gpt2Tokens {
 	id := uint16(0)
 	for _, printable := range []bool{true, false} {
 		for b := range 256 {
-			if (b >= '!' && b <= '~' || b >= 0xa1 && b != 0xad) == printable {
+			if printsInLatin1(b) == printable {
 				t.byteID[b] = id
 				id++
 			}
@@ -91,6 +91,9 @@ func newGPT2Tokens() *gpt2Tokens {
 	}
 	return t
 }
+
+// printsInLatin1 says whether Latin-1 has a character for a byte that shows.
+func printsInLatin1(b int) bool { return b >= '!' && b <= '~' || b >= 0xa1 && b != 0xad }
 
 func (*gpt2Tokens) name() string     { return "gpt2-1" }
 func (*gpt2Tokens) ids() int         { return gpt2End + 1 }

@@ -13,19 +13,20 @@ type trainConfig struct {
 	model       Config
 	adam        AdamConfig
 	rate        Schedule
-	batch       int    // sequences of a micro-step
-	seq         int    // T
-	globalBatch int    // sequences of a step, over all ranks
-	steps       int    // steps that the loader prepares
-	valBatches  int    // global batches of a validation
-	half        bool   // activations are bfloat16
-	graph       string // --graph
-	skipBad     bool   // a step whose loss or norm is not finite is left out; else it is the last
+	batch       int       // sequences of a micro-step
+	seq         int       // T
+	globalBatch int       // sequences of a step, over all ranks
+	steps       int       // steps that the loader prepares
+	valBatches  int       // global batches of a validation
+	half        bool      // activations are bfloat16
+	graph       string    // --graph
+	weights     *hfFolder // to begin with; nil where they are drawn
+	skipBad     bool      // a step whose loss or norm is not finite is left out; else it is the last
 }
 
 func (o *options) trainConfig() trainConfig {
 	return trainConfig{model: o.cfg, adam: o.adam, rate: o.rate, batch: o.batch, seq: o.seq, globalBatch: o.globalBatch, steps: o.steps,
-		valBatches: o.valBatches, half: o.dtype == "bfloat16", graph: o.graph, skipBad: o.skipBad}
+		valBatches: o.valBatches, half: o.dtype == "bfloat16", graph: o.graph, weights: o.weights, skipBad: o.skipBad}
 }
 
 // trainer trains a model on this rank's part of every batch. One step:
@@ -162,10 +163,18 @@ func (t *trainer) open() (err error) {
 	return nil
 }
 
-// begin draws the start weights from seed and gives all ranks those of rank 0. The
-// first step is then 0. It blocks. Every rank of c calls it.
+// begin draws the start weights from seed, or reads them, and gives all ranks those of
+// rank 0. The first step is then 0. It blocks. Every rank of c calls it.
 func (t *trainer) begin(seed uint64) error {
-	if err := t.state.Init(seed); err != nil {
+	var err error
+	switch {
+	case t.weights == nil:
+		err = t.state.Init(seed)
+	case t.c.Rank() == 0:
+		t.w.Log.Info().Str("from", t.weights.dir).Msg("reading the start weights")
+		err = t.weights.load(t.state)
+	}
+	if err != nil {
 		return err
 	}
 	if err := spmd.SyncStart(t.c, t.state.Weights); err != nil {

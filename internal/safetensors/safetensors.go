@@ -101,9 +101,20 @@ func CheckName(name string) error {
 // Layout returns the header of a file that holds tensors, length and padding
 // included, and sets where the data of each will be: in the order given, from the end
 // of the header on. To keep elements aligned, give those with larger elements first.
-func Layout(tensors []Tensor) ([]byte, error) {
+func Layout(tensors []Tensor) ([]byte, error) { return LayoutMeta(nil, tensors) }
+
+// LayoutMeta is Layout with what the file says about itself.
+func LayoutMeta(meta map[string]string, tensors []Tensor) ([]byte, error) {
 	var b bytes.Buffer
 	b.Write(make([]byte, prefix))
+	b.WriteByte('{')
+	if len(meta) > 0 {
+		text, err := json.Marshal(meta) // in the order of the keys
+		if err != nil {
+			return nil, err
+		}
+		fmt.Fprintf(&b, "%q:%s", metadata, text)
+	}
 	seen := make(map[string]bool, len(tensors))
 	off := int64(0)
 	for i := range tensors {
@@ -129,7 +140,9 @@ func Layout(tensors []Tensor) ([]byte, error) {
 		e.Offsets = [2]int64{off, off + n}
 		t.Off, t.Bytes = off, n
 		off += n
-		b.WriteByte(",{"[b2i(i == 0)])
+		if i > 0 || len(meta) > 0 {
+			b.WriteByte(',')
+		}
 		for j, v := range []any{t.Name, e} {
 			text, err := json.Marshal(v)
 			if err != nil {
@@ -140,9 +153,6 @@ func Layout(tensors []Tensor) ([]byte, error) {
 				b.WriteByte(':')
 			}
 		}
-	}
-	if len(tensors) == 0 {
-		b.WriteByte('{')
 	}
 	b.WriteByte('}')
 	for b.Len()%8 != 0 {
@@ -156,13 +166,6 @@ func Layout(tensors []Tensor) ([]byte, error) {
 	}
 	binary.LittleEndian.PutUint64(b.Bytes(), uint64(b.Len()-prefix))
 	return b.Bytes(), nil
-}
-
-func b2i(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
 }
 
 // Parse reads the header of a file of size bytes and returns its tensors in the order

@@ -63,6 +63,27 @@ func TestLayoutAndParse(t *testing.T) {
 	}
 }
 
+// What a file says about itself stands in the header, as texts, and is passed over.
+func TestLayoutMeta(t *testing.T) {
+	for _, tensors := range [][]Tensor{nil, {{Name: "a", Type: "F32", Shape: []int64{2}}}} {
+		header, err := LayoutMeta(map[string]string{"format": "pt", "a \"b\"": "ü"}, tensors)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var plain map[string]map[string]any
+		if err := json.Unmarshal(header[8:], &plain); err != nil {
+			t.Fatalf("%s: %v", header, err)
+		}
+		if m := plain["__metadata__"]; len(m) != 2 || m["format"] != "pt" || m["a \"b\""] != "ü" {
+			t.Errorf("%s: metadata %v", header, m)
+		}
+		got, err := parseBytes(append(header, make([]byte, 8*len(tensors))...))
+		if err != nil || len(got) != len(tensors) {
+			t.Errorf("%s: %v, error %v", header, got, err)
+		}
+	}
+}
+
 func TestLayoutRefuses(t *testing.T) {
 	ok := []int64{1}
 	for want, tensors := range map[string][]Tensor{

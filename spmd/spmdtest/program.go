@@ -44,9 +44,13 @@ func Command(ctx context.Context, t *testing.T, ranks int, env []string, args ..
 	if most, err := strconv.Atoi(os.Getenv("SPMDTEST_RANKS")); err == nil && ranks > most {
 		t.Skipf("SPMDTEST_RANKS=%d, and this starts %d ranks", most, ranks)
 	}
+	at := slices.IndexFunc(args, func(a string) bool { return strings.HasPrefix(a, "-") }) // behind the name of a command
+	if at < 0 {
+		at = len(args)
+	}
 	for _, usual := range []struct{ flag, value string }{{"--timeout", Timeout().String()}, {"--device", Device()}} {
 		if !slices.ContainsFunc(args, func(a string) bool { return a == usual.flag || strings.HasPrefix(a, usual.flag+"=") }) {
-			args = append([]string{usual.flag + "=" + usual.value}, args...)
+			args = slices.Insert(slices.Clone(args), at, usual.flag+"="+usual.value)
 		}
 	}
 	cmd := exec.CommandContext(ctx, os.Args[0], args...)
