@@ -3,6 +3,7 @@ package spmd
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"runtime"
 	"slices"
 	"strings"
@@ -23,32 +24,88 @@ type activity struct {
 	n       atomic.Int64
 	flight  *flight // of calls on a GPU, which end later than they are left; nil on the host
 	ledger  ledger
+	peers   []atomic.Uint64 // for each rank the messages to it, and above them those received from it, modulo 1<<32
 }
 
 // enter notes a call, which came from site, or where that is nil from this stack.
 func (a *activity) enter(c *call, site *ccall.Site) {
-	everyone := c.everyone()
-	what := a.set(c.kind, c.typ, c.op, c.root, c.n, everyone)
-	if everyone {
+	if what := a.begin(c); what&ofEveryone != 0 {
 		a.ledger.note(c, what, site)
 	}
 }
 
-// set makes a call the one that was entered last, and returns what it keeps of it; with
-// everyone one that all ranks of the communicator make.
-func (a *activity) set(kind cmdKind, t elem.Type, op elem.Op, root, n int, everyone bool) (what uint64) {
-	what = uint64(kind) | uint64(t)<<8 | uint64(op)<<16 | uint64(uint32(root))<<32
-	if everyone {
-		what |= ofEveryone
+// begin is enter for a call that the ledger does not know yet.
+func (a *activity) begin(c *call) (what uint64) {
+	if c.kind >= cmdSend && c.kind <= cmdGroup {
+		a.count(c)
+	}
+	return a.set(c.what(), c.n)
+}
+
+// count counts the messages of a call. Nothing else counts for the same communicator at the same time.
+func (a *activity) count(c *call) {
+	switch c.kind {
+	case cmdSend:
+		a.exchange(c.root, c.n, 0)
+	case cmdRecv:
+		a.exchange(c.root, 0, c.n)
+	case cmdSendRecv:
+		if c.root == c.from {
+			a.exchange(c.root, c.n, c.rn)
+		} else {
+			a.exchange(c.root, c.n, 0)
+			a.exchange(c.from, 0, c.rn)
+		}
+	case cmdGroup:
+		for i := range c.group.cmds {
+			a.count(&c.group.cmds[i])
+		}
+	}
+}
+
+// exchange counts a message of n elements to a peer, and one of rn from it; such of none do not count.
+func (a *activity) exchange(peer, n, rn int) {
+	p := &a.peers[peer]
+	v := p.Load()
+	if n > 0 {
+		v = v&^math.MaxUint32 | uint64(uint32(v)+1)
+	}
+	if rn > 0 {
+		v += 1 << 32
+	}
+	p.Store(v)
+}
+
+// what is what activity keeps of a call, beside its length.
+func (c *call) what() uint64 {
+	w := message(c.kind, c.typ, c.root) | uint64(c.op)<<16
+	if c.everyone() {
+		w |= ofEveryone
+	}
+	return w
+}
+
+// message is what for a call that is no group, and has no operation.
+func message(kind cmdKind, t elem.Type, root int) uint64 {
+	return uint64(kind) | uint64(t)<<8 | uint64(uint32(root))<<32
+}
+
+// set makes a call the one that was entered last, and returns what it keeps of it.
+func (a *activity) set(what uint64, n int) uint64 {
+	if what&ofEveryone != 0 {
 		a.calls.Add(1)
 	}
-	a.what.Store(what)
-	a.n.Store(int64(n))
+	if a.what.Load() != what { // a store takes longer
+		a.what.Store(what)
+	}
+	if a.n.Load() != int64(n) {
+		a.n.Store(int64(n))
+	}
 	a.entered.Add(1)
 	return what
 }
 
-// ofEveryone marks in activity.what a call in which every rank takes part.
+// ofEveryone marks in activity.what a call in which every rank of the communicator takes part.
 const ofEveryone = 1 << 31
 
 func (a *activity) leave() { a.left.Add(1) }
@@ -75,6 +132,8 @@ var kindNames = map[cmdKind]string{
 	cmdReduceScatter: "ReduceScatter", cmdAllToAll: "AllToAll", cmdGather: "Gather", cmdScatter: "Scatter",
 	cmdAllGatherV: "AllGatherV", cmdReduceScatterV: "ReduceScatterV", cmdGatherV: "GatherV", cmdScatterV: "ScatterV",
 	cmdAllToAllV: "AllToAllV", cmdSend: "Send", cmdRecv: "Recv", cmdSendRecv: "SendRecv", cmdBarrier: "Barrier", cmdGroup: "Group",
+	cmdSplit: "Split", cmdCloseComm: "Close of a communicator", cmdAllocSymmetric: "AllocSymmetric", cmdOpenCheckpoints: "OpenCheckpoints",
+	cmdSave: "Save", cmdLoad: "Load", cmdWaitSave: "Wait for a save", cmdStart: "the start", cmdEnd: "the end",
 }
 
 func (k cmdKind) String() string { return kindNames[k] }
@@ -104,7 +163,7 @@ func (c *call) everyone() bool {
 // String says what a call is, without where its data lies.
 func (c *call) String() string {
 	s := c.kind.String()
-	if c.kind == cmdBarrier || c.kind == cmdGroup {
+	if c.kind >= cmdBarrier {
 		return s
 	}
 	if c.counts == nil && c.kind < cmdAllGatherV || c.kind.pointToPoint() {
@@ -120,7 +179,7 @@ func (c *call) String() string {
 		s += fmt.Sprintf(" (%v)", c.op)
 	case c.kind.rooted():
 		s += fmt.Sprintf(" (root %d)", c.root)
-	case c.kind == cmdSend:
+	case c.kind == cmdSend, c.kind == cmdSendRecv:
 		s += fmt.Sprintf(" to rank %d", c.root)
 	case c.kind == cmdRecv:
 		s += fmt.Sprintf(" from rank %d", c.root)

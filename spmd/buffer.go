@@ -82,7 +82,7 @@ func AllocManaged[T Elem](w *World, n int) (Buffer[T], error) {
 // order, too, or the memory is not used again. Otherwise as Alloc.
 // Source: nccl.h, ncclMemAlloc and ncclCommWindowRegister.
 func AllocSymmetric[T Elem](w *World, n int) (Buffer[T], error) {
-	lo, hi, err := w.spread(int64(n))
+	lo, hi, err := w.spread(cmdAllocSymmetric, int64(n))
 	if err != nil {
 		return Buffer[T]{}, err
 	}

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"hash/fnv"
 	"io"
-	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,6 +16,7 @@ import (
 	"time"
 	"unsafe"
 
+	"lockstep/cudampi"
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
 	"lockstep/internal/safetensors"
@@ -94,6 +94,7 @@ type CheckpointConfig struct {
 // Every error that a rank meets is returned on all ranks, which makes it safe to go on.
 type Checkpoints struct {
 	w       *World
+	op      cmdKind // on whose behalf the ranks talk to each other
 	dir     string
 	cfg     CheckpointConfig
 	session uint64   // makes the names of temporary folders unique
@@ -130,14 +131,14 @@ func OpenCheckpoints(w *World, dir string, cfg CheckpointConfig) (*Checkpoints, 
 	if cfg.Timeout == 0 {
 		cfg.Timeout = 5 * time.Minute
 	}
-	c := &Checkpoints{w: w, cfg: cfg, damaged: make(map[string]bool)}
+	c := &Checkpoints{w: w, op: cmdOpenCheckpoints, cfg: cfg, damaged: make(map[string]bool)}
 	err := c.open(dir)
 	if err := c.agree(err); err != nil {
 		return nil, fmt.Errorf("%s: OpenCheckpoints: %w", ccall.At(), err)
 	}
 	var session [8]byte
 	_, err = rand.Read(session[:])
-	if err := errors.Join(err, w.broadcastBytes(session[:], 0)); err != nil {
+	if err := errors.Join(err, w.broadcast(cmdOpenCheckpoints, session[:], 0)); err != nil {
 		return nil, err
 	}
 	c.session = binary.LittleEndian.Uint64(session[:])
@@ -172,7 +173,7 @@ func (c *Checkpoints) checkShared() error {
 			defer os.Remove(probe)
 		}
 	}
-	if lo, _, err := c.w.spread(made); err != nil || lo == 0 {
+	if lo, _, err := c.w.spread(c.op, made); err != nil || lo == 0 {
 		return err
 	}
 	// A network file system may take a moment to show it.
@@ -196,6 +197,7 @@ func (c *Checkpoints) checkShared() error {
 // error means that nothing is being saved. Of the save before it names the file and
 // the cause: the disk is full, the folder is gone. The next Save may be tried all the same.
 func (c *Checkpoints) Save(step int, meta any, items ...Item) error {
+	c.op = cmdSave
 	if err := c.wait(); err != nil {
 		return fmt.Errorf("%s: %w", ccall.At(), err)
 	}
@@ -280,7 +282,7 @@ func (c *Checkpoints) checkEqual(items []Item, step int, meta []byte) error {
 	differ := func(text string) (bool, error) {
 		h := fnv.New64a()
 		io.WriteString(h, text)
-		lo, hi, err := c.w.spread(int64(h.Sum64() >> 1))
+		lo, hi, err := c.w.spread(c.op, int64(h.Sum64()>>1))
 		return lo != hi, err
 	}
 	if yes, err := differ(strings.Join(what, "\n")); err != nil || !yes {
@@ -305,8 +307,8 @@ func (c *Checkpoints) layOut(x *checkpointIndex, items []Item) error {
 		x.Arrays = append(x.Arrays, checkpointArray{i.name, typeNames[i.typ], i.total})
 	}
 	all := make([]int64, len(mine)*size)
-	err := c.w.inTurn(func() error {
-		return c.w.control.st.mpi.AllGather(unsafe.Pointer(&all[0]), unsafe.Pointer(&mine[0]), len(mine), elem.Int64)
+	err := c.w.exchange(c.op, func(m *cudampi.Comm) error {
+		return m.AllGather(unsafe.Pointer(&all[0]), unsafe.Pointer(&mine[0]), len(mine), elem.Int64)
 	})
 	if err != nil {
 		return err
@@ -378,6 +380,7 @@ func wordBytes(words []uint64) []byte {
 //
 // Collective over all ranks, blocking.
 func (c *Checkpoints) Wait() error {
+	c.op = cmdWaitSave
 	if err := c.wait(); err != nil {
 		return fmt.Errorf("%s: %w", ccall.At(), err)
 	}
@@ -435,44 +438,4 @@ func (c *Checkpoints) Close() error {
 
 // agree returns an error on every rank when err is one on any: its own, or what the
 // first rank that has one says. Collective.
-func (c *Checkpoints) agree(err error) error {
-	mine := int64(math.MaxInt64)
-	if err != nil {
-		mine = int64(c.w.Rank())
-	}
-	first, _, failed := c.w.spread(mine)
-	if failed != nil {
-		return failed
-	}
-	if first == math.MaxInt64 {
-		return nil
-	}
-	var text [1024]byte
-	if mine == first {
-		copy(text[:], err.Error())
-	}
-	if failed := c.w.broadcastBytes(text[:], int(first)); failed != nil {
-		return failed
-	}
-	if err != nil {
-		return err
-	}
-	return fmt.Errorf("rank %d: %s", first, strings.TrimRight(string(text[:]), "\x00"))
-}
-
-// inTurn makes one call into MPI. Collective.
-func (w *World) inTurn(fn func() error) error {
-	turn := mpiTurns.take(1)
-	if err := mpiTurns.enter(turn); err != nil {
-		return err
-	}
-	defer mpiTurns.leave()
-	return fn()
-}
-
-// broadcastBytes copies root's p to all ranks. Collective.
-func (w *World) broadcastBytes(p []byte, root int) error {
-	return w.inTurn(func() error {
-		return w.control.st.mpi.Broadcast(unsafe.Pointer(unsafe.SliceData(p)), len(p), elem.Uint8, root)
-	})
-}
+func (c *Checkpoints) agree(err error) error { return c.w.allAgree(c.op, err) }

@@ -29,6 +29,7 @@ import (
 //
 // Collective over all ranks, blocking: all give the same items, in one order.
 func (c *Checkpoints) Load(meta any, items ...Item) (step int, err error) {
+	c.op = cmdLoad
 	if err := c.wait(); err != nil {
 		return 0, fmt.Errorf("%s: %w", ccall.At(), err)
 	}
@@ -71,7 +72,7 @@ func (c *Checkpoints) load(meta any, items []Item) (int, error) {
 			copy(next[:], names[0])
 			names = names[1:]
 		}
-		if err := c.w.broadcastBytes(next[:], 0); err != nil {
+		if err := c.w.broadcast(c.op, next[:], 0); err != nil {
 			return 0, err
 		}
 		name := strings.TrimRight(string(next[:]), "\x00")
@@ -107,7 +108,7 @@ func (c *Checkpoints) tryLoad(folder string, chunk []byte, items []Item) (x *che
 	if damage := c.agree(err); damage != nil {
 		return nil, damage, nil
 	}
-	lo, hi, err := c.w.spread(int64(binary.LittleEndian.Uint64(checksum[:]) >> 1))
+	lo, hi, err := c.w.spread(c.op, int64(binary.LittleEndian.Uint64(checksum[:])>>1))
 	if err != nil {
 		return nil, nil, err
 	}

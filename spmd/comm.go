@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"lockstep/cudampi"
@@ -25,8 +26,9 @@ type Comm struct {
 type commState struct {
 	w        *World
 	mpi      *cudampi.Comm
-	id       string // the same on all its ranks
-	splits   int    // made of it so far
+	terms    *cudampi.Comm // the same ranks, for --check; else nil
+	id       string        // the same on all its ranks
+	splits   int           // made of it so far
 	activity activity
 	compared uint64              // collectives that --check has seen
 	pulsed   uint64              // collectives of which the other ranks have been told
@@ -92,12 +94,17 @@ func (c Comm) Split(color, key int) (Comm, error) {
 	if err := c.check("Split"); err != nil {
 		return Comm{}, err
 	}
+	var part Comm
+	err := c.st.pass(cmdSplit, func() (err error) {
+		part, err = c.split(color, key)
+		return err
+	})
+	return part, err
+}
+
+// split is Split in its turn.
+func (c Comm) split(color, key int) (Comm, error) {
 	w := c.st.w
-	turn := mpiTurns.take(1)
-	if err := mpiTurns.enter(turn); err != nil {
-		return Comm{}, err
-	}
-	defer mpiTurns.leave()
 	m, err := c.st.mpi.Split(color, key)
 	if err != nil {
 		return Comm{}, err
@@ -105,9 +112,11 @@ func (c Comm) Split(color, key int) (Comm, error) {
 	c.st.splits++
 	st := &commState{w: w, rank: -1}
 	if m != nil {
-		st = w.addComm(m, fmt.Sprintf("%s/%d:%d", c.st.id, c.st.splits, color)).st
-	}
-	if m != nil {
+		part, err := w.addComm(m, fmt.Sprintf("%s/%d:%d", c.st.id, c.st.splits, color))
+		if err != nil {
+			return Comm{}, err
+		}
+		st = part.st
 		if err := st.openDevice(); err != nil {
 			return Comm{}, err
 		}
@@ -140,32 +149,47 @@ func (c Comm) Close() error {
 	if st == st.w.Comm.st || st == st.w.NodeComm.st {
 		return fmt.Errorf("%s: Close: the communicator belongs to the world", ccall.At())
 	}
-	turn := mpiTurns.take(1)
-	if err := mpiTurns.enter(turn); err != nil {
+	return st.pass(cmdCloseComm, func() error {
+		st.freed = true
+		err := errors.Join(st.w.dropGraphs(st), st.free())
+		st.w.mu.Lock()
+		defer st.w.mu.Unlock()
+		st.w.comms = slices.DeleteFunc(st.w.comms, func(o *commState) bool { return o == st })
 		return err
+	})
+}
+
+// free gives back what the communicator has. Collective, in the caller's turn.
+func (st *commState) free() error {
+	err := errors.Join(st.closeNCCL(), st.closeDevice())
+	if st.terms != nil {
+		err = errors.Join(err, st.terms.Free())
 	}
-	defer mpiTurns.leave()
-	st.w.mu.Lock()
-	st.w.comms = slices.DeleteFunc(st.w.comms, func(o *commState) bool { return o == st })
-	st.w.mu.Unlock()
-	st.freed = true
-	err := st.w.dropGraphs(st)
-	return errors.Join(err, st.closeNCCL(), st.closeDevice(), st.mpi.Free())
+	return errors.Join(err, st.mpi.Free())
 }
 
 // addComm takes a communicator into the world, in the caller's turn. Collective.
-func (w *World) addComm(m *cudampi.Comm, id string) Comm {
-	if err := m.ShareMemory(); err != nil {
+func (w *World) addComm(m *cudampi.Comm, id string) (Comm, error) {
+	st := &commState{w: w, mpi: m, id: id, rank: m.Rank(), size: m.Size()}
+	st.activity.peers = make([]atomic.Uint64, st.size)
+	err := m.ShareMemory()
+	if id != controlID && st.size > 1 && slices.Index(checkModes, w.cfg.Check) > checkOff {
+		var e error
+		if st.terms, e = m.Dup(); e != nil {
+			return Comm{}, e
+		}
+		err = errors.Join(err, st.terms.ShareMemory())
+	}
+	if err != nil {
 		w.Log.Warn().Err(err).Msg("small collectives go through messages, not through shared memory")
 	}
-	st := &commState{w: w, mpi: m, id: id, rank: m.Rank(), size: m.Size()}
 	if w.gpu != nil {
 		st.activity.flight = &flight{}
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.comms = append(w.comms, st)
-	return Comm{st: st}
+	return Comm{st: st}, nil
 }
 
 // Mesh is the ranks of a world arranged in a grid, with one communicator along
@@ -402,13 +426,16 @@ func (c *call) communicate(turn uint64) error {
 	if err := mpiTurns.enter(turn); err != nil {
 		return err
 	}
-	if err := c.checkContract(); err != nil {
-		mpiTurns.leave()
-		return err
+	a := &c.comm.activity
+	what := a.begin(c)
+	err := c.checkContract()
+	if err == nil {
+		if what&ofEveryone != 0 {
+			a.ledger.note(c, what, c.site)
+		}
+		err = c.enterMPI()
 	}
-	c.comm.activity.enter(c, c.site)
-	err := c.enterMPI()
-	c.comm.activity.leave()
+	a.leave()
 	mpiTurns.leave()
 	return err
 }

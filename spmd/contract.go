@@ -7,6 +7,7 @@ import (
 	"slices"
 	"unsafe"
 
+	"lockstep/cudampi"
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
 )
@@ -67,7 +68,10 @@ func ofCall(c *call) terms {
 		k.n = int64(sum(c.counts))
 	case cmdAllToAllV:
 		k.n = 0 // every rank has its own
-	case cmdBarrier, cmdGroup, cmdGraph:
+	case cmdGraph:
+		k = terms{kind: int64(c.kind)}
+	}
+	if c.kind >= cmdBarrier {
 		k = terms{kind: int64(c.kind)}
 	}
 	if !c.kind.reduces() {
@@ -85,14 +89,21 @@ func (k *terms) hash() uint64 {
 }
 
 func (k *contract) String() string {
+	return fmt.Sprintf("at %s: %v", k.place(), &k.terms)
+}
+
+// after is String in the middle of a sentence.
+func (k *contract) after() string { return fmt.Sprintf("%v at %s", &k.terms, k.place()) }
+
+func (k *contract) place() []byte {
 	site, _, _ := bytes.Cut(k.site[:], []byte{0})
-	return fmt.Sprintf("at %s: %v", site, &k.terms)
+	return site
 }
 
 func (k *terms) String() string {
 	s := cmdKind(k.kind).String()
 	switch kind := cmdKind(k.kind); {
-	case kind == cmdBarrier, kind == cmdGroup, kind == cmdGraph:
+	case kind >= cmdBarrier, kind == cmdGraph:
 		return s
 	case kind == cmdAllToAllV:
 		s += " of " + elem.Type(k.typ).String()
@@ -122,21 +133,21 @@ const (
 )
 
 // checkContract compares the call over the ranks of its communicator before it is
-// made, where --check asks for it. The caller is in its turn in MPI. Messages and
-// groups, which need not concern all ranks, are not compared.
+// made, where --check asks for it, on a communicator for that alone: a rank that calls nothing more must not be met with
+// something else. The caller is in its turn in MPI. Messages and groups, which need not concern all ranks, are not compared.
 func (c *call) checkContract() error {
 	st := c.comm
-	if st.w.check == checkOff || st.size < 2 || c.kind.pointToPoint() || c.kind == cmdGroup {
+	if st.w.check == checkOff || st.terms == nil || c.kind.pointToPoint() || c.kind == cmdGroup {
 		return nil
 	}
 	st.compared++
 	if st.w.check == checkSome && (st.compared-1)%contractEvery != 0 {
 		return nil
 	}
-	mine := contract{terms: ofCall(c)}
+	mine := ofCall(c)
 	h := int64(mine.hash())
 	x := [2]int64{h, ^h}
-	if err := st.mpi.AllReduce(unsafe.Pointer(&x), unsafe.Pointer(&x), 2, elem.Int64, Min); err != nil {
+	if err := st.terms.AllReduce(unsafe.Pointer(&x), unsafe.Pointer(&x), 2, elem.Int64, Min); err != nil {
 		return err
 	}
 	if x[0] == ^x[1] {
@@ -146,12 +157,19 @@ func (c *call) checkContract() error {
 	if c.site != nil {
 		site = c.site.String()
 	}
-	copy(mine.site[:len(mine.site)-1], site)
-	all := make([]contract, st.size)
-	size := int(unsafe.Sizeof(mine))
-	if err := st.mpi.AllGather(unsafe.Pointer(&all[0]), unsafe.Pointer(&mine), size, elem.Uint8); err != nil {
+	all, err := gatherContracts(st.terms, mine, site)
+	if err != nil {
 		return err
 	}
 	r := slices.IndexFunc(all, func(o contract) bool { return o.hash() != all[0].hash() })
 	return fmt.Errorf("%s: %w: rank 0 %v; rank %d %v (%s, %d ranks)", site, ErrContract, &all[0], r, &all[r], st.id, st.size)
+}
+
+// gatherContracts returns the contracts of all ranks. Collective.
+func gatherContracts(m *cudampi.Comm, k terms, site string) ([]contract, error) {
+	mine := contract{terms: k}
+	copy(mine.site[:len(mine.site)-1], site)
+	all := make([]contract, m.Size())
+	err := m.AllGather(unsafe.Pointer(&all[0]), unsafe.Pointer(&mine), int(unsafe.Sizeof(mine)), elem.Uint8)
+	return all, err
 }

@@ -40,7 +40,11 @@ func (w *World) openCross() error {
 	if err != nil {
 		return err
 	}
-	x.self = w.addComm(self, "check").st.mpi
+	alone, err := w.addComm(self, "check")
+	if err != nil {
+		return err
+	}
+	x.self = alone.st.mpi
 	if x.s, err = w.NewStream("check"); err != nil {
 		return err
 	}
@@ -74,8 +78,7 @@ func (x *crossCheck) submit(q *gpuQueue, c *command) error {
 	if q.s.cap != nil || st.mirror == nil || c.kind == cmdBarrier {
 		return q.submit(c, nil)
 	}
-	whole := c.call // a group is gone once it is issued
-	everyone := c.everyone()
+	whole, what := c.call, c.what() // a group is gone once it is issued
 	var list []shadow
 	if c.kind == cmdGroup {
 		for i := range c.group.cmds {
@@ -100,7 +103,7 @@ func (x *crossCheck) submit(q *gpuQueue, c *command) error {
 		return err
 	}
 	defer mpiTurns.leave()
-	st.activity.set(whole.kind, whole.typ, whole.op, whole.root, whole.n, everyone)
+	st.activity.set(what, whole.n)
 	defer st.activity.leave()
 	if err := x.compare(st, list); err != nil {
 		return err

@@ -220,15 +220,6 @@ func visibleGPUs(each func(i int, id string)) (int, error) {
 	return n, nil
 }
 
-// agreeInTurn is agree for a program under way, whose other goroutines may be in MPI.
-func (w *World) agreeInTurn(failure error) (reason, int, error) {
-	if err := mpiTurns.enter(mpiTurns.take(1)); err != nil {
-		return reason{}, 0, err
-	}
-	defer mpiTurns.leave()
-	return w.agree(failure)
-}
-
 type reasonKind int64
 
 const (
@@ -253,16 +244,7 @@ func (w *World) agree(failure error) (reason, int, error) {
 
 // agreeOn is agree for the ranks of a communicator.
 func agreeOn(m *cudampi.Comm, failure error) (reason, int, error) {
-	mine := reason{}
-	switch {
-	case failure == nil:
-	case errors.As(failure, new(noGPU)):
-		mine = reason{reasonNoGPU, failure.Error()}
-	case errors.As(failure, new(tooManyRanks)):
-		mine = reason{reasonTooMany, failure.Error()}
-	default:
-		mine = reason{reasonOther, failure.Error()}
-	}
+	mine := reasonOf(failure)
 	first := int64(m.Size())
 	if mine.kind != reasonNone {
 		first = int64(m.Rank())
@@ -273,16 +255,35 @@ func agreeOn(m *cudampi.Comm, failure error) (reason, int, error) {
 	if first == int64(m.Size()) {
 		return mine, -1, nil
 	}
+	said, err := relay(m, mine, int(first))
+	return said, int(first), err
+}
+
+func reasonOf(failure error) reason {
+	switch {
+	case failure == nil:
+		return reason{}
+	case errors.As(failure, new(noGPU)):
+		return reason{reasonNoGPU, failure.Error()}
+	case errors.As(failure, new(tooManyRanks)):
+		return reason{reasonTooMany, failure.Error()}
+	default:
+		return reason{reasonOther, failure.Error()}
+	}
+}
+
+// relay tells every rank the reason of rank first. Collective.
+func relay(m *cudampi.Comm, mine reason, first int) (reason, error) {
 	head := [2]int64{int64(mine.kind), int64(len(mine.text))}
-	if err := m.Broadcast(unsafe.Pointer(&head), 2, elem.Int64, int(first)); err != nil {
-		return mine, 0, err
+	if err := m.Broadcast(unsafe.Pointer(&head), 2, elem.Int64, first); err != nil {
+		return mine, err
 	}
 	text := make([]byte, head[1]+1)
 	copy(text, mine.text)
-	if err := m.Broadcast(unsafe.Pointer(&text[0]), len(text), elem.Uint8, int(first)); err != nil {
-		return mine, 0, err
+	if err := m.Broadcast(unsafe.Pointer(&text[0]), len(text), elem.Uint8, first); err != nil {
+		return mine, err
 	}
-	return reason{reasonKind(head[0]), string(text[:head[1]])}, int(first), nil
+	return reason{reasonKind(head[0]), string(text[:head[1]])}, nil
 }
 
 // capability is the GPU's compute capability, major*10 + minor.

@@ -275,11 +275,14 @@ func (c *call) onDeviceNow(q *gpuQueue) error {
 	if err != nil {
 		return err
 	}
+	what := st.activity.begin(c)
+	defer st.activity.leave()
 	if err := now.checkContract(); err != nil {
 		return err
 	}
-	st.activity.enter(c, nil)
-	defer st.activity.leave()
+	if what&ofEveryone != 0 {
+		st.activity.ledger.note(c, what, nil)
+	}
 	for _, run := range now.steps(g.word) {
 		if err := run(cudampi.At(q.h)); err != nil {
 			return err

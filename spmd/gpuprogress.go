@@ -180,10 +180,16 @@ func (a *activity) issue(q *gpuQueue, seq uint64, c *command) {
 	f := a.flight
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	a.enter(&c.call, &c.site)
-	a.leave() // the host has; flight has when it is over
+	what := c.what()
+	if !c.begun {
+		a.begin(&c.call)
+		a.leave() // the host has; flight has when it is over
+	}
+	if what&ofEveryone != 0 {
+		a.ledger.note(&c.call, what, &c.site)
+	}
 	slot := &f.ring[f.next%uint64(len(f.ring))]
-	*slot = flown{what: a.what.Load(), n: int64(c.n), q: q, seq: seq, site: c.site}
+	*slot = flown{what: what, n: int64(c.n), q: q, seq: seq, site: c.site}
 	f.next++
 	f.first = max(f.first, f.next-min(f.next, uint64(len(f.ring))))
 }

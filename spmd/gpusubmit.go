@@ -18,12 +18,7 @@ func (q *gpuQueue) submit(c *command, args []Arg) error {
 		}
 	}
 	if c.kind.communicates() && q.s.w.check != checkOff {
-		if err := mpiTurns.enter(mpiTurns.take(1)); err != nil {
-			return err
-		}
-		err := c.checkContract()
-		mpiTurns.leave()
-		if err != nil {
+		if err := c.checkBefore(q); err != nil {
 			return err
 		}
 	}
@@ -85,6 +80,25 @@ func (q *gpuQueue) submit(c *command, args []Arg) error {
 		q.g.last = as
 	}
 	return nil
+}
+
+// checkBefore is checkContract for a call on a stream, in a turn of its own.
+func (c *command) checkBefore(q *gpuQueue) error {
+	if err := mpiTurns.enter(mpiTurns.take(1)); err != nil {
+		return err
+	}
+	defer mpiTurns.leave()
+	a := &c.comm.activity
+	if q.s.cap == nil {
+		c.begun = true
+		a.flight.mu.Lock() // who issues a call does so outside of MPI's turns
+		a.begin(&c.call)
+		a.flight.mu.Unlock()
+	} else { // what is captured is made, and counts, when it is replayed
+		a.set(c.what()&^ofEveryone, c.n)
+	}
+	defer a.leave()
+	return c.checkContract()
 }
 
 // note has the communicators of a command know that it is about to be handed over.

@@ -1,15 +1,17 @@
 package spmd
 
 import (
+	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
+	"hash/fnv"
 	"math/bits"
 	"slices"
 	"strings"
 	"sync"
 	"unsafe"
 
+	"lockstep/cudampi"
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
 )
@@ -101,9 +103,7 @@ func (l *ledger) read(comm string, since uint64) (page, bool) {
 	}
 	for n := max(count, recentCalls) - recentCalls + 1; n <= count; n++ {
 		e := &recent[n%recentCalls]
-		c := callOf(e.what, int64(e.n))
-		k := ofCall(&c)
-		k.n = int64(e.n)
+		k := e.terms()
 		p.Last = append(p.Last, line{n, e.sum, fmt.Sprintf("at %s: %v", &e.site, &k)})
 	}
 	return p, true
@@ -143,50 +143,77 @@ func withoutPlace(text string) string {
 	return what
 }
 
-// pulse returns the pages of this rank with calls that the one before did not have. It
-// is called by one goroutine.
+// last says what the last call was, with its place; "" before the first.
+func (l *ledger) last() string {
+	l.mu.Lock()
+	e, none := l.recent[l.count%recentCalls], l.count == 0
+	l.mu.Unlock()
+	if none {
+		return ""
+	}
+	k := e.terms()
+	return fmt.Sprintf("%v at %s", &k, &e.site)
+}
+
+func (e *entry) terms() terms {
+	c := callOf(e.what, int64(e.n))
+	k := ofCall(&c)
+	if k.n != 0 { // an AllToAllV has none
+		k.n = int64(e.n)
+	}
+	return k
+}
+
+// pulse is what a rank tells rank 0 each second, of what that does not know.
+type pulse struct {
+	Pages []page    `json:"p,omitempty"` // of communicators with more calls than before
+	Stand *standing `json:"s,omitempty"`
+}
+
+// pulse returns what there is to tell, as JSON; nil for nothing. It is called by one goroutine.
 func (w *World) pulse() []byte {
 	w.mu.Lock()
 	comms := slices.Clone(w.comms)
 	w.mu.Unlock()
-	var pages []page
+	var p pulse
 	for _, st := range comms {
 		if st.size > 1 {
-			if p, ok := st.activity.ledger.read(st.id, st.pulsed); ok {
-				st.pulsed = p.Last[len(p.Last)-1].Number
-				pages = append(pages, p)
+			if page, ok := st.activity.ledger.read(st.id, st.pulsed); ok {
+				st.pulsed = page.Last[len(page.Last)-1].Number
+				p.Pages = append(p.Pages, page)
 			}
 		}
 	}
-	if pages == nil {
+	if p.Stand = w.stand(comms); p.Pages == nil && p.Stand == nil {
 		return nil
 	}
-	b, err := json.Marshal(pages)
+	b, err := json.Marshal(p)
 	if err != nil {
 		return nil // it holds nothing that JSON has not
 	}
 	return b
 }
 
-// library has the last page of every rank for each communicator.
+// library has what every rank has told last: its pages for each communicator, and where it stands.
 type library struct {
-	mu    sync.Mutex
-	pages map[string]map[int]page
+	mu       sync.Mutex
+	pages    map[string]map[int]page
+	standing map[int]*standing
 }
 
-// compare takes a pulse of a rank and says where its calls are others than those of another rank.
-func (l *library) compare(rank int, pulse []byte) string {
-	var pages []page
-	if json.Unmarshal(pulse, &pages) != nil {
+// compare takes a pulse of a rank and says where its calls are others than those of another rank, or what it waits for in vain.
+func (l *library) compare(rank int, told []byte) string {
+	var news pulse
+	if json.Unmarshal(told, &news) != nil {
 		return "" // the channel is authenticated: there is none that is not whole
 	}
 	pages = slices.DeleteFunc(pages, func(p page) bool { return len(p.Last) == 0 }) // nor one without calls
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.pages == nil {
-		l.pages = map[string]map[int]page{}
+		l.pages, l.standing = map[string]map[int]page{}, map[int]*standing{}
 	}
-	for _, p := range pages {
+	for _, p := range news.Pages {
 		of := l.pages[p.Comm]
 		if of == nil {
 			of = map[int]page{}
@@ -203,62 +230,76 @@ func (l *library) compare(rank int, pulse []byte) string {
 			}
 		}
 	}
+	if news.Stand == nil {
+		return ""
+	}
+	l.standing[rank] = news.Stand
+	for other, o := range l.standing {
+		if text := cmp.Or(leftAlone(other, o, rank, news.Stand), leftAlone(rank, news.Stand, other, o)); text != "" && other != rank {
+			return text
+		}
+	}
 	return ""
 }
 
-// compareLedgers compares the calls of the whole run. Collective over all ranks, which have nothing in flight.
+// compareLedgers compares the calls and messages of the whole run. Collective over all ranks, which have nothing in flight.
 func (w *World) compareLedgers() error {
-	if err := mpiTurns.enter(mpiTurns.take(1)); err != nil {
-		return err
-	}
-	defer mpiTurns.leave()
 	w.mu.Lock()
 	comms := slices.Clone(w.comms)
 	w.mu.Unlock()
-	var err error
-	for _, st := range comms {
-		if st.size > 1 {
-			err = errors.Join(err, st.compareLedger())
+	return w.exchange(cmdEnd, func(m *cudampi.Comm) error {
+		over := uint64(0)
+		for _, st := range comms {
+			over += st.balance()
 		}
-	}
-	return err
-}
-
-func (st *commState) compareLedger() error {
-	l := &st.activity.ledger
-	x := [4]int64{int64(l.count), ^int64(l.count), int64(l.sum), ^int64(l.sum)}
-	if err := st.mpi.AllReduce(unsafe.Pointer(&x), unsafe.Pointer(&x), len(x), elem.Int64, Min); err != nil {
-		return err
-	}
-	if x[0] == ^x[1] && x[2] == ^x[3] {
-		return nil
-	}
-	const room = 4 << 10 // for a page
-	mine := make([]byte, room)
-	p, _ := l.read(st.id, 0)
-	for {
-		if b, err := json.Marshal(p); err == nil && len(b) <= room {
-			copy(mine, b)
-			break
-		}
-		p.Last = p.Last[1:]
-	}
-	all := make([]byte, room*st.size)
-	if err := st.mpi.AllGather(unsafe.Pointer(&all[0]), unsafe.Pointer(&mine[0]), room, elem.Uint8); err != nil {
-		return err
-	}
-	var first page
-	for r := range st.size {
-		var p page
-		text, _, _ := strings.Cut(string(all[r*room:(r+1)*room]), "\x00")
-		if err := json.Unmarshal([]byte(text), &p); err != nil {
+		if err := m.AllReduce(unsafe.Pointer(&over), unsafe.Pointer(&over), 1, elem.Uint64, Sum); err != nil || over == 0 {
 			return err
 		}
-		if r == 0 {
-			first = p
-		} else if text := differ(&first, &p, 0, r); text != "" {
+		return w.sayUneven(m, comms)
+	})
+}
+
+// balance is a number that adds up to 0 over all ranks where the calls of all ranks of the communicator are the same, and
+// what each has sent others have received.
+func (st *commState) balance() (sum uint64) {
+	a := &st.activity
+	name := fnv.New64a()
+	name.Write([]byte(st.id))
+	id := mix(name.Sum64())
+	sum = mix(mix(id+a.ledger.count) + a.ledger.sum)
+	if st.rank == 0 {
+		sum *= -uint64(st.size - 1)
+	}
+	messages := func(from, to int, n uint32) uint64 {
+		if n == 0 {
+			return 0
+		}
+		return mix(mix(id+uint64(from)<<32+uint64(to)) + uint64(n))
+	}
+	for peer := range a.peers {
+		v := a.peers[peer].Load()
+		sum += messages(st.rank, peer, uint32(v)) - messages(peer, st.rank, uint32(v>>32))
+	}
+	return sum
+}
+
+// sayUneven finds in what the ranks differ at the end. Collective, in exchange.
+func (w *World) sayUneven(m *cudampi.Comm, comms []*commState) error {
+	mine := pulse{Stand: w.positions(comms, true)}
+	for _, st := range comms {
+		if p, ok := st.activity.ledger.read(st.id, 0); ok && st.size > 1 {
+			mine.Pages = append(mine.Pages, p)
+		}
+	}
+	all, err := collect(m, mine)
+	if err != nil {
+		return err
+	}
+	var whole library
+	for r, told := range all {
+		if text := whole.compare(r, told); text != "" {
 			return fmt.Errorf("%w: %s", ErrContract, text)
 		}
 	}
-	return fmt.Errorf("%w on %q: from %d to %d of them", ErrContract, st.id, x[0], ^x[1])
+	return fmt.Errorf("%w, and what is left of them does not say where", ErrContract)
 }

@@ -114,6 +114,7 @@ func start(fs *pflag.FlagSet, run func(context.Context, *World) error, checks []
 	switch {
 	case err == nil:
 		w.phase.Store("ending")
+		w.ended.Store(true)
 		o.leaving()
 		if err := w.compareLedgers(); err != nil {
 			return w.abort(o, err, exitFailed)

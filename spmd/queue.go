@@ -45,6 +45,16 @@ const (
 	cmdSendRecv
 	cmdBarrier
 	cmdGroup
+	// What passes the framework's own doors, on behalf of these.
+	cmdSplit
+	cmdCloseComm
+	cmdAllocSymmetric
+	cmdOpenCheckpoints
+	cmdSave
+	cmdLoad
+	cmdWaitSave
+	cmdStart
+	cmdEnd
 )
 
 // communicates says whether the command enters MPI or NCCL, and so takes its turn in
@@ -57,6 +67,7 @@ type call struct {
 	kind     cmdKind
 	typ      elem.Type
 	op       elem.Op
+	begun    bool // on a GPU: activity knows it already, for --check
 	dst, src unsafe.Pointer
 	n        int // elements, bytes for cmdCopy
 	root     int // or the peer sent to

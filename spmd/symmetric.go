@@ -51,7 +51,7 @@ func (y *symmetric) alloc(n int) (*block, error) {
 	if at >= 0 {
 		place = y.place(p.waiting[at].ptr)
 	}
-	lo, hi, err := y.w.spread(place)
+	lo, hi, err := y.w.spread(cmdAllocSymmetric, place)
 	if err != nil {
 		return nil, err
 	}
@@ -111,22 +111,20 @@ func (y *symmetric) owners() []*commState {
 }
 
 func (y *symmetric) register(c unsafe.Pointer, n int) error {
-	if err := mpiTurns.enter(mpiTurns.take(1)); err != nil {
-		return err
-	}
-	defer mpiTurns.leave()
-	g := y.w.gpu
-	g.issue.Lock()
-	defer g.issue.Unlock()
-	for _, st := range y.owners() {
-		if err := st.register(c, n); err != nil {
-			return err
+	return y.w.control.st.pass(cmdAllocSymmetric, func() error {
+		g := y.w.gpu
+		g.issue.Lock()
+		defer g.issue.Unlock()
+		for _, st := range y.owners() {
+			if err := st.register(c, n); err != nil {
+				return err
+			}
 		}
-	}
-	if node := y.w.NodeComm.st; !node.ownsNCCL {
-		node.sym, node.peers = y.w.Comm.st.sym, y.w.Comm.st.peers
-	}
-	return nil
+		if node := y.w.NodeComm.st; !node.ownsNCCL {
+			node.sym, node.peers = y.w.Comm.st.sym, y.w.Comm.st.peers
+		}
+		return nil
+	})
 }
 
 // enter has a new communicator know what there is. Collective over it, in a turn.
@@ -146,14 +144,9 @@ func (y *symmetric) enter(st *commState) error {
 
 // agreed gives the chunk back, and returns an error, where a rank failed. Collective.
 func (y *symmetric) agreed(failure error, c unsafe.Pointer) error {
-	why, rank, err := y.w.agreeInTurn(failure)
-	switch {
-	case err == nil && rank < 0:
+	err := y.w.allAgree(cmdAllocSymmetric, failure)
+	if err == nil {
 		return nil
-	case err == nil && failure == nil:
-		err = fmt.Errorf("rank %d: %s", rank, why.text)
-	case err == nil:
-		err = failure
 	}
 	for _, st := range y.owners() {
 		err = errors.Join(err, st.unregister(c))

@@ -11,11 +11,9 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-	"unsafe"
 
 	"github.com/rs/zerolog"
 
-	"lockstep/internal/elem"
 	"lockstep/internal/launcher"
 	"lockstep/internal/watch"
 )
@@ -85,7 +83,7 @@ func (w *World) oversee() (*overseer, error) {
 	if cfg.Listener != nil {
 		addrs = cfg.Listener.Addrs()
 	}
-	if err := w.mustAgreeInTurn(err); err != nil {
+	if err := w.allAgree(cmdStart, err); err != nil {
 		return nil, err
 	}
 	for hub := range 2 {
@@ -96,7 +94,7 @@ func (w *World) oversee() (*overseer, error) {
 		if w.Rank() == hub {
 			said.Addrs, said.Key = addrs, cfg.Key
 		}
-		if err := w.tell(hub, &said); err != nil {
+		if err := w.tell(cmdStart, hub, &said); err != nil {
 			return nil, err
 		}
 		cfg.Hubs = append(cfg.Hubs, said.Addrs)
@@ -143,42 +141,6 @@ func limitStart(name string, cfg *Config, rank int) (stop func() bool) {
 		os.Exit(exitFailed)
 	})
 	return t.Stop
-}
-
-// tell copies what rank root has in v, as JSON, to every rank. Collective.
-func (w *World) tell(root int, v any) error {
-	if err := mpiTurns.enter(mpiTurns.take(1)); err != nil {
-		return err
-	}
-	defer mpiTurns.leave()
-	var b []byte
-	if w.Rank() == root {
-		var err error
-		if b, err = json.Marshal(v); err != nil {
-			return err
-		}
-	}
-	n := int64(len(b))
-	m := w.control.st.mpi
-	if err := m.Broadcast(unsafe.Pointer(&n), 1, elem.Int64, root); err != nil {
-		return err
-	}
-	if w.Rank() != root {
-		b = make([]byte, n)
-	}
-	if err := m.Broadcast(unsafe.Pointer(&b[0]), int(n), elem.Uint8, root); err != nil {
-		return err
-	}
-	return json.Unmarshal(b, v)
-}
-
-// mustAgreeInTurn is mustAgree for a world that is open.
-func (w *World) mustAgreeInTurn(failure error) error {
-	if err := mpiTurns.enter(mpiTurns.take(1)); err != nil {
-		return err
-	}
-	defer mpiTurns.leave()
-	return w.mustAgree(failure)
 }
 
 // lookEvery is the time between two looks.

@@ -59,8 +59,10 @@ type World struct {
 	courier                 *courier    // where GPU memory goes through MPI
 	cross                   *crossCheck // nil unless NCCL and MPI are compared
 	stage                   staging
-	blocking                *Stream // of collectives that block, on a GPU
-	control                 Comm    // the framework's own traffic
+	blocking                *Stream     // of collectives that block, on a GPU
+	control                 Comm        // the framework's own traffic
+	ended                   atomic.Bool // the program has returned on this rank
+	spoken                  spoken      // what the pulses have said of this rank
 	capturing               atomic.Int32
 	json                    io.WriteCloser
 	pause                   sync.Mutex // guards yielder
@@ -216,7 +218,9 @@ func (w *World) join(base *cudampi.Comm) error {
 	}
 	w.job.Rank, w.job.Size = world.Rank(), world.Size()
 	w.Log = w.cfg.logger(w.job, os.Stderr)
-	w.Comm = w.addComm(world, "world")
+	if w.Comm, err = w.addComm(world, "world"); err != nil {
+		return err
+	}
 	if w.json != nil && w.Rank() != 0 { // the environment did not say so
 		if err := w.json.Close(); err != nil {
 			return err
@@ -227,12 +231,16 @@ func (w *World) join(base *cudampi.Comm) error {
 	if err != nil {
 		return err
 	}
-	w.control = w.addComm(control, "control")
+	if w.control, err = w.addComm(control, controlID); err != nil {
+		return err
+	}
 	node, err := base.SplitShared()
 	if err != nil {
 		return err
 	}
-	w.NodeComm = w.addComm(node, "node")
+	if w.NodeComm, err = w.addComm(node, "node"); err != nil {
+		return err
+	}
 	if err := w.findNode(control, node); err != nil {
 		return err
 	}
@@ -427,18 +435,6 @@ func (w *World) marks() []point {
 	return m
 }
 
-// spread returns the least and the greatest v over all ranks. Collective.
-func (w *World) spread(v int64) (lo, hi int64, err error) {
-	x := [2]int64{v, ^v} // the greatest v has the least complement
-	turn := mpiTurns.take(1)
-	if err := mpiTurns.enter(turn); err != nil {
-		return 0, 0, err
-	}
-	defer mpiTurns.leave()
-	err = w.control.st.mpi.AllReduce(unsafe.Pointer(&x), unsafe.Pointer(&x), 2, elem.Int64, Min)
-	return x[0], ^x[1], err
-}
-
 // fail records the first failure of a stream: nobody may wait for what will not
 // come, and Main ends the job.
 func (w *World) fail(err error) {
@@ -500,7 +496,7 @@ func (w *World) Close() error {
 	}
 	for i := len(w.comms) - 1; i >= 0; i-- {
 		w.comms[i].freed = true
-		err = errors.Join(err, w.comms[i].closeNCCL(), w.comms[i].closeDevice(), w.comms[i].mpi.Free())
+		err = errors.Join(err, w.comms[i].free())
 	}
 	for _, e := range slices.Clone(w.events) {
 		err = errors.Join(err, e.Close())

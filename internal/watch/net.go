@@ -198,16 +198,20 @@ func (n *Net) beat() {
 	t := time.NewTicker(n.cfg.Beat)
 	defer t.Stop()
 	for {
-		var pulse []byte
-		if n.cfg.Pulse != nil {
-			pulse = n.cfg.Pulse()
-		}
-		for _, k := range n.up() {
+		for i, k := range n.up() {
 			n.mu.Lock()
-			if k.beat.IsZero() {
-				k.beat = time.Now()
-				k.line.send(message{Kind: msgBeat, State: pulse})
+			free := k.beat.IsZero()
+			n.mu.Unlock()
+			if !free {
+				continue
 			}
+			m := message{Kind: msgBeat}
+			if i == 0 && n.cfg.Pulse != nil { // not before it will be sent: what it has said once it does not say again
+				m.State = n.cfg.Pulse()
+			}
+			n.mu.Lock()
+			k.beat = time.Now()
+			k.line.send(m)
 			n.mu.Unlock()
 		}
 		select {

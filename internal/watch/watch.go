@@ -101,9 +101,9 @@ type Config struct {
 	// cut, which OnEnd tells after 30 s. May be nil; must return soon.
 	OnSilent func(who string)
 
-	// Pulse returns what rides on the next sign of life to the hubs, at most MaxState bytes of JSON, nil for nothing; it is
-	// called by one goroutine. OnPulse gets it on ranks 0 and 1, called by a goroutine for each rank; it must return soon,
-	// and must not wait for Fail. Both may be nil.
+	// Pulse returns what rides on the next sign of life to rank 0, or where that has gone to rank 1, at most MaxState bytes
+	// of JSON, nil for nothing; it is called by one goroutine. OnPulse gets it there, called by a goroutine for each rank; it
+	// must return soon, and must not wait for Fail. Both may be nil.
 	Pulse   func() []byte
 	OnPulse func(rank int, pulse []byte)
 
