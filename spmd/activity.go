@@ -3,7 +3,6 @@ package spmd
 import (
 	"encoding/json"
 	"fmt"
-	"math"
 	"runtime"
 	"slices"
 	"strings"
@@ -46,15 +45,15 @@ func (a *activity) begin(c *call) (what uint64) {
 func (a *activity) count(c *call) {
 	switch c.kind {
 	case cmdSend:
-		a.exchange(c.root, c.n, 0)
+		a.exchange(c.root, 1, 0)
 	case cmdRecv:
-		a.exchange(c.root, 0, c.n)
+		a.exchange(c.root, 0, 1)
 	case cmdSendRecv:
 		if c.root == c.from {
-			a.exchange(c.root, c.n, c.rn)
+			a.exchange(c.root, 1, 1)
 		} else {
-			a.exchange(c.root, c.n, 0)
-			a.exchange(c.from, 0, c.rn)
+			a.exchange(c.root, 1, 0)
+			a.exchange(c.from, 0, 1)
 		}
 	case cmdGroup:
 		for i := range c.group.cmds {
@@ -63,17 +62,11 @@ func (a *activity) count(c *call) {
 	}
 }
 
-// exchange counts a message of n elements to a peer, and one of rn from it; such of none do not count.
-func (a *activity) exchange(peer, n, rn int) {
+// exchange counts messages to a peer and from it.
+func (a *activity) exchange(peer int, sent, received uint32) {
 	p := &a.peers[peer]
 	v := p.Load()
-	if n > 0 {
-		v = v&^math.MaxUint32 | uint64(uint32(v)+1)
-	}
-	if rn > 0 {
-		v += 1 << 32
-	}
-	p.Store(v)
+	p.Store(uint64(uint32(v>>32)+received)<<32 | uint64(uint32(v)+sent))
 }
 
 // what is what activity keeps of a call, beside its length.

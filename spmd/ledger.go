@@ -207,7 +207,7 @@ func (l *library) compare(rank int, told []byte) string {
 	if json.Unmarshal(told, &news) != nil {
 		return "" // the channel is authenticated: there is none that is not whole
 	}
-	pages = slices.DeleteFunc(pages, func(p page) bool { return len(p.Last) == 0 }) // nor one without calls
+	news.Pages = slices.DeleteFunc(news.Pages, func(p page) bool { return len(p.Last) == 0 }) // nor one without calls
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.pages == nil {
