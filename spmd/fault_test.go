@@ -92,6 +92,7 @@ func table() []mishap {
 		{name: "killed before MPI starts", within: soon, before: die, cause: "noticed that process rank {rank} with PID", want: []string{"on node {host} exited on signal 9"}},
 		{name: "killed at start", within: soon, before: func() { when("cudampi.Start(", die) }, cause: "noticed that process rank {rank} with PID", want: []string{"on node {host} exited on signal 9"}},
 
+		{name: "bad flags on many ranks", ranks: 64, within: soon, first: true, args: []string{"--colour"}, before: happens, cause: "app: unknown flag: --colour"},
 		{name: "another flag on one rank", gpu: true, within: atOnce, before: func() { happens(); os.Args = append(os.Args, "--seed", "7") },
 			cause: "app: the ranks were started differently: --seed is 42 on ", want: []string{", 7 on rank {rank}\n"}},
 

@@ -30,6 +30,9 @@ const (
 	// speakFirst is how long a rank other than 0 leaves bad input to rank 0, which
 	// finds the same, and whose exit ends the job.
 	speakFirst = 3 * time.Second
+	// Before the exit of a process that MPI has not started in: for each rank of the job, and at most.
+	settleEach = 40 * time.Millisecond
+	mostSettle = 2500 * time.Millisecond
 	// grace is how long run may take to return after a signal or a failed stream.
 	grace = 5 * time.Second
 )
@@ -200,9 +203,20 @@ func misplaced(fs *pflag.FlagSet, args []string) error {
 	return nil
 }
 
-// refuse ends a job that has bad input, in a process where MPI does not run.
+// refuse ends a job that has bad input, in a process where MPI does not run. Open MPI 4's mpirun may wait for ever where one
+// process ends while it starts the others: 64 of them on 2 cores made it do so in 5 of 5 runs.
 func refuse(name string, j launcher.Job, err error) int {
+	settle := time.Duration(0)
+	if j.Size > 1 {
+		settle = min(time.Duration(j.Size)*settleEach, mostSettle)
+	}
+	if j.Rank != 0 {
+		time.Sleep(settle) // rank 0 is still there
+	}
 	speak(name, j.Rank, err)
+	if j.Rank == 0 {
+		time.Sleep(settle)
+	}
 	return exitUsage
 }
 
