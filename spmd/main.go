@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -16,6 +17,7 @@ import (
 
 	"lockstep/cudampi"
 	"lockstep/internal/launcher"
+	"lockstep/internal/nearest"
 	"lockstep/internal/plain"
 	"lockstep/internal/watch"
 )
@@ -163,12 +165,32 @@ func parse(fs *pflag.FlagSet, args []string, j launcher.Job) error {
 		if hint := misplaced(fs, args); hint != nil {
 			return hint
 		}
-		return err
+		return nearest.Flag(fs, err)
 	}
 	if fs.NArg() > 0 {
+		if flag := withoutEquals(fs, args); flag != "" {
+			return fmt.Errorf("unexpected argument %q: type --%s=%s", fs.Arg(0), flag, fs.Arg(0))
+		}
 		return fmt.Errorf("unexpected argument %q: all settings are flags, see --help", fs.Arg(0))
 	}
+	if t := fs.Lookup("timeout"); t != nil && t.Changed && t.Value.String() == "0s" {
+		return fmt.Errorf("--timeout 0: must be at least %v; there is no way to wait for ever", leastTimeout)
+	}
 	return nil
+}
+
+// withoutEquals returns the flag whose value stands behind it as an argument of its own,
+// which a flag that needs no value does not take; "" where there is none.
+func withoutEquals(fs *pflag.FlagSet, args []string) string {
+	at := slices.Index(args, fs.Arg(0))
+	if at < 1 {
+		return ""
+	}
+	name, ok := strings.CutPrefix(args[at-1], "--")
+	if f := fs.Lookup(name); !ok || f == nil || f.NoOptDefVal == "" {
+		return ""
+	}
+	return name
 }
 
 // ofLauncher are flags that people give to the program and mean for what starts it.

@@ -170,6 +170,9 @@ func TestBadInput(t *testing.T) {
 		want string
 	}{
 		{"an unknown flag", 3, "sum", nil, []string{"--colour", "blue"}, "unknown flag: --colour"},
+		{"nearly a flag", 2, "sum", nil, []string{"--time-out", "3s"}, "unknown flag: --time-out; did you mean --timeout?"},
+		{"a value that needs an equals sign", 2, "sum", nil, []string{"--check", "on"}, `unexpected argument "on": type --check=on`},
+		{"no time at all", 2, "sum", nil, []string{"--timeout", "0"}, "--timeout 0: must be at least 100ms"},
 		{"mpirun's flag behind the program", 2, "sum", nil, []string{"--rows", "3", "-np", "4"}, "-np is a flag of mpirun, before the program; type: mpirun -np 4 app"},
 		{"mpirun's flag with its value", 0, "sum", nil, []string{"--map-by=node"}, "type: mpirun --map-by=node app"},
 		{"srun's flag", 0, "sum", nil, []string{"--mpi=pmix"}, "type: srun --mpi=pmix app"},

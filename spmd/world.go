@@ -449,8 +449,10 @@ func (w *World) fail(err error) {
 // taking anything down. It does not return.
 // Source: mpi.h, MPI_Abort.
 func (w *World) Abort(status int) {
-	w.Comm.st.mpi.Abort(status)
-	os.Exit(status) // where the library returns
+	if w.Size() > 1 { // else there is nobody to end, and MPI would print a banner behind the cause
+		w.Comm.st.mpi.Abort(status)
+	}
+	os.Exit(status) // where the library returns, too
 }
 
 // drain waits for all streams and returns the first error of each.

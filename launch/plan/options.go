@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"lockstep/internal/nearest"
 	"lockstep/launch/exit"
 )
 
@@ -71,10 +72,15 @@ func parse(cmd *cobra.Command, args []string) (prog []string, help bool, err err
 		if errors.Is(err, pflag.ErrHelp) {
 			return nil, true, cmd.Help()
 		}
-		return nil, false, exit.Usage{Err: fmt.Errorf("%w (launch %s --help has the flags; those of the program stand behind --)", err, cmd.Name())}
+		return nil, false, exit.Usage{Err: fmt.Errorf("%w (launch %s --help has the flags; those of the program stand behind --)", nearest.Flag(fs, err), cmd.Name())}
 	}
 	if help, _ := fs.GetBool("help"); help {
 		return nil, true, cmd.Help()
+	}
+	for _, name := range []string{"np", "nodes", "gpus-per-node", "ranks-per-node", "cpus-per-task"} {
+		if f := fs.Lookup(name); f != nil && f.Changed && f.Value.String() == "0" {
+			return nil, false, usage("--%s 0: give a number from 1 to %d, or leave it out", name, maxRanks)
+		}
 	}
 	prog = fs.Args()
 	switch {

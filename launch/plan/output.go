@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -40,6 +41,8 @@ type output struct {
 	writers []*os.File
 	readers sync.WaitGroup
 	opened  []*os.File
+	spoke   atomic.Bool // a rank has written to its standard error, or the launcher anything but how the job ended
+	endings []byte      // that, for when nobody else says anything; valid after close
 }
 
 // openOutput adds to l what brings the ranks' output where logs says: "prefix", "plain" or a folder.
@@ -114,9 +117,9 @@ func (out *output) pipes(ranks int) (base int, err error) {
 		if err := unix.SetNonblock(p[0], true); err != nil { // for close's deadline
 			return 0, err
 		}
-		r, to := os.NewFile(uintptr(p[0]), "rank"), os.Stdout
+		r, to := os.NewFile(uintptr(p[0]), "rank"), io.Writer(os.Stdout)
 		if i%2 == 1 {
-			to = os.Stderr
+			to = &noted{os.Stderr, &out.spoke}
 		}
 		out.opened = append(out.opened, r)
 		out.readers.Go(func() { prefix(to, r, strconv.Itoa(i/2)+": ", &printing) })
@@ -134,19 +137,46 @@ func (out *output) pipes(ranks int) (base int, err error) {
 	return base, nil
 }
 
-// relay returns a file whose content goes to to. Hydra's mpiexec sets O_NONBLOCK on its standard output and error for a
+// noted is a writer that notes that something was written.
+type noted struct {
+	io.Writer
+	spoke *atomic.Bool
+}
+
+func (n *noted) Write(b []byte) (int, error) {
+	n.spoke.Store(true)
+	return n.Writer.Write(b)
+}
+
+// relay returns a file whose content passes reads. Hydra's mpiexec sets O_NONBLOCK on its standard output and error for a
 // while, on all that share them: what this process writes then, where nobody reads yet, would be lost.
-func (out *output) relay(to *os.File) (*os.File, error) {
+func (out *output) relay(pass func(r io.Reader)) (*os.File, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return nil, err
 	}
 	out.opened, out.writers = append(out.opened, r), append(out.writers, w)
 	out.readers.Go(func() {
-		_, _ = io.Copy(to, r)
-		_, _ = io.Copy(io.Discard, r) // where to is full, the job goes on
+		pass(r)
+		_, _ = io.Copy(io.Discard, r) // where nobody takes it, the job goes on
 	})
 	return w, nil
+}
+
+// stdout and stderr are files for what the launcher itself writes. Of the latter the frames in which it tells how the job
+// ended are kept back.
+func (out *output) stdout() (*os.File, error) {
+	return out.relay(func(r io.Reader) { _, _ = io.Copy(os.Stdout, r) })
+}
+
+func (out *output) stderr() (*os.File, error) {
+	return out.relay(func(r io.Reader) {
+		endings, spoke := withoutEndings(os.Stderr, r)
+		out.endings = endings
+		if spoke {
+			out.spoke.Store(true)
+		}
+	})
 }
 
 // close waits until all output has been printed. No rank runs any more.

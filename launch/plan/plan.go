@@ -90,9 +90,7 @@ func (o *options) lines(j job, s site) []Line {
 		if here, ok := findMPI(""); ok {
 			names = []string{here.name}
 		}
-		if found("sbatch") {
-			names = append(names, "slurm")
-		}
+		names = append(names, "slurm") // a plan may be for a cluster that this machine is no part of
 	}
 	var lines []Line
 	for _, name := range names {

@@ -29,7 +29,8 @@ func RunCommand() *cobra.Command {
 		Use:   "run [flags] -- PROGRAM [ARGS]",
 		Short: "Start a program on several ranks, with the line that launch plan prints",
 		Long: `Start a program on several ranks, with the line that launch plan prints for the mpirun that is here; inside a Slurm
-allocation with srun, where that has PMIx. The status is that of the first rank that failed.
+allocation with srun, where that has PMIx. The status is that of the first rank that failed. Where a rank says why, what
+mpirun has to say of the job's end is left out: the cause is the last line.
 
 SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 reach every rank as they are. A rank may take its time over the
 first two that ask it to end; the third ends all of them. On several hosts under Open MPI the first SIGTERM reaches the
@@ -129,13 +130,14 @@ func run(l Line, j job, logs string) error {
 	cmd := exec.Command(words[0], words[1:]...)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	if l.Launcher == "mpich" {
-		if cmd.Stdout, err = out.relay(os.Stdout); err == nil {
-			cmd.Stderr, err = out.relay(os.Stderr)
-		}
-		if err != nil {
-			out.close()
-			return err
-		}
+		cmd.Stdout, err = out.stdout()
+	}
+	if err == nil && (l.Launcher == "mpich" || l.Launcher != "slurm" && logs != "plain") { // else the ranks write to it, too
+		cmd.Stderr, err = out.stderr()
+	}
+	if err != nil {
+		out.close()
+		return err
 	}
 	if !term.IsTerminal(int(os.Stdin.Fd())) { // mpirun is in the background of the terminal, and would be stopped
 		cmd.Stdin = os.Stdin
@@ -174,6 +176,9 @@ func run(l Line, j job, logs string) error {
 	watch.dismiss()
 	killOrphans()
 	out.close()
+	if err != nil && !out.spoke.Load() {
+		_, _ = os.Stderr.Write(out.endings) // the exit status says that it failed, too
+	}
 	var failed *exec.ExitError
 	switch {
 	case err == nil:

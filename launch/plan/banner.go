@@ -1,0 +1,59 @@
+package plan
+
+import (
+	"bufio"
+	"bytes"
+	"io"
+	"regexp"
+)
+
+// A launcher frames what it has to say of a job's end by rules of dashes, Hydra's by equal signs. Where a rank has said
+// why, that only pushes the cause out of sight.
+var (
+	rule   = regexp.MustCompile(`^[-=]{20,}\s*$`)
+	ending = regexp.MustCompile(`MPI_ABORT was invoked on|Primary job +terminated normally|detected that one or more processes exited|noticed that process rank|BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES`)
+	// What follows Hydra's frame.
+	ended = regexp.MustCompile(`^(YOUR APPLICATION TERMINATED WITH THE EXIT STRING|This typically refers to a problem with your application|Please see the FAQ page for debugging suggestions)`)
+)
+
+// mostFramed is how many bytes a frame may hold; what is longer is none.
+const mostFramed = 16 << 10
+
+// withoutEndings copies from to to, by lines, less the frames in which a launcher tells how the job ended: these it
+// returns, and whether it has copied anything.
+func withoutEndings(to io.Writer, from io.Reader) (endings []byte, spoke bool) {
+	pass := func(b []byte) {
+		if len(b) > 0 {
+			spoke = true
+			_, _ = to.Write(b) // where nobody reads any more the job goes on
+		}
+	}
+	var frame []byte // from its first rule on
+	lines := bufio.NewReader(from)
+	for {
+		line, err := lines.ReadBytes('\n')
+		switch {
+		case len(line) == 0:
+		case rule.Match(line) && len(frame) > 0:
+			if frame = append(frame, line...); ending.Match(frame) {
+				endings = append(endings, frame...)
+			} else {
+				pass(frame)
+			}
+			frame = nil
+		case rule.Match(line) || len(frame) > 0:
+			if frame = append(frame, line...); len(frame) > mostFramed {
+				pass(frame)
+				frame = nil
+			}
+		case ended.Match(line), len(endings) > 0 && len(bytes.TrimSpace(line)) == 0:
+			endings = append(endings, line...)
+		default:
+			pass(line)
+		}
+		if err != nil {
+			pass(frame)
+			return endings, spoke
+		}
+	}
+}
