@@ -58,6 +58,9 @@ SPMD_FN float power2(float x) {
 	return r;
 }
 
+// warp_index is the warp's number in its block, in a form that the compiler knows to be one for the warp.
+SPMD_FN int warp_index() { return __shfl_sync(0xffffffffu, threadIdx.x / 32, 0); }
+
 // End of primitives.
 
 const float log2e = 1.4426950408889634f, ln2 = 0.6931471805599453f;
@@ -75,10 +78,10 @@ template <int D> SPMD_FN uint32_t lane_across() {
 	return chunk_at<D>(threadIdx.x % 8 + threadIdx.x / 16 % 2 * 8, threadIdx.x / 8 % 2);
 }
 
-// load_tile starts the copy of ROWS rows of hs elements, stride apart in global memory, of which rows
-// exist.
+// load_tile starts the copy of ROWS rows of hs elements, stride < 2^24 apart in global memory, of which
+// rows exist.
 template <int D, int ROWS, int THREADS>
-SPMD_FN void load_tile(uint32_t tile, const bf16 *from, long long stride, int rows, int hs) {
+SPMD_FN void load_tile(uint32_t tile, const bf16 *from, int stride, int rows, int hs) {
 	const int chunks = D / 8, step = THREADS / chunks;
 	static_assert(THREADS % chunks == 0 && ROWS % step == 0, "every thread copies as many chunks");
 	int c = threadIdx.x % chunks, r = threadIdx.x / chunks;
@@ -241,9 +244,8 @@ SPMD_FN void store_rows(bf16 *to, long long stride, int rows, int hs, char *tile
 // they share its rows in the cache, those with most to do first.
 struct Place {
 	int head, tile;          // head counts over the batch
-	const bf16 *qkv;         // the head's first row
-	long long stride, width; // of rows of qkv; of rows of out
-	long long in, out;       // of the head's first row in qkv and in out
+	long long stride, width; // elements from row to row of qkv, and of out
+	long long in, out;       // the head's first element in qkv, and in out
 
 	__device__ __forceinline__ Place(int tiles, bool last_first, int T, int heads, int hs) {
 		head = blockIdx.x / tiles, tile = blockIdx.x % tiles;
@@ -273,7 +275,7 @@ SPMD_FN void forward(bf16 *out, float *lse, const bf16 *qkv, int T, int heads, i
 	load_tile<D, N, threads>(pairs + stage / 2, v, p.stride, T, hs);
 	copy_commit();
 
-	int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+	int warp = warp_index(), lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 	int row0 = first + warp * MT * 16; // the warp's first
 	uint32_t own = queries + warp * MT * 32 * D, across = lane_across<D>(), along = lane_along<D>();
 	copy_wait<0>();
@@ -311,8 +313,8 @@ SPMD_FN void forward(bf16 *out, float *lse, const bf16 *qkv, int T, int heads, i
 		if (column0 + N > row0 + 1) {
 			mask(s, row0, column0, false);
 		}
-		// The sums are scaled anew only where a score exceeds top by 8 powers of 2, which costs no
-		// precision: all that a row has summed is relative to one top.
+		// The sums are scaled anew only where a score exceeds top by 8 powers of 2. That costs no
+		// precision: all that a row has summed is relative to one top, the same in its quad of lanes.
 		float most[MT][2];
 		bool exceeds = false;
 #pragma unroll
@@ -324,8 +326,6 @@ SPMD_FN void forward(bf16 *out, float *lse, const bf16 *qkv, int T, int heads, i
 				for (int n = 0; n < N / 8; n++) {
 					x = fmaxf(x, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
 				}
-				x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-				x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
 				most[m][h] = x * scale;
 				exceeds |= most[m][h] > top[m][h] + 8;
 			}
@@ -335,7 +335,10 @@ SPMD_FN void forward(bf16 *out, float *lse, const bf16 *qkv, int T, int heads, i
 			for (int m = 0; m < MT; m++) {
 #pragma unroll
 				for (int h = 0; h < 2; h++) {
-					float next = fmaxf(top[m][h], most[m][h]), shrink = power2(top[m][h] - next);
+					float next = fmaxf(top[m][h], most[m][h]);
+					next = fmaxf(next, __shfl_xor_sync(0xffffffffu, next, 1));
+					next = fmaxf(next, __shfl_xor_sync(0xffffffffu, next, 2));
+					float shrink = power2(top[m][h] - next);
 					top[m][h] = next;
 					sum[m][h] *= shrink;
 #pragma unroll
@@ -377,6 +380,34 @@ SPMD_FN void forward(bf16 *out, float *lse, const bf16 *qkv, int T, int heads, i
 	store_rows<D, MT>(out + p.out + row0 * p.width, p.width, T - row0, hs, shared + warp * MT * 32 * D, o, inverse);
 }
 
+// QueryGradients is what a warp sums over the keys of its queries in the backward pass.
+template <int D, int MT> struct QueryGradients {
+	float dq[MT][D / 8][4], base[MT][2], delta[MT][2];
+	float scale; // of scores, in powers of 2
+
+	// add takes in C keys, from column0 on; some are masked only if MASKED.
+	template <int C, bool MASKED, typename A>
+	__device__ __forceinline__ void add(const A &q, const A &d, uint32_t keys, uint32_t values, int row0, int column0) {
+		float s[MT][C / 8][4], e[MT][C / 8][4];
+		products<D, MT, C>(s, q, keys + lane_across<D>());
+		products<D, MT, C>(e, d, values + lane_across<D>());
+		if (MASKED) {
+			mask(s, row0, column0, false);
+		}
+#pragma unroll
+		for (int m = 0; m < MT; m++) {
+#pragma unroll
+			for (int n = 0; n < C / 8; n++) {
+#pragma unroll
+				for (int i = 0; i < 4; i++) {
+					e[m][n][i] = power2(fmaf(s[m][n][i], scale, -base[m][i / 2])) * (e[m][n][i] - delta[m][i / 2]);
+				}
+			}
+		}
+		add_weighted<D, MT, C>(dq, e, keys + lane_along<D>());
+	}
+};
+
 // backward_queries computes dq as forward does out, and leaves in rows(B,heads,T,2) what
 // backward_keys needs of each query: lse in powers of 2, and delta, the sum of dout·out. C columns of
 // scores are in registers at a time.
@@ -396,20 +427,22 @@ SPMD_FN void backward_queries(bf16 *dqkv, float2 *rows, const bf16 *dout, const 
 	load_tile<D, N, threads>(pairs + stage / 2, v, p.stride, T, hs);
 	copy_commit();
 
-	int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+	int warp = warp_index(), lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 	int row0 = first + warp * MT * 16; // the warp's first
-	uint32_t own = warp * MT * 32 * D, across = lane_across<D>(), along = lane_along<D>();
+	uint32_t own = warp * MT * 32 * D;
 	copy_wait<0>();
 	__syncthreads();
 
 	// A quad of lanes sums a row's delta, each lane every fourth chunk.
-	float base[MT][2], delta[MT][2];
+	QueryGradients<D, MT> x;
+	x.scale = scale * log2e;
+	clear(x.dq);
 #pragma unroll
 	for (int m = 0; m < MT; m++) {
 #pragma unroll
 		for (int h = 0; h < 2; h++) {
 			int r = m * 16 + h * 8 + g, row = row0 + r;
-			float x = 0;
+			float sum = 0;
 			if (row < T) {
 				const bf16 *o = out + p.out + row * p.width;
 #pragma unroll
@@ -420,29 +453,26 @@ SPMD_FN void backward_queries(bf16 *dqkv, float2 *rows, const bf16 *dout, const 
 						load8(b, (const bf16 *)(shared + 2 * M * D + own + chunk_at<D>(r, n + t)));
 #pragma unroll
 						for (int i = 0; i < 8; i++) {
-							x = fmaf(a[i], b[i], x);
+							sum = fmaf(a[i], b[i], sum);
 						}
 					}
 				}
 			}
-			x += __shfl_xor_sync(0xffffffffu, x, 1);
-			x += __shfl_xor_sync(0xffffffffu, x, 2);
-			delta[m][h] = x;
-			base[m][h] = 0;
+			sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+			sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+			x.delta[m][h] = sum;
+			x.base[m][h] = 0;
 			if (row < T) {
 				long long at = (long long)p.head * T + row;
-				base[m][h] = lse[at] * log2e;
+				x.base[m][h] = lse[at] * log2e;
 				if (t == 0) {
-					rows[at] = make_float2(base[m][h], x);
+					rows[at] = make_float2(x.base[m][h], sum);
 				}
 			}
 		}
 	}
 
 	Operand<D, MT, KEEP> aq(queries + own), ad(gradients + own);
-	float dq[MT][D / 8][4];
-	clear(dq);
-	float exponent = scale * log2e;
 	for (int j = 0; j < tiles; j++) {
 		if (j > 0) {
 			copy_wait<0>();
@@ -455,31 +485,17 @@ SPMD_FN void backward_queries(bf16 *dqkv, float2 *rows, const bf16 *dout, const 
 			load_tile<D, N, threads>(to + stage / 2, v + next * p.stride, p.stride, T - next, hs);
 			copy_commit();
 		}
+		uint32_t pair = pairs + j % 2 * stage;
+		if ((j + 1) * N <= row0 + 1) {
 #pragma unroll
-		for (int c = 0; c < N; c += C) {
-			int column0 = j * N + c;
-			if (column0 >= row0 + MT * 16) {
-				break; // the rest lies in the future of the warp's rows
+			for (int c = 0; c < N; c += C) {
+				x.template add<C, false>(aq, ad, pair + c * 2 * D, pair + stage / 2 + c * 2 * D, row0, j * N + c);
 			}
-			uint32_t keys = pairs + j % 2 * stage + c * 2 * D, values = keys + stage / 2;
-			float s[MT][C / 8][4], d[MT][C / 8][4];
-			products<D, MT, C>(s, aq, keys + across);
-			products<D, MT, C>(d, ad, values + across);
-			if (column0 + C > row0 + 1) {
-				mask(s, row0, column0, false);
+		} else {
+#pragma unroll 1
+			for (int c = 0; c < N && j * N + c < row0 + MT * 16; c += C) {
+				x.template add<C, true>(aq, ad, pair + c * 2 * D, pair + stage / 2 + c * 2 * D, row0, j * N + c);
 			}
-#pragma unroll
-			for (int m = 0; m < MT; m++) {
-#pragma unroll
-				for (int n = 0; n < C / 8; n++) {
-#pragma unroll
-					for (int i = 0; i < 4; i++) {
-						float w = power2(fmaf(s[m][n][i], exponent, -base[m][i / 2]));
-						d[m][n][i] = w * (d[m][n][i] - delta[m][i / 2]);
-					}
-				}
-			}
-			add_weighted<D, MT, C>(dq, d, keys + along);
 		}
 	}
 	float factor[MT][2];
@@ -487,8 +503,51 @@ SPMD_FN void backward_queries(bf16 *dqkv, float2 *rows, const bf16 *dout, const 
 	for (int m = 0; m < MT; m++) {
 		factor[m][0] = factor[m][1] = scale;
 	}
-	store_rows<D, MT>(dqkv + p.in + row0 * p.stride, p.stride, T - row0, hs, shared + own, dq, factor);
+	store_rows<D, MT>(dqkv + p.in + row0 * p.stride, p.stride, T - row0, hs, shared + own, x.dq, factor);
 }
+
+// KeyGradients is what a warp sums over the queries of its keys.
+template <int D, int MT> struct KeyGradients {
+	float dk[MT][D / 8][4], dv[MT][D / 8][4];
+	float scale; // of scores, in powers of 2
+
+	// add takes in C queries, from column0 on, and their gradients; of has what backward_queries left of
+	// two queries each. Some are masked only if MASKED.
+	template <int C, bool MASKED, typename A>
+	__device__ __forceinline__ void add(const A &k, const A &v, uint32_t queries, uint32_t gradients, const float4 *of, int row0, int column0) {
+		float s[MT][C / 8][4], e[MT][C / 8][4];
+		int t = threadIdx.x % 4;
+		products<D, MT, C>(s, k, queries + lane_across<D>());
+		if (MASKED) {
+			mask(s, row0, column0, true);
+		}
+#pragma unroll
+		for (int n = 0; n < C / 8; n++) {
+			float4 x = of[n * 4 + t];
+#pragma unroll
+			for (int m = 0; m < MT; m++) {
+#pragma unroll
+				for (int i = 0; i < 4; i++) {
+					s[m][n][i] = power2(fmaf(s[m][n][i], scale, i % 2 ? -x.z : -x.x));
+				}
+			}
+		}
+		add_weighted<D, MT, C>(dv, s, gradients + lane_along<D>());
+		products<D, MT, C>(e, v, gradients + lane_across<D>());
+#pragma unroll
+		for (int n = 0; n < C / 8; n++) {
+			float4 x = of[n * 4 + t];
+#pragma unroll
+			for (int m = 0; m < MT; m++) {
+#pragma unroll
+				for (int i = 0; i < 4; i++) {
+					e[m][n][i] = s[m][n][i] * (e[m][n][i] - (i % 2 ? x.w : x.y));
+				}
+			}
+		}
+		add_weighted<D, MT, C>(dk, e, queries + lane_along<D>());
+	}
+};
 
 // backward_keys: a block has WARPS·MT·16 keys and goes over the queries from the first that sees them,
 // in tiles of N, with transposed scores: C columns, which are queries, in registers at a time.
@@ -519,17 +578,16 @@ SPMD_FN void backward_keys(bf16 *dqkv, const float2 *rows, const bf16 *dout, con
 	load_tile<D, M, threads>(values, v + first * p.stride, p.stride, T - first, hs);
 	load(j);
 
-	int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-	int row0 = first + warp * MT * 16; // the warp's first
-	uint32_t own = warp * MT * 32 * D, across = lane_across<D>(), along = lane_along<D>();
+	int warp = warp_index(), row0 = first + warp * MT * 16; // the warp's first
+	uint32_t own = warp * MT * 32 * D;
 	copy_wait<0>();
 	__syncthreads();
 	Operand<D, MT, KEEP> ak(keys + own), av(values + own);
 
-	float dk[MT][D / 8][4], dv[MT][D / 8][4];
-	clear(dk);
-	clear(dv);
-	float exponent = scale * log2e;
+	KeyGradients<D, MT> x;
+	x.scale = scale * log2e;
+	clear(x.dk);
+	clear(x.dv);
 	for (int start = j; j < tiles; j++) {
 		if (j > start) {
 			copy_wait<0>();
@@ -538,44 +596,20 @@ SPMD_FN void backward_keys(bf16 *dqkv, const float2 *rows, const bf16 *dout, con
 		if (j + 1 < tiles) {
 			load(j + 1);
 		}
-#pragma unroll
-		for (int c = 0; c < N; c += C) {
-			int column0 = j * N + c;
-			if (column0 + C <= row0) {
-				continue; // queries before all of the warp's keys
+		uint32_t pair = pairs + j % 2 * stage;
+		const float4 *of = (const float4 *)(shared + columns + j % 2 * N * 8);
+		if (j * N >= row0 + MT * 16 - 1) {
+#pragma unroll 1 // more would need more registers
+			for (int c = 0; c < N; c += C) {
+				x.template add<C, false>(ak, av, pair + c * 2 * D, pair + half + c * 2 * D, of + c / 2, row0, j * N + c);
 			}
-			uint32_t qs = pairs + j % 2 * stage + c * 2 * D, ds = qs + half;
-			const float4 *of = (const float4 *)(shared + columns + (j % 2 * N + c) * 8);
-			float s[MT][C / 8][4], e[MT][C / 8][4];
-			products<D, MT, C>(s, ak, qs + across);
-			if (column0 < row0 + MT * 16 - 1) {
-				mask(s, row0, column0, true);
-			}
-#pragma unroll
-			for (int n = 0; n < C / 8; n++) {
-				float4 x = of[n * 4 + t];
-#pragma unroll
-				for (int m = 0; m < MT; m++) {
-#pragma unroll
-					for (int i = 0; i < 4; i++) {
-						s[m][n][i] = power2(fmaf(s[m][n][i], exponent, i % 2 ? -x.z : -x.x));
-					}
+		} else {
+#pragma unroll 1
+			for (int c = 0; c < N; c += C) {
+				if (j * N + c + C > row0) { // else all queries are before the warp's keys
+					x.template add<C, true>(ak, av, pair + c * 2 * D, pair + half + c * 2 * D, of + c / 2, row0, j * N + c);
 				}
 			}
-			add_weighted<D, MT, C>(dv, s, ds + along);
-			products<D, MT, C>(e, av, ds + across);
-#pragma unroll
-			for (int n = 0; n < C / 8; n++) {
-				float4 x = of[n * 4 + t];
-#pragma unroll
-				for (int m = 0; m < MT; m++) {
-#pragma unroll
-					for (int i = 0; i < 4; i++) {
-						e[m][n][i] = s[m][n][i] * (e[m][n][i] - (i % 2 ? x.w : x.y));
-					}
-				}
-			}
-			add_weighted<D, MT, C>(dk, e, qs + along);
 		}
 	}
 	float factor[MT][2], one[MT][2];
@@ -585,8 +619,8 @@ SPMD_FN void backward_keys(bf16 *dqkv, const float2 *rows, const bf16 *dout, con
 		one[m][0] = one[m][1] = 1;
 	}
 	bf16 *to = dqkv + p.in + row0 * p.stride + p.width;
-	store_rows<D, MT>(to, p.stride, T - row0, hs, shared + own, dk, factor);
-	store_rows<D, MT>(to + p.width, p.stride, T - row0, hs, shared + 2 * M * D + own, dv, one);
+	store_rows<D, MT>(to, p.stride, T - row0, hs, shared + own, x.dk, factor);
+	store_rows<D, MT>(to + p.width, p.stride, T - row0, hs, shared + 2 * M * D + own, x.dv, one);
 }
 
 // The kernels, with the shapes of tiles that were fastest on an H200.
@@ -607,10 +641,10 @@ extern "C" __global__ void __launch_bounds__(128, 2) mma_backward_queries_128(bf
 	backward_queries<128, 1, 4, 64, 32, true>(dqkv, rows, dout, out, lse, qkv, T, heads, hs, scale);
 }
 
-extern "C" __global__ void __launch_bounds__(128, 2) mma_backward_keys_64(bf16 *dqkv, const float2 *rows, const bf16 *dout, const bf16 *qkv, int B, int T, int heads, int hs, float scale) {
-	backward_keys<64, 2, 4, 64, 32, false>(dqkv, rows, dout, qkv, T, heads, hs, scale);
+extern "C" __global__ void __launch_bounds__(128, 3) mma_backward_keys_64(bf16 *dqkv, const float2 *rows, const bf16 *dout, const bf16 *qkv, int B, int T, int heads, int hs, float scale) {
+	backward_keys<64, 1, 4, 64, 16, true>(dqkv, rows, dout, qkv, T, heads, hs, scale);
 }
 
 extern "C" __global__ void __launch_bounds__(128, 2) mma_backward_keys_128(bf16 *dqkv, const float2 *rows, const bf16 *dout, const bf16 *qkv, int B, int T, int heads, int hs, float scale) {
-	backward_keys<128, 1, 4, 64, 32, false>(dqkv, rows, dout, qkv, T, heads, hs, scale);
+	backward_keys<128, 1, 4, 64, 16, true>(dqkv, rows, dout, qkv, T, heads, hs, scale);
 }

@@ -20,6 +20,9 @@ var mmaSource string
 // mmaMaxHead is the largest size of a head; every size is a multiple of mmaHeadStep.
 const mmaMaxHead, mmaHeadStep = 128, 8
 
+// mmaMaxRow bounds the elements of a row of qkv: a tile of 128 is addressed by 32 bits.
+const mmaMaxRow = 1 << 24
+
 // mmaThreads is how many threads the blocks of all kernels have.
 const mmaThreads = 128
 
@@ -41,7 +44,7 @@ var mmaPaths = [...]mmaPath{
 		width:           64,
 		forward:         newMMAKernel("forward_64", 64, 1, 128, 64, mmaHostForward),
 		backwardQueries: newMMAKernel("backward_queries_64", 64, 2, 64, 64, mmaHostBackwardQueries),
-		backwardKeys:    newMMAKernel("backward_keys_64", 64, 2, 128, 64, mmaHostBackwardKeys),
+		backwardKeys:    newMMAKernel("backward_keys_64", 64, 2, 64, 64, mmaHostBackwardKeys),
 	},
 	{
 		width:           128,
@@ -91,6 +94,8 @@ func (x mmaShape) check(what string, out, lse, qkv int) error {
 		return fmt.Errorf("%s: a shape of (%d,%d,3,%d,%d)", what, x.b, x.t, x.nh, x.hs)
 	case x.hs > mmaMaxHead || x.hs%mmaHeadStep != 0:
 		return fmt.Errorf("%s: heads of %d elements: want a multiple of %d up to %d", what, x.hs, mmaHeadStep, mmaMaxHead)
+	case 3*x.nh*x.hs >= mmaMaxRow:
+		return fmt.Errorf("%s: rows of 3·%d·%d elements: want fewer than %d", what, x.nh, x.hs, mmaMaxRow)
 	case out < x.elements() || qkv < 3*x.elements() || lse < x.b*x.nh*x.t:
 		return fmt.Errorf("%s: out has %d elements, qkv %d and lse %d: too few for a shape of (%d,%d,3,%d,%d)",
 			what, out, qkv, lse, x.b, x.t, x.nh, x.hs)

@@ -237,6 +237,7 @@ func TestMMARefuses(t *testing.T) {
 		for want, err := range map[string]error{
 			"heads of 136":          mmaForward(s, half, lse, full, 1, 1, 1, 136),
 			"heads of 12":           mmaForward(s, half, lse, full, 1, 1, 1, 12),
+			"rows of 3·131072·64":   mmaForward(s, half, lse, full, 1, 1, 1<<17, 64),
 			"a shape of (1,0,3,1":   mmaForward(s, half, lse, full, 1, 0, 1, 64),
 			"out has 1023 elements": mmaForward(s, half.Slice(0, n-1), lse, full, 1, 8, 2, 64),
 			"qkv 3071 and lse 16":   mmaForward(s, half, lse, full.Slice(0, 3*n-1), 1, 8, 2, 64),
