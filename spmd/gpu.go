@@ -14,6 +14,7 @@ import (
 	"lockstep/cuda/nvrtc"
 	"lockstep/cudampi"
 	"lockstep/internal/ccall"
+	"lockstep/internal/elem"
 	"lockstep/nccl"
 )
 
@@ -38,7 +39,8 @@ type gpu struct {
 	gv      *cublas.Handle
 	hasLt   atomic.Bool
 	hasGemv atomic.Bool
-	modules map[string]*module // by the keys of their sources
+	said    [1 << epilogueArgs][elem.Types]atomic.Bool // which epilogues the log has mentioned
+	modules map[string]*module                         // by the keys of their sources
 	comms   []*nccl.Comm
 	peers   []*cudampi.Peers
 	checked time.Time // when health was last asked
@@ -250,8 +252,8 @@ func (g *gpu) prepare(w *World, c *command) error {
 		open = func() error { _, err := g.function(k); return err }
 	case c.kind == cmdLibrary && !c.lib.called.Load():
 		open = func() error { c.lib.called.Store(true); return nil }
-	case c.kind == cmdGemm && !g.hasLt.Load():
-		open = g.openLt
+	case c.kind == cmdGemm && !(g.hasLt.Load() && g.have(c.epilogueKernels())):
+		open = func() error { return g.openGemm(c.epilogueKernels()) }
 	case c.kind == cmdGemv && !g.hasGemv.Load():
 		open = g.openGemv
 	default:
@@ -274,15 +276,27 @@ func (k *Kernel) on(g *gpu) *gpuFunc {
 // defaultShared is the dynamic shared memory that every kernel may have unasked.
 const defaultShared = 48 << 10
 
-// gemm runs a queued Gemm by cuBLASLt.
-func (g *gpu) gemm(q *gpuQueue, c *command, work unsafe.Pointer) error {
-	m := &c.gemm
-	if m.ops != 0 {
-		return fmt.Errorf("%s: Gemm: %v: on a GPU there is no epilogue", ccall.At(), m.ops)
+// have says whether the kernels that are not nil are on the GPU.
+func (g *gpu) have(list [3]*Kernel) bool {
+	for _, k := range list {
+		if k != nil && k.on(g) == nil {
+			return false
+		}
 	}
-	p := cublas.Gemm{M: m.m, N: m.cols, K: m.k, TransA: m.ta, TransB: m.tb, LdA: m.lda, LdB: m.ldb, LdC: m.ldc,
-		AB: c.typ, C: m.ctyp, Alpha: m.alpha, Beta: m.beta}
-	return g.lt.Gemm(q.h, &p, c.dst, c.src, m.third, work, gemmWorkspace)
+	return true
+}
+
+// openGemm opens what a product needs.
+func (g *gpu) openGemm(list [3]*Kernel) error {
+	for _, k := range list {
+		if k == nil {
+			continue
+		}
+		if _, err := g.function(k); err != nil {
+			return err
+		}
+	}
+	return g.openLt()
 }
 
 func (g *gpu) openLt() (err error) {

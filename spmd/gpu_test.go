@@ -57,6 +57,7 @@ func TestGPU(t *testing.T) {
 		{"transfers", []int{1}, gpuTransfers, false},
 		{"graphs", []int{2}, gpuGraphs, false},
 		{"library", []int{2}, gpuLibrary, false},
+		{"products", []int{1}, gpuProducts, false},
 		{"allocations", []int{1, 2}, gpuAllocations, true},
 		{"library's allocations", []int{1}, libraryAllocations, true},
 		{"nothing closed", []int{2}, gpuNothingClosed, false},
@@ -83,6 +84,7 @@ func doubles(t *testing.T) (dir string) {
 	dir = t.TempDir()
 	fakelib.CUDA(t, dir)
 	fakelib.Build(t, dir, "libnccl.so.2", filepath.Join("..", "nccl", "testdata", "fakenccl.c"))
+	fakelib.Build(t, dir, "libcublasLt.so.13", filepath.Join("..", "cuda", "cublas", "testdata", "fakecublas.c"), "-lm")
 	return dir
 }
 
@@ -97,6 +99,7 @@ func openLog(file string) {
 	calls.file = file
 	os.Setenv("FAKECUDA_LOG", file)
 	os.Setenv("FAKENCCL_LOG", file)
+	os.Setenv("FAKECUBLAS_LOG", file)
 }
 
 // newCalls returns the calls since the last newCalls whose names begin with one of

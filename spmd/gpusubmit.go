@@ -116,7 +116,9 @@ func (q *gpuQueue) note(c *command, seq uint64) {
 // scratchBytes is how much device memory a command needs beside its operands.
 func (c *command) scratchBytes() int {
 	switch {
-	case c.kind == cmdGemm || c.kind == cmdGemv:
+	case c.kind == cmdGemm:
+		return c.gemm.workspace()
+	case c.kind == cmdGemv:
 		return gemmWorkspace
 	case c.kind == cmdLibrary:
 		return c.n
@@ -149,7 +151,7 @@ func (q *gpuQueue) issue(c *command, args []Arg, work unsafe.Pointer) error {
 	case cmdLibrary:
 		return q.libraryCall(c, args, work)
 	case cmdGemm:
-		return q.g.gemm(q, c, work)
+		return q.g.gemm(q, c, args, work)
 	case cmdGemv:
 		return q.g.gemv(q, c, work)
 	case cmdFunc:

@@ -78,6 +78,9 @@ func TestFake(t *testing.T) {
 			m.vectors(m.open(), [][2]int{{1, 1}, {3, 5}, {12, 7}, {0, 4}, {4, 0}, {0, 0}})
 		})
 		t.Run("arguments", fakeArguments)
+		t.Run("epilogues", fakeEpilogues)
+		t.Run("arguments of epilogues", fakeEpilogueArguments)
+		t.Run("no epilogue", fakeNoEpilogue)
 		t.Run("plans", fakePlans)
 		t.Run("refused", fakeRefused)
 		t.Run("statuses", fakeStatuses)
@@ -301,7 +304,7 @@ func fakeStatuses(t *testing.T) {
 	}
 
 	// A library that has no algorithm says so by an empty list, not by a status.
-	t.Setenv("FAKECUBLAS_NONE", "1")
+	t.Setenv("FAKECUBLAS_NONE", "1") // the plain product
 	err := ltCall(f16)()
 	if !errors.Is(err, ErrNotSupported) {
 		t.Errorf("%v", err)

@@ -21,6 +21,36 @@ type Gemm struct {
 	LdA, LdB, LdC  int       // from one row to the next, in elements
 	AB, C          elem.Type // of A and B, and of C
 	Alpha, Beta    float64   // rounded to float32 but for products in float64
+	Epilogue       Epilogue  // for Lt alone
+}
+
+// Epilogue is what a product does on the way to C, and with what beside it.
+type Epilogue uint8
+
+// The epilogues; gelu is the tanh form, as far as the type of C tells it from others.
+const (
+	NoEpilogue    Epilogue = iota
+	Bias                   // C has Vector(N) added to every row
+	GELU                   // Aux receives what would be C, and C is gelu(Aux)
+	BiasGELU               // both
+	DGELU                  // C is multiplied by gelu'(Aux)
+	DGELUBiasGrad          // DGELU, and Vector(N) receives the sums of the columns of C
+	RowSums                // Vector(M) receives the sums of the rows of op(A)
+)
+
+func (e Epilogue) String() string {
+	return [...]string{"", "Bias", "GELU", "Bias and GELU", "DGELU", "DGELU and BiasGrad", "RowSums"}[e]
+}
+
+func (e Epilogue) vector() bool { return e != NoEpilogue && e != GELU && e != DGELU }
+
+func (e Epilogue) aux() bool { return e >= GELU && e <= DGELUBiasGrad }
+
+// Beside are the operands of a product beside A, B and C, all of C's type.
+type Beside struct {
+	Add    unsafe.Pointer // (M, N), rows LdC apart: what Beta multiplies in place of C; nil for C itself
+	Vector unsafe.Pointer // of the epilogue, N or M elements
+	Aux    unsafe.Pointer // of the epilogue, (M, N), rows LdC apart
 }
 
 func (g *Gemm) String() string {
@@ -31,7 +61,11 @@ func (g *Gemm) String() string {
 	if g.TransB {
 		b = "B'"
 	}
-	return fmt.Sprintf("%v C(%d, %d) = %v %s %s over %d, strides %d, %d, %d", g.C, g.M, g.N, g.AB, a, b, g.K, g.LdC, g.LdA, g.LdB)
+	with := ""
+	if g.Epilogue != NoEpilogue {
+		with = " with " + g.Epilogue.String()
+	}
+	return fmt.Sprintf("%v C(%d, %d) = %v %s %s over %d, strides %d, %d, %d%s", g.C, g.M, g.N, g.AB, a, b, g.K, g.LdC, g.LdA, g.LdB, with)
 }
 
 // The checks fail with the numbers in the message; they allocate nothing when all is well.

@@ -105,6 +105,9 @@ func (h *Handle) Gemm(s *cuda.Stream, g *Gemm, c, a, b unsafe.Pointer) error {
 	if h.h == nil {
 		return errClosed
 	}
+	if g.Epilogue != NoEpilogue {
+		return fmt.Errorf("cublas: Handle.Gemm: %v: an epilogue is cuBLASLt's", g)
+	}
 	if g.AB != g.C || g.C != elem.Float32 && g.C != elem.Float64 {
 		return fmt.Errorf("cublas: Handle.Gemm: no product of %v with a result of %v", g.AB, g.C)
 	}

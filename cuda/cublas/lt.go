@@ -28,7 +28,13 @@ func unusable(library string, err error) error {
 type Lt struct {
 	h     light        // nil once closed
 	mu    sync.RWMutex // over plans
-	plans map[planKey]plan
+	plans map[planKey]*product
+}
+
+// product is a plan with what changes about it.
+type product struct {
+	plan plan       // nil where the library has no algorithm for this epilogue
+	mu   sync.Mutex // over the addresses in the description of a product with an epilogue
 }
 
 // OpenLt loads cuBLASLt (of CUDA 12 or 13) where that has not happened, and opens it for a device.
@@ -41,7 +47,7 @@ func OpenLt(d *cuda.Device) (*Lt, error) {
 	if code != 0 {
 		return nil, check("cublasLtCreate", code, "")
 	}
-	return &Lt{h: h, plans: map[planKey]plan{}}, nil
+	return &Lt{h: h, plans: map[planKey]*product{}}, nil
 }
 
 // Close gives back what l holds; no product of l may be running. Further calls do nothing.
@@ -54,8 +60,10 @@ func (l *Lt) Close() error {
 	}
 	var errs []error
 	for _, p := range l.plans {
-		code, op := sysPlanFree(l.h, p)
-		errs = append(errs, check(op, code, ""))
+		if p.plan != nil {
+			code, op := sysPlanFree(l.h, p.plan)
+			errs = append(errs, check(op, code, ""))
+		}
 	}
 	errs = append(errs, check("cublasLtDestroy", sysLtDestroy(l.h), ""))
 	l.h, l.plans = nil, nil
@@ -72,6 +80,18 @@ func (l *Lt) Close() error {
 // device; later ones with the same shape, strides, types, workspace size and alignments allocate nothing.
 // Source: cublasLt.h, cublasLtMatmul, cublasLtMatmulAlgoGetHeuristic, cublasLtMatrixTransform.
 func (l *Lt) Gemm(s *cuda.Stream, g *Gemm, c, a, b, workspace unsafe.Pointer, workspaceBytes int) error {
+	return l.GemmBeside(s, g, &Beside{}, c, a, b, workspace, workspaceBytes)
+}
+
+// ErrNoEpilogue says that the library does not have the epilogue for a product of these types, sizes and alignments:
+// nothing was enqueued.
+var ErrNoEpilogue = errors.New("cublas: the library does not have this epilogue for the product")
+
+// GemmBeside is Gemm with the operands x of its epilogue, and with what Beta multiplies apart from C. It returns
+// ErrNoEpilogue itself where the library cannot do it; where there is nothing to multiply (K or Alpha is 0) it never can.
+// Vector and Aux must be aligned to 16 bytes, and the rows of Aux too.
+// Source: cublasLt.h, cublasLtEpilogue_t, cublasLtMatmulDescAttributes_t.
+func (l *Lt) GemmBeside(s *cuda.Stream, g *Gemm, x *Beside, c, a, b, workspace unsafe.Pointer, workspaceBytes int) error {
 	if !supported(g.AB, g.C) {
 		return fmt.Errorf("cublas: Lt.Gemm: no product of %v with a result of %v", g.AB, g.C)
 	}
@@ -81,33 +101,56 @@ func (l *Lt) Gemm(s *cuda.Stream, g *Gemm, c, a, b, workspace unsafe.Pointer, wo
 	if workspaceBytes < 0 || workspace == nil && workspaceBytes > 0 {
 		return fmt.Errorf("cublas: Lt.Gemm: workspace of %d bytes at %p", workspaceBytes, workspace)
 	}
-	if g.empty() {
-		return nil
+	if g.Epilogue.vector() != (x.Vector != nil) || g.Epilogue.aux() != (x.Aux != nil) {
+		return fmt.Errorf("cublas: Lt.Gemm: %v: Vector at %p, Aux at %p", g, x.Vector, x.Aux)
 	}
-	if g.scales() {
-		return l.scale(s, g, c)
+	with := *x
+	if with.Add == nil {
+		with.Add = c
+	}
+	switch {
+	case g.Epilogue != NoEpilogue && (g.empty() || g.scales() || !g.aligned(x)):
+		return ErrNoEpilogue
+	case g.empty():
+		return nil
+	case g.scales():
+		return l.scale(s, g, c, with.Add)
 	}
 	key := planKey{
 		m: g.M, n: g.N, k: g.K, lda: g.LdA, ldb: g.LdB, ldc: g.LdC, workspace: workspaceBytes, ab: g.AB, c: g.C,
-		ta: g.TransA, tb: g.TransB, alignA: alignment(a), alignB: alignment(b), alignC: alignment(c),
+		ta: g.TransA, tb: g.TransB, epilogue: g.Epilogue,
+		alignA: alignment(a), alignB: alignment(b), alignC: alignment(c), alignAdd: alignment(with.Add),
 	}
 	l.mu.RLock()
 	p := l.plans[key]
 	l.mu.RUnlock()
 	if p == nil {
 		var err error
-		if p, err = l.newPlan(key, g); err != nil {
+		if p, err = l.newPlan(key, g, &with); err != nil {
 			return err
 		}
 	}
-	if code := sysMatmul(l.h, p, s, g, c, a, b, workspace); code != 0 {
-		return check("cublasLtMatmul", code, g.String())
+	if p.plan == nil {
+		return ErrNoEpilogue
+	}
+	if g.Epilogue != NoEpilogue {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+	}
+	if code, op := sysMatmul(l.h, p.plan, s, g, &with, c, a, b, workspace); code != 0 {
+		return check(op, code, g.String())
 	}
 	return nil
 }
 
+// aligned says whether the operands of an epilogue lie as the library wants them.
+func (g *Gemm) aligned(x *Beside) bool {
+	const line = 16
+	return uintptr(x.Vector)%line == 0 && uintptr(x.Aux)%line == 0 && (x.Aux == nil || g.LdC*g.C.Size()%line == 0)
+}
+
 // newPlan returns the plan of a key, which another goroutine may have made in the meantime.
-func (l *Lt) newPlan(key planKey, g *Gemm) (plan, error) {
+func (l *Lt) newPlan(key planKey, g *Gemm, x *Beside) (*product, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.h == nil {
@@ -116,21 +159,29 @@ func (l *Lt) newPlan(key planKey, g *Gemm) (plan, error) {
 	if p := l.plans[key]; p != nil {
 		return p, nil
 	}
-	p, code, op := sysPlan(l.h, &key)
+	var best [1]algorithm
+	p, _, code, op := sysPlan(l.h, &key, x, best[:])
+	if code == 0 && p == nil && g.Epilogue == NoEpilogue {
+		code, op = int(ErrNotSupported), "cublasLtMatmulAlgoGetHeuristic"
+	}
 	if code != 0 {
 		return nil, check(op, code, g.String())
 	}
-	l.plans[key] = p
-	return p, nil
+	l.plans[key] = &product{plan: p}
+	return l.plans[key], nil
 }
 
-// scale is C = Beta C.
-func (l *Lt) scale(s *cuda.Stream, g *Gemm, c unsafe.Pointer) error {
+// scale is C = Beta add.
+func (l *Lt) scale(s *cuda.Stream, g *Gemm, c, add unsafe.Pointer) error {
 	switch {
 	case l.h == nil:
 		return errClosed
-	case g.Beta == 1:
+	case g.Beta == 1 && add == c:
 		return nil
+	case g.Beta == 1:
+		return rows(g, func(at, bytes int) error { return s.Copy(unsafe.Add(c, at), unsafe.Add(add, at), bytes) })
+	case g.Beta != 0 && add != c:
+		return fmt.Errorf("cublas: Lt.Gemm: %v: another matrix than C times Beta %v where there is no product to add", g, g.Beta)
 	case g.Beta != 0 && g.C.Half():
 		return fmt.Errorf("cublas: Lt.Gemm: %v: cuBLASLt cannot multiply 16-bit floats by Beta %v where there is no product to add", g, g.Beta)
 	case g.Beta != 0:
@@ -141,13 +192,18 @@ func (l *Lt) scale(s *cuda.Stream, g *Gemm, c unsafe.Pointer) error {
 		return nil
 	}
 	// A product with zero would keep the NaNs of C.
+	return rows(g, func(at, bytes int) error { return s.Fill(unsafe.Add(c, at), 1, 0, bytes) })
+}
+
+// rows calls do on the runs of memory that C consists of.
+func rows(g *Gemm, do func(at, bytes int) error) error {
 	size := g.C.Size()
-	rows, n := g.M, g.N
+	n, width := g.M, g.N
 	if g.LdC == g.N {
-		rows, n = 1, g.M*g.N
+		n, width = 1, g.M*g.N
 	}
-	for i := range rows {
-		if err := s.Fill(unsafe.Add(c, i*g.LdC*size), 1, 0, n*size); err != nil {
+	for i := range n {
+		if err := do(i*g.LdC*size, width*size); err != nil {
 			return err
 		}
 	}

@@ -129,7 +129,9 @@ type planKey struct {
 	workspace              int
 	ab, c                  elem.Type
 	ta, tb                 bool
+	epilogue               Epilogue
 	alignA, alignB, alignC uint8 // logarithms
+	alignAdd               uint8 // of what Beta multiplies: C's, unless it is another matrix
 }
 
 // alignment returns the logarithm of the largest power of two, up to 256, that divides an address.
@@ -137,24 +139,41 @@ func alignment(p unsafe.Pointer) uint8 { return uint8(bits.TrailingZeros64(uint6
 
 // sysPlan makes the product ready. Row-major C = op(A) op(B) is, read column-major, C' = op(B)' op(A)': the operands
 // change places, and each keeps its transposition and its stride.
-func sysPlan(l light, k *planKey) (p plan, code int, op string) {
+// It returns up to len(found) algorithms, the first of which is the plan's; without one there is no plan.
+func sysPlan(l light, k *planKey, x *Beside, found []algorithm) (p plan, n, code int, op string) {
 	s := C.struct_shape{
 		m: C.int64_t(k.n), n: C.int64_t(k.m), k: C.int64_t(k.k),
 		lda: C.int64_t(k.ldb), ldb: C.int64_t(k.lda), ldc: C.int64_t(k.ldc),
 		ta: operation(k.tb), tb: operation(k.ta),
 		ab: types[k.ab], c: types[k.c],
-		align:     [3]C.int{1 << k.alignB, 1 << k.alignA, 1 << k.alignC},
+		align:     [4]C.int{1 << k.alignB, 1 << k.alignA, 1 << k.alignAdd, 1 << k.alignC},
 		workspace: C.size_t(k.workspace),
+		epilogue:  epilogues[k.epilogue],
 	}
-	code, op = took(C.plan_make(l, &s, &p))
-	return p, code, op
+	var got C.int
+	b := beside(x)
+	code, op = took(C.plan_make(l, &s, &b, &found[0], C.int(len(found)), &got, &p))
+	return p, int(got), code, op
+}
+
+// algorithm is an answer of the library's heuristic.
+type algorithm = C.struct_heuristic
+
+// epilogues are the library's numbers. Its B is our A, its columns are our rows.
+var epilogues = [...]C.int{
+	NoEpilogue: C.EPILOGUE_DEFAULT, Bias: C.EPILOGUE_BIAS, GELU: C.EPILOGUE_GELU_AUX, BiasGELU: C.EPILOGUE_GELU_AUX_BIAS,
+	DGELU: C.EPILOGUE_DGELU, DGELUBiasGrad: C.EPILOGUE_DGELU_BGRAD, RowSums: C.EPILOGUE_BGRADB,
+}
+
+func beside(x *Beside) C.struct_beside {
+	return C.struct_beside{add: address(x.Add), vector: address(x.Vector), aux: address(x.Aux)}
 }
 
 func sysPlanFree(l light, p plan) (code int, op string) { return took(C.plan_free(l, p)) }
 
-func sysMatmul(l light, p plan, s *cuda.Stream, g *Gemm, c, a, b, workspace unsafe.Pointer) int {
-	return int(C.lt_matmul(address(unsafe.Pointer(l)), address(unsafe.Pointer(p)), C.double(g.Alpha), address(b), address(a),
-		C.double(g.Beta), address(c), address(workspace), address(s.Handle())))
+func sysMatmul(l light, p plan, s *cuda.Stream, g *Gemm, x *Beside, c, a, b, workspace unsafe.Pointer) (code int, op string) {
+	return took(C.lt_matmul(address(unsafe.Pointer(l)), address(unsafe.Pointer(p)), C.double(g.Alpha), address(b), address(a),
+		C.double(g.Beta), address(c), beside(x), address(workspace), address(s.Handle())))
 }
 
 func sysLtScale(l light, s *cuda.Stream, g *Gemm, c unsafe.Pointer) (code int, op string) {

@@ -17,9 +17,10 @@ static inline int enter(const struct device *d) { return -d->enter(d->context); 
 
 // Of the headers: element types, compute types, operations, attributes.
 enum { R_32F = 0, R_64F = 1, R_16F = 2, R_16BF = 14, COMPUTE_32F = 68, COMPUTE_64F = 70, OP_N = 0, OP_T = 1 };
-enum { DESC_TRANSA = 3, DESC_TRANSB = 4 };
+enum { DESC_TRANSA = 3, DESC_TRANSB = 4, DESC_EPILOGUE = 7, DESC_BIAS_POINTER = 8, DESC_AUX_POINTER = 11, DESC_AUX_LD = 12, DESC_BIAS_TYPE = 26 };
+enum { EPILOGUE_DEFAULT = 1, EPILOGUE_BIAS = 4, EPILOGUE_GELU_AUX = 160, EPILOGUE_GELU_AUX_BIAS = 164, EPILOGUE_DGELU = 192, EPILOGUE_DGELU_BGRAD = 208, EPILOGUE_BGRADB = 512 };
 enum { PREF_MAX_WORKSPACE = 1, PREF_REDUCTION_MASK = 3, PREF_ALIGNMENT_A = 5 }; // B, C and D follow A
-enum { REDUCTION_COMPUTE_TYPE = 2, NOT_SUPPORTED = 15, ALLOC_FAILED = 3 };
+enum { REDUCTION_COMPUTE_TYPE = 2, NOT_SUPPORTED = 15, INVALID_VALUE = 7, ALLOC_FAILED = 3 };
 
 // cuBLASLt
 
@@ -71,8 +72,14 @@ struct shape {
     int64_t m, n, k, lda, ldb, ldc;
     int ta, tb;       // OP_N, OP_T
     int ab, c;        // element types
-    int align[3];     // bytes, of A, B and C
+    int align[4];     // bytes, of A, B, C and D
     size_t workspace; // bytes
+    int epilogue;
+};
+
+// beside is what a product has beside A, B and D, as numbers.
+struct beside {
+    uintptr_t add, vector, aux; // C, the bias or its gradient, the values before the GELU
 };
 
 // plan is a product made ready: its descriptors and the algorithm.
@@ -81,6 +88,7 @@ struct plan {
     struct algo algo;
     size_t workspace;
     int is64;
+    int epilogue;
 };
 
 // outcome is a status and the call it came from.
@@ -124,22 +132,41 @@ static struct outcome plan_free(const struct light *l, struct plan *p) {
         goto out;                 \
     }
 
-// plan_make describes a product and takes the algorithm that the library thinks best. *out is NULL after a failure.
-static struct outcome plan_make(const struct light *l, const struct shape *s, struct plan **out) {
+// point tells the description where the operands of an epilogue are.
+static struct outcome point(const struct plan *p, const struct beside *x) {
+    struct outcome o = {0, NULL};
+    if (x->vector) TRY("cublasLtMatmulDescSetAttribute", lt.desc_set(p->desc, DESC_BIAS_POINTER, &x->vector, sizeof x->vector))
+    if (x->aux) TRY("cublasLtMatmulDescSetAttribute", lt.desc_set(p->desc, DESC_AUX_POINTER, &x->aux, sizeof x->aux))
+out:
+    return o;
+}
+
+// plan_make describes a product and asks for up to want algorithms, the one that the library thinks best first, which
+// the plan takes. *out is NULL after a failure; without an algorithm it is NULL and the code 0.
+static struct outcome plan_make(const struct light *l, const struct shape *s, const struct beside *x, struct heuristic *found,
+                                int want, int *got, struct plan **out) {
     struct outcome o = {0, NULL};
     void *pref = NULL;
     struct plan *p = calloc(1, sizeof *p);
-    struct heuristic best;
-    int got = 0, is64 = s->ab == R_64F;
+    int is64 = s->ab == R_64F, usable = 0;
     uint32_t mask = REDUCTION_COMPUTE_TYPE;
     *out = NULL;
+    *got = 0;
     if (!p) return (struct outcome){ALLOC_FAILED, "calloc"};
     p->is64 = is64;
-    memset(&best, 0, sizeof best);
+    p->epilogue = s->epilogue;
+    memset(found, 0, want * sizeof *found);
     TRY("cuCtxSetCurrent", enter(&l->d))
     TRY("cublasLtMatmulDescCreate", lt.desc_create(&p->desc, is64 ? COMPUTE_64F : COMPUTE_32F, is64 ? R_64F : R_32F))
     TRY("cublasLtMatmulDescSetAttribute", lt.desc_set(p->desc, DESC_TRANSA, &s->ta, sizeof s->ta))
     TRY("cublasLtMatmulDescSetAttribute", lt.desc_set(p->desc, DESC_TRANSB, &s->tb, sizeof s->tb))
+    if (s->epilogue != EPILOGUE_DEFAULT) {
+        TRY("cublasLtMatmulDescSetAttribute", lt.desc_set(p->desc, DESC_EPILOGUE, &s->epilogue, sizeof s->epilogue))
+        if (x->vector) TRY("cublasLtMatmulDescSetAttribute", lt.desc_set(p->desc, DESC_BIAS_TYPE, &s->c, sizeof s->c))
+        if (x->aux) TRY("cublasLtMatmulDescSetAttribute", lt.desc_set(p->desc, DESC_AUX_LD, &s->ldc, sizeof s->ldc))
+        o = point(p, x);
+        if (o.code) goto out;
+    }
     TRY("cublasLtMatrixLayoutCreate", lt.layout_create(&p->a, s->ab, s->ta ? s->k : s->m, s->ta ? s->m : s->k, s->lda))
     TRY("cublasLtMatrixLayoutCreate", lt.layout_create(&p->b, s->ab, s->tb ? s->n : s->k, s->tb ? s->k : s->n, s->ldb))
     TRY("cublasLtMatrixLayoutCreate", lt.layout_create(&p->c, s->c, s->m, s->n, s->ldc))
@@ -150,33 +177,48 @@ static struct outcome plan_make(const struct light *l, const struct shape *s, st
         TRY("cublasLtMatmulPreferenceSetAttribute", lt.pref_set(pref, PREF_REDUCTION_MASK, &mask, sizeof mask))
     }
     for (int i = 0; i < 4; i++) {
-        uint32_t bytes = (uint32_t)s->align[i < 3 ? i : 2]; // D is C
+        uint32_t bytes = (uint32_t)s->align[i];
         TRY("cublasLtMatmulPreferenceSetAttribute", lt.pref_set(pref, PREF_ALIGNMENT_A + i, &bytes, sizeof bytes))
     }
-    TRY("cublasLtMatmulAlgoGetHeuristic", lt.heuristic(l->h, p->desc, p->a, p->b, p->c, p->c, pref, 1, &best, &got))
-    TRY("cublasLtMatmulAlgoGetHeuristic", got < 1 ? NOT_SUPPORTED : best.state)
-    p->algo = best.algo;
-    p->workspace = best.workspace;
+    o.code = lt.heuristic(l->h, p->desc, p->a, p->b, p->c, p->c, pref, want, found, got);
+    if (o.code == NOT_SUPPORTED || (o.code == INVALID_VALUE && s->epilogue != EPILOGUE_DEFAULT)) *got = o.code = 0;
+    TRY("cublasLtMatmulAlgoGetHeuristic", o.code)
+    for (int i = 0; i < *got; i++) {
+        if (found[i].state == 0) found[usable++] = found[i];
+    }
+    *got = usable;
+    if (*got > 0) {
+        p->algo = found[0].algo;
+        p->workspace = found[0].workspace;
+    }
 out:
     if (pref) {
         int rc = lt.pref_destroy(pref);
         if (rc && !o.code) o = (struct outcome){rc, "cublasLtMatmulPreferenceDestroy"};
     }
-    if (o.code) plan_free(l, p);
-    else *out = p;
+    if (o.code || *got < 1) {
+        struct outcome freed = plan_free(l, p);
+        if (!o.code) o = freed;
+    } else *out = p;
     return o;
 }
 
 // The addresses come as numbers: cgo looks up every pointer that it passes.
-static int lt_matmul(uintptr_t light, uintptr_t plan, double alpha, uintptr_t a, uintptr_t b, double beta, uintptr_t c,
-                     uintptr_t workspace, uintptr_t stream) {
+static struct outcome lt_matmul(uintptr_t light, uintptr_t plan, double alpha, uintptr_t a, uintptr_t b, double beta, uintptr_t d,
+                                struct beside x, uintptr_t workspace, uintptr_t stream) {
     const struct light *l = (const struct light *)light;
     const struct plan *p = (const struct plan *)plan;
     union factor fa = factor(alpha, p->is64), fb = factor(beta, p->is64);
-    int rc = enter(&l->d);
-    if (rc) return rc;
-    return lt.matmul(l->h, p->desc, &fa, (void *)a, p->a, (void *)b, p->b, &fb, (void *)c, p->c, (void *)c, p->c,
-                     &p->algo, (void *)workspace, p->workspace, (void *)stream);
+    struct outcome o = {enter(&l->d), "cuCtxSetCurrent"};
+    if (o.code) return o;
+    if (p->epilogue != EPILOGUE_DEFAULT) {
+        o = point(p, &x);
+        if (o.code) return o;
+    }
+    o.what = "cublasLtMatmul";
+    o.code = lt.matmul(l->h, p->desc, &fa, (void *)a, p->a, (void *)b, p->b, &fb, (void *)x.add, p->c, (void *)d, p->c,
+                       &p->algo, (void *)workspace, p->workspace, (void *)stream);
+    return o;
 }
 
 // lt_scale is C = beta C, in place, for rows x cols column-major.

@@ -6,6 +6,8 @@
 // From the environment, read at every call:
 //   FAKECUBLAS_LOG   a file; every call is a line in it, "cublasSgemv_v2 t=1 m=3 n=2 lda=3 ... = 0"
 //   FAKECUBLAS_FAIL  "cublasLtMatmul=13": the status of every call of that function
+//   FAKECUBLAS_NONE  a list of epilogues, "1,164" (1 is none at all): there is no algorithm for them
+//   FAKECUBLAS_SLOW  milliseconds that a product takes by each algorithm, "3,0,2"; as many algorithms as numbers, else one
 // A symbol x is left out by -Dx=absent_x.
 
 #define _GNU_SOURCE
@@ -16,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { OK = 0, NOT_INITIALIZED = 1, INVALID_VALUE = 7, EXECUTION_FAILED = 13, NOT_SUPPORTED = 15 };
 enum { F32 = 0, F64 = 1, F16 = 2, BF16 = 14 };
@@ -107,24 +110,56 @@ static void put(int type, void *p, int64_t i, double v) {
     }
 }
 
+// epilogue is what a product does beside; its values are cublasLtEpilogue_t's.
+enum { DEFAULT = 1, BIAS = 4, GELU_AUX = 160, GELU_AUX_BIAS = 164, DGELU = 192, DGELU_BGRAD = 208, BGRADB = 512 };
+struct epilogue { int kind, type; void *vector, *aux; int64_t ldaux; };
+
+static double gelu(double x) { return x / 2 * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }
+static double dgelu(double x) {
+    double k = sqrt(2 / M_PI), t = tanh(k * (x + 0.044715 * x * x * x));
+    return (1 + t) / 2 + x / 2 * (1 - t * t) * k * (1 + 3 * 0.044715 * x * x);
+}
+
+// after makes of v, which would be D(i, j), what D holds.
+static double after(const struct epilogue *e, int ct, int64_t i, int64_t j, double v) {
+    if (e->kind == BIAS || e->kind == GELU_AUX_BIAS) v += get(e->type, e->vector, i);
+    if (e->kind == GELU_AUX || e->kind == GELU_AUX_BIAS) {
+        put(ct, e->aux, i + j * e->ldaux, v);
+        v = gelu(v);
+    }
+    if (e->kind == DGELU || e->kind == DGELU_BGRAD) v *= dgelu(get(ct, e->aux, i + j * e->ldaux));
+    return v;
+}
+
 static void gemm(int ab, int ct, int ta, int tb, int64_t m, int64_t n, int64_t k, double alpha, const void *a, int64_t lda,
-                 const void *b, int64_t ldb, double beta, void *c, int64_t ldc) {
+                 const void *b, int64_t ldb, double beta, const void *c, void *d, int64_t ldc, const struct epilogue *e) {
     for (int64_t j = 0; j < n; j++)
         for (int64_t i = 0; i < m; i++) {
             double sum = 0;
             for (int64_t l = 0; l < k; l++)
                 sum += get(ab, a, ta ? l + i * lda : i + l * lda) * get(ab, b, tb ? j + l * ldb : l + j * ldb);
-            put(ct, c, i + j * ldc, alpha * sum + (beta == 0 ? 0 : beta * get(ct, c, i + j * ldc)));
+            put(ct, d, i + j * ldc, after(e, ct, i, j, alpha * sum + (beta == 0 ? 0 : beta * get(ct, c, i + j * ldc))));
         }
+    for (int64_t i = 0; e->kind == DGELU_BGRAD && i < m; i++) { // the rows of D
+        double sum = 0;
+        for (int64_t j = 0; j < n; j++) sum += get(ct, d, i + j * ldc);
+        put(e->type, e->vector, i, sum);
+    }
+    for (int64_t j = 0; e->kind == BGRADB && j < n; j++) { // the columns of op(B)
+        double sum = 0;
+        for (int64_t l = 0; l < k; l++) sum += get(ab, b, tb ? j + l * ldb : l + j * ldb);
+        put(e->type, e->vector, j, sum);
+    }
 }
+static const struct epilogue nothing = {DEFAULT, 0, NULL, NULL, 0};
 
 // cuBLASLt
 
 struct handle { void *stream, *workspace; size_t bytes; int alive; };
-struct desc { int compute, scale, ta, tb; };
+struct desc { int compute, scale, ta, tb; struct epilogue e; };
 struct layout { int type; uint64_t rows, cols; int64_t ld; };
 struct pref { size_t workspace; uint32_t mask, align[4]; };
-struct algo { uint32_t magic, align[4]; uint64_t workspace, spare[4]; };
+struct algo { uint32_t magic, align[4], number; uint64_t workspace, spare[4]; };
 struct heuristic { struct algo algo; size_t workspace; int state; float waves; int reserved[4]; };
 _Static_assert(sizeof(struct algo) == 64 && sizeof(struct heuristic) == 96, "of cublasLt.h");
 
@@ -144,7 +179,7 @@ int cublasLtMatmulDescCreate(struct desc **out, int compute, int scale) {
     *out = NULL;
     if (rc == OK) {
         *out = calloc(1, sizeof **out);
-        **out = (struct desc){compute, scale, 0, 0};
+        **out = (struct desc){compute, scale, 0, 0, nothing};
     }
     END("compute=%d scale=%d", compute, scale);
 }
@@ -155,8 +190,19 @@ int cublasLtMatmulDescDestroy(struct desc *d) {
 }
 int cublasLtMatmulDescSetAttribute(struct desc *d, int attr, const void *v, size_t size) {
     BEGIN;
-    NEED(size == 4 && (attr == 3 || attr == 4), INVALID_VALUE);
-    if (rc == OK) *(attr == 3 ? &d->ta : &d->tb) = *(const int *)v;
+    int wide = attr == 8 || attr == 11 || attr == 12;
+    NEED(size == (wide ? 8 : 4) && (wide || attr == 3 || attr == 4 || attr == 7 || attr == 26), INVALID_VALUE);
+    if (rc == OK) {
+        switch (attr) {
+        case 3: d->ta = *(const int *)v; break;
+        case 4: d->tb = *(const int *)v; break;
+        case 7: d->e.kind = *(const int *)v; break;
+        case 8: d->e.vector = *(void *const *)v; break;
+        case 11: d->e.aux = *(void *const *)v; break;
+        case 12: d->e.ldaux = *(const int64_t *)v; break;
+        case 26: d->e.type = *(const int *)v; break;
+        }
+    }
     END("attr=%d", attr);
 }
 int cublasLtMatrixLayoutCreate(struct layout **out, int type, uint64_t rows, uint64_t cols, int64_t ld) {
@@ -205,6 +251,34 @@ static int fits(const struct desc *d, const struct layout *a, const struct layou
            a->type == b->type && (c->type == a->type || (half && c->type == F32)) && (d->compute == 70) == (a->type == F64);
 }
 
+static int aligned(const void *p, uint32_t to) { return (uintptr_t)p % to == 0; }
+
+// known says whether an epilogue is one, with all that it needs.
+static int known(const struct epilogue *e, int ct, uint64_t rows) {
+    int vector = e->kind == BIAS || e->kind == GELU_AUX_BIAS || e->kind == DGELU_BGRAD || e->kind == BGRADB;
+    int aux = e->kind == GELU_AUX || e->kind == GELU_AUX_BIAS || e->kind == DGELU || e->kind == DGELU_BGRAD;
+    if (!vector && !aux) return e->kind == DEFAULT;
+    if (ct == F64 || (vector && (e->type != ct || !e->vector || !aligned(e->vector, 16)))) return 0;
+    return !aux || (e->aux && aligned(e->aux, 16) && e->ldaux >= (int64_t)rows && e->ldaux % 8 == 0);
+}
+
+// listed says whether a number is in a list of them.
+static int listed(const char *list, int number) {
+    for (; list && *list; list += strcspn(list, ","), list += *list == ',')
+        if (atoi(list) == number) return 1;
+    return 0;
+}
+
+// slow returns how many algorithms there are, and in *ms how long number takes.
+static int slow(int number, int *ms) {
+    const char *list = getenv("FAKECUBLAS_SLOW");
+    int n = 0;
+    *ms = 0;
+    for (; list && *list; list += strcspn(list, ","), list += *list == ',')
+        if (n++ == number) *ms = atoi(list);
+    return n > 0 ? n : 1;
+}
+
 // The double asks for half of the workspace that it may have.
 int cublasLtMatmulAlgoGetHeuristic(void *h, struct desc *d, struct layout *a, struct layout *b, struct layout *c, struct layout *e,
                                    struct pref *p, int want, struct heuristic *r, int *got) {
@@ -213,18 +287,19 @@ int cublasLtMatmulAlgoGetHeuristic(void *h, struct desc *d, struct layout *a, st
     *got = 0;
     NEED(want >= 1 && c->rows == e->rows && c->cols == e->cols, INVALID_VALUE);
     NEED(fits(d, a, b, c), INVALID_VALUE);
-    int none = getenv("FAKECUBLAS_NONE") != NULL;
-    if (rc == OK && !none) {
-        memset(r, 0, sizeof *r);
-        r->algo.magic = 0xb1a5;
-        r->algo.workspace = r->workspace = p->workspace / 2;
-        memcpy(r->algo.align, p->align, sizeof p->align);
-        *got = 1;
+    int ms, n = slow(0, &ms);
+    if (rc == OK && known(&d->e, e->type, e->rows) && !listed(getenv("FAKECUBLAS_NONE"), d->e.kind)) {
+        for (*got = 0; *got < n && *got < want; ++*got) {
+            memset(r + *got, 0, sizeof *r);
+            r[*got].algo.magic = 0xb1a5;
+            r[*got].algo.number = (uint32_t)*got;
+            r[*got].algo.workspace = r[*got].workspace = p->workspace / 2;
+            memcpy(r[*got].algo.align, p->align, sizeof p->align);
+        }
     }
-    END("mask=%u workspace=%ld align=%u,%u,%u,%u", p->mask, (long)p->workspace, p->align[0], p->align[1], p->align[2], p->align[3]);
+    END("mask=%u workspace=%ld align=%u,%u,%u,%u epilogue=%d want=%d got=%d", p->mask, (long)p->workspace, p->align[0], p->align[1], p->align[2],
+        p->align[3], d->e.kind, want, *got);
 }
-
-static int aligned(const void *p, uint32_t to) { return (uintptr_t)p % to == 0; }
 
 int cublasLtMatmul(void *h, struct desc *d, const void *alpha, const void *a, struct layout *la, const void *b, struct layout *lb,
                    const void *beta, const void *c, struct layout *lc, void *out, struct layout *lo, const struct algo *algo,
@@ -232,16 +307,21 @@ int cublasLtMatmul(void *h, struct desc *d, const void *alpha, const void *a, st
     BEGIN;
     (void)h;
     double fa = get(d->scale, alpha, 0), fb = get(d->scale, beta, 0);
-    NEED(fits(d, la, lb, lc) && lo == lc && out == c && algo->magic == 0xb1a5, INVALID_VALUE);
+    int ms = 0;
+    NEED(fits(d, la, lb, lc) && lo == lc && algo->magic == 0xb1a5 && known(&d->e, lo->type, lo->rows), INVALID_VALUE);
     NEED(bytes >= algo->workspace && (bytes == 0 || workspace != NULL), INVALID_VALUE);
     NEED(aligned(a, algo->align[0]) && aligned(b, algo->align[1]) && aligned(c, algo->align[2]) && aligned(out, algo->align[3]), INVALID_VALUE);
+    NEED((int)algo->number < slow((int)algo->number, &ms) && ms >= 0, EXECUTION_FAILED);
     if (rc == OK) {
         if (bytes) memset(workspace, 0xff, bytes);
-        gemm(la->type, lc->type, d->ta, d->tb, lc->rows, lc->cols, d->ta ? la->rows : la->cols, fa, a, la->ld, b, lb->ld, fb, out, lc->ld);
+        if (ms > 0) usleep(1000 * (unsigned)ms);
+        gemm(la->type, lc->type, d->ta, d->tb, lc->rows, lc->cols, d->ta ? la->rows : la->cols, fa, a, la->ld, b, lb->ld, fb, c, out, lc->ld, &d->e);
     }
-    END("ta=%d tb=%d m=%ld n=%ld k=%ld lda=%ld ldb=%ld ldc=%ld ab=%d c=%d compute=%d alpha=%g beta=%g bytes=%ld A=%p B=%p C=%p stream=%p",
-        d->ta, d->tb, (long)lc->rows, (long)lc->cols, (long)(d->ta ? la->rows : la->cols), (long)la->ld, (long)lb->ld, (long)lc->ld,
-        la->type, lc->type, d->compute, fa, fb, (long)bytes, a, b, out, stream);
+    END("epilogue=%d vector=%p of %d aux=%p ldaux=%ld algo=%u D=%p ta=%d tb=%d m=%ld n=%ld k=%ld lda=%ld ldb=%ld ldc=%ld ab=%d c=%d "
+        "compute=%d alpha=%g beta=%g bytes=%ld A=%p B=%p C=%p stream=%p",
+        d->e.kind, d->e.vector, d->e.type, d->e.aux, (long)d->e.ldaux, algo->number, out, d->ta, d->tb, (long)lc->rows, (long)lc->cols,
+        (long)(d->ta ? la->rows : la->cols), (long)la->ld, (long)lb->ld, (long)lc->ld, la->type, lc->type, d->compute, fa, fb, (long)bytes, a, b,
+        c, stream);
 }
 
 int cublasLtMatrixTransformDescCreate(struct desc **out, int scale) {
@@ -249,7 +329,7 @@ int cublasLtMatrixTransformDescCreate(struct desc **out, int scale) {
     *out = NULL;
     if (rc == OK) {
         *out = calloc(1, sizeof **out);
-        **out = (struct desc){0, scale, 0, 0};
+        **out = (struct desc){0, scale, 0, 0, nothing};
     }
     END("scale=%d", scale);
 }
@@ -298,7 +378,7 @@ int cublasSetWorkspace_v2(struct handle *h, void *p, size_t bytes) {
              T *c, I ldc) {                                                                                                     \
         BEGIN;                                                                                                                  \
         NEED(m > 0 && n > 0 && k > 0 && lda >= (ta ? k : m) && ldb >= (tb ? n : k) && ldc >= m, INVALID_VALUE);                  \
-        if (rc == OK) gemm(type, type, ta, tb, m, n, k, *alpha, a, lda, b, ldb, *beta, c, ldc);          \
+        if (rc == OK) gemm(type, type, ta, tb, m, n, k, *alpha, a, lda, b, ldb, *beta, c, c, ldc, &nothing); \
         END("ta=%d tb=%d m=%ld n=%ld k=%ld lda=%ld ldb=%ld ldc=%ld alpha=%g beta=%g A=%p B=%p C=%p stream=%p workspace=%ld", ta, tb, \
             (long)m, (long)n, (long)k, (long)lda, (long)ldb, (long)ldc, (double)*alpha, (double)*beta, (void *)a, (void *)b,     \
             (void *)c, h->stream, (long)h->bytes);                                                                              \
@@ -312,7 +392,7 @@ GEMM(cublasDgemm_v2_64, double, int64_t, F64)
     int name(struct handle *h, int t, I m, I n, const T *alpha, const T *a, I lda, const T *x, I incx, const T *beta, T *y, I incy) { \
         BEGIN;                                                                                                                  \
         NEED(m > 0 && n > 0 && lda >= m && incx == 1 && incy == 1, INVALID_VALUE);                                               \
-        if (rc == OK) gemm(type, type, t, 0, t ? n : m, 1, t ? m : n, *alpha, a, lda, x, t ? m : n, *beta, y, t ? n : m); \
+        if (rc == OK) gemm(type, type, t, 0, t ? n : m, 1, t ? m : n, *alpha, a, lda, x, t ? m : n, *beta, y, y, t ? n : m, &nothing); \
         END("t=%d m=%ld n=%ld lda=%ld alpha=%g beta=%g A=%p x=%p y=%p stream=%p workspace=%ld", t, (long)m, (long)n, (long)lda,  \
             (double)*alpha, (double)*beta, (void *)a, (void *)x, (void *)y, h->stream, (long)h->bytes);                         \
     }
