@@ -83,6 +83,17 @@ type CheckpointConfig struct {
 	// Timeout is how long rank 0 waits for the next of the other ranks' files before
 	// the save fails; 0 means 5 minutes.
 	Timeout time.Duration
+	// Saved, where set, is called on rank 0 as soon as a checkpoint is complete on disk,
+	// by the goroutine that has written it.
+	Saved func(SavedCheckpoint)
+}
+
+// SavedCheckpoint is a checkpoint that is complete on disk.
+type SavedCheckpoint struct {
+	Step   int
+	Folder string
+	Bytes  int64         // of all ranks' files
+	Took   time.Duration // since Save was called
 }
 
 // Checkpoints saves the state of a program to a folder, and loads it on any number of
@@ -118,6 +129,7 @@ type saving struct {
 	written chan error    // result of this rank's file
 	done    chan error    // of all of it, on rank 0
 	cancel  chan struct{} // closed when another rank has failed
+	begun   time.Time
 }
 
 // OpenCheckpoints opens a folder of checkpoints, and makes it where there is none.
@@ -208,7 +220,7 @@ func (c *Checkpoints) Save(step int, meta any, items ...Item) error {
 }
 
 func (c *Checkpoints) save(step int, meta any, items []Item) error {
-	s := &saving{step: step, written: make(chan error, 1), done: make(chan error, 1), cancel: make(chan struct{})}
+	s := &saving{step: step, written: make(chan error, 1), done: make(chan error, 1), cancel: make(chan struct{}), begun: time.Now()}
 	text, err := json.Marshal(meta)
 	if err == nil && step < 0 {
 		err = errors.New("a negative step")

@@ -48,6 +48,13 @@ func (c *Checkpoints) finish(s *saving) error {
 	}
 	delete(c.damaged, stepName(s.step))
 	c.prune()
+	if c.cfg.Saved != nil {
+		k := SavedCheckpoint{Step: s.step, Folder: filepath.Join(c.dir, stepName(s.step)), Took: time.Since(s.begun)}
+		for _, f := range s.x.Files {
+			k.Bytes += f.Bytes
+		}
+		c.cfg.Saved(k)
+	}
 	return nil
 }
 

@@ -67,7 +67,10 @@ func (o *options) openSaver(w *spmd.World, key []byte) (*saver, error) {
 	if o.checkpoint == "" {
 		return nil, nil
 	}
-	c, err := spmd.OpenCheckpoints(w, o.checkpoint, spmd.CheckpointConfig{Keep: o.keep})
+	c, err := spmd.OpenCheckpoints(w, o.checkpoint, spmd.CheckpointConfig{Keep: o.keep, Saved: func(k spmd.SavedCheckpoint) {
+		w.Log.Info().Int("steps", k.Step).Str("to", k.Folder).Int64("bytes", k.Bytes).
+			Str("seconds", fmt.Sprintf("%.2f", k.Took.Seconds())).Msg("checkpoint saved")
+	}})
 	if err != nil {
 		return nil, spmd.Usage(fmt.Errorf("--checkpoint: %w", err))
 	}
@@ -95,7 +98,10 @@ func (s *saver) look() error {
 		if n < s.w.Size() {
 			return spmd.Usage(fmt.Errorf("%s has a run with --global-batch %d, less than the %d ranks: each needs a sequence", o.checkpoint, n, s.w.Size()))
 		}
-		o.globalBatch = n
+		o.globalBatch, o.fixedGlobal = n, true
+	}
+	if was := found.Settings["--dtype"]; !o.given("dtype") && (was == "float32" || was == "bfloat16") {
+		o.dtype = was
 	}
 	s.found = found
 	_, err = s.compare()

@@ -31,7 +31,8 @@ type options struct {
 	prompt                         string
 	temperature                    float64
 
-	early bool // run has ended before the last step, as a signal asked for
+	fixedGlobal bool // --global-batch is given, or that of the run that goes on
+	early       bool // run has ended before the last step, as a signal asked for
 
 	// What check makes of the above.
 	inputs  []input
@@ -60,7 +61,7 @@ var habits = map[string]struct {
 
 func newOptions() *options {
 	return &options{
-		model: "tiny", dtype: "float32", graph: "auto", steps: 1500, batch: 4,
+		model: "tiny", graph: "auto", steps: 1500, batch: 4,
 		weightDecay: DefaultAdam.WeightDecay, clip: DefaultAdam.Clip, beta1: DefaultAdam.Beta1,
 		minLR: 0.1, valBatches: 4, tokens: "bytes", sample: 400, temperature: 0.8,
 		resume: "auto", keep: 3,
@@ -69,14 +70,14 @@ func newOptions() *options {
 
 func (o *options) flags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.model, "model", o.model, "shape of the model: tiny, gpt2, gpt2-medium, gpt2-large or gpt2-xl")
-	fs.StringVar(&o.dtype, "dtype", o.dtype, "type of the activations: float32, or bfloat16 with float32 weights and gradients")
+	fs.StringVar(&o.dtype, "dtype", o.dtype, "type of the activations: float32, or bfloat16 with float32 weights and gradients (default bfloat16 on a GPU, float32 on the host)")
 	fs.StringVar(&o.graph, "graph", o.graph, "whether steps are captured once and replayed: auto (on a GPU), on or off")
 	fs.IntVar(&o.layers, "layers", o.layers, "transformer blocks (default the model's)")
 	fs.IntVar(&o.heads, "heads", o.heads, "attention heads of a block (default the model's)")
 	fs.IntVar(&o.channels, "channels", o.channels, "width of the model, divisible by the heads (default the model's)")
 	fs.IntVar(&o.seq, "seq", o.seq, "tokens of a sequence (default the model's: 64 for tiny, 1024 for the others)")
 	fs.IntVar(&o.steps, "steps", o.steps, "optimizer steps")
-	fs.IntVar(&o.batch, "batch", o.batch, "sequences a rank takes in one micro-step")
+	fs.IntVar(&o.batch, "batch", o.batch, "sequences a rank takes in one micro-step; 0 takes as many as fit into the GPU's memory, or a quarter of the host's")
 	fs.IntVar(&o.globalBatch, "global-batch", o.globalBatch, "sequences of a step over all ranks, accumulated in micro-steps (default --batch times the ranks)")
 	fs.Float64Var(&o.lr, "lr", o.lr, "peak learning rate (default the model's: 0.003 for tiny, 0.0006 for gpt2)")
 	fs.Float64Var(&o.minLR, "min-lr", o.minLR, "learning rate at the end, as a part of the peak")
@@ -114,7 +115,7 @@ func (o *options) check(ranks int) error {
 	if err != nil {
 		return fmt.Errorf("--model %s: unknown, want tiny, gpt2, gpt2-medium, gpt2-large or gpt2-xl", o.model)
 	}
-	if o.dtype != "float32" && o.dtype != "bfloat16" {
+	if o.given("dtype") && o.dtype != "float32" && o.dtype != "bfloat16" {
 		return fmt.Errorf("--dtype %s: unknown, want float32 or bfloat16", o.dtype)
 	}
 	if o.graph != "auto" && o.graph != "on" && o.graph != "off" {
@@ -133,8 +134,9 @@ func (o *options) check(ranks int) error {
 	if !o.given("beta2") {
 		o.beta2 = usual.beta2
 	}
-	if !o.given("global-batch") {
-		o.globalBatch = o.batch * ranks
+	o.fixedGlobal = o.given("global-batch")
+	if !o.fixedGlobal {
+		o.globalBatch = max(1, o.batch) * ranks
 	}
 	if !o.given("warmup-steps") {
 		o.warmup = o.steps / 20
@@ -197,7 +199,7 @@ func (o *options) checkNumbers() error {
 		flag       string
 		value, min int
 	}{
-		{"steps", o.steps, 1}, {"batch", o.batch, 1}, {"global-batch", o.globalBatch, 1}, {"seq", o.seq, 1},
+		{"steps", o.steps, 1}, {"batch", o.batch, 0}, {"global-batch", o.globalBatch, 1}, {"seq", o.seq, 1},
 		{"layers", o.layers, 1}, {"heads", o.heads, 1}, {"channels", o.channels, 1}, {"log-every", o.logEvery, 1},
 		{"warmup-steps", o.warmup, 0}, {"val-every", o.valEvery, 0}, {"val-batches", o.valBatches, 0},
 		{"audit", o.audit, 0}, {"sample", o.sample, 0}, {"save-every", o.saveEvery, 0}, {"keep", o.keep, 1}, {"requeue-status", o.requeueStatus, 0},

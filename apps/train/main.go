@@ -39,6 +39,7 @@ func (o *options) run(ctx context.Context, w *spmd.World) (err error) {
 	if o.checkpoint != "" {
 		stop = spmd.Preempted(ctx)
 	}
+	o.settle(w)
 	f, err := o.openTokens(w)
 	if err != nil {
 		return usage(err)
@@ -50,6 +51,9 @@ func (o *options) run(ctx context.Context, w *spmd.World) (err error) {
 	}
 	if c != nil {
 		defer func() { err = errors.Join(err, c.Close()) }()
+	}
+	if err := o.fit(w, f.len()); err != nil {
+		return err
 	}
 	data, err := newDataset(f, o.seq, o.globalBatch, w.Seed())
 	if err != nil {

@@ -1,0 +1,130 @@
+package main
+
+import (
+	"fmt"
+	"sort"
+
+	"lockstep/spmd"
+)
+
+// settle chooses what depends on the device, where nothing was said.
+func (o *options) settle(w *spmd.World) {
+	if o.dtype != "" {
+		return
+	}
+	if o.dtype = "bfloat16"; w.OnHost() {
+		o.dtype = "float32"
+	}
+}
+
+// fit tells how much memory the run is going to need, and refuses what is not there,
+// before anything is taken. Where --batch is 0 it takes the largest that fits, up to a
+// twentieth of tokens in a step. Every rank calls it.
+func (o *options) fit(w *spmd.World, tokens int) error {
+	free, total, err := w.Memory()
+	if err != nil {
+		return err
+	}
+	ranks := 1 // that share it
+	if w.OnHost() {
+		ranks = w.LocalSize()
+	}
+	all, err := gatherOne(w, w.Comm, int64(free/ranks))
+	if err != nil {
+		return err
+	}
+	worst := 0
+	for r, f := range all {
+		if f < all[worst] {
+			worst = r
+		}
+	}
+	room := int(all[worst]) // the same on every rank
+	if o.batch == 0 {
+		if err := o.largestBatch(w, room, tokens); err != nil {
+			return err
+		}
+	}
+	need, err := o.needs(o.batch, w.Size())
+	if err != nil {
+		return err
+	}
+	w.Log.Info().Str("free", gigabytes(free)).Msgf("needs %s of %s", gigabytes(need*ranks), gigabytes(total))
+	if need <= room {
+		return nil
+	}
+	advice := "a smaller --batch or --model is needed"
+	if n, err := o.largest(room, o.batch, w.Size()); err == nil && n > 0 {
+		advice = fmt.Sprintf("the largest --batch that fits is %d", n)
+	}
+	where := "on its GPU"
+	if w.OnHost() {
+		where = "as its part of the host's memory"
+	}
+	return spmd.Usage(fmt.Errorf("--batch %d: a rank needs %s, and rank %d has %s %s: %s", o.batch, gigabytes(need), worst, gigabytes(room), where, advice))
+}
+
+// largestBatch sets --batch to the largest that fits into room bytes, less what libraries
+// and other programs may want.
+func (o *options) largestBatch(w *spmd.World, room, tokens int) error {
+	if w.OnHost() {
+		room /= 4 // the machine is not the run's alone, and its caches gain nothing from more
+	} else {
+		room -= 1<<30 + room/50
+	}
+	most := max(1, tokens/20/o.seq/w.Size())
+	if o.fixedGlobal {
+		most = spmd.ShardOf(o.globalBatch, 0, w.Size()).Len
+	}
+	n, err := o.largest(room, most, w.Size())
+	if err != nil {
+		return err
+	}
+	if n == 0 {
+		need, err := o.needs(1, w.Size())
+		if err != nil {
+			return err
+		}
+		return spmd.Usage(fmt.Errorf("--batch 0: a rank needs %s for one sequence, and %s can be had", gigabytes(need), gigabytes(max(0, room))))
+	}
+	o.batch = n
+	if !o.fixedGlobal {
+		o.globalBatch = n * w.Size()
+	}
+	return nil
+}
+
+// largest is the largest batch up to most that needs no more than room bytes; 0 if none.
+func (o *options) largest(room, most, ranks int) (int, error) {
+	var failed error
+	return sort.Search(most, func(i int) bool {
+		need, err := o.needs(i+1, ranks)
+		if err != nil {
+			failed = err
+		}
+		return err != nil || need > room
+	}), failed
+}
+
+// needs is how many bytes of the device a rank is going to take for micro-batches of some
+// sequences: the model, the optimizer, and the tokens of training and validation.
+func (o *options) needs(batch, ranks int) (int, error) {
+	if batch > 1<<31/o.seq { // beyond any memory, and what a model takes
+		return 1 << 62, nil
+	}
+	rows := batch
+	if o.globalBatch > 0 && (o.batch != 0 || o.fixedGlobal) {
+		// As in trainer.open: no micro-step is larger than the largest rank's part.
+		rows = min(batch, spmd.ShardOf(o.globalBatch*max(1, o.valBatches), 0, ranks).Len)
+	}
+	n, err := memoryNeeded(o.cfg, rows, o.seq, o.dtype == "bfloat16")
+	return n + 4*4*rows*o.seq, err
+}
+
+// gigabytes is a number of bytes for people, in units of 10^9.
+func gigabytes(n int) string {
+	if n < 1e8 {
+		return fmt.Sprintf("%.3f GB", float64(n)/1e9)
+	}
+	return fmt.Sprintf("%.1f GB", float64(n)/1e9)
+}

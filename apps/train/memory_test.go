@@ -1,0 +1,109 @@
+package main
+
+import (
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"lockstep/spmd/spmdtest"
+)
+
+// The largest batch is the last one that fits.
+func TestLargest(t *testing.T) {
+	o := newOptions()
+	o.cfg, o.seq, o.batch = Config{Layers: 3, Heads: 2, Channels: 64, SeqMax: 32, Vocab: 300}, 32, 0
+	for _, want := range []int{1, 2, 17, 100} {
+		room, err := o.needs(want, 3)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for less, want := range []int{want, want - 1} { // with a byte less
+			if got, err := o.largest(room-less, 100, 3); err != nil || got != want {
+				t.Errorf("%d bytes, %d less: batch %d, error %v, want %d", room, less, got, err, want)
+			}
+		}
+	}
+	if a, b := must(o.needs(8, 3)), must(o.needs(16, 3)); a >= b {
+		t.Errorf("8 sequences need %d bytes, 16 %d", a, b)
+	}
+	// A step of 7 sequences over 3 ranks has no micro-steps of more than 3.
+	o.globalBatch, o.fixedGlobal, o.valBatches = 7, true, 0
+	if a, b := must(o.needs(3, 3)), must(o.needs(9, 3)); a != b {
+		t.Errorf("of a rank's part of 3 sequences, micro-steps of 3 need %d bytes, of 9 %d", a, b)
+	}
+}
+
+func must(n int, err error) int {
+	if err != nil {
+		panic(err)
+	}
+	return n
+}
+
+// What a run needs is told, and one that needs more than there is refused.
+func TestMemoryTold(t *testing.T) {
+	spmdtest.Ranks(t, 2)
+	_, log := finish(t, 2, smallRun(t, 1)...)
+	if !regexp.MustCompile(`needs 0\.\d\d\d GB of \d+\.\d GB free=`).MatchString(log) {
+		t.Errorf("no line tells what the run needs:\n%s", log)
+	}
+	p := train(t, 2, append(smallRun(t, 1), "--seq", "1000", "--batch", "1000000", "--global-batch", "2000000")...)
+	if lines := ours(p.Stderr); p.Status != 2 || len(lines) != 1 || !strings.Contains(lines[0], "--batch 1000000: a rank needs ") ||
+		!strings.Contains(lines[0], "the largest --batch that fits is ") {
+		t.Errorf("status %d, stderr:\n%s", p.Status, p.Stderr)
+	}
+	// 6001 tokens: 300 in a step, of which a rank has 9 sequences of 16.
+	args := smallRun(t, 1, "--batch", "0")
+	at := 0
+	for i, a := range args {
+		if a == "--global-batch" {
+			at = i
+		}
+	}
+	_, log = finish(t, 2, append(args[:at:at], args[at+2:]...)...)
+	if !strings.Contains(log, " batch=9 ") || !strings.Contains(log, " global_batch=18 ") {
+		t.Errorf("--batch 0 took another one:\n%s", log)
+	}
+	_, log = finish(t, 2, args...)
+	if !strings.Contains(log, " batch=3 ") || !strings.Contains(log, " global_batch=5 ") { // a rank's part
+		t.Errorf("--batch 0 with --global-batch 5 took another one:\n%s", log)
+	}
+}
+
+// A run goes on with its own type of activations, unless another is asked for; and each
+// checkpoint has its line.
+func TestResumeKeepsDType(t *testing.T) {
+	spmdtest.Ranks(t, 2)
+	dir := t.TempDir()
+	args := smallRun(t, 4, "--checkpoint", dir, "--save-every", "2")
+	_, log := finish(t, 2, append(args, "--dtype", "bfloat16")...)
+	for _, n := range []int{2, 4} {
+		size := int64(0)
+		err := filepath.WalkDir(stepDir(dir, n), func(path string, d fs.DirEntry, err error) error {
+			if err == nil && filepath.Ext(path) == ".safetensors" {
+				st, err := d.Info()
+				if err != nil {
+					return err
+				}
+				size += st.Size()
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		line := regexp.MustCompile(fmt.Sprintf(`checkpoint saved bytes=%d .*seconds="?\d+\.\d\d"? steps=%d to=%s`, size, n, regexp.QuoteMeta(stepDir(dir, n))))
+		if !line.MatchString(log) {
+			t.Errorf("no line as %s in:\n%s", line, log)
+		}
+	}
+	if _, log = finish(t, 2, append(args, "--steps", "5")...); !strings.Contains(log, "dtype=bfloat16") || strings.Contains(log, "--dtype from") {
+		t.Errorf("the run went on with another type:\n%s", log)
+	}
+	if _, log = finish(t, 2, append(args, "--steps", "6", "--dtype", "float32")...); !strings.Contains(log, "dtype=float32") || !strings.Contains(log, "--dtype from bfloat16 to float32") {
+		t.Errorf("--dtype float32 was not taken:\n%s", log)
+	}
+}
