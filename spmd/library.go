@@ -104,8 +104,9 @@ func (w *World) GPU() *cuda.Device {
 func (w *World) Quiet() error { return w.quiet() }
 
 // AtClose has Close call fn when the streams are through and the graphs are closed, while
-// memory and the GPU are still there: what was opened for the GPU is closed then. What
-// was registered last is called first. The returned function takes fn back.
+// all else is still there: what was opened for the GPU is closed then. fn makes no
+// collective calls. What was registered last is called first. The returned function takes
+// fn back.
 func (w *World) AtClose(fn func() error) (cancel func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -467,8 +467,8 @@ func (w *World) drain() error {
 	return err
 }
 
-// Close takes the world down in the order graphs, communicators, streams, what AtClose
-// was given, memory, the GPU, MPI. It waits for the streams; where one has failed it returns the errors of all
+// Close takes the world down in the order graphs, what AtClose was given,
+// communicators, streams, memory, the GPU, MPI. It waits for the streams; where one has failed it returns the errors of all
 // of them, and of several ranks leaves the rest as it is, since the others may be
 // waiting for what this one did not do: end the job then. A second Close does
 // nothing.
@@ -489,6 +489,7 @@ func (w *World) Close() error {
 	for _, g := range slices.Clone(w.graphs) {
 		err = errors.Join(err, g.Close())
 	}
+	err = errors.Join(err, w.runClosers())
 	turn := mpiTurns.take(1)
 	if mpiTurns.enter(turn) == nil { // not after a failure; then nobody else is in MPI
 		defer mpiTurns.leave()
@@ -506,7 +507,7 @@ func (w *World) Close() error {
 	for _, s := range w.streams {
 		err = errors.Join(err, s.q.close())
 	}
-	err = errors.Join(err, w.runClosers(), w.closeMemory())
+	err = errors.Join(err, w.closeMemory())
 	if w.json != nil {
 		err = errors.Join(err, w.json.Close())
 	}

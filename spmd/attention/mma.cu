@@ -10,6 +10,18 @@
 // Sources: Dao, FlashAttention-2 (2023), algorithms 1 and 2; PTX ISA, mma.m16n8k16 and ldmatrix.
 #include "spmd.cuh"
 
+#if __CUDA_ARCH__ < 800
+
+// A program is compiled for older GPUs, too, which are given other kernels.
+extern "C" __global__ void mma_forward_64() {}
+extern "C" __global__ void mma_forward_128() {}
+extern "C" __global__ void mma_backward_queries_64() {}
+extern "C" __global__ void mma_backward_queries_128() {}
+extern "C" __global__ void mma_backward_keys_64() {}
+extern "C" __global__ void mma_backward_keys_128() {}
+
+#else
+
 // Primitives of a warp.
 
 SPMD_FN uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
@@ -648,3 +660,5 @@ extern "C" __global__ void __launch_bounds__(128, 3) mma_backward_keys_64(bf16 *
 extern "C" __global__ void __launch_bounds__(128, 2) mma_backward_keys_128(bf16 *dqkv, const float2 *rows, const bf16 *dout, const bf16 *qkv, int B, int T, int heads, int hs, float scale) {
 	backward_keys<128, 1, 4, 64, 16, true>(dqkv, rows, dout, qkv, T, heads, hs, scale);
 }
+
+#endif

@@ -76,7 +76,7 @@ func testMMA(t *testing.T, w *spmd.World, x mmaShape, scale float64) {
 	}
 	out, dqkv, lse := run()
 
-	ref := newReference(x, qkv, dout, out)
+	ref := newReference(x, widen(qkv), widen(dout), widen(out))
 	differ := 0.0
 	for i, v := range lse {
 		if d := math.Abs(float64(v) - ref.lse[i]); !(d <= differ) {
@@ -93,9 +93,9 @@ func testMMA(t *testing.T, w *spmd.World, x mmaShape, scale float64) {
 		want []float64
 	}{
 		{"out", widen(out), ref.out},
-		{"dq", third(x, dqkv, 0), ref.dqkv[0]},
-		{"dk", third(x, dqkv, 1), ref.dqkv[1]},
-		{"dv", third(x, dqkv, 2), ref.dqkv[2]},
+		{"dq", third(x, widen(dqkv), 0), ref.dqkv[0]},
+		{"dk", third(x, widen(dqkv), 1), ref.dqkv[1]},
+		{"dv", third(x, widen(dqkv), 2), ref.dqkv[2]},
 	} {
 		// With one token dq and dk are 0, up to the rounding of two equal sums.
 		if d, size := distance(c.got, c.want); !(d < 1e-2*size+1e-6*math.Sqrt(float64(n))) {
@@ -118,7 +118,7 @@ type reference struct {
 
 // newReference takes delta from out as the kernel rounded it, as backward is defined:
 // of few tokens the gradient of a score is a small difference of large sums.
-func newReference(x mmaShape, qkv, dout, out []spmd.BF16) *reference {
+func newReference(x mmaShape, qkv, dout, out []float64) *reference {
 	r := &reference{out: make([]float64, x.elements()), lse: make([]float64, x.b*x.nh*x.t)}
 	for i := range r.dqkv {
 		r.dqkv[i] = make([]float64, x.elements())
@@ -136,7 +136,6 @@ func newReference(x mmaShape, qkv, dout, out []spmd.BF16) *reference {
 		}
 	}
 	q, k, v := third(x, qkv, 0), third(x, qkv, 1), third(x, qkv, 2)
-	d, o := widen(dout), widen(out)
 	host.Parallel(x.b*x.nh, 1, func(lo, hi int) {
 		for head := lo; head < hi; head++ {
 			row := func(a []float64, t int) []float64 {
@@ -154,14 +153,14 @@ func newReference(x mmaShape, qkv, dout, out []spmd.BF16) *reference {
 					sum += p[j]
 				}
 				r.lse[head*x.t+i] = top + math.Log(sum)
-				delta := dot(row(d, i), row(o, i))
+				delta := dot(row(dout, i), row(out, i))
 				for j := range p {
 					p[j] /= sum
 					add(row(r.out, i), p[j], row(v, j))
-					ds := scale * p[j] * (dot(row(d, i), row(v, j)) - delta)
+					ds := scale * p[j] * (dot(row(dout, i), row(v, j)) - delta)
 					add(row(r.dqkv[0], i), ds, row(k, j))
 					add(row(r.dqkv[1], j), ds, row(q, i))
-					add(row(r.dqkv[2], j), p[j], row(d, i))
+					add(row(r.dqkv[2], j), p[j], row(dout, i))
 				}
 			}
 		}
@@ -170,19 +169,25 @@ func newReference(x mmaShape, qkv, dout, out []spmd.BF16) *reference {
 }
 
 // third is q, k or v of packed rows, as out lies.
-func third(x mmaShape, packed []spmd.BF16, which int) []float64 {
+func third(x mmaShape, packed []float64, which int) []float64 {
 	c := x.nh * x.hs
 	r := make([]float64, 0, x.elements())
 	for i := range x.b * x.t {
-		r = append(r, widen(packed[(3*i+which)*c:][:c])...)
+		r = append(r, packed[(3*i+which)*c:][:c]...)
 	}
 	return r
 }
 
-func widen(x []spmd.BF16) []float64 {
+// widen is x in float64.
+func widen[T spmd.BF16 | float32](x []T) []float64 {
 	r := make([]float64, len(x))
 	for i, v := range x {
-		r[i] = float64(v.Float32())
+		switch v := any(v).(type) {
+		case spmd.BF16:
+			r[i] = float64(v.Float32())
+		case float32:
+			r[i] = float64(v)
+		}
 	}
 	return r
 }

@@ -1,0 +1,354 @@
+package attention
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"sync"
+
+	"lockstep/spmd"
+)
+
+// Elem is the set of element types of attention.
+type Elem interface{ float32 | spmd.BF16 }
+
+// Shape is that of one attention: each of Batch sequences of Tokens tokens is seen by Heads heads of Size channels.
+type Shape struct {
+	Batch  int
+	Tokens int
+	Heads  int
+	Size   int // channels of a head
+}
+
+func (s Shape) String() string {
+	return fmt.Sprintf("%d sequences of %d tokens, %d heads of %d channels", s.Batch, s.Tokens, s.Heads, s.Size)
+}
+
+// Options say how attention is computed. The zero value is the fastest way.
+type Options struct {
+	// Path is "cudnn", "mma" or "simple" to have that or an error; "" and "auto" take the first of them that every rank
+	// of the world has for the shape and the type.
+	//   cudnn   cuDNN 9.6 or later: bfloat16, Tokens a multiple of 128, Size one of 8
+	//   mma     this package's kernels for tensor cores: bfloat16, Size a multiple of 8 up to 128, compute capability 8.0
+	//   simple  on CUDA cores in float32, any shape and type; the way on the host
+	Path string
+	// Deterministic has equal operands give equal bits. Only the gradients of cudnn differ without it; with it cudnn's
+	// backward pass is 10 % slower and takes 2 bytes of workspace for each of Batch * Heads * Tokens * Tokens scores.
+	Deterministic bool
+}
+
+// The names of the paths.
+const (
+	pathAuto   = "auto"
+	pathCuDNN  = "cudnn"
+	pathMMA    = "mma"
+	pathSimple = "simple"
+)
+
+// Attention computes causal self-attention of one shape, in elements of T. One stream at a time may use it, and what For
+// returns, since they share memory.
+//
+// With q, k and v of shape (Batch, Tokens, Heads, Size), the score of query i for key j is q_i k_j / sqrt(Size), for j up
+// to i; out is the mean of the values, weighted by the softmax of the scores. qkv and its gradient are packed as (Batch,
+// Tokens, 3, Heads, Size), out and its gradient are (Batch, Tokens, Heads, Size); lse, (Batch, Heads, Tokens), keeps the
+// natural logarithms of the softmax's denominators. All are row-major; sums are kept in float32.
+type Attention[T Elem] struct {
+	f     *family[T]
+	shape Shape
+	path  string
+	why   string
+	cudnn *cudnnPath // where that is the path
+}
+
+// family is what the attentions of one New share.
+type family[T Elem] struct {
+	w       *spmd.World
+	o       Options
+	most    Shape
+	lib     *cudnnLibrary // nil where cudnn is not to be had
+	noCuDNN string        // why it is not
+	noMMA   string
+	scratch spmd.Buffer[float32] // of mma
+	cancel  func()
+
+	mu      sync.Mutex
+	members map[[2]int]*Attention[T] // by Batch and Tokens
+	closed  bool
+}
+
+// New makes attention of a shape ready on the ranks of w, which may take a second: cuDNN is opened and asked for its plans.
+// It fails where the shape is none, Path is unknown, or a rank has not the path that was asked for.
+//
+// Collective over w, blocking: every rank calls it with the same shape and options, and all take the same path.
+func New[T Elem](w *spmd.World, shape Shape, o Options) (*Attention[T], error) {
+	if err := shape.check(); err != nil {
+		return nil, err
+	}
+	switch o.Path {
+	case "":
+		o.Path = pathAuto
+	case pathAuto, pathCuDNN, pathMMA, pathSimple:
+	default:
+		return nil, fmt.Errorf("attention: no path %q: there are auto, cudnn, mma and simple", o.Path)
+	}
+	f := &family[T]{w: w, o: o, most: shape, members: map[[2]int]*Attention[T]{}}
+	a, err := f.first()
+	if err != nil {
+		return nil, errors.Join(err, f.close())
+	}
+	f.cancel = w.AtClose(f.close)
+	return a, nil
+}
+
+func (s Shape) check() error {
+	if s.Batch < 1 || s.Tokens < 1 || s.Heads < 1 || s.Size < 1 {
+		return fmt.Errorf("attention: a shape of %v", s)
+	}
+	const most = 1<<31 - 1 // numbers of rows and elements of a row fit 32 bits
+	if s.Tokens > most/s.Batch/s.Heads || s.Heads > most/s.Size/3 {
+		return fmt.Errorf("attention: a shape of %v is too large", s)
+	}
+	return nil
+}
+
+// first makes the attention of the whole shape. What a rank lacks for it none takes.
+func (f *family[T]) first() (*Attention[T], error) {
+	f.noMMA = f.lacksMMA()
+	var plan *cudnnPath
+	var noPlan string
+	if f.noCuDNN = f.openCuDNN(); f.noCuDNN == "" {
+		var err error
+		if plan, err = f.lib.plan(f.most, f.o.Deterministic); err != nil {
+			noPlan = err.Error()
+			if !notSupported(err) {
+				f.noCuDNN = noPlan
+			}
+		}
+	}
+	lib, planned, mma, err := f.agree(f.noCuDNN == "", plan != nil, f.noMMA == "")
+	if err != nil {
+		return nil, errors.Join(err, plan.close())
+	}
+	f.noCuDNN, noPlan, f.noMMA = cmp.Or(f.noCuDNN, lib), cmp.Or(noPlan, planned), cmp.Or(f.noMMA, mma)
+	if noPlan != "" {
+		err = plan.close()
+		plan = nil
+	}
+	if f.noCuDNN != "" {
+		err = errors.Join(err, f.lib.close())
+		f.lib = nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return f.member(f.most, plan, noPlan)
+}
+
+// agree returns for each of what a rank may have why not all ranks have it, "" where they do.
+func (f *family[T]) agree(have ...bool) (lib, planned, mma string, err error) {
+	b, err := spmd.Alloc[int32](f.w, len(have))
+	if err != nil {
+		return "", "", "", err
+	}
+	lowest := make([]int32, len(have)) // rank without it
+	for i, h := range have {
+		lowest[i] = int32(f.w.Size())
+		if !h {
+			lowest[i] = int32(f.w.Rank())
+		}
+	}
+	err = errors.Join(b.CopyFrom(lowest), spmd.AllReduce(f.w.Comm, b, b, spmd.Min), b.CopyTo(lowest), b.Free())
+	var why [3]string
+	for i, r := range lowest {
+		if int(r) < f.w.Size() {
+			why[i] = fmt.Sprintf("rank %d lacks it", r)
+		}
+	}
+	return why[0], why[1], why[2], err
+}
+
+// lacksMMA returns why there are no kernels for tensor cores, "" where there are.
+func (f *family[T]) lacksMMA() string {
+	switch {
+	case !isHalf[T]():
+		return "float32"
+	case f.w.GPU() != nil:
+		if major, minor := f.w.GPU().Capability(); major < 8 {
+			return fmt.Sprintf("compute capability %d.%d", major, minor)
+		}
+	case f.o.Path != pathMMA:
+		return "host" // where it is only what stands for the kernels
+	}
+	return ""
+}
+
+// For returns attention for fewer sequences, or another number of tokens, than the shape of New: batch * tokens is at most
+// Batch * Tokens there. It is made at the first call with these numbers, which may take as long as New and waits for the
+// collectives in flight, and kept: call it before a capture. The path may be another one, where the shape has it not.
+//
+// Not collective: ranks may ask for different numbers.
+func (a *Attention[T]) For(batch, tokens int) (*Attention[T], error) {
+	if batch == a.shape.Batch && tokens == a.shape.Tokens {
+		return a, nil
+	}
+	f := a.f
+	s := Shape{batch, tokens, f.most.Heads, f.most.Size}
+	if err := s.check(); err != nil {
+		return nil, err
+	}
+	if batch*tokens > f.most.Batch*f.most.Tokens {
+		return nil, fmt.Errorf("attention: %d sequences of %d tokens, but it was made for %d of %d", batch, tokens, f.most.Batch, f.most.Tokens)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed {
+		return nil, errClosed
+	}
+	if m := f.members[[2]int{batch, tokens}]; m != nil {
+		return m, nil
+	}
+	var plan *cudnnPath
+	var noPlan string
+	if f.lib != nil {
+		if err := f.w.Quiet(); err != nil {
+			return nil, err
+		}
+		var err error
+		if plan, err = f.lib.plan(s, f.o.Deterministic); err != nil {
+			if !notSupported(err) {
+				return nil, err
+			}
+			noPlan = err.Error()
+		}
+	}
+	return f.member(s, plan, noPlan)
+}
+
+var errClosed = errors.New("attention: used after Close")
+
+// member keeps the attention of a shape by the best path that there is: plan is cuDNN's, or nil for a reason.
+func (f *family[T]) member(s Shape, plan *cudnnPath, noPlan string) (*Attention[T], error) {
+	a := &Attention[T]{f: f, shape: s, cudnn: plan}
+	noCuDNN, noMMA := cmp.Or(f.noCuDNN, noPlan), f.noMMA
+	if noMMA == "" && (s.Size > mmaMaxHead || s.Size%mmaHeadStep != 0) {
+		noMMA = fmt.Sprintf("heads of %d channels", s.Size)
+	}
+	auto := f.o.Path == pathAuto
+	switch {
+	case (auto || f.o.Path == pathCuDNN) && plan != nil:
+		a.path, a.why = pathCuDNN, "cuDNN "+plan.version
+	case f.o.Path == pathCuDNN:
+		return nil, fmt.Errorf("attention: path cudnn was asked for: %s", noCuDNN)
+	case (auto || f.o.Path == pathMMA) && noMMA == "":
+		a.path, a.why = pathMMA, "cudnn: "+noCuDNN
+	case f.o.Path == pathMMA:
+		return nil, fmt.Errorf("attention: path mma was asked for: %s", noMMA)
+	case noCuDNN == noMMA: // the host, or float32
+		a.path, a.why = pathSimple, noMMA
+	default:
+		a.path, a.why = pathSimple, "cudnn: "+noCuDNN+"; mma: "+noMMA
+	}
+	if !auto && plan == nil {
+		a.why = "asked for"
+	}
+	if a.path == pathMMA && f.scratch.Len() == 0 {
+		var err error
+		if f.scratch, err = spmd.Alloc[float32](f.w, mmaScratch(f.most.Batch, f.most.Tokens, f.most.Heads)); err != nil {
+			return nil, err
+		}
+	}
+	f.members[[2]int{s.Batch, s.Tokens}] = a
+	return a, nil
+}
+
+// Shape returns the shape that a is for.
+func (a *Attention[T]) Shape() Shape { return a.shape }
+
+// Path returns how a is computed: "cudnn", "mma" or "simple".
+func (a *Attention[T]) Path() string { return a.path }
+
+// Why says why it is that path: the version of the library, or what stood against the paths before it.
+func (a *Attention[T]) Why() string { return a.why }
+
+// Workspace returns the bytes of device memory that the calls of a take of their stream, beside buffers.
+func (a *Attention[T]) Workspace() int {
+	if a.cudnn == nil {
+		return 0
+	}
+	return max(a.cudnn.a.ForwardWorkspace(), a.cudnn.a.BackwardWorkspace())
+}
+
+func (a *Attention[T]) dims() dims {
+	return dims{a.shape.Batch, a.shape.Tokens, a.shape.Heads, a.shape.Size}
+}
+
+// check refuses buffers that are too short.
+func (a *Attention[T]) check(what string, out, lse, qkv int) error {
+	if x := a.dims(); out < x.elements() || qkv < 3*x.elements() || lse < x.rows() {
+		return fmt.Errorf("attention: %s: buffers of %d elements for out, %d for qkv and %d for lse are too short for %v", what, out, qkv, lse, a.shape)
+	}
+	return nil
+}
+
+// Forward enqueues on s the attention of qkv into out, and what Backward needs into lse. Buffers may be longer than the
+// shape; they begin at multiples of 16 bytes, as what Alloc returns does. It allocates nothing and may be captured. It
+// fails on buffers that are too short, freed or of another world.
+func (a *Attention[T]) Forward(s *spmd.Stream, out spmd.Buffer[T], lse spmd.Buffer[float32], qkv spmd.Buffer[T]) error {
+	if err := a.check("Forward", out.Len(), lse.Len(), qkv.Len()); err != nil {
+		return err
+	}
+	x := a.dims()
+	switch a.path {
+	case pathCuDNN:
+		return a.cudnn.forward.Call(s, a.cudnn.a.ForwardWorkspace(), out.Arg(), lse.Arg(), qkv.Arg())
+	case pathMMA:
+		return mmaForward(s, half(out), lse, half(qkv), x.b, x.t, x.nh, x.hs)
+	default:
+		return simpleOf[T]().forward.Launch(s, simpleGrid(x, 1), out.Arg(), lse.Arg(), qkv.Arg(),
+			spmd.I32(x.t), spmd.I32(x.nh), spmd.I32(x.hs), spmd.I32(x.b))
+	}
+}
+
+// Backward enqueues on s the gradient dqkv of qkv, from dout, that of out, and what Forward left in out and lse. dqkv is
+// overwritten and shares no memory with the others. Otherwise as Forward.
+func (a *Attention[T]) Backward(s *spmd.Stream, dqkv, dout, out spmd.Buffer[T], lse spmd.Buffer[float32], qkv spmd.Buffer[T]) error {
+	if err := a.check("Backward", min(out.Len(), dout.Len()), lse.Len(), min(qkv.Len(), dqkv.Len())); err != nil {
+		return err
+	}
+	x := a.dims()
+	switch a.path {
+	case pathCuDNN:
+		return a.cudnn.backward.Call(s, a.cudnn.a.BackwardWorkspace(), dqkv.Arg(), dout.Arg(), out.Arg(), lse.Arg(), qkv.Arg())
+	case pathMMA:
+		return mmaBackward(s, half(dqkv), half(dout), half(out), lse, half(qkv), a.f.scratch, x.b, x.t, x.nh, x.hs)
+	default:
+		return simpleOf[T]().backward.Launch(s, simpleGrid(x, 2), dqkv.Arg(), dout.Arg(), out.Arg(), lse.Arg(), qkv.Arg(),
+			spmd.I32(x.t), spmd.I32(x.nh), spmd.I32(x.hs), spmd.I32(x.b))
+	}
+}
+
+// half is a buffer of bfloat16 as what it is.
+func half[T Elem](b spmd.Buffer[T]) spmd.Buffer[spmd.BF16] { return any(b).(spmd.Buffer[spmd.BF16]) }
+
+// Close gives back what a and all that For returned hold; their work has run. Graphs that hold some of it cannot be
+// launched any more. A second Close does nothing. The world closes what is left.
+func (a *Attention[T]) Close() error {
+	if a.f.cancel != nil {
+		a.f.cancel()
+	}
+	return a.f.close()
+}
+
+func (f *family[T]) close() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed {
+		return nil
+	}
+	f.closed = true
+	var errs []error
+	for _, m := range f.members {
+		errs = append(errs, m.cudnn.close())
+	}
+	return errors.Join(append(errs, f.lib.close(), f.scratch.Free())...)
+}

@@ -1,0 +1,192 @@
+// The loops of simple.h.
+#include "simple.h"
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+// Loops with sqrtf are vectorised only where it need not set errno.
+float sqrtf(float) __attribute__((const));
+
+// One binary for every x86-64: the loader picks the version for the CPU.
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
+#define WIDE __attribute__((target("arch=x86-64-v4")))
+#define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#define NARROW __attribute__((target_clones("arch=x86-64-v3", "default")))
+#define HAS_WIDE __builtin_cpu_supports("x86-64-v4")
+#else
+#define WIDE
+#define CLONES
+#define NARROW
+#define HAS_WIDE 0
+#endif
+
+// Without this GCC does not inline into the versions for other CPUs.
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE long min_l(long a, long b) { return a < b ? a : b; }
+
+// exp_ is eˣ within 1.5 ulp on [-87, 88], and the value at the end beyond it:
+// 2ⁿ·e^r with |r| <= ln(2)/2, e^r by a minimax polynomial (Cephes, expf).
+INLINE float exp_(float x) {
+    x = x < -87.0f ? -87.0f : x;
+    x = x > 88.0f ? 88.0f : x;
+    const float magic = 12582912.0f; // 1.5·2²³: adding it rounds to an integer, in the low bits
+    union { float f; uint32_t i; } n = {.f = x * 1.44269504f + magic};
+    float f = n.f - magic;
+    float r = x - f * 0.693359375f;
+    r = r + f * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    n.i = (n.i + 127) << 23; // the bits of magic leave at the top
+    return p * n.f;
+}
+
+typedef float vec16 __attribute__((vector_size(64), aligned(4), may_alias));
+typedef float vec8 __attribute__((vector_size(32), aligned(4), may_alias));
+
+// TILE computes R rows and Q vectors of C = A·B, the sums in registers. Element
+// (i,k) of A is at a[i*ar + k*ac]; rows of B and C are contiguous.
+#define TILE(V, R, Q)                                                                        \
+    do {                                                                                     \
+        V s[R][Q];                                                                           \
+        for (int r = 0; r < R; r++)                                                          \
+            for (int q = 0; q < Q; q++)                                                      \
+                s[r][q] = add ? ((const V *)(c + (i + r) * ldc + j))[q] : (V){0};            \
+        for (long p = 0; p < k; p++) {                                                       \
+            const V *bp = (const V *)(b + p * ldb + j);                                      \
+            const float *ap = a + i * ar + p * ac;                                           \
+            for (int r = 0; r < R; r++)                                                      \
+                for (int q = 0; q < Q; q++) s[r][q] += ap[r * ar] * bp[q];                   \
+        }                                                                                    \
+        for (int r = 0; r < R; r++)                                                          \
+            for (int q = 0; q < Q; q++) ((V *)(c + (i + r) * ldc + j))[q] = s[r][q];         \
+    } while (0)
+
+// PANEL runs TILE over all rows of the columns from j.
+#define PANEL(V, R, Q)                         \
+    do {                                       \
+        long i = 0;                            \
+        for (; i + R <= m; i += R) TILE(V, R, Q); \
+        for (; i < m; i++) TILE(V, 1, Q);      \
+    } while (0)
+
+// MATMUL defines C(m,n) = A(m,k)·B(k,n), plus C with add. The heads are too small
+// and too many for a BLAS call each.
+#define MATMUL(name, attr, V, R, Q)                                                                  \
+    attr static void name(long m, long n, long k, const float *a, long ar, long ac, const float *b,  \
+                          long ldb, float *c, long ldc, int add) {                                   \
+        enum { W = sizeof(V) / sizeof(float) };                                                      \
+        long j = 0;                                                                                  \
+        for (; j + Q * W <= n; j += Q * W) PANEL(V, R, Q);                                           \
+        for (; j + W <= n; j += W) PANEL(V, R, 1);                                                   \
+        for (; j < n; j++) PANEL(float, R, 1);                                                      \
+    }
+
+MATMUL(matmul_wide, WIDE, vec16, 4, 4)
+MATMUL(matmul_narrow, NARROW, vec8, 4, 2)
+
+typedef void matmul_fn(long m, long n, long k, const float *a, long ar, long ac, const float *b, long ldb,
+                       float *c, long ldc, int add);
+
+enum { QUERIES = 32 }; // rows of the score matrix worked on at a time
+
+// transpose writes out(c,r) = x(r,c)ᵀ; rows of x are ld apart.
+static void transpose(float *restrict out, const float *restrict x, long r, long c, long ld) {
+    for (long i = 0; i < r; i++)
+        for (long j = 0; j < c; j++) out[j * r + i] = x[i * ld + j];
+}
+
+CLONES int attention_forward(float *out, float *lse, const float *qkv, long t, long nh, long hs, long lo, long hi) {
+    matmul_fn *matmul = HAS_WIDE ? matmul_wide : matmul_narrow;
+    long c = nh * hs, c3 = 3 * c;
+    float scale = 1.0f / sqrtf(hs);
+    float *s = malloc((QUERIES + hs) * t * sizeof(float)); // scores, then the keys' transpose
+    if (!s) return 1;
+    float *kt = s + QUERIES * t;
+    for (long h = lo; h < hi; h++) {
+        long b = h / nh;
+        const float *q = qkv + b * t * c3 + h % nh * hs, *k = q + c, *v = k + c;
+        float *o = out + b * t * c + h % nh * hs, *l = lse + h * t;
+        transpose(kt, k, t, hs, c3);
+        for (long i0 = 0; i0 < t; i0 += QUERIES) {
+            long rows = min_l(QUERIES, t - i0), keys = i0 + rows;
+            matmul(rows, keys, hs, q + i0 * c3, c3, 1, kt, t, s, t, 0);
+            float inv[QUERIES];
+            for (long i = 0; i < rows; i++) {
+                float *restrict si = s + i * t;
+                long n = i0 + i + 1;
+                float top = -INFINITY, sum = 0;
+#pragma omp simd reduction(max : top)
+                for (long j = 0; j < n; j++) top = si[j] > top ? si[j] : top;
+#pragma omp simd reduction(+ : sum)
+                for (long j = 0; j < n; j++) {
+                    float e = exp_((si[j] - top) * scale);
+                    si[j] = e;
+                    sum += e;
+                }
+                for (long j = n; j < keys; j++) si[j] = 0;
+                l[i0 + i] = top * scale + logf(sum);
+                inv[i] = 1.0f / sum;
+            }
+            matmul(rows, hs, keys, s, t, 1, v, c3, o + i0 * c, c, 0);
+            for (long i = 0; i < rows; i++) {
+                float *restrict oi = o + (i0 + i) * c;
+                for (long j = 0; j < hs; j++) oi[j] *= inv[i];
+            }
+        }
+    }
+    free(s);
+    return 0;
+}
+
+CLONES int attention_backward(float *dqkv, const float *dout, const float *out, const float *lse,
+                               const float *qkv, long t, long nh, long hs, long lo, long hi) {
+    matmul_fn *matmul = HAS_WIDE ? matmul_wide : matmul_narrow;
+    long c = nh * hs, c3 = 3 * c;
+    float scale = 1.0f / sqrtf(hs);
+    float *p = malloc(2 * (QUERIES + hs) * t * sizeof(float)); // probabilities and their gradient, keys, values
+    if (!p) return 1;
+    float *dp = p + QUERIES * t, *kt = dp + QUERIES * t, *vt = kt + hs * t;
+    for (long h = lo; h < hi; h++) {
+        long b = h / nh;
+        const float *q = qkv + b * t * c3 + h % nh * hs, *k = q + c, *v = k + c;
+        float *dq = dqkv + b * t * c3 + h % nh * hs, *dk = dq + c, *dv = dk + c;
+        const float *o = out + b * t * c + h % nh * hs, *go = dout + b * t * c + h % nh * hs;
+        const float *l = lse + h * t;
+        transpose(kt, k, t, hs, c3);
+        transpose(vt, v, t, hs, c3);
+        for (long i0 = 0; i0 < t; i0 += QUERIES) {
+            long rows = min_l(QUERIES, t - i0), keys = i0 + rows;
+            matmul(rows, keys, hs, q + i0 * c3, c3, 1, kt, t, p, t, 0);
+            matmul(rows, keys, hs, go + i0 * c, c, 1, vt, t, dp, t, 0);
+            for (long i = 0; i < rows; i++) {
+                const float *oi = o + (i0 + i) * c, *gi = go + (i0 + i) * c;
+                float *restrict pi = p + i * t, *restrict di = dp + i * t;
+                float sum = 0, li = l[i0 + i];
+                long n = i0 + i + 1;
+#pragma omp simd reduction(+ : sum)
+                for (long j = 0; j < hs; j++) sum += oi[j] * gi[j];
+                for (long j = 0; j < n; j++) {
+                    float e = exp_(pi[j] * scale - li);
+                    pi[j] = e;
+                    di[j] = e * (di[j] - sum) * scale;
+                }
+                for (long j = n; j < keys; j++) pi[j] = di[j] = 0;
+            }
+            // Keys before this block of queries have been written to by earlier blocks.
+            matmul(i0, hs, rows, p, 1, t, go + i0 * c, c, dv, c3, 1);
+            matmul(rows, hs, rows, p + i0, 1, t, go + i0 * c, c, dv + i0 * c3, c3, 0);
+            matmul(i0, hs, rows, dp, 1, t, q + i0 * c3, c3, dk, c3, 1);
+            matmul(rows, hs, rows, dp + i0, 1, t, q + i0 * c3, c3, dk + i0 * c3, c3, 0);
+            matmul(rows, hs, keys, dp, t, 1, k, c3, dq + i0 * c3, c3, 0);
+        }
+    }
+    free(p);
+    return 0;
+}
