@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 	"unsafe"
 
@@ -81,8 +82,12 @@ type CheckpointConfig struct {
 	// Keep is how many complete checkpoints are kept, the newest ones; 0 means 3.
 	Keep int
 	// Timeout is how long rank 0 waits for the next of the other ranks' files before
-	// the save fails; 0 means 5 minutes.
+	// the save fails; 0 means 5 minutes. As long OpenCheckpoints waits for the run before
+	// of the same Slurm job to end.
 	Timeout time.Duration
+	// ReadOnly is for a program that loads only, also while another saves: the folder must
+	// be there, it is not locked, and Save fails.
+	ReadOnly bool
 	// Saved, where set, is called on rank 0 as soon as a checkpoint is complete on disk,
 	// by the goroutine that has written it.
 	Saved func(SavedCheckpoint)
@@ -97,7 +102,7 @@ type SavedCheckpoint struct {
 }
 
 // Checkpoints saves the state of a program to a folder, and loads it on any number of
-// ranks. One program at a time saves into a folder; it is used by one goroutine.
+// ranks. One program at a time saves into a folder, which it locks; it is used by one goroutine.
 //
 // A checkpoint is a folder step-00000100 with a safetensors file of every rank, an
 // index of the parts with checksums, and a file COMPLETE, which is written last: until
@@ -115,6 +120,7 @@ type Checkpoints struct {
 	closed  bool
 
 	// Of rank 0, for the save in progress or, where there is none, the caller:
+	lock    *folderLock     // nil where the folder cannot be locked
 	serial  int             // of the newest checkpoint
 	damaged map[string]bool // folders that could not be loaded
 }
@@ -133,6 +139,12 @@ type saving struct {
 }
 
 // OpenCheckpoints opens a folder of checkpoints, and makes it where there is none.
+//
+// The folder is locked until Close: another program that opens it fails after ten
+// seconds, with an error that says which process of which host has it since when. The lock
+// of a program that was killed is taken over where it is certain that it is gone: a
+// process of this host, a job that Slurm says has ended or has started anew. Where that
+// cannot be seen, the error says which file to remove.
 //
 // Collective over all ranks, blocking. It fails when the ranks do not see the same
 // folder.
@@ -154,7 +166,14 @@ func OpenCheckpoints(w *World, dir string, cfg CheckpointConfig) (*Checkpoints, 
 		return nil, err
 	}
 	c.session = binary.LittleEndian.Uint64(session[:])
+	if cfg.ReadOnly {
+		return c, nil
+	}
+	if err := c.lockAll(); err != nil {
+		return nil, fmt.Errorf("%s: OpenCheckpoints: %w", ccall.At(), err)
+	}
 	if err := c.checkShared(); err != nil {
+		c.unlock()
 		return nil, fmt.Errorf("%s: OpenCheckpoints: %w", ccall.At(), err)
 	}
 	return c, nil
@@ -165,6 +184,13 @@ func (c *Checkpoints) open(dir string) (err error) {
 		return fmt.Errorf("folder %q, Keep %d, Timeout %v", dir, c.cfg.Keep, c.cfg.Timeout)
 	}
 	if c.dir, err = filepath.Abs(dir); err != nil {
+		return err
+	}
+	if c.cfg.ReadOnly {
+		info, err := os.Stat(c.dir)
+		if err == nil && !info.IsDir() {
+			err = &os.PathError{Op: "open", Path: c.dir, Err: syscall.ENOTDIR}
+		}
 		return err
 	}
 	return os.MkdirAll(c.dir, 0o777)
@@ -225,8 +251,14 @@ func (c *Checkpoints) save(step int, meta any, items []Item) error {
 	if err == nil && step < 0 {
 		err = errors.New("a negative step")
 	}
+	if err == nil && c.cfg.ReadOnly {
+		err = errors.New("the folder was opened to load only")
+	}
 	if err == nil {
 		err = c.checkItems(items)
+	}
+	if err == nil && c.w.Rank() == 0 && c.lock == nil { // the disk was full, say
+		err = c.tryLock()
 	}
 	if err := c.agree(err); err != nil {
 		return err
@@ -428,11 +460,12 @@ func (c *Checkpoints) wait() error {
 
 // Close waits until this rank has written its part of the last save, rank 0 until all
 // of it is complete, and returns its error. Call Wait before to know that a save is
-// complete: unlike Wait, Close talks to no other rank, and so may be deferred. A
-// second Close does nothing.
+// complete: unlike Wait, Close talks to no other rank, and so may be deferred. Another
+// program can have the folder then. A second Close does nothing.
 func (c *Checkpoints) Close() error {
 	s := c.saving
 	c.closed, c.saving, c.stage = true, nil, nil
+	defer c.unlock() // when nothing is written any more
 	if s == nil {
 		return nil
 	}

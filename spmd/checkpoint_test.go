@@ -293,14 +293,17 @@ func TestCheckpointRefuses(t *testing.T) {
 	})
 }
 
-// names lists a folder.
+// names lists a folder, but for the lock of who saves into it, and what rank 0 makes
+// while it gives that back.
 func names(t *testing.T, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
 	must(t, err)
 	var list []string
 	for _, e := range entries {
-		list = append(list, e.Name())
+		if !strings.HasPrefix(e.Name(), ".lock") {
+			list = append(list, e.Name())
+		}
 	}
 	return list
 }
@@ -453,6 +456,69 @@ func TestCheckpointDamage(t *testing.T) {
 			}
 			must(t, spmd.Barrier(w.Comm))
 		}
+	})
+}
+
+// TestCheckpointLock: the folder is this program's until the last Close; a program that
+// only loads needs no lock and cannot save; and where another program has taken the
+// folder over, no save gets complete.
+func TestCheckpointLock(t *testing.T) {
+	dir := sharedDir(t)
+	spmdtest.Run(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
+		dir := filepath.Join(dir, strconv.Itoa(w.Size()))
+		lock := filepath.Join(dir, ".lock")
+		all := bothKinds[float32](t, w, 11, 0)
+		read := func(dir string) (*spmd.Checkpoints, error) {
+			return spmd.OpenCheckpoints(w, dir, spmd.CheckpointConfig{ReadOnly: true})
+		}
+		if _, err := read(dir); !errors.Is(err, os.ErrNotExist) && !strings.Contains(err.Error(), "no such file") {
+			t.Fatalf("a folder that is not there, to load only: %v", err)
+		}
+		there := func(want bool) {
+			t.Helper()
+			must(t, spmd.Barrier(w.Comm))
+			if _, err := os.Stat(lock); (err == nil) != want {
+				t.Fatalf("the lock is there: %v, want %v", err == nil, want)
+			}
+			must(t, spmd.Barrier(w.Comm))
+		}
+		one := open(t, w, dir, 0)
+		there(true)
+		two := open(t, w, dir, 0) // this program once more
+		must(t, one.Close())
+		there(true)
+		setAll(t, all, 1)
+		must(t, two.Save(1, nil, items(all)...))
+		must(t, two.Wait())
+		r, err := read(dir)
+		must(t, err)
+		setAll(t, all, 0)
+		_, err = r.Load(nil, items(all)...)
+		must(t, err)
+		checkAll(t, all, 1)
+		if err := r.Save(2, nil, items(all)...); err == nil || !strings.Contains(err.Error(), "to load only") {
+			t.Fatalf("saved by who only loads: %v", err)
+		}
+		must(t, r.Close())
+		there(true)
+		must(t, two.Close())
+		there(false)
+
+		c := open(t, w, dir, 0)
+		if w.Rank() == 0 {
+			must(t, os.WriteFile(lock+"new", []byte(`{"session":"0123456789abcdef","host":"h9","pid":4711}`), 0o666))
+			must(t, os.Rename(lock+"new", lock))
+		}
+		must(t, spmd.Barrier(w.Comm))
+		must(t, c.Save(3, nil, items(all)...))
+		if err := c.Wait(); err == nil || !strings.Contains(err.Error(), "taken over by") || !strings.Contains(err.Error(), "host h9, process 4711") {
+			t.Fatalf("saved into another program's folder: %v", err)
+		}
+		if got := names(t, dir); !slices.Equal(got, []string{"step-00000001"}) {
+			t.Fatalf("%v is there", got)
+		}
+		must(t, c.Close())
+		there(true) // that of the other
 	})
 }
 

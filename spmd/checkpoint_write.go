@@ -41,6 +41,11 @@ func (c *Checkpoints) finish(s *saving) error {
 	if err := c.awaitParts(s); err != nil {
 		return err
 	}
+	if c.lock != nil { // a program that Slurm has taken for ended may go on for a while
+		if err := c.lock.check(); err != nil {
+			return err
+		}
+	}
 	c.serial++
 	s.x.Serial = c.serial
 	if err := publish(c.dir, s.temp, s.x); err != nil {

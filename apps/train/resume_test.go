@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -285,8 +286,38 @@ type job struct {
 	cmd    *exec.Cmd
 	ended  chan struct{}
 	out    *bufio.Scanner
-	stderr strings.Builder
+	stderr logged
 	told
+}
+
+// logged is what a job has logged so far.
+type logged struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *logged) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *logged) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// await waits until the job, which runs, has logged a text.
+func (j *job) await(t *testing.T, text string) {
+	t.Helper()
+	for !strings.Contains(j.stderr.String(), text) {
+		select {
+		case <-j.ended:
+			t.Fatalf("the job has ended without %q:\n%s", text, &j.stderr)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
 }
 
 // begin starts the program on some ranks; it is killed when the test ends. What it
@@ -486,5 +517,93 @@ func TestPreempted(t *testing.T) {
 				after = last
 			}
 		})
+	}
+}
+
+// A second job in the folder of one that runs is refused, with who has it; afterwards
+// the folder is free.
+func TestTwoJobs(t *testing.T) {
+	spmdtest.HostOnly(t, "what is on disk does not depend on the device")
+	const ranks = 2
+	spmdtest.Ranks(t, ranks)
+	dir := t.TempDir()
+	args := smallRun(t, 1<<20, "--checkpoint", dir, "--save-every", "3")
+	one := begin(t, ranks, nil, args...)
+	one.read(t, 4)
+	two := begin(t, ranks, nil, append(args, "--lr", "1e-5")...)
+	if status := two.end(t); status != 2 || len(two.steps) != 0 {
+		t.Errorf("a second job: status %d, %d steps", status, len(two.steps))
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := fmt.Sprintf("%s is in use by %s on host %s, process ", dir, filepath.Base(os.Args[0]), host)
+	said := false
+	for line := range strings.Lines(two.stderr.String()) {
+		_, who, ok := strings.Cut(line, want)
+		pid, _, _ := strings.Cut(who, ", since ")
+		n, err := strconv.Atoi(pid)
+		said = said || ok && strings.Contains(line, "--checkpoint: ") && err == nil && slices.Contains(one.ranks(t), n)
+	}
+	if !said || strings.Contains(two.stderr.String(), "remove") {
+		t.Errorf("a second job does not say that %s:\n%s", want, &two.stderr)
+	}
+	if err := one.cmd.Process.Signal(syscall.SIGUSR1); err != nil {
+		t.Fatal(err)
+	}
+	if status := one.end(t); status != 0 {
+		t.Fatalf("the first job: status %d\n%s", status, &one.stderr)
+	}
+	last := one.steps[len(one.steps)-1].Step
+	got, _ := finish(t, ranks, append(args, "--steps", strconv.Itoa(last+1), "--warmup-steps", "1")...)
+	if len(got.steps) != 1 || got.steps[0].Step != last+1 {
+		t.Errorf("after both: %+v, want step %d", got.steps, last+1)
+	}
+	if _, err := os.Stat(filepath.Join(dir, ".lock")); err == nil {
+		t.Error("the folder is locked, and nobody is there")
+	}
+}
+
+// A job of Slurm that was requeued waits for its old half to end, and goes on from what
+// that has saved last.
+func TestRequeued(t *testing.T) {
+	spmdtest.HostOnly(t, "what is on disk does not depend on the device")
+	const ranks = 2
+	spmdtest.Ranks(t, ranks)
+	args := smallRun(t, 1<<20, "--checkpoint", t.TempDir(), "--save-every", "0")
+	slurm := func(restarts int) []string { // as in a batch script, in which mpirun has been told the hosts
+		return []string{"SLURM_JOB_ID=7", "SLURM_CLUSTER_NAME=big", fmt.Sprintf("SLURM_RESTART_COUNT=%d", restarts),
+			"OMPI_MCA_ras=^slurm", "OMPI_MCA_plm=^slurm", "OMPI_MCA_ess=^slurm"}
+	}
+	old := begin(t, ranks, slurm(0), args...)
+	old.read(t, 3)
+	pids := old.ranks(t)
+	for _, signal := range []struct {
+		pid int
+		syscall.Signal
+	}{{pids[0], syscall.SIGSTOP}, {pids[1], syscall.SIGUSR1}} { // asked to end, and held up
+		if err := syscall.Kill(signal.pid, signal.Signal); err != nil {
+			t.Fatal(err)
+		}
+	}
+	requeued := begin(t, ranks, slurm(1), args...)
+	requeued.await(t, "waits a little")
+	if err := syscall.Kill(pids[0], syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if status := old.end(t); status != 0 || old.summary != nil {
+		t.Fatalf("the old half: status %d\n%s", status, &old.stderr)
+	}
+	last := old.steps[len(old.steps)-1].Step
+	requeued.read(t, 2)
+	if len(requeued.steps) != 2 || requeued.steps[0].Step != last+1 {
+		t.Errorf("after step %d the requeued job begins with %+v\n%s", last, requeued.steps, &requeued.stderr)
+	}
+	if err := requeued.cmd.Process.Signal(syscall.SIGUSR1); err != nil {
+		t.Fatal(err)
+	}
+	if status := requeued.end(t); status != 0 {
+		t.Errorf("the requeued job: status %d\n%s", status, &requeued.stderr)
 	}
 }
