@@ -440,7 +440,7 @@ func (c *Checkpoints) lockAll() error {
 		if err := c.agree(err); err != nil {
 			return err
 		}
-		_, waiting, err := c.w.spread(waits)
+		_, waiting, err := c.w.spread(c.op, waits)
 		if err != nil || waiting == 0 {
 			return err
 		}

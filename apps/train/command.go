@@ -97,7 +97,7 @@ type past struct {
 
 // openPast opens a folder of checkpoints to read the newest. Every rank calls it.
 func openPast(w *spmd.World, dir string) (*past, error) {
-	c, err := spmd.OpenCheckpoints(w, dir, spmd.CheckpointConfig{})
+	c, err := spmd.OpenCheckpoints(w, dir, spmd.CheckpointConfig{ReadOnly: true})
 	if err != nil {
 		return nil, spmd.Usage(fmt.Errorf("--checkpoint: %w", err))
 	}
