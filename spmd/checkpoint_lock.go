@@ -434,7 +434,7 @@ func (c *Checkpoints) lockAll() error {
 					c.w.Log.Info().Msg("waits a little: " + busy.Error())
 				}
 				err, waits, told = nil, 1, true
-				time.Sleep(pause) // with the others in a collective that is soon over
+				time.Sleep(min(pause, c.w.cfg.timeout()/4)) // with the others in a collective, which must not be taken for a hang
 			}
 		}
 		if err := c.agree(err); err != nil {
