@@ -185,6 +185,7 @@ type rankState struct {
 	Phase   string        `json:"phase"`
 	Comms   []commReport  `json:"comms"`
 	Streams []queueReport `json:"streams,omitempty"`
+	Files   *fileReport   `json:"files,omitempty"`
 	Run     goroutine     `json:"run"`              // the goroutine of the program's own function
 	Others  []goroutine   `json:"others,omitempty"` // more goroutines of the program
 }
@@ -227,7 +228,7 @@ const (
 // state is this rank's part of a report. It takes no lock that a call holds while it
 // waits.
 func (w *World) state() []byte {
-	s := rankState{Phase: w.phase.Load().(string)}
+	s := rankState{Phase: w.phase.Load().(string), Files: w.files()}
 	w.mu.Lock()
 	comms, streams := slices.Clone(w.comms), slices.Clone(w.streams)
 	w.mu.Unlock()
@@ -237,7 +238,10 @@ func (w *World) state() []byte {
 		if c.Entered > 0 {
 			c.Last, c.Alone = a.last(), a.what.Load()&ofEveryone == 0
 		}
-		if a.flight != nil {
+		switch {
+		case cmdKind(a.what.Load()) > cmdGroup: // of the framework's own
+			c.Last = a.ledger.last()
+		case a.flight != nil:
 			c.At = a.flight.lastPlace()
 		}
 		s.Comms = append(s.Comms, c)

@@ -81,9 +81,10 @@ func (i *Item) part(rank, size int) Shard {
 type CheckpointConfig struct {
 	// Keep is how many complete checkpoints are kept, the newest ones; 0 means 3.
 	Keep int
-	// Timeout is how long rank 0 waits for the next of the other ranks' files before
-	// the save fails; 0 means 5 minutes. As long OpenCheckpoints waits for the run before
-	// of the same Slurm job to end.
+	// Timeout is how long a step of the work on a file may take, as a sync, before the save
+	// fails, and how long rank 0 waits for the next of the other ranks' files; 0 means
+	// 5 minutes. A rank that waits for files is not missing from a collective. As long
+	// OpenCheckpoints waits for the run before of the same Slurm job to end.
 	Timeout time.Duration
 	// ReadOnly is for a program that loads only, also while another saves: the folder must
 	// be there, it is not locked, and Save fails.
@@ -155,7 +156,8 @@ func OpenCheckpoints(w *World, dir string, cfg CheckpointConfig) (*Checkpoints, 
 	if cfg.Timeout == 0 {
 		cfg.Timeout = 5 * time.Minute
 	}
-	c := &Checkpoints{w: w, op: cmdOpenCheckpoints, cfg: cfg, damaged: make(map[string]bool)}
+	c := &Checkpoints{w: w, cfg: cfg, damaged: make(map[string]bool)}
+	defer c.enter(cmdOpenCheckpoints)()
 	err := c.open(dir)
 	if err := c.agree(err); err != nil {
 		return nil, fmt.Errorf("%s: OpenCheckpoints: %w", ccall.At(), err)
@@ -193,7 +195,7 @@ func (c *Checkpoints) open(dir string) (err error) {
 		}
 		return err
 	}
-	return os.MkdirAll(c.dir, 0o777)
+	return onFile("mkdir of "+c.dir, func() error { return os.MkdirAll(c.dir, 0o777) })
 }
 
 // checkShared checks that all ranks see the folder in which rank 0 can write; where it
@@ -215,11 +217,14 @@ func (c *Checkpoints) checkShared() error {
 		return err
 	}
 	// A network file system may take a moment to show it.
-	_, err := os.Stat(probe)
-	for wait := time.Millisecond; err != nil && wait < 4*time.Second; wait *= 2 {
-		time.Sleep(wait)
-		_, err = os.Stat(probe)
-	}
+	err := onFile("look for "+probe, func() error {
+		_, err := os.Stat(probe)
+		for wait := time.Millisecond; err != nil && wait < 4*time.Second; wait *= 2 {
+			time.Sleep(wait)
+			_, err = os.Stat(probe)
+		}
+		return err
+	})
 	if err != nil {
 		err = fmt.Errorf("%s is not the same folder as rank 0's: checkpoints need one that all nodes share: %w", c.dir, err)
 	}
@@ -235,7 +240,7 @@ func (c *Checkpoints) checkShared() error {
 // error means that nothing is being saved. Of the save before it names the file and
 // the cause: the disk is full, the folder is gone. The next Save may be tried all the same.
 func (c *Checkpoints) Save(step int, meta any, items ...Item) error {
-	c.op = cmdSave
+	defer c.enter(cmdSave)()
 	if err := c.wait(); err != nil {
 		return fmt.Errorf("%s: %w", ccall.At(), err)
 	}
@@ -424,7 +429,7 @@ func wordBytes(words []uint64) []byte {
 //
 // Collective over all ranks, blocking.
 func (c *Checkpoints) Wait() error {
-	c.op = cmdWaitSave
+	defer c.enter(cmdWaitSave)()
 	if err := c.wait(); err != nil {
 		return fmt.Errorf("%s: %w", ccall.At(), err)
 	}
@@ -437,12 +442,12 @@ func (c *Checkpoints) wait() error {
 		return nil
 	}
 	c.saving = nil
-	err := c.agree(<-s.written)
+	err := c.agree(c.await(s, s.written))
 	if err != nil {
 		close(s.cancel)
 	}
 	if c.w.Rank() == 0 {
-		end := <-s.done
+		end := c.await(s, s.done)
 		if err == nil {
 			err = end
 		}
@@ -469,9 +474,10 @@ func (c *Checkpoints) Close() error {
 	if s == nil {
 		return nil
 	}
-	err := <-s.written
+	defer c.enter(c.op)()
+	err := c.await(s, s.written)
 	if c.w.Rank() == 0 {
-		if err = <-s.done; err != nil {
+		if err = c.await(s, s.done); err != nil {
 			err = errors.Join(err, removeFolder(s.temp))
 		}
 	}

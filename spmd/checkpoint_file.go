@@ -181,18 +181,20 @@ func marker(index []byte) []byte {
 	return fmt.Appendf(nil, "%s\n%d bytes of %s, SHA-256 %x\n", checkpointFormat, len(index), indexName, sha256.Sum256(index))
 }
 
-// checkpointFault is called before every change on disk; an error from it becomes that
-// of the change. Tests set it.
+// checkpointFault is called before every change on disk, and every read of a shard; an
+// error from it becomes that of the change. Tests set it.
 var checkpointFault func(op, path string) error
 
 // change makes one change on disk.
 func change(op, path string, fn func() error) error {
-	if checkpointFault != nil {
-		if err := checkpointFault(op, path); err != nil {
-			return &fs.PathError{Op: op, Path: path, Err: err}
+	return onFile(op+" of "+path, func() error {
+		if checkpointFault != nil {
+			if err := checkpointFault(op, path); err != nil {
+				return &fs.PathError{Op: op, Path: path, Err: err}
+			}
 		}
-	}
-	return fn()
+		return fn()
+	})
 }
 
 func rename(from, to string) error {
@@ -263,16 +265,20 @@ func (f *fileSum) add(p []byte) {
 }
 
 // openFile opens a file of a checkpoint and returns its size.
-func openFile(path string) (*os.File, int64, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return nil, 0, err
-	}
-	if !info.Mode().IsRegular() { // opening a pipe would wait for its writer
-		return nil, 0, fmt.Errorf("%s: not a regular file", path)
-	}
-	f, err := os.Open(path)
-	return f, info.Size(), err
+func openFile(path string) (f *os.File, size int64, err error) {
+	err = onFile("open of "+path, func() error {
+		info, err := os.Stat(path)
+		if err != nil {
+			return err
+		}
+		if !info.Mode().IsRegular() { // opening a pipe would wait for its writer
+			return fmt.Errorf("%s: not a regular file", path)
+		}
+		size = info.Size()
+		f, err = os.Open(path)
+		return err
+	})
+	return f, size, err
 }
 
 func readFile(path string, limit int64) ([]byte, error) {
@@ -285,7 +291,8 @@ func readFile(path string, limit int64) ([]byte, error) {
 		return nil, fmt.Errorf("%s: %d bytes, at most %d", path, size, limit)
 	}
 	b := make([]byte, size)
-	if _, err := io.ReadFull(f, b); err != nil {
+	err = onFile("read of "+path, func() error { _, err := io.ReadFull(f, b); return err })
+	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	return b, nil
@@ -333,7 +340,8 @@ type savedFolder struct {
 // scan returns the checkpoints in dir, the newest first, and then those that have no
 // good index.
 func scan(dir string) ([]savedFolder, error) {
-	entries, err := os.ReadDir(dir)
+	var entries []fs.DirEntry
+	err := onFile("scan of "+dir, func() (err error) { entries, err = os.ReadDir(dir); return err })
 	if err != nil {
 		return nil, err
 	}

@@ -29,7 +29,7 @@ import (
 //
 // Collective over all ranks, blocking: all give the same items, in one order.
 func (c *Checkpoints) Load(meta any, items ...Item) (step int, err error) {
-	c.op = cmdLoad
+	defer c.enter(cmdLoad)()
 	if err := c.wait(); err != nil {
 		return 0, fmt.Errorf("%s: %w", ccall.At(), err)
 	}
@@ -250,7 +250,7 @@ func (s *shard) load(chunk int) error {
 	s.at = -1
 	off := int64(chunk) * chunkBytes
 	p := s.chunk[:min(chunkBytes, s.sum.Bytes-off)]
-	if _, err := s.f.ReadAt(p, off); err != nil {
+	if err := change("read", s.path, func() error { _, err := s.f.ReadAt(p, off); return err }); err != nil {
 		return fmt.Errorf("%s: %w", s.path, err)
 	}
 	if got := crc32.Checksum(p, castagnoli); got != s.sum.CRC[chunk] {

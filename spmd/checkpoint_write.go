@@ -67,11 +67,27 @@ func (c *Checkpoints) finish(s *saving) error {
 // their checksums into the index.
 func (c *Checkpoints) awaitParts(s *saving) error {
 	files := s.x.Files
+	left := len(files)
+	for left > 0 {
+		err := onFile("wait for the files of other ranks in "+s.temp, func() (err error) {
+			left, err = c.awaitPart(s, left)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// awaitPart waits until fewer than so many files are missing, and returns how many are.
+func (c *Checkpoints) awaitPart(s *saving, most int) (int, error) {
+	files := s.x.Files
 	end := time.Now().Add(c.cfg.Timeout)
 	for wait := time.Millisecond; ; wait = min(2*wait, 200*time.Millisecond) {
 		entries, err := os.ReadDir(s.temp)
 		if err != nil {
-			return err
+			return most, err
 		}
 		there := make(map[string]bool, len(entries))
 		for _, e := range entries {
@@ -86,21 +102,20 @@ func (c *Checkpoints) awaitParts(s *saving) error {
 				missing = append(missing, r)
 			default:
 				if files[r].fileSum, err = readPart(s.temp, name, files[r].Name); err != nil {
-					return err
+					return most, err
 				}
-				end = time.Now().Add(c.cfg.Timeout)
 			}
 		}
-		if len(missing) == 0 {
-			return nil
+		if len(missing) < most {
+			return len(missing), nil
 		}
 		if time.Now().After(end) {
-			return fmt.Errorf("%s: the files of ranks %v did not come for %v: is the folder on a file system that all nodes share?",
+			return most, fmt.Errorf("%s: the files of ranks %v did not come for %v: is the folder on a file system that all nodes share?",
 				s.temp, missing, c.cfg.Timeout)
 		}
 		select {
 		case <-s.cancel:
-			return errors.New("another rank could not save")
+			return most, errors.New("another rank could not save")
 		case <-time.After(wait):
 		}
 	}

@@ -148,7 +148,7 @@ func table() []mishap {
 		checked := mishap{name: "other " + c.what + ", --check", gpu: true, within: atOnce, args: []string{"--check"}, run: c.run, cause: different, want: both}
 		rows = append(rows, row, checked)
 	}
-	return append(rows, returnRows()...)
+	return slices.Concat(rows, returnRows(), doorRows())
 }
 
 // contracts are the calls in which the victim differs from the other ranks.

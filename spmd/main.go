@@ -124,6 +124,7 @@ func start(fs *pflag.FlagSet, run func(context.Context, *World) error, checks []
 		if err := w.compareLedgers(); err != nil {
 			return w.abort(o, err, exitFailed)
 		}
+		o.leaving()                       // together now
 		if err := w.Close(); err != nil { // MPI may be down: there is no Abort any more
 			w.Log.Error().Msg(err.Error())
 			return exitFailed

@@ -24,14 +24,7 @@ func renderReport(what string, states []watch.RankState, asJSON bool) string {
 			return string(line) + "\n"
 		}
 	}
-	var ranks []told
-	for _, s := range states {
-		t := told{RankState: s}
-		if json.Unmarshal(s.State, &t.rankState) != nil {
-			t.rankState = rankState{} // said below: it did not answer
-		}
-		ranks = append(ranks, t)
-	}
+	ranks := readStates(states)
 	var b strings.Builder
 	fmt.Fprintf(&b, "--- %s\n", what)
 	for _, id := range commIDs(ranks) {
@@ -56,6 +49,18 @@ func renderReport(what string, states []watch.RankState, asJSON bool) string {
 	}
 	b.WriteString("---\n")
 	return b.String()
+}
+
+func readStates(states []watch.RankState) []told {
+	var ranks []told
+	for _, s := range states {
+		t := told{RankState: s}
+		if json.Unmarshal(s.State, &t.rankState) != nil {
+			t.rankState = rankState{} // said by doing: it did not answer
+		}
+		ranks = append(ranks, t)
+	}
+	return ranks
 }
 
 // commIDs are the communicators in which somebody waits, in order of their names.
@@ -99,9 +104,15 @@ func missing(id string, ranks []told) string {
 		case c.waits() && c.Alone:
 			out = append(out, rank)
 			fmt.Fprintf(&b, "  rank %d waits in %s\n", rank, c.place())
+		case c.Calls < furthest && id == controlID:
+			out = append(out, rank)
 		case c.Calls < furthest:
 			out = append(out, rank)
-			fmt.Fprintf(&b, "  rank %d is at call %d: %s\n", rank, c.Calls, c.place())
+			fmt.Fprintf(&b, "  rank %d is at call %d", rank, c.Calls)
+			if c.Last != "" {
+				b.WriteString(": " + c.place())
+			}
+			b.WriteByte('\n')
 		case c.waits() && c.Last != what:
 			fmt.Fprintf(&b, "  rank %d calls something else: %s\n", rank, c.place())
 		default:
@@ -112,6 +123,9 @@ func missing(id string, ranks []told) string {
 		return fmt.Sprintf("on %q some ranks wait for messages:\n%s", id, b.String())
 	}
 	head := fmt.Sprintf("call %d on %q, %s: %s in it", furthest, id, place, rankList(in))
+	if id == controlID {
+		head = fmt.Sprintf("%s: %s in it", place, rankList(in))
+	}
 	if len(out) > 0 {
 		head += "; NOT ARRIVED: " + rankList(out)
 	}
@@ -161,6 +175,9 @@ func (t *told) doing() string {
 			fmt.Fprintf(&b, ", the first is %s %s", q.Command, q.At)
 		}
 		b.WriteByte('\n')
+	}
+	if t.Files != nil {
+		fmt.Fprintf(&b, "    %v\n", t.Files)
 	}
 	for _, frame := range t.Run.Stack {
 		fmt.Fprintf(&b, "    %s\n", frame)

@@ -22,16 +22,18 @@ import (
 // says who is missing where the job hangs. It works on a channel beside MPI, and
 // calls neither MPI nor CUDA but to abort.
 type overseer struct {
-	w     *World
-	net   *watch.Net
-	job   string // names the job to people
-	stop  chan struct{}
-	once  sync.Once
-	ended chan struct{} // closed when the job's cause is known
-	cause watch.Cause
-	since atomic.Int64 // start of the wait for the end of the others, in Unix ns; 0 before
-	tick  atomic.Int64 // when look last looked, in Unix ns
-	woken atomic.Int64 // when it last found that the process had been stopped
+	w       *World
+	net     *watch.Net
+	job     string // names the job to people
+	stop    chan struct{}
+	once    sync.Once
+	ended   chan struct{} // closed when the job's cause is known
+	cause   watch.Cause
+	since   atomic.Int64 // start of the wait for the end of the others, in Unix ns; 0 before
+	tick    atomic.Int64 // when look last looked, in Unix ns
+	woken   atomic.Int64 // when it last found that the process had been stopped
+	asking  atomic.Bool  // whether a rank waits for files
+	patient atomic.Int64 // until when one does, in Unix ns
 }
 
 // failure is what a cause carries as its text.
@@ -186,8 +188,12 @@ func (o *overseer) look() {
 				if entered == left {
 					delete(seen, st)
 				} else if stalls(st, entered, now) {
-					o.hang(fmt.Sprintf("%s on %q has not ended in %v", st.activity.last(), st.id, limit))
-					return
+					where := fmt.Sprintf(" on %q", st.id)
+					if st == o.w.control.st {
+						where = ""
+					}
+					o.suspect(fmt.Sprintf("%s%s has not ended in %v", st.activity.last(), where, limit),
+						func() bool { return st.activity.entered.Load() == entered && st.activity.left.Load() < entered })
 				}
 			}
 			for _, s := range streams {
@@ -200,22 +206,42 @@ func (o *overseer) look() {
 					delete(seen, s)
 				}
 				if s.dev.stuck(now, limit) || !written && stalls(s, passed, now) {
-					o.hang(fmt.Sprintf("what was enqueued on stream %q, collectives among it, has not ended in %v", s.name, limit))
-					return
+					o.suspect(fmt.Sprintf("what was enqueued on stream %q, collectives among it, has not ended in %v", s.name, limit),
+						func() bool { return s.dev.passed() == passed })
 				}
 			}
 			if at := o.since.Load(); at != 0 && now.Sub(time.Unix(0, at)) > limit {
-				o.notEnded()
-				return
+				o.suspect(o.notEnded(), func() bool { return o.since.Load() == at })
 			}
 		}
 	}
 }
 
+// suspect ends the job, which hangs, unless a rank waits for files, which has a limit of its own; still says that it does.
+func (o *overseer) suspect(what string, still func() bool) {
+	if o.w.filed.Load() && time.Now().UnixNano() < o.patient.Load() || !o.asking.CompareAndSwap(false, true) {
+		return
+	}
+	go func() { // what looks goes on
+		defer o.asking.Store(false)
+		if o.w.filed.Load() {
+			if who := slow(readStates(o.gather())); who != "" {
+				o.w.Log.Warn().Msg("waits: " + who)
+				o.patient.Store(time.Now().Add(o.w.cfg.timeout() / 2).UnixNano())
+				return
+			}
+			if !still() {
+				return
+			}
+		}
+		o.hang(what)
+	}()
+}
+
 func (o *overseer) hang(what string) { o.fail(watch.KindHang, exitFailed, "this job hangs: "+what) }
 
-func (o *overseer) notEnded() {
-	o.hang(fmt.Sprintf("the program has ended here, and not on every rank in %v", o.w.cfg.timeout()))
+func (o *overseer) notEnded() string {
+	return fmt.Sprintf("the program has ended here, and not on every rank in %v", o.w.cfg.timeout())
 }
 
 // fail makes this rank's failure the job's, unless there was an earlier one, and does
@@ -346,7 +372,7 @@ func (o *overseer) close() error {
 		}
 		o.tick.Store(now.UnixNano())
 		if now.Sub(time.Unix(0, o.since.Load())) > o.w.cfg.timeout() {
-			o.notEnded()
+			o.hang(o.notEnded())
 		}
 	}
 	return o.net.Close()

@@ -59,10 +59,13 @@ type World struct {
 	courier                 *courier    // where GPU memory goes through MPI
 	cross                   *crossCheck // nil unless NCCL and MPI are compared
 	stage                   staging
-	blocking                *Stream     // of collectives that block, on a GPU
-	control                 Comm        // the framework's own traffic
-	ended                   atomic.Bool // the program has returned on this rank
-	spoken                  spoken      // what the pulses have said of this rank
+	blocking                *Stream      // of collectives that block, on a GPU
+	control                 Comm         // the framework's own traffic
+	ended                   atomic.Bool  // the program has returned on this rank
+	filed                   atomic.Bool  // there are Checkpoints, on all ranks
+	fileEnd                 atomic.Int64 // when a long call of Checkpoints ended, in Unix ns
+	fileLimit               atomic.Int64 // in a call of Checkpoints what a step of the work on a file may take, in ns; else 0
+	spoken                  spoken       // what the pulses have said of this rank
 	capturing               atomic.Int32
 	json                    io.WriteCloser
 	pause                   sync.Mutex // guards yielder
