@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"lockstep/internal/plain"
 	"lockstep/launch/doctor"
 	"lockstep/launch/exit"
 	"lockstep/launch/plan"
@@ -27,7 +28,7 @@ func main() {
 	err := root.Execute()
 	code, say := exit.Of(err)
 	if say {
-		fmt.Fprintln(os.Stderr, "launch:", err)
+		fmt.Fprintln(os.Stderr, "launch:", plain.Text(err.Error()))
 	}
 	os.Exit(code)
 }

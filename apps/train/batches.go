@@ -45,9 +45,9 @@ type dataset struct {
 // for validation. Each part must hold a global batch.
 func newDataset(f *tokenFile, seq, globalBatch int, seed uint64) (*dataset, error) {
 	batch := globalBatch*seq + 1 // the last target is one token further
-	if f.len() < 2*batch {
+	if f.len()/2 < batch {
 		return nil, badInput("--data: %d tokens are too few: one batch of %d sequences of %d tokens to learn from "+
-			"and one to validate on need %d", f.len(), globalBatch, seq, 2*batch)
+			"and one to validate on need %d", f.len(), globalBatch, seq, 2*uint64(batch))
 	}
 	val := max(f.len()/20, batch)
 	return &dataset{file: f, train: span{0, f.len() - val}, val: span{f.len() - val, val}, seq: seq, global: globalBatch, seed: seed}, nil

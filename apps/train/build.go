@@ -13,6 +13,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -68,6 +69,20 @@ type builder struct {
 // fileName is the token file's name in its folder.
 func (b *builder) fileName() string {
 	return b.tokens.name() + "-" + hex.EncodeToString(b.key[:16]) + ".tok"
+}
+
+// ownName is this user's name for it in a folder where another user has a file of the
+// first name.
+func (b *builder) ownName() string {
+	return strings.TrimSuffix(b.fileName(), ".tok") + fmt.Sprintf("-user%d.tok", os.Getuid())
+}
+
+// nameIn is the name to give to a new token file in a folder.
+func (b *builder) nameIn(dir string) string {
+	if st, err := os.Lstat(filepath.Join(dir, b.fileName())); err == nil && ownerOf(st) != os.Getuid() {
+		return b.ownName()
+	}
+	return b.fileName()
 }
 
 // list finds the files, hashes them and computes the key. All ranks hold the same
@@ -148,16 +163,7 @@ func (b *builder) find() (string, error) {
 			if !trusted(dir) {
 				continue
 			}
-			path := filepath.Join(dir, b.fileName())
-			f, err := openTokenFile(path, b.tokens, b.key, true)
-			if err == nil {
-				found = path
-				err = f.Close()
-			}
-			if err != nil && !errors.Is(err, fs.ErrNotExist) {
-				b.log.Warn().Err(err).Msg("the token file cannot be used and is made again")
-			}
-			if found != "" {
+			if found = b.findIn(dir); found != "" {
 				break
 			}
 		}
@@ -167,6 +173,25 @@ func (b *builder) find() (string, error) {
 		return "", err
 	}
 	return string(all[0]), nil
+}
+
+// findIn returns the path of a good token file in a folder, "" if there is none.
+func (b *builder) findIn(dir string) (found string) {
+	for _, name := range []string{b.ownName(), b.fileName()} {
+		path := filepath.Join(dir, name)
+		f, err := openTokenFile(path, b.tokens, b.key, true)
+		if err == nil {
+			found = path
+			err = f.Close()
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			b.log.Warn().Err(err).Msg("the token file cannot be used and is made again")
+		}
+		if found != "" {
+			break
+		}
+	}
+	return found
 }
 
 // build makes the token file: all ranks tokenise and write their parts of a
@@ -179,7 +204,7 @@ func (b *builder) build() (path string, err error) {
 	if b.rank == 0 {
 		if f, err = newTemp(b.cache, b.fileName(), b.log); err == nil {
 			name = f.Name()
-			path = filepath.Join(filepath.Dir(name), b.fileName())
+			path = filepath.Join(filepath.Dir(name), b.nameIn(filepath.Dir(name)))
 			defer func() {
 				f.Close()
 				os.Remove(name) // gone already if all went well

@@ -4,6 +4,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math"
 	"strconv"
 
 	"lockstep/spmd"
@@ -94,7 +95,14 @@ func (s *saver) look() error {
 	case o.resume == "never":
 		return spmd.Usage(fmt.Errorf("--resume never: %s holds the checkpoint of a run, after %d steps: name another folder, or remove it", o.checkpoint, step))
 	}
-	if n, err := strconv.Atoi(found.Settings["--global-batch"]); err == nil && !o.given("global-batch") {
+	if err := found.check(step, o.seq); err != nil {
+		return spmd.Usage(fmt.Errorf("the checkpoint in %s is none of train's: %w", o.checkpoint, err))
+	}
+	if !o.given("global-batch") {
+		n, err := found.number("--global-batch") // as checked before
+		if err != nil {
+			return err
+		}
 		if n < s.w.Size() {
 			return spmd.Usage(fmt.Errorf("%s has a run with --global-batch %d, less than the %d ranks: each needs a sequence", o.checkpoint, n, s.w.Size()))
 		}
@@ -108,12 +116,24 @@ func (s *saver) look() error {
 	return err
 }
 
+// check refuses numbers that no run of so many steps can have come to, with sequences of
+// seq tokens: the file may be anybody's.
+func (s *saved) check(step, seq int) error {
+	if n, err := s.number("--global-batch"); err != nil || n > maxNumber {
+		return fmt.Errorf("--global-batch is %q", s.Settings["--global-batch"])
+	}
+	if step > maxNumber || s.Sequences < step || s.Sequences > step*maxNumber || s.Sequences > math.MaxInt64/2/seq {
+		return fmt.Errorf("%d sequences of %d tokens in %d steps", s.Sequences, seq, step)
+	}
+	if s.Skipped < 0 || s.Skipped > step {
+		return fmt.Errorf("%d of %d steps left out", s.Skipped, step)
+	}
+	return nil
+}
+
 // compare refuses a checkpoint that this run cannot go on from, and lists what else
 // is set otherwise than when it was saved.
 func (s *saver) compare() (changed []string, err error) {
-	if s.found.Sequences < 0 {
-		return nil, fmt.Errorf("the checkpoint in %s is of %d sequences", s.o.checkpoint, s.found.Sequences)
-	}
 	for _, now := range s.o.settings(s.w.Seed(), s.key) {
 		was := s.found.Settings[now.name]
 		switch {
@@ -139,6 +159,9 @@ func (s *saver) start(t *trainer) error {
 	if err != nil {
 		return err
 	}
+	if err := found.check(step, s.o.seq); err != nil {
+		return fmt.Errorf("the checkpoint in %s: %w", s.o.checkpoint, err)
+	}
 	s.found = found
 	changed, err := s.compare()
 	if err != nil {
@@ -146,9 +169,6 @@ func (s *saver) start(t *trainer) error {
 	}
 	for _, c := range changed {
 		t.w.Log.Warn().Msg("the run goes on with another setting: " + c)
-	}
-	if n := s.found.Skipped; n < 0 || n > step {
-		return fmt.Errorf("the checkpoint in %s is of %d steps, %d of them left out", s.o.checkpoint, step, n)
 	}
 	t.skipped = s.found.Skipped
 	t.data.before = s.found.Sequences - step*t.data.global

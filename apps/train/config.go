@@ -192,9 +192,11 @@ func (o *options) check(ranks int) error {
 	return o.cfg.Validate()
 }
 
+// maxNumber is the most that a flag may be; it keeps products of two numbers at or below 2^62.
+const maxNumber = 1 << 31
+
 // checkNumbers refuses numbers that are out of range by themselves.
 func (o *options) checkNumbers() error {
-	const limit = 1 << 31 // of a flag; keeps every product of two below 2^62
 	for _, n := range []struct {
 		flag       string
 		value, min int
@@ -207,8 +209,8 @@ func (o *options) checkNumbers() error {
 		if n.value < n.min {
 			return fmt.Errorf("--%s %d: must be at least %d", n.flag, n.value, n.min)
 		}
-		if n.value > limit {
-			return fmt.Errorf("--%s %d: must be at most %d", n.flag, n.value, limit)
+		if n.value > maxNumber {
+			return fmt.Errorf("--%s %d: must be at most %d", n.flag, n.value, maxNumber)
 		}
 	}
 	for _, x := range []struct {

@@ -89,8 +89,14 @@ func (l *loader) feed(batches iter.Seq[[]int]) *feed {
 			}
 			t := l.data.seq
 			in, targets := s.in.Host(), s.targets.Host()
-			for i, at := range starts {
-				l.data.fill(in[i*t:(i+1)*t], targets[i*t:(i+1)*t], at)
+			f.err = l.data.file.guard(func() error {
+				for i, at := range starts {
+					l.data.fill(in[i*t:(i+1)*t], targets[i*t:(i+1)*t], at)
+				}
+				return nil
+			})
+			if f.err != nil {
+				return
 			}
 			// A kernel on a GPU could not report them.
 			n := len(starts) * t

@@ -11,8 +11,10 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"github.com/rs/zerolog"
 )
@@ -100,13 +102,16 @@ type tokenFile struct {
 }
 
 // openTokenFile maps the token file at path. It must be for this tokenizer and
-// key and undamaged; verify reads all of it to see that it is.
+// key, undamaged, and nobody else's work; verify reads all of it to see that it is whole.
 func openTokenFile(path string, t tokenizer, key [sha256.Size]byte, verify bool) (*tokenFile, error) {
 	f, st, err := openRegular(path)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
+	if err := believable(path, st); err != nil {
+		return nil, err
+	}
 	head := make([]byte, min(tokenHeaderBytes, st.Size()))
 	if _, err := io.ReadFull(f, head); err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
@@ -126,10 +131,57 @@ func openTokenFile(path string, t tokenizer, key [sha256.Size]byte, verify bool)
 		return nil, &fs.PathError{Op: "mmap", Path: path, Err: err}
 	}
 	tf := &tokenFile{path, h, mem, mem[tokenHeaderBytes:]}
-	if verify && crc32.Checksum(tf.body, castagnoli) != h.crc {
-		return nil, errors.Join(fmt.Errorf("%s: the tokens are damaged", path), tf.Close())
+	if verify {
+		err := tf.guard(func() error {
+			if crc32.Checksum(tf.body, castagnoli) != h.crc {
+				return fmt.Errorf("%s: the tokens are damaged", path)
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, errors.Join(err, tf.Close())
+		}
 	}
 	return tf, nil
+}
+
+// believable returns an error where another user could have written a token file: its
+// sums say that it is whole, not whose work it is. The owner of the folder may, too,
+// where that is closed to others: who names such a folder trusts its owner.
+func believable(path string, st fs.FileInfo) error {
+	if st.Mode().Perm()&0o022 != 0 {
+		return fmt.Errorf("%s: not only its owner can write it", path)
+	}
+	owner := ownerOf(st)
+	if owner == os.Getuid() || owner == 0 {
+		return nil
+	}
+	if dir, err := os.Stat(filepath.Dir(path)); err == nil && ownerOf(dir) == owner && dir.Mode().Perm()&0o022 == 0 {
+		return nil
+	}
+	return fmt.Errorf("%s: it is the work of user %d", path, owner)
+}
+
+// ownerOf returns the user whose file it is.
+func ownerOf(st fs.FileInfo) int { return int(st.Sys().(*syscall.Stat_t).Uid) }
+
+// guard calls fn, which reads the tokens. Where the file has lost them meanwhile,
+// because it was truncated or its disk fails, the kernel sends SIGBUS, which becomes
+// the error.
+func (f *tokenFile) guard(fn func() error) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		p := recover()
+		if p == nil {
+			return
+		}
+		fault, ok := p.(interface{ Addr() uintptr })
+		if !ok || fault.Addr()-uintptr(unsafe.Pointer(unsafe.SliceData(f.mem))) >= uintptr(len(f.mem)) {
+			panic(p)
+		}
+		err = fmt.Errorf("%s: its tokens are gone: it was truncated while it was in use, or its disk fails", f.path)
+	}()
+	return fn()
 }
 
 // Close unmaps the file; the tokens must not be read after it. Closing twice is
@@ -189,8 +241,7 @@ func trusted(dir string) bool {
 	if err != nil {
 		return errors.Is(err, fs.ErrNotExist)
 	}
-	sys, ok := st.Sys().(*syscall.Stat_t)
-	return ok && st.IsDir() && int(sys.Uid) == os.Getuid() && st.Mode().Perm()&0o022 == 0
+	return st.IsDir() && ownerOf(st) == os.Getuid() && st.Mode().Perm()&0o022 == 0
 }
 
 // newTemp makes an empty file beside the token file name, in the first folder
