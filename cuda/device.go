@@ -133,6 +133,7 @@ type Device struct {
 	name, uuid, pci string
 	major, minor    int
 	multiprocessors int
+	shared          int
 	memory          int
 	least, greatest int
 	early           bool // it knows Stream.LaunchEarly
@@ -144,6 +145,7 @@ const (
 	attrComputeMode     = 20
 	attrMajor           = 75
 	attrMinor           = 76
+	attrSharedOptIn     = 97
 )
 
 // Open opens device index of those that this process sees. Devices opened twice share one context, and each has to be
@@ -188,7 +190,7 @@ func (d *Device) describe() (err error) {
 	for _, a := range []struct {
 		value     *int
 		attribute int
-	}{{&d.multiprocessors, attrMultiprocessors}, {&d.major, attrMajor}, {&d.minor, attrMinor}} {
+	}{{&d.multiprocessors, attrMultiprocessors}, {&d.major, attrMajor}, {&d.minor, attrMinor}, {&d.shared, attrSharedOptIn}} {
 		if *a.value, status = sysDeviceAttribute(d.dev, a.attribute); status != 0 {
 			return check("cuDeviceGetAttribute", status)
 		}
@@ -235,6 +237,10 @@ func (d *Device) Capability() (major, minor int) { return d.major, d.minor }
 
 // Multiprocessors returns the number of multiprocessors.
 func (d *Device) Multiprocessors() int { return d.multiprocessors }
+
+// SharedMemory returns the most shared memory that a block may have, in bytes: what Function.SetMaxShared accepts, less
+// what the kernel declares itself.
+func (d *Device) SharedMemory() int { return d.shared }
 
 // Memory returns the size of the device's memory in bytes.
 func (d *Device) Memory() int { return d.memory }

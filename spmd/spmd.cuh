@@ -37,15 +37,20 @@ SPMD_FN float to_float(f16 x) {
 }
 
 // from_float<T> rounds x to the nearest T, ties to even, with the bits that Go's ToBF16 and ToF16
-// give. A NaN stays a NaN.
+// give. A NaN stays a NaN; as bf16 it is 0x7fff from compute capability 8.0 on, where the hardware
+// converts, and before it keeps its sign and what fits of its payload, as in Go.
 template <typename T> SPMD_FN T from_float(float x);
 
 template <> __device__ __forceinline__ float from_float<float>(float x) { return x; }
 
 template <> __device__ __forceinline__ bf16 from_float<bf16>(float x) {
-	uint32_t b = __float_as_uint(x);
 	bf16 r;
+#if __CUDA_ARCH__ >= 800
+	asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r.bits) : "f"(x));
+#else
+	uint32_t b = __float_as_uint(x);
 	r.bits = (b & 0x7fffffffu) > 0x7f800000u ? b >> 16 | 0x40 : (b + 0x7fff + (b >> 16 & 1)) >> 16;
+#endif
 	return r;
 }
 
@@ -61,6 +66,20 @@ template <> __device__ __forceinline__ f16 from_float<f16>(float x) {
 	return r;
 }
 
+// from_floats<T> is from_float<T> of a and, in the upper half, of b: one conversion for both.
+template <typename T> SPMD_FN uint32_t from_floats(float a, float b) {
+	static_assert(sizeof(T) == 2, "bf16 or f16");
+	return from_float<T>(a).bits | (uint32_t)from_float<T>(b).bits << 16;
+}
+
+#if __CUDA_ARCH__ >= 800
+template <> __device__ __forceinline__ uint32_t from_floats<bf16>(float a, float b) {
+	uint32_t r;
+	asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a));
+	return r;
+}
+#endif
+
 // load4 and store4 move 4 elements in one access, of 16 bytes for float and 8 for the 16-bit types;
 // load8 and store8 move 8, of the 16-bit types in one access of 16 bytes. p is aligned to the access.
 SPMD_FN float4 load4(const float *p) { return *(const float4 *)p; }
@@ -75,13 +94,7 @@ template <typename T> SPMD_FN float4 load4(const T *p) {
 SPMD_FN void store4(float *p, float4 v) { *(float4 *)p = v; }
 
 template <typename T> SPMD_FN void store4(T *p, float4 v) {
-	static_assert(sizeof(T) == 2, "float, bf16 or f16");
-	union { uint2 raw; T v[4]; } u;
-	u.v[0] = from_float<T>(v.x);
-	u.v[1] = from_float<T>(v.y);
-	u.v[2] = from_float<T>(v.z);
-	u.v[3] = from_float<T>(v.w);
-	*(uint2 *)p = u.raw;
+	*(uint2 *)p = make_uint2(from_floats<T>(v.x, v.y), from_floats<T>(v.z, v.w));
 }
 
 SPMD_FN void load8(float (&v)[8], const float *p) {
@@ -106,13 +119,7 @@ SPMD_FN void store8(float *p, const float (&v)[8]) {
 }
 
 template <typename T> SPMD_FN void store8(T *p, const float (&v)[8]) {
-	static_assert(sizeof(T) == 2, "float, bf16 or f16");
-	union { uint4 raw; T v[8]; } u;
-#pragma unroll
-	for (int i = 0; i < 8; i++) {
-		u.v[i] = from_float<T>(v[i]);
-	}
-	*(uint4 *)p = u.raw;
+	*(uint4 *)p = make_uint4(from_floats<T>(v[0], v[1]), from_floats<T>(v[2], v[3]), from_floats<T>(v[4], v[5]), from_floats<T>(v[6], v[7]));
 }
 
 // to_aligned is how many elements lie between p and the first that an access of 16 bytes may start at.

@@ -115,6 +115,15 @@ func (w *World) Multiprocessors() int {
 	return w.gpu.dev.Multiprocessors()
 }
 
+// SharedMemory returns the most shared memory that a block of a kernel may have, in
+// bytes, what the kernel declares itself included; 0 on the host.
+func (w *World) SharedMemory() int {
+	if w.gpu == nil {
+		return 0
+	}
+	return w.gpu.dev.SharedMemory()
+}
+
 // Seed returns --seed, the same on every rank.
 func (w *World) Seed() uint64 { return w.cfg.Seed }
 

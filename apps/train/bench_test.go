@@ -1,155 +1,231 @@
 package main
 
 import (
-	"sync"
+	"fmt"
 	"testing"
 
 	"lockstep/spmd"
 )
 
-// The step that issue 2 sets the time of: GPT-2 124M, 4 sequences of 64 tokens.
+// The step that issue 2 sets the time of, and each kernel and product of a step:
 //
 //	go test ./apps/train -run '^$' -bench . -benchtime 5x
-const benchB, benchT = 4, 64
+//
+// On the host that is GPT-2 124M in float32, 4 sequences of 64 tokens; on a GPU
+// (SPMDTEST_DEVICE=cuda) in bfloat16, 64 and 8 sequences of 1024 tokens, and each
+// kernel stands beside its floor: the bytes that it has to move at the speed of a copy.
+type benchShape struct {
+	b, t int
+	half bool
+}
 
-// benchModel is open for the life of the process: MPI starts only once.
-var benchModel = sync.OnceValues(func() (*enqueue[float32], error) {
-	w, err := spmd.Open(spmd.Config{LogLevel: "error"})
-	if err != nil {
-		return nil, err
+func benchShapes(w *spmd.World) []benchShape {
+	if w.OnHost() {
+		return []benchShape{{4, 64, false}}
 	}
+	return []benchShape{{64, 1024, true}, {8, 1024, true}}
+}
+
+// What an H200 does at best, in bytes and operations a second: a copy, as measured, and
+// the products of bfloat16 matrices that are done fastest.
+const (
+	copyRate    = 4.3e12
+	productRate = 790e12
+)
+
+var benchWorlds struct{ w *spmd.World } // open for the life of the process: MPI starts only once
+
+func benchWorld(b *testing.B) *spmd.World {
+	b.Helper()
+	if benchWorlds.w == nil {
+		w, err := spmd.Open(spmd.Config{LogLevel: "error"})
+		if err != nil {
+			b.Fatal(err)
+		}
+		benchWorlds.w = w
+	}
+	return benchWorlds.w
+}
+
+// bench is a model of GPT-2's shape with a batch that it has learned from once.
+type bench[A Act] struct {
+	*enqueue[A]
+	batch Batch
+	adam  *AdamW
+}
+
+func newBench[A Act](b *testing.B, w *spmd.World, sh benchShape) *bench[A] {
+	b.Helper()
 	cfg := presets["gpt2"]
 	cfg.Vocab = 50257
-	m, err := NewModel[float32](w, cfg, benchB, benchT)
-	if err != nil {
-		return nil, err
-	}
-	s, err := w.NewStream("bench")
-	if err != nil {
-		return nil, err
-	}
-	return &enqueue[float32]{s: s, m: m, b: benchB, t: benchT, n: benchB * benchT}, m.Init(1)
-})
-
-func benchStart(b *testing.B) (e *enqueue[float32], in, targets spmd.Buffer[int32]) {
-	b.Helper()
-	e, err := benchModel()
+	m, err := NewModel[A](w, cfg, sh.b, sh.t)
 	if err != nil {
 		b.Fatal(err)
 	}
-	for _, t := range []*spmd.Buffer[int32]{&in, &targets} {
-		if *t, err = spmd.Alloc[int32](e.s.World(), e.n); err != nil {
-			b.Fatal(err)
+	b.Cleanup(func() { _ = m.Close() })
+	s, err := w.NewStream("bench")
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = s.Close() })
+	adam, err := NewAdamW(&m.State, DefaultAdam)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = adam.Close() })
+	x := &bench[A]{adam: adam}
+	tokens := func(seed uint64) spmd.Buffer[int32] {
+		t, err := spmd.Alloc[int32](w, sh.b*sh.t)
+		if err == nil {
+			err = t.CopyFrom(randomTokens(sh.b*sh.t, cfg.Vocab, seed))
 		}
-		if err = t.CopyFrom(randomTokens(e.n, e.m.Cfg.Vocab, 1)); err != nil {
+		if err != nil {
 			b.Fatal(err)
 		}
 		b.Cleanup(func() { _ = t.Free() })
+		return t
 	}
-	return e, in, targets
-}
-
-func benchOptimizer(b *testing.B, e *enqueue[float32]) *AdamW {
-	b.Helper()
-	o, err := NewAdamW(&e.m.State, DefaultAdam)
-	if err != nil {
+	x.batch = batchOf(b, w, tokens(1), tokens(2), sh.b, sh.t, cfg.Vocab)
+	x.enqueue = enqueueOn(s, m, x.batch, false)
+	if err := m.Init(1); err != nil {
 		b.Fatal(err)
 	}
-	b.Cleanup(func() { _ = o.Close() })
-	return o
+	if err := m.Refresh(s); err != nil {
+		b.Fatal(err)
+	}
+	x.step(b)
+	return x
 }
 
-func BenchmarkStepGPT2(b *testing.B) {
-	e, in, targets := benchStart(b)
-	o := benchOptimizer(b, e)
-	step := func() {
-		if err := e.m.ForwardBackward(e.s, batchOf(in, targets, e.b, e.t), 1/float32(e.n), true, nil); err != nil {
-			b.Fatal(err)
-		}
-		if err := o.Step(e.s, 1e-4); err != nil {
-			b.Fatal(err)
-		}
-		if err := e.s.Synchronize(); err != nil {
-			b.Fatal(err)
-		}
+func (x *bench[A]) step(b *testing.B) {
+	if err := x.m.ForwardBackward(x.s, x.batch, 1/float32(x.n), true, nil); err != nil {
+		b.Fatal(err)
 	}
-	step() // pages of the moments, threads of the BLAS
+	if err := x.adam.Step(x.s, 1e-4); err != nil {
+		b.Fatal(err)
+	}
+	if err := x.s.Synchronize(); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// onShapes runs a benchmark for each shape.
+func onShapes(b *testing.B, f32 func(*testing.B, *bench[float32]), half func(*testing.B, *bench[spmd.BF16])) {
+	w := benchWorld(b)
+	for _, sh := range benchShapes(w) {
+		b.Run(fmt.Sprintf("%dx%d", sh.b, sh.t), func(b *testing.B) {
+			if sh.half {
+				half(b, newBench[spmd.BF16](b, w, sh))
+			} else {
+				f32(b, newBench[float32](b, w, sh))
+			}
+		})
+	}
+}
+
+func BenchmarkStepGPT2(b *testing.B) { onShapes(b, benchStep[float32], benchStep[spmd.BF16]) }
+
+func benchStep[A Act](b *testing.B, x *bench[A]) {
 	for b.Loop() {
-		step()
+		x.step(b)
 	}
-	b.ReportMetric(float64(e.n*b.N)/b.Elapsed().Seconds(), "tokens/s")
+	b.ReportMetric(float64(x.n*b.N)/b.Elapsed().Seconds(), "tokens/s")
 }
 
 // BenchmarkKernels times each kernel and product of that step alone; ms/step is its
 // time for all that a step does of it.
-func BenchmarkKernels(b *testing.B) {
-	e, in, targets := benchStart(b)
-	o := benchOptimizer(b, e)
-	m, n, L := e.m, e.n, e.m.Cfg.Layers
+func BenchmarkKernels(b *testing.B) { onShapes(b, benchKernels[float32], benchKernels[spmd.BF16]) }
+
+func benchKernels[A Act](b *testing.B, x *bench[A]) {
+	e, m, L := x.enqueue, x.m, x.m.Cfg.Layers
 	a, p, wte, wpe := &m.act[0], &m.par.layers[0], m.par.wte, m.par.wpe
+	var size float64 = 4
+	if isHalf[A]() {
+		size = 2
+	}
+	N, C, Vp := float64(e.n), float64(m.Cfg.Channels), float64(m.Cfg.PaddedVocab())
+	rows := min(e.n, headRows)
+	head := *e
+	head.n = rows
+	lnf, logits, targets := m.lnf.Slice(0, rows*m.Cfg.Channels), m.logits.Slice(0, rows*m.Cfg.PaddedVocab()), x.batch.Targets.Slice(0, rows)
+	chunks := (e.n + rows - 1) / rows
+	params := float64(m.Weights.Len())
+	product := func(l *linear[A]) float64 { return 2 * N * float64(l.in) * float64(l.out) }
+	headProduct := 2 * float64(rows) * C * Vp
 	for _, k := range []struct {
-		name string
-		each int // times in a step
-		run  func()
+		name         string
+		each         int     // times in a step
+		bytes, flops float64 // that it has to move, to do
+		run          func()
 	}{
-		{"gemm qkv forward", L, func() { e.linear(a.qkv, a.ln1, &p.qkv) }},
-		{"gemm qkv input grad", L, func() { e.inputGrad(m.tmp, m.dwide, &p.qkv) }},
-		{"gemm qkv weight grad", L, func() { e.weightGrad(m.dwide, a.ln1, &p.qkv) }},
-		{"gemm attproj forward", L, func() { e.linear(m.tmp, a.att, &p.proj) }},
-		{"gemm attproj input grad", L, func() { e.inputGrad(m.tmp, m.dres, &p.proj) }},
-		{"gemm attproj weight grad", L, func() { e.weightGrad(m.dres, a.att, &p.proj) }},
-		{"gemm fc forward", L, func() { e.linear(a.fc, a.ln2, &p.fc) }},
-		{"gemm fc input grad", L, func() { e.inputGrad(m.tmp, m.dwide, &p.fc) }},
-		{"gemm fc weight grad", L, func() { e.weightGrad(m.dwide, a.ln2, &p.fc) }},
-		{"gemm fcproj forward", L, func() { e.linear(m.tmp, a.gelu, &p.proj2) }},
-		{"gemm fcproj input grad", L, func() { e.inputGrad(m.dwide, m.dres, &p.proj2) }},
-		{"gemm fcproj weight grad", L, func() { e.weightGrad(m.dres, a.gelu, &p.proj2) }},
-		{"gemm head forward", 1, func() { e.linear(m.logits, m.lnf, &m.par.head) }},
-		{"gemm head input grad", 1, func() { e.inputGrad(m.tmp, m.logits, &m.par.head) }},
-		{"gemm head weight grad", 1, func() { e.weightGrad(m.logits, m.lnf, &m.par.head) }},
-		{"encoder forward", 1, func() { e.encoderForward(m.emb, in, wte.w, wpe.w) }},
-		{"encoder backward", 1, func() { e.encoderBackward(wte.dw, wpe.dw, m.dres, in) }},
-		{"residual layernorm forward", 2 * L, func() {
+		{"gemm qkv forward", L, 0, product(&p.qkv), func() { e.linear(a.qkv, a.ln1, &p.qkv) }},
+		{"gemm qkv input grad", L, 0, product(&p.qkv), func() { e.inputGrad(m.tmp, m.dwide, &p.qkv) }},
+		{"gemm qkv weight grad", L, 0, product(&p.qkv), func() { e.weightGrad(m.dwide, a.ln1, &p.qkv) }},
+		{"gemm attproj forward", L, 0, product(&p.proj), func() { e.linear(m.tmp, a.att, &p.proj) }},
+		{"gemm attproj input grad", L, 0, product(&p.proj), func() { e.inputGrad(m.tmp, m.dres, &p.proj) }},
+		{"gemm attproj weight grad", L, 0, product(&p.proj), func() { e.weightGrad(m.dres, a.att, &p.proj) }},
+		{"gemm fc forward", L, 0, product(&p.fc), func() { e.linear(a.fc, a.ln2, &p.fc) }},
+		{"gemm fc input grad", L, 0, product(&p.fc), func() { e.inputGrad(m.tmp, m.dwide, &p.fc) }},
+		{"gemm fc weight grad", L, 0, product(&p.fc), func() { e.weightGrad(m.dwide, a.ln2, &p.fc) }},
+		{"gemm fcproj forward", L, 0, product(&p.proj2), func() { e.linear(m.tmp, a.gelu, &p.proj2) }},
+		{"gemm fcproj input grad", L, 0, product(&p.proj2), func() { e.inputGrad(m.dwide, m.dres, &p.proj2) }},
+		{"gemm fcproj weight grad", L, 0, product(&p.proj2), func() { e.weightGrad(m.dres, a.gelu, &p.proj2) }},
+		{"gemm head forward", chunks, 0, headProduct, func() { head.linear(logits, lnf, &m.par.head) }},
+		{"gemm head input grad", chunks, 0, headProduct, func() { head.inputGrad(m.tmp, logits, &m.par.head) }},
+		{"gemm head weight grad", chunks, 0, headProduct, func() { head.weightGrad(logits, lnf, &m.par.head) }},
+		{"encoder forward", 1, N * C * (4 + size), 0, func() { e.encoderForward(m.emb, x.batch.In, wte.w, wpe.w) }},
+		{"encoder backward", 1, N * C * 2 * size, 0, func() { e.encoderBackward(wte.dw, wpe.dw, m.dres, x.batch.Sorted) }},
+		{"layernorm forward", 1, N * C * 2 * size, 0, func() { e.layerNormForward(a.ln1, a.mean1, a.rstd1, m.emb, &p.ln1) }},
+		{"residual layernorm forward", 2 * L, N * C * 4 * size, 0, func() {
 			e.residualLayerNormForward(a.res2, a.ln2, a.mean2, a.rstd2, m.emb, m.tmp, p.proj.b, &p.ln2)
 		}},
-		{"layernorm backward", 2*L + 1, func() {
-			e.layerNormBackward(m.dres, m.tmp, a.res2, a.mean2, a.rstd2, &p.ln2, true)
+		{"layernorm backward", 2*L + 1, N * C * 4 * size, 0, func() {
+			e.layerNormBackward(m.dres, m.tmp, a.res2, a.mean2, a.rstd2, &p.ln2, p.proj.db, true)
 		}},
-		{"bias forward", L, func() { e.biasForward(a.qkv, p.qkv.b) }},
-		{"bias backward C", 2 * L, func() { e.biasBackward(p.proj.db, m.dres) }},
-		{"bias backward 3C", L, func() { e.biasBackward(p.qkv.db, m.dwide) }},
-		{"bias backward 4C", L, func() { e.biasBackward(p.fc.db, m.dwide) }},
-		{"bias gelu forward", L, func() { e.biasGeluForward(a.gelu, a.fc, p.fc.b) }},
-		{"gelu backward", L, func() { e.geluBackward(m.dwide, a.fc, p.fc.out) }},
-		{"attention forward", L, func() { e.attentionForward(a.att, a.lse, a.qkv) }},
-		{"attention backward", L, func() { e.attentionBackward(m.dwide, m.delta, m.tmp, a.att, a.lse, a.qkv) }},
-		{"classifier", 1, func() { e.classify(targets, 1, true) }},
-		{"adamw and norm", 1, func() {
+		{"bias forward", L, 3 * N * C * 2 * size, 0, func() { e.biasForward(a.qkv, p.qkv.b) }},
+		{"bias backward 3C", L, 3 * N * C * size, 0, func() { e.biasBackward(p.qkv.db, m.dwide) }},
+		{"bias backward 4C", L, 4 * N * C * size, 0, func() { e.biasBackward(p.fc.db, m.dwide) }},
+		{"bias gelu forward", L, 4 * N * C * 3 * size, 0, func() { e.biasGeluForward(a.gelu, a.fc, p.fc.b) }},
+		{"gelu backward", L, 4 * N * C * 3 * size, 0, func() { e.geluBackward(m.dwide, a.fc, p.fc.out) }},
+		{"attention forward", L, 0, 0, func() { e.attentionForward(a.att, a.lse, a.qkv) }},
+		{"attention backward", L, 0, 0, func() { e.attentionBackward(m.dwide, m.delta, m.tmp, a.att, a.lse, a.qkv) }},
+		{"classifier", chunks, float64(rows) * Vp * 2 * size, 0, func() { e.classifier(m.losses.Slice(0, rows), logits, targets, 1, true) }},
+		{"loss sum", 1, N * 4, 0, func() { e.lossSum(m.Loss, m.losses, 1) }},
+		{"adamw and norm", 1, params * (8*4 + 2*(4-size)), 0, func() {
 			if e.err == nil {
-				e.err = o.Step(e.s, 0)
+				e.err = x.adam.Step(e.s, 0)
 			}
 		}},
 	} {
 		b.Run(k.name, func(b *testing.B) {
 			// Every kernel starts from a whole pass: the repeated sums above must not
 			// run into infinities and denormal numbers.
-			if err := m.ForwardBackward(e.s, batchOf(in, targets, e.b, e.t), 1/float32(n), true, nil); err != nil {
-				b.Fatal(err)
-			}
+			x.step(b)
 			k.run()
 			if err := e.s.Synchronize(); err != nil {
 				b.Fatal(err)
 			}
-			for b.Loop() {
+			b.ResetTimer()
+			for range b.N {
 				k.run()
-				if e.err == nil {
-					e.err = e.s.Synchronize()
-				}
-				if e.err != nil {
-					b.Fatal(e.err)
-				}
 			}
-			b.ReportMetric(b.Elapsed().Seconds()*1e3/float64(b.N)*float64(k.each), "ms/step")
+			if e.err == nil {
+				e.err = head.err
+			}
+			if e.err == nil {
+				e.err = e.s.Synchronize()
+			}
+			if e.err != nil {
+				b.Fatal(e.err)
+			}
+			b.StopTimer()
+			each := b.Elapsed().Seconds() / float64(b.N)
+			b.ReportMetric(each*1e3*float64(k.each), "ms/step")
+			floor := max(k.bytes/copyRate, k.flops/productRate)
+			if floor > 0 && !e.s.World().OnHost() {
+				b.ReportMetric(floor*1e6, "floor-us")
+				b.ReportMetric(100*floor/each, "%ofbest")
+			}
 		})
 	}
 }

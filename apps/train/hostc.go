@@ -28,8 +28,8 @@ func cEncoderForward(out []float32, tokens []int32, wte, wpe []float32, t, c, lo
 	C.train_encoder_forward(floats(out), ints(tokens), floats(wte), floats(wpe), long(t), long(c), long(lo), long(hi))
 }
 
-func cEncoderBackward(dwte, dwpe, dout []float32, tokens []int32, t, c, positions int, acc bool, lo, hi int) {
-	C.train_encoder_backward(floats(dwte), floats(dwpe), floats(dout), ints(tokens), long(len(tokens)), long(t), long(c), long(positions), truth(acc), long(lo), long(hi))
+func cEncoderBackward(dwte, dwpe, dout []float32, p plan, t, c, positions int, acc bool, lo, hi int) {
+	C.train_encoder_backward(floats(dwte), floats(dwpe), floats(dout), ints(p.order), ints(p.parts), long(p.count), long(len(p.order)), long(t), long(c), long(positions), truth(acc), long(lo), long(hi))
 }
 
 // res, y and ybias are nil where there is nothing to add.

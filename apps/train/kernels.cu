@@ -1,31 +1,34 @@
-// The kernels of the model on a GPU, each for activations of float (suffix _f32) and
-// of bfloat16 (_bf16); kernels.go says what they compute. Sums run in float32 and
-// in an order that depends on the sizes alone, so that the ranks of a job, and
-// every run, get the same bits.
+// The kernels of the model on a GPU; kernels.go says what they compute. It compiles this
+// file once for each type of activations, ACT. Sums run in float32 and in an order that
+// depends on the sizes alone, so that the ranks of a job, and every run, get the same bits.
 //
 // Rows of a multiple of 8 elements are read and written 8 at a time: rows, biases
 // and weights then begin at multiples of 16 bytes. Others go element by element.
 #include "spmd.cuh"
 
-#define BOTH_TYPES(KERNEL) KERNEL(float, f32) KERNEL(bf16, bf16)
-
-// WIDTH runs BODY with V elements at a time, c being the length of a row.
-#define WIDTH(c, BODY)       \
-    if ((c) % 8 == 0) {      \
-        enum { V = 8 };      \
-        BODY;                \
-    } else {                 \
-        enum { V = 1 };      \
-        BODY;                \
-    }
+typedef ACT act;
 
 template <typename T> SPMD_FN void load(float (&v)[8], const T *p) { load8(v, p); }
 template <typename T> SPMD_FN void load(float (&v)[1], const T *p) { v[0] = to_float(*p); }
 template <typename T> SPMD_FN void store(T *p, const float (&v)[8]) { store8(p, v); }
 template <typename T> SPMD_FN void store(T *p, const float (&v)[1]) { *p = from_float<T>(v[0]); }
 
-// rounded is x as T holds it.
-template <typename T> SPMD_FN float rounded(float x) { return to_float(from_float<T>(x)); }
+// inverse_root is 1/√x within a unit of the last place, without the branches of a division.
+SPMD_FN float inverse_root(float x) {
+    float y = rsqrtf(x);
+    return y * (1.5f - 0.5f * x * y * y);
+}
+
+// rounded is x as activations hold it.
+SPMD_FN float rounded(float x) { return to_float(from_float<act>(x)); }
+
+// store_rounded stores v, and leaves it as it is stored.
+SPMD_FN void store_rounded(act *p, float (&v)[8]) {
+    struct __align__(16) { act v[8]; } u;
+    store8(u.v, v);
+    load8(v, u.v);
+    *(decltype(u) *)p = u;
+}
 
 #define INF __int_as_float(0x7f800000)
 #define NOT_A_NUMBER __int_as_float(0x7fc00000)
@@ -35,11 +38,54 @@ template <typename T> SPMD_FN float rounded(float x) { return to_float(from_floa
 #define FOR_ROWS(i, n) for (long long i = grid_index() / 32; i < (n); i += grid_size() / 32)
 #define FOR_COLUMNS(j, c) for (int j = threadIdx.x % 32 * V; j < (c); j += 32 * V)
 
+// --- sums that blocks share ---
+
+// last_of says to all threads of a block whether it is the last of so many blocks to come here with this
+// counter, which then is 0 again. What the others have written before is then there to read.
+SPMD_FN bool last_of(unsigned *counter, unsigned blocks) {
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicInc(counter, blocks - 1) == blocks - 1;
+    __syncthreads();
+    if (last) __threadfence();
+    return last;
+}
+
+// add_rows is the sum of m floats, width apart, which other blocks have written.
+SPMD_FN float add_rows(const float *p, int m, int width) {
+    enum { DEEP = 16 }; // loads that do not wait for each other
+    float sum = 0;
+    for (int left = m; left > 0; left -= DEEP) {
+        float v[DEEP];
+#pragma unroll
+        for (int r = 0; r < DEEP; r++, p += width) v[r] = r < left ? __ldcg(p) : 0;
+#pragma unroll
+        for (int r = 0; r < DEEP; r++) sum += v[r];
+    }
+    return sum;
+}
+
+// sum_blocks adds up what the blocks of the grid have written to partial(blocks + sets, width), each to its row: the
+// last block of every SET of them the rows of the set, the last of these the sets' sums, for which it calls
+// add(column, sum). arrived(1 + sets) stays zero.
+enum { SET = 16 };
+
+template <typename F> SPMD_FN void sum_blocks(float *partial, unsigned *arrived, int width, F add) {
+    int sets = (gridDim.x + SET - 1) / SET, set = blockIdx.x / SET, members = min(SET, gridDim.x - set * SET);
+    if (!last_of(arrived + 1 + set, members)) return;
+    const float *rows = partial + (long long)set * SET * width;
+    float *totals = partial + (long long)gridDim.x * width;
+    for (int j = threadIdx.x; j < width; j += blockDim.x) totals[(long long)set * width + j] = add_rows(rows + j, members, width);
+    if (!last_of(arrived, sets)) return;
+    for (int j = threadIdx.x; j < width; j += blockDim.x) add(j, add_rows(totals + j, sets, width));
+}
+
 // --- embeddings ---
 
 // A token outside the vocabulary reads nothing: its row becomes NaN, and so the loss.
-template <typename T, int V>
-SPMD_FN void encoder_forward(T *out, const int *tokens, const float *wte, const float *wpe, int n, int t, int c, int vocab) {
+template <int V>
+SPMD_FN void encoder_forward_of(act *out, const int *tokens, const float *wte, const float *wpe, int n, int t, int c, int vocab) {
     FOR_ROWS(i, n) {
         int token = tokens[i];
         bool known = 0 <= token && token < vocab;
@@ -54,259 +100,395 @@ SPMD_FN void encoder_forward(T *out, const int *tokens, const float *wte, const 
     }
 }
 
-#define KERNEL(T, S)                                                                                         \
-    extern "C" __global__ void __launch_bounds__(256)                                                        \
-        encoder_forward_##S(T *out, const int *tokens, const float *wte, const float *wpe, int n, int t, int c, int vocab) { \
-        WIDTH(c, (encoder_forward<T, V>(out, tokens, wte, wpe, n, t, c, vocab)))                             \
-    }
-BOTH_TYPES(KERNEL)
-#undef KERNEL
+extern "C" __global__ void __launch_bounds__(256)
+    encoder_forward(act *out, const int *tokens, const float *wte, const float *wpe, int n, int t, int c, int vocab) {
+    if (c % 8 == 0) encoder_forward_of<8>(out, tokens, wte, wpe, n, t, c, vocab);
+    else encoder_forward_of<1>(out, tokens, wte, wpe, n, t, c, vocab);
+}
 
-// add_rows adds to sum(c) the rows of d whose token is that of row first, in their
-// order. list is scratch of the block.
-template <typename T, int V>
-SPMD_FN void add_rows(float *sum, const T *d, const int *tokens, int first, int n, int c, int *list) {
-    int token = tokens[first], thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-    int *counts = list + 256; // of each warp
-    for (int j0 = 0; j0 < c; j0 += 256 * V) {
-        int j = j0 + thread * V;
-        float s[V];
-        if (j < c) load(s, sum + j);
-        for (long long i0 = first; i0 < n; i0 += 256) {
-            bool same = i0 + thread < n && tokens[i0 + thread] == token;
-            int found = __syncthreads_count(same);
-            if (found == 0) continue;
-            unsigned votes = __ballot_sync(0xffffffffu, same);
-            if (lane == 0) counts[warp] = __popc(votes);
-            __syncthreads();
-            int at = __popc(votes & ((1u << lane) - 1));
-            for (int w = 0; w < warp; w++) at += counts[w];
-            if (same) list[at] = thread;
-            __syncthreads();
-            if (j < c) {
-                for (int f = 0; f < found; f++) {
+// add_order adds to s the rows order[first..end) of d, in their order, 4 loads at a time.
+template <int V> SPMD_FN void add_order(float (&s)[V], const act *d, const int *order, int first, int end, int c) {
+    int i = first;
+    for (; i + 4 <= end; i += 4) {
+        float x[4][V];
+#pragma unroll
+        for (int r = 0; r < 4; r++) load(x[r], d + (long long)order[i + r] * c);
+#pragma unroll
+        for (int r = 0; r < 4; r++)
+            for (int k = 0; k < V; k++) s[k] += x[r][k];
+    }
+    for (; i < end; i++) {
+        float x[V];
+        load(x, d + (long long)order[i] * c);
+        for (int k = 0; k < V; k++) s[k] += x[k];
+    }
+}
+
+// A warp takes 32·V columns of a position, or of a part of a token's rows. Parts of the same token go to rows of
+// partial, which the last warp to arrive adds up. sorted is laid out by sorter.sort.
+template <int V>
+SPMD_FN void encoder_backward_of(float *dwte, float *dwpe, float *partial, unsigned *arrived, const act *dout, const int *sorted,
+                                 int n, int t, int c, int positions, int vocab, int most_parts, int most_split, int accumulate) {
+    const int4 *parts = (const int4 *)(sorted + 4), *splits = parts + most_parts;
+    const int *order = (const int *)(splits + most_split);
+    int chunks = (c + 32 * V - 1) / (32 * V), lane = threadIdx.x % 32;
+    long long units = ((long long)positions + sorted[0]) * chunks;
+    FOR_ROWS(unit, units) {
+        int item = unit / chunks, chunk = unit % chunks, j = (chunk * 32 + lane) * V;
+        bool mine = j < c;
+        float s[V] = {0};
+        if (item < positions) {
+            float *to = dwpe + (long long)item * c + j;
+            if (!mine) continue;
+            if (accumulate) load(s, to);
+            if (item < t) {
+#pragma unroll 4
+                for (long long i = item; i < n; i += t) {
                     float x[V];
-                    load(x, d + (i0 + list[f]) * c + j);
+                    load(x, dout + i * c + j);
                     for (int k = 0; k < V; k++) s[k] += x[k];
                 }
             }
+            store(to, s);
+            continue;
         }
-        if (j < c) store(sum + j, s);
+        int4 part = parts[item - positions]; // token, first and end in order, number in splits or -1
+        if (part.x < 0 || part.x >= vocab) continue;
+        float *to = dwte + (long long)part.x * c + j;
+        if (part.w < 0) {
+            if (!mine) continue;
+            load(s, to);
+            add_order(s, dout + j, order, part.y, part.z, c);
+            store(to, s);
+            continue;
+        }
+        int4 split = splits[part.w]; // first row of partial, first part, number of parts
+        float *rows = partial + (long long)split.x * c + j;
+        if (mine) {
+            add_order(s, dout + j, order, part.y, part.z, c);
+            store(rows + (long long)(item - positions - split.y) * c, s);
+        }
+        __threadfence();
+        __syncwarp();
+        bool last = false;
+        if (lane == 0) last = atomicInc(arrived + part.w * chunks + chunk, split.z - 1) == split.z - 1;
+        if (!__shfl_sync(0xffffffffu, last, 0)) continue;
+        __threadfence();
+        if (!mine) continue;
+#pragma unroll 1
+        for (int k = 0; k < V; k++) to[k] += add_rows(rows + k, split.z, c);
     }
 }
 
-// Block b < n takes the token of row b if no row before it has that token: one
-// block adds all rows of a token, in their order, without atomics. The blocks from
-// n on take a position each.
-template <typename T, int V>
-SPMD_FN void encoder_backward(float *dwte, float *dwpe, const T *dout, const int *tokens, int n, int t, int c, int positions, int vocab, int accumulate) {
-    __shared__ int list[256 + 8];
-    int thread = threadIdx.x;
-    if (blockIdx.x < n) {
-        int row = blockIdx.x, token = tokens[row];
-        if (token < 0 || token >= vocab) return;
-        for (int i = row - 1; i >= 0; i -= 256) {
-            if (__syncthreads_or(i >= thread && tokens[max(i - thread, 0)] == token)) return;
-        }
-        add_rows<T, V>(dwte + (long long)token * c, dout, tokens, row, n, c, list);
-        return;
-    }
-    int position = blockIdx.x - n;
-    float *sum = dwpe + (long long)position * c;
-    for (int j = thread * V; j < c; j += 256 * V) {
-        float s[V] = {0};
-        if (accumulate) load(s, sum + j);
-        if (position < t) {
-            for (long long i = position; i < n; i += t) {
-                float x[V];
-                load(x, dout + i * c + j);
-                for (int k = 0; k < V; k++) s[k] += x[k];
-            }
-        }
-        store(sum + j, s);
-    }
+extern "C" __global__ void __launch_bounds__(256)
+    encoder_backward(float *dwte, float *dwpe, float *partial, unsigned *arrived, const act *dout, const int *sorted, int n, int t,
+                     int c, int positions, int vocab, int most_parts, int most_split, int accumulate) {
+    if (c % 8 == 0) encoder_backward_of<8>(dwte, dwpe, partial, arrived, dout, sorted, n, t, c, positions, vocab, most_parts, most_split, accumulate);
+    else encoder_backward_of<1>(dwte, dwpe, partial, arrived, dout, sorted, n, t, c, positions, vocab, most_parts, most_split, accumulate);
 }
-
-#define KERNEL(T, S)                                                                                         \
-    extern "C" __global__ void __launch_bounds__(256)                                                        \
-        encoder_backward_##S(float *dwte, float *dwpe, const T *dout, const int *tokens, int n, int t, int c, int positions, \
-                             int vocab, int accumulate) {                                                    \
-        WIDTH(c, (encoder_backward<T, V>(dwte, dwpe, dout, tokens, n, t, c, positions, vocab, accumulate)))  \
-    }
-BOTH_TYPES(KERNEL)
-#undef KERNEL
 
 // --- LayerNorm ---
 
-// With RESIDUAL the row is res = x + y + ybias, as T holds it, else x.
-template <typename T, int V, bool RESIDUAL>
-SPMD_FN void layernorm_forward(T *res, T *out, float *mean, float *rstd, const T *x, const T *y, const float *ybias,
-                               const float *weight, const float *bias, int n, int c) {
-    FOR_ROWS(i, n) {
-        const T *row = x + i * c;
-        float sum = 0, squares = 0;
-        FOR_COLUMNS(j, c) {
-            float v[V];
-            load(v, row + j);
-            if (RESIDUAL) {
-                float a[V], b[V];
-                load(a, y + i * c + j);
-                load(b, ybias + j);
-                for (int k = 0; k < V; k++) v[k] = rounded<T>(v[k] + (a[k] + b[k]));
-                store(res + i * c + j, v);
+// Rows of a multiple of 8 elements, and of at most 8·MOST_THREADS, are worked on by groups of whole warps, a thread
+// for 8 columns, which keep several rows at a time in registers. tileGrid in kernels.go fits the block to this.
+enum { MOST_THREADS = 288 };
+
+SPMD_FN bool in_tiles(int c) { return c % 8 == 0 && c <= 8 * MOST_THREADS; }
+
+struct group {
+    int threads, index, groups; // of a group; which of the block's it is; how many these are
+    int column;                 // first of the thread's
+    int warp;                   // first of the group's in the block
+};
+
+SPMD_FN group group_of(int c) {
+    group g;
+    g.threads = (c / 8 + 31) / 32 * 32;
+    g.index = threadIdx.x / g.threads;
+    g.groups = blockDim.x / g.threads;
+    g.column = threadIdx.x % g.threads * 8;
+    g.warp = g.index * g.threads / 32;
+    return g;
+}
+
+// group_sums replaces each of v by its sum over the threads of the group. sums is of the block; it must not be the
+// one of the call before.
+template <int N> SPMD_FN void group_sums(float (&v)[N], float (&sums)[MOST_THREADS / 32][N], const group &g) {
+    int lane = threadIdx.x % 32;
+    // Each exchange halves the number of sums that a lane is after: lane l ends with that of v[l % N].
+#pragma unroll
+    for (int m = N / 2; m > 0; m /= 2) {
+#pragma unroll
+        for (int i = 0; i < m; i++) {
+            float keep = lane & m ? v[i + m] : v[i], give = lane & m ? v[i] : v[i + m];
+            v[i] = keep + __shfl_xor_sync(0xffffffffu, give, m);
+        }
+    }
+#pragma unroll
+    for (int m = N; m < 32; m *= 2) v[0] += __shfl_xor_sync(0xffffffffu, v[0], m);
+    if (lane < N) sums[threadIdx.x / 32][lane] = v[0];
+    __syncwarp();
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + g.index), "r"(g.threads) : "memory");
+#pragma unroll
+    for (int i = 0; i < N; i++) v[i] = 0;
+    for (int w = 0; w < g.threads / 32; w++)
+#pragma unroll
+        for (int i = 0; i < N; i++) v[i] += sums[g.warp + w][i];
+}
+
+// With RESIDUAL the row is res = x + y + ybias, as activations hold it, else x.
+template <bool RESIDUAL>
+SPMD_FN void layernorm_forward_tiles(act *res, act *out, float *mean, float *rstd, const act *x, const act *y, const float *ybias,
+                                     const float *weight, const float *bias, int n, int c) {
+    enum { ROWS = 2 };
+    __shared__ __align__(16) float sums[2][MOST_THREADS / 32][ROWS];
+    group g = group_of(c);
+    int j = g.column;
+    bool mine = j < c;
+    float per = 1.0f / c;
+    for (long long i0 = ((long long)blockIdx.x * g.groups + g.index) * ROWS; i0 < n; i0 += (long long)gridDim.x * g.groups * ROWS) {
+        float v[ROWS][8], s[ROWS], mu[ROWS];
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            s[r] = 0;
+            if (mine && i0 + r < n) {
+                long long at = (i0 + r) * c + j;
+                load8(v[r], x + at);
+                if (RESIDUAL) {
+                    float a[8], yb[8];
+                    load8(a, y + at);
+                    load8(yb, ybias + j);
+                    for (int k = 0; k < 8; k++) v[r][k] += a[k] + yb[k];
+                    store_rounded(res + at, v[r]);
+                }
+                for (int k = 0; k < 8; k++) s[r] += v[r][k];
             }
-            for (int k = 0; k < V; k++) sum += v[k];
+        }
+        group_sums(s, sums[0], g);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            mu[r] = s[r] * per;
+            s[r] = 0;
+            if (mine && i0 + r < n)
+                for (int k = 0; k < 8; k++) s[r] += (v[r][k] - mu[r]) * (v[r][k] - mu[r]);
+        }
+        group_sums(s, sums[1], g);
+        float w[8] = {0}, b[8] = {0};
+        if (mine) {
+            load8(w, weight + j);
+            load8(b, bias + j);
+        }
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            float inv = inverse_root(s[r] * per + 1e-5f);
+            if (!mine || i0 + r >= n) continue;
+            for (int k = 0; k < 8; k++) v[r][k] = (v[r][k] - mu[r]) * inv * w[k] + b[k];
+            store8(out + (i0 + r) * c + j, v[r]);
+            if (j == 0) mean[i0 + r] = mu[r], rstd[i0 + r] = inv;
+        }
+    }
+}
+
+// layernorm_forward_rows is for rows of any length: a block has one at a time.
+template <bool RESIDUAL>
+SPMD_FN void layernorm_forward_rows(act *res, act *out, float *mean, float *rstd, const act *x, const act *y, const float *ybias,
+                                    const float *weight, const float *bias, int n, int c) {
+    for (long long i = blockIdx.x; i < n; i += gridDim.x) {
+        const act *row = x + i * c;
+        float sum = 0, squares = 0;
+        for (int j = threadIdx.x; j < c; j += blockDim.x) {
+            float v = to_float(row[j]);
+            if (RESIDUAL) {
+                v = rounded(v + (to_float(y[i * c + j]) + ybias[j]));
+                res[i * c + j] = from_float<act>(v);
+            }
+            sum += v;
         }
         if (RESIDUAL) row = res + i * c; // of which a thread reads what it has written
-        float mu = warp_sum(sum) / c;
-        FOR_COLUMNS(j, c) {
-            float v[V];
-            load(v, row + j);
-            for (int k = 0; k < V; k++) squares += (v[k] - mu) * (v[k] - mu);
-        }
-        float inv = 1.0f / sqrtf(warp_sum(squares) / c + 1e-5f);
-        FOR_COLUMNS(j, c) {
-            float v[V], w[V], b[V];
-            load(v, row + j);
-            load(w, weight + j);
-            load(b, bias + j);
-            for (int k = 0; k < V; k++) v[k] = (v[k] - mu) * inv * w[k] + b[k];
-            store(out + i * c + j, v);
-        }
-        if (threadIdx.x % 32 == 0) {
-            mean[i] = mu;
-            rstd[i] = inv;
-        }
+        float mu = block_sum(sum) / c;
+        for (int j = threadIdx.x; j < c; j += blockDim.x) squares += (to_float(row[j]) - mu) * (to_float(row[j]) - mu);
+        float inv = inverse_root(block_sum(squares) / c + 1e-5f);
+        for (int j = threadIdx.x; j < c; j += blockDim.x) out[i * c + j] = from_float<act>((to_float(row[j]) - mu) * inv * weight[j] + bias[j]);
+        if (threadIdx.x == 0) mean[i] = mu, rstd[i] = inv;
     }
 }
 
-#define KERNEL(T, S)                                                                                         \
-    extern "C" __global__ void __launch_bounds__(256)                                                        \
-        layernorm_forward_##S(T *out, float *mean, float *rstd, const T *x, const float *weight, const float *bias, int n, int c) { \
-        WIDTH(c, (layernorm_forward<T, V, false>(0, out, mean, rstd, x, 0, 0, weight, bias, n, c)))          \
-    }                                                                                                        \
-    extern "C" __global__ void __launch_bounds__(256)                                                        \
-        residual_layernorm_forward_##S(T *res, T *out, float *mean, float *rstd, const T *x, const T *y, const float *ybias, \
-                                       const float *weight, const float *bias, int n, int c) {               \
-        WIDTH(c, (layernorm_forward<T, V, true>(res, out, mean, rstd, x, y, ybias, weight, bias, n, c)))     \
-    }
-BOTH_TYPES(KERNEL)
-#undef KERNEL
+extern "C" __global__ void __launch_bounds__(MOST_THREADS, 4)
+    layernorm_forward(act *out, float *mean, float *rstd, const act *x, const float *weight, const float *bias, int n, int c) {
+    if (in_tiles(c)) layernorm_forward_tiles<false>(0, out, mean, rstd, x, 0, 0, weight, bias, n, c);
+    else layernorm_forward_rows<false>(0, out, mean, rstd, x, 0, 0, weight, bias, n, c);
+}
 
-template <typename T, int V>
-SPMD_FN void layernorm_backward_input(T *dx, const T *dout, const T *x, const float *weight, const float *mean,
+extern "C" __global__ void __launch_bounds__(MOST_THREADS, 4)
+    residual_layernorm_forward(act *res, act *out, float *mean, float *rstd, const act *x, const act *y, const float *ybias,
+                               const float *weight, const float *bias, int n, int c) {
+    if (in_tiles(c)) layernorm_forward_tiles<true>(res, out, mean, rstd, x, y, ybias, weight, bias, n, c);
+    else layernorm_forward_rows<true>(res, out, mean, rstd, x, y, ybias, weight, bias, n, c);
+}
+
+// packed8 is 8 activations as they lie in memory.
+struct packed8 { uint4 part[sizeof(act) / 2]; };
+
+SPMD_FN packed8 fetch8(const act *p) {
+    packed8 r;
+#pragma unroll
+    for (int i = 0; i < sizeof(act) / 2; i++) r.part[i] = ((const uint4 *)p)[i];
+    return r;
+}
+
+SPMD_FN void unpack8(float (&v)[8], packed8 p) {
+    union { packed8 raw; act x[8]; } u;
+    u.raw = p;
+#pragma unroll
+    for (int k = 0; k < 8; k++) v[k] = to_float(u.x[k]);
+}
+
+// With x̂ = (x - mean)·rstd and g = dout·weight, dx (+)= (g - Σg/c - x̂·Σ(g·x̂)/c)·rstd. A block leaves in its row of
+// partial(…,3,c) the sums over its rows of dout·x̂, of dout and of the new dx.
+SPMD_FN void layernorm_backward_tiles(act *dx, float *partial, const act *dout, const act *x, const float *weight, const float *mean,
                                       const float *rstd, int n, int c, int add) {
-    FOR_ROWS(i, n) {
-        float mu = mean[i], inv = rstd[i], a = 0, b = 0;
-        FOR_COLUMNS(j, c) {
-            float d[V], v[V], w[V];
-            load(d, dout + i * c + j);
-            load(v, x + i * c + j);
-            load(w, weight + j);
-            for (int k = 0; k < V; k++) {
-                float g = d[k] * w[k];
-                a += g;
-                b += g * ((v[k] - mu) * inv);
-            }
+    __shared__ __align__(16) float sums[2][MOST_THREADS / 32][2];
+    __shared__ __align__(16) float parts[MOST_THREADS * 8];
+    group g = group_of(c);
+    int j = g.column, turn = 0;
+    bool mine = j < c;
+    float per = 1.0f / c, total[3][8] = {0};
+    long long i = (long long)blockIdx.x * g.groups + g.index, step = (long long)gridDim.x * g.groups;
+    packed8 d1 = {}, x1 = {}, o1 = {}; // of the next row, which come while this one is worked on
+    auto fetch = [&](long long i) {
+        if (!mine || i >= n) return;
+        d1 = fetch8(dout + i * c + j);
+        x1 = fetch8(x + i * c + j);
+        if (add) o1 = fetch8(dx + i * c + j);
+    };
+    fetch(i);
+    for (; i < n; i += step) {
+        float d[8], v[8], w[8] = {0}, s[2] = {0};
+        packed8 o0 = o1;
+        unpack8(d, d1);
+        unpack8(v, x1);
+        float mu = mean[i], inv = rstd[i];
+        fetch(i + step);
+        if (mine) load8(w, weight + j);
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            v[k] = (v[k] - mu) * inv;
+            total[0][k] += d[k] * v[k];
+            total[1][k] += d[k];
+            d[k] *= w[k];
+            s[0] += d[k];
+            s[1] += d[k] * v[k];
         }
-        a = warp_sum(a) / c;
-        b = warp_sum(b) / c;
-        FOR_COLUMNS(j, c) {
-            float d[V], v[V], w[V], o[V] = {0};
-            load(d, dout + i * c + j);
-            load(v, x + i * c + j);
-            load(w, weight + j);
-            if (add) load(o, dx + i * c + j);
-            for (int k = 0; k < V; k++) o[k] += (d[k] * w[k] - a - (v[k] - mu) * inv * b) * inv;
-            store(dx + i * c + j, o);
+        group_sums(s, sums[turn], g);
+        turn = 1 - turn;
+        if (!mine) continue;
+        float o[8], a = s[0] * per, b = s[1] * per;
+        unpack8(o, o0);
+#pragma unroll
+        for (int k = 0; k < 8; k++) o[k] += (d[k] - a - v[k] * b) * inv;
+        store_rounded(dx + i * c + j, o);
+#pragma unroll
+        for (int k = 0; k < 8; k++) total[2][k] += o[k];
+    }
+#pragma unroll
+    for (int part = 0; part < 3; part++) {
+        __syncthreads();
+        store8(parts + threadIdx.x * 8, total[part]);
+        __syncthreads();
+        for (int at = threadIdx.x; at < c; at += blockDim.x) {
+            float sum = 0;
+            for (int i = 0; i < g.groups; i++) sum += parts[i * g.threads * 8 + at];
+            partial[(blockIdx.x * 3LL + part) * c + at] = sum;
         }
     }
 }
 
-#define KERNEL(T, S)                                                                                         \
-    extern "C" __global__ void __launch_bounds__(256)                                                        \
-        layernorm_backward_input_##S(T *dx, const T *dout, const T *x, const float *weight, const float *mean, \
-                                     const float *rstd, int n, int c, int add) {                             \
-        WIDTH(c, (layernorm_backward_input<T, V>(dx, dout, x, weight, mean, rstd, n, c, add)))               \
+// layernorm_backward_rows is for rows of any length. A thread has the same columns of every row, and adds them up
+// in the block's row of partial.
+SPMD_FN void layernorm_backward_rows(act *dx, float *partial, const act *dout, const act *x, const float *weight, const float *mean,
+                                     const float *rstd, int n, int c, int add) {
+    float *total = partial + blockIdx.x * 3LL * c;
+    for (int j = threadIdx.x; j < c; j += blockDim.x) total[j] = total[c + j] = total[2LL * c + j] = 0;
+    for (long long i = blockIdx.x; i < n; i += gridDim.x) {
+        float mu = mean[i], inv = rstd[i], a = 0, b = 0;
+        for (int j = threadIdx.x; j < c; j += blockDim.x) {
+            float dw = to_float(dout[i * c + j]) * weight[j];
+            a += dw;
+            b += dw * ((to_float(x[i * c + j]) - mu) * inv);
+        }
+        a = block_sum(a) / c;
+        b = block_sum(b) / c;
+        for (int j = threadIdx.x; j < c; j += blockDim.x) {
+            float d = to_float(dout[i * c + j]), v = (to_float(x[i * c + j]) - mu) * inv;
+            float o = (d * weight[j] - a - v * b) * inv;
+            if (add) o += to_float(dx[i * c + j]);
+            o = rounded(o);
+            dx[i * c + j] = from_float<act>(o);
+            total[j] += d * v;
+            total[c + j] += d;
+            total[2LL * c + j] += o;
+        }
     }
-BOTH_TYPES(KERNEL)
-#undef KERNEL
+}
+
+// dcolumns, the sums over the rows of the new dx, may be missing.
+extern "C" __global__ void __launch_bounds__(MOST_THREADS, 2)
+    layernorm_backward(act *dx, float *dweight, float *dbias, float *dcolumns, float *partial, unsigned *arrived, const act *dout,
+                       const act *x, const float *weight, const float *mean, const float *rstd, int n, int c, int add, int accumulate) {
+    if (in_tiles(c)) layernorm_backward_tiles(dx, partial, dout, x, weight, mean, rstd, n, c, add);
+    else layernorm_backward_rows(dx, partial, dout, x, weight, mean, rstd, n, c, add);
+    sum_blocks(partial, arrived, 3 * c, [=](int j, float sum) {
+        float *to = j < c ? dweight + j : j < 2 * c ? dbias + j - c : dcolumns ? dcolumns + j - 2 * c : 0;
+        if (to) *to = accumulate ? *to + sum : sum;
+    });
+}
 
 // --- sums over rows ---
 
-// column_sums computes dbias (+)= the sum of d(n,c) over its rows, and with NORM also
-// dweight (+)= that of d times the normalised x. Block (x, y) of the grid adds up
-// columns 32·V·x on of the y-th part of the rows, into partial(gridDim.y,1+NORM,c). The
-// last block of these columns to arrive adds the parts, in order, and leaves
-// arrived(gridDim.x) at zero.
-template <typename T, int V, bool NORM>
-SPMD_FN void column_sums(float *dweight, float *dbias, float *partial, unsigned *arrived, const T *d, const T *x,
-                         const float *mean, const float *rstd, int n, int c, int accumulate) {
-    __shared__ float sums[1 + NORM][8][32 * V];
-    __shared__ bool last;
-    int thread = threadIdx.x, warp = thread / 32, at = thread % 32 * V, first = blockIdx.x * 32 * V;
+// Block (x, y) of the grid adds up columns 32·V·x on of the y-th part of the rows of dy(n,c), into
+// partial(gridDim.y,c). The last block of these columns to arrive adds the parts, in order.
+template <int V>
+SPMD_FN void bias_backward_of(float *dbias, float *partial, unsigned *arrived, const act *dy, int n, int c, int accumulate) {
+    enum { WARPS = 8, DEEP = 8 };
+    __shared__ __align__(16) float sums[WARPS][32 * V];
+    int thread = threadIdx.x, at = thread % 32 * V, first = blockIdx.x * 32 * V;
     int rows = (n + gridDim.y - 1) / gridDim.y;
     long long lo = (long long)rows * blockIdx.y, hi = min(lo + rows, (long long)n);
-    float s[V] = {0}, w[V] = {0};
+    float s[V] = {0};
     if (first + at < c) {
-        for (long long i = lo + warp; i < hi; i += 8) {
-            float v[V];
-            load(v, d + i * c + first + at);
-            for (int k = 0; k < V; k++) s[k] += v[k];
-            if (NORM) {
-                float mu = mean[i], inv = rstd[i], u[V];
-                load(u, x + i * c + first + at);
-                for (int k = 0; k < V; k++) w[k] += v[k] * ((u[k] - mu) * inv);
-            }
+        for (long long i = lo + thread / 32; i < hi; i += WARPS * DEEP) {
+            float v[DEEP][V] = {0};
+#pragma unroll
+            for (int r = 0; r < DEEP; r++)
+                if (i + WARPS * r < hi) load(v[r], dy + (i + WARPS * r) * c + first + at);
+#pragma unroll
+            for (int r = 0; r < DEEP; r++)
+                for (int k = 0; k < V; k++) s[k] += v[r][k];
         }
     }
-    for (int k = 0; k < V; k++) {
-        sums[0][warp][at + k] = s[k];
-        if (NORM) sums[NORM][warp][at + k] = w[k];
-    }
+    store(&sums[thread / 32][at], s);
     __syncthreads();
     int column = first + thread;
     bool mine = thread < 32 * V && column < c;
-    for (int part = 0; mine && part <= NORM; part++) {
+    if (mine) {
         float sum = 0;
-        for (int r = 0; r < 8; r++) sum += sums[part][r][thread];
-        partial[((1LL + NORM) * blockIdx.y + part) * c + column] = sum;
+        for (int r = 0; r < WARPS; r++) sum += sums[r][thread];
+        partial[(long long)blockIdx.y * c + column] = sum;
     }
-    __threadfence();
-    __syncthreads();
-    if (thread == 0) last = atomicInc(arrived + blockIdx.x, gridDim.y - 1) == gridDim.y - 1;
-    __syncthreads();
-    if (!last) return;
-    __threadfence();
-    const volatile float *parts = partial; // written by other blocks
-    for (int part = 0; mine && part <= NORM; part++) {
-        float sum = 0;
-        for (int y0 = 0; y0 < gridDim.y; y0 += 8) { // loads that do not wait for each other
-            float p[8];
-            for (int y = 0; y < 8; y++) p[y] = y0 + y < gridDim.y ? parts[((1LL + NORM) * (y0 + y) + part) * c + column] : 0;
-            for (int y = 0; y < 8; y++) sum += p[y];
-        }
-        float *to = (part ? dweight : dbias) + column;
-        *to = accumulate ? *to + sum : sum;
-    }
+    if (!last_of(arrived + blockIdx.x, gridDim.y) || !mine) return;
+    float sum = add_rows(partial + column, gridDim.y, c);
+    dbias[column] = accumulate ? dbias[column] + sum : sum;
 }
 
-#define KERNEL(T, S)                                                                                         \
-    extern "C" __global__ void __launch_bounds__(256)                                                        \
-        layernorm_backward_params_##S(float *dweight, float *dbias, float *partial, unsigned *arrived, const T *dout, const T *x, \
-                                      const float *mean, const float *rstd, int n, int c, int accumulate) {  \
-        WIDTH(c, (column_sums<T, V, true>(dweight, dbias, partial, arrived, dout, x, mean, rstd, n, c, accumulate))) \
-    }                                                                                                        \
-    extern "C" __global__ void __launch_bounds__(256)                                                        \
-        bias_backward_##S(float *dbias, float *partial, unsigned *arrived, const T *dy, int n, int c, int accumulate) { \
-        WIDTH(c, (column_sums<T, V, false>(0, dbias, partial, arrived, dy, 0, 0, 0, n, c, accumulate)))      \
-    }
-BOTH_TYPES(KERNEL)
-#undef KERNEL
+extern "C" __global__ void __launch_bounds__(256)
+    bias_backward(float *dbias, float *partial, unsigned *arrived, const act *dy, int n, int c, int accumulate) {
+    if (c % 8 == 0) bias_backward_of<8>(dbias, partial, arrived, dy, n, c, accumulate);
+    else bias_backward_of<1>(dbias, partial, arrived, dy, n, c, accumulate);
+}
 
 // --- bias and GELU ---
 
-template <typename T, int V> SPMD_FN void bias_forward(T *y, const float *bias, int n, int c) {
+template <int V> SPMD_FN void bias_forward_of(act *y, const float *bias, int n, int c) {
     FOR_ROWS(i, n) {
         FOR_COLUMNS(j, c) {
             float v[V], b[V];
@@ -318,20 +500,25 @@ template <typename T, int V> SPMD_FN void bias_forward(T *y, const float *bias, 
     }
 }
 
+extern "C" __global__ void __launch_bounds__(256) bias_forward(act *y, const float *bias, int n, int c) {
+    if (c % 8 == 0) bias_forward_of<8>(y, bias, n, c);
+    else bias_forward_of<1>(y, bias, n, c);
+}
+
 // gelu_exp is e^-2u of gelu(x) = x·(1 + tanh(u))/2 = x/(1 + e^-2u), u = √(2/π)·(x + 0.044715x³),
 // kept finite.
 #define GELU_2K 1.5957691216f // 2√(2/π)
 #define GELU_A 0.044715f
 SPMD_FN float gelu_exp(float x) { return expf(min(-GELU_2K * (x + GELU_A * x * x * x), 80.0f)); }
 
-// The GELU is that of x as T holds it: backward sees no other.
-template <typename T, int V> SPMD_FN void bias_gelu_forward(T *out, T *x, const float *bias, int n, int c) {
+// The GELU is that of x as it is stored: backward sees no other.
+template <int V> SPMD_FN void bias_gelu_forward_of(act *out, act *x, const float *bias, int n, int c) {
     FOR_ROWS(i, n) {
         FOR_COLUMNS(j, c) {
             float v[V], b[V];
             load(v, x + i * c + j);
             load(b, bias + j);
-            for (int k = 0; k < V; k++) v[k] = rounded<T>(v[k] + b[k]);
+            for (int k = 0; k < V; k++) v[k] = rounded(v[k] + b[k]);
             store(x + i * c + j, v);
             for (int k = 0; k < V; k++) v[k] = v[k] / (1.0f + gelu_exp(v[k]));
             store(out + i * c + j, v);
@@ -339,7 +526,12 @@ template <typename T, int V> SPMD_FN void bias_gelu_forward(T *out, T *x, const 
     }
 }
 
-template <typename T, int V> SPMD_FN void gelu_backward(T *d, const T *x, long long n) {
+extern "C" __global__ void __launch_bounds__(256) bias_gelu_forward(act *out, act *x, const float *bias, int n, int c) {
+    if (c % 8 == 0) bias_gelu_forward_of<8>(out, x, bias, n, c);
+    else bias_gelu_forward_of<1>(out, x, bias, n, c);
+}
+
+template <int V> SPMD_FN void gelu_backward_of(act *d, const act *x, long long n) {
     for (long long i = grid_index() * V; i < n; i += grid_size() * V) {
         float g[V], v[V];
         load(g, d + i);
@@ -352,19 +544,10 @@ template <typename T, int V> SPMD_FN void gelu_backward(T *d, const T *x, long l
     }
 }
 
-#define KERNEL(T, S)                                                                                         \
-    extern "C" __global__ void __launch_bounds__(256) bias_forward_##S(T *y, const float *bias, int n, int c) { \
-        WIDTH(c, (bias_forward<T, V>(y, bias, n, c)))                                                        \
-    }                                                                                                        \
-    extern "C" __global__ void __launch_bounds__(256)                                                        \
-        bias_gelu_forward_##S(T *out, T *x, const float *bias, int n, int c) {                               \
-        WIDTH(c, (bias_gelu_forward<T, V>(out, x, bias, n, c)))                                              \
-    }                                                                                                        \
-    extern "C" __global__ void __launch_bounds__(256) gelu_backward_##S(T *d, const T *x, long long n) {     \
-        WIDTH(n, (gelu_backward<T, V>(d, x, n)))                                                             \
-    }
-BOTH_TYPES(KERNEL)
-#undef KERNEL
+extern "C" __global__ void __launch_bounds__(256) gelu_backward(act *d, const act *x, long long n) {
+    if (n % 8 == 0) gelu_backward_of<8>(d, x, n);
+    else gelu_backward_of<1>(d, x, n);
+}
 
 // --- attention ---
 
@@ -454,7 +637,7 @@ template <typename T> SPMD_FN void write_rows(T *to, long long stride, const sub
 
 // Block (x, y, z): head x, the queries of a tile, 64 channels of the values. The late
 // queries, which have most keys, begin first.
-template <typename T> SPMD_FN void attention_forward(T *out, float *lse, const T *qkv, int t, int nh, int hs) {
+template <typename T> SPMD_FN void attention_forward_of(T *out, float *lse, const T *qkv, int t, int nh, int hs) {
     __shared__ __align__(16) tile x, y, values; // y: keys, then probabilities
     long long c = (long long)nh * hs, c3 = 3 * c;
     int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
@@ -525,7 +708,7 @@ template <typename T> SPMD_FN void row_products(float (&delta)[TILE], const T *a
 // The first half of the blocks in y has a tile of queries each and computes dq, the second
 // a tile of keys and computes dk and dv. Blocks in x and z as in attention_forward.
 template <typename T>
-SPMD_FN void attention_backward(T *dqkv, const T *dout, const T *out, const float *lse, const T *qkv, int t, int nh, int hs) {
+SPMD_FN void attention_backward_of(T *dqkv, const T *dout, const T *out, const float *lse, const T *qkv, int t, int nh, int hs) {
     __shared__ __align__(16) tile x, y;
     __shared__ float delta[TILE], lses[TILE];
     long long c = (long long)nh * hs, c3 = 3 * c, first = blockIdx.x / nh * t;
@@ -606,101 +789,109 @@ SPMD_FN void attention_backward(T *dqkv, const T *dout, const T *out, const floa
     write_rows(dv + k0 * c3, c3, b, keys, hs - d0);
 }
 
-#define KERNEL(T, S)                                                                                         \
-    extern "C" __global__ void __launch_bounds__(256, 2)                                                     \
-        attention_forward_##S(T *out, float *lse, const T *qkv, int b, int t, int nh, int hs) {              \
-        attention_forward<T>(out, lse, qkv, t, nh, hs);                                                      \
-    }                                                                                                        \
-    extern "C" __global__ void __launch_bounds__(256, 2)                                                     \
-        attention_backward_##S(T *dqkv, float *delta, const T *dout, const T *out, const float *lse, const T *qkv, int b, \
-                               int t, int nh, int hs) {                                                      \
-        attention_backward<T>(dqkv, dout, out, lse, qkv, t, nh, hs);                                         \
-    }
-BOTH_TYPES(KERNEL)
-#undef KERNEL
+extern "C" __global__ void __launch_bounds__(256, 2)
+    attention_forward(act *out, float *lse, const act *qkv, int b, int t, int nh, int hs) {
+    attention_forward_of(out, lse, qkv, t, nh, hs);
+}
+
+extern "C" __global__ void __launch_bounds__(256, 2)
+    attention_backward(act *dqkv, float *delta, const act *dout, const act *out, const float *lse, const act *qkv, int b, int t,
+                       int nh, int hs) {
+    attention_backward_of(dqkv, dout, out, lse, qkv, t, nh, hs);
+}
 
 // --- loss ---
 
-// A block has a row at a time. A target outside the vocabulary makes the loss NaN.
-template <typename T, int V>
-SPMD_FN void classifier(float *losses, T *logits, const int *targets, int n, int v, int vp, float scale, int grad) {
-    for (long long i = blockIdx.x; i < n; i += gridDim.x) {
-        T *row = logits + i * vp;
-        int target = targets[i];
-        bool known = 0 <= target && target < v;
-        float at = known ? to_float(row[target]) : NOT_A_NUMBER;
-        float top = -INF, sum = 0; // of this thread's columns; sum is that of e^(x-top)
-        for (int j = threadIdx.x * V; j < v; j += blockDim.x * V) {
-            float x[V], high = top;
-            load(x, row + j);
-            for (int k = 0; k < V; k++)
-                if (j + k < v) high = max(high, x[k]);
-            if (high > top) sum *= expf(top - high);
-            top = high;
-            for (int k = 0; k < V; k++)
-                if (j + k < v) sum += expf(x[k] - top);
+// exp_from is e^(x-top). bfloat16 logits take the hardware's power of 2, within 2^-18 where it matters.
+SPMD_FN float exp_from(float x, float top) {
+    if (sizeof(act) == 4) return expf(x - top);
+    float e; // the difference first: where x is near the top, it is exact
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"((x - top) * 1.44269504f));
+    return e;
+}
+
+SPMD_FN void copy_async(uint4 *to, const uint4 *from) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+#else
+    *to = *from;
+#endif
+}
+
+// After copy_wait a thread reads what it has copied itself.
+SPMD_FN void copy_wait() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+// A block has a row, in chunks of 16 bytes, of which the first held fit into its shared memory; a thread has the same
+// chunks from beginning to end. The last rows go first: a product that has just written them has left them in the cache.
+// A target outside the vocabulary makes the loss NaN.
+extern "C" __global__ void __launch_bounds__(512, 2)
+    classifier(float *losses, act *logits, const int *targets, int n, int v, int vp, int held, float scale, int grad) {
+    enum { E = 16 / sizeof(act) };
+    extern __shared__ uint4 copy[];
+    long long i = n - 1 - blockIdx.x;
+    uint4 *row = (uint4 *)(logits + i * vp);
+    for (int q = threadIdx.x; q < held; q += blockDim.x) copy_async(copy + q, row + q);
+    int target = targets[i];
+    bool known = 0 <= target && target < v;
+    float at = known ? to_float(logits[i * vp + target]) : NOT_A_NUMBER;
+    // chunk is chunk q, with e^x = 0 in the columns beyond the vocabulary.
+    auto chunk = [=](float (&x)[E], int q) {
+        union { uint4 raw; act x[E]; } u;
+        u.raw = q < held ? copy[q] : row[q];
+#pragma unroll
+        for (int k = 0; k < E; k++) x[k] = to_float(u.x[k]);
+        if (E * (q + 1) > v) {
+#pragma unroll
+            for (int k = 0; k < E; k++)
+                if (E * q + k >= v) x[k] = -INF;
         }
-        float highest = block_max(top);
-        sum = block_sum(sum * expf(top - highest)); // after which every thread has read row[target]
-        if (threadIdx.x == 0) losses[i] = logf(sum) + highest - at;
-        if (!grad) continue;
-        float each = scale / sum;
-        for (int j = threadIdx.x * V; j < vp; j += blockDim.x * V) {
-            float x[V];
-            load(x, row + j);
-            for (int k = 0; k < V; k++) {
-                x[k] = j + k < v ? expf(x[k] - highest) * each : 0;
-                if (j + k == target) x[k] -= scale;
-            }
-            store(row + j, x);
+    };
+    float top = -INF, sum = 0; // of this thread's columns; sum is that of e^(x-top)
+    copy_wait();
+    for (int q = threadIdx.x; E * q < v; q += blockDim.x) {
+        float x[E], high = top;
+        chunk(x, q);
+#pragma unroll
+        for (int k = 0; k < E; k++) high = max(high, x[k]);
+        if (high > top) sum *= exp_from(top, high);
+        top = high;
+#pragma unroll
+        for (int k = 0; k < E; k++) sum += exp_from(x[k], top);
+    }
+    float highest = block_max(top);
+    if (top > -INF) sum *= exp_from(top, highest);
+    sum = block_sum(sum); // after which every thread has read the target's logit
+    if (threadIdx.x == 0) losses[i] = logf(sum) + highest - at;
+    if (!grad) return;
+    float each = scale / sum;
+    for (int q = threadIdx.x; E * q < vp; q += blockDim.x) {
+        float x[E] = {0};
+        if (E * q < v) {
+            chunk(x, q);
+#pragma unroll
+            for (int k = 0; k < E; k++) x[k] = exp_from(x[k], highest) * each;
         }
+        if (E * q <= target && target < E * (q + 1)) {
+#pragma unroll
+            for (int k = 0; k < E; k++)
+                if (E * q + k == target) x[k] -= scale;
+        }
+        union { uint4 raw; act x[E]; } u;
+#pragma unroll
+        for (int k = 0; k < E; k++) u.x[k] = from_float<act>(x[k]);
+        row[q] = u.raw;
     }
 }
 
-#define KERNEL(T, S)                                                                                         \
-    extern "C" __global__ void __launch_bounds__(512)                                                        \
-        classifier_##S(float *losses, T *logits, const int *targets, int n, int v, int vp, float scale, int grad) { \
-        WIDTH(vp, (classifier<T, V>(losses, logits, targets, n, v, vp, scale, grad)))                        \
-    }
-BOTH_TYPES(KERNEL)
-#undef KERNEL
-
 // One block.
-extern "C" __global__ void __launch_bounds__(256) loss_sum(double *loss, const float *losses, int n, float scale, int accumulate) {
+extern "C" __global__ void __launch_bounds__(1024) loss_sum(double *loss, const float *losses, int n, float scale, int accumulate) {
     double sum = 0;
+#pragma unroll 8
     for (int i = threadIdx.x; i < n; i += blockDim.x) sum += losses[i];
     sum = block_sum(sum) * scale;
     if (threadIdx.x == 0) *loss = accumulate ? *loss + sum : sum;
-}
-
-// --- optimizer ---
-
-// copy, if any, receives p rounded. n is a multiple of 64.
-extern "C" __global__ void __launch_bounds__(256)
-    adamw(float *p, float *m, float *v, const float *g, const uint8_t *decay, const float *hyper, const float *norm, bf16 *copy,
-          long long n, float beta1, float beta2, float eps, float weight_decay, float clip) {
-    float size = *norm, gscale = 1, rate = hyper[0], c1 = hyper[1], c2 = hyper[2];
-    if (!(size < INF)) return; // the norm is infinite or NaN
-    if (clip > 0 && size > clip) gscale = (float)((double)clip / size);
-    for (long long i = 4 * grid_index(); i < n; i += 4 * grid_size()) {
-        float4 p4 = load4(p + i), m4 = load4(m + i), v4 = load4(v + i), g4 = load4(g + i);
-        float wd = decay[i / 64] ? weight_decay : 0;
-        float *pk = &p4.x, *mk = &m4.x, *vk = &v4.x, *gk = &g4.x;
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            float gi = gk[k] * gscale;
-            mk[k] = beta1 * mk[k] + (1 - beta1) * gi;
-            vk[k] = beta2 * vk[k] + (1 - beta2) * (gi * gi);
-            pk[k] -= rate * (mk[k] * c1 / (sqrtf(vk[k] * c2) + eps) + wd * pk[k]);
-        }
-        store4(p + i, p4);
-        store4(m + i, m4);
-        store4(v + i, v4);
-        if (copy) store4(copy + i, p4);
-    }
-}
-
-// n is a multiple of 64.
-extern "C" __global__ void __launch_bounds__(256) round_weights(bf16 *copy, const float *p, long long n) {
-    for (long long i = 4 * grid_index(); i < n; i += 4 * grid_size()) store4(copy + i, load4(p + i));
 }

@@ -19,13 +19,16 @@ import (
 //go:embed kernels.cu
 var cudaSource string
 
+//go:embed optim.cu
+var optimSource string
+
 // Act is the element type of activations and of their gradients.
 type Act interface{ float32 | spmd.BF16 }
 
 // kernel is one computation for each type of activations.
 type kernel struct{ f32, bf16 *spmd.Kernel }
 
-// newKernel declares the kernels name_f32 and name_bf16 of kernels.cu; on the host
+// newKernel declares kernel name of kernels.cu for each type of activations; on the host
 // fn computes both.
 func newKernel(name string, fn func(a *hostArgs) error) kernel {
 	run := func(half bool) func(spmd.Args) error {
@@ -40,7 +43,8 @@ func newKernel(name string, fn func(a *hostArgs) error) kernel {
 			return nil
 		}
 	}
-	return kernel{spmd.NewKernel(name+"_f32", cudaSource, run(false)), spmd.NewKernel(name+"_bf16", cudaSource, run(true))}
+	return kernel{spmd.NewKernel(name, cudaSource, run(false), spmd.Define("ACT", "float")),
+		spmd.NewKernel(name, cudaSource, run(true), spmd.Define("ACT", "bf16"))}
 }
 
 // hostArgs are the arguments of a kernel on the host, which computes in float32: of
@@ -81,6 +85,16 @@ func (a *hostArgs) inOut(i, n int) []float32 {
 		return a.f32(i)[:n]
 	}
 	return a.rounded(i, a.in(i, n))
+}
+
+// settle rounds what has been written so far, as the caller will see it.
+func (a *hostArgs) settle() {
+	for _, w := range a.written {
+		host.Parallel(len(w.to), halfGrain, func(lo, hi int) {
+			host.Round(w.to[lo:hi], w.from[lo:hi])
+			host.Widen(w.from[lo:hi], w.to[lo:hi])
+		})
+	}
 }
 
 // rounded makes wide what argument i receives in the end, and returns it.
@@ -133,6 +147,39 @@ func warpRows(n int) spmd.Grid { return blocks((n+7)/8, 1, 1) }
 
 // Sums over rows go in up to sumParts parts of at least 64 rows.
 const sumParts = 128
+
+// The backward pass of a LayerNorm goes in up to normParts blocks, two for each
+// multiprocessor of an H100 or H200. Each leaves sums of three kinds for each column;
+// so do its sets of sumSet blocks.
+const (
+	normParts = 264
+	sumSet    = 16
+	normRows  = normParts + (normParts+sumSet-1)/sumSet
+)
+
+// tileGrid is a grid of at most most blocks for kernels on tiles of rows of n rows of c
+// columns: groups of whole warps with a thread for every 8 columns, each group rows at a
+// time. Rows that do not fit such groups are for blocks of 256 threads, one at a time.
+func tileGrid(n, c, rows, most int) spmd.Grid {
+	const mostThreads = 288
+	threads, groups := 256, 1
+	if c%8 == 0 && c <= 8*mostThreads {
+		group := (c/8 + 31) / 32 * 32
+		groups = mostThreads / group
+		threads = groups * group
+	} else {
+		rows = 1
+	}
+	return spmd.Grid{Blocks: [3]int{min(most, (n+rows*groups-1)/(rows*groups)), 1, 1}, Threads: [3]int{threads, 1, 1}}
+}
+
+// chunksOf is how many warps it takes to cover a row of c columns.
+func chunksOf(c int) int {
+	if c%8 == 0 {
+		return (c + 255) / 256
+	}
+	return (c + 31) / 32
+}
 
 // columnSums is a grid for sums over n rows of c columns.
 func columnSums(c, n int) spmd.Grid {
@@ -189,20 +236,27 @@ func (e *enqueue[A]) encoderForward(out spmd.Buffer[A], tokens spmd.Buffer[int32
 }
 
 var encoderBackwardKernel = newKernel("encoder_backward", func(a *hostArgs) error {
-	n, t, c, positions, acc := a.I32(4), a.I32(5), a.I32(6), a.I32(7), a.flag(9)
-	dwte, dwpe, dout, tokens := a.f32(0), a.f32(1), a.in(2, n*c), a.i32(3, n)
+	n, t, c, positions, vocab, acc := a.I32(6), a.I32(7), a.I32(8), a.I32(9), a.I32(10), a.flag(13)
+	dwte, dwpe, dout := a.f32(0), a.f32(1), a.in(4, n*c)
+	p := planOf(a.i32(5, sortedLen(n, vocab)), n, vocab)
+	if err := p.check(vocab); err != nil {
+		return err
+	}
 	// Two rows with one token add to one row of dwte: split by columns, each column
 	// adds in the order of the rows.
-	columns(c, n, func(lo, hi int) { cEncoderBackward(dwte, dwpe, dout, tokens, t, c, positions, acc, lo, hi) })
+	columns(c, n, func(lo, hi int) { cEncoderBackward(dwte, dwpe, dout, p, t, c, positions, acc, lo, hi) })
 	return nil
 })
 
-// encoderBackward enqueues dwte[token] += dout and dwpe[position] (+)= dout. The
-// head has set dwte before.
-func (e *enqueue[A]) encoderBackward(dwte, dwpe spmd.Buffer[float32], dout spmd.Buffer[A], tokens spmd.Buffer[int32]) {
+// encoderBackward enqueues dwte[token] += dout and dwpe[position] (+)= dout, from the
+// tokens as sorter.sort leaves them. The head has set dwte before.
+func (e *enqueue[A]) encoderBackward(dwte, dwpe spmd.Buffer[float32], dout spmd.Buffer[A], sorted spmd.Buffer[int32]) {
 	cfg := e.m.Cfg
-	e.launch(encoderBackwardKernel, blocks(e.n+cfg.SeqMax, 1, 1), dwte.Arg(), dwpe.Arg(), dout.Arg(), tokens.Arg(),
-		spmd.I32(e.n), spmd.I32(e.t), spmd.I32(cfg.Channels), spmd.I32(cfg.SeqMax), spmd.I32(cfg.Vocab), flag(e.acc))
+	parts, splits := mostParts(e.n, cfg.Vocab), mostSplits(e.n)
+	warps := (cfg.SeqMax + parts) * chunksOf(cfg.Channels)
+	e.launch(encoderBackwardKernel, blocks(min(2112, (warps+7)/8), 1, 1), dwte.Arg(), dwpe.Arg(), e.m.partial.Arg(), e.m.arrived.Arg(),
+		dout.Arg(), sorted.Arg(), spmd.I32(e.n), spmd.I32(e.t), spmd.I32(cfg.Channels), spmd.I32(cfg.SeqMax), spmd.I32(cfg.Vocab),
+		spmd.I32(parts), spmd.I32(splits), flag(e.acc))
 }
 
 var layerNormForwardKernel = newKernel("layernorm_forward", func(a *hostArgs) error {
@@ -217,7 +271,7 @@ var layerNormForwardKernel = newKernel("layernorm_forward", func(a *hostArgs) er
 // layerNormForward enqueues out(n,c) = (x - mean)·rstd·weight + bias, and keeps
 // mean(n) and rstd(n).
 func (e *enqueue[A]) layerNormForward(out spmd.Buffer[A], mean, rstd spmd.Buffer[float32], x spmd.Buffer[A], p *norm) {
-	e.launch(layerNormForwardKernel, warpRows(e.n), out.Arg(), mean.Arg(), rstd.Arg(), x.Arg(), p.w.Arg(), p.b.Arg(),
+	e.launch(layerNormForwardKernel, tileGrid(e.n, e.m.Cfg.Channels, 2, 528), out.Arg(), mean.Arg(), rstd.Arg(), x.Arg(), p.w.Arg(), p.b.Arg(),
 		spmd.I32(e.n), spmd.I32(e.m.Cfg.Channels))
 }
 
@@ -234,40 +288,41 @@ var residualLayerNormForwardKernel = newKernel("residual_layernorm_forward", fun
 // residualLayerNormForward enqueues res(n,c) = x + y + ybias and the LayerNorm of
 // res into out.
 func (e *enqueue[A]) residualLayerNormForward(res, out spmd.Buffer[A], mean, rstd spmd.Buffer[float32], x, y spmd.Buffer[A], ybias spmd.Buffer[float32], p *norm) {
-	e.launch(residualLayerNormForwardKernel, warpRows(e.n), res.Arg(), out.Arg(), mean.Arg(), rstd.Arg(),
+	e.launch(residualLayerNormForwardKernel, tileGrid(e.n, e.m.Cfg.Channels, 2, 528), res.Arg(), out.Arg(), mean.Arg(), rstd.Arg(),
 		x.Arg(), y.Arg(), ybias.Arg(), p.w.Arg(), p.b.Arg(), spmd.I32(e.n), spmd.I32(e.m.Cfg.Channels))
 }
 
-var layerNormBackwardInputKernel = newKernel("layernorm_backward_input", func(a *hostArgs) error {
-	n, c, add := a.I32(6), a.I32(7), a.flag(8)
+var layerNormBackwardKernel = newKernel("layernorm_backward", func(a *hostArgs) error {
+	n, c, add, acc := a.I32(11), a.I32(12), a.flag(13), a.flag(14)
 	var dx []float32
 	if add {
 		dx = a.inOut(0, n*c)
 	} else {
 		dx = a.out(0, n*c)
 	}
-	dout, x, weight, mean, rstd := a.in(1, n*c), a.in(2, n*c), a.f32(3), a.f32(4), a.f32(5)
+	dweight, dbias, dcolumns := a.f32(1), a.f32(2), a.f32(3)
+	dout, x, weight, mean, rstd := a.in(6, n*c), a.in(7, n*c), a.f32(8), a.f32(9), a.f32(10)
 	host.Parallel(n, rowGrain(c), func(lo, hi int) {
 		cLayerNormBackwardInput(dx, dout, x, weight, mean, rstd, c, add, lo, hi)
+	})
+	a.settle()
+	columns(c, n, func(lo, hi int) {
+		cLayerNormBackwardParams(dweight, dbias, dout, x, mean, rstd, n, c, acc, lo, hi)
+		if len(dcolumns) > 0 {
+			cBiasBackward(dcolumns, dx, n, c, acc, lo, hi)
+		}
 	})
 	return nil
 })
 
-var layerNormBackwardParamsKernel = newKernel("layernorm_backward_params", func(a *hostArgs) error {
-	n, c, acc := a.I32(8), a.I32(9), a.flag(10)
-	dweight, dbias, dout, x, mean, rstd := a.f32(0), a.f32(1), a.in(4, n*c), a.in(5, n*c), a.f32(6), a.f32(7)
-	columns(c, n, func(lo, hi int) { cLayerNormBackwardParams(dweight, dbias, dout, x, mean, rstd, n, c, acc, lo, hi) })
-	return nil
-})
-
 // layerNormBackward enqueues dx(n,c) = the gradient of the LayerNorm's input, added
-// with add, and the gradients of its parameters.
-func (e *enqueue[A]) layerNormBackward(dx, dout, x spmd.Buffer[A], mean, rstd spmd.Buffer[float32], p *norm, add bool) {
-	n, c := spmd.I32(e.n), spmd.I32(e.m.Cfg.Channels)
-	e.launch(layerNormBackwardInputKernel, warpRows(e.n), dx.Arg(), dout.Arg(), x.Arg(), p.w.Arg(), mean.Arg(), rstd.Arg(),
-		n, c, flag(add))
-	e.launch(layerNormBackwardParamsKernel, columnSums(e.m.Cfg.Channels, e.n), p.dw.Arg(), p.db.Arg(),
-		e.m.partial.Arg(), e.m.arrived.Arg(), dout.Arg(), x.Arg(), mean.Arg(), rstd.Arg(), n, c, flag(e.acc))
+// with add, the gradients of its parameters, and dcolumns(c) (+)= the sums of the new
+// dx over its rows, where dcolumns is not empty: dx is the gradient of the residual
+// stream, and that of the bias of the projection that wrote there.
+func (e *enqueue[A]) layerNormBackward(dx, dout, x spmd.Buffer[A], mean, rstd spmd.Buffer[float32], p *norm, dcolumns spmd.Buffer[float32], add bool) {
+	c := e.m.Cfg.Channels
+	e.launch(layerNormBackwardKernel, tileGrid(e.n, c, 1, normParts), dx.Arg(), p.dw.Arg(), p.db.Arg(), dcolumns.Arg(),
+		e.m.partial.Arg(), e.m.arrived.Arg(), dout.Arg(), x.Arg(), p.w.Arg(), mean.Arg(), rstd.Arg(), spmd.I32(e.n), spmd.I32(c), flag(add), flag(e.acc))
 }
 
 var biasForwardKernel = newKernel("bias_forward", func(a *hostArgs) error {
@@ -376,7 +431,7 @@ func (e *enqueue[A]) attentionBackward(dqkv spmd.Buffer[A], delta spmd.Buffer[fl
 }
 
 var classifierKernel = newKernel("classifier", func(a *hostArgs) error {
-	n, v, vp, scale, grad := a.I32(3), a.I32(4), a.I32(5), a.F32(6), a.flag(7)
+	n, v, vp, scale, grad := a.I32(3), a.I32(4), a.I32(5), a.F32(7), a.flag(8)
 	losses, targets := a.f32(0), a.i32(2, n)
 	logits := a.in
 	if grad {
@@ -395,10 +450,16 @@ var classifierKernel = newKernel("classifier", func(a *hostArgs) error {
 // columns beyond the vocabulary. A target outside the vocabulary does what such a
 // token does to encoderForward.
 func (e *enqueue[A]) classifier(losses spmd.Buffer[float32], logits spmd.Buffer[A], targets spmd.Buffer[int32], scale float32, grad bool) {
-	cfg := e.m.Cfg
-	g := spmd.Grid{Blocks: [3]int{e.n, 1, 1}, Threads: [3]int{512, 1, 1}}
+	n, vp, size := targets.Len(), e.m.Cfg.PaddedVocab(), 4
+	if isHalf[A]() {
+		size = 2
+	}
+	// Two blocks of a multiprocessor share what it has: while one waits for its row, the
+	// other computes. The kernel itself declares less than 2 KB.
+	held := max(0, min(vp*size, e.s.World().SharedMemory()-2<<10, 112<<10)) / 16
+	g := spmd.Grid{Blocks: [3]int{n, 1, 1}, Threads: [3]int{512, 1, 1}, Shared: 16 * held}
 	e.launch(classifierKernel, g, losses.Arg(), logits.Arg(), targets.Arg(),
-		spmd.I32(e.n), spmd.I32(cfg.Vocab), spmd.I32(cfg.PaddedVocab()), spmd.F32(scale), flag(grad))
+		spmd.I32(n), spmd.I32(e.m.Cfg.Vocab), spmd.I32(vp), spmd.I32(held), spmd.F32(scale), flag(grad))
 }
 
 var lossSumKernel = spmd.NewKernel("loss_sum", cudaSource, func(a spmd.Args) error {
@@ -414,16 +475,17 @@ var lossSumKernel = spmd.NewKernel("loss_sum", cudaSource, func(a spmd.Args) err
 	}
 	loss[0] = sum
 	return nil
-})
+}, spmd.Define("ACT", "float"))
 
 // lossSum enqueues loss(1) (+)= scale times the sum of losses(n).
 func (e *enqueue[A]) lossSum(loss spmd.Buffer[float64], losses spmd.Buffer[float32], scale float32) {
 	if e.err == nil {
-		e.err = lossSumKernel.Launch(e.s, blocks(1, 1, 1), loss.Arg(), losses.Arg(), spmd.I32(e.n), spmd.F32(scale), flag(e.acc))
+		g := spmd.Grid{Blocks: [3]int{1, 1, 1}, Threads: [3]int{1024, 1, 1}}
+		e.err = lossSumKernel.Launch(e.s, g, loss.Arg(), losses.Arg(), spmd.I32(e.n), spmd.F32(scale), flag(e.acc))
 	}
 }
 
-var adamWKernel = spmd.NewKernel("adamw", cudaSource, func(a spmd.Args) error {
+var adamWKernel = spmd.NewKernel("adamw", optimSource, func(a spmd.Args) error {
 	p, m, v, g := spmd.ArgSlice[float32](a, 0), spmd.ArgSlice[float32](a, 1), spmd.ArgSlice[float32](a, 2), spmd.ArgSlice[float32](a, 3)
 	decay, hyper, norm := spmd.ArgSlice[uint8](a, 4), spmd.ArgSlice[float32](a, 5), spmd.ArgSlice[float32](a, 6)
 	half := spmd.ArgSlice[spmd.BF16](a, 7)
@@ -452,7 +514,7 @@ func adamW(s *spmd.Stream, p, m, v, g spmd.Buffer[float32], half spmd.Buffer[spm
 		spmd.F32(float32(cfg.WeightDecay)), spmd.F32(float32(cfg.Clip)))
 }
 
-var roundWeightsKernel = spmd.NewKernel("round_weights", cudaSource, func(a spmd.Args) error {
+var roundWeightsKernel = spmd.NewKernel("round_weights", optimSource, func(a spmd.Args) error {
 	roundAll(spmd.ArgSlice[spmd.BF16](a, 0), spmd.ArgSlice[float32](a, 1))
 	return nil
 })

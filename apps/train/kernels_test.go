@@ -155,6 +155,9 @@ func TestSplits(t *testing.T) {
 	x, d := randomFloats(n*c, 1, 3), randomFloats(n*c, 1, 4)
 	mean, rstd := randomFloats(n, 1, 5), randomFloats(n, 1, 6)
 	tokens := []int32{3, 1, 3, 3, 0, 2, 1, 1, 3, 0, 0, 3}
+	list := make([]int32, sortedLen(n, 4))
+	new(sorter).sort(list, tokens, 4)
+	rows := planOf(list, n, 4)
 	qkv, lse, att := randomFloats(3*n*c, 1, 7), randomFloats(n*nh, 1, 8), randomFloats(n*c, 1, 9)
 	logits := randomFloats(n*vp, 1, 10)
 	table := randomFloats(n*c, 1, 11)
@@ -168,7 +171,7 @@ func TestSplits(t *testing.T) {
 	}{
 		{"encoder forward", n, []int{n * c}, func(o [][]float32, lo, hi int) { cEncoderForward(o[0], tokens, table, table, tt, c, lo, hi) }},
 		{"encoder backward", c, []int{4 * c, 8 * c}, func(o [][]float32, lo, hi int) {
-			cEncoderBackward(o[0], o[1], d, tokens, tt, c, 8, false, lo, hi)
+			cEncoderBackward(o[0], o[1], d, rows, tt, c, 8, false, lo, hi)
 		}},
 		{"layernorm forward", n, []int{n * c, n * c, n, n}, func(o [][]float32, lo, hi int) {
 			cLayerNormForward(o[0], o[1], o[2], o[3], x, d, bias, w, bias, c, lo, hi)

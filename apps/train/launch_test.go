@@ -28,7 +28,11 @@ var shapes = []struct {
 	{2, 130, 3, 72, 1000}, // many tokens twice
 	{1, 70, 1, 136, 520},
 	{1, 300, 2, 8, 5},  // rows in parts, few tokens many times
-	{130, 33, 1, 8, 5}, // more than half of all parts that there may be
+	{150, 33, 1, 8, 5}, // more tiles of rows than blocks, tokens in many parts
+	{20, 33, 1, 9, 3},
+	{16, 101, 4, 520, 70}, // rows of several warps
+	{2, 9, 17, 2312, 5},   // rows longer than a tile's
+	{1, 3, 1, 8, 60000},   // logits longer than the memory of a block
 }
 
 // launches is one shape on a device.
@@ -140,6 +144,25 @@ func check[T Act, A Act](l *launches[A], name string, b spmd.Buffer[T], want []f
 	}
 }
 
+// actsOf is what b holds now.
+func actsOf[A Act](l *launches[A], b spmd.Buffer[A]) []float64 {
+	l.Helper()
+	all := make([]A, b.Len())
+	if err := errors.Join(l.e.err, l.e.s.Synchronize(), b.CopyTo(all)); err != nil {
+		l.Fatal(err)
+	}
+	x := make([]float64, len(all))
+	for i := range all {
+		switch v := any(all[i]).(type) {
+		case float32:
+			x[i] = float64(v)
+		case spmd.BF16:
+			x[i] = float64(v.Float32())
+		}
+	}
+	return x
+}
+
 // added is x, plus before where acc is set.
 func added(x, before []float64, acc bool) []float64 {
 	y := make([]float64, len(x))
@@ -200,7 +223,7 @@ func (l *launches[A]) embeddings() {
 
 	dout, dv := l.acts(n*C, 1)
 	dwpe, before := l.floats(cfg.SeqMax*C, 1)
-	e.encoderBackward(wte, dwpe, dout, tb)
+	e.encoderBackward(wte, dwpe, dout, sortedBuffer(l.T, l.w, tokens, cfg.Vocab))
 	dp := make([]float64, cfg.SeqMax*C)
 	for i, d := range dv {
 		wv[int(tokens[i/C])*C+i%C] += d
@@ -258,12 +281,20 @@ func (l *launches[A]) layerNorm() {
 	db, dbv := l.floats(C, 1)
 	gw, gb := make([]float64, C), make([]float64, C)
 	gx := flat(refNormBack(rowsOf(dv, C), rowsOf(xv, C), wv, gw, gb))
-	e.layerNormBackward(dx, dout, x, put[float32](l.T, l.w, mu), put[float32](l.T, l.w, inv), &norm{weight, bias, dw, db}, e.acc)
+	dc, dcv := l.floats(C, 1)
+	e.layerNormBackward(dx, dout, x, put[float32](l.T, l.w, mu), put[float32](l.T, l.w, inv), &norm{weight, bias, dw, db}, dc.Slice(0, C), e.acc)
+	// What the sums are of is dx as it is stored.
+	sums, size := make([]float64, C), 0.0
+	for i, v := range actsOf(l, dx)[:n*C] {
+		sums[i%C] += v
+		size = max(size, math.Abs(v))
+	}
 	if C == 1 {
 		abs = 0.1 // the sum of terms of some hundred that cancel
 	}
 	check(l, "rstd", rstd, inv, 1e-5, 1e-5)
 	check(l, "layernorm dx", dx, added(gx, dxv, e.acc), 1e-5, abs)
+	check(l, "layernorm dcolumns", dc, added(sums, dcv, e.acc), 1e-5, 1e-5*max(1, size))
 	check(l, "layernorm dweight", dw, added(gw, dwv, e.acc), 1e-5, 1e-4)
 	check(l, "layernorm dbias", db, added(gb, dbv, e.acc), 1e-5, 1e-4)
 }
@@ -410,9 +441,10 @@ func testStepsRepeat[A Act](t *testing.T, w *spmd.World) {
 	m, s := testModel[A](t, w, cfg, randomParams(cfg, 1), 8)
 	n := 8 * cfg.SeqMax
 	in, targets := tokenBuffer(t, w, randomTokens(n, cfg.Vocab, 2)), tokenBuffer(t, w, randomTokens(n, cfg.Vocab, 3))
+	batch := batchOf(t, w, in, targets, 8, cfg.SeqMax, cfg.Vocab)
 	var first []float32
 	for i := range 5 {
-		if err := m.ForwardBackward(s, batchOf(in, targets, 8, cfg.SeqMax), 1/float32(n), true, nil); err != nil {
+		if err := m.ForwardBackward(s, batch, 1/float32(n), true, nil); err != nil {
 			t.Fatal(err)
 		}
 		if err := s.Synchronize(); err != nil {
@@ -462,7 +494,7 @@ func TestBadTokens(t *testing.T) {
 			for where := range 2 {
 				tokens := [2][]int32{make([]int32, 4), make([]int32, 4)}
 				tokens[where][2] = bad
-				if err := m.ForwardBackward(s, batchOf(tokenBuffer(t, w, tokens[0]), tokenBuffer(t, w, tokens[1]), 1, 4), 0.25, true, nil); err != nil {
+				if err := m.ForwardBackward(s, batchOf(t, w, tokenBuffer(t, w, tokens[0]), tokenBuffer(t, w, tokens[1]), 1, 4, small.Vocab), 0.25, true, nil); err != nil {
 					t.Fatal(err)
 				}
 				if err := s.Synchronize(); err != nil {

@@ -14,11 +14,13 @@ type loader struct {
 	vocab       int // every token is below
 	slots       [2]slot
 	in, targets spmd.Buffer[int32] // (batch, seq), on the device
+	sorted      spmd.Buffer[int32] // the rows of in by token, as sorter leaves them
 }
 
 // slot is host memory for one micro-batch.
 type slot struct {
 	in, targets spmd.Buffer[int32] // (batch, seq), pinned
+	sorted      spmd.Buffer[int32] // pinned
 	b           int                // sequences it holds
 	copied      *spmd.Event        // when the device has taken them
 }
@@ -29,17 +31,21 @@ func newLoader(w *spmd.World, data *dataset, batch, vocab int) (*loader, error) 
 	l := &loader{data: data, vocab: vocab}
 	n := batch * data.seq
 	var err error
-	alloc := func(b *spmd.Buffer[int32], make func(*spmd.World, int) (spmd.Buffer[int32], error)) {
-		if err == nil {
-			*b, err = make(w, n)
+	alloc := func(make func(*spmd.World, int) (spmd.Buffer[int32], error), in, targets, sorted *spmd.Buffer[int32]) {
+		for _, b := range []*spmd.Buffer[int32]{in, targets, sorted} {
+			size := n
+			if b == sorted {
+				size = sortedLen(n, vocab)
+			}
+			if err == nil {
+				*b, err = make(w, size)
+			}
 		}
 	}
-	alloc(&l.in, spmd.Alloc[int32])
-	alloc(&l.targets, spmd.Alloc[int32])
+	alloc(spmd.Alloc[int32], &l.in, &l.targets, &l.sorted)
 	for i := range l.slots {
 		s := &l.slots[i]
-		alloc(&s.in, spmd.AllocPinned[int32])
-		alloc(&s.targets, spmd.AllocPinned[int32])
+		alloc(spmd.AllocPinned[int32], &s.in, &s.targets, &s.sorted)
 		if err == nil {
 			s.copied, err = w.NewEvent()
 		}
@@ -52,9 +58,9 @@ func newLoader(w *spmd.World, data *dataset, batch, vocab int) (*loader, error) 
 
 // Close frees the buffers. No feed may be running.
 func (l *loader) Close() error {
-	err := errors.Join(l.in.Free(), l.targets.Free())
+	err := errors.Join(l.in.Free(), l.targets.Free(), l.sorted.Free())
 	for _, s := range l.slots {
-		err = errors.Join(err, s.in.Free(), s.targets.Free())
+		err = errors.Join(err, s.in.Free(), s.targets.Free(), s.sorted.Free())
 	}
 	return err
 }
@@ -77,6 +83,7 @@ func (l *loader) feed(batches iter.Seq[[]int]) *feed {
 	go func() {
 		defer close(f.ended)
 		defer close(f.ready)
+		var rows sorter
 		for starts := range batches {
 			var s *slot
 			select {
@@ -103,6 +110,7 @@ func (l *loader) feed(batches iter.Seq[[]int]) *feed {
 			if f.err = errors.Join(checkTokens(in[:n], l.vocab), checkTokens(targets[:n], l.vocab)); f.err != nil {
 				return
 			}
+			rows.sort(s.sorted.Host()[:sortedLen(n, l.vocab)], in[:n], l.vocab)
 			s.b = len(starts)
 			f.ready <- s // has room for all slots
 		}
@@ -121,12 +129,14 @@ func (f *feed) next(s *spmd.Stream) (Batch, error) {
 		return Batch{}, errors.New("the loader has no more micro-batches")
 	}
 	n := sl.b * f.l.data.seq
-	b := Batch{In: f.l.in.Slice(0, n), Targets: f.l.targets.Slice(0, n), B: sl.b, T: f.l.data.seq}
-	if err := spmd.Copy(s, b.In, sl.in.Slice(0, n)); err != nil {
-		return b, err
-	}
-	if err := spmd.Copy(s, b.Targets, sl.targets.Slice(0, n)); err != nil {
-		return b, err
+	m := sortedLen(n, f.l.vocab)
+	b := Batch{In: f.l.in.Slice(0, n), Targets: f.l.targets.Slice(0, n), Sorted: f.l.sorted.Slice(0, m), B: sl.b, T: f.l.data.seq}
+	for _, c := range [...]struct{ dst, src spmd.Buffer[int32] }{
+		{b.In, sl.in.Slice(0, n)}, {b.Targets, sl.targets.Slice(0, n)}, {b.Sorted, sl.sorted.Slice(0, m)},
+	} {
+		if err := spmd.Copy(s, c.dst, c.src); err != nil {
+			return b, err
+		}
 	}
 	if err := sl.copied.Record(s); err != nil {
 		return b, err

@@ -93,14 +93,15 @@ type Model[A Act] struct {
 
 	emb, lnf         spmd.Buffer[A]       // (N,C): the first residual stream; what the head reads
 	lnfMean, lnfRstd spmd.Buffer[float32] // (N)
-	logits           spmd.Buffer[A]       // (N,Vp): logits, then their gradient
+	logits           spmd.Buffer[A]       // (headRows,Vp): logits, then their gradient
 	next             spmd.Buffer[float32] // (Vp): logits of the next token, for Logits
 	losses           spmd.Buffer[float32] // (N)
 	tmp, dres        spmd.Buffer[A]       // (N,C): output of a product; gradient of the residual stream
-	dwide            spmd.Buffer[A]       // (N,4C): gradient inside the MLP, and of qkv
+	dwide            spmd.Buffer[A]       // (N,4C): gradient inside the MLP, and of qkv; in the memory of logits
 	delta            spmd.Buffer[float32] // (B,NH,T): attention backward's row sums
-	partial          spmd.Buffer[float32] // (sumParts,4C): parts of sums over rows, on a GPU
-	arrived          spmd.Buffer[uint32]  // (4C/32): of how many parts there are, between two sums 0
+	scratch          spmd.Buffer[A]       // of logits and dwide
+	partial          spmd.Buffer[float32] // parts of sums over rows, on a GPU
+	arrived          spmd.Buffer[uint32]  // of how many parts there are, between two sums 0
 }
 
 // layerActs is what forward keeps of one layer for backward.
@@ -161,12 +162,11 @@ func (m *Model[A]) takeAll() {
 	}
 	take(sp, N*C, &m.emb, &m.lnf, &m.tmp, &m.dres)
 	take(sp, N, &m.lnfMean, &m.lnfRstd, &m.losses)
-	take(sp, N*Vp, &m.logits)
+	take(sp, max(min(N, headRows)*Vp, 4*N*C), &m.scratch)
 	take(sp, Vp, &m.next)
-	take(sp, 4*N*C, &m.dwide)
 	take(sp, N*cfg.Heads, &m.delta)
-	take(sp, sumParts*4*C, &m.partial)
-	take(sp, (4*C+31)/32, &m.arrived)
+	take(sp, max(sumParts*4*C, normRows*3*C, splitRows(N)*C), &m.partial)
+	take(sp, max((4*C+31)/32, normRows, mostSplits(N)*chunksOf(C)), &m.arrived)
 	take(sp, 2, &m.Totals)
 }
 
@@ -176,6 +176,7 @@ func (m *Model[A]) alloc() error {
 		return m.space.err
 	}
 	m.Loss = m.Totals.Slice(0, 1)
+	m.logits, m.dwide = m.scratch, m.scratch // never needed at once
 	mats, same := any(m.Weights).(spmd.Buffer[A])
 	if !same {
 		mats = any(m.half).(spmd.Buffer[A])
@@ -211,6 +212,7 @@ func bytesOf[A Act](cfg Config, batch, seq int) (int, error) {
 // below Vocab.
 type Batch struct {
 	In, Targets spmd.Buffer[int32] // (B,T)
+	Sorted      spmd.Buffer[int32] // In as sorter.sort leaves it, for gradients
 	B, T        int
 }
 
@@ -227,13 +229,15 @@ func (m *Model[A]) ForwardBackward(s *spmd.Stream, batch Batch, scale float32, f
 	if err := m.checkBatch(batch); err != nil {
 		return err
 	}
+	if n := sortedLen(batch.B*batch.T, m.Cfg.Vocab); batch.Sorted.Len() != n {
+		return fmt.Errorf("model: micro-batch of %d×%d with %d numbers in the order of its tokens, want %d", batch.B, batch.T, batch.Sorted.Len(), n)
+	}
 	if ready == nil {
 		ready = func(int) error { return nil }
 	}
 	e := enqueueOn(s, m, batch, !first)
 	e.forward(batch.In)
-	e.head()
-	e.classify(batch.Targets, scale, true)
+	e.head(batch.Targets, scale, true)
 	e.backward(batch, ready)
 	return e.err
 }
@@ -246,8 +250,7 @@ func (m *Model[A]) Evaluate(s *spmd.Stream, batch Batch, scale float32, first bo
 	}
 	e := enqueueOn(s, m, batch, !first)
 	e.forward(batch.In)
-	e.head()
-	e.classify(batch.Targets, scale, false)
+	e.head(batch.Targets, scale, false)
 	return e.err
 }
 
@@ -317,16 +320,31 @@ func (e *enqueue[A]) forward(in spmd.Buffer[int32]) {
 	}
 }
 
-// head computes the logits of all tokens.
-func (e *enqueue[A]) head() { e.linear(e.m.logits, e.m.lnf, &e.m.par.head) }
+// headRows is how many rows the head works on at a time: the logits of all rows never
+// exist at once. Products of so many rows are as fast as those of more.
+const headRows = 8192
 
-// classify adds the loss and, with grad, turns the logits into their gradient.
-func (e *enqueue[A]) classify(targets spmd.Buffer[int32], scale float32, grad bool) {
-	e.classifier(e.m.losses, e.m.logits, targets, scale, grad)
-	e.lossSum(e.m.Loss, e.m.losses, scale)
+// head adds the loss. With grad it also computes the gradients of the head's weights,
+// and in tmp that of the final LayerNorm's output.
+func (e *enqueue[A]) head(targets spmd.Buffer[int32], scale float32, grad bool) {
+	m, C, Vp, head := e.m, e.m.Cfg.Channels, e.m.Cfg.PaddedVocab(), &e.m.par.head
+	for lo := 0; lo < e.n; lo += headRows {
+		hi := min(lo+headRows, e.n)
+		part := *e // of these rows
+		part.n, part.acc = hi-lo, e.acc || lo > 0
+		lnf, logits := m.lnf.Slice(lo*C, hi*C), m.logits.Slice(0, part.n*Vp)
+		part.linear(logits, lnf, head)
+		part.classifier(m.losses.Slice(lo, hi), logits, targets.Slice(lo, hi), scale, grad)
+		if grad {
+			part.weightGrad(logits, lnf, head)
+			part.inputGrad(m.tmp.Slice(lo*C, hi*C), logits, head)
+		}
+		e.err = part.err
+	}
+	e.lossSum(m.Loss, m.losses, scale)
 }
 
-// backward computes the gradients from that of the logits.
+// backward computes the other gradients from that in tmp.
 func (e *enqueue[A]) backward(batch Batch, ready func(int) error) {
 	m := e.m
 	group := 0
@@ -336,37 +354,35 @@ func (e *enqueue[A]) backward(batch Batch, ready func(int) error) {
 		}
 		group++
 	}
-	e.weightGrad(m.logits, m.lnf, &m.par.head)
-	e.inputGrad(m.tmp, m.logits, &m.par.head)
-	e.layerNormBackward(m.dres, m.tmp, m.act[len(m.act)-1].res3, m.lnfMean, m.lnfRstd, &m.par.lnf, false)
+	e.layerNormBackward(m.dres, m.tmp, m.act[len(m.act)-1].res3, m.lnfMean, m.lnfRstd, &m.par.lnf, m.par.layers[len(m.act)-1].proj2.db, false)
 	done()
 	for l := len(m.act) - 1; l >= 0; l-- {
 		a, p := &m.act[l], &m.par.layers[l]
-		e.biasBackward(p.proj2.db, m.dres)
+		// The residual stream that the layer read, and the bias of what wrote it.
+		var below spmd.Buffer[float32]
+		x := m.emb
+		if l > 0 {
+			x, below = m.act[l-1].res3, m.par.layers[l-1].proj2.db
+		}
 		e.weightGrad(m.dres, a.gelu, &p.proj2)
 		e.inputGrad(m.dwide, m.dres, &p.proj2)
 		e.geluBackward(m.dwide, a.fc, p.fc.out)
 		e.biasBackward(p.fc.db, m.dwide)
 		e.weightGrad(m.dwide, a.ln2, &p.fc)
 		e.inputGrad(m.tmp, m.dwide, &p.fc)
-		e.layerNormBackward(m.dres, m.tmp, a.res2, a.mean2, a.rstd2, &p.ln2, true)
+		e.layerNormBackward(m.dres, m.tmp, a.res2, a.mean2, a.rstd2, &p.ln2, p.proj.db, true)
 		done()
 
-		e.biasBackward(p.proj.db, m.dres)
 		e.weightGrad(m.dres, a.att, &p.proj)
 		e.inputGrad(m.tmp, m.dres, &p.proj)
 		e.attentionBackward(m.dwide, m.delta, m.tmp, a.att, a.lse, a.qkv)
 		e.biasBackward(p.qkv.db, m.dwide)
 		e.weightGrad(m.dwide, a.ln1, &p.qkv)
 		e.inputGrad(m.tmp, m.dwide, &p.qkv)
-		x := m.emb
-		if l > 0 {
-			x = m.act[l-1].res3
-		}
-		e.layerNormBackward(m.dres, m.tmp, x, a.mean1, a.rstd1, &p.ln1, true)
+		e.layerNormBackward(m.dres, m.tmp, x, a.mean1, a.rstd1, &p.ln1, below, true)
 		done()
 	}
-	e.encoderBackward(m.par.wte.dw, m.par.wpe.dw, m.dres, batch.In)
+	e.encoderBackward(m.par.wte.dw, m.par.wpe.dw, m.dres, batch.Sorted)
 	done()
 }
 

@@ -196,8 +196,35 @@ func tokenBuffer(t *testing.T, w *spmd.World, x []int32) spmd.Buffer[int32] {
 }
 
 // batchOf is a micro-batch of b sequences of n tokens.
-func batchOf(in, targets spmd.Buffer[int32], b, n int) Batch {
-	return Batch{In: in, Targets: targets, B: b, T: n}
+func batchOf(t testing.TB, w *spmd.World, in, targets spmd.Buffer[int32], b, n, vocab int) Batch {
+	t.Helper()
+	tokens := make([]int32, in.Len())
+	if err := in.CopyTo(tokens); err != nil {
+		t.Fatal(err)
+	}
+	return Batch{In: in, Targets: targets, Sorted: sortedBuffer(t, w, tokens, vocab), B: b, T: n}
+}
+
+// sortedBuffer holds tokens as sorter.sort leaves them; what is beyond the vocabulary
+// counts as token 0.
+func sortedBuffer(t testing.TB, w *spmd.World, tokens []int32, vocab int) spmd.Buffer[int32] {
+	t.Helper()
+	tokens = slices.Clone(tokens)
+	for i, x := range tokens {
+		if x < 0 || int(x) >= vocab {
+			tokens[i] = 0
+		}
+	}
+	list := slices.Repeat([]int32{-1 << 30}, sortedLen(len(tokens), vocab))
+	new(sorter).sort(list, tokens, vocab)
+	b, err := spmd.Alloc[int32](w, len(list))
+	if err == nil {
+		err = b.CopyFrom(list)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
 }
 
 // compareGrads fails where a tensor's gradient is further than bound from the
@@ -245,6 +272,7 @@ func testModelAgainstReference[A Act](t *testing.T, w *spmd.World) {
 		{Config{Layers: 1, Heads: 3, Channels: 15, SeqMax: 1, Vocab: 128}, []int{1, 1}, 1},
 		{Config{Layers: 1, Heads: 1, Channels: 80, SeqMax: 70, Vocab: 257}, []int{1, 2}, 70},
 		{Config{Layers: 2, Heads: 2, Channels: 128, SeqMax: 64, Vocab: 300}, []int{1}, 64},
+		{Config{Layers: 1, Heads: 1, Channels: 8, SeqMax: 64, Vocab: 5}, []int{headRows/64 + 1, 3}, 64}, // more rows than the head takes at once
 	} {
 		batch := 0
 		for _, b := range tc.parts {
@@ -274,7 +302,7 @@ func testModelAgainstReference[A Act](t *testing.T, w *spmd.World) {
 						return nil
 					}
 				}
-				if err := m.ForwardBackward(s, batchOf(ib.Slice(lo, hi), tb.Slice(lo, hi), b, tc.t), scale, i == 0, ready); err != nil {
+				if err := m.ForwardBackward(s, batchOf(t, w, ib.Slice(lo, hi), tb.Slice(lo, hi), b, tc.t, tc.cfg.Vocab), scale, i == 0, ready); err != nil {
 					t.Fatal(err)
 				}
 				lo = hi
@@ -293,7 +321,7 @@ func testModelAgainstReference[A Act](t *testing.T, w *spmd.World) {
 		}
 		worstLoss, worstGrad = max(worstLoss, d), max(worstGrad, compareGrads(t, &m.State, want, bound.grad))
 
-		if err := m.Evaluate(s, batchOf(ib, tb, batch, tc.t), scale, true); err != nil {
+		if err := m.Evaluate(s, batchOf(t, w, ib, tb, batch, tc.t, tc.cfg.Vocab), scale, true); err != nil {
 			t.Fatal(err)
 		}
 		if err := s.Synchronize(); err != nil {
@@ -336,7 +364,7 @@ func testModelDataParallel[A Act](t *testing.T, w *spmd.World) {
 	lo, hi := mine.Off*T, (mine.Off+mine.Len)*T
 	ib, tb := tokenBuffer(t, w, in[lo:hi]), tokenBuffer(t, w, targets[lo:hi])
 	ready := func(g int) error { return r.Ready(g, s) }
-	if err := m.ForwardBackward(s, batchOf(ib, tb, mine.Len, T), 1./(batch*T), true, ready); err != nil {
+	if err := m.ForwardBackward(s, batchOf(t, w, ib, tb, mine.Len, T, cfg.Vocab), 1./(batch*T), true, ready); err != nil {
 		t.Fatal(err)
 	}
 	if err := r.Wait(s); err != nil {
@@ -367,6 +395,7 @@ func testOverfit[A Act](t *testing.T, w *spmd.World) {
 	cfg := small
 	adam := AdamConfig{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Clip: 1}
 	ib, tb := tokenBuffer(t, w, randomTokens(batch*T, cfg.Vocab, 2)), tokenBuffer(t, w, randomTokens(batch*T, cfg.Vocab, 3))
+	part := batchOf(t, w, ib, tb, batch, T, cfg.Vocab)
 	var weights [2][]float32
 	for graphed := range weights {
 		m, s := testModel[A](t, w, cfg, nil, batch)
@@ -381,7 +410,7 @@ func testOverfit[A Act](t *testing.T, w *spmd.World) {
 			t.Fatal(err)
 		}
 		body := func() error {
-			if err := m.ForwardBackward(s, batchOf(ib, tb, batch, T), 1./(batch*T), true, nil); err != nil {
+			if err := m.ForwardBackward(s, part, 1./(batch*T), true, nil); err != nil {
 				return err
 			}
 			return o.Apply(s)
@@ -563,7 +592,7 @@ func TestModelRefuses(t *testing.T) {
 		for _, tc := range []struct{ b, t, in, targets int }{
 			{3, 24, 72, 72}, {0, 24, 0, 0}, {1, 25, 25, 25}, {2, 10, 20, 19}, {2, 10, 21, 20},
 		} {
-			if err := m.ForwardBackward(s, batchOf(tokens.Slice(0, tc.in), tokens.Slice(0, tc.targets), tc.b, tc.t), 1, true, nil); err == nil {
+			if err := m.ForwardBackward(s, batchOf(t, w, tokens.Slice(0, tc.in), tokens.Slice(0, tc.targets), tc.b, tc.t, small.Vocab), 1, true, nil); err == nil {
 				t.Errorf("%+v is accepted", tc)
 			}
 		}

@@ -479,6 +479,7 @@ int cuDeviceGetAttribute(int *v, int attribute, int device) {
     case 20: *v = (int)setting("FAKECUDA_COMPUTE_MODE", 0); break;
     case 75: *v = (int)setting("FAKECUDA_MAJOR", 9); break;
     case 76: *v = 0; break;
+    case 97: *v = 227 << 10; break;
     default: FAIL_IF(1, INVALID_VALUE);
     }
     RETURN("device=%d attribute=%d", device, attribute);
