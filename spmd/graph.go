@@ -289,6 +289,11 @@ func (g *Graph) Launch(s *Stream) error {
 	if g.closed {
 		return fmt.Errorf("%s: Launch: the graph is closed", ccall.At())
 	}
+	for _, l := range g.libs {
+		if l.closed.Load() {
+			return fmt.Errorf("%s: Launch: the graph holds calls of %s, which is closed", ccall.At(), l.name)
+		}
+	}
 	for _, b := range g.blocks {
 		if b.freed.Load() {
 			return fmt.Errorf("%w, and the graph still uses it", b.freedError("Launch"))
@@ -297,11 +302,6 @@ func (g *Graph) Launch(s *Stream) error {
 	for _, st := range g.comms {
 		if st.freed {
 			return fmt.Errorf("%s: Launch: the graph holds collectives of a communicator that is closed", ccall.At())
-		}
-	}
-	for _, l := range g.libs {
-		if l.closed.Load() {
-			return fmt.Errorf("%s: Launch: the graph holds calls of %s, which is closed", ccall.At(), l.name)
 		}
 	}
 	if s.cap != nil {

@@ -57,7 +57,8 @@ type Attention[T Elem] struct {
 	shape Shape
 	path  string
 	why   string
-	cudnn *cudnnPath // where that is the path
+	cudnn *cudnnPath           // where that is the path
+	work  spmd.Buffer[float32] // of the path, shared by the family
 }
 
 // family is what the attentions of one New share.
@@ -68,7 +69,7 @@ type family[T Elem] struct {
 	lib     *cudnnLibrary // nil where cudnn is not to be had
 	noCuDNN string        // why it is not
 	noMMA   string
-	scratch spmd.Buffer[float32] // of mma
+	scratch []spmd.Buffer[float32] // the last is the longest
 	cancel  func()
 
 	mu      sync.Mutex
@@ -251,14 +252,31 @@ func (f *family[T]) member(s Shape, plan *cudnnPath, noPlan string) (*Attention[
 	if !auto && plan == nil {
 		a.why = "asked for"
 	}
-	if a.path == pathMMA && f.scratch.Len() == 0 {
-		var err error
-		if f.scratch, err = spmd.Alloc[float32](f.w, mmaScratch(f.most.Batch, f.most.Tokens, f.most.Heads)); err != nil {
-			return nil, err
-		}
+	n := 0
+	switch a.path {
+	case pathCuDNN:
+		n = (max(plan.a.ForwardWorkspace(), plan.a.BackwardWorkspace()) + 3) / 4
+	case pathMMA:
+		n = mmaScratch(s.Batch, s.Tokens, s.Heads)
+	}
+	var err error
+	if a.work, err = f.room(n); err != nil {
+		return nil, errors.Join(err, plan.close())
 	}
 	f.members[[2]int{s.Batch, s.Tokens}] = a
 	return a, nil
+}
+
+// room returns n elements that the family shares. Graphs may hold what was returned before.
+func (f *family[T]) room(n int) (spmd.Buffer[float32], error) {
+	if last := len(f.scratch) - 1; last >= 0 && f.scratch[last].Len() >= n {
+		return f.scratch[last].Slice(0, n), nil
+	}
+	b, err := spmd.Alloc[float32](f.w, n)
+	if err == nil {
+		f.scratch = append(f.scratch, b)
+	}
+	return b, err
 }
 
 // Shape returns the shape that a is for.
@@ -270,12 +288,25 @@ func (a *Attention[T]) Path() string { return a.path }
 // Why says why it is that path: the version of the library, or what stood against the paths before it.
 func (a *Attention[T]) Why() string { return a.why }
 
-// Workspace returns the bytes of device memory that the calls of a take of their stream, beside buffers.
-func (a *Attention[T]) Workspace() int {
-	if a.cudnn == nil {
-		return 0
+// Workspace returns the bytes of device memory that a needs beside the buffers of its calls, and holds until Close. What
+// For returned shares them.
+func (a *Attention[T]) Workspace() int { return a.work.Bytes() }
+
+// Workspace returns how much an Attention on a GPU is going to need at most, as cuDNN 9.14 does, before there is one.
+func Workspace[T Elem](s Shape, o Options) int {
+	rows := s.Batch * s.Heads * s.Tokens
+	most := 0
+	if o.Path != pathSimple && isHalf[T]() {
+		most = 4 * mmaScratch(s.Batch, s.Tokens, s.Heads)
 	}
-	return max(a.cudnn.a.ForwardWorkspace(), a.cudnn.a.BackwardWorkspace())
+	if most > 0 && o.Path != pathMMA {
+		each := 4 * s.Size // a row's gradient in float32
+		if o.Deterministic {
+			each = 2 * s.Tokens // a row of scores
+		}
+		most = max(most, rows*(4+each)+1024)
+	}
+	return most
 }
 
 func (a *Attention[T]) dims() dims {
@@ -300,7 +331,7 @@ func (a *Attention[T]) Forward(s *spmd.Stream, out spmd.Buffer[T], lse spmd.Buff
 	x := a.dims()
 	switch a.path {
 	case pathCuDNN:
-		return a.cudnn.forward.Call(s, a.cudnn.a.ForwardWorkspace(), out.Arg(), lse.Arg(), qkv.Arg())
+		return a.cudnn.forward.Call(s, 0, out.Arg(), lse.Arg(), qkv.Arg(), a.work.Arg())
 	case pathMMA:
 		return mmaForward(s, half(out), lse, half(qkv), x.b, x.t, x.nh, x.hs)
 	default:
@@ -318,9 +349,9 @@ func (a *Attention[T]) Backward(s *spmd.Stream, dqkv, dout, out spmd.Buffer[T], 
 	x := a.dims()
 	switch a.path {
 	case pathCuDNN:
-		return a.cudnn.backward.Call(s, a.cudnn.a.BackwardWorkspace(), dqkv.Arg(), dout.Arg(), out.Arg(), lse.Arg(), qkv.Arg())
+		return a.cudnn.backward.Call(s, 0, dqkv.Arg(), dout.Arg(), out.Arg(), lse.Arg(), qkv.Arg(), a.work.Arg())
 	case pathMMA:
-		return mmaBackward(s, half(dqkv), half(dout), half(out), lse, half(qkv), a.f.scratch, x.b, x.t, x.nh, x.hs)
+		return mmaBackward(s, half(dqkv), half(dout), half(out), lse, half(qkv), a.work, x.b, x.t, x.nh, x.hs)
 	default:
 		return simpleOf[T]().backward.Launch(s, simpleGrid(x, 2), dqkv.Arg(), dout.Arg(), out.Arg(), lse.Arg(), qkv.Arg(),
 			spmd.I32(x.t), spmd.I32(x.nh), spmd.I32(x.hs), spmd.I32(x.b))
@@ -350,5 +381,8 @@ func (f *family[T]) close() error {
 	for _, m := range f.members {
 		errs = append(errs, m.cudnn.close())
 	}
-	return errors.Join(append(errs, f.lib.close(), f.scratch.Free())...)
+	for _, b := range f.scratch {
+		errs = append(errs, b.Free())
+	}
+	return errors.Join(append(errs, f.lib.close())...)
 }

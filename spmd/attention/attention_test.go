@@ -199,6 +199,9 @@ func TestPaths(t *testing.T) {
 				if err != nil {
 					t.Skip(err)
 				}
+				if most := Workspace[spmd.BF16](shape, Options{Deterministic: deterministic}); a.Workspace() > most || a.Workspace() < most/2 {
+					t.Errorf("%v: workspace of %d bytes, %d were announced", shape, a.Workspace(), most)
+				}
 				newJob(t, w, s, a, 1).check(1)
 				newJob(t, w, s, a, 4).check(4)
 				must(t, a.Close())
@@ -345,7 +348,10 @@ func cudnnPathTaken(t *testing.T, w *spmd.World) {
 		j := newJob(t, w, s, a, 1)
 		j.check(1)
 
-		// A graph has a workspace of its own, and each replay computes anew.
+		if most := Workspace[spmd.BF16](doubled, Options{Deterministic: deterministic}); deterministic && a.Workspace() > most+4096 {
+			t.Errorf("workspace of %d bytes, at most %d were announced", a.Workspace(), most)
+		}
+		// Each replay computes anew.
 		g, err := s.Capture(func() error {
 			if err := j.forward(); err != nil {
 				return err

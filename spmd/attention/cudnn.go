@@ -57,10 +57,10 @@ func (l *cudnnLibrary) plan(s Shape, deterministic bool) (*cudnnPath, error) {
 	return &cudnnPath{
 		a: a,
 		forward: spmd.NewLibrary("attention forward", func(c spmd.LibraryCall) error {
-			return a.Forward(c.Stream, c.Pointer(0), c.Pointer(1), c.Pointer(2), c.Workspace, c.Bytes)
+			return a.Forward(c.Stream, c.Pointer(0), c.Pointer(1), c.Pointer(2), c.Pointer(3), a.ForwardWorkspace())
 		}, nil),
 		backward: spmd.NewLibrary("attention backward", func(c spmd.LibraryCall) error {
-			return a.Backward(c.Stream, c.Pointer(0), c.Pointer(1), c.Pointer(2), c.Pointer(3), c.Pointer(4), c.Workspace, c.Bytes)
+			return a.Backward(c.Stream, c.Pointer(0), c.Pointer(1), c.Pointer(2), c.Pointer(3), c.Pointer(4), c.Pointer(5), a.BackwardWorkspace())
 		}, nil),
 		version: cudnn.Version(),
 	}, nil
