@@ -3,15 +3,20 @@ package scaffold
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
 	"strconv"
+	"strings"
 
 	"lockstep/launch/exit"
 )
 
-var moduleLine = regexp.MustCompile(`(?m)^module[ \t]+"?lockstep"?[ \t]*(//.*)?$`)
+var (
+	moduleLine = regexp.MustCompile(`(?m)^module[ \t]+"?lockstep"?[ \t]*(//.*)?$`)
+	goLine     = regexp.MustCompile(`(?m)^go[ \t].*\n`)
+)
 
 // checkoutAbove returns the folder at dir or above it whose go.mod is that of the checkout.
 func checkoutAbove(dir string) (string, bool) {
@@ -59,8 +64,8 @@ func checkout(flag string) (string, error) {
 	return "", exit.Usage{Err: fmt.Errorf("the checkout of Lockstep that this program was built from is not there any more: say where one is, with --lockstep DIR")}
 }
 
-// module returns the go.mod and go.sum of a module that uses the checkout in from. They require all that the checkout
-// does, in the same versions: what builds there builds here, and nothing is fetched.
+// module returns the go.mod and go.sum of a module that uses the checkout in from, for tidy to complete: with the
+// checkout's language version, and the sums of all that it may require.
 func module(name, from string) (map[string][]byte, error) {
 	mod, err := os.ReadFile(filepath.Join(from, "go.mod"))
 	if err != nil {
@@ -70,7 +75,21 @@ func module(name, from string) (map[string][]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	at := moduleLine.FindIndex(mod)
-	text := fmt.Sprintf("%smodule %s%s\nrequire lockstep v0.0.0\n\nreplace lockstep => %s\n", mod[:at[0]], name, mod[at[1]:], strconv.Quote(from))
+	text := fmt.Sprintf("module %s\n\n%s\nrequire lockstep v0.0.0\n\nreplace lockstep => %s\n", name, goLine.Find(mod), strconv.Quote(from))
 	return map[string][]byte{"go.mod": []byte(text), "go.sum": sum}, nil
+}
+
+// tidy leaves in the go.mod and go.sum in dir what the program there needs, in the versions of the checkout. Nothing
+// is fetched where that has been built.
+func tidy(dir string) error {
+	cmd := exec.Command("go", "mod", "tidy")
+	cmd.Dir = dir
+	out, err := cmd.CombinedOutput()
+	if err == nil {
+		return nil
+	}
+	if lines := strings.Split(strings.TrimSpace(string(out)), "\n"); lines[0] != "" {
+		err = fmt.Errorf("%w: %s", err, lines[len(lines)-1])
+	}
+	return fmt.Errorf("go mod tidy: %w", err)
 }

@@ -67,7 +67,7 @@ type app struct {
 	Test   string
 
 	dir string            // to be made
-	mod map[string][]byte // go.mod and go.sum of a module of its own
+	mod map[string][]byte // go.mod and go.sum of a module of its own, before tidy
 }
 
 // plan says what to write for a command given in the working directory.
@@ -124,6 +124,11 @@ func (a app) write() (err error) {
 	}
 	for name, text := range files {
 		if err := os.WriteFile(filepath.Join(dir, name), text, 0o666); err != nil {
+			return err
+		}
+	}
+	if a.mod != nil {
+		if err := tidy(dir); err != nil {
 			return err
 		}
 	}

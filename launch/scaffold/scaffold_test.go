@@ -22,6 +22,7 @@ import (
 func newApp(t *testing.T, dir string, args ...string) (string, error) {
 	t.Helper()
 	t.Chdir(dir)
+	t.Setenv("GOPROXY", "off") // what it needs is here, since this was built
 	var out bytes.Buffer
 	cmd := Command()
 	cmd.SetArgs(append([]string{}, args...)) // not nil, for which cobra takes this process's own
@@ -97,6 +98,16 @@ func TestModule(t *testing.T) {
 		}
 		if formatted, err := format.Source(text); err != nil || !bytes.Equal(formatted, text) {
 			t.Errorf("gofmt would change %s: %v", name, err)
+		}
+	}
+
+	mod, err := os.ReadFile(filepath.Join(app, "go.mod"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for module, want := range map[string]bool{"github.com/spf13/pflag ": true, "github.com/sbromberger/gompi ": true, "gonum.org/v1/plot ": false, "staticcheck": false} {
+		if strings.Contains(string(mod), module) != want {
+			t.Errorf("%q in go.mod: want %t\n%s", module, want, mod)
 		}
 	}
 
