@@ -22,6 +22,8 @@ type command struct {
 }
 
 var commands = []command{
+	{"sample", "writes text with the model of a checkpoint", openSample},
+	{"eval", "measures the loss of a checkpoint's model on text", openEval},
 	{"export", "writes the weights of a checkpoint for other programs", openExport},
 }
 

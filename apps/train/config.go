@@ -115,8 +115,8 @@ func (o *options) check(ranks int) error {
 	if err != nil {
 		return fmt.Errorf("--model %s: unknown, want tiny, gpt2, gpt2-medium, gpt2-large or gpt2-xl", o.model)
 	}
-	if o.given("dtype") && o.dtype != "float32" && o.dtype != "bfloat16" {
-		return fmt.Errorf("--dtype %s: unknown, want float32 or bfloat16", o.dtype)
+	if err := checkDType(o.given, o.dtype); err != nil {
+		return err
 	}
 	if o.graph != "auto" && o.graph != "on" && o.graph != "off" {
 		return fmt.Errorf("--graph %s: unknown, want auto, on or off", o.graph)

@@ -3,6 +3,7 @@ package main
 /*
 #cgo CFLAGS: -O3 -fopenmp-simd
 #cgo LDFLAGS: -lm
+#include "decode.h"
 #include "kernels.h"
 */
 import "C"
@@ -76,4 +77,12 @@ func cClassifier(losses, logits []float32, targets []int32, v, vp int, scale flo
 
 func cAdamW(p, m, v, g []float32, decay []uint8, hyper []float32, gscale, beta1, beta2, eps, weightDecay float32, lo, hi int) {
 	C.train_adamw(floats(p), floats(m), floats(v), floats(g), octets(decay), floats(hyper), C.float(gscale), C.float(beta1), C.float(beta2), C.float(eps), C.float(weightDecay), long(lo), long(hi))
+}
+
+func cDecodeAttend(out, scores, qkv, keys, values []float32, place, nh, hs, seq, lo, hi int) {
+	C.train_decode_attend(floats(out), floats(scores), floats(qkv), floats(keys), floats(values), long(place), long(nh), long(hs), long(seq), long(lo), long(hi))
+}
+
+func cDecodeGelu(out, x, bias []float32, c, lo, hi int) {
+	C.train_decode_gelu(floats(out), floats(x), floats(bias), long(c), long(lo), long(hi))
 }

@@ -31,20 +31,27 @@ type kernel struct{ f32, bf16 *spmd.Kernel }
 // newKernel declares kernel name of kernels.cu for each type of activations; on the host
 // fn computes both.
 func newKernel(name string, fn func(a *hostArgs) error) kernel {
-	run := func(half bool) func(spmd.Args) error {
-		return func(args spmd.Args) error {
-			a := hostArgs{Args: args, half: half}
-			if err := fn(&a); err != nil {
-				return err
-			}
-			for _, w := range a.written {
-				roundAll(w.to, w.from)
-			}
-			return nil
+	return newKernelOf(cudaSource, name, fn)
+}
+
+// newKernelOf is newKernel for a kernel of another source.
+func newKernelOf(source, name string, fn func(a *hostArgs) error) kernel {
+	return kernel{spmd.NewKernel(name, source, onHost(false, fn), spmd.Define("ACT", "float")),
+		spmd.NewKernel(name, source, onHost(true, fn), spmd.Define("ACT", "bf16"))}
+}
+
+// onHost is what spmd calls on the host for a kernel that fn computes.
+func onHost(half bool, fn func(a *hostArgs) error) func(spmd.Args) error {
+	return func(args spmd.Args) error {
+		a := hostArgs{Args: args, half: half}
+		if err := fn(&a); err != nil {
+			return err
 		}
+		for _, w := range a.written {
+			roundAll(w.to, w.from)
+		}
+		return nil
 	}
-	return kernel{spmd.NewKernel(name, cudaSource, run(false), spmd.Define("ACT", "float")),
-		spmd.NewKernel(name, cudaSource, run(true), spmd.Define("ACT", "bf16"))}
 }
 
 // hostArgs are the arguments of a kernel on the host, which computes in float32: of

@@ -8,14 +8,7 @@ import (
 )
 
 // settle chooses what depends on the device, where nothing was said.
-func (o *options) settle(w *spmd.World) {
-	if o.dtype != "" {
-		return
-	}
-	if o.dtype = "bfloat16"; w.OnHost() {
-		o.dtype = "float32"
-	}
-}
+func (o *options) settle(w *spmd.World) { o.dtype = defaultDType(w, o.dtype) }
 
 // fit tells how much memory the run is going to need, and refuses what is not there,
 // before anything is taken. Where --batch is 0 it takes the largest that fits, up to a

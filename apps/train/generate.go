@@ -1,0 +1,206 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+	"unicode/utf8"
+
+	"github.com/spf13/pflag"
+
+	"lockstep/internal/plain"
+	"lockstep/spmd"
+)
+
+// sampler is the command sample.
+type sampler struct {
+	checkpoint, prompt, dtype string
+	tokens, topK              int
+	temperature               float64
+	ignoreEnd                 bool
+	given                     func(flag string) bool
+	json                      func() string
+}
+
+// sampleRecord is what sample measures.
+type sampleRecord struct {
+	Summary      bool    `json:"summary"`
+	App          string  `json:"app"`
+	DType        string  `json:"dtype"`
+	Steps        int     `json:"steps"`
+	PromptTokens int     `json:"prompt_tokens"`
+	Tokens       int     `json:"tokens"`
+	FirstMs      float64 `json:"first_ms"` // from the prompt to the first token
+	TokS         float64 `json:"tok_s"`    // of the tokens after the first; 0 without any
+	Ranks        int     `json:"ranks"`
+	Device       string  `json:"device"`
+	Text         string  `json:"text"`
+}
+
+func openSample(fs *pflag.FlagSet) (func(context.Context, *spmd.World) error, func(int) error) {
+	s := &sampler{given: fs.Changed, json: func() string { return fs.Lookup("json").Value.String() }}
+	fs.StringVar(&s.checkpoint, "checkpoint", "", "`DIR` that the run has saved to; the newest checkpoint counts")
+	fs.StringVar(&s.prompt, "prompt", "", "`TEXT` to go on from")
+	fs.IntVar(&s.tokens, "max-tokens", 400, "tokens to write at most; the text ends sooner where the model ends the document")
+	fs.BoolVar(&s.ignoreEnd, "ignore-end", false, "write --max-tokens tokens: the model may not end the document")
+	fs.Float64Var(&s.temperature, "temperature", 0.8, "0 takes the likeliest token, 1 the model's own distribution")
+	fs.IntVar(&s.topK, "top-k", 0, "draw from so many of the likeliest tokens only; 0 draws from all")
+	fs.StringVar(&s.dtype, "dtype", "", "type of the activations: float32 or bfloat16 (default bfloat16 on a GPU, float32 on the host)")
+	return s.run, s.check
+}
+
+func (s *sampler) check(ranks int) error {
+	switch {
+	case ranks != 1:
+		return fmt.Errorf("sample runs on one rank, not on %d: leave mpirun out", ranks)
+	case s.tokens < 1:
+		return fmt.Errorf("--max-tokens %d: must be at least 1", s.tokens)
+	case s.topK < 0:
+		return fmt.Errorf("--top-k %d: must be at least 0", s.topK)
+	case !(s.temperature >= 0 && finite(s.temperature)):
+		return fmt.Errorf("--temperature %g: must be a number of at least 0", s.temperature)
+	}
+	if err := checkDType(s.given, s.dtype); err != nil {
+		return err
+	}
+	return checkFolder(s.checkpoint)
+}
+
+// checkDType refuses a --dtype that there is not.
+func checkDType(given func(string) bool, dtype string) error {
+	if given("dtype") && dtype != "float32" && dtype != "bfloat16" {
+		return fmt.Errorf("--dtype %s: unknown, want float32 or bfloat16", dtype)
+	}
+	return nil
+}
+
+// defaultDType is the type of the activations where nothing was said.
+func defaultDType(w *spmd.World, dtype string) string {
+	switch {
+	case dtype != "":
+		return dtype
+	case w.OnHost():
+		return "float32"
+	}
+	return "bfloat16"
+}
+
+// weightsOnDevice is what a checkpoint's model needs to run forward.
+type weightsOnDevice struct {
+	arena spmd.Buffer[float32]
+	half  spmd.Buffer[spmd.BF16] // empty without bfloat16
+}
+
+// toDevice loads the weights. It blocks. Every rank calls it.
+func (p *past) toDevice(w *spmd.World, s *spmd.Stream, half bool) (d weightsOnDevice, err error) {
+	_, _, n := layout(p.cfg)
+	if d.arena, err = spmd.Alloc[float32](w, n); err != nil {
+		return d, err
+	}
+	if err = p.loadWeights(d.arena); err == nil && half {
+		if d.half, err = spmd.Alloc[spmd.BF16](w, n); err == nil {
+			err = roundWeights(s, d.half, d.arena)
+		}
+	}
+	if err != nil {
+		return d, errors.Join(err, d.free())
+	}
+	return d, nil
+}
+
+func (d *weightsOnDevice) free() error { return errors.Join(d.arena.Free(), d.half.Free()) }
+
+func (s *sampler) run(ctx context.Context, w *spmd.World) (err error) {
+	p, err := openPast(w, s.checkpoint)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, p.Close()) }()
+	seq, err := p.number("--seq")
+	if err != nil || seq > p.cfg.SeqMax {
+		return spmd.Usage(fmt.Errorf("--checkpoint %s: not a checkpoint of train: --seq is %q", s.checkpoint, p.Settings["--seq"]))
+	}
+	dtype := defaultDType(w, s.dtype)
+	stream, err := w.NewStream("sample")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, stream.Close()) }()
+	weights, err := p.toDevice(w, stream, dtype == "bfloat16")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, weights.free()) }()
+	d, err := newDecoder(stream, p.cfg, weights.arena, weights.half, seq)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, d.Close()) }()
+	w.Log.Info().Int("steps", p.step).Int("params", p.cfg.ParamCount()).Int("seq", seq).Str("tokens", p.tok.name()).Str("dtype", dtype).Msg("model")
+	return s.write(ctx, w, newWriter(d, p.tok, seq, s.temperature, s.topK, w.Seed()), sampleRecord{Summary: true, App: "sample",
+		DType: dtype, Steps: p.step, Ranks: w.Size(), Device: w.Device()})
+}
+
+// write writes the text as it comes, and then what it took.
+func (s *sampler) write(ctx context.Context, w *spmd.World, t *writer, rec sampleRecord) error {
+	out := io.Writer(os.Stdout)
+	if s.json() == "-" { // standard output is for the measurements
+		out = os.Stderr
+	}
+	var pending, text []byte
+	show := func(more []byte, all bool) error {
+		pending = append(pending, more...)
+		n := len(pending)
+		if !all {
+			n = wholeRunes(pending)
+		}
+		_, err := io.WriteString(out, plain.Text(string(pending[:n])))
+		pending = pending[n:]
+		return err
+	}
+	text = append(text, s.prompt...)
+	if err := show(text, false); err != nil {
+		return err
+	}
+	begin := time.Now()
+	var first time.Duration
+	err := t.write(ctx, s.prompt, s.tokens, !s.ignoreEnd, func(more []byte) error {
+		if rec.Tokens++; rec.Tokens == 1 {
+			first = time.Since(begin)
+		}
+		text = append(text, more...)
+		return show(more, false)
+	})
+	if err != nil {
+		return err
+	}
+	if n := rec.Tokens - 1; n > 0 {
+		rec.TokS = float64(n) / (time.Since(begin) - first).Seconds()
+	}
+	if err := show([]byte("\n"), true); err != nil {
+		return err
+	}
+	rec.FirstMs = float64(first.Microseconds()) / 1e3
+	rec.PromptTokens = len(t.ids) - 1 - rec.Tokens
+	rec.Text = string(text)
+	w.Log.Info().Int("prompt_tokens", rec.PromptTokens).Int("tokens", rec.Tokens).Str("first_ms", fmt.Sprintf("%.1f", rec.FirstMs)).
+		Str("tok/s", fmt.Sprintf("%.1f", rec.TokS)).Msg("done")
+	return w.Emit(rec)
+}
+
+// wholeRunes is how many bytes of b are not the beginning of a character that may yet
+// come to its end.
+func wholeRunes(b []byte) int {
+	for n := 1; n < utf8.UTFMax && n <= len(b); n++ {
+		if tail := b[len(b)-n:]; utf8.RuneStart(tail[0]) {
+			if !utf8.FullRune(tail) {
+				return len(b) - n
+			}
+			break
+		}
+	}
+	return len(b)
+}
