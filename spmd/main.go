@@ -19,6 +19,7 @@ import (
 	"lockstep/internal/launcher"
 	"lockstep/internal/nearest"
 	"lockstep/internal/plain"
+	_ "lockstep/internal/stdio" // what cannot be written is an error
 	"lockstep/internal/watch"
 )
 

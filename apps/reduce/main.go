@@ -161,6 +161,18 @@ func run(w *spmd.World, c config) (result, error) {
 		}
 	}
 	mine := part(c, w.Rank(), w.Size())
+	copies := 1
+	if c.Cold {
+		copies += min(coldCopies, coldBytes*w.Size()/r.Bytes)
+	}
+	var parts []spmd.Buffer[float32] // first of all: where memory is short nothing else is worth while
+	for range copies {
+		x, err := spmd.Alloc[float32](w, mine.Len)
+		if err != nil {
+			return r, err
+		}
+		parts = append(parts, x)
+	}
 	want, err := reference(w, mine, c.Values)
 	if err != nil {
 		return r, err
@@ -177,14 +189,9 @@ func run(w *spmd.World, c config) (result, error) {
 	if err != nil {
 		return r, err
 	}
-	copies := 1
-	if c.Cold {
-		copies += min(coldCopies, coldBytes*w.Size()/r.Bytes)
-	}
 	var turns []func() error
-	for range copies {
-		x, err := fill(w, s, c, mine)
-		if err != nil {
+	for _, x := range parts {
+		if err := fill(w, s, c, mine, x); err != nil {
 			return r, err
 		}
 		turns = append(turns, func() error { return sum.step(x) })
@@ -204,16 +211,13 @@ func run(w *spmd.World, c config) (result, error) {
 	return r, nil
 }
 
-// fill returns the rank's part of the numbers.
-func fill(w *spmd.World, s *spmd.Stream, c config, mine spmd.Shard) (spmd.Buffer[float32], error) {
-	x, err := spmd.Alloc[float32](w, mine.Len)
-	if err == nil {
-		err = spmd.Uniform(s, x, w.Seed(), mine.Off)
-	}
+// fill puts the rank's part of the numbers into x.
+func fill(w *spmd.World, s *spmd.Stream, c config, mine spmd.Shard, x spmd.Buffer[float32]) error {
+	err := spmd.Uniform(s, x, w.Seed(), mine.Off)
 	if err == nil && c.Values == "wide" {
 		err = widenKernel.Launch(s, spmd.Cover1D(max(1, mine.Len), 256), x.Arg(), spmd.I64(mine.Len))
 	}
-	return x, err
+	return err
 }
 
 // part is what a rank holds.

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -126,6 +127,36 @@ func TestBadInput(t *testing.T) {
 				t.Errorf("status %d, want 2 and one line with %q:\n%s", p.Status, tc.want, p.Stderr)
 			}
 		})
+	}
+}
+
+// More numbers than there is memory for are found before any work is done for them.
+func TestOutOfMemory(t *testing.T) {
+	spmdtest.Ranks(t, 2)
+	for _, ranks := range []int{0, 2} {
+		p := spmdtest.Program(t, ranks, nil, "--elements", "100000000000000000")
+		if p.Status != 1 || !strings.Contains(p.Stderr, ": Alloc") {
+			t.Errorf("%d ranks: status %d\n%s", ranks, p.Status, p.Stderr)
+		}
+	}
+}
+
+// A result that nobody can see is not a success.
+func TestClosedOutput(t *testing.T) {
+	for redirect, want := range map[string]int{">/dev/full 2>&-": 1, "2>/dev/full": 1, ">/dev/null 2>/dev/null": 0, ">&- 2>/dev/null": 0} {
+		cmd := spmdtest.Command(t.Context(), t, 0, nil, "--elements", "1000", "--iters", "2")
+		sh := exec.CommandContext(t.Context(), "sh", append([]string{"-c", `exec "$0" "$@" ` + redirect}, cmd.Args...)...)
+		sh.Env = cmd.Env
+		_ = sh.Run() // its error is the status
+		if got := sh.ProcessState.ExitCode(); got != want {
+			t.Errorf("%s: status %d, want %d", redirect, got, want)
+		}
+	}
+	cmd := spmdtest.Command(t.Context(), t, 0, nil, "--elements", "1000", "--iters", "2", "--json", "-")
+	sh := exec.CommandContext(t.Context(), "sh", append([]string{"-c", `exec "$0" "$@" >&-`}, cmd.Args...)...)
+	sh.Env = cmd.Env
+	if out, err := sh.CombinedOutput(); err == nil || !strings.Contains(string(out), "file already closed") {
+		t.Errorf("--json - to a closed output: %v\n%s", err, out)
 	}
 }
 

@@ -19,6 +19,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // inputError marks an error that is about what the user gave, not about the
@@ -84,6 +86,8 @@ func resolvePath(path string) (input, error) {
 		return input{}, badInput("--data %s: no such file or folder", path)
 	case err != nil:
 		return input{}, badInput("--data %s: %v", path, errors.Unwrap(err))
+	case st.Mode().IsRegular() && ofKernel(path, st, map[uint64]bool{}):
+		return input{}, badInput("--data %s: the kernel makes this file as it is read: copy it first", path)
 	case st.Mode().IsRegular() && st.Size() == 0:
 		return input{}, badInput("--data %s: the file is empty", path)
 	case !st.Mode().IsRegular() && !st.IsDir():
@@ -152,14 +156,14 @@ type source struct {
 }
 
 // skips counts what was left out, for the log.
-type skips struct{ Empty, Binary, Generated, Duplicate, Unreadable int }
+type skips struct{ Empty, Binary, Generated, Duplicate, Unreadable, Kernel int }
 
 func (s skips) String() string {
 	var parts []string
 	for _, c := range []struct {
 		n    int
 		what string
-	}{{s.Binary, "binary"}, {s.Generated, "generated"}, {s.Duplicate, "duplicate"}, {s.Empty, "empty"}, {s.Unreadable, "unreadable"}} {
+	}{{s.Binary, "binary"}, {s.Generated, "generated"}, {s.Duplicate, "duplicate"}, {s.Empty, "empty"}, {s.Unreadable, "unreadable"}, {s.Kernel, "of the kernel"}} {
 		if c.n > 0 {
 			parts = append(parts, fmt.Sprintf("%d %s", c.n, c.what))
 		}
@@ -211,9 +215,12 @@ func listFiles(inputs []input) ([]source, skips, error) {
 			continue
 		}
 		err := walk(in, list.add, func(why string) {
-			if why == "empty" {
+			switch why {
+			case "empty":
 				skipped.Empty++
-			} else {
+			case "of the kernel":
+				skipped.Kernel++
+			default:
 				skipped.Unreadable++
 			}
 		})
@@ -224,10 +231,32 @@ func listFiles(inputs []input) ([]source, skips, error) {
 	return list.files, skipped, nil
 }
 
+// kernelTypes are file systems whose files are made as they are read: what size they
+// have says nothing. Source: statfs(2).
+var kernelTypes = []int64{
+	unix.SYSFS_MAGIC, unix.PROC_SUPER_MAGIC, unix.DEBUGFS_MAGIC, unix.TRACEFS_MAGIC, unix.SECURITYFS_MAGIC, unix.CGROUP_SUPER_MAGIC,
+	unix.CGROUP2_SUPER_MAGIC, unix.BPF_FS_MAGIC, unix.PSTOREFS_MAGIC, unix.EFIVARFS_MAGIC, unix.SELINUX_MAGIC, unix.DEVPTS_SUPER_MAGIC,
+}
+
+// ofKernel says whether a file is the kernel's and no data. It asks once for each file
+// system, which seen remembers.
+func ofKernel(path string, st fs.FileInfo, seen map[uint64]bool) bool {
+	dev := st.Sys().(*syscall.Stat_t).Dev
+	is, ok := seen[dev]
+	if !ok {
+		var fsys unix.Statfs_t
+		is = unix.Statfs(path, &fsys) == nil && slices.Contains(kernelTypes, int64(fsys.Type))
+		seen[dev] = is
+	}
+	return is
+}
+
 // walk calls take for every file of a folder that may be text, in the order of
 // their names. Hidden files and folders are left out; links to files are followed,
-// links to folders are not, for they may lead in a circle.
+// links to folders are not, for they may lead in a circle. Files of the kernel's, as in
+// /sys, are left out.
 func walk(in input, take func(source) error, skip func(why string)) error {
+	seen := map[uint64]bool{}
 	return filepath.WalkDir(in.Path, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			if path == in.Path {
@@ -257,6 +286,9 @@ func walk(in input, take func(source) error, skip func(why string)) error {
 			skip("unreadable")
 			return nil
 		case !st.Mode().IsRegular():
+			return nil
+		case ofKernel(path, st, seen):
+			skip("of the kernel")
 			return nil
 		case st.Size() == 0:
 			skip("empty")

@@ -124,6 +124,35 @@ func TestFolderIsReadAsText(t *testing.T) {
 	}
 }
 
+// A link to a file that the kernel makes as it is read does not end the job: its size
+// says nothing.
+func TestKernelFiles(t *testing.T) {
+	const made = "/sys/kernel/mm/transparent_hugepage/enabled" // of 4096 bytes, it says
+	if st, err := os.Stat(made); err != nil || st.Size() == 0 {
+		t.Skip("no such file in /sys")
+	}
+	dir := t.TempDir()
+	write(t, dir, "a", "some text\n")
+	for name, to := range map[string]string{"b": made, "c": "/proc/self/status"} {
+		if err := os.Symlink(to, filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tokens, _ := load(t, 2, byteTokens{}, t.TempDir(), dir)
+	if got := texts(byteTokens{}, tokens); !slices.Equal(got, []string{"some text\n"}) {
+		t.Errorf("documents %q", got)
+	}
+	_, skipped, err := listFiles([]input{{dir, true, inFolder}})
+	if err != nil || skipped.String() != "2 of the kernel" {
+		t.Errorf("skipped: %v, %v", skipped, err)
+	}
+	for _, path := range []string{made, "/proc/self/status", filepath.Join(dir, "b")} {
+		if _, err := resolveData([]string{path}); !errors.As(err, new(inputError)) || !strings.Contains(err.Error(), "copy it first") {
+			t.Errorf("%s by name: %v", path, err)
+		}
+	}
+}
+
 func TestNamedFilesAreTakenAsTheyAre(t *testing.T) {
 	dir, cache := t.TempDir(), t.TempDir()
 	bin := write(t, dir, "x.bin", "\x01\xff\x00\x02")
