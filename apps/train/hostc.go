@@ -33,9 +33,8 @@ func cEncoderBackward(dwte, dwpe, dout []float32, p plan, t, c, positions int, a
 	C.train_encoder_backward(floats(dwte), floats(dwpe), floats(dout), ints(p.order), ints(p.parts), long(p.count), long(len(p.order)), long(t), long(c), long(positions), truth(acc), long(lo), long(hi))
 }
 
-// res, y and ybias are nil where there is nothing to add.
-func cLayerNormForward(res, out, mean, rstd, x, y, ybias, weight, bias []float32, c, lo, hi int) {
-	C.train_layernorm_forward(floats(res), floats(out), floats(mean), floats(rstd), floats(x), floats(y), floats(ybias), floats(weight), floats(bias), long(c), long(lo), long(hi))
+func cLayerNormForward(out, mean, rstd, x, weight, bias []float32, c, lo, hi int) {
+	C.train_layernorm_forward(floats(out), floats(mean), floats(rstd), floats(x), floats(weight), floats(bias), long(c), long(lo), long(hi))
 }
 
 func cLayerNormBackwardInput(dx, dout, x, weight, mean, rstd []float32, c int, add bool, lo, hi int) {
@@ -46,20 +45,8 @@ func cLayerNormBackwardParams(dweight, dbias, dout, x, mean, rstd []float32, n, 
 	C.train_layernorm_backward_params(floats(dweight), floats(dbias), floats(dout), floats(x), floats(mean), floats(rstd), long(n), long(c), truth(acc), long(lo), long(hi))
 }
 
-func cBiasForward(y, bias []float32, c, lo, hi int) {
-	C.train_bias_forward(floats(y), floats(bias), long(c), long(lo), long(hi))
-}
-
 func cBiasBackward(dbias, dy []float32, n, c int, acc bool, lo, hi int) {
 	C.train_bias_backward(floats(dbias), floats(dy), long(n), long(c), truth(acc), long(lo), long(hi))
-}
-
-func cBiasGeluForward(out, x, bias []float32, c, lo, hi int) {
-	C.train_bias_gelu_forward(floats(out), floats(x), floats(bias), long(c), long(lo), long(hi))
-}
-
-func cGeluBackward(d, x []float32, lo, hi int) {
-	C.train_gelu_backward(floats(d), floats(x), long(lo), long(hi))
 }
 
 // The result is whether there was memory for it.

@@ -77,17 +77,10 @@ CLONES void train_encoder_backward(float *dwte, float *dwpe, const float *dout, 
 
 // --- LayerNorm ---
 
-CLONES void train_layernorm_forward(float *res, float *out, float *mean, float *rstd, const float *x,
-                                    const float *y, const float *ybias, const float *weight, const float *bias,
-                                    long c, long lo, long hi) {
+CLONES void train_layernorm_forward(float *out, float *mean, float *rstd, const float *x, const float *weight,
+                                    const float *bias, long c, long lo, long hi) {
     for (long i = lo; i < hi; i++) {
         const float *r = x + i * c;
-        if (y) {
-            float *restrict s = res + i * c;
-            const float *yi = y + i * c;
-            for (long j = 0; j < c; j++) s[j] = r[j] + (yi[j] + ybias[j]);
-            r = s;
-        }
         float sum = 0, var = 0;
 #pragma omp simd reduction(+ : sum)
         for (long j = 0; j < c; j++) sum += r[j];
@@ -155,14 +148,7 @@ CLONES void train_layernorm_backward_params(float *dweight, float *dbias, const 
     }
 }
 
-// --- bias and GELU ---
-
-CLONES void train_bias_forward(float *y, const float *bias, long c, long lo, long hi) {
-    for (long i = lo; i < hi; i++) {
-        float *restrict o = y + i * c;
-        for (long j = 0; j < c; j++) o[j] += bias[j];
-    }
-}
+// --- sums over rows ---
 
 CLONES void train_bias_backward(float *dbias, const float *dy, long n, long c, int accumulate, long lo, long hi) {
     for (long s = lo; s < hi; s += STRIP) {
@@ -177,32 +163,6 @@ CLONES void train_bias_backward(float *dbias, const float *dy, long n, long c, i
             }
             for (long j = 0; j < w; j++) db[j] += a[j];
         }
-    }
-}
-
-// gelu(x) = x·(1 + tanh(u))/2 = x/(1 + e^-2u) with u = √(2/π)·(x + 0.044715x³):
-// one exponential, and nothing cancels for large -x.
-#define GELU_2K 1.5957691216f // 2√(2/π)
-#define GELU_A 0.044715f
-
-CLONES void train_bias_gelu_forward(float *out, float *x, const float *bias, long c, long lo, long hi) {
-    for (long i = lo; i < hi; i++) {
-        float *restrict xi = x + i * c, *restrict o = out + i * c;
-        for (long j = 0; j < c; j++) {
-            float v = xi[j] + bias[j];
-            xi[j] = v;
-            o[j] = v / (1.0f + exp_(-GELU_2K * (v + GELU_A * v * v * v)));
-        }
-    }
-}
-
-CLONES void train_gelu_backward(float *d, const float *x, long lo, long hi) {
-    float *restrict o = d;
-    for (long i = lo; i < hi; i++) {
-        float v = x[i], q = v * v;
-        float e = exp_(-GELU_2K * (v + GELU_A * q * v));
-        float s = 1.0f / (1.0f + e);
-        o[i] *= s + v * s * (e * s) * (GELU_2K * (1.0f + 3.0f * GELU_A * q)); // e·s is 1-s
     }
 }
 

@@ -236,10 +236,7 @@ template <int N> SPMD_FN void group_sums(float (&v)[N], float (&sums)[MOST_THREA
         for (int i = 0; i < N; i++) v[i] += sums[g.warp + w][i];
 }
 
-// With RESIDUAL the row is res = x + y + ybias, as activations hold it, else x.
-template <bool RESIDUAL>
-SPMD_FN void layernorm_forward_tiles(act *res, act *out, float *mean, float *rstd, const act *x, const act *y, const float *ybias,
-                                     const float *weight, const float *bias, int n, int c) {
+SPMD_FN void layernorm_forward_tiles(act *out, float *mean, float *rstd, const act *x, const float *weight, const float *bias, int n, int c) {
     enum { ROWS = 2 };
     __shared__ __align__(16) float sums[2][MOST_THREADS / 32][ROWS];
     group g = group_of(c);
@@ -252,15 +249,7 @@ SPMD_FN void layernorm_forward_tiles(act *res, act *out, float *mean, float *rst
         for (int r = 0; r < ROWS; r++) {
             s[r] = 0;
             if (mine && i0 + r < n) {
-                long long at = (i0 + r) * c + j;
-                load8(v[r], x + at);
-                if (RESIDUAL) {
-                    float a[8], yb[8];
-                    load8(a, y + at);
-                    load8(yb, ybias + j);
-                    for (int k = 0; k < 8; k++) v[r][k] += a[k] + yb[k];
-                    store_rounded(res + at, v[r]);
-                }
+                load8(v[r], x + (i0 + r) * c + j);
                 for (int k = 0; k < 8; k++) s[r] += v[r][k];
             }
         }
@@ -290,21 +279,11 @@ SPMD_FN void layernorm_forward_tiles(act *res, act *out, float *mean, float *rst
 }
 
 // layernorm_forward_rows is for rows of any length: a block has one at a time.
-template <bool RESIDUAL>
-SPMD_FN void layernorm_forward_rows(act *res, act *out, float *mean, float *rstd, const act *x, const act *y, const float *ybias,
-                                    const float *weight, const float *bias, int n, int c) {
+SPMD_FN void layernorm_forward_rows(act *out, float *mean, float *rstd, const act *x, const float *weight, const float *bias, int n, int c) {
     for (long long i = blockIdx.x; i < n; i += gridDim.x) {
         const act *row = x + i * c;
         float sum = 0, squares = 0;
-        for (int j = threadIdx.x; j < c; j += blockDim.x) {
-            float v = to_float(row[j]);
-            if (RESIDUAL) {
-                v = rounded(v + (to_float(y[i * c + j]) + ybias[j]));
-                res[i * c + j] = from_float<act>(v);
-            }
-            sum += v;
-        }
-        if (RESIDUAL) row = res + i * c; // of which a thread reads what it has written
+        for (int j = threadIdx.x; j < c; j += blockDim.x) sum += to_float(row[j]);
         float mu = block_sum(sum) / c;
         for (int j = threadIdx.x; j < c; j += blockDim.x) squares += (to_float(row[j]) - mu) * (to_float(row[j]) - mu);
         float inv = inverse_root(block_sum(squares) / c + 1e-5f);
@@ -315,15 +294,8 @@ SPMD_FN void layernorm_forward_rows(act *res, act *out, float *mean, float *rstd
 
 extern "C" __global__ void __launch_bounds__(MOST_THREADS, 4)
     layernorm_forward(act *out, float *mean, float *rstd, const act *x, const float *weight, const float *bias, int n, int c) {
-    if (in_tiles(c)) layernorm_forward_tiles<false>(0, out, mean, rstd, x, 0, 0, weight, bias, n, c);
-    else layernorm_forward_rows<false>(0, out, mean, rstd, x, 0, 0, weight, bias, n, c);
-}
-
-extern "C" __global__ void __launch_bounds__(MOST_THREADS, 4)
-    residual_layernorm_forward(act *res, act *out, float *mean, float *rstd, const act *x, const act *y, const float *ybias,
-                               const float *weight, const float *bias, int n, int c) {
-    if (in_tiles(c)) layernorm_forward_tiles<true>(res, out, mean, rstd, x, y, ybias, weight, bias, n, c);
-    else layernorm_forward_rows<true>(res, out, mean, rstd, x, y, ybias, weight, bias, n, c);
+    if (in_tiles(c)) layernorm_forward_tiles(out, mean, rstd, x, weight, bias, n, c);
+    else layernorm_forward_rows(out, mean, rstd, x, weight, bias, n, c);
 }
 
 // packed8 is 8 activations as they lie in memory.
@@ -443,110 +415,10 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, 2)
     });
 }
 
-// --- sums over rows ---
+// --- sums ---
 
-// Block (x, y) of the grid adds up columns 32·V·x on of the y-th part of the rows of dy(n,c), into
-// partial(gridDim.y,c). The last block of these columns to arrive adds the parts, in order.
-template <int V>
-SPMD_FN void bias_backward_of(float *dbias, float *partial, unsigned *arrived, const act *dy, int n, int c, int accumulate) {
-    enum { WARPS = 8, DEEP = 8 };
-    __shared__ __align__(16) float sums[WARPS][32 * V];
-    int thread = threadIdx.x, at = thread % 32 * V, first = blockIdx.x * 32 * V;
-    int rows = (n + gridDim.y - 1) / gridDim.y;
-    long long lo = (long long)rows * blockIdx.y, hi = min(lo + rows, (long long)n);
-    float s[V] = {0};
-    if (first + at < c) {
-        for (long long i = lo + thread / 32; i < hi; i += WARPS * DEEP) {
-            float v[DEEP][V] = {0};
-#pragma unroll
-            for (int r = 0; r < DEEP; r++)
-                if (i + WARPS * r < hi) load(v[r], dy + (i + WARPS * r) * c + first + at);
-#pragma unroll
-            for (int r = 0; r < DEEP; r++)
-                for (int k = 0; k < V; k++) s[k] += v[r][k];
-        }
-    }
-    store(&sums[thread / 32][at], s);
-    __syncthreads();
-    int column = first + thread;
-    bool mine = thread < 32 * V && column < c;
-    if (mine) {
-        float sum = 0;
-        for (int r = 0; r < WARPS; r++) sum += sums[r][thread];
-        partial[(long long)blockIdx.y * c + column] = sum;
-    }
-    if (!last_of(arrived + blockIdx.x, gridDim.y) || !mine) return;
-    float sum = add_rows(partial + column, gridDim.y, c);
-    dbias[column] = accumulate ? dbias[column] + sum : sum;
-}
-
-extern "C" __global__ void __launch_bounds__(256)
-    bias_backward(float *dbias, float *partial, unsigned *arrived, const act *dy, int n, int c, int accumulate) {
-    if (c % 8 == 0) bias_backward_of<8>(dbias, partial, arrived, dy, n, c, accumulate);
-    else bias_backward_of<1>(dbias, partial, arrived, dy, n, c, accumulate);
-}
-
-// --- bias and GELU ---
-
-template <int V> SPMD_FN void bias_forward_of(act *y, const float *bias, int n, int c) {
-    FOR_ROWS(i, n) {
-        FOR_COLUMNS(j, c) {
-            float v[V], b[V];
-            load(v, y + i * c + j);
-            load(b, bias + j);
-            for (int k = 0; k < V; k++) v[k] += b[k];
-            store(y + i * c + j, v);
-        }
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(256) bias_forward(act *y, const float *bias, int n, int c) {
-    if (c % 8 == 0) bias_forward_of<8>(y, bias, n, c);
-    else bias_forward_of<1>(y, bias, n, c);
-}
-
-// gelu_exp is e^-2u of gelu(x) = x·(1 + tanh(u))/2 = x/(1 + e^-2u), u = √(2/π)·(x + 0.044715x³),
-// kept finite.
-#define GELU_2K 1.5957691216f // 2√(2/π)
-#define GELU_A 0.044715f
-SPMD_FN float gelu_exp(float x) { return expf(min(-GELU_2K * (x + GELU_A * x * x * x), 80.0f)); }
-
-// The GELU is that of x as it is stored: backward sees no other.
-template <int V> SPMD_FN void bias_gelu_forward_of(act *out, act *x, const float *bias, int n, int c) {
-    FOR_ROWS(i, n) {
-        FOR_COLUMNS(j, c) {
-            float v[V], b[V];
-            load(v, x + i * c + j);
-            load(b, bias + j);
-            for (int k = 0; k < V; k++) v[k] = rounded(v[k] + b[k]);
-            store(x + i * c + j, v);
-            for (int k = 0; k < V; k++) v[k] = v[k] / (1.0f + gelu_exp(v[k]));
-            store(out + i * c + j, v);
-        }
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(256) bias_gelu_forward(act *out, act *x, const float *bias, int n, int c) {
-    if (c % 8 == 0) bias_gelu_forward_of<8>(out, x, bias, n, c);
-    else bias_gelu_forward_of<1>(out, x, bias, n, c);
-}
-
-template <int V> SPMD_FN void gelu_backward_of(act *d, const act *x, long long n) {
-    for (long long i = grid_index() * V; i < n; i += grid_size() * V) {
-        float g[V], v[V];
-        load(g, d + i);
-        load(v, x + i);
-        for (int k = 0; k < V; k++) {
-            float e = gelu_exp(v[k]), s = 1.0f / (1.0f + e);
-            g[k] *= s + v[k] * s * (e * s) * (GELU_2K * (1.0f + 3.0f * GELU_A * v[k] * v[k])); // e·s is 1-s
-        }
-        store(d + i, g);
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(256) gelu_backward(act *d, const act *x, long long n) {
-    if (n % 8 == 0) gelu_backward_of<8>(d, x, n);
-    else gelu_backward_of<1>(d, x, n);
+extern "C" __global__ void __launch_bounds__(256) add_to(float *dst, const float *src, int n) {
+    for (long long i = grid_index(); i < n; i += grid_size()) dst[i] += src[i];
 }
 
 // --- attention ---

@@ -152,9 +152,6 @@ func blocks(x, y, z int) spmd.Grid {
 // warpRows is a grid of a warp for each of n rows.
 func warpRows(n int) spmd.Grid { return blocks((n+7)/8, 1, 1) }
 
-// Sums over rows go in up to sumParts parts of at least 64 rows.
-const sumParts = 128
-
 // The backward pass of a LayerNorm goes in up to normParts blocks, two for each
 // multiprocessor of an H100 or H200. Each leaves sums of three kinds for each column;
 // so do its sets of sumSet blocks.
@@ -186,15 +183,6 @@ func chunksOf(c int) int {
 		return (c + 255) / 256
 	}
 	return (c + 31) / 32
-}
-
-// columnSums is a grid for sums over n rows of c columns.
-func columnSums(c, n int) spmd.Grid {
-	width := 32 // columns of a block
-	if c%8 == 0 {
-		width *= 8
-	}
-	return blocks((c+width-1)/width, min(sumParts, (n+63)/64), 1)
 }
 
 // launch puts one of the two on the stream.
@@ -270,7 +258,7 @@ var layerNormForwardKernel = newKernel("layernorm_forward", func(a *hostArgs) er
 	n, c := a.I32(6), a.I32(7)
 	out, mean, rstd, x, weight, bias := a.out(0, n*c), a.f32(1), a.f32(2), a.in(3, n*c), a.f32(4), a.f32(5)
 	host.Parallel(n, rowGrain(c), func(lo, hi int) {
-		cLayerNormForward(nil, out, mean, rstd, x, nil, nil, weight, bias, c, lo, hi)
+		cLayerNormForward(out, mean, rstd, x, weight, bias, c, lo, hi)
 	})
 	return nil
 })
@@ -280,23 +268,6 @@ var layerNormForwardKernel = newKernel("layernorm_forward", func(a *hostArgs) er
 func (e *enqueue[A]) layerNormForward(out spmd.Buffer[A], mean, rstd spmd.Buffer[float32], x spmd.Buffer[A], p *norm) {
 	e.launch(layerNormForwardKernel, tileGrid(e.n, e.m.Cfg.Channels, 2, 528), out.Arg(), mean.Arg(), rstd.Arg(), x.Arg(), p.w.Arg(), p.b.Arg(),
 		spmd.I32(e.n), spmd.I32(e.m.Cfg.Channels))
-}
-
-var residualLayerNormForwardKernel = newKernel("residual_layernorm_forward", func(a *hostArgs) error {
-	n, c := a.I32(9), a.I32(10)
-	res, out, mean, rstd := a.out(0, n*c), a.out(1, n*c), a.f32(2), a.f32(3)
-	x, y, ybias, weight, bias := a.in(4, n*c), a.in(5, n*c), a.f32(6), a.f32(7), a.f32(8)
-	host.Parallel(n, rowGrain(c), func(lo, hi int) {
-		cLayerNormForward(res, out, mean, rstd, x, y, ybias, weight, bias, c, lo, hi)
-	})
-	return nil
-})
-
-// residualLayerNormForward enqueues res(n,c) = x + y + ybias and the LayerNorm of
-// res into out.
-func (e *enqueue[A]) residualLayerNormForward(res, out spmd.Buffer[A], mean, rstd spmd.Buffer[float32], x, y spmd.Buffer[A], ybias spmd.Buffer[float32], p *norm) {
-	e.launch(residualLayerNormForwardKernel, tileGrid(e.n, e.m.Cfg.Channels, 2, 528), res.Arg(), out.Arg(), mean.Arg(), rstd.Arg(),
-		x.Arg(), y.Arg(), ybias.Arg(), p.w.Arg(), p.b.Arg(), spmd.I32(e.n), spmd.I32(e.m.Cfg.Channels))
 }
 
 var layerNormBackwardKernel = newKernel("layernorm_backward", func(a *hostArgs) error {
@@ -332,55 +303,19 @@ func (e *enqueue[A]) layerNormBackward(dx, dout, x spmd.Buffer[A], mean, rstd sp
 		e.m.partial.Arg(), e.m.arrived.Arg(), dout.Arg(), x.Arg(), p.w.Arg(), mean.Arg(), rstd.Arg(), spmd.I32(e.n), spmd.I32(c), flag(add), flag(e.acc))
 }
 
-var biasForwardKernel = newKernel("bias_forward", func(a *hostArgs) error {
-	n, c := a.I32(2), a.I32(3)
-	y, bias := a.inOut(0, n*c), a.f32(1)
-	host.Parallel(n, rowGrain(c), func(lo, hi int) { cBiasForward(y, bias, c, lo, hi) })
+var addToKernel = spmd.NewKernel("add_to", cudaSource, func(a spmd.Args) error {
+	dst, src := spmd.ArgSlice[float32](a, 0), spmd.ArgSlice[float32](a, 1)
+	for i, v := range src {
+		dst[i] += v
+	}
 	return nil
-})
+}, spmd.Define("ACT", "float"))
 
-// biasForward enqueues y(n,c) += bias(c).
-func (e *enqueue[A]) biasForward(y spmd.Buffer[A], bias spmd.Buffer[float32]) {
-	e.launch(biasForwardKernel, warpRows(e.n), y.Arg(), bias.Arg(), spmd.I32(e.n), spmd.I32(bias.Len()))
-}
-
-var biasBackwardKernel = newKernel("bias_backward", func(a *hostArgs) error {
-	n, c, acc := a.I32(4), a.I32(5), a.flag(6)
-	dbias, dy := a.f32(0), a.in(3, n*c)
-	columns(c, n, func(lo, hi int) { cBiasBackward(dbias, dy, n, c, acc, lo, hi) })
-	return nil
-})
-
-// biasBackward enqueues dbias(c) (+)= the sum of dy(n,c) over its rows.
-func (e *enqueue[A]) biasBackward(dbias spmd.Buffer[float32], dy spmd.Buffer[A]) {
-	c := dbias.Len()
-	e.launch(biasBackwardKernel, columnSums(c, e.n), dbias.Arg(), e.m.partial.Arg(), e.m.arrived.Arg(), dy.Arg(),
-		spmd.I32(e.n), spmd.I32(c), flag(e.acc))
-}
-
-var biasGeluForwardKernel = newKernel("bias_gelu_forward", func(a *hostArgs) error {
-	n, c := a.I32(3), a.I32(4)
-	out, x, bias := a.out(0, n*c), a.inOut(1, n*c), a.f32(2)
-	host.Parallel(n, rowGrain(c), func(lo, hi int) { cBiasGeluForward(out, x, bias, c, lo, hi) })
-	return nil
-})
-
-// biasGeluForward enqueues x(n,c) += bias(c) and out = gelu(x), by GPT-2's tanh
-// formula.
-func (e *enqueue[A]) biasGeluForward(out, x spmd.Buffer[A], bias spmd.Buffer[float32]) {
-	e.launch(biasGeluForwardKernel, warpRows(e.n), out.Arg(), x.Arg(), bias.Arg(), spmd.I32(e.n), spmd.I32(bias.Len()))
-}
-
-var geluBackwardKernel = newKernel("gelu_backward", func(a *hostArgs) error {
-	n := a.I64(2)
-	d, x := a.inOut(0, n), a.in(1, n)
-	host.Parallel(n, 1<<14, func(lo, hi int) { cGeluBackward(d, x, lo, hi) })
-	return nil
-})
-
-// geluBackward enqueues d(n,c) *= gelu'(x).
-func (e *enqueue[A]) geluBackward(d, x spmd.Buffer[A], c int) {
-	e.launch(geluBackwardKernel, spmd.Cover1D((e.n*c+7)/8, 256), d.Arg(), x.Arg(), spmd.I64(e.n*c))
+// addTo enqueues dst += src.
+func (e *enqueue[A]) addTo(dst, src spmd.Buffer[float32]) {
+	if e.err == nil {
+		e.err = addToKernel.Launch(e.s, spmd.Cover1D(src.Len(), 256), dst.Arg(), src.Arg(), spmd.I32(src.Len()))
+	}
 }
 
 // headGrain is how many heads of an attention are worth a goroutine.

@@ -15,11 +15,9 @@ void train_encoder_forward(float *out, const int32_t *tokens, const float *wte, 
 void train_encoder_backward(float *dwte, float *dwpe, const float *dout, const int32_t *order, const int32_t *parts,
                             long count, long n, long t, long c, long positions, int accumulate, long lo, long hi);
 
-// res = x + y + ybias where y is given, then
-// out = (res - mean)·rstd·weight + bias, rows [lo, hi) of width c.
-void train_layernorm_forward(float *res, float *out, float *mean, float *rstd, const float *x,
-                             const float *y, const float *ybias, const float *weight, const float *bias,
-                             long c, long lo, long hi);
+// out = (x - mean)·rstd·weight + bias, rows [lo, hi) of width c.
+void train_layernorm_forward(float *out, float *mean, float *rstd, const float *x, const float *weight,
+                             const float *bias, long c, long lo, long hi);
 // dx (+)= the gradient through the normalisation, rows [lo, hi).
 void train_layernorm_backward_input(float *dx, const float *dout, const float *x, const float *weight,
                                     const float *mean, const float *rstd, long c, int add, long lo, long hi);
@@ -28,14 +26,8 @@ void train_layernorm_backward_params(float *dweight, float *dbias, const float *
                                      const float *mean, const float *rstd, long n, long c, int accumulate,
                                      long lo, long hi);
 
-// y(n,c) += bias, rows [lo, hi).
-void train_bias_forward(float *y, const float *bias, long c, long lo, long hi);
 // dbias (+)= the sum of dy(n,c) over its rows, columns [lo, hi).
 void train_bias_backward(float *dbias, const float *dy, long n, long c, int accumulate, long lo, long hi);
-// x(n,c) += bias; out = gelu(x); rows [lo, hi).
-void train_bias_gelu_forward(float *out, float *x, const float *bias, long c, long lo, long hi);
-// d *= gelu'(x), elements [lo, hi).
-void train_gelu_backward(float *d, const float *x, long lo, long hi);
 
 // Causal attention of heads [lo, hi) of the b·nh there are; qkv is (b,t,3,nh,hs), out (b,t,nh,hs),
 // lse (b,nh,t). Not 0 when there is no memory.

@@ -100,6 +100,7 @@ type Model[A Act] struct {
 	dwide            spmd.Buffer[A]       // (N,4C): gradient inside the MLP, and of qkv; in the memory of logits
 	delta            spmd.Buffer[float32] // (B,NH,T): attention backward's row sums
 	scratch          spmd.Buffer[A]       // of logits and dwide
+	sums             spmd.Buffer[float32] // (4C): sums over rows, to be added to a gradient
 	partial          spmd.Buffer[float32] // parts of sums over rows, on a GPU
 	arrived          spmd.Buffer[uint32]  // of how many parts there are, between two sums 0
 }
@@ -165,7 +166,8 @@ func (m *Model[A]) takeAll() {
 	take(sp, max(min(N, headRows)*Vp, 4*N*C), &m.scratch)
 	take(sp, Vp, &m.next)
 	take(sp, N*cfg.Heads, &m.delta)
-	take(sp, max(sumParts*4*C, normRows*3*C, splitRows(N)*C), &m.partial)
+	take(sp, 4*C, &m.sums)
+	take(sp, max(normRows*3*C, splitRows(N)*C), &m.partial)
 	take(sp, max((4*C+31)/32, normRows, mostSplits(N)*chunksOf(C)), &m.arrived)
 	take(sp, 2, &m.Totals)
 }
@@ -302,21 +304,19 @@ func (e *enqueue[A]) forward(in spmd.Buffer[int32]) {
 	for l := range m.act {
 		a, p := &m.act[l], &m.par.layers[l]
 		e.linear(a.qkv, a.ln1, &p.qkv)
-		e.biasForward(a.qkv, p.qkv.b)
 		e.attentionForward(a.att, a.lse, a.qkv)
-		e.linear(m.tmp, a.att, &p.proj)
-		e.residualLayerNormForward(a.res2, a.ln2, a.mean2, a.rstd2, x, m.tmp, p.proj.b, &p.ln2)
-		e.linear(a.fc, a.ln2, &p.fc)
-		e.biasGeluForward(a.gelu, a.fc, p.fc.b)
-		e.linear(m.tmp, a.gelu, &p.proj2)
+		e.linearResidual(a.res2, a.att, &p.proj, x)
+		e.layerNormForward(a.ln2, a.mean2, a.rstd2, a.res2, &p.ln2)
+		e.linearGELU(a.gelu, a.fc, a.ln2, &p.fc)
+		e.linearResidual(a.res3, a.gelu, &p.proj2, a.res2)
+		x = a.res3
 		// The LayerNorm that reads this layer's output is the next layer's first.
 		out, mean, rstd, ln := m.lnf, m.lnfMean, m.lnfRstd, &m.par.lnf
 		if l+1 < len(m.act) {
 			o := &m.act[l+1]
 			out, mean, rstd, ln = o.ln1, o.mean1, o.rstd1, &m.par.layers[l+1].ln1
 		}
-		e.residualLayerNormForward(a.res3, out, mean, rstd, a.res2, m.tmp, p.proj2.b, ln)
-		x = a.res3
+		e.layerNormForward(out, mean, rstd, x, ln)
 	}
 }
 
@@ -365,10 +365,8 @@ func (e *enqueue[A]) backward(batch Batch, ready func(int) error) {
 			x, below = m.act[l-1].res3, m.par.layers[l-1].proj2.db
 		}
 		e.weightGrad(m.dres, a.gelu, &p.proj2)
-		e.inputGrad(m.dwide, m.dres, &p.proj2)
-		e.geluBackward(m.dwide, a.fc, p.fc.out)
-		e.biasBackward(p.fc.db, m.dwide)
-		e.weightGrad(m.dwide, a.ln2, &p.fc)
+		e.inputGradGELU(m.dwide, m.dres, &p.proj2, a.fc)
+		e.weightBiasGrad(m.dwide, a.ln2, &p.fc)
 		e.inputGrad(m.tmp, m.dwide, &p.fc)
 		e.layerNormBackward(m.dres, m.tmp, a.res2, a.mean2, a.rstd2, &p.ln2, p.proj.db, true)
 		done()
@@ -376,8 +374,7 @@ func (e *enqueue[A]) backward(batch Batch, ready func(int) error) {
 		e.weightGrad(m.dres, a.att, &p.proj)
 		e.inputGrad(m.tmp, m.dres, &p.proj)
 		e.attentionBackward(m.dwide, m.delta, m.tmp, a.att, a.lse, a.qkv)
-		e.biasBackward(p.qkv.db, m.dwide)
-		e.weightGrad(m.dwide, a.ln1, &p.qkv)
+		e.weightBiasGrad(m.dwide, a.ln1, &p.qkv)
 		e.inputGrad(m.tmp, m.dwide, &p.qkv)
 		e.layerNormBackward(m.dres, m.tmp, x, a.mean1, a.rstd1, &p.ln1, below, true)
 		done()
@@ -386,9 +383,25 @@ func (e *enqueue[A]) backward(batch Batch, ready func(int) error) {
 	done()
 }
 
-// linear enqueues y(n,out) = x(n,in)·wᵀ, without the bias.
+// linear enqueues y(n,out) = x(n,in)·wᵀ + b.
 func (e *enqueue[A]) linear(y, x spmd.Buffer[A], p *linear[A]) {
-	gemm(e, y, e.n, p.out, x, e.n, p.in, p.w, p.out, p.in, spmd.GemmOpt{TransB: true})
+	e.product(y, x, p, spmd.GemmOpt{Bias: argOf(p.bias)})
+}
+
+// linearResidual enqueues y(n,out) = x(n,in)·wᵀ + b + res(n,out).
+func (e *enqueue[A]) linearResidual(y, x spmd.Buffer[A], p *linear[A], res spmd.Buffer[A]) {
+	e.product(y, x, p, spmd.GemmOpt{Bias: argOf(p.bias), Residual: res.Arg()})
+}
+
+// linearGELU enqueues pre(n,out) = x(n,in)·wᵀ + b and y = gelu(pre), by GPT-2's tanh formula.
+func (e *enqueue[A]) linearGELU(y, pre, x spmd.Buffer[A], p *linear[A]) {
+	e.product(y, x, p, spmd.GemmOpt{Bias: argOf(p.bias), GELU: pre.Arg()})
+}
+
+// product enqueues y(n,out) = x(n,in)·wᵀ, with an epilogue.
+func (e *enqueue[A]) product(y, x spmd.Buffer[A], p *linear[A], o spmd.GemmOpt) {
+	o.TransB = true
+	gemm(e, y, e.n, p.out, x, e.n, p.in, p.w, p.out, p.in, o)
 }
 
 // inputGrad enqueues dx(n,in) = dy(n,out)·w.
@@ -396,9 +409,34 @@ func (e *enqueue[A]) inputGrad(dx, dy spmd.Buffer[A], p *linear[A]) {
 	gemm(e, dx, e.n, p.in, dy, e.n, p.out, p.w, p.out, p.in, spmd.GemmOpt{})
 }
 
+// inputGradGELU enqueues dpre(n,in) = dy(n,out)·w·gelu'(pre(n,in)).
+func (e *enqueue[A]) inputGradGELU(dpre, dy spmd.Buffer[A], p *linear[A], pre spmd.Buffer[A]) {
+	gemm(e, dpre, e.n, p.in, dy, e.n, p.out, p.w, p.out, p.in, spmd.GemmOpt{DGELU: pre.Arg()})
+}
+
 // weightGrad enqueues dw(out,in) (+)= dy(n,out)ᵀ·x(n,in).
 func (e *enqueue[A]) weightGrad(dy, x spmd.Buffer[A], p *linear[A]) {
 	gemm(e, p.dw, p.out, p.in, dy, e.n, p.out, x, e.n, p.in, spmd.GemmOpt{TransA: true, Accumulate: e.acc})
+}
+
+// weightBiasGrad enqueues what weightGrad does, and db(out) (+)= the sum of dy over its rows.
+func (e *enqueue[A]) weightBiasGrad(dy, x spmd.Buffer[A], p *linear[A]) {
+	sums := p.db
+	if e.acc {
+		sums = e.m.sums.Slice(0, p.out) // a product replaces them
+	}
+	gemm(e, p.dw, p.out, p.in, dy, e.n, p.out, x, e.n, p.in, spmd.GemmOpt{TransA: true, Accumulate: e.acc, RowSums: sums.Arg()})
+	if e.acc {
+		e.addTo(p.db, sums)
+	}
+}
+
+// argOf is a buffer as an operand of Gemm, none where it is empty.
+func argOf[T spmd.Elem](b spmd.Buffer[T]) spmd.Arg {
+	if b.Len() == 0 {
+		return spmd.Arg{}
+	}
+	return b.Arg()
 }
 
 // gemm enqueues a product of the first rows of buffers: c(cr,cc) from a(ar,ac) and b(br,bc).

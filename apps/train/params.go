@@ -88,7 +88,7 @@ type State struct {
 	Grads   spmd.Buffer[float32]   // their gradients, in the same places
 	Totals  spmd.Buffer[float64]   // (2): Loss, and a number of the program's own: one all-reduce sums both over the ranks
 	Loss    spmd.Buffer[float64]   // (1): sum over the micro-batches of scale times the tokens' losses
-	half    spmd.Buffer[spmd.BF16] // Weights rounded, for the products of bfloat16 activations; else empty
+	half    spmd.Buffer[spmd.BF16] // Weights rounded, for the products of bfloat16 activations and their biases; else empty
 	w       *spmd.World            // where the buffers are
 	space   space                  // of the buffers
 }
@@ -172,6 +172,7 @@ type linear[A Act] struct {
 	w       spmd.Buffer[A]       // (out,in), as products take it
 	dw      spmd.Buffer[float32] // (out,in)
 	b, db   spmd.Buffer[float32] // (out); empty for the head, which adds none
+	bias    spmd.Buffer[A]       // b, as products add it
 }
 
 // embedding is a table of rows that are looked up, and its gradient.
@@ -219,7 +220,9 @@ func bind[A Act](s *State, mats spmd.Buffer[A]) *weights[A] {
 	}
 	linearOf := func(name string) linear[A] {
 		l := matrix(name)
+		p := byName[name+".bias"]
 		l.b, l.db = get(name + ".bias")
+		l.bias = mats.Slice(p.Off, p.Off+p.Len)
 		return l
 	}
 	w := &weights[A]{lnf: normOf("ln_f"), head: matrix("wte")}
