@@ -80,14 +80,7 @@ struct board {
     uint64_t rounds[MEETINGS], barrier, news;
     uint64_t heard; // broadcasts, by all ranks, as far as this one knows
     MPI_Comm comm;
-    MPI_Win win;
 };
-
-static int free_board(struct board *b) {
-    int rc = MPI_Win_free(&b->win);
-    free(b);
-    return rc;
-}
 
 // share_cores sets *out, the same on all ranks, to whether they are more than the cores that they may use. Collective.
 static int share_cores(MPI_Comm node, int size, int *out) {
@@ -106,63 +99,42 @@ static uint64_t ring_bytes(int size) {
     return bytes;
 }
 
-// open_mail empties the rings to this rank.
-static void open_mail(struct board *b) {
-    uint64_t bytes = ring_bytes(b->size);
-    b->most = bytes / RECORDS - sizeof(struct record);
-    for (int r = 0; r < b->size; r++) {
-        struct taken *in = (struct taken *)(b->desks[b->rank] + 1), *out = (struct taken *)(b->desks[r] + 1);
-        b->in[r] = (struct box){.ring = (char *)(in + b->size) + r * bytes, .taken = &in[r].units, .size = bytes / UNIT};
-        b->out[r] = (struct box){.ring = (char *)(out + b->size) + b->rank * bytes, .taken = &out[b->rank].units, .size = bytes / UNIT};
-        in[r].units = 0;
-        ((struct record *)b->in[r].ring)->there = 0;
-    }
+// board_bytes is the memory of a rank: whole pages, so that it is near the core that first writes it.
+static int64_t board_bytes(int size) {
+    const int64_t page = 4096;
+    return (int64_t)(sizeof(struct desk) + size * (sizeof(struct taken) + ring_bytes(size)) + page - 1) / page * page;
 }
 
-// make_board sets *out to a board for c, or to NULL where the ranks are not all on one node, or too many: that depends on
-// whether they share cores, since there a message costs a wait for the core, and everybody's reading of everybody's part
-// does not. Collective.
-static int make_board(MPI_Comm c, int rank, int size, struct board **out) {
-    *out = NULL;
+// has_board sets *out to whether there is a board for c, and *shared to whether its ranks share cores. There is none where
+// they are not all on one node, or too many: that depends on whether they share cores, since there a message costs a wait
+// for the core, and everybody's reading of everybody's part does not. Collective.
+static int has_board(MPI_Comm c, int rank, int size, int *out, int *shared) {
+    *out = *shared = 0;
     if (size < 2 || size > BOARD_RANKS) return MPI_SUCCESS;
     MPI_Comm node;
     int rc, together;
     if ((rc = split_shared(c, rank, &node)) != MPI_SUCCESS) return rc;
     if ((rc = MPI_Comm_size(node, &together)) != MPI_SUCCESS) return rc;
-    int shared;
-    if ((rc = share_cores(node, together, &shared)) != MPI_SUCCESS) return rc;
-    if (size > BOARD_OWN_CORES && !shared) return MPI_Comm_free(&node);
+    if ((rc = share_cores(node, together, shared)) != MPI_SUCCESS) return rc;
+    int alone = together == size && (size <= BOARD_OWN_CORES || *shared);
+    if ((rc = MPI_Comm_free(&node)) != MPI_SUCCESS) return rc;
+    return MPI_Allreduce(&alone, out, 1, MPI_INT, MPI_MIN, c);
+}
+
+// make_board returns a board in memory of size times board_bytes, zeros, which the ranks of c share; NULL without memory.
+static struct board *make_board(MPI_Comm c, int rank, int size, int shared, void *memory) {
     struct board *b = malloc(sizeof *b);
-    void *mine;
-    if (b) *b = (struct board){.rank = rank, .size = size, .spins = shared ? 0 : BOARD_SPINS, .comm = c, .win = MPI_WIN_NULL};
-    else rc = MPI_ERR_NO_MEM;
-    // All do the same whatever fails, up to where they agree on it.
-    if (rc == MPI_SUCCESS && together == size)
-        rc = MPI_Win_allocate_shared(sizeof(struct desk) + size * (sizeof(struct taken) + ring_bytes(size)) + LINE, 1, MPI_INFO_NULL, node, &mine, &b->win);
-    for (int r = 0; r < size && rc == MPI_SUCCESS && together == size; r++) {
-        MPI_Aint bytes;
-        int unit;
-        char *at;
-        rc = MPI_Win_shared_query(b->win, r, &bytes, &unit, &at);
-        // Mappings begin at a page in every process, so all round up to the same place.
-        b->desks[r] = (struct desk *)(((uintptr_t)at + LINE - 1) / LINE * LINE);
+    if (!b) return NULL;
+    *b = (struct board){.rank = rank, .size = size, .spins = shared ? 0 : BOARD_SPINS, .comm = c};
+    for (int r = 0; r < size; r++) b->desks[r] = (struct desk *)((char *)memory + r * board_bytes(size));
+    uint64_t bytes = ring_bytes(size);
+    b->most = bytes / RECORDS - sizeof(struct record);
+    for (int r = 0; r < size; r++) {
+        struct taken *in = (struct taken *)(b->desks[rank] + 1), *out = (struct taken *)(b->desks[r] + 1);
+        b->in[r] = (struct box){.ring = (char *)(in + size) + r * bytes, .taken = &in[r].units, .size = bytes / UNIT};
+        b->out[r] = (struct box){.ring = (char *)(out + size) + rank * bytes, .taken = &out[rank].units, .size = bytes / UNIT};
     }
-    int ok = rc == MPI_SUCCESS && together == size;
-    if (ok) {
-        struct desk *mine = b->desks[rank];
-        atomic_store(&mine->barrier, 0);
-        atomic_store(&mine->heard, 0);
-        for (int i = 0; i < MEETINGS; i++) for (int j = 0; j < 2; j++) atomic_store(&mine->parts[i][j].round, 0);
-        for (int i = 0; i < NEWS; i++) atomic_store(&mine->news[i].round, 0);
-        open_mail(b);
-    }
-    int rc2 = MPI_Allreduce(MPI_IN_PLACE, &ok, 1, MPI_INT, MPI_MIN, c);
-    if (rc == MPI_SUCCESS) rc = rc2;
-    if (ok && rc == MPI_SUCCESS) *out = b;
-    else if (b && b->win != MPI_WIN_NULL) (void)free_board(b); // what failed counts
-    else free(b);
-    rc2 = MPI_Comm_free(&node);
-    return rc != MPI_SUCCESS ? rc : rc2;
+    return b;
 }
 
 #define FOLD(T, E) { T *d = dst; const T *p = x, *q = y; for (int i = 0; i < n; i++) { T a = p[i], b = q[i]; d[i] = (T)(E); } return; }

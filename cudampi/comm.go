@@ -1,7 +1,10 @@
 package cudampi
 
 import (
+	"errors"
 	"unsafe"
+
+	"golang.org/x/sys/unix"
 
 	"lockstep/internal/elem"
 )
@@ -26,6 +29,8 @@ type Comm struct {
 	v     ints // counts and displacements of V forms
 	group P2P  // of AllToAllV
 	board board
+
+	boardMem []byte // that the board lies in
 }
 
 func newComm(h handle) (*Comm, error) {
@@ -105,12 +110,8 @@ func (c *Comm) Free() error {
 		return nil
 	}
 	c.live = false
-	if c.board != nil {
-		if err := c.check("MPI_Win_free", sysFreeBoard(c.board)); err != nil {
-			return err
-		}
-	}
-	return c.check("MPI_Comm_free", sysFree(c.h))
+	err := freeBoard(c.board, c.boardMem)
+	return errors.Join(err, c.check("MPI_Comm_free", sysFree(c.h)))
 }
 
 // ShareMemory lets AllReduce, ReduceScatter, AllGather and AllToAll of up to 32 KiB, counted over all parts, Broadcast of up
@@ -119,15 +120,43 @@ func (c *Comm) Free() error {
 // does nothing. MPI costs more. A rank that brings another count, type or operation than the others is then an error on every
 // rank, or in a Broadcast where it differs from the root's.
 //
-// Collective; it blocks. After an error the Comm works as before. Source: mpi.h, MPI_Win_allocate_shared.
+// Collective; it blocks. After an error the Comm works as before. Source: memfd_create(2).
 func (c *Comm) ShareMemory() error {
-	const op = "MPI_Win_allocate_shared"
-	if err := c.usable(op); err != nil || c.board != nil {
+	if err := c.usable("ShareMemory"); err != nil || c.board != nil {
 		return err
 	}
-	b, code := sysMakeBoard(c)
-	c.board = b
-	return c.check(op, code)
+	yes, sharesCores, code := sysHasBoard(c)
+	if code != success || !yes {
+		return c.check("MPI_Comm_split_type", code)
+	}
+	var b board
+	var mem []byte
+	err := c.shareFile(c.size*sysBoardBytes(c.size), &mem)
+	if err == nil {
+		if b = sysMakeBoard(c, sharesCores, unsafe.Pointer(&mem[0])); b == nil {
+			err = c.errorf("ShareMemory", ErrNoMem, "no memory")
+		}
+	}
+	ok, e := c.all(err == nil)
+	if ok && e == nil {
+		c.board, c.boardMem = b, mem
+		return nil
+	}
+	if err == nil && e == nil {
+		err = c.errorf("ShareMemory", ErrOther, "another rank cannot share memory")
+	}
+	return errors.Join(err, e, freeBoard(b, mem))
+}
+
+// freeBoard gives up this rank's view of a board: the memory is there as long as another rank has it.
+func freeBoard(b board, mem []byte) error {
+	if b != nil {
+		sysFreeBoard(b)
+	}
+	if mem == nil {
+		return nil
+	}
+	return unix.Munmap(mem)
 }
 
 // Abort ends the job on every rank, of this Comm and of all others, with the exit status code. It returns only

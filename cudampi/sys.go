@@ -122,16 +122,27 @@ const (
 	newsRounds = C.NEWS
 )
 
-func sysMakeBoard(c *Comm) (b board, code int) {
-	code = int(C.make_board(c.h, C.int(c.rank), C.int(c.size), &b))
-	return
+func sysHasBoard(c *Comm) (yes, sharesCores bool, code int) {
+	var out, shared C.int
+	code = int(C.has_board(c.h, C.int(c.rank), C.int(c.size), &out, &shared))
+	return out != 0, shared != 0, code
+}
+
+func sysBoardBytes(size int) int { return int(C.board_bytes(C.int(size))) }
+
+func sysMakeBoard(c *Comm, sharesCores bool, memory unsafe.Pointer) board {
+	shared := 0
+	if sharesCores {
+		shared = 1
+	}
+	return C.make_board(c.h, C.int(c.rank), C.int(c.size), C.int(shared), memory)
 }
 
 func sysSharesCores(b board) bool { return b.spins == 0 }
 
 func sysBoardBarrier(b board) int { return int(C.board_barrier(b)) }
 
-func sysFreeBoard(b board) int { return int(C.free_board(b)) }
+func sysFreeBoard(b board) { C.free(unsafe.Pointer(b)) }
 
 // met is how a collective on a board went: the code, or the rank that brought something else, and its count; -1 for none.
 type met struct{ code, rank, got int }

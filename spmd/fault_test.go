@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"reflect"
 	"runtime"
@@ -50,6 +51,7 @@ type mishap struct {
 	args   []string
 	before func()                                                      // on the victim, before it is a rank
 	double string                                                      // source of a library that goes before MPI's, on all ranks
+	shm    string                                                      // size of a /dev/shm of the job's own, as mount(8) takes it; needs root
 	run    func(ctx context.Context, w *spmd.World, victim bool) error // then all ranks wait for each other
 	steps  []step
 
@@ -92,6 +94,8 @@ func table() []mishap {
 		{name: "killed before MPI starts", within: soon, before: die, cause: "noticed that process rank {rank} with PID", want: []string{"on node {host} exited on signal 9"}},
 		{name: "killed at start", within: soon, before: func() { when("cudampi.Start(", die) }, cause: "noticed that process rank {rank} with PID", want: []string{"on node {host} exited on signal 9"}},
 
+		// 6 MiB for each communicator, if it came from there.
+		{name: "a small /dev/shm", ranks: 8, within: soon, shm: "8m", args: []string{"--rows", "8"}, before: happens, cause: "collectives=mpi-host", clean: true},
 		{name: "bad flags on many ranks", ranks: 64, within: soon, first: true, args: []string{"--colour"}, before: happens, cause: "app: unknown flag: --colour"},
 		{name: "another flag on one rank", gpu: true, within: atOnce, before: func() { happens(); os.Args = append(os.Args, "--seed", "7") },
 			cause: "app: the ranks were started differently: --seed is 42 on ", want: []string{", 7 on rank {rank}\n"}},
@@ -604,6 +608,9 @@ func TestFaults(t *testing.T) {
 					spmdtest.HostOnly(t, "GPUs have faults of their own")
 				}
 				spmdtest.Ranks(t, rows[i].size())
+				if rows[i].shm != "" && exec.Command("unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/dev/shm").Run() != nil {
+					t.Skip("no mount is allowed here")
+				}
 				for range runs {
 					took, out, err := rows[i].happen(t)
 					tallies[i].runs++
@@ -649,6 +656,12 @@ func (f *mishap) happen(t *testing.T) (took time.Duration, said string, err erro
 		env = append(env, strings.TrimSpace("LD_PRELOAD="+lib+" "+os.Getenv("LD_PRELOAD")), fmt.Sprintf("%s_RANK=%d", faultEnv, f.victim()))
 	}
 	cmd := spmdtest.Command(ctx, t, f.size(), env, f.args...)
+	if f.shm != "" {
+		cmd.Args = append([]string{"unshare", "-m", "sh", "-c", `mount -t tmpfs -o size="$0" tmpfs /dev/shm && exec "$@"`, f.shm, cmd.Path}, cmd.Args[1:]...)
+		if cmd.Path, err = exec.LookPath("unshare"); err != nil {
+			return 0, "", err
+		}
+	}
 	out := &transcript{news: make(chan struct{}, 1)}
 	cmd.Stdout, cmd.Stderr = out, out
 	if err := cmd.Start(); err != nil {
