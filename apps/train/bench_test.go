@@ -182,7 +182,7 @@ func benchKernels[A Act](b *testing.B, x *bench[A]) {
 			e.layerNormBackward(m.dres, m.tmp, a.res2, a.mean2, a.rstd2, &p.ln2, p.proj.db, true)
 		}},
 		{"attention forward", L, 0, 0, func() { e.attentionForward(a.att, a.lse, a.qkv) }},
-		{"attention backward", L, 0, 0, func() { e.attentionBackward(m.dwide, m.delta, m.tmp, a.att, a.lse, a.qkv) }},
+		{"attention backward", L, 0, 0, func() { e.attentionBackward(m.dwide, m.tmp, a.att, a.lse, a.qkv) }},
 		{"classifier", chunks, float64(rows) * Vp * 2 * size, 0, func() { e.classifier(m.losses.Slice(0, rows), logits, targets, 1, true) }},
 		{"loss sum", 1, N * 4, 0, func() { e.lossSum(m.Loss, m.losses, 1) }},
 		{"adamw and norm", 1, params * (8*4 + 2*(4-size)), 0, func() {

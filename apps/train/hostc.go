@@ -49,15 +49,6 @@ func cBiasBackward(dbias, dy []float32, n, c int, acc bool, lo, hi int) {
 	C.train_bias_backward(floats(dbias), floats(dy), long(n), long(c), truth(acc), long(lo), long(hi))
 }
 
-// The result is whether there was memory for it.
-func cAttentionForward(out, lse, qkv []float32, t, nh, hs, lo, hi int) bool {
-	return C.train_attention_forward(floats(out), floats(lse), floats(qkv), long(t), long(nh), long(hs), long(lo), long(hi)) == 0
-}
-
-func cAttentionBackward(dqkv, delta, dout, out, lse, qkv []float32, t, nh, hs, lo, hi int) bool {
-	return C.train_attention_backward(floats(dqkv), floats(delta), floats(dout), floats(out), floats(lse), floats(qkv), long(t), long(nh), long(hs), long(lo), long(hi)) == 0
-}
-
 func cClassifier(losses, logits []float32, targets []int32, v, vp int, scale float32, grad bool, lo, hi int) {
 	C.train_classifier(floats(losses), floats(logits), ints(targets), long(v), long(vp), C.float(scale), truth(grad), long(lo), long(hi))
 }

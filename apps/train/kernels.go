@@ -4,10 +4,10 @@ import (
 	_ "embed"
 	"fmt"
 	"math"
-	"sync/atomic"
 
 	"lockstep/host"
 	"lockstep/spmd"
+	"lockstep/spmd/attention"
 )
 
 // The kernels of the model. Beside each stands the one function that launches it,
@@ -318,58 +318,27 @@ func (e *enqueue[A]) addTo(dst, src spmd.Buffer[float32]) {
 	}
 }
 
-// headGrain is how many heads of an attention are worth a goroutine.
-func headGrain(t, hs int) int { return max(1, 1<<18/(t*t*hs)) }
-
-// attend runs fn on ranges of the b·nh heads, and says when one had no memory.
-func attend(b, t, nh, hs int, fn func(lo, hi int) bool) error {
-	var failed atomic.Bool
-	host.Parallel(b*nh, headGrain(t, hs), func(lo, hi int) {
-		if !fn(lo, hi) {
-			failed.Store(true)
-		}
-	})
-	if failed.Load() {
-		return fmt.Errorf("attention: no memory for the scores of %d tokens", t)
+// attention is what computes that of the micro-batch.
+func (e *enqueue[A]) attention() (a *attention.Attention[A]) {
+	if e.err == nil {
+		a, e.err = e.m.att.For(e.b, e.t)
 	}
-	return nil
+	return a
 }
-
-// attentionGrid is a grid of blocks for heads, tiles of 64 tokens, twice in the
-// backward pass, and 64 channels of a head.
-func attentionGrid(heads, t, hs, times int) spmd.Grid {
-	return blocks(heads, times*((t+63)/64), (hs+63)/64)
-}
-
-var attentionForwardKernel = newKernel("attention_forward", func(a *hostArgs) error {
-	b, t, nh, hs := a.I32(3), a.I32(4), a.I32(5), a.I32(6)
-	out, lse, qkv := a.out(0, b*t*nh*hs), a.f32(1), a.in(2, 3*b*t*nh*hs)
-	return attend(b, t, nh, hs, func(lo, hi int) bool { return cAttentionForward(out, lse, qkv, t, nh, hs, lo, hi) })
-})
 
 // attentionForward enqueues the causal attention of qkv(b,t,3,nh,hs) into
 // out(b,t,nh,hs), keeping the logarithms of the softmax's denominators, lse(b,nh,t).
 func (e *enqueue[A]) attentionForward(out spmd.Buffer[A], lse spmd.Buffer[float32], qkv spmd.Buffer[A]) {
-	nh, hs := e.m.Cfg.Heads, e.m.Cfg.Channels/e.m.Cfg.Heads
-	e.launch(attentionForwardKernel, attentionGrid(e.b*nh, e.t, hs, 1), out.Arg(), lse.Arg(), qkv.Arg(),
-		spmd.I32(e.b), spmd.I32(e.t), spmd.I32(nh), spmd.I32(hs))
+	if a := e.attention(); e.err == nil {
+		e.err = a.Forward(e.s, out, lse, qkv)
+	}
 }
 
-var attentionBackwardKernel = newKernel("attention_backward", func(a *hostArgs) error {
-	b, t, nh, hs := a.I32(6), a.I32(7), a.I32(8), a.I32(9)
-	n := b * t * nh * hs
-	dqkv, delta, dout, out, lse, qkv := a.out(0, 3*n), a.f32(1), a.in(2, n), a.in(3, n), a.f32(4), a.in(5, 3*n)
-	return attend(b, t, nh, hs, func(lo, hi int) bool {
-		return cAttentionBackward(dqkv, delta, dout, out, lse, qkv, t, nh, hs, lo, hi)
-	})
-})
-
-// attentionBackward enqueues dqkv from dout and what attentionForward kept; the
-// probabilities are computed again. delta(b,nh,t) is scratch.
-func (e *enqueue[A]) attentionBackward(dqkv spmd.Buffer[A], delta spmd.Buffer[float32], dout, out spmd.Buffer[A], lse spmd.Buffer[float32], qkv spmd.Buffer[A]) {
-	nh, hs := e.m.Cfg.Heads, e.m.Cfg.Channels/e.m.Cfg.Heads
-	e.launch(attentionBackwardKernel, attentionGrid(e.b*nh, e.t, hs, 2), dqkv.Arg(), delta.Arg(), dout.Arg(), out.Arg(), lse.Arg(), qkv.Arg(),
-		spmd.I32(e.b), spmd.I32(e.t), spmd.I32(nh), spmd.I32(hs))
+// attentionBackward enqueues dqkv from dout and what attentionForward kept.
+func (e *enqueue[A]) attentionBackward(dqkv, dout, out spmd.Buffer[A], lse spmd.Buffer[float32], qkv spmd.Buffer[A]) {
+	if a := e.attention(); e.err == nil {
+		e.err = a.Backward(e.s, dqkv, dout, out, lse, qkv)
+	}
 }
 
 var classifierKernel = newKernel("classifier", func(a *hostArgs) error {

@@ -29,13 +29,6 @@ void train_layernorm_backward_params(float *dweight, float *dbias, const float *
 // dbias (+)= the sum of dy(n,c) over its rows, columns [lo, hi).
 void train_bias_backward(float *dbias, const float *dy, long n, long c, int accumulate, long lo, long hi);
 
-// Causal attention of heads [lo, hi) of the b·nh there are; qkv is (b,t,3,nh,hs), out (b,t,nh,hs),
-// lse (b,nh,t). Not 0 when there is no memory.
-int train_attention_forward(float *out, float *lse, const float *qkv, long t, long nh, long hs, long lo, long hi);
-// dqkv from dout; delta (b,nh,t) receives the row sums of dout·out.
-int train_attention_backward(float *dqkv, float *delta, const float *dout, const float *out, const float *lse,
-                             const float *qkv, long t, long nh, long hs, long lo, long hi);
-
 // losses = cross-entropy of rows [lo, hi) of logits(n,vp), of which v columns count.
 // With grad, logits become their gradient times scale, and 0 beyond v.
 void train_classifier(float *losses, float *logits, const int32_t *targets, long v, long vp,

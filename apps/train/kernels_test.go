@@ -16,15 +16,6 @@ func randomFloats(n int, scale float64, seed uint64) []float32 {
 	return x
 }
 
-// rows64 is x, rows of c, as the reference takes them.
-func rows64(x []float32, c int) [][]float64 {
-	r := refRows(len(x)/c, c)
-	for i, v := range x {
-		r[i/c][i%c] = float64(v)
-	}
-	return r
-}
-
 // near fails unless |got - want| <= rel·|want| + abs everywhere.
 func near(t *testing.T, name string, got []float32, want []float64, rel, abs float64) {
 	t.Helper()
@@ -84,44 +75,9 @@ func TestClassifier(t *testing.T) {
 	}
 }
 
-// Lengths around the blocks of queries and the tiles, heads around the vectors,
-// and scores whose exponentials overflow float32.
-func TestAttention(t *testing.T) {
-	for _, tc := range []struct {
-		t, nh, hs int
-		scale     float64
-	}{{1, 1, 1, 1}, {5, 2, 3, 1}, {31, 1, 16, 1}, {32, 3, 8, 1}, {33, 1, 64, 1}, {97, 2, 20, 1}, {130, 1, 80, 1}, {40, 2, 16, 6}} {
-		const b = 2
-		c := tc.nh * tc.hs
-		qkv := randomFloats(b*tc.t*3*c, tc.scale, 1)
-		dout := randomFloats(b*tc.t*c, 1, 2)
-		m := &refModel{heads: tc.nh, channels: c}
-		var out, dqkv []float64
-		for i := range b {
-			q := rows64(qkv[i*tc.t*3*c:][:tc.t*3*c], 3*c)
-			o, p := m.attention(q)
-			out = append(out, flat(o)...)
-			dqkv = append(dqkv, flat(m.attentionBack(rows64(dout[i*tc.t*c:][:tc.t*c], c), q, p))...)
-		}
-		got, lse := make([]float32, len(out)), make([]float32, b*tc.nh*tc.t)
-		back, delta := slices.Repeat([]float32{float32(math.NaN())}, len(dqkv)), make([]float32, len(lse))
-		if !cAttentionForward(got, lse, qkv, tc.t, tc.nh, tc.hs, 0, b*tc.nh) {
-			t.Fatal("no memory")
-		}
-		// The rounding of a score is that of its size, which grows with scale².
-		tol := 2e-6 * tc.scale * tc.scale
-		near(t, "out", got, out, tol, tol)
-		if !cAttentionBackward(back, delta, dout, got, lse, qkv, tc.t, tc.nh, tc.hs, 0, b*tc.nh) {
-			t.Fatal("no memory")
-		}
-		tol *= 10 * tc.scale // sums over up to 130 queries
-		near(t, "dqkv", back, dqkv, tol, tol)
-	}
-}
-
 // A value must not depend on how the work is split over threads.
 func TestSplits(t *testing.T) {
-	const n, c, tt, nh, vp = 12, 100, 6, 2, 128
+	const n, c, tt, vp = 12, 100, 6, 128
 	w, bias := randomFloats(c, 1, 1), randomFloats(c, 1, 2)
 	x, d := randomFloats(n*c, 1, 3), randomFloats(n*c, 1, 4)
 	mean, rstd := randomFloats(n, 1, 5), randomFloats(n, 1, 6)
@@ -129,7 +85,6 @@ func TestSplits(t *testing.T) {
 	list := make([]int32, sortedLen(n, 4))
 	new(sorter).sort(list, tokens, 4)
 	rows := planOf(list, n, 4)
-	qkv, lse, att := randomFloats(3*n*c, 1, 7), randomFloats(n*nh, 1, 8), randomFloats(n*c, 1, 9)
 	logits := randomFloats(n*vp, 1, 10)
 	table := randomFloats(n*c, 1, 11)
 	arena := randomFloats(5*arenaAlign, 1, 12)
@@ -154,12 +109,6 @@ func TestSplits(t *testing.T) {
 			cLayerNormBackwardParams(o[0], o[1], d, x, mean, rstd, n, c, true, lo, hi)
 		}},
 		{"bias backward", c, []int{c}, func(o [][]float32, lo, hi int) { cBiasBackward(o[0], d, n, c, false, lo, hi) }},
-		{"attention forward", n / tt * nh, []int{n * c, n * nh}, func(o [][]float32, lo, hi int) {
-			cAttentionForward(o[0], o[1], qkv, tt, nh, c/nh, lo, hi)
-		}},
-		{"attention backward", n / tt * nh, []int{3 * n * c, n * nh}, func(o [][]float32, lo, hi int) {
-			cAttentionBackward(o[0], o[1], d, att, lse, qkv, tt, nh, c/nh, lo, hi)
-		}},
 		{"classifier", n, []int{n, n * vp}, func(o [][]float32, lo, hi int) {
 			copy(o[1][lo*vp:hi*vp], logits[lo*vp:hi*vp])
 			cClassifier(o[0], o[1], tokens, 100, vp, 1, true, lo, hi)

@@ -197,7 +197,6 @@ func testLaunches[A Act](t *testing.T, w *spmd.World) {
 			l.embeddings()
 			l.layerNorm()
 			l.biasGrad()
-			l.attention()
 			l.loss()
 		}
 		if err := m.Close(); err != nil {
@@ -303,43 +302,6 @@ func (l *launches[A]) biasGrad() {
 	}
 	check(l, "weight gradient", dw, added(w, dwv, e.acc), 1e-5, 1e-4)
 	check(l, "bias gradient", db, added(b, dbv, e.acc), 1e-5, 1e-4)
-}
-
-func (l *launches[A]) attention() {
-	e, cfg := l.e, l.e.m.Cfg
-	n, C, t := e.n, cfg.Channels, e.t
-	qkv, qv := l.acts(3*n*C, 1)
-	dout, dv := l.acts(n*C, 1)
-	m := &refModel{heads: cfg.Heads, channels: C}
-	var ov, gv, lv []float64
-	for i := range e.b {
-		q := rowsOf(qv[i*t*3*C:][:t*3*C], 3*C)
-		o, p := m.attention(q)
-		ov = append(ov, flat(o)...)
-		gv = append(gv, flat(m.attentionBack(rowsOf(dv[i*t*C:][:t*C], C), q, p))...)
-		for h := range cfg.Heads { // the denominator is e to the score of key 0 over its probability
-			hs := C / cfg.Heads
-			for j := range t {
-				dot := 0.0
-				for c := range hs {
-					dot += q[j][h*hs+c] * q[0][C+h*hs+c]
-				}
-				lv = append(lv, dot/math.Sqrt(float64(hs))-math.Log(p[h][j][0]))
-			}
-		}
-	}
-	out, lse := fresh[A](l.T, l.w, n*C), fresh[float32](l.T, l.w, n*cfg.Heads)
-	e.attentionForward(out, lse, qkv)
-	dqkv, delta := fresh[A](l.T, l.w, 3*n*C), fresh[float32](l.T, l.w, n*cfg.Heads)
-	e.attentionBackward(dqkv, delta, dout, out, lse, qkv)
-	rel := 1e-4
-	if isHalf[A]() {
-		rel = 1e-2 // out, of which backward takes the products with dout, is rounded
-	}
-	// The scores' scale is 1, their sums' √channels.
-	check(l, "lse", lse, lv, 1e-5, 1e-5)
-	check(l, "attention forward", out, ov, 1e-5, 1e-5)
-	check(l, "attention backward", dqkv, gv, rel, rel*math.Sqrt(float64(C)))
 }
 
 func (l *launches[A]) loss() {

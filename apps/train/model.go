@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"lockstep/spmd"
+	"lockstep/spmd/attention"
 )
 
 // Config is the shape of a GPT-2-style decoder.
@@ -87,7 +88,9 @@ func (c Config) FlopsPerToken(t int) float64 {
 // statistics of LayerNorm and attention, biases and losses stay float32.
 type Model[A Act] struct {
 	State
-	rows int // N: most tokens of a micro-batch
+	rows int             // N: most tokens of a micro-batch
+	most attention.Shape // of a micro-batch
+	att  *attention.Attention[A]
 	par  *weights[A]
 	act  []layerActs[A] // of each layer
 
@@ -98,7 +101,6 @@ type Model[A Act] struct {
 	losses           spmd.Buffer[float32] // (N)
 	tmp, dres        spmd.Buffer[A]       // (N,C): output of a product; gradient of the residual stream
 	dwide            spmd.Buffer[A]       // (N,4C): gradient inside the MLP, and of qkv; in the memory of logits
-	delta            spmd.Buffer[float32] // (B,NH,T): attention backward's row sums
 	scratch          spmd.Buffer[A]       // of logits and dwide
 	sums             spmd.Buffer[float32] // (4C): sums over rows, to be added to a gradient
 	partial          spmd.Buffer[float32] // parts of sums over rows, on a GPU
@@ -119,6 +121,7 @@ type layerActs[A Act] struct {
 
 // NewModel allocates a model for micro-batches of up to maxBatch sequences of
 // maxSeq tokens. The weights are zero: call Init, or fill Weights and call Refresh.
+// Collective over w: all ranks compute attention the same way.
 func NewModel[A Act](w *spmd.World, cfg Config, maxBatch, maxSeq int) (*Model[A], error) {
 	m, err := shapeOf[A](w, cfg, maxBatch, maxSeq)
 	if err != nil {
@@ -141,7 +144,8 @@ func shapeOf[A Act](w *spmd.World, cfg Config, maxBatch, maxSeq int) (*Model[A],
 	if maxBatch > math.MaxInt32/maxSeq {
 		return nil, fmt.Errorf("model: micro-batches of %d sequences of %d tokens are too large", maxBatch, maxSeq)
 	}
-	return &Model[A]{State: State{Cfg: cfg, w: w, space: space{w: w}}, rows: maxBatch * maxSeq, act: make([]layerActs[A], cfg.Layers)}, nil
+	return &Model[A]{State: State{Cfg: cfg, w: w, space: space{w: w}}, rows: maxBatch * maxSeq,
+		most: attention.Shape{Batch: maxBatch, Tokens: maxSeq, Heads: cfg.Heads, Size: cfg.Channels / cfg.Heads}, act: make([]layerActs[A], cfg.Layers)}, nil
 }
 
 // takeAll takes, or counts, all memory of the model.
@@ -165,18 +169,26 @@ func (m *Model[A]) takeAll() {
 	take(sp, N, &m.lnfMean, &m.lnfRstd, &m.losses)
 	take(sp, max(min(N, headRows)*Vp, 4*N*C), &m.scratch)
 	take(sp, Vp, &m.next)
-	take(sp, N*cfg.Heads, &m.delta)
 	take(sp, 4*C, &m.sums)
 	take(sp, max(normRows*3*C, splitRows(N)*C), &m.partial)
 	take(sp, max((4*C+31)/32, normRows, mostSplits(N)*chunksOf(C)), &m.arrived)
 	take(sp, 2, &m.Totals)
 }
 
+// attentionOptions have equal inputs give equal bits.
+var attentionOptions = attention.Options{Deterministic: true}
+
 func (m *Model[A]) alloc() error {
 	m.takeAll()
 	if m.space.err != nil {
 		return m.space.err
 	}
+	att, err := attention.New[A](m.w, m.most, attentionOptions)
+	if err != nil {
+		return err
+	}
+	m.att = att
+	m.space.frees = append(m.space.frees, att.Close)
 	m.Loss = m.Totals.Slice(0, 1)
 	m.logits, m.dwide = m.scratch, m.scratch // never needed at once
 	mats, same := any(m.Weights).(spmd.Buffer[A])
@@ -188,6 +200,9 @@ func (m *Model[A]) alloc() error {
 	// would reach the norm.
 	return errors.Join(m.Weights.Fill(0), m.Grads.Fill(0), m.half.Fill(0), m.Totals.Fill(0), m.arrived.Fill(0))
 }
+
+// Attention returns how attention is computed, and why so.
+func (m *Model[A]) Attention() (path, why string) { return m.att.Path(), m.att.Why() }
 
 // memoryNeeded is how many bytes of the device a model and its optimizer take,
 // nothing rounded up by the allocator and without what libraries need for themselves.
@@ -207,7 +222,7 @@ func bytesOf[A Act](cfg Config, batch, seq int) (int, error) {
 	_, _, n := layout(cfg)
 	o := &AdamW{}
 	o.takeAll(n)
-	return m.space.bytes + o.space.bytes, nil
+	return m.space.bytes + o.space.bytes + attention.Workspace[A](m.most, attentionOptions), nil
 }
 
 // Batch is a micro-batch on the device: B sequences of T tokens, each from 0 to
@@ -373,7 +388,7 @@ func (e *enqueue[A]) backward(batch Batch, ready func(int) error) {
 
 		e.weightGrad(m.dres, a.att, &p.proj)
 		e.inputGrad(m.tmp, m.dres, &p.proj)
-		e.attentionBackward(m.dwide, m.delta, m.tmp, a.att, a.lse, a.qkv)
+		e.attentionBackward(m.dwide, m.tmp, a.att, a.lse, a.qkv)
 		e.weightBiasGrad(m.dwide, a.ln1, &p.qkv)
 		e.inputGrad(m.tmp, m.dwide, &p.qkv)
 		e.layerNormBackward(m.dres, m.tmp, x, a.mean1, a.rstd1, &p.ln1, below, true)

@@ -61,6 +61,7 @@ type passes interface {
 	ForwardBackward(s *spmd.Stream, batch Batch, scale float32, first bool, ready func(group int) error) error
 	Evaluate(s *spmd.Stream, batch Batch, scale float32, first bool) error
 	Logits(s *spmd.Stream, tokens spmd.Buffer[int32]) (spmd.Buffer[float32], error)
+	Attention() (path, why string)
 }
 
 // newModel makes a Model with bfloat16 or float32 activations.
