@@ -57,8 +57,9 @@ test-gpu: deps
 	done
 	./test-gpu.sh
 
-# Each row of docs/faults.md LOCKSTEP_FAULTS times, two at a time; and ten times as
-# often a program that saves checkpoints, killed at a random moment and started again.
+# Each row of docs/faults.md LOCKSTEP_FAULTS times, two at a time; ten times as often a
+# program that saves checkpoints, killed at a random moment and started again; and five
+# times as often a run that saves after every step, a rank of it stopped or killed.
 LOCKSTEP_FAULTS ?= 20
 test-faults: deps
 	@status=0; \
@@ -68,6 +69,7 @@ test-faults: deps
 	faults spmd $(LOCKSTEP_FAULTS) '^TestFaults$$'; \
 	faults spmd $$((10 * $(LOCKSTEP_FAULTS))) '^TestCheckpointCrash$$'; \
 	faults apps/train $$((10 * $(LOCKSTEP_FAULTS))) '^TestKilled$$'; \
+	faults apps/train $$((5 * $(LOCKSTEP_FAULTS))) '^TestStruck$$'; \
 	exit $$status
 
 # A two-node Slurm on this machine, with every batch script of launch/slurm.

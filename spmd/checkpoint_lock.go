@@ -450,7 +450,12 @@ func (c *Checkpoints) lockAll() error {
 // tryLock locks the folder for rank 0, whose call it is. Where no lock can be had, as in
 // a folder that cannot be written, the program may still load.
 func (c *Checkpoints) tryLock() error {
-	l, before, err := lockFolder(c.dir)
+	var l *folderLock
+	var before *lockOwner
+	err := onFile("lock of "+c.dir, func() (err error) {
+		l, before, err = lockFolder(c.dir)
+		return err
+	})
 	switch {
 	case errors.As(err, new(*lockBusy)):
 		return err

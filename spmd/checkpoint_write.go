@@ -42,7 +42,7 @@ func (c *Checkpoints) finish(s *saving) error {
 		return err
 	}
 	if c.lock != nil { // a program that Slurm has taken for ended may go on for a while
-		if err := c.lock.check(); err != nil {
+		if err := onFile("look at "+c.lock.path, c.lock.check); err != nil {
 			return err
 		}
 	}
