@@ -23,7 +23,8 @@ type activity struct {
 	n       atomic.Int64
 	flight  *flight // of calls on a GPU, which end later than they are left; nil on the host
 	ledger  ledger
-	peers   []atomic.Uint64 // for each rank the messages to it, and above them those received from it, modulo 1<<32
+	group   atomic.Pointer[group] // that was begun last, until it is used again: see commState.recycle
+	peers   []atomic.Uint64       // for each rank the messages to it, and above them those received from it, modulo 1<<32
 }
 
 // enter notes a call, which came from site, or where that is nil from this stack.
@@ -37,8 +38,11 @@ func (a *activity) enter(c *call, site *ccall.Site) {
 func (a *activity) begin(c *call) (what uint64) {
 	if c.kind >= cmdSend && c.kind <= cmdGroup {
 		a.count(c)
+		if c.kind == cmdGroup {
+			a.group.Store(c.group)
+		}
 	}
-	return a.set(c.what(), c.n)
+	return a.set(c.what(), c.length())
 }
 
 // count counts the messages of a call. Nothing else counts for the same communicator at the same time.
@@ -71,15 +75,25 @@ func (a *activity) exchange(peer int, sent, received uint32) {
 
 // what is what activity keeps of a call, beside its length.
 func (c *call) what() uint64 {
-	w := message(c.kind, c.typ, c.root) | uint64(c.op)<<16
+	w := whatOf(c.kind, c.typ, c.root) | uint64(c.op)<<16
 	if c.everyone() {
 		w |= ofEveryone
 	}
 	return w
 }
 
-// message is what for a call that is no group, and has no operation.
-func message(kind cmdKind, t elem.Type, root int) uint64 {
+// length is the elements of a call, and above them whom a SendRecv receives from.
+func (c *call) length() int {
+	if c.kind == cmdSendRecv {
+		return c.n | c.from<<lengthBits
+	}
+	return c.n
+}
+
+const lengthBits = 45 // more than any length has
+
+// whatOf is what for a call between two ranks.
+func whatOf(kind cmdKind, t elem.Type, root int) uint64 {
 	return uint64(kind) | uint64(t)<<8 | uint64(uint32(root))<<32
 }
 
@@ -104,8 +118,17 @@ const ofEveryone = 1 << 31
 func (a *activity) leave() { a.left.Add(1) }
 
 // last describes the call that was entered last.
-func (a *activity) last() string {
-	return describe(a.what.Load(), a.n.Load())
+func (st *commState) last() string {
+	a := &st.activity
+	what := a.what.Load()
+	if cmdKind(what) == cmdGroup {
+		st.mu.Lock()
+		defer st.mu.Unlock()
+		if g := a.group.Load(); g != nil {
+			return describeGroup(g.cmds)
+		}
+	}
+	return describe(what, a.n.Load())
 }
 
 func describe(what uint64, n int64) string {
@@ -115,7 +138,11 @@ func describe(what uint64, n int64) string {
 
 // callOf is a call as activity keeps it.
 func callOf(what uint64, n int64) call {
-	return call{kind: cmdKind(what), typ: elem.Type(what >> 8), op: elem.Op(uint8(what >> 16)), root: int(int32(what >> 32)), n: int(n)}
+	c := call{kind: cmdKind(what), typ: elem.Type(what >> 8), op: elem.Op(uint8(what >> 16)), root: int(int32(what >> 32)), n: int(n)}
+	if c.kind == cmdSendRecv {
+		c.n, c.from = c.n&(1<<lengthBits-1), c.n>>lengthBits
+	}
+	return c
 }
 
 var kindNames = map[cmdKind]string{
@@ -172,7 +199,9 @@ func (c *call) String() string {
 		s += fmt.Sprintf(" (%v)", c.op)
 	case c.kind.rooted():
 		s += fmt.Sprintf(" (root %d)", c.root)
-	case c.kind == cmdSend, c.kind == cmdSendRecv:
+	case c.kind == cmdSendRecv:
+		s += fmt.Sprintf(" to rank %d, and from rank %d", c.root, c.from)
+	case c.kind == cmdSend:
 		s += fmt.Sprintf(" to rank %d", c.root)
 	case c.kind == cmdRecv:
 		s += fmt.Sprintf(" from rank %d", c.root)
@@ -236,7 +265,7 @@ func (w *World) state() []byte {
 		a := &st.activity
 		c := commReport{ID: st.id, Rank: st.rank, Size: st.size, Entered: a.entered.Load(), Left: a.over(), Calls: a.calls.Load()}
 		if c.Entered > 0 {
-			c.Last, c.Alone = a.last(), a.what.Load()&ofEveryone == 0
+			c.Last, c.Alone = st.last(), a.what.Load()&ofEveryone == 0
 		}
 		switch {
 		case cmdKind(a.what.Load()) > cmdGroup: // of the framework's own

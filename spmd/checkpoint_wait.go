@@ -3,6 +3,7 @@ package spmd
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -45,6 +46,9 @@ func onFile(what string, fn func() error) error {
 	return fn()
 }
 
+// othersFiles is what a step is called that has a limit of its own, awaitPart's.
+const othersFiles = "wait for the files of other ranks in "
+
 // oldestStep is the first step that began after a point in time and has not ended; nil where there is none.
 func oldestStep(after time.Time) *fileStep {
 	fileSteps.mu.Lock()
@@ -80,7 +84,7 @@ func (c *Checkpoints) await(s *saving, result <-chan error) error {
 			return err
 		case <-tick.C:
 		}
-		if step := oldestStep(s.begun); step != nil && time.Since(step.since) > c.cfg.Timeout {
+		if step := oldestStep(s.begun); step != nil && !strings.HasPrefix(step.what, othersFiles) && time.Since(step.since) > c.cfg.Timeout {
 			c.stage = nil // it may be read all the same
 			return fmt.Errorf("%s has not ended in %v", step.what, c.cfg.Timeout)
 		}

@@ -69,7 +69,7 @@ func (c *Checkpoints) awaitParts(s *saving) error {
 	files := s.x.Files
 	left := len(files)
 	for left > 0 {
-		err := onFile("wait for the files of other ranks in "+s.temp, func() (err error) {
+		err := onFile(othersFiles+s.temp, func() (err error) {
 			left, err = c.awaitPart(s, left)
 			return err
 		})
@@ -83,7 +83,7 @@ func (c *Checkpoints) awaitParts(s *saving) error {
 // awaitPart waits until fewer than so many files are missing, and returns how many are.
 func (c *Checkpoints) awaitPart(s *saving, most int) (int, error) {
 	files := s.x.Files
-	end := time.Now().Add(c.cfg.Timeout)
+	end := time.Now().Add(c.cfg.Timeout + c.cfg.Timeout/4) // that rank may say more of it
 	for wait := time.Millisecond; ; wait = min(2*wait, 200*time.Millisecond) {
 		entries, err := os.ReadDir(s.temp)
 		if err != nil {

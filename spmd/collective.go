@@ -194,7 +194,7 @@ func Send[T Elem](c Comm, src Buffer[T], to int) error {
 			return err
 		}
 		c.st.activity.exchange(to, 1, 0)
-		c.st.activity.set(message(cmdSend, elem.Of[T](), to), src.n)
+		c.st.activity.set(whatOf(cmdSend, elem.Of[T](), to), src.n)
 		err := m.Send(src.addr(), src.n, elem.Of[T](), to)
 		c.st.activity.leave()
 		mpiTurns.leave()
@@ -216,7 +216,7 @@ func Recv[T Elem](c Comm, dst Buffer[T], from int) error {
 			return err
 		}
 		c.st.activity.exchange(from, 0, 1)
-		c.st.activity.set(message(cmdRecv, elem.Of[T](), from), dst.n)
+		c.st.activity.set(whatOf(cmdRecv, elem.Of[T](), from), dst.n)
 		err := m.Recv(dst.addr(), dst.n, elem.Of[T](), from)
 		c.st.activity.leave()
 		mpiTurns.leave()

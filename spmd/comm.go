@@ -46,7 +46,8 @@ type commState struct {
 	open     *group // between the start and the end of Group
 	freed    bool
 	mu       sync.Mutex
-	spare    []*group // for reuse
+	spare    []*group       // for reuse
+	sends    map[int]string // with --check the last message to each rank
 }
 
 // Rank returns this process's number in the communicator, from 0; -1 where it is
@@ -320,6 +321,7 @@ func (st *commState) recycle(g *group) {
 	}
 	st.mu.Lock()
 	defer st.mu.Unlock()
+	st.activity.group.CompareAndSwap(g, nil) // who watches reads it under the same lock
 	g.cmds = g.cmds[:0]
 	st.spare = append(st.spare, g)
 }
@@ -372,7 +374,7 @@ func (g *group) run(m *cudampi.Comm) error {
 // costs little more than a call from Go to C: for it the way through do is long.
 func (c Comm) plain(b *block, peer int) *cudampi.Comm {
 	st := c.st
-	if c.s != nil || st == nil || st.open != nil || st.freed || uint(peer) >= uint(st.size) || b == nil || b.w != st.w ||
+	if c.s != nil || st == nil || st.terms != nil || st.open != nil || st.freed || uint(peer) >= uint(st.size) || b == nil || b.w != st.w ||
 		b.freed.Load() || st.w.gpu != nil || st.w.capturing.Load() != 0 {
 		return nil
 	}

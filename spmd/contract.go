@@ -8,7 +8,6 @@ import (
 	"unsafe"
 
 	"lockstep/cudampi"
-	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
 )
 
@@ -17,7 +16,8 @@ import (
 const contractEvery = 64
 
 // ErrContract is what a collective returns on every rank when the ranks called
-// different ones.
+// different ones, and with --check what a Recv returns when the message is another than
+// it expects.
 var ErrContract = errors.New("the ranks called different collectives")
 
 // terms are what all ranks of a collective must bring.
@@ -134,11 +134,14 @@ const (
 
 // checkContract compares the call over the ranks of its communicator before it is
 // made, where --check asks for it, on a communicator for that alone: a rank that calls nothing more must not be met with
-// something else. The caller is in its turn in MPI. Messages and groups, which need not concern all ranks, are not compared.
+// something else. The caller is in its turn in MPI. The collectives of groups are not compared.
 func (c *call) checkContract() error {
 	st := c.comm
-	if st.w.check == checkOff || st.terms == nil || c.kind.pointToPoint() || c.kind == cmdGroup {
+	switch {
+	case st.w.check == checkOff || st.terms == nil:
 		return nil
+	case c.kind.pointToPoint() || c.kind == cmdGroup:
+		return c.checkMessages()
 	}
 	st.compared++
 	if st.w.check == checkSome && (st.compared-1)%contractEvery != 0 {
@@ -153,10 +156,7 @@ func (c *call) checkContract() error {
 	if x[0] == ^x[1] {
 		return nil
 	}
-	site := ccall.At()
-	if c.site != nil {
-		site = c.site.String()
-	}
+	site := c.place()
 	all, err := gatherContracts(st.terms, mine, site)
 	if err != nil {
 		return err

@@ -25,15 +25,16 @@ func (st *commState) pass(op cmdKind, fn func() error) error {
 		return err
 	}
 	defer mpiTurns.leave()
+	if op == cmdEnd { // which is no call of the program: the watch knows without
+		return fn()
+	}
 	c := call{kind: op, comm: st}
 	what := st.activity.begin(&c)
 	defer st.activity.leave()
 	if err := c.checkContract(); err != nil {
 		return err
 	}
-	if op != cmdEnd { // which is no call of the program
-		st.activity.ledger.note(&c, what, nil)
-	}
+	st.activity.ledger.note(&c, what, nil)
 	return fn()
 }
 

@@ -103,7 +103,7 @@ func (x *crossCheck) submit(q *gpuQueue, c *command) error {
 		return err
 	}
 	defer mpiTurns.leave()
-	st.activity.set(what, whole.n)
+	st.activity.set(what, whole.length())
 	defer st.activity.leave()
 	if err := x.compare(st, list); err != nil {
 		return err

@@ -66,7 +66,7 @@ var lateCalls = []struct {
 		return spmd.AllToAllV(c, p.more, p.counts, p.all, p.counts)
 	}},
 	{"a Barrier", "Barrier", func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.Barrier(c) }},
-	{"a Group", "Group", func(_ *spmd.World, c spmd.Comm, p operands) error {
+	{"a Group", "Group of AllReduce of 13 float32 (sum)", func(_ *spmd.World, c spmd.Comm, p operands) error {
 		return c.Group(func() error { return spmd.AllReduce(c, p.one, p.one, spmd.Sum) })
 	}},
 }
@@ -77,9 +77,9 @@ var lateMessages = []struct {
 	call       late
 }{
 	{"a Recv", "is in Recv of 13 float32 from rank 2 {at}, and waits for message 1 from it on \"world\": it has sent 0", func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.Recv(c, p.one, leaver) }},
-	{"a Send", "has sent message 1 to it on \"world\": it has received 0", func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.Send(c, p.one, leaver) }},
-	{"a long Send", "is in Send of 1048576 float32 to rank 2 {at}, and has sent message 1 to it on \"world\": it has received 0", func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.Send(c, p.long, leaver) }},
-	{"a SendRecv", "is in SendRecv of 13 float32 to rank 2 {at}, and waits for message 1 from it on \"world\": it has sent 0", func(_ *spmd.World, c spmd.Comm, p operands) error {
+	{"a Send", "has sent message 1 to it on \"world\"", func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.Send(c, p.one, leaver) }},
+	{"a long Send", "is in Send of 1048576 float32 to rank 2 {at}, and has sent message 1 to it on \"world\"", func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.Send(c, p.long, leaver) }},
+	{"a SendRecv", "is in SendRecv of 13 float32 to rank 2, and from rank 2 {at}, and waits for message 1 from it on \"world\": it has sent 0", func(_ *spmd.World, c spmd.Comm, p operands) error {
 		return spmd.SendRecv(c, p.other, leaver, p.one, leaver)
 	}},
 }

@@ -19,8 +19,6 @@ var doors = []struct {
 	call       func(w *spmd.World, a any) error
 }{
 	{"Split", `call 2 on "world", Split`, nil, func(w *spmd.World, _ any) error { _, err := w.Comm.Split(0, 0); return err }},
-	{"Close of a communicator", "Close of a communicator", func(w *spmd.World) (any, error) { return w.Comm.Split(0, 0) },
-		func(_ *spmd.World, c any) error { return c.(spmd.Comm).Close() }},
 	{"AllocSymmetric", "\nAllocSymmetric at ", nil, func(w *spmd.World, _ any) error { _, err := spmd.AllocSymmetric[int32](w, 5); return err }},
 	{"OpenCheckpoints", "\nOpenCheckpoints at ", nil, func(w *spmd.World, _ any) error { _, err := openCheckpoints(w); return err }},
 	{"Save", "\nSave at ", opened, func(w *spmd.World, c any) error { return c.(*spmd.Checkpoints).Save(1, nil) }},

@@ -78,7 +78,7 @@ func (c *Config) flags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.LogRanks, "log-ranks", "0", "ranks that log: 0, all, or a list such as 0,3,8-11")
 	fs.Uint64Var(&c.Seed, "seed", 42, "seed of everything random")
 	fs.DurationVar(&c.Timeout, "timeout", defaultTimeout, "how long a collective, the start and the end may take; then the job ends and says who is missing where")
-	fs.StringVar(&c.Check, "check", "off", "compare each collective over the ranks before it runs: off, sample (one of 64), on, or both, which also compares the results of NCCL with those of MPI")
+	fs.StringVar(&c.Check, "check", "off", "compare each collective and message over the ranks before it runs: off, sample (one of 64), on, or both, which also compares the results of NCCL with those of MPI")
 	fs.Lookup("check").NoOptDefVal = "on"
 	MayDiffer(fs, "json", "log-level", "log-format", "log-ranks")
 	c.fs = fs

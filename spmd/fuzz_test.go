@@ -102,6 +102,7 @@ func FuzzPulse(f *testing.F) {
 		seen.compare(0, a)
 		seen.compare(1, b)
 		seen.compare(0, b)
+		seen.stuck(0)
 	})
 }
 

@@ -189,7 +189,7 @@ func (a *activity) issue(q *gpuQueue, seq uint64, c *command) {
 		a.ledger.note(&c.call, what, &c.site)
 	}
 	slot := &f.ring[f.next%uint64(len(f.ring))]
-	*slot = flown{what: what, n: int64(c.n), q: q, seq: seq, site: c.site}
+	*slot = flown{what: what, n: int64(c.length()), q: q, seq: seq, site: c.site}
 	f.next++
 	f.first = max(f.first, f.next-min(f.next, uint64(len(f.ring))))
 }

@@ -242,6 +242,13 @@ func (l *library) compare(rank int, told []byte) string {
 	return ""
 }
 
+// stuck says which ranks wait for each other, where one of them is the given rank.
+func (l *library) stuck(rank int) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return circle(l.standing, rank)
+}
+
 // compareLedgers compares the calls and messages of the whole run. Collective over all ranks, which have nothing in flight.
 func (w *World) compareLedgers() error {
 	w.mu.Lock()

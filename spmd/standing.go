@@ -20,6 +20,7 @@ type position struct {
 	In    string      `json:"i,omitempty"` // the call that it is in, with its place
 	Last  string      `json:"l,omitempty"` // of Calls, with its place
 	Alone bool        `json:"a,omitempty"` // In is none of Calls
+	Needs []need      `json:"w,omitempty"` // for what In waits
 	Peers []exchanged `json:"p,omitempty"`
 }
 
@@ -27,6 +28,7 @@ type position struct {
 type exchanged struct {
 	Peer           int
 	Sent, Received uint32
+	Last           string `json:",omitempty"` // of those sent, with --check
 }
 
 // spoken is what the pulses have said of this rank. It belongs to the goroutine that makes them.
@@ -39,25 +41,40 @@ type spoken struct {
 // stand returns where this rank stands, where that is news.
 func (w *World) stand(comms []*commState) *standing {
 	s := &w.spoken
-	steps, inside := uint64(0), false
-	for _, st := range comms {
-		a := &st.activity
-		n := a.entered.Load()
-		steps += n
-		inside = inside || n > a.over()
-	}
+	steps, inside := count(comms)
 	ended := w.ended.Load()
 	switch moved := steps != s.steps; {
-	case ended && !s.ended, inside && !moved && !s.stood && !ended:
-		s.steps, s.stood, s.ended = steps, true, ended
-		return w.positions(comms, ended)
-	case moved && s.stood && !ended:
+	case ended && !s.ended:
+		s.ended = true
+		return w.positions(comms, true)
+	case ended:
+		return nil
+	case inside && !moved && !s.stood:
+		now := w.positions(comms, false)
+		if n, still := count(comms); !still || n != steps {
+			return nil // it has got on meanwhile
+		}
+		s.stood = true
+		return now
+	case moved && s.stood:
 		s.steps, s.stood = steps, false
 		return &standing{}
 	default:
 		s.steps = steps
 		return nil
 	}
+}
+
+// count returns how many calls have begun, and whether one is not over.
+func count(comms []*commState) (steps uint64, inside bool) {
+	for _, st := range comms {
+		a := &st.activity
+		over := a.over() // before what has begun
+		n := a.entered.Load()
+		steps += n
+		inside = inside || n > over
+	}
+	return steps, inside
 }
 
 func (w *World) positions(comms []*commState, ended bool) *standing {
@@ -69,11 +86,11 @@ func (w *World) positions(comms []*commState, ended bool) *standing {
 		a := &st.activity
 		p := position{Comm: st.id, Rank: st.rank, Calls: a.calls.Load(), Last: a.ledger.last()}
 		if a.entered.Load() > a.over() {
-			p.In, p.Alone = st.inside(), a.what.Load()&ofEveryone == 0
+			p.In, p.Alone, p.Needs = st.inside(), a.what.Load()&ofEveryone == 0, st.needs()
 		}
 		for peer := range a.peers {
 			if v := a.peers[peer].Load(); v != 0 {
-				p.Peers = append(p.Peers, exchanged{peer, uint32(v), uint32(v >> 32)})
+				p.Peers = append(p.Peers, exchanged{peer, uint32(v), uint32(v >> 32), st.lastSent(peer)})
 			}
 		}
 		s.Comms = append(s.Comms, p)
@@ -81,9 +98,16 @@ func (w *World) positions(comms []*commState, ended bool) *standing {
 	return s
 }
 
+// lastSent is the last message to a rank, where --check has noted it.
+func (st *commState) lastSent(peer int) string {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	return st.sends[peer]
+}
+
 // inside is the call that this rank is in, with its place.
 func (st *commState) inside() string {
-	what := st.activity.last()
+	what := st.last()
 	if f := st.activity.flight; f != nil {
 		if at := f.lastPlace(); at != "" {
 			return what + " " + at
@@ -143,7 +167,11 @@ func leftAlone(ended int, e *standing, rank int, s *standing) string {
 		case int32(mine.Received-its.Sent) > 0:
 			return fmt.Sprintf("%s waits for message %d from it%s: it has sent %d", head, mine.Received, p.on(), its.Sent)
 		case int32(mine.Sent-its.Received) > 0:
-			return fmt.Sprintf("%s has sent message %d to it%s: it has received %d", head, mine.Sent, p.on(), its.Received)
+			last := mine.Last
+			if last != "" {
+				last = ", " + last
+			}
+			return fmt.Sprintf("%s has sent message %d to it%s%s: it has received %d", head, mine.Sent, p.on(), last, its.Received)
 		}
 	}
 	return ""

@@ -72,6 +72,11 @@ func (w *World) oversee() (*overseer, error) {
 				<-joined
 				o.fail(watch.KindError, exitFailed, fmt.Sprintf("%v: %s", ErrContract, text))
 			}()
+		} else if text := seen.stuck(rank); text != "" {
+			go func() {
+				<-joined
+				o.hang(text)
+			}()
 		}
 	}
 	cfg := watch.Config{Me: watch.Hello{Rank: w.Rank(), Node: w.node, PID: os.Getpid(), Host: host}, Size: w.Size(), State: w.state, Pulse: w.pulse, OnPulse: onPulse, OnEnd: o.onEnd, OnSilent: o.onSilent}
@@ -192,7 +197,7 @@ func (o *overseer) look() {
 					if st == o.w.control.st {
 						where = ""
 					}
-					o.suspect(fmt.Sprintf("%s%s has not ended in %v", st.activity.last(), where, limit),
+					o.suspect(fmt.Sprintf("%s%s has not ended in %v", st.last(), where, limit),
 						func() bool { return st.activity.entered.Load() == entered && st.activity.left.Load() < entered })
 				}
 			}

@@ -1,0 +1,182 @@
+package spmd
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"lockstep/internal/elem"
+)
+
+// On the host a rank is in one call of MPI at a time, and gets no further before that is over. So ranks that wait for each
+// other in a circle, each in a call that needs another step of the next one, will for ever.
+
+// need is that a call waits for a rank of its communicator, which must make another call, send to this rank or receive
+// from it.
+type need struct {
+	Kind needKind `json:"k"`
+	Peer int      `json:"p,omitempty"`
+}
+
+type needKind int
+
+const (
+	needAll  needKind = iota // to make as many calls as this rank has
+	needCall                 // the same, of Peer
+	needSend
+	needRecv
+)
+
+// longMessage is from where on, in bytes, a Send surely waits for its receiver.
+const longMessage = 1 << 20
+
+// needs is what the call waits for that a rank on the host is in; nil where that is not sure.
+func (st *commState) needs() []need {
+	a := &st.activity
+	c := callOf(a.what.Load(), a.n.Load())
+	if st.w.gpu != nil {
+		return nil
+	}
+	switch c.kind {
+	case cmdAllReduce, cmdAllGather, cmdReduceScatter, cmdAllToAll, cmdBarrier:
+		return []need{{Kind: needAll}}
+	case cmdBroadcast, cmdScatter:
+		if c.root != st.rank {
+			return []need{{needCall, c.root}}
+		}
+	case cmdReduce, cmdGather:
+		if c.root == st.rank {
+			return []need{{Kind: needAll}}
+		}
+	case cmdSend, cmdRecv, cmdSendRecv, cmdGroup:
+		return st.messageNeeds()
+	}
+	if c.kind > cmdGroup { // in whose calls the ranks agree
+		return []need{{Kind: needAll}}
+	}
+	return nil
+}
+
+// messageNeeds is needs of a call that is messages.
+func (st *commState) messageNeeds() (list []need) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	a := &st.activity
+	c := callOf(a.what.Load(), a.n.Load())
+	cmds := []call{c}
+	if c.kind == cmdGroup {
+		g := a.group.Load()
+		if g == nil {
+			return nil
+		}
+		cmds = g.cmds
+	}
+	for i := range cmds {
+		m := &cmds[i]
+		if !m.kind.pointToPoint() {
+			return nil
+		}
+		if m.kind != cmdRecv && m.n*m.typ.Size() >= longMessage {
+			list = append(list, need{needRecv, m.root})
+		}
+		switch m.kind {
+		case cmdRecv:
+			list = append(list, need{needSend, m.root})
+		case cmdSendRecv:
+			list = append(list, need{needSend, m.from})
+		}
+	}
+	return list
+}
+
+// circle finds ranks that wait for each other, one after the other from the given one on and back to it, and says how; ""
+// where there are none.
+func circle(all map[int]*standing, from int) string {
+	at := map[int]*position{} // where a rank waits; it has been looked at
+	var path []int
+	var back func(rank int) bool
+	back = func(rank int) bool {
+		if rank == from && len(path) > 0 {
+			return true
+		}
+		if _, seen := at[rank]; seen || all[rank] == nil || all[rank].Ended {
+			return false
+		}
+		at[rank] = nil
+		path = append(path, rank)
+		for i := range all[rank].Comms {
+			at[rank] = &all[rank].Comms[i]
+			if slices.ContainsFunc(at[rank].waitsFor(rank, all), back) {
+				return true
+			}
+		}
+		path = path[:len(path)-1]
+		return false
+	}
+	if !back(from) {
+		return ""
+	}
+	first := slices.Index(path, slices.Min(path))
+	path = append(path[first:], path[:first]...)
+	var parts []string
+	for i, rank := range path {
+		parts = append(parts, fmt.Sprintf("rank %d is in %s and waits for rank %d", rank, at[rank].In, path[(i+1)%len(path)]))
+	}
+	return "the ranks wait for each other: " + strings.Join(parts, "; ")
+}
+
+// waitsFor returns the ranks without whose next step the call of a rank will not be over, by their numbers in the world.
+func (p *position) waitsFor(rank int, all map[int]*standing) (list []int) {
+	if len(p.Needs) == 0 {
+		return nil
+	}
+	for other, s := range all {
+		i := slices.IndexFunc(s.Comms, func(o position) bool { return o.Comm == p.Comm })
+		if other == rank || i < 0 {
+			continue
+		}
+		o := &s.Comms[i]
+		mine, its := p.with(o.Rank), o.with(p.Rank)
+		if slices.ContainsFunc(p.Needs, func(n need) bool {
+			switch {
+			case n.Kind != needAll && n.Peer != o.Rank:
+				return false
+			case n.Kind == needSend:
+				return int32(mine.Received-its.Sent) > 0
+			case n.Kind == needRecv:
+				return int32(mine.Sent-its.Received) > 0
+			default:
+				return p.Calls > o.Calls
+			}
+		}) {
+			list = append(list, other)
+		}
+	}
+	slices.Sort(list)
+	return list
+}
+
+// mostNamed is how many messages of a group a report names.
+const mostNamed = 8
+
+// describeGroup is what a group is made of.
+func describeGroup(cmds []call) string {
+	var parts []string
+	add := func(kind cmdKind, t elem.Type, n, peer int) {
+		parts = append(parts, (&call{kind: kind, typ: t, n: n, root: peer}).String())
+	}
+	for i := range cmds {
+		switch c := &cmds[i]; c.kind {
+		case cmdSendRecv:
+			add(cmdSend, c.typ, c.n, c.root)
+			add(cmdRecv, c.typ, c.rn, c.from)
+		default:
+			parts = append(parts, c.String())
+		}
+	}
+	more := ""
+	if n := len(parts) - mostNamed; n > 0 {
+		parts, more = parts[:mostNamed], fmt.Sprintf(" and %d more", n)
+	}
+	return "Group of " + strings.Join(parts, ", ") + more
+}
