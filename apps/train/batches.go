@@ -33,7 +33,7 @@ type span struct{ at, len int }
 
 // dataset is the tokens, cut in a part to learn from and a part to validate on.
 type dataset struct {
-	file       *tokenFile
+	file       tokenData
 	train, val span
 	seq        int // T, tokens of a sequence
 	global     int // sequences of a step, over all ranks
@@ -42,9 +42,17 @@ type dataset struct {
 }
 
 // newDataset splits the tokens: the last twentieth, at least one global batch, is
-// for validation. Each part must hold a global batch.
-func newDataset(f *tokenFile, seq, globalBatch int, seed uint64) (*dataset, error) {
+// for validation, where there are none for it alone. The part to learn from must hold a
+// global batch.
+func newDataset(f tokenData, seq, globalBatch int, seed uint64) (*dataset, error) {
 	batch := globalBatch*seq + 1 // the last target is one token further
+	if v, ok := f.(withVal); ok {
+		if v.train.len() < batch || v.val.len() < seq+1 {
+			return nil, badInput("--data of %d tokens, --val-data of %d: one batch of %d sequences of %d tokens to learn from needs %d, "+
+				"one sequence to validate on %d", v.train.len(), v.val.len(), globalBatch, seq, uint64(batch), seq+1)
+		}
+		return &dataset{file: f, train: span{0, v.train.len()}, val: span{v.train.len(), v.val.len()}, seq: seq, global: globalBatch, seed: seed}, nil
+	}
 	if f.len()/2 < batch {
 		return nil, badInput("--data: %d tokens are too few: one batch of %d sequences of %d tokens to learn from "+
 			"and one to validate on need %d", f.len(), globalBatch, seq, 2*uint64(batch))

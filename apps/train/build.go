@@ -142,16 +142,16 @@ func (b *builder) list() error {
 		size += b.files[d.file].Size
 	}
 	b.log.Info().Int("files", len(b.docs)).Int64("bytes", size).Stringer("skipped", listed.Skipped).
-		Str("from", b.from()).Int64("ms", time.Since(b.start).Milliseconds()).Msg("data")
+		Str("from", from(b.inputs)).Int64("ms", time.Since(b.start).Milliseconds()).Msg("data")
 	return nil
 }
 
 // from names the inputs for the log.
-func (b *builder) from() string {
-	if n := len(b.inputs); n > 1 {
-		return fmt.Sprintf("%s and %d more", b.inputs[0].Path, n-1)
+func from(inputs []input) string {
+	if n := len(inputs); n > 1 {
+		return fmt.Sprintf("%s and %d more", inputs[0].Path, n-1)
 	}
-	return b.inputs[0].Path
+	return inputs[0].Path
 }
 
 // find returns the path of a good token file, "" if there is none.

@@ -22,7 +22,7 @@ type options struct {
 	audit                          int
 	skipBad                        bool
 	tokens                         string
-	data                           []string
+	data, valData                  []string
 	cache                          string
 	initFrom                       string
 	checkpoint, resume             string
@@ -35,14 +35,15 @@ type options struct {
 	early       bool // run has ended before the last step, as a signal asked for
 
 	// What check makes of the above.
-	inputs  []input
-	weights *hfFolder // to begin with; nil where they are drawn
-	tok     tokenizer
-	cfg     Config
-	adam    AdamConfig
-	rate    Schedule
-	given   func(flag string) bool // whether the command line has the flag
-	json    func() string          // --json, which belongs to the common flags
+	inputs    []input
+	valInputs []input   // empty where validation takes a part of inputs
+	weights   *hfFolder // to begin with; nil where they are drawn
+	tok       tokenizer
+	cfg       Config
+	adam      AdamConfig
+	rate      Schedule
+	given     func(flag string) bool // whether the command line has the flag
+	json      func() string          // --json, which belongs to the common flags
 }
 
 // habits are what a model is usually trained with: GPT-2's sizes at the rates of
@@ -98,7 +99,8 @@ func (o *options) flags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.resume, "resume", o.resume, "auto goes on from the newest checkpoint, if there is one; must insists on one; never begins anew, in a folder without any")
 	fs.IntVar(&o.requeueStatus, "requeue-status", o.requeueStatus, "exit status where SIGTERM or SIGUSR1 has ended the run after a checkpoint")
 	fs.StringVar(&o.tokens, "tokens", o.tokens, "bytes, or gpt2 for GPT-2's byte-pair encoding")
-	fs.StringArrayVar(&o.data, "data", nil, "text to learn from: `FILE`, folder or glob; repeatable (default the Go toolchain's source)")
+	fs.StringArrayVar(&o.data, "data", nil, "text to learn from: `FILE`, folder or glob, or token files of llm.c (.bin); repeatable (default the Go toolchain's source)")
+	fs.StringArrayVar(&o.valData, "val-data", nil, "text or token files to validate on; repeatable (default the last twentieth of --data)")
 	fs.StringVar(&o.cache, "cache", "", "`DIR` for token files (default lockstep/tokens in the user's cache folder)")
 	spmd.MayDiffer(fs, "cache")
 	fs.IntVar(&o.sample, "sample", o.sample, "tokens of text to write at the end; 0 is none")
@@ -176,13 +178,7 @@ func (o *options) check(ranks int) error {
 			return fmt.Errorf("--%s needs --checkpoint", flag)
 		}
 	}
-	if o.tok, err = newTokenizer(o.tokens); err != nil {
-		return err
-	}
-	if o.prompt == "" && len(o.data) == 0 {
-		o.prompt = "\nfunc ("
-	}
-	if o.inputs, err = resolveData(o.data); err != nil {
+	if err := o.checkData(); err != nil {
 		return err
 	}
 	// Sequences longer than GPT-2's add positions; shorter ones leave it its size.
@@ -194,6 +190,44 @@ func (o *options) check(ranks int) error {
 
 // maxNumber is the most that a flag may be; it keeps products of two numbers at or below 2^62.
 const maxNumber = 1 << 31
+
+// checkData finds the data and chooses the tokenizer: token files of llm.c have GPT-2's.
+func (o *options) checkData() error {
+	var bins, valBins bool
+	var err error
+	if o.tok, err = newTokenizer(o.tokens); err != nil {
+		return err
+	}
+	if o.inputs, bins, err = inputsOf(o.data); err != nil {
+		return err
+	}
+	if len(o.valData) > 0 {
+		if o.valInputs, valBins, err = inputsOf(o.valData); err != nil {
+			return aboutVal(err)
+		}
+	}
+	if bins || valBins {
+		if o.tokens != "gpt2" && (o.given("tokens") || o.weights != nil) {
+			return fmt.Errorf("--tokens %s: token files (.bin) hold GPT-2's", o.tokens)
+		}
+		o.tokens = "gpt2"
+	}
+	if o.prompt == "" && len(o.data) == 0 {
+		o.prompt = "\nfunc ("
+	}
+	o.tok, err = newTokenizer(o.tokens)
+	return err
+}
+
+// inputsOf finds data, and says whether it is token files of llm.c.
+func inputsOf(patterns []string) ([]input, bool, error) {
+	inputs, err := resolveData(patterns)
+	if err != nil {
+		return nil, false, err
+	}
+	bins, err := binInputs(inputs)
+	return inputs, bins, err
+}
 
 // checkNumbers refuses numbers that are out of range by themselves.
 func (o *options) checkNumbers() error {

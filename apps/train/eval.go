@@ -39,7 +39,7 @@ type evalRecord struct {
 func openEval(fs *pflag.FlagSet) (func(context.Context, *spmd.World) error, func(int) error) {
 	e := &evaluator{options: options{batch: 4, given: fs.Changed}}
 	fs.StringVar(&e.checkpoint, "checkpoint", "", "`DIR` that the run has saved to; the newest checkpoint counts")
-	fs.StringArrayVar(&e.data, "data", nil, "text to measure on: `FILE`, folder or glob; repeatable (default the Go toolchain's source)")
+	fs.StringArrayVar(&e.data, "data", nil, "text to measure on: `FILE`, folder or glob, or token files of llm.c (.bin); repeatable (default the Go toolchain's source)")
 	fs.StringVar(&e.part, "part", "all", "which of its sequences: all, or those that a run on it learns from (train) or validates on (val)")
 	fs.IntVar(&e.most, "sequences", 0, "sequences to take, spread over the part; 0 takes all")
 	fs.IntVar(&e.batch, "batch", e.batch, "sequences a rank takes at a time")
@@ -63,7 +63,7 @@ func (e *evaluator) check(ranks int) (err error) {
 	if err := checkFolder(e.checkpoint); err != nil {
 		return err
 	}
-	e.inputs, err = resolveData(e.data)
+	e.inputs, _, err = inputsOf(e.data)
 	return err
 }
 
@@ -79,6 +79,9 @@ func (e *evaluator) run(ctx context.Context, w *spmd.World) (err error) {
 	}
 	if err != nil {
 		return spmd.Usage(fmt.Errorf("--checkpoint %s: not a checkpoint of train: %w", e.checkpoint, err))
+	}
+	if isBin(e.inputs[0]) && p.tok.name() != gpt2Name {
+		return spmd.Usage(fmt.Errorf("--data %s: the tokens of GPT-2, and the model's are %s", e.inputs[0].Path, p.tok.name()))
 	}
 	f, err := e.openTokens(w)
 	if err != nil {
@@ -114,7 +117,7 @@ type chosen struct {
 func (c chosen) start(i int) int { return c.at + i*c.of/c.n*c.data.seq }
 
 // sequences chooses among the sequences of the data.
-func (e *evaluator) sequences(f *tokenFile) (c chosen, err error) {
+func (e *evaluator) sequences(f tokenData) (c chosen, err error) {
 	part := span{0, f.len()}
 	c.data = &dataset{file: f, seq: e.seq}
 	if e.part != "all" {

@@ -45,7 +45,7 @@ func (o *options) run(ctx context.Context, w *spmd.World) (err error) {
 		return usage(err)
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	c, err := o.openSaver(w, f.header.key[:])
+	c, err := o.openSaver(w, f.key())
 	if err != nil {
 		return err
 	}
@@ -95,15 +95,19 @@ func usage(err error) error {
 
 // openTokens reads the data, the ranks of each node together, and checks that all
 // nodes have read the same.
-func (o *options) openTokens(w *spmd.World) (*tokenFile, error) {
-	f, err := openData(commGroup(w, w.NodeComm), dataOptions{
-		inputs: o.inputs, tokens: o.tok, cache: o.cache, threads: w.Threads(), log: w.Log,
-		progress: func(what string, total int64) *meter { return newMeter(w, what, total, true) },
-	})
+func (o *options) openTokens(w *spmd.World) (tokenData, error) {
+	f, err := o.readTokens(w, o.inputs)
+	if err == nil && len(o.valInputs) > 0 {
+		v, verr := o.readTokens(w, o.valInputs)
+		if verr != nil {
+			return nil, errors.Join(aboutVal(verr), f.Close())
+		}
+		f = withVal{f, v}
+	}
 	all := commGroup(w, w.Comm)
 	var key []byte
 	if err == nil {
-		key = f.header.key[:]
+		key = f.key()
 	}
 	keys, err := all.gather(key, err)
 	if err != nil {
@@ -113,6 +117,22 @@ func (o *options) openTokens(w *spmd.World) (*tokenFile, error) {
 		if string(k) != string(keys[0]) {
 			return nil, errors.Join(badInput("--data: rank 0 and rank %d, on another node, read different contents", r), f.Close())
 		}
+	}
+	return f, nil
+}
+
+// readTokens reads some inputs: texts, or token files of llm.c.
+func (o *options) readTokens(w *spmd.World, inputs []input) (tokenData, error) {
+	g, d := commGroup(w, w.NodeComm), dataOptions{
+		inputs: inputs, tokens: o.tok, cache: o.cache, threads: w.Threads(), log: w.Log,
+		progress: func(what string, total int64) *meter { return newMeter(w, what, total, true) },
+	}
+	if isBin(inputs[0]) {
+		return openBins(g, d)
+	}
+	f, err := openData(g, d)
+	if err != nil {
+		return nil, err // not a nil file in an interface
 	}
 	return f, nil
 }

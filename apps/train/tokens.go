@@ -95,7 +95,9 @@ func newGPT2Tokens() *gpt2Tokens {
 // printsInLatin1 says whether Latin-1 has a character for a byte that shows.
 func printsInLatin1(b int) bool { return b >= '!' && b <= '~' || b >= 0xa1 && b != 0xad }
 
-func (*gpt2Tokens) name() string     { return "gpt2-1" }
+const gpt2Name = "gpt2-1"
+
+func (*gpt2Tokens) name() string     { return gpt2Name }
 func (*gpt2Tokens) ids() int         { return gpt2End + 1 }
 func (*gpt2Tokens) width() int       { return 2 }
 func (*gpt2Tokens) separator() int32 { return gpt2End }
