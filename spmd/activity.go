@@ -295,13 +295,23 @@ func (w *World) state() []byte {
 	return b
 }
 
-// goroutines returns the goroutine of the program's own function and others that
-// have frames of the program.
+// callerHead begins the stack of the goroutine that called Watch, as "goroutine 7 "; no two goroutines have the same.
+var callerHead atomic.Pointer[string]
+
+func noteCaller() {
+	buf := make([]byte, 64)
+	head, _, _ := strings.Cut(string(buf[:runtime.Stack(buf, false)]), "[")
+	callerHead.Store(&head)
+}
+
+// goroutines returns the goroutine of the program's own function, or that called Watch, and others that have frames of
+// the program.
 func goroutines() (run goroutine, others []goroutine) {
+	caller := callerHead.Load()
 	buf := make([]byte, 1<<20)
 	for _, text := range strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
 		head, body, _ := strings.Cut(text, "\n")
-		_, state, _ := strings.Cut(head, "[")
+		id, state, _ := strings.Cut(head, "[")
 		state, _, _ = strings.Cut(state, "]")
 		state, _, _ = strings.Cut(state, ", ") // how long, and what it is locked to
 		g := goroutine{State: state}
@@ -316,7 +326,7 @@ func goroutines() (run goroutine, others []goroutine) {
 			}
 		}
 		switch {
-		case strings.Contains(body, "spmd.(*World).supervise.func"):
+		case strings.Contains(body, "spmd.(*World).supervise.func"), caller != nil && id == *caller:
 			run = g
 		case g.At != "" && !main && len(others) < mostOthers:
 			others = append(others, g)

@@ -130,10 +130,6 @@ func start(fs *pflag.FlagSet, run func(context.Context, *World) error, checks []
 			w.Log.Error().Msg(err.Error())
 			return exitFailed
 		}
-		if err := o.close(); err != nil {
-			w.Log.Error().Msg(err.Error())
-			return exitFailed
-		}
 		return 0
 	case sig != nil:
 		return w.abort(o, err, 128+int(sig.(syscall.Signal)))

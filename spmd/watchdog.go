@@ -120,6 +120,7 @@ func (w *World) oversee() (*overseer, error) {
 	if w.gpu != nil {
 		go w.keepSigning(o.lookEvery(), o.stop)
 	}
+	w.overseer = o
 	return o, nil
 }
 

@@ -62,6 +62,7 @@ type World struct {
 	blocking                *Stream      // of collectives that block, on a GPU
 	control                 Comm         // the framework's own traffic
 	ended                   atomic.Bool  // the program has returned on this rank
+	overseer                *overseer    // nil without the watch, and for one rank
 	filed                   atomic.Bool  // there are Checkpoints, on all ranks
 	fileEnd                 atomic.Int64 // when a long call of Checkpoints ended, in Unix ns
 	fileLimit               atomic.Int64 // in a call of Checkpoints what a step of the work on a file may take, in ns; else 0
@@ -479,11 +480,24 @@ func (w *World) drain() error {
 	return err
 }
 
+// Watch starts the watch that Main keeps over its job, for a world of Open's: a collective that has not ended within
+// Config.Timeout, or a rank that dies, ends the processes of all ranks with status 1, and a report on standard error of
+// which ranks have not arrived and where in the program they are instead. So does a Close that some ranks do not call
+// within that time. The calling goroutine is the one whose stack the report shows. Close ends the watch. For one rank
+// there is none, and Watch does nothing.
+//
+// Collective over all ranks, blocking.
+func (w *World) Watch() error {
+	noteCaller()
+	_, err := w.oversee()
+	w.phase.Store("running")
+	return err
+}
+
 // Close takes the world down in the order graphs, what AtClose was given,
-// communicators, streams, memory, the GPU, MPI. It waits for the streams; where one has failed it returns the errors of all
-// of them, and of several ranks leaves the rest as it is, since the others may be
-// waiting for what this one did not do: end the job then. A second Close does
-// nothing.
+// communicators, streams, memory, the GPU, MPI, the watch. It waits for the streams; where one has failed it returns
+// the errors of all of them, and of several ranks leaves the rest as it is, since the others may be waiting for what
+// this one did not do: end the job then. A second Close does nothing.
 //
 // Collective over all ranks, blocking.
 func (w *World) Close() error {
@@ -494,6 +508,16 @@ func (w *World) Close() error {
 	}
 	w.closed = true
 	w.mu.Unlock()
+	w.phase.Store("ending")
+	w.overseer.leaving()
+	if err := w.takeDown(); err != nil {
+		return err
+	}
+	return w.overseer.close()
+}
+
+// takeDown is Close but for the watch.
+func (w *World) takeDown() error {
 	err := w.drain()
 	if err != nil && w.Size() > 1 {
 		return err

@@ -85,9 +85,22 @@ func Config() spmd.Config {
 
 // Run runs fn on every rank of a job, once for each number of ranks, as subtests
 // of t. On a rank, t reports to the test that called Run: t.Fatal on one rank ends
-// all of them. The world is open while fn runs and closed after it. What stands
-// before Run in the test runs on every rank too.
+// all of them. The world is open while fn runs, under the watch of World.Watch, and
+// closed after it. What stands before Run in the test runs on every rank too.
 func Run(t *testing.T, ranks []int, fn func(t *testing.T, w *spmd.World)) {
+	t.Helper()
+	run(t, ranks, true, fn)
+}
+
+// RunUnwatched is Run without the watch, whose goroutines allocate and call the driver of
+// a GPU: for tests that count what the process does of that. What hangs there ends with
+// the test binary's time.
+func RunUnwatched(t *testing.T, ranks []int, fn func(t *testing.T, w *spmd.World)) {
+	t.Helper()
+	run(t, ranks, false, fn)
+}
+
+func run(t *testing.T, ranks []int, watched bool, fn func(t *testing.T, w *spmd.World)) {
 	t.Helper()
 	mpirun.Run(t, Ranks(t, ranks...), func(t *testing.T) {
 		w, err := spmd.Open(Config())
@@ -98,6 +111,11 @@ func Run(t *testing.T, ranks []int, fn func(t *testing.T, w *spmd.World)) {
 			t.Fatalf("SPMDTEST_DEVICE=%s, but the device is %s", Device(), w.Device())
 		}
 		mpirun.OnFail = func() { w.Abort(1) }
+		if watched {
+			if err := w.Watch(); err != nil {
+				t.Fatal(err)
+			}
+		}
 		defer func() { // after t.Skip, too
 			if t.Failed() {
 				return

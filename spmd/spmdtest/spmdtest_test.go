@@ -1,6 +1,9 @@
 package spmdtest_test
 
 import (
+	"os"
+	"os/exec"
+	"strings"
 	"testing"
 
 	"lockstep/spmd"
@@ -33,5 +36,35 @@ func TestSkip(t *testing.T) {
 	})
 	if !ok {
 		t.Error("a skipped test failed")
+	}
+}
+
+// TestHelperHang hangs: rank 1 is in a collective that rank 0 never enters.
+func TestHelperHang(t *testing.T) {
+	if os.Getenv("SPMDTEST_TIMEOUT") == "" {
+		t.Skip("helper of TestHangReport")
+	}
+	spmdtest.Run(t, []int{2}, func(t *testing.T, w *spmd.World) {
+		if w.Rank() == 0 {
+			select {}
+		}
+		t.Fatal(spmd.Barrier(w.Comm))
+	})
+}
+
+// A test that hangs in a collective ends with the framework's report, long before the
+// test binary has to end.
+func TestHangReport(t *testing.T) {
+	spmdtest.Ranks(t, 2)
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestHelperHang$", "-test.timeout=5m")
+	cmd.Env = append(os.Environ(), "SPMDTEST_TIMEOUT=1s")
+	out, err := cmd.CombinedOutput()
+	if err == nil {
+		t.Errorf("a test that hangs passes")
+	}
+	for _, want := range []string{"Barrier", "spmdtest_test.go", "rank 0"} {
+		if !strings.Contains(string(out), want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
 	}
 }
