@@ -8,6 +8,8 @@ import (
 	"sync"
 
 	mpi "github.com/sbromberger/gompi"
+
+	"lockstep/internal/launcher"
 )
 
 var world struct {
@@ -51,7 +53,7 @@ func Start() (*Comm, error) {
 			return nil, fmt.Errorf("cudampi: environment of MPI: %w", err)
 		}
 	}
-	sysKeepHandlers()
+	sysKeepHandlers(launcher.Environment().Rank)
 	mpi.Start(false)
 	sysRestoreHandlers()
 

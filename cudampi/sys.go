@@ -451,7 +451,7 @@ func sysIsNull(c handle) bool              { return C.is_null(c) != 0 }
 func sysMakeOps() int                      { return int(C.make_ops()) }
 func sysFreeOps() int                      { return int(C.free_ops()) }
 func sysFreeScratch()                      { C.free_scratch() }
-func sysKeepHandlers()                     { C.keep_handlers() }
+func sysKeepHandlers(rank int)             { C.keep_handlers(C.int(rank)) }
 func sysRestoreHandlers()                  { C.restore_handlers() }
 func sysRank(c handle) (rank int, code int) {
 	var r C.int

@@ -5,8 +5,11 @@
 #include <mpi.h>
 #include <signal.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 // Both tables are in the order of package elem. The 16-bit floats move as integers and are reduced as MPI_FLOAT.
 enum { F16 = 6, BF16 = 7, AVG = 4 };
@@ -330,5 +333,30 @@ static void abort_job(MPI_Comm comm, int code) {
 static const int kept[] = {SIGSEGV, SIGBUS, SIGFPE, SIGURG, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 enum { KEPT = sizeof kept / sizeof kept[0] };
 static struct sigaction handlers[KEPT];
-static void keep_handlers(void) { for (int i = 0; i < KEPT; i++) sigaction(kept[i], NULL, &handlers[i]); }
+
+// While MPI starts, a page of shared memory that cannot be had ends the process with one line. Go would print all its
+// goroutines, in every process. Other faults are Go's, when they come again.
+static struct { char text[512]; int rank; struct sigaction before; } no_room;
+static void on_no_room(int sig, siginfo_t *info, void *context) {
+    (void)context;
+    if (info->si_code != BUS_ADRERR) {
+        sigaction(sig, &no_room.before, NULL);
+        return;
+    }
+    // Rank 0 speaks, or the next that finds it: its exit ends the others.
+    nanosleep(&(struct timespec){.tv_sec = 3 * (no_room.rank < 2 ? no_room.rank : 2)}, NULL);
+    ssize_t n = write(STDERR_FILENO, no_room.text, strlen(no_room.text));
+    _exit(n < 0 ? 2 : 1);
+}
+
+static void keep_handlers(int rank) {
+    for (int i = 0; i < KEPT; i++) sigaction(kept[i], NULL, &handlers[i]);
+    char host[256] = "";
+    gethostname(host, sizeof host - 1);
+    no_room.rank = rank;
+    snprintf(no_room.text, sizeof no_room.text, "MPI cannot start: there is no room for the memory that its processes share (SIGBUS): "
+             "/dev/shm, or where else MPI has it, is full; rank %d (host %s, pid %d)\n", rank, host, (int)getpid());
+    struct sigaction a = {.sa_sigaction = on_no_room, .sa_flags = SA_SIGINFO | SA_ONSTACK};
+    sigaction(SIGBUS, &a, &no_room.before);
+}
 static void restore_handlers(void) { for (int i = 0; i < KEPT; i++) sigaction(kept[i], &handlers[i], NULL); }

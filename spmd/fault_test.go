@@ -96,6 +96,7 @@ func table() []mishap {
 
 		// 6 MiB for each communicator, if it came from there.
 		{name: "a small /dev/shm", ranks: 8, within: soon, shm: "8m", args: []string{"--rows", "8"}, before: happens, cause: "collectives=mpi-host", clean: true},
+		{name: "no room for MPI's shared memory", within: atOnce, first: true, double: "fullatstart.c", cause: "MPI cannot start: there is no room for the memory that its processes share", want: []string{"rank {rank} (host {host}, pid {pid})"}},
 		{name: "bad flags on many ranks", ranks: 64, within: soon, first: true, args: []string{"--colour"}, before: happens, cause: "app: unknown flag: --colour"},
 		{name: "another flag on one rank", gpu: true, within: atOnce, before: func() { happens(); os.Args = append(os.Args, "--seed", "7") },
 			cause: "app: the ranks were started differently: --seed is 42 on ", want: []string{", 7 on rank {rank}\n"}},
