@@ -55,11 +55,15 @@ func (s Shape) supports() error {
 	return nil
 }
 
+// Choice is the engines of both passes, by their places among those that the library proposes. The zero Choice is those
+// that it thinks best. An engine may round otherwise than another.
+type Choice struct{ Forward, Backward int }
+
 // NewAttention makes attention of a shape ready, which may compile code and takes up to seconds. With deterministic the
 // backward pass gives equal bits for equal operands and takes a workspace of 2 bytes for each score, Batch * Heads *
 // Tokens * Tokens of them. A shape, type or device that the library has no engine for is ErrNotSupported.
 // Source: cudnn_graph.h, cudnnBackendFinalize of CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR.
-func (h *Handle) NewAttention(s Shape, deterministic bool) (*Attention, error) {
+func (h *Handle) NewAttention(s Shape, deterministic bool, c Choice) (*Attention, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.h == nil {
@@ -69,10 +73,10 @@ func (h *Handle) NewAttention(s Shape, deterministic bool) (*Attention, error) {
 		return nil, err
 	}
 	a := &Attention{h: h, shape: s, deterministic: deterministic}
-	if err := a.makeForward(); err != nil {
+	if err := a.makeForward(c.Forward); err != nil {
 		return nil, errors.Join(fmt.Errorf("cudnn: attention forward: %w", err), a.forward.close())
 	}
-	if err := a.makeBackward(deterministic); err != nil {
+	if err := a.makeBackward(deterministic, c.Backward); err != nil {
 		return nil, errors.Join(fmt.Errorf("cudnn: attention backward: %w", err), a.backward.close(), a.forward.close())
 	}
 	return a, nil
@@ -118,7 +122,7 @@ func (g *graph) mask(x, low tensor) tensor {
 // The library knows both passes by their form: these operations, in this order, are what it has fused engines for.
 
 // makeForward: out = softmax(mask(q k' / sqrt(Size))) v, where a row's softmax leaves its logarithm of the denominator.
-func (a *Attention) makeForward() error {
+func (a *Attention) makeForward(choice int) error {
 	g := &graph{h: a.h.h}
 	a.forward.g = g
 	l := a.shape.layouts()
@@ -141,14 +145,14 @@ func (a *Attention) makeForward() error {
 	g.pointwise(pointwiseAdd, lse, most, log)
 	p := g.pointwise(pointwiseDiv, g.between(l.half, l.scores, l.scoresAt), x, sum)
 	g.matmul(p, v, out)
-	return a.forward.finish([]tensor{q, kT, v, out, lse}, nil, []tensor{scale, low}, []float32{a.scale(), hidden()})
+	return a.forward.finish(choice, []tensor{q, kT, v, out, lse}, nil, []tensor{scale, low}, []float32{a.scale(), hidden()})
 }
 
 func (a *Attention) scale() float32 { return float32(1 / math.Sqrt(float64(a.shape.Size))) }
 
 // makeBackward: with p the softmax, D the sum of dout * out over the channels, and ds = p * (dout v' - D) / sqrt(Size),
 // dv = p' dout, dk = ds' q, dq = ds k. The deterministic form writes dq at once, the other sums it in float32 first.
-func (a *Attention) makeBackward(deterministic bool) error {
+func (a *Attention) makeBackward(deterministic bool, choice int) error {
 	g := &graph{h: a.h.h}
 	a.backward.g = g
 	s, l := a.shape, a.shape.layouts()
@@ -191,12 +195,12 @@ func (a *Attention) makeBackward(deterministic bool) error {
 		own = append(own, own[0]*s.Size)
 		operands = append(operands, sum)
 	}
-	return a.backward.finish(operands, own, []tensor{scale, low, one}, []float32{a.scale(), hidden(), 1})
+	return a.backward.finish(choice, operands, own, []tensor{scale, low, one}, []float32{a.scale(), hidden(), 1})
 }
 
 // finish makes the plan. The last operands are the pass's own, of the given sizes in bytes.
-func (p *pass) finish(operands []tensor, own []int, scalars []tensor, values []float32) (err error) {
-	if p.e, err = p.g.finish(); err != nil {
+func (p *pass) finish(choice int, operands []tensor, own []int, scalars []tensor, values []float32) (err error) {
+	if p.e, err = p.g.finish(choice); err != nil {
 		return err
 	}
 	p.own = own

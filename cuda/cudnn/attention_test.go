@@ -211,7 +211,7 @@ type trial struct {
 
 func (m *machine) trial(s Shape, deterministic bool) *trial {
 	m.t.Helper()
-	a, err := m.h.NewAttention(s, deterministic)
+	a, err := m.h.NewAttention(s, deterministic, Choice{})
 	m.must(err)
 	m.t.Cleanup(func() { m.try(a.Close()) })
 	r := rand.New(rand.NewPCG(uint64(s.Tokens), uint64(s.Size)))

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"lockstep/cuda"
 	"lockstep/internal/ccall"
@@ -38,6 +39,7 @@ func TestFake(t *testing.T) {
 		t.Run("attention", fakeAttention)
 		t.Run("refused", fakeRefused)
 		t.Run("engines", fakeEngines)
+		t.Run("tuned", fakeTuned)
 		t.Run("versions", fakeVersions)
 		t.Run("statuses", fakeStatuses)
 		t.Run("context", fakeContext)
@@ -74,7 +76,7 @@ func fakeRefused(t *testing.T) {
 	} {
 		s := small
 		tc.change(&s)
-		_, err := m.h.NewAttention(s, true)
+		_, err := m.h.NewAttention(s, true, Choice{})
 		wantError(t, err, tc.kind, tc.want)
 	}
 	r := m.trial(small, true)
@@ -100,20 +102,67 @@ func fakeEngines(t *testing.T) {
 	}
 	for n, want := range map[string]string{"0": "no engine", "1": "none of 1 engines"} {
 		t.Setenv("FAKECUDNN_ENGINES", n)
-		_, err := m.h.NewAttention(small, true)
+		_, err := m.h.NewAttention(small, true, Choice{})
 		wantError(t, err, ErrNotSupported, "attention forward", want)
 	}
 	t.Setenv("FAKECUDNN_ENGINES", "3")
 	for engine := range 3 {
 		t.Setenv("FAKECUDNN_REFUSED", strconv.Itoa(engine))
 		for _, deterministic := range []bool{true, false} {
-			a, err := m.h.NewAttention(small, deterministic)
+			a, err := m.h.NewAttention(small, deterministic, Choice{})
 			m.must(err)
 			if f, b := a.Engines(); f != engine || b != engine || a.Deterministic() != (deterministic && engine < 2) {
 				t.Errorf("engines %d and %d, deterministic %v of %v; want %d", f, b, a.Deterministic(), deterministic, engine)
 			}
 			m.try(a.Close())
 		}
+	}
+}
+
+func TestFastest(t *testing.T) {
+	for _, tc := range []struct {
+		times []time.Duration
+		want  int
+	}{{[]time.Duration{100}, 0}, {[]time.Duration{100, 99}, 0}, {[]time.Duration{100, 97}, 1}, {[]time.Duration{100, 97, 96, 98}, 2}, {[]time.Duration{90, 91, 200}, 0}} {
+		if got := fastest(tc.times); got != tc.want {
+			t.Errorf("%v: %d, want %d", tc.times, got, tc.want)
+		}
+	}
+}
+
+// The fastest engine is found, the library's first where none is faster; and a choice is what is then taken.
+func fakeTuned(t *testing.T) {
+	m := newMachine(t)
+	one := Shape{1, 128, 1, 8, elem.BFloat16}
+	t.Setenv("FAKECUDNN_REFUSED", "0")
+	for _, tc := range []struct{ engines, slow string }{{"3", "0"}, {"2", "1"}, {"1", "0"}} {
+		t.Setenv("FAKECUDNN_ENGINES", tc.engines)
+		t.Setenv("FAKECUDNN_SLOW", tc.slow)
+		c, err := m.h.TuneAttention(one, true)
+		m.must(err)
+		if tc.engines == "3" && (c.Forward == 0 || c.Backward == 0) || tc.engines != "3" && c != (Choice{}) {
+			t.Errorf("of %s engines, %s slow: %+v", tc.engines, tc.slow, c)
+		}
+	}
+	t.Setenv("FAKECUDNN_ENGINES", "3")
+	a, err := m.h.NewAttention(one, true, Choice{2, 1})
+	m.must(err)
+	if f, b := a.Engines(); f != 2 || b != 1 {
+		t.Errorf("engines %d and %d, want 2 and 1", f, b)
+	}
+	m.try(a.Close())
+	// A choice that there is not is the first.
+	t.Setenv("FAKECUDNN_REFUSED", "2")
+	a, err = m.h.NewAttention(one, true, Choice{1, 9})
+	m.must(err)
+	if f, b := a.Engines(); f != 2 || b != 2 {
+		t.Errorf("engines %d and %d, want the one that can be made ready", f, b)
+	}
+	m.try(a.Close())
+	// Without room it says so, and gives back what it took.
+	t.Setenv("FAKECUDA_FAIL", "cuMemAlloc_v2=2@3")
+	if _, err := m.h.TuneAttention(one, true); !errors.Is(err, cuda.ErrOutOfMemory) {
+		t.Errorf("without memory: %v", err)
 	}
 }
 
@@ -129,7 +178,7 @@ func fakeVersions(t *testing.T) {
 	}
 	for _, v := range []string{"91000", "91001"} {
 		t.Setenv("FAKECUDNN_VERSION", v)
-		_, err := m.h.NewAttention(small, true)
+		_, err := m.h.NewAttention(small, true, Choice{})
 		wantError(t, err, ErrNotSupported, "9.10."+v[4:])
 	}
 	t.Setenv("FAKECUDNN_VERSION", "91401")
@@ -148,7 +197,7 @@ func fakeStatuses(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		a, err := h.NewAttention(small, true)
+		a, err := h.NewAttention(small, true, Choice{})
 		if err == nil {
 			err = errors.Join(a.Forward(m.s, r.pout, r.plse, r.pqkv, r.w, a.ForwardWorkspace()), a.Close())
 		}
@@ -186,7 +235,7 @@ func fakeStatuses(t *testing.T) {
 	for i := 1; i < 400; i += 7 {
 		for _, fn := range []string{"cudnnBackendCreateDescriptor", "cudnnBackendSetAttribute", "cudnnBackendGetAttribute", "cudnnBackendFinalize"} {
 			t.Setenv("FAKECUDNN_FAIL", fmt.Sprintf("%s=4000@%d", fn, i))
-			a, err := m.h.NewAttention(small, true)
+			a, err := m.h.NewAttention(small, true, Choice{})
 			if err == nil {
 				m.try(a.Close())
 				continue
@@ -213,7 +262,7 @@ func fakeContext(t *testing.T) {
 	t.Cleanup(func() { m.try(other.Close()) })
 	m.try(other.Synchronize())
 	t.Setenv("FAKECUDA_FAIL", "cuCtxSetCurrent=709")
-	_, made := m.h.NewAttention(small, true)
+	_, made := m.h.NewAttention(small, true, Choice{})
 	for i, err := range []error{r.forward(), r.backward(), made} {
 		var e *ccall.Error
 		if !errors.Is(err, cuda.Result(709)) || !errors.As(err, &e) || e.Op != "cuCtxSetCurrent" {
@@ -261,7 +310,7 @@ func fakeCapture(t *testing.T) {
 func fakeStreams(t *testing.T) {
 	t.Setenv("FAKECUDA_DELAY", "200")
 	m := newMachine(t)
-	a, err := m.h.NewAttention(small, true)
+	a, err := m.h.NewAttention(small, true, Choice{})
 	m.must(err)
 	defer func() { m.try(a.Close()) }()
 	var trials []*trial
@@ -306,7 +355,7 @@ func fakeClose(t *testing.T) {
 	for range 2 {
 		m.try(h.Close())
 	}
-	_, err = h.NewAttention(small, true)
+	_, err = h.NewAttention(small, true, Choice{})
 	wantError(t, err, errClosed)
 }
 

@@ -76,7 +76,7 @@ func TestGPUAttentionSpeed(t *testing.T) {
 	for _, s := range []Shape{{64, 1024, 12, 64, elem.BFloat16}, {8, 1024, 12, 64, elem.BFloat16}} {
 		for _, deterministic := range []bool{true, false} {
 			began := time.Now()
-			a, err := m.h.NewAttention(s, deterministic)
+			a, err := m.h.NewAttention(s, deterministic, Choice{})
 			m.must(err)
 			made := time.Since(began)
 			n := s.Batch * s.Tokens * s.Heads * s.Size

@@ -169,10 +169,12 @@ type engine struct {
 	index         int64
 	workspace     int // bytes
 	deterministic bool
+	proposed      int // how many there were
 }
 
-// finish chooses the first of the engines proposed, best first, that can be made ready for the device.
-func (g *graph) finish() (e engine, err error) {
+// finish takes the engine with a number, of those proposed, best first; where that cannot be made ready for the device the
+// first that can.
+func (g *graph) finish(choice int) (e engine, err error) {
 	ops := g.make("the graph", kindOperationGraph, of(attrGraphHandle, typeHandle, unsafe.Pointer(g.h.h)),
 		of(attrGraphOps, typeDescriptor, g.ops...))
 	heuristic := g.make("the heuristic", kindEngineHeuristic, link(attrHeuristicGraph, ops),
@@ -199,8 +201,13 @@ func (g *graph) finish() (e engine, err error) {
 	if n == 0 {
 		return e, fmt.Errorf("no engine for this graph: %w", ErrNotSupported)
 	}
+	configs = configs[:n]
+	e.proposed = n
+	if choice > 0 && choice < n {
+		configs = append([]descriptor{configs[choice]}, configs...)
+	}
 	var first error
-	for _, config := range configs[:n] {
+	for _, config := range configs {
 		e.plan = g.make("a plan", kindExecutionPlan, of(attrPlanHandle, typeHandle, unsafe.Pointer(g.h.h)), link(attrPlanEngineConfig, config))
 		if g.err == nil {
 			return g.describe(e, config)

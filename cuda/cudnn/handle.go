@@ -64,6 +64,7 @@ func text(v int) string { return fmt.Sprintf("%d.%d.%d", v/10000, v/100%100, v%1
 type Handle struct {
 	mu sync.Mutex // the library's handle serves one stream at a time
 	h  handle     // nil once closed
+	d  *cuda.Device
 }
 
 // Open loads cuDNN where that has not happened, and opens it for a device.
@@ -76,7 +77,7 @@ func Open(d *cuda.Device) (*Handle, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Handle{h: h}, nil
+	return &Handle{h: h, d: d}, nil
 }
 
 // Close gives back what h holds. What was made of it must be closed before. Further calls do nothing.
