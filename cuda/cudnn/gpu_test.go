@@ -76,7 +76,11 @@ func TestGPUAttentionSpeed(t *testing.T) {
 	for _, s := range []Shape{{64, 1024, 12, 64, elem.BFloat16}, {8, 1024, 12, 64, elem.BFloat16}} {
 		for _, deterministic := range []bool{true, false} {
 			began := time.Now()
-			a, err := m.h.NewAttention(s, deterministic, Choice{})
+			c, err := m.h.TuneAttention(s, deterministic)
+			m.must(err)
+			tuned := time.Since(began)
+			began = time.Now()
+			a, err := m.h.NewAttention(s, deterministic, c)
 			m.must(err)
 			made := time.Since(began)
 			n := s.Batch * s.Tokens * s.Heads * s.Size
@@ -104,9 +108,9 @@ func TestGPUAttentionSpeed(t *testing.T) {
 				equal = equal && m.bits(r.pdqkv, 6*n) == first
 			}
 			f, b := a.Engines()
-			t.Logf("cuDNN %s, B=%d, T=%d, NH=%d, HS=%d, deterministic %v (%v): forward %.4f ms, backward %.4f ms, equal bits %v; engines %d, %d; workspace %d, %d bytes; made in %v",
+			t.Logf("cuDNN %s, B=%d, T=%d, NH=%d, HS=%d, deterministic %v (%v): forward %.4f ms, backward %.4f ms, equal bits %v; engines %d, %d; workspace %d, %d bytes; %+v in %v, made in %v",
 				Version(), s.Batch, s.Tokens, s.Heads, s.Size, deterministic, a.Deterministic(), forward, backward, equal, f, b,
-				a.ForwardWorkspace(), a.BackwardWorkspace(), made.Round(time.Millisecond))
+				a.ForwardWorkspace(), a.BackwardWorkspace(), c, tuned.Round(time.Millisecond), made.Round(time.Millisecond))
 			if deterministic && a.Deterministic() && !equal {
 				t.Error("equal operands gave different bits")
 			}

@@ -81,6 +81,36 @@ func (c Cache) Check() error {
 	return nil
 }
 
+// Get returns what Put kept under a name, or false where there is nothing, or nothing whole.
+func (c Cache) Get(name string) (data []byte, ok bool) {
+	if c.Dir == "" {
+		return nil, false
+	}
+	key := nameKey(name)
+	entry, err := readEntry(filepath.Join(c.Dir, hex.EncodeToString(key[:])))
+	if err != nil {
+		return nil, false
+	}
+	return unseal(entry, key)
+}
+
+// Put keeps something else than an image in the folder: what took long to find out on this machine. name says all that
+// it depends on. Without a folder it keeps nothing.
+func (c Cache) Put(name string, data []byte) error {
+	if c.Dir == "" {
+		return nil
+	}
+	key := nameKey(name)
+	return c.store(filepath.Join(c.Dir, hex.EncodeToString(key[:])), seal(data, key))
+}
+
+func nameKey(name string) (key [sha256.Size]byte) {
+	h := sha256.New()
+	hashText(h, magic, "named", name)
+	h.Sum(key[:0])
+	return key
+}
+
 func cacheKey(name, source string, o Options) (key [sha256.Size]byte, err error) {
 	if err := Load(); err != nil {
 		return key, err

@@ -4,8 +4,10 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 
+	"lockstep/cuda/cudnn"
 	"lockstep/spmd"
 )
 
@@ -78,7 +80,10 @@ type family[T Elem] struct {
 }
 
 // New makes attention of a shape ready on the ranks of w, which may take a second: cuDNN is opened and asked for its plans.
-// It fails where the shape is none, Path is unknown, or a rank has not the path that was asked for.
+// The first time on a kind of device rank 0 times the engines that cuDNN proposes for the shape, where there is memory for
+// it, which takes seconds; all ranks take its choice, which is kept in the cache folder by shape, device and version.
+// Another engine may round otherwise: runs with the same folder have the same bits. It fails where the shape is none, Path
+// is unknown, or a rank has not the path that was asked for.
 //
 // Collective over w, blocking: every rank calls it with the same shape and options, and all take the same path.
 func New[T Elem](w *spmd.World, shape Shape, o Options) (*Attention[T], error) {
@@ -117,16 +122,21 @@ func (f *family[T]) first() (*Attention[T], error) {
 	f.noMMA = f.lacksMMA()
 	var plan *cudnnPath
 	var noPlan string
+	var choice cudnn.Choice
 	if f.noCuDNN = f.openCuDNN(); f.noCuDNN == "" {
 		var err error
-		if plan, err = f.lib.plan(f.most, f.o.Deterministic); err != nil {
-			noPlan = err.Error()
+		if plan, err = f.lib.plan(f.most, f.o.Deterministic); err == nil && f.w.Rank() == 0 {
+			choice, err = f.lib.choose(f.most, f.o.Deterministic)
+		}
+		if err != nil {
+			err = errors.Join(err, plan.close())
+			plan, noPlan = nil, err.Error()
 			if !notSupported(err) {
 				f.noCuDNN = noPlan
 			}
 		}
 	}
-	lib, planned, mma, err := f.agree(f.noCuDNN == "", plan != nil, f.noMMA == "")
+	lib, planned, mma, err := f.agree(&choice, f.noCuDNN == "", plan != nil, f.noMMA == "")
 	if err != nil {
 		return nil, errors.Join(err, plan.close())
 	}
@@ -139,32 +149,47 @@ func (f *family[T]) first() (*Attention[T], error) {
 		err = errors.Join(err, f.lib.close())
 		f.lib = nil
 	}
+	if f.lib != nil {
+		f.lib.choice = choice
+	}
+	if err == nil && plan != nil && choice != (cudnn.Choice{}) {
+		err = plan.close()
+		if plan = nil; err == nil {
+			plan, err = f.lib.plan(f.most, f.o.Deterministic)
+		}
+	}
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(err, plan.close())
 	}
 	return f.member(f.most, plan, noPlan)
 }
 
-// agree returns for each of what a rank may have why not all ranks have it, "" where they do.
-func (f *family[T]) agree(have ...bool) (lib, planned, mma string, err error) {
-	b, err := spmd.Alloc[int32](f.w, len(have))
+// agree returns for each of what a rank may have why not all ranks have it, "" where they do. The choice becomes rank 0's.
+func (f *family[T]) agree(choice *cudnn.Choice, have ...bool) (lib, planned, mma string, err error) {
+	b, err := spmd.Alloc[int32](f.w, len(have)+2)
 	if err != nil {
 		return "", "", "", err
 	}
-	lowest := make([]int32, len(have)) // rank without it
+	lowest := make([]int32, len(have), len(have)+2) // rank without it
 	for i, h := range have {
 		lowest[i] = int32(f.w.Size())
 		if !h {
 			lowest[i] = int32(f.w.Rank())
 		}
 	}
+	if f.w.Rank() == 0 {
+		lowest = append(lowest, int32(choice.Forward), int32(choice.Backward))
+	} else {
+		lowest = append(lowest, math.MaxInt32, math.MaxInt32)
+	}
 	err = errors.Join(b.CopyFrom(lowest), spmd.AllReduce(f.w.Comm, b, b, spmd.Min), b.CopyTo(lowest), b.Free())
 	var why [3]string
-	for i, r := range lowest {
+	for i, r := range lowest[:len(have)] {
 		if int(r) < f.w.Size() {
 			why[i] = fmt.Sprintf("rank %d lacks it", r)
 		}
 	}
+	choice.Forward, choice.Backward = int(lowest[len(have)]), int(lowest[len(have)+1])
 	return why[0], why[1], why[2], err
 }
 
@@ -237,7 +262,7 @@ func (f *family[T]) member(s Shape, plan *cudnnPath, noPlan string) (*Attention[
 	auto := f.o.Path == pathAuto
 	switch {
 	case (auto || f.o.Path == pathCuDNN) && plan != nil:
-		a.path, a.why = pathCuDNN, "cuDNN "+plan.version
+		a.path, a.why = pathCuDNN, "cuDNN "+plan.version+f.lib.timed
 	case f.o.Path == pathCuDNN:
 		return nil, fmt.Errorf("attention: path cudnn was asked for: %s", noCuDNN)
 	case (auto || f.o.Path == pathMMA) && noMMA == "":

@@ -1,15 +1,25 @@
 package attention
 
 import (
+	"encoding/json"
 	"errors"
+	"fmt"
+	"time"
 
+	"lockstep/cuda"
 	"lockstep/cuda/cudnn"
+	"lockstep/cuda/nvrtc"
 	"lockstep/internal/elem"
 	"lockstep/spmd"
 )
 
 // cudnnLibrary is cuDNN opened for the world's GPU.
-type cudnnLibrary struct{ h *cudnn.Handle }
+type cudnnLibrary struct {
+	h      *cudnn.Handle
+	d      *cuda.Device
+	choice cudnn.Choice // of engines, for all shapes
+	timed  string       // that this was found out now, for Why
+}
 
 // openCuDNN returns why there is no cuDNN, "" where there is.
 func (f *family[T]) openCuDNN() string {
@@ -28,7 +38,7 @@ func (f *family[T]) openCuDNN() string {
 	if err != nil {
 		return err.Error()
 	}
-	f.lib = &cudnnLibrary{h}
+	f.lib = &cudnnLibrary{h: h, d: f.w.GPU()}
 	return ""
 }
 
@@ -37,6 +47,34 @@ func (l *cudnnLibrary) close() error {
 		return nil
 	}
 	return l.h.Close()
+}
+
+// choose returns the engines that are fastest for a shape: from the cache folder or, the first time, by timing them. Without
+// memory for that it is those that the library thinks best.
+func (l *cudnnLibrary) choose(s Shape, deterministic bool) (c cudnn.Choice, err error) {
+	cache := nvrtc.DefaultCache()
+	name := fmt.Sprintf("cuDNN %s on %s: attention of %v, deterministic %v", cudnn.Version(), l.d.Name(), s, deterministic)
+	if data, ok := cache.Get(name); ok && json.Unmarshal(data, &c) == nil {
+		return c, nil
+	}
+	began := time.Now()
+	c, err = l.h.TuneAttention(shapeOf(s), deterministic)
+	switch {
+	case errors.Is(err, cuda.ErrOutOfMemory):
+		l.timed = ", its engines not timed for lack of memory"
+		return cudnn.Choice{}, nil
+	case err != nil:
+		return c, err
+	}
+	l.timed = fmt.Sprintf(", its engines timed in %.1f s", time.Since(began).Seconds())
+	if data, err := json.Marshal(c); err == nil {
+		_ = cache.Put(name, data) // the world has said why the folder keeps nothing
+	}
+	return c, nil
+}
+
+func shapeOf(s Shape) cudnn.Shape {
+	return cudnn.Shape{Batch: s.Batch, Tokens: s.Tokens, Heads: s.Heads, Size: s.Size, Type: elem.BFloat16}
 }
 
 // cudnnPath is attention of one shape by cuDNN, as commands of streams.
@@ -50,7 +88,7 @@ type cudnnPath struct {
 func notSupported(err error) bool { return errors.Is(err, cudnn.ErrNotSupported) }
 
 func (l *cudnnLibrary) plan(s Shape, deterministic bool) (*cudnnPath, error) {
-	a, err := l.h.NewAttention(cudnn.Shape{Batch: s.Batch, Tokens: s.Tokens, Heads: s.Heads, Size: s.Size, Type: elem.BFloat16}, deterministic)
+	a, err := l.h.NewAttention(shapeOf(s), deterministic, l.choice)
 	if err != nil {
 		return nil, err
 	}
