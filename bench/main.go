@@ -7,6 +7,7 @@
 //	bin/bench --llmc path/to/train_gpt2        training too, against that program
 //	bin/bench sweep                            collectives by size, the apps by ranks, with plots
 //	bin/bench train                            GPT-2s learn on GPUs, beside PyTorch
+//	bin/bench gemm                             the matrix products of GPT-2 with their epilogues, on one GPU
 //	bin/bench model FILE                       what an all-reduce takes on more GPUs, from a sweep's measurements
 //
 // It runs programs that are built already, so it needs no Go; the C programs it
@@ -48,6 +49,8 @@ func main() {
 			run = trainCommand
 		case "model":
 			run = modelCommand
+		case "gemm":
+			run = gemmCommand
 		default:
 			os.Args = slices.Insert(os.Args, 1, "")
 		}

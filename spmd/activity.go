@@ -153,7 +153,8 @@ var kindNames = map[cmdKind]string{
 	cmdAllGatherV: "AllGatherV", cmdReduceScatterV: "ReduceScatterV", cmdGatherV: "GatherV", cmdScatterV: "ScatterV",
 	cmdAllToAllV: "AllToAllV", cmdSend: "Send", cmdRecv: "Recv", cmdSendRecv: "SendRecv", cmdBarrier: "Barrier", cmdGroup: "Group",
 	cmdSplit: "Split", cmdCloseComm: "Close of a communicator", cmdAllocSymmetric: "AllocSymmetric", cmdOpenCheckpoints: "OpenCheckpoints",
-	cmdSave: "Save", cmdLoad: "Load", cmdWaitSave: "Wait for a save", cmdStart: "the start", cmdEnd: "the end",
+	cmdSave: "Save", cmdLoad: "Load", cmdWaitSave: "Wait for a save", cmdTuneGemm: "TuneGemm",
+	cmdStart: "the start", cmdEnd: "the end",
 }
 
 func (k cmdKind) String() string { return kindNames[k] }

@@ -100,9 +100,33 @@ __global__ void gemm_finish(T *c, T *x, const T *bias, long long rows, long long
 	}
 }
 
-// A block of 256 threads takes a tile of 32 V columns and every gridDim.y-th run of 8 rows of them.
+// add_all adds x[i] for i from first on by step, below end, V elements at a time; 4 accesses are in flight.
 template <typename T, int V>
-SPMD_FN void columns(typename wide<T>::type *part, const T *x, long long rows, long long cols, long long ld) {
+SPMD_FN void add_all(typename wide<T>::type (&sum)[V], const T *x, long long first, long long end, long long step, long long ld) {
+	typename wide<T>::type v[4][V];
+	long long i = first;
+	for (; i + 3 * step < end; i += 4 * step) {
+#pragma unroll
+		for (int d = 0; d < 4; d++) {
+			fetch<T, V>(v[d], x + (i + d * step) * ld);
+		}
+#pragma unroll
+		for (int k = 0; k < V; k++) {
+			sum[k] += (v[0][k] + v[1][k]) + (v[2][k] + v[3][k]);
+		}
+	}
+	for (; i < end; i += step) {
+		fetch<T, V>(v[0], x + i * ld);
+#pragma unroll
+		for (int k = 0; k < V; k++) {
+			sum[k] += v[0][k];
+		}
+	}
+}
+
+// A block of 8 warps takes tiles of 32 V columns and every gridDim.y-th run of 8 rows of them; out gets its sums.
+template <typename T, int V, typename O>
+SPMD_FN void columns(O out, const T *x, long long rows, long long cols, long long ld) {
 	typedef typename wide<T>::type F;
 	__shared__ F sums[8][32 * V];
 	int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -110,14 +134,7 @@ SPMD_FN void columns(typename wide<T>::type *part, const T *x, long long rows, l
 		long long j = j0 + lane * V;
 		F sum[V] = {};
 		if (j < cols) {
-			for (long long i = (long long)blockIdx.y * 8 + warp; i < rows; i += (long long)gridDim.y * 8) {
-				F v[V];
-				fetch<T, V>(v, x + i * ld + j);
-#pragma unroll
-				for (int k = 0; k < V; k++) {
-					sum[k] += v[k];
-				}
-			}
+			add_all<T, V>(sum, x + j, (long long)blockIdx.y * 8 + warp, rows, (long long)gridDim.y * 8, ld);
 		}
 #pragma unroll
 		for (int k = 0; k < V; k++) {
@@ -130,7 +147,7 @@ SPMD_FN void columns(typename wide<T>::type *part, const T *x, long long rows, l
 				total += sums[w][k * 32 + lane];
 			}
 			if (j < cols) {
-				part[blockIdx.y * cols + j + k] = total;
+				out(j + k, total);
 			}
 		}
 		__syncthreads();
@@ -142,26 +159,21 @@ SPMD_FN void columns(typename wide<T>::type *part, const T *x, long long rows, l
 //	gemm_columns<T>(part, x, rows I64, cols I64, ld I64)
 template <typename T>
 __global__ void gemm_columns(typename wide<T>::type *part, const T *x, long long rows, long long cols, long long ld) {
+	typename wide<T>::type *mine = part + blockIdx.y * cols;
+	auto out = [mine](long long j, typename wide<T>::type v) { mine[j] = v; };
 	if (whole(x, cols, ld)) {
-		columns<T, 16 / sizeof(T)>(part, x, rows, cols, ld);
+		columns<T, 16 / sizeof(T)>(out, x, rows, cols, ld);
 	} else {
-		columns<T, 1>(part, x, rows, cols, ld);
+		columns<T, 1>(out, x, rows, cols, ld);
 	}
 }
 
-// sum[j] = the sum of the parts of column j, which gemm_columns wrote.
+// sum[j] = the sum of the parts of column j, which gemm_columns wrote. One row of blocks of 256 threads.
 //
 //	gemm_columns_total<C>(sum, part, parts I64, cols I64)
 template <typename C>
 __global__ void gemm_columns_total(C *sum, const typename wide<C>::type *part, long long parts, long long cols) {
-	for (long long j = grid_index(); j < cols; j += grid_size()) {
-		typename wide<C>::type total = 0;
-#pragma unroll 4
-		for (long long p = 0; p < parts; p++) {
-			total += part[p * cols + j];
-		}
-		sum[j] = narrow<C>(total);
-	}
+	columns<typename wide<C>::type, 1>([sum](long long j, typename wide<C>::type v) { sum[j] = narrow<C>(v); }, part, parts, cols, cols);
 }
 
 template <typename C, typename T, int V>

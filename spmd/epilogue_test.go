@@ -183,7 +183,7 @@ func (p *product[C, T]) run(t *testing.T, w *spmd.World, s *spmd.Stream) {
 					v += p.alpha * opA(i, l) * p.et.from(bv[y])
 					size += math.Abs(opA(i, l) * p.et.from(bv[y]))
 				}
-				rounded := math.Abs(v) // what may have been rounded on the way
+				rounded := math.Abs(v) // what may be rounded on the way
 				if p.has("Accumulate") {
 					v += p.ec.from(old[at])
 				}
@@ -192,6 +192,10 @@ func (p *product[C, T]) run(t *testing.T, w *spmd.World, s *spmd.Stream) {
 				}
 				if p.has("Residual") {
 					v += p.ec.from(residual[at])
+				}
+				rounded += math.Abs(v)
+				if p.has("Bias") {
+					rounded += math.Abs(p.ec.from(bias[j]))
 				}
 				size += rounded * p.ec.eps / min(p.ec.eps, 2e-6)
 				if p.has("GELU") {

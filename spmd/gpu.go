@@ -37,6 +37,7 @@ type gpu struct {
 	spare   []*mark
 	lt      *cublas.Lt
 	gv      *cublas.Handle
+	chosen  []tunedShape // by TuneGemm, on rank 0
 	hasLt   atomic.Bool
 	hasGemv atomic.Bool
 	said    [1 << epilogueArgs][elem.Types]atomic.Bool // which epilogues the log has mentioned

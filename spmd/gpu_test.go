@@ -58,6 +58,7 @@ func TestGPU(t *testing.T) {
 		{"graphs", []int{2}, gpuGraphs, false},
 		{"library", []int{2}, gpuLibrary, false},
 		{"products", []int{1}, gpuProducts, false},
+		{"tuned products", []int{1, 2}, gpuTune, false},
 		{"allocations", []int{1, 2}, gpuAllocations, true},
 		{"library's allocations", []int{1}, libraryAllocations, true},
 		{"nothing closed", []int{2}, gpuNothingClosed, false},

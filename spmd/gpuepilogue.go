@@ -69,34 +69,31 @@ func rowKernel(typ, ctyp elem.Type) *Kernel {
 	return rowWideKernels[typ]
 }
 
-// inLibrary is what cuBLASLt is asked for, one after the other until it has one: the
-// whole epilogue, a part of it, nothing. Its gelu is approximate: it is asked only
-// where the type of C does not show that.
-func (g *gemm) inLibrary() (list [3]cublas.Epilogue, n int) {
-	add := func(e cublas.Epilogue) { list[n] = e; n++ }
+// inLibrary is what cuBLASLt is asked for, one after the other until it has one: what
+// it may do of the epilogue, or nothing. Its gelu is approximate: it is asked only where
+// the type of C does not show that. Its sums (DGELU_BGRAD, BGRADB) are slower than the
+// kernels here, threefold in the product that GPT-2 has them in.
+func (g *gemm) inLibrary() (list [2]cublas.Epilogue, n int) {
+	e := cublas.NoEpilogue
 	switch half := g.ctyp.Half(); {
-	case g.ops&opRowSums != 0 && g.alpha == 1:
-		add(cublas.RowSums)
 	case g.ops&opGELU != 0 && g.ops&opBias != 0 && half:
-		add(cublas.BiasGELU)
+		e = cublas.BiasGELU
 	case g.ops&opGELU != 0 && half:
-		add(cublas.GELU)
+		e = cublas.GELU
 	case g.ops&opDGELU != 0 && half:
-		if g.ops&opBiasGrad != 0 {
-			add(cublas.DGELUBiasGrad)
-		}
-		add(cublas.DGELU)
+		e = cublas.DGELU
 	case g.ops&(opBias|opGELU) == opBias:
-		add(cublas.Bias)
+		e = cublas.Bias
+	default:
+		return list, 1
 	}
-	add(cublas.NoEpilogue)
-	return list, n
+	return [...]cublas.Epilogue{e, cublas.NoEpilogue}, 2
 }
 
 // inProduct is what of an epilogue is done by cuBLASLt; it reads a residual in any case.
 func inProduct(e cublas.Epilogue) operands {
 	return opResidual | [...]operands{cublas.NoEpilogue: 0, cublas.Bias: opBias, cublas.GELU: opGELU, cublas.BiasGELU: opBias | opGELU,
-		cublas.DGELU: opDGELU, cublas.DGELUBiasGrad: opDGELU | opBiasGrad, cublas.RowSums: opRowSums}[e]
+		cublas.DGELU: opDGELU}[e]
 }
 
 // gemm runs a queued Gemm by cuBLASLt, and what cuBLASLt does not do by kernels behind it.
@@ -112,16 +109,12 @@ func (g *gpu) gemm(q *gpuQueue, c *command, args []Arg, work unsafe.Pointer) err
 		x.Add, p.Beta = args[argResidual].ptr, 1
 	}
 	list, n := m.inLibrary()
-	for _, p.Epilogue = range list[:n] {
+	for i := range n {
+		p.Epilogue = list[i]
 		has := inProduct(p.Epilogue) & m.ops
-		x.Vector, x.Aux = nil, nil
-		switch {
-		case has&opBias != 0:
-			x.Vector = args[argBias].ptr
-		case has&opBiasGrad != 0:
-			x.Vector = args[argBiasGrad].ptr
-		case has&opRowSums != 0:
-			x.Vector = args[argRowSums].ptr
+		x.Bias, x.Aux = nil, nil
+		if has&opBias != 0 {
+			x.Bias = args[argBias].ptr
 		}
 		switch {
 		case has&opGELU != 0:
@@ -135,7 +128,7 @@ func (g *gpu) gemm(q *gpuQueue, c *command, args []Arg, work unsafe.Pointer) err
 		case err != nil || m.ops == has:
 			return err
 		}
-		g.sayBehind(q.s.w, c, m.ops&^has)
+		g.sayBehind(q.s.w, c, m.ops&^has, i > 0)
 		return g.finish(q, c, args, work, m.ops&^has)
 	}
 	panic("spmd: a product without an epilogue was refused as one with")
@@ -186,15 +179,16 @@ func (g *gpu) sumColumns(q *gpuQueue, sum Arg, typ, ctyp elem.Type, x unsafe.Poi
 		tile = 32
 	}
 	// Enough blocks to fill a GPU, each with some rows, and their parts within the workspace.
-	parts := max(1, min((rows+63)/64, 128, gemmWorkspace/(8*cols)))
+	tiles := (cols + tile - 1) / tile
+	parts := max(1, min((rows+31)/32, max(16, 1024/tiles), gemmWorkspace/(8*cols)))
 	mem := Arg{ptr: work, kind: bufferArg}
 	list := [...]Arg{mem, {ptr: x, kind: bufferArg}, I64(rows), I64(cols), I64(ld)}
-	grid := Grid{Blocks: [3]int{min((cols+tile-1)/tile, 1<<20), parts, 1}, Threads: [3]int{256, 1, 1}}
+	grid := Grid{Blocks: [3]int{min(tiles, 1<<20), parts, 1}, Threads: [3]int{256, 1, 1}}
 	if err := q.launch(columnKernels[typ], grid, list[:]); err != nil {
 		return err
 	}
 	total := [...]Arg{sum, mem, I64(parts), I64(cols)}
-	return q.launch(totalKernels[ctyp], loopGrid(cols), total[:])
+	return q.launch(totalKernels[ctyp], Grid{Blocks: [3]int{min((cols+31)/32, 1<<20), 1, 1}, Threads: [3]int{256, 1, 1}}, total[:])
 }
 
 // workspace is the scratch memory of a product.
@@ -209,16 +203,20 @@ func (g *gemm) workspace() int {
 	return n
 }
 
-// sayBehind logs once for each epilogue and type that it is not part of the product.
-func (g *gpu) sayBehind(w *World, c *command, left operands) {
+// sayBehind logs once for each epilogue and type what of it is not done in the product;
+// refused says that cuBLASLt was asked for more.
+func (g *gpu) sayBehind(w *World, c *command, left operands, refused bool) {
 	m := &c.gemm
 	if g.said[m.ops][m.ctyp].Swap(true) {
 		return
 	}
-	why := "cuBLASLt does not have it for these types, sizes and addresses"
-	if left&(opGELU|opDGELU) != 0 && !m.ctyp.Half() {
+	log, why := w.Log.Debug(), "as is fastest"
+	switch {
+	case refused:
+		log, why = w.Log.Info(), "cuBLASLt does not take it for these types, sizes and addresses"
+	case left&(opGELU|opDGELU) != 0:
 		why = "cuBLASLt's is approximate"
 	}
-	w.Log.Info().Str("epilogue", left.String()).Stringer("type", m.ctyp).Ints("shape", []int{m.m, m.cols, m.k}).
-		Msg("Gemm: kernels behind the product, not in it: " + why)
+	log.Str("epilogue", left.String()).Stringer("type", m.ctyp).Ints("shape", []int{m.m, m.cols, m.k}).
+		Str("why", why).Msg("Gemm: kernels behind the product")
 }

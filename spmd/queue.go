@@ -53,6 +53,7 @@ const (
 	cmdSave
 	cmdLoad
 	cmdWaitSave
+	cmdTuneGemm
 	cmdStart
 	cmdEnd
 )

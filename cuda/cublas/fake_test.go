@@ -81,6 +81,8 @@ func TestFake(t *testing.T) {
 		t.Run("epilogues", fakeEpilogues)
 		t.Run("arguments of epilogues", fakeEpilogueArguments)
 		t.Run("no epilogue", fakeNoEpilogue)
+		t.Run("tuning", fakeTune)
+		t.Run("tuning fails", fakeTuneFails)
 		t.Run("plans", fakePlans)
 		t.Run("refused", fakeRefused)
 		t.Run("statuses", fakeStatuses)
@@ -157,7 +159,7 @@ func fakePlans(t *testing.T) {
 	plans(1, "the first")
 	for i := range 5 {
 		h := g
-		h.Alpha, h.Beta = float64(i+1), float64(i)
+		h.Alpha = float64(i + 1)
 		run(h, 256*i, 512)
 	}
 	plans(1, "other factors and addresses")
@@ -185,6 +187,18 @@ func fakePlans(t *testing.T) {
 	plans(want+2, "workspace")
 	run(g, 0, 512)
 	plans(want+2, "the first again")
+	for beta := range 3 {
+		h := g
+		h.Beta = float64(beta)
+		run(h, 0, 512)
+	}
+	plans(want+3, "with something to add")
+	for range 2 {
+		h := g
+		h.Beta = 1
+		m.try(l.GemmBeside(m.s, &h, &Beside{Add: m.dev[0]}, c, a, b, m.dev[3], 512))
+	}
+	plans(want+4, "another matrix than C")
 }
 
 func fakeRefused(t *testing.T) {

@@ -27,30 +27,28 @@ type Gemm struct {
 // Epilogue is what a product does on the way to C, and with what beside it.
 type Epilogue uint8
 
-// The epilogues; gelu is the tanh form, as far as the type of C tells it from others.
+// The epilogues; gelu is the tanh form, approximately: results of 16 bits do not show it.
 const (
-	NoEpilogue    Epilogue = iota
-	Bias                   // C has Vector(N) added to every row
-	GELU                   // Aux receives what would be C, and C is gelu(Aux)
-	BiasGELU               // both
-	DGELU                  // C is multiplied by gelu'(Aux)
-	DGELUBiasGrad          // DGELU, and Vector(N) receives the sums of the columns of C
-	RowSums                // Vector(M) receives the sums of the rows of op(A)
+	NoEpilogue Epilogue = iota
+	Bias                // C has Bias added to every row
+	GELU                // Aux receives what would be C, and C is gelu(Aux)
+	BiasGELU            // both
+	DGELU               // C is multiplied by gelu'(Aux)
 )
 
 func (e Epilogue) String() string {
-	return [...]string{"", "Bias", "GELU", "Bias and GELU", "DGELU", "DGELU and BiasGrad", "RowSums"}[e]
+	return [...]string{"", "Bias", "GELU", "Bias and GELU", "DGELU"}[e]
 }
 
-func (e Epilogue) vector() bool { return e != NoEpilogue && e != GELU && e != DGELU }
+func (e Epilogue) bias() bool { return e == Bias || e == BiasGELU }
 
-func (e Epilogue) aux() bool { return e >= GELU && e <= DGELUBiasGrad }
+func (e Epilogue) aux() bool { return e >= GELU }
 
 // Beside are the operands of a product beside A, B and C, all of C's type.
 type Beside struct {
-	Add    unsafe.Pointer // (M, N), rows LdC apart: what Beta multiplies in place of C; nil for C itself
-	Vector unsafe.Pointer // of the epilogue, N or M elements
-	Aux    unsafe.Pointer // of the epilogue, (M, N), rows LdC apart
+	Add  unsafe.Pointer // (M, N), rows LdC apart: what Beta multiplies in place of C; nil for C itself
+	Bias unsafe.Pointer // of the epilogue, N elements
+	Aux  unsafe.Pointer // of the epilogue, (M, N), rows LdC apart
 }
 
 func (g *Gemm) String() string {

@@ -139,3 +139,22 @@ func TestGPUCapture(t *testing.T) {
 		m.try(graph.Close())
 	}
 }
+
+// Every epilogue into every type, with float64 as the judge. For results of 16 bits the library has them all; what it
+// refuses of the others is in the log.
+func TestGPULtEpilogues(t *testing.T) {
+	m := onGPU(t, loadLt)
+	l := m.openLt()
+	for _, p := range ltPairs {
+		refused := m.epilogues(p, m.beside(l))
+		for _, e := range allEpilogues {
+			if refused[e] == 0 {
+				continue
+			}
+			t.Logf("%v into %v: %v refused %d times", p.ab, p.c, e, refused[e])
+			if e == NoEpilogue || p.c.Half() {
+				t.Errorf("%v into %v: %v refused", p.ab, p.c, e)
+			}
+		}
+	}
+}

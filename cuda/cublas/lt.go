@@ -26,15 +26,17 @@ func unusable(library string, err error) error {
 
 // Lt multiplies matrices by cuBLASLt. It may be used from several goroutines and with several streams at once.
 type Lt struct {
+	d     *cuda.Device
 	h     light        // nil once closed
-	mu    sync.RWMutex // over plans
+	mu    sync.RWMutex // over what follows
 	plans map[planKey]*product
+	met   []Shape // in order, of those with a plan
 }
 
 // product is a plan with what changes about it.
 type product struct {
 	plan plan       // nil where the library has no algorithm for this epilogue
-	mu   sync.Mutex // over the addresses in the description of a product with an epilogue
+	mu   sync.Mutex // over the plan while it is used: its algorithm may change, and where the operands of an epilogue are
 }
 
 // OpenLt loads cuBLASLt (of CUDA 12 or 13) where that has not happened, and opens it for a device.
@@ -47,7 +49,7 @@ func OpenLt(d *cuda.Device) (*Lt, error) {
 	if code != 0 {
 		return nil, check("cublasLtCreate", code, "")
 	}
-	return &Lt{h: h, plans: map[planKey]*product{}}, nil
+	return &Lt{d: d, h: h, plans: map[planKey]*product{}}, nil
 }
 
 // Close gives back what l holds; no product of l may be running. Further calls do nothing.
@@ -66,7 +68,7 @@ func (l *Lt) Close() error {
 		}
 	}
 	errs = append(errs, check("cublasLtDestroy", sysLtDestroy(l.h), ""))
-	l.h, l.plans = nil, nil
+	l.h, l.plans, l.met = nil, nil, nil
 	return errors.Join(errs...)
 }
 
@@ -89,7 +91,7 @@ var ErrNoEpilogue = errors.New("cublas: the library does not have this epilogue 
 
 // GemmBeside is Gemm with the operands x of its epilogue, and with what Beta multiplies apart from C. It returns
 // ErrNoEpilogue itself where the library cannot do it; where there is nothing to multiply (K or Alpha is 0) it never can.
-// Vector and Aux must be aligned to 16 bytes, and the rows of Aux too.
+// Bias and Aux must be aligned to 16 bytes, and the rows of Aux too.
 // Source: cublasLt.h, cublasLtEpilogue_t, cublasLtMatmulDescAttributes_t.
 func (l *Lt) GemmBeside(s *cuda.Stream, g *Gemm, x *Beside, c, a, b, workspace unsafe.Pointer, workspaceBytes int) error {
 	if !supported(g.AB, g.C) {
@@ -100,9 +102,6 @@ func (l *Lt) GemmBeside(s *cuda.Stream, g *Gemm, x *Beside, c, a, b, workspace u
 	}
 	if workspaceBytes < 0 || workspace == nil && workspaceBytes > 0 {
 		return fmt.Errorf("cublas: Lt.Gemm: workspace of %d bytes at %p", workspaceBytes, workspace)
-	}
-	if g.Epilogue.vector() != (x.Vector != nil) || g.Epilogue.aux() != (x.Aux != nil) {
-		return fmt.Errorf("cublas: Lt.Gemm: %v: Vector at %p, Aux at %p", g, x.Vector, x.Aux)
 	}
 	with := *x
 	if with.Add == nil {
@@ -115,10 +114,12 @@ func (l *Lt) GemmBeside(s *cuda.Stream, g *Gemm, x *Beside, c, a, b, workspace u
 		return nil
 	case g.scales():
 		return l.scale(s, g, c, with.Add)
+	case g.Epilogue.bias() != (x.Bias != nil) || g.Epilogue.aux() != (x.Aux != nil):
+		return fmt.Errorf("cublas: Lt.Gemm: %s: Bias at %p, Aux at %p", g.String(), x.Bias, x.Aux)
 	}
 	key := planKey{
 		m: g.M, n: g.N, k: g.K, lda: g.LdA, ldb: g.LdB, ldc: g.LdC, workspace: workspaceBytes, ab: g.AB, c: g.C,
-		ta: g.TransA, tb: g.TransB, epilogue: g.Epilogue,
+		ta: g.TransA, tb: g.TransB, epilogue: g.Epilogue, adds: g.Beta != 0, apart: g.Beta != 0 && x.Add != nil,
 		alignA: alignment(a), alignB: alignment(b), alignC: alignment(c), alignAdd: alignment(with.Add),
 	}
 	l.mu.RLock()
@@ -133,11 +134,10 @@ func (l *Lt) GemmBeside(s *cuda.Stream, g *Gemm, x *Beside, c, a, b, workspace u
 	if p.plan == nil {
 		return ErrNoEpilogue
 	}
-	if g.Epilogue != NoEpilogue {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-	}
-	if code, op := sysMatmul(l.h, p.plan, s, g, &with, c, a, b, workspace); code != 0 {
+	p.mu.Lock()
+	code, op := sysMatmul(l.h, p.plan, s, g, &with, c, a, b, workspace)
+	p.mu.Unlock()
+	if code != 0 {
 		return check(op, code, g.String())
 	}
 	return nil
@@ -146,7 +146,7 @@ func (l *Lt) GemmBeside(s *cuda.Stream, g *Gemm, x *Beside, c, a, b, workspace u
 // aligned says whether the operands of an epilogue lie as the library wants them.
 func (g *Gemm) aligned(x *Beside) bool {
 	const line = 16
-	return uintptr(x.Vector)%line == 0 && uintptr(x.Aux)%line == 0 && (x.Aux == nil || g.LdC*g.C.Size()%line == 0)
+	return uintptr(x.Bias)%line == 0 && uintptr(x.Aux)%line == 0 && (x.Aux == nil || g.LdC*g.C.Size()%line == 0)
 }
 
 // newPlan returns the plan of a key, which another goroutine may have made in the meantime.
@@ -168,6 +168,9 @@ func (l *Lt) newPlan(key planKey, g *Gemm, x *Beside) (*product, error) {
 		return nil, check(op, code, g.String())
 	}
 	l.plans[key] = &product{plan: p}
+	if p != nil {
+		l.met = append(l.met, Shape{key})
+	}
 	return l.plans[key], nil
 }
 
@@ -181,9 +184,9 @@ func (l *Lt) scale(s *cuda.Stream, g *Gemm, c, add unsafe.Pointer) error {
 	case g.Beta == 1:
 		return rows(g, func(at, bytes int) error { return s.Copy(unsafe.Add(c, at), unsafe.Add(add, at), bytes) })
 	case g.Beta != 0 && add != c:
-		return fmt.Errorf("cublas: Lt.Gemm: %v: another matrix than C times Beta %v where there is no product to add", g, g.Beta)
+		return fmt.Errorf("cublas: Lt.Gemm: %s: another matrix than C times Beta %v where there is no product to add", g.String(), g.Beta)
 	case g.Beta != 0 && g.C.Half():
-		return fmt.Errorf("cublas: Lt.Gemm: %v: cuBLASLt cannot multiply 16-bit floats by Beta %v where there is no product to add", g, g.Beta)
+		return fmt.Errorf("cublas: Lt.Gemm: %s: cuBLASLt cannot multiply 16-bit floats by Beta %v where there is no product to add", g.String(), g.Beta)
 	case g.Beta != 0:
 		code, op := sysLtScale(l.h, s, g, c)
 		if code != 0 {

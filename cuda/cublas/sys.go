@@ -32,6 +32,7 @@ func slot[T any](p *T) *unsafe.Pointer { return (*unsafe.Pointer)(unsafe.Pointer
 func openLtLibrary(files []string) (string, error) {
 	t := &C.lt
 	return dl.Open([]dl.Sym{
+		{Name: "cublasLtGetVersion", Slot: slot(&t.version)},
 		{Name: "cublasLtCreate", Slot: slot(&t.create)},
 		{Name: "cublasLtDestroy", Slot: slot(&t.destroy)},
 		{Name: "cublasLtMatmulDescCreate", Slot: slot(&t.desc_create)},
@@ -130,6 +131,7 @@ type planKey struct {
 	ab, c                  elem.Type
 	ta, tb                 bool
 	epilogue               Epilogue
+	adds, apart            bool  // Beta is not 0; it multiplies another matrix than C
 	alignA, alignB, alignC uint8 // logarithms
 	alignAdd               uint8 // of what Beta multiplies: C's, unless it is another matrix
 }
@@ -159,14 +161,32 @@ func sysPlan(l light, k *planKey, x *Beside, found []algorithm) (p plan, n, code
 // algorithm is an answer of the library's heuristic.
 type algorithm = C.struct_heuristic
 
-// epilogues are the library's numbers. Its B is our A, its columns are our rows.
+// epilogues are the library's numbers.
 var epilogues = [...]C.int{
 	NoEpilogue: C.EPILOGUE_DEFAULT, Bias: C.EPILOGUE_BIAS, GELU: C.EPILOGUE_GELU_AUX, BiasGELU: C.EPILOGUE_GELU_AUX_BIAS,
-	DGELU: C.EPILOGUE_DGELU, DGELUBiasGrad: C.EPILOGUE_DGELU_BGRAD, RowSums: C.EPILOGUE_BGRADB,
+	DGELU: C.EPILOGUE_DGELU,
 }
 
+// choiceOf is the algorithm of an answer, sysSetAlgorithm makes it that of a plan.
+func choiceOf(a *algorithm) (c Choice) {
+	for i, x := range a.algo.data {
+		c.Algo[i] = uint64(x)
+	}
+	c.Workspace = int(a.workspace)
+	return c
+}
+
+func sysSetAlgorithm(p plan, c Choice) {
+	for i, x := range c.Algo {
+		p.algo.data[i] = C.uint64_t(x)
+	}
+	p.workspace = C.size_t(c.Workspace)
+}
+
+func sysLtVersion() int { return int(C.lt_version()) }
+
 func beside(x *Beside) C.struct_beside {
-	return C.struct_beside{add: address(x.Add), vector: address(x.Vector), aux: address(x.Aux)}
+	return C.struct_beside{add: address(x.Add), bias: address(x.Bias), aux: address(x.Aux)}
 }
 
 func sysPlanFree(l light, p plan) (code int, op string) { return took(C.plan_free(l, p)) }

@@ -18,7 +18,7 @@ static inline int enter(const struct device *d) { return -d->enter(d->context); 
 // Of the headers: element types, compute types, operations, attributes.
 enum { R_32F = 0, R_64F = 1, R_16F = 2, R_16BF = 14, COMPUTE_32F = 68, COMPUTE_64F = 70, OP_N = 0, OP_T = 1 };
 enum { DESC_TRANSA = 3, DESC_TRANSB = 4, DESC_EPILOGUE = 7, DESC_BIAS_POINTER = 8, DESC_AUX_POINTER = 11, DESC_AUX_LD = 12, DESC_BIAS_TYPE = 26 };
-enum { EPILOGUE_DEFAULT = 1, EPILOGUE_BIAS = 4, EPILOGUE_GELU_AUX = 160, EPILOGUE_GELU_AUX_BIAS = 164, EPILOGUE_DGELU = 192, EPILOGUE_DGELU_BGRAD = 208, EPILOGUE_BGRADB = 512 };
+enum { EPILOGUE_DEFAULT = 1, EPILOGUE_BIAS = 4, EPILOGUE_GELU_AUX = 160, EPILOGUE_GELU_AUX_BIAS = 164, EPILOGUE_DGELU = 192 };
 enum { PREF_MAX_WORKSPACE = 1, PREF_REDUCTION_MASK = 3, PREF_ALIGNMENT_A = 5 }; // B, C and D follow A
 enum { REDUCTION_COMPUTE_TYPE = 2, NOT_SUPPORTED = 15, INVALID_VALUE = 7, ALLOC_FAILED = 3 };
 
@@ -34,6 +34,7 @@ struct heuristic {
 };
 
 struct {
+    size_t (*version)(void);
     int (*create)(void **handle);
     int (*destroy)(void *handle);
     int (*desc_create)(void **desc, int compute, int scale);
@@ -79,7 +80,7 @@ struct shape {
 
 // beside is what a product has beside A, B and D, as numbers.
 struct beside {
-    uintptr_t add, vector, aux; // C, the bias or its gradient, the values before the GELU
+    uintptr_t add, bias, aux; // C, the bias, the values before the GELU
 };
 
 // plan is a product made ready: its descriptors and the algorithm.
@@ -103,6 +104,7 @@ struct light {
     void *h;
 };
 
+static size_t lt_version(void) { return lt.version(); }
 static int lt_create(struct light *l) {
     int rc = enter(&l->d);
     return rc ? rc : lt.create(&l->h);
@@ -135,7 +137,7 @@ static struct outcome plan_free(const struct light *l, struct plan *p) {
 // point tells the description where the operands of an epilogue are.
 static struct outcome point(const struct plan *p, const struct beside *x) {
     struct outcome o = {0, NULL};
-    if (x->vector) TRY("cublasLtMatmulDescSetAttribute", lt.desc_set(p->desc, DESC_BIAS_POINTER, &x->vector, sizeof x->vector))
+    if (x->bias) TRY("cublasLtMatmulDescSetAttribute", lt.desc_set(p->desc, DESC_BIAS_POINTER, &x->bias, sizeof x->bias))
     if (x->aux) TRY("cublasLtMatmulDescSetAttribute", lt.desc_set(p->desc, DESC_AUX_POINTER, &x->aux, sizeof x->aux))
 out:
     return o;
@@ -162,7 +164,7 @@ static struct outcome plan_make(const struct light *l, const struct shape *s, co
     TRY("cublasLtMatmulDescSetAttribute", lt.desc_set(p->desc, DESC_TRANSB, &s->tb, sizeof s->tb))
     if (s->epilogue != EPILOGUE_DEFAULT) {
         TRY("cublasLtMatmulDescSetAttribute", lt.desc_set(p->desc, DESC_EPILOGUE, &s->epilogue, sizeof s->epilogue))
-        if (x->vector) TRY("cublasLtMatmulDescSetAttribute", lt.desc_set(p->desc, DESC_BIAS_TYPE, &s->c, sizeof s->c))
+        if (x->bias) TRY("cublasLtMatmulDescSetAttribute", lt.desc_set(p->desc, DESC_BIAS_TYPE, &s->c, sizeof s->c))
         if (x->aux) TRY("cublasLtMatmulDescSetAttribute", lt.desc_set(p->desc, DESC_AUX_LD, &s->ldc, sizeof s->ldc))
         o = point(p, x);
         if (o.code) goto out;

@@ -111,8 +111,8 @@ static void put(int type, void *p, int64_t i, double v) {
 }
 
 // epilogue is what a product does beside; its values are cublasLtEpilogue_t's.
-enum { DEFAULT = 1, BIAS = 4, GELU_AUX = 160, GELU_AUX_BIAS = 164, DGELU = 192, DGELU_BGRAD = 208, BGRADB = 512 };
-struct epilogue { int kind, type; void *vector, *aux; int64_t ldaux; };
+enum { DEFAULT = 1, BIAS = 4, GELU_AUX = 160, GELU_AUX_BIAS = 164, DGELU = 192 };
+struct epilogue { int kind, type; void *bias, *aux; int64_t ldaux; };
 
 static double gelu(double x) { return x / 2 * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }
 static double dgelu(double x) {
@@ -122,12 +122,12 @@ static double dgelu(double x) {
 
 // after makes of v, which would be D(i, j), what D holds.
 static double after(const struct epilogue *e, int ct, int64_t i, int64_t j, double v) {
-    if (e->kind == BIAS || e->kind == GELU_AUX_BIAS) v += get(e->type, e->vector, i);
+    if (e->kind == BIAS || e->kind == GELU_AUX_BIAS) v += get(e->type, e->bias, i);
     if (e->kind == GELU_AUX || e->kind == GELU_AUX_BIAS) {
         put(ct, e->aux, i + j * e->ldaux, v);
         v = gelu(v);
     }
-    if (e->kind == DGELU || e->kind == DGELU_BGRAD) v *= dgelu(get(ct, e->aux, i + j * e->ldaux));
+    if (e->kind == DGELU) v *= dgelu(get(ct, e->aux, i + j * e->ldaux));
     return v;
 }
 
@@ -140,16 +140,6 @@ static void gemm(int ab, int ct, int ta, int tb, int64_t m, int64_t n, int64_t k
                 sum += get(ab, a, ta ? l + i * lda : i + l * lda) * get(ab, b, tb ? j + l * ldb : l + j * ldb);
             put(ct, d, i + j * ldc, after(e, ct, i, j, alpha * sum + (beta == 0 ? 0 : beta * get(ct, c, i + j * ldc))));
         }
-    for (int64_t i = 0; e->kind == DGELU_BGRAD && i < m; i++) { // the rows of D
-        double sum = 0;
-        for (int64_t j = 0; j < n; j++) sum += get(ct, d, i + j * ldc);
-        put(e->type, e->vector, i, sum);
-    }
-    for (int64_t j = 0; e->kind == BGRADB && j < n; j++) { // the columns of op(B)
-        double sum = 0;
-        for (int64_t l = 0; l < k; l++) sum += get(ab, b, tb ? j + l * ldb : l + j * ldb);
-        put(e->type, e->vector, j, sum);
-    }
 }
 static const struct epilogue nothing = {DEFAULT, 0, NULL, NULL, 0};
 
@@ -163,6 +153,7 @@ struct algo { uint32_t magic, align[4], number; uint64_t workspace, spare[4]; };
 struct heuristic { struct algo algo; size_t workspace; int state; float waves; int reserved[4]; };
 _Static_assert(sizeof(struct algo) == 64 && sizeof(struct heuristic) == 96, "of cublasLt.h");
 
+size_t cublasLtGetVersion(void) { return 130000; }
 int cublasLtCreate(void **out) {
     BEGIN;
     *out = rc == OK ? calloc(1, sizeof(struct handle)) : NULL;
@@ -197,7 +188,7 @@ int cublasLtMatmulDescSetAttribute(struct desc *d, int attr, const void *v, size
         case 3: d->ta = *(const int *)v; break;
         case 4: d->tb = *(const int *)v; break;
         case 7: d->e.kind = *(const int *)v; break;
-        case 8: d->e.vector = *(void *const *)v; break;
+        case 8: d->e.bias = *(void *const *)v; break;
         case 11: d->e.aux = *(void *const *)v; break;
         case 12: d->e.ldaux = *(const int64_t *)v; break;
         case 26: d->e.type = *(const int *)v; break;
@@ -255,10 +246,10 @@ static int aligned(const void *p, uint32_t to) { return (uintptr_t)p % to == 0; 
 
 // known says whether an epilogue is one, with all that it needs.
 static int known(const struct epilogue *e, int ct, uint64_t rows) {
-    int vector = e->kind == BIAS || e->kind == GELU_AUX_BIAS || e->kind == DGELU_BGRAD || e->kind == BGRADB;
-    int aux = e->kind == GELU_AUX || e->kind == GELU_AUX_BIAS || e->kind == DGELU || e->kind == DGELU_BGRAD;
-    if (!vector && !aux) return e->kind == DEFAULT;
-    if (ct == F64 || (vector && (e->type != ct || !e->vector || !aligned(e->vector, 16)))) return 0;
+    int bias = e->kind == BIAS || e->kind == GELU_AUX_BIAS;
+    int aux = e->kind == GELU_AUX || e->kind == GELU_AUX_BIAS || e->kind == DGELU;
+    if (!bias && !aux) return e->kind == DEFAULT;
+    if (ct == F64 || (bias && (e->type != ct || !e->bias || !aligned(e->bias, 16)))) return 0;
     return !aux || (e->aux && aligned(e->aux, 16) && e->ldaux >= (int64_t)rows && e->ldaux % 8 == 0);
 }
 
@@ -317,9 +308,9 @@ int cublasLtMatmul(void *h, struct desc *d, const void *alpha, const void *a, st
         if (ms > 0) usleep(1000 * (unsigned)ms);
         gemm(la->type, lc->type, d->ta, d->tb, lc->rows, lc->cols, d->ta ? la->rows : la->cols, fa, a, la->ld, b, lb->ld, fb, c, out, lc->ld, &d->e);
     }
-    END("epilogue=%d vector=%p of %d aux=%p ldaux=%ld algo=%u D=%p ta=%d tb=%d m=%ld n=%ld k=%ld lda=%ld ldb=%ld ldc=%ld ab=%d c=%d "
+    END("epilogue=%d bias=%p of %d aux=%p ldaux=%ld algo=%u D=%p ta=%d tb=%d m=%ld n=%ld k=%ld lda=%ld ldb=%ld ldc=%ld ab=%d c=%d "
         "compute=%d alpha=%g beta=%g bytes=%ld A=%p B=%p C=%p stream=%p",
-        d->e.kind, d->e.vector, d->e.type, d->e.aux, (long)d->e.ldaux, algo->number, out, d->ta, d->tb, (long)lc->rows, (long)lc->cols,
+        d->e.kind, d->e.bias, d->e.type, d->e.aux, (long)d->e.ldaux, algo->number, out, d->ta, d->tb, (long)lc->rows, (long)lc->cols,
         (long)(d->ta ? la->rows : la->cols), (long)la->ld, (long)lb->ld, (long)lc->ld, la->type, lc->type, d->compute, fa, fb, (long)bytes, a, b,
         c, stream);
 }
