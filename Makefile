@@ -59,7 +59,8 @@ test-gpu: deps
 
 # Each row of docs/faults.md LOCKSTEP_FAULTS times, two at a time; ten times as often a
 # program that saves checkpoints, killed at a random moment and started again; and five
-# times as often a run that saves after every step, a rank of it stopped or killed.
+# times as often a run that saves after every step, a rank of it stopped or killed. The
+# rows that are a test of train's come last.
 LOCKSTEP_FAULTS ?= 20
 test-faults: deps
 	@status=0; \
@@ -70,6 +71,7 @@ test-faults: deps
 	faults spmd $$((10 * $(LOCKSTEP_FAULTS))) '^TestCheckpointCrash$$'; \
 	faults apps/train $$((10 * $(LOCKSTEP_FAULTS))) '^TestKilled$$'; \
 	faults apps/train $$((5 * $(LOCKSTEP_FAULTS))) '^TestStruck$$'; \
+	(cd apps/train && go test -count=$(LOCKSTEP_FAULTS) -timeout 0 -run '^(TestTwoJobs|TestRequeued|TestTruncatedTokenFile)$$') || status=1; \
 	exit $$status
 
 # A two-node Slurm on this machine, with every batch script of launch/slurm.

@@ -44,8 +44,16 @@ func inSlurm(t *testing.T, job, restarts, squeue string) {
 // TestLockOwners: a lock is taken over from owners that are gone for certain, and from
 // no others.
 func TestLockOwners(t *testing.T) {
-	parent := func(o *lockOwner) { // of this process, and as alive
-		o.PID = os.Getppid()
+	child := exec.Command("sleep", "600")
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = child.Process.Kill()
+		_ = child.Wait()
+	}()
+	running := func(o *lockOwner) {
+		o.PID = child.Process.Pid
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", o.PID))
 		if err != nil {
 			t.Fatal(err)
@@ -67,8 +75,8 @@ func TestLockOwners(t *testing.T) {
 		want   string // in the error; "" where the lock is taken over
 	}{
 		{"a process that has ended", func(o *lockOwner) { o.PID = deadProcess(t) }, "", ""},
-		{"a process that runs", parent, "", fmt.Sprintf("process %d, since 2026-", os.Getppid())},
-		{"another process of that number", func(o *lockOwner) { parent(o); o.Start++ }, "", ""},
+		{"a process that runs", running, "", fmt.Sprintf("process %d, since 2026-", child.Process.Pid)},
+		{"another process of that number", func(o *lockOwner) { running(o); o.Start++ }, "", ""},
 		{"no process", func(o *lockOwner) { o.PID = 0 }, "", ""},
 		{"on another host", elsewhere, "", unseen},
 		{"of another container", func(o *lockOwner) { o.PIDs, o.Locked = "pid:[1]", true }, "", ""},
