@@ -29,8 +29,9 @@ func MatrixOf[T GemmElem](b Buffer[T], rows, cols int) Matrix[T] {
 // storing the product. The zero value is the plain product.
 //
 // The operands from Bias on are buffers, given by Buffer.Arg, of C's type; the zero
-// Arg is none. They are an epilogue of the product, which costs little or nothing
-// where the product is in registers already. Possible are
+// Arg is none. They are an epilogue of the product, which costs less than a kernel
+// behind it would, since the product is in registers already; but BiasGrad and RowSums
+// are a pass over C, and over A. Possible are
 //
 //	Bias, Residual, or both
 //	Bias with Accumulate

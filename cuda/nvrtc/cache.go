@@ -15,7 +15,8 @@ import (
 	"syscall"
 )
 
-// Cache keeps compiled images in the files of one folder, for later runs and for other processes.
+// Cache keeps compiled images, and what else takes long to find out (Put), in the files of one folder, for later runs
+// and for other processes.
 //
 // A file is named for everything its image depends on: the source and its name, headers, flags, name expressions, capability and the
 // version of NVRTC. Processes may share the folder: a file is written under another name and renamed, so that a reader

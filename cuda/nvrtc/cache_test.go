@@ -274,3 +274,56 @@ func childCache() error {
 	}
 	return nil
 }
+
+// What is kept by name comes back whole, under that name alone, or not at all.
+func TestCacheByName(t *testing.T) {
+	c := Cache{Dir: filepath.Join(t.TempDir(), "made when needed")}
+	if data, ok := c.Get("a"); ok {
+		t.Errorf("%q from an empty folder", data)
+	}
+	for name, data := range map[string]string{"a": "first", "b": "second"} {
+		if err := c.Put(name, []byte(data)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := c.Put("a", []byte("third")); err != nil { // replaces
+		t.Fatal(err)
+	}
+	onlyEntries(t, c, 2)
+	for name, want := range map[string]string{"a": "third", "b": "second"} {
+		if data, ok := c.Get(name); !ok || string(data) != want {
+			t.Errorf("%s is %q, %v; want %q", name, data, ok, want)
+		}
+	}
+	if _, ok := c.Get("c"); ok {
+		t.Error("something by a name that was never used")
+	}
+	key := nameKey("a")
+	file := filepath.Join(c.Dir, hex.EncodeToString(key[:]))
+	whole, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := nameKey("b")
+	for what, damaged := range map[string][]byte{"cut": whole[:len(whole)-1], "empty": nil, "changed": append(whole[:len(whole)-1:len(whole)-1], 'x')} {
+		if err := os.WriteFile(file, damaged, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if data, ok := c.Get("a"); ok {
+			t.Errorf("%s: %q", what, data)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(c.Dir, hex.EncodeToString(other[:])), whole, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if data, ok := c.Get("b"); ok {
+		t.Errorf("what was kept as a is %q as b", data)
+	}
+	none := Cache{}
+	if err := none.Put("a", nil); err != nil {
+		t.Error(err)
+	}
+	if _, ok := none.Get("a"); ok {
+		t.Error("something from no folder")
+	}
+}
