@@ -406,8 +406,8 @@ func TestLoad(t *testing.T) {
 			}
 			names9 = []string{"libcudnn-here.so.9"}
 			t.Setenv("CUDNN_HOME", home)
-			if err := Load(); err != nil {
-				t.Error(err)
+			if err := Load(); err != nil || !strings.HasSuffix(Path(), "libcudnn-here.so.9") {
+				t.Errorf("%q, %v", Path(), err)
 			}
 		})
 	})

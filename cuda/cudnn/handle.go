@@ -17,11 +17,14 @@ var names9 = []string{"libcudnn.so.9", "libcudnn_graph.so.9"}
 // oldest is the first version whose backward pass needs no help: from 9.6 on it clears its sums itself.
 const oldest = 90600
 
+var path string // of the library; set by load
+
 var load = sync.OnceValue(func() error {
 	// Engines that are compiled at run time open NVRTC by name. Once it is loaded, from wherever, that name finds it;
 	// where it is missing the library says so itself when an engine needs it.
 	_ = nvrtc.Load()
-	if _, err := openLibrary(files()); err != nil {
+	var err error
+	if path, err = openLibrary(files()); err != nil {
 		return errors.New("cudnn: cuDNN 9 cannot be used: " + strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
 	if v := sysVersion(); v < oldest || v >= 100000 {
@@ -55,6 +58,14 @@ func Version() string {
 		return ""
 	}
 	return text(sysVersion())
+}
+
+// Path returns the file in use as the loader reports it; "" where Load fails.
+func Path() string {
+	if Load() != nil {
+		return ""
+	}
+	return path
 }
 
 // text writes a version as cudnnGetVersion returns it.

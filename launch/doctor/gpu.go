@@ -10,6 +10,7 @@ import (
 	"unsafe"
 
 	"lockstep/cuda"
+	"lockstep/cuda/cudnn"
 	"lockstep/cuda/nvml"
 	"lockstep/cuda/nvrtc"
 	"lockstep/host"
@@ -56,7 +57,7 @@ func gatherGPU() (GPU, map[string]Library) {
 	libs["NCCL"], libs["NVRTC"] = loaded(nccl.Load, nccl.VersionString, nccl.Path), loaded(nvrtc.Load, nvrtcVersion, nvrtc.Path)
 	libs["cuBLAS"] = byName("cublasCreate_v2", "libcublas.so.13", "libcublas.so.12")
 	libs["cuBLASLt"] = byName("cublasLtCreate", "libcublasLt.so.13", "libcublasLt.so.12")
-	libs["cuDNN"] = byName("cudnnGetVersion", "libcudnn.so.9", "libcudnn.so.8")
+	libs["cuDNN"] = loaded(cudnn.Load, cudnn.Version, cudnn.Path)
 	return g, libs
 }
 
