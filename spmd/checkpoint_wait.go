@@ -121,18 +121,18 @@ func (w *World) files() *fileReport {
 	return nil
 }
 
-// slow says which ranks wait for files, while all ranks answer; "" where none does.
-func slow(ranks []told) (who string) {
+// slow finds the first rank that waits for files, while all ranks answer; nil where none does.
+func slow(ranks []told) (first *told) {
 	for i := range ranks {
 		t := &ranks[i]
 		if t.State == nil && !t.Left {
-			return ""
+			return nil
 		}
-		if who == "" && t.Files != nil && t.Files.Waits {
-			who = fmt.Sprintf("rank %d is in the %v", t.Hello.Rank, t.Files)
+		if first == nil && t.Files != nil && t.Files.Waits {
+			first = t
 		}
 	}
-	return who
+	return first
 }
 
 func (f *fileReport) String() string { return fmt.Sprintf("%s, for %.1f s", f.What, f.Seconds) }

@@ -231,8 +231,11 @@ func (o *overseer) suspect(what string, still func() bool) {
 	go func() { // what looks goes on
 		defer o.asking.Store(false)
 		if o.w.filed.Load() {
-			if who := slow(readStates(o.gather())); who != "" {
-				o.w.Log.Warn().Msg("waits: " + who)
+			if t := slow(readStates(o.gather())); t != nil {
+				if o.w.Rank() == b2i(t.Hello.Rank == 0) { // who waits is another
+					log := o.w.Log.Level(min(o.w.Log.GetLevel(), zerolog.WarnLevel))
+					log.Warn().Msgf("waits: rank %d is in the %v", t.Hello.Rank, t.Files)
+				}
 				o.patient.Store(time.Now().Add(o.w.cfg.timeout() / 2).UnixNano())
 				return
 			}
