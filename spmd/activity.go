@@ -1,6 +1,7 @@
 package spmd
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"runtime"
@@ -125,7 +126,10 @@ func (st *commState) last() string {
 		st.mu.Lock()
 		defer st.mu.Unlock()
 		if g := a.group.Load(); g != nil {
-			return describeGroup(g.cmds)
+			return describeGroup(g.cmds, len(g.cmds))
+		}
+		if a.flight != nil {
+			return cmp.Or(a.flight.lastGroup(), cmdGroup.String())
 		}
 	}
 	return describe(what, a.n.Load())

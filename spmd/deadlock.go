@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-
-	"lockstep/internal/elem"
 )
 
 // On the host a rank is in one call of MPI at a time, and gets no further before that is over. So ranks that wait for each
@@ -159,24 +157,16 @@ func (p *position) waitsFor(rank int, all map[int]*standing) (list []int) {
 // mostNamed is how many messages of a group a report names.
 const mostNamed = 8
 
-// describeGroup is what a group is made of.
-func describeGroup(cmds []call) string {
-	var parts []string
-	add := func(kind cmdKind, t elem.Type, n, peer int) {
-		parts = append(parts, (&call{kind: kind, typ: t, n: n, root: peer}).String())
-	}
-	for i := range cmds {
-		switch c := &cmds[i]; c.kind {
-		case cmdSendRecv:
-			add(cmdSend, c.typ, c.n, c.root)
-			add(cmdRecv, c.typ, c.rn, c.from)
-		default:
-			parts = append(parts, c.String())
-		}
-	}
+// describeGroup is what a group of so many calls is made of, of which cmds are the first.
+func describeGroup(cmds []call, calls int) string {
 	more := ""
-	if n := len(parts) - mostNamed; n > 0 {
-		parts, more = parts[:mostNamed], fmt.Sprintf(" and %d more", n)
+	cmds = cmds[:min(len(cmds), mostNamed)]
+	if n := calls - len(cmds); n > 0 {
+		more = fmt.Sprintf(" and %d more", n)
+	}
+	var parts []string
+	for i := range cmds {
+		parts = append(parts, cmds[i].String())
 	}
 	return "Group of " + strings.Join(parts, ", ") + more
 }

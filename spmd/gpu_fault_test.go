@@ -49,7 +49,7 @@ func gpuPrepare(what string) {
 }
 
 var faults = []string{"a collective fails", "a rank is lost", "a launch fails", "the GPU fails", "no memory", "a late kernel", "no CUDA source", "no cuBLAS", "a graph is left",
-	"lengths differ", "memory differs", "the others wait", "the others do not wait", "the others cannot hand it over"}
+	"lengths differ", "memory differs", "the others wait", "the others wait in a group", "the others do not wait", "the others cannot hand it over"}
 
 // gpuFault is what the app does on a GPU where something is to go wrong on its last
 // rank, in NCCL or in the driver.
@@ -162,6 +162,15 @@ func gpuHang(w *spmd.World, s *spmd.Stream, x spmd.Buffer[float32], what string,
 	} else if err := s.HostFunc(func() error { select {} }); err != nil {
 		return err
 	}
+	if what == "the others wait in a group" {
+		c := w.Comm.On(s)
+		if err := c.Group(func() error {
+			return errors.Join(spmd.Send(c, x.Slice(0, 20), w.Size()-1), spmd.Recv(c, x.Slice(20, 30), w.Size()-1))
+		}); err != nil {
+			return err
+		}
+		return s.Synchronize()
+	}
 	if err := spmd.AllReduce(w.Comm.On(s), x, x, spmd.Sum); err != nil {
 		return err
 	}
@@ -185,6 +194,8 @@ func gpuHangs(t *testing.T) {
 	}{
 		{"the others wait", "FAKECUDA_DELAY=0", []string{`what was enqueued on stream "work", collectives among it, has not ended in 2s`,
 			`or run, the first collective is AllReduce of 64 float32 (sum) ` + enqueued}},
+		{"the others wait in a group", "FAKECUDA_DELAY=0", []string{"rank 0 waits in Group of Send of 20 float32 to rank 2, Recv of 10 float32 from rank 2 " + enqueued,
+			"rank 1 waits in Group of Send of 20 float32 to rank 2, Recv of 10 float32 from rank 2 " + enqueued}},
 		{"the others do not wait", "FAKECUDA_DELAY=0", []string{`what was enqueued on stream "work", collectives among it, has not ended in 2s`,
 			`or run, the first collective is AllReduce of 64 float32 (sum) ` + enqueued}},
 		{"the others cannot hand it over", "FAKENCCL_LOG=" + hang, []string{"has not ended in 2s"}},
@@ -194,6 +205,9 @@ func gpuHangs(t *testing.T) {
 			status, out := run(t, 3, tc.what, []string{rankEnv + "=" + tc.env}, "--device", "cuda", "--timeout", "2s")
 			want := append([]string{"NOT ARRIVED: rank 2\n", `on "world", AllReduce of 64 float32 (sum) ` + enqueued, ": ranks 0-1 in it",
 				"  rank 2 is at call ", "spmd_test.oversleep", "ERR this job hangs"}, tc.want...)
+			if tc.what == "the others wait in a group" {
+				want = append(tc.want, "spmd_test.oversleep", "ERR this job hangs")
+			}
 			for _, part := range want {
 				if !strings.Contains(out, part) {
 					t.Errorf("%q is not said", part)

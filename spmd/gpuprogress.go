@@ -173,6 +173,24 @@ type flown struct {
 	q    *gpuQueue
 	seq  uint64
 	site ccall.Site
+	// Of a group, which is used again once it is issued, the first of its calls, and how many there are.
+	first [4]struct {
+		what uint64
+		n    int64
+	}
+	calls int
+}
+
+// describe says what the call is.
+func (f *flown) describe() string {
+	if cmdKind(f.what) != cmdGroup {
+		return describe(f.what, f.n)
+	}
+	var cmds []call
+	for _, c := range f.first[:min(f.calls, len(f.first))] {
+		cmds = append(cmds, callOf(c.what, c.n))
+	}
+	return describeGroup(cmds, f.calls)
 }
 
 // issue notes a call that is about to be handed over, as the seq-th command of q.
@@ -190,6 +208,13 @@ func (a *activity) issue(q *gpuQueue, seq uint64, c *command) {
 	}
 	slot := &f.ring[f.next%uint64(len(f.ring))]
 	*slot = flown{what: what, n: int64(c.length()), q: q, seq: seq, site: c.site}
+	if c.kind == cmdGroup {
+		slot.calls = len(c.group.cmds)
+		for i := range min(slot.calls, len(slot.first)) {
+			in := &c.group.cmds[i]
+			slot.first[i].what, slot.first[i].n = in.what(), int64(in.length())
+		}
+	}
 	f.next++
 	f.first = max(f.first, f.next-min(f.next, uint64(len(f.ring))))
 }
@@ -229,10 +254,23 @@ func (a *activity) on(q *gpuQueue) (what, place string, ok bool) {
 	f.retire()
 	for i := f.first; i < f.next; i++ {
 		if at := &f.ring[i%uint64(len(f.ring))]; at.q == q && q.passed() < at.seq {
-			return describe(at.what, at.n), "from " + at.site.String(), true
+			return at.describe(), "from " + at.site.String(), true
 		}
 	}
 	return "", "", false
+}
+
+// lastGroup is what the last call is made of, where that is a group; else "".
+func (f *flight) lastGroup() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.next == 0 {
+		return ""
+	}
+	if last := &f.ring[(f.next-1)%uint64(len(f.ring))]; cmdKind(last.what) == cmdGroup {
+		return last.describe()
+	}
+	return ""
 }
 
 // lastPlace is that of the last call.
