@@ -34,9 +34,9 @@ type Options struct {
 	//   mma     this package's kernels for tensor cores: bfloat16, Size a multiple of 8 up to 128, compute capability 8.0
 	//   simple  on CUDA cores in float32, any shape and type; the way on the host
 	Path string
-	// Deterministic has equal operands give equal bits. Only the gradients of cudnn differ without it; with it cudnn's
-	// backward pass is 8 to 16 % slower on an H200 and takes 2 bytes of workspace for each of the Batch * Heads * Tokens *
-	// Tokens scores.
+	// Deterministic has equal operands give equal bits. Only the gradients of cudnn differ without it. With it, and no Path,
+	// the backward pass is that of mma, where that has the shape: cuDNN's is 3 to 5 % faster, but takes 2 bytes of workspace for
+	// each of Batch * Heads * Tokens * Tokens scores. The path is still called cudnn.
 	Deterministic bool
 }
 
@@ -61,6 +61,7 @@ type Attention[T Elem] struct {
 	path  string
 	why   string
 	cudnn *cudnnPath           // where that is the path
+	back  string               // the path of the backward pass
 	work  spmd.Buffer[float32] // of the path, shared by the family
 }
 
@@ -278,13 +279,21 @@ func (f *family[T]) member(s Shape, plan *cudnnPath, noPlan string) (*Attention[
 	if !auto && plan == nil {
 		a.why = "asked for"
 	}
-	n := 0
-	switch a.path {
-	case pathCuDNN:
-		n = (max(plan.a.ForwardWorkspace(), plan.a.BackwardWorkspace()) + 3) / 4
-	case pathMMA:
-		n = mmaScratch(s.Batch, s.Tokens, s.Heads)
+	if a.back = a.path; auto && a.path == pathCuDNN && f.o.Deterministic && noMMA == "" {
+		a.back = pathMMA
+		a.why += ", backward by mma: equal bits in little memory"
 	}
+	n := 0
+	if a.path == pathCuDNN {
+		n = plan.a.ForwardWorkspace()
+	}
+	switch a.back {
+	case pathCuDNN:
+		n = max(n, plan.a.BackwardWorkspace())
+	case pathMMA:
+		n = max(n, 4*mmaScratch(s.Batch, s.Tokens, s.Heads))
+	}
+	n = (n + 3) / 4
 	var err error
 	if a.work, err = f.room(n); err != nil {
 		return nil, errors.Join(err, plan.close())
@@ -325,7 +334,8 @@ func Workspace[T Elem](s Shape, o Options) int {
 	if o.Path != pathSimple && isHalf[T]() {
 		most = 4 * mmaScratch(s.Batch, s.Tokens, s.Heads)
 	}
-	if most > 0 && o.Path != pathMMA {
+	alone := !o.Deterministic || o.Path == pathCuDNN || s.Size > mmaMaxHead || s.Size%mmaHeadStep != 0
+	if most > 0 && o.Path != pathMMA && alone { // cuDNN's backward pass may be taken
 		each := 4 * s.Size // a row's gradient in float32
 		if o.Deterministic {
 			each = 2 * s.Tokens // a row of scores
@@ -373,7 +383,7 @@ func (a *Attention[T]) Backward(s *spmd.Stream, dqkv, dout, out spmd.Buffer[T], 
 		return err
 	}
 	x := a.dims()
-	switch a.path {
+	switch a.back {
 	case pathCuDNN:
 		return a.cudnn.backward.Call(s, 0, dqkv.Arg(), dout.Arg(), out.Arg(), lse.Arg(), qkv.Arg(), a.work.Arg())
 	case pathMMA:

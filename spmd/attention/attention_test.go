@@ -199,13 +199,22 @@ func TestPaths(t *testing.T) {
 				if err != nil {
 					t.Skip(err)
 				}
-				if most := Workspace[spmd.BF16](shape, Options{Deterministic: deterministic}); a.Workspace() > most || a.Workspace() < most/2 {
+				if most := Workspace[spmd.BF16](shape, Options{Path: "cudnn", Deterministic: deterministic}); a.Workspace() > most || a.Workspace() < most/2 {
 					t.Errorf("%v: workspace of %d bytes, %d were announced", shape, a.Workspace(), most)
 				}
 				newJob(t, w, s, a, 1).check(1)
 				newJob(t, w, s, a, 4).check(4)
 				must(t, a.Close())
 			}
+			both := attentionOf[spmd.BF16](t, w, shape, Options{Deterministic: true})
+			if both.Path() != "cudnn" || !strings.Contains(both.Why(), "mma") {
+				t.Errorf("%v: path %q, why %q; want cudnn, with mma's backward pass", shape, both.Path(), both.Why())
+			}
+			if most := Workspace[spmd.BF16](shape, Options{Deterministic: true}); both.Workspace() > most {
+				t.Errorf("%v: workspace of %d bytes, %d were announced", shape, both.Workspace(), most)
+			}
+			newJob(t, w, s, both, 1).check(1)
+			newJob(t, w, s, both, 4).check(4)
 		}
 	})
 }
@@ -341,17 +350,19 @@ var doubled = Shape{2, 128, 1, 8}
 func cudnnPathTaken(t *testing.T, w *spmd.World) {
 	s := stream(t, w)
 	for _, deterministic := range []bool{true, false} {
-		a := attentionOf[spmd.BF16](t, w, doubled, Options{Deterministic: deterministic})
+		// By its name: the doubles run no kernel, and without a name the deterministic backward pass is one.
+		o := Options{Path: "cudnn", Deterministic: deterministic}
+		a := attentionOf[spmd.BF16](t, w, doubled, o)
 		if a.Path() != "cudnn" || !strings.HasPrefix(a.Why(), "cuDNN 9.14.0, its engines timed in ") || a.Workspace() == 0 {
 			t.Errorf("path %q, why %q, workspace %d", a.Path(), a.Why(), a.Workspace())
 		}
 		j := newJob(t, w, s, a, 1)
 		j.check(1)
-		if a := attentionOf[spmd.BF16](t, w, doubled, Options{Deterministic: deterministic}); a.Why() != "cuDNN 9.14.0" {
+		if a := attentionOf[spmd.BF16](t, w, doubled, o); a.Why() != "cuDNN 9.14.0" {
 			t.Errorf("why %q the second time", a.Why())
 		}
 
-		if most := Workspace[spmd.BF16](doubled, Options{Deterministic: deterministic}); deterministic && a.Workspace() > most+4096 {
+		if most := Workspace[spmd.BF16](doubled, o); deterministic && a.Workspace() > most+4096 {
 			t.Errorf("workspace of %d bytes, at most %d were announced", a.Workspace(), most)
 		}
 		// Each replay computes anew.
