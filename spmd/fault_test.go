@@ -46,6 +46,7 @@ type mishap struct {
 	name   string
 	ranks  int  // those that it needs; 0: any number but 1
 	first  bool // rank 0 is the victim, else the last one
+	second bool // and rank 1
 	gpu    bool // it shows in the same way on GPUs
 	rare   bool // only counted, by make test-faults: mpirun itself does not always end
 	args   []string
@@ -102,6 +103,7 @@ func table() []mishap {
 			cause: "app: the ranks were started differently: --seed is 42 on ", want: []string{", 7 on rank {rank}\n"}},
 
 		{name: "stopped before MPI starts", within: hang, args: hangFlag, before: func() { happens(); _ = syscall.Kill(os.Getpid(), syscall.SIGSTOP) }, cause: "the start has not ended in " + faultTimeout.String()},
+		{name: "ranks 0 and 1 stopped before MPI starts", within: hang + 6*time.Second, first: true, second: true, args: hangFlag, before: func() { happens(); _ = syscall.Kill(os.Getpid(), syscall.SIGSTOP) }, cause: "the start has not ended in " + faultTimeout.String()},
 		// In the middle of MPI_Init: of Open MPI 4.1's mpirun one in some twenty hangs then.
 		{name: "stopped at start", rare: true, within: hang, args: hangFlag, before: func() {
 			when("cudampi.Start(", func() { happens(); _ = syscall.Kill(os.Getpid(), syscall.SIGSTOP) })
@@ -115,7 +117,7 @@ func table() []mishap {
 		{name: "stopped at the end of MPI", within: hang, args: hangFlag, double: "stopsatend.c", cause: hung, want: []string{"the program has ended here, and not on every rank", "rank {rank} (host {host}, pid {pid}): does not answer; its process is T (stopped)"}},
 		{name: "rank 0 stopped at the end of MPI", within: hang, first: true, args: hangFlag, double: "stopsatend.c", cause: hung, want: []string{"the program has ended here, and not on every rank", "rank {rank} (host {host}, pid {pid}): does not answer; its process is T (stopped)"}},
 		{name: "a message that does not come", ranks: 4, within: hang, args: hangFlag, run: unsent, cause: hung, want: []string{"NOT ARRIVED: ranks 0, {rank}", "rank 0 waits in Recv of 7 int32 from rank {rank}", "[sleep]"}},
-		{name: "a host function that never returns", within: hang, args: hangFlag, run: endless, cause: hung, want: []string{missing, `stream "endless": 1 commands wait, the first is HostFunc from spmd/fault_test.go:`}},
+		{name: "a host function that never returns", within: hang, args: hangFlag, run: endless, cause: hung, want: []string{missing, `stream "endless": 1 command waits, the first is HostFunc from spmd/fault_test.go:`}},
 
 		{name: "error", gpu: true, within: atOnce, run: failing(func() error { return errors.New("the victim fails") }), cause: "the victim fails", want: []string{"rank={rank}", "host={host}"}},
 		{name: "panic", gpu: true, within: atOnce, run: failing(func() error { panic("the victim panics") }), cause: "panic: the victim panics", want: []string{"rank={rank}", "fault_test.go:", "goroutine "}},
@@ -241,7 +243,7 @@ func inject(row string) func(ctx context.Context, w *spmd.World) error {
 	if rank == "0" {
 		_ = os.WriteFile(filepath.Join(os.Getenv(faultEnv), "job"), []byte(os.Getenv("PMIX_NAMESPACE")), 0o666) // missing, it fails the test
 	}
-	if f.before != nil && rank == strconv.Itoa(f.victim()) {
+	if f.before != nil && (rank == strconv.Itoa(f.victim()) || f.second && rank == "1") {
 		f.before()
 	}
 	return func(ctx context.Context, w *spmd.World) error {

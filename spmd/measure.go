@@ -3,6 +3,7 @@ package spmd
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -89,7 +90,8 @@ func measure(c Comm, warmup, iters int, step func(start time.Time) (enqueued tim
 // none.
 func TimingOf(samples []float64) Timing {
 	us, n := slices.Sorted(slices.Values(samples)), len(samples)
-	return Timing{Iters: n, MinUS: us[0], MedianUS: (us[(n-1)/2] + us[n/2]) / 2, P99US: us[(n*99+99)/100-1], MaxUS: us[n-1], Samples: samples}
+	median := math.Round((us[(n-1)/2]+us[n/2])/2*1e6) / 1e6 // as short as its samples, when it is printed
+	return Timing{Iters: n, MinUS: us[0], MedianUS: median, P99US: us[(n*99+99)/100-1], MaxUS: us[n-1], Samples: samples}
 }
 
 // MeasureStream is Measure for a step that enqueue puts on s: it synchronizes s

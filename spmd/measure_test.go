@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -109,6 +110,18 @@ func TestTimingOf(t *testing.T) {
 		got := spmd.TimingOf(us)
 		if got.Iters != tc.n || got.MinUS != 1 || got.MedianUS != float64(tc.median2)/2 || got.P99US != float64(tc.p99) || got.MaxUS != float64(tc.n) || got.Samples[0] != float64(tc.n) {
 			t.Errorf("%d samples: %+v", tc.n, got)
+		}
+	}
+}
+
+// A median between two times in nanoseconds has no more digits than it needs.
+func TestMedianDigits(t *testing.T) {
+	for _, tc := range []struct {
+		us   []float64
+		want string
+	}{{[]float64{109.007, 109.198}, "109.1025"}, {[]float64{0.1, 0.2}, "0.15"}, {[]float64{3e8 + 0.001, 3e8 + 0.002}, "300000000.0015"}, {[]float64{2.5e-5}, "0.000025"}} {
+		if got := strconv.FormatFloat(spmd.TimingOf(tc.us).MedianUS, 'f', -1, 64); got != tc.want {
+			t.Errorf("%v: %s, want %s", tc.us, got, tc.want)
 		}
 	}
 }

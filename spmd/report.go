@@ -44,11 +44,38 @@ func renderReport(what string, states []watch.RankState, asJSON bool) string {
 		groups = append(groups, group{text, []int{ranks[i].Hello.Rank}})
 	}
 	for _, g := range groups {
-		first := ranks[slices.IndexFunc(ranks, func(t told) bool { return t.Hello.Rank == g.ranks[0] })]
-		fmt.Fprintf(&b, "%s (host %s, pid %d): %s", rankList(g.ranks), first.Host, first.PID, g.text)
+		fmt.Fprintf(&b, "%s (%s): %s", rankList(g.ranks), processes(g.ranks, ranks), g.text)
 	}
 	b.WriteString("---\n")
 	return b.String()
+}
+
+// processes is where some of the ranks are: "host a, pid 7", or "host a, pids 7-9; host b, pid 3".
+func processes(some []int, ranks []told) string {
+	const shown = 4 // hosts
+	var hosts []string
+	pids := map[string][]int{}
+	for _, t := range ranks {
+		if !slices.Contains(some, t.Hello.Rank) {
+			continue
+		}
+		if pids[t.Host] == nil {
+			hosts = append(hosts, t.Host)
+		}
+		pids[t.Host] = append(pids[t.Host], t.PID)
+	}
+	var parts []string
+	for _, host := range hosts[:min(shown, len(hosts))] {
+		word := "pids"
+		if len(pids[host]) == 1 {
+			word = "pid"
+		}
+		parts = append(parts, fmt.Sprintf("host %s, %s %s", host, word, watch.Ranges(pids[host], ", ")))
+	}
+	if more := len(hosts) - shown; more > 0 {
+		parts = append(parts, fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(parts, "; ")
 }
 
 func readStates(states []watch.RankState) []told {
@@ -167,10 +194,14 @@ func (t *told) doing() string {
 	}
 	b.WriteByte('\n')
 	for _, q := range t.Streams {
-		fmt.Fprintf(&b, "    stream %q: %d commands wait", q.Name, q.Waiting)
+		wait, run := "commands wait", " or run"
+		if q.Waiting == 1 {
+			wait, run = "command waits", " or runs"
+		}
+		fmt.Fprintf(&b, "    stream %q: %d %s", q.Name, q.Waiting, wait)
 		switch {
 		case q.Command != "" && q.Device:
-			fmt.Fprintf(&b, " or run, the first collective is %s %s", q.Command, q.At)
+			fmt.Fprintf(&b, run+", the first collective is %s %s", q.Command, q.At)
 		case q.Command != "":
 			fmt.Fprintf(&b, ", the first is %s %s", q.Command, q.At)
 		}

@@ -8,6 +8,29 @@ import (
 	"lockstep/internal/watch"
 )
 
+// TestReportWords: ranks that do the same stand together, with all their processes; one command waits, several wait.
+func TestReportWords(t *testing.T) {
+	rank := func(r int, host string, waiting uint64, device bool) watch.RankState {
+		b, err := json.Marshal(rankState{Phase: "running", Streams: []queueReport{{Name: "work", Waiting: waiting, Device: device, Command: "Barrier", At: "from a.go:1"}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return watch.RankState{Hello: watch.Hello{Rank: r, Host: host, PID: 10 + r}, State: b}
+	}
+	text := renderReport("a test", []watch.RankState{rank(0, "a", 1, false), rank(1, "a", 2, false), rank(2, "a", 2, false), rank(3, "b", 2, false),
+		rank(4, "b", 1, true), rank(5, "b", 7, true)}, false)
+	for _, want := range []string{
+		"rank 0 (host a, pid 10): running\n    stream \"work\": 1 command waits, the first is Barrier from a.go:1\n",
+		"ranks 1-3 (host a, pids 11-12; host b, pid 13): running\n    stream \"work\": 2 commands wait, the first is",
+		"rank 4 (host b, pid 14): running\n    stream \"work\": 1 command waits or runs, the first collective is Barrier",
+		"rank 5 (host b, pid 15): running\n    stream \"work\": 7 commands wait or run, the first collective is Barrier",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+}
+
 // TestMissing: who is behind, where the ranks have made unequal numbers of calls.
 func TestMissing(t *testing.T) {
 	const sum, recv, send = "AllReduce of 8 int32 (sum)", "Recv of 3 int32 from rank 1", "Send of 3 int32 to rank 0"

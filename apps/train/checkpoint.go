@@ -139,7 +139,7 @@ func (s *saver) compare() (changed []string, err error) {
 		switch {
 		case was == now.value:
 		case now.fixed:
-			return nil, spmd.Usage(fmt.Errorf("%s is %s, but %q in the run that %s holds: set it so, or name another folder for --checkpoint",
+			return nil, spmd.Usage(fmt.Errorf("%s is %q, but %q in the run that %s holds: set it so, or name another folder for --checkpoint",
 				now.name, now.value, was, s.o.checkpoint))
 		default:
 			changed = append(changed, fmt.Sprintf("%s from %s to %s", now.name, was, now.value))

@@ -129,7 +129,7 @@ func Frames(body string) []Frame {
 		}
 		file := place[:at]
 		frames = append(frames, Frame{function, filepath.Base(filepath.Dir(file)) + "/" + filepath.Base(place),
-			!strings.HasPrefix(file, goSources) && !inFramework(function, file)})
+			!strings.HasPrefix(file, goSources) && file != "_testmain.go" && !inFramework(function, file)}) // which go test makes
 	}
 	return frames
 }

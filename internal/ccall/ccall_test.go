@@ -61,6 +61,9 @@ func TestFrames(t *testing.T) {
 		!strings.HasPrefix(frames[0].Place, "ccall/ccall_test.go:") {
 		t.Errorf("%+v", frames)
 	}
+	if main := Frames("main.main()\n\t_testmain.go:54 +0x9b\n"); len(main) != 1 || main[0].Program {
+		t.Errorf("%+v, want no frame of the program: go test made it", main)
+	}
 	if last := frames[len(frames)-1]; last.Function != "testing.(*T).Run" || last.Program {
 		t.Errorf("the last frame is %+v, want testing's, which is none of the program's", last)
 	}
