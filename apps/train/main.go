@@ -52,7 +52,11 @@ func (o *options) run(ctx context.Context, w *spmd.World) (err error) {
 	if c != nil {
 		defer func() { err = errors.Join(err, c.Close()) }()
 	}
-	if err := o.fit(w, f.len()); err != nil {
+	learned := f.len()
+	if v, ok := f.(withVal); ok {
+		learned = v.train.len()
+	}
+	if err := o.fit(w, learned); err != nil {
 		return err
 	}
 	data, err := newDataset(f, o.seq, o.globalBatch, w.Seed())

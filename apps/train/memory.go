@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"math"
 	"sort"
 
 	"lockstep/spmd"
@@ -41,6 +42,9 @@ func (o *options) fit(w *spmd.World, tokens int) error {
 	need, err := o.needs(o.batch, w.Size())
 	if err != nil {
 		return err
+	}
+	if need == math.MaxInt {
+		return spmd.Usage(fmt.Errorf("--batch %d: micro-steps of more than %d tokens are too large", o.batch, math.MaxInt32))
 	}
 	w.Log.Info().Str("free", gigabytes(free)).Msgf("needs %s of %s", gigabytes(need*ranks), gigabytes(total))
 	if need <= room {
@@ -100,18 +104,18 @@ func (o *options) largest(room, most, ranks int) (int, error) {
 }
 
 // needs is how many bytes of the device a rank is going to take for micro-batches of some
-// sequences: the model, the optimizer, and the tokens of training and validation.
+// sequences: the model, the optimizer, and what the loaders of training and validation bring.
 func (o *options) needs(batch, ranks int) (int, error) {
-	if batch > 1<<31/o.seq { // beyond any memory, and what a model takes
-		return 1 << 62, nil
-	}
 	rows := batch
 	if o.globalBatch > 0 && (o.batch != 0 || o.fixedGlobal) {
 		// As in trainer.open: no micro-step is larger than the largest rank's part.
 		rows = min(batch, spmd.ShardOf(o.globalBatch*max(1, o.valBatches), 0, ranks).Len)
 	}
+	if rows > math.MaxInt32/o.seq { // beyond what a model takes, and any memory
+		return math.MaxInt, nil
+	}
 	n, err := memoryNeeded(o.cfg, rows, o.seq, o.dtype == "bfloat16")
-	return n + 4*4*rows*o.seq, err
+	return n + 2*4*(2*rows*o.seq+sortedLen(rows*o.seq, o.cfg.Vocab)), err
 }
 
 // gigabytes is a number of bytes for people, in units of 10^9.

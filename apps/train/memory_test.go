@@ -55,6 +55,11 @@ func TestMemoryTold(t *testing.T) {
 		!strings.Contains(lines[0], "the largest --batch that fits is ") {
 		t.Errorf("status %d, stderr:\n%s", p.Status, p.Stderr)
 	}
+	p = train(t, 2, append(smallRun(t, 1), "--seq", "1000", "--batch", "2000000000", "--global-batch", "2000000000")...)
+	if lines := ours(p.Stderr); p.Status != 2 || len(lines) != 1 || !strings.Contains(lines[0], "micro-steps of more than 2147483647 tokens") {
+		t.Errorf("status %d, stderr:\n%s", p.Status, p.Stderr)
+	}
+	finish(t, 2, append(smallRun(t, 1), "--batch", "2000000000")...) // of which a rank's part is 3
 	// 6001 tokens: 300 in a step, of which a rank has 9 sequences of 16.
 	args := smallRun(t, 1, "--batch", "0")
 	at := 0
