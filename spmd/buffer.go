@@ -71,7 +71,8 @@ func AllocManaged[T Elem](w *World, n int) (Buffer[T], error) {
 // other, a kernel between them for messages of up to 512 KiB / (ranks - 1) from rank to
 // rank; dst of an AllReduce may then also be of AllocPinned. The first call measures
 // them once for each kind of machine and takes about a second for it; the log says which
-// way a size takes, --symmetric decides otherwise.
+// way a size takes, --symmetric decides otherwise. Ranks on several nodes have NCCL's other
+// ways alone, and nothing to measure, unless --symmetric always says that NVLink joins these.
 //
 // In one collective either all ranks give such buffers, which they got together, or
 // none does; and all give an AllReduce one buffer as src and dst, or none: NCCL might

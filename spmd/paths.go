@@ -272,10 +272,7 @@ func (st *commState) choosePaths() error {
 		}
 		return nil
 	}
-	key, err := st.pathsKey()
-	if err != nil {
-		return err
-	}
+	key := st.pathsKey()
 	// What the ranks have of earlier runs may differ: that of the first counts.
 	var stored struct {
 		paths
@@ -319,16 +316,15 @@ func (st *commState) choosePaths() error {
 	return nil
 }
 
-// pathsKey says what the paths depend on. Collective over st.
-func (st *commState) pathsKey() (string, error) {
+// onSeveralNodes says whether the ranks of st are not all on one. Collective over st.
+func (st *commState) onSeveralNodes() (bool, error) {
 	x := [2]int64{int64(st.w.node), -int64(st.w.node)}
-	if err := st.mpi.AllReduce(unsafe.Pointer(&x), unsafe.Pointer(&x), 2, elem.Int64, Max); err != nil {
-		return "", err
-	}
-	where := "one node"
-	if x[0] != -x[1] {
-		where = "several nodes"
-	}
+	err := st.mpi.AllReduce(unsafe.Pointer(&x), unsafe.Pointer(&x), 2, elem.Int64, Max)
+	return x[0] != -x[1], err
+}
+
+// pathsKey says what the paths depend on, of ranks on one node.
+func (st *commState) pathsKey() string {
 	var set []string
 	for _, e := range os.Environ() {
 		if strings.HasPrefix(e, "NCCL_") && !strings.HasPrefix(e, "NCCL_DEBUG") {
@@ -343,8 +339,8 @@ func (st *commState) pathsKey() (string, error) {
 	case st.peers != nil:
 		has = fmt.Sprintf("windows and peers to %d bytes", st.peers.AtOnce()) // what was measured with another limit says nothing
 	}
-	return fmt.Sprintf("%q, driver %d, NCCL %s, %d ranks on %s, %s, %q",
-		st.w.gpu.dev.Name(), cuda.DriverVersion(), nccl.VersionString(), st.size, where, has, set), nil
+	return fmt.Sprintf("%q, driver %d, NCCL %s, %d ranks on one node, %s, %q",
+		st.w.gpu.dev.Name(), cuda.DriverVersion(), nccl.VersionString(), st.size, has, set)
 }
 
 // pathsFile is the file of all that earlier runs measured; "" where there is no folder for it.

@@ -199,7 +199,7 @@ func (st *commState) register(ptr unsafe.Pointer, n int) error {
 	case st.sym.comm == nil && st.peers == nil:
 		st.sym, st.noSym = nil, true
 		if st.w.Comm.st == st {
-			st.w.Log.Info().Str("nccl", nccl.VersionString()).Msg("AllocSymmetric: small collectives have no faster path: there are no windows of NCCL (from 2.27), and no GPUs that reach each other")
+			st.w.Log.Info().Str("nccl", nccl.VersionString()).Msg("AllocSymmetric: collectives have no faster path: there are no windows of NCCL (from 2.27), or several nodes, and no GPUs that reach each other")
 		}
 	case first:
 		return st.choosePaths()
@@ -219,6 +219,11 @@ func (st *commState) openSym() error {
 	}
 	if nccl.Version() < 22700 {
 		return nil
+	}
+	// NCCL's symmetric kernels reach as far as NVLink does. Its other algorithms take the same time with windows as without, and
+	// to measure them over a network would take long.
+	if several, err := st.onSeveralNodes(); err != nil || several && w.cfg.Symmetric != "always" {
+		return err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()

@@ -28,6 +28,8 @@ const (
 	patience = 90 * time.Second
 	// rankEnv makes the test binary a program that says where each of its ranks is.
 	rankEnv = "LOCKSTEP_HOSTS_RANK"
+	// symmetricEnv has it ask for symmetric memory.
+	symmetricEnv = "LOCKSTEP_HOSTS_SYMMETRIC"
 )
 
 func TestMain(m *testing.M) {
@@ -54,6 +56,11 @@ type place struct {
 
 func rankMain() {
 	spmd.Main(pflag.NewFlagSet("rank", pflag.ContinueOnError), func(_ context.Context, w *spmd.World) error {
+		if os.Getenv(symmetricEnv) != "" {
+			if _, err := spmd.AllocSymmetric[float32](w, 1024); err != nil {
+				return err
+			}
+		}
 		host, err := os.Hostname()
 		if err != nil {
 			return err

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"path/filepath"
 	"regexp"
 	"runtime"
 	"slices"
@@ -11,6 +12,9 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"lockstep/cuda/nvrtc"
+	"lockstep/internal/fakelib"
 )
 
 // layouts are ranks on hosts, and how many there are.
@@ -42,6 +46,38 @@ func TestPlaces(t *testing.T) {
 			j.said(t, fmt.Sprintf("nodes=%d ", tc.nodes), fmt.Sprintf("ranks=%d ", tc.nodes*tc.per), "rank_order=\"by node\"", `mpi_tcp="eth0 (10.77.0.1)"`)
 			c.settled(t, patience, "h0", "h1", "h2")
 		})
+	}
+}
+
+// NCCL has no symmetric kernels between nodes: what carries symmetric memory there is not measured. With test doubles of the
+// driver and of NCCL.
+func TestSymmetricMemory(t *testing.T) {
+	t.Parallel()
+	c := start(t, 2)
+	if err := nvrtc.Load(); err != nil {
+		t.Skip(err)
+	}
+	dir := c.path("doubles")
+	if err := os.Mkdir(dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	fakelib.CUDA(t, dir)
+	fakelib.Build(t, dir, "libnccl.so.2", filepath.Join("..", "..", "nccl", "testdata", "fakenccl.c"))
+	for _, tc := range []struct {
+		hosts    string
+		measured bool
+	}{{"h0:1,h1:1", false}, {"h0:2", true}} {
+		options := where(tc.hosts)
+		for _, set := range []string{rankEnv + "=1", symmetricEnv + "=1", "LD_LIBRARY_PATH=" + dir, "FAKECUDA_DEVICES=2", "LOCKSTEP_CACHE=" + c.path("kernels")} {
+			options = append(options, "-x", set)
+		}
+		j := c.begin(t, options, "rank", "--device", "cuda", "--collectives", "nccl")
+		j.end(t, true)
+		j.said(t, "collectives=nccl")
+		said := j.log.String()
+		if strings.Contains(said, `how="measured now"`) != tc.measured || strings.Contains(said, "no faster path") == tc.measured {
+			t.Errorf("%s: measured, want %v:\n%s", tc.hosts, tc.measured, said)
+		}
 	}
 }
 
