@@ -30,6 +30,9 @@ func choose(want string) backend {
 		return backend{name: "gonum (pure Go): LOCKSTEP_BLAS=gonum"}
 	case "", "auto", "openblas":
 		name, err := openOpenBLAS()
+		if err == nil {
+			err = reserveBuffers()
+		}
 		switch {
 		case err == nil:
 			return backend{open: true, name: name}

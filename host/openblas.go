@@ -38,6 +38,17 @@ static void call_dgemv(void *f, int t, int m, int n, double alpha, const void *a
 	((dgemv_fn)f)(ROW_MAJOR, op(t), m, n, alpha, a, lda, x, 1, beta, y, 1);
 }
 
+typedef void *(*memory_alloc_fn)(int);
+typedef void (*memory_free_fn)(void *);
+
+// take_buffers has OpenBLAS map n buffers, at most 256, which it keeps.
+static void take_buffers(void *alloc, void *give, int n) {
+	void *got[256];
+	if (n > 256) n = 256;
+	for (int i = 0; i < n; i++) got[i] = ((memory_alloc_fn)alloc)(0);
+	for (int i = 0; i < n; i++) ((memory_free_fn)give)(got[i]);
+}
+
 static void set_num_threads(void *f, int n) { ((set_num_threads_fn)f)(n); }
 static char *text(void *f) { return ((text_fn)f)(); }
 */
@@ -63,6 +74,7 @@ var openblas struct {
 	sgemm, dgemm, dgemv    unsafe.Pointer
 	setNumThreads          unsafe.Pointer
 	getConfig, getCorename unsafe.Pointer
+	memAlloc, memFree      unsafe.Pointer // not in every build
 }
 
 // openOpenBLAS loads OpenBLAS and returns its name, version and kernels: "OpenBLAS 0.3.21 SkylakeX". It
@@ -85,6 +97,8 @@ func openOpenBLAS() (string, error) {
 		{Name: "openblas_set_num_threads", Slot: &openblas.setNumThreads},
 		{Name: "openblas_get_config", Slot: &openblas.getConfig},
 		{Name: "openblas_get_corename", Slot: &openblas.getCorename},
+		{Name: "blas_memory_alloc", Slot: &openblas.memAlloc, Optional: true},
+		{Name: "blas_memory_free", Slot: &openblas.memFree, Optional: true},
 	}, openBLASFiles...)
 	if err != nil {
 		return "", err
@@ -97,6 +111,12 @@ func openOpenBLAS() (string, error) {
 	words := strings.Fields(config)
 	name := strings.Join(words[:min(2, len(words))], " ")
 	return name + " " + C.GoString(C.text(openblas.getCorename)) + chosen, nil
+}
+
+func takeBuffers(n int) {
+	if openblas.memAlloc != nil && openblas.memFree != nil {
+		C.take_buffers(openblas.memAlloc, openblas.memFree, C.int(n))
+	}
 }
 
 // setenv sets a variable, for C too, and returns a function that restores it.
