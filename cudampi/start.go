@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 
@@ -19,8 +21,10 @@ var world struct {
 	running bool
 }
 
+type setting struct{ name, value string }
+
 // startEnv is what MPI libraries read at MPI_Init; the user's own settings go first.
-var startEnv = []struct{ name, value string }{
+var startEnv = []setting{
 	// gompi calls MPI_Init, which asks for no threads, or MPI_THREAD_MULTIPLE, which costs. Level 2 is serialized.
 	{"OMPI_MPI_THREAD_LEVEL", "2"},
 	{"MPIR_CVAR_DEFAULT_THREAD_LEVEL", "MPI_THREAD_SERIALIZED"},
@@ -28,6 +32,19 @@ var startEnv = []struct{ name, value string }{
 	{"UCX_ERROR_SIGNALS", "SIGILL"},
 	// hwloc would look for OpenCL and X displays, which MPI has no use for: 0.3 s of a program that starts without mpirun.
 	{"HWLOC_COMPONENTS", "-opencl,-gl"},
+}
+
+// withoutShell says whether this is a job of one process, and there is nothing by which Open MPI 4 would start others on
+// other machines: the daemon that it starts for such a job looks for that all the same, and ends the job where it finds
+// none. Source: Open MPI 4.1, orte/mca/plm/rsh/plm_rsh_component.c, orte_plm_rsh_component_query.
+func withoutShell() bool {
+	if launcher.Environment().Name != "none" || os.Getenv("OMPI_MCA_plm_rsh_agent") != "" {
+		return false
+	}
+	return !slices.ContainsFunc([]string{"ssh", "rsh"}, func(name string) bool {
+		_, err := exec.LookPath(name)
+		return err == nil
+	})
 }
 
 // Start starts MPI and returns a duplicate of MPI_COMM_WORLD. While MPI runs, it returns that Comm again.
@@ -45,7 +62,11 @@ func Start() (*Comm, error) {
 	if mpi.IsOn() {
 		return nil, errors.New("cudampi: MPI was started before, and it starts only once in a process")
 	}
-	for _, e := range startEnv {
+	env := startEnv
+	if withoutShell() {
+		env = append(slices.Clone(env), setting{"OMPI_MCA_plm", "isolated"})
+	}
+	for _, e := range env {
 		if _, set := os.LookupEnv(e.name); set {
 			continue
 		}

@@ -106,6 +106,15 @@ func app(what string) {
 	})
 }
 
+// One rank needs no other program of the machine: no ssh, which Open MPI would look for.
+func TestMainWithoutPath(t *testing.T) {
+	t.Parallel()
+	spmdtest.Ranks(t, 1)
+	if status, out := run(t, 0, "sum", []string{"PATH=" + t.TempDir()}); status != 0 || !strings.Contains(out, "sum=0") {
+		t.Errorf("status %d\n%s", status, out)
+	}
+}
+
 // run runs the app and returns its exit status and all it wrote.
 func run(t *testing.T, n int, what string, env []string, args ...string) (status int, out string) {
 	t.Helper()

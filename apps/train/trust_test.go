@@ -183,7 +183,7 @@ func TestForgedCheckpoint(t *testing.T) {
 		{"fewer than none", func(meta map[string]any) { meta["sequences"] = -1 }, 2, "-1 sequences"},
 		{"more left out than were", func(meta map[string]any) { meta["skipped"] = 3 }, 2, "3 of 2 steps left out"},
 		{"escapes", setting("--lr", "1\x1b]0;owned\x07\u009b2J\u202e"), 0, `--lr from 1\x1b]0;owned\a\u009b2J\u202e to`},
-		{"escapes in what is fixed", setting("--seed", "1\x1b[2J\u202e"), 2, `"1\x1b[2J\u202e" in the run`},
+		{"escapes in what is fixed", setting("--seed", "1\x1b[2J\u202e"), 2, `--seed is "42", but "1\x1b[2J\u202e" in the run`},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var x map[string]any

@@ -33,7 +33,7 @@ func Command() *cobra.Command {
 		Short: "Show what every rank of a running job does, and where in the source",
 		Long: `Shows, for a job that has ranks on this node, what each of its ranks does on all nodes: at which line of
 the program, in which collective, and who is missing there. The job goes on undisturbed. With several jobs
-here and none named, it lists them.
+here and none named, it lists them. PID is that of a rank, or of the mpirun that started it.
 
 Under Slurm, from anywhere: srun --jobid=ID --overlap -n1 bin/launch status`,
 		Args: cobra.MaximumNArgs(1),
@@ -126,9 +126,34 @@ func who(pids []int) (jobs []job, silent []string) {
 	return jobs, silent
 }
 
-// named says whether a person means this job: by its name, or by a process of it.
+// named says whether a person means this job: by its name, or by a process of it, or by one that has started these here,
+// such as mpirun.
 func (j job) named(by string) bool {
-	return j.name == by || slices.ContainsFunc(j.ranks, func(r live.Rank) bool { return strconv.Itoa(r.PID) == by })
+	if j.name == by {
+		return true
+	}
+	pid, err := strconv.Atoi(by)
+	return err == nil && pid > 1 && slices.ContainsFunc(j.ranks, func(r live.Rank) bool { return descends(r.PID, pid) })
+}
+
+// descends says whether a process is another one, or was started by that or by one of its descendants.
+// Source: proc(5), /proc/PID/stat.
+func descends(pid, from int) bool {
+	for pid > 1 && pid != from {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil {
+			return false
+		}
+		// The name, in parentheses, may hold anything; behind it stand the state and the parent.
+		fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
+		if len(fields) < 2 {
+			return false
+		}
+		if pid, err = strconv.Atoi(fields[1]); err != nil {
+			return false
+		}
+	}
+	return pid == from
 }
 
 func list(out io.Writer, jobs []job, silent []string, asJSON bool) error {

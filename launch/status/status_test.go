@@ -103,7 +103,7 @@ func TestStatus(t *testing.T) {
 	if len(jobs) != 1 || len(jobs[0].ranks) != 3 || jobs[0].ranks[2].Rank != 2 || jobs[0].ranks[0].Program == "" || jobs[0].ranks[0].Phase != "running" {
 		t.Fatalf("a job of 3 ranks is seen as %+v", jobs)
 	}
-	for _, by := range []string{jobs[0].name, strconv.Itoa(pids[0]), strconv.Itoa(pids[2])} {
+	for _, by := range []string{jobs[0].name, strconv.Itoa(pids[0]), strconv.Itoa(pids[2]), strconv.Itoa(cmd.Process.Pid)} {
 		text := ask(t, false, by)
 		for _, want := range []string{"shown on request", "rank 2", "status_test.go:", "[chan receive]"} {
 			if !strings.Contains(text, want) {
