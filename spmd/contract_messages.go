@@ -53,7 +53,7 @@ func (c *call) checkMessages() error {
 	}
 	for i := range list {
 		m := &list[i]
-		if m.recv && m.contract.kind != 0 && (m.contract.typ != m.mine.typ || m.contract.n != m.mine.n) {
+		if m.recv && m.contract.kind != 0 && (m.contract.n != m.mine.n || m.contract.typ != m.mine.typ && m.mine.n > 0) {
 			at := c.place()
 			return fmt.Errorf("%s: %w: rank %d %v; rank %d at %s: %v (%s, %d ranks)", at, ErrContract, m.peer, &m.contract, st.rank, at, &m.mine, st.id, st.size)
 		}
