@@ -37,6 +37,34 @@ func (t *trainer) wantGraphs() (bool, error) {
 	return true, nil
 }
 
+// tune has the products of the steps from one on use their fastest algorithms, from the
+// first of these steps: a run that is resumed goes on with the bits of one that was not.
+// For that it makes the passes of that step, whose gradients nobody looks at. It blocks.
+// Every rank of c calls it.
+func (t *trainer) tune(step int) error {
+	if t.w.OnHost() || step >= t.steps {
+		return nil
+	}
+	f := t.loaders[0].feed(t.trainBatches(step))
+	defer f.stop()
+	met := map[microKind]bool{}
+	for i := range t.microSteps(t.globalBatch) {
+		batch, err := f.next(t.s)
+		if err != nil {
+			return err
+		}
+		k := microKind{b: batch.B, first: i == 0}
+		if met[k] {
+			continue
+		}
+		met[k] = true
+		if err := t.model.ForwardBackward(t.s, batch, t.lossScale(), k.first, nil); err != nil {
+			return err
+		}
+	}
+	return t.w.TuneGemm()
+}
+
 // enqueue enqueues one step; read has its outcome. Steps go up by one from the first.
 // Every rank of c calls it.
 func (t *trainer) enqueue(step int) error {

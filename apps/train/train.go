@@ -190,8 +190,14 @@ func (t *trainer) startAt(step int) error {
 	if err := t.adam.Start(step, t.skipped); err != nil {
 		return err
 	}
+	if err := t.state.Refresh(t.s); err != nil {
+		return err
+	}
+	if err := t.tune(step); err != nil {
+		return err
+	}
 	t.train = t.loaders[0].feed(t.trainBatches(step))
-	return t.state.Refresh(t.s)
+	return nil
 }
 
 // Close ends the loader and frees everything, last made first.
