@@ -300,7 +300,9 @@ func (l *launches[A]) biasGrad() {
 			}
 		}
 	}
-	check(l, "weight gradient", dw, added(w, dwv, e.acc), 1e-5, 1e-4)
+	// Tensor cores cut off what they add up, so the error of a sum grows with its terms.
+	abs := 1e-5 * math.Sqrt(float64(n)) * 2
+	check(l, "weight gradient", dw, added(w, dwv, e.acc), 1e-5, max(abs, 1e-4))
 	check(l, "bias gradient", db, added(b, dbv, e.acc), 1e-5, 1e-4)
 }
 

@@ -125,10 +125,11 @@ func (f *family[T]) first() (*Attention[T], error) {
 	var plan *cudnnPath
 	var noPlan string
 	var choice cudnn.Choice
+	deterministic := f.planDeterministic()
 	if f.noCuDNN = f.openCuDNN(); f.noCuDNN == "" {
 		var err error
-		if plan, err = f.lib.plan(f.most, f.o.Deterministic); err == nil && f.w.Rank() == 0 {
-			choice, err = f.lib.choose(f.most, f.o.Deterministic)
+		if plan, err = f.lib.plan(f.most, deterministic); err == nil && f.w.Rank() == 0 {
+			choice, err = f.lib.choose(f.most, deterministic)
 		}
 		if err != nil {
 			err = errors.Join(err, plan.close())
@@ -154,10 +155,10 @@ func (f *family[T]) first() (*Attention[T], error) {
 	if f.lib != nil {
 		f.lib.choice = choice
 	}
-	if err == nil && plan != nil && choice != (cudnn.Choice{}) {
+	if err == nil && plan != nil && (choice != (cudnn.Choice{}) || f.planDeterministic() != deterministic) {
 		err = plan.close()
 		if plan = nil; err == nil {
-			plan, err = f.lib.plan(f.most, f.o.Deterministic)
+			plan, err = f.lib.plan(f.most, f.planDeterministic())
 		}
 	}
 	if err != nil {
@@ -165,6 +166,14 @@ func (f *family[T]) first() (*Attention[T], error) {
 	}
 	return f.member(f.most, plan, noPlan)
 }
+
+// backwardByMMA says whether mma's backward pass stands beside cuDNN's forward pass.
+func (f *family[T]) backwardByMMA() bool {
+	return f.o.Path == pathAuto && f.o.Deterministic && f.noMMA == "" && f.most.Size <= mmaMaxHead && f.most.Size%mmaHeadStep == 0
+}
+
+// planDeterministic says whether cuDNN's backward pass has to be deterministic, which takes memory: not where it is unused.
+func (f *family[T]) planDeterministic() bool { return f.o.Deterministic && !f.backwardByMMA() }
 
 // agree returns for each of what a rank may have why not all ranks have it, "" where they do. The choice becomes rank 0's.
 func (f *family[T]) agree(choice *cudnn.Choice, have ...bool) (lib, planned, mma string, err error) {
@@ -242,7 +251,7 @@ func (a *Attention[T]) For(batch, tokens int) (*Attention[T], error) {
 			return nil, err
 		}
 		var err error
-		if plan, err = f.lib.plan(s, f.o.Deterministic); err != nil {
+		if plan, err = f.lib.plan(s, f.planDeterministic()); err != nil {
 			if !notSupported(err) {
 				return nil, err
 			}
@@ -279,7 +288,7 @@ func (f *family[T]) member(s Shape, plan *cudnnPath, noPlan string) (*Attention[
 	if !auto && plan == nil {
 		a.why = "asked for"
 	}
-	if a.back = a.path; auto && a.path == pathCuDNN && f.o.Deterministic && noMMA == "" {
+	if a.back = a.path; a.path == pathCuDNN && f.backwardByMMA() {
 		a.back = pathMMA
 		a.why += ", backward by mma: equal bits in little memory"
 	}
