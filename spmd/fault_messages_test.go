@@ -80,7 +80,10 @@ func otherType(how string) func(context.Context, *spmd.World, bool) error {
 		case w.Rank() == 0:
 			err = recv()
 		}
-		return errors.Join(err, s.Synchronize(), spmd.Barrier(w.Comm))
+		if err := errors.Join(err, s.Synchronize()); err != nil {
+			return err
+		}
+		return spmd.Barrier(w.Comm)
 	}
 }
 
