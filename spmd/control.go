@@ -2,7 +2,9 @@ package spmd
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"unsafe"
 
@@ -106,8 +108,18 @@ func (w *World) allAgree(op cmdKind, failure error) error {
 	case first < 0 || failure != nil:
 		return failure
 	}
-	return fmt.Errorf("rank %d: %s", first, said.text)
+	return errors.New(byRank(first, said.text))
 }
+
+// byRank is what a rank said, with the rank before it unless it names one itself: what another has said before.
+func byRank(rank int, said string) string {
+	if namesRank.MatchString(said) {
+		return said
+	}
+	return fmt.Sprintf("rank %d: %s", rank, said)
+}
+
+var namesRank = regexp.MustCompile(`^rank [0-9]+: `)
 
 // broadcast copies root's p to all ranks. Collective, blocking.
 func (w *World) broadcast(op cmdKind, p []byte, root int) error {

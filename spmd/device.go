@@ -120,7 +120,7 @@ func (w *World) chooseDevice(node *cudampi.Comm) error {
 	w.agreed = true
 	what := reason.text
 	if w.Size() > 1 {
-		what = fmt.Sprintf("rank %d: %s", rank, what)
+		what = byRank(rank, what)
 	}
 	if reason.kind == reasonTooMany {
 		what += "; start fewer ranks, or run on the host with --device host"
@@ -507,7 +507,7 @@ func (w *World) mustAgree(failure error) error {
 	if rank == w.Rank() {
 		return failure
 	}
-	return fmt.Errorf("rank %d: %s", rank, why.text)
+	return errors.New(byRank(rank, why.text))
 }
 
 // closeMemory gives all memory back. Nothing runs any more.

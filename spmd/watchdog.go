@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -313,7 +314,7 @@ func (o *overseer) onEnd(c watch.Cause) {
 		line = line.Int("pid", c.PID)
 		f.Message = "the rank died: killed from outside, by lack of memory, or by os.Exit or log.Fatal in the program (" + c.Text + ")"
 	}
-	line.Msg(f.Message)
+	line.Msg(strings.TrimPrefix(f.Message, fmt.Sprintf("rank %d: ", c.Rank))) // the line has it
 	o.w.Abort(f.Status)
 }
 
