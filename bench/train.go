@@ -140,13 +140,26 @@ func (t *trainBench) run() error {
 			}
 			t.measured = append(t.measured, m)
 			t.rowsOf(m)
-			if err := writeRows(filepath.Join(t.out, "gpu.jsonl"), t.rows); err != nil {
+			if err := t.keep(); err != nil {
 				return err
 			}
 		}
 	}
 	t.print()
 	return nil
+}
+
+// keep writes the rows so far among those that the file has of other cases.
+func (t *trainBench) keep() error {
+	file := filepath.Join(t.out, "gpu.jsonl")
+	rows, err := readRows(file)
+	if err != nil {
+		return err
+	}
+	rows = slices.DeleteFunc(rows, func(r row) bool {
+		return slices.ContainsFunc(t.rows, func(m row) bool { return m.What == r.What && m.Ranks == r.Ranks })
+	})
+	return writeRows(file, append(rows, t.rows...))
 }
 
 // randomTokens writes n random tokens of GPT-2's vocabulary, in the format of llm.c's

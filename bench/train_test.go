@@ -2,8 +2,10 @@ package main
 
 import (
 	"encoding/binary"
+	"errors"
 	"math"
 	"os"
+	"path/filepath"
 	"testing"
 )
 
@@ -64,6 +66,17 @@ func TestTrainRows(t *testing.T) {
 		if r.Ranks != w.ranks || r.Unit != w.unit || r.Ours != w.ours || math.Abs(r.Goal-w.goal) > 1e-9 || r.Met != (w.met == 1) {
 			t.Errorf("row %d is %+v, want %+v", i, r, w)
 		}
+	}
+	// Written twice, and beside another case's rows, each stands once.
+	b.out = t.TempDir()
+	other := b
+	other.rows = []row{{What: "another", Ranks: 1}}
+	if err := errors.Join(other.keep(), b.keep(), b.keep()); err != nil {
+		t.Fatal(err)
+	}
+	kept, err := readRows(filepath.Join(b.out, "gpu.jsonl"))
+	if err != nil || len(kept) != len(want)+1 || kept[0].What != "another" {
+		t.Errorf("%d rows kept, error %v: %+v", len(kept), err, kept)
 	}
 	if r := b.rows[0]; r.Ratio == nil || math.Abs(*r.Ratio-0.79) > 1e-9 {
 		t.Errorf("ratio of %+v, want 0.79", r)

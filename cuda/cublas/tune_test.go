@@ -64,7 +64,6 @@ func fakeTune(t *testing.T) {
 	g.TransA, g.LdA = false, 24
 	t.Setenv("FAKECUBLAS_SLOW", "4,4,40")
 	run()
-	lines = log(t)
 	choice, _, err = l.Tune(m.s, l.Shapes()[1], time.Second)
 	m.try(err)
 	m.try(l.Choose(l.Shapes()[1], choice))
