@@ -1,14 +1,6 @@
 #include "decode.h"
 
-#include <math.h>
-#include <string.h>
-
-// One binary for every x86-64: the loader picks the version for the CPU.
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
-#define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define CLONES
-#endif
+#include "../../host/loops.h"
 
 CLONES void train_decode_attend(float *out, float *scores, const float *qkv, const float *keys, const float *values, long place, long nh,
                                 long hs, long seq, long lo, long hi) {

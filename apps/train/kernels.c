@@ -1,44 +1,6 @@
 #include "kernels.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
-// Loops with sqrtf are vectorised only where it need not set errno.
-float sqrtf(float) __attribute__((const));
-
-// One binary for every x86-64: the loader picks the version for the CPU.
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
-#define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define CLONES
-#endif
-
-// Without this GCC does not inline into the versions for other CPUs.
-#define INLINE static inline __attribute__((always_inline))
-
-INLINE long min_l(long a, long b) { return a < b ? a : b; }
-
-// exp_ is eˣ within 1.5 ulp on [-87, 88], and the value at the end beyond it:
-// 2ⁿ·e^r with |r| <= ln(2)/2, e^r by a minimax polynomial (Cephes, expf).
-INLINE float exp_(float x) {
-    x = x < -87.0f ? -87.0f : x;
-    x = x > 88.0f ? 88.0f : x;
-    const float magic = 12582912.0f; // 1.5·2²³: adding it rounds to an integer, in the low bits
-    union { float f; uint32_t i; } n = {.f = x * 1.44269504f + magic};
-    float f = n.f - magic;
-    float r = x - f * 0.693359375f;
-    r = r + f * 2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * (r * r) + r + 1.0f;
-    n.i = (n.i + 127) << 23; // the bits of magic leave at the top
-    return p * n.f;
-}
+#include "../../host/loops.h"
 
 // --- embeddings ---
 
