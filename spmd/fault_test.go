@@ -110,6 +110,7 @@ func table() []mishap {
 		}, cause: "the start has not ended in " + faultTimeout.String()},
 		{name: "stopped", gpu: true, within: hang, args: hangFlag, run: stopped, cause: hung, want: []string{missing, "rank {rank} (host {host}, pid {pid}): does not answer; its process is T (stopped)", "AllReduce of 1000 float32 (sum)"}},
 		{name: "rank 0 stopped", within: hang, first: true, args: hangFlag, run: stopped, cause: hung, want: []string{missing, "rank {rank} (host {host}, pid {pid}): does not answer; its process is T (stopped)"}},
+		{name: "all suspended beyond --timeout", within: hang + 5*time.Second, args: hangFlag, run: suspendAll, cause: "went on after all ranks had been stopped", clean: true},
 		{name: "asleep", gpu: true, within: hang, args: hangFlag, run: asleep, cause: hung,
 			want: []string{missing, "rank {rank} (host {host}, pid {pid}): running, at spmd/fault_test.go:", "[sleep]", "spmd_test.oversleep", "AllReduce of 1000 float32 (sum)", `stream "work"`}},
 		{name: "asleep in a goroutine", within: hang, args: hangFlag, run: asleepAside, cause: hung, want: []string{missing, "another goroutine at spmd/fault_test.go:", "[sleep]"}},
@@ -371,6 +372,63 @@ func stopped(_ context.Context, w *spmd.World, victim bool) error {
 		oversleep() // this thread may run on for a moment
 	}
 	return waits(w)
+}
+
+// suspendAll has another process stop all ranks for longer than --timeout, as a laptop that
+// is closed does, while they call collectives.
+func suspendAll(_ context.Context, w *spmd.World, victim bool) error {
+	pids, err := spmd.Alloc[int32](w, w.Size())
+	if err != nil {
+		return err
+	}
+	mine := pids.Slice(w.Rank(), w.Rank()+1)
+	if err := mine.Fill(int32(os.Getpid())); err != nil {
+		return err
+	}
+	if err := spmd.AllGather(w.Comm, pids, mine); err != nil {
+		return err
+	}
+	over := make(chan error, 1)
+	if victim {
+		happens()
+		all := make([]int32, w.Size())
+		if err := pids.CopyTo(all); err != nil {
+			return err
+		}
+		list := strings.Trim(fmt.Sprint(all), "[]")
+		sh := exec.Command("sh", "-c", fmt.Sprintf("kill -STOP %s; sleep %g; kill -CONT %s", list, 1.5*faultTimeout.Seconds(), list))
+		if err := sh.Start(); err != nil {
+			return err
+		}
+		go func() { over <- sh.Wait() }()
+	}
+	state, err := spmd.Alloc[int32](w, 1)
+	if err != nil {
+		return err
+	}
+	for {
+		var now int32
+		select {
+		case err := <-over:
+			if err != nil {
+				return err
+			}
+			now = 1
+		default:
+		}
+		if err := state.Fill(now); err != nil {
+			return err
+		}
+		if err := spmd.AllReduce(w.Comm, state, state, spmd.Max); err != nil {
+			return err
+		}
+		if state.At(0) == 1 {
+			if victim {
+				fmt.Fprintln(os.Stderr, "went on after all ranks had been stopped")
+			}
+			return nil
+		}
+	}
 }
 
 func asleep(_ context.Context, w *spmd.World, victim bool) error {
