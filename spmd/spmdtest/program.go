@@ -36,8 +36,8 @@ type Ended struct {
 
 // Command returns the command that runs the program given to Main, with args, on a
 // number of ranks; 0 ranks means without mpirun. env adds variables such as
-// "NAME=value". Unless args say otherwise the program runs on Device, and a collective
-// that hangs is reported after Timeout. It skips the test where SPMDTEST_RANKS allows
+// "NAME=value". Unless args say otherwise the program runs on Device, and of several
+// ranks a collective that hangs is reported after Timeout. It skips the test where SPMDTEST_RANKS allows
 // fewer ranks.
 func Command(ctx context.Context, t *testing.T, ranks int, env []string, args ...string) *exec.Cmd {
 	t.Helper()
@@ -48,7 +48,12 @@ func Command(ctx context.Context, t *testing.T, ranks int, env []string, args ..
 	if at < 0 {
 		at = len(args)
 	}
-	for _, usual := range []struct{ flag, value string }{{"--timeout", Timeout().String()}, {"--device", Device()}} {
+	type setting struct{ flag, value string }
+	settings := []setting{{"--device", Device()}}
+	if ranks > 1 {
+		settings = append(settings, setting{"--timeout", Timeout().String()})
+	}
+	for _, usual := range settings {
 		if !slices.ContainsFunc(args, func(a string) bool { return a == usual.flag || strings.HasPrefix(a, usual.flag+"=") }) {
 			args = slices.Insert(slices.Clone(args), at, usual.flag+"="+usual.value)
 		}
