@@ -7,7 +7,7 @@ import (
 	"lockstep/spmd"
 )
 
-// The step that issue 2 sets the time of, and each kernel and product of a step:
+// A step of GPT-2 124M, and each kernel and product of it:
 //
 //	go test ./apps/train -run '^$' -bench . -benchtime 5x
 //
