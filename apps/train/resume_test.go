@@ -395,6 +395,20 @@ func (j *job) ranks(t *testing.T) []int {
 	return pids
 }
 
+// faults is how often a fault is to happen: what LOCKSTEP_FAULTS says, else as usual.
+func faults(t *testing.T, usual int) int {
+	t.Helper()
+	text := os.Getenv("LOCKSTEP_FAULTS")
+	if text == "" {
+		return usual
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil {
+		t.Fatalf("LOCKSTEP_FAULTS=%s: want a number", text)
+	}
+	return n
+}
+
 // Killed again and again, at random moments, one rank or all: every start goes on
 // from a checkpoint that is not older than it may be, and all losses are those of an
 // undisturbed run. LOCKSTEP_FAULTS is the number of kills.
@@ -405,13 +419,7 @@ func TestKilled(t *testing.T) {
 	if spmdtest.Device() != "host" {
 		kills = 4 // a start takes seconds
 	}
-	if s := os.Getenv("LOCKSTEP_FAULTS"); s != "" {
-		n, err := strconv.Atoi(s)
-		if err != nil {
-			t.Fatalf("LOCKSTEP_FAULTS=%s: want a number", s)
-		}
-		kills = n
-	}
+	kills = faults(t, kills)
 	seed := uint64(time.Now().UnixNano())
 	rng := rand.New(rand.NewPCG(seed, 1))
 	t.Logf("seed %d", seed)

@@ -30,14 +30,7 @@ func TestStruck(t *testing.T) {
 	spmdtest.HostOnly(t, "the watch and what is on disk do not depend on the device")
 	const ranks, steps = 3, 40
 	spmdtest.Ranks(t, ranks)
-	strikes := 3
-	if s := os.Getenv("LOCKSTEP_FAULTS"); s != "" {
-		n, err := strconv.Atoi(s)
-		if err != nil {
-			t.Fatalf("LOCKSTEP_FAULTS=%s: want a number", s)
-		}
-		strikes = n
-	}
+	strikes := faults(t, 3)
 	seed := uint64(time.Now().UnixNano())
 	if s := os.Getenv("TRAIN_TEST_SEED"); s != "" {
 		var err error

@@ -119,6 +119,9 @@ func (s Shape) check() error {
 	return nil
 }
 
+// fitsMMA says whether the kernels for tensor cores have heads of this size.
+func (s Shape) fitsMMA() bool { return s.Size <= mmaMaxHead && s.Size%mmaHeadStep == 0 }
+
 // first makes the attention of the whole shape. What a rank lacks for it none takes.
 func (f *family[T]) first() (*Attention[T], error) {
 	f.noMMA = f.lacksMMA()
@@ -169,7 +172,7 @@ func (f *family[T]) first() (*Attention[T], error) {
 
 // backwardByMMA says whether mma's backward pass stands beside cuDNN's forward pass.
 func (f *family[T]) backwardByMMA() bool {
-	return f.o.Path == pathAuto && f.o.Deterministic && f.noMMA == "" && f.most.Size <= mmaMaxHead && f.most.Size%mmaHeadStep == 0
+	return f.o.Path == pathAuto && f.o.Deterministic && f.noMMA == "" && f.most.fitsMMA()
 }
 
 // planDeterministic says whether cuDNN's backward pass has to be deterministic, which takes memory: not where it is unused.
@@ -267,7 +270,7 @@ var errClosed = errors.New("attention: used after Close")
 func (f *family[T]) member(s Shape, plan *cudnnPath, noPlan string) (*Attention[T], error) {
 	a := &Attention[T]{f: f, shape: s, cudnn: plan}
 	noCuDNN, noMMA := cmp.Or(f.noCuDNN, noPlan), f.noMMA
-	if noMMA == "" && (s.Size > mmaMaxHead || s.Size%mmaHeadStep != 0) {
+	if noMMA == "" && !s.fitsMMA() {
 		noMMA = fmt.Sprintf("heads of %d channels", s.Size)
 	}
 	auto := f.o.Path == pathAuto
@@ -343,7 +346,7 @@ func Workspace[T Elem](s Shape, o Options) int {
 	if o.Path != pathSimple && isHalf[T]() {
 		most = 4 * mmaScratch(s.Batch, s.Tokens, s.Heads)
 	}
-	alone := !o.Deterministic || o.Path == pathCuDNN || s.Size > mmaMaxHead || s.Size%mmaHeadStep != 0
+	alone := !o.Deterministic || o.Path == pathCuDNN || !s.fitsMMA()
 	if most > 0 && o.Path != pathMMA && alone { // cuDNN's backward pass may be taken
 		each := 4 * s.Size // a row's gradient in float32
 		if o.Deterministic {

@@ -32,6 +32,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "../../testdata/half.h"
+
 enum {
     OK = 0, NOT_INITIALIZED = 1001, BAD_PARAM = 2000, NULL_POINTER = 2002, MISALIGNED = 2003, NOT_FINALIZED = 2004,
     SIZE = 2006, SHAPE = 2008, DUPLICATED = 2009, ATTRIBUTE_TYPE = 2010, DESCRIPTOR_TYPE = 2012, NOT_SUPPORTED = 3000,
@@ -136,33 +138,6 @@ static void *context(void) {
 #define END(...) return done(__func__, rc, __VA_ARGS__)
 #define NEED(condition, status) \
     if (rc == OK && !(condition)) rc = status
-
-static double from16(uint16_t h) {
-    int e = h >> 10 & 31, m = h & 1023;
-    double a = e == 31 ? (m ? NAN : INFINITY) : e ? ldexp(1024 + m, e - 25) : ldexp(m, -24);
-    return h >> 15 ? -a : a;
-}
-static uint16_t to16(double v) {
-    double a = fabs(v);
-    uint16_t sign = signbit(v) ? 0x8000 : 0;
-    if (isnan(v)) return 0x7e00;
-    if (a >= 65520) return sign | 0x7c00;
-    if (a == 0) return sign;
-    int e = ilogb(a) < -14 ? -14 : ilogb(a);
-    return sign | (uint16_t)(((e + 14) << 10) + (int)nearbyint(ldexp(a, 10 - e)));
-}
-static double frombf(uint16_t h) {
-    uint32_t u = (uint32_t)h << 16;
-    float f;
-    memcpy(&f, &u, 4);
-    return f;
-}
-static uint16_t tobf(float f) {
-    uint32_t u;
-    memcpy(&u, &f, 4);
-    if (isnan(f)) return 0x7fc0;
-    return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
-}
 
 // Attributes.
 
