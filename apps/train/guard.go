@@ -112,16 +112,8 @@ func (t *trainer) firstBadIn(arena spmd.Buffer[float32]) (int, error) {
 
 // replay computes this rank's part of the gradients of a step. It blocks.
 func (t *trainer) replay(step int) error {
-	f := t.loaders[1].feed(t.micro(t.globalBatch, func(j int) int { return t.data.start(step, j) }))
-	defer f.stop()
-	for i := range t.microSteps(t.globalBatch) {
-		batch, err := f.next(t.s)
-		if err != nil {
-			return err
-		}
-		if err := t.model.ForwardBackward(t.s, batch, t.lossScale(), i == 0, nil); err != nil {
-			return err
-		}
+	if err := t.passes(step, func(microKind) bool { return true }); err != nil {
+		return err
 	}
 	return t.s.Synchronize()
 }

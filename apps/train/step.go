@@ -45,24 +45,37 @@ func (t *trainer) tune(step int) error {
 	if t.w.OnHost() || step >= t.steps {
 		return nil
 	}
-	f := t.loaders[0].feed(t.trainBatches(step))
-	defer f.stop()
 	met := map[microKind]bool{}
+	err := t.passes(step, func(k microKind) bool {
+		again := met[k]
+		met[k] = true
+		return !again
+	})
+	if err != nil {
+		return err
+	}
+	return t.w.TuneGemm()
+}
+
+// passes enqueues the passes of those of a step's micro-steps that are wanted, beside the
+// loading of what is learned from.
+func (t *trainer) passes(step int, wanted func(microKind) bool) error {
+	f := t.loaders[1].feed(t.micro(t.globalBatch, func(j int) int { return t.data.start(step, j) }))
+	defer f.stop()
 	for i := range t.microSteps(t.globalBatch) {
 		batch, err := f.next(t.s)
 		if err != nil {
 			return err
 		}
 		k := microKind{b: batch.B, first: i == 0}
-		if met[k] {
+		if !wanted(k) {
 			continue
 		}
-		met[k] = true
 		if err := t.model.ForwardBackward(t.s, batch, t.lossScale(), k.first, nil); err != nil {
 			return err
 		}
 	}
-	return t.w.TuneGemm()
+	return nil
 }
 
 // enqueue enqueues one step; read has its outcome. Steps go up by one from the first.
