@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lockstep/internal/plain"
+	"lockstep/internal/procfs"
 )
 
 // A folder of checkpoints is locked by a file that says whose it is. It comes into being
@@ -68,7 +69,7 @@ func thisOwner() *lockOwner {
 	o.Boot = strings.TrimSpace(string(boot))
 	o.PIDs, _ = os.Readlink("/proc/self/ns/pid")
 	stat, _ := os.ReadFile("/proc/self/stat")
-	o.Start, _ = startTime(string(stat))
+	o.Start, _ = procfs.StartTime(string(stat))
 	o.Restarts, _ = strconv.Atoi(os.Getenv("SLURM_RESTART_COUNT")) // 0 in the first run
 	return o
 }
@@ -142,7 +143,7 @@ func (o *lockOwner) processGone() bool {
 		return false // another user's, hidden: it is there
 	}
 	stat := string(b)
-	start, ok := startTime(stat)
+	start, ok := procfs.StartTime(stat)
 	state := strings.TrimSpace(stat[strings.LastIndexByte(stat, ')')+1:])
 	return ok && start != o.Start || strings.HasPrefix(state, "Z") || strings.HasPrefix(state, "X")
 }

@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"lockstep/internal/procfs"
 )
 
 // deadProcess returns the number of a process that has ended.
@@ -58,7 +60,7 @@ func TestLockOwners(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		o.Start, _ = startTime(string(stat))
+		o.Start, _ = procfs.StartTime(string(stat))
 	}
 	elsewhere := func(o *lockOwner) { o.Host, o.Boot, o.PID, o.Locked = "h2", "another", 77, true }
 	slurm := func(job string, restarts int) func(*lockOwner) {

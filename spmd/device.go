@@ -4,17 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
-	"math"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
 	"unsafe"
 
 	"github.com/rs/zerolog"
-	"golang.org/x/sys/unix"
 
 	"lockstep/cuda"
 	"lockstep/cuda/nvrtc"
@@ -46,36 +43,6 @@ func (s *startup) begin(name string) func() {
 		}
 		s.parts = append(s.parts, part{name, ms})
 	}
-}
-
-// processAge is how long ago this process started, to a hundredth of a second.
-func processAge() time.Duration {
-	stat, err := os.ReadFile("/proc/self/stat")
-	if err != nil {
-		return 0
-	}
-	var now unix.Timespec
-	start, ok := startTime(string(stat))
-	if !ok || unix.ClockGettime(unix.CLOCK_BOOTTIME, &now) != nil {
-		return 0
-	}
-	return max(0, time.Duration(now.Nano())-start)
-}
-
-// startTime is when a process started, from the boot on, as /proc/PID/stat says.
-// Source: proc(5), field starttime.
-func startTime(stat string) (time.Duration, bool) {
-	const tick = 10 * time.Millisecond // of USER_HZ, which is 100 on every Linux that Go runs on
-	// Behind the name in parentheses, which may hold anything, field 22 is the 20th.
-	fields := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:])
-	if len(fields) < 20 {
-		return 0, false
-	}
-	ticks, err := strconv.ParseUint(fields[19], 10, 64)
-	if err != nil || ticks > uint64(math.MaxInt64/tick) {
-		return 0, false
-	}
-	return time.Duration(ticks) * tick, true
 }
 
 // noGPU is the reason why a machine without GPUs runs on the host, which is no

@@ -5,7 +5,6 @@ import (
 	"io"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -16,6 +15,7 @@ import (
 	"lockstep/cudampi"
 	"lockstep/internal/launcher"
 	"lockstep/internal/plain"
+	"lockstep/internal/ranges"
 )
 
 // Config is what the common flags set; Main fills it from the command line. An
@@ -135,7 +135,7 @@ func parseRanks(list string) (map[int]bool, error) {
 	listed := 0
 	ranks := map[int]bool{}
 	for _, part := range strings.Split(list, ",") {
-		lo, hi, ok := span(part)
+		lo, hi, ok := ranges.Span(part)
 		if !ok || hi >= most || hi-lo >= most-listed {
 			return nil, fmt.Errorf("--log-ranks %s: want 0, all, or a list such as 0,3,8-11", list)
 		}
@@ -145,17 +145,6 @@ func parseRanks(list string) (map[int]bool, error) {
 		}
 	}
 	return ranks, nil
-}
-
-// span reads a part of a list of numbers, such as "3" or "8-11".
-func span(part string) (lo, hi int, ok bool) {
-	from, to, isRange := strings.Cut(part, "-")
-	lo, err := strconv.Atoi(from)
-	hi = lo
-	if err == nil && isRange {
-		hi, err = strconv.Atoi(to)
-	}
-	return lo, hi, err == nil && lo >= 0 && hi >= lo
 }
 
 // logger returns the rank's logger. Ranks that are not to log still log errors.

@@ -1,14 +1,10 @@
 package spmd
 
 import (
-	"fmt"
 	"maps"
-	"math"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"lockstep/internal/watch"
 )
@@ -55,39 +51,6 @@ func TestAbsurdRanks(t *testing.T) {
 	}
 	if ranks, err := parseRanks("0-1048575"); err != nil || len(ranks) != 1<<20 {
 		t.Errorf("%d ranks, %v, want 2^20", len(ranks), err)
-	}
-}
-
-// FuzzDetect takes lines of NAME=VALUE for an environment.
-const maxTicks = math.MaxInt64 / 10_000_000 // of 10 ms in a Duration
-
-func stat(name, ticks string) string {
-	fields := slices.Repeat([]string{"0"}, 30)
-	fields[0], fields[19] = "S", ticks
-	return fmt.Sprintf("12 (%s) %s\n", name, strings.Join(fields, " "))
-}
-
-func FuzzStartTime(f *testing.F) {
-	f.Add(stat("train", "4242"), "x", uint64(4242))
-	f.Add(stat("a) S 1 (b", "1"), ") (", uint64(math.MaxInt64))
-	f.Add("12 (short) S 1", "", uint64(maxTicks))
-	f.Add("", "\n", uint64(math.MaxUint64))
-	f.Fuzz(func(t *testing.T, line, name string, ticks uint64) {
-		if at, ok := startTime(line); at < 0 || !ok && at != 0 {
-			t.Errorf("%q: %v, %v", line, at, ok)
-		}
-		// Any name, and numbers up to what a Duration holds.
-		want, fits := time.Duration(ticks)*10*time.Millisecond, ticks <= maxTicks
-		if at, ok := startTime(stat(name, strconv.FormatUint(ticks, 10))); ok != fits || ok && at != want {
-			t.Errorf("name %q, %d ticks: %v, %v, want %v, %v", name, ticks, at, ok, want, fits)
-		}
-	})
-}
-
-// This process's own age is known.
-func TestProcessAge(t *testing.T) {
-	if age := processAge(); age <= 0 || age > 24*time.Hour {
-		t.Errorf("age %v", age)
 	}
 }
 

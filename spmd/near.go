@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lockstep/cudampi"
+	"lockstep/internal/ranges"
 )
 
 // A call to the driver takes up to twice as long from a core on another NUMA node than
@@ -62,7 +63,7 @@ func (w *World) stayNear(node *cudampi.Comm) error {
 // parseCores reads a list of cores such as "0-3,8"; it is empty where that is none.
 func parseCores(list string) (set unix.CPUSet) {
 	for _, part := range strings.Split(list, ",") {
-		lo, hi, ok := span(part)
+		lo, hi, ok := ranges.Span(part)
 		if !ok || hi >= 64*len(set) {
 			return unix.CPUSet{}
 		}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"lockstep/internal/ranges"
 	"lockstep/internal/watch"
 )
 
@@ -44,7 +45,7 @@ func renderReport(what string, states []watch.RankState, asJSON bool) string {
 		groups = append(groups, group{text, []int{ranks[i].Hello.Rank}})
 	}
 	for _, g := range groups {
-		fmt.Fprintf(&b, "%s (%s): %s", rankList(g.ranks), processes(g.ranks, ranks), g.text)
+		fmt.Fprintf(&b, "%s (%s): %s", ranges.Ranks(g.ranks), processes(g.ranks, ranks), g.text)
 	}
 	b.WriteString("---\n")
 	return b.String()
@@ -70,7 +71,7 @@ func processes(some []int, ranks []told) string {
 		if len(pids[host]) == 1 {
 			word = "pid"
 		}
-		parts = append(parts, fmt.Sprintf("host %s, %s %s", host, word, watch.Ranges(pids[host], ", ")))
+		parts = append(parts, fmt.Sprintf("host %s, %s %s", host, word, ranges.Text(pids[host], ", ")))
 	}
 	if more := len(hosts) - shown; more > 0 {
 		parts = append(parts, fmt.Sprintf("and %d more", more))
@@ -149,12 +150,12 @@ func missing(id string, ranks []told) string {
 	if furthest == 0 {
 		return fmt.Sprintf("on %q some ranks wait for messages:\n%s", id, b.String())
 	}
-	head := fmt.Sprintf("call %d on %q, %s: %s in it", furthest, id, place, rankList(in))
+	head := fmt.Sprintf("call %d on %q, %s: %s in it", furthest, id, place, ranges.Ranks(in))
 	if id == controlID {
-		head = fmt.Sprintf("%s: %s in it", place, rankList(in))
+		head = fmt.Sprintf("%s: %s in it", place, ranges.Ranks(in))
 	}
 	if len(out) > 0 {
-		head += "; NOT ARRIVED: " + rankList(out)
+		head += "; NOT ARRIVED: " + ranges.Ranks(out)
 	}
 	return head + "\n" + b.String()
 }
@@ -217,16 +218,4 @@ func (t *told) doing() string {
 		fmt.Fprintf(&b, "    another goroutine at %s [%s]\n", g.At, g.State)
 	}
 	return b.String()
-}
-
-// rankList is "rank 3", "ranks 0-2, 5" or "no rank".
-func rankList(ranks []int) string {
-	if len(ranks) == 0 {
-		return "no rank"
-	}
-	word := "ranks "
-	if len(ranks) == 1 {
-		word = "rank "
-	}
-	return word + watch.Ranges(slices.Clone(ranks), ", ")
 }

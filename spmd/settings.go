@@ -14,6 +14,7 @@ import (
 
 	"lockstep/cudampi"
 	"lockstep/internal/elem"
+	"lockstep/internal/ranges"
 )
 
 // What the ranks were started with has to be the same on all of them: a seed or a size that differs ends in wrong numbers,
@@ -163,7 +164,7 @@ func differences(lists [][]setting) string {
 			continue
 		}
 		for i, v := range values {
-			values[i] = fmt.Sprintf("%s on %s", shortened(v), rankList(ranks[v]))
+			values[i] = fmt.Sprintf("%s on %s", shortened(v), ranges.Ranks(ranks[v]))
 		}
 		text := fmt.Sprintf("%s is %s", name, strings.Join(values, ", "))
 		if name == programSetting {

@@ -22,6 +22,7 @@ import (
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
 	"lockstep/internal/launcher"
+	"lockstep/internal/procfs"
 )
 
 // World is this rank's place in the job: who it is, its device, and the
@@ -180,7 +181,7 @@ func Open(cfg Config) (*World, error) {
 	}
 	w := &World{cfg: cfg, job: launcher.Environment(), failed: make(chan struct{})}
 	w.phase.Store("starting")
-	age := processAge()
+	age := procfs.Age()
 	w.startup = startup{time.Now().Add(-age), []part{{"process", float64(age.Milliseconds())}}}
 	if cfg.JSON != "" && w.job.Rank == 0 {
 		var err error

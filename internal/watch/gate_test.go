@@ -308,26 +308,7 @@ func FuzzWelcome(f *testing.F) {
 	})
 }
 
-func TestParseStat(t *testing.T) {
-	for stat, want := range map[string]string{
-		"1 (go) S 0":            "S (sleeping)",
-		"1 (a) T (b) R) T 1 2":  "T (stopped)",
-		"":                      "unknown",
-		"1 (x)":                 "unknown",
-		"1 (x) \x1b":            `'\x1b'`,
-		"2 (k) Z 1":             "Z (dead, not yet reaped)",
-		"3 (\n) t 1 1 1 1 1 1 ": "t (stopped by a debugger)",
-	} {
-		if got := parseStat([]byte(stat)); got != want {
-			t.Errorf("%q: %q, want %q", stat, got, want)
-		}
-	}
-	if s := procState(os.Getpid()); !strings.Contains(s, "(") {
-		t.Errorf("%q", s)
-	}
-	if s := procState(1 << 30); s != "no such process" {
-		t.Errorf("%q", s)
-	}
+func TestPIDNamespace(t *testing.T) {
 	if _, err := os.Stat("/proc/self/ns/pid"); err == nil && pidNamespace() == "" {
 		t.Error("no PID namespace")
 	}

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"lockstep/internal/procfs"
 )
 
 // Net is a rank's part in the network. Its methods may be called from any goroutine.
@@ -265,7 +267,7 @@ func (n *Net) handle(k *link, m message) {
 	case msgLook:
 		procs := map[int]string{}
 		for rank, pid := range m.PIDs {
-			procs[rank] = procState(pid)
+			procs[rank] = procfs.State(pid)
 		}
 		k.line.send(message{Kind: msgProcs, Procs: procs})
 	default:

@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"lockstep/internal/procfs"
 )
 
 // envRank makes this test binary a rank of a job of processes, which does what its standard input says.
@@ -256,7 +258,7 @@ func TestProcessStopped(t *testing.T) {
 			t.Parallel()
 			ranks := startProcesses(t, 4)
 			ranks[stopped].signal(syscall.SIGSTOP)
-			eventually(t, "it stops", func() bool { return procState(ranks[stopped].cmd.Process.Pid) == "T (stopped)" })
+			eventually(t, "it stops", func() bool { return procfs.State(ranks[stopped].cmd.Process.Pid) == "T (stopped)" })
 			ranks[3].tell(order{Do: "report"})
 			for rank, s := range ranks[3].hear().States {
 				bad := s.PID != ranks[rank].cmd.Process.Pid || s.Died || s.Left
@@ -322,7 +324,7 @@ func TestFailPastStopped(t *testing.T) {
 			ranks := startProcesses(t, 4)
 			for _, rank := range stopped {
 				ranks[rank].signal(syscall.SIGSTOP)
-				eventually(t, "it stops", func() bool { return procState(ranks[rank].cmd.Process.Pid) == "T (stopped)" })
+				eventually(t, "it stops", func() bool { return procfs.State(ranks[rank].cmd.Process.Pid) == "T (stopped)" })
 			}
 			ranks[3].tell(order{Do: "fail"})
 			ranks[3].dies(3, KindError)

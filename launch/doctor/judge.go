@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"lockstep/internal/launcher"
-	"lockstep/internal/watch"
+	"lockstep/internal/ranges"
 )
 
 // Levels of a Finding. A failure is what a job fails by, or is slowed by severely; a warning may be meant so.
@@ -93,14 +93,14 @@ func (j *judge) where(of []int) string {
 		if n == 1 {
 			word = "rank"
 		}
-		parts = append(parts, fmt.Sprintf("%s %s on %s", word, ranges(ranks), j.facts[of[0]].Host))
+		parts = append(parts, fmt.Sprintf("%s %s on %s", word, spans(ranks), j.facts[of[0]].Host))
 		of = of[n:]
 	}
 	return strings.Join(parts, ", ")
 }
 
-// ranges writes numbers as "0-3,8".
-func ranges(numbers []int) string { return watch.Ranges(numbers, ",") }
+// spans writes numbers as "0-3,8".
+func spans(numbers []int) string { return ranges.Text(numbers, ",") }
 
 // those returns the ranks of which a condition holds.
 func (j *judge) those(holds func(f *Facts) bool) (of []int) {

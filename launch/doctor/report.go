@@ -106,8 +106,8 @@ func (r *Result) facets() []facet {
 			}
 			return strings.Join(strings.Fields(short(f.Program.SHA256)+" "+f.Program.Path+" "+f.Program.Arch+" "+f.Program.MPI), " ")
 		}},
-		{"cores", func(f *Facts) string { return fmt.Sprintf("%s of %d", ranges(f.Cores), f.NodeCores) }},
-		{"NUMA", func(f *Facts) string { return ranges(f.NUMA) }},
+		{"cores", func(f *Facts) string { return fmt.Sprintf("%s of %d", spans(f.Cores), f.NodeCores) }},
+		{"NUMA", func(f *Facts) string { return spans(f.NUMA) }},
 		{"GPUs", func(f *Facts) string {
 			if len(f.GPU.Devices) == 0 {
 				return "none: " + f.GPU.Err

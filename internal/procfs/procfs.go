@@ -1,0 +1,76 @@
+// Package procfs reads what the kernel says of processes in /proc.
+package procfs
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Age is how long ago this process started, to a hundredth of a second; 0 where the kernel does not say.
+func Age() time.Duration {
+	stat, err := os.ReadFile("/proc/self/stat")
+	if err != nil {
+		return 0
+	}
+	var now unix.Timespec
+	start, ok := StartTime(string(stat))
+	if !ok || unix.ClockGettime(unix.CLOCK_BOOTTIME, &now) != nil {
+		return 0
+	}
+	return max(0, time.Duration(now.Nano())-start)
+}
+
+// StartTime is when a process started, from the boot on, as /proc/PID/stat says.
+// Source: proc(5), field starttime.
+func StartTime(stat string) (time.Duration, bool) {
+	const tick = 10 * time.Millisecond // of USER_HZ, which is 100 on every Linux that Go runs on
+	// Behind the name in parentheses, which may hold anything, field 22 is the 20th.
+	fields := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:])
+	if len(fields) < 20 {
+		return 0, false
+	}
+	ticks, err := strconv.ParseUint(fields[19], 10, 64)
+	if err != nil || ticks > uint64(math.MaxInt64/tick) {
+		return 0, false
+	}
+	return time.Duration(ticks) * tick, true
+}
+
+var states = map[byte]string{
+	'R': "running", 'S': "sleeping", 'D': "in the kernel, uninterruptible", 'T': "stopped", 't': "stopped by a debugger",
+	'Z': "dead, not yet reaped", 'X': "dead", 'x': "dead", 'I': "idle", 'P': "parked", 'W': "waking",
+}
+
+// State returns the state of a process of this node, such as "T (stopped)".
+func State(pid int) string {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "no such process"
+	}
+	if err != nil {
+		return err.Error()
+	}
+	return stateOf(stat)
+}
+
+// stateOf returns the state out of /proc/PID/stat: the letter behind the command's name, which may hold anything.
+func stateOf(stat []byte) string {
+	i := bytes.LastIndexByte(stat, ')')
+	if i < 0 || i+2 >= len(stat) {
+		return "unknown"
+	}
+	letter := stat[i+2]
+	if s, ok := states[letter]; ok {
+		return fmt.Sprintf("%c (%s)", letter, s)
+	}
+	return fmt.Sprintf("%q", letter)
+}
