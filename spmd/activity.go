@@ -11,6 +11,7 @@ import (
 
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
+	"lockstep/spmd/internal/control"
 )
 
 // activity is how far this rank has got on a communicator: what it entered last, and
@@ -156,12 +157,14 @@ var kindNames = map[cmdKind]string{
 	cmdReduceScatter: "ReduceScatter", cmdAllToAll: "AllToAll", cmdGather: "Gather", cmdScatter: "Scatter",
 	cmdAllGatherV: "AllGatherV", cmdReduceScatterV: "ReduceScatterV", cmdGatherV: "GatherV", cmdScatterV: "ScatterV",
 	cmdAllToAllV: "AllToAllV", cmdSend: "Send", cmdRecv: "Recv", cmdSendRecv: "SendRecv", cmdBarrier: "Barrier", cmdGroup: "Group",
-	cmdSplit: "Split", cmdCloseComm: "Close of a communicator", cmdAllocSymmetric: "AllocSymmetric", cmdOpenCheckpoints: "OpenCheckpoints",
-	cmdSave: "Save", cmdLoad: "Load", cmdWaitSave: "Wait for a save", cmdTuneGemm: "TuneGemm",
-	cmdStart: "the start", cmdEnd: "the end",
 }
 
-func (k cmdKind) String() string { return kindNames[k] }
+func (k cmdKind) String() string {
+	if k >= cmdControl {
+		return control.Call(k - cmdControl).String()
+	}
+	return kindNames[k]
+}
 
 // pointToPoint says whether only two ranks take part.
 func (k cmdKind) pointToPoint() bool { return k == cmdSend || k == cmdRecv || k == cmdSendRecv }

@@ -7,6 +7,7 @@ import (
 	"lockstep/host"
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
+	"lockstep/spmd/internal/control"
 )
 
 // Buffer is n elements of T in the memory of the rank's device: GPU memory, or
@@ -83,13 +84,13 @@ func AllocManaged[T Elem](w *World, n int) (Buffer[T], error) {
 // order, too, or the memory is not used again. Otherwise as Alloc.
 // Source: nccl.h, ncclMemAlloc and ncclCommWindowRegister.
 func AllocSymmetric[T Elem](w *World, n int) (Buffer[T], error) {
-	lo, hi, err := w.spread(cmdAllocSymmetric, int64(n))
+	lengths, err := w.channel.Range(control.AllocSymmetric, int64(n))
 	if err != nil {
 		return Buffer[T]{}, err
 	}
-	if lo != hi {
+	if !lengths.One() {
 		return Buffer[T]{}, fmt.Errorf("%s: AllocSymmetric of %d elements on rank %d, but from %d to %d over the ranks",
-			ccall.At(), n, w.Rank(), lo, hi)
+			ccall.At(), n, w.Rank(), lengths.Lo, lengths.Hi)
 	}
 	if w.symmetric == nil || n == 0 {
 		return Alloc[T](w, n)

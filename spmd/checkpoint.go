@@ -17,10 +17,10 @@ import (
 	"time"
 	"unsafe"
 
-	"lockstep/cudampi"
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
 	"lockstep/internal/safetensors"
+	"lockstep/spmd/internal/control"
 )
 
 // ErrNoCheckpoint says that a folder holds no checkpoint, not even a damaged one.
@@ -111,7 +111,7 @@ type SavedCheckpoint struct {
 // Every error that a rank meets is returned on all ranks, which makes it safe to go on.
 type Checkpoints struct {
 	w       *World
-	op      cmdKind // on whose behalf the ranks talk to each other
+	op      control.Call // on whose behalf the ranks talk to each other
 	dir     string
 	cfg     CheckpointConfig
 	session uint64   // makes the names of temporary folders unique
@@ -157,17 +157,18 @@ func OpenCheckpoints(w *World, dir string, cfg CheckpointConfig) (*Checkpoints, 
 		cfg.Timeout = 5 * time.Minute
 	}
 	c := &Checkpoints{w: w, cfg: cfg, damaged: make(map[string]bool)}
-	defer c.enter(cmdOpenCheckpoints)()
+	defer c.enter(control.OpenCheckpoints)()
 	err := c.open(dir)
 	if err := c.agree(err); err != nil {
 		return nil, fmt.Errorf("%s: OpenCheckpoints: %w", ccall.At(), err)
 	}
-	var session [8]byte
-	_, err = rand.Read(session[:])
-	if err := errors.Join(err, w.broadcast(cmdOpenCheckpoints, session[:], 0)); err != nil {
+	session := make([]byte, 8)
+	rand.Read(session) // never fails
+	session, err = w.channel.Broadcast(c.op, session, 0)
+	if err != nil {
 		return nil, err
 	}
-	c.session = binary.LittleEndian.Uint64(session[:])
+	c.session = binary.LittleEndian.Uint64(session)
 	if cfg.ReadOnly {
 		return c, nil
 	}
@@ -213,7 +214,7 @@ func (c *Checkpoints) checkShared() error {
 			defer os.Remove(probe)
 		}
 	}
-	if lo, _, err := c.w.spread(c.op, made); err != nil || lo == 0 {
+	if all, err := c.w.channel.Range(c.op, made); err != nil || all.Lo == 0 {
 		return err
 	}
 	// A network file system may take a moment to show it.
@@ -240,7 +241,7 @@ func (c *Checkpoints) checkShared() error {
 // error means that nothing is being saved. Of the save before it names the file and
 // the cause: the disk is full, the folder is gone. The next Save may be tried all the same.
 func (c *Checkpoints) Save(step int, meta any, items ...Item) error {
-	defer c.enter(cmdSave)()
+	defer c.enter(control.Save)()
 	if err := c.wait(); err != nil {
 		return fmt.Errorf("%s: %w", ccall.At(), err)
 	}
@@ -331,8 +332,8 @@ func (c *Checkpoints) checkEqual(items []Item, step int, meta []byte) error {
 	differ := func(text string) (bool, error) {
 		h := fnv.New64a()
 		io.WriteString(h, text)
-		lo, hi, err := c.w.spread(c.op, int64(h.Sum64()>>1))
-		return lo != hi, err
+		all, err := c.w.channel.Range(c.op, int64(h.Sum64()))
+		return !all.One(), err
 	}
 	if yes, err := differ(strings.Join(what, "\n")); err != nil || !yes {
 		return err
@@ -356,7 +357,7 @@ func (c *Checkpoints) layOut(x *checkpointIndex, items []Item) error {
 		x.Arrays = append(x.Arrays, checkpointArray{i.name, typeNames[i.typ], i.total})
 	}
 	all := make([]int64, len(mine)*size)
-	err := c.w.exchange(c.op, func(m *cudampi.Comm) error {
+	err := c.w.channel.Exchange(c.op, func(m control.Comm) error {
 		return m.AllGather(unsafe.Pointer(&all[0]), unsafe.Pointer(&mine[0]), len(mine), elem.Int64)
 	})
 	if err != nil {
@@ -429,7 +430,7 @@ func wordBytes(words []uint64) []byte {
 //
 // Collective over all ranks, blocking.
 func (c *Checkpoints) Wait() error {
-	defer c.enter(cmdWaitSave)()
+	defer c.enter(control.WaitSave)()
 	if err := c.wait(); err != nil {
 		return fmt.Errorf("%s: %w", ccall.At(), err)
 	}
@@ -489,4 +490,4 @@ func (c *Checkpoints) Close() error {
 
 // agree returns an error on every rank when err is one on any: its own, or what the
 // first rank that has one says. Collective.
-func (c *Checkpoints) agree(err error) error { return c.w.allAgree(c.op, err) }
+func (c *Checkpoints) agree(err error) error { return c.w.channel.Agree(c.op, err) }

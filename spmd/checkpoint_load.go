@@ -10,10 +10,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"lockstep/internal/ccall"
 	"lockstep/internal/safetensors"
+	"lockstep/spmd/internal/control"
 )
 
 // Load puts the newest checkpoint that every rank finds complete and undamaged into
@@ -29,7 +29,7 @@ import (
 //
 // Collective over all ranks, blocking: all give the same items, in one order.
 func (c *Checkpoints) Load(meta any, items ...Item) (step int, err error) {
-	defer c.enter(cmdLoad)()
+	defer c.enter(control.Load)()
 	if err := c.wait(); err != nil {
 		return 0, fmt.Errorf("%s: %w", ccall.At(), err)
 	}
@@ -67,15 +67,15 @@ func (c *Checkpoints) load(meta any, items []Item) (int, error) {
 	}
 	chunk := make([]byte, chunkBytes)
 	for {
-		var next [64]byte // rank 0 says which, or that there is none
+		var next []byte // rank 0 says which, or that there is none
 		if len(names) > 0 {
-			copy(next[:], names[0])
-			names = names[1:]
+			next, names = []byte(names[0]), names[1:]
 		}
-		if err := c.w.broadcast(c.op, next[:], 0); err != nil {
+		next, err := c.w.channel.Broadcast(c.op, next, 0)
+		if err != nil {
 			return 0, err
 		}
-		name := strings.TrimRight(string(next[:]), "\x00")
+		name := string(next)
 		if name == "" {
 			break
 		}
@@ -108,11 +108,11 @@ func (c *Checkpoints) tryLoad(folder string, chunk []byte, items []Item) (x *che
 	if damage := c.agree(err); damage != nil {
 		return nil, damage, nil
 	}
-	lo, hi, err := c.w.spread(c.op, int64(binary.LittleEndian.Uint64(checksum[:])>>1))
+	sums, err := c.w.channel.Range(c.op, int64(binary.LittleEndian.Uint64(checksum[:])))
 	if err != nil {
 		return nil, nil, err
 	}
-	if lo != hi {
+	if !sums.One() {
 		return nil, fmt.Errorf("%s is not the same on every rank", filepath.Join(folder, indexName)), nil
 	}
 	if damage := c.agree(x.verify(folder, chunk, c.w.Rank(), c.w.Size())); damage != nil {

@@ -441,8 +441,8 @@ func (c *Checkpoints) lockAll() error {
 		if err := c.agree(err); err != nil {
 			return err
 		}
-		_, waiting, err := c.w.spread(c.op, waits)
-		if err != nil || waiting == 0 {
+		waiting, err := c.w.channel.Range(c.op, waits)
+		if err != nil || waiting.Hi == 0 {
 			return err
 		}
 	}

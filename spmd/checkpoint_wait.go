@@ -2,6 +2,7 @@ package spmd
 
 import (
 	"fmt"
+	"lockstep/spmd/internal/control"
 	"slices"
 	"strings"
 	"sync"
@@ -60,7 +61,7 @@ func oldestStep(after time.Time) *fileStep {
 }
 
 // enter says that this rank is in a call of the checkpoints, whose op it is, until leave.
-func (c *Checkpoints) enter(op cmdKind) (leave func()) {
+func (c *Checkpoints) enter(op control.Call) (leave func()) {
 	w, start := c.w, time.Now()
 	c.op = op
 	moved()

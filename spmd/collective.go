@@ -190,14 +190,14 @@ func AllToAllV[T Elem](c Comm, dst Buffer[T], recvCounts []int, src Buffer[T], s
 // Source: mpi.h, MPI_Send; nccl.h, ncclSend.
 func Send[T Elem](c Comm, src Buffer[T], to int) error {
 	if m := c.plain(src.blk, to); m != nil {
-		if err := mpiTurns.enter(mpiTurns.take(1)); err != nil {
+		if err := mpiOrder.Enter(mpiOrder.Take(1)); err != nil {
 			return err
 		}
 		c.st.activity.exchange(to, 1, 0)
 		c.st.activity.set(whatOf(cmdSend, elem.Of[T](), to), src.n)
 		err := m.Send(src.addr(), src.n, elem.Of[T](), to)
 		c.st.activity.leave()
-		mpiTurns.leave()
+		mpiOrder.Leave()
 		return err
 	}
 	cmd := call{kind: cmdSend, comm: c.st, n: src.n}
@@ -212,14 +212,14 @@ func Send[T Elem](c Comm, src Buffer[T], to int) error {
 // Source: mpi.h, MPI_Recv; nccl.h, ncclRecv.
 func Recv[T Elem](c Comm, dst Buffer[T], from int) error {
 	if m := c.plain(dst.blk, from); m != nil {
-		if err := mpiTurns.enter(mpiTurns.take(1)); err != nil {
+		if err := mpiOrder.Enter(mpiOrder.Take(1)); err != nil {
 			return err
 		}
 		c.st.activity.exchange(from, 0, 1)
 		c.st.activity.set(whatOf(cmdRecv, elem.Of[T](), from), dst.n)
 		err := m.Recv(dst.addr(), dst.n, elem.Of[T](), from)
 		c.st.activity.leave()
-		mpiTurns.leave()
+		mpiOrder.Leave()
 		return err
 	}
 	cmd := call{kind: cmdRecv, comm: c.st, n: dst.n}

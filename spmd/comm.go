@@ -12,6 +12,7 @@ import (
 	"lockstep/cudampi"
 	"lockstep/internal/ccall"
 	"lockstep/nccl"
+	"lockstep/spmd/internal/control"
 )
 
 // Comm is a communicator: a group of ranks and the channel between them. It is a
@@ -31,6 +32,7 @@ type commState struct {
 	splits   int           // made of it so far
 	activity activity
 	compared uint64              // collectives that --check has seen
+	hash     [1]control.Span     // of the terms of one of them, over the ranks
 	pulsed   uint64              // collectives of which the other ranks have been told
 	nccl     *nccl.Comm          // nil on the host, and for one rank
 	ownsNCCL bool                // it is not the world's
@@ -96,7 +98,7 @@ func (c Comm) Split(color, key int) (Comm, error) {
 		return Comm{}, err
 	}
 	var part Comm
-	err := c.st.pass(cmdSplit, func() (err error) {
+	err := c.st.Pass(control.Split, func() (err error) {
 		part, err = c.split(color, key)
 		return err
 	})
@@ -150,7 +152,7 @@ func (c Comm) Close() error {
 	if st == st.w.Comm.st || st == st.w.NodeComm.st {
 		return fmt.Errorf("%s: Close: the communicator belongs to the world", ccall.At())
 	}
-	return st.pass(cmdCloseComm, func() error {
+	return st.Pass(control.CloseComm, func() error {
 		st.freed = true
 		err := errors.Join(st.w.dropGraphs(st), st.free())
 		st.w.mu.Lock()
@@ -412,7 +414,7 @@ func (c Comm) do(cmd *call) error {
 		}
 		return st.w.blocking.Synchronize()
 	}
-	turn := mpiTurns.take(1)
+	turn := mpiOrder.Take(1)
 	err := cmd.communicate(turn)
 	// A program that does nothing but call is one that computes in C without a pause. Not with a GPU: its core is idle most
 	// of the time, and the other ranks would wait for the pause.
@@ -425,7 +427,7 @@ func (c Comm) do(cmd *call) error {
 
 // communicate enters MPI in its turn.
 func (c *call) communicate(turn uint64) error {
-	if err := mpiTurns.enter(turn); err != nil {
+	if err := mpiOrder.Enter(turn); err != nil {
 		return err
 	}
 	a := &c.comm.activity
@@ -438,7 +440,7 @@ func (c *call) communicate(turn uint64) error {
 		err = c.enterMPI()
 	}
 	a.leave()
-	mpiTurns.leave()
+	mpiOrder.Leave()
 	return err
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"lockstep/cudampi"
 	"lockstep/internal/elem"
+	"lockstep/spmd/internal/control"
 )
 
 // contractEvery is of how many collectives of a communicator --check sample compares
@@ -148,12 +149,11 @@ func (c *call) checkContract() error {
 		return nil
 	}
 	mine := ofCall(c)
-	h := int64(mine.hash())
-	x := [2]int64{h, ^h}
-	if err := st.terms.AllReduce(unsafe.Pointer(&x), unsafe.Pointer(&x), 2, elem.Int64, Min); err != nil {
+	st.hash[0] = control.Of(int64(mine.hash()))
+	if err := control.Union(st.terms, st.hash[:]); err != nil {
 		return err
 	}
-	if x[0] == ^x[1] {
+	if st.hash[0].One() {
 		return nil
 	}
 	site := c.place()

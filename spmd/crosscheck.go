@@ -9,6 +9,7 @@ import (
 	"lockstep/cudampi"
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
+	"lockstep/spmd/internal/control"
 )
 
 // ErrDiffer is what a collective of --check both returns, on every rank, when NCCL and
@@ -98,11 +99,11 @@ func (x *crossCheck) submit(q *gpuQueue, c *command) error {
 	if err := q.end().wait(); err != nil {
 		return err
 	}
-	turn := mpiTurns.take(1)
-	if err := mpiTurns.enter(turn); err != nil {
+	turn := mpiOrder.Take(1)
+	if err := mpiOrder.Enter(turn); err != nil {
 		return err
 	}
-	defer mpiTurns.leave()
+	defer mpiOrder.Leave()
 	st.activity.set(what, whole.length())
 	defer st.activity.leave()
 	if err := x.compare(st, list); err != nil {
@@ -238,12 +239,12 @@ func (x *crossCheck) compare(st *commState, list []shadow) error {
 				return x.failed(st, s, err)
 			}
 			// Every rank has its own part of the result: the first that is wrong speaks for all.
-			why, rank, err := agreeOn(st.mpi, x.difference(s, bound))
+			wrong, err := control.First(st.mpi, x.difference(s, bound))
 			switch {
 			case err != nil:
 				return x.failed(st, s, err)
-			case rank >= 0:
-				return x.failed(st, s, fmt.Errorf("%w: rank %d: %s", ErrDiffer, rank, why.text))
+			case wrong != nil:
+				return x.failed(st, s, fmt.Errorf("%w: %w", ErrDiffer, wrong))
 			}
 		}
 	}

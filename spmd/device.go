@@ -19,6 +19,7 @@ import (
 	"lockstep/internal/elem"
 	"lockstep/internal/kernels"
 	"lockstep/nccl"
+	"lockstep/spmd/internal/control"
 )
 
 // startup is where the time from the start of the process went, in milliseconds.
@@ -49,9 +50,19 @@ func (s *startup) begin(name string) func() {
 // more than that; any other reason deserves a warning.
 type noGPU struct{ error }
 
+func (noGPU) FailureCode() int64 { return failureNoGPU }
+
 // tooManyRanks is refused, not turned into a run on the host: it is nearly always
 // a mistake in the command line.
 type tooManyRanks struct{ error }
+
+func (tooManyRanks) FailureCode() int64 { return failureTooMany }
+
+// How the ranks know these reasons of another one: control.Failure's Code.
+const (
+	failureNoGPU = iota + 1
+	failureTooMany
+)
 
 // chooseDevice opens the rank's GPU, or settles on the host, on all ranks alike.
 //
@@ -63,18 +74,18 @@ func (w *World) chooseDevice(node *cudampi.Comm) error {
 	}
 	defer w.startup.begin("context")()
 	index, err := w.findGPU(node)
-	reason, rank, err := w.agree(err)
+	failure, err := w.firstFailure(err)
 	if err != nil {
 		return err
 	}
-	if rank < 0 {
+	if failure == nil {
 		w.why = "every rank has a GPU of its own"
 		if err := w.chooseCarrier(); err != nil {
 			return err
 		}
 		w.gpu, err = openGPU(index)
-		reason, rank, err = w.agree(err)
-		if err != nil || rank < 0 {
+		failure, err = w.firstFailure(err)
+		if err != nil || failure == nil {
 			return err
 		}
 	}
@@ -85,11 +96,11 @@ func (w *World) chooseDevice(node *cudampi.Comm) error {
 		w.gpu = nil
 	}
 	w.agreed = true
-	what := reason.text
+	what := failure.Text
 	if w.Size() > 1 {
-		what = byRank(rank, what)
+		what = failure.Error()
 	}
-	if reason.kind == reasonTooMany {
+	if failure.Code == failureTooMany {
 		what += "; start fewer ranks, or run on the host with --device host"
 	}
 	switch {
@@ -97,11 +108,11 @@ func (w *World) chooseDevice(node *cudampi.Comm) error {
 		return Usage(fmt.Errorf("--device cuda: %s", what))
 	case w.cfg.Collectives == "nccl" || strings.HasPrefix(w.cfg.Collectives, "mpi-"):
 		return Usage(fmt.Errorf("--collectives %s: %s", w.cfg.Collectives, what))
-	case reason.kind == reasonTooMany:
+	case failure.Code == failureTooMany:
 		return Usage(errors.New(what))
 	}
 	w.agreed = false
-	w.fellBack = reason.kind != reasonNoGPU
+	w.fellBack = failure.Code != failureNoGPU
 	w.why = "no GPU: " + what
 	if w.fellBack {
 		w.why = "the GPU is not used: " + what
@@ -187,70 +198,11 @@ func visibleGPUs(each func(i int, id string)) (int, error) {
 	return n, nil
 }
 
-type reasonKind int64
-
-const (
-	reasonNone reasonKind = iota
-	reasonNoGPU
-	reasonTooMany
-	reasonOther
-)
-
-// reason is why a rank has no GPU, as it travels to the others.
-type reason struct {
-	kind reasonKind
-	text string
-}
-
-// agree tells every rank the first rank that failed and why; -1 where none did.
+// firstFailure returns the failure of the first rank that has one, during the start; nil where none has.
 //
 // Collective over all ranks.
-func (w *World) agree(failure error) (reason, int, error) {
-	return agreeOn(w.control.st.mpi, failure)
-}
-
-// agreeOn is agree for the ranks of a communicator.
-func agreeOn(m *cudampi.Comm, failure error) (reason, int, error) {
-	mine := reasonOf(failure)
-	first := int64(m.Size())
-	if mine.kind != reasonNone {
-		first = int64(m.Rank())
-	}
-	if err := m.AllReduce(unsafe.Pointer(&first), unsafe.Pointer(&first), 1, elem.Int64, Min); err != nil {
-		return mine, 0, err
-	}
-	if first == int64(m.Size()) {
-		return mine, -1, nil
-	}
-	said, err := relay(m, mine, int(first))
-	return said, int(first), err
-}
-
-func reasonOf(failure error) reason {
-	switch {
-	case failure == nil:
-		return reason{}
-	case errors.As(failure, new(noGPU)):
-		return reason{reasonNoGPU, failure.Error()}
-	case errors.As(failure, new(tooManyRanks)):
-		return reason{reasonTooMany, failure.Error()}
-	default:
-		return reason{reasonOther, failure.Error()}
-	}
-}
-
-// relay tells every rank the reason of rank first. Collective.
-func relay(m *cudampi.Comm, mine reason, first int) (reason, error) {
-	head := [2]int64{int64(mine.kind), int64(len(mine.text))}
-	if err := m.Broadcast(unsafe.Pointer(&head), 2, elem.Int64, first); err != nil {
-		return mine, err
-	}
-	text := make([]byte, head[1]+1)
-	copy(text, mine.text)
-	if err := m.Broadcast(unsafe.Pointer(&text[0]), len(text), elem.Uint8, first); err != nil {
-		return mine, err
-	}
-	return reason{reasonKind(head[0]), string(text[:head[1]])}, nil
+func (w *World) firstFailure(mine error) (*control.Failure, error) {
+	return control.First(w.control.st.mpi, mine)
 }
 
 // capability is the GPU's compute capability, major*10 + minor.
@@ -345,10 +297,8 @@ func (w *World) sameSources(node *cudampi.Comm, sources []kernels.Source) (bool,
 			h.Write([]byte{0})
 		}
 	}
-	v := int64(h.Sum64()) + int64(w.gpu.capability())
-	x := [2]int64{v, ^v}
-	err := node.AllReduce(unsafe.Pointer(&x), unsafe.Pointer(&x), 2, elem.Int64, Min)
-	return x[0] == ^x[1], err
+	v, err := control.Range(node, int64(h.Sum64())+int64(w.gpu.capability()))
+	return v.One(), err
 }
 
 // compile fills images, on as many cores as the rank has.
@@ -461,20 +411,16 @@ func (w *World) warmUp() error {
 	return errors.Join(err, w.blocking.Synchronize())
 }
 
-// mustAgree returns on every rank the failure of the first rank that has one.
-func (w *World) mustAgree(failure error) error {
-	why, rank, err := w.agree(failure)
-	switch {
-	case err != nil:
+// mustAgree returns an error on every rank where one has failed in the start, which has not gone wrong otherwise.
+//
+// Collective over all ranks.
+func (w *World) mustAgree(mine error) error {
+	f, err := w.firstFailure(mine)
+	if err != nil || f == nil {
 		return err
-	case rank < 0:
-		return nil
 	}
 	w.agreed = true
-	if rank == w.Rank() {
-		return failure
-	}
-	return errors.New(byRank(rank, why.text))
+	return f.Or(mine)
 }
 
 // closeMemory gives all memory back. Nothing runs any more.

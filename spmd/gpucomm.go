@@ -12,6 +12,7 @@ import (
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
 	"lockstep/nccl"
+	"lockstep/spmd/internal/control"
 )
 
 // lastIssue is the command that entered NCCL last in this process.
@@ -145,11 +146,11 @@ func (w *World) linked(st *commState) (bool, error) {
 		}
 		failure = w.gpu.reachesOverNVLink(uuids)
 	}
-	why, first, err := agreeOn(st.mpi, failure)
-	if err == nil && first >= 0 {
-		w.Log.Debug().Int("of_rank", first).Str("why", why.text).Msg("NCCL carries all but symmetric memory, and keeps the collectives of graphs apart by events around each")
+	first, err := control.First(st.mpi, failure)
+	if err == nil && first != nil {
+		w.Log.Debug().Int("of_rank", first.Rank).Str("why", first.Text).Msg("NCCL carries all but symmetric memory, and keeps the collectives of graphs apart by events around each")
 	}
-	return first < 0, err
+	return first == nil, err
 }
 
 // reachesOverNVLink says which of the GPUs with these UUIDs may not be reached over NVLink, or why NCCL may take another way.

@@ -85,13 +85,13 @@ func (l *courier) work() {
 // make makes the call in its turn. After a failure it lets the stream go on all the same:
 // nobody may wait for what will not come.
 func (c *delivery) make() {
-	err := mpiTurns.enter(c.turn)
+	err := mpiOrder.Enter(c.turn)
 	if err != nil {
 		c.q.broken(c.comm.dev.Release(c.at))
 		return
 	}
 	err = c.run(c.at)
-	mpiTurns.leave()
+	mpiOrder.Leave()
 	if err != nil {
 		c.q.failed(fmt.Errorf("stream %q, %v enqueued at %s: %w", c.q.s.name, &c.what, &c.site, err), c.seq)
 	}
@@ -107,18 +107,16 @@ func (w *World) chooseCarrier() error {
 		return nil
 	}
 	if _, w.byMPI = w.cfg.mpiPath(); !w.byMPI {
-		reason, rank, err := w.agree(nccl.Load())
+		lacking, err := w.firstFailure(nccl.Load())
 		switch {
-		case err != nil:
+		case err != nil || lacking == nil:
 			return err
-		case rank < 0:
-			return nil
 		case w.cfg.Collectives == "nccl":
 			w.agreed = true
-			return Usage(fmt.Errorf("--collectives nccl: rank %d: %s", rank, reason.text))
+			return Usage(fmt.Errorf("--collectives nccl: %w", lacking))
 		}
 		w.byMPI, w.fellBack = true, true
-		w.why = fmt.Sprintf("NCCL is not used: rank %d: %s", rank, reason.text)
+		w.why = fmt.Sprintf("NCCL is not used: %v", lacking)
 	}
 	// A stream that waits for the host must not hold up others, which share few queues of the device unless told.
 	return os.Setenv("CUDA_DEVICE_MAX_CONNECTIONS", cmp.Or(os.Getenv("CUDA_DEVICE_MAX_CONNECTIONS"), "32"))
@@ -226,7 +224,7 @@ func (q *gpuQueue) hand(whole call, run func(at cudampi.Point) error) error {
 	}
 	var site ccall.Site
 	site.Here(6) // from where the stream was given the call
-	turn := mpiTurns.take(1)
+	turn := mpiOrder.Take(1)
 	at, err := st.dev.Hold(q.h)
 	if err != nil {
 		q.s.w.fail(err) // the turn is lost
@@ -265,13 +263,13 @@ func (c *call) onDeviceNow(q *gpuQueue) error {
 	st, g := c.comm, c.comm.w.gpu
 	now := *c
 	g.issue.Lock()
-	turn := mpiTurns.take(1)
+	turn := mpiOrder.Take(1)
 	err := g.orderAfterOthers(q, lastOf(q, &command{call: now}))
 	g.issue.Unlock()
-	if e := mpiTurns.enter(turn); e != nil {
+	if e := mpiOrder.Enter(turn); e != nil {
 		return e
 	}
-	defer mpiTurns.leave()
+	defer mpiOrder.Leave()
 	if err != nil {
 		return err
 	}

@@ -84,10 +84,10 @@ func (q *gpuQueue) submit(c *command, args []Arg) error {
 
 // checkBefore is checkContract for a call on a stream, in a turn of its own.
 func (c *command) checkBefore(q *gpuQueue) error {
-	if err := mpiTurns.enter(mpiTurns.take(1)); err != nil {
+	if err := mpiOrder.Enter(mpiOrder.Take(1)); err != nil {
 		return err
 	}
-	defer mpiTurns.leave()
+	defer mpiOrder.Leave()
 	a := &c.comm.activity
 	if q.s.cap == nil {
 		c.begun = true

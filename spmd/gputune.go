@@ -11,6 +11,7 @@ import (
 	"lockstep/cuda/cublas"
 	"lockstep/cuda/nvrtc"
 	"lockstep/internal/ccall"
+	"lockstep/spmd/internal/control"
 )
 
 // TuneGemm finds the fastest algorithm for every product that has been enqueued or
@@ -44,7 +45,7 @@ func (w *World) TuneGemm() error {
 			news.Failure = err.Error()
 		}
 	}
-	if err := w.tell(cmdTuneGemm, 0, &news); err != nil {
+	if err := w.channel.Tell(control.TuneGemm, &news, 0); err != nil {
 		return fmt.Errorf("%s: TuneGemm: %w", ccall.At(), err)
 	}
 	if news.Failure != "" {

@@ -11,9 +11,9 @@ import (
 	"sync"
 	"unsafe"
 
-	"lockstep/cudampi"
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
+	"lockstep/spmd/internal/control"
 )
 
 // ledger is what the collectives of a communicator were, in their order, so that ranks
@@ -254,7 +254,7 @@ func (w *World) compareLedgers() error {
 	w.mu.Lock()
 	comms := slices.Clone(w.comms)
 	w.mu.Unlock()
-	return w.exchange(cmdEnd, func(m *cudampi.Comm) error {
+	return w.channel.Exchange(control.End, func(m control.Comm) error {
 		over := uint64(0)
 		for _, st := range comms {
 			over += st.balance()
@@ -290,15 +290,19 @@ func (st *commState) balance() (sum uint64) {
 	return sum
 }
 
-// sayUneven finds in what the ranks differ at the end. Collective, in exchange.
-func (w *World) sayUneven(m *cudampi.Comm, comms []*commState) error {
+// sayUneven finds in what the ranks differ at the end. Collective, in Exchange.
+func (w *World) sayUneven(m control.Comm, comms []*commState) error {
 	mine := pulse{Stand: w.positions(comms, true)}
 	for _, st := range comms {
 		if p, ok := st.activity.ledger.read(st.id, 0); ok && st.size > 1 {
 			mine.Pages = append(mine.Pages, p)
 		}
 	}
-	all, err := collect(m, mine)
+	said, err := json.Marshal(mine)
+	if err != nil {
+		return err
+	}
+	all, err := control.Gather(m, said)
 	if err != nil {
 		return err
 	}

@@ -15,6 +15,7 @@ import (
 	"lockstep/cudampi"
 	"lockstep/internal/elem"
 	"lockstep/nccl"
+	"lockstep/spmd/internal/control"
 )
 
 // What carries a collective: NCCL's plain algorithms, its symmetric kernels, or one kernel
@@ -318,9 +319,8 @@ func (st *commState) choosePaths() error {
 
 // onSeveralNodes says whether the ranks of st are not all on one. Collective over st.
 func (st *commState) onSeveralNodes() (bool, error) {
-	x := [2]int64{int64(st.w.node), -int64(st.w.node)}
-	err := st.mpi.AllReduce(unsafe.Pointer(&x), unsafe.Pointer(&x), 2, elem.Int64, Max)
-	return x[0] != -x[1], err
+	nodes, err := control.Range(st.mpi, int64(st.w.node))
+	return !nodes.One(), err
 }
 
 // pathsKey says what the paths depend on, of ranks on one node.

@@ -10,6 +10,7 @@ import (
 	"lockstep/cuda"
 	"lockstep/internal/elem"
 	"lockstep/nccl"
+	"lockstep/spmd/internal/control"
 )
 
 // taken is how long a call takes by each way, in a graph and without, in us.
@@ -40,20 +41,20 @@ func (st *commState) measurePaths() error {
 	for most > hostSize && 2<<most > free/8 {
 		most--
 	}
-	low := int64(most)
-	if err := st.mpi.AllReduce(unsafe.Pointer(&low), unsafe.Pointer(&low), 1, elem.Int64, Min); err != nil {
+	sizes, err := control.Range(st.mpi, int64(most))
+	if err != nil {
 		return err
 	}
-	most = int(low)
+	most = int(sizes.Lo)
 	n := 1 << most
 	mem, err := nccl.MemAlloc(g.dev, 2*n)
-	switch why, rank, e := agreeOn(st.mpi, err); {
+	switch f, e := control.First(st.mpi, err); {
 	case e != nil:
 		return e
-	case rank == st.rank:
+	case f != nil && f.Rank == st.rank:
 		return err
-	case rank >= 0:
-		return fmt.Errorf("rank %d of %d: %s", rank, st.size, why.text)
+	case f != nil:
+		return fmt.Errorf("rank %d of %d: %s", f.Rank, st.size, f.Text)
 	}
 	var us [len(pathRows)][mostSize + 1]taken
 	err = st.withKnown(mem, 2*n, func() error {

@@ -45,17 +45,7 @@ const (
 	cmdSendRecv
 	cmdBarrier
 	cmdGroup
-	// What passes the framework's own doors, on behalf of these.
-	cmdSplit
-	cmdCloseComm
-	cmdAllocSymmetric
-	cmdOpenCheckpoints
-	cmdSave
-	cmdLoad
-	cmdWaitSave
-	cmdTuneGemm
-	cmdStart
-	cmdEnd
+	cmdControl // and behind it what passes the framework's own doors: see cmdOf
 )
 
 // communicates says whether the command enters MPI or NCCL, and so takes its turn in
@@ -180,9 +170,9 @@ func (q *hostQueue) push(c *command, args []Arg) (uint64, error) {
 	slot.call.site = &slot.site
 	switch {
 	case c.kind.communicates():
-		slot.ticket = mpiTurns.take(1)
+		slot.ticket = mpiOrder.Take(1)
 	case c.kind == cmdGraph:
-		slot.ticket = mpiTurns.take(c.graph.turns)
+		slot.ticket = mpiOrder.Take(c.graph.turns)
 	case c.kind == cmdRecord:
 		slot.at = point{q, q.tail + 1}
 	}

@@ -8,13 +8,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"unsafe"
 
 	"github.com/spf13/pflag"
 
 	"lockstep/cudampi"
-	"lockstep/internal/elem"
 	"lockstep/internal/ranges"
+	"lockstep/spmd/internal/control"
 )
 
 // What the ranks were started with has to be the same on all of them: a seed or a size that differs ends in wrong numbers,
@@ -100,32 +99,19 @@ func (w *World) compareSettings(m *cudampi.Comm) error {
 	for _, s := range w.cfg.settings() {
 		mine = fmt.Appendf(mine, "%q %q %v\n", s.name, s.value, s.given)
 	}
-	counts := make([]int64, m.Size())
-	n := int64(len(mine))
-	if err := m.AllGather(unsafe.Pointer(&counts[0]), unsafe.Pointer(&n), 1, elem.Int64); err != nil {
+	all, err := control.Gather(m, mine)
+	if err != nil {
 		return err
 	}
-	parts := make([]int, len(counts))
-	total := 0
-	for r, n := range counts {
-		parts[r] = int(n)
-		total += int(n)
-	}
-	all := make([]byte, total+1) // one more: a rank may have none
-	mine = append(mine, 0)
-	if err := m.AllGatherV(unsafe.Pointer(&all[0]), unsafe.Pointer(&mine[0]), parts, elem.Uint8); err != nil {
-		return err
-	}
-	lists := make([][]setting, len(parts))
-	for r, n := range parts {
-		for line := range strings.Lines(string(all[:n])) {
+	lists := make([][]setting, len(all))
+	for r, said := range all {
+		for line := range strings.Lines(string(said)) {
 			var s setting
 			if _, err := fmt.Sscanf(line, "%q %q %t\n", &s.name, &s.value, &s.given); err != nil {
 				return fmt.Errorf("settings of rank %d: %w", r, err)
 			}
 			lists[r] = append(lists[r], s)
 		}
-		all = all[n:]
 	}
 	if text := differences(lists); text != "" {
 		w.agreed = true

@@ -8,6 +8,7 @@ import (
 	"unsafe"
 
 	"lockstep/nccl"
+	"lockstep/spmd/internal/control"
 )
 
 // symmetric hands out memory that NCCL knows: each chunk is allocated by NCCL and
@@ -51,7 +52,7 @@ func (y *symmetric) alloc(n int) (*block, error) {
 	if at >= 0 {
 		place = y.place(p.waiting[at].ptr)
 	}
-	lo, hi, err := y.w.spread(cmdAllocSymmetric, place)
+	places, err := y.w.channel.Range(control.AllocSymmetric, place)
 	if err != nil {
 		return nil, err
 	}
@@ -61,7 +62,7 @@ func (y *symmetric) alloc(n int) (*block, error) {
 		r = p.waiting[at]
 		p.waiting = append(p.waiting[:at], p.waiting[at+1:]...)
 	}
-	if lo == hi && place >= 0 {
+	if places.One() && place >= 0 {
 		if err := waitFor(r.marks); err != nil {
 			return nil, fmt.Errorf("streams that used the memory before: %w", err)
 		}
@@ -111,7 +112,7 @@ func (y *symmetric) owners() []*commState {
 }
 
 func (y *symmetric) register(c unsafe.Pointer, n int) error {
-	return y.w.control.st.pass(cmdAllocSymmetric, func() error {
+	return y.w.control.st.Pass(control.AllocSymmetric, func() error {
 		g := y.w.gpu
 		g.issue.Lock()
 		defer g.issue.Unlock()
@@ -144,7 +145,7 @@ func (y *symmetric) enter(st *commState) error {
 
 // agreed gives the chunk back, and returns an error, where a rank failed. Collective.
 func (y *symmetric) agreed(failure error, c unsafe.Pointer) error {
-	err := y.w.allAgree(cmdAllocSymmetric, failure)
+	err := y.w.channel.Agree(control.AllocSymmetric, failure)
 	if err == nil {
 		return nil
 	}

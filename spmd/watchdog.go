@@ -17,6 +17,7 @@ import (
 
 	"lockstep/internal/launcher"
 	"lockstep/internal/watch"
+	"lockstep/spmd/internal/control"
 )
 
 // overseer ends a job of several ranks with one cause, which one of them prints, and
@@ -91,7 +92,7 @@ func (w *World) oversee() (*overseer, error) {
 	if cfg.Listener != nil {
 		addrs = cfg.Listener.Addrs()
 	}
-	if err := w.allAgree(cmdStart, err); err != nil {
+	if err := w.channel.Agree(control.Start, err); err != nil {
 		return nil, err
 	}
 	for hub := range 2 {
@@ -102,7 +103,7 @@ func (w *World) oversee() (*overseer, error) {
 		if w.Rank() == hub {
 			said.Addrs, said.Key = addrs, cfg.Key
 		}
-		if err := w.tell(cmdStart, hub, &said); err != nil {
+		if err := w.channel.Tell(control.Start, &said, hub); err != nil {
 			return nil, err
 		}
 		cfg.Hubs = append(cfg.Hubs, said.Addrs)

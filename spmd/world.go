@@ -23,6 +23,7 @@ import (
 	"lockstep/internal/elem"
 	"lockstep/internal/launcher"
 	"lockstep/internal/procfs"
+	"lockstep/spmd/internal/control"
 )
 
 // World is this rank's place in the job: who it is, its device, and the
@@ -60,14 +61,15 @@ type World struct {
 	courier                 *courier    // where GPU memory goes through MPI
 	cross                   *crossCheck // nil unless NCCL and MPI are compared
 	stage                   staging
-	blocking                *Stream      // of collectives that block, on a GPU
-	control                 Comm         // the framework's own traffic
-	ended                   atomic.Bool  // the program has returned on this rank
-	overseer                *overseer    // nil without the watch, and for one rank
-	filed                   atomic.Bool  // there are Checkpoints, on all ranks
-	fileEnd                 atomic.Int64 // when a long call of Checkpoints ended, in Unix ns
-	fileLimit               atomic.Int64 // in a call of Checkpoints what a step of the work on a file may take, in ns; else 0
-	spoken                  spoken       // what the pulses have said of this rank
+	blocking                *Stream          // of collectives that block, on a GPU
+	control                 Comm             // the framework's own traffic
+	channel                 *control.Channel // over it
+	ended                   atomic.Bool      // the program has returned on this rank
+	overseer                *overseer        // nil without the watch, and for one rank
+	filed                   atomic.Bool      // there are Checkpoints, on all ranks
+	fileEnd                 atomic.Int64     // when a long call of Checkpoints ended, in Unix ns
+	fileLimit               atomic.Int64     // in a call of Checkpoints what a step of the work on a file may take, in ns; else 0
+	spoken                  spoken           // what the pulses have said of this rank
 	capturing               atomic.Int32
 	json                    io.WriteCloser
 	pause                   sync.Mutex // guards yielder
@@ -221,11 +223,11 @@ func (w *World) connect() error {
 // join makes the communicators and finds the nodes and the cores. It runs in this
 // goroutine alone, but other worlds of the process may be at work.
 func (w *World) join(base *cudampi.Comm) error {
-	turn := mpiTurns.take(1)
-	if err := mpiTurns.enter(turn); err != nil {
+	turn := mpiOrder.Take(1)
+	if err := mpiOrder.Enter(turn); err != nil {
 		return err
 	}
-	defer mpiTurns.leave()
+	defer mpiOrder.Leave()
 	world, err := base.Dup()
 	if err != nil {
 		return err
@@ -241,13 +243,14 @@ func (w *World) join(base *cudampi.Comm) error {
 		}
 		w.json = nil
 	}
-	control, err := base.Dup()
+	own, err := base.Dup()
 	if err != nil {
 		return err
 	}
-	if w.control, err = w.addComm(control, controlID); err != nil {
+	if w.control, err = w.addComm(own, controlID); err != nil {
 		return err
 	}
+	w.channel = control.NewChannel(own, w.control.st)
 	node, err := base.SplitShared()
 	if err != nil {
 		return err
@@ -255,7 +258,7 @@ func (w *World) join(base *cudampi.Comm) error {
 	if w.NodeComm, err = w.addComm(node, "node"); err != nil {
 		return err
 	}
-	if err := w.findNode(control, node); err != nil {
+	if err := w.findNode(own, node); err != nil {
 		return err
 	}
 	w.NodeComm.st.id = fmt.Sprintf("node %d", w.node)
@@ -305,12 +308,8 @@ func (w *World) findNode(world, node *cudampi.Comm) error {
 	if w.nodes == 1 {
 		return nil
 	}
-	inOrder := int64(0)
-	if world.Rank() == int(lead[1])+node.Rank() {
-		inOrder = 1
-	}
-	err := world.AllReduce(unsafe.Pointer(&inOrder), unsafe.Pointer(&inOrder), 1, elem.Int64, Min)
-	w.byNode = inOrder == 1
+	inOrder, err := control.Range(world, int64(b2i(world.Rank() == int(lead[1])+node.Rank())))
+	w.byNode = inOrder.Lo == 1
 	w.mpiSockets = sockets()
 	return err
 }
@@ -454,7 +453,7 @@ func (w *World) marks() []point {
 func (w *World) fail(err error) {
 	w.failOnce.Do(func() {
 		w.failure = err
-		mpiTurns.fail(fmt.Errorf("not run, because an earlier command failed: %w", err))
+		mpiOrder.Fail(fmt.Errorf("not run, because an earlier command failed: %w", err))
 		close(w.failed)
 	})
 }
@@ -527,9 +526,9 @@ func (w *World) takeDown() error {
 		err = errors.Join(err, g.Close())
 	}
 	err = errors.Join(err, w.runClosers())
-	turn := mpiTurns.take(1)
-	if mpiTurns.enter(turn) == nil { // not after a failure; then nobody else is in MPI
-		defer mpiTurns.leave()
+	turn := mpiOrder.Take(1)
+	if mpiOrder.Enter(turn) == nil { // not after a failure; then nobody else is in MPI
+		defer mpiOrder.Leave()
 	}
 	if w.courier != nil {
 		w.courier.close()

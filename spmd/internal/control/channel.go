@@ -1,0 +1,118 @@
+package control
+
+import "encoding/json"
+
+// Call is the call of a program on whose behalf its ranks meet on a Channel.
+type Call uint8
+
+// The calls that talk over a Channel, and those that make or end what it serves.
+const (
+	Split Call = iota
+	CloseComm
+	AllocSymmetric
+	OpenCheckpoints
+	Save
+	Load
+	WaitSave
+	TuneGemm
+	Start
+	End
+	Calls int = iota
+)
+
+var callNames = [Calls]string{Split: "Split", CloseComm: "Close of a communicator", AllocSymmetric: "AllocSymmetric", OpenCheckpoints: "OpenCheckpoints",
+	Save: "Save", Load: "Load", WaitSave: "Wait for a save", TuneGemm: "TuneGemm", Start: "the start", End: "the end"}
+
+// String is what reports call it.
+func (c Call) String() string { return callNames[c] }
+
+// Guard stands before a rank that is about to wait for others.
+type Guard interface {
+	// Pass runs fn, in which this rank waits on behalf of a call: in its order in MPI, seen by who watches.
+	Pass(on Call, fn func() error) error
+	// Strangers returns, on every rank, why the ranks that have come did so on behalf of different calls. It is
+	// collective, and called in Pass.
+	Strangers(on Call) error
+}
+
+// Channel is the framework's own traffic between the ranks of a job, on a communicator of its own. What the program calls
+// is compared by others; here each exchange begins with meet, which finds ranks that came on behalf of different calls.
+//
+// Every method is collective over all ranks, and blocks.
+type Channel struct {
+	comm  Comm
+	guard Guard
+}
+
+// NewChannel returns the channel over c, on which nothing else may talk.
+func NewChannel(c Comm, g Guard) *Channel { return &Channel{c, g} }
+
+// meet returns the range of v over the ranks, which have all come on behalf of the same call. It is called in Pass.
+func (ch *Channel) meet(on Call, v int64) (Span, error) {
+	s := []Span{Of(int64(on)), Of(v)}
+	if err := Union(ch.comm, s); err != nil {
+		return Span{}, err
+	}
+	if !s[0].One() {
+		return Span{}, ch.guard.Strangers(on)
+	}
+	return s[1], nil
+}
+
+// Exchange runs fn, which talks to all ranks over c.
+func (ch *Channel) Exchange(on Call, fn func(c Comm) error) error {
+	return ch.guard.Pass(on, func() error {
+		if _, err := ch.meet(on, 0); err != nil {
+			return err
+		}
+		return fn(ch.comm)
+	})
+}
+
+// Range returns the least and the greatest v over the ranks.
+func (ch *Channel) Range(on Call, v int64) (s Span, err error) {
+	err = ch.guard.Pass(on, func() error {
+		s, err = ch.meet(on, v)
+		return err
+	})
+	return s, err
+}
+
+// Agree returns an error on every rank where mine is one on any: its own, else the Failure of the first rank that has one.
+func (ch *Channel) Agree(on Call, mine error) error {
+	var f *Failure
+	err := ch.guard.Pass(on, func() error {
+		s, err := ch.meet(on, bid(ch.comm, mine))
+		if err == nil {
+			f, err = relay(ch.comm, mine, int(s.Lo))
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return f.Or(mine)
+}
+
+// Broadcast returns root's b on every rank.
+func (ch *Channel) Broadcast(on Call, b []byte, root int) ([]byte, error) {
+	err := ch.Exchange(on, func(c Comm) (err error) {
+		b, err = Broadcast(c, b, root)
+		return err
+	})
+	return b, err
+}
+
+// Tell sets *v on every rank to what root has there, as JSON carries it.
+func (ch *Channel) Tell(on Call, v any, root int) (err error) {
+	var b []byte
+	if ch.comm.Rank() == root {
+		if b, err = json.Marshal(v); err != nil {
+			return err
+		}
+	}
+	if b, err = ch.Broadcast(on, b, root); err != nil {
+		return err
+	}
+	return json.Unmarshal(b, v)
+}

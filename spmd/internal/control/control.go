@@ -1,0 +1,96 @@
+// Package control is what the ranks of a communicator agree on through host memory: an error, the least and the greatest
+// of a number, the bytes of one rank or of each. Beside it stand the traffic of the framework itself (Channel), and the
+// order in which a process enters MPI (Tickets).
+//
+// It knows neither MPI nor a device: whatever moves host memory between ranks is a Comm. All functions are collective
+// over its ranks, and block.
+package control
+
+import (
+	"unsafe"
+
+	"lockstep/internal/elem"
+)
+
+// Comm moves host memory between the ranks of a communicator. *cudampi.Comm is one.
+type Comm interface {
+	Rank() int
+	Size() int
+	AllReduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error
+	Broadcast(buf unsafe.Pointer, n int, t elem.Type, root int) error
+	AllGather(dst, src unsafe.Pointer, n int, t elem.Type) error
+	AllGatherV(dst, src unsafe.Pointer, counts []int, t elem.Type) error
+}
+
+// Span is the range of a number over the ranks: its least and its greatest value.
+type Span struct{ Lo, Hi int64 }
+
+// Of is the span of v alone.
+func Of(v int64) Span { return Span{v, v} }
+
+// One says whether the span has one value: all ranks have the same.
+func (s Span) One() bool { return s.Lo == s.Hi }
+
+// Union widens each span to the least that holds those of all ranks. It allocates nothing.
+func Union(c Comm, spans []Span) error {
+	if len(spans) == 0 {
+		return nil
+	}
+	flip(spans)
+	p := unsafe.Pointer(&spans[0])
+	err := c.AllReduce(p, p, 2*len(spans), elem.Int64, elem.Min)
+	flip(spans)
+	return err
+}
+
+// flip makes greatest values complements and back: the greatest has the least, and one call finds both ends.
+func flip(spans []Span) {
+	for i := range spans {
+		spans[i].Hi = ^spans[i].Hi
+	}
+}
+
+// Range returns the least and the greatest v over the ranks.
+func Range(c Comm, v int64) (Span, error) {
+	s := []Span{Of(v)}
+	err := Union(c, s)
+	return s[0], err
+}
+
+// Broadcast returns root's b on every rank. The others' may have any length.
+func Broadcast(c Comm, b []byte, root int) ([]byte, error) {
+	n := int64(len(b))
+	if err := c.Broadcast(unsafe.Pointer(&n), 1, elem.Int64, root); err != nil {
+		return nil, err
+	}
+	if c.Rank() != root {
+		b = make([]byte, n)
+	}
+	if n == 0 {
+		return b, nil
+	}
+	return b, c.Broadcast(unsafe.Pointer(&b[0]), int(n), elem.Uint8, root)
+}
+
+// Gather returns what each rank gives, in rank order. The lengths may differ.
+func Gather(c Comm, mine []byte) ([][]byte, error) {
+	n := int64(len(mine))
+	lengths := make([]int64, c.Size())
+	if err := c.AllGather(unsafe.Pointer(&lengths[0]), unsafe.Pointer(&n), 1, elem.Int64); err != nil {
+		return nil, err
+	}
+	counts, total := make([]int, len(lengths)), 0
+	for r, n := range lengths {
+		counts[r] = int(n)
+		total += int(n)
+	}
+	whole := make([]byte, total)
+	if err := c.AllGatherV(unsafe.Pointer(unsafe.SliceData(whole)), unsafe.Pointer(unsafe.SliceData(mine)), counts, elem.Uint8); err != nil {
+		return nil, err
+	}
+	all := make([][]byte, len(counts))
+	for r, n := range counts {
+		all[r], whole = whole[:n:n], whole[n:]
+	}
+	return all, nil
+}

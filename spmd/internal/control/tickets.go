@@ -1,0 +1,79 @@
+package control
+
+import (
+	"sync"
+	"sync/atomic"
+)
+
+// Tickets lets commands into MPI one at a time, in the order in which the program
+// issued them, whatever streams they wait in. MPI is thus entered by one thread
+// at a time; and as every rank runs the same program, all ranks enter their
+// blocking calls in one order, so calls on different communicators and streams
+// cannot wait for each other crosswise.
+//
+// A ticket is taken when a command is issued. A command only depends on commands
+// issued before it, so the one that is served next can always get there.
+type Tickets struct {
+	next    atomic.Uint64 // the next ticket to be taken
+	serving atomic.Uint64 // the ticket that may enter
+	waiting atomic.Int32
+	mu      sync.Mutex
+	cond    sync.Cond
+	err     error // once set, nobody enters any more
+}
+
+// NewTickets returns an order in which nobody is yet.
+func NewTickets() *Tickets {
+	t := &Tickets{}
+	t.cond.L = &t.mu
+	return t
+}
+
+// Take reserves n tickets in a row and returns the first. It does not block.
+func (t *Tickets) Take(n uint64) uint64 { return t.next.Add(n) - n }
+
+// Enter waits until ticket k is served. It fails when Fail was called, and then Leave must not be.
+func (t *Tickets) Enter(k uint64) error {
+	if t.serving.Load() == k {
+		return nil
+	}
+	return t.wait(k)
+}
+
+func (t *Tickets) wait(k uint64) error {
+	t.waiting.Add(1)
+	defer t.waiting.Add(-1)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for t.serving.Load() != k {
+		if t.err != nil {
+			return t.err
+		}
+		t.cond.Wait()
+	}
+	return nil
+}
+
+// Leave lets the next ticket in.
+func (t *Tickets) Leave() {
+	t.serving.Add(1)
+	if t.waiting.Load() != 0 {
+		t.wake()
+	}
+}
+
+func (t *Tickets) wake() {
+	t.mu.Lock() // a waiter between its check and its Wait holds it
+	defer t.mu.Unlock()
+	t.cond.Broadcast()
+}
+
+// Fail ends all waiting with err: a command that held a ticket will not come. Who is served already still enters.
+func (t *Tickets) Fail(err error) {
+	t.mu.Lock()
+	if t.err == nil {
+		t.err = err
+	}
+	t.mu.Unlock()
+	t.wake()
+}
