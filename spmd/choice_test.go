@@ -1,9 +1,12 @@
 package spmd
 
 import (
+	"errors"
 	"math"
 	"strings"
 	"testing"
+
+	"github.com/spf13/pflag"
 
 	"lockstep/cudampi"
 )
@@ -76,8 +79,8 @@ func TestDifference(t *testing.T) {
 func TestPathsOfMPI(t *testing.T) {
 	for _, p := range []cudampi.Path{cudampi.Staged, cudampi.AwareMPI, cudampi.Peer} {
 		c := Config{Collectives: p.String()}
-		if got, byMPI := c.mpiPath(); got != p || !byMPI || c.check() != nil {
-			t.Errorf("--collectives %v is %v, %v, %v", p, got, byMPI, c.check())
+		if got, byMPI := c.mpiPath(); got != p || !byMPI || c.complete() != nil {
+			t.Errorf("--collectives %v is %v, %v, %v", p, got, byMPI, c.complete())
 		}
 	}
 	for name, want := range map[string]bool{"": false, "auto": false, "nccl": false, "mpi": true} {
@@ -85,6 +88,22 @@ func TestPathsOfMPI(t *testing.T) {
 		if got, byMPI := c.mpiPath(); got != cudampi.Auto || byMPI != want {
 			t.Errorf("--collectives %q is %v, %v", name, got, byMPI)
 		}
+	}
+}
+
+// TestEmptyConfig: what a program leaves empty is what its flags would be.
+func TestEmptyConfig(t *testing.T) {
+	var flags, empty Config
+	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
+	flags.flags(fs)
+	if err := errors.Join(fs.Parse(nil), empty.complete()); err != nil {
+		t.Fatal(err)
+	}
+	values := func(c Config) [6]string {
+		return [6]string{c.Device, c.Collectives, c.Symmetric, c.Check, c.LogLevel, c.LogFormat}
+	}
+	if values(flags) != values(empty) {
+		t.Errorf("by flags %q, of nothing %q", values(flags), values(empty))
 	}
 }
 

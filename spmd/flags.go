@@ -1,6 +1,7 @@
 package spmd
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"os"
@@ -84,22 +85,24 @@ func (c *Config) flags(fs *pflag.FlagSet) {
 	c.fs = fs
 }
 
-// check refuses values that no machine could satisfy; empty is the default.
-func (c *Config) check() error {
+// complete sets what is empty to its default, and refuses values that no machine could satisfy.
+func (c *Config) complete() error {
 	for _, f := range []struct {
-		flag  string
-		value string
-		known []string
+		flag    string
+		value   *string
+		initial string
+		known   []string
 	}{
-		{"device", c.Device, []string{"auto", "cuda", "host"}},
-		{"collectives", c.Collectives, []string{"auto", "nccl", "mpi", "mpi-staged", "mpi-aware", "mpi-peer"}},
-		{"symmetric", c.Symmetric, []string{"auto", "always", "never"}},
-		{"check", c.Check, checkModes},
-		{"log-level", c.LogLevel, []string{"trace", "debug", "info", "warn", "error"}},
-		{"log-format", c.LogFormat, []string{"auto", "console", "json"}},
+		{"device", &c.Device, "auto", []string{"auto", "cuda", "host"}},
+		{"collectives", &c.Collectives, "auto", []string{"auto", "nccl", "mpi", "mpi-staged", "mpi-aware", "mpi-peer"}},
+		{"symmetric", &c.Symmetric, "auto", []string{"auto", "always", "never"}},
+		{"check", &c.Check, "off", checkModes},
+		{"log-level", &c.LogLevel, "info", []string{"trace", "debug", "info", "warn", "error"}},
+		{"log-format", &c.LogFormat, "auto", []string{"auto", "console", "json"}},
 	} {
-		if f.value != "" && !slices.Contains(f.known, f.value) {
-			return fmt.Errorf("--%s %s: want %s", f.flag, f.value, strings.Join(f.known, ", "))
+		*f.value = cmp.Or(*f.value, f.initial)
+		if !slices.Contains(f.known, *f.value) {
+			return fmt.Errorf("--%s %s: want %s", f.flag, *f.value, strings.Join(f.known, ", "))
 		}
 	}
 	if c.Device == "host" && c.Collectives == "nccl" {

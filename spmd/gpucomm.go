@@ -271,8 +271,7 @@ func (q *gpuQueue) communicate(c *call, work unsafe.Pointer) error {
 // ones. work is the staging memory that is left.
 func (q *gpuQueue) expand(c *call, work *unsafe.Pointer) error {
 	rank, size, bytes := c.comm.rank, c.comm.size, c.typ.Size()
-	// A collective of nothing is nothing. A message of nothing is one: NCCL moves it in one empty step, which the receiver waits for.
-	// Source: NCCL, enqueue.cc, taskAppend; device/sendrecv.h, runSend and runRecv.
+	// A collective of no elements is nothing. A message of none is a message.
 	message := c.kind.pointToPoint()
 	add := func(kind nccl.Kind, dst, src unsafe.Pointer, n, peer int) {
 		if n > 0 || message {

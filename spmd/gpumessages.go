@@ -6,6 +6,7 @@ import (
 	"unsafe"
 
 	"lockstep/cudampi"
+	"lockstep/internal/elem"
 	"lockstep/nccl"
 )
 
@@ -81,6 +82,17 @@ func (q *gpuQueue) enter(st *commState, nc *nccl.Comm, work unsafe.Pointer) erro
 	}
 	if len(g.calls) == 0 {
 		return q.exchange(st, work, nil)
+	}
+	// NCCL 2.28.3 does not wait for a message of no bytes, so it gets one byte of no meaning.
+	for i := range g.calls {
+		if k := &g.calls[i]; k.N == 0 {
+			k.Type, k.N = elem.Uint8, 1
+			if k.Kind == nccl.Send {
+				k.Src = g.word
+			} else {
+				k.Dst = g.word
+			}
+		}
 	}
 	return q.exchange(st, work, func() error { return nc.Group(q.h, g.calls) })
 }

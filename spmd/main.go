@@ -88,7 +88,7 @@ func start(fs *pflag.FlagSet, run func(context.Context, *World) error, checks []
 		}
 		return refuse(fs.Name(), j, err)
 	}
-	err := cfg.check()
+	err := cfg.complete()
 	for _, check := range checks {
 		if err == nil {
 			err = check(j.Size)

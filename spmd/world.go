@@ -1,7 +1,6 @@
 package spmd
 
 import (
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -175,7 +174,7 @@ var (
 // the collectives that cfg demands are not to be had, and when the environment
 // speaks of several tasks but each of them is alone.
 func Open(cfg Config) (*World, error) {
-	if err := cfg.check(); err != nil {
+	if err := cfg.complete(); err != nil {
 		return nil, Usage(err)
 	}
 	if err := host.CheckBLAS(); err != nil {
@@ -194,7 +193,7 @@ func Open(cfg Config) (*World, error) {
 
 	err := w.connect()
 	if err == nil {
-		w.check = slices.Index(checkModes, cmp.Or(cfg.Check, "off")) // not before: the start is one turn in MPI
+		w.check = slices.Index(checkModes, cfg.Check) // not before: the start is one turn in MPI
 		return w, nil
 	}
 	if w.agreed { // else the other ranks may be further: nothing collective any more
