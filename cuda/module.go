@@ -119,6 +119,22 @@ func (f *Function) Registers() (int, error) { return f.attribute(attrRegisters) 
 // MaxThreads returns how many threads a block can have with this kernel. Source: cuda.h, cuFuncGetAttribute.
 func (f *Function) MaxThreads() (int, error) { return f.attribute(attrMaxThreads) }
 
+// Params returns the sizes of the kernel's parameters in bytes; known is false with
+// drivers before CUDA 12.4, which do not say. Source: cuda.h, cuFuncGetParamInfo.
+func (f *Function) Params() (sizes []int, known bool, err error) {
+	for sysHasParamInfo() {
+		size, status := sysFuncParam(f, len(sizes))
+		if status == int(ErrInvalidValue) {
+			return sizes, true, nil
+		}
+		if err := check("cuFuncGetParamInfo", status); err != nil {
+			return nil, false, err
+		}
+		sizes = append(sizes, size)
+	}
+	return nil, false, nil
+}
+
 func (f *Function) attribute(a int) (int, error) {
 	v, status := sysFuncAttribute(f, a)
 	return v, check("cuFuncGetAttribute", status)

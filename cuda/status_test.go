@@ -138,6 +138,7 @@ func fakeStatuses(t *testing.T) {
 		{"cuFuncGetAttribute", "", func(o *things) error { return second(o.k.Registers()) }},
 		{"cuFuncGetAttribute", "", func(o *things) error { return second(o.k.MaxThreads()) }},
 		{"cuFuncSetAttribute", "", func(o *things) error { return o.k.SetMaxShared(1024) }},
+		{"cuFuncGetParamInfo", "", func(o *things) error { _, _, err := o.k.Params(); return err }},
 	} {
 		covered[c.symbol] = true
 		t.Run(c.symbol, func(t *testing.T) {

@@ -263,6 +263,11 @@ func sysFuncAttribute(f *Function, attribute int) (v, status int) {
 	return number(C.func_attribute(addr(f.d.ctx), addr(f.h), C.int(attribute)))
 }
 
+func sysHasParamInfo() bool { return C.has_param_info() != 0 }
+func sysFuncParam(f *Function, i int) (size, status int) {
+	return number(C.func_param(addr(f.d.ctx), addr(f.h), C.size_t(i)))
+}
+
 func sysRaiseStack(d *Device, bytes int) (set bool, status int) {
 	v, status := number(C.raise_stack(addr(d.ctx), C.size_t(bytes)))
 	return v != 0, status

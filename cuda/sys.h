@@ -86,6 +86,7 @@ static struct {
     int (*FuncLoad)(void *);
     int (*FuncGetAttribute)(int *, int, void *);
     int (*FuncSetAttribute)(void *, int, int);
+    int (*FuncGetParamInfo)(void *, size_t, size_t *, size_t *);
 } cu;
 
 // The symbols as drivers of CUDA 12 and 13 have them; what the header calls cuMemAlloc is cuMemAlloc_v2 in the library.
@@ -165,6 +166,7 @@ static struct row row_at(int i) {
         MAY(FuncLoad, "cuFuncLoad"), // CUDA 12.4
         NEED(FuncGetAttribute, "cuFuncGetAttribute"),
         NEED(FuncSetAttribute, "cuFuncSetAttribute"),
+        MAY(FuncGetParamInfo, "cuFuncGetParamInfo"), // CUDA 12.4
     };
 #undef NEED
 #undef MAY
@@ -566,6 +568,14 @@ static struct number func_attribute(uintptr_t context, uintptr_t function, int a
     int v = 0, r = enter(context);
     if (r == OK) r = cu.FuncGetAttribute(&v, attribute, (void *)function);
     return (struct number){r, v};
+}
+static int has_param_info(void) { return cu.FuncGetParamInfo != NULL; }
+// func_param is the size of parameter i; INVALID_VALUE where there is none.
+static struct number func_param(uintptr_t context, uintptr_t function, size_t i) {
+    size_t offset = 0, size = 0;
+    int r = enter(context);
+    if (r == OK) r = cu.FuncGetParamInfo((void *)function, i, &offset, &size);
+    return (struct number){r, (int)size};
 }
 // raise_stack gives each thread of the device at least bytes of local memory.
 static struct number raise_stack(uintptr_t context, size_t bytes) {

@@ -158,6 +158,8 @@ type gpuFunc struct {
 	f      *cuda.Function
 	mu     sync.Mutex
 	shared atomic.Int64 // dynamic shared memory that launches may ask for
+	params []int        // their sizes in bytes
+	known  bool         // params is all of them
 }
 
 func (f *gpuFunc) raise(bytes int) error {
@@ -170,6 +172,26 @@ func (f *gpuFunc) raise(bytes int) error {
 		return err
 	}
 	f.shared.Store(int64(bytes))
+	return nil
+}
+
+// fits says whether arguments are what the source of k has as parameters.
+func (f *gpuFunc) fits(k *Kernel, args []Arg) error {
+	if !f.known {
+		return nil
+	}
+	if len(args) != len(f.params) {
+		return fmt.Errorf("kernel %s: %d arguments, but its CUDA source has %d parameters", k.name, len(args), len(f.params))
+	}
+	for i := range args {
+		if n := args[i].bytes(); n != f.params[i] {
+			text := args[i].String()
+			if args[i].kind != structArg {
+				text = fmt.Sprintf("%s, of %d bytes", text, n)
+			}
+			return fmt.Errorf("kernel %s: argument %d is %s, but the parameter of its CUDA source has %d", k.name, i, text, f.params[i])
+		}
+	}
 	return nil
 }
 
@@ -204,6 +226,9 @@ func (g *gpu) function(k *Kernel) (*gpuFunc, error) {
 		return nil, fmt.Errorf("%s: %w", ccall.At(), err)
 	}
 	fn := &gpuFunc{g: g, f: f}
+	if fn.params, fn.known, err = f.Params(); err != nil {
+		return nil, fmt.Errorf("%s: kernel %s: %w", ccall.At(), k.name, err)
+	}
 	fn.shared.Store(defaultShared)
 	k.gpu.Store(fn)
 	withFunctions.mu.Lock()

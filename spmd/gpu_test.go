@@ -55,6 +55,7 @@ func TestGPU(t *testing.T) {
 		{"symmetric memory", []int{2}, gpuSymmetric, false},
 		{"pool", []int{1}, gpuPool, false},
 		{"transfers", []int{1}, gpuTransfers, false},
+		{"arguments", []int{1}, kernelArguments, false},
 		{"graphs", []int{2}, gpuGraphs, false},
 		{"library", []int{2}, gpuLibrary, false},
 		{"products", []int{1}, gpuProducts, false},

@@ -182,6 +182,9 @@ func (q *gpuQueue) fill(c *command) error {
 // launch starts a kernel. A buffer is its address, a number its bits.
 func (q *gpuQueue) launch(k *Kernel, grid Grid, args []Arg) error {
 	f := k.on(q.g)
+	if err := f.fits(k, args); err != nil {
+		return err
+	}
 	if int64(grid.Shared) > f.shared.Load() {
 		if err := f.raise(grid.Shared); err != nil {
 			return err

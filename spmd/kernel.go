@@ -165,6 +165,17 @@ func hasPointers(t reflect.Type) bool {
 	}
 }
 
+// bytes is the size of the parameter for an argument.
+func (a *Arg) bytes() int {
+	switch a.kind {
+	case bufferArg:
+		return int(unsafe.Sizeof(a.ptr))
+	case structArg:
+		return a.n
+	}
+	return a.typ.Size()
+}
+
 // words is the copy of a struct argument.
 func (a *Arg) words() []uint64 { return unsafe.Slice((*uint64)(a.ptr), (a.n+7)/8) }
 
@@ -228,9 +239,10 @@ func (a *Arg) String() string {
 	return a.typ.String()
 }
 
-// Launch enqueues k on s. Nothing checks the arguments against the CUDA source,
-// and only the host function checks their types: call it from the one typed
-// function that stands beside the kernel. Freed buffers and those of another
+// Launch enqueues k on s. On a GPU their number and sizes must be those of the
+// parameters in the CUDA source, which drivers from CUDA 12.4 on know; only the host
+// function checks their types: call it from the one typed function that stands beside
+// the kernel. Freed buffers and those of another
 // world are refused. It allocates nothing.
 func (k *Kernel) Launch(s *Stream, g Grid, args ...Arg) error {
 	for _, n := range [...]int{g.Blocks[0], g.Blocks[1], g.Blocks[2], g.Threads[0], g.Threads[1], g.Threads[2]} {

@@ -17,6 +17,8 @@ template <typename T, int BY> __global__ void weigh(T *x, const __grid_constant_
 	for (long long i = grid_index(); i < n; i += grid_size()) x[i] = x[i] * BY * FACTOR + t.add[i % t.n];
 	start_next();
 }
+struct Three { float of[3]; };
+extern "C" __global__ void takes(float *x, long long n, Three three, float f) {}
 `
 
 type formTable struct {
@@ -38,6 +40,44 @@ var (
 	weighFloat  = form[float32]("weigh<float, 3>")
 	weighDouble = form[float64]("weigh<double, 3>")
 )
+
+var takes = spmd.NewKernel("takes", formSource, func(spmd.Args) error { return nil }, spmd.Define("FACTOR", "3"))
+
+// kernelArguments: a launch whose arguments are not the parameters of the CUDA source is refused.
+func kernelArguments(t *testing.T, w *spmd.World) {
+	x := alloc[float32](t, w, 4)
+	three, four := spmd.Struct([3]float32{}), spmd.Struct([4]float32{})
+	s := stream(t, w, "s")
+	launch := func(args ...spmd.Arg) error {
+		return takes.Launch(s, spmd.Cover1D(1, 1), args...)
+	}
+	must(t, launch(x.Arg(), spmd.I64(4), three, spmd.F32(1)))
+	for _, tc := range []struct {
+		args []spmd.Arg
+		want string
+	}{
+		{[]spmd.Arg{x.Arg(), spmd.I64(4), three}, "3 arguments, but its CUDA source has 4 parameters"},
+		{[]spmd.Arg{x.Arg(), spmd.I64(4), three, spmd.F32(1), spmd.F32(1)}, "5 arguments, but its CUDA source has 4 parameters"},
+		{[]spmd.Arg{x.Arg(), spmd.I32(4), three, spmd.F32(1)}, "argument 1 is int32, of 4 bytes, but the parameter of its CUDA source has 8"},
+		{[]spmd.Arg{x.Arg(), spmd.I64(4), four, spmd.F32(1)}, "argument 2 is a struct of 16 bytes, but the parameter of its CUDA source has 12"},
+		{[]spmd.Arg{x.Arg(), spmd.I64(4), three, x.Arg()}, "argument 3 is a buffer of 4 float32, of 8 bytes, but the parameter of its CUDA source has 4"},
+	} {
+		if err := launch(tc.args...); err == nil || !strings.Contains(err.Error(), "kernel takes: "+tc.want) {
+			t.Errorf("%v, want %q", err, tc.want)
+		}
+	}
+	must(t, launch(x.Arg(), spmd.I64(4), three, spmd.F32(1)))
+	must(t, s.Synchronize())
+}
+
+// TestKernelArguments: see kernelArguments; drivers before CUDA 12.4 do not tell.
+func TestKernelArguments(t *testing.T) {
+	t.Parallel()
+	if spmdtest.Device() == "host" {
+		t.Skip("the host function has no CUDA source; TestGPU has it on a test double")
+	}
+	spmdtest.Run(t, []int{1}, kernelArguments)
+}
 
 // Instances of a template, a macro, a struct of 404 bytes by value, and launches that
 // begin early: each launch reads what the one before has written.

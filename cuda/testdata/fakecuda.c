@@ -25,11 +25,13 @@
 //   FAKECUDA_PEERS         "0": no device reaches the memory of another; "2": it does, without native atomic operations
 //   FAKECUDA_KERNELS       a shared library; a launch of kernel k calls its emulate_k(const uint64_t *args, const unsigned
 //                          dims[6]), where there is one
+// The sizes of a kernel's parameters are those in the cubin, which it reads; of other images they are not known.
 // A symbol x is left out by -Dx=absent_x. An image that starts with "BAD" does not load, a function whose name starts
 // with "absent" is not found, and one with "old" was compiled for sm_80.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <elf.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdarg.h>
@@ -44,7 +46,7 @@
 
 enum {
     OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, INVALID_PTX = 218,
-    PEER_UNSUPPORTED = 217, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, ALREADY_REGISTERED = 712, NOT_REGISTERED = 713, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_MERGE = 902,
+    PEER_UNSUPPORTED = 217, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, ALREADY_REGISTERED = 712, NOT_REGISTERED = 713, NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_MERGE = 902,
     CAPTURE_UNMATCHED = 903, CAPTURE_UNJOINED = 904, CAPTURED_EVENT = 907, CAPTURE_WRONG_THREAD = 908, UPDATE_FAILURE = 910,
 };
 enum { MAX_DEVICES = 16, MAX_PARAMS = 1024 };
@@ -99,7 +101,8 @@ struct event {
     long records, passed; // how often it was recorded, and which record was passed last
 };
 struct graph { struct object o; struct ops ops; };
-struct module { struct object o; };
+struct params { char kernel[256]; int n; int size[64]; struct params *next; };
+struct module { struct object o; struct params *kernels; };
 struct function { struct object o; char name[256]; struct module *module; int max_shared, local; };
 // What a block is: device memory, pinned host memory, host memory of others that is pinned, device memory of another process.
 enum { DEVICE_MEMORY, PINNED, REGISTERED, FOREIGN };
@@ -1133,6 +1136,41 @@ int cuGraphExecDestroy(void *exec) {
 
 // Code.
 
+// params_of are the parameters of the kernels in a cubin: an ELF file with a section .nv.info.KERNEL for each kernel, a list of
+// attributes of 4 bytes (format, attribute, length), with as many more bytes as their length where the format is 4. Attribute
+// 0x17 is a parameter: its number in bytes 4 and 5, its size in bytes in the upper 14 bits of the last word.
+// Source: cuobjdump -elf of a cubin of NVRTC 11.8.
+static struct params *params_of(const char *image) {
+    const Elf64_Ehdr *h = (const void *)image;
+    if (memcmp(image, ELFMAG, SELFMAG) != 0 || image[EI_CLASS] != ELFCLASS64) return NULL;
+    const Elf64_Shdr *sections = (const void *)(image + h->e_shoff);
+    const char *names = image + sections[h->e_shstrndx].sh_offset, prefix[] = ".nv.info.";
+    struct params *all = NULL;
+    for (int i = 0; i < h->e_shnum; i++) {
+        const char *name = names + sections[i].sh_name, *at = image + sections[i].sh_offset, *end = at + sections[i].sh_size;
+        if (strncmp(name, prefix, sizeof prefix - 1) != 0) continue;
+        struct params *p = calloc(1, sizeof *p);
+        snprintf(p->kernel, sizeof p->kernel, "%s", name + sizeof prefix - 1);
+        for (; at < end; at += 4) {
+            uint16_t length, number;
+            uint32_t word;
+            memcpy(&length, at + 2, sizeof length);
+            if (at[0] != 4) continue;
+            if (at[1] == 0x17) {
+                memcpy(&number, at + 8, sizeof number);
+                memcpy(&word, at + 12, sizeof word);
+                if (number >= sizeof p->size / sizeof p->size[0]) abort();
+                p->size[number] = (int)(word >> 18);
+                if (p->n <= number) p->n = number + 1;
+            }
+            at += length;
+        }
+        p->next = all;
+        all = p;
+    }
+    return all;
+}
+
 int cuModuleLoadDataEx(void **out, const void *image, unsigned n, int *options, void **values) {
     BEGIN("cuModuleLoadDataEx");
     NEED_CONTEXT;
@@ -1143,6 +1181,7 @@ int cuModuleLoadDataEx(void **out, const void *image, unsigned n, int *options, 
         FAIL_IF(1, INVALID_PTX);
     }
     struct module *m = object(sizeof *m, MODULE);
+    m->kernels = params_of(image);
     *out = m;
     RETURN("module=%d", m->o.id);
 }
@@ -1171,6 +1210,19 @@ int cuFuncLoad(void *function) {
     NEED_CONTEXT;
     NEED(function, FUNCTION);
     RETURN("function=%s", ((struct function *)function)->name);
+}
+int cuFuncGetParamInfo(void *function, size_t i, size_t *offset, size_t *size) {
+    BEGIN("cuFuncGetParamInfo");
+    NEED_CONTEXT;
+    NEED(function, FUNCTION);
+    struct function *f = function;
+    struct params *p = f->module->kernels;
+    while (p != NULL && strcmp(p->kernel, f->name) != 0) p = p->next;
+    FAIL_IF(p == NULL, NOT_SUPPORTED);
+    FAIL_IF(i >= (size_t)p->n, INVALID_VALUE);
+    *offset = 0; // nobody asks
+    *size = (size_t)p->size[i];
+    RETURN("function=%s i=%zu", f->name, i);
 }
 int cuFuncGetAttribute(int *v, int attribute, void *function) {
     BEGIN("cuFuncGetAttribute");
