@@ -37,16 +37,19 @@ func (t *trainer) wantGraphs() (bool, error) {
 	return true, nil
 }
 
-// tune has the products of the steps from one on use their fastest algorithms, from the
-// first of these steps: a run that is resumed goes on with the bits of one that was not.
-// For that it makes the passes of that step, whose gradients nobody looks at. It blocks.
-// Every rank of c calls it.
-func (t *trainer) tune(step int) error {
-	if t.w.OnHost() || step >= t.steps {
+// tune has the products of all steps use their fastest algorithms, also of the first: a
+// run that is resumed goes on with the bits of one that was not. For that it makes the
+// passes of a step, whose gradients nobody looks at. It comes before the optimizer has its
+// memory, since what is timed takes as much for a while. It blocks. Every rank of c calls it.
+func (t *trainer) tune() error {
+	if t.w.OnHost() {
 		return nil
 	}
+	if err := t.state.Refresh(t.s); err != nil {
+		return err
+	}
 	met := map[microKind]bool{}
-	err := t.passes(step, func(k microKind) bool {
+	err := t.passes(0, func(k microKind) bool {
 		again := met[k]
 		met[k] = true
 		return !again

@@ -110,6 +110,15 @@ func (t *trainer) open() (err error) {
 		return err
 	}
 	keep(t.state.Close)
+	for i := range t.loaders {
+		if t.loaders[i], err = newLoader(t.w, t.data, batch, t.trainConfig.model.Vocab); err != nil {
+			return err
+		}
+		keep(t.loaders[i].Close)
+	}
+	if err := t.tune(); err != nil {
+		return err
+	}
 	if t.adam, err = NewAdamW(t.state, t.trainConfig.adam); err != nil {
 		return err
 	}
@@ -122,12 +131,6 @@ func (t *trainer) open() (err error) {
 		return err
 	}
 	keep(t.reducer.Close)
-	for i := range t.loaders {
-		if t.loaders[i], err = newLoader(t.w, t.data, batch, t.trainConfig.model.Vocab); err != nil {
-			return err
-		}
-		keep(t.loaders[i].Close)
-	}
 	for i := range t.results {
 		r := &t.results[i]
 		if r.totals, err = spmd.AllocPinned[float64](t.w, 2); err != nil {
@@ -191,9 +194,6 @@ func (t *trainer) startAt(step int) error {
 		return err
 	}
 	if err := t.state.Refresh(t.s); err != nil {
-		return err
-	}
-	if err := t.tune(step); err != nil {
 		return err
 	}
 	t.train = t.loaders[0].feed(t.trainBatches(step))
