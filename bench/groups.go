@@ -261,6 +261,7 @@ type step struct {
 	MS        float64
 	TokS      float64 `json:"tok_s"`
 	Loss      float64
+	LR        float64
 	LossFirst float64 `json:"loss_first"`
 	LossLast  float64 `json:"loss_last"`
 	ValLoss   float64 `json:"val_loss"`

@@ -7,6 +7,7 @@
 //	bin/bench --llmc path/to/train_gpt2        training too, against that program
 //	bin/bench sweep                            collectives by size, the apps by ranks, with plots
 //	bin/bench train                            GPT-2s learn on GPUs, beside PyTorch
+//	bin/bench loss --text FILE                 a GPT-2's loss on a GPU, step by step beside PyTorch's
 //	bin/bench gemm                             the matrix products of GPT-2 with their epilogues, on one GPU
 //	bin/bench model FILE                       what an all-reduce takes on more GPUs, from a sweep's measurements
 //
@@ -47,6 +48,8 @@ func main() {
 			run = func() error { sweepRank(); return nil }
 		case "train":
 			run = trainCommand
+		case "loss":
+			run = lossCommand
 		case "model":
 			run = modelCommand
 		case "gemm":

@@ -162,20 +162,24 @@ func (t *trainBench) keep() error {
 	return writeRows(file, append(rows, t.rows...))
 }
 
-// randomTokens writes n random tokens of GPT-2's vocabulary, in the format of llm.c's
-// token files: 256 words of header, then 16 bits a token.
-// Source: llm.c, dev/data/data_common.py, write_datafile.
+// randomTokens writes n random tokens of GPT-2's vocabulary.
 func randomTokens(dir string, n int) (string, error) {
-	const words, magic, version, vocabulary = 256, 20240520, 1, 50257
+	const vocabulary = 50257
+	rng := rand.New(rand.NewPCG(1, 2))
+	return writeTokens(filepath.Join(dir, "random.bin"), n, func(int) uint16 { return uint16(rng.IntN(vocabulary)) })
+}
+
+// writeTokens writes n tokens in the format of llm.c's token files: 256 words of header,
+// then 16 bits a token. Source: llm.c, dev/data/data_common.py, write_datafile.
+func writeTokens(name string, n int, token func(i int) uint16) (string, error) {
+	const words, magic, version = 256, 20240520, 1
 	b := make([]byte, 4*words, 4*words+2*n)
 	for i, v := range []uint32{magic, version, uint32(n)} {
 		binary.LittleEndian.PutUint32(b[4*i:], v)
 	}
-	rng := rand.New(rand.NewPCG(1, 2))
-	for range n {
-		b = binary.LittleEndian.AppendUint16(b, uint16(rng.IntN(vocabulary)))
+	for i := range n {
+		b = binary.LittleEndian.AppendUint16(b, token(i))
 	}
-	name := filepath.Join(dir, "random.bin")
 	return name, os.WriteFile(name, b, 0o666)
 }
 

@@ -1,0 +1,165 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/pflag"
+)
+
+// lossBench compares what a model learns with what it learns in PyTorch, from the same
+// weights, sequences and rates.
+type lossBench struct {
+	bench
+	model, text, python, pythonDir string
+	batch, seq, steps              int
+	seed                           uint64
+	variants                       []string // flags of bin/train, of one more run each
+}
+
+const (
+	lastLosses  = 100 // steps at the end whose difference counts
+	lossGoal    = 0.01
+	lossGoalFP8 = 0.02
+)
+
+func lossCommand() error {
+	l := lossBench{}
+	fs := pflag.NewFlagSet("bench loss", pflag.ExitOnError)
+	fs.StringVar(&l.model, "model", "gpt2", "shape of the model: gpt2, gpt2-medium, gpt2-large or gpt2-xl")
+	fs.StringVar(&l.text, "text", "", "`FILE` to learn from; each byte is a token")
+	fs.IntVar(&l.batch, "batch", 8, "sequences of a step")
+	fs.IntVar(&l.seq, "seq", 1024, "tokens of a sequence")
+	fs.IntVar(&l.steps, "steps", 1000, fmt.Sprintf("steps, of which the last %d count", lastLosses))
+	fs.Uint64Var(&l.seed, "seed", 42, "seed of the order of sequences")
+	fs.StringArrayVar(&l.variants, "train", nil, "flags of one more run of bin/train, such as --train=--fp8=all; repeatable")
+	fs.StringVar(&l.python, "python", "python3", "the Python that has PyTorch and transformers")
+	fs.StringVar(&l.pythonDir, "python-sources", "bench/peers", "`DIR` of the Python programs")
+	fs.StringVar(&l.out, "out", "bench/results/train", "`DIR` for the results")
+	fs.StringVar(&l.bin, "bin", "bin", "`DIR` of the built program train")
+	fs.StringVar(&l.commit, "commit", "", "what the program was built from (default what git says here)")
+	_ = fs.Parse(os.Args[1:]) // exits on a bad flag
+	switch {
+	case l.text == "":
+		return errors.New("--text is missing: the file to learn from")
+	case l.steps < lastLosses:
+		return fmt.Errorf("--steps %d: must be at least %d", l.steps, lastLosses)
+	}
+	defer func() { os.RemoveAll(l.dir) }()
+	if err := l.prepare(); err != nil {
+		return err
+	}
+	if len(l.gpus) == 0 {
+		return fmt.Errorf("bench loss measures GPUs: %s", l.whyNoGPU)
+	}
+	l.group = &group{set: gpuSet, name: "loss"}
+	l.line = "bin/bench loss" + repeatable(fs)
+	return l.run()
+}
+
+func (l *lossBench) run() error {
+	text, err := os.ReadFile(l.text)
+	if err != nil {
+		return err
+	}
+	tokens, err := writeTokens(filepath.Join(l.dir, "text.bin"), len(text), func(i int) uint16 { return uint16(text[i]) })
+	if err != nil {
+		return err
+	}
+	weights, rates := filepath.Join(l.dir, "start"), filepath.Join(l.dir, "rates")
+	program := filepath.Join(l.pythonDir, "torch_loss.py")
+	if _, err := output(l.python, program, "start", "--model", l.model, "--seq", strconv.Itoa(l.seq), "--to", weights); err != nil {
+		return err
+	}
+	runs := append([]string{""}, l.variants...)
+	ours := make([][]step, len(runs))
+	for i, flags := range runs {
+		if ours[i], err = l.train(tokens, weights, strings.Fields(flags)); err != nil {
+			return err
+		}
+	}
+	var list strings.Builder
+	for _, s := range ours[0] {
+		fmt.Fprintln(&list, s.LR)
+	}
+	if err := os.WriteFile(rates, []byte(list.String()), 0o666); err != nil {
+		return err
+	}
+	out, err := output(l.python, program, "follow", "--from", weights, "--tokens", tokens, "--rates", rates,
+		"--batch", strconv.Itoa(l.batch), "--seq", strconv.Itoa(l.seq), "--seed", strconv.FormatUint(l.seed, 10))
+	if err != nil {
+		return err
+	}
+	theirs, err := lines[step](out)
+	if err != nil {
+		return err
+	}
+	for i, flags := range runs {
+		if err := l.rowOf(flags, ours[i], theirs); err != nil {
+			return err
+		}
+	}
+	return writeRows(filepath.Join(l.out, "loss.jsonl"), l.rows)
+}
+
+// train is one run of bin/train.
+func (l *lossBench) train(tokens, weights string, flags []string) ([]step, error) {
+	cmd := append(mpirun(1, l.program("train"), "--init-from", weights, "--data", tokens, "--cache", l.dir, "--dtype", "bfloat16",
+		"--seq", strconv.Itoa(l.seq), "--batch", strconv.Itoa(l.batch), "--global-batch", strconv.Itoa(l.batch), "--steps", strconv.Itoa(l.steps),
+		"--lr", "6e-4", "--beta2", "0.95", "--seed", strconv.FormatUint(l.seed, 10),
+		"--val-batches", "0", "--sample", "0", "--json", "-", "--log-level", "warn", "--device", "cuda"), flags...)
+	var steps []step
+	err := stream(cmd, func(text string) error {
+		if !strings.HasPrefix(text, "{") {
+			return nil
+		}
+		var s step
+		if err := json.Unmarshal([]byte(text), &s); err != nil {
+			return fmt.Errorf("%q: %w", text, err)
+		}
+		if !s.Summary {
+			steps = append(steps, s)
+		}
+		return nil
+	})
+	if err == nil && len(steps) != l.steps {
+		err = fmt.Errorf("train printed %d steps, want %d", len(steps), l.steps)
+	}
+	return steps, err
+}
+
+// rowOf adds the row of one variant, and tells of it.
+func (l *lossBench) rowOf(flags string, ours []step, theirs []step) error {
+	if len(theirs) != len(ours) {
+		return fmt.Errorf("torch_loss.py printed %d losses, want %d", len(theirs), len(ours))
+	}
+	d := make([]float64, len(ours))
+	for i := range d {
+		d[i] = ours[i].Loss - theirs[i].Loss
+	}
+	last := d[len(d)-lastLosses:]
+	difference, size, theirLast := 0.0, 0.0, 0.0
+	for i, x := range last {
+		difference += x / lastLosses
+		size += math.Abs(x) / lastLosses
+		theirLast += theirs[len(d)-lastLosses+i].Loss / lastLosses
+	}
+	what, goal := fmt.Sprintf("%s, %d sequences of %d tokens, bfloat16: mean difference of the last %d of %d losses from PyTorch's",
+		l.model, l.batch, l.seq, lastLosses, l.steps), lossGoal
+	if flags != "" {
+		what += ", " + flags
+	}
+	if strings.Contains(flags, "--fp8") {
+		goal = lossGoalFP8
+	}
+	l.limit(row{What: what, Ranks: 1, Ours: math.Abs(difference), Unit: "nat", Goal: goal,
+		Parts: map[string]float64{"mean_of_sizes": size, "first": math.Abs(d[0]), "pytorch": theirLast}})
+	fmt.Fprintf(os.Stderr, "%s: %+.5f of %.4f; the mean of their sizes %.5f; at the first step %+.5f\n", what, difference, theirLast, size, d[0])
+	return nil
+}
