@@ -11,6 +11,8 @@ import (
 
 	"lockstep/cudampi"
 	"lockstep/internal/ccall"
+	"lockstep/internal/peer"
+	"lockstep/internal/shm"
 	"lockstep/nccl"
 	"lockstep/spmd/internal/control"
 )
@@ -26,17 +28,17 @@ type Comm struct {
 // commState is what all copies of a Comm share.
 type commState struct {
 	w        *World
-	mpi      *cudampi.Comm
-	terms    *cudampi.Comm // the same ranks, for --check; else nil
-	id       string        // the same on all its ranks
-	splits   int           // made of it so far
+	mpi      *shm.Comm
+	terms    *shm.Comm // the same ranks, for --check; else nil
+	id       string    // the same on all its ranks
+	splits   int       // made of it so far
 	activity activity
 	compared uint64              // collectives that --check has seen
 	hash     [1]control.Span     // of the terms of one of them, over the ranks
 	pulsed   uint64              // collectives of which the other ranks have been told
 	nccl     *nccl.Comm          // nil on the host, and for one rank
 	ownsNCCL bool                // it is not the world's
-	peers    *cudampi.Peers      // of ranks whose GPUs reach each other, if it is opened; else nil
+	peers    *peer.Comm          // of ranks whose GPUs reach each other, if it is opened; else nil
 	atOnce   int                 // the most bytes of a message of a collective, of any memory, that peers carry
 	sym      *symComm            // carries some collectives on symmetric memory; nil where there is none
 	noSym    bool                // and there will be none
@@ -173,15 +175,17 @@ func (st *commState) free() error {
 
 // addComm takes a communicator into the world, in the caller's turn. Collective.
 func (w *World) addComm(m *cudampi.Comm, id string) (Comm, error) {
-	st := &commState{w: w, mpi: m, id: id, rank: m.Rank(), size: m.Size()}
+	st := &commState{w: w, id: id, rank: m.Rank(), size: m.Size()}
 	st.activity.peers = make([]atomic.Uint64, st.size)
-	err := m.ShareMemory()
+	var err error
+	st.mpi, err = shm.Share(m)
 	if id != controlID && st.size > 1 && slices.Index(checkModes, w.cfg.Check) > checkOff {
-		var e error
-		if st.terms, e = m.Dup(); e != nil {
+		terms, e := m.Dup()
+		if e != nil {
 			return Comm{}, e
 		}
-		err = errors.Join(err, st.terms.ShareMemory())
+		st.terms, e = shm.Share(terms)
+		err = errors.Join(err, e)
 	}
 	if err != nil {
 		w.Log.Warn().Err(err).Msg("small collectives go through messages, not through shared memory")
@@ -274,7 +278,7 @@ func (m *Mesh) index(axis string) int {
 type group struct {
 	s    *Stream // that all of it is enqueued on; nil for a blocking group
 	cmds []call
-	p2p  cudampi.P2P
+	p2p  shm.P2P
 	keep bool // a graph owns it
 }
 
@@ -340,7 +344,7 @@ func (g *group) add(c *call) {
 
 // run runs the collectives, then starts the sends and receives together and waits
 // for them.
-func (g *group) run(m *cudampi.Comm) error {
+func (g *group) run(m *shm.Comm) error {
 	p := &g.p2p
 	for i := range g.cmds {
 		c := &g.cmds[i]
@@ -374,7 +378,7 @@ func (g *group) run(m *cudampi.Comm) error {
 // plain returns the MPI communicator where a message between this rank and peer is
 // nothing but a blocking call with nothing to refuse, and nil otherwise. A message
 // costs little more than a call from Go to C: for it the way through do is long.
-func (c Comm) plain(b *block, peer int) *cudampi.Comm {
+func (c Comm) plain(b *block, peer int) *shm.Comm {
 	st := c.st
 	if c.s != nil || st == nil || st.terms != nil || st.open != nil || st.freed || uint(peer) >= uint(st.size) || b == nil || b.w != st.w ||
 		b.freed.Load() || st.w.gpu != nil || st.w.capturing.Load() != 0 {

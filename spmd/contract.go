@@ -7,8 +7,8 @@ import (
 	"slices"
 	"unsafe"
 
-	"lockstep/cudampi"
 	"lockstep/internal/elem"
+	"lockstep/internal/shm"
 	"lockstep/spmd/internal/control"
 )
 
@@ -166,7 +166,7 @@ func (c *call) checkContract() error {
 }
 
 // gatherContracts returns the contracts of all ranks. Collective.
-func gatherContracts(m *cudampi.Comm, k terms, site string) ([]contract, error) {
+func gatherContracts(m *shm.Comm, k terms, site string) ([]contract, error) {
 	mine := contract{terms: k}
 	copy(mine.site[:len(mine.site)-1], site)
 	all := make([]contract, m.Size())

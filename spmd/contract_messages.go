@@ -4,9 +4,9 @@ import (
 	"fmt"
 	"unsafe"
 
-	"lockstep/cudampi"
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
+	"lockstep/internal/shm"
 )
 
 // checkMessages compares the messages of a call with what their receivers expect, before any is sent: the sender tells
@@ -21,7 +21,7 @@ func (c *call) checkMessages() error {
 	for i := range cmds {
 		list = cmds[i].appendContracts(list)
 	}
-	var group cudampi.P2P
+	var group shm.P2P
 	for i := range list {
 		m := &list[i]
 		if !st.compares(list[i:]) {

@@ -9,6 +9,7 @@ import (
 	"lockstep/cudampi"
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
+	"lockstep/internal/shm"
 	"lockstep/spmd/internal/control"
 )
 
@@ -24,9 +25,9 @@ const nothingToCompare = "; --check both has nothing to compare without NCCL: it
 // is captured is not compared, since a graph holds no host that could.
 type crossCheck struct {
 	w      *World
-	s      *Stream       // of MPI's part
-	self   *cudampi.Comm // of this rank alone: to compare in
-	part   [2][]byte     // of two results, in host memory
+	s      *Stream   // of MPI's part
+	self   *shm.Comm // of this rank alone: to compare in
+	part   [2][]byte // of two results, in host memory
 	warned sync.Once
 }
 

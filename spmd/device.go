@@ -15,9 +15,9 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/cuda/nvrtc"
-	"lockstep/cudampi"
 	"lockstep/internal/elem"
 	"lockstep/internal/kernels"
+	"lockstep/internal/shm"
 	"lockstep/nccl"
 	"lockstep/spmd/internal/control"
 )
@@ -67,7 +67,7 @@ const (
 // chooseDevice opens the rank's GPU, or settles on the host, on all ranks alike.
 //
 // Collective over all ranks.
-func (w *World) chooseDevice(node *cudampi.Comm) error {
+func (w *World) chooseDevice(node *shm.Comm) error {
 	if w.cfg.Device == "host" {
 		w.why = "--device host"
 		return nil
@@ -126,7 +126,7 @@ func (w *World) chooseDevice(node *cudampi.Comm) error {
 // findGPU chooses among the GPUs that the rank sees, by their index. The ranks
 // of a node, in their order, take the first one that none before them has: the
 // local rank's where all see the same, the only one where each sees its own.
-func (w *World) findGPU(node *cudampi.Comm) (int, error) {
+func (w *World) findGPU(node *shm.Comm) (int, error) {
 	const most, idBytes = 64, 48
 	var mine [most * idBytes]byte
 	n, err := visibleGPUs(func(i int, id string) {
@@ -216,7 +216,7 @@ func (g *gpu) capability() int {
 // binary on disk; the others receive it.
 //
 // Collective over the ranks of the node.
-func (w *World) loadKernels(node *cudampi.Comm) error {
+func (w *World) loadKernels(node *shm.Comm) error {
 	defer w.startup.begin("kernels")()
 	sources := kernels.All()
 	same, err := w.sameSources(node, sources)
@@ -289,7 +289,7 @@ func (m *module) function(name string) (*cuda.Function, error) {
 
 // sameSources says whether all ranks of the node have the same sources and the
 // same architecture.
-func (w *World) sameSources(node *cudampi.Comm, sources []kernels.Source) (bool, error) {
+func (w *World) sameSources(node *shm.Comm, sources []kernels.Source) (bool, error) {
 	h := fnv.New64a()
 	for _, s := range sources {
 		for _, text := range append([]string{s.Key()}, s.Names...) {
@@ -327,7 +327,7 @@ func compileSource(cache nvrtc.Cache, s *kernels.Source, capability int) (nvrtc.
 
 // shareImages copies rank 0's images to the other ranks of the node; failure is
 // that of rank 0.
-func shareImages(node *cudampi.Comm, images [][]byte, failure error) error {
+func shareImages(node *shm.Comm, images [][]byte, failure error) error {
 	sizes := make([]int64, len(images)+1)
 	for i, b := range images {
 		sizes[i+1] = int64(len(b))
@@ -359,7 +359,7 @@ func shareImages(node *cudampi.Comm, images [][]byte, failure error) error {
 // every rank's.
 //
 // Collective over all ranks.
-func (w *World) startGPU(node *cudampi.Comm) error {
+func (w *World) startGPU(node *shm.Comm) error {
 	for _, st := range w.comms { // those made before the device was chosen
 		st.activity.flight = &flight{}
 	}

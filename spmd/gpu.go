@@ -15,6 +15,7 @@ import (
 	"lockstep/cudampi"
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
+	"lockstep/internal/peer"
 	"lockstep/nccl"
 )
 
@@ -43,7 +44,7 @@ type gpu struct {
 	said    [1 << epilogueArgs][elem.Types]atomic.Bool // which epilogues the log has mentioned
 	modules map[string]*module                         // by the keys of their sources
 	comms   []*nccl.Comm
-	peers   []*cudampi.Peers
+	peers   []*peer.Comm
 	checked time.Time // when health was last asked
 }
 

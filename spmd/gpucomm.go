@@ -8,9 +8,9 @@ import (
 	"slices"
 	"unsafe"
 
-	"lockstep/cudampi"
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
+	"lockstep/internal/peer"
 	"lockstep/nccl"
 	"lockstep/spmd/internal/control"
 )
@@ -30,7 +30,7 @@ func (g *gpu) orderAfterOthers(q *gpuQueue, now lastIssue) error {
 	if cap != nil { // what is captured runs with the graph, not now
 		last = cap.last
 	}
-	_, peers := now.comm.(*cudampi.Peers)
+	_, peers := now.comm.(*peer.Comm)
 	ordered := last.comm == now.comm && now.comm != nil && !peers
 	switch {
 	case ordered || now.q == nil || last.q == nil || last.q.s.w != q.s.w || last.q == q:
@@ -140,7 +140,7 @@ func (w *World) openNCCL(st *commState, parent *nccl.Comm, color, key int) error
 func (w *World) linked(st *commState) (bool, error) {
 	failure := errors.New("there are several nodes")
 	if w.nodes == 1 {
-		uuids, err := st.mpi.UUIDs(w.gpu.dev)
+		uuids, err := peer.UUIDs(st.mpi.Comm, w.gpu.dev)
 		if err != nil {
 			return false, err
 		}

@@ -7,6 +7,7 @@ import (
 
 	"lockstep/cudampi"
 	"lockstep/internal/elem"
+	"lockstep/internal/peer"
 	"lockstep/nccl"
 )
 
@@ -39,7 +40,7 @@ func (c *call) listBytes() int {
 	if c.comm.atOnce == 0 {
 		return 0
 	}
-	return roundUp(cudampi.ListBytes(c.mostMessages()))
+	return roundUp(peer.ListBytes(c.mostMessages()))
 }
 
 // mostMessages bounds the messages that a call is made of.

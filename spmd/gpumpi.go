@@ -12,6 +12,7 @@ import (
 	"lockstep/cudampi"
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
+	"lockstep/internal/peer"
 	"lockstep/nccl"
 )
 
@@ -169,16 +170,16 @@ func (st *commState) openDevice() error {
 		return err
 	}
 	path, _ := w.cfg.mpiPath()
-	dev, err := st.mpi.OnDevice(w.gpu.dev, cudampi.DeviceConfig{Path: path})
+	dev, peers, err := peer.OnDevice(st.mpi.Comm, w.gpu.dev, cudampi.DeviceConfig{Path: path})
 	if !w.byMPI {
 		st.mirror = dev
 		return err
 	}
 	st.dev = dev
-	if err != nil || dev.Peers() == nil {
+	if err != nil || peers == nil {
 		return err
 	}
-	st.usePeers(dev.Peers())
+	st.usePeers(peers)
 	return st.startPeers()
 }
 

@@ -9,8 +9,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"lockstep/cudampi"
 	"lockstep/internal/ranges"
+	"lockstep/internal/shm"
 )
 
 // A call to the driver takes up to twice as long from a core on another NUMA node than
@@ -48,7 +48,7 @@ func nearGPU(sys, pci string) (list string, near unix.CPUSet) {
 
 // stayNear keeps this process to the cores near its GPU, where nobody has bound it, and
 // shares them out among the ranks that have the same. Collective over the node.
-func (w *World) stayNear(node *cudampi.Comm) error {
+func (w *World) stayNear(node *shm.Comm) error {
 	list, near := nearGPU("/sys", w.gpu.dev.PCI())
 	if list != "" {
 		if err := keepTo(&near); err != nil {

@@ -12,8 +12,8 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/cuda/nvrtc"
-	"lockstep/cudampi"
 	"lockstep/internal/elem"
+	"lockstep/internal/peer"
 	"lockstep/nccl"
 	"lockstep/spmd/internal/control"
 )
@@ -220,7 +220,7 @@ func (st *commState) startPeers() error {
 
 // reachPeers opens the peers, or fails on all ranks alike. Collective over st, in a turn.
 func (st *commState) reachPeers() error {
-	p, err := st.mpi.OpenPeers(st.w.gpu.dev, peerRoom)
+	p, err := peer.Open(st.mpi.Comm, st.w.gpu.dev, peerRoom)
 	if err == nil {
 		st.usePeers(p)
 	}
@@ -228,7 +228,7 @@ func (st *commState) reachPeers() error {
 }
 
 // usePeers has the communicator know peers, and who waits hear of their failures.
-func (st *commState) usePeers(p *cudampi.Peers) {
+func (st *commState) usePeers(p *peer.Comm) {
 	p.Ordered = true // by orderAfterOthers
 	st.peers = p
 	g := st.w.gpu
@@ -238,13 +238,13 @@ func (st *commState) usePeers(p *cudampi.Peers) {
 }
 
 // leavePeers ends the use of peers that are about to be closed, and returns them.
-func (st *commState) leavePeers() *cudampi.Peers {
+func (st *commState) leavePeers() *peer.Comm {
 	p, g := st.peers, st.w.gpu
 	st.peers, st.atOnce = nil, 0
 	g.forget(p)
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.peers = slices.DeleteFunc(g.peers, func(o *cudampi.Peers) bool { return o == p })
+	g.peers = slices.DeleteFunc(g.peers, func(o *peer.Comm) bool { return o == p })
 	return p
 }
 

@@ -11,8 +11,8 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"lockstep/cudampi"
 	"lockstep/internal/ranges"
+	"lockstep/internal/shm"
 	"lockstep/spmd/internal/control"
 )
 
@@ -94,7 +94,7 @@ func sumOf(list []setting) int64 {
 // compareSettings fails on all ranks alike where their settings differ.
 //
 // Collective over the ranks of m, which are all.
-func (w *World) compareSettings(m *cudampi.Comm) error {
+func (w *World) compareSettings(m *shm.Comm) error {
 	var mine []byte
 	for _, s := range w.cfg.settings() {
 		mine = fmt.Appendf(mine, "%q %q %v\n", s.name, s.value, s.given)

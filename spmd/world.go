@@ -22,6 +22,7 @@ import (
 	"lockstep/internal/elem"
 	"lockstep/internal/launcher"
 	"lockstep/internal/procfs"
+	"lockstep/internal/shm"
 	"lockstep/spmd/internal/control"
 )
 
@@ -249,7 +250,7 @@ func (w *World) join(base *cudampi.Comm) error {
 	if w.control, err = w.addComm(own, controlID); err != nil {
 		return err
 	}
-	w.channel = control.NewChannel(own, w.control.st)
+	w.channel = control.NewChannel(w.control.st.mpi, w.control.st)
 	node, err := base.SplitShared()
 	if err != nil {
 		return err
@@ -257,14 +258,15 @@ func (w *World) join(base *cudampi.Comm) error {
 	if w.NodeComm, err = w.addComm(node, "node"); err != nil {
 		return err
 	}
-	if err := w.findNode(own, node); err != nil {
+	shared := w.NodeComm.st.mpi
+	if err := w.findNode(w.control.st.mpi, shared); err != nil {
 		return err
 	}
 	w.NodeComm.st.id = fmt.Sprintf("node %d", w.node)
-	if err := w.findThreads(node); err != nil {
+	if err := w.findThreads(shared); err != nil {
 		return err
 	}
-	if err := w.chooseDevice(node); err != nil {
+	if err := w.chooseDevice(shared); err != nil {
 		return err
 	}
 	if w.gpu == nil {
@@ -272,12 +274,12 @@ func (w *World) join(base *cudampi.Comm) error {
 		w.pinned, w.managed = &w.pool, &w.pool
 		return nil
 	}
-	return w.startGPU(node)
+	return w.startGPU(shared)
 }
 
 // findNode numbers the nodes by their lowest rank: node leaders count those
 // before them and tell the others. On the way the ranks compare what they were started with.
-func (w *World) findNode(world, node *cudampi.Comm) error {
+func (w *World) findNode(world, node *shm.Comm) error {
 	type facts struct{ leads, sum int64 }
 	all := make([]facts, world.Size())
 	mine := facts{sum: sumOf(w.cfg.settings())}
@@ -318,7 +320,7 @@ var procs = runtime.GOMAXPROCS(0)
 
 // findThreads shares out the cores of the node: ranks bound to the same cores
 // divide them, a rank bound to its own has them all.
-func (w *World) findThreads(node *cudampi.Comm) error {
+func (w *World) findThreads(node *shm.Comm) error {
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil {
 		set = unix.CPUSet{} // more cores than the set holds: as if all ranks shared them
