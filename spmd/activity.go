@@ -3,7 +3,6 @@ package spmd
 import (
 	"cmp"
 	"encoding/json"
-	"fmt"
 	"runtime"
 	"slices"
 	"strings"
@@ -11,7 +10,7 @@ import (
 
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
-	"lockstep/spmd/internal/control"
+	"lockstep/spmd/internal/coll"
 )
 
 // activity is how far this rank has got on a communicator: what it entered last, and
@@ -38,34 +37,32 @@ func (a *activity) enter(c *call, site *ccall.Site) {
 
 // begin is enter for a call that the ledger does not know yet.
 func (a *activity) begin(c *call) (what uint64) {
-	if c.kind >= cmdSend && c.kind <= cmdGroup {
+	switch {
+	case c.Kind == coll.Group:
 		a.count(c)
-		if c.kind == cmdGroup {
-			a.group.Store(c.group)
-		}
+		a.group.Store(c.group)
+	case c.Kind.Traits().Message:
+		a.count(c)
 	}
 	return a.set(c.what(), c.length())
 }
 
 // count counts the messages of a call. Nothing else counts for the same communicator at the same time.
 func (a *activity) count(c *call) {
-	switch c.kind {
-	case cmdSend:
-		a.exchange(c.root, 1, 0)
-	case cmdRecv:
-		a.exchange(c.root, 0, 1)
-	case cmdSendRecv:
-		if c.root == c.from {
-			a.exchange(c.root, 1, 1)
-		} else {
-			a.exchange(c.root, 1, 0)
-			a.exchange(c.from, 0, 1)
-		}
-	case cmdGroup:
+	if c.Kind == coll.Group {
 		for i := range c.group.cmds {
 			a.count(&c.group.cmds[i])
 		}
+		return
 	}
+	c.Messages(func(m coll.Call) bool {
+		if m.Kind == coll.Send {
+			a.exchange(int(m.Root), 1, 0)
+		} else {
+			a.exchange(int(m.Root), 0, 1)
+		}
+		return true
+	})
 }
 
 // exchange counts messages to a peer and from it.
@@ -77,7 +74,7 @@ func (a *activity) exchange(peer int, sent, received uint32) {
 
 // what is what activity keeps of a call, beside its length.
 func (c *call) what() uint64 {
-	w := whatOf(c.kind, c.typ, c.root) | uint64(c.op)<<16
+	w := whatOf(c.Kind, c.Type, int(c.Root)) | uint64(c.Op)<<16
 	if c.everyone() {
 		w |= ofEveryone
 	}
@@ -86,16 +83,16 @@ func (c *call) what() uint64 {
 
 // length is the elements of a call, and above them whom a SendRecv receives from.
 func (c *call) length() int {
-	if c.kind == cmdSendRecv {
-		return c.n | c.from<<lengthBits
+	if c.Kind == coll.SendRecv {
+		return c.N | int(c.From)<<lengthBits
 	}
-	return c.n
+	return c.N
 }
 
 const lengthBits = 45 // more than any length has
 
 // whatOf is what for a call between two ranks.
-func whatOf(kind cmdKind, t elem.Type, root int) uint64 {
+func whatOf(kind coll.Kind, t elem.Type, root int) uint64 {
 	return uint64(kind) | uint64(t)<<8 | uint64(uint32(root))<<32
 }
 
@@ -123,14 +120,14 @@ func (a *activity) leave() { a.left.Add(1) }
 func (st *commState) last() string {
 	a := &st.activity
 	what := a.what.Load()
-	if cmdKind(what) == cmdGroup {
+	if coll.Kind(what) == coll.Group {
 		st.mu.Lock()
 		defer st.mu.Unlock()
 		if g := a.group.Load(); g != nil {
 			return describeGroup(g.cmds, len(g.cmds))
 		}
 		if a.flight != nil {
-			return cmp.Or(a.flight.lastGroup(), cmdGroup.String())
+			return cmp.Or(a.flight.lastGroup(), coll.Group.String())
 		}
 	}
 	return describe(what, a.n.Load())
@@ -143,78 +140,25 @@ func describe(what uint64, n int64) string {
 
 // callOf is a call as activity keeps it.
 func callOf(what uint64, n int64) call {
-	c := call{kind: cmdKind(what), typ: elem.Type(what >> 8), op: elem.Op(uint8(what >> 16)), root: int(int32(what >> 32)), n: int(n)}
-	if c.kind == cmdSendRecv {
-		c.n, c.from = c.n&(1<<lengthBits-1), c.n>>lengthBits
+	c := call{Call: coll.Call{Kind: coll.Kind(what), Type: elem.Type(what >> 8), Op: elem.Op(uint8(what >> 16)), Root: int32(what >> 32), N: int(n)}}
+	if c.Kind == coll.SendRecv {
+		c.N, c.From = c.N&(1<<lengthBits-1), int32(c.N>>lengthBits)
 	}
 	return c
 }
 
-var kindNames = map[cmdKind]string{
-	cmdCopy: "Copy", cmdFill: "Fill", cmdKernel: "kernel", cmdLibrary: "library", cmdGemm: "Gemm", cmdGemv: "Gemv", cmdFunc: "HostFunc",
-	cmdRecord: "Record", cmdWait: "Wait", cmdGraph: "graph",
-	cmdAllReduce: "AllReduce", cmdReduce: "Reduce", cmdBroadcast: "Broadcast", cmdAllGather: "AllGather",
-	cmdReduceScatter: "ReduceScatter", cmdAllToAll: "AllToAll", cmdGather: "Gather", cmdScatter: "Scatter",
-	cmdAllGatherV: "AllGatherV", cmdReduceScatterV: "ReduceScatterV", cmdGatherV: "GatherV", cmdScatterV: "ScatterV",
-	cmdAllToAllV: "AllToAllV", cmdSend: "Send", cmdRecv: "Recv", cmdSendRecv: "SendRecv", cmdBarrier: "Barrier", cmdGroup: "Group",
-}
+var cmdNames = [...]string{cmdCopy: "Copy", cmdFill: "Fill", cmdKernel: "kernel", cmdLibrary: "library", cmdGemm: "Gemm", cmdGemv: "Gemv",
+	cmdFunc: "HostFunc", cmdRecord: "Record", cmdWait: "Wait", cmdGraph: "graph", cmdCall: "call"}
 
-func (k cmdKind) String() string {
-	if k >= cmdControl {
-		return control.Call(k - cmdControl).String()
-	}
-	return kindNames[k]
-}
-
-// pointToPoint says whether only two ranks take part.
-func (k cmdKind) pointToPoint() bool { return k == cmdSend || k == cmdRecv || k == cmdSendRecv }
-
-// reduces says whether the command has an operation.
-func (k cmdKind) reduces() bool {
-	return k == cmdAllReduce || k == cmdReduce || k == cmdReduceScatter || k == cmdReduceScatterV
-}
-
-// rooted says whether one rank gives or gets what the others do not.
-func (k cmdKind) rooted() bool {
-	return slices.Contains([]cmdKind{cmdReduce, cmdBroadcast, cmdGather, cmdScatter, cmdGatherV, cmdScatterV}, k)
-}
+func (k cmdKind) String() string { return cmdNames[k] }
 
 // everyone says whether all ranks of the communicator make the call: not messages, nor
 // groups of nothing else.
 func (c *call) everyone() bool {
-	if c.kind != cmdGroup {
-		return !c.kind.pointToPoint()
+	if c.Kind != coll.Group {
+		return !c.Kind.Traits().Message
 	}
-	return slices.ContainsFunc(c.group.cmds, func(c call) bool { return !c.kind.pointToPoint() })
-}
-
-// String says what a call is, without where its data lies.
-func (c *call) String() string {
-	s := c.kind.String()
-	if c.kind >= cmdBarrier {
-		return s
-	}
-	if c.counts == nil && c.kind < cmdAllGatherV || c.kind.pointToPoint() {
-		s += fmt.Sprintf(" of %d", c.n)
-	} else {
-		s += " of"
-	}
-	s += " " + c.typ.String()
-	switch {
-	case c.kind.reduces() && c.kind.rooted():
-		s += fmt.Sprintf(" (%v, root %d)", c.op, c.root)
-	case c.kind.reduces():
-		s += fmt.Sprintf(" (%v)", c.op)
-	case c.kind.rooted():
-		s += fmt.Sprintf(" (root %d)", c.root)
-	case c.kind == cmdSendRecv:
-		s += fmt.Sprintf(" to rank %d, and from rank %d", c.root, c.from)
-	case c.kind == cmdSend:
-		s += fmt.Sprintf(" to rank %d", c.root)
-	case c.kind == cmdRecv:
-		s += fmt.Sprintf(" from rank %d", c.root)
-	}
-	return s
+	return slices.ContainsFunc(c.group.cmds, func(c call) bool { return !c.Kind.Traits().Message })
 }
 
 // rankState is what a rank says of itself in a report.
@@ -276,7 +220,7 @@ func (w *World) state() []byte {
 			c.Last, c.Alone = st.last(), a.what.Load()&ofEveryone == 0
 		}
 		switch {
-		case cmdKind(a.what.Load()) > cmdGroup: // of the framework's own
+		case coll.Kind(a.what.Load()).Traits().Own: // of the framework's own
 			c.Last = a.ledger.last()
 		case a.flight != nil:
 			c.At = a.flight.lastPlace()
@@ -352,7 +296,7 @@ func (q *hostQueue) report() (queueReport, bool) {
 	}
 	c := &q.ring[done%uint64(len(q.ring))]
 	r := queueReport{Waiting: q.tail - done, Command: c.kind.String(), At: "from " + c.site.String()}
-	if c.kind.communicates() {
+	if c.kind == cmdCall {
 		r.Command = c.call.String()
 	}
 	return r, true

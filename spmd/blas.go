@@ -7,6 +7,7 @@ import (
 	"lockstep/host"
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
+	"lockstep/spmd/internal/coll"
 )
 
 // GemmElem is the set of element types of matrices.
@@ -107,7 +108,7 @@ func Gemm[C, T GemmElem](s *Stream, c Matrix[C], a, b Matrix[T], o GemmOpt) erro
 	if err := b.check("Gemm", "B"); err != nil {
 		return err
 	}
-	cmd := command{call: call{kind: cmdGemm, typ: typ, dst: c.addr(), src: a.addr(), n: n, dblk: c.blk, sblk: a.blk}, xblk: b.blk,
+	cmd := command{kind: cmdGemm, call: call{Call: coll.Call{Type: typ, Dst: c.addr(), Src: a.addr(), N: n}, dblk: c.blk, sblk: a.blk}, xblk: b.blk,
 		gemm: gemm{ctyp: ctyp, third: b.addr(), m: m, k: k, cols: n, lda: a.Stride, ldb: b.Stride, ldc: c.Stride, ta: o.TransA, tb: o.TransB}}
 	cmd.gemm.scale(&o)
 	if !o.extended() {
@@ -137,7 +138,7 @@ func Gemv[T float32 | float64](s *Stream, y Buffer[T], a Matrix[T], x Buffer[T],
 	if o.extended() {
 		return fmt.Errorf("%s: Gemv: an epilogue is Gemm's", ccall.At())
 	}
-	cmd := command{call: call{kind: cmdGemv, typ: elem.Of[T](), dst: y.addr(), src: a.addr(), n: y.n, dblk: y.blk, sblk: a.blk}, xblk: x.blk,
+	cmd := command{kind: cmdGemv, call: call{Call: coll.Call{Type: elem.Of[T](), Dst: y.addr(), Src: a.addr(), N: y.n}, dblk: y.blk, sblk: a.blk}, xblk: x.blk,
 		gemm: gemm{third: x.addr(), m: a.Rows, cols: a.Cols, k: x.n, lda: a.Stride, ta: o.TransA}}
 	cmd.gemm.scale(&o)
 	return s.submit(&cmd, nil)
@@ -164,17 +165,17 @@ func (g *gemm) scale(o *GemmOpt) {
 // blas runs a queued Gemm or Gemv on the host.
 func (c *command) blas() {
 	switch {
-	case c.kind == cmdGemv && c.typ == elem.Float32:
+	case c.kind == cmdGemv && c.Type == elem.Float32:
 		gemvAs[float32](c)
 	case c.kind == cmdGemv:
 		gemvAs[float64](c)
-	case c.typ == elem.Float32:
+	case c.Type == elem.Float32:
 		gemmAs(c, host.GemmEpilogue[float32])
-	case c.typ == elem.Float64:
+	case c.Type == elem.Float64:
 		gemmAs(c, host.GemmEpilogue[float64])
-	case c.typ == elem.BFloat16 && c.gemm.ctyp == elem.Float32:
+	case c.Type == elem.BFloat16 && c.gemm.ctyp == elem.Float32:
 		gemmAs(c, host.GemmHalfEpilogue[float32, BF16])
-	case c.typ == elem.BFloat16:
+	case c.Type == elem.BFloat16:
 		gemmAs(c, host.GemmHalfEpilogue[BF16, BF16])
 	case c.gemm.ctyp == elem.Float32:
 		gemmAs(c, host.GemmHalfEpilogue[float32, F16])
@@ -185,8 +186,8 @@ func (c *command) blas() {
 
 func gemvAs[T float32 | float64](c *command) {
 	g := &c.gemm
-	host.Gemv(g.ta, g.m, g.cols, T(g.alpha), stored[T](c.src, g.m, g.cols, g.lda), g.lda,
-		stored[T](g.third, 1, g.k, g.k), T(g.beta), stored[T](c.dst, 1, c.n, c.n))
+	host.Gemv(g.ta, g.m, g.cols, T(g.alpha), stored[T](c.Src, g.m, g.cols, g.lda), g.lda,
+		stored[T](g.third, 1, g.k, g.k), T(g.beta), stored[T](c.Dst, 1, c.N, c.N))
 }
 
 // gemmAs calls product, which computes in S, on matrices of T and C.
@@ -199,8 +200,8 @@ func gemmAs[S float32 | float64, C, T GemmElem](c *command, product func(ta, tb 
 	if g.tb {
 		br, bc = bc, br
 	}
-	product(g.ta, g.tb, g.m, g.cols, g.k, S(g.alpha), stored[T](c.src, ar, ac, g.lda), g.lda,
-		stored[T](g.third, br, bc, g.ldb), g.ldb, S(g.beta), stored[C](c.dst, g.m, g.cols, g.ldc), g.ldc, hostEpilogue[C](c))
+	product(g.ta, g.tb, g.m, g.cols, g.k, S(g.alpha), stored[T](c.Src, ar, ac, g.lda), g.lda,
+		stored[T](g.third, br, bc, g.ldb), g.ldb, S(g.beta), stored[C](c.Dst, g.m, g.cols, g.ldc), g.ldc, hostEpilogue[C](c))
 }
 
 // stored is the memory of a matrix whose rows are ld apart.

@@ -7,6 +7,7 @@ import (
 	"lockstep/host"
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
+	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
 )
 
@@ -275,13 +276,13 @@ func Copy[T Elem](s *Stream, dst, src Buffer[T]) error {
 	if dst.n != src.n {
 		return lengthError("Copy", "dst", dst.n, "src", src.n)
 	}
-	c := command{call: call{kind: cmdCopy, dst: dst.addr(), src: src.addr(), n: dst.Bytes(), dblk: dst.blk, sblk: src.blk}}
+	c := command{kind: cmdCopy, call: call{Call: coll.Call{Dst: dst.addr(), Src: src.addr(), N: dst.Bytes()}, dblk: dst.blk, sblk: src.blk}}
 	return s.submit(&c, nil)
 }
 
 // Fill enqueues dst[i] = v on s.
 func Fill[T Elem](s *Stream, dst Buffer[T], v T) error {
-	c := command{call: call{kind: cmdFill, dst: dst.addr(), n: dst.n, typ: elem.Of[T](), dblk: dst.blk}}
+	c := command{kind: cmdFill, call: call{Call: coll.Call{Dst: dst.addr(), N: dst.n, Type: elem.Of[T]()}, dblk: dst.blk}}
 	*(*T)(unsafe.Pointer(&c.bits)) = v
 	return s.submit(&c, nil)
 }

@@ -2,10 +2,10 @@ package spmd
 
 import (
 	"fmt"
-	"unsafe"
 
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
+	"lockstep/spmd/internal/coll"
 )
 
 // AllReduce sets dst[i] to op over all ranks of src[i], on every rank. dst may be
@@ -17,7 +17,7 @@ func AllReduce[T Elem](c Comm, dst, src Buffer[T], op Op) error {
 	if dst.n != src.n {
 		return lengthError("AllReduce", "dst", dst.n, "src", src.n)
 	}
-	cmd := call{kind: cmdAllReduce, comm: c.st, op: op, n: src.n}
+	cmd := call{Call: coll.Call{Kind: coll.AllReduce, Op: op, N: src.n}, comm: c.st}
 	return collective(c, "AllReduce", &cmd, dst, src, 0)
 }
 
@@ -30,14 +30,14 @@ func Reduce[T Elem](c Comm, dst, src Buffer[T], op Op, root int) error {
 	} else if dst.n != src.n {
 		return lengthError("Reduce", "dst", dst.n, "src", src.n)
 	}
-	cmd := call{kind: cmdReduce, comm: c.st, op: op, n: src.n}
+	cmd := call{Call: coll.Call{Kind: coll.Reduce, Op: op, N: src.n}, comm: c.st}
 	return collective(c, "Reduce", &cmd, dst, src, root)
 }
 
 // Broadcast copies root's buf to buf on every other rank.
 // Source: mpi.h, MPI_Bcast; nccl.h, ncclBroadcast.
 func Broadcast[T Elem](c Comm, buf Buffer[T], root int) error {
-	cmd := call{kind: cmdBroadcast, comm: c.st, n: buf.n}
+	cmd := call{Call: coll.Call{Kind: coll.Broadcast, N: buf.n}, comm: c.st}
 	return collective(c, "Broadcast", &cmd, buf, Buffer[T]{}, root)
 }
 
@@ -49,7 +49,7 @@ func AllGather[T Elem](c Comm, dst, src Buffer[T]) error {
 	if dst.n != src.n*c.Size() {
 		return fmt.Errorf("%s: AllGather: dst has %d elements, src %d on each of %d ranks", ccall.At(), dst.n, src.n, c.Size())
 	}
-	cmd := call{kind: cmdAllGather, comm: c.st, n: src.n}
+	cmd := call{Call: coll.Call{Kind: coll.AllGather, N: src.n}, comm: c.st}
 	return collective(c, "AllGather", &cmd, dst, src, 0)
 }
 
@@ -60,7 +60,7 @@ func ReduceScatter[T Elem](c Comm, dst, src Buffer[T], op Op) error {
 	if src.n != dst.n*c.Size() {
 		return fmt.Errorf("%s: ReduceScatter: src has %d elements, dst %d on each of %d ranks", ccall.At(), src.n, dst.n, c.Size())
 	}
-	cmd := call{kind: cmdReduceScatter, comm: c.st, op: op, n: dst.n}
+	cmd := call{Call: coll.Call{Kind: coll.ReduceScatter, Op: op, N: dst.n}, comm: c.st}
 	return collective(c, "ReduceScatter", &cmd, dst, src, 0)
 }
 
@@ -77,7 +77,7 @@ func AllToAll[T Elem](c Comm, dst, src Buffer[T]) error {
 	if src.n%c.Size() != 0 {
 		return fmt.Errorf("%s: AllToAll: %d elements do not divide by %d ranks", ccall.At(), src.n, c.Size())
 	}
-	cmd := call{kind: cmdAllToAll, comm: c.st, n: src.n / c.Size()}
+	cmd := call{Call: coll.Call{Kind: coll.AllToAll, N: src.n / c.Size()}, comm: c.st}
 	return collective(c, "AllToAll", &cmd, dst, src, 0)
 }
 
@@ -91,7 +91,7 @@ func Gather[T Elem](c Comm, dst, src Buffer[T], root int) error {
 	} else if dst.n != src.n*c.Size() {
 		return fmt.Errorf("%s: Gather: dst has %d elements, src %d on each of %d ranks", ccall.At(), dst.n, src.n, c.Size())
 	}
-	cmd := call{kind: cmdGather, comm: c.st, n: src.n}
+	cmd := call{Call: coll.Call{Kind: coll.Gather, N: src.n}, comm: c.st}
 	return collective(c, "Gather", &cmd, dst, src, root)
 }
 
@@ -105,7 +105,7 @@ func Scatter[T Elem](c Comm, dst, src Buffer[T], root int) error {
 	} else if src.n != dst.n*c.Size() {
 		return fmt.Errorf("%s: Scatter: src has %d elements, dst %d on each of %d ranks", ccall.At(), src.n, dst.n, c.Size())
 	}
-	cmd := call{kind: cmdScatter, comm: c.st, n: dst.n}
+	cmd := call{Call: coll.Call{Kind: coll.Scatter, N: dst.n}, comm: c.st}
 	return collective(c, "Scatter", &cmd, dst, src, root)
 }
 
@@ -117,7 +117,7 @@ func AllGatherV[T Elem](c Comm, dst, src Buffer[T], counts []int) error {
 	if err := checkParts(c, "AllGatherV", counts, "dst", dst.n, "src", src.n); err != nil {
 		return err
 	}
-	cmd := call{kind: cmdAllGatherV, comm: c.st, counts: counts}
+	cmd := call{Call: coll.Call{Kind: coll.AllGatherV, Counts: counts}, comm: c.st}
 	return collective(c, "AllGatherV", &cmd, dst, src, 0)
 }
 
@@ -129,7 +129,7 @@ func ReduceScatterV[T Elem](c Comm, dst, src Buffer[T], counts []int, op Op) err
 	if err := checkParts(c, "ReduceScatterV", counts, "src", src.n, "dst", dst.n); err != nil {
 		return err
 	}
-	cmd := call{kind: cmdReduceScatterV, comm: c.st, op: op, counts: counts}
+	cmd := call{Call: coll.Call{Kind: coll.ReduceScatterV, Op: op, Counts: counts}, comm: c.st}
 	return collective(c, "ReduceScatterV", &cmd, dst, src, 0)
 }
 
@@ -144,7 +144,7 @@ func GatherV[T Elem](c Comm, dst, src Buffer[T], counts []int, root int) error {
 	if err := checkParts(c, "GatherV", counts, "dst", whole, "src", src.n); err != nil {
 		return err
 	}
-	cmd := call{kind: cmdGatherV, comm: c.st, counts: counts}
+	cmd := call{Call: coll.Call{Kind: coll.GatherV, Counts: counts}, comm: c.st}
 	return collective(c, "GatherV", &cmd, dst, src, root)
 }
 
@@ -159,7 +159,7 @@ func ScatterV[T Elem](c Comm, dst, src Buffer[T], counts []int, root int) error 
 	if err := checkParts(c, "ScatterV", counts, "src", whole, "dst", dst.n); err != nil {
 		return err
 	}
-	cmd := call{kind: cmdScatterV, comm: c.st, counts: counts}
+	cmd := call{Call: coll.Call{Kind: coll.ScatterV, Counts: counts}, comm: c.st}
 	return collective(c, "ScatterV", &cmd, dst, src, root)
 }
 
@@ -178,7 +178,7 @@ func AllToAllV[T Elem](c Comm, dst Buffer[T], recvCounts []int, src Buffer[T], s
 	if r := c.Rank(); sendCounts[r] != recvCounts[r] {
 		return fmt.Errorf("%s: AllToAllV: rank %d sends itself %d elements and receives %d", ccall.At(), r, sendCounts[r], recvCounts[r])
 	}
-	cmd := call{kind: cmdAllToAllV, comm: c.st, counts: sendCounts, rcounts: recvCounts}
+	cmd := call{Call: coll.Call{Kind: coll.AllToAllV, Counts: sendCounts, RecvCounts: recvCounts}, comm: c.st}
 	return collective(c, "AllToAllV", &cmd, dst, src, 0)
 }
 
@@ -194,13 +194,13 @@ func Send[T Elem](c Comm, src Buffer[T], to int) error {
 			return err
 		}
 		c.st.activity.exchange(to, 1, 0)
-		c.st.activity.set(whatOf(cmdSend, elem.Of[T](), to), src.n)
+		c.st.activity.set(whatOf(coll.Send, elem.Of[T](), to), src.n)
 		err := m.Send(src.addr(), src.n, elem.Of[T](), to)
 		c.st.activity.leave()
 		mpiOrder.Leave()
 		return err
 	}
-	cmd := call{kind: cmdSend, comm: c.st, n: src.n}
+	cmd := call{Call: coll.Call{Kind: coll.Send, N: src.n}, comm: c.st}
 	return collective(c, "Send", &cmd, Buffer[T]{}, src, to)
 }
 
@@ -216,13 +216,13 @@ func Recv[T Elem](c Comm, dst Buffer[T], from int) error {
 			return err
 		}
 		c.st.activity.exchange(from, 0, 1)
-		c.st.activity.set(whatOf(cmdRecv, elem.Of[T](), from), dst.n)
+		c.st.activity.set(whatOf(coll.Recv, elem.Of[T](), from), dst.n)
 		err := m.Recv(dst.addr(), dst.n, elem.Of[T](), from)
 		c.st.activity.leave()
 		mpiOrder.Leave()
 		return err
 	}
-	cmd := call{kind: cmdRecv, comm: c.st, n: dst.n}
+	cmd := call{Call: coll.Call{Kind: coll.Recv, N: dst.n}, comm: c.st}
 	return collective(c, "Recv", &cmd, dst, Buffer[T]{}, from)
 }
 
@@ -236,7 +236,7 @@ func SendRecv[T Elem](c Comm, dst Buffer[T], from int, src Buffer[T], to int) er
 	if overlaps(dst.addr(), dst.Bytes(), src.addr(), src.Bytes()) {
 		return fmt.Errorf("%s: SendRecv: dst of %d elements and src of %d overlap", ccall.At(), dst.n, src.n)
 	}
-	cmd := call{kind: cmdSendRecv, comm: c.st, n: src.n, rn: dst.n, from: from}
+	cmd := call{Call: coll.Call{Kind: coll.SendRecv, N: src.n, RecvN: dst.n, From: int32(from)}, comm: c.st}
 	return collective(c, "SendRecv", &cmd, dst, src, to)
 }
 
@@ -246,7 +246,7 @@ func SendRecv[T Elem](c Comm, dst Buffer[T], from int, src Buffer[T], to int) er
 //
 //go:noinline
 func Barrier(c Comm) error {
-	cmd := call{kind: cmdBarrier}
+	cmd := call{Call: coll.Call{Kind: coll.Barrier}}
 	return collective(c, "Barrier", &cmd, Buffer[uint8]{}, Buffer[uint8]{}, 0)
 }
 
@@ -256,36 +256,15 @@ func collective[T Elem](c Comm, op string, cmd *call, dst, src Buffer[T], root i
 	if c.st == nil || c.st.freed || root < 0 || root >= c.st.size {
 		return rankError(c, op, "rank", root)
 	}
-	if cmd.op > Avg {
-		return fmt.Errorf("%s: %s: no such operation: %d", ccall.At(), op, cmd.op)
+	if cmd.Op > Avg {
+		return fmt.Errorf("%s: %s: no such operation: %d", ccall.At(), op, cmd.Op)
 	}
-	cmd.comm, cmd.typ, cmd.root = c.st, elem.Of[T](), root
-	cmd.dst, cmd.src, cmd.dblk, cmd.sblk = dst.addr(), src.addr(), dst.blk, src.blk
-	if overlaps(cmd.dst, dst.Bytes(), cmd.src, src.Bytes()) && !inPlace(cmd, dst.Bytes(), src.Bytes()) {
+	cmd.comm, cmd.Type, cmd.Root = c.st, elem.Of[T](), int32(root)
+	cmd.Dst, cmd.Src, cmd.dblk, cmd.sblk = dst.addr(), src.addr(), dst.blk, src.blk
+	if overlaps(cmd.Dst, dst.Bytes(), cmd.Src, src.Bytes()) && !cmd.InPlace(c.st.rank) {
 		return fmt.Errorf("%s: %s: dst of %d elements and src of %d overlap", ccall.At(), op, dst.n, src.n)
 	}
 	return c.do(cmd)
-}
-
-// inPlace says whether operands that overlap do so as the collective allows: they
-// are the same, or for the gathering and scattering ones one is this rank's part
-// of the other.
-func inPlace(cmd *call, dstBytes, srcBytes int) bool {
-	rank, whole, part, bytes := cmd.comm.rank, cmd.dst, cmd.src, srcBytes
-	switch cmd.kind {
-	case cmdAllReduce, cmdReduce, cmdAllToAll:
-		return cmd.dst == cmd.src
-	case cmdAllGather, cmdGather, cmdAllGatherV, cmdGatherV:
-	case cmdReduceScatter, cmdScatter, cmdReduceScatterV, cmdScatterV:
-		whole, part, bytes = cmd.src, cmd.dst, dstBytes
-	default:
-		return false
-	}
-	off := rank * bytes
-	if cmd.counts != nil {
-		off = sum(cmd.counts[:rank]) * cmd.typ.Size()
-	}
-	return unsafe.Add(whole, off) == part
 }
 
 // check refuses a communicator that this rank cannot use.

@@ -14,6 +14,7 @@ import (
 	"lockstep/internal/peer"
 	"lockstep/internal/shm"
 	"lockstep/nccl"
+	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
 )
 
@@ -307,7 +308,7 @@ func (c Comm) Group(fn func() error) error {
 		return err
 	}
 	g.keep = c.s != nil && c.s.cap != nil
-	return c.do(&call{kind: cmdGroup, comm: st, group: g})
+	return c.do(&call{Call: coll.Call{Kind: coll.Group}, comm: st, group: g})
 }
 
 func (st *commState) newGroup() *group {
@@ -348,25 +349,24 @@ func (g *group) run(m *shm.Comm) error {
 	p := &g.p2p
 	for i := range g.cmds {
 		c := &g.cmds[i]
-		var err error
-		switch c.kind {
-		case cmdSend:
-			err = p.Send(m, c.src, c.n, c.typ, c.root)
-		case cmdRecv:
-			err = p.Recv(m, c.dst, c.n, c.typ, c.root)
-		case cmdSendRecv:
-			if err = p.Recv(m, c.dst, c.rn, c.typ, c.from); err == nil {
-				err = p.Send(m, c.src, c.n, c.typ, c.root)
-			}
+		if !c.Kind.Traits().Message {
+			continue
 		}
+		var err error
+		c.Messages(func(s coll.Call) bool {
+			if s.Kind == coll.Recv {
+				err = p.Recv(m, s.Dst, s.N, s.Type, int(s.Root))
+			} else {
+				err = p.Send(m, s.Src, s.N, s.Type, int(s.Root))
+			}
+			return err == nil
+		})
 		if err != nil {
 			return err
 		}
 	}
 	for i := range g.cmds {
-		switch c := &g.cmds[i]; c.kind {
-		case cmdSend, cmdRecv, cmdSendRecv:
-		default:
+		if c := &g.cmds[i]; !c.Kind.Traits().Message {
 			if err := c.enterMPI(); err != nil {
 				return err
 			}
@@ -409,10 +409,10 @@ func (c Comm) do(cmd *call) error {
 	if st.w.capturing.Load() != 0 {
 		return fmt.Errorf("%s: a collective that blocks in the middle of a capture: use comm.On(stream)", ccall.At())
 	}
-	if st.dev != nil && st.peers == nil && cmd.kind != cmdBarrier {
+	if st.dev != nil && st.peers == nil && cmd.Kind != coll.Barrier {
 		return cmd.onDeviceNow(st.w.blocking.dev)
 	}
-	if st.w.gpu != nil && cmd.kind != cmdBarrier {
+	if st.w.gpu != nil && cmd.Kind != coll.Barrier {
 		if err := st.w.blocking.submitCall(cmd); err != nil {
 			return err
 		}
@@ -452,40 +452,40 @@ func (c *call) communicate(turn uint64) error {
 // that a blocking call stays on its caller's stack.
 func (c *call) enterMPI() error {
 	m := c.comm.mpi
-	switch c.kind {
-	case cmdAllReduce:
-		return m.AllReduce(c.dst, c.src, c.n, c.typ, c.op)
-	case cmdReduce:
-		return m.Reduce(c.dst, c.src, c.n, c.typ, c.op, c.root)
-	case cmdBroadcast:
-		return m.Broadcast(c.dst, c.n, c.typ, c.root)
-	case cmdAllGather:
-		return m.AllGather(c.dst, c.src, c.n, c.typ)
-	case cmdReduceScatter:
-		return m.ReduceScatter(c.dst, c.src, c.n, c.typ, c.op)
-	case cmdAllToAll:
-		return m.AllToAll(c.dst, c.src, c.n, c.typ)
-	case cmdGather:
-		return m.Gather(c.dst, c.src, c.n, c.typ, c.root)
-	case cmdScatter:
-		return m.Scatter(c.dst, c.src, c.n, c.typ, c.root)
-	case cmdAllGatherV:
-		return m.AllGatherV(c.dst, c.src, c.counts, c.typ)
-	case cmdReduceScatterV:
-		return m.ReduceScatterV(c.dst, c.src, c.counts, c.typ, c.op)
-	case cmdGatherV:
-		return m.GatherV(c.dst, c.src, c.counts, c.typ, c.root)
-	case cmdScatterV:
-		return m.ScatterV(c.dst, c.src, c.counts, c.typ, c.root)
-	case cmdAllToAllV:
-		return m.AllToAllV(c.dst, c.rcounts, c.src, c.counts, c.typ)
-	case cmdSend:
-		return m.Send(c.src, c.n, c.typ, c.root)
-	case cmdRecv:
-		return m.Recv(c.dst, c.n, c.typ, c.root)
-	case cmdSendRecv:
-		return m.SendRecv(c.dst, c.rn, c.from, c.src, c.n, c.root, c.typ)
-	case cmdGroup:
+	switch c.Kind {
+	case coll.AllReduce:
+		return m.AllReduce(c.Dst, c.Src, c.N, c.Type, c.Op)
+	case coll.Reduce:
+		return m.Reduce(c.Dst, c.Src, c.N, c.Type, c.Op, int(c.Root))
+	case coll.Broadcast:
+		return m.Broadcast(c.Dst, c.N, c.Type, int(c.Root))
+	case coll.AllGather:
+		return m.AllGather(c.Dst, c.Src, c.N, c.Type)
+	case coll.ReduceScatter:
+		return m.ReduceScatter(c.Dst, c.Src, c.N, c.Type, c.Op)
+	case coll.AllToAll:
+		return m.AllToAll(c.Dst, c.Src, c.N, c.Type)
+	case coll.Gather:
+		return m.Gather(c.Dst, c.Src, c.N, c.Type, int(c.Root))
+	case coll.Scatter:
+		return m.Scatter(c.Dst, c.Src, c.N, c.Type, int(c.Root))
+	case coll.AllGatherV:
+		return m.AllGatherV(c.Dst, c.Src, c.Counts, c.Type)
+	case coll.ReduceScatterV:
+		return m.ReduceScatterV(c.Dst, c.Src, c.Counts, c.Type, c.Op)
+	case coll.GatherV:
+		return m.GatherV(c.Dst, c.Src, c.Counts, c.Type, int(c.Root))
+	case coll.ScatterV:
+		return m.ScatterV(c.Dst, c.Src, c.Counts, c.Type, int(c.Root))
+	case coll.AllToAllV:
+		return m.AllToAllV(c.Dst, c.RecvCounts, c.Src, c.Counts, c.Type)
+	case coll.Send:
+		return m.Send(c.Src, c.N, c.Type, int(c.Root))
+	case coll.Recv:
+		return m.Recv(c.Dst, c.N, c.Type, int(c.Root))
+	case coll.SendRecv:
+		return m.SendRecv(c.Dst, c.RecvN, int(c.From), c.Src, c.N, int(c.Root), c.Type)
+	case coll.Group:
 		err := c.group.run(m)
 		if err == nil { // after a failure messages may still be on their way
 			c.comm.recycle(c.group)

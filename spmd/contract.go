@@ -9,6 +9,7 @@ import (
 
 	"lockstep/internal/elem"
 	"lockstep/internal/shm"
+	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
 )
 
@@ -35,7 +36,7 @@ const (
 
 // memory says which of these hold for a call.
 func (c *call) memory() (m int64) {
-	if c.comm == nil || c.comm.w.symmetric == nil || c.kind != cmdAllReduce && c.kind != cmdAllGather && c.kind != cmdReduceScatter {
+	if c.comm == nil || c.comm.w.symmetric == nil || c.Kind != coll.AllReduce && c.Kind != coll.AllGather && c.Kind != coll.ReduceScatter {
 		return 0
 	}
 	known := &c.comm.w.symmetric.pool
@@ -49,7 +50,7 @@ func (c *call) memory() (m int64) {
 	case c.dblk.pool == c.comm.w.pinned && m != 0:
 		m |= intoPinned
 	}
-	if m != 0 && c.kind == cmdAllReduce && c.dst == c.src {
+	if m != 0 && c.Kind == coll.AllReduce && c.Dst == c.Src {
 		m |= sameMemory
 	}
 	return m
@@ -63,20 +64,13 @@ type contract struct {
 
 // ofCall are the terms of a call.
 func ofCall(c *call) terms {
-	k := terms{kind: int64(c.kind), typ: int64(c.typ), op: int64(c.op), root: int64(c.root), n: int64(c.n), memory: c.memory()}
-	switch c.kind {
-	case cmdAllGatherV, cmdReduceScatterV, cmdGatherV, cmdScatterV:
-		k.n = int64(sum(c.counts))
-	case cmdAllToAllV:
-		k.n = 0 // every rank has its own
-	case cmdGraph:
-		k = terms{kind: int64(c.kind)}
+	t := c.Kind.Traits()
+	if !t.Moves() {
+		return terms{kind: int64(c.Kind)}
 	}
-	if c.kind >= cmdBarrier {
-		k = terms{kind: int64(c.kind)}
-	}
-	if !c.kind.reduces() {
-		k.op = 0
+	k := terms{kind: int64(c.Kind), typ: int64(c.Type), root: int64(c.Root), n: int64(c.Common()), memory: c.memory()}
+	if t.Reduces {
+		k.op = int64(c.Op)
 	}
 	return k
 }
@@ -102,19 +96,20 @@ func (k *contract) place() []byte {
 }
 
 func (k *terms) String() string {
-	s := cmdKind(k.kind).String()
-	switch kind := cmdKind(k.kind); {
-	case kind >= cmdBarrier, kind == cmdGraph:
+	t := coll.Kind(k.kind).Traits()
+	s := t.Name
+	switch {
+	case !t.Moves():
 		return s
-	case kind == cmdAllToAllV:
+	case t.Lengths == coll.Own:
 		s += " of " + elem.Type(k.typ).String()
 	default:
 		s += fmt.Sprintf(" of %d %v", k.n, elem.Type(k.typ))
 	}
-	if cmdKind(k.kind).reduces() {
+	if t.Reduces {
 		s += fmt.Sprintf(", %v", elem.Op(k.op))
 	}
-	if cmdKind(k.kind).rooted() {
+	if t.Rooted {
 		s += fmt.Sprintf(", root %d", k.root)
 	}
 	for bit, text := range []string{", from symmetric memory", ", into symmetric memory", ", into pinned memory", ", in place"} {
@@ -141,7 +136,7 @@ func (c *call) checkContract() error {
 	switch {
 	case st.w.check == checkOff || st.terms == nil:
 		return nil
-	case c.kind.pointToPoint() || c.kind == cmdGroup:
+	case c.Kind == coll.Group || c.Kind.Traits().Message:
 		return c.checkMessages()
 	}
 	st.compared++

@@ -7,6 +7,7 @@ import (
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
 	"lockstep/internal/shm"
+	"lockstep/spmd/internal/coll"
 )
 
 // checkMessages compares the messages of a call with what their receivers expect, before any is sent: the sender tells
@@ -14,7 +15,7 @@ import (
 func (c *call) checkMessages() error {
 	st := c.comm
 	cmds := []call{*c}
-	if c.kind == cmdGroup {
+	if c.Kind == coll.Group {
 		cmds = c.group.cmds
 	}
 	var list []message
@@ -81,15 +82,10 @@ type message struct {
 
 // appendContracts appends the messages that a call is made of.
 func (c *call) appendContracts(list []message) []message {
-	if c.kind == cmdSend || c.kind == cmdSendRecv {
-		list = append(list, message{mine: terms{kind: int64(cmdSend), typ: int64(c.typ), n: int64(c.n)}, peer: c.root})
-	}
-	switch c.kind {
-	case cmdRecv:
-		list = append(list, message{mine: terms{kind: int64(cmdRecv), typ: int64(c.typ), n: int64(c.n)}, peer: c.root, recv: true})
-	case cmdSendRecv:
-		list = append(list, message{mine: terms{kind: int64(cmdRecv), typ: int64(c.typ), n: int64(c.rn)}, peer: c.from, recv: true})
-	}
+	c.Messages(func(m coll.Call) bool {
+		list = append(list, message{mine: terms{kind: int64(m.Kind), typ: int64(m.Type), n: int64(m.N)}, peer: int(m.Root), recv: m.Kind == coll.Recv})
+		return true
+	})
 	return list
 }
 

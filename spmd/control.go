@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"lockstep/internal/ccall"
+	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
 )
 
@@ -18,9 +19,6 @@ var mpiOrder = control.NewTickets()
 // controlID names the communicator of the framework's own traffic.
 const controlID = "control"
 
-// cmdOf is a call of the framework's own as a command of a communicator.
-func cmdOf(on control.Call) cmdKind { return cmdControl + cmdKind(on) }
-
 // Pass implements control.Guard: fn runs in its turn in MPI, and the watch and the contract see the call.
 // Collective over st, blocking.
 func (st *commState) Pass(on control.Call, fn func() error) error {
@@ -31,7 +29,7 @@ func (st *commState) Pass(on control.Call, fn func() error) error {
 	if on == control.End { // which is no call of the program: the watch knows without
 		return fn()
 	}
-	c := call{kind: cmdOf(on), comm: st}
+	c := call{Call: coll.Call{Kind: on}, comm: st}
 	what := st.activity.begin(&c)
 	defer st.activity.leave()
 	if err := c.checkContract(); err != nil {
@@ -43,11 +41,11 @@ func (st *commState) Pass(on control.Call, fn func() error) error {
 
 // Strangers implements control.Guard: it names two ranks that came on behalf of different calls.
 func (st *commState) Strangers(on control.Call) error {
-	all, err := gatherContracts(st.mpi, terms{kind: int64(cmdOf(on))}, ccall.At())
+	all, err := gatherContracts(st.mpi, terms{kind: int64(on)}, ccall.At())
 	if err != nil {
 		return err
 	}
-	end := int64(cmdOf(control.End))
+	end := int64(control.End)
 	a, b := 0, slices.IndexFunc(all, func(o contract) bool { return o.kind != all[0].kind })
 	if all[b].kind == end {
 		a, b = b, a

@@ -10,6 +10,7 @@ import (
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
 	"lockstep/internal/shm"
+	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
 )
 
@@ -77,12 +78,12 @@ func (x *crossCheck) submit(q *gpuQueue, c *command) error {
 			x.w.Log.Warn().Msg("--check both does not compare what is captured: a graph holds no host that could")
 		})
 	}
-	if q.s.cap != nil || st.mirror == nil || c.kind == cmdBarrier {
+	if q.s.cap != nil || st.mirror == nil || c.Kind == coll.Barrier {
 		return q.submit(c, nil)
 	}
 	whole, what := c.call, c.what() // a group is gone once it is issued
 	var list []shadow
-	if c.kind == cmdGroup {
+	if c.Kind == coll.Group {
 		for i := range c.group.cmds {
 			list = append(list, newShadow(&c.group.cmds[i]))
 		}
@@ -121,72 +122,25 @@ func (x *crossCheck) submit(q *gpuQueue, c *command) error {
 }
 
 func newShadow(c *call) shadow {
-	s := shadow{everywhere: !c.kind.pointToPoint()}
+	s := shadow{everywhere: !c.Kind.Traits().Message}
 	s.c.copyFrom(c)
-	s.reads, s.writes = c.extents()
+	s.writes, s.reads = c.Extents(c.comm.rank, c.comm.size)
 	return s
-}
-
-// extents is how many elements a call reads and writes on this rank. A broadcast
-// writes everywhere, also on its root.
-func (c *call) extents() (reads, writes int) {
-	rank, size := c.comm.rank, c.comm.size
-	atRoot := func(n int) int {
-		if rank == c.root {
-			return n
-		}
-		return 0
-	}
-	switch c.kind {
-	case cmdAllReduce:
-		return c.n, c.n
-	case cmdReduce:
-		return c.n, atRoot(c.n)
-	case cmdBroadcast:
-		return 0, c.n
-	case cmdAllGather:
-		return c.n, size * c.n
-	case cmdReduceScatter:
-		return size * c.n, c.n
-	case cmdAllToAll:
-		return size * c.n, size * c.n
-	case cmdGather:
-		return c.n, atRoot(size * c.n)
-	case cmdScatter:
-		return atRoot(size * c.n), c.n
-	case cmdAllGatherV:
-		return c.counts[rank], sum(c.counts)
-	case cmdReduceScatterV:
-		return sum(c.counts), c.counts[rank]
-	case cmdGatherV:
-		return c.counts[rank], atRoot(sum(c.counts))
-	case cmdScatterV:
-		return atRoot(sum(c.counts)), c.counts[rank]
-	case cmdAllToAllV:
-		return sum(c.counts), sum(c.rcounts)
-	case cmdSend:
-		return c.n, 0
-	case cmdRecv:
-		return 0, c.n
-	case cmdSendRecv:
-		return c.n, c.rn
-	}
-	return 0, 0 // a barrier
 }
 
 // prepare copies what the call reads, in the order of the stream, before NCCL may
 // overwrite it, and gets memory for MPI's result.
 func (s *shadow) prepare(on *Stream) (err error) {
-	w, size := on.w, s.c.typ.Size()
+	w, size := on.w, s.c.Type.Size()
 	save := func(dst *block, src unsafe.Pointer, n int) error {
-		c := command{call: call{kind: cmdCopy, dst: dst.ptr, src: src, n: n * size}}
+		c := command{kind: cmdCopy, call: call{Call: coll.Call{Dst: dst.ptr, Src: src, N: n * size}}}
 		return on.submit(&c, nil)
 	}
 	if s.reads > 0 {
 		if s.in, err = w.pool.alloc(w, s.reads*size); err != nil {
 			return err
 		}
-		if err := save(s.in, s.c.src, s.reads); err != nil {
+		if err := save(s.in, s.c.Src, s.reads); err != nil {
 			return err
 		}
 	}
@@ -194,8 +148,8 @@ func (s *shadow) prepare(on *Stream) (err error) {
 		if s.out, err = w.pool.alloc(w, s.writes*size); err != nil {
 			return err
 		}
-		if s.c.kind == cmdBroadcast {
-			return save(s.out, s.c.dst, s.writes)
+		if s.c.Kind == coll.Broadcast {
+			return save(s.out, s.c.Dst, s.writes)
 		}
 	}
 	return nil
@@ -204,12 +158,12 @@ func (s *shadow) prepare(on *Stream) (err error) {
 // mirrored is the call on MPI's memory.
 func (s *shadow) mirrored() call {
 	c := s.c
-	c.dst, c.src = nil, nil
+	c.Dst, c.Src = nil, nil
 	if s.out != nil {
-		c.dst = s.out.ptr
+		c.Dst = s.out.ptr
 	}
 	if s.in != nil {
-		c.src = s.in.ptr
+		c.Src = s.in.ptr
 	}
 	return c
 }
@@ -224,7 +178,7 @@ func (x *crossCheck) compare(st *commState, list []shadow) error {
 		s := &list[i]
 		c := s.mirrored()
 		switch {
-		case c.kind == cmdBarrier:
+		case c.Kind == coll.Barrier:
 		case !s.everywhere:
 			messages = c.appendMessages(messages)
 		default:
@@ -277,35 +231,35 @@ func (x *crossCheck) failed(st *commState, s *shadow, err error) error {
 // bound says how far the two results may be apart; nil where they must be the same.
 func (x *crossCheck) bound(st *commState, s *shadow) (cudampi.Bound, error) {
 	c := &s.c
-	if !c.kind.reduces() {
+	if !c.Kind.Traits().Reduces {
 		return nil, nil
 	}
-	if cudampi.ReductionBound(c.typ, c.op, st.size, 1) == nil {
+	if cudampi.ReductionBound(c.Type, c.Op, st.size, 1) == nil {
 		return func(float64) float64 { return 0 }, nil // of integers, of minima and maxima, in which -0 is 0
 	}
 	most := new(float64)
-	err := x.inParts(s.reads, c.typ.Size(), func(off, n int) error {
-		if err := x.fetch(0, s.in.ptr, off, n, c.typ.Size()); err != nil {
+	err := x.inParts(s.reads, c.Type.Size(), func(off, n int) error {
+		if err := x.fetch(0, s.in.ptr, off, n, c.Type.Size()); err != nil {
 			return err
 		}
-		largest, err := x.self.Largest(unsafe.Pointer(&x.part[0][0]), n, c.typ)
+		largest, err := x.self.Largest(unsafe.Pointer(&x.part[0][0]), n, c.Type)
 		*most = max(*most, largest)
 		return err
 	})
 	if err == nil {
 		err = st.mpi.AllReduce(unsafe.Pointer(most), unsafe.Pointer(most), 1, elem.Float64, Max)
 	}
-	return cudampi.ReductionBound(c.typ, c.op, st.size, *most), err
+	return cudampi.ReductionBound(c.Type, c.Op, st.size, *most), err
 }
 
 // difference compares this rank's two results of a call.
 func (x *crossCheck) difference(s *shadow, bound cudampi.Bound) error {
-	size := s.c.typ.Size()
+	size := s.c.Type.Size()
 	return x.inParts(s.writes, size, func(off, n int) error {
-		if err := errors.Join(x.fetch(0, s.c.dst, off, n, size), x.fetch(1, s.out.ptr, off, n, size)); err != nil {
+		if err := errors.Join(x.fetch(0, s.c.Dst, off, n, size), x.fetch(1, s.out.ptr, off, n, size)); err != nil {
 			return err
 		}
-		err := x.self.Compare(unsafe.Pointer(&x.part[0][0]), unsafe.Pointer(&x.part[1][0]), n, s.c.typ, bound)
+		err := x.self.Compare(unsafe.Pointer(&x.part[0][0]), unsafe.Pointer(&x.part[1][0]), n, s.c.Type, bound)
 		var d *cudampi.Difference
 		if !errors.As(err, &d) {
 			return err

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"lockstep/spmd/internal/coll"
 )
 
 // On the host a rank is in one call of MPI at a time, and gets no further before that is over. So ranks that wait for each
@@ -35,21 +37,18 @@ func (st *commState) needs() []need {
 	if st.w.gpu != nil {
 		return nil
 	}
-	switch c.kind {
-	case cmdAllReduce, cmdAllGather, cmdReduceScatter, cmdAllToAll, cmdBarrier:
+	switch t := c.Kind.Traits(); {
+	case t.Own, c.Kind == coll.Barrier: // of its own calls, in which the ranks agree
 		return []need{{Kind: needAll}}
-	case cmdBroadcast, cmdScatter:
-		if c.root != st.rank {
-			return []need{{needCall, c.root}}
-		}
-	case cmdReduce, cmdGather:
-		if c.root == st.rank {
-			return []need{{Kind: needAll}}
-		}
-	case cmdSend, cmdRecv, cmdSendRecv, cmdGroup:
+	case t.Message, c.Kind == coll.Group:
 		return st.messageNeeds()
-	}
-	if c.kind > cmdGroup { // in whose calls the ranks agree
+	case !t.Moves(), t.Lengths != coll.Equal:
+		return nil
+	case !t.Rooted:
+		return []need{{Kind: needAll}}
+	case t.FromRoot && int(c.Root) != st.rank:
+		return []need{{needCall, int(c.Root)}}
+	case !t.FromRoot && int(c.Root) == st.rank:
 		return []need{{Kind: needAll}}
 	}
 	return nil
@@ -62,7 +61,7 @@ func (st *commState) messageNeeds() (list []need) {
 	a := &st.activity
 	c := callOf(a.what.Load(), a.n.Load())
 	cmds := []call{c}
-	if c.kind == cmdGroup {
+	if c.Kind == coll.Group {
 		g := a.group.Load()
 		if g == nil {
 			return nil
@@ -70,19 +69,18 @@ func (st *commState) messageNeeds() (list []need) {
 		cmds = g.cmds
 	}
 	for i := range cmds {
-		m := &cmds[i]
-		if !m.kind.pointToPoint() {
+		if !cmds[i].Kind.Traits().Message {
 			return nil
 		}
-		if m.kind != cmdRecv && m.n*m.typ.Size() >= longMessage {
-			list = append(list, need{needRecv, m.root})
-		}
-		switch m.kind {
-		case cmdRecv:
-			list = append(list, need{needSend, m.root})
-		case cmdSendRecv:
-			list = append(list, need{needSend, m.from})
-		}
+		cmds[i].Messages(func(m coll.Call) bool {
+			switch {
+			case m.Kind == coll.Recv:
+				list = append(list, need{needSend, int(m.Root)})
+			case m.N*m.Type.Size() >= longMessage:
+				list = append(list, need{needRecv, int(m.Root)})
+			}
+			return true
+		})
 	}
 	return list
 }

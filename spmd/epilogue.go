@@ -116,7 +116,7 @@ type region struct {
 // disjoint refuses a product that writes where it reads or writes something else.
 func (c *command) disjoint(args *[epilogueArgs]Arg) error {
 	g := &c.gemm
-	size, csize := c.typ.Size(), g.ctyp.Size()
+	size, csize := c.Type.Size(), g.ctyp.Size()
 	ra, ca, rb, cb := g.m, g.k, g.k, g.cols
 	if g.ta {
 		ra, ca = ca, ra
@@ -125,8 +125,8 @@ func (c *command) disjoint(args *[epilogueArgs]Arg) error {
 		rb, cb = cb, rb
 	}
 	all := [3 + epilogueArgs]region{
-		{"C", c.dst, extent(g.m, g.cols, g.ldc) * csize, true},
-		{"A", c.src, extent(ra, ca, g.lda) * size, false},
+		{"C", c.Dst, extent(g.m, g.cols, g.ldc) * csize, true},
+		{"A", c.Src, extent(ra, ca, g.lda) * size, false},
 		{"B", g.third, extent(rb, cb, g.ldb) * size, false},
 	}
 	for i := range args {

@@ -76,7 +76,7 @@ func (e *Event) Record(s *Stream) error {
 	if s.dev != nil {
 		seq, err = s.dev.record(e)
 	} else {
-		c := command{call: call{kind: cmdRecord}, event: e}
+		c := command{kind: cmdRecord, event: e}
 		c.site.Near()
 		seq, err = s.host.push(&c, nil)
 	}

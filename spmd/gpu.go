@@ -17,6 +17,7 @@ import (
 	"lockstep/internal/elem"
 	"lockstep/internal/peer"
 	"lockstep/nccl"
+	"lockstep/spmd/internal/coll"
 )
 
 // gpu is the GPU of this process, shared by its worlds.
@@ -270,7 +271,7 @@ func (g *gpu) compileOne(k *Kernel, key string) (*cuda.Function, error) {
 // prepare opens what c is the first to need, before any lock is taken.
 func (g *gpu) prepare(w *World, c *command) error {
 	k := c.kernel
-	if c.kind == cmdFill && c.typ.Size() == 8 {
+	if c.kind == cmdFill && c.Type.Size() == 8 {
 		k = fillKernel
 	}
 	var open func() error
@@ -345,7 +346,7 @@ func (g *gpu) gemv(q *gpuQueue, c *command, work unsafe.Pointer) error {
 		return err
 	}
 	m := &c.gemm
-	return g.gv.Gemv(q.h, c.typ, m.ta, m.m, m.cols, m.alpha, c.src, m.lda, m.third, m.beta, c.dst)
+	return g.gv.Gemv(q.h, c.Type, m.ta, m.m, m.cols, m.alpha, c.Src, m.lda, m.third, m.beta, c.Dst)
 }
 
 func (g *gpu) openGemv() (err error) {
@@ -482,7 +483,7 @@ func (st *staging) toHost(dst, src unsafe.Pointer, n int) error {
 }
 
 func (st *staging) copy(dst, src unsafe.Pointer, n int) error {
-	c := command{call: call{kind: cmdCopy, dst: dst, src: src, n: n}}
+	c := command{kind: cmdCopy, call: call{Call: coll.Call{Dst: dst, Src: src, N: n}}}
 	if err := st.s.submit(&c, nil); err != nil {
 		return err
 	}

@@ -12,6 +12,7 @@ import (
 	"lockstep/internal/elem"
 	"lockstep/internal/peer"
 	"lockstep/nccl"
+	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
 )
 
@@ -214,13 +215,12 @@ func (g *gpu) forget(comm any) {
 	}
 }
 
-// stagingBytes is the scratch memory that a call needs: NCCL exchanges in place
-// only between different buffers.
+// stagingBytes is the scratch memory that a call needs through NCCL.
 func (c *call) stagingBytes() int {
-	if c.kind == cmdAllToAll && c.dst == c.src && c.comm.dev == nil {
-		return roundUp(c.n * c.comm.size * c.typ.Size())
+	if c.comm.dev != nil {
+		return 0
 	}
-	return 0
+	return roundUp(c.Scratch(c.comm.rank, c.comm.size, &ncclHas))
 }
 
 func roundUp(n int) int { return (n + alignment - 1) / alignment * alignment }
@@ -247,7 +247,7 @@ func (q *gpuQueue) communicate(c *call, work unsafe.Pointer) error {
 		}
 	}
 	q.g.calls = q.g.calls[:0]
-	if c.kind != cmdGroup {
+	if c.Kind != coll.Group {
 		if err := q.expand(c, &work); err != nil {
 			return err
 		}
@@ -261,170 +261,83 @@ func (q *gpuQueue) communicate(c *call, work unsafe.Pointer) error {
 	if err := q.enter(c.comm, nc, work); err != nil {
 		return err
 	}
-	if c.kind == cmdGroup {
+	if c.Kind == coll.Group {
 		c.comm.recycle(c.group)
 	}
 	return nil
 }
 
+// ncclHas is what NCCL does itself. It exchanges in place only between different buffers.
+var ncclHas = coll.Library{
+	Kinds: coll.SetOf(coll.AllReduce, coll.Reduce, coll.Broadcast, coll.AllGather, coll.ReduceScatter, coll.AllToAll, coll.Send, coll.Recv),
+	Apart: coll.SetOf(coll.AllToAll),
+}
+
+var ncclKinds = [coll.Kinds]nccl.Kind{coll.AllReduce: nccl.AllReduce, coll.Reduce: nccl.Reduce, coll.Broadcast: nccl.Broadcast,
+	coll.AllGather: nccl.AllGather, coll.ReduceScatter: nccl.ReduceScatter, coll.AllToAll: nccl.AllToAll, coll.Send: nccl.Send, coll.Recv: nccl.Recv}
+
 // expand appends what a call is in NCCL's terms: itself, or a group of simpler
 // ones. work is the staging memory that is left.
-func (q *gpuQueue) expand(c *call, work *unsafe.Pointer) error {
-	rank, size, bytes := c.comm.rank, c.comm.size, c.typ.Size()
-	// A collective of no elements is nothing. A message of none is a message.
-	message := c.kind.pointToPoint()
-	add := func(kind nccl.Kind, dst, src unsafe.Pointer, n, peer int) {
-		if n > 0 || message {
-			q.g.calls = append(q.g.calls, nccl.Call{Kind: kind, Type: c.typ, Op: c.op, Peer: int32(peer), Dst: dst, Src: src, N: n})
-		}
-	}
-	// to and from exchange with a peer; with itself a rank copies.
-	to := func(src unsafe.Pointer, n, peer int) { add(nccl.Send, nil, src, n, peer) }
-	from := func(dst unsafe.Pointer, n, peer int) { add(nccl.Recv, dst, nil, n, peer) }
-	at := func(p unsafe.Pointer, elements int) unsafe.Pointer { return unsafe.Add(p, elements*bytes) }
-	// share is how many elements are rank r's.
-	share := func(r int) int {
-		if len(c.counts) == 0 {
-			return c.n
-		}
-		return c.counts[r]
-	}
-	switch c.kind {
-	case cmdAllReduce:
-		add(nccl.AllReduce, c.dst, c.src, c.n, 0)
-	case cmdReduce:
-		add(nccl.Reduce, c.dst, c.src, c.n, c.root)
-	case cmdBroadcast:
-		add(nccl.Broadcast, c.dst, c.dst, c.n, c.root)
-	case cmdAllGather:
-		add(nccl.AllGather, c.dst, c.src, c.n, 0)
-	case cmdReduceScatter:
-		add(nccl.ReduceScatter, c.dst, c.src, c.n, 0)
-	case cmdAllToAll:
-		src := c.src
-		if n := c.stagingBytes(); n > 0 {
-			src = *work
-			*work = unsafe.Add(*work, n)
-			if err := q.h.Copy(src, c.src, c.n*size*bytes); err != nil {
-				return err
-			}
-		}
-		add(nccl.AllToAll, c.dst, src, c.n, 0)
-	case cmdAllGatherV:
-		off := 0
-		for r, n := range c.counts {
-			part := at(c.dst, off)
-			src := part
-			if r == rank {
-				src = c.src
-			}
-			add(nccl.Broadcast, part, src, n, r)
-			off += n
-		}
-	case cmdReduceScatterV:
-		off := 0
-		for r, n := range c.counts {
-			var dst unsafe.Pointer
-			if r == rank {
-				dst = c.dst
-			}
-			add(nccl.Reduce, dst, at(c.src, off), n, r)
-			off += n
-		}
-	case cmdGather, cmdGatherV:
-		if rank != c.root {
-			to(c.src, share(rank), c.root)
-			break
-		}
-		apart := false // its own part is not in place
-		for r, off := 0, 0; r < size; r++ {
-			if part := at(c.dst, off); r != rank || part != c.src {
-				from(part, share(r), r)
-				apart = apart || r == rank
-			}
-			off += share(r)
-		}
-		if apart {
-			to(c.src, share(rank), rank)
-		}
-	case cmdScatter, cmdScatterV:
-		if rank != c.root {
-			from(c.dst, share(rank), c.root)
-			break
-		}
-		apart := false
-		for r, off := 0, 0; r < size; r++ {
-			if part := at(c.src, off); r != rank || part != c.dst {
-				to(part, share(r), r)
-				apart = apart || r == rank
-			}
-			off += share(r)
-		}
-		if apart {
-			from(c.dst, share(rank), rank)
-		}
-	case cmdAllToAllV:
-		out, in := 0, 0
-		for r := range size {
-			to(at(c.src, out), c.counts[r], r)
-			from(at(c.dst, in), c.rcounts[r], r)
-			out, in = out+c.counts[r], in+c.rcounts[r]
-		}
-	case cmdSend:
-		to(c.src, c.n, c.root)
-	case cmdRecv:
-		from(c.dst, c.n, c.root)
-	case cmdSendRecv:
-		to(c.src, c.n, c.root)
-		from(c.dst, c.rn, c.from)
-	case cmdBarrier:
+func (q *gpuQueue) expand(c *call, work *unsafe.Pointer) (err error) {
+	if c.Kind == coll.Barrier {
 		word := q.g.word
 		q.g.calls = append(q.g.calls, nccl.Call{Kind: nccl.AllReduce, Type: elem.Int32, Op: Sum, Dst: word, Src: word, N: 1})
+		return nil
 	}
-	return nil
+	c.Steps(c.comm.rank, c.comm.size, &ncclHas, *work, func(s coll.Call) bool {
+		if s.Kind == coll.Copy {
+			err = q.h.Copy(s.Dst, s.Src, s.N*s.Type.Size())
+			return err == nil
+		}
+		if s.Kind == coll.Broadcast && s.Src == nil {
+			s.Src = s.Dst
+		}
+		q.g.calls = append(q.g.calls, nccl.Call{Kind: ncclKinds[s.Kind], Type: s.Type, Op: s.Op, Peer: s.Root, Dst: s.Dst, Src: s.Src, N: s.N})
+		return true
+	})
+	*work = unsafe.Add(*work, c.stagingBytes())
+	return err
 }
 
 // alone is a call on a communicator of one rank: a copy, or nothing. Avg, like the
 // others, leaves one rank's values as they are.
 func (q *gpuQueue) alone(c *call) error {
-	if c.kind == cmdGroup {
+	if c.Kind == coll.Group {
 		err := q.aloneGroup(c.group.cmds)
 		if err == nil {
 			c.comm.recycle(c.group)
 		}
 		return err
 	}
-	n := c.n
-	switch c.kind {
-	case cmdBarrier, cmdBroadcast:
+	switch c.Kind {
+	case coll.Barrier, coll.Broadcast:
 		return nil
-	case cmdSend, cmdRecv:
+	case coll.Send, coll.Recv:
 		return fmt.Errorf("%s: a message to oneself outside a Group would wait for ever", ccall.At())
-	case cmdSendRecv:
-		if c.n != c.rn {
-			return fmt.Errorf("%s: SendRecv with oneself: src has %d elements, dst %d", ccall.At(), c.n, c.rn)
+	case coll.SendRecv:
+		if c.N != c.RecvN {
+			return fmt.Errorf("%s: SendRecv with oneself: src has %d elements, dst %d", ccall.At(), c.N, c.RecvN)
 		}
-	case cmdAllGatherV, cmdReduceScatterV, cmdGatherV, cmdScatterV, cmdAllToAllV:
-		n = c.counts[0]
 	}
-	return q.move(c, c.dst, c.src, n)
+	n, _ := c.Extents(0, 1)
+	return q.move(c, c.Dst, c.Src, n)
 }
 
 func (q *gpuQueue) move(c *call, dst, src unsafe.Pointer, n int) error {
 	if n == 0 || dst == src {
 		return nil
 	}
-	return q.h.Copy(dst, src, n*c.typ.Size())
+	return q.h.Copy(dst, src, n*c.Type.Size())
 }
 
 // aloneGroup pairs the sends and receives of a group in their order.
 func (q *gpuQueue) aloneGroup(cmds []call) error {
 	sends, recvs := 0, 0
 	for i := range cmds {
-		switch c := &cmds[i]; c.kind {
-		case cmdSend:
+		switch c := &cmds[i]; c.Kind {
+		case coll.Send:
 			sends++
-		case cmdRecv:
+		case coll.Recv:
 			recvs++
 		default:
 			if err := q.alone(c); err != nil {
@@ -438,18 +351,18 @@ func (q *gpuQueue) aloneGroup(cmds []call) error {
 	j := 0
 	for i := range cmds {
 		out := &cmds[i]
-		if out.kind != cmdSend {
+		if out.Kind != coll.Send {
 			continue
 		}
-		for cmds[j].kind != cmdRecv {
+		for cmds[j].Kind != coll.Recv {
 			j++
 		}
 		in := &cmds[j]
 		j++
-		if out.n != in.n {
-			return fmt.Errorf("%s: message to oneself: Send has %d elements, Recv %d", ccall.At(), out.n, in.n)
+		if out.N != in.N {
+			return fmt.Errorf("%s: message to oneself: Send has %d elements, Recv %d", ccall.At(), out.N, in.N)
 		}
-		if err := q.move(out, in.dst, out.src, out.n); err != nil {
+		if err := q.move(out, in.Dst, out.Src, out.N); err != nil {
 			return err
 		}
 	}

@@ -55,9 +55,9 @@ func (c *command) epilogueKernels() (list [3]*Kernel) {
 			list[1], list[2] = columnKernels[g.ctyp], totalKernels[g.ctyp]
 		}
 	case g.ta:
-		list[0], list[1] = columnKernels[c.typ], totalKernels[g.ctyp]
+		list[0], list[1] = columnKernels[c.Type], totalKernels[g.ctyp]
 	default:
-		list[0] = rowKernel(c.typ, g.ctyp)
+		list[0] = rowKernel(c.Type, g.ctyp)
 	}
 	return list
 }
@@ -100,10 +100,10 @@ func inProduct(e cublas.Epilogue) operands {
 func (g *gpu) gemm(q *gpuQueue, c *command, args []Arg, work unsafe.Pointer) error {
 	m := &c.gemm
 	p := cublas.Gemm{M: m.m, N: m.cols, K: m.k, TransA: m.ta, TransB: m.tb, LdA: m.lda, LdB: m.ldb, LdC: m.ldc,
-		AB: c.typ, C: m.ctyp, Alpha: m.alpha, Beta: m.beta}
+		AB: c.Type, C: m.ctyp, Alpha: m.alpha, Beta: m.beta}
 	var x cublas.Beside
 	if m.ops == 0 {
-		return g.lt.GemmBeside(q.h, &p, &x, c.dst, c.src, m.third, work, gemmWorkspace)
+		return g.lt.GemmBeside(q.h, &p, &x, c.Dst, c.Src, m.third, work, gemmWorkspace)
 	}
 	if m.ops&opResidual != 0 {
 		x.Add, p.Beta = args[argResidual].ptr, 1
@@ -122,7 +122,7 @@ func (g *gpu) gemm(q *gpuQueue, c *command, args []Arg, work unsafe.Pointer) err
 		case has&opDGELU != 0:
 			x.Aux = args[argDGELU].ptr
 		}
-		switch err := g.lt.GemmBeside(q.h, &p, &x, c.dst, c.src, m.third, work, gemmWorkspace); {
+		switch err := g.lt.GemmBeside(q.h, &p, &x, c.Dst, c.Src, m.third, work, gemmWorkspace); {
 		case err == cublas.ErrNoEpilogue:
 			continue
 		case err != nil || m.ops == has:
@@ -150,7 +150,7 @@ func (g *gpu) finish(q *gpuQueue, c *command, args []Arg, work unsafe.Pointer, l
 		case left&opDGELU != 0:
 			what, x = applySlope, args[argDGELU]
 		}
-		list := [...]Arg{pointer(c.dst), x, bias, rows, cols, ld, I32(what)}
+		list := [...]Arg{pointer(c.Dst), x, bias, rows, cols, ld, I32(what)}
 		units := m.cols * m.ctyp.Size() / 16
 		grid := Grid{Blocks: [3]int{max(1, min((units+127)/128, 1<<16)), min(m.m, 1<<15), 1}, Threads: [3]int{128, 1, 1}}
 		if err := q.launch(finishKernels[m.ctyp], grid, list[:]); err != nil {
@@ -159,12 +159,12 @@ func (g *gpu) finish(q *gpuQueue, c *command, args []Arg, work unsafe.Pointer, l
 	}
 	switch {
 	case left&opBiasGrad != 0:
-		return g.sumColumns(q, args[argBiasGrad], m.ctyp, m.ctyp, c.dst, m.m, m.cols, m.ldc, work)
+		return g.sumColumns(q, args[argBiasGrad], m.ctyp, m.ctyp, c.Dst, m.m, m.cols, m.ldc, work)
 	case left&opRowSums != 0 && m.ta:
-		return g.sumColumns(q, args[argRowSums], c.typ, m.ctyp, c.src, m.k, m.m, m.lda, work)
+		return g.sumColumns(q, args[argRowSums], c.Type, m.ctyp, c.Src, m.k, m.m, m.lda, work)
 	case left&opRowSums != 0 && m.m > 0:
-		list := [...]Arg{args[argRowSums], pointer(c.src), rows, I64(m.k), I64(m.lda)}
-		return q.launch(rowKernel(c.typ, m.ctyp), Grid{Blocks: [3]int{min(m.m, 1<<20), 1, 1}, Threads: [3]int{256, 1, 1}}, list[:])
+		list := [...]Arg{args[argRowSums], pointer(c.Src), rows, I64(m.k), I64(m.lda)}
+		return q.launch(rowKernel(c.Type, m.ctyp), Grid{Blocks: [3]int{min(m.m, 1<<20), 1, 1}, Threads: [3]int{256, 1, 1}}, list[:])
 	}
 	return nil
 }

@@ -9,30 +9,32 @@ import (
 	"lockstep/internal/elem"
 	"lockstep/internal/peer"
 	"lockstep/nccl"
+	"lockstep/spmd/internal/coll"
 )
 
 // Messages between two ranks go by a kernel between peers where they are small, be they Send, Recv, or parts of a
 // collective that is made of them, alone or in a group: it depends on nothing but their length, which both ends know.
 
-// hasSmallMessages says whether a message that peers carry is in a call, as this rank sees it.
-func (c *call) hasSmallMessages() bool {
-	small := func(n int) bool { return n*c.typ.Size() <= c.comm.peers.MessageMost() }
-	part := func(n int) bool { return n > 0 && small(n) }
-	switch c.kind {
-	case cmdSend, cmdRecv, cmdGather, cmdScatter:
-		return small(c.n)
-	case cmdSendRecv:
-		return small(c.n) || small(c.rn)
-	case cmdGatherV, cmdScatterV, cmdAllToAllV:
-		return slices.ContainsFunc(c.counts, part) || slices.ContainsFunc(c.rcounts, part)
-	case cmdGroup:
-		for i := range c.group.cmds {
-			if c.group.cmds[i].hasSmallMessages() {
-				return true
-			}
-		}
+// eachMessage yields the messages of this rank that NCCL would get of a call, until yield returns false.
+func (c *call) eachMessage(yield func(coll.Call) bool) {
+	message := func(s coll.Call) bool { return !s.Kind.Traits().Message || yield(s) }
+	if c.Kind != coll.Group {
+		c.Steps(c.comm.rank, c.comm.size, &ncclHas, nil, message)
+		return
 	}
-	return false
+	for i := range c.group.cmds {
+		c.group.cmds[i].eachMessage(yield)
+	}
+}
+
+// hasSmallMessages says whether a message that peers carry is in a call, as this rank sees it.
+func (c *call) hasSmallMessages() (has bool) {
+	most := c.comm.peers.MessageMost()
+	c.eachMessage(func(m coll.Call) bool {
+		has = has || m.N*m.Type.Size() <= most
+		return !has
+	})
+	return has
 }
 
 // listBytes is the device memory that a list of the messages of a call may take.
@@ -40,26 +42,13 @@ func (c *call) listBytes() int {
 	if c.comm.atOnce == 0 {
 		return 0
 	}
-	return roundUp(peer.ListBytes(c.mostMessages()))
+	return roundUp(peer.ListBytes(c.messages()))
 }
 
-// mostMessages bounds the messages that a call is made of.
-func (c *call) mostMessages() int {
-	switch c.kind {
-	case cmdSend, cmdRecv:
-		return 1
-	case cmdSendRecv:
-		return 2
-	case cmdGather, cmdGatherV, cmdScatter, cmdScatterV, cmdAllToAllV:
-		return 2 * c.comm.size
-	case cmdGroup:
-		n := 0
-		for i := range c.group.cmds {
-			n += c.group.cmds[i].mostMessages()
-		}
-		return n
-	}
-	return 0
+// messages counts the messages that a call is made of.
+func (c *call) messages() (n int) {
+	c.eachMessage(func(coll.Call) bool { n++; return true })
+	return n
 }
 
 // enter enqueues the calls of q.g.calls together: the small messages of them between peers, the others by NCCL. work is
@@ -103,18 +92,18 @@ func (q *gpuQueue) amongPeers(c *call, work unsafe.Pointer) error {
 	g, st := q.g, c.comm
 	messages := g.small[:0]
 	switch {
-	case c.kind == cmdAllToAllV:
+	case c.Kind == coll.AllToAllV:
 		return q.throughMPI(*c)
-	case c.kind == cmdGroup:
+	case c.Kind == coll.Group:
 		for i := range c.group.cmds {
-			if in := &c.group.cmds[i]; in.kind.pointToPoint() {
+			if in := &c.group.cmds[i]; in.Kind.Traits().Message {
 				messages = in.appendMessages(messages)
 			} else if err := q.amongPeers(in, nil); err != nil {
 				return err
 			}
 		}
 		defer st.recycle(c.group)
-	case c.kind.pointToPoint():
+	case c.Kind.Traits().Message:
 		messages = c.appendMessages(messages)
 	default:
 		g.entered = true

@@ -14,6 +14,7 @@ import (
 	"lockstep/internal/elem"
 	"lockstep/internal/peer"
 	"lockstep/nccl"
+	"lockstep/spmd/internal/coll"
 )
 
 // courier makes the calls that carry GPU memory through MPI, one after the other, in the
@@ -265,7 +266,7 @@ func (c *call) onDeviceNow(q *gpuQueue) error {
 	now := *c
 	g.issue.Lock()
 	turn := mpiOrder.Take(1)
-	err := g.orderAfterOthers(q, lastOf(q, &command{call: now}))
+	err := g.orderAfterOthers(q, lastOf(q, &command{kind: cmdCall, call: now}))
 	g.issue.Unlock()
 	if e := mpiOrder.Enter(turn); e != nil {
 		return e
@@ -287,7 +288,7 @@ func (c *call) onDeviceNow(q *gpuQueue) error {
 			return err
 		}
 	}
-	if c.kind == cmdGroup {
+	if c.Kind == coll.Group {
 		st.recycle(c.group)
 	}
 	if q != st.w.blocking.dev {
@@ -300,14 +301,14 @@ func (c *call) onDeviceNow(q *gpuQueue) error {
 // messages together.
 func (c *call) steps(word unsafe.Pointer) []func(at cudampi.Point) error {
 	dev := c.comm.dev
-	if c.kind != cmdGroup {
+	if c.Kind != coll.Group {
 		return []func(at cudampi.Point) error{func(at cudampi.Point) error { return c.onDevice(dev, at, word) }}
 	}
 	var steps []func(at cudampi.Point) error
 	var messages []cudampi.Message
 	for i := range c.group.cmds {
 		m := &c.group.cmds[i]
-		if m.kind.pointToPoint() {
+		if m.Kind.Traits().Message {
 			messages = m.appendMessages(messages)
 			continue
 		}
@@ -321,52 +322,56 @@ func (c *call) steps(word unsafe.Pointer) []func(at cudampi.Point) error {
 
 // appendMessages appends what a call between two ranks is made of.
 func (c *call) appendMessages(to []cudampi.Message) []cudampi.Message {
-	send := cudampi.Message{Buf: c.src, N: c.n, Type: c.typ, Peer: c.root}
-	switch c.kind {
-	case cmdSend:
-		return append(to, send)
-	case cmdRecv:
-		return append(to, cudampi.Message{Buf: c.dst, N: c.n, Type: c.typ, Peer: c.root, Recv: true})
-	default:
-		return append(to, send, cudampi.Message{Buf: c.dst, N: c.rn, Type: c.typ, Peer: c.from, Recv: true})
+	c.Messages(func(m coll.Call) bool {
+		to = append(to, messageOf(&m))
+		return true
+	})
+	return to
+}
+
+// messageOf is a Send or Recv as package cudampi has it.
+func messageOf(m *coll.Call) cudampi.Message {
+	if m.Kind == coll.Recv {
+		return cudampi.Message{Buf: m.Dst, N: m.N, Type: m.Type, Peer: int(m.Root), Recv: true}
 	}
+	return cudampi.Message{Buf: m.Src, N: m.N, Type: m.Type, Peer: int(m.Root)}
 }
 
 // onDevice makes the call, which is no group.
 func (c *call) onDevice(k *cudampi.DeviceComm, at cudampi.Point, word unsafe.Pointer) error {
-	switch c.kind {
-	case cmdAllReduce:
-		return k.AllReduce(at, c.dst, c.src, c.n, c.typ, c.op)
-	case cmdReduce:
-		return k.Reduce(at, c.dst, c.src, c.n, c.typ, c.op, c.root)
-	case cmdBroadcast:
-		return k.Broadcast(at, c.dst, c.n, c.typ, c.root)
-	case cmdAllGather:
-		return k.AllGather(at, c.dst, c.src, c.n, c.typ)
-	case cmdReduceScatter:
-		return k.ReduceScatter(at, c.dst, c.src, c.n, c.typ, c.op)
-	case cmdAllToAll:
-		return k.AllToAll(at, c.dst, c.src, c.n, c.typ)
-	case cmdGather:
-		return k.Gather(at, c.dst, c.src, c.n, c.typ, c.root)
-	case cmdScatter:
-		return k.Scatter(at, c.dst, c.src, c.n, c.typ, c.root)
-	case cmdAllGatherV:
-		return k.AllGatherV(at, c.dst, c.src, c.counts, c.typ)
-	case cmdReduceScatterV:
-		return k.ReduceScatterV(at, c.dst, c.src, c.counts, c.typ, c.op)
-	case cmdGatherV:
-		return k.GatherV(at, c.dst, c.src, c.counts, c.typ, c.root)
-	case cmdScatterV:
-		return k.ScatterV(at, c.dst, c.src, c.counts, c.typ, c.root)
-	case cmdAllToAllV:
-		return k.AllToAllV(at, c.dst, c.rcounts, c.src, c.counts, c.typ)
-	case cmdSend:
-		return k.Send(at, c.src, c.n, c.typ, c.root)
-	case cmdRecv:
-		return k.Recv(at, c.dst, c.n, c.typ, c.root)
-	case cmdSendRecv:
-		return k.SendRecv(at, c.dst, c.rn, c.from, c.src, c.n, c.root, c.typ)
+	switch c.Kind {
+	case coll.AllReduce:
+		return k.AllReduce(at, c.Dst, c.Src, c.N, c.Type, c.Op)
+	case coll.Reduce:
+		return k.Reduce(at, c.Dst, c.Src, c.N, c.Type, c.Op, int(c.Root))
+	case coll.Broadcast:
+		return k.Broadcast(at, c.Dst, c.N, c.Type, int(c.Root))
+	case coll.AllGather:
+		return k.AllGather(at, c.Dst, c.Src, c.N, c.Type)
+	case coll.ReduceScatter:
+		return k.ReduceScatter(at, c.Dst, c.Src, c.N, c.Type, c.Op)
+	case coll.AllToAll:
+		return k.AllToAll(at, c.Dst, c.Src, c.N, c.Type)
+	case coll.Gather:
+		return k.Gather(at, c.Dst, c.Src, c.N, c.Type, int(c.Root))
+	case coll.Scatter:
+		return k.Scatter(at, c.Dst, c.Src, c.N, c.Type, int(c.Root))
+	case coll.AllGatherV:
+		return k.AllGatherV(at, c.Dst, c.Src, c.Counts, c.Type)
+	case coll.ReduceScatterV:
+		return k.ReduceScatterV(at, c.Dst, c.Src, c.Counts, c.Type, c.Op)
+	case coll.GatherV:
+		return k.GatherV(at, c.Dst, c.Src, c.Counts, c.Type, int(c.Root))
+	case coll.ScatterV:
+		return k.ScatterV(at, c.Dst, c.Src, c.Counts, c.Type, int(c.Root))
+	case coll.AllToAllV:
+		return k.AllToAllV(at, c.Dst, c.RecvCounts, c.Src, c.Counts, c.Type)
+	case coll.Send:
+		return k.Send(at, c.Src, c.N, c.Type, int(c.Root))
+	case coll.Recv:
+		return k.Recv(at, c.Dst, c.N, c.Type, int(c.Root))
+	case coll.SendRecv:
+		return k.SendRecv(at, c.Dst, c.RecvN, int(c.From), c.Src, c.N, int(c.Root), c.Type)
 	default: // a barrier that the stream sees
 		return k.AllReduce(at, word, word, 1, elem.Int32, Sum)
 	}

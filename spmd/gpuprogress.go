@@ -8,6 +8,7 @@ import (
 	"unsafe"
 
 	"lockstep/internal/ccall"
+	"lockstep/spmd/internal/coll"
 )
 
 // progress is how far a stream on a GPU has got, for who watches it without a call to
@@ -183,7 +184,7 @@ type flown struct {
 
 // describe says what the call is.
 func (f *flown) describe() string {
-	if cmdKind(f.what) != cmdGroup {
+	if coll.Kind(f.what) != coll.Group {
 		return describe(f.what, f.n)
 	}
 	var cmds []call
@@ -208,7 +209,7 @@ func (a *activity) issue(q *gpuQueue, seq uint64, c *command) {
 	}
 	slot := &f.ring[f.next%uint64(len(f.ring))]
 	*slot = flown{what: what, n: int64(c.length()), q: q, seq: seq, site: c.site}
-	if c.kind == cmdGroup {
+	if c.Kind == coll.Group {
 		slot.calls = len(c.group.cmds)
 		for i := range min(slot.calls, len(slot.first)) {
 			in := &c.group.cmds[i]
@@ -267,7 +268,7 @@ func (f *flight) lastGroup() string {
 	if f.next == 0 {
 		return ""
 	}
-	if last := &f.ring[(f.next-1)%uint64(len(f.ring))]; cmdKind(last.what) == cmdGroup {
+	if last := &f.ring[(f.next-1)%uint64(len(f.ring))]; coll.Kind(last.what) == coll.Group {
 		return last.describe()
 	}
 	return ""

@@ -8,16 +8,17 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/internal/ccall"
+	"lockstep/spmd/internal/coll"
 )
 
 // submit issues c to the driver; in a capture the driver adds it to the graph.
 func (q *gpuQueue) submit(c *command, args []Arg) error {
-	if c.kind.communicates() && c.blocks() {
+	if c.kind == cmdCall && c.blocks() {
 		if done, err := q.atOnce(&c.call); done {
 			return err
 		}
 	}
-	if c.kind.communicates() && q.s.w.check != checkOff {
+	if c.kind == cmdCall && q.s.w.check != checkOff {
 		if err := c.checkBefore(q); err != nil {
 			return err
 		}
@@ -34,7 +35,7 @@ func (q *gpuQueue) submit(c *command, args []Arg) error {
 		}
 	}
 	var as lastIssue
-	collective := c.kind.communicates() || (c.kind == cmdGraph && len(c.graph.comms) > 0)
+	collective := c.kind == cmdCall || (c.kind == cmdGraph && len(c.graph.comms) > 0)
 	if collective {
 		// The order of NCCL calls is the order of this lock: one for all streams.
 		q.g.issue.Lock()
@@ -94,7 +95,7 @@ func (c *command) checkBefore(q *gpuQueue) error {
 		a.flight.mu.Lock() // who issues a call does so outside of MPI's turns
 		a.begin(&c.call)
 		a.flight.mu.Unlock()
-	} else if c.kind.pointToPoint() || c.kind == cmdGroup {
+	} else if c.Kind == coll.Group || c.Kind.Traits().Message {
 		return nil // who captures a message need not have a peer who does
 	} else { // what is captured is made, and counts, when it is replayed
 		a.set(c.what()&^ofEveryone, c.length())
@@ -123,16 +124,16 @@ func (c *command) scratchBytes() int {
 	case c.kind == cmdGemv:
 		return gemmWorkspace
 	case c.kind == cmdLibrary:
-		return c.n
-	case c.kind == cmdGroup:
+		return c.N
+	case c.Kind == coll.Group:
 		n := c.listBytes()
 		for i := range c.group.cmds {
 			n += c.group.cmds[i].stagingBytes()
 		}
 		return n
-	case c.kind == cmdAllToAll && c.comm.dev == nil && c.comm.carrier(&c.call) == peerWay:
+	case c.Kind == coll.AllToAll && c.comm.dev == nil && c.comm.carrier(&c.call) == peerWay:
 		return 0
-	case c.kind.communicates():
+	case c.kind == cmdCall:
 		return c.stagingBytes() + c.listBytes()
 	}
 	return 0
@@ -142,10 +143,10 @@ func (c *command) scratchBytes() int {
 func (q *gpuQueue) issue(c *command, args []Arg, work unsafe.Pointer) error {
 	switch c.kind {
 	case cmdCopy:
-		if c.n == 0 {
+		if c.N == 0 {
 			return nil
 		}
-		return q.h.Copy(c.dst, c.src, c.n)
+		return q.h.Copy(c.Dst, c.Src, c.N)
 	case cmdFill:
 		return q.fill(c)
 	case cmdKernel:
@@ -168,14 +169,14 @@ func (q *gpuQueue) issue(c *command, args []Arg, work unsafe.Pointer) error {
 
 // fill sets elements of up to 4 bytes by the driver, of 8 bytes by a kernel.
 func (q *gpuQueue) fill(c *command) error {
-	switch size := c.typ.Size(); {
-	case c.n == 0:
+	switch size := c.Type.Size(); {
+	case c.N == 0:
 		return nil
 	case size < 8:
-		return q.h.Fill(c.dst, size, c.bits, c.n)
+		return q.h.Fill(c.Dst, size, c.bits, c.N)
 	default:
-		args := [...]Arg{{ptr: c.dst, kind: bufferArg}, I64(c.n), U64(c.bits)}
-		return q.launch(fillKernel, loopGrid(c.n), args[:])
+		args := [...]Arg{{ptr: c.Dst, kind: bufferArg}, I64(c.N), U64(c.bits)}
+		return q.launch(fillKernel, loopGrid(c.N), args[:])
 	}
 }
 

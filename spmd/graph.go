@@ -8,6 +8,7 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/internal/ccall"
+	"lockstep/spmd/internal/coll"
 )
 
 // Graph is a recorded sequence of commands, replayed as a whole by Launch. It
@@ -168,7 +169,7 @@ func (c *capture) add(s *Stream, cmd *command, args []Arg) error {
 	l.cmds = append(l.cmds, command{})
 	at := &l.cmds[len(l.cmds)-1]
 	at.copyFrom(cmd, args)
-	if cmd.kind.communicates() {
+	if cmd.kind == cmdCall {
 		at.ticket = c.g.turns // relative to the first of a replay
 		c.g.turns++
 	}
@@ -196,7 +197,7 @@ func (c *capture) record(s *Stream) (int, error) {
 		}
 		c.g.lanes[i].n++
 	} else {
-		cmd := command{call: call{kind: cmdRecord, root: len(c.nodes)}}
+		cmd := command{kind: cmdRecord, node: len(c.nodes)}
 		if err := c.add(s, &cmd, nil); err != nil {
 			return 0, err
 		}
@@ -234,7 +235,7 @@ func (c *capture) wait(s *Stream, n int) error {
 		l.n++
 		return s.dev.h.Wait(c.nodes[n].gpu.event)
 	}
-	cmd := command{call: call{kind: cmdWait, root: n}}
+	cmd := command{kind: cmdWait, node: n}
 	return c.add(s, &cmd, nil)
 }
 
@@ -310,7 +311,7 @@ func (g *Graph) Launch(s *Stream) error {
 	if err := s.waitFor(g.last); err != nil { // another stream may be replaying it
 		return err
 	}
-	c := command{call: call{kind: cmdGraph}, graph: g}
+	c := command{kind: cmdGraph, call: call{Call: coll.Call{Kind: coll.Graph}}, graph: g}
 	err := s.submit(&c, nil)
 	if err == nil {
 		g.last = s.q.end()
@@ -411,12 +412,12 @@ func (g *Graph) runLane(l *lane, ticket uint64) {
 		switch {
 		case c.kind == cmdRecord:
 			g.mu.Lock()
-			g.done[c.root] = true
+			g.done[c.node] = true
 			g.mu.Unlock()
 			g.cond.Broadcast()
 		case c.kind == cmdWait:
-			err = g.await(c.root)
-		case c.kind.communicates():
+			err = g.await(c.node)
+		case c.kind == cmdCall:
 			err = c.communicate(ticket + c.ticket)
 		default:
 			err = c.run()

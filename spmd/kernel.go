@@ -257,6 +257,6 @@ func (k *Kernel) Launch(s *Stream, g Grid, args ...Arg) error {
 			}
 		}
 	}
-	c := command{call: call{kind: cmdKernel}, kernel: k, grid: g}
+	c := command{kind: cmdKernel, kernel: k, grid: g}
 	return s.submit(&c, args)
 }

@@ -13,6 +13,7 @@ import (
 
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
+	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
 )
 
@@ -42,17 +43,13 @@ type entry struct {
 
 // note enters a call that all ranks of the communicator make. what is activity's.
 func (l *ledger) note(c *call, what uint64, site *ccall.Site) {
-	n := c.n
+	n := c.Common()
 	h := uint64(c.memory()) << 24 // bits that what leaves free
-	if c.kind >= cmdAllGatherV {
-		k := ofCall(c)
-		n = int(k.n)
-		if c.kind == cmdGroup {
-			for i := range c.group.cmds {
-				if in := &c.group.cmds[i]; !in.kind.pointToPoint() {
-					k := ofCall(in)
-					h = mix(h + k.hash())
-				}
+	if c.Kind == coll.Group {
+		for i := range c.group.cmds {
+			if in := &c.group.cmds[i]; !in.Kind.Traits().Message {
+				k := ofCall(in)
+				h = mix(h + k.hash())
 			}
 		}
 	}
@@ -158,7 +155,7 @@ func (l *ledger) last() string {
 func (e *entry) terms() terms {
 	c := callOf(e.what, int64(e.n))
 	k := ofCall(&c)
-	if k.n != 0 { // an AllToAllV has none
+	if c.Kind.Traits().Lengths == coll.Shared { // whose counts are not kept
 		k.n = int64(e.n)
 	}
 	return k

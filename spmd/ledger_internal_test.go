@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"lockstep/internal/elem"
+	"lockstep/spmd/internal/coll"
 )
 
 // Two ledgers are read when the one has some calls more than the other, as two ranks' are.
@@ -18,8 +19,8 @@ func TestLedger(t *testing.T) {
 		var a, b ledger
 		note := func(l *ledger, i, root int) {
 			var a activity
-			a.enter(&call{kind: cmdBroadcast, typ: elem.Int32, n: i % 7, root: root}, nil)
-			l.note(&call{kind: cmdBroadcast, n: i % 7}, a.what.Load(), nil)
+			a.enter(&call{Call: coll.Call{Kind: coll.Broadcast, Type: elem.Int32, N: i % 7, Root: int32(root)}}, nil)
+			l.note(&call{Call: coll.Call{Kind: coll.Broadcast, N: i % 7}}, a.what.Load(), nil)
 		}
 		for i := 1; i <= tc.calls+tc.ahead; i++ {
 			root := rng.IntN(3)

@@ -9,6 +9,7 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/internal/ccall"
+	"lockstep/spmd/internal/coll"
 )
 
 // Library is a call into a library that works on streams, such as a plan of cuDNN's:
@@ -69,7 +70,7 @@ func (l *Library) Call(s *Stream, workspace int, args ...Arg) error {
 	case s.dev == nil && l.host == nil:
 		return fmt.Errorf("%s: Call of %s: it runs on GPUs only", ccall.At(), l.name)
 	}
-	c := command{call: call{kind: cmdLibrary, n: workspace}, lib: l}
+	c := command{kind: cmdLibrary, call: call{Call: coll.Call{N: workspace}}, lib: l}
 	return s.submit(&c, args)
 }
 
@@ -82,7 +83,7 @@ func (l *Library) Close() { l.closed.Store(true) }
 func (q *gpuQueue) libraryCall(c *command, args []Arg, work unsafe.Pointer) (err error) {
 	q.args = append(q.args[:0], args...)
 	defer clear(q.args) // not to be kept alive by it
-	if err := c.lib.gpu(LibraryCall{Args{q.args}, q.h, work, c.n}); err != nil {
+	if err := c.lib.gpu(LibraryCall{Args{q.args}, q.h, work, c.N}); err != nil {
 		return fmt.Errorf("%s: %w", c.lib.name, err)
 	}
 	return nil

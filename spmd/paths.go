@@ -15,6 +15,7 @@ import (
 	"lockstep/internal/elem"
 	"lockstep/internal/peer"
 	"lockstep/nccl"
+	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
 )
 
@@ -81,15 +82,15 @@ func sizeBit(n int) int {
 
 // of is the way of a call; others says that there are no symmetric kernels for it. It is not ok for what has no row.
 func (p *paths) of(c *call, others bool) (by way, ok bool) {
-	n := c.n * c.typ.Size()
+	n := c.N * c.Type.Size()
 	switch {
-	case c.kind == cmdAllReduce && others:
+	case c.Kind == coll.AllReduce && others:
 		return p[1][sizeBit(n)], true
-	case c.kind == cmdAllReduce:
+	case c.Kind == coll.AllReduce:
 		return p[0][sizeBit(n)], true
-	case c.kind == cmdAllGather && !others:
+	case c.Kind == coll.AllGather && !others:
 		return p[2][sizeBit(n*c.comm.size)], true
-	case c.kind == cmdReduceScatter && !others:
+	case c.Kind == coll.ReduceScatter && !others:
 		return p[3][sizeBit(n*c.comm.size)], true
 	}
 	return plainWay, false
@@ -98,7 +99,7 @@ func (p *paths) of(c *call, others bool) (by way, ok bool) {
 // hasSymmetricKernels says whether NCCL has them for a type and an operation.
 // Source: NCCL 2.28, src/sym_kernels.cc, ncclSymkImplemented.
 func (c *call) hasSymmetricKernels() bool {
-	return c.kind == cmdAllGather || c.op == Sum && (c.typ == elem.Float32 || c.typ.Half())
+	return c.Kind == coll.AllGather || c.Op == Sum && (c.Type == elem.Float32 || c.Type.Half())
 }
 
 // describe says which sizes go a way: "8B to 64KiB, 2MiB to 16MiB".
@@ -155,15 +156,15 @@ func (st *commState) carrier(c *call) way {
 // hasPeerKernel says whether the peers have a kernel for a call with parts of at most so many bytes: for all collectives with
 // equal parts, and of those with other parts the one that is not made of messages in any case and has no arithmetic.
 func (c *call) hasPeerKernel(most int) bool {
-	longest := c.n
-	if c.kind == cmdAllGatherV {
-		longest = slices.Max(c.counts)
+	longest := c.N
+	if c.Kind == coll.AllGatherV {
+		longest = slices.Max(c.Counts)
 	}
-	if longest*c.typ.Size() > most {
+	if longest*c.Type.Size() > most {
 		return false
 	}
-	switch c.kind {
-	case cmdAllReduce, cmdReduce, cmdBroadcast, cmdAllGather, cmdGather, cmdReduceScatter, cmdScatter, cmdAllToAll, cmdBarrier, cmdAllGatherV:
+	switch c.Kind {
+	case coll.AllReduce, coll.Reduce, coll.Broadcast, coll.AllGather, coll.Gather, coll.ReduceScatter, coll.Scatter, coll.AllToAll, coll.Barrier, coll.AllGatherV:
 		return true
 	}
 	return false
@@ -172,33 +173,33 @@ func (c *call) hasPeerKernel(most int) bool {
 // byPeers enqueues a collective, other than an AllToAllV.
 func (q *gpuQueue) byPeers(c *call) error {
 	p := c.comm.peers
-	switch c.kind {
-	case cmdReduce:
-		return p.Reduce(q.h, c.dst, c.src, c.n, c.typ, c.op, c.root)
-	case cmdBroadcast:
-		return p.Broadcast(q.h, c.dst, c.n, c.typ, c.root)
-	case cmdAllGather:
-		return p.AllGather(q.h, c.dst, c.src, c.n, c.typ)
-	case cmdAllGatherV:
-		return p.AllGatherV(q.h, c.dst, c.src, c.counts, c.typ)
-	case cmdGatherV:
-		return p.GatherV(q.h, c.dst, c.src, c.counts, c.typ, c.root)
-	case cmdScatterV:
-		return p.ScatterV(q.h, c.dst, c.src, c.counts, c.typ, c.root)
-	case cmdReduceScatterV:
-		return p.ReduceScatterV(q.h, c.dst, c.src, c.counts, c.typ, c.op)
-	case cmdGather:
-		return p.Gather(q.h, c.dst, c.src, c.n, c.typ, c.root)
-	case cmdReduceScatter:
-		return p.ReduceScatter(q.h, c.dst, c.src, c.n, c.typ, c.op)
-	case cmdScatter:
-		return p.Scatter(q.h, c.dst, c.src, c.n, c.typ, c.root)
-	case cmdAllToAll:
-		return p.AllToAll(q.h, c.dst, c.src, c.n, c.typ)
-	case cmdBarrier:
+	switch c.Kind {
+	case coll.Reduce:
+		return p.Reduce(q.h, c.Dst, c.Src, c.N, c.Type, c.Op, int(c.Root))
+	case coll.Broadcast:
+		return p.Broadcast(q.h, c.Dst, c.N, c.Type, int(c.Root))
+	case coll.AllGather:
+		return p.AllGather(q.h, c.Dst, c.Src, c.N, c.Type)
+	case coll.AllGatherV:
+		return p.AllGatherV(q.h, c.Dst, c.Src, c.Counts, c.Type)
+	case coll.GatherV:
+		return p.GatherV(q.h, c.Dst, c.Src, c.Counts, c.Type, int(c.Root))
+	case coll.ScatterV:
+		return p.ScatterV(q.h, c.Dst, c.Src, c.Counts, c.Type, int(c.Root))
+	case coll.ReduceScatterV:
+		return p.ReduceScatterV(q.h, c.Dst, c.Src, c.Counts, c.Type, c.Op)
+	case coll.Gather:
+		return p.Gather(q.h, c.Dst, c.Src, c.N, c.Type, int(c.Root))
+	case coll.ReduceScatter:
+		return p.ReduceScatter(q.h, c.Dst, c.Src, c.N, c.Type, c.Op)
+	case coll.Scatter:
+		return p.Scatter(q.h, c.Dst, c.Src, c.N, c.Type, int(c.Root))
+	case coll.AllToAll:
+		return p.AllToAll(q.h, c.Dst, c.Src, c.N, c.Type)
+	case coll.Barrier:
 		return p.Barrier(q.h)
 	default:
-		return p.AllReduce(q.h, c.dst, c.src, c.n, c.typ, c.op)
+		return p.AllReduce(q.h, c.Dst, c.Src, c.N, c.Type, c.Op)
 	}
 }
 

@@ -10,9 +10,10 @@ import (
 
 	"lockstep/host"
 	"lockstep/internal/ccall"
-	"lockstep/internal/elem"
+	"lockstep/spmd/internal/coll"
 )
 
+// cmdKind says what a command of a stream is.
 type cmdKind uint8
 
 const (
@@ -26,65 +27,34 @@ const (
 	cmdRecord
 	cmdWait
 	cmdGraph
-	// From here on commands of a communicator.
-	cmdAllReduce
-	cmdReduce
-	cmdBroadcast
-	cmdAllGather
-	cmdReduceScatter
-	cmdAllToAll
-	cmdGather
-	cmdScatter
-	cmdAllGatherV
-	cmdReduceScatterV
-	cmdGatherV
-	cmdScatterV
-	cmdAllToAllV
-	cmdSend
-	cmdRecv
-	cmdSendRecv
-	cmdBarrier
-	cmdGroup
-	cmdControl // and behind it what passes the framework's own doors: see cmdOf
+	cmdCall // a call of a communicator: it takes its turn in the order in which the program issued it
 )
-
-// communicates says whether the command enters MPI or NCCL, and so takes its turn in
-// the order in which the program issued it.
-func (k cmdKind) communicates() bool { return k >= cmdAllReduce }
 
 // call is what a command asks of a communicator, or of memory. A blocking
 // collective needs no more than this, and keeps it on its caller's stack.
 type call struct {
-	kind     cmdKind
-	typ      elem.Type
-	op       elem.Op
-	begun    bool // on a GPU: activity knows it already, for --check
-	dst, src unsafe.Pointer
-	n        int // elements, bytes for cmdCopy
-	root     int // or the peer sent to
-	from     int // peer received from
-	rn       int // elements received by cmdSendRecv
-	counts   []int
-	rcounts  []int
-	comm     *commState
-	group    *group
-	dblk     *block // what dst lies in
-	sblk     *block
-	site     *ccall.Site // of a command; a blocking call's is on its stack
+	coll.Call
+	begun bool // on a GPU: activity knows it already, for --check
+	comm  *commState
+	group *group
+	dblk  *block // what Dst lies in
+	sblk  *block
+	site  *ccall.Site // of a command; a blocking call's is on its stack
 }
 
 // copyFrom makes c a copy of o with slices of its own, reusing those it has.
 func (c *call) copyFrom(o *call) {
-	counts, rcounts := c.counts[:0], c.rcounts[:0]
+	counts, received := c.Counts[:0], c.RecvCounts[:0]
 	*c = *o
-	c.counts = append(counts, o.counts...)
-	c.rcounts = append(rcounts, o.rcounts...)
+	c.Counts = append(counts, o.Counts...)
+	c.RecvCounts = append(received, o.RecvCounts...)
 }
 
 // command is one unit of work of a stream. One struct serves all kinds, so that a
 // queue is an array of them and enqueueing allocates nothing.
 type command struct {
-	call
+	kind   cmdKind
+	call          // of cmdCall, and operands of others
 	bits   uint64 // fill value
 	at     point  // what cmdWait waits for; where cmdRecord is
 	ticket uint64
@@ -94,6 +64,7 @@ type command struct {
 	args   []Arg
 	gemm   gemm
 	event  *Event
+	node   int // in a capture: of cmdRecord and cmdWait
 	graph  *Graph
 	fn     func() error
 	xblk   *block // a third operand's
@@ -169,7 +140,7 @@ func (q *hostQueue) push(c *command, args []Arg) (uint64, error) {
 	slot.copyFrom(c, args)
 	slot.call.site = &slot.site
 	switch {
-	case c.kind.communicates():
+	case c.kind == cmdCall:
 		slot.ticket = mpiOrder.Take(1)
 	case c.kind == cmdGraph:
 		slot.ticket = mpiOrder.Take(c.graph.turns)
@@ -272,9 +243,9 @@ func (q *hostQueue) close() error {
 func (c *command) run() error {
 	switch c.kind {
 	case cmdCopy:
-		copy(unsafe.Slice((*byte)(c.dst), c.n), unsafe.Slice((*byte)(c.src), c.n))
+		copy(unsafe.Slice((*byte)(c.Dst), c.N), unsafe.Slice((*byte)(c.Src), c.N))
 	case cmdFill:
-		fillAs(c.typ, c.dst, c.n, c.bits)
+		fillAs(c.Type, c.Dst, c.N, c.bits)
 	case cmdKernel:
 		return guard(func() error { return c.kernel.host(Args{c.args}) })
 	case cmdLibrary:

@@ -155,7 +155,7 @@ func (s *Stream) waitFor(p point) error {
 	if done, err := p.passed(); done {
 		return err
 	}
-	c := command{call: call{kind: cmdWait}, at: p}
+	c := command{kind: cmdWait, at: p}
 	return s.submit(&c, nil)
 }
 
@@ -166,7 +166,7 @@ func (s *Stream) waitFor(p point) error {
 //
 //go:noinline
 func (s *Stream) HostFunc(fn func() error) error {
-	c := command{call: call{kind: cmdFunc}, fn: fn}
+	c := command{kind: cmdFunc, fn: fn}
 	return s.submit(&c, nil)
 }
 
@@ -175,7 +175,7 @@ func (s *Stream) HostFunc(fn func() error) error {
 //
 //go:noinline
 func (s *Stream) submitCall(asked *call) error {
-	c := command{call: *asked}
+	c := command{kind: cmdCall, call: *asked}
 	return s.submit(&c, nil)
 }
 
@@ -194,7 +194,7 @@ func (s *Stream) submit(c *command, args []Arg) error {
 			return err
 		}
 	}
-	if s.w.cross != nil && c.kind.communicates() {
+	if s.w.cross != nil && c.kind == cmdCall {
 		return s.w.cross.submit(s.dev, c)
 	}
 	if s.dev != nil { // errors come at once: no need to remember the place

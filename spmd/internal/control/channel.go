@@ -1,30 +1,27 @@
 package control
 
-import "encoding/json"
+import (
+	"encoding/json"
 
-// Call is the call of a program on whose behalf its ranks meet on a Channel.
-type Call uint8
+	"lockstep/spmd/internal/coll"
+)
+
+// Call is the call of a program on whose behalf its ranks meet on a Channel: one of the framework's own.
+type Call = coll.Kind
 
 // The calls that talk over a Channel, and those that make or end what it serves.
 const (
-	Split Call = iota
-	CloseComm
-	AllocSymmetric
-	OpenCheckpoints
-	Save
-	Load
-	WaitSave
-	TuneGemm
-	Start
-	End
-	Calls int = iota
+	Split           = coll.Split
+	CloseComm       = coll.CloseComm
+	AllocSymmetric  = coll.AllocSymmetric
+	OpenCheckpoints = coll.OpenCheckpoints
+	Save            = coll.Save
+	Load            = coll.Load
+	WaitSave        = coll.WaitSave
+	TuneGemm        = coll.TuneGemm
+	Start           = coll.Start
+	End             = coll.End
 )
-
-var callNames = [Calls]string{Split: "Split", CloseComm: "Close of a communicator", AllocSymmetric: "AllocSymmetric", OpenCheckpoints: "OpenCheckpoints",
-	Save: "Save", Load: "Load", WaitSave: "Wait for a save", TuneGemm: "TuneGemm", Start: "the start", End: "the end"}
-
-// String is what reports call it.
-func (c Call) String() string { return callNames[c] }
 
 // Guard stands before a rank that is about to wait for others.
 type Guard interface {

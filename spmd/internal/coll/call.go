@@ -1,0 +1,130 @@
+package coll
+
+import (
+	"fmt"
+	"unsafe"
+
+	"lockstep/internal/elem"
+)
+
+// Call is one call of a communicator. It goes from hand to hand by value: a pointer that passes an interface would have it
+// allocated.
+type Call struct {
+	Kind     Kind
+	Type     elem.Type
+	Op       elem.Op
+	Root     int32 // or the other rank of a Send or Recv, or whom a SendRecv sends to
+	From     int32 // whom a SendRecv receives from
+	Dst, Src unsafe.Pointer
+	N        int   // elements of a part
+	RecvN    int   // elements that a SendRecv receives
+	Counts   []int // of a V form: elements of each rank's part; of an AllToAllV those sent to each rank
+	// RecvCounts are the elements that an AllToAllV receives from each rank.
+	RecvCounts []int
+}
+
+// share is how many elements are rank r's.
+func (c *Call) share(r int) int {
+	if c.Kind.Traits().Lengths == Equal {
+		return c.N
+	}
+	return c.Counts[r]
+}
+
+// offset is how many elements lie before rank r's.
+func (c *Call) offset(r int) int {
+	if c.Kind.Traits().Lengths == Equal {
+		return r * c.N
+	}
+	return Sum(c.Counts[:r])
+}
+
+// Sum adds up counts.
+func Sum(counts []int) int {
+	s := 0
+	for _, n := range counts {
+		s += n
+	}
+	return s
+}
+
+// Extents returns how many elements a rank writes at Dst and reads at Src. The root of a Broadcast reads what the others
+// write.
+func (c *Call) Extents(rank, size int) (dst, src int) {
+	t := c.Kind.Traits()
+	return c.extent(t.Dst, rank, size), c.extent(t.Src, rank, size)
+}
+
+func (c *Call) extent(s Side, rank, size int) int {
+	switch {
+	case s.AtRoot && rank != int(c.Root):
+		return 0
+	case s.Extent == Part:
+		return c.share(rank)
+	case s.Extent == Whole:
+		return c.offset(size)
+	case s.Extent == Received && c.RecvCounts != nil:
+		return Sum(c.RecvCounts)
+	case s.Extent == Received:
+		return c.RecvN
+	}
+	return 0
+}
+
+// InPlace reports whether Dst and Src lie to each other as the in-place form of the call has them.
+func (c *Call) InPlace(rank int) bool {
+	whole, part := c.Dst, c.Src
+	switch c.Kind.Traits().InPlace {
+	case Apart:
+		return false
+	case Same:
+		return c.Dst == c.Src
+	case PartOfSrc:
+		whole, part = c.Src, c.Dst
+	}
+	return c.at(whole, c.offset(rank)) == part
+}
+
+// at is the address of the i-th element at p.
+func (c *Call) at(p unsafe.Pointer, i int) unsafe.Pointer { return unsafe.Add(p, i*c.Type.Size()) }
+
+// Common is the number of elements that all ranks bring alike: of a V form the sum of all, 0 where each has its own.
+func (c *Call) Common() int {
+	switch c.Kind.Traits().Lengths {
+	case Shared:
+		return Sum(c.Counts)
+	case Own:
+		return 0
+	}
+	return c.N
+}
+
+// String says what a call is, without where its data lies.
+func (c *Call) String() string {
+	t := c.Kind.Traits()
+	s := t.Name
+	if !t.Moves() {
+		return s
+	}
+	if t.Lengths == Equal {
+		s += fmt.Sprintf(" of %d", c.N)
+	} else {
+		s += " of"
+	}
+	s += " " + c.Type.String()
+	switch {
+	case t.Reduces && t.Rooted:
+		s += fmt.Sprintf(" (%v, root %d)", c.Op, c.Root)
+	case t.Reduces:
+		s += fmt.Sprintf(" (%v)", c.Op)
+	case t.Rooted:
+		s += fmt.Sprintf(" (root %d)", c.Root)
+	case c.Kind == SendRecv:
+		s += fmt.Sprintf(" to rank %d, and from rank %d", c.Root, c.From)
+	case c.Kind == Send:
+		s += fmt.Sprintf(" to rank %d", c.Root)
+	case c.Kind == Recv:
+		s += fmt.Sprintf(" from rank %d", c.Root)
+	}
+	return s
+}

@@ -1,0 +1,167 @@
+// Package coll is the table of what the ranks of a communicator do together: the name of each call, who gives data and
+// who gets it, what may lie in place, and how a call is made of simpler ones. It knows no transport and no library.
+package coll
+
+// Kind says which call of a communicator a Call is.
+type Kind uint8
+
+// The kinds, in MPI's words.
+const (
+	None Kind = iota
+
+	AllReduce
+	Reduce
+	Broadcast
+	AllGather
+	ReduceScatter
+	AllToAll
+	Gather
+	Scatter
+	AllGatherV
+	ReduceScatterV
+	GatherV
+	ScatterV
+	AllToAllV
+	Send
+	Recv
+	SendRecv
+	Barrier
+
+	Group // several of the above, which start together
+	Graph // the replay of a graph that holds calls of the communicator
+
+	// What the framework itself does over all ranks, on behalf of a call of the program.
+	Split
+	CloseComm
+	AllocSymmetric
+	OpenCheckpoints
+	Save
+	Load
+	WaitSave
+	TuneGemm
+	Start
+	End
+
+	// A step of a call (see Steps) in which no other rank takes part.
+	Copy // N elements from Src to Dst
+
+	Kinds = iota // number of kinds
+)
+
+// Extent is how many elements of a buffer a call reads or writes.
+type Extent uint8
+
+// The extents. A V form has Counts[r] elements as the part of rank r, the others N of each rank.
+const (
+	Nothing  Extent = iota
+	Part            // this rank's part
+	Whole           // the parts of all ranks
+	Received        // what this rank receives: RecvN, or the sum of RecvCounts
+)
+
+// Side is what a call does with one of its two buffers.
+type Side struct {
+	Extent Extent
+	AtRoot bool // only the root has the buffer
+}
+
+// Lengths says what a call's lengths are.
+type Lengths uint8
+
+// The lengths.
+const (
+	Equal  Lengths = iota // N, the same on all ranks
+	Shared                // Counts, the same on all ranks
+	Own                   // each rank has its own
+)
+
+// Place is where dst and src of a call may overlap.
+type Place uint8
+
+// The places.
+const (
+	Apart     Place = iota // nowhere
+	Same                   // dst is src
+	PartOfDst              // src is this rank's part of dst
+	PartOfSrc              // dst is this rank's part of src
+)
+
+// Traits are what is known of all calls of a kind.
+type Traits struct {
+	Name     string
+	Dst      Side
+	Src      Side
+	Lengths  Lengths
+	InPlace  Place
+	Reduces  bool // it has an operation
+	Rooted   bool // one rank gives or gets what the others do not
+	FromRoot bool // of a rooted call: the root gives, and the others get; else the others give
+	Message  bool // it concerns two or three ranks, not all
+	Own      bool // it is the framework's own: it has a name, and no data
+}
+
+// Moves reports whether calls of the kind move data of the program.
+func (t *Traits) Moves() bool { return t.Dst.Extent|t.Src.Extent != Nothing }
+
+var (
+	part       = Side{Extent: Part}
+	whole      = Side{Extent: Whole}
+	partAtRoot = Side{Part, true}
+	rootsWhole = Side{Whole, true}
+)
+
+var table = [256]Traits{
+	AllReduce:      {Name: "AllReduce", Dst: part, Src: part, InPlace: Same, Reduces: true},
+	Reduce:         {Name: "Reduce", Dst: partAtRoot, Src: part, InPlace: Same, Reduces: true, Rooted: true},
+	Broadcast:      {Name: "Broadcast", Dst: part, Rooted: true, FromRoot: true},
+	AllGather:      {Name: "AllGather", Dst: whole, Src: part, InPlace: PartOfDst},
+	ReduceScatter:  {Name: "ReduceScatter", Dst: part, Src: whole, InPlace: PartOfSrc, Reduces: true},
+	AllToAll:       {Name: "AllToAll", Dst: whole, Src: whole, InPlace: Same},
+	Gather:         {Name: "Gather", Dst: rootsWhole, Src: part, InPlace: PartOfDst, Rooted: true},
+	Scatter:        {Name: "Scatter", Dst: part, Src: rootsWhole, InPlace: PartOfSrc, Rooted: true, FromRoot: true},
+	AllGatherV:     {Name: "AllGatherV", Dst: whole, Src: part, Lengths: Shared, InPlace: PartOfDst},
+	ReduceScatterV: {Name: "ReduceScatterV", Dst: part, Src: whole, Lengths: Shared, InPlace: PartOfSrc, Reduces: true},
+	GatherV:        {Name: "GatherV", Dst: rootsWhole, Src: part, Lengths: Shared, InPlace: PartOfDst, Rooted: true},
+	ScatterV:       {Name: "ScatterV", Dst: part, Src: rootsWhole, Lengths: Shared, InPlace: PartOfSrc, Rooted: true, FromRoot: true},
+	AllToAllV:      {Name: "AllToAllV", Dst: Side{Extent: Received}, Src: whole, Lengths: Own},
+	Send:           {Name: "Send", Src: part, Message: true},
+	Recv:           {Name: "Recv", Dst: part, Message: true},
+	SendRecv:       {Name: "SendRecv", Dst: Side{Extent: Received}, Src: part, Message: true},
+	Barrier:        {Name: "Barrier"},
+	Group:          {Name: "Group"},
+	Graph:          {Name: "graph"},
+
+	Split:           {Name: "Split", Own: true},
+	CloseComm:       {Name: "Close of a communicator", Own: true},
+	AllocSymmetric:  {Name: "AllocSymmetric", Own: true},
+	OpenCheckpoints: {Name: "OpenCheckpoints", Own: true},
+	Save:            {Name: "Save", Own: true},
+	Load:            {Name: "Load", Own: true},
+	WaitSave:        {Name: "Wait for a save", Own: true},
+	TuneGemm:        {Name: "TuneGemm", Own: true},
+	Start:           {Name: "the start", Own: true},
+	End:             {Name: "the end", Own: true},
+
+	Copy: {Name: "Copy", Dst: part, Src: part},
+}
+
+// Traits returns what is known of the kind; of one that does not exist nothing.
+func (k Kind) Traits() *Traits { return &table[k] }
+
+// String returns the name of the kind.
+func (k Kind) String() string { return table[k].Name }
+
+// Set is a set of kinds.
+type Set uint64
+
+// SetOf returns the set of some kinds.
+func SetOf(kinds ...Kind) Set {
+	var s Set
+	for _, k := range kinds {
+		s |= 1 << k
+	}
+	return s
+}
+
+// Has reports whether the kind is in the set.
+func (s Set) Has(k Kind) bool { return s>>k&1 != 0 }

@@ -1,0 +1,190 @@
+package coll
+
+import "unsafe"
+
+// Library says what of the table a library does itself.
+type Library struct {
+	Kinds Set // that it has
+	Apart Set // those of Kinds that it does not do in place
+}
+
+// Steps yields the calls that c is made of, for a library that does not have all kinds, until yield returns false. A step
+// is a call that the library has, or a Send or Recv, which every library has, or a Copy. work is memory of Scratch bytes.
+//
+// Copies come first, and are done before the others, which start together, as in a group. Sends and receives with this
+// rank itself are among them. Steps of a collective that move nothing are left out. A message of nothing is a message.
+// A Broadcast of an AllGatherV has the root's data at Src, which need not be Dst.
+//
+// It keeps nothing and allocates nothing.
+func (c Call) Steps(rank, size int, lib *Library, work unsafe.Pointer, yield func(Call) bool) {
+	if lib.Kinds.Has(c.Kind) {
+		if n := c.staged(rank, size, lib); n > 0 {
+			copied := Call{Kind: Copy, Type: c.Type, Dst: work, Src: c.Src, N: n}
+			c.Src = work
+			if !yield(copied) {
+				return
+			}
+		}
+		if t := c.Kind.Traits(); t.Message || !t.Moves() || c.longest() > 0 {
+			yield(c)
+		}
+		return
+	}
+	switch c.Kind {
+	case AllGather, AllGatherV:
+		c.gatherByBroadcasts(rank, size, yield)
+	case ReduceScatter, ReduceScatterV:
+		c.scatterByReductions(rank, size, yield)
+	case Gather, GatherV:
+		c.gatherByMessages(rank, size, yield)
+	case Scatter, ScatterV:
+		c.scatterByMessages(rank, size, yield)
+	case AllToAll, AllToAllV:
+		c.exchangeByMessages(size, yield)
+	case SendRecv:
+		if yield(c.message(Send, c.Src, c.N, c.Root)) {
+			yield(c.message(Recv, c.Dst, c.RecvN, c.From))
+		}
+	}
+}
+
+// Scratch is the bytes of memory that Steps needs beside the operands.
+func (c *Call) Scratch(rank, size int, lib *Library) int {
+	if !lib.Kinds.Has(c.Kind) {
+		return 0
+	}
+	return c.staged(rank, size, lib) * c.Type.Size()
+}
+
+// staged is how many elements of src are copied first, since the library does not do the call in place.
+func (c *Call) staged(rank, size int, lib *Library) int {
+	if !lib.Apart.Has(c.Kind) || !c.InPlace(rank) {
+		return 0
+	}
+	_, src := c.Extents(rank, size)
+	return src
+}
+
+// longest is 0 where no rank gives or gets anything.
+func (c *Call) longest() int {
+	if c.Counts == nil {
+		return c.N
+	}
+	n := 0
+	for _, k := range c.Counts {
+		n = max(n, k)
+	}
+	for _, k := range c.RecvCounts {
+		n = max(n, k)
+	}
+	return n
+}
+
+// message is a step between two ranks.
+func (c *Call) message(kind Kind, buf unsafe.Pointer, n int, peer int32) Call {
+	m := Call{Kind: kind, Type: c.Type, N: n, Root: peer}
+	if kind == Send {
+		m.Src = buf
+	} else {
+		m.Dst = buf
+	}
+	return m
+}
+
+func (c *Call) gatherByBroadcasts(rank, size int, yield func(Call) bool) {
+	off := 0
+	for r := range size {
+		n := c.share(r)
+		b := Call{Kind: Broadcast, Type: c.Type, Root: int32(r), Dst: c.at(c.Dst, off), N: n}
+		if b.Src = b.Dst; r == rank {
+			b.Src = c.Src
+		}
+		off += n
+		if n > 0 && !yield(b) {
+			return
+		}
+	}
+}
+
+func (c *Call) scatterByReductions(rank, size int, yield func(Call) bool) {
+	off := 0
+	for r := range size {
+		n := c.share(r)
+		b := Call{Kind: Reduce, Type: c.Type, Op: c.Op, Root: int32(r), Src: c.at(c.Src, off), N: n}
+		if r == rank {
+			b.Dst = c.Dst
+		}
+		off += n
+		if n > 0 && !yield(b) {
+			return
+		}
+	}
+}
+
+func (c *Call) gatherByMessages(rank, size int, yield func(Call) bool) {
+	own := c.share(rank)
+	if rank != int(c.Root) {
+		if own > 0 {
+			yield(c.message(Send, c.Src, own, c.Root))
+		}
+		return
+	}
+	off, apart := 0, false // whether its own part is not in place
+	for r := range size {
+		part, n := c.at(c.Dst, off), c.share(r)
+		off += n
+		if n == 0 || r == rank && part == c.Src {
+			continue
+		}
+		if apart = apart || r == rank; !yield(c.message(Recv, part, n, int32(r))) {
+			return
+		}
+	}
+	if apart {
+		yield(c.message(Send, c.Src, own, c.Root))
+	}
+}
+
+func (c *Call) scatterByMessages(rank, size int, yield func(Call) bool) {
+	own := c.share(rank)
+	if rank != int(c.Root) {
+		if own > 0 {
+			yield(c.message(Recv, c.Dst, own, c.Root))
+		}
+		return
+	}
+	off, apart := 0, false
+	for r := range size {
+		part, n := c.at(c.Src, off), c.share(r)
+		off += n
+		if n == 0 || r == rank && part == c.Dst {
+			continue
+		}
+		if apart = apart || r == rank; !yield(c.message(Send, part, n, int32(r))) {
+			return
+		}
+	}
+	if apart {
+		yield(c.message(Recv, c.Dst, own, c.Root))
+	}
+}
+
+func (c *Call) exchangeByMessages(size int, yield func(Call) bool) {
+	out, in := 0, 0
+	for r := range size {
+		sent, received := c.share(r), c.share(r)
+		if c.RecvCounts != nil {
+			received = c.RecvCounts[r]
+		}
+		if sent > 0 && !yield(c.message(Send, c.at(c.Src, out), sent, int32(r))) ||
+			received > 0 && !yield(c.message(Recv, c.at(c.Dst, in), received, int32(r))) {
+			return
+		}
+		out, in = out+sent, in+received
+	}
+}
+
+// Messages yields what a Send, Recv or SendRecv is made of, the sending first, until yield returns false.
+func (c Call) Messages(yield func(Call) bool) { c.Steps(0, 0, &onlyMessages, nil, yield) }
+
+var onlyMessages = Library{Kinds: SetOf(Send, Recv)}
