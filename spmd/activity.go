@@ -11,6 +11,7 @@ import (
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
 	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/files"
 )
 
 // activity is how far this rank has got on a communicator: what it entered last, and
@@ -116,6 +117,9 @@ const ofEveryone = 1 << 31
 
 func (a *activity) leave() { a.left.Add(1) }
 
+// meets says whether this rank is in a call.
+func (a *activity) meets() bool { return a.entered.Load() != a.over() }
+
 // last describes the call that was entered last.
 func (st *commState) last() string {
 	a := &st.activity
@@ -166,7 +170,7 @@ type rankState struct {
 	Phase   string        `json:"phase"`
 	Comms   []commReport  `json:"comms"`
 	Streams []queueReport `json:"streams,omitempty"`
-	Files   *fileReport   `json:"files,omitempty"`
+	Files   *files.State  `json:"files,omitempty"`
 	Run     goroutine     `json:"run"`              // the goroutine of the program's own function
 	Others  []goroutine   `json:"others,omitempty"` // more goroutines of the program
 }
@@ -209,7 +213,7 @@ const (
 // state is this rank's part of a report. It takes no lock that a call holds while it
 // waits.
 func (w *World) state() []byte {
-	s := rankState{Phase: w.phase.Load().(string), Files: w.files()}
+	s := rankState{Phase: w.phase.Load().(string), Files: w.files.State(w.control.st.activity.meets())}
 	w.mu.Lock()
 	comms, streams := slices.Clone(w.comms), slices.Clone(w.streams)
 	w.mu.Unlock()

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"lockstep/spmd"
+	"lockstep/spmd/checkpoint"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -98,8 +99,8 @@ var lateDoors = []struct {
 }
 
 // openCheckpoints opens a folder of the test's.
-func openCheckpoints(w *spmd.World) (*spmd.Checkpoints, error) {
-	return spmd.OpenCheckpoints(w, filepath.Join(os.Getenv(faultEnv), "checkpoints"), spmd.CheckpointConfig{})
+func openCheckpoints(w *spmd.World) (*checkpoint.Manager, error) {
+	return checkpoint.Open(w, filepath.Join(os.Getenv(faultEnv), "checkpoints"), checkpoint.Config{})
 }
 
 // returnRows are the faults of a program that returns on one rank while the others go on: each call in one of four manners,

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"lockstep/spmd"
+	"lockstep/spmd/checkpoint"
+	"lockstep/spmd/internal/files"
 )
 
 // doors are the calls in which the framework has the ranks wait for each other. before is what all ranks do first.
@@ -21,9 +23,9 @@ var doors = []struct {
 	{"Split", `call 2 on "world", Split`, nil, func(w *spmd.World, _ any) error { _, err := w.Comm.Split(0, 0); return err }},
 	{"AllocSymmetric", "\nAllocSymmetric at ", nil, func(w *spmd.World, _ any) error { _, err := spmd.AllocSymmetric[int32](w, 5); return err }},
 	{"OpenCheckpoints", "\nOpenCheckpoints at ", nil, func(w *spmd.World, _ any) error { _, err := openCheckpoints(w); return err }},
-	{"Save", "\nSave at ", opened, func(w *spmd.World, c any) error { return c.(*spmd.Checkpoints).Save(1, nil) }},
-	{"Wait", "\nWait for a save at ", saved, func(w *spmd.World, c any) error { return c.(*spmd.Checkpoints).Wait() }},
-	{"Load", "\nLoad at ", opened, func(w *spmd.World, c any) error { _, err := c.(*spmd.Checkpoints).Load(nil); return err }},
+	{"Save", "\nSave at ", opened, func(w *spmd.World, c any) error { return c.(*checkpoint.Manager).Save(1, nil) }},
+	{"Wait", "\nWait for a save at ", saved, func(w *spmd.World, c any) error { return c.(*checkpoint.Manager).Wait() }},
+	{"Load", "\nLoad at ", opened, func(w *spmd.World, c any) error { _, err := c.(*checkpoint.Manager).Load(nil); return err }},
 }
 
 func opened(w *spmd.World) (any, error) { return openCheckpoints(w) }
@@ -75,26 +77,26 @@ func doorRows() []mishap {
 	const shard = "shard-00002-of-00003.safetensors.part"
 	return append(rows,
 		mishap{name: "a sync that never returns", ranks: 3, within: 3*time.Second + hang, args: hangFlag,
-			run: savesWith(3*time.Second, (*spmd.Checkpoints).Wait, func() { select {} }), cause: " has not ended in 3s", want: []string{"sync of ", shard + " has not ended in 3s", "the checkpoint of step 1 is not saved"}},
+			run: savesWith(3*time.Second, (*checkpoint.Manager).Wait, func() { select {} }), cause: " has not ended in 3s", want: []string{"sync of ", shard + " has not ended in 3s", "the checkpoint of step 1 is not saved"}},
 		mishap{name: "a sync that never returns before Close", ranks: 3, within: 3*time.Second + hang, args: hangFlag,
-			run: savesWith(3*time.Second, (*spmd.Checkpoints).Close, func() { select {} }), cause: " has not ended in 3s", want: []string{"sync of ", shard + " has not ended in 3s"}},
+			run: savesWith(3*time.Second, (*checkpoint.Manager).Close, func() { select {} }), cause: " has not ended in 3s", want: []string{"sync of ", shard + " has not ended in 3s"}},
 		mishap{name: "a sync that is slow", ranks: 3, within: 3*faultTimeout + hang, args: hangFlag, clean: true,
-			run: savesWith(time.Minute, (*spmd.Checkpoints).Wait, func() { time.Sleep(3 * faultTimeout) }), cause: "is saved"},
+			run: savesWith(time.Minute, (*checkpoint.Manager).Wait, func() { time.Sleep(3 * faultTimeout) }), cause: "is saved"},
 		mishap{name: "reading that is slow", ranks: 3, within: 5*faultTimeout + hang, args: hangFlag, clean: true, run: loadsSlowly, cause: "is loaded"},
 		mishap{name: "a sync that is slow before Close", ranks: 3, within: 3*faultTimeout + hang, args: hangFlag, clean: true,
-			run: savesWith(time.Minute, (*spmd.Checkpoints).Close, func() { time.Sleep(3 * faultTimeout) }), cause: "is saved"},
+			run: savesWith(time.Minute, (*checkpoint.Manager).Close, func() { time.Sleep(3 * faultTimeout) }), cause: "is saved"},
 	)
 }
 
 // savesWith saves and waits for it, with a file system in which the victim's sync takes as long as act does.
-func savesWith(limit time.Duration, wait func(*spmd.Checkpoints) error, act func()) func(context.Context, *spmd.World, bool) error {
+func savesWith(limit time.Duration, wait func(*checkpoint.Manager) error, act func()) func(context.Context, *spmd.World, bool) error {
 	return func(_ context.Context, w *spmd.World, victim bool) error {
-		c, err := spmd.OpenCheckpoints(w, filepath.Join(os.Getenv(faultEnv), "checkpoints"), spmd.CheckpointConfig{Timeout: limit})
+		c, err := checkpoint.Open(w, filepath.Join(os.Getenv(faultEnv), "checkpoints"), checkpoint.Config{Timeout: limit})
 		if err != nil {
 			return err
 		}
 		if victim {
-			*spmd.CheckpointFault = func(op, path string) error {
+			files.Fault = func(op, path string) error {
 				if op == "sync" && strings.HasSuffix(path, ".safetensors.part") {
 					happens()
 					act()
@@ -121,13 +123,13 @@ func loadsSlowly(_ context.Context, w *spmd.World, victim bool) error {
 	if err != nil {
 		return err
 	}
-	item := spmd.Replicated("x", x)
+	item := checkpoint.Replicated("x", x)
 	if err := errors.Join(c.Save(1, nil, item), c.Wait()); err != nil {
 		return err
 	}
 	if victim {
 		happens()
-		*spmd.CheckpointFault = func(op, _ string) error {
+		files.Fault = func(op, _ string) error {
 			if op == "read" {
 				time.Sleep(faultTimeout / 2)
 			}

@@ -79,6 +79,20 @@ func processes(some []int, ranks []told) string {
 	return strings.Join(parts, "; ")
 }
 
+// slow finds the first rank that waits for files, while all ranks answer; nil where none does.
+func slow(ranks []told) (first *told) {
+	for i := range ranks {
+		t := &ranks[i]
+		if t.State == nil && !t.Left {
+			return nil
+		}
+		if first == nil && t.Files != nil && t.Files.Waits {
+			first = t
+		}
+	}
+	return first
+}
+
 func readStates(states []watch.RankState) []told {
 	var ranks []told
 	for _, s := range states {

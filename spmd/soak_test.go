@@ -16,6 +16,7 @@ import (
 	"lockstep/cuda"
 	"lockstep/cuda/nvml"
 	"lockstep/spmd"
+	"lockstep/spmd/checkpoint"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -90,7 +91,7 @@ func deviceMemory(gpu int) (int, error) {
 type soaker struct {
 	w  *spmd.World
 	s  *spmd.Stream
-	cp *spmd.Checkpoints
+	cp *checkpoint.Manager
 	x  spmd.Buffer[float32]
 
 	kinds []soakKind
@@ -125,7 +126,7 @@ func (k *soaker) choose() error {
 		{"collectives", 1, k.collectives},
 		{"graph", 20, k.graph},
 		{"split", 100, k.split},
-		{"save", 500, func(i int) error { return k.cp.Save(i, nil, spmd.Replicated("x", k.x)) }},
+		{"save", 500, func(i int) error { return k.cp.Save(i, nil, checkpoint.Replicated("x", k.x)) }},
 	}
 	only := os.Getenv(soakKindEnv)
 	if only == "" {
@@ -239,7 +240,7 @@ func soak(w *spmd.World) error {
 	if k.x, err = spmd.Alloc[float32](w, 100_000); err != nil {
 		return err
 	}
-	if k.cp, err = spmd.OpenCheckpoints(w, os.Getenv("TMPDIR"), spmd.CheckpointConfig{Keep: 2}); err != nil {
+	if k.cp, err = checkpoint.Open(w, os.Getenv("TMPDIR"), checkpoint.Config{Keep: 2}); err != nil {
 		return err
 	}
 	start := time.Now()

@@ -228,12 +228,12 @@ func (o *overseer) look() {
 
 // suspect ends the job, which hangs, unless a rank waits for files, which has a limit of its own; still says that it does.
 func (o *overseer) suspect(what string, still func() bool) {
-	if o.w.filed.Load() && time.Now().UnixNano() < o.patient.Load() || !o.asking.CompareAndSwap(false, true) {
+	if o.w.files.Used() && time.Now().UnixNano() < o.patient.Load() || !o.asking.CompareAndSwap(false, true) {
 		return
 	}
 	go func() { // what looks goes on
 		defer o.asking.Store(false)
-		if o.w.filed.Load() {
+		if o.w.files.Used() {
 			if t := slow(readStates(o.gather())); t != nil {
 				if o.w.Rank() == b2i(t.Hello.Rank == 0) { // who waits is another
 					log := o.w.Log.Level(min(o.w.Log.GetLevel(), zerolog.WarnLevel))

@@ -24,6 +24,7 @@ import (
 	"lockstep/internal/procfs"
 	"lockstep/internal/shm"
 	"lockstep/spmd/internal/control"
+	"lockstep/spmd/internal/files"
 )
 
 // World is this rank's place in the job: who it is, its device, and the
@@ -66,9 +67,7 @@ type World struct {
 	channel                 *control.Channel // over it
 	ended                   atomic.Bool      // the program has returned on this rank
 	overseer                *overseer        // nil without the watch, and for one rank
-	filed                   atomic.Bool      // there are Checkpoints, on all ranks
-	fileEnd                 atomic.Int64     // when a long call of Checkpoints ended, in Unix ns
-	fileLimit               atomic.Int64     // in a call of Checkpoints what a step of the work on a file may take, in ns; else 0
+	files                   files.Waiting    // for what is saved and loaded
 	spoken                  spoken           // what the pulses have said of this rank
 	capturing               atomic.Int32
 	json                    io.WriteCloser
@@ -182,6 +181,7 @@ func Open(cfg Config) (*World, error) {
 		return nil, Usage(err)
 	}
 	w := &World{cfg: cfg, job: launcher.Environment(), failed: make(chan struct{})}
+	w.files.Patience = cfg.timeout()
 	w.phase.Store("starting")
 	age := procfs.Age()
 	w.startup = startup{time.Now().Add(-age), []part{{"process", float64(age.Milliseconds())}}}

@@ -8,6 +8,7 @@ import (
 	"strconv"
 
 	"lockstep/spmd"
+	"lockstep/spmd/checkpoint"
 )
 
 // setting is one thing that the course of a run depends on.
@@ -53,7 +54,7 @@ type saved struct {
 
 // saver keeps the checkpoints of a run. The nil saver keeps none.
 type saver struct {
-	*spmd.Checkpoints
+	*checkpoint.Manager
 	o     *options
 	w     *spmd.World
 	key   []byte // of the data
@@ -68,14 +69,14 @@ func (o *options) openSaver(w *spmd.World, key []byte) (*saver, error) {
 	if o.checkpoint == "" {
 		return nil, nil
 	}
-	c, err := spmd.OpenCheckpoints(w, o.checkpoint, spmd.CheckpointConfig{Keep: o.keep, Saved: func(k spmd.SavedCheckpoint) {
+	c, err := checkpoint.Open(w, o.checkpoint, checkpoint.Config{Keep: o.keep, Saved: func(k checkpoint.Info) {
 		w.Log.Info().Int("steps", k.Step).Str("to", k.Folder).Int64("bytes", k.Bytes).
 			Str("seconds", fmt.Sprintf("%.2f", k.Took.Seconds())).Msg("checkpoint saved")
 	}})
 	if err != nil {
 		return nil, spmd.Usage(fmt.Errorf("--checkpoint: %w", err))
 	}
-	s := &saver{Checkpoints: c, o: o, w: w, key: key}
+	s := &saver{Manager: c, o: o, w: w, key: key}
 	if err := s.look(); err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
@@ -85,7 +86,7 @@ func (o *options) openSaver(w *spmd.World, key []byte) (*saver, error) {
 func (s *saver) look() error {
 	o, found := s.o, new(saved)
 	step, err := s.Load(found)
-	switch none := errors.Is(err, spmd.ErrNoCheckpoint); {
+	switch none := errors.Is(err, checkpoint.ErrNotFound); {
 	case none && o.resume == "must":
 		return spmd.Usage(fmt.Errorf("--resume must: no checkpoint in %s", o.checkpoint))
 	case none:
@@ -234,11 +235,11 @@ type arena struct {
 
 // items are the tensors of a checkpoint: together with the number of steps and of
 // sequences they are all that the next step depends on.
-func (t *trainer) items() []spmd.Item {
-	var items []spmd.Item
+func (t *trainer) items() []checkpoint.Item {
+	var items []checkpoint.Item
 	for _, a := range t.replicas() {
 		for _, p := range t.state.Params {
-			items = append(items, spmd.Replicated(a.prefix+p.Name, a.Slice(p.Off, p.Off+p.Len)))
+			items = append(items, checkpoint.Replicated(a.prefix+p.Name, a.Slice(p.Off, p.Off+p.Len)))
 		}
 	}
 	return items

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/spmd"
+	"lockstep/spmd/checkpoint"
 )
 
 // A command is the first argument: what to do with a run's checkpoint. Without one the
@@ -90,7 +91,7 @@ func checkFolder(dir string) error {
 // past is a run that a checkpoint is of.
 type past struct {
 	saved
-	*spmd.Checkpoints
+	*checkpoint.Manager
 	dir  string
 	step int
 	cfg  Config
@@ -99,11 +100,11 @@ type past struct {
 
 // openPast opens a folder of checkpoints to read the newest. Every rank calls it.
 func openPast(w *spmd.World, dir string) (*past, error) {
-	c, err := spmd.OpenCheckpoints(w, dir, spmd.CheckpointConfig{ReadOnly: true})
+	c, err := checkpoint.Open(w, dir, checkpoint.Config{ReadOnly: true})
 	if err != nil {
 		return nil, spmd.Usage(fmt.Errorf("--checkpoint: %w", err))
 	}
-	p := &past{Checkpoints: c, dir: dir}
+	p := &past{Manager: c, dir: dir}
 	if err := p.describe(); err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
@@ -113,7 +114,7 @@ func openPast(w *spmd.World, dir string) (*past, error) {
 // describe reads what kind of model it is.
 func (p *past) describe() (err error) {
 	p.step, err = p.Load(&p.saved)
-	if errors.Is(err, spmd.ErrNoCheckpoint) {
+	if errors.Is(err, checkpoint.ErrNotFound) {
 		return spmd.Usage(fmt.Errorf("--checkpoint %s: there is no checkpoint in it", p.dir))
 	}
 	if err != nil {
@@ -159,9 +160,9 @@ func (s *saved) number(setting string) (int, error) {
 // loadWeights loads the weights into an arena. It blocks. Every rank calls it.
 func (p *past) loadWeights(arena spmd.Buffer[float32]) error {
 	params, _, _ := layout(p.cfg)
-	var items []spmd.Item
+	var items []checkpoint.Item
 	for _, q := range params {
-		items = append(items, spmd.Replicated("model."+q.Name, arena.Slice(q.Off, q.Off+q.Len)))
+		items = append(items, checkpoint.Replicated("model."+q.Name, arena.Slice(q.Off, q.Off+q.Len)))
 	}
 	if err := arena.Fill(0); err != nil { // between the tensors
 		return err

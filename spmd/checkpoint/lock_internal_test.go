@@ -1,4 +1,4 @@
-package spmd
+package checkpoint
 
 import (
 	"encoding/json"

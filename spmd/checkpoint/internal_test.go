@@ -1,4 +1,4 @@
-package spmd
+package checkpoint
 
 import (
 	"bytes"
@@ -11,23 +11,20 @@ import (
 	"time"
 )
 
-// CheckpointFault lets the tests of package spmd_test get at every change on disk.
-var CheckpointFault = &checkpointFault
-
 // goodIndex is an index that parses.
-func goodIndex() *checkpointIndex {
-	return &checkpointIndex{
-		Format: checkpointFormat, Step: 7, Serial: 3, Chunk: chunkBytes, Meta: json.RawMessage(`{"a":1}`),
-		Arrays: []checkpointArray{{"w", "F32", 10}, {"empty", "U8", 0}},
-		Files: []checkpointFile{
-			{"shard-00000-of-00002.safetensors", []checkpointPart{{0, 4, 6}}, fileSum{100, []uint32{1}}},
-			{"shard-00001-of-00002.safetensors", []checkpointPart{{0, 0, 4}}, fileSum{chunkBytes + 1, []uint32{1, 2}}},
+func goodIndex() *index {
+	return &index{
+		Format: format, Step: 7, Serial: 3, Chunk: chunkBytes, Meta: json.RawMessage(`{"a":1}`),
+		Arrays: []array{{"w", "F32", 10}, {"empty", "U8", 0}},
+		Files: []shardFile{
+			{"shard-00000-of-00002.safetensors", []part{{0, 4, 6}}, fileSum{100, []uint32{1}}},
+			{"shard-00001-of-00002.safetensors", []part{{0, 0, 4}}, fileSum{chunkBytes + 1, []uint32{1, 2}}},
 		},
 	}
 }
 
 func TestParseIndex(t *testing.T) {
-	text := func(change func(x *checkpointIndex)) []byte {
+	text := func(change func(x *index)) []byte {
 		x := goodIndex()
 		change(x)
 		b, err := json.Marshal(x)
@@ -36,42 +33,42 @@ func TestParseIndex(t *testing.T) {
 		}
 		return b
 	}
-	good := text(func(*checkpointIndex) {})
+	good := text(func(*index) {})
 	if x, err := parseIndex(good); err != nil || !reflect.DeepEqual(x, goodIndex()) {
 		t.Fatalf("%+v, %v", x, err)
 	}
 	for _, c := range []struct {
 		want   string
-		change func(x *checkpointIndex)
+		change func(x *index)
 	}{
-		{"format", func(x *checkpointIndex) { x.Format = "lockstep checkpoint 2" }},
-		{"step -1", func(x *checkpointIndex) { x.Step = -1 }},
-		{"serial -1", func(x *checkpointIndex) { x.Serial = -1 }},
-		{"chunks of 1 ", func(x *checkpointIndex) { x.Chunk = 1 }},
-		{"no files", func(x *checkpointIndex) { x.Files = nil }},
-		{"without a name", func(x *checkpointIndex) { x.Arrays[0].Name = "" }},
-		{"out of its folder", func(x *checkpointIndex) { x.Arrays[0].Name = "../w" }},
-		{`"F31"`, func(x *checkpointIndex) { x.Arrays[0].Type = "F31" }},
-		{"two of it", func(x *checkpointIndex) { x.Arrays[1].Name = "w" }},
-		{`"w" of -1`, func(x *checkpointIndex) { x.Arrays[0].Len = -1 }},
-		{`"w" of 4611686018427387904`, func(x *checkpointIndex) { x.Arrays[0].Len = 1 << 62 }},
-		{"is called", func(x *checkpointIndex) { x.Files[0].Name = "../../etc/passwd" }},
-		{"0 bytes", func(x *checkpointIndex) { x.Files[0].Bytes = 0 }},
-		{"checksums of", func(x *checkpointIndex) { x.Files[0].Bytes = 1 << 60 }},
-		{"checksums of", func(x *checkpointIndex) { x.Files[1].CRC = nil }},
-		{"of array 2", func(x *checkpointIndex) { x.Files[0].Parts[0].Array = 2 }},
-		{"of array -1", func(x *checkpointIndex) { x.Files[0].Parts[0].Array = -1 }},
-		{"[-1, -1+6)", func(x *checkpointIndex) { x.Files[0].Parts[0].Off = -1 }},
-		{"[4, 4+7)", func(x *checkpointIndex) { x.Files[0].Parts[0].Len = 7 }},
-		{"[4, 4+9223372036854775807)", func(x *checkpointIndex) { x.Files[0].Parts[0].Len = 1<<63 - 1 }},
-		{"[4, 4+0)", func(x *checkpointIndex) { x.Files[0].Parts[0].Len = 0 }},
-		{"part 1 is", func(x *checkpointIndex) {
-			x.Files[0].Parts = []checkpointPart{{0, 4, 3}, {0, 7, 3}}
+		{"format", func(x *index) { x.Format = "lockstep checkpoint 2" }},
+		{"step -1", func(x *index) { x.Step = -1 }},
+		{"serial -1", func(x *index) { x.Serial = -1 }},
+		{"chunks of 1 ", func(x *index) { x.Chunk = 1 }},
+		{"no files", func(x *index) { x.Files = nil }},
+		{"without a name", func(x *index) { x.Arrays[0].Name = "" }},
+		{"out of its folder", func(x *index) { x.Arrays[0].Name = "../w" }},
+		{`"F31"`, func(x *index) { x.Arrays[0].Type = "F31" }},
+		{"two of it", func(x *index) { x.Arrays[1].Name = "w" }},
+		{`"w" of -1`, func(x *index) { x.Arrays[0].Len = -1 }},
+		{`"w" of 4611686018427387904`, func(x *index) { x.Arrays[0].Len = 1 << 62 }},
+		{"is called", func(x *index) { x.Files[0].Name = "../../etc/passwd" }},
+		{"0 bytes", func(x *index) { x.Files[0].Bytes = 0 }},
+		{"checksums of", func(x *index) { x.Files[0].Bytes = 1 << 60 }},
+		{"checksums of", func(x *index) { x.Files[1].CRC = nil }},
+		{"of array 2", func(x *index) { x.Files[0].Parts[0].Array = 2 }},
+		{"of array -1", func(x *index) { x.Files[0].Parts[0].Array = -1 }},
+		{"[-1, -1+6)", func(x *index) { x.Files[0].Parts[0].Off = -1 }},
+		{"[4, 4+7)", func(x *index) { x.Files[0].Parts[0].Len = 7 }},
+		{"[4, 4+9223372036854775807)", func(x *index) { x.Files[0].Parts[0].Len = 1<<63 - 1 }},
+		{"[4, 4+0)", func(x *index) { x.Files[0].Parts[0].Len = 0 }},
+		{"part 1 is", func(x *index) {
+			x.Files[0].Parts = []part{{0, 4, 3}, {0, 7, 3}}
 		}},
-		{"element 4 is in the parts of two", func(x *checkpointIndex) { x.Files[1].Parts[0].Len = 5 }},
-		{"element 3 of 10 is in no", func(x *checkpointIndex) { x.Files[1].Parts[0].Len = 3 }},
-		{"element 0 of 10 is in no", func(x *checkpointIndex) { x.Files[1].Parts = nil }},
-		{"element 9 of 10 is in no", func(x *checkpointIndex) { x.Files[0].Parts[0].Len = 5 }},
+		{"element 4 is in the parts of two", func(x *index) { x.Files[1].Parts[0].Len = 5 }},
+		{"element 3 of 10 is in no", func(x *index) { x.Files[1].Parts[0].Len = 3 }},
+		{"element 0 of 10 is in no", func(x *index) { x.Files[1].Parts = nil }},
+		{"element 9 of 10 is in no", func(x *index) { x.Files[0].Parts[0].Len = 5 }},
 	} {
 		if _, err := parseIndex(text(c.change)); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("got %v, want %s", err, c.want)
@@ -147,7 +144,7 @@ func FuzzMarker(f *testing.F) {
 // TestAwaitParts has rank 0 wait for a rank whose file does not come, and find that the
 // folder is gone.
 func TestAwaitParts(t *testing.T) {
-	c := &Checkpoints{cfg: CheckpointConfig{Timeout: time.Millisecond}}
+	c := &Manager{cfg: Config{Timeout: time.Millisecond}}
 	s := &saving{temp: t.TempDir(), x: goodIndex(), cancel: make(chan struct{})}
 	s.x.Files[0].fileSum, s.x.Files[1].fileSum = fileSum{}, fileSum{}
 	sum, err := writeFile(filepath.Join(s.temp, s.x.Files[0].Name), []byte("shard"))

@@ -1,4 +1,4 @@
-package spmd
+package checkpoint
 
 import (
 	"bytes"
@@ -18,20 +18,21 @@ import (
 
 	"lockstep/internal/elem"
 	"lockstep/internal/safetensors"
+	"lockstep/spmd/internal/files"
 )
 
 // A checkpoint is a folder step-00000100 with one safetensors file of every rank, an
 // index of what they hold, and, written last, a marker that holds the index's checksum.
 const (
-	indexName        = "index.json"
-	markerName       = "COMPLETE"
-	partial          = ".part" // of the name of a file that is being written
-	replaced         = ".old"  // of the name of a checkpoint while another of its step takes its place
-	probeName        = ".probe-"
-	checkpointFormat = "lockstep checkpoint 1"
-	chunkBytes       = 4 << 20 // of a file, that have a checksum of their own
-	maxIndex         = 100_000_000
-	maxMarker        = 1 << 10
+	indexName  = "index.json"
+	markerName = "COMPLETE"
+	partial    = ".part" // of the name of a file that is being written
+	replaced   = ".old"  // of the name of a checkpoint while another of its step takes its place
+	probeName  = ".probe-"
+	format     = "lockstep checkpoint 1"
+	chunkBytes = 4 << 20 // of a file, that have a checksum of their own
+	maxIndex   = 100_000_000
+	maxMarker  = 1 << 10
 )
 
 var (
@@ -50,28 +51,28 @@ func shardName(rank, size int, kind string) string {
 var typeNames = [elem.Types]string{elem.Int8: "I8", elem.Uint8: "U8", elem.Int32: "I32", elem.Uint32: "U32", elem.Int64: "I64",
 	elem.Uint64: "U64", elem.Float16: "F16", elem.BFloat16: "BF16", elem.Float32: "F32", elem.Float64: "F64"}
 
-// checkpointIndex is what index.json holds.
-type checkpointIndex struct {
-	Format string            `json:"format"`
-	Step   int               `json:"step"`
-	Serial int               `json:"serial"` // grows with every checkpoint of the folder: the newest has the greatest
-	Chunk  int               `json:"chunk_bytes"`
-	Arrays []checkpointArray `json:"arrays"`
-	Files  []checkpointFile  `json:"files"` // by rank
-	Meta   json.RawMessage   `json:"meta"`
+// index is what index.json holds.
+type index struct {
+	Format string          `json:"format"`
+	Step   int             `json:"step"`
+	Serial int             `json:"serial"` // grows with every checkpoint of the folder: the newest has the greatest
+	Chunk  int             `json:"chunk_bytes"`
+	Arrays []array         `json:"arrays"`
+	Files  []shardFile     `json:"files"` // by rank
+	Meta   json.RawMessage `json:"meta"`
 }
 
-// checkpointArray is a global array.
-type checkpointArray struct {
+// array is a global array.
+type array struct {
 	Name string `json:"name"`
 	Type string `json:"dtype"`
 	Len  int    `json:"elements"`
 }
 
-// checkpointFile is the file of one rank.
-type checkpointFile struct {
-	Name  string           `json:"name"`
-	Parts []checkpointPart `json:"parts"`
+// shardFile is the file of one rank.
+type shardFile struct {
+	Name  string `json:"name"`
+	Parts []part `json:"parts"`
 	fileSum
 }
 
@@ -81,17 +82,17 @@ type fileSum struct {
 	CRC   []uint32 `json:"crc32c"`
 }
 
-// checkpointPart is the elements [Off, Off+Len) of an array, which a file has as a
+// part is the elements [Off, Off+Len) of an array, which a file has as a
 // tensor of the array's name.
-type checkpointPart struct {
+type part struct {
 	Array int `json:"array"`
 	Off   int `json:"off"`
 	Len   int `json:"len"`
 }
 
 // parseIndex reads an index and checks that it makes sense.
-func parseIndex(text []byte) (*checkpointIndex, error) {
-	var x checkpointIndex
+func parseIndex(text []byte) (*index, error) {
+	var x index
 	dec := json.NewDecoder(bytes.NewReader(text))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(&x); err != nil {
@@ -103,10 +104,10 @@ func parseIndex(text []byte) (*checkpointIndex, error) {
 	return &x, x.check()
 }
 
-func (x *checkpointIndex) check() error {
+func (x *index) check() error {
 	switch {
-	case x.Format != checkpointFormat:
-		return fmt.Errorf("format %.40q, not %q", x.Format, checkpointFormat)
+	case x.Format != format:
+		return fmt.Errorf("format %.40q, not %q", x.Format, format)
 	case x.Step < 0 || x.Serial < 0:
 		return fmt.Errorf("step %d, serial %d", x.Step, x.Serial)
 	case x.Chunk != chunkBytes:
@@ -125,7 +126,7 @@ func (x *checkpointIndex) check() error {
 		}
 		seen[a.Name] = true
 	}
-	parts := make([][]checkpointPart, len(x.Arrays))
+	parts := make([][]part, len(x.Arrays))
 	in := make([]int, len(x.Arrays)) // the last file that has a part of it, from 1
 	for r, f := range x.Files {
 		if f.Name != shardName(r, len(x.Files), "safetensors") {
@@ -158,8 +159,8 @@ func (f *fileSum) check() error {
 }
 
 // covers checks that the parts of an array do not overlap and leave nothing out.
-func covers(a checkpointArray, parts []checkpointPart) error {
-	slices.SortFunc(parts, func(p, q checkpointPart) int { return cmp.Compare(p.Off, q.Off) })
+func covers(a array, parts []part) error {
+	slices.SortFunc(parts, func(p, q part) int { return cmp.Compare(p.Off, q.Off) })
 	end := 0
 	for _, p := range parts {
 		if p.Off < end {
@@ -178,36 +179,20 @@ func covers(a checkpointArray, parts []checkpointPart) error {
 
 // marker is the whole contents of the marker of an index.
 func marker(index []byte) []byte {
-	return fmt.Appendf(nil, "%s\n%d bytes of %s, SHA-256 %x\n", checkpointFormat, len(index), indexName, sha256.Sum256(index))
-}
-
-// checkpointFault is called before every change on disk, and every read of a shard; an
-// error from it becomes that of the change. Tests set it.
-var checkpointFault func(op, path string) error
-
-// change makes one change on disk.
-func change(op, path string, fn func() error) error {
-	return onFile(op+" of "+path, func() error {
-		if checkpointFault != nil {
-			if err := checkpointFault(op, path); err != nil {
-				return &fs.PathError{Op: op, Path: path, Err: err}
-			}
-		}
-		return fn()
-	})
+	return fmt.Appendf(nil, "%s\n%d bytes of %s, SHA-256 %x\n", format, len(index), indexName, sha256.Sum256(index))
 }
 
 func rename(from, to string) error {
-	return change("rename", to, func() error { return os.Rename(from, to) })
+	return files.Change("rename", to, func() error { return os.Rename(from, to) })
 }
 
 func remove(path string) error {
-	return change("remove", path, func() error { return os.Remove(path) })
+	return files.Change("remove", path, func() error { return os.Remove(path) })
 }
 
 // syncFolder makes what was renamed and removed in a folder last.
 func syncFolder(path string) error {
-	return change("sync", path, func() error {
+	return files.Change("sync", path, func() error {
 		f, err := os.Open(path)
 		if err != nil {
 			return err
@@ -221,7 +206,7 @@ func syncFolder(path string) error {
 func writeFile(path string, pieces ...[]byte) (sum fileSum, err error) {
 	tmp := path + partial
 	var f *os.File
-	if err := change("create", tmp, func() error { f, err = os.Create(tmp); return err }); err != nil {
+	if err := files.Change("create", tmp, func() error { f, err = os.Create(tmp); return err }); err != nil {
 		return sum, err
 	}
 	defer func() {
@@ -234,13 +219,13 @@ func writeFile(path string, pieces ...[]byte) (sum fileSum, err error) {
 		for len(data) > 0 {
 			p := data[:min(len(data), chunkBytes)]
 			data = data[len(p):]
-			if err := change("write", tmp, func() error { _, err := f.Write(p); return err }); err != nil {
+			if err := files.Change("write", tmp, func() error { _, err := f.Write(p); return err }); err != nil {
 				return sum, err
 			}
 			sum.add(p)
 		}
 	}
-	if err := change("sync", tmp, f.Sync); err != nil {
+	if err := files.Change("sync", tmp, f.Sync); err != nil {
 		return sum, err
 	}
 	if err := f.Close(); err != nil {
@@ -266,7 +251,7 @@ func (f *fileSum) add(p []byte) {
 
 // openFile opens a file of a checkpoint and returns its size.
 func openFile(path string) (f *os.File, size int64, err error) {
-	err = onFile("open of "+path, func() error {
+	err = files.Do("open of "+path, func() error {
 		info, err := os.Stat(path)
 		if err != nil {
 			return err
@@ -291,7 +276,7 @@ func readFile(path string, limit int64) ([]byte, error) {
 		return nil, fmt.Errorf("%s: %d bytes, at most %d", path, size, limit)
 	}
 	b := make([]byte, size)
-	err = onFile("read of "+path, func() error { _, err := io.ReadFull(f, b); return err })
+	err = files.Do("read of "+path, func() error { _, err := io.ReadFull(f, b); return err })
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
@@ -303,7 +288,7 @@ var errUnfinished = errors.New("the save of this checkpoint did not finish")
 
 // readIndex reads the marker and the index of a checkpoint, and returns the index and
 // its checksum.
-func readIndex(folder string) (*checkpointIndex, [sha256.Size]byte, error) {
+func readIndex(folder string) (*index, [sha256.Size]byte, error) {
 	var none [sha256.Size]byte
 	mark, err := readFile(filepath.Join(folder, markerName), maxMarker)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -332,16 +317,16 @@ func readIndex(folder string) (*checkpointIndex, [sha256.Size]byte, error) {
 type savedFolder struct {
 	name  string // of the folder
 	step  int
-	index *checkpointIndex // nil where it cannot be read
-	err   error            // why
-	temp  bool             // not more than a save in progress, or left by one that did not finish
+	index *index // nil where it cannot be read
+	err   error  // why
+	temp  bool   // not more than a save in progress, or left by one that did not finish
 }
 
 // scan returns the checkpoints in dir, the newest first, and then those that have no
 // good index.
 func scan(dir string) ([]savedFolder, error) {
 	var entries []fs.DirEntry
-	err := onFile("scan of "+dir, func() (err error) { entries, err = os.ReadDir(dir); return err })
+	err := files.Do("scan of "+dir, func() (err error) { entries, err = os.ReadDir(dir); return err })
 	if err != nil {
 		return nil, err
 	}
@@ -405,7 +390,7 @@ func removeFolder(folder string) error {
 }
 
 // publish makes the folder temp, which holds all shards, the checkpoint that x says.
-func publish(dir, temp string, x *checkpointIndex) error {
+func publish(dir, temp string, x *index) error {
 	text, err := json.Marshal(x)
 	if err != nil {
 		return err

@@ -1,10 +1,11 @@
-package spmd
+package checkpoint
 
 import (
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"lockstep/spmd/internal/files"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,9 +13,9 @@ import (
 )
 
 // writePart writes this rank's file and, to say that it is there, its checksums.
-func (c *Checkpoints) writePart(s *saving) error {
+func (c *Manager) writePart(s *saving) error {
 	rank, size := c.w.Rank(), c.w.Size()
-	err := change("mkdir", s.temp, func() error { return os.Mkdir(s.temp, 0o777) })
+	err := files.Change("mkdir", s.temp, func() error { return os.Mkdir(s.temp, 0o777) })
 	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
@@ -37,12 +38,12 @@ func (c *Checkpoints) writePart(s *saving) error {
 }
 
 // finish waits for the files of all ranks and makes them a checkpoint.
-func (c *Checkpoints) finish(s *saving) error {
+func (c *Manager) finish(s *saving) error {
 	if err := c.awaitParts(s); err != nil {
 		return err
 	}
 	if c.lock != nil { // a program that Slurm has taken for ended may go on for a while
-		if err := onFile("look at "+c.lock.path, c.lock.check); err != nil {
+		if err := files.Do("look at "+c.lock.path, c.lock.check); err != nil {
 			return err
 		}
 	}
@@ -54,7 +55,7 @@ func (c *Checkpoints) finish(s *saving) error {
 	delete(c.damaged, stepName(s.step))
 	c.prune()
 	if c.cfg.Saved != nil {
-		k := SavedCheckpoint{Step: s.step, Folder: filepath.Join(c.dir, stepName(s.step)), Took: time.Since(s.begun)}
+		k := Info{Step: s.step, Folder: filepath.Join(c.dir, stepName(s.step)), Took: time.Since(s.begun)}
 		for _, f := range s.x.Files {
 			k.Bytes += f.Bytes
 		}
@@ -63,13 +64,16 @@ func (c *Checkpoints) finish(s *saving) error {
 	return nil
 }
 
+// othersFiles begins what a step is called that has a limit of its own, awaitPart's.
+const othersFiles = "wait for the files of other ranks in "
+
 // awaitParts waits until the files of all ranks are in the temporary folder, and puts
 // their checksums into the index.
-func (c *Checkpoints) awaitParts(s *saving) error {
-	files := s.x.Files
-	left := len(files)
+func (c *Manager) awaitParts(s *saving) error {
+	parts := s.x.Files
+	left := len(parts)
 	for left > 0 {
-		err := onFile(othersFiles+s.temp, func() (err error) {
+		err := files.Do(othersFiles+s.temp, func() (err error) {
 			left, err = c.awaitPart(s, left)
 			return err
 		})
@@ -81,7 +85,7 @@ func (c *Checkpoints) awaitParts(s *saving) error {
 }
 
 // awaitPart waits until fewer than so many files are missing, and returns how many are.
-func (c *Checkpoints) awaitPart(s *saving, most int) (int, error) {
+func (c *Manager) awaitPart(s *saving, most int) (int, error) {
 	files := s.x.Files
 	end := time.Now().Add(c.cfg.Timeout + c.cfg.Timeout/4) // that rank may say more of it
 	for wait := time.Millisecond; ; wait = min(2*wait, 200*time.Millisecond) {
@@ -143,7 +147,7 @@ func readPart(folder, name, shard string) (sum fileSum, err error) {
 
 // sweep removes what earlier programs left of saves that did not finish, and learns
 // the newest serial.
-func (c *Checkpoints) sweep(s *saving) {
+func (c *Manager) sweep(s *saving) {
 	all, err := scan(c.dir)
 	if err != nil {
 		return // the save that follows fails of it, too
@@ -164,7 +168,7 @@ func (c *Checkpoints) sweep(s *saving) {
 
 // prune removes the checkpoints beyond the newest Keep, and what never got complete. A
 // damaged one does not count, and goes when there are Keep good ones.
-func (c *Checkpoints) prune() {
+func (c *Manager) prune() {
 	all, err := scan(c.dir)
 	if err != nil {
 		c.w.Log.Warn().Err(err).Msg("old checkpoints are not removed")
@@ -182,7 +186,7 @@ func (c *Checkpoints) prune() {
 	}
 }
 
-func (c *Checkpoints) drop(k savedFolder) {
+func (c *Manager) drop(k savedFolder) {
 	if err := removeFolder(filepath.Join(c.dir, k.name)); err != nil {
 		c.w.Log.Warn().Err(err).Str("checkpoint", k.name).Msg("not removed")
 	}

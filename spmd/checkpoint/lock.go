@@ -1,4 +1,4 @@
-package spmd
+package checkpoint
 
 import (
 	"bytes"
@@ -22,6 +22,7 @@ import (
 
 	"lockstep/internal/plain"
 	"lockstep/internal/procfs"
+	"lockstep/spmd/internal/files"
 )
 
 // A folder of checkpoints is locked by a file that says whose it is. It comes into being
@@ -422,7 +423,7 @@ func (l *folderLock) sweep() {
 
 // lockAll has rank 0 lock the folder, and waits for who is about to end: some seconds,
 // for the run before of the same job of Slurm until Timeout. Collective.
-func (c *Checkpoints) lockAll() error {
+func (c *Manager) lockAll() error {
 	start, told := time.Now(), false
 	for pause := lockPoll; ; pause = min(2*pause, lockRest) {
 		var err error
@@ -435,13 +436,13 @@ func (c *Checkpoints) lockAll() error {
 					c.w.Log.Info().Msg("waits a little: " + busy.Error())
 				}
 				err, waits, told = nil, 1, true
-				time.Sleep(min(pause, c.w.cfg.timeout()/4)) // with the others in a collective, which must not be taken for a hang
+				time.Sleep(min(pause, c.in.Timeout/4)) // with the others in a collective, which must not be taken for a hang
 			}
 		}
 		if err := c.agree(err); err != nil {
 			return err
 		}
-		waiting, err := c.w.channel.Range(c.op, waits)
+		waiting, err := c.in.Channel.Range(c.op, waits)
 		if err != nil || waiting.Hi == 0 {
 			return err
 		}
@@ -450,10 +451,10 @@ func (c *Checkpoints) lockAll() error {
 
 // tryLock locks the folder for rank 0, whose call it is. Where no lock can be had, as in
 // a folder that cannot be written, the program may still load.
-func (c *Checkpoints) tryLock() error {
+func (c *Manager) tryLock() error {
 	var l *folderLock
 	var before *lockOwner
-	err := onFile("lock of "+c.dir, func() (err error) {
+	err := files.Do("lock of "+c.dir, func() (err error) {
 		l, before, err = lockFolder(c.dir)
 		return err
 	})
@@ -472,7 +473,7 @@ func (c *Checkpoints) tryLock() error {
 }
 
 // unlock gives the folder back, on rank 0.
-func (c *Checkpoints) unlock() {
+func (c *Manager) unlock() {
 	if c.lock != nil {
 		c.lock.release()
 		c.lock = nil

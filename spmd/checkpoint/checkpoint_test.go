@@ -1,4 +1,4 @@
-package spmd_test
+package checkpoint_test
 
 import (
 	"bytes"
@@ -23,6 +23,8 @@ import (
 
 	"lockstep/internal/mpirun"
 	"lockstep/spmd"
+	"lockstep/spmd/checkpoint"
+	"lockstep/spmd/internal/files"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -36,16 +38,16 @@ func sharedDir(t *testing.T) string {
 	return os.Getenv(checkpointDir)
 }
 
-func open(t *testing.T, w *spmd.World, dir string, keep int) *spmd.Checkpoints {
+func open(t *testing.T, w *spmd.World, dir string, keep int) *checkpoint.Manager {
 	t.Helper()
-	c, err := spmd.OpenCheckpoints(w, dir, spmd.CheckpointConfig{Keep: keep})
+	c, err := checkpoint.Open(w, dir, checkpoint.Config{Keep: keep})
 	must(t, err)
 	return c
 }
 
 // array is an item and what it should hold.
 type array struct {
-	item  spmd.Item
+	item  checkpoint.Item
 	set   func(salt int) error
 	check func(salt int) error
 }
@@ -57,7 +59,7 @@ func arrayOf[T spmd.Elem](t *testing.T, w *spmd.World, name string, n, off, tota
 	b := alloc[T](t, w, n)
 	h := make([]T, n)
 	a := array{
-		item: spmd.Sharded(name, b, off, total),
+		item: checkpoint.Sharded(name, b, off, total),
 		set: func(salt int) error {
 			for i := range h {
 				h[i] = element[T](off+i, salt)
@@ -77,7 +79,7 @@ func arrayOf[T spmd.Elem](t *testing.T, w *spmd.World, name string, n, off, tota
 		},
 	}
 	if replicated {
-		a.item = spmd.Replicated(name, b)
+		a.item = checkpoint.Replicated(name, b)
 	}
 	return a
 }
@@ -95,8 +97,8 @@ func bothKinds[T spmd.Elem](t *testing.T, w *spmd.World, total, turn int) []arra
 	}
 }
 
-func items(all []array) []spmd.Item {
-	var list []spmd.Item
+func items(all []array) []checkpoint.Item {
+	var list []checkpoint.Item
 	for _, a := range all {
 		list = append(list, a.item)
 	}
@@ -147,7 +149,7 @@ func TestCheckpointRanks(t *testing.T) {
 	dir := sharedDir(t)
 	meta := someMeta{math.Nextafter(0.1, 1), math.MaxUint64, []int{3, 1, 2}}
 	t.Run("save", func(t *testing.T) {
-		spmdtest.Run(t, everyRanks, func(t *testing.T, w *spmd.World) {
+		spmdtest.Run(t, []int{1, 2, 3, 4}, func(t *testing.T, w *spmd.World) {
 			c := open(t, w, filepath.Join(dir, strconv.Itoa(w.Size())), 0)
 			all := everyType(t, w, 1)
 			setAll(t, all, w.Size())
@@ -158,10 +160,10 @@ func TestCheckpointRanks(t *testing.T) {
 		})
 	})
 	t.Run("load", func(t *testing.T) {
-		spmdtest.Run(t, everyRanks, func(t *testing.T, w *spmd.World) {
+		spmdtest.Run(t, []int{1, 2, 3, 4}, func(t *testing.T, w *spmd.World) {
 			all := everyType(t, w, 2)
 			loaded := 0
-			for _, n := range everyRanks {
+			for _, n := range []int{1, 2, 3, 4} {
 				from := filepath.Join(dir, strconv.Itoa(n))
 				if _, err := os.Stat(from); err != nil {
 					continue // SPMDTEST_RANKS
@@ -199,7 +201,7 @@ func TestCheckpointFormat(t *testing.T) {
 		y := alloc[float64](t, w, 2)
 		must(t, x.CopyFrom([]float32{1, 2, 3}))
 		must(t, y.Fill(float64(w.Rank())))
-		must(t, c.Save(1, nil, spmd.Replicated("x", x), spmd.Sharded("y", y, 2*w.Rank(), 4)))
+		must(t, c.Save(1, nil, checkpoint.Replicated("x", x), checkpoint.Sharded("y", y, 2*w.Rank(), 4)))
 		must(t, c.Wait())
 		b, err := os.ReadFile(filepath.Join(dir, "step-00000001", "shard-00001-of-00002.safetensors"))
 		must(t, err)
@@ -236,53 +238,53 @@ func TestCheckpointRefuses(t *testing.T) {
 		if last {
 			name, step, meta = "other", 2, 2
 		}
-		all := []spmd.Item{spmd.Replicated("x", x), spmd.Sharded("y", y, 10*w.Rank(), 10*w.Size())}
+		all := []checkpoint.Item{checkpoint.Replicated("x", x), checkpoint.Sharded("y", y, 10*w.Rank(), 10*w.Size())}
 		_, err := c.Load(nil, all...)
-		if !errors.Is(err, spmd.ErrNoCheckpoint) || !strings.Contains(err.Error(), "checkpoint_test.go") {
+		if !errors.Is(err, checkpoint.ErrNotFound) || !strings.Contains(err.Error(), "checkpoint_test.go") {
 			t.Fatalf("an empty folder: %v", err)
 		}
 		if w.Size() > 1 {
 			expect("the ranks do not say the same", c.Save(step, nil, all...))
 			expect("meta", c.Save(1, meta, all...))
-			expect(`array "`+name, c.Save(1, nil, spmd.Replicated(name, x)))
+			expect(`array "`+name, c.Save(1, nil, checkpoint.Replicated(name, x)))
 			expect(fmt.Sprintf("%d arrays", step), c.Save(1, nil, all[:step]...))
-			expect(`"y": element 0 is in the parts of two`, c.Save(1, nil, spmd.Sharded("y", y, 0, 10*w.Size())))
+			expect(`"y": element 0 is in the parts of two`, c.Save(1, nil, checkpoint.Sharded("y", y, 0, 10*w.Size())))
 		}
-		expect("is in no rank's part", c.Save(1, nil, spmd.Sharded("y", y, 10*w.Rank(), 10*w.Size()+1)))
+		expect("is in no rank's part", c.Save(1, nil, checkpoint.Sharded("y", y, 10*w.Rank(), 10*w.Size()+1)))
 		expect("negative step", c.Save(-1, nil, all...))
 		expect("unsupported value", c.Save(1, math.NaN(), all...))
 		expect("two arrays", c.Save(1, nil, all[0], all[0]))
-		expect("without a name", c.Save(1, nil, spmd.Replicated("", x)))
-		expect("of 5", c.Save(1, nil, spmd.Sharded("x", x, 0, 5)))
-		expect("of 10", c.Save(1, nil, spmd.Sharded("x", x, -1, 10)))
-		expect("was freed at", c.Save(1, nil, spmd.Replicated("gone", gone)))
+		expect("without a name", c.Save(1, nil, checkpoint.Replicated("", x)))
+		expect("of 5", c.Save(1, nil, checkpoint.Sharded("x", x, 0, 5)))
+		expect("of 10", c.Save(1, nil, checkpoint.Sharded("x", x, -1, 10)))
+		expect("was freed at", c.Save(1, nil, checkpoint.Replicated("gone", gone)))
 		if last {
-			all = append(all, spmd.Replicated("gone", gone))
+			all = append(all, checkpoint.Replicated("gone", gone))
 		} else {
-			all = append(all, spmd.Replicated("gone", x))
+			all = append(all, checkpoint.Replicated("gone", x))
 		}
 		expect("was freed at", c.Save(1, nil, all...))
 		all = all[:2]
-		if _, err := spmd.OpenCheckpoints(w, "", spmd.CheckpointConfig{}); err == nil {
+		if _, err := checkpoint.Open(w, "", checkpoint.Config{}); err == nil {
 			t.Fatal("a folder without a name")
 		}
 		file := filepath.Join(dir, "file")
 		must(t, os.WriteFile(file, nil, 0o666))
-		_, err = spmd.OpenCheckpoints(w, file, spmd.CheckpointConfig{})
+		_, err = checkpoint.Open(w, file, checkpoint.Config{})
 		expect("not a directory", err)
 
 		must(t, c.Save(1, "text", all...))
 		must(t, c.Wait())
 		must(t, x.Fill(2))
-		load := func(meta any, items ...spmd.Item) error { _, err := c.Load(meta, items...); return err }
-		expect(`no array "z"`, load(nil, spmd.Replicated("z", x)))
-		expect(`"x" as 10 F32, the program as 10 F64`, load(nil, spmd.Replicated("x", y)))
-		expect(`"x" as 10 F32, the program as 9 F32`, load(nil, spmd.Replicated("x", x.Slice(0, 9))))
+		load := func(meta any, items ...checkpoint.Item) error { _, err := c.Load(meta, items...); return err }
+		expect(`no array "z"`, load(nil, checkpoint.Replicated("z", x)))
+		expect(`"x" as 10 F32, the program as 10 F64`, load(nil, checkpoint.Replicated("x", y)))
+		expect(`"x" as 10 F32, the program as 9 F32`, load(nil, checkpoint.Replicated("x", x.Slice(0, 9))))
 		if w.Size() > 1 {
-			expect("the ranks do not say the same", load(nil, spmd.Replicated(name, x)))
+			expect("the ranks do not say the same", load(nil, checkpoint.Replicated(name, x)))
 		}
 		var number int
-		expect("meta", load(&number, spmd.Replicated("x", alloc[float32](t, w, 10))))
+		expect("meta", load(&number, checkpoint.Replicated("x", alloc[float32](t, w, 10))))
 		if x.At(0) != 2 {
 			t.Fatal("an array was changed by a Load that failed")
 		}
@@ -329,7 +331,7 @@ func TestCheckpointKeep(t *testing.T) {
 		must(t, spmd.Barrier(w.Comm))
 		c := open(t, w, dir, 2)
 		w.Log = zerolog.Nop()
-		if _, err := c.Load(nil, items(all)...); !errors.Is(err, spmd.ErrNoCheckpoint) {
+		if _, err := c.Load(nil, items(all)...); !errors.Is(err, checkpoint.ErrNotFound) {
 			t.Fatalf("only leftovers: %v", err)
 		}
 		var kept []string
@@ -443,7 +445,7 @@ func TestCheckpointDamage(t *testing.T) {
 			}
 		}
 		must(t, spmd.Barrier(w.Comm))
-		if _, err := c.Load(nil, items(all)...); err == nil || errors.Is(err, spmd.ErrNoCheckpoint) || !strings.Contains(err.Error(), files[2]) {
+		if _, err := c.Load(nil, items(all)...); err == nil || errors.Is(err, checkpoint.ErrNotFound) || !strings.Contains(err.Error(), files[2]) {
 			t.Fatalf("all are damaged: %v", err)
 		}
 		checkAll(t, all, 9)
@@ -468,8 +470,8 @@ func TestCheckpointLock(t *testing.T) {
 		dir := filepath.Join(dir, strconv.Itoa(w.Size()))
 		lock := filepath.Join(dir, ".lock")
 		all := bothKinds[float32](t, w, 11, 0)
-		read := func(dir string) (*spmd.Checkpoints, error) {
-			return spmd.OpenCheckpoints(w, dir, spmd.CheckpointConfig{ReadOnly: true})
+		read := func(dir string) (*checkpoint.Manager, error) {
+			return checkpoint.Open(w, dir, checkpoint.Config{ReadOnly: true})
 		}
 		if _, err := read(dir); !errors.Is(err, os.ErrNotExist) && !strings.Contains(err.Error(), "no such file") {
 			t.Fatalf("a folder that is not there, to load only: %v", err)
@@ -524,8 +526,8 @@ func TestCheckpointLock(t *testing.T) {
 
 // fault has fn called before every change of checkpoints on disk.
 func fault(t *testing.T, fn func(op, path string) error) {
-	*spmd.CheckpointFault = fn
-	t.Cleanup(func() { *spmd.CheckpointFault = nil })
+	files.Fault = fn
+	t.Cleanup(func() { files.Fault = nil })
 }
 
 var errFault = errors.New("injected")
@@ -562,12 +564,12 @@ func TestCheckpointFaults(t *testing.T) {
 							return nil
 						})
 						if w.Rank() != victim {
-							*spmd.CheckpointFault = nil
+							files.Fault = nil
 						}
 						setAll(t, all, 2)
 						must(t, c.Save(second, "second", items(all)...))
 						err := c.Wait()
-						*spmd.CheckpointFault = nil
+						files.Fault = nil
 						hit := int64(0)
 						if w.Rank() == victim && n.Load() >= k {
 							hit = 1
@@ -852,7 +854,7 @@ func crashing(t *testing.T, plan string) {
 	step, err := c.Load(nil, items(all)...)
 	if err == nil {
 		checkAll(t, all, step)
-	} else if !errors.Is(err, spmd.ErrNoCheckpoint) {
+	} else if !errors.Is(err, checkpoint.ErrNotFound) {
 		t.Fatal(err)
 	}
 	if step < known {

@@ -1,4 +1,11 @@
-package spmd
+// Package checkpoint saves the state of a program to a folder, and loads it on any number of ranks.
+//
+//	m, err := checkpoint.Open(w, "run1", checkpoint.Config{})
+//	...
+//	step, err := m.Load(&meta, checkpoint.Replicated("weights", weights))
+//	...
+//	err = m.Save(step, meta, checkpoint.Replicated("weights", weights))
+package checkpoint
 
 import (
 	"cmp"
@@ -20,100 +27,53 @@ import (
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
 	"lockstep/internal/safetensors"
+	"lockstep/spmd"
 	"lockstep/spmd/internal/control"
+	"lockstep/spmd/internal/files"
+	"lockstep/spmd/internal/inside"
 )
 
-// ErrNoCheckpoint says that a folder holds no checkpoint, not even a damaged one.
-var ErrNoCheckpoint = errors.New("no checkpoint")
+// ErrNotFound says that a folder holds no checkpoint, not even a damaged one.
+var ErrNotFound = errors.New("no checkpoint")
 
-// Item is one array of a program's state, as Replicated and Sharded give it to
-// Checkpoints.
-type Item struct {
-	name       string
-	typ        elem.Type
-	off, n     int // this rank's elements
-	total      int
-	replicated bool
-	blk        *block
-	read       func(dst []byte, from int) error // elements of the buffer
-	write      func(from int, src []byte) error
-	share      func(c Comm, counts []int) error // makes whole what every rank has a part of
-}
-
-// Replicated is an array that is the same on every rank. Each rank saves and loads an
-// equal part of it.
-func Replicated[T Elem](name string, b Buffer[T]) Item {
-	i := Sharded(name, b, 0, b.n)
-	i.replicated = true
-	i.share = func(c Comm, counts []int) error {
-		own := Shard{sum(counts[:c.Rank()]), counts[c.Rank()]}
-		return AllGatherV(c, b, b.Slice(own.Off, own.Off+own.Len), counts)
-	}
-	return i
-}
-
-// Sharded is an array of total elements that the ranks share: this one has the
-// elements [off, off+b.Len()). The parts of all ranks cover the array and do not
-// overlap where it is saved; where it is loaded they may be any.
-func Sharded[T Elem](name string, b Buffer[T], off, total int) Item {
-	size := sizeOf[T]()
-	view := func(p []byte) []T { return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(p))), len(p)/size) }
-	return Item{
-		name: name, typ: elem.Of[T](), off: off, n: b.n, total: total, blk: b.blk,
-		read: func(dst []byte, from int) error {
-			return b.Slice(from, from+len(dst)/size).CopyTo(view(dst))
-		},
-		write: func(from int, src []byte) error {
-			return b.Slice(from, from+len(src)/size).CopyFrom(view(src))
-		},
-	}
-}
-
-// part returns the elements that a rank saves, or has to read.
-func (i *Item) part(rank, size int) Shard {
-	if i.replicated {
-		return ShardOf(i.total, rank, size)
-	}
-	return Shard{i.off, i.n}
-}
-
-// CheckpointConfig configures OpenCheckpoints. The zero value is good.
-type CheckpointConfig struct {
+// Config configures Open. The zero value is good.
+type Config struct {
 	// Keep is how many complete checkpoints are kept, the newest ones; 0 means 3.
 	Keep int
 	// Timeout is how long a step of the work on a file may take, as a sync, before the save
 	// fails, and how long rank 0 waits for the next of the other ranks' files; 0 means
 	// 5 minutes. A rank that waits for files is not missing from a collective. As long
-	// OpenCheckpoints waits for the run before of the same Slurm job to end.
+	// Open waits for the run before of the same Slurm job to end.
 	Timeout time.Duration
 	// ReadOnly is for a program that loads only, also while another saves: the folder must
 	// be there, it is not locked, and Save fails.
 	ReadOnly bool
 	// Saved, where set, is called on rank 0 as soon as a checkpoint is complete on disk,
 	// by the goroutine that has written it.
-	Saved func(SavedCheckpoint)
+	Saved func(Info)
 }
 
-// SavedCheckpoint is a checkpoint that is complete on disk.
-type SavedCheckpoint struct {
+// Info is a checkpoint that is complete on disk.
+type Info struct {
 	Step   int
 	Folder string
 	Bytes  int64         // of all ranks' files
 	Took   time.Duration // since Save was called
 }
 
-// Checkpoints saves the state of a program to a folder, and loads it on any number of
+// Manager saves the state of a program to a folder, and loads it on any number of
 // ranks. One program at a time saves into a folder, which it locks; it is used by one goroutine.
 //
 // A checkpoint is a folder step-00000100 with a safetensors file of every rank, an
 // index of the parts with checksums, and a file COMPLETE, which is written last: until
 // then, and whenever the program ends in between, the checkpoint before is as it was.
 // Every error that a rank meets is returned on all ranks, which makes it safe to go on.
-type Checkpoints struct {
-	w       *World
+type Manager struct {
+	w       *spmd.World
+	in      inside.Rank
 	op      control.Call // on whose behalf the ranks talk to each other
 	dir     string
-	cfg     CheckpointConfig
+	cfg     Config
 	session uint64   // makes the names of temporary folders unique
 	saves   int      // begun
 	stage   []uint64 // a copy of this rank's state while it is written
@@ -130,7 +90,7 @@ type Checkpoints struct {
 type saving struct {
 	step    int
 	temp    string // folder
-	x       *checkpointIndex
+	x       *index
 	header  []byte
 	data    []byte
 	written chan error    // result of this rank's file
@@ -139,7 +99,7 @@ type saving struct {
 	begun   time.Time
 }
 
-// OpenCheckpoints opens a folder of checkpoints, and makes it where there is none.
+// Open opens a folder of checkpoints, and makes it where there is none.
 //
 // The folder is locked until Close: another program that opens it fails after ten
 // seconds, with an error that says which process of which host has it since when. The lock
@@ -149,14 +109,14 @@ type saving struct {
 //
 // Collective over all ranks, blocking. It fails when the ranks do not see the same
 // folder.
-func OpenCheckpoints(w *World, dir string, cfg CheckpointConfig) (*Checkpoints, error) {
+func Open(w *spmd.World, dir string, cfg Config) (*Manager, error) {
 	if cfg.Keep == 0 {
 		cfg.Keep = 3
 	}
 	if cfg.Timeout == 0 {
 		cfg.Timeout = 5 * time.Minute
 	}
-	c := &Checkpoints{w: w, cfg: cfg, damaged: make(map[string]bool)}
+	c := &Manager{w: w, in: insideOf(w), cfg: cfg, damaged: make(map[string]bool)}
 	defer c.enter(control.OpenCheckpoints)()
 	err := c.open(dir)
 	if err := c.agree(err); err != nil {
@@ -164,7 +124,7 @@ func OpenCheckpoints(w *World, dir string, cfg CheckpointConfig) (*Checkpoints, 
 	}
 	session := make([]byte, 8)
 	rand.Read(session) // never fails
-	session, err = w.channel.Broadcast(c.op, session, 0)
+	session, err = c.in.Channel.Broadcast(c.op, session, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -182,7 +142,7 @@ func OpenCheckpoints(w *World, dir string, cfg CheckpointConfig) (*Checkpoints, 
 	return c, nil
 }
 
-func (c *Checkpoints) open(dir string) (err error) {
+func (c *Manager) open(dir string) (err error) {
 	if dir == "" || c.cfg.Keep < 0 || c.cfg.Timeout < 0 {
 		return fmt.Errorf("folder %q, Keep %d, Timeout %v", dir, c.cfg.Keep, c.cfg.Timeout)
 	}
@@ -196,12 +156,12 @@ func (c *Checkpoints) open(dir string) (err error) {
 		}
 		return err
 	}
-	return onFile("mkdir of "+c.dir, func() error { return os.MkdirAll(c.dir, 0o777) })
+	return files.Do("mkdir of "+c.dir, func() error { return os.MkdirAll(c.dir, 0o777) })
 }
 
 // checkShared checks that all ranks see the folder in which rank 0 can write; where it
 // cannot, checkpoints can still be loaded.
-func (c *Checkpoints) checkShared() error {
+func (c *Manager) checkShared() error {
 	if c.w.Size() == 1 {
 		return nil
 	}
@@ -214,11 +174,11 @@ func (c *Checkpoints) checkShared() error {
 			defer os.Remove(probe)
 		}
 	}
-	if all, err := c.w.channel.Range(c.op, made); err != nil || all.Lo == 0 {
+	if all, err := c.in.Channel.Range(c.op, made); err != nil || all.Lo == 0 {
 		return err
 	}
 	// A network file system may take a moment to show it.
-	err := onFile("look for "+probe, func() error {
+	err := files.Do("look for "+probe, func() error {
 		_, err := os.Stat(probe)
 		for wait := time.Millisecond; err != nil && wait < 4*time.Second; wait *= 2 {
 			time.Sleep(wait)
@@ -240,7 +200,7 @@ func (c *Checkpoints) checkShared() error {
 // Collective over all ranks: all give the same step, meta and items, in one order. An
 // error means that nothing is being saved. Of the save before it names the file and
 // the cause: the disk is full, the folder is gone. The next Save may be tried all the same.
-func (c *Checkpoints) Save(step int, meta any, items ...Item) error {
+func (c *Manager) Save(step int, meta any, items ...Item) error {
 	defer c.enter(control.Save)()
 	if err := c.wait(); err != nil {
 		return fmt.Errorf("%s: %w", ccall.At(), err)
@@ -251,7 +211,7 @@ func (c *Checkpoints) Save(step int, meta any, items ...Item) error {
 	return nil
 }
 
-func (c *Checkpoints) save(step int, meta any, items []Item) error {
+func (c *Manager) save(step int, meta any, items []Item) error {
 	s := &saving{step: step, written: make(chan error, 1), done: make(chan error, 1), cancel: make(chan struct{}), begun: time.Now()}
 	text, err := json.Marshal(meta)
 	if err == nil && step < 0 {
@@ -272,7 +232,7 @@ func (c *Checkpoints) save(step int, meta any, items []Item) error {
 	if err := c.checkEqual(items, step, text); err != nil {
 		return err
 	}
-	s.x = &checkpointIndex{Format: checkpointFormat, Step: step, Chunk: chunkBytes, Meta: text}
+	s.x = &index{Format: format, Step: step, Chunk: chunkBytes, Meta: text}
 	if err := c.layOut(s.x, items); err != nil {
 		return err
 	}
@@ -298,32 +258,8 @@ func (c *Checkpoints) save(step int, meta any, items []Item) error {
 	return nil
 }
 
-// checkItems refuses what cannot be saved or loaded.
-func (c *Checkpoints) checkItems(items []Item) error {
-	if c.closed {
-		return errors.New("the checkpoints are closed")
-	}
-	seen := make(map[string]bool, len(items))
-	for _, i := range items {
-		if err := safetensors.CheckName(i.name); err != nil {
-			return err
-		}
-		if seen[i.name] {
-			return fmt.Errorf("two arrays are named %q", i.name)
-		}
-		seen[i.name] = true
-		if i.off < 0 || i.n > i.total || i.off > i.total-i.n {
-			return fmt.Errorf("%q: elements [%d, %d+%d) of %d", i.name, i.off, i.off, i.n, i.total)
-		}
-		if err := c.w.checkBlock(i.blk); err != nil {
-			return fmt.Errorf("%q: %w", i.name, err)
-		}
-	}
-	return nil
-}
-
 // checkEqual checks that the ranks speak of the same arrays, step and meta.
-func (c *Checkpoints) checkEqual(items []Item, step int, meta []byte) error {
+func (c *Manager) checkEqual(items []Item, step int, meta []byte) error {
 	what := []string{fmt.Sprintf("step %d", step), fmt.Sprintf("%d arrays", len(items))}
 	for _, i := range items {
 		what = append(what, fmt.Sprintf("array %q of %d %v, replicated: %v", i.name, i.total, i.typ, i.replicated))
@@ -332,7 +268,7 @@ func (c *Checkpoints) checkEqual(items []Item, step int, meta []byte) error {
 	differ := func(text string) (bool, error) {
 		h := fnv.New64a()
 		io.WriteString(h, text)
-		all, err := c.w.channel.Range(c.op, int64(h.Sum64()))
+		all, err := c.in.Channel.Range(c.op, int64(h.Sum64()))
 		return !all.One(), err
 	}
 	if yes, err := differ(strings.Join(what, "\n")); err != nil || !yes {
@@ -348,34 +284,34 @@ func (c *Checkpoints) checkEqual(items []Item, step int, meta []byte) error {
 
 // layOut finds what every rank's file will hold: larger elements first, so that all
 // are aligned.
-func (c *Checkpoints) layOut(x *checkpointIndex, items []Item) error {
+func (c *Manager) layOut(x *index, items []Item) error {
 	size, rank := c.w.Size(), c.w.Rank()
 	mine := make([]int64, 2*len(items)+1) // never empty
 	for n, i := range items {
 		p := i.part(rank, size)
 		mine[2*n], mine[2*n+1] = int64(p.Off), int64(p.Len)
-		x.Arrays = append(x.Arrays, checkpointArray{i.name, typeNames[i.typ], i.total})
+		x.Arrays = append(x.Arrays, array{i.name, typeNames[i.typ], i.total})
 	}
 	all := make([]int64, len(mine)*size)
-	err := c.w.channel.Exchange(c.op, func(m control.Comm) error {
+	err := c.in.Channel.Exchange(c.op, func(m control.Comm) error {
 		return m.AllGather(unsafe.Pointer(&all[0]), unsafe.Pointer(&mine[0]), len(mine), elem.Int64)
 	})
 	if err != nil {
 		return err
 	}
-	parts := make([][]checkpointPart, len(items))
-	x.Files = make([]checkpointFile, size)
+	parts := make([][]part, len(items))
+	x.Files = make([]shardFile, size)
 	for r := range x.Files {
 		f := &x.Files[r]
-		f.Name, f.Parts = shardName(r, size, "safetensors"), []checkpointPart{}
+		f.Name, f.Parts = shardName(r, size, "safetensors"), []part{}
 		for n := range items {
 			at := all[r*len(mine)+2*n:]
-			if p := (checkpointPart{n, int(at[0]), int(at[1])}); p.Len > 0 {
+			if p := (part{n, int(at[0]), int(at[1])}); p.Len > 0 {
 				f.Parts = append(f.Parts, p)
 				parts[n] = append(parts[n], p)
 			}
 		}
-		slices.SortStableFunc(f.Parts, func(p, q checkpointPart) int { return items[q.Array].typ.Size() - items[p.Array].typ.Size() })
+		slices.SortStableFunc(f.Parts, func(p, q part) int { return items[q.Array].typ.Size() - items[p.Array].typ.Size() })
 	}
 	for n, a := range x.Arrays {
 		if err := covers(a, parts[n]); err != nil {
@@ -386,7 +322,7 @@ func (c *Checkpoints) layOut(x *checkpointIndex, items []Item) error {
 }
 
 // copy takes the copy of this rank's state, and makes the header of its file.
-func (c *Checkpoints) copy(s *saving, items []Item) (err error) {
+func (c *Manager) copy(s *saving, items []Item) (err error) {
 	rank, size := c.w.Rank(), c.w.Size()
 	var tensors []safetensors.Tensor
 	for _, p := range s.x.Files[rank].Parts {
@@ -429,7 +365,7 @@ func wordBytes(words []uint64) []byte {
 // the file and the cause.
 //
 // Collective over all ranks, blocking.
-func (c *Checkpoints) Wait() error {
+func (c *Manager) Wait() error {
 	defer c.enter(control.WaitSave)()
 	if err := c.wait(); err != nil {
 		return fmt.Errorf("%s: %w", ccall.At(), err)
@@ -437,7 +373,7 @@ func (c *Checkpoints) Wait() error {
 	return nil
 }
 
-func (c *Checkpoints) wait() error {
+func (c *Manager) wait() error {
 	s := c.saving
 	if s == nil {
 		return nil
@@ -468,7 +404,7 @@ func (c *Checkpoints) wait() error {
 // of it is complete, and returns its error. Call Wait before to know that a save is
 // complete: unlike Wait, Close talks to no other rank, and so may be deferred. Another
 // program can have the folder then. A second Close does nothing.
-func (c *Checkpoints) Close() error {
+func (c *Manager) Close() error {
 	s := c.saving
 	c.closed, c.saving, c.stage = true, nil, nil
 	defer c.unlock() // when nothing is written any more
@@ -490,4 +426,27 @@ func (c *Checkpoints) Close() error {
 
 // agree returns an error on every rank when err is one on any: its own, or what the
 // first rank that has one says. Collective.
-func (c *Checkpoints) agree(err error) error { return c.w.channel.Agree(c.op, err) }
+func (c *Manager) agree(err error) error { return c.in.Channel.Agree(c.op, err) }
+
+// enter says that this rank is in a call that works on files, until leave. on is the call that the ranks meet in.
+func (c *Manager) enter(on control.Call) (leave func()) {
+	c.op = on
+	return c.in.Files.Enter(c.cfg.Timeout)
+}
+
+// await returns what the work of a save came to, or that a step of it takes too long: then it may go on for ever.
+func (c *Manager) await(s *saving, result <-chan error) error {
+	tick := time.NewTicker(min(time.Second/4, c.cfg.Timeout/8+1))
+	defer tick.Stop()
+	for {
+		select {
+		case err := <-result:
+			return err
+		case <-tick.C:
+		}
+		if step := files.Oldest(s.begun); step != nil && !strings.HasPrefix(step.What, othersFiles) && time.Since(step.Since) > c.cfg.Timeout {
+			c.stage = nil // it may be read all the same
+			return fmt.Errorf("%s has not ended in %v", step.What, c.cfg.Timeout)
+		}
+	}
+}

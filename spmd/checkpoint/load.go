@@ -1,4 +1,4 @@
-package spmd
+package checkpoint
 
 import (
 	"cmp"
@@ -13,7 +13,9 @@ import (
 
 	"lockstep/internal/ccall"
 	"lockstep/internal/safetensors"
+	"lockstep/spmd"
 	"lockstep/spmd/internal/control"
+	"lockstep/spmd/internal/files"
 )
 
 // Load puts the newest checkpoint that every rank finds complete and undamaged into
@@ -24,11 +26,11 @@ import (
 //
 // A checkpoint may hold more arrays than the items. One that lacks an item, or has it
 // with another type or number of elements, is an error, as is a folder where every
-// checkpoint is damaged; where there is none at all the error is ErrNoCheckpoint, and
+// checkpoint is damaged; where there is none at all the error is ErrNotFound, and
 // the buffers are as they were.
 //
 // Collective over all ranks, blocking: all give the same items, in one order.
-func (c *Checkpoints) Load(meta any, items ...Item) (step int, err error) {
+func (c *Manager) Load(meta any, items ...Item) (step int, err error) {
 	defer c.enter(control.Load)()
 	if err := c.wait(); err != nil {
 		return 0, fmt.Errorf("%s: %w", ccall.At(), err)
@@ -39,7 +41,7 @@ func (c *Checkpoints) Load(meta any, items ...Item) (step int, err error) {
 	return step, nil
 }
 
-func (c *Checkpoints) load(meta any, items []Item) (int, error) {
+func (c *Manager) load(meta any, items []Item) (int, error) {
 	if err := c.agree(c.checkItems(items)); err != nil {
 		return 0, err
 	}
@@ -71,7 +73,7 @@ func (c *Checkpoints) load(meta any, items []Item) (int, error) {
 		if len(names) > 0 {
 			next, names = []byte(names[0]), names[1:]
 		}
-		next, err := c.w.channel.Broadcast(c.op, next, 0)
+		next, err := c.in.Channel.Broadcast(c.op, next, 0)
 		if err != nil {
 			return 0, err
 		}
@@ -98,17 +100,17 @@ func (c *Checkpoints) load(meta any, items []Item) (int, error) {
 	if err := c.agree(first); err != nil {
 		return 0, fmt.Errorf("no checkpoint in %s can be used: %w", c.dir, err)
 	}
-	return 0, fmt.Errorf("%w in %s", ErrNoCheckpoint, c.dir)
+	return 0, fmt.Errorf("%w in %s", ErrNotFound, c.dir)
 }
 
 // tryLoad loads one checkpoint, on all ranks or on none. damage is why it cannot be
 // used, err what no other checkpoint would help against.
-func (c *Checkpoints) tryLoad(folder string, chunk []byte, items []Item) (x *checkpointIndex, damage, err error) {
+func (c *Manager) tryLoad(folder string, chunk []byte, items []Item) (x *index, damage, err error) {
 	x, checksum, err := readIndex(folder)
 	if damage := c.agree(err); damage != nil {
 		return nil, damage, nil
 	}
-	sums, err := c.w.channel.Range(c.op, int64(binary.LittleEndian.Uint64(checksum[:])))
+	sums, err := c.in.Channel.Range(c.op, int64(binary.LittleEndian.Uint64(checksum[:])))
 	if err != nil {
 		return nil, nil, err
 	}
@@ -131,7 +133,7 @@ func (c *Checkpoints) tryLoad(folder string, chunk []byte, items []Item) (x *che
 		}
 		counts := make([]int, c.w.Size())
 		for r := range counts {
-			counts[r] = ShardOf(i.total, r, len(counts)).Len
+			counts[r] = spmd.ShardOf(i.total, r, len(counts)).Len
 		}
 		if err := i.share(c.w.Comm, counts); err != nil {
 			return nil, nil, err
@@ -141,9 +143,9 @@ func (c *Checkpoints) tryLoad(folder string, chunk []byte, items []Item) (x *che
 }
 
 // match checks that a checkpoint has the items.
-func (x *checkpointIndex) match(folder string, items []Item) error {
+func (x *index) match(folder string, items []Item) error {
 	for _, i := range items {
-		k := slices.IndexFunc(x.Arrays, func(a checkpointArray) bool { return a.Name == i.name })
+		k := slices.IndexFunc(x.Arrays, func(a array) bool { return a.Name == i.name })
 		if k < 0 {
 			return fmt.Errorf("%s has no array %q", folder, i.name)
 		}
@@ -155,10 +157,10 @@ func (x *checkpointIndex) match(folder string, items []Item) error {
 }
 
 // fill reads this rank's parts of the items from all files that have some of them.
-func (c *Checkpoints) fill(x *checkpointIndex, folder string, chunk []byte, items []Item) error {
+func (c *Manager) fill(x *index, folder string, chunk []byte, items []Item) error {
 	wanted := make([]*Item, len(x.Arrays))
 	for n := range items {
-		wanted[slices.IndexFunc(x.Arrays, func(a checkpointArray) bool { return a.Name == items[n].name })] = &items[n]
+		wanted[slices.IndexFunc(x.Arrays, func(a array) bool { return a.Name == items[n].name })] = &items[n]
 	}
 	piece := wordBytes(make([]uint64, chunkBytes/8))
 	for f := range x.Files {
@@ -170,7 +172,7 @@ func (c *Checkpoints) fill(x *checkpointIndex, folder string, chunk []byte, item
 }
 
 // fillFrom reads what one file has of the wanted arrays.
-func (c *Checkpoints) fillFrom(x *checkpointIndex, folder string, file *checkpointFile, chunk, piece []byte, wanted []*Item) error {
+func (c *Manager) fillFrom(x *index, folder string, file *shardFile, chunk, piece []byte, wanted []*Item) error {
 	var s *shard
 	for _, p := range file.Parts {
 		i := wanted[p.Array]
@@ -201,7 +203,7 @@ func (c *Checkpoints) fillFrom(x *checkpointIndex, folder string, file *checkpoi
 
 // fill reads the elements [lo, hi) of an array from its part p, by pieces, into the
 // buffer, which starts at element i.off.
-func (s *shard) fill(i *Item, p checkpointPart, lo, hi int, piece []byte) error {
+func (s *shard) fill(i *Item, p part, lo, hi int, piece []byte) error {
 	size := i.typ.Size()
 	for lo < hi {
 		k := min(hi-lo, len(piece)/size)
@@ -229,7 +231,7 @@ type shard struct {
 }
 
 // openShard opens a file of a checkpoint; chunk is memory for one chunk.
-func openShard(folder string, file *checkpointFile, chunk []byte) (*shard, error) {
+func openShard(folder string, file *shardFile, chunk []byte) (*shard, error) {
 	path := filepath.Join(folder, file.Name)
 	f, size, err := openFile(path)
 	if err != nil {
@@ -250,7 +252,7 @@ func (s *shard) load(chunk int) error {
 	s.at = -1
 	off := int64(chunk) * chunkBytes
 	p := s.chunk[:min(chunkBytes, s.sum.Bytes-off)]
-	if err := change("read", s.path, func() error { _, err := s.f.ReadAt(p, off); return err }); err != nil {
+	if err := files.Change("read", s.path, func() error { _, err := s.f.ReadAt(p, off); return err }); err != nil {
 		return fmt.Errorf("%s: %w", s.path, err)
 	}
 	if got := crc32.Checksum(p, castagnoli); got != s.sum.CRC[chunk] {
@@ -275,7 +277,7 @@ func (s *shard) ReadAt(p []byte, off int64) (int, error) {
 }
 
 // header reads the file's header, which must hold the parts of the index and nothing else.
-func (s *shard) header(x *checkpointIndex, parts []checkpointPart) error {
+func (s *shard) header(x *index, parts []part) error {
 	tensors, err := safetensors.Parse(s, s.sum.Bytes)
 	if err != nil {
 		return fmt.Errorf("%s: %w", s.path, err)
@@ -299,12 +301,12 @@ func (s *shard) header(x *checkpointIndex, parts []checkpointPart) error {
 
 // verify reads a checkpoint's files and checks them: of size ranks each reads an equal
 // part of all chunks.
-func (x *checkpointIndex) verify(folder string, chunk []byte, rank, size int) error {
+func (x *index) verify(folder string, chunk []byte, rank, size int) error {
 	all := 0
 	for _, f := range x.Files {
 		all += len(f.CRC)
 	}
-	part := ShardOf(all, rank, size)
+	part := spmd.ShardOf(all, rank, size)
 	first := 0 // chunk of the file
 	for i := range x.Files {
 		f := &x.Files[i]

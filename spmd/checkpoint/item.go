@@ -1,0 +1,96 @@
+package checkpoint
+
+import (
+	"errors"
+	"fmt"
+	"unsafe"
+
+	"lockstep/internal/elem"
+	"lockstep/internal/safetensors"
+	"lockstep/spmd"
+	"lockstep/spmd/internal/inside"
+)
+
+// Item is one array of a program's state, as Replicated and Sharded give it to
+// a Manager.
+type Item struct {
+	name       string
+	typ        elem.Type
+	off, n     int // this rank's elements
+	total      int
+	replicated bool
+	buffer     any
+	read       func(dst []byte, from int) error // elements of the buffer
+	write      func(from int, src []byte) error
+	share      func(c spmd.Comm, counts []int) error // makes whole what every rank has a part of
+}
+
+// Replicated is an array that is the same on every rank. Each rank saves and loads an
+// equal part of it.
+func Replicated[T spmd.Elem](name string, b spmd.Buffer[T]) Item {
+	i := Sharded(name, b, 0, b.Len())
+	i.replicated = true
+	i.share = func(c spmd.Comm, counts []int) error {
+		off := 0
+		for _, n := range counts[:c.Rank()] {
+			off += n
+		}
+		return spmd.AllGatherV(c, b, b.Slice(off, off+counts[c.Rank()]), counts)
+	}
+	return i
+}
+
+// Sharded is an array of total elements that the ranks share: this one has the
+// elements [off, off+b.Len()). The parts of all ranks cover the array and do not
+// overlap where it is saved; where it is loaded they may be any.
+func Sharded[T spmd.Elem](name string, b spmd.Buffer[T], off, total int) Item {
+	size := elem.Of[T]().Size()
+	view := func(p []byte) []T { return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(p))), len(p)/size) }
+	return Item{
+		name: name, typ: elem.Of[T](), off: off, n: b.Len(), total: total, buffer: b,
+		read: func(dst []byte, from int) error {
+			return b.Slice(from, from+len(dst)/size).CopyTo(view(dst))
+		},
+		write: func(from int, src []byte) error {
+			return b.Slice(from, from+len(src)/size).CopyFrom(view(src))
+		},
+	}
+}
+
+// part returns the elements that a rank saves, or has to read.
+func (i *Item) part(rank, size int) spmd.Shard {
+	if i.replicated {
+		return spmd.ShardOf(i.total, rank, size)
+	}
+	return spmd.Shard{Off: i.off, Len: i.n}
+}
+
+// The doors of package spmd.
+var (
+	insideOf    = inside.World.(func(*spmd.World) inside.Rank)
+	checkBuffer = inside.CheckBuffer.(func(*spmd.World, any) error)
+)
+
+// checkItems refuses what cannot be saved or loaded.
+func (c *Manager) checkItems(items []Item) error {
+	if c.closed {
+		return errors.New("the checkpoints are closed")
+	}
+	seen := make(map[string]bool, len(items))
+	for _, i := range items {
+		if err := safetensors.CheckName(i.name); err != nil {
+			return err
+		}
+		if seen[i.name] {
+			return fmt.Errorf("two arrays are named %q", i.name)
+		}
+		seen[i.name] = true
+		if i.off < 0 || i.n > i.total || i.off > i.total-i.n {
+			return fmt.Errorf("%q: elements [%d, %d+%d) of %d", i.name, i.off, i.off, i.n, i.total)
+		}
+		if err := checkBuffer(c.w, i.buffer); err != nil {
+			return fmt.Errorf("%q: %w", i.name, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,21 @@
+package checkpoint_test
+
+import (
+	"testing"
+
+	"lockstep/spmd"
+)
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func alloc[T spmd.Elem](t *testing.T, w *spmd.World, n int) spmd.Buffer[T] {
+	t.Helper()
+	b, err := spmd.Alloc[T](w, n)
+	must(t, err)
+	return b
+}

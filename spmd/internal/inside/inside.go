@@ -1,0 +1,32 @@
+// Package inside is the door that spmd opens to the packages on top of it, spmd/checkpoint, spmd/ddp and spmd/timing, for what
+// they need and no application does.
+//
+// spmd imports this package and fills the variables when it is initialised, which is before any package that imports spmd.
+// So they cannot name types of spmd: each holds a function whose type stands in its comment. Who needs one asserts that type
+// once, in a variable of its package:
+//
+//	var insideOf = inside.World.(func(*spmd.World) inside.Rank)
+//
+// A mistake ends every program with that package at its start, and a call costs no more than any other.
+package inside
+
+import (
+	"time"
+
+	"lockstep/spmd/internal/control"
+	"lockstep/spmd/internal/files"
+)
+
+// Rank is what a world has beside its public methods.
+type Rank struct {
+	Channel *control.Channel // between all ranks of the world
+	Files   *files.Waiting   // whether the program waits for files
+	Timeout time.Duration    // of the watch: how long a collective may take
+}
+
+var (
+	// World is a func(*spmd.World) inside.Rank.
+	World any
+	// CheckBuffer is a func(w *spmd.World, b any) error, which refuses a Buffer that was freed or is another world's.
+	CheckBuffer any
+)
