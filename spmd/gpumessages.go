@@ -139,7 +139,8 @@ func (q *gpuQueue) exchange(st *commState, work unsafe.Pointer, others func() er
 	case others == nil:
 		return st.peers.Exchange(q.h, work, g.small)
 	}
-	// What the one waits for may come only after another rank has got the other: neither may be first.
+	// What the one waits for may come only after another rank has got the other: they run at the same time. The others are
+	// issued first, since NCCL connects ranks at their first message, and for that may wait for all that runs on the device.
 	m, err := g.mark()
 	if err != nil {
 		return err
@@ -148,9 +149,9 @@ func (q *gpuQueue) exchange(st *commState, work unsafe.Pointer, others func() er
 	if err := errors.Join(m.event.Record(q.h), g.beside.Wait(m.event)); err != nil {
 		return err
 	}
-	err = st.peers.Exchange(g.beside, work, g.small)
+	err = others()
 	if err == nil {
-		err = others()
+		err = st.peers.Exchange(g.beside, work, g.small)
 	}
 	return errors.Join(err, m.event.Record(g.beside), q.h.Wait(m.event)) // a capture has to be joined in any case
 }
