@@ -90,9 +90,9 @@ template <typename T> SPMD_FN void write_rows(T *to, long long stride, const sub
 }
 
 // Block (x, y, z): head x, the queries of a tile, 64 channels of the values. The late
-// queries, which have most keys, begin first. The sequences b are for the host: the grid has them.
+// queries, which have most keys, begin first. sequences is for the host: the grid has them.
 template <typename T>
-__global__ void __launch_bounds__(256, 2) simple_forward(T *out, float *lse, const T *qkv, int t, int nh, int hs, int b) {
+__global__ void __launch_bounds__(256, 2) simple_forward(T *out, float *lse, const T *qkv, int t, int nh, int hs, int sequences) {
     __shared__ __align__(16) tile x, y, values; // y: keys, then probabilities
     long long c = (long long)nh * hs, c3 = 3 * c;
     int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
@@ -164,7 +164,7 @@ template <typename T> SPMD_FN void row_products(float (&delta)[TILE], const T *a
 // a tile of keys and computes dk and dv. Blocks in x and z as in simple_forward.
 template <typename T>
 __global__ void __launch_bounds__(256, 2)
-    simple_backward(T *dqkv, const T *dout, const T *out, const float *lse, const T *qkv, int t, int nh, int hs, int b) {
+    simple_backward(T *dqkv, const T *dout, const T *out, const float *lse, const T *qkv, int t, int nh, int hs, int sequences) {
     __shared__ __align__(16) tile x, y;
     __shared__ float delta[TILE], lses[TILE];
     long long c = (long long)nh * hs, c3 = 3 * c, first = blockIdx.x / nh * t;
