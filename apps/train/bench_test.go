@@ -94,6 +94,9 @@ func newBench[A Act](b *testing.B, w *spmd.World, sh benchShape) *bench[A] {
 		b.Fatal(err)
 	}
 	x.step(b)
+	if err := w.TuneGemm(); err != nil { // as train does
+		b.Fatal(err)
+	}
 	return x
 }
 

@@ -38,6 +38,34 @@ SPMD_FN void store_rounded(act *p, float (&v)[8]) {
 #define FOR_ROWS(i, n) for (long long i = grid_index() / 32; i < (n); i += grid_size() / 32)
 #define FOR_COLUMNS(j, c) for (int j = threadIdx.x % 32 * V; j < (c); j += 32 * V)
 
+// --- copies to shared memory that come while the thread goes on ---
+
+extern __shared__ uint4 copy[]; // of the launch
+
+// copy_async copies T, of 4 or 16 bytes. A thread reads what it has copied itself once copy_wait says so.
+template <typename T> SPMD_FN void copy_async(T *to, const T *from) {
+#if __CUDA_ARCH__ >= 800
+    unsigned at = __cvta_generic_to_shared(to);
+    if (sizeof(T) == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
+    else asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(from), "n"(sizeof(T)) : "memory");
+#else
+    *to = *from;
+#endif
+}
+
+// copy_commit ends a group of copies, copy_wait waits for all groups but the last N.
+SPMD_FN void copy_commit() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+template <int N> SPMD_FN void copy_wait() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+#endif
+}
+
 // --- sums that blocks share ---
 
 // last_of says to all threads of a block whether it is the last of so many blocks to come here with this
@@ -187,9 +215,187 @@ extern "C" __global__ void __launch_bounds__(256)
     else encoder_backward_of<1>(dwte, dwpe, partial, arrived, dout, sorted, n, t, c, positions, vocab, most_parts, most_split, accumulate);
 }
 
+// packed8 is 8 activations as they lie in memory.
+struct packed8 { uint4 part[sizeof(act) / 2]; };
+
+SPMD_FN packed8 fetch8(const act *p) {
+    packed8 r;
+#pragma unroll
+    for (int i = 0; i < sizeof(act) / 2; i++) r.part[i] = ((const uint4 *)p)[i];
+    return r;
+}
+
+SPMD_FN void unpack8(float (&v)[8], packed8 p) {
+    union { packed8 raw; act x[8]; } u;
+    u.raw = p;
+#pragma unroll
+    for (int k = 0; k < 8; k++) v[k] = to_float(u.x[k]);
+}
+
 // --- LayerNorm ---
 
-// Rows of a multiple of 8 elements, and of at most 8·MOST_THREADS, are worked on by groups of whole warps, a thread
+// Rows of bfloat16 of 512 to 1,024 elements, a multiple of 8, are each worked on by a warp: a lane has 8 of every 256
+// columns. What a warp reads of its next DEEP rows is on the way to its part of shared memory; normByWarps in
+// kernels.go knows its size. Each lane copies what it will read itself, so that no one waits for another.
+enum { WARPS = 8, DEEP = 4 };
+
+// ring is the rows of ARRAYS arrays that a warp has there, and two statistics of each.
+template <int ARRAYS> struct ring {
+    char *own;
+    int c, row; // row is in bytes
+
+    __device__ ring(int c) : c(c), row(ARRAYS * c * sizeof(act) + 32 * 8) {
+        own = (char *)copy + threadIdx.x / 32 * DEEP * row;
+    }
+    __device__ packed8 *place(int slot, int array, int j) const { return (packed8 *)(own + slot * row + (array * c + j) * sizeof(act)); }
+    __device__ float *statistics(int slot) const { return (float *)(own + slot * row + ARRAYS * c * sizeof(act)) + threadIdx.x % 32 * 2; }
+    __device__ void fetch(int slot, int array, int j, const act *from) const {
+        const uint4 *p = (const uint4 *)from;
+#pragma unroll
+        for (int i = 0; i < sizeof(act) / 2; i++) copy_async(place(slot, array, j)->part + i, p + i);
+    }
+};
+
+template <int N>
+SPMD_FN void layernorm_forward_chunks(act *out, float *mean, float *rstd, const act *x, const float *weight, const float *bias, int n, int c) {
+    ring<1> r(c);
+    int first = threadIdx.x % 32 * 8;
+    float w[N][8], b[N][8], per = 1.0f / c;
+#pragma unroll
+    for (int q = 0; q < N; q++) {
+        int j = first + q * 256;
+        if (j < c) {
+            load8(w[q], weight + j);
+            load8(b[q], bias + j);
+        }
+    }
+    long long i = grid_index() / 32, step = grid_size() / 32;
+    auto fetch = [&](long long i, int slot) {
+#pragma unroll
+        for (int q = 0; q < N; q++) {
+            int j = first + q * 256;
+            if (i < n && j < c) r.fetch(slot, 0, j, x + i * c + j);
+        }
+        copy_commit();
+    };
+#pragma unroll
+    for (int k = 0; k < DEEP; k++) fetch(i + k * step, k);
+    for (int slot = 0; i < n; i += step, slot = (slot + 1) % DEEP) {
+        float v[N][8], sum = 0, squares = 0;
+        copy_wait<DEEP - 1>();
+#pragma unroll
+        for (int q = 0; q < N; q++) {
+            if (first + q * 256 >= c) continue;
+            unpack8(v[q], *r.place(slot, 0, first + q * 256));
+            for (int k = 0; k < 8; k++) sum += v[q][k];
+        }
+        fetch(i + DEEP * step, slot);
+        float mu = warp_sum(sum) * per;
+#pragma unroll
+        for (int q = 0; q < N; q++) {
+            if (first + q * 256 >= c) continue;
+            for (int k = 0; k < 8; k++) squares += (v[q][k] - mu) * (v[q][k] - mu);
+        }
+        float inv = inverse_root(warp_sum(squares) * per + 1e-5f);
+#pragma unroll
+        for (int q = 0; q < N; q++) {
+            int j = first + q * 256;
+            if (j >= c) continue;
+            for (int k = 0; k < 8; k++) v[q][k] = (v[q][k] - mu) * inv * w[q][k] + b[q][k];
+            store8(out + i * c + j, v[q]);
+        }
+        if (first == 0) mean[i] = mu, rstd[i] = inv;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 2)
+    layernorm_forward_warps(act *out, float *mean, float *rstd, const act *x, const float *weight, const float *bias, int n, int c) {
+    if (c <= 768) layernorm_forward_chunks<3>(out, mean, rstd, x, weight, bias, n, c);
+    else layernorm_forward_chunks<4>(out, mean, rstd, x, weight, bias, n, c);
+}
+
+// What layernorm_backward_tiles does.
+template <int N>
+SPMD_FN void layernorm_backward_chunks(act *dx, float *partial, const act *dout, const act *x, const float *weight, const float *mean,
+                                       const float *rstd, int n, int c, int add) {
+    ring<3> r(c);
+    int first = threadIdx.x % 32 * 8;
+    float w[N][8], total[3][N][8] = {}, per = 1.0f / c;
+#pragma unroll
+    for (int q = 0; q < N; q++)
+        if (first + q * 256 < c) load8(w[q], weight + first + q * 256);
+    long long i = grid_index() / 32, step = grid_size() / 32;
+    auto fetch = [&](long long i, int slot) {
+        if (i < n) {
+#pragma unroll
+            for (int q = 0; q < N; q++) {
+                int j = first + q * 256;
+                if (j >= c) continue;
+                r.fetch(slot, 0, j, dout + i * c + j);
+                r.fetch(slot, 1, j, x + i * c + j);
+                if (add) r.fetch(slot, 2, j, dx + i * c + j);
+            }
+            copy_async(r.statistics(slot), mean + i);
+            copy_async(r.statistics(slot) + 1, rstd + i);
+        }
+        copy_commit();
+    };
+#pragma unroll
+    for (int k = 0; k < DEEP; k++) fetch(i + k * step, k);
+    for (int slot = 0; i < n; i += step, slot = (slot + 1) % DEEP) {
+        float d[N][8], v[N][8], a = 0, b = 0;
+        copy_wait<DEEP - 1>();
+        float mu = r.statistics(slot)[0], inv = r.statistics(slot)[1];
+#pragma unroll
+        for (int q = 0; q < N; q++) {
+            int j = first + q * 256;
+            if (j >= c) continue;
+            unpack8(d[q], *r.place(slot, 0, j));
+            unpack8(v[q], *r.place(slot, 1, j));
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                v[q][k] = (v[q][k] - mu) * inv;
+                total[0][q][k] += d[q][k] * v[q][k];
+                total[1][q][k] += d[q][k];
+                d[q][k] *= w[q][k];
+                a += d[q][k];
+                b += d[q][k] * v[q][k];
+            }
+        }
+        a = warp_sum(a) * per;
+        b = warp_sum(b) * per;
+#pragma unroll
+        for (int q = 0; q < N; q++) {
+            int j = first + q * 256;
+            if (j >= c) continue;
+            float o[8] = {0};
+            if (add) unpack8(o, *r.place(slot, 2, j));
+#pragma unroll
+            for (int k = 0; k < 8; k++) o[k] += (d[q][k] - a - v[q][k] * b) * inv;
+            store_rounded(dx + i * c + j, o);
+#pragma unroll
+            for (int k = 0; k < 8; k++) total[2][q][k] += o[k];
+        }
+        fetch(i + DEEP * step, slot);
+    }
+    copy_wait<0>();
+    __syncthreads();
+    float *parts = (float *)copy;
+#pragma unroll
+    for (int part = 0; part < 3; part++)
+#pragma unroll
+        for (int q = 0; q < N; q++)
+            if (first + q * 256 < c) store8(parts + (threadIdx.x / 32 * 3 + part) * c + first + q * 256, total[part][q]);
+    __syncthreads();
+    for (int j = threadIdx.x; j < 3 * c; j += blockDim.x) {
+        float sum = 0;
+#pragma unroll
+        for (int k = 0; k < WARPS; k++) sum += parts[k * 3 * c + j];
+        partial[blockIdx.x * 3LL * c + j] = sum;
+    }
+}
+
+// Others of a multiple of 8 elements, and of at most 8·MOST_THREADS, are worked on by groups of whole warps, a thread
 // for 8 columns, which keep several rows at a time in registers. tileGrid in kernels.go fits the block to this.
 enum { MOST_THREADS = 288 };
 
@@ -298,23 +504,6 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, 4)
     else layernorm_forward_rows(out, mean, rstd, x, weight, bias, n, c);
 }
 
-// packed8 is 8 activations as they lie in memory.
-struct packed8 { uint4 part[sizeof(act) / 2]; };
-
-SPMD_FN packed8 fetch8(const act *p) {
-    packed8 r;
-#pragma unroll
-    for (int i = 0; i < sizeof(act) / 2; i++) r.part[i] = ((const uint4 *)p)[i];
-    return r;
-}
-
-SPMD_FN void unpack8(float (&v)[8], packed8 p) {
-    union { packed8 raw; act x[8]; } u;
-    u.raw = p;
-#pragma unroll
-    for (int k = 0; k < 8; k++) v[k] = to_float(u.x[k]);
-}
-
 // With x̂ = (x - mean)·rstd and g = dout·weight, dx (+)= (g - Σg/c - x̂·Σ(g·x̂)/c)·rstd. A block leaves in its row of
 // partial(…,3,c) the sums over its rows of dout·x̂, of dout and of the new dx.
 SPMD_FN void layernorm_backward_tiles(act *dx, float *partial, const act *dout, const act *x, const float *weight, const float *mean,
@@ -404,15 +593,27 @@ SPMD_FN void layernorm_backward_rows(act *dx, float *partial, const act *dout, c
 }
 
 // dcolumns, the sums over the rows of the new dx, may be missing.
+SPMD_FN void layernorm_backward_sums(float *dweight, float *dbias, float *dcolumns, float *partial, unsigned *arrived, int c, int accumulate) {
+    sum_blocks(partial, arrived, 3 * c, [=](int j, float sum) {
+        float *to = j < c ? dweight + j : j < 2 * c ? dbias + j - c : dcolumns ? dcolumns + j - 2 * c : 0;
+        if (to) *to = accumulate ? *to + sum : sum;
+    });
+}
+
 extern "C" __global__ void __launch_bounds__(MOST_THREADS, 2)
     layernorm_backward(act *dx, float *dweight, float *dbias, float *dcolumns, float *partial, unsigned *arrived, const act *dout,
                        const act *x, const float *weight, const float *mean, const float *rstd, int n, int c, int add, int accumulate) {
     if (in_tiles(c)) layernorm_backward_tiles(dx, partial, dout, x, weight, mean, rstd, n, c, add);
     else layernorm_backward_rows(dx, partial, dout, x, weight, mean, rstd, n, c, add);
-    sum_blocks(partial, arrived, 3 * c, [=](int j, float sum) {
-        float *to = j < c ? dweight + j : j < 2 * c ? dbias + j - c : dcolumns ? dcolumns + j - 2 * c : 0;
-        if (to) *to = accumulate ? *to + sum : sum;
-    });
+    layernorm_backward_sums(dweight, dbias, dcolumns, partial, arrived, c, accumulate);
+}
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
+    layernorm_backward_warps(act *dx, float *dweight, float *dbias, float *dcolumns, float *partial, unsigned *arrived, const act *dout,
+                             const act *x, const float *weight, const float *mean, const float *rstd, int n, int c, int add, int accumulate) {
+    if (c <= 768) layernorm_backward_chunks<3>(dx, partial, dout, x, weight, mean, rstd, n, c, add);
+    else layernorm_backward_chunks<4>(dx, partial, dout, x, weight, mean, rstd, n, c, add);
+    layernorm_backward_sums(dweight, dbias, dcolumns, partial, arrived, c, accumulate);
 }
 
 // --- sums ---
@@ -431,31 +632,16 @@ SPMD_FN float exp_from(float x, float top) {
     return e;
 }
 
-SPMD_FN void copy_async(uint4 *to, const uint4 *from) {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from) : "memory");
-#else
-    *to = *from;
-#endif
-}
-
-// After copy_wait a thread reads what it has copied itself.
-SPMD_FN void copy_wait() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
-}
-
 // A block has a row, in chunks of 16 bytes, of which the first held fit into its shared memory; a thread has the same
 // chunks from beginning to end. The last rows go first: a product that has just written them has left them in the cache.
 // A target outside the vocabulary makes the loss NaN.
 extern "C" __global__ void __launch_bounds__(512, 2)
     classifier(float *losses, act *logits, const int *targets, int n, int v, int vp, int held, float scale, int grad) {
     enum { E = 16 / sizeof(act) };
-    extern __shared__ uint4 copy[];
     long long i = n - 1 - blockIdx.x;
     uint4 *row = (uint4 *)(logits + i * vp);
     for (int q = threadIdx.x; q < held; q += blockDim.x) copy_async(copy + q, row + q);
+    copy_commit();
     int target = targets[i];
     bool known = 0 <= target && target < v;
     float at = known ? to_float(logits[i * vp + target]) : NOT_A_NUMBER;
@@ -472,7 +658,7 @@ extern "C" __global__ void __launch_bounds__(512, 2)
         }
     };
     float top = -INF, sum = 0; // of this thread's columns; sum is that of e^(x-top)
-    copy_wait();
+    copy_wait<0>();
     for (int q = threadIdx.x; E * q < v; q += blockDim.x) {
         float x[E], high = top;
         chunk(x, q);

@@ -177,6 +177,17 @@ func tileGrid(n, c, rows, most int) spmd.Grid {
 	return spmd.Grid{Blocks: [3]int{min(most, (n+rows*groups-1)/(rows*groups)), 1, 1}, Threads: [3]int{threads, 1, 1}}
 }
 
+// normByWarps is a grid of up to most blocks for the kernels of LayerNorms of n rows of c columns
+// whose warps have a row each, and read so many arrays ahead; false where there is another kernel.
+func (e *enqueue[A]) normByWarps(n, c, arrays, most int) (spmd.Grid, bool) {
+	const warps, deep = 8, 4
+	shared := warps * deep * (2*arrays*c + 2*4*32) // of rows, and two statistics for each lane
+	if !isHalf[A]() || c%8 != 0 || c <= 512 || c > 1024 || shared > e.s.World().SharedMemory()-1<<10 {
+		return spmd.Grid{}, false
+	}
+	return spmd.Grid{Blocks: [3]int{min(most, (n+warps-1)/warps), 1, 1}, Threads: [3]int{32 * warps, 1, 1}, Shared: shared}, true
+}
+
 // chunksOf is how many warps it takes to cover a row of c columns.
 func chunksOf(c int) int {
 	if c%8 == 0 {
@@ -254,23 +265,37 @@ func (e *enqueue[A]) encoderBackward(dwte, dwpe spmd.Buffer[float32], dout spmd.
 		spmd.I32(parts), spmd.I32(splits), flag(e.acc))
 }
 
-var layerNormForwardKernel = newKernel("layernorm_forward", func(a *hostArgs) error {
+var (
+	layerNormForwardKernel = newKernel("layernorm_forward", hostLayerNormForward)
+	layerNormForwardWarps  = newKernel("layernorm_forward_warps", hostLayerNormForward)
+)
+
+func hostLayerNormForward(a *hostArgs) error {
 	n, c := a.I32(6), a.I32(7)
 	out, mean, rstd, x, weight, bias := a.out(0, n*c), a.f32(1), a.f32(2), a.in(3, n*c), a.f32(4), a.f32(5)
 	host.Parallel(n, rowGrain(c), func(lo, hi int) {
 		cLayerNormForward(out, mean, rstd, x, weight, bias, c, lo, hi)
 	})
 	return nil
-})
+}
 
 // layerNormForward enqueues out(n,c) = (x - mean)·rstd·weight + bias, and keeps
 // mean(n) and rstd(n).
 func (e *enqueue[A]) layerNormForward(out spmd.Buffer[A], mean, rstd spmd.Buffer[float32], x spmd.Buffer[A], p *norm) {
-	e.launch(layerNormForwardKernel, tileGrid(e.n, e.m.Cfg.Channels, 2, 528), out.Arg(), mean.Arg(), rstd.Arg(), x.Arg(), p.w.Arg(), p.b.Arg(),
-		spmd.I32(e.n), spmd.I32(e.m.Cfg.Channels))
+	c, k := e.m.Cfg.Channels, layerNormForwardWarps
+	grid, ok := e.normByWarps(e.n, c, 1, 264)
+	if !ok {
+		k, grid = layerNormForwardKernel, tileGrid(e.n, c, 2, 528)
+	}
+	e.launch(k, grid, out.Arg(), mean.Arg(), rstd.Arg(), x.Arg(), p.w.Arg(), p.b.Arg(), spmd.I32(e.n), spmd.I32(c))
 }
 
-var layerNormBackwardKernel = newKernel("layernorm_backward", func(a *hostArgs) error {
+var (
+	layerNormBackwardKernel = newKernel("layernorm_backward", hostLayerNormBackward)
+	layerNormBackwardWarps  = newKernel("layernorm_backward_warps", hostLayerNormBackward)
+)
+
+func hostLayerNormBackward(a *hostArgs) error {
 	n, c, add, acc := a.I32(11), a.I32(12), a.flag(13), a.flag(14)
 	var dx []float32
 	if add {
@@ -291,15 +316,19 @@ var layerNormBackwardKernel = newKernel("layernorm_backward", func(a *hostArgs) 
 		}
 	})
 	return nil
-})
+}
 
 // layerNormBackward enqueues dx(n,c) = the gradient of the LayerNorm's input, added
 // with add, the gradients of its parameters, and dcolumns(c) (+)= the sums of the new
 // dx over its rows, where dcolumns is not empty: dx is the gradient of the residual
 // stream, and that of the bias of the projection that wrote there.
 func (e *enqueue[A]) layerNormBackward(dx, dout, x spmd.Buffer[A], mean, rstd spmd.Buffer[float32], p *norm, dcolumns spmd.Buffer[float32], add bool) {
-	c := e.m.Cfg.Channels
-	e.launch(layerNormBackwardKernel, tileGrid(e.n, c, 1, normParts), dx.Arg(), p.dw.Arg(), p.db.Arg(), dcolumns.Arg(),
+	c, k := e.m.Cfg.Channels, layerNormBackwardWarps
+	grid, ok := e.normByWarps(e.n, c, 3, normParts/2)
+	if !ok {
+		k, grid = layerNormBackwardKernel, tileGrid(e.n, c, 1, normParts)
+	}
+	e.launch(k, grid, dx.Arg(), p.dw.Arg(), p.db.Arg(), dcolumns.Arg(),
 		e.m.partial.Arg(), e.m.arrived.Arg(), dout.Arg(), x.Arg(), p.w.Arg(), mean.Arg(), rstd.Arg(), spmd.I32(e.n), spmd.I32(c), flag(add), flag(e.acc))
 }
 

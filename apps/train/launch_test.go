@@ -32,6 +32,7 @@ var shapes = []struct {
 	{20, 33, 1, 9, 3},
 	{16, 101, 4, 520, 70}, // rows of several warps
 	{2, 9, 17, 2312, 5},   // rows longer than a tile's
+	{2, 17, 2, 776, 5},    // a row of one warp
 	{1, 3, 1, 8, 60000},   // logits longer than the memory of a block
 }
 
@@ -203,6 +204,19 @@ func testLaunches[A Act](t *testing.T, w *spmd.World) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// More rows than the warps of a GPU's grid have on the way to them at a time.
+func TestLayerNormOfManyRows(t *testing.T) {
+	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		const b, tt = 105, 101
+		m, s := testModel[spmd.BF16](t, w, Config{Layers: 1, Heads: 1, Channels: 520, SeqMax: tt, Vocab: 5}, nil, b)
+		l := &launches[spmd.BF16]{t, w, &enqueue[spmd.BF16]{s: s, m: m, b: b, t: tt, n: b * tt}, rand.New(rand.NewPCG(1, 2))}
+		l.layerNorm()
+		if err := m.Close(); err != nil {
+			t.Fatal(err)
+		}
+	})
 }
 
 func (l *launches[A]) embeddings() {
