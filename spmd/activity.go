@@ -2,16 +2,13 @@ package spmd
 
 import (
 	"cmp"
-	"encoding/json"
-	"runtime"
 	"slices"
-	"strings"
 	"sync/atomic"
 
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
 	"lockstep/spmd/internal/coll"
-	"lockstep/spmd/internal/files"
+	"lockstep/spmd/internal/job"
 )
 
 // activity is how far this rank has got on a communicator: what it entered last, and
@@ -165,148 +162,22 @@ func (c *call) everyone() bool {
 	return slices.ContainsFunc(c.group.cmds, func(c call) bool { return !c.Kind.Traits().Message })
 }
 
-// rankState is what a rank says of itself in a report.
-type rankState struct {
-	Phase   string        `json:"phase"`
-	Comms   []commReport  `json:"comms"`
-	Streams []queueReport `json:"streams,omitempty"`
-	Files   *files.State  `json:"files,omitempty"`
-	Run     goroutine     `json:"run"`              // the goroutine of the program's own function
-	Others  []goroutine   `json:"others,omitempty"` // more goroutines of the program
-}
-
-// commReport is a communicator: Entered calls were begun, Left of them are over, and in
-// Calls of them every rank takes part.
-type commReport struct {
-	ID      string `json:"id"`
-	Rank    int    `json:"rank"`
-	Size    int    `json:"size"`
-	Entered uint64 `json:"entered"`
-	Left    uint64 `json:"left"`
-	Calls   uint64 `json:"calls"`
-	Last    string `json:"last,omitempty"`
-	Alone   bool   `json:"alone,omitempty"` // Last is a message or a group of messages
-	At      string `json:"at,omitempty"`    // "from" where Last was called, for calls on a GPU; else the stack shows it
-}
-
-// queueReport is a stream with work on it.
-type queueReport struct {
-	Name    string `json:"name"`
-	Waiting uint64 `json:"waiting"`           // on a GPU those that are not known to have run
-	Device  bool   `json:"device,omitempty"`  // it is on a GPU
-	Command string `json:"command,omitempty"` // that runs, or waits to; on a GPU the first collective of these
-	At      string `json:"at,omitempty"`      // "from" where it was enqueued
-}
-
-// goroutine is one of the program's.
-type goroutine struct {
-	State string   `json:"state,omitempty"` // as Go calls it: "sleep", "chan receive", "running"
-	At    string   `json:"at,omitempty"`    // first place outside the framework
-	Stack []string `json:"stack,omitempty"`
-}
-
-const (
-	mostStack  = 24 // frames of a goroutine in a report
-	mostOthers = 8
-)
-
-// state is this rank's part of a report. It takes no lock that a call holds while it
-// waits.
-func (w *World) state() []byte {
-	s := rankState{Phase: w.phase.Load().(string), Files: w.files.State(w.control.st.activity.meets())}
-	w.mu.Lock()
-	comms, streams := slices.Clone(w.comms), slices.Clone(w.streams)
-	w.mu.Unlock()
-	for _, st := range comms {
-		a := &st.activity
-		c := commReport{ID: st.id, Rank: st.rank, Size: st.size, Entered: a.entered.Load(), Left: a.over(), Calls: a.calls.Load()}
-		if c.Entered > 0 {
-			c.Last, c.Alone = st.last(), a.what.Load()&ofEveryone == 0
-		}
-		switch {
-		case coll.Kind(a.what.Load()).Traits().Own: // of the framework's own
-			c.Last = a.ledger.last()
-		case a.flight != nil:
-			c.At = a.flight.lastPlace()
-		}
-		s.Comms = append(s.Comms, c)
-	}
-	for _, st := range streams {
-		if r, busy := st.q.report(); busy {
-			r.Name = st.name
-			for _, c := range comms {
-				if what, place, ok := c.activity.on(st.dev); ok {
-					r.Command, r.At = what, place
-					break
-				}
-			}
-			s.Streams = append(s.Streams, r)
-		}
-	}
-	s.Run, s.Others = goroutines()
-	b, err := json.Marshal(s)
-	if err != nil {
-		return nil // it holds nothing that JSON has not
-	}
-	return b
-}
-
-// callerHead begins the stack of the goroutine that called Watch, as "goroutine 7 "; no two goroutines have the same.
-var callerHead atomic.Pointer[string]
-
-func noteCaller() {
-	buf := make([]byte, 64)
-	head, _, _ := strings.Cut(string(buf[:runtime.Stack(buf, false)]), "[")
-	callerHead.Store(&head)
-}
-
-// goroutines returns the goroutine of the program's own function, or that called Watch, and others that have frames of
-// the program.
-func goroutines() (run goroutine, others []goroutine) {
-	caller := callerHead.Load()
-	buf := make([]byte, 1<<20)
-	for _, text := range strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
-		head, body, _ := strings.Cut(text, "\n")
-		id, state, _ := strings.Cut(head, "[")
-		state, _, _ = strings.Cut(state, "]")
-		state, _, _ = strings.Cut(state, ", ") // how long, and what it is locked to
-		g := goroutine{State: state}
-		main := false
-		for _, f := range ccall.Frames(body) {
-			if f.Program && g.At == "" {
-				g.At = f.Place
-			}
-			main = main || f.Function == "lockstep/spmd.(*World).supervise"
-			if len(g.Stack) < mostStack {
-				g.Stack = append(g.Stack, f.Function+" "+f.Place)
-			}
-		}
-		switch {
-		case strings.Contains(body, "spmd.(*World).supervise.func"), caller != nil && id == *caller:
-			run = g
-		case g.At != "" && !main && len(others) < mostOthers:
-			others = append(others, g)
-		}
-	}
-	return run, others
-}
-
-func (q *hostQueue) report() (queueReport, bool) {
+func (q *hostQueue) report() (job.StreamState, bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	done := q.done.Load()
 	if done == q.tail {
-		return queueReport{}, false
+		return job.StreamState{}, false
 	}
 	c := &q.ring[done%uint64(len(q.ring))]
-	r := queueReport{Waiting: q.tail - done, Command: c.kind.String(), At: "from " + c.site.String()}
+	r := job.StreamState{Waiting: q.tail - done, Command: c.kind.String(), At: "from " + c.site.String()}
 	if c.kind == cmdCall {
 		r.Command = c.call.String()
 	}
 	return r, true
 }
 
-func (q *gpuQueue) report() (queueReport, bool) {
+func (q *gpuQueue) report() (job.StreamState, bool) {
 	passed, tail := q.passed(), q.tail.Load()
-	return queueReport{Waiting: tail - min(passed, tail), Device: true}, tail > passed
+	return job.StreamState{Waiting: tail - min(passed, tail), Device: true}, tail > passed
 }

@@ -79,8 +79,8 @@ func TestDifference(t *testing.T) {
 func TestPathsOfMPI(t *testing.T) {
 	for _, p := range []cudampi.Path{cudampi.Staged, cudampi.AwareMPI, cudampi.Peer} {
 		c := Config{Collectives: p.String()}
-		if got, byMPI := c.mpiPath(); got != p || !byMPI || c.complete() != nil {
-			t.Errorf("--collectives %v is %v, %v, %v", p, got, byMPI, c.complete())
+		if got, byMPI := c.mpiPath(); got != p || !byMPI || c.forJob().Complete() != nil {
+			t.Errorf("--collectives %v is %v, %v, %v", p, got, byMPI, c.forJob().Complete())
 		}
 	}
 	for name, want := range map[string]bool{"": false, "auto": false, "nccl": false, "mpi": true} {
@@ -95,8 +95,8 @@ func TestPathsOfMPI(t *testing.T) {
 func TestEmptyConfig(t *testing.T) {
 	var flags, empty Config
 	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
-	flags.flags(fs)
-	if err := errors.Join(fs.Parse(nil), empty.complete()); err != nil {
+	flags.forJob().Flags(fs)
+	if err := errors.Join(fs.Parse(nil), empty.forJob().Complete()); err != nil {
 		t.Fatal(err)
 	}
 	values := func(c Config) [6]string {

@@ -16,6 +16,7 @@ import (
 	"lockstep/nccl"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
+	"lockstep/spmd/internal/job"
 )
 
 // Comm is a communicator: a group of ranks and the channel between them. It is a
@@ -180,7 +181,7 @@ func (w *World) addComm(m *cudampi.Comm, id string) (Comm, error) {
 	st.activity.peers = make([]atomic.Uint64, st.size)
 	var err error
 	st.mpi, err = shm.Share(m)
-	if id != controlID && st.size > 1 && slices.Index(checkModes, w.cfg.Check) > checkOff {
+	if id != controlID && st.size > 1 && slices.Index(job.CheckModes, w.cfg.Check) > checkOff {
 		terms, e := m.Dup()
 		if e != nil {
 			return Comm{}, e

@@ -120,7 +120,7 @@ func (k *terms) String() string {
 	return s
 }
 
-// The modes of --check.
+// The modes of --check, in the order of job.CheckModes.
 const (
 	checkOff = iota
 	checkSome

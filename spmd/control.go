@@ -7,6 +7,7 @@ import (
 	"lockstep/internal/ccall"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
+	"lockstep/spmd/internal/job"
 )
 
 // Everywhere but in the calls of the program a rank waits for others of a communicator in pass: what the program called
@@ -17,7 +18,7 @@ import (
 var mpiOrder = control.NewTickets()
 
 // controlID names the communicator of the framework's own traffic.
-const controlID = "control"
+const controlID = job.ControlID
 
 // Pass implements control.Guard: fn runs in its turn in MPI, and the watch and the contract see the call.
 // Collective over st, blocking.

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 	"unsafe"
 
 	"github.com/rs/zerolog"
@@ -20,31 +19,8 @@ import (
 	"lockstep/internal/shm"
 	"lockstep/nccl"
 	"lockstep/spmd/internal/control"
+	"lockstep/spmd/internal/job"
 )
-
-// startup is where the time from the start of the process went, in milliseconds.
-type startup struct {
-	started time.Time
-	parts   []part
-}
-
-type part struct {
-	name string
-	ms   float64
-}
-
-// begin starts a part and returns what ends it. A part may come in pieces.
-func (s *startup) begin(name string) func() {
-	at := time.Now()
-	return func() {
-		ms := float64(time.Since(at).Microseconds()) / 1e3
-		if i := slices.IndexFunc(s.parts, func(p part) bool { return p.name == name }); i >= 0 {
-			s.parts[i].ms += ms
-			return
-		}
-		s.parts = append(s.parts, part{name, ms})
-	}
-}
 
 // noGPU is the reason why a machine without GPUs runs on the host, which is no
 // more than that; any other reason deserves a warning.
@@ -72,7 +48,7 @@ func (w *World) chooseDevice(node *shm.Comm) error {
 		w.why = "--device host"
 		return nil
 	}
-	defer w.startup.begin("context")()
+	defer w.startup.Begin("context")()
 	index, err := w.findGPU(node)
 	failure, err := w.firstFailure(err)
 	if err != nil {
@@ -217,7 +193,7 @@ func (g *gpu) capability() int {
 //
 // Collective over the ranks of the node.
 func (w *World) loadKernels(node *shm.Comm) error {
-	defer w.startup.begin("kernels")()
+	defer w.startup.Begin("kernels")()
 	sources := kernels.All()
 	same, err := w.sameSources(node, sources)
 	if err != nil {
@@ -385,7 +361,7 @@ func (w *World) startGPU(node *shm.Comm) error {
 	if err := w.openNCCL(world, nil, 0, 0); err != nil {
 		return fmt.Errorf("%w; --collectives mpi does without NCCL", err)
 	}
-	defer w.startup.begin("nccl")()
+	defer w.startup.Begin("nccl")()
 	if w.nodes == 1 {
 		n := w.NodeComm.st
 		n.nccl, n.peers, n.atOnce = world.nccl, world.peers, world.atOnce
@@ -397,7 +373,7 @@ func (w *World) startGPU(node *shm.Comm) error {
 	}
 	err = w.warmUp()
 	if w.nodes > 1 {
-		w.ncclSockets = sockets()
+		w.ncclSockets = job.Sockets()
 	}
 	if err == nil && w.cfg.Check == "both" {
 		err = w.openCross()

@@ -98,7 +98,7 @@ func (w *World) openNCCL(st *commState, parent *nccl.Comm, color, key int) error
 		return err
 	}
 	var id nccl.ID
-	done := w.startup.begin("id")
+	done := w.startup.Begin("id")
 	if st.rank == 0 {
 		if id, err = nccl.NewID(); err != nil {
 			id = nccl.ID{} // the others must not wait: they see that there is none
@@ -114,7 +114,7 @@ func (w *World) openNCCL(st *commState, parent *nccl.Comm, color, key int) error
 	if id == (nccl.ID{}) {
 		return errors.New("rank 0 got no id from NCCL")
 	}
-	done = w.startup.begin("nccl")
+	done = w.startup.Begin("nccl")
 	// What Split makes of it is to share its memory: a communicator takes about a GB.
 	c, err := nccl.Init(ctx, w.gpu.dev, id, st.rank, st.size, nccl.Config{SplitShare: true, UnmixedGraphs: linked})
 	if err != nil {
@@ -124,7 +124,7 @@ func (w *World) openNCCL(st *commState, parent *nccl.Comm, color, key int) error
 	w.gpu.addNCCL(c)
 	done()
 	if linked && w.cfg.Symmetric == "auto" {
-		defer w.startup.begin("peers")()
+		defer w.startup.Begin("peers")()
 		return st.openPeers()
 	}
 	return nil

@@ -11,6 +11,7 @@ import (
 	"lockstep/host"
 	"lockstep/internal/ccall"
 	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/job"
 )
 
 // cmdKind says what a command of a stream is.
@@ -98,7 +99,7 @@ type queue interface {
 	// close ends the queue, whose work is over.
 	close() error
 	// report says what the queue holds, and whether that is anything.
-	report() (queueReport, bool)
+	report() (job.StreamState, bool)
 }
 
 // hostQueue is a stream in host memory: a ring of commands and one goroutine.
@@ -273,6 +274,9 @@ type panicError struct {
 }
 
 func (p *panicError) Error() string { return fmt.Sprintf("panic: %v", p.value) }
+
+// Stack is that of the panic.
+func (p *panicError) Stack() []byte { return p.stack }
 
 // guard turns a panic of fn into an error. runtime.Goexit counts as one too: the
 // goroutine belongs to the stream.

@@ -3,6 +3,8 @@ package spmd
 import (
 	"fmt"
 	"slices"
+
+	"lockstep/spmd/internal/job"
 )
 
 // standing is where a rank stands that has not got on since its pulse before, or whose program has returned. Rank 0 finds
@@ -42,7 +44,7 @@ type spoken struct {
 func (w *World) stand(comms []*commState) *standing {
 	s := &w.spoken
 	steps, inside := count(comms)
-	ended := w.ended.Load()
+	ended := w.job.Ended()
 	switch moved := steps != s.steps; {
 	case ended && !s.ended:
 		s.ended = true
@@ -123,7 +125,7 @@ func (st *commState) inside() string {
 			}
 		}
 	}
-	if run, _ := goroutines(); run.At != "" {
+	if run, _ := job.Goroutines(); run.At != "" {
 		what += " at " + run.At
 	}
 	return what

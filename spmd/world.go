@@ -1,6 +1,7 @@
 package spmd
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,10 +11,10 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 	"unsafe"
 
 	"github.com/rs/zerolog"
+	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
 	"lockstep/cudampi"
@@ -21,10 +22,10 @@ import (
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
 	"lockstep/internal/launcher"
-	"lockstep/internal/procfs"
 	"lockstep/internal/shm"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/files"
+	"lockstep/spmd/internal/job"
 )
 
 // World is this rank's place in the job: who it is, its device, and the
@@ -39,22 +40,23 @@ type World struct {
 	Log zerolog.Logger
 
 	cfg      Config
-	job      launcher.Job
+	flags    *pflag.FlagSet // of the command line; nil where there is none
+	launched launcher.Job
+	job      *job.Job
 	cores    string // near the GPU, that this process keeps to; "" where it has not bound itself
 	node     int
 	nodes    int
 	byNode   bool // of several nodes, each has ranks that follow each other
 	threads  int
-	gpu      *gpu         // nil where the device is the host
-	why      string       // the device and the collectives are what they are
-	fellBack bool         // to the host though there is a GPU, or to MPI though NCCL is meant: the start line warns
-	byMPI    bool         // what carries GPU memory, where there are several ranks
-	phase    atomic.Value // string: what the rank is at
-	check    int          // checkOff to checkBoth
-	agreed   bool         // the failure of the start is every rank's
-	startup  startup
+	gpu      *gpu   // nil where the device is the host
+	why      string // the device and the collectives are what they are
+	fellBack bool   // to the host though there is a GPU, or to MPI though NCCL is meant: the start line warns
+	byMPI    bool   // what carries GPU memory, where there are several ranks
+	check    int    // checkOff to checkBoth
+	agreed   bool   // the failure of the start is every rank's
+	startup  job.Startup
 	// Of several nodes: the connections that MPI had before NCCL started, and all that there were then.
-	mpiSockets, ncclSockets []socket
+	mpiSockets, ncclSockets []job.Socket
 	pool                    pool  // of device memory
 	pinned                  *pool // the same on the host, as is managed
 	managed                 *pool
@@ -65,8 +67,7 @@ type World struct {
 	blocking                *Stream          // of collectives that block, on a GPU
 	control                 Comm             // the framework's own traffic
 	channel                 *control.Channel // over it
-	ended                   atomic.Bool      // the program has returned on this rank
-	overseer                *overseer        // nil without the watch, and for one rank
+	heard                   library          // what the heartbeats of all ranks have said, on rank 0
 	files                   files.Waiting    // for what is saved and loaded
 	spoken                  spoken           // what the pulses have said of this rank
 	capturing               atomic.Int32
@@ -81,10 +82,6 @@ type World struct {
 	events  []*Event        // that hold an event of the GPU
 	closers []*func() error // of AtClose
 	closed  bool
-
-	failOnce sync.Once
-	failed   chan struct{} // closed by the first failure of a stream
-	failure  error
 }
 
 // Rank returns this process's number in the job, from 0.
@@ -173,19 +170,21 @@ var (
 // Collective over all processes of the job, blocking. It fails when the device or
 // the collectives that cfg demands are not to be had, and when the environment
 // speaks of several tasks but each of them is alone.
-func Open(cfg Config) (*World, error) {
-	if err := cfg.complete(); err != nil {
+func Open(cfg Config) (*World, error) { return open(cfg, nil) }
+
+// open is Open for a program whose command line has set cfg by the flags fs, which may be nil.
+func open(cfg Config, fs *pflag.FlagSet) (*World, error) {
+	if err := cfg.forJob().Complete(); err != nil {
 		return nil, Usage(err)
 	}
 	if err := host.CheckBLAS(); err != nil {
 		return nil, Usage(err)
 	}
-	w := &World{cfg: cfg, job: launcher.Environment(), failed: make(chan struct{})}
+	w := &World{cfg: cfg, flags: fs, launched: launcher.Environment()}
+	w.job = job.New(cfg.forJob(), inJob{w})
 	w.files.Patience = cfg.timeout()
-	w.phase.Store("starting")
-	age := procfs.Age()
-	w.startup = startup{time.Now().Add(-age), []part{{"process", float64(age.Milliseconds())}}}
-	if cfg.JSON != "" && w.job.Rank == 0 {
+	w.startup = job.NewStartup()
+	if cfg.JSON != "" && w.launched.Rank == 0 {
 		var err error
 		if w.json, err = openJSON(cfg.JSON); err != nil {
 			return nil, Usage(err)
@@ -194,7 +193,7 @@ func Open(cfg Config) (*World, error) {
 
 	err := w.connect()
 	if err == nil {
-		w.check = slices.Index(checkModes, cfg.Check) // not before: the start is one turn in MPI
+		w.check = slices.Index(job.CheckModes, cfg.Check) // not before: the start is one turn in MPI
 		return w, nil
 	}
 	if w.agreed { // else the other ranks may be further: nothing collective any more
@@ -207,13 +206,13 @@ func Open(cfg Config) (*World, error) {
 func (w *World) connect() error {
 	openMu.Lock()
 	defer openMu.Unlock()
-	done := w.startup.begin("mpi")
+	done := w.startup.Begin("mpi")
 	base, err := cudampi.Start()
 	if err != nil {
 		return err
 	}
 	done()
-	if err := w.job.CheckWorld(base.Size()); err != nil {
+	if err := w.launched.CheckWorld(base.Size()); err != nil {
 		return errors.Join(Usage(err), cudampi.Stop())
 	}
 	openWorlds++
@@ -232,8 +231,8 @@ func (w *World) join(base *cudampi.Comm) error {
 	if err != nil {
 		return err
 	}
-	w.job.Rank, w.job.Size = world.Rank(), world.Size()
-	w.Log = w.cfg.logger(w.job, os.Stderr)
+	w.Log = w.cfg.forJob().Logger(world.Rank(), world.Size(), os.Stderr)
+	w.job.Rank, w.job.Size, w.job.Log, w.job.Started = world.Rank(), world.Size(), w.Log, w.startup.Started
 	if w.Comm, err = w.addComm(world, "world"); err != nil {
 		return err
 	}
@@ -282,7 +281,7 @@ func (w *World) join(base *cudampi.Comm) error {
 func (w *World) findNode(world, node *shm.Comm) error {
 	type facts struct{ leads, sum int64 }
 	all := make([]facts, world.Size())
-	mine := facts{sum: sumOf(w.cfg.settings())}
+	mine := facts{sum: job.Sum(w.cfg.forJob().Settings(w.flags))}
 	if node.Rank() == 0 {
 		mine.leads = 1
 	}
@@ -306,13 +305,39 @@ func (w *World) findNode(world, node *shm.Comm) error {
 		return err
 	}
 	w.node = int(lead[0])
+	w.job.Node, w.job.Nodes = w.node, w.nodes
 	if w.nodes == 1 {
 		return nil
 	}
 	inOrder, err := control.Range(world, int64(b2i(world.Rank() == int(lead[1])+node.Rank())))
 	w.byNode = inOrder.Lo == 1
-	w.mpiSockets = sockets()
+	w.mpiSockets = job.Sockets()
 	return err
+}
+
+// compareSettings fails on all ranks alike where their settings differ.
+//
+// Collective over the ranks of m, which are all.
+func (w *World) compareSettings(m control.Comm) error {
+	mine, err := json.Marshal(w.cfg.forJob().Settings(w.flags))
+	if err != nil {
+		return err
+	}
+	all, err := control.Gather(m, mine)
+	if err != nil {
+		return err
+	}
+	lists := make([][]job.Setting, len(all))
+	for r, said := range all {
+		if err := json.Unmarshal(said, &lists[r]); err != nil {
+			return fmt.Errorf("settings of rank %d: %w", r, err)
+		}
+	}
+	if text := job.Differences(lists); text != "" {
+		w.agreed = true
+		return Usage(errors.New(text))
+	}
+	return nil
 }
 
 // procs is what the Go runtime found at start: the cores, or less by a quota.
@@ -355,13 +380,13 @@ func (w *World) findThreads(node *shm.Comm) error {
 	return nil
 }
 
-// logStart is rule 8's line: what runs where, and why.
+// logStart logs the job's configuration and why it was chosen.
 func (w *World) logStart() {
 	line := w.Log.Info()
 	if w.fellBack {
 		line = w.Log.Warn()
 	}
-	line = line.Str("launcher", w.job.Name).Int("ranks", w.Size()).Int("nodes", w.nodes).
+	line = line.Str("launcher", w.launched.Name).Int("ranks", w.Size()).Int("nodes", w.nodes).
 		Str("device", w.Device()).Str("collectives", w.Collectives()).Str("why", w.why).
 		Str("mpi", cudampi.Version()).Int("threads", w.threads).Str("blas", host.BLAS())
 	if w.cores != "" {
@@ -377,12 +402,23 @@ func (w *World) logStart() {
 	if w.nodes > 1 {
 		line = w.describeNodes(line)
 	}
-	parts := zerolog.Dict()
-	for _, p := range w.startup.parts {
-		parts = parts.Float64(p.name, p.ms)
+	line.Dict("startup_ms", w.startup.Log()).Msg("start")
+}
+
+// describeNodes adds what matters between nodes: in which order they hold the ranks,
+// and by which interfaces this rank's connections leave the node. Fabrics other than
+// TCP show none.
+func (w *World) describeNodes(line *zerolog.Event) *zerolog.Event {
+	order := "by node"
+	if !w.byNode {
+		order = "mixed: neighbours in rank are on different nodes"
 	}
-	parts = parts.Float64("all", float64(time.Since(w.startup.started).Microseconds())/1e3)
-	line.Dict("startup_ms", parts).Msg("start")
+	line = line.Str("rank_order", order).Str("mpi_tcp", cmp.Or(job.Interfaces(w.mpiSockets), "none"))
+	if w.gpu != nil {
+		now := slices.DeleteFunc(w.ncclSockets, func(s job.Socket) bool { return slices.Contains(w.mpiSockets, s) })
+		line = line.Str("nccl_tcp", cmp.Or(job.Interfaces(now), "none"))
+	}
+	return line
 }
 
 // Emit writes v as one line of JSON to the file given by --json. It does nothing
@@ -452,11 +488,8 @@ func (w *World) marks() []point {
 // fail records the first failure of a stream: nobody may wait for what will not
 // come, and Main ends the job.
 func (w *World) fail(err error) {
-	w.failOnce.Do(func() {
-		w.failure = err
-		mpiOrder.Fail(fmt.Errorf("not run, because an earlier command failed: %w", err))
-		close(w.failed)
-	})
+	w.job.Fail(err)
+	mpiOrder.Fail(fmt.Errorf("not run, because an earlier command failed: %w", err))
 }
 
 // Abort ends the job on every rank with the given exit status, at once and without
@@ -489,9 +522,9 @@ func (w *World) drain() error {
 //
 // Collective over all ranks, blocking.
 func (w *World) Watch() error {
-	noteCaller()
-	_, err := w.oversee()
-	w.phase.Store("running")
+	job.MarkProgram()
+	err := w.job.Watch()
+	w.job.Enter("running")
 	return err
 }
 
@@ -509,12 +542,12 @@ func (w *World) Close() error {
 	}
 	w.closed = true
 	w.mu.Unlock()
-	w.phase.Store("ending")
-	w.overseer.leaving()
+	w.job.Enter("ending")
+	w.job.Leaving()
 	if err := w.takeDown(); err != nil {
 		return err
 	}
-	return w.overseer.close()
+	return w.job.EndWatch()
 }
 
 // takeDown is Close but for the watch.

@@ -1,7 +1,6 @@
-package spmd
+package job
 
 import (
-	"cmp"
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
@@ -10,20 +9,18 @@ import (
 	"os"
 	"slices"
 	"strings"
-
-	"github.com/rs/zerolog"
 )
 
-// socket is a TCP connection of this process.
-type socket struct {
+// Socket is a TCP connection of this process.
+type Socket struct {
 	inode string
 	local netip.Addr
 }
 
-// sockets returns the connections of this process that leave the node, or nothing
+// Sockets returns the connections of this process that leave the node, or nothing
 // where the kernel does not say.
 // Source: proc_pid_net(5), /proc/net/tcp.
-func sockets() []socket {
+func Sockets() []Socket {
 	own := map[string]bool{}
 	entries, _ := os.ReadDir("/proc/self/fd") // one less: nothing depends on it
 	for _, e := range entries {
@@ -33,7 +30,7 @@ func sockets() []socket {
 			}
 		}
 	}
-	var list []socket
+	var list []Socket
 	for _, table := range []string{"/proc/self/net/tcp", "/proc/self/net/tcp6"} {
 		b, err := os.ReadFile(table)
 		if err != nil {
@@ -49,8 +46,8 @@ func sockets() []socket {
 }
 
 // parseSockets reads a table of connections: those established, other than loopback.
-func parseSockets(table string) []socket {
-	var list []socket
+func parseSockets(table string) []Socket {
+	var list []Socket
 	for line := range strings.Lines(table) {
 		f := strings.Fields(line)
 		const established = "01"
@@ -59,7 +56,7 @@ func parseSockets(table string) []socket {
 		}
 		text, _, _ := strings.Cut(f[1], ":")
 		if addr, ok := parseAddr(text); ok && !addr.IsLoopback() {
-			list = append(list, socket{f[9], addr})
+			list = append(list, Socket{f[9], addr})
 		}
 	}
 	return list
@@ -79,8 +76,8 @@ func parseAddr(text string) (netip.Addr, bool) {
 	return addr.Unmap(), ok
 }
 
-// interfaces names the interfaces that connections leave by: "eth0 (10.0.0.1)".
-func interfaces(list []socket) string {
+// Interfaces names the interfaces that connections leave by: "eth0 (10.0.0.1)".
+func Interfaces(list []Socket) string {
 	var names []string
 	all, _ := net.Interfaces() // without it the addresses say it alone
 	for _, s := range list {
@@ -99,22 +96,6 @@ func interfaces(list []socket) string {
 	}
 	slices.Sort(names)
 	return strings.Join(names, ", ")
-}
-
-// describeNodes adds what matters between nodes: in which order they hold the ranks,
-// and by which interfaces this rank's connections leave the node. Fabrics other than
-// TCP show none.
-func (w *World) describeNodes(line *zerolog.Event) *zerolog.Event {
-	order := "by node"
-	if !w.byNode {
-		order = "mixed: neighbours in rank are on different nodes"
-	}
-	line = line.Str("rank_order", order).Str("mpi_tcp", cmp.Or(interfaces(w.mpiSockets), "none"))
-	if w.gpu != nil {
-		now := slices.DeleteFunc(w.ncclSockets, func(s socket) bool { return slices.Contains(w.mpiSockets, s) })
-		line = line.Str("nccl_tcp", cmp.Or(interfaces(now), "none"))
-	}
-	return line
 }
 
 // manyInterfaces is advice for a start that hangs where MPI may have chosen an interface

@@ -1,4 +1,4 @@
-package spmd
+package job
 
 import (
 	"encoding/json"
@@ -10,16 +10,15 @@ import (
 	"lockstep/internal/watch"
 )
 
-// told is a rank's state, read.
-type told struct {
+// rankState is a rank's state, read.
+type rankState struct {
 	watch.RankState
-	rankState
+	said State
 }
 
-// renderReport says what hangs: for each communicator which ranks have not
-// arrived where others wait, then what every rank does, ranks that do the same
-// together. As JSON it is one line with all that the ranks say.
-func renderReport(what string, states []watch.RankState, asJSON bool) string {
+// Render says what hangs. First comes, for each communicator, which ranks have not arrived where others wait. Then comes
+// what every rank does; ranks that do the same stand together. As JSON it is one line with all that the ranks say.
+func Render(what string, states []watch.RankState, asJSON bool) string {
 	if asJSON {
 		if line, err := json.Marshal(map[string]any{"report": what, "ranks": states}); err == nil {
 			return string(line) + "\n"
@@ -52,7 +51,7 @@ func renderReport(what string, states []watch.RankState, asJSON bool) string {
 }
 
 // processes is where some of the ranks are: "host a, pid 7", or "host a, pids 7-9; host b, pid 3".
-func processes(some []int, ranks []told) string {
+func processes(some []int, ranks []rankState) string {
 	const shown = 4 // hosts
 	var hosts []string
 	pids := map[string][]int{}
@@ -79,37 +78,37 @@ func processes(some []int, ranks []told) string {
 	return strings.Join(parts, "; ")
 }
 
-// slow finds the first rank that waits for files, while all ranks answer; nil where none does.
-func slow(ranks []told) (first *told) {
-	for i := range ranks {
-		t := &ranks[i]
-		if t.State == nil && !t.Left {
-			return nil
-		}
-		if first == nil && t.Files != nil && t.Files.Waits {
-			first = t
-		}
-	}
-	return first
-}
-
-func readStates(states []watch.RankState) []told {
-	var ranks []told
+func readStates(states []watch.RankState) []rankState {
+	var ranks []rankState
 	for _, s := range states {
-		t := told{RankState: s}
-		if json.Unmarshal(s.State, &t.rankState) != nil {
-			t.rankState = rankState{} // said by doing: it did not answer
+		t := rankState{RankState: s}
+		if json.Unmarshal(s.State, &t.said) != nil {
+			t.said = State{} // the report shows that it did not answer
 		}
 		ranks = append(ranks, t)
 	}
 	return ranks
 }
 
+// slow finds the first rank that waits for files, while all ranks answer; nil where none does.
+func slow(ranks []rankState) (first *rankState) {
+	for i := range ranks {
+		t := &ranks[i]
+		if t.State == nil && !t.Left {
+			return nil
+		}
+		if first == nil && t.said.Files != nil && t.said.Files.Waits {
+			first = t
+		}
+	}
+	return first
+}
+
 // commIDs are the communicators in which somebody waits, in order of their names.
-func commIDs(ranks []told) []string {
+func commIDs(ranks []rankState) []string {
 	var ids []string
 	for _, t := range ranks {
-		for _, c := range t.Comms {
+		for _, c := range t.said.Comms {
 			if c.waits() && !slices.Contains(ids, c.ID) {
 				ids = append(ids, c.ID)
 			}
@@ -121,11 +120,11 @@ func commIDs(ranks []told) []string {
 
 // missing says which ranks of a communicator are behind the furthest of those that wait
 // for all others, and which wait for a message.
-func missing(id string, ranks []told) string {
+func missing(id string, ranks []rankState) string {
 	var furthest uint64
 	what, place := "", ""
 	for _, t := range ranks {
-		for _, c := range t.Comms {
+		for _, c := range t.said.Comms {
 			if c.ID == id && c.waits() && !c.Alone && c.Calls > furthest {
 				furthest, what, place = c.Calls, c.Last, c.place()
 			}
@@ -135,18 +134,18 @@ func missing(id string, ranks []told) string {
 	var b strings.Builder
 	for _, t := range ranks {
 		rank := t.Hello.Rank
-		i := slices.IndexFunc(t.Comms, func(c commReport) bool { return c.ID == id })
+		i := slices.IndexFunc(t.said.Comms, func(c CommState) bool { return c.ID == id })
 		if i < 0 {
 			if t.State == nil || t.Silent {
 				out = append(out, rank) // it does not say
 			}
 			continue
 		}
-		switch c := &t.Comms[i]; {
+		switch c := &t.said.Comms[i]; {
 		case c.waits() && c.Alone:
 			out = append(out, rank)
 			fmt.Fprintf(&b, "  rank %d waits in %s\n", rank, c.place())
-		case c.Calls < furthest && id == controlID:
+		case c.Calls < furthest && id == ControlID:
 			out = append(out, rank)
 		case c.Calls < furthest:
 			out = append(out, rank)
@@ -165,7 +164,7 @@ func missing(id string, ranks []told) string {
 		return fmt.Sprintf("on %q some ranks wait for messages:\n%s", id, b.String())
 	}
 	head := fmt.Sprintf("call %d on %q, %s: %s in it", furthest, id, place, ranges.Ranks(in))
-	if id == controlID {
+	if id == ControlID {
 		head = fmt.Sprintf("%s: %s in it", place, ranges.Ranks(in))
 	}
 	if len(out) > 0 {
@@ -175,10 +174,10 @@ func missing(id string, ranks []told) string {
 }
 
 // waits says whether a call is not over.
-func (c *commReport) waits() bool { return c.Entered > c.Left }
+func (c *CommState) waits() bool { return c.Entered > c.Left }
 
 // place is the last call, with its place where that is known.
-func (c *commReport) place() string {
+func (c *CommState) place() string {
 	if c.At == "" {
 		return c.Last
 	}
@@ -186,7 +185,7 @@ func (c *commReport) place() string {
 }
 
 // doing is what a rank does, without what is its own alone.
-func (t *told) doing() string {
+func (t *rankState) doing() string {
 	switch {
 	case t.Died:
 		return "died\n"
@@ -203,12 +202,12 @@ func (t *told) doing() string {
 		return s + "\n"
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s", t.Phase)
-	if t.Run.At != "" {
-		fmt.Fprintf(&b, ", at %s [%s]", t.Run.At, t.Run.State)
+	fmt.Fprintf(&b, "%s", t.said.Phase)
+	if t.said.Run.At != "" {
+		fmt.Fprintf(&b, ", at %s [%s]", t.said.Run.At, t.said.Run.State)
 	}
 	b.WriteByte('\n')
-	for _, q := range t.Streams {
+	for _, q := range t.said.Streams {
 		wait, run := "commands wait", " or run"
 		if q.Waiting == 1 {
 			wait, run = "command waits", " or runs"
@@ -222,13 +221,13 @@ func (t *told) doing() string {
 		}
 		b.WriteByte('\n')
 	}
-	if t.Files != nil {
-		fmt.Fprintf(&b, "    %v\n", t.Files)
+	if t.said.Files != nil {
+		fmt.Fprintf(&b, "    %v\n", t.said.Files)
 	}
-	for _, frame := range t.Run.Stack {
+	for _, frame := range t.said.Run.Stack {
 		fmt.Fprintf(&b, "    %s\n", frame)
 	}
-	for _, g := range t.Others {
+	for _, g := range t.said.Others {
 		fmt.Fprintf(&b, "    another goroutine at %s [%s]\n", g.At, g.State)
 	}
 	return b.String()

@@ -1,4 +1,4 @@
-package spmd
+package job
 
 import (
 	"cmp"
@@ -13,14 +13,11 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/term"
 
-	"lockstep/cudampi"
-	"lockstep/internal/launcher"
 	"lockstep/internal/plain"
 	"lockstep/internal/ranges"
 )
 
-// Config is what the common flags set; Main fills it from the command line. An
-// empty string is the default of its flag.
+// Config is what the common flags set. See spmd.Config, which has the same fields. An empty string is the default of its flag.
 type Config struct {
 	Device      string // auto, cuda or host
 	Collectives string // auto, nccl, mpi, mpi-staged, mpi-aware or mpi-peer
@@ -30,10 +27,8 @@ type Config struct {
 	LogRanks    string // ranks that log below error: "0", "all" or a list
 	Seed        uint64
 	Timeout     time.Duration // of a collective, the start and the end; 0 is 5 minutes
-	Symmetric   string        // auto, always or never: what is beside the plain algorithms of NCCL
-	Check       string        // off, sample, on or both: compare collectives over the ranks, and NCCL with MPI
-
-	fs *pflag.FlagSet // Main's
+	Symmetric   string        // auto, always or never
+	Check       string        // off, sample, on or both
 }
 
 const (
@@ -41,35 +36,22 @@ const (
 	leastTimeout   = 100 * time.Millisecond
 )
 
-// timeout is --timeout, or its default.
-func (c *Config) timeout() time.Duration {
+// Limit is --timeout, or its default.
+func (c *Config) Limit() time.Duration {
 	if c.Timeout == 0 {
 		return defaultTimeout
 	}
 	return c.Timeout
 }
 
-// checkModes are the values of --check, in the order of checkOff to checkBoth.
-var checkModes = []string{"off", "sample", "on", "both"}
+// CheckModes are the values of --check.
+var CheckModes = []string{"off", "sample", "on", "both"}
 
-// mpiPath is the way on which --collectives has GPU memory go through MPI, and whether
-// it asks for MPI at all.
-func (c *Config) mpiPath() (cudampi.Path, bool) {
-	switch c.Collectives {
-	case "mpi":
-		return cudampi.Auto, true
-	case "mpi-staged":
-		return cudampi.Staged, true
-	case "mpi-aware":
-		return cudampi.AwareMPI, true
-	case "mpi-peer":
-		return cudampi.Peer, true
-	}
-	return cudampi.Auto, false
-}
+// throughMPI says whether --collectives asks for MPI.
+func (c *Config) throughMPI() bool { return strings.HasPrefix(c.Collectives, "mpi") }
 
-// flags adds the common flags to an application's.
-func (c *Config) flags(fs *pflag.FlagSet) {
+// Flags adds the common flags to an application's.
+func (c *Config) Flags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.Device, "device", "auto", "where buffers live: auto, cuda or host")
 	fs.StringVar(&c.Collectives, "collectives", "auto", "what carries collectives: auto, nccl or mpi; of GPU memory also mpi-staged, mpi-aware or mpi-peer, a way of MPI's")
 	fs.StringVar(&c.Symmetric, "symmetric", "auto", "faster ways than NCCL's plain algorithms: auto (where they are faster: its symmetric kernels on AllocSymmetric's memory, and kernels between GPUs for small collectives), always (symmetric kernels only, at all sizes) or never")
@@ -82,11 +64,10 @@ func (c *Config) flags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.Check, "check", "off", "compare each collective and message over the ranks before it runs: off, sample (one of 64), on, or both, which also compares the results of NCCL with those of MPI")
 	fs.Lookup("check").NoOptDefVal = "on"
 	MayDiffer(fs, "json", "log-level", "log-format", "log-ranks")
-	c.fs = fs
 }
 
-// complete sets what is empty to its default, and refuses values that no machine could satisfy.
-func (c *Config) complete() error {
+// Complete sets what is empty to its default, and refuses values that no machine could satisfy.
+func (c *Config) Complete() error {
 	for _, f := range []struct {
 		flag    string
 		value   *string
@@ -96,7 +77,7 @@ func (c *Config) complete() error {
 		{"device", &c.Device, "auto", []string{"auto", "cuda", "host"}},
 		{"collectives", &c.Collectives, "auto", []string{"auto", "nccl", "mpi", "mpi-staged", "mpi-aware", "mpi-peer"}},
 		{"symmetric", &c.Symmetric, "auto", []string{"auto", "always", "never"}},
-		{"check", &c.Check, "off", checkModes},
+		{"check", &c.Check, "off", CheckModes},
 		{"log-level", &c.LogLevel, "info", []string{"trace", "debug", "info", "warn", "error"}},
 		{"log-format", &c.LogFormat, "auto", []string{"auto", "console", "json"}},
 	} {
@@ -108,7 +89,7 @@ func (c *Config) complete() error {
 	if c.Device == "host" && c.Collectives == "nccl" {
 		return fmt.Errorf("--collectives nccl does not go with --device host: NCCL moves GPU memory only")
 	}
-	_, byMPI := c.mpiPath()
+	byMPI := c.throughMPI()
 	if c.Device == "host" && byMPI && c.Collectives != "mpi" {
 		return fmt.Errorf("--collectives %s does not go with --device host: it is a way for GPU memory", c.Collectives)
 	}
@@ -150,8 +131,8 @@ func parseRanks(list string) (map[int]bool, error) {
 	return ranks, nil
 }
 
-// logger returns the rank's logger. Ranks that are not to log still log errors.
-func (c *Config) logger(j launcher.Job, out *os.File) zerolog.Logger {
+// Logger returns the logger of a rank. Ranks that are not to log still log errors.
+func (c *Config) Logger(rank, size int, out *os.File) zerolog.Logger {
 	var w io.Writer = out
 	if c.LogFormat != "json" {
 		w = zerolog.ConsoleWriter{Out: out, TimeFormat: time.TimeOnly, NoColor: !term.IsTerminal(int(out.Fd())), FormatPrepare: plainLine}
@@ -161,18 +142,18 @@ func (c *Config) logger(j launcher.Job, out *os.File) zerolog.Logger {
 		level = zerolog.InfoLevel
 	}
 	ranks, _ := parseRanks(c.LogRanks) // checked before
-	if ranks != nil && !ranks[j.Rank] {
+	if ranks != nil && !ranks[rank] {
 		level = max(level, zerolog.ErrorLevel)
 	}
 	ctx := zerolog.New(w).Level(level).With().Timestamp()
-	if j.Size > 1 {
-		ctx = ctx.Int("rank", j.Rank)
+	if size > 1 {
+		ctx = ctx.Int("rank", rank)
 	}
 	return ctx.Logger()
 }
 
-// plainLine makes a line of the log safe for a terminal, since it may quote a file. A
-// field that is a text is quoted anyway; lists are not.
+// plainLine makes a line of the log safe for a terminal, since it may quote a file. The logger quotes a field that is a
+// text itself, but not the message and lists.
 func plainLine(line map[string]any) error {
 	for name, value := range line {
 		if _, ok := value.(string); !ok || name == zerolog.MessageFieldName {

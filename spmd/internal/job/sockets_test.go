@@ -1,4 +1,4 @@
-package spmd
+package job
 
 import (
 	"encoding/binary"
@@ -26,14 +26,14 @@ func TestParseSockets(t *testing.T) {
 	v4, v6 := netip.MustParseAddr("10.77.0.2"), netip.MustParseAddr("fd00:1::2")
 	for _, tc := range []struct {
 		table string
-		want  []socket
+		want  []Socket
 	}{
 		{"", nil},
 		{head, nil},
-		{head + row("10.77.0.2", "01", "71") + row("10.77.0.2", "0A", "72"), []socket{{"71", v4}}}, // one listens
+		{head + row("10.77.0.2", "01", "71") + row("10.77.0.2", "0A", "72"), []Socket{{"71", v4}}}, // one listens
 		{row("127.0.0.1", "01", "71") + row("::1", "01", "72"), nil},
-		{row("fd00:1::2", "01", "73"), []socket{{"73", v6}}},
-		{row("::ffff:10.77.0.2", "01", "74"), []socket{{"74", v4}}},
+		{row("fd00:1::2", "01", "73"), []Socket{{"73", v6}}},
+		{row("::ffff:10.77.0.2", "01", "74"), []Socket{{"74", v4}}},
 		{"   0: 0100007:A1F2 0 01 0 0 0 0 0 71\n   1: zz:1 0 01 0 0 0 0 0 71\n   2: short 01\n", nil},
 	} {
 		if got := parseSockets(tc.table); !slices.Equal(got, tc.want) {
@@ -48,10 +48,10 @@ func TestParseSockets(t *testing.T) {
 func TestInterfaces(t *testing.T) {
 	nowhere := netip.MustParseAddr("192.0.2.77") // reserved for documentation: on no interface
 	lo := netip.MustParseAddr("127.0.0.1")
-	if got, want := interfaces([]socket{{"1", nowhere}, {"2", lo}, {"3", nowhere}}), "192.0.2.77, lo (127.0.0.1)"; got != want {
+	if got, want := Interfaces([]Socket{{"1", nowhere}, {"2", lo}, {"3", nowhere}}), "192.0.2.77, lo (127.0.0.1)"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
-	if got := interfaces(nil); got != "" {
+	if got := Interfaces(nil); got != "" {
 		t.Errorf("%q of no connection", got)
 	}
 }

@@ -1,4 +1,4 @@
-package spmd
+package job
 
 import (
 	"encoding/json"
@@ -11,34 +11,34 @@ import (
 // serveLive answers `launch status`: on a socket without a file, on which this user's
 // and root's processes on this node get an answer. Where it cannot be had the job goes on
 // without.
-func (w *World) serveLive(o *overseer) (stop func()) {
+func (j *Job) serveLive() (stop func()) {
 	ln, err := live.Listen()
 	if err != nil {
-		w.Log.Warn().Err(err).Msg("launch status will not find this rank")
+		j.Log.Warn().Err(err).Msg("launch status will not find this rank")
 		return func() {}
 	}
-	me := live.Rank{Program: filepath.Base(os.Args[0]), Rank: w.Rank(), Size: w.Size(), Node: w.node, PID: os.Getpid(), Started: w.startup.started}
-	if o != nil {
-		me.Job = o.job
+	me := live.Rank{Program: filepath.Base(os.Args[0]), Rank: j.Rank, Size: j.Size, Node: j.Node, PID: os.Getpid(), Started: j.Started}
+	if j.watchdog != nil {
+		me.Job = j.watchdog.name
 	}
-	go live.Serve(ln, func(request string) string { return w.answer(o, me, request) })
+	go live.Serve(ln, func(request string) string { return j.answer(me, request) })
 	return func() { ln.Close() }
 }
 
 // answer serves one request. Whoever asks for a report gets that of the whole job.
-func (w *World) answer(o *overseer, me live.Rank, request string) string {
+func (j *Job) answer(me live.Rank, request string) string {
 	switch request {
 	case live.Who:
-		me.Phase = w.phase.Load().(string)
+		me.Phase = *j.phase.Load()
 		b, err := json.Marshal(me)
 		if err != nil {
 			return ""
 		}
 		return string(b)
 	case live.Text:
-		return o.show(w, false)
+		return j.show(false)
 	case live.JSON:
-		return o.show(w, true)
+		return j.show(true)
 	}
 	return ""
 }

@@ -1,0 +1,52 @@
+package spmd
+
+import (
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"lockstep/cudampi"
+	"lockstep/spmd/internal/job"
+)
+
+// Config is what the common flags set; Main fills it from the command line. An
+// empty string is the default of its flag.
+type Config struct {
+	Device      string // auto, cuda or host
+	Collectives string // auto, nccl, mpi, mpi-staged, mpi-aware or mpi-peer
+	JSON        string // file that Emit appends to; "-" is standard output
+	LogLevel    string // trace, debug, info, warn or error
+	LogFormat   string // auto, console or json
+	LogRanks    string // ranks that log below error: "0", "all" or a list
+	Seed        uint64
+	Timeout     time.Duration // of a collective, the start and the end; 0 is 5 minutes
+	Symmetric   string        // auto, always or never: what is beside the plain algorithms of NCCL
+	Check       string        // off, sample, on or both: compare collectives over the ranks, and NCCL with MPI
+}
+
+// forJob is the configuration as package job has it.
+func (c *Config) forJob() *job.Config { return (*job.Config)(c) }
+
+// timeout is --timeout, or its default.
+func (c *Config) timeout() time.Duration { return c.forJob().Limit() }
+
+// mpiPath is the way on which --collectives has GPU memory go through MPI, and whether
+// it asks for MPI at all.
+func (c *Config) mpiPath() (cudampi.Path, bool) {
+	switch c.Collectives {
+	case "mpi":
+		return cudampi.Auto, true
+	case "mpi-staged":
+		return cudampi.Staged, true
+	case "mpi-aware":
+		return cudampi.AwareMPI, true
+	case "mpi-peer":
+		return cudampi.Peer, true
+	}
+	return cudampi.Auto, false
+}
+
+// MayDiffer says that ranks may be started with different values of these flags of fs, such as a folder on
+// each node's own disk. All others must be the same on every rank, or Main ends the job with one line that says which
+// differs, and status 2; --json and the --log flags are the exceptions among the common ones. It panics where fs lacks one.
+func MayDiffer(fs *pflag.FlagSet, names ...string) { job.MayDiffer(fs, names...) }

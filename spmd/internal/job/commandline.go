@@ -1,0 +1,94 @@
+package job
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"lockstep/internal/nearest"
+)
+
+// parse reads the command line. --help prints once for the job.
+func parse(fs *pflag.FlagSet, args []string, rank int) error {
+	help := io.Writer(os.Stdout)
+	if rank != 0 {
+		help = io.Discard
+	}
+	fs.Init(fs.Name(), pflag.ContinueOnError)
+	fs.SetOutput(io.Discard)
+	fs.SortFlags = false
+	preface := fs.Usage
+	fs.Usage = func() {
+		if preface != nil {
+			fs.SetOutput(help)
+			preface()
+		}
+		fmt.Fprintf(help, "Usage of %s:\n%s", fs.Name(), fs.FlagUsages())
+	}
+	if err := fs.Parse(args); err != nil {
+		if hint := misplaced(fs, args); hint != nil {
+			return hint
+		}
+		return nearest.Flag(fs, err)
+	}
+	if fs.NArg() > 0 {
+		if flag := withoutEquals(fs, args); flag != "" {
+			return fmt.Errorf("unexpected argument %q: type --%s=%s", fs.Arg(0), flag, fs.Arg(0))
+		}
+		return fmt.Errorf("unexpected argument %q: all settings are flags, see --help", fs.Arg(0))
+	}
+	if t := fs.Lookup("timeout"); t != nil && t.Changed && t.Value.String() == "0s" {
+		return fmt.Errorf("--timeout 0: must be at least %v; there is no way to wait for ever", leastTimeout)
+	}
+	return nil
+}
+
+// withoutEquals returns the flag whose value stands behind it as an argument of its own,
+// which a flag that needs no value does not take; "" where there is none.
+func withoutEquals(fs *pflag.FlagSet, args []string) string {
+	at := slices.Index(args, fs.Arg(0))
+	if at < 1 {
+		return ""
+	}
+	name, ok := strings.CutPrefix(args[at-1], "--")
+	if f := fs.Lookup(name); !ok || f == nil || f.NoOptDefVal == "" {
+		return ""
+	}
+	return name
+}
+
+// ofLauncher are flags that people give to the program and mean for what starts it.
+var ofLauncher = map[string]string{
+	"np": "mpirun", "n": "mpirun", "H": "mpirun", "host": "mpirun", "hostfile": "mpirun", "machinefile": "mpirun", "x": "mpirun",
+	"map-by": "mpirun", "bind-to": "mpirun", "rank-by": "mpirun", "oversubscribe": "mpirun", "allow-run-as-root": "mpirun", "mca": "mpirun",
+	"report-bindings": "mpirun", "tag-output": "mpirun", "npernode": "mpirun", "ppn": "mpirun", "display-map": "mpirun",
+	"ntasks": "srun", "nodes": "srun", "N": "srun", "mpi": "srun", "gpus-per-node": "srun", "ntasks-per-node": "srun", "partition": "srun",
+	"nproc_per_node": "torchrun", "nproc-per-node": "torchrun", "nnodes": "torchrun",
+}
+
+// misplaced says which flag of a launcher stands among the program's, which lack it.
+func misplaced(fs *pflag.FlagSet, args []string) error {
+	for i, arg := range args {
+		if arg == "--" {
+			break
+		}
+		name, _, whole := strings.Cut(strings.TrimLeft(arg, "-"), "=")
+		tool := ofLauncher[name]
+		if tool == "" || !strings.HasPrefix(arg, "-") || fs.Lookup(name) != nil || len(name) == 1 && fs.ShorthandLookup(name) != nil {
+			continue
+		}
+		if tool == "torchrun" {
+			return fmt.Errorf("%s is a flag of torchrun; type: mpirun -np 4 %s", arg, fs.Name())
+		}
+		value := ""
+		if !whole && i+1 < len(args) && !strings.HasPrefix(args[i+1], "-") {
+			value = " " + args[i+1]
+		}
+		return fmt.Errorf("%s is a flag of %s, before the program; type: %s %s%s %s", arg, tool, tool, arg, value, fs.Name())
+	}
+	return nil
+}

@@ -1,0 +1,99 @@
+// Package job is a rank's part in its job: the command line and what the ranks must have in common, the log, the start,
+// signals, the watchdog with its report of what hangs, and the end. It knows no CUDA, NCCL or MPI: what carries messages
+// and where work stands, it learns through World.
+package job
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"github.com/rs/zerolog"
+)
+
+// World is a rank's world, as its job sees it.
+type World interface {
+	Control
+	Watched
+	Ends
+}
+
+// Control carries the framework's own messages between all ranks. Its methods are collective and block.
+type Control interface {
+	// Agree returns an error on every rank where failure is one on any.
+	Agree(failure error) error
+	// Tell copies what rank root has in v, as JSON, to every rank.
+	Tell(root int, v any) error
+}
+
+// Watched is what the watchdog looks at. Its methods are not collective, and none of them enters MPI or waits: they are
+// called while the rank hangs. KeepSigning is the exception.
+type Watched interface {
+	// Work is what may stand still.
+	Work() []Work
+	// State is what the rank says of its communicators, streams and files.
+	State() State
+	// Heartbeat is what rank 0 is told with the next sign of life, as JSON; nil for nothing. One goroutine calls it.
+	Heartbeat() []byte
+	// Heard takes a heartbeat, on rank 0. It returns why the job has to end, or "", and whether that is since ranks wait for
+	// each other.
+	Heard(rank int, heartbeat []byte) (why string, hang bool)
+	// WritesFiles says whether ranks may wait for files, which have a limit of their own.
+	WritesFiles() bool
+	// KeepSigning has streams note how far they have got, now and then until stop. It may wait for the driver.
+	KeepSigning(every time.Duration, stop <-chan struct{})
+}
+
+// Work is work that may stand still: the calls of a communicator, or a stream. Values of Work are compared.
+type Work interface {
+	// Position is how far the work has got, and whether something of it is not over.
+	Position() (at uint64, busy bool)
+	// Stuck says whether the host itself has waited for it longer than limit.
+	Stuck(now time.Time, limit time.Duration) bool
+	// String says what is not over, for people.
+	String() string
+}
+
+// Ends is how a world ends.
+type Ends interface {
+	// LogStart logs the job's configuration.
+	LogStart()
+	// Compare compares what all ranks have called. Collective, blocking.
+	Compare() error
+	// Close takes the world down. Collective, blocking.
+	Close() error
+	// Abort ends the processes of all ranks. It does not return.
+	Abort(status int)
+}
+
+// Job is this rank's part in its job.
+type Job struct {
+	Config      // of the command line
+	Rank, Size  int
+	Node, Nodes int
+	Log         zerolog.Logger
+	Started     time.Time // the process
+	world       World
+	phase       atomic.Pointer[string]
+	ended       atomic.Bool
+	watchdog    *Watchdog // nil without a watch, and for one rank
+	failed      context.Context
+	fail        context.CancelCauseFunc
+}
+
+// New returns the part of a rank whose world is about to start.
+func New(cfg *Config, world World) *Job {
+	j := &Job{Config: *cfg, world: world}
+	j.failed, j.fail = context.WithCancelCause(context.Background())
+	j.Enter("starting")
+	return j
+}
+
+// Enter says what the rank is at: "starting", "running" or "ending".
+func (j *Job) Enter(phase string) { j.phase.Store(&phase) }
+
+// Fail records the first failure of a stream: nobody may wait for what will not come, and Main ends the job.
+func (j *Job) Fail(err error) { j.fail(err) }
+
+// Ended says whether the program's own function has returned.
+func (j *Job) Ended() bool { return j.ended.Load() }

@@ -1,0 +1,145 @@
+package job
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/pflag"
+
+	"lockstep/internal/launcher"
+	"lockstep/internal/plain"
+	_ "lockstep/internal/stdio" // what cannot be written is an error
+	"lockstep/internal/watch"
+)
+
+// Exit statuses of Main. A signal gives 128 plus its number.
+const (
+	exitFailed = 1 // run failed or panicked
+	exitUsage  = 2 // bad flags or input
+)
+
+// usageError marks bad input.
+type usageError struct{ error }
+
+func (u usageError) Unwrap() error { return u.error }
+
+// Usage is spmd.Usage.
+func Usage(err error) error {
+	if err == nil {
+		return nil
+	}
+	return usageError{err}
+}
+
+// panicked is the error that a panic of the program becomes, with the stack of the panic.
+type panicked interface {
+	error
+	Stack() []byte
+}
+
+// Program is what Main runs on every rank.
+type Program struct {
+	Flags  *pflag.FlagSet
+	Config *Config                     // that the common flags set
+	Checks []func(ranks int) error     // of flags that do not fit each other
+	Open   func() (*Job, error)        // starts MPI and joins the job. Collective
+	Run    func(context.Context) error // the program's own function, and the wait for what it left enqueued
+	Abort  func(status int)            // ends the job where Open has failed. It returns where MPI does not run
+}
+
+// Main parses the command line, joins the job, runs the program and ends the job. It returns the exit status.
+func Main(p *Program) int {
+	signals := make(chan os.Signal, 4)
+	signal.Notify(signals, syscall.SIGUSR1) // which Go would drop; what else comes during the start ends the process
+	fs, cfg := p.Flags, p.Config
+	cfg.Flags(fs)
+	env := launcher.Environment()
+	if err := parse(fs, os.Args[1:], env.Rank); err != nil {
+		if errors.Is(err, pflag.ErrHelp) {
+			return 0
+		}
+		return refuse(fs.Name(), env.Rank, env.Size, err)
+	}
+	err := cfg.Complete()
+	for _, check := range p.Checks {
+		if err == nil {
+			err = check(env.Size)
+		}
+	}
+	if err != nil {
+		return refuse(fs.Name(), env.Rank, env.Size, err)
+	}
+	started := limitStart(fs.Name(), cfg, env.Rank)
+	j, err := p.Open()
+	if err != nil {
+		if errors.As(err, new(usageError)) {
+			return refuse(fs.Name(), env.Rank, env.Size, err)
+		}
+		leaveToFirst(env.Rank)
+		fmt.Fprintf(os.Stderr, "%s: %s\n", fs.Name(), plain.Text(err.Error()))
+		p.Abort(exitFailed) // the others may be waiting for this rank
+		return exitFailed
+	}
+	if err := j.Watch(); err != nil {
+		return j.abort(err, exitFailed)
+	}
+	started()
+	j.world.LogStart()
+	j.Enter("running")
+	defer j.serveLive()()
+	sig, err := j.supervise(signals, p.Run)
+	switch {
+	case err == nil:
+		return j.end()
+	case sig != nil:
+		return j.abort(err, 128+int(sig.(syscall.Signal)))
+	case errors.As(err, new(usageError)):
+		speak(fs.Name(), j.Rank, err)
+		j.world.Abort(exitUsage)
+		return exitUsage
+	default:
+		return j.abort(err, exitFailed)
+	}
+}
+
+// end takes the job down in order. Collective.
+func (j *Job) end() int {
+	j.Enter("ending")
+	j.ended.Store(true)
+	j.Leaving()
+	if err := j.world.Compare(); err != nil {
+		return j.abort(err, exitFailed)
+	}
+	j.Leaving()                             // together now
+	if err := j.world.Close(); err != nil { // MPI may be down: there is no Abort any more
+		j.Log.Error().Msg(err.Error())
+		return exitFailed
+	}
+	return 0
+}
+
+// abort ends the job on every rank with err as its cause, printed last and once. The
+// stack of a panic is printed here. Nothing is taken down in order: the peers of a
+// failed rank are usually inside a collective and would wait for ever.
+func (j *Job) abort(err error, code int) int {
+	kind := watch.KindError
+	var p panicked
+	if errors.As(err, &p) {
+		kind = watch.KindPanic
+		fmt.Fprintf(os.Stderr, "%s\n", p.Stack())
+	}
+	if code > 128 {
+		kind = watch.KindSignal
+	}
+	if j.watchdog != nil {
+		j.watchdog.fail(kind, code, err.Error())
+	}
+	host, _ := os.Hostname() // empty where it has none
+	j.Log.Error().Str("host", host).Msg(err.Error())
+	j.world.Abort(code)
+	return code
+}

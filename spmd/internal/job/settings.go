@@ -1,0 +1,152 @@
+package job
+
+import (
+	"debug/elf"
+	"fmt"
+	"hash/fnv"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"lockstep/internal/ranges"
+)
+
+// What the ranks were started with has to be the same on all of them: a seed or a size that differs ends in wrong numbers,
+// not in an error. So the start compares a sum of it, which rides on an exchange that the start makes in any case.
+
+// mayDiffer marks a flag that the ranks need not have in common.
+const mayDiffer = "lockstep_may_differ"
+
+// MayDiffer is spmd.MayDiffer.
+func MayDiffer(fs *pflag.FlagSet, names ...string) {
+	for _, name := range names {
+		if err := fs.SetAnnotation(name, mayDiffer, []string{"true"}); err != nil {
+			panic("spmd: MayDiffer: " + err.Error())
+		}
+	}
+}
+
+// Setting is a flag, or what else a rank was started with. A flag that was not given has its default, which may depend on
+// the machine.
+type Setting struct {
+	Name  string
+	Value string // as Go quotes it, so that any bytes survive as JSON
+	Given bool
+}
+
+func setting(name, value string, given bool) Setting {
+	return Setting{name, strconv.Quote(value), given}
+}
+
+// Settings are what this rank was started with: the program and, of its flags, those that may not differ. fs is nil where
+// there is no command line; then the same choices of c count.
+func (c *Config) Settings(fs *pflag.FlagSet) []Setting {
+	list := []Setting{setting("build", buildID(), true)}
+	if fs == nil {
+		return append(list, setting("Device", c.Device, true), setting("Collectives", c.Collectives, true),
+			setting("Symmetric", c.Symmetric, true), setting("Check", c.Check, true),
+			setting("Seed", strconv.FormatUint(c.Seed, 10), true), setting("Timeout", c.Timeout.String(), true))
+	}
+	list = append(list, setting(programSetting, fs.Name(), true))
+	fs.VisitAll(func(f *pflag.Flag) {
+		if f.Annotations[mayDiffer] == nil {
+			list = append(list, setting("--"+f.Name, f.Value.String(), f.Changed))
+		}
+	})
+	return list
+}
+
+// programSetting is the setting beside which no other counts where it differs.
+const programSetting = "program"
+
+// buildID is what the Go linker calls the program's contents; "" where it cannot be read.
+// Source: cmd/internal/buildid.
+func buildID() string {
+	f, err := elf.Open("/proc/self/exe")
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	const head = 16 // three lengths, "Go" and zeros
+	note := f.Section(".note.go.buildid")
+	if note == nil {
+		return ""
+	}
+	text, err := note.Data()
+	if err != nil || len(text) < head {
+		return ""
+	}
+	id := strings.TrimRight(string(text[head:]), "\x00")
+	return id[strings.LastIndexByte(id, '/')+1:]
+}
+
+// Sum is the same on two ranks where the settings that were given are.
+func Sum(list []Setting) int64 {
+	h := fnv.New64a()
+	for _, s := range list {
+		if s.Given {
+			fmt.Fprintf(h, "%q%s", s.Name, s.Value)
+		}
+	}
+	return int64(h.Sum64())
+}
+
+// Differences says in which settings the ranks differ, of which each has a list; "" where they do not. A setting that has
+// its default everywhere may depend on the machine.
+func Differences(lists [][]Setting) string {
+	var names, said []string
+	for _, list := range lists {
+		for _, s := range list {
+			if !slices.Contains(names, s.Name) {
+				names = append(names, s.Name)
+			}
+		}
+	}
+	for _, name := range names {
+		ranks := map[string][]int{}
+		var values []string
+		given := false
+		for r, list := range lists {
+			value := "unknown"
+			if i := slices.IndexFunc(list, func(s Setting) bool { return s.Name == name }); i >= 0 {
+				value = list[i].Value
+				given = given || list[i].Given
+			}
+			if ranks[value] == nil {
+				values = append(values, value)
+			}
+			ranks[value] = append(ranks[value], r)
+		}
+		if len(values) < 2 || !given {
+			continue
+		}
+		for i, v := range values {
+			values[i] = fmt.Sprintf("%s on %s", shortened(v), ranges.Ranks(ranks[v]))
+		}
+		text := fmt.Sprintf("%s is %s", name, strings.Join(values, ", "))
+		if name == programSetting {
+			return different + text
+		}
+		said = append(said, text)
+	}
+	if said == nil {
+		return ""
+	}
+	return different + strings.Join(said, "; ")
+}
+
+const different = "the ranks were started differently: "
+
+// shortened is a quoted text for people: without quotes where it needs none, and a long one without its middle.
+func shortened(quoted string) string {
+	const longest, end = 100, 40 // bytes
+	if len(quoted) > longest {
+		quoted = quoted[:longest-end] + "..." + quoted[len(quoted)-end:]
+	}
+	if bare := strings.Trim(quoted, `"`); bare != "" && !strings.ContainsAny(bare, ` "\,;`) {
+		return bare
+	}
+	return quoted
+}

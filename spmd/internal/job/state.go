@@ -1,0 +1,107 @@
+package job
+
+import (
+	"runtime"
+	"strings"
+	"sync/atomic"
+
+	"lockstep/internal/ccall"
+	"lockstep/spmd/internal/files"
+)
+
+// State is what a rank says of itself in a report.
+type State struct {
+	Phase   string        `json:"phase"`
+	Comms   []CommState   `json:"comms"`
+	Streams []StreamState `json:"streams,omitempty"`
+	Files   *files.State  `json:"files,omitempty"`
+	Run     Goroutine     `json:"run"`              // the goroutine of the program's own function
+	Others  []Goroutine   `json:"others,omitempty"` // more goroutines of the program
+}
+
+// CommState is a communicator. Entered calls were begun, and Left of them are over. Every rank takes part in Calls of them.
+type CommState struct {
+	ID      string `json:"id"`
+	Rank    int    `json:"rank"`
+	Size    int    `json:"size"`
+	Entered uint64 `json:"entered"`
+	Left    uint64 `json:"left"`
+	Calls   uint64 `json:"calls"`
+	Last    string `json:"last,omitempty"`
+	Alone   bool   `json:"alone,omitempty"` // Last is a message or a group of messages
+	At      string `json:"at,omitempty"`    // "from" where Last was called, for calls on a GPU; else the stack shows it
+}
+
+// ControlID is the ID of the communicator of the framework's own traffic, whose calls no program counts.
+const ControlID = "control"
+
+// StreamState is a stream with work on it.
+type StreamState struct {
+	Name    string `json:"name"`
+	Waiting uint64 `json:"waiting"`           // on a GPU those that are not known to have run
+	Device  bool   `json:"device,omitempty"`  // it is on a GPU
+	Command string `json:"command,omitempty"` // that runs, or waits to; on a GPU the first collective of these
+	At      string `json:"at,omitempty"`      // "from" where it was enqueued
+}
+
+// Goroutine is one of the program's.
+type Goroutine struct {
+	State string   `json:"state,omitempty"` // as Go calls it: "sleep", "chan receive", "running"
+	At    string   `json:"at,omitempty"`    // first place outside the framework
+	Stack []string `json:"stack,omitempty"`
+}
+
+const (
+	mostStack  = 24 // frames of a goroutine in a report
+	mostOthers = 8
+)
+
+// Two goroutines are known by the first words of their stacks, as "goroutine 7 ". No two have the same.
+var (
+	programs atomic.Pointer[string] // runs the program's own function
+	keepers  atomic.Pointer[string] // watches over it: it is the program's too, but says nothing
+)
+
+// MarkProgram says that the calling goroutine runs the program's own function, which reports show with its stack.
+func MarkProgram() { programs.Store(goroutineHead()) }
+
+// markKeeper says that the calling goroutine watches over the program, until unmark.
+func markKeeper() (unmark func()) {
+	keepers.Store(goroutineHead())
+	return func() { keepers.Store(nil) }
+}
+
+func goroutineHead() *string {
+	buf := make([]byte, 64)
+	head, _, _ := strings.Cut(string(buf[:runtime.Stack(buf, false)]), "[")
+	return &head
+}
+
+// Goroutines returns the goroutine of the program's own function, and others that have frames of the program.
+func Goroutines() (run Goroutine, others []Goroutine) {
+	program, keeper := programs.Load(), keepers.Load()
+	is := func(head *string, id string) bool { return head != nil && *head == id }
+	buf := make([]byte, 1<<20)
+	for _, text := range strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
+		head, body, _ := strings.Cut(text, "\n")
+		id, state, _ := strings.Cut(head, "[")
+		state, _, _ = strings.Cut(state, "]")
+		state, _, _ = strings.Cut(state, ", ") // how long, and what it is locked to
+		g := Goroutine{State: state}
+		for _, f := range ccall.Frames(body) {
+			if f.Program && g.At == "" {
+				g.At = f.Place
+			}
+			if len(g.Stack) < mostStack {
+				g.Stack = append(g.Stack, f.Function+" "+f.Place)
+			}
+		}
+		switch {
+		case is(program, id):
+			run = g
+		case g.At != "" && !is(keeper, id) && len(others) < mostOthers:
+			others = append(others, g)
+		}
+	}
+	return run, others
+}

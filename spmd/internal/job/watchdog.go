@@ -1,0 +1,374 @@
+package job
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"lockstep/internal/watch"
+)
+
+// Watchdog ends a job of several ranks with one cause, which one of them prints, and
+// says who is missing where the job hangs. It works on a channel beside MPI, and
+// calls neither MPI nor CUDA but to abort.
+type Watchdog struct {
+	job     *Job
+	net     *watch.Net
+	name    string // of the job, to people
+	stop    chan struct{}
+	once    sync.Once
+	ended   chan struct{} // closed when the job's cause is known
+	since   atomic.Int64  // start of the wait for the end of the others, in Unix ns; 0 before
+	tick    atomic.Int64  // when look last looked, in Unix ns
+	woken   atomic.Int64  // when it last found that the process had been stopped
+	asking  atomic.Bool   // whether a rank waits for files
+	patient atomic.Int64  // until when one does, in Unix ns
+}
+
+// failure is what a cause carries as its text.
+type failure struct {
+	Status  int    `json:"status"`
+	Message string `json:"message"`
+}
+
+const (
+	// printFirst is how long the other ranks leave it to rank 0 to print and end the
+	// job; a report takes it longer.
+	printFirst  = 3 * time.Second
+	reportFirst = 15 * time.Second
+	standIn     = 3 * time.Second
+	stopped     = 3 * time.Second // without a look at the clock: the process was stopped
+	reportLimit = 10 * time.Second
+)
+
+// Watch starts the watchdog of a job of several ranks; one rank has none.
+//
+// Collective over all ranks, blocking.
+func (j *Job) Watch() error {
+	if j.Size == 1 {
+		return nil
+	}
+	d := &Watchdog{job: j, stop: make(chan struct{}), ended: make(chan struct{})}
+	host, _ := os.Hostname()      // empty where it has none
+	joined := make(chan struct{}) // others may be ahead of this rank
+	onHeartbeat := func(rank int, heartbeat []byte) {
+		if j.Rank != 0 {
+			return
+		}
+		why, hang := j.world.Heard(rank, heartbeat)
+		if why == "" {
+			return
+		}
+		go func() {
+			<-joined
+			if hang {
+				d.hang(why)
+			} else {
+				d.fail(watch.KindError, exitFailed, why)
+			}
+		}()
+	}
+	cfg := watch.Config{Me: watch.Hello{Rank: j.Rank, Node: j.Node, PID: os.Getpid(), Host: host}, Size: j.Size, State: j.state,
+		Pulse: j.world.Heartbeat, OnPulse: onHeartbeat, OnEnd: d.onEnd, OnSilent: d.onSilent}
+	if err := j.meet(&cfg); err != nil {
+		return err
+	}
+	sum := sha256.Sum256(cfg.Key[:])
+	d.name = hex.EncodeToString(sum[:4])
+	ctx, cancel := context.WithTimeout(context.Background(), j.Limit())
+	defer cancel()
+	var err error
+	if d.net, err = watch.Join(ctx, cfg); err != nil {
+		return err
+	}
+	close(joined)
+	d.tick.Store(time.Now().UnixNano()) // it may be stopped before the first look
+	go d.look()
+	go j.world.KeepSigning(d.lookEvery(), d.stop)
+	j.watchdog = d
+	return nil
+}
+
+// meet gives all ranks the key of the watch, and the addresses of ranks 0 and 1, on which these listen. Collective.
+func (j *Job) meet(cfg *watch.Config) (err error) {
+	var addrs []string
+	if j.Rank < 2 {
+		if cfg.Listener, err = watch.Listen(j.Nodes == 1); err == nil {
+			addrs = cfg.Listener.Addrs()
+			if j.Rank == 0 {
+				_, err = rand.Read(cfg.Key[:])
+			}
+		}
+	}
+	if err := j.world.Agree(err); err != nil {
+		return err
+	}
+	for hub := range 2 {
+		var said struct {
+			Addrs []string
+			Key   [32]byte
+		}
+		if j.Rank == hub {
+			said.Addrs, said.Key = addrs, cfg.Key
+		}
+		if err := j.world.Tell(hub, &said); err != nil {
+			return err
+		}
+		cfg.Hubs = append(cfg.Hubs, said.Addrs)
+		cfg.Key = said.Key
+	}
+	return nil
+}
+
+// lookEvery is the time between two looks.
+func (d *Watchdog) lookEvery() time.Duration { return min(time.Second/4, d.job.Limit()/8) }
+
+// look finds work that does not end. It only reads counters.
+func (d *Watchdog) look() {
+	limit := d.job.Limit()
+	tick := time.NewTicker(d.lookEvery())
+	defer tick.Stop()
+	seen := map[Work]standstill{}
+	for {
+		select {
+		case <-d.stop:
+			return
+		case <-d.ended:
+			return
+		case now := <-tick.C:
+			if d.stoodStill(now) {
+				d.woken.Store(now.UnixNano())
+				clear(seen) // the time did not pass for this rank
+			}
+			d.tick.Store(now.UnixNano())
+			for _, w := range d.job.world.Work() {
+				at, busy := w.Position()
+				if !busy {
+					delete(seen, w)
+				}
+				if w.Stuck(now, limit) || busy && stalls(seen, w, at, now, limit) {
+					d.suspect(fmt.Sprintf("%v has not ended in %v", w, limit), func() bool {
+						later, busy := w.Position()
+						return later == at && (busy || w.Stuck(time.Now(), limit))
+					})
+				}
+			}
+			if at := d.since.Load(); at != 0 && now.Sub(time.Unix(0, at)) > limit {
+				d.suspect(d.notEnded(), func() bool { return d.since.Load() == at })
+			}
+		}
+	}
+}
+
+// standstill is where work stands, and since when it was seen there.
+type standstill struct {
+	at    uint64
+	since time.Time
+}
+
+// stalls says whether work has been at the same place for longer than the limit.
+func stalls(seen map[Work]standstill, w Work, at uint64, now time.Time, limit time.Duration) bool {
+	s, ok := seen[w]
+	if !ok || s.at != at {
+		seen[w] = standstill{at, now}
+		return false
+	}
+	return now.Sub(s.since) > limit
+}
+
+// suspect ends the job, which hangs, unless a rank waits for files, which has a limit of its own; still says that it does.
+func (d *Watchdog) suspect(what string, still func() bool) {
+	if d.job.world.WritesFiles() && time.Now().UnixNano() < d.patient.Load() || !d.asking.CompareAndSwap(false, true) {
+		return
+	}
+	go func() { // what looks goes on
+		defer d.asking.Store(false)
+		if d.job.world.WritesFiles() {
+			if t := slow(readStates(d.gather())); t != nil {
+				speaker := 0
+				if t.Hello.Rank == 0 { // who waits is another
+					speaker = 1
+				}
+				if d.job.Rank == speaker {
+					d.log().Warn().Msgf("waits: rank %d is in the %v", t.Hello.Rank, t.said.Files)
+				}
+				d.patient.Store(time.Now().Add(d.job.Limit() / 2).UnixNano())
+				return
+			}
+			if !still() {
+				return
+			}
+		}
+		d.hang(what)
+	}()
+}
+
+func (d *Watchdog) hang(what string) { d.fail(watch.KindHang, exitFailed, "this job hangs: "+what) }
+
+func (d *Watchdog) notEnded() string {
+	return fmt.Sprintf("the program has ended here, and not on every rank in %v", d.job.Limit())
+}
+
+// fail makes this rank's failure the job's, unless there was an earlier one, and does
+// not return if the job ends in time.
+func (d *Watchdog) fail(kind string, status int, message string) {
+	text, err := json.Marshal(failure{status, message})
+	if err != nil {
+		text = []byte(message)
+	}
+	d.net.Fail(watch.Cause{Kind: kind, Text: string(text), Time: time.Now()})
+	<-d.ended // Fail has called onEnd, which ends the process
+	select {}
+}
+
+// onEnd ends this process. One rank prints the cause: rank 0, or where that has died
+// or does not get to it the next one.
+func (d *Watchdog) onEnd(c watch.Cause) {
+	close(d.ended)
+	first := 0
+	if (c.Kind == watch.KindDied || c.Kind == watch.KindCut) && c.Rank == 0 {
+		first = 1
+	}
+	rank := d.job.Rank
+	wasStopped := d.wasStopped(time.Now())
+	patience := printFirst
+	var states []watch.RankState
+	if c.Kind == watch.KindHang && rank < 2 {
+		states = d.gather()
+		if s := states[0]; s.State == nil && !s.Died && !s.Left { // rank 0 is what hangs: it is stopped
+			first = 1
+		}
+	}
+	if rank == 0 && wasStopped {
+		first = 1 // which has seen to it; the launcher wakes this process to end it
+	}
+	if rank != first {
+		if c.Kind == watch.KindHang {
+			patience = reportFirst
+		}
+		if rank > 1 {
+			patience += standIn // rank 1 before all others
+		}
+		time.Sleep(patience + time.Duration(rank)*100*time.Millisecond)
+	}
+	f := failure{exitFailed, c.Text}
+	if err := json.Unmarshal([]byte(c.Text), &f); err != nil {
+		f = failure{exitFailed, c.Text}
+	}
+	if c.Kind == watch.KindHang {
+		if states == nil {
+			states = d.gather()
+		}
+		fmt.Fprint(os.Stderr, Render(f.Message, states, d.job.LogFormat == "json"))
+	}
+	log := d.job.Logger(c.Rank, d.job.Size, os.Stderr)
+	line := log.Error().Str("host", c.Host)
+	if c.Kind == watch.KindDied {
+		line = line.Int("pid", c.PID)
+		f.Message = "the rank died: killed from outside, by lack of memory, or by os.Exit or log.Fatal in the program (" + c.Text + ")"
+	}
+	line.Msg(strings.TrimPrefix(f.Message, fmt.Sprintf("rank %d: ", c.Rank))) // the line has it
+	d.job.world.Abort(f.Status)
+}
+
+// onSilent warns of ranks that may be stopped, or cut off: the launcher may notice, and
+// end everything, before that is certain. Where rank 0 is one of them rank 1 says it.
+func (d *Watchdog) onSilent(who string) {
+	d.log().Warn().Msg("nothing heard from " + who + " for 10s: stopped, or its host is down or cut off")
+}
+
+// log is the rank's log, which has warnings at least: the ranks that speak are not chosen by --log-ranks.
+func (d *Watchdog) log() *zerolog.Logger {
+	log := d.job.Log.Level(min(d.job.Log.GetLevel(), zerolog.WarnLevel))
+	return &log
+}
+
+// stoodStill says whether look has not looked for so long that this process must have
+// been stopped.
+func (d *Watchdog) stoodStill(now time.Time) bool {
+	return now.UnixNano()-d.tick.Load() > int64(stopped)
+}
+
+// wasStopped says whether it was, and goes on for a moment only.
+func (d *Watchdog) wasStopped(now time.Time) bool {
+	return d.stoodStill(now) || now.UnixNano()-d.woken.Load() < int64(stopped)
+}
+
+// gather asks every rank what it does.
+func (d *Watchdog) gather() []watch.RankState {
+	ctx, cancel := context.WithTimeout(context.Background(), reportLimit)
+	defer cancel()
+	return d.net.Report(ctx)
+}
+
+// show returns what every rank does, for who asks while the job goes on.
+func (j *Job) show(asJSON bool) string {
+	var states []watch.RankState
+	if j.watchdog == nil {
+		states = []watch.RankState{{Hello: watch.Hello{PID: os.Getpid()}, State: j.state()}}
+	} else {
+		states = j.watchdog.gather()
+	}
+	return Render("shown on request", states, asJSON)
+}
+
+// state is this rank's part of a report, as JSON.
+func (j *Job) state() []byte {
+	s := j.world.State()
+	s.Phase = *j.phase.Load()
+	s.Run, s.Others = Goroutines()
+	b, err := json.Marshal(s)
+	if err != nil {
+		return nil // it holds nothing that JSON has not
+	}
+	return b
+}
+
+// Leaving says that this rank has ended its program and waits for the others to.
+func (j *Job) Leaving() {
+	if j.watchdog != nil {
+		j.watchdog.since.Store(time.Now().UnixNano())
+	}
+}
+
+// EndWatch takes leave of the other ranks, all of which do, after the end of MPI. It does not return where one of them has
+// failed in the last moment, or does not take leave: the watchdog ends this process.
+func (j *Job) EndWatch() error {
+	if j.watchdog == nil {
+		return nil
+	}
+	return j.watchdog.close()
+}
+
+func (d *Watchdog) close() error {
+	d.once.Do(func() { close(d.stop) })
+	select {
+	case <-d.ended:
+		select {}
+	default:
+	}
+	d.net.Done()
+	// A rank that stands still at the end of MPI holds up nobody: ranks 0 and 1 stay to say so.
+	for !d.net.AllLeft(d.lookEvery()) {
+		now := time.Now()
+		if d.stoodStill(now) {
+			d.since.Store(now.UnixNano())
+			d.woken.Store(now.UnixNano())
+		}
+		d.tick.Store(now.UnixNano())
+		if now.Sub(time.Unix(0, d.since.Load())) > d.job.Limit() {
+			d.hang(d.notEnded())
+		}
+	}
+	return d.net.Close()
+}
