@@ -68,7 +68,7 @@ test-faults: deps
 		(cd $$1 && LOCKSTEP_FAULTS=$$2 go test -count=1 -parallel 2 -timeout 0 -run "$$3") || status=1; \
 	}; \
 	faults spmd $(LOCKSTEP_FAULTS) '^TestFaults$$'; \
-	faults spmd $$((10 * $(LOCKSTEP_FAULTS))) '^TestCheckpointCrash$$'; \
+	faults spmd/checkpoint $$((10 * $(LOCKSTEP_FAULTS))) '^TestCheckpointCrash$$'; \
 	faults apps/train $$((10 * $(LOCKSTEP_FAULTS))) '^TestKilled$$'; \
 	faults apps/train $$((5 * $(LOCKSTEP_FAULTS))) '^TestStruck$$'; \
 	(cd apps/train && go test -count=$(LOCKSTEP_FAULTS) -timeout 0 -run '^(TestTwoJobs|TestRequeued|TestTruncatedTokenFile)$$') || status=1; \

@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"strings"
 
-	"lockstep/spmd"
+	"lockstep/spmd/timing"
 )
 
 // ranksCommand is the command line of this program as a rank of the sweep, on n of them, with the flags of the sweep.
@@ -329,7 +329,7 @@ func cycles(lines []measured, warmup, iters int) ([]measured, error) {
 		for _, c := range same[len(same)/(warmup+iters)*warmup:] {
 			us = append(us, c.MedianUS)
 		}
-		m.Timing = spmd.TimingOf(us)
+		m.Stats = timing.StatsOf(us)
 		all = append(all, m)
 	}
 	return all, nil

@@ -91,7 +91,7 @@ func TestNCCLSides(t *testing.T) {
 			t.Errorf("%+v", m)
 		}
 		if m.Bytes == 8 && (m.MinUS != 8.4 || m.MaxUS != 8.8 || math.Abs(m.MedianUS-8.6) > 1e-9) {
-			t.Errorf("8 bytes: %+v, want the second and the third cycle", m.Timing)
+			t.Errorf("8 bytes: %+v, want the second and the third cycle", m.Stats)
 		}
 	}
 	got, err := os.ReadFile(flags)

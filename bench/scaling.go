@@ -12,7 +12,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"lockstep/spmd"
+	"lockstep/spmd/timing"
 )
 
 // appFlags are the sizes of the applications.
@@ -166,7 +166,7 @@ func (s *sweep) trainTurn(cmd []string) (measured, error) {
 	if len(us) != s.app.steps {
 		return m, fmt.Errorf("train printed %q, want %d steps", out, s.app.steps)
 	}
-	m.Timing = spmd.TimingOf(us[trainDiscard:])
+	m.Stats = timing.StatsOf(us[trainDiscard:])
 	m.TokS /= m.MedianUS / 1e3
 	return m, nil
 }

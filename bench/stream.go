@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lockstep/spmd"
+	"lockstep/spmd/timing"
 )
 
 //go:embed kernels.cu
@@ -165,7 +166,7 @@ func replay(w *spmd.World, bytes int) error {
 		return err
 	}
 	c := w.Comm.On(s)
-	t, err := spmd.MeasureStream(w.Comm, s, true, 0, replays, func() error {
+	t, err := timing.MeasureStream(w.Comm, s, true, 0, replays, func() error {
 		if err := addOne.Launch(s, spmd.Cover1D(1, 32), x.Arg()); err != nil {
 			return err
 		}

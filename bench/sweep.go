@@ -405,7 +405,7 @@ func middle(turns []measured) measured {
 		}
 	}
 	if m.Bytes > 0 {
-		m.GBps = m.Timing.GBps(m.Bytes)
+		m.GBps = m.Stats.GBps(m.Bytes)
 	}
 	if op, err := operationOf(m.Op); err == nil {
 		m.BusGBps = m.GBps * op.bus(m.Ranks)

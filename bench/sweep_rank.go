@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/spmd"
+	"lockstep/spmd/timing"
 )
 
 // measured is one line of measurements, of this framework or of a peer. The fields that say what was measured are the
@@ -20,7 +21,7 @@ type measured struct {
 	Collectives string `json:"collectives,omitempty"`
 	Calls       int    `json:"calls,omitempty"` // back to back in one timed iteration, however many graphs they are in
 	Rounds      int    `json:"rounds"`          // that the times are medians of
-	spmd.Timing
+	timing.Stats
 	GBps      float64   `json:"gbps"`
 	BusGBps   float64   `json:"bus_gbps,omitempty"`
 	TokS      float64   `json:"tok_s,omitempty"`
@@ -196,7 +197,7 @@ func measure[T spmd.Elem](w *spmd.World, s *spmd.Stream, c kase, v variant, t ti
 		m.Calls = each * launches
 	}
 	err = repeat(w, s, v, c.calls, call, func(step func() error) error {
-		m.Timing, err = spmd.Measure(w.Comm, t.warmup, t.iters, step)
+		m.Stats, err = timing.Measure(w.Comm, t.warmup, t.iters, step)
 		return err
 	})
 	if err != nil {
@@ -216,7 +217,7 @@ func measure[T spmd.Elem](w *spmd.World, s *spmd.Stream, c kase, v variant, t ti
 	for i := range m.Samples {
 		m.Samples[i] /= float64(m.Calls * trips)
 	}
-	m.Timing = spmd.TimingOf(m.Samples)
+	m.Stats = timing.StatsOf(m.Samples)
 	m.Wrong, m.OK = &wrong, wrong == 0
 	return m, nil
 }

@@ -18,7 +18,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"lockstep/spmd"
+	"lockstep/spmd/timing"
 )
 
 // trainBench is one run of bench train: GPT-2s of several sizes on GPUs, beside PyTorch.
@@ -222,7 +222,7 @@ func (t *trainBench) ours(m *trained, tokens string) error {
 	for _, l := range all[trainWarmSteps:] {
 		us = append(us, l.MS*1e3)
 	}
-	times := spmd.TimingOf(us)
+	times := timing.StatsOf(us)
 	m.p99 = append(m.p99, times.P99US/times.MedianUS)
 	return nil
 }

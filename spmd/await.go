@@ -16,7 +16,7 @@ import (
 // Synchronize only. On the host, where MPI carries the collectives, and for other memory
 // and elements of 1 and 2 bytes, Await is enqueue and Synchronize.
 func Await[T Elem](s *Stream, b Buffer[T], enqueue func() error) error {
-	a, err := awaited(s, b)
+	a, err := b.awaited(s)
 	if err != nil {
 		return err
 	}
@@ -43,7 +43,7 @@ const (
 	awaitFor = time.Millisecond
 )
 
-func awaited[T Elem](s *Stream, b Buffer[T]) (awaiter, error) {
+func (b Buffer[T]) awaited(s *Stream) (awaiter, error) {
 	a := awaiter{s: s}
 	if s.cap != nil {
 		return a, fmt.Errorf("%s: Await: stream %q is being captured", ccall.At(), s.name)

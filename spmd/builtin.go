@@ -80,10 +80,8 @@ var clipScale = NewKernel("clip_scale_f32", cudaSource, func(a Args) error {
 	return nil
 })
 
-// ClipNorm enqueues on s: norm[0] = the Euclidean norm of g; and where that is
-// above maxNorm, g scaled so that its norm is maxNorm. maxNorm <= 0 only
-// measures. norm has one element. The result is the same on ranks whose g are.
-func ClipNorm(s *Stream, g Buffer[float32], maxNorm float64, norm Buffer[float32]) error {
+// clipNorm is ddp.ClipNorm.
+func clipNorm(s *Stream, g Buffer[float32], maxNorm float64, norm Buffer[float32]) error {
 	if norm.n != 1 {
 		return lengthError("ClipNorm", "norm", norm.n, "the norm", 1)
 	}
@@ -102,11 +100,6 @@ func ClipNorm(s *Stream, g Buffer[float32], maxNorm float64, norm Buffer[float32
 func scratchOf[T Elem](s *Stream, n int) (Arg, error) {
 	p, err := s.scratch(n * sizeOf[T]())
 	return Arg{ptr: p, n: n, typ: elem.Of[T](), kind: bufferArg}, err
-}
-
-// asBytes is the same memory, byte by byte.
-func asBytes[T Elem](b Buffer[T]) Buffer[uint8] {
-	return Buffer[uint8]{b.blk, b.off * sizeOf[T](), b.n * sizeOf[T]()}
 }
 
 var hashPart = NewKernel("hash_part_u64", cudaSource, func(a Args) error {

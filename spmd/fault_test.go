@@ -21,6 +21,7 @@ import (
 
 	"lockstep/internal/fakelib"
 	"lockstep/spmd"
+	"lockstep/spmd/ddp"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -591,7 +592,7 @@ func together(_ context.Context, w *spmd.World, victim bool) error {
 	if victim {
 		happens()
 	}
-	for range spmd.Together(only, slices.Values([]int{1, 2})) {
+	for range ddp.Together(only, slices.Values([]int{1, 2})) {
 	}
 	return spmd.Barrier(w.Comm)
 }

@@ -7,10 +7,43 @@ func init() {
 	inside.World = func(w *World) inside.Rank {
 		return inside.Rank{Channel: w.channel, Files: &w.files, Timeout: w.cfg.timeout()}
 	}
+	inside.Comm = func(c Comm, op string) (*World, error) {
+		if c.st == nil {
+			return nil, c.check(op)
+		}
+		return c.st.w, c.check(op)
+	}
+	inside.Fail = (*World).fail
 	inside.CheckBuffer = func(w *World, b any) error { return w.checkBlock(b.(anyBuffer).memory()) }
+	inside.Overlap = func(a, b any) bool {
+		x, y := a.(anyBuffer).bytes(), b.(anyBuffer).bytes()
+		return overlaps(x.addr(), x.n, y.addr(), y.n)
+	}
+	inside.Join = func(a, b any) (any, bool) { return a.(anyBuffer).join(b) }
+	inside.Await = func(s *Stream, b any) (mark func(), wait func() error, err error) {
+		a, err := b.(anyBuffer).awaited(s)
+		return a.mark, a.wait, err
+	}
+	inside.Hash = func(s *Stream, sum Buffer[uint64], b any) error { return hash(s, sum, b.(anyBuffer).bytes()) }
+	inside.ClipNorm = clipNorm
 }
 
 // anyBuffer is a Buffer of any type.
-type anyBuffer interface{ memory() *block }
+type anyBuffer interface {
+	memory() *block
+	bytes() Buffer[uint8] // the same memory, byte by byte
+	join(any) (any, bool)
+	awaited(*Stream) (awaiter, error)
+}
 
 func (b Buffer[T]) memory() *block { return b.blk }
+
+func (b Buffer[T]) bytes() Buffer[uint8] { return Buffer[uint8]{b.blk, b.off * sizeOf[T](), b.Bytes()} }
+
+func (b Buffer[T]) join(other any) (any, bool) {
+	o, ok := other.(Buffer[T])
+	if !ok || b.blk != o.blk || o.off+o.n != b.off && b.off+b.n != o.off {
+		return nil, false
+	}
+	return Buffer[T]{b.blk, min(b.off, o.off), b.n + o.n}, true
+}

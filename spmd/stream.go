@@ -21,7 +21,7 @@ import (
 //
 // The methods, Capture excepted, are safe for use by several goroutines; but
 // collectives must be enqueued in the same order on every rank, so one goroutine
-// should drive them, and Gemm, Gemv and ClipNorm share scratch memory of the stream,
+// should drive them, and Gemm, Gemv and ddp.ClipNorm share scratch memory of the stream,
 // so on one stream they come from one goroutine. The queue has no bound: a program that enqueues for ever
 // synchronizes now and then.
 type Stream struct {

@@ -17,6 +17,7 @@ import (
 
 	"lockstep/host"
 	"lockstep/spmd"
+	"lockstep/spmd/timing"
 )
 
 // config is every setting of a run.
@@ -130,7 +131,7 @@ type result struct {
 	Rows        int    `json:"rows"`
 	Cols        int    `json:"cols"`
 	Bytes       int    `json:"bytes"`
-	spmd.Timing
+	timing.Stats
 	GBps      float64 `json:"gbps"`
 	MaxRelErr float64 `json:"max_rel_err"`
 	OK        bool    `json:"ok"`
@@ -164,11 +165,11 @@ func run[T number](w *spmd.World, c config) (result, error) {
 		return r, err
 	}
 	r.Kernel, r.Overlap = m.kernel, m.overlap
-	r.Timing, err = spmd.MeasureStream(w.Comm, p.s, c.Graph, c.Warmup, c.Iters, func() error { return p.enqueue(m) })
+	r.Stats, err = timing.MeasureStream(w.Comm, p.s, c.Graph, c.Warmup, c.Iters, func() error { return p.enqueue(m) })
 	if err != nil {
 		return r, err
 	}
-	r.GBps = r.Timing.GBps(r.Bytes)
+	r.GBps = r.Stats.GBps(r.Bytes)
 	r.MaxRelErr, err = maxRelErr[T](w, c, mine, p.y)
 	r.OK = r.MaxRelErr <= bound(c.Cols)
 	return r, err

@@ -5,6 +5,7 @@ import (
 	"math"
 
 	"lockstep/spmd"
+	"lockstep/spmd/timing"
 )
 
 // product is y = W x of a rank's columns, and what it is made of.
@@ -120,7 +121,7 @@ func (p *product[T]) choose(c config) (method, error) {
 	log := p.w.Log.Info()
 	took := math.Inf(1)
 	try := func(m method, worth float64) error {
-		t, err := spmd.MeasureStream(p.w.Comm, p.s, c.Graph, trialWarmup, trialIters, func() error { return p.enqueue(m) })
+		t, err := timing.MeasureStream(p.w.Comm, p.s, c.Graph, trialWarmup, trialIters, func() error { return p.enqueue(m) })
 		if err != nil {
 			return err
 		}

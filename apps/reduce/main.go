@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/spmd"
+	"lockstep/spmd/timing"
 )
 
 // config is every setting of a run.
@@ -91,7 +92,7 @@ type result struct {
 	Dtype       string `json:"dtype"`
 	Elements    int    `json:"elements"`
 	Bytes       int    `json:"bytes"`
-	spmd.Timing
+	timing.Stats
 	GBps      float64   `json:"gbps"`
 	Sum       float64   `json:"sum"`
 	MaxRelErr float64   `json:"max_rel_err"`
@@ -127,7 +128,7 @@ const (
 )
 
 // slowOf are the slowest iterations, the slowest first.
-func slowOf(t spmd.Timing) []slow {
+func slowOf(t timing.Stats) []slow {
 	var all []slow
 	for i, us := range t.Samples {
 		if us >= slowMedians*t.MedianUS {
@@ -196,14 +197,14 @@ func run(w *spmd.World, c config) (result, error) {
 		}
 		turns = append(turns, func() error { return sum.step(x) })
 	}
-	if r.Timing, err = sum.measure(c, turns); err != nil {
+	if r.Stats, err = sum.measure(c, turns); err != nil {
 		return r, err
 	}
 	if c.Samples {
-		r.SamplesUS = r.Timing.Samples
+		r.SamplesUS = r.Stats.Samples
 	}
-	r.Slow = slowOf(r.Timing)
-	r.Sum, r.GBps = sum.answer(), r.Timing.GBps(r.Bytes)
+	r.Slow = slowOf(r.Stats)
+	r.Sum, r.GBps = sum.answer(), r.Stats.GBps(r.Bytes)
 	if r.Sum != want {
 		r.MaxRelErr = math.Abs((r.Sum - want) / want)
 	}

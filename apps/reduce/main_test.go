@@ -11,6 +11,7 @@ import (
 
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
+	"lockstep/spmd/timing"
 )
 
 func TestMain(m *testing.M) { spmdtest.Main(m, main) }
@@ -162,20 +163,20 @@ func TestClosedOutput(t *testing.T) {
 
 // Slow iterations are told, the slowest first, with what held them up.
 func TestSlow(t *testing.T) {
-	timing := spmd.TimingOf([]float64{1, 1, 12, 1, 9.9, 1, 40, 1, 1, 30, 1})
-	timing.Enqueued = []float64{1, 1, 1, 1, 1, 1, 39, 1, 1, 1, 1}
-	timing.Fastest = []float64{1, 1, 11, 1, 1, 1, 40, 1, 1, 2, 1}
+	stats := timing.StatsOf([]float64{1, 1, 12, 1, 9.9, 1, 40, 1, 1, 30, 1})
+	stats.Enqueued = []float64{1, 1, 1, 1, 1, 1, 39, 1, 1, 1, 1}
+	stats.Fastest = []float64{1, 1, 11, 1, 1, 1, 40, 1, 1, 2, 1}
 	var got []string
-	for _, s := range slowOf(timing) {
+	for _, s := range slowOf(stats) {
 		got = append(got, fmt.Sprint(s.Iter, " ", s.US, " ", s.Cause))
 	}
 	want := []string{"6 40 a host enqueued it late", "9 30 a host began late or noticed the end late", "2 12 all ranks waited for the devices"}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	timing = spmd.TimingOf(slices.Concat(slices.Repeat([]float64{1}, 100), slices.Repeat([]float64{20}, 50)))
-	timing.Enqueued, timing.Fastest = make([]float64, 150), make([]float64, 150)
-	if n := len(slowOf(timing)); n != slowMost {
+	stats = timing.StatsOf(slices.Concat(slices.Repeat([]float64{1}, 100), slices.Repeat([]float64{20}, 50)))
+	stats.Enqueued, stats.Fastest = make([]float64, 150), make([]float64, 150)
+	if n := len(slowOf(stats)); n != slowMost {
 		t.Errorf("%d of 50 are told", n)
 	}
 }

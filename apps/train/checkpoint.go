@@ -9,6 +9,7 @@ import (
 
 	"lockstep/spmd"
 	"lockstep/spmd/checkpoint"
+	"lockstep/spmd/ddp"
 )
 
 // setting is one thing that the course of a run depends on.
@@ -253,13 +254,13 @@ func (t *trainer) audit(steps int) error {
 		return err
 	}
 	for _, a := range t.replicas() {
-		err := spmd.CheckSame(t.c, fmt.Sprintf("%sweights after %d steps", a.prefix, steps), a.Buffer)
+		err := ddp.CheckSame(t.c, fmt.Sprintf("%sweights after %d steps", a.prefix, steps), a.Buffer)
 		if err == nil {
 			continue
 		}
 		for _, p := range t.state.Params {
 			name := fmt.Sprintf("%s%s after %d steps", a.prefix, p.Name, steps)
-			if err := spmd.CheckSame(t.c, name, a.Slice(p.Off, p.Off+p.Len)); err != nil {
+			if err := ddp.CheckSame(t.c, name, a.Slice(p.Off, p.Off+p.Len)); err != nil {
 				return err
 			}
 		}

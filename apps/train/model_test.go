@@ -10,6 +10,7 @@ import (
 
 	"lockstep/host"
 	"lockstep/spmd"
+	"lockstep/spmd/ddp"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -356,7 +357,7 @@ func testModelDataParallel[A Act](t *testing.T, w *spmd.World) {
 	wantLoss := reference(cfg, p).batch(in, targets, T, want)
 
 	m, s := testModel[A](t, w, cfg, p, batch)
-	r, err := spmd.NewReducer(w.Comm, m.GradGroups(), spmd.ReducerConfig{BucketBytes: 1 << 14})
+	r, err := ddp.NewReducer(w.Comm, m.GradGroups(), ddp.ReducerConfig{BucketBytes: 1 << 14})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -380,7 +381,7 @@ func testModelDataParallel[A Act](t *testing.T, w *spmd.World) {
 		t.Errorf("loss %v, reference %v", m.Loss.At(0), wantLoss)
 	}
 	compareGrads(t, &m.State, want, bound.grad)
-	if err := spmd.CheckSame(w.Comm, "gradients", m.Grads); err != nil {
+	if err := ddp.CheckSame(w.Comm, "gradients", m.Grads); err != nil {
 		t.Error(err)
 	}
 }

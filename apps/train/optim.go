@@ -5,6 +5,7 @@ import (
 	"math"
 
 	"lockstep/spmd"
+	"lockstep/spmd/ddp"
 )
 
 // Schedule is a learning rate that rises in a line for Warmup steps to Peak, then
@@ -127,7 +128,7 @@ func (o *AdamW) Prepare(s *spmd.Stream, lr float64) error {
 func (o *AdamW) Apply(s *spmd.Stream) error {
 	// The update multiplies by the clipping factor itself: scaling the gradients
 	// first would read and write all of them once more.
-	if err := spmd.ClipNorm(s, o.state.Grads, 0, o.Norm); err != nil {
+	if err := ddp.ClipNorm(s, o.state.Grads, 0, o.Norm); err != nil {
 		return err
 	}
 	if err := judgeStep(s, o.gate, o.hyper, o.counts, o.Norm, o.state.Loss, o.Cfg, o.SkipBad); err != nil {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"lockstep/spmd"
+	"lockstep/spmd/ddp"
 )
 
 // trainConfig is what a trainer needs to know, beside the data.
@@ -44,7 +45,7 @@ type trainer struct {
 	state   *State // of model
 	model   passes
 	adam    *AdamW
-	reducer *spmd.Reducer[float32]
+	reducer *ddp.Reducer[float32]
 	s       *spmd.Stream // everything but the reductions
 	train   *feed        // nil before begin or restore
 	first   int          // the step that train begins with
@@ -127,7 +128,7 @@ func (t *trainer) open() (err error) {
 	// A small model, too, has several buckets: the first are under way while
 	// backward goes on.
 	bucket := min(4<<20, t.state.Grads.Bytes()/4)
-	if t.reducer, err = spmd.NewReducer(t.c, t.state.GradGroups(), spmd.ReducerConfig{BucketBytes: bucket, Op: spmd.Sum}); err != nil {
+	if t.reducer, err = ddp.NewReducer(t.c, t.state.GradGroups(), ddp.ReducerConfig{BucketBytes: bucket, Op: spmd.Sum}); err != nil {
 		return err
 	}
 	keep(t.reducer.Close)
@@ -181,7 +182,7 @@ func (t *trainer) begin(seed uint64) error {
 	if err != nil {
 		return err
 	}
-	if err := spmd.SyncStart(t.c, t.state.Weights); err != nil {
+	if err := ddp.SyncStart(t.c, t.state.Weights); err != nil {
 		return err
 	}
 	return t.startAt(0)

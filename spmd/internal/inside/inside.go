@@ -27,6 +27,24 @@ type Rank struct {
 var (
 	// World is a func(*spmd.World) inside.Rank.
 	World any
+	// Comm is a func(c spmd.Comm, op string) (*spmd.World, error): the world of c, and why op cannot be called on it. The zero
+	// Comm has no world.
+	Comm any
+	// Fail is a func(*spmd.World, error), which ends the job as a failed stream does.
+	Fail any
 	// CheckBuffer is a func(w *spmd.World, b any) error, which refuses a Buffer that was freed or is another world's.
 	CheckBuffer any
+	// Overlap is a func(a, b any) bool: whether two Buffers share memory.
+	Overlap any
+	// Join is a func(a, b any) (any, bool): the Buffer of two of one type that follow each other in one allocation, in either
+	// order; false where they do not.
+	Join any
+	// Await is a func(s *spmd.Stream, b any) (mark func(), wait func() error, err error): spmd.Await for many turns. mark comes
+	// before what is enqueued.
+	Await any
+	// Hash is a func(s *spmd.Stream, sum spmd.Buffer[uint64], b any) error, which enqueues: sum[0] = a hash of the bytes of b.
+	Hash any
+	// ClipNorm is a func(*spmd.Stream, spmd.Buffer[float32], float64, spmd.Buffer[float32]) error: ddp.ClipNorm, by kernels of
+	// spmd's.
+	ClipNorm any
 )

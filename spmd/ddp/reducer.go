@@ -1,9 +1,10 @@
-package spmd
+package ddp
 
 import (
 	"fmt"
 
 	"lockstep/internal/ccall"
+	"lockstep/spmd"
 )
 
 // Reducer reduces the gradients of a data-parallel program over the ranks while
@@ -15,10 +16,10 @@ import (
 // been enqueued, then Wait before what uses the reduced gradients. To accumulate
 // over micro-batches call Ready in the last one only: the others communicate
 // nothing.
-type Reducer[T Elem] struct {
-	c       Comm
-	s       *Stream
-	op      Op
+type Reducer[T spmd.Elem] struct {
+	c       spmd.Comm
+	s       *spmd.Stream
+	op      spmd.Op
 	n       int
 	next    int // the gradient that is to be ready next
 	buckets []bucket[T]
@@ -26,9 +27,9 @@ type Reducer[T Elem] struct {
 }
 
 // bucket is the gradients up to last, as few contiguous ranges as possible.
-type bucket[T Elem] struct {
+type bucket[T spmd.Elem] struct {
 	last  int
-	parts []Buffer[T]
+	parts []spmd.Buffer[T]
 }
 
 // ReducerConfig sets up a Reducer. The zero value sums, in buckets of 4 MiB.
@@ -38,7 +39,7 @@ type ReducerConfig struct {
 	BucketBytes int
 	// Op is usually Sum, with each rank's loss divided by the global batch, so that
 	// ranks may hold unequal parts; or Avg.
-	Op Op
+	Op spmd.Op
 }
 
 // NewReducer returns a reducer of grads, which are in the order in which backward
@@ -48,13 +49,14 @@ type ReducerConfig struct {
 //
 // Collective over c in effect: every rank gives the same lengths, the same places
 // in memory relative to each other, and the same config.
-func NewReducer[T Elem](c Comm, grads []Buffer[T], cfg ReducerConfig) (*Reducer[T], error) {
-	if err := c.check("NewReducer"); err != nil {
+func NewReducer[T spmd.Elem](c spmd.Comm, grads []spmd.Buffer[T], cfg ReducerConfig) (*Reducer[T], error) {
+	w, err := worldOf(c, "NewReducer")
+	if err != nil {
 		return nil, err
 	}
 	for i, g := range grads {
 		for j, h := range grads[:i] {
-			if overlaps(g.addr(), g.Bytes(), h.addr(), h.Bytes()) {
+			if overlap(g, h) {
 				return nil, fmt.Errorf("%s: NewReducer: gradients %d and %d overlap", ccall.At(), j, i)
 			}
 		}
@@ -65,7 +67,7 @@ func NewReducer[T Elem](c Comm, grads []Buffer[T], cfg ReducerConfig) (*Reducer[
 	if cfg.BucketBytes == 0 {
 		cfg.BucketBytes = 4 << 20
 	}
-	s, err := c.st.w.NewStreamPriority("reducer", High)
+	s, err := w.NewStreamPriority("reducer", spmd.High)
 	if err != nil {
 		return nil, err
 	}
@@ -84,14 +86,13 @@ func NewReducer[T Elem](c Comm, grads []Buffer[T], cfg ReducerConfig) (*Reducer[
 }
 
 // add extends the last range by g where they are neighbours.
-func (b *bucket[T]) add(g Buffer[T]) {
-	if g.n == 0 {
+func (b *bucket[T]) add(g spmd.Buffer[T]) {
+	if g.Len() == 0 {
 		return
 	}
-	if n := len(b.parts); n > 0 && b.parts[n-1].blk == g.blk {
-		p := &b.parts[n-1]
-		if g.off+g.n == p.off || p.off+p.n == g.off {
-			p.off, p.n = min(p.off, g.off), p.n+g.n
+	if n := len(b.parts); n > 0 {
+		if whole, ok := join(b.parts[n-1], g); ok {
+			b.parts[n-1] = whole.(spmd.Buffer[T])
 			return
 		}
 	}
@@ -101,7 +102,7 @@ func (b *bucket[T]) add(g Buffer[T]) {
 // Ready says that gradient i is complete when what s holds has run. The gradients
 // become ready in their order, 0 first. It enqueues the reduction of a bucket when
 // i was the last in it, and never blocks.
-func (r *Reducer[T]) Ready(i int, s *Stream) error {
+func (r *Reducer[T]) Ready(i int, s *spmd.Stream) error {
 	if i != r.next || i >= r.n {
 		return fmt.Errorf("%s: Ready(%d): gradient %d of %d is next", ccall.At(), i, r.next, r.n)
 	}
@@ -118,11 +119,11 @@ func (r *Reducer[T]) Ready(i int, s *Stream) error {
 		return err
 	}
 	if len(b.parts) == 1 {
-		return AllReduce(r.c, b.parts[0], b.parts[0], r.op)
+		return spmd.AllReduce(r.c, b.parts[0], b.parts[0], r.op)
 	}
 	return r.c.Group(func() error {
 		for _, p := range b.parts {
-			if err := AllReduce(r.c, p, p, r.op); err != nil {
+			if err := spmd.AllReduce(r.c, p, p, r.op); err != nil {
 				return err
 			}
 		}
@@ -132,7 +133,7 @@ func (r *Reducer[T]) Ready(i int, s *Stream) error {
 
 // Wait makes s wait until all gradients of this step are reduced, without blocking
 // the host, and begins the next step. It fails when not all of them were Ready.
-func (r *Reducer[T]) Wait(s *Stream) error {
+func (r *Reducer[T]) Wait(s *spmd.Stream) error {
 	if r.next != r.n {
 		return fmt.Errorf("%s: Wait: only %d of %d gradients are ready", ccall.At(), r.next, r.n)
 	}
@@ -144,7 +145,7 @@ func (r *Reducer[T]) Wait(s *Stream) error {
 }
 
 // Stream returns the stream on which the buckets are reduced, for measuring.
-func (r *Reducer[T]) Stream() *Stream { return r.s }
+func (r *Reducer[T]) Stream() *spmd.Stream { return r.s }
 
 // Buckets returns the number of buckets.
 func (r *Reducer[T]) Buckets() int { return len(r.buckets) }

@@ -1,4 +1,4 @@
-package spmd
+package ddp
 
 import (
 	"errors"
@@ -9,33 +9,17 @@ import (
 
 	"lockstep/internal/ccall"
 	"lockstep/internal/ranges"
+	"lockstep/spmd"
 )
-
-// Shard is a contiguous part of a range.
-type Shard struct{ Off, Len int }
-
-// ShardOf cuts [0, n) into size contiguous parts, as equal as they can be, and
-// returns the one of rank: the first n % size parts are one longer.
-func ShardOf(n, rank, size int) Shard {
-	part, rest := n/size, n%size
-	return Shard{rank*part + min(rank, rest), part + b2i(rank < rest)}
-}
-
-func b2i(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
-}
 
 // SyncStart copies rank 0's bufs to every rank of c and checks that they arrived:
 // the consistent start of replicas.
 //
 // Collective over c, blocking.
-func SyncStart[T Elem](c Comm, bufs ...Buffer[T]) error {
-	c.s = nil
+func SyncStart[T spmd.Elem](c spmd.Comm, bufs ...spmd.Buffer[T]) error {
+	c = c.On(nil)
 	for i, b := range bufs {
-		if err := Broadcast(c, b, 0); err != nil {
+		if err := spmd.Broadcast(c, b, 0); err != nil {
 			return err
 		}
 		if err := CheckSame(c, fmt.Sprintf("buffer %d of SyncStart", i), b); err != nil {
@@ -51,26 +35,27 @@ func SyncStart[T Elem](c Comm, bufs ...Buffer[T]) error {
 // what was compared. b must be valid for the host.
 //
 // Collective over c, blocking.
-func CheckSame[T Elem](c Comm, name string, b Buffer[T]) error {
-	if err := c.check("CheckSame"); err != nil {
+func CheckSame[T spmd.Elem](c spmd.Comm, name string, b spmd.Buffer[T]) error {
+	w, err := worldOf(c, "CheckSame")
+	if err != nil {
 		return err
 	}
-	c.s = nil
-	hashes, err := Alloc[uint64](c.st.w, c.Size())
+	c = c.On(nil)
+	hashes, err := spmd.Alloc[uint64](w, c.Size())
 	if err != nil {
 		return err
 	}
 	defer hashes.Free()
 	mine := hashes.Slice(c.Rank(), c.Rank()+1)
-	s, err := c.st.w.NewStream("hash")
+	s, err := w.NewStream("hash")
 	if err != nil {
 		return err
 	}
-	err = hash(s, mine, asBytes(b))
+	err = hash(s, mine, b)
 	if err := errors.Join(err, s.Close()); err != nil {
 		return err
 	}
-	if err := AllGather(c, hashes, mine); err != nil {
+	if err := spmd.AllGather(c, hashes, mine); err != nil {
 		return err
 	}
 	all := make([]uint64, c.Size())
@@ -121,34 +106,42 @@ func difference(all []uint64) string {
 // Collective over c: all ranks iterate, and leave the loop early, if they do, in
 // the same step. Where the exchange fails the loop ends, and so does the job, as
 // after a failed stream.
-func Together[T any](c Comm, seq iter.Seq[T]) iter.Seq[T] {
+func Together[T any](c spmd.Comm, seq iter.Seq[T]) iter.Seq[T] {
 	return func(yield func(T) bool) {
-		if err := together(c, seq, yield); err != nil && c.st != nil {
-			c.st.w.fail(err)
+		w, err := worldOf(c, "Together")
+		if w == nil {
+			return // of no world, whose ranks could fail
+		}
+		if err == nil {
+			err = together(w, c, seq, yield)
+		}
+		if err != nil {
+			fail(w, err)
 		}
 	}
 }
 
-func together[T any](c Comm, seq iter.Seq[T], yield func(T) bool) error {
-	if err := c.check("Together"); err != nil {
-		return err
-	}
+func together[T any](w *spmd.World, c spmd.Comm, seq iter.Seq[T], yield func(T) bool) error {
 	next, stop := iter.Pull(seq)
 	defer stop()
-	have, err := Alloc[uint8](c.st.w, 1)
+	have, err := spmd.Alloc[uint8](w, 1)
 	if err != nil {
 		return err
 	}
 	defer have.Free()
-	s, err := c.st.w.NewStream("together")
+	s, err := w.NewStream("together")
 	if err != nil {
 		return err
 	}
 	defer s.Close()
 	ask := func() (v T, err error) {
 		v, ok := next()
-		if err = Fill(s, have, uint8(b2i(ok))); err == nil {
-			err = AllReduce(c.On(s), have, have, Min)
+		yes := uint8(0)
+		if ok {
+			yes = 1
+		}
+		if err = spmd.Fill(s, have, yes); err == nil {
+			err = spmd.AllReduce(c.On(s), have, have, spmd.Min)
 		}
 		return v, err
 	}

@@ -1,4 +1,6 @@
-package spmd
+// Package timing measures how long a step takes on all ranks of a communicator. The time of a repetition is that of its
+// slowest rank.
+package timing
 
 import (
 	"errors"
@@ -8,11 +10,19 @@ import (
 	"time"
 
 	"lockstep/internal/ccall"
+	"lockstep/spmd"
+	"lockstep/spmd/internal/inside"
 )
 
-// Timing is how long a step took, over its repetitions; of each repetition the
+// The doors of package spmd.
+var (
+	worldOf = inside.Comm.(func(spmd.Comm, string) (*spmd.World, error))
+	awaited = inside.Await.(func(*spmd.Stream, any) (func(), func() error, error))
+)
+
+// Stats is how long a step took, over its repetitions; of each repetition the
 // time of the slowest rank. Times are in microseconds of host time.
-type Timing struct {
+type Stats struct {
 	Iters    int     `json:"iters"`
 	MinUS    float64 `json:"min_us"`
 	MedianUS float64 `json:"median_us"`
@@ -32,36 +42,37 @@ type Timing struct {
 // first step and the last nothing is allocated but what step allocates.
 //
 // Collective over c, blocking.
-func Measure(c Comm, warmup, iters int, step func() error) (Timing, error) {
+func Measure(c spmd.Comm, warmup, iters int, step func() error) (Stats, error) {
 	t, err := measure(c, warmup, iters, func(time.Time) (time.Duration, error) { return 0, step() })
 	t.Enqueued = nil
 	return t, err
 }
 
 // measure is Measure for a step that says how long after start it had been enqueued.
-func measure(c Comm, warmup, iters int, step func(start time.Time) (enqueued time.Duration, err error)) (Timing, error) {
+func measure(c spmd.Comm, warmup, iters int, step func(start time.Time) (enqueued time.Duration, err error)) (Stats, error) {
 	if warmup < 0 || iters < 1 {
-		return Timing{}, fmt.Errorf("%s: Measure: %d iterations after %d", ccall.At(), iters, warmup)
+		return Stats{}, fmt.Errorf("%s: Measure: %d iterations after %d", ccall.At(), iters, warmup)
 	}
-	if err := c.check("Measure"); err != nil {
-		return Timing{}, err
-	}
-	c.s = nil
-	times, err := Alloc[float64](c.st.w, 3*iters)
+	w, err := worldOf(c, "Measure")
 	if err != nil {
-		return Timing{}, err
+		return Stats{}, err
+	}
+	c = c.On(nil)
+	times, err := spmd.Alloc[float64](w, 3*iters)
+	if err != nil {
+		return Stats{}, err
 	}
 	defer times.Free()
 	us := make([]float64, 3*iters)
 	whole, enqueued, fastest := us[:iters:iters], us[iters:2*iters:2*iters], us[2*iters:]
 	for i := -warmup; i < iters; i++ {
-		if err := Barrier(c); err != nil {
-			return Timing{}, err
+		if err := spmd.Barrier(c); err != nil {
+			return Stats{}, err
 		}
 		start := time.Now()
 		after, err := step(start)
 		if err != nil {
-			return Timing{}, err
+			return Stats{}, err
 		}
 		if i >= 0 {
 			whole[i] = float64(time.Since(start).Nanoseconds()) / 1e3
@@ -70,28 +81,28 @@ func measure(c Comm, warmup, iters int, step func(start time.Time) (enqueued tim
 		}
 	}
 	if err := times.CopyFrom(us); err != nil {
-		return Timing{}, err
+		return Stats{}, err
 	}
-	if err := AllReduce(c, times, times, Max); err != nil {
-		return Timing{}, err
+	if err := spmd.AllReduce(c, times, times, spmd.Max); err != nil {
+		return Stats{}, err
 	}
 	if err := times.CopyTo(us); err != nil {
-		return Timing{}, err
+		return Stats{}, err
 	}
 	for i := range fastest {
 		fastest[i] = -fastest[i]
 	}
-	t := TimingOf(whole)
+	t := StatsOf(whole)
 	t.Enqueued, t.Fastest = enqueued, fastest
 	return t, nil
 }
 
-// TimingOf sums up the times of repetitions, in microseconds, and keeps them as its Samples. It panics where there is
+// StatsOf sums up the times of repetitions, in microseconds, and keeps them as its Samples. It panics where there is
 // none.
-func TimingOf(samples []float64) Timing {
+func StatsOf(samples []float64) Stats {
 	us, n := slices.Sorted(slices.Values(samples)), len(samples)
 	median := math.Round((us[(n-1)/2]+us[n/2])/2*1e6) / 1e6 // as short as its samples, when it is printed
-	return Timing{Iters: n, MinUS: us[0], MedianUS: median, P99US: us[(n*99+99)/100-1], MaxUS: us[n-1], Samples: samples}
+	return Stats{Iters: n, MinUS: us[0], MedianUS: median, P99US: us[(n*99+99)/100-1], MaxUS: us[n-1], Samples: samples}
 }
 
 // MeasureStream is Measure for a step that enqueue puts on s: it synchronizes s
@@ -99,31 +110,32 @@ func TimingOf(samples []float64) Timing {
 // take turns, as with operands that are to come from memory, not from a cache.
 //
 // Collective over c, blocking.
-func MeasureStream(c Comm, s *Stream, graph bool, warmup, iters int, enqueue ...func() error) (Timing, error) {
-	return measureStream(c, &awaiter{s: s}, graph, warmup, iters, enqueue)
+func MeasureStream(c spmd.Comm, s *spmd.Stream, graph bool, warmup, iters int, enqueue ...func() error) (Stats, error) {
+	return measureStream(c, s, func() {}, s.Synchronize, graph, warmup, iters, enqueue)
 }
 
-// MeasureAwait is MeasureStream for who waits for b alone, as Await does.
+// MeasureAwait is MeasureStream for who waits for b alone, as spmd.Await does.
 //
 // Collective over c, blocking.
-func MeasureAwait[T Elem](c Comm, s *Stream, b Buffer[T], graph bool, warmup, iters int, enqueue ...func() error) (Timing, error) {
-	a, err := awaited(s, b)
+func MeasureAwait[T spmd.Elem](c spmd.Comm, s *spmd.Stream, b spmd.Buffer[T], graph bool, warmup, iters int, enqueue ...func() error) (Stats, error) {
+	mark, wait, err := awaited(s, b)
 	if err != nil {
-		return Timing{}, err
+		return Stats{}, err
 	}
-	return measureStream(c, &a, graph, warmup, iters, enqueue)
+	return measureStream(c, s, mark, wait, graph, warmup, iters, enqueue)
 }
 
-func measureStream(c Comm, a *awaiter, graph bool, warmup, iters int, enqueue []func() error) (t Timing, err error) {
+// measureStream is MeasureStream for who calls mark before each step, and wait after it.
+func measureStream(c spmd.Comm, s *spmd.Stream, mark func(), wait func() error, graph bool, warmup, iters int, enqueue []func() error) (t Stats, err error) {
 	if len(enqueue) == 0 {
-		return Timing{}, fmt.Errorf("%s: MeasureStream: nothing to enqueue", ccall.At())
+		return Stats{}, fmt.Errorf("%s: MeasureStream: nothing to enqueue", ccall.At())
 	}
-	s, steps := a.s, slices.Clone(enqueue)
+	steps := slices.Clone(enqueue)
 	if graph {
 		for i, step := range steps {
 			g, err := s.Capture(step)
 			if err != nil {
-				return Timing{}, err
+				return Stats{}, err
 			}
 			defer func() { err = errors.Join(err, g.Close()) }()
 			steps[i] = func() error { return g.Launch(s) }
@@ -131,14 +143,14 @@ func measureStream(c Comm, a *awaiter, graph bool, warmup, iters int, enqueue []
 	}
 	turn := 0
 	t, err = measure(c, warmup, iters, func(start time.Time) (time.Duration, error) {
-		a.mark()
+		mark()
 		step := steps[turn]
 		turn = (turn + 1) % len(steps)
 		if err := step(); err != nil {
 			return 0, err
 		}
 		enqueued := time.Since(start)
-		return enqueued, a.wait()
+		return enqueued, wait()
 	})
 	if err == nil { // who waits for b alone has not seen the end
 		err = s.Synchronize()
@@ -148,4 +160,4 @@ func measureStream(c Comm, a *awaiter, graph bool, warmup, iters int, enqueue []
 
 // GBps is the rate at which the median moves a number of bytes, in 1e9 bytes a
 // second.
-func (t Timing) GBps(bytes int) float64 { return float64(bytes) / t.MedianUS / 1e3 }
+func (t Stats) GBps(bytes int) float64 { return float64(bytes) / t.MedianUS / 1e3 }

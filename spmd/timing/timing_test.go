@@ -1,4 +1,4 @@
-package spmd_test
+package timing_test
 
 import (
 	"encoding/json"
@@ -11,6 +11,7 @@ import (
 
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
+	"lockstep/spmd/timing"
 )
 
 // A sample is at least as long as the step took on the slowest rank, in the order of the steps; the sums are those of
@@ -20,7 +21,7 @@ func TestMeasureSamples(t *testing.T) {
 		const warmup, iters = 2, 7
 		took := make([]float64, iters)
 		turn := -warmup
-		timing, err := spmd.Measure(w.Comm, warmup, iters, func() error {
+		stats, err := timing.Measure(w.Comm, warmup, iters, func() error {
 			start, i := time.Now(), turn
 			turn++
 			if i < 0 || i%w.Size() != w.Rank() {
@@ -45,9 +46,9 @@ func TestMeasureSamples(t *testing.T) {
 		if err := spmd.AllReduce(w.Comm, all, all, spmd.Max); err != nil {
 			t.Fatal(err)
 		}
-		us := timing.Samples
-		if turn != iters || timing.Iters != iters || len(us) != iters {
-			t.Fatalf("%d steps, %d iterations, %d samples", turn, timing.Iters, len(us))
+		us := stats.Samples
+		if turn != iters || stats.Iters != iters || len(us) != iters {
+			t.Fatalf("%d steps, %d iterations, %d samples", turn, stats.Iters, len(us))
 		}
 		for i := range us {
 			if us[i] < all.At(i) {
@@ -55,10 +56,10 @@ func TestMeasureSamples(t *testing.T) {
 			}
 		}
 		sorted := slices.Sorted(slices.Values(us))
-		if timing.MinUS != sorted[0] || timing.MedianUS != sorted[iters/2] || timing.P99US != sorted[iters-1] || timing.MaxUS != sorted[iters-1] {
-			t.Errorf("%+v of %v", timing, us)
+		if stats.MinUS != sorted[0] || stats.MedianUS != sorted[iters/2] || stats.P99US != sorted[iters-1] || stats.MaxUS != sorted[iters-1] {
+			t.Errorf("%+v of %v", stats, us)
 		}
-		line, err := json.Marshal(timing)
+		line, err := json.Marshal(stats)
 		if err != nil || strings.Contains(strings.ToLower(string(line)), "samples") {
 			t.Errorf("%s, %v: samples are for those who ask", line, err)
 		}
@@ -76,7 +77,7 @@ func TestMeasureTellsWhoWasLate(t *testing.T) {
 			}
 			return nil
 		}
-		timing, err := spmd.MeasureStream(w.Comm, s, false, 0, 2, func() error {
+		stats, err := timing.MeasureStream(w.Comm, s, false, 0, 2, func() error {
 			turn++
 			if turn == 1 {
 				return wait(last)
@@ -85,16 +86,16 @@ func TestMeasureTellsWhoWasLate(t *testing.T) {
 		})
 		must(t, err)
 		us := float64(late.Microseconds())
-		if timing.Enqueued[0] < us || timing.Enqueued[1] <= 0 || timing.Samples[1] < us {
-			t.Errorf("%v, enqueued after %v", timing.Samples, timing.Enqueued)
+		if stats.Enqueued[0] < us || stats.Enqueued[1] <= 0 || stats.Samples[1] < us {
+			t.Errorf("%v, enqueued after %v", stats.Samples, stats.Enqueued)
 		}
-		for i, fastest := range timing.Fastest {
-			if fastest <= 0 || fastest > timing.Samples[i] {
-				t.Errorf("the fastest rank took %v of %v", fastest, timing.Samples[i])
+		for i, fastest := range stats.Fastest {
+			if fastest <= 0 || fastest > stats.Samples[i] {
+				t.Errorf("the fastest rank took %v of %v", fastest, stats.Samples[i])
 			}
 		}
-		if timing, err = spmd.Measure(w.Comm, 0, 1, func() error { return wait(last) }); err != nil || timing.Samples[0] < us || timing.Enqueued != nil {
-			t.Errorf("%+v, %v", timing, err)
+		if stats, err = timing.Measure(w.Comm, 0, 1, func() error { return wait(last) }); err != nil || stats.Samples[0] < us || stats.Enqueued != nil {
+			t.Errorf("%+v, %v", stats, err)
 		}
 	})
 }
@@ -107,7 +108,7 @@ func TestTimingOf(t *testing.T) {
 		for i := range us {
 			us[i] = float64(tc.n - i) // n, n-1, ... 1
 		}
-		got := spmd.TimingOf(us)
+		got := timing.StatsOf(us)
 		if got.Iters != tc.n || got.MinUS != 1 || got.MedianUS != float64(tc.median2)/2 || got.P99US != float64(tc.p99) || got.MaxUS != float64(tc.n) || got.Samples[0] != float64(tc.n) {
 			t.Errorf("%d samples: %+v", tc.n, got)
 		}
@@ -120,7 +121,7 @@ func TestMedianDigits(t *testing.T) {
 		us   []float64
 		want string
 	}{{[]float64{109.007, 109.198}, "109.1025"}, {[]float64{0.1, 0.2}, "0.15"}, {[]float64{3e8 + 0.001, 3e8 + 0.002}, "300000000.0015"}, {[]float64{2.5e-5}, "0.000025"}} {
-		if got := strconv.FormatFloat(spmd.TimingOf(tc.us).MedianUS, 'f', -1, 64); got != tc.want {
+		if got := strconv.FormatFloat(timing.StatsOf(tc.us).MedianUS, 'f', -1, 64); got != tc.want {
 			t.Errorf("%v: %s, want %s", tc.us, got, tc.want)
 		}
 	}
@@ -132,7 +133,7 @@ func TestMeasureAllocatesNothing(t *testing.T) {
 		const iters = 2000
 		var before, after runtime.MemStats
 		turn := 0
-		_, err := spmd.Measure(w.Comm, 10, iters, func() error {
+		_, err := timing.Measure(w.Comm, 10, iters, func() error {
 			switch turn++; turn {
 			case 11:
 				runtime.ReadMemStats(&before)
