@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/spf13/pflag"
+	"github.com/tiktoken-go/tokenizer/codec"
 )
 
 // lossBench compares what a model learns with what it learns in PyTorch, from the same
@@ -33,7 +34,7 @@ func lossCommand() error {
 	l := lossBench{}
 	fs := pflag.NewFlagSet("bench loss", pflag.ExitOnError)
 	fs.StringVar(&l.model, "model", "gpt2", "shape of the model: gpt2, gpt2-medium, gpt2-large or gpt2-xl")
-	fs.StringVar(&l.text, "text", "", "`FILE` to learn from; each byte is a token")
+	fs.StringVar(&l.text, "text", "", "`FILE` to learn from, in GPT-2's tokens")
 	fs.IntVar(&l.batch, "batch", 8, "sequences of a step")
 	fs.IntVar(&l.seq, "seq", 1024, "tokens of a sequence")
 	fs.IntVar(&l.steps, "steps", 1000, fmt.Sprintf("steps, of which the last %d count", lastLosses))
@@ -68,7 +69,11 @@ func (l *lossBench) run() error {
 	if err != nil {
 		return err
 	}
-	tokens, err := writeTokens(filepath.Join(l.dir, "text.bin"), len(text), func(i int) uint16 { return uint16(text[i]) })
+	ids, _, err := codec.NewR50kBase().Encode(string(text))
+	if err != nil {
+		return fmt.Errorf("%s: %w", l.text, err)
+	}
+	tokens, err := writeTokens(filepath.Join(l.dir, "text.bin"), len(ids), func(i int) uint16 { return uint16(ids[i]) })
 	if err != nil {
 		return err
 	}
