@@ -15,12 +15,12 @@ import (
 // envHelper makes the TestHelper tests real: they fail by design, each in its own way, and are run by TestRun only.
 const envHelper = "LOCKSTEP_MPIRUN_HELPER"
 
-// helper runs fn on two ranks; rank 0 then waits for ever, as in a collective, and rank 1 does what fn does.
+// helper runs fn on two ranks of a job of its own; rank 0 then waits for ever, as in a collective, and rank 1 does what fn does.
 func helper(t *testing.T, fn func(t *testing.T)) {
 	if os.Getenv(envHelper) == "" {
 		t.Skip("helper of TestRun")
 	}
-	Run(t, []int{2}, func(t *testing.T) {
+	RunAlone(t, []int{2}, func(t *testing.T) {
 		fmt.Printf("rank %d is here\n", rank())
 		if rank() == 0 {
 			select {}
@@ -88,7 +88,7 @@ func TestHelperSkip(t *testing.T) {
 	if os.Getenv(envHelper) == "" {
 		t.Skip("helper of TestRun")
 	}
-	Run(t, []int{2}, func(t *testing.T) { t.Skip("nothing to do here") })
+	RunAlone(t, []int{2}, func(t *testing.T) { t.Skip("nothing to do here") })
 }
 
 func TestHelperMissing(t *testing.T) {
@@ -115,6 +115,7 @@ func TestRun(t *testing.T) {
 		{"Missing", false, []string{"needs MPI's launcher", "mpirun"}, nil},
 	} {
 		t.Run(tc.helper, func(t *testing.T) {
+			t.Parallel()
 			// A failure has to end the job by itself, well inside the minute that Run would give it.
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			defer cancel()
@@ -146,17 +147,22 @@ func TestRun(t *testing.T) {
 }
 
 func TestRunPasses(t *testing.T) {
-	Run(t, []int{1, 2, 3}, func(t *testing.T) {
-		if r := rank(); r < 0 || r > 2 {
-			t.Fatalf("rank %d", r)
-		}
-	})
+	for name, run := range map[string]func(*testing.T, []int, func(*testing.T)){"together": Run, "alone": RunAlone} {
+		t.Run(name, func(t *testing.T) {
+			run(t, []int{1, 2, 3}, func(t *testing.T) {
+				if r := rank(); r < 0 || r > 2 {
+					t.Fatalf("rank %d", r)
+				}
+			})
+		})
+	}
 }
 
 // TestRunInSubtest has Run find its test again by a name with slashes, blanks and characters of regular expressions.
 func TestRunInSubtest(t *testing.T) {
 	t.Run("a (b+c)", func(t *testing.T) {
 		Run(t, []int{2}, func(*testing.T) {})
+		RunAlone(t, []int{2}, func(*testing.T) {})
 	})
 }
 

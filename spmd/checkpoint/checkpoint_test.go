@@ -28,8 +28,8 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// checkpointDir is a folder that all processes of a test share.
-const checkpointDir = "SPMD_TEST_CHECKPOINTS"
+// checkpointDir is a folder that all processes of a test share. The ranks are told with the test.
+const checkpointDir = "SPMDTEST_CHECKPOINTS"
 
 func sharedDir(t *testing.T) string {
 	if os.Getenv(checkpointDir) == "" {

@@ -16,8 +16,9 @@ import (
 // programEnv makes the test binary the program under test.
 const programEnv = "SPMDTEST_PROGRAM"
 
-// Main is the TestMain of a package whose tests start the program itself with
-// Program; program is the package's main function.
+// Main is the TestMain of a package whose tests share jobs, see Run, or start the program
+// itself with Program. program is the package's main function, nil where no test starts it.
+// Main does not return.
 //
 //	func TestMain(m *testing.M) { spmdtest.Main(m, main) }
 func Main(m *testing.M, program func()) {
@@ -25,7 +26,7 @@ func Main(m *testing.M, program func()) {
 		program()
 		os.Exit(0)
 	}
-	os.Exit(m.Run())
+	os.Exit(mpirun.Main(m))
 }
 
 // Ended is how a program ended and what it wrote.

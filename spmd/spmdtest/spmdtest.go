@@ -6,9 +6,19 @@
 //		})
 //	}
 //
-// Run starts the test binary again under mpirun, for this test alone. A rank that
-// fails, panics or dies ends the job and the test within seconds, and its output
-// is the test's.
+// Run starts the test binary again under mpirun. A package says once that its tests may share jobs:
+//
+//	func TestMain(m *testing.M) { spmdtest.Main(m, nil) }
+//
+// Then one job of n ranks runs all tests that want n ranks, one after another, and a test takes milliseconds. Each has a
+// world of its own, shows its own name, output and time, and runs alone with -run. A rank that fails, panics or dies ends
+// the job and the test within seconds, and its output is the test's; the next test starts another job. A test whose
+// environment or working folder differs, by t.Setenv or t.Chdir, gets a job that was started with that. Variables
+// whose names begin with SPMDTEST_ are passed to the ranks with the test instead. RunAlone and RunUnwatched always start
+// a job. Without Main each test does.
+//
+// The ranks run the test from its beginning, in a process that may have run other tests: what stands before Run happens
+// on every rank too. What a test changes in its process, such as a package variable, it restores with t.Cleanup.
 //
 // Tests run in host memory. The variable SPMDTEST_DEVICE=cuda puts the same tests
 // on GPUs, SPMDTEST_COLLECTIVES=mpi has MPI carry their buffers, SPMDTEST_SYMMETRIC=always
@@ -86,23 +96,34 @@ func Config() spmd.Config {
 // Run runs fn on every rank of a job, once for each number of ranks, as subtests
 // of t. On a rank, t reports to the test that called Run: t.Fatal on one rank ends
 // all of them. The world is open while fn runs, under the watch of World.Watch, and
-// closed after it. What stands before Run in the test runs on every rank too.
+// closed after it. What stands before Run in the test runs on every rank too. The job
+// may have run other tests, and may run more: see the package.
 func Run(t *testing.T, ranks []int, fn func(t *testing.T, w *spmd.World)) {
 	t.Helper()
-	run(t, ranks, true, fn)
+	run(t, ranks, mpirun.Run, true, fn)
 }
 
-// RunUnwatched is Run without the watch, whose goroutines allocate and call the driver of
+// RunAlone is Run in a job of its own: for tests that leave the process other than it
+// was, or need one that nothing else has run in.
+func RunAlone(t *testing.T, ranks []int, fn func(t *testing.T, w *spmd.World)) {
+	t.Helper()
+	run(t, ranks, mpirun.RunAlone, true, fn)
+}
+
+// RunUnwatched is RunAlone without the watch, whose goroutines allocate and call the driver of
 // a GPU: for tests that count what the process does of that. What hangs there ends with
 // the test binary's time.
 func RunUnwatched(t *testing.T, ranks []int, fn func(t *testing.T, w *spmd.World)) {
 	t.Helper()
-	run(t, ranks, false, fn)
+	run(t, ranks, mpirun.RunAlone, false, fn)
 }
 
-func run(t *testing.T, ranks []int, watched bool, fn func(t *testing.T, w *spmd.World)) {
+func run(t *testing.T, ranks []int, start func(*testing.T, []int, func(*testing.T)), watched bool, fn func(t *testing.T, w *spmd.World)) {
 	t.Helper()
-	mpirun.Run(t, Ranks(t, ranks...), func(t *testing.T) {
+	start(t, Ranks(t, ranks...), func(t *testing.T) {
+		if err := hold(); err != nil {
+			t.Fatal(err)
+		}
 		w, err := spmd.Open(Config())
 		if err != nil {
 			t.Fatal(err)
@@ -126,4 +147,18 @@ func run(t *testing.T, ranks []int, watched bool, fn func(t *testing.T, w *spmd.
 		}()
 		fn(t, w)
 	})
+}
+
+// held is a world that lasts as long as the job, where that may run several tests: MPI starts once in a process, and
+// stops with its last world. The GPU stays open, too.
+var held *spmd.World
+
+// hold opens held on a rank of such a job. Collective over all ranks, blocking.
+func hold() error {
+	if held != nil || !mpirun.AtEnd(func() error { return held.Close() }) {
+		return nil
+	}
+	var err error
+	held, err = spmd.Open(Config())
+	return err
 }

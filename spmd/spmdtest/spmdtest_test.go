@@ -10,6 +10,8 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
+func TestMain(m *testing.M) { spmdtest.Main(m, nil) }
+
 func TestRun(t *testing.T) {
 	spmdtest.Run(t, []int{1, 2, 3, 4}, func(t *testing.T, w *spmd.World) {
 		x, err := spmd.Alloc[int64](w, 2)

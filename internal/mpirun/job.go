@@ -1,0 +1,266 @@
+package mpirun
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// testPrefix begins the names of variables that go with each test to the ranks of a shared job.
+const testPrefix = "SPMDTEST_"
+
+// failGrace is how long mpirun, and the other ranks, may take to end by themselves when one has failed.
+const failGrace = 3 * time.Second
+
+// endGrace is how long the ranks of a job may take to end after its last test.
+const endGrace = 30 * time.Second
+
+// job is an mpirun whose ranks run one test after another.
+type job struct {
+	ranks   int
+	place   string // see place
+	dir     string
+	cancel  context.CancelFunc // ends mpirun
+	own     output
+	to      []*json.Encoder // by rank
+	answers chan answer     // Rank is -1-r where rank r has gone
+	ended   chan struct{}   // closed when mpirun has ended with err
+	err     error
+	tests   []string // that it has run
+	busy    bool
+	used    time.Time // last
+}
+
+// output is what mpirun writes.
+type output struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (o *output) Write(b []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.Write(b)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.String()
+}
+
+// place is what a process takes from its parent and keeps: the environment but for the variables that go with each test,
+// and the working folder. Tests share a job where theirs are equal.
+func place() string {
+	env := slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, testPrefix) })
+	slices.Sort(env)
+	dir, err := os.Getwd()
+	if err != nil {
+		dir = err.Error()
+	}
+	return strings.Join(append(env, dir), "\x00")
+}
+
+// do calls fn in a thread that lives as long as the process: a child that asked for a signal at the death of its parent
+// gets it when the thread that started it ends. Source: prctl(2), PR_SET_PDEATHSIG.
+func do(fn func()) {
+	done := make(chan struct{})
+	starter() <- func() { fn(); close(done) }
+	<-done
+}
+
+var starter = sync.OnceValue(func() chan<- func() {
+	c := make(chan func())
+	go func() {
+		runtime.LockOSThread()
+		for fn := range c {
+			fn()
+		}
+	}()
+	return c
+})
+
+// start starts a job and waits until all ranks ask for work, up to ctx. On an error own is what mpirun and its ranks said.
+func start(ctx context.Context, n int) (j *job, own string, err error) {
+	dir, err := os.MkdirTemp("", "mpirun")
+	if err != nil {
+		return nil, "", err
+	}
+	j = &job{ranks: n, place: place(), dir: dir, to: make([]*json.Encoder, n), answers: make(chan answer, 3*n), ended: make(chan struct{})}
+	listener, err := net.Listen("unix", filepath.Join(dir, "job"))
+	if err != nil {
+		return nil, "", errors.Join(err, os.RemoveAll(dir))
+	}
+	defer listener.Close()
+	life, cancel := context.WithCancel(context.Background())
+	j.cancel = cancel
+	args := []string{"-test.v", "-test.count=1"}
+	if testing.Short() {
+		args = append(args, "-test.short")
+	}
+	cmd := Command(life, n, os.Args[0], args...)
+	cmd.Env = append(cmd.Env, envJob+"="+listener.Addr().String())
+	cmd.Stdout, cmd.Stderr = &j.own, &j.own
+	if do(func() { err = cmd.Start() }); err != nil {
+		cancel()
+		return nil, "", errors.Join(fmt.Errorf(noLauncher, err), os.RemoveAll(dir))
+	}
+	go func() {
+		j.err = cmd.Wait()
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // whatever mpirun left behind in its group
+		close(j.ended)
+	}()
+	go j.accept(listener)
+	for range n {
+		select {
+		case <-j.answers:
+			continue
+		case <-j.ended:
+			err = fmt.Errorf("the ranks ended before they asked for a test: %v", j.err)
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
+		j.halt()
+		j.remove()
+		return nil, j.own.String(), err
+	}
+	return j, "", nil
+}
+
+// accept takes the connections of the ranks and passes on what they say.
+func (j *job) accept(listener net.Listener) {
+	for range j.ranks {
+		conn, err := listener.Accept()
+		if err != nil {
+			return // start has given up
+		}
+		go func() {
+			defer conn.Close()
+			in := json.NewDecoder(conn)
+			var a answer
+			if in.Decode(&a) != nil || a.Rank < 0 || a.Rank >= j.ranks {
+				return
+			}
+			r := a.Rank
+			j.to[r] = json.NewEncoder(conn)
+			for j.answers <- a; in.Decode(&a) == nil; j.answers <- a {
+			}
+			j.answers <- answer{Rank: -1 - r}
+		}()
+	}
+}
+
+// halt ends the job at once.
+func (j *job) halt() {
+	j.cancel()
+	<-j.ended
+}
+
+func (j *job) hasEnded() bool {
+	select {
+	case <-j.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+func (j *job) remove() { _ = os.RemoveAll(j.dir) } // a folder of temporary files
+
+// tell gives an order to all ranks. A rank that has gone is noticed by its connection.
+func (j *job) tell(o order) {
+	for _, to := range j.to {
+		_ = to.Encode(o)
+	}
+}
+
+// run runs one test. Unless the job can run another one it has ended then.
+func (j *job) run(test string, limit time.Duration) outcome {
+	o := outcome{before: j.tests}
+	j.tests = append(j.tests, test)
+	late := time.NewTimer(limit)
+	defer late.Stop()
+	said := len(j.own.String())
+	j.tell(order{Test: test, Timeout: rankLimit(limit).String(), Env: testEnv()})
+	var grace <-chan time.Time
+	done := 0
+	for over := false; done < j.ranks && !over; {
+		select {
+		case a := <-j.answers:
+			switch {
+			case a.Rank >= 0 && a.Mark == markPassed:
+				o.passed++
+			case a.Rank >= 0 && a.Mark == markSkipped:
+				o.skipped++
+			case grace == nil:
+				grace = time.After(failGrace)
+			}
+			if a.Rank >= 0 {
+				done++
+			}
+		case <-grace:
+			over = true
+		case <-j.ended:
+			over, o.err = true, j.err
+		case <-late.C:
+			over, o.late = true, true
+		}
+	}
+	o.out = make([]string, j.ranks)
+	if o.passed == j.ranks {
+		return o
+	}
+	if o.passed+o.skipped != j.ranks {
+		j.halt()
+		defer j.remove()
+	}
+	o.out, o.own = outputs(j.dir, j.ranks), j.own.String()[said:]
+	return o
+}
+
+// testEnv is what goes with a test.
+func testEnv() []string {
+	return slices.DeleteFunc(os.Environ(), func(kv string) bool { return !strings.HasPrefix(kv, testPrefix) })
+}
+
+// finish ends a job that is at work on nothing, as its ranks would end by themselves.
+func (j *job) finish() error {
+	defer j.remove()
+	early := j.hasEnded()
+	j.tell(order{})
+	var err error
+	select {
+	case <-j.ended:
+		if err = j.err; err == nil && early {
+			err = errors.New("it ended before it was told to")
+		}
+	case <-time.After(endGrace):
+		err = fmt.Errorf("still there after %v", endGrace)
+		j.halt()
+	}
+	if err != nil {
+		err = fmt.Errorf("the job of %d ranks that ran %s did not end well: %w\n%s", j.ranks, list(j.tests), err, report(outputs(j.dir, j.ranks), j.own.String()))
+	}
+	return err
+}
+
+// list names tests, the last of many.
+func list(tests []string) string {
+	const most = 5
+	if n := len(tests) - most; n > 0 {
+		return fmt.Sprintf("%d tests and then %s", n, strings.Join(tests[n:], ", "))
+	}
+	return strings.Join(tests, ", ")
+}

@@ -1,0 +1,141 @@
+package mpirun
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+)
+
+// mostJobs is how many jobs wait for tests at most.
+const mostJobs = 6
+
+// pool is the jobs of this process.
+var pool struct {
+	mu   sync.Mutex
+	free sync.Cond // a job has become free, or has gone
+	jobs []*job
+	errs []error // of jobs that ended when no test was there to be told
+}
+
+func init() { pool.free.L = &pool.mu }
+
+// hasMain is true where Main sees to the end of jobs.
+var hasMain bool
+
+// Main is the TestMain of packages whose tests share jobs. It runs the tests and returns the status to exit with.
+func Main(m *testing.M) int {
+	if address := os.Getenv(envJob); address != "" {
+		return serve(m, address)
+	}
+	hasMain = true
+	status := m.Run()
+	if err := endJobs(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		status = max(status, 1)
+	}
+	return status
+}
+
+// together runs the named test in a job that other tests share.
+func together(t *testing.T, test string, n int, limit time.Duration) outcome {
+	t.Helper()
+	begin := time.Now()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	j, own, err := take(ctx, n)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, report(nil, own))
+	}
+	defer give(j)
+	return j.run(test, limit-time.Since(begin))
+}
+
+// take returns a job of n ranks in this process's place, which it starts where there is none. If one is at work it waits.
+func take(ctx context.Context, n int) (j *job, own string, err error) {
+	here := place()
+	pool.mu.Lock()
+	defer pool.mu.Unlock()
+	for {
+		var idle, mine *job
+		kept := pool.jobs[:0]
+		for _, j := range pool.jobs {
+			if !j.busy && j.hasEnded() {
+				pool.errs = append(pool.errs, j.finish())
+				continue
+			}
+			kept = append(kept, j)
+			if j.ranks == n && j.place == here {
+				mine = j
+			}
+			if !j.busy && (idle == nil || j.used.Before(idle.used)) {
+				idle = j
+			}
+		}
+		clear(pool.jobs[len(kept):])
+		pool.jobs = kept
+		switch {
+		case mine != nil && !mine.busy:
+			mine.busy = true
+			return mine, "", nil
+		case mine != nil:
+			pool.free.Wait()
+			continue
+		case len(kept) >= mostJobs && idle != nil:
+			drop(idle)
+			pool.mu.Unlock()
+			err := idle.finish()
+			pool.mu.Lock()
+			pool.errs = append(pool.errs, err)
+			continue
+		}
+		starting := &job{ranks: n, place: here, busy: true} // others wait for it
+		pool.jobs = append(pool.jobs, starting)
+		pool.mu.Unlock()
+		j, own, err := start(ctx, n)
+		pool.mu.Lock()
+		drop(starting)
+		pool.free.Broadcast()
+		if err != nil {
+			return nil, own, err
+		}
+		j.busy = true
+		pool.jobs = append(pool.jobs, j)
+		return j, "", nil
+	}
+}
+
+// drop takes j out of the pool. The caller holds its lock.
+func drop(j *job) {
+	pool.jobs = slices.DeleteFunc(pool.jobs, func(o *job) bool { return o == j })
+}
+
+// give gives a job back after a test.
+func give(j *job) {
+	pool.mu.Lock()
+	defer pool.mu.Unlock()
+	j.busy, j.used = false, time.Now()
+	if j.hasEnded() {
+		drop(j)
+	}
+	pool.free.Broadcast()
+}
+
+// endJobs ends all jobs, and tells what went wrong where no test was there to be told.
+func endJobs() error {
+	pool.mu.Lock()
+	defer pool.mu.Unlock()
+	errs := make(chan error)
+	for _, j := range pool.jobs {
+		go func() { errs <- j.finish() }()
+	}
+	for range pool.jobs {
+		pool.errs = append(pool.errs, <-errs)
+	}
+	pool.jobs = nil
+	return errors.Join(pool.errs...)
+}
