@@ -97,7 +97,7 @@ func testLibrary(t *testing.T, w *spmd.World) {
 
 // What a library fails with is an error: of the call on a GPU, of the stream on the host.
 func TestLibraryFails(t *testing.T) {
-	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
+	spmdtest.RunAlone(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		s, err := w.NewStream("failing")
 		must(t, err)
 		b := alloc[float32](t, w, 2)

@@ -182,7 +182,7 @@ func TestAfterClose(t *testing.T) {
 }
 
 func TestFailedStream(t *testing.T) {
-	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
+	spmdtest.RunAlone(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		s, other := stream(t, w, "bad"), stream(t, w, "other")
 		ran := false
 		must(t, s.HostFunc(func() error { return errPlanned }))

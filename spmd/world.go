@@ -524,6 +524,9 @@ func (w *World) drain() error {
 func (w *World) Watch() error {
 	job.MarkProgram()
 	err := w.job.Watch()
+	if w.Size() > 1 { // a rank that closes the world at once, and MPI goes on, would leave before others have joined
+		err = w.channel.Agree(control.Start, err)
+	}
 	w.job.Enter("running")
 	return err
 }

@@ -54,6 +54,42 @@ func TestHelperHang(t *testing.T) {
 	})
 }
 
+// TestHelperMiddle fails in its middle, on one rank while the others are in a collective.
+func TestHelperMiddle(t *testing.T) {
+	if os.Getenv("SPMDTEST_TIMEOUT") == "" {
+		t.Skip("helper of TestFailureInTheMiddle")
+	}
+	for _, name := range []string{"before", "in the middle", "behind"} {
+		t.Run(name, func(t *testing.T) {
+			spmdtest.Run(t, []int{3}, func(t *testing.T, w *spmd.World) {
+				if name == "in the middle" && w.Rank() == 1 {
+					t.Fatal("rank 1 does not like it")
+				}
+				if err := spmd.Barrier(w.Comm); err != nil {
+					t.Fatal(err)
+				}
+			})
+		})
+	}
+}
+
+// A test that fails on one rank ends on all of them at once, and the next one passes.
+func TestFailureInTheMiddle(t *testing.T) {
+	spmdtest.Ranks(t, 3)
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestHelperMiddle$", "-test.v", "-test.timeout=5m")
+	cmd.Env = append(os.Environ(), "SPMDTEST_TIMEOUT=1h")
+	out, err := cmd.CombinedOutput()
+	if err == nil {
+		t.Errorf("a test that fails passes")
+	}
+	for _, want := range []string{"--- PASS: TestHelperMiddle/before/3_ranks", "--- FAIL: TestHelperMiddle/in_the_middle/3_ranks", "rank 1|     spmdtest_test.go",
+		"rank 1 does not like it", "--- PASS: TestHelperMiddle/behind/3_ranks"} {
+		if !strings.Contains(string(out), want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+}
+
 // A test that hangs in a collective ends with the framework's report, long before the
 // test binary has to end.
 func TestHangReport(t *testing.T) {
@@ -69,4 +105,22 @@ func TestHangReport(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, out)
 		}
 	}
+}
+
+// Worlds that are closed as soon as they are watched: no rank is gone before another has joined.
+func TestShortWorlds(t *testing.T) {
+	spmdtest.Run(t, []int{3}, func(t *testing.T, w *spmd.World) {
+		for range 100 {
+			short, err := spmd.Open(spmdtest.Config())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := short.Watch(); err != nil {
+				t.Fatal(err)
+			}
+			if err := short.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
 }
