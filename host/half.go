@@ -19,13 +19,20 @@ import (
 // half is the set of 16-bit floats: they are stored, and computed with in float32.
 type half interface{ elem.F16 | elem.BF16 }
 
+// narrow is the set of floats of less than 32 bits.
+type narrow interface{ half | elem.F8E4M3 }
+
 // Widen stores in dst the values of src, exactly. One thread. It panics unless both are equally long.
-func Widen[T elem.F16 | elem.BF16](dst []float32, src []T) {
+func Widen[T elem.F16 | elem.BF16 | elem.F8E4M3](dst []float32, src []T) {
 	sameLength("Widen", len(dst), len(src))
 	switch src := any(src).(type) {
 	case []elem.BF16:
 		C.widen_bf16(floats(dst), (*C.uint16_t)(unsafe.SliceData(src)), C.size_t(len(src)))
 	case []elem.F16:
+		for i, x := range src {
+			dst[i] = x.Float32()
+		}
+	case []elem.F8E4M3:
 		for i, x := range src {
 			dst[i] = x.Float32()
 		}
@@ -55,15 +62,30 @@ func GemmHalf[C float32 | elem.F16 | elem.BF16, T elem.F16 | elem.BF16](transA, 
 // GemmHalfEpilogue is GemmHalf with an epilogue, which is computed in float32, too. It panics as GemmHalf does, and
 // where a slice of e does not fit.
 func GemmHalfEpilogue[C float32 | elem.F16 | elem.BF16, T elem.F16 | elem.BF16](transA, transB bool, m, n, k int, alpha float32, a []T, lda int, b []T, ldb int, beta float32, c []C, ldc int, e Epilogue[C]) {
+	switch any(c).(type) {
+	case []float32, []T:
+		gemmNarrow("GemmHalf", transA, transB, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, e)
+	default:
+		panic("host: GemmHalf: C is another 16-bit float than A and B")
+	}
+}
+
+// GemmE4M3Epilogue is GemmHalfEpilogue for 8-bit floats, whose product is of bfloat16.
+func GemmE4M3Epilogue(transA, transB bool, m, n, k int, alpha float32, a []elem.F8E4M3, lda int, b []elem.F8E4M3, ldb int, beta float32, c []elem.BF16, ldc int, e Epilogue[elem.BF16]) {
+	gemmNarrow("GemmE4M3", transA, transB, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, e)
+}
+
+// gemmNarrow computes in float32.
+func gemmNarrow[C float32 | elem.F16 | elem.BF16, T narrow](fn string, transA, transB bool, m, n, k int, alpha float32, a []T, lda int, b []T, ldb int, beta float32, c []C, ldc int, e Epilogue[C]) {
 	rowsA, colsA := stored(transA, m, k)
 	rowsB, colsB := stored(transB, k, n)
-	checkMatrix("GemmHalf", "c", len(c), m, n, ldc)
-	e.check("GemmHalf", m, n, ldc)
-	checkSizes("GemmHalf", "a", rowsA, colsA)
+	checkMatrix(fn, "c", len(c), m, n, ldc)
+	e.check(fn, m, n, ldc)
+	checkSizes(fn, "a", rowsA, colsA)
 	product := k > 0 && alpha != 0 && m > 0 && n > 0 // else a and b are not read for it
 	var wideA []float32
 	if product || e.RowSums != nil {
-		checkMatrix("GemmHalf", "a", len(a), rowsA, colsA, lda)
+		checkMatrix(fn, "a", len(a), rowsA, colsA, lda)
 		wa := scratch(rowsA * colsA)
 		defer scratches.Put(wa)
 		wideA = *wa
@@ -71,7 +93,7 @@ func GemmHalfEpilogue[C float32 | elem.F16 | elem.BF16, T elem.F16 | elem.BF16](
 	}
 	multiply := func(c []float32, ldc int) { Gemm(false, false, m, n, 0, alpha, nil, 0, nil, n, beta, c, ldc) }
 	if product {
-		checkMatrix("GemmHalf", "b", len(b), rowsB, colsB, ldb)
+		checkMatrix(fn, "b", len(b), rowsB, colsB, ldb)
 		wb := scratch(rowsB * colsB)
 		defer scratches.Put(wb)
 		widenRows(*wb, b, rowsB, colsB, ldb)
@@ -79,31 +101,36 @@ func GemmHalfEpilogue[C float32 | elem.F16 | elem.BF16, T elem.F16 | elem.BF16](
 			Gemm(transA, transB, m, n, k, alpha, wideA, colsA, *wb, colsB, beta, c, ldc)
 		}
 	}
+	sumsOfA := func(sum []float32) { sumRows(sum, transA, k, wideA, colsA) }
 	switch e := any(e).(type) {
 	case Epilogue[float32]:
 		c := any(c).([]float32)
 		multiply(c, ldc)
-		sumRows(e.RowSums, transA, k, wideA, colsA)
+		sumsOfA(e.RowSums)
 		finish(&e, c, m, n, ldc)
-	case Epilogue[T]:
-		c := any(c).([]T)
-		wide := scratch(m * n)
-		defer scratches.Put(wide)
-		if beta != 0 {
-			widenRows(*wide, c, m, n, ldc)
-		}
-		multiply(*wide, n)
-		bias := fromHalf(e.Bias)
-		Parallel(m, rowGrain(n), func(lo, hi int) { finishHalf(&e, bias, *wide, c, lo, hi, n, ldc) })
-		intoHalf(e.RowSums, func(sum []float32) { sumRows(sum, transA, k, wideA, colsA) })
-		intoHalf(e.BiasGrad, func(sum []float32) { sumColumns(sum, *wide, m, n) })
-	default:
-		panic("host: GemmHalf: C is another 16-bit float than A and B")
+	case Epilogue[elem.BF16]:
+		intoC(&e, any(c).([]elem.BF16), m, n, ldc, beta, multiply, sumsOfA)
+	case Epilogue[elem.F16]:
+		intoC(&e, any(c).([]elem.F16), m, n, ldc, beta, multiply, sumsOfA)
 	}
 }
 
+// intoC has multiply compute the product in float32, and stores it in C with its epilogue.
+func intoC[C half](e *Epilogue[C], c []C, m, n, ldc int, beta float32, multiply func(c []float32, ldc int), sumsOfA func(sum []float32)) {
+	wide := scratch(m * n)
+	defer scratches.Put(wide)
+	if beta != 0 {
+		widenRows(*wide, c, m, n, ldc)
+	}
+	multiply(*wide, n)
+	bias := fromHalf(e.Bias)
+	Parallel(m, rowGrain(n), func(lo, hi int) { finishHalf(e, bias, *wide, c, lo, hi, n, ldc) })
+	intoHalf(e.RowSums, sumsOfA)
+	intoHalf(e.BiasGrad, func(sum []float32) { sumColumns(sum, *wide, m, n) })
+}
+
 // widenRows stores the (rows, cols) matrix src, its rows ld apart, in dst without gaps.
-func widenRows[T half](dst []float32, src []T, rows, cols, ld int) {
+func widenRows[T narrow](dst []float32, src []T, rows, cols, ld int) {
 	if cols == 0 {
 		return
 	}

@@ -11,7 +11,9 @@ import (
 )
 
 // GemmElem is the set of element types of matrices.
-type GemmElem interface{ float32 | float64 | BF16 | F16 }
+type GemmElem interface {
+	float32 | float64 | BF16 | F16 | F8E4M3
+}
 
 // Matrix is a row-major matrix in a buffer: element (i, j) is element
 // i*Stride + j.
@@ -57,6 +59,14 @@ type GemmOpt struct {
 	// With dW = dY' X, where A is dY, that is the gradient of the bias. It is replaced,
 	// with Accumulate too, which is about C alone.
 	RowSums Arg
+
+	// Of F8E4M3 alone, float32 buffers of one element, given by Buffer.Arg: what A and B
+	// are multiplied by, read when the product runs, so that a graph has the value of its
+	// replay. The zero Arg is 1. Where A holds values times a scale, ScaleA is 1 over it.
+	ScaleA, ScaleB Arg
+	// FastAccum sums products of F8E4M3 in the fewer bits that a GPU does fastest, a
+	// rounding of about 2^-13 each; elsewhere it changes nothing.
+	FastAccum bool
 }
 
 // gemm is what a queued Gemm or Gemv needs beside the addresses.
@@ -67,7 +77,9 @@ type gemm struct {
 	lda, ldb, ldc int
 	ta, tb        bool
 	alpha, beta   float64
-	ops           operands // which of the command's arguments there are
+	ops           operands // which of an epilogue's operands there are among the command's arguments
+	scales        [2]bool  // whether there is one of A, and of B, among them
+	fast          bool
 }
 
 // Gemm enqueues C = alpha op(A) op(B), or C += alpha op(A) op(B), on s, where
@@ -82,10 +94,15 @@ type gemm struct {
 // or F16 to which something is added, and one that gelu is taken of, may be rounded
 // twice, and gelu is within the rounding of the type; in float32 all is computed to
 // float32's accuracy.
+//
+// A and B of F8E4M3 have a C of BF16, TransB and not TransA, and no RowSums. k, n, the
+// strides, and the addresses of A, B and C in bytes, are multiples of 16: that is what
+// tensor cores take. See World.SupportsF8 for where there are any.
 // Source: BLAS, sgemm and dgemm; cublasLt.h, cublasLtMatmul, cublasLtEpilogue_t.
 func Gemm[C, T GemmElem](s *Stream, c Matrix[C], a, b Matrix[T], o GemmOpt) error {
 	typ, ctyp := elem.Of[T](), elem.Of[C]()
-	if ctyp != typ && !(typ.Half() && ctyp == elem.Float32) {
+	eight := typ == elem.Float8E4M3
+	if eight && ctyp != elem.BFloat16 || !eight && ctyp != typ && !(typ.Half() && ctyp == elem.Float32) {
 		return fmt.Errorf("%s: Gemm: C is %v, A and B are %v", ccall.At(), ctyp, typ)
 	}
 	m, k := a.Rows, a.Cols
@@ -109,8 +126,13 @@ func Gemm[C, T GemmElem](s *Stream, c Matrix[C], a, b Matrix[T], o GemmOpt) erro
 		return err
 	}
 	cmd := command{kind: cmdGemm, call: call{Call: coll.Call{Type: typ, Dst: c.addr(), Src: a.addr(), N: n}, dblk: c.blk, sblk: a.blk}, xblk: b.blk,
-		gemm: gemm{ctyp: ctyp, third: b.addr(), m: m, k: k, cols: n, lda: a.Stride, ldb: b.Stride, ldc: c.Stride, ta: o.TransA, tb: o.TransB}}
+		gemm: gemm{ctyp: ctyp, third: b.addr(), m: m, k: k, cols: n, lda: a.Stride, ldb: b.Stride, ldc: c.Stride, ta: o.TransA, tb: o.TransB, fast: eight && o.FastAccum}}
 	cmd.gemm.scale(&o)
+	if eight {
+		if err := cmd.checkEight(s.w, &o); err != nil {
+			return err
+		}
+	}
 	if !o.extended() {
 		return s.submit(&cmd, nil)
 	}
@@ -120,6 +142,28 @@ func Gemm[C, T GemmElem](s *Stream, c Matrix[C], a, b Matrix[T], o GemmOpt) erro
 	}
 	return s.submit(&cmd, args[:])
 }
+
+// checkEight refuses products of 8-bit floats that tensor cores do not do, on the host
+// too: what runs there is to run on a GPU.
+func (c *command) checkEight(w *World, o *GemmOpt) error {
+	g := &c.gemm
+	switch misses := (g.k | g.cols | g.lda | g.ldb | g.ldc | int(uintptr(c.Src)|uintptr(g.third)|uintptr(c.Dst))) % 16; {
+	case !w.SupportsF8():
+		return fmt.Errorf("%s: Gemm of %v: %s has no tensor cores for it: they came with compute capability 8.9", ccall.At(), c.Type, w.Device())
+	case g.ta || !g.tb:
+		return fmt.Errorf("%s: Gemm of %v: TransA is %v and TransB %v: it takes A as it is and B transposed", ccall.At(), c.Type, g.ta, g.tb)
+	case o.RowSums != Arg{}:
+		return fmt.Errorf("%s: Gemm of %v has no RowSums", ccall.At(), c.Type)
+	case misses != 0:
+		return fmt.Errorf("%s: Gemm of %v: C is %dx%d over %d, strides %d, %d, %d, addresses %p, %p, %p: it takes widths, strides and addresses that are multiples of 16",
+			ccall.At(), c.Type, g.m, g.cols, g.k, g.ldc, g.lda, g.ldb, c.Dst, c.Src, g.third)
+	}
+	return nil
+}
+
+// SupportsF8 says whether Gemm takes F8E4M3 here: the host does, and GPUs from compute
+// capability 8.9 on.
+func (w *World) SupportsF8() bool { return w.gpu == nil || w.gpu.capability() >= 89 }
 
 // Gemv enqueues y = alpha op(A) x, or y += alpha op(A) x, on s. y must not overlap
 // A or x. It refuses what Gemm does.
@@ -177,6 +221,8 @@ func (c *command) blas() {
 		gemmAs(c, host.GemmHalfEpilogue[float32, BF16])
 	case c.Type == elem.BFloat16:
 		gemmAs(c, host.GemmHalfEpilogue[BF16, BF16])
+	case c.Type == elem.Float8E4M3:
+		gemmAs(c, host.GemmE4M3Epilogue)
 	case c.gemm.ctyp == elem.Float32:
 		gemmAs(c, host.GemmHalfEpilogue[float32, F16])
 	default:
@@ -191,7 +237,7 @@ func gemvAs[T float32 | float64](c *command) {
 }
 
 // gemmAs calls product, which computes in S, on matrices of T and C.
-func gemmAs[S float32 | float64, C, T GemmElem](c *command, product func(ta, tb bool, m, n, k int, alpha S, a []T, lda int, b []T, ldb int, beta S, c []C, ldc int, e host.Epilogue[C])) {
+func gemmAs[S float32 | float64, C float32 | float64 | BF16 | F16, T GemmElem](c *command, product func(ta, tb bool, m, n, k int, alpha S, a []T, lda int, b []T, ldb int, beta S, c []C, ldc int, e host.Epilogue[C])) {
 	g := &c.gemm
 	ar, ac, br, bc := g.m, g.k, g.k, g.cols
 	if g.ta {
@@ -200,7 +246,13 @@ func gemmAs[S float32 | float64, C, T GemmElem](c *command, product func(ta, tb 
 	if g.tb {
 		br, bc = bc, br
 	}
-	product(g.ta, g.tb, g.m, g.cols, g.k, S(g.alpha), stored[T](c.Src, ar, ac, g.lda), g.lda,
+	alpha := S(g.alpha)
+	for i, has := range g.scales {
+		if has {
+			alpha *= S(ArgSlice[float32](Args{c.args}, argScaleA+i)[0])
+		}
+	}
+	product(g.ta, g.tb, g.m, g.cols, g.k, alpha, stored[T](c.Src, ar, ac, g.lda), g.lda,
 		stored[T](g.third, br, bc, g.ldb), g.ldb, S(g.beta), stored[C](c.Dst, g.m, g.cols, g.ldc), g.ldc, hostEpilogue[C](c))
 }
 

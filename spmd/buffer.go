@@ -15,7 +15,7 @@ import (
 // host memory where the device is the host. It is a handle, like a slice: copies
 // and slices share the memory, and freeing it through one frees it for all.
 // The zero Buffer has no elements and is valid wherever a length of 0 is.
-type Buffer[T Elem] struct {
+type Buffer[T Stored] struct {
 	blk *block
 	off int // elements
 	n   int
@@ -30,20 +30,20 @@ type Buffer[T Elem] struct {
 // Where the pool has to ask the driver for more GPU memory it first waits for the
 // collectives in flight, since the driver may wait for them: allocate before they
 // start.
-func Alloc[T Elem](w *World, n int) (Buffer[T], error) { return allocFrom[T](w, &w.pool, n) }
+func Alloc[T Stored](w *World, n int) (Buffer[T], error) { return allocFrom[T](w, &w.pool, n) }
 
 // mostBytes is more than any device has, and leaves room to round up.
 const mostBytes = 1 << 56
 
 // checkSize refuses lengths that no memory holds.
-func checkSize[T Elem](n int) error {
+func checkSize[T Stored](n int) error {
 	if n < 0 || n > mostBytes/sizeOf[T]() {
 		return fmt.Errorf("%s: Alloc: %d elements of %v", ccall.At(), n, elem.Of[T]())
 	}
 	return nil
 }
 
-func allocFrom[T Elem](w *World, p *pool, n int) (Buffer[T], error) {
+func allocFrom[T Stored](w *World, p *pool, n int) (Buffer[T], error) {
 	if err := checkSize[T](n); err != nil {
 		return Buffer[T]{}, err
 	}
@@ -59,11 +59,11 @@ func allocFrom[T Elem](w *World, p *pool, n int) (Buffer[T], error) {
 
 // AllocPinned returns host memory that the device can copy from and to without
 // the host's help; Host gives it as a slice. Otherwise as Alloc.
-func AllocPinned[T Elem](w *World, n int) (Buffer[T], error) { return allocFrom[T](w, w.pinned, n) }
+func AllocPinned[T Stored](w *World, n int) (Buffer[T], error) { return allocFrom[T](w, w.pinned, n) }
 
 // AllocManaged returns memory that host and device both address, the driver
 // moving pages between them; Host gives it as a slice. Otherwise as Alloc.
-func AllocManaged[T Elem](w *World, n int) (Buffer[T], error) {
+func AllocManaged[T Stored](w *World, n int) (Buffer[T], error) {
 	return allocFrom[T](w, w.managed, n)
 }
 
@@ -84,7 +84,7 @@ func AllocManaged[T Elem](w *World, n int) (Buffer[T], error) {
 // different n are an error on every rank. Ranks free such buffers in the same
 // order, too, or the memory is not used again. Otherwise as Alloc.
 // Source: nccl.h, ncclMemAlloc and ncclCommWindowRegister.
-func AllocSymmetric[T Elem](w *World, n int) (Buffer[T], error) {
+func AllocSymmetric[T Stored](w *World, n int) (Buffer[T], error) {
 	lengths, err := w.channel.Range(control.AllocSymmetric, int64(n))
 	if err != nil {
 		return Buffer[T]{}, err
@@ -272,7 +272,7 @@ func (b Buffer[T]) slice() []T { return unsafe.Slice((*T)(b.addr()), b.n) }
 // Copy enqueues dst = src on s. The lengths must be equal; dst and src may lie in
 // different kinds of memory, and may be the same but not otherwise overlap. It
 // fails on unequal lengths, freed buffers and buffers of another world.
-func Copy[T Elem](s *Stream, dst, src Buffer[T]) error {
+func Copy[T Stored](s *Stream, dst, src Buffer[T]) error {
 	if dst.n != src.n {
 		return lengthError("Copy", "dst", dst.n, "src", src.n)
 	}
@@ -281,7 +281,7 @@ func Copy[T Elem](s *Stream, dst, src Buffer[T]) error {
 }
 
 // Fill enqueues dst[i] = v on s.
-func Fill[T Elem](s *Stream, dst Buffer[T], v T) error {
+func Fill[T Stored](s *Stream, dst Buffer[T], v T) error {
 	c := command{kind: cmdFill, call: call{Call: coll.Call{Dst: dst.addr(), N: dst.n, Type: elem.Of[T]()}, dblk: dst.blk}}
 	*(*T)(unsafe.Pointer(&c.bits)) = v
 	return s.submit(&c, nil)
@@ -289,7 +289,7 @@ func Fill[T Elem](s *Stream, dst Buffer[T], v T) error {
 
 // fill uses all cores: the first touch of fresh memory is slow, since the system
 // clears it.
-func fill[T Elem](h []T, v T) {
+func fill[T Stored](h []T, v T) {
 	host.Parallel(len(h), grain, func(lo, hi int) {
 		part := h[lo:hi]
 		part[0] = v

@@ -97,7 +97,7 @@ func clipNorm(s *Stream, g Buffer[float32], maxNorm float64, norm Buffer[float32
 }
 
 // scratchOf is the stream's scratch memory as an argument of n elements.
-func scratchOf[T Elem](s *Stream, n int) (Arg, error) {
+func scratchOf[T Stored](s *Stream, n int) (Arg, error) {
 	p, err := s.scratch(n * sizeOf[T]())
 	return Arg{ptr: p, n: n, typ: elem.Of[T](), kind: bufferArg}, err
 }

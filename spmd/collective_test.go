@@ -27,7 +27,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-func alloc[T spmd.Elem](t *testing.T, w *spmd.World, n int) spmd.Buffer[T] {
+func alloc[T spmd.Stored](t *testing.T, w *spmd.World, n int) spmd.Buffer[T] {
 	t.Helper()
 	b, err := spmd.Alloc[T](w, n)
 	must(t, err)

@@ -68,3 +68,67 @@ func TestConversionToBF16(t *testing.T) {
 		}
 	})
 }
+
+var convertE4M3 = spmd.NewKernel("convert_e4m3", `
+#include "spmd.cuh"
+extern "C" __global__ void convert_e4m3(f8e4m3 *one, f8e4m3 *eight, float *back, const float *x, long long n) {
+	for (long long i = 8 * grid_index(); i < n; i += 8 * grid_size()) {
+		float v[8];
+		load8(v, x + i);
+		store8(eight + i, v);
+		for (int k = 0; k < 8; k++) {
+			one[i + k] = from_float<f8e4m3>(v[k]);
+			back[i + k] = to_float(one[i + k]);
+		}
+	}
+}`, func(a spmd.Args) error {
+	for i, x := range spmd.ArgSlice[float32](a, 3) {
+		code := spmd.ToF8E4M3(x)
+		spmd.ArgSlice[spmd.F8E4M3](a, 0)[i], spmd.ArgSlice[spmd.F8E4M3](a, 1)[i] = code, code
+		spmd.ArgSlice[float32](a, 2)[i] = code.Float32()
+	}
+	return nil
+})
+
+// Both ways to 8 bits in spmd.cuh, and the way back, are those of Go: all bfloat16 values and what lies beside them,
+// which has all codes, the middles between two of them, and what is beyond.
+func TestConversionToF8E4M3(t *testing.T) {
+	t.Parallel()
+	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		var x []float32
+		for high := range uint32(1 << 16) {
+			for _, low := range []uint32{0, 1, 0x8000, 0xffff} {
+				x = append(x, math.Float32frombits(high<<16|low))
+			}
+		}
+		n := len(x)
+		src, back := alloc[float32](t, w, n), alloc[float32](t, w, n)
+		must(t, src.CopyFrom(x))
+		outs := [2]spmd.Buffer[spmd.F8E4M3]{alloc[spmd.F8E4M3](t, w, n), alloc[spmd.F8E4M3](t, w, n)}
+		for _, out := range outs {
+			must(t, out.Fill(0x12))
+		}
+		s := stream(t, w, "convert")
+		must(t, convertE4M3.Launch(s, spmd.Cover1D(n/8, 256), outs[0].Arg(), outs[1].Arg(), back.Arg(), src.Arg(), spmd.I64(n)))
+		must(t, s.Synchronize())
+		wide := make([]float32, n)
+		must(t, back.CopyTo(wide))
+		got, seen := make([]spmd.F8E4M3, n), map[spmd.F8E4M3]bool{}
+		for k, out := range outs {
+			must(t, out.CopyTo(got))
+			for i, v := range x {
+				want := spmd.ToF8E4M3(v)
+				seen[want] = true
+				if got[i] != want {
+					t.Fatalf("way %d: %#08x becomes %#02x, in Go %#02x", k, math.Float32bits(v), got[i], want)
+				}
+				if value := e4m3Value(want); float64(wide[i]) != value && value == value || value != value && wide[i] == wide[i] {
+					t.Fatalf("%#02x is %v, by the definition %v", want, wide[i], value)
+				}
+			}
+		}
+		if len(seen) != 255 { // NaN has one
+			t.Errorf("%d codes were met, want 255", len(seen))
+		}
+	})
+}

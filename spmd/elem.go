@@ -6,9 +6,13 @@ import (
 	"lockstep/internal/elem"
 )
 
-// Elem is the set of element types: those with one layout in Go, CUDA C++, MPI
-// and NCCL. A buffer of any other type does not compile.
+// Elem is the set of element types of collectives and messages: those with one layout
+// in Go, CUDA C++, MPI and NCCL. A collective of any other type does not compile.
 type Elem = elem.Elem
+
+// Stored is the set of element types of buffers: Elem, and F8E4M3, which only kernels
+// and Gemm take. A buffer of any other type does not compile.
+type Stored = elem.Stored
 
 // F16 is IEEE 754 binary16, a storage type: it is converted with ToF16 and
 // Float32, and computed with in float32.
@@ -17,6 +21,16 @@ type F16 = elem.F16
 // BF16 is bfloat16, the upper half of a float32: a storage type, converted with
 // ToBF16 and Float32, and reduced in float32.
 type BF16 = elem.BF16
+
+// F8E4M3 is an 8-bit float with 4 bits of exponent and 3 of fraction, up to 448 in
+// size and without infinities: a storage type, converted with ToF8E4M3 and Float32,
+// for the operands of Gemm. As 448 is soon reached, and 2^-9 the least there is beside
+// 0, what is stored is the values times a scale, which Gemm divides by again.
+type F8E4M3 = elem.F8E4M3
+
+// ToF8E4M3 rounds x to the nearest F8E4M3, ties to even; beyond 448, infinite too, it
+// becomes 448 with its sign. A NaN stays a NaN.
+func ToF8E4M3(x float32) F8E4M3 { return elem.ToF8E4M3(x) }
 
 // ToF16 rounds x to the nearest float16, ties to even.
 func ToF16(x float32) F16 { return elem.ToF16(x) }
@@ -40,7 +54,7 @@ const (
 	Avg  = elem.Avg
 )
 
-func sizeOf[T Elem]() int {
+func sizeOf[T Stored]() int {
 	var z T
 	return int(unsafe.Sizeof(z))
 }

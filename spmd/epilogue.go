@@ -6,10 +6,11 @@ import (
 
 	"lockstep/host"
 	"lockstep/internal/ccall"
+	"lockstep/internal/elem"
 )
 
-// The operands of an epilogue are the arguments of the command, in this order; those
-// that are absent are zero.
+// The operands of an epilogue are the arguments of the command, in this order, then the
+// scales of A and B; those that are absent are zero.
 const (
 	argBias = iota
 	argResidual
@@ -18,9 +19,12 @@ const (
 	argBiasGrad
 	argRowSums
 	epilogueArgs
+	argScaleA = iota - 1
+	argScaleB
+	gemmArgs
 )
 
-var epilogueNames = [epilogueArgs]string{"Bias", "Residual", "GELU", "DGELU", "BiasGrad", "RowSums"}
+var epilogueNames = [gemmArgs]string{"Bias", "Residual", "GELU", "DGELU", "BiasGrad", "RowSums", "ScaleA", "ScaleB"}
 
 // operands is the set of those that are there.
 type operands uint8
@@ -36,17 +40,25 @@ const (
 
 // extended says whether there is more to do than a plain product.
 func (o *GemmOpt) extended() bool {
-	return o.Bias != Arg{} || o.Residual != Arg{} || o.GELU != Arg{} || o.DGELU != Arg{} || o.BiasGrad != Arg{} || o.RowSums != Arg{}
+	return o.Bias != Arg{} || o.Residual != Arg{} || o.GELU != Arg{} || o.DGELU != Arg{} || o.BiasGrad != Arg{} || o.RowSums != Arg{} ||
+		o.ScaleA != Arg{} || o.ScaleB != Arg{}
 }
 
-// epilogue returns the operands as arguments of c, a product whose shape is settled,
-// and enters them in c.
-func (o *GemmOpt) epilogue(c *command) (args [epilogueArgs]Arg, err error) {
+// epilogue returns the operands, and the scales, as arguments of c, a product whose shape
+// is settled, and enters them in c.
+func (o *GemmOpt) epilogue(c *command) (args [gemmArgs]Arg, err error) {
 	g := &c.gemm
-	args = [...]Arg{o.Bias, o.Residual, o.GELU, o.DGELU, o.BiasGrad, o.RowSums}
+	args = [...]Arg{o.Bias, o.Residual, o.GELU, o.DGELU, o.BiasGrad, o.RowSums, o.ScaleA, o.ScaleB}
 	for i := range args {
 		a := &args[i]
 		if *a == (Arg{}) {
+			continue
+		}
+		if i >= epilogueArgs {
+			if c.Type != elem.Float8E4M3 || a.kind != bufferArg || a.typ != elem.Float32 || a.n != 1 {
+				return args, fmt.Errorf("%s: Gemm: %s is %v, with A and B of %v: it is a buffer of 1 float32, for %v", ccall.At(), epilogueNames[i], a.String(), c.Type, elem.Float8E4M3)
+			}
+			g.scales[i-argScaleA] = true
 			continue
 		}
 		g.ops |= 1 << i
@@ -66,7 +78,7 @@ func (o *GemmOpt) epilogue(c *command) (args [epilogueArgs]Arg, err error) {
 			return args, fmt.Errorf("%s: Gemm: %s is %v, for this C it is a buffer of %d %v", ccall.At(), epilogueNames[i], a.String(), want, g.ctyp)
 		}
 	}
-	if !g.ops.possible(o.Accumulate) {
+	if g.ops != 0 && !g.ops.possible(o.Accumulate) {
 		return args, fmt.Errorf("%s: Gemm: %v%s: an epilogue is Bias, Residual, or both; Bias with Accumulate; GELU, with or without Bias; "+
 			"DGELU, with or without BiasGrad; or RowSums, with or without Accumulate", ccall.At(), g.ops, map[bool]string{true: " with Accumulate"}[o.Accumulate])
 	}
@@ -86,7 +98,7 @@ func (ops operands) possible(accumulate bool) bool {
 
 func (ops operands) String() string {
 	text := ""
-	for i, name := range epilogueNames {
+	for i, name := range epilogueNames[:epilogueArgs] {
 		if ops&(1<<i) != 0 {
 			if text != "" {
 				text += ", "
@@ -114,7 +126,7 @@ type region struct {
 }
 
 // disjoint refuses a product that writes where it reads or writes something else.
-func (c *command) disjoint(args *[epilogueArgs]Arg) error {
+func (c *command) disjoint(args *[gemmArgs]Arg) error {
 	g := &c.gemm
 	size, csize := c.Type.Size(), g.ctyp.Size()
 	ra, ca, rb, cb := g.m, g.k, g.k, g.cols
@@ -124,13 +136,13 @@ func (c *command) disjoint(args *[epilogueArgs]Arg) error {
 	if g.tb {
 		rb, cb = cb, rb
 	}
-	all := [3 + epilogueArgs]region{
+	all := [3 + gemmArgs]region{
 		{"C", c.Dst, extent(g.m, g.cols, g.ldc) * csize, true},
 		{"A", c.Src, extent(ra, ca, g.lda) * size, false},
 		{"B", g.third, extent(rb, cb, g.ldb) * size, false},
 	}
 	for i := range args {
-		all[3+i] = region{epilogueNames[i], args[i].ptr, args[i].n * csize, 1<<i&(opResidual|opGELU|opDGELU) != 0}
+		all[3+i] = region{epilogueNames[i], args[i].ptr, args[i].n * args[i].typ.Size(), i == argResidual || i == argGELU || i == argDGELU}
 	}
 	for _, w := range [...]int{0, 3 + argGELU, 3 + argBiasGrad, 3 + argRowSums} {
 		for i := range all {
@@ -156,7 +168,7 @@ func (r *region) overlaps(o *region, stride, width int) bool {
 }
 
 // hostEpilogue is the epilogue of a queued product on the host.
-func hostEpilogue[C GemmElem](c *command) host.Epilogue[C] {
+func hostEpilogue[C float32 | float64 | BF16 | F16](c *command) host.Epilogue[C] {
 	if c.gemm.ops == 0 {
 		return host.Epilogue[C]{}
 	}

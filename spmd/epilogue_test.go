@@ -22,6 +22,8 @@ var (
 	inF32  = elemOf[float32]{func(x float64) float32 { return float32(x) }, func(x float32) float64 { return float64(x) }, 2e-6}
 	inF64  = elemOf[float64]{func(x float64) float64 { return x }, func(x float64) float64 { return x }, 1e-13}
 	inBF16 = elemOf[spmd.BF16]{func(x float64) spmd.BF16 { return spmd.ToBF16(float32(x)) }, func(x spmd.BF16) float64 { return float64(x.Float32()) }, 1.0 / 256}
+	// from takes the values from the format's definition; what is written of it in tests is a value, or NaN.
+	inE4M3 = elemOf[spmd.F8E4M3]{func(x float64) spmd.F8E4M3 { return spmd.ToF8E4M3(float32(x)) }, e4m3Value, 1.0 / 16}
 	inF16  = elemOf[spmd.F16]{func(x float64) spmd.F16 { return spmd.ToF16(float32(x)) }, func(x spmd.F16) float64 { return float64(x.Float32()) }, 1.0 / 2048}
 )
 
@@ -73,6 +75,17 @@ type product[C, T spmd.GemmElem] struct {
 	et      elemOf[T]
 	r       *rand.Rand
 	eager   bool // not in a graph
+
+	scaleA, scaleB float32 // 0 for none
+}
+
+// sums is the error of a sum, in parts of the sum of sizes: tensor cores add products of
+// 8 bits with some 13 bits behind the largest.
+func (p *product[C, T]) sums() float64 {
+	if _, eight := any(*new(T)).(spmd.F8E4M3); eight {
+		return 1.0 / 4096
+	}
+	return min(p.ec.eps, 2e-6)
 }
 
 func (p *product[C, T]) has(name string) bool {
@@ -123,6 +136,14 @@ func (p *product[C, T]) run(t *testing.T, w *spmd.World, s *spmd.Stream) {
 	aux, biasBuf, res := put(t, w, x), put(t, w, bias), put(t, w, residual)
 	columns, rows := put(t, w, matrix(p.r, p.ec, 1, p.n, p.n, false)), put(t, w, matrix(p.r, p.ec, 1, p.m, p.m, false))
 	p.o.Alpha, p.o.Accumulate = p.alpha, p.has("Accumulate")
+	factor := p.alpha // of the product
+	for arg, scale := range map[*spmd.Arg]float32{&p.o.ScaleA: p.scaleA, &p.o.ScaleB: p.scaleB} {
+		if scale != 0 {
+			b := put(t, w, []float32{scale})
+			defer func() { must(t, b.Free()) }()
+			*arg, factor = b.Arg(), factor*float64(scale)
+		}
+	}
 	if p.has("Bias") {
 		p.o.Bias = biasBuf.Arg()
 	}
@@ -153,7 +174,7 @@ func (p *product[C, T]) run(t *testing.T, w *spmd.World, s *spmd.Stream) {
 		near := func(name string, i int, v C, want, size float64) {
 			t.Helper()
 			// What is added to a rounded product is rounded again, and the exponent may be another.
-			if d := math.Abs(p.ec.from(v) - want); !(d <= 3*p.ec.eps*(math.Abs(want)+0.05)+min(p.ec.eps, 2e-6)*size) {
+			if d := math.Abs(p.ec.from(v) - want); !(d <= 3*p.ec.eps*(math.Abs(want)+0.05)+p.sums()*size) {
 				t.Fatalf("%s: %s[%d] is %v, want %v", what, name, i, p.ec.from(v), want)
 			}
 		}
@@ -180,8 +201,8 @@ func (p *product[C, T]) run(t *testing.T, w *spmd.World, s *spmd.Stream) {
 					if p.o.TransB {
 						y = j*ldb + l
 					}
-					v += p.alpha * opA(i, l) * p.et.from(bv[y])
-					size += math.Abs(opA(i, l) * p.et.from(bv[y]))
+					v += factor * opA(i, l) * p.et.from(bv[y])
+					size += math.Abs(factor * opA(i, l) * p.et.from(bv[y]))
 				}
 				rounded := math.Abs(v) // what may be rounded on the way
 				if p.has("Accumulate") {
@@ -197,7 +218,7 @@ func (p *product[C, T]) run(t *testing.T, w *spmd.World, s *spmd.Stream) {
 				if p.has("Bias") {
 					rounded += math.Abs(p.ec.from(bias[j]))
 				}
-				size += rounded * p.ec.eps / min(p.ec.eps, 2e-6)
+				size += rounded * p.ec.eps / p.sums()
 				if p.has("GELU") {
 					near("GELU", at, pre[at], v, size)
 					v = v / 2 * (1 + math.Tanh(math.Sqrt(2/math.Pi)*(v+0.044715*v*v*v)))
@@ -214,7 +235,7 @@ func (p *product[C, T]) run(t *testing.T, w *spmd.World, s *spmd.Stream) {
 		}
 		for j := range p.n {
 			if p.has("BiasGrad") {
-				near("BiasGrad", j, colSums[j], sums[j], sizes[j]*p.ec.eps/min(p.ec.eps, 2e-6))
+				near("BiasGrad", j, colSums[j], sums[j], sizes[j]*p.ec.eps/p.sums())
 			}
 		}
 		for i := range got {

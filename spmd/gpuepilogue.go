@@ -100,8 +100,14 @@ func inProduct(e cublas.Epilogue) operands {
 func (g *gpu) gemm(q *gpuQueue, c *command, args []Arg, work unsafe.Pointer) error {
 	m := &c.gemm
 	p := cublas.Gemm{M: m.m, N: m.cols, K: m.k, TransA: m.ta, TransB: m.tb, LdA: m.lda, LdB: m.ldb, LdC: m.ldc,
-		AB: c.Type, C: m.ctyp, Alpha: m.alpha, Beta: m.beta}
+		AB: c.Type, C: m.ctyp, Alpha: m.alpha, Beta: m.beta, FastAccum: m.fast}
 	var x cublas.Beside
+	if m.scales[0] {
+		x.ScaleA = args[argScaleA].ptr
+	}
+	if m.scales[1] {
+		x.ScaleB = args[argScaleB].ptr
+	}
 	if m.ops == 0 {
 		return g.lt.GemmBeside(q.h, &p, &x, c.Dst, c.Src, m.third, work, gemmWorkspace)
 	}

@@ -220,7 +220,7 @@ func ArgStruct[T any](a Args, i int) T {
 }
 
 // ArgSlice returns argument i, a buffer of T, as a slice of its elements.
-func ArgSlice[T Elem](a Args, i int) []T {
+func ArgSlice[T Stored](a Args, i int) []T {
 	x := &a.list[i]
 	if x.kind != bufferArg || x.typ != elem.Of[T]() {
 		panic(fmt.Sprintf("argument %d is %v, the kernel wants a buffer of %v", i, x, elem.Of[T]()))

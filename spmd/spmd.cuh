@@ -18,9 +18,10 @@ typedef unsigned long uint64_t;
 
 #define SPMD_FN static __device__ __forceinline__
 
-// The 16-bit floats, as Go's spmd.BF16 and spmd.F16: for storage; compute in float.
+// The floats of 16 and 8 bits, as Go's spmd.BF16, spmd.F16 and spmd.F8E4M3: for storage; compute in float.
 struct bf16 { uint16_t bits; };
 struct f16 { uint16_t bits; };
+struct f8e4m3 { uint8_t bits; };
 
 // to_float is the value of x, which float holds exactly. NaNs keep their payload.
 SPMD_FN float to_float(float x) { return x; }
@@ -34,6 +35,12 @@ SPMD_FN float to_float(f16 x) {
 	float r;
 	asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(x.bits));
 	return r;
+}
+
+SPMD_FN float to_float(f8e4m3 x) {
+	uint32_t size = x.bits & 0x7f, sign = (uint32_t)(x.bits & 0x80) << 24;
+	float v = size < 8 ? size * (1.0f / 512) : __uint_as_float(size == 0x7f ? 0x7fffffff : (size << 20) + (120u << 23));
+	return __uint_as_float(__float_as_uint(v) | sign);
 }
 
 // from_float<T> rounds x to the nearest T, ties to even, with the bits that Go's ToBF16 and ToF16
@@ -63,6 +70,40 @@ template <> __device__ __forceinline__ f16 from_float<f16>(float x) {
 	} else {
 		asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r.bits) : "f"(x));
 	}
+	return r;
+}
+
+// e4m3_pair is from_float<f8e4m3> of a and, in the upper half, of b: one conversion for both where the hardware
+// has one. What lies beyond 448 in size, infinities too, becomes 448.
+SPMD_FN uint16_t e4m3_pair(float a, float b) {
+#if __CUDA_ARCH__ >= 900 || __CUDA_ARCH__ == 890 && (__CUDACC_VER_MAJOR__ > 12 || __CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 1)
+	uint16_t r;
+	asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(r) : "f"(b), "f"(a));
+	return r;
+#else
+	uint32_t r = 0;
+#pragma unroll
+	for (int i = 0; i < 2; i++) {
+		uint32_t x = __float_as_uint(i ? b : a), size = x & 0x7fffffffu, code;
+		if (size > 0x7f800000u) { // NaN
+			code = 0x7f, x = 0;
+		} else if (size >= 0x43e00000u) { // 448
+			code = 0x7e;
+		} else if (size < 0x3c800000u) { // 2^-6: the sum's last place is that of a subnormal
+			code = __float_as_uint(__uint_as_float(size) + 16384.0f) - __float_as_uint(16384.0f);
+		} else {
+			code = (size - (120u << 23) + 0x7ffff + (size >> 20 & 1)) >> 20;
+		}
+		r |= (code | x >> 24 & 0x80) << 8 * i;
+	}
+	return r;
+#endif
+}
+
+// A NaN becomes 0x7f.
+template <> __device__ __forceinline__ f8e4m3 from_float<f8e4m3>(float x) {
+	f8e4m3 r;
+	r.bits = e4m3_pair(x, 0) & 0xff;
 	return r;
 }
 
@@ -120,6 +161,11 @@ SPMD_FN void store8(float *p, const float (&v)[8]) {
 
 template <typename T> SPMD_FN void store8(T *p, const float (&v)[8]) {
 	*(uint4 *)p = make_uint4(from_floats<T>(v[0], v[1]), from_floats<T>(v[2], v[3]), from_floats<T>(v[4], v[5]), from_floats<T>(v[6], v[7]));
+}
+
+// Of 8 bits, 8 elements are 8 bytes.
+SPMD_FN void store8(f8e4m3 *p, const float (&v)[8]) {
+	*(uint2 *)p = make_uint2(e4m3_pair(v[0], v[1]) | (uint32_t)e4m3_pair(v[2], v[3]) << 16, e4m3_pair(v[4], v[5]) | (uint32_t)e4m3_pair(v[6], v[7]) << 16);
 }
 
 // to_aligned is how many elements lie between p and the first that an access of 16 bytes may start at.

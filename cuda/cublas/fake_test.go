@@ -81,6 +81,7 @@ func TestFake(t *testing.T) {
 		t.Run("epilogues", fakeEpilogues)
 		t.Run("arguments of epilogues", fakeEpilogueArguments)
 		t.Run("no epilogue", fakeNoEpilogue)
+		t.Run("8 bits", fakeEight)
 		t.Run("tuning", fakeTune)
 		t.Run("tuning fails", fakeTuneFails)
 		t.Run("plans", fakePlans)

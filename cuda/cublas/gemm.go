@@ -22,6 +22,7 @@ type Gemm struct {
 	AB, C          elem.Type // of A and B, and of C
 	Alpha, Beta    float64   // rounded to float32 but for products in float64
 	Epilogue       Epilogue  // for Lt alone
+	FastAccum      bool      // for Lt and Float8E4M3 alone: sums in fewer bits, faster
 }
 
 // Epilogue is what a product does on the way to C, and with what beside it.
@@ -44,11 +45,13 @@ func (e Epilogue) bias() bool { return e == Bias || e == BiasGELU }
 
 func (e Epilogue) aux() bool { return e >= GELU }
 
-// Beside are the operands of a product beside A, B and C, all of C's type.
+// Beside are the operands of a product beside A, B and C, of C's type but for the scales.
 type Beside struct {
 	Add  unsafe.Pointer // (M, N), rows LdC apart: what Beta multiplies in place of C; nil for C itself
 	Bias unsafe.Pointer // of the epilogue, N elements
 	Aux  unsafe.Pointer // of the epilogue, (M, N), rows LdC apart
+
+	ScaleA, ScaleB unsafe.Pointer // for Float8E4M3 alone: a float32 in device memory that A, B is multiplied by; nil for 1
 }
 
 func (g *Gemm) String() string {
@@ -100,5 +103,6 @@ func (g *Gemm) empty() bool { return g.M == 0 || g.N == 0 }
 func (g *Gemm) scales() bool { return g.K == 0 || g.Alpha == 0 }
 
 func supported(ab, c elem.Type) bool {
-	return ab == c && (ab == elem.Float32 || ab == elem.Float64 || ab.Half()) || ab.Half() && c == elem.Float32
+	return ab == c && (ab == elem.Float32 || ab == elem.Float64 || ab.Half()) || ab.Half() && c == elem.Float32 ||
+		ab == elem.Float8E4M3 && c == elem.BFloat16
 }

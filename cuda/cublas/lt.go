@@ -8,6 +8,7 @@ import (
 	"unsafe"
 
 	"lockstep/cuda"
+	"lockstep/internal/elem"
 )
 
 var ltFiles = []string{"libcublasLt.so.13", "libcublasLt.so.12"}
@@ -73,7 +74,8 @@ func (l *Lt) Close() error {
 }
 
 // Gemm enqueues the product g on s. The types of A and B, and of C, are float32, float64, bfloat16 or float16, or A and
-// B are 16-bit floats and C is float32. Where there is nothing to add (K or Alpha is 0) C of 16-bit floats takes no Beta but 0 and 1.
+// B are 16-bit floats and C is float32, or A and B are Float8E4M3 and C is bfloat16: of these the library takes, on GPUs
+// from compute capability 8.9 on, B transposed and A not, with K, N and addresses that are multiples of 16. Where there is nothing to add (K or Alpha is 0) C of 16-bit floats takes no Beta but 0 and 1.
 // Where Beta is not 0 C of 16-bit floats may be rounded twice.
 //
 // workspace is device memory of workspaceBytes bytes, aligned to 256, that the product may overwrite; products that may
@@ -114,12 +116,14 @@ func (l *Lt) GemmBeside(s *cuda.Stream, g *Gemm, x *Beside, c, a, b, workspace u
 		return nil
 	case g.scales():
 		return l.scale(s, g, c, with.Add)
+	case g.AB != elem.Float8E4M3 && (g.FastAccum || x.ScaleA != nil || x.ScaleB != nil):
+		return fmt.Errorf("cublas: Lt.Gemm: %s: scales, or fast sums, of A and B that are not %v", g.String(), elem.Float8E4M3)
 	case g.Epilogue.bias() != (x.Bias != nil) || g.Epilogue.aux() != (x.Aux != nil):
 		return fmt.Errorf("cublas: Lt.Gemm: %s: Bias at %p, Aux at %p", g.String(), x.Bias, x.Aux)
 	}
 	key := planKey{
 		m: g.M, n: g.N, k: g.K, lda: g.LdA, ldb: g.LdB, ldc: g.LdC, workspace: workspaceBytes, ab: g.AB, c: g.C,
-		ta: g.TransA, tb: g.TransB, epilogue: g.Epilogue, adds: g.Beta != 0, apart: g.Beta != 0 && x.Add != nil,
+		ta: g.TransA, tb: g.TransB, fast: g.FastAccum, scaleA: x.ScaleA != nil, scaleB: x.ScaleB != nil, epilogue: g.Epilogue, adds: g.Beta != 0, apart: g.Beta != 0 && x.Add != nil,
 		alignA: alignment(a), alignB: alignment(b), alignC: alignment(c), alignAdd: alignment(with.Add),
 	}
 	l.mu.RLock()

@@ -24,6 +24,7 @@ const (
 	r64F  = C.R_64F
 	r16F  = C.R_16F
 	r16BF = C.R_16BF
+	r8F   = C.R_8F_E4M3
 )
 
 // slot is the place of an entry point in one of C's tables, whose fields are pointers to functions.
@@ -130,6 +131,8 @@ type planKey struct {
 	workspace              int
 	ab, c                  elem.Type
 	ta, tb                 bool
+	fast                   bool // sums in fewer bits
+	scaleA, scaleB         bool // there is one
 	epilogue               Epilogue
 	adds, apart            bool  // Beta is not 0; it multiplies another matrix than C
 	alignA, alignB, alignC uint8 // logarithms
@@ -151,6 +154,9 @@ func sysPlan(l light, k *planKey, x *Beside, found []algorithm) (p plan, n, code
 		align:     [4]C.int{1 << k.alignB, 1 << k.alignA, 1 << k.alignAdd, 1 << k.alignC},
 		workspace: C.size_t(k.workspace),
 		epilogue:  epilogues[k.epilogue],
+	}
+	if k.fast {
+		s.fast = 1
 	}
 	var got C.int
 	b := beside(x)
@@ -186,7 +192,8 @@ func sysSetAlgorithm(p plan, c Choice) {
 func sysLtVersion() int { return int(C.lt_version()) }
 
 func beside(x *Beside) C.struct_beside {
-	return C.struct_beside{add: address(x.Add), bias: address(x.Bias), aux: address(x.Aux)}
+	return C.struct_beside{add: address(x.Add), bias: address(x.Bias), aux: address(x.Aux),
+		scale_a: address(x.ScaleB), scale_b: address(x.ScaleA)}
 }
 
 func sysPlanFree(l light, p plan) (code int, op string) { return took(C.plan_free(l, p)) }
@@ -259,4 +266,4 @@ func sysScale(h handle, s *cuda.Stream, t elem.Type, rows, cols, ld int, beta fl
 }
 
 // types are the libraries' numbers of the element types that a product may have.
-var types = [elem.Types]C.int{elem.Float16: r16F, elem.BFloat16: r16BF, elem.Float32: r32F, elem.Float64: r64F}
+var types = [elem.StoredTypes]C.int{elem.Float16: r16F, elem.BFloat16: r16BF, elem.Float32: r32F, elem.Float64: r64F, elem.Float8E4M3: r8F}

@@ -16,8 +16,9 @@ struct device {
 static inline int enter(const struct device *d) { return -d->enter(d->context); }
 
 // Of the headers: element types, compute types, operations, attributes.
-enum { R_32F = 0, R_64F = 1, R_16F = 2, R_16BF = 14, COMPUTE_32F = 68, COMPUTE_64F = 70, OP_N = 0, OP_T = 1 };
+enum { R_32F = 0, R_64F = 1, R_16F = 2, R_16BF = 14, R_8F_E4M3 = 28, COMPUTE_32F = 68, COMPUTE_64F = 70, OP_N = 0, OP_T = 1 };
 enum { DESC_TRANSA = 3, DESC_TRANSB = 4, DESC_EPILOGUE = 7, DESC_BIAS_POINTER = 8, DESC_AUX_POINTER = 11, DESC_AUX_LD = 12, DESC_BIAS_TYPE = 26 };
+enum { DESC_A_SCALE_POINTER = 17, DESC_B_SCALE_POINTER = 18, DESC_FAST_ACCUM = 25 };
 enum { EPILOGUE_DEFAULT = 1, EPILOGUE_BIAS = 4, EPILOGUE_GELU_AUX = 160, EPILOGUE_GELU_AUX_BIAS = 164, EPILOGUE_DGELU = 192 };
 enum { PREF_MAX_WORKSPACE = 1, PREF_REDUCTION_MASK = 3, PREF_ALIGNMENT_A = 5 }; // B, C and D follow A
 enum { REDUCTION_COMPUTE_TYPE = 2, NOT_SUPPORTED = 15, INVALID_VALUE = 7, ALLOC_FAILED = 3 };
@@ -76,11 +77,13 @@ struct shape {
     int align[4];     // bytes, of A, B, C and D
     size_t workspace; // bytes
     int epilogue;
+    int8_t fast; // sums of 8-bit floats in fewer bits
 };
 
 // beside is what a product has beside A, B and D, as numbers.
 struct beside {
-    uintptr_t add, bias, aux; // C, the bias, the values before the GELU
+    uintptr_t add, bias, aux;   // C, the bias, the values before the GELU
+    uintptr_t scale_a, scale_b; // of 8-bit floats; 0 is 1
 };
 
 // plan is a product made ready: its descriptors and the algorithm.
@@ -89,7 +92,6 @@ struct plan {
     struct algo algo;
     size_t workspace;
     int is64;
-    int epilogue;
 };
 
 // outcome is a status and the call it came from.
@@ -134,11 +136,13 @@ static struct outcome plan_free(const struct light *l, struct plan *p) {
         goto out;                 \
     }
 
-// point tells the description where the operands of an epilogue are.
+// point tells the description where the operands beside A, B, C and D are.
 static struct outcome point(const struct plan *p, const struct beside *x) {
     struct outcome o = {0, NULL};
     if (x->bias) TRY("cublasLtMatmulDescSetAttribute", lt.desc_set(p->desc, DESC_BIAS_POINTER, &x->bias, sizeof x->bias))
     if (x->aux) TRY("cublasLtMatmulDescSetAttribute", lt.desc_set(p->desc, DESC_AUX_POINTER, &x->aux, sizeof x->aux))
+    if (x->scale_a) TRY("cublasLtMatmulDescSetAttribute", lt.desc_set(p->desc, DESC_A_SCALE_POINTER, &x->scale_a, sizeof x->scale_a))
+    if (x->scale_b) TRY("cublasLtMatmulDescSetAttribute", lt.desc_set(p->desc, DESC_B_SCALE_POINTER, &x->scale_b, sizeof x->scale_b))
 out:
     return o;
 }
@@ -156,7 +160,6 @@ static struct outcome plan_make(const struct light *l, const struct shape *s, co
     *got = 0;
     if (!p) return (struct outcome){ALLOC_FAILED, "calloc"};
     p->is64 = is64;
-    p->epilogue = s->epilogue;
     memset(found, 0, want * sizeof *found);
     TRY("cuCtxSetCurrent", enter(&l->d))
     TRY("cublasLtMatmulDescCreate", lt.desc_create(&p->desc, is64 ? COMPUTE_64F : COMPUTE_32F, is64 ? R_64F : R_32F))
@@ -166,9 +169,10 @@ static struct outcome plan_make(const struct light *l, const struct shape *s, co
         TRY("cublasLtMatmulDescSetAttribute", lt.desc_set(p->desc, DESC_EPILOGUE, &s->epilogue, sizeof s->epilogue))
         if (x->bias) TRY("cublasLtMatmulDescSetAttribute", lt.desc_set(p->desc, DESC_BIAS_TYPE, &s->c, sizeof s->c))
         if (x->aux) TRY("cublasLtMatmulDescSetAttribute", lt.desc_set(p->desc, DESC_AUX_LD, &s->ldc, sizeof s->ldc))
-        o = point(p, x);
-        if (o.code) goto out;
     }
+    if (s->fast) TRY("cublasLtMatmulDescSetAttribute", lt.desc_set(p->desc, DESC_FAST_ACCUM, &s->fast, sizeof s->fast))
+    o = point(p, x);
+    if (o.code) goto out;
     TRY("cublasLtMatrixLayoutCreate", lt.layout_create(&p->a, s->ab, s->ta ? s->k : s->m, s->ta ? s->m : s->k, s->lda))
     TRY("cublasLtMatrixLayoutCreate", lt.layout_create(&p->b, s->ab, s->tb ? s->n : s->k, s->tb ? s->k : s->n, s->ldb))
     TRY("cublasLtMatrixLayoutCreate", lt.layout_create(&p->c, s->c, s->m, s->n, s->ldc))
@@ -213,10 +217,8 @@ static struct outcome lt_matmul(uintptr_t light, uintptr_t plan, double alpha, u
     union factor fa = factor(alpha, p->is64), fb = factor(beta, p->is64);
     struct outcome o = {enter(&l->d), "cuCtxSetCurrent"};
     if (o.code) return o;
-    if (p->epilogue != EPILOGUE_DEFAULT) {
-        o = point(p, &x);
-        if (o.code) return o;
-    }
+    o = point(p, &x);
+    if (o.code) return o;
     o.what = "cublasLtMatmul";
     o.code = lt.matmul(l->h, p->desc, &fa, (void *)a, p->a, (void *)b, p->b, &fb, (void *)x.add, p->c, (void *)d, p->c,
                        &p->algo, (void *)workspace, p->workspace, (void *)stream);

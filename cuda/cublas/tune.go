@@ -3,6 +3,7 @@ package cublas
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -148,7 +149,8 @@ type trial struct {
 }
 
 func (k *planKey) gemm() Gemm {
-	return Gemm{M: k.m, N: k.n, K: k.k, TransA: k.ta, TransB: k.tb, LdA: k.lda, LdB: k.ldb, LdC: k.ldc, AB: k.ab, C: k.c, Alpha: 1, Epilogue: k.epilogue}
+	return Gemm{M: k.m, N: k.n, K: k.k, TransA: k.ta, TransB: k.tb, LdA: k.lda, LdB: k.ldb, LdC: k.ldc, AB: k.ab, C: k.c, Alpha: 1,
+		Epilogue: k.epilogue, FastAccum: k.fast}
 }
 
 // open makes the operands and asks for the algorithms.
@@ -181,6 +183,7 @@ func (b *trial) open(sh Shape) error {
 		atBias = place(k.n*k.c.Size(), 8)
 	}
 	random := total
+	atScale := place(2*4, 8)
 	atWork := place(k.workspace, 8)
 	var err error
 	if b.memory, err = d.Malloc(total); err != nil {
@@ -202,8 +205,20 @@ func (b *trial) open(sh Shape) error {
 	if atBias > 0 {
 		b.x.Bias = at(atBias)
 	}
-	if k.ab != k.c { // what was filled is of the type of A: a C of its own type would hold anything
-		if err := b.s.Fill(b.c, 1, 0, matrix); err != nil {
+	if k.ab != k.c { // what was filled is of the type of A: what has C's type would hold anything
+		if err := b.s.Fill(b.c, 1, 0, random-atC); err != nil {
+			return err
+		}
+	}
+	for i, x := range [...]struct {
+		has bool
+		at  *unsafe.Pointer
+	}{{k.scaleA, &b.x.ScaleA}, {k.scaleB, &b.x.ScaleB}} {
+		if !x.has {
+			continue
+		}
+		*x.at = at(atScale + 4*i)
+		if err := b.s.Fill(*x.at, 4, uint64(math.Float32bits(1)), 1); err != nil {
 			return err
 		}
 	}
@@ -252,6 +267,8 @@ func (b *trial) fill(bytes int) error {
 			*(*elem.F16)(p) = elem.ToF16(float32(v))
 		case elem.BFloat16:
 			*(*elem.BF16)(p) = elem.ToBF16(float32(v))
+		case elem.Float8E4M3:
+			*(*elem.F8E4M3)(p) = elem.ToF8E4M3(float32(v))
 		case elem.Float32:
 			*(*float32)(p) = float32(v)
 		default:

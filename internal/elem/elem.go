@@ -6,15 +6,18 @@ package elem
 
 import "strconv"
 
-// Elem is the set of types that a buffer may hold.
+// Elem is the set of types that messages and collectives carry.
 type Elem interface {
 	int8 | uint8 | int32 | uint32 | int64 | uint64 | F16 | BF16 | float32 | float64
 }
 
+// Stored is the set of types that a buffer may hold: MPI and NCCL know no more than Elem.
+type Stored interface{ Elem | F8E4M3 }
+
 // Type is an element type at run time: an index into the datatype tables of the bindings.
 type Type uint8
 
-// The element types, in the order of every datatype table.
+// The element types of Elem, in the order of every datatype table, then those that are stored alone.
 const (
 	Int8 Type = iota
 	Uint8
@@ -26,24 +29,27 @@ const (
 	BFloat16
 	Float32
 	Float64
+	Float8E4M3
 
-	Types = 10 // number of element types
+	Types       = 10 // number of types of Elem
+	StoredTypes = 11 // number of types of Stored
 )
 
-var typeInfo = [Types]struct {
+var typeInfo = [StoredTypes]struct {
 	name string
 	size int
 }{
-	Int8:     {"int8", 1},
-	Uint8:    {"uint8", 1},
-	Int32:    {"int32", 4},
-	Uint32:   {"uint32", 4},
-	Int64:    {"int64", 8},
-	Uint64:   {"uint64", 8},
-	Float16:  {"float16", 2},
-	BFloat16: {"bfloat16", 2},
-	Float32:  {"float32", 4},
-	Float64:  {"float64", 8},
+	Int8:       {"int8", 1},
+	Uint8:      {"uint8", 1},
+	Int32:      {"int32", 4},
+	Uint32:     {"uint32", 4},
+	Int64:      {"int64", 8},
+	Uint64:     {"uint64", 8},
+	Float16:    {"float16", 2},
+	BFloat16:   {"bfloat16", 2},
+	Float32:    {"float32", 4},
+	Float64:    {"float64", 8},
+	Float8E4M3: {"float8_e4m3", 1},
 }
 
 // Size returns the bytes of one element. It panics when t is none of the constants.
@@ -52,7 +58,7 @@ func (t Type) Size() int { return typeInfo[t].size }
 // Half reports whether t is one of the two 16-bit floats, which are stored in 16 bits and reduced in float32.
 func (t Type) Half() bool { return t == Float16 || t == BFloat16 }
 
-// String returns the name as Go writes it ("int8", "float32"), with "float16" and "bfloat16" for the two that Go lacks.
+// String returns the name as Go writes it ("int8", "float32"), with "float16", "bfloat16" and "float8_e4m3" for those that Go lacks.
 func (t Type) String() string {
 	if int(t) < len(typeInfo) {
 		return typeInfo[t].name
@@ -61,7 +67,7 @@ func (t Type) String() string {
 }
 
 // Of returns the Type of T. It does not allocate.
-func Of[T Elem]() Type {
+func Of[T Stored]() Type {
 	var z T
 	switch any(z).(type) {
 	case int8:
@@ -82,6 +88,8 @@ func Of[T Elem]() Type {
 		return BFloat16
 	case float32:
 		return Float32
+	case F8E4M3:
+		return Float8E4M3
 	default: // the constraint leaves only float64
 		return Float64
 	}

@@ -7,7 +7,7 @@ import (
 	"unsafe"
 )
 
-func checkType[T Elem](t *testing.T, want Type, name string) {
+func checkType[T Stored](t *testing.T, want Type, name string) {
 	t.Helper()
 	var z T
 	if got := Of[T](); got != want {
@@ -36,7 +36,8 @@ func TestTypes(t *testing.T) {
 	checkType[BF16](t, BFloat16, "bfloat16")
 	checkType[float32](t, Float32, "float32")
 	checkType[float64](t, Float64, "float64")
-	if got := Type(Types).String(); got != "elem.Type(10)" {
+	checkType[F8E4M3](t, Float8E4M3, "float8_e4m3")
+	if got := Type(StoredTypes).String(); got != "elem.Type(11)" {
 		t.Errorf("name of an unknown type: %q", got)
 	}
 	if got := Op(Ops).String(); got != "elem.Op(5)" {
@@ -47,7 +48,7 @@ func TestTypes(t *testing.T) {
 			t.Errorf("Op %d is %q, want %q", op, op, want)
 		}
 	}
-	for ty := Type(0); ty < Types; ty++ {
+	for ty := Type(0); ty < StoredTypes; ty++ {
 		if want := ty == Float16 || ty == BFloat16; ty.Half() != want {
 			t.Errorf("%v.Half() = %v", ty, !want)
 		}

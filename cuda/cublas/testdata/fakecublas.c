@@ -23,7 +23,7 @@
 #include "../../testdata/half.h"
 
 enum { OK = 0, NOT_INITIALIZED = 1, INVALID_VALUE = 7, EXECUTION_FAILED = 13, NOT_SUPPORTED = 15 };
-enum { F32 = 0, F64 = 1, F16 = 2, BF16 = 14 };
+enum { F32 = 0, F64 = 1, F16 = 2, BF16 = 14, E4M3 = 28 };
 
 // fate returns the status that a call was told to fail with, or the one it has by itself.
 static int fate(const char *fn, int own) {
@@ -68,11 +68,19 @@ static void *context(void) {
     return get && get(&c) == 0 ? c : NULL;
 }
 
+// from8 is the value of an 8-bit float with 4 bits of exponent and 3 of fraction, without infinities.
+static double from8(uint8_t x) {
+    int e = x >> 3 & 15, f = x & 7;
+    double v = (x & 127) == 127 ? NAN : e ? ldexp(8 + f, e - 10) : ldexp(f, -9);
+    return x & 128 ? -v : v;
+}
+
 static double get(int type, const void *p, int64_t i) {
     switch (type) {
     case F32: return ((const float *)p)[i];
     case F64: return ((const double *)p)[i];
     case F16: return from16(((const uint16_t *)p)[i]);
+    case E4M3: return from8(((const uint8_t *)p)[i]);
     default: return frombf(((const uint16_t *)p)[i]);
     }
 }
@@ -121,7 +129,7 @@ static const struct epilogue nothing = {DEFAULT, 0, NULL, NULL, 0};
 // cuBLASLt
 
 struct handle { void *stream, *workspace; size_t bytes; int alive; };
-struct desc { int compute, scale, ta, tb; struct epilogue e; };
+struct desc { int compute, scale, ta, tb; struct epilogue e; int fast; const float *scale_a, *scale_b; };
 struct layout { int type; uint64_t rows, cols; int64_t ld; };
 struct pref { size_t workspace; uint32_t mask, align[4]; };
 struct algo { uint32_t magic, align[4], number; uint64_t workspace, spare[4]; };
@@ -145,7 +153,7 @@ int cublasLtMatmulDescCreate(struct desc **out, int compute, int scale) {
     *out = NULL;
     if (rc == OK) {
         *out = calloc(1, sizeof **out);
-        **out = (struct desc){compute, scale, 0, 0, nothing};
+        **out = (struct desc){compute, scale, 0, 0, nothing, 0, NULL, NULL};
     }
     END("compute=%d scale=%d", compute, scale);
 }
@@ -156,8 +164,8 @@ int cublasLtMatmulDescDestroy(struct desc *d) {
 }
 int cublasLtMatmulDescSetAttribute(struct desc *d, int attr, const void *v, size_t size) {
     BEGIN;
-    int wide = attr == 8 || attr == 11 || attr == 12;
-    NEED(size == (wide ? 8 : 4) && (wide || attr == 3 || attr == 4 || attr == 7 || attr == 26), INVALID_VALUE);
+    int wide = attr == 8 || attr == 11 || attr == 12 || attr == 17 || attr == 18;
+    NEED(size == (wide ? 8 : attr == 25 ? 1 : 4) && (wide || attr == 25 || attr == 3 || attr == 4 || attr == 7 || attr == 26), INVALID_VALUE);
     if (rc == OK) {
         switch (attr) {
         case 3: d->ta = *(const int *)v; break;
@@ -166,6 +174,9 @@ int cublasLtMatmulDescSetAttribute(struct desc *d, int attr, const void *v, size
         case 8: d->e.bias = *(void *const *)v; break;
         case 11: d->e.aux = *(void *const *)v; break;
         case 12: d->e.ldaux = *(const int64_t *)v; break;
+        case 17: d->scale_a = *(float *const *)v; break;
+        case 18: d->scale_b = *(float *const *)v; break;
+        case 25: d->fast = *(const int8_t *)v; break;
         case 26: d->e.type = *(const int *)v; break;
         }
     }
@@ -213,6 +224,10 @@ int cublasLtMatmulPreferenceSetAttribute(struct pref *p, int attr, const void *v
 static int fits(const struct desc *d, const struct layout *a, const struct layout *b, const struct layout *c) {
     uint64_t k = d->ta ? a->rows : a->cols;
     int half = a->type == F16 || a->type == BF16;
+    if (a->type == E4M3) // as tensor cores have it
+        return b->type == E4M3 && c->type == BF16 && d->ta && !d->tb && a->rows == b->rows && a->cols == c->rows && b->cols == c->cols &&
+               d->compute == 68 && (a->rows | a->cols | a->ld | b->ld | c->ld) % 16 == 0;
+    if (d->fast || d->scale_a || d->scale_b) return 0;
     return (d->ta ? a->cols : a->rows) == c->rows && (d->tb ? b->rows : b->cols) == c->cols && (d->tb ? b->cols : b->rows) == k &&
            a->type == b->type && (c->type == a->type || (half && c->type == F32)) && (d->compute == 70) == (a->type == F64);
 }
@@ -281,11 +296,12 @@ int cublasLtMatmul(void *h, struct desc *d, const void *alpha, const void *a, st
     if (rc == OK) {
         if (bytes) memset(workspace, 0xff, bytes);
         if (ms > 0) usleep(1000 * (unsigned)ms);
-        gemm(la->type, lc->type, d->ta, d->tb, lc->rows, lc->cols, d->ta ? la->rows : la->cols, fa, a, la->ld, b, lb->ld, fb, c, out, lc->ld, &d->e);
+        gemm(la->type, lc->type, d->ta, d->tb, lc->rows, lc->cols, d->ta ? la->rows : la->cols,
+             fa * (d->scale_a ? *d->scale_a : 1) * (d->scale_b ? *d->scale_b : 1), a, la->ld, b, lb->ld, fb, c, out, lc->ld, &d->e);
     }
-    END("epilogue=%d bias=%p of %d aux=%p ldaux=%ld algo=%u D=%p ta=%d tb=%d m=%ld n=%ld k=%ld lda=%ld ldb=%ld ldc=%ld ab=%d c=%d "
+    END("fast=%d scales=%p,%p epilogue=%d bias=%p of %d aux=%p ldaux=%ld algo=%u D=%p ta=%d tb=%d m=%ld n=%ld k=%ld lda=%ld ldb=%ld ldc=%ld ab=%d c=%d "
         "compute=%d alpha=%g beta=%g bytes=%ld A=%p B=%p C=%p stream=%p",
-        d->e.kind, d->e.bias, d->e.type, d->e.aux, (long)d->e.ldaux, algo->number, out, d->ta, d->tb, (long)lc->rows, (long)lc->cols,
+        d->fast, (const void *)d->scale_a, (const void *)d->scale_b, d->e.kind, d->e.bias, d->e.type, d->e.aux, (long)d->e.ldaux, algo->number, out, d->ta, d->tb, (long)lc->rows, (long)lc->cols,
         (long)(d->ta ? la->rows : la->cols), (long)la->ld, (long)lb->ld, (long)lc->ld, la->type, lc->type, d->compute, fa, fb, (long)bytes, a, b,
         c, stream);
 }
@@ -295,7 +311,7 @@ int cublasLtMatrixTransformDescCreate(struct desc **out, int scale) {
     *out = NULL;
     if (rc == OK) {
         *out = calloc(1, sizeof **out);
-        **out = (struct desc){0, scale, 0, 0, nothing};
+        **out = (struct desc){0, scale, 0, 0, nothing, 0, NULL, NULL};
     }
     END("scale=%d", scale);
 }

@@ -1,0 +1,116 @@
+package spmd_test
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"lockstep/spmd"
+	"lockstep/spmd/spmdtest"
+)
+
+// e4m3Values are the values of all codes by the format's definition (OFP8).
+var e4m3Values = func() (values [256]float64) {
+	for i := range values {
+		exp, frac := i>>3&15, float64(i&7)
+		v := math.Ldexp(8+frac, exp-10)
+		switch {
+		case i&0x7f == 0x7f:
+			v = math.NaN()
+		case exp == 0:
+			v = math.Ldexp(frac, -9)
+		}
+		if i >= 0x80 {
+			v = -v
+		}
+		values[i] = v
+	}
+	return values
+}()
+
+func e4m3Value(x spmd.F8E4M3) float64 { return e4m3Values[x] }
+
+// Products of 8-bit floats with every epilogue that they have, with scales and without, against float64: eagerly and in
+// a graph, which reads the scales when it runs.
+func TestGemmE4M3(t *testing.T) {
+	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		if !w.SupportsF8() {
+			t.Skip("no tensor cores for it")
+		}
+		s := stream(t, w, "s")
+		r := rand.New(rand.NewPCG(1, 2))
+		for i, size := range [][3]int{{16, 32, 48}, {5, 16, 64}, {64, 128, 32}, {33, 48, 160}, {0, 16, 16}, {130, 80, 192}} {
+			for j, names := range epilogues {
+				if strings.Contains(names, "RowSums") {
+					continue
+				}
+				for flags := range 8 {
+					if (i+j+flags)%2 == 0 {
+						continue
+					}
+					p := product[spmd.BF16, spmd.F8E4M3]{m: size[0], n: size[1], k: size[2], names: names, alpha: 1, gap: flags & 1 * 16, ec: inBF16, et: inE4M3, r: r}
+					p.o.TransB, p.o.FastAccum = true, flags&2 != 0
+					if flags&4 != 0 {
+						p.scaleA, p.scaleB = 1.0/32, 0.75
+					}
+					p.run(t, w, s)
+				}
+			}
+		}
+		// One graph, other scales.
+		a, b, c, scale := alloc[spmd.F8E4M3](t, w, 256), alloc[spmd.F8E4M3](t, w, 256), alloc[spmd.BF16](t, w, 256), alloc[float32](t, w, 1)
+		must(t, a.Fill(spmd.ToF8E4M3(0.5)))
+		must(t, b.Fill(spmd.ToF8E4M3(-2)))
+		gemm := func() error {
+			return spmd.Gemm(s, spmd.MatrixOf(c, 16, 16), spmd.MatrixOf(a, 16, 16), spmd.MatrixOf(b, 16, 16), spmd.GemmOpt{TransB: true, ScaleB: scale.Arg()})
+		}
+		must(t, scale.Fill(1))
+		must(t, gemm()) // so that the library has what it needs
+		g, err := s.Capture(gemm)
+		must(t, err)
+		for _, x := range []float32{1, 4, 0.125} {
+			must(t, scale.Fill(x))
+			must(t, g.Launch(s))
+			must(t, s.Synchronize())
+			for i, v := range take(t, c) {
+				if v.Float32() != -16*x {
+					t.Fatalf("scale %v: element %d is %v, want %v", x, i, v.Float32(), -16*x)
+				}
+			}
+		}
+		must(t, g.Close())
+	})
+}
+
+func TestGemmE4M3Refused(t *testing.T) {
+	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		if !w.SupportsF8() {
+			t.Skip("no tensor cores for it")
+		}
+		s := stream(t, w, "s")
+		mem, bf, f32 := alloc[spmd.F8E4M3](t, w, 4096), alloc[spmd.BF16](t, w, 1024), alloc[float32](t, w, 1024)
+		a, b, c := spmd.MatrixOf(mem.Slice(0, 256), 16, 16), spmd.MatrixOf(mem.Slice(256, 512), 16, 16), spmd.MatrixOf(bf.Slice(0, 256), 16, 16)
+		in := func(o spmd.GemmOpt) error { return spmd.Gemm(s, c, a, b, o) }
+		wide, tall := spmd.MatrixOf(bf.Slice(0, 16*24), 16, 24), spmd.MatrixOf(mem.Slice(256, 256+24*16), 24, 16)
+		half := spmd.MatrixOf(bf.Slice(512, 768), 16, 16)
+		for want, err := range map[string]error{
+			"TransA is false and TransB false: it takes A as it is and B transposed": in(spmd.GemmOpt{}),
+			"TransA is true and TransB true":                                         in(spmd.GemmOpt{TransA: true, TransB: true}),
+			"has no RowSums":                                                         in(spmd.GemmOpt{TransB: true, RowSums: bf.Slice(512, 528).Arg()}),
+			"C is float32, A and B are float8_e4m3":                                  spmd.Gemm(s, spmd.MatrixOf(f32.Slice(0, 256), 16, 16), a, b, spmd.GemmOpt{TransB: true}),
+			"C is float8_e4m3, A and B are float8_e4m3":                              spmd.Gemm(s, spmd.MatrixOf(mem.Slice(1024, 1280), 16, 16), a, b, spmd.GemmOpt{TransB: true}),
+			"C is 16x24 over 16":                                                     spmd.Gemm(s, wide, a, tall, spmd.GemmOpt{TransB: true}),
+			"multiples of 16":                                                        spmd.Gemm(s, c, spmd.MatrixOf(mem.Slice(8, 264), 16, 16), spmd.MatrixOf(mem.Slice(512, 768), 16, 16), spmd.GemmOpt{TransB: true}),
+			"ScaleA is a buffer of 2 float32":                                        in(spmd.GemmOpt{TransB: true, ScaleA: f32.Slice(0, 2).Arg()}),
+			"ScaleB is a buffer of 1 bfloat16":                                       in(spmd.GemmOpt{TransB: true, ScaleB: bf.Slice(512, 513).Arg()}),
+			"ScaleB is a buffer of 1 float32, with A and B of bfloa":                 spmd.Gemm(s, c, half, spmd.MatrixOf(bf.Slice(768, 1024), 16, 16), spmd.GemmOpt{ScaleB: f32.Slice(0, 1).Arg()}),
+			"C, which is written, overlaps Residual":                                 in(spmd.GemmOpt{TransB: true, Residual: bf.Slice(128, 384).Arg()}),
+		} {
+			if !strings.Contains(fmt.Sprint(err), want) || !strings.Contains(fmt.Sprint(err), "spmd/eight_test.go:") {
+				t.Errorf("error %v, want %q in it", err, want)
+			}
+		}
+	})
+}
