@@ -122,7 +122,7 @@ const tile = 1024 * period
 
 // fill sets dst to what is no result, then src to this rank's numbers.
 func (o *buffers[T]) fill() error {
-	if err := o.dst.Fill(number[T](-1)); err != nil {
+	if err := o.dst.SetAll(number[T](-1)); err != nil {
 		return err
 	}
 	if o.c.op.name == "broadcast" && o.w.Rank() != root {

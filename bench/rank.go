@@ -228,7 +228,7 @@ func operands(w *spmd.World, n int, alloc func(*spmd.World, int) (spmd.Buffer[fl
 	if err := src.CopyFrom(h); err != nil {
 		return dst, src, err
 	}
-	return dst, src, dst.Fill(-1)
+	return dst, src, dst.SetAll(-1)
 }
 
 // checkSums compares dst with the sum of all ranks' src.

@@ -83,7 +83,7 @@ func startup(w *spmd.World, bytes int) error {
 	if err != nil {
 		return err
 	}
-	if err := x.Fill(1); err != nil {
+	if err := x.SetAll(1); err != nil {
 		return err
 	}
 	if err := spmd.AllReduce(w.Comm, x, x, spmd.Sum); err != nil {
@@ -158,7 +158,7 @@ func replay(w *spmd.World, bytes int) error {
 	if err != nil {
 		return err
 	}
-	if err := x.Fill(int64(w.Rank())); err != nil {
+	if err := x.SetAll(int64(w.Rank())); err != nil {
 		return err
 	}
 	dst, src, err := operands(w, max(1<<20, bytes/4), spmd.Alloc[float32])

@@ -187,7 +187,7 @@ func TestWrong(t *testing.T) {
 				}
 			}
 			count("spoilt", 3)
-			if err := b.dst.Fill(0); err != nil { // as if nothing had been sent but noughts
+			if err := b.dst.SetAll(0); err != nil { // as if nothing had been sent but noughts
 				t.Fatal(err)
 			}
 			if got, err := b.wrong(); err != nil || got < received/2 {

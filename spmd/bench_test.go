@@ -43,7 +43,7 @@ func BenchmarkCollective(b *testing.B) {
 		{"ReduceScatterV", func(c spmd.Comm) error { return spmd.ReduceScatterV(c, y, x, counts, spmd.Sum) }},
 		{"GatherV", func(c spmd.Comm) error { return spmd.GatherV(c, y, x, counts, 0) }},
 		{"ScatterV", func(c spmd.Comm) error { return spmd.ScatterV(c, y, x, counts, 0) }},
-		{"AllToAllV", func(c spmd.Comm) error { return spmd.AllToAllV(c, y, counts, x, counts) }},
+		{"AllToAllV", func(c spmd.Comm) error { return spmd.AllToAllV(c, y, x, counts, counts) }},
 		{"SendRecv", func(c spmd.Comm) error { return spmd.SendRecv(c, y, 0, x, 0) }},
 		{"Barrier", spmd.Barrier},
 	} {

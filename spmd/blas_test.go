@@ -44,8 +44,8 @@ func testGemmHalf[T spmd.BF16 | spmd.F16](t *testing.T, w *spmd.World, to func(f
 				bm, bt = spmd.MatrixOf(b, n, k), func(l, j int) float32 { return from(bv[j*k+l]) }
 			}
 			c, c32 := alloc[T](t, w, m*n), alloc[float32](t, w, m*n)
-			must(t, c.Fill(to(3)))
-			must(t, c32.Fill(3))
+			must(t, c.SetAll(to(3)))
+			must(t, c32.SetAll(3))
 			for _, o.Accumulate = range []bool{true, false} {
 				must(t, spmd.Gemm(s, spmd.MatrixOf(c, m, n), am, bm, o))
 				must(t, spmd.Gemm(s, spmd.MatrixOf(c32, m, n), am, bm, o))

@@ -170,10 +170,10 @@ func (b Buffer[T]) CopyTo(dst []T) error {
 	return err
 }
 
-// Fill sets every element to v and returns when it is done; work in flight on
-// streams is not waited for.
-func (b Buffer[T]) Fill(v T) error {
-	err := b.access("Fill", b.n)
+// SetAll sets every element to v and returns when it is done; work in flight on
+// streams is not waited for. Fill does it in the order of a stream.
+func (b Buffer[T]) SetAll(v T) error {
+	err := b.access("SetAll", b.n)
 	switch {
 	case err != nil || b.n == 0:
 	case b.blk.onHost():
@@ -280,7 +280,7 @@ func Copy[T Stored](s *Stream, dst, src Buffer[T]) error {
 	return s.submit(&c, nil)
 }
 
-// Fill enqueues dst[i] = v on s.
+// Fill enqueues dst[i] = v on s. SetAll does it at once.
 func Fill[T Stored](s *Stream, dst Buffer[T], v T) error {
 	c := command{kind: cmdFill, call: call{Call: coll.Call{Dst: dst.addr(), N: dst.n, Type: elem.Of[T]()}, dblk: dst.blk}}
 	*(*T)(unsafe.Pointer(&c.bits)) = v

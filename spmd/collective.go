@@ -168,7 +168,7 @@ func ScatterV[T Elem](c Comm, dst, src Buffer[T], counts []int, root int) error 
 // sendCounts[r] here equals recvCounts of this rank there. dst and src must not
 // overlap.
 // Source: mpi.h, MPI_Isend and MPI_Irecv.
-func AllToAllV[T Elem](c Comm, dst Buffer[T], recvCounts []int, src Buffer[T], sendCounts []int) error {
+func AllToAllV[T Elem](c Comm, dst, src Buffer[T], recvCounts, sendCounts []int) error {
 	if err := checkCounts(c, "AllToAllV", "dst", dst.n, recvCounts); err != nil {
 		return err
 	}

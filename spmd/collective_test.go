@@ -295,7 +295,7 @@ func every[T spmd.Elem](t *testing.T, w *spmd.World, m mode, num number[T], bits
 			out[r], in[r] = pair(rank, r), pair(r, rank)
 		}
 		src, dst = give(sumOf(out), own), poison(sumOf(in))
-		m.run(t, w, func(c spmd.Comm) error { return spmd.AllToAllV(c, dst, in, src, out) })
+		m.run(t, w, func(c spmd.Comm) error { return spmd.AllToAllV(c, dst, src, in, out) })
 		check("AllToAllV", spmd.Sum, dst, func(i int) float64 {
 			r := 0
 			for ; i >= in[r]; r++ {
@@ -418,7 +418,7 @@ func TestSplitAndMesh(t *testing.T) {
 			t.Fatalf("Barrier outside: %v", err)
 		}
 
-		m, err := w.Mesh("data", -1, "model", 2-size%2)
+		m, err := w.Mesh(spmd.Axis{Name: "data", Size: spmd.Fit}, spmd.Axis{Name: "model", Size: 2 - size%2})
 		must(t, err)
 		model := 2 - size%2
 		if m.Comm("model").Size() != model || m.Coord("model") != rank%model || m.Comm("data").Size() != size/model || m.Coord("data") != rank/model {
@@ -429,8 +429,23 @@ func TestSplitAndMesh(t *testing.T) {
 		if want := int64((size/model-1)*model + rank%model); x.At(0) != want {
 			t.Fatalf("greatest rank of the column is %d, want %d", x.At(0), want)
 		}
-		if _, err := w.Mesh("data", size+1); err == nil {
-			t.Fatal("a mesh of more ranks than there are was accepted")
+		for _, tc := range []struct {
+			want string
+			axes []spmd.Axis
+		}{
+			{"do not multiply to", nil},
+			{fmt.Sprintf("[data %d] do not multiply to the %d ranks", size+1, size), []spmd.Axis{{Name: "data", Size: size + 1}}},
+			{"do not multiply to", []spmd.Axis{{Name: "data", Size: size}, {Name: "model", Size: 2}}},
+			{"do not multiply to", []spmd.Axis{{Name: "data", Size: spmd.Fit}, {Name: "model", Size: size + 1}}},
+			{"do not multiply to", []spmd.Axis{{Name: "a", Size: 1 << 32}, {Name: "b", Size: 1 << 32}}},
+			{`axis "data" of 0 ranks`, []spmd.Axis{{Name: "data"}}},
+			{`axis "data" of -2 ranks`, []spmd.Axis{{Name: "data", Size: -2}}},
+			{`two axes are named "data"`, []spmd.Axis{{Name: "data", Size: spmd.Fit}, {Name: "data", Size: 1}}},
+			{`both "data" and "model" are to fit`, []spmd.Axis{{Name: "data", Size: spmd.Fit}, {Name: "model", Size: spmd.Fit}}},
+		} {
+			if _, err := w.Mesh(tc.axes...); err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("axes %v: %v, want %q", tc.axes, err, tc.want)
+			}
 		}
 		if w.Nodes() != 1 || w.Node() != 0 || w.LocalRank() != rank || w.LocalSize() != size {
 			t.Fatalf("node %d of %d, local rank %d of %d", w.Node(), w.Nodes(), w.LocalRank(), w.LocalSize())
@@ -476,7 +491,7 @@ func TestRefused(t *testing.T) {
 			{"SendRecv onto itself", func(c spmd.Comm) error { return spmd.SendRecv(c, a4, 0, a4, 0) }, []string{"overlap"}},
 			{"AllReduce of overlapping parts", func(c spmd.Comm) error { return spmd.AllReduce(c, a4.Slice(0, 3), a4.Slice(1, 4), spmd.Sum) }, []string{"overlap"}},
 			{"AllGather from what is no rank's part", func(c spmd.Comm) error { return spmd.AllGather(c, a8.Slice(0, 4*n), a8.Slice(2, 6)) }, []string{"overlap"}},
-			{"AllToAllV in place", func(c spmd.Comm) error { return spmd.AllToAllV(c, a12, counts, a12, counts) }, []string{"overlap"}},
+			{"AllToAllV in place", func(c spmd.Comm) error { return spmd.AllToAllV(c, a12, a12, counts, counts) }, []string{"overlap"}},
 			{"a freed buffer", func(c spmd.Comm) error { return spmd.AllReduce(c, freed, freed, spmd.Sum) }, []string{"16 bytes", "freed at spmd/collective_test.go:"}},
 			{"another world's buffer", func(c spmd.Comm) error { return spmd.AllReduce(c, a4, foreign, spmd.Sum) }, []string{"16 bytes", "another world"}},
 			{"a Copy of unequal lengths", func(spmd.Comm) error { return spmd.Copy(s, a3, a4) }, []string{"dst has 3", "src 4"}},
@@ -560,7 +575,7 @@ func TestNoAllocation(t *testing.T) {
 			{"ReduceScatterV", func(c spmd.Comm) error { return spmd.ReduceScatterV(c, one, all, counts, spmd.Sum) }},
 			{"GatherV", func(c spmd.Comm) error { return spmd.GatherV(c, all, one, counts, 0) }},
 			{"ScatterV", func(c spmd.Comm) error { return spmd.ScatterV(c, one, all, counts, 0) }},
-			{"AllToAllV", func(c spmd.Comm) error { return spmd.AllToAllV(c, all2, counts, all, counts) }},
+			{"AllToAllV", func(c spmd.Comm) error { return spmd.AllToAllV(c, all2, all, counts, counts) }},
 			{"SendRecv", func(c spmd.Comm) error { return spmd.SendRecv(c, all.Slice(0, 3), peer, one, peer) }},
 			{"Barrier", spmd.Barrier},
 			{"Group", func(c spmd.Comm) error {

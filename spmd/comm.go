@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -199,81 +198,6 @@ func (w *World) addComm(m *cudampi.Comm, id string) (Comm, error) {
 	defer w.mu.Unlock()
 	w.comms = append(w.comms, st)
 	return Comm{st: st}, nil
-}
-
-// Mesh is the ranks of a world arranged in a grid, with one communicator along
-// each axis.
-type Mesh struct {
-	names []string
-	comms []Comm
-	coord []int
-}
-
-// Mesh arranges the ranks in a grid of named axes, the last varying fastest:
-// w.Mesh("data", 4, "model", 2) puts ranks 0 and 1 in one row of "model". One
-// size may be -1: it is chosen to fit. The product of the sizes must be the
-// number of ranks.
-//
-// Collective, blocking.
-func (w *World) Mesh(axes ...any) (*Mesh, error) {
-	m := &Mesh{}
-	var sizes []int
-	fit, product := -1, 1
-	for i := 0; i+1 < len(axes); i += 2 {
-		name, ok := axes[i].(string)
-		n, ok2 := axes[i+1].(int)
-		switch {
-		case slices.Contains(m.names, name):
-			return nil, fmt.Errorf("%s: Mesh: two axes are named %q", ccall.At(), name)
-		case !ok || !ok2 || n == 0 || n < -1:
-			return nil, fmt.Errorf("%s: Mesh: want name, size, name, size; got %v, %v", ccall.At(), axes[i], axes[i+1])
-		case n == -1 && fit >= 0:
-			return nil, fmt.Errorf("%s: Mesh: %q and %q are both -1", ccall.At(), m.names[fit], name)
-		case n == -1:
-			fit = len(sizes)
-		default:
-			product *= n
-		}
-		m.names, sizes = append(m.names, name), append(sizes, n)
-	}
-	if fit >= 0 && w.Size()%product == 0 {
-		sizes[fit] = w.Size() / product
-		product = w.Size()
-	}
-	if len(axes) == 0 || len(axes)%2 != 0 || product != w.Size() {
-		return nil, fmt.Errorf("%s: Mesh: axes %v hold %d ranks, the world has %d", ccall.At(), axes, product, w.Size())
-	}
-	m.coord = make([]int, len(sizes))
-	for i, rest := len(sizes)-1, w.Rank(); i >= 0; i-- {
-		m.coord[i], rest = rest%sizes[i], rest/sizes[i]
-	}
-	stride := w.Size()
-	for i, n := range sizes {
-		stride /= n
-		c, err := w.Comm.Split(w.Rank()-m.coord[i]*stride, m.coord[i])
-		if err != nil {
-			return nil, err
-		}
-		m.comms = append(m.comms, c)
-	}
-	return m, nil
-}
-
-// Comm returns the communicator along the named axis: the ranks that differ from
-// this one in that coordinate alone. It panics where there is no such axis.
-func (m *Mesh) Comm(axis string) Comm { return m.comms[m.index(axis)] }
-
-// Coord returns this rank's coordinate on the named axis. It panics where there
-// is no such axis.
-func (m *Mesh) Coord(axis string) int { return m.coord[m.index(axis)] }
-
-func (m *Mesh) index(axis string) int {
-	for i, n := range m.names {
-		if n == axis {
-			return i
-		}
-	}
-	panic(fmt.Sprintf("spmd: Mesh has no axis %q, only %s", axis, strings.Join(m.names, ", ")))
 }
 
 // group is the commands between the start and the end of Comm.Group.

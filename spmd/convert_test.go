@@ -49,7 +49,7 @@ func TestConversionToBF16(t *testing.T) {
 			outs[i], err = spmd.Alloc[spmd.BF16](w, n)
 			must(t, err)
 			defer outs[i].Free()
-			must(t, outs[i].Fill(0x1234))
+			must(t, outs[i].SetAll(0x1234))
 		}
 		s, err := w.NewStream("convert")
 		must(t, err)
@@ -106,7 +106,7 @@ func TestConversionToF8E4M3(t *testing.T) {
 		must(t, src.CopyFrom(x))
 		outs := [2]spmd.Buffer[spmd.F8E4M3]{alloc[spmd.F8E4M3](t, w, n), alloc[spmd.F8E4M3](t, w, n)}
 		for _, out := range outs {
-			must(t, out.Fill(0x12))
+			must(t, out.SetAll(0x12))
 		}
 		s := stream(t, w, "convert")
 		must(t, convertE4M3.Launch(s, spmd.Cover1D(n/8, 256), outs[0].Arg(), outs[1].Arg(), back.Arg(), src.Arg(), spmd.I64(n)))

@@ -91,7 +91,7 @@ func crossChecked(w *spmd.World) error {
 		func() error { return spmd.ReduceScatterV(c, other.Slice(0, mine), parts, counts, spmd.Max) },
 		func() error { return spmd.GatherV(c, parts, parts.Slice(off, off+mine), counts, root) },
 		func() error { return spmd.ScatterV(c, other.Slice(0, mine), parts, counts, root) },
-		func() error { return spmd.AllToAllV(c, swapped, each, halves, each) },
+		func() error { return spmd.AllToAllV(c, swapped, halves, each, each) },
 		func() error { return spmd.SendRecv(c, other, before, whole, next) },
 		func() error {
 			return c.Group(func() error {

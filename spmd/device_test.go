@@ -17,7 +17,7 @@ func TestManyReplays(t *testing.T) {
 		const replays = 1000
 		main, side := stream(t, w, "main"), stream(t, w, "side")
 		sum, all := alloc[int64](t, w, 3), alloc[int64](t, w, 1)
-		must(t, sum.Fill(0))
+		must(t, sum.SetAll(0))
 		part, err := w.Comm.Split(w.Rank()%2, w.Rank())
 		must(t, err)
 		g, err := main.Capture(func() error {
@@ -120,7 +120,7 @@ func TestCommunicatorsSideBySide(t *testing.T) {
 		var streams []*spmd.Stream
 		for i := range comms {
 			bufs = append(bufs, alloc[float64](t, w, n))
-			must(t, bufs[i].Fill(1))
+			must(t, bufs[i].SetAll(1))
 			streams = append(streams, stream(t, w, "stream"))
 			comms[i] = comms[i].On(streams[i])
 		}
@@ -190,7 +190,7 @@ func TestBeyond2GiB(t *testing.T) {
 		}
 		tag := func(r, i int) uint8 { return uint8(3*r + i%7) }
 		give := func(b spmd.Buffer[uint8]) {
-			must(t, b.Fill(uint8(rank+1)))
+			must(t, b.SetAll(uint8(rank+1)))
 			for _, i := range ends {
 				b.Set(i, tag(rank, i))
 			}
@@ -206,7 +206,7 @@ func TestBeyond2GiB(t *testing.T) {
 		must(t, spmd.AllReduce(on, y, x, spmd.Sum))
 		check("AllReduce", y, sum)
 		must(t, ddp.CheckSame(w.Comm, "the sum", y)) // all of it, on all ranks
-		must(t, x.Fill(uint8(size*(size+1)/2)))
+		must(t, x.SetAll(uint8(size*(size+1)/2)))
 		for _, i := range ends {
 			x.Set(i, sum(i))
 		}
@@ -256,7 +256,7 @@ func TestKindsOfMemory(t *testing.T) {
 					x, err := kind.alloc(w, n)
 					must(t, err)
 					z := alloc[int64](t, w, n)
-					must(t, x.Fill(-1))
+					must(t, x.SetAll(-1))
 					must(t, spmd.Fill(s, x, int64(w.Rank()+round)))
 					must(t, spmd.AllReduce(w.Comm.On(s), x, x, spmd.Sum))
 					must(t, spmd.Copy(s, z, x))

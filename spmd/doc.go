@@ -16,7 +16,7 @@
 //				return err
 //			}
 //			defer x.Free()
-//			if err := x.Fill(float32(w.Rank())); err != nil {
+//			if err := x.SetAll(float32(w.Rank())); err != nil {
 //				return err
 //			}
 //			if err := spmd.AllReduce(w.Comm, x, x, spmd.Sum); err != nil { // finished on return
@@ -31,7 +31,9 @@
 // NCCL's; elsewhere the same program runs on host memory through MPI. A Kernel is
 // CUDA C++ and, beside it, the Go function that does the same on the host. The
 // difference that a program sees is that only the host's memory has slices: CopyFrom,
-// CopyTo and At work everywhere, Host for what AllocPinned and AllocManaged return.
+// CopyTo, SetAll, At and Set work everywhere, Host for what AllocPinned and AllocManaged
+// return. These methods of a Buffer block; functions such as Copy and Fill take a Stream,
+// and enqueue.
 //
 // # What holds for every call
 //
@@ -51,7 +53,9 @@
 // before anything is sent, with both numbers and the caller's file and line.
 // Buffers may have any number of elements, beyond 2^31 too. A collective for none
 // does not synchronize the ranks; a message of none is sent and received as any other.
-// No call allocates Go memory.
+// Once a stream and a communicator have run a call, the next one allocates no Go memory on
+// the host, nor on GPUs through NCCL and kernels between peers. Where MPI carries the
+// memory of GPUs (mpi-aware, mpi-staged), and with --check, a call allocates some.
 //
 // Between streams there is no order but that of Stream.After and Stream.Wait. On a
 // GPU the collectives of one communicator run in the order in which they were
@@ -73,6 +77,10 @@
 // One goroutine drives a rank: issue collectives from one goroutine, so that their
 // order is the same on every rank. Other goroutines may prepare data.
 //
-// Package spmdtest runs tests on several ranks. Package host has what the host
-// function of a Kernel is made of.
+// Free gives back the memory of a Buffer, and Close ends whatever else was opened. A second
+// call of either does nothing. Main and World.Close end what a program has left.
+//
+// Package checkpoint saves and loads a program's state. Package ddp has what a
+// data-parallel training loop needs, package timing measures steps. Package spmdtest runs
+// tests on several ranks. Package host has what the host function of a Kernel is made of.
 package spmd

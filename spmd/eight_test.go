@@ -61,17 +61,17 @@ func TestGemmE4M3(t *testing.T) {
 		}
 		// One graph, other scales.
 		a, b, c, scale := alloc[spmd.F8E4M3](t, w, 256), alloc[spmd.F8E4M3](t, w, 256), alloc[spmd.BF16](t, w, 256), alloc[float32](t, w, 1)
-		must(t, a.Fill(spmd.ToF8E4M3(0.5)))
-		must(t, b.Fill(spmd.ToF8E4M3(-2)))
+		must(t, a.SetAll(spmd.ToF8E4M3(0.5)))
+		must(t, b.SetAll(spmd.ToF8E4M3(-2)))
 		gemm := func() error {
 			return spmd.Gemm(s, spmd.MatrixOf(c, 16, 16), spmd.MatrixOf(a, 16, 16), spmd.MatrixOf(b, 16, 16), spmd.GemmOpt{TransB: true, ScaleB: scale.Arg()})
 		}
-		must(t, scale.Fill(1))
+		must(t, scale.SetAll(1))
 		must(t, gemm()) // so that the library has what it needs
 		g, err := s.Capture(gemm)
 		must(t, err)
 		for _, x := range []float32{1, 4, 0.125} {
-			must(t, scale.Fill(x))
+			must(t, scale.SetAll(x))
 			must(t, g.Launch(s))
 			must(t, s.Synchronize())
 			for i, v := range take(t, c) {

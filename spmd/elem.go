@@ -8,11 +8,13 @@ import (
 
 // Elem is the set of element types of collectives and messages: those with one layout
 // in Go, CUDA C++, MPI and NCCL. A collective of any other type does not compile.
-type Elem = elem.Elem
+type Elem interface {
+	int8 | uint8 | int32 | uint32 | int64 | uint64 | F16 | BF16 | float32 | float64
+}
 
 // Stored is the set of element types of buffers: Elem, and F8E4M3, which only kernels
 // and Gemm take. A buffer of any other type does not compile.
-type Stored = elem.Stored
+type Stored interface{ Elem | F8E4M3 }
 
 // F16 is IEEE 754 binary16, a storage type: it is converted with ToF16 and
 // Float32, and computed with in float32.

@@ -248,10 +248,10 @@ func (p *product[C, T]) run(t *testing.T, w *spmd.World, s *spmd.Stream) {
 		t.Helper()
 		must(t, c.CopyFrom(old))
 		nan := p.ec.to(math.NaN())
-		must(t, columns.Fill(nan))
-		must(t, rows.Fill(nan))
+		must(t, columns.SetAll(nan))
+		must(t, rows.SetAll(nan))
 		if p.has("GELU") {
-			must(t, aux.Fill(nan))
+			must(t, aux.SetAll(nan))
 		}
 	}
 	if err := gemm(); err != nil {

@@ -64,7 +64,7 @@ var lateCalls = []struct {
 		return spmd.ScatterV(c, p.one, p.all, p.counts, leaver)
 	}},
 	{"an AllToAllV", "AllToAllV of float32", func(_ *spmd.World, c spmd.Comm, p operands) error {
-		return spmd.AllToAllV(c, p.more, p.counts, p.all, p.counts)
+		return spmd.AllToAllV(c, p.more, p.all, p.counts, p.counts)
 	}},
 	{"a Barrier", "Barrier", func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.Barrier(c) }},
 	{"a Group", "Group of AllReduce of 13 float32 (sum)", func(_ *spmd.World, c spmd.Comm, p operands) error {

@@ -383,7 +383,7 @@ func suspendAll(_ context.Context, w *spmd.World, victim bool) error {
 		return err
 	}
 	mine := pids.Slice(w.Rank(), w.Rank()+1)
-	if err := mine.Fill(int32(os.Getpid())); err != nil {
+	if err := mine.SetAll(int32(os.Getpid())); err != nil {
 		return err
 	}
 	if err := spmd.AllGather(w.Comm, pids, mine); err != nil {
@@ -417,7 +417,7 @@ func suspendAll(_ context.Context, w *spmd.World, victim bool) error {
 			now = 1
 		default:
 		}
-		if err := state.Fill(now); err != nil {
+		if err := state.SetAll(now); err != nil {
 			return err
 		}
 		if err := spmd.AllReduce(w.Comm, state, state, spmd.Max); err != nil {

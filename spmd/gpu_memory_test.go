@@ -225,7 +225,7 @@ func gpuTransfers(t *testing.T, w *spmd.World) {
 		t.Errorf("float64: %v, %v", long.At(3), long.At(4))
 	}
 	newCalls(t)
-	must(t, long.Fill(1)) // no driver fills 8 bytes
+	must(t, long.SetAll(1)) // no driver fills 8 bytes
 	if got := newCalls(t, "cuLaunchKernel"); len(got) != 1 || value(got[0], "function") != "fill_u64" || !strings.HasSuffix(value(got[0], "args"), ",0x5,0x3ff0000000000000") {
 		t.Errorf("a fill of float64: %q", got)
 	}
@@ -244,7 +244,7 @@ func gpuTransfers(t *testing.T, w *spmd.World) {
 func fillAndSet[T spmd.Elem](t *testing.T, w *spmd.World, v, other T) {
 	t.Helper()
 	b := alloc[T](t, w, 1001)
-	must(t, b.Fill(v))
+	must(t, b.SetAll(v))
 	b.Set(500, other)
 	got, want := make([]T, 1001), slices.Repeat([]T{v}, 1001)
 	want[500] = other
@@ -367,7 +367,7 @@ func gpuAllocations(t *testing.T, w *spmd.World) {
 		{"ReduceScatter", func() error { return spmd.ReduceScatter(q, y.Slice(0, 2), x.Slice(0, 2*n), spmd.Sum) }},
 		{"AllToAll in place", func() error { return spmd.AllToAll(q, x, x) }},
 		{"AllGatherV", func() error { return spmd.AllGatherV(q, y.Slice(0, 2*n), x.Slice(0, 2), counts) }},
-		{"AllToAllV", func() error { return spmd.AllToAllV(q, y.Slice(0, 2*n), counts, x.Slice(0, 2*n), counts) }},
+		{"AllToAllV", func() error { return spmd.AllToAllV(q, y.Slice(0, 2*n), x.Slice(0, 2*n), counts, counts) }},
 		{"SendRecv", func() error { return spmd.SendRecv(q, y, (r+n-1)%n, x, (r+1)%n) }},
 		{"Barrier", func() error { return spmd.Barrier(q) }},
 		{"Group", func() error { return q.Group(grouped) }},

@@ -152,7 +152,7 @@ func number64(t *testing.T, line, key string) uint64 {
 func addr(t *testing.T, b spmd.Buffer[float32]) uint64 {
 	t.Helper()
 	was := calls.read
-	must(t, b.Slice(0, 1).Fill(0))
+	must(t, b.Slice(0, 1).SetAll(0))
 	fills := newCalls(t, "cuMemsetD32Async")
 	calls.read = was
 	return number64(t, fills[len(fills)-1], "dst")
@@ -299,7 +299,7 @@ func gpuCollectives(t *testing.T, w *spmd.World) {
 		// Rank r sends r+1 elements to each, and receives s+1 from rank s.
 		{"AllToAllV", func() error {
 			n := r + 1
-			return spmd.AllToAllV(c, y.Slice(0, 6), []int{1, 2, 3}, x.Slice(0, 3*n), []int{n, n, n})
+			return spmd.AllToAllV(c, y.Slice(0, 6), x.Slice(0, 3*n), []int{1, 2, 3}, []int{n, n, n})
 		}, group(send("x", 0, r+1, 0), recv("y", 0, 1, 0), send("x", r+1, r+1, 1), recv("y", 1, 2, 1), send("x", 2*r+2, r+1, 2), recv("y", 3, 3, 2))},
 		{"SendRecv", func() error { return spmd.SendRecv(c, y.Slice(0, 2), (r+2)%3, x.Slice(0, 2), (r+1)%3) },
 			group(send("x", 0, 2, (r+1)%3), recv("y", 0, 2, (r+2)%3))},
@@ -319,7 +319,7 @@ func gpuCollectives(t *testing.T, w *spmd.World) {
 			for _, err := range []error{spmd.AllReduce(c, o, o, spmd.Sum), spmd.Reduce(c, o, o, spmd.Sum, 0), spmd.Broadcast(c, o, 0), spmd.AllGather(c, o, o),
 				spmd.ReduceScatter(c, o, o, spmd.Sum), spmd.AllToAll(c, o, o), spmd.Gather(c, o, o, 0), spmd.Scatter(c, o, o, 0),
 				spmd.AllGatherV(c, o, o, none), spmd.ReduceScatterV(c, o, o, none, spmd.Sum), spmd.GatherV(c, o, o, none, 0),
-				spmd.ScatterV(c, o, o, none, 0), spmd.AllToAllV(c, o, none, o, none)} {
+				spmd.ScatterV(c, o, o, none, 0), spmd.AllToAllV(c, o, o, none, none)} {
 				if err != nil {
 					return err
 				}
@@ -419,7 +419,7 @@ func gpuSplit(t *testing.T, w *spmd.World) {
 	}
 
 	os.Setenv("FAKENCCL_CHILD", fmt.Sprintf("%d/3", r))
-	m, err := w.Mesh("data", 3, "model", 1)
+	m, err := w.Mesh(spmd.Axis{Name: "data", Size: 3}, spmd.Axis{Name: "model", Size: 1})
 	must(t, err)
 	split := newCalls(t, "ncclCommSplit")
 	if len(split) != 2 || !strings.Contains(split[0], fmt.Sprintf("color=0 key=%d", r)) || !strings.Contains(split[1], "color=-1") {

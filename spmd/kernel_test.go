@@ -104,7 +104,7 @@ func weighed[T float32 | float64](t *testing.T, w *spmd.World, table spmd.Arg, k
 	s, err := w.NewStream("forms")
 	must(t, err)
 	defer s.Close()
-	must(t, x.Fill(1))
+	must(t, x.SetAll(1))
 	g := spmd.Cover1D(n, 256)
 	g.Programmatic = true
 	for _, k := range kernels {

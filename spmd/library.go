@@ -75,8 +75,11 @@ func (l *Library) Call(s *Stream, workspace int, args ...Arg) error {
 }
 
 // Close ends the use of l, whose calls have run: what it stands for is about to go. Graphs
-// that hold a call of it cannot be launched any more. It does nothing else.
-func (l *Library) Close() { l.closed.Store(true) }
+// that hold a call of it cannot be launched any more. It does nothing else, and returns nil.
+func (l *Library) Close() error {
+	l.closed.Store(true)
+	return nil
+}
 
 // libraryCall hands a call to the library. The arguments are copied, so that those of
 // Call stay on its caller's stack.

@@ -63,7 +63,7 @@ func testLibrary(t *testing.T, w *spmd.World) {
 		return errors.Join(spmd.Fill(s, y, -1), call(), l.Call(s, 8*half, x.Arg(), y.Arg(), spmd.I64(half)))
 	})
 	must(t, err)
-	must(t, y.Fill(0))
+	must(t, y.SetAll(0))
 	for range 3 {
 		must(t, g.Launch(s))
 		holds(y, turned)

@@ -228,7 +228,7 @@ func preemptedAtTheEnd(ctx context.Context, w *spmd.World) error {
 		return err
 	}
 	mine := pids.Slice(w.Rank(), w.Rank()+1)
-	if err := mine.Fill(int64(os.Getpid())); err != nil {
+	if err := mine.SetAll(int64(os.Getpid())); err != nil {
 		return err
 	}
 	if err := spmd.AllGather(w.Comm, pids, mine); err != nil {

@@ -78,7 +78,7 @@ func (l letters) check(w *spmd.World, what string, most int) error {
 			at += n
 		}
 	}
-	return l.in.Fill(-1)
+	return l.in.SetAll(-1)
 }
 
 // exchangeLetters sends messages of some sizes in groups, on their own and in a graph. Those of more than most elements
@@ -150,7 +150,7 @@ func exchangeParts(w *spmd.World, n int) error {
 		return failure
 	}
 	err := errors.Join(spmd.GatherV(w.Comm, gathered, own, counts, root), spmd.ScatterV(w.Comm, scattered, all, counts, root),
-		spmd.AllToAllV(w.Comm, in, across, out, across), spmd.AllGatherV(w.Comm, everywhere, own, counts),
+		spmd.AllToAllV(w.Comm, in, out, across, across), spmd.AllGatherV(w.Comm, everywhere, own, counts),
 		spmd.AllGatherV(w.Comm, inPlace, inPlace.Slice(off, off+counts[me]), counts))
 	check := func(what string, b spmd.Buffer[int32], want func(i int) int32) {
 		got := make([]int32, b.Len())
@@ -209,13 +209,13 @@ func TestMessages(t *testing.T) {
 			return
 		}
 		short, long := alloc[float32](t, w, 8), alloc[float32](t, w, 1<<20)
-		must(t, short.Fill(1))
-		must(t, long.Fill(2))
+		must(t, short.SetAll(1))
+		must(t, long.SetAll(2))
 		c := w.Comm
 		if w.Rank() == 0 { // rank 1 sends the short one when it has the long one
 			must(t, c.Group(func() error { return errors.Join(spmd.Recv(c, short, 1), spmd.Send(c, long, 1)) }))
 		} else {
-			must(t, short.Fill(3))
+			must(t, short.SetAll(3))
 			must(t, spmd.Recv(c, long, 0))
 			must(t, spmd.Send(c, short, 0))
 		}
@@ -246,14 +246,14 @@ func emptyMessages(t *testing.T, w *spmd.World) {
 	x, in := alloc[int32](t, w, 8), alloc[int32](t, w, 8)
 	none := x.Slice(8, 8)
 	for _, m := range modesOf(w) {
-		must(t, in.Fill(-1))
+		must(t, in.SetAll(-1))
 		must(t, spmd.Barrier(w.Comm))
 		switch me {
 		case 0:
 			for i := range 300 { // work, during which nobody may be told that it is done
 				must(t, os.WriteFile(filepath.Join(dir, "work"), make([]byte, 1000*i), 0o666))
 			}
-			must(t, x.Fill(7))
+			must(t, x.SetAll(7))
 			must(t, os.WriteFile(sent, nil, 0o666))
 			m.run(t, w, func(c spmd.Comm) error {
 				return errors.Join(spmd.Send(c, none, 1), spmd.Send(c, x.Slice(0, 3), 1), spmd.Send(c, spmd.Buffer[int32]{}, 1))
@@ -276,7 +276,7 @@ func emptyMessages(t *testing.T, w *spmd.World) {
 		}
 		// Each rank sends as many elements as its number.
 		next, prev := (me+1)%ranks, (me+ranks-1)%ranks
-		must(t, x.Fill(int32(me)))
+		must(t, x.SetAll(int32(me)))
 		m.run(t, w, func(c spmd.Comm) error { return spmd.SendRecv(c, in.Slice(0, prev), prev, x.Slice(0, me), next) })
 		if prev > 0 && in.At(prev-1) != int32(prev) {
 			t.Errorf("%s: rank %d sent %d", m.name, prev, in.At(prev-1))
@@ -315,7 +315,7 @@ func gatherMuch(w *spmd.World, n int) error {
 	for i := range values {
 		values[i] = posted(w.Rank(), 0, 0, i)
 	}
-	err = errors.Join(part.CopyFrom(values), spmd.Gather(w.Comm, all, part, 1), part.Fill(0), spmd.Scatter(w.Comm, part, all, 1), part.CopyTo(values))
+	err = errors.Join(part.CopyFrom(values), spmd.Gather(w.Comm, all, part, 1), part.SetAll(0), spmd.Scatter(w.Comm, part, all, 1), part.CopyTo(values))
 	for i, v := range values {
 		if v != posted(w.Rank(), 0, 0, i) {
 			return errors.Join(err, fmt.Errorf("element %d has come back as %d", i, v))

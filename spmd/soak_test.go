@@ -269,7 +269,7 @@ func soak(w *spmd.World) error {
 		if time.Since(start) >= limit && len(samples) >= 8 {
 			enough = 1
 		}
-		if err := over.Fill(enough); err != nil {
+		if err := over.SetAll(enough); err != nil {
 			return err
 		}
 		if err := spmd.AllReduce(w.Comm, over, over, spmd.Min); err != nil {

@@ -90,7 +90,8 @@ func (s *Stream) Synchronize() error {
 	return s.q.end().wait()
 }
 
-// Close waits for the work of s and ends it. The world closes what is left.
+// Close waits for the work of s and ends it. The world closes what is left. A second Close only returns the error of
+// the stream again, if it has one.
 func (s *Stream) Close() error {
 	if s.cap != nil {
 		return fmt.Errorf("%s: Close: stream %q is being captured", ccall.At(), s.name)

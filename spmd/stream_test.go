@@ -20,7 +20,7 @@ var errPlanned = errors.New("planned failure")
 func fill(t *testing.T, w *spmd.World, n int, v float32) spmd.Buffer[float32] {
 	t.Helper()
 	b := alloc[float32](t, w, n)
-	must(t, b.Fill(v))
+	must(t, b.SetAll(v))
 	return b
 }
 
@@ -78,6 +78,7 @@ func TestStreamOrder(t *testing.T) {
 			t.Errorf("Elapsed = %v, %v", d, err)
 		}
 		must(t, a.Wait(after))
+		must(t, a.Close())
 		must(t, a.Close())
 		if err := spmd.Fill(a, x, 1); err == nil || !strings.Contains(err.Error(), `"a" is closed`) {
 			t.Errorf("Fill on a closed stream: %v", err)
@@ -227,7 +228,7 @@ func TestMemoryIsReusedOnlyWhenStreamsHavePassed(t *testing.T) {
 		fill := func(t *testing.T, w *spmd.World, n int, v float32) spmd.Buffer[float32] {
 			b, err := spmd.AllocPinned[float32](w, n) // whose addresses the host sees on every device
 			must(t, err)
-			must(t, b.Fill(v))
+			must(t, b.SetAll(v))
 			return b
 		}
 		x := fill(t, w, 1000, 1)
@@ -287,7 +288,7 @@ func TestGraph(t *testing.T) {
 			t.Fatal("capturing ran the commands")
 		}
 		wantX, wantY := float32(1), float32(1)
-		must(t, y.Fill(1))
+		must(t, y.SetAll(1))
 		for i := range 5 {
 			s := main
 			if i%2 == 1 {
@@ -364,7 +365,7 @@ func TestGemmAndGemv(t *testing.T) {
 		a, b, c := alloc[float64](t, w, 6), alloc[float64](t, w, 6), alloc[float64](t, w, 4)
 		must(t, a.CopyFrom([]float64{1, 2, 3, 4, 5, 6}))    // 2x3
 		must(t, b.CopyFrom([]float64{7, 8, 9, 10, 11, 12})) // 3x2
-		must(t, c.Fill(1))
+		must(t, c.SetAll(1))
 		m := spmd.MatrixOf[float64]
 		equal := func(what string, got spmd.Buffer[float64], want ...float64) {
 			t.Helper()

@@ -219,7 +219,7 @@ func newOwn[T number](w *spmd.World, k *kernels, m matrix[T]) (*own[T], error) {
 	if o.arrived, err = spmd.Alloc[uint32](w, o.tiles); err != nil {
 		return nil, err
 	}
-	return o, o.arrived.Fill(0)
+	return o, o.arrived.SetAll(0)
 }
 
 // multiply enqueues y = W x for rows [lo, hi) of m; lo is a multiple of the tile.

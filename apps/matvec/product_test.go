@@ -107,7 +107,7 @@ func testRagged[T number](t *testing.T, w *spmd.World, rows, cols int, byColumns
 	for _, m := range []method{{"own", 1}, {"own", 1}, {"own", 3}, {"cublas", 1}, {"cublas", 3}} {
 		what := fmt.Sprintf("%d x %d of %T, by columns %v, %v", rows, cols, x, byColumns, m)
 		got := make([]float32, rows)
-		if err := p.y.Fill(float32(math.NaN())); err != nil {
+		if err := p.y.SetAll(float32(math.NaN())); err != nil {
 			t.Fatal(err)
 		}
 		if err := p.enqueue(m); err != nil {

@@ -63,7 +63,7 @@ func (a *adder[T]) open(w *spmd.World, n int) (err error) {
 	if a.arrived, err = spmd.Alloc[uint32](w, 1); err != nil {
 		return err
 	}
-	return a.arrived.Fill(0)
+	return a.arrived.SetAll(0)
 }
 
 // local enqueues sum = the sum of x, in an order that depends on the length and the kind

@@ -164,7 +164,7 @@ func (p *past) loadWeights(arena spmd.Buffer[float32]) error {
 	for _, q := range params {
 		items = append(items, checkpoint.Replicated("model."+q.Name, arena.Slice(q.Off, q.Off+q.Len)))
 	}
-	if err := arena.Fill(0); err != nil { // between the tensors
+	if err := arena.SetAll(0); err != nil { // between the tensors
 		return err
 	}
 	_, err := p.Load(nil, items...)

@@ -154,12 +154,12 @@ func TestBadLoss(t *testing.T) {
 			t.Fatal(err)
 		}
 		before := floatsOf(t, m.Weights)
-		if err := m.Grads.Fill(0.1); err != nil {
+		if err := m.Grads.SetAll(0.1); err != nil {
 			t.Fatal(err)
 		}
 		for _, loss := range []float64{math.Inf(1), math.NaN(), 1} {
 			o.SkipBad = loss == 1
-			if err := m.Loss.Fill(loss); err != nil {
+			if err := m.Loss.SetAll(loss); err != nil {
 				t.Fatal(err)
 			}
 			if err := o.Step(s, 0.1); err != nil {

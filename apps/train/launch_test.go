@@ -358,7 +358,7 @@ func (l *launches[A]) loss() {
 
 	sum, err := spmd.Alloc[float64](l.w, 1)
 	if err == nil {
-		err = sum.Fill(3)
+		err = sum.SetAll(3)
 	}
 	if err != nil {
 		l.Fatal(err)

@@ -198,7 +198,7 @@ func (m *Model[A]) alloc() error {
 	m.par = bind(&m.State, mats)
 	// The gaps between tensors are never written: they must not hold a NaN that
 	// would reach the norm.
-	return errors.Join(m.Weights.Fill(0), m.Grads.Fill(0), m.half.Fill(0), m.Totals.Fill(0), m.arrived.Fill(0))
+	return errors.Join(m.Weights.SetAll(0), m.Grads.SetAll(0), m.half.SetAll(0), m.Totals.SetAll(0), m.arrived.SetAll(0))
 }
 
 // Attention returns how attention is computed, and why so.

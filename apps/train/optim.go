@@ -94,7 +94,7 @@ func (o *AdamW) alloc() error {
 			mask[i/arenaAlign] = 1
 		}
 	}
-	return errors.Join(o.M.Fill(0), o.V.Fill(0), o.Norm.Fill(0), o.counts.Fill(0), o.decay.CopyFrom(mask))
+	return errors.Join(o.M.SetAll(0), o.V.SetAll(0), o.Norm.SetAll(0), o.counts.SetAll(0), o.decay.CopyFrom(mask))
 }
 
 // Close frees the buffers.

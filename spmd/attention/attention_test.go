@@ -80,7 +80,7 @@ func poisonedOf[T Elem](t *testing.T, w *spmd.World, n int) spmd.Buffer[T] {
 	t.Helper()
 	b, err := spmd.Alloc[T](w, n)
 	must(t, err)
-	must(t, b.Fill(nan[T]()))
+	must(t, b.SetAll(nan[T]()))
 	t.Cleanup(func() { must(t, b.Free()) })
 	return b
 }
@@ -93,9 +93,9 @@ func (j *job[T]) backward() error {
 
 func (j *job[T]) poison() {
 	j.t.Helper()
-	must(j.t, j.outB.Fill(nan[T]()))
-	must(j.t, j.dqkvB.Fill(nan[T]()))
-	must(j.t, j.lseB.Fill(float32(math.NaN())))
+	must(j.t, j.outB.SetAll(nan[T]()))
+	must(j.t, j.dqkvB.SetAll(nan[T]()))
+	must(j.t, j.lseB.SetAll(float32(math.NaN())))
 }
 
 // taken is b's first n elements; what is behind them must be as it was.

@@ -108,7 +108,5 @@ func (p *cudnnPath) close() error {
 	if p == nil {
 		return nil
 	}
-	p.forward.Close()
-	p.backward.Close()
-	return p.a.Close()
+	return errors.Join(p.forward.Close(), p.backward.Close(), p.a.Close())
 }

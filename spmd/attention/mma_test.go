@@ -207,9 +207,9 @@ const nanBF16 spmd.BF16 = 0x7fc0
 func poison[T spmd.BF16 | float32](b spmd.Buffer[T]) error {
 	switch b := any(b).(type) {
 	case spmd.Buffer[spmd.BF16]:
-		return b.Fill(nanBF16)
+		return b.SetAll(nanBF16)
 	case spmd.Buffer[float32]:
-		return b.Fill(float32(math.NaN()))
+		return b.SetAll(float32(math.NaN()))
 	}
 	panic("no such type")
 }

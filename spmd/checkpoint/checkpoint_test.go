@@ -200,7 +200,7 @@ func TestCheckpointFormat(t *testing.T) {
 		x := alloc[float32](t, w, 3)
 		y := alloc[float64](t, w, 2)
 		must(t, x.CopyFrom([]float32{1, 2, 3}))
-		must(t, y.Fill(float64(w.Rank())))
+		must(t, y.SetAll(float64(w.Rank())))
 		must(t, c.Save(1, nil, checkpoint.Replicated("x", x), checkpoint.Sharded("y", y, 2*w.Rank(), 4)))
 		must(t, c.Wait())
 		b, err := os.ReadFile(filepath.Join(dir, "step-00000001", "shard-00001-of-00002.safetensors"))
@@ -224,8 +224,8 @@ func TestCheckpointRefuses(t *testing.T) {
 		dir := filepath.Join(dir, strconv.Itoa(w.Size()))
 		c := open(t, w, dir, 0)
 		x, y := alloc[float32](t, w, 10), alloc[float64](t, w, 10)
-		must(t, x.Fill(1))
-		must(t, y.Fill(1))
+		must(t, x.SetAll(1))
+		must(t, y.SetAll(1))
 		gone := alloc[float32](t, w, 10)
 		must(t, gone.Free())
 		expect := func(what string, err error) {
@@ -275,7 +275,7 @@ func TestCheckpointRefuses(t *testing.T) {
 
 		must(t, c.Save(1, "text", all...))
 		must(t, c.Wait())
-		must(t, x.Fill(2))
+		must(t, x.SetAll(2))
 		load := func(meta any, items ...checkpoint.Item) error { _, err := c.Load(meta, items...); return err }
 		expect(`no array "z"`, load(nil, checkpoint.Replicated("z", x)))
 		expect(`"x" as 10 F32, the program as 10 F64`, load(nil, checkpoint.Replicated("x", y)))
@@ -622,7 +622,7 @@ func TestCheckpointFaults(t *testing.T) {
 func reduce(t *testing.T, w *spmd.World, v int64) int64 {
 	t.Helper()
 	x := alloc[int64](t, w, 1)
-	must(t, x.Fill(v))
+	must(t, x.SetAll(v))
 	must(t, spmd.AllReduce(w.Comm, x, x, spmd.Sum))
 	return x.At(0)
 }

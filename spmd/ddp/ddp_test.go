@@ -15,8 +15,8 @@ import (
 func TestSyncStartAndCheckSame(t *testing.T) {
 	spmdtest.Run(t, []int{1, 2, 3, 4}, func(t *testing.T, w *spmd.World) {
 		x, y := alloc[float32](t, w, 100_003), alloc[uint8](t, w, 13)
-		must(t, x.Fill(float32(w.Rank())))
-		must(t, y.Fill(uint8(w.Rank())))
+		must(t, x.SetAll(float32(w.Rank())))
+		must(t, y.SetAll(uint8(w.Rank())))
 		must(t, ddp.SyncStart(w.Comm, x))
 		must(t, ddp.SyncStart(w.Comm, y))
 		if x.At(100_002) != 0 || y.At(12) != 0 {
@@ -89,7 +89,7 @@ func TestReducer(t *testing.T) {
 	spmdtest.Run(t, []int{1, 2, 3, 4}, func(t *testing.T, w *spmd.World) {
 		compute := stream(t, w, "compute")
 		arena := alloc[float32](t, w, 1000)
-		must(t, arena.Fill(0))
+		must(t, arena.SetAll(0))
 		loose := alloc[float32](t, w, 10)
 		cuts := []int{1000, 900, 890, 400, 399, 0}
 		var grads []spmd.Buffer[float32]
@@ -134,7 +134,7 @@ func TestReducer(t *testing.T) {
 		apart, err := ddp.NewReducer(w.Comm, []spmd.Buffer[float32]{arena.Slice(0, 100), arena.Slice(110, 200), between},
 			ddp.ReducerConfig{BucketBytes: 1})
 		must(t, err)
-		must(t, arena.Fill(1))
+		must(t, arena.SetAll(1))
 		for i := range 3 {
 			must(t, apart.Ready(i, compute))
 		}
