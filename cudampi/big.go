@@ -100,7 +100,7 @@ func (c *Comm) bigAllToAll(dst, src unsafe.Pointer, n int, t elem.Type) error {
 		}
 		for lo := 0; lo < n; lo += limit {
 			buf := at(dst, peer*n+lo, t)
-			if err := c.check("MPI_Sendrecv_replace", sysSwap(c, buf, min(limit, n-lo), t, peer, tagInternal)); err != nil {
+			if err := c.Check("MPI_Sendrecv_replace", sysSwap(c, buf, min(limit, n-lo), t, peer, tagInternal)); err != nil {
 				return err
 			}
 		}
@@ -114,8 +114,8 @@ func (c *Comm) exchange(dst unsafe.Pointer, recv parts, src unsafe.Pointer, send
 	recvAt, sendAt := 0, 0
 	for r := range c.size {
 		if r != c.rank {
-			c.group.add(c, at(dst, recvAt, t), recv.len(r), t, r, tagInternal, true)
-			c.group.add(c, at(src, sendAt, t), send.len(r), t, r, tagInternal, false)
+			c.group.add(c, at(dst, recvAt, t), recv.len(r), t, r, tagInternal, true, nil)
+			c.group.add(c, at(src, sendAt, t), send.len(r), t, r, tagInternal, false, nil)
 		}
 		recvAt += recv.len(r)
 		sendAt += send.len(r)

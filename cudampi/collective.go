@@ -1,18 +1,17 @@
 package cudampi
 
 import (
-	"math"
 	"unsafe"
 
 	"lockstep/internal/elem"
 )
 
-// What one MPI call is given at most, in elements; tests lower these. More is done in parts.
+// What one MPI call is given at most, in elements; tests lower these. More is done in parts. A message of more than an int
+// holds is one of a derived datatype (sys.h).
 var (
-	maxCount   = 1 << 27       // of a collective, all ranks' parts together: libraries add them up, some in an int
-	maxHalf    = 1 << 20       // of a reduction of 16-bit floats, which goes through float32 scratch memory
-	maxMessage = math.MaxInt32 // of a message as plain elements; above, it is one of a derived datatype
-	maxSwap    = 1 << 20       // of one exchange within an in-place AllToAll, which MPI buffers
+	maxCount = 1 << 27 // of a collective, all ranks' parts together: libraries add them up, some in an int
+	maxHalf  = 1 << 20 // of a reduction of 16-bit floats, which goes through float32 scratch memory
+	maxSwap  = 1 << 20 // of one exchange within an in-place AllToAll, which MPI buffers
 )
 
 // reduceCount is the most elements that one reduction may be given.
@@ -23,34 +22,13 @@ func reduceCount(t elem.Type) int {
 	return maxCount
 }
 
-// fits says whether a collective of n elements may go through memory that the ranks share, which takes limit bytes of it.
-func (c *Comm) fits(n int, t elem.Type, limit int) bool {
-	return c.board != nil && n > 0 && n*t.Size() <= limit
-}
-
-// judge is the error of a collective through shared memory, of n elements of type t by op on this rank; elem.Ops is none.
-func (c *Comm) judge(name string, m met, n int, t elem.Type, op elem.Op) error {
-	if m.rank < 0 {
-		return c.check(name, m.code)
-	}
-	by := ""
-	if op < elem.Ops {
-		by = op.String() + " of "
-	}
-	return c.errorf(name, ErrCount, "%s%d %v here, but rank %d brought another operation, type or count: %d elements", by, n, t, m.rank, m.got)
-}
-
 // Barrier blocks until every rank of c has called it. Collective. Source: mpi.h, MPI_Barrier.
 func (c *Comm) Barrier() error {
 	const name = "MPI_Barrier"
-	if err := c.usable(name); err != nil {
+	if err := c.Usable(name); err != nil {
 		return err
 	}
-	// MPI, which does not yield where each rank has a core, makes the system move apart ranks that it has put on one.
-	if c.board != nil && sysSharesCores(c.board) {
-		return c.check(name, sysBoardBarrier(c.board))
-	}
-	return c.check(name, sysBarrier(c.h))
+	return c.Check(name, sysBarrier(c.h))
 }
 
 // AllReduce sets dst[i] to op over all ranks of src[i], on every rank; dst and src have n elements.
@@ -58,18 +36,15 @@ func (c *Comm) Barrier() error {
 // Collective; it blocks. In place: dst is src. Source: mpi.h, MPI_Allreduce.
 func (c *Comm) AllReduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
 	const name = "MPI_Allreduce"
-	if err := c.ready(name, n, t, dst, src); err != nil {
+	if err := c.Ready(name, n, t, dst, src); err != nil {
 		return err
 	}
-	if err := c.checkOp(name, op); err != nil {
+	if err := c.CheckOp(name, op); err != nil {
 		return err
-	}
-	if c.fits(n, t, boardBytes) {
-		return c.judge(name, sysBoardAllReduce(c.board, dst, src, n, t, op), n, t, op)
 	}
 	limit := reduceCount(t)
 	for lo := 0; lo < n; lo += limit {
-		if err := c.check(name, sysAllReduce(c, at(dst, lo, t), at(src, lo, t), min(limit, n-lo), t, op)); err != nil {
+		if err := c.Check(name, sysAllReduce(c, at(dst, lo, t), at(src, lo, t), min(limit, n-lo), t, op)); err != nil {
 			return err
 		}
 	}
@@ -84,13 +59,13 @@ func (c *Comm) Reduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, r
 	if c.rank != root {
 		dst = src
 	}
-	if err := c.ready(name, n, t, dst, src); err != nil {
+	if err := c.Ready(name, n, t, dst, src); err != nil {
 		return err
 	}
-	if err := c.checkOp(name, op); err != nil {
+	if err := c.CheckOp(name, op); err != nil {
 		return err
 	}
-	if err := c.checkRoot(name, root); err != nil {
+	if err := c.CheckRoot(name, root); err != nil {
 		return err
 	}
 	return c.reduce(dst, src, n, t, op, root)
@@ -102,7 +77,7 @@ func (c *Comm) reduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, r
 	}
 	limit := reduceCount(t)
 	for lo := 0; lo < n; lo += limit {
-		if err := c.check("MPI_Reduce", sysReduce(c, at(dst, lo, t), at(src, lo, t), min(limit, n-lo), t, op, root)); err != nil {
+		if err := c.Check("MPI_Reduce", sysReduce(c, at(dst, lo, t), at(src, lo, t), min(limit, n-lo), t, op, root)); err != nil {
 			return err
 		}
 	}
@@ -114,21 +89,18 @@ func (c *Comm) reduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, r
 // Collective; it blocks until this rank has the data, or on the root until buf may change. Source: mpi.h, MPI_Bcast.
 func (c *Comm) Broadcast(buf unsafe.Pointer, n int, t elem.Type, root int) error {
 	const name = "MPI_Bcast"
-	if err := c.ready(name, n, t, buf, buf); err != nil {
+	if err := c.Ready(name, n, t, buf, buf); err != nil {
 		return err
 	}
-	if err := c.checkRoot(name, root); err != nil {
+	if err := c.CheckRoot(name, root); err != nil {
 		return err
 	}
 	return c.broadcast(buf, n, t, root)
 }
 
 func (c *Comm) broadcast(buf unsafe.Pointer, n int, t elem.Type, root int) error {
-	if c.fits(n, t, newsBytes) {
-		return c.judge("MPI_Bcast", sysBoardBroadcast(c, buf, n, t, root), n, t, elem.Ops)
-	}
 	for lo := 0; lo < n; lo += maxCount {
-		if err := c.check("MPI_Bcast", sysBroadcast(c, at(buf, lo, t), min(maxCount, n-lo), t, root)); err != nil {
+		if err := c.Check("MPI_Bcast", sysBroadcast(c, at(buf, lo, t), min(maxCount, n-lo), t, root)); err != nil {
 			return err
 		}
 	}
@@ -140,16 +112,13 @@ func (c *Comm) broadcast(buf unsafe.Pointer, n int, t elem.Type, root int) error
 // Collective; it blocks. In place: src is this rank's part of dst, dst[Rank()*n:]. Source: mpi.h, MPI_Allgather.
 func (c *Comm) AllGather(dst, src unsafe.Pointer, n int, t elem.Type) error {
 	const name = "MPI_Allgather"
-	if err := c.ready(name, n, t, dst, src); err != nil || n == 0 {
+	if err := c.Ready(name, n, t, dst, src); err != nil || n == 0 {
 		return err
-	}
-	if c.fits(n*c.size, t, boardBytes) {
-		return c.judge(name, sysBoardAllGather(c, dst, src, n, t), n, t, elem.Ops)
 	}
 	if n*c.size > maxCount {
 		return c.bigAllGather(dst, src, parts{each: n}, t)
 	}
-	return c.check(name, sysAllGather(c, dst, src, n, t, src == at(dst, c.rank*n, t)))
+	return c.Check(name, sysAllGather(c, dst, src, n, t, src == at(dst, c.rank*n, t)))
 }
 
 // ReduceScatter sets dst to this rank's part of op over all ranks of src. dst has n elements, src Size()*n: the part of
@@ -159,19 +128,16 @@ func (c *Comm) AllGather(dst, src unsafe.Pointer, n int, t elem.Type) error {
 // Source: mpi.h, MPI_Reduce_scatter_block.
 func (c *Comm) ReduceScatter(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
 	const name = "MPI_Reduce_scatter_block"
-	if err := c.ready(name, n, t, dst, src); err != nil {
+	if err := c.Ready(name, n, t, dst, src); err != nil {
 		return err
 	}
-	if err := c.checkOp(name, op); err != nil || n == 0 {
+	if err := c.CheckOp(name, op); err != nil || n == 0 {
 		return err
-	}
-	if c.fits(n*c.size, t, boardBytes) {
-		return c.judge(name, sysBoardReduceScatter(c.board, dst, src, n, t, op), n, t, op)
 	}
 	if n*c.size > reduceCount(t) {
 		return c.bigReduceScatter(dst, src, parts{each: n}, t, op)
 	}
-	return c.check(name, sysReduceScatter(c, dst, src, n, t, op, dst == at(src, c.rank*n, t)))
+	return c.Check(name, sysReduceScatter(c, dst, src, n, t, op, dst == at(src, c.rank*n, t)))
 }
 
 // AllToAll sets part r of dst to this rank's part of the src of rank r. dst and src have Size() parts of n elements.
@@ -179,16 +145,13 @@ func (c *Comm) ReduceScatter(dst, src unsafe.Pointer, n int, t elem.Type, op ele
 // Collective; it blocks. In place: dst is src. Source: mpi.h, MPI_Alltoall.
 func (c *Comm) AllToAll(dst, src unsafe.Pointer, n int, t elem.Type) error {
 	const name = "MPI_Alltoall"
-	if err := c.ready(name, n, t, dst, src); err != nil || n == 0 {
+	if err := c.Ready(name, n, t, dst, src); err != nil || n == 0 {
 		return err
-	}
-	if c.fits(n*c.size, t, boardBytes) {
-		return c.judge(name, sysBoardAllToAll(c, dst, src, n, t), n, t, elem.Ops)
 	}
 	if n*c.size > maxCount {
 		return c.bigAllToAll(dst, src, n, t)
 	}
-	return c.check(name, sysAllToAll(c, dst, src, n, t))
+	return c.Check(name, sysAllToAll(c, dst, src, n, t))
 }
 
 // Gather sets dst on the root to the src of all ranks in rank order; elsewhere dst is not used. src has n elements, dst
@@ -201,16 +164,16 @@ func (c *Comm) Gather(dst, src unsafe.Pointer, n int, t elem.Type, root int) err
 	if c.rank != root {
 		dst = src
 	}
-	if err := c.ready(name, n, t, dst, src); err != nil {
+	if err := c.Ready(name, n, t, dst, src); err != nil {
 		return err
 	}
-	if err := c.checkRoot(name, root); err != nil || n == 0 {
+	if err := c.CheckRoot(name, root); err != nil || n == 0 {
 		return err
 	}
 	if n*c.size > maxCount {
 		return c.bigGather(dst, src, parts{each: n}, t, root)
 	}
-	return c.check(name, sysGather(c, dst, src, n, t, root, c.rank == root && src == at(dst, root*n, t)))
+	return c.Check(name, sysGather(c, dst, src, n, t, root, c.rank == root && src == at(dst, root*n, t)))
 }
 
 // Scatter sets dst to this rank's part of the src of the root; elsewhere src is not used. dst has n elements, src
@@ -223,14 +186,14 @@ func (c *Comm) Scatter(dst, src unsafe.Pointer, n int, t elem.Type, root int) er
 	if c.rank != root {
 		src = dst
 	}
-	if err := c.ready(name, n, t, dst, src); err != nil {
+	if err := c.Ready(name, n, t, dst, src); err != nil {
 		return err
 	}
-	if err := c.checkRoot(name, root); err != nil || n == 0 {
+	if err := c.CheckRoot(name, root); err != nil || n == 0 {
 		return err
 	}
 	if n*c.size > maxCount {
 		return c.bigScatter(dst, src, parts{each: n}, t, root)
 	}
-	return c.check(name, sysScatter(c, dst, src, n, t, root, c.rank == root && dst == at(src, root*n, t)))
+	return c.Check(name, sysScatter(c, dst, src, n, t, root, c.rank == root && dst == at(src, root*n, t)))
 }

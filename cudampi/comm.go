@@ -1,17 +1,14 @@
 package cudampi
 
 import (
-	"errors"
 	"unsafe"
-
-	"golang.org/x/sys/unix"
 
 	"lockstep/internal/elem"
 )
 
 // Tags. Messages of the application and those that collectives are made of never meet.
 const (
-	tagUser     = 0
+	tagUser     = sysTagUser
 	tagInternal = 1
 	tagDevice   = 2 // what staged device messages are made of
 )
@@ -28,19 +25,16 @@ type Comm struct {
 	live  bool
 	v     ints // counts and displacements of V forms
 	group P2P  // of AllToAllV
-	board board
-
-	boardMem []byte // that the board lies in
 }
 
 func newComm(h handle) (*Comm, error) {
 	c := &Comm{h: h, rank: -1, live: true}
 	size, code := sysSize(h)
-	if err := c.check("MPI_Comm_size", code); err != nil {
+	if err := c.Check("MPI_Comm_size", code); err != nil {
 		return nil, err
 	}
 	rank, code := sysRank(h)
-	if err := c.check("MPI_Comm_rank", code); err != nil {
+	if err := c.Check("MPI_Comm_rank", code); err != nil {
 		return nil, err
 	}
 	c.rank, c.size, c.v = rank, size, make(ints, 2*size)
@@ -57,7 +51,7 @@ func (c *Comm) Size() int { return c.size }
 //
 // Collective; it blocks until every rank of c has called it. Source: mpi.h, MPI_Comm_dup.
 func (c *Comm) Dup() (*Comm, error) {
-	if err := c.usable("MPI_Comm_dup"); err != nil {
+	if err := c.Usable("MPI_Comm_dup"); err != nil {
 		return nil, err
 	}
 	h, code := sysDup(c.h)
@@ -70,11 +64,11 @@ func (c *Comm) Dup() (*Comm, error) {
 // Collective; it blocks until every rank of c has called it. Source: mpi.h, MPI_Comm_split.
 func (c *Comm) Split(color, key int) (*Comm, error) {
 	const op = "MPI_Comm_split"
-	if err := c.usable(op); err != nil {
+	if err := c.Usable(op); err != nil {
 		return nil, err
 	}
 	if color != int(int32(color)) || key != int(int32(key)) {
-		return nil, c.errorf(op, ErrArg, "color %d, key %d: both are 32-bit", color, key)
+		return nil, c.Errorf(op, ErrArg, "color %d, key %d: both are 32-bit", color, key)
 	}
 	h, code := sysSplit(c.h, color, key)
 	return c.derived(op, h, code)
@@ -85,7 +79,7 @@ func (c *Comm) Split(color, key int) (*Comm, error) {
 // Collective; it blocks until every rank of c has called it. Source: mpi.h, MPI_Comm_split_type.
 func (c *Comm) SplitShared() (*Comm, error) {
 	const op = "MPI_Comm_split_type"
-	if err := c.usable(op); err != nil {
+	if err := c.Usable(op); err != nil {
 		return nil, err
 	}
 	h, code := sysSplitShared(c.h, c.rank)
@@ -93,7 +87,7 @@ func (c *Comm) SplitShared() (*Comm, error) {
 }
 
 func (c *Comm) derived(op string, h handle, code int) (*Comm, error) {
-	if err := c.check(op, code); err != nil {
+	if err := c.Check(op, code); err != nil {
 		return nil, err
 	}
 	if sysIsNull(h) {
@@ -110,53 +104,7 @@ func (c *Comm) Free() error {
 		return nil
 	}
 	c.live = false
-	err := freeBoard(c.board, c.boardMem)
-	return errors.Join(err, c.check("MPI_Comm_free", sysFree(c.h)))
-}
-
-// ShareMemory lets AllReduce, ReduceScatter, AllGather and AllToAll of up to 32 KiB, counted over all parts, Broadcast of up
-// to 16 KiB, and messages to other ranks of up to 8 KiB on 2 to 4 ranks, 4 on 8 and 0.5 on 64, go through memory that the
-// ranks share, 0.8 MiB for each, where there are 2 to 8 of them, or up to 64 that share cores, all on one node; elsewhere it
-// does nothing. MPI costs more. A rank that brings another count, type or operation than the others is then an error on every
-// rank, or in a Broadcast where it differs from the root's.
-//
-// Collective; it blocks. After an error the Comm works as before. Source: memfd_create(2).
-func (c *Comm) ShareMemory() error {
-	if err := c.usable("ShareMemory"); err != nil || c.board != nil {
-		return err
-	}
-	yes, sharesCores, code := sysHasBoard(c)
-	if code != success || !yes {
-		return c.check("MPI_Comm_split_type", code)
-	}
-	var b board
-	var mem []byte
-	err := c.shareFile(c.size*sysBoardBytes(c.size), &mem)
-	if err == nil {
-		if b = sysMakeBoard(c, sharesCores, unsafe.Pointer(&mem[0])); b == nil {
-			err = c.errorf("ShareMemory", ErrNoMem, "no memory")
-		}
-	}
-	ok, e := c.all(err == nil)
-	if ok && e == nil {
-		c.board, c.boardMem = b, mem
-		return nil
-	}
-	if err == nil && e == nil {
-		err = c.errorf("ShareMemory", ErrOther, "another rank cannot share memory")
-	}
-	return errors.Join(err, e, freeBoard(b, mem))
-}
-
-// freeBoard gives up this rank's view of a board: the memory is there as long as another rank has it.
-func freeBoard(b board, mem []byte) error {
-	if b != nil {
-		sysFreeBoard(b)
-	}
-	if mem == nil {
-		return nil
-	}
-	return unix.Munmap(mem)
+	return c.Check("MPI_Comm_free", sysFree(c.h))
 }
 
 // Abort ends the job on every rank, of this Comm and of all others, with the exit status code. It returns only
@@ -171,10 +119,10 @@ func (c *Comm) Abort(code int) { sysAbort(c.h, code) }
 // end the job with MPI's message, since gompi reads no status. Source: mpi.h, MPI_Bcast.
 func (c *Comm) BroadcastID(id *[128]byte, root int) error {
 	const op = "MPI_Bcast"
-	if err := c.usable(op); err != nil {
+	if err := c.Usable(op); err != nil {
 		return err
 	}
-	if err := c.checkRoot(op, root); err != nil {
+	if err := c.CheckRoot(op, root); err != nil {
 		return err
 	}
 	words := new([32]uint32) // by itself: C may not be given memory next to Go pointers
@@ -182,66 +130,11 @@ func (c *Comm) BroadcastID(id *[128]byte, root int) error {
 	*bytes = *id
 	if c == world.comm {
 		world.gompi.BcastUint32s(words[:], root)
-	} else if err := c.check(op, sysBroadcast(c, unsafe.Pointer(words), len(words), elem.Uint32, root)); err != nil {
+	} else if err := c.Check(op, sysBroadcast(c, unsafe.Pointer(words), len(words), elem.Uint32, root)); err != nil {
 		return err
 	}
 	*id = *bytes
 	return nil
-}
-
-// usable refuses a call on a freed Comm, or after Stop.
-func (c *Comm) usable(op string) error {
-	switch {
-	case !c.live:
-		return c.errorf(op, ErrComm, "this Comm was freed")
-	case !world.running:
-		return c.errorf(op, ErrComm, "MPI was stopped")
-	}
-	return nil
-}
-
-// ready refuses a call that cannot go on, before anything is sent. dst and src must be there for n elements.
-func (c *Comm) ready(op string, n int, t elem.Type, dst, src unsafe.Pointer) error {
-	if c.live && world.running && uint(n) <= maxElems && t < elem.Types && (n == 0 || dst != nil && src != nil) {
-		return nil
-	}
-	return c.refuse(op, n, t)
-}
-
-// refuse says what ready found.
-func (c *Comm) refuse(op string, n int, t elem.Type) error {
-	if err := c.usable(op); err != nil {
-		return err
-	}
-	switch {
-	case uint(n) > maxElems:
-		return c.errorf(op, ErrCount, "%d elements, but the count goes from 0 to %d", n, maxElems)
-	case t >= elem.Types:
-		return c.errorf(op, ErrType, "%v is no element type", t)
-	default:
-		return c.errorf(op, ErrBuffer, "nil address for %d elements", n)
-	}
-}
-
-func (c *Comm) checkOp(name string, op elem.Op) error {
-	if op < elem.Ops {
-		return nil
-	}
-	return c.errorf(name, ErrOp, "%v is no operation", op)
-}
-
-func (c *Comm) checkRoot(op string, root int) error {
-	if uint(root) < uint(c.size) {
-		return nil
-	}
-	return c.errorf(op, ErrRoot, "root %d in a communicator of %d ranks", root, c.size)
-}
-
-func (c *Comm) checkRank(op string, peer int) error {
-	if uint(peer) < uint(c.size) {
-		return nil
-	}
-	return c.errorf(op, ErrRank, "rank %d in a communicator of %d ranks", peer, c.size)
 }
 
 // at is the address of element i. It is nil-safe: the parts of nothing are nothing.

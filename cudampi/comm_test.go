@@ -1,12 +1,11 @@
 package cudampi
 
 import (
-	"errors"
 	"strings"
 	"testing"
 	"unsafe"
 
-	"lockstep/internal/ccall"
+	"lockstep/internal/commtest"
 	"lockstep/internal/elem"
 )
 
@@ -14,23 +13,23 @@ func TestComms(t *testing.T) {
 	onRanks(t, counts, func(t *testing.T, c *Comm) {
 		sum := func(c *Comm) int64 {
 			x := []int64{int64(c.Rank()) + 1}
-			must(t, c.AllReduce(ptr(x), ptr(x), 1, elem.Int64, elem.Sum))
+			commtest.Must(t, c.AllReduce(commtest.Ptr(x), commtest.Ptr(x), 1, elem.Int64, elem.Sum))
 			return x[0]
 		}
 		d, err := c.Dup()
-		must(t, err)
+		commtest.Must(t, err)
 		if d.Rank() != c.Rank() || d.Size() != c.Size() {
 			t.Fatalf("the duplicate is rank %d of %d, want %d of %d", d.Rank(), d.Size(), c.Rank(), c.Size())
 		}
 		if got, want := sum(d), int64(c.size*(c.size+1)/2); got != want {
 			t.Fatalf("sum on the duplicate is %d, want %d", got, want)
 		}
-		must(t, d.Free())
-		must(t, d.Free())
+		commtest.Must(t, d.Free())
+		commtest.Must(t, d.Free())
 
 		// Even and odd ranks apart, in reverse order.
 		s, err := c.Split(c.rank%2, -c.rank)
-		must(t, err)
+		commtest.Must(t, err)
 		size := (c.size + 1 - c.rank%2) / 2
 		if s.Size() != size || s.Rank() != size-1-c.rank/2 {
 			t.Fatalf("rank %d is rank %d of %d after the split", c.rank, s.Rank(), s.Size())
@@ -38,34 +37,34 @@ func TestComms(t *testing.T) {
 		if got, want := sum(s), int64(size*(size+1)/2); got != want {
 			t.Fatalf("sum on the split is %d, want %d", got, want)
 		}
-		must(t, s.Free())
+		commtest.Must(t, s.Free())
 
 		color := -1
 		if c.rank == 0 {
 			color = 7
 		}
 		s, err = c.Split(color, 0)
-		must(t, err)
+		commtest.Must(t, err)
 		if (s == nil) != (c.rank != 0) {
 			t.Fatalf("rank %d of a split by color %d: %v", c.rank, color, s)
 		}
 		if s != nil {
-			must(t, s.Free())
+			commtest.Must(t, s.Free())
 		}
 
 		s, err = c.SplitShared()
-		must(t, err)
+		commtest.Must(t, err)
 		if s.Size() != c.Size() || s.Rank() != c.Rank() { // tests run on one machine
 			t.Fatalf("rank %d of %d on this node", s.Rank(), s.Size())
 		}
-		must(t, s.Free())
+		commtest.Must(t, s.Free())
 	})
 }
 
 func TestBroadcastID(t *testing.T) {
 	onRanks(t, []int{1, 3}, func(t *testing.T, c *Comm) {
 		d, err := c.Dup()
-		must(t, err)
+		commtest.Must(t, err)
 		for _, c := range []*Comm{c, d} { // through gompi, and not
 			root := c.size - 1
 			var buf struct{ before, id, after [128]byte }
@@ -74,7 +73,7 @@ func TestBroadcastID(t *testing.T) {
 					buf.id[i] = byte(i + 1)
 				}
 			}
-			must(t, c.BroadcastID(&buf.id, root))
+			commtest.Must(t, c.BroadcastID(&buf.id, root))
 			for i, b := range buf.id {
 				if b != byte(i+1) {
 					t.Fatalf("byte %d is %d", i, b)
@@ -83,114 +82,93 @@ func TestBroadcastID(t *testing.T) {
 			if buf.before != [128]byte{} || buf.after != [128]byte{} {
 				t.Fatal("wrote outside of the id")
 			}
-			refused(t, c, c.BroadcastID(&buf.id, c.size), "MPI_Bcast", ErrRoot)
+			commtest.Refused(t, c, c.BroadcastID(&buf.id, c.size), "MPI_Bcast", ErrRoot)
 		}
-		must(t, d.Free())
+		commtest.Must(t, d.Free())
 	})
-}
-
-// refused fails the test unless err is op's, of the class want, blames this test, and has every text in it.
-func refused(t *testing.T, c *Comm, err error, op string, want Result, texts ...string) {
-	t.Helper()
-	var e *ccall.Error
-	switch {
-	case err == nil:
-		t.Fatalf("%s: no error, want %v", op, want)
-	case !errors.Is(err, want):
-		t.Fatalf("%v: want %v", err, want)
-	case !errors.As(err, &e) || e.Op != op || e.Rank != c.rank:
-		t.Fatalf("%v: want operation %s, rank %d", err, op, c.rank)
-	case !strings.HasPrefix(e.At, "cudampi/") || !strings.Contains(e.At, "_test.go:"):
-		t.Fatalf("%v: want this test's file and line in front", err)
-	}
-	for _, s := range texts {
-		if !strings.Contains(err.Error(), s) {
-			t.Fatalf("%v: want %q in it", err, s)
-		}
-	}
 }
 
 // TestRefusals calls everything wrongly. Nothing is sent, so that the ranks need not agree: an odd one out would hang.
 func TestRefusals(t *testing.T) {
 	onRanks(t, []int{2}, func(t *testing.T, c *Comm) {
 		x := make([]float32, 16)
-		p, f := ptr(x), elem.Float32
+		p, f := commtest.Ptr(x), elem.Float32
 		var nilp unsafe.Pointer
 		if c.rank == 1 {
-			must(t, c.Barrier())
+			commtest.Must(t, c.Barrier())
 			return
 		}
 		for _, root := range []int{-1, 2, 1 << 40} {
-			refused(t, c, c.Broadcast(p, 1, f, root), "MPI_Bcast", ErrRoot, "in a communicator of 2 ranks")
-			refused(t, c, c.Reduce(p, p, 1, f, elem.Sum, root), "MPI_Reduce", ErrRoot, "2 ranks")
-			refused(t, c, c.Gather(p, p, 1, f, root), "MPI_Gather", ErrRoot, "2 ranks")
-			refused(t, c, c.Scatter(p, p, 1, f, root), "MPI_Scatter", ErrRoot, "2 ranks")
-			refused(t, c, c.GatherV(p, p, []int{1, 1}, f, root), "MPI_Gatherv", ErrRoot, "2 ranks")
-			refused(t, c, c.ScatterV(p, p, []int{1, 1}, f, root), "MPI_Scatterv", ErrRoot, "2 ranks")
+			commtest.Refused(t, c, c.Broadcast(p, 1, f, root), "MPI_Bcast", ErrRoot, "in a communicator of 2 ranks")
+			commtest.Refused(t, c, c.Reduce(p, p, 1, f, elem.Sum, root), "MPI_Reduce", ErrRoot, "2 ranks")
+			commtest.Refused(t, c, c.Gather(p, p, 1, f, root), "MPI_Gather", ErrRoot, "2 ranks")
+			commtest.Refused(t, c, c.Scatter(p, p, 1, f, root), "MPI_Scatter", ErrRoot, "2 ranks")
+			commtest.Refused(t, c, c.GatherV(p, p, []int{1, 1}, f, root), "MPI_Gatherv", ErrRoot, "2 ranks")
+			commtest.Refused(t, c, c.ScatterV(p, p, []int{1, 1}, f, root), "MPI_Scatterv", ErrRoot, "2 ranks")
 		}
-		refused(t, c, c.Broadcast(p, 1, f, 5), "MPI_Bcast", ErrRoot, "root 5 in a communicator of 2 ranks")
+		commtest.Refused(t, c, c.Broadcast(p, 1, f, 5), "MPI_Bcast", ErrRoot, "root 5 in a communicator of 2 ranks")
 		var g P2P
 		for _, rank := range []int{-2, -1, 2} { // -1 and -2 mean any rank and none to MPI
-			refused(t, c, c.Send(p, 1, f, rank), "MPI_Send", ErrRank, "2 ranks")
-			refused(t, c, c.Recv(p, 1, f, rank), "MPI_Recv", ErrRank, "2 ranks")
-			refused(t, c, c.SendRecv(p, 1, rank, ptr(x[8:]), 1, 0, f), "MPI_Sendrecv", ErrRank, "2 ranks")
-			refused(t, c, c.SendRecv(p, 1, 0, ptr(x[8:]), 1, rank, f), "MPI_Sendrecv", ErrRank, "2 ranks")
-			refused(t, c, g.Send(c, p, 1, f, rank), "MPI_Isend", ErrRank, "2 ranks")
-			refused(t, c, g.Recv(c, p, 1, f, rank), "MPI_Irecv", ErrRank, "2 ranks")
+			commtest.Refused(t, c, c.Send(p, 1, f, rank), "MPI_Send", ErrRank, "2 ranks")
+			commtest.Refused(t, c, c.Recv(p, 1, f, rank), "MPI_Recv", ErrRank, "2 ranks")
+			commtest.Refused(t, c, c.SendRecv(p, 1, rank, commtest.Ptr(x[8:]), 1, 0, f), "MPI_Sendrecv", ErrRank, "2 ranks")
+			commtest.Refused(t, c, c.SendRecv(p, 1, 0, commtest.Ptr(x[8:]), 1, rank, f), "MPI_Sendrecv", ErrRank, "2 ranks")
+			commtest.Refused(t, c, g.Send(c, p, 1, f, rank), "MPI_Isend", ErrRank, "2 ranks")
+			commtest.Refused(t, c, g.Recv(c, p, 1, f, rank), "MPI_Irecv", ErrRank, "2 ranks")
 		}
-		must(t, g.Wait())
+		commtest.Must(t, g.Wait())
 
 		const op, ty = elem.Op(elem.Ops), elem.Type(elem.Types)
-		refused(t, c, c.AllReduce(p, p, -1, f, elem.Sum), "MPI_Allreduce", ErrCount, "-1 elements")
-		refused(t, c, c.AllReduce(p, p, 1, ty, elem.Sum), "MPI_Allreduce", ErrType)
-		refused(t, c, c.AllReduce(p, p, 1, f, op), "MPI_Allreduce", ErrOp)
-		refused(t, c, c.AllReduce(p, nilp, 1, f, elem.Sum), "MPI_Allreduce", ErrBuffer, "1 elements")
-		refused(t, c, c.AllReduce(nilp, p, 1, f, elem.Sum), "MPI_Allreduce", ErrBuffer)
-		refused(t, c, c.Reduce(p, p, 1, f, op, 0), "MPI_Reduce", ErrOp)
-		refused(t, c, c.Reduce(nilp, p, 1, f, elem.Sum, 0), "MPI_Reduce", ErrBuffer)
-		refused(t, c, c.ReduceScatter(p, p, 1, f, op), "MPI_Reduce_scatter_block", ErrOp)
-		refused(t, c, c.ReduceScatter(p, nilp, 1, f, elem.Sum), "MPI_Reduce_scatter_block", ErrBuffer)
-		refused(t, c, c.AllGather(nilp, p, 1, f), "MPI_Allgather", ErrBuffer)
-		refused(t, c, c.AllToAll(p, nilp, 1, f), "MPI_Alltoall", ErrBuffer)
-		refused(t, c, c.Send(p, maxElems+1, f, 1), "MPI_Send", ErrCount)
-		refused(t, c, c.Recv(nilp, 1, f, 1), "MPI_Recv", ErrBuffer)
+		commtest.Refused(t, c, c.AllReduce(p, p, -1, f, elem.Sum), "MPI_Allreduce", ErrCount, "-1 elements")
+		commtest.Refused(t, c, c.AllReduce(p, p, 1, ty, elem.Sum), "MPI_Allreduce", ErrType)
+		commtest.Refused(t, c, c.AllReduce(p, p, 1, f, op), "MPI_Allreduce", ErrOp)
+		commtest.Refused(t, c, c.AllReduce(p, nilp, 1, f, elem.Sum), "MPI_Allreduce", ErrBuffer, "1 elements")
+		commtest.Refused(t, c, c.AllReduce(nilp, p, 1, f, elem.Sum), "MPI_Allreduce", ErrBuffer)
+		commtest.Refused(t, c, c.Reduce(p, p, 1, f, op, 0), "MPI_Reduce", ErrOp)
+		commtest.Refused(t, c, c.Reduce(nilp, p, 1, f, elem.Sum, 0), "MPI_Reduce", ErrBuffer)
+		commtest.Refused(t, c, c.ReduceScatter(p, p, 1, f, op), "MPI_Reduce_scatter_block", ErrOp)
+		commtest.Refused(t, c, c.ReduceScatter(p, nilp, 1, f, elem.Sum), "MPI_Reduce_scatter_block", ErrBuffer)
+		commtest.Refused(t, c, c.AllGather(nilp, p, 1, f), "MPI_Allgather", ErrBuffer)
+		commtest.Refused(t, c, c.AllToAll(p, nilp, 1, f), "MPI_Alltoall", ErrBuffer)
+		commtest.Refused(t, c, c.Send(p, maxElems+1, f, 1), "MPI_Send", ErrCount)
+		commtest.Refused(t, c, c.Recv(nilp, 1, f, 1), "MPI_Recv", ErrBuffer)
 
 		one := []int{1}
-		refused(t, c, c.AllGatherV(p, p, one, f), "MPI_Allgatherv", ErrCount, "1 counts for a communicator of 2 ranks")
-		refused(t, c, c.ReduceScatterV(p, p, []int{1, 2, 3}, f, elem.Sum), "MPI_Reduce_scatter", ErrCount, "3 counts", "2 ranks")
-		refused(t, c, c.ReduceScatterV(p, p, []int{1, 2}, f, op), "MPI_Reduce_scatter", ErrOp)
-		refused(t, c, c.GatherV(p, p, []int{1, -2}, f, 0), "MPI_Gatherv", ErrCount, "-2 elements of rank 1")
-		refused(t, c, c.ScatterV(p, p, nil, f, 0), "MPI_Scatterv", ErrCount, "0 counts")
-		refused(t, c, c.ScatterV(p, nilp, []int{0, 1}, f, 0), "MPI_Scatterv", ErrBuffer)
-		refused(t, c, c.AllGatherV(nilp, nilp, []int{0, 1}, f), "MPI_Allgatherv", ErrBuffer)
-		refused(t, c, c.AllToAllV(p, one, ptr(x[8:]), []int{1, 1}, f), "MPI_Alltoallv", ErrCount)
-		refused(t, c, c.AllToAllV(p, []int{1, 1}, ptr(x[8:]), one, f), "MPI_Alltoallv", ErrCount)
-		refused(t, c, c.AllToAllV(p, []int{1, 1}, p, []int{1, 1}, f), "MPI_Alltoallv", ErrBuffer, "in-place")
-		refused(t, c, c.AllToAllV(p, []int{3, 1}, ptr(x[8:]), []int{2, 1}, f), "MPI_Alltoallv", ErrCount, "sends 2", "3 expected")
-		refused(t, c, c.SendRecv(p, 1, 1, p, 1, 1, f), "MPI_Sendrecv", ErrBuffer, "in-place")
+		commtest.Refused(t, c, c.AllGatherV(p, p, one, f), "MPI_Allgatherv", ErrCount, "1 counts for a communicator of 2 ranks")
+		commtest.Refused(t, c, c.ReduceScatterV(p, p, []int{1, 2, 3}, f, elem.Sum), "MPI_Reduce_scatter", ErrCount, "3 counts", "2 ranks")
+		commtest.Refused(t, c, c.ReduceScatterV(p, p, []int{1, 2}, f, op), "MPI_Reduce_scatter", ErrOp)
+		commtest.Refused(t, c, c.GatherV(p, p, []int{1, -2}, f, 0), "MPI_Gatherv", ErrCount, "-2 elements of rank 1")
+		commtest.Refused(t, c, c.ScatterV(p, p, nil, f, 0), "MPI_Scatterv", ErrCount, "0 counts")
+		commtest.Refused(t, c, c.ScatterV(p, nilp, []int{0, 1}, f, 0), "MPI_Scatterv", ErrBuffer)
+		commtest.Refused(t, c, c.AllGatherV(nilp, nilp, []int{0, 1}, f), "MPI_Allgatherv", ErrBuffer)
+		commtest.Refused(t, c, c.AllToAllV(p, one, commtest.Ptr(x[8:]), []int{1, 1}, f), "MPI_Alltoallv", ErrCount)
+		commtest.Refused(t, c, c.AllToAllV(p, []int{1, 1}, commtest.Ptr(x[8:]), one, f), "MPI_Alltoallv", ErrCount)
+		commtest.Refused(t, c, c.AllToAllV(p, []int{1, 1}, p, []int{1, 1}, f), "MPI_Alltoallv", ErrBuffer, "in-place")
+		commtest.Refused(t, c, c.AllToAllV(p, []int{3, 1}, commtest.Ptr(x[8:]), []int{2, 1}, f), "MPI_Alltoallv", ErrCount, "sends 2", "3 expected")
+		commtest.Refused(t, c, c.SendRecv(p, 1, 1, p, 1, 1, f), "MPI_Sendrecv", ErrBuffer, "in-place")
 		_, err := c.Split(1<<40, 0)
-		refused(t, c, err, "MPI_Comm_split", ErrArg, "1099511627776")
+		commtest.Refused(t, c, err, "MPI_Comm_split", ErrArg, "1099511627776")
 
-		must(t, c.Barrier()) // everything still works
+		commtest.Must(t, c.Barrier()) // everything still works
 	})
 }
 
 func TestFreedComm(t *testing.T) {
 	onRanks(t, []int{2}, func(t *testing.T, c *Comm) {
 		d, err := c.Dup()
-		must(t, err)
-		must(t, d.Free())
+		commtest.Must(t, err)
+		commtest.Must(t, d.Free())
 		x := []float32{1}
-		refused(t, d, d.AllReduce(ptr(x), ptr(x), 1, elem.Float32, elem.Sum), "MPI_Allreduce", ErrComm, "freed")
-		refused(t, d, d.Barrier(), "MPI_Barrier", ErrComm, "freed")
-		refused(t, d, d.AllGatherV(ptr(x), ptr(x), []int{1, 1}, elem.Float32), "MPI_Allgatherv", ErrComm, "freed")
+		commtest.Refused(t, d, d.AllReduce(commtest.Ptr(x), commtest.Ptr(x), 1, elem.Float32, elem.Sum), "MPI_Allreduce", ErrComm, "freed")
+		commtest.Refused(t, d, d.Barrier(), "MPI_Barrier", ErrComm, "freed")
+		commtest.Refused(t, d, d.AllGatherV(commtest.Ptr(x), commtest.Ptr(x), []int{1, 1}, elem.Float32), "MPI_Allgatherv", ErrComm, "freed")
 		_, err = d.Dup()
-		refused(t, d, err, "MPI_Comm_dup", ErrComm, "freed")
+		commtest.Refused(t, d, err, "MPI_Comm_dup", ErrComm, "freed")
 		_, err = d.Split(0, 0)
-		refused(t, d, err, "MPI_Comm_split", ErrComm, "freed")
+		commtest.Refused(t, d, err, "MPI_Comm_split", ErrComm, "freed")
 		_, err = d.SplitShared()
-		refused(t, d, err, "MPI_Comm_split_type", ErrComm, "freed")
-		refused(t, d, d.BroadcastID(new([128]byte), 0), "MPI_Bcast", ErrComm, "freed")
+		commtest.Refused(t, d, err, "MPI_Comm_split_type", ErrComm, "freed")
+		commtest.Refused(t, d, d.BroadcastID(new([128]byte), 0), "MPI_Bcast", ErrComm, "freed")
 	})
 }
 
@@ -198,14 +176,14 @@ func TestFreedComm(t *testing.T) {
 func TestMPIErrors(t *testing.T) {
 	onRanks(t, []int{2}, func(t *testing.T, c *Comm) {
 		d, err := c.Dup()
-		must(t, err)
+		commtest.Must(t, err)
 		for _, c := range []*Comm{c, d} {
 			// A root that this package would refuse, given to MPI as it is.
 			x := []float32{1}
-			refused(t, c, c.broadcast(ptr(x), 1, elem.Float32, 77), "MPI_Bcast", ErrRoot)
-			refused(t, c, c.send(ptr(x), 1, elem.Float32, 77, tagUser), "MPI_Send", ErrRank)
+			commtest.Refused(t, c, c.broadcast(commtest.Ptr(x), 1, elem.Float32, 77), "MPI_Bcast", ErrRoot)
+			commtest.Refused(t, c, c.send(commtest.Ptr(x), 1, elem.Float32, 77, tagUser), "MPI_Send", ErrRank)
 		}
-		must(t, d.Free())
+		commtest.Must(t, d.Free())
 	})
 	for _, r := range []Result{ErrBuffer, ErrCount, ErrType, ErrTag, ErrComm, ErrRank, ErrRequest, ErrRoot, ErrOp, ErrArg,
 		ErrTruncate, ErrOther, ErrIntern, ErrInStatus, ErrPending, ErrNoMem, ErrUnknown} {

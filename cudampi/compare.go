@@ -69,7 +69,7 @@ func unit(t elem.Type) float64 {
 // Largest returns the size of the largest of the n floats at p, on any rank: what ReductionBound asks for. NaN and
 // infinity do not count. p is host memory. Collective.
 func (c *Comm) Largest(p unsafe.Pointer, n int, t elem.Type) (float64, error) {
-	if err := c.ready("Largest", n, t, p, p); err != nil {
+	if err := c.Ready("Largest", n, t, p, p); err != nil {
 		return 0, err
 	}
 	m := new(float64)
@@ -88,7 +88,7 @@ func (c *Comm) Largest(p unsafe.Pointer, n int, t elem.Type) (float64, error) {
 // nil. A NaN is the same as any other. got and want are host memory; ranks may have different n. Collective.
 func (c *Comm) Compare(got, want unsafe.Pointer, n int, t elem.Type, bound Bound) error {
 	const name = "Compare"
-	if err := c.ready(name, n, t, got, want); err != nil {
+	if err := c.Ready(name, n, t, got, want); err != nil {
 		return err
 	}
 	// What travels is the index, -1 for none, both values as they are, and the bound.

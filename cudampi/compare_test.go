@@ -5,6 +5,7 @@ import (
 	"math"
 	"testing"
 
+	"lockstep/internal/commtest"
 	"lockstep/internal/elem"
 )
 
@@ -25,7 +26,7 @@ func TestCompare(t *testing.T) {
 		compared(t, c, wide, []float64{nan64, inf}, []float64{nan64, 1}, &Difference{last, 1, "+Inf", "1", 0.5})
 
 		x := []float32{float32(c.rank), -2.5, float32(inf), nan}
-		if m, err := c.Largest(ptr(x), len(x), elem.Float32); err != nil || m != 2.5 {
+		if m, err := c.Largest(commtest.Ptr(x), len(x), elem.Float32); err != nil || m != 2.5 {
 			t.Fatalf("the largest is %v, %v", m, err)
 		}
 	})
@@ -40,7 +41,7 @@ func compared[T elem.Elem](t *testing.T, c *Comm, bound Bound, got, want []T, ex
 	if c.rank != c.size-1 {
 		mine = want
 	}
-	err := c.Compare(ptr(mine), ptr(want), len(want), elem.Of[T](), bound)
+	err := c.Compare(commtest.Ptr(mine), commtest.Ptr(want), len(want), elem.Of[T](), bound)
 	var d *Difference
 	if errors.As(err, &d); (err == nil) != (expect == nil) || d != nil && *d != *expect {
 		t.Fatalf("rank %d: %v, want %v", c.rank, err, expect)

@@ -72,7 +72,7 @@ type DeviceComm struct {
 //
 // Collective; it blocks. Where ranks differ in what their MPI says of itself, it is no.
 func (c *Comm) OnDevice(d *cuda.Device, cfg DeviceConfig) (*DeviceComm, error) {
-	if err := c.usable("OnDevice"); err != nil {
+	if err := c.Usable("OnDevice"); err != nil {
 		return nil, err
 	}
 	k := &DeviceComm{c: c, dev: d, msgs: messenger{c: c, dev: d, chunk: messageBytes}}
@@ -87,18 +87,18 @@ func (k *DeviceComm) open(cfg DeviceConfig) error {
 		return fmt.Errorf("cudampi: path %d", cfg.Path)
 	}
 	err := k.alloc()
-	if err := k.c.sameOnAll(err); err != nil {
+	if err := k.c.FirstFailure(err); err != nil {
 		return err
 	}
 	said := cfg.Aware
 	if said == nil {
 		a, err := CUDAAware()
-		if err := k.c.sameOnAll(err); err != nil {
+		if err := k.c.FirstFailure(err); err != nil {
 			return err
 		}
 		said = &a
 	}
-	aware, err := k.c.all(said.Yes)
+	aware, err := k.c.All(said.Yes)
 	if err != nil {
 		return err
 	}
@@ -112,7 +112,7 @@ func (k *DeviceComm) open(cfg DeviceConfig) error {
 	}
 	if k.seg == nil {
 		k.relay, err = openRelay(k.c, k.dev)
-		if err := k.c.sameOnAll(err); err != nil {
+		if err := k.c.FirstFailure(err); err != nil {
 			return err
 		}
 		why = "; through MPI on the host, since " + why
@@ -260,7 +260,7 @@ func (k *DeviceComm) Hold(s *cuda.Stream) (Point, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.path == AwareMPI {
-		return Point{}, k.c.errorf("Hold", ErrOther, "an MPI that takes device memory may wait for the stream that is held")
+		return Point{}, k.c.Errorf("Hold", ErrOther, "an MPI that takes device memory may wait for the stream that is held")
 	}
 	if err := k.hostOnly(At(s), "Hold"); err != nil {
 		return Point{}, err
@@ -380,7 +380,7 @@ func (k *DeviceComm) hostOnly(p Point, name string) error {
 	if err != nil || !capturing {
 		return err
 	}
-	return k.c.errorf(name, ErrOther, "the stream is being captured, and MPI cannot be part of a graph")
+	return k.c.Errorf(name, ErrOther, "the stream is being captured, and MPI cannot be part of a graph")
 }
 
 // agree compares the calls of all ranks.

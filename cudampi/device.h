@@ -1,6 +1,7 @@
-// What device buffers need of MPI and of the host: included once, by sys.go, after board.h.
+// What device buffers need of MPI and of the host: included once, by sys.go, after sys.h.
 
 #include <dlfcn.h>
+#include <sched.h>
 
 // What the library says about device memory: -1 where it does not know the question.
 static int query_cuda_support(void) {
@@ -31,32 +32,6 @@ static int pump(MPI_Comm c) {
     return rc;
 }
 static void spin(int n) { while (n-- > 0) relax(); }
-
-// reduce_many sets dst to op over all sources, in their order, the 16-bit floats in float32 and rounded once. It needs no
-// memory of its own, so several threads may work on parts.
-static void reduce_many(uintptr_t to, const uintptr_t *from, int ranks, int64_t n, int t, int op) {
-    enum { BLOCK = 2048 }; // elements that stay in the nearest cache
-    float sum[BLOCK], wide[BLOCK];
-    for (int64_t at = 0; at < n; at += BLOCK) {
-        int m = (int)(n - at < BLOCK ? n - at : BLOCK);
-        size_t off = (size_t)at * sizes[t];
-        char *dst = (char *)to + off;
-        for (int r = 0; r < ranks; r++) {
-            const char *src = (const char *)from[r] + off;
-            if (half(t)) {
-                float *f = r ? wide : sum;
-                t == F16 ? widen_f16(f, (const void *)src, m) : widen_bf16(f, (const void *)src, m);
-                if (r) fold(sum, sum, wide, m, 8, op);
-            } else if (r == 1) {
-                fold(dst, (const char *)from[0] + off, src, m, t, op);
-            } else if (r > 1) {
-                fold(dst, dst, src, m, t, op);
-            }
-        }
-        if (half(t)) finish_half(dst, sum, m, t, op, ranks);
-        else if (op == AVG) divide(dst, m, t, ranks);
-    }
-}
 
 // A chunk of a message is bytes. start_chunk begins its sending or receiving, test_chunk says whether that is over, in
 // index 1 or 0, and how much was received.

@@ -18,12 +18,12 @@ func (x *transfer) whole(c *Comm, what collective, dst, src unsafe.Pointer, n in
 
 func (x *transfer) check(c *Comm, dst, src unsafe.Pointer, n int) error {
 	name := collectiveNames[x.what]
-	err := c.ready(name, n, x.t, dst, src)
+	err := c.Ready(name, n, x.t, dst, src)
 	if err == nil && x.isReduction() {
-		err = c.checkOp(name, x.op)
+		err = c.CheckOp(name, x.op)
 	}
 	if err == nil && x.isRooted() {
-		err = c.checkRoot(name, x.root)
+		err = c.CheckRoot(name, x.root)
 	}
 	return err
 }
@@ -125,10 +125,10 @@ func (k *DeviceComm) AllToAllV(p Point, dst unsafe.Pointer, recvCounts []int, sr
 	send, recv := parts{counts: sendCounts}, parts{counts: recvCounts}
 	err := k.x.inParts(k.c, allToAll, dst, src, send, recv, t, 0, 0)
 	if err == nil && dst == src && recv.offset(k.c.size) > 0 && send.offset(k.c.size) > 0 {
-		err = k.c.errorf("AllToAllV", ErrBuffer, "dst is src: there is no in-place form")
+		err = k.c.Errorf("AllToAllV", ErrBuffer, "dst is src: there is no in-place form")
 	}
 	if err == nil && send.len(k.c.rank) != recv.len(k.c.rank) {
-		err = k.c.errorf("AllToAllV", ErrCount, "rank %d sends %d %v elements to itself, %d expected",
+		err = k.c.Errorf("AllToAllV", ErrCount, "rank %d sends %d %v elements to itself, %d expected",
 			k.c.rank, send.len(k.c.rank), t, recv.len(k.c.rank))
 	}
 	return k.do(p, err)
@@ -154,10 +154,10 @@ func (k *DeviceComm) Exchange(p Point, messages ...Message) error {
 			name = "MPI_Irecv"
 		}
 		if err == nil {
-			err = k.c.ready(name, m.N, m.Type, m.Buf, m.Buf)
+			err = k.c.Ready(name, m.N, m.Type, m.Buf, m.Buf)
 		}
 		if err == nil {
-			err = k.c.checkRank(name, m.Peer)
+			err = k.c.CheckRank(name, m.Peer)
 		}
 		if err == nil {
 			bytes += m.N * m.Type.Size()
@@ -201,7 +201,7 @@ func (k *DeviceComm) send(messages []Message, s *cuda.Stream) error {
 		return err
 	}
 	for _, m := range messages {
-		k.c.group.add(k.c, m.Buf, m.N, m.Type, m.Peer, tagDevice, m.Recv)
+		k.c.group.add(k.c, m.Buf, m.N, m.Type, m.Peer, tagDevice, m.Recv, nil)
 	}
 	return k.c.group.Wait()
 }

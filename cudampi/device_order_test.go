@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"lockstep/cuda"
+	"lockstep/internal/commtest"
 	"lockstep/internal/elem"
 )
 
@@ -36,7 +37,7 @@ func deviceOrder(t *testing.T, w way, n int, held bool) {
 	c, d := w.c, w.dev
 	malloc := func(bytes int) unsafe.Pointer {
 		p, err := d.Malloc(bytes)
-		must(t, err)
+		commtest.Must(t, err)
 		return p
 	}
 	bytes := 4 * n
@@ -52,12 +53,12 @@ func deviceOrder(t *testing.T, w way, n int, held bool) {
 			return At(w.s)
 		}
 		p, err := w.Hold(w.s)
-		must(t, err)
+		commtest.Must(t, err)
 		return p
 	}
 	next, prev := (c.rank+1)%c.size, (c.rank+c.size-1)%c.size
 	for round := range rounds {
-		must(t, w.s.Copy(src, unsafe.Add(in, round*bytes*c.size), bytes*c.size))
+		commtest.Must(t, w.s.Copy(src, unsafe.Add(in, round*bytes*c.size), bytes*c.size))
 		calls := []func(p Point) error{
 			func(p Point) error { return w.AllReduce(p, dst, src, n, elem.Int32, elem.Sum) },
 			func(p Point) error { return w.AllGather(p, dst, src, n, elem.Int32) },
@@ -73,16 +74,16 @@ func deviceOrder(t *testing.T, w way, n int, held bool) {
 			if held {
 				go func() { done <- call(p) }()
 			} else {
-				must(t, call(p))
+				commtest.Must(t, call(p))
 			}
-			must(t, w.s.Copy(unsafe.Add(got, i*bytes*c.size), dst, bytes*c.size))
+			commtest.Must(t, w.s.Copy(unsafe.Add(got, i*bytes*c.size), dst, bytes*c.size))
 			if held {
-				must(t, <-done)
+				commtest.Must(t, <-done)
 			}
 		}
-		must(t, w.s.Fill(src, 4, 77, n*c.size)) // the input may change
-		must(t, w.s.Copy(pinned, got, 4*bytes*c.size))
-		must(t, w.s.Synchronize())
+		commtest.Must(t, w.s.Fill(src, 4, 77, n*c.size)) // the input may change
+		commtest.Must(t, w.s.Copy(pinned, got, 4*bytes*c.size))
+		commtest.Must(t, w.s.Synchronize())
 		all := unsafe.Slice((*int32)(pinned), 4*n*c.size)
 		for i, want := range []func(j int) int{
 			func(j int) int { return c.size*value(0, round, j) + c.size*(c.size-1)/2 },
@@ -102,9 +103,9 @@ func deviceOrder(t *testing.T, w way, n int, held bool) {
 		}
 	}
 	for _, p := range []unsafe.Pointer{src, dst, got} {
-		must(t, d.Free(p))
+		commtest.Must(t, d.Free(p))
 	}
-	must(t, errors.Join(d.FreeHost(pinned), d.FreeHost(in)))
+	commtest.Must(t, errors.Join(d.FreeHost(pinned), d.FreeHost(in)))
 }
 
 // TestDeviceStreams: calls on streams that run beside each other do not meet in the memory that all calls use.
@@ -129,12 +130,12 @@ func TestDeviceStreams(t *testing.T) {
 				results = append(results, x)
 			}
 			for i, x := range results {
-				must(t, w.AllReduce(At([...]*cuda.Stream{w.s, other.s}[i%2]), x.at(0), x.at(0), n, elem.Int32, elem.Sum))
+				commtest.Must(t, w.AllReduce(At([...]*cuda.Stream{w.s, other.s}[i%2]), x.at(0), x.at(0), n, elem.Int32, elem.Sum))
 			}
 			for i, x := range results {
-				x.same(t, values(i, c.size*(c.size-1)/2, c.size), "AllReduce on two streams")
+				x.Same(t, values(i, c.size*(c.size-1)/2, c.size), "AllReduce on two streams")
 			}
-			must(t, other.s.Close())
+			commtest.Must(t, other.s.Close())
 		})
 	})
 }
@@ -148,27 +149,27 @@ func TestDeviceRelease(t *testing.T) {
 				if _, err := w.Hold(w.s); !errors.Is(err, ErrOther) {
 					t.Fatalf("a stream is held: %v", err)
 				}
-				must(t, w.s.Synchronize())
+				commtest.Must(t, w.s.Synchronize())
 				return
 			}
 			for _, call := range []func(p Point) error{
-				func(p Point) error { must(t, w.Release(p)); return errors.New("none") },
+				func(p Point) error { commtest.Must(t, w.Release(p)); return errors.New("none") },
 				func(p Point) error { return w.AllReduce(p, nil, nil, 3, elem.Int8, elem.Sum) },
 				func(p Point) error { return w.Exchange(p, Message{Peer: c.size}) },
 				func(p Point) error {
-					must(t, w.AllReduce(p, nil, nil, 0, elem.Int8, elem.Sum))
+					commtest.Must(t, w.AllReduce(p, nil, nil, 0, elem.Int8, elem.Sum))
 					return errors.New("none")
 				},
 			} {
 				p, err := w.Hold(w.s)
-				must(t, err)
+				commtest.Must(t, err)
 				if done, err := w.s.Query(); done || err != nil {
 					t.Fatalf("a held stream is done: %v, %v", done, err)
 				}
 				if call(p) == nil {
 					t.Fatal("no error")
 				}
-				must(t, w.s.Synchronize())
+				commtest.Must(t, w.s.Synchronize())
 			}
 		})
 	})
@@ -179,28 +180,28 @@ func TestDeviceRelease(t *testing.T) {
 func TestWaitEventLetsMessagesThrough(t *testing.T) {
 	onDevices(t, []int{2}, map[string]string{"FAKECUDA_DELAY": "0"}, func(t *testing.T, c *Comm, d *cuda.Device) {
 		var mem []byte
-		must(t, c.shareFile(4096, &mem))
+		commtest.Must(t, c.shareFile(4096, &mem))
 		word := unsafe.Pointer(&mem[0])
-		must(t, d.RegisterHost(word, 4096))
+		commtest.Must(t, d.RegisterHost(word, 4096))
 		const n, messages = 100, 20_000
-		x := filled[float64](c.rank, n)
+		x := commtest.Filled[float64](c.rank, n)
 		for range messages {
 			if c.rank == 0 {
-				must(t, c.Send(x.ptr(), n, elem.Float64, 1))
+				commtest.Must(t, c.Send(x.Ptr(), n, elem.Float64, 1))
 			} else {
-				must(t, c.Recv(x.ptr(), n, elem.Float64, 0))
+				commtest.Must(t, c.Recv(x.Ptr(), n, elem.Float64, 0))
 			}
 		}
 		if c.rank == 1 {
 			(*atomic.Uint32)(word).Store(1)
 		} else {
 			s, e := must1(d.NewStream(0))(t), must1(d.NewEvent(false))(t)
-			must(t, s.WaitValue(word, 1))
-			must(t, e.Record(s))
-			must(t, c.WaitEvent(e))
-			must(t, c.WaitStream(s))
-			must(t, errors.Join(e.Close(), s.Close()))
+			commtest.Must(t, s.WaitValue(word, 1))
+			commtest.Must(t, e.Record(s))
+			commtest.Must(t, c.WaitEvent(e))
+			commtest.Must(t, c.WaitStream(s))
+			commtest.Must(t, errors.Join(e.Close(), s.Close()))
 		}
-		must(t, d.UnregisterHost(word))
+		commtest.Must(t, d.UnregisterHost(word))
 	})
 }

@@ -9,6 +9,7 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/internal/ccall"
+	"lockstep/internal/commtest"
 	"lockstep/internal/elem"
 )
 
@@ -67,7 +68,7 @@ func TestDeviceMismatch(t *testing.T) {
 			}{{1000, 1, ErrTruncate}, {1000, 1999, ErrCount}, {8, 5, ErrTruncate}, {8, 12, ErrCount}, {8, 1000, ErrCount}} {
 				switch c.rank {
 				case 0:
-					must(t, w.Send(At(w.s), a.at(0), m.sent, elem.Int32, 1))
+					commtest.Must(t, w.Send(At(w.s), a.at(0), m.sent, elem.Int32, 1))
 				case 1:
 					err := w.Recv(At(w.s), a.at(0), m.want, elem.Int32, 0)
 					if !errors.Is(err, m.err) || !strings.Contains(err.Error(), fmt.Sprint(m.want)) {
@@ -88,45 +89,45 @@ func TestDeviceGraph(t *testing.T) {
 		everyWay(t, c, d, func(t *testing.T, w way) {
 			x := device[int32](t, w, 600)
 			y := x.at(500)
-			must(t, w.s.BeginCapture(cuda.ThreadLocal))
+			commtest.Must(t, w.s.BeginCapture(cuda.ThreadLocal))
 			big := w.AllReduce(At(w.s), x.at(0), x.at(0), 500, elem.Int32, elem.Sum)
 			if w.path != Peer {
 				if big == nil || !strings.Contains(big.Error(), "is being captured") {
 					t.Fatalf("%s: captured: %v", w.name, big)
 				}
-				must(t, w.s.Abandon())
+				commtest.Must(t, w.s.Abandon())
 				x.free(t)
 				return
 			}
-			must(t, big)
-			must(t, w.AllReduce(At(w.s), y, y, 5, elem.Int32, elem.Sum)) // in one step
+			commtest.Must(t, big)
+			commtest.Must(t, w.AllReduce(At(w.s), y, y, 5, elem.Int32, elem.Sum)) // in one step
 			if err := w.Broadcast(At(w.s), x.at(0), 500, elem.Int32, 0); err == nil {
 				t.Fatal("a Broadcast was captured")
 			}
 			g := must1(w.s.EndCapture())(t)
 			exec := must1(g.Instantiate())(t)
-			must(t, w.s.Fill(x.at(0), 4, 1, 600))
+			commtest.Must(t, w.s.Fill(x.at(0), 4, 1, 600))
 			want := 1
 			for range 5 {
-				must(t, exec.Launch(w.s))
-				must(t, w.AllReduce(At(w.s), y, y, 1, elem.Int32, elem.Max)) // beside the graph
+				commtest.Must(t, exec.Launch(w.s))
+				commtest.Must(t, w.AllReduce(At(w.s), y, y, 1, elem.Int32, elem.Max)) // beside the graph
 				want *= c.size
 			}
-			must(t, w.s.Synchronize())
+			commtest.Must(t, w.s.Synchronize())
 			all := make([]int32, 600)
 			for i := range all {
 				if all[i] = int32(want); i >= 505 {
 					all[i] = 1
 				}
 			}
-			x.same(t, all, "graph")
-			must(t, errors.Join(exec.Close(), g.Close()))
+			x.Same(t, all, "graph")
+			commtest.Must(t, errors.Join(exec.Close(), g.Close()))
 		})
 	})
 }
 
 func must1[T any](v T, err error) func(t *testing.T) T {
-	return func(t *testing.T) T { t.Helper(); must(t, err); return v }
+	return func(t *testing.T) T { t.Helper(); commtest.Must(t, err); return v }
 }
 
 // TestDevicePaths is about which path is taken, and why.
@@ -160,21 +161,21 @@ func TestDevicePaths(t *testing.T) {
 				}
 				continue
 			}
-			must(t, err)
+			commtest.Must(t, err)
 			if k.Path() != tc.want || !strings.Contains(k.Reason(), tc.reason) {
 				t.Fatalf("%v: %v because %q, want %v, %q", tc.path, k.Path(), k.Reason(), tc.want, tc.reason)
 			}
 			deviceReductions[float32](t, way{"auto", k, k.in}, 200, elem.Sum)
-			must(t, k.Close())
+			commtest.Must(t, k.Close())
 		}
 		// Without memory to share, and without pinned memory.
 		t.Setenv("FAKECUDA_FAIL", "cuMemHostRegister_v2=1")
 		k, err := c.OnDevice(d, DeviceConfig{Path: Staged})
-		must(t, err)
+		commtest.Must(t, err)
 		if !strings.Contains(k.Reason(), "through MPI on the host, since ") || !strings.Contains(k.Reason(), "cuMemHostRegister") {
 			t.Fatalf("reason %q", k.Reason())
 		}
-		must(t, k.Close())
+		commtest.Must(t, k.Close())
 		if c.rank == 1 {
 			t.Setenv("FAKECUDA_FAIL", "cuMemHostAlloc=2")
 		} else {
@@ -194,34 +195,34 @@ func TestShare(t *testing.T) {
 		bytes := 64 * (c.rank + 1) // of another size each
 		mem := must1(d.Malloc(256 + bytes))(t)
 		mine := unsafe.Add(mem, 256) // not where the allocation begins
-		must(t, s.Fill(mine, 4, uint64(c.rank+1), bytes/4))
-		must(t, s.Synchronize())
+		commtest.Must(t, s.Fill(mine, 4, uint64(c.rank+1), bytes/4))
+		commtest.Must(t, s.Synchronize())
 		w, err := c.Share(d, mine, bytes)
-		must(t, err)
+		commtest.Must(t, err)
 		p, err := c.OpenPeers(d, 0)
-		must(t, err)
-		must(t, p.Barrier(s))
+		commtest.Must(t, err)
+		commtest.Must(t, p.Barrier(s))
 		seen := must1(d.MallocHost(4))(t)
 		for r := range c.size {
-			must(t, s.Copy(seen, unsafe.Add(w.At(r), 64*r+60), 4)) // its last word
-			must(t, s.Synchronize())
+			commtest.Must(t, s.Copy(seen, unsafe.Add(w.At(r), 64*r+60), 4)) // its last word
+			commtest.Must(t, s.Synchronize())
 			if got := *(*uint32)(seen); got != uint32(r+1) {
 				t.Fatalf("rank %d sees %d of rank %d", c.rank, got, r)
 			}
 		}
-		must(t, p.Barrier(s))
-		must(t, s.Fill(w.At((c.rank+1)%c.size), 4, uint64(50+c.rank), 1))
-		must(t, p.Barrier(s))
-		must(t, s.Copy(seen, mine, 4))
-		must(t, s.Synchronize())
+		commtest.Must(t, p.Barrier(s))
+		commtest.Must(t, s.Fill(w.At((c.rank+1)%c.size), 4, uint64(50+c.rank), 1))
+		commtest.Must(t, p.Barrier(s))
+		commtest.Must(t, s.Copy(seen, mine, 4))
+		commtest.Must(t, s.Synchronize())
 		if got, want := *(*uint32)(seen), uint32(50+(c.rank+c.size-1)%c.size); got != want {
 			t.Fatalf("rank %d was written %d, want %d", c.rank, got, want)
 		}
 		for range 2 {
-			must(t, w.Close())
-			must(t, p.Close())
+			commtest.Must(t, w.Close())
+			commtest.Must(t, p.Close())
 		}
-		must(t, d.Free(mem))
+		commtest.Must(t, d.Free(mem))
 
 		// One rank has memory that cannot be shared: all learn it.
 		if c.size > 1 && !onGPU() {
@@ -232,10 +233,10 @@ func TestShare(t *testing.T) {
 			if _, err := c.Share(d, mem, 64); err == nil || !strings.Contains(err.Error(), "cuIpcGetMemHandle") {
 				t.Fatalf("rank %d: %v", c.rank, err)
 			}
-			must(t, d.Free(mem))
+			commtest.Must(t, d.Free(mem))
 		}
-		must(t, d.FreeHost(seen))
-		must(t, s.Close())
+		commtest.Must(t, d.FreeHost(seen))
+		commtest.Must(t, s.Close())
 	})
 }
 

@@ -10,6 +10,7 @@ import (
 	"unsafe"
 
 	"lockstep/cuda"
+	"lockstep/internal/commtest"
 	"lockstep/internal/elem"
 	"lockstep/internal/fakelib"
 )
@@ -56,7 +57,7 @@ func onDevices(t *testing.T, ranks []int, env map[string]string, fn func(t *test
 	onRanks(t, ranks, func(t *testing.T, c *Comm) {
 		d := must1(cuda.Open(c.rank % must1(cuda.Count())(t)))(t)
 		fn(t, c, d)
-		must(t, d.Close())
+		commtest.Must(t, d.Close())
 	})
 }
 
@@ -68,7 +69,7 @@ func double(t *testing.T) string {
 	t.Helper()
 	if doubles == "" {
 		dir, err := os.MkdirTemp("", "cudampi-double")
-		must(t, err)
+		commtest.Must(t, err)
 		doubles = dir
 		fakelib.CUDA(t, dir)
 		fakelib.Build(t, dir, "libemulate.so", "-std=c++14", "-Wno-unknown-pragmas", filepath.Join("testdata", "emulate.cc"))
@@ -111,7 +112,7 @@ func everyWay(t *testing.T, c *Comm, d *cuda.Device, fn func(t *testing.T, w way
 			compile = func(int) ([]byte, error) { return nil, errors.New("no compiler") }
 		}
 		k, err := c.OnDevice(d, DeviceConfig{Path: v.path})
-		must(t, err)
+		commtest.Must(t, err)
 		if want := v.path; k.Path() != want && c.size > 1 || k.Reason() == "" {
 			t.Fatalf("%s: path %v, %q", v.name, k.Path(), k.Reason())
 		}
@@ -125,28 +126,28 @@ func everyWay(t *testing.T, c *Comm, d *cuda.Device, fn func(t *testing.T, w way
 			t.Fatalf("%s: messages have rings: %v (%s)", v.name, got, k.Reason())
 		}
 		s, err := d.NewStream(0)
-		must(t, err)
+		commtest.Must(t, err)
 		fn(t, way{v.name, k, s})
-		must(t, s.Synchronize())
-		must(t, s.Close())
-		must(t, k.Close())
-		must(t, k.Close())
+		commtest.Must(t, s.Synchronize())
+		commtest.Must(t, s.Close())
+		commtest.Must(t, k.Close())
+		commtest.Must(t, k.Close())
 	}
 }
 
-// onDevice is n elements in device memory between guards, and host memory to set and see them.
+// onDevice is n elements in device memory between commtest.Guards, and host memory to set and see them.
 type onDevice[T elem.Elem] struct {
-	host memory[T]
+	host commtest.Memory[T]
 	mem  unsafe.Pointer
 	way  way
 }
 
 func device[T elem.Elem](t *testing.T, w way, n int) *onDevice[T] {
 	t.Helper()
-	b := &onDevice[T]{host: alloc[T](n), way: w}
+	b := &onDevice[T]{host: commtest.Alloc[T](n), way: w}
 	var err error
-	b.mem, err = w.dev.Malloc(len(b.host.all) * elem.Of[T]().Size())
-	must(t, err)
+	b.mem, err = w.dev.Malloc(len(b.host.All) * elem.Of[T]().Size())
+	commtest.Must(t, err)
 	b.move(t, true)
 	return b
 }
@@ -154,7 +155,7 @@ func device[T elem.Elem](t *testing.T, w way, n int) *onDevice[T] {
 func deviceFilled[T elem.Elem](t *testing.T, w way, values []T) *onDevice[T] {
 	t.Helper()
 	b := device[T](t, w, len(values))
-	copy(b.host.data(), values)
+	copy(b.host.Data(), values)
 	b.move(t, true)
 	return b
 }
@@ -162,35 +163,35 @@ func deviceFilled[T elem.Elem](t *testing.T, w way, values []T) *onDevice[T] {
 // move goes through pinned memory, in stream order; back, it waits.
 func (b *onDevice[T]) move(t *testing.T, in bool) {
 	t.Helper()
-	bytes := len(b.host.all) * elem.Of[T]().Size()
+	bytes := len(b.host.All) * elem.Of[T]().Size()
 	pinned, err := b.way.dev.MallocHost(bytes)
-	must(t, err)
-	all := unsafe.Slice((*T)(pinned), len(b.host.all))
+	commtest.Must(t, err)
+	all := unsafe.Slice((*T)(pinned), len(b.host.All))
 	if in {
-		copy(all, b.host.all)
-		must(t, b.way.s.Copy(b.mem, pinned, bytes))
+		copy(all, b.host.All)
+		commtest.Must(t, b.way.s.Copy(b.mem, pinned, bytes))
 	} else {
-		must(t, b.way.s.Copy(pinned, b.mem, bytes))
-		must(t, b.way.s.Synchronize())
-		copy(b.host.all, all)
+		commtest.Must(t, b.way.s.Copy(pinned, b.mem, bytes))
+		commtest.Must(t, b.way.s.Synchronize())
+		copy(b.host.All, all)
 	}
-	must(t, b.way.dev.FreeHost(pinned)) // waits, as the driver does
+	commtest.Must(t, b.way.dev.FreeHost(pinned)) // waits, as the driver does
 }
 
 // at is the address of element i.
 func (b *onDevice[T]) at(i int) unsafe.Pointer {
-	return unsafe.Add(b.mem, (guards+i)*elem.Of[T]().Size())
+	return unsafe.Add(b.mem, (commtest.Guards+i)*elem.Of[T]().Size())
 }
 
 // same checks the memory and frees it.
-func (b *onDevice[T]) same(t *testing.T, want []T, what string) {
+func (b *onDevice[T]) Same(t *testing.T, want []T, what string) {
 	t.Helper()
 	b.move(t, false)
-	b.host.same(t, b.way.c, want, "%s, %s", b.way.name, what)
-	must(t, b.way.dev.Free(b.mem))
+	b.host.Same(t, b.way.c, want, "%s, %s", b.way.name, what)
+	commtest.Must(t, b.way.dev.Free(b.mem))
 }
 
-func (b *onDevice[T]) free(t *testing.T) { t.Helper(); must(t, b.way.dev.Free(b.mem)) }
+func (b *onDevice[T]) free(t *testing.T) { t.Helper(); commtest.Must(t, b.way.dev.Free(b.mem)) }
 
 // deviceReductions does all reductions of n elements on each rank, out of place and in place.
 func deviceReductions[T elem.Elem](t *testing.T, w way, n int, ops ...elem.Op) {
@@ -199,43 +200,43 @@ func deviceReductions[T elem.Elem](t *testing.T, w way, n int, ops ...elem.Op) {
 	root := c.size - 1
 	for _, op := range ops {
 		what := fmt.Sprintf("%v of %d", op, n)
-		want, whole := reduced[T](c.size, n, op), reduced[T](c.size, n*c.size, op)
-		in, all := input[T](c.rank, n), input[T](c.rank, n*c.size)
+		want, whole := commtest.Reduced[T](c.size, n, op), commtest.Reduced[T](c.size, n*c.size, op)
+		in, all := commtest.Input[T](c.rank, n), commtest.Input[T](c.rank, n*c.size)
 		own := whole[c.rank*n : (c.rank+1)*n]
 
 		src, dst := deviceFilled(t, w, in), device[T](t, w, n)
-		must(t, w.AllReduce(p, dst.at(0), src.at(0), n, ty, op))
-		dst.same(t, want, "AllReduce "+what)
-		src.same(t, in, "src of AllReduce "+what)
+		commtest.Must(t, w.AllReduce(p, dst.at(0), src.at(0), n, ty, op))
+		dst.Same(t, want, "AllReduce "+what)
+		src.Same(t, in, "src of AllReduce "+what)
 		same := deviceFilled(t, w, in)
-		must(t, w.AllReduce(p, same.at(0), same.at(0), n, ty, op))
-		same.same(t, want, "AllReduce in place "+what)
+		commtest.Must(t, w.AllReduce(p, same.at(0), same.at(0), n, ty, op))
+		same.Same(t, want, "AllReduce in place "+what)
 
 		src, dst = deviceFilled(t, w, in), device[T](t, w, n)
-		must(t, w.Reduce(p, dst.at(0), src.at(0), n, ty, op, root))
+		commtest.Must(t, w.Reduce(p, dst.at(0), src.at(0), n, ty, op, root))
 		if c.rank == root {
-			dst.same(t, want, "Reduce "+what)
+			dst.Same(t, want, "Reduce "+what)
 		} else {
-			dst.same(t, alloc[T](n).data(), "dst of Reduce elsewhere "+what)
+			dst.Same(t, commtest.Alloc[T](n).Data(), "dst of Reduce elsewhere "+what)
 		}
-		src.same(t, in, "src of Reduce "+what)
+		src.Same(t, in, "src of Reduce "+what)
 
 		src, dst = deviceFilled(t, w, all), device[T](t, w, n)
-		must(t, w.ReduceScatter(p, dst.at(0), src.at(0), n, ty, op))
-		dst.same(t, own, "ReduceScatter "+what)
-		must(t, w.ReduceScatter(p, src.at(c.rank*n), src.at(0), n, ty, op))
+		commtest.Must(t, w.ReduceScatter(p, dst.at(0), src.at(0), n, ty, op))
+		dst.Same(t, own, "ReduceScatter "+what)
+		commtest.Must(t, w.ReduceScatter(p, src.at(c.rank*n), src.at(0), n, ty, op))
 		copy(all[c.rank*n:], own)
-		src.same(t, all, "ReduceScatter in place "+what)
+		src.Same(t, all, "ReduceScatter in place "+what)
 	}
 	if n == 0 {
 		return
 	}
 	counts, total := ragged(c.size, n)
-	whole := reduced[T](c.size, total, elem.Sum)
+	whole := commtest.Reduced[T](c.size, total, elem.Sum)
 	off := parts{counts: counts}.offset(c.rank)
-	src, dst := deviceFilled(t, w, input[T](c.rank, total)), device[T](t, w, counts[c.rank])
-	must(t, w.ReduceScatterV(p, dst.at(0), src.at(0), counts, ty, elem.Sum))
-	dst.same(t, whole[off:off+counts[c.rank]], fmt.Sprintf("ReduceScatterV of %v", counts))
+	src, dst := deviceFilled(t, w, commtest.Input[T](c.rank, total)), device[T](t, w, counts[c.rank])
+	commtest.Must(t, w.ReduceScatterV(p, dst.at(0), src.at(0), counts, ty, elem.Sum))
+	dst.Same(t, whole[off:off+counts[c.rank]], fmt.Sprintf("ReduceScatterV of %v", counts))
 	src.free(t)
 }
 
@@ -256,7 +257,7 @@ func ragged(size, n int) (counts []int, total int) {
 func joined[T elem.Elem](counts []int) []T {
 	var all []T
 	for r, n := range counts {
-		all = append(all, input[T](r, n)...)
+		all = append(all, commtest.Input[T](r, n)...)
 	}
 	return all
 }
@@ -278,54 +279,54 @@ func deviceMoves[T elem.Elem](t *testing.T, w way, n int) {
 		}
 		ps := parts{counts: lens}
 		own, total, off := lens[c.rank], ps.offset(c.size), ps.offset(c.rank)
-		everything, mine := joined[T](lens), input[T](c.rank, own)
-		untouched := alloc[T](total).data()
+		everything, mine := joined[T](lens), commtest.Input[T](c.rank, own)
+		untouched := commtest.Alloc[T](total).Data()
 
 		src, dst := deviceFilled(t, w, mine), device[T](t, w, total)
 		inPlace := device[T](t, w, total)
-		copy(inPlace.host.data()[off:], mine)
+		copy(inPlace.host.Data()[off:], mine)
 		inPlace.move(t, true)
 		gathered, gatherDst := device[T](t, w, total), untouched
 		if c.rank == root {
 			gatherDst = everything
 		}
 		if counts == nil {
-			must(t, w.AllGather(p, dst.at(0), src.at(0), n, ty))
-			must(t, w.AllGather(p, inPlace.at(0), inPlace.at(off), n, ty))
-			must(t, w.Gather(p, gathered.at(0), src.at(0), n, ty, root))
+			commtest.Must(t, w.AllGather(p, dst.at(0), src.at(0), n, ty))
+			commtest.Must(t, w.AllGather(p, inPlace.at(0), inPlace.at(off), n, ty))
+			commtest.Must(t, w.Gather(p, gathered.at(0), src.at(0), n, ty, root))
 		} else {
-			must(t, w.AllGatherV(p, dst.at(0), src.at(0), counts, ty))
-			must(t, w.AllGatherV(p, inPlace.at(0), inPlace.at(off), counts, ty))
-			must(t, w.GatherV(p, gathered.at(0), src.at(0), counts, ty, root))
+			commtest.Must(t, w.AllGatherV(p, dst.at(0), src.at(0), counts, ty))
+			commtest.Must(t, w.AllGatherV(p, inPlace.at(0), inPlace.at(off), counts, ty))
+			commtest.Must(t, w.GatherV(p, gathered.at(0), src.at(0), counts, ty, root))
 		}
-		dst.same(t, everything, what("AllGather"+v))
-		inPlace.same(t, everything, what("AllGather in place"+v))
-		gathered.same(t, gatherDst, what("Gather"+v))
-		src.same(t, mine, what("src of Gather"+v))
+		dst.Same(t, everything, what("AllGather"+v))
+		inPlace.Same(t, everything, what("AllGather in place"+v))
+		gathered.Same(t, gatherDst, what("Gather"+v))
+		src.Same(t, mine, what("src of Gather"+v))
 
-		src, dst = deviceFilled(t, w, input[T](c.rank, total)), device[T](t, w, own)
+		src, dst = deviceFilled(t, w, commtest.Input[T](c.rank, total)), device[T](t, w, own)
 		if counts == nil {
-			must(t, w.Scatter(p, dst.at(0), src.at(0), n, ty, root))
+			commtest.Must(t, w.Scatter(p, dst.at(0), src.at(0), n, ty, root))
 		} else {
-			must(t, w.ScatterV(p, dst.at(0), src.at(0), counts, ty, root))
+			commtest.Must(t, w.ScatterV(p, dst.at(0), src.at(0), counts, ty, root))
 		}
-		dst.same(t, input[T](root, total)[off:off+own], what("Scatter"+v))
-		src.same(t, input[T](c.rank, total), what("src of Scatter"+v))
+		dst.Same(t, commtest.Input[T](root, total)[off:off+own], what("Scatter"+v))
+		src.Same(t, commtest.Input[T](c.rank, total), what("src of Scatter"+v))
 	}
 
-	buf := deviceFilled(t, w, input[T](c.rank, n))
-	must(t, w.Broadcast(p, buf.at(0), n, ty, root))
-	buf.same(t, input[T](root, n), what("Broadcast"))
+	buf := deviceFilled(t, w, commtest.Input[T](c.rank, n))
+	commtest.Must(t, w.Broadcast(p, buf.at(0), n, ty, root))
+	buf.Same(t, commtest.Input[T](root, n), what("Broadcast"))
 
 	var across []T
 	for r := range c.size {
-		across = append(across, input[T](r, n*c.size)[c.rank*n:(c.rank+1)*n]...)
+		across = append(across, commtest.Input[T](r, n*c.size)[c.rank*n:(c.rank+1)*n]...)
 	}
-	src, dst := deviceFilled(t, w, input[T](c.rank, n*c.size)), device[T](t, w, n*c.size)
-	must(t, w.AllToAll(p, dst.at(0), src.at(0), n, ty))
-	dst.same(t, across, what("AllToAll"))
-	must(t, w.AllToAll(p, src.at(0), src.at(0), n, ty))
-	src.same(t, across, what("AllToAll in place"))
+	src, dst := deviceFilled(t, w, commtest.Input[T](c.rank, n*c.size)), device[T](t, w, n*c.size)
+	commtest.Must(t, w.AllToAll(p, dst.at(0), src.at(0), n, ty))
+	dst.Same(t, across, what("AllToAll"))
+	commtest.Must(t, w.AllToAll(p, src.at(0), src.at(0), n, ty))
+	src.Same(t, across, what("AllToAll in place"))
 
 	// Rank r sends n+r+q elements to rank q, and nothing to the one before it.
 	count := func(from, to int) int {
@@ -343,12 +344,12 @@ func deviceMoves[T elem.Elem](t *testing.T, w way, n int) {
 			theirs[q] = count(r, q)
 		}
 		ps := parts{counts: theirs}
-		all := input[T](r, ps.offset(c.size))
+		all := commtest.Input[T](r, ps.offset(c.size))
 		across = append(across, all[ps.offset(c.rank):ps.offset(c.rank)+recv[r]]...)
 	}
-	src, dst = deviceFilled(t, w, input[T](c.rank, parts{counts: send}.offset(c.size))), device[T](t, w, len(across))
-	must(t, w.AllToAllV(p, dst.at(0), recv, src.at(0), send, ty))
-	dst.same(t, across, what("AllToAllV"))
+	src, dst = deviceFilled(t, w, commtest.Input[T](c.rank, parts{counts: send}.offset(c.size))), device[T](t, w, len(across))
+	commtest.Must(t, w.AllToAllV(p, dst.at(0), recv, src.at(0), send, ty))
+	dst.Same(t, across, what("AllToAllV"))
 	src.free(t)
 }
 
@@ -357,36 +358,36 @@ func deviceMessages[T elem.Elem](t *testing.T, w way, n int) {
 	t.Helper()
 	ty, c, p := elem.Of[T](), w.c, At(w.s)
 	next, prev := (c.rank+1)%c.size, (c.rank+c.size-1)%c.size
-	src, dst := deviceFilled(t, w, input[T](c.rank, n+c.rank)), device[T](t, w, n+prev)
-	must(t, w.SendRecv(p, dst.at(0), n+prev, prev, src.at(0), n+c.rank, next, ty))
-	dst.same(t, input[T](prev, n+prev), "SendRecv")
-	src.same(t, input[T](c.rank, n+c.rank), "src of SendRecv")
+	src, dst := deviceFilled(t, w, commtest.Input[T](c.rank, n+c.rank)), device[T](t, w, n+prev)
+	commtest.Must(t, w.SendRecv(p, dst.at(0), n+prev, prev, src.at(0), n+c.rank, next, ty))
+	dst.Same(t, commtest.Input[T](prev, n+prev), "SendRecv")
+	src.Same(t, commtest.Input[T](c.rank, n+c.rank), "src of SendRecv")
 
 	if c.size > 1 && c.rank < 2 { // one sends and receives at once, the other one after the other
-		a, b := deviceFilled(t, w, input[T](c.rank, n)), device[T](t, w, n)
+		a, b := deviceFilled(t, w, commtest.Input[T](c.rank, n)), device[T](t, w, n)
 		if c.rank == 0 {
-			must(t, w.Exchange(p, Message{a.at(0), n, ty, 1, false}, Message{b.at(0), n, ty, 1, true}))
+			commtest.Must(t, w.Exchange(p, Message{a.at(0), n, ty, 1, false}, Message{b.at(0), n, ty, 1, true}))
 		} else {
-			must(t, w.Recv(p, b.at(0), n, ty, 0))
-			must(t, w.Send(p, a.at(0), n, ty, 0))
+			commtest.Must(t, w.Recv(p, b.at(0), n, ty, 0))
+			commtest.Must(t, w.Send(p, a.at(0), n, ty, 0))
 		}
 		a.free(t)
-		b.same(t, input[T](1-c.rank, n), "Recv")
+		b.Same(t, commtest.Input[T](1-c.rank, n), "Recv")
 	}
 
 	var list []Message
 	var out, in []*onDevice[T]
 	for k := range 2 {
 		for r := range c.size {
-			a, b := deviceFilled(t, w, input[T](10*k+c.rank, n+k)), device[T](t, w, n+k)
+			a, b := deviceFilled(t, w, commtest.Input[T](10*k+c.rank, n+k)), device[T](t, w, n+k)
 			out, in = append(out, a), append(in, b)
 			list = append(list, Message{a.at(0), n + k, ty, r, false}, Message{b.at(0), n + k, ty, r, true})
 		}
 	}
-	must(t, w.Exchange(p, list...))
+	commtest.Must(t, w.Exchange(p, list...))
 	for i := range in {
 		out[i].free(t)
-		in[i].same(t, input[T](10*(i/c.size)+i%c.size, n+i/c.size), "Exchange")
+		in[i].Same(t, commtest.Input[T](10*(i/c.size)+i%c.size, n+i/c.size), "Exchange")
 	}
 }
 

@@ -34,7 +34,7 @@ var (
 func openDirect(c *Comm, d *cuda.Device) (*direct, error) {
 	g := &direct{c: c, dev: d, room: directRoom}
 	err := g.alloc()
-	if err := c.sameOnAll(err); err != nil {
+	if err := c.FirstFailure(err); err != nil {
 		return nil, errors.Join(err, g.close())
 	}
 	if g.k, err = c.loadKernels(d); err != nil {
@@ -84,7 +84,7 @@ func (g *direct) carryOut(x *transfer, s *cuda.Stream) error {
 func (g *direct) exchange(x *transfer, out, in []piece) error {
 	for _, p := range in {
 		if p.peer != g.c.rank {
-			g.c.group.add(g.c, p.at, p.n, x.t, p.peer, tagInternal, true)
+			g.c.group.add(g.c, p.at, p.n, x.t, p.peer, tagInternal, true, nil)
 		}
 	}
 	for _, p := range out {
@@ -94,7 +94,7 @@ func (g *direct) exchange(x *transfer, out, in []piece) error {
 				to = r == p.slot
 			}
 			if r != g.c.rank && to {
-				g.c.group.add(g.c, p.at, p.n, x.t, r, tagInternal, false)
+				g.c.group.add(g.c, p.at, p.n, x.t, r, tagInternal, false, nil)
 			}
 		}
 	}
@@ -148,11 +148,11 @@ func (g *direct) broadcast(x *transfer) error {
 		buf = func(lo int) unsafe.Pointer { return at(x.src, lo, x.t) }
 		for r := range c.size {
 			if lo, n := g.slice(x.n, r); r != c.rank {
-				c.group.add(c, buf(lo), n, x.t, r, tagInternal, false)
+				c.group.add(c, buf(lo), n, x.t, r, tagInternal, false, nil)
 			}
 		}
 	} else {
-		c.group.add(c, buf(mine), n, x.t, x.root, tagInternal, true)
+		c.group.add(c, buf(mine), n, x.t, x.root, tagInternal, true, nil)
 	}
 	if err := c.group.Wait(); err != nil {
 		return err
@@ -162,10 +162,10 @@ func (g *direct) broadcast(x *transfer) error {
 			continue
 		}
 		if lo, m := g.slice(x.n, r); c.rank != x.root {
-			c.group.add(c, buf(lo), m, x.t, r, tagInternal, true)
+			c.group.add(c, buf(lo), m, x.t, r, tagInternal, true, nil)
 		}
 		if r != x.root {
-			c.group.add(c, buf(mine), n, x.t, r, tagInternal, false)
+			c.group.add(c, buf(mine), n, x.t, r, tagInternal, false, nil)
 		}
 	}
 	return c.group.Wait()
@@ -195,9 +195,9 @@ func (g *direct) reduce(x *transfer, s *cuda.Stream) error {
 			if r == c.rank {
 				continue
 			}
-			c.group.add(c, unsafe.Add(g.scratch, r*stride), n, x.t, r, tagInternal, true)
+			c.group.add(c, unsafe.Add(g.scratch, r*stride), n, x.t, r, tagInternal, true, nil)
 			p, m := from(r)
-			c.group.add(c, p, m, x.t, r, tagInternal, false)
+			c.group.add(c, p, m, x.t, r, tagInternal, false, nil)
 		}
 		if err := s.Copy(unsafe.Add(g.scratch, c.rank*stride), own, n*size); err != nil {
 			return err
@@ -229,10 +229,10 @@ func (g *direct) reduce(x *transfer, s *cuda.Stream) error {
 			}
 			if whole != nil {
 				lo, m := g.slice(out[0].n, r)
-				c.group.add(c, at(whole, lo, x.t), m, x.t, r, tagInternal, true)
+				c.group.add(c, at(whole, lo, x.t), m, x.t, r, tagInternal, true, nil)
 			}
 			if x.what == allReduce || r == x.root {
-				c.group.add(c, to, n, x.t, r, tagInternal, false)
+				c.group.add(c, to, n, x.t, r, tagInternal, false, nil)
 			}
 		}
 		if err := c.group.Wait(); err != nil {

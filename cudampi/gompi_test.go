@@ -10,6 +10,7 @@ import (
 
 	mpi "github.com/sbromberger/gompi"
 
+	"lockstep/internal/commtest"
 	"lockstep/internal/elem"
 )
 
@@ -40,7 +41,7 @@ func TestRawBroadcastOverwrites(t *testing.T) {
 			t.Errorf("gompi's broadcast of %d bytes changes %d, it used to be %d", n, k, 4*n)
 		}
 		fill()
-		must(t, c.Broadcast(ptr(buf), n, elem.Uint8, 0))
+		commtest.Must(t, c.Broadcast(commtest.Ptr(buf), n, elem.Uint8, 0))
 		if k := changed(); c.rank == 1 && k != n {
 			t.Errorf("a broadcast of %d bytes changes %d", n, k)
 		}
@@ -51,7 +52,7 @@ func TestRawBroadcastOverwrites(t *testing.T) {
 func TestRawMaxTag(t *testing.T) {
 	onRanks(t, []int{4}, func(t *testing.T, c *Comm) {
 		tag, all := int64(mpi.NewCommunicator(nil).MaxTag), make([]int64, c.size)
-		must(t, c.AllGather(ptr(all), unsafe.Pointer(&tag), 1, elem.Int64))
+		commtest.Must(t, c.AllGather(commtest.Ptr(all), unsafe.Pointer(&tag), 1, elem.Int64))
 		right := all[0] <= math.MaxInt32 // a tag is a C int, and its limit the same for all ranks
 		for _, x := range all {
 			right = right && x == all[0]
@@ -73,8 +74,8 @@ func TestRawEmptySlice(t *testing.T) {
 		if !panics() {
 			t.Error("gompi broadcasts an empty slice")
 		}
-		must(t, c.Broadcast(nil, 0, elem.Float64, 0))
-		must(t, c.AllReduce(nil, nil, 0, elem.Float64, elem.Sum))
+		commtest.Must(t, c.Broadcast(nil, 0, elem.Float64, 0))
+		commtest.Must(t, c.AllReduce(nil, nil, 0, elem.Float64, elem.Sum))
 	})
 }
 
@@ -90,15 +91,15 @@ func TestRawLengths(t *testing.T) {
 			t.Errorf("gompi's all-reduce of one element gives %v", dst)
 		}
 		// One count is for both here. Where there are two, they are compared: within a rank, and between ranks.
-		must(t, c.AllReduce(ptr(dst), ptr(src), 1, elem.Float64, elem.Sum))
+		commtest.Must(t, c.AllReduce(commtest.Ptr(dst), commtest.Ptr(src), 1, elem.Float64, elem.Sum))
 		if want := []float64{2, 4, 6, 8}; fmt.Sprint(dst) != fmt.Sprint(want) {
 			t.Errorf("all-reduce of one element gives %v, want %v", dst, want)
 		}
-		refused(t, c, c.AllGatherV(ptr(dst), ptr(src), []int{1, 1, 1}, elem.Float64), "MPI_Allgatherv", ErrCount, "3 counts", "2 ranks")
+		commtest.Refused(t, c, c.AllGatherV(commtest.Ptr(dst), commtest.Ptr(src), []int{1, 1, 1}, elem.Float64), "MPI_Allgatherv", ErrCount, "3 counts", "2 ranks")
 		if c.rank == 0 {
-			must(t, c.Send(ptr(src), 4, elem.Float64, 1))
+			commtest.Must(t, c.Send(commtest.Ptr(src), 4, elem.Float64, 1))
 		} else {
-			refused(t, c, c.Recv(ptr(dst), 2, elem.Float64, 0), "MPI_Recv", ErrTruncate, "4 float64 elements, 2 expected")
+			commtest.Refused(t, c, c.Recv(commtest.Ptr(dst), 2, elem.Float64, 0), "MPI_Recv", ErrTruncate, "4 float64 elements, 2 expected")
 		}
 	})
 }
@@ -118,7 +119,7 @@ func TestRawCount(t *testing.T) {
 		if c.rank == 1 && (mem[0] != 1 || mem[16] != 0) {
 			t.Errorf("gompi's broadcast of 2^32+4 bytes sent %d and %d", mem[0], mem[16])
 		}
-		must(t, syscall.Munmap(mem))
+		commtest.Must(t, syscall.Munmap(mem))
 	})
 	// TestBeyondInt is the right one.
 }
@@ -127,8 +128,8 @@ func TestRawCount(t *testing.T) {
 func TestRawStatus(t *testing.T) {
 	out, err := alone(t, func(t *testing.T, c *Comm) {
 		x := []float64{1}
-		refused(t, c, c.send(ptr(x), 1, elem.Float64, 99, tagUser), "MPI_Send", ErrRank)
-		refused(t, c, c.Send(ptr(x), 1, elem.Float64, 99), "MPI_Send", ErrRank, "rank 99 in a communicator of 1 ranks")
+		commtest.Refused(t, c, c.send(commtest.Ptr(x), 1, elem.Float64, 99, tagUser), "MPI_Send", ErrRank)
+		commtest.Refused(t, c, c.Send(commtest.Ptr(x), 1, elem.Float64, 99), "MPI_Send", ErrRank, "rank 99 in a communicator of 1 ranks")
 		fmt.Println("cudampi returned its errors")
 		mpi.NewCommunicator(nil).SendFloat64s(x, 99, 0)
 		fmt.Println("gompi returned")

@@ -114,7 +114,7 @@ func (c *Comm) loadImage(d *cuda.Device, k *kernels) (*kernels, error) {
 		return k, err
 	}
 	if *length == 0 {
-		return k, c.sameOnAll(err)
+		return k, c.FirstFailure(err)
 	}
 	if c.rank != 0 {
 		image = make([]byte, *length)
@@ -125,7 +125,7 @@ func (c *Comm) loadImage(d *cuda.Device, k *kernels) (*kernels, error) {
 	if k == nil {
 		k, err = newKernels(d, image)
 	}
-	return k, c.sameOnAll(err)
+	return k, c.FirstFailure(err)
 }
 
 // newKernels returns what has to be closed, also with an error.
@@ -189,30 +189,6 @@ func (k *kernels) close() error {
 		return nil
 	}
 	return k.module.Close()
-}
-
-// sameOnAll returns the first rank's failure, if any, on all ranks. Collective.
-func (c *Comm) sameOnAll(mine error) error {
-	const room = 512
-	text := make([]byte, room)
-	if mine != nil {
-		copy(text, strings.ReplaceAll(mine.Error(), "\n", "; "))
-	}
-	all := make([]byte, room*c.size)
-	if err := c.AllGather(unsafe.Pointer(&all[0]), unsafe.Pointer(&text[0]), room, elem.Uint8); err != nil {
-		return err
-	}
-	for r := range c.size {
-		said, _, _ := strings.Cut(string(all[r*room:(r+1)*room]), "\x00")
-		switch {
-		case said == "":
-		case r == c.rank:
-			return mine
-		default:
-			return fmt.Errorf("rank %d: %s", r, said)
-		}
-	}
-	return nil
 }
 
 // foldGrid is a grid whose threads loop over bytes, 16 at a time.

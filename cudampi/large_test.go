@@ -9,6 +9,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"lockstep/internal/commtest"
 	"lockstep/internal/elem"
 )
 
@@ -26,7 +27,7 @@ func TestBeyondInt(t *testing.T) {
 	onRanks(t, []int{2}, func(t *testing.T, c *Comm) {
 		const n = 1<<31 + 11
 		mem, err := syscall.Mmap(-1, 0, n, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_PRIVATE|syscall.MAP_ANON)
-		must(t, err)
+		commtest.Must(t, err)
 		p := unsafe.Pointer(&mem[0])
 		// A byte in each page and the last ones are marked; the rest is zero, on both ranks.
 		marks := func(mark func(i int)) {
@@ -49,15 +50,15 @@ func TestBeyondInt(t *testing.T) {
 
 		if c.rank == 0 {
 			set(1)
-			must(t, c.Send(p, n, elem.Uint8, 1))
+			commtest.Must(t, c.Send(p, n, elem.Uint8, 1))
 		} else {
-			must(t, c.Recv(p, n, elem.Uint8, 0))
+			commtest.Must(t, c.Recv(p, n, elem.Uint8, 0))
 			check("Recv", func(i int) byte { return value(i, 1) })
 			set(2)
 		}
-		must(t, c.AllReduce(p, p, n, elem.Uint8, elem.Sum))
+		commtest.Must(t, c.AllReduce(p, p, n, elem.Uint8, elem.Sum))
 		check("AllReduce", func(i int) byte { return value(i, 1) + value(i, 2) })
-		must(t, syscall.Munmap(mem))
+		commtest.Must(t, syscall.Munmap(mem))
 	})
 }
 

@@ -112,7 +112,7 @@ func (g *messenger) run(in, out *cuda.Stream) error {
 		case moved:
 			idle = 0
 		default:
-			if err := g.c.pause(idle); err != nil {
+			if err := g.c.Pause(idle); err != nil {
 				return err
 			}
 		}
@@ -148,7 +148,7 @@ func (g *messenger) send(h *channel, in, _ *cuda.Stream, _ *error) (moved bool, 
 			return false, err
 		} else if there {
 			size := messageHead + min(g.chunk, bytes-h.started*g.chunk)
-			if err := g.c.check("MPI_Isend", sysStartChunk(g.c, h.buf[i], size, m.Peer, false, &h.reqs[i])); err != nil {
+			if err := g.c.Check("MPI_Isend", sysStartChunk(g.c, h.buf[i], size, m.Peer, false, &h.reqs[i])); err != nil {
 				return false, err
 			}
 			h.started++
@@ -158,7 +158,7 @@ func (g *messenger) send(h *channel, in, _ *cuda.Stream, _ *error) (moved bool, 
 	if h.ended < h.started {
 		done, _, code := sysTestChunk(&h.reqs[h.ended%2])
 		if code != success {
-			return false, g.c.check("MPI_Isend", code)
+			return false, g.c.Check("MPI_Isend", code)
 		}
 		if done {
 			h.ended++
@@ -183,7 +183,7 @@ func (g *messenger) receive(h *channel, _, out *cuda.Stream, failure *error) (mo
 		if free, err := h.copied[i].Query(); err != nil {
 			return false, err
 		} else if free {
-			if err := g.c.check("MPI_Irecv", sysStartChunk(g.c, h.buf[i], messageHead+g.chunk, m.Peer, true, &h.reqs[i])); err != nil {
+			if err := g.c.Check("MPI_Irecv", sysStartChunk(g.c, h.buf[i], messageHead+g.chunk, m.Peer, true, &h.reqs[i])); err != nil {
 				return false, err
 			}
 			h.started++
@@ -196,7 +196,7 @@ func (g *messenger) receive(h *channel, _, out *cuda.Stream, failure *error) (mo
 	i := h.ended % 2
 	done, got, code := sysTestChunk(&h.reqs[i])
 	if code != success || !done {
-		return moved, g.c.check("MPI_Irecv", code)
+		return moved, g.c.Check("MPI_Irecv", code)
 	}
 	h.total = int(binary.NativeEndian.Uint64(unsafe.Slice((*byte)(h.buf[i]), 8)))
 	off := h.ended * g.chunk
@@ -209,11 +209,7 @@ func (g *messenger) receive(h *channel, _, out *cuda.Stream, failure *error) (mo
 			return false, err
 		}
 	} else if *failure == nil {
-		code := success
-		if h.total > m.N*m.Type.Size() {
-			code = int(ErrTruncate)
-		}
-		*failure = g.c.checkMessage("MPI_Irecv", code, h.total, m.N, m.Type, m.Peer)
+		*failure = g.c.CheckMessage("MPI_Irecv", success, h.total, m.N, m.Type, m.Peer)
 	}
 	if h.ended == g.chunks(h.total) {
 		h.queue = h.queue[1:]

@@ -1,6 +1,7 @@
 package cudampi
 
 import (
+	"cmp"
 	"runtime"
 	"unsafe"
 
@@ -10,36 +11,21 @@ import (
 // Send sends n elements to rank to, where Recv, SendRecv or a P2P takes them. Messages between two ranks arrive in the
 // order in which they were sent.
 //
-// It blocks until src may change, for a large message until the receiver is there, and where ShareMemory was called also for
-// a small one that follows many which the receiver has not taken. A Send to oneself may never return, use P2P or SendRecv for
-// that. Source: mpi.h, MPI_Send.
+// It blocks until src may change, for a large message until the receiver is there. A Send to oneself may never return: use P2P
+// or SendRecv for that. Source: mpi.h, MPI_Send.
 func (c *Comm) Send(src unsafe.Pointer, n int, t elem.Type, to int) error {
 	const name = "MPI_Send"
-	if err := c.ready(name, n, t, src, src); err != nil {
+	if err := c.Ready(name, n, t, src, src); err != nil {
 		return err
 	}
-	if err := c.checkRank(name, to); err != nil {
+	if err := c.CheckRank(name, to); err != nil {
 		return err
 	}
-	if c.mail(to, tagUser) == nil {
-		return c.send(src, n, t, to, tagUser)
-	}
-	if sysMailPut(c, src, n*t.Size(), to) {
-		return nil
-	}
-	return c.check(name, sysMailSend(c, src, n, t, to))
-}
-
-// mail is the board that messages to and from a rank go through; nil where MPI alone carries them.
-func (c *Comm) mail(peer, tag int) board {
-	if tag != tagUser || peer == c.rank {
-		return nil
-	}
-	return c.board
+	return c.send(src, n, t, to, tagUser)
 }
 
 func (c *Comm) send(src unsafe.Pointer, n int, t elem.Type, to, tag int) error {
-	return c.check("MPI_Send", sysSend(c, src, n, t, to, tag))
+	return c.Check("MPI_Send", sysSend(c, src, n, t, to, tag))
 }
 
 // Recv receives n elements from rank from. A message of any other length is an error that names both numbers:
@@ -48,25 +34,13 @@ func (c *Comm) send(src unsafe.Pointer, n int, t elem.Type, to, tag int) error {
 // It blocks until the message is there. Source: mpi.h, MPI_Recv.
 func (c *Comm) Recv(dst unsafe.Pointer, n int, t elem.Type, from int) error {
 	const name = "MPI_Recv"
-	if err := c.ready(name, n, t, dst, dst); err != nil {
+	if err := c.Ready(name, n, t, dst, dst); err != nil {
 		return err
 	}
-	if err := c.checkRank(name, from); err != nil {
+	if err := c.CheckRank(name, from); err != nil {
 		return err
 	}
-	if c.mail(from, tagUser) == nil {
-		return c.recv(dst, n, t, from, tagUser)
-	}
-	return c.take(name, dst, n, t, from)
-}
-
-// take receives by mail.
-func (c *Comm) take(op string, dst unsafe.Pointer, n int, t elem.Type, from int) error {
-	if sysMailTake(c, dst, n*t.Size(), from) {
-		return nil
-	}
-	code, got := sysMailRecv(c, dst, n, t, from)
-	return c.checkMessage(op, code, got, n, t, from)
+	return c.recv(dst, n, t, from, tagUser)
 }
 
 func (c *Comm) recv(dst unsafe.Pointer, n int, t elem.Type, from, tag int) error {
@@ -74,7 +48,7 @@ func (c *Comm) recv(dst unsafe.Pointer, n int, t elem.Type, from, tag int) error
 	if code == success && got == n*t.Size() {
 		return nil
 	}
-	return c.checkMessage("MPI_Recv", code, got, n, t, from)
+	return c.CheckMessage("MPI_Recv", code, got, n, t, from)
 }
 
 // SendRecv sends sendN elements at src to rank to while it receives recvN elements at dst from rank from; either may be
@@ -82,29 +56,11 @@ func (c *Comm) recv(dst unsafe.Pointer, n int, t elem.Type, from, tag int) error
 //
 // It blocks until both are done. Source: mpi.h, MPI_Sendrecv.
 func (c *Comm) SendRecv(dst unsafe.Pointer, recvN, from int, src unsafe.Pointer, sendN, to int, t elem.Type) error {
-	const name = "MPI_Sendrecv"
-	if err := c.readyParts(name, dst, recvN, src, sendN, t); err != nil {
+	if err := c.CheckSendRecv(dst, recvN, from, src, sendN, to, t); err != nil {
 		return err
 	}
-	if err := c.checkRank(name, from); err != nil {
-		return err
-	}
-	if err := c.checkRank(name, to); err != nil {
-		return err
-	}
-	if dst == src && recvN > 0 && sendN > 0 {
-		return c.errorf(name, ErrBuffer, "dst is src, %d and %d elements: there is no in-place form", recvN, sendN)
-	}
-	if c.mail(to, tagUser) != nil && c.mail(from, tagUser) != nil && sysMailPut(c, src, sendN*t.Size(), to) {
-		return c.take(name, dst, recvN, t, from)
-	}
-	var code, got int
-	if c.board != nil {
-		code, got = sysMailSendRecv(c, dst, recvN, from, src, sendN, to, t)
-	} else {
-		code, got = sysSendRecv(c, dst, recvN, from, src, sendN, to, t)
-	}
-	return c.checkMessage(name, code, got, recvN, t, from)
+	code, got := sysSendRecv(c, dst, recvN, from, src, sendN, to, t)
+	return c.CheckMessage(opSendRecv, code, got, recvN, t, from)
 }
 
 // P2P is a group of sends and receives that Wait starts together and completes, so that no order among them can
@@ -121,13 +77,13 @@ type P2P struct {
 // A refused message (a bad count, type or rank) is not added.
 func (p *P2P) Send(c *Comm, src unsafe.Pointer, n int, t elem.Type, to int) error {
 	const name = "MPI_Isend"
-	if err := c.ready(name, n, t, src, src); err != nil {
+	if err := c.Ready(name, n, t, src, src); err != nil {
 		return err
 	}
-	if err := c.checkRank(name, to); err != nil {
+	if err := c.CheckRank(name, to); err != nil {
 		return err
 	}
-	p.add(c, src, n, t, to, tagUser, false)
+	p.Add(c, src, n, t, to, false, nil)
 	return nil
 }
 
@@ -135,23 +91,29 @@ func (p *P2P) Send(c *Comm, src unsafe.Pointer, n int, t elem.Type, to int) erro
 // added.
 func (p *P2P) Recv(c *Comm, dst unsafe.Pointer, n int, t elem.Type, from int) error {
 	const name = "MPI_Irecv"
-	if err := c.ready(name, n, t, dst, dst); err != nil {
+	if err := c.Ready(name, n, t, dst, dst); err != nil {
 		return err
 	}
-	if err := c.checkRank(name, from); err != nil {
+	if err := c.CheckRank(name, from); err != nil {
 		return err
 	}
-	p.add(c, dst, n, t, from, tagUser, true)
+	p.Add(c, dst, n, t, from, true, nil)
 	return nil
 }
 
-func (p *P2P) add(c *Comm, buf unsafe.Pointer, n int, t elem.Type, peer, tag int, recv bool) {
+// Add adds a message without a look at it: to or, where recv, from rank peer. by is a struct carrier (calls.h) in memory of C,
+// to which the message goes first, nil where MPI carries it.
+func (p *P2P) Add(c *Comm, buf unsafe.Pointer, n int, t elem.Type, peer int, recv bool, by unsafe.Pointer) {
+	p.add(c, buf, n, t, peer, tagUser, recv, by)
+}
+
+func (p *P2P) add(c *Comm, buf unsafe.Pointer, n int, t elem.Type, peer, tag int, recv bool, by unsafe.Pointer) {
 	if n == 0 {
 		buf = nil // it may be the address just past an allocation
 	} else {
 		p.pins.Pin(buf) // which does nothing to memory that is not Go's
 	}
-	p.group.add(c, buf, n, t, peer, tag, recv)
+	p.group.add(c, buf, n, t, peer, tag, recv, by)
 	p.comms = append(p.comms, c)
 }
 
@@ -160,14 +122,17 @@ func (p *P2P) add(c *Comm, buf unsafe.Pointer, n int, t elem.Type, peer, tag int
 // The error is that of the first message that failed; a received message of the wrong length fails as in Recv. After an
 // error inside MPI other messages may be incomplete and their memory still in MPI's hands: end the job.
 // Source: mpi.h, MPI_Irecv, MPI_Isend, MPI_Wait.
-func (p *P2P) Wait() error {
+func (p *P2P) Wait() error { return p.WaitAs("") }
+
+// WaitAs is Wait with op in its errors, in place of MPI_Irecv or MPI_Isend.
+func (p *P2P) WaitAs(op string) error {
 	if len(p.comms) == 0 {
 		return nil
 	}
 	index, code, got := p.group.run()
 	var err error
 	if index >= 0 {
-		err = p.failure(index, code, got)
+		err = p.failure(op, index, code, got)
 	}
 	p.group.msgs = p.group.msgs[:0]
 	clear(p.comms)
@@ -176,10 +141,10 @@ func (p *P2P) Wait() error {
 	return err
 }
 
-func (p *P2P) failure(i, code, got int) error {
+func (p *P2P) failure(op string, i, code, got int) error {
 	n, t, peer, recv := p.group.message(i)
 	if recv {
-		return p.comms[i].checkMessage("MPI_Irecv", code, got, n, t, peer)
+		return p.comms[i].CheckMessage(cmp.Or(op, "MPI_Irecv"), code, got, n, t, peer)
 	}
-	return p.comms[i].check("MPI_Isend", code)
+	return p.comms[i].Check(cmp.Or(op, "MPI_Isend"), code)
 }

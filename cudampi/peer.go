@@ -54,13 +54,13 @@ func (c *Comm) Share(d *cuda.Device, mem unsafe.Pointer, bytes int) (*Window, er
 	if bytes > 0 && err == nil && c.size > 1 {
 		mine.handle, err = d.IPCHandle(mem)
 	}
-	if err := c.sameOnAll(err); err != nil {
+	if err := c.FirstFailure(err); err != nil {
 		return nil, err
 	}
 	if err := c.AllGather(unsafe.Pointer(&all[0]), unsafe.Pointer(mine), int(unsafe.Sizeof(*mine)), elem.Uint8); err != nil {
 		return nil, err
 	}
-	if err := c.sameOnAll(w.open(mem, all)); err != nil {
+	if err := c.FirstFailure(w.open(mem, all)); err != nil {
 		return nil, errors.Join(err, w.close())
 	}
 	return w, nil
@@ -213,7 +213,7 @@ func (c *Comm) OpenPeers(d *cuda.Device, room int) (*Peers, error) {
 		return nil, err
 	}
 	p.blocks = int(*blocks)
-	if err := c.sameOnAll(p.alloc()); err != nil {
+	if err := c.FirstFailure(p.alloc()); err != nil {
 		return nil, errors.Join(err, p.free())
 	}
 	if p.win, err = c.Share(d, p.mem, p.scratch()+2*p.room); err != nil {

@@ -1,12 +1,6 @@
 package cudampi
 
-import (
-	"fmt"
-	"strings"
-
-	"lockstep/internal/ccall"
-	"lockstep/internal/elem"
-)
+import "fmt"
 
 // Result is the class of a failing MPI code. It is comparable, as syscall.Errno is, and the same whatever the library
 // adds to its codes; its number is the library's own.
@@ -72,55 +66,5 @@ func (r Result) Error() string {
 		return "MPI_ERR_UNKNOWN: unknown error"
 	default:
 		return fmt.Sprintf("MPI error class %d", int32(r))
-	}
-}
-
-// check turns the code of a call into an error, nil for success.
-func (c *Comm) check(op string, code int) error {
-	if code == success {
-		return nil
-	}
-	return c.failed(op, code, "")
-}
-
-// failed is the error of a failing code. detail replaces the library's text, which is left out where it says no more
-// than the class does.
-func (c *Comm) failed(op string, code int, detail string) error {
-	class, text := sysError(code)
-	r := Result(class)
-	if detail == "" {
-		if text = strings.Join(strings.Fields(text), " "); text != r.Error() {
-			detail = text
-		}
-	}
-	return c.errorf(op, r, "%s", detail)
-}
-
-func (c *Comm) errorf(op string, r Result, format string, args ...any) error {
-	return &ccall.Error{Op: op, Rank: c.rank, At: ccall.At(), Err: r, Detail: fmt.Sprintf(format, args...)}
-}
-
-// checkMessage is check for a call that received: the message must have had exactly n elements. got is in bytes.
-func (c *Comm) checkMessage(op string, code, got, n int, t elem.Type, from int) error {
-	size := t.Size()
-	switch {
-	case code == success && got == n*size:
-		return nil
-	case code != success && Result(code) != ErrTruncate:
-		if class, _ := sysError(code); Result(class) != ErrTruncate {
-			return c.failed(op, code, "")
-		}
-	}
-	r := ErrCount
-	if code != success {
-		r = ErrTruncate
-	}
-	switch {
-	case code != success && got <= n*size: // the library cuts the length as well
-		return c.errorf(op, r, "message from rank %d has more than the %d %v elements expected", from, n, t)
-	case got%size != 0:
-		return c.errorf(op, r, "message from rank %d has %d bytes, %d (%d %v elements) expected", from, got, n*size, n, t)
-	default:
-		return c.errorf(op, r, "message from rank %d has %d %v elements, %d expected", from, got/size, t, n)
 	}
 }

@@ -112,7 +112,7 @@ func openRings(c *Comm, d *cuda.Device, k *kernels, shape ringShape, onDevice bo
 			g.fixed = true
 		}
 	}
-	if err := c.sameOnAll(err); err != nil {
+	if err := c.FirstFailure(err); err != nil {
 		return nil, errors.Join(err, g.close())
 	}
 	if onDevice {
@@ -222,7 +222,7 @@ func (g *rings) run(in, out *cuda.Stream) error {
 		case moved:
 			idle = 0
 		default:
-			if err := g.c.pause(idle); err != nil {
+			if err := g.c.Pause(idle); err != nil {
 				return err
 			}
 		}
@@ -353,11 +353,7 @@ func (g *rings) receive(h *ring, out *cuda.Stream, failure *error) (moved bool, 
 	if h.total < 0 {
 		g.start(h, int(h.words.total[h.begun%ringSlots]))
 		if h.total != want && *failure == nil {
-			code := success
-			if h.total > want {
-				code = int(ErrTruncate)
-			}
-			*failure = g.c.checkMessage("MPI_Irecv", code, h.total, m.N, m.Type, m.Peer)
+			*failure = g.c.CheckMessage("MPI_Irecv", success, h.total, m.N, m.Type, m.Peer)
 		}
 	}
 	switch {

@@ -9,6 +9,7 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/internal/ccall"
+	"lockstep/internal/commtest"
 	"lockstep/internal/elem"
 )
 
@@ -22,7 +23,7 @@ func onRings(t *testing.T, c *Comm, d *cuda.Device, fn func(t *testing.T, w way)
 	})
 }
 
-// TestRings sends messages of lengths about those of chunks, slots and rings, also to the sender itself, as fast as
+// TestRings sends messages of commtest.Lengths about those of chunks, slots and rings, also to the sender itself, as fast as
 // devices that are late allow.
 func TestRings(t *testing.T) {
 	onDevices(t, counts, map[string]string{"FAKECUDA_DELAY": "50"}, func(t *testing.T, c *Comm, d *cuda.Device) {
@@ -51,13 +52,13 @@ func TestRingsAtTheirSizes(t *testing.T) {
 			fill := func(rank int) []uint8 {
 				r := rand.NewChaCha8([32]byte{byte(rank)})
 				_, err := r.Read(in)
-				must(t, err)
+				commtest.Must(t, err)
 				return in
 			}
 			next, prev := (c.rank+1)%c.size, (c.rank+c.size-1)%c.size
 			src, dst := deviceFilled(t, w, fill(c.rank)), device[uint8](t, w, n)
-			must(t, w.SendRecv(At(w.s), dst.at(0), n, prev, src.at(0), n, next, elem.Uint8))
-			dst.same(t, fill(prev), "SendRecv")
+			commtest.Must(t, w.SendRecv(At(w.s), dst.at(0), n, prev, src.at(0), n, next, elem.Uint8))
+			dst.Same(t, fill(prev), "SendRecv")
 			src.free(t)
 		})
 	})
@@ -76,11 +77,11 @@ func TestRingsInAnyOrder(t *testing.T) {
 			perRank := make([][]Message, 2*c.size)
 			for r := range c.size {
 				for k := range each {
-					a := deviceFilled(t, w, input[int8](c.rank*100+r*10+k, length(c.rank, r, k)))
+					a := deviceFilled(t, w, commtest.Input[int8](c.rank*100+r*10+k, length(c.rank, r, k)))
 					b := device[int8](t, w, length(r, c.rank, k))
 					out, into[r] = append(out, a), append(into[r], b)
-					perRank[2*r] = append(perRank[2*r], Message{a.at(0), a.host.n, elem.Int8, r, false})
-					perRank[2*r+1] = append(perRank[2*r+1], Message{b.at(0), b.host.n, elem.Int8, r, true})
+					perRank[2*r] = append(perRank[2*r], Message{a.at(0), a.host.N, elem.Int8, r, false})
+					perRank[2*r+1] = append(perRank[2*r+1], Message{b.at(0), b.host.N, elem.Int8, r, true})
 				}
 			}
 			random := rand.New(rand.NewPCG(uint64(c.rank), 1))
@@ -91,13 +92,13 @@ func TestRingsInAnyOrder(t *testing.T) {
 				}
 				list, perRank[i] = append(list, perRank[i][0]), perRank[i][1:]
 			}
-			must(t, w.Exchange(At(w.s), list...))
+			commtest.Must(t, w.Exchange(At(w.s), list...))
 			for _, a := range out {
 				a.free(t)
 			}
 			for r := range c.size {
 				for k, b := range into[r] {
-					b.same(t, input[int8](r*100+c.rank*10+k, length(r, c.rank, k)), fmt.Sprintf("message %d from rank %d", k, r))
+					b.Same(t, commtest.Input[int8](r*100+c.rank*10+k, length(r, c.rank, k)), fmt.Sprintf("message %d from rank %d", k, r))
 				}
 			}
 		})
@@ -140,14 +141,14 @@ func TestRingsFallBack(t *testing.T) {
 			}
 			k, err := c.OnDevice(d, DeviceConfig{Path: tc.path})
 			t.Setenv("FAKECUDA_FAIL", "")
-			must(t, err)
+			commtest.Must(t, err)
 			call, _, _ := strings.Cut(tc.fail, "_v2")
 			if k.rings != nil || k.Path() != tc.path || !strings.Contains(k.Reason(), "; messages through MPI on the host, since ") ||
 				!strings.Contains(k.Reason(), call) {
 				t.Fatalf("%v: %v, %q", tc.path, k.Path(), k.Reason())
 			}
 			deviceMessages[float32](t, way{"fallen back", k, k.in}, 700)
-			must(t, k.Close())
+			commtest.Must(t, k.Close())
 		}
 	})
 }
@@ -166,21 +167,21 @@ func TestRingsOrder(t *testing.T) {
 				in, got := deviceFilled(t, w, sent), device[int32](t, w, rounds*n)
 				x, y := device[int32](t, w, n), device[int32](t, w, n)
 				for round := range rounds {
-					must(t, w.s.Copy(x.at(0), in.at(round*n), 4*n))
+					commtest.Must(t, w.s.Copy(x.at(0), in.at(round*n), 4*n))
 					p := At(w.s)
 					if round%3 == 1 && w.Path() != AwareMPI {
 						p = must1(w.Hold(w.s))(t)
 					}
 					switch {
 					case round%3 < 2:
-						must(t, w.SendRecv(p, y.at(0), n, 1-c.rank, x.at(0), n, 1-c.rank, elem.Int32))
+						commtest.Must(t, w.SendRecv(p, y.at(0), n, 1-c.rank, x.at(0), n, 1-c.rank, elem.Int32))
 					case c.rank == 0: // nothing comes back that the stream would wait for
-						must(t, w.Send(p, x.at(0), n, elem.Int32, 1))
+						commtest.Must(t, w.Send(p, x.at(0), n, elem.Int32, 1))
 					default:
-						must(t, w.Recv(p, y.at(0), n, elem.Int32, 0))
+						commtest.Must(t, w.Recv(p, y.at(0), n, elem.Int32, 0))
 					}
-					must(t, w.s.Fill(x.at(0), 4, 77, n))
-					must(t, w.s.Copy(got.at(round*n), y.at(0), 4*n))
+					commtest.Must(t, w.s.Fill(x.at(0), 4, 77, n))
+					commtest.Must(t, w.s.Copy(got.at(round*n), y.at(0), 4*n))
 				}
 				for i := range sent {
 					sent[i] = int32(2*i + c.rank)
@@ -188,7 +189,7 @@ func TestRingsOrder(t *testing.T) {
 						sent[i] = sent[i-n]
 					}
 				}
-				got.same(t, sent, "SendRecv")
+				got.Same(t, sent, "SendRecv")
 				in.free(t)
 				x.free(t)
 				y.free(t)

@@ -114,7 +114,7 @@ func (c *Comm) unmatched(x *transfer, counts func(rank int) (send, recv []int64)
 		send, _ := counts(from)
 		for to := range c.size {
 			if _, recv := counts(to); send[to] != recv[from] {
-				return c.errorf(collectiveNames[allToAll], ErrCount, "rank %d sends %d %v elements to rank %d, which expects %d",
+				return c.Errorf(collectiveNames[allToAll], ErrCount, "rank %d sends %d %v elements to rank %d, which expects %d",
 					from, send[to], x.t, to, recv[from])
 			}
 		}
@@ -137,7 +137,7 @@ func (c *Comm) differs(mine, other contract, r int) error {
 	if here == there {
 		there = "other counts"
 	}
-	return c.errorf(collectiveNames[mine.what], ErrCount, "%s here, but rank %d brought %s", here, r, there)
+	return c.Errorf(collectiveNames[mine.what], ErrCount, "%s here, but rank %d brought %s", here, r, there)
 }
 
 // openSegment makes the segment, or says why there is none. Collective.
@@ -150,7 +150,7 @@ func (c *Comm) openSegment(d *cuda.Device) (*segment, string, error) {
 	if err := node.Free(); err != nil {
 		return nil, "", err
 	}
-	together, err := c.all(size == c.size)
+	together, err := c.All(size == c.size)
 	switch {
 	case err != nil:
 		return nil, "", err
@@ -173,7 +173,7 @@ func (c *Comm) openSegment(d *cuda.Device) (*segment, string, error) {
 	if err == nil {
 		clear(g.data[c.rank]) // so that the memory is near the rank that writes it
 	}
-	if ok, e := c.all(err == nil); e != nil {
+	if ok, e := c.All(err == nil); e != nil {
 		return nil, "", e
 	} else if ok {
 		err = g.open()
@@ -183,7 +183,7 @@ func (c *Comm) openSegment(d *cuda.Device) (*segment, string, error) {
 
 // agreed gives up the segment unless all ranks have theirs. Collective.
 func (c *Comm) agreed(g *segment, mine error) (*segment, string, error) {
-	ok, err := c.all(mine == nil)
+	ok, err := c.All(mine == nil)
 	if ok && err == nil {
 		return g, "", nil
 	}
@@ -231,16 +231,6 @@ func (g *segment) close() error {
 	return err
 }
 
-// all says whether every rank says yes. Collective.
-func (c *Comm) all(yes bool) (bool, error) {
-	n := new(int32)
-	if yes {
-		*n = 1
-	}
-	err := c.AllReduce(unsafe.Pointer(n), unsafe.Pointer(n), 1, elem.Int32, elem.Min)
-	return *n == 1, err
-}
-
 // shareFile maps the same memory on every rank: a file of rank 0 without a name, which the others open through /proc. So
 // it needs no folder with room for it, and no process leaves it behind. Collective.
 func (c *Comm) shareFile(bytes int, mem *[]byte) error {
@@ -261,7 +251,7 @@ func (c *Comm) shareFile(bytes int, mem *[]byte) error {
 	if err == nil {
 		*mem, err = unix.Mmap(fd, 0, bytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	}
-	_, e := c.all(true) // all have opened it
+	_, e := c.All(true) // all have opened it
 	if fd >= 0 {
 		err = errors.Join(err, unix.Close(fd))
 	}
@@ -340,7 +330,7 @@ func (g *segment) carryOut(x *transfer, in, out *cuda.Stream, agreed bool) error
 		}
 		if begun+published+foldedTo+begunOut > before {
 			idle = 0
-		} else if err := g.c.pause(idle); err != nil {
+		} else if err := g.c.Pause(idle); err != nil {
 			return err
 		}
 	}
@@ -403,7 +393,7 @@ func (g *segment) agree(x *transfer) error {
 			if err := g.settle(); err != nil {
 				return err
 			}
-			if err := g.c.pause(idle); err != nil {
+			if err := g.c.Pause(idle); err != nil {
 				return err
 			}
 		}

@@ -50,7 +50,7 @@ func openOneShot(c *Comm, d *cuda.Device) (*oneShot, error) {
 	if err == nil {
 		err = o.open()
 	}
-	if err := c.sameOnAll(err); err != nil {
+	if err := c.FirstFailure(err); err != nil {
 		return nil, errors.Join(err, o.close())
 	}
 	return o, nil

@@ -10,12 +10,13 @@ import (
 	"time"
 
 	"lockstep/cuda"
+	"lockstep/internal/commtest"
 	"lockstep/internal/elem"
 	"lockstep/internal/mpirun"
 )
 
 // TestSmallCollectives is about the kernel of small collectives at its own sizes: packs, blocks and their ends, of which
-// calls take turns, so that the halves of the inbox are used again after calls of other lengths, on streams that run late.
+// calls take turns, so that the halves of the inbox are used again after calls of other commtest.Lengths, on streams that run late.
 func TestSmallCollectives(t *testing.T) {
 	onDevices(t, append(slices.Clone(counts), 5), map[string]string{"FAKECUDA_DELAY": "100", "FAKECUDA_DEVICES": "5"}, func(t *testing.T, c *Comm, d *cuda.Device) {
 		everyWay(t, c, d, func(t *testing.T, w way) {
@@ -32,21 +33,21 @@ func TestSmallCollectives(t *testing.T) {
 			most /= 4
 			sizes := []int{most, 1, most, most - 1, 3, 513, 512, 511, most, 4, 5, 1025, most}
 			for round, n := range sizes {
-				in := input[int32](c.rank+100*round, n)
+				in := commtest.Input[int32](c.rank+100*round, n)
 				w := [...]way{w, other}[round/2%2]
 				x := deviceFilled(t, w, in)
-				must(t, w.s.Synchronize())
-				must(t, w.AllReduce(At(w.s), x.at(0), x.at(0), n, elem.Int32, elem.Sum))
+				commtest.Must(t, w.s.Synchronize())
+				commtest.Must(t, w.AllReduce(At(w.s), x.at(0), x.at(0), n, elem.Int32, elem.Sum))
 				results = append(results, x)
 			}
 			for round, x := range results {
 				want := make([]int32, sizes[round])
 				for r := range c.size {
-					for i, v := range input[int32](r+100*round, len(want)) {
+					for i, v := range commtest.Input[int32](r+100*round, len(want)) {
 						want[i] += v
 					}
 				}
-				x.same(t, want, fmt.Sprintf("small AllReduce %d", round))
+				x.Same(t, want, fmt.Sprintf("small AllReduce %d", round))
 			}
 			deviceReductions[int8](t, w, 4*most, allOps...)
 			deviceReductions[elem.F16](t, w, 2047, elem.Sum, elem.Avg)
@@ -58,7 +59,7 @@ func TestSmallCollectives(t *testing.T) {
 				deviceMoves[float32](t, w, 513)
 				deviceMoves[float64](t, w, most/2)
 			}
-			must(t, other.s.Close())
+			commtest.Must(t, other.s.Close())
 		})
 	})
 }
@@ -68,12 +69,12 @@ func TestSmallOnSharedDevice(t *testing.T) {
 	needsDouble(t)
 	onDevices(t, []int{2}, map[string]string{"FAKECUDA_DEVICES": "1"}, func(t *testing.T, c *Comm, d *cuda.Device) {
 		k, err := c.OnDevice(d, DeviceConfig{Path: Staged})
-		must(t, err)
+		commtest.Must(t, err)
 		if k.small != nil || !strings.HasSuffix(k.Reason(), "; small all-reduces by copies, since ranks share a device") {
 			t.Fatalf("%q", k.Reason())
 		}
 		deviceReductions[float32](t, way{"shared", k, k.in}, 7, elem.Sum)
-		must(t, k.Close())
+		commtest.Must(t, k.Close())
 	})
 }
 
@@ -82,12 +83,12 @@ func TestSmallUnreachable(t *testing.T) {
 	needsDouble(t)
 	onDevices(t, []int{2}, map[string]string{"FAKECUDA_KERNELS": ""}, func(t *testing.T, c *Comm, d *cuda.Device) {
 		k, err := c.OnDevice(d, DeviceConfig{Path: Staged})
-		must(t, err)
+		commtest.Must(t, err)
 		if k.small != nil || !strings.Contains(k.Reason(), "kernels do not reach host memory: 0x0 instead of 0x5eed") {
 			t.Fatalf("%q", k.Reason())
 		}
 		deviceReductions[float32](t, way{"unreachable", k, k.in}, 7, elem.Sum)
-		must(t, k.Close())
+		commtest.Must(t, k.Close())
 	})
 }
 
@@ -111,8 +112,8 @@ func TestSmallRankFails(t *testing.T) {
 			fmt.Println("rank 1 has:", err)
 			c.Abort(7)
 		}
-		must(t, err)
-		must(t, c.WaitStream(s))
+		commtest.Must(t, err)
+		commtest.Must(t, c.WaitStream(s))
 		t.Fatal("the others have gone on without rank 1")
 	}
 	dir := double(t)

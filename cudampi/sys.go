@@ -38,25 +38,9 @@ package cudampi
 #cgo nocallback sendrecv
 #cgo noescape swap
 #cgo nocallback swap
-#cgo noescape mail_send
-#cgo nocallback mail_send
-#cgo noescape mail_recv
-#cgo nocallback mail_recv
-#cgo noescape mail_sendrecv
-#cgo nocallback mail_sendrecv
 #cgo noescape run_group
 #cgo nocallback run_group
 
-#cgo noescape board_barrier
-#cgo nocallback board_barrier
-#cgo noescape board_allreduce
-#cgo nocallback board_allreduce
-#cgo noescape board_reduce_scatter
-#cgo nocallback board_reduce_scatter
-#cgo noescape meet
-#cgo nocallback meet
-#cgo noescape await
-#cgo nocallback await
 #cgo noescape reduce_many
 #cgo nocallback reduce_many
 #cgo noescape start_chunk
@@ -67,15 +51,13 @@ package cudampi
 #cgo nocallback spin
 
 #include "sys.h"
-#include "board.h"
-#include "mail.h"
+#include "p2p.h"
 #include "device.h"
 */
 import "C"
 
 import (
 	"runtime"
-	"sync/atomic"
 	"unsafe"
 
 	"lockstep/internal/elem"
@@ -84,6 +66,8 @@ import (
 type handle = C.MPI_Comm
 
 const (
+	sysTagUser = C.TAG_USER
+
 	success   = C.MPI_SUCCESS
 	threadMin = C.MPI_THREAD_SERIALIZED
 )
@@ -111,150 +95,6 @@ func sysAllReduce(c *Comm, dst, src unsafe.Pointer, n int, t elem.Type, op elem.
 	code := int(C.allreduce(c.h, address(dst), address(src), C.int(n), C.int(t), C.int(op), C.int(c.size)))
 	keep(dst, src)
 	return code
-}
-
-// board is memory that the ranks of a Comm share for small collectives.
-type board = *C.struct_board
-
-const (
-	boardBytes = C.BOARD_BYTES
-	newsBytes  = C.NEWS_BYTES
-	newsRounds = C.NEWS
-)
-
-func sysHasBoard(c *Comm) (yes, sharesCores bool, code int) {
-	var out, shared C.int
-	code = int(C.has_board(c.h, C.int(c.rank), C.int(c.size), &out, &shared))
-	return out != 0, shared != 0, code
-}
-
-func sysBoardBytes(size int) int { return int(C.board_bytes(C.int(size))) }
-
-func sysMakeBoard(c *Comm, sharesCores bool, memory unsafe.Pointer) board {
-	shared := 0
-	if sharesCores {
-		shared = 1
-	}
-	return C.make_board(c.h, C.int(c.rank), C.int(c.size), C.int(shared), memory)
-}
-
-func sysSharesCores(b board) bool { return b.spins == 0 }
-
-func sysBoardBarrier(b board) int { return int(C.board_barrier(b)) }
-
-func sysFreeBoard(b board) { C.free(unsafe.Pointer(b)) }
-
-// met is how a collective on a board went: the code, or the rank that brought something else, and its count; -1 for none.
-type met struct{ code, rank, got int }
-
-func outcome(o C.struct_outcome, dst, src unsafe.Pointer) met {
-	keep(dst, src)
-	return met{int(o.code), int(o.index), int(o.got)}
-}
-
-func sysBoardAllReduce(b board, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) met {
-	return outcome(C.board_allreduce(b, address(dst), address(src), C.int(n), C.int(t), C.int(op)), dst, src)
-}
-
-func sysBoardReduceScatter(b board, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) met {
-	return outcome(C.board_reduce_scatter(b, address(dst), address(src), C.int(n), C.int(t), C.int(op)), dst, src)
-}
-
-// What only moves bytes is done here, and C is called where a rank is not there soon: a call from Go to C takes as long as
-// the exchange of a few bytes.
-
-func sysBoardAllGather(c *Comm, dst, src unsafe.Pointer, n int, t elem.Type) met {
-	bytes := n * t.Size()
-	return exchange(c, C.ALLGATHER, dst, bytesAt(src, bytes), src, 0, n, t)
-}
-
-func sysBoardAllToAll(c *Comm, dst, src unsafe.Pointer, n int, t elem.Type) met {
-	bytes := n * t.Size()
-	return exchange(c, C.ALLTOALL, dst, bytesAt(src, c.size*bytes), unsafe.Add(src, c.rank*bytes), c.rank*bytes, n, t)
-}
-
-// exchange shows what this rank brings, and sets each part of dst, of n elements, to those that lie skip bytes into what
-// the rank has brought; this rank's own part to mine, which may be where it belongs already.
-func exchange(c *Comm, meeting int, dst unsafe.Pointer, brings []byte, mine unsafe.Pointer, skip, n int, t elem.Type) met {
-	b, bytes := c.board, n*t.Size()
-	b.rounds[meeting]++
-	round := b.rounds[meeting]
-	brought := func(rank int) *C.struct_part { return &b.desks[rank].parts[meeting][round&1] }
-	part := brought(c.rank)
-	copy(bytesAt(unsafe.Pointer(&part.data), len(brings)), brings)
-	part.n, part.t, part.op = C.int32_t(n), C.uint8_t(t), 0
-	atomic.StoreUint64((*uint64)(&part.round), uint64(round))
-	for r := range c.size {
-		p := brought(r)
-		if !appears(&p.round, round, b) || p.n != part.n || p.t != part.t || p.op != 0 {
-			if o := C.meet(b, C.int(meeting), C.int(n), C.int(t), 0); o.code != success || o.index >= 0 {
-				return outcome(o, nil, nil)
-			}
-		}
-	}
-	for r := range c.size {
-		from := unsafe.Add(unsafe.Pointer(&brought(r).data), skip)
-		if r == c.rank {
-			from = mine
-		}
-		copy(bytesAt(unsafe.Add(dst, r*bytes), bytes), bytesAt(from, bytes))
-	}
-	return met{success, -1, 0}
-}
-
-func bytesAt(p unsafe.Pointer, n int) []byte { return unsafe.Slice((*byte)(p), n) }
-
-// sysBoardBroadcast is a broadcast of at most newsBytes. The root goes on at once, unless it is newsRounds ahead. Where it
-// brought another count or type than a rank expects, the outcome names the root, on that rank.
-func sysBoardBroadcast(c *Comm, buf unsafe.Pointer, n int, t elem.Type, root int) met {
-	b, how := c.board, met{success, -1, 0}
-	b.news++
-	round := b.news
-	news := &b.desks[root].news[round%C.NEWS]
-	own, data := bytesAt(buf, n*t.Size()), bytesAt(unsafe.Pointer(&news.data), n*t.Size())
-	if root == c.rank {
-		if round > b.heard+C.NEWS {
-			b.heard = round
-			for _, d := range b.desks[:c.size] {
-				if how.code = await(&d.heard, round-C.NEWS, b); how.code != success {
-					return how
-				}
-				b.heard = min(b.heard, C.uint64_t(atomic.LoadUint64((*uint64)(&d.heard))))
-			}
-		}
-		copy(data, own)
-		news.n, news.t = C.int32_t(n), C.uint8_t(t)
-		atomic.StoreUint64((*uint64)(&news.round), uint64(round))
-	} else {
-		if how.code = await(&news.round, round, b); how.code != success {
-			return how
-		}
-		if int(news.n) == n && elem.Type(news.t) == t {
-			copy(own, data)
-		} else {
-			how.rank, how.got = root, int(news.n)
-		}
-	}
-	atomic.StoreUint64((*uint64)(&b.desks[c.rank].heard), uint64(round))
-	return how
-}
-
-// await returns when a rank has come to the round.
-func await(its *C.uint64_t, round C.uint64_t, b board) (code int) {
-	if appears(its, round, b) {
-		return success
-	}
-	return int(C.await(b, unsafe.Pointer(its), round))
-}
-
-// appears says whether a rank comes to the round soon: sooner than a wait gives the core away.
-func appears(its *C.uint64_t, round C.uint64_t, b board) bool {
-	for looks := C.uint64_t(0); atomic.LoadUint64((*uint64)(its)) < uint64(round); looks++ {
-		if looks >= 2*b.spins {
-			return false
-		}
-	}
-	return true
 }
 
 func sysReduce(c *Comm, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, root int) int {
@@ -316,75 +156,21 @@ func sysScatterV(c *Comm, dst, src unsafe.Pointer, t elem.Type, root int, inPlac
 }
 
 func sysSend(c *Comm, src unsafe.Pointer, n int, t elem.Type, to, tag int) int {
-	code := int(C.send_message(c.h, address(src), C.int64_t(n), C.int(t), C.int(to), C.int(tag), C.int64_t(maxMessage)))
+	code := int(C.send_message(c.h, address(src), C.int64_t(n), C.int(t), C.int(to), C.int(tag)))
 	keep(src, nil)
 	return code
 }
 
 // The receiving calls return the code and the bytes of the message, -1 where the library does not say.
 func sysRecv(c *Comm, dst unsafe.Pointer, n int, t elem.Type, from, tag int) (code, got int) {
-	o := C.recv_message(c.h, address(dst), C.int64_t(n), C.int(t), C.int(from), C.int(tag), C.int64_t(maxMessage))
+	o := C.recv_message(c.h, address(dst), C.int64_t(n), C.int(t), C.int(from), C.int(tag))
 	keep(dst, nil)
 	return int(o.code), int(o.got)
 }
 
 func sysSendRecv(c *Comm, dst unsafe.Pointer, rn, from int, src unsafe.Pointer, sn, to int, t elem.Type) (code, got int) {
-	o := C.sendrecv(c.h, dst, C.int64_t(rn), C.int(from), src, C.int64_t(sn), C.int(to), C.int(t), tagUser, C.int64_t(maxMessage))
+	o := C.sendrecv(c.h, dst, C.int64_t(rn), C.int(from), src, C.int64_t(sn), C.int(to), C.int(t), tagUser)
 	return int(o.code), int(o.got)
-}
-
-func sysMailSend(c *Comm, src unsafe.Pointer, n int, t elem.Type, to int) int {
-	code := int(C.mail_send(c.board, c.h, address(src), C.int64_t(n), C.int(t), C.int(to), tagUser, C.int64_t(maxMessage)))
-	keep(src, nil)
-	return code
-}
-
-func sysMailRecv(c *Comm, dst unsafe.Pointer, n int, t elem.Type, from int) (code, got int) {
-	o := C.mail_recv(c.board, c.h, address(dst), C.int64_t(n), C.int(t), C.int(from), tagUser, C.int64_t(maxMessage))
-	keep(dst, nil)
-	return int(o.code), int(o.got)
-}
-
-func sysMailSendRecv(c *Comm, dst unsafe.Pointer, rn, from int, src unsafe.Pointer, sn, to int, t elem.Type) (code, got int) {
-	o := C.mail_sendrecv(c.board, c.h, address(dst), C.int64_t(rn), C.int(from), address(src), C.int64_t(sn), C.int(to), C.int(t), tagUser, C.int64_t(maxMessage))
-	keep(dst, src)
-	return int(o.code), int(o.got)
-}
-
-// mailRecord is where a message lies in a ring, and how many units it takes.
-func mailRecord(x *C.struct_box, bytes int) (r *C.struct_record, need C.uint64_t) {
-	at := unsafe.Add(unsafe.Pointer(x.ring), (x.next&(x.size-1))*C.UNIT)
-	return (*C.struct_record)(at), (C.HEAD + C.uint64_t(bytes) + C.UNIT - 1) / C.UNIT
-}
-
-// sysMailPut is put of mail.h where nothing is to be waited for or to be skipped: without a call from Go to C, which takes
-// as long as the message. It says whether it did.
-func sysMailPut(c *Comm, src unsafe.Pointer, bytes, to int) bool {
-	x := &c.board.out[to]
-	r, need := mailRecord(x, bytes)
-	if bytes > int(c.board.most) || x.next&(x.size-1)+need > x.size || x.next+need+1 > x.room {
-		return false
-	}
-	copy(bytesAt(unsafe.Add(unsafe.Pointer(r), C.HEAD), bytes), bytesAt(src, bytes))
-	r.bytes = C.int64_t(bytes)
-	x.next += need
-	next, _ := mailRecord(x, 0)
-	next.there = 0
-	atomic.StoreUint64((*uint64)(&r.there), 1)
-	return true
-}
-
-// sysMailTake is take_record where the message comes soon, in the ring, and has the length expected. It says whether it did.
-func sysMailTake(c *Comm, dst unsafe.Pointer, bytes, from int) bool {
-	x := &c.board.in[from]
-	r, need := mailRecord(x, bytes)
-	if !appears(&r.there, 1, c.board) || int(r.bytes) != bytes || bytes > int(c.board.most) {
-		return false
-	}
-	copy(bytesAt(dst, bytes), bytesAt(unsafe.Add(unsafe.Pointer(r), C.HEAD), bytes))
-	x.next += need
-	atomic.StoreUint64((*uint64)(x.taken), uint64(x.next))
-	return true
 }
 
 func sysSwap(c *Comm, buf unsafe.Pointer, n int, t elem.Type, peer, tag int) int {
@@ -397,8 +183,8 @@ type group struct {
 	reqs []C.MPI_Request
 }
 
-func (g *group) add(c *Comm, buf unsafe.Pointer, n int, t elem.Type, peer, tag int, recv bool) {
-	g.msgs = append(g.msgs, C.struct_p2p{buf: C.uintptr_t(uintptr(buf)), n: C.int64_t(n), comm: c.h, board: c.mail(peer, tag),
+func (g *group) add(c *Comm, buf unsafe.Pointer, n int, t elem.Type, peer, tag int, recv bool, by unsafe.Pointer) {
+	g.msgs = append(g.msgs, C.struct_p2p{buf: C.uintptr_t(uintptr(buf)), n: C.int64_t(n), comm: c.h, by: (*C.struct_carrier)(by),
 		t: C.int(t), peer: C.int(peer), tag: C.int(tag), recv: cbool(recv)})
 	if len(g.msgs) > len(g.reqs) {
 		g.reqs = append(g.reqs, *new(C.MPI_Request))
@@ -407,7 +193,7 @@ func (g *group) add(c *Comm, buf unsafe.Pointer, n int, t elem.Type, peer, tag i
 
 // run completes the group and empties it. index is -1, or the message that code and got are about.
 func (g *group) run() (index, code, got int) {
-	o := C.run_group(&g.msgs[0], C.int(len(g.msgs)), &g.reqs[0], C.int64_t(maxMessage))
+	o := C.run_group(&g.msgs[0], C.int(len(g.msgs)), &g.reqs[0])
 	return int(o.index), int(o.code), int(o.got)
 }
 
@@ -415,6 +201,14 @@ func (g *group) message(i int) (n int, t elem.Type, peer int, recv bool) {
 	m := g.msgs[i]
 	return int(m.n), elem.Type(m.t), int(m.peer), m.recv != 0
 }
+
+// sysLimitMessages sets the most elements of a message that is none of a derived datatype, and returns what it was.
+func sysLimitMessages(n int) (before int) {
+	return int(C.limit_messages(C.int64_t(n)))
+}
+
+func sysCalls() unsafe.Pointer       { return unsafe.Pointer(C.calls()) }
+func sysHandleWord(c handle) uintptr { return uintptr(C.handle_word(c)) }
 
 type request = C.MPI_Request
 

@@ -11,11 +11,12 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../internal/elem/arith.h"
+#include "calls.h"
+
 // Both tables are in the order of package elem. The 16-bit floats move as integers and are reduced as MPI_FLOAT.
-enum { F16 = 6, BF16 = 7, AVG = 4 };
 static const MPI_Datatype types[] = {MPI_INT8_T,  MPI_UINT8_T,  MPI_INT32_T,  MPI_UINT32_T, MPI_INT64_T,
                                      MPI_UINT64_T, MPI_UINT16_T, MPI_UINT16_T, MPI_FLOAT,    MPI_DOUBLE};
-static const int sizes[] = {1, 1, 4, 4, 8, 8, 2, 2, 4, 8};
 static const MPI_Op ops[] = {MPI_SUM, MPI_PROD, MPI_MIN, MPI_MAX, MPI_SUM}; // an average is divided afterwards
 
 // Open MPI 4.1 sums 8-bit integers with saturation where it has vectors, and wraps round elsewhere, in one array too.
@@ -30,7 +31,7 @@ static int make_ops(void) { return MPI_Op_create(add8, 1, &sum8); }
 static int free_ops(void) { return MPI_Op_free(&sum8); }
 static inline MPI_Op operation(int op, int t) { return t <= 1 && ops[op] == MPI_SUM ? sum8 : ops[op]; }
 
-static inline int half(int t) { return t == F16 || t == BF16; }
+enum { TAG_USER = 0 }; // of the application's messages; others are in comm.go
 
 // MPI refuses a null address even for no elements.
 static char nothing[16];
@@ -57,74 +58,11 @@ static void trim(void) {
     if (scratch_size > (64 << 20)) free_scratch();
 }
 
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
-#define CLONES __attribute__((target_clones("avx2", "default")))
-#else
-#define CLONES
-#endif
-
-// The conversions of package elem without branches, so that the compiler makes vectors of them.
-static inline uint32_t f32_bits(float f) { uint32_t u; memcpy(&u, &f, 4); return u; }
-static inline float bits_f32(uint32_t u) { float f; memcpy(&f, &u, 4); return f; }
-
-static inline float f16_to_f32(uint16_t h) {
-    // Shifted into place the exponent is 112 too small: a multiplication mends that, of subnormals too.
-    float f = bits_f32((uint32_t)(h & 0x7fff) << 13) * 0x1p112f;
-    uint32_t u = f32_bits(f);
-    u |= (h & 0x7c00) == 0x7c00 ? 0x7f800000u : 0;
-    return bits_f32(u | (uint32_t)(h & 0x8000) << 16);
-}
-static inline uint16_t f32_to_f16(float f) {
-    uint32_t u = f32_bits(f), sign = u >> 16 & 0x8000, a = u & 0x7fffffff, payload = a >> 13 & 0x3ff;
-    uint32_t normal = (a - (112u << 23) + 0xfff + (a >> 13 & 1)) >> 13;
-    uint32_t subnormal = f32_bits(bits_f32(a) + 0.5f) - f32_bits(0.5f);
-    uint32_t nan = 0x7c00 | payload | (payload == 0 ? 0x200 : 0);
-    uint32_t r = a < (113u << 23) ? subnormal : normal;
-    r = a >= (143u << 23) ? 0x7c00 : r;
-    r = a > 0x7f800000u ? nan : r;
-    return (uint16_t)(sign | r);
-}
-static inline uint16_t f32_to_bf16(float f) {
-    uint32_t u = f32_bits(f), r = (u + 0x7fff + (u >> 16 & 1)) >> 16;
-    return (uint16_t)((u & 0x7fffffff) > 0x7f800000u ? (u >> 16 | 0x40) : r);
-}
-CLONES static void widen_f16(float *restrict d, const uint16_t *restrict s, int64_t n) {
-    for (int64_t i = 0; i < n; i++) d[i] = f16_to_f32(s[i]);
-}
-CLONES static void widen_bf16(float *restrict d, const uint16_t *restrict s, int64_t n) {
-    for (int64_t i = 0; i < n; i++) d[i] = bits_f32((uint32_t)s[i] << 16);
-}
-CLONES static void narrow_f16(uint16_t *restrict d, const float *restrict s, int64_t n) {
-    for (int64_t i = 0; i < n; i++) d[i] = f32_to_f16(s[i]);
-}
-CLONES static void narrow_bf16(uint16_t *restrict d, const float *restrict s, int64_t n) {
-    for (int64_t i = 0; i < n; i++) d[i] = f32_to_bf16(s[i]);
-}
-
 // widen copies n 16-bit floats to scratch as float32; NULL when there is no memory.
 static float *widen(const void *src, int64_t n, int t) {
     float *f = scratch((size_t)n * sizeof(float));
     if (f) t == F16 ? widen_f16(f, src, n) : widen_bf16(f, src, n);
     return f;
-}
-
-#define DIVIDE(T, W) { T *p = buf; for (int64_t i = 0; i < n; i++) p[i] = (T)(p[i] / (W)size); break; }
-static void divide(void *buf, int64_t n, int t, int size) {
-    switch (t) {
-    case 0: DIVIDE(int8_t, int32_t)
-    case 1: DIVIDE(uint8_t, uint32_t)
-    case 2: DIVIDE(int32_t, int32_t)
-    case 3: DIVIDE(uint32_t, uint32_t)
-    case 4: DIVIDE(int64_t, int64_t)
-    case 5: DIVIDE(uint64_t, uint64_t)
-    case 8: DIVIDE(float, float)
-    case 9: DIVIDE(double, double)
-    }
-}
-// finish_half rounds what was reduced in float32, averaged first if need be.
-static void finish_half(void *dst, float *f, int64_t n, int t, int op, int size) {
-    if (op == AVG) divide(f, n, 8, size);
-    t == F16 ? narrow_f16(dst, f, n) : narrow_bf16(dst, f, n);
 }
 
 static int barrier(MPI_Comm c) { return MPI_Barrier(c); }
@@ -229,9 +167,17 @@ static int scatterv(MPI_Comm c, void *dst, const void *src, const int *counts, c
     return MPI_Scatterv(some(src), counts, displs, types[t], in_place ? MPI_IN_PLACE : some(dst), counts[rank], types[t], root, c);
 }
 
+// limit is the most elements of a message as plain elements; tests lower it.
+static int64_t limit = INT32_MAX;
+static int64_t limit_messages(int64_t n) {
+    int64_t before = limit;
+    limit = n;
+    return before;
+}
+
 // message is a count and a datatype for n elements: above limit elements a datatype is made that one count describes.
 struct message { int count; MPI_Datatype type; int made; };
-static int make_message(struct message *m, int64_t n, int t, int64_t limit) {
+static int make_message(struct message *m, int64_t n, int t) {
     *m = (struct message){(int)n, types[t], 0};
     if (n <= limit) return MPI_SUCCESS;
     int rc, lengths[2] = {1, (int)(n % limit)};
@@ -255,24 +201,21 @@ static int free_message(struct message *m, int rc) {
     return rc != MPI_SUCCESS ? rc : rc2;
 }
 
-// outcome is the code of a call, the bytes of the message received, and the message of a group that it is about.
-struct outcome { int code; int index; int64_t got; };
-
 // The status says how long the message was; after a truncation only some libraries fill it in.
 static int64_t received(const MPI_Status *s) {
     MPI_Count bytes;
     return MPI_Get_elements_x(s, MPI_BYTE, &bytes) == MPI_SUCCESS ? (int64_t)bytes : -1;
 }
 
-static int send_message(MPI_Comm c, uintptr_t from, int64_t n, int t, int to, int tag, int64_t limit) {
+static int send_message(MPI_Comm c, uintptr_t from, int64_t n, int t, int to, int tag) {
     const void *src = (const void *)from;
     if (n <= limit) return MPI_Send(some(src), (int)n, types[t], to, tag, c);
     struct message m;
-    int rc = make_message(&m, n, t, limit);
+    int rc = make_message(&m, n, t);
     if (rc == MPI_SUCCESS) rc = MPI_Send(src, m.count, m.type, to, tag, c);
     return free_message(&m, rc);
 }
-static struct outcome recv_message(MPI_Comm c, uintptr_t to, int64_t n, int t, int from, int tag, int64_t limit) {
+static struct outcome recv_message(MPI_Comm c, uintptr_t to, int64_t n, int t, int from, int tag) {
     void *dst = (void *)to;
     struct message m;
     MPI_Status s = {0};
@@ -283,7 +226,7 @@ static struct outcome recv_message(MPI_Comm c, uintptr_t to, int64_t n, int t, i
             return (struct outcome){rc, 0, n * sizes[t]};
         return (struct outcome){rc, 0, received(&s)};
     }
-    struct outcome o = {make_message(&m, n, t, limit), 0, -1};
+    struct outcome o = {make_message(&m, n, t), 0, -1};
     if (o.code == MPI_SUCCESS) {
         o.code = MPI_Recv(some(dst), m.count, m.type, from, tag, c, &s);
         o.got = received(&s);
@@ -291,12 +234,11 @@ static struct outcome recv_message(MPI_Comm c, uintptr_t to, int64_t n, int t, i
     o.code = free_message(&m, o.code);
     return o;
 }
-static struct outcome sendrecv(MPI_Comm c, void *dst, int64_t rn, int from, const void *src, int64_t sn, int to, int t, int tag,
-                               int64_t limit) {
+static struct outcome sendrecv(MPI_Comm c, void *dst, int64_t rn, int from, const void *src, int64_t sn, int to, int t, int tag) {
     struct message r, s = {0};
     MPI_Status st = {0};
-    struct outcome o = {make_message(&r, rn, t, limit), 0, -1};
-    if (o.code == MPI_SUCCESS) o.code = make_message(&s, sn, t, limit);
+    struct outcome o = {make_message(&r, rn, t), 0, -1};
+    if (o.code == MPI_SUCCESS) o.code = make_message(&s, sn, t);
     if (o.code == MPI_SUCCESS) {
         o.code = MPI_Sendrecv(some(src), s.count, s.type, to, tag, some(dst), r.count, r.type, from, tag, c, &st);
         o.got = received(&st);

@@ -8,16 +8,16 @@ import (
 
 // total adds up the counts of a V form, after it has looked at each, and puts them where C reads them.
 func (c *Comm) total(op string, counts []int) (int, error) {
-	if err := c.usable(op); err != nil {
+	if err := c.Usable(op); err != nil {
 		return 0, err
 	}
 	if len(counts) != c.size {
-		return 0, c.errorf(op, ErrCount, "%d counts for a communicator of %d ranks", len(counts), c.size)
+		return 0, c.Errorf(op, ErrCount, "%d counts for a communicator of %d ranks", len(counts), c.size)
 	}
 	sum := 0
 	for r, n := range counts {
 		if uint(n) > maxElems {
-			return 0, c.errorf(op, ErrCount, "%d elements of rank %d, but a count goes from 0 to %d", n, r, maxElems)
+			return 0, c.Errorf(op, ErrCount, "%d elements of rank %d, but a count goes from 0 to %d", n, r, maxElems)
 		}
 		sum += n
 	}
@@ -44,7 +44,7 @@ func (c *Comm) AllGatherV(dst, src unsafe.Pointer, counts []int, t elem.Type) er
 	if total > maxCount {
 		return c.bigAllGather(dst, src, p, t)
 	}
-	return c.check(name, sysAllGatherV(c, dst, src, t, src == at(dst, p.offset(c.rank), t)))
+	return c.Check(name, sysAllGatherV(c, dst, src, t, src == at(dst, p.offset(c.rank), t)))
 }
 
 // ReduceScatterV sets dst to this rank's part of op over all ranks of src. dst has counts[Rank()] elements, src as many
@@ -62,13 +62,13 @@ func (c *Comm) ReduceScatterV(dst, src unsafe.Pointer, counts []int, t elem.Type
 	if err := c.readyParts(name, src, total, dst, counts[c.rank], t); err != nil {
 		return err
 	}
-	if err := c.checkOp(name, op); err != nil || total == 0 {
+	if err := c.CheckOp(name, op); err != nil || total == 0 {
 		return err
 	}
 	if total > reduceCount(t) {
 		return c.bigReduceScatter(dst, src, p, t, op)
 	}
-	return c.check(name, sysReduceScatterV(c, dst, src, total, t, op, dst == at(src, p.offset(c.rank), t)))
+	return c.Check(name, sysReduceScatterV(c, dst, src, total, t, op, dst == at(src, p.offset(c.rank), t)))
 }
 
 // GatherV sets dst on the root to the src of all ranks in rank order; elsewhere dst is not used. src has counts[Rank()]
@@ -82,7 +82,7 @@ func (c *Comm) GatherV(dst, src unsafe.Pointer, counts []int, t elem.Type, root 
 	if err != nil {
 		return err
 	}
-	if err := c.checkRoot(name, root); err != nil {
+	if err := c.CheckRoot(name, root); err != nil {
 		return err
 	}
 	p, whole := parts{counts: counts}, total
@@ -95,7 +95,7 @@ func (c *Comm) GatherV(dst, src unsafe.Pointer, counts []int, t elem.Type, root 
 	if total > maxCount {
 		return c.bigGather(dst, src, p, t, root)
 	}
-	return c.check(name, sysGatherV(c, dst, src, t, root, c.rank == root && src == at(dst, p.offset(root), t)))
+	return c.Check(name, sysGatherV(c, dst, src, t, root, c.rank == root && src == at(dst, p.offset(root), t)))
 }
 
 // ScatterV sets dst to this rank's part of the src of the root; elsewhere src is not used. dst has counts[Rank()]
@@ -109,7 +109,7 @@ func (c *Comm) ScatterV(dst, src unsafe.Pointer, counts []int, t elem.Type, root
 	if err != nil {
 		return err
 	}
-	if err := c.checkRoot(name, root); err != nil {
+	if err := c.CheckRoot(name, root); err != nil {
 		return err
 	}
 	p, whole := parts{counts: counts}, total
@@ -122,7 +122,7 @@ func (c *Comm) ScatterV(dst, src unsafe.Pointer, counts []int, t elem.Type, root
 	if total > maxCount {
 		return c.bigScatter(dst, src, p, t, root)
 	}
-	return c.check(name, sysScatterV(c, dst, src, t, root, c.rank == root && dst == at(src, p.offset(root), t)))
+	return c.Check(name, sysScatterV(c, dst, src, t, root, c.rank == root && dst == at(src, p.offset(root), t)))
 }
 
 // AllToAllV sets part r of dst to this rank's part of the src of rank r. The parts lie in rank order, in dst with
@@ -145,19 +145,19 @@ func (c *Comm) AllToAllV(dst unsafe.Pointer, recvCounts []int, src unsafe.Pointe
 		return err
 	}
 	if dst == src && recvTotal > 0 && sendTotal > 0 {
-		return c.errorf(name, ErrBuffer, "dst is src, %d and %d elements: there is no in-place form", recvTotal, sendTotal)
+		return c.Errorf(name, ErrBuffer, "dst is src, %d and %d elements: there is no in-place form", recvTotal, sendTotal)
 	}
 	recv, send := parts{counts: recvCounts}, parts{counts: sendCounts}
 	if r, s := recv.len(c.rank), send.len(c.rank); r != s {
-		return c.errorf(name, ErrCount, "rank %d sends %d %v elements to itself, %d expected", c.rank, s, t, r)
+		return c.Errorf(name, ErrCount, "rank %d sends %d %v elements to itself, %d expected", c.rank, s, t, r)
 	}
 	return c.exchange(dst, recv, src, send, t)
 }
 
 // readyParts is ready for two pieces of memory of different lengths.
 func (c *Comm) readyParts(op string, a unsafe.Pointer, an int, b unsafe.Pointer, bn int, t elem.Type) error {
-	if err := c.ready(op, an, t, a, a); err != nil {
+	if err := c.Ready(op, an, t, a, a); err != nil {
 		return err
 	}
-	return c.ready(op, bn, t, b, b)
+	return c.Ready(op, bn, t, b, b)
 }

@@ -8,12 +8,12 @@ import (
 const spinsBeforePump = 50
 
 // pause is what a rank does between two looks at what it waits for.
-func (c *Comm) pause(looks int) error {
+func (c *Comm) Pause(looks int) error {
 	if looks < spinsBeforePump {
 		sysSpin(8)
 		return nil
 	}
-	return c.check("MPI_Iprobe", sysPump(c))
+	return c.Check("MPI_Iprobe", sysPump(c))
 }
 
 // WaitEvent blocks until the device has passed the last record of e, and lets MPI progress meanwhile: another rank may be
@@ -29,7 +29,7 @@ func (c *Comm) wait(query func() (bool, error)) error {
 		if done, err := query(); done || err != nil {
 			return err
 		}
-		if err := c.pause(looks); err != nil {
+		if err := c.Pause(looks); err != nil {
 			return err
 		}
 	}

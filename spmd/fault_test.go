@@ -345,7 +345,7 @@ func killedInCollective(_ context.Context, w *spmd.World, victim bool) error {
 		return err
 	}
 	if victim {
-		when("cudampi.(*Comm).AllReduce(", die)
+		when("shm.(*Comm).AllReduce(", die)
 	}
 	if w.Rank() == 1 {
 		oversleep()

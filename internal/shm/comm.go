@@ -1,34 +1,256 @@
 // Package shm carries collectives and messages through memory that ranks of a node share. Its Comm is one of package cudampi
-// in which small calls take that way.
+// in which small calls take that way: MPI costs more.
 package shm
 
 import (
+	"errors"
+	"fmt"
+	"os"
 	"unsafe"
+
+	"golang.org/x/sys/unix"
 
 	"lockstep/cudampi"
 	"lockstep/internal/elem"
 )
 
-// Comm is a cudampi.Comm whose small calls go through shared memory, where the ranks share some.
-type Comm struct{ *cudampi.Comm }
-
-// Share returns c with shared memory, see cudampi.Comm.ShareMemory. After an error the Comm works without.
+// Comm is a cudampi.Comm whose small calls go through memory that its ranks share. What is true of the calls of
+// cudampi.Comm is true of these.
 //
-// Collective; it blocks.
-func Share(c *cudampi.Comm) (*Comm, error) { return &Comm{c}, c.ShareMemory() }
-
-// P2P is a group of messages on Comms, see cudampi.P2P.
-type P2P struct{ group cudampi.P2P }
-
-// Send adds the sending of n elements to rank to.
-func (p *P2P) Send(c *Comm, src unsafe.Pointer, n int, t elem.Type, to int) error {
-	return p.group.Send(c.Comm, src, n, t, to)
+// Memory carries AllReduce, ReduceScatter, AllGather and AllToAll of up to 32 KiB, counted over all parts, Broadcast of up to
+// 16 KiB, and messages to other ranks of up to 8 KiB on 2 to 4 ranks, 4 on 8 and 0.5 on 64. A rank that brings another count,
+// type or operation than the others is then an error on every rank, or in a Broadcast where it differs from the root's.
+type Comm struct {
+	*cudampi.Comm
+	s    *shared     // nil where nothing is shared
+	mem  []byte      // that all ranks share
+	pair cudampi.P2P // of SendRecv
 }
 
-// Recv adds the receiving of n elements from rank from.
-func (p *P2P) Recv(c *Comm, dst unsafe.Pointer, n int, t elem.Type, from int) error {
-	return p.group.Recv(c.Comm, dst, n, t, from)
+// Share takes c over, and has its ranks share memory, 0.8 MiB for each, where there are 2 to 8 of them, or up to 64 that share
+// cores, all on one node. Elsewhere MPI carries all. After an error it does so, too, and the Comm can be used.
+//
+// Collective; it blocks. Source: memfd_create(2).
+func Share(c *cudampi.Comm) (*Comm, error) {
+	m := &Comm{Comm: c}
+	yes, sharesCores, err := worthIt(c)
+	if err != nil || !yes {
+		return m, err
+	}
+	mem, err := Map(c, c.Size()*sysSharedBytes(c.Size()))
+	var s *shared
+	if err == nil {
+		table, word := c.CallsInC()
+		if s = sysOpenShared(table, word, c.Rank(), c.Size(), sharesCores, mem); s == nil {
+			err = c.Errorf("ShareMemory", cudampi.ErrNoMem, "no memory")
+		}
+	}
+	ok, e := c.All(err == nil)
+	if ok && e == nil {
+		m.s, m.mem = s, mem
+		return m, nil
+	}
+	if err == nil && e == nil {
+		err = c.Errorf("ShareMemory", cudampi.ErrOther, "another rank cannot share memory")
+	}
+	return m, errors.Join(err, e, release(s, mem))
 }
 
-// Wait starts all messages of the group, blocks until they are done, and empties the group.
-func (p *P2P) Wait() error { return p.group.Wait() }
+// worthIt says whether the ranks of c are to share memory, and whether they share cores. Not where they are on several nodes,
+// or too many: how many depends on whether they share cores, since there a message costs a wait for the core, and everybody's
+// reading of everybody's part does not. Collective.
+func worthIt(c *cudampi.Comm) (yes, sharesCores bool, err error) {
+	if c.Size() < 2 || c.Size() > mostRanks {
+		return false, false, nil
+	}
+	node, err := c.SplitShared()
+	if err != nil {
+		return false, false, err
+	}
+	sharesCores, err = shareCores(node)
+	here := node.Size()
+	if err := errors.Join(err, node.Free()); err != nil {
+		return false, false, err
+	}
+	yes, err = c.All(here == c.Size() && (here <= ownCores || sharesCores))
+	return yes, sharesCores, err
+}
+
+// shareCores says, the same on all ranks of a node, whether they are more than the cores that they may use. Collective.
+func shareCores(node *cudampi.Comm) (bool, error) {
+	mine := new(unix.CPUSet)
+	if unix.SchedGetaffinity(0, mine) != nil { // there are more than it holds
+		for i := range mine {
+			mine[i] = ^mine[i]
+		}
+	}
+	all := make([]unix.CPUSet, node.Size())
+	if err := node.AllGather(unsafe.Pointer(&all[0]), unsafe.Pointer(mine), len(mine), elem.Uint64); err != nil {
+		return false, err
+	}
+	return crowded(all), nil
+}
+
+// crowded says whether ranks that may use these cores are more than the cores.
+func crowded(ranks []unix.CPUSet) bool {
+	var all unix.CPUSet
+	for _, set := range ranks {
+		for i, word := range set {
+			all[i] |= word
+		}
+	}
+	return all.Count() < len(ranks)
+}
+
+// Map returns bytes of memory, zeros, that all ranks of c share: a file of rank 0 without a name, which the others open
+// through /proc. So it needs no folder with room for it, and no process leaves it behind. The caller unmaps it. It fails
+// where the ranks are on several nodes.
+//
+// Collective; it blocks. It may fail on some ranks only.
+func Map(c *cudampi.Comm, bytes int) (mem []byte, err error) {
+	id := new([2]int64) // process and descriptor
+	fd := -1
+	if c.Rank() == 0 {
+		if fd, err = unix.MemfdCreate("lockstep", unix.MFD_CLOEXEC); err == nil {
+			err = unix.Ftruncate(fd, int64(bytes))
+		}
+		*id = [2]int64{int64(os.Getpid()), int64(fd)}
+	}
+	if err := c.Broadcast(unsafe.Pointer(id), len(id), elem.Int64, 0); err != nil {
+		return nil, err
+	}
+	if c.Rank() != 0 {
+		fd, err = unix.Open(fmt.Sprintf("/proc/%d/fd/%d", id[0], id[1]), unix.O_RDWR|unix.O_CLOEXEC, 0)
+	}
+	if err == nil {
+		mem, err = unix.Mmap(fd, 0, bytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	}
+	_, e := c.All(true) // all have opened it
+	if fd >= 0 {
+		err = errors.Join(err, unix.Close(fd))
+	}
+	return mem, errors.Join(err, e)
+}
+
+// release gives up this rank's view: the memory is there as long as another rank has it.
+func release(s *shared, mem []byte) error {
+	if s != nil {
+		sysCloseShared(s)
+	}
+	if mem == nil {
+		return nil
+	}
+	return unix.Munmap(mem)
+}
+
+// Free gives the Comm back; a second call does nothing, nor does one after cudampi.Stop.
+//
+// Collective: every rank calls it, when no communication on the Comm is under way.
+func (c *Comm) Free() error {
+	s, mem := c.s, c.mem
+	c.s, c.mem = nil, nil
+	return errors.Join(release(s, mem), c.Comm.Free())
+}
+
+// Barrier is cudampi.Comm.Barrier. Collective; it blocks.
+func (c *Comm) Barrier() error {
+	// MPI, which does not yield where each rank has a core, makes the system move apart ranks that it has put on one.
+	if c.s == nil || c.s.spins != 0 {
+		return c.Comm.Barrier()
+	}
+	const name = "MPI_Barrier"
+	if err := c.Usable(name); err != nil {
+		return err
+	}
+	return c.Check(name, sysBarrier(c.s))
+}
+
+// fits says whether a collective of n elements goes through slots, which take limit bytes of it.
+func (c *Comm) fits(n int, t elem.Type, limit int) bool {
+	return c.s != nil && uint(n-1) < slotBytes && t < elem.Types && n*t.Size() <= limit
+}
+
+// judge is the error of a collective through slots, of n elements of type t by op on this rank; elem.Ops is none.
+func (c *Comm) judge(name string, m met, n int, t elem.Type, op elem.Op) error {
+	if m.rank < 0 {
+		return c.Check(name, m.code)
+	}
+	by := ""
+	if op < elem.Ops {
+		by = op.String() + " of "
+	}
+	return c.Errorf(name, cudampi.ErrCount, "%s%d %v here, but rank %d brought another operation, type or count: %d elements", by, n, t, m.rank, m.got)
+}
+
+// AllReduce is cudampi.Comm.AllReduce. Collective; it blocks.
+func (c *Comm) AllReduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
+	if !c.fits(n, t, slotBytes) {
+		return c.Comm.AllReduce(dst, src, n, t, op)
+	}
+	const name = "MPI_Allreduce"
+	if err := c.Ready(name, n, t, dst, src); err != nil {
+		return err
+	}
+	if err := c.CheckOp(name, op); err != nil {
+		return err
+	}
+	return c.judge(name, sysAllReduce(c.s, dst, src, n, t, op), n, t, op)
+}
+
+// ReduceScatter is cudampi.Comm.ReduceScatter. Collective; it blocks.
+func (c *Comm) ReduceScatter(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
+	if !c.fits(n*c.Size(), t, slotBytes) {
+		return c.Comm.ReduceScatter(dst, src, n, t, op)
+	}
+	const name = "MPI_Reduce_scatter_block"
+	if err := c.Ready(name, n, t, dst, src); err != nil {
+		return err
+	}
+	if err := c.CheckOp(name, op); err != nil {
+		return err
+	}
+	return c.judge(name, sysReduceScatter(c.s, dst, src, n, t, op), n, t, op)
+}
+
+// AllGather is cudampi.Comm.AllGather. Collective; it blocks.
+func (c *Comm) AllGather(dst, src unsafe.Pointer, n int, t elem.Type) error {
+	if !c.fits(n*c.Size(), t, slotBytes) {
+		return c.Comm.AllGather(dst, src, n, t)
+	}
+	const name = "MPI_Allgather"
+	if err := c.Ready(name, n, t, dst, src); err != nil {
+		return err
+	}
+	m := exchange(c.s, allGather, dst, bytesAt(src, n*t.Size()), src, 0, n, t)
+	return c.judge(name, m, n, t, elem.Ops)
+}
+
+// AllToAll is cudampi.Comm.AllToAll. Collective; it blocks.
+func (c *Comm) AllToAll(dst, src unsafe.Pointer, n int, t elem.Type) error {
+	if !c.fits(n*c.Size(), t, slotBytes) {
+		return c.Comm.AllToAll(dst, src, n, t)
+	}
+	const name = "MPI_Alltoall"
+	if err := c.Ready(name, n, t, dst, src); err != nil {
+		return err
+	}
+	bytes := n * t.Size()
+	own := c.Rank() * bytes
+	m := exchange(c.s, allToAll, dst, bytesAt(src, c.Size()*bytes), unsafe.Add(src, own), own, n, t)
+	return c.judge(name, m, n, t, elem.Ops)
+}
+
+// Broadcast is cudampi.Comm.Broadcast. Collective; it blocks, but on the root only where that is 16 broadcasts ahead.
+func (c *Comm) Broadcast(buf unsafe.Pointer, n int, t elem.Type, root int) error {
+	if !c.fits(n, t, bcastBytes) {
+		return c.Comm.Broadcast(buf, n, t, root)
+	}
+	const name = "MPI_Bcast"
+	if err := c.Ready(name, n, t, buf, buf); err != nil {
+		return err
+	}
+	if err := c.CheckRoot(name, root); err != nil {
+		return err
+	}
+	return c.judge(name, broadcast(c.s, buf, n, t, root), n, t, elem.Ops)
+}

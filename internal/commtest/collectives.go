@@ -1,0 +1,272 @@
+package commtest
+
+import (
+	"testing"
+	"unsafe"
+
+	"lockstep/internal/elem"
+)
+
+// Comm is a communicator of package cudampi, or one that wraps it.
+type Comm interface {
+	Ranks
+	Barrier() error
+	AllReduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error
+	Reduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, root int) error
+	Broadcast(buf unsafe.Pointer, n int, t elem.Type, root int) error
+	AllGather(dst, src unsafe.Pointer, n int, t elem.Type) error
+	AllGatherV(dst, src unsafe.Pointer, counts []int, t elem.Type) error
+	ReduceScatter(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error
+	ReduceScatterV(dst, src unsafe.Pointer, counts []int, t elem.Type, op elem.Op) error
+	AllToAll(dst, src unsafe.Pointer, n int, t elem.Type) error
+	AllToAllV(dst unsafe.Pointer, recvCounts []int, src unsafe.Pointer, sendCounts []int, t elem.Type) error
+	Gather(dst, src unsafe.Pointer, n int, t elem.Type, root int) error
+	GatherV(dst, src unsafe.Pointer, counts []int, t elem.Type, root int) error
+	Scatter(dst, src unsafe.Pointer, n int, t elem.Type, root int) error
+	ScatterV(dst, src unsafe.Pointer, counts []int, t elem.Type, root int) error
+	Send(src unsafe.Pointer, n int, t elem.Type, to int) error
+	Recv(dst unsafe.Pointer, n int, t elem.Type, from int) error
+	SendRecv(dst unsafe.Pointer, recvN, from int, src unsafe.Pointer, sendN, to int, t elem.Type) error
+}
+
+// Lengths are of calls: nothing, fewer than ranks, no multiple of any number of ranks or of vectors.
+var Lengths = []int{0, 1, 3, 67}
+
+// EveryReduction runs the reductions of n elements of every type by every operation.
+func EveryReduction(t *testing.T, c Comm, n int) {
+	for op := elem.Op(0); op < elem.Ops; op++ {
+		Reductions[int8](t, c, n, op)
+		Reductions[uint8](t, c, n, op)
+		Reductions[int32](t, c, n, op)
+		Reductions[uint32](t, c, n, op)
+		Reductions[int64](t, c, n, op)
+		Reductions[uint64](t, c, n, op)
+		Reductions[elem.F16](t, c, n, op)
+		Reductions[elem.BF16](t, c, n, op)
+		Reductions[float32](t, c, n, op)
+		Reductions[float64](t, c, n, op)
+	}
+}
+
+// Reductions runs the reductions of n elements by op.
+func Reductions[T elem.Elem](t *testing.T, c Comm, n int, op elem.Op) {
+	ty := elem.Of[T]()
+	in := Input[T](c.Rank(), n)
+	want := Reduced[T](c.Size(), n, op)
+
+	src, dst := Filled[T](c.Rank(), n), Alloc[T](n)
+	Must(t, c.AllReduce(dst.Ptr(), src.Ptr(), n, ty, op))
+	dst.Same(t, c, want, "AllReduce %v", op)
+	src.Same(t, c, in, "src of AllReduce %v", op)
+	Must(t, c.AllReduce(src.Ptr(), src.Ptr(), n, ty, op))
+	src.Same(t, c, want, "AllReduce %v in place", op)
+
+	for _, root := range []int{0, c.Size() - 1} {
+		src, dst = Filled[T](c.Rank(), n), Alloc[T](n)
+		Must(t, c.Reduce(dst.Ptr(), src.Ptr(), n, ty, op, root))
+		src.Same(t, c, in, "src of Reduce %v", op)
+		if c.Rank() == root {
+			dst.Same(t, c, want, "Reduce %v", op)
+		} else {
+			dst.Same(t, c, Alloc[T](n).Data(), "unused dst of Reduce %v", op)
+		}
+		Must(t, c.Reduce(src.Ptr(), src.Ptr(), n, ty, op, root))
+		if c.Rank() == root {
+			src.Same(t, c, want, "Reduce %v in place", op)
+		} else {
+			src.Same(t, c, in, "src of Reduce %v in place", op)
+		}
+	}
+
+	all := n * c.Size()
+	in, want = Input[T](c.Rank(), all), Reduced[T](c.Size(), all, op)
+	src, dst = Filled[T](c.Rank(), all), Alloc[T](n)
+	lo := c.Rank() * n
+	Must(t, c.ReduceScatter(dst.Ptr(), src.Ptr(), n, ty, op))
+	dst.Same(t, c, want[lo:lo+n], "ReduceScatter %v", op)
+	src.Same(t, c, in, "src of ReduceScatter %v", op)
+	Must(t, c.ReduceScatter(Ptr(src.Data()[lo:lo+n]), src.Ptr(), n, ty, op))
+	copy(in[lo:lo+n], want[lo:lo+n])
+	src.Same(t, c, in, "ReduceScatter %v in place", op)
+
+	for shift := range 2 {
+		counts, total, lo := Uneven(c, n, shift)
+		n := counts[c.Rank()]
+		in, want := Input[T](c.Rank(), total), Reduced[T](c.Size(), total, op)
+		src, dst := Filled[T](c.Rank(), total), Alloc[T](n)
+		Must(t, c.ReduceScatterV(dst.Ptr(), src.Ptr(), counts, ty, op))
+		dst.Same(t, c, want[lo:lo+n], "ReduceScatterV %v %v", op, counts)
+		src.Same(t, c, in, "src of ReduceScatterV %v %v", op, counts)
+		Must(t, c.ReduceScatterV(Ptr(src.Data()[lo:lo+n]), src.Ptr(), counts, ty, op))
+		copy(in[lo:lo+n], want[lo:lo+n])
+		src.Same(t, c, in, "ReduceScatterV %v %v in place", op, counts)
+	}
+}
+
+// Uneven is a list of counts of which some are zero, their sum, and where this rank's part begins.
+func Uneven(c Comm, n, shift int) (counts []int, total, offset int) {
+	for r := range c.Size() {
+		if r == c.Rank() {
+			offset = total
+		}
+		k := []int{n, 0, 2*n + 1, n / 2}[(r+shift)%4]
+		counts = append(counts, k)
+		total += k
+	}
+	return counts, total, offset
+}
+
+// EveryMove runs the collectives that only move data on n elements of every type.
+func EveryMove(t *testing.T, c Comm, n int) {
+	Moves[int8](t, c, n)
+	Moves[uint8](t, c, n)
+	Moves[int32](t, c, n)
+	Moves[uint32](t, c, n)
+	Moves[int64](t, c, n)
+	Moves[uint64](t, c, n)
+	Moves[elem.F16](t, c, n)
+	Moves[elem.BF16](t, c, n)
+	Moves[float32](t, c, n)
+	Moves[float64](t, c, n)
+}
+
+// Moves runs the collectives that only move data on n elements, of each length around it where ranks differ.
+func Moves[T elem.Elem](t *testing.T, c Comm, n int) {
+	ty := elem.Of[T]()
+	all, lo := n*c.Size(), c.Rank()*n
+	in := Input[T](c.Rank(), n)
+	var gathered []T // every rank's input in rank order
+	for r := range c.Size() {
+		gathered = append(gathered, Input[T](r, n)...)
+	}
+	whole := Input[T](5, all) // what a root has for all
+
+	Must(t, c.Barrier())
+	for _, root := range []int{0, c.Size() - 1} {
+		buf := Filled[T](c.Rank(), n)
+		Must(t, c.Broadcast(buf.Ptr(), n, ty, root))
+		buf.Same(t, c, Input[T](root, n), "Broadcast")
+
+		src, dst := Filled[T](c.Rank(), n), Alloc[T](all)
+		Must(t, c.Gather(dst.Ptr(), src.Ptr(), n, ty, root))
+		if c.Rank() == root {
+			dst.Same(t, c, gathered, "Gather")
+			dst = Alloc[T](all)
+			copy(dst.Data()[lo:], in)
+			Must(t, c.Gather(dst.Ptr(), Ptr(dst.Data()[lo:lo+n]), n, ty, root))
+			dst.Same(t, c, gathered, "Gather in place")
+		} else {
+			dst.Same(t, c, Alloc[T](all).Data(), "unused dst of Gather")
+			Must(t, c.Gather(nil, src.Ptr(), n, ty, root))
+		}
+		src.Same(t, c, in, "src of Gather")
+
+		src, dst = Alloc[T](all), Alloc[T](n)
+		if c.Rank() == root {
+			copy(src.Data(), whole)
+		}
+		Must(t, c.Scatter(dst.Ptr(), src.Ptr(), n, ty, root))
+		dst.Same(t, c, whole[lo:lo+n], "Scatter")
+		dst = Alloc[T](n)
+		if c.Rank() == root {
+			Must(t, c.Scatter(Ptr(src.Data()[lo:lo+n]), src.Ptr(), n, ty, root))
+			src.Same(t, c, whole, "Scatter in place")
+		} else {
+			Must(t, c.Scatter(dst.Ptr(), nil, n, ty, root))
+			dst.Same(t, c, whole[lo:lo+n], "Scatter")
+		}
+	}
+
+	src, dst := Filled[T](c.Rank(), n), Alloc[T](all)
+	Must(t, c.AllGather(dst.Ptr(), src.Ptr(), n, ty))
+	dst.Same(t, c, gathered, "AllGather")
+	dst = Alloc[T](all)
+	copy(dst.Data()[lo:], in)
+	Must(t, c.AllGather(dst.Ptr(), Ptr(dst.Data()[lo:lo+n]), n, ty))
+	dst.Same(t, c, gathered, "AllGather in place")
+
+	src, dst = Filled[T](c.Rank(), all), Alloc[T](all)
+	var want []T
+	for r := range c.Size() {
+		want = append(want, Input[T](r, all)[lo:lo+n]...)
+	}
+	Must(t, c.AllToAll(dst.Ptr(), src.Ptr(), n, ty))
+	dst.Same(t, c, want, "AllToAll")
+	src.Same(t, c, Input[T](c.Rank(), all), "src of AllToAll")
+	Must(t, c.AllToAll(src.Ptr(), src.Ptr(), n, ty))
+	src.Same(t, c, want, "AllToAll in place")
+
+	for shift := range 2 {
+		vectors[T](t, c, n, shift)
+	}
+}
+
+func vectors[T elem.Elem](t *testing.T, c Comm, n, shift int) {
+	ty := elem.Of[T]()
+	counts, total, lo := Uneven(c, n, shift)
+	n = counts[c.Rank()]
+	in, whole := Input[T](c.Rank(), n), Input[T](5, total)
+	var gathered []T
+	for r, k := range counts {
+		gathered = append(gathered, Input[T](r, k)...)
+	}
+
+	src, dst := Filled[T](c.Rank(), n), Alloc[T](total)
+	Must(t, c.AllGatherV(dst.Ptr(), src.Ptr(), counts, ty))
+	dst.Same(t, c, gathered, "AllGatherV %v", counts)
+	dst = Alloc[T](total)
+	copy(dst.Data()[lo:], in)
+	Must(t, c.AllGatherV(dst.Ptr(), Ptr(dst.Data()[lo:lo+n]), counts, ty))
+	dst.Same(t, c, gathered, "AllGatherV %v in place", counts)
+
+	for _, root := range []int{0, c.Size() - 1} {
+		src, dst = Filled[T](c.Rank(), n), Alloc[T](total)
+		Must(t, c.GatherV(dst.Ptr(), src.Ptr(), counts, ty, root))
+		if c.Rank() == root {
+			dst.Same(t, c, gathered, "GatherV %v", counts)
+			dst = Alloc[T](total)
+			copy(dst.Data()[lo:], in)
+			Must(t, c.GatherV(dst.Ptr(), Ptr(dst.Data()[lo:lo+n]), counts, ty, root))
+			dst.Same(t, c, gathered, "GatherV %v in place", counts)
+		} else {
+			dst.Same(t, c, Alloc[T](total).Data(), "unused dst of GatherV %v", counts)
+			Must(t, c.GatherV(nil, src.Ptr(), counts, ty, root))
+		}
+
+		src, dst = Alloc[T](total), Alloc[T](n)
+		if c.Rank() == root {
+			copy(src.Data(), whole)
+		}
+		Must(t, c.ScatterV(dst.Ptr(), src.Ptr(), counts, ty, root))
+		dst.Same(t, c, whole[lo:lo+n], "ScatterV %v", counts)
+		if c.Rank() == root {
+			Must(t, c.ScatterV(Ptr(src.Data()[lo:lo+n]), src.Ptr(), counts, ty, root))
+			src.Same(t, c, whole, "ScatterV %v in place", counts)
+		} else {
+			Must(t, c.ScatterV(dst.Ptr(), nil, counts, ty, root))
+			dst.Same(t, c, whole[lo:lo+n], "ScatterV %v", counts)
+		}
+	}
+
+	// Rank s sends pair(s, r) elements to rank r, from the front of its own input on.
+	pair := func(s, r int) int { return []int{0, 1, n0(counts), 2}[(s*2+r+shift)%4] }
+	var send, recv []int
+	sendTotal, recvTotal := 0, 0
+	var want []T
+	for r := range c.Size() {
+		send, recv = append(send, pair(c.Rank(), r)), append(recv, pair(r, c.Rank()))
+		sendTotal, recvTotal = sendTotal+pair(c.Rank(), r), recvTotal+pair(r, c.Rank())
+		skip := 0 // what rank r sends to the ranks before this one
+		for q := range c.Rank() {
+			skip += pair(r, q)
+		}
+		want = append(want, Input[T](r, skip+pair(r, c.Rank()))[skip:]...)
+	}
+	src, dst = Filled[T](c.Rank(), sendTotal), Alloc[T](recvTotal)
+	Must(t, c.AllToAllV(dst.Ptr(), recv, src.Ptr(), send, ty))
+	dst.Same(t, c, want, "AllToAllV %v -> %v", send, recv)
+	src.Same(t, c, Input[T](c.Rank(), sendTotal), "src of AllToAllV")
+}
+
+// n0 is the same on every rank, unlike a rank's own count.
+func n0(counts []int) int { return counts[0] }

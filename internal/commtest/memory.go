@@ -1,0 +1,221 @@
+// Package commtest is what tests of packages that carry collectives and messages have in common: memory with guards, input of
+// ranks, references in Go's own arithmetic, and runs of all calls of a communicator.
+package commtest
+
+import (
+	"fmt"
+	"math"
+	"testing"
+	"unsafe"
+
+	"lockstep/internal/elem"
+)
+
+// Ranks is a communicator as far as messages of tests go.
+type Ranks interface {
+	Rank() int
+	Size() int
+}
+
+// Memory is n elements between two Guards, which a call must not touch.
+type Memory[T elem.Elem] struct {
+	All []T // with the guards
+	N   int
+}
+
+// Guards is the elements before and behind a Memory.
+const Guards = 3
+
+// Alloc returns n elements, of which each is 99, as are the guards.
+func Alloc[T elem.Elem](n int) Memory[T] {
+	m := Memory[T]{make([]T, n+2*Guards), n}
+	for i := range m.All {
+		m.All[i] = T(99)
+	}
+	return m
+}
+
+// Data is the elements between the guards.
+func (m Memory[T]) Data() []T { return m.All[Guards : Guards+m.N] }
+
+// Ptr is nil for no elements, as callers may pass it.
+func (m Memory[T]) Ptr() unsafe.Pointer { return Ptr(m.Data()) }
+
+// Ptr is the address of the first element, nil where there is none.
+func Ptr[T any](s []T) unsafe.Pointer {
+	if len(s) == 0 {
+		return nil
+	}
+	return unsafe.Pointer(&s[0])
+}
+
+// Intact says whether nothing was written to the guards.
+func (m Memory[T]) Intact() bool {
+	for i := range Guards {
+		if m.All[i] != T(99) || m.All[Guards+m.N+i] != T(99) {
+			return false
+		}
+	}
+	return true
+}
+
+// Same fails the test unless the Memory holds want, bit by bit, between intact Guards.
+func (m Memory[T]) Same(t *testing.T, c Ranks, want []T, format string, args ...any) {
+	t.Helper()
+	what := fmt.Sprintf(format, args...)
+	if !m.Intact() {
+		t.Fatalf("rank %d of %d: %s of %v: wrote outside of dst", c.Rank(), c.Size(), what, elem.Of[T]())
+	}
+	for i, got := range m.Data() {
+		if got != want[i] {
+			t.Fatalf("rank %d of %d: %s of %d %v: [%d] is %v, want %v", c.Rank(), c.Size(), what, m.N, elem.Of[T](), i, got, want[i])
+		}
+	}
+}
+
+// Must fails the test where there is an error.
+func Must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// value is element i of a rank's input. Floats are such that sums and products of four are exact in float32, but sums
+// of the 16-bit types are not representable in them: only one rounding, at the end, gives the reference.
+func value[T elem.Elem](rank, i int) T {
+	h := uint64(rank*7919+i+1) * 0x9e3779b97f4a7c15
+	h ^= h >> 29
+	var z T
+	switch p := any(&z).(type) {
+	case *elem.F16:
+		*p = elem.ToF16(fewBits(h))
+	case *elem.BF16:
+		*p = elem.ToBF16(fewBits(h))
+	case *float32:
+		*p = float32(int(h%33) - 16)
+	case *float64:
+		*p = float64(int(h%33) - 16)
+	default: // all bits, so that integers wrap round
+		bits := h
+		z = *(*T)(unsafe.Pointer(&bits))
+	}
+	return z
+}
+
+// fewBits is a number of five significant bits, of very different sizes.
+func fewBits(h uint64) float32 {
+	f := float32(h>>8%31+1) / float32(uint(1)<<(h>>16%11))
+	if h&1 == 1 {
+		return -f
+	}
+	return f
+}
+
+// Input is n elements of a rank.
+func Input[T elem.Elem](rank, n int) []T {
+	s := make([]T, n)
+	for i := range s {
+		s[i] = value[T](rank, i)
+	}
+	return s
+}
+
+// Filled is the Input of a rank in a Memory.
+func Filled[T elem.Elem](rank, n int) Memory[T] {
+	m := Alloc[T](n)
+	copy(m.Data(), Input[T](rank, n))
+	return m
+}
+
+// Reduced is op over all ranks of n elements, from Go's own arithmetic: integers wrap, floats in float64.
+func Reduced[T elem.Elem](size, n int, op elem.Op) []T {
+	out := make([]T, n)
+	for i := range out {
+		in := make([]T, size)
+		for r := range in {
+			in[r] = value[T](r, i)
+		}
+		out[i] = fold(in, op)
+	}
+	return out
+}
+
+func fold[T elem.Elem](in []T, op elem.Op) T {
+	var out T
+	switch in := any(in).(type) {
+	case []int8:
+		out = T(foldInt(in, op))
+	case []uint8:
+		out = T(foldInt(in, op))
+	case []int32:
+		out = T(foldInt(in, op))
+	case []uint32:
+		out = T(foldInt(in, op))
+	case []int64:
+		out = T(foldInt(in, op))
+	case []uint64:
+		out = T(foldInt(in, op))
+	case []elem.F16:
+		*any(&out).(*elem.F16) = elem.ToF16(fold32(in, elem.F16.Float32, op))
+	case []elem.BF16:
+		*any(&out).(*elem.BF16) = elem.ToBF16(fold32(in, elem.BF16.Float32, op))
+	case []float32:
+		*any(&out).(*float32) = fold32(in, func(x float32) float32 { return x }, op)
+	case []float64:
+		f := foldFloat(in, func(x float64) float64 { return x }, op)
+		if op == elem.Avg {
+			f /= float64(len(in))
+		}
+		*any(&out).(*float64) = f
+	}
+	return out
+}
+
+func foldInt[I int8 | uint8 | int32 | uint32 | int64 | uint64](in []I, op elem.Op) I {
+	out := in[0]
+	for _, x := range in[1:] {
+		switch op {
+		case elem.Sum, elem.Avg:
+			out += x
+		case elem.Prod:
+			out *= x
+		case elem.Min:
+			out = min(out, x)
+		case elem.Max:
+			out = max(out, x)
+		}
+	}
+	if op == elem.Avg {
+		out /= I(len(in))
+	}
+	return out
+}
+
+func fold32[T any](in []T, f func(T) float32, op elem.Op) float32 {
+	out := foldFloat(in, func(x T) float64 { return float64(f(x)) }, op)
+	if out != float64(float32(out)) {
+		panic(fmt.Sprintf("the test's input is not exact in float32: %v", out))
+	}
+	if op == elem.Avg {
+		return float32(out) / float32(len(in))
+	}
+	return float32(out)
+}
+
+func foldFloat[T any](in []T, f func(T) float64, op elem.Op) float64 {
+	out := f(in[0])
+	for _, x := range in[1:] {
+		switch op {
+		case elem.Sum, elem.Avg:
+			out += f(x)
+		case elem.Prod:
+			out *= f(x)
+		case elem.Min:
+			out = math.Min(out, f(x))
+		case elem.Max:
+			out = math.Max(out, f(x))
+		}
+	}
+	return out
+}

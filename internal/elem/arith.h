@@ -1,0 +1,124 @@
+// Arithmetic on elements in C. Packages cudampi and internal/shm include it by its path from theirs; go build does not notice
+// a change of it there: touch their sys.go, too, or build with -a.
+#ifndef LOCKSTEP_ARITH_H
+#define LOCKSTEP_ARITH_H
+
+#include <stdint.h>
+#include <stdlib.h> // defines __GLIBC__
+#include <string.h>
+
+// Types and operations are numbered as in package elem.
+enum { F16 = 6, BF16 = 7, F32 = 8, AVG = 4 };
+static const int sizes[] = {1, 1, 4, 4, 8, 8, 2, 2, 4, 8};
+
+static inline int half(int t) { return t == F16 || t == BF16; }
+
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#define CLONES __attribute__((target_clones("avx2", "default")))
+#else
+#define CLONES
+#endif
+
+// The conversions of package elem without branches, so that the compiler makes vectors of them.
+static inline uint32_t f32_bits(float f) { uint32_t u; memcpy(&u, &f, 4); return u; }
+static inline float bits_f32(uint32_t u) { float f; memcpy(&f, &u, 4); return f; }
+
+static inline float f16_to_f32(uint16_t h) {
+    // Shifted into place the exponent is 112 too small: a multiplication mends that, of subnormals too.
+    float f = bits_f32((uint32_t)(h & 0x7fff) << 13) * 0x1p112f;
+    uint32_t u = f32_bits(f);
+    u |= (h & 0x7c00) == 0x7c00 ? 0x7f800000u : 0;
+    return bits_f32(u | (uint32_t)(h & 0x8000) << 16);
+}
+static inline uint16_t f32_to_f16(float f) {
+    uint32_t u = f32_bits(f), sign = u >> 16 & 0x8000, a = u & 0x7fffffff, payload = a >> 13 & 0x3ff;
+    uint32_t normal = (a - (112u << 23) + 0xfff + (a >> 13 & 1)) >> 13;
+    uint32_t subnormal = f32_bits(bits_f32(a) + 0.5f) - f32_bits(0.5f);
+    uint32_t nan = 0x7c00 | payload | (payload == 0 ? 0x200 : 0);
+    uint32_t r = a < (113u << 23) ? subnormal : normal;
+    r = a >= (143u << 23) ? 0x7c00 : r;
+    r = a > 0x7f800000u ? nan : r;
+    return (uint16_t)(sign | r);
+}
+static inline uint16_t f32_to_bf16(float f) {
+    uint32_t u = f32_bits(f), r = (u + 0x7fff + (u >> 16 & 1)) >> 16;
+    return (uint16_t)((u & 0x7fffffff) > 0x7f800000u ? (u >> 16 | 0x40) : r);
+}
+CLONES static void widen_f16(float *restrict d, const uint16_t *restrict s, int64_t n) {
+    for (int64_t i = 0; i < n; i++) d[i] = f16_to_f32(s[i]);
+}
+CLONES static void widen_bf16(float *restrict d, const uint16_t *restrict s, int64_t n) {
+    for (int64_t i = 0; i < n; i++) d[i] = bits_f32((uint32_t)s[i] << 16);
+}
+CLONES static void narrow_f16(uint16_t *restrict d, const float *restrict s, int64_t n) {
+    for (int64_t i = 0; i < n; i++) d[i] = f32_to_f16(s[i]);
+}
+CLONES static void narrow_bf16(uint16_t *restrict d, const float *restrict s, int64_t n) {
+    for (int64_t i = 0; i < n; i++) d[i] = f32_to_bf16(s[i]);
+}
+
+#define DIVIDE(T, W) { T *p = buf; for (int64_t i = 0; i < n; i++) p[i] = (T)(p[i] / (W)size); break; }
+static void divide(void *buf, int64_t n, int t, int size) {
+    switch (t) {
+    case 0: DIVIDE(int8_t, int32_t)
+    case 1: DIVIDE(uint8_t, uint32_t)
+    case 2: DIVIDE(int32_t, int32_t)
+    case 3: DIVIDE(uint32_t, uint32_t)
+    case 4: DIVIDE(int64_t, int64_t)
+    case 5: DIVIDE(uint64_t, uint64_t)
+    case 8: DIVIDE(float, float)
+    case 9: DIVIDE(double, double)
+    }
+}
+// finish_half rounds what was reduced in float32, averaged first if need be.
+static void finish_half(void *dst, float *f, int64_t n, int t, int op, int size) {
+    if (op == AVG) divide(f, n, 8, size);
+    t == F16 ? narrow_f16(dst, f, n) : narrow_bf16(dst, f, n);
+}
+
+#define FOLD(T, E) { T *d = dst; const T *p = x, *q = y; for (int i = 0; i < n; i++) { T a = p[i], b = q[i]; d[i] = (T)(E); } return; }
+// Sums and products of integers wrap round, which in C only the unsigned types may.
+#define FOLD_AS(T, U) \
+    switch (op) { case 1: FOLD(U, a * b) case 2: FOLD(T, a < b ? a : b) case 3: FOLD(T, a > b ? a : b) default: FOLD(U, a + b) }
+// fold sets dst to op of x and y, element by element; not of 16-bit floats. dst may be x or y.
+CLONES static void fold(void *dst, const void *x, const void *y, int n, int t, int op) {
+    switch (t) {
+    case 0: FOLD_AS(int8_t, uint8_t)
+    case 1: FOLD_AS(uint8_t, uint8_t)
+    case 2: FOLD_AS(int32_t, uint32_t)
+    case 3: FOLD_AS(uint32_t, uint32_t)
+    case 4: FOLD_AS(int64_t, uint64_t)
+    case 5: FOLD_AS(uint64_t, uint64_t)
+    case 8: FOLD_AS(float, float)
+    case 9: FOLD_AS(double, double)
+    }
+}
+
+
+// reduce_many sets dst to op over all sources, in their order, the 16-bit floats in float32 and rounded once. It needs no
+// memory of its own, so several threads may work on parts.
+static void reduce_many(uintptr_t to, const uintptr_t *from, int ranks, int64_t n, int t, int op) {
+    enum { BLOCK = 2048 }; // elements that stay in the nearest cache
+    float sum[BLOCK], wide[BLOCK];
+    for (int64_t at = 0; at < n; at += BLOCK) {
+        int m = (int)(n - at < BLOCK ? n - at : BLOCK);
+        size_t off = (size_t)at * sizes[t];
+        char *dst = (char *)to + off;
+        for (int r = 0; r < ranks; r++) {
+            const char *src = (const char *)from[r] + off;
+            if (half(t)) {
+                float *f = r ? wide : sum;
+                t == F16 ? widen_f16(f, (const void *)src, m) : widen_bf16(f, (const void *)src, m);
+                if (r) fold(sum, sum, wide, m, 8, op);
+            } else if (r == 1) {
+                fold(dst, (const char *)from[0] + off, src, m, t, op);
+            } else if (r > 1) {
+                fold(dst, dst, src, m, t, op);
+            }
+        }
+        if (half(t)) finish_half(dst, sum, m, t, op, ranks);
+        else if (op == AVG) divide(dst, m, t, ranks);
+    }
+}
+
+#endif

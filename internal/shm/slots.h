@@ -1,0 +1,217 @@
+// Shared slots: memory that all ranks of a communicator on one node share. Each rank writes what it brings to a small
+// collective into slots of its own, and reads those of the others. That costs two transfers of a cache line, where messages
+// cost several, and no lock. slots.go has the same protocol in Go. Included once, by sys.go.
+
+#include <sched.h>
+#include <stdatomic.h>
+#include <time.h>
+
+#include "../elem/arith.h"
+#include "../../cudampi/calls.h"
+
+enum {
+    LINE = 64,               // bytes of a cache line
+    MOST_RANKS = 64,         // since every rank reads every rank's part
+    OWN_CORES = 8,           // the most ranks, where each has a core
+    SLOT_BYTES = 32 << 10,   // of what a rank brings, at most
+    BCAST_BYTES = 16 << 10,  // of a broadcast, at most
+    BCASTS = 16,             // broadcasts that a root may be ahead of the others
+    SPINS = 1000,            // looks before a waiting rank lets others run, about 10 us; none where ranks share cores
+    YIELDS = 64,             // between two looks at MPI
+    PATIENCE = 1 << 16,      // yields before it sleeps at each look, where each rank has a core
+    SLEEP = 50,              // us
+    UNIT = LINE,             // messages in a ring begin at multiples of it
+    RINGS_BYTES = 256 << 10, // of all rings to a rank
+    RING_MOST = 64 << 10,    // of one
+    RECORDS = 8,             // messages at least that fit a ring
+};
+
+// The collectives in which all ranks wait for all. Each has rounds of its own, so that a rank at one never meets ranks at
+// another, or at a barrier: who compares the calls of the ranks can say more about that than a call.
+enum { ALLREDUCE, REDUCE_SCATTER, ALLGATHER, ALLTOALL, MEETINGS };
+
+// slot is what a rank brings to a round. Its first bytes share the cache line of the round.
+struct slot {
+    _Alignas(LINE) _Atomic uint64_t round;
+    int32_t n;
+    uint8_t t, op;
+    char data[SLOT_BYTES];
+};
+
+struct bcast_slot {
+    _Alignas(LINE) _Atomic uint64_t round;
+    int32_t n;
+    uint8_t t;
+    char data[BCAST_BYTES];
+};
+
+// slots are written by one rank. Of each collective there are two, for odd and even rounds: when a rank begins a round, all
+// have finished the one before the last, since all began the last.
+struct slots {
+    _Alignas(LINE) _Atomic uint64_t barrier;
+    _Alignas(LINE) _Atomic uint64_t heard; // broadcasts
+    struct slot collective[MEETINGS][2];
+    struct bcast_slot bcast[BCASTS];
+};
+
+// record is a message in a ring. The sender clears the one behind it before it shows this one, so that a receiver who looks
+// there sees nothing until the next message is there.
+struct record {
+    uint64_t there;
+    int64_t bytes; // of the message, or SKIPPED
+    char data[];
+};
+
+// Behind the slots of a rank lie the rings of messages to it, see ring.h, and before them how far it has taken each.
+struct taken { _Alignas(LINE) uint64_t units; };
+
+// ring_end is one end of a ring.
+struct ring_end {
+    struct carrier carrier; // first
+    char *ring;
+    uint64_t *taken;
+    uint64_t size, next; // units; next counts on, over the ends of the ring
+    uint64_t room;       // up to where the sender may go, as far as it knows
+    int64_t most;        // bytes of a message that goes in the ring as a whole
+    struct shared *of;
+};
+
+// shared is one rank's view of what the ranks of a communicator share.
+struct shared {
+    struct slots *slots[MOST_RANKS];
+    struct ring_end in[MOST_RANKS], out[MOST_RANKS]; // from and to each rank
+    int rank, size;
+    uint64_t spins;
+    uint64_t rounds[MEETINGS], barrier, bcasts;
+    uint64_t heard; // broadcasts, by all ranks, as far as this one knows
+    struct calls *mpi;
+    uintptr_t comm;
+};
+
+// ring_bytes is a power of two.
+static uint64_t ring_bytes(int size) {
+    uint64_t bytes = RING_MOST;
+    while (bytes * size > RINGS_BYTES) bytes /= 2;
+    return bytes;
+}
+
+// shared_bytes is the memory of a rank: whole pages, so that it is near the core that first writes it.
+static int64_t shared_bytes(int size) {
+    const int64_t page = 4096;
+    return (int64_t)(sizeof(struct slots) + size * (sizeof(struct taken) + ring_bytes(size)) + page - 1) / page * page;
+}
+
+static int idle(struct shared *s, uint64_t looks);
+static int ring_idle(struct carrier *, uint64_t looks);
+static int ring_step(struct carrier *, uintptr_t buf, int64_t bytes, int recv, int64_t *got);
+
+// open_shared returns a view of memory of size times shared_bytes, zeros, which the ranks share; NULL without memory.
+static struct shared *open_shared(struct calls *mpi, uintptr_t comm, int rank, int size, int shares_cores, void *memory) {
+    struct shared *s = malloc(sizeof *s);
+    if (!s) return NULL;
+    *s = (struct shared){.rank = rank, .size = size, .spins = shares_cores ? 0 : SPINS, .mpi = mpi, .comm = comm};
+    for (int r = 0; r < size; r++) s->slots[r] = (struct slots *)((char *)memory + r * shared_bytes(size));
+    uint64_t bytes = ring_bytes(size);
+    for (int r = 0; r < size; r++) {
+        struct taken *in = (struct taken *)(s->slots[rank] + 1), *out = (struct taken *)(s->slots[r] + 1);
+        struct ring_end end = {.carrier = {.step = ring_step, .idle = ring_idle}, .size = bytes / UNIT, .of = s,
+                               .most = bytes / RECORDS - sizeof(struct record)};
+        s->in[r] = s->out[r] = end;
+        s->in[r].ring = (char *)(in + size) + r * bytes;
+        s->in[r].taken = &in[r].units;
+        s->out[r].ring = (char *)(out + size) + rank * bytes;
+        s->out[r].taken = &out[rank].units;
+    }
+    return s;
+}
+
+// idle is what a rank does between two looks at what it waits for. One that waits long gives its core to a rank that shares it,
+// and lets MPI progress, since another may be waiting for a message of this one. And it sleeps now and then, where ranks share
+// cores at every look at MPI: Linux 6.18 charges a yield as a whole time slice, so ranks that do nothing but yield drift minutes
+// apart, and the one that is ahead gets no core until the others have used as many.
+static int idle(struct shared *s, uint64_t looks) {
+    if (looks < s->spins) {
+        relax();
+        return 0;
+    }
+    sched_yield();
+    uint64_t yields = looks - s->spins;
+    if (yields % YIELDS != YIELDS - 1) return 0;
+    int rc = s->mpi->progress(s->comm);
+    if (rc == 0 && (s->spins == 0 || yields >= PATIENCE)) nanosleep(&(struct timespec){.tv_nsec = SLEEP * 1000}, NULL);
+    return rc;
+}
+
+// await returns when a rank has come to the round. word is an _Atomic uint64_t, which cgo has no type for.
+static int await(struct shared *s, void *word, uint64_t round) {
+    _Atomic uint64_t *its = word;
+    for (uint64_t looks = 0; atomic_load_explicit(its, memory_order_acquire) < round; looks++) {
+        int rc = idle(s, looks);
+        if (rc != 0) return rc;
+    }
+    return 0;
+}
+
+static int slots_barrier(struct shared *s) {
+    uint64_t round = ++s->barrier;
+    atomic_store_explicit(&s->slots[s->rank]->barrier, round, memory_order_release);
+    for (int r = 0; r < s->size; r++) {
+        int rc = await(s, &s->slots[r]->barrier, round);
+        if (rc != 0) return rc;
+    }
+    return 0;
+}
+
+// brought returns what rank r has brought to the meeting that this rank is at.
+static inline struct slot *brought(const struct shared *s, int meeting, int r) {
+    return &s->slots[r]->collective[meeting][s->rounds[meeting] & 1];
+}
+
+// begin enters the next round of a meeting and returns this rank's slot, for what it brings.
+static struct slot *begin(struct shared *s, int meeting) {
+    s->rounds[meeting]++;
+    return brought(s, meeting, s->rank);
+}
+
+// meet shows the others this rank's slot, and waits until all have brought theirs. Where a rank brought another count, type
+// or operation, index is that rank and got its count, on every rank; else it is -1.
+static struct outcome meet(struct shared *s, int meeting, int n, int t, int op) {
+    uint64_t round = s->rounds[meeting];
+    struct slot *mine = brought(s, meeting, s->rank);
+    mine->n = n;
+    mine->t = (uint8_t)t;
+    mine->op = (uint8_t)op;
+    atomic_store_explicit(&mine->round, round, memory_order_release);
+
+    struct outcome o = {0, -1, 0};
+    for (int r = 0; r < s->size; r++) { // all of them, also after a mismatch, or the next round begins too early
+        struct slot *p = brought(s, meeting, r);
+        int rc = await(s, &p->round, round);
+        if (rc != 0) return (struct outcome){rc, -1, 0};
+        if (o.index < 0 && (p->n != n || p->t != t || p->op != op)) o = (struct outcome){0, r, p->n};
+    }
+    return o;
+}
+
+// reduce_brought sets dst to what all ranks have brought from element lo on, reduced in rank order.
+static void reduce_brought(const struct shared *s, int meeting, uintptr_t dst, int lo, int n, int t, int op) {
+    uintptr_t from[MOST_RANKS];
+    for (int r = 0; r < s->size; r++) from[r] = (uintptr_t)(brought(s, meeting, r)->data + (size_t)lo * sizes[t]);
+    reduce_many(dst, from, s->size, n, t, op);
+}
+
+// The collectives return what meet does. What each rank brings has at most SLOT_BYTES, and all ranks get the same bits.
+
+static struct outcome slots_allreduce(struct shared *s, uintptr_t to, uintptr_t from, int n, int t, int op) {
+    memcpy(begin(s, ALLREDUCE)->data, (const void *)from, (size_t)n * sizes[t]);
+    struct outcome o = meet(s, ALLREDUCE, n, t, op);
+    if (o.code == 0 && o.index < 0) reduce_brought(s, ALLREDUCE, to, 0, n, t, op);
+    return o;
+}
+
+static struct outcome slots_reduce_scatter(struct shared *s, uintptr_t to, uintptr_t from, int n, int t, int op) {
+    memcpy(begin(s, REDUCE_SCATTER)->data, (const void *)from, (size_t)n * sizes[t] * s->size);
+    struct outcome o = meet(s, REDUCE_SCATTER, n, t, op);
+    if (o.code == 0 && o.index < 0) reduce_brought(s, REDUCE_SCATTER, to, s->rank * n, n, t, op);
+    return o;
+}

@@ -1,0 +1,197 @@
+package shm
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"lockstep/cudampi"
+	"lockstep/internal/ccall"
+	"lockstep/internal/commtest"
+	"lockstep/internal/elem"
+)
+
+// TestCollectives runs all collectives again on a Comm that shares memory, with lengths on both sides of its limits.
+func TestCollectives(t *testing.T) {
+	onRanks(t, counts, func(t *testing.T, c *Comm) {
+		if has := c.s != nil; has != (c.Size() > 1) {
+			t.Fatalf("%d ranks share memory: %v", c.Size(), has)
+		}
+		for _, n := range append(commtest.Lengths, slotBytes/8, slotBytes/8+1, slotBytes/8/c.Size(), bcastBytes/8, bcastBytes/8+1) {
+			commtest.EveryReduction(t, c, n)
+			commtest.EveryMove(t, c, n)
+		}
+		part, err := c.Split(c.Rank()%2, 0)
+		commtest.Must(t, err)
+		half, err := Share(part)
+		commtest.Must(t, err)
+		commtest.Reductions[float32](t, half, 3, elem.Sum)
+		commtest.Must(t, half.Free())
+	})
+}
+
+// TestCrowded: ranks share cores where they are more than what they may use together.
+func TestCrowded(t *testing.T) {
+	set := func(cores ...int) (s unix.CPUSet) {
+		for _, c := range cores {
+			s.Set(c)
+		}
+		return s
+	}
+	for _, tc := range []struct {
+		ranks []unix.CPUSet
+		want  bool
+	}{
+		{[]unix.CPUSet{set(0), set(1)}, false},
+		{[]unix.CPUSet{set(0), set(0)}, true},
+		{[]unix.CPUSet{set(0, 1), set(0, 1)}, false},
+		{[]unix.CPUSet{set(0, 1), set(0, 1), set(1)}, true},
+		{[]unix.CPUSet{set(5), set(5), set(900, 901)}, false},
+	} {
+		if got := crowded(tc.ranks); got != tc.want {
+			t.Errorf("%d ranks on %v share cores: %v", len(tc.ranks), tc.ranks, got)
+		}
+	}
+}
+
+// TestManyRanks has nine ranks on one core each, the same: so many share memory there, too.
+func TestManyRanks(t *testing.T) {
+	onComms(t, []int{9}, func(t *testing.T, c *cudampi.Comm) {
+		var one unix.CPUSet
+		one.Set(0)
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		if err := unix.SchedSetaffinity(0, &one); err != nil {
+			t.Skip(err)
+		}
+		s, err := Share(c)
+		commtest.Must(t, err)
+		if s.s == nil || s.s.spins != 0 {
+			t.Fatalf("9 ranks on one core share memory: %v", s.s != nil)
+		}
+		commtest.Reductions[int32](t, s, 3, elem.Sum)
+	})
+}
+
+// TestRounds runs many rounds of different commtest.Lengths back to back, in which fast ranks overtake slow ones as
+// far as they may.
+func TestRounds(t *testing.T) {
+	const rounds, most = 5000, 257
+	value := func(round, rank, i int) int64 { return int64(round + 1000*rank + i) }
+	onRanks(t, []int{2, 3}, func(t *testing.T, c *Comm) {
+		src, dst := commtest.Alloc[int64](most*c.Size()), commtest.Alloc[int64](most*c.Size())
+		// check runs one collective, of n elements, of which length come, the i-th of value want.
+		check := func(name string, call func(round, n int) error, length func(n int) int, want func(round, n, i int) int64) {
+			for round := range rounds {
+				for i := range src.Data() {
+					src.Data()[i] = value(round, c.Rank(), i)
+				}
+				n := 1 + round*31%most
+				commtest.Must(t, call(round, n))
+				for i, got := range dst.Data()[:length(n)] {
+					if got != want(round, n, i) {
+						t.Fatalf("%s, round %d: [%d] = %d, want %d", name, round, i, got, want(round, n, i))
+					}
+				}
+			}
+		}
+		one, all := func(n int) int { return n }, func(n int) int { return n * c.Size() }
+		check("AllReduce", func(_, n int) error {
+			return c.AllReduce(dst.Ptr(), src.Ptr(), n, elem.Int64, elem.Sum)
+		}, one, func(round, _, i int) int64 { return int64(c.Size()*(round+i) + 1000*c.Size()*(c.Size()-1)/2) })
+		check("ReduceScatter", func(_, n int) error {
+			return c.ReduceScatter(dst.Ptr(), src.Ptr(), n, elem.Int64, elem.Max)
+		}, one, func(round, n, i int) int64 { return value(round, c.Size()-1, c.Rank()*n+i) })
+		check("AllGather", func(_, n int) error {
+			return c.AllGather(dst.Ptr(), src.Ptr(), n, elem.Int64)
+		}, all, func(round, n, i int) int64 { return value(round, i/n, i%n) })
+		check("AllToAll", func(_, n int) error {
+			return c.AllToAll(dst.Ptr(), src.Ptr(), n, elem.Int64)
+		}, all, func(round, n, i int) int64 { return value(round, i/n, c.Rank()*n+i%n) })
+		root := func(round int) int { return round / 50 % c.Size() } // each is ahead for a while
+		check("Broadcast", func(round, n int) error {
+			copy(dst.Data(), src.Data()[:n])
+			return c.Broadcast(dst.Ptr(), n, elem.Int64, root(round))
+		}, one, func(round, _, i int) int64 { return value(round, root(round), i) })
+	})
+}
+
+// TestMismatch: ranks that bring different things learn it, all of them, and the Comm works on.
+func TestMismatch(t *testing.T) {
+	onRanks(t, []int{3}, func(t *testing.T, c *Comm) {
+		x, y := commtest.Filled[float32](c.Rank(), 24), commtest.Filled[float32](c.Rank(), 24)
+		odd := c.Rank() / 2 // rank 2 brings something else
+		check := func(err error, want string) {
+			t.Helper()
+			var e *ccall.Error
+			if !errors.As(err, &e) || e.Err != cudampi.ErrCount || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "brought another") {
+				t.Fatalf("rank %d: %v, want %q", c.Rank(), err, want)
+			}
+		}
+		n, ty := 4+odd, elem.Float32-elem.Type(odd*5)
+		check(c.AllReduce(x.Ptr(), x.Ptr(), n, elem.Float32, elem.Sum), fmt.Sprintf("sum of %d float32 here", n))
+		check(c.AllReduce(x.Ptr(), x.Ptr(), 4, ty, elem.Sum), "sum of 4")
+		check(c.AllReduce(x.Ptr(), x.Ptr(), 4, elem.Float32, elem.Op(odd)), "4 float32 here")
+		check(c.ReduceScatter(y.Ptr(), x.Ptr(), n, elem.Float32, elem.Sum), fmt.Sprintf("sum of %d float32 here", n))
+		check(c.ReduceScatter(y.Ptr(), x.Ptr(), 4, elem.Float32, elem.Op(odd)), "4 float32 here")
+		check(c.AllGather(y.Ptr(), x.Ptr(), n, elem.Float32), fmt.Sprintf("(%d float32 here", n))
+		check(c.AllToAll(y.Ptr(), x.Ptr(), 4, ty), "(4 ")
+		y = commtest.Alloc[float32](24)
+		for range bcasts + 1 { // the root does not hear of it, and is not held up by it
+			err := c.Broadcast(y.Ptr(), n, elem.Float32, 0)
+			if odd == 0 {
+				commtest.Must(t, err)
+				continue
+			}
+			check(err, "5 float32 here, but rank 0 brought another operation, type or count: 4 elements")
+			y.Same(t, c, commtest.Alloc[float32](24).Data(), "what a wrong broadcast leaves")
+		}
+		commtest.EveryReduction(t, c, 3)
+		commtest.EveryMove(t, c, 3)
+	})
+}
+
+// TestBarrier: who leaves finds that all have come. Every rank notes its round in memory of all first.
+func TestBarrier(t *testing.T) {
+	onRanks(t, []int{2, 4}, func(t *testing.T, c *Comm) {
+		mem, err := Map(c.Comm, 8*c.Size())
+		commtest.Must(t, err)
+		for round := range int64(2000) {
+			atomic.StoreInt64((*int64)(unsafe.Pointer(&mem[8*c.Rank()])), round)
+			commtest.Must(t, c.Barrier())
+			for r := range c.Size() {
+				if got := atomic.LoadInt64((*int64)(unsafe.Pointer(&mem[8*r]))); got < round {
+					t.Fatalf("rank %d has left barrier %d, and rank %d has not come: it is at %d", c.Rank(), round, r, got)
+				}
+			}
+		}
+		commtest.Must(t, c.Barrier())
+		commtest.Must(t, unix.Munmap(mem))
+	})
+}
+
+// TestWaitLetsMessagesThrough has rank 0 wait in a small all-reduce for rank 1, which first takes so many messages
+// of rank 0 that MPI cannot have delivered all of them when it said that they may be forgotten: the waiting must let MPI
+// progress.
+func TestWaitLetsMessagesThrough(t *testing.T) {
+	onRanks(t, []int{2}, func(t *testing.T, c *Comm) {
+		const n, messages = 100, 20_000
+		x, one := commtest.Filled[float64](c.Rank(), n), commtest.Filled[float64](c.Rank(), 1)
+		for range messages {
+			if c.Rank() == 0 {
+				commtest.Must(t, c.Comm.Send(x.Ptr(), n, elem.Float64, 1)) // by MPI
+			} else {
+				commtest.Must(t, c.Comm.Recv(x.Ptr(), n, elem.Float64, 0))
+			}
+		}
+		x.Same(t, c, commtest.Input[float64](0, n), "message")
+		commtest.Must(t, c.AllReduce(one.Ptr(), one.Ptr(), 1, elem.Float64, elem.Sum))
+		one.Same(t, c, commtest.Reduced[float64](2, 1, elem.Sum), "all-reduce")
+	})
+}
