@@ -9,6 +9,7 @@ import (
 	"lockstep/host"
 	"lockstep/internal/elem"
 	"lockstep/internal/kernels"
+	"lockstep/internal/mix"
 )
 
 // The framework's own kernels: kernels.cu, and beside it what the host does.
@@ -59,7 +60,7 @@ func Uniform(s *Stream, dst Buffer[float32], seed uint64, offset int) error {
 }
 
 // UniformBits returns 24 random bits for place i of the sequence that seed names.
-func UniformBits(seed, i uint64) uint32 { return uint32(mix(mix(seed)+i) >> 40) }
+func UniformBits(seed, i uint64) uint32 { return uint32(mix.Bits(mix.Bits(seed)+i) >> 40) }
 
 var sumSquares = NewKernel("sum_squares_f32", cudaSource, func(a Args) error {
 	part := ArgSlice[float64](a, 0)
@@ -110,12 +111,12 @@ var hashPart = NewKernel("hash_part_u64", cudaSource, func(a Args) error {
 	host.Parallel(words, grain, func(lo, hi int) {
 		sum := uint64(0)
 		for i := lo; i < hi; i++ {
-			sum += mix(w[i] + mix(uint64(i)))
+			sum += mix.Bits(w[i] + mix.Bits(uint64(i)))
 		}
 		whole.Add(sum)
 	})
 	for i, x := range b[words*8:] {
-		whole.Add(mix(uint64(x) + mix(uint64(words*8+i))))
+		whole.Add(mix.Bits(uint64(x) + mix.Bits(uint64(words*8+i))))
 	}
 	clear(part)
 	part[0] = whole.Load()
@@ -123,7 +124,7 @@ var hashPart = NewKernel("hash_part_u64", cudaSource, func(a Args) error {
 })
 
 var hashFinal = NewKernel("hash_final_u64", cudaSource, func(a Args) error {
-	ArgSlice[uint64](a, 0)[0] = ArgSlice[uint64](a, 1)[0] + mix(uint64(a.I64(3)))
+	ArgSlice[uint64](a, 0)[0] = ArgSlice[uint64](a, 1)[0] + mix.Bits(uint64(a.I64(3)))
 	return nil
 })
 
@@ -138,15 +139,4 @@ func hash(s *Stream, sum Buffer[uint64], b Buffer[uint8]) error {
 		return err
 	}
 	return hashFinal.Launch(s, Cover1D(1, 256), sum.Arg(), parts, I32(grid.Blocks[0]), I64(b.n))
-}
-
-// mix spreads every bit of x over all 64. Summing mixed words, each with its
-// place, may be done in any order.
-// Source: Steele, Lea, Flood: Fast splittable pseudorandom number generators
-// (OOPSLA 2014), mix64 with David Stafford's constants (variant 13).
-func mix(x uint64) uint64 {
-	x += 0x9e3779b97f4a7c15
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
 }

@@ -193,10 +193,9 @@ func Send[T Elem](c Comm, src Buffer[T], to int) error {
 		if err := mpiOrder.Enter(mpiOrder.Take(1)); err != nil {
 			return err
 		}
-		c.st.activity.exchange(to, 1, 0)
-		c.st.activity.set(whatOf(coll.Send, elem.Of[T](), to), src.n)
+		c.st.recorder.BeginMessage(coll.Send, elem.Of[T](), to, src.n)
 		err := m.Send(src.addr(), src.n, elem.Of[T](), to)
-		c.st.activity.leave()
+		c.st.recorder.Leave()
 		mpiOrder.Leave()
 		return err
 	}
@@ -215,10 +214,9 @@ func Recv[T Elem](c Comm, dst Buffer[T], from int) error {
 		if err := mpiOrder.Enter(mpiOrder.Take(1)); err != nil {
 			return err
 		}
-		c.st.activity.exchange(from, 0, 1)
-		c.st.activity.set(whatOf(coll.Recv, elem.Of[T](), from), dst.n)
+		c.st.recorder.BeginMessage(coll.Recv, elem.Of[T](), from, dst.n)
 		err := m.Recv(dst.addr(), dst.n, elem.Of[T](), from)
-		c.st.activity.leave()
+		c.st.recorder.Leave()
 		mpiOrder.Leave()
 		return err
 	}

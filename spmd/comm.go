@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"unsafe"
 
 	"lockstep/cudampi"
@@ -15,7 +14,7 @@ import (
 	"lockstep/nccl"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
-	"lockstep/spmd/internal/job"
+	"lockstep/spmd/internal/verify"
 )
 
 // Comm is a communicator: a group of ranks and the channel between them. It is a
@@ -30,13 +29,10 @@ type Comm struct {
 type commState struct {
 	w        *World
 	mpi      *shm.Comm
-	terms    *shm.Comm // the same ranks, for --check; else nil
-	id       string    // the same on all its ranks
-	splits   int       // made of it so far
-	activity activity
-	compared uint64              // collectives that --check has seen
-	hash     [1]control.Span     // of the terms of one of them, over the ranks
-	pulsed   uint64              // collectives of which the other ranks have been told
+	id       string // the same on all its ranks
+	splits   int    // made of it so far
+	recorder *verify.Recorder
+	checker  *verify.Checker     // for --check; else nil
 	nccl     *nccl.Comm          // nil on the host, and for one rank
 	ownsNCCL bool                // it is not the world's
 	peers    *peer.Comm          // of ranks whose GPUs reach each other, if it is opened; else nil
@@ -51,8 +47,7 @@ type commState struct {
 	open     *group // between the start and the end of Group
 	freed    bool
 	mu       sync.Mutex
-	spare    []*group       // for reuse
-	sends    map[int]string // with --check the last message to each rank
+	spare    []*group // for reuse
 }
 
 // Rank returns this process's number in the communicator, from 0; -1 where it is
@@ -168,8 +163,8 @@ func (c Comm) Close() error {
 // free gives back what the communicator has. Collective, in the caller's turn.
 func (st *commState) free() error {
 	err := errors.Join(st.closeNCCL(), st.closeDevice())
-	if st.terms != nil {
-		err = errors.Join(err, st.terms.Free())
+	if st.checker != nil {
+		err = errors.Join(err, st.checker.Close())
 	}
 	return errors.Join(err, st.mpi.Free())
 }
@@ -177,22 +172,24 @@ func (st *commState) free() error {
 // addComm takes a communicator into the world, in the caller's turn. Collective.
 func (w *World) addComm(m *cudampi.Comm, id string) (Comm, error) {
 	st := &commState{w: w, id: id, rank: m.Rank(), size: m.Size()}
-	st.activity.peers = make([]atomic.Uint64, st.size)
+	st.recorder = verify.NewRecorder(id, st.rank, st.size)
+	st.recorder.Place = st.place
 	var err error
 	st.mpi, err = shm.Share(m)
-	if id != controlID && st.size > 1 && slices.Index(job.CheckModes, w.cfg.Check) > checkOff {
-		terms, e := m.Dup()
+	if id != control.ID && st.size > 1 && w.cfg.Check != "off" {
+		own, e := m.Dup()
 		if e != nil {
 			return Comm{}, e
 		}
-		st.terms, e = shm.Share(terms)
+		shared, e := shm.Share(own)
+		st.checker = verify.NewChecker(shared, st.recorder)
 		err = errors.Join(err, e)
 	}
 	if err != nil {
 		w.Log.Warn().Err(err).Msg("small collectives go through messages, not through shared memory")
 	}
 	if w.gpu != nil {
-		st.activity.flight = &flight{}
+		st.recorder.OnDevice()
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -251,9 +248,9 @@ func (st *commState) recycle(g *group) {
 	if g.keep {
 		return
 	}
+	st.recorder.Forget(g)
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	st.activity.group.CompareAndSwap(g, nil) // who watches reads it under the same lock
 	g.cmds = g.cmds[:0]
 	st.spare = append(st.spare, g)
 }
@@ -305,7 +302,7 @@ func (g *group) run(m *shm.Comm) error {
 // costs little more than a call from Go to C: for it the way through do is long.
 func (c Comm) plain(b *block, peer int) *shm.Comm {
 	st := c.st
-	if c.s != nil || st == nil || st.terms != nil || st.open != nil || st.freed || uint(peer) >= uint(st.size) || b == nil || b.w != st.w ||
+	if c.s != nil || st == nil || st.checker != nil || st.open != nil || st.freed || uint(peer) >= uint(st.size) || b == nil || b.w != st.w ||
 		b.freed.Load() || st.w.gpu != nil || st.w.capturing.Load() != 0 {
 		return nil
 	}
@@ -359,16 +356,14 @@ func (c *call) communicate(turn uint64) error {
 	if err := mpiOrder.Enter(turn); err != nil {
 		return err
 	}
-	a := &c.comm.activity
-	what := a.begin(c)
-	err := c.checkContract()
+	r := c.comm.recorder
+	p := r.Begin(&c.Call, c.group)
+	err := c.verify()
 	if err == nil {
-		if what&ofEveryone != 0 {
-			a.ledger.note(c, what, c.site)
-		}
+		r.Note(p, &c.Call, c.group, c.memory(), c.site)
 		err = c.enterMPI()
 	}
-	a.leave()
+	r.Leave()
 	mpiOrder.Leave()
 	return err
 }

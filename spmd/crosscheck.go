@@ -12,6 +12,7 @@ import (
 	"lockstep/internal/shm"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
+	"lockstep/spmd/internal/verify"
 )
 
 // ErrDiffer is what a collective of --check both returns, on every rank, when NCCL and
@@ -81,7 +82,7 @@ func (x *crossCheck) submit(q *gpuQueue, c *command) error {
 	if q.s.cap != nil || st.mirror == nil || c.Kind == coll.Barrier {
 		return q.submit(c, nil)
 	}
-	whole, what := c.call, c.what() // a group is gone once it is issued
+	made := verify.Pack(&c.Call, c.group) // a group is gone once it is issued
 	var list []shadow
 	if c.Kind == coll.Group {
 		for i := range c.group.cmds {
@@ -106,8 +107,8 @@ func (x *crossCheck) submit(q *gpuQueue, c *command) error {
 		return err
 	}
 	defer mpiOrder.Leave()
-	st.activity.set(what, whole.length())
-	defer st.activity.leave()
+	st.recorder.Enter(made)
+	defer st.recorder.Leave()
 	if err := x.compare(st, list); err != nil {
 		return err
 	}

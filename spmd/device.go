@@ -337,7 +337,7 @@ func shareImages(node *shm.Comm, images [][]byte, failure error) error {
 // Collective over all ranks.
 func (w *World) startGPU(node *shm.Comm) error {
 	for _, st := range w.comms { // those made before the device was chosen
-		st.activity.flight = &flight{}
+		st.recorder.OnDevice()
 	}
 	if err := w.stayNear(node); err != nil {
 		return err

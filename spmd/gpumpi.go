@@ -275,14 +275,12 @@ func (c *call) onDeviceNow(q *gpuQueue) error {
 	if err != nil {
 		return err
 	}
-	what := st.activity.begin(c)
-	defer st.activity.leave()
-	if err := now.checkContract(); err != nil {
+	p := st.recorder.Begin(&c.Call, c.group)
+	defer st.recorder.Leave()
+	if err := now.verify(); err != nil {
 		return err
 	}
-	if what&ofEveryone != 0 {
-		st.activity.ledger.note(c, what, nil)
-	}
+	st.recorder.Note(p, &c.Call, c.group, c.memory(), nil)
 	for _, run := range now.steps(g.word) {
 		if err := run(cudampi.At(q.h)); err != nil {
 			return err

@@ -6,9 +6,6 @@ import (
 	"sync/atomic"
 	"time"
 	"unsafe"
-
-	"lockstep/internal/ccall"
-	"lockstep/spmd/internal/coll"
 )
 
 // progress is how far a stream on a GPU has got, for who watches it without a call to
@@ -104,7 +101,7 @@ func (q *gpuQueue) signFor(seq uint64) (end uint64, ok bool) {
 func (q *gpuQueue) watch(seq uint64) (bool, error) {
 	for start := time.Now(); time.Since(start) < spinSlice; {
 		for range 32 {
-			if q.passed() >= seq {
+			if q.Passed() >= seq {
 				return true, nil
 			}
 		}
@@ -139,8 +136,8 @@ func (w *World) keepSigning(every time.Duration, stop <-chan struct{}) {
 	}
 }
 
-// passed is how many commands are known to have run. It only reads memory.
-func (q *gpuQueue) passed() uint64 {
+// Passed implements verify.Progress: how many commands are known to have run. It only reads memory.
+func (q *gpuQueue) Passed() uint64 {
 	q.reading.Lock()
 	defer q.reading.Unlock()
 	known := q.known.Load()
@@ -155,131 +152,5 @@ func (q *gpuQueue) passed() uint64 {
 // handing one over, for longer than limit.
 func (q *gpuQueue) stuck(now time.Time, limit time.Duration) bool {
 	long := func(since int64) bool { return since != 0 && now.Sub(time.Unix(0, since)) > limit }
-	return long(q.issuing.Load()) || long(q.waiting.Load()) && q.coll.Load() > q.passed()
-}
-
-// flight holds the calls of a communicator that were handed to a GPU and are not known
-// to be over, or the last of them.
-type flight struct {
-	mu    sync.Mutex // held for moments only
-	ring  [64]flown
-	first uint64 // the number of the oldest that is not known to be over, from 0
-	next  uint64 // of the next
-}
-
-// flown is such a call.
-type flown struct {
-	what uint64 // as activity has it
-	n    int64
-	q    *gpuQueue
-	seq  uint64
-	site ccall.Site
-	// Of a group, which is used again once it is issued, the first of its calls, and how many there are.
-	first [4]struct {
-		what uint64
-		n    int64
-	}
-	calls int
-}
-
-// describe says what the call is.
-func (f *flown) describe() string {
-	if coll.Kind(f.what) != coll.Group {
-		return describe(f.what, f.n)
-	}
-	var cmds []call
-	for _, c := range f.first[:min(f.calls, len(f.first))] {
-		cmds = append(cmds, callOf(c.what, c.n))
-	}
-	return describeGroup(cmds, f.calls)
-}
-
-// issue notes a call that is about to be handed over, as the seq-th command of q.
-func (a *activity) issue(q *gpuQueue, seq uint64, c *command) {
-	f := a.flight
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	what := c.what()
-	if !c.begun {
-		a.begin(&c.call)
-		a.leave() // the host has; flight has when it is over
-	}
-	if what&ofEveryone != 0 {
-		a.ledger.note(&c.call, what, &c.site)
-	}
-	slot := &f.ring[f.next%uint64(len(f.ring))]
-	*slot = flown{what: what, n: int64(c.length()), q: q, seq: seq, site: c.site}
-	if c.Kind == coll.Group {
-		slot.calls = len(c.group.cmds)
-		for i := range min(slot.calls, len(slot.first)) {
-			in := &c.group.cmds[i]
-			slot.first[i].what, slot.first[i].n = in.what(), int64(in.length())
-		}
-	}
-	f.next++
-	f.first = max(f.first, f.next-min(f.next, uint64(len(f.ring))))
-}
-
-// over is how many calls are known to be over.
-func (a *activity) over() uint64 {
-	f := a.flight
-	if f == nil {
-		return a.left.Load()
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.retire()
-	return a.left.Load() - (f.next - f.first)
-}
-
-// retire drops the calls that are known to be over. The caller holds f.mu.
-func (f *flight) retire() {
-	for f.first < f.next {
-		at := &f.ring[f.first%uint64(len(f.ring))]
-		if at.q.passed() < at.seq {
-			return
-		}
-		at.q = nil
-		f.first++
-	}
-}
-
-// on returns the first call on q that is not known to be over, and its place.
-func (a *activity) on(q *gpuQueue) (what, place string, ok bool) {
-	f := a.flight
-	if f == nil || q == nil {
-		return "", "", false
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.retire()
-	for i := f.first; i < f.next; i++ {
-		if at := &f.ring[i%uint64(len(f.ring))]; at.q == q && q.passed() < at.seq {
-			return at.describe(), "from " + at.site.String(), true
-		}
-	}
-	return "", "", false
-}
-
-// lastGroup is what the last call is made of, where that is a group; else "".
-func (f *flight) lastGroup() string {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.next == 0 {
-		return ""
-	}
-	if last := &f.ring[(f.next-1)%uint64(len(f.ring))]; coll.Kind(last.what) == coll.Group {
-		return last.describe()
-	}
-	return ""
-}
-
-// lastPlace is that of the last call.
-func (f *flight) lastPlace() string {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.next == 0 {
-		return ""
-	}
-	return "from " + f.ring[(f.next-1)%uint64(len(f.ring))].site.String()
+	return long(q.issuing.Load()) || long(q.waiting.Load()) && q.coll.Load() > q.Passed()
 }

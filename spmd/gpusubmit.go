@@ -9,6 +9,7 @@ import (
 	"lockstep/cuda"
 	"lockstep/internal/ccall"
 	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/verify"
 )
 
 // submit issues c to the driver; in a capture the driver adds it to the graph.
@@ -18,7 +19,7 @@ func (q *gpuQueue) submit(c *command, args []Arg) error {
 			return err
 		}
 	}
-	if c.kind == cmdCall && q.s.w.check != checkOff {
+	if c.kind == cmdCall && q.s.w.check != verify.Off {
 		if err := c.checkBefore(q); err != nil {
 			return err
 		}
@@ -83,36 +84,34 @@ func (q *gpuQueue) submit(c *command, args []Arg) error {
 	return nil
 }
 
-// checkBefore is checkContract for a call on a stream, in a turn of its own.
+// checkBefore is verify for a call on a stream, in a turn of its own.
 func (c *command) checkBefore(q *gpuQueue) error {
 	if err := mpiOrder.Enter(mpiOrder.Take(1)); err != nil {
 		return err
 	}
 	defer mpiOrder.Leave()
-	a := &c.comm.activity
+	r := c.comm.recorder
 	if q.s.cap == nil {
 		c.begun = true
-		a.flight.mu.Lock() // who issues a call does so outside of MPI's turns
-		a.begin(&c.call)
-		a.flight.mu.Unlock()
+		r.BeginOnDevice(&c.Call, c.group)
 	} else if c.Kind == coll.Group || c.Kind.Traits().Message {
 		return nil // who captures a message need not have a peer who does
 	} else { // what is captured is made, and counts, when it is replayed
-		a.set(c.what()&^ofEveryone, c.length())
+		r.Enter(verify.Pack(&c.Call, c.group).Alone())
 	}
-	defer a.leave()
-	return c.checkContract()
+	defer r.Leave()
+	return c.verify()
 }
 
 // note has the communicators of a command know that it is about to be handed over.
 func (q *gpuQueue) note(c *command, seq uint64) {
 	c.site.Near()
 	if c.kind != cmdGraph {
-		c.comm.activity.issue(q, seq, c)
+		c.comm.recorder.Issue(q, seq, &c.Call, c.group, c.memory(), &c.site, c.begun)
 		return
 	}
 	for _, st := range c.graph.comms {
-		st.activity.issue(q, seq, c)
+		st.recorder.Issue(q, seq, &c.Call, nil, 0, &c.site, false)
 	}
 }
 

@@ -5,9 +5,9 @@ import (
 	"slices"
 	"time"
 
-	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/job"
+	"lockstep/spmd/internal/verify"
 )
 
 // inJob is a world as its job sees it.
@@ -19,22 +19,19 @@ func (in inJob) Tell(root int, v any) error { return in.w.channel.Tell(control.S
 
 func (in inJob) LogStart() { in.w.logStart() }
 
-func (in inJob) Compare() error { return in.w.compareLedgers() }
+func (in inJob) Compare() error { return verify.AtEnd(in.w.channel, in.w.recorders()) }
 
 func (in inJob) Close() error { return in.w.Close() }
 
 func (in inJob) Abort(status int) { in.w.Abort(status) }
 
-func (in inJob) Heartbeat() []byte { return in.w.pulse() }
+func (in inJob) Heartbeat() []byte { return in.w.reporter.Heartbeat() }
 
 func (in inJob) WritesFiles() bool { return in.w.files.Used() }
 
-// Heard compares what the ranks have called. It runs on rank 0, on one goroutine for each rank.
+// Heard runs on rank 0, on one goroutine for each rank.
 func (in inJob) Heard(rank int, heartbeat []byte) (why string, hang bool) {
-	if text := in.w.heard.compare(rank, heartbeat); text != "" {
-		return fmt.Sprintf("%v: %s", ErrContract, text), false
-	}
-	return in.w.heard.stuck(rank), true
+	return in.w.analyzer.Hear(rank, heartbeat)
 }
 
 func (in inJob) KeepSigning(every time.Duration, stop <-chan struct{}) {
@@ -50,7 +47,7 @@ func (in inJob) Work() []job.Work {
 	defer w.mu.Unlock()
 	list := make([]job.Work, 0, len(w.comms)+len(w.streams))
 	for _, st := range w.comms {
-		list = append(list, commWork{st})
+		list = append(list, st.recorder)
 	}
 	for _, s := range w.streams {
 		if s.dev != nil {
@@ -60,29 +57,11 @@ func (in inJob) Work() []job.Work {
 	return list
 }
 
-// commWork is the calls of a communicator.
-type commWork struct{ st *commState }
-
-func (c commWork) Position() (at uint64, busy bool) {
-	a := &c.st.activity
-	entered, left := a.entered.Load(), a.left.Load()
-	return entered, entered != left
-}
-
-func (c commWork) Stuck(time.Time, time.Duration) bool { return false }
-
-func (c commWork) String() string {
-	if c.st.id == controlID {
-		return c.st.last()
-	}
-	return fmt.Sprintf("%s on %q", c.st.last(), c.st.id)
-}
-
 // streamWork is what is enqueued on a stream of a GPU.
 type streamWork struct{ q *gpuQueue }
 
 func (s streamWork) Position() (at uint64, busy bool) {
-	passed := s.q.passed()
+	passed := s.q.Passed()
 	return passed, passed < s.q.wrote.Load()
 }
 
@@ -95,35 +74,58 @@ func (s streamWork) String() string {
 // State takes no lock that a call holds while it waits.
 func (in inJob) State() job.State {
 	w := in.w
-	s := job.State{Files: w.files.State(w.control.st.activity.meets())}
+	s := job.State{Files: w.files.State(w.control.st.recorder.Meets())}
 	w.mu.Lock()
 	comms, streams := slices.Clone(w.comms), slices.Clone(w.streams)
 	w.mu.Unlock()
 	for _, st := range comms {
-		a := &st.activity
-		c := job.CommState{ID: st.id, Rank: st.rank, Size: st.size, Entered: a.entered.Load(), Left: a.over(), Calls: a.calls.Load()}
-		if c.Entered > 0 {
-			c.Last, c.Alone = st.last(), a.what.Load()&ofEveryone == 0
-		}
-		switch {
-		case coll.Kind(a.what.Load()).Traits().Own: // of the framework's own
-			c.Last = a.ledger.last()
-		case a.flight != nil:
-			c.At = a.flight.lastPlace()
-		}
-		s.Comms = append(s.Comms, c)
+		r := st.recorder.Snapshot()
+		s.Comms = append(s.Comms, job.CommState{ID: st.id, Rank: st.rank, Size: st.size,
+			Entered: r.Entered, Left: r.Over, Calls: r.Calls, Last: r.Last, Alone: r.Alone, At: r.At})
 	}
 	for _, st := range streams {
 		if r, busy := st.q.report(); busy {
 			r.Name = st.name
-			for _, c := range comms {
-				if what, place, ok := c.activity.on(st.dev); ok {
-					r.Command, r.At = what, place
-					break
-				}
+			if st.dev != nil {
+				r.Command, r.At = firstCall(comms, st.dev)
 			}
 			s.Streams = append(s.Streams, r)
 		}
 	}
 	return s
+}
+
+// firstCall is the first call on a stream of a GPU that is not known to be over, and its place.
+func firstCall(comms []*commState, q *gpuQueue) (what, place string) {
+	for _, st := range comms {
+		if what, place, ok := st.recorder.On(q); ok {
+			return what, place
+		}
+	}
+	return "", ""
+}
+
+var cmdNames = [...]string{cmdCopy: "Copy", cmdFill: "Fill", cmdKernel: "kernel", cmdLibrary: "library", cmdGemm: "Gemm", cmdGemv: "Gemv",
+	cmdFunc: "HostFunc", cmdRecord: "Record", cmdWait: "Wait", cmdGraph: "graph", cmdCall: "call"}
+
+func (k cmdKind) String() string { return cmdNames[k] }
+
+func (q *hostQueue) report() (job.StreamState, bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	done := q.done.Load()
+	if done == q.tail {
+		return job.StreamState{}, false
+	}
+	c := &q.ring[done%uint64(len(q.ring))]
+	r := job.StreamState{Waiting: q.tail - done, Command: c.kind.String(), At: "from " + c.site.String()}
+	if c.kind == cmdCall {
+		r.Command = c.call.String()
+	}
+	return r, true
+}
+
+func (q *gpuQueue) report() (job.StreamState, bool) {
+	passed, tail := q.Passed(), q.tail.Load()
+	return job.StreamState{Waiting: tail - min(passed, tail), Device: true}, tail > passed
 }

@@ -17,6 +17,7 @@ import (
 	"lockstep/nccl"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
+	"lockstep/spmd/internal/verify"
 )
 
 // What carries a collective: NCCL's plain algorithms, its symmetric kernels, or one kernel
@@ -134,10 +135,10 @@ func byteSize(i int) string {
 func (st *commState) carrier(c *call) way {
 	if t := st.sym; t != nil {
 		by, ok := plainWay, false
-		switch c.memory() &^ sameMemory {
-		case fromSymmetric | intoSymmetric:
+		switch c.memory() &^ verify.InPlace {
+		case verify.FromSymmetric | verify.IntoSymmetric:
 			by, ok = t.paths.of(c, !c.hasSymmetricKernels())
-		case fromSymmetric | intoPinned:
+		case verify.FromSymmetric | verify.IntoPinned:
 			by, ok = t.paths.of(c, true)
 		}
 		if by == peerWay && !c.hasPeerKernel(st.peers.AtOnce()) { // a bit more than the size that was measured

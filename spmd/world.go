@@ -26,6 +26,7 @@ import (
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/files"
 	"lockstep/spmd/internal/job"
+	"lockstep/spmd/internal/verify"
 )
 
 // World is this rank's place in the job: who it is, its device, and the
@@ -52,8 +53,8 @@ type World struct {
 	why      string // the device and the collectives are what they are
 	fellBack bool   // to the host though there is a GPU, or to MPI though NCCL is meant: the start line warns
 	byMPI    bool   // what carries GPU memory, where there are several ranks
-	check    int    // checkOff to checkBoth
-	agreed   bool   // the failure of the start is every rank's
+	check    verify.Mode
+	agreed   bool // the failure of the start is every rank's
 	startup  job.Startup
 	// Of several nodes: the connections that MPI had before NCCL started, and all that there were then.
 	mpiSockets, ncclSockets []job.Socket
@@ -67,9 +68,9 @@ type World struct {
 	blocking                *Stream          // of collectives that block, on a GPU
 	control                 Comm             // the framework's own traffic
 	channel                 *control.Channel // over it
-	heard                   library          // what the heartbeats of all ranks have said, on rank 0
+	reporter                verify.Reporter  // makes this rank's heartbeats
+	analyzer                verify.Analyzer  // has those of all ranks, on rank 0
 	files                   files.Waiting    // for what is saved and loaded
-	spoken                  spoken           // what the pulses have said of this rank
 	capturing               atomic.Int32
 	json                    io.WriteCloser
 	pause                   sync.Mutex // guards yielder
@@ -182,6 +183,7 @@ func open(cfg Config, fs *pflag.FlagSet) (*World, error) {
 	}
 	w := &World{cfg: cfg, flags: fs, launched: launcher.Environment()}
 	w.job = job.New(cfg.forJob(), inJob{w})
+	w.reporter = verify.Reporter{Recorders: w.recorders, Ended: w.job.Ended}
 	w.files.Patience = cfg.timeout()
 	w.startup = job.NewStartup()
 	if cfg.JSON != "" && w.launched.Rank == 0 {
@@ -193,7 +195,7 @@ func open(cfg Config, fs *pflag.FlagSet) (*World, error) {
 
 	err := w.connect()
 	if err == nil {
-		w.check = slices.Index(job.CheckModes, cfg.Check) // not before: the start is one turn in MPI
+		w.check = verify.Mode(slices.Index(job.CheckModes, cfg.Check)) // not before: the start is one turn in MPI
 		return w, nil
 	}
 	if w.agreed { // else the other ranks may be further: nothing collective any more
@@ -246,7 +248,7 @@ func (w *World) join(base *cudampi.Comm) error {
 	if err != nil {
 		return err
 	}
-	if w.control, err = w.addComm(own, controlID); err != nil {
+	if w.control, err = w.addComm(own, control.ID); err != nil {
 		return err
 	}
 	w.channel = control.NewChannel(w.control.st.mpi, w.control.st)
@@ -262,6 +264,7 @@ func (w *World) join(base *cudampi.Comm) error {
 		return err
 	}
 	w.NodeComm.st.id = fmt.Sprintf("node %d", w.node)
+	w.NodeComm.st.recorder.ID = w.NodeComm.st.id
 	if err := w.findThreads(shared); err != nil {
 		return err
 	}

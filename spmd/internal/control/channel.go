@@ -23,6 +23,9 @@ const (
 	End             = coll.End
 )
 
+// ID names the communicator under a Channel, whose calls are no program's own.
+const ID = "control"
+
 // Guard stands before a rank that is about to wait for others.
 type Guard interface {
 	// Pass runs fn, in which this rank waits on behalf of a call: in its order in MPI, seen by who watches.

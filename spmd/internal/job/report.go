@@ -8,6 +8,7 @@ import (
 
 	"lockstep/internal/ranges"
 	"lockstep/internal/watch"
+	"lockstep/spmd/internal/control"
 )
 
 // rankState is a rank's state, read.
@@ -145,7 +146,7 @@ func missing(id string, ranks []rankState) string {
 		case c.waits() && c.Alone:
 			out = append(out, rank)
 			fmt.Fprintf(&b, "  rank %d waits in %s\n", rank, c.place())
-		case c.Calls < furthest && id == ControlID:
+		case c.Calls < furthest && id == control.ID:
 			out = append(out, rank)
 		case c.Calls < furthest:
 			out = append(out, rank)
@@ -164,7 +165,7 @@ func missing(id string, ranks []rankState) string {
 		return fmt.Sprintf("on %q some ranks wait for messages:\n%s", id, b.String())
 	}
 	head := fmt.Sprintf("call %d on %q, %s: %s in it", furthest, id, place, ranges.Ranks(in))
-	if id == ControlID {
+	if id == control.ID {
 		head = fmt.Sprintf("%s: %s in it", place, ranges.Ranks(in))
 	}
 	if len(out) > 0 {

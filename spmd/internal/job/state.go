@@ -32,9 +32,6 @@ type CommState struct {
 	At      string `json:"at,omitempty"`    // "from" where Last was called, for calls on a GPU; else the stack shows it
 }
 
-// ControlID is the ID of the communicator of the framework's own traffic, whose calls no program counts.
-const ControlID = "control"
-
 // StreamState is a stream with work on it.
 type StreamState struct {
 	Name    string `json:"name"`

@@ -1,14 +1,14 @@
-package spmd
+package verify
 
 import (
 	"fmt"
 	"slices"
 
-	"lockstep/spmd/internal/job"
+	"lockstep/spmd/internal/control"
 )
 
-// standing is where a rank stands that has not got on since its pulse before, or whose program has returned. Rank 0 finds
-// from it who waits for what cannot come any more.
+// standing is where a rank stands that has not got on since its heartbeat before, or whose program has returned. Rank 0
+// finds from it who waits for what cannot come any more.
 type standing struct {
 	Ended bool       `json:"e,omitempty"`
 	Comms []position `json:"c,omitempty"`
@@ -33,114 +33,43 @@ type exchanged struct {
 	Last           string `json:",omitempty"` // of those sent, with --check
 }
 
-// spoken is what the pulses have said of this rank. It belongs to the goroutine that makes them.
-type spoken struct {
-	steps uint64 // calls begun, at the pulse before
-	stood bool   // that it stands there
-	ended bool
-}
-
-// stand returns where this rank stands, where that is news.
-func (w *World) stand(comms []*commState) *standing {
-	s := &w.spoken
-	steps, inside := count(comms)
-	ended := w.job.Ended()
-	switch moved := steps != s.steps; {
-	case ended && !s.ended:
-		s.ended = true
-		return w.positions(comms, true)
-	case ended:
-		return nil
-	case inside && !moved && !s.stood:
-		now := w.positions(comms, false)
-		if n, still := count(comms); !still || n != steps {
-			return nil // it has got on meanwhile
-		}
-		s.stood = true
-		return now
-	case moved && s.stood:
-		s.steps, s.stood = steps, false
-		return &standing{}
-	default:
-		s.steps = steps
-		return nil
-	}
-}
-
-// count returns how many calls have begun, and whether one is not over.
-func count(comms []*commState) (steps uint64, inside bool) {
-	for _, st := range comms {
-		a := &st.activity
-		over := a.over() // before what has begun
-		n := a.entered.Load()
-		steps += n
-		inside = inside || n > over
-	}
-	return steps, inside
-}
-
-func (w *World) positions(comms []*commState, ended bool) *standing {
+// positions is where this rank stands on all its communicators of several ranks.
+func positions(recorders []*Recorder, ended bool) *standing {
 	s := &standing{Ended: ended}
-	for _, st := range comms {
-		if st.size < 2 {
-			continue
+	for _, r := range recorders {
+		if r.Size > 1 {
+			s.Comms = append(s.Comms, r.position())
 		}
-		a := &st.activity
-		p := position{Comm: st.id, Rank: st.rank, Calls: a.calls.Load(), Last: a.ledger.last()}
-		if a.entered.Load() > a.over() {
-			p.In, p.Alone, p.Needs = st.inside(), a.what.Load()&ofEveryone == 0, st.needs()
-		}
-		for peer := range a.peers {
-			if v := a.peers[peer].Load(); v != 0 {
-				p.Peers = append(p.Peers, exchanged{peer, uint32(v), uint32(v >> 32), st.lastSent(peer)})
-			}
-		}
-		s.Comms = append(s.Comms, p)
 	}
 	return s
 }
 
-// lastSent is the last message to a rank, where --check has noted it.
-func (st *commState) lastSent(peer int) string {
-	st.mu.Lock()
-	defer st.mu.Unlock()
-	return st.sends[peer]
+func (r *Recorder) position() position {
+	p := position{Comm: r.ID, Rank: r.Rank, Calls: r.calls.Load(), Last: r.history.last()}
+	if r.entered.Load() > r.over() {
+		p.In, p.Alone, p.Needs = r.inside(), !r.packed().Everyone(), r.needs()
+	}
+	for peer := range r.peers {
+		if v := r.peers[peer].Load(); v != 0 {
+			p.Peers = append(p.Peers, exchanged{peer, uint32(v), uint32(v >> 32), r.lastSent(peer)})
+		}
+	}
+	return p
 }
 
 // inside is the call that this rank is in, with its place.
-func (st *commState) inside() string {
-	what := st.last()
-	if f := st.activity.flight; f != nil {
-		if at := f.lastPlace(); at != "" {
-			return what + " " + at
-		}
+func (r *Recorder) inside() string {
+	what, at := r.last(), ""
+	if r.device != nil {
+		at = r.device.lastPlace()
 	}
-	st.w.mu.Lock()
-	streams := slices.Clone(st.w.streams)
-	st.w.mu.Unlock()
-	for _, s := range streams {
-		if q, ok := s.q.(*hostQueue); ok {
-			if site, ok := q.inside(st); ok {
-				return what + " from " + site
-			}
-		}
+	if at == "" {
+		at = r.Place()
 	}
-	if run, _ := job.Goroutines(); run.At != "" {
-		what += " at " + run.At
+	if at == "" {
+		return what
 	}
-	return what
-}
-
-// inside returns where the command was enqueued that is in a call of st.
-func (q *hostQueue) inside(st *commState) (site string, ok bool) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	done := q.done.Load()
-	if done == q.tail {
-		return "", false
-	}
-	c := &q.ring[done%uint64(len(q.ring))]
-	return c.site.String(), c.comm == st || c.graph != nil && slices.Contains(c.graph.comms, st)
+	return what + " " + at
 }
 
 // leftAlone says that a rank whose program has returned has made fewer calls than another rank, or has not exchanged a
@@ -189,7 +118,7 @@ func (p *position) with(peer int) exchanged {
 
 // after says after which call of a communicator, which is no one of the program's where it has made none.
 func (p *position) after() string {
-	if p.Comm == controlID {
+	if p.Comm == control.ID {
 		return ""
 	}
 	return fmt.Sprintf(" after call %d%s", p.Calls, p.on())
@@ -203,7 +132,7 @@ func (p *position) ahead() string {
 	if p.In == "" || p.Alone {
 		s = "has made " + p.Last
 	}
-	if p.Comm != controlID {
+	if p.Comm != control.ID {
 		s += fmt.Sprintf(", call %d", p.Calls)
 	}
 	return s

@@ -1,4 +1,4 @@
-package spmd
+package verify
 
 import (
 	"fmt"
@@ -31,57 +31,58 @@ const (
 const longMessage = 1 << 20
 
 // needs is what the call waits for that a rank on the host is in; nil where that is not sure.
-func (st *commState) needs() []need {
-	a := &st.activity
-	c := callOf(a.what.Load(), a.n.Load())
-	if st.w.gpu != nil {
+func (r *Recorder) needs() []need {
+	if r.device != nil {
 		return nil
 	}
+	c := r.packed().call()
 	switch t := c.Kind.Traits(); {
 	case t.Own, c.Kind == coll.Barrier: // of its own calls, in which the ranks agree
 		return []need{{Kind: needAll}}
-	case t.Message, c.Kind == coll.Group:
-		return st.messageNeeds()
+	case c.Kind == coll.Group:
+		return r.groupNeeds()
+	case t.Message:
+		return messageNeeds(nil, &c)
 	case !t.Moves(), t.Lengths != coll.Equal:
 		return nil
 	case !t.Rooted:
 		return []need{{Kind: needAll}}
-	case t.FromRoot && int(c.Root) != st.rank:
+	case t.FromRoot && int(c.Root) != r.Rank:
 		return []need{{needCall, int(c.Root)}}
-	case !t.FromRoot && int(c.Root) == st.rank:
+	case !t.FromRoot && int(c.Root) == r.Rank:
 		return []need{{Kind: needAll}}
 	}
 	return nil
 }
 
-// messageNeeds is needs of a call that is messages.
-func (st *commState) messageNeeds() (list []need) {
-	st.mu.Lock()
-	defer st.mu.Unlock()
-	a := &st.activity
-	c := callOf(a.what.Load(), a.n.Load())
-	cmds := []call{c}
-	if c.Kind == coll.Group {
-		g := a.group.Load()
-		if g == nil {
+// groupNeeds is needs of the group that was begun last.
+func (r *Recorder) groupNeeds() (list []need) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.group == nil {
+		return nil
+	}
+	for i := range r.group.Len() {
+		c, _ := r.group.Call(i)
+		if !c.Kind.Traits().Message {
 			return nil
 		}
-		cmds = g.cmds
+		list = messageNeeds(list, c)
 	}
-	for i := range cmds {
-		if !cmds[i].Kind.Traits().Message {
-			return nil
+	return list
+}
+
+// messageNeeds appends what a call waits for that is messages.
+func messageNeeds(list []need, c *coll.Call) []need {
+	c.Messages(func(m coll.Call) bool {
+		switch {
+		case m.Kind == coll.Recv:
+			list = append(list, need{needSend, int(m.Root)})
+		case m.N*m.Type.Size() >= longMessage:
+			list = append(list, need{needRecv, int(m.Root)})
 		}
-		cmds[i].Messages(func(m coll.Call) bool {
-			switch {
-			case m.Kind == coll.Recv:
-				list = append(list, need{needSend, int(m.Root)})
-			case m.N*m.Type.Size() >= longMessage:
-				list = append(list, need{needRecv, int(m.Root)})
-			}
-			return true
-		})
-	}
+		return true
+	})
 	return list
 }
 
@@ -150,21 +151,4 @@ func (p *position) waitsFor(rank int, all map[int]*standing) (list []int) {
 	}
 	slices.Sort(list)
 	return list
-}
-
-// mostNamed is how many messages of a group a report names.
-const mostNamed = 8
-
-// describeGroup is what a group of so many calls is made of, of which cmds are the first.
-func describeGroup(cmds []call, calls int) string {
-	more := ""
-	cmds = cmds[:min(len(cmds), mostNamed)]
-	if n := calls - len(cmds); n > 0 {
-		more = fmt.Sprintf(" and %d more", n)
-	}
-	var parts []string
-	for i := range cmds {
-		parts = append(parts, cmds[i].String())
-	}
-	return "Group of " + strings.Join(parts, ", ") + more
 }

@@ -1,0 +1,183 @@
+package verify
+
+import (
+	"fmt"
+	"slices"
+	"unsafe"
+
+	"lockstep/internal/ccall"
+	"lockstep/internal/elem"
+	"lockstep/internal/shm"
+	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/control"
+)
+
+// Mode is --check.
+type Mode int
+
+// The modes, in the order of job.CheckModes.
+const (
+	Off    Mode = iota
+	Sample      // of the collectives of a communicator the first, and then every 64th
+	On
+	Both // and NCCL is compared with MPI
+)
+
+const sampleEvery = 64
+
+// Checker compares the calls of a communicator over its ranks before they are made. It has a communicator of its own: a rank
+// that calls nothing more must not be met with something else.
+type Checker struct {
+	comm *shm.Comm
+	rec  *Recorder
+	seen uint64          // collectives
+	hash [1]control.Span // of the signature of one of them, over the ranks
+}
+
+// NewChecker returns the checker of the communicator whose recorder is rec. comm has the same ranks, and becomes its own.
+func NewChecker(comm *shm.Comm, rec *Recorder) *Checker { return &Checker{comm: comm, rec: rec} }
+
+// Close gives up the checker's communicator. Collective.
+func (k *Checker) Close() error { return k.comm.Free() }
+
+// Check compares a call, where the mode asks for it. The recorder has it already, and the caller is in its turn in MPI. Of a
+// group the messages are compared, and the collectives are not. site is where the call was made; nil stands for this stack.
+// Collective over the ranks that the call concerns.
+func (k *Checker) Check(mode Mode, c *coll.Call, g Group, memory Memory, site *ccall.Site) error {
+	if c.Kind == coll.Group || c.Kind.Traits().Message {
+		return k.checkMessages(mode, c, g, site)
+	}
+	k.seen++
+	if mode == Sample && (k.seen-1)%sampleEvery != 0 {
+		return nil
+	}
+	mine := signatureOf(c, memory)
+	k.hash[0] = control.Of(int64(mine.hash()))
+	if err := control.Union(k.comm, k.hash[:]); err != nil {
+		return err
+	}
+	if k.hash[0].One() {
+		return nil
+	}
+	at := where(site)
+	all, err := gather(k.comm, place(mine, at))
+	if err != nil {
+		return err
+	}
+	r := slices.IndexFunc(all, func(o placed) bool { return o.hash() != all[0].hash() })
+	return k.mismatch(at, fmt.Sprintf("rank 0 %v; rank %d %v", &all[0], r, &all[r]))
+}
+
+func (k *Checker) mismatch(at, what string) error {
+	return fmt.Errorf("%s: %w: %s (%s, %d ranks)", at, ErrMismatch, what, k.rec.ID, k.rec.Size)
+}
+
+// where is the place of a call.
+func where(site *ccall.Site) string {
+	if site != nil {
+		return site.String()
+	}
+	return ccall.At()
+}
+
+// message is one message of a call.
+type message struct {
+	placed // the sender's
+	mine   signature
+	peer   int
+	recv   bool
+}
+
+// messagesOf appends the messages that a call is made of.
+func messagesOf(list []message, c *coll.Call) []message {
+	c.Messages(func(m coll.Call) bool {
+		s := signature{kind: int64(m.Kind), typ: int64(m.Type), n: int64(m.N)}
+		list = append(list, message{mine: s, peer: int(m.Root), recv: m.Kind == coll.Recv})
+		return true
+	})
+	return list
+}
+
+// checkMessages compares the messages of a call with what their receivers expect, before any is sent: the sender tells
+// what it will send, and from where.
+func (k *Checker) checkMessages(mode Mode, c *coll.Call, g Group, site *ccall.Site) error {
+	var list []message
+	if c.Kind == coll.Group {
+		for i := range g.Len() {
+			in, _ := g.Call(i)
+			list = messagesOf(list, in)
+		}
+	} else {
+		list = messagesOf(list, c)
+	}
+	var group shm.P2P
+	for i := range list {
+		m := &list[i]
+		if mode == Sample && !k.sampled(list[i:]) {
+			continue
+		}
+		p, n := unsafe.Pointer(&m.placed), int(unsafe.Sizeof(m.placed))
+		var err error
+		switch {
+		case m.recv && len(list) == 1:
+			err = k.comm.Recv(p, n, elem.Uint8, m.peer)
+		case m.recv:
+			err = group.Recv(k.comm, p, n, elem.Uint8, m.peer)
+		default:
+			m.placed = place(m.mine, where(site))
+			k.rec.sent(m.peer, m.after())
+			if len(list) == 1 {
+				err = k.comm.Send(p, n, elem.Uint8, m.peer)
+			} else {
+				err = group.Send(k.comm, p, n, elem.Uint8, m.peer)
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	for i := range list {
+		m := &list[i]
+		if m.recv && m.kind != 0 && (m.n != m.mine.n || m.typ != m.mine.typ && m.mine.n > 0) {
+			at := where(site)
+			return k.mismatch(at, fmt.Sprintf("rank %d %v; rank %d at %s: %v", m.peer, &m.placed, k.rec.Rank, at, &m.mine))
+		}
+	}
+	return nil
+}
+
+// sampled says whether Sample compares the first of the messages that are left of a call. Both ends find it by its number
+// between them.
+func (k *Checker) sampled(left []message) bool {
+	v := k.rec.peers[left[0].peer].Load()
+	number := uint32(v)
+	if left[0].recv {
+		number = uint32(v >> 32)
+	}
+	for _, m := range left[1:] {
+		if m.peer == left[0].peer && m.recv == left[0].recv {
+			number--
+		}
+	}
+	return (number-1)%sampleEvery == 0
+}
+
+// sent keeps the last message to a rank, for who has to say that nobody has received it.
+func (r *Recorder) sent(peer int, what string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.sends == nil {
+		r.sends = map[int]string{}
+	}
+	r.sends[peer] = what
+}
+
+// lastSent is the last message to a rank, where --check has noted it.
+func (r *Recorder) lastSent(peer int) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.sends[peer]
+}

@@ -1,0 +1,217 @@
+package verify
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"hash/fnv"
+	"slices"
+	"sync"
+	"unsafe"
+
+	"lockstep/internal/elem"
+	"lockstep/internal/mix"
+	"lockstep/spmd/internal/control"
+)
+
+// heartbeat is what a rank tells rank 0 each second, of what that does not know.
+type heartbeat struct {
+	Pages []page    `json:"p,omitempty"` // of communicators with more calls than before
+	Stand *standing `json:"s,omitempty"`
+}
+
+// Reporter makes the heartbeats of a rank. One goroutine calls its methods.
+type Reporter struct {
+	Recorders func() []*Recorder // of the rank's communicators
+	Ended     func() bool        // whether the program has returned
+
+	steps uint64 // calls begun, at the heartbeat before
+	stood bool   // rank 0 has been told that this rank stands there
+	ended bool   // and that its program has returned
+}
+
+// Heartbeat returns what there is to tell, as JSON; nil for nothing.
+func (b *Reporter) Heartbeat() []byte {
+	recorders := b.Recorders()
+	var h heartbeat
+	for _, r := range recorders {
+		if r.Size > 1 {
+			if page, ok := r.history.read(r.ID, r.told); ok {
+				r.told = page.Last[len(page.Last)-1].Number
+				h.Pages = append(h.Pages, page)
+			}
+		}
+	}
+	if h.Stand = b.stand(recorders); h.Pages == nil && h.Stand == nil {
+		return nil
+	}
+	text, err := json.Marshal(h)
+	if err != nil {
+		return nil // it holds nothing that JSON has not
+	}
+	return text
+}
+
+// stand returns where this rank stands, where that is news.
+func (b *Reporter) stand(recorders []*Recorder) *standing {
+	steps, inside := count(recorders)
+	ended := b.Ended()
+	switch moved := steps != b.steps; {
+	case ended && !b.ended:
+		b.ended = true
+		return positions(recorders, true)
+	case ended:
+		return nil
+	case inside && !moved && !b.stood:
+		now := positions(recorders, false)
+		if n, still := count(recorders); !still || n != steps {
+			return nil // it has got on meanwhile
+		}
+		b.stood = true
+		return now
+	case moved && b.stood:
+		b.steps, b.stood = steps, false
+		return &standing{}
+	default:
+		b.steps = steps
+		return nil
+	}
+}
+
+// count returns how many calls have begun, and whether one is not over.
+func count(recorders []*Recorder) (steps uint64, inside bool) {
+	for _, r := range recorders {
+		over := r.over() // before what has begun
+		n := r.entered.Load()
+		steps += n
+		inside = inside || n > over
+	}
+	return steps, inside
+}
+
+// Analyzer has, on rank 0, what every rank has told last: its pages for each communicator, and where it stands. The zero
+// value is ready for use.
+type Analyzer struct {
+	mu       sync.Mutex
+	pages    map[string]map[int]page
+	standing map[int]*standing
+}
+
+// Hear takes a heartbeat of a rank. It returns why the job has to end, or "", and whether that is since ranks wait for each
+// other. It may be called for several ranks at a time.
+func (l *Analyzer) Hear(rank int, heartbeat []byte) (why string, hang bool) {
+	if text := l.compare(rank, heartbeat); text != "" {
+		return fmt.Sprintf("%v: %s", ErrMismatch, text), false
+	}
+	return l.stuck(rank), true
+}
+
+// compare says where a rank's calls are others than those of another rank, or what it waits for in vain.
+func (l *Analyzer) compare(rank int, said []byte) string {
+	var news heartbeat
+	if json.Unmarshal(said, &news) != nil {
+		return "" // the channel is authenticated: there is none that is not whole
+	}
+	news.Pages = slices.DeleteFunc(news.Pages, func(p page) bool { return len(p.Last) == 0 }) // nor one without calls
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.pages == nil {
+		l.pages, l.standing = map[string]map[int]page{}, map[int]*standing{}
+	}
+	for _, p := range news.Pages {
+		of := l.pages[p.Comm]
+		if of == nil {
+			of = map[int]page{}
+			l.pages[p.Comm] = of
+		}
+		of[rank] = p
+		for other, o := range of {
+			a, b, ra, rb := &o, &p, other, rank
+			if ra > rb {
+				a, b, ra, rb = b, a, rb, ra
+			}
+			if text := differ(a, b, ra, rb); text != "" {
+				return text
+			}
+		}
+	}
+	if news.Stand == nil {
+		return ""
+	}
+	l.standing[rank] = news.Stand
+	for other, o := range l.standing {
+		if text := cmp.Or(leftAlone(other, o, rank, news.Stand), leftAlone(rank, news.Stand, other, o)); text != "" && other != rank {
+			return text
+		}
+	}
+	return ""
+}
+
+// stuck says which ranks wait for each other, where one of them is the given rank.
+func (l *Analyzer) stuck(rank int) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return circle(l.standing, rank)
+}
+
+// AtEnd compares the calls and messages of the whole run. Collective over all ranks, which have nothing in flight.
+func AtEnd(ch *control.Channel, recorders []*Recorder) error {
+	return ch.Exchange(control.End, func(c control.Comm) error {
+		over := uint64(0)
+		for _, r := range recorders {
+			over += r.balance()
+		}
+		if err := c.AllReduce(unsafe.Pointer(&over), unsafe.Pointer(&over), 1, elem.Uint64, elem.Sum); err != nil || over == 0 {
+			return err
+		}
+		return uneven(c, recorders)
+	})
+}
+
+// balance is a number that adds up to 0 over all ranks where the calls of all ranks of the communicator are the same, and
+// what each has sent others have received.
+func (r *Recorder) balance() (sum uint64) {
+	name := fnv.New64a()
+	name.Write([]byte(r.ID))
+	id := mix.Bits(name.Sum64())
+	sum = mix.Bits(mix.Bits(id+r.history.count) + r.history.sum)
+	if r.Rank == 0 {
+		sum *= -uint64(r.Size - 1)
+	}
+	messages := func(from, to int, n uint32) uint64 {
+		if n == 0 {
+			return 0
+		}
+		return mix.Bits(mix.Bits(id+uint64(from)<<32+uint64(to)) + uint64(n))
+	}
+	for peer := range r.peers {
+		v := r.peers[peer].Load()
+		sum += messages(r.Rank, peer, uint32(v)) - messages(peer, r.Rank, uint32(v>>32))
+	}
+	return sum
+}
+
+// uneven finds in what the ranks differ at the end. Collective.
+func uneven(c control.Comm, recorders []*Recorder) error {
+	mine := heartbeat{Stand: positions(recorders, true)}
+	for _, r := range recorders {
+		if p, ok := r.history.read(r.ID, 0); ok && r.Size > 1 {
+			mine.Pages = append(mine.Pages, p)
+		}
+	}
+	said, err := json.Marshal(mine)
+	if err != nil {
+		return err
+	}
+	all, err := control.Gather(c, said)
+	if err != nil {
+		return err
+	}
+	var whole Analyzer
+	for rank, said := range all {
+		if text := whole.compare(rank, said); text != "" {
+			return fmt.Errorf("%w: %s", ErrMismatch, text)
+		}
+	}
+	return fmt.Errorf("%w, and what is left of them does not say where", ErrMismatch)
+}

@@ -1,0 +1,155 @@
+package verify
+
+import (
+	"fmt"
+	"math/bits"
+	"slices"
+	"strings"
+	"sync"
+
+	"lockstep/internal/ccall"
+	"lockstep/internal/mix"
+	"lockstep/spmd/internal/coll"
+)
+
+// history is the collectives of a communicator in their order. Ranks whose calls differ are found by it where that hangs
+// nothing: a Broadcast from two roots ends, with wrong data. It costs 10 to 30 ns a call; the ranks compare it now and then,
+// and at the end.
+type history struct {
+	mu     sync.Mutex // held for moments only
+	count  uint64     // of calls
+	sum    uint64     // of all calls
+	recent [recentCalls]entry
+	// The sums after the last multiple of 1, 4, 16, ... calls: ranks that are some calls
+	// apart have one of them in common.
+	levels [12]struct{ count, sum uint64 }
+}
+
+const recentCalls = 16
+
+// entry is one call.
+type entry struct {
+	Packed        // n is what all ranks have in common
+	sum    uint64 // of it and all before
+	site   ccall.Site
+}
+
+// note adds a call that all ranks of the communicator make. It came from site, or where that is nil from this stack.
+func (l *history) note(p Packed, c *coll.Call, g Group, memory Memory, site *ccall.Site) {
+	n := c.Common()
+	h := uint64(memory) << 24 // bits that what leaves free
+	if c.Kind == coll.Group {
+		for i := range g.Len() {
+			if in, memory := g.Call(i); !in.Kind.Traits().Message {
+				s := signatureOf(in, memory)
+				h = mix.Bits(h + s.hash())
+			}
+		}
+	}
+	h = mix.Bits(h + p.what + uint64(n)*0x9e3779b97f4a7c15)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.count++
+	l.sum = mix.Bits(l.sum + h)
+	e := &l.recent[l.count%recentCalls]
+	e.sum, e.what, e.n = l.sum, p.what, int64(n)
+	if site != nil {
+		e.site = *site
+	} else {
+		e.site.Near()
+	}
+	for i := range min(bits.TrailingZeros64(l.count)/2+1, len(l.levels)) {
+		l.levels[i].count, l.levels[i].sum = l.count, l.sum
+	}
+}
+
+// page is a history as it travels.
+type page struct {
+	Comm   string      `json:"c"`
+	Levels [][2]uint64 `json:"l"` // count and sum
+	Last   []line      `json:"r"`
+}
+
+// line is one call of a page.
+type line struct {
+	Number uint64 `json:"n"` // from 1
+	Sum    uint64 `json:"s"`
+	Text   string `json:"t"`
+}
+
+// read returns the page; with nothing since the given count, none.
+func (l *history) read(comm string, since uint64) (page, bool) {
+	l.mu.Lock()
+	count, recent, levels := l.count, l.recent, l.levels
+	l.mu.Unlock()
+	p := page{Comm: comm}
+	if count == since {
+		return p, false
+	}
+	for _, v := range levels {
+		if at := [2]uint64{v.count, v.sum}; v.count > 0 && !slices.Contains(p.Levels, at) {
+			p.Levels = append(p.Levels, at)
+		}
+	}
+	for n := max(count, recentCalls) - recentCalls + 1; n <= count; n++ {
+		e := &recent[n%recentCalls]
+		k := e.signature()
+		p.Last = append(p.Last, line{n, e.sum, fmt.Sprintf("at %s: %v", &e.site, &k)})
+	}
+	return p, true
+}
+
+// differ says where b's calls are others than a's; "" where both may be the same.
+func differ(a, b *page, rankA, rankB int) string {
+	same, other := uint64(0), uint64(0)
+	for _, x := range a.Levels {
+		for _, y := range b.Levels {
+			switch {
+			case x[0] != y[0]:
+			case x[1] == y[1]:
+				same = max(same, x[0])
+			case other == 0 || x[0] < other:
+				other = x[0]
+			}
+		}
+	}
+	if other == 0 {
+		return ""
+	}
+	for _, x := range a.Last {
+		for _, y := range b.Last {
+			if x.Number == y.Number && x.Sum != y.Sum && x.Number > same && withoutPlace(x.Text) != withoutPlace(y.Text) {
+				return fmt.Sprintf("rank %d %s; rank %d %s (call %d on %q)", rankA, x.Text, rankB, y.Text, x.Number, a.Comm)
+			}
+		}
+	}
+	return fmt.Sprintf("of the calls %d to %d on %q some of rank %d are not those of rank %d, which --check names; the last are rank %d %s; rank %d %s",
+		same+1, other, a.Comm, rankB, rankA, rankA, a.Last[len(a.Last)-1].Text, rankB, b.Last[len(b.Last)-1].Text)
+}
+
+// withoutPlace is the text of a line without where the call was made.
+func withoutPlace(text string) string {
+	_, what, _ := strings.Cut(text, ": ")
+	return what
+}
+
+// last says what the last call was, with its place; "" before the first.
+func (l *history) last() string {
+	l.mu.Lock()
+	e, none := l.recent[l.count%recentCalls], l.count == 0
+	l.mu.Unlock()
+	if none {
+		return ""
+	}
+	k := e.signature()
+	return fmt.Sprintf("%v at %s", &k, &e.site)
+}
+
+func (e *entry) signature() signature {
+	c := e.call()
+	s := signatureOf(&c, 0)
+	if c.Kind.Traits().Lengths == coll.Shared { // whose counts are not kept
+		s.n = e.n
+	}
+	return s
+}

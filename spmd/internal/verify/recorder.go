@@ -1,0 +1,210 @@
+// Package verify compares what the ranks of a job call. A Recorder keeps, for each communicator, how far this rank has got and
+// its last calls; it costs some nanoseconds a call. Heartbeats bring that to rank 0, where an Analyzer finds ranks that have
+// called different things, and ranks that wait for what cannot come any more. A Checker (--check) compares every call before
+// it is made.
+package verify
+
+import (
+	"cmp"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"lockstep/internal/ccall"
+	"lockstep/internal/elem"
+	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/control"
+)
+
+// Recorder is how far this rank has got on a communicator: what it entered last, how many calls it has entered and left, and
+// what the last calls were. Calls write it; the watchdog reads it while the program hangs.
+type Recorder struct {
+	entered atomic.Uint64
+	left    atomic.Uint64
+	calls   atomic.Uint64 // those entered in which every rank takes part
+	what    atomic.Uint64 // of the last, as Packed has it
+	n       atomic.Int64
+	device  *inFlight       // calls on a GPU, which end later than they are left; nil on the host
+	peers   []atomic.Uint64 // for each rank the messages to it, and above them those received from it, modulo 1<<32
+	history history
+
+	ID         string        // of the communicator, the same on all its ranks
+	Rank, Size int           // in the communicator
+	Place      func() string // where the program is that is in a call on the host: "from FILE:LINE" or "at FILE:LINE"; else ""
+
+	mu    sync.Mutex
+	group Group          // that was begun last; its calls are read under mu, until Forget
+	sends map[int]string // with --check the last message to each rank
+	told  uint64         // of calls of everyone those that rank 0 knows; the Reporter's
+}
+
+// NewRecorder returns the recorder of a communicator.
+func NewRecorder(id string, rank, size int) *Recorder {
+	return &Recorder{ID: id, Rank: rank, Size: size, peers: make([]atomic.Uint64, size), Place: func() string { return "" }}
+}
+
+// Begin enters a call; g is what it is made of where it is a coll.Group. Note follows, for what the ranks compare.
+func (r *Recorder) Begin(c *coll.Call, g Group) Packed {
+	switch {
+	case c.Kind == coll.Group:
+		for i := range g.Len() {
+			in, _ := g.Call(i)
+			r.count(in)
+		}
+		r.mu.Lock()
+		r.group = g
+		r.mu.Unlock()
+	case c.Kind.Traits().Message:
+		r.count(c)
+	}
+	p := Pack(c, g)
+	r.Enter(p)
+	return p
+}
+
+// BeginMessage is Begin for a Send or Recv of n elements.
+func (r *Recorder) BeginMessage(kind coll.Kind, t elem.Type, peer, n int) {
+	if kind == coll.Send {
+		r.exchange(peer, 1, 0)
+	} else {
+		r.exchange(peer, 0, 1)
+	}
+	r.Enter(packMessage(kind, t, peer, n))
+}
+
+// count counts the messages of a call. Nothing else counts for the same communicator at the same time.
+func (r *Recorder) count(c *coll.Call) {
+	c.Messages(func(m coll.Call) bool {
+		if m.Kind == coll.Send {
+			r.exchange(int(m.Root), 1, 0)
+		} else {
+			r.exchange(int(m.Root), 0, 1)
+		}
+		return true
+	})
+}
+
+// exchange counts messages to a peer and from it.
+func (r *Recorder) exchange(peer int, sent, received uint32) {
+	p := &r.peers[peer]
+	v := p.Load()
+	p.Store(uint64(uint32(v>>32)+received)<<32 | uint64(uint32(v)+sent))
+}
+
+// Enter makes a call the one that was entered last. It counts no messages.
+func (r *Recorder) Enter(p Packed) {
+	if p.Everyone() {
+		r.calls.Add(1)
+	}
+	if r.what.Load() != p.what { // a store takes longer
+		r.what.Store(p.what)
+	}
+	if r.n.Load() != p.n {
+		r.n.Store(p.n)
+	}
+	r.entered.Add(1)
+}
+
+// Leave ends the call that was entered last. On a GPU it may still run.
+func (r *Recorder) Leave() { r.left.Add(1) }
+
+// Note adds a call to the history, where every rank makes it. It came from site, or where that is nil from this stack.
+func (r *Recorder) Note(p Packed, c *coll.Call, g Group, memory Memory, site *ccall.Site) {
+	if p.Everyone() {
+		r.history.note(p, c, g, memory, site)
+	}
+}
+
+// Forget takes leave of a group that is about to be used again.
+func (r *Recorder) Forget(g Group) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.group == g {
+		r.group = nil
+	}
+}
+
+func (r *Recorder) packed() Packed { return Packed{r.what.Load(), r.n.Load()} }
+
+// Meets says whether this rank is in a call that is not known to be over.
+func (r *Recorder) Meets() bool { return r.entered.Load() != r.over() }
+
+// over is how many calls are known to be over.
+func (r *Recorder) over() uint64 {
+	if r.device == nil {
+		return r.left.Load()
+	}
+	return r.device.over(&r.left)
+}
+
+// Position implements job.Work: how many calls the host has entered, and whether it is in one.
+func (r *Recorder) Position() (at uint64, busy bool) {
+	entered, left := r.entered.Load(), r.left.Load()
+	return entered, entered != left
+}
+
+// Stuck implements job.Work: Position says all.
+func (r *Recorder) Stuck(time.Time, time.Duration) bool { return false }
+
+// String describes the call that was entered last, and the communicator.
+func (r *Recorder) String() string {
+	if r.ID == control.ID {
+		return r.last()
+	}
+	return fmt.Sprintf("%s on %q", r.last(), r.ID)
+}
+
+// last describes the call that was entered last.
+func (r *Recorder) last() string {
+	p := r.packed()
+	if p.kind() != coll.Group {
+		return p.String()
+	}
+	if text := r.openGroup(); text != "" {
+		return text
+	}
+	if r.device != nil {
+		return cmp.Or(r.device.lastGroup(), coll.Group.String())
+	}
+	return coll.Group.String()
+}
+
+// openGroup describes the group that was begun last; "" where it is used again.
+func (r *Recorder) openGroup() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	g := r.group
+	if g == nil {
+		return ""
+	}
+	var first []coll.Call
+	for i := range min(g.Len(), mostNamed) {
+		c, _ := g.Call(i)
+		first = append(first, *c)
+	}
+	return describeGroup(first, g.Len())
+}
+
+// Snapshot is what a report shows of a communicator.
+type Snapshot struct {
+	Entered, Over, Calls uint64 // calls begun, known to be over, and of all ranks
+	Last                 string // that was entered; "" before the first
+	Alone                bool   // Last is a message or a group of messages
+	At                   string // "from" where Last was called, of a call on a GPU
+}
+
+// Snapshot takes no lock that a call holds while it waits.
+func (r *Recorder) Snapshot() Snapshot {
+	s := Snapshot{Entered: r.entered.Load(), Over: r.over(), Calls: r.calls.Load()}
+	if s.Entered > 0 {
+		s.Last, s.Alone = r.last(), !r.packed().Everyone()
+	}
+	switch {
+	case r.packed().kind().Traits().Own:
+		s.Last = r.history.last()
+	case r.device != nil:
+		s.At = r.device.lastPlace()
+	}
+	return s
+}

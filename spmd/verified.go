@@ -1,0 +1,92 @@
+package spmd
+
+import (
+	"slices"
+
+	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/job"
+	"lockstep/spmd/internal/verify"
+)
+
+// ErrContract is what a collective returns on every rank when the ranks called
+// different ones, and with --check what a Recv returns when the message is another than
+// it expects.
+var ErrContract = verify.ErrMismatch
+
+// memory says what NCCL does differently for the memory of a call.
+func (c *call) memory() (m verify.Memory) {
+	if c.comm == nil || c.comm.w.symmetric == nil || c.Kind != coll.AllReduce && c.Kind != coll.AllGather && c.Kind != coll.ReduceScatter {
+		return 0
+	}
+	known := &c.comm.w.symmetric.pool
+	if c.sblk != nil && c.sblk.pool == known {
+		m |= verify.FromSymmetric
+	}
+	switch {
+	case c.dblk == nil:
+	case c.dblk.pool == known:
+		m |= verify.IntoSymmetric
+	case c.dblk.pool == c.comm.w.pinned && m != 0:
+		m |= verify.IntoPinned
+	}
+	if m != 0 && c.Kind == coll.AllReduce && c.Dst == c.Src {
+		m |= verify.InPlace
+	}
+	return m
+}
+
+// verify compares the call over the ranks of its communicator, where --check asks for it. The caller is in its turn in MPI.
+func (c *call) verify() error {
+	st := c.comm
+	if st.w.check == verify.Off || st.checker == nil {
+		return nil
+	}
+	return st.checker.Check(st.w.check, &c.Call, c.group, c.memory(), c.site)
+}
+
+// Len and Call implement verify.Group.
+func (g *group) Len() int { return len(g.cmds) }
+
+// Call returns a call of the group, and what it does with its memory.
+func (g *group) Call(i int) (*coll.Call, verify.Memory) { return &g.cmds[i].Call, g.cmds[i].memory() }
+
+// recorders are those of all communicators of this rank.
+func (w *World) recorders() []*verify.Recorder {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	list := make([]*verify.Recorder, len(w.comms))
+	for i, st := range w.comms {
+		list[i] = st.recorder
+	}
+	return list
+}
+
+// place is where the program is that is in a call on the host: where it enqueued the call, or where its goroutine is.
+func (st *commState) place() string {
+	st.w.mu.Lock()
+	streams := slices.Clone(st.w.streams)
+	st.w.mu.Unlock()
+	for _, s := range streams {
+		if q, ok := s.q.(*hostQueue); ok {
+			if site, ok := q.inside(st); ok {
+				return "from " + site
+			}
+		}
+	}
+	if run, _ := job.Goroutines(); run.At != "" {
+		return "at " + run.At
+	}
+	return ""
+}
+
+// inside returns where the command was enqueued that is in a call of st.
+func (q *hostQueue) inside(st *commState) (site string, ok bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	done := q.done.Load()
+	if done == q.tail {
+		return "", false
+	}
+	c := &q.ring[done%uint64(len(q.ring))]
+	return c.site.String(), c.comm == st || c.graph != nil && slices.Contains(c.graph.comms, st)
+}
