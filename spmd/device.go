@@ -18,6 +18,7 @@ import (
 	"lockstep/internal/kernels"
 	"lockstep/internal/shm"
 	"lockstep/nccl"
+	"lockstep/spmd/internal/affinity"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/job"
 )
@@ -427,4 +428,18 @@ func (g *gpu) describe(line *zerolog.Event, ranks int) *zerolog.Event {
 		line = line.Str("nccl", v)
 	}
 	return line
+}
+
+// stayNear keeps this process to the cores near its GPU, where nobody has bound it, and
+// shares them out among the ranks that have the same. Collective over the node.
+func (w *World) stayNear(node *shm.Comm) error {
+	list, near := affinity.NearGPU("/sys", w.gpu.dev.PCI())
+	if list != "" {
+		if err := affinity.Keep(&near); err != nil {
+			w.Log.Warn().Err(err).Msg("this process may run far from its GPU")
+		} else {
+			w.cores = list + ", near the GPU"
+		}
+	}
+	return w.findThreads(node)
 }

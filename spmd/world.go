@@ -15,14 +15,15 @@ import (
 
 	"github.com/rs/zerolog"
 	"github.com/spf13/pflag"
-	"golang.org/x/sys/unix"
 
 	"lockstep/cudampi"
 	"lockstep/host"
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
 	"lockstep/internal/launcher"
+	"lockstep/internal/procfs"
 	"lockstep/internal/shm"
+	"lockstep/spmd/internal/affinity"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/files"
 	"lockstep/spmd/internal/job"
@@ -123,6 +124,17 @@ func (w *World) SharedMemory() int {
 		return 0
 	}
 	return w.gpu.dev.SharedMemory()
+}
+
+// Memory returns how many bytes of the rank's device are free, and how many it has. On the
+// host these are what processes can still have and what there is, of the machine or, where
+// it is less, of the control groups that this process is in; the ranks of a node share them.
+// What Buffers that were freed have left with the World counts as taken.
+func (w *World) Memory() (free, total int, err error) {
+	if w.gpu != nil {
+		return w.gpu.dev.MemInfo()
+	}
+	return procfs.Memory("/")
 }
 
 // Seed returns --seed, the same on every rank.
@@ -343,38 +355,11 @@ func (w *World) compareSettings(m control.Comm) error {
 	return nil
 }
 
-// procs is what the Go runtime found at start: the cores, or less by a quota.
-var procs = runtime.GOMAXPROCS(0)
-
-// findThreads shares out the cores of the node: ranks bound to the same cores
-// divide them, a rank bound to its own has them all.
-func (w *World) findThreads(node *shm.Comm) error {
-	var set unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &set); err != nil {
-		set = unix.CPUSet{} // more cores than the set holds: as if all ranks shared them
-		for i := range procs {
-			set.Set(i)
-		}
-	}
-	words := len(set)
-	mine := make([]uint64, words)
-	for i := range set {
-		mine[i] = uint64(set[i])
-	}
-	all := make([]uint64, words*node.Size())
-	if err := node.AllGather(unsafe.Pointer(&all[0]), unsafe.Pointer(&mine[0]), words, elem.Uint64); err != nil {
+// findThreads shares out the cores of the node. Collective over it.
+func (w *World) findThreads(node *shm.Comm) (err error) {
+	if w.threads, err = affinity.Share(node); err != nil {
 		return err
 	}
-	sharing := 0
-	for r := range node.Size() {
-		for i, m := range mine {
-			if m&all[r*words+i] != 0 {
-				sharing++
-				break
-			}
-		}
-	}
-	w.threads = max(1, min(set.Count(), procs)/sharing)
 	host.SetThreads(w.threads)
 	// Goroutines inside MPI hold a processor of the Go scheduler for a while, so a
 	// rank bound to one core needs more of them than cores for its streams to run

@@ -1,4 +1,4 @@
-package spmd
+package procfs
 
 import (
 	"errors"
@@ -10,20 +10,10 @@ import (
 	"strings"
 )
 
-// Memory returns how many bytes of the rank's device are free, and how many it has. On the
-// host these are what processes can still have and what there is, of the machine or, where
-// it is less, of the control groups that this process is in; the ranks of a node share them.
-// What Buffers that were freed have left with the World counts as taken.
-func (w *World) Memory() (free, total int, err error) {
-	if w.gpu != nil {
-		return w.gpu.dev.MemInfo()
-	}
-	return hostMemory("/")
-}
-
-// hostMemory reads the files of the kernel below root. Source: proc(5), cgroups(7) and the
-// kernel's admin-guide/cgroup-v2.rst.
-func hostMemory(root string) (free, total int, err error) {
+// Memory returns how many bytes of memory processes can still have, and how many there are: of the machine or, where it is
+// less, of the control groups that this process is in. It reads the kernel's files below root, which is "/" but in tests.
+// Source: proc(5), cgroups(7) and the kernel's admin-guide/cgroup-v2.rst.
+func Memory(root string) (free, total int, err error) {
 	text, err := os.ReadFile(filepath.Join(root, "proc/meminfo"))
 	if err != nil {
 		return 0, 0, err

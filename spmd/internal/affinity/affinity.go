@@ -1,26 +1,30 @@
-package spmd
+// Package affinity is about the cores that a rank may use: those near its GPU, and its share of those that several ranks have.
+//
+// A call to the driver takes up to twice as long from a core on another NUMA node than
+// the GPU's, and so do copies through memory that was first touched there. So a rank that
+// nobody has bound keeps to the cores near its GPU.
+package affinity
 
 import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
+	"lockstep/internal/elem"
 	"lockstep/internal/ranges"
-	"lockstep/internal/shm"
+	"lockstep/spmd/internal/control"
 )
 
-// A call to the driver takes up to twice as long from a core on another NUMA node than
-// the GPU's, and so do copies through memory that was first touched there. So a rank that
-// nobody has bound keeps to the cores near its GPU.
-
-// nearGPU returns the cores near the GPU at a PCI address, as a list such as "0-15,32-47", if
+// NearGPU returns the cores near the GPU at a PCI address, as a list such as "0-15,32-47", if
 // this process may use all cores that are online and they are some of these; "" where not.
 // Source: Linux, Documentation/ABI/testing/sysfs-bus-pci, local_cpulist.
-func nearGPU(sys, pci string) (list string, near unix.CPUSet) {
+func NearGPU(sys, pci string) (list string, near unix.CPUSet) {
 	read := func(file string) (string, unix.CPUSet) {
 		b, err := os.ReadFile(filepath.Join(sys, file))
 		if err != nil {
@@ -46,18 +50,38 @@ func nearGPU(sys, pci string) (list string, near unix.CPUSet) {
 	return list, near
 }
 
-// stayNear keeps this process to the cores near its GPU, where nobody has bound it, and
-// shares them out among the ranks that have the same. Collective over the node.
-func (w *World) stayNear(node *shm.Comm) error {
-	list, near := nearGPU("/sys", w.gpu.dev.PCI())
-	if list != "" {
-		if err := keepTo(&near); err != nil {
-			w.Log.Warn().Err(err).Msg("this process may run far from its GPU")
-		} else {
-			w.cores = list + ", near the GPU"
+// procs is what the Go runtime found at start: the cores, or less by a quota.
+var procs = runtime.GOMAXPROCS(0)
+
+// Share returns how many cores this rank may keep busy of those that it is bound to. Ranks of a node that are bound to the
+// same cores divide them; a rank bound to its own has them all. Collective over the ranks of the node.
+func Share(node control.Comm) (int, error) {
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err != nil {
+		set = unix.CPUSet{} // more cores than the set holds: as if all ranks shared them
+		for i := range procs {
+			set.Set(i)
 		}
 	}
-	return w.findThreads(node)
+	words := len(set)
+	mine := make([]uint64, words)
+	for i := range set {
+		mine[i] = uint64(set[i])
+	}
+	all := make([]uint64, words*node.Size())
+	if err := node.AllGather(unsafe.Pointer(&all[0]), unsafe.Pointer(&mine[0]), words, elem.Uint64); err != nil {
+		return 0, err
+	}
+	sharing := 0
+	for r := range node.Size() {
+		for i, m := range mine {
+			if m&all[r*words+i] != 0 {
+				sharing++
+				break
+			}
+		}
+	}
+	return max(1, min(set.Count(), procs)/sharing), nil
 }
 
 // parseCores reads a list of cores such as "0-3,8"; it is empty where that is none.
@@ -74,8 +98,8 @@ func parseCores(list string) (set unix.CPUSet) {
 	return set
 }
 
-// keepTo binds all threads of this process to some cores, and those that they start.
-func keepTo(set *unix.CPUSet) error {
+// Keep binds all threads of this process to some cores, and those that they start.
+func Keep(set *unix.CPUSet) error {
 	bound := map[int]bool{}
 	for again := true; again; { // until there was no thread that one of the unbound had started
 		again = false

@@ -1,4 +1,4 @@
-package spmd
+package procfs
 
 import (
 	"os"
@@ -7,7 +7,7 @@ import (
 )
 
 // What the kernel's files say, with groups of either version that limit memory, or none.
-func TestHostMemory(t *testing.T) {
+func TestMemory(t *testing.T) {
 	const meminfo = "MemTotal:       1000 kB\nMemFree:         300 kB\nMemAvailable:    600 kB\n"
 	for _, c := range []struct {
 		name        string
@@ -39,12 +39,12 @@ func TestHostMemory(t *testing.T) {
 		for name, text := range c.files {
 			put(name, text)
 		}
-		free, total, err := hostMemory(root)
+		free, total, err := Memory(root)
 		if err != nil || free != c.free || total != c.total {
 			t.Errorf("%s: %d of %d, error %v; want %d of %d", c.name, free, total, err, c.free, c.total)
 		}
 	}
-	free, total, err := hostMemory("/")
+	free, total, err := Memory("/")
 	if err != nil || free <= 0 || free > total {
 		t.Errorf("this machine: %d of %d, error %v", free, total, err)
 	}

@@ -1,4 +1,4 @@
-package spmd
+package affinity
 
 import (
 	"os"
@@ -74,15 +74,15 @@ func TestNearGPU(t *testing.T) {
 	} {
 		write("devices/system/cpu/online", tc.online)
 		write(local, tc.near)
-		if got, _ := nearGPU(sys, "0000:3A:00.0"); got != tc.want {
+		if got, _ := NearGPU(sys, "0000:3A:00.0"); got != tc.want {
 			t.Errorf("%+v: %q", tc, got)
 		}
 	}
-	if got, _ := nearGPU(sys, "0000:3B:00.0"); got != "" {
+	if got, _ := NearGPU(sys, "0000:3B:00.0"); got != "" {
 		t.Errorf("of a device that is not there: %q", got)
 	}
 	one := parseCores(cores[1])
-	if err := keepTo(&one); err != nil {
+	if err := Keep(&one); err != nil {
 		t.Fatal(err)
 	}
 	tasks, err := os.ReadDir("/proc/self/task")
