@@ -9,11 +9,11 @@ import (
 
 	"lockstep/cudampi"
 	"lockstep/internal/ccall"
-	"lockstep/internal/peer"
 	"lockstep/internal/shm"
-	"lockstep/nccl"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
+	"lockstep/spmd/internal/transport"
+	"lockstep/spmd/internal/transport/mpi"
 	"lockstep/spmd/internal/verify"
 )
 
@@ -32,22 +32,12 @@ type commState struct {
 	id       string // the same on all its ranks
 	splits   int    // made of it so far
 	recorder *verify.Recorder
-	checker  *verify.Checker     // for --check; else nil
-	nccl     *nccl.Comm          // nil on the host, and for one rank
-	ownsNCCL bool                // it is not the world's
-	peers    *peer.Comm          // of ranks whose GPUs reach each other, if it is opened; else nil
-	atOnce   int                 // the most bytes of a message of a collective, of any memory, that peers carry
-	sym      *symComm            // carries some collectives on symmetric memory; nil where there is none
-	noSym    bool                // and there will be none
-	known    []known             // memory that nccl, if it is its own, and sym have registered
-	dev      *cudampi.DeviceComm // carries GPU memory through MPI; else nil
-	mirror   *cudampi.DeviceComm // does so beside NCCL, where both are compared
-	rank     int
-	size     int
-	open     *group // between the start and the end of Group
-	freed    bool
-	mu       sync.Mutex
-	spare    []*group // for reuse
+	checker  *verify.Checker // for --check; else nil
+	router
+	open  *group // between the start and the end of Group
+	freed bool
+	mu    sync.Mutex
+	spare []*group // for reuse
 }
 
 // Rank returns this process's number in the communicator, from 0; -1 where it is
@@ -80,10 +70,7 @@ func (c Comm) Capturable() error {
 	if c.st == nil {
 		return nil
 	}
-	if dev := c.st.dev; dev != nil && dev.Path() != cudampi.Peer {
-		return fmt.Errorf("collectives through %v cannot be captured", dev.Path())
-	}
-	return nil
+	return c.st.noGraph()
 }
 
 // Split divides the communicator: ranks that give the same color are in one new
@@ -111,7 +98,7 @@ func (c Comm) split(color, key int) (Comm, error) {
 		return Comm{}, err
 	}
 	c.st.splits++
-	st := &commState{w: w, rank: -1}
+	st := &commState{w: w, router: router{rank: -1}}
 	if m != nil {
 		part, err := w.addComm(m, fmt.Sprintf("%s/%d:%d", c.st.id, c.st.splits, color))
 		if err != nil {
@@ -122,20 +109,7 @@ func (c Comm) split(color, key int) (Comm, error) {
 			return Comm{}, err
 		}
 	}
-	if c.st.nccl != nil {
-		if err := w.quiet(); err != nil { // NCCL allocates
-			return Comm{}, err
-		}
-		if err := w.openNCCL(st, c.st.nccl, color, key); err != nil {
-			return Comm{}, err
-		}
-		if w.symmetric != nil && st.ownsNCCL {
-			if err := w.symmetric.enter(st); err != nil {
-				return Comm{}, err
-			}
-		}
-	}
-	return Comm{st: st}, nil
+	return Comm{st: st}, w.splitNCCL(st, c.st, color, key)
 }
 
 // Close gives up a communicator that Split made; the world closes what is left.
@@ -171,11 +145,10 @@ func (st *commState) free() error {
 
 // addComm takes a communicator into the world, in the caller's turn. Collective.
 func (w *World) addComm(m *cudampi.Comm, id string) (Comm, error) {
-	st := &commState{w: w, id: id, rank: m.Rank(), size: m.Size()}
+	shared, err := shm.Share(m)
+	st := &commState{w: w, id: id, mpi: shared, router: onHost(mpi.New(shared), m.Rank(), m.Size())}
 	st.recorder = verify.NewRecorder(id, st.rank, st.size)
 	st.recorder.Place = st.place
-	var err error
-	st.mpi, err = shm.Share(m)
 	if id != control.ID && st.size > 1 && w.cfg.Check != "off" {
 		own, e := m.Dup()
 		if e != nil {
@@ -189,7 +162,7 @@ func (w *World) addComm(m *cudampi.Comm, id string) (Comm, error) {
 		w.Log.Warn().Err(err).Msg("small collectives go through messages, not through shared memory")
 	}
 	if w.gpu != nil {
-		st.recorder.OnDevice()
+		st.onGPU()
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -201,8 +174,8 @@ func (w *World) addComm(m *cudampi.Comm, id string) (Comm, error) {
 type group struct {
 	s    *Stream // that all of it is enqueued on; nil for a blocking group
 	cmds []call
-	p2p  shm.P2P
-	keep bool // a graph owns it
+	list []coll.Call // those of them that start together
+	keep bool        // a graph owns it
 }
 
 // Group runs fn, which issues collectives and point to point on this same c, and
@@ -265,38 +238,6 @@ func (g *group) add(c *call) {
 	g.cmds[len(g.cmds)-1].copyFrom(c)
 }
 
-// run runs the collectives, then starts the sends and receives together and waits
-// for them.
-func (g *group) run(m *shm.Comm) error {
-	p := &g.p2p
-	for i := range g.cmds {
-		c := &g.cmds[i]
-		if !c.Kind.Traits().Message {
-			continue
-		}
-		var err error
-		c.Messages(func(s coll.Call) bool {
-			if s.Kind == coll.Recv {
-				err = p.Recv(m, s.Dst, s.N, s.Type, int(s.Root))
-			} else {
-				err = p.Send(m, s.Src, s.N, s.Type, int(s.Root))
-			}
-			return err == nil
-		})
-		if err != nil {
-			return err
-		}
-	}
-	for i := range g.cmds {
-		if c := &g.cmds[i]; !c.Kind.Traits().Message {
-			if err := c.enterMPI(); err != nil {
-				return err
-			}
-		}
-	}
-	return p.Wait()
-}
-
 // plain returns the MPI communicator where a message between this rank and peer is
 // nothing but a blocking call with nothing to refuse, and nil otherwise. A message
 // costs little more than a call from Go to C: for it the way through do is long.
@@ -319,9 +260,11 @@ func (c Comm) do(cmd *call) error {
 		if err := st.w.checkBlocks(cmd); err != nil {
 			return err
 		}
+		cmd.route = st.routeMember(cmd)
 		st.open.add(cmd)
 		return nil
 	}
+	cmd.route = st.route(cmd, c.s != nil)
 	if c.s != nil {
 		return c.s.submitCall(cmd)
 	}
@@ -331,10 +274,10 @@ func (c Comm) do(cmd *call) error {
 	if st.w.capturing.Load() != 0 {
 		return fmt.Errorf("%s: a collective that blocks in the middle of a capture: use comm.On(stream)", ccall.At())
 	}
-	if st.dev != nil && st.peers == nil && cmd.Kind != coll.Barrier {
+	switch caps := cmd.route.by.Caps(); {
+	case caps.Now:
 		return cmd.onDeviceNow(st.w.blocking.dev)
-	}
-	if st.w.gpu != nil && cmd.Kind != coll.Barrier {
+	case !caps.Host:
 		if err := st.w.blocking.submitCall(cmd); err != nil {
 			return err
 		}
@@ -361,59 +304,34 @@ func (c *call) communicate(turn uint64) error {
 	err := c.verify()
 	if err == nil {
 		r.Note(p, &c.Call, c.group, c.memory(), c.site)
-		err = c.enterMPI()
+		err = c.make(nil)
 	}
 	r.Leave()
 	mpiOrder.Leave()
 	return err
 }
 
-// enterMPI makes the call. It is a plain switch, not a table of functions, so
-// that a blocking call stays on its caller's stack.
-func (c *call) enterMPI() error {
-	m := c.comm.mpi
-	switch c.Kind {
-	case coll.AllReduce:
-		return m.AllReduce(c.Dst, c.Src, c.N, c.Type, c.Op)
-	case coll.Reduce:
-		return m.Reduce(c.Dst, c.Src, c.N, c.Type, c.Op, int(c.Root))
-	case coll.Broadcast:
-		return m.Broadcast(c.Dst, c.N, c.Type, int(c.Root))
-	case coll.AllGather:
-		return m.AllGather(c.Dst, c.Src, c.N, c.Type)
-	case coll.ReduceScatter:
-		return m.ReduceScatter(c.Dst, c.Src, c.N, c.Type, c.Op)
-	case coll.AllToAll:
-		return m.AllToAll(c.Dst, c.Src, c.N, c.Type)
-	case coll.Gather:
-		return m.Gather(c.Dst, c.Src, c.N, c.Type, int(c.Root))
-	case coll.Scatter:
-		return m.Scatter(c.Dst, c.Src, c.N, c.Type, int(c.Root))
-	case coll.AllGatherV:
-		return m.AllGatherV(c.Dst, c.Src, c.Counts, c.Type)
-	case coll.ReduceScatterV:
-		return m.ReduceScatterV(c.Dst, c.Src, c.Counts, c.Type, c.Op)
-	case coll.GatherV:
-		return m.GatherV(c.Dst, c.Src, c.Counts, c.Type, int(c.Root))
-	case coll.ScatterV:
-		return m.ScatterV(c.Dst, c.Src, c.Counts, c.Type, int(c.Root))
-	case coll.AllToAllV:
-		return m.AllToAllV(c.Dst, c.RecvCounts, c.Src, c.Counts, c.Type)
-	case coll.Send:
-		return m.Send(c.Src, c.N, c.Type, int(c.Root))
-	case coll.Recv:
-		return m.Recv(c.Dst, c.N, c.Type, int(c.Root))
-	case coll.SendRecv:
-		return m.SendRecv(c.Dst, c.RecvN, int(c.From), c.Src, c.N, int(c.Root), c.Type)
-	case coll.Group:
-		err := c.group.run(m)
-		if err == nil { // after a failure messages may still be on their way
-			c.comm.recycle(c.group)
-		}
-		return err
-	default:
-		return m.Barrier()
+// make has the transports of its route make the call, whose result is then valid, or enqueue it on q. A group is its
+// collectives, one after the other, and then its messages together.
+func (c *call) make(q transport.Queue) error {
+	if c.Kind != coll.Group {
+		return c.route.by.Do(q, c.Call)
 	}
+	g := c.group
+	g.list = g.list[:0]
+	for i := range g.cmds {
+		m := &g.cmds[i]
+		if m.Kind.Traits().Message {
+			g.list = append(g.list, m.Call)
+		} else if err := m.route.by.Do(q, m.Call); err != nil {
+			return err
+		}
+	}
+	if err := c.route.by.Group(q, g.list, nil); err != nil {
+		return err // messages may still be on their way
+	}
+	c.comm.recycle(g)
+	return nil
 }
 
 // overlaps says whether [a, a+n) and [b, b+m) share a byte.

@@ -12,6 +12,7 @@ import (
 	"lockstep/internal/shm"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
+	"lockstep/spmd/internal/transport"
 	"lockstep/spmd/internal/verify"
 )
 
@@ -173,17 +174,17 @@ func (s *shadow) mirrored() call {
 // together, as it makes a group. It returns the first difference. The caller is in its
 // turn.
 func (x *crossCheck) compare(st *commState, list []shadow) error {
-	at := cudampi.At(x.s.dev.h)
-	var messages []cudampi.Message
+	on := transport.Bare{S: x.s.dev.h}
+	var messages []coll.Call
 	for i := range list {
 		s := &list[i]
 		c := s.mirrored()
 		switch {
 		case c.Kind == coll.Barrier:
 		case !s.everywhere:
-			messages = c.appendMessages(messages)
+			messages = append(messages, c.Call)
 		default:
-			err := c.onDevice(st.mirror, at, x.w.gpu.word)
+			err := st.mirror.Do(on, c.Call)
 			if err == nil {
 				err = st.mpi.WaitStream(x.s.dev.h)
 			}
@@ -207,7 +208,7 @@ func (x *crossCheck) compare(st *commState, list []shadow) error {
 	if len(messages) == 0 {
 		return nil
 	}
-	err := st.mirror.Exchange(at, messages...)
+	err := st.mirror.Group(on, messages, nil)
 	if err == nil {
 		err = st.mpi.WaitStream(x.s.dev.h)
 	}

@@ -338,7 +338,7 @@ func shareImages(node *shm.Comm, images [][]byte, failure error) error {
 // Collective over all ranks.
 func (w *World) startGPU(node *shm.Comm) error {
 	for _, st := range w.comms { // those made before the device was chosen
-		st.recorder.OnDevice()
+		st.onGPU()
 	}
 	if err := w.stayNear(node); err != nil {
 		return err
@@ -365,8 +365,8 @@ func (w *World) startGPU(node *shm.Comm) error {
 	defer w.startup.Begin("nccl")()
 	if w.nodes == 1 {
 		n := w.NodeComm.st
-		n.nccl, n.peers, n.atOnce = world.nccl, world.peers, world.atOnce
-	} else if err := w.openNCCL(w.NodeComm.st, world.nccl, w.node, node.Rank()); err != nil {
+		n.nccl, n.device, n.peers, n.atOnce = world.nccl, world.device, world.peers, world.atOnce
+	} else if err := w.openNCCL(w.NodeComm.st, world.nccl.Comm, w.node, node.Rank()); err != nil {
 		return err
 	}
 	if nccl.Version() >= 21900 { // from which it allocates and registers memory

@@ -12,7 +12,6 @@ import (
 	"lockstep/cuda"
 	"lockstep/cuda/cublas"
 	"lockstep/cuda/nvrtc"
-	"lockstep/cudampi"
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
 	"lockstep/internal/peer"
@@ -25,14 +24,16 @@ type gpu struct {
 	dev   *cuda.Device
 	users int // worlds; under openMu
 
-	issue   sync.Mutex // the order of NCCL calls
-	last    lastIssue
-	entered bool              // the command being issued entered NCCL
-	calls   []nccl.Call       // of the group being issued
-	small   []cudampi.Message // those of them that peers carry
-	beside  *cuda.Stream      // for these, beside others; nil where there are no peers
-	word    unsafe.Pointer    // for barriers
-	pinned  unsafe.Pointer    // of words
+	issue    sync.Mutex // the order of NCCL calls
+	last     lastIssue
+	entered  bool           // the command being issued entered NCCL
+	together []coll.Call    // of the call being issued: what starts together
+	short    []coll.Call    // and short messages, which peers carry
+	handed   coll.Call      // that call, for who makes it on the host
+	site     ccall.Site     // where it was enqueued
+	beside   *cuda.Stream   // for these, beside others; nil where there are no peers
+	word     unsafe.Pointer // for barriers
+	pinned   unsafe.Pointer // of words
 
 	mu      sync.Mutex
 	words   []*uint32 // for the progress of streams

@@ -3,38 +3,36 @@ package spmd
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"slices"
 	"unsafe"
 
-	"lockstep/internal/ccall"
-	"lockstep/internal/elem"
+	"lockstep/cuda"
 	"lockstep/internal/peer"
 	"lockstep/nccl"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
+	"lockstep/spmd/internal/transport"
+	ncclt "lockstep/spmd/internal/transport/nccl"
 )
 
 // lastIssue is the command that entered NCCL last in this process.
 type lastIssue struct {
-	q    *gpuQueue
-	comm any // what carries it; nil: a graph, which may hold several
+	q  *gpuQueue
+	by transport.Transport // that orders its calls itself; nil where none carries all of it that does
 }
 
 // orderAfterOthers keeps collectives of different communicators from running at
 // the same time, in another order on every rank: each would hold what the other
-// needs. NCCL orders those of one communicator itself, and what is handed to the courier has
-// its order; graphs and peers have none. now is what the command on q will be the last of. The caller holds g.issue.
+// needs. NCCL orders those of one communicator itself, and what is handed to the host has
+// its order; graphs and kernels between peers have none. now is what the command on q will be the last of. The caller holds g.issue.
 func (g *gpu) orderAfterOthers(q *gpuQueue, now lastIssue) error {
 	cap, last := q.s.cap, g.last
 	if cap != nil { // what is captured runs with the graph, not now
 		last = cap.last
 	}
-	_, peers := now.comm.(*peer.Comm)
-	ordered := last.comm == now.comm && now.comm != nil && !peers
 	switch {
-	case ordered || now.q == nil || last.q == nil || last.q.s.w != q.s.w || last.q == q:
+	case now.by != nil && last.by == now.by || now.q == nil || last.q == nil || last.q.s.w != q.s.w || last.q == q:
 		return nil
 	case cap != nil:
 		node, err := cap.record(last.q.s)
@@ -46,25 +44,15 @@ func (g *gpu) orderAfterOthers(q *gpuQueue, now lastIssue) error {
 	return q.waitFor(last.q.end())
 }
 
-// lastOf is what c will be the last of; zero where nothing of it enters NCCL.
+// lastOf is what c will be the last of; zero where no other rank takes part.
 func lastOf(q *gpuQueue, c *command) lastIssue {
 	switch {
 	case c.kind == cmdGraph:
 		return lastIssue{q: q}
-	case c.comm.dev != nil && c.comm.peers == nil:
-		return lastIssue{q, c.comm.dev}
-	case c.comm.dev != nil:
-		return lastIssue{q, c.comm.peers}
-	case c.comm.nccl == nil:
+	case c.route.by.Caps().Alone:
 		return lastIssue{}
 	}
-	switch c.comm.carrier(&c.call) {
-	case symmetricWay:
-		return lastIssue{q, c.comm.sym.comm}
-	case peerWay:
-		return lastIssue{q, c.comm.peers}
-	}
-	return lastIssue{q, c.comm.nccl}
+	return lastIssue{q, c.route.order()}
 }
 
 // openNCCL makes the communicator's NCCL twin: from the world's by a split, which
@@ -85,8 +73,7 @@ func (w *World) openNCCL(st *commState, parent *nccl.Comm, color, key int) error
 			return err
 		}
 		if c != nil {
-			st.nccl, st.ownsNCCL = c, true
-			w.gpu.addNCCL(c)
+			st.useNCCL(c)
 			if w.Comm.st.atOnce > 0 {
 				return st.openPeers()
 			}
@@ -120,8 +107,7 @@ func (w *World) openNCCL(st *commState, parent *nccl.Comm, color, key int) error
 	if err != nil {
 		return err
 	}
-	st.nccl, st.ownsNCCL = c, true
-	w.gpu.addNCCL(c)
+	st.useNCCL(c)
 	done()
 	if linked && w.cfg.Symmetric == "auto" {
 		defer w.startup.Begin("peers")()
@@ -173,6 +159,27 @@ func (g *gpu) reachesOverNVLink(uuids []string) error {
 	return nil
 }
 
+// splitNCCL is Split for NCCL, where the communicator is in it. Collective over parent.
+func (w *World) splitNCCL(st, parent *commState, color, key int) error {
+	if parent.nccl == nil {
+		return nil
+	}
+	if err := w.quiet(); err != nil { // NCCL allocates
+		return err
+	}
+	if err := w.openNCCL(st, parent.nccl.Comm, color, key); err != nil || w.symmetric == nil || !st.ownsNCCL {
+		return err
+	}
+	return w.symmetric.enter(st)
+}
+
+// useNCCL has NCCL carry the communicator's calls by c.
+func (st *commState) useNCCL(c *nccl.Comm) {
+	st.nccl = ncclt.New(c, st.w.gpu.word)
+	st.device, st.ownsNCCL = st.nccl, true
+	st.w.gpu.addNCCL(c)
+}
+
 func (g *gpu) addNCCL(c *nccl.Comm) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -187,6 +194,7 @@ func (st *commState) closeNCCL() error {
 	}
 	if !st.ownsNCCL {
 		st.nccl, st.sym, st.peers = nil, nil, nil
+		st.useDevice()
 		return nil
 	}
 	err := errors.Join(st.closeSym(), st.closePeers())
@@ -194,8 +202,9 @@ func (st *commState) closeNCCL() error {
 		err = errors.Join(err, st.known[i].reg.Close())
 	}
 	st.nccl, st.known = nil, nil
+	st.useDevice()
 	st.w.gpu.forget(c)
-	return errors.Join(err, st.w.gpu.endNCCL(c))
+	return errors.Join(err, st.w.gpu.endNCCL(c.Comm))
 }
 
 // endNCCL closes a communicator of NCCL.
@@ -207,164 +216,73 @@ func (g *gpu) endNCCL(c *nccl.Comm) error {
 }
 
 // forget has nothing wait for what carries collectives and is about to go.
-func (g *gpu) forget(comm any) {
+func (g *gpu) forget(by transport.Transport) {
 	g.issue.Lock()
 	defer g.issue.Unlock()
-	if g.last.comm == comm {
+	if g.last.by == by {
 		g.last = lastIssue{}
 	}
 }
 
-// stagingBytes is the scratch memory that a call needs through NCCL.
-func (c *call) stagingBytes() int {
-	if c.comm.dev != nil {
-		return 0
-	}
-	return roundUp(c.Scratch(c.comm.rank, c.comm.size, &ncclHas))
-}
-
 func roundUp(n int) int { return (n + alignment - 1) / alignment * alignment }
 
-// communicate enqueues a call of a communicator. The caller holds g.issue and q.mu.
+// Stream implements transport.Queue.
+func (q *gpuQueue) Stream() *cuda.Stream { return q.h }
+
+// communicate enqueues a call of a communicator, as its route says. The caller holds g.issue and q.mu.
 func (q *gpuQueue) communicate(c *call, work unsafe.Pointer) error {
-	switch {
-	case c.comm.dev != nil && c.comm.peers != nil:
-		return q.amongPeers(c, work)
-	case c.comm.dev != nil:
-		return q.throughMPI(*c)
+	g, to := q.g, &c.route
+	g.entered = !to.by.Caps().Alone
+	if to.by.Caps().Hands {
+		g.handed = c.Call
 	}
-	nc := c.comm.nccl
-	if nc == nil {
-		return q.alone(c)
+	if to.whole {
+		return to.by.Do(q, c.Call)
 	}
-	switch c.comm.carrier(c) {
-	case symmetricWay:
-		nc = c.comm.sym.comm
-	case peerWay:
-		if c.hasPeerKernel(c.comm.peers.AtOnce()) {
-			q.g.entered = true
-			return q.byPeers(c)
-		}
-	}
-	q.g.calls = q.g.calls[:0]
+	g.together, g.short = g.together[:0], g.short[:0]
+	staging := unsafe.Add(work, to.list)
 	if c.Kind != coll.Group {
-		if err := q.expand(c, &work); err != nil {
+		if err := q.divide(c, to, &staging); err != nil {
 			return err
 		}
-	} else {
-		for i := range c.group.cmds {
-			if err := q.expand(&c.group.cmds[i], &work); err != nil {
-				return err
-			}
+		return q.exchange(to, work)
+	}
+	merges := to.by.Caps().Merges
+	for i := range c.group.cmds {
+		m := &c.group.cmds[i]
+		var err error
+		if merges || m.Kind.Traits().Message {
+			err = q.divide(m, to, &staging)
+		} else {
+			err = m.route.by.Do(q, m.Call)
+		}
+		if err != nil {
+			return err
 		}
 	}
-	if err := q.enter(c.comm, nc, work); err != nil {
+	if err := q.exchange(to, work); err != nil {
 		return err
 	}
-	if c.Kind == coll.Group {
-		c.comm.recycle(c.group)
-	}
+	c.comm.recycle(c.group)
 	return nil
 }
 
-// ncclHas is what NCCL does itself. It exchanges in place only between different buffers.
-var ncclHas = coll.Library{
-	Kinds: coll.SetOf(coll.AllReduce, coll.Reduce, coll.Broadcast, coll.AllGather, coll.ReduceScatter, coll.AllToAll, coll.Send, coll.Recv),
-	Apart: coll.SetOf(coll.AllToAll),
-}
-
-var ncclKinds = [coll.Kinds]nccl.Kind{coll.AllReduce: nccl.AllReduce, coll.Reduce: nccl.Reduce, coll.Broadcast: nccl.Broadcast,
-	coll.AllGather: nccl.AllGather, coll.ReduceScatter: nccl.ReduceScatter, coll.AllToAll: nccl.AllToAll, coll.Send: nccl.Send, coll.Recv: nccl.Recv}
-
-// expand appends what a call is in NCCL's terms: itself, or a group of simpler
-// ones. work is the staging memory that is left.
-func (q *gpuQueue) expand(c *call, work *unsafe.Pointer) (err error) {
-	if c.Kind == coll.Barrier {
-		word := q.g.word
-		q.g.calls = append(q.g.calls, nccl.Call{Kind: nccl.AllReduce, Type: elem.Int32, Op: Sum, Dst: word, Src: word, N: 1})
-		return nil
-	}
-	c.Steps(c.comm.rank, c.comm.size, &ncclHas, *work, func(s coll.Call) bool {
-		if s.Kind == coll.Copy {
+// divide lists the steps of a call: short messages in g.short, the others in g.together. work is the memory that is left
+// for copies of operands.
+func (q *gpuQueue) divide(c *call, to *route, work *unsafe.Pointer) (err error) {
+	g, lib := q.g, &to.by.Caps().Library
+	rank, size := c.comm.rank, c.comm.size
+	c.Steps(rank, size, lib, *work, func(s coll.Call) bool {
+		switch {
+		case s.Kind == coll.Copy:
 			err = q.h.Copy(s.Dst, s.Src, s.N*s.Type.Size())
-			return err == nil
-		}
-		if s.Kind == coll.Broadcast && s.Src == nil {
-			s.Src = s.Dst
-		}
-		q.g.calls = append(q.g.calls, nccl.Call{Kind: ncclKinds[s.Kind], Type: s.Type, Op: s.Op, Peer: s.Root, Dst: s.Dst, Src: s.Src, N: s.N})
-		return true
-	})
-	*work = unsafe.Add(*work, c.stagingBytes())
-	return err
-}
-
-// alone is a call on a communicator of one rank: a copy, or nothing. Avg, like the
-// others, leaves one rank's values as they are.
-func (q *gpuQueue) alone(c *call) error {
-	if c.Kind == coll.Group {
-		err := q.aloneGroup(c.group.cmds)
-		if err == nil {
-			c.comm.recycle(c.group)
-		}
-		return err
-	}
-	switch c.Kind {
-	case coll.Barrier, coll.Broadcast:
-		return nil
-	case coll.Send, coll.Recv:
-		return fmt.Errorf("%s: a message to oneself outside a Group would wait for ever", ccall.At())
-	case coll.SendRecv:
-		if c.N != c.RecvN {
-			return fmt.Errorf("%s: SendRecv with oneself: src has %d elements, dst %d", ccall.At(), c.N, c.RecvN)
-		}
-	}
-	n, _ := c.Extents(0, 1)
-	return q.move(c, c.Dst, c.Src, n)
-}
-
-func (q *gpuQueue) move(c *call, dst, src unsafe.Pointer, n int) error {
-	if n == 0 || dst == src {
-		return nil
-	}
-	return q.h.Copy(dst, src, n*c.Type.Size())
-}
-
-// aloneGroup pairs the sends and receives of a group in their order.
-func (q *gpuQueue) aloneGroup(cmds []call) error {
-	sends, recvs := 0, 0
-	for i := range cmds {
-		switch c := &cmds[i]; c.Kind {
-		case coll.Send:
-			sends++
-		case coll.Recv:
-			recvs++
+		case to.short != nil && s.Kind.Traits().Message && to.short.Short(&s):
+			g.short = append(g.short, s)
 		default:
-			if err := q.alone(c); err != nil {
-				return err
-			}
+			g.together = append(g.together, s)
 		}
-	}
-	if sends != recvs {
-		return fmt.Errorf("%s: a Group of one rank with %d Send and %d Recv", ccall.At(), sends, recvs)
-	}
-	j := 0
-	for i := range cmds {
-		out := &cmds[i]
-		if out.Kind != coll.Send {
-			continue
-		}
-		for cmds[j].Kind != coll.Recv {
-			j++
-		}
-		in := &cmds[j]
-		j++
-		if out.N != in.N {
-			return fmt.Errorf("%s: message to oneself: Send has %d elements, Recv %d", ccall.At(), out.N, in.N)
-		}
-		if err := q.move(out, in.Dst, out.Src, out.N); err != nil {
-			return err
-		}
-	}
-	return nil
+		return err == nil
+	})
+	*work = unsafe.Add(*work, roundUp(c.Scratch(rank, size, lib)))
+	return err
 }

@@ -7,14 +7,13 @@ import (
 	"os"
 	"strings"
 	"sync"
-	"unsafe"
 
 	"lockstep/cudampi"
 	"lockstep/internal/ccall"
-	"lockstep/internal/elem"
 	"lockstep/internal/peer"
 	"lockstep/nccl"
-	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/transport"
+	"lockstep/spmd/internal/transport/devmpi"
 )
 
 // courier makes the calls that carry GPU memory through MPI, one after the other, in the
@@ -30,13 +29,11 @@ type courier struct {
 
 // delivery is a call whose stream waits for it.
 type delivery struct {
-	run  func(at cudampi.Point) error
-	comm *commState
-	at   cudampi.Point
+	transport.Job
 	turn uint64
 	q    *gpuQueue
 	seq  uint64
-	what call
+	what string
 	site ccall.Site
 }
 
@@ -89,13 +86,13 @@ func (l *courier) work() {
 func (c *delivery) make() {
 	err := mpiOrder.Enter(c.turn)
 	if err != nil {
-		c.q.broken(c.comm.dev.Release(c.at))
+		c.q.broken(c.Release())
 		return
 	}
-	err = c.run(c.at)
+	err = c.Run()
 	mpiOrder.Leave()
 	if err != nil {
-		c.q.failed(fmt.Errorf("stream %q, %v enqueued at %s: %w", c.q.s.name, &c.what, &c.site, err), c.seq)
+		c.q.failed(fmt.Errorf("stream %q, %v enqueued at %s: %w", c.q.s.name, c.what, &c.site, err), c.seq)
 	}
 }
 
@@ -153,9 +150,9 @@ func (w *World) startMPI() error {
 		}
 	}
 	if asked {
-		w.why += "; --collectives " + w.cfg.Collectives + how + world.dev.Reason()
+		w.why += "; --collectives " + w.cfg.Collectives + how + world.dev.Comm.Reason()
 	} else {
-		w.why += "; " + world.dev.Reason()
+		w.why += "; " + world.dev.Comm.Reason()
 	}
 	return nil
 }
@@ -172,13 +169,17 @@ func (st *commState) openDevice() error {
 	}
 	path, _ := w.cfg.mpiPath()
 	dev, peers, err := peer.OnDevice(st.mpi.Comm, w.gpu.dev, cudampi.DeviceConfig{Path: path})
-	if !w.byMPI {
-		st.mirror = dev
+	if err != nil {
 		return err
 	}
-	st.dev = dev
-	if err != nil || peers == nil {
-		return err
+	t := devmpi.New(dev, w.gpu.word)
+	if !w.byMPI {
+		st.mirror = t
+		return nil
+	}
+	st.dev, st.device = t, t
+	if peers == nil {
+		return nil
 	}
 	st.usePeers(peers)
 	return st.startPeers()
@@ -187,7 +188,7 @@ func (st *commState) openDevice() error {
 // closeDevice undoes openDevice. Collective, in the caller's turn.
 func (st *commState) closeDevice() error {
 	if st.mirror != nil {
-		err := st.mirror.Close()
+		err := st.mirror.Comm.Close()
 		st.mirror = nil
 		return err
 	}
@@ -198,48 +199,25 @@ func (st *commState) closeDevice() error {
 	if st.peers != nil {
 		st.leavePeers()
 	}
-	err := st.dev.Close()
+	err := st.dev.Comm.Close()
 	st.dev = nil
+	st.useDevice()
 	return err
 }
 
-// throughMPI enqueues a call of a communicator whose memory goes through MPI. The caller
-// holds g.issue and q.mu. c is a copy, so that calls which go elsewhere stay on their
-// callers' stacks.
-func (q *gpuQueue) throughMPI(c call) error {
-	q.g.entered = true
-	whole := call{}
-	whole.copyFrom(&c)
-	for _, run := range whole.steps(q.g.word) {
-		if err := q.hand(whole, run); err != nil {
-			return err
-		}
-	}
-	return nil // a group is the courier's now
-}
-
-// hand has the courier make a call, or part of it, for which the stream waits. whole is a copy, as above.
-func (q *gpuQueue) hand(whole call, run func(at cudampi.Point) error) error {
-	st := whole.comm
+// Hand implements transport.Queue: the courier does the job. The caller holds g.issue and q.mu.
+func (q *gpuQueue) Hand(j transport.Job) error {
+	what, site := q.g.handed, q.g.site
 	if q.s.cap != nil {
-		return fmt.Errorf("%v cannot be captured where %v carries it: a graph has no host that could call MPI", &whole, st.dev.Path())
+		return fmt.Errorf("%v cannot be captured where %v carries it: a graph has no host that could call MPI", &what, j.By)
 	}
-	var site ccall.Site
-	site.Here(6) // from where the stream was given the call
 	turn := mpiOrder.Take(1)
-	at, err := st.dev.Hold(q.h)
-	if err != nil {
+	if err := j.Hold(); err != nil {
 		q.s.w.fail(err) // the turn is lost
 		return err
 	}
-	q.s.w.courier.push(delivery{run: run, comm: st, at: at, turn: turn, q: q, seq: q.tail.Load() + 1, what: whole, site: site})
+	q.s.w.courier.push(delivery{Job: j, turn: turn, q: q, seq: q.tail.Load() + 1, what: what.String(), site: site})
 	return nil
-}
-
-// blocks says whether the goroutine that issues a call on a stream has to make it: a CUDA-aware MPI may wait for all
-// streams of the device, so none may wait for the host meanwhile.
-func (c *call) blocks() bool {
-	return c.comm.dev != nil && c.comm.dev.Path() == cudampi.AwareMPI
 }
 
 // atOnce is submit for a call that blocks; a stream that is captured has none.
@@ -281,96 +259,11 @@ func (c *call) onDeviceNow(q *gpuQueue) error {
 		return err
 	}
 	st.recorder.Note(p, &c.Call, c.group, c.memory(), nil)
-	for _, run := range now.steps(g.word) {
-		if err := run(cudampi.At(q.h)); err != nil {
-			return err
-		}
-	}
-	if c.Kind == coll.Group {
-		st.recycle(c.group)
+	if err := now.make(transport.Bare{S: q.h}); err != nil {
+		return err
 	}
 	if q != st.w.blocking.dev {
 		return nil
 	}
 	return st.mpi.WaitStream(q.h)
-}
-
-// steps are the calls that c is made of: a group is its collectives, and then its
-// messages together.
-func (c *call) steps(word unsafe.Pointer) []func(at cudampi.Point) error {
-	dev := c.comm.dev
-	if c.Kind != coll.Group {
-		return []func(at cudampi.Point) error{func(at cudampi.Point) error { return c.onDevice(dev, at, word) }}
-	}
-	var steps []func(at cudampi.Point) error
-	var messages []cudampi.Message
-	for i := range c.group.cmds {
-		m := &c.group.cmds[i]
-		if m.Kind.Traits().Message {
-			messages = m.appendMessages(messages)
-			continue
-		}
-		steps = append(steps, func(at cudampi.Point) error { return m.onDevice(dev, at, word) })
-	}
-	if len(messages) > 0 {
-		steps = append(steps, func(at cudampi.Point) error { return dev.Exchange(at, messages...) })
-	}
-	return steps
-}
-
-// appendMessages appends what a call between two ranks is made of.
-func (c *call) appendMessages(to []cudampi.Message) []cudampi.Message {
-	c.Messages(func(m coll.Call) bool {
-		to = append(to, messageOf(&m))
-		return true
-	})
-	return to
-}
-
-// messageOf is a Send or Recv as package cudampi has it.
-func messageOf(m *coll.Call) cudampi.Message {
-	if m.Kind == coll.Recv {
-		return cudampi.Message{Buf: m.Dst, N: m.N, Type: m.Type, Peer: int(m.Root), Recv: true}
-	}
-	return cudampi.Message{Buf: m.Src, N: m.N, Type: m.Type, Peer: int(m.Root)}
-}
-
-// onDevice makes the call, which is no group.
-func (c *call) onDevice(k *cudampi.DeviceComm, at cudampi.Point, word unsafe.Pointer) error {
-	switch c.Kind {
-	case coll.AllReduce:
-		return k.AllReduce(at, c.Dst, c.Src, c.N, c.Type, c.Op)
-	case coll.Reduce:
-		return k.Reduce(at, c.Dst, c.Src, c.N, c.Type, c.Op, int(c.Root))
-	case coll.Broadcast:
-		return k.Broadcast(at, c.Dst, c.N, c.Type, int(c.Root))
-	case coll.AllGather:
-		return k.AllGather(at, c.Dst, c.Src, c.N, c.Type)
-	case coll.ReduceScatter:
-		return k.ReduceScatter(at, c.Dst, c.Src, c.N, c.Type, c.Op)
-	case coll.AllToAll:
-		return k.AllToAll(at, c.Dst, c.Src, c.N, c.Type)
-	case coll.Gather:
-		return k.Gather(at, c.Dst, c.Src, c.N, c.Type, int(c.Root))
-	case coll.Scatter:
-		return k.Scatter(at, c.Dst, c.Src, c.N, c.Type, int(c.Root))
-	case coll.AllGatherV:
-		return k.AllGatherV(at, c.Dst, c.Src, c.Counts, c.Type)
-	case coll.ReduceScatterV:
-		return k.ReduceScatterV(at, c.Dst, c.Src, c.Counts, c.Type, c.Op)
-	case coll.GatherV:
-		return k.GatherV(at, c.Dst, c.Src, c.Counts, c.Type, int(c.Root))
-	case coll.ScatterV:
-		return k.ScatterV(at, c.Dst, c.Src, c.Counts, c.Type, int(c.Root))
-	case coll.AllToAllV:
-		return k.AllToAllV(at, c.Dst, c.RecvCounts, c.Src, c.Counts, c.Type)
-	case coll.Send:
-		return k.Send(at, c.Src, c.N, c.Type, int(c.Root))
-	case coll.Recv:
-		return k.Recv(at, c.Dst, c.N, c.Type, int(c.Root))
-	case coll.SendRecv:
-		return k.SendRecv(at, c.Dst, c.RecvN, int(c.From), c.Src, c.N, int(c.Root), c.Type)
-	default: // a barrier that the stream sees
-		return k.AllReduce(at, word, word, 1, elem.Int32, Sum)
-	}
 }

@@ -14,7 +14,7 @@ import (
 
 // submit issues c to the driver; in a capture the driver adds it to the graph.
 func (q *gpuQueue) submit(c *command, args []Arg) error {
-	if c.kind == cmdCall && c.blocks() {
+	if c.kind == cmdCall && c.route.by.Caps().Blocks {
 		if done, err := q.atOnce(&c.call); done {
 			return err
 		}
@@ -70,6 +70,7 @@ func (q *gpuQueue) submit(c *command, args []Arg) error {
 	now := time.Now()
 	seq := q.tail.Load() + 1
 	q.note(c, seq)
+	q.g.site = c.site
 	q.issuing.Store(now.UnixNano())
 	err := q.issue(c, args, work)
 	q.issuing.Store(0)
@@ -124,16 +125,8 @@ func (c *command) scratchBytes() int {
 		return gemmWorkspace
 	case c.kind == cmdLibrary:
 		return c.N
-	case c.Kind == coll.Group:
-		n := c.listBytes()
-		for i := range c.group.cmds {
-			n += c.group.cmds[i].stagingBytes()
-		}
-		return n
-	case c.Kind == coll.AllToAll && c.comm.dev == nil && c.comm.carrier(&c.call) == peerWay:
-		return 0
 	case c.kind == cmdCall:
-		return c.stagingBytes() + c.listBytes()
+		return c.route.list + c.route.work
 	}
 	return 0
 }

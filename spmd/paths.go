@@ -17,7 +17,8 @@ import (
 	"lockstep/nccl"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
-	"lockstep/spmd/internal/verify"
+	ncclt "lockstep/spmd/internal/transport/nccl"
+	peert "lockstep/spmd/internal/transport/peer"
 )
 
 // What carries a collective: NCCL's plain algorithms, its symmetric kernels, or one kernel
@@ -34,7 +35,7 @@ import (
 
 // symComm is what there is for symmetric memory beside the first communicator and the peers.
 type symComm struct {
-	comm  *nccl.Comm // with windows; nil where NCCL has none
+	nccl  *ncclt.Transport // with windows; nil where NCCL has none
 	paths paths
 }
 
@@ -51,13 +52,13 @@ const (
 // pathRows are the calls that have a choice.
 var pathRows = [...]struct {
 	name string
-	call nccl.Kind
+	call coll.Kind
 	typ  elem.Type // that is measured
 }{
-	{"allreduce", nccl.AllReduce, elem.Float32},
-	{"allreduce_other", nccl.AllReduce, elem.Float64}, // what NCCL has no symmetric kernels for
-	{"allgather", nccl.AllGather, elem.Float32},
-	{"reducescatter", nccl.ReduceScatter, elem.Float32},
+	{"allreduce", coll.AllReduce, elem.Float32},
+	{"allreduce_other", coll.AllReduce, elem.Float64}, // what NCCL has no symmetric kernels for
+	{"allgather", coll.AllGather, elem.Float32},
+	{"reducescatter", coll.ReduceScatter, elem.Float32},
 }
 
 // paths says for each of pathRows, and a number of bytes of the larger buffer near each
@@ -129,81 +130,6 @@ func byteSize(i int) string {
 	return fmt.Sprintf("%d%s", 1<<(i%10), []string{"B", "KiB", "MiB"}[i/10])
 }
 
-// carrier is what carries a call, in a graph and without: the ways add up in another
-// order, and a graph is to have the bits of what was captured. Every rank finds the
-// same: symmetric memory is the same on all of them.
-func (st *commState) carrier(c *call) way {
-	if t := st.sym; t != nil {
-		by, ok := plainWay, false
-		switch c.memory() &^ verify.InPlace {
-		case verify.FromSymmetric | verify.IntoSymmetric:
-			by, ok = t.paths.of(c, !c.hasSymmetricKernels())
-		case verify.FromSymmetric | verify.IntoPinned:
-			by, ok = t.paths.of(c, true)
-		}
-		if by == peerWay && !c.hasPeerKernel(st.peers.AtOnce()) { // a bit more than the size that was measured
-			by = plainWay
-		}
-		if ok {
-			return by
-		}
-	}
-	if st.atOnce > 0 && (c.hasPeerKernel(st.atOnce) || c.hasSmallMessages()) {
-		return peerWay
-	}
-	return plainWay
-}
-
-// hasPeerKernel says whether the peers have a kernel for a call with parts of at most so many bytes: for all collectives with
-// equal parts, and of those with other parts the one that is not made of messages in any case and has no arithmetic.
-func (c *call) hasPeerKernel(most int) bool {
-	longest := c.N
-	if c.Kind == coll.AllGatherV {
-		longest = slices.Max(c.Counts)
-	}
-	if longest*c.Type.Size() > most {
-		return false
-	}
-	switch c.Kind {
-	case coll.AllReduce, coll.Reduce, coll.Broadcast, coll.AllGather, coll.Gather, coll.ReduceScatter, coll.Scatter, coll.AllToAll, coll.Barrier, coll.AllGatherV:
-		return true
-	}
-	return false
-}
-
-// byPeers enqueues a collective, other than an AllToAllV.
-func (q *gpuQueue) byPeers(c *call) error {
-	p := c.comm.peers
-	switch c.Kind {
-	case coll.Reduce:
-		return p.Reduce(q.h, c.Dst, c.Src, c.N, c.Type, c.Op, int(c.Root))
-	case coll.Broadcast:
-		return p.Broadcast(q.h, c.Dst, c.N, c.Type, int(c.Root))
-	case coll.AllGather:
-		return p.AllGather(q.h, c.Dst, c.Src, c.N, c.Type)
-	case coll.AllGatherV:
-		return p.AllGatherV(q.h, c.Dst, c.Src, c.Counts, c.Type)
-	case coll.GatherV:
-		return p.GatherV(q.h, c.Dst, c.Src, c.Counts, c.Type, int(c.Root))
-	case coll.ScatterV:
-		return p.ScatterV(q.h, c.Dst, c.Src, c.Counts, c.Type, int(c.Root))
-	case coll.ReduceScatterV:
-		return p.ReduceScatterV(q.h, c.Dst, c.Src, c.Counts, c.Type, c.Op)
-	case coll.Gather:
-		return p.Gather(q.h, c.Dst, c.Src, c.N, c.Type, int(c.Root))
-	case coll.ReduceScatter:
-		return p.ReduceScatter(q.h, c.Dst, c.Src, c.N, c.Type, c.Op)
-	case coll.Scatter:
-		return p.Scatter(q.h, c.Dst, c.Src, c.N, c.Type, int(c.Root))
-	case coll.AllToAll:
-		return p.AllToAll(q.h, c.Dst, c.Src, c.N, c.Type)
-	case coll.Barrier:
-		return p.Barrier(q.h)
-	default:
-		return p.AllReduce(q.h, c.Dst, c.Src, c.N, c.Type, c.Op)
-	}
-}
-
 // openPeers has kernels between peers carry small collectives and messages of any memory from now on.
 // Collective over st, in a turn.
 func (st *commState) openPeers() error {
@@ -216,7 +142,7 @@ func (st *commState) openPeers() error {
 
 // startPeers has the peers carry what is small.
 func (st *commState) startPeers() error {
-	st.atOnce = st.peers.AtOnce()
+	st.atOnce = st.peers.Most()
 	return st.w.gpu.openBeside()
 }
 
@@ -232,7 +158,7 @@ func (st *commState) reachPeers() error {
 // usePeers has the communicator know peers, and who waits hear of their failures.
 func (st *commState) usePeers(p *peer.Comm) {
 	p.Ordered = true // by orderAfterOthers
-	st.peers = p
+	st.peers = peert.New(p)
 	g := st.w.gpu
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -241,9 +167,8 @@ func (st *commState) usePeers(p *peer.Comm) {
 
 // leavePeers ends the use of peers that are about to be closed, and returns them.
 func (st *commState) leavePeers() *peer.Comm {
-	p, g := st.peers, st.w.gpu
+	p, g := st.peers.Comm, st.w.gpu
 	st.peers, st.atOnce = nil, 0
-	g.forget(p)
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.peers = slices.DeleteFunc(g.peers, func(o *peer.Comm) bool { return o == p })
@@ -268,7 +193,7 @@ func (st *commState) choosePaths() error {
 	if st.w.cfg.Symmetric == "always" {
 		for row := range p {
 			for i := range p[row] {
-				if st.sym.comm != nil && pathRows[row].typ == elem.Float32 {
+				if st.sym.nccl != nil && pathRows[row].typ == elem.Float32 {
 					p[row][i] = symmetricWay
 				}
 			}
@@ -336,10 +261,10 @@ func (st *commState) pathsKey() string {
 	slices.Sort(set)
 	has := "windows"
 	switch {
-	case st.sym.comm == nil:
+	case st.sym.nccl == nil:
 		has = "peers"
 	case st.peers != nil:
-		has = fmt.Sprintf("windows and peers to %d bytes", st.peers.AtOnce()) // what was measured with another limit says nothing
+		has = fmt.Sprintf("windows and peers to %d bytes", st.peers.Most()) // what was measured with another limit says nothing
 	}
 	return fmt.Sprintf("%q, driver %d, NCCL %s, %d ranks on one node, %s, %q",
 		st.w.gpu.dev.Name(), cuda.DriverVersion(), nccl.VersionString(), st.size, has, set)

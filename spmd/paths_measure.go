@@ -10,7 +10,9 @@ import (
 	"lockstep/cuda"
 	"lockstep/internal/elem"
 	"lockstep/nccl"
+	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
+	"lockstep/spmd/internal/transport"
 )
 
 // taken is how long a call takes by each way, in a graph and without, in us.
@@ -65,14 +67,14 @@ func (st *commState) measurePaths() error {
 		}
 		for row, r := range pathRows {
 			for size := leastSize; size <= most; size++ {
-				c := nccl.Call{Kind: r.call, Type: r.typ, Op: Sum, Dst: mem, Src: unsafe.Add(mem, n), N: st.elements(r.call, r.typ, size)}
+				c := coll.Call{Kind: r.call, Type: r.typ, Op: Sum, Dst: mem, Src: unsafe.Add(mem, n), N: st.elements(r.call, r.typ, size)}
 				for by := range ways {
 					at := &us[row][size][by]
 					*at = [2]float64{math.MaxFloat64, math.MaxFloat64}
 					if !st.has(by, row, size) {
 						continue
 					}
-					call := st.by(by, t.h, c)
+					call := func() error { return st.of(by).Do(transport.Bare{S: t.h}, c) }
 					calls := max(2, 16>>max(0, size-20)) // of few small ones the launch would be measured
 					var err error
 					if at[0], err = t.time(call, false, calls); err != nil {
@@ -115,9 +117,9 @@ func (p *paths) smooth(row int) {
 }
 
 // elements is the n of a call whose larger buffer has 1<<size bytes, or a little less.
-func (st *commState) elements(kind nccl.Kind, t elem.Type, size int) int {
+func (st *commState) elements(kind coll.Kind, t elem.Type, size int) int {
 	n := 1 << size / t.Size()
-	if kind == nccl.AllReduce {
+	if kind == coll.AllReduce {
 		return n
 	}
 	return max(1, n/st.size)
@@ -128,39 +130,22 @@ func (st *commState) has(by way, row, size int) bool {
 	r := &pathRows[row]
 	switch by {
 	case symmetricWay:
-		return st.sym.comm != nil && r.typ == elem.Float32
+		return st.sym.nccl != nil && r.typ == elem.Float32
 	case peerWay:
-		return st.peers != nil && st.elements(r.call, r.typ, size)*r.typ.Size() <= st.peers.AtOnce()
+		return st.peers != nil && st.elements(r.call, r.typ, size)*r.typ.Size() <= st.peers.Most()
 	}
 	return by == plainWay
 }
 
-// by returns what makes a call in a way.
-func (st *commState) by(by way, h *cuda.Stream, c nccl.Call) func() error {
-	nc := st.nccl
-	switch {
-	case by == symmetricWay:
-		nc = st.sym.comm
-	case by == peerWay && c.Kind == nccl.AllGather:
-		return func() error { return st.peers.AllGather(h, c.Dst, c.Src, c.N, c.Type) }
-	case by == peerWay && c.Kind == nccl.ReduceScatter:
-		return func() error { return st.peers.ReduceScatter(h, c.Dst, c.Src, c.N, c.Type, c.Op) }
-	case by == peerWay:
-		return func() error { return st.peers.AllReduce(h, c.Dst, c.Src, c.N, c.Type, c.Op) }
-	}
-	calls := []nccl.Call{c}
-	return func() error { return nc.Group(h, calls) }
-}
-
 // withKnown runs fn while the communicators know the memory.
 func (st *commState) withKnown(mem unsafe.Pointer, n int, fn func() error) error {
-	reg, err := st.nccl.Register(mem, n)
+	reg, err := st.nccl.Comm.Register(mem, n)
 	if err != nil {
 		return err
 	}
-	if c := st.sym.comm; c != nil {
+	if c := st.sym.nccl; c != nil {
 		var window *nccl.Window
-		if window, err = c.RegisterWindow(mem, n); err == nil {
+		if window, err = c.Comm.RegisterWindow(mem, n); err == nil {
 			err = errors.Join(fn(), window.Close())
 		}
 	} else {

@@ -35,6 +35,7 @@ const (
 // collective needs no more than this, and keeps it on its caller's stack.
 type call struct {
 	coll.Call
+	route route
 	begun bool // on a GPU: activity knows it already, for --check
 	comm  *commState
 	group *group

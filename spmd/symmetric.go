@@ -9,6 +9,7 @@ import (
 
 	"lockstep/nccl"
 	"lockstep/spmd/internal/control"
+	ncclt "lockstep/spmd/internal/transport/nccl"
 )
 
 // symmetric hands out memory that NCCL knows: each chunk is allocated by NCCL and
@@ -170,7 +171,7 @@ type known struct {
 //
 // Collective over st, in a turn; no collective is in flight. The caller holds g.issue.
 func (st *commState) register(ptr unsafe.Pointer, n int) error {
-	reg, err := st.nccl.Register(ptr, n)
+	reg, err := st.nccl.Comm.Register(ptr, n)
 	if err != nil {
 		return err
 	}
@@ -184,8 +185,8 @@ func (st *commState) register(ptr unsafe.Pointer, n int) error {
 			return err
 		}
 	}
-	if st.sym.comm != nil {
-		window, err := st.sym.comm.RegisterWindow(ptr, n)
+	if st.sym.nccl != nil {
+		window, err := st.sym.nccl.Comm.RegisterWindow(ptr, n)
 		if err != nil {
 			return err
 		}
@@ -197,7 +198,7 @@ func (st *commState) register(ptr unsafe.Pointer, n int) error {
 		}
 	}
 	switch {
-	case st.sym.comm == nil && st.peers == nil:
+	case st.sym.nccl == nil && st.peers == nil:
 		st.sym, st.noSym = nil, true
 		if st.w.Comm.st == st {
 			st.w.Log.Info().Str("nccl", nccl.VersionString()).Msg("AllocSymmetric: collectives have no faster path: there are no windows of NCCL (from 2.27), or several nodes, and no GPUs that reach each other")
@@ -228,11 +229,11 @@ func (st *commState) openSym() error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	c, err := st.nccl.Split(ctx, 0, st.rank, nccl.Config{})
+	c, err := st.nccl.Comm.Split(ctx, 0, st.rank, nccl.Config{})
 	if err != nil {
 		return fmt.Errorf("a second communicator, for symmetric memory: %w", err)
 	}
-	st.sym.comm = c
+	st.sym.nccl = ncclt.New(c, w.gpu.word)
 	w.gpu.addNCCL(c)
 	return nil
 }
@@ -263,7 +264,7 @@ func (st *commState) closeSym() error {
 	if st.sym == nil {
 		return nil
 	}
-	st.w.gpu.forget(st.sym.comm)
+	st.w.gpu.forget(st.sym.nccl)
 	err := st.closeWindows()
 	st.sym = nil
 	return err
@@ -277,9 +278,9 @@ func (st *commState) closeWindows() error {
 			err = errors.Join(err, w.Close())
 		}
 	}
-	if c := st.sym.comm; c != nil {
-		st.sym.comm = nil
-		err = errors.Join(err, st.w.gpu.endNCCL(c))
+	if c := st.sym.nccl; c != nil {
+		st.sym.nccl = nil
+		err = errors.Join(err, st.w.gpu.endNCCL(c.Comm))
 	}
 	return err
 }

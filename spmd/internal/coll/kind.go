@@ -154,6 +154,9 @@ func (k Kind) String() string { return table[k].Name }
 // Set is a set of kinds.
 type Set uint64
 
+// All are the kinds that a program calls, groups aside.
+const All Set = 1<<(Barrier+1) - 1<<AllReduce
+
 // SetOf returns the set of some kinds.
 func SetOf(kinds ...Kind) Set {
 	var s Set

@@ -1,0 +1,86 @@
+// Package mpi carries calls on host memory through MPI, small ones through memory that the ranks of a node share.
+package mpi
+
+import (
+	"unsafe"
+
+	"lockstep/internal/shm"
+	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/transport"
+)
+
+// Transport is MPI on host memory. Its calls are made in their turn in MPI.
+type Transport struct {
+	c        *shm.Comm
+	messages shm.P2P
+}
+
+// New returns the transport of a communicator, which remains its caller's.
+func New(c *shm.Comm) *Transport { return &Transport{c: c} }
+
+var caps = transport.Caps{Library: coll.Library{Kinds: coll.All}, Host: true, Ordered: true}
+
+// Caps implements transport.Transport.
+func (t *Transport) Caps() *transport.Caps { return &caps }
+
+// Scratch implements transport.Transport.
+func (t *Transport) Scratch(int) int { return 0 }
+
+// Do implements transport.Transport.
+func (t *Transport) Do(_ transport.Queue, c coll.Call) error {
+	m, root := t.c, int(c.Root)
+	switch c.Kind {
+	case coll.AllReduce:
+		return m.AllReduce(c.Dst, c.Src, c.N, c.Type, c.Op)
+	case coll.Reduce:
+		return m.Reduce(c.Dst, c.Src, c.N, c.Type, c.Op, root)
+	case coll.Broadcast:
+		return m.Broadcast(c.Dst, c.N, c.Type, root)
+	case coll.AllGather:
+		return m.AllGather(c.Dst, c.Src, c.N, c.Type)
+	case coll.ReduceScatter:
+		return m.ReduceScatter(c.Dst, c.Src, c.N, c.Type, c.Op)
+	case coll.AllToAll:
+		return m.AllToAll(c.Dst, c.Src, c.N, c.Type)
+	case coll.Gather:
+		return m.Gather(c.Dst, c.Src, c.N, c.Type, root)
+	case coll.Scatter:
+		return m.Scatter(c.Dst, c.Src, c.N, c.Type, root)
+	case coll.AllGatherV:
+		return m.AllGatherV(c.Dst, c.Src, c.Counts, c.Type)
+	case coll.ReduceScatterV:
+		return m.ReduceScatterV(c.Dst, c.Src, c.Counts, c.Type, c.Op)
+	case coll.GatherV:
+		return m.GatherV(c.Dst, c.Src, c.Counts, c.Type, root)
+	case coll.ScatterV:
+		return m.ScatterV(c.Dst, c.Src, c.Counts, c.Type, root)
+	case coll.AllToAllV:
+		return m.AllToAllV(c.Dst, c.RecvCounts, c.Src, c.Counts, c.Type)
+	case coll.Send:
+		return m.Send(c.Src, c.N, c.Type, root)
+	case coll.Recv:
+		return m.Recv(c.Dst, c.N, c.Type, root)
+	case coll.SendRecv:
+		return m.SendRecv(c.Dst, c.RecvN, int(c.From), c.Src, c.N, root, c.Type)
+	default:
+		return m.Barrier()
+	}
+}
+
+// Group implements transport.Transport.
+func (t *Transport) Group(_ transport.Queue, cs []coll.Call, _ unsafe.Pointer) (err error) {
+	for i := range cs {
+		cs[i].Messages(func(m coll.Call) bool {
+			if m.Kind == coll.Recv {
+				err = t.messages.Recv(t.c, m.Dst, m.N, m.Type, int(m.Root))
+			} else {
+				err = t.messages.Send(t.c, m.Src, m.N, m.Type, int(m.Root))
+			}
+			return err == nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return t.messages.Wait()
+}

@@ -1,0 +1,80 @@
+// Package nccl carries calls on device memory through NCCL.
+package nccl
+
+import (
+	"unsafe"
+
+	"lockstep/internal/elem"
+	"lockstep/nccl"
+	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/transport"
+)
+
+// Transport is a communicator of NCCL.
+type Transport struct {
+	Comm  *nccl.Comm
+	word  unsafe.Pointer
+	calls []nccl.Call
+}
+
+// New returns the transport of a communicator of NCCL, which remains its caller's. word is a word of device memory that is
+// never read.
+func New(c *nccl.Comm, word unsafe.Pointer) *Transport { return &Transport{Comm: c, word: word} }
+
+// kinds are those that NCCL has. AllToAll needs different buffers.
+var kinds = [coll.Kinds]nccl.Kind{coll.AllReduce: nccl.AllReduce, coll.Reduce: nccl.Reduce, coll.Broadcast: nccl.Broadcast,
+	coll.AllGather: nccl.AllGather, coll.ReduceScatter: nccl.ReduceScatter, coll.AllToAll: nccl.AllToAll,
+	coll.Send: nccl.Send, coll.Recv: nccl.Recv, coll.Barrier: nccl.AllReduce}
+
+var caps = transport.Caps{
+	Library: coll.Library{
+		Kinds: coll.SetOf(coll.AllReduce, coll.Reduce, coll.Broadcast, coll.AllGather, coll.ReduceScatter, coll.AllToAll, coll.Send, coll.Recv, coll.Barrier),
+		Apart: coll.SetOf(coll.AllToAll),
+	},
+	Merges: true, Ordered: true,
+}
+
+// Caps implements transport.Transport.
+func (t *Transport) Caps() *transport.Caps { return &caps }
+
+// Scratch implements transport.Transport.
+func (t *Transport) Scratch(int) int { return 0 }
+
+// Do implements transport.Transport.
+func (t *Transport) Do(q transport.Queue, c coll.Call) error {
+	t.calls = t.append(t.calls[:0], c)
+	return t.Comm.Group(q.Stream(), t.calls)
+}
+
+// Group implements transport.Transport.
+func (t *Transport) Group(q transport.Queue, cs []coll.Call, _ unsafe.Pointer) error {
+	t.calls = t.calls[:0]
+	for _, c := range cs {
+		t.calls = t.append(t.calls, c)
+	}
+	return t.Comm.Group(q.Stream(), t.calls)
+}
+
+// append appends a call in NCCL's terms.
+func (t *Transport) append(to []nccl.Call, c coll.Call) []nccl.Call {
+	k := nccl.Call{Kind: kinds[c.Kind], Type: c.Type, Op: c.Op, Peer: c.Root, Dst: c.Dst, Src: c.Src, N: c.N}
+	switch {
+	case c.Kind == coll.Barrier:
+		k.Type, k.Op, k.Dst, k.Src, k.N = elem.Int32, elem.Sum, t.word, t.word, 1
+	case c.Kind == coll.Broadcast && c.Src == nil:
+		k.Src = k.Dst
+	}
+	if k.N == 0 {
+		if !c.Kind.Traits().Message {
+			return to
+		}
+		// NCCL 2.28.3 does not wait for a message of no bytes, so it gets one byte of no meaning.
+		k.Type, k.N = elem.Uint8, 1
+		if k.Kind == nccl.Send {
+			k.Src = t.word
+		} else {
+			k.Dst = t.word
+		}
+	}
+	return append(to, k)
+}

@@ -1,0 +1,85 @@
+// Package self carries the calls of a communicator of one rank: copies on its device.
+package self
+
+import (
+	"fmt"
+	"unsafe"
+
+	"lockstep/internal/ccall"
+	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/transport"
+)
+
+// Transport is one rank alone.
+type Transport struct{}
+
+var caps = transport.Caps{Library: coll.Library{Kinds: coll.All}, Alone: true, Ordered: true}
+
+// Caps implements transport.Transport.
+func (Transport) Caps() *transport.Caps { return &caps }
+
+// Scratch implements transport.Transport.
+func (Transport) Scratch(int) int { return 0 }
+
+// Do implements transport.Transport: a call is a copy, or nothing. Avg, like the other operations, leaves one rank's values
+// as they are.
+func (Transport) Do(q transport.Queue, c coll.Call) error {
+	switch c.Kind {
+	case coll.Barrier, coll.Broadcast:
+		return nil
+	case coll.Send, coll.Recv:
+		return fmt.Errorf("%s: a message to oneself outside a Group would wait for ever", ccall.At())
+	case coll.SendRecv:
+		if c.N != c.RecvN {
+			return fmt.Errorf("%s: SendRecv with oneself: src has %d elements, dst %d", ccall.At(), c.N, c.RecvN)
+		}
+	}
+	n, _ := c.Extents(0, 1)
+	return move(q, &c, c.Dst, c.Src, n)
+}
+
+func move(q transport.Queue, c *coll.Call, dst, src unsafe.Pointer, n int) error {
+	if n == 0 || dst == src {
+		return nil
+	}
+	return q.Stream().Copy(dst, src, n*c.Type.Size())
+}
+
+// Group implements transport.Transport: it pairs the sends and receives in their order.
+func (t Transport) Group(q transport.Queue, cs []coll.Call, _ unsafe.Pointer) error {
+	sends, recvs := 0, 0
+	for i := range cs {
+		switch c := &cs[i]; c.Kind {
+		case coll.Send:
+			sends++
+		case coll.Recv:
+			recvs++
+		default:
+			if err := t.Do(q, *c); err != nil {
+				return err
+			}
+		}
+	}
+	if sends != recvs {
+		return fmt.Errorf("%s: a Group of one rank with %d Send and %d Recv", ccall.At(), sends, recvs)
+	}
+	j := 0
+	for i := range cs {
+		out := &cs[i]
+		if out.Kind != coll.Send {
+			continue
+		}
+		for cs[j].Kind != coll.Recv {
+			j++
+		}
+		in := &cs[j]
+		j++
+		if out.N != in.N {
+			return fmt.Errorf("%s: message to oneself: Send has %d elements, Recv %d", ccall.At(), out.N, in.N)
+		}
+		if err := move(q, out, in.Dst, out.Src, out.N); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,62 @@
+// Package transport says what carries the calls of a communicator: MPI on host memory, NCCL, kernels between GPUs that
+// reach each other, MPI on device memory. Each of them is a package below this one. Which of them carries a call is decided
+// once, when the call is issued, by who has several (the router of package spmd).
+package transport
+
+import (
+	"unsafe"
+
+	"lockstep/cuda"
+	"lockstep/spmd/internal/coll"
+)
+
+// Transport carries calls of one communicator. Every rank gives it the same collectives in the same order. It is used by one
+// goroutine at a time.
+type Transport interface {
+	// Caps returns what the transport can do. It is the same at all times, and on all ranks.
+	Caps() *Caps
+	// Do makes a call that Caps.Kinds has. One that is enqueued on q runs after what q holds, and Do returns at once.
+	Do(q Queue, c coll.Call) error
+	// Group makes messages that need each other and, where Caps.Merges, collectives: they start together. work is device
+	// memory of Scratch bytes, which remains until they are over. It keeps none of cs.
+	Group(q Queue, cs []coll.Call, work unsafe.Pointer) error
+	// Scratch is the bytes of device memory that Group needs for n messages.
+	Scratch(n int) int
+}
+
+// Caps are what a transport can do.
+type Caps struct {
+	coll.Library       // what it does itself; the rest is made of that
+	Host         bool  // it has no queue: a call is over when Do returns
+	Alone        bool  // no other rank takes part
+	Merges       bool  // Group takes collectives
+	Ordered      bool  // calls on different queues run in the order in which they were given to it
+	Hands        bool  // it makes calls by Queue.Hand
+	Now          bool  // a call that blocks its caller is made by it at once, on a Bare queue
+	Blocks       bool  // so is each call that is not captured, since the library waits for all streams
+	NoGraph      error // why graphs cannot hold its calls
+}
+
+// Queue is a stream of a device, as transports see it.
+type Queue interface {
+	Stream() *cuda.Stream
+	// Hand has the host do a job while the stream waits for it.
+	Hand(j Job) error
+}
+
+// Job is what the host does for a stream.
+type Job struct {
+	By      string       // who needs the host, for errors
+	Hold    func() error // makes the stream wait
+	Run     func() error // does the work, and lets the stream go on
+	Release func() error // lets it go on, instead of Run
+}
+
+// Bare is a queue whose jobs the caller does at once.
+type Bare struct{ S *cuda.Stream }
+
+// Stream implements Queue.
+func (b Bare) Stream() *cuda.Stream { return b.S }
+
+// Hand implements Queue. Nothing holds the stream.
+func (b Bare) Hand(j Job) error { return j.Run() }

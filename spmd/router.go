@@ -1,0 +1,177 @@
+package spmd
+
+import (
+	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/transport"
+	"lockstep/spmd/internal/transport/devmpi"
+	"lockstep/spmd/internal/transport/mpi"
+	ncclt "lockstep/spmd/internal/transport/nccl"
+	peert "lockstep/spmd/internal/transport/peer"
+	"lockstep/spmd/internal/transport/self"
+	"lockstep/spmd/internal/verify"
+)
+
+// router has the transports of a communicator, and decides which of them carries a call.
+type router struct {
+	rank, size int
+	host       *mpi.Transport
+	device     transport.Transport // carries what no other does on device memory; nil on the host
+	nccl       *ncclt.Transport    // nil on the host, and for one rank
+	ownsNCCL   bool                // it is not the world's
+	dev        *devmpi.Transport   // MPI on device memory; else nil
+	peers      *peert.Transport    // of ranks whose GPUs reach each other, if it is opened; else nil
+	atOnce     int                 // the most bytes of a message of a collective, of any memory, that peers carry
+	sym        *symComm            // carries some collectives on symmetric memory; nil where there is none
+	noSym      bool                // and there will be none
+	known      []known             // memory that nccl, if it is its own, and sym have registered
+	mirror     *devmpi.Transport   // MPI on device memory beside NCCL, where both are compared
+}
+
+// route says what carries a call. It is decided when the call is issued, be it for now or for a graph: transports add up
+// in another order, and a graph is to have the bits of what was captured. Every rank finds the same: symmetric memory is
+// the same on all of them, and both ends of a message know its length.
+type route struct {
+	by    transport.Transport
+	short *peert.Transport // carries the short messages of the call, at the same time; nil where there are none
+	whole bool             // by makes the call as it is
+	mixed bool             // of a group: some of it other transports carry
+	list  int              // bytes of device memory that short needs
+	work  int              // and those for copies of operands
+}
+
+// order is the transport whose own order the call has among calls of it; nil where that is none's.
+func (r *route) order() transport.Transport {
+	if r.short != nil || r.mixed || !r.by.Caps().Ordered {
+		return nil
+	}
+	return r.by
+}
+
+// onHost returns the router of a communicator on the host; useDevice makes it one on a GPU.
+func onHost(host *mpi.Transport, rank, size int) router {
+	return router{host: host, rank: rank, size: size}
+}
+
+// useDevice has the router carry calls on device memory, at first of one rank alone.
+func (r *router) useDevice() { r.device = self.Transport{} }
+
+// route decides what carries a call that is not in a group. stream says that it is enqueued: the barrier of the hosts
+// themselves is MPI's.
+func (r *router) route(c *call, stream bool) route {
+	switch {
+	case r.device == nil, c.Kind == coll.Barrier && !stream:
+		return route{by: r.host, whole: true}
+	case c.Kind == coll.Group:
+		return r.routeGroup(c.group)
+	}
+	if by := r.chosen(c); by != nil {
+		return route{by: by, whole: true}
+	}
+	to := route{by: r.device}
+	r.split(&to, r.take(&to, c))
+	to.whole = to.work == 0 && to.short == nil && r.device.Caps().Kinds.Has(c.Kind)
+	return to
+}
+
+// routeMember decides what carries a call of a group.
+func (r *router) routeMember(c *call) route {
+	if r.device != nil && (r.device.Caps().Merges || c.Kind.Traits().Message) {
+		return route{by: r.device}
+	}
+	return r.route(c, true)
+}
+
+// routeGroup decides for a group, of whose calls that is known already.
+func (r *router) routeGroup(g *group) route {
+	to, short := route{by: r.device}, 0
+	for i := range g.cmds {
+		c := &g.cmds[i]
+		if r.device.Caps().Merges || c.Kind.Traits().Message {
+			short += r.take(&to, c)
+		} else if c.route.by != to.by {
+			to.mixed = true
+		}
+	}
+	r.split(&to, short)
+	return to
+}
+
+// take notes the memory for copies of a call that goes to the device's transport. It returns how many short messages
+// there are in it that peers would carry.
+func (r *router) take(to *route, c *call) (short int) {
+	lib := &to.by.Caps().Library
+	to.work += roundUp(c.Scratch(r.rank, r.size, lib))
+	if r.atOnce == 0 || lib.Kinds.Has(c.Kind) && !c.Kind.Traits().Message {
+		return 0
+	}
+	c.Steps(r.rank, r.size, lib, nil, func(m coll.Call) bool {
+		if m.Kind.Traits().Message && r.peers.Short(&m) {
+			short++
+		}
+		return true
+	})
+	return short
+}
+
+// split has peers carry the short messages of a call, where there are some.
+func (r *router) split(to *route, short int) {
+	if short > 0 {
+		to.short, to.list = r.peers, roundUp(r.peers.Scratch(short))
+	}
+}
+
+// chosen is the transport that is better for a collective than the device's; nil where that is none.
+func (r *router) chosen(c *call) transport.Transport {
+	if r.sym != nil {
+		if by, ok := r.bySymmetric(c); ok {
+			return by
+		}
+	}
+	switch {
+	case r.atOnce == 0:
+		return nil
+	case r.dev != nil && r.peers.Caps().Kinds.Has(c.Kind), peert.AtOnce(&c.Call, r.atOnce):
+		return r.peers
+	}
+	return nil
+}
+
+// bySymmetric is what carries a call on symmetric memory, as was measured; not ok for what has no such choice.
+func (r *router) bySymmetric(c *call) (by transport.Transport, ok bool) {
+	way := plainWay
+	switch c.memory() &^ verify.InPlace {
+	case verify.FromSymmetric | verify.IntoSymmetric:
+		way, ok = r.sym.paths.of(c, !c.hasSymmetricKernels())
+	case verify.FromSymmetric | verify.IntoPinned:
+		way, ok = r.sym.paths.of(c, true)
+	}
+	if way == peerWay && !peert.AtOnce(&c.Call, r.peers.Most()) { // a bit more than the size that was measured
+		way = plainWay
+	}
+	return r.of(way), ok
+}
+
+// of is the transport of a way.
+func (r *router) of(by way) transport.Transport {
+	switch by {
+	case symmetricWay:
+		return r.sym.nccl
+	case peerWay:
+		return r.peers
+	}
+	return r.device
+}
+
+// onGPU has the communicator work on the GPU that its world has.
+func (st *commState) onGPU() {
+	st.recorder.OnDevice()
+	st.useDevice()
+}
+
+// noGraph is why a graph cannot hold calls of the communicator; nil where it can.
+func (r *router) noGraph() error {
+	if r.device == nil {
+		return nil
+	}
+	return r.device.Caps().NoGraph
+}
