@@ -1,6 +1,10 @@
 package spmd
 
-import "testing"
+import (
+	"testing"
+
+	"lockstep/spmd/internal/exec"
+)
 
 // Who awaits numbers again and again, and never synchronizes, still has spmd know that the work before is over.
 func TestAwaitTellsWhatIsOver(t *testing.T) {
@@ -9,7 +13,7 @@ func TestAwaitTellsWhatIsOver(t *testing.T) {
 	a := awaiter{s: &Stream{q: q, dev: q}, words: make([]uint32, 2)}
 	for i := range 100 {
 		a.mark()
-		g.launched(point{q, q.tail.Load() + 1})
+		g.launched(exec.Point{Q: q, Seq: q.tail.Load() + 1})
 		q.tail.Add(1)
 		a.words[0], a.words[1] = 1, 2
 		if err := a.wait(); err != nil {

@@ -9,6 +9,7 @@ import (
 	"lockstep/internal/elem"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
+	"lockstep/spmd/internal/exec"
 )
 
 // Buffer is n elements of T in the memory of the rank's device: GPU memory, or
@@ -43,14 +44,14 @@ func checkSize[T Stored](n int) error {
 	return nil
 }
 
-func allocFrom[T Stored](w *World, p *pool, n int) (Buffer[T], error) {
+func allocFrom[T Stored](w *World, p *exec.Pool, n int) (Buffer[T], error) {
 	if err := checkSize[T](n); err != nil {
 		return Buffer[T]{}, err
 	}
 	if n == 0 {
 		return Buffer[T]{blk: &block{w: w}}, nil
 	}
-	blk, err := p.alloc(w, n*sizeOf[T]())
+	blk, err := w.block(p, n*sizeOf[T]())
 	if err != nil {
 		return Buffer[T]{}, fmt.Errorf("%s: Alloc of %d %v: %w", ccall.At(), n, elem.Of[T](), err)
 	}
@@ -126,18 +127,18 @@ func (b Buffer[T]) Slice(i, j int) Buffer[T] {
 // of them have passed this point. Using the buffer later is an error of that
 // use. Only what Alloc returned may be freed, not a part of it.
 func (b Buffer[T]) Free() error {
-	if b.blk == nil || b.blk.freed.Load() {
+	if b.blk == nil || b.blk.Freed.Load() {
 		return nil
 	}
-	if b.Bytes() != b.blk.bytes {
+	if b.Bytes() != b.blk.Bytes {
 		return fmt.Errorf("%s: Free of a part: elements [%d:%d] of a buffer", ccall.At(), b.off, b.off+b.n)
 	}
-	if !b.blk.freed.CompareAndSwap(false, true) {
+	if !b.blk.Freed.CompareAndSwap(false, true) {
 		return nil
 	}
-	b.blk.at.Here(0)
-	if b.blk.pool != nil {
-		b.blk.pool.release(b.blk, b.blk.w.marks())
+	b.blk.At.Here(0)
+	if b.blk.Pool != nil {
+		b.blk.Pool.Release(&b.blk.Block, b.blk.w.marks())
 	}
 	return nil
 }
@@ -239,24 +240,40 @@ func (b Buffer[T]) mustAccess(op string) {
 	}
 }
 
+// block is one allocation. Handles (Buffer) point to it, so that a use after
+// Free is found whatever copy of the handle it is made through.
+type block struct {
+	exec.Block
+	w *World
+}
+
+// block allocates n bytes of p.
+func (w *World) block(p *exec.Pool, n int) (*block, error) {
+	b := &block{w: w}
+	if err := p.Alloc(&b.Block, n); err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
 // onHost says whether the host addresses the memory.
-func (b *block) onHost() bool { return b == nil || b.pool == nil || b.pool.host }
+func (b *block) onHost() bool { return b == nil || b.Pool == nil || b.Pool.Host }
 
 // gone returns why the memory is not there any more, or nil.
 func (b *block) gone(op string) error {
 	switch {
 	case b == nil:
 		return nil
-	case b.freed.Load():
+	case b.Freed.Load():
 		return b.freedError(op)
-	case b.w.pool.closed.Load():
+	case b.w.pool.Closed():
 		return fmt.Errorf("%s: %s: the world that the buffer belongs to is closed", ccall.At(), op)
 	}
 	return nil
 }
 
 func (b *block) freedError(op string) error {
-	return fmt.Errorf("%s: %s: the buffer was freed at %s", ccall.At(), op, &b.at)
+	return fmt.Errorf("%s: %s: the buffer was freed at %s", ccall.At(), op, &b.At)
 }
 
 // addr returns the address of the first element; nil when there is none.
@@ -264,7 +281,7 @@ func (b Buffer[T]) addr() unsafe.Pointer {
 	if b.n == 0 {
 		return nil
 	}
-	return unsafe.Add(b.blk.ptr, b.off*sizeOf[T]())
+	return unsafe.Add(b.blk.Ptr, b.off*sizeOf[T]())
 }
 
 func (b Buffer[T]) slice() []T { return unsafe.Slice((*T)(b.addr()), b.n) }

@@ -44,14 +44,6 @@ func TestFirstFree(t *testing.T) {
 		}
 	}
 }
-func TestSizeClass(t *testing.T) {
-	for n := 1; n < 1<<24; n += 1 + n/7 {
-		c := sizeClass(n)
-		if c < n || c%alignment != 0 || (n > 4*alignment && c > n+n/4) || sizeClass(c) != c {
-			t.Fatalf("sizeClass(%d) = %d", n, c)
-		}
-	}
-}
 
 // TestPathsOfMPI: --collectives takes the names that the start line shows.
 func TestPathsOfMPI(t *testing.T) {

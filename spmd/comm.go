@@ -244,7 +244,7 @@ func (g *group) add(c *call) {
 func (c Comm) plain(b *block, peer int) *shm.Comm {
 	st := c.st
 	if c.s != nil || st == nil || st.checker != nil || st.open != nil || st.freed || uint(peer) >= uint(st.size) || b == nil || b.w != st.w ||
-		b.freed.Load() || st.w.gpu != nil || st.w.capturing.Load() != 0 {
+		b.Freed.Load() || st.w.gpu != nil || st.w.capturing.Load() != 0 {
 		return nil
 	}
 	return st.mpi

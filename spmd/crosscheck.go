@@ -100,7 +100,7 @@ func (x *crossCheck) submit(q *gpuQueue, c *command) error {
 	if err := q.submit(c, nil); err != nil {
 		return err
 	}
-	if err := q.end().wait(); err != nil {
+	if err := q.end().Wait(); err != nil {
 		return err
 	}
 	turn := mpiOrder.Take(1)
@@ -116,7 +116,7 @@ func (x *crossCheck) submit(q *gpuQueue, c *command) error {
 	for _, s := range list {
 		for _, b := range []*block{s.in, s.out} {
 			if b != nil {
-				b.pool.release(b, nil) // nothing is under way
+				b.Pool.Release(&b.Block, nil) // nothing is under way
 			}
 		}
 	}
@@ -135,11 +135,11 @@ func newShadow(c *call) shadow {
 func (s *shadow) prepare(on *Stream) (err error) {
 	w, size := on.w, s.c.Type.Size()
 	save := func(dst *block, src unsafe.Pointer, n int) error {
-		c := command{kind: cmdCopy, call: call{Call: coll.Call{Dst: dst.ptr, Src: src, N: n * size}}}
+		c := command{kind: cmdCopy, call: call{Call: coll.Call{Dst: dst.Ptr, Src: src, N: n * size}}}
 		return on.submit(&c, nil)
 	}
 	if s.reads > 0 {
-		if s.in, err = w.pool.alloc(w, s.reads*size); err != nil {
+		if s.in, err = w.block(&w.pool, s.reads*size); err != nil {
 			return err
 		}
 		if err := save(s.in, s.c.Src, s.reads); err != nil {
@@ -147,7 +147,7 @@ func (s *shadow) prepare(on *Stream) (err error) {
 		}
 	}
 	if s.writes > 0 {
-		if s.out, err = w.pool.alloc(w, s.writes*size); err != nil {
+		if s.out, err = w.block(&w.pool, s.writes*size); err != nil {
 			return err
 		}
 		if s.c.Kind == coll.Broadcast {
@@ -162,10 +162,10 @@ func (s *shadow) mirrored() call {
 	c := s.c
 	c.Dst, c.Src = nil, nil
 	if s.out != nil {
-		c.Dst = s.out.ptr
+		c.Dst = s.out.Ptr
 	}
 	if s.in != nil {
-		c.Src = s.in.ptr
+		c.Src = s.in.Ptr
 	}
 	return c
 }
@@ -241,7 +241,7 @@ func (x *crossCheck) bound(st *commState, s *shadow) (cudampi.Bound, error) {
 	}
 	most := new(float64)
 	err := x.inParts(s.reads, c.Type.Size(), func(off, n int) error {
-		if err := x.fetch(0, s.in.ptr, off, n, c.Type.Size()); err != nil {
+		if err := x.fetch(0, s.in.Ptr, off, n, c.Type.Size()); err != nil {
 			return err
 		}
 		largest, err := x.self.Largest(unsafe.Pointer(&x.part[0][0]), n, c.Type)
@@ -258,7 +258,7 @@ func (x *crossCheck) bound(st *commState, s *shadow) (cudampi.Bound, error) {
 func (x *crossCheck) difference(s *shadow, bound cudampi.Bound) error {
 	size := s.c.Type.Size()
 	return x.inParts(s.writes, size, func(off, n int) error {
-		if err := errors.Join(x.fetch(0, s.c.Dst, off, n, size), x.fetch(1, s.out.ptr, off, n, size)); err != nil {
+		if err := errors.Join(x.fetch(0, s.c.Dst, off, n, size), x.fetch(1, s.out.Ptr, off, n, size)); err != nil {
 			return err
 		}
 		err := x.self.Compare(unsafe.Pointer(&x.part[0][0]), unsafe.Pointer(&x.part[1][0]), n, s.c.Type, bound)

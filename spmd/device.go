@@ -402,15 +402,15 @@ func (w *World) mustAgree(mine error) error {
 
 // closeMemory gives all memory back. Nothing runs any more.
 func (w *World) closeMemory() error {
-	err := w.pool.close()
+	err := w.pool.Close()
 	if w.gpu == nil {
 		return err
 	}
 	if w.symmetric != nil {
-		err = errors.Join(err, w.symmetric.pool.close())
+		err = errors.Join(err, w.symmetric.pool.Close())
 	}
 	if w.pinned != nil { // where the start got so far
-		err = errors.Join(err, w.pinned.close(), w.managed.close())
+		err = errors.Join(err, w.pinned.Close(), w.managed.Close())
 	}
 	return err
 }

@@ -8,47 +8,17 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/internal/ccall"
+	"lockstep/spmd/internal/exec"
 )
-
-// point is a place in a queue: behind its first seq commands.
-type point struct {
-	q   queue
-	seq uint64
-}
-
-// passed says whether the queue has got there, and the error where it never will.
-func (p point) passed() (bool, error) {
-	if p.q == nil || p.q.reached(p.seq) {
-		return true, p.failure()
-	}
-	return false, nil
-}
-
-// wait blocks until the queue has got there, or never will.
-func (p point) wait() error {
-	if p.q == nil {
-		return nil
-	}
-	p.q.wait(p.seq)
-	return p.failure()
-}
-
-// failure returns the error of a queue that failed before the point.
-func (p point) failure() error {
-	if p.q == nil {
-		return nil
-	}
-	return p.q.failure(p.seq)
-}
 
 // Event is a point in a stream, to be waited for by other streams or by the
 // host. A second Record moves it, for those who wait from then on.
 type Event struct {
 	w    *World
 	mu   sync.Mutex
-	at   point
+	at   exec.Point
 	time time.Time   // when a host stream got there; zero before
-	gpu  *cuda.Event // the same point on a GPU; nil before the first Record
+	gpu  *cuda.Event // the same exec.Point on a GPU; nil before the first Record
 	cap  *capture    // the capture it was last recorded in, if any
 	node int         // its number there
 }
@@ -81,13 +51,13 @@ func (e *Event) Record(s *Stream) error {
 		seq, err = s.host.push(&c, nil)
 	}
 	if err == nil {
-		e.at, e.time, e.cap = point{s.q, seq}, time.Time{}, nil
+		e.at, e.time, e.cap = exec.Point{Q: s.q, Seq: seq}, time.Time{}, nil
 	}
 	return err
 }
 
 // reached notes the time at which a queue got to p.
-func (e *Event) reached(p point) {
+func (e *Event) reached(p exec.Point) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.at == p {
@@ -95,7 +65,7 @@ func (e *Event) reached(p point) {
 	}
 }
 
-func (e *Event) last() (point, *capture, int) {
+func (e *Event) last() (exec.Point, *capture, int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.at, e.cap, e.node
@@ -109,11 +79,11 @@ func (e *Event) Synchronize() error {
 	if in != nil {
 		return fmt.Errorf("%s: Synchronize: the event was recorded in a capture", ccall.At())
 	}
-	if q, ok := p.q.(*gpuQueue); ok { // not later than the event itself
-		q.spin(e.gpu, p.seq)
-		return p.failure()
+	if q, ok := p.Q.(*gpuQueue); ok { // not later than the event itself
+		q.spin(e.gpu, p.Seq)
+		return p.Failure()
 	}
-	return p.wait()
+	return p.Wait()
 }
 
 // Elapsed returns the time from the point of since to the point of e; both must
@@ -124,15 +94,15 @@ func (e *Event) Elapsed(since *Event) (time.Duration, error) {
 		p, in, _ := x.last()
 		var done bool
 		var err error
-		if q, ok := p.q.(*gpuQueue); ok {
-			done, err = q.query(x.gpu, p.seq)
+		if q, ok := p.Q.(*gpuQueue); ok {
+			done, err = q.query(x.gpu, p.Seq)
 		} else {
-			done, err = p.passed()
+			done, err = p.Passed()
 		}
 		if err != nil {
 			return 0, err
 		}
-		if p.q == nil || in != nil || !done {
+		if p.Q == nil || in != nil || !done {
 			return 0, fmt.Errorf("%s: Elapsed: the event has not been reached: synchronize with it first", ccall.At())
 		}
 		x.mu.Lock()
@@ -154,7 +124,7 @@ func (e *Event) Close() error {
 		return nil
 	}
 	g := e.gpu
-	e.gpu, e.at = nil, point{}
+	e.gpu, e.at = nil, exec.Point{}
 	e.w.mu.Lock()
 	e.w.events = slices.DeleteFunc(e.w.events, func(o *Event) bool { return o == e })
 	e.w.mu.Unlock()

@@ -17,6 +17,7 @@ import (
 	"lockstep/internal/peer"
 	"lockstep/nccl"
 	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/exec"
 )
 
 // gpu is the GPU of this process, shared by its worlds.
@@ -74,7 +75,7 @@ func openGPU(index int) (*gpu, error) {
 		return nil, err
 	}
 	g := &gpu{dev: dev, users: 1, modules: map[string]*module{}}
-	if g.word, err = dev.Malloc(alignment); err != nil {
+	if g.word, err = dev.Malloc(exec.Alignment); err != nil {
 		return nil, errors.Join(err, dev.Close())
 	}
 	if g.pinned, err = dev.MallocHost(signBytes); err != nil {
@@ -371,13 +372,13 @@ func (w *World) openPools() {
 		}
 		return fmt.Sprintf("%d of %d free on the device", free, total)
 	}
-	w.pool.init(source{what: "device memory", slabMax: 1 << 20, slabSize: 32 << 20, quiet: w.quiet, room: room,
-		get: d.Malloc, put: func(p unsafe.Pointer, _ int) error { return d.Free(p) }})
-	w.pinned, w.managed = &pool{}, &pool{}
-	w.pinned.init(source{what: "pinned host memory", host: true, slabMax: 1 << 18, slabSize: 4 << 20, quiet: w.quiet,
-		get: d.MallocHost, put: func(p unsafe.Pointer, _ int) error { return d.FreeHost(p) }})
-	w.managed.init(source{what: "managed memory", host: true, slabMax: 1 << 18, slabSize: 4 << 20, quiet: w.quiet, room: room,
-		get: d.MallocManaged, put: func(p unsafe.Pointer, _ int) error { return d.Free(p) }})
+	w.pool.Init(exec.Source{What: "device memory", SlabMax: 1 << 20, SlabSize: 32 << 20, Quiesce: w.quiet, Room: room,
+		Get: d.Malloc, Put: func(p unsafe.Pointer, _ int) error { return d.Free(p) }})
+	w.pinned, w.managed = &exec.Pool{}, &exec.Pool{}
+	w.pinned.Init(exec.Source{What: "pinned host memory", Host: true, SlabMax: 1 << 18, SlabSize: 4 << 20, Quiesce: w.quiet,
+		Get: d.MallocHost, Put: func(p unsafe.Pointer, _ int) error { return d.FreeHost(p) }})
+	w.managed.Init(exec.Source{What: "managed memory", Host: true, SlabMax: 1 << 18, SlabSize: 4 << 20, Quiesce: w.quiet, Room: room,
+		Get: d.MallocManaged, Put: func(p unsafe.Pointer, _ int) error { return d.Free(p) }})
 }
 
 // quiet waits, by looking and not by synchronising the device, until no collective
@@ -391,13 +392,13 @@ func (w *World) quiet() error {
 	w.mu.Lock()
 	streams := slices.Clone(w.streams)
 	w.mu.Unlock()
-	var ends []point
+	var ends []exec.Point
 	for _, s := range streams {
 		if end, ok := s.dev.inFlight(); ok {
-			ends = append(ends, point{s.dev, end})
+			ends = append(ends, exec.Point{Q: s.dev, Seq: end})
 		}
 	}
-	if err := waitFor(ends); err != nil {
+	if err := exec.WaitFor(ends); err != nil {
 		return fmt.Errorf("the driver is needed while collectives are in flight (allocate before they start): %w", err)
 	}
 	return nil
@@ -426,7 +427,7 @@ func (w *World) openStaging() error {
 		return err
 	}
 	for i := range w.stage.half {
-		if w.stage.half[i], err = w.pinned.alloc(w, stageBytes); err != nil {
+		if w.stage.half[i], err = w.block(w.pinned, stageBytes); err != nil {
 			return err
 		}
 	}
@@ -439,14 +440,14 @@ func (w *World) openStaging() error {
 func (st *staging) toDevice(dst, src unsafe.Pointer, n int) error {
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	var sent [2]point
+	var sent [2]exec.Point
 	for i, off := 0, 0; off < n; i, off = 1-i, off+stageBytes {
-		if err := sent[i].wait(); err != nil {
+		if err := sent[i].Wait(); err != nil {
 			return err
 		}
 		k := min(stageBytes, n-off)
-		copy(unsafe.Slice((*byte)(st.half[i].ptr), k), unsafe.Slice((*byte)(unsafe.Add(src, off)), k))
-		if err := st.copy(unsafe.Add(dst, off), st.half[i].ptr, k); err != nil {
+		copy(unsafe.Slice((*byte)(st.half[i].Ptr), k), unsafe.Slice((*byte)(unsafe.Add(src, off)), k))
+		if err := st.copy(unsafe.Add(dst, off), st.half[i].Ptr, k); err != nil {
 			return err
 		}
 		sent[i] = st.s.q.end()
@@ -458,12 +459,12 @@ func (st *staging) toDevice(dst, src unsafe.Pointer, n int) error {
 func (st *staging) toHost(dst, src unsafe.Pointer, n int) error {
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	var here [2]point
+	var here [2]exec.Point
 	fetch := func(i, off int) error {
 		if off >= n {
 			return nil
 		}
-		err := st.copy(st.half[i].ptr, unsafe.Add(src, off), min(stageBytes, n-off))
+		err := st.copy(st.half[i].Ptr, unsafe.Add(src, off), min(stageBytes, n-off))
 		here[i] = st.s.q.end()
 		return err
 	}
@@ -474,11 +475,11 @@ func (st *staging) toHost(dst, src unsafe.Pointer, n int) error {
 		if err := fetch(1-i, off+stageBytes); err != nil {
 			return err
 		}
-		if err := here[i].wait(); err != nil {
+		if err := here[i].Wait(); err != nil {
 			return err
 		}
 		k := min(stageBytes, n-off)
-		copy(unsafe.Slice((*byte)(unsafe.Add(dst, off)), k), unsafe.Slice((*byte)(st.half[i].ptr), k))
+		copy(unsafe.Slice((*byte)(unsafe.Add(dst, off)), k), unsafe.Slice((*byte)(st.half[i].Ptr), k))
 	}
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 	"lockstep/nccl"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
+	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/transport"
 	ncclt "lockstep/spmd/internal/transport/nccl"
 )
@@ -61,7 +62,7 @@ func lastOf(q *gpuQueue, c *command) lastIssue {
 //
 // Collective over parent, or over st where that is nil. color < 0 makes none.
 func (w *World) openNCCL(st *commState, parent *nccl.Comm, color, key int) error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), exec.Patience)
 	defer cancel()
 	var err error
 	if parent != nil {
@@ -224,7 +225,7 @@ func (g *gpu) forget(by transport.Transport) {
 	}
 }
 
-func roundUp(n int) int { return (n + alignment - 1) / alignment * alignment }
+func roundUp(n int) int { return (n + exec.Alignment - 1) / exec.Alignment * exec.Alignment }
 
 // Stream implements transport.Queue.
 func (q *gpuQueue) Stream() *cuda.Stream { return q.h }

@@ -7,10 +7,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"lockstep/cuda"
 	"lockstep/internal/ccall"
+	"lockstep/spmd/internal/exec"
 )
 
 // gpuQueue is a stream on a GPU. Commands go to the driver when they are issued;
@@ -53,7 +52,6 @@ type mark struct {
 const (
 	spinSlice   = 100 * time.Microsecond
 	spinAtMost  = 20 * time.Millisecond
-	sleepSlice  = 50 * time.Microsecond
 	healthEvery = 20 * time.Millisecond // between looks at NCCL's own errors
 )
 
@@ -74,7 +72,7 @@ func newGPUQueue(s *Stream, p Priority) (*gpuQueue, error) {
 	return &gpuQueue{s: s, g: g, h: h, progress: progress{word: g.takeWord()}}, nil
 }
 
-func (q *gpuQueue) end() point { return point{q, q.tail.Load()} }
+func (q *gpuQueue) end() exec.Point { return exec.Point{Q: q, Seq: q.tail.Load()} }
 
 func (q *gpuQueue) idle() bool { return q.known.Load() >= q.tail.Load() }
 
@@ -126,7 +124,7 @@ func (q *gpuQueue) pass(seq uint64) {
 	q.marks = slices.Delete(q.marks, 0, n)
 }
 
-func (q *gpuQueue) reached(seq uint64) bool {
+func (q *gpuQueue) Reached(seq uint64) bool {
 	if q.known.Load() >= seq {
 		return true
 	}
@@ -150,7 +148,7 @@ func (q *gpuQueue) reached(seq uint64) bool {
 	return done
 }
 
-func (q *gpuQueue) wait(seq uint64) {
+func (q *gpuQueue) Wait(seq uint64) {
 	if q.known.Load() >= seq {
 		return
 	}
@@ -228,20 +226,14 @@ func (q *gpuQueue) spin(e *cuda.Event, seq uint64) bool {
 			}
 			fallthrough
 		case now.Sub(start) > spinAtMost:
-			nap()
+			exec.Nap()
 		}
 	}
 }
 
-var napTime = unix.NsecToTimespec(int64(sleepSlice))
-
-// nap sleeps for sleepSlice. Go's timers may take over a millisecond, by which every
-// wait for longer than spinAtMost would end too late.
-func nap() { _ = unix.Nanosleep(&napTime, nil) }
-
 // query asks once for an event that lies behind seq commands.
 func (q *gpuQueue) query(e *cuda.Event, seq uint64) (bool, error) {
-	if err := q.failure(seq); err != nil || e == nil {
+	if err := q.Failure(seq); err != nil || e == nil {
 		return false, err
 	}
 	return e.Query()
@@ -260,7 +252,7 @@ func (q *gpuQueue) failed(err error, seq uint64) {
 	}
 }
 
-func (q *gpuQueue) failure(seq uint64) error {
+func (q *gpuQueue) Failure(seq uint64) error {
 	if f := q.fail.Load(); f != nil && seq >= f.seq {
 		return f.err
 	}
@@ -330,8 +322,8 @@ func (q *gpuQueue) record(e *Event) (uint64, error) {
 }
 
 // waitEvent makes the queue wait for an event that was recorded at p.
-func (q *gpuQueue) waitEvent(e *cuda.Event, p point) error {
-	if err := p.failure(); err != nil {
+func (q *gpuQueue) waitEvent(e *cuda.Event, p exec.Point) error {
+	if err := p.Failure(); err != nil {
 		return err
 	}
 	q.mu.Lock()
@@ -344,16 +336,16 @@ func (q *gpuQueue) waitEvent(e *cuda.Event, p point) error {
 }
 
 // waitFor makes the queue wait for a point of another queue.
-func (q *gpuQueue) waitFor(p point) error {
-	if err := p.failure(); err != nil {
+func (q *gpuQueue) waitFor(p exec.Point) error {
+	if err := p.Failure(); err != nil {
 		return err
 	}
-	other := p.q.(*gpuQueue) // of the same world
-	if other.known.Load() >= p.seq {
+	other := p.Q.(*gpuQueue) // of the same world
+	if other.known.Load() >= p.Seq {
 		return nil
 	}
 	other.mu.Lock()
-	m, err := other.at(p.seq)
+	m, err := other.at(p.Seq)
 	if err == nil && m != nil {
 		m.users++ // until the wait is issued the event must not be recorded anew
 	}
@@ -380,7 +372,7 @@ func (q *gpuQueue) waitFor(p point) error {
 
 // close waits for the work of the queue and destroys its stream.
 func (q *gpuQueue) close() error {
-	q.wait(q.tail.Load())
+	q.Wait(q.tail.Load())
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.closed {

@@ -9,6 +9,7 @@ import (
 	"lockstep/cuda"
 	"lockstep/internal/ccall"
 	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/verify"
 )
 
@@ -152,7 +153,7 @@ func (q *gpuQueue) issue(c *command, args []Arg, work unsafe.Pointer) error {
 	case cmdFunc:
 		return q.hostFunc(c.fn)
 	case cmdGraph:
-		c.graph.launched(point{q, q.tail.Load() + 1})
+		c.graph.launched(exec.Point{Q: q, Seq: q.tail.Load() + 1})
 		return c.graph.exec.Launch(q.h)
 	default:
 		return q.communicate(&c.call, work)
@@ -218,19 +219,19 @@ func (q *gpuQueue) hostFunc(fn func() error) error {
 	}
 	once := g == nil
 	c = cuda.NewCallback(func() {
-		on := []point{{q, seq}}
+		on := []exec.Point{{Q: q, Seq: seq}}
 		if once {
 			defer c.Close()
 		} else {
 			on = g.replaying()
 		}
-		if slices.ContainsFunc(on, func(p point) bool { return p.failure() != nil }) {
+		if slices.ContainsFunc(on, func(p exec.Point) bool { return p.Failure() != nil }) {
 			return
 		}
 		if err := guard(fn); err != nil {
 			for _, p := range on {
-				o := p.q.(*gpuQueue)
-				o.failed(fmt.Errorf("stream %q, command enqueued at %s: %w", o.s.name, site, err), p.seq)
+				o := p.Q.(*gpuQueue)
+				o.failed(fmt.Errorf("stream %q, command enqueued at %s: %w", o.s.name, site, err), p.Seq)
 			}
 		}
 	})

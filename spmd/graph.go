@@ -9,6 +9,7 @@ import (
 	"lockstep/cuda"
 	"lockstep/internal/ccall"
 	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/exec"
 )
 
 // Graph is a recorded sequence of commands, replayed as a whole by Launch. It
@@ -21,14 +22,14 @@ type Graph struct {
 	blocks []*block
 	comms  []*commState
 	libs   []*Library
-	last   point // the end of the stream that Launch was last called on
+	last   exec.Point // the end of the stream that Launch was last called on
 	closed bool
 	owned  []*block // scratch of its commands
 
 	// On a GPU:
 	exec      *cuda.Exec
 	callbacks []*cuda.Callback
-	replays   []point // launches that may not have run yet; under mu
+	replays   []exec.Point // launches that may not have run yet; under mu
 
 	mu   sync.Mutex
 	cond sync.Cond
@@ -296,7 +297,7 @@ func (g *Graph) Launch(s *Stream) error {
 		}
 	}
 	for _, b := range g.blocks {
-		if b.freed.Load() {
+		if b.Freed.Load() {
 			return fmt.Errorf("%w, and the graph still uses it", b.freedError("Launch"))
 		}
 	}
@@ -336,7 +337,7 @@ func (g *Graph) Close() error {
 func (g *Graph) drop() error {
 	var err error
 	if g.exec != nil {
-		err = errors.Join(g.last.wait(), g.exec.Close())
+		err = errors.Join(g.last.Wait(), g.exec.Close())
 		g.exec = nil
 	}
 	for _, c := range g.callbacks {
@@ -349,21 +350,21 @@ func (g *Graph) drop() error {
 		g.lanes[i].work = nil
 	}
 	for _, b := range g.owned {
-		b.pool.release(b, g.w.marks())
+		b.Pool.Release(&b.Block, g.w.marks())
 	}
 	g.callbacks, g.owned = nil, nil
 	return err
 }
 
 // launched notes a replay, which ends at p.
-func (g *Graph) launched(p point) {
+func (g *Graph) launched(p exec.Point) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.replays = append(slices.DeleteFunc(g.replays, func(o point) bool { return o.q.(*gpuQueue).known.Load() >= o.seq }), p)
+	g.replays = append(slices.DeleteFunc(g.replays, func(o exec.Point) bool { return o.Q.(*gpuQueue).known.Load() >= o.Seq }), p)
 }
 
 // replaying returns the replays of which one is running.
-func (g *Graph) replaying() []point {
+func (g *Graph) replaying() []exec.Point {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return slices.Clone(g.replays)

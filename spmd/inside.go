@@ -1,6 +1,8 @@
 package spmd
 
-import "lockstep/spmd/internal/inside"
+import (
+	"lockstep/spmd/internal/inside"
+)
 
 // What the packages on top of this one need of it, and applications do not.
 func init() {

@@ -12,6 +12,7 @@ import (
 	"lockstep/nccl"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
+	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/transport"
 )
 
@@ -215,8 +216,8 @@ func (t *timer) time(call func() error, eager bool, calls int) (us float64, err 
 			if done, err = t.e.Spin(spinSlice); err != nil {
 				return 0, err
 			}
-			if time.Since(start) > patience {
-				return 0, errImpatient
+			if time.Since(start) > exec.Patience {
+				return 0, exec.ErrImpatient
 			}
 		}
 		if took := float64(time.Since(start).Nanoseconds()) / 1e3; i == 1 || i > 1 && took < us {

@@ -11,6 +11,7 @@ import (
 	"lockstep/host"
 	"lockstep/internal/ccall"
 	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/job"
 )
 
@@ -56,9 +57,9 @@ func (c *call) copyFrom(o *call) {
 // queue is an array of them and enqueueing allocates nothing.
 type command struct {
 	kind   cmdKind
-	call          // of cmdCall, and operands of others
-	bits   uint64 // fill value
-	at     point  // what cmdWait waits for; where cmdRecord is
+	call              // of cmdCall, and operands of others
+	bits   uint64     // fill value
+	at     exec.Point // what cmdWait waits for; where cmdRecord is
 	ticket uint64
 	kernel *Kernel
 	lib    *Library
@@ -83,20 +84,13 @@ func (c *command) copyFrom(o *command, args []Arg) {
 	c.args = append(own, args...)
 }
 
-// queue is the order of a stream, on the host or on a GPU, as those see it who
-// wait for points in it.
+// queue is the order of a stream, on the host or on a GPU.
 type queue interface {
+	exec.Queue
 	// end returns the present end.
-	end() point
+	end() exec.Point
 	// idle says whether everything is known to have run. It never blocks.
 	idle() bool
-	// reached says whether the first seq commands have run. It never blocks; false
-	// may mean that this cannot be told at present.
-	reached(seq uint64) bool
-	// wait blocks until the first seq commands have run, or never will.
-	wait(seq uint64)
-	// failure returns the error of a queue that failed within the first seq commands.
-	failure(seq uint64) error
 	// close ends the queue, whose work is over.
 	close() error
 	// report says what the queue holds, and whether that is anything.
@@ -147,7 +141,7 @@ func (q *hostQueue) push(c *command, args []Arg) (uint64, error) {
 	case c.kind == cmdGraph:
 		slot.ticket = mpiOrder.Take(c.graph.turns)
 	case c.kind == cmdRecord:
-		slot.at = point{q, q.tail + 1}
+		slot.at = exec.Point{Q: q, Seq: q.tail + 1}
 	}
 	q.tail++
 	q.more.Signal()
@@ -206,17 +200,17 @@ func (s *Stream) asyncError(c *command, err error) error {
 	return fmt.Errorf("stream %q, command enqueued at %s: %w", s.name, &c.site, err)
 }
 
-func (q *hostQueue) end() point {
+func (q *hostQueue) end() exec.Point {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return point{q, q.tail}
+	return exec.Point{Q: q, Seq: q.tail}
 }
 
-func (q *hostQueue) idle() bool { return q.reached(q.end().seq) }
+func (q *hostQueue) idle() bool { return q.Reached(q.end().Seq) }
 
-func (q *hostQueue) reached(seq uint64) bool { return q.done.Load() >= seq }
+func (q *hostQueue) Reached(seq uint64) bool { return q.done.Load() >= seq }
 
-func (q *hostQueue) wait(seq uint64) {
+func (q *hostQueue) Wait(seq uint64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for q.done.Load() < seq && q.err == nil {
@@ -224,7 +218,7 @@ func (q *hostQueue) wait(seq uint64) {
 	}
 }
 
-func (q *hostQueue) failure(seq uint64) error {
+func (q *hostQueue) Failure(seq uint64) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.err != nil && seq >= q.failedAt {
@@ -259,7 +253,7 @@ func (c *command) run() error {
 	case cmdRecord:
 		c.event.reached(c.at)
 	case cmdWait:
-		return c.at.wait()
+		return c.at.Wait()
 	case cmdGraph:
 		return c.graph.replay(c.ticket)
 	default:

@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"lockstep/internal/ccall"
+	"lockstep/spmd/internal/exec"
 )
 
 // Stream is an ordered queue of work on the rank's device: what is enqueued on
@@ -87,7 +88,7 @@ func (s *Stream) Synchronize() error {
 	if s.cap != nil {
 		return fmt.Errorf("%s: Synchronize: stream %q is being captured", ccall.At(), s.name)
 	}
-	return s.q.end().wait()
+	return s.q.end().Wait()
 }
 
 // Close waits for the work of s and ends it. The world closes what is left. A second Close only returns the error of
@@ -101,7 +102,7 @@ func (s *Stream) Close() error {
 	s.w.streams = slices.DeleteFunc(s.w.streams, func(o *Stream) bool { return o == s })
 	s.w.mu.Unlock()
 	if s.work != nil {
-		s.work.pool.release(s.work, nil)
+		s.work.Pool.Release(&s.work.Block, nil)
 		s.work = nil
 	}
 	return errors.Join(err, s.q.close())
@@ -136,16 +137,16 @@ func (s *Stream) Wait(e *Event) error {
 	if in != nil {
 		return in.wait(s, node)
 	}
-	if _, ok := p.q.(*gpuQueue); ok && p.q != s.q && s.cap == nil && s.dev != nil {
+	if _, ok := p.Q.(*gpuQueue); ok && p.Q != s.q && s.cap == nil && s.dev != nil {
 		return s.dev.waitEvent(e.gpu, p)
 	}
 	return s.waitFor(p)
 }
 
 // waitFor enqueues the waiting for a point of another stream.
-func (s *Stream) waitFor(p point) error {
+func (s *Stream) waitFor(p exec.Point) error {
 	switch {
-	case p.q == nil || p.q == s.q:
+	case p.Q == nil || p.Q == s.q:
 		return nil
 	case s.cap != nil:
 		return fmt.Errorf("%s: Wait: stream %q is being captured, and would wait for what is outside the capture", ccall.At(), s.name)
@@ -153,7 +154,7 @@ func (s *Stream) waitFor(p point) error {
 	if s.dev != nil {
 		return s.dev.waitFor(p)
 	}
-	if done, err := p.passed(); done {
+	if done, err := p.Passed(); done {
 		return err
 	}
 	c := command{kind: cmdWait, at: p}
@@ -217,10 +218,10 @@ func (s *Stream) scratch(n int) (unsafe.Pointer, error) {
 	if s.cap != nil {
 		at = &s.cap.g.lanes[s.cap.lane(s)].work
 	}
-	if *at != nil && (*at).size >= n {
-		return (*at).ptr, nil
+	if *at != nil && (*at).Size >= n {
+		return (*at).Ptr, nil
 	}
-	b, err := s.w.pool.alloc(s.w, n)
+	b, err := s.w.block(&s.w.pool, n)
 	if err != nil {
 		return nil, err
 	}
@@ -228,9 +229,9 @@ func (s *Stream) scratch(n int) (unsafe.Pointer, error) {
 		if s.cap != nil {
 			s.cap.g.owned = append(s.cap.g.owned, *at) // commands of the graph use it
 		} else {
-			s.w.pool.release(*at, s.w.marks())
+			s.w.pool.Release(&(*at).Block, s.w.marks())
 		}
 	}
 	*at = b
-	return b.ptr, nil
+	return b.Ptr, nil
 }

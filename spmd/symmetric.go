@@ -9,6 +9,7 @@ import (
 
 	"lockstep/nccl"
 	"lockstep/spmd/internal/control"
+	"lockstep/spmd/internal/exec"
 	ncclt "lockstep/spmd/internal/transport/nccl"
 )
 
@@ -18,71 +19,30 @@ import (
 // rank's streams have got: blocks are used again in the order in which they were
 // freed, and the wait for the streams comes after the choice.
 type symmetric struct {
-	w      *World
-	pool   pool             // its free blocks are in waiting, with the points to wait for
-	chunks []unsafe.Pointer // in the order in which they were made, the same on all ranks
+	w    *World
+	pool exec.Pool // its chunks are the same on all ranks
 }
 
 const symSlab = 32 << 20
 
 func newSymmetric(w *World) *symmetric {
 	y := &symmetric{w: w}
-	y.pool.init(source{what: "symmetric device memory", slabMax: 4 << 20, slabSize: symSlab, get: y.get,
-		put: func(p unsafe.Pointer, _ int) error { return nccl.MemFree(w.gpu.dev, p) }})
-	y.pool.inOrder = true
+	y.pool.Init(exec.Source{What: "symmetric device memory", SlabMax: 4 << 20, SlabSize: symSlab, Get: y.get,
+		Put: func(p unsafe.Pointer, _ int) error { return nccl.MemFree(w.gpu.dev, p) }})
 	return y
 }
 
 // alloc is collective over all ranks, with the same n.
 func (y *symmetric) alloc(n int) (*block, error) {
-	class := sizeClass(n)
-	p := &y.pool
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed.Load() {
-		return nil, errors.New("the world is closed")
-	}
-	at := -1
-	for i, r := range p.waiting {
-		if r.class == class {
-			at = i
-			break
-		}
-	}
-	place := int64(-1) // of the block that is to be used again
-	if at >= 0 {
-		place = y.place(p.waiting[at].ptr)
-	}
-	places, err := y.w.channel.Range(control.AllocSymmetric, place)
+	b := &block{w: y.w}
+	err := y.pool.AllocAgreed(&b.Block, n, func(place int64) (bool, error) {
+		places, err := y.w.channel.Range(control.AllocSymmetric, place)
+		return places.One(), err
+	})
 	if err != nil {
 		return nil, err
 	}
-	b := &block{w: y.w, pool: p, size: class, bytes: n}
-	var r retired
-	if at >= 0 { // taken, or given up: the ranks did not free in the same order
-		r = p.waiting[at]
-		p.waiting = append(p.waiting[:at], p.waiting[at+1:]...)
-	}
-	if places.One() && place >= 0 {
-		if err := waitFor(r.marks); err != nil {
-			return nil, fmt.Errorf("streams that used the memory before: %w", err)
-		}
-		b.ptr = r.ptr
-	} else if b.ptr, err = p.grow(class); err != nil {
-		return nil, err
-	}
-	p.inUse += class
 	return b, nil
-}
-
-// place is a block's chunk and its offset there, as one number.
-func (y *symmetric) place(ptr unsafe.Pointer) int64 {
-	for i, c := range y.chunks {
-		if off := uintptr(ptr) - uintptr(c); uintptr(ptr) >= uintptr(c) && off < uintptr(y.pool.chunks[c]) {
-			return int64(i)<<40 | int64(off)
-		}
-	}
-	return -1
 }
 
 // get allocates a chunk and registers it with every communicator. Collective over all
@@ -100,7 +60,6 @@ func (y *symmetric) get(n int) (unsafe.Pointer, error) {
 	if err := y.agreed(y.register(c, n), c); err != nil {
 		return nil, err
 	}
-	y.chunks = append(y.chunks, c)
 	return c, nil
 }
 
@@ -131,17 +90,10 @@ func (y *symmetric) register(c unsafe.Pointer, n int) error {
 
 // enter has a new communicator know what there is. Collective over it, in a turn.
 func (y *symmetric) enter(st *commState) error {
-	y.pool.mu.Lock()
-	defer y.pool.mu.Unlock()
 	g := y.w.gpu
 	g.issue.Lock()
 	defer g.issue.Unlock()
-	for _, c := range y.chunks {
-		if err := st.register(c, y.pool.chunks[c]); err != nil {
-			return err
-		}
-	}
-	return nil
+	return y.pool.EachChunk(st.register)
 }
 
 // agreed gives the chunk back, and returns an error, where a rank failed. Collective.
@@ -227,7 +179,7 @@ func (st *commState) openSym() error {
 	if several, err := st.onSeveralNodes(); err != nil || several && w.cfg.Symmetric != "always" {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), exec.Patience)
 	defer cancel()
 	c, err := st.nccl.Comm.Split(ctx, 0, st.rank, nccl.Config{})
 	if err != nil {

@@ -19,14 +19,14 @@ func (c *call) memory() (m verify.Memory) {
 		return 0
 	}
 	known := &c.comm.w.symmetric.pool
-	if c.sblk != nil && c.sblk.pool == known {
+	if c.sblk != nil && c.sblk.Pool == known {
 		m |= verify.FromSymmetric
 	}
 	switch {
 	case c.dblk == nil:
-	case c.dblk.pool == known:
+	case c.dblk.Pool == known:
 		m |= verify.IntoSymmetric
-	case c.dblk.pool == c.comm.w.pinned && m != 0:
+	case c.dblk.Pool == c.comm.w.pinned && m != 0:
 		m |= verify.IntoPinned
 	}
 	if m != 0 && c.Kind == coll.AllReduce && c.Dst == c.Src {

@@ -25,6 +25,7 @@ import (
 	"lockstep/internal/shm"
 	"lockstep/spmd/internal/affinity"
 	"lockstep/spmd/internal/control"
+	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/files"
 	"lockstep/spmd/internal/job"
 	"lockstep/spmd/internal/verify"
@@ -59,9 +60,9 @@ type World struct {
 	startup  job.Startup
 	// Of several nodes: the connections that MPI had before NCCL started, and all that there were then.
 	mpiSockets, ncclSockets []job.Socket
-	pool                    pool  // of device memory
-	pinned                  *pool // the same on the host, as is managed
-	managed                 *pool
+	pool                    exec.Pool  // of device memory
+	pinned                  *exec.Pool // the same on the host, as is managed
+	managed                 *exec.Pool
 	symmetric               *symmetric  // nil on the host
 	courier                 *courier    // where GPU memory goes through MPI
 	cross                   *crossCheck // nil unless NCCL and MPI are compared
@@ -284,7 +285,7 @@ func (w *World) join(base *cudampi.Comm) error {
 		return err
 	}
 	if w.gpu == nil {
-		w.pool.init(hostSource())
+		w.pool.Init(exec.HostSource())
 		w.pinned, w.managed = &w.pool, &w.pool
 		return nil
 	}
@@ -447,7 +448,7 @@ func (w *World) checkBlocks(c *call) error {
 }
 
 func (w *World) checkBlock(b *block) error {
-	if b != nil && (b.w != w || b.freed.Load()) {
+	if b != nil && (b.w != w || b.Freed.Load()) {
 		return w.blockError(b)
 	}
 	return nil
@@ -455,16 +456,16 @@ func (w *World) checkBlock(b *block) error {
 
 func (w *World) blockError(b *block) error {
 	if b.w != w {
-		return fmt.Errorf("%s: the buffer of %d bytes belongs to another world", ccall.At(), b.bytes)
+		return fmt.Errorf("%s: the buffer of %d bytes belongs to another world", ccall.At(), b.Bytes)
 	}
-	return fmt.Errorf("%s: the buffer of %d bytes was freed at %s", ccall.At(), b.bytes, &b.at)
+	return fmt.Errorf("%s: the buffer of %d bytes was freed at %s", ccall.At(), b.Bytes, &b.At)
 }
 
 // marks returns the ends of the streams that have work in flight.
-func (w *World) marks() []point {
+func (w *World) marks() []exec.Point {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	var m []point
+	var m []exec.Point
 	for _, s := range w.streams {
 		if !s.q.idle() {
 			m = append(m, s.q.end())
