@@ -86,7 +86,7 @@ func newBench[A Act](b *testing.B, w *spmd.World, sh benchShape) *bench[A] {
 		return t
 	}
 	x.batch = batchOf(b, w, tokens(1), tokens(2), sh.b, sh.t, cfg.Vocab)
-	x.enqueue = enqueueOn(s, m, x.batch, false)
+	x.enqueue = enqueueOn(s, m, x.batch, false, mode8{})
 	if err := m.Init(1); err != nil {
 		b.Fatal(err)
 	}
@@ -168,25 +168,25 @@ func benchKernels[A Act](b *testing.B, x *bench[A]) {
 		{"gemm attproj forward", L, 0, product(&p.proj), func() { e.linearResidual(a.res2, a.att, &p.proj, m.emb) }},
 		{"gemm attproj input grad", L, 0, product(&p.proj), func() { e.inputGrad(m.tmp, m.dres, &p.proj) }},
 		{"gemm attproj weight grad", L, 0, product(&p.proj), func() { e.weightGrad(m.dres, a.att, &p.proj) }},
-		{"gemm fc forward", L, 0, product(&p.fc), func() { e.linearGELU(a.gelu, a.fc, a.ln2, &p.fc) }},
+		{"gemm fc forward", L, 0, product(&p.fc), func() { e.linearGELU(a.gelu, a.fc, a.ln2, &p.fc, cast{}) }},
 		{"gemm fc input grad", L, 0, product(&p.fc), func() { e.inputGrad(m.tmp, m.dwide, &p.fc) }},
 		{"gemm fc weight grad, bias grad", L, 0, product(&p.fc), func() { e.weightBiasGrad(m.dwide, a.ln2, &p.fc) }},
 		{"gemm fc weight grad", L, 0, product(&p.fc), func() { e.weightGrad(m.dwide, a.ln2, &p.fc) }},
 		{"gemm fcproj forward", L, 0, product(&p.proj2), func() { e.linearResidual(a.res3, a.gelu, &p.proj2, a.res2) }},
-		{"gemm fcproj input grad", L, 0, product(&p.proj2), func() { e.inputGradGELU(m.dwide, m.dres, &p.proj2, a.fc) }},
+		{"gemm fcproj input grad", L, 0, product(&p.proj2), func() { e.inputGradGELU(m.dwide, m.dres, &p.proj2, a.fc, &p.fc) }},
 		{"gemm fcproj weight grad", L, 0, product(&p.proj2), func() { e.weightGrad(m.dres, a.gelu, &p.proj2) }},
 		{"gemm head forward", chunks, 0, headProduct, func() { head.linear(logits, lnf, &m.par.head) }},
 		{"gemm head input grad", chunks, 0, headProduct, func() { head.inputGrad(m.tmp, logits, &m.par.head) }},
 		{"gemm head weight grad", chunks, 0, headProduct, func() { head.weightGrad(logits, lnf, &m.par.head) }},
 		{"encoder forward", 1, N * C * (4 + size), 0, func() { e.encoderForward(m.emb, x.batch.In, wte.w, wpe.w) }},
 		{"encoder backward", 1, N * C * 2 * size, 0, func() { e.encoderBackward(wte.dw, wpe.dw, m.dres, x.batch.Sorted) }},
-		{"layernorm forward", 2*L + 1, N * C * 2 * size, 0, func() { e.layerNormForward(a.ln1, a.mean1, a.rstd1, m.emb, &p.ln1) }},
+		{"layernorm forward", 2*L + 1, N * C * 2 * size, 0, func() { e.layerNormForward(a.ln1, a.mean1, a.rstd1, m.emb, &p.ln1, cast{}) }},
 		{"layernorm backward", 2*L + 1, N * C * 4 * size, 0, func() {
-			e.layerNormBackward(m.dres, m.tmp, a.res2, a.mean2, a.rstd2, &p.ln2, p.proj.db, true)
+			e.layerNormBackward(m.dres, m.tmp, a.res2, a.mean2, a.rstd2, &p.ln2, p.proj.db, true, cast{})
 		}},
 		{"attention forward", L, 0, 0, func() { e.attentionForward(a.att, a.lse, a.qkv) }},
 		{"attention backward", L, 0, 0, func() { e.attentionBackward(m.dwide, m.tmp, a.att, a.lse, a.qkv) }},
-		{"classifier", chunks, float64(rows) * Vp * 2 * size, 0, func() { e.classifier(m.losses.Slice(0, rows), logits, targets, 1, true) }},
+		{"classifier", chunks, float64(rows) * Vp * 2 * size, 0, func() { e.classifier(m.losses.Slice(0, rows), logits, targets, 1, true, cast{}) }},
 		{"loss sum", 1, N * 4, 0, func() { e.lossSum(m.Loss, m.losses, 1) }},
 		{"adamw and norm", 1, params * (8*4 + 2*(4-size)), 0, func() {
 			if e.err == nil {

@@ -41,6 +41,7 @@ func (o *options) settings(seed uint64, key []byte) []setting {
 		{"--beta2", float(o.beta2), false},
 		{"--clip", float(o.clip), false},
 		{"--dtype", o.dtype, false},
+		{"--fp8", o.fp8, false},
 	}
 }
 
@@ -50,7 +51,17 @@ func (o *options) settings(seed uint64, key []byte) []setting {
 type saved struct {
 	Sequences int               `json:"sequences"` // learned from
 	Settings  map[string]string `json:"settings"`
+	// Exponents of the scales of 8-bit floats, for the next step; empty where there are none.
+	Scales []int `json:"fp8_scales,omitempty"`
 	record
+}
+
+// setting is one of Settings; what the run did not know yet is off.
+func (s *saved) setting(name string) string {
+	if was, ok := s.Settings[name]; ok || name != "--fp8" {
+		return was
+	}
+	return fp8Off.String()
 }
 
 // saver keeps the checkpoints of a run. The nil saver keeps none.
@@ -113,6 +124,16 @@ func (s *saver) look() error {
 	if was := found.Settings["--dtype"]; !o.given("dtype") && (was == "float32" || was == "bfloat16") {
 		o.dtype = was
 	}
+	asked := "--fp8 " + o.fp8
+	if was := found.setting("--fp8"); !o.given("fp8") && was != o.fp8 {
+		if o.cfg.FP8, err = parseFP8(was); err != nil {
+			return spmd.Usage(fmt.Errorf("the checkpoint in %s is none of train's: %w", o.checkpoint, err))
+		}
+		o.fp8, asked = was, fmt.Sprintf("%s has a run with --fp8 %s, which", o.checkpoint, was)
+	}
+	if err := checkFP8(s.w, o.cfg.FP8, o.dtype, asked); err != nil {
+		return err
+	}
 	s.found = found
 	_, err = s.compare()
 	return err
@@ -137,7 +158,7 @@ func (s *saved) check(step, seq int) error {
 // is set otherwise than when it was saved.
 func (s *saver) compare() (changed []string, err error) {
 	for _, now := range s.o.settings(s.w.Seed(), s.key) {
-		was := s.found.Settings[now.name]
+		was := s.found.setting(now.name)
 		switch {
 		case was == now.value:
 		case now.fixed:
@@ -173,6 +194,11 @@ func (s *saver) start(t *trainer) error {
 		t.w.Log.Warn().Msg("the run goes on with another setting: " + c)
 	}
 	t.skipped = s.found.Skipped
+	// Gradients are in proportion to the tokens of a step: other scales suit another global batch.
+	same := s.found.setting("--fp8") == s.o.fp8 && s.found.Settings["--global-batch"] == strconv.Itoa(s.o.globalBatch)
+	if same && usable(s.found.Scales, s.o.cfg.fp8Sites()) {
+		t.scales = s.found.Scales
+	}
 	t.data.before = s.found.Sequences - step*t.data.global
 	if err := t.startAt(step); err != nil {
 		return err
@@ -215,6 +241,12 @@ func (s *saver) save(t *trainer, steps int, rec record) error {
 	if err := t.s.Synchronize(); err != nil {
 		return err
 	}
+	if e := t.state.fp8; e != nil {
+		var err error
+		if meta.Scales, err = e.scales(); err != nil {
+			return err
+		}
+	}
 	if err := s.Save(steps, meta, t.items()...); err != nil {
 		return err
 	}
@@ -252,6 +284,11 @@ func (t *trainer) items() []checkpoint.Item {
 func (t *trainer) audit(steps int) error {
 	if err := t.s.Synchronize(); err != nil {
 		return err
+	}
+	if e := t.state.fp8; e != nil {
+		if err := ddp.CheckSame(t.c, fmt.Sprintf("the scales of 8-bit floats after %d steps", steps), e.up); err != nil {
+			return err
+		}
 	}
 	for _, a := range t.replicas() {
 		err := ddp.CheckSame(t.c, fmt.Sprintf("%sweights after %d steps", a.prefix, steps), a.Buffer)

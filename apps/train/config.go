@@ -11,7 +11,7 @@ import (
 
 // options is every setting of a run; newOptions holds the defaults.
 type options struct {
-	model, dtype, graph            string
+	model, dtype, fp8, graph       string
 	layers, heads, channels        int // 0: as the model has it
 	steps, batch, seq, globalBatch int
 	lr, minLR, weightDecay, clip   float64
@@ -62,7 +62,7 @@ var habits = map[string]struct {
 
 func newOptions() *options {
 	return &options{
-		model: "tiny", graph: "auto", steps: 1500, batch: 4,
+		model: "tiny", fp8: "off", graph: "auto", steps: 1500, batch: 4,
 		weightDecay: DefaultAdam.WeightDecay, clip: DefaultAdam.Clip, beta1: DefaultAdam.Beta1,
 		minLR: 0.1, valBatches: 4, tokens: "bytes", sample: 400, temperature: 0.8,
 		resume: "auto", keep: 3,
@@ -72,6 +72,7 @@ func newOptions() *options {
 func (o *options) flags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.model, "model", o.model, "shape of the model: tiny, gpt2, gpt2-medium, gpt2-large or gpt2-xl")
 	fs.StringVar(&o.dtype, "dtype", o.dtype, "type of the activations: float32, or bfloat16 with float32 weights and gradients (default bfloat16 on a GPU, float32 on the host)")
+	fs.StringVar(&o.fp8, "fp8", o.fp8, "which products of bfloat16 activations, forward and for their gradients, are of 8-bit floats (e4m3), on GPUs from compute capability 8.9 on: off, head, or all")
 	fs.StringVar(&o.graph, "graph", o.graph, "whether steps are captured once and replayed: auto (on a GPU), on or off")
 	fs.IntVar(&o.layers, "layers", o.layers, "transformer blocks (default the model's)")
 	fs.IntVar(&o.heads, "heads", o.heads, "attention heads of a block (default the model's)")
@@ -119,6 +120,13 @@ func (o *options) check(ranks int) error {
 	}
 	if err := checkDType(o.given, o.dtype); err != nil {
 		return err
+	}
+	level, err := parseFP8(o.fp8)
+	if err != nil {
+		return err
+	}
+	if level != fp8Off && o.dtype == "float32" {
+		return fmt.Errorf("--fp8 %s needs --dtype bfloat16, and this is float32", o.fp8)
 	}
 	if o.graph != "auto" && o.graph != "on" && o.graph != "off" {
 		return fmt.Errorf("--graph %s: unknown, want auto, on or off", o.graph)
@@ -182,7 +190,7 @@ func (o *options) check(ranks int) error {
 		return err
 	}
 	// Sequences longer than GPT-2's add positions; shorter ones leave it its size.
-	o.cfg = Config{Layers: o.layers, Heads: o.heads, Channels: o.channels, SeqMax: max(o.seq, base.SeqMax), Vocab: o.tok.ids()}
+	o.cfg = Config{Layers: o.layers, Heads: o.heads, Channels: o.channels, SeqMax: max(o.seq, base.SeqMax), Vocab: o.tok.ids(), FP8: level}
 	o.adam = AdamConfig{Beta1: o.beta1, Beta2: o.beta2, Eps: DefaultAdam.Eps, WeightDecay: o.weightDecay, Clip: o.clip}
 	o.rate = Schedule{Peak: o.lr, Final: o.lr * o.minLR, Warmup: o.warmup, Steps: o.steps}
 	return o.cfg.Validate()

@@ -112,7 +112,10 @@ func (t *trainer) firstBadIn(arena spmd.Buffer[float32]) (int, error) {
 
 // replay computes this rank's part of the gradients of a step. It blocks.
 func (t *trainer) replay(step int) error {
-	if err := t.passes(step, func(microKind) bool { return true }); err != nil {
+	err := t.passes(step, func(k microKind, batch Batch) error {
+		return t.model.ForwardBackward(t.s, batch, t.lossScale(), k.first, nil)
+	})
+	if err != nil {
 		return err
 	}
 	return t.s.Synchronize()

@@ -632,11 +632,33 @@ SPMD_FN float exp_from(float x, float top) {
     return e;
 }
 
+// code stores 8 values times scale, and returns the largest size of these and of top. A NaN has none.
+SPMD_FN float code(f8e4m3 *to, const float (&v)[8], float scale, float top) {
+    float s[8];
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        top = fmaxf(top, fabsf(v[k]));
+        s[k] = v[k] * scale;
+    }
+    store8(to, s);
+    return top;
+}
+
+// Activations of float have no codes.
+SPMD_FN float code(f8e4m3 *, const float (&)[4], float, float top) { return top; }
+
+// raise makes *peak at least top, which is not negative, of all threads of the block; peak may be missing.
+SPMD_FN void raise(float *peak, float top) {
+    top = block_max(top);
+    if (peak && threadIdx.x == 0 && top > *(volatile float *)peak) atomicMax((int *)peak, __float_as_int(top));
+}
+
 // A block has a row, in chunks of 16 bytes, of which the first held fit into its shared memory; a thread has the same
 // chunks from beginning to end. The last rows go first: a product that has just written them has left them in the cache.
-// A target outside the vocabulary makes the loss NaN.
-extern "C" __global__ void __launch_bounds__(512, 2)
-    classifier(float *losses, act *logits, const int *targets, int n, int v, int vp, int held, float scale, int grad) {
+// A target outside the vocabulary makes the loss NaN. With COPY codes receives the gradient times *up, in 8-bit floats.
+template <bool COPY>
+SPMD_FN void classify(float *losses, act *logits, const int *targets, int n, int v, int vp, int held, float scale, int grad,
+                      f8e4m3 *codes, const float *up, float *peak) {
     enum { E = 16 / sizeof(act) };
     long long i = n - 1 - blockIdx.x;
     uint4 *row = (uint4 *)(logits + i * vp);
@@ -674,7 +696,7 @@ extern "C" __global__ void __launch_bounds__(512, 2)
     sum = block_sum(sum); // after which every thread has read the target's logit
     if (threadIdx.x == 0) losses[i] = logf(sum) + highest - at;
     if (!grad) return;
-    float each = scale / sum;
+    float each = scale / sum, times = COPY ? *up : 0, largest = 0;
     for (int q = threadIdx.x; E * q < vp; q += blockDim.x) {
         float x[E] = {0};
         if (E * q < v) {
@@ -691,7 +713,23 @@ extern "C" __global__ void __launch_bounds__(512, 2)
 #pragma unroll
         for (int k = 0; k < E; k++) u.x[k] = from_float<act>(x[k]);
         row[q] = u.raw;
+        if (!COPY) continue;
+#pragma unroll
+        for (int k = 0; k < E; k++) x[k] = to_float(u.x[k]);
+        largest = code(codes + i * vp + E * q, x, times, largest);
     }
+    if (COPY) raise(peak, largest);
+}
+
+extern "C" __global__ void __launch_bounds__(512, 2)
+    classifier(float *losses, act *logits, const int *targets, int n, int v, int vp, int held, float scale, int grad) {
+    classify<false>(losses, logits, targets, n, v, vp, held, scale, grad, 0, 0, 0);
+}
+
+extern "C" __global__ void __launch_bounds__(512, 2)
+    classifier_8(float *losses, act *logits, const int *targets, int n, int v, int vp, int held, float scale, int grad,
+                 f8e4m3 *codes, const float *up, float *peak) {
+    classify<true>(losses, logits, targets, n, v, vp, held, scale, grad, codes, up, peak);
 }
 
 // One block.

@@ -279,15 +279,16 @@ func hostLayerNormForward(a *hostArgs) error {
 	return nil
 }
 
-// layerNormForward enqueues out(n,c) = (x - mean)·rstd·weight + bias, and keeps
-// mean(n) and rstd(n).
-func (e *enqueue[A]) layerNormForward(out spmd.Buffer[A], mean, rstd spmd.Buffer[float32], x spmd.Buffer[A], p *norm) {
+// layerNormForward enqueues out(n,c) = (x - mean)·rstd·weight + bias, and its copy, and
+// keeps mean(n) and rstd(n).
+func (e *enqueue[A]) layerNormForward(out spmd.Buffer[A], mean, rstd spmd.Buffer[float32], x spmd.Buffer[A], p *norm, to cast) {
 	c, k := e.m.Cfg.Channels, layerNormForwardWarps
 	grid, ok := e.normByWarps(e.n, c, 1, 264)
 	if !ok {
 		k, grid = layerNormForwardKernel, tileGrid(e.n, c, 2, 528)
 	}
 	e.launch(k, grid, out.Arg(), mean.Arg(), rstd.Arg(), x.Arg(), p.w.Arg(), p.b.Arg(), spmd.I32(e.n), spmd.I32(c))
+	e.cast(out, e.n*c, to)
 }
 
 var (
@@ -321,8 +322,8 @@ func hostLayerNormBackward(a *hostArgs) error {
 // layerNormBackward enqueues dx(n,c) = the gradient of the LayerNorm's input, added
 // with add, the gradients of its parameters, and dcolumns(c) (+)= the sums of the new
 // dx over its rows, where dcolumns is not empty: dx is the gradient of the residual
-// stream, and that of the bias of the projection that wrote there.
-func (e *enqueue[A]) layerNormBackward(dx, dout, x spmd.Buffer[A], mean, rstd spmd.Buffer[float32], p *norm, dcolumns spmd.Buffer[float32], add bool) {
+// stream, and that of the bias of the projection that wrote there. It makes a copy of dx.
+func (e *enqueue[A]) layerNormBackward(dx, dout, x spmd.Buffer[A], mean, rstd spmd.Buffer[float32], p *norm, dcolumns spmd.Buffer[float32], add bool, to cast) {
 	c, k := e.m.Cfg.Channels, layerNormBackwardWarps
 	grid, ok := e.normByWarps(e.n, c, 3, normParts/2)
 	if !ok {
@@ -330,6 +331,7 @@ func (e *enqueue[A]) layerNormBackward(dx, dout, x spmd.Buffer[A], mean, rstd sp
 	}
 	e.launch(k, grid, dx.Arg(), p.dw.Arg(), p.db.Arg(), dcolumns.Arg(),
 		e.m.partial.Arg(), e.m.arrived.Arg(), dout.Arg(), x.Arg(), p.w.Arg(), mean.Arg(), rstd.Arg(), spmd.I32(e.n), spmd.I32(c), flag(add), flag(e.acc))
+	e.cast(dx, e.n*c, to)
 }
 
 var addToKernel = spmd.NewKernel("add_to", cudaSource, func(a spmd.Args) error {
@@ -370,7 +372,20 @@ func (e *enqueue[A]) attentionBackward(dqkv, dout, out spmd.Buffer[A], lse spmd.
 	}
 }
 
-var classifierKernel = newKernel("classifier", func(a *hostArgs) error {
+var (
+	classifierKernel  = newKernel("classifier", func(a *hostArgs) error { _, err := hostClassifier(a); return err })
+	classifierKernel8 = newKernel("classifier_8", func(a *hostArgs) error {
+		x, err := hostClassifier(a)
+		if err == nil {
+			a.settle()
+			raise8(a.Args, 11, codes8(spmd.ArgSlice[spmd.F8E4M3](a.Args, 9), x, spmd.ArgSlice[float32](a.Args, 10)[0], 0))
+		}
+		return err
+	})
+)
+
+// hostClassifier returns the logits as it leaves them, before they are rounded.
+func hostClassifier(a *hostArgs) ([]float32, error) {
 	n, v, vp, scale, grad := a.I32(3), a.I32(4), a.I32(5), a.F32(7), a.flag(8)
 	losses, targets := a.f32(0), a.i32(2, n)
 	logits := a.in
@@ -379,17 +394,17 @@ var classifierKernel = newKernel("classifier", func(a *hostArgs) error {
 	}
 	x := logits(1, n*vp)
 	if err := checkTokens(targets, v); err != nil {
-		return fmt.Errorf("target: %w", err)
+		return nil, fmt.Errorf("target: %w", err)
 	}
 	host.Parallel(n, rowGrain(vp), func(lo, hi int) { cClassifier(losses, x, targets, v, vp, scale, grad, lo, hi) })
-	return nil
-})
+	return x, nil
+}
 
 // classifier enqueues losses(n) = the cross-entropy of logits(n,vp) against
 // targets(n). With grad the logits become scale times their gradient, 0 in the
 // columns beyond the vocabulary. A target outside the vocabulary does what such a
-// token does to encoderForward.
-func (e *enqueue[A]) classifier(losses spmd.Buffer[float32], logits spmd.Buffer[A], targets spmd.Buffer[int32], scale float32, grad bool) {
+// token does to encoderForward. A gradient is copied, too.
+func (e *enqueue[A]) classifier(losses spmd.Buffer[float32], logits spmd.Buffer[A], targets spmd.Buffer[int32], scale float32, grad bool, to cast) {
 	n, vp, size := targets.Len(), e.m.Cfg.PaddedVocab(), 4
 	if isHalf[A]() {
 		size = 2
@@ -398,8 +413,13 @@ func (e *enqueue[A]) classifier(losses spmd.Buffer[float32], logits spmd.Buffer[
 	// other computes. The kernel itself declares less than 2 KB.
 	held := max(0, min(vp*size, e.s.World().SharedMemory()-2<<10, 112<<10)) / 16
 	g := spmd.Grid{Blocks: [3]int{n, 1, 1}, Threads: [3]int{512, 1, 1}, Shared: 16 * held}
-	e.launch(classifierKernel, g, losses.Arg(), logits.Arg(), targets.Arg(),
-		spmd.I32(n), spmd.I32(e.m.Cfg.Vocab), spmd.I32(vp), spmd.I32(held), spmd.F32(scale), flag(grad))
+	args := [12]spmd.Arg{losses.Arg(), logits.Arg(), targets.Arg(),
+		spmd.I32(n), spmd.I32(e.m.Cfg.Vocab), spmd.I32(vp), spmd.I32(held), spmd.F32(scale), flag(grad), to.codes.Arg(), to.up.Arg(), to.peak.Arg()}
+	if to.none() || !grad {
+		e.launch(classifierKernel, g, args[:9]...)
+	} else {
+		e.launch(classifierKernel8, g, args[:]...)
+	}
 }
 
 var lossSumKernel = spmd.NewKernel("loss_sum", cudaSource, func(a spmd.Args) error {

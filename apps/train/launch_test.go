@@ -264,7 +264,7 @@ func (l *launches[A]) layerNorm() {
 		abs = 1e-3
 	}
 	out, mean, rstd := fresh[A](l.T, l.w, n*C), fresh[float32](l.T, l.w, n), fresh[float32](l.T, l.w, n)
-	e.layerNormForward(out, mean, rstd, x, &norm{w: weight, b: bias})
+	e.layerNormForward(out, mean, rstd, x, &norm{w: weight, b: bias}, cast{})
 	mu, inv := stats(rowsOf(xv, C))
 	check(l, "layernorm forward", out, flat(refNorm(rowsOf(xv, C), wv, cv)), 1e-5, abs)
 	check(l, "mean", mean, mu, 1e-5, 1e-5)
@@ -276,7 +276,7 @@ func (l *launches[A]) layerNorm() {
 	gw, gb := make([]float64, C), make([]float64, C)
 	gx := flat(refNormBack(rowsOf(dv, C), rowsOf(xv, C), wv, gw, gb))
 	dc, dcv := l.floats(C, 1)
-	e.layerNormBackward(dx, dout, x, put[float32](l.T, l.w, mu), put[float32](l.T, l.w, inv), &norm{weight, bias, dw, db}, dc.Slice(0, C), e.acc)
+	e.layerNormBackward(dx, dout, x, put[float32](l.T, l.w, mu), put[float32](l.T, l.w, inv), &norm{weight, bias, dw, db}, dc.Slice(0, C), e.acc, cast{})
 	// What the sums are of is dx as it is stored.
 	sums, size := make([]float64, C), 0.0
 	for i, v := range actsOf(l, dx)[:n*C] {
@@ -348,12 +348,12 @@ func (l *launches[A]) loss() {
 		}
 	}
 	losses := fresh[float32](l.T, l.w, n)
-	e.classifier(losses, logits, tb, scale, false)
+	e.classifier(losses, logits, tb, scale, false, cast{})
 	check(l, "loss", losses, loss, 1e-5, 1e-5)
 	losses = fresh[float32](l.T, l.w, n)
 	check(l, "logits without gradient", logits, x, 0, 0)
 	logits = put[A](l.T, l.w, x)
-	e.classifier(losses, logits, tb, scale, true)
+	e.classifier(losses, logits, tb, scale, true, cast{})
 	check(l, "gradient", logits, grad, 1e-4, 1e-7)
 
 	sum, err := spmd.Alloc[float64](l.w, 1)

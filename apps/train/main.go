@@ -39,7 +39,9 @@ func (o *options) run(ctx context.Context, w *spmd.World) (err error) {
 	if o.checkpoint != "" {
 		stop = spmd.Preempted(ctx)
 	}
-	o.settle(w)
+	if err := o.settle(w); err != nil {
+		return err
+	}
 	f, err := o.openTokens(w)
 	if err != nil {
 		return usage(err)

@@ -8,8 +8,12 @@ import (
 	"lockstep/spmd"
 )
 
-// settle chooses what depends on the device, where nothing was said.
-func (o *options) settle(w *spmd.World) { o.dtype = defaultDType(w, o.dtype) }
+// settle chooses what depends on the device, where nothing was said, and refuses what it
+// does not have.
+func (o *options) settle(w *spmd.World) error {
+	o.dtype = defaultDType(w, o.dtype)
+	return checkFP8(w, o.cfg.FP8, o.dtype, "--fp8 "+o.fp8)
+}
 
 // fit tells how much memory the run is going to need, and refuses what is not there,
 // before anything is taken. Where --batch is 0 it takes the largest that fits, up to a

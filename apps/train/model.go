@@ -18,6 +18,8 @@ type Config struct {
 	Channels int // width of the residual stream
 	SeqMax   int // longest sequence, in tokens
 	Vocab    int // number of different tokens
+
+	FP8 fp8Level // which products of bfloat16 activations are of 8-bit floats; nothing that lasts depends on it
 }
 
 // presets are the shapes known by name; Vocab comes with the tokens.
@@ -57,6 +59,9 @@ func (c Config) Validate() error {
 	}
 	if c.Channels%c.Heads != 0 {
 		return fmt.Errorf("model: %d channels do not divide into %d heads", c.Channels, c.Heads)
+	}
+	if c.FP8 != fp8Off && c.Channels%16 != 0 {
+		return fmt.Errorf("model: %d channels, which products of 8-bit floats take in multiples of 16", c.Channels)
 	}
 	return nil
 }
@@ -144,6 +149,9 @@ func shapeOf[A Act](w *spmd.World, cfg Config, maxBatch, maxSeq int) (*Model[A],
 	if maxBatch > math.MaxInt32/maxSeq {
 		return nil, fmt.Errorf("model: micro-batches of %d sequences of %d tokens are too large", maxBatch, maxSeq)
 	}
+	if cfg.FP8 != fp8Off && !isHalf[A]() {
+		return nil, errors.New("model: products of 8-bit floats are of bfloat16 activations")
+	}
 	return &Model[A]{State: State{Cfg: cfg, w: w, space: space{w: w}}, rows: maxBatch * maxSeq,
 		most: attention.Shape{Batch: maxBatch, Tokens: maxSeq, Heads: cfg.Heads, Size: cfg.Channels / cfg.Heads}, act: make([]layerActs[A], cfg.Layers)}, nil
 }
@@ -173,6 +181,10 @@ func (m *Model[A]) takeAll() {
 	take(sp, max(normRows*3*C, splitRows(N)*C), &m.partial)
 	take(sp, max((4*C+31)/32, normRows, mostSplits(N)*chunksOf(C)), &m.arrived)
 	take(sp, 2, &m.Totals)
+	if cfg.FP8 != fp8Off {
+		m.fp8 = new(fp8State)
+		m.fp8.takeAll(sp, cfg, m.Params, N)
+	}
 }
 
 // attentionOptions have equal inputs give equal bits.
@@ -196,6 +208,12 @@ func (m *Model[A]) alloc() error {
 		mats = any(m.half).(spmd.Buffer[A])
 	}
 	m.par = bind(&m.State, mats)
+	if m.fp8 != nil {
+		bindFP8(&m.State, m.par)
+		if err := m.fp8.begin(); err != nil {
+			return err
+		}
+	}
 	// The gaps between tensors are never written: they must not hold a NaN that
 	// would reach the norm.
 	return errors.Join(m.Weights.SetAll(0), m.Grads.SetAll(0), m.half.SetAll(0), m.Totals.SetAll(0), m.arrived.SetAll(0))
@@ -252,7 +270,22 @@ func (m *Model[A]) ForwardBackward(s *spmd.Stream, batch Batch, scale float32, f
 	if ready == nil {
 		ready = func(int) error { return nil }
 	}
-	e := enqueueOn(s, m, batch, !first)
+	return m.learn(s, batch, scale, !first, mode8{casts: true, records: true, products: true}, ready)
+}
+
+// Calibrate enqueues on s what ForwardBackward does, with products of bfloat16 alone: the
+// largest sizes of what it casts say what the scales are to be. It changes nothing else
+// that lasts but the gradients and the loss.
+func (m *Model[A]) Calibrate(s *spmd.Stream, batch Batch, scale float32) error {
+	if err := m.checkBatch(batch); err != nil {
+		return err
+	}
+	return m.learn(s, batch, scale, false, mode8{casts: true, records: true}, func(int) error { return nil })
+}
+
+// learn enqueues both passes.
+func (m *Model[A]) learn(s *spmd.Stream, batch Batch, scale float32, acc bool, mode mode8, ready func(group int) error) error {
+	e := enqueueOn(s, m, batch, acc, mode)
 	e.forward(batch.In)
 	e.head(batch.Targets, scale, true)
 	e.backward(batch, ready)
@@ -265,7 +298,7 @@ func (m *Model[A]) Evaluate(s *spmd.Stream, batch Batch, scale float32, first bo
 	if err := m.checkBatch(batch); err != nil {
 		return err
 	}
-	e := enqueueOn(s, m, batch, !first)
+	e := enqueueOn(s, m, batch, !first, mode8{casts: true, products: true})
 	e.forward(batch.In)
 	e.head(batch.Targets, scale, false)
 	return e.err
@@ -279,7 +312,7 @@ func (m *Model[A]) Logits(s *spmd.Stream, tokens spmd.Buffer[int32]) (spmd.Buffe
 	if err := m.checkBatch(batch); err != nil {
 		return spmd.Buffer[float32]{}, err
 	}
-	e := enqueueOn(s, m, batch, false)
+	e := enqueueOn(s, m, batch, false, mode8{})
 	e.forward(tokens)
 	C, Vp := m.Cfg.Channels, m.Cfg.PaddedVocab()
 	gemm(e, m.next, 1, Vp, m.lnf.Slice((t-1)*C, t*C), 1, C, m.par.head.w, Vp, C, spmd.GemmOpt{TransB: true})
@@ -303,11 +336,12 @@ type enqueue[A Act] struct {
 	m       *Model[A]
 	b, t, n int  // sequences, tokens of each, tokens in all
 	acc     bool // add to the gradients and the loss instead of setting them
+	mode8   mode8
 	err     error
 }
 
-func enqueueOn[A Act](s *spmd.Stream, m *Model[A], b Batch, acc bool) *enqueue[A] {
-	return &enqueue[A]{s: s, m: m, b: b.B, t: b.T, n: b.B * b.T, acc: acc}
+func enqueueOn[A Act](s *spmd.Stream, m *Model[A], b Batch, acc bool, mode mode8) *enqueue[A] {
+	return &enqueue[A]{s: s, m: m, b: b.B, t: b.T, n: b.B * b.T, acc: acc, mode8: mode}
 }
 
 // forward runs the decoder up to and with the final LayerNorm.
@@ -315,23 +349,24 @@ func (e *enqueue[A]) forward(in spmd.Buffer[int32]) {
 	m := e.m
 	e.encoderForward(m.emb, in, m.par.wte.w, m.par.wpe.w)
 	x := m.emb
-	e.layerNormForward(m.act[0].ln1, m.act[0].mean1, m.act[0].rstd1, x, &m.par.layers[0].ln1)
+	e.layerNormForward(m.act[0].ln1, m.act[0].mean1, m.act[0].rstd1, x, &m.par.layers[0].ln1, e.inputCast(&m.par.layers[0].qkv))
 	for l := range m.act {
 		a, p := &m.act[l], &m.par.layers[l]
 		e.linear(a.qkv, a.ln1, &p.qkv)
 		e.attentionForward(a.att, a.lse, a.qkv)
+		e.cast(a.att, e.n*m.Cfg.Channels, e.inputCast(&p.proj))
 		e.linearResidual(a.res2, a.att, &p.proj, x)
-		e.layerNormForward(a.ln2, a.mean2, a.rstd2, a.res2, &p.ln2)
-		e.linearGELU(a.gelu, a.fc, a.ln2, &p.fc)
+		e.layerNormForward(a.ln2, a.mean2, a.rstd2, a.res2, &p.ln2, e.inputCast(&p.fc))
+		e.linearGELU(a.gelu, a.fc, a.ln2, &p.fc, e.inputCast(&p.proj2))
 		e.linearResidual(a.res3, a.gelu, &p.proj2, a.res2)
 		x = a.res3
 		// The LayerNorm that reads this layer's output is the next layer's first.
-		out, mean, rstd, ln := m.lnf, m.lnfMean, m.lnfRstd, &m.par.lnf
+		out, mean, rstd, ln, to := m.lnf, m.lnfMean, m.lnfRstd, &m.par.lnf, cast{}
 		if l+1 < len(m.act) {
-			o := &m.act[l+1]
-			out, mean, rstd, ln = o.ln1, o.mean1, o.rstd1, &m.par.layers[l+1].ln1
+			o, q := &m.act[l+1], &m.par.layers[l+1]
+			out, mean, rstd, ln, to = o.ln1, o.mean1, o.rstd1, &q.ln1, e.inputCast(&q.qkv)
 		}
-		e.layerNormForward(out, mean, rstd, x, ln)
+		e.layerNormForward(out, mean, rstd, x, ln, to)
 	}
 }
 
@@ -348,8 +383,9 @@ func (e *enqueue[A]) head(targets spmd.Buffer[int32], scale float32, grad bool) 
 		part := *e // of these rows
 		part.n, part.acc = hi-lo, e.acc || lo > 0
 		lnf, logits := m.lnf.Slice(lo*C, hi*C), m.logits.Slice(0, part.n*Vp)
+		part.cast(lnf, part.n*C, e.inputCast(head))
 		part.linear(logits, lnf, head)
-		part.classifier(m.losses.Slice(lo, hi), logits, targets.Slice(lo, hi), scale, grad)
+		part.classifier(m.losses.Slice(lo, hi), logits, targets.Slice(lo, hi), scale, grad, e.gradCast(head))
 		if grad {
 			part.weightGrad(logits, lnf, head)
 			part.inputGrad(m.tmp.Slice(lo*C, hi*C), logits, head)
@@ -369,29 +405,33 @@ func (e *enqueue[A]) backward(batch Batch, ready func(int) error) {
 		}
 		group++
 	}
-	e.layerNormBackward(m.dres, m.tmp, m.act[len(m.act)-1].res3, m.lnfMean, m.lnfRstd, &m.par.lnf, m.par.layers[len(m.act)-1].proj2.db, false)
+	last := &m.par.layers[len(m.act)-1]
+	e.layerNormBackward(m.dres, m.tmp, m.act[len(m.act)-1].res3, m.lnfMean, m.lnfRstd, &m.par.lnf, last.proj2.db, false, e.gradCast(&last.proj2))
 	done()
 	for l := len(m.act) - 1; l >= 0; l-- {
 		a, p := &m.act[l], &m.par.layers[l]
-		// The residual stream that the layer read, and the bias of what wrote it.
+		// The residual stream that the layer read, the bias of what wrote it, and what takes its gradient.
 		var below spmd.Buffer[float32]
+		var to cast
 		x := m.emb
 		if l > 0 {
-			x, below = m.act[l-1].res3, m.par.layers[l-1].proj2.db
+			wrote := &m.par.layers[l-1].proj2
+			x, below, to = m.act[l-1].res3, wrote.db, e.gradCast(wrote)
 		}
 		e.weightGrad(m.dres, a.gelu, &p.proj2)
-		e.inputGradGELU(m.dwide, m.dres, &p.proj2, a.fc)
+		e.inputGradGELU(m.dwide, m.dres, &p.proj2, a.fc, &p.fc)
 		e.weightBiasGrad(m.dwide, a.ln2, &p.fc)
 		e.inputGrad(m.tmp, m.dwide, &p.fc)
-		e.layerNormBackward(m.dres, m.tmp, a.res2, a.mean2, a.rstd2, &p.ln2, p.proj.db, true)
+		e.layerNormBackward(m.dres, m.tmp, a.res2, a.mean2, a.rstd2, &p.ln2, p.proj.db, true, e.gradCast(&p.proj))
 		done()
 
 		e.weightGrad(m.dres, a.att, &p.proj)
 		e.inputGrad(m.tmp, m.dres, &p.proj)
 		e.attentionBackward(m.dwide, m.tmp, a.att, a.lse, a.qkv)
+		e.castColumns(m.dwide, spmd.Buffer[A]{}, e.gradCast(&p.qkv), p.qkv.db)
 		e.weightBiasGrad(m.dwide, a.ln1, &p.qkv)
 		e.inputGrad(m.tmp, m.dwide, &p.qkv)
-		e.layerNormBackward(m.dres, m.tmp, x, a.mean1, a.rstd1, &p.ln1, below, true)
+		e.layerNormBackward(m.dres, m.tmp, x, a.mean1, a.rstd1, &p.ln1, below, true, to)
 		done()
 	}
 	e.encoderBackward(m.par.wte.dw, m.par.wpe.dw, m.dres, batch.Sorted)
@@ -408,24 +448,44 @@ func (e *enqueue[A]) linearResidual(y, x spmd.Buffer[A], p *linear[A], res spmd.
 	e.product(y, x, p, spmd.GemmOpt{Bias: argOf(p.bias), Residual: res.Arg()})
 }
 
-// linearGELU enqueues pre(n,out) = x(n,in)·wᵀ + b and y = gelu(pre), by GPT-2's tanh formula.
-func (e *enqueue[A]) linearGELU(y, pre, x spmd.Buffer[A], p *linear[A]) {
+// linearGELU enqueues pre(n,out) = x(n,in)·wᵀ + b and y = gelu(pre), by GPT-2's tanh formula,
+// and the copy of y.
+func (e *enqueue[A]) linearGELU(y, pre, x spmd.Buffer[A], p *linear[A], to cast) {
+	if !to.none() {
+		e.linear(pre, x, p)
+		e.gelu8(y, pre, e.n*p.out, to)
+		return
+	}
 	e.product(y, x, p, spmd.GemmOpt{Bias: argOf(p.bias), GELU: pre.Arg()})
 }
 
 // product enqueues y(n,out) = x(n,in)·wᵀ, with an epilogue.
 func (e *enqueue[A]) product(y, x spmd.Buffer[A], p *linear[A], o spmd.GemmOpt) {
+	if q := e.product8(p); q != nil {
+		gemm(e, y, e.n, p.out, q.x.codes, e.n, p.in, q.w, p.out, p.in, q.scaled(o, q.x))
+		return
+	}
 	o.TransB = true
 	gemm(e, y, e.n, p.out, x, e.n, p.in, p.w, p.out, p.in, o)
 }
 
 // inputGrad enqueues dx(n,in) = dy(n,out)·w.
 func (e *enqueue[A]) inputGrad(dx, dy spmd.Buffer[A], p *linear[A]) {
+	if q := e.product8(p); q != nil {
+		gemm(e, dx, e.n, p.in, q.dy.codes, e.n, p.out, q.across, p.in, p.out, q.scaled(spmd.GemmOpt{}, q.dy))
+		return
+	}
 	gemm(e, dx, e.n, p.in, dy, e.n, p.out, p.w, p.out, p.in, spmd.GemmOpt{})
 }
 
-// inputGradGELU enqueues dpre(n,in) = dy(n,out)·w·gelu'(pre(n,in)).
-func (e *enqueue[A]) inputGradGELU(dpre, dy spmd.Buffer[A], p *linear[A], pre spmd.Buffer[A]) {
+// inputGradGELU enqueues dpre(n,in) = dy(n,out)·w·gelu'(pre(n,in)), and the copy of dpre where wrote,
+// the linear that pre is of, takes one: with it comes the gradient of the bias.
+func (e *enqueue[A]) inputGradGELU(dpre, dy spmd.Buffer[A], p *linear[A], pre spmd.Buffer[A], wrote *linear[A]) {
+	if to := e.gradCast(wrote); !to.none() {
+		e.inputGrad(dpre, dy, p)
+		e.castColumns(dpre, pre, to, wrote.db)
+		return
+	}
 	gemm(e, dpre, e.n, p.in, dy, e.n, p.out, p.w, p.out, p.in, spmd.GemmOpt{DGELU: pre.Arg()})
 }
 
@@ -436,6 +496,10 @@ func (e *enqueue[A]) weightGrad(dy, x spmd.Buffer[A], p *linear[A]) {
 
 // weightBiasGrad enqueues what weightGrad does, and db(out) (+)= the sum of dy over its rows.
 func (e *enqueue[A]) weightBiasGrad(dy, x spmd.Buffer[A], p *linear[A]) {
+	if !e.gradCast(p).none() { // which has left the sums
+		e.weightGrad(dy, x, p)
+		return
+	}
 	sums := p.db
 	if e.acc {
 		sums = e.m.sums.Slice(0, p.out) // a product replaces them
@@ -455,7 +519,7 @@ func argOf[T spmd.Elem](b spmd.Buffer[T]) spmd.Arg {
 }
 
 // gemm enqueues a product of the first rows of buffers: c(cr,cc) from a(ar,ac) and b(br,bc).
-func gemm[C, A Act](e *enqueue[A], c spmd.Buffer[C], cr, cc int, a spmd.Buffer[A], ar, ac int, b spmd.Buffer[A], br, bc int, o spmd.GemmOpt) {
+func gemm[A Act, C, T spmd.GemmElem](e *enqueue[A], c spmd.Buffer[C], cr, cc int, a spmd.Buffer[T], ar, ac int, b spmd.Buffer[T], br, bc int, o spmd.GemmOpt) {
 	if e.err == nil {
 		e.err = spmd.Gemm(e.s, spmd.MatrixOf(c, cr, cc), spmd.MatrixOf(a, ar, ac), spmd.MatrixOf(b, br, bc), o)
 	}

@@ -134,5 +134,8 @@ func (o *AdamW) Apply(s *spmd.Stream) error {
 	if err := judgeStep(s, o.gate, o.hyper, o.counts, o.Norm, o.state.Loss, o.Cfg, o.SkipBad); err != nil {
 		return err
 	}
-	return adamW(s, o.state.Weights, o.M, o.V, o.state.Grads, o.state.half, o.decay, o.hyper, o.gate, o.Cfg)
+	if err := adamW(s, o.state.Weights, o.M, o.V, o.state.Grads, o.state.half, o.decay, o.hyper, o.gate, o.Cfg); err != nil || o.state.fp8 == nil {
+		return err
+	}
+	return o.state.fp8.castWeights(s, o.state.half)
 }

@@ -88,6 +88,7 @@ type State struct {
 	Grads   spmd.Buffer[float32]   // their gradients, in the same places
 	Totals  spmd.Buffer[float64]   // (2): Loss, and a number of the program's own: one all-reduce sums both over the ranks
 	Loss    spmd.Buffer[float64]   // (1): sum over the micro-batches of scale times the tokens' losses
+	fp8     *fp8State              // nil where Cfg.FP8 is off
 	half    spmd.Buffer[spmd.BF16] // Weights rounded, for the products of bfloat16 activations and their biases; else empty
 	w       *spmd.World            // where the buffers are
 	space   space                  // of the buffers
@@ -111,7 +112,10 @@ func (m *State) Refresh(s *spmd.Stream) error {
 	if m.half.Len() == 0 {
 		return nil
 	}
-	return roundWeights(s, m.half, m.Weights)
+	if err := roundWeights(s, m.half, m.Weights); err != nil || m.fp8 == nil {
+		return err
+	}
+	return m.fp8.castWeights(s, m.half)
 }
 
 // Init sets the weights as GPT-2 does: matrices normal with deviation 0.02,
@@ -173,6 +177,7 @@ type linear[A Act] struct {
 	dw      spmd.Buffer[float32] // (out,in)
 	b, db   spmd.Buffer[float32] // (out); empty for the head, which adds none
 	bias    spmd.Buffer[A]       // b, as products add it
+	eight   *linear8             // nil where its products are of A
 }
 
 // embedding is a table of rows that are looked up, and its gradient.
@@ -247,7 +252,7 @@ type space struct {
 }
 
 // take makes each of bufs n elements long.
-func take[T spmd.Elem](sp *space, n int, bufs ...*spmd.Buffer[T]) {
+func take[T spmd.Stored](sp *space, n int, bufs ...*spmd.Buffer[T]) {
 	for _, b := range bufs {
 		if sp.err != nil {
 			return

@@ -49,20 +49,59 @@ func (t *trainer) tune() error {
 		return err
 	}
 	met := map[microKind]bool{}
-	err := t.passes(0, func(k microKind) bool {
-		again := met[k]
+	err := t.passes(0, func(k microKind, batch Batch) error {
+		if met[k] {
+			return nil
+		}
 		met[k] = true
-		return !again
+		return t.model.ForwardBackward(t.s, batch, t.lossScale(), k.first, nil)
 	})
 	if err != nil {
 		return err
 	}
+	if e := t.state.fp8; e != nil { // these passes do not count
+		if err := spmd.Fill(t.s, e.peak, 0); err != nil {
+			return err
+		}
+	}
 	return t.w.TuneGemm()
 }
 
-// passes enqueues the passes of those of a step's micro-steps that are wanted, beside the
+// calibrate finds the scales of 8-bit floats for a step: those of its first micro-steps,
+// on all ranks, with products of bfloat16. Every rank of c calls it.
+func (t *trainer) calibrate(step int) error {
+	if step >= t.steps {
+		return nil
+	}
+	err := t.passes(step, func(k microKind, batch Batch) error {
+		if !k.first {
+			return nil
+		}
+		return t.model.Calibrate(t.s, batch, t.lossScale())
+	})
+	if err != nil {
+		return err
+	}
+	// A batch that has no good numbers leaves the scales as they are, and ends the first step.
+	gate := t.adam.gate
+	if err := spmd.Fill(t.s, gate, 0); err != nil {
+		return err
+	}
+	return t.nextScales(gate)
+}
+
+// nextScales enqueues the scales for the next step: those of all ranks.
+func (t *trainer) nextScales(gate spmd.Buffer[float32]) error {
+	e := t.state.fp8
+	if err := spmd.AllReduce(t.c.On(t.s), e.peak, e.peak, spmd.Max); err != nil {
+		return err
+	}
+	return e.nextScales(t.s, gate)
+}
+
+// passes gives do the micro-steps of a step, to enqueue what it wants of them beside the
 // loading of what is learned from.
-func (t *trainer) passes(step int, wanted func(microKind) bool) error {
+func (t *trainer) passes(step int, do func(k microKind, batch Batch) error) error {
 	f := t.loaders[1].feed(t.micro(t.globalBatch, func(j int) int { return t.data.start(step, j) }))
 	defer f.stop()
 	for i := range t.microSteps(t.globalBatch) {
@@ -70,11 +109,7 @@ func (t *trainer) passes(step int, wanted func(microKind) bool) error {
 		if err != nil {
 			return err
 		}
-		k := microKind{b: batch.B, first: i == 0}
-		if !wanted(k) {
-			continue
-		}
-		if err := t.model.ForwardBackward(t.s, batch, t.lossScale(), k.first, nil); err != nil {
+		if err := do(microKind{b: batch.B, first: i == 0}, batch); err != nil {
 			return err
 		}
 	}
@@ -151,7 +186,10 @@ func (t *trainer) microCommands(k microKind, batch Batch) error {
 	if err := spmd.AllReduce(t.c.On(t.s), t.state.Totals, t.state.Totals, spmd.Sum); err != nil {
 		return err
 	}
-	return t.adam.Apply(t.s)
+	if err := t.adam.Apply(t.s); err != nil || t.state.fp8 == nil {
+		return err
+	}
+	return t.nextScales(t.adam.gate)
 }
 
 // closeGraphs waits for the replays and gives up the graphs.

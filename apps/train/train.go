@@ -50,6 +50,7 @@ type trainer struct {
 	train   *feed        // nil before begin or restore
 	first   int          // the step that train begins with
 	skipped int          // steps before it that were left out
+	scales  []int        // of 8-bit floats at that step, as the checkpoint has them; nil where it has none that fit
 	loaders [2]*loader   // of training and validation
 	results [2]result    // of the last two steps, by step number
 	valLoss spmd.Buffer[float64]
@@ -60,6 +61,7 @@ type trainer struct {
 // passes is what a Model does, whatever the type of its activations.
 type passes interface {
 	ForwardBackward(s *spmd.Stream, batch Batch, scale float32, first bool, ready func(group int) error) error
+	Calibrate(s *spmd.Stream, batch Batch, scale float32) error
 	Evaluate(s *spmd.Stream, batch Batch, scale float32, first bool) error
 	Logits(s *spmd.Stream, tokens spmd.Buffer[int32]) (spmd.Buffer[float32], error)
 	Attention() (path, why string)
@@ -196,6 +198,17 @@ func (t *trainer) startAt(step int) error {
 	}
 	if err := t.state.Refresh(t.s); err != nil {
 		return err
+	}
+	if e := t.state.fp8; e != nil {
+		err := error(nil)
+		if t.scales != nil {
+			err = e.setScales(t.scales)
+		} else {
+			err = t.calibrate(step)
+		}
+		if err != nil {
+			return err
+		}
 	}
 	t.train = t.loaders[0].feed(t.trainBatches(step))
 	return nil
