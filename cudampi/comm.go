@@ -96,10 +96,10 @@ func (c *Comm) derived(op string, h handle, code int) (*Comm, error) {
 	return newComm(h)
 }
 
-// Free gives the Comm back; a second call does nothing, nor does one after Stop.
+// Close gives the Comm back; a second call does nothing, nor does one after Stop.
 //
 // Collective: every rank of c calls it, when no communication on c is under way. Source: mpi.h, MPI_Comm_free.
-func (c *Comm) Free() error {
+func (c *Comm) Close() error {
 	if !c.live || !world.running {
 		return nil
 	}

@@ -24,8 +24,8 @@ func TestComms(t *testing.T) {
 		if got, want := sum(d), int64(c.size*(c.size+1)/2); got != want {
 			t.Fatalf("sum on the duplicate is %d, want %d", got, want)
 		}
-		commtest.Must(t, d.Free())
-		commtest.Must(t, d.Free())
+		commtest.Must(t, d.Close())
+		commtest.Must(t, d.Close())
 
 		// Even and odd ranks apart, in reverse order.
 		s, err := c.Split(c.rank%2, -c.rank)
@@ -37,7 +37,7 @@ func TestComms(t *testing.T) {
 		if got, want := sum(s), int64(size*(size+1)/2); got != want {
 			t.Fatalf("sum on the split is %d, want %d", got, want)
 		}
-		commtest.Must(t, s.Free())
+		commtest.Must(t, s.Close())
 
 		color := -1
 		if c.rank == 0 {
@@ -49,7 +49,7 @@ func TestComms(t *testing.T) {
 			t.Fatalf("rank %d of a split by color %d: %v", c.rank, color, s)
 		}
 		if s != nil {
-			commtest.Must(t, s.Free())
+			commtest.Must(t, s.Close())
 		}
 
 		s, err = c.SplitShared()
@@ -57,7 +57,7 @@ func TestComms(t *testing.T) {
 		if s.Size() != c.Size() || s.Rank() != c.Rank() { // tests run on one machine
 			t.Fatalf("rank %d of %d on this node", s.Rank(), s.Size())
 		}
-		commtest.Must(t, s.Free())
+		commtest.Must(t, s.Close())
 	})
 }
 
@@ -84,7 +84,7 @@ func TestBroadcastID(t *testing.T) {
 			}
 			commtest.Refused(t, c, c.BroadcastID(&buf.id, c.size), "MPI_Bcast", ErrRoot)
 		}
-		commtest.Must(t, d.Free())
+		commtest.Must(t, d.Close())
 	})
 }
 
@@ -157,7 +157,7 @@ func TestFreedComm(t *testing.T) {
 	onRanks(t, []int{2}, func(t *testing.T, c *Comm) {
 		d, err := c.Dup()
 		commtest.Must(t, err)
-		commtest.Must(t, d.Free())
+		commtest.Must(t, d.Close())
 		x := []float32{1}
 		commtest.Refused(t, d, d.AllReduce(commtest.Ptr(x), commtest.Ptr(x), 1, elem.Float32, elem.Sum), "MPI_Allreduce", ErrComm, "freed")
 		commtest.Refused(t, d, d.Barrier(), "MPI_Barrier", ErrComm, "freed")
@@ -183,7 +183,7 @@ func TestMPIErrors(t *testing.T) {
 			commtest.Refused(t, c, c.broadcast(commtest.Ptr(x), 1, elem.Float32, 77), "MPI_Bcast", ErrRoot)
 			commtest.Refused(t, c, c.send(commtest.Ptr(x), 1, elem.Float32, 77, tagUser), "MPI_Send", ErrRank)
 		}
-		commtest.Must(t, d.Free())
+		commtest.Must(t, d.Close())
 	})
 	for _, r := range []Result{ErrBuffer, ErrCount, ErrType, ErrTag, ErrComm, ErrRank, ErrRequest, ErrRoot, ErrOp, ErrArg,
 		ErrTruncate, ErrOther, ErrIntern, ErrInStatus, ErrPending, ErrNoMem, ErrUnknown} {

@@ -27,7 +27,7 @@ func TestGroupOverComms(t *testing.T) {
 		d, err := c.Dup()
 		commtest.Must(t, err)
 		commtest.GroupOverComms(t, c, d, &P2P{})
-		commtest.Must(t, d.Free())
+		commtest.Must(t, d.Close())
 	})
 }
 

@@ -40,7 +40,7 @@ func (c *Comm) Share(d *cuda.Device, mem unsafe.Pointer, bytes int) (*Window, er
 		return nil, err
 	}
 	here := node.Size()
-	if err := node.Free(); err != nil {
+	if err := node.Close(); err != nil {
 		return nil, err
 	}
 	if here != c.size {

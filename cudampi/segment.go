@@ -147,7 +147,7 @@ func (c *Comm) openSegment(d *cuda.Device) (*segment, string, error) {
 		return nil, "", err
 	}
 	size := node.Size()
-	if err := node.Free(); err != nil {
+	if err := node.Close(); err != nil {
 		return nil, "", err
 	}
 	together, err := c.All(size == c.size)

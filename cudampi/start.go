@@ -119,7 +119,7 @@ func Stop() error {
 	if !world.running {
 		return nil
 	}
-	err := world.comm.Free()
+	err := world.comm.Close()
 	if code := sysFreeOps(); code != success && err == nil {
 		err = outside("MPI_Op_free", code)
 	}

@@ -140,7 +140,7 @@ func (st *commState) free() error {
 	if st.checker != nil {
 		err = errors.Join(err, st.checker.Close())
 	}
-	return errors.Join(err, st.mpi.Free())
+	return errors.Join(err, st.mpi.Close())
 }
 
 // addComm takes a communicator into the world, in the caller's turn. Collective.

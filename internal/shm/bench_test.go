@@ -40,7 +40,7 @@ var bench *Comm // of the benchmarks
 func TestMain(m *testing.M) {
 	code := m.Run()
 	if bench != nil && code == 0 {
-		if bench.Free() != nil || cudampi.Stop() != nil {
+		if bench.Close() != nil || cudampi.Stop() != nil {
 			code = 1
 		}
 	}

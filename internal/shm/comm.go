@@ -69,7 +69,7 @@ func worthIt(c *cudampi.Comm) (yes, sharesCores bool, err error) {
 	}
 	sharesCores, err = shareCores(node)
 	here := node.Size()
-	if err := errors.Join(err, node.Free()); err != nil {
+	if err := errors.Join(err, node.Close()); err != nil {
 		return false, false, err
 	}
 	yes, err = c.All(here == c.Size() && (here <= ownCores || sharesCores))
@@ -143,13 +143,13 @@ func release(s *shared, mem []byte) error {
 	return unix.Munmap(mem)
 }
 
-// Free gives the Comm back; a second call does nothing, nor does one after cudampi.Stop.
+// Close gives the Comm back; a second call does nothing, nor does one after cudampi.Stop.
 //
 // Collective: every rank calls it, when no communication on the Comm is under way.
-func (c *Comm) Free() error {
+func (c *Comm) Close() error {
 	s, mem := c.s, c.mem
 	c.s, c.mem = nil, nil
-	return errors.Join(release(s, mem), c.Comm.Free())
+	return errors.Join(release(s, mem), c.Comm.Close())
 }
 
 // Barrier is cudampi.Comm.Barrier. Collective; it blocks.

@@ -32,8 +32,8 @@ func onRanks(t *testing.T, ranks []int, fn func(t *testing.T, c *Comm)) {
 		s, err := Share(d)
 		commtest.Must(t, err)
 		fn(t, s)
-		commtest.Must(t, s.Free())
-		commtest.Must(t, s.Free())
+		commtest.Must(t, s.Close())
+		commtest.Must(t, s.Close())
 	})
 }
 
@@ -57,7 +57,7 @@ func TestGroupOverComms(t *testing.T) {
 		s, err := Share(d)
 		commtest.Must(t, err)
 		commtest.GroupOverComms(t, c, s, &P2P{})
-		commtest.Must(t, s.Free())
+		commtest.Must(t, s.Close())
 	})
 }
 
@@ -117,7 +117,7 @@ func TestFreed(t *testing.T) {
 		commtest.Must(t, err)
 		s, err := Share(d)
 		commtest.Must(t, err)
-		commtest.Must(t, s.Free())
+		commtest.Must(t, s.Close())
 		x := []float32{1}
 		p := commtest.Ptr(x)
 		commtest.Refused(t, s, s.AllReduce(p, p, 1, elem.Float32, elem.Sum), "MPI_Allreduce", cudampi.ErrComm, "freed")

@@ -32,7 +32,7 @@ func TestCollectives(t *testing.T) {
 		half, err := Share(part)
 		commtest.Must(t, err)
 		commtest.Reductions[float32](t, half, 3, elem.Sum)
-		commtest.Must(t, half.Free())
+		commtest.Must(t, half.Close())
 	})
 }
 

@@ -154,7 +154,7 @@ func (p *probe) examine(job doctor.Job, alone bool) (int, error) {
 		return 0, err
 	}
 	progress(ended)
-	return int(status), p.node.Free()
+	return int(status), p.node.Close()
 }
 
 // findNode numbers the nodes by their lowest rank.

@@ -38,7 +38,7 @@ type Checker struct {
 func NewChecker(comm *shm.Comm, rec *Recorder) *Checker { return &Checker{comm: comm, rec: rec} }
 
 // Close gives up the checker's communicator. Collective.
-func (k *Checker) Close() error { return k.comm.Free() }
+func (k *Checker) Close() error { return k.comm.Close() }
 
 // Check compares a call, where the mode asks for it. The recorder has it already, and the caller is in its turn in MPI. Of a
 // group the messages are compared, and the collectives are not. site is where the call was made; nil stands for this stack.
