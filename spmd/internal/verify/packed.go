@@ -19,6 +19,10 @@ func everyone(c *coll.Call, g Group) bool {
 	if c.Kind != coll.Group {
 		return !c.Kind.Traits().Message
 	}
+	return anyCollective(g)
+}
+
+func anyCollective(g Group) bool {
 	for i := range g.Len() {
 		if in, _ := g.Call(i); !in.Kind.Traits().Message {
 			return true
