@@ -46,8 +46,18 @@ func NewRecorder(id string, rank, size int) *Recorder {
 
 // Begin enters a call; g is what it is made of where it is a coll.Group. Note follows, for what the ranks compare.
 func (r *Recorder) Begin(c *coll.Call, g Group) Packed {
-	switch {
-	case c.Kind == coll.Group:
+	if c.Kind == coll.Group || c.Kind.Traits().Message {
+		return r.beginMessages(c, g)
+	}
+	p := packMessage(c.Kind, c.Type, int(c.Root), c.N) // as Pack does, without a call
+	p.what |= uint64(c.Op)<<16 | ofEveryone
+	r.Enter(p)
+	return p
+}
+
+// beginMessages is Begin for what has, or may have, messages.
+func (r *Recorder) beginMessages(c *coll.Call, g Group) Packed {
+	if c.Kind == coll.Group {
 		for i := range g.Len() {
 			in, _ := g.Call(i)
 			r.count(in)
@@ -55,7 +65,7 @@ func (r *Recorder) Begin(c *coll.Call, g Group) Packed {
 		r.mu.Lock()
 		r.group = g
 		r.mu.Unlock()
-	case c.Kind.Traits().Message:
+	} else {
 		r.count(c)
 	}
 	p := Pack(c, g)
