@@ -260,11 +260,11 @@ func (c Comm) do(cmd *call) error {
 		if err := st.w.checkBlocks(cmd); err != nil {
 			return err
 		}
-		cmd.route = st.routeMember(cmd)
+		st.routeMember(cmd)
 		st.open.add(cmd)
 		return nil
 	}
-	cmd.route = st.route(cmd, c.s != nil)
+	st.route(cmd, c.s != nil)
 	if c.s != nil {
 		return c.s.submitCall(cmd)
 	}
@@ -274,10 +274,10 @@ func (c Comm) do(cmd *call) error {
 	if st.w.capturing.Load() != 0 {
 		return fmt.Errorf("%s: a collective that blocks in the middle of a capture: use comm.On(stream)", ccall.At())
 	}
-	switch caps := cmd.route.by.Caps(); {
-	case caps.Now:
-		return cmd.onDeviceNow(st.w.blocking.dev)
-	case !caps.Host:
+	if !cmd.route.host {
+		if cmd.route.by.Caps().Now {
+			return cmd.onDeviceNow(st.w.blocking.dev)
+		}
 		if err := st.w.blocking.submitCall(cmd); err != nil {
 			return err
 		}

@@ -225,8 +225,6 @@ func (g *gpu) forget(by transport.Transport) {
 	}
 }
 
-func roundUp(n int) int { return (n + exec.Alignment - 1) / exec.Alignment * exec.Alignment }
-
 // Stream implements transport.Queue.
 func (q *gpuQueue) Stream() *cuda.Stream { return q.h }
 
@@ -241,12 +239,12 @@ func (q *gpuQueue) communicate(c *call, work unsafe.Pointer) error {
 		return to.by.Do(q, c.Call)
 	}
 	g.together, g.short = g.together[:0], g.short[:0]
-	staging := unsafe.Add(work, to.list)
+	staging := unsafe.Add(work, inBytes(to.list))
 	if c.Kind != coll.Group {
 		if err := q.divide(c, to, &staging); err != nil {
 			return err
 		}
-		return q.exchange(to, work)
+		return q.exchange(c.comm.peers, to, work)
 	}
 	merges := to.by.Caps().Merges
 	for i := range c.group.cmds {
@@ -261,7 +259,7 @@ func (q *gpuQueue) communicate(c *call, work unsafe.Pointer) error {
 			return err
 		}
 	}
-	if err := q.exchange(to, work); err != nil {
+	if err := q.exchange(c.comm.peers, to, work); err != nil {
 		return err
 	}
 	c.comm.recycle(c.group)
@@ -277,13 +275,13 @@ func (q *gpuQueue) divide(c *call, to *route, work *unsafe.Pointer) (err error) 
 		switch {
 		case s.Kind == coll.Copy:
 			err = q.h.Copy(s.Dst, s.Src, s.N*s.Type.Size())
-		case to.short != nil && s.Kind.Traits().Message && to.short.Short(&s):
+		case to.short && s.Kind.Traits().Message && c.comm.peers.Short(&s):
 			g.short = append(g.short, s)
 		default:
 			g.together = append(g.together, s)
 		}
 		return err == nil
 	})
-	*work = unsafe.Add(*work, roundUp(c.Scratch(rank, size, lib)))
+	*work = unsafe.Add(*work, inBytes(units(c.Scratch(rank, size, lib))))
 	return err
 }

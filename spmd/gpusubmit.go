@@ -127,7 +127,7 @@ func (c *command) scratchBytes() int {
 	case c.kind == cmdLibrary:
 		return c.N
 	case c.kind == cmdCall:
-		return c.route.list + c.route.work
+		return inBytes(c.route.list + c.route.work)
 	}
 	return 0
 }

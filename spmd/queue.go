@@ -77,10 +77,10 @@ type command struct {
 // copyFrom makes c a copy of o with the given arguments, and with slices of its
 // own, reusing those it has.
 func (c *command) copyFrom(o *command, args []Arg) {
-	own, asked := c.args[:0], c.call
+	own, counts, received := c.args[:0], c.Counts[:0], c.RecvCounts[:0]
 	*c = *o
-	c.call = asked
-	c.call.copyFrom(&o.call)
+	c.Counts = append(counts, o.Counts...)
+	c.RecvCounts = append(received, o.RecvCounts...)
 	c.args = append(own, args...)
 }
 

@@ -2,6 +2,7 @@ package spmd
 
 import (
 	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/transport"
 	"lockstep/spmd/internal/transport/devmpi"
 	"lockstep/spmd/internal/transport/mpi"
@@ -32,20 +33,27 @@ type router struct {
 // the same on all of them, and both ends of a message know its length.
 type route struct {
 	by    transport.Transport
-	short *peert.Transport // carries the short messages of the call, at the same time; nil where there are none
-	whole bool             // by makes the call as it is
-	mixed bool             // of a group: some of it other transports carry
-	list  int              // bytes of device memory that short needs
-	work  int              // and those for copies of operands
+	host  bool  // by carries host memory
+	whole bool  // by makes the call as it is
+	short bool  // peers carry the short messages of the call, at the same time
+	mixed bool  // of a group: other transports carry some of it
+	list  int32 // units of device memory that peers need for that
+	work  int32 // and those for copies of operands
 }
 
 // order is the transport whose own order the call has among calls of it; nil where that is none's.
 func (r *route) order() transport.Transport {
-	if r.short != nil || r.mixed || !r.by.Caps().Ordered {
+	if r.short || r.mixed || !r.by.Caps().Ordered {
 		return nil
 	}
 	return r.by
 }
+
+// units is a number of bytes in units of exec.Alignment.
+func units(bytes int) int32 { return int32((bytes + exec.Alignment - 1) / exec.Alignment) }
+
+// inBytes is the bytes of some units.
+func inBytes(units int32) int { return int(units) * exec.Alignment }
 
 // onHost returns the router of a communicator on the host; useDevice makes it one on a GPU.
 func onHost(host *mpi.Transport, rank, size int) router {
@@ -57,50 +65,50 @@ func (r *router) useDevice() { r.device = self.Transport{} }
 
 // route decides what carries a call that is not in a group. stream says that it is enqueued: the barrier of the hosts
 // themselves is MPI's.
-func (r *router) route(c *call, stream bool) route {
-	switch {
-	case r.device == nil, c.Kind == coll.Barrier && !stream:
-		return route{by: r.host, whole: true}
-	case c.Kind == coll.Group:
-		return r.routeGroup(c.group)
+func (r *router) route(c *call, stream bool) {
+	if r.device == nil || c.Kind == coll.Barrier && !stream {
+		c.route.by, c.route.host, c.route.whole = r.host, true, true
+		return
 	}
-	if by := r.chosen(c); by != nil {
-		return route{by: by, whole: true}
+	c.route = route{by: r.device}
+	if c.Kind == coll.Group {
+		r.routeGroup(&c.route, c.group)
+	} else if by := r.chosen(c); by != nil {
+		c.route.by, c.route.whole = by, true
+	} else {
+		r.split(&c.route, r.take(&c.route, c))
+		c.route.whole = c.route.work == 0 && !c.route.short && r.device.Caps().Kinds.Has(c.Kind)
 	}
-	to := route{by: r.device}
-	r.split(&to, r.take(&to, c))
-	to.whole = to.work == 0 && to.short == nil && r.device.Caps().Kinds.Has(c.Kind)
-	return to
 }
 
 // routeMember decides what carries a call of a group.
-func (r *router) routeMember(c *call) route {
+func (r *router) routeMember(c *call) {
 	if r.device != nil && (r.device.Caps().Merges || c.Kind.Traits().Message) {
-		return route{by: r.device}
+		c.route = route{by: r.device}
+		return
 	}
-	return r.route(c, true)
+	r.route(c, true)
 }
 
 // routeGroup decides for a group, of whose calls that is known already.
-func (r *router) routeGroup(g *group) route {
-	to, short := route{by: r.device}, 0
+func (r *router) routeGroup(to *route, g *group) {
+	short := 0
 	for i := range g.cmds {
 		c := &g.cmds[i]
 		if r.device.Caps().Merges || c.Kind.Traits().Message {
-			short += r.take(&to, c)
+			short += r.take(to, c)
 		} else if c.route.by != to.by {
 			to.mixed = true
 		}
 	}
-	r.split(&to, short)
-	return to
+	r.split(to, short)
 }
 
 // take notes the memory for copies of a call that goes to the device's transport. It returns how many short messages
 // there are in it that peers would carry.
 func (r *router) take(to *route, c *call) (short int) {
 	lib := &to.by.Caps().Library
-	to.work += roundUp(c.Scratch(r.rank, r.size, lib))
+	to.work += units(c.Scratch(r.rank, r.size, lib))
 	if r.atOnce == 0 || lib.Kinds.Has(c.Kind) && !c.Kind.Traits().Message {
 		return 0
 	}
@@ -116,7 +124,7 @@ func (r *router) take(to *route, c *call) (short int) {
 // split has peers carry the short messages of a call, where there are some.
 func (r *router) split(to *route, short int) {
 	if short > 0 {
-		to.short, to.list = r.peers, roundUp(r.peers.Scratch(short))
+		to.short, to.list = true, units(r.peers.Scratch(short))
 	}
 }
 

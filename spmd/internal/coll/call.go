@@ -88,6 +88,19 @@ func (c *Call) InPlace(rank int) bool {
 // at is the address of the i-th element at p.
 func (c *Call) at(p unsafe.Pointer, i int) unsafe.Pointer { return unsafe.Add(p, i*c.Type.Size()) }
 
+// Peers returns the ranks that a message goes to, and comes from; -1 where there is none.
+func (c *Call) Peers() (to, from int) {
+	switch c.Kind {
+	case Send:
+		return int(c.Root), -1
+	case Recv:
+		return -1, int(c.Root)
+	case SendRecv:
+		return int(c.Root), int(c.From)
+	}
+	return -1, -1
+}
+
 // Common is the number of elements that all ranks bring alike: of a V form the sum of all, 0 where each has its own.
 func (c *Call) Common() int {
 	switch c.Kind.Traits().Lengths {

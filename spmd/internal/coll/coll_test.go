@@ -97,6 +97,15 @@ func TestString(t *testing.T) {
 	}
 }
 
+func TestPeers(t *testing.T) {
+	for kind, want := range map[Kind][2]int{Send: {7, -1}, Recv: {-1, 7}, SendRecv: {7, 8}, Reduce: {-1, -1}, Barrier: {-1, -1}} {
+		c := Call{Kind: kind, Root: 7, From: 8}
+		if to, from := c.Peers(); to != want[0] || from != want[1] {
+			t.Errorf("%v goes to %d and comes from %d, want %v", kind, to, from, want)
+		}
+	}
+}
+
 // libraries to decompose for: what NCCL has, what sockets would have, and one that has all.
 var libraries = map[string]*Library{
 	"NCCL's":   {Kinds: SetOf(AllReduce, Reduce, Broadcast, AllGather, ReduceScatter, AllToAll, Send, Recv), Apart: SetOf(AllToAll)},

@@ -42,9 +42,7 @@ func (c Call) Steps(rank, size int, lib *Library, work unsafe.Pointer, yield fun
 	case AllToAll, AllToAllV:
 		c.exchangeByMessages(size, yield)
 	case SendRecv:
-		if yield(c.message(Send, c.Src, c.N, c.Root)) {
-			yield(c.message(Recv, c.Dst, c.RecvN, c.From))
-		}
+		c.Messages(yield)
 	}
 }
 
@@ -185,6 +183,10 @@ func (c *Call) exchangeByMessages(size int, yield func(Call) bool) {
 }
 
 // Messages yields what a Send, Recv or SendRecv is made of, the sending first, until yield returns false.
-func (c Call) Messages(yield func(Call) bool) { c.Steps(0, 0, &onlyMessages, nil, yield) }
-
-var onlyMessages = Library{Kinds: SetOf(Send, Recv)}
+func (c *Call) Messages(yield func(Call) bool) {
+	if c.Kind != SendRecv {
+		yield(*c)
+	} else if yield(c.message(Send, c.Src, c.N, c.Root)) {
+		yield(c.message(Recv, c.Dst, c.RecvN, c.From))
+	}
+}

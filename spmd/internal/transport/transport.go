@@ -27,7 +27,7 @@ type Transport interface {
 // Caps are what a transport can do.
 type Caps struct {
 	coll.Library       // what it does itself; the rest is made of that
-	Host         bool  // it has no queue: a call is over when Do returns
+	Host         bool  // it carries host memory, and has no queue: a call is over when Do returns
 	Alone        bool  // no other rank takes part
 	Merges       bool  // Group takes collectives
 	Ordered      bool  // calls on different queues run in the order in which they were given to it

@@ -85,14 +85,13 @@ func (r *Recorder) BeginMessage(kind coll.Kind, t elem.Type, peer, n int) {
 
 // count counts the messages of a call. Nothing else counts for the same communicator at the same time.
 func (r *Recorder) count(c *coll.Call) {
-	c.Messages(func(m coll.Call) bool {
-		if m.Kind == coll.Send {
-			r.exchange(int(m.Root), 1, 0)
-		} else {
-			r.exchange(int(m.Root), 0, 1)
-		}
-		return true
-	})
+	to, from := c.Peers()
+	if to >= 0 {
+		r.exchange(to, 1, 0)
+	}
+	if from >= 0 {
+		r.exchange(from, 0, 1)
+	}
 }
 
 // exchange counts messages to a peer and from it.
