@@ -174,7 +174,7 @@ func (st *commState) openDevice() error {
 	}
 	t := devmpi.New(dev, w.gpu.word)
 	if !w.byMPI {
-		st.mirror = t
+		st.second = t
 		return nil
 	}
 	st.dev, st.device = t, t
@@ -187,9 +187,9 @@ func (st *commState) openDevice() error {
 
 // closeDevice undoes openDevice. Collective, in the caller's turn.
 func (st *commState) closeDevice() error {
-	if st.mirror != nil {
-		err := st.mirror.Comm.Close()
-		st.mirror = nil
+	if st.second != nil {
+		err := st.second.Comm.Close()
+		st.second = nil
 		return err
 	}
 	if st.dev == nil {

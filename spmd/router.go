@@ -25,7 +25,7 @@ type router struct {
 	sym        *symComm            // carries some collectives on symmetric memory; nil where there is none
 	noSym      bool                // and there will be none
 	known      []known             // memory that nccl, if it is its own, and sym have registered
-	mirror     *devmpi.Transport   // MPI on device memory beside NCCL, where both are compared
+	second     *devmpi.Transport   // MPI on device memory beside NCCL, where both are compared
 }
 
 // route says what carries a call. It is decided when the call is issued, be it for now or for a graph: transports add up
