@@ -312,6 +312,19 @@ func raise8(a spmd.Args, i int, top float32) {
 	}
 }
 
+// copying is fn, then the copy of the activations that it wrote first: the codes are
+// argument i, then come the scale and the largest size.
+func copying(i int, fn func(a *hostArgs) error) func(a *hostArgs) error {
+	return func(a *hostArgs) error {
+		if err := fn(a); err != nil {
+			return err
+		}
+		a.settle()
+		raise8(a.Args, i+2, codes8(spmd.ArgSlice[spmd.F8E4M3](a.Args, i), a.written[0].from, spmd.ArgSlice[float32](a.Args, i+1)[0], 0))
+		return nil
+	}
+}
+
 func widened(x []spmd.BF16) []float32 {
 	wide := make([]float32, len(x))
 	host.Widen(wide, x)

@@ -303,6 +303,49 @@ func TestFP8Weights(t *testing.T) {
 	})
 }
 
+// LayerNorm's kernels leave copies of what they write, and write what they do without.
+func TestFP8LayerNorm(t *testing.T) {
+	on8(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		s, err := w.NewStream("s")
+		noError(t, err)
+		for _, c := range []int{48, 512, 768, 1008, 2320} {
+			const n = 1077
+			m, err := NewModel[spmd.BF16](w, Config{Layers: 1, Heads: 1, Channels: c, SeqMax: n, Vocab: 5}, 1, n)
+			noError(t, err)
+			halves := func(seed uint64) []spmd.BF16 {
+				x := make([]spmd.BF16, n*c)
+				for i, v := range randomFloats(len(x), 2, seed) {
+					x[i] = spmd.ToBF16(v)
+				}
+				return x
+			}
+			e := enqueueOn(s, m, Batch{B: 1, T: n}, false, mode8{})
+			x, dout := bufferOf(t, w, halves(1)), bufferOf(t, w, halves(2))
+			mean, rstd := bufferOf(t, w, make([]float32, n)), bufferOf(t, w, make([]float32, n))
+			p := &norm{w: bufferOf(t, w, randomFloats(c, 1, 3)), b: bufferOf(t, w, randomFloats(c, 1, 4)),
+				dw: bufferOf(t, w, make([]float32, c)), db: bufferOf(t, w, make([]float32, c))}
+			sums := bufferOf(t, w, make([]float32, c))
+			run := func(forward, backward cast) (out, dx []spmd.BF16, grads []float32) {
+				t.Helper()
+				y, d := bufferOf(t, w, halves(5)), bufferOf(t, w, halves(6))
+				e.layerNormForward(y, mean, rstd, x, p, forward)
+				e.layerNormBackward(d, dout, x, mean, rstd, p, sums, true, backward)
+				noError(t, e.err, s.Synchronize())
+				return valuesOf(t, y), valuesOf(t, d), slices.Concat(valuesOf(t, p.dw), valuesOf(t, p.db), valuesOf(t, sums))
+			}
+			out, dx, grads := run(cast{}, cast{})
+			forward, backward := newCasting(t, w, n*c, 5, 0), newCasting(t, w, n*c, 3, 0)
+			out8, dx8, grads8 := run(forward.cast, backward.cast)
+			if !slices.Equal(out, out8) || !slices.Equal(dx, dx8) || !slices.Equal(grads, grads8) {
+				t.Errorf("rows of %d: with copies it writes something else", c)
+			}
+			forward.check(t, fmt.Sprintf("forward, rows of %d", c), out8, 0)
+			backward.check(t, fmt.Sprintf("backward, rows of %d", c), dx8, 0)
+			noError(t, m.Close())
+		}
+	})
+}
+
 // The gradient of the logits is cast as it is written.
 func TestFP8Classifier(t *testing.T) {
 	on8(t, []int{1}, func(t *testing.T, w *spmd.World) {

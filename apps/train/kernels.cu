@@ -232,6 +232,29 @@ SPMD_FN void unpack8(float (&v)[8], packed8 p) {
     for (int k = 0; k < 8; k++) v[k] = to_float(u.x[k]);
 }
 
+// --- copies in 8-bit floats ---
+
+// code stores 8 values times scale, and returns the largest size of these and of top. A NaN has none.
+SPMD_FN float code(f8e4m3 *to, const float (&v)[8], float scale, float top) {
+    float s[8];
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        top = fmaxf(top, fabsf(v[k]));
+        s[k] = v[k] * scale;
+    }
+    store8(to, s);
+    return top;
+}
+
+// Activations of float have no codes.
+SPMD_FN float code(f8e4m3 *, const float (&)[4], float, float top) { return top; }
+
+// raise makes *peak at least top, which is not negative, of all threads of the block; peak may be missing.
+SPMD_FN void raise(float *peak, float top) {
+    top = block_max(top);
+    if (peak && threadIdx.x == 0 && top > *(volatile float *)peak) atomicMax((int *)peak, __float_as_int(top));
+}
+
 // --- LayerNorm ---
 
 // Rows of bfloat16 of 512 to 1,024 elements, a multiple of 8, are each worked on by a warp: a lane has 8 of every 256
@@ -256,11 +279,13 @@ template <int ARRAYS> struct ring {
     }
 };
 
-template <int N>
-SPMD_FN void layernorm_forward_chunks(act *out, float *mean, float *rstd, const act *x, const float *weight, const float *bias, int n, int c) {
+// With COPY codes receives out times *up, in 8-bit floats.
+template <int N, bool COPY>
+SPMD_FN void layernorm_forward_chunks(act *out, float *mean, float *rstd, const act *x, const float *weight, const float *bias, int n, int c,
+                                      f8e4m3 *codes, const float *up, float *peak) {
     ring<1> r(c);
     int first = threadIdx.x % 32 * 8;
-    float w[N][8], b[N][8], per = 1.0f / c;
+    float w[N][8], b[N][8], per = 1.0f / c, times = COPY ? *up : 0, largest = 0;
 #pragma unroll
     for (int q = 0; q < N; q++) {
         int j = first + q * 256;
@@ -302,25 +327,38 @@ SPMD_FN void layernorm_forward_chunks(act *out, float *mean, float *rstd, const 
             int j = first + q * 256;
             if (j >= c) continue;
             for (int k = 0; k < 8; k++) v[q][k] = (v[q][k] - mu) * inv * w[q][k] + b[q][k];
-            store8(out + i * c + j, v[q]);
+            if (!COPY) {
+                store8(out + i * c + j, v[q]);
+                continue;
+            }
+            store_rounded(out + i * c + j, v[q]);
+            largest = code(codes + i * c + j, v[q], times, largest);
         }
         if (first == 0) mean[i] = mu, rstd[i] = inv;
     }
+    if (COPY) raise(peak, largest);
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 2)
     layernorm_forward_warps(act *out, float *mean, float *rstd, const act *x, const float *weight, const float *bias, int n, int c) {
-    if (c <= 768) layernorm_forward_chunks<3>(out, mean, rstd, x, weight, bias, n, c);
-    else layernorm_forward_chunks<4>(out, mean, rstd, x, weight, bias, n, c);
+    if (c <= 768) layernorm_forward_chunks<3, false>(out, mean, rstd, x, weight, bias, n, c, 0, 0, 0);
+    else layernorm_forward_chunks<4, false>(out, mean, rstd, x, weight, bias, n, c, 0, 0, 0);
 }
 
-// What layernorm_backward_tiles does.
-template <int N>
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 2)
+    layernorm_forward_warps_8(act *out, float *mean, float *rstd, const act *x, const float *weight, const float *bias, int n, int c,
+                              f8e4m3 *codes, const float *up, float *peak) {
+    if (c <= 768) layernorm_forward_chunks<3, true>(out, mean, rstd, x, weight, bias, n, c, codes, up, peak);
+    else layernorm_forward_chunks<4, true>(out, mean, rstd, x, weight, bias, n, c, codes, up, peak);
+}
+
+// What layernorm_backward_tiles does. With COPY codes receives dx times *up, in 8-bit floats.
+template <int N, bool COPY>
 SPMD_FN void layernorm_backward_chunks(act *dx, float *partial, const act *dout, const act *x, const float *weight, const float *mean,
-                                       const float *rstd, int n, int c, int add) {
+                                       const float *rstd, int n, int c, int add, f8e4m3 *codes, const float *up, float *peak) {
     ring<3> r(c);
     int first = threadIdx.x % 32 * 8;
-    float w[N][8], total[3][N][8] = {}, per = 1.0f / c;
+    float w[N][8], total[3][N][8] = {}, per = 1.0f / c, times = COPY ? *up : 0, largest = 0;
 #pragma unroll
     for (int q = 0; q < N; q++)
         if (first + q * 256 < c) load8(w[q], weight + first + q * 256);
@@ -375,9 +413,11 @@ SPMD_FN void layernorm_backward_chunks(act *dx, float *partial, const act *dout,
             store_rounded(dx + i * c + j, o);
 #pragma unroll
             for (int k = 0; k < 8; k++) total[2][q][k] += o[k];
+            if (COPY) largest = code(codes + i * c + j, o, times, largest);
         }
         fetch(i + DEEP * step, slot);
     }
+    if (COPY) raise(peak, largest);
     copy_wait<0>();
     __syncthreads();
     float *parts = (float *)copy;
@@ -611,8 +651,17 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, 2)
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
     layernorm_backward_warps(act *dx, float *dweight, float *dbias, float *dcolumns, float *partial, unsigned *arrived, const act *dout,
                              const act *x, const float *weight, const float *mean, const float *rstd, int n, int c, int add, int accumulate) {
-    if (c <= 768) layernorm_backward_chunks<3>(dx, partial, dout, x, weight, mean, rstd, n, c, add);
-    else layernorm_backward_chunks<4>(dx, partial, dout, x, weight, mean, rstd, n, c, add);
+    if (c <= 768) layernorm_backward_chunks<3, false>(dx, partial, dout, x, weight, mean, rstd, n, c, add, 0, 0, 0);
+    else layernorm_backward_chunks<4, false>(dx, partial, dout, x, weight, mean, rstd, n, c, add, 0, 0, 0);
+    layernorm_backward_sums(dweight, dbias, dcolumns, partial, arrived, c, accumulate);
+}
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
+    layernorm_backward_warps_8(act *dx, float *dweight, float *dbias, float *dcolumns, float *partial, unsigned *arrived, const act *dout,
+                               const act *x, const float *weight, const float *mean, const float *rstd, int n, int c, int add, int accumulate,
+                               f8e4m3 *codes, const float *up, float *peak) {
+    if (c <= 768) layernorm_backward_chunks<3, true>(dx, partial, dout, x, weight, mean, rstd, n, c, add, codes, up, peak);
+    else layernorm_backward_chunks<4, true>(dx, partial, dout, x, weight, mean, rstd, n, c, add, codes, up, peak);
     layernorm_backward_sums(dweight, dbias, dcolumns, partial, arrived, c, accumulate);
 }
 
@@ -630,27 +679,6 @@ SPMD_FN float exp_from(float x, float top) {
     float e; // the difference first: where x is near the top, it is exact
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"((x - top) * 1.44269504f));
     return e;
-}
-
-// code stores 8 values times scale, and returns the largest size of these and of top. A NaN has none.
-SPMD_FN float code(f8e4m3 *to, const float (&v)[8], float scale, float top) {
-    float s[8];
-#pragma unroll
-    for (int k = 0; k < 8; k++) {
-        top = fmaxf(top, fabsf(v[k]));
-        s[k] = v[k] * scale;
-    }
-    store8(to, s);
-    return top;
-}
-
-// Activations of float have no codes.
-SPMD_FN float code(f8e4m3 *, const float (&)[4], float, float top) { return top; }
-
-// raise makes *peak at least top, which is not negative, of all threads of the block; peak may be missing.
-SPMD_FN void raise(float *peak, float top) {
-    top = block_max(top);
-    if (peak && threadIdx.x == 0 && top > *(volatile float *)peak) atomicMax((int *)peak, __float_as_int(top));
 }
 
 // A block has a row, in chunks of 16 bytes, of which the first held fit into its shared memory; a thread has the same

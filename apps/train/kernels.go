@@ -268,6 +268,7 @@ func (e *enqueue[A]) encoderBackward(dwte, dwpe spmd.Buffer[float32], dout spmd.
 var (
 	layerNormForwardKernel = newKernel("layernorm_forward", hostLayerNormForward)
 	layerNormForwardWarps  = newKernel("layernorm_forward_warps", hostLayerNormForward)
+	layerNormForwardWarps8 = newKernel("layernorm_forward_warps_8", copying(8, hostLayerNormForward))
 )
 
 func hostLayerNormForward(a *hostArgs) error {
@@ -282,18 +283,24 @@ func hostLayerNormForward(a *hostArgs) error {
 // layerNormForward enqueues out(n,c) = (x - mean)·rstd·weight + bias, and its copy, and
 // keeps mean(n) and rstd(n).
 func (e *enqueue[A]) layerNormForward(out spmd.Buffer[A], mean, rstd spmd.Buffer[float32], x spmd.Buffer[A], p *norm, to cast) {
-	c, k := e.m.Cfg.Channels, layerNormForwardWarps
-	grid, ok := e.normByWarps(e.n, c, 1, 264)
-	if !ok {
-		k, grid = layerNormForwardKernel, tileGrid(e.n, c, 2, 528)
+	c := e.m.Cfg.Channels
+	args := [11]spmd.Arg{out.Arg(), mean.Arg(), rstd.Arg(), x.Arg(), p.w.Arg(), p.b.Arg(), spmd.I32(e.n), spmd.I32(c),
+		to.codes.Arg(), to.up.Arg(), to.peak.Arg()}
+	switch grid, ok := e.normByWarps(e.n, c, 1, 264); {
+	case ok && to.none():
+		e.launch(layerNormForwardWarps, grid, args[:8]...)
+	case ok:
+		e.launch(layerNormForwardWarps8, grid, args[:]...)
+	default:
+		e.launch(layerNormForwardKernel, tileGrid(e.n, c, 2, 528), args[:8]...)
+		e.cast(out, e.n*c, to)
 	}
-	e.launch(k, grid, out.Arg(), mean.Arg(), rstd.Arg(), x.Arg(), p.w.Arg(), p.b.Arg(), spmd.I32(e.n), spmd.I32(c))
-	e.cast(out, e.n*c, to)
 }
 
 var (
 	layerNormBackwardKernel = newKernel("layernorm_backward", hostLayerNormBackward)
 	layerNormBackwardWarps  = newKernel("layernorm_backward_warps", hostLayerNormBackward)
+	layerNormBackwardWarps8 = newKernel("layernorm_backward_warps_8", copying(15, hostLayerNormBackward))
 )
 
 func hostLayerNormBackward(a *hostArgs) error {
@@ -324,14 +331,19 @@ func hostLayerNormBackward(a *hostArgs) error {
 // dx over its rows, where dcolumns is not empty: dx is the gradient of the residual
 // stream, and that of the bias of the projection that wrote there. It makes a copy of dx.
 func (e *enqueue[A]) layerNormBackward(dx, dout, x spmd.Buffer[A], mean, rstd spmd.Buffer[float32], p *norm, dcolumns spmd.Buffer[float32], add bool, to cast) {
-	c, k := e.m.Cfg.Channels, layerNormBackwardWarps
-	grid, ok := e.normByWarps(e.n, c, 3, normParts/2)
-	if !ok {
-		k, grid = layerNormBackwardKernel, tileGrid(e.n, c, 1, normParts)
+	c := e.m.Cfg.Channels
+	args := [18]spmd.Arg{dx.Arg(), p.dw.Arg(), p.db.Arg(), dcolumns.Arg(),
+		e.m.partial.Arg(), e.m.arrived.Arg(), dout.Arg(), x.Arg(), p.w.Arg(), mean.Arg(), rstd.Arg(), spmd.I32(e.n), spmd.I32(c), flag(add), flag(e.acc),
+		to.codes.Arg(), to.up.Arg(), to.peak.Arg()}
+	switch grid, ok := e.normByWarps(e.n, c, 3, normParts/2); {
+	case ok && to.none():
+		e.launch(layerNormBackwardWarps, grid, args[:15]...)
+	case ok:
+		e.launch(layerNormBackwardWarps8, grid, args[:]...)
+	default:
+		e.launch(layerNormBackwardKernel, tileGrid(e.n, c, 1, normParts), args[:15]...)
+		e.cast(dx, e.n*c, to)
 	}
-	e.launch(k, grid, dx.Arg(), p.dw.Arg(), p.db.Arg(), dcolumns.Arg(),
-		e.m.partial.Arg(), e.m.arrived.Arg(), dout.Arg(), x.Arg(), p.w.Arg(), mean.Arg(), rstd.Arg(), spmd.I32(e.n), spmd.I32(c), flag(add), flag(e.acc))
-	e.cast(dx, e.n*c, to)
 }
 
 var addToKernel = spmd.NewKernel("add_to", cudaSource, func(a spmd.Args) error {
@@ -373,19 +385,11 @@ func (e *enqueue[A]) attentionBackward(dqkv, dout, out spmd.Buffer[A], lse spmd.
 }
 
 var (
-	classifierKernel  = newKernel("classifier", func(a *hostArgs) error { _, err := hostClassifier(a); return err })
-	classifierKernel8 = newKernel("classifier_8", func(a *hostArgs) error {
-		x, err := hostClassifier(a)
-		if err == nil {
-			a.settle()
-			raise8(a.Args, 11, codes8(spmd.ArgSlice[spmd.F8E4M3](a.Args, 9), x, spmd.ArgSlice[float32](a.Args, 10)[0], 0))
-		}
-		return err
-	})
+	classifierKernel  = newKernel("classifier", hostClassifier)
+	classifierKernel8 = newKernel("classifier_8", copying(9, hostClassifier))
 )
 
-// hostClassifier returns the logits as it leaves them, before they are rounded.
-func hostClassifier(a *hostArgs) ([]float32, error) {
+func hostClassifier(a *hostArgs) error {
 	n, v, vp, scale, grad := a.I32(3), a.I32(4), a.I32(5), a.F32(7), a.flag(8)
 	losses, targets := a.f32(0), a.i32(2, n)
 	logits := a.in
@@ -394,10 +398,10 @@ func hostClassifier(a *hostArgs) ([]float32, error) {
 	}
 	x := logits(1, n*vp)
 	if err := checkTokens(targets, v); err != nil {
-		return nil, fmt.Errorf("target: %w", err)
+		return fmt.Errorf("target: %w", err)
 	}
 	host.Parallel(n, rowGrain(vp), func(lo, hi int) { cClassifier(losses, x, targets, v, vp, scale, grad, lo, hi) })
-	return x, nil
+	return nil
 }
 
 // classifier enqueues losses(n) = the cross-entropy of logits(n,vp) against
