@@ -1,6 +1,7 @@
 package spmd
 
 import (
+	"lockstep/internal/elem"
 	"lockstep/spmd/internal/inside"
 )
 
@@ -26,8 +27,11 @@ func init() {
 		a, err := b.(anyBuffer).awaited(s)
 		return a.mark, a.wait, err
 	}
-	inside.Hash = func(s *Stream, sum Buffer[uint64], b any) error { return hash(s, sum, b.(anyBuffer).bytes()) }
-	inside.ClipNorm = clipNorm
+	inside.Bytes = func(b any) Buffer[uint8] { return b.(anyBuffer).bytes() }
+	inside.Scratch = func(s *Stream, t elem.Type, n int) (Arg, error) {
+		p, err := s.scratch(n * t.Size())
+		return Arg{ptr: p, n: n, typ: t, kind: bufferArg}, err
+	}
 }
 
 // anyBuffer is a Buffer of any type.

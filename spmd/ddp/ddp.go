@@ -4,23 +4,17 @@
 package ddp
 
 import (
+	"lockstep/internal/elem"
 	"lockstep/spmd"
 	"lockstep/spmd/internal/inside"
 )
 
 // The doors of package spmd.
 var (
-	worldOf  = inside.Comm.(func(spmd.Comm, string) (*spmd.World, error))
-	fail     = inside.Fail.(func(*spmd.World, error))
-	overlap  = inside.Overlap.(func(a, b any) bool)
-	join     = inside.Join.(func(a, b any) (any, bool))
-	hash     = inside.Hash.(func(s *spmd.Stream, sum spmd.Buffer[uint64], b any) error)
-	clipNorm = inside.ClipNorm.(func(*spmd.Stream, spmd.Buffer[float32], float64, spmd.Buffer[float32]) error)
+	worldOf = inside.Comm.(func(spmd.Comm, string) (*spmd.World, error))
+	fail    = inside.Fail.(func(*spmd.World, error))
+	overlap = inside.Overlap.(func(a, b any) bool)
+	join    = inside.Join.(func(a, b any) (any, bool))
+	bytesOf = inside.Bytes.(func(any) spmd.Buffer[uint8])
+	scratch = inside.Scratch.(func(*spmd.Stream, elem.Type, int) (spmd.Arg, error))
 )
-
-// ClipNorm enqueues on s: norm[0] = the Euclidean norm of g; and where that is
-// above maxNorm, g scaled so that its norm is maxNorm. maxNorm <= 0 only
-// measures. norm has one element. The result is the same on ranks whose g are.
-func ClipNorm(s *spmd.Stream, g spmd.Buffer[float32], maxNorm float64, norm spmd.Buffer[float32]) error {
-	return clipNorm(s, g, maxNorm, norm)
-}

@@ -4,7 +4,10 @@ import (
 	"testing"
 
 	"lockstep/spmd"
+	"lockstep/spmd/spmdtest"
 )
+
+func TestKernelsCompile(t *testing.T) { spmdtest.CompileKernels(t) }
 
 func must(t *testing.T, err error) {
 	t.Helper()

@@ -51,7 +51,7 @@ func CheckSame[T spmd.Elem](c spmd.Comm, name string, b spmd.Buffer[T]) error {
 	if err != nil {
 		return err
 	}
-	err = hash(s, mine, b)
+	err = hash(s, mine, bytesOf(b))
 	if err := errors.Join(err, s.Close()); err != nil {
 		return err
 	}

@@ -42,9 +42,9 @@ var (
 	// Await is a func(s *spmd.Stream, b any) (mark func(), wait func() error, err error): spmd.Await for many turns. mark comes
 	// before what is enqueued.
 	Await any
-	// Hash is a func(s *spmd.Stream, sum spmd.Buffer[uint64], b any) error, which enqueues: sum[0] = a hash of the bytes of b.
-	Hash any
-	// ClipNorm is a func(*spmd.Stream, spmd.Buffer[float32], float64, spmd.Buffer[float32]) error: ddp.ClipNorm, by kernels of
-	// spmd's.
-	ClipNorm any
+	// Bytes is a func(b any) spmd.Buffer[uint8]: the memory of a Buffer of any type.
+	Bytes any
+	// Scratch is a func(s *spmd.Stream, t elem.Type, n int) (spmd.Arg, error): device memory of n elements, as an argument of
+	// kernels, for the next commands of s. What follows them in stream order may use it again.
+	Scratch any
 )
