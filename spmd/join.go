@@ -1,0 +1,216 @@
+package spmd
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"unsafe"
+
+	"github.com/rs/zerolog"
+
+	"lockstep/cudampi"
+	"lockstep/host"
+	"lockstep/internal/elem"
+	"lockstep/internal/shm"
+	"lockstep/spmd/internal/affinity"
+	"lockstep/spmd/internal/control"
+	"lockstep/spmd/internal/exec"
+	"lockstep/spmd/internal/job"
+)
+
+// connect starts MPI and joins the job, one world of the process at a time.
+func (w *World) connect() error {
+	openMu.Lock()
+	defer openMu.Unlock()
+	done := w.startup.Begin("mpi")
+	base, err := cudampi.Start()
+	if err != nil {
+		return err
+	}
+	done()
+	if err := w.launched.CheckWorld(base.Size()); err != nil {
+		return errors.Join(Usage(err), cudampi.Stop())
+	}
+	openWorlds++
+	return w.join(base)
+}
+
+// join makes the communicators and finds the nodes and the cores. It runs in this
+// goroutine alone, but other worlds of the process may be at work.
+func (w *World) join(base *cudampi.Comm) error {
+	turn := mpiOrder.Take(1)
+	if err := mpiOrder.Enter(turn); err != nil {
+		return err
+	}
+	defer mpiOrder.Leave()
+	world, err := base.Dup()
+	if err != nil {
+		return err
+	}
+	w.Log = w.cfg.forJob().Logger(world.Rank(), world.Size(), os.Stderr)
+	w.job.Rank, w.job.Size, w.job.Log, w.job.Started = world.Rank(), world.Size(), w.Log, w.startup.Started
+	if w.Comm, err = w.addComm(world, "world"); err != nil {
+		return err
+	}
+	if w.json != nil && w.Rank() != 0 { // the environment did not say so
+		if err := w.json.Close(); err != nil {
+			return err
+		}
+		w.json = nil
+	}
+	own, err := base.Dup()
+	if err != nil {
+		return err
+	}
+	if w.control, err = w.addComm(own, control.ID); err != nil {
+		return err
+	}
+	w.channel = control.NewChannel(w.control.st.mpi, w.control.st)
+	node, err := base.SplitShared()
+	if err != nil {
+		return err
+	}
+	if w.NodeComm, err = w.addComm(node, "node"); err != nil {
+		return err
+	}
+	shared := w.NodeComm.st.mpi
+	if err := w.findNode(w.control.st.mpi, shared); err != nil {
+		return err
+	}
+	w.NodeComm.st.id = fmt.Sprintf("node %d", w.node)
+	w.NodeComm.st.recorder.ID = w.NodeComm.st.id
+	if err := w.findThreads(shared); err != nil {
+		return err
+	}
+	if err := w.chooseDevice(shared); err != nil {
+		return err
+	}
+	if w.gpu == nil {
+		w.pool.Init(exec.HostSource())
+		w.pinned, w.managed = &w.pool, &w.pool
+		return nil
+	}
+	return w.startGPU(shared)
+}
+
+// findNode numbers the nodes by their lowest rank: node leaders count those
+// before them and tell the others. On the way the ranks compare what they were started with.
+func (w *World) findNode(world, node *shm.Comm) error {
+	type facts struct{ leads, sum int64 }
+	all := make([]facts, world.Size())
+	mine := facts{sum: job.Sum(w.cfg.forJob().Settings(w.flags))}
+	if node.Rank() == 0 {
+		mine.leads = 1
+	}
+	if err := world.AllGather(unsafe.Pointer(&all[0]), unsafe.Pointer(&mine), 2, elem.Int64); err != nil {
+		return err
+	}
+	before := int64(0)
+	for r, f := range all {
+		w.nodes += int(f.leads)
+		if r < world.Rank() {
+			before += f.leads
+		}
+	}
+	if slices.ContainsFunc(all, func(f facts) bool { return f.sum != mine.sum }) {
+		if err := w.compareSettings(world); err != nil {
+			return err
+		}
+	}
+	lead := [2]int64{before, int64(world.Rank())}
+	if err := node.Broadcast(unsafe.Pointer(&lead), len(lead), elem.Int64, 0); err != nil {
+		return err
+	}
+	w.node = int(lead[0])
+	w.job.Node, w.job.Nodes = w.node, w.nodes
+	if w.nodes == 1 {
+		return nil
+	}
+	inOrder, err := control.Range(world, int64(b2i(world.Rank() == int(lead[1])+node.Rank())))
+	w.byNode = inOrder.Lo == 1
+	w.mpiSockets = job.Sockets()
+	return err
+}
+
+// compareSettings fails on all ranks alike where their settings differ.
+//
+// Collective over the ranks of m, which are all.
+func (w *World) compareSettings(m control.Comm) error {
+	mine, err := json.Marshal(w.cfg.forJob().Settings(w.flags))
+	if err != nil {
+		return err
+	}
+	all, err := control.Gather(m, mine)
+	if err != nil {
+		return err
+	}
+	lists := make([][]job.Setting, len(all))
+	for r, said := range all {
+		if err := json.Unmarshal(said, &lists[r]); err != nil {
+			return fmt.Errorf("settings of rank %d: %w", r, err)
+		}
+	}
+	if text := job.Differences(lists); text != "" {
+		w.agreed = true
+		return Usage(errors.New(text))
+	}
+	return nil
+}
+
+// findThreads shares out the cores of the node. Collective over it.
+func (w *World) findThreads(node *shm.Comm) (err error) {
+	if w.threads, err = affinity.Share(node); err != nil {
+		return err
+	}
+	host.SetThreads(w.threads)
+	// Goroutines inside MPI hold a processor of the Go scheduler for a while, so a
+	// rank bound to one core needs more of them than cores for its streams to run
+	// at the same time.
+	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), w.threads+3))
+	return nil
+}
+
+// logStart logs the job's configuration and why it was chosen.
+func (w *World) logStart() {
+	line := w.Log.Info()
+	if w.fellBack {
+		line = w.Log.Warn()
+	}
+	line = line.Str("launcher", w.launched.Name).Int("ranks", w.Size()).Int("nodes", w.nodes).
+		Str("device", w.Device()).Str("collectives", w.Collectives()).Str("why", w.why).
+		Str("mpi", cudampi.Version()).Int("threads", w.threads).Str("blas", host.BLAS())
+	if w.cores != "" {
+		line = line.Str("cores", w.cores)
+	}
+	if w.gpu != nil {
+		line = w.gpu.describe(line, w.Size())
+	}
+	if most := w.Comm.st.atOnce; most > 0 {
+		line = line.Str("small_collectives", fmt.Sprintf("kernels between peers, messages of up to %d bytes", most)).
+			Str("small_messages", fmt.Sprintf("kernels between peers, up to %d bytes", w.Comm.st.peers.Comm.MessageMost()))
+	}
+	if w.nodes > 1 {
+		line = w.describeNodes(line)
+	}
+	line.Dict("startup_ms", w.startup.Log()).Msg("start")
+}
+
+// describeNodes adds what matters between nodes: in which order they hold the ranks,
+// and by which interfaces this rank's connections leave the node. Fabrics other than
+// TCP show none.
+func (w *World) describeNodes(line *zerolog.Event) *zerolog.Event {
+	order := "by node"
+	if !w.byNode {
+		order = "mixed: neighbours in rank are on different nodes"
+	}
+	line = line.Str("rank_order", order).Str("mpi_tcp", cmp.Or(job.Interfaces(w.mpiSockets), "none"))
+	if w.gpu != nil {
+		now := slices.DeleteFunc(w.ncclSockets, func(s job.Socket) bool { return slices.Contains(w.mpiSockets, s) })
+		line = line.Str("nccl_tcp", cmp.Or(job.Interfaces(now), "none"))
+	}
+	return line
+}
