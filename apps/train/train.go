@@ -228,8 +228,8 @@ func (t *trainer) Close() error {
 // the same slice, filled anew: it is to be used before the next is asked for.
 func (t *trainer) micro(n int, start func(i int) int) iter.Seq[[]int] {
 	return func(yield func([]int) bool) {
-		starts := make([]int, 0, t.batch)
 		part := spmd.ShardOf(n, t.c.Rank(), t.c.Size())
+		starts := make([]int, 0, min(t.batch, part.Len)) // --batch may be beyond all memory
 		for lo := 0; lo < part.Len; lo += t.batch {
 			starts = starts[:0]
 			for i := lo; i < min(lo+t.batch, part.Len); i++ {
