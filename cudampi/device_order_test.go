@@ -15,7 +15,7 @@ import (
 // overwritten and read just after it, without the host waiting anywhere.
 func TestDeviceOrder(t *testing.T) {
 	onDevices(t, []int{3}, map[string]string{"FAKECUDA_DELAY": "300"}, func(t *testing.T, c *Comm, d *cuda.Device) {
-		small()
+		small(t)
 		if c.rank == 0 {
 			t.Setenv("FAKECUDA_DELAY", "1500") // the others must wait for its copies
 		}
@@ -111,7 +111,7 @@ func deviceOrder(t *testing.T, w way, n int, held bool) {
 // TestDeviceStreams: calls on streams that run beside each other do not meet in the memory that all calls use.
 func TestDeviceStreams(t *testing.T) {
 	onDevices(t, []int{3}, map[string]string{"FAKECUDA_DELAY": "300"}, func(t *testing.T, c *Comm, d *cuda.Device) {
-		small()
+		small(t)
 		everyWay(t, c, d, func(t *testing.T, w way) {
 			other := w
 			other.s = must1(d.NewStream(0))(t)

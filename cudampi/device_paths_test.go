@@ -16,7 +16,7 @@ import (
 // TestDeviceMismatch: ranks that bring different things learn it, all of them, and the DeviceComm works on.
 func TestDeviceMismatch(t *testing.T) {
 	onDevices(t, []int{3}, nil, func(t *testing.T, c *Comm, d *cuda.Device) {
-		small()
+		small(t)
 		everyWay(t, c, d, func(t *testing.T, w way) {
 			if w.path == Peer {
 				return // as with NCCL, there is nobody who could compare
@@ -85,7 +85,7 @@ func TestDeviceMismatch(t *testing.T) {
 // TestDeviceGraph: an all-reduce between the devices is captured once and replayed; what goes through the host is refused.
 func TestDeviceGraph(t *testing.T) {
 	onDevices(t, []int{2, 3}, nil, func(t *testing.T, c *Comm, d *cuda.Device) {
-		small()
+		small(t)
 		everyWay(t, c, d, func(t *testing.T, w way) {
 			x := device[int32](t, w, 600)
 			y := x.at(500)
@@ -134,7 +134,7 @@ func must1[T any](v T, err error) func(t *testing.T) T {
 func TestDevicePaths(t *testing.T) {
 	needsDouble(t)
 	onDevices(t, []int{2}, nil, func(t *testing.T, c *Comm, d *cuda.Device) {
-		small()
+		small(t)
 		yes, no := &Aware{true, "told so"}, &Aware{false, "told not"}
 		for _, tc := range []struct {
 			path         Path

@@ -47,7 +47,7 @@ func onDevices(t *testing.T, ranks []int, env map[string]string, fn func(t *test
 		for k, v := range env {
 			t.Setenv(k, v)
 		}
-		t.Setenv(ready, t.Name())
+		t.Setenv(ready, "1")
 		defer os.Unsetenv(ready)
 	}
 	if !onGPU() {
@@ -77,8 +77,14 @@ func double(t *testing.T) string {
 	return doubles
 }
 
-// small makes every chunk and scratch memory small, so that a few elements are many steps.
-func small() {
+// small makes every chunk and scratch memory small until the test ends, so that a few elements are many steps.
+func small(t *testing.T) {
+	chunk, relay, message, least, most := chunkBytes, relayBytes, messageBytes, smallBytes, smallMessage
+	direct, room, peers, atOnce, host, device := directMin, directRoom, peerRoom, peersAtOnce, hostRings, deviceRings
+	t.Cleanup(func() {
+		chunkBytes, relayBytes, messageBytes, smallBytes, smallMessage = chunk, relay, message, least, most
+		directMin, directRoom, peerRoom, peersAtOnce, hostRings, deviceRings = direct, room, peers, atOnce, host, device
+	})
 	chunkBytes, relayBytes, messageBytes = 1024, 1024, 512
 	smallBytes, smallMessage, directMin, directRoom, peerRoom, peersAtOnce = 64, 64, 256, 16<<10, 4096, 64
 	hostRings, deviceRings = ringShape{3 * 2048, 512, 256, 256}, ringShape{3 * 4096, 1024, 256, 512}
@@ -97,6 +103,8 @@ type way struct {
 // everyWay calls fn with each way to carry out the calls of a Comm.
 func everyWay(t *testing.T, c *Comm, d *cuda.Device, fn func(t *testing.T, w way)) {
 	t.Helper()
+	most := mostShared
+	defer func() { mostShared, compile = most, compiler }()
 	for _, v := range []struct {
 		name   string
 		shared int
@@ -395,7 +403,7 @@ var allOps = []elem.Op{elem.Sum, elem.Prod, elem.Min, elem.Max, elem.Avg}
 
 func TestDeviceCollectives(t *testing.T) {
 	onDevices(t, counts, nil, func(t *testing.T, c *Comm, d *cuda.Device) {
-		small()
+		small(t)
 		everyWay(t, c, d, func(t *testing.T, w way) {
 			for _, n := range []int{0, 1, 7} {
 				deviceMoves[int8](t, w, n)

@@ -27,7 +27,7 @@ func onRings(t *testing.T, c *Comm, d *cuda.Device, fn func(t *testing.T, w way)
 // devices that are late allow.
 func TestRings(t *testing.T) {
 	onDevices(t, counts, map[string]string{"FAKECUDA_DELAY": "50"}, func(t *testing.T, c *Comm, d *cuda.Device) {
-		small()
+		small(t)
 		onRings(t, c, d, func(t *testing.T, w way) {
 			slot, least := w.rings.slot, w.rings.least
 			for _, n := range []int{1, least - 1, least, least + 1, slot - 1, slot, slot + 1, ringSlots * slot, ringSlots*slot + 1, 9*slot - 5} {
@@ -67,7 +67,7 @@ func TestRingsAtTheirSizes(t *testing.T) {
 // TestRingsInAnyOrder has every rank send to all, in orders of their own, more than the rings hold.
 func TestRingsInAnyOrder(t *testing.T) {
 	onDevices(t, []int{3, 4}, map[string]string{"FAKECUDA_DELAY": "20"}, func(t *testing.T, c *Comm, d *cuda.Device) {
-		small()
+		small(t)
 		onRings(t, c, d, func(t *testing.T, w way) {
 			const each = 4
 			length := func(from, to, k int) int { return (from*7+to*3+k*1001)%3000 + k }
@@ -109,7 +109,7 @@ func TestRingsInAnyOrder(t *testing.T) {
 func TestRingsFail(t *testing.T) {
 	needsDouble(t)
 	onDevices(t, []int{2}, nil, func(t *testing.T, c *Comm, d *cuda.Device) {
-		small()
+		small(t)
 		for _, call := range []string{"cuMemcpyAsync=700@3", "cuEventRecord=700@4", "cuEventQuery=700@5"} {
 			onRings(t, c, d, func(t *testing.T, w way) {
 				x, y := device[int32](t, w, 2000), device[int32](t, w, 2000)
@@ -131,7 +131,7 @@ func TestRingsFail(t *testing.T) {
 func TestRingsFallBack(t *testing.T) {
 	needsDouble(t)
 	onDevices(t, []int{2}, nil, func(t *testing.T, c *Comm, d *cuda.Device) {
-		small()
+		small(t)
 		for _, tc := range []struct {
 			path Path
 			fail string

@@ -87,9 +87,11 @@ struct stream {
     struct capture *capture;
     long seq, merged;
     struct stream *next;
-    int delayed; // has a thread of its own, which takes from todo
+    int delayed; // has a thread of its own, which takes from todo until it is gone
     struct op *todo, **last;
     long pending;
+    int gone;
+    pthread_cond_t more; // to do
 };
 struct event {
     struct object o;
@@ -356,8 +358,9 @@ static void *run_delayed(void *stream) {
     unsigned seed = (unsigned)s->o.id + (unsigned)getpid();
     for (;;) {
         pthread_mutex_lock(&delayed);
-        while (s->todo == NULL) pthread_cond_wait(&progress, &delayed);
+        while (s->todo == NULL && !s->gone) pthread_cond_wait(&s->more, &delayed);
         struct op *p = s->todo;
+        if (p == NULL) break;
         if ((s->todo = p->next) == NULL) s->last = &s->todo;
         pthread_mutex_unlock(&delayed);
         long most = setting("FAKECUDA_DELAY", 0);
@@ -368,6 +371,7 @@ static void *run_delayed(void *stream) {
         pthread_cond_broadcast(&progress);
         pthread_mutex_unlock(&delayed);
     }
+    pthread_mutex_unlock(&delayed);
     return NULL;
 }
 static int idle(struct stream *s) {
@@ -398,7 +402,7 @@ static int submit(struct stream *s, const struct op *p) {
         *s->last = q;
         s->last = &q->next;
         s->pending++;
-        pthread_cond_broadcast(&progress);
+        pthread_cond_signal(&s->more);
         pthread_mutex_unlock(&delayed);
         return OK;
     }
@@ -799,7 +803,7 @@ int cuStreamCreateWithPriority(void **out, unsigned flags, int priority) {
     s->last = &s->todo;
     s->delayed = getenv("FAKECUDA_DELAY") != NULL;
     pthread_t thread;
-    if (s->delayed && (pthread_create(&thread, NULL, run_delayed, s) != 0 || pthread_detach(thread) != 0)) abort();
+    if (s->delayed && (pthread_cond_init(&s->more, NULL) != 0 || pthread_create(&thread, NULL, run_delayed, s) != 0 || pthread_detach(thread) != 0)) abort();
     pthread_mutex_lock(&mutex);
     s->next = streams;
     streams = s;
@@ -812,6 +816,11 @@ int cuStreamDestroy_v2(void *stream) {
     NEED_CONTEXT;
     NEED(stream, STREAM);
     destroy(stream);
+    struct stream *s = stream;
+    pthread_mutex_lock(&delayed);
+    s->gone = 1;
+    if (s->delayed) pthread_cond_signal(&s->more);
+    pthread_mutex_unlock(&delayed);
     RETURN("stream=%d", id_of(stream));
 }
 // still is what waits for a stream or asks for it: a capture does not allow that.

@@ -8,6 +8,7 @@ import (
 	"lockstep/cudampi"
 	"lockstep/internal/commtest"
 	"lockstep/internal/elem"
+	"lockstep/internal/mpirun"
 )
 
 // The benchmarks measure the latency of 8 bytes on two or more ranks:
@@ -38,7 +39,7 @@ func benchmark(b *testing.B, call func(c *Comm, dst, src unsafe.Pointer) error) 
 var bench *Comm // of the benchmarks
 
 func TestMain(m *testing.M) {
-	code := m.Run()
+	code := mpirun.Main(m)
 	if bench != nil && code == 0 {
 		if bench.Close() != nil || cudampi.Stop() != nil {
 			code = 1

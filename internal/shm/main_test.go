@@ -11,15 +11,18 @@ import (
 
 var counts = []int{1, 2, 3, 4} // of ranks
 
-// onComms runs fn on each number of ranks with MPI running. A rank that fails ends the job through MPI.
+// onComms runs fn on each number of ranks with MPI running, in a job that may run other tests. A rank that fails ends the job through MPI.
 func onComms(t *testing.T, ranks []int, fn func(t *testing.T, c *cudampi.Comm)) {
 	t.Helper()
 	mpirun.Run(t, ranks, func(t *testing.T) {
-		c, err := cudampi.Start()
+		base, err := cudampi.Start()
 		commtest.Must(t, err)
-		mpirun.OnFail = func() { c.Abort(1) }
+		mpirun.OnFail = func() { base.Abort(1) }
+		c, err := base.Dup()
+		commtest.Must(t, err)
 		fn(t, c)
-		commtest.Must(t, cudampi.Stop()) // only a job that went well stops MPI, which waits for all ranks
+		commtest.Must(t, c.Free())
+		mpirun.AtEnd(cudampi.Stop) // of a job that went well only: it waits for all ranks
 	})
 }
 

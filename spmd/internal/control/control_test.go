@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -13,6 +14,8 @@ import (
 	"lockstep/spmd/internal/control"
 )
 
+func TestMain(m *testing.M) { os.Exit(mpirun.Main(m)) }
+
 // onRanks runs fn on 1, 2 and 3 ranks of MPI.
 func onRanks(t *testing.T, fn func(t *testing.T, c *cudampi.Comm)) {
 	t.Helper()
@@ -21,7 +24,7 @@ func onRanks(t *testing.T, fn func(t *testing.T, c *cudampi.Comm)) {
 		must(t, err)
 		mpirun.OnFail = func() { c.Abort(1) }
 		fn(t, c)
-		must(t, cudampi.Stop()) // of a job that went well only: it waits for all ranks
+		mpirun.AtEnd(cudampi.Stop) // of a job that went well only: it waits for all ranks
 	})
 }
 
