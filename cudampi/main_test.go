@@ -28,7 +28,7 @@ func onRanks(t *testing.T, ranks []int, fn func(t *testing.T, c *Comm)) {
 		c, err := base.Dup()
 		commtest.Must(t, err)
 		fn(t, c)
-		commtest.Must(t, c.Free())
+		commtest.Must(t, c.Close())
 		mpirun.AtEnd(Stop) // of a job that went well only: it waits for all ranks
 	})
 }

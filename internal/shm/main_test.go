@@ -21,7 +21,7 @@ func onComms(t *testing.T, ranks []int, fn func(t *testing.T, c *cudampi.Comm)) 
 		c, err := base.Dup()
 		commtest.Must(t, err)
 		fn(t, c)
-		commtest.Must(t, c.Free())
+		commtest.Must(t, c.Close())
 		mpirun.AtEnd(cudampi.Stop) // of a job that went well only: it waits for all ranks
 	})
 }
