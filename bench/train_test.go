@@ -6,6 +6,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -65,6 +66,15 @@ func TestTrainRows(t *testing.T) {
 		r := b.rows[i]
 		if r.Ranks != w.ranks || r.Unit != w.unit || r.Ours != w.ours || math.Abs(r.Goal-w.goal) > 1e-9 || r.Met != (w.met == 1) {
 			t.Errorf("row %d is %+v, want %+v", i, r, w)
+		}
+	}
+	// With 8-bit floats it is to be faster, but not where only the head has them.
+	for flag, goal := range map[string]float64{"--fp8=all": 1 / 1.45, "--fp8=head": 0.8} {
+		eight := trainBench{seq: 1024, more: []string{flag}}
+		eight.group, eight.gpus = b.group, b.gpus
+		eight.rowsOf(trained{trainCase: gpt2, ranks: 1, tokS: []float64{1000}, p99: []float64{1}, theirs: []float64{790}})
+		if r := eight.rows[0]; math.Abs(r.Goal-goal) > 1e-9 || r.Met != (goal == 0.8) || !strings.Contains(r.What, flag) {
+			t.Errorf("%s: %+v, want a goal of %v", flag, r, goal)
 		}
 	}
 	// Written twice, and beside another case's rows, each stands once.

@@ -127,7 +127,7 @@ func (s *saver) look() error {
 	asked := "--fp8 " + o.fp8
 	if was := found.setting("--fp8"); !o.given("fp8") && was != o.fp8 {
 		if o.cfg.FP8, err = parseFP8(was); err != nil {
-			return spmd.Usage(fmt.Errorf("the checkpoint in %s is none of train's: %w", o.checkpoint, err))
+			return spmd.Usage(fmt.Errorf("the checkpoint in %s is none of train's: --fp8 is %q", o.checkpoint, was))
 		}
 		o.fp8, asked = was, fmt.Sprintf("%s has a run with --fp8 %s, which", o.checkpoint, was)
 	}

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"lockstep/spmd"
+	"lockstep/spmd/checkpoint"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -477,6 +478,71 @@ func TestFP8Steps(t *testing.T) {
 				}
 			}
 			noError(t, plain.Close(), eight.Close(), graphs.Close(), resumed.Close())
+		}
+	})
+}
+
+// A checkpoint holds the scales of the next step. They count where nothing else says what they should be.
+func TestFP8Checkpoint(t *testing.T) {
+	on8(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		const steps, half = 12, 5
+		f := wordTokens(4000)
+		dir := t.TempDir()
+		run := func(level fp8Level, globalBatch int, found *saved) (*trainer, *saver) {
+			t.Helper()
+			cfg := testConfig(steps)
+			cfg.half, cfg.graph, cfg.model.FP8, cfg.globalBatch = true, "off", level, globalBatch
+			data, err := newDataset(f, cfg.seq, cfg.globalBatch, 5)
+			noError(t, err)
+			tr, err := newTrainer(w, w.Comm, cfg, data)
+			noError(t, err)
+			o := newOptions()
+			o.tok, err = newTokenizer("bytes")
+			noError(t, err)
+			o.checkpoint, o.cfg, o.seq, o.fp8, o.dtype, o.globalBatch, o.given = dir, cfg.model, cfg.seq, level.String(), "bfloat16", globalBatch, func(string) bool { return true }
+			c, err := checkpoint.Open(w, dir, checkpoint.Config{Keep: 3})
+			noError(t, err)
+			s := &saver{Manager: c, o: o, w: w, key: []byte{1}, found: found}
+			if found == nil {
+				noError(t, tr.begin(5))
+			} else {
+				noError(t, s.start(tr))
+			}
+			return tr, s
+		}
+		tr, s := run(fp8All, 7, nil)
+		var losses []float64
+		for i := range steps {
+			if i == half {
+				noError(t, s.save(tr, half, record{}), s.Wait())
+			}
+			loss, _ := step(t, tr, i)
+			losses = append(losses, loss)
+		}
+		noError(t, tr.Close(), s.Close())
+
+		tr, s = run(fp8All, 7, new(saved))
+		if tr.first != half || len(tr.scales) != headSites+2*layerSites {
+			t.Errorf("it goes on after %d steps with scales %v", tr.first, tr.scales)
+		}
+		for i := half; i < steps; i++ {
+			if loss, _ := step(t, tr, i); loss != losses[i] {
+				t.Errorf("step %d: loss %v, uninterrupted %v", i, loss, losses[i])
+			}
+		}
+		noError(t, tr.Close(), s.Close())
+		for name, other := range map[string]func() (*trainer, *saver){
+			"other products":       func() (*trainer, *saver) { return run(fp8Head, 7, new(saved)) },
+			"another global batch": func() (*trainer, *saver) { return run(fp8All, 3, new(saved)) },
+		} {
+			tr, s := other()
+			exps, err := tr.state.fp8.scales()
+			noError(t, err)
+			if tr.scales != nil || !slices.ContainsFunc(exps, func(e int) bool { return e != 0 }) {
+				t.Errorf("%s: scales %v of the checkpoint, %v found", name, tr.scales, exps)
+			}
+			step(t, tr, half)
+			noError(t, tr.Close(), s.Close())
 		}
 	})
 }

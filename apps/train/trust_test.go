@@ -178,6 +178,8 @@ func TestForgedCheckpoint(t *testing.T) {
 		{"2^31+1 sequences a step", setting("--global-batch", "2147483649"), 2, `--global-batch is "2147483649"`},
 		{"no sequence a step", setting("--global-batch", "0"), 2, `--global-batch is "0"`},
 		{"a batch that is no number", setting("--global-batch", "\x1b[2J"), 2, `--global-batch is "\x1b[2J"`},
+		{"8-bit floats of no kind", setting("--fp8", "\x1b[2J"), 2, `--fp8 is "\x1b[2J"`},
+		{"8-bit floats, of which the host has none", setting("--fp8", "all"), 2, "has a run with --fp8 all, which needs a GPU"},
 		{"2^61 sequences", func(meta map[string]any) { meta["sequences"] = 1 << 61 }, 2, "2305843009213693952 sequences of 16 tokens in 2 steps"},
 		{"no sequences", func(meta map[string]any) { meta["sequences"] = 0 }, 2, "0 sequences of 16 tokens in 2 steps"},
 		{"fewer than none", func(meta map[string]any) { meta["sequences"] = -1 }, 2, "-1 sequences"},
