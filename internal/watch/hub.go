@@ -163,8 +163,8 @@ func (h *hub) serve(conn net.Conn, r *bufio.Reader, rank int, join message) {
 			h.lost(m, err)
 			return
 		}
-		if msg.Kind == msgBeat && len(msg.State) > 0 && h.cfg.OnPulse != nil {
-			h.cfg.OnPulse(rank, msg.State)
+		if msg.Kind == msgBeat && len(msg.State) > 0 && h.cfg.OnHeartbeat != nil {
+			h.cfg.OnHeartbeat(rank, msg.State)
 		}
 		h.handle(m, msg)
 	}

@@ -208,8 +208,8 @@ func (n *Net) beat() {
 				continue
 			}
 			m := message{Kind: msgBeat}
-			if i == 0 && n.cfg.Pulse != nil { // not before it will be sent: what it has said once it does not say again
-				m.State = n.cfg.Pulse()
+			if i == 0 && n.cfg.Heartbeat != nil { // not before it will be sent: what it has said once it does not say again
+				m.State = n.cfg.Heartbeat()
 			}
 			n.mu.Lock()
 			k.beat = time.Now()

@@ -51,7 +51,7 @@ func FuzzHubSession(f *testing.F) {
 		if len(hello)+len(text)+len(raw) > 1<<12 {
 			return
 		}
-		cfg := Config{Me: Hello{Rank: 0}, Size: 3, Beat: time.Hour, standIn: time.Hour, OnPulse: func(int, []byte) {}, Listener: &Listener{}}
+		cfg := Config{Me: Hello{Rank: 0}, Size: 3, Beat: time.Hour, standIn: time.Hour, OnHeartbeat: func(int, []byte) {}, Listener: &Listener{}}
 		h := newHub(&cfg)
 		m, err := readMessage(bytes.NewReader(append(binary.BigEndian.AppendUint32(nil, uint32(len(hello)+10)), append(append([]byte(`{"hello":`), hello...), '}')...)))
 		if err != nil || m.Hello == nil {

@@ -101,11 +101,11 @@ type Config struct {
 	// cut, which OnEnd tells after 30 s. May be nil; must return soon.
 	OnSilent func(who string)
 
-	// Pulse returns what rides on the next sign of life to rank 0, or where that has gone to rank 1, at most MaxState bytes
-	// of JSON, nil for nothing; it is called by one goroutine. OnPulse gets it there, called by a goroutine for each rank; it
+	// Heartbeat returns what rides on the next sign of life to rank 0, or where that has gone to rank 1, at most MaxState bytes
+	// of JSON, nil for nothing; it is called by one goroutine. OnHeartbeat gets it there, called by a goroutine for each rank; it
 	// must return soon, and must not wait for Fail. Both may be nil.
-	Pulse   func() []byte
-	OnPulse func(rank int, pulse []byte)
+	Heartbeat   func() []byte
+	OnHeartbeat func(rank int, heartbeat []byte)
 
 	Beat    time.Duration // between two signs of life; 0 means 1 s
 	Silence time.Duration // without sign of life, after which a rank is silent; 0 means 5 s

@@ -79,7 +79,7 @@ func (j *Job) Watch() error {
 		}()
 	}
 	cfg := watch.Config{Me: watch.Hello{Rank: j.Rank, Node: j.Node, PID: os.Getpid(), Host: host}, Size: j.Size, State: j.state,
-		Pulse: j.world.Heartbeat, OnPulse: onHeartbeat, OnEnd: d.onEnd, OnSilent: d.onSilent}
+		Heartbeat: j.world.Heartbeat, OnHeartbeat: onHeartbeat, OnEnd: d.onEnd, OnSilent: d.onSilent}
 	if err := j.meet(&cfg); err != nil {
 		return err
 	}
