@@ -47,8 +47,8 @@ func parse(fs *pflag.FlagSet, args []string, rank int) error {
 	return nil
 }
 
-// withoutEquals returns the flag whose value stands behind it as an argument of its own,
-// which a flag that needs no value does not take; "" where there is none.
+// withoutEquals finds a value that was typed behind a flag without an equals sign, where the flag needs no value and so
+// takes none. It returns the name of the flag; "" where there is none.
 func withoutEquals(fs *pflag.FlagSet, args []string) string {
 	at := slices.Index(args, fs.Arg(0))
 	if at < 1 {
@@ -61,7 +61,7 @@ func withoutEquals(fs *pflag.FlagSet, args []string) string {
 	return name
 }
 
-// ofLauncher are flags that people give to the program and mean for what starts it.
+// ofLauncher are flags that people give to the program, but mean for the command that starts it.
 var ofLauncher = map[string]string{
 	"np": "mpirun", "n": "mpirun", "H": "mpirun", "host": "mpirun", "hostfile": "mpirun", "machinefile": "mpirun", "x": "mpirun",
 	"map-by": "mpirun", "bind-to": "mpirun", "rank-by": "mpirun", "oversubscribe": "mpirun", "allow-run-as-root": "mpirun", "mca": "mpirun",
@@ -70,7 +70,7 @@ var ofLauncher = map[string]string{
 	"nproc_per_node": "torchrun", "nproc-per-node": "torchrun", "nnodes": "torchrun",
 }
 
-// misplaced says which flag of a launcher stands among the program's, which lack it.
+// misplaced says which argument is a flag of a launcher and none of the program's; nil where there is none.
 func misplaced(fs *pflag.FlagSet, args []string) error {
 	for i, arg := range args {
 		if arg == "--" {

@@ -17,7 +17,7 @@ import (
 	"lockstep/internal/ranges"
 )
 
-// Config is what the common flags set. See spmd.Config, which has the same fields. An empty string is the default of its flag.
+// Config is what the common flags set. spmd.Config has the same fields and says what they mean.
 type Config struct {
 	Device      string // auto, cuda or host
 	Collectives string // auto, nccl, mpi, mpi-staged, mpi-aware or mpi-peer
@@ -152,8 +152,8 @@ func (c *Config) Logger(rank, size int, out *os.File) zerolog.Logger {
 	return ctx.Logger()
 }
 
-// plainLine makes a line of the log safe for a terminal, since it may quote a file. The logger quotes a field that is a
-// text itself, but not the message and lists.
+// plainLine makes a line of the log safe for a terminal: it may quote a file. The logger itself quotes fields that are
+// texts, but neither the message nor lists.
 func plainLine(line map[string]any) error {
 	for name, value := range line {
 		if _, ok := value.(string); !ok || name == zerolog.MessageFieldName {

@@ -26,8 +26,8 @@ type Control interface {
 	Tell(root int, v any) error
 }
 
-// Watched is what the watchdog looks at. Its methods are not collective, and none of them enters MPI or waits: they are
-// called while the rank hangs. KeepSigning is the exception.
+// Watched is what the watchdog looks at. Its methods are not collective. They are called while the rank hangs, so none of
+// them enters MPI or waits, but KeepSigning may wait for the driver.
 type Watched interface {
 	// Work is what may stand still.
 	Work() []Work
@@ -35,22 +35,22 @@ type Watched interface {
 	State() State
 	// Heartbeat is what rank 0 is told with the next sign of life, as JSON; nil for nothing. One goroutine calls it.
 	Heartbeat() []byte
-	// Heard takes a heartbeat, on rank 0. It returns why the job has to end, or "", and whether that is since ranks wait for
-	// each other.
+	// Heard takes a heartbeat, on rank 0. It returns why the job has to end, or "". hang says that it ends because ranks wait
+	// for each other.
 	Heard(rank int, heartbeat []byte) (why string, hang bool)
 	// WritesFiles says whether ranks may wait for files, which have a limit of their own.
 	WritesFiles() bool
-	// KeepSigning has streams note how far they have got, now and then until stop. It may wait for the driver.
+	// KeepSigning has streams note how far they have got, again and again until stop is closed.
 	KeepSigning(every time.Duration, stop <-chan struct{})
 }
 
-// Work is work that may stand still: the calls of a communicator, or a stream. Values of Work are compared.
+// Work is something that may stand still: the calls of a communicator, or a stream. Two values for the same one are equal.
 type Work interface {
-	// Position is how far the work has got, and whether something of it is not over.
+	// Position is how far the work has got, and whether it is busy: something has begun and is not over.
 	Position() (at uint64, busy bool)
-	// Stuck says whether the host itself has waited for it longer than limit.
+	// Stuck says whether the host has waited for the work longer than limit.
 	Stuck(now time.Time, limit time.Duration) bool
-	// String says what is not over, for people.
+	// String names what is not over.
 	String() string
 }
 
@@ -72,7 +72,7 @@ type Job struct {
 	Rank, Size  int
 	Node, Nodes int
 	Log         zerolog.Logger
-	Started     time.Time // the process
+	Started     time.Time // of the process
 	world       World
 	phase       atomic.Pointer[string]
 	ended       atomic.Bool
@@ -92,7 +92,7 @@ func New(cfg *Config, world World) *Job {
 // Enter says what the rank is at: "starting", "running" or "ending".
 func (j *Job) Enter(phase string) { j.phase.Store(&phase) }
 
-// Fail records the first failure of a stream: nobody may wait for what will not come, and Main ends the job.
+// Fail records the first failure of a stream. Main then ends the job.
 func (j *Job) Fail(err error) { j.fail(err) }
 
 // Ended says whether the program's own function has returned.

@@ -44,8 +44,8 @@ type panicked interface {
 // Program is what Main runs on every rank.
 type Program struct {
 	Flags  *pflag.FlagSet
-	Config *Config                     // that the common flags set
-	Checks []func(ranks int) error     // of flags that do not fit each other
+	Config *Config                     // set by the common flags
+	Checks []func(ranks int) error     // refuse flags that do not fit each other
 	Open   func() (*Job, error)        // starts MPI and joins the job. Collective
 	Run    func(context.Context) error // the program's own function, and the wait for what it left enqueued
 	Abort  func(status int)            // ends the job where Open has failed. It returns where MPI does not run
@@ -54,7 +54,7 @@ type Program struct {
 // Main parses the command line, joins the job, runs the program and ends the job. It returns the exit status.
 func Main(p *Program) int {
 	signals := make(chan os.Signal, 4)
-	signal.Notify(signals, syscall.SIGUSR1) // which Go would drop; what else comes during the start ends the process
+	signal.Notify(signals, syscall.SIGUSR1) // Go would drop it; any other signal during the start ends the process
 	fs, cfg := p.Flags, p.Config
 	cfg.Flags(fs)
 	env := launcher.Environment()
@@ -122,9 +122,8 @@ func (j *Job) end() int {
 	return 0
 }
 
-// abort ends the job on every rank with err as its cause, printed last and once. The
-// stack of a panic is printed here. Nothing is taken down in order: the peers of a
-// failed rank are usually inside a collective and would wait for ever.
+// abort ends the job on every rank with err as its cause, which is printed last and once. The stack of a panic is printed
+// here. Nothing is taken down in order: the other ranks are usually inside a collective and would wait for ever.
 func (j *Job) abort(err error, code int) int {
 	kind := watch.KindError
 	var p panicked

@@ -11,7 +11,7 @@ import (
 	"lockstep/spmd/internal/control"
 )
 
-// rankState is a rank's state, read.
+// rankState is the state of a rank, and what the rank itself says.
 type rankState struct {
 	watch.RankState
 	said State
@@ -105,7 +105,7 @@ func slow(ranks []rankState) (first *rankState) {
 	return first
 }
 
-// commIDs are the communicators in which somebody waits, in order of their names.
+// commIDs are the communicators in which a rank waits, in order of their names.
 func commIDs(ranks []rankState) []string {
 	var ids []string
 	for _, t := range ranks {
@@ -119,8 +119,8 @@ func commIDs(ranks []rankState) []string {
 	return ids
 }
 
-// missing says which ranks of a communicator are behind the furthest of those that wait
-// for all others, and which wait for a message.
+// missing says which ranks of a communicator have not arrived where the furthest rank waits for all, and which ranks wait
+// for a message.
 func missing(id string, ranks []rankState) string {
 	var furthest uint64
 	what, place := "", ""
@@ -138,7 +138,7 @@ func missing(id string, ranks []rankState) string {
 		i := slices.IndexFunc(t.said.Comms, func(c CommState) bool { return c.ID == id })
 		if i < 0 {
 			if t.State == nil || t.Silent {
-				out = append(out, rank) // it does not say
+				out = append(out, rank) // it did not answer
 			}
 			continue
 		}
@@ -185,7 +185,7 @@ func (c *CommState) place() string {
 	return c.Last + " " + c.At
 }
 
-// doing is what a rank does, without what is its own alone.
+// doing says what a rank does. Ranks that do the same have the same text, so it names neither rank nor process.
 func (t *rankState) doing() string {
 	switch {
 	case t.Died:

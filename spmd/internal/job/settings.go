@@ -13,8 +13,8 @@ import (
 	"lockstep/internal/ranges"
 )
 
-// What the ranks were started with has to be the same on all of them: a seed or a size that differs ends in wrong numbers,
-// not in an error. So the start compares a sum of it, which rides on an exchange that the start makes in any case.
+// All ranks have to be started with the same settings: a seed or a size that differs ends in wrong numbers, not in an error.
+// So the start compares a sum of them. The sum rides on an exchange that the start makes in any case.
 
 // mayDiffer marks a flag that the ranks need not have in common.
 const mayDiffer = "lockstep_may_differ"
@@ -28,8 +28,8 @@ func MayDiffer(fs *pflag.FlagSet, names ...string) {
 	}
 }
 
-// Setting is a flag, or what else a rank was started with. A flag that was not given has its default, which may depend on
-// the machine.
+// Setting is a flag, or something else that a rank was started with. A flag that was not given has its default, which may
+// depend on the machine.
 type Setting struct {
 	Name  string
 	Value string // as Go quotes it, so that any bytes survive as JSON
@@ -40,8 +40,8 @@ func setting(name, value string, given bool) Setting {
 	return Setting{name, strconv.Quote(value), given}
 }
 
-// Settings are what this rank was started with: the program and, of its flags, those that may not differ. fs is nil where
-// there is no command line; then the same choices of c count.
+// Settings are what this rank was started with: the program, and those of its flags that may not differ. Where there is no
+// command line fs is nil, and the same fields of c count.
 func (c *Config) Settings(fs *pflag.FlagSet) []Setting {
 	list := []Setting{setting("build", buildID(), true)}
 	if fs == nil {
@@ -58,10 +58,10 @@ func (c *Config) Settings(fs *pflag.FlagSet) []Setting {
 	return list
 }
 
-// programSetting is the setting beside which no other counts where it differs.
+// programSetting names the program. Where it differs, other differences say nothing.
 const programSetting = "program"
 
-// buildID is what the Go linker calls the program's contents; "" where it cannot be read.
+// buildID is the Go linker's identifier of the program's contents; "" where it cannot be read.
 // Source: cmd/internal/buildid.
 func buildID() string {
 	f, err := elf.Open("/proc/self/exe")
@@ -82,7 +82,7 @@ func buildID() string {
 	return id[strings.LastIndexByte(id, '/')+1:]
 }
 
-// Sum is the same on two ranks where the settings that were given are.
+// Sum is a hash of the settings that were given. It is the same on ranks that have the same.
 func Sum(list []Setting) int64 {
 	h := fnv.New64a()
 	for _, s := range list {
@@ -93,8 +93,8 @@ func Sum(list []Setting) int64 {
 	return int64(h.Sum64())
 }
 
-// Differences says in which settings the ranks differ, of which each has a list; "" where they do not. A setting that has
-// its default everywhere may depend on the machine.
+// Differences says in which settings the ranks differ; "" where they do not. lists has the settings of each rank. A default
+// may depend on the machine, so a setting that no rank was given does not count.
 func Differences(lists [][]Setting) string {
 	var names, said []string
 	for _, list := range lists {
@@ -139,7 +139,7 @@ func Differences(lists [][]Setting) string {
 
 const different = "the ranks were started differently: "
 
-// shortened is a quoted text for people: without quotes where it needs none, and a long one without its middle.
+// shortened makes a quoted text shorter: without quotes where it needs none, and without the middle of a long one.
 func shortened(quoted string) string {
 	const longest, end = 100, 40 // bytes
 	if len(quoted) > longest {

@@ -17,12 +17,11 @@ type Socket struct {
 	local netip.Addr
 }
 
-// Sockets returns the connections of this process that leave the node, or nothing
-// where the kernel does not say.
+// Sockets returns the connections of this process that leave the node; none where the kernel does not tell.
 // Source: proc_pid_net(5), /proc/net/tcp.
 func Sockets() []Socket {
 	own := map[string]bool{}
-	entries, _ := os.ReadDir("/proc/self/fd") // one less: nothing depends on it
+	entries, _ := os.ReadDir("/proc/self/fd") // without it no connection is found, which the log line then says
 	for _, e := range entries {
 		if to, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil {
 			if inode, ok := strings.CutPrefix(to, "socket:["); ok {
@@ -45,7 +44,7 @@ func Sockets() []Socket {
 	return list
 }
 
-// parseSockets reads a table of connections: those established, other than loopback.
+// parseSockets reads a table of connections. It returns those that are established and leave the node.
 func parseSockets(table string) []Socket {
 	var list []Socket
 	for line := range strings.Lines(table) {
@@ -62,8 +61,7 @@ func parseSockets(table string) []Socket {
 	return list
 }
 
-// parseAddr reads an address of 4 or 16 bytes, which the kernel writes as words in the
-// byte order of the machine.
+// parseAddr reads an address of 4 or 16 bytes. The kernel writes it as words in the byte order of the machine.
 func parseAddr(text string) (netip.Addr, bool) {
 	b, err := hex.DecodeString(text)
 	if err != nil || len(b) != 4 && len(b) != 16 {
@@ -79,7 +77,7 @@ func parseAddr(text string) (netip.Addr, bool) {
 // Interfaces names the interfaces that connections leave by: "eth0 (10.0.0.1)".
 func Interfaces(list []Socket) string {
 	var names []string
-	all, _ := net.Interfaces() // without it the addresses say it alone
+	all, _ := net.Interfaces() // without it the addresses stand alone
 	for _, s := range list {
 		name := s.local.WithZone("").String()
 		for _, i := range all {
@@ -98,8 +96,8 @@ func Interfaces(list []Socket) string {
 	return strings.Join(names, ", ")
 }
 
-// manyInterfaces is advice for a start that hangs where MPI may have chosen an interface
-// that leads nowhere; "" where there is no choice.
+// manyInterfaces is advice for a start that hangs: MPI may have chosen an interface that leads nowhere. It is "" where there
+// is no choice.
 func manyInterfaces() string {
 	var up []string
 	all, _ := net.Interfaces() // without it there is no advice

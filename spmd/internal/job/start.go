@@ -12,16 +12,16 @@ import (
 )
 
 const (
-	// speakFirst is how long a rank other than 0 leaves bad input to rank 0, which
-	// finds the same, and whose exit ends the job.
+	// speakFirst is how long a rank waits for a lower rank to report bad input. Rank 0 finds the same as the others, and its
+	// exit ends the job.
 	speakFirst = 3 * time.Second
-	// Before the exit of a process that MPI has not started in: for each rank of the job, and at most.
+	// How long a process waits before its exit where MPI has not started: for each rank of the job, and at most.
 	settleEach = 40 * time.Millisecond
 	mostSettle = 2500 * time.Millisecond
 )
 
-// refuse ends a job that has bad input, in a process where MPI does not run. Open MPI 4's mpirun may wait for ever where one
-// process ends while it starts the others: 64 of them on 2 cores made it do so in 5 of 5 runs.
+// refuse ends a job that has bad input, in a process where MPI does not run. Open MPI 4's mpirun may wait for ever when a
+// process ends while others are being started: with 64 processes on 2 cores it did so in 5 of 5 runs. So refuse waits first.
 func refuse(name string, rank, size int, err error) int {
 	settle := time.Duration(0)
 	if size > 1 {
@@ -37,10 +37,8 @@ func refuse(name string, rank, size int, err error) int {
 	return exitUsage
 }
 
-// speak says on one line why the job ends. The exit of any rank makes the launcher
-// end the others; so rank 0, which as a rule finds the same, speaks at once, and
-// the others give it time, and the launcher after it, and speak only where they
-// are still there.
+// speak says on one line why the job ends. Usually all ranks find the same, and one line is enough. So rank 0 speaks at
+// once. Its exit makes the launcher end the others, which wait for that and speak only where it does not come.
 func speak(name string, rank int, err error) {
 	leaveToFirst(rank)
 	if rank != 0 && errors.As(err, new(launcher.AloneError)) {
@@ -49,13 +47,12 @@ func speak(name string, rank int, err error) {
 	fmt.Fprintf(os.Stderr, "%s: %s\n", name, plain.Line(strings.ReplaceAll(err.Error(), "\n", "; ")))
 }
 
-// leaveToFirst gives rank 0 the time to report what it finds too, and then rank 1.
+// leaveToFirst waits until rank 0, and then rank 1, have had the time to report the same.
 func leaveToFirst(rank int) { time.Sleep(time.Duration(min(rank, 2)) * speakFirst) }
 
-// limitStart ends this process when the start takes longer than --timeout, or than a
-// minute where a GPU and its libraries may have to start: MPI and the other ranks wait
-// without a limit of their own. Rank 0 speaks, or the next rank that can. stop must be
-// called when the start is over.
+// limitStart ends this process when the start takes longer than --timeout, and than a minute where a GPU may have to start.
+// MPI and the other ranks would wait for ever. Rank 0 says so, or the next rank that can. stop must be called when the start
+// is over.
 func limitStart(name string, cfg *Config, rank int) (stop func() bool) {
 	limit := cfg.Limit()
 	if cfg.Device != "host" {

@@ -53,19 +53,19 @@ const (
 	mostOthers = 8
 )
 
-// Two goroutines are known by the first words of their stacks, as "goroutine 7 ". No two have the same.
+// Goroutines are marked by the first words of their stacks, such as "goroutine 7 ": no two have the same.
 var (
-	programs atomic.Pointer[string] // runs the program's own function
-	keepers  atomic.Pointer[string] // watches over it: it is the program's too, but says nothing
+	programMark atomic.Pointer[string] // of the goroutine that runs the program's own function
+	keeperMark  atomic.Pointer[string] // of the one that watches over it, which no report needs
 )
 
-// MarkProgram says that the calling goroutine runs the program's own function, which reports show with its stack.
-func MarkProgram() { programs.Store(goroutineHead()) }
+// MarkProgram says that the calling goroutine runs the program's own function. Reports show its stack.
+func MarkProgram() { programMark.Store(goroutineHead()) }
 
 // markKeeper says that the calling goroutine watches over the program, until unmark.
 func markKeeper() (unmark func()) {
-	keepers.Store(goroutineHead())
-	return func() { keepers.Store(nil) }
+	keeperMark.Store(goroutineHead())
+	return func() { keeperMark.Store(nil) }
 }
 
 func goroutineHead() *string {
@@ -76,7 +76,7 @@ func goroutineHead() *string {
 
 // Goroutines returns the goroutine of the program's own function, and others that have frames of the program.
 func Goroutines() (run Goroutine, others []Goroutine) {
-	program, keeper := programs.Load(), keepers.Load()
+	program, keeper := programMark.Load(), keeperMark.Load()
 	is := func(head *string, id string) bool { return head != nil && *head == id }
 	buf := make([]byte, 1<<20)
 	for _, text := range strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n") {

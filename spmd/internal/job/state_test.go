@@ -45,7 +45,7 @@ func TestProgramGoroutine(t *testing.T) {
 // A goroutine marks itself where no job runs the program.
 func TestMarkProgram(t *testing.T) {
 	MarkProgram()
-	defer programs.Store(nil)
+	defer programMark.Store(nil)
 	if run, others := theProgram(); !has(run, "job.TestMarkProgram ") || hasOne(others, "job.TestMarkProgram ") {
 		t.Errorf("the program's goroutine is %+v, others %+v", run, others)
 	}

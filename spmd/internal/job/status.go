@@ -8,9 +8,8 @@ import (
 	"lockstep/internal/live"
 )
 
-// serveLive answers `launch status`: on a socket without a file, on which this user's
-// and root's processes on this node get an answer. Where it cannot be had the job goes on
-// without.
+// serveLive answers `launch status` until stop, on a socket without a file. Processes of this user and of root on this node
+// get an answer. Where there can be no such socket the job goes on without.
 func (j *Job) serveLive() (stop func()) {
 	ln, err := live.Listen()
 	if err != nil {
@@ -25,7 +24,7 @@ func (j *Job) serveLive() (stop func()) {
 	return func() { ln.Close() }
 }
 
-// answer serves one request. Whoever asks for a report gets that of the whole job.
+// answer serves one request. A report is that of the whole job.
 func (j *Job) answer(me live.Rank, request string) string {
 	switch request {
 	case live.Who:

@@ -14,8 +14,8 @@ import (
 // grace is how long the program may take to return after a signal or a failed stream.
 const grace = 5 * time.Second
 
-// supervise calls run and watches over it: for signals, and for streams that fail
-// while run is blocked somewhere else. signals has those that came during the start.
+// supervise calls run and watches over it: for signals, and for streams that fail while run is blocked elsewhere. signals
+// has those that came during the start.
 func (j *Job) supervise(signals chan os.Signal, run func(context.Context) error) (sig os.Signal, err error) {
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGQUIT)
 	defer markKeeper()()
@@ -37,7 +37,7 @@ func (j *Job) supervise(signals chan os.Signal, run func(context.Context) error)
 
 	var end <-chan time.Time
 	failed, hears := j.failed.Done(), early.hears
-	var kept os.Signal // SIGUSR1, until the program listens or has had the time to
+	var kept os.Signal // SIGUSR1, until the program listens or deaf ends
 	deaf := time.After(grace)
 	for {
 		select {
@@ -46,7 +46,7 @@ func (j *Job) supervise(signals chan os.Signal, run func(context.Context) error)
 				return sig, signalError(sig)
 			}
 			if failure := context.Cause(j.failed); failure != nil && !errors.As(err, new(panicked)) {
-				err = failure // the cause of what run returned, or unnoticed by it
+				err = failure // it caused what run returned, or run did not notice it
 			}
 			return nil, err
 		case <-failed:
@@ -91,9 +91,8 @@ func (j *Job) supervise(signals chan os.Signal, run func(context.Context) error)
 	}
 }
 
-// leaveSignals gives signals back to the system once run has ended well, but for the
-// first request to end early: the ranks may have followed one that came sooner, to
-// another node.
+// leaveSignals gives signals back to the system once run has ended well. It ignores the first request to end early: an
+// earlier one, to another node, may have been the reason why run has ended.
 func (j *Job) leaveSignals(signals chan os.Signal, early *preemption) {
 	for s := range signals {
 		if s == syscall.SIGINT || s == syscall.SIGQUIT || !early.take() {
@@ -107,19 +106,18 @@ func (j *Job) leaveSignals(signals chan os.Signal, early *preemption) {
 
 func signalError(s os.Signal) error { return fmt.Errorf("ended by signal: %v", s) }
 
-// preemption is the request to end early, where the program has said that it
-// listens.
+// preemption is the request to end early, for a program that has said that it listens.
 type preemption struct {
 	mu    sync.Mutex
 	told  chan struct{}
 	hears chan struct{} // closed when the program listens
-	heard bool          // it is
+	heard bool          // hears is closed
 	taken bool
 }
 
 type preemptionKey struct{}
 
-// take passes the request on, once, and says whether it did.
+// take passes the request on to a program that listens. It reports whether this is the first time.
 func (p *preemption) take() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -18,9 +18,8 @@ import (
 	"lockstep/internal/watch"
 )
 
-// Watchdog ends a job of several ranks with one cause, which one of them prints, and
-// says who is missing where the job hangs. It works on a channel beside MPI, and
-// calls neither MPI nor CUDA but to abort.
+// Watchdog ends a job of several ranks with one cause, which one of them prints. Where the job hangs it says who is missing.
+// It works on a channel beside MPI. It calls neither MPI nor CUDA, but to abort.
 type Watchdog struct {
 	job     *Job
 	net     *watch.Net
@@ -31,8 +30,8 @@ type Watchdog struct {
 	since   atomic.Int64  // start of the wait for the end of the others, in Unix ns; 0 before
 	tick    atomic.Int64  // when look last looked, in Unix ns
 	woken   atomic.Int64  // when it last found that the process had been stopped
-	asking  atomic.Bool   // whether a rank waits for files
-	patient atomic.Int64  // until when one does, in Unix ns
+	asking  atomic.Bool   // suspect is asking the ranks whether one waits for files
+	patient atomic.Int64  // until when suspect need not ask again, in Unix ns
 }
 
 // failure is what a cause carries as its text.
@@ -42,12 +41,11 @@ type failure struct {
 }
 
 const (
-	// printFirst is how long the other ranks leave it to rank 0 to print and end the
-	// job; a report takes it longer.
+	// printFirst is how long the other ranks wait for rank 0 to print the cause and end the job. A report takes longer.
 	printFirst  = 3 * time.Second
 	reportFirst = 15 * time.Second
 	standIn     = 3 * time.Second
-	stopped     = 3 * time.Second // without a look at the clock: the process was stopped
+	stopped     = 3 * time.Second // a process that has not looked at the clock for so long was stopped
 	reportLimit = 10 * time.Second
 )
 
@@ -99,7 +97,7 @@ func (j *Job) Watch() error {
 	return nil
 }
 
-// meet gives all ranks the key of the watch, and the addresses of ranks 0 and 1, on which these listen. Collective.
+// meet gives all ranks the key of the watch, and the addresses on which ranks 0 and 1 listen. Collective.
 func (j *Job) meet(cfg *watch.Config) (err error) {
 	var addrs []string
 	if j.Rank < 2 {
@@ -186,12 +184,13 @@ func stalls(seen map[Work]standstill, w Work, at uint64, now time.Time, limit ti
 	return now.Sub(s.since) > limit
 }
 
-// suspect ends the job, which hangs, unless a rank waits for files, which has a limit of its own; still says that it does.
+// suspect ends the job, which seems to hang. But a rank that waits for files has a limit of its own: where there is one the
+// job goes on. still says whether the job hangs even now.
 func (d *Watchdog) suspect(what string, still func() bool) {
 	if d.job.world.WritesFiles() && time.Now().UnixNano() < d.patient.Load() || !d.asking.CompareAndSwap(false, true) {
 		return
 	}
-	go func() { // what looks goes on
+	go func() { // look goes on
 		defer d.asking.Store(false)
 		if d.job.world.WritesFiles() {
 			if t := slow(readStates(d.gather())); t != nil {
@@ -219,20 +218,18 @@ func (d *Watchdog) notEnded() string {
 	return fmt.Sprintf("the program has ended here, and not on every rank in %v", d.job.Limit())
 }
 
-// fail makes this rank's failure the job's, unless there was an earlier one, and does
-// not return if the job ends in time.
+// fail makes this rank's failure the job's, unless there was an earlier one. It does not return: onEnd ends the process.
 func (d *Watchdog) fail(kind string, status int, message string) {
 	text, err := json.Marshal(failure{status, message})
 	if err != nil {
 		text = []byte(message)
 	}
 	d.net.Fail(watch.Cause{Kind: kind, Text: string(text), Time: time.Now()})
-	<-d.ended // Fail has called onEnd, which ends the process
+	<-d.ended
 	select {}
 }
 
-// onEnd ends this process. One rank prints the cause: rank 0, or where that has died
-// or does not get to it the next one.
+// onEnd ends this process. One rank prints the cause: rank 0 or, where that has died or is too late, the next one.
 func (d *Watchdog) onEnd(c watch.Cause) {
 	close(d.ended)
 	first := 0
@@ -281,25 +278,24 @@ func (d *Watchdog) onEnd(c watch.Cause) {
 	d.job.world.Abort(f.Status)
 }
 
-// onSilent warns of ranks that may be stopped, or cut off: the launcher may notice, and
-// end everything, before that is certain. Where rank 0 is one of them rank 1 says it.
+// onSilent warns of ranks that may be stopped or cut off. Before that is certain the launcher may notice and end everything.
+// Where rank 0 is one of them rank 1 warns.
 func (d *Watchdog) onSilent(who string) {
 	d.log().Warn().Msg("nothing heard from " + who + " for 10s: stopped, or its host is down or cut off")
 }
 
-// log is the rank's log, which has warnings at least: the ranks that speak are not chosen by --log-ranks.
+// log is a log that has warnings also where --log-ranks leaves this rank out.
 func (d *Watchdog) log() *zerolog.Logger {
 	log := d.job.Log.Level(min(d.job.Log.GetLevel(), zerolog.WarnLevel))
 	return &log
 }
 
-// stoodStill says whether look has not looked for so long that this process must have
-// been stopped.
+// stoodStill says whether look has not looked for so long that this process must have been stopped.
 func (d *Watchdog) stoodStill(now time.Time) bool {
 	return now.UnixNano()-d.tick.Load() > int64(stopped)
 }
 
-// wasStopped says whether it was, and goes on for a moment only.
+// wasStopped says whether this process was stopped until a moment ago.
 func (d *Watchdog) wasStopped(now time.Time) bool {
 	return d.stoodStill(now) || now.UnixNano()-d.woken.Load() < int64(stopped)
 }
@@ -311,7 +307,7 @@ func (d *Watchdog) gather() []watch.RankState {
 	return d.net.Report(ctx)
 }
 
-// show returns what every rank does, for who asks while the job goes on.
+// show returns what every rank does, for somebody who asks while the job goes on.
 func (j *Job) show(asJSON bool) string {
 	var states []watch.RankState
 	if j.watchdog == nil {
@@ -341,8 +337,8 @@ func (j *Job) Leaving() {
 	}
 }
 
-// EndWatch takes leave of the other ranks, all of which do, after the end of MPI. It does not return where one of them has
-// failed in the last moment, or does not take leave: the watchdog ends this process.
+// EndWatch takes leave of the other ranks, after the end of MPI. All ranks do. Where one of them has failed in the last
+// moment, or does not take leave, EndWatch does not return: the watchdog ends this process.
 func (j *Job) EndWatch() error {
 	if j.watchdog == nil {
 		return nil
@@ -358,7 +354,7 @@ func (d *Watchdog) close() error {
 	default:
 	}
 	d.net.Done()
-	// A rank that stands still at the end of MPI holds up nobody: ranks 0 and 1 stay to say so.
+	// A rank that stands still at the end of MPI holds up no other. So ranks 0 and 1 stay, to report it.
 	for !d.net.AllLeft(d.lookEvery()) {
 		now := time.Now()
 		if d.stoodStill(now) {

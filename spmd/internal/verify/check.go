@@ -40,8 +40,8 @@ func NewChecker(comm *shm.Comm, rec *Recorder) *Checker { return &Checker{comm: 
 // Close gives up the checker's communicator. Collective.
 func (k *Checker) Close() error { return k.comm.Close() }
 
-// Check compares a call, where the mode asks for it. The recorder has it already, and the caller is in its turn in MPI. Of a
-// group the messages are compared, and the collectives are not. site is where the call was made; nil stands for this stack.
+// Check compares a call, where the mode asks for it. The recorder has begun it, and the caller is in its turn in MPI. Of a
+// group only the messages are compared. site is where the call was made; nil stands for this stack.
 // Collective over the ranks that the call concerns.
 func (k *Checker) Check(mode Mode, c *coll.Call, g Group, memory Memory, site *ccall.Site) error {
 	if c.Kind == coll.Group || c.Kind.Traits().Message {
@@ -98,8 +98,8 @@ func messagesOf(list []message, c *coll.Call) []message {
 	return list
 }
 
-// checkMessages compares the messages of a call with what their receivers expect, before any is sent: the sender tells
-// what it will send, and from where.
+// checkMessages compares the messages of a call with what their receivers expect, before any is sent. The sender tells what
+// it will send, and from where.
 func (k *Checker) checkMessages(mode Mode, c *coll.Call, g Group, site *ccall.Site) error {
 	var list []message
 	if c.Kind == coll.Group {
@@ -165,7 +165,7 @@ func (k *Checker) sampled(left []message) bool {
 	return (number-1)%sampleEvery == 0
 }
 
-// sent keeps the last message to a rank, for who has to say that nobody has received it.
+// sent keeps the last message to a rank, for reports that nobody has received it.
 func (r *Recorder) sent(peer int, what string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -8,11 +8,10 @@ import (
 	"lockstep/spmd/internal/coll"
 )
 
-// On the host a rank is in one call of MPI at a time, and gets no further before that is over. So ranks that wait for each
-// other in a circle, each in a call that needs another step of the next one, will for ever.
+// On the host a rank is in one call of MPI at a time, and makes no other before that is over. So ranks wait for ever where
+// they wait in a circle: each is in a call that ends only when the next one makes another call.
 
-// need is that a call waits for a rank of its communicator, which must make another call, send to this rank or receive
-// from it.
+// need is what a call waits for: that a rank of its communicator makes another call, sends to this rank or receives from it.
 type need struct {
 	Kind needKind `json:"k"`
 	Peer int      `json:"p,omitempty"`
@@ -27,10 +26,10 @@ const (
 	needRecv
 )
 
-// longMessage is from where on, in bytes, a Send surely waits for its receiver.
+// longMessage is the length in bytes from which on a Send surely waits for its receiver.
 const longMessage = 1 << 20
 
-// needs is what the call waits for that a rank on the host is in; nil where that is not sure.
+// needs is what the call of this rank waits for; nil where that is not sure, and on a GPU.
 func (r *Recorder) needs() []need {
 	if r.device != nil {
 		return nil
@@ -55,7 +54,7 @@ func (r *Recorder) needs() []need {
 	return nil
 }
 
-// groupNeeds is needs of the group that was begun last.
+// groupNeeds is needs for the group that was begun last.
 func (r *Recorder) groupNeeds() (list []need) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -72,7 +71,7 @@ func (r *Recorder) groupNeeds() (list []need) {
 	return list
 }
 
-// messageNeeds appends what a call waits for that is messages.
+// messageNeeds appends what a call waits for that consists of messages.
 func messageNeeds(list []need, c *coll.Call) []need {
 	c.Messages(func(m coll.Call) bool {
 		switch {
@@ -86,10 +85,10 @@ func messageNeeds(list []need, c *coll.Call) []need {
 	return list
 }
 
-// circle finds ranks that wait for each other, one after the other from the given one on and back to it, and says how; ""
-// where there are none.
+// circle looks for ranks that wait for each other: the given one for the next, and so on, and the last for the given one. It
+// says who waits for whom; "" where there is no circle.
 func circle(all map[int]*standing, from int) string {
-	at := map[int]*position{} // where a rank waits; it has been looked at
+	at := map[int]*position{} // where a rank waits that was looked at
 	var path []int
 	var back func(rank int) bool
 	back = func(rank int) bool {
@@ -122,7 +121,7 @@ func circle(all map[int]*standing, from int) string {
 	return "the ranks wait for each other: " + strings.Join(parts, "; ")
 }
 
-// waitsFor returns the ranks without whose next step the call of a rank will not be over, by their numbers in the world.
+// waitsFor returns the ranks that a rank waits for in its call, by their numbers in the world.
 func (p *position) waitsFor(rank int, all map[int]*standing) (list []int) {
 	if len(p.Needs) == 0 {
 		return nil

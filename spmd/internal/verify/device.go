@@ -21,8 +21,8 @@ func (r *Recorder) OnDevice() {
 	}
 }
 
-// inFlight holds the calls of a communicator that were handed to a GPU and are not known
-// to be over, or the last of them.
+// inFlight holds the calls of a communicator that were handed to a GPU and are not known to be over: the last of them, where
+// they are many.
 type inFlight struct {
 	mu    sync.Mutex // held for moments only
 	ring  [64]issued
@@ -36,7 +36,7 @@ type issued struct {
 	on   Progress
 	seq  uint64
 	site ccall.Site
-	// Of a group, which is used again once it is issued, the first of its calls, and how many there are.
+	// The first calls of a group, and how many it has: it is used again once it is issued.
 	first [4]Packed
 	calls int
 }
@@ -52,14 +52,14 @@ func (c *issued) String() string {
 	return describeGroup(first, c.calls)
 }
 
-// BeginOnDevice is Begin for a call that is compared before Issue, which is then told that it has begun.
+// BeginOnDevice is Begin for a call that is compared before it is issued. Issue is then told that it has begun.
 func (r *Recorder) BeginOnDevice(c *coll.Call, g Group) {
 	r.device.mu.Lock() // who issues a call does so outside of the order in MPI
 	defer r.device.mu.Unlock()
 	r.Begin(c, g)
 }
 
-// Issue notes a call that is about to be handed over, as the seq-th command of a stream. begun says that it has begun before.
+// Issue notes a call that is about to be handed over, as command number seq of a stream. begun says that it has begun already.
 func (r *Recorder) Issue(on Progress, seq uint64, c *coll.Call, g Group, memory Memory, site *ccall.Site, begun bool) {
 	f := r.device
 	f.mu.Lock()
@@ -67,7 +67,7 @@ func (r *Recorder) Issue(on Progress, seq uint64, c *coll.Call, g Group, memory 
 	p := Pack(c, g)
 	if !begun {
 		r.Begin(c, g)
-		r.Leave() // the host has; inFlight knows when it is over
+		r.Leave() // the host has left it; inFlight knows when it is over
 	}
 	r.Note(p, c, g, memory, site)
 	slot := &f.ring[f.next%uint64(len(f.ring))]

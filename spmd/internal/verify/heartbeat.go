@@ -14,7 +14,7 @@ import (
 	"lockstep/spmd/internal/control"
 )
 
-// heartbeat is what a rank tells rank 0 each second, of what that does not know.
+// heartbeat is what a rank tells rank 0 each second: only what is new.
 type heartbeat struct {
 	Pages []page    `json:"p,omitempty"` // of communicators with more calls than before
 	Stand *standing `json:"s,omitempty"`
@@ -52,7 +52,7 @@ func (b *Reporter) Heartbeat() []byte {
 	return text
 }
 
-// stand returns where this rank stands, where that is news.
+// stand returns where this rank stands; nil where rank 0 knows that.
 func (b *Reporter) stand(recorders []*Recorder) *standing {
 	steps, inside := count(recorders)
 	ended := b.Ended()
@@ -89,16 +89,16 @@ func count(recorders []*Recorder) (steps uint64, inside bool) {
 	return steps, inside
 }
 
-// Analyzer has, on rank 0, what every rank has told last: its pages for each communicator, and where it stands. The zero
-// value is ready for use.
+// Analyzer finds out, on rank 0, why a job cannot go on. It keeps what every rank has told last: its page of each
+// communicator, and where it stands. The zero value is ready for use.
 type Analyzer struct {
 	mu       sync.Mutex
 	pages    map[string]map[int]page
 	standing map[int]*standing
 }
 
-// Hear takes a heartbeat of a rank. It returns why the job has to end, or "", and whether that is since ranks wait for each
-// other. It may be called for several ranks at a time.
+// Hear takes a heartbeat of a rank. It returns why the job has to end, or "". hang says that it ends because ranks wait for
+// each other. Several goroutines may call it.
 func (l *Analyzer) Hear(rank int, heartbeat []byte) (why string, hang bool) {
 	if text := l.compare(rank, heartbeat); text != "" {
 		return fmt.Sprintf("%v: %s", ErrMismatch, text), false
@@ -106,13 +106,13 @@ func (l *Analyzer) Hear(rank int, heartbeat []byte) (why string, hang bool) {
 	return l.stuck(rank), true
 }
 
-// compare says where a rank's calls are others than those of another rank, or what it waits for in vain.
+// compare says where the calls of a rank differ from those of another rank, or what it waits for in vain; "" for neither.
 func (l *Analyzer) compare(rank int, said []byte) string {
 	var news heartbeat
 	if json.Unmarshal(said, &news) != nil {
-		return "" // the channel is authenticated: there is none that is not whole
+		return "" // no rank sends this, and the channel is authenticated
 	}
-	news.Pages = slices.DeleteFunc(news.Pages, func(p page) bool { return len(p.Last) == 0 }) // nor one without calls
+	news.Pages = slices.DeleteFunc(news.Pages, func(p page) bool { return len(p.Last) == 0 }) // nor a page without calls
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.pages == nil {
@@ -168,8 +168,8 @@ func AtEnd(ch *control.Channel, recorders []*Recorder) error {
 	})
 }
 
-// balance is a number that adds up to 0 over all ranks where the calls of all ranks of the communicator are the same, and
-// what each has sent others have received.
+// balance is a number for each rank. The numbers add up to 0 where all ranks of the communicator have made the same calls,
+// and every message that was sent was received.
 func (r *Recorder) balance() (sum uint64) {
 	name := fnv.New64a()
 	name.Write([]byte(r.ID))
@@ -191,7 +191,7 @@ func (r *Recorder) balance() (sum uint64) {
 	return sum
 }
 
-// uneven finds in what the ranks differ at the end. Collective.
+// uneven says in what the ranks differ at the end. Collective.
 func uneven(c control.Comm, recorders []*Recorder) error {
 	mine := heartbeat{Stand: positions(recorders, true)}
 	for _, r := range recorders {

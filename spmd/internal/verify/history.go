@@ -12,16 +12,15 @@ import (
 	"lockstep/spmd/internal/coll"
 )
 
-// history is the collectives of a communicator in their order. Ranks whose calls differ are found by it where that hangs
-// nothing: a Broadcast from two roots ends, with wrong data. It costs 10 to 30 ns a call; the ranks compare it now and then,
-// and at the end.
+// history is the flight recorder of a communicator: its collectives in their order. It finds ranks whose calls differ where
+// nothing hangs: a Broadcast from two roots ends, with wrong data. It costs 10 to 30 ns a call. The ranks compare it each
+// second, and at the end.
 type history struct {
 	mu     sync.Mutex // held for moments only
 	count  uint64     // of calls
 	sum    uint64     // of all calls
 	recent [recentCalls]entry
-	// The sums after the last multiple of 1, 4, 16, ... calls: ranks that are some calls
-	// apart have one of them in common.
+	// The sums after the last multiple of 1, 4, 16, ... calls. Ranks that are some calls apart have one of them in common.
 	levels [12]struct{ count, sum uint64 }
 }
 
@@ -34,10 +33,10 @@ type entry struct {
 	site   ccall.Site
 }
 
-// note adds a call that all ranks of the communicator make. It came from site, or where that is nil from this stack.
+// note adds a call that all ranks of the communicator make. A nil site stands for this stack.
 func (l *history) note(p Packed, c *coll.Call, g Group, memory Memory, site *ccall.Site) {
 	n := c.Common()
-	h := uint64(memory) << 24 // bits that what leaves free
+	h := uint64(memory) << 24 // Packed leaves these bits free
 	if c.Kind == coll.Group {
 		for i := range g.Len() {
 			if in, memory := g.Call(i); !in.Kind.Traits().Message {
@@ -63,7 +62,7 @@ func (l *history) note(p Packed, c *coll.Call, g Group, memory Memory, site *cca
 	}
 }
 
-// page is a history as it travels.
+// page is what a rank tells of a history.
 type page struct {
 	Comm   string      `json:"c"`
 	Levels [][2]uint64 `json:"l"` // count and sum
@@ -77,7 +76,7 @@ type line struct {
 	Text   string `json:"t"`
 }
 
-// read returns the page; with nothing since the given count, none.
+// read returns the page; not ok where there were no calls since the given count.
 func (l *history) read(comm string, since uint64) (page, bool) {
 	l.mu.Lock()
 	count, recent, levels := l.count, l.recent, l.levels
@@ -99,7 +98,7 @@ func (l *history) read(comm string, since uint64) (page, bool) {
 	return p, true
 }
 
-// differ says where b's calls are others than a's; "" where both may be the same.
+// differ says where the calls of two ranks differ; "" where both may be the same.
 func differ(a, b *page, rankA, rankB int) string {
 	same, other := uint64(0), uint64(0)
 	for _, x := range a.Levels {

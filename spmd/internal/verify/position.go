@@ -7,8 +7,8 @@ import (
 	"lockstep/spmd/internal/control"
 )
 
-// standing is where a rank stands that has not got on since its heartbeat before, or whose program has returned. Rank 0
-// finds from it who waits for what cannot come any more.
+// standing is where a rank stands that has not got on since its last heartbeat, or whose program has returned. Rank 0 finds
+// from it who waits for something that cannot come any more.
 type standing struct {
 	Ended bool       `json:"e,omitempty"`
 	Comms []position `json:"c,omitempty"`
@@ -26,11 +26,11 @@ type position struct {
 	Peers []exchanged `json:"p,omitempty"`
 }
 
-// exchanged is what a rank has sent to a peer, and received from it or is about to, in messages modulo 1<<32.
+// exchanged is how many messages a rank has sent to a peer, and how many it has received or waits for, modulo 1<<32.
 type exchanged struct {
 	Peer           int
 	Sent, Received uint32
-	Last           string `json:",omitempty"` // of those sent, with --check
+	Last           string `json:",omitempty"` // the last that was sent; with --check
 }
 
 // positions is where this rank stands on all its communicators of several ranks.
@@ -72,8 +72,8 @@ func (r *Recorder) inside() string {
 	return what + " " + at
 }
 
-// leftAlone says that a rank whose program has returned has made fewer calls than another rank, or has not exchanged a
-// message with it; "" where that is not so.
+// leftAlone says what another rank waits for that a rank whose program has returned will not do any more: a call, or a
+// message; "" where there is no such thing.
 func leftAlone(ended int, e *standing, rank int, s *standing) string {
 	if !e.Ended {
 		return ""
@@ -82,7 +82,7 @@ func leftAlone(ended int, e *standing, rank int, s *standing) string {
 		p := &s.Comms[i]
 		at := slices.IndexFunc(e.Comms, func(o position) bool { return o.Comm == p.Comm })
 		if at < 0 {
-			continue // it is in none of its calls
+			continue // that rank is not in the communicator
 		}
 		o := &e.Comms[at]
 		if p.Calls > o.Calls {
@@ -108,7 +108,7 @@ func leftAlone(ended int, e *standing, rank int, s *standing) string {
 	return ""
 }
 
-// with is what was exchanged with a rank of the communicator.
+// with is what this rank has exchanged with a rank of the communicator.
 func (p *position) with(peer int) exchanged {
 	if i := slices.IndexFunc(p.Peers, func(x exchanged) bool { return x.Peer == peer }); i >= 0 {
 		return p.Peers[i]
@@ -116,7 +116,7 @@ func (p *position) with(peer int) exchanged {
 	return exchanged{Peer: peer}
 }
 
-// after says after which call of a communicator, which is no one of the program's where it has made none.
+// after says after which call of the communicator a program has returned; "" for the framework's own.
 func (p *position) after() string {
 	if p.Comm == control.ID {
 		return ""
@@ -126,7 +126,7 @@ func (p *position) after() string {
 
 func (p *position) on() string { return fmt.Sprintf(" on %q", p.Comm) }
 
-// ahead says what the last call of a rank is, of those that all make.
+// ahead says which was the last call of a rank, of those that all ranks make.
 func (p *position) ahead() string {
 	s := "is in " + p.In
 	if p.In == "" || p.Alone {

@@ -1,7 +1,9 @@
-// Package verify compares what the ranks of a job call. A Recorder keeps, for each communicator, how far this rank has got and
-// its last calls; it costs some nanoseconds a call. Heartbeats bring that to rank 0, where an Analyzer finds ranks that have
-// called different things, and ranks that wait for what cannot come any more. A Checker (--check) compares every call before
-// it is made.
+// Package verify finds ranks of a job that call different things. A Recorder keeps, for each communicator, how far this rank
+// has got and its last calls. It costs some nanoseconds a call. Heartbeats bring that to rank 0. There an Analyzer finds
+// ranks that have called different things, and ranks that wait for something that cannot come any more.
+//
+// With --check a Checker compares every call before it is made. With --check both a Reference makes it again by MPI, and
+// compares the results with those of NCCL.
 package verify
 
 import (
@@ -18,7 +20,7 @@ import (
 )
 
 // Recorder is how far this rank has got on a communicator: what it entered last, how many calls it has entered and left, and
-// what the last calls were. Calls write it; the watchdog reads it while the program hangs.
+// its last calls. Calls write it. The watchdog reads it while the program hangs.
 type Recorder struct {
 	entered atomic.Uint64
 	left    atomic.Uint64
@@ -34,9 +36,9 @@ type Recorder struct {
 	Place      func() string // where the program is that is in a call on the host: "from FILE:LINE" or "at FILE:LINE"; else ""
 
 	mu    sync.Mutex
-	group Group          // that was begun last; its calls are read under mu, until Forget
+	group Group          // that was begun last, until Forget; its calls are read under mu
 	sends map[int]string // with --check the last message to each rank
-	told  uint64         // of calls of everyone those that rank 0 knows; the Reporter's
+	told  uint64         // how many calls of all ranks rank 0 has been told of; the Reporter's
 }
 
 // NewRecorder returns the recorder of a communicator.
@@ -44,7 +46,7 @@ func NewRecorder(id string, rank, size int) *Recorder {
 	return &Recorder{ID: id, Rank: rank, Size: size, peers: make([]atomic.Uint64, size), Place: func() string { return "" }}
 }
 
-// Begin enters a call; g is what it is made of where it is a coll.Group. Note follows, for what the ranks compare.
+// Begin enters a call. g is its calls where it is a coll.Group. Note adds it to the history.
 func (r *Recorder) Begin(c *coll.Call, g Group) Packed {
 	if c.Kind == coll.Group || c.Kind.Traits().Message {
 		return r.beginMessages(c, g)
@@ -55,7 +57,7 @@ func (r *Recorder) Begin(c *coll.Call, g Group) Packed {
 	return p
 }
 
-// beginMessages is Begin for what has, or may have, messages.
+// beginMessages is Begin for a call that has messages, or may have some.
 func (r *Recorder) beginMessages(c *coll.Call, g Group) Packed {
 	if c.Kind == coll.Group {
 		for i := range g.Len() {
@@ -118,14 +120,14 @@ func (r *Recorder) Enter(p Packed) {
 // Leave ends the call that was entered last. On a GPU it may still run.
 func (r *Recorder) Leave() { r.left.Add(1) }
 
-// Note adds a call to the history, where every rank makes it. It came from site, or where that is nil from this stack.
+// Note adds a call that every rank makes to the history. A nil site stands for this stack.
 func (r *Recorder) Note(p Packed, c *coll.Call, g Group, memory Memory, site *ccall.Site) {
 	if p.Everyone() {
 		r.history.note(p, c, g, memory, site)
 	}
 }
 
-// Forget takes leave of a group that is about to be used again.
+// Forget says that a group is about to be used again.
 func (r *Recorder) Forget(g Group) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -153,7 +155,7 @@ func (r *Recorder) Position() (at uint64, busy bool) {
 	return entered, entered != left
 }
 
-// Stuck implements job.Work: Position says all.
+// Stuck implements job.Work. Position says all there is to say.
 func (r *Recorder) Stuck(time.Time, time.Duration) bool { return false }
 
 // String describes the call that was entered last, and the communicator.
