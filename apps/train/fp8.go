@@ -48,11 +48,11 @@ func checkFP8(w *spmd.World, level fp8Level, dtype, asked string) error {
 	case level == fp8Off:
 		return nil
 	case w.OnHost():
-		return spmd.Usage(fmt.Errorf("%s needs a GPU: the host has no products of 8-bit floats", asked))
+		return spmd.Usage(fmt.Errorf("%s needs a GPU of compute capability 8.9 or above, and this is the host", asked))
 	case dtype != "bfloat16":
 		return spmd.Usage(fmt.Errorf("%s needs --dtype bfloat16, and this is %s", asked, dtype))
 	case !w.SupportsF8():
-		return spmd.Usage(fmt.Errorf("%s needs a GPU of compute capability 8.9 or above: %s has no products of 8-bit floats", asked, w.Device()))
+		return spmd.Usage(fmt.Errorf("%s needs a GPU of compute capability 8.9 or above, and this is %s", asked, w.Device()))
 	}
 	return nil
 }
