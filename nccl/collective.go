@@ -44,9 +44,8 @@ func (k Kind) String() string {
 type Call struct {
 	Kind     Kind
 	Type     elem.Type
-	Op       elem.Op    // of AllReduce, Reduce and ReduceScatter
-	Peer     int32      // the root, or the other side of Send and Recv
-	Scaled   *PreMulSum // if not nil, instead of Op
+	Op       elem.Op // of AllReduce, Reduce and ReduceScatter
+	Peer     int32   // the root, or the other side of Send and Recv
 	Dst, Src unsafe.Pointer
 	N        int // elements; of each rank's part in AllGather, ReduceScatter, AllToAll, Gather and Scatter
 }
@@ -155,12 +154,6 @@ func (c *Comm) wrong(x *Call) string {
 		return fmt.Sprintf("%d elements", x.N)
 	case x.Peer < 0 || int(x.Peer) >= c.size:
 		return fmt.Sprintf("rank %d of a communicator of %d ranks", x.Peer, c.size)
-	case x.Scaled != nil && x.Scaled.c != c:
-		return "the scaled sum belongs to another communicator"
-	case x.Scaled != nil && x.Scaled.over:
-		return "the scaled sum is closed"
-	case x.Scaled != nil && x.Scaled.t != x.Type:
-		return fmt.Sprintf("a scaled sum of %v for %v", x.Scaled.t, x.Type)
 	}
 	return ""
 }

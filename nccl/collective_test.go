@@ -139,7 +139,7 @@ func TestRefused(t *testing.T) {
 	c, s := comm(t, 1, 3)
 	for _, k := range collectives {
 		wantError(t, k.call(c, s, Call{N: -2}), k.name, ErrInvalidArgument, "-2 elements")
-		wantError(t, k.call(c, s, Call{Type: elem.Types}), k.name, ErrInvalidArgument, "elem.Type(10)")
+		wantError(t, k.call(c, s, Call{Type: elem.Type(200)}), k.name, ErrInvalidArgument, "elem.Type(200)")
 		if k.op {
 			wantError(t, k.call(c, s, Call{Op: elem.Ops}), k.name, ErrInvalidArgument, "elem.Op(5)")
 		}
@@ -228,15 +228,13 @@ func TestGroup(t *testing.T) {
 	}
 	c, s := comm(t, 0, 3)
 	p, _ := memory(t, c.Device(), 4096)
-	scaled, err := c.NewPreMulSum(elem.Float32, 0.5)
-	check(t, err)
 	newCalls(t)
 	calls := []Call{
 		{Kind: AllReduce, Type: elem.Float32, Op: elem.Avg, Dst: p, Src: p, N: 7},
 		{Kind: Recv, Type: elem.Int8, Peer: 2, Dst: p, N: 1},
 		{Kind: Send, Type: elem.BFloat16, Peer: 1, Src: p, N: 9},
 		{Kind: Scatter, Type: elem.Int32, Peer: 1, Dst: p, N: 2},
-		{Kind: AllReduce, Type: elem.Float32, Scaled: scaled, Dst: p, Src: p, N: 7},
+		{Kind: AllReduce, Type: elem.Float32, Op: elem.Max, Dst: p, Src: p, N: 7},
 	}
 	check(t, c.Group(s, calls))
 	want := []string{"ncclGroupStart",
@@ -244,7 +242,7 @@ func TestGroup(t *testing.T) {
 		line("ncclRecv", nil, p, 1, 0, -1, 2, s),
 		line("ncclSend", p, nil, 9, 9, -1, 1, s),
 		"ncclGroupStart", line("ncclRecv", nil, p, 2, 2, -1, 1, s), "ncclGroupEnd",
-		line("ncclAllReduce", p, p, 7, 7, 1000, -1, s),
+		line("ncclAllReduce", p, p, 7, 7, 2, -1, s),
 		"ncclGroupEnd"}
 	threads := map[string]bool{}
 	var got []string

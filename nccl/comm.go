@@ -13,7 +13,7 @@ import (
 )
 
 // Config sets what a communicator does with the machine. What is zero is left to NCCL and its environment variables,
-// and for Split and Shrink to the parent.
+// and for Split to the parent.
 //
 // NCCL reads the size bytes of ncclConfig_t that its own version knows and sets fields newer than the version field to
 // their defaults (init.cc, parseCommConfig, 2.18 to 2.30), so one struct serves all versions.
@@ -31,8 +31,6 @@ type Config struct {
 	// 1.6 GB that one costs. They then share its fate: an Abort of one aborts all. It is read from the parent (init.cc,
 	// ncclCommInitChildComm), so it belongs into the configuration of Init, not of Split.
 	SplitShare bool
-	// ShrinkShare is the same for Shrink; needs 2.27.
-	ShrinkShare bool
 
 	// UnmixedGraphs promises that no collective of this communicator, or of one that shares its resources, is under way on
 	// the GPU while another is that belongs to another graph, or to none: the streams are ordered so, and nothing of it
@@ -63,7 +61,6 @@ func (c *Config) check() error {
 		{"Config.TrafficClass", c.TrafficClass != 0, 22600},
 		{"Config.NVLSCTAs", c.NVLSCTAs != 0, 22700},
 		{"Config.CTAPolicy", c.CTAPolicy != 0, 22700},
-		{"Config.ShrinkShare", c.ShrinkShare, 22700},
 	} {
 		if err := needs(x.name, x.need, !x.set || library.version >= x.need); err != nil {
 			return err
@@ -101,7 +98,6 @@ func (c Config) over(parent Config) Config {
 		c.CommName = parent.CommName
 	}
 	c.SplitShare = c.SplitShare || parent.SplitShare
-	c.ShrinkShare = c.ShrinkShare || parent.ShrinkShare
 	c.UnmixedGraphs = c.UnmixedGraphs || parent.UnmixedGraphs
 	c.NonBlocking = c.NonBlocking || parent.NonBlocking
 	return c
@@ -241,32 +237,6 @@ func (c *Comm) Split(ctx context.Context, color, key int, cfg Config) (*Comm, er
 	return c.child(ctx, "ncclCommSplit", cfg, func(sys config) (uintptr, int) { return sysSplit(&c.link, color, key, sys) })
 }
 
-// Shrink makes a communicator of the ranks of c but those in exclude, which do not call it; the order stays. abort is for
-// a communicator in which a rank has failed: it first ends what is under way on c. c is to be closed, or aborted, later.
-//
-// Collective: the remaining ranks must call it, with the same exclude. It blocks the host as Split does. Needs NCCL 2.27.
-// Source: nccl.h, ncclCommShrink.
-func (c *Comm) Shrink(ctx context.Context, exclude []int, abort bool, cfg Config) (*Comm, error) {
-	const op = "ncclCommShrink"
-	if err := needs(op, 22700, hasShrink()); err != nil {
-		return nil, err
-	}
-	if err := cfg.check(); err != nil {
-		return nil, err
-	}
-	if len(exclude) == 0 {
-		return nil, c.refused(op, "no rank to exclude")
-	}
-	list := make([]int32, len(exclude))
-	for i, r := range exclude {
-		if r < 0 || r >= c.size || r == c.rank {
-			return nil, c.refused(op, "rank %d cannot exclude rank %d of %d ranks", c.rank, r, c.size)
-		}
-		list[i] = int32(r)
-	}
-	return c.child(ctx, op, cfg, func(sys config) (uintptr, int) { return sysShrink(&c.link, list, abort, sys) })
-}
-
 func (c *Comm) child(ctx context.Context, op string, cfg Config, call func(config) (uintptr, int)) (*Comm, error) {
 	cfg = cfg.over(c.cfg)
 	sys := sysConfig(&cfg, library.version)
@@ -385,8 +355,8 @@ func (c *Comm) Finalize(ctx context.Context) error {
 // Close finalises c, where Finalize has not, and frees it. A second Close, and one after Abort, does nothing. Once c has
 // met an error after which the ranks cannot end together, which is any but that of a wrong argument, Close aborts.
 //
-// Collective, and blocking the host, as Finalize. Close registrations, windows and scaled sums of c first, and graphs that
-// hold its collectives; streams may be closed before or after, memory after.
+// Collective, and blocking the host, as Finalize. Close registrations and windows of c first, and graphs that hold its
+// collectives; streams may be closed before or after, memory after.
 // Source: nccl.h, ncclCommDestroy.
 func (c *Comm) Close() error {
 	if c.broken.Load() {
@@ -403,28 +373,4 @@ func (c *Comm) Close() error {
 		return c.failed("ncclCommDestroy", status, "")
 	}
 	return nil
-}
-
-// MemStats is what NCCL holds of the GPU's memory for a communicator, in bytes.
-type MemStats struct {
-	Total      int // all that NCCL keeps account of
-	Persistent int // of it, what stays while the communicator is suspended
-}
-
-// MemStats returns the memory that c occupies. Needs NCCL 2.29.7.
-// Source: nccl.h, ncclCommMemStats, ncclStatGpuMemTotal and ncclStatGpuMemPersist.
-func (c *Comm) MemStats() (MemStats, error) {
-	const op = "ncclCommMemStats"
-	if err := needs(op, 22907, hasMemStats()); err != nil {
-		return MemStats{}, err
-	}
-	persistent, status := sysMemStats(&c.link, 2)
-	if status != statusOK {
-		return MemStats{}, c.failed(op, status, "")
-	}
-	total, status := sysMemStats(&c.link, 3)
-	if status != statusOK {
-		return MemStats{}, c.failed(op, status, "")
-	}
-	return MemStats{Total: int(total), Persistent: int(persistent)}, nil
 }

@@ -26,8 +26,8 @@ var configs = []struct {
 	{22505, Config{MinCTAs: 2, MaxCTAs: 4, CGAClusterSize: 2, NetName: "IB", CommName: "world", SplitShare: true},
 		"size=48 version=22505 blocking=1 cgaClusterSize=2 minCTAs=2 maxCTAs=4 netName=IB splitShare=1"},
 	{22605, Config{TrafficClass: 7}, "size=48 version=22605 blocking=1 trafficClass=7"},
-	{22707, Config{MinCTAs: 2, CommName: "world", ShrinkShare: true, NVLSCTAs: 8, CTAPolicy: 1},
-		"size=72 version=22707 blocking=1 minCTAs=2 maxCTAs=64 commName=world CTAPolicy=1 shrinkShare=1 nvlsCTAs=8"},
+	{22707, Config{MinCTAs: 2, CommName: "world", NVLSCTAs: 8, CTAPolicy: 1},
+		"size=72 version=22707 blocking=1 minCTAs=2 maxCTAs=64 commName=world CTAPolicy=1 nvlsCTAs=8"},
 	{22803, Config{MaxCTAs: 16, CGAClusterSize: -1}, "size=80 version=22803 blocking=1 cgaClusterSize=0 maxCTAs=16"},
 	{22902, Config{UnmixedGraphs: true}, "size=88 version=22902 blocking=1 graphUsageMode=1"},
 	{23007, Config{NonBlocking: true}, "size=88 version=22902 blocking=0"},
@@ -384,33 +384,6 @@ func TestSplitDeadline(t *testing.T) {
 	eventually(t, "ncclCommAbort") // of the child, which nobody takes
 }
 
-func TestShrink(t *testing.T) {
-	if !(double{env: []string{"FAKENCCL_CHILD=1/2"}}).in(t) {
-		return
-	}
-	d, _ := device(t)
-	c := initComm(t, d, 2, 4, Config{ShrinkShare: true})
-	n, err := c.Shrink(context.Background(), []int{3, 0}, true, Config{})
-	check(t, err)
-	if n.Rank() != 1 || n.Size() != 2 {
-		t.Errorf("rank %d of %d", n.Rank(), n.Size())
-	}
-	wantCalls(t, "ncclCommShrink comm=1 flags=1 exclude=3,0 size=80 version=22803 blocking=1 shrinkShare=1")
-	n2, err := c.Shrink(context.Background(), []int{1}, false, Config{})
-	check(t, err)
-	if calls := newCalls(t); len(calls) != 1 || !strings.HasPrefix(calls[0], "ncclCommShrink comm=1 flags=0 exclude=1 ") {
-		t.Errorf("calls %q", calls)
-	}
-	for _, exclude := range [][]int{nil, {2}, {4}, {-1}} {
-		_, err = c.Shrink(context.Background(), exclude, false, Config{})
-		wantError(t, err, "ncclCommShrink", ErrInvalidArgument, "exclude")
-	}
-	wantCalls(t)
-	for _, x := range []*Comm{n, n2, c} {
-		check(t, x.Close())
-	}
-}
-
 // TestNonBlocking sees every call wait until NCCL's thread is done: the double refuses a call before.
 func TestNonBlocking(t *testing.T) {
 	if !(double{}).in(t) {
@@ -437,25 +410,6 @@ func TestNonBlocking(t *testing.T) {
 	check(t, c.Abort()) // ends the call on the other goroutine
 	wantError(t, <-done, "ncclAllReduce", ErrInvalidUsage, "closed")
 	wantCalls(t, "ncclCommAbort comm=2")
-}
-
-func TestMemStats(t *testing.T) {
-	if !(double{version: 22907}).in(t) {
-		return
-	}
-	c, _ := comm(t, 0, 2)
-	got, err := c.MemStats()
-	check(t, err)
-	if got != (MemStats{Total: 1003, Persistent: 1002}) {
-		t.Errorf("got %+v", got)
-	}
-	wantCalls(t, "ncclCommMemStats comm=1 stat=2", "ncclCommMemStats comm=1 stat=3")
-	for _, call := range []string{"3", "5"} { // the first of two, and the second after a first that succeeds
-		fail(t, "ncclCommMemStats=4@"+call)
-		_, err = c.MemStats()
-		wantError(t, err, "ncclCommMemStats", ErrInvalidArgument)
-	}
-	check(t, c.Close())
 }
 
 // TestContext sees the failure to make the context current, in the driver's terms.

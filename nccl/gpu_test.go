@@ -3,7 +3,6 @@ package nccl
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"sync"
@@ -522,32 +521,6 @@ func TestGPU(t *testing.T) {
 			return nil
 		})
 	})
-	t.Run("PreMulSum", func(t *testing.T) {
-		each(t, rigs, func(rank int, r *rig) error {
-			const size = 1023
-			ty := elem.Float32
-			o, err := r.NewPreMulSum(ty, float64(rank+1))
-			if err != nil {
-				return err
-			}
-			want := make([]byte, size*4)
-			series(ty, want, 0, size, func(i int) (v float64) {
-				for q := range n {
-					v += float64(q+1) * value(ty, elem.Sum, q, i)
-				}
-				return v
-			})
-			if err := r.load(ty, size, input(ty, elem.Sum, rank)); err != nil {
-				return err
-			}
-			if err := r.result(ty, size, 0, want, func(dst unsafe.Pointer) error {
-				return r.Group(r.s, []Call{{Kind: AllReduce, Type: ty, Scaled: o, Dst: dst, Src: r.src, N: size}})
-			}); err != nil {
-				return err
-			}
-			return o.Close()
-		})
-	})
 	t.Run("Registered", func(t *testing.T) { testRegistered(t, rigs) })
 	t.Run("Errors", func(t *testing.T) {
 		wantError(t, rigs[0].Send(rigs[0].s, rigs[0].src, 1, elem.Int8, n), "ncclSend", ErrInvalidArgument, fmt.Sprintf("rank %d of", n))
@@ -555,11 +528,6 @@ func TestGPU(t *testing.T) {
 			if err := r.AsyncError(); err != nil {
 				t.Error(err)
 			}
-		}
-		_, err := rigs[0].MemStats()
-		var old *VersionError
-		if (Version() >= 22907) != (err == nil) || err != nil && !errors.As(err, &old) {
-			t.Errorf("memory statistics of NCCL %s: %v", VersionString(), err)
 		}
 	})
 	leave()
@@ -658,13 +626,13 @@ func testRegistered(t *testing.T, rigs []*rig) {
 	})
 }
 
-// testSplit makes communicators of the even and the odd ranks in reverse order, with and without shared resources, one
-// of all but the first, and one without the last.
+// testSplit makes communicators of the even and the odd ranks in reverse order, with and without shared resources, and
+// one of all but the first.
 func testSplit(t *testing.T, rigs []*rig) {
 	n := len(rigs)
 	ctx := context.Background()
 	for _, share := range []bool{false, true} {
-		leave := join(t, rigs, Config{SplitShare: share, ShrinkShare: share && Version() >= 22700, CommName: "world"})
+		leave := join(t, rigs, Config{SplitShare: share, CommName: "world"})
 		each(t, rigs, func(rank int, r *rig) error {
 			c, err := r.Split(ctx, rank%2, -rank, Config{CommName: "half"})
 			if err != nil {
@@ -705,21 +673,6 @@ func testSplit(t *testing.T, rigs []*rig) {
 			}
 			return r.sumOfRanks(r.Comm, rank, n*(n+1)/2)
 		})
-		if Version() >= 22700 {
-			each(t, rigs[:n-1], func(rank int, r *rig) error {
-				c, err := r.Shrink(ctx, []int{n - 1}, false, Config{})
-				if err != nil {
-					return err
-				}
-				if c.Size() != n-1 || c.Rank() != rank {
-					return fmt.Errorf("rank %d of %d after shrinking", c.Rank(), c.Size())
-				}
-				if err := r.sumOfRanks(c, rank, n*(n-1)/2); err != nil {
-					return err
-				}
-				return c.Close()
-			})
-		}
 		leave()
 	}
 }

@@ -118,8 +118,8 @@ func TestResultText(t *testing.T) {
 
 // TestVersionGates asks the oldest version for everything that came later.
 func TestVersionGates(t *testing.T) {
-	if !(double{version: 21805, missing: []string{"ncclMemAlloc", "ncclCommRegister", "ncclCommWindowRegister", "ncclCommShrink",
-		"ncclCommMemStats", "ncclAlltoAll", "ncclGather", "ncclScatter"}}).in(t) {
+	if !(double{version: 21805, missing: []string{"ncclMemAlloc", "ncclCommRegister", "ncclCommWindowRegister",
+		"ncclAlltoAll", "ncclGather", "ncclScatter"}}).in(t) {
 		return
 	}
 	c, _ := comm(t, 0, 2)
@@ -131,15 +131,10 @@ func TestVersionGates(t *testing.T) {
 	wantVersionError(t, err, "ncclCommRegister needs NCCL 2.19, this is 2.18.5")
 	_, err = c.RegisterWindow(addr(0x8000), 8)
 	wantVersionError(t, err, "ncclCommWindowRegister needs NCCL 2.27, this is 2.18.5")
-	_, err = c.Shrink(ctx, []int{1}, false, Config{})
-	wantVersionError(t, err, "ncclCommShrink needs NCCL 2.27, this is 2.18.5")
-	_, err = c.MemStats()
-	wantVersionError(t, err, "ncclCommMemStats needs NCCL 2.29.7, this is 2.18.5")
 	for name, cfg := range map[string]Config{
 		"Config.TrafficClass needs NCCL 2.26": {TrafficClass: 3},
 		"Config.NVLSCTAs needs NCCL 2.27":     {NVLSCTAs: 3},
 		"Config.CTAPolicy needs NCCL 2.27":    {CTAPolicy: 1},
-		"Config.ShrinkShare needs NCCL 2.27":  {ShrinkShare: true},
 	} {
 		_, err = Init(ctx, c.Device(), ID{}, 0, 1, cfg)
 		wantVersionError(t, err, name+", this is 2.18.5")

@@ -49,7 +49,7 @@ type VersionError struct {
 	Have int    // the version at hand
 }
 
-// Error returns a line such as "ncclCommShrink needs NCCL 2.27, this is 2.20.5".
+// Error returns a line such as "ncclCommWindowRegister needs NCCL 2.27, this is 2.20.5".
 func (e *VersionError) Error() string {
 	need := strings.TrimSuffix(versionString(e.Need), ".0")
 	return fmt.Sprintf("%s needs NCCL %s, this is %s", e.What, need, versionString(e.Have))

@@ -65,22 +65,18 @@ func sysBind(path string) error {
 		{Name: "ncclGetLastError", Slot: slot(&n.GetLastError)},
 		{Name: "ncclCommInitRankConfig", Slot: slot(&n.CommInitRankConfig)},
 		{Name: "ncclCommSplit", Slot: slot(&n.CommSplit)},
-		{Name: "ncclCommShrink", Slot: slot(&n.CommShrink), Optional: true}, // 2.27
 		{Name: "ncclCommFinalize", Slot: slot(&n.CommFinalize)},
 		{Name: "ncclCommDestroy", Slot: slot(&n.CommDestroy)},
 		{Name: "ncclCommAbort", Slot: slot(&n.CommAbort)},
 		{Name: "ncclCommGetAsyncError", Slot: slot(&n.CommGetAsyncError)},
 		{Name: "ncclCommCount", Slot: slot(&n.CommCount)},
 		{Name: "ncclCommUserRank", Slot: slot(&n.CommUserRank)},
-		{Name: "ncclCommMemStats", Slot: slot(&n.CommMemStats), Optional: true},                 // 2.29.7
 		{Name: "ncclMemAlloc", Slot: slot(&n.MemAlloc), Optional: true},                         // 2.19
 		{Name: "ncclMemFree", Slot: slot(&n.MemFree), Optional: true},                           // 2.19
 		{Name: "ncclCommRegister", Slot: slot(&n.CommRegister), Optional: true},                 // 2.19
 		{Name: "ncclCommDeregister", Slot: slot(&n.CommDeregister), Optional: true},             // 2.19
 		{Name: "ncclCommWindowRegister", Slot: slot(&n.CommWindowRegister), Optional: true},     // 2.27
 		{Name: "ncclCommWindowDeregister", Slot: slot(&n.CommWindowDeregister), Optional: true}, // 2.27
-		{Name: "ncclRedOpCreatePreMulSum", Slot: slot(&n.RedOpCreatePreMulSum)},
-		{Name: "ncclRedOpDestroy", Slot: slot(&n.RedOpDestroy)},
 		{Name: "ncclGroupStart", Slot: slot(&n.GroupStart)},
 		{Name: "ncclGroupEnd", Slot: slot(&n.GroupEnd)},
 		{Name: "ncclAllReduce", Slot: slot(&n.AllReduce)},
@@ -98,8 +94,6 @@ func sysBind(path string) error {
 }
 
 // What the library at hand has, beyond what is required of every version.
-func hasShrink() bool   { return C.nccl.CommShrink != nil }
-func hasMemStats() bool { return C.nccl.CommMemStats != nil }
 func hasMemory() bool   { return C.nccl.MemAlloc != nil && C.nccl.MemFree != nil }
 func hasRegister() bool { return C.nccl.CommRegister != nil && C.nccl.CommDeregister != nil }
 func hasWindow() bool   { return C.nccl.CommWindowRegister != nil && C.nccl.CommWindowDeregister != nil }
@@ -164,9 +158,6 @@ func sysConfig(c *Config, version int) config {
 	if c.SplitShare {
 		cfg.splitShare = 1
 	}
-	if c.ShrinkShare {
-		cfg.shrinkShare = 1
-	}
 	if c.NetName != "" {
 		cfg.netName = cName(c.NetName)
 	}
@@ -202,16 +193,6 @@ func sysSplit(l *link, color, key int, cfg config) (comm uintptr, status int) {
 	return sysCreate(func(out *unsafe.Pointer) C.int { return C.split(l, C.int(color), C.int(key), out, &cfg) })
 }
 
-func sysShrink(l *link, exclude []int32, abort bool, cfg config) (comm uintptr, status int) {
-	list := make([]C.int, len(exclude))
-	for i, r := range exclude {
-		list[i] = C.int(r)
-	}
-	return sysCreate(func(out *unsafe.Pointer) C.int {
-		return C.shrink(l, unsafe.SliceData(list), C.int(len(list)), out, &cfg, cbool(abort))
-	})
-}
-
 func sysSetComm(l *link, comm uintptr, nonBlocking bool) {
 	l.comm, l.nonblocking = C.uintptr_t(comm), C.int32_t(cbool(nonBlocking))
 }
@@ -232,12 +213,6 @@ func sysAsyncError(l *link) (result, status int) {
 	status = int(C.async_error(l, &e))
 	return int(e), status
 }
-func sysMemStats(l *link, stat int) (value uint64, status int) {
-	var v C.uint64_t
-	status = int(C.mem_stats(l, C.int(stat), &v))
-	return uint64(v), status
-}
-
 func sysLastError(l *link) string {
 	if C.nccl.GetLastError == nil {
 		return ""
@@ -260,20 +235,9 @@ func sysWindow(l *link, p unsafe.Pointer, bytes int) (handle uintptr, status int
 }
 func sysCloseWindow(l *link, h uintptr) int { return int(C.close_window(l, C.uintptr_t(h))) }
 
-func sysMakeOp(l *link, t elem.Type, where unsafe.Pointer, bits uint64) (op int32, status int) {
-	var o C.int
-	status = int(C.make_op(l, &o, C.int(ncclTypes[t]), where, C.uint64_t(bits)))
-	return int32(o), status
-}
-func sysFreeOp(l *link, op int32) int { return int(C.free_op(l, C.int(op))) }
-
 func setCall(c *cCall, x *Call) {
-	op := ncclOps[x.Op]
-	if x.Scaled != nil {
-		op = C.int32_t(x.Scaled.op)
-	}
 	*c = cCall{dst: C.uintptr_t(uintptr(x.Dst)), src: C.uintptr_t(uintptr(x.Src)), n: C.uint64_t(x.N),
-		kind: C.int32_t(x.Kind), _type: ncclTypes[x.Type], op: op, peer: C.int32_t(x.Peer)}
+		kind: C.int32_t(x.Kind), _type: ncclTypes[x.Type], op: ncclOps[x.Op], peer: C.int32_t(x.Peer)}
 }
 
 // sysRun issues calls on s: for a failure, where it was.

@@ -49,22 +49,18 @@ struct {
     const char *(*GetLastError)(void *);
     int (*CommInitRankConfig)(void **, int, struct id, int, struct config *);
     int (*CommSplit)(void *, int, int, void **, struct config *);
-    int (*CommShrink)(void *, int *, int, void **, struct config *, int);
     int (*CommFinalize)(void *);
     int (*CommDestroy)(void *);
     int (*CommAbort)(void *);
     int (*CommGetAsyncError)(void *, int *);
     int (*CommCount)(void *, int *);
     int (*CommUserRank)(void *, int *);
-    int (*CommMemStats)(void *, int, uint64_t *);
     int (*MemAlloc)(void **, size_t);
     int (*MemFree)(void *);
     int (*CommRegister)(void *, void *, size_t, void **);
     int (*CommDeregister)(void *, void *);
     int (*CommWindowRegister)(void *, void *, size_t, void **, int);
     int (*CommWindowDeregister)(void *, void *);
-    int (*RedOpCreatePreMulSum)(int *, void *, int, int, void *);
-    int (*RedOpDestroy)(int, void *);
     int (*GroupStart)(void);
     int (*GroupEnd)(void);
     int (*AllReduce)(const void *, void *, size_t, int, int, void *, void *);
@@ -242,9 +238,6 @@ static int init_poll(struct link *l) {
 static int split(struct link *l, int color, int key, void **out, struct config *config) {
     WITH_COMM(l, nccl.CommSplit(comm, color, key, out, config));
 }
-static int shrink(struct link *l, int *exclude, int n, void **out, struct config *config, int flags) {
-    WITH_COMM(l, nccl.CommShrink(comm, exclude, n, out, config, flags));
-}
 static int user_rank(struct link *l) { return nccl.CommUserRank(comm_of(l), &l->rank); }
 static int count(struct link *l) { return nccl.CommCount(comm_of(l), &l->size); }
 static int finalize(struct link *l) { WITH_COMM(l, nccl.CommFinalize(comm)); }
@@ -267,7 +260,6 @@ static int comm_abort(struct link *l) {
     int status = enter(l);
     return status != SUCCESS ? status : nccl.CommAbort(comm);
 }
-static int mem_stats(struct link *l, int stat, uint64_t *value) { WITH_COMM(l, nccl.CommMemStats(comm, stat, value)); }
 static const char *last_error(struct link *l) { return nccl.GetLastError(comm_of(l)); }
 
 // Memory.
@@ -287,9 +279,3 @@ static int window(struct link *l, void *p, size_t bytes, void **handle) {
     WITH_COMM(l, nccl.CommWindowRegister(comm, p, bytes, handle, 1)); // NCCL_WIN_COLL_SYMMETRIC
 }
 static int close_window(struct link *l, uintptr_t handle) { WITH_COMM(l, nccl.CommWindowDeregister(comm, (void *)handle)); }
-
-// make_op takes the factor from device memory at where, or if that is NULL from bits.
-static int make_op(struct link *l, int *op, int type, void *where, uint64_t bits) {
-    WITH_COMM(l, nccl.RedOpCreatePreMulSum(op, where ? where : &bits, type, where ? 0 : 1, comm));
-}
-static int free_op(struct link *l, int op) { WITH_COMM(l, nccl.RedOpDestroy(op, comm)); }

@@ -7,7 +7,7 @@
 // FAKENCCL_HANG     a function that does not come back, or stays in progress, while the file $FAKENCCL_LOG.hang exists
 // FAKENCCL_WRONG    "ncclAllReduce=5": that element of what the function writes is wrong
 // FAKENCCL_VERSION  what ncclGetVersion gives, and whose ncclConfig_t is read (22803)
-// FAKENCCL_CHILD    "1/3": rank and size of communicators that are split off or shrunk (the parent's)
+// FAKENCCL_CHILD    "1/3": rank and size of communicators that are split off (the parent's)
 // FAKENCCL_HEAPS    file that ncclCommDestroy writes the state of the process's heaps to, as malloc_info has it
 // A function is left out by -Dncclx=absent_ncclx, as fakelib.Without gives it.
 
@@ -204,12 +204,6 @@ int ncclCommSplit(comm *c, int color, int key, comm **out, config *cfg) {
     snprintf(args, sizeof args, " color=%d key=%d", color, key);
     return child(c, "ncclCommSplit", out, cfg, args, color == -1);
 }
-int ncclCommShrink(comm *c, int *exclude, int n, comm **out, config *cfg, int flags) {
-    char args[256];
-    int w = snprintf(args, sizeof args, " flags=%d exclude=", flags);
-    for (int i = 0; i < n; i++) w += snprintf(args + w, sizeof args - w, i ? ",%d" : "%d", exclude[i]);
-    return child(c, "ncclCommShrink", out, cfg, args, 0);
-}
 
 int ncclCommFinalize(comm *c) {
     line("ncclCommFinalize", " comm=%d", c->serial);
@@ -252,11 +246,6 @@ int ncclCommUserRank(comm *c, int *rank) {
     *rank = c->rank;
     return told("ncclCommUserRank");
 }
-int ncclCommMemStats(comm *c, int stat, uint64_t *value) {
-    line("ncclCommMemStats", " comm=%d stat=%d", c->serial, stat);
-    *value = 1000 + stat;
-    return told("ncclCommMemStats");
-}
 
 int ncclMemAlloc(void **p, size_t bytes) {
     line("ncclMemAlloc", " bytes=%zu", bytes);
@@ -291,20 +280,6 @@ int ncclCommWindowDeregister(comm *c, void *win) {
 
 // In the order of ncclDataType_t.
 static const size_t sizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
-
-int ncclRedOpCreatePreMulSum(int *op, void *scalar, int type, int residence, comm *c) {
-    static int made;
-    uint64_t bits = 0;
-    if (residence == 1) memcpy(&bits, scalar, sizes[type]);
-    line("ncclRedOpCreatePreMulSum", residence == 1 ? " comm=%d type=%d residence=%d scalar=%#lx" : " comm=%d type=%d residence=%d scalar=%p",
-         c->serial, type, residence, residence == 1 ? (void *)bits : scalar);
-    *op = 1000 + made++;
-    return told("ncclRedOpCreatePreMulSum");
-}
-int ncclRedOpDestroy(int op, comm *c) {
-    line("ncclRedOpDestroy", " comm=%d op=%d", c->serial, op);
-    return told("ncclRedOpDestroy");
-}
 
 // What a rank sends to itself in a group.
 static __thread struct { const void *p; size_t bytes; } sent[256];
