@@ -46,7 +46,7 @@ one() {
 # seesToRanks says whether the tests of a package see all GPUs and choose their ranks.
 seesToRanks() {
     case $1 in
-    cuda | cuda/* | cudampi) return 0 ;;
+    cuda | cuda/* | cudampi | internal/peer) return 0 ;;
     *) return 1 ;;
     esac
 }

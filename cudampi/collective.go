@@ -4,6 +4,7 @@ import (
 	"unsafe"
 
 	"lockstep/internal/elem"
+	"lockstep/internal/transfer"
 )
 
 // What one MPI call is given at most, in elements; tests lower these. More is done in parts. A message of more than an int
@@ -44,7 +45,7 @@ func (c *Comm) AllReduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op
 	}
 	limit := reduceCount(t)
 	for lo := 0; lo < n; lo += limit {
-		if err := c.Check(name, sysAllReduce(c, at(dst, lo, t), at(src, lo, t), min(limit, n-lo), t, op)); err != nil {
+		if err := c.Check(name, sysAllReduce(c, elem.At(dst, lo, t), elem.At(src, lo, t), min(limit, n-lo), t, op)); err != nil {
 			return err
 		}
 	}
@@ -77,7 +78,7 @@ func (c *Comm) reduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, r
 	}
 	limit := reduceCount(t)
 	for lo := 0; lo < n; lo += limit {
-		if err := c.Check("MPI_Reduce", sysReduce(c, at(dst, lo, t), at(src, lo, t), min(limit, n-lo), t, op, root)); err != nil {
+		if err := c.Check("MPI_Reduce", sysReduce(c, elem.At(dst, lo, t), elem.At(src, lo, t), min(limit, n-lo), t, op, root)); err != nil {
 			return err
 		}
 	}
@@ -100,7 +101,7 @@ func (c *Comm) Broadcast(buf unsafe.Pointer, n int, t elem.Type, root int) error
 
 func (c *Comm) broadcast(buf unsafe.Pointer, n int, t elem.Type, root int) error {
 	for lo := 0; lo < n; lo += maxCount {
-		if err := c.Check("MPI_Bcast", sysBroadcast(c, at(buf, lo, t), min(maxCount, n-lo), t, root)); err != nil {
+		if err := c.Check("MPI_Bcast", sysBroadcast(c, elem.At(buf, lo, t), min(maxCount, n-lo), t, root)); err != nil {
 			return err
 		}
 	}
@@ -116,9 +117,9 @@ func (c *Comm) AllGather(dst, src unsafe.Pointer, n int, t elem.Type) error {
 		return err
 	}
 	if n*c.size > maxCount {
-		return c.bigAllGather(dst, src, parts{each: n}, t)
+		return c.bigAllGather(dst, src, transfer.Parts{Each: n}, t)
 	}
-	return c.Check(name, sysAllGather(c, dst, src, n, t, src == at(dst, c.rank*n, t)))
+	return c.Check(name, sysAllGather(c, dst, src, n, t, src == elem.At(dst, c.rank*n, t)))
 }
 
 // ReduceScatter sets dst to this rank's part of op over all ranks of src. dst has n elements, src Size()*n: the part of
@@ -135,9 +136,9 @@ func (c *Comm) ReduceScatter(dst, src unsafe.Pointer, n int, t elem.Type, op ele
 		return err
 	}
 	if n*c.size > reduceCount(t) {
-		return c.bigReduceScatter(dst, src, parts{each: n}, t, op)
+		return c.bigReduceScatter(dst, src, transfer.Parts{Each: n}, t, op)
 	}
-	return c.Check(name, sysReduceScatter(c, dst, src, n, t, op, dst == at(src, c.rank*n, t)))
+	return c.Check(name, sysReduceScatter(c, dst, src, n, t, op, dst == elem.At(src, c.rank*n, t)))
 }
 
 // AllToAll sets part r of dst to this rank's part of the src of rank r. dst and src have Size() parts of n elements.
@@ -171,9 +172,9 @@ func (c *Comm) Gather(dst, src unsafe.Pointer, n int, t elem.Type, root int) err
 		return err
 	}
 	if n*c.size > maxCount {
-		return c.bigGather(dst, src, parts{each: n}, t, root)
+		return c.bigGather(dst, src, transfer.Parts{Each: n}, t, root)
 	}
-	return c.Check(name, sysGather(c, dst, src, n, t, root, c.rank == root && src == at(dst, root*n, t)))
+	return c.Check(name, sysGather(c, dst, src, n, t, root, c.rank == root && src == elem.At(dst, root*n, t)))
 }
 
 // Scatter sets dst to this rank's part of the src of the root; elsewhere src is not used. dst has n elements, src
@@ -193,7 +194,7 @@ func (c *Comm) Scatter(dst, src unsafe.Pointer, n int, t elem.Type, root int) er
 		return err
 	}
 	if n*c.size > maxCount {
-		return c.bigScatter(dst, src, parts{each: n}, t, root)
+		return c.bigScatter(dst, src, transfer.Parts{Each: n}, t, root)
 	}
-	return c.Check(name, sysScatter(c, dst, src, n, t, root, c.rank == root && dst == at(src, root*n, t)))
+	return c.Check(name, sysScatter(c, dst, src, n, t, root, c.rank == root && dst == elem.At(src, root*n, t)))
 }

@@ -137,14 +137,6 @@ func (c *Comm) BroadcastID(id *[128]byte, root int) error {
 	return nil
 }
 
-// at is the address of element i. It is nil-safe: the parts of nothing are nothing.
-func at(p unsafe.Pointer, i int, t elem.Type) unsafe.Pointer {
-	if p == nil {
-		return nil
-	}
-	return unsafe.Add(p, i*t.Size())
-}
-
 // move copies n elements unless they are in their place already.
 func move(dst, src unsafe.Pointer, n int, t elem.Type) {
 	if n > 0 && dst != src {

@@ -75,7 +75,7 @@ func (c *Comm) Largest(p unsafe.Pointer, n int, t elem.Type) (float64, error) {
 	m := new(float64)
 	if unit(t) != 0 {
 		for i := range n {
-			if v := math.Abs(float(at(p, i, t), t)); v <= math.MaxFloat64 {
+			if v := math.Abs(float(elem.At(p, i, t), t)); v <= math.MaxFloat64 {
 				*m = max(*m, v)
 			}
 		}
@@ -94,7 +94,7 @@ func (c *Comm) Compare(got, want unsafe.Pointer, n int, t elem.Type, bound Bound
 	// What travels is the index, -1 for none, both values as they are, and the bound.
 	mine := &[4]int64{-1}
 	for i := range n {
-		a, b := at(got, i, t), at(want, i, t)
+		a, b := elem.At(got, i, t), elem.At(want, i, t)
 		if most, ok := agree(a, b, t, bound); !ok {
 			*mine = [4]int64{int64(i), bits(a, t), bits(b, t), int64(math.Float64bits(most))}
 			break

@@ -9,27 +9,46 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/internal/elem"
+	"lockstep/internal/transfer"
 )
 
 // Path is how device memory travels.
 type Path uint8
 
-// The paths. Auto is, in this order: Peer where the devices of all ranks reach each other; AwareMPI where the library
-// says that it takes device memory; Staged.
+// The paths. Auto is AwareMPI where the library says that it takes device memory, else Staged.
 const (
 	Auto     Path = iota
-	Staged        // through pinned host memory, which the ranks of one node share; between nodes by MPI on the host
+	Staged        // through pinned host memory: by a Carrier, or by MPI on the host
 	AwareMPI      // device addresses go to MPI, messages only; collectives of what is small are staged
-	Peer          // by copies and kernels between the devices, without MPI
+	Peer          // by a Carrier, between the devices
 )
 
 // String returns "auto", "mpi-staged", "mpi-aware" or "mpi-peer".
 func (p Path) String() string { return [...]string{"auto", "mpi-staged", "mpi-aware", "mpi-peer"}[p] }
 
+// Carrier carries the calls of a DeviceComm between ranks of one node, in place of MPI on the host. Package
+// lockstep/internal/peer has one. Its methods are called by one goroutine at a time, on all ranks in the same order.
+type Carrier interface {
+	// Use tells it the path that has been chosen, before all calls. What it returns is added to Reason. Collective.
+	Use(p Path) (why string)
+	// Agree compares the calls of all ranks, and sets what only all of them know.
+	Agree(x *transfer.Transfer) error
+	// Collective does x, with copies from the device in one stream and to it in another, which may be the same; it may be in
+	// both that its memory is used. agreed says that Agree has been called.
+	Collective(x *transfer.Transfer, in, out *cuda.Stream, agreed bool) error
+	// Exchange does messages as DeviceComm.Exchange does, if it carries messages: CarriesMessages says so.
+	Exchange(messages []Message, in, out *cuda.Stream) error
+	CarriesMessages() bool
+	// Close gives back what the Carrier has, once this rank's copies are over. Collective.
+	Close() error
+}
+
 // DeviceConfig sets up a DeviceComm. The zero value chooses for itself; values are the same on all ranks.
 type DeviceConfig struct {
-	Path  Path
-	Aware *Aware // instead of what CUDAAware says
+	Path    Path
+	Aware   *Aware  // instead of what CUDAAware says
+	Carrier Carrier // nil for MPI alone; needed by Peer. The DeviceComm closes it, also where OnDevice fails.
+	Why     string  // added to Reason
 }
 
 // DeviceComm does what its Comm does with the memory of a GPU, in the order of streams.
@@ -51,14 +70,11 @@ type DeviceComm struct {
 	in, out *cuda.Stream
 	ready   *cuda.Event
 	done    *cuda.Event
-	seg     *segment
-	relay   *relay
-	direct  *direct
-	peers   *Peers
-	small   *oneShot // of small all-reduces that are staged; may be nil
-	rings   *rings   // of messages, where nil msgs carries them or, on AwareMPI, MPI
-	msgs    messenger
-	x       transfer
+	carrier Carrier // may be nil
+	relay   *relay  // where there is no carrier
+	direct  *direct // on AwareMPI
+	x       transfer.Transfer
+	msgs    messenger // of messages that neither the carrier nor MPI carries
 	list    []Message
 
 	mu    sync.Mutex // of what follows, since Hold is called beside a call
@@ -68,102 +84,81 @@ type DeviceComm struct {
 }
 
 // OnDevice makes a DeviceComm of c for device d. It fails where the path asked for is not to be had, with the reason; with
-// Auto the next one is taken. Reason then says why. It allocates pinned memory, and on AwareMPI and Peer device memory.
+// Auto the next one is taken. Reason then says why. It allocates pinned memory, and on AwareMPI device memory.
 //
 // Collective; it blocks. Where ranks differ in what their MPI says of itself, it is no.
 func (c *Comm) OnDevice(d *cuda.Device, cfg DeviceConfig) (*DeviceComm, error) {
-	if err := c.Usable("OnDevice"); err != nil {
-		return nil, err
+	k := &DeviceComm{c: c, dev: d, carrier: cfg.Carrier, msgs: messenger{c: c, dev: d, chunk: transfer.Sizes.Message}}
+	err := c.Usable("OnDevice")
+	if err == nil {
+		err = k.open(cfg)
 	}
-	k := &DeviceComm{c: c, dev: d, msgs: messenger{c: c, dev: d, chunk: messageBytes}}
-	if err := k.open(cfg); err != nil {
+	if err != nil {
 		return nil, errors.Join(err, k.close())
 	}
+	if k.carrier != nil && c.size > 1 {
+		k.reason += k.carrier.Use(k.path)
+	}
 	return k, nil
+}
+
+// AwareOnAll is CUDAAware, or said if it is not nil, with Yes only where all ranks say so. Collective; it blocks.
+func (c *Comm) AwareOnAll(said *Aware) (Aware, error) {
+	var a Aware
+	var err error
+	if said != nil {
+		a = *said
+	} else {
+		a, err = CUDAAware()
+	}
+	if err := c.FirstFailure(err); err != nil {
+		return a, err
+	}
+	a.Yes, err = c.All(a.Yes)
+	return a, err
 }
 
 func (k *DeviceComm) open(cfg DeviceConfig) error {
 	if cfg.Path > Peer {
 		return fmt.Errorf("cudampi: path %d", cfg.Path)
 	}
+	if cfg.Path == Peer && cfg.Carrier == nil && k.c.size > 1 {
+		return errors.New("cudampi: path mpi-peer without a carrier")
+	}
 	err := k.alloc()
 	if err := k.c.FirstFailure(err); err != nil {
 		return err
 	}
-	said := cfg.Aware
-	if said == nil {
-		a, err := CUDAAware()
-		if err := k.c.FirstFailure(err); err != nil {
-			return err
-		}
-		said = &a
-	}
-	aware, err := k.c.All(said.Yes)
+	aware, err := k.c.AwareOnAll(cfg.Aware)
 	if err != nil {
 		return err
 	}
-	if k.c.size == 1 {
+	switch {
+	case k.c.size == 1:
 		k.path, k.reason = Staged, "one rank"
 		return nil
+	case cfg.Path == Peer:
+		k.path, k.reason = Peer, cfg.Why
+		return nil
 	}
-	var why string
-	if k.seg, why, err = k.c.openSegment(k.dev); err != nil {
-		return err
-	}
-	if k.seg == nil {
+	if k.carrier == nil {
 		k.relay, err = openRelay(k.c, k.dev)
 		if err := k.c.FirstFailure(err); err != nil {
 			return err
 		}
-		why = "; through MPI on the host, since " + why
 	}
-	k.path, k.reason = Staged, said.Reason+why
-	if cfg.Path == Peer || cfg.Path == Auto {
-		if k.peers, err = k.c.OpenPeers(k.dev, 0); err != nil {
-			if cfg.Path == Peer {
-				return err
-			}
-			k.reason += "; no peer memory: " + strings.ReplaceAll(err.Error(), "\n", "; ")
-		} else {
-			k.path, k.reason = Peer, "the devices reach each other"
-		}
-	}
-	if cfg.Path == AwareMPI || cfg.Path == Auto && k.path == Staged && aware {
+	k.path, k.reason = Staged, aware.Reason+cfg.Why
+	if cfg.Path == AwareMPI || cfg.Path == Auto && aware.Yes {
 		if k.direct, err = openDirect(k.c, k.dev); err != nil {
 			if cfg.Path == AwareMPI {
 				return err
 			}
 			k.reason += "; " + strings.ReplaceAll(err.Error(), "\n", "; ")
 		} else {
-			k.path, k.reason = AwareMPI, said.Reason
-		}
-	}
-	if k.seg != nil && k.path != Peer {
-		if k.small, err = openOneShot(k.c, k.dev); err != nil {
-			k.reason += "; small all-reduces by copies, since " + strings.ReplaceAll(err.Error(), "\n", "; ")
-		}
-	}
-	if k.path == Peer || k.path == Staged && k.seg != nil {
-		if err := k.openRings(); err != nil {
-			k.reason += "; messages through MPI on the host, since " + strings.ReplaceAll(err.Error(), "\n", "; ")
+			k.path, k.reason = AwareMPI, aware.Reason
 		}
 	}
 	return nil
-}
-
-func (k *DeviceComm) openRings() (err error) {
-	shape, own := hostRings, (*kernels)(nil)
-	if k.small != nil {
-		own = k.small.k
-	}
-	if k.path == Peer {
-		shape = deviceRings
-		if k.peers.apart {
-			own = k.peers.k
-		}
-	}
-	k.rings, err = openRings(k.c, k.dev, own, shape, k.path == Peer)
-	return err
 }
 
 func (k *DeviceComm) alloc() (err error) {
@@ -188,10 +183,6 @@ func (k *DeviceComm) alloc() (err error) {
 // Path returns the path of collectives, and Reason why it was chosen.
 func (k *DeviceComm) Path() Path { return k.path }
 
-// Peers returns what carries the collectives of path Peer, nil with another. A caller that uses it beside the DeviceComm has
-// all calls of both follow each other, and sets Ordered.
-func (k *DeviceComm) Peers() *Peers { return k.peers }
-
 // Reason returns what led to the path, for the line a program logs at its start.
 func (k *DeviceComm) Reason() string { return k.reason }
 
@@ -207,20 +198,12 @@ func (k *DeviceComm) Close() error {
 
 func (k *DeviceComm) close() error {
 	var err error
-	if k.rings != nil {
-		err = errors.Join(err, k.rings.close())
-	}
-	if k.small != nil {
-		err = errors.Join(err, k.small.close())
-	}
-	if k.peers != nil {
-		err = errors.Join(err, k.peers.Close())
+	if k.carrier != nil {
+		err = errors.Join(err, k.carrier.Close())
+		k.carrier = nil
 	}
 	if k.direct != nil {
 		err = errors.Join(err, k.direct.close())
-	}
-	if k.seg != nil {
-		err = errors.Join(err, k.seg.close())
 	}
 	if k.relay != nil {
 		err = errors.Join(err, k.relay.close())
@@ -326,20 +309,20 @@ func (k *DeviceComm) end(p Point, alone bool, err error) error {
 // do carries out k.x, a collective, which check has looked at.
 func (k *DeviceComm) do(p Point, check error) error {
 	x := &k.x
-	none := x.n == 0 && (x.what != allToAll || x.recv.counts == nil)
+	none := x.N == 0 && (x.What != transfer.AllToAll || x.Recv.Counts == nil)
 	if check != nil || none {
 		return k.end(p, true, check)
 	}
-	if k.c.size > 1 && (k.path != Peer || x.what != allReduce) {
-		if err := k.hostOnly(p, collectiveNames[x.what]); err != nil {
+	if k.c.size > 1 && (k.path != Peer || x.What != transfer.AllReduce) {
+		if err := k.hostOnly(p, x.What.String()); err != nil {
 			return k.end(p, true, err)
 		}
 	}
-	bytes := x.n * x.t.Size()
-	alone := k.c.size == 1 || k.path == Peer || bytes <= smallBytes || k.path == AwareMPI && bytes >= directMin
+	bytes := x.N * x.Type.Size()
+	alone := k.c.size == 1 || k.path == Peer || bytes <= transfer.Sizes.Small || k.path == AwareMPI && bytes >= transfer.Sizes.Direct
 	in, out, err := k.begin(p, alone)
 	if err == nil && k.path != Peer {
-		err = x.keep(out)
+		err = x.Keep(out)
 	}
 	agreed := k.path == AwareMPI && k.c.size > 1
 	if err == nil && agreed { // or ranks would choose differently
@@ -350,21 +333,12 @@ func (k *DeviceComm) do(p Point, check error) error {
 	}
 	switch {
 	case k.c.size == 1:
-	case k.path == Peer:
-		err = k.peers.carryOut(x, out)
-	case agreed && x.n*x.t.Size() >= directMin:
+	case agreed && x.N*x.Type.Size() >= transfer.Sizes.Direct:
 		if err = k.passed(out); err == nil { // MPI knows nothing of streams
 			err = k.direct.carryOut(x, out)
 		}
-	case k.small != nil && x.what == allReduce && bytes <= min(smallBytes, smallMost):
-		if !agreed {
-			err = k.seg.agree(x)
-		}
-		if err == nil {
-			err = k.small.allReduce(x, out)
-		}
-	case k.seg != nil:
-		err = k.seg.carryOut(x, in, out, agreed)
+	case k.carrier != nil:
+		err = k.carrier.Collective(x, in, out, agreed)
 	default:
 		err = k.relay.carryOut(x, in, out, agreed)
 	}
@@ -385,8 +359,8 @@ func (k *DeviceComm) hostOnly(p Point, name string) error {
 
 // agree compares the calls of all ranks.
 func (k *DeviceComm) agree() error {
-	if k.seg != nil {
-		return k.seg.agree(&k.x)
+	if k.carrier != nil {
+		return k.carrier.Agree(&k.x)
 	}
 	return k.c.agree(&k.x)
 }
@@ -404,29 +378,37 @@ func (k *DeviceComm) passed(s *cuda.Stream) error {
 
 // agree compares the calls of all ranks, since where two make other numbers of steps they would wait for ever, and sets
 // what only all of them know.
-func (c *Comm) agree(x *transfer) error {
-	const words = int(unsafe.Sizeof(contract{}) / 8)
-	all := make([]contract, c.size+1)
+func (c *Comm) agree(x *transfer.Transfer) error {
+	const words = int(unsafe.Sizeof(transfer.Signature{}) / 8)
+	all := make([]transfer.Signature, c.size+1)
 	mine := &all[c.size]
-	*mine = x.contract()
+	*mine = x.Signature()
 	if err := c.AllGather(unsafe.Pointer(&all[0]), unsafe.Pointer(mine), words, elem.Int64); err != nil {
 		return err
 	}
-	for r, k := range all[:c.size] {
-		if err := c.differs(*mine, k, r); err != nil {
-			return err
+	for r, other := range all[:c.size] {
+		if text := mine.Differs(other, r); text != "" {
+			return c.Mismatch(x.What, text)
 		}
-		x.n = max(x.n, int(k.n))
+		x.N = max(x.N, int(other.N))
 	}
-	if x.what != allToAll || x.recv.counts == nil {
+	if x.What != transfer.AllToAll || x.Recv.Counts == nil {
 		return nil
 	}
 	n := c.size
 	told := make([]int64, 2*n*(n+1))
 	own := told[2*n*n:]
-	x.tell(own[:n], own[n:])
+	x.Tell(own[:n], own[n:])
 	if err := c.AllGather(unsafe.Pointer(&told[0]), unsafe.Pointer(&own[0]), 2*n, elem.Int64); err != nil {
 		return err
 	}
-	return c.unmatched(x, func(r int) (send, recv []int64) { return told[2*n*r:][:n], told[2*n*r+n:][:n] })
+	if text := x.Unmatched(func(r int) (send, recv []int64) { return told[2*n*r:][:n], told[2*n*r+n:][:n] }); text != "" {
+		return c.Mismatch(x.What, text)
+	}
+	return nil
+}
+
+// Mismatch is the error of a collective to which ranks brought what text says.
+func (c *Comm) Mismatch(what transfer.Kind, text string) error {
+	return c.Errorf(what.String(), ErrCount, "%s", text)
 }

@@ -5,131 +5,79 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/internal/elem"
+	"lockstep/internal/transfer"
 )
-
-// whole makes x a collective whose parts are not those of ranks.
-func (x *transfer) whole(c *Comm, what collective, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, root int) error {
-	*x = transfer{what: what, dst: dst, src: src, n: n, t: t, op: op, root: root, rank: c.rank, size: c.size, pieces: x.pieces}
-	if what != allReduce && c.rank != root {
-		dst = src
-	}
-	return x.check(c, dst, src, n)
-}
-
-func (x *transfer) check(c *Comm, dst, src unsafe.Pointer, n int) error {
-	name := collectiveNames[x.what]
-	err := c.Ready(name, n, x.t, dst, src)
-	if err == nil && x.isReduction() {
-		err = c.CheckOp(name, x.op)
-	}
-	if err == nil && x.isRooted() {
-		err = c.CheckRoot(name, x.root)
-	}
-	return err
-}
-
-// inParts makes x a collective of parts. A rank that sends, or receives, has memory for all of send or its part, and
-// the reverse.
-func (x *transfer) inParts(c *Comm, what collective, dst, src unsafe.Pointer, send, recv parts, t elem.Type, op elem.Op, root int) error {
-	name := collectiveNames[what]
-	*x = transfer{what: what, dst: dst, src: src, send: send, recv: recv, t: t, op: op, root: root, rank: c.rank, size: c.size, pieces: x.pieces}
-	for _, p := range [...]parts{send, recv} {
-		if p.counts != nil {
-			if _, err := c.total(name, p.counts); err != nil {
-				return err
-			}
-		}
-	}
-	if err := x.check(c, src, src, 0); err != nil {
-		return err
-	}
-	sent, received := recv.len(c.rank), send.len(c.rank)
-	if x.isSplit() {
-		sent = send.offset(c.size)
-	}
-	if !x.isSplit() || what == allToAll {
-		received = recv.offset(c.size)
-	}
-	if !x.sends(c.rank) {
-		sent = 0
-	}
-	if !x.receives(c.rank) {
-		received = 0
-	}
-	x.n = max(send.longest(), recv.longest())
-	return c.readyParts(name, dst, received, src, sent, t)
-}
 
 // AllReduce is Comm.AllReduce on device memory. Collective.
 func (k *DeviceComm) AllReduce(p Point, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
-	return k.do(p, k.x.whole(k.c, allReduce, dst, src, n, t, op, 0))
+	return k.do(p, k.x.Whole(k.c, transfer.AllReduce, dst, src, n, t, op, 0))
 }
 
 // Reduce is Comm.Reduce on device memory. Collective.
 func (k *DeviceComm) Reduce(p Point, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, root int) error {
-	return k.do(p, k.x.whole(k.c, reduce, dst, src, n, t, op, root))
+	return k.do(p, k.x.Whole(k.c, transfer.Reduce, dst, src, n, t, op, root))
 }
 
 // Broadcast is Comm.Broadcast on device memory. Collective.
 func (k *DeviceComm) Broadcast(p Point, buf unsafe.Pointer, n int, t elem.Type, root int) error {
-	return k.do(p, k.x.whole(k.c, broadcast, buf, buf, n, t, 0, root))
+	return k.do(p, k.x.Whole(k.c, transfer.Broadcast, buf, buf, n, t, 0, root))
 }
 
 // AllGather is Comm.AllGather on device memory. Collective.
 func (k *DeviceComm) AllGather(p Point, dst, src unsafe.Pointer, n int, t elem.Type) error {
-	return k.do(p, k.x.inParts(k.c, allGather, dst, src, parts{}, parts{each: n}, t, 0, 0))
+	return k.do(p, k.x.InParts(k.c, transfer.AllGather, dst, src, transfer.Parts{}, transfer.Parts{Each: n}, t, 0, 0))
 }
 
 // AllGatherV is Comm.AllGatherV on device memory. Collective.
 func (k *DeviceComm) AllGatherV(p Point, dst, src unsafe.Pointer, counts []int, t elem.Type) error {
-	return k.do(p, k.x.inParts(k.c, allGather, dst, src, parts{}, parts{counts: counts}, t, 0, 0))
+	return k.do(p, k.x.InParts(k.c, transfer.AllGather, dst, src, transfer.Parts{}, transfer.Parts{Counts: counts}, t, 0, 0))
 }
 
 // Gather is Comm.Gather on device memory. Collective.
 func (k *DeviceComm) Gather(p Point, dst, src unsafe.Pointer, n int, t elem.Type, root int) error {
-	return k.do(p, k.x.inParts(k.c, gather, dst, src, parts{}, parts{each: n}, t, 0, root))
+	return k.do(p, k.x.InParts(k.c, transfer.Gather, dst, src, transfer.Parts{}, transfer.Parts{Each: n}, t, 0, root))
 }
 
 // GatherV is Comm.GatherV on device memory. Collective.
 func (k *DeviceComm) GatherV(p Point, dst, src unsafe.Pointer, counts []int, t elem.Type, root int) error {
-	return k.do(p, k.x.inParts(k.c, gather, dst, src, parts{}, parts{counts: counts}, t, 0, root))
+	return k.do(p, k.x.InParts(k.c, transfer.Gather, dst, src, transfer.Parts{}, transfer.Parts{Counts: counts}, t, 0, root))
 }
 
 // ReduceScatter is Comm.ReduceScatter on device memory. Collective.
 func (k *DeviceComm) ReduceScatter(p Point, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
-	return k.do(p, k.x.inParts(k.c, reduceScatter, dst, src, parts{each: n}, parts{}, t, op, 0))
+	return k.do(p, k.x.InParts(k.c, transfer.ReduceScatter, dst, src, transfer.Parts{Each: n}, transfer.Parts{}, t, op, 0))
 }
 
 // ReduceScatterV is Comm.ReduceScatterV on device memory. Collective.
 func (k *DeviceComm) ReduceScatterV(p Point, dst, src unsafe.Pointer, counts []int, t elem.Type, op elem.Op) error {
-	return k.do(p, k.x.inParts(k.c, reduceScatter, dst, src, parts{counts: counts}, parts{}, t, op, 0))
+	return k.do(p, k.x.InParts(k.c, transfer.ReduceScatter, dst, src, transfer.Parts{Counts: counts}, transfer.Parts{}, t, op, 0))
 }
 
 // Scatter is Comm.Scatter on device memory. Collective.
 func (k *DeviceComm) Scatter(p Point, dst, src unsafe.Pointer, n int, t elem.Type, root int) error {
-	return k.do(p, k.x.inParts(k.c, scatter, dst, src, parts{each: n}, parts{}, t, 0, root))
+	return k.do(p, k.x.InParts(k.c, transfer.Scatter, dst, src, transfer.Parts{Each: n}, transfer.Parts{}, t, 0, root))
 }
 
 // ScatterV is Comm.ScatterV on device memory. Collective.
 func (k *DeviceComm) ScatterV(p Point, dst, src unsafe.Pointer, counts []int, t elem.Type, root int) error {
-	return k.do(p, k.x.inParts(k.c, scatter, dst, src, parts{counts: counts}, parts{}, t, 0, root))
+	return k.do(p, k.x.InParts(k.c, transfer.Scatter, dst, src, transfer.Parts{Counts: counts}, transfer.Parts{}, t, 0, root))
 }
 
 // AllToAll is Comm.AllToAll on device memory. Collective.
 func (k *DeviceComm) AllToAll(p Point, dst, src unsafe.Pointer, n int, t elem.Type) error {
-	return k.do(p, k.x.inParts(k.c, allToAll, dst, src, parts{each: n}, parts{each: n}, t, 0, 0))
+	return k.do(p, k.x.InParts(k.c, transfer.AllToAll, dst, src, transfer.Parts{Each: n}, transfer.Parts{Each: n}, t, 0, 0))
 }
 
 // AllToAllV is Comm.AllToAllV on device memory. Collective.
 func (k *DeviceComm) AllToAllV(p Point, dst unsafe.Pointer, recvCounts []int, src unsafe.Pointer, sendCounts []int, t elem.Type) error {
-	send, recv := parts{counts: sendCounts}, parts{counts: recvCounts}
-	err := k.x.inParts(k.c, allToAll, dst, src, send, recv, t, 0, 0)
-	if err == nil && dst == src && recv.offset(k.c.size) > 0 && send.offset(k.c.size) > 0 {
+	send, recv := transfer.Parts{Counts: sendCounts}, transfer.Parts{Counts: recvCounts}
+	err := k.x.InParts(k.c, transfer.AllToAll, dst, src, send, recv, t, 0, 0)
+	if err == nil && dst == src && recv.Offset(k.c.size) > 0 && send.Offset(k.c.size) > 0 {
 		err = k.c.Errorf("AllToAllV", ErrBuffer, "dst is src: there is no in-place form")
 	}
-	if err == nil && send.len(k.c.rank) != recv.len(k.c.rank) {
+	if err == nil && send.Len(k.c.rank) != recv.Len(k.c.rank) {
 		err = k.c.Errorf("AllToAllV", ErrCount, "rank %d sends %d %v elements to itself, %d expected",
-			k.c.rank, send.len(k.c.rank), t, recv.len(k.c.rank))
+			k.c.rank, send.Len(k.c.rank), t, recv.Len(k.c.rank))
 	}
 	return k.do(p, err)
 }
@@ -170,29 +118,18 @@ func (k *DeviceComm) Exchange(p Point, messages ...Message) error {
 		return k.end(p, true, err)
 	}
 	aware := k.path == AwareMPI
-	alone := aware || bytes <= smallBytes
+	alone := aware || bytes <= transfer.Sizes.Small
 	in, out, err := k.begin(p, alone)
 	switch {
 	case err != nil:
 	case aware:
 		err = k.send(messages, out)
-	case k.rings != nil:
-		err = k.pass(messages, in, out)
+	case k.carrier != nil && k.carrier.CarriesMessages():
+		err = k.carrier.Exchange(messages, in, out)
 	default:
 		err = k.stage(messages, in, out)
 	}
 	return k.end(p, alone, err)
-}
-
-// pass has messages go through memory that both ends reach.
-func (k *DeviceComm) pass(messages []Message, in, out *cuda.Stream) error {
-	for _, m := range messages {
-		if err := k.rings.add(m); err != nil {
-			k.rings.forget()
-			return err
-		}
-	}
-	return k.rings.run(in, out)
 }
 
 // send gives device addresses to MPI.

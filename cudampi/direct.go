@@ -5,6 +5,9 @@ import (
 	"unsafe"
 
 	"lockstep/cuda"
+	"lockstep/internal/devkernel"
+	"lockstep/internal/elem"
+	"lockstep/internal/transfer"
 )
 
 // direct is the collectives of an MPI that takes device addresses, made of messages between the devices, with the
@@ -14,7 +17,7 @@ import (
 type direct struct {
 	c       *Comm
 	dev     *cuda.Device
-	k       *kernels
+	k       *devkernel.Module
 	scratch unsafe.Pointer
 	room    int
 	table   unsafe.Pointer // addresses in scratch of what the ranks sent, for folding
@@ -23,21 +26,13 @@ type direct struct {
 	folded  *cuda.Event
 }
 
-// directRoom is the bytes of scratch memory, and directMin the bytes of a transfer for which messages between devices
-// beat staging: below, what MPI does for each message costs more than copies.
-// Tests lower them.
-var (
-	directRoom = 32 << 20
-	directMin  = 128 << 10
-)
-
 func openDirect(c *Comm, d *cuda.Device) (*direct, error) {
-	g := &direct{c: c, dev: d, room: directRoom}
+	g := &direct{c: c, dev: d, room: transfer.Sizes.DirectRoom}
 	err := g.alloc()
 	if err := c.FirstFailure(err); err != nil {
 		return nil, errors.Join(err, g.close())
 	}
-	if g.k, err = c.loadKernels(d); err != nil {
+	if g.k, err = devkernel.Load(c, d, devkernel.FoldSource); err != nil {
 		return nil, errors.Join(err, g.close())
 	}
 	return g, nil
@@ -58,7 +53,7 @@ func (g *direct) alloc() (err error) {
 }
 
 func (g *direct) close() error {
-	err := errors.Join(g.k.close(), g.dev.Free(g.scratch), g.dev.Free(g.table), g.dev.FreeHost(g.host))
+	err := errors.Join(g.k.Close(), g.dev.Free(g.scratch), g.dev.Free(g.table), g.dev.FreeHost(g.host))
 	if g.folded != nil {
 		err = errors.Join(err, g.folded.Close())
 	}
@@ -67,34 +62,34 @@ func (g *direct) close() error {
 }
 
 // carryOut does a transfer; the device is idle on its buffers, and s is for what is done there.
-func (g *direct) carryOut(x *transfer, s *cuda.Stream) error {
+func (g *direct) carryOut(x *transfer.Transfer, s *cuda.Stream) error {
 	switch {
-	case x.isReduction():
+	case x.IsReduction():
 		return g.reduce(x, s)
-	case x.what == broadcast:
+	case x.What == transfer.Broadcast:
 		return g.broadcast(x)
-	case x.what == allToAll && x.dst == x.src:
+	case x.What == transfer.AllToAll && x.Dst == x.Src:
 		return g.exchangeInPlace(x, s)
 	}
-	x.window = max(x.n, 1) // one step
-	return g.exchange(x, x.out(0), x.in(0))
+	x.Window = max(x.N, 1) // one step
+	return g.exchange(x, x.Out(0), x.In(0))
 }
 
 // exchange does one step of a transfer that is no reduction, by messages.
-func (g *direct) exchange(x *transfer, out, in []piece) error {
+func (g *direct) exchange(x *transfer.Transfer, out, in []transfer.Piece) error {
 	for _, p := range in {
-		if p.peer != g.c.rank {
-			g.c.group.add(g.c, p.at, p.n, x.t, p.peer, tagInternal, true, nil)
+		if p.Peer != g.c.rank {
+			g.c.group.add(g.c, p.At, p.N, x.Type, p.Peer, tagInternal, true, nil)
 		}
 	}
 	for _, p := range out {
 		for r := range g.c.size {
-			to := x.what != gather || r == x.root
-			if x.isSplit() {
-				to = r == p.slot
+			to := x.What != transfer.Gather || r == x.Root
+			if x.IsSplit() {
+				to = r == p.Slot
 			}
 			if r != g.c.rank && to {
-				g.c.group.add(g.c, p.at, p.n, x.t, r, tagInternal, false, nil)
+				g.c.group.add(g.c, p.At, p.N, x.Type, r, tagInternal, false, nil)
 			}
 		}
 	}
@@ -102,22 +97,22 @@ func (g *direct) exchange(x *transfer, out, in []piece) error {
 }
 
 // exchangeInPlace sends from scratch memory what the answers overwrite.
-func (g *direct) exchangeInPlace(x *transfer, s *cuda.Stream) error {
-	x.cut(g.room, false)
-	size := x.t.Size()
-	for k := range x.steps() {
-		out := x.out(k)
+func (g *direct) exchangeInPlace(x *transfer.Transfer, s *cuda.Stream) error {
+	x.Cut(g.room, false)
+	size := x.Type.Size()
+	for k := range x.Steps() {
+		out := x.Out(k)
 		for i := range out {
-			to := unsafe.Add(g.scratch, i*x.window*size)
-			if err := s.Copy(to, out[i].at, out[i].n*size); err != nil {
+			to := unsafe.Add(g.scratch, i*x.Window*size)
+			if err := s.Copy(to, out[i].At, out[i].N*size); err != nil {
 				return err
 			}
-			out[i].at = to
+			out[i].At = to
 		}
 		if err := g.wait(s); err != nil {
 			return err
 		}
-		if err := g.exchange(x, out, x.in(k)); err != nil {
+		if err := g.exchange(x, out, x.In(k)); err != nil {
 			return err
 		}
 	}
@@ -140,19 +135,19 @@ func (g *direct) slice(m, r int) (lo, n int) {
 }
 
 // broadcast sends each rank a slice, which it sends on to the others: the root alone could not fill their links.
-func (g *direct) broadcast(x *transfer) error {
+func (g *direct) broadcast(x *transfer.Transfer) error {
 	c := g.c
-	mine, n := g.slice(x.n, c.rank)
-	buf := func(lo int) unsafe.Pointer { return at(x.dst, lo, x.t) }
-	if c.rank == x.root {
-		buf = func(lo int) unsafe.Pointer { return at(x.src, lo, x.t) }
+	mine, n := g.slice(x.N, c.rank)
+	buf := func(lo int) unsafe.Pointer { return elem.At(x.Dst, lo, x.Type) }
+	if c.rank == x.Root {
+		buf = func(lo int) unsafe.Pointer { return elem.At(x.Src, lo, x.Type) }
 		for r := range c.size {
-			if lo, n := g.slice(x.n, r); r != c.rank {
-				c.group.add(c, buf(lo), n, x.t, r, tagInternal, false, nil)
+			if lo, n := g.slice(x.N, r); r != c.rank {
+				c.group.add(c, buf(lo), n, x.Type, r, tagInternal, false, nil)
 			}
 		}
 	} else {
-		c.group.add(c, buf(mine), n, x.t, x.root, tagInternal, true, nil)
+		c.group.add(c, buf(mine), n, x.Type, x.Root, tagInternal, true, nil)
 	}
 	if err := c.group.Wait(); err != nil {
 		return err
@@ -161,11 +156,11 @@ func (g *direct) broadcast(x *transfer) error {
 		if r == c.rank {
 			continue
 		}
-		if lo, m := g.slice(x.n, r); c.rank != x.root {
-			c.group.add(c, buf(lo), m, x.t, r, tagInternal, true, nil)
+		if lo, m := g.slice(x.N, r); c.rank != x.Root {
+			c.group.add(c, buf(lo), m, x.Type, r, tagInternal, true, nil)
 		}
-		if r != x.root {
-			c.group.add(c, buf(mine), n, x.t, r, tagInternal, false, nil)
+		if r != x.Root {
+			c.group.add(c, buf(mine), n, x.Type, r, tagInternal, false, nil)
 		}
 	}
 	return c.group.Wait()
@@ -173,31 +168,31 @@ func (g *direct) broadcast(x *transfer) error {
 
 // reduce sends every rank its slice, or its piece, of each step, folds what comes, and sends the results on. Scratch
 // memory holds what each rank sent, and after that the result of a rank that keeps none.
-func (g *direct) reduce(x *transfer, s *cuda.Stream) error {
-	c, size := g.c, x.t.Size()
-	x.cut((g.room/(c.size+1)-256-16*size)*c.size, false) // slices and slots are rounded
+func (g *direct) reduce(x *transfer.Transfer, s *cuda.Stream) error {
+	c, size := g.c, x.Type.Size()
+	x.Cut((g.room/(c.size+1)-256-16*size)*c.size, false) // slices and slots are rounded
 	stride := g.room / (c.size + 1) / 256 * 256
 	if err := g.tabulate(stride, s); err != nil {
 		return err
 	}
 	result := unsafe.Add(g.scratch, c.size*stride)
-	for k := range x.steps() {
-		out := x.out(k)
+	for k := range x.Steps() {
+		out := x.Out(k)
 		from := func(r int) (unsafe.Pointer, int) { // what goes to rank r
-			if x.isSplit() {
-				return out[r].at, out[r].n
+			if x.IsSplit() {
+				return out[r].At, out[r].N
 			}
-			lo, n := g.slice(out[0].n, r)
-			return at(out[0].at, lo, x.t), n
+			lo, n := g.slice(out[0].N, r)
+			return elem.At(out[0].At, lo, x.Type), n
 		}
 		own, n := from(c.rank)
 		for r := range c.size {
 			if r == c.rank {
 				continue
 			}
-			c.group.add(c, unsafe.Add(g.scratch, r*stride), n, x.t, r, tagInternal, true, nil)
+			c.group.add(c, unsafe.Add(g.scratch, r*stride), n, x.Type, r, tagInternal, true, nil)
 			p, m := from(r)
-			c.group.add(c, p, m, x.t, r, tagInternal, false, nil)
+			c.group.add(c, p, m, x.Type, r, tagInternal, false, nil)
 		}
 		if err := s.Copy(unsafe.Add(g.scratch, c.rank*stride), own, n*size); err != nil {
 			return err
@@ -207,20 +202,20 @@ func (g *direct) reduce(x *transfer, s *cuda.Stream) error {
 		}
 		to := result
 		whole := unsafe.Pointer(nil)
-		if in := x.in(k); len(in) > 0 {
-			whole = in[0].at
-			lo, _ := g.slice(out[0].n, c.rank)
-			if to = at(whole, lo, x.t); x.isSplit() {
+		if in := x.In(k); len(in) > 0 {
+			whole = in[0].At
+			lo, _ := g.slice(out[0].N, c.rank)
+			if to = elem.At(whole, lo, x.Type); x.IsSplit() {
 				to = whole
 			}
 		}
-		if err := g.k.foldOn(s, to, g.table, 0, n, x.t, x.op, c.size); err != nil {
+		if err := g.k.Fold(s, to, g.table, 0, n, x.Type, x.Op, c.size); err != nil {
 			return err
 		}
 		if err := g.wait(s); err != nil {
 			return err
 		}
-		if x.isSplit() {
+		if x.IsSplit() {
 			continue
 		}
 		for r := range c.size {
@@ -228,11 +223,11 @@ func (g *direct) reduce(x *transfer, s *cuda.Stream) error {
 				continue
 			}
 			if whole != nil {
-				lo, m := g.slice(out[0].n, r)
-				c.group.add(c, at(whole, lo, x.t), m, x.t, r, tagInternal, true, nil)
+				lo, m := g.slice(out[0].N, r)
+				c.group.add(c, elem.At(whole, lo, x.Type), m, x.Type, r, tagInternal, true, nil)
 			}
-			if x.what == allReduce || r == x.root {
-				c.group.add(c, to, n, x.t, r, tagInternal, false, nil)
+			if x.What == transfer.AllReduce || r == x.Root {
+				c.group.add(c, to, n, x.Type, r, tagInternal, false, nil)
 			}
 		}
 		if err := c.group.Wait(); err != nil {

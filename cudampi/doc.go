@@ -8,8 +8,7 @@
 //	...
 //	err = cudampi.Stop()
 //
-// A DeviceComm (see Comm.OnDevice) does the same with the memory of a GPU, whether the MPI library takes it or not, and
-// Peers does collectives on GPUs of one node that reach each other, without MPI. Their kernels are compiled by NVRTC.
+// A DeviceComm (see Comm.OnDevice) does the same with the memory of a GPU, whether the MPI library takes it or not.
 //
 // What is true of every call of a Comm:
 //

@@ -17,19 +17,20 @@ import (
 	"lockstep/internal/mpirun"
 )
 
-// onRanks runs fn on each number of ranks with MPI running, in a job that may run other tests. A rank that fails ends the
-// job through MPI.
+// onRanks runs fn on each number of ranks with MPI running. A rank that fails ends the job through MPI.
 func onRanks(t *testing.T, ranks []int, fn func(t *testing.T, c *Comm)) {
 	t.Helper()
 	mpirun.Run(t, ranks, func(t *testing.T) {
-		base, err := Start()
-		commtest.Must(t, err)
-		mpirun.OnFail = func() { base.Abort(1) }
-		c, err := base.Dup()
-		commtest.Must(t, err)
+		c, err := Start()
+		if err != nil {
+			t.Fatal(err)
+		}
+		mpirun.OnFail = func() { c.Abort(1) }
 		fn(t, c)
-		commtest.Must(t, c.Close())
-		mpirun.AtEnd(Stop) // of a job that went well only: it waits for all ranks
+		// Only a job that went well stops MPI, which waits for all ranks.
+		if err := Stop(); err != nil {
+			t.Fatal(err)
+		}
 	})
 }
 
@@ -48,22 +49,6 @@ func alone(t *testing.T, fn func(t *testing.T, c *Comm)) ([]byte, error) {
 	return cmd.CombinedOutput()
 }
 
-// TestMain stops MPI after the benchmarks, which leave it on, and removes the doubles.
-func TestMain(m *testing.M) {
-	code := mpirun.Main(m)
-	if err := os.RemoveAll(doubles); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
-	if code == 0 {
-		if err := Stop(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
-	}
-	os.Exit(code)
-}
-
 var counts = []int{1, 2, 3, 4} // of ranks
 
 // lower makes every call of more than a few elements take the paths for counts beyond MPI's, until the test ends.
@@ -77,10 +62,7 @@ func lower(t *testing.T) {
 }
 
 func TestStart(t *testing.T) {
-	mpirun.RunAlone(t, []int{1, 2}, func(t *testing.T) {
-		c, err := Start()
-		commtest.Must(t, err)
-		mpirun.OnFail = func() { c.Abort(1) }
+	onRanks(t, []int{1, 2}, func(t *testing.T, c *Comm) {
 		if again, err := Start(); again != c || err != nil {
 			t.Fatalf("a second Start gives %v, %v", again, err)
 		}

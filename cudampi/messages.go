@@ -22,8 +22,6 @@ type messenger struct {
 // messageHead is before every chunk: the bytes of the whole message, and room to keep what follows aligned.
 const messageHead = 16
 
-var messageBytes = 1 << 20 // of a chunk; tests lower it
-
 // channel is the messages in one direction between this rank and a peer, in their order.
 type channel struct {
 	queue  []Message

@@ -5,6 +5,7 @@ import (
 	"unsafe"
 
 	"lockstep/cuda"
+	"lockstep/internal/transfer"
 )
 
 // relay is the collectives through pinned memory of this rank alone and MPI's own collectives on it: what is left where
@@ -19,11 +20,9 @@ type relay struct {
 	counts [2][]int
 }
 
-var relayBytes = 4 << 20 // of a slot; tests lower it
-
 // openRelay allocates. Collective only in that all ranks need one.
 func openRelay(c *Comm, d *cuda.Device) (*relay, error) {
-	y := &relay{c: c, dev: d, chunk: relayBytes}
+	y := &relay{c: c, dev: d, chunk: transfer.Sizes.Relay}
 	var err error
 	if y.mem, err = d.MallocHost(4 * y.chunk); err != nil {
 		return nil, err
@@ -58,18 +57,18 @@ func (y *relay) from(k int) unsafe.Pointer { return unsafe.Add(y.mem, k%2*y.chun
 func (y *relay) to(k int) unsafe.Pointer   { return unsafe.Add(y.mem, (2+k%2)*y.chunk) }
 
 // carryOut does a transfer as that of segment does.
-func (y *relay) carryOut(x *transfer, in, out *cuda.Stream, agreed bool) error {
+func (y *relay) carryOut(x *transfer.Transfer, in, out *cuda.Stream, agreed bool) error {
 	if !agreed {
 		if err := y.c.agree(x); err != nil {
 			return err
 		}
 	}
-	x.cut(y.chunk, true)
+	x.Cut(y.chunk, true)
 	if err := y.copyIn(x, 0, in); err != nil {
 		return err
 	}
-	for k := range x.steps() {
-		if k+1 < x.steps() {
+	for k := range x.Steps() {
+		if k+1 < x.Steps() {
 			if err := y.copyIn(x, k+1, in); err != nil {
 				return err
 			}
@@ -90,61 +89,61 @@ func (y *relay) carryOut(x *transfer, in, out *cuda.Stream, agreed bool) error {
 	return nil
 }
 
-func (y *relay) copyIn(x *transfer, k int, s *cuda.Stream) error {
+func (y *relay) copyIn(x *transfer.Transfer, k int, s *cuda.Stream) error {
 	to := y.from(k)
-	for _, p := range x.out(k) {
-		if !x.stays(p) {
-			if err := s.Copy(to, p.at, p.n*x.t.Size()); err != nil {
+	for _, p := range x.Out(k) {
+		if !x.Stays(p) {
+			if err := s.Copy(to, p.At, p.N*x.Type.Size()); err != nil {
 				return err
 			}
 		}
-		to = unsafe.Add(to, p.n*x.t.Size())
+		to = unsafe.Add(to, p.N*x.Type.Size())
 	}
 	return y.here[k%2].Record(s)
 }
 
-func (y *relay) copyOut(x *transfer, k int, s *cuda.Stream) error {
+func (y *relay) copyOut(x *transfer.Transfer, k int, s *cuda.Stream) error {
 	from := y.to(k)
-	for _, p := range x.in(k) {
-		if p.peer != y.c.rank || x.isReduction() {
-			if err := s.Copy(p.at, from, p.n*x.t.Size()); err != nil {
+	for _, p := range x.In(k) {
+		if p.Peer != y.c.rank || x.IsReduction() {
+			if err := s.Copy(p.At, from, p.N*x.Type.Size()); err != nil {
 				return err
 			}
 		}
-		from = unsafe.Add(from, p.n*x.t.Size())
+		from = unsafe.Add(from, p.N*x.Type.Size())
 	}
 	return y.gone[k%2].Record(s)
 }
 
 // communicate does step k on the host. The pieces are packed in the order of the ranks.
-func (y *relay) communicate(x *transfer, k int) error {
+func (y *relay) communicate(x *transfer.Transfer, k int) error {
 	c, to, from := y.c, y.to(k), y.from(k)
-	spans := func(i int, p parts) []int {
+	spans := func(i int, p transfer.Parts) []int {
 		for r := range c.size {
-			_, y.counts[i][r] = x.span(k, p.len(r))
+			_, y.counts[i][r] = x.Span(k, p.Len(r))
 		}
 		return y.counts[i]
 	}
-	_, whole := x.span(k, x.n)
-	switch x.what {
-	case allReduce:
-		return c.AllReduce(to, from, whole, x.t, x.op)
-	case reduce:
-		return c.Reduce(to, from, whole, x.t, x.op, x.root)
-	case broadcast:
-		if c.rank == x.root {
+	_, whole := x.Span(k, x.N)
+	switch x.What {
+	case transfer.AllReduce:
+		return c.AllReduce(to, from, whole, x.Type, x.Op)
+	case transfer.Reduce:
+		return c.Reduce(to, from, whole, x.Type, x.Op, x.Root)
+	case transfer.Broadcast:
+		if c.rank == x.Root {
 			to = from
 		}
-		return c.Broadcast(to, whole, x.t, x.root)
-	case allGather:
-		return c.AllGatherV(to, from, spans(0, x.recv), x.t)
-	case gather:
-		return c.GatherV(to, from, spans(0, x.recv), x.t, x.root)
-	case reduceScatter:
-		return c.ReduceScatterV(to, from, spans(0, x.send), x.t, x.op)
-	case scatter:
-		return c.ScatterV(to, from, spans(0, x.send), x.t, x.root)
+		return c.Broadcast(to, whole, x.Type, x.Root)
+	case transfer.AllGather:
+		return c.AllGatherV(to, from, spans(0, x.Recv), x.Type)
+	case transfer.Gather:
+		return c.GatherV(to, from, spans(0, x.Recv), x.Type, x.Root)
+	case transfer.ReduceScatter:
+		return c.ReduceScatterV(to, from, spans(0, x.Send), x.Type, x.Op)
+	case transfer.Scatter:
+		return c.ScatterV(to, from, spans(0, x.Send), x.Type, x.Root)
 	default:
-		return c.AllToAllV(to, spans(0, x.recv), from, spans(1, x.send), x.t)
+		return c.AllToAllV(to, spans(0, x.Recv), from, spans(1, x.Send), x.Type)
 	}
 }

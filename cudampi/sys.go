@@ -41,8 +41,6 @@ package cudampi
 #cgo noescape run_group
 #cgo nocallback run_group
 
-#cgo noescape reduce_many
-#cgo nocallback reduce_many
 #cgo noescape start_chunk
 #cgo nocallback start_chunk
 #cgo noescape test_chunk
@@ -220,11 +218,6 @@ func sysStartChunk(c *Comm, buf unsafe.Pointer, bytes, peer int, recv bool, req 
 func sysTestChunk(req *request) (done bool, got, code int) {
 	o := C.test_chunk(req)
 	return o.index != 0, int(o.got), int(o.code)
-}
-
-// sysReduceMany is for memory of C.
-func sysReduceMany(dst unsafe.Pointer, src []uintptr, n int, t elem.Type, op elem.Op) {
-	C.reduce_many(address(dst), (*C.uintptr_t)(unsafe.Pointer(unsafe.SliceData(src))), C.int(len(src)), C.int64_t(n), C.int(t), C.int(op))
 }
 
 func sysPump(c *Comm) int { return int(C.pump(c.h)) }

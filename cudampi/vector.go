@@ -4,7 +4,14 @@ import (
 	"unsafe"
 
 	"lockstep/internal/elem"
+	"lockstep/internal/transfer"
 )
+
+// CheckCounts refuses counts of a V form that are not one for each rank, or out of range.
+func (c *Comm) CheckCounts(op string, counts []int) error {
+	_, err := c.total(op, counts)
+	return err
+}
 
 // total adds up the counts of a V form, after it has looked at each, and puts them where C reads them.
 func (c *Comm) total(op string, counts []int) (int, error) {
@@ -37,14 +44,14 @@ func (c *Comm) AllGatherV(dst, src unsafe.Pointer, counts []int, t elem.Type) er
 	if err != nil {
 		return err
 	}
-	p := parts{counts: counts}
+	p := transfer.Parts{Counts: counts}
 	if err := c.readyParts(name, dst, total, src, counts[c.rank], t); err != nil || total == 0 {
 		return err
 	}
 	if total > maxCount {
 		return c.bigAllGather(dst, src, p, t)
 	}
-	return c.Check(name, sysAllGatherV(c, dst, src, t, src == at(dst, p.offset(c.rank), t)))
+	return c.Check(name, sysAllGatherV(c, dst, src, t, src == elem.At(dst, p.Offset(c.rank), t)))
 }
 
 // ReduceScatterV sets dst to this rank's part of op over all ranks of src. dst has counts[Rank()] elements, src as many
@@ -58,7 +65,7 @@ func (c *Comm) ReduceScatterV(dst, src unsafe.Pointer, counts []int, t elem.Type
 	if err != nil {
 		return err
 	}
-	p := parts{counts: counts}
+	p := transfer.Parts{Counts: counts}
 	if err := c.readyParts(name, src, total, dst, counts[c.rank], t); err != nil {
 		return err
 	}
@@ -68,7 +75,7 @@ func (c *Comm) ReduceScatterV(dst, src unsafe.Pointer, counts []int, t elem.Type
 	if total > reduceCount(t) {
 		return c.bigReduceScatter(dst, src, p, t, op)
 	}
-	return c.Check(name, sysReduceScatterV(c, dst, src, total, t, op, dst == at(src, p.offset(c.rank), t)))
+	return c.Check(name, sysReduceScatterV(c, dst, src, total, t, op, dst == elem.At(src, p.Offset(c.rank), t)))
 }
 
 // GatherV sets dst on the root to the src of all ranks in rank order; elsewhere dst is not used. src has counts[Rank()]
@@ -85,7 +92,7 @@ func (c *Comm) GatherV(dst, src unsafe.Pointer, counts []int, t elem.Type, root 
 	if err := c.CheckRoot(name, root); err != nil {
 		return err
 	}
-	p, whole := parts{counts: counts}, total
+	p, whole := transfer.Parts{Counts: counts}, total
 	if c.rank != root {
 		dst, whole = nil, 0
 	}
@@ -95,7 +102,7 @@ func (c *Comm) GatherV(dst, src unsafe.Pointer, counts []int, t elem.Type, root 
 	if total > maxCount {
 		return c.bigGather(dst, src, p, t, root)
 	}
-	return c.Check(name, sysGatherV(c, dst, src, t, root, c.rank == root && src == at(dst, p.offset(root), t)))
+	return c.Check(name, sysGatherV(c, dst, src, t, root, c.rank == root && src == elem.At(dst, p.Offset(root), t)))
 }
 
 // ScatterV sets dst to this rank's part of the src of the root; elsewhere src is not used. dst has counts[Rank()]
@@ -112,7 +119,7 @@ func (c *Comm) ScatterV(dst, src unsafe.Pointer, counts []int, t elem.Type, root
 	if err := c.CheckRoot(name, root); err != nil {
 		return err
 	}
-	p, whole := parts{counts: counts}, total
+	p, whole := transfer.Parts{Counts: counts}, total
 	if c.rank != root {
 		src, whole = nil, 0
 	}
@@ -122,7 +129,7 @@ func (c *Comm) ScatterV(dst, src unsafe.Pointer, counts []int, t elem.Type, root
 	if total > maxCount {
 		return c.bigScatter(dst, src, p, t, root)
 	}
-	return c.Check(name, sysScatterV(c, dst, src, t, root, c.rank == root && dst == at(src, p.offset(root), t)))
+	return c.Check(name, sysScatterV(c, dst, src, t, root, c.rank == root && dst == elem.At(src, p.Offset(root), t)))
 }
 
 // AllToAllV sets part r of dst to this rank's part of the src of rank r. The parts lie in rank order, in dst with
@@ -147,8 +154,8 @@ func (c *Comm) AllToAllV(dst unsafe.Pointer, recvCounts []int, src unsafe.Pointe
 	if dst == src && recvTotal > 0 && sendTotal > 0 {
 		return c.Errorf(name, ErrBuffer, "dst is src, %d and %d elements: there is no in-place form", recvTotal, sendTotal)
 	}
-	recv, send := parts{counts: recvCounts}, parts{counts: sendCounts}
-	if r, s := recv.len(c.rank), send.len(c.rank); r != s {
+	recv, send := transfer.Parts{Counts: recvCounts}, transfer.Parts{Counts: sendCounts}
+	if r, s := recv.Len(c.rank), send.Len(c.rank); r != s {
 		return c.Errorf(name, ErrCount, "rank %d sends %d %v elements to itself, %d expected", c.rank, s, t, r)
 	}
 	return c.exchange(dst, recv, src, send, t)

@@ -69,25 +69,25 @@ func mpiStart(t *testing.T) {
 	}
 }
 
-// carriers is doubles with the kernels by which package cudampi moves and reduces GPU memory, compiled for the host. It
+// carriers is doubles with the kernels by which package peer moves and reduces GPU memory, compiled for the host. It
 // sets LOCKSTEP_CACHE.
 func carriers(t *testing.T) (dir string) {
 	t.Helper()
 	dir = doubles(t)
-	fakelib.Build(t, dir, "libemulate.so", "-std=c++14", "-Wno-unknown-pragmas", filepath.Join("..", "cudampi", "testdata", "emulate.cc"))
+	fakelib.Build(t, dir, "libemulate.so", "-std=c++14", "-Wno-unknown-pragmas", filepath.Join("..", "internal", "peer", "testdata", "emulate.cc"))
 	t.Setenv("FAKECUDA_KERNELS", filepath.Join(dir, "libemulate.so"))
 	t.Setenv("LOCKSTEP_CACHE", filepath.Join(dir, "cache"))
 	compileCarriers(t)
 	return dir
 }
 
-// compileCarriers fills LOCKSTEP_CACHE with the kernels of package cudampi. That takes many seconds on a busy machine, and
+// compileCarriers fills LOCKSTEP_CACHE with the kernels of package peer. That takes many seconds on a busy machine, and
 // no program that a test runs has so long.
 func compileCarriers(t *testing.T) {
 	t.Helper()
 	var source []byte
-	for _, file := range []string{"device.cu", "peers.cu"} {
-		part, err := os.ReadFile(filepath.Join("..", "cudampi", file))
+	for _, file := range []string{"devkernel/fold.cu", "peer/peers.cu"} {
+		part, err := os.ReadFile(filepath.Join("..", "internal", file))
 		must(t, err)
 		source = append(source, part...)
 	}

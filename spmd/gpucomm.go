@@ -128,7 +128,7 @@ func (w *World) openNCCL(st *commState, parent *nccl.Comm, color, key int) error
 func (w *World) linked(st *commState) (bool, error) {
 	failure := errors.New("there are several nodes")
 	if w.nodes == 1 {
-		uuids, err := peer.UUIDs(st.mpi.Comm, w.gpu.dev)
+		uuids, err := peer.UUIDs(st.mpi, w.gpu.dev)
 		if err != nil {
 			return false, err
 		}

@@ -168,7 +168,7 @@ func (st *commState) openDevice() error {
 		return err
 	}
 	path, _ := w.cfg.mpiPath()
-	dev, peers, err := peer.OnDevice(st.mpi.Comm, w.gpu.dev, cudampi.DeviceConfig{Path: path})
+	dev, peers, err := peer.OnDevice(st.mpi, w.gpu.dev, cudampi.DeviceConfig{Path: path})
 	if err != nil {
 		return err
 	}

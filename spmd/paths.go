@@ -148,7 +148,7 @@ func (st *commState) startPeers() error {
 
 // reachPeers opens the peers, or fails on all ranks alike. Collective over st, in a turn.
 func (st *commState) reachPeers() error {
-	p, err := peer.Open(st.mpi.Comm, st.w.gpu.dev, peerRoom)
+	p, err := peer.Open(st.mpi, st.w.gpu.dev, peerRoom)
 	if err == nil {
 		st.usePeers(p)
 	}

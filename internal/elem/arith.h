@@ -72,7 +72,7 @@ static void divide(void *buf, int64_t n, int t, int size) {
 }
 // finish_half rounds what was reduced in float32, averaged first if need be.
 static void finish_half(void *dst, float *f, int64_t n, int t, int op, int size) {
-    if (op == AVG) divide(f, n, 8, size);
+    if (op == AVG) divide(f, n, F32, size);
     t == F16 ? narrow_f16(dst, f, n) : narrow_bf16(dst, f, n);
 }
 
@@ -95,29 +95,40 @@ CLONES static void fold(void *dst, const void *x, const void *y, int n, int t, i
 }
 
 
-// reduce_many sets dst to op over all sources, in their order, the 16-bit floats in float32 and rounded once. It needs no
-// memory of its own, so several threads may work on parts.
-static void reduce_many(uintptr_t to, const uintptr_t *from, int ranks, int64_t n, int t, int op) {
+// reduce_half is reduce_many of 16-bit floats, in float32 and rounded once.
+static void reduce_half(char *dst, const uintptr_t *from, int ranks, int64_t n, int t, int op) {
     enum { BLOCK = 2048 }; // elements that stay in the nearest cache
     float sum[BLOCK], wide[BLOCK];
     for (int64_t at = 0; at < n; at += BLOCK) {
         int m = (int)(n - at < BLOCK ? n - at : BLOCK);
-        size_t off = (size_t)at * sizes[t];
-        char *dst = (char *)to + off;
         for (int r = 0; r < ranks; r++) {
-            const char *src = (const char *)from[r] + off;
-            if (half(t)) {
-                float *f = r ? wide : sum;
-                t == F16 ? widen_f16(f, (const void *)src, m) : widen_bf16(f, (const void *)src, m);
-                if (r) fold(sum, sum, wide, m, 8, op);
-            } else if (r == 1) {
-                fold(dst, (const char *)from[0] + off, src, m, t, op);
-            } else if (r > 1) {
-                fold(dst, dst, src, m, t, op);
-            }
+            const void *src = (const char *)from[r] + 2 * at;
+            float *f = r ? wide : sum;
+            t == F16 ? widen_f16(f, src, m) : widen_bf16(f, src, m);
+            if (r) fold(sum, sum, wide, m, F32, op);
         }
-        if (half(t)) finish_half(dst, sum, m, t, op, ranks);
-        else if (op == AVG) divide(dst, m, t, ranks);
+        finish_half(dst + 2 * at, sum, m, t, op, ranks);
+    }
+}
+
+// reduce_many sets dst to op over all sources, two or more, in their order. It needs no memory of its own, so several threads
+// may work on parts.
+static void reduce_many(uintptr_t to, const uintptr_t *from, int ranks, int64_t n, int t, int op) {
+    if (half(t)) {
+        reduce_half((char *)to, from, ranks, n, t, op);
+        return;
+    }
+    const int64_t block = 8 << 10; // bytes that stay in the nearest cache
+    int64_t bytes = n * sizes[t];
+    for (int64_t at = 0; at < bytes; at += block) {
+        int m = (int)((bytes - at < block ? bytes - at : block) / sizes[t]);
+        char *dst = (char *)to + at;
+        const char *so_far = (const char *)from[0] + at;
+        for (int r = 1; r < ranks; r++) {
+            fold(dst, so_far, (const char *)from[r] + at, m, t, op);
+            so_far = dst;
+        }
+        if (op == AVG) divide(dst, m, t, ranks);
     }
 }
 

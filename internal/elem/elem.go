@@ -4,7 +4,10 @@
 // each binding is complete and a type without a datatype does not compile.
 package elem
 
-import "strconv"
+import (
+	"strconv"
+	"unsafe"
+)
 
 // Elem is the set of types that messages and collectives carry.
 type Elem interface {
@@ -64,6 +67,14 @@ func (t Type) String() string {
 		return typeInfo[t].name
 	}
 	return "elem.Type(" + strconv.Itoa(int(t)) + ")"
+}
+
+// At is the address of element i of memory at p. It is nil for nil: the parts of nothing are nothing.
+func At(p unsafe.Pointer, i int, t Type) unsafe.Pointer {
+	if p == nil {
+		return nil
+	}
+	return unsafe.Add(p, i*t.Size())
 }
 
 // Of returns the Type of T. It does not allocate.

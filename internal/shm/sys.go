@@ -17,6 +17,8 @@ package shm
 #cgo nocallback ring_send
 #cgo noescape ring_recv
 #cgo nocallback ring_recv
+#cgo noescape reduce_many
+#cgo nocallback reduce_many
 
 #include "slots.h"
 #include "ring.h"
@@ -113,4 +115,10 @@ func sysRingSend(x *ringEnd, src unsafe.Pointer, n int, t elem.Type, to int) (co
 func sysRingRecv(x *ringEnd, dst unsafe.Pointer, n int, t elem.Type, from int) (code, got int) {
 	o := outcome(C.ring_recv(x, address(dst), C.int64_t(n), C.int(t), C.int(from)), dst, nil)
 	return o.code, o.got
+}
+
+// Reduce sets n elements at dst to op over all src, in their order, the 16-bit floats in float32 and rounded once. It is for
+// memory of C. It needs none of its own, so several goroutines may work on parts.
+func Reduce(dst unsafe.Pointer, src []uintptr, n int, t elem.Type, op elem.Op) {
+	C.reduce_many(address(dst), (*C.uintptr_t)(unsafe.Pointer(unsafe.SliceData(src))), C.int(len(src)), C.int64_t(n), C.int(t), C.int(op))
 }

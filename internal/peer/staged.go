@@ -1,4 +1,4 @@
-package cudampi
+package peer
 
 import (
 	"errors"
@@ -9,44 +9,46 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/internal/elem"
+	"lockstep/internal/shm"
+	"lockstep/internal/transfer"
 )
 
-// oneShot is small all-reduces through host memory that the ranks of one node share, by one kernel on each rank: it puts
+// stagedAllReduce is small all-reduces through host memory that the ranks of one node share, by one kernel on each rank: it puts
 // its part there, takes the others', and reduces them. The host only launches it, where copies would be two, with a wait
 // of the host between them. A kernel that waits for a rank which has died ends with its process.
-type oneShot struct {
-	c     *Comm
+type stagedAllReduce struct {
+	c     *shm.Comm
 	dev   *cuda.Device
 	k     *kernels
 	mem   []byte // the inbox
 	fixed bool
-	table unsafe.Pointer // device memory: the address of the inbox, and from oneShotEpochs on the epochs of the blocks
+	table unsafe.Pointer // device memory: the address of the inbox, and from inboxEpochs on the epochs of the blocks
 	order sequence
 }
 
 const (
-	oneShotEpochs = 256
-	oneShotTrial  = 512
-	oneShotBytes  = oneShotTrial + 8
+	inboxEpochs = 256
+	inboxTrial  = 512
+	inboxTable  = inboxTrial + 8
 )
 
-// openOneShot fails, on all ranks and with a reason, where kernels cannot be compiled, where there are too many ranks, and
+// openStagedAllReduce fails, on all ranks and with a reason, where kernels cannot be compiled, where there are too many ranks, and
 // where two share a device. Collective.
-func openOneShot(c *Comm, d *cuda.Device) (*oneShot, error) {
-	if c.size > peerRanks {
-		return nil, fmt.Errorf("there are %d ranks, more than %d", c.size, peerRanks)
+func openStagedAllReduce(c *shm.Comm, d *cuda.Device) (*stagedAllReduce, error) {
+	if c.Size() > peerRanks {
+		return nil, fmt.Errorf("there are %d ranks, more than %d", c.Size(), peerRanks)
 	}
-	if apart, err := c.apart(d); err != nil {
+	if apart, err := apart(c, d); err != nil {
 		return nil, err
 	} else if !apart {
 		return nil, errors.New("ranks share a device")
 	}
-	k, err := c.loadKernels(d)
+	k, err := loadKernels(c, d)
 	if err != nil {
 		return nil, err
 	}
-	o := &oneShot{c: c, dev: d, k: k}
-	err = c.shareFile(inboxBytes(c.size, smallMost), &o.mem)
+	o := &stagedAllReduce{c: c, dev: d, k: k}
+	o.mem, err = shm.Map(c.Comm, inboxBytes(c.Size(), smallMost))
 	if err == nil {
 		err = o.open()
 	}
@@ -56,7 +58,7 @@ func openOneShot(c *Comm, d *cuda.Device) (*oneShot, error) {
 	return o, nil
 }
 
-func (o *oneShot) open() (err error) {
+func (o *stagedAllReduce) open() (err error) {
 	if err := o.dev.RegisterHost(unsafe.Pointer(&o.mem[0]), len(o.mem)); err != nil {
 		return err
 	}
@@ -64,12 +66,12 @@ func (o *oneShot) open() (err error) {
 	if o.order.done, err = o.dev.NewEvent(false); err != nil {
 		return err
 	}
-	if o.table, err = o.dev.Malloc(oneShotBytes); err != nil {
+	if o.table, err = o.dev.Malloc(inboxTable); err != nil {
 		return err
 	}
 	address := uint64(uintptr(unsafe.Pointer(&o.mem[0])))
 	err = onStream(o.dev, func(s *cuda.Stream) error {
-		if err := s.Fill(o.table, 4, 0, oneShotBytes/4); err != nil {
+		if err := s.Fill(o.table, 4, 0, inboxTable/4); err != nil {
 			return err
 		}
 		for i := range 2 { // of a pointer, the low half first
@@ -86,20 +88,20 @@ func (o *oneShot) open() (err error) {
 }
 
 // try has a rank send itself a word, so that a device whose kernels do not see the memory is not found out by wrong sums.
-func (o *oneShot) try() error {
+func (o *stagedAllReduce) try() error {
 	const word = 0x5eed
 	seen, err := o.dev.MallocHost(4)
 	if err != nil {
 		return err
 	}
-	src, dst := unsafe.Add(o.table, oneShotTrial), unsafe.Add(o.table, oneShotTrial+4)
+	src, dst := unsafe.Add(o.table, inboxTrial), unsafe.Add(o.table, inboxTrial+4)
 	err = onStream(o.dev, func(s *cuda.Stream) error {
 		if err := s.Fill(src, 4, word, 1); err != nil {
 			return err
 		}
-		x := transfer{what: allReduce, dst: dst, src: src, n: 1, t: elem.Uint32, op: elem.Sum}
-		m, _ := x.small()
-		own := 2 * smallMost * o.c.rank // where the others will look for what this rank sends
+		x := transfer.Transfer{What: transfer.AllReduce, Dst: dst, Src: src, N: 1, Type: elem.Uint32, Op: elem.Sum}
+		m, _ := smallOf(&x)
+		own := 2 * smallMost * o.c.Rank() // where the others will look for what this rank sends
 		if err := o.k.smallOn(s, 0, 1, &m, o.place(own)); err != nil {
 			return err
 		}
@@ -112,7 +114,7 @@ func (o *oneShot) try() error {
 }
 
 // close gives the memory back, once this rank's kernels are over.
-func (o *oneShot) close() error {
+func (o *stagedAllReduce) close() error {
 	err := o.k.close()
 	if o.order.done != nil {
 		err = errors.Join(err, o.order.done.Close())
@@ -124,19 +126,19 @@ func (o *oneShot) close() error {
 	if o.mem != nil {
 		err = errors.Join(err, unix.Munmap(o.mem))
 	}
-	*o = oneShot{}
+	*o = stagedAllReduce{}
 	return err
 }
 
 // place is the inbox, or what lies behind offset in it.
-func (o *oneShot) place(offset int) *place {
-	return &place{table: o.table, epochs: unsafe.Add(o.table, oneShotEpochs), copies: 1, offset: offset, room: smallMost}
+func (o *stagedAllReduce) place(offset int) *place {
+	return &place{table: o.table, epochs: unsafe.Add(o.table, inboxEpochs), copies: 1, offset: offset, room: smallMost}
 }
 
 // allReduce enqueues an all-reduce that the ranks have agreed on.
-func (o *oneShot) allReduce(x *transfer, s *cuda.Stream) error {
+func (o *stagedAllReduce) allReduce(x *transfer.Transfer, s *cuda.Stream) error {
 	return o.order.next(s, func() error {
-		m, _ := x.small()
-		return o.k.smallOn(s, o.c.rank, o.c.size, &m, o.place(0))
+		m, _ := smallOf(x)
+		return o.k.smallOn(s, o.c.Rank(), o.c.Size(), &m, o.place(0))
 	})
 }

@@ -1,5 +1,5 @@
 #include "emulate.h"
-#include "../device.cu"
+#include "../../devkernel/fold.cu"
 #include "../peers.cu"
 
 static float wide(f16 x) {

@@ -1,4 +1,4 @@
-package cudampi
+package peer
 
 import (
 	"bytes"
@@ -6,10 +6,12 @@ import (
 	"encoding/binary"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
 	"lockstep/cuda/nvrtc"
+	"lockstep/internal/devkernel"
 )
 
 // TestKernelsCompile compiles with the real compiler, which needs no GPU, and checks that the blocks that kernels are
@@ -20,19 +22,19 @@ func TestKernelsCompile(t *testing.T) {
 	}
 	for _, capability := range []int{80, 90} {
 		t.Run(fmt.Sprintf("sm_%d", capability), func(t *testing.T) {
-			image, err := nvrtc.Compile("device.cu", kernelSource, nvrtc.Options{Capability: capability})
+			image, err := nvrtc.Compile("device.cu", devkernel.FoldSource+peersSource, nvrtc.Options{Capability: capability})
 			if err != nil {
 				t.Fatal(err)
 			}
 			registers, threads := needs(t, image)
-			for _, k := range (&kernels{}).table() {
+			for _, k := range append(slices.Clone(table), devkernel.FoldKernel) {
 				const all = 65536 // of a multiprocessor
-				n, ok := registers[k.name]
-				if each := (n + 7) / 8 * 8; !ok || n == 0 || each*k.threads > all {
-					t.Errorf("%s needs %d registers (in the binary: %v): blocks of %d threads cannot be launched", k.name, n, ok, k.threads)
+				n, ok := registers[k.Name]
+				if each := (n + 7) / 8 * 8; !ok || n == 0 || each*k.Threads > all {
+					t.Errorf("%s needs %d registers (in the binary: %v): blocks of %d threads cannot be launched", k.Name, n, ok, k.Threads)
 				}
-				if threads[k.name] != k.threads {
-					t.Errorf("%s is compiled for blocks of %d threads, and launched with %d", k.name, threads[k.name], k.threads)
+				if threads[k.Name] != k.Threads {
+					t.Errorf("%s is compiled for blocks of %d threads, and launched with %d", k.Name, threads[k.Name], k.Threads)
 				}
 			}
 		})
@@ -44,7 +46,7 @@ func TestEarlyKernelWaits(t *testing.T) {
 	if err := nvrtc.Load(); err != nil {
 		t.Skip(err)
 	}
-	image, err := nvrtc.Compile("device.cu", kernelSource, nvrtc.Options{Capability: 1 << 20}) // which it does not know: PTX
+	image, err := nvrtc.Compile("device.cu", devkernel.FoldSource+peersSource, nvrtc.Options{Capability: 1 << 20}) // which it does not know: PTX
 	if err != nil {
 		t.Fatal(err)
 	}

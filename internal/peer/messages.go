@@ -1,4 +1,4 @@
-package cudampi
+package peer
 
 import (
 	"errors"
@@ -8,6 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lockstep/cuda"
+	"lockstep/cudampi"
+	"lockstep/internal/shm"
 )
 
 // rings carries messages of device memory between ranks of one node. From each rank to each there is a ring of slots in
@@ -23,7 +25,7 @@ import (
 // All rings go on independently, so messages cannot hold each other up. What fits the slots is gone from the sender
 // before the receiver asks for it.
 type rings struct {
-	c     *Comm
+	c     *shm.Comm
 	dev   *cuda.Device
 	k     *kernels // nil where small messages are as others
 	mem   []byte   // the words of all rings, and their slots where these are host memory
@@ -61,7 +63,7 @@ type ring struct {
 	begun uint64                 // chunks whose copies are enqueued
 	over  uint64                 // of which the other end has been told
 	loose [ringSlots]bool        // the other end was told before the copy was over
-	queue []Message
+	queue []cudampi.Message
 	next  int // in queue
 	// Of the message at hand:
 	total  int // bytes, as the sender says; -1 before the first chunk
@@ -85,29 +87,30 @@ var _ [wordsBytes - unsafe.Sizeof(ringWords{})]byte // it fits
 
 // openRings makes the rings, in device memory where onDevice, which all ranks must reach. k may be nil, and stays the
 // caller's. It fails, on all ranks, where one has not the memory, or cannot share or pin it. Collective; it blocks.
-func openRings(c *Comm, d *cuda.Device, k *kernels, shape ringShape, onDevice bool) (*rings, error) {
-	g := &rings{c: c, dev: d, k: k, own: shape.own, least: shape.least, all: make([]ring, 2*c.size)}
-	g.slot = min(shape.slot, max(shape.room/ringSlots/max(c.size-1, 1)/256*256, 256))
-	words := (c.size*c.size*wordsBytes + 4095) / 4096 * 4096
+func openRings(c *shm.Comm, d *cuda.Device, k *kernels, shape ringShape, onDevice bool) (*rings, error) {
+	g := &rings{c: c, dev: d, k: k, own: shape.own, least: shape.least, all: make([]ring, 2*c.Size())}
+	g.slot = min(shape.slot, max(shape.room/ringSlots/max(c.Size()-1, 1)/256*256, 256))
+	words := (c.Size()*c.Size()*wordsBytes + 4095) / 4096 * 4096
 	const smallEach = ringSlots * 2 * smallMost
-	each := ringSlots * (g.slot*(c.size-1) + g.own) // of a rank
-	small := each                                   // where the slots of small messages begin
+	each := ringSlots * (g.slot*(c.Size()-1) + g.own) // of a rank
+	small := each                                     // where the slots of small messages begin
 	if k != nil {
-		each += c.size * smallEach
+		each += c.Size() * smallEach
 	}
 	bytes := words
 	if !onDevice {
-		bytes += c.size * each
+		bytes += c.Size() * each
 	}
-	err := c.shareFile(bytes, &g.mem)
+	var err error
+	g.mem, err = shm.Map(c.Comm, bytes)
 	switch {
 	case err != nil:
 	case onDevice:
 		if g.room, err = d.Malloc(each); err == nil && k != nil {
-			err = onStream(d, func(s *cuda.Stream) error { return s.Fill(unsafe.Add(g.room, small), 4, 0, c.size*smallEach/4) })
+			err = onStream(d, func(s *cuda.Stream) error { return s.Fill(unsafe.Add(g.room, small), 4, 0, c.Size()*smallEach/4) })
 		}
 	default:
-		clear(g.mem[words+c.rank*each:][:each]) // so that the memory is near the rank that writes it
+		clear(g.mem[words+c.Rank()*each:][:each]) // so that the memory is near the rank that writes it
 		if err = d.RegisterHost(unsafe.Pointer(&g.mem[0]), bytes); err == nil {
 			g.fixed = true
 		}
@@ -116,23 +119,23 @@ func openRings(c *Comm, d *cuda.Device, k *kernels, shape ringShape, onDevice bo
 		return nil, errors.Join(err, g.close())
 	}
 	if onDevice {
-		if g.win, err = c.Share(d, g.room, each); err != nil {
+		if g.win, err = Share(c, d, g.room, each); err != nil {
 			return nil, errors.Join(err, g.close())
 		}
 	}
-	for r := range c.size {
-		for i, to := range [...]int{r, c.rank} {
-			from := c.rank + r - to
+	for r := range c.Size() {
+		for i, to := range [...]int{r, c.Rank()} {
+			from := c.Rank() + r - to
 			h := &g.all[2*r+i]
 			h.peer, h.recv, h.total = r, i == 1, -1
-			h.words = (*ringWords)(unsafe.Pointer(&g.mem[(from*c.size+to)*wordsBytes]))
+			h.words = (*ringWords)(unsafe.Pointer(&g.mem[(from*c.Size()+to)*wordsBytes]))
 			owner, other := from, to // of the slots
 			if onDevice {
 				owner, other = to, from
 			}
 			place := ringSlots * g.slot * other // those to other ranks first
 			if h.slot = g.slot; other == owner {
-				place, h.slot = ringSlots*g.slot*(c.size-1), g.own
+				place, h.slot = ringSlots*g.slot*(c.Size()-1), g.own
 			} else if other > owner {
 				place -= ringSlots * g.slot
 			}
@@ -173,7 +176,7 @@ func (g *rings) close() error {
 }
 
 // add takes a message on.
-func (g *rings) add(m Message) (err error) {
+func (g *rings) add(m cudampi.Message) (err error) {
 	h := &g.all[2*m.Peer]
 	if m.Recv {
 		h = &g.all[2*m.Peer+1]
@@ -254,7 +257,7 @@ func (h *ring) finish() {
 }
 
 // copyChunk enqueues the copy of the next chunk between the message and its slot.
-func (g *rings) copyChunk(h *ring, m *Message, s *cuda.Stream) error {
+func (g *rings) copyChunk(h *ring, m *cudampi.Message, s *cuda.Stream) error {
 	i, off := h.begun%ringSlots, h.copies*h.chunk
 	user, slot := unsafe.Add(m.Buf, off), unsafe.Add(h.slots, int(i)*h.slot)
 	if n := min(h.chunk, h.total-off); n > 0 {
@@ -320,7 +323,7 @@ func (h *ring) smallSlot() (unsafe.Pointer, uint32) {
 
 // sendSmall sends a whole message. The host does not wait for the kernel, and so the user's stream has to: it is enqueued on
 // out, too.
-func (g *rings) sendSmall(h *ring, m *Message, out *cuda.Stream) error {
+func (g *rings) sendSmall(h *ring, m *cudampi.Message, out *cuda.Stream) error {
 	i := h.begun % ringSlots
 	slot, stamp := h.smallSlot()
 	if err := g.k.messageOn(out, g.k.putMessage, slot, m.Buf, h.total, stamp); err != nil {
@@ -353,7 +356,7 @@ func (g *rings) receive(h *ring, out *cuda.Stream, failure *error) (moved bool, 
 	if h.total < 0 {
 		g.start(h, int(h.words.total[h.begun%ringSlots]))
 		if h.total != want && *failure == nil {
-			*failure = g.c.CheckMessage("MPI_Irecv", success, h.total, m.N, m.Type, m.Peer)
+			*failure = g.c.CheckMessage("MPI_Irecv", 0, h.total, m.N, m.Type, m.Peer)
 		}
 	}
 	switch {

@@ -1,4 +1,4 @@
-package cudampi
+package peer
 
 import (
 	"errors"
@@ -9,17 +9,23 @@ import (
 	"unsafe"
 
 	"lockstep/cuda"
+	"lockstep/cudampi"
 	"lockstep/internal/elem"
+	"lockstep/internal/shm"
 )
 
 // BenchmarkDevice needs a GPU for each rank and is started by hand:
 //
-//	mpirun -np 4 cudampi.test -test.run '^$' -test.bench Device -test.benchtime 20x
+//	mpirun -np 4 peer.test -test.run '^$' -test.bench Device -test.benchtime 20x
 //
 // A call is timed until its result is there for the host, and the median is reported beside the mean. "Graph" is a call of
 // a graph of 20. NVRTC is needed for all ways but the staged one.
 func BenchmarkDevice(b *testing.B) {
-	c, err := Start()
+	base, err := cudampi.Start()
+	if err != nil {
+		b.Fatal(err)
+	}
+	c, err := shm.Share(base)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -35,15 +41,15 @@ func BenchmarkDevice(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	aware, err := CUDAAware()
+	aware, err := cudampi.CUDAAware()
 	if err != nil {
 		b.Fatal(err)
 	}
-	for _, path := range []Path{Staged, AwareMPI, Peer} {
-		if path == AwareMPI && !aware.Yes {
+	for _, path := range []cudampi.Path{cudampi.Staged, cudampi.AwareMPI, cudampi.Peer} {
+		if path == cudampi.AwareMPI && !aware.Yes {
 			continue // it would crash
 		}
-		k, err := c.OnDevice(d, DeviceConfig{Path: path})
+		k, _, err := OnDevice(c, d, cudampi.DeviceConfig{Path: path})
 		if err != nil {
 			b.Log(path, err)
 			continue
@@ -60,9 +66,9 @@ func BenchmarkDevice(b *testing.B) {
 				name string
 				fn   func() error
 			}{
-				{"AllReduce", func() error { return k.AllReduce(At(s), dst, src, bytes/4, elem.Float32, elem.Sum) }},
+				{"AllReduce", func() error { return k.AllReduce(cudampi.At(s), dst, src, bytes/4, elem.Float32, elem.Sum) }},
 				{"SendRecv", func() error {
-					return k.SendRecv(At(s), dst, bytes/4, (c.rank+1)%c.size, src, bytes/4, (c.rank+c.size-1)%c.size, elem.Float32)
+					return k.SendRecv(cudampi.At(s), dst, bytes/4, (c.Rank()+1)%c.Size(), src, bytes/4, (c.Rank()+c.Size()-1)%c.Size(), elem.Float32)
 				}},
 			} {
 				b.Run(fmt.Sprintf("%v/%s/%d", path, call.name, bytes), func(b *testing.B) {
@@ -75,8 +81,8 @@ func BenchmarkDevice(b *testing.B) {
 					})
 				})
 			}
-			if path == Peer {
-				b.Run(fmt.Sprintf("%v/Graph/%d", path, bytes), func(b *testing.B) { inGraph(b, k, s, dst, src, bytes) })
+			if path == cudampi.Peer {
+				b.Run(fmt.Sprintf("%v/Graph/%d", path, bytes), func(b *testing.B) { inGraph(b, c, k, s, dst, src, bytes) })
 			}
 		}
 		b.Log(path, k.Path(), k.Reason())
@@ -88,7 +94,7 @@ func BenchmarkDevice(b *testing.B) {
 
 // inMedian times calls of fn, each of which is calls calls, after a few that warm up: all ranks begin together, and
 // the slowest rank's median counts.
-func inMedian(b *testing.B, c *Comm, calls int, fn func() error) {
+func inMedian(b *testing.B, c *shm.Comm, calls int, fn func() error) {
 	b.Helper()
 	for range 5 {
 		if err := fn(); err != nil {
@@ -117,14 +123,14 @@ func inMedian(b *testing.B, c *Comm, calls int, fn func() error) {
 }
 
 // inGraph is what all-reduces cost without the host.
-func inGraph(b *testing.B, k *DeviceComm, s *cuda.Stream, dst, src unsafe.Pointer, bytes int) {
+func inGraph(b *testing.B, c *shm.Comm, k *cudampi.DeviceComm, s *cuda.Stream, dst, src unsafe.Pointer, bytes int) {
 	b.Helper()
 	if err := s.BeginCapture(cuda.ThreadLocal); err != nil {
 		b.Fatal(err)
 	}
 	const calls = 20
 	for range calls {
-		if err := k.AllReduce(At(s), dst, src, bytes/4, elem.Float32, elem.Sum); err != nil {
+		if err := k.AllReduce(cudampi.At(s), dst, src, bytes/4, elem.Float32, elem.Sum); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -136,11 +142,11 @@ func inGraph(b *testing.B, k *DeviceComm, s *cuda.Stream, dst, src unsafe.Pointe
 	if err != nil {
 		b.Fatal(err)
 	}
-	inMedian(b, k.c, calls, func() error {
+	inMedian(b, c, calls, func() error {
 		if err := exec.Launch(s); err != nil {
 			return err
 		}
-		return k.c.WaitStream(s)
+		return c.WaitStream(s)
 	})
 	if err := errors.Join(exec.Close(), g.Close()); err != nil {
 		b.Fatal(err)

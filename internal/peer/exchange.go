@@ -1,4 +1,4 @@
-package cudampi
+package peer
 
 import (
 	"fmt"
@@ -6,6 +6,8 @@ import (
 	"unsafe"
 
 	"lockstep/cuda"
+	"lockstep/cudampi"
+	"lockstep/internal/transfer"
 )
 
 // exchangeBlocks is about the most blocks of a kernel of messages; tests lower it.
@@ -14,11 +16,11 @@ var exchangeBlocks = 512
 // MessageMost is the most bytes of a message between peers: 2 MiB of 2 ranks, and 2 MiB / (p - 1) of p, in whole 2 KiB.
 // Longer ones NCCL carries as fast or faster: stamps halve the bandwidth for what a rank sends to all others. It is -1 where
 // ranks share a device, on which their kernels wait for each other in turns of milliseconds.
-func (p *Peers) MessageMost() int {
+func (p *Comm) MessageMost() int {
 	if !p.apart {
 		return -1
 	}
-	return (2 << 20) / max(1, p.c.size-1) / smallBlock * smallBlock
+	return (2 << 20) / max(1, p.c.Size()-1) / smallBlock * smallBlock
 }
 
 // Of peers.cu.
@@ -51,11 +53,11 @@ func ListBytes(n int) int {
 // long as that is.
 //
 // Where Recv has another length than came, the kernel waits for ever, and Failure says why.
-func (p *Peers) Exchange(s *cuda.Stream, list unsafe.Pointer, messages []Message) error {
+func (p *Comm) Exchange(s *cuda.Stream, list unsafe.Pointer, messages []cudampi.Message) error {
 	return p.next(s, func() error { return p.exchange(s, list, messages) })
 }
 
-func (p *Peers) exchange(s *cuda.Stream, list unsafe.Pointer, messages []Message) error {
+func (p *Comm) exchange(s *cuda.Stream, list unsafe.Pointer, messages []cudampi.Message) error {
 	// Lanes that send have the lowest numbers, which blocks that wait for others must not keep off the device.
 	var lanes [2][peerRanks]uint8
 	used, most := 0, 0
@@ -66,8 +68,8 @@ func (p *Peers) exchange(s *cuda.Stream, list unsafe.Pointer, messages []Message
 			if m.Recv != recv {
 				continue
 			}
-			if bytes < 0 || bytes > p.MessageMost() || uint(m.Peer) >= uint(p.c.size) {
-				return fmt.Errorf("cudampi: message of %d bytes with rank %d of %d between peers, which carry up to %d bytes", bytes, m.Peer, p.c.size, p.MessageMost())
+			if bytes < 0 || bytes > p.MessageMost() || uint(m.Peer) >= uint(p.c.Size()) {
+				return fmt.Errorf("peer: message of %d bytes with rank %d of %d between peers, which carry up to %d bytes", bytes, m.Peer, p.c.Size(), p.MessageMost())
 			}
 			most = max(most, bytes)
 			if lanes[dir][m.Peer] == 0 {
@@ -79,7 +81,7 @@ func (p *Peers) exchange(s *cuda.Stream, list unsafe.Pointer, messages []Message
 	if used == 0 {
 		return nil
 	}
-	put := func(at []uint64, messages []Message) {
+	put := func(at []uint64, messages []cudampi.Message) {
 		for i := range messages {
 			m := &messages[i]
 			recv := uint64(0)
@@ -95,7 +97,7 @@ func (p *Peers) exchange(s *cuda.Stream, list unsafe.Pointer, messages []Message
 		per /= 2
 	}
 	args := [8 + messageWords*fewMessages]uint64{p.table(), uint64(p.lanes()), uint64(uintptr(p.wrong)),
-		uint64(p.c.rank), uint64(p.c.size), uint64(per), uint64(len(messages))}
+		uint64(p.c.Rank()), uint64(p.c.Size()), uint64(per), uint64(len(messages))}
 	if len(messages) <= fewMessages {
 		put(args[8:], messages)
 	} else {
@@ -113,39 +115,39 @@ func (p *Peers) exchange(s *cuda.Stream, list unsafe.Pointer, messages []Message
 }
 
 // exchangeParts does a transfer as messages. All ranks know the lengths of all of them.
-func (p *Peers) exchangeParts(x *transfer, s *cuda.Stream) error {
-	x.window = max(x.n, 1) // one step
-	var room [2 * peerRanks]Message
+func (p *Comm) exchangeParts(x *transfer.Transfer, s *cuda.Stream) error {
+	x.Window = max(x.N, 1) // one step
+	var room [2 * peerRanks]cudampi.Message
 	messages := room[:0]
-	ownDst, ownSrc, _ := x.own()
-	add := func(i piece, peer int, recv bool) {
-		if i.n > 0 && (peer != x.rank || ownDst != ownSrc) {
-			messages = append(messages, Message{i.at, i.n, x.t, peer, recv})
+	ownDst, ownSrc, _ := x.Own()
+	add := func(i transfer.Piece, peer int, recv bool) {
+		if i.N > 0 && (peer != x.Rank || ownDst != ownSrc) {
+			messages = append(messages, cudampi.Message{Buf: i.At, N: i.N, Type: x.Type, Peer: peer, Recv: recv})
 		}
 	}
-	for _, o := range x.out(0) {
-		for r := range x.size {
-			if (!x.isSplit() || r == o.slot) && (x.what != gather || r == x.root) {
+	for _, o := range x.Out(0) {
+		for r := range x.Size {
+			if (!x.IsSplit() || r == o.Slot) && (x.What != transfer.Gather || r == x.Root) {
 				add(o, r, false)
 			}
 		}
 	}
-	for _, i := range x.in(0) {
-		add(i, i.peer, true)
+	for _, i := range x.In(0) {
+		add(i, i.Peer, true)
 	}
 	return p.exchange(s, unsafe.Add(p.mem, p.scratch()), messages)
 }
 
 // complaints are the words that exchange writes.
-func (p *Peers) complaints() []uint32 {
-	return unsafe.Slice((*uint32)(p.wrong), wrongBytes/4*p.c.size)
+func (p *Comm) complaints() []uint32 {
+	return unsafe.Slice((*uint32)(p.wrong), wrongBytes/4*p.c.Size())
 }
 
 // Failure is what a kernel has found wrong, for which it waits for ever: a message of another length than its Recv. It
 // costs the host a few nanoseconds.
-func (p *Peers) Failure() error {
+func (p *Comm) Failure() error {
 	words := p.complaints()
-	for r := range p.c.size {
+	for r := range p.c.Size() {
 		if w := words[wrongBytes/4*r:]; atomic.LoadUint32(&w[0]) != 0 {
 			return fmt.Errorf("a message from rank %d has %d bytes, and Recv takes %d", r, w[1], w[2])
 		}

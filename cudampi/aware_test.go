@@ -1,0 +1,46 @@
+package cudampi
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestAwareness(t *testing.T) {
+	for _, tc := range []struct {
+		env, kinds string
+		known      bool
+		query, gpu int
+		want       bool
+		reason     string
+	}{
+		{"", "", false, -1, -1, false, "MPI 1.0 cannot say whether it takes device memory"},
+		{"", "", false, 1, -1, true, "MPIX_Query_cuda_support of MPI 1.0 says yes"},
+		{"", "", false, 0, 1, false, "MPIX_Query_cuda_support of MPI 1.0 says no"},
+		{"", "", false, -1, 1, true, "MPIX_GPU_query_support of MPI 1.0 says yes"},
+		{"", "", false, -1, 0, false, "MPIX_GPU_query_support of MPI 1.0 says no"},
+		{"", "system,mpi", true, 1, 1, false, `mpi_memory_alloc_kinds of MPI 1.0 is "system,mpi"`},
+		{"", "system, cuda:host:device ,mpi", true, 0, 0, true, "mpi_memory_alloc_kinds"},
+		{"", "system,cuda", true, 0, 0, true, "mpi_memory_alloc_kinds"},
+		{"", "system,cuda:host", true, 1, 1, false, "mpi_memory_alloc_kinds"},
+		{"", "system,rocm:device", true, 1, 1, false, "mpi_memory_alloc_kinds"},
+		{"yes", "system", true, 0, 0, true, "LOCKSTEP_MPI_CUDA=yes"},
+		{"no", "cuda", true, 1, 1, false, "LOCKSTEP_MPI_CUDA=no"},
+	} {
+		a, err := awareness(tc.env, tc.kinds, tc.known, tc.query, tc.gpu, "MPI 1.0")
+		if err != nil || a.Yes != tc.want || !strings.Contains(a.Reason, tc.reason) {
+			t.Errorf("%+v: %+v, %v", tc, a, err)
+		}
+	}
+	if _, err := awareness("maybe", "", false, 1, 1, ""); err == nil || !strings.Contains(err.Error(), `"maybe": want yes or no`) {
+		t.Errorf("maybe: %v", err)
+	}
+	if _, err := CUDAAware(); err == nil {
+		t.Error("MPI answers before it runs")
+	}
+	onRanks(t, []int{1}, func(t *testing.T, c *Comm) { // the library at hand has an answer, and is not hurt by the question
+		a, err := CUDAAware()
+		if err != nil || a.Reason == "" {
+			t.Fatalf("%+v, %v", a, err)
+		}
+	})
+}

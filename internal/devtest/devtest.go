@@ -1,0 +1,192 @@
+// Package devtest is what tests of collectives on device memory have in common: devices, buffers with guards, and runs of all
+// calls of a cudampi.DeviceComm in each way that there is.
+//
+// They run on the double of libcuda, whose memory several processes share; the kernels run on the host, from the same source.
+// With SPMDTEST_DEVICE=cuda they run on the GPUs of this machine, of which ranks may share one.
+package devtest
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"lockstep/cuda"
+	"lockstep/cudampi"
+	"lockstep/internal/commtest"
+	"lockstep/internal/devkernel"
+	"lockstep/internal/fakelib"
+	"lockstep/internal/mpirun"
+	"lockstep/internal/shm"
+	"lockstep/internal/transfer"
+)
+
+// Counts are numbers of ranks.
+var Counts = []int{1, 2, 3, 4}
+
+// OnGPU says whether the tests are to run on GPUs.
+func OnGPU() bool { return os.Getenv("SPMDTEST_DEVICE") == "cuda" }
+
+// NeedsDouble skips a test on GPUs.
+func NeedsDouble(t *testing.T) {
+	if OnGPU() {
+		t.Skip("injects what only the double of libcuda does")
+	}
+}
+
+const awareEnv = "LOCKSTEP_MPI_CUDA" // of cudampi.CUDAAware
+
+// OnDevices runs fn on each number of ranks with MPI running, with a device on each rank. env is for the double, beside what
+// all tests need.
+func OnDevices(t *testing.T, ranks []int, env map[string]string, fn func(t *testing.T, c *shm.Comm, d *cuda.Device)) {
+	t.Helper()
+	const ready = "LOCKSTEP_DEVTEST_DOUBLE"
+	if !OnGPU() && os.Getenv(ready) == "" { // not in the processes that mpirun starts
+		if _, err := exec.LookPath("g++"); err != nil {
+			t.Skip("the kernels are compiled for the host by g++: " + err.Error())
+		}
+		dir := Double(t)
+		t.Setenv("FAKECUDA_KERNELS", filepath.Join(dir, "libemulate.so"))
+		path := dir
+		if old := os.Getenv("LD_LIBRARY_PATH"); old != "" {
+			path += ":" + old
+		}
+		t.Setenv("LD_LIBRARY_PATH", path)
+		t.Setenv("FAKECUDA_SHARED", "1")
+		t.Setenv("FAKECUDA_DEVICES", "4")
+		t.Setenv(awareEnv, "no")
+		for k, v := range env {
+			t.Setenv(k, v)
+		}
+		t.Setenv(ready, t.Name())
+		defer os.Unsetenv(ready)
+	}
+	if !OnGPU() {
+		NoCompiler()
+	}
+	mpirun.Run(t, ranks, func(t *testing.T) {
+		base, err := cudampi.Start()
+		commtest.Must(t, err)
+		mpirun.OnFail = func() { base.Abort(1) }
+		c, err := shm.Share(Must1(base.Dup())(t))
+		commtest.Must(t, err)
+		d := Must1(cuda.Open(c.Rank() % Must1(cuda.Count())(t)))(t)
+		fn(t, c, d)
+		commtest.Must(t, d.Close())
+		commtest.Must(t, c.Free())
+		commtest.Must(t, cudampi.Stop()) // only a job that went well stops MPI, which waits for all ranks
+	})
+}
+
+// NoCompiler has the kernels be those that the double knows.
+func NoCompiler() {
+	devkernel.Compile = func(string, int) ([]byte, error) { return []byte("image"), nil }
+}
+
+// doubles is where the libraries are.
+var doubles string
+
+// Double builds the double of libcuda and the kernels for the host, once, and returns the folder. The test runs in a folder
+// two below the root of the module, or one.
+func Double(t *testing.T) string {
+	t.Helper()
+	if doubles == "" {
+		dir, err := os.MkdirTemp("", "lockstep-double")
+		commtest.Must(t, err)
+		doubles = dir
+		fakelib.CUDA(t, dir)
+		Kernels(t, dir)
+	}
+	return doubles
+}
+
+// Kernels builds libemulate.so in dir: the kernels of packages devkernel and peer for the host.
+func Kernels(t *testing.T, dir string) {
+	t.Helper()
+	source := filepath.Join("internal", "peer", "testdata", "emulate.cc")
+	for {
+		if _, err := os.Stat(source); err == nil || len(source) > 100 {
+			break
+		}
+		source = filepath.Join("..", source)
+	}
+	fakelib.Build(t, dir, "libemulate.so", "-std=c++14", "-Wno-unknown-pragmas", source)
+}
+
+// Clean removes the doubles after all tests.
+func Clean() error { return os.RemoveAll(doubles) }
+
+// Main is a TestMain that calls Clean.
+func Main(m *testing.M) {
+	code := m.Run()
+	if err := Clean(); err != nil {
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// Small makes every chunk and scratch memory small, so that a few elements are many steps.
+func Small() {
+	s := &transfer.Sizes
+	s.Chunk, s.Relay, s.Message, s.Small, s.Direct, s.DirectRoom = 1024, 1024, 512, 64, 256, 16<<10
+	if MoreSmall != nil {
+		MoreSmall()
+	}
+}
+
+// MoreSmall is called by Small, for what a package has of its own.
+var MoreSmall func()
+
+// Opener is a way to carry out the calls of a DeviceComm.
+type Opener struct {
+	Name string
+	Open func(t *testing.T, c *shm.Comm, d *cuda.Device) *cudampi.DeviceComm
+}
+
+// Way is a DeviceComm, how it works, and the stream that the test uses it on.
+type Way struct {
+	Name string
+	*cudampi.DeviceComm
+	C   *shm.Comm
+	Dev *cuda.Device
+	S   *cuda.Stream
+}
+
+// EveryWay calls fn with each way to carry out the calls of a Comm.
+func EveryWay(t *testing.T, c *shm.Comm, d *cuda.Device, ways []Opener, fn func(t *testing.T, w Way)) {
+	t.Helper()
+	for _, o := range ways {
+		k := o.Open(t, c, d)
+		if k == nil {
+			continue // it is not to be had here
+		}
+		if k.Reason() == "" {
+			t.Fatalf("%s: no reason", o.Name)
+		}
+		s := Must1(d.NewStream(0))(t)
+		fn(t, Way{o.Name, k, c, d, s})
+		commtest.Must(t, s.Synchronize())
+		commtest.Must(t, s.Close())
+		commtest.Must(t, k.Close())
+		commtest.Must(t, k.Close())
+	}
+}
+
+// OnPath opens a DeviceComm on a path, which MPI alone carries; nil where an MPI that does not take device memory would crash.
+func OnPath(t *testing.T, c *shm.Comm, path cudampi.Path, open func(cfg cudampi.DeviceConfig) (*cudampi.DeviceComm, error)) *cudampi.DeviceComm {
+	t.Helper()
+	if a, err := cudampi.CUDAAware(); OnGPU() && path == cudampi.AwareMPI && (err != nil || !a.Yes) {
+		return nil
+	}
+	k, err := open(cudampi.DeviceConfig{Path: path})
+	commtest.Must(t, err)
+	if k.Path() != path && c.Size() > 1 {
+		t.Fatalf("path %v instead of %v, %q", k.Path(), path, k.Reason())
+	}
+	return k
+}
+
+// Must1 is for a call of two results: Must1(f())(t).
+func Must1[T any](v T, err error) func(t *testing.T) T {
+	return func(t *testing.T) T { t.Helper(); commtest.Must(t, err); return v }
+}

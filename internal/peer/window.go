@@ -1,0 +1,148 @@
+package peer
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"unsafe"
+
+	"lockstep/cuda"
+	"lockstep/internal/elem"
+	"lockstep/internal/shm"
+)
+
+// Window is device memory of every rank of a Comm on one node, which all of these ranks reach at an address of their own:
+// copies and kernels read and write it over the link between the devices. Nothing orders the ranks but what they do
+// themselves, as by Comm.Barrier.
+type Window struct {
+	c       *shm.Comm
+	dev     *cuda.Device
+	base    []unsafe.Pointer
+	foreign []*cuda.Foreign
+	table   unsafe.Pointer
+}
+
+// windowInfo is what a rank tells the others of its memory.
+type windowInfo struct {
+	handle cuda.IPCHandle
+	bytes  int
+	uuid   [48]byte
+}
+
+// Share opens a window on memory that each rank has from cuda.Malloc, or on a place in it; it may be of another size on
+// every rank, and nil with no bytes. It fails, on all ranks and with the reason of the first that failed, where the ranks
+// are on several nodes, or where the device of one does not reach that of another: without peer access between them, or
+// where the other is not visible to the process.
+//
+// Collective; it blocks. The memory must not be freed before Close. Source: cuda.h, cuIpcGetMemHandle, cuIpcOpenMemHandle.
+func Share(c *shm.Comm, d *cuda.Device, mem unsafe.Pointer, bytes int) (*Window, error) {
+	node, err := c.SplitShared()
+	if err != nil {
+		return nil, err
+	}
+	here := node.Size()
+	if err := node.Free(); err != nil {
+		return nil, err
+	}
+	if here != c.Size() {
+		err = fmt.Errorf("peer: device memory is shared within a node, and %d of %d ranks are on this one", here, c.Size())
+	}
+	w := &Window{c: c, dev: d, base: make([]unsafe.Pointer, c.Size()), foreign: make([]*cuda.Foreign, c.Size())}
+	all := make([]windowInfo, c.Size()+1)
+	mine := &all[c.Size()]
+	mine.bytes = bytes
+	copy(mine.uuid[:], d.UUID())
+	if bytes > 0 && err == nil && c.Size() > 1 {
+		mine.handle, err = d.IPCHandle(mem)
+	}
+	if err := c.FirstFailure(err); err != nil {
+		return nil, err
+	}
+	if err := c.AllGather(unsafe.Pointer(&all[0]), unsafe.Pointer(mine), int(unsafe.Sizeof(*mine)), elem.Uint8); err != nil {
+		return nil, err
+	}
+	if err := c.FirstFailure(w.open(mem, all)); err != nil {
+		return nil, errors.Join(err, w.close())
+	}
+	return w, nil
+}
+
+func (w *Window) open(mem unsafe.Pointer, all []windowInfo) error {
+	for r, info := range all[:w.c.Size()] {
+		switch {
+		case info.bytes == 0:
+			continue
+		case r == w.c.Rank():
+			w.base[r] = mem
+			continue
+		}
+		ok, why, err := w.dev.CanAccess(strings.TrimRight(string(info.uuid[:]), "\x00"))
+		if err != nil {
+			return err
+		}
+		if !ok {
+			return fmt.Errorf("peer: memory of rank %d: %s", r, why)
+		}
+		if w.foreign[r], err = w.dev.OpenIPC(info.handle); err != nil {
+			return err
+		}
+		w.base[r] = w.foreign[r].Addr()
+	}
+	return w.tabulate()
+}
+
+// tabulate puts the addresses into device memory.
+func (w *Window) tabulate() error {
+	bytes := len(w.base) * int(unsafe.Sizeof(w.base[0]))
+	host, err := w.dev.MallocHost(bytes)
+	if err != nil {
+		return err
+	}
+	copy(unsafe.Slice((*unsafe.Pointer)(host), len(w.base)), w.base)
+	w.table, err = w.dev.Malloc(bytes)
+	if err == nil {
+		err = onStream(w.dev, func(s *cuda.Stream) error { return s.Copy(w.table, host, bytes) })
+	}
+	return errors.Join(err, w.dev.FreeHost(host))
+}
+
+// onStream has fn enqueue work and waits for it.
+func onStream(d *cuda.Device, fn func(s *cuda.Stream) error) error {
+	s, err := d.NewStream(0)
+	if err != nil {
+		return err
+	}
+	if err = fn(s); err == nil {
+		err = s.Synchronize()
+	}
+	return errors.Join(err, s.Close())
+}
+
+// At returns the address, on this rank's device, of the memory of a rank; nil where it has none.
+func (w *Window) At(rank int) unsafe.Pointer { return w.base[rank] }
+
+// Table returns an array in device memory of the addresses of all ranks, for kernels.
+func (w *Window) Table() unsafe.Pointer { return w.table }
+
+// Close unmaps the memory of the others. Afterwards each rank may free its own. A second Close does nothing.
+//
+// Collective; it blocks until all ranks have called it. Each rank calls it when its own work on the window is over.
+func (w *Window) Close() error {
+	if w.base == nil {
+		return nil
+	}
+	err := w.c.Barrier()
+	return errors.Join(err, w.close(), w.c.Barrier())
+}
+
+func (w *Window) close() error {
+	var err error
+	for _, f := range w.foreign {
+		if f != nil {
+			err = errors.Join(err, f.Close())
+		}
+	}
+	err = errors.Join(err, w.dev.Free(w.table))
+	w.base, w.foreign, w.table = nil, nil, nil
+	return err
+}
