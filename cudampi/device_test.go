@@ -13,12 +13,13 @@ import (
 	"lockstep/internal/commtest"
 	"lockstep/internal/devtest"
 	"lockstep/internal/elem"
+	"lockstep/internal/mpirun"
 	"lockstep/internal/shm"
 )
 
 // TestMain stops MPI after the benchmarks, which leave it on, and removes the doubles.
 func TestMain(m *testing.M) {
-	code := m.Run()
+	code := mpirun.Main(m)
 	if err := devtest.Clean(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		code = 1

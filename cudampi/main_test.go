@@ -17,20 +17,19 @@ import (
 	"lockstep/internal/mpirun"
 )
 
-// onRanks runs fn on each number of ranks with MPI running. A rank that fails ends the job through MPI.
+// onRanks runs fn on each number of ranks with MPI running, in a job that may run other tests. A rank that fails ends the
+// job through MPI.
 func onRanks(t *testing.T, ranks []int, fn func(t *testing.T, c *Comm)) {
 	t.Helper()
 	mpirun.Run(t, ranks, func(t *testing.T) {
-		c, err := Start()
-		if err != nil {
-			t.Fatal(err)
-		}
-		mpirun.OnFail = func() { c.Abort(1) }
+		base, err := Start()
+		commtest.Must(t, err)
+		mpirun.OnFail = func() { base.Abort(1) }
+		c, err := base.Dup()
+		commtest.Must(t, err)
 		fn(t, c)
-		// Only a job that went well stops MPI, which waits for all ranks.
-		if err := Stop(); err != nil {
-			t.Fatal(err)
-		}
+		commtest.Must(t, c.Close())
+		mpirun.AtEnd(Stop) // of a job that went well only: it waits for all ranks
 	})
 }
 
@@ -62,7 +61,10 @@ func lower(t *testing.T) {
 }
 
 func TestStart(t *testing.T) {
-	onRanks(t, []int{1, 2}, func(t *testing.T, c *Comm) {
+	mpirun.RunAlone(t, []int{1, 2}, func(t *testing.T) {
+		c, err := Start()
+		commtest.Must(t, err)
+		mpirun.OnFail = func() { c.Abort(1) }
 		if again, err := Start(); again != c || err != nil {
 			t.Fatalf("a second Start gives %v, %v", again, err)
 		}

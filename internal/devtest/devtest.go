@@ -36,7 +36,7 @@ func NeedsDouble(t *testing.T) {
 
 const awareEnv = "LOCKSTEP_MPI_CUDA" // of cudampi.CUDAAware
 
-// OnDevices runs fn on each number of ranks with MPI running, with a device on each rank. env is for the double, beside what
+// OnDevices runs fn on each number of ranks with MPI running, with a device on each rank, in a job that may run other tests. env is for the double, beside what
 // all tests need.
 func OnDevices(t *testing.T, ranks []int, env map[string]string, fn func(t *testing.T, c *shm.Comm, d *cuda.Device)) {
 	t.Helper()
@@ -58,7 +58,7 @@ func OnDevices(t *testing.T, ranks []int, env map[string]string, fn func(t *test
 		for k, v := range env {
 			t.Setenv(k, v)
 		}
-		t.Setenv(ready, t.Name())
+		t.Setenv(ready, "1")
 		defer os.Unsetenv(ready)
 	}
 	if !OnGPU() {
@@ -73,8 +73,8 @@ func OnDevices(t *testing.T, ranks []int, env map[string]string, fn func(t *test
 		d := Must1(cuda.Open(c.Rank() % Must1(cuda.Count())(t)))(t)
 		fn(t, c, d)
 		commtest.Must(t, d.Close())
-		commtest.Must(t, c.Free())
-		commtest.Must(t, cudampi.Stop()) // only a job that went well stops MPI, which waits for all ranks
+		commtest.Must(t, c.Close())
+		mpirun.AtEnd(cudampi.Stop) // of a job that went well only: it waits for all ranks
 	})
 }
 
@@ -118,24 +118,26 @@ func Clean() error { return os.RemoveAll(doubles) }
 
 // Main is a TestMain that calls Clean.
 func Main(m *testing.M) {
-	code := m.Run()
+	code := mpirun.Main(m)
 	if err := Clean(); err != nil {
 		code = 1
 	}
 	os.Exit(code)
 }
 
-// Small makes every chunk and scratch memory small, so that a few elements are many steps.
-func Small() {
+// Small makes every chunk and scratch memory small until the test ends, so that a few elements are many steps.
+func Small(t *testing.T) {
 	s := &transfer.Sizes
+	before := *s
+	t.Cleanup(func() { *s = before })
 	s.Chunk, s.Relay, s.Message, s.Small, s.Direct, s.DirectRoom = 1024, 1024, 512, 64, 256, 16<<10
 	if MoreSmall != nil {
-		MoreSmall()
+		MoreSmall(t)
 	}
 }
 
 // MoreSmall is called by Small, for what a package has of its own.
-var MoreSmall func()
+var MoreSmall func(t *testing.T)
 
 // Opener is a way to carry out the calls of a DeviceComm.
 type Opener struct {

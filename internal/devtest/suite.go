@@ -19,7 +19,7 @@ import (
 // Collectives runs all calls with lengths around those of steps.
 func Collectives(t *testing.T, ways ...Opener) {
 	OnDevices(t, Counts, nil, func(t *testing.T, c *shm.Comm, d *cuda.Device) {
-		Small()
+		Small(t)
 		EveryWay(t, c, d, ways, func(t *testing.T, w Way) {
 			for _, n := range []int{0, 1, 7} {
 				Moves[int8](t, w, n)
@@ -49,7 +49,7 @@ func Collectives(t *testing.T, ways ...Opener) {
 // Mismatch: ranks that bring different things learn it, all of them, and the cudampi.DeviceComm works on.
 func Mismatch(t *testing.T, ways ...Opener) {
 	OnDevices(t, []int{3}, nil, func(t *testing.T, c *shm.Comm, d *cuda.Device) {
-		Small()
+		Small(t)
 		EveryWay(t, c, d, ways, func(t *testing.T, w Way) {
 			if w.Path() == cudampi.Peer {
 				return // as with NCCL, there is nobody who could compare
@@ -118,7 +118,7 @@ func Mismatch(t *testing.T, ways ...Opener) {
 // Graph: an all-reduce between the devices is captured once and replayed; what goes through the host is refused.
 func Graph(t *testing.T, ways ...Opener) {
 	OnDevices(t, []int{2, 3}, nil, func(t *testing.T, c *shm.Comm, d *cuda.Device) {
-		Small()
+		Small(t)
 		EveryWay(t, c, d, ways, func(t *testing.T, w Way) {
 			x := Alloc[int32](t, w, 600)
 			y := x.At(500)
@@ -163,7 +163,7 @@ func Graph(t *testing.T, ways ...Opener) {
 // overwritten and read just after it, without the host waiting anywhere.
 func Order(t *testing.T, ways ...Opener) {
 	OnDevices(t, []int{3}, map[string]string{"FAKECUDA_DELAY": "300"}, func(t *testing.T, c *shm.Comm, d *cuda.Device) {
-		Small()
+		Small(t)
 		if c.Rank() == 0 {
 			t.Setenv("FAKECUDA_DELAY", "1500") // the others must wait for its copies
 		}
@@ -259,7 +259,7 @@ func order(t *testing.T, w Way, n int, held bool) {
 // Streams: calls on streams that run beside each other do not meet in the memory that all calls use.
 func Streams(t *testing.T, ways ...Opener) {
 	OnDevices(t, []int{3}, map[string]string{"FAKECUDA_DELAY": "300"}, func(t *testing.T, c *shm.Comm, d *cuda.Device) {
-		Small()
+		Small(t)
 		EveryWay(t, c, d, ways, func(t *testing.T, w Way) {
 			other := w
 			other.S = Must1(d.NewStream(0))(t)

@@ -17,7 +17,7 @@ import (
 func TestDevicePaths(t *testing.T) {
 	devtest.NeedsDouble(t)
 	devtest.OnDevices(t, []int{2}, nil, func(t *testing.T, c *shm.Comm, d *cuda.Device) {
-		devtest.Small()
+		devtest.Small(t)
 		yes, no := &cudampi.Aware{Yes: true, Reason: "told so"}, &cudampi.Aware{Yes: false, Reason: "told not"}
 		for _, tc := range []struct {
 			path         cudampi.Path

@@ -12,7 +12,11 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	devtest.MoreSmall = func() {
+	devtest.MoreSmall = func(t *testing.T) {
+		message, room, atOnce, host, device := smallMessage, peerRoom, peersAtOnce, hostRings, deviceRings
+		t.Cleanup(func() {
+			smallMessage, peerRoom, peersAtOnce, hostRings, deviceRings = message, room, atOnce, host, device
+		})
 		smallMessage, peerRoom, peersAtOnce = 64, 4096, 64
 		hostRings, deviceRings = ringShape{3 * 2048, 512, 256, 256}, ringShape{3 * 4096, 1024, 256, 512}
 	}

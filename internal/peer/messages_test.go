@@ -31,7 +31,7 @@ func onRings(t *testing.T, c *shm.Comm, d *cuda.Device, fn func(t *testing.T, w 
 // devices that are late allow.
 func TestRings(t *testing.T) {
 	devtest.OnDevices(t, devtest.Counts, map[string]string{"FAKECUDA_DELAY": "50"}, func(t *testing.T, c *shm.Comm, d *cuda.Device) {
-		devtest.Small()
+		devtest.Small(t)
 		onRings(t, c, d, func(t *testing.T, w devtest.Way) {
 			slot, least := nodeOf(w).rings.slot, nodeOf(w).rings.least
 			for _, n := range []int{1, least - 1, least, least + 1, slot - 1, slot, slot + 1, ringSlots * slot, ringSlots*slot + 1, 9*slot - 5} {
@@ -71,7 +71,7 @@ func TestRingsAtTheirSizes(t *testing.T) {
 // TestRingsInAnyOrder has every rank send to all, in orders of their own, more than the rings hold.
 func TestRingsInAnyOrder(t *testing.T) {
 	devtest.OnDevices(t, []int{3, 4}, map[string]string{"FAKECUDA_DELAY": "20"}, func(t *testing.T, c *shm.Comm, d *cuda.Device) {
-		devtest.Small()
+		devtest.Small(t)
 		onRings(t, c, d, func(t *testing.T, w devtest.Way) {
 			const each = 4
 			length := func(from, to, k int) int { return (from*7+to*3+k*1001)%3000 + k }
@@ -113,7 +113,7 @@ func TestRingsInAnyOrder(t *testing.T) {
 func TestRingsFail(t *testing.T) {
 	devtest.NeedsDouble(t)
 	devtest.OnDevices(t, []int{2}, nil, func(t *testing.T, c *shm.Comm, d *cuda.Device) {
-		devtest.Small()
+		devtest.Small(t)
 		for _, call := range []string{"cuMemcpyAsync=700@3", "cuEventRecord=700@4", "cuEventQuery=700@5"} {
 			onRings(t, c, d, func(t *testing.T, w devtest.Way) {
 				x, y := devtest.Alloc[int32](t, w, 2000), devtest.Alloc[int32](t, w, 2000)
@@ -135,7 +135,7 @@ func TestRingsFail(t *testing.T) {
 func TestRingsFallBack(t *testing.T) {
 	devtest.NeedsDouble(t)
 	devtest.OnDevices(t, []int{2}, nil, func(t *testing.T, c *shm.Comm, d *cuda.Device) {
-		devtest.Small()
+		devtest.Small(t)
 		for _, tc := range []struct {
 			path cudampi.Path
 			fail string

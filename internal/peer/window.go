@@ -41,7 +41,7 @@ func Share(c *shm.Comm, d *cuda.Device, mem unsafe.Pointer, bytes int) (*Window,
 		return nil, err
 	}
 	here := node.Size()
-	if err := node.Free(); err != nil {
+	if err := node.Close(); err != nil {
 		return nil, err
 	}
 	if here != c.Size() {

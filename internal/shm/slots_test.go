@@ -63,19 +63,22 @@ func TestCrowded(t *testing.T) {
 // TestManyRanks has nine ranks on one core each, the same: so many share memory there, too.
 func TestManyRanks(t *testing.T) {
 	onComms(t, []int{9}, func(t *testing.T, c *cudampi.Comm) {
-		var one unix.CPUSet
+		var all, one unix.CPUSet
 		one.Set(0)
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
+		commtest.Must(t, unix.SchedGetaffinity(0, &all))
 		if err := unix.SchedSetaffinity(0, &one); err != nil {
 			t.Skip(err)
 		}
+		defer func() { commtest.Must(t, unix.SchedSetaffinity(0, &all)) }()
 		s, err := Share(c)
 		commtest.Must(t, err)
 		if s.s == nil || s.s.spins != 0 {
 			t.Fatalf("9 ranks on one core share memory: %v", s.s != nil)
 		}
 		commtest.Reductions[int32](t, s, 3, elem.Sum)
+		commtest.Must(t, s.Close())
 	})
 }
 

@@ -76,7 +76,7 @@ func OpenStage(c *cudampi.Comm, d *cuda.Device) (*Stage, string, error) {
 		return nil, "", err
 	}
 	size := node.Size()
-	if err := node.Free(); err != nil {
+	if err := node.Close(); err != nil {
 		return nil, "", err
 	}
 	together, err := c.All(size == c.Size())
