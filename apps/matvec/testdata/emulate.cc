@@ -27,6 +27,7 @@ static Dim threadIdx, blockIdx, blockDim, gridDim;
 struct uint2 { unsigned x, y; };
 struct uint4 { unsigned x, y, z, w; };
 struct float4 { float x, y, z, w; };
+static uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 static uint32_t __float_as_uint(float f) { uint32_t u; memcpy(&u, &f, 4); return u; }
 static float __uint_as_float(uint32_t u) { float f; memcpy(&f, &u, 4); return f; }
