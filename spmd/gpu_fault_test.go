@@ -48,7 +48,7 @@ func gpuPrepare(what string) {
 	}
 }
 
-var faults = []string{"a collective fails", "a rank is lost", "a launch fails", "the GPU fails", "no memory", "a late kernel", "no CUDA source", "no cuBLAS", "a graph is left",
+var faults = []string{"a collective fails", "a rank is lost", "a launch fails", "the GPU fails", "no memory", "a late kernel", "no CUDA source", "no cuBLAS", "no 8-bit floats", "a graph is left",
 	"lengths differ", "memory differs", "the others wait", "the others wait in a group", "the others do not wait", "the others cannot hand it over"}
 
 // gpuFault is what the app does on a GPU where something is to go wrong on its last
@@ -137,6 +137,17 @@ func gpuFault(w *spmd.World, what string, last bool) error {
 	case "no cuBLAS":
 		m := spmd.MatrixOf(x.Slice(0, 16), 4, 4)
 		return spmd.Gemm(s, spmd.MatrixOf(x.Slice(16, 32), 4, 4), m, m, spmd.GemmOpt{})
+	case "no 8-bit floats":
+		codes, err := spmd.Alloc[spmd.F8E4M3](w, 256)
+		if err != nil {
+			return err
+		}
+		c, err := spmd.Alloc[spmd.BF16](w, 256)
+		if err != nil {
+			return err
+		}
+		m := spmd.MatrixOf(codes, 16, 16)
+		return spmd.Gemm(s, spmd.MatrixOf(c, 16, 16), m, m, spmd.GemmOpt{TransB: true})
 	default:
 		return errors.New("the last rank fails")
 	}
@@ -308,6 +319,8 @@ func gpuFaults(t *testing.T, dir string) {
 			"71302912 of 104857600 free on the device", "256 in use", "33554432 held by the pool", "CUDA_ERROR_OUT_OF_MEMORY (2)"}},
 		{"a late kernel does not compile", 0, "both", "a late kernel", nil, "", failed, []string{"gpu_fault_test.go:", "kernel broken", `broken(4)`, "undeclared"}},
 		{"a kernel without CUDA source", 0, "both", "no CUDA source", nil, "", failed, []string{"ERR", "gpu_fault_test.go:", "hostly has no CUDA source", "on the host only"}},
+		{"no tensor cores for 8-bit floats", 0, "both", "no 8-bit floats", []string{"FAKECUDA_MAJOR=8"}, "", failed,
+			[]string{"ERR", "gpu_fault_test.go:", "Gemm of float8_e4m3", "has no tensor cores for it", "compute capability 8.9"}},
 		{"no cuBLAS", 0, "no cuBLAS", "no cuBLAS", nil, "", failed, []string{"ERR", "cuBLASLt", "libcublasLt.so.13", "libcublasLt.so.12"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
