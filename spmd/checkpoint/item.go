@@ -40,9 +40,9 @@ func Replicated[T spmd.Elem](name string, b spmd.Buffer[T]) Item {
 	return i
 }
 
-// Sharded is an array of total elements that the ranks share: this one has the
-// elements [off, off+b.Len()). The parts of all ranks cover the array and do not
-// overlap where it is saved; where it is loaded they may be any.
+// Sharded is an array of total elements that the ranks share. This rank has the elements
+// [off, off+b.Len()). Where the array is saved, the parts of all ranks cover it and do not
+// overlap. Where it is loaded, they may be any.
 func Sharded[T spmd.Elem](name string, b spmd.Buffer[T], off, total int) Item {
 	size := elem.Of[T]().Size()
 	view := func(p []byte) []T { return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(p))), len(p)/size) }
@@ -72,8 +72,8 @@ var (
 )
 
 // checkItems refuses what cannot be saved or loaded.
-func (c *Manager) checkItems(items []Item) error {
-	if c.closed {
+func (m *Manager) checkItems(items []Item) error {
+	if m.closed {
 		return errors.New("the checkpoints are closed")
 	}
 	seen := make(map[string]bool, len(items))
@@ -88,7 +88,7 @@ func (c *Manager) checkItems(items []Item) error {
 		if i.off < 0 || i.n > i.total || i.off > i.total-i.n {
 			return fmt.Errorf("%q: elements [%d, %d+%d) of %d", i.name, i.off, i.off, i.n, i.total)
 		}
-		if err := checkBuffer(c.w, i.buffer); err != nil {
+		if err := checkBuffer(m.w, i.buffer); err != nil {
 			return fmt.Errorf("%q: %w", i.name, err)
 		}
 	}

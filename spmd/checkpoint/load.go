@@ -18,42 +18,42 @@ import (
 	"lockstep/spmd/internal/files"
 )
 
-// Load puts the newest checkpoint that every rank finds complete and undamaged into
-// the items, and what was saved as meta into *meta, unless that is nil, and returns
-// its step. Checkpoints are as new as their save is, whatever their step. It passes over
-// those that are damaged or not complete, with a warning that names the file. Work on
-// the items' buffers must have finished.
+// Load puts the newest checkpoint that every rank finds complete and undamaged into the
+// items, and returns its step. What was saved as meta goes into *meta, unless meta is nil.
+// The newest is the one that was saved last, whatever its step. Load passes over checkpoints
+// that are damaged or not complete, with a warning that names the file. Work on the items'
+// buffers must have finished.
 //
-// A checkpoint may hold more arrays than the items. One that lacks an item, or has it
-// with another type or number of elements, is an error, as is a folder where every
-// checkpoint is damaged; where there is none at all the error is ErrNotFound, and
-// the buffers are as they were.
+// A checkpoint may hold more arrays than the items. It is an error where it lacks an item,
+// or has it with another type or number of elements, and where every checkpoint of the
+// folder is damaged. Where there is none at all the error is ErrNotFound, and the buffers
+// are as they were.
 //
 // Collective over all ranks, blocking: all give the same items, in one order.
-func (c *Manager) Load(meta any, items ...Item) (step int, err error) {
-	defer c.enter(control.Load)()
-	if err := c.wait(); err != nil {
+func (m *Manager) Load(meta any, items ...Item) (step int, err error) {
+	defer m.enter(control.Load)()
+	if err := m.wait(); err != nil {
 		return 0, fmt.Errorf("%s: %w", ccall.At(), err)
 	}
-	if step, err = c.load(meta, items); err != nil {
+	if step, err = m.load(meta, items); err != nil {
 		return 0, fmt.Errorf("%s: Load: %w", ccall.At(), err)
 	}
 	return step, nil
 }
 
-func (c *Manager) load(meta any, items []Item) (int, error) {
-	if err := c.agree(c.checkItems(items)); err != nil {
+func (m *Manager) load(meta any, items []Item) (int, error) {
+	if err := m.agree(m.checkItems(items)); err != nil {
 		return 0, err
 	}
-	if err := c.checkEqual(items, 0, nil); err != nil {
+	if err := m.checkEqual(items, 0, nil); err != nil {
 		return 0, err
 	}
 	var all []savedFolder
 	var err, first error
-	if c.w.Rank() == 0 {
-		all, err = scan(c.dir)
+	if m.w.Rank() == 0 {
+		all, err = scan(m.dir)
 	}
-	if err := c.agree(err); err != nil {
+	if err := m.agree(err); err != nil {
 		return 0, err
 	}
 	var names []string
@@ -62,7 +62,7 @@ func (c *Manager) load(meta any, items []Item) (int, error) {
 			names = append(names, k.name)
 			continue
 		}
-		c.w.Log.Warn().Err(k.err).Str("checkpoint", k.name).Msg("checkpoint passed over")
+		m.w.Log.Warn().Err(k.err).Str("checkpoint", k.name).Msg("checkpoint passed over")
 		if first == nil && !errors.Is(k.err, errUnfinished) {
 			first = k.err
 		}
@@ -73,7 +73,7 @@ func (c *Manager) load(meta any, items []Item) (int, error) {
 		if len(names) > 0 {
 			next, names = []byte(names[0]), names[1:]
 		}
-		next, err := c.in.Channel.Broadcast(c.op, next, 0)
+		next, err := m.in.Channel.Broadcast(m.op, next, 0)
 		if err != nil {
 			return 0, err
 		}
@@ -81,61 +81,61 @@ func (c *Manager) load(meta any, items []Item) (int, error) {
 		if name == "" {
 			break
 		}
-		x, damage, err := c.tryLoad(filepath.Join(c.dir, name), chunk, items)
+		x, damage, err := m.tryLoad(filepath.Join(m.dir, name), chunk, items)
 		if err != nil {
 			return 0, err
 		}
 		if damage == nil {
 			if meta != nil {
 				if err := json.Unmarshal(x.Meta, meta); err != nil {
-					return 0, fmt.Errorf("%s: meta: %w", filepath.Join(c.dir, name, indexName), err)
+					return 0, fmt.Errorf("%s: meta: %w", filepath.Join(m.dir, name, indexName), err)
 				}
 			}
 			return x.Step, nil
 		}
-		c.damaged[name] = true
-		c.w.Log.Warn().Err(damage).Str("checkpoint", name).Msg("damaged checkpoint passed over")
+		m.damaged[name] = true
+		m.w.Log.Warn().Err(damage).Str("checkpoint", name).Msg("damaged checkpoint passed over")
 		first = cmp.Or(first, damage)
 	}
-	if err := c.agree(first); err != nil {
-		return 0, fmt.Errorf("no checkpoint in %s can be used: %w", c.dir, err)
+	if err := m.agree(first); err != nil {
+		return 0, fmt.Errorf("no checkpoint in %s can be used: %w", m.dir, err)
 	}
-	return 0, fmt.Errorf("%w in %s", ErrNotFound, c.dir)
+	return 0, fmt.Errorf("%w in %s", ErrNotFound, m.dir)
 }
 
 // tryLoad loads one checkpoint, on all ranks or on none. damage is why it cannot be
 // used, err what no other checkpoint would help against.
-func (c *Manager) tryLoad(folder string, chunk []byte, items []Item) (x *index, damage, err error) {
+func (m *Manager) tryLoad(folder string, chunk []byte, items []Item) (x *index, damage, err error) {
 	x, checksum, err := readIndex(folder)
-	if damage := c.agree(err); damage != nil {
+	if damage := m.agree(err); damage != nil {
 		return nil, damage, nil
 	}
-	sums, err := c.in.Channel.Range(c.op, int64(binary.LittleEndian.Uint64(checksum[:])))
+	sums, err := m.in.Channel.Range(m.op, int64(binary.LittleEndian.Uint64(checksum[:])))
 	if err != nil {
 		return nil, nil, err
 	}
 	if !sums.One() {
 		return nil, fmt.Errorf("%s is not the same on every rank", filepath.Join(folder, indexName)), nil
 	}
-	if damage := c.agree(x.verify(folder, chunk, c.w.Rank(), c.w.Size())); damage != nil {
+	if damage := m.agree(x.verify(folder, chunk, m.w.Rank(), m.w.Size())); damage != nil {
 		return nil, damage, nil
 	}
-	if err := c.agree(x.match(folder, items)); err != nil {
+	if err := m.agree(x.match(folder, items)); err != nil {
 		return nil, nil, err
 	}
 	// All is well; if it is not any more, the checkpoint before has to fill the buffers anew.
-	if damage := c.agree(c.fill(x, folder, chunk, items)); damage != nil {
+	if damage := m.agree(m.fill(x, folder, chunk, items)); damage != nil {
 		return nil, damage, nil
 	}
 	for _, i := range items {
-		if !i.replicated || i.total == 0 || c.w.Size() == 1 {
+		if !i.replicated || i.total == 0 || m.w.Size() == 1 {
 			continue
 		}
-		counts := make([]int, c.w.Size())
+		counts := make([]int, m.w.Size())
 		for r := range counts {
 			counts[r] = spmd.ShardOf(i.total, r, len(counts)).Len
 		}
-		if err := i.share(c.w.Comm, counts); err != nil {
+		if err := i.share(m.w.Comm, counts); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -157,14 +157,14 @@ func (x *index) match(folder string, items []Item) error {
 }
 
 // fill reads this rank's parts of the items from all files that have some of them.
-func (c *Manager) fill(x *index, folder string, chunk []byte, items []Item) error {
+func (m *Manager) fill(x *index, folder string, chunk []byte, items []Item) error {
 	wanted := make([]*Item, len(x.Arrays))
 	for n := range items {
 		wanted[slices.IndexFunc(x.Arrays, func(a array) bool { return a.Name == items[n].name })] = &items[n]
 	}
 	piece := wordBytes(make([]uint64, chunkBytes/8))
 	for f := range x.Files {
-		if err := c.fillFrom(x, folder, &x.Files[f], chunk, piece, wanted); err != nil {
+		if err := m.fillFrom(x, folder, &x.Files[f], chunk, piece, wanted); err != nil {
 			return err
 		}
 	}
@@ -172,14 +172,14 @@ func (c *Manager) fill(x *index, folder string, chunk []byte, items []Item) erro
 }
 
 // fillFrom reads what one file has of the wanted arrays.
-func (c *Manager) fillFrom(x *index, folder string, file *shardFile, chunk, piece []byte, wanted []*Item) error {
+func (m *Manager) fillFrom(x *index, folder string, file *shardFile, chunk, piece []byte, wanted []*Item) error {
 	var s *shard
 	for _, p := range file.Parts {
 		i := wanted[p.Array]
 		if i == nil {
 			continue
 		}
-		own := i.part(c.w.Rank(), c.w.Size())
+		own := i.part(m.w.Rank(), m.w.Size())
 		lo, hi := max(own.Off, p.Off), min(own.Off+own.Len, p.Off+p.Len)
 		if lo >= hi {
 			continue

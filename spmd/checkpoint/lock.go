@@ -423,26 +423,26 @@ func (l *folderLock) sweep() {
 
 // lockAll has rank 0 lock the folder, and waits for who is about to end: some seconds,
 // for the run before of the same job of Slurm until Timeout. Collective.
-func (c *Manager) lockAll() error {
+func (m *Manager) lockAll() error {
 	start, told := time.Now(), false
 	for pause := lockPoll; ; pause = min(2*pause, lockRest) {
 		var err error
 		waits := int64(0)
-		if c.w.Rank() == 0 {
-			err = c.tryLock()
+		if m.w.Rank() == 0 {
+			err = m.tryLock()
 			var busy *lockBusy
-			if errors.As(err, &busy) && time.Since(start) < busy.patience(c.cfg.Timeout) {
+			if errors.As(err, &busy) && time.Since(start) < busy.patience(m.cfg.Timeout) {
 				if !told {
-					c.w.Log.Info().Msg("waits a little: " + busy.Error())
+					m.w.Log.Info().Msg("waits a little: " + busy.Error())
 				}
 				err, waits, told = nil, 1, true
-				time.Sleep(min(pause, c.in.Timeout/4)) // with the others in a collective, which must not be taken for a hang
+				time.Sleep(min(pause, m.in.Timeout/4)) // with the others in a collective, which must not be taken for a hang
 			}
 		}
-		if err := c.agree(err); err != nil {
+		if err := m.agree(err); err != nil {
 			return err
 		}
-		waiting, err := c.in.Channel.Range(c.op, waits)
+		waiting, err := m.in.Channel.Range(m.op, waits)
 		if err != nil || waiting.Hi == 0 {
 			return err
 		}
@@ -451,31 +451,31 @@ func (c *Manager) lockAll() error {
 
 // tryLock locks the folder for rank 0, whose call it is. Where no lock can be had, as in
 // a folder that cannot be written, the program may still load.
-func (c *Manager) tryLock() error {
+func (m *Manager) tryLock() error {
 	var l *folderLock
 	var before *lockOwner
-	err := files.Do("lock of "+c.dir, func() (err error) {
-		l, before, err = lockFolder(c.dir)
+	err := files.Do("lock of "+m.dir, func() (err error) {
+		l, before, err = lockFolder(m.dir)
 		return err
 	})
 	switch {
 	case errors.As(err, new(*lockBusy)):
 		return err
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
-		c.w.Log.Debug().Err(err).Msg("the folder of checkpoints is not locked")
+		m.w.Log.Debug().Err(err).Msg("the folder of checkpoints is not locked")
 	case err != nil:
-		c.w.Log.Warn().Err(err).Msg("the folder of checkpoints is not locked")
+		m.w.Log.Warn().Err(err).Msg("the folder of checkpoints is not locked")
 	case before != nil:
-		c.w.Log.Info().Str("owner", before.String()).Msg("takes the folder of checkpoints over from a program that is gone")
+		m.w.Log.Info().Str("owner", before.String()).Msg("takes the folder of checkpoints over from a program that is gone")
 	}
-	c.lock = l
+	m.lock = l
 	return nil
 }
 
 // unlock gives the folder back, on rank 0.
-func (c *Manager) unlock() {
-	if c.lock != nil {
-		c.lock.release()
-		c.lock = nil
+func (m *Manager) unlock() {
+	if m.lock != nil {
+		m.lock.release()
+		m.lock = nil
 	}
 }

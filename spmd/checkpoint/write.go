@@ -13,8 +13,8 @@ import (
 )
 
 // writePart writes this rank's file and, to say that it is there, its checksums.
-func (c *Manager) writePart(s *saving) error {
-	rank, size := c.w.Rank(), c.w.Size()
+func (m *Manager) writePart(s *saving) error {
+	rank, size := m.w.Rank(), m.w.Size()
 	err := files.Change("mkdir", s.temp, func() error { return os.Mkdir(s.temp, 0o777) })
 	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
@@ -38,28 +38,28 @@ func (c *Manager) writePart(s *saving) error {
 }
 
 // finish waits for the files of all ranks and makes them a checkpoint.
-func (c *Manager) finish(s *saving) error {
-	if err := c.awaitParts(s); err != nil {
+func (m *Manager) finish(s *saving) error {
+	if err := m.awaitParts(s); err != nil {
 		return err
 	}
-	if c.lock != nil { // a program that Slurm has taken for ended may go on for a while
-		if err := files.Do("look at "+c.lock.path, c.lock.check); err != nil {
+	if m.lock != nil { // a program that Slurm has taken for ended may go on for a while
+		if err := files.Do("look at "+m.lock.path, m.lock.check); err != nil {
 			return err
 		}
 	}
-	c.serial++
-	s.x.Serial = c.serial
-	if err := publish(c.dir, s.temp, s.x); err != nil {
+	m.serial++
+	s.x.Serial = m.serial
+	if err := publish(m.dir, s.temp, s.x); err != nil {
 		return err
 	}
-	delete(c.damaged, stepName(s.step))
-	c.prune()
-	if c.cfg.Saved != nil {
-		k := Info{Step: s.step, Folder: filepath.Join(c.dir, stepName(s.step)), Took: time.Since(s.begun)}
+	delete(m.damaged, stepName(s.step))
+	m.prune()
+	if m.cfg.Saved != nil {
+		k := Info{Step: s.step, Folder: filepath.Join(m.dir, stepName(s.step)), Took: time.Since(s.begun)}
 		for _, f := range s.x.Files {
 			k.Bytes += f.Bytes
 		}
-		c.cfg.Saved(k)
+		m.cfg.Saved(k)
 	}
 	return nil
 }
@@ -69,12 +69,12 @@ const othersFiles = "wait for the files of other ranks in "
 
 // awaitParts waits until the files of all ranks are in the temporary folder, and puts
 // their checksums into the index.
-func (c *Manager) awaitParts(s *saving) error {
+func (m *Manager) awaitParts(s *saving) error {
 	parts := s.x.Files
 	left := len(parts)
 	for left > 0 {
 		err := files.Do(othersFiles+s.temp, func() (err error) {
-			left, err = c.awaitPart(s, left)
+			left, err = m.awaitPart(s, left)
 			return err
 		})
 		if err != nil {
@@ -85,9 +85,9 @@ func (c *Manager) awaitParts(s *saving) error {
 }
 
 // awaitPart waits until fewer than so many files are missing, and returns how many are.
-func (c *Manager) awaitPart(s *saving, most int) (int, error) {
+func (m *Manager) awaitPart(s *saving, most int) (int, error) {
 	files := s.x.Files
-	end := time.Now().Add(c.cfg.Timeout + c.cfg.Timeout/4) // that rank may say more of it
+	end := time.Now().Add(m.cfg.Timeout + m.cfg.Timeout/4) // that rank may say more of it
 	for wait := time.Millisecond; ; wait = min(2*wait, 200*time.Millisecond) {
 		entries, err := os.ReadDir(s.temp)
 		if err != nil {
@@ -115,7 +115,7 @@ func (c *Manager) awaitPart(s *saving, most int) (int, error) {
 		}
 		if time.Now().After(end) {
 			return most, fmt.Errorf("%s: the files of ranks %v did not come for %v: is the folder on a file system that all nodes share?",
-				s.temp, missing, c.cfg.Timeout)
+				s.temp, missing, m.cfg.Timeout)
 		}
 		select {
 		case <-s.cancel:
@@ -147,47 +147,47 @@ func readPart(folder, name, shard string) (sum fileSum, err error) {
 
 // sweep removes what earlier programs left of saves that did not finish, and learns
 // the newest serial.
-func (c *Manager) sweep(s *saving) {
-	all, err := scan(c.dir)
+func (m *Manager) sweep(s *saving) {
+	all, err := scan(m.dir)
 	if err != nil {
 		return // the save that follows fails of it, too
 	}
 	for _, k := range all {
-		c.serial = max(c.serial, k.serial())
+		m.serial = max(m.serial, k.serial())
 		if k.temp && k.name != filepath.Base(s.temp) {
-			c.drop(k)
+			m.drop(k)
 		}
 	}
-	entries, _ := os.ReadDir(c.dir)
+	entries, _ := os.ReadDir(m.dir)
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), probeName) && e.Type().IsRegular() {
-			_ = remove(filepath.Join(c.dir, e.Name()))
+			_ = remove(filepath.Join(m.dir, e.Name()))
 		}
 	}
 }
 
 // prune removes the checkpoints beyond the newest Keep, and what never got complete. A
 // damaged one does not count, and goes when there are Keep good ones.
-func (c *Manager) prune() {
-	all, err := scan(c.dir)
+func (m *Manager) prune() {
+	all, err := scan(m.dir)
 	if err != nil {
-		c.w.Log.Warn().Err(err).Msg("old checkpoints are not removed")
+		m.w.Log.Warn().Err(err).Msg("old checkpoints are not removed")
 		return
 	}
 	kept := make(map[int]bool)
 	for _, k := range all {
-		good := k.index != nil && !c.damaged[k.name]
+		good := k.index != nil && !m.damaged[k.name]
 		switch {
-		case good && len(kept) < c.cfg.Keep && !kept[k.step]:
+		case good && len(kept) < m.cfg.Keep && !kept[k.step]:
 			kept[k.step] = true
-		case good, errors.Is(k.err, errUnfinished), len(kept) >= c.cfg.Keep:
-			c.drop(k)
+		case good, errors.Is(k.err, errUnfinished), len(kept) >= m.cfg.Keep:
+			m.drop(k)
 		}
 	}
 }
 
-func (c *Manager) drop(k savedFolder) {
-	if err := removeFolder(filepath.Join(c.dir, k.name)); err != nil {
-		c.w.Log.Warn().Err(err).Str("checkpoint", k.name).Msg("not removed")
+func (m *Manager) drop(k savedFolder) {
+	if err := removeFolder(filepath.Join(m.dir, k.name)); err != nil {
+		m.w.Log.Warn().Err(err).Str("checkpoint", k.name).Msg("not removed")
 	}
 }

@@ -51,9 +51,9 @@ var clipScale = spmd.NewKernel("clip_scale_f32", source, func(a spmd.Args) error
 	return nil
 })
 
-// ClipNorm enqueues on s: norm[0] = the Euclidean norm of g; and where that is
-// above maxNorm, g scaled so that its norm is maxNorm. maxNorm <= 0 only
-// measures. norm has one element. The result is the same on ranks whose g are.
+// ClipNorm enqueues on s: norm[0] = the Euclidean norm of g. Where that is above maxNorm, g is
+// scaled so that its norm is maxNorm. maxNorm <= 0 only measures. norm has one element. The
+// result is the same on ranks whose g are.
 func ClipNorm(s *spmd.Stream, g spmd.Buffer[float32], maxNorm float64, norm spmd.Buffer[float32]) error {
 	if norm.Len() != 1 {
 		return fmt.Errorf("%s: ClipNorm: norm has %d elements, the norm 1", ccall.At(), norm.Len())

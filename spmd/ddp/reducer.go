@@ -7,15 +7,14 @@ import (
 	"lockstep/spmd"
 )
 
-// Reducer reduces the gradients of a data-parallel program over the ranks while
-// the backward pass that produces them goes on. It gathers them into buckets, in
-// the order of production, and reduces each bucket on a stream of its own as soon
-// as its last gradient is there.
+// Reducer reduces the gradients of a data-parallel program over the ranks while the
+// backward pass that produces them goes on. It gathers them into buckets, in the order of
+// production. It reduces each bucket on a stream of its own as soon as the last gradient of
+// the bucket is there.
 //
-// In a step, call Ready for each gradient when the command that completes it has
-// been enqueued, then Wait before what uses the reduced gradients. To accumulate
-// over micro-batches call Ready in the last one only: the others communicate
-// nothing.
+// In a step, call Ready for each gradient when the command that completes it has been
+// enqueued. Then call Wait before what uses the reduced gradients. To accumulate over
+// micro-batches call Ready in the last one only: the others communicate nothing.
 type Reducer[T spmd.Elem] struct {
 	c       spmd.Comm
 	s       *spmd.Stream
@@ -43,8 +42,8 @@ type ReducerConfig struct {
 }
 
 // NewReducer returns a reducer of grads, which are in the order in which backward
-// completes them. Those that follow each other in one allocation without a gap, in
-// either direction, are reduced in one call: give padding to one of its neighbours.
+// completes them. Gradients that follow each other in one allocation without a gap, in
+// either direction, are reduced in one call: so let padding belong to one of its neighbours.
 // Gradients that overlap are refused.
 //
 // Collective over c in effect: every rank gives the same lengths, the same places

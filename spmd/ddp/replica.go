@@ -29,10 +29,10 @@ func SyncStart[T spmd.Elem](c spmd.Comm, bufs ...spmd.Buffer[T]) error {
 	return nil
 }
 
-// CheckSame compares a 64-bit hash of b over the ranks of c. Where not all are
-// equal it returns, on every rank, an error that names the ranks that differ from what
-// most have, or, where no hash is that of more than half, every rank's hash; name says
-// what was compared. b must be valid for the host.
+// CheckSame compares a 64-bit hash of b over the ranks of c. Where the hashes differ it
+// returns an error on every rank. The error names the ranks whose hash is not that of more
+// than half, or where no hash is, every rank's hash. name says what was compared. b must be
+// valid for the host.
 //
 // Collective over c, blocking.
 func CheckSame[T spmd.Elem](c spmd.Comm, name string, b spmd.Buffer[T]) error {
@@ -96,16 +96,17 @@ func difference(all []uint64) string {
 	return strings.Join(parts, ", ")
 }
 
-// Together yields the values of seq for as long as every rank of c has one, so
-// that loops with collectives in them end on all ranks together even where the
-// data is uneven: what is left over on some ranks is dropped. The ranks ask each
-// other one step ahead, while the loop's body runs: seq is asked for its next
-// value before the body has the present one, so a value must not be reused for
-// the next.
+// Together yields the values of seq for as long as every rank of c has one. So loops with
+// collectives in them end on all ranks together, also where the data is uneven. What is left
+// over on some ranks is dropped.
 //
-// Collective over c: all ranks iterate, and leave the loop early, if they do, in
-// the same step. Where the exchange fails the loop ends, and so does the job, as
-// after a failed stream.
+// The ranks ask each other one step ahead, while the loop's body runs. So seq is asked for
+// its next value before the body has the present one: a value must not be reused for the
+// next.
+//
+// Collective over c: all ranks iterate, and where they leave the loop early they do so in
+// the same step. Where the exchange fails the loop ends, and so does the job, as after a
+// failed stream.
 func Together[T any](c spmd.Comm, seq iter.Seq[T]) iter.Seq[T] {
 	return func(yield func(T) bool) {
 		w, err := worldOf(c, "Together")

@@ -20,8 +20,8 @@ var (
 	awaited = inside.Await.(func(*spmd.Stream, any) (func(), func() error, error))
 )
 
-// Stats is how long a step took, over its repetitions; of each repetition the
-// time of the slowest rank. Times are in microseconds of host time.
+// Stats is how long a step took, over its repetitions. The time of a repetition is that of the
+// slowest rank. Times are in microseconds of host time.
 type Stats struct {
 	Iters    int     `json:"iters"`
 	MinUS    float64 `json:"min_us"`
@@ -36,10 +36,10 @@ type Stats struct {
 	Enqueued, Fastest []float64 `json:"-"`
 }
 
-// Measure runs step warmup times and then iters times, and times each of those
-// from a barrier to the return of step: what a caller waits, so a step that
-// enqueues should synchronise. The result is the same on every rank. Between the
-// first step and the last nothing is allocated but what step allocates.
+// Measure runs step warmup times and then iters times. It times each of the latter from a
+// barrier to the return of step, which is what a caller waits. So a step that enqueues
+// should synchronize. The result is the same on every rank. Between the first step and the
+// last nothing is allocated but what step allocates.
 //
 // Collective over c, blocking.
 func Measure(c spmd.Comm, warmup, iters int, step func() error) (Stats, error) {
@@ -105,16 +105,16 @@ func StatsOf(samples []float64) Stats {
 	return Stats{Iters: n, MinUS: us[0], MedianUS: median, P99US: us[(n*99+99)/100-1], MaxUS: us[n-1], Samples: samples}
 }
 
-// MeasureStream is Measure for a step that enqueue puts on s: it synchronizes s
-// after each, and with graph captures the step once and replays it. Several of them
-// take turns, as with operands that are to come from memory, not from a cache.
+// MeasureStream is Measure for a step that enqueue puts on s. It synchronizes s after each
+// step. With graph it captures the step once and replays it. Several enqueue take turns, as
+// with operands that are to come from memory, not from a cache.
 //
 // Collective over c, blocking.
 func MeasureStream(c spmd.Comm, s *spmd.Stream, graph bool, warmup, iters int, enqueue ...func() error) (Stats, error) {
 	return measureStream(c, s, func() {}, s.Synchronize, graph, warmup, iters, enqueue)
 }
 
-// MeasureAwait is MeasureStream for who waits for b alone, as spmd.Await does.
+// MeasureAwait is MeasureStream for a caller that waits for b alone, as spmd.Await does.
 //
 // Collective over c, blocking.
 func MeasureAwait[T spmd.Elem](c spmd.Comm, s *spmd.Stream, b spmd.Buffer[T], graph bool, warmup, iters int, enqueue ...func() error) (Stats, error) {
