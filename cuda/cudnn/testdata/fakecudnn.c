@@ -451,13 +451,15 @@ static void put(const struct memory *m, int64_t at, double v) {
 
 // place is where an element is: an index beyond a dimension of 1 is broadcast.
 static int64_t place(const struct desc *t, const int64_t i[4]) {
+    const int64_t *d = dims(t), *s = strides(t);
     int64_t at = 0;
-    for (int k = 0; k < 4; k++) at += (dims(t)[k] == 1 ? 0 : i[k]) * strides(t)[k];
+    for (int k = 0; k < 4; k++) at += (d[k] == 1 ? 0 : i[k]) * s[k];
     return at;
 }
 static int next(const struct desc *t, int64_t i[4]) {
+    const int64_t *d = dims(t);
     for (int k = 3; k >= 0; k--) {
-        if (++i[k] < dims(t)[k]) return 1;
+        if (++i[k] < d[k]) return 1;
         i[k] = 0;
     }
     return 0;
@@ -504,9 +506,10 @@ static void compute(struct run *r, const struct desc *o) {
     }
     do {
         if (o->kind == OP_MATMUL) {
+            int64_t n = dims(x->t)[3], row = place(x->t, (int64_t[4]){i[0], i[1], i[2], 0}), column = place(b->t, (int64_t[4]){i[0], i[1], 0, i[3]});
+            int64_t right = strides(x->t)[3], down = dims(b->t)[2] == 1 ? 0 : strides(b->t)[2];
             double sum = 0;
-            for (int64_t k = 0; k < dims(x->t)[3]; k++)
-                sum += get(x, place(x->t, (int64_t[4]){i[0], i[1], i[2], k})) * get(b, place(b->t, (int64_t[4]){i[0], i[1], k, i[3]}));
+            for (int64_t k = 0; k < n; k++) sum += get(x, row + k * right) * get(b, column + k * down);
             put(y, place(y->t, i), sum);
         } else if (o->kind == OP_RESHAPE) {
             put(y, place(y->t, i), get(x, place(y->t, i)));
