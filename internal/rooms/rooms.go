@@ -1,0 +1,187 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os/exec"
+	"path"
+	"slices"
+	"strings"
+)
+
+// module is the path of the project's module.
+const module = "lockstep"
+
+// room is packages that serve one purpose.
+type room struct {
+	name     string
+	what     string
+	packages []string // patterns of path.Match, below the module
+	below    []string // rooms that its packages may import from; their own room is free
+}
+
+// house is every room, from the programs down.
+var house = []room{
+	{"programs", "what a user starts", []string{"apps/*", "bench"},
+		[]string{"helpers", "facade", "libraries", "tests", "basics"}},
+	{"launch", "start and diagnose a job", []string{"launch", "launch/*"},
+		[]string{"job", "mpi", "libraries", "basics"}},
+	{"helpers", "on top of spmd", []string{"spmd/attention", "spmd/checkpoint", "spmd/ddp", "spmd/timing"},
+		[]string{"facade", "inside", "control", "libraries", "basics"}},
+	{"tests", "tests on several ranks", []string{"spmd/spmdtest", "internal/mpirun", "internal/fakelib", "internal/commtest", "internal/devtest", "internal/rooms"},
+		[]string{"facade", "node", "mpi", "libraries", "basics"}},
+	{"facade", "what applications import", []string{"spmd"},
+		[]string{"inside", "job", "verify", "transport", "exec", "control", "coll", "libraries", "basics"}},
+	{"job", "start, flags, log, watchdog, end", []string{"spmd/internal/job", "spmd/internal/affinity", "internal/watch", "internal/live", "internal/stdio"},
+		[]string{"inside", "control", "coll", "basics"}},
+	{"verify", "calls compared over ranks", []string{"spmd/internal/verify"},
+		[]string{"transport", "node", "exec", "control", "coll", "mpi", "basics"}},
+	{"transport", "which transport carries a call", []string{"spmd/internal/transport", "spmd/internal/transport/*"},
+		[]string{"exec", "control", "coll", "node", "mpi", "libraries", "basics"}},
+	{"node", "memory and GPUs that the ranks of a node share", []string{"internal/shm", "internal/peer"},
+		[]string{"mpi", "coll", "libraries", "basics"}},
+	{"exec", "devices, queues, events, graphs, memory", []string{"spmd/internal/exec", "spmd/internal/exec/*"},
+		[]string{"control", "coll", "libraries", "basics"}},
+	{"inside", "what the helpers need of a World", []string{"spmd/internal/inside", "spmd/internal/files"},
+		[]string{"control", "basics"}},
+	{"control", "agreement of the ranks, on the host", []string{"spmd/internal/control"},
+		[]string{"coll", "basics"}},
+	{"coll", "the table of collectives", []string{"spmd/internal/coll"},
+		[]string{"basics"}},
+	{"mpi", "MPI on host and device memory", []string{"cudampi", "internal/transfer", "internal/devkernel"},
+		[]string{"libraries", "basics"}},
+	{"libraries", "bound at run time, and the host's kernels", []string{"cuda", "cuda/*", "nccl", "host", "internal/kernels"},
+		[]string{"basics"}},
+	{"basics", "element types, errors, loading, text", []string{"internal/ccall", "internal/dl", "internal/elem", "internal/launcher",
+		"internal/mix", "internal/nearest", "internal/plain", "internal/procfs", "internal/ranges", "internal/safetensors"}, nil},
+}
+
+// owing is imports that house does not allow and that are still there. The list only shrinks.
+var owing = map[string][]string{
+	"spmd": {"cudampi", "internal/peer", "internal/shm"}, // calls of MPI and of memory that a node shares, around the transports
+}
+
+// pkg is a package as go list tells of it. Paths are below the module.
+type pkg struct {
+	path    string
+	dir     string
+	imports []string // of the module, without those of tests
+	sources []string // Go, C and CUDA, without tests
+	tests   []string
+}
+
+// list returns the packages of the module that holds dir. It runs go list.
+func list(dir string) ([]pkg, error) {
+	cmd := exec.Command("go", "list", "-json=ImportPath,Dir,Imports,GoFiles,CgoFiles,CFiles,HFiles,IgnoredGoFiles,TestGoFiles,XTestGoFiles,OtherFiles,EmbedFiles", module+"/...")
+	cmd.Dir = dir
+	var errs bytes.Buffer
+	cmd.Stderr = &errs
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("go list: %w\n%s", err, &errs)
+	}
+	var pkgs []pkg
+	for dec := json.NewDecoder(bytes.NewReader(out)); ; {
+		var p struct {
+			ImportPath, Dir                                                        string
+			Imports, GoFiles, CgoFiles, CFiles, HFiles, EmbedFiles, IgnoredGoFiles []string
+			TestGoFiles, XTestGoFiles                                              []string
+		}
+		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
+			return pkgs, nil
+		} else if err != nil {
+			return nil, err
+		}
+		q := pkg{path: below(p.ImportPath), dir: p.Dir, sources: slices.Concat(p.GoFiles, p.CgoFiles, p.IgnoredGoFiles, p.CFiles, p.HFiles), tests: slices.Concat(p.TestGoFiles, p.XTestGoFiles)}
+		for _, name := range p.EmbedFiles {
+			if slices.Contains([]string{".cu", ".cuh", ".h", ".c"}, path.Ext(name)) && !slices.Contains(q.sources, name) {
+				q.sources = append(q.sources, name)
+			}
+		}
+		for _, name := range p.Imports {
+			if strings.HasPrefix(name, module+"/") {
+				q.imports = append(q.imports, below(name))
+			}
+		}
+		pkgs = append(pkgs, q)
+	}
+}
+
+func below(importPath string) string { return strings.TrimPrefix(importPath, module+"/") }
+
+// roomOf returns the room of a package; nil where it has none.
+func roomOf(pkg string) *room {
+	for i := range house {
+		for _, pattern := range house[i].packages {
+			if ok, err := path.Match(pattern, pkg); ok && err == nil {
+				return &house[i]
+			}
+		}
+	}
+	return nil
+}
+
+// forbidden returns the imports that house does not allow, each as "importer -> imported", and packages without a room.
+func forbidden(pkgs []pkg) (imports, homeless []string) {
+	for _, p := range pkgs {
+		from := roomOf(p.path)
+		if from == nil {
+			homeless = append(homeless, p.path)
+			continue
+		}
+		for _, name := range p.imports {
+			if to := roomOf(name); to != nil && to != from && !slices.Contains(from.below, to.name) {
+				imports = append(imports, p.path+" -> "+name)
+			}
+		}
+	}
+	return imports, homeless
+}
+
+// arrows returns which rooms import from which, without those that follow from others.
+func arrows(pkgs []pkg) map[string][]string {
+	to := map[string]map[string]bool{}
+	for _, p := range pkgs {
+		from := roomOf(p.path)
+		for _, name := range p.imports {
+			if r := roomOf(name); from != nil && r != nil && r != from {
+				if to[from.name] == nil {
+					to[from.name] = map[string]bool{}
+				}
+				to[from.name][r.name] = true
+			}
+		}
+	}
+	var reaches func(from, goal string, seen map[string]bool) bool
+	reaches = func(from, goal string, seen map[string]bool) bool {
+		if to[from][goal] {
+			return true
+		}
+		for next := range to[from] {
+			if !seen[next] {
+				seen[next] = true
+				if reaches(next, goal, seen) {
+					return true
+				}
+			}
+		}
+		return false
+	}
+	drawn := map[string][]string{}
+	for from, goals := range to {
+		for _, goal := range slices.Sorted(maps.Keys(goals)) {
+			implied := false
+			for other := range goals {
+				implied = implied || other != goal && reaches(other, goal, map[string]bool{from: true})
+			}
+			if !implied {
+				drawn[from] = append(drawn[from], goal)
+			}
+		}
+	}
+	return drawn
+}

@@ -1,0 +1,203 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const root = "../.."
+
+func packages(t *testing.T) []pkg {
+	t.Helper()
+	pkgs, err := list(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(pkgs) < 30 {
+		t.Fatalf("go list finds %d packages", len(pkgs))
+	}
+	return pkgs
+}
+
+// Packages import what house allows, and nothing is listed as owing that is no more.
+func TestImports(t *testing.T) {
+	imports, homeless := forbidden(packages(t))
+	for _, p := range homeless {
+		t.Errorf("package %s has no room: give it one in rooms.go", p)
+	}
+	var listed []string
+	for from, all := range owing {
+		for _, to := range all {
+			listed = append(listed, from+" -> "+to)
+		}
+	}
+	compare(t, imports, listed, "is no import that house in rooms.go allows", "is not imported any more: take it out of owing in rooms.go")
+}
+
+// compare finds what is there and not listed, and what is listed and not there.
+func compare(t *testing.T, there, listed []string, unlisted, gone string) {
+	t.Helper()
+	for _, name := range there {
+		if !slices.Contains(listed, name) {
+			t.Errorf("%s %s", name, unlisted)
+		}
+	}
+	for _, name := range listed {
+		if !slices.Contains(there, name) {
+			t.Errorf("%s %s", name, gone)
+		}
+	}
+}
+
+// Rooms stand in an order in which all arrows go down.
+func TestHouse(t *testing.T) {
+	above := map[string]bool{}
+	for _, r := range house {
+		above[r.name] = true
+		for _, name := range r.below {
+			if above[name] && name != r.name {
+				t.Errorf("%s stands above %s and is imported by it", name, r.name)
+			}
+			if !slices.ContainsFunc(house, func(o room) bool { return o.name == name }) {
+				t.Errorf("%s imports from %s, which is no room", r.name, name)
+			}
+		}
+	}
+}
+
+// The most lines of Go, C and CUDA that a file has, and of Go that the files of a package have without tests.
+const (
+	mostLines    = 500
+	packageLines = 3000
+)
+
+// Files and packages that are longer. The lists only shrink.
+var (
+	longFiles = []string{
+		"apps/train/data.go", "apps/train/data_test.go", "apps/train/fp8.go", "apps/train/fp8_test.go", "apps/train/kernels.cu",
+		"apps/train/model.go", "apps/train/model_test.go", "apps/train/resume_test.go",
+		"cuda/cublas/fake_test.go", "cuda/fake_test.go", "cuda/gpu_test.go", "cuda/sys.h",
+		"internal/watch/hub.go", "internal/watch/net.go", "internal/watch/watch_test.go",
+		"launch/doctor/doctor_test.go", "nccl/gpu_test.go",
+		"spmd/attention/attention_test.go", "spmd/attention/mma.cu", "spmd/checkpoint/checkpoint_test.go",
+		"spmd/collective_test.go", "spmd/fault_test.go", "spmd/gpu_fault_test.go", "spmd/gpu_test.go",
+	}
+	longPackages = []string{"apps/train", "bench", "spmd"}
+)
+
+func TestSizes(t *testing.T) {
+	var files, packs []string
+	for _, p := range packages(t) {
+		all := 0
+		for i, name := range slices.Concat(p.sources, p.tests) {
+			b, err := os.ReadFile(filepath.Join(p.dir, name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			n := bytes.Count(b, []byte("\n"))
+			if n > mostLines {
+				files = append(files, p.path+"/"+name)
+			}
+			if i < len(p.sources) && strings.HasSuffix(name, ".go") {
+				all += n
+			}
+		}
+		if all > packageLines {
+			packs = append(packs, p.path)
+			t.Logf("%s has %d lines", p.path, all)
+		}
+	}
+	compare(t, files, longFiles, "is longer than a file should be: split it", "is short now: take it out of longFiles")
+	compare(t, packs, longPackages, "is longer than a package should be: split it", "is short now: take it out of longPackages")
+}
+
+// The picture in docs/architecture.md is that of the code.
+func TestPicture(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(root, page))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := replace(string(text), draw(packages(t)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want != string(text) {
+		t.Errorf("%s does not show the packages as they are: go run ./internal/rooms", page)
+	}
+}
+
+// Of a house of three floors, an import that skips one is not drawn, and one that goes up is found.
+func TestArrows(t *testing.T) {
+	old := house
+	defer func() { house = old }()
+	house = []room{
+		{"top", "", []string{"a"}, []string{"middle", "ground"}},
+		{"middle", "", []string{"b/*"}, []string{"ground"}},
+		{"ground", "", []string{"c"}, nil},
+	}
+	pkgs := []pkg{
+		{path: "a", imports: []string{"b/x", "c"}},
+		{path: "b/x", imports: []string{"b/y"}},
+		{path: "b/y", imports: []string{"c"}},
+		{path: "c"},
+	}
+	imports, homeless := forbidden(append(pkgs, pkg{path: "c", imports: []string{"b/x"}}, pkg{path: "d"}))
+	if !slices.Equal(imports, []string{"c -> b/x"}) || !slices.Equal(homeless, []string{"d"}) {
+		t.Errorf("forbidden: %q, homeless: %q", imports, homeless)
+	}
+	want := "```mermaid\nflowchart TD\n    top[\"<b></b><br/>a\"]\n    middle[\"<b></b><br/>b/x, y\"]\n    ground[\"<b></b><br/>c\"]\n" +
+		"    top --> middle\n    middle --> ground\n```\n"
+	if got := draw(pkgs); got != want {
+		t.Errorf("drawn:\n%s\nwant:\n%s", got, want)
+	}
+	for _, text := range []string{"", first + "\n", last + "\n" + first + "\n"} {
+		if _, err := replace(text, want); err == nil {
+			t.Errorf("a picture is put into %q", text)
+		}
+	}
+	if got, err := replace("head\n"+first+"\nold\n"+last+"\ntail\n", "new\n"); err != nil || got != "head\n"+first+"\nnew\n"+last+"\ntail\n" {
+		t.Errorf("%q, %v", got, err)
+	}
+}
+
+// What the page says of the code is there: each file that it links, and in it each name that stands behind the link.
+func TestPage(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(root, page))
+	if err != nil {
+		t.Fatal(err)
+	}
+	links := regexp.MustCompile("\\[[^]]*\\]\\(([^)#]+)\\)((?: `[^`]+`)*)").FindAllStringSubmatch(string(text), -1)
+	if len(links) < 20 {
+		t.Errorf("only %d links", len(links))
+	}
+	for _, l := range links {
+		name := filepath.Join(root, filepath.Dir(page), l[1])
+		st, err := os.Stat(name)
+		if err != nil {
+			t.Errorf("the page links %s: %v", l[1], err)
+			continue
+		}
+		if st.IsDir() {
+			continue
+		}
+		source, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, symbol := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(l[2], -1) {
+			if !regexp.MustCompile(`\b` + regexp.QuoteMeta(symbol[1]) + `\b`).Match(source) {
+				t.Errorf("%s has no %s", l[1], symbol[1])
+			}
+		}
+	}
+	for i, line := range strings.Split(string(text), "\n") {
+		if len(line) > 120 && !strings.Contains(line, "<br/>") {
+			t.Errorf("line %d has %d bytes", i+1, len(line))
+		}
+	}
+}
