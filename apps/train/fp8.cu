@@ -1,5 +1,5 @@
-// The kernels on a GPU of products of 8-bit floats; fp8.go says what they compute. What a tensor's largest size is, is
-// a maximum, and sums are in an order that depends on the sizes alone: the ranks of a job, and every run, get the same bits.
+// The kernels on a GPU of products of 8-bit floats; fp8kernels.go says what they compute. The largest size in a tensor is a
+// maximum, and sums are in an order that depends on the sizes alone: the ranks of a job, and every run, get the same bits.
 #include "spmd.cuh"
 
 #define INF __int_as_float(0x7f800000)
