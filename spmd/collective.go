@@ -182,6 +182,30 @@ func AllToAllV[T Elem](c Comm, dst, src Buffer[T], recvCounts, sendCounts []int)
 	return collective(c, "AllToAllV", &cmd, dst, src, 0)
 }
 
+// Scan sets dst[i] on rank r to op over the ranks 0 to r of src[i]. dst may be src. There is no Avg.
+// Source: mpi.h, MPI_Scan.
+func Scan[T Elem](c Comm, dst, src Buffer[T], op Op) error {
+	return scan(c, "Scan", coll.Scan, dst, src, op)
+}
+
+// ExScan sets dst[i] on rank r to op over the ranks before r of src[i]. On rank 0 dst stays as it is. dst may be src.
+// There is no Avg.
+// Source: mpi.h, MPI_Exscan.
+func ExScan[T Elem](c Comm, dst, src Buffer[T], op Op) error {
+	return scan(c, "ExScan", coll.ExScan, dst, src, op)
+}
+
+func scan[T Elem](c Comm, name string, kind coll.Kind, dst, src Buffer[T], op Op) error {
+	switch {
+	case dst.n != src.n:
+		return lengthError(name, "dst", dst.n, "src", src.n)
+	case op == Avg:
+		return fmt.Errorf("%s: %s: %v is no operation of it: ranks add up different numbers of values", ccall.At(), name, op)
+	}
+	cmd := call{Call: coll.Call{Kind: kind, Op: op, N: src.n}, comm: c.st}
+	return collective(c, name, &cmd, dst, src, 0)
+}
+
 // Send sends src to rank to, which receives it by Recv or SendRecv of equal
 // length. It may be over before that. Messages between two ranks arrive in the order sent,
 // those of no elements among them: each is one message, for which there is one Recv. Two ranks that

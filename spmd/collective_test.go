@@ -221,6 +221,27 @@ func every[T spmd.Elem](t *testing.T, w *spmd.World, m mode, num number[T], bits
 			must(t, s.Close())
 			check("ReduceScatter in place", op, part, func(i int) float64 { return want(rank*n + i) })
 
+			if op != spmd.Avg {
+				for i, name := range []string{"Scan", "ExScan"} {
+					scan, ranks := spmd.Scan[T], rank+1-i // of so many ranks
+					want := func(i int) float64 { return reduced(op, ranks, i, bits == 0) }
+					if name == "ExScan" {
+						scan = spmd.ExScan[T]
+					}
+					src, dst, inPlace := give(n, mine(op)), poison(n), give(n, mine(op))
+					m.run(t, w, func(c spmd.Comm) error { return scan(c, dst, src, op) })
+					m.run(t, w, func(c spmd.Comm) error { return scan(c, inPlace, inPlace, op) })
+					if ranks == 0 {
+						check(name+" on rank 0", op, dst, func(int) float64 { return 101 })
+						check(name+" in place on rank 0", op, inPlace, mine(op))
+						continue
+					}
+					check(name, op, dst, want)
+					check(name+" in place", op, inPlace, want)
+					check(name+"'s src", op, src, mine(op))
+				}
+			}
+
 			counts := parts(n, size)
 			src, dst = give(sumOf(counts), mine(op)), poison(counts[rank])
 			m.run(t, w, func(c spmd.Comm) error { return spmd.ReduceScatterV(c, dst, src, counts, op) })

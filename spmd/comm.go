@@ -38,6 +38,7 @@ type commState struct {
 	freed bool
 	mu    sync.Mutex
 	spare []*group // for reuse
+	work  []uint64 // see hostWork
 }
 
 // Rank returns this process's number in the communicator, from 0; -1 where it is
@@ -304,18 +305,22 @@ func (c *call) communicate(turn uint64) error {
 	err := c.verify()
 	if err == nil {
 		r.Note(p, &c.Call, c.group, c.memory(), c.site)
-		err = c.make(nil)
+		err = c.make(nil, c.comm.hostWork(inBytes(c.route.work)))
 	}
 	r.Leave()
 	mpiOrder.Leave()
 	return err
 }
 
-// make has the transports of its route make the call, whose result is then valid, or enqueue it on q. A group is its
-// collectives, one after the other, and then its messages together.
-func (c *call) make(q transport.Queue) error {
-	if c.Kind != coll.Group {
+// make has the transports of its route make the call, whose result is then valid, or enqueue it on q, which is a bare
+// queue, or nil on the host. A group is its collectives, one after the other, and then its messages together. work is
+// memory of the route's bytes.
+func (c *call) make(q transport.Queue, work unsafe.Pointer) error {
+	if c.route.whole {
 		return c.route.by.Do(q, c.Call)
+	}
+	if c.Kind != coll.Group {
+		return transport.Make(c.route.by, q, &c.Call, c.comm.rank, c.comm.size, work, c.comm.w.local)
 	}
 	g := c.group
 	g.list = g.list[:0]
@@ -323,15 +328,47 @@ func (c *call) make(q transport.Queue) error {
 		m := &g.cmds[i]
 		if m.Kind.Traits().Message {
 			g.list = append(g.list, m.Call)
-		} else if err := m.route.by.Do(q, m.Call); err != nil {
+			continue
+		}
+		if err := m.make(q, work); err != nil {
 			return err
 		}
+		work = unsafe.Add(work, inBytes(m.route.work))
 	}
 	if err := c.route.by.Group(q, g.list, nil); err != nil {
 		return err // messages may still be on their way
 	}
 	c.comm.recycle(g)
 	return nil
+}
+
+// local does a step that concerns this rank alone, on the host or on a stream of the GPU.
+func (w *World) local(q transport.Queue, s *coll.Call) error {
+	if q != nil {
+		return w.gpu.local(q.Stream(), s)
+	}
+	if s.Kind == coll.Fill {
+		fillAs(s.Type, s.Dst, s.N, coll.Identity(s.Op, s.Type))
+		return nil
+	}
+	n := s.N * s.Type.Size()
+	copy(unsafe.Slice((*byte)(s.Dst), n), unsafe.Slice((*byte)(s.Src), n))
+	return nil
+}
+
+// hostWork returns memory of n bytes for a call on the host, in its turn in MPI.
+func (st *commState) hostWork(n int) unsafe.Pointer {
+	if n == 0 {
+		return nil
+	}
+	const keep = 16 << 20 // what is larger goes after the call
+	if n > keep {
+		return unsafe.Pointer(unsafe.SliceData(make([]uint64, n/8+1)))
+	}
+	if len(st.work) < n/8 {
+		st.work = make([]uint64, n/8)
+	}
+	return unsafe.Pointer(unsafe.SliceData(st.work))
 }
 
 // overlaps says whether [a, a+n) and [b, b+m) share a byte.

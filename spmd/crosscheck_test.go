@@ -84,6 +84,7 @@ func crossChecked(w *spmd.World) error {
 		func() error { return spmd.AllGather(c, whole, whole.Slice(rank*n, (rank+1)*n)) },
 		func() error { return spmd.ReduceScatter(c, y, whole, spmd.Max) },
 		func() error { return spmd.AllToAll(c, swapped, halves) },
+		func() error { return spmd.Scan(c, y, x, spmd.Max) },
 		func() error { return spmd.AllToAll(c, halves, halves) },
 		func() error { return spmd.Gather(c, whole, x, root) },
 		func() error { return spmd.Scatter(c, y, whole, root) },

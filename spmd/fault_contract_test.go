@@ -66,6 +66,7 @@ var lateCalls = []struct {
 	{"an AllToAllV", "AllToAllV of float32", func(_ *spmd.World, c spmd.Comm, p operands) error {
 		return spmd.AllToAllV(c, p.more, p.all, p.counts, p.counts)
 	}},
+	{"a Scan", "Scan of 13 float32 (sum)", func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.Scan(c, p.other, p.one, spmd.Sum) }},
 	{"a Barrier", "Barrier", func(_ *spmd.World, c spmd.Comm, p operands) error { return spmd.Barrier(c) }},
 	{"a Group", "Group of AllReduce of 13 float32 (sum)", func(_ *spmd.World, c spmd.Comm, p operands) error {
 		return c.Group(func() error { return spmd.AllReduce(c, p.one, p.one, spmd.Sum) })

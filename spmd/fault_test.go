@@ -181,6 +181,7 @@ var contracts = []struct {
 		[]string{"AllReduce of 64 int32, sum", "AllReduce of 64 int32, max"}, true},
 	// It ends, with what any root gave.
 	{"root", differ(broadcast(0), broadcast(1)), []string{"Broadcast of 64 int32, root 0", "Broadcast of 64 int32, root 1"}, false},
+	{"scan", differ(scan(spmd.Scan[int32]), scan(spmd.ExScan[int32])), []string{": Scan of 64 int32, sum", "ExScan of 64 int32, sum"}, false},
 	{"order", differ(inOrder(sumUp, barrier), inOrder(barrier, sumUp)), []string{lineOf(sumUp) + ": AllReduce of 64 int32, sum", lineOf(barrier) + ": Barrier"}, false},
 }
 
@@ -205,6 +206,10 @@ func barrier(w *spmd.World, _ spmd.Buffer[int32]) error { return spmd.Barrier(w.
 
 func broadcast(root int) collective {
 	return func(w *spmd.World, x spmd.Buffer[int32]) error { return spmd.Broadcast(w.Comm, x, root) }
+}
+
+func scan(fn func(c spmd.Comm, dst, src spmd.Buffer[int32], op spmd.Op) error) collective {
+	return func(w *spmd.World, x spmd.Buffer[int32]) error { return fn(w.Comm, x, x, spmd.Sum) }
 }
 
 func inOrder(calls ...collective) collective {

@@ -273,7 +273,7 @@ func (g *gpu) compileOne(k *Kernel, key string) (*cuda.Function, error) {
 // prepare opens what c is the first to need, before any lock is taken.
 func (g *gpu) prepare(w *World, c *command) error {
 	k := c.kernel
-	if c.kind == cmdFill && c.Type.Size() == 8 {
+	if c.kind == cmdFill && c.Type.Size() == 8 || c.route.fills {
 		k = fillKernel
 	}
 	var open func() error

@@ -74,7 +74,7 @@ func mpiStart(t *testing.T) {
 func carriers(t *testing.T) (dir string) {
 	t.Helper()
 	dir = doubles(t)
-	fakelib.Build(t, dir, "libemulate.so", "-std=c++14", "-Wno-unknown-pragmas", filepath.Join("..", "internal", "peer", "testdata", "emulate.cc"))
+	fakelib.Build(t, dir, "libemulate.so", "-std=c++14", "-Wno-unknown-pragmas", filepath.Join("..", "internal", "peer", "testdata", "emulate.cc"), filepath.Join("testdata", "fill.cc"))
 	t.Setenv("FAKECUDA_KERNELS", filepath.Join(dir, "libemulate.so"))
 	t.Setenv("LOCKSTEP_CACHE", filepath.Join(dir, "cache"))
 	compileCarriers(t)

@@ -250,6 +250,14 @@ func gpuCollectives(t *testing.T, w *spmd.World) {
 		return list
 	}
 
+	// copies are those of 4 elements for the ranks from the given one on.
+	copies := func(src string, from int) (list []string) {
+		for range 3 - from {
+			list = append(list, "cuMemcpyAsync "+src+" scratch 16")
+		}
+		return list
+	}
+
 	for _, tc := range []struct {
 		name string
 		call func() error
@@ -301,6 +309,11 @@ func gpuCollectives(t *testing.T, w *spmd.World) {
 			n := r + 1
 			return spmd.AllToAllV(c, y.Slice(0, 6), x.Slice(0, 3*n), []int{1, 2, 3}, []int{n, n, n})
 		}, group(send("x", 0, r+1, 0), recv("y", 0, 1, 0), send("x", r+1, r+1, 1), recv("y", 1, 2, 1), send("x", 2*r+2, r+1, 2), recv("y", 3, 3, 2))},
+		// Whoever is before this rank gets zeros of it, and the others what it has.
+		{"Scan", func() error { return spmd.Scan(c, y.Slice(0, 4), x.Slice(0, 4), spmd.Sum) },
+			append(copies("x0", r), "ReduceScatter scratch y0 4 op0")},
+		{"ExScan in place", func() error { return spmd.ExScan(c, x.Slice(0, 4), x.Slice(0, 4), spmd.Max) },
+			append(copies("x0", r+1), "ReduceScatter scratch "+[]string{"scratch", "x0", "x0"}[r]+" 4 op2")},
 		{"SendRecv", func() error { return spmd.SendRecv(c, y.Slice(0, 2), (r+2)%3, x.Slice(0, 2), (r+1)%3) },
 			group(send("x", 0, 2, (r+1)%3), recv("y", 0, 2, (r+2)%3))},
 		{"Group", func() error {

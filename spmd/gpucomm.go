@@ -252,8 +252,10 @@ func (q *gpuQueue) communicate(c *call, work unsafe.Pointer) error {
 		var err error
 		if merges || m.Kind.Traits().Message {
 			err = q.divide(m, to, &staging)
-		} else {
+		} else if m.route.whole {
 			err = m.route.by.Do(q, m.Call)
+		} else {
+			err = q.divide(m, &m.route, &staging)
 		}
 		if err != nil {
 			return err
@@ -272,11 +274,13 @@ func (q *gpuQueue) divide(c *call, to *route, work *unsafe.Pointer) (err error) 
 	g, lib := q.g, &to.by.Caps().Library
 	rank, size := c.comm.rank, c.comm.size
 	c.Steps(rank, size, lib, *work, func(s coll.Call) bool {
-		switch {
-		case s.Kind == coll.Copy:
-			err = q.h.Copy(s.Dst, s.Src, s.N*s.Type.Size())
-		case to.short && s.Kind.Traits().Message && c.comm.peers.Short(&s):
+		switch t := s.Kind.Traits(); {
+		case t.Local:
+			err = g.local(q.h, &s)
+		case to.short && t.Message && c.comm.peers.Short(&s):
 			g.short = append(g.short, s)
+		case !t.Message && !to.by.Caps().Merges:
+			err = to.by.Do(q, s)
 		default:
 			g.together = append(g.together, s)
 		}
@@ -284,4 +288,12 @@ func (q *gpuQueue) divide(c *call, to *route, work *unsafe.Pointer) (err error) 
 	})
 	*work = unsafe.Add(*work, inBytes(units(c.Scratch(rank, size, lib))))
 	return err
+}
+
+// local enqueues a step that concerns this rank alone.
+func (g *gpu) local(h *cuda.Stream, s *coll.Call) error {
+	if s.Kind == coll.Fill {
+		return g.fill(h, s, coll.Identity(s.Op, s.Type))
+	}
+	return h.Copy(s.Dst, s.Src, s.N*s.Type.Size())
 }

@@ -242,9 +242,17 @@ func (q *gpuQueue) atOnce(c *call) (done bool, err error) {
 func (c *call) onDeviceNow(q *gpuQueue) error {
 	st, g := c.comm, c.comm.w.gpu
 	now := *c
+	cmd := command{kind: cmdCall, call: now}
+	if err := g.prepare(st.w, &cmd); err != nil {
+		return err
+	}
+	work, err := q.s.workFor(&cmd)
+	if err != nil {
+		return err
+	}
 	g.issue.Lock()
 	turn := mpiOrder.Take(1)
-	err := g.orderAfterOthers(q, lastOf(q, &command{kind: cmdCall, call: now}))
+	err = g.orderAfterOthers(q, lastOf(q, &cmd))
 	g.issue.Unlock()
 	if e := mpiOrder.Enter(turn); e != nil {
 		return e
@@ -259,7 +267,7 @@ func (c *call) onDeviceNow(q *gpuQueue) error {
 		return err
 	}
 	st.recorder.Note(p, &c.Call, c.group, c.memory(), nil)
-	if err := now.make(transport.Bare{S: q.h}); err != nil {
+	if err := now.make(transport.Bare{S: q.h}, work); err != nil {
 		return err
 	}
 	if q != st.w.blocking.dev {

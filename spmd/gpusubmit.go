@@ -29,12 +29,9 @@ func (q *gpuQueue) submit(c *command, args []Arg) error {
 	if err := q.g.prepare(q.s.w, c); err != nil {
 		return err
 	}
-	var work unsafe.Pointer
-	if n := c.scratchBytes(); n > 0 {
-		var err error
-		if work, err = q.s.scratch(n); err != nil {
-			return err
-		}
+	work, err := q.s.workFor(c)
+	if err != nil {
+		return err
 	}
 	var as lastIssue
 	collective := c.kind == cmdCall || (c.kind == cmdGraph && len(c.graph.comms) > 0)
@@ -73,7 +70,7 @@ func (q *gpuQueue) submit(c *command, args []Arg) error {
 	q.note(c, seq)
 	q.g.site = c.site
 	q.issuing.Store(now.UnixNano())
-	err := q.issue(c, args, work)
+	err = q.issue(c, args, work)
 	q.issuing.Store(0)
 	if err != nil {
 		return err
@@ -117,6 +114,14 @@ func (q *gpuQueue) note(c *command, seq uint64) {
 	}
 }
 
+// workFor returns the scratch memory of a command; nil where it needs none.
+func (s *Stream) workFor(c *command) (unsafe.Pointer, error) {
+	if n := c.scratchBytes(); n > 0 {
+		return s.scratch(n)
+	}
+	return nil, nil
+}
+
 // scratchBytes is how much device memory a command needs beside its operands.
 func (c *command) scratchBytes() int {
 	switch {
@@ -141,7 +146,7 @@ func (q *gpuQueue) issue(c *command, args []Arg, work unsafe.Pointer) error {
 		}
 		return q.h.Copy(c.Dst, c.Src, c.N)
 	case cmdFill:
-		return q.fill(c)
+		return q.g.fill(q.h, &c.Call, c.bits)
 	case cmdKernel:
 		return q.launch(c.kernel, c.grid, args)
 	case cmdLibrary:
@@ -161,21 +166,26 @@ func (q *gpuQueue) issue(c *command, args []Arg, work unsafe.Pointer) error {
 }
 
 // fill sets elements of up to 4 bytes by the driver, of 8 bytes by a kernel.
-func (q *gpuQueue) fill(c *command) error {
+func (g *gpu) fill(h *cuda.Stream, c *coll.Call, bits uint64) error {
 	switch size := c.Type.Size(); {
 	case c.N == 0:
 		return nil
 	case size < 8:
-		return q.h.Fill(c.Dst, size, c.bits, c.N)
+		return h.Fill(c.Dst, size, bits, c.N)
 	default:
-		args := [...]Arg{{ptr: c.Dst, kind: bufferArg}, I64(c.N), U64(c.bits)}
-		return q.launch(fillKernel, loopGrid(c.N), args[:])
+		args := [...]Arg{{ptr: c.Dst, kind: bufferArg}, I64(c.N), U64(bits)}
+		return g.launch(h, fillKernel, loopGrid(c.N), args[:])
 	}
 }
 
-// launch starts a kernel. A buffer is its address, a number its bits.
+// launch starts a kernel.
 func (q *gpuQueue) launch(k *Kernel, grid Grid, args []Arg) error {
-	f := k.on(q.g)
+	return q.g.launch(q.h, k, grid, args)
+}
+
+// launch starts a kernel. A buffer is its address, a number its bits.
+func (g *gpu) launch(h *cuda.Stream, k *Kernel, grid Grid, args []Arg) error {
+	f := k.on(g)
 	if err := f.fits(k, args); err != nil {
 		return err
 	}
@@ -202,7 +212,7 @@ func (q *gpuQueue) launch(k *Kernel, grid Grid, args []Arg) error {
 		}
 	}
 	shape := cuda.Shape{Blocks: grid.Blocks, Threads: grid.Threads, Shared: grid.Shared, Cluster: grid.Cluster, Early: grid.Programmatic}
-	if err := q.h.LaunchShape(f.f, &shape, words, at); err != nil {
+	if err := h.LaunchShape(f.f, &shape, words, at); err != nil {
 		return fmt.Errorf("kernel %s, %v blocks of %v threads: %w", k.name, grid.Blocks, grid.Threads, err)
 	}
 	return nil

@@ -37,6 +37,7 @@ type route struct {
 	whole bool  // by makes the call as it is
 	short bool  // peers carry the short messages of the call, at the same time
 	mixed bool  // of a group: other transports carry some of it
+	fills bool  // it needs the kernel that fills memory with values of 8 bytes
 	list  int32 // units of device memory that peers need for that
 	work  int32 // and those for copies of operands
 }
@@ -67,7 +68,10 @@ func (r *router) useDevice() { r.device = self.Transport{} }
 // themselves is MPI's.
 func (r *router) route(c *call, stream bool) {
 	if r.device == nil || c.Kind == coll.Barrier && !stream {
-		c.route.by, c.route.host, c.route.whole = r.host, true, true
+		c.route.by, c.route.host, c.route.whole = r.host, true, r.host.Caps().Kinds.Has(c.Kind)
+		if !c.route.whole {
+			r.routeOnHost(c)
+		}
 		return
 	}
 	c.route = route{by: r.device}
@@ -76,9 +80,42 @@ func (r *router) route(c *call, stream bool) {
 	} else if by := r.chosen(c); by != nil {
 		c.route.by, c.route.whole = by, true
 	} else {
+		c.route.by = r.better(c)
 		r.split(&c.route, r.take(&c.route, c))
-		c.route.whole = c.route.work == 0 && !c.route.short && r.device.Caps().Kinds.Has(c.Kind)
+		c.route.whole = c.route.work == 0 && !c.route.short && c.route.by.Caps().Kinds.Has(c.Kind)
 	}
+}
+
+// routeOnHost notes the memory that a call, or a group, needs which MPI has only parts of.
+func (r *router) routeOnHost(c *call) {
+	c.route.work = units(c.Scratch(r.rank, r.size, &r.host.Caps().Library))
+	if c.Kind == coll.Group {
+		for i := range c.group.cmds {
+			c.route.work += c.group.cmds[i].route.work
+		}
+	}
+}
+
+// better is what carries the steps of a call that the device's transport does not have: another, where all is one
+// collective that this carries better.
+func (r *router) better(c *call) transport.Transport {
+	lib := &r.device.Caps().Library
+	if lib.Kinds.Has(c.Kind) {
+		return r.device
+	}
+	only, n := call{}, 0
+	c.Steps(r.rank, r.size, lib, nil, func(s coll.Call) bool {
+		if !s.Kind.Traits().Local {
+			only.Call, n = s, n+1
+		}
+		return n < 2
+	})
+	if n == 1 {
+		if by := r.chosen(&only); by != nil {
+			return by
+		}
+	}
+	return r.device
 }
 
 // routeMember decides what carries a call of a group.
@@ -97,8 +134,10 @@ func (r *router) routeGroup(to *route, g *group) {
 		c := &g.cmds[i]
 		if r.device.Caps().Merges || c.Kind.Traits().Message {
 			short += r.take(to, c)
-		} else if c.route.by != to.by {
-			to.mixed = true
+		} else {
+			to.mixed = to.mixed || c.route.by != to.by
+			to.fills = to.fills || c.route.fills
+			to.work += c.route.work
 		}
 	}
 	r.split(to, short)
@@ -109,11 +148,14 @@ func (r *router) routeGroup(to *route, g *group) {
 func (r *router) take(to *route, c *call) (short int) {
 	lib := &to.by.Caps().Library
 	to.work += units(c.Scratch(r.rank, r.size, lib))
-	if r.atOnce == 0 || lib.Kinds.Has(c.Kind) && !c.Kind.Traits().Message {
+	if lib.Kinds.Has(c.Kind) && (r.atOnce == 0 || !c.Kind.Traits().Message) {
 		return 0
 	}
 	c.Steps(r.rank, r.size, lib, nil, func(m coll.Call) bool {
-		if m.Kind.Traits().Message && r.peers.Short(&m) {
+		switch {
+		case m.Kind == coll.Fill && m.Type.Size() == 8:
+			to.fills = true
+		case r.atOnce > 0 && m.Kind.Traits().Message && r.peers.Short(&m):
 			short++
 		}
 		return true

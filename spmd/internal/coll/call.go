@@ -57,7 +57,7 @@ func (c *Call) Extents(rank, size int) (dst, src int) {
 
 func (c *Call) extent(s Side, rank, size int) int {
 	switch {
-	case s.AtRoot && rank != int(c.Root):
+	case s.AtRoot && rank != int(c.Root), s.Later && rank == 0:
 		return 0
 	case s.Extent == Part:
 		return c.share(rank)

@@ -2,6 +2,8 @@ package coll
 
 import (
 	"fmt"
+	"math"
+	"math/big"
 	"slices"
 	"testing"
 	"unsafe"
@@ -33,6 +35,8 @@ var standard = []struct {
 	{GatherV, [3]int{0, 6, 0}, [3]int{1, 2, 3}, -3, false, true, true},
 	{ScatterV, [3]int{1, 2, 3}, [3]int{0, 6, 0}, 3, false, true, true},
 	{AllToAllV, [3]int{9, 9, 9}, [3]int{6, 6, 6}, nowhere, false, false, true},
+	{Scan, [3]int{4, 4, 4}, [3]int{4, 4, 4}, 0, true, false, true},
+	{ExScan, [3]int{0, 4, 4}, [3]int{4, 4, 4}, 0, true, false, true},
 	{Send, [3]int{0, 0, 0}, [3]int{4, 4, 4}, nowhere, false, false, false},
 	{Recv, [3]int{4, 4, 4}, [3]int{0, 0, 0}, nowhere, false, false, false},
 	{SendRecv, [3]int{5, 5, 5}, [3]int{4, 4, 4}, nowhere, false, false, false},
@@ -107,11 +111,13 @@ func TestPeers(t *testing.T) {
 }
 
 // libraries to decompose for: what NCCL has, what sockets would have, and one that has all.
+const most = 1<<Scan - 1<<AllReduce | 1<<Send | 1<<Recv | 1<<SendRecv | 1<<Barrier
+
 var libraries = map[string]*Library{
 	"NCCL's":   {Kinds: SetOf(AllReduce, Reduce, Broadcast, AllGather, ReduceScatter, AllToAll, Send, Recv), Apart: SetOf(AllToAll)},
 	"few":      {Kinds: SetOf(AllReduce, Reduce, Broadcast, Send, Recv)},
-	"MPI's":    {Kinds: All},
-	"no place": {Kinds: All, Apart: All},
+	"MPI's":    {Kinds: most},
+	"no place": {Kinds: most, Apart: most},
 }
 
 // A world of ranks in one piece of Go, which makes steps as their definitions say: it copies first, and then has all other
@@ -136,8 +142,13 @@ func (w *world) run(t *testing.T) {
 		others := false
 		for _, s := range steps {
 			switch to := [2]int{rank, int(s.Root)}; {
-			case s.Kind == Copy && others:
+			case s.Kind.Traits().Local && others:
 				t.Errorf("rank %d copies after %v", rank, steps[0].Kind)
+			case s.Kind == Fill:
+				for i := range s.N {
+					ints(s.Dst, s.N)[i] = 0 // of a sum
+				}
+				continue
 			case s.Kind == Copy:
 				copy(ints(s.Dst, s.N), ints(s.Src, s.N))
 				continue
@@ -326,7 +337,7 @@ func checkSteps(t *testing.T, kind Kind, lib *Library, size, n int, inPlace bool
 		}
 		if inPlace {
 			switch kind {
-			case AllReduce, Reduce, AllToAll:
+			case AllReduce, Reduce, AllToAll, Scan, ExScan:
 				dst[rank] = src[rank]
 				c.Dst = c.Src
 			case AllGather, AllGatherV, Gather, GatherV:
@@ -344,7 +355,7 @@ func checkSteps(t *testing.T, kind Kind, lib *Library, size, n int, inPlace bool
 		var steps []Call
 		work := make([]int64, c.Scratch(rank, size, lib)/8+1)
 		c.Steps(rank, size, lib, unsafe.Pointer(&work[0]), func(s Call) bool {
-			if s.Kind != Copy && s.Kind != Send && s.Kind != Recv && !lib.Kinds.Has(s.Kind) {
+			if !s.Kind.Traits().Local && s.Kind != Send && s.Kind != Recv && !lib.Kinds.Has(s.Kind) {
 				t.Fatalf("a step is %v", s.Kind)
 			}
 			steps = append(steps, s)
@@ -370,6 +381,17 @@ func checkSteps(t *testing.T, kind Kind, lib *Library, size, n int, inPlace bool
 		case AllReduce, Reduce:
 			for i := range n {
 				want = append(want, sum(i))
+			}
+		case Scan, ExScan:
+			last := rank
+			if kind == ExScan {
+				last--
+			}
+			for i := 0; i < n && last >= 0; i++ {
+				want = append(want, 0)
+				for r := range last + 1 {
+					want[i] += tag(r, i)
+				}
 			}
 		case Broadcast:
 			want = src[root][:n]
@@ -429,4 +451,65 @@ func TestNoAllocation(t *testing.T) {
 	}); a != 0 || n == 0 {
 		t.Errorf("%v allocations, %d elements", a, n)
 	}
+}
+
+// Every value of a type is what it was after an operation with the identity: of integers in math/big's arithmetic modulo
+// their size, of floats in float64.
+func TestIdentity(t *testing.T) {
+	for ty := elem.Type(0); ty < elem.Types; ty++ {
+		bits := 8 * ty.Size()
+		mask := ^uint64(0) >> (64 - bits)
+		for op := elem.Sum; op <= elem.Max; op++ {
+			id := Identity(op, ty)
+			if id&^mask != 0 {
+				t.Errorf("%v of %v: %#x has more than %d bits", op, ty, id, bits)
+			}
+			for _, x := range []uint64{0, 1, 2, 3, mask, mask - 1, mask >> 1, mask>>1 + 1, mask >> 2, 0x3c01, 0xbf81, 0x42280000 & mask, 0xc2280000 & mask} {
+				x &= mask
+				if got := apply(op, ty, x, id); got != x && !math.IsNaN(value(ty, x)) {
+					t.Errorf("%v of %v: of %#x and %#x it is %#x", op, ty, x, id, got)
+				}
+			}
+		}
+	}
+}
+
+// value is the number that has some bits, in float64, which is exact but for integers of 64 bits.
+func value(ty elem.Type, x uint64) float64 {
+	switch ty {
+	case elem.Float16:
+		return float64(elem.F16(x).Float32())
+	case elem.BFloat16:
+		return float64(elem.BF16(x).Float32())
+	case elem.Float32:
+		return float64(math.Float32frombits(uint32(x)))
+	case elem.Float64:
+		return math.Float64frombits(x)
+	case elem.Int8, elem.Int32, elem.Int64:
+		shift := 64 - 8*ty.Size()
+		return float64(int64(x<<shift) >> shift)
+	}
+	return float64(x)
+}
+
+func apply(op elem.Op, ty elem.Type, x, y uint64) uint64 {
+	a, b := value(ty, x), value(ty, y)
+	floating := ty >= elem.Float16
+	switch {
+	case op == elem.Min && b < a, op == elem.Max && b > a:
+		return y
+	case op == elem.Min, op == elem.Max:
+		return x
+	case floating && (op == elem.Sum && math.Float64bits(a+b) == math.Float64bits(a) || op == elem.Prod && math.Float64bits(a*b) == math.Float64bits(a)):
+		return x
+	case floating:
+		return ^x
+	}
+	sum, mask := new(big.Int).SetUint64(x), new(big.Int).SetUint64(^uint64(0)>>(64-8*ty.Size()))
+	if op == elem.Sum {
+		sum.Add(sum, new(big.Int).SetUint64(y))
+	} else {
+		sum.Mul(sum, new(big.Int).SetUint64(y))
+	}
+	return sum.And(sum, mask).Uint64()
 }

@@ -22,6 +22,8 @@ const (
 	GatherV
 	ScatterV
 	AllToAllV
+	Scan
+	ExScan
 	Send
 	Recv
 	SendRecv
@@ -42,8 +44,9 @@ const (
 	Start
 	End
 
-	// A step of a call (see Steps) in which no other rank takes part.
+	// Steps of a call (see Steps) in which no other rank takes part.
 	Copy // N elements from Src to Dst
+	Fill // N elements at Dst with what Op leaves others as they are
 
 	Kinds = iota // number of kinds
 )
@@ -63,6 +66,7 @@ const (
 type Side struct {
 	Extent Extent
 	AtRoot bool // only the root has the buffer
+	Later  bool // rank 0 has none
 }
 
 // Lengths says what a call's lengths are.
@@ -97,6 +101,7 @@ type Traits struct {
 	Rooted   bool // one rank gives or gets what the others do not
 	FromRoot bool // of a rooted call: the root gives, and the others get; else the others give
 	Message  bool // it concerns two or three ranks, not all
+	Local    bool // it is a step that concerns this rank alone
 	Own      bool // it is the framework's own: it has a name, and no data
 }
 
@@ -106,8 +111,9 @@ func (t *Traits) Moves() bool { return t.Dst.Extent|t.Src.Extent != Nothing }
 var (
 	part       = Side{Extent: Part}
 	whole      = Side{Extent: Whole}
-	partAtRoot = Side{Part, true}
-	rootsWhole = Side{Whole, true}
+	partAtRoot = Side{Extent: Part, AtRoot: true}
+	rootsWhole = Side{Extent: Whole, AtRoot: true}
+	laterPart  = Side{Extent: Part, Later: true}
 )
 
 var table = [256]Traits{
@@ -124,6 +130,8 @@ var table = [256]Traits{
 	GatherV:        {Name: "GatherV", Dst: rootsWhole, Src: part, Lengths: Shared, InPlace: PartOfDst, Rooted: true},
 	ScatterV:       {Name: "ScatterV", Dst: part, Src: rootsWhole, Lengths: Shared, InPlace: PartOfSrc, Rooted: true, FromRoot: true},
 	AllToAllV:      {Name: "AllToAllV", Dst: Side{Extent: Received}, Src: whole, Lengths: Own},
+	Scan:           {Name: "Scan", Dst: part, Src: part, InPlace: Same, Reduces: true},
+	ExScan:         {Name: "ExScan", Dst: laterPart, Src: part, InPlace: Same, Reduces: true},
 	Send:           {Name: "Send", Src: part, Message: true},
 	Recv:           {Name: "Recv", Dst: part, Message: true},
 	SendRecv:       {Name: "SendRecv", Dst: Side{Extent: Received}, Src: part, Message: true},
@@ -142,7 +150,8 @@ var table = [256]Traits{
 	Start:           {Name: "the start", Own: true},
 	End:             {Name: "the end", Own: true},
 
-	Copy: {Name: "Copy", Dst: part, Src: part},
+	Copy: {Name: "Copy", Dst: part, Src: part, Local: true},
+	Fill: {Name: "Fill", Dst: part, Local: true},
 }
 
 // Traits returns what is known of the kind; of one that does not exist nothing.
@@ -153,9 +162,6 @@ func (k Kind) String() string { return table[k].Name }
 
 // Set is a set of kinds.
 type Set uint64
-
-// All are the kinds that a program calls, groups aside.
-const All Set = 1<<(Barrier+1) - 1<<AllReduce
 
 // SetOf returns the set of some kinds.
 func SetOf(kinds ...Kind) Set {

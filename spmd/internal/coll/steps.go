@@ -9,9 +9,9 @@ type Library struct {
 }
 
 // Steps yields the calls that c is made of, for a library that does not have all kinds, until yield returns false. A step
-// is a call that the library has, or a Send or Recv, which every library has, or a Copy. work is memory of Scratch bytes.
+// is a call that the library has, or a Send or Recv, which every library has, or Local. work is memory of Scratch bytes.
 //
-// Copies come first, and are done before the others, which start together, as in a group. Sends and receives with this
+// Local ones come first, and are done before the others, which start together, as in a group. Sends and receives with this
 // rank itself are among them. Steps of a collective that move nothing are left out. A message of nothing is a message.
 // A Broadcast of an AllGatherV has the root's data at Src, which need not be Dst.
 //
@@ -41,6 +41,8 @@ func (c Call) Steps(rank, size int, lib *Library, work unsafe.Pointer, yield fun
 		c.scatterByMessages(rank, size, yield)
 	case AllToAll, AllToAllV:
 		c.exchangeByMessages(size, yield)
+	case Scan, ExScan:
+		c.scanByReduction(rank, size, lib, work, yield)
 	case SendRecv:
 		c.Messages(yield)
 	}
@@ -48,7 +50,11 @@ func (c Call) Steps(rank, size int, lib *Library, work unsafe.Pointer, yield fun
 
 // Scratch is the bytes of memory that Steps needs beside the operands.
 func (c *Call) Scratch(rank, size int, lib *Library) int {
-	if !lib.Kinds.Has(c.Kind) {
+	switch {
+	case lib.Kinds.Has(c.Kind):
+	case c.Kind == Scan, c.Kind == ExScan:
+		return (size + 1) * c.N * c.Type.Size()
+	default:
 		return 0
 	}
 	return c.staged(rank, size, lib) * c.Type.Size()
@@ -87,6 +93,31 @@ func (c *Call) message(kind Kind, buf unsafe.Pointer, n int, peer int32) Call {
 		m.Dst = buf
 	}
 	return m
+}
+
+// scanByReduction has each rank give the others what they are to add up: its own elements to those behind it, and what
+// changes nothing to the others. A ReduceScatter adds up what each rank gets.
+func (c *Call) scanByReduction(rank, size int, lib *Library, work unsafe.Pointer, yield func(Call) bool) {
+	if c.N == 0 {
+		return
+	}
+	before := rank // so many ranks get nothing from this one
+	if c.Kind == ExScan {
+		before++
+	}
+	if before > 0 && !yield(Call{Kind: Fill, Type: c.Type, Op: c.Op, Dst: work, N: before * c.N}) {
+		return
+	}
+	for r := before; r < size; r++ {
+		if !yield(Call{Kind: Copy, Type: c.Type, Dst: c.at(work, r*c.N), Src: c.Src, N: c.N}) {
+			return
+		}
+	}
+	sum := Call{Kind: ReduceScatter, Type: c.Type, Op: c.Op, Dst: c.Dst, Src: work, N: c.N}
+	if c.Kind == ExScan && rank == 0 {
+		sum.Dst = c.at(work, size*c.N) // whose dst remains as it is
+	}
+	sum.Steps(rank, size, lib, nil, yield)
 }
 
 func (c *Call) gatherByBroadcasts(rank, size int, yield func(Call) bool) {

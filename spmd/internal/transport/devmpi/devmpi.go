@@ -19,12 +19,15 @@ type Transport struct {
 	caps transport.Caps
 }
 
+var kinds = coll.SetOf(coll.AllReduce, coll.Reduce, coll.Broadcast, coll.AllGather, coll.ReduceScatter, coll.AllToAll,
+	coll.Gather, coll.Scatter, coll.AllGatherV, coll.ReduceScatterV, coll.GatherV, coll.ScatterV, coll.AllToAllV, coll.Send, coll.Recv, coll.Barrier)
+
 // New returns the transport of a communicator of device memory, which remains its caller's. word is a word of device memory
 // that is never read.
 func New(k *cudampi.DeviceComm, word unsafe.Pointer) *Transport {
 	t := &Transport{Comm: k, word: word}
 	between := k.Path() == cudampi.Peer // kernels carry most calls
-	t.caps = transport.Caps{Library: coll.Library{Kinds: coll.All &^ coll.SetOf(coll.SendRecv)}, Ordered: true, Hands: true,
+	t.caps = transport.Caps{Library: coll.Library{Kinds: kinds}, Ordered: true, Hands: true,
 		Now: !between, Blocks: k.Path() == cudampi.AwareMPI}
 	if !between {
 		t.caps.NoGraph = fmt.Errorf("collectives through %v cannot be captured", k.Path())

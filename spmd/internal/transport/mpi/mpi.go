@@ -18,7 +18,10 @@ type Transport struct {
 // New returns the transport of a communicator, which remains its caller's.
 func New(c *shm.Comm) *Transport { return &Transport{c: c} }
 
-var caps = transport.Caps{Library: coll.Library{Kinds: coll.All}, Host: true, Ordered: true}
+var kinds = coll.SetOf(coll.AllReduce, coll.Reduce, coll.Broadcast, coll.AllGather, coll.ReduceScatter, coll.AllToAll,
+	coll.Gather, coll.Scatter, coll.AllGatherV, coll.ReduceScatterV, coll.GatherV, coll.ScatterV, coll.AllToAllV, coll.Send, coll.Recv, coll.SendRecv, coll.Barrier)
+
+var caps = transport.Caps{Library: coll.Library{Kinds: kinds}, Host: true, Ordered: true}
 
 // Caps implements transport.Transport.
 func (t *Transport) Caps() *transport.Caps { return &caps }

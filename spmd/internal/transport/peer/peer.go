@@ -20,8 +20,11 @@ type Transport struct {
 // New returns the transport of ranks whose GPUs reach each other; p remains its caller's.
 func New(p *peer.Comm) *Transport { return &Transport{Comm: p} }
 
-// An AllToAllV is none of Kinds: what ranks send each other only two of them know.
-var caps = transport.Caps{Library: coll.Library{Kinds: coll.All &^ coll.SetOf(coll.AllToAllV, coll.Send, coll.Recv, coll.SendRecv)}}
+// An AllToAllV is none of them: what ranks send each other only two of them know.
+var kinds = coll.SetOf(coll.AllReduce, coll.Reduce, coll.Broadcast, coll.AllGather, coll.ReduceScatter, coll.AllToAll,
+	coll.Gather, coll.Scatter, coll.AllGatherV, coll.ReduceScatterV, coll.GatherV, coll.ScatterV, coll.Barrier)
+
+var caps = transport.Caps{Library: coll.Library{Kinds: kinds}}
 
 // atOnce are those that are one kernel where their parts are short: with equal parts, and of those with other parts the one
 // that is not made of messages in any case and has no arithmetic.

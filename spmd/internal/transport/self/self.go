@@ -13,7 +13,10 @@ import (
 // Transport is one rank alone.
 type Transport struct{}
 
-var caps = transport.Caps{Library: coll.Library{Kinds: coll.All}, Alone: true, Ordered: true}
+var kinds = coll.SetOf(coll.AllReduce, coll.Reduce, coll.Broadcast, coll.AllGather, coll.ReduceScatter, coll.AllToAll,
+	coll.Gather, coll.Scatter, coll.AllGatherV, coll.ReduceScatterV, coll.GatherV, coll.ScatterV, coll.AllToAllV, coll.Send, coll.Recv, coll.SendRecv, coll.Scan, coll.ExScan, coll.Barrier)
+
+var caps = transport.Caps{Library: coll.Library{Kinds: kinds}, Alone: true, Ordered: true}
 
 // Caps implements transport.Transport.
 func (Transport) Caps() *transport.Caps { return &caps }
