@@ -45,19 +45,23 @@ func TestFirstFree(t *testing.T) {
 	}
 }
 
-// TestPathsOfMPI: --collectives takes the names that the start line shows.
+// TestPathsOfMPI: each value of --collectives that names a way of MPI chooses one, of its own, and the others choose none. The
+// values are those that --help shows.
 func TestPathsOfMPI(t *testing.T) {
-	for _, p := range []cudampi.Path{cudampi.Staged, cudampi.AwareMPI, cudampi.Peer} {
-		c := Config{Collectives: p.String()}
-		if got, byMPI := c.mpiPath(); got != p || !byMPI || c.forJob().Complete() != nil {
-			t.Errorf("--collectives %v is %v, %v, %v", p, got, byMPI, c.forJob().Complete())
-		}
-	}
-	for name, want := range map[string]bool{"": false, "auto": false, "nccl": false, "mpi": true} {
+	ways := map[cudampi.Path]string{}
+	for _, name := range []string{"auto", "nccl", "mpi", "mpi-staged", "mpi-aware", "mpi-peer"} {
 		c := Config{Collectives: name}
-		if got, byMPI := c.mpiPath(); got != cudampi.Auto || byMPI != want {
-			t.Errorf("--collectives %q is %v, %v", name, got, byMPI)
+		if err := c.forJob().Complete(); err != nil {
+			t.Errorf("--collectives %s: %v", name, err)
 		}
+		p, byMPI := c.mpiPath()
+		if byMPI != strings.HasPrefix(name, "mpi") || strings.HasPrefix(name, "mpi-") != (p != cudampi.Auto) {
+			t.Errorf("--collectives %s chooses %v, and MPI is %v", name, p, byMPI)
+		}
+		if other := ways[p]; other != "" && p != cudampi.Auto {
+			t.Errorf("--collectives %s and %s both choose %v", name, other, p)
+		}
+		ways[p] = name
 	}
 }
 

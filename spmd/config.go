@@ -33,17 +33,12 @@ func (c *Config) timeout() time.Duration { return c.forJob().Limit() }
 // mpiPath is the way on which --collectives has GPU memory go through MPI, and whether
 // it asks for MPI at all.
 func (c *Config) mpiPath() (cudampi.Path, bool) {
-	switch c.Collectives {
-	case "mpi":
-		return cudampi.Auto, true
-	case "mpi-staged":
-		return cudampi.Staged, true
-	case "mpi-aware":
-		return cudampi.AwareMPI, true
-	case "mpi-peer":
-		return cudampi.Peer, true
+	for _, p := range []cudampi.Path{cudampi.Staged, cudampi.AwareMPI, cudampi.Peer} {
+		if c.Collectives == p.String() {
+			return p, true
+		}
 	}
-	return cudampi.Auto, false
+	return cudampi.Auto, c.Collectives == "mpi"
 }
 
 // MayDiffer says that ranks may be started with different values of these flags of fs, such as a folder on
