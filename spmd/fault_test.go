@@ -361,7 +361,7 @@ func killedInCollective(_ context.Context, w *spmd.World, victim bool) error {
 // killedAtExit has rank 1 keep the others in Close.
 func killedAtExit(_ context.Context, w *spmd.World, victim bool) error {
 	if victim {
-		when("spmd.(*World).compareLedgers(", die)
+		when("verify.AtEnd(", die)
 	}
 	if w.Rank() == 1 {
 		oversleep()
