@@ -4,28 +4,22 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
 	"slices"
 	"strings"
 	"testing"
 
-	"lockstep/cudampi"
-	"lockstep/internal/mpirun"
 	"lockstep/spmd/internal/control"
+	"lockstep/spmd/internal/transport/inproc"
 )
 
-func TestMain(m *testing.M) { os.Exit(mpirun.Main(m)) }
-
-// onRanks runs fn on 1, 2 and 3 ranks of MPI.
-func onRanks(t *testing.T, fn func(t *testing.T, c *cudampi.Comm)) {
+// onRanks runs fn on 1, 2 and 3 ranks, which are goroutines.
+func onRanks(t *testing.T, fn func(t *testing.T, c control.Comm)) {
 	t.Helper()
-	mpirun.Run(t, []int{1, 2, 3}, func(t *testing.T) {
-		c, err := cudampi.Start()
-		must(t, err)
-		mpirun.OnFail = func() { c.Abort(1) }
-		fn(t, c)
-		mpirun.AtEnd(cudampi.Stop) // of a job that went well only: it waits for all ranks
-	})
+	for n := 1; n <= 3; n++ {
+		t.Run(fmt.Sprintf("%d ranks", n), func(t *testing.T) {
+			must(t, inproc.Run(n, func(c *inproc.Comm) error { fn(t, c); return nil }))
+		})
+	}
 }
 
 func must(t *testing.T, err error) {
@@ -45,7 +39,7 @@ func perRank[T any](c control.Comm, f func(rank int) T) (all []T) {
 
 // What ranks agree on is what one process finds that knows what each of them brings.
 func TestAgreement(t *testing.T) {
-	onRanks(t, func(t *testing.T, c *cudampi.Comm) {
+	onRanks(t, func(t *testing.T, c control.Comm) {
 		for i, f := range []func(rank int) int64{
 			func(int) int64 { return -7 },
 			func(r int) int64 { return int64(r) * 1e12 },
@@ -95,7 +89,7 @@ func (c coded) FailureCode() int64 { return c.code }
 
 // Every rank learns of the same failure, the first rank's, with its code, and each that failed keeps its own.
 func TestFirst(t *testing.T) {
-	onRanks(t, func(t *testing.T, c *cudampi.Comm) {
+	onRanks(t, func(t *testing.T, c control.Comm) {
 		for failing := range 1 << c.Size() { // the set of ranks that fail
 			said := func(r int) string { return fmt.Sprintf("no %d%s", r, strings.Repeat(" at all", 50*r)) }
 			var mine error
@@ -167,7 +161,7 @@ func (g *guard) Strangers(on control.Call) error {
 }
 
 func TestChannel(t *testing.T) {
-	onRanks(t, func(t *testing.T, c *cudampi.Comm) {
+	onRanks(t, func(t *testing.T, c control.Comm) {
 		g := &guard{}
 		ch := control.NewChannel(c, g)
 		last := c.Size() - 1

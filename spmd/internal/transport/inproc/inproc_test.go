@@ -1,0 +1,206 @@
+package inproc_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"lockstep/internal/commtest"
+	"lockstep/internal/elem"
+	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/control"
+	"lockstep/spmd/internal/transport"
+	"lockstep/spmd/internal/transport/inproc"
+)
+
+var (
+	_ transport.Transport = (*inproc.Comm)(nil)
+	_ control.Comm        = (*inproc.Comm)(nil)
+)
+
+// comm has the calls of a communicator of package cudampi, made by the transport.
+type comm struct{ *inproc.Comm }
+
+func (c comm) Barrier() error { return c.Do(nil, coll.Call{Kind: coll.Barrier}) }
+func (c comm) Reduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, root int) error {
+	return c.Do(nil, coll.Call{Kind: coll.Reduce, Dst: dst, Src: src, N: n, Type: t, Op: op, Root: int32(root)})
+}
+func (c comm) ReduceScatter(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
+	return c.Do(nil, coll.Call{Kind: coll.ReduceScatter, Dst: dst, Src: src, N: n, Type: t, Op: op})
+}
+func (c comm) ReduceScatterV(dst, src unsafe.Pointer, counts []int, t elem.Type, op elem.Op) error {
+	return c.Do(nil, coll.Call{Kind: coll.ReduceScatterV, Dst: dst, Src: src, Counts: counts, Type: t, Op: op})
+}
+func (c comm) AllToAll(dst, src unsafe.Pointer, n int, t elem.Type) error {
+	return c.Do(nil, coll.Call{Kind: coll.AllToAll, Dst: dst, Src: src, N: n, Type: t})
+}
+func (c comm) AllToAllV(dst unsafe.Pointer, recvCounts []int, src unsafe.Pointer, sendCounts []int, t elem.Type) error {
+	return c.Do(nil, coll.Call{Kind: coll.AllToAllV, Dst: dst, Src: src, Counts: sendCounts, RecvCounts: recvCounts, Type: t})
+}
+func (c comm) Gather(dst, src unsafe.Pointer, n int, t elem.Type, root int) error {
+	return c.Do(nil, coll.Call{Kind: coll.Gather, Dst: dst, Src: src, N: n, Type: t, Root: int32(root)})
+}
+func (c comm) GatherV(dst, src unsafe.Pointer, counts []int, t elem.Type, root int) error {
+	return c.Do(nil, coll.Call{Kind: coll.GatherV, Dst: dst, Src: src, Counts: counts, Type: t, Root: int32(root)})
+}
+func (c comm) Scatter(dst, src unsafe.Pointer, n int, t elem.Type, root int) error {
+	return c.Do(nil, coll.Call{Kind: coll.Scatter, Dst: dst, Src: src, N: n, Type: t, Root: int32(root)})
+}
+func (c comm) ScatterV(dst, src unsafe.Pointer, counts []int, t elem.Type, root int) error {
+	return c.Do(nil, coll.Call{Kind: coll.ScatterV, Dst: dst, Src: src, Counts: counts, Type: t, Root: int32(root)})
+}
+func (c comm) Send(src unsafe.Pointer, n int, t elem.Type, to int) error {
+	return c.Do(nil, coll.Call{Kind: coll.Send, Src: src, N: n, Type: t, Root: int32(to)})
+}
+func (c comm) Recv(dst unsafe.Pointer, n int, t elem.Type, from int) error {
+	return c.Do(nil, coll.Call{Kind: coll.Recv, Dst: dst, N: n, Type: t, Root: int32(from)})
+}
+func (c comm) SendRecv(dst unsafe.Pointer, recvN, from int, src unsafe.Pointer, sendN, to int, t elem.Type) error {
+	return c.Do(nil, coll.Call{Kind: coll.SendRecv, Dst: dst, RecvN: recvN, From: int32(from), Src: src, N: sendN, Root: int32(to), Type: t})
+}
+
+// group is a group of messages, as cudampi.P2P.
+type group struct {
+	c     comm
+	calls []coll.Call
+}
+
+func (g *group) Send(_ comm, src unsafe.Pointer, n int, t elem.Type, to int) error {
+	g.calls = append(g.calls, coll.Call{Kind: coll.Send, Src: src, N: n, Type: t, Root: int32(to)})
+	return nil
+}
+func (g *group) Recv(_ comm, dst unsafe.Pointer, n int, t elem.Type, from int) error {
+	g.calls = append(g.calls, coll.Call{Kind: coll.Recv, Dst: dst, N: n, Type: t, Root: int32(from)})
+	return nil
+}
+
+func (g *group) Wait() error {
+	calls := g.calls
+	g.calls = g.calls[:0]
+	return g.c.Group(nil, calls, nil)
+}
+
+// TestCollectives runs all collectives of all types and operations, with the references of package commtest.
+func TestCollectives(t *testing.T) {
+	each(t, func(c *inproc.Comm) {
+		for _, n := range append(commtest.Lengths, 300) {
+			commtest.EveryReduction(t, comm{c}, n)
+			commtest.EveryMove(t, comm{c}, n)
+		}
+	})
+}
+
+// each runs fn on 1 to 4 ranks.
+func each(t *testing.T, fn func(c *inproc.Comm)) {
+	t.Helper()
+	for n := 1; n <= 4; n++ {
+		if err := inproc.Run(n, func(c *inproc.Comm) error { fn(c); return nil }); err != nil {
+			t.Errorf("%d ranks: %v", n, err)
+		}
+	}
+}
+
+// TestMessages sends round a ring, from everyone to everyone, and in order, in lengths that rooms of memory do not matter to.
+func TestMessages(t *testing.T) {
+	each(t, func(c *inproc.Comm) {
+		g := &group{c: comm{c}}
+		for _, n := range append(commtest.Lengths, 7, 5000) {
+			commtest.EveryMessage(t, comm{c}, g, n)
+		}
+	})
+}
+
+// TestMismatch: ranks that bring different calls learn it, all of them, and go on; so does who receives another length.
+func TestMismatch(t *testing.T) {
+	failed := inproc.Run(3, func(r *inproc.Comm) error {
+		c, x := comm{r}, []int64{int64(r.Rank()), 0}
+		p, odd := commtest.Ptr(x), r.Rank()/2 // 1 on the last rank
+		for _, err := range []error{
+			c.AllReduce(p, p, 1+odd, elem.Int64, elem.Sum),
+			c.AllReduce(p, p, 1, elem.Int64, elem.Op(odd)),
+			c.Broadcast(p, 1, elem.Int64, odd),
+		} {
+			if err == nil || !strings.Contains(err.Error(), " here, but rank ") {
+				return fmt.Errorf("no mismatch: %v", err)
+			}
+		}
+		if r.Rank() == 0 {
+			if err := c.Send(p, 2, elem.Int64, 1); err != nil {
+				return err
+			}
+		} else if r.Rank() == 1 {
+			if err := c.Recv(p, 1, elem.Int64, 0); err == nil || err.Error() != "message from rank 0 has 16 bytes, 8 (1 int64 elements) expected" {
+				return fmt.Errorf("another length: %v", err)
+			}
+		}
+		x[0] = int64(r.Rank())
+		if err := c.AllReduce(p, p, 1, elem.Int64, elem.Sum); err != nil || x[0] != 3 {
+			return fmt.Errorf("sum %d, %v", x[0], err)
+		}
+		return nil
+	})
+	if failed != nil {
+		t.Error(failed)
+	}
+}
+
+// TestFailureEndsAll: ranks that wait for one that fails, panics, or returns too early do not wait for ever.
+func TestFailureEndsAll(t *testing.T) {
+	mine := errors.New("of my own")
+	for name, end := range map[string]func() error{"fails": func() error { return mine }, "returns": func() error { return nil }} {
+		for wait, call := range map[string]func(c comm) error{
+			"barrier": comm.Barrier,
+			"message": func(c comm) error { x := [1]int8{}; return c.Recv(unsafe.Pointer(&x), 1, elem.Int8, 1) },
+		} {
+			var waited [3]error
+			err := inproc.Run(3, func(r *inproc.Comm) error {
+				if r.Rank() == 1 {
+					return end()
+				}
+				waited[r.Rank()] = call(comm{r})
+				return nil
+			})
+			if (name == "fails") != errors.Is(err, mine) {
+				t.Errorf("rank 1 %s: %v", name, err)
+			}
+			for _, r := range []int{0, 2} {
+				if waited[r] == nil || !strings.Contains(waited[r].Error(), "rank 1") {
+					t.Errorf("rank 1 %s, and rank %d in a %s has: %v", name, r, wait, waited[r])
+				}
+			}
+		}
+	}
+	defer func() {
+		if p := recover(); p != "mine" {
+			t.Errorf("recovered %v", p)
+		}
+	}()
+	_ = inproc.Run(2, func(r *inproc.Comm) error {
+		if r.Rank() == 0 {
+			panic("mine")
+		}
+		return comm{r}.Barrier()
+	})
+}
+
+// TestNoAllocation: calls of warm ranks allocate nothing.
+func TestNoAllocation(t *testing.T) {
+	failed := inproc.Run(1, func(r *inproc.Comm) error {
+		c := comm{r}
+		x, y := make([]float32, 64), make([]float32, 64)
+		px, py := commtest.Ptr(x), commtest.Ptr(y)
+		for name, call := range map[string]func() error{
+			"AllReduce": func() error { return c.AllReduce(py, px, 64, elem.Float32, elem.Sum) },
+			"AllGather": func() error { return c.AllGather(py, px, 64, elem.Float32) },
+			"SendRecv":  func() error { return c.SendRecv(py, 64, 0, px, 64, 0, elem.Float32) },
+		} {
+			if n := testing.AllocsPerRun(100, func() { commtest.Must(t, call()) }); n != 0 {
+				t.Errorf("%s allocates %v times", name, n)
+			}
+		}
+		return nil
+	})
+	commtest.Must(t, failed)
+}
