@@ -1,0 +1,216 @@
+package verify
+
+import (
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"lockstep/internal/ccall"
+	"lockstep/internal/elem"
+	"lockstep/spmd/internal/coll"
+)
+
+// calls is a double of a group.
+type calls []coll.Call
+
+func (g calls) Len() int                        { return len(g) }
+func (g calls) Call(i int) (*coll.Call, Memory) { return &g[i], 0 }
+
+// passes is a double of a stream on a GPU.
+type passes struct{ n atomic.Uint64 }
+
+func (p *passes) Passed() uint64 { return p.n.Load() }
+
+func send(to int32, n int) coll.Call {
+	return coll.Call{Kind: coll.Send, Type: elem.Int32, Root: to, N: n}
+}
+
+// Calls on a GPU are over when their stream has passed them, and reports name those that are not.
+func TestRecorderOnDevice(t *testing.T) {
+	r := NewRecorder("world", 0, 3)
+	r.OnDevice()
+	var stream passes
+	issue := func(seq uint64, c *coll.Call, g Group) {
+		var site ccall.Site
+		site.Here(0)
+		r.Issue(&stream, seq, c, g, 0, &site, false)
+	}
+	sum := coll.Call{Kind: coll.AllReduce, Type: elem.Float32, Op: elem.Sum, N: 8}
+	var group calls
+	for i := range 6 {
+		group = append(group, send(int32(1+i%2), i))
+	}
+	pair := &group
+	issue(1, &sum, nil)
+	issue(2, &coll.Call{Kind: coll.Group}, pair)
+	r.Forget(pair) // it is used again at once
+	for _, tc := range []struct {
+		passed uint64
+		over   uint64
+		first  string
+	}{
+		{0, 0, "AllReduce of 8 float32 (sum)"},
+		{1, 1, "Group of Send of 0 int32 to rank 1, Send of 1 int32 to rank 2, Send of 2 int32 to rank 1, Send of 3 int32 to rank 2 and 2 more"},
+		{2, 2, ""},
+	} {
+		stream.n.Store(tc.passed)
+		s := r.Snapshot()
+		what, place, ok := r.On(&stream)
+		if s.Entered != 2 || s.Over != tc.over || s.Calls != 1 || what != tc.first || ok != (tc.first != "") || r.Meets() != ok {
+			t.Errorf("after %d commands: %+v, first %q, in a call: %v", tc.passed, s, what, r.Meets())
+		}
+		if ok && !strings.HasPrefix(place, "from verify/recorder_test.go:") {
+			t.Errorf("%s: place %q", what, place)
+		}
+		if !strings.HasPrefix(s.Last, "Group of Send of 0 int32") || !s.Alone {
+			t.Errorf("the last call is %q, alone: %v", s.Last, s.Alone)
+		}
+	}
+	if _, _, ok := r.On(&passes{}); ok {
+		t.Error("another stream has calls")
+	}
+}
+
+// Who watches and who calls do not wait for each other, and a group that is used again is not read.
+func TestRecorderReadWhileWritten(t *testing.T) {
+	for _, device := range []bool{false, true} {
+		r := NewRecorder("world", 0, 2)
+		if device {
+			r.OnDevice()
+		}
+		var stream passes
+		var site ccall.Site
+		stop := make(chan struct{})
+		var reader sync.WaitGroup
+		reader.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if s := r.Snapshot(); s.Over > s.Entered {
+					t.Errorf("%d of %d calls are over", s.Over, s.Entered)
+				}
+				r.position()
+				r.On(&stream)
+			}
+		})
+		group := &calls{}
+		for i := range uint64(20000) {
+			*group = append((*group)[:0], send(1, int(i)), send(1, 1))
+			c := coll.Call{Kind: coll.Group}
+			if device {
+				r.Issue(&stream, i+1, &c, group, 0, &site, false)
+				stream.n.Store(i)
+			} else {
+				r.Begin(&c, group)
+				r.Leave()
+			}
+			r.Forget(group)
+		}
+		close(stop)
+		reader.Wait()
+	}
+}
+
+// job is some ranks, each with one communicator, and what rank 0 finds out of their heartbeats.
+type job struct {
+	ranks     []*Recorder
+	reporters []*Reporter
+	ended     []bool
+	analyzer  Analyzer
+}
+
+func newJob(size int) *job {
+	j := &job{ended: make([]bool, size)}
+	for rank := range size {
+		r := NewRecorder("world", rank, size)
+		r.Place = func() string { return "at app.go:7" }
+		j.ranks = append(j.ranks, r)
+		j.reporters = append(j.reporters, &Reporter{Recorders: func() []*Recorder { return []*Recorder{r} }, Ended: func() bool { return j.ended[rank] }})
+	}
+	return j
+}
+
+func (j *job) begin(rank int, c coll.Call) {
+	j.ranks[rank].Note(j.ranks[rank].Begin(&c, nil), &c, nil, 0, nil)
+}
+
+// hear sends two heartbeats of each rank, of which the second is of ranks that have not got on. It returns what ends the job.
+func (j *job) hear() (why string, hang bool) {
+	for range 2 {
+		for rank, r := range j.reporters {
+			if b := r.Heartbeat(); b != nil && why == "" {
+				why, hang = j.analyzer.Hear(rank, b)
+			}
+		}
+	}
+	return why, hang
+}
+
+// Ranks that wait in a circle, that wait for one whose program has returned, or that have called different things, are found.
+func TestAnalyzer(t *testing.T) {
+	recv := func(from int32) coll.Call { return coll.Call{Kind: coll.Recv, Type: elem.Int32, Root: from, N: 4} }
+	broadcast := func(root int32) coll.Call { return coll.Call{Kind: coll.Broadcast, Type: elem.Int32, Root: root, N: 4} }
+	for _, tc := range []struct {
+		name string
+		act  func(j *job)
+		want []string
+		hang bool
+	}{
+		{"in a circle", func(j *job) {
+			for rank := range 3 {
+				j.begin(rank, recv(int32((rank+1)%3)))
+			}
+		}, []string{"the ranks wait for each other: rank 0 is in Recv of 4 int32 from rank 1 at app.go:7 and waits for rank 1; rank 1 is in",
+			"rank 2 is in Recv of 4 int32 from rank 0 at app.go:7 and waits for rank 0"}, true},
+		{"in a row", func(j *job) {
+			j.begin(0, recv(1))
+			j.begin(1, recv(2))
+		}, nil, false},
+		{"of long messages", func(j *job) { // a short one may be over before it is received
+			j.begin(0, send(1, longMessage))
+			j.begin(1, send(0, longMessage))
+		}, []string{"rank 0 is in Send of 1048576 int32 to rank 1 at app.go:7 and waits for rank 1; rank 1 is in"}, true},
+		{"of short messages", func(j *job) {
+			j.begin(0, send(1, 1))
+			j.begin(1, send(0, 1))
+		}, nil, false},
+		{"a barrier beside a message", func(j *job) {
+			j.begin(0, recv(1))
+			j.begin(1, coll.Call{Kind: coll.Barrier})
+			j.begin(2, coll.Call{Kind: coll.Barrier})
+		}, []string{"rank 0 is in Recv of 4 int32 from rank 1", "rank 1 is in Barrier at app.go:7 and waits for rank 0"}, true},
+		{"left alone", func(j *job) {
+			j.begin(0, recv(1))
+			j.ended[1] = true
+		}, []string{"rank 1 has returned from the program; rank 0 is in Recv of 4 int32 from rank 1 at app.go:7, and waits for message 1 from it on \"world\": it has sent 0"}, false},
+		{"another root", func(j *job) {
+			for rank := range 3 {
+				j.begin(rank, broadcast(int32(rank/2)))
+				j.ranks[rank].Leave()
+			}
+		}, []string{ErrMismatch.Error(), "Broadcast of 4 int32, root 0", "Broadcast of 4 int32, root 1", `(call 1 on "world")`}, false},
+		{"in order", func(j *job) {
+			for rank := range 3 {
+				j.begin(rank, broadcast(1))
+				j.ranks[rank].Leave()
+				j.ended[rank] = true
+			}
+		}, nil, false},
+	} {
+		j := newJob(3)
+		tc.act(j)
+		why, hang := j.hear()
+		if (why != "") != (tc.want != nil) || why != "" && hang != tc.hang {
+			t.Errorf("%s: %q, a hang: %v", tc.name, why, hang)
+		}
+		for _, want := range tc.want {
+			if !strings.Contains(why, want) {
+				t.Errorf("%s: no %q in %q", tc.name, want, why)
+			}
+		}
+	}
+}
