@@ -139,7 +139,7 @@ func (r *Recorder) Forget(g Group) {
 func (r *Recorder) packed() Packed { return Packed{r.what.Load(), r.n.Load()} }
 
 // Meets says whether this rank is in a call that is not known to be over.
-func (r *Recorder) Meets() bool { return r.entered.Load() != r.over() }
+func (r *Recorder) Meets() bool { return r.entered.Load() > r.over() }
 
 // over is how many calls are known to be over.
 func (r *Recorder) over() uint64 {
@@ -207,7 +207,8 @@ type Snapshot struct {
 
 // Snapshot takes no lock that a call holds while it waits.
 func (r *Recorder) Snapshot() Snapshot {
-	s := Snapshot{Entered: r.entered.Load(), Over: r.over(), Calls: r.calls.Load()}
+	s := Snapshot{Entered: r.entered.Load()}
+	s.Over, s.Calls = min(r.over(), s.Entered), r.calls.Load() // a call may begin and end meanwhile
 	if s.Entered > 0 {
 		s.Last, s.Alone = r.last(), !r.packed().Everyone()
 	}
