@@ -1,7 +1,9 @@
 package spmd_test
 
 import (
+	"bytes"
 	"errors"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -153,6 +155,10 @@ func TestAtClose(t *testing.T) {
 		cancel()
 		if err := w.Close(); !errors.Is(err, fault) {
 			t.Errorf("Close: %v, want %v", err, fault)
+		}
+		stacks := make([]byte, 1<<20)
+		if stacks = stacks[:runtime.Stack(stacks, true)]; bytes.Contains(stacks, []byte("watch.(*Net).beat(")) {
+			t.Error("the watch goes on after a Close that fails")
 		}
 		if want := []int{3, 1}; !slices.Equal(order, want) {
 			t.Errorf("called %v, want %v", order, want)

@@ -337,18 +337,16 @@ func (w *World) Close() error {
 	w.mu.Unlock()
 	w.job.Enter("ending")
 	w.job.Leaving()
-	if err := w.takeDown(); err != nil {
-		return err
-	}
-	return w.job.EndWatch()
-}
-
-// takeDown is Close but for the watch.
-func (w *World) takeDown() error {
 	err := w.drain()
 	if err != nil && w.Size() > 1 {
 		return err
 	}
+	// The watch ends after any failure but that of a stream, too: the other ranks wait for this one to leave.
+	return errors.Join(err, w.takeDown(), w.job.EndWatch())
+}
+
+// takeDown is Close but for the streams' work and the watch.
+func (w *World) takeDown() (err error) {
 	for _, g := range slices.Clone(w.graphs) {
 		err = errors.Join(err, g.Close())
 	}
