@@ -82,7 +82,6 @@ var (
 		"apps/train/data.go", "apps/train/data_test.go", "apps/train/fp8.go", "apps/train/fp8_test.go", "apps/train/kernels.cu",
 		"apps/train/model.go", "apps/train/model_test.go", "apps/train/resume_test.go",
 		"cuda/cublas/fake_test.go", "cuda/fake_test.go", "cuda/gpu_test.go", "cuda/sys.h",
-		"internal/watch/hub.go", "internal/watch/net.go", "internal/watch/watch_test.go",
 		"launch/doctor/doctor_test.go", "nccl/gpu_test.go",
 		"spmd/attention/attention_test.go", "spmd/attention/mma.cu", "spmd/checkpoint/checkpoint_test.go",
 		"spmd/collective_test.go", "spmd/fault_test.go", "spmd/gpu_fault_test.go", "spmd/gpu_test.go",

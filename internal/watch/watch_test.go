@@ -3,21 +3,15 @@ package watch
 import (
 	"context"
 	"crypto/rand"
-	"encoding/json"
 	"fmt"
-	"io"
-	"net"
 	"os"
 	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // patience bounds every wait of a test, and is no measure of anything: a machine under load is slow.
@@ -443,106 +437,6 @@ func TestJoinFails(t *testing.T) {
 	})
 }
 
-func TestReport(t *testing.T) {
-	const size = 12
-	j := startJob(t, size)
-	for _, from := range []int{0, 1, 7} {
-		states := j.nets[from].Report(t.Context())
-		if len(states) != size {
-			t.Fatalf("%d states", len(states))
-		}
-		for rank, s := range states {
-			want := RankState{Hello: j.config(rank).Me, State: json.RawMessage(fmt.Sprintf(`{"seq":%d}`, rank))}
-			if fmt.Sprintf("%+v", s) != fmt.Sprintf("%+v", want) {
-				t.Errorf("from rank %d: %+v", from, s)
-			}
-		}
-	}
-	var wg sync.WaitGroup // and all at once
-	for _, n := range j.nets {
-		wg.Go(func() {
-			for rank, s := range n.Report(t.Context()) {
-				if string(s.State) != fmt.Sprintf(`{"seq":%d}`, rank) {
-					t.Errorf("%+v", s)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	j.noEnd()
-}
-
-// What State may do wrong hides that rank's state alone.
-func TestReportStates(t *testing.T) {
-	j := newJob(t, 7)
-	hang := make(chan struct{})
-	defer close(hang)
-	big := `"` + strings.Repeat("<&>", (MaxState-2)/3) + `"`
-	states := []func() []byte{
-		func() []byte { return []byte("{} ") },
-		func() []byte { <-hang; return nil },
-		func() []byte { panic("oh") },
-		func() []byte { return []byte(big) },
-		func() []byte { return []byte(`"` + strings.Repeat("x", MaxState) + `"`) },
-		func() []byte { return []byte("{") },
-		nil,
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	var wg sync.WaitGroup
-	for rank := range states {
-		c := j.config(rank)
-		c.State = states[rank]
-		wg.Go(func() {
-			n, err := Join(ctx, c)
-			if err != nil {
-				t.Error(err)
-			}
-			j.nets[rank] = n
-		})
-	}
-	wg.Wait()
-	if t.Failed() {
-		return
-	}
-	for range 2 {
-		got := j.nets[4].Report(ctx)
-		for rank, want := range []struct{ state, note, proc string }{
-			{state: "{}"}, {note: "no state within", proc: "("}, {note: "panic: oh"}, {state: big}, {note: "over the limit"}, {note: "not JSON"}, {},
-		} {
-			s := got[rank]
-			if string(s.State) != want.state || !strings.Contains(s.Note, want.note) || (want.note == "") != (s.Note == "") ||
-				!strings.Contains(s.ProcState, want.proc) || s.Silent || s.Died {
-				t.Errorf("rank %d: %d bytes, %+v", rank, len(s.State), RankState{Note: s.Note, ProcState: s.ProcState, Silent: s.Silent})
-			}
-		}
-	}
-	j.noEnd()
-}
-
-func TestReportWithoutHub(t *testing.T) {
-	j := newJob(t, 4)
-	j.join(0, 1, 2)
-	if s := j.nets[2].Report(t.Context())[3]; s.Rank != 3 || !strings.Contains(s.Note, "not joined") {
-		t.Errorf("%+v", s)
-	}
-	for rank := range 2 {
-		j.nets[rank].Done()
-	}
-	for rank := range 2 {
-		j.nets[rank].Close()
-	}
-	eventually(t, "rank 2 sees the hubs go", func() bool { return len(j.nets[2].up()) == 0 })
-	states := j.nets[2].Report(t.Context())
-	if len(states) != 4 || string(states[2].State) != `{"seq":2}` || states[2].PID == 0 || states[1].Rank != 1 || states[1].Note == "" {
-		t.Errorf("%+v", states)
-	}
-	j.nets[2].Fail(Cause{Kind: KindError, Text: "alone"})
-	if c := j.end(2); c.Text != "alone" {
-		t.Errorf("%+v", c)
-	}
-}
-
 // Close ends what waits, and works from OnEnd.
 func TestCloseInOnEnd(t *testing.T) {
 	j := newJob(t, 3)
@@ -565,89 +459,5 @@ func TestCloseInOnEnd(t *testing.T) {
 	nt.Done()
 	if s := nt.Report(t.Context()); len(s) != 3 {
 		t.Errorf("%+v", s)
-	}
-}
-
-func TestListen(t *testing.T) {
-	l, err := Listen(true)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	if a := l.Addrs(); len(a) != 1 || !strings.HasPrefix(a[0], "127.0.0.1:") {
-		t.Errorf("%q", a)
-	}
-	ips, err := addresses()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(ips) == 0 {
-		t.Skip("no network interface but the loopback")
-	}
-	j := newJob(t, 3)
-	for i := range 2 {
-		j.lns[i].Close()
-		if j.lns[i], err = Listen(false); err != nil {
-			t.Fatal(err)
-		}
-		// An address of which another machine, or nobody, is on the other end must not keep a rank from the next.
-		j.base.Hubs[i] = append([]string{"127.0.0.1:1", j.base.Hubs[0][0]}, j.lns[i].Addrs()...)
-	}
-	for _, a := range j.lns[0].Addrs() {
-		host, _, err := net.SplitHostPort(a)
-		if err != nil || net.ParseIP(host).IsLoopback() || net.ParseIP(host).IsUnspecified() {
-			t.Errorf("%q", a)
-		}
-	}
-	j.join(0, 1, 2)
-	j.nets[2].Fail(Cause{Kind: KindError})
-	j.end(0)
-}
-
-// A host that cannot be reached is told from a rank that died, with all ranks on it.
-func TestCut(t *testing.T) {
-	now := time.Now()
-	on := func(rank int, host string, heard time.Time, left bool) *member {
-		return &member{Hello: Hello{Rank: rank, Host: host, PID: 100 + rank}, heard: heard, left: left}
-	}
-	long := now.Add(-time.Minute)
-	h := &hub{cfg: &Config{Me: Hello{Rank: 0, Host: "a"}}, members: []*member{
-		on(0, "a", now, false), on(1, "a", long, true), on(2, "b", long, false), on(3, "b", long, false), nil,
-	}}
-	for _, tc := range []struct {
-		err  error
-		kind string
-		text string
-	}{
-		{&net.OpError{Op: "read", Err: os.NewSyscallError("read", syscall.ETIMEDOUT)}, KindCut, "ranks 2-3 on b cannot be reached from rank 0 on a: no acknowledgement for 30s"},
-		{os.NewSyscallError("write", syscall.EHOSTUNREACH), KindCut, "ranks 2-3 on b cannot be reached from rank 0 on a"},
-		{io.EOF, KindDied, "the process ended without a word"},
-		{syscall.ECONNRESET, KindDied, "the process ended without a word"},
-		{badMessage("x"), KindError, "bad message"},
-	} {
-		c := h.causeOf(h.members[3], tc.err)
-		if c.Hello != h.members[3].Hello || c.Kind != tc.kind || !strings.HasPrefix(c.Text, tc.text) {
-			t.Errorf("%v: %+v", tc.err, c)
-		}
-	}
-}
-
-// Cut links end by the kernel's clock.
-func TestSocketOptions(t *testing.T) {
-	j := startJob(t, 2)
-	for _, conn := range []net.Conn{j.nets[1].links[0].line.conn, j.nets[0].hub.members[1].line.conn} {
-		raw, err := conn.(*net.TCPConn).SyscallConn()
-		if err != nil {
-			t.Fatal(err)
-		}
-		raw.Control(func(fd uintptr) {
-			ms, err := unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT)
-			if err != nil || ms != 30000 {
-				t.Errorf("TCP_USER_TIMEOUT %d, %v", ms, err)
-			}
-			if on, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_KEEPALIVE); err != nil || on != 1 {
-				t.Errorf("SO_KEEPALIVE %d, %v", on, err)
-			}
-		})
 	}
 }
