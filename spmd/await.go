@@ -52,7 +52,7 @@ func (b Buffer[T]) awaited(s *Stream) (awaiter, error) {
 		return a, err
 	}
 	// MPI may keep in the memory of a result what is not the result yet.
-	if s.dev != nil && s.w.Comm.st.dev == nil && b.n > 0 && b.blk.Pool == s.w.pinned && sizeOf[T]() >= 4 {
+	if s.dev != nil && !s.w.Comm.st.handed() && b.n > 0 && b.blk.Pool == s.w.pinned && sizeOf[T]() >= 4 {
 		a.words = unsafe.Slice((*uint32)(b.addr()), b.Bytes()/4)
 	}
 	return a, nil

@@ -307,13 +307,21 @@ func Fill[T Stored](s *Stream, dst Buffer[T], v T) error {
 // fill uses all cores: the first touch of fresh memory is slow, since the system
 // clears it.
 func fill[T Stored](h []T, v T) {
-	host.Parallel(len(h), grain, func(lo, hi int) {
-		part := h[lo:hi]
-		part[0] = v
-		for done := 1; done < len(part); {
-			done += copy(part[done:], part[:min(done, 1<<12)]) // from the cache
-		}
-	})
+	if len(h) <= grain {
+		fillPart(h, v)
+		return
+	}
+	host.Parallel(len(h), grain, func(lo, hi int) { fillPart(h[lo:hi], v) })
+}
+
+func fillPart[T Stored](part []T, v T) {
+	if len(part) == 0 {
+		return
+	}
+	part[0] = v
+	for done := 1; done < len(part); {
+		done += copy(part[done:], part[:min(done, 1<<12)]) // from the cache
+	}
 }
 
 // fillAs fills n elements of a type known at run time with the low bits of v: a

@@ -598,6 +598,7 @@ func TestNoAllocation(t *testing.T) {
 			{"ScatterV", func(c spmd.Comm) error { return spmd.ScatterV(c, one, all, counts, 0) }},
 			{"AllToAllV", func(c spmd.Comm) error { return spmd.AllToAllV(c, all2, all, counts, counts) }},
 			{"SendRecv", func(c spmd.Comm) error { return spmd.SendRecv(c, all.Slice(0, 3), peer, one, peer) }},
+			{"Scan", func(c spmd.Comm) error { return spmd.Scan(c, one, one, spmd.Max) }},
 			{"Barrier", spmd.Barrier},
 			{"Group", func(c spmd.Comm) error {
 				return c.Group(func() error {

@@ -343,9 +343,9 @@ func (c *call) make(q transport.Queue, work unsafe.Pointer) error {
 }
 
 // local does a step that concerns this rank alone, on the host or on a stream of the GPU.
-func (w *World) local(q transport.Queue, s *coll.Call) error {
+func (w *World) local(q transport.Queue, s coll.Call) error {
 	if q != nil {
-		return w.gpu.local(q.Stream(), s)
+		return w.gpu.local(q.Stream(), &s)
 	}
 	if s.Kind == coll.Fill {
 		fillAs(s.Type, s.Dst, s.N, coll.Identity(s.Op, s.Type))

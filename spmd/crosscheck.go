@@ -101,7 +101,7 @@ func (m poolMemory) Alloc(bytes int) (unsafe.Pointer, func(), error) {
 	return b.Ptr, func() { b.Pool.Release(&b.Block, nil) }, nil
 }
 
-func (m poolMemory) Local(q transport.Queue, s *coll.Call) error { return m.w.local(q, s) }
+func (m poolMemory) Local(q transport.Queue, s coll.Call) error { return m.w.local(q, s) }
 
 func (m poolMemory) Fetch(dst, src unsafe.Pointer, bytes int) error {
 	return m.w.stage.toHost(dst, src, bytes)

@@ -365,8 +365,8 @@ func (w *World) startGPU(node *shm.Comm) error {
 	defer w.startup.Begin("nccl")()
 	if w.nodes == 1 {
 		n := w.NodeComm.st
-		n.nccl, n.device, n.peers, n.atOnce = world.nccl, world.device, world.peers, world.atOnce
-	} else if err := w.openNCCL(w.NodeComm.st, world.nccl.Comm, w.node, node.Rank()); err != nil {
+		n.shareDevice(&world.router)
+	} else if err := w.openNCCL(w.NodeComm.st, world, w.node, node.Rank()); err != nil {
 		return err
 	}
 	if nccl.Version() >= 21900 { // from which it allocates and registers memory

@@ -61,7 +61,7 @@ func lastOf(q *gpuQueue, c *command) lastIssue {
 // none, and one with the same ranks as the world has the world's.
 //
 // Collective over parent, or over st where that is nil. color < 0 makes none.
-func (w *World) openNCCL(st *commState, parent *nccl.Comm, color, key int) error {
+func (w *World) openNCCL(st *commState, parent *commState, color, key int) error {
 	ctx, cancel := context.WithTimeout(context.Background(), exec.Patience)
 	defer cancel()
 	var err error
@@ -70,7 +70,7 @@ func (w *World) openNCCL(st *commState, parent *nccl.Comm, color, key int) error
 			color = -1 // it has nobody to talk to
 		}
 		var c *nccl.Comm
-		if c, err = parent.Split(ctx, color, key, nccl.Config{}); err != nil {
+		if c, err = parent.nccl.Comm.Split(ctx, color, key, nccl.Config{}); err != nil {
 			return err
 		}
 		if c != nil {
@@ -168,7 +168,7 @@ func (w *World) splitNCCL(st, parent *commState, color, key int) error {
 	if err := w.quiet(); err != nil { // NCCL allocates
 		return err
 	}
-	if err := w.openNCCL(st, parent.nccl.Comm, color, key); err != nil || w.symmetric == nil || !st.ownsNCCL {
+	if err := w.openNCCL(st, parent, color, key); err != nil || w.symmetric == nil || !st.ownsNCCL {
 		return err
 	}
 	return w.symmetric.enter(st)

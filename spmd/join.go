@@ -189,10 +189,7 @@ func (w *World) logStart() {
 	if w.gpu != nil {
 		line = w.gpu.describe(line, w.Size())
 	}
-	if most := w.Comm.st.atOnce; most > 0 {
-		line = line.Str("small_collectives", fmt.Sprintf("kernels between peers, messages of up to %d bytes", most)).
-			Str("small_messages", fmt.Sprintf("kernels between peers, up to %d bytes", w.Comm.st.peers.Comm.MessageMost()))
-	}
+	w.Comm.st.describe(line)
 	if w.nodes > 1 {
 		line = w.describeNodes(line)
 	}

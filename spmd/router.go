@@ -1,6 +1,10 @@
 package spmd
 
 import (
+	"fmt"
+
+	"github.com/rs/zerolog"
+
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/transport"
@@ -217,6 +221,30 @@ func (st *commState) onGPU() {
 	st.recorder.OnDevice()
 	st.useDevice()
 }
+
+// shareDevice has a communicator of the same ranks as o use what carries device memory there.
+func (r *router) shareDevice(o *router) {
+	r.nccl, r.device, r.peers, r.atOnce = o.nccl, o.device, o.peers, o.atOnce
+}
+
+// name is that of the transport which carries most calls.
+func (r *router) name() string {
+	if r.device == nil {
+		return r.host.Name()
+	}
+	return r.device.Name()
+}
+
+// describe adds to the start line what carries short calls.
+func (r *router) describe(line *zerolog.Event) {
+	if r.atOnce > 0 {
+		line.Str("small_collectives", fmt.Sprintf("kernels between peers, messages of up to %d bytes", r.atOnce)).
+			Str("small_messages", fmt.Sprintf("kernels between peers, up to %d bytes", r.peers.Comm.MessageMost()))
+	}
+}
+
+// handed reports whether the host makes calls on device memory, which then may hold for a while what is not the result.
+func (r *router) handed() bool { return r.device != nil && r.device.Caps().Hands }
 
 // noGraph is why a graph cannot hold calls of the communicator; nil where it can.
 func (r *router) noGraph() error {

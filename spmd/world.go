@@ -149,16 +149,7 @@ func (w *World) Device() string {
 // they return, "mpi-staged" through host memory; "none" for one rank with a GPU, which has
 // nobody to talk to.
 func (w *World) Collectives() string {
-	switch {
-	case w.gpu == nil:
-		return "mpi-host"
-	case w.Size() == 1:
-		return "none"
-	case w.courier != nil:
-		return w.Comm.st.dev.Path().String()
-	default:
-		return "nccl"
-	}
+	return w.Comm.st.name()
 }
 
 // OnHost says whether the device is the host. Applications need it to choose

@@ -13,6 +13,8 @@ import (
 // Transport carries calls of one communicator. Every rank gives it the same collectives in the same order. It is used by one
 // goroutine at a time.
 type Transport interface {
+	// Name is what users and logs call it.
+	Name() string
 	// Caps returns what the transport can do. It is the same at all times, and on all ranks.
 	Caps() *Caps
 	// Do makes a call that Caps.Kinds has. One that is enqueued on q runs after what q holds, and Do returns at once.

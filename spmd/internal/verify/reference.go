@@ -35,7 +35,7 @@ type DeviceMemory interface {
 	// Alloc returns memory, and what gives it back when nothing uses it any more.
 	Alloc(bytes int) (p unsafe.Pointer, free func(), err error)
 	// Local enqueues a step of a call that concerns this rank alone.
-	Local(q transport.Queue, s *coll.Call) error
+	Local(q transport.Queue, s coll.Call) error
 	// Fetch copies memory of the GPU to the host, and waits for that.
 	Fetch(dst, src unsafe.Pointer, bytes int) error
 }

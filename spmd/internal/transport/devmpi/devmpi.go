@@ -38,6 +38,9 @@ func New(k *cudampi.DeviceComm, word unsafe.Pointer) *Transport {
 // Path is the way that the memory takes.
 func (t *Transport) Path() cudampi.Path { return t.Comm.Path() }
 
+// Name implements transport.Transport.
+func (t *Transport) Name() string { return t.Comm.Path().String() }
+
 // Caps implements transport.Transport.
 func (t *Transport) Caps() *transport.Caps { return &t.caps }
 

@@ -131,6 +131,9 @@ var (
 	caps = transport.Caps{Library: coll.Library{Kinds: kinds}, Host: true, Ordered: true}
 )
 
+// Name implements transport.Transport.
+func (r *Comm) Name() string { return "inproc" }
+
 // Caps implements transport.Transport.
 func (r *Comm) Caps() *transport.Caps { return &caps }
 

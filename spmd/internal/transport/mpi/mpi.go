@@ -23,6 +23,9 @@ var kinds = coll.SetOf(coll.AllReduce, coll.Reduce, coll.Broadcast, coll.AllGath
 
 var caps = transport.Caps{Library: coll.Library{Kinds: kinds}, Host: true, Ordered: true}
 
+// Name implements transport.Transport.
+func (t *Transport) Name() string { return "mpi-host" }
+
 // Caps implements transport.Transport.
 func (t *Transport) Caps() *transport.Caps { return &caps }
 

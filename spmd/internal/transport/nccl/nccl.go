@@ -34,6 +34,9 @@ var caps = transport.Caps{
 	Merges: true, Ordered: true,
 }
 
+// Name implements transport.Transport.
+func (t *Transport) Name() string { return "nccl" }
+
 // Caps implements transport.Transport.
 func (t *Transport) Caps() *transport.Caps { return &caps }
 

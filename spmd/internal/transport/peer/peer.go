@@ -49,6 +49,9 @@ func (t *Transport) Short(m *coll.Call) bool { return m.N*m.Type.Size() <= t.Com
 // Most is the most bytes of a part of a call that is one kernel.
 func (t *Transport) Most() int { return t.Comm.AtOnce() }
 
+// Name implements transport.Transport.
+func (t *Transport) Name() string { return "peers" }
+
 // Caps implements transport.Transport.
 func (t *Transport) Caps() *transport.Caps { return &caps }
 

@@ -18,6 +18,9 @@ var kinds = coll.SetOf(coll.AllReduce, coll.Reduce, coll.Broadcast, coll.AllGath
 
 var caps = transport.Caps{Library: coll.Library{Kinds: kinds}, Alone: true, Ordered: true}
 
+// Name implements transport.Transport: there is nobody to talk to.
+func (Transport) Name() string { return "none" }
+
 // Caps implements transport.Transport.
 func (Transport) Caps() *transport.Caps { return &caps }
 

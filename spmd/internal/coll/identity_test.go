@@ -1,0 +1,70 @@
+package coll
+
+import (
+	"math"
+	"math/big"
+	"testing"
+
+	"lockstep/internal/elem"
+)
+
+// Every value of a type is what it was after an operation with the identity: of integers in math/big's arithmetic modulo
+// their size, of floats in float64.
+func TestIdentity(t *testing.T) {
+	for ty := elem.Type(0); ty < elem.Types; ty++ {
+		bits := 8 * ty.Size()
+		mask := ^uint64(0) >> (64 - bits)
+		for op := elem.Sum; op <= elem.Max; op++ {
+			id := Identity(op, ty)
+			if id&^mask != 0 {
+				t.Errorf("%v of %v: %#x has more than %d bits", op, ty, id, bits)
+			}
+			for _, x := range []uint64{0, 1, 2, 3, mask, mask - 1, mask >> 1, mask>>1 + 1, mask >> 2, 0x3c01, 0xbf81, 0x42280000 & mask, 0xc2280000 & mask} {
+				x &= mask
+				if got := apply(op, ty, x, id); got != x && !math.IsNaN(value(ty, x)) {
+					t.Errorf("%v of %v: of %#x and %#x it is %#x", op, ty, x, id, got)
+				}
+			}
+		}
+	}
+}
+
+// value is the number that has some bits, in float64, which is exact but for integers of 64 bits.
+func value(ty elem.Type, x uint64) float64 {
+	switch ty {
+	case elem.Float16:
+		return float64(elem.F16(x).Float32())
+	case elem.BFloat16:
+		return float64(elem.BF16(x).Float32())
+	case elem.Float32:
+		return float64(math.Float32frombits(uint32(x)))
+	case elem.Float64:
+		return math.Float64frombits(x)
+	case elem.Int8, elem.Int32, elem.Int64:
+		shift := 64 - 8*ty.Size()
+		return float64(int64(x<<shift) >> shift)
+	}
+	return float64(x)
+}
+
+func apply(op elem.Op, ty elem.Type, x, y uint64) uint64 {
+	a, b := value(ty, x), value(ty, y)
+	floating := ty >= elem.Float16
+	switch {
+	case op == elem.Min && b < a, op == elem.Max && b > a:
+		return y
+	case op == elem.Min, op == elem.Max:
+		return x
+	case floating && (op == elem.Sum && math.Float64bits(a+b) == math.Float64bits(a) || op == elem.Prod && math.Float64bits(a*b) == math.Float64bits(a)):
+		return x
+	case floating:
+		return ^x
+	}
+	sum, mask := new(big.Int).SetUint64(x), new(big.Int).SetUint64(^uint64(0)>>(64-8*ty.Size()))
+	if op == elem.Sum {
+		sum.Add(sum, new(big.Int).SetUint64(y))
+	} else {
+		sum.Mul(sum, new(big.Int).SetUint64(y))
+	}
+	return sum.And(sum, mask).Uint64()
+}
