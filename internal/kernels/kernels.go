@@ -4,6 +4,7 @@
 package kernels
 
 import (
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -17,6 +18,7 @@ type Source struct {
 	Flags        []string // of NVRTC, definitions among them
 	ArchSpecific bool     // for one architecture with what only it has
 	Names        []string // extern "C" functions, and name expressions such as "scale<float>"
+	declared     []string // packages that did
 }
 
 // Key is the same for sources that differ in their kernels only: these are one program.
@@ -48,11 +50,12 @@ var (
 	list []Source
 )
 
-// Add notes the kernels of a source. Without text there is nothing to compile.
+// Add notes the kernels of a source, as declared by the caller of its caller. Without text there is nothing to compile.
 func Add(s Source) {
 	if s.Text == "" {
 		return
 	}
+	by := Package(2)
 	mu.Lock()
 	defer mu.Unlock()
 	for i := range list {
@@ -62,11 +65,30 @@ func Add(s Source) {
 					list[i].Names = append(list[i].Names, name)
 				}
 			}
+			if !slices.Contains(list[i].declared, by) {
+				list[i].declared = append(list[i].declared, by)
+			}
 			return
 		}
 	}
-	s.Names = slices.Clone(s.Names)
+	s.Names, s.declared = slices.Clone(s.Names), []string{by}
 	list = append(list, s)
+}
+
+// Package returns the import path of the package that the caller's caller is in, skip 1, or one further away. A package of
+// tests, such as spmd_test, counts as the one that it tests.
+func Package(skip int) string {
+	var pc [1]uintptr
+	runtime.Callers(skip+2, pc[:])
+	frame, _ := runtime.CallersFrames(pc[:]).Next()
+	folder := strings.LastIndex(frame.Function, "/") + 1
+	name, _, _ := strings.Cut(frame.Function[folder:], ".")
+	return frame.Function[:folder] + strings.TrimSuffix(name, "_test")
+}
+
+// DeclaredBy returns those of All of which a package has declared a kernel.
+func DeclaredBy(pkg string) []Source {
+	return slices.DeleteFunc(All(), func(s Source) bool { return !slices.Contains(s.declared, pkg) })
 }
 
 // All returns the sources in the order of their first kernel.
@@ -75,7 +97,7 @@ func All() []Source {
 	defer mu.Unlock()
 	all := slices.Clone(list)
 	for i := range all {
-		all[i].Names = slices.Clone(all[i].Names) // Add may go on
+		all[i].Names, all[i].declared = slices.Clone(all[i].Names), slices.Clone(all[i].declared) // Add may go on
 	}
 	return all
 }

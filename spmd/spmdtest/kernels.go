@@ -9,14 +9,14 @@ import (
 	"lockstep/internal/kernels"
 )
 
-// CompileKernels compiles all CUDA sources that the test binary declares in package
-// variables, for sm_80 and sm_90, with the real compiler: NVRTC needs no GPU. It
+// CompileKernels compiles the CUDA sources of which the package under test declares kernels in
+// package variables, for sm_80 and sm_90, with the real compiler: NVRTC needs no GPU. It
 // skips the test with the reason where there is no NVRTC.
 func CompileKernels(t *testing.T) {
 	if err := nvrtc.Load(); err != nil {
 		t.Skip(err)
 	}
-	sources := kernels.All()
+	sources := kernels.DeclaredBy(kernels.Package(1))
 	if len(sources) == 0 {
 		t.Fatal("no kernel is declared with a CUDA source")
 	}
