@@ -9,8 +9,8 @@ import (
 	"lockstep/internal/elem"
 )
 
-// What follows is for packages that carry the calls of a Comm by other means than MPI, too: their checks and errors are those
-// of this package.
+// What follows is also for packages that carry the calls of a Comm by other means than MPI. So their checks and errors are the
+// same.
 
 // Usable refuses a call on a freed Comm, or after Stop.
 func (c *Comm) Usable(op string) error {

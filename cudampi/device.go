@@ -27,14 +27,14 @@ const (
 func (p Path) String() string { return [...]string{"auto", "mpi-staged", "mpi-aware", "mpi-peer"}[p] }
 
 // Carrier carries the calls of a DeviceComm between ranks of one node, in place of MPI on the host. Package
-// lockstep/internal/peer has one. Its methods are called by one goroutine at a time, on all ranks in the same order.
+// lockstep/internal/peer has one. One goroutine at a time calls its methods, in the same order on all ranks.
 type Carrier interface {
 	// Use tells it the path that has been chosen, before all calls. What it returns is added to Reason. Collective.
 	Use(p Path) (why string)
 	// Agree compares the calls of all ranks, and sets what only all of them know.
 	Agree(x *transfer.Transfer) error
-	// Collective does x, with copies from the device in one stream and to it in another, which may be the same; it may be in
-	// both that its memory is used. agreed says that Agree has been called.
+	// Collective does x. Copies from the device go to the stream in, and copies to it to out, which may be the same stream. The
+	// memory of x may be used in both. agreed says that Agree has been called.
 	Collective(x *transfer.Transfer, in, out *cuda.Stream, agreed bool) error
 	// Exchange does messages as DeviceComm.Exchange does, if it carries messages: CarriesMessages says so.
 	Exchange(messages []Message, in, out *cuda.Stream) error

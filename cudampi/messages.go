@@ -8,9 +8,9 @@ import (
 	"lockstep/cuda"
 )
 
-// messenger sends and receives device memory through MPI on the host, where ranks are on several nodes: in chunks, through
-// two pinned buffers for each channel, that is for each peer and direction. The device copies a chunk while MPI moves the one before. All channels go on independently, so
-// messages cannot hold each other up.
+// messenger sends and receives device memory through MPI on the host, where no Carrier carries messages. A message goes in
+// chunks through two pinned buffers of its channel, that is of its peer and direction. The device copies a chunk while MPI moves
+// the one before. All channels go on independently: no message holds up another.
 type messenger struct {
 	c        *Comm
 	dev      *cuda.Device
@@ -19,7 +19,7 @@ type messenger struct {
 	used     int
 }
 
-// messageHead is before every chunk: the bytes of the whole message, and room to keep what follows aligned.
+// messageHead stands before every chunk. It holds the bytes of the whole message, and keeps what follows aligned.
 const messageHead = 16
 
 // channel is the messages in one direction between this rank and a peer, in their order.

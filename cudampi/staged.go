@@ -8,8 +8,8 @@ import (
 	"lockstep/internal/transfer"
 )
 
-// relay is the collectives through pinned memory of this rank alone and MPI's own collectives on it: what is left where
-// the ranks do not share memory. Two slots take turns: the device copies step k+1 in and step k-1 out while MPI has step k.
+// relay does collectives through pinned memory of this rank, on which MPI does its own: the way that is left where the ranks do
+// not share memory. Two slots take turns. The device copies step k+1 in and step k-1 out while MPI has step k.
 type relay struct {
 	c      *Comm
 	dev    *cuda.Device
@@ -20,7 +20,7 @@ type relay struct {
 	counts [2][]int
 }
 
-// openRelay allocates. Collective only in that all ranks need one.
+// openRelay allocates the memory. All ranks need one.
 func openRelay(c *Comm, d *cuda.Device) (*relay, error) {
 	y := &relay{c: c, dev: d, chunk: transfer.Sizes.Relay}
 	var err error
@@ -56,7 +56,8 @@ func (y *relay) close() error {
 func (y *relay) from(k int) unsafe.Pointer { return unsafe.Add(y.mem, k%2*y.chunk) }
 func (y *relay) to(k int) unsafe.Pointer   { return unsafe.Add(y.mem, (2+k%2)*y.chunk) }
 
-// carryOut does a transfer as that of segment does.
+// carryOut does a transfer: in is for copies from the device, out for copies to it. On return the last of these may still be
+// under way.
 func (y *relay) carryOut(x *transfer.Transfer, in, out *cuda.Stream, agreed bool) error {
 	if !agreed {
 		if err := y.c.agree(x); err != nil {

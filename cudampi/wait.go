@@ -16,8 +16,8 @@ func (c *Comm) Pause(looks int) error {
 	return c.Check("MPI_Iprobe", sysPump(c))
 }
 
-// WaitEvent blocks until the device has passed the last record of e, and lets MPI progress meanwhile: another rank may be
-// waiting for a message of this one, and the device for that rank. It is for the thread that may enter MPI.
+// WaitEvent blocks until the device has passed the last record of e. Meanwhile it lets MPI progress: another rank may wait for a
+// message of this one, and the device for that rank. Only the thread that may enter MPI calls it.
 // Source: cuda.h, cuEventQuery; mpi.h, MPI_Iprobe.
 func (c *Comm) WaitEvent(e *cuda.Event) error { return c.wait(e.Query) }
 

@@ -1,5 +1,6 @@
-// Package peer has the kernels between GPUs of a node that reach each other's memory, or the same memory of the host, and what
-// opens that memory to them. A Comm does collectives and messages without MPI; OnDevice makes a cudampi.DeviceComm that uses it.
+// Package peer has the kernels by which the GPUs of a node exchange data, and opens to them the memory that they exchange it
+// in: that of the other GPUs, where they reach it, else that of the host. A Comm does collectives and messages between GPUs that
+// reach each other, without MPI. OnDevice makes a cudampi.DeviceComm that does without MPI on one node.
 package peer
 
 import (
@@ -26,19 +27,19 @@ var peersAtOnce = smallBlocks * smallBlock
 // peerRoom is the default of Open; tests lower it.
 var peerRoom = 16 << 20
 
-// Comm is ranks on one node whose devices reach each other's memory: collectives by copies and kernels
-// that the host only enqueues. Calls follow each other in the order of their streams, the same on every rank, and nothing
-// of one begins before the one before is over. They may be captured in a graph, where the caller sees to that: what orders
-// the ranks is counted on the devices. Ranks that bring other lengths than the others wait for ever, as with NCCL.
+// Comm is ranks on one node whose devices reach each other's memory. Its calls are copies and kernels, which the host only
+// enqueues. All ranks make the same calls in the same order. A call begins when the one before is over, also on another
+// stream. In a graph the caller sees to that. Calls can be captured, since the devices themselves count what orders the ranks.
+// Ranks that bring different lengths wait for ever, as with NCCL.
 //
-// A collective whose messages from one rank to another have up to AtOnce bytes is one kernel, in which each rank writes to
-// all others once: up to 16 KiB about 3 us. Where its parts are of different lengths, it is messages, which are one kernel,
-// too. A larger all-reduce takes 4 n bytes of each device's memory and 2 (p-1)/p n of its link in each direction, twice:
-// with 4 ranks, 64 MiB and 350 GB/s about 0.4 ms. Of the others each is a copy to scratch memory, a meeting, copies from
-// the others' scratch memory, and a meeting.
+// A collective whose messages from one rank to another have up to AtOnce bytes is one kernel, in which each rank writes to all
+// others once. Up to 16 KiB that takes about 3 us. A collective whose parts have different lengths is messages, and these are
+// one kernel, too. A larger all-reduce of n bytes on p ranks moves 4 n bytes in the memory of each device, and 2 (p-1)/p n over
+// its link in each direction: with 4 ranks, 64 MiB and 350 GB/s it takes about 0.4 ms. Each other collective is a copy to
+// scratch memory, a barrier of the devices, copies from the others' scratch memory, and a barrier.
 type Comm struct {
-	// Ordered says that the caller has all calls follow each other, also those on different streams and in graphs, so
-	// that none has to be recorded for the next.
+	// Ordered says that the caller has all calls follow each other, also those on different streams and in graphs. Then no
+	// event is recorded after a call for the next one.
 	Ordered bool
 
 	c      *shm.Comm
@@ -56,9 +57,11 @@ type Comm struct {
 	x      transfer.Transfer
 }
 
-// Open allocates device memory for collectives between the devices, room bytes for what goes out and as much for
-// what comes in (0 stands for 16 MiB), beside 2 to 4 MiB for small collectives and 2 MiB for each rank for messages, and
-// opens it to all. It fails where Share does, or where the kernels cannot be compiled. Collective; it blocks.
+// Open allocates device memory for collectives, and opens it to all ranks: room bytes for what goes out and as much for what
+// comes in (0 stands for 16 MiB), 2 to 4 MiB for small collectives, and 2 MiB for the messages of each rank. It fails where Share
+// does, and where the kernels cannot be compiled.
+//
+// Collective; it blocks.
 func Open(c *shm.Comm, d *cuda.Device, room int) (*Comm, error) {
 	if c.Size() > peerRanks {
 		return nil, fmt.Errorf("peer: %d ranks, at most %d reach each other's memory", c.Size(), peerRanks)

@@ -13,9 +13,9 @@ import (
 // exchangeBlocks is about the most blocks of a kernel of messages; tests lower it.
 var exchangeBlocks = 512
 
-// MessageMost is the most bytes of a message between peers: 2 MiB of 2 ranks, and 2 MiB / (p - 1) of p, in whole 2 KiB.
-// Longer ones NCCL carries as fast or faster: stamps halve the bandwidth for what a rank sends to all others. It is -1 where
-// ranks share a device, on which their kernels wait for each other in turns of milliseconds.
+// MessageMost is the most bytes of a message between peers: 2 MiB of 2 ranks, and 2 MiB / (p - 1) of p, in whole 2 KiB. NCCL
+// carries longer ones as fast or faster, since stamps halve the bandwidth. MessageMost is -1 where ranks share a device: there
+// their kernels wait for each other in turns of milliseconds.
 func (p *Comm) MessageMost() int {
 	if !p.apart {
 		return -1
@@ -45,14 +45,15 @@ func ListBytes(n int) int {
 	return 8 * messageWords * n
 }
 
-// Exchange enqueues on s several messages of at most MessageMost bytes, which go on together, so that no order among them
-// can deadlock. Messages from one rank to another match in their order, whatever calls they are in; so ranks may also send
-// to themselves. A message is sent when the kernel before it on s is over, and nobody need have asked for it; what is on
-// its way to a rank beyond two messages or 1 MiB waits until the first is received and the next asked for. list is device
-// memory of ListBytes of their number, nil for few, which must remain until they have been exchanged, and in a graph as
-// long as that is.
+// Exchange enqueues on s several messages of at most MessageMost bytes. They start together, so no order among them can
+// deadlock. Messages from one rank to another match in their order, whatever calls they are in. A rank may also send to itself.
 //
-// Where Recv has another length than came, the kernel waits for ever, and Failure says why.
+// A message is sent when the kernel before it on s is over, also when nobody has asked for it yet. Two messages to a rank, or 1
+// MiB, may be on their way like that. What follows waits until the first of them is received and the next is asked for.
+//
+// list is device memory of ListBytes of the number of messages, nil for few. It must remain until the messages have been
+// exchanged, and as long as a graph that holds them. Where Recv has another length than what came, the kernel waits for ever,
+// and Failure says why.
 func (p *Comm) Exchange(s *cuda.Stream, list unsafe.Pointer, messages []cudampi.Message) error {
 	return p.next(s, func() error { return p.exchange(s, list, messages) })
 }

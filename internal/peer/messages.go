@@ -12,36 +12,37 @@ import (
 	"lockstep/internal/shm"
 )
 
-// rings carries messages of device memory between ranks of one node. From each rank to each there is a ring of slots in
-// memory that both devices reach: memory of the receiver's device, or pinned host memory. The sender's device copies a
-// chunk into a slot while the receiver's copies the one before out of another, so that a long message takes as long as one
-// copy over the link, or over the bus. Two counters in shared memory tell the hosts what to enqueue next; nothing goes
-// through MPI. The user's memory is seen by its own device only, so it may be of any kind and be freed at any time.
+// rings carries messages of device memory between ranks of one node, without MPI. From each rank to each there is a ring of
+// slots in memory that both devices reach: memory of the receiver's device, or pinned host memory. The sender's device copies
+// a chunk into one slot, while the receiver's device copies the chunk before out of another. So a long message takes as long
+// as one copy over the link, or over the bus. Two counters in shared memory tell the hosts what to enqueue next. Only its own
+// device touches the user's memory, which may therefore be of any kind, and be freed at any time.
 //
-// A small message goes by two kernels instead, where there are any, through slots of its own: the receiver's waits for what
-// the sender's writes, so that no host has to wait for a copy. It is launched after that of the sender, so that whatever a
-// kernel waits for has been enqueued before it, and no two streams can wait for each other.
+// A small message goes by two kernels, where kernels could be loaded, through slots of its own. The receiver's kernel waits
+// for what the sender's kernel writes, so no host waits for a copy. It is launched after the sender's. So whatever a kernel
+// waits for has been enqueued before it, and no two streams can wait for each other.
 //
-// All rings go on independently, so messages cannot hold each other up. What fits the slots is gone from the sender
-// before the receiver asks for it.
+// All rings go on independently: no message holds up another. A message that fits the slots leaves the sender before the
+// receiver asks for it.
 type rings struct {
 	c     *shm.Comm
 	dev   *cuda.Device
-	k     *kernels // nil where small messages are as others
-	mem   []byte   // the words of all rings, and their slots where these are host memory
-	fixed bool     // mem is pinned
-	room  unsafe.Pointer
-	win   *Window // on the rooms of all, where the slots are device memory
-	slot  int     // bytes
-	own   int     // those of a slot from a rank to itself
-	least int     // bytes of a chunk of a long message, at least
-	all   []ring  // from this rank to rank r at 2*r, and from that rank to this one after it
+	k     *kernels       // nil where small messages go as long ones do
+	mem   []byte         // the words of all rings; and their slots, if these are host memory
+	fixed bool           // mem is pinned
+	room  unsafe.Pointer // the slots to this rank, if they are device memory
+	win   *Window        // on the rooms of all ranks
+	slot  int            // bytes of a slot
+	own   int            // bytes of a slot from a rank to itself
+	least int            // the least bytes of a chunk of a long message
+	all   []ring         // from this rank to rank r at 2*r, and from that rank to this one after it
 	busy  []*ring
 }
 
 const ringSlots = 4
 
-// ringShape is how rings are made: bytes of each rank for slots to the others, and of a slot and a chunk. Tests lower them.
+// ringShape is the bytes of a rank's slots to the others, the most of a slot, those of a slot to the rank itself, and the least
+// of a chunk. Tests lower them.
 type ringShape struct{ room, slot, own, least int }
 
 var (
@@ -61,7 +62,7 @@ type ring struct {
 	recv  bool
 	ready [ringSlots]*cuda.Event // the last copy from or to the slot; nil before the first message
 	begun uint64                 // chunks whose copies are enqueued
-	over  uint64                 // of which the other end has been told
+	over  uint64                 // chunks of which the other end has been told
 	loose [ringSlots]bool        // the other end was told before the copy was over
 	queue []cudampi.Message
 	next  int // in queue
@@ -72,7 +73,7 @@ type ring struct {
 	ended  int // and are over
 }
 
-// ringWords is what the ends tell each other, each word in a cache line of its own.
+// ringWords is what the ends of a ring tell each other. Each word has a cache line of its own.
 type ringWords struct {
 	sent  atomic.Uint64
 	_     [56]byte

@@ -13,9 +13,9 @@ import (
 	"lockstep/internal/transfer"
 )
 
-// stagedAllReduce is small all-reduces through host memory that the ranks of one node share, by one kernel on each rank: it puts
-// its part there, takes the others', and reduces them. The host only launches it, where copies would be two, with a wait
-// of the host between them. A kernel that waits for a rank which has died ends with its process.
+// stagedAllReduce does small all-reduces through host memory that the ranks of one node share. One kernel on each rank puts its
+// part there, takes the parts of the others, and reduces them. The host only launches it. By copies, there would be two, and
+// the host would wait between them. A kernel that waits for a rank which has died ends with its process.
 type stagedAllReduce struct {
 	c     *shm.Comm
 	dev   *cuda.Device

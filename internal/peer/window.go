@@ -11,9 +11,9 @@ import (
 	"lockstep/internal/shm"
 )
 
-// Window is device memory of every rank of a Comm on one node, which all of these ranks reach at an address of their own:
-// copies and kernels read and write it over the link between the devices. Nothing orders the ranks but what they do
-// themselves, as by Comm.Barrier.
+// Window is device memory of every rank of a node, opened to all of them: each rank has an address of its own for it. Copies
+// and kernels read and write it over the link between the devices. The ranks order what they do themselves, for example by
+// Comm.Barrier.
 type Window struct {
 	c       *shm.Comm
 	dev     *cuda.Device

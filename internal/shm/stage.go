@@ -14,40 +14,40 @@ import (
 	"lockstep/internal/transfer"
 )
 
-// Stage is pinned host memory that all ranks of a Comm on one node share, and the collectives through it. Each rank has
-// a part of it, which it copies its pieces to; the others copy them from there to their devices, or reduce them first,
-// each a slice. No piece goes through MPI, and between the ranks there are only counters in shared memory.
+// Stage does collectives of device memory through pinned host memory that all ranks of a node share. Each rank copies its
+// pieces to its own part of that memory. The others copy them from there to their devices. Before that they reduce them,
+// where it is a reduction, each a slice. MPI takes no part: the ranks tell each other by counters in the same memory.
 //
-// Every step has a slot, and there are three: while the device copies step k+1 in, the cores reduce step k, and the device
-// copies step k-1 out. So a large transfer takes as long as its slowest part: the copies of a rank, 2 n/b with b the rate
-// of the bus in each direction, halved since they overlap; or the memory of the node, which for an all-reduce of n bytes
-// on p ranks moves 3 p n + n. With 4 ranks, 50 GB/s and 200 GB/s that is 1.3 ms and 4.4 ms for 64 MiB. A few bytes cost two
-// copies, one of which the host waits for, and the exchange of two cache lines: of all-reduces, a kernel does better (package peer).
+// Three slots take turns. The device copies step k+1 in, the cores reduce step k, and the device copies step k-1 out, all at
+// the same time. So a large transfer takes as long as its slowest part. That is the bus, over which a rank copies n bytes
+// each way, or the memory of the node: an all-reduce of n bytes on p ranks moves 3 p n + n there. With 4 ranks, 50 GB/s for
+// the bus and 200 GB/s for the memory this is 1.3 ms and 4.4 ms for 64 MiB. A few bytes cost two copies and the exchange of
+// two cache lines, and the host waits for one of the copies. For small all-reduces package peer has a kernel, which is faster.
 type Stage struct {
 	c     *cudampi.Comm
 	dev   *cuda.Device
 	rank  int
 	size  int
 	mem   []byte
-	fixed bool         // the memory is pinned
-	parts []*stagePart // the control words of each rank
-	data  [][]byte     // and its memory
-	chunk int          // bytes of a slot, and of the result beside it
-	calls uint64       // transfers so far
-	steps uint64       // of all of them
-	done  uint64       // steps whose copies to the device have been passed
-	begun uint64       // steps whose copies to the device are enqueued
-	bare  [slots]bool  // those steps that had none
-	here  [slots]*cuda.Event
-	gone  [slots]*cuda.Event
+	fixed bool               // the memory is pinned
+	parts []*stagePart       // the control words of each rank
+	data  [][]byte           // the slots of each rank
+	chunk int                // bytes of a slot, and of the result beside it
+	calls uint64             // transfers so far
+	steps uint64             // steps of all of them
+	done  uint64             // steps whose copies to the device are over
+	begun uint64             // steps whose copies to the device are enqueued
+	bare  [slots]bool        // the step in the slot has no such copies
+	here  [slots]*cuda.Event // after the copies from the device
+	gone  [slots]*cuda.Event // after the copies to it
 }
 
 const (
 	slots     = 3
-	foldGrain = 256 << 10 // bytes of each source that are worth a goroutine, which may take as long to wake up as some of these take to add
+	foldGrain = 256 << 10 // bytes of each source that are worth a goroutine: it takes time to wake up
 )
 
-// stagePart holds what a rank tells the others, each word in a cache line of its own. Counters count steps, since the start.
+// stagePart is what a rank tells the others. Each word has a cache line of its own. The counters count steps since the start.
 type stagePart struct {
 	published atomic.Uint64 // pieces are in the slot
 	_         [56]byte
@@ -55,7 +55,7 @@ type stagePart struct {
 	_         [56]byte
 	fetched   atomic.Uint64 // what others put out is no longer needed
 	_         [56]byte
-	headers   [2]header // of odd and even calls: nobody begins the next but one before all have read this one
+	headers   [2]header // for odd and even calls: all have read one before anybody writes it again
 }
 
 const partBytes = 4096

@@ -39,9 +39,9 @@ var names = [...]string{"AllReduce", "Reduce", "Broadcast", "AllGather", "Gather
 // String returns the name, such as "AllReduce".
 func (k Kind) String() string { return names[k] }
 
-// Transfer is a collective as all ways of carrying it out see it: each rank puts out pieces of its src, one for all or
-// one for each rank, and takes in pieces of others into its dst, as they are or reduced. It goes on in steps, each of
-// which moves at most window elements of every part.
+// Transfer is a collective as all ways of carrying it out see it. Each rank puts out pieces of its Src: one for all ranks, or
+// one for each. It takes pieces of others in, into its Dst, as they are or reduced. This goes on in steps. A step moves at most
+// Window elements of every part.
 type Transfer struct {
 	What       Kind
 	Dst, Src   unsafe.Pointer
