@@ -305,7 +305,11 @@ func (c *call) communicate(turn uint64) error {
 	err := c.verify()
 	if err == nil {
 		r.Note(p, &c.Call, c.group, c.memory(), c.site)
-		err = c.make(nil, c.comm.hostWork(inBytes(c.route.work)))
+		if c.route.whole {
+			err = c.route.by.Do(nil, c.Call)
+		} else {
+			err = c.make(nil, c.comm.hostWork(inBytes(c.route.work)))
+		}
 	}
 	r.Leave()
 	mpiOrder.Leave()

@@ -71,8 +71,17 @@ func (r *router) useDevice() { r.device = self.Transport{} }
 // route decides what carries a call that is not in a group. stream says that it is enqueued: the barrier of the hosts
 // themselves is MPI's.
 func (r *router) route(c *call, stream bool) {
+	if r.device != nil || !mpi.Kinds.Has(c.Kind) {
+		r.decide(c, stream)
+		return
+	}
+	c.route.by, c.route.host, c.route.whole = r.host, true, true
+}
+
+// decide is route for a GPU, and for what MPI does not have.
+func (r *router) decide(c *call, stream bool) {
 	if r.device == nil || c.Kind == coll.Barrier && !stream {
-		c.route.by, c.route.host, c.route.whole = r.host, true, r.host.Caps().Kinds.Has(c.Kind)
+		c.route.by, c.route.host, c.route.whole = r.host, true, mpi.Kinds.Has(c.Kind)
 		if !c.route.whole {
 			r.routeOnHost(c)
 		}

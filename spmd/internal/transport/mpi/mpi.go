@@ -18,10 +18,12 @@ type Transport struct {
 // New returns the transport of a communicator, which remains its caller's.
 func New(c *shm.Comm) *Transport { return &Transport{c: c} }
 
-var kinds = coll.SetOf(coll.AllReduce, coll.Reduce, coll.Broadcast, coll.AllGather, coll.ReduceScatter, coll.AllToAll,
-	coll.Gather, coll.Scatter, coll.AllGatherV, coll.ReduceScatterV, coll.GatherV, coll.ScatterV, coll.AllToAllV, coll.Send, coll.Recv, coll.SendRecv, coll.Barrier)
+// Kinds are the calls that the transport has itself.
+const Kinds coll.Set = 1<<coll.AllReduce | 1<<coll.Reduce | 1<<coll.Broadcast | 1<<coll.AllGather | 1<<coll.ReduceScatter | 1<<coll.AllToAll |
+	1<<coll.Gather | 1<<coll.Scatter | 1<<coll.AllGatherV | 1<<coll.ReduceScatterV | 1<<coll.GatherV | 1<<coll.ScatterV | 1<<coll.AllToAllV |
+	1<<coll.Send | 1<<coll.Recv | 1<<coll.SendRecv | 1<<coll.Barrier
 
-var caps = transport.Caps{Library: coll.Library{Kinds: kinds}, Host: true, Ordered: true}
+var caps = transport.Caps{Library: coll.Library{Kinds: Kinds}, Host: true, Ordered: true}
 
 // Name implements transport.Transport.
 func (t *Transport) Name() string { return "mpi-host" }
