@@ -1,10 +1,11 @@
-// Arithmetic on the device for collectives that do without NCCL, and memory of other devices that is read and written
-// over the link between them. peers.cu follows in the same source. It needs no header and compiles as C++14 with NVRTC 11.2
-// and newer.
+// Arithmetic on the device for collectives that do without NCCL, and what kernels need to read and write memory of other
+// devices. peers.cu of package peer may follow in the same source. It needs no header, and compiles as C++14 with NVRTC 11.2 and
+// newer.
 //
-// Grids and blocks have one dimension, of any size but where stated, blocks no larger than their launch bounds. base is an
-// array, in device memory, of an address for each rank. type and op are numbered as in package elem; Avg divides the sum by size, of integers truncating.
-// All fold in the order of the ranks, the 16-bit floats in float, rounded once: every rank gets the same bits.
+// Grids and blocks have one dimension. They have any size where no other is stated, but blocks are no larger than their launch
+// bounds. base is an array in device memory: an address for each rank. type and op are numbered as in package elem. Avg divides
+// the sum by size, of integers truncating. All reduce in the order of the ranks, the 16-bit floats in float and rounded once: so
+// every rank gets the same bits.
 
 typedef signed char i8;
 typedef unsigned char u8;

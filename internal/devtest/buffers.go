@@ -11,7 +11,7 @@ import (
 	"lockstep/internal/transfer"
 )
 
-// Buffer is n elements in device memory between commtest.Guards, and host memory to set and see them.
+// Buffer is n elements in device memory between guards, and host memory to set and see them.
 type Buffer[T elem.Elem] struct {
 	Host commtest.Memory[T]
 	mem  unsafe.Pointer

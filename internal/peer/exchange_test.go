@@ -60,7 +60,7 @@ func receives[T elem.Elem](b *devtest.Buffer[T], at, n, from int) cudampi.Messag
 	return devtest.Receives(b.At(at), n, elem.Of[T](), from)
 }
 
-// TestExchange: round rings, in commtest.Lengths around packs and chunks, which take turns; everyone with everyone, several times at
+// TestExchange: round rings, in lengths around packs and chunks, which take turns; everyone with everyone, several times at
 // once, in lists that go by parameters, and in those that go by one kernel and by several.
 func TestExchange(t *testing.T) {
 	devtest.OnDevices(t, devtest.Counts, map[string]string{"FAKECUDA_DELAY": "100"}, func(t *testing.T, c *shm.Comm, d *cuda.Device) {

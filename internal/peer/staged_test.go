@@ -19,7 +19,7 @@ import (
 )
 
 // TestSmallCollectives is about the kernel of small collectives at its own sizes: packs, blocks and their ends, of which
-// calls take turns, so that the halves of the inbox are used again after calls of other commtest.Lengths, on streams that run late.
+// calls take turns, so that the halves of the inbox are used again after calls of other lengths, on streams that run late.
 func TestSmallCollectives(t *testing.T) {
 	devtest.OnDevices(t, append(slices.Clone(devtest.Counts), 5), map[string]string{"FAKECUDA_DELAY": "100", "FAKECUDA_DEVICES": "5"}, func(t *testing.T, c *shm.Comm, d *cuda.Device) {
 		everyWay(t, c, d, func(t *testing.T, w devtest.Way) {

@@ -11,7 +11,8 @@ import (
 
 var counts = []int{1, 2, 3, 4} // of ranks
 
-// onComms runs fn on each number of ranks with MPI running, in a job that may run other tests. A rank that fails ends the job through MPI.
+// onComms runs fn on each number of ranks with MPI running, in a job that may run other tests. A rank that fails ends the job
+// through MPI.
 func onComms(t *testing.T, ranks []int, fn func(t *testing.T, c *cudampi.Comm)) {
 	t.Helper()
 	mpirun.Run(t, ranks, func(t *testing.T) {

@@ -11,7 +11,7 @@ import (
 	"lockstep/internal/elem"
 )
 
-// TestRingOrder sends messages of all commtest.Lengths, which go through the ring and beside it, so many that the ring ends and is
+// TestRingOrder sends messages of all lengths, which go through the ring and beside it, so many that the ring ends and is
 // full many times: in groups of any order, by SendRecv, and singly.
 func TestRingOrder(t *testing.T) {
 	const messages, most = 3000, 3 << 10 // of float32: beyond what fits a ring of 2 and 3 ranks

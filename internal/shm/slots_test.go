@@ -82,7 +82,7 @@ func TestManyRanks(t *testing.T) {
 	})
 }
 
-// TestRounds runs many rounds of different commtest.Lengths back to back, in which fast ranks overtake slow ones as
+// TestRounds runs many rounds of different lengths back to back, in which fast ranks overtake slow ones as
 // far as they may.
 func TestRounds(t *testing.T) {
 	const rounds, most = 5000, 257
