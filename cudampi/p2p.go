@@ -1,7 +1,6 @@
 package cudampi
 
 import (
-	"cmp"
 	"runtime"
 	"unsafe"
 
@@ -60,6 +59,12 @@ func (c *Comm) SendRecv(dst unsafe.Pointer, recvN, from int, src unsafe.Pointer,
 		return err
 	}
 	code, got := sysSendRecv(c, dst, recvN, from, src, sendN, to, t)
+	return c.CheckMessage(opSendRecv, code, got, recvN, t, from)
+}
+
+// SendRecvBy is SendRecv after CheckSendRecv. in and out are as by of P2P.Add.
+func (c *Comm) SendRecvBy(dst unsafe.Pointer, recvN, from int, src unsafe.Pointer, sendN, to int, t elem.Type, in, out unsafe.Pointer) error {
+	code, got := sysSendRecvBy(c, in, out, dst, recvN, from, src, sendN, to, t)
 	return c.CheckMessage(opSendRecv, code, got, recvN, t, from)
 }
 
@@ -122,17 +127,14 @@ func (p *P2P) add(c *Comm, buf unsafe.Pointer, n int, t elem.Type, peer, tag int
 // The error is that of the first message that failed; a received message of the wrong length fails as in Recv. After an
 // error inside MPI other messages may be incomplete and their memory still in MPI's hands: end the job.
 // Source: mpi.h, MPI_Irecv, MPI_Isend, MPI_Wait.
-func (p *P2P) Wait() error { return p.WaitAs("") }
-
-// WaitAs is Wait with op in its errors, in place of MPI_Irecv or MPI_Isend.
-func (p *P2P) WaitAs(op string) error {
+func (p *P2P) Wait() error {
 	if len(p.comms) == 0 {
 		return nil
 	}
 	index, code, got := p.group.run()
 	var err error
 	if index >= 0 {
-		err = p.failure(op, index, code, got)
+		err = p.failure(index, code, got)
 	}
 	p.group.msgs = p.group.msgs[:0]
 	clear(p.comms)
@@ -141,10 +143,10 @@ func (p *P2P) WaitAs(op string) error {
 	return err
 }
 
-func (p *P2P) failure(op string, i, code, got int) error {
+func (p *P2P) failure(i, code, got int) error {
 	n, t, peer, recv := p.group.message(i)
 	if recv {
-		return p.comms[i].CheckMessage(cmp.Or(op, "MPI_Irecv"), code, got, n, t, peer)
+		return p.comms[i].CheckMessage("MPI_Irecv", code, got, n, t, peer)
 	}
-	return p.comms[i].Check(cmp.Or(op, "MPI_Isend"), code)
+	return p.comms[i].Check("MPI_Isend", code)
 }

@@ -86,6 +86,16 @@ static struct outcome run_group(struct p2p *p, int n, MPI_Request *reqs) {
     return first;
 }
 
+// sendrecv_by is sendrecv of the application's messages that carriers may take, NULL where MPI alone carries one.
+static struct outcome sendrecv_by(MPI_Comm c, struct carrier *in, struct carrier *out, uintptr_t dst, int64_t rn, int from, uintptr_t src,
+                                  int64_t sn, int to, int t) {
+    struct p2p p[2] = {{.buf = dst, .n = rn, .comm = c, .by = in, .t = t, .peer = from, .tag = TAG_USER, .recv = 1},
+                       {.buf = src, .n = sn, .comm = c, .by = out, .t = t, .peer = to, .tag = TAG_USER}};
+    MPI_Request reqs[2];
+    struct outcome o = run_group(p, 2, reqs);
+    return o.index < 0 ? (struct outcome){MPI_SUCCESS, -1, rn * sizes[t]} : o;
+}
+
 // The table of calls.h.
 
 static uintptr_t handle_word(MPI_Comm c) {

@@ -38,6 +38,8 @@ package cudampi
 #cgo nocallback sendrecv
 #cgo noescape swap
 #cgo nocallback swap
+#cgo noescape sendrecv_by
+#cgo nocallback sendrecv_by
 #cgo noescape run_group
 #cgo nocallback run_group
 
@@ -168,6 +170,12 @@ func sysRecv(c *Comm, dst unsafe.Pointer, n int, t elem.Type, from, tag int) (co
 
 func sysSendRecv(c *Comm, dst unsafe.Pointer, rn, from int, src unsafe.Pointer, sn, to int, t elem.Type) (code, got int) {
 	o := C.sendrecv(c.h, dst, C.int64_t(rn), C.int(from), src, C.int64_t(sn), C.int(to), C.int(t), tagUser)
+	return int(o.code), int(o.got)
+}
+
+func sysSendRecvBy(c *Comm, in, out, dst unsafe.Pointer, rn, from int, src unsafe.Pointer, sn, to int, t elem.Type) (code, got int) {
+	o := C.sendrecv_by(c.h, (*C.struct_carrier)(in), (*C.struct_carrier)(out), address(dst), C.int64_t(rn), C.int(from), address(src), C.int64_t(sn), C.int(to), C.int(t))
+	keep(dst, src)
 	return int(o.code), int(o.got)
 }
 

@@ -22,9 +22,8 @@ import (
 // type or operation than the others is then an error on every rank, or in a Broadcast where it differs from the root's.
 type Comm struct {
 	*cudampi.Comm
-	s    *shared     // nil where nothing is shared
-	mem  []byte      // that all ranks share
-	pair cudampi.P2P // of SendRecv
+	s   *shared // nil where nothing is shared
+	mem []byte  // that all ranks share
 }
 
 // Share takes c over, and has its ranks share memory, 0.8 MiB for each, where there are 2 to 8 of them, or up to 64 that share

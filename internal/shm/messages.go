@@ -72,10 +72,7 @@ func (c *Comm) SendRecv(dst unsafe.Pointer, recvN, from int, src unsafe.Pointer,
 	if in != nil && out != nil && put(out, src, sendN*t.Size()) {
 		return c.receive(name, in, dst, recvN, t, from)
 	}
-	p := &c.pair
-	p.Add(c.Comm, dst, recvN, t, from, true, unsafe.Pointer(in))
-	p.Add(c.Comm, src, sendN, t, to, false, unsafe.Pointer(out))
-	return p.WaitAs(name)
+	return c.SendRecvBy(dst, recvN, from, src, sendN, to, t, unsafe.Pointer(in), unsafe.Pointer(out))
 }
 
 // P2P is cudampi.P2P for messages of a Comm and of others.
