@@ -306,7 +306,7 @@ func (c *call) communicate(turn uint64) error {
 	if err == nil {
 		r.Note(p, &c.Call, c.group, c.memory(), c.site)
 		if c.route.whole {
-			err = c.route.by.Do(nil, c.Call)
+			err = c.comm.host.Make(&c.Call)
 		} else {
 			err = c.make(nil, c.comm.hostWork(inBytes(c.route.work)))
 		}

@@ -35,7 +35,10 @@ func (t *Transport) Caps() *transport.Caps { return &caps }
 func (t *Transport) Scratch(int) int { return 0 }
 
 // Do implements transport.Transport.
-func (t *Transport) Do(_ transport.Queue, c coll.Call) error {
+func (t *Transport) Do(_ transport.Queue, c coll.Call) error { return t.Make(&c) }
+
+// Make is Do without a copy of the call.
+func (t *Transport) Make(c *coll.Call) error {
 	m, root := t.c, int(c.Root)
 	switch c.Kind {
 	case coll.AllReduce:
