@@ -4,7 +4,10 @@ import (
 	"testing"
 
 	"lockstep/spmd"
+	"lockstep/spmd/spmdtest"
 )
+
+func TestMain(m *testing.M) { spmdtest.Main(m, nil) }
 
 func must(t *testing.T, err error) {
 	t.Helper()

@@ -9,6 +9,8 @@ import (
 
 func TestKernelsCompile(t *testing.T) { spmdtest.CompileKernels(t) }
 
+func TestMain(m *testing.M) { spmdtest.Main(m, nil) }
+
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
