@@ -3,7 +3,6 @@
 // so it never mixes with messages of the application's own.
 //
 //	c, err := cudampi.Start()
-//	...
 //	err = c.AllReduce(unsafe.Pointer(&x[0]), unsafe.Pointer(&x[0]), len(x), elem.Float32, elem.Sum)
 //	...
 //	err = cudampi.Stop()
@@ -17,8 +16,7 @@
 //   - Every call blocks until this rank's part is done; its result is then valid. A Comm knows no streams.
 //   - Collective calls are made by every rank of the Comm, in the same order, with equal counts, type, op and root.
 //     A call for no elements at all returns at once, without communication; a message of none is sent all the same.
-//   - dst and src may not overlap, but for the in-place form that a collective names. Either every rank uses that form
-//     or none.
+//   - dst and src may not overlap, but for the in-place form that a collective names, which every rank uses or none.
 //   - Counts have no limit but memory: what MPI's int does not hold is done in parts, or by derived datatypes.
 //   - Float16 and BFloat16 are reduced in float32 and rounded once, at the end. Avg divides the sum by the number of
 //     ranks; for integers the sum wraps round first and the division truncates towards zero.

@@ -1,13 +1,11 @@
 package cudampi
 
-import (
-	"lockstep/cuda"
-)
+import "lockstep/cuda"
 
 // spinsBeforePump is how often a waiting rank looks before it lets MPI and others on its core run, about 20 us.
 const spinsBeforePump = 50
 
-// pause is what a rank does between two looks at what it waits for.
+// Pause is what a rank does between two looks at what it waits for.
 func (c *Comm) Pause(looks int) error {
 	if looks < spinsBeforePump {
 		sysSpin(8)
