@@ -205,12 +205,12 @@ func (r *Run) failed(a *again, err error) error {
 }
 
 // bound says how far the two results may be apart; nil where they must be the same.
-func (r *Run) bound(a *again) (cudampi.Bound, error) {
+func (r *Run) bound(a *again) (Bound, error) {
 	c := &a.first
 	if !c.Kind.Traits().Reduces {
 		return nil, nil
 	}
-	if cudampi.ReductionBound(c.Type, c.Op, r.rec.Size, 1) == nil {
+	if ReductionBound(c.Type, c.Op, r.rec.Size, 1) == nil {
 		return func(float64) float64 { return 0 }, nil // of integers, of minima and maxima, in which -0 is 0
 	}
 	most := new(float64)
@@ -218,25 +218,25 @@ func (r *Run) bound(a *again) (cudampi.Bound, error) {
 		if err := r.x.fetch(0, a.second.Src, off, n, c.Type.Size()); err != nil {
 			return err
 		}
-		largest, err := r.x.self.Largest(unsafe.Pointer(&r.x.part[0][0]), n, c.Type)
+		largest, err := largest(r.x.self, unsafe.Pointer(&r.x.part[0][0]), n, c.Type)
 		*most = max(*most, largest)
 		return err
 	})
 	if err == nil {
 		err = r.comm.AllReduce(unsafe.Pointer(most), unsafe.Pointer(most), 1, elem.Float64, elem.Max)
 	}
-	return cudampi.ReductionBound(c.Type, c.Op, r.rec.Size, *most), err
+	return ReductionBound(c.Type, c.Op, r.rec.Size, *most), err
 }
 
 // difference compares this rank's two results of a call.
-func (r *Run) difference(a *again, bound cudampi.Bound) error {
+func (r *Run) difference(a *again, bound Bound) error {
 	x, typ := r.x, a.first.Type
 	return inParts(a.writes, typ.Size(), func(off, n int) error {
 		if err := errors.Join(x.fetch(0, a.first.Dst, off, n, typ.Size()), x.fetch(1, a.second.Dst, off, n, typ.Size())); err != nil {
 			return err
 		}
-		err := x.self.Compare(unsafe.Pointer(&x.part[0][0]), unsafe.Pointer(&x.part[1][0]), n, typ, bound)
-		var d *cudampi.Difference
+		err := compare(x.self, unsafe.Pointer(&x.part[0][0]), unsafe.Pointer(&x.part[1][0]), n, typ, bound)
+		var d *Difference
 		if !errors.As(err, &d) {
 			return err
 		}

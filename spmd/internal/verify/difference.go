@@ -1,4 +1,4 @@
-package cudampi
+package verify
 
 import (
 	"fmt"
@@ -7,6 +7,13 @@ import (
 
 	"lockstep/internal/elem"
 )
+
+// comparer is host memory's way between the ranks. *shm.Comm is one.
+type comparer interface {
+	Size() int
+	AllReduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error
+	AllGather(dst, src unsafe.Pointer, n int, t elem.Type) error
+}
 
 // Difference is an element in which two results that should agree do not: the first on the lowest rank that has one.
 type Difference struct {
@@ -66,12 +73,9 @@ func unit(t elem.Type) float64 {
 	return 0
 }
 
-// Largest returns the size of the largest of the n floats at p, on any rank: what ReductionBound asks for. NaN and
+// largest returns the size of the largest of the n floats at p, on any rank: what ReductionBound asks for. NaN and
 // infinity do not count. p is host memory. Collective.
-func (c *Comm) Largest(p unsafe.Pointer, n int, t elem.Type) (float64, error) {
-	if err := c.Ready("Largest", n, t, p, p); err != nil {
-		return 0, err
-	}
+func largest(c comparer, p unsafe.Pointer, n int, t elem.Type) (float64, error) {
 	m := new(float64)
 	if unit(t) != 0 {
 		for i := range n {
@@ -84,23 +88,19 @@ func (c *Comm) Largest(p unsafe.Pointer, n int, t elem.Type) (float64, error) {
 	return *m, err
 }
 
-// Compare compares n elements with what they should be, on every rank, and returns the same *Difference on all ranks, or
+// compare compares n elements with what they should be, on every rank, and returns the same *Difference on all ranks, or
 // nil. A NaN is the same as any other. got and want are host memory; ranks may have different n. Collective.
-func (c *Comm) Compare(got, want unsafe.Pointer, n int, t elem.Type, bound Bound) error {
-	const name = "Compare"
-	if err := c.Ready(name, n, t, got, want); err != nil {
-		return err
-	}
+func compare(c comparer, got, want unsafe.Pointer, n int, t elem.Type, bound Bound) error {
 	// What travels is the index, -1 for none, both values as they are, and the bound.
 	mine := &[4]int64{-1}
 	for i := range n {
 		a, b := elem.At(got, i, t), elem.At(want, i, t)
 		if most, ok := agree(a, b, t, bound); !ok {
-			*mine = [4]int64{int64(i), bits(a, t), bits(b, t), int64(math.Float64bits(most))}
+			*mine = [4]int64{int64(i), bitsOf(a, t), bitsOf(b, t), int64(math.Float64bits(most))}
 			break
 		}
 	}
-	all := make([][4]int64, c.size)
+	all := make([][4]int64, c.Size())
 	if err := c.AllGather(unsafe.Pointer(&all[0]), unsafe.Pointer(mine), 4, elem.Int64); err != nil {
 		return err
 	}
@@ -114,7 +114,7 @@ func (c *Comm) Compare(got, want unsafe.Pointer, n int, t elem.Type, bound Bound
 
 // agree says whether two elements are near enough, and how near they must be.
 func agree(a, b unsafe.Pointer, t elem.Type, bound Bound) (most float64, ok bool) {
-	if bits(a, t) == bits(b, t) {
+	if bitsOf(a, t) == bitsOf(b, t) {
 		return 0, true
 	}
 	if unit(t) == 0 {
@@ -145,8 +145,8 @@ func float(p unsafe.Pointer, t elem.Type) float64 {
 	}
 }
 
-// bits are those of an element, of a signed integer extended.
-func bits(p unsafe.Pointer, t elem.Type) int64 {
+// bitsOf are those of an element, of a signed integer extended.
+func bitsOf(p unsafe.Pointer, t elem.Type) int64 {
 	switch t {
 	case elem.Int8:
 		return int64(*(*int8)(p))

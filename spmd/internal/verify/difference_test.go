@@ -1,4 +1,4 @@
-package cudampi
+package verify
 
 import (
 	"errors"
@@ -7,11 +7,12 @@ import (
 
 	"lockstep/internal/commtest"
 	"lockstep/internal/elem"
+	"lockstep/spmd/internal/transport/inproc"
 )
 
 func TestCompare(t *testing.T) {
-	onRanks(t, []int{1, 3}, func(t *testing.T, c *Comm) {
-		last := c.size - 1
+	onRanks(t, func(t *testing.T, c *inproc.Comm) {
+		last := c.Size() - 1
 		compared[int8](t, c, nil, []int8{1, 2, 3}, []int8{1, 2, 3}, nil)
 		compared(t, c, nil, []int64{1, math.MinInt64}, []int64{1, math.MaxInt64}, &Difference{last, 1, "-9223372036854775808", "9223372036854775807", 0})
 		compared(t, c, nil, []uint64{math.MaxUint64}, []uint64{1}, &Difference{last, 0, "18446744073709551615", "1", 0})
@@ -25,8 +26,8 @@ func TestCompare(t *testing.T) {
 		compared(t, c, wide, []float64{1, inf, 2}, []float64{1.5, inf, 2.51}, &Difference{last, 2, "2", "2.51", 0.5})
 		compared(t, c, wide, []float64{nan64, inf}, []float64{nan64, 1}, &Difference{last, 1, "+Inf", "1", 0.5})
 
-		x := []float32{float32(c.rank), -2.5, float32(inf), nan}
-		if m, err := c.Largest(commtest.Ptr(x), len(x), elem.Float32); err != nil || m != 2.5 {
+		x := []float32{float32(c.Rank()), -2.5, float32(inf), nan}
+		if m, err := largest(c, commtest.Ptr(x), len(x), elem.Float32); err != nil || m != 2.5 {
 			t.Fatalf("the largest is %v, %v", m, err)
 		}
 	})
@@ -34,17 +35,25 @@ func TestCompare(t *testing.T) {
 
 var nan64 = math.NaN()
 
+// onRanks runs fn on 1 and 3 ranks, which are goroutines.
+func onRanks(t *testing.T, fn func(t *testing.T, c *inproc.Comm)) {
+	t.Helper()
+	for _, n := range []int{1, 3} {
+		commtest.Must(t, inproc.Run(n, func(c *inproc.Comm) error { fn(t, c); return nil }))
+	}
+}
+
 // compared has the last rank compare got, the others what is right.
-func compared[T elem.Elem](t *testing.T, c *Comm, bound Bound, got, want []T, expect *Difference) {
+func compared[T elem.Elem](t *testing.T, c *inproc.Comm, bound Bound, got, want []T, expect *Difference) {
 	t.Helper()
 	mine := got
-	if c.rank != c.size-1 {
+	if c.Rank() != c.Size()-1 {
 		mine = want
 	}
-	err := c.Compare(commtest.Ptr(mine), commtest.Ptr(want), len(want), elem.Of[T](), bound)
+	err := compare(c, commtest.Ptr(mine), commtest.Ptr(want), len(want), elem.Of[T](), bound)
 	var d *Difference
 	if errors.As(err, &d); (err == nil) != (expect == nil) || d != nil && *d != *expect {
-		t.Fatalf("rank %d: %v, want %v", c.rank, err, expect)
+		t.Fatalf("rank %d: %v, want %v", c.Rank(), err, expect)
 	}
 }
 
