@@ -16,10 +16,10 @@ import (
 	"lockstep/spmd/internal/transport/devmpi"
 )
 
-// courier makes the calls that carry GPU memory through MPI, one after the other, in the
+// proxy makes the calls that carry GPU memory through MPI, one after the other, in the
 // order in which they were issued: MPI knows no streams, so somebody on the host has to
 // wait for the stream, make the call, and let the stream go on.
-type courier struct {
+type proxy struct {
 	mu    sync.Mutex
 	cond  sync.Cond
 	calls []delivery
@@ -37,22 +37,22 @@ type delivery struct {
 	site ccall.Site
 }
 
-func newCourier() *courier {
-	l := &courier{ended: make(chan struct{})}
+func newProxy() *proxy {
+	l := &proxy{ended: make(chan struct{})}
 	l.cond.L = &l.mu
 	go l.work()
 	return l
 }
 
-func (l *courier) push(c delivery) {
+func (l *proxy) push(c delivery) {
 	l.mu.Lock()
 	l.calls = append(l.calls, c)
 	l.mu.Unlock()
 	l.cond.Signal()
 }
 
-// close ends the courier when it has made its calls.
-func (l *courier) close() {
+// close ends the proxy when it has made its calls.
+func (l *proxy) close() {
 	l.mu.Lock()
 	l.over = true
 	l.mu.Unlock()
@@ -60,7 +60,7 @@ func (l *courier) close() {
 	<-l.ended
 }
 
-func (l *courier) work() {
+func (l *proxy) work() {
 	defer close(l.ended)
 	for {
 		l.mu.Lock()
@@ -138,7 +138,7 @@ func (w *World) startMPI() error {
 		}
 		return Usage(fmt.Errorf("--collectives %s: %w", w.cfg.Collectives, err))
 	}
-	w.courier = newCourier()
+	w.proxy = newProxy()
 	how := ": "
 	if path == cudampi.AwareMPI {
 		said, err := cudampi.CUDAAware()
@@ -205,7 +205,7 @@ func (st *commState) closeDevice() error {
 	return err
 }
 
-// Hand implements transport.Queue: the courier does the job. The caller holds g.issue and q.mu.
+// Hand implements transport.Queue: the proxy does the job. The caller holds g.issue and q.mu.
 func (q *gpuQueue) Hand(j transport.Job) error {
 	what, site := q.g.handed, q.g.site
 	if q.s.cap != nil {
@@ -216,7 +216,7 @@ func (q *gpuQueue) Hand(j transport.Job) error {
 		q.s.w.fail(err) // the turn is lost
 		return err
 	}
-	q.s.w.courier.push(delivery{Job: j, turn: turn, q: q, seq: q.tail.Load() + 1, what: what.String(), site: site})
+	q.s.w.proxy.push(delivery{Job: j, turn: turn, q: q, seq: q.tail.Load() + 1, what: what.String(), site: site})
 	return nil
 }
 

@@ -58,7 +58,7 @@ type World struct {
 	pinned                  *exec.Pool // the same on the host, as is managed
 	managed                 *exec.Pool
 	symmetric               *symmetric  // nil on the host
-	courier                 *courier    // where GPU memory goes through MPI
+	proxy                   *proxy      // where GPU memory goes through MPI
 	cross                   *crossCheck // nil unless NCCL and MPI are compared
 	stage                   staging
 	blocking                *Stream          // of collectives that block, on a GPU
@@ -346,8 +346,8 @@ func (w *World) takeDown() (err error) {
 	if mpiOrder.Enter(turn) == nil { // not after a failure; then nobody else is in MPI
 		defer mpiOrder.Leave()
 	}
-	if w.courier != nil {
-		w.courier.close()
+	if w.proxy != nil {
+		w.proxy.close()
 	}
 	for i := len(w.comms) - 1; i >= 0; i-- {
 		w.comms[i].freed = true
