@@ -62,7 +62,7 @@ func (c *Comm) SendRecv(dst unsafe.Pointer, recvN, from int, src unsafe.Pointer,
 	return c.CheckMessage(opSendRecv, code, got, recvN, t, from)
 }
 
-// SendRecvBy is SendRecv after CheckSendRecv. in and out are as by of P2P.Add.
+// SendRecvBy is SendRecv after CheckSendRecv. in and out are as by of P2P.SendBy.
 func (c *Comm) SendRecvBy(dst unsafe.Pointer, recvN, from int, src unsafe.Pointer, sendN, to int, t elem.Type, in, out unsafe.Pointer) error {
 	code, got := sysSendRecvBy(c, in, out, dst, recvN, from, src, sendN, to, t)
 	return c.CheckMessage(opSendRecv, code, got, recvN, t, from)
@@ -81,6 +81,12 @@ type P2P struct {
 // Send adds the sending of n elements to rank to. Nothing is sent before Wait; src must stay as it is until Wait returns.
 // A refused message (a bad count, type or rank) is not added.
 func (p *P2P) Send(c *Comm, src unsafe.Pointer, n int, t elem.Type, to int) error {
+	return p.SendBy(c, src, n, t, to, nil)
+}
+
+// SendBy is Send by way of a carrier: by is a struct carrier (calls.h) in memory of C, to which the message goes first, nil
+// where MPI carries it.
+func (p *P2P) SendBy(c *Comm, src unsafe.Pointer, n int, t elem.Type, to int, by unsafe.Pointer) error {
 	const name = "MPI_Isend"
 	if err := c.Ready(name, n, t, src, src); err != nil {
 		return err
@@ -88,13 +94,18 @@ func (p *P2P) Send(c *Comm, src unsafe.Pointer, n int, t elem.Type, to int) erro
 	if err := c.CheckRank(name, to); err != nil {
 		return err
 	}
-	p.Add(c, src, n, t, to, false, nil)
+	p.add(c, src, n, t, to, tagUser, false, by)
 	return nil
 }
 
 // Recv adds the receiving of n elements from rank from; dst is valid when Wait has returned. A refused message is not
 // added.
 func (p *P2P) Recv(c *Comm, dst unsafe.Pointer, n int, t elem.Type, from int) error {
+	return p.RecvBy(c, dst, n, t, from, nil)
+}
+
+// RecvBy is Recv by way of a carrier, as SendBy.
+func (p *P2P) RecvBy(c *Comm, dst unsafe.Pointer, n int, t elem.Type, from int, by unsafe.Pointer) error {
 	const name = "MPI_Irecv"
 	if err := c.Ready(name, n, t, dst, dst); err != nil {
 		return err
@@ -102,14 +113,8 @@ func (p *P2P) Recv(c *Comm, dst unsafe.Pointer, n int, t elem.Type, from int) er
 	if err := c.CheckRank(name, from); err != nil {
 		return err
 	}
-	p.Add(c, dst, n, t, from, true, nil)
+	p.add(c, dst, n, t, from, tagUser, true, by)
 	return nil
-}
-
-// Add adds a message without a look at it: to or, where recv, from rank peer. by is a struct carrier (calls.h) in memory of C,
-// to which the message goes first, nil where MPI carries it.
-func (p *P2P) Add(c *Comm, buf unsafe.Pointer, n int, t elem.Type, peer int, recv bool, by unsafe.Pointer) {
-	p.add(c, buf, n, t, peer, tagUser, recv, by)
 }
 
 func (p *P2P) add(c *Comm, buf unsafe.Pointer, n int, t elem.Type, peer, tag int, recv bool, by unsafe.Pointer) {

@@ -80,28 +80,12 @@ type P2P struct{ group cudampi.P2P }
 
 // Send is cudampi.P2P.Send.
 func (p *P2P) Send(c *Comm, src unsafe.Pointer, n int, t elem.Type, to int) error {
-	const name = "MPI_Isend"
-	if err := c.Ready(name, n, t, src, src); err != nil {
-		return err
-	}
-	if err := c.CheckRank(name, to); err != nil {
-		return err
-	}
-	p.group.Add(c.Comm, src, n, t, to, false, unsafe.Pointer(c.out(to)))
-	return nil
+	return p.group.SendBy(c.Comm, src, n, t, to, unsafe.Pointer(c.out(to)))
 }
 
 // Recv is cudampi.P2P.Recv.
 func (p *P2P) Recv(c *Comm, dst unsafe.Pointer, n int, t elem.Type, from int) error {
-	const name = "MPI_Irecv"
-	if err := c.Ready(name, n, t, dst, dst); err != nil {
-		return err
-	}
-	if err := c.CheckRank(name, from); err != nil {
-		return err
-	}
-	p.group.Add(c.Comm, dst, n, t, from, true, unsafe.Pointer(c.in(from)))
-	return nil
+	return p.group.RecvBy(c.Comm, dst, n, t, from, unsafe.Pointer(c.in(from)))
 }
 
 // Wait is cudampi.P2P.Wait.
