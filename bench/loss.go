@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -83,7 +82,7 @@ func (l *lossBench) run() error {
 		return err
 	}
 	runs := append([]string{""}, l.variants...)
-	ours := make([][]step, len(runs))
+	ours := make([][]timedStep, len(runs))
 	for i, flags := range runs {
 		if ours[i], err = l.train(tokens, weights, strings.Fields(flags)); err != nil {
 			return err
@@ -114,33 +113,16 @@ func (l *lossBench) run() error {
 }
 
 // train is one run of bin/train.
-func (l *lossBench) train(tokens, weights string, flags []string) ([]step, error) {
+func (l *lossBench) train(tokens, weights string, flags []string) ([]timedStep, error) {
 	cmd := append(mpirun(1, l.program("train"), "--init-from", weights, "--data", tokens, "--cache", l.dir, "--dtype", "bfloat16",
 		"--seq", strconv.Itoa(l.seq), "--batch", strconv.Itoa(l.batch), "--global-batch", strconv.Itoa(l.batch), "--steps", strconv.Itoa(l.steps),
 		"--lr", "6e-4", "--beta2", "0.95", "--seed", strconv.FormatUint(l.seed, 10),
 		"--val-batches", "0", "--sample", "0", "--json", "-", "--log-level", "warn", "--device", "cuda"), flags...)
-	var steps []step
-	err := stream(cmd, func(text string) error {
-		if !strings.HasPrefix(text, "{") {
-			return nil
-		}
-		var s step
-		if err := json.Unmarshal([]byte(text), &s); err != nil {
-			return fmt.Errorf("%q: %w", text, err)
-		}
-		if !s.Summary {
-			steps = append(steps, s)
-		}
-		return nil
-	})
-	if err == nil && len(steps) != l.steps {
-		err = fmt.Errorf("train printed %d steps, want %d", len(steps), l.steps)
-	}
-	return steps, err
+	return stepsOf(cmd, l.steps)
 }
 
 // rowOf adds the row of one variant, and tells of it.
-func (l *lossBench) rowOf(flags string, ours []step, theirs []step) error {
+func (l *lossBench) rowOf(flags string, ours []timedStep, theirs []step) error {
 	if len(theirs) != len(ours) {
 		return fmt.Errorf("torch_loss.py printed %d losses, want %d", len(theirs), len(ours))
 	}

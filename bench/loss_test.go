@@ -9,7 +9,7 @@ import (
 func TestLossRow(t *testing.T) {
 	l := lossBench{model: "gpt2", batch: 8, seq: 1024, steps: 300}
 	l.group, l.gpus = &group{set: gpuSet, name: "loss"}, []string{"a GPU"}
-	ours, theirs := make([]step, 300), make([]step, 300)
+	ours, theirs := make([]timedStep, 300), make([]step, 300)
 	for i := range ours {
 		theirs[i].Loss = 3
 		ours[i].Loss = 5 // in the steps that do not count

@@ -194,29 +194,9 @@ func (t *trainBench) ours(m *trained, tokens string) error {
 		"--steps", strconv.Itoa(t.steps), "--val-batches", "0", "--sample", "0", "--json", "-", "--log-level", "warn", "--device", "cuda"), t.more...)
 	memory := watchMemory()
 	defer func() { m.memory = max(m.memory, memory()) }()
-	type line struct {
-		step
-		at time.Time
-	}
-	var all []line
-	err := stream(cmd, func(text string) error {
-		l := line{at: time.Now()}
-		if !strings.HasPrefix(text, "{") {
-			return nil
-		}
-		if err := json.Unmarshal([]byte(text), &l.step); err != nil {
-			return fmt.Errorf("%q: %w", text, err)
-		}
-		if !l.Summary {
-			all = append(all, l)
-		}
-		return nil
-	})
+	all, err := stepsOf(cmd, t.steps)
 	if err != nil {
 		return err
-	}
-	if len(all) != t.steps {
-		return fmt.Errorf("train printed %d steps, want %d", len(all), t.steps)
 	}
 	first, last := all[trainWarmSteps-1], all[len(all)-1]
 	steps := len(all) - trainWarmSteps
@@ -228,6 +208,33 @@ func (t *trainBench) ours(m *trained, tokens string) error {
 	times := timing.StatsOf(us)
 	m.p99 = append(m.p99, times.P99US/times.MedianUS)
 	return nil
+}
+
+// timedStep is a step that bin/train printed, and when its line came.
+type timedStep struct {
+	step
+	at time.Time
+}
+
+// stepsOf runs bin/train, which is to print so many steps.
+func stepsOf(cmd []string, want int) (all []timedStep, err error) {
+	err = stream(cmd, func(text string) error {
+		s := timedStep{at: time.Now()}
+		if !strings.HasPrefix(text, "{") {
+			return nil
+		}
+		if err := json.Unmarshal([]byte(text), &s.step); err != nil {
+			return fmt.Errorf("%q: %w", text, err)
+		}
+		if !s.Summary {
+			all = append(all, s)
+		}
+		return nil
+	})
+	if err == nil && len(all) != want {
+		err = fmt.Errorf("train printed %d steps, want %d", len(all), want)
+	}
+	return all, err
 }
 
 func (t *trainBench) theirs(m *trained) error {
