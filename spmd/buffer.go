@@ -113,6 +113,10 @@ func (b Buffer[T]) Len() int { return b.n }
 // Bytes returns the size in bytes.
 func (b Buffer[T]) Bytes() int { return b.n * sizeOf[T]() }
 
+// Address returns where the first element lies in the memory of the device, 0 where b has none: to see how it is aligned,
+// and whether buffers overlap.
+func (b Buffer[T]) Address() uintptr { return uintptr(b.addr()) }
+
 // Slice returns elements [i, j) of b; they share its memory. It panics out of
 // range, as b[i:j] would.
 func (b Buffer[T]) Slice(i, j int) Buffer[T] {

@@ -280,8 +280,8 @@ func (g *gpu) prepare(w *World, c *command) error {
 	switch {
 	case k != nil && k.on(g) == nil:
 		open = func() error { _, err := g.function(k); return err }
-	case c.kind == cmdLibrary && !c.lib.called.Load():
-		open = func() error { c.lib.called.Store(true); return nil }
+	case c.kind == cmdLibrary && c.lib.ready.Load() != g:
+		open = func() error { return c.lib.open(g) }
 	case c.kind == cmdGemm && !(g.hasLt.Load() && g.have(c.epilogueKernels())):
 		open = func() error { return g.openGemm(c.epilogueKernels()) }
 	case c.kind == cmdGemv && !g.hasGemv.Load():

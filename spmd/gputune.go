@@ -45,7 +45,7 @@ func (w *World) TuneGemm() error {
 			news.Failure = err.Error()
 		}
 	}
-	if err := w.channel.Tell(control.TuneGemm, &news, 0); err != nil {
+	if err := w.channel.Tell(control.Choose, &news, 0); err != nil {
 		return fmt.Errorf("%s: TuneGemm: %w", ccall.At(), err)
 	}
 	if news.Failure != "" {

@@ -119,8 +119,11 @@ func (q *hostQueue) report() (job.StreamState, bool) {
 	}
 	c := &q.ring[done%uint64(len(q.ring))]
 	r := job.StreamState{Waiting: q.tail - done, Command: c.kind.String(), At: "from " + c.site.String()}
-	if c.kind == cmdCall {
+	switch c.kind {
+	case cmdCall:
 		r.Command = c.call.String()
+	case cmdLibrary:
+		r.Command = c.lib.name
 	}
 	return r, true
 }

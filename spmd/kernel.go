@@ -102,6 +102,17 @@ func (b Buffer[T]) Arg() Arg {
 	return Arg{blk: b.blk, ptr: b.addr(), n: b.n, typ: elem.Of[T](), kind: bufferArg}
 }
 
+// ArgBuffer returns the buffer that a was made of by its Arg; false where a is none of T.
+func ArgBuffer[T Stored](a Arg) (b Buffer[T], ok bool) {
+	switch {
+	case a.kind != bufferArg || a.typ != elem.Of[T]() || a.blk == nil && a.n > 0:
+		return b, false
+	case a.n == 0:
+		return Buffer[T]{blk: a.blk}, true
+	}
+	return Buffer[T]{a.blk, int(uintptr(a.ptr)-uintptr(a.blk.Ptr)) / sizeOf[T](), a.n}, true
+}
+
 // I32 passes v to a parameter of type int. It panics when v does not fit.
 func I32(v int) Arg {
 	if int(int32(v)) != v {
@@ -245,18 +256,26 @@ func (a *Arg) String() string {
 // the kernel. Freed buffers and those of another
 // world are refused. It allocates nothing.
 func (k *Kernel) Launch(s *Stream, g Grid, args ...Arg) error {
+	if err := g.check(k.name); err != nil {
+		return err
+	}
+	c := command{kind: cmdKernel, kernel: k, grid: g}
+	return s.submit(&c, args)
+}
+
+// check refuses shapes that no launch of a kernel can have.
+func (g *Grid) check(kernel string) error {
 	for _, n := range [...]int{g.Blocks[0], g.Blocks[1], g.Blocks[2], g.Threads[0], g.Threads[1], g.Threads[2]} {
 		if n < 1 {
-			return fmt.Errorf("%s: Launch of %s: grid of %v blocks of %v threads", ccall.At(), k.name, g.Blocks, g.Threads)
+			return fmt.Errorf("%s: Launch of %s: grid of %v blocks of %v threads", ccall.At(), kernel, g.Blocks, g.Threads)
 		}
 	}
 	if g.Cluster != [3]int{} {
 		for i, n := range g.Cluster {
 			if n < 1 || g.Blocks[i]%n != 0 {
-				return fmt.Errorf("%s: Launch of %s: grid of %v blocks in clusters of %v", ccall.At(), k.name, g.Blocks, g.Cluster)
+				return fmt.Errorf("%s: Launch of %s: grid of %v blocks in clusters of %v", ccall.At(), kernel, g.Blocks, g.Cluster)
 			}
 		}
 	}
-	c := command{kind: cmdKernel, kernel: k, grid: g}
-	return s.submit(&c, args)
+	return nil
 }

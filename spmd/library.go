@@ -9,6 +9,7 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/internal/ccall"
+	"lockstep/internal/elem"
 	"lockstep/spmd/internal/coll"
 )
 
@@ -16,11 +17,12 @@ import (
 // one computation in two forms, as a Kernel, the one for GPUs by a Go function that
 // has the library enqueue its work.
 type Library struct {
-	name   string
-	gpu    func(LibraryCall) error
-	host   func(Args) error
-	called atomic.Bool
-	closed atomic.Bool
+	name    string
+	gpu     func(LibraryCall) error
+	host    func(Args) error
+	kernels []*Kernel
+	ready   atomic.Pointer[gpu] // that it has been called on
+	closed  atomic.Bool
 }
 
 // NewLibrary declares a call of a library. The name appears in errors.
@@ -29,9 +31,10 @@ type Library struct {
 // allocates on the device, and keeps no argument. It may be called inside of a
 // capture. host does the same to the same arguments in host memory. Either is nil
 // where there is no such form; a call there is an error. What gpu returns is the
-// error of Call, what host returns fails the stream.
-func NewLibrary(name string, gpu func(LibraryCall) error, host func(Args) error) *Library {
-	return &Library{name: name, gpu: gpu, host: host}
+// error of Call, what host returns fails the stream. kernels are those that gpu launches
+// beside the library's own.
+func NewLibrary(name string, gpu func(LibraryCall) error, host func(Args) error, kernels ...*Kernel) *Library {
+	return &Library{name: name, gpu: gpu, host: host, kernels: kernels}
 }
 
 // LibraryCall is one call of a Library on a GPU. It is valid until the function that
@@ -41,6 +44,8 @@ type LibraryCall struct {
 	Stream    *cuda.Stream
 	Workspace unsafe.Pointer // device memory aligned to 256 bytes; nil where none was asked for
 	Bytes     int            // of Workspace, as asked for
+	queue     *gpuQueue
+	lib       *Library
 }
 
 // Pointer returns the address of argument i, a buffer, in the memory of the device;
@@ -53,9 +58,30 @@ func (c LibraryCall) Pointer(i int) unsafe.Pointer {
 	return x.ptr
 }
 
+// Arg returns argument i, for a kernel.
+func (c LibraryCall) Arg(i int) Arg { return c.list[i] }
+
+// WorkspaceArg returns the workspace as an argument of kernels, a buffer of its bytes.
+func (c LibraryCall) WorkspaceArg() Arg {
+	return Arg{ptr: c.Workspace, n: c.Bytes, typ: elem.Uint8, kind: bufferArg}
+}
+
+// Launch enqueues k, one of the kernels of the Library, behind what the call has enqueued
+// on its stream. The arguments are those of the call, the workspace, and numbers: other
+// buffers are not protected from being freed. It neither blocks nor allocates.
+func (c LibraryCall) Launch(k *Kernel, g Grid, args ...Arg) error {
+	if err := g.check(k.name); err != nil {
+		return err
+	}
+	if !slices.Contains(c.lib.kernels, k) {
+		return fmt.Errorf("%s: Launch of %s: NewLibrary was not given this kernel", ccall.At(), k.name)
+	}
+	return c.queue.launch(k, g, args)
+}
+
 // Call enqueues the library's work on s with so many bytes of workspace, which belongs to
 // the stream, or to the graph in a capture, and is overwritten by its next command that
-// needs some: as with Gemm such commands of one stream come from one goroutine. Freed
+// needs some: such commands of one stream come from one goroutine. Freed
 // buffers and those of another world are refused. The first call on a GPU waits for the
 // collectives in flight, since the library may load code; later ones do not block and
 // allocate nothing.
@@ -86,9 +112,26 @@ func (l *Library) Close() error {
 func (q *gpuQueue) libraryCall(c *command, args []Arg, work unsafe.Pointer) (err error) {
 	q.args = append(q.args[:0], args...)
 	defer clear(q.args) // not to be kept alive by it
-	if err := c.lib.gpu(LibraryCall{Args{q.args}, q.h, work, c.N}); err != nil {
+	err = c.lib.gpu(LibraryCall{Args{q.args}, q.h, work, c.N, q, c.lib})
+	if of, ok := err.(*ccall.Error); ok { // which has its place in front of the name
+		named := *of
+		named.Op = c.lib.name + ": " + named.Op
+		return &named
+	}
+	if err != nil {
 		return fmt.Errorf("%s: %w", c.lib.name, err)
 	}
+	return nil
+}
+
+// open makes the kernels of l ready for its first call, which may load code itself.
+func (l *Library) open(g *gpu) error {
+	for _, k := range l.kernels {
+		if _, err := g.function(k); err != nil {
+			return err
+		}
+	}
+	l.ready.Store(g)
 	return nil
 }
 

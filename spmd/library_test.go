@@ -3,6 +3,7 @@ package spmd_test
 import (
 	"bytes"
 	"errors"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -143,6 +144,57 @@ func libraryAllocations(t *testing.T, w *spmd.World) {
 	}
 }
 
+// What all ranks take is what rank 0 alone chose, or its error.
+func TestChoose(t *testing.T) {
+	spmdtest.Run(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
+		type choice struct {
+			Name  string
+			Sizes []int
+		}
+		asked := false
+		got, err := spmd.Choose(w, "Pick", func() (choice, error) {
+			asked = true
+			return choice{"fast", []int{3, 1}}, nil
+		})
+		must(t, err)
+		if got.Name != "fast" || !slices.Equal(got.Sizes, []int{3, 1}) || asked != (w.Rank() == 0) {
+			t.Errorf("rank %d: %v, asked: %v", w.Rank(), got, asked)
+		}
+		_, err = spmd.Choose(w, "Pick", func() (int, error) { return 1, errors.New("nothing to pick") })
+		wantText(t, err, "spmd/library_test.go:", "Pick: rank 0: nothing to pick")
+		s := stream(t, w, "s")
+		g, err := s.Capture(func() error {
+			_, err := spmd.Choose(w, "Pick", func() (int, error) { return 1, nil })
+			wantText(t, err, "spmd/library_test.go:", "Pick: a stream is being captured")
+			return spmd.Fill(s, alloc[float32](t, w, 1), 1)
+		})
+		must(t, err)
+		must(t, g.Close())
+	})
+}
+
+// An argument becomes the buffer again that it was made of, and an address tells parts of a buffer apart.
+func TestArgBuffer(t *testing.T) {
+	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		b := alloc[float64](t, w, 10)
+		part := b.Slice(3, 7)
+		if at := b.Address(); at%256 != 0 || part.Address() != at+3*8 || b.Slice(2, 2).Address() != 0 {
+			t.Errorf("at %#x, a part at %#x", at, part.Address())
+		}
+		if got, ok := spmd.ArgBuffer[float64](part.Arg()); !ok || got != part {
+			t.Errorf("%v, %v, want %v", got, ok, part)
+		}
+		if got, ok := spmd.ArgBuffer[float64](b.Slice(2, 2).Arg()); !ok || got.Len() != 0 {
+			t.Errorf("of no elements: %v, %v", got, ok)
+		}
+		for what, a := range map[string]spmd.Arg{"another type": alloc[float32](t, w, 1).Arg(), "a number": spmd.F64(1), "nothing": {}} {
+			if got, ok := spmd.ArgBuffer[float64](a); ok {
+				t.Errorf("%s: %v", what, got)
+			}
+		}
+	})
+}
+
 // What was opened for the GPU is closed after graphs and before memory and the context,
 // the last first; what was taken back is not.
 func TestAtClose(t *testing.T) {
@@ -169,6 +221,40 @@ func TestAtClose(t *testing.T) {
 // gpuLibrary is what only the driver's log shows.
 func gpuLibrary(t *testing.T, w *spmd.World) {
 	testLibrary(t, w)
+	// A kernel that the library launches runs behind its own work, eagerly and in a graph.
+	s := stream(t, w, "s")
+	x := alloc[float32](t, w, 4)
+	grid := spmd.Cover1D(1, 1)
+	call := func(c spmd.LibraryCall) error {
+		if err := c.Stream.Fill(c.Workspace, 1, 0, 8); err != nil {
+			return err
+		}
+		return c.Launch(nop, grid, c.Arg(0), c.WorkspaceArg(), c.Arg(1))
+	}
+	l := spmd.NewLibrary("with a kernel", call, nil, nop)
+	enqueue := func() error { return l.Call(s, 8, x.Arg(), spmd.I32(3)) }
+	must(t, enqueue())
+	newCalls(t)
+	g, err := s.Capture(enqueue)
+	must(t, errors.Join(enqueue(), err))
+	must(t, g.Close())
+	ran := newCalls(t, "cuMemsetD8Async", "cuLaunchKernel")
+	for i, line := range ran {
+		if len(ran) != 4 || !strings.HasPrefix(line, []string{"cuMemsetD8Async", "cuLaunchKernel"}[i%2]) {
+			t.Errorf("%q, want a fill and a kernel, and again", ran)
+			break
+		}
+	}
+	wantText(t, spmd.NewLibrary("other", call, nil).Call(s, 8, x.Arg(), spmd.I32(3)), "other: spmd/library_test.go:", "Launch of nop", "not given this kernel")
+	grid.Threads[0] = 0
+	wantText(t, enqueue(), "with a kernel: spmd/library_test.go:", "Launch of nop: grid of")
+	// A status of the driver has its place in front, as everywhere.
+	injected("cuMemsetD8Async=700", func() {
+		if err := enqueue(); err == nil || !regexp.MustCompile(`^spmd/library_test.go:\d+: with a kernel: cuMemsetD8Async: `).MatchString(err.Error()) {
+			t.Error(err)
+		}
+	})
+	must(t, s.Close())
 	w.AtClose(func() error {
 		for _, line := range newCalls(t, "cuGraphExecDestroy", "cuMemFree", "cuDevicePrimaryCtxRelease") {
 			if !strings.HasPrefix(line, "cuGraphExecDestroy") {

@@ -40,7 +40,7 @@ const (
 	Save
 	Load
 	WaitSave
-	TuneGemm
+	Choose
 	Start
 	End
 
@@ -146,7 +146,7 @@ var table = [256]Traits{
 	Save:            {Name: "Save", Own: true},
 	Load:            {Name: "Load", Own: true},
 	WaitSave:        {Name: "Wait for a save", Own: true},
-	TuneGemm:        {Name: "TuneGemm", Own: true},
+	Choose:          {Name: "Choose", Own: true},
 	Start:           {Name: "the start", Own: true},
 	End:             {Name: "the end", Own: true},
 

@@ -18,7 +18,7 @@ const (
 	Save            = coll.Save
 	Load            = coll.Load
 	WaitSave        = coll.WaitSave
-	TuneGemm        = coll.TuneGemm
+	Choose          = coll.Choose
 	Start           = coll.Start
 	End             = coll.End
 )

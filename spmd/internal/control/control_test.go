@@ -188,13 +188,13 @@ func TestChannel(t *testing.T) {
 		if c.Rank() == last {
 			v["x"] = 7
 		}
-		must(t, ch.Tell(control.TuneGemm, &v, last))
+		must(t, ch.Tell(control.Choose, &v, last))
 		if v["x"] != 7 {
 			t.Errorf("told %v", v)
 		}
 		inside := false
 		must(t, ch.Exchange(control.End, func(control.Comm) error { inside = g.inside; return nil }))
-		if want := []control.Call{control.Save, control.Load, control.Load, control.Start, control.TuneGemm, control.End}; !inside || !slices.Equal(g.passed, want) {
+		if want := []control.Call{control.Save, control.Load, control.Load, control.Start, control.Choose, control.End}; !inside || !slices.Equal(g.passed, want) {
 			t.Errorf("passed %v, want %v", g.passed, want)
 		}
 
