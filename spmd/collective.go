@@ -211,7 +211,7 @@ func scan[T Elem](c Comm, name string, kind coll.Kind, dst, src Buffer[T], op Op
 // length. It may be over before that. Messages between two ranks arrive in the order sent,
 // those of no elements among them: each is one message, for which there is one Recv. Two ranks that
 // both send first and receive afterwards may wait for each other for ever, unless
-// they do so in a Group or by SendRecv.
+// they do so in a Group or by SendRecv. Where to is None nothing is sent.
 // Source: mpi.h, MPI_Send; nccl.h, ncclSend.
 func Send[T Elem](c Comm, src Buffer[T], to int) error {
 	if m := c.plain(src.blk, to); m != nil {
@@ -224,6 +224,9 @@ func Send[T Elem](c Comm, src Buffer[T], to int) error {
 		mpiOrder.Leave()
 		return err
 	}
+	if to == None {
+		return c.leaveOut("Send", src.blk, nil)
+	}
 	cmd := call{Call: coll.Call{Kind: coll.Send, N: src.n}, comm: c.st}
 	return collective(c, "Send", &cmd, Buffer[T]{}, src, to)
 }
@@ -232,7 +235,7 @@ func Send[T Elem](c Comm, src Buffer[T], to int) error {
 // carry it, a message of another length is an error that names both lengths; NCCL
 // does not see lengths, and may wait for ever. Two ranks that both receive first
 // wait for each other, on the host also on different streams, since calls enter MPI
-// one at a time: use a Group.
+// one at a time: use a Group. Where from is None dst stays as it is.
 // Source: mpi.h, MPI_Recv; nccl.h, ncclRecv.
 func Recv[T Elem](c Comm, dst Buffer[T], from int) error {
 	if m := c.plain(dst.blk, from); m != nil {
@@ -245,19 +248,26 @@ func Recv[T Elem](c Comm, dst Buffer[T], from int) error {
 		mpiOrder.Leave()
 		return err
 	}
+	if from == None {
+		return c.leaveOut("Recv", dst.blk, nil)
+	}
 	cmd := call{Call: coll.Call{Kind: coll.Recv, N: dst.n}, comm: c.st}
 	return collective(c, "Recv", &cmd, dst, Buffer[T]{}, from)
 }
 
 // SendRecv sends src to rank to and receives dst from rank from at the same time.
-// dst and src must not overlap. What has no elements is sent and received all the same.
+// dst and src must not overlap. What has no elements is sent and received all the same. Where to or from is None, that
+// half of it is left out.
 // Source: mpi.h, MPI_Sendrecv.
 func SendRecv[T Elem](c Comm, dst Buffer[T], from int, src Buffer[T], to int) error {
-	if from < 0 || from >= c.Size() {
+	if from != None && (from < 0 || from >= c.Size()) {
 		return rankError(c, "SendRecv", "from", from)
 	}
 	if overlaps(dst.addr(), dst.Bytes(), src.addr(), src.Bytes()) {
 		return fmt.Errorf("%s: SendRecv: dst of %d elements and src of %d overlap", ccall.At(), dst.n, src.n)
+	}
+	if from == None || to == None {
+		return half(c, dst, from, src, to)
 	}
 	cmd := call{Call: coll.Call{Kind: coll.SendRecv, N: src.n, RecvN: dst.n, From: int32(from)}, comm: c.st}
 	return collective(c, "SendRecv", &cmd, dst, src, to)

@@ -45,6 +45,7 @@ func TestGPUThroughMPI(t *testing.T) {
 		{"several streams and communicators", []int{3}, mpiSeveral},
 		{"groups of messages", []int{3}, mpiGroups},
 		{"messages of no elements", []int{3}, emptyMessages},
+		{"messages that are left out", []int{3}, leftOut},
 		{"capture", []int{2}, mpiCapture},
 	} {
 		t.Run(tc.name, func(t *testing.T) { spmdtest.Run(t, tc.ranks, tc.body) })

@@ -66,6 +66,8 @@ func app(what string) {
 			return peerBranches(w)
 		case "mixed streams":
 			return mixedStreams(w)
+		case "line":
+			return shiftLine(w)
 		case "peer messages":
 			return peerMessages(w)
 		case "a message too long", "a message too short":

@@ -298,6 +298,9 @@ func peerMessages(w *spmd.World) error {
 	if w.Size() == 3 && err == nil {
 		err = exchangeLetters(w, []int{much + 1, 9}, much)
 	}
+	if err == nil {
+		err = shiftLine(w)
+	}
 	return errors.Join(err, w.Emit(map[string]any{"right": err == nil}))
 }
 
