@@ -215,13 +215,14 @@ func scan[T Elem](c Comm, name string, kind coll.Kind, dst, src Buffer[T], op Op
 // Source: mpi.h, MPI_Send; nccl.h, ncclSend.
 func Send[T Elem](c Comm, src Buffer[T], to int) error {
 	if m := c.plain(src.blk, to); m != nil {
-		if err := mpiOrder.Enter(mpiOrder.Take(1)); err != nil {
+		order := c.st.w.order
+		if err := order.Enter(order.Take(1)); err != nil {
 			return err
 		}
 		c.st.recorder.BeginMessage(coll.Send, elem.Of[T](), to, src.n)
 		err := m.Send(src.addr(), src.n, elem.Of[T](), to)
 		c.st.recorder.Leave()
-		mpiOrder.Leave()
+		order.Leave()
 		return err
 	}
 	if to == None {
@@ -239,13 +240,14 @@ func Send[T Elem](c Comm, src Buffer[T], to int) error {
 // Source: mpi.h, MPI_Recv; nccl.h, ncclRecv.
 func Recv[T Elem](c Comm, dst Buffer[T], from int) error {
 	if m := c.plain(dst.blk, from); m != nil {
-		if err := mpiOrder.Enter(mpiOrder.Take(1)); err != nil {
+		order := c.st.w.order
+		if err := order.Enter(order.Take(1)); err != nil {
 			return err
 		}
 		c.st.recorder.BeginMessage(coll.Recv, elem.Of[T](), from, dst.n)
 		err := m.Recv(dst.addr(), dst.n, elem.Of[T](), from)
 		c.st.recorder.Leave()
-		mpiOrder.Leave()
+		order.Leave()
 		return err
 	}
 	if from == None {

@@ -7,13 +7,10 @@ import (
 	"sync"
 	"unsafe"
 
-	"lockstep/cudampi"
 	"lockstep/internal/ccall"
-	"lockstep/internal/shm"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/transport"
-	"lockstep/spmd/internal/transport/mpi"
 	"lockstep/spmd/internal/verify"
 )
 
@@ -28,7 +25,6 @@ type Comm struct {
 // commState is what all copies of a Comm share.
 type commState struct {
 	w        *World
-	mpi      *shm.Comm
 	id       string // the same on all its ranks
 	splits   int    // made of it so far
 	recorder *verify.Recorder
@@ -94,7 +90,7 @@ func (c Comm) Split(color, key int) (Comm, error) {
 // split is Split in its turn.
 func (c Comm) split(color, key int) (Comm, error) {
 	w := c.st.w
-	m, err := c.st.mpi.Split(color, key)
+	m, err := c.st.host.Split(color, key)
 	if err != nil {
 		return Comm{}, err
 	}
@@ -119,7 +115,7 @@ func (c Comm) split(color, key int) (Comm, error) {
 // Collective over its ranks, blocking.
 func (c Comm) Close() error {
 	st := c.st
-	if st == nil || st.mpi == nil || st.freed {
+	if st == nil || st.host == nil || st.freed {
 		return nil
 	}
 	if st == st.w.Comm.st || st == st.w.NodeComm.st {
@@ -141,26 +137,25 @@ func (st *commState) free() error {
 	if st.checker != nil {
 		err = errors.Join(err, st.checker.Close())
 	}
-	return errors.Join(err, st.mpi.Close())
+	return errors.Join(err, st.host.Close())
 }
 
-// addComm takes a communicator into the world, in the caller's turn. Collective.
-func (w *World) addComm(m *cudampi.Comm, id string) (Comm, error) {
-	shared, err := shm.Share(m)
-	st := &commState{w: w, id: id, mpi: shared, router: onHost(mpi.New(shared), m.Rank(), m.Size())}
+// addComm takes a communicator into the world, in the caller's turn. Collective over it.
+func (w *World) addComm(h transport.Host, id string) (Comm, error) {
+	slow := h.Slow()
+	st := &commState{w: w, id: id, router: onHost(h)}
 	st.recorder = verify.NewRecorder(id, st.rank, st.size)
 	st.recorder.Place = st.place
 	if id != control.ID && st.size > 1 && w.cfg.Check != "off" {
-		own, e := m.Dup()
-		if e != nil {
-			return Comm{}, e
+		own, err := h.Dup()
+		if err != nil {
+			return Comm{}, err
 		}
-		shared, e := shm.Share(own)
-		st.checker = verify.NewChecker(shared, st.recorder)
-		err = errors.Join(err, e)
+		st.checker = verify.NewChecker(own, st.recorder)
+		slow = errors.Join(slow, own.Slow())
 	}
-	if err != nil {
-		w.Log.Warn().Err(err).Msg("small collectives go through messages, not through shared memory")
+	if slow != nil {
+		w.Log.Warn().Err(slow).Msg("small collectives go through messages, not through shared memory")
 	}
 	if w.gpu != nil {
 		st.onGPU()
@@ -239,16 +234,16 @@ func (g *group) add(c *call) {
 	g.cmds[len(g.cmds)-1].copyFrom(c)
 }
 
-// plain returns the MPI communicator where a message between this rank and peer is
+// plain returns the communicator in host memory where a message between this rank and peer is
 // nothing but a blocking call with nothing to refuse, and nil otherwise. A message
 // costs little more than a call from Go to C: for it the way through do is long.
-func (c Comm) plain(b *block, peer int) *shm.Comm {
+func (c Comm) plain(b *block, peer int) transport.Host {
 	st := c.st
 	if c.s != nil || st == nil || st.checker != nil || st.open != nil || st.freed || uint(peer) >= uint(st.size) || b == nil || b.w != st.w ||
 		b.Freed.Load() || st.w.gpu != nil || st.w.capturing.Load() != 0 {
 		return nil
 	}
-	return st.mpi
+	return st.host
 }
 
 // do runs, enqueues or groups a call.
@@ -284,7 +279,7 @@ func (c Comm) do(cmd *call) error {
 		}
 		return st.w.blocking.Synchronize()
 	}
-	turn := mpiOrder.Take(1)
+	turn := st.w.order.Take(1)
 	err := cmd.communicate(turn)
 	// A program that does nothing but call is one that computes in C without a pause. Not with a GPU: its core is idle most
 	// of the time, and the other ranks would wait for the pause.
@@ -297,7 +292,8 @@ func (c Comm) do(cmd *call) error {
 
 // communicate enters MPI in its turn.
 func (c *call) communicate(turn uint64) error {
-	if err := mpiOrder.Enter(turn); err != nil {
+	order := c.comm.w.order
+	if err := order.Enter(turn); err != nil {
 		return err
 	}
 	r := c.comm.recorder
@@ -306,13 +302,13 @@ func (c *call) communicate(turn uint64) error {
 	if err == nil {
 		r.Note(p, &c.Call, c.group, c.memory(), c.site)
 		if c.route.whole {
-			err = c.comm.host.Make(&c.Call)
+			err = transport.MakeOnHost(c.comm.host, &c.Call)
 		} else {
 			err = c.make(nil, c.comm.hostWork(inBytes(c.route.work)))
 		}
 	}
 	r.Leave()
-	mpiOrder.Leave()
+	order.Leave()
 	return err
 }
 

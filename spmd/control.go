@@ -10,16 +10,14 @@ import (
 // is seen by the watch, and compared with what the other ranks called. The framework's own traffic between all ranks is
 // that of a control.Channel, whose guard the communicator control.ID is.
 
-// mpiOrder is the order of this process in MPI.
-var mpiOrder = control.NewTickets()
-
 // Pass implements control.Guard: fn runs in its turn in MPI, and the watchdog sees the call, and --check.
 // Collective over st, blocking.
 func (st *commState) Pass(on control.Call, fn func() error) error {
-	if err := mpiOrder.Enter(mpiOrder.Take(1)); err != nil {
+	order := st.w.order
+	if err := order.Enter(order.Take(1)); err != nil {
 		return err
 	}
-	defer mpiOrder.Leave()
+	defer order.Leave()
 	if on == control.End { // which is no call of the program: the watch knows without
 		return fn()
 	}
@@ -34,4 +32,4 @@ func (st *commState) Pass(on control.Call, fn func() error) error {
 }
 
 // Strangers implements control.Guard.
-func (st *commState) Strangers(on control.Call) error { return verify.Strangers(st.mpi, on) }
+func (st *commState) Strangers(on control.Call) error { return verify.Strangers(st.host, on) }

@@ -29,7 +29,7 @@ type crossCheck struct {
 // openCross starts to compare. The communicators of the world have NCCL. Collective
 // over all ranks, in the caller's turn.
 func (w *World) openCross() error {
-	self, err := w.control.st.mpi.Split(w.Rank(), 0)
+	self, err := w.control.st.host.Split(w.Rank(), 0)
 	if err != nil {
 		return err
 	}
@@ -41,7 +41,7 @@ func (w *World) openCross() error {
 	if err != nil {
 		return err
 	}
-	w.cross = &crossCheck{w: w, ref: verify.NewReference(transport.Bare{S: s.dev.h}, poolMemory{w}, alone.st.mpi)}
+	w.cross = &crossCheck{w: w, ref: verify.NewReference(transport.Bare{S: s.dev.h}, poolMemory{w}, alone.st.host)}
 	if err := w.mustAgree(errors.Join(w.Comm.st.openDevice(), w.NodeComm.st.openDevice())); err != nil {
 		return fmt.Errorf("--check both: %w", err)
 	}
@@ -60,7 +60,7 @@ func (x *crossCheck) submit(q *gpuQueue, c *command) error {
 		return q.submit(c, nil)
 	}
 	made := verify.Pack(&c.Call, c.group) // a group is gone once it is issued
-	run, err := x.ref.Begin(st.second, st.mpi, st.recorder, &c.Call, c.group, q.s.copyBytes)
+	run, err := x.ref.Begin(st.second, st.host, st.recorder, &c.Call, c.group, q.s.copyBytes)
 	if err != nil {
 		return err
 	}
@@ -70,11 +70,10 @@ func (x *crossCheck) submit(q *gpuQueue, c *command) error {
 	if err := q.end().Wait(); err != nil {
 		return err
 	}
-	turn := mpiOrder.Take(1)
-	if err := mpiOrder.Enter(turn); err != nil {
+	if err := x.w.order.Enter(x.w.order.Take(1)); err != nil {
 		return err
 	}
-	defer mpiOrder.Leave()
+	defer x.w.order.Leave()
 	st.recorder.Enter(made)
 	defer st.recorder.Leave()
 	if err := run.Compare(); err != nil {

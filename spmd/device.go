@@ -16,7 +16,6 @@ import (
 	"lockstep/cuda/nvrtc"
 	"lockstep/internal/elem"
 	"lockstep/internal/kernels"
-	"lockstep/internal/shm"
 	"lockstep/nccl"
 	"lockstep/spmd/internal/affinity"
 	"lockstep/spmd/internal/control"
@@ -44,7 +43,7 @@ const (
 // chooseDevice opens the rank's GPU, or settles on the host, on all ranks alike.
 //
 // Collective over all ranks.
-func (w *World) chooseDevice(node *shm.Comm) error {
+func (w *World) chooseDevice(node control.Comm) error {
 	if w.cfg.Device == "host" {
 		w.why = "--device host"
 		return nil
@@ -103,7 +102,7 @@ func (w *World) chooseDevice(node *shm.Comm) error {
 // findGPU chooses among the GPUs that the rank sees, by their index. The ranks
 // of a node, in their order, take the first one that none before them has: the
 // local rank's where all see the same, the only one where each sees its own.
-func (w *World) findGPU(node *shm.Comm) (int, error) {
+func (w *World) findGPU(node control.Comm) (int, error) {
 	const most, idBytes = 64, 48
 	var mine [most * idBytes]byte
 	n, err := visibleGPUs(func(i int, id string) {
@@ -179,7 +178,7 @@ func visibleGPUs(each func(i int, id string)) (int, error) {
 //
 // Collective over all ranks.
 func (w *World) firstFailure(mine error) (*control.Failure, error) {
-	return control.First(w.control.st.mpi, mine)
+	return control.First(w.control.st.host, mine)
 }
 
 // capability is the GPU's compute capability, major*10 + minor.
@@ -193,7 +192,7 @@ func (g *gpu) capability() int {
 // binary on disk; the others receive it.
 //
 // Collective over the ranks of the node.
-func (w *World) loadKernels(node *shm.Comm) error {
+func (w *World) loadKernels(node control.Comm) error {
 	defer w.startup.Begin("kernels")()
 	sources := kernels.All()
 	same, err := w.sameSources(node, sources)
@@ -266,7 +265,7 @@ func (m *module) function(name string) (*cuda.Function, error) {
 
 // sameSources says whether all ranks of the node have the same sources and the
 // same architecture.
-func (w *World) sameSources(node *shm.Comm, sources []kernels.Source) (bool, error) {
+func (w *World) sameSources(node control.Comm, sources []kernels.Source) (bool, error) {
 	h := fnv.New64a()
 	for _, s := range sources {
 		for _, text := range append([]string{s.Key()}, s.Names...) {
@@ -304,7 +303,7 @@ func compileSource(cache nvrtc.Cache, s *kernels.Source, capability int) (nvrtc.
 
 // shareImages copies rank 0's images to the other ranks of the node; failure is
 // that of rank 0.
-func shareImages(node *shm.Comm, images [][]byte, failure error) error {
+func shareImages(node control.Comm, images [][]byte, failure error) error {
 	sizes := make([]int64, len(images)+1)
 	for i, b := range images {
 		sizes[i+1] = int64(len(b))
@@ -336,7 +335,7 @@ func shareImages(node *shm.Comm, images [][]byte, failure error) error {
 // every rank's.
 //
 // Collective over all ranks.
-func (w *World) startGPU(node *shm.Comm) error {
+func (w *World) startGPU(node control.Comm) error {
 	for _, st := range w.comms { // those made before the device was chosen
 		st.onGPU()
 	}
@@ -432,7 +431,7 @@ func (g *gpu) describe(line *zerolog.Event, ranks int) *zerolog.Event {
 
 // stayNear keeps this process to the cores near its GPU, where nobody has bound it, and
 // shares them out among the ranks that have the same. Collective over the node.
-func (w *World) stayNear(node *shm.Comm) error {
+func (w *World) stayNear(node control.Comm) error {
 	list, near := affinity.NearGPU("/sys", w.gpu.dev.PCI())
 	if list != "" {
 		if err := affinity.Keep(&near); err != nil {

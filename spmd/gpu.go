@@ -23,7 +23,7 @@ import (
 // gpu is the GPU of this process, shared by its worlds.
 type gpu struct {
 	dev   *cuda.Device
-	users int // worlds; under openMu
+	users int // worlds; under processMu
 
 	issue    sync.Mutex // the order of NCCL calls
 	last     lastIssue
@@ -51,8 +51,11 @@ type gpu struct {
 	checked time.Time // when health was last asked
 }
 
-// processGPU is the GPU of this process, under openMu; nil where none is open.
-var processGPU *gpu
+// processGPU is the GPU of this process, under processMu; nil where none is open.
+var (
+	processMu  sync.Mutex
+	processGPU *gpu
+)
 
 const (
 	// gemmWorkspace is what NVIDIA recommends for cuBLAS on Hopper; other
@@ -61,8 +64,10 @@ const (
 	stageBytes    = 2 << 20 // of each half of the staging buffer
 )
 
-// openGPU opens the device with an index. The caller holds openMu.
+// openGPU opens the device with an index.
 func openGPU(index int) (*gpu, error) {
+	processMu.Lock()
+	defer processMu.Unlock()
 	if processGPU != nil {
 		if processGPU.dev.Index() != index {
 			return nil, fmt.Errorf("this process works on GPU %d already", processGPU.dev.Index())
@@ -86,9 +91,10 @@ func openGPU(index int) (*gpu, error) {
 	return g, nil
 }
 
-// close gives up one use. Everything of the caller's world is gone already. The
-// caller holds openMu.
+// close gives up one use. Everything of the caller's world is gone already.
 func (g *gpu) close() error {
+	processMu.Lock()
+	defer processMu.Unlock()
 	if g.users--; g.users > 0 {
 		return nil
 	}

@@ -92,7 +92,7 @@ func (w *World) openNCCL(st *commState, parent *commState, color, key int) error
 			id = nccl.ID{} // the others must not wait: they see that there is none
 		}
 	}
-	if e := st.mpi.BroadcastID((*[128]byte)(&id), 0); e != nil {
+	if e := st.host.BroadcastID((*[128]byte)(&id), 0); e != nil {
 		return e
 	}
 	done()
@@ -128,13 +128,13 @@ func (w *World) openNCCL(st *commState, parent *commState, color, key int) error
 func (w *World) linked(st *commState) (bool, error) {
 	failure := errors.New("there are several nodes")
 	if w.nodes == 1 {
-		uuids, err := peer.UUIDs(st.mpi, w.gpu.dev)
+		uuids, err := peer.UUIDs(st.host, w.gpu.dev)
 		if err != nil {
 			return false, err
 		}
 		failure = w.gpu.reachesOverNVLink(uuids)
 	}
-	first, err := control.First(st.mpi, failure)
+	first, err := control.First(st.host, failure)
 	if err == nil && first != nil {
 		w.Log.Debug().Int("of_rank", first.Rank).Str("why", first.Text).Msg("NCCL carries all but symmetric memory, and keeps the collectives of graphs apart by events around each")
 	}

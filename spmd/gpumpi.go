@@ -14,6 +14,7 @@ import (
 	"lockstep/nccl"
 	"lockstep/spmd/internal/transport"
 	"lockstep/spmd/internal/transport/devmpi"
+	"lockstep/spmd/internal/transport/mpi"
 )
 
 // proxy makes the calls that carry GPU memory through MPI, one after the other, in the
@@ -84,13 +85,14 @@ func (l *proxy) work() {
 // make makes the call in its turn. After a failure it lets the stream go on all the same:
 // nobody may wait for what will not come.
 func (c *delivery) make() {
-	err := mpiOrder.Enter(c.turn)
+	order := c.q.s.w.order
+	err := order.Enter(c.turn)
 	if err != nil {
 		c.q.broken(c.Release())
 		return
 	}
 	err = c.Run()
-	mpiOrder.Leave()
+	order.Leave()
 	if err != nil {
 		c.q.failed(fmt.Errorf("stream %q, %v enqueued at %s: %w", c.q.s.name, c.what, &c.site, err), c.seq)
 	}
@@ -168,7 +170,11 @@ func (st *commState) openDevice() error {
 		return err
 	}
 	path, _ := w.cfg.mpiPath()
-	dev, peers, err := peer.OnDevice(st.mpi, w.gpu.dev, cudampi.DeviceConfig{Path: path})
+	shared, err := mpi.CommOf(st.host)
+	if err != nil {
+		return err
+	}
+	dev, peers, err := peer.OnDevice(shared, w.gpu.dev, cudampi.DeviceConfig{Path: path})
 	if err != nil {
 		return err
 	}
@@ -211,7 +217,7 @@ func (q *gpuQueue) Hand(j transport.Job) error {
 	if q.s.cap != nil {
 		return fmt.Errorf("%v cannot be captured where %v carries it: a graph has no host that could call MPI", &what, j.By)
 	}
-	turn := mpiOrder.Take(1)
+	turn := q.s.w.order.Take(1)
 	if err := j.Hold(); err != nil {
 		q.s.w.fail(err) // the turn is lost
 		return err
@@ -251,13 +257,14 @@ func (c *call) onDeviceNow(q *gpuQueue) error {
 		return err
 	}
 	g.issue.Lock()
-	turn := mpiOrder.Take(1)
+	order := st.w.order
+	turn := order.Take(1)
 	err = g.orderAfterOthers(q, lastOf(q, &cmd))
 	g.issue.Unlock()
-	if e := mpiOrder.Enter(turn); e != nil {
+	if e := order.Enter(turn); e != nil {
 		return e
 	}
-	defer mpiOrder.Leave()
+	defer order.Leave()
 	if err != nil {
 		return err
 	}
@@ -273,5 +280,5 @@ func (c *call) onDeviceNow(q *gpuQueue) error {
 	if q != st.w.blocking.dev {
 		return nil
 	}
-	return st.mpi.WaitStream(q.h)
+	return st.host.WaitStream(q.h)
 }

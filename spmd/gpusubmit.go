@@ -85,10 +85,11 @@ func (q *gpuQueue) submit(c *command, args []Arg) error {
 
 // checkBefore is verify for a call on a stream, in a turn of its own.
 func (c *command) checkBefore(q *gpuQueue) error {
-	if err := mpiOrder.Enter(mpiOrder.Take(1)); err != nil {
+	order := q.s.w.order
+	if err := order.Enter(order.Take(1)); err != nil {
 		return err
 	}
-	defer mpiOrder.Leave()
+	defer order.Leave()
 	r := c.comm.recorder
 	if q.s.cap == nil {
 		c.begun = true

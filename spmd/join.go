@@ -12,41 +12,38 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"lockstep/cudampi"
 	"lockstep/host"
 	"lockstep/internal/elem"
-	"lockstep/internal/shm"
 	"lockstep/spmd/internal/affinity"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/job"
+	"lockstep/spmd/internal/transport"
 )
 
 // connect starts MPI and joins the job, one world of the process at a time.
 func (w *World) connect() error {
-	openMu.Lock()
-	defer openMu.Unlock()
+	w.ranks.Lock()
+	defer w.ranks.Unlock()
 	done := w.startup.Begin("mpi")
-	base, err := cudampi.Start()
+	base, err := w.ranks.Join()
 	if err != nil {
 		return err
 	}
 	done()
 	if err := w.launched.CheckWorld(base.Size()); err != nil {
-		return errors.Join(Usage(err), cudampi.Stop())
+		return errors.Join(Usage(err), w.ranks.Leave())
 	}
-	openWorlds++
 	return w.join(base)
 }
 
 // join makes the communicators and finds the nodes and the cores. It runs in this
 // goroutine alone, but other worlds of the process may be at work.
-func (w *World) join(base *cudampi.Comm) error {
-	turn := mpiOrder.Take(1)
-	if err := mpiOrder.Enter(turn); err != nil {
+func (w *World) join(base transport.Host) error {
+	if err := w.order.Enter(w.order.Take(1)); err != nil {
 		return err
 	}
-	defer mpiOrder.Leave()
+	defer w.order.Leave()
 	world, err := base.Dup()
 	if err != nil {
 		return err
@@ -69,7 +66,7 @@ func (w *World) join(base *cudampi.Comm) error {
 	if w.control, err = w.addComm(own, control.ID); err != nil {
 		return err
 	}
-	w.channel = control.NewChannel(w.control.st.mpi, w.control.st)
+	w.channel = control.NewChannel(w.control.st.host, w.control.st)
 	node, err := base.SplitShared()
 	if err != nil {
 		return err
@@ -77,8 +74,8 @@ func (w *World) join(base *cudampi.Comm) error {
 	if w.NodeComm, err = w.addComm(node, "node"); err != nil {
 		return err
 	}
-	shared := w.NodeComm.st.mpi
-	if err := w.findNode(w.control.st.mpi, shared); err != nil {
+	shared := w.NodeComm.st.host
+	if err := w.findNode(w.control.st.host, shared); err != nil {
 		return err
 	}
 	w.NodeComm.st.id = fmt.Sprintf("node %d", w.node)
@@ -99,7 +96,7 @@ func (w *World) join(base *cudampi.Comm) error {
 
 // findNode numbers the nodes by their lowest rank: node leaders count those
 // before them and tell the others. On the way the ranks compare what they were started with.
-func (w *World) findNode(world, node *shm.Comm) error {
+func (w *World) findNode(world, node control.Comm) error {
 	type facts struct{ leads, sum int64 }
 	all := make([]facts, world.Size())
 	mine := facts{sum: job.Sum(w.cfg.forJob().Settings(w.flags))}
@@ -162,15 +159,16 @@ func (w *World) compareSettings(m control.Comm) error {
 }
 
 // findThreads shares out the cores of the node. Collective over it.
-func (w *World) findThreads(node *shm.Comm) (err error) {
+func (w *World) findThreads(node control.Comm) (err error) {
 	if w.threads, err = affinity.Share(node); err != nil {
 		return err
 	}
 	host.SetThreads(w.threads)
-	// Goroutines inside MPI hold a processor of the Go scheduler for a while, so a
-	// rank bound to one core needs more of them than cores for its streams to run
-	// at the same time.
-	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), w.threads+3))
+	if w.ranks.InC() {
+		// Such goroutines hold a processor of the Go scheduler for a while, so a rank bound
+		// to one core needs more of them than cores for its streams to run at the same time.
+		runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), w.threads+3))
+	}
 	return nil
 }
 
@@ -182,7 +180,7 @@ func (w *World) logStart() {
 	}
 	line = line.Str("launcher", w.launched.Name).Int("ranks", w.Size()).Int("nodes", w.nodes).
 		Str("device", w.Device()).Str("collectives", w.Collectives()).Str("why", w.why).
-		Str("mpi", cudampi.Version()).Int("threads", w.threads).Str("blas", host.BLAS())
+		Str("mpi", w.ranks.Library()).Int("threads", w.threads).Str("blas", host.BLAS())
 	if w.cores != "" {
 		line = line.Str("cores", w.cores)
 	}

@@ -6,8 +6,8 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"lockstep/cudampi"
 	"lockstep/spmd/internal/job"
+	"lockstep/spmd/internal/transport/mpi"
 )
 
 // Main is the whole of a program's main function: it parses the command line into
@@ -33,9 +33,9 @@ func Main(fs *pflag.FlagSet, run func(ctx context.Context, w *World) error, chec
 		Flags:  fs,
 		Config: cfg.forJob(),
 		Checks: checks,
-		Abort:  cudampi.Abort,
+		Abort:  mpi.Processes.Abort,
 		Open: func() (j *job.Job, err error) {
-			if w, err = open(cfg, fs); err != nil {
+			if w, err = open(mpi.Processes, cfg, fs); err != nil {
 				return nil, err
 			}
 			return w.job, nil

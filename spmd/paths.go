@@ -17,6 +17,7 @@ import (
 	"lockstep/nccl"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
+	"lockstep/spmd/internal/transport/mpi"
 	ncclt "lockstep/spmd/internal/transport/nccl"
 	peert "lockstep/spmd/internal/transport/peer"
 )
@@ -148,7 +149,11 @@ func (st *commState) startPeers() error {
 
 // reachPeers opens the peers, or fails on all ranks alike. Collective over st, in a turn.
 func (st *commState) reachPeers() error {
-	p, err := peer.Open(st.mpi, st.w.gpu.dev, peerRoom)
+	shared, err := mpi.CommOf(st.host)
+	if err != nil {
+		return err
+	}
+	p, err := peer.Open(shared, st.w.gpu.dev, peerRoom)
 	if err == nil {
 		st.usePeers(p)
 	}
@@ -214,7 +219,7 @@ func (st *commState) choosePaths() error {
 			}
 		}
 	}
-	if err := st.mpi.Broadcast(unsafe.Pointer(&stored), int(unsafe.Sizeof(stored)), elem.Uint8, 0); err != nil {
+	if err := st.host.Broadcast(unsafe.Pointer(&stored), int(unsafe.Sizeof(stored)), elem.Uint8, 0); err != nil {
 		return err
 	}
 	*p = stored.paths
@@ -246,7 +251,7 @@ func (st *commState) choosePaths() error {
 
 // onSeveralNodes says whether the ranks of st are not all on one. Collective over st.
 func (st *commState) onSeveralNodes() (bool, error) {
-	nodes, err := control.Range(st.mpi, int64(st.w.node))
+	nodes, err := control.Range(st.host, int64(st.w.node))
 	return !nodes.One(), err
 }
 

@@ -44,14 +44,14 @@ func (st *commState) measurePaths() error {
 	for most > hostSize && 2<<most > free/8 {
 		most--
 	}
-	sizes, err := control.Range(st.mpi, int64(most))
+	sizes, err := control.Range(st.host, int64(most))
 	if err != nil {
 		return err
 	}
 	most = int(sizes.Lo)
 	n := 1 << most
 	mem, err := nccl.MemAlloc(g.dev, 2*n)
-	switch f, e := control.First(st.mpi, err); {
+	switch f, e := control.First(st.host, err); {
 	case e != nil:
 		return e
 	case f != nil && f.Rank == st.rank:
@@ -96,7 +96,7 @@ func (st *commState) measurePaths() error {
 	if err != nil {
 		return err
 	}
-	if err := st.mpi.AllReduce(unsafe.Pointer(&us), unsafe.Pointer(&us), int(unsafe.Sizeof(us)/8), elem.Float64, Max); err != nil {
+	if err := st.host.AllReduce(unsafe.Pointer(&us), unsafe.Pointer(&us), int(unsafe.Sizeof(us)/8), elem.Float64, Max); err != nil {
 		return err
 	}
 	for row := range us {

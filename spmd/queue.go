@@ -137,9 +137,9 @@ func (q *hostQueue) push(c *command, args []Arg) (uint64, error) {
 	slot.call.site = &slot.site
 	switch {
 	case c.kind == cmdCall:
-		slot.ticket = mpiOrder.Take(1)
+		slot.ticket = q.s.w.order.Take(1)
 	case c.kind == cmdGraph:
-		slot.ticket = mpiOrder.Take(c.graph.turns)
+		slot.ticket = q.s.w.order.Take(c.graph.turns)
 	case c.kind == cmdRecord:
 		slot.at = exec.Point{Q: q, Seq: q.tail + 1}
 	}

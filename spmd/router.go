@@ -9,7 +9,6 @@ import (
 	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/transport"
 	"lockstep/spmd/internal/transport/devmpi"
-	"lockstep/spmd/internal/transport/mpi"
 	ncclt "lockstep/spmd/internal/transport/nccl"
 	peert "lockstep/spmd/internal/transport/peer"
 	"lockstep/spmd/internal/transport/self"
@@ -19,7 +18,8 @@ import (
 // router has the transports of a communicator, and decides which of them carries a call.
 type router struct {
 	rank, size int
-	host       *mpi.Transport
+	host       transport.Host
+	hostKinds  coll.Set            // that host has itself
 	device     transport.Transport // carries what no other does on device memory; nil on the host
 	nccl       *ncclt.Transport    // nil on the host, and for one rank
 	ownsNCCL   bool                // it is not the world's
@@ -61,8 +61,8 @@ func units(bytes int) int32 { return int32((bytes + exec.Alignment - 1) / exec.A
 func inBytes(units int32) int { return int(units) * exec.Alignment }
 
 // onHost returns the router of a communicator on the host; useDevice makes it one on a GPU.
-func onHost(host *mpi.Transport, rank, size int) router {
-	return router{host: host, rank: rank, size: size}
+func onHost(h transport.Host) router {
+	return router{host: h, hostKinds: h.Caps().Kinds, rank: h.Rank(), size: h.Size()}
 }
 
 // useDevice has the router carry calls on device memory, at first of one rank alone.
@@ -71,7 +71,7 @@ func (r *router) useDevice() { r.device = self.Transport{} }
 // route decides what carries a call that is not in a group. stream says that it is enqueued: the barrier of the hosts
 // themselves is MPI's.
 func (r *router) route(c *call, stream bool) {
-	if r.device != nil || !mpi.Kinds.Has(c.Kind) {
+	if r.device != nil || !r.hostKinds.Has(c.Kind) {
 		r.decide(c, stream)
 		return
 	}
@@ -81,7 +81,7 @@ func (r *router) route(c *call, stream bool) {
 // decide is route for a GPU, and for what MPI does not have.
 func (r *router) decide(c *call, stream bool) {
 	if r.device == nil || c.Kind == coll.Barrier && !stream {
-		c.route.by, c.route.host, c.route.whole = r.host, true, mpi.Kinds.Has(c.Kind)
+		c.route.by, c.route.host, c.route.whole = r.host, true, r.hostKinds.Has(c.Kind)
 		if !c.route.whole {
 			r.routeOnHost(c)
 		}

@@ -13,7 +13,6 @@ import (
 	"github.com/rs/zerolog"
 	"github.com/spf13/pflag"
 
-	"lockstep/cudampi"
 	"lockstep/host"
 	"lockstep/internal/ccall"
 	"lockstep/internal/launcher"
@@ -22,6 +21,8 @@ import (
 	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/files"
 	"lockstep/spmd/internal/job"
+	"lockstep/spmd/internal/transport"
+	"lockstep/spmd/internal/transport/mpi"
 	"lockstep/spmd/internal/verify"
 )
 
@@ -36,6 +37,8 @@ type World struct {
 	// --log-ranks says otherwise.
 	Log zerolog.Logger
 
+	ranks    transport.Ranks
+	order    *control.Tickets // of this rank's calls, in all of its worlds
 	cfg      Config
 	flags    *pflag.FlagSet // of the command line; nil where there is none
 	launched launcher.Job
@@ -156,11 +159,6 @@ func (w *World) Collectives() string {
 // default sizes, not to choose code.
 func (w *World) OnHost() bool { return w.gpu == nil }
 
-var (
-	openMu     sync.Mutex
-	openWorlds int
-)
-
 // Open joins this process to the job and returns its world. Programs call Main
 // instead, which calls Open; tests and tools that cannot use Main call Open and,
 // at the end, Close. It starts MPI if it is not running; after the last world of
@@ -169,17 +167,17 @@ var (
 // Collective over all processes of the job, blocking. It fails when the device or
 // the collectives that cfg demands are not to be had, and when the environment
 // speaks of several tasks but each of them is alone.
-func Open(cfg Config) (*World, error) { return open(cfg, nil) }
+func Open(cfg Config) (*World, error) { return open(mpi.Processes, cfg, nil) }
 
-// open is Open for a program whose command line has set cfg by the flags fs, which may be nil.
-func open(cfg Config, fs *pflag.FlagSet) (*World, error) {
+// open is Open for one of some ranks. The flags fs have set cfg; they may be nil.
+func open(ranks transport.Ranks, cfg Config, fs *pflag.FlagSet) (*World, error) {
 	if err := cfg.forJob().Complete(); err != nil {
 		return nil, Usage(err)
 	}
 	if err := host.CheckBLAS(); err != nil {
 		return nil, Usage(err)
 	}
-	w := &World{cfg: cfg, flags: fs, launched: launcher.Environment()}
+	w := &World{ranks: ranks, order: ranks.Order(), cfg: cfg, flags: fs, launched: ranks.Environment()}
 	w.job = job.New(cfg.forJob(), inJob{w})
 	w.reporter = verify.Reporter{Recorders: w.recorders, Ended: w.job.Ended}
 	w.files.Patience = cfg.timeout()
@@ -270,7 +268,7 @@ func (w *World) marks() []exec.Point {
 // come, and Main ends the job.
 func (w *World) fail(err error) {
 	w.job.Fail(err)
-	mpiOrder.Fail(fmt.Errorf("not run, because an earlier command failed: %w", err))
+	w.order.Fail(fmt.Errorf("not run, because an earlier command failed: %w", err))
 }
 
 // Abort ends the job on every rank with the given exit status, at once and without
@@ -278,7 +276,7 @@ func (w *World) fail(err error) {
 // Source: mpi.h, MPI_Abort.
 func (w *World) Abort(status int) {
 	if w.Size() > 1 { // else there is nobody to end, and MPI would print a banner behind the cause
-		w.Comm.st.mpi.Abort(status)
+		w.Comm.st.host.Abort(status)
 	}
 	os.Exit(status) // where the library returns, too
 }
@@ -342,9 +340,8 @@ func (w *World) takeDown() (err error) {
 		err = errors.Join(err, g.Close())
 	}
 	err = errors.Join(err, w.runClosers())
-	turn := mpiOrder.Take(1)
-	if mpiOrder.Enter(turn) == nil { // not after a failure; then nobody else is in MPI
-		defer mpiOrder.Leave()
+	if w.order.Enter(w.order.Take(1)) == nil { // not after a failure; then nobody else is in MPI
+		defer w.order.Leave()
 	}
 	if w.proxy != nil {
 		w.proxy.close()
@@ -363,13 +360,10 @@ func (w *World) takeDown() (err error) {
 	if w.json != nil {
 		err = errors.Join(err, w.json.Close())
 	}
-	openMu.Lock()
-	defer openMu.Unlock()
+	w.ranks.Lock()
+	defer w.ranks.Unlock()
 	if w.gpu != nil {
 		err = errors.Join(err, w.gpu.close())
 	}
-	if openWorlds--; openWorlds == 0 {
-		err = errors.Join(err, cudampi.Stop())
-	}
-	return err
+	return errors.Join(err, w.ranks.Leave())
 }

@@ -131,8 +131,14 @@ func (k *kernels) messageOn(s *cuda.Stream, f *cuda.Function, dst, src unsafe.Po
 	return s.Launch(f, [3]int{(bytes + smallBlock - 1) / smallBlock, 1, 1}, [3]int{smallThreads, 1, 1}, 0, args[:])
 }
 
+// gatherer gathers host memory of the ranks.
+type gatherer interface {
+	Size() int
+	AllGather(dst, src unsafe.Pointer, n int, t elem.Type) error
+}
+
 // UUIDs returns the UUIDs of the ranks' devices, of which d is this rank's. Collective; it blocks.
-func UUIDs(c *shm.Comm, d *cuda.Device) ([]string, error) {
+func UUIDs(c gatherer, d *cuda.Device) ([]string, error) {
 	const room = 48
 	all := make([][room]byte, c.Size()+1)
 	copy(all[c.Size()][:], d.UUID())

@@ -12,7 +12,7 @@ import (
 	"lockstep/internal/elem"
 )
 
-// Comm moves host memory between the ranks of a communicator. *cudampi.Comm is one.
+// Comm moves host memory between the ranks of a communicator. A transport.Host is one.
 type Comm interface {
 	Rank() int
 	Size() int

@@ -7,9 +7,9 @@ import (
 
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
-	"lockstep/internal/shm"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
+	"lockstep/spmd/internal/transport"
 )
 
 // Mode is --check.
@@ -28,14 +28,14 @@ const sampleEvery = 64
 // Checker compares the calls of a communicator over its ranks before they are made. It has a communicator of its own: a rank
 // that calls nothing more must not be met with something else.
 type Checker struct {
-	comm *shm.Comm
+	comm transport.Host
 	rec  *Recorder
 	seen uint64          // collectives
 	hash [1]control.Span // of the signature of one of them, over the ranks
 }
 
 // NewChecker returns the checker of the communicator whose recorder is rec. comm has the same ranks, and becomes its own.
-func NewChecker(comm *shm.Comm, rec *Recorder) *Checker { return &Checker{comm: comm, rec: rec} }
+func NewChecker(comm transport.Host, rec *Recorder) *Checker { return &Checker{comm: comm, rec: rec} }
 
 // Close gives up the checker's communicator. Collective.
 func (k *Checker) Close() error { return k.comm.Close() }
@@ -110,7 +110,7 @@ func (k *Checker) checkMessages(mode Mode, c *coll.Call, g Group, site *ccall.Si
 	} else {
 		list = messagesOf(list, c)
 	}
-	var group shm.P2P
+	var group []coll.Call
 	for i := range list {
 		m := &list[i]
 		if mode == Sample && !k.sampled(list[i:]) {
@@ -122,22 +122,24 @@ func (k *Checker) checkMessages(mode Mode, c *coll.Call, g Group, site *ccall.Si
 		case m.recv && len(list) == 1:
 			err = k.comm.Recv(p, n, elem.Uint8, m.peer)
 		case m.recv:
-			err = group.Recv(k.comm, p, n, elem.Uint8, m.peer)
+			group = append(group, coll.Call{Kind: coll.Recv, Dst: p, N: n, Type: elem.Uint8, Root: int32(m.peer)})
 		default:
 			m.placed = place(m.mine, where(site))
 			k.rec.sent(m.peer, m.after())
 			if len(list) == 1 {
 				err = k.comm.Send(p, n, elem.Uint8, m.peer)
 			} else {
-				err = group.Send(k.comm, p, n, elem.Uint8, m.peer)
+				group = append(group, coll.Call{Kind: coll.Send, Src: p, N: n, Type: elem.Uint8, Root: int32(m.peer)})
 			}
 		}
 		if err != nil {
 			return err
 		}
 	}
-	if err := group.Wait(); err != nil {
-		return err
+	if len(group) > 0 {
+		if err := k.comm.Group(nil, group, nil); err != nil {
+			return err
+		}
 	}
 	for i := range list {
 		m := &list[i]

@@ -8,7 +8,7 @@ import (
 	"lockstep/internal/elem"
 )
 
-// comparer is host memory's way between the ranks. *shm.Comm is one.
+// comparer is host memory's way between the ranks. A transport.Host is one.
 type comparer interface {
 	Size() int
 	AllReduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error

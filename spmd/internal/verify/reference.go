@@ -9,7 +9,6 @@ import (
 	"lockstep/cudampi"
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
-	"lockstep/internal/shm"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/transport"
@@ -26,8 +25,8 @@ const partBytes = 4 << 20
 type Reference struct {
 	queue transport.Queue
 	mem   DeviceMemory
-	self  *shm.Comm // of this rank alone: to compare in
-	part  [2][]byte // of two results, in host memory
+	self  transport.Host // of this rank alone: to compare in
+	part  [2][]byte      // of two results, in host memory
 }
 
 // DeviceMemory is the memory of the GPU, as a Reference needs it.
@@ -41,7 +40,7 @@ type DeviceMemory interface {
 }
 
 // NewReference returns the reference of a rank. Its calls run on queue; self has this rank alone.
-func NewReference(queue transport.Queue, mem DeviceMemory, self *shm.Comm) *Reference {
+func NewReference(queue transport.Queue, mem DeviceMemory, self transport.Host) *Reference {
 	x := &Reference{queue: queue, mem: mem, self: self}
 	for i := range x.part {
 		x.part[i] = make([]byte, partBytes)
@@ -59,7 +58,7 @@ type Second interface {
 type Run struct {
 	x     *Reference
 	by    Second
-	comm  *shm.Comm
+	comm  transport.Host
 	rec   *Recorder
 	calls []again
 	free  []func()
@@ -74,7 +73,7 @@ type again struct {
 
 // Begin copies what a call reads, or those of a group do, before NCCL may overwrite it: save enqueues a copy in the order of
 // the call's stream. by has the ranks of comm.
-func (x *Reference) Begin(by Second, comm *shm.Comm, rec *Recorder, c *coll.Call, g Group,
+func (x *Reference) Begin(by Second, comm transport.Host, rec *Recorder, c *coll.Call, g Group,
 	save func(dst, src unsafe.Pointer, bytes int) error) (*Run, error) {
 	r := &Run{x: x, by: by, comm: comm, rec: rec}
 	if c.Kind != coll.Group {

@@ -11,12 +11,13 @@ import (
 
 // Transport is MPI on host memory. Its calls are made in their turn in MPI.
 type Transport struct {
-	c        *shm.Comm
+	*shm.Comm
 	messages shm.P2P
+	slow     error // why small calls do not go through memory
 }
 
-// New returns the transport of a communicator, which remains its caller's.
-func New(c *shm.Comm) *Transport { return &Transport{c: c} }
+// New returns the transport of a communicator.
+func New(c *shm.Comm) *Transport { return &Transport{Comm: c} }
 
 // Kinds are the calls that the transport has itself.
 const Kinds coll.Set = 1<<coll.AllReduce | 1<<coll.Reduce | 1<<coll.Broadcast | 1<<coll.AllGather | 1<<coll.ReduceScatter | 1<<coll.AllToAll |
@@ -37,9 +38,9 @@ func (t *Transport) Scratch(int) int { return 0 }
 // Do implements transport.Transport.
 func (t *Transport) Do(_ transport.Queue, c coll.Call) error { return t.Make(&c) }
 
-// Make is Do without a copy of the call.
+// Make implements transport.Host.
 func (t *Transport) Make(c *coll.Call) error {
-	m, root := t.c, int(c.Root)
+	m, root := t.Comm, int(c.Root)
 	switch c.Kind {
 	case coll.AllReduce:
 		return m.AllReduce(c.Dst, c.Src, c.N, c.Type, c.Op)
@@ -83,9 +84,9 @@ func (t *Transport) Group(_ transport.Queue, cs []coll.Call, _ unsafe.Pointer) (
 	for i := range cs {
 		cs[i].Messages(func(m coll.Call) bool {
 			if m.Kind == coll.Recv {
-				err = t.messages.Recv(t.c, m.Dst, m.N, m.Type, int(m.Root))
+				err = t.messages.Recv(t.Comm, m.Dst, m.N, m.Type, int(m.Root))
 			} else {
-				err = t.messages.Send(t.c, m.Src, m.N, m.Type, int(m.Root))
+				err = t.messages.Send(t.Comm, m.Src, m.N, m.Type, int(m.Root))
 			}
 			return err == nil
 		})

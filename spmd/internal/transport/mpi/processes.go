@@ -1,0 +1,91 @@
+package mpi
+
+import (
+	"errors"
+	"sync"
+
+	"lockstep/cudampi"
+	"lockstep/internal/launcher"
+	"lockstep/internal/shm"
+	"lockstep/spmd/internal/control"
+	"lockstep/spmd/internal/transport"
+)
+
+// Processes are ranks that are processes. This process is one of them.
+var Processes transport.Ranks = &processes{order: control.NewTickets()}
+
+type processes struct {
+	sync.Mutex
+	order  *control.Tickets
+	joined int // calls of Join less those of Leave; under the lock
+}
+
+// Environment implements transport.Ranks.
+func (p *processes) Environment() launcher.Job { return launcher.Environment() }
+
+// Order implements transport.Ranks.
+func (p *processes) Order() *control.Tickets { return p.order }
+
+// Join implements transport.Ranks: it starts MPI if it is not running. The caller has the lock.
+func (p *processes) Join() (transport.Host, error) {
+	base, err := cudampi.Start()
+	if err != nil {
+		return nil, err
+	}
+	p.joined++
+	return New(&shm.Comm{Comm: base}), nil
+}
+
+// Leave implements transport.Ranks: the last one stops MPI. The caller has the lock.
+func (p *processes) Leave() error {
+	if p.joined--; p.joined > 0 {
+		return nil
+	}
+	return cudampi.Stop()
+}
+
+// Abort implements transport.Ranks.
+func (p *processes) Abort(status int) { cudampi.Abort(status) }
+
+// Library implements transport.Ranks.
+func (p *processes) Library() string { return cudampi.Version() }
+
+// InC implements transport.Ranks.
+func (p *processes) InC() bool { return true }
+
+// share makes the transport of a communicator of MPI, whose small calls go through memory where that is possible. A nil one
+// gives nil.
+func share(c *cudampi.Comm, err error) (transport.Host, error) {
+	if c == nil || err != nil {
+		return nil, err
+	}
+	shared, err := shm.Share(c)
+	t := New(shared)
+	t.slow = err
+	return t, nil
+}
+
+// Dup implements transport.Host.
+func (t *Transport) Dup() (transport.Host, error) { return share(t.Comm.Dup()) }
+
+// Split implements transport.Host.
+func (t *Transport) Split(color, key int) (transport.Host, error) {
+	return share(t.Comm.Split(color, key))
+}
+
+// SplitShared implements transport.Host.
+func (t *Transport) SplitShared() (transport.Host, error) { return share(t.Comm.SplitShared()) }
+
+// Slow implements transport.Host.
+func (t *Transport) Slow() error { return t.slow }
+
+// errNotMPI is why MPI does not carry something.
+var errNotMPI = errors.New("the ranks are goroutines of one process, which MPI does not join")
+
+// CommOf is the communicator of MPI that h is.
+func CommOf(h transport.Host) (*shm.Comm, error) {
+	if t, ok := h.(*Transport); ok {
+		return t.Comm, nil
+	}
+	return nil, errNotMPI
+}
