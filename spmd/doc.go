@@ -51,8 +51,19 @@
 // it, then on every rank; otherwise the two must not overlap. Unequal lengths, a
 // root or peer out of range, freed buffers and buffers of another world are refused
 // before anything is sent, with both numbers and the caller's file and line.
-// Buffers may have any number of elements, beyond 2^31 too. A collective for none
-// does not synchronize the ranks; a message of none is sent and received as any other.
+// Buffers may have any number of elements, beyond 2^31 too.
+//
+// Nothing to say: on the host and on GPUs alike a collective for no elements is a
+// call of every rank that moves nothing, and may not synchronize them. In a V form a
+// rank whose part has none calls as the others do. A message of none is a message: Recv
+// waits for it, and it takes its place among others. None instead of a rank leaves a
+// message out on this rank. Whether a collective is worth while at all the ranks ask
+// each other by Any or AllReduceIf.
+//
+// The host's own numbers and settings are reduced, broadcast and gathered without
+// Buffers: AllReduceNumber, AllReduceSlice, BroadcastValue and their like block, and
+// wait for no stream.
+//
 // Once a stream and a communicator have run a call, the next one allocates no Go memory on
 // the host, nor on GPUs through NCCL and kernels between peers. Where MPI carries the
 // memory of GPUs (mpi-aware, mpi-staged), and with --check, a call allocates some.

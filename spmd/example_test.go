@@ -1,7 +1,10 @@
 package spmd_test
 
 import (
+	"context"
 	"fmt"
+
+	"github.com/spf13/pflag"
 
 	"lockstep/host"
 	"lockstep/spmd"
@@ -61,4 +64,40 @@ extern "C" __global__ void axpy_f32(float *y, const float *x, float alpha, int n
 		fmt.Println(err)
 	}
 	// Output: 7 7
+}
+
+// The ranks work until none has anything left to do. What they have found is added up; where in a round no rank has found
+// anything, nothing is sent. AllReduceIf asks and adds in one message.
+func ExampleAllReduceIf() {
+	fs := pflag.NewFlagSet("rounds", pflag.ExitOnError)
+	spmd.Main(fs, func(_ context.Context, w *spmd.World) error {
+		rounds, err := addRounds(w, []float64{3, 4, 5}[w.Rank()%3:])
+		w.Log.Info().Floats64("rounds", rounds).Msg("done")
+		return err
+	})
+}
+
+// addRounds returns the sum over the ranks of the squares of each round in which there are some: that of 4 is not told.
+func addRounds(w *spmd.World, work []float64) (rounds []float64, err error) {
+	for {
+		some, err := spmd.Any(w.Comm, len(work) > 0)
+		if err != nil || !some {
+			return rounds, err // on every rank: nobody has work left
+		}
+		var found []float64
+		if len(work) > 0 {
+			if work[0] != 4 {
+				found = []float64{work[0] * work[0]}
+			}
+			work = work[1:]
+		}
+		sum := make([]float64, 1)
+		told, err := spmd.AllReduceIf(w.Comm, found != nil, sum, found, spmd.Sum)
+		if err != nil {
+			return rounds, err
+		}
+		if told {
+			rounds = append(rounds, sum[0])
+		}
+	}
 }

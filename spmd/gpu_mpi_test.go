@@ -46,6 +46,7 @@ func TestGPUThroughMPI(t *testing.T) {
 		{"groups of messages", []int{3}, mpiGroups},
 		{"messages of no elements", []int{3}, emptyMessages},
 		{"messages that are left out", []int{3}, leftOut},
+		{"data of the host", []int{2}, hostData},
 		{"capture", []int{2}, mpiCapture},
 	} {
 		t.Run(tc.name, func(t *testing.T) { spmdtest.Run(t, tc.ranks, tc.body) })

@@ -66,6 +66,8 @@ func app(what string) {
 			return peerBranches(w)
 		case "mixed streams":
 			return mixedStreams(w)
+		case "different numbers":
+			return differentNumbers(w)
 		case "line":
 			return shiftLine(w)
 		case "peer messages":

@@ -41,6 +41,8 @@ const (
 	Load
 	WaitSave
 	Choose
+	BroadcastValue
+	AllGatherValue
 	Start
 	End
 
@@ -147,6 +149,8 @@ var table = [256]Traits{
 	Load:            {Name: "Load", Own: true},
 	WaitSave:        {Name: "Wait for a save", Own: true},
 	Choose:          {Name: "Choose", Own: true},
+	BroadcastValue:  {Name: "BroadcastValue", Own: true},
+	AllGatherValue:  {Name: "AllGatherValue", Own: true},
 	Start:           {Name: "the start", Own: true},
 	End:             {Name: "the end", Own: true},
 
