@@ -45,6 +45,34 @@ extern "C" __global__ void clip_scale_f32(float *x, long long n, double limit, c
 	}
 }
 
+// sum[0] = the sum of the first n elements of part, in double. One block.
+//
+//	sum_parts_f64(sum, part, n I32)
+extern "C" __global__ void sum_parts_f64(double *sum, const double *part, int n) {
+	double total = 0;
+	for (int i = threadIdx.x; i < n; i += blockDim.x) {
+		total += part[i];
+	}
+	total = block_sum(total);
+	if (threadIdx.x == 0) {
+		sum[0] = total;
+	}
+}
+
+// dst += src, n elements each.
+//
+//	add_f32(dst, src, n I64)
+extern "C" __global__ void add_f32(float *dst, const float *src, long long n) {
+	long long quads = to_aligned(dst) == 0 && to_aligned(src) == 0 ? n / 4 : 0;
+	for (long long q = grid_index(); q < quads; q += grid_size()) {
+		float4 a = load4(dst + 4 * q), b = load4(src + 4 * q);
+		store4(dst + 4 * q, make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w));
+	}
+	for (long long i = 4 * quads + grid_index(); i < n; i += grid_size()) {
+		dst[i] += src[i];
+	}
+}
+
 // part[k] = the share of block k in a hash of b that depends on every byte and its place. The terms
 // are added modulo 2^64, in which order does not matter. part has one element for each block;
 // hash_final_u64 completes the hash.

@@ -69,6 +69,25 @@ func ClipNorm(s *spmd.Stream, g spmd.Buffer[float32], maxNorm float64, norm spmd
 	return clipScale.Launch(s, loopGrid(g.Len()), g.Arg(), spmd.I64(g.Len()), spmd.F64(maxNorm), parts, spmd.I32(grid.Blocks[0]), norm.Arg())
 }
 
+var sumParts = spmd.NewKernel("sum_parts_f64", source, func(a spmd.Args) error {
+	sum := 0.0
+	for _, x := range spmd.ArgSlice[float64](a, 1)[:a.I32(2)] {
+		sum += x
+	}
+	spmd.ArgSlice[float64](a, 0)[0] = sum
+	return nil
+})
+
+var addTo = spmd.NewKernel("add_f32", source, func(a spmd.Args) error {
+	dst, src := spmd.ArgSlice[float32](a, 0), spmd.ArgSlice[float32](a, 1)
+	host.Parallel(len(dst), grain, func(lo, hi int) {
+		for i, x := range src[lo:hi] {
+			dst[lo+i] += x
+		}
+	})
+	return nil
+})
+
 var hashPart = spmd.NewKernel("hash_part_u64", source, func(a spmd.Args) error {
 	part, b := spmd.ArgSlice[uint64](a, 0), spmd.ArgSlice[uint8](a, 1)
 	words := len(b) / 8

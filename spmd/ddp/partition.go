@@ -1,0 +1,76 @@
+package ddp
+
+import "fmt"
+
+// Partition says how ranks share buckets of elements, such as the parameters of each layer. Every
+// bucket is padded so that the ranks have equal parts of it: rank r has the r-th. Any length and
+// any number of ranks will do.
+//
+// An arena is memory for all buckets, one after the other. A shard is memory for one rank's part
+// of each bucket, in the same order.
+type Partition struct {
+	rank, ranks int
+	ends        []int // of the buckets in an arena
+}
+
+// NewPartition returns the partition of buckets with so many elements each, as rank of ranks sees
+// it. A rank's part of a bucket is a multiple of align elements. It panics where ranks or align
+// are not above 0, rank is none of the ranks, or a length is below 0.
+func NewPartition(rank, ranks, align int, lens ...int) Partition {
+	if rank < 0 || rank >= ranks || align <= 0 {
+		panic(fmt.Sprintf("ddp: a partition for rank %d of %d, by %d elements", rank, ranks, align))
+	}
+	p := Partition{rank: rank, ranks: ranks, ends: make([]int, len(lens))}
+	end := 0
+	for i, n := range lens {
+		if n < 0 {
+			panic(fmt.Sprintf("ddp: bucket %d of a partition has %d elements", i, n))
+		}
+		unit := ranks * align
+		end += (n + unit - 1) / unit * unit
+		p.ends[i] = end
+	}
+	return p
+}
+
+// Buckets returns the number of buckets.
+func (p Partition) Buckets() int { return len(p.ends) }
+
+// Len returns the number of elements of an arena.
+func (p Partition) Len() int { return p.begin(len(p.ends)) }
+
+// ShardLen returns the number of elements of a shard.
+func (p Partition) ShardLen() int { return p.Len() / max(p.ranks, 1) }
+
+// begin returns where bucket i begins in an arena.
+func (p Partition) begin(i int) int {
+	if i == 0 {
+		return 0
+	}
+	return p.ends[i-1]
+}
+
+// Bucket returns where bucket i is in an arena, its padding included: elements [lo, hi).
+func (p Partition) Bucket(i int) (lo, hi int) { return p.begin(i), p.ends[i] }
+
+// Part returns where this rank's part of bucket i is in an arena.
+func (p Partition) Part(i int) (lo, hi int) {
+	n := (p.ends[i] - p.begin(i)) / p.ranks
+	lo = p.begin(i) + p.rank*n
+	return lo, lo + n
+}
+
+// Shard returns where this rank's part of bucket i is in a shard.
+func (p Partition) Shard(i int) (lo, hi int) { return p.begin(i) / p.ranks, p.ends[i] / p.ranks }
+
+// Own returns which elements of [lo, hi), a range of bucket i in an arena, this rank has: those
+// from lo+skip on are in its shard from at to at+n. n is 0 where it has none.
+func (p Partition) Own(i, lo, hi int) (skip, at, n int) {
+	first, last := p.Part(i)
+	shard, _ := p.Shard(i)
+	from, to := max(lo, first), min(hi, last)
+	if from >= to {
+		return 0, shard, 0
+	}
+	return from - lo, shard + from - first, to - from
+}

@@ -1,0 +1,240 @@
+package ddp
+
+import (
+	"errors"
+	"fmt"
+
+	"lockstep/internal/ccall"
+	"lockstep/spmd"
+)
+
+// Scatterer reduces gradients over the ranks while the backward pass that produces them goes on,
+// and leaves each rank its part of the result: what Reducer does, for gradients that are sharded.
+// It works bucket by bucket, on a stream of its own. Buckets may have the same memory, so that the
+// gradients of only some layers exist at a time.
+//
+// In a pass, call Use for each bucket before the first command that writes it, and Ready when the
+// command that completes it has been enqueued. Then call Wait before what uses the shards. None
+// of these blocks, and all may be captured in a graph.
+type Scatterer struct {
+	c      spmd.Comm
+	s      *spmd.Stream
+	op     spmd.Op
+	grads  []spmd.Buffer[float32]
+	parts  []spmd.Buffer[float32] // this rank's of grads
+	shards []spmd.Buffer[float32]
+	before []int         // the last bucket before it in the same memory; -1 where there is none
+	free   []*spmd.Event // when the bucket was reduced
+	next   int           // the bucket that is to be ready next
+
+	ranges []spmd.Buffer[float32] // shards, as few contiguous ranges as possible
+	sums   spmd.Buffer[float64]   // of the squares, a part from each block
+	total  spmd.Buffer[float64]   // (1)
+}
+
+// NewScatterer returns a scatterer of grads, which are in the order in which backward completes
+// them. The length of each is a multiple of the number of ranks, as a Partition makes it. What rank
+// r receives of grads[i] is the r-th part, in shards[i]: memory of its own, or that part itself.
+// op is usually Sum, with each rank's loss divided by the global batch; or Avg.
+//
+// Collective over c in effect: every rank gives the same lengths, the same places in memory
+// relative to each other, and the same op.
+func NewScatterer(c spmd.Comm, grads, shards []spmd.Buffer[float32], op spmd.Op) (*Scatterer, error) {
+	w, err := worldOf(c, "NewScatterer")
+	if err != nil {
+		return nil, err
+	}
+	if len(grads) != len(shards) {
+		return nil, fmt.Errorf("%s: NewScatterer: %d gradients and %d shards", ccall.At(), len(grads), len(shards))
+	}
+	r := &Scatterer{op: op, grads: grads, shards: shards, before: make([]int, len(grads))}
+	for i, b := range grads {
+		part, err := partOf(c, b)
+		if err == nil && part.Len() != shards[i].Len() {
+			err = fmt.Errorf("a rank's part has %d elements, its shard %d", part.Len(), shards[i].Len())
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: NewScatterer: gradient %d: %w", ccall.At(), i, err)
+		}
+		r.parts = append(r.parts, part)
+		r.before[i] = -1
+		for j := range i {
+			if overlap(grads[j], b) {
+				r.before[i] = j
+			}
+			if overlap(shards[j], shards[i]) {
+				return nil, fmt.Errorf("%s: NewScatterer: shards %d and %d overlap", ccall.At(), j, i)
+			}
+		}
+		for j := range grads {
+			if overlap(grads[j], shards[i]) && (j != i || !overlap(part, shards[i]) || r.shared(j)) {
+				return nil, fmt.Errorf("%s: NewScatterer: shard %d is in the way of gradient %d", ccall.At(), i, j)
+			}
+		}
+	}
+	return r, r.open(w, c)
+}
+
+// shared says whether another gradient has the memory of gradient i.
+func (r *Scatterer) shared(i int) bool {
+	for j, g := range r.grads {
+		if j != i && overlap(g, r.grads[i]) {
+			return true
+		}
+	}
+	return false
+}
+
+// open takes what the scatterer has itself.
+func (r *Scatterer) open(w *spmd.World, c spmd.Comm) (err error) {
+	var all bucket[float32]
+	blocks := 0
+	for _, b := range r.shards {
+		all.add(b)
+	}
+	r.ranges = all.parts
+	for _, b := range r.ranges {
+		blocks += sumGrid(b.Len()).Blocks[0]
+	}
+	if r.free, err = events(w, len(r.grads)); err != nil {
+		return err
+	}
+	if r.sums, err = spmd.Alloc[float64](w, blocks); err != nil {
+		return err
+	}
+	if r.total, err = spmd.Alloc[float64](w, 1); err != nil {
+		return errors.Join(err, r.sums.Free())
+	}
+	if r.s, err = w.NewStreamPriority("scatterer", spmd.High); err != nil {
+		return errors.Join(err, r.sums.Free(), r.total.Free())
+	}
+	r.c = c.On(r.s)
+	return nil
+}
+
+// Use makes s wait until the memory of gradient i may be written: until the gradient that had it
+// before, if any, is reduced.
+func (r *Scatterer) Use(i int, s *spmd.Stream) error {
+	if i < r.next || i >= len(r.grads) {
+		return fmt.Errorf("%s: Use(%d): gradient %d of %d is the next to be ready", ccall.At(), i, r.next, len(r.grads))
+	}
+	j := r.before[i]
+	switch {
+	case j < 0:
+		return nil
+	case j >= r.next:
+		return fmt.Errorf("%s: Use(%d): its memory is that of gradient %d, which is not ready", ccall.At(), i, j)
+	}
+	return s.Wait(r.free[j])
+}
+
+// Ready says that gradient i is complete when what s holds has run. The gradients become ready
+// in their order, 0 first. It enqueues the reduction into shard i: with add the result is added
+// to what is there, as for micro-batches after the first. What lies at the gradient is then of no
+// more use.
+func (r *Scatterer) Ready(i int, add bool, s *spmd.Stream) error {
+	if i != r.next || i >= len(r.grads) {
+		return fmt.Errorf("%s: Ready(%d): gradient %d of %d is next", ccall.At(), i, r.next, len(r.grads))
+	}
+	inPlace := overlap(r.parts[i], r.shards[i])
+	if add && inPlace {
+		return fmt.Errorf("%s: Ready(%d): nothing can be added to a shard that is a part of its gradient", ccall.At(), i)
+	}
+	r.next++
+	if r.grads[i].Len() == 0 {
+		return nil
+	}
+	if err := r.s.After(s); err != nil {
+		return err
+	}
+	if err := r.reduce(i, add, inPlace); err != nil {
+		return err
+	}
+	return r.free[i].Record(r.s)
+}
+
+// reduce enqueues the reduction of a gradient.
+func (r *Scatterer) reduce(i int, add, inPlace bool) error {
+	to := r.shards[i]
+	if add {
+		to = r.parts[i]
+	}
+	switch {
+	case r.c.Size() > 1:
+		if err := spmd.ReduceScatter(r.c, to, r.grads[i], r.op); err != nil {
+			return err
+		}
+	case !add && !inPlace: // every operation over one rank leaves the gradient as it is
+		return spmd.Copy(r.s, to, r.parts[i])
+	}
+	if !add {
+		return nil
+	}
+	n := to.Len()
+	return addTo.Launch(r.s, loopGrid(n), r.shards[i].Arg(), to.Arg(), spmd.I64(n))
+}
+
+// Wait makes s wait until all gradients of this pass are reduced, without blocking the host, and
+// begins the next pass. It fails when not all of them were Ready.
+func (r *Scatterer) Wait(s *spmd.Stream) error {
+	if r.next != len(r.grads) {
+		return fmt.Errorf("%s: Wait: only %d of %d gradients are ready", ccall.At(), r.next, len(r.grads))
+	}
+	r.next = 0
+	if len(r.ranges) == 0 {
+		return nil // nothing was enqueued on the scatterer's stream
+	}
+	return s.After(r.s)
+}
+
+// Abandon begins the next pass where one was left early.
+func (r *Scatterer) Abandon() { r.next = 0 }
+
+// ClipNorm enqueues on s: norm[0] = the Euclidean norm of the shards of all ranks together. Where
+// that is above maxNorm, they are scaled so that it is maxNorm. maxNorm <= 0 only measures. norm
+// has one element. The result is the same on all ranks, and that of the function ClipNorm on the
+// whole gradient but for the order in which the squares are added, in double.
+//
+// Collective over the ranks of the scatterer, in stream order.
+func (r *Scatterer) ClipNorm(maxNorm float64, norm spmd.Buffer[float32], s *spmd.Stream) error {
+	if norm.Len() != 1 {
+		return fmt.Errorf("%s: ClipNorm: norm has %d elements, the norm 1", ccall.At(), norm.Len())
+	}
+	at := 0
+	for _, b := range r.ranges {
+		grid := sumGrid(b.Len())
+		part := r.sums.Slice(at, at+grid.Blocks[0])
+		if err := sumSquares.Launch(s, grid, part.Arg(), b.Arg(), spmd.I64(b.Len())); err != nil {
+			return err
+		}
+		at += grid.Blocks[0]
+	}
+	if err := sumParts.Launch(s, spmd.Cover1D(1, 256), r.total.Arg(), r.sums.Arg(), spmd.I32(at)); err != nil {
+		return err
+	}
+	if r.c.Size() > 1 {
+		if err := spmd.AllReduce(r.c.On(s), r.total, r.total, spmd.Sum); err != nil {
+			return err
+		}
+	}
+	if len(r.ranges) == 0 || maxNorm <= 0 {
+		return r.clip(spmd.Buffer[float32]{}, 0, norm, s)
+	}
+	for _, b := range r.ranges {
+		if err := r.clip(b, maxNorm, norm, s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// clip enqueues on s what follows the sum of the squares, for one range.
+func (r *Scatterer) clip(b spmd.Buffer[float32], maxNorm float64, norm spmd.Buffer[float32], s *spmd.Stream) error {
+	return clipScale.Launch(s, loopGrid(b.Len()), b.Arg(), spmd.I64(b.Len()), spmd.F64(maxNorm), r.total.Arg(), spmd.I32(1), norm.Arg())
+}
+
+// Stream returns the stream on which the gradients are reduced, for measuring.
+func (r *Scatterer) Stream() *spmd.Stream { return r.s }
+
+// Close waits for the reductions in flight and ends the scatterer. No ClipNorm may be on its way.
+func (r *Scatterer) Close() error { return errors.Join(r.s.Close(), r.sums.Free(), r.total.Free()) }
