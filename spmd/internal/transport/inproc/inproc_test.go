@@ -16,8 +16,9 @@ import (
 )
 
 var (
-	_ transport.Transport = (*inproc.Comm)(nil)
-	_ control.Comm        = (*inproc.Comm)(nil)
+	_ transport.Host  = (*inproc.Comm)(nil)
+	_ transport.Ranks = (*inproc.Rank)(nil)
+	_ control.Comm    = (*inproc.Comm)(nil)
 )
 
 // comm has the calls of a communicator of package cudampi, made by the transport.
@@ -85,7 +86,7 @@ func (g *group) Wait() error {
 // TestCollectives runs all collectives of all types and operations, with the references of package commtest.
 func TestCollectives(t *testing.T) {
 	each(t, func(c *inproc.Comm) {
-		for _, n := range append(commtest.Lengths, 300) {
+		for _, n := range append(commtest.Lengths, 300, 2000) {
 			commtest.EveryReduction(t, comm{c}, n)
 			commtest.EveryMove(t, comm{c}, n)
 		}
@@ -122,7 +123,7 @@ func TestMismatch(t *testing.T) {
 			c.AllReduce(p, p, 1, elem.Int64, elem.Op(odd)),
 			c.Broadcast(p, 1, elem.Int64, odd),
 		} {
-			if err == nil || !strings.Contains(err.Error(), " here, but rank ") {
+			if err == nil || !strings.Contains(err.Error(), "the ranks have called different things") {
 				return fmt.Errorf("no mismatch: %v", err)
 			}
 		}
@@ -131,7 +132,7 @@ func TestMismatch(t *testing.T) {
 				return err
 			}
 		} else if r.Rank() == 1 {
-			if err := c.Recv(p, 1, elem.Int64, 0); err == nil || err.Error() != "message from rank 0 has 16 bytes, 8 (1 int64 elements) expected" {
+			if err := c.Recv(p, 1, elem.Int64, 0); err == nil || !strings.Contains(err.Error(), "message from rank 0 has 16 bytes, 8 (1 int64 elements) expected") {
 				return fmt.Errorf("another length: %v", err)
 			}
 		}
@@ -203,4 +204,44 @@ func TestNoAllocation(t *testing.T) {
 		return nil
 	})
 	commtest.Must(t, failed)
+}
+
+// TestSplit: parts of a communicator, parts of these, and copies talk among themselves and do not mix.
+func TestSplit(t *testing.T) {
+	each(t, func(base *inproc.Comm) {
+		sum := func(c transport.Host, mine int64) int64 {
+			x := []int64{mine}
+			commtest.Must(t, c.AllReduce(commtest.Ptr(x), commtest.Ptr(x), 1, elem.Int64, elem.Sum))
+			return x[0]
+		}
+		me, size := base.Rank(), base.Size()
+		for range 3 { // the same colors again
+			half, err := base.Split(me%2, -me)
+			commtest.Must(t, err)
+			want, ranks := int64(0), 0
+			for r := me % 2; r < size; r += 2 {
+				want += int64(1) << r
+				ranks++
+			}
+			last := (size-1-me%2)/2*2 + me%2
+			if half.Size() != ranks || half.Rank() != (last-me)/2 {
+				t.Errorf("rank %d of %d is %d of %d in its half", me, size, half.Rank(), half.Size())
+			}
+			twin, err := half.Dup()
+			commtest.Must(t, err)
+			if a, b := sum(half, 1<<me), sum(twin, 2<<me); a != want || b != 2*want {
+				t.Errorf("sums over a half: %d and %d, want %d and twice that", a, b, want)
+			}
+			others, err := half.Split(min(half.Rank(), 1)-1, 0)
+			commtest.Must(t, err)
+			if (others == nil) != (half.Rank() == 0) {
+				t.Errorf("rank %d of a half, where rank 0 takes no part, gets %v", half.Rank(), others)
+			}
+			node, err := half.SplitShared()
+			commtest.Must(t, err)
+			if got := sum(node, 1); got != int64(ranks) {
+				t.Errorf("%d ranks, want %d", got, ranks)
+			}
+		}
+	})
 }

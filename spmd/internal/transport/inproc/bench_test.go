@@ -1,0 +1,60 @@
+package inproc_test
+
+import (
+	"fmt"
+	"testing"
+
+	"lockstep/internal/commtest"
+	"lockstep/internal/elem"
+	"lockstep/spmd/internal/transport/inproc"
+)
+
+// BenchmarkAllReduce is an all-reduce of float32 between ranks that do nothing else.
+func BenchmarkAllReduce(b *testing.B) {
+	for _, ranks := range []int{2, 4} {
+		for _, n := range []int{2, 200, 1 << 20} {
+			b.Run(fmt.Sprintf("%d ranks, %d B", ranks, 4*n), func(b *testing.B) {
+				b.SetBytes(int64(4 * n))
+				err := inproc.Run(ranks, func(c *inproc.Comm) error {
+					x := make([]float32, n)
+					for range b.N {
+						if err := c.AllReduce(commtest.Ptr(x), commtest.Ptr(x), n, elem.Float32, elem.Max); err != nil {
+							return err
+						}
+					}
+					return nil
+				})
+				if err != nil {
+					b.Fatal(err)
+				}
+			})
+		}
+	}
+}
+
+// BenchmarkPingPong is a message from rank 0 to rank 1 and one back.
+func BenchmarkPingPong(b *testing.B) {
+	err := inproc.Run(2, func(c *inproc.Comm) error {
+		x := make([]float32, 2)
+		p, other := commtest.Ptr(x), 1-c.Rank()
+		for range b.N {
+			if c.Rank() == 0 {
+				if err := c.Send(p, 2, elem.Float32, other); err != nil {
+					return err
+				}
+			}
+			if err := c.Recv(p, 2, elem.Float32, other); err != nil {
+				return err
+			}
+			if c.Rank() == 1 {
+				if err := c.Send(p, 2, elem.Float32, other); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+}

@@ -1,0 +1,362 @@
+package inproc
+
+import (
+	"errors"
+	"fmt"
+	"unsafe"
+
+	"lockstep/internal/ccall"
+	"lockstep/internal/elem"
+	"lockstep/internal/shm"
+	"lockstep/spmd/internal/coll"
+)
+
+// messagesOnly has an AllToAllV made of messages: what ranks give each other only two of them know.
+var messagesOnly = coll.Library{Kinds: coll.SetOf(coll.Send, coll.Recv)}
+
+// Make implements transport.Host. The ranks meet, each with its operands, and each makes its own result. Long operands stay
+// where they are, and the ranks meet again before one may use their memory for something else.
+func (r *Comm) Make(c *coll.Call) error {
+	switch c.Kind {
+	case coll.Send:
+		return r.send(c)
+	case coll.Recv:
+		return r.receive(c)
+	case coll.SendRecv:
+		return r.exchange(c)
+	case coll.AllToAllV:
+		return r.byMessages(c)
+	}
+	if r.size == 1 {
+		return r.alone(c)
+	}
+	switch c.Kind {
+	case coll.AllReduce, coll.Reduce:
+		return r.reduceAll(c)
+	case coll.Broadcast:
+		return r.broadcast(c)
+	case coll.AllGather, coll.Gather, coll.AllGatherV, coll.GatherV:
+		return r.gather(c)
+	case coll.Scatter, coll.ScatterV:
+		return r.scatter(c)
+	case coll.ReduceScatter, coll.ReduceScatterV:
+		return r.reduceParts(c)
+	case coll.AllToAll:
+		return r.transpose(c)
+	case coll.Scan, coll.ExScan:
+		return r.scan(c)
+	default:
+		return r.meet(c, 0, nil, 0)
+	}
+}
+
+// alone makes a collective of one rank: a copy, or nothing.
+func (r *Comm) alone(c *coll.Call) error {
+	if c.Src != nil && c.Kind != coll.ExScan && c.Kind != coll.Barrier {
+		n, _ := c.Extents(0, 1)
+		move(c.Dst, c.Src, n*c.Type.Size())
+	}
+	return nil
+}
+
+func (r *Comm) exchange(c *coll.Call) (err error) {
+	c.Messages(func(m coll.Call) bool {
+		if m.Kind == coll.Send {
+			err = r.send(&m)
+		} else {
+			err = r.receive(&m)
+		}
+		return err == nil
+	})
+	return err
+}
+
+func (r *Comm) byMessages(c *coll.Call) error {
+	list := r.messages[:0]
+	c.Steps(r.rank, r.size, &messagesOnly, nil, func(m coll.Call) bool {
+		list = append(list, m)
+		return true
+	})
+	r.messages = list
+	return r.start(list)
+}
+
+// meet brings a call, of which n must be the same on all ranks, and waits until all ranks have brought theirs. The others
+// read the bytes at src from the desk; where there are none they may read them where they are, until the next meeting.
+func (r *Comm) meet(c *coll.Call, n int, src unsafe.Pointer, bytes int) error {
+	r.meetings++
+	now := r.meetings
+	mine := &r.g.desks[r.rank][now&1]
+	mine.call = uint64(c.Kind) | uint64(c.Type)<<8 | uint64(c.Op)<<16 | uint64(uint32(c.Root))<<32
+	mine.n, mine.src = n, src
+	copy(mine.data[:bytes], bytesAt(src, bytes))
+	mine.meeting.Store(now)
+	r.team.wake()
+	differs := -1
+	for i := range r.g.desks {
+		o := &r.g.desks[i][now&1]
+		if i == r.rank {
+			continue
+		}
+		if o.meeting.Load() < now {
+			if err := r.team.await(&o.meeting, now, r.g.members[i]); err != nil {
+				return r.failed(c, err)
+			}
+		}
+		if o.call != mine.call || o.n != n {
+			differs = i
+		}
+	}
+	if differs >= 0 {
+		o := &r.g.desks[differs][now&1]
+		its := coll.Call{Kind: coll.Kind(o.call), Type: elem.Type(o.call >> 8), Op: elem.Op(o.call >> 16), Root: int32(o.call >> 32), N: o.n}
+		return r.failed(c, fmt.Errorf("%w: rank %d brought %v", errDiffer, differs, &its))
+	}
+	return nil
+}
+
+var errDiffer = errors.New("the ranks have called different things, or with different lengths")
+
+// failed is the error of a call on this rank.
+func (r *Comm) failed(c *coll.Call, err error) error {
+	return &ccall.Error{Op: c.String(), Rank: r.rank, At: ccall.At(), Err: err}
+}
+
+// brought is what a rank has brought to the meeting of now.
+func (r *Comm) brought(rank int, short bool) unsafe.Pointer {
+	p := &r.g.desks[rank][r.meetings&1]
+	if short {
+		return unsafe.Pointer(&p.data)
+	}
+	return p.src
+}
+
+// onDesk is the bytes of operands that go on the desk.
+func onDesk(bytes int, short bool) int {
+	if short {
+		return bytes
+	}
+	return 0
+}
+
+// parts returns a number for the counts of a call, and its elements.
+func parts(c *coll.Call, size int) (n, whole, longest int) {
+	if c.Counts == nil {
+		return c.N, size * c.N, c.N
+	}
+	for _, k := range c.Counts {
+		n = n*31 + k // counts that differ give another number, but for accidents
+		whole += k
+		longest = max(longest, k)
+	}
+	return n, whole, longest
+}
+
+// partOf is where the part of a rank begins, and how many elements it has.
+func partOf(c *coll.Call, rank int) (off, n int) {
+	if c.Counts == nil {
+		return rank * c.N, c.N
+	}
+	return coll.Sum(c.Counts[:rank]), c.Counts[rank]
+}
+
+// reduceAll makes an AllReduce or a Reduce. Of long ones each rank computes a part of the result for all.
+func (r *Comm) reduceAll(c *coll.Call) error {
+	bytes := c.N * c.Type.Size()
+	short := bytes <= inline
+	gets := c.Kind == coll.AllReduce || int(c.Root) == r.rank
+	if err := r.meet(c, c.N, c.Src, onDesk(bytes, short)); err != nil {
+		return err
+	}
+	if short {
+		if gets {
+			r.reduce(c.Dst, c, r.size, 0, c.N, short)
+		}
+		return nil
+	}
+	lo, n := r.slice(c, r.rank)
+	to := r.room(n * c.Type.Size())
+	r.reduce(to, c, r.size, lo, n, short)
+	if err := r.meet(c, c.N, to, 0); err != nil || !gets {
+		return err
+	}
+	for i := range r.size {
+		lo, n := r.slice(c, i)
+		move(at(c, c.Dst, lo), r.brought(i, false), n*c.Type.Size())
+	}
+	return nil
+}
+
+// slice is the part of a long result that a rank computes.
+func (r *Comm) slice(c *coll.Call, rank int) (lo, n int) {
+	each := ((c.N+r.size-1)/r.size + 63) / 64 * 64
+	lo = min(rank*each, c.N)
+	return lo, min(each, c.N-lo)
+}
+
+// room is memory for a result that others read, between the first and the second meeting of a call.
+func (r *Comm) room(bytes int) unsafe.Pointer {
+	if len(r.result) < bytes {
+		r.result = make([]byte, bytes)
+	}
+	return unsafe.Pointer(unsafe.SliceData(r.result))
+}
+
+// reduce sets n elements at dst to the result of what the first ranks have brought, from element lo on.
+func (r *Comm) reduce(dst unsafe.Pointer, c *coll.Call, ranks, lo, n int, short bool) {
+	if n == 0 {
+		return
+	}
+	src := r.sources[:ranks]
+	for i := range src {
+		src[i] = at(c, r.brought(i, short), lo)
+	}
+	if n <= fewElements && c.Op == elem.Sum && addUp(dst, src, n, c.Type) {
+		return
+	}
+	shm.Reduce(dst, unsafe.Slice((*uintptr)(unsafe.Pointer(&src[0])), ranks), n, c.Type, c.Op)
+}
+
+func (r *Comm) broadcast(c *coll.Call) error {
+	bytes, root := c.N*c.Type.Size(), int(c.Root)
+	short, src := bytes <= inline, c.Src
+	if src == nil {
+		src = c.Dst
+	}
+	gives := 0
+	if r.rank == root {
+		gives = onDesk(bytes, short)
+	}
+	if err := r.meet(c, c.N, src, gives); err != nil {
+		return err
+	}
+	if r.rank != root || c.Src != nil {
+		move(c.Dst, r.brought(root, short), bytes)
+	}
+	return r.over(c, c.N, short)
+}
+
+// over lets ranks whose operands others have read go on.
+func (r *Comm) over(c *coll.Call, n int, short bool) error {
+	if short {
+		return nil
+	}
+	return r.meet(c, n, nil, 0)
+}
+
+func (r *Comm) gather(c *coll.Call) error {
+	n, _, longest := parts(c, r.size)
+	size := c.Type.Size()
+	short := longest*size <= inline
+	_, own := partOf(c, r.rank)
+	if err := r.meet(c, n, c.Src, onDesk(own*size, short)); err != nil {
+		return err
+	}
+	if !c.Kind.Traits().Rooted || int(c.Root) == r.rank {
+		off := 0
+		for i := range r.size {
+			_, n := partOf(c, i)
+			if dst := at(c, c.Dst, off); i != r.rank || dst != c.Src {
+				move(dst, r.brought(i, short), n*size)
+			}
+			off += n
+		}
+	}
+	return r.over(c, n, short)
+}
+
+func (r *Comm) scatter(c *coll.Call) error {
+	n, whole, _ := parts(c, r.size)
+	size := c.Type.Size()
+	short, gives := whole*size <= inline, 0
+	if r.rank == int(c.Root) {
+		gives = onDesk(whole*size, short)
+	}
+	if err := r.meet(c, n, c.Src, gives); err != nil {
+		return err
+	}
+	off, own := partOf(c, r.rank)
+	if r.rank != int(c.Root) || c.Dst != at(c, c.Src, off) {
+		move(c.Dst, at(c, r.brought(int(c.Root), short), off), own*size)
+	}
+	return r.over(c, n, short)
+}
+
+// reduceParts makes a ReduceScatter or a ReduceScatterV.
+func (r *Comm) reduceParts(c *coll.Call) error {
+	n, whole, _ := parts(c, r.size)
+	size := c.Type.Size()
+	short := whole*size <= inline
+	if err := r.meet(c, n, c.Src, onDesk(whole*size, short)); err != nil {
+		return err
+	}
+	off, own := partOf(c, r.rank)
+	if short || c.Dst != at(c, c.Src, off) {
+		r.reduce(c.Dst, c, r.size, off, own, short)
+	} else {
+		to := r.room(own * size)
+		r.reduce(to, c, r.size, off, own, short)
+		move(c.Dst, to, own*size)
+	}
+	return r.over(c, n, short)
+}
+
+// transpose makes an AllToAll.
+func (r *Comm) transpose(c *coll.Call) error {
+	part := c.N * c.Type.Size()
+	whole, src := r.size*part, c.Src
+	short := whole <= inline
+	if !short && c.Dst == src {
+		if len(r.staged) < whole {
+			r.staged = make([]byte, whole)
+		}
+		src = unsafe.Pointer(&r.staged[0])
+		move(src, c.Src, whole)
+	}
+	if err := r.meet(c, c.N, src, onDesk(whole, short)); err != nil {
+		return err
+	}
+	for i := range r.size {
+		move(unsafe.Add(c.Dst, i*part), unsafe.Add(r.brought(i, short), r.rank*part), part)
+	}
+	return r.over(c, c.N, short)
+}
+
+func (r *Comm) scan(c *coll.Call) error {
+	bytes := c.N * c.Type.Size()
+	short := bytes <= inline
+	if err := r.meet(c, c.N, c.Src, onDesk(bytes, short)); err != nil {
+		return err
+	}
+	ranks := r.rank + 1
+	if c.Kind == coll.ExScan {
+		ranks--
+	}
+	if short {
+		if ranks > 0 {
+			r.reduce(c.Dst, c, ranks, 0, c.N, short)
+		}
+		return nil
+	}
+	to := r.room(bytes) // dst may be src, which others read
+	if ranks > 0 {
+		r.reduce(to, c, ranks, 0, c.N, short)
+	}
+	if err := r.over(c, c.N, short); err != nil || ranks == 0 {
+		return err
+	}
+	move(c.Dst, to, bytes)
+	return nil
+}
+
+// at is the address of the i-th element at p.
+func at(c *coll.Call, p unsafe.Pointer, i int) unsafe.Pointer { return unsafe.Add(p, i*c.Type.Size()) }
+
+func bytesAt(p unsafe.Pointer, n int) []byte { return unsafe.Slice((*byte)(p), n) }
+
+// move copies bytes unless they are in their place already.
+func move(dst, src unsafe.Pointer, bytes int) {
+	if bytes > 0 && dst != src {
+		copy(bytesAt(dst, bytes), bytesAt(src, bytes))
+	}
+}

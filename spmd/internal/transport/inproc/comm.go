@@ -1,0 +1,197 @@
+// Package inproc carries calls between ranks that are goroutines of one process: without MPI, over plain memory. A job of
+// several ranks starts and ends in microseconds.
+package inproc
+
+import (
+	"cmp"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"lockstep/cuda"
+	"lockstep/internal/elem"
+	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/transport"
+)
+
+// group is what the ranks of a communicator share.
+type group struct {
+	team    *Team
+	members []int // their numbers in the team
+	desks   []desk
+	boxes   []box // messages from rank f to rank t at f*size+t
+	mu      sync.Mutex
+	parts   map[part]*making // groups that some ranks have asked for, and others will
+}
+
+// desk is where a rank puts what it brings to the meetings of a group, the odd ones and the even ones: a rank may be one
+// meeting ahead of who still reads.
+type desk [2]post
+
+// inline is the most bytes of operands that lie in a post. The first of them lie in its first line of the cache.
+const inline = 1088 - 32
+
+// post is what a rank brings to a meeting.
+type post struct {
+	meeting atomic.Uint64 // its number; the rest belongs to it
+	call    uint64        // kind, type, operation and root
+	n       int           // elements, or a sum over the counts
+	src     unsafe.Pointer
+	data    [inline]byte
+}
+
+// part names a group that is made of another: the how many-th, and of the ranks of which color.
+type part struct{ number, color int }
+
+type making struct {
+	g    *group
+	left int // members that have not got it
+}
+
+func newGroup(t *Team, members []int) *group {
+	n := len(members)
+	return &group{team: t, members: members, desks: make([]desk, n), boxes: make([]box, n*n), parts: map[part]*making{}}
+}
+
+// Comm is a communicator of ranks of a Team, on one of them. It is a transport.Host, used by one goroutine at a time.
+type Comm struct {
+	g          *group
+	rank, size int
+	team       *Team
+	meetings   uint64 // that this rank has come to
+	splits     int
+	result     []byte // of a reduction, which others may read
+	staged     []byte // operands of a call in place
+	sources    []unsafe.Pointer
+	messages   []coll.Call
+}
+
+func newComm(g *group, rank int) *Comm {
+	n := len(g.members)
+	return &Comm{g: g, team: g.team, rank: rank, size: n, sources: make([]unsafe.Pointer, n)}
+}
+
+// Rank returns this rank's number.
+func (r *Comm) Rank() int { return r.rank }
+
+// Size returns the number of ranks.
+func (r *Comm) Size() int { return r.size }
+
+// Dup implements transport.Host. It waits for nobody.
+func (r *Comm) Dup() (transport.Host, error) {
+	r.splits++
+	return newComm(r.g.part(part{number: r.splits}, r.g.members), r.rank), nil
+}
+
+// SplitShared implements transport.Host: all ranks are on this node.
+func (r *Comm) SplitShared() (transport.Host, error) { return r.Dup() }
+
+// Split implements transport.Host.
+func (r *Comm) Split(color, key int) (transport.Host, error) {
+	type asked struct{ color, key, rank int64 }
+	all := make([]asked, r.size)
+	mine := asked{int64(color), int64(key), int64(r.rank)}
+	if err := r.AllGather(unsafe.Pointer(&all[0]), unsafe.Pointer(&mine), 3, elem.Int64); err != nil {
+		return nil, err
+	}
+	r.splits++
+	if color < 0 {
+		return nil, nil
+	}
+	all = slices.DeleteFunc(all, func(a asked) bool { return a.color != mine.color })
+	slices.SortStableFunc(all, func(a, b asked) int { return cmp.Compare(a.key, b.key) })
+	members := make([]int, len(all))
+	for i, a := range all {
+		members[i] = r.g.members[a.rank]
+	}
+	return newComm(r.g.part(part{r.splits, color}, members), slices.Index(all, mine)), nil
+}
+
+// part returns a group that each of its members asks for once.
+func (g *group) part(p part, members []int) *group {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	m := g.parts[p]
+	if m == nil {
+		m = &making{newGroup(g.team, members), len(members)}
+		g.parts[p] = m
+	}
+	if m.left--; m.left == 0 {
+		delete(g.parts, p)
+	}
+	return m.g
+}
+
+// Slow implements transport.Host.
+func (r *Comm) Slow() error { return nil }
+
+// Close implements transport.Host. It waits for nobody.
+func (r *Comm) Close() error { return nil }
+
+// Abort implements transport.Host: this process is all there is.
+func (r *Comm) Abort(int) {}
+
+// WaitStream implements transport.Host.
+func (r *Comm) WaitStream(s *cuda.Stream) error {
+	for {
+		if done, err := s.Query(); done || err != nil {
+			return err
+		}
+		runtime.Gosched()
+	}
+}
+
+// Name implements transport.Transport.
+func (r *Comm) Name() string { return "inproc" }
+
+const kinds coll.Set = 1<<coll.AllReduce | 1<<coll.Reduce | 1<<coll.Broadcast | 1<<coll.AllGather | 1<<coll.ReduceScatter | 1<<coll.AllToAll |
+	1<<coll.Gather | 1<<coll.Scatter | 1<<coll.AllGatherV | 1<<coll.ReduceScatterV | 1<<coll.GatherV | 1<<coll.ScatterV | 1<<coll.AllToAllV |
+	1<<coll.Scan | 1<<coll.ExScan | 1<<coll.Send | 1<<coll.Recv | 1<<coll.SendRecv | 1<<coll.Barrier
+
+var caps = transport.Caps{Library: coll.Library{Kinds: kinds}, Host: true, Ordered: true}
+
+// Caps implements transport.Transport.
+func (r *Comm) Caps() *transport.Caps { return &caps }
+
+// Scratch implements transport.Transport.
+func (r *Comm) Scratch(int) int { return 0 }
+
+// Do implements transport.Transport.
+func (r *Comm) Do(_ transport.Queue, c coll.Call) error { return r.Make(&c) }
+
+// AllReduce is cudampi.Comm.AllReduce.
+func (r *Comm) AllReduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
+	return r.Make(&coll.Call{Kind: coll.AllReduce, Dst: dst, Src: src, N: n, Type: t, Op: op})
+}
+
+// Broadcast is cudampi.Comm.Broadcast.
+func (r *Comm) Broadcast(buf unsafe.Pointer, n int, t elem.Type, root int) error {
+	return r.Make(&coll.Call{Kind: coll.Broadcast, Dst: buf, N: n, Type: t, Root: int32(root)})
+}
+
+// BroadcastID implements transport.Host.
+func (r *Comm) BroadcastID(id *[128]byte, root int) error {
+	return r.Broadcast(unsafe.Pointer(id), len(id), elem.Uint8, root)
+}
+
+// AllGather is cudampi.Comm.AllGather.
+func (r *Comm) AllGather(dst, src unsafe.Pointer, n int, t elem.Type) error {
+	return r.Make(&coll.Call{Kind: coll.AllGather, Dst: dst, Src: src, N: n, Type: t})
+}
+
+// AllGatherV is cudampi.Comm.AllGatherV.
+func (r *Comm) AllGatherV(dst, src unsafe.Pointer, counts []int, t elem.Type) error {
+	return r.Make(&coll.Call{Kind: coll.AllGatherV, Dst: dst, Src: src, Counts: counts, Type: t})
+}
+
+// Send is cudampi.Comm.Send. It waits for nobody.
+func (r *Comm) Send(src unsafe.Pointer, n int, t elem.Type, to int) error {
+	return r.send(&coll.Call{Kind: coll.Send, Src: src, N: n, Type: t, Root: int32(to)})
+}
+
+// Recv is cudampi.Comm.Recv.
+func (r *Comm) Recv(dst unsafe.Pointer, n int, t elem.Type, from int) error {
+	return r.receive(&coll.Call{Kind: coll.Recv, Dst: dst, N: n, Type: t, Root: int32(from)})
+}

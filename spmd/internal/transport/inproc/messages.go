@@ -1,0 +1,131 @@
+package inproc
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/transport"
+)
+
+// box is the messages from one rank to another, in their order. A message is a copy: its sender goes on, and a group may
+// receive where it sends from.
+type box struct {
+	sent  atomic.Uint64
+	taken uint64 // the receiver's
+	mu    sync.Mutex
+	full  [][]byte // sent, and not taken
+	first int      // of full
+	spare [][]byte
+}
+
+// put adds a message.
+func (b *box) put(data []byte) {
+	b.mu.Lock()
+	var m []byte
+	if n := len(b.spare); n > 0 {
+		m, b.spare = b.spare[n-1], b.spare[:n-1]
+	}
+	b.full = append(b.full, append(m[:0], data...))
+	b.mu.Unlock()
+	b.sent.Add(1)
+}
+
+// take takes the first message out, of which there is one.
+func (b *box) take() []byte {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	m := b.full[b.first]
+	b.full[b.first] = nil
+	if b.first++; b.first == len(b.full) {
+		b.full, b.first = b.full[:0], 0
+	}
+	b.taken++
+	return m
+}
+
+const (
+	mostSpare = 8       // messages that a box keeps for reuse
+	longSpare = 1 << 20 // and their most bytes
+)
+
+// recycle gives a message back that was taken.
+func (b *box) recycle(m []byte) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.spare) < mostSpare && cap(m) <= longSpare {
+		b.spare = append(b.spare, m)
+	}
+}
+
+func (r *Comm) box(from, to int) *box { return &r.g.boxes[from*r.size+to] }
+
+// Group implements transport.Transport: all messages that are sent are on their way before one is waited for.
+func (r *Comm) Group(_ transport.Queue, cs []coll.Call, _ unsafe.Pointer) error {
+	r.messages = r.messages[:0]
+	for i := range cs {
+		cs[i].Messages(func(m coll.Call) bool {
+			r.messages = append(r.messages, m)
+			return true
+		})
+	}
+	return r.start(r.messages)
+}
+
+// start sends and receives messages.
+func (r *Comm) start(messages []coll.Call) error {
+	for i := range messages {
+		if m := &messages[i]; m.Kind == coll.Send {
+			if err := r.send(m); err != nil {
+				return err
+			}
+		}
+	}
+	var failure error
+	for i := range messages {
+		if m := &messages[i]; m.Kind == coll.Recv {
+			if err := r.receive(m); err != nil && failure == nil {
+				failure = err
+			}
+		}
+	}
+	return failure
+}
+
+func (r *Comm) send(c *coll.Call) error {
+	if err := r.peer(c); err != nil {
+		return err
+	}
+	r.box(r.rank, int(c.Root)).put(bytesAt(c.Src, c.N*c.Type.Size()))
+	r.team.wake()
+	return nil
+}
+
+func (r *Comm) receive(c *coll.Call) error {
+	if err := r.peer(c); err != nil {
+		return err
+	}
+	from := int(c.Root)
+	b := r.box(from, r.rank)
+	if err := r.team.await(&b.sent, b.taken+1, r.g.members[from]); err != nil {
+		return r.failed(c, err)
+	}
+	m := b.take()
+	defer b.recycle(m)
+	if want := c.N * c.Type.Size(); len(m) != want {
+		return r.failed(c, fmt.Errorf("message from rank %d has %d bytes, %d (%d %v elements) expected", from, len(m), want, c.N, c.Type))
+	}
+	copy(bytesAt(c.Dst, len(m)), m)
+	return nil
+}
+
+// peer refuses a message with no rank.
+func (r *Comm) peer(c *coll.Call) error {
+	if uint(c.Root) >= uint(r.size) {
+		return r.failed(c, errors.New("there is no such rank"))
+	}
+	return nil
+}

@@ -1,0 +1,208 @@
+package inproc
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+
+	"lockstep/internal/launcher"
+	"lockstep/spmd/internal/control"
+	"lockstep/spmd/internal/transport"
+)
+
+// Team is ranks that are goroutines of one process. Where one of them fails, or returns while others wait for it, those that
+// wait get an error, and nobody waits any more.
+type Team struct {
+	ranks   []*Rank
+	world   *group
+	spins   int // looks at memory before a rank that waits lets others run
+	waiting atomic.Int32
+	mu      sync.Mutex
+	changed sync.Cond // while somebody is in waiting: what ranks wait for, and what is below
+	gone    []bool    // ranks that have returned
+	here    int       // ranks that have not
+	met     int       // times that all had returned; see Finish
+	err     error     // that ends the team, with the rank
+}
+
+const (
+	// spins is about a microsecond: as long as a rank needs that is on its way.
+	spins = 1000
+	// yields is how often a rank lets others run before it sleeps: to be woken takes the time of some hundred.
+	yields = 200
+)
+
+// NewTeam returns n ranks.
+func NewTeam(n int) *Team {
+	t := &Team{gone: make([]bool, n), here: n, spins: spins}
+	t.changed.L = &t.mu
+	if n > runtime.GOMAXPROCS(0) {
+		t.spins = 1 // who is waited for may not be running
+	}
+	members := make([]int, n)
+	for i := range n {
+		members[i] = i
+		t.ranks = append(t.ranks, &Rank{team: t, number: i, order: control.NewTickets()})
+	}
+	t.world = newGroup(t, members)
+	return t
+}
+
+// Rank returns a rank.
+func (t *Team) Rank(i int) *Rank { return t.ranks[i] }
+
+// Err is the failure of the first rank that failed, with its number; nil where none has.
+func (t *Team) Err() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.err
+}
+
+// Fail ends the team with the failure of a rank, unless it has ended: nobody waits for another any more.
+func (t *Team) Fail(rank int, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.err == nil {
+		t.err = fmt.Errorf("rank %d: %w", rank, err)
+		for _, r := range t.ranks {
+			r.order.Fail(fmt.Errorf("not run, because an earlier command failed: %w", t.err))
+		}
+	}
+	t.changed.Broadcast()
+}
+
+// Finish says that a rank has returned from its program, for which others must not wait any more, and waits until all have. It
+// returns nil then, and the ranks may go on together; else what ends the team.
+func (t *Team) Finish(rank int) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.gone[rank] = true
+	t.changed.Broadcast()
+	now := t.met
+	if t.here--; t.here == 0 && t.err == nil {
+		t.met++
+		t.here = len(t.ranks)
+		clear(t.gone)
+		return nil
+	}
+	t.waiting.Add(1)
+	defer t.waiting.Add(-1)
+	for t.met == now && t.err == nil {
+		t.changed.Wait()
+	}
+	if t.met != now {
+		return nil
+	}
+	return t.err
+}
+
+// wake has who waits look again.
+func (t *Team) wake() {
+	if t.waiting.Load() != 0 {
+		t.mu.Lock() // a waiter between its look and its Wait holds it
+		t.changed.Broadcast()
+		t.mu.Unlock()
+	}
+}
+
+// await waits until v is at least want, which rank sees to.
+func (t *Team) await(v *atomic.Uint64, want uint64, rank int) error {
+	for range t.spins {
+		if v.Load() >= want {
+			return nil
+		}
+	}
+	return t.sleep(v, want, rank)
+}
+
+var errEnded = errors.New("the job has ended")
+
+// sleep is await for what takes longer.
+func (t *Team) sleep(v *atomic.Uint64, want uint64, rank int) error {
+	for range yields {
+		runtime.Gosched()
+		if v.Load() >= want {
+			return nil
+		}
+	}
+	t.waiting.Add(1)
+	defer t.waiting.Add(-1)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for v.Load() < want {
+		switch {
+		case t.err != nil:
+			return fmt.Errorf("%w: %w", errEnded, t.err)
+		case t.gone[rank]:
+			return fmt.Errorf("rank %d has returned from the program, and is waited for", rank)
+		}
+		t.changed.Wait()
+	}
+	return nil
+}
+
+// Rank is a goroutine of a Team. It is a transport.Ranks.
+type Rank struct {
+	sync.Mutex
+	team   *Team
+	number int
+	order  *control.Tickets
+}
+
+// Environment implements transport.Ranks.
+func (r *Rank) Environment() launcher.Job {
+	return launcher.Job{Name: "none", Rank: r.number, Size: len(r.team.ranks)}
+}
+
+// Join implements transport.Ranks. It waits for nobody.
+func (r *Rank) Join() (transport.Host, error) { return newComm(r.team.world, r.number), nil }
+
+// Leave implements transport.Ranks.
+func (r *Rank) Leave() error { return nil }
+
+// Abort implements transport.Ranks.
+func (r *Rank) Abort(int) {}
+
+// Order implements transport.Ranks.
+func (r *Rank) Order() *control.Tickets { return r.order }
+
+// Library implements transport.Ranks.
+func (r *Rank) Library() string { return "none" }
+
+// InC implements transport.Ranks.
+func (r *Rank) InC() bool { return false }
+
+// Run runs fn on each of n ranks and returns when all have returned: the error of the first rank that failed, with its
+// number. When one fails, panics or returns too early, those that wait for it get an error. A panic goes on in this goroutine.
+func Run(n int, fn func(c *Comm) error) error {
+	t := NewTeam(n)
+	var wait sync.WaitGroup
+	panics := make(chan any, n)
+	for i := range n {
+		wait.Go(func() {
+			err := errors.New("has ended its goroutine")
+			defer func() {
+				if p := recover(); p != nil {
+					panics <- p
+					err = fmt.Errorf("panic: %v", p)
+				}
+				if err != nil {
+					t.Fail(i, err)
+				}
+				if err := t.Finish(i); err != nil {
+					return // it is Err
+				}
+			}()
+			err = fn(newComm(t.world, i))
+		})
+	}
+	wait.Wait()
+	select {
+	case p := <-panics:
+		panic(p)
+	default:
+		return t.Err()
+	}
+}
