@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/spmd"
+	"lockstep/spmd/blas"
 )
 
 // gemmBench measures the matrix products of a GPT-2 with the epilogues that training gives them, and without.
@@ -102,7 +103,7 @@ func gemmTable(w *spmd.World, rows, channels, vocab int) error {
 			return fmt.Errorf("%s %s: %w", lines[i].name, lines[i].epilogue, err)
 		}
 	}
-	if err := w.TuneGemm(); err != nil {
+	if err := blas.Tune(w); err != nil {
 		return err
 	}
 	for i := range lines {
@@ -232,12 +233,12 @@ func (g *gemmBench) lines(rows, chunk int) []gemmLine {
 	C, V := g.c, g.vocab
 	var list []gemmLine
 	type half = spmd.Buffer[spmd.BF16]
-	of := func(b half, rows, cols int) spmd.Matrix[spmd.BF16] {
-		return spmd.MatrixOf(b.Slice(0, rows*cols), rows, cols)
+	of := func(b half, rows, cols int) blas.Matrix[spmd.BF16] {
+		return blas.MatrixOf(b.Slice(0, rows*cols), rows, cols)
 	}
 	// option makes the operands of the epilogues named, for C (m, n) in 16 bits.
-	option := func(names string, m, n int) spmd.GemmOpt {
-		var o spmd.GemmOpt
+	option := func(names string, m, n int) blas.Options {
+		var o blas.Options
 		for _, name := range strings.Fields(names) {
 			switch name {
 			case "Bias":
@@ -259,7 +260,7 @@ func (g *gemmBench) lines(rows, chunk int) []gemmLine {
 			o := option(e, rows, out)
 			o.TransB = true
 			list = append(list, gemmLine{name: name + " fwd", epilogue: e, m: rows, n: out, k: in, run: func() error {
-				return spmd.Gemm(g.s, of(y, rows, out), of(x, rows, in), of(g.weights, out, in), o)
+				return blas.Gemm(g.s, of(y, rows, out), of(x, rows, in), of(g.weights, out, in), o)
 			}})
 		}
 	}
@@ -267,22 +268,22 @@ func (g *gemmBench) lines(rows, chunk int) []gemmLine {
 		for _, e := range epilogues {
 			o := option(e, rows, in)
 			list = append(list, gemmLine{name: name + " dgrad", epilogue: e, m: rows, n: in, k: out, run: func() error {
-				return spmd.Gemm(g.s, of(dx, rows, in), of(dy, rows, out), of(g.weights, out, in), o)
+				return blas.Gemm(g.s, of(dx, rows, in), of(dy, rows, out), of(g.weights, out, in), o)
 			}})
 		}
 	}
 	wgrad := func(name string, rows, in, out int, dy, x half) {
 		for _, e := range []string{"", "RowSums", "Accumulate", "bfloat16"} {
-			o := spmd.GemmOpt{TransA: true, Accumulate: e == "Accumulate"}
+			o := blas.Options{TransA: true, Accumulate: e == "Accumulate"}
 			if e == "RowSums" {
 				o.RowSums = g.vector.Slice(0, out).Arg()
 			}
 			run := func() error {
-				return spmd.Gemm(g.s, spmd.MatrixOf(g.grad.Slice(0, out*in), out, in), of(dy, rows, out), of(x, rows, in), o)
+				return blas.Gemm(g.s, blas.MatrixOf(g.grad.Slice(0, out*in), out, in), of(dy, rows, out), of(x, rows, in), o)
 			}
 			if e == "bfloat16" {
 				run = func() error {
-					return spmd.Gemm(g.s, of(g.dump, out, in), of(dy, rows, out), of(x, rows, in), o)
+					return blas.Gemm(g.s, of(g.dump, out, in), of(dy, rows, out), of(x, rows, in), o)
 				}
 			}
 			list = append(list, gemmLine{name: name + " wgrad", epilogue: strings.TrimSpace("float32 " + e), m: out, n: in, k: rows, run: run})

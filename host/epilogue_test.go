@@ -23,7 +23,7 @@ func geluTanhDerivative(x float64) float64 {
 
 type anyElem interface{ float | half }
 
-// Every epilogue alone and in the combinations that spmd.Gemm knows, into every type, against float64: sizes that are
+// Every epilogue alone and in the combinations that blas.Gemm knows, into every type, against float64: sizes that are
 // odd, empty or without a sum, both transpositions, rows apart with NaN between them, which must stay.
 func TestGemmEpilogue(t *testing.T) {
 	onEachBLAS(t, func(t *testing.T) {

@@ -90,6 +90,27 @@ extern "C" __global__ void convert_e4m3(f8e4m3 *one, f8e4m3 *eight, float *back,
 	return nil
 })
 
+// e4m3Values are the values of all codes by the format's definition (OFP8).
+var e4m3Values = func() (values [256]float64) {
+	for i := range values {
+		exp, frac := i>>3&15, float64(i&7)
+		v := math.Ldexp(8+frac, exp-10)
+		switch {
+		case i&0x7f == 0x7f:
+			v = math.NaN()
+		case exp == 0:
+			v = math.Ldexp(frac, -9)
+		}
+		if i >= 0x80 {
+			v = -v
+		}
+		values[i] = v
+	}
+	return values
+}()
+
+func e4m3Value(x spmd.F8E4M3) float64 { return e4m3Values[x] }
+
 // Both ways to 8 bits in spmd.cuh, and the way back, are those of Go: all bfloat16 values and what lies beside them,
 // which has all codes, the middles between two of them, and what is beyond.
 func TestConversionToF8E4M3(t *testing.T) {

@@ -13,7 +13,7 @@ type Elem interface {
 }
 
 // Stored is the set of element types of buffers: Elem, and F8E4M3, which only kernels
-// and Gemm take. A buffer of any other type does not compile.
+// and blas.Gemm take. A buffer of any other type does not compile.
 type Stored interface{ Elem | F8E4M3 }
 
 // F16 is IEEE 754 binary16, a storage type: it is converted with ToF16 and
@@ -26,7 +26,7 @@ type BF16 = elem.BF16
 
 // F8E4M3 is an 8-bit float with 4 bits of exponent and 3 of fraction, up to 448 in
 // size and without infinities: a storage type, converted with ToF8E4M3 and Float32,
-// for the operands of Gemm. As 448 is soon reached, and 2^-9 the least there is beside
+// for the operands of blas.Gemm. As 448 is soon reached, and 2^-9 the least there is beside
 // 0, what is stored is the values times a scale, which Gemm divides by again.
 type F8E4M3 = elem.F8E4M3
 

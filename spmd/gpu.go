@@ -10,10 +10,8 @@ import (
 	"unsafe"
 
 	"lockstep/cuda"
-	"lockstep/cuda/cublas"
 	"lockstep/cuda/nvrtc"
 	"lockstep/internal/ccall"
-	"lockstep/internal/elem"
 	"lockstep/internal/peer"
 	"lockstep/nccl"
 	"lockstep/spmd/internal/coll"
@@ -39,13 +37,7 @@ type gpu struct {
 	mu      sync.Mutex
 	words   []*uint32 // for the progress of streams
 	spare   []*mark
-	lt      *cublas.Lt
-	gv      *cublas.Handle
-	chosen  []tunedShape // by TuneGemm, on rank 0
-	hasLt   atomic.Bool
-	hasGemv atomic.Bool
-	said    [1 << epilogueArgs][elem.Types]atomic.Bool // which epilogues the log has mentioned
-	modules map[string]*module                         // by the keys of their sources
+	modules map[string]*module // by the keys of their sources
 	comms   []*nccl.Comm
 	peers   []*peer.Comm
 	checked time.Time // when health was last asked
@@ -57,12 +49,7 @@ var (
 	processGPU *gpu
 )
 
-const (
-	// gemmWorkspace is what NVIDIA recommends for cuBLAS on Hopper; other
-	// architectures need less.
-	gemmWorkspace = 32 << 20
-	stageBytes    = 2 << 20 // of each half of the staging buffer
-)
+const stageBytes = 2 << 20 // of each half of the staging buffer
 
 // openGPU opens the device with an index.
 func openGPU(index int) (*gpu, error) {
@@ -105,12 +92,6 @@ func (g *gpu) close() error {
 	}
 	for _, m := range g.spare {
 		err = errors.Join(err, m.event.Close())
-	}
-	if g.lt != nil {
-		err = errors.Join(err, g.lt.Close())
-	}
-	if g.gv != nil {
-		err = errors.Join(err, g.gv.Close())
 	}
 	for _, m := range g.modules {
 		err = errors.Join(err, m.Close())
@@ -288,10 +269,6 @@ func (g *gpu) prepare(w *World, c *command) error {
 		open = func() error { _, err := g.function(k); return err }
 	case c.kind == cmdLibrary && c.lib.ready.Load() != g:
 		open = func() error { return c.lib.open(g) }
-	case c.kind == cmdGemm && !(g.hasLt.Load() && g.have(c.epilogueKernels())):
-		open = func() error { return g.openGemm(c.epilogueKernels()) }
-	case c.kind == cmdGemv && !g.hasGemv.Load():
-		open = g.openGemv
 	default:
 		return nil
 	}
@@ -311,62 +288,6 @@ func (k *Kernel) on(g *gpu) *gpuFunc {
 
 // defaultShared is the dynamic shared memory that every kernel may have unasked.
 const defaultShared = 48 << 10
-
-// have says whether the kernels that are not nil are on the GPU.
-func (g *gpu) have(list [3]*Kernel) bool {
-	for _, k := range list {
-		if k != nil && k.on(g) == nil {
-			return false
-		}
-	}
-	return true
-}
-
-// openGemm opens what a product needs.
-func (g *gpu) openGemm(list [3]*Kernel) error {
-	for _, k := range list {
-		if k == nil {
-			continue
-		}
-		if _, err := g.function(k); err != nil {
-			return err
-		}
-	}
-	return g.openLt()
-}
-
-func (g *gpu) openLt() (err error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.lt == nil {
-		if g.lt, err = cublas.OpenLt(g.dev); err == nil {
-			g.hasLt.Store(true)
-		}
-	}
-	return err
-}
-
-// gemv runs a queued Gemv by cuBLAS, whose handle serves one stream at a time.
-func (g *gpu) gemv(q *gpuQueue, c *command, work unsafe.Pointer) error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if err := g.gv.SetWorkspace(work, gemmWorkspace); err != nil {
-		return err
-	}
-	m := &c.gemm
-	return g.gv.Gemv(q.h, c.Type, m.ta, m.m, m.cols, m.alpha, c.Src, m.lda, m.third, m.beta, c.Dst)
-}
-
-func (g *gpu) openGemv() (err error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.gv == nil {
-		if g.gv, err = cublas.Open(g.dev); err == nil {
-			g.hasGemv.Store(true)
-		}
-	}
-	return err
-}
 
 // openPools makes the world's pools of memory on the GPU.
 func (w *World) openPools() {

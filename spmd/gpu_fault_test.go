@@ -48,7 +48,7 @@ func gpuPrepare(what string) {
 	}
 }
 
-var faults = []string{"a collective fails", "a rank is lost", "a launch fails", "the GPU fails", "no memory", "a late kernel", "no CUDA source", "no cuBLAS", "no 8-bit floats", "a graph is left",
+var faults = []string{"a collective fails", "a rank is lost", "a launch fails", "the GPU fails", "no memory", "a late kernel", "no CUDA source", "a graph is left",
 	"lengths differ", "memory differs", "the others wait", "the others wait in a group", "the others do not wait", "the others cannot hand it over"}
 
 // gpuFault is what the app does on a GPU where something is to go wrong on its last
@@ -134,20 +134,6 @@ func gpuFault(w *spmd.World, what string, last bool) error {
 		return spmd.NewKernel("broken", brokenKernel, nil).Launch(s, one, x.Arg(), spmd.I32(1))
 	case "no CUDA source":
 		return spmd.NewKernel("hostly", "", func(spmd.Args) error { return nil }).Launch(s, one, x.Arg())
-	case "no cuBLAS":
-		m := spmd.MatrixOf(x.Slice(0, 16), 4, 4)
-		return spmd.Gemm(s, spmd.MatrixOf(x.Slice(16, 32), 4, 4), m, m, spmd.GemmOpt{})
-	case "no 8-bit floats":
-		codes, err := spmd.Alloc[spmd.F8E4M3](w, 256)
-		if err != nil {
-			return err
-		}
-		c, err := spmd.Alloc[spmd.BF16](w, 256)
-		if err != nil {
-			return err
-		}
-		m := spmd.MatrixOf(codes, 16, 16)
-		return spmd.Gemm(s, spmd.MatrixOf(c, 16, 16), m, m, spmd.GemmOpt{TransB: true})
 	default:
 		return errors.New("the last rank fails")
 	}
@@ -235,7 +221,7 @@ func gpuHangs(t *testing.T) {
 // driver, and "none". Others are made of files that are no libraries.
 func folders(t *testing.T, both string) map[string]string {
 	t.Helper()
-	f := map[string]string{"both": both, "driver": t.TempDir(), "part": t.TempDir(), "none": t.TempDir(), "no NVRTC": t.TempDir(), "no cuBLAS": t.TempDir()}
+	f := map[string]string{"both": both, "driver": t.TempDir(), "part": t.TempDir(), "none": t.TempDir(), "no NVRTC": t.TempDir()}
 	link := func(folder string, names ...string) {
 		for _, name := range names {
 			must(t, os.Symlink(filepath.Join(both, name), filepath.Join(f[folder], name)))
@@ -244,12 +230,8 @@ func folders(t *testing.T, both string) map[string]string {
 	link("driver", "libcuda.so.1")
 	fakelib.CUDA(t, f["part"], fakelib.Without("cuGraphLaunch")...)
 	link("no NVRTC", "libcuda.so.1", "libnccl.so.2")
-	link("no cuBLAS", "libcuda.so.1", "libnccl.so.2")
 	for _, name := range []string{"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2", "libnvrtc.so"} {
 		must(t, os.WriteFile(filepath.Join(f["no NVRTC"], name), []byte("no library"), 0o644))
-	}
-	for _, name := range []string{"libcublasLt.so.13", "libcublasLt.so.12"} {
-		must(t, os.WriteFile(filepath.Join(f["no cuBLAS"], name), []byte("no library"), 0o644))
 	}
 	return f
 }
@@ -319,9 +301,6 @@ func gpuFaults(t *testing.T, dir string) {
 			"71302912 of 104857600 free on the device", "256 in use", "33554432 held by the pool", "CUDA_ERROR_OUT_OF_MEMORY (2)"}},
 		{"a late kernel does not compile", 0, "both", "a late kernel", nil, "", failed, []string{"gpu_fault_test.go:", "kernel broken", `broken(4)`, "undeclared"}},
 		{"a kernel without CUDA source", 0, "both", "no CUDA source", nil, "", failed, []string{"ERR", "gpu_fault_test.go:", "hostly has no CUDA source", "on the host only"}},
-		{"no tensor cores for 8-bit floats", 0, "both", "no 8-bit floats", []string{"FAKECUDA_MAJOR=8"}, "", failed,
-			[]string{"ERR", "gpu_fault_test.go:", "Gemm of float8_e4m3", "has no tensor cores for it", "compute capability 8.9"}},
-		{"no cuBLAS", 0, "no cuBLAS", "no cuBLAS", nil, "", failed, []string{"ERR", "cuBLASLt", "libcublasLt.so.13", "libcublasLt.so.12"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
@@ -409,7 +388,7 @@ func gpuChoice(t *testing.T) {
 // gpuKernels: the first rank of the node compiles and the others receive; what
 // was compiled is used again, unless it is damaged.
 func gpuKernels(t *testing.T) {
-	const sources = 7 // kernels.cu and epilogue.cu of the framework, kernels.cu of ddp; the tests' own, one with templates, and those of the conversions
+	const sources = 6 // kernels.cu of the framework, and of ddp; the tests' own, one with templates, and those of the conversions
 	t.Parallel()
 	cache := t.TempDir()
 	start := func() (first, second []os.FileInfo) {
@@ -524,7 +503,7 @@ func gpuAfterError(t *testing.T) {
 		for r := range max(n, 1) {
 			log, err := os.ReadFile(filepath.Join(logs, fmt.Sprint(r)))
 			must(t, err)
-			lines := logLines(string(log))
+			lines := fakelib.Lines(string(log))
 			if count(lines, "cuGraphInstantiateWithFlags") != 1 {
 				t.Errorf("rank %d of %d made no graph", r, n)
 			}

@@ -343,7 +343,7 @@ func gpuAllocations(t *testing.T, w *spmd.World) {
 	must(t, err)
 	os.Unsetenv("FAKECUDA_LOG")
 	os.Unsetenv("FAKENCCL_LOG")
-	defer openLog(calls.file)
+	defer openLog(calls.File)
 	grouped := func() error {
 		for range 12 {
 			if err := errors.Join(spmd.Send(q, x, (r+1)%n), spmd.Recv(q, y, (r+n-1)%n)); err != nil {

@@ -58,8 +58,6 @@ func TestGPU(t *testing.T) {
 		{"arguments", []int{1}, kernelArguments, false},
 		{"graphs", []int{2}, gpuGraphs, false},
 		{"library", []int{2}, gpuLibrary, false},
-		{"products", []int{1}, gpuProducts, false},
-		{"tuned products", []int{1, 2}, gpuTune, false},
 		{"allocations", []int{1, 2}, gpuAllocations, true},
 		{"library's allocations", []int{1}, libraryAllocations, true},
 		{"nothing closed", []int{2}, gpuNothingClosed, false},
@@ -86,58 +84,23 @@ func doubles(t *testing.T) (dir string) {
 	dir = t.TempDir()
 	fakelib.CUDA(t, dir)
 	fakelib.Build(t, dir, "libnccl.so.2", filepath.Join("..", "nccl", "testdata", "fakenccl.c"))
-	fakelib.Build(t, dir, "libcublasLt.so.13", filepath.Join("..", "cuda", "cublas", "testdata", "fakecublas.c"), "-lm")
 	return dir
 }
 
-// calls is the log of this rank's doubles, both in one file, and how many of its
-// lines have been read.
-var calls struct {
-	file string
-	read int
-}
+// calls is the log of this rank's doubles.
+var calls fakelib.Log
 
-func openLog(file string) {
-	calls.file = file
-	os.Setenv("FAKECUDA_LOG", file)
-	os.Setenv("FAKENCCL_LOG", file)
-	os.Setenv("FAKECUBLAS_LOG", file)
-}
+func openLog(file string) { calls.Open(file) }
 
-// newCalls returns the calls since the last newCalls whose names begin with one of
-// the prefixes, any where there are none.
+// newCalls returns the calls since the last newCalls, see fakelib.Log.
 func newCalls(t *testing.T, prefixes ...string) []string {
 	t.Helper()
-	text, err := os.ReadFile(calls.file)
-	must(t, err)
-	lines := logLines(string(text))
-	var list []string
-	for _, line := range lines[calls.read:] {
-		if len(prefixes) == 0 || slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(line, p) }) {
-			list = append(list, line)
-		}
-	}
-	calls.read = len(lines)
-	return list
+	return calls.New(t, prefixes...)
 }
 
-// logLines are the lines of a log, without the numbers of threads.
-func logLines(text string) []string {
-	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
-	for i, line := range lines {
-		if thread, call, _ := strings.Cut(line, " "); thread != "" && thread[0] >= '0' && thread[0] <= '9' {
-			lines[i] = call
-		}
-	}
-	return lines
-}
+func value(line, key string) string { return fakelib.Value(line, key) }
 
-// value returns the value of a key in a line of the log, "" where it has none.
-func value(line, key string) string {
-	_, rest, _ := strings.Cut(line, " "+key+"=")
-	v, _, _ := strings.Cut(rest, " ")
-	return v
-}
+func injected(what string, fn func()) { fakelib.Injected(what, fn) }
 
 func number64(t *testing.T, line, key string) uint64 {
 	t.Helper()
@@ -151,10 +114,10 @@ func number64(t *testing.T, line, key string) uint64 {
 // addr returns the address of a buffer: a fill tells the driver.
 func addr(t *testing.T, b spmd.Buffer[float32]) uint64 {
 	t.Helper()
-	was := calls.read
+	was := calls.Read
 	must(t, b.Slice(0, 1).SetAll(0))
 	fills := newCalls(t, "cuMemsetD32Async")
-	calls.read = was
+	calls.Read = was
 	return number64(t, fills[len(fills)-1], "dst")
 }
 
@@ -178,13 +141,6 @@ func wantText(t *testing.T, err error, parts ...string) {
 			t.Errorf("%q does not say %q", err, p)
 		}
 	}
-}
-
-// injected makes the driver's double return statuses while fn runs.
-func injected(what string, fn func()) {
-	os.Setenv("FAKECUDA_FAIL", what)
-	defer os.Unsetenv("FAKECUDA_FAIL")
-	fn()
 }
 
 // gpuCollectives: what each collective is in NCCL's terms.

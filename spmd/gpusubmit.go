@@ -126,10 +126,6 @@ func (s *Stream) workFor(c *command) (unsafe.Pointer, error) {
 // scratchBytes is how much device memory a command needs beside its operands.
 func (c *command) scratchBytes() int {
 	switch {
-	case c.kind == cmdGemm:
-		return c.gemm.workspace()
-	case c.kind == cmdGemv:
-		return gemmWorkspace
 	case c.kind == cmdLibrary:
 		return c.N
 	case c.kind == cmdCall:
@@ -152,10 +148,6 @@ func (q *gpuQueue) issue(c *command, args []Arg, work unsafe.Pointer) error {
 		return q.launch(c.kernel, c.grid, args)
 	case cmdLibrary:
 		return q.libraryCall(c, args, work)
-	case cmdGemm:
-		return q.g.gemm(q, c, args, work)
-	case cmdGemv:
-		return q.g.gemv(q, c, work)
 	case cmdFunc:
 		return q.hostFunc(c.fn)
 	case cmdGraph:

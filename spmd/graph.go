@@ -259,7 +259,6 @@ func (g *Graph) refer(c *command, args []Arg) {
 	}
 	add(c.dblk)
 	add(c.sblk)
-	add(c.xblk)
 	for i := range args {
 		add(args[i].blk)
 	}

@@ -105,7 +105,7 @@ func firstCall(comms []*commState, q *gpuQueue) (what, place string) {
 	return "", ""
 }
 
-var cmdNames = [...]string{cmdCopy: "Copy", cmdFill: "Fill", cmdKernel: "kernel", cmdLibrary: "library", cmdGemm: "Gemm", cmdGemv: "Gemv",
+var cmdNames = [...]string{cmdCopy: "Copy", cmdFill: "Fill", cmdKernel: "kernel", cmdLibrary: "library",
 	cmdFunc: "HostFunc", cmdRecord: "Record", cmdWait: "Wait", cmdGraph: "graph", cmdCall: "call"}
 
 func (k cmdKind) String() string { return cmdNames[k] }

@@ -7,6 +7,8 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"unsafe"
 
@@ -268,4 +270,30 @@ func gpuLibrary(t *testing.T, w *spmd.World) {
 	if len(newCalls(t, "cuMemFree")) == 0 {
 		t.Error("no memory is freed after it")
 	}
+}
+
+// What a package keeps for a world is made once, whoever asks, and not shared by worlds.
+func TestPerWorld(t *testing.T) {
+	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		var made atomic.Int32
+		p := spmd.PerWorld[int32]{Open: func(*spmd.World) *int32 { n := made.Add(1); return &n }}
+		var wg sync.WaitGroup
+		var got [8]*int32
+		for i := range got {
+			wg.Go(func() { got[i] = p.Of(w) })
+		}
+		wg.Wait()
+		if i := slices.IndexFunc(got[:], func(v *int32) bool { return v != got[0] }); i >= 0 || made.Load() != 1 {
+			t.Errorf("made %d times; %v", made.Load(), got)
+		}
+		other, err := spmd.Open(spmdtest.Config())
+		must(t, err)
+		if p.Of(other) == got[0] || made.Load() != 2 {
+			t.Errorf("another world has the same, of %d", made.Load())
+		}
+		must(t, other.Close())
+		if n := testing.AllocsPerRun(100, func() { p.Of(w) }); n != 0 {
+			t.Errorf("%v allocations", n)
+		}
+	})
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"lockstep/internal/fakelib"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
@@ -386,7 +387,7 @@ func groupsBesideNCCL(t *testing.T) {
 	type mark struct{ call, event, stream string }
 	var between []mark // the first two sums: there is a group on the other stream
 	sums := 0
-	for _, line := range logLines(string(log)) {
+	for _, line := range fakelib.Lines(string(log)) {
 		switch call, _, _ := strings.Cut(line, " "); {
 		case call == "ncclAllReduce":
 			sums++

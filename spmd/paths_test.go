@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"lockstep/internal/fakelib"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
@@ -58,7 +59,7 @@ func gpuPaths(t *testing.T) {
 		}
 		log, err := os.ReadFile(filepath.Join(logs, "1"))
 		must(t, err)
-		for _, line := range logLines(string(log)) {
+		for _, line := range fakelib.Lines(string(log)) {
 			switch name, _, _ := strings.Cut(line, " "); name {
 			case "ncclAllReduce", "ncclAllGather":
 				comms = append(comms, name[4:]+" "+value(line, "comm"))

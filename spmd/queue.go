@@ -23,8 +23,6 @@ const (
 	cmdFill
 	cmdKernel
 	cmdLibrary
-	cmdGemm
-	cmdGemv
 	cmdFunc
 	cmdRecord
 	cmdWait
@@ -65,12 +63,10 @@ type command struct {
 	lib    *Library
 	grid   Grid
 	args   []Arg
-	gemm   gemm
 	event  *Event
 	node   int // in a capture: of cmdRecord and cmdWait
 	graph  *Graph
 	fn     func() error
-	xblk   *block // a third operand's
 	site   ccall.Site
 }
 
@@ -246,8 +242,6 @@ func (c *command) run() error {
 		return guard(func() error { return c.kernel.host(Args{c.args}) })
 	case cmdLibrary:
 		return guard(func() error { return c.lib.host(Args{c.args}) })
-	case cmdGemm, cmdGemv:
-		return guard(func() error { c.blas(); return nil })
 	case cmdFunc:
 		return guard(c.fn)
 	case cmdRecord:

@@ -22,9 +22,9 @@ import (
 //
 // The methods, Capture excepted, are safe for use by several goroutines; but
 // collectives must be enqueued in the same order on every rank, so one goroutine
-// should drive them, and Gemm, Gemv and ddp.ClipNorm share scratch memory of the stream,
-// so on one stream they come from one goroutine. The queue has no bound: a program that enqueues for ever
-// synchronizes now and then.
+// should drive them, and library calls, such as blas.Gemm, and ddp.ClipNorm share scratch
+// memory of the stream, so on one stream they come from one goroutine. The queue has no
+// bound: a program that enqueues for ever synchronizes now and then.
 type Stream struct {
 	w    *World
 	name string
@@ -32,7 +32,7 @@ type Stream struct {
 	host *hostQueue // nil where the device is a GPU
 	dev  *gpuQueue  // nil where it is the host
 	cap  *capture   // not nil between the start and the end of Capture
-	work *block     // scratch of the library's own kernels and of cuBLAS
+	work *block     // scratch of the framework's own kernels and of library calls
 }
 
 // Priority orders streams on a GPU: where kernels of several are ready, those of
@@ -186,9 +186,6 @@ func (s *Stream) submitCall(asked *call) error {
 // launch stay on its caller's stack.
 func (s *Stream) submit(c *command, args []Arg) error {
 	if err := s.w.checkBlocks(&c.call); err != nil {
-		return err
-	}
-	if err := s.w.checkBlock(c.xblk); err != nil {
 		return err
 	}
 	for i := range args {

@@ -358,34 +358,3 @@ func TestCaptureRefuses(t *testing.T) {
 		must(t, side.Synchronize())
 	})
 }
-
-func TestGemmAndGemv(t *testing.T) {
-	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
-		s := stream(t, w, "s")
-		a, b, c := alloc[float64](t, w, 6), alloc[float64](t, w, 6), alloc[float64](t, w, 4)
-		must(t, a.CopyFrom([]float64{1, 2, 3, 4, 5, 6}))    // 2x3
-		must(t, b.CopyFrom([]float64{7, 8, 9, 10, 11, 12})) // 3x2
-		must(t, c.SetAll(1))
-		m := spmd.MatrixOf[float64]
-		equal := func(what string, got spmd.Buffer[float64], want ...float64) {
-			t.Helper()
-			must(t, s.Synchronize())
-			for i, x := range want {
-				if got.At(i) != x {
-					t.Errorf("%s: [%d] = %v, want %v", what, i, got.At(i), x)
-				}
-			}
-		}
-		must(t, spmd.Gemm(s, m(c, 2, 2), m(a, 2, 3), m(b, 3, 2), spmd.GemmOpt{}))
-		equal("A B", c, 58, 64, 139, 154)
-		must(t, spmd.Gemm(s, m(c, 2, 2), m(a, 2, 3), m(b, 3, 2), spmd.GemmOpt{Alpha: 2, Accumulate: true}))
-		equal("C + 2 A B", c, 3*58, 3*64, 3*139, 3*154)
-		must(t, spmd.Gemm(s, m(c, 2, 2), m(a, 3, 2), m(b, 2, 3), spmd.GemmOpt{TransA: true, TransB: true}))
-		equal("A' B'", c, 1*7+3*8+5*9, 1*10+3*11+5*12, 2*7+4*8+6*9, 2*10+4*11+6*12)
-		y := c.Slice(0, 2)
-		must(t, spmd.Gemv(s, y, m(a, 2, 3), b.Slice(0, 3), spmd.GemmOpt{}))
-		equal("A x", y, 1*7+2*8+3*9, 4*7+5*8+6*9)
-		must(t, spmd.Gemv(s, c.Slice(0, 3), m(a, 2, 3), b.Slice(0, 2), spmd.GemmOpt{TransA: true}))
-		equal("A' x", c, 1*7+4*8, 2*7+5*8, 3*7+6*8)
-	})
-}

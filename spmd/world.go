@@ -81,6 +81,7 @@ type World struct {
 	graphs  []*Graph
 	events  []*Event        // that hold an event of the GPU
 	closers []*func() error // of AtClose
+	kept    sync.Map        // of PerWorld
 	closed  bool
 }
 

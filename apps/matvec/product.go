@@ -6,6 +6,7 @@ import (
 
 	"lockstep/host"
 	"lockstep/spmd"
+	"lockstep/spmd/blas"
 )
 
 //go:embed matvec.cu
@@ -290,18 +291,18 @@ func widened(x []spmd.BF16) []float32 {
 	return wide
 }
 
-// library enqueues y = W x for rows [lo, hi) of m by spmd.Gemv or, for bfloat16,
-// spmd.Gemm: cuBLAS on a GPU.
+// library enqueues y = W x for rows [lo, hi) of m by blas.Gemv or, for bfloat16,
+// blas.Gemm: cuBLAS on a GPU.
 func library[T number](s *spmd.Stream, y spmd.Buffer[float32], m matrix[T], x spmd.Buffer[T], lo, hi int) error {
 	part, y := m.slice(lo, hi), y.Slice(lo, hi)
-	a := spmd.Matrix[T]{Buffer: part.buf, Rows: part.rows, Cols: part.cols, Stride: part.stride}
+	a := blas.Matrix[T]{Buffer: part.buf, Rows: part.rows, Cols: part.cols, Stride: part.stride}
 	if m.byColumns { // by rows it is the transpose
 		a.Rows, a.Cols = a.Cols, a.Rows
 	}
 	switch a := any(a).(type) {
-	case spmd.Matrix[float32]:
-		return spmd.Gemv(s, y, a, any(x).(spmd.Buffer[float32]), spmd.GemmOpt{TransA: m.byColumns})
+	case blas.Matrix[float32]:
+		return blas.Gemv(s, y, a, any(x).(spmd.Buffer[float32]), blas.Options{TransA: m.byColumns})
 	default:
-		return spmd.Gemm(s, spmd.MatrixOf(y, part.rows, 1), a.(spmd.Matrix[T]), spmd.MatrixOf(x, part.cols, 1), spmd.GemmOpt{TransA: m.byColumns})
+		return blas.Gemm(s, blas.MatrixOf(y, part.rows, 1), a.(blas.Matrix[T]), blas.MatrixOf(x, part.cols, 1), blas.Options{TransA: m.byColumns})
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"lockstep/spmd"
+	"lockstep/spmd/blas"
 )
 
 // A step of GPT-2 124M, and each kernel and product of it:
@@ -94,7 +95,7 @@ func newBench[A Act](b *testing.B, w *spmd.World, sh benchShape) *bench[A] {
 		b.Fatal(err)
 	}
 	x.step(b)
-	if err := w.TuneGemm(); err != nil { // as train does
+	if err := blas.Tune(w); err != nil { // as train does
 		b.Fatal(err)
 	}
 	return x

@@ -8,6 +8,7 @@ import (
 
 	"lockstep/host"
 	"lockstep/spmd"
+	"lockstep/spmd/blas"
 )
 
 // The forward pass of one sequence that grows: each token's keys and values are kept, so
@@ -213,8 +214,8 @@ func (d *decoding[A]) commands(n int, last bool) error {
 	e.normalize(add, bias, d.par.lnf.w, d.par.lnf.b)
 	if e.err == nil {
 		Vp := d.cfg.PaddedVocab()
-		e.err = spmd.Gemm(d.s, spmd.MatrixOf(d.logits, 1, Vp), spmd.MatrixOf(d.norm.Slice((n-1)*C, n*C), 1, C),
-			spmd.MatrixOf(d.par.head.w, Vp, C), spmd.GemmOpt{TransB: true})
+		e.err = blas.Gemm(d.s, blas.MatrixOf(d.logits, 1, Vp), blas.MatrixOf(d.norm.Slice((n-1)*C, n*C), 1, C),
+			blas.MatrixOf(d.par.head.w, Vp, C), blas.Options{TransB: true})
 	}
 	return e.err
 }
@@ -240,7 +241,7 @@ func (e *decodePass[A]) launch(k kernel, g spmd.Grid, args ...spmd.Arg) {
 // product enqueues y(n,out) = x(n,in)·wᵀ.
 func (e *decodePass[A]) product(y spmd.Buffer[float32], x spmd.Buffer[A], p *linear[A]) {
 	if e.err == nil {
-		e.err = spmd.Gemm(e.d.s, spmd.MatrixOf(y, e.n, p.out), spmd.MatrixOf(x, e.n, p.in), spmd.MatrixOf(p.w, p.out, p.in), spmd.GemmOpt{TransB: true})
+		e.err = blas.Gemm(e.d.s, blas.MatrixOf(y, e.n, p.out), blas.MatrixOf(x, e.n, p.in), blas.MatrixOf(p.w, p.out, p.in), blas.Options{TransB: true})
 	}
 }
 

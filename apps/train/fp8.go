@@ -6,6 +6,7 @@ import (
 	"math"
 
 	"lockstep/spmd"
+	"lockstep/spmd/blas"
 )
 
 // Products of 8-bit floats (e4m3): those forward and for the gradients of inputs, while
@@ -46,7 +47,7 @@ func checkFP8(w *spmd.World, level fp8Level, dtype, asked string) error {
 		return spmd.Usage(fmt.Errorf("%s needs a GPU of compute capability 8.9 or above, and this is the host", asked))
 	case dtype != "bfloat16":
 		return spmd.Usage(fmt.Errorf("%s needs --dtype bfloat16, and this is %s", asked, dtype))
-	case !w.SupportsF8():
+	case !blas.SupportsF8(w):
 		return spmd.Usage(fmt.Errorf("%s needs a GPU of compute capability 8.9 or above, and this is %s", asked, w.Device()))
 	}
 	return nil
@@ -239,7 +240,7 @@ func (e *enqueue[A]) product8(p *linear[A]) *linear8 {
 }
 
 // scaled is o with the scales of a linear's weights and of a cast.
-func (q *linear8) scaled(o spmd.GemmOpt, operand cast) spmd.GemmOpt {
+func (q *linear8) scaled(o blas.Options, operand cast) blas.Options {
 	o.TransB, o.FastAccum, o.ScaleA, o.ScaleB = true, true, operand.down.Arg(), q.by.Arg()
 	return o
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"lockstep/spmd"
+	"lockstep/spmd/blas"
 	"lockstep/spmd/checkpoint"
 	"lockstep/spmd/spmdtest"
 )
@@ -47,7 +48,7 @@ func code8(x float64) spmd.F8E4M3 {
 
 func on8(t *testing.T, ranks []int, fn func(t *testing.T, w *spmd.World)) {
 	spmdtest.Run(t, ranks, func(t *testing.T, w *spmd.World) {
-		if !w.SupportsF8() {
+		if !blas.SupportsF8(w) {
 			t.Skip("no tensor cores for 8-bit floats")
 		}
 		fn(t, w)

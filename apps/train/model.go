@@ -9,6 +9,7 @@ import (
 
 	"lockstep/spmd"
 	"lockstep/spmd/attention"
+	"lockstep/spmd/blas"
 )
 
 // Config is the shape of a GPT-2-style decoder.
@@ -315,7 +316,7 @@ func (m *Model[A]) Logits(s *spmd.Stream, tokens spmd.Buffer[int32]) (spmd.Buffe
 	e := enqueueOn(s, m, batch, false, mode8{})
 	e.forward(tokens)
 	C, Vp := m.Cfg.Channels, m.Cfg.PaddedVocab()
-	gemm(e, m.next, 1, Vp, m.lnf.Slice((t-1)*C, t*C), 1, C, m.par.head.w, Vp, C, spmd.GemmOpt{TransB: true})
+	gemm(e, m.next, 1, Vp, m.lnf.Slice((t-1)*C, t*C), 1, C, m.par.head.w, Vp, C, blas.Options{TransB: true})
 	return m.next.Slice(0, m.Cfg.Vocab), e.err
 }
 
@@ -440,12 +441,12 @@ func (e *enqueue[A]) backward(batch Batch, ready func(int) error) {
 
 // linear enqueues y(n,out) = x(n,in)·wᵀ + b.
 func (e *enqueue[A]) linear(y, x spmd.Buffer[A], p *linear[A]) {
-	e.product(y, x, p, spmd.GemmOpt{Bias: argOf(p.bias)})
+	e.product(y, x, p, blas.Options{Bias: argOf(p.bias)})
 }
 
 // linearResidual enqueues y(n,out) = x(n,in)·wᵀ + b + res(n,out).
 func (e *enqueue[A]) linearResidual(y, x spmd.Buffer[A], p *linear[A], res spmd.Buffer[A]) {
-	e.product(y, x, p, spmd.GemmOpt{Bias: argOf(p.bias), Residual: res.Arg()})
+	e.product(y, x, p, blas.Options{Bias: argOf(p.bias), Residual: res.Arg()})
 }
 
 // linearGELU enqueues pre(n,out) = x(n,in)·wᵀ + b and y = gelu(pre), by GPT-2's tanh formula,
@@ -456,11 +457,11 @@ func (e *enqueue[A]) linearGELU(y, pre, x spmd.Buffer[A], p *linear[A], to cast)
 		e.gelu8(y, pre, e.n*p.out, to)
 		return
 	}
-	e.product(y, x, p, spmd.GemmOpt{Bias: argOf(p.bias), GELU: pre.Arg()})
+	e.product(y, x, p, blas.Options{Bias: argOf(p.bias), GELU: pre.Arg()})
 }
 
 // product enqueues y(n,out) = x(n,in)·wᵀ, with an epilogue.
-func (e *enqueue[A]) product(y, x spmd.Buffer[A], p *linear[A], o spmd.GemmOpt) {
+func (e *enqueue[A]) product(y, x spmd.Buffer[A], p *linear[A], o blas.Options) {
 	if q := e.product8(p); q != nil {
 		gemm(e, y, e.n, p.out, q.x.codes, e.n, p.in, q.w, p.out, p.in, q.scaled(o, q.x))
 		return
@@ -472,10 +473,10 @@ func (e *enqueue[A]) product(y, x spmd.Buffer[A], p *linear[A], o spmd.GemmOpt) 
 // inputGrad enqueues dx(n,in) = dy(n,out)·w.
 func (e *enqueue[A]) inputGrad(dx, dy spmd.Buffer[A], p *linear[A]) {
 	if q := e.product8(p); q != nil {
-		gemm(e, dx, e.n, p.in, q.dy.codes, e.n, p.out, q.across, p.in, p.out, q.scaled(spmd.GemmOpt{}, q.dy))
+		gemm(e, dx, e.n, p.in, q.dy.codes, e.n, p.out, q.across, p.in, p.out, q.scaled(blas.Options{}, q.dy))
 		return
 	}
-	gemm(e, dx, e.n, p.in, dy, e.n, p.out, p.w, p.out, p.in, spmd.GemmOpt{})
+	gemm(e, dx, e.n, p.in, dy, e.n, p.out, p.w, p.out, p.in, blas.Options{})
 }
 
 // inputGradGELU enqueues dpre(n,in) = dy(n,out)·w·gelu'(pre(n,in)), and the copy of dpre where wrote,
@@ -486,12 +487,12 @@ func (e *enqueue[A]) inputGradGELU(dpre, dy spmd.Buffer[A], p *linear[A], pre sp
 		e.castColumns(dpre, pre, to, wrote.db)
 		return
 	}
-	gemm(e, dpre, e.n, p.in, dy, e.n, p.out, p.w, p.out, p.in, spmd.GemmOpt{DGELU: pre.Arg()})
+	gemm(e, dpre, e.n, p.in, dy, e.n, p.out, p.w, p.out, p.in, blas.Options{DGELU: pre.Arg()})
 }
 
 // weightGrad enqueues dw(out,in) (+)= dy(n,out)ᵀ·x(n,in).
 func (e *enqueue[A]) weightGrad(dy, x spmd.Buffer[A], p *linear[A]) {
-	gemm(e, p.dw, p.out, p.in, dy, e.n, p.out, x, e.n, p.in, spmd.GemmOpt{TransA: true, Accumulate: e.acc})
+	gemm(e, p.dw, p.out, p.in, dy, e.n, p.out, x, e.n, p.in, blas.Options{TransA: true, Accumulate: e.acc})
 }
 
 // weightBiasGrad enqueues what weightGrad does, and db(out) (+)= the sum of dy over its rows.
@@ -504,7 +505,7 @@ func (e *enqueue[A]) weightBiasGrad(dy, x spmd.Buffer[A], p *linear[A]) {
 	if e.acc {
 		sums = e.m.sums.Slice(0, p.out) // a product replaces them
 	}
-	gemm(e, p.dw, p.out, p.in, dy, e.n, p.out, x, e.n, p.in, spmd.GemmOpt{TransA: true, Accumulate: e.acc, RowSums: sums.Arg()})
+	gemm(e, p.dw, p.out, p.in, dy, e.n, p.out, x, e.n, p.in, blas.Options{TransA: true, Accumulate: e.acc, RowSums: sums.Arg()})
 	if e.acc {
 		e.addTo(p.db, sums)
 	}
@@ -519,8 +520,8 @@ func argOf[T spmd.Elem](b spmd.Buffer[T]) spmd.Arg {
 }
 
 // gemm enqueues a product of the first rows of buffers: c(cr,cc) from a(ar,ac) and b(br,bc).
-func gemm[A Act, C, T spmd.GemmElem](e *enqueue[A], c spmd.Buffer[C], cr, cc int, a spmd.Buffer[T], ar, ac int, b spmd.Buffer[T], br, bc int, o spmd.GemmOpt) {
+func gemm[A Act, C, T blas.Elem](e *enqueue[A], c spmd.Buffer[C], cr, cc int, a spmd.Buffer[T], ar, ac int, b spmd.Buffer[T], br, bc int, o blas.Options) {
 	if e.err == nil {
-		e.err = spmd.Gemm(e.s, spmd.MatrixOf(c, cr, cc), spmd.MatrixOf(a, ar, ac), spmd.MatrixOf(b, br, bc), o)
+		e.err = blas.Gemm(e.s, blas.MatrixOf(c, cr, cc), blas.MatrixOf(a, ar, ac), blas.MatrixOf(b, br, bc), o)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"lockstep/spmd"
+	"lockstep/spmd/blas"
 )
 
 // microKind is what distinguishes the micro-steps of a run: each kind enqueues the same
@@ -64,7 +65,7 @@ func (t *trainer) tune() error {
 			return err
 		}
 	}
-	return t.w.TuneGemm()
+	return blas.Tune(t.w)
 }
 
 // calibrate finds the scales of 8-bit floats for a step: those of its first micro-steps,

@@ -30,7 +30,7 @@ var house = []room{
 		[]string{"helpers", "facade", "libraries", "tests", "basics"}},
 	{"launch", "start and diagnose a job", []string{"launch", "launch/*"},
 		[]string{"job", "mpi", "libraries", "basics"}},
-	{"helpers", "on top of spmd", []string{"spmd/attention", "spmd/checkpoint", "spmd/ddp", "spmd/timing"},
+	{"helpers", "on top of spmd", []string{"spmd/attention", "spmd/blas", "spmd/checkpoint", "spmd/ddp", "spmd/timing"},
 		[]string{"facade", "inside", "control", "libraries", "basics"}},
 	{"tests", "tests on several ranks", []string{"spmd/spmdtest", "internal/mpirun", "internal/fakelib", "internal/commtest", "internal/devtest", "internal/rooms"},
 		[]string{"facade", "node", "mpi", "libraries", "basics"}},

@@ -84,7 +84,7 @@ var (
 		"cuda/cublas/fake_test.go", "cuda/fake_test.go", "cuda/gpu_test.go", "cuda/sys.h",
 		"launch/doctor/doctor_test.go", "nccl/gpu_test.go",
 		"spmd/attention/attention_test.go", "spmd/attention/mma.cu", "spmd/checkpoint/checkpoint_test.go",
-		"spmd/collective_test.go", "spmd/fault_test.go", "spmd/gpu_fault_test.go", "spmd/gpu_test.go",
+		"spmd/collective_test.go", "spmd/fault_test.go", "spmd/gpu_fault_test.go",
 	}
 	longPackages = []string{"apps/train", "bench", "spmd"}
 )

@@ -1,4 +1,4 @@
-package spmd_test
+package blas_test
 
 import (
 	"fmt"
@@ -8,11 +8,12 @@ import (
 	"testing"
 
 	"lockstep/spmd"
+	"lockstep/spmd/blas"
 	"lockstep/spmd/spmdtest"
 )
 
 // elemOf converts elements of T and knows how finely they are rounded.
-type elemOf[T spmd.GemmElem] struct {
+type elemOf[T blas.Elem] struct {
 	to   func(float64) T
 	from func(T) float64
 	eps  float64 // of one rounding, or of sums in it
@@ -22,8 +23,7 @@ var (
 	inF32  = elemOf[float32]{func(x float64) float32 { return float32(x) }, func(x float32) float64 { return float64(x) }, 2e-6}
 	inF64  = elemOf[float64]{func(x float64) float64 { return x }, func(x float64) float64 { return x }, 1e-13}
 	inBF16 = elemOf[spmd.BF16]{func(x float64) spmd.BF16 { return spmd.ToBF16(float32(x)) }, func(x spmd.BF16) float64 { return float64(x.Float32()) }, 1.0 / 256}
-	// from takes the values from the format's definition; what is written of it in tests is a value, or NaN.
-	inE4M3 = elemOf[spmd.F8E4M3]{func(x float64) spmd.F8E4M3 { return spmd.ToF8E4M3(float32(x)) }, e4m3Value, 1.0 / 16}
+	inE4M3 = elemOf[spmd.F8E4M3]{func(x float64) spmd.F8E4M3 { return spmd.ToF8E4M3(float32(x)) }, func(x spmd.F8E4M3) float64 { return float64(x.Float32()) }, 1.0 / 16}
 	inF16  = elemOf[spmd.F16]{func(x float64) spmd.F16 { return spmd.ToF16(float32(x)) }, func(x spmd.F16) float64 { return float64(x.Float32()) }, 1.0 / 2048}
 )
 
@@ -44,7 +44,7 @@ func TestGemmEpilogue(t *testing.T) {
 var epilogues = []string{"", "Accumulate", "Bias", "Bias Accumulate", "Residual", "Bias Residual", "GELU", "Bias GELU", "DGELU", "DGELU BiasGrad",
 	"RowSums", "RowSums Accumulate"}
 
-func testEpilogues[C, T spmd.GemmElem](t *testing.T, w *spmd.World, ec elemOf[C], et elemOf[T]) {
+func testEpilogues[C, T blas.Elem](t *testing.T, w *spmd.World, ec elemOf[C], et elemOf[T]) {
 	s := stream(t, w, "s")
 	defer func() { must(t, s.Close()) }()
 	r := rand.New(rand.NewPCG(1, 2))
@@ -65,12 +65,12 @@ func testEpilogues[C, T spmd.GemmElem](t *testing.T, w *spmd.World, ec elemOf[C]
 }
 
 // product is one product with its operands, as they are before it.
-type product[C, T spmd.GemmElem] struct {
+type product[C, T blas.Elem] struct {
 	m, n, k int
 	names   string
 	alpha   float64
 	gap     int // beyond the width of a row
-	o       spmd.GemmOpt
+	o       blas.Options
 	ec      elemOf[C]
 	et      elemOf[T]
 	r       *rand.Rand
@@ -93,7 +93,7 @@ func (p *product[C, T]) has(name string) bool {
 }
 
 // matrix returns rows of random numbers, and NaN between them; or NaN alone.
-func matrix[T spmd.GemmElem](r *rand.Rand, e elemOf[T], rows, n, ld int, random bool) []T {
+func matrix[T blas.Elem](r *rand.Rand, e elemOf[T], rows, n, ld int, random bool) []T {
 	x := make([]T, max(0, rows*ld))
 	for i := range x {
 		x[i] = e.to(math.NaN())
@@ -104,14 +104,14 @@ func matrix[T spmd.GemmElem](r *rand.Rand, e elemOf[T], rows, n, ld int, random 
 	return x
 }
 
-func put[T spmd.GemmElem](t *testing.T, w *spmd.World, v []T) spmd.Buffer[T] {
+func put[T blas.Elem](t *testing.T, w *spmd.World, v []T) spmd.Buffer[T] {
 	t.Helper()
 	b := alloc[T](t, w, len(v))
 	must(t, b.CopyFrom(v))
 	return b
 }
 
-func take[T spmd.GemmElem](t *testing.T, b spmd.Buffer[T]) []T {
+func take[T blas.Elem](t *testing.T, b spmd.Buffer[T]) []T {
 	t.Helper()
 	v := make([]T, b.Len())
 	must(t, b.CopyTo(v))
@@ -163,8 +163,8 @@ func (p *product[C, T]) run(t *testing.T, w *spmd.World, s *spmd.Stream) {
 		p.o.RowSums = rows.Arg()
 	}
 	gemm := func() error {
-		return spmd.Gemm(s, spmd.Matrix[C]{Buffer: c, Rows: p.m, Cols: p.n, Stride: ldc}, spmd.Matrix[T]{Buffer: a, Rows: rowsA, Cols: colsA, Stride: lda},
-			spmd.Matrix[T]{Buffer: b, Rows: rowsB, Cols: colsB, Stride: ldb}, p.o)
+		return blas.Gemm(s, blas.Matrix[C]{Buffer: c, Rows: p.m, Cols: p.n, Stride: ldc}, blas.Matrix[T]{Buffer: a, Rows: rowsA, Cols: colsA, Stride: lda},
+			blas.Matrix[T]{Buffer: b, Rows: rowsB, Cols: colsB, Stride: ldb}, p.o)
 	}
 	what := fmt.Sprintf("%T from %T, %dx%dx%d, %q, %+v", *new(C), *new(T), p.m, p.n, p.k, p.names, p.o)
 	check := func() {
@@ -282,12 +282,12 @@ func TestGemmEpilogueRefused(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		s := stream(t, w, "s")
 		mem := alloc[float32](t, w, 100)
-		c, a, b := spmd.MatrixOf(mem.Slice(0, 6), 2, 3), spmd.MatrixOf(mem.Slice(10, 18), 2, 4), spmd.MatrixOf(mem.Slice(20, 32), 4, 3)
+		c, a, b := blas.MatrixOf(mem.Slice(0, 6), 2, 3), blas.MatrixOf(mem.Slice(10, 18), 2, 4), blas.MatrixOf(mem.Slice(20, 32), 4, 3)
 		n3, n2, matrix := mem.Slice(40, 43).Arg(), mem.Slice(43, 45).Arg(), mem.Slice(50, 56).Arg()
 		gone := alloc[float32](t, w, 3)
 		must(t, gone.Free())
-		gemm := func(o spmd.GemmOpt) error { return spmd.Gemm(s, c, a, b, o) }
-		for want, o := range map[string]spmd.GemmOpt{
+		gemm := func(o blas.Options) error { return blas.Gemm(s, c, a, b, o) }
+		for want, o := range map[string]blas.Options{
 			"Bias is a buffer of 2 float32, for this C it is a buffer of 3 float32":    {Bias: n2},
 			"RowSums is a buffer of 3 float32, for this C it is a buffer of 2 float32": {RowSums: n3},
 			"BiasGrad is a buffer of 2 float32":                                        {DGELU: matrix, BiasGrad: n2},
@@ -308,27 +308,27 @@ func TestGemmEpilogueRefused(t *testing.T) {
 			"BiasGrad, which is written, overlaps DGELU": {DGELU: matrix, BiasGrad: mem.Slice(53, 56).Arg()},
 			"was freed": {Bias: gone.Arg()},
 		} {
-			if err := gemm(o); !strings.Contains(fmt.Sprint(err), want) || !strings.Contains(fmt.Sprint(err), "spmd/epilogue_test.go:") && want != "was freed" {
+			if err := gemm(o); !strings.Contains(fmt.Sprint(err), want) || !strings.Contains(fmt.Sprint(err), "blas/epilogue_test.go:") && want != "was freed" {
 				t.Errorf("error %v, want %q in it", err, want)
 			}
 		}
-		if err := spmd.Gemv(s, mem.Slice(0, 2), a, mem.Slice(60, 64), spmd.GemmOpt{Bias: n2}); !strings.Contains(fmt.Sprint(err), "Gemv: an epilogue is Gemm's") {
+		if err := blas.Gemv(s, mem.Slice(0, 2), a, mem.Slice(60, 64), blas.Options{Bias: n2}); !strings.Contains(fmt.Sprint(err), "Gemv: an epilogue is Gemm's") {
 			t.Error(err)
 		}
 		// Side by side in the rows of one matrix nothing overlaps; one further on it does.
 		wide := alloc[float32](t, w, 32)
-		left := spmd.Matrix[float32]{Buffer: wide.Slice(0, 32), Rows: 4, Cols: 3, Stride: 8}
-		four := spmd.MatrixOf(mem.Slice(60, 76), 4, 4)
-		must(t, spmd.Gemm(s, left, four, b, spmd.GemmOpt{GELU: wide.Slice(3, 30).Arg()}))
+		left := blas.Matrix[float32]{Buffer: wide.Slice(0, 32), Rows: 4, Cols: 3, Stride: 8}
+		four := blas.MatrixOf(mem.Slice(60, 76), 4, 4)
+		must(t, blas.Gemm(s, left, four, b, blas.Options{GELU: wide.Slice(3, 30).Arg()}))
 		must(t, s.Synchronize())
 		for _, at := range []int{2, 6} {
-			if err := spmd.Gemm(s, left, four, b, spmd.GemmOpt{GELU: wide.Slice(at, 32).Arg()}); at == 2 && !strings.Contains(fmt.Sprint(err), "C, which is written, overlaps GELU") {
+			if err := blas.Gemm(s, left, four, b, blas.Options{GELU: wide.Slice(at, 32).Arg()}); at == 2 && !strings.Contains(fmt.Sprint(err), "C, which is written, overlaps GELU") {
 				t.Errorf("at %d: %v", at, err)
 			}
 		}
 		// A graph keeps account of what its products point into.
 		bias := alloc[float32](t, w, 3)
-		g, err := s.Capture(func() error { return gemm(spmd.GemmOpt{Bias: bias.Arg()}) })
+		g, err := s.Capture(func() error { return gemm(blas.Options{Bias: bias.Arg()}) })
 		must(t, err)
 		must(t, bias.Free())
 		if err := g.Launch(s); !strings.Contains(fmt.Sprint(err), "the graph still uses it") {
@@ -338,37 +338,49 @@ func TestGemmEpilogueRefused(t *testing.T) {
 }
 
 // A product with an epilogue allocates nothing once its stream has run one.
-func TestGemmEpilogueNoAllocation(t *testing.T) {
-	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
-		s := stream(t, w, "s")
-		a, b, c := alloc[spmd.BF16](t, w, 16*32), alloc[spmd.BF16](t, w, 32*64), alloc[spmd.BF16](t, w, 16*64)
-		bias, aux := alloc[spmd.BF16](t, w, 64), alloc[spmd.BF16](t, w, 16*64)
-		for name, o := range map[string]spmd.GemmOpt{"plain": {}, "GELU": {Bias: bias.Arg(), GELU: aux.Arg()}} {
-			gemm := func() {
-				if err := spmd.Gemm(s, spmd.MatrixOf(c, 16, 64), spmd.MatrixOf(a, 16, 32), spmd.MatrixOf(b, 32, 64), o); err != nil {
-					t.Error(err)
-				}
-			}
-			gemm()
-			release := make(chan struct{})
-			if w.OnHost() { // only what the caller allocates counts, once the queue has its length
-				grown := make(chan struct{})
-				must(t, s.HostFunc(func() error { <-grown; return nil }))
-				for range 120 {
-					gemm()
-				}
-				close(grown)
-				for range 300 {
-					gemm()
-					must(t, s.Synchronize())
-				}
-				must(t, s.HostFunc(func() error { <-release; return nil }))
-			}
-			if got := testing.AllocsPerRun(100, gemm); got != 0 {
-				t.Errorf("%s: %v allocations", name, got)
-			}
-			close(release)
-			must(t, s.Synchronize())
+func TestNoAllocation(t *testing.T) { spmdtest.Run(t, []int{1}, noAllocation) }
+
+func noAllocation(t *testing.T, w *spmd.World) {
+	s := stream(t, w, "s")
+	a, b, c := alloc[spmd.BF16](t, w, 16*32), alloc[spmd.BF16](t, w, 32*64), alloc[spmd.BF16](t, w, 16*64)
+	bias, aux := alloc[spmd.BF16](t, w, 64), alloc[spmd.BF16](t, w, 16*64)
+	x := alloc[float32](t, w, 16*16)
+	gemm := func(o blas.Options) func() error {
+		return func() error {
+			return blas.Gemm(s, blas.MatrixOf(c, 16, 64), blas.MatrixOf(a, 16, 32), blas.MatrixOf(b, 32, 64), o)
 		}
-	})
+	}
+	calls := map[string]func() error{"Gemm": gemm(blas.Options{}), "Gemm with GELU": gemm(blas.Options{Bias: bias.Arg(), GELU: aux.Arg()})}
+	if w.OnHost() { // of cuBLAS, which Gemv takes, there is no double
+		calls["Gemv"] = func() error {
+			return blas.Gemv(s, x.Slice(0, 8), blas.MatrixOf(x.Slice(16, 16+8*8), 8, 8), x.Slice(8, 16), blas.Options{})
+		}
+	}
+	for name, enqueue := range calls {
+		call := func() {
+			if err := enqueue(); err != nil {
+				t.Error(err)
+			}
+		}
+		call()
+		release := make(chan struct{})
+		if w.OnHost() { // only what the caller allocates counts, once the queue has its length
+			grown := make(chan struct{})
+			must(t, s.HostFunc(func() error { <-grown; return nil }))
+			for range 120 {
+				call()
+			}
+			close(grown)
+			for range 300 {
+				call()
+				must(t, s.Synchronize())
+			}
+			must(t, s.HostFunc(func() error { <-release; return nil }))
+		}
+		if got := testing.AllocsPerRun(100, call); got != 0 {
+			t.Errorf("%s: %v allocations", name, got)
+		}
+		close(release)
+		must(t, s.Synchronize())
+	}
 }

@@ -1,0 +1,200 @@
+package blas
+
+import (
+	"fmt"
+
+	"lockstep/internal/ccall"
+	"lockstep/internal/elem"
+	"lockstep/spmd"
+)
+
+// Elem is the set of element types of matrices.
+type Elem interface {
+	float32 | float64 | spmd.BF16 | spmd.F16 | spmd.F8E4M3
+}
+
+// Matrix is a row-major matrix in a buffer: element (i, j) is element
+// i*Stride + j.
+type Matrix[T Elem] struct {
+	spmd.Buffer[T]
+	Rows, Cols int
+	Stride     int // elements from one row to the next, at least Cols
+}
+
+// MatrixOf is the buffer seen as a (rows, cols) matrix, row-major and packed.
+func MatrixOf[T Elem](b spmd.Buffer[T], rows, cols int) Matrix[T] {
+	return Matrix[T]{b, rows, cols, cols}
+}
+
+// Options say how Gemm and Gemv use their operands, and what Gemm does beside
+// storing the product. The zero value is the plain product.
+//
+// The operands from Bias on are buffers, given by Buffer.Arg, of C's type; the zero
+// Arg is none. They are an epilogue of the product, which costs less than a kernel
+// behind it would, since the product is in registers already; but BiasGrad and RowSums
+// are a pass over C, and over A. Possible are
+//
+//	Bias, Residual, or both
+//	Bias with Accumulate
+//	GELU, with or without Bias
+//	DGELU, with or without BiasGrad
+//	RowSums, with or without Accumulate
+//
+// all with TransA, TransB and Alpha; other combinations are refused. Gemv takes none.
+// A matrix among them is (m, n) with its rows as far apart as C's. What is written
+// (C, GELU, BiasGrad, RowSums) must not overlap any other operand, which is refused.
+type Options struct {
+	TransA, TransB bool    // use the transpose of A, of B
+	Alpha          float64 // factor of the product; 0 means 1
+	Accumulate     bool    // add to C, or y, instead of replacing it
+
+	Bias     spmd.Arg // n elements, added to every row
+	Residual spmd.Arg // matrix, added; it is read, not written
+	GELU     spmd.Arg // matrix: receives the value x that C without it would hold, and C is gelu(x)
+	DGELU    spmd.Arg // matrix, as GELU left it: C is the product times gelu'(DGELU)
+	BiasGrad spmd.Arg // n elements: receives the sums of C's columns
+	// RowSums, of m elements, receives the sums of the rows of op(A), without Alpha.
+	// With dW = dY' X, where A is dY, that is the gradient of the bias. It is replaced,
+	// with Accumulate too, which is about C alone.
+	RowSums spmd.Arg
+
+	// Of F8E4M3 alone, float32 buffers of one element, given by Buffer.Arg: what A and B
+	// are multiplied by, read when the product runs, so that a graph has the value of its
+	// replay. The zero Arg is 1. Where A holds values times a scale, ScaleA is 1 over it.
+	ScaleA, ScaleB spmd.Arg
+	// FastAccum sums products of F8E4M3 in the fewer bits that a GPU does fastest, a
+	// rounding of about 2^-13 each; elsewhere it changes nothing.
+	FastAccum bool
+}
+
+// Gemm enqueues C = alpha op(A) op(B), or C += alpha op(A) op(B), on s, where
+// op(A) is (m, k), op(B) (k, n) and C (m, n). C must not overlap A or B. Shapes
+// that do not fit, buffers too small for their shape, freed buffers and those of
+// another world are refused. It uses scratch memory of the stream, as Library.Call does.
+//
+// C has the type of A and B, or is float32 where these are BF16 or F16; another
+// pair is refused. float32 is computed in float32; BF16 and F16 are multiplied and
+// summed in float32, C included, and rounded once. gelu is GPT-2's,
+// gelu(x) = x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2. On a GPU a value of BF16
+// or F16 to which something is added, and one that gelu is taken of, may be rounded
+// twice, and gelu is within the rounding of the type; in float32 all is computed to
+// float32's accuracy.
+//
+// A and B of F8E4M3 have a C of BF16, TransB and not TransA, and no RowSums. k, n, the
+// strides, and the addresses of A, B and C in bytes, are multiples of 16: that is what
+// tensor cores take. See SupportsF8 for where there are any.
+// Source: BLAS, sgemm and dgemm; cublasLt.h, cublasLtMatmul, cublasLtEpilogue_t.
+func Gemm[C, T Elem](s *spmd.Stream, c Matrix[C], a, b Matrix[T], o Options) error {
+	typ, ctyp := elem.Of[T](), elem.Of[C]()
+	eight := typ == elem.Float8E4M3
+	if eight && ctyp != elem.BFloat16 || !eight && ctyp != typ && !(typ.Half() && ctyp == elem.Float32) {
+		return fmt.Errorf("%s: Gemm: C is %v, A and B are %v", ccall.At(), ctyp, typ)
+	}
+	m, k := a.Rows, a.Cols
+	if o.TransA {
+		m, k = k, m
+	}
+	kb, n := b.Rows, b.Cols
+	if o.TransB {
+		kb, n = n, kb
+	}
+	if k != kb || c.Rows != m || c.Cols != n {
+		return fmt.Errorf("%s: Gemm: C is %dx%d, op(A) %dx%d, op(B) %dx%d", ccall.At(), c.Rows, c.Cols, m, k, kb, n)
+	}
+	if err := c.check("Gemm", "C"); err != nil {
+		return err
+	}
+	if err := a.check("Gemm", "A"); err != nil {
+		return err
+	}
+	if err := b.check("Gemm", "B"); err != nil {
+		return err
+	}
+	p := product{typ: typ, ctyp: ctyp, m: m, k: k, n: n, lda: a.Stride, ldb: b.Stride, ldc: c.Stride, ta: o.TransA, tb: o.TransB, fast: eight && o.FastAccum}
+	p.scale(&o)
+	at := [3]uintptr{c.Address(), a.Address(), b.Address()}
+	if eight {
+		if err := p.checkEight(s.World(), &o, at); err != nil {
+			return err
+		}
+	}
+	var args [gemmArgs]spmd.Arg
+	args[argC], args[argA], args[argB] = c.Arg(), a.Arg(), b.Arg()
+	list := args[:plainArgs]
+	if o.extended() {
+		if err := epilogue[C](&p, &o, at, &args); err != nil {
+			return err
+		}
+		list = args[:]
+	}
+	p.encode(&args)
+	h := handles.Of(s.World())
+	if err := h.openGemm(); err != nil {
+		return err
+	}
+	return h.gemm.Call(s, p.workspace(), list...)
+}
+
+// checkEight refuses products of 8-bit floats that tensor cores do not do, on the host
+// too: what runs there is to run on a GPU. at are the addresses of C, A and B.
+func (p *product) checkEight(w *spmd.World, o *Options, at [3]uintptr) error {
+	switch misses := (p.k | p.n | p.lda | p.ldb | p.ldc | int(at[0]|at[1]|at[2])) % 16; {
+	case !SupportsF8(w):
+		return fmt.Errorf("%s: Gemm of %v: %s has no tensor cores for it: they came with compute capability 8.9", ccall.At(), p.typ, w.Device())
+	case p.ta || !p.tb:
+		return fmt.Errorf("%s: Gemm of %v: TransA is %v and TransB %v: it takes A as it is and B transposed", ccall.At(), p.typ, p.ta, p.tb)
+	case o.RowSums != spmd.Arg{}:
+		return fmt.Errorf("%s: Gemm of %v has no RowSums", ccall.At(), p.typ)
+	case misses != 0:
+		return fmt.Errorf("%s: Gemm of %v: C is %dx%d over %d, strides %d, %d, %d, addresses %#x, %#x, %#x: it takes widths, strides and addresses that are multiples of 16",
+			ccall.At(), p.typ, p.m, p.n, p.k, p.ldc, p.lda, p.ldb, at[0], at[1], at[2])
+	}
+	return nil
+}
+
+// SupportsF8 says whether Gemm takes F8E4M3 in a world: the host does, and GPUs from
+// compute capability 8.9 on.
+func SupportsF8(w *spmd.World) bool {
+	if w.OnHost() {
+		return true
+	}
+	major, minor := w.GPU().Capability()
+	return 10*major+minor >= 89
+}
+
+// Gemv enqueues y = alpha op(A) x, or y += alpha op(A) x, on s. y must not overlap
+// A or x. It refuses what Gemm does.
+// Source: BLAS, sgemv and dgemv.
+func Gemv[T float32 | float64](s *spmd.Stream, y spmd.Buffer[T], a Matrix[T], x spmd.Buffer[T], o Options) error {
+	m, k := a.Rows, a.Cols
+	if o.TransA {
+		m, k = k, m
+	}
+	if y.Len() != m || x.Len() != k {
+		return fmt.Errorf("%s: Gemv: y has %d elements, op(A) is %dx%d, x has %d", ccall.At(), y.Len(), m, k, x.Len())
+	}
+	if err := a.check("Gemv", "A"); err != nil {
+		return err
+	}
+	if o.extended() {
+		return fmt.Errorf("%s: Gemv: an epilogue is Gemm's", ccall.At())
+	}
+	p := product{typ: elem.Of[T](), m: a.Rows, n: a.Cols, lda: a.Stride, ta: o.TransA}
+	p.scale(&o)
+	h := handles.Of(s.World())
+	if err := h.openGemv(); err != nil {
+		return err
+	}
+	var args [gemmArgs]spmd.Arg
+	args[argC], args[argA], args[argB] = y.Arg(), a.Arg(), x.Arg()
+	p.encode(&args)
+	return h.gemv.Call(s, ownWorkspace, args[:plainArgs]...)
+}
+
+func (m Matrix[T]) check(op, name string) error {
+	if m.Rows < 0 || m.Cols < 0 || m.Stride < max(1, m.Cols) || (m.Rows > 0 && (m.Rows-1)*m.Stride+m.Cols > m.Len()) {
+		return fmt.Errorf("%s: %s: %s is %dx%d with rows %d apart, its buffer has %d elements",
+			ccall.At(), op, name, m.Rows, m.Cols, m.Stride, m.Len())
+	}
+	return nil
+}

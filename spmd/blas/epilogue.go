@@ -1,0 +1,163 @@
+package blas
+
+import (
+	"fmt"
+
+	"lockstep/host"
+	"lockstep/internal/ccall"
+	"lockstep/internal/elem"
+	"lockstep/spmd"
+)
+
+// The operands of an epilogue, in the order of their arguments; behind them are the scales of A and B.
+const (
+	bias = iota
+	residual
+	gelu
+	dgelu
+	biasGrad
+	rowSums
+	epilogueArgs
+)
+
+var epilogueNames = [...]string{"Bias", "Residual", "GELU", "DGELU", "BiasGrad", "RowSums", "ScaleA", "ScaleB"}
+
+// operands is the set of those that are there.
+type operands uint8
+
+const (
+	hasBias operands = 1 << iota
+	hasResidual
+	hasGELU
+	hasDGELU
+	hasBiasGrad
+	hasRowSums
+)
+
+// extended says whether there is more to do than a plain product.
+func (o *Options) extended() bool {
+	return o.Bias != spmd.Arg{} || o.Residual != spmd.Arg{} || o.GELU != spmd.Arg{} || o.DGELU != spmd.Arg{} || o.BiasGrad != spmd.Arg{} || o.RowSums != spmd.Arg{} ||
+		o.ScaleA != spmd.Arg{} || o.ScaleB != spmd.Arg{}
+}
+
+// epilogue enters the operands, and the scales, in args and in p, a product whose shape is
+// settled. at are the addresses of C, A and B.
+func epilogue[C Elem](p *product, o *Options, at [3]uintptr, args *[gemmArgs]spmd.Arg) error {
+	given := [...]spmd.Arg{o.Bias, o.Residual, o.GELU, o.DGELU, o.BiasGrad, o.RowSums, o.ScaleA, o.ScaleB}
+	rowsA, colsA, rowsB, colsB := p.stored()
+	size, csize := p.typ.Size(), p.ctyp.Size()
+	all := [3 + len(given)]region{
+		{"C", at[0], extent(p.m, p.n, p.ldc) * csize, true},
+		{"A", at[1], extent(rowsA, colsA, p.lda) * size, false},
+		{"B", at[2], extent(rowsB, colsB, p.ldb) * size, false},
+	}
+	for i := range given {
+		a := &given[i]
+		if *a == (spmd.Arg{}) {
+			continue
+		}
+		if i >= epilogueArgs {
+			b, ok := spmd.ArgBuffer[float32](*a)
+			if p.typ != elem.Float8E4M3 || !ok || b.Len() != 1 {
+				return fmt.Errorf("%s: Gemm: %s is %v, with A and B of %v: it is a buffer of 1 float32, for %v", ccall.At(), epilogueNames[i], a.String(), p.typ, elem.Float8E4M3)
+			}
+			p.scales[i-epilogueArgs] = true
+			args[plainArgs+i], all[3+i] = *a, region{epilogueNames[i], b.Address(), b.Bytes(), false}
+			continue
+		}
+		p.ops |= 1 << i
+		b, ok := spmd.ArgBuffer[C](*a)
+		want, matrix := p.n, false
+		switch i {
+		case residual, gelu, dgelu:
+			want, matrix = extent(p.m, p.n, p.ldc), true
+			if ok && b.Len() < want {
+				return fmt.Errorf("%s: Gemm: %s has %d elements, %dx%d with rows %d apart, as C's, needs %d",
+					ccall.At(), epilogueNames[i], b.Len(), p.m, p.n, p.ldc, want)
+			}
+			b = b.Slice(0, min(want, b.Len()))
+		case rowSums:
+			want = p.m
+		}
+		if !ok || b.Len() != want {
+			return fmt.Errorf("%s: Gemm: %s is %v, for this C it is a buffer of %d %v", ccall.At(), epilogueNames[i], a.String(), want, p.ctyp)
+		}
+		args[plainArgs+i], all[3+i] = b.Arg(), region{epilogueNames[i], b.Address(), b.Bytes(), matrix}
+	}
+	if p.ops != 0 && !p.ops.possible(o.Accumulate) {
+		return fmt.Errorf("%s: Gemm: %v%s: an epilogue is Bias, Residual, or both; Bias with Accumulate; GELU, with or without Bias; "+
+			"DGELU, with or without BiasGrad; or RowSums, with or without Accumulate", ccall.At(), p.ops, map[bool]string{true: " with Accumulate"}[o.Accumulate])
+	}
+	for _, w := range [...]int{0, 3 + gelu, 3 + biasGrad, 3 + rowSums} {
+		for i := range all {
+			if i != w && all[w].overlaps(&all[i], p.ldc*csize, p.n*csize) {
+				return fmt.Errorf("%s: Gemm: %s, which is written, overlaps %s", ccall.At(), all[w].name, all[i].name)
+			}
+		}
+	}
+	return nil
+}
+
+// possible says whether the operands go together.
+func (ops operands) possible(accumulate bool) bool {
+	switch ops {
+	case hasBias, hasRowSums:
+		return true
+	case hasResidual, hasBias | hasResidual, hasGELU, hasBias | hasGELU, hasDGELU, hasDGELU | hasBiasGrad:
+		return !accumulate
+	}
+	return false
+}
+
+func (ops operands) String() string {
+	text := ""
+	for i, name := range epilogueNames[:epilogueArgs] {
+		if ops&(1<<i) != 0 {
+			if text != "" {
+				text += ", "
+			}
+			text += name
+		}
+	}
+	return text
+}
+
+// extent is how many elements a matrix whose rows are ld apart spans.
+func extent(rows, cols, ld int) int {
+	if rows == 0 || cols == 0 {
+		return 0
+	}
+	return (rows-1)*ld + cols
+}
+
+// region is memory that an operand of a product lies in.
+type region struct {
+	name  string
+	at    uintptr
+	bytes int
+	rows  bool // of C's shape, so that others of it may lie between its rows
+}
+
+// overlaps says whether r and o share memory; stride and width are those of C, in bytes.
+func (r *region) overlaps(o *region, stride, width int) bool {
+	d := int(o.at) - int(r.at)
+	if r.bytes == 0 || o.bytes == 0 || d >= r.bytes || -d >= o.bytes {
+		return false
+	}
+	if !r.rows || !o.rows {
+		return true
+	}
+	d = ((d % stride) + stride) % stride
+	return d < width || stride-d < width
+}
+
+// hostEpilogue is the epilogue of a product on the host.
+func hostEpilogue[C float32 | float64 | spmd.BF16 | spmd.F16](p *product, args spmd.Args) host.Epilogue[C] {
+	of := func(i int) []C {
+		if p.ops&(1<<i) == 0 {
+			return nil
+		}
+		return spmd.ArgSlice[C](args, plainArgs+i)
+	}
+	return host.Epilogue[C]{Bias: of(bias), Residual: of(residual), GELU: of(gelu), DGELU: of(dgelu), BiasGrad: of(biasGrad), RowSums: of(rowSums)}
+}

@@ -1,0 +1,151 @@
+package blas
+
+import (
+	"lockstep/host"
+	"lockstep/internal/elem"
+	"lockstep/spmd"
+)
+
+// product is what a Gemm or Gemv needs beside its operands.
+type product struct {
+	typ, ctyp     elem.Type // of A and B, and of C
+	m, n, k       int       // C is (m, n), op(A) (m, k); for Gemv A is (m, n), before any transposition
+	lda, ldb, ldc int
+	ta, tb, fast  bool
+	scales        [2]bool  // whether there is one of A, and of B
+	ops           operands // which of an epilogue's operands there are
+	alpha, beta   float64
+}
+
+// The arguments of a call. Those from the first operand of an epilogue on are left out
+// where none is there; one that is absent among others is zero.
+const (
+	argC = iota // or y
+	argA
+	argB // or x
+	argSet
+	argM
+	argN
+	argK
+	argLdA
+	argLdB
+	argLdC
+	argAlpha
+	argBeta
+	plainArgs
+	argScaleA = plainArgs + epilogueArgs
+	argScaleB = argScaleA + 1
+	gemmArgs  = argScaleB + 1
+)
+
+// The bits of argSet, and where operands and types are in it.
+const (
+	setTransA = 1 << iota
+	setTransB
+	setFast
+	setScaleA
+	setScaleB
+
+	setOps, setTyp, setC = 8, 16, 24
+)
+
+// encode makes arguments of p.
+func (p *product) encode(args *[gemmArgs]spmd.Arg) {
+	set := uint64(p.ops)<<setOps | uint64(p.typ)<<setTyp | uint64(p.ctyp)<<setC
+	for i, on := range [...]bool{p.ta, p.tb, p.fast, p.scales[0], p.scales[1]} {
+		if on {
+			set |= 1 << i
+		}
+	}
+	args[argSet] = spmd.U64(set)
+	for i, n := range [...]int{p.m, p.n, p.k, p.lda, p.ldb, p.ldc} {
+		args[argM+i] = spmd.I64(n)
+	}
+	args[argAlpha], args[argBeta] = spmd.F64(p.alpha), spmd.F64(p.beta)
+}
+
+// decode is what encode made arguments of.
+func decode(a spmd.Args) product {
+	set := a.U64(argSet)
+	return product{
+		typ: elem.Type(set >> setTyp & 0xff), ctyp: elem.Type(set >> setC & 0xff),
+		m: a.I64(argM), n: a.I64(argN), k: a.I64(argK), lda: a.I64(argLdA), ldb: a.I64(argLdB), ldc: a.I64(argLdC),
+		ta: set&setTransA != 0, tb: set&setTransB != 0, fast: set&setFast != 0, scales: [2]bool{set&setScaleA != 0, set&setScaleB != 0},
+		ops: operands(set >> setOps), alpha: a.F64(argAlpha), beta: a.F64(argBeta),
+	}
+}
+
+func (p *product) scale(o *Options) {
+	p.alpha = o.Alpha
+	if o.Alpha == 0 {
+		p.alpha = 1
+	}
+	if o.Accumulate {
+		p.beta = 1
+	}
+}
+
+// stored returns the rows and columns of A and B as they lie in memory.
+func (p *product) stored() (rowsA, colsA, rowsB, colsB int) {
+	rowsA, colsA, rowsB, colsB = p.m, p.k, p.k, p.n
+	if p.ta {
+		rowsA, colsA = colsA, rowsA
+	}
+	if p.tb {
+		rowsB, colsB = colsB, rowsB
+	}
+	return
+}
+
+// hostGemm runs a Gemm on the host.
+func hostGemm(a spmd.Args) error {
+	switch p := decode(a); {
+	case p.typ == elem.Float32:
+		gemmAs(&p, a, host.GemmEpilogue[float32])
+	case p.typ == elem.Float64:
+		gemmAs(&p, a, host.GemmEpilogue[float64])
+	case p.typ == elem.BFloat16 && p.ctyp == elem.Float32:
+		gemmAs(&p, a, host.GemmHalfEpilogue[float32, spmd.BF16])
+	case p.typ == elem.BFloat16:
+		gemmAs(&p, a, host.GemmHalfEpilogue[spmd.BF16, spmd.BF16])
+	case p.typ == elem.Float8E4M3:
+		gemmAs(&p, a, host.GemmE4M3Epilogue)
+	case p.ctyp == elem.Float32:
+		gemmAs(&p, a, host.GemmHalfEpilogue[float32, spmd.F16])
+	default:
+		gemmAs(&p, a, host.GemmHalfEpilogue[spmd.F16, spmd.F16])
+	}
+	return nil
+}
+
+// gemmAs calls do, which computes in S, on matrices of T and C.
+func gemmAs[S float32 | float64, C float32 | float64 | spmd.BF16 | spmd.F16, T Elem](p *product, args spmd.Args, do func(ta, tb bool, m, n, k int, alpha S, a []T, lda int, b []T, ldb int, beta S, c []C, ldc int, e host.Epilogue[C])) {
+	rowsA, colsA, rowsB, colsB := p.stored()
+	alpha := S(p.alpha)
+	for i, has := range p.scales {
+		if has {
+			alpha *= S(spmd.ArgSlice[float32](args, argScaleA+i)[0])
+		}
+	}
+	do(p.ta, p.tb, p.m, p.n, p.k, alpha, matrixArg[T](args, argA, rowsA, colsA, p.lda), p.lda,
+		matrixArg[T](args, argB, rowsB, colsB, p.ldb), p.ldb, S(p.beta), matrixArg[C](args, argC, p.m, p.n, p.ldc), p.ldc, hostEpilogue[C](p, args))
+}
+
+// hostGemv runs a Gemv on the host.
+func hostGemv(a spmd.Args) error {
+	if p := decode(a); p.typ == elem.Float32 {
+		gemvAs[float32](&p, a)
+	} else {
+		gemvAs[float64](&p, a)
+	}
+	return nil
+}
+
+func gemvAs[T float32 | float64](p *product, args spmd.Args) {
+	host.Gemv(p.ta, p.m, p.n, T(p.alpha), matrixArg[T](args, argA, p.m, p.n, p.lda), p.lda, spmd.ArgSlice[T](args, argB), T(p.beta), spmd.ArgSlice[T](args, argC))
+}
+
+// matrixArg is the memory of a matrix whose rows are ld apart.
+func matrixArg[T Elem](args spmd.Args, i, rows, cols, ld int) []T {
+	return spmd.ArgSlice[T](args, i)[:extent(rows, cols, ld)]
+}
