@@ -325,6 +325,12 @@ func (j *job) await(t *testing.T, text string) {
 // once it has got a SIGTERM.
 func begin(t *testing.T, ranks int, env []string, args ...string) *job {
 	t.Helper()
+	return beginBy(t, nil, ranks, env, args...)
+}
+
+// beginBy is begin by another launcher than mpirun, whose words stand before the program.
+func beginBy(t *testing.T, launcher []string, ranks int, env []string, args ...string) *job {
+	t.Helper()
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -333,6 +339,9 @@ func begin(t *testing.T, ranks int, env []string, args ...string) *job {
 	args = append(slices.Clone(args), "--json", fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), w.Fd()))
 	j := &job{ended: make(chan struct{}), out: bufio.NewScanner(r)}
 	j.cmd = spmdtest.Command(ctx, t, ranks, append(env, "XDG_CACHE_HOME="+t.TempDir()), args...)
+	if len(launcher) > 0 {
+		j.cmd.Path, j.cmd.Args = launcher[0], slices.Concat(launcher, os.Args[:1], args)
+	}
 	j.cmd.Stderr = &j.stderr
 	if err := j.cmd.Start(); err != nil {
 		t.Fatal(err)

@@ -20,11 +20,10 @@ var (
 const mostFramed = 16 << 10
 
 // withoutEndings copies from to to, by lines, less the frames in which a launcher tells how the job ended: these it
-// returns, and whether it has copied anything.
-func withoutEndings(to io.Writer, from io.Reader) (endings []byte, spoke bool) {
+// returns.
+func withoutEndings(to io.Writer, from io.Reader) (endings []byte) {
 	pass := func(b []byte) {
 		if len(b) > 0 {
-			spoke = true
 			_, _ = to.Write(b) // where nobody reads any more the job goes on
 		}
 	}
@@ -53,7 +52,7 @@ func withoutEndings(to io.Writer, from io.Reader) (endings []byte, spoke bool) {
 		}
 		if err != nil {
 			pass(frame)
-			return endings, spoke
+			return endings
 		}
 	}
 }

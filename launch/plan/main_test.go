@@ -109,6 +109,8 @@ func program(name string, args []string) {
 				return
 			}
 		}
+	case "attempt":
+		attempt(args)
 	case "stdin":
 		text, err := io.ReadAll(os.Stdin)
 		fmt.Printf("read %q, %v\n", text, err)

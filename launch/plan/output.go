@@ -43,6 +43,8 @@ type output struct {
 	opened  []*os.File
 	spoke   atomic.Bool // a rank has written to its standard error, or the launcher anything but how the job ended
 	endings []byte      // that, for when nobody else says anything; valid after close
+	folder  string      // of the ranks' files, if they have any
+	listener
 }
 
 // openOutput adds to l what brings the ranks' output where logs says: "prefix", "plain" or a folder.
@@ -83,6 +85,7 @@ func openOutput(l *Line, j job, logs string) (*output, error) {
 		if err != nil {
 			return nil, exit.Usage{Err: fmt.Errorf("--logs: %w", err)}
 		}
+		out.folder = dir
 		if slurm {
 			insert("a file for each rank", "--output="+dir+"/rank.%t.out", "--error="+dir+"/rank.%t.err")
 			break
@@ -119,7 +122,7 @@ func (out *output) pipes(ranks int) (base int, err error) {
 		}
 		r, to := os.NewFile(uintptr(p[0]), "rank"), io.Writer(os.Stdout)
 		if i%2 == 1 {
-			to = &noted{os.Stderr, &out.spoke}
+			to = &noted{os.Stderr, out}
 		}
 		out.opened = append(out.opened, r)
 		out.readers.Go(func() { prefix(to, r, strconv.Itoa(i/2)+": ", &printing) })
@@ -137,14 +140,15 @@ func (out *output) pipes(ranks int) (base int, err error) {
 	return base, nil
 }
 
-// noted is a writer that notes that something was written.
+// noted is a writer of whole lines that notes that something was written, and what it says of a failure.
 type noted struct {
 	io.Writer
-	spoke *atomic.Bool
+	out *output
 }
 
 func (n *noted) Write(b []byte) (int, error) {
-	n.spoke.Store(true)
+	n.out.spoke.Store(true)
+	n.out.listen(b)
 	return n.Writer.Write(b)
 }
 
@@ -171,11 +175,7 @@ func (out *output) stdout() (*os.File, error) {
 
 func (out *output) stderr() (*os.File, error) {
 	return out.relay(func(r io.Reader) {
-		endings, spoke := withoutEndings(os.Stderr, r)
-		out.endings = endings
-		if spoke {
-			out.spoke.Store(true)
-		}
+		out.endings = withoutEndings(&noted{os.Stderr, out}, r)
 	})
 }
 

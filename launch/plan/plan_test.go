@@ -262,7 +262,8 @@ func TestSameWords(t *testing.T) {
 			t.Fatal(err)
 		}
 		printed := o.lines(j, s)
-		l, j, err := o.plan(s, []string{"prog"})
+		starter, j, err := o.plan(s, []string{"prog"})
+		l := build(starter, j, s)
 		if err != nil || len(printed) != 1 || l.String() != printed[0].String() {
 			t.Fatalf("%v: run starts %q, plan prints %v", err, l, printed)
 		}

@@ -25,12 +25,13 @@ import (
 	"lockstep/launch/exit"
 )
 
-// preflight looks for what would keep the line from working. Errors are exit.Usage, on one line.
-func preflight(l Line, j job, s site) error {
-	if err := checkProgram(l.Launcher, j.prog[0]); err != nil {
+// preflight looks for what would keep the line from working. Errors are exit.Usage, on one line. Of hosts that have been
+// asked already it asks nothing.
+func preflight(ctx context.Context, w launcherHere, j job, s site, asked bool) error {
+	if err := checkProgram(w.name, j.prog[0]); err != nil {
 		return exit.Usage{Err: err}
 	}
-	if l.Launcher != "slurm" && j.agent == "" {
+	if w.name != "slurm" && j.agent == "" {
 		for _, h := range j.hosts {
 			if err := resolves(h.name); err != nil {
 				return exit.Usage{Err: err}
@@ -40,8 +41,8 @@ func preflight(l Line, j job, s site) error {
 	if err := checkRoom(j, s); err != nil {
 		return err
 	}
-	if !j.here {
-		return compareHosts(j, s, l.Launcher)
+	if !j.here && !asked {
+		return compareHosts(ctx, w, j, s)
 	}
 	return nil
 }
@@ -224,11 +225,11 @@ const factsTime = 60 * time.Second
 // shellFacts asks launch on a host for its facts, or says that it is missing there.
 const shellFacts = `if [ -x "$0" ]; then exec "$0" run ` + tellFacts + ` "$1"; fi; echo "{\"host\":\"$(uname -n)\"}"`
 
-// compareHosts starts one process on each host, as the program will be, and compares what they find there.
-func compareHosts(j job, s site, launcher string) error {
+// askHosts starts one process on each host of j, as the program will be, and returns what they find there, within limit.
+func askHosts(ctx context.Context, w launcherHere, j job, s site, limit time.Duration) ([]facts, error) {
 	self, err := os.Executable()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	one := j
 	one.ranks, one.most, one.even = j.nodes, 1, true
@@ -240,13 +241,13 @@ func compareHosts(j job, s site, launcher string) error {
 		one.hosts[i].slots = 1
 	}
 	one.prog = []string{"sh", "-c", shellFacts, self, j.prog[0]}
-	l := build(find(launcher), one, s)
+	l := build(w, one, s)
 	l.Groups = slices.DeleteFunc(l.Groups, func(g Group) bool { return g.Words[0] == labelWord })
 	words := l.Words()
 
 	runtime.LockOSThread() // the kernel ends mpirun when the thread that started it ends
 	defer runtime.UnlockOSThread()
-	ctx, cancel := context.WithTimeout(context.Background(), factsTime)
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, words[0], words[1:]...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
@@ -256,14 +257,27 @@ func compareHosts(j job, s site, launcher string) error {
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	err = cmd.Run()
 	known := readFacts(&stdout)
-	if err != nil || len(known) < j.nodes {
-		if ctx.Err() != nil {
-			err = fmt.Errorf("nothing for %v", factsTime)
-		}
-		return usage("%d of %d hosts answered: try ssh to each of them, or leave the look out with --no-preflight (%s: %s)",
-			len(known), j.nodes, words[0], said(stderr.String(), err))
+	if err == nil && len(known) == j.nodes {
+		return known, nil
 	}
-	warning, err := judgeFacts(j.prog[0], known)
+	if ctx.Err() != nil {
+		err = fmt.Errorf("nothing for %v", limit)
+	}
+	return known, fmt.Errorf("%s: %s", words[0], said(stderr.String(), err))
+}
+
+// compareHosts compares what the hosts know of the program.
+func compareHosts(ctx context.Context, w launcherHere, j job, s site) error {
+	known, err := askHosts(ctx, w, j, s, factsTime)
+	if err != nil {
+		return usage("%d of %d hosts answered: try ssh to each of them, or leave the look out with --no-preflight (%w)", len(known), j.nodes, err)
+	}
+	return judge(j.prog[0], known)
+}
+
+// judge says what keeps a program from running on some hosts, as exit.Usage.
+func judge(prog string, known []facts) error {
+	warning, err := judgeFacts(prog, known)
 	if warning != "" {
 		fmt.Fprintln(os.Stderr, "launch: warning:", warning)
 	}

@@ -22,9 +22,7 @@ import (
 
 // RunCommand is `launch run`.
 func RunCommand() *cobra.Command {
-	o := &options{}
-	var logs string
-	var noPreflight bool
+	o, s := &options{}, &supervisor{}
 	cmd := &cobra.Command{
 		Use:   "run [flags] -- PROGRAM [ARGS]",
 		Short: "Start a program on several ranks, with the line that launch plan prints",
@@ -35,14 +33,22 @@ mpirun has to say of the job's end is left out: the cause is the last line.
 SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 reach every rank as they are. A rank may take its time over the
 first two that ask it to end; the third ends all of them. On several hosts under Open MPI the first SIGTERM reaches the
 ranks as SIGUSR1 (to a Lockstep program that is the same), since its mpirun would leave them one second; SIGQUIT reaches
-only those of this host. Standard input, where it is no terminal, is that of rank 0.`,
+only those of this host. Standard input, where it is no terminal, is that of rank 0.
+
+With --restarts a job that fails is started again, from its newest checkpoint where the program saves any: 1 s later, then
+2 s, 4 s, up to a minute, and 1 s after each that has come to a new checkpoint. A line says each time why. The job is not
+started again where the program refuses what it was given (status 2), was asked to end (a signal to launch run, or
+status 75), or where 3 starts in a row have come to no new checkpoint. With --min-ranks each start leaves out the hosts
+that do not answer; the program goes on from its checkpoint on fewer ranks, and on all of them once the hosts are back.`,
 		Example: `  launch run -np 4 -- bin/train --model tiny
-  launch run -H n1:8,n2:8 --logs logs -- bin/train --model gpt2`,
+  launch run -H n1:8,n2:8 --logs logs -- bin/train --model gpt2
+  launch run --restarts 10 --min-ranks 8 -H n1:8,n2:8 -- bin/train --model gpt2 --checkpoint runs/a --save-every 100`,
 		DisableFlagParsing: true, // for -np, which pflag would take for -n p
 	}
 	o.flags(cmd.Flags())
-	cmd.Flags().StringVar(&logs, "logs", "prefix", "prefix: the rank before each line (on several hosts mpirun may cut lines when ranks print much at once);\nplain: as it comes; else a folder, for rank.N.out and rank.N.err, on each host")
-	cmd.Flags().BoolVar(&noPreflight, "no-preflight", false, "start without looking whether it can work")
+	cmd.Flags().StringVar(&s.logs, "logs", "prefix", "prefix: the rank before each line (on several hosts mpirun may cut lines when ranks print much at once);\nplain: as it comes; else a folder, for rank.N.out and rank.N.err, on each host")
+	cmd.Flags().BoolVar(&s.noPreflight, "no-preflight", false, "start without looking whether it can work")
+	s.flags(cmd.Flags())
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		switch { // what run starts of itself
 		case len(args) == 2 && args[0] == tellFacts:
@@ -54,22 +60,18 @@ only those of this host. Standard input, where it is no terminal, is that of ran
 		if err != nil || help {
 			return err
 		}
-		s := thisSite()
-		l, j, err := o.plan(s, prog)
-		if err != nil {
+		s.site = thisSite()
+		if s.launcher, s.job, err = o.plan(s.site, prog); err != nil {
+			return err
+		}
+		if err := s.check(cmd.Flags(), s.job); err != nil {
 			return err
 		}
 		// What mpirun leaves behind when it is killed becomes a child of this process, which ends it.
 		if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 			return fmt.Errorf("PR_SET_CHILD_SUBREAPER: %w", err)
 		}
-		defer killOrphans()
-		if !noPreflight {
-			if err := preflight(l, j, s); err != nil {
-				return err
-			}
-		}
-		return run(l, j, logs)
+		return s.run()
 	}
 	return cmd
 }
@@ -80,25 +82,25 @@ const (
 	standGuard = "--guard"
 )
 
-// plan returns the line to start.
-func (o *options) plan(s site, prog []string) (Line, job, error) {
+// plan returns what is to be started, and by what.
+func (o *options) plan(s site, prog []string) (launcherHere, job, error) {
 	if w := launcher.Environment(); w.Size > 1 && w.Name != "slurm" { // slurm: a batch script, too, looks so
-		return Line{}, job{}, usage("%s has already started this as rank %d of %d: type launch run once, without it", w.Name, w.Rank, w.Size)
+		return launcherHere{}, job{}, usage("%s has already started this as rank %d of %d: type launch run once, without it", w.Name, w.Rank, w.Size)
 	}
 	if o.launcher == "all" {
-		return Line{}, job{}, usage("--launcher all is for launch plan: name one, or leave it out")
+		return launcherHere{}, job{}, usage("--launcher all is for launch plan: name one, or leave it out")
 	}
 	j, err := o.job(s, prog)
 	if err != nil {
-		return Line{}, job{}, err
+		return launcherHere{}, job{}, err
 	}
 	if j.nodes > 1 && len(j.hosts) == 0 && s.getenv("SLURM_JOB_ID") == "" {
-		return Line{}, job{}, usage("--nodes %d, and no hosts: add -H NAME,NAME or --hostfile FILE, or start it in a Slurm allocation", j.nodes)
+		return launcherHere{}, job{}, usage("--nodes %d, and no hosts: add -H NAME,NAME or --hostfile FILE, or start it in a Slurm allocation", j.nodes)
 	}
 	var w launcherHere
 	switch {
 	case o.launcher == "slurm" && s.getenv("SLURM_JOB_ID") == "":
-		return Line{}, job{}, usage("srun needs an allocation: type salloc --nodes=%d first, or sbatch with the file that launch plan --launcher slurm prints", j.nodes)
+		return launcherHere{}, job{}, usage("srun needs an allocation: type salloc --nodes=%d first, or sbatch with the file that launch plan --launcher slurm prints", j.nodes)
 	case o.launcher == "slurm", o.launcher == "auto" && s.getenv("SLURM_JOB_ID") != "" && pmix.MatchString(ask("srun", "--mpi=list")):
 		w = find("slurm")
 	case o.launcher != "auto":
@@ -108,23 +110,25 @@ func (o *options) plan(s site, prog []string) (Line, job, error) {
 	}
 	switch {
 	case w.version != "":
-		return build(w, j, s), j, nil
+		return w, j, nil
 	case o.launcher == "slurm":
-		return Line{}, job{}, usage("srun is not in PATH: apt-get install slurm-client, or leave --launcher out")
+		return launcherHere{}, job{}, usage("srun is not in PATH: apt-get install slurm-client, or leave --launcher out")
 	case o.launcher == "mpich":
-		return Line{}, job{}, usage("no mpirun of MPICH is in PATH: apt-get install mpich, or leave --launcher out")
+		return launcherHere{}, job{}, usage("no mpirun of MPICH is in PATH: apt-get install mpich, or leave --launcher out")
 	case o.launcher != "auto":
-		return Line{}, job{}, usage("no mpirun of %s is in PATH: apt-get install openmpi-bin, or leave --launcher out", o.launcher)
+		return launcherHere{}, job{}, usage("no mpirun of %s is in PATH: apt-get install openmpi-bin, or leave --launcher out", o.launcher)
 	default:
-		return Line{}, job{}, usage("no mpirun of Open MPI or MPICH is in PATH: apt-get install openmpi-bin, or load the cluster's module")
+		return launcherHere{}, job{}, usage("no mpirun of Open MPI or MPICH is in PATH: apt-get install openmpi-bin, or load the cluster's module")
 	}
 }
 
-// run starts the line, passes on output and signals, and returns its status when all of its processes have ended.
-func run(l Line, j job, logs string) error {
+// run starts the line, passes on output and signals, and returns its status when all of its processes have ended. Where it
+// listens, it returns also what they said of why.
+func run(l Line, j job, logs string, listens bool, signals <-chan os.Signal) (outcome, error) {
+	begun := time.Now()
 	out, err := openOutput(&l, j, logs)
 	if err != nil {
-		return err
+		return outcome{}, err
 	}
 	words := l.Words()
 	cmd := exec.Command(words[0], words[1:]...)
@@ -132,12 +136,13 @@ func run(l Line, j job, logs string) error {
 	if l.Launcher == "mpich" {
 		cmd.Stdout, err = out.stdout()
 	}
-	if err == nil && (l.Launcher == "mpich" || l.Launcher != "slurm" && logs != "plain") { // else the ranks write to it, too
+	relays := l.Launcher == "mpich" || l.Launcher != "slurm" && logs != "plain" // else the ranks write to it, too
+	if err == nil && (relays || listens && logs != "plain") {
 		cmd.Stderr, err = out.stderr()
 	}
 	if err != nil {
 		out.close()
-		return err
+		return outcome{}, err
 	}
 	if !term.IsTerminal(int(os.Stdin.Fd())) { // mpirun is in the background of the terminal, and would be stopped
 		cmd.Stdin = os.Stdin
@@ -146,23 +151,23 @@ func run(l Line, j job, logs string) error {
 	watch, err := startGuard()
 	if err != nil {
 		out.close()
-		return err
+		return outcome{}, err
 	}
-	signals := make(chan os.Signal, 8)
-	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2)
 	if err := cmd.Start(); err != nil {
 		watch.dismiss()
 		out.close()
-		return err
+		return outcome{}, err
 	}
 	watch.over(cmd.Process.Pid)
 	ended := make(chan struct{})
+	var e outcome
 	var forwarding sync.WaitGroup
 	forwarding.Go(func() {
 		f := forwarder{l.Launcher, j, cmd.Process.Pid, 0}
 		for {
 			select {
 			case sig := <-signals:
+				e.asked = e.asked || endsJob(sig.(syscall.Signal))
 				f.forward(sig.(syscall.Signal), ended)
 			case <-ended:
 				return
@@ -172,25 +177,35 @@ func run(l Line, j job, logs string) error {
 	err = cmd.Wait()
 	close(ended)
 	forwarding.Wait()
-	signal.Stop(signals)
 	watch.dismiss()
 	killOrphans()
 	out.close()
-	if err != nil && !out.spoke.Load() {
-		_, _ = os.Stderr.Write(out.endings) // the exit status says that it failed, too
+	unsaid := out.endings // the exit status says that it failed, too
+	if err == nil || out.spoke.Load() {
+		unsaid = nil
+	}
+	switch {
+	case !listens:
+		_, _ = os.Stderr.Write(unsaid)
+	case err != nil:
+		e.unsaid = unsaid
+		if out.folder != "" {
+			out.listenTo(out.folder, begun)
+		}
+		e.cause = out.cause.or(launcherSays(out.endings))
 	}
 	var failed *exec.ExitError
 	switch {
 	case err == nil:
-		return nil
+		return e, nil
 	case !errors.As(err, &failed):
-		return err
+		return e, err
 	case failed.Exited():
-		return exit.Status(failed.ExitCode())
+		return e, exit.Status(failed.ExitCode())
 	default:
 		sig := failed.Sys().(syscall.WaitStatus).Signal()
 		fmt.Fprintf(os.Stderr, "launch: %s was ended by %s\n", words[0], unix.SignalName(sig))
-		return exit.Status(128 + int(sig))
+		return e, exit.Status(128 + int(sig))
 	}
 }
 

@@ -1,0 +1,302 @@
+package plan
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
+
+	"lockstep/launch/exit"
+)
+
+// recovery is the flags of run that say what follows when a job has failed.
+type recovery struct {
+	restarts    int
+	minRanks    int
+	checkpoints string
+}
+
+func (r *recovery) flags(fs *pflag.FlagSet) {
+	fs.IntVar(&r.restarts, "restarts", 0, "times that a job that has failed is started again")
+	fs.IntVar(&r.minRanks, "min-ranks", 0, "start without the hosts that do not answer, where this many ranks are left")
+	fs.StringVar(&r.checkpoints, "checkpoints", "", "folder of the program's checkpoints (default: its --checkpoint)")
+}
+
+// check settles the flags for j. Errors are exit.Usage.
+func (r *recovery) check(fs *pflag.FlagSet, j job) error {
+	switch {
+	case r.restarts < 0:
+		return usage("--restarts %d: give a number from 0", r.restarts)
+	case fs.Changed("min-ranks") && r.minRanks < 1:
+		return usage("--min-ranks %d: give a number from 1", r.minRanks)
+	case r.minRanks > j.ranks:
+		return usage("--min-ranks %d is more than the %d ranks", r.minRanks, j.ranks)
+	case r.minRanks > 0 && j.here:
+		return usage("--min-ranks is for several hosts, of which one may be left out: add -H NAME,NAME or --hostfile FILE")
+	}
+	if r.checkpoints == "" {
+		r.checkpoints = flagOf(j.prog[1:], "--checkpoint")
+	}
+	return nil
+}
+
+// flagOf returns the value that a flag has in a program's arguments, "" where it is not there.
+func flagOf(args []string, flag string) (value string) {
+	for i, a := range args {
+		if a == "--" {
+			break
+		}
+		if v, ok := strings.CutPrefix(a, flag+"="); ok {
+			value = v
+		} else if a == flag && i+1 < len(args) {
+			value = args[i+1]
+		}
+	}
+	return value
+}
+
+// saved is the checkpoint of a folder that was completed last.
+type saved struct {
+	step int
+	at   time.Time // zero: there is none
+}
+
+var stepFolder = regexp.MustCompile(`^step-([0-9]+)$`)
+
+// newestIn looks for it. ok says whether the folder can be seen from this host.
+func newestIn(folder string) (newest saved, ok bool) {
+	entries, err := os.ReadDir(folder)
+	if err != nil {
+		return saved{}, false
+	}
+	for _, e := range entries {
+		m := stepFolder.FindStringSubmatch(e.Name())
+		if m == nil {
+			continue
+		}
+		step, err := strconv.Atoi(m[1])
+		if err != nil {
+			continue
+		}
+		// package checkpoint writes this file last
+		if st, err := os.Stat(filepath.Join(folder, e.Name(), "COMPLETE")); err == nil && st.ModTime().After(newest.at) {
+			newest = saved{step, st.ModTime()}
+		}
+	}
+	return newest, true
+}
+
+// supervisor starts a job, and starts it again where it fails.
+type supervisor struct {
+	recovery
+	launcher    launcherHere
+	job         job // as it was asked for
+	site        site
+	logs        string
+	noPreflight bool
+	signals     chan os.Signal
+
+	without []string // hosts that the start before had to do without
+	stuck   int      // starts in a row that no later checkpoint has come of
+	before  saved    // the newest checkpoint when the last start began
+	cause   string   // of the last failure
+}
+
+const (
+	mostStuck    = 3 // starts that may fail without a new checkpoint between them
+	firstBackoff = time.Second
+	mostBackoff  = time.Minute
+)
+
+// Exit statuses of a program that is not to be started again.
+const (
+	statusUsage = 2
+	statusLater = 75 // EX_TEMPFAIL: it was asked to end early, and a queue will start it
+)
+
+// run returns when the job has ended well, or for good. The cause is the last line.
+func (s *supervisor) run() error {
+	s.signals = make(chan os.Signal, 8)
+	signal.Notify(s.signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2)
+	defer signal.Stop(s.signals)
+	defer killOrphans()
+	backoff := firstBackoff
+	for n := 0; ; n++ {
+		s.before, _ = newestIn(s.checkpoints)
+		begun := time.Now()
+		e, err := s.start(n)
+		switch {
+		case err == nil, e.asked, s.restarts == 0, n == 0 && errors.As(err, new(exit.Usage)), e.refused(err):
+			_, _ = os.Stderr.Write(e.unsaid)
+			return err
+		}
+		why := e.words(err, time.Since(begun))
+		if s.progress(e, err) {
+			backoff = firstBackoff
+		}
+		switch {
+		case n == s.restarts:
+			return s.giveUp(err, "%s; --restarts %d: not started again", why, s.restarts)
+		case s.stuck >= mostStuck:
+			return s.giveUp(err, "%s; %d starts in a row have failed %s: not started again", why, s.stuck, s.where())
+		}
+		fmt.Fprintf(os.Stderr, "launch: %s; restart %d of %d in %v, %s\n", why, n+1, s.restarts, backoff, s.from())
+		if sig := s.wait(backoff); sig != 0 {
+			return exit.Status(128 + int(sig))
+		}
+		backoff = min(2*backoff, mostBackoff)
+	}
+}
+
+// giveUp prints the last line, and returns err without a line of its own.
+func (s *supervisor) giveUp(err error, format string, args ...any) error {
+	fmt.Fprintf(os.Stderr, "launch: "+format+"\n", args...)
+	var status exit.Status
+	if errors.As(err, &status) {
+		return status
+	}
+	return exit.Status(1)
+}
+
+// progress says whether the last start has come further than the one before, and counts those that have not.
+func (s *supervisor) progress(e outcome, err error) bool {
+	newest, seen := newestIn(s.checkpoints)
+	was := s.cause
+	s.cause = e.words(err, 0)
+	switch {
+	case newest.at.After(s.before.at):
+		s.stuck = 0
+		return true
+	case !seen && s.cause != was: // how far it came is not known, but it failed otherwise
+		s.stuck = 1
+	default:
+		s.stuck++
+	}
+	return false
+}
+
+// from says where the next start begins.
+func (s *supervisor) from() string {
+	newest, _ := newestIn(s.checkpoints)
+	switch {
+	case s.checkpoints == "":
+		return "from the beginning: the program has no --checkpoint"
+	case newest.at.IsZero():
+		return "from the beginning: there is no checkpoint in " + s.checkpoints
+	}
+	return fmt.Sprintf("from step %d, the newest checkpoint in %s", newest.step, s.checkpoints)
+}
+
+// where says at which point the job fails again and again.
+func (s *supervisor) where() string {
+	if newest, seen := newestIn(s.checkpoints); seen && !newest.at.IsZero() {
+		return fmt.Sprintf("without a checkpoint after step %d", newest.step)
+	}
+	return "without a checkpoint"
+}
+
+// wait waits for d, or until a signal asks the job to end.
+func (s *supervisor) wait(d time.Duration) syscall.Signal {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	for {
+		select {
+		case <-timer.C:
+			return 0
+		case sig := <-s.signals:
+			if sig := sig.(syscall.Signal); endsJob(sig) {
+				return sig
+			}
+		}
+	}
+}
+
+// endsJob says whether a signal asks a job to end, at once or when it has saved its state.
+func endsJob(sig syscall.Signal) bool {
+	return slices.Contains([]syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1}, sig)
+}
+
+// start makes the n-th start, on the hosts that there are.
+func (s *supervisor) start(n int) (outcome, error) {
+	j := s.job
+	if !s.noPreflight || s.minRanks > 0 {
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		looked := make(chan error, 1)
+		go func() {
+			err := error(nil)
+			if s.minRanks > 0 {
+				j, err = s.leaveOut(ctx)
+			}
+			if err == nil && !s.noPreflight {
+				err = preflight(ctx, s.launcher, j, s.site, s.minRanks > 0)
+			}
+			looked <- err
+		}()
+		for waits := true; waits; {
+			select {
+			case err := <-looked:
+				if err != nil {
+					return outcome{}, err
+				}
+				waits = false
+			case sig := <-s.signals:
+				if sig := sig.(syscall.Signal); endsJob(sig) {
+					cancel()
+					<-looked
+					return outcome{asked: true}, exit.Status(128 + int(sig))
+				}
+			}
+		}
+	}
+	logs := s.logs
+	if n > 0 && logs != "prefix" && logs != "plain" { // those of the starts before stay
+		logs = filepath.Join(logs, fmt.Sprintf("restart-%d", n))
+	}
+	return run(build(s.launcher, j, s.site), j, logs, s.restarts > 0, s.signals)
+}
+
+// outcome is what is known of how a job ended, beside its status.
+type outcome struct {
+	asked  bool // it was asked to
+	cause  heard
+	unsaid []byte // what the launcher said of it, where nobody else said anything and it is not printed yet
+}
+
+// refused says whether a program has refused what it was given: another start would come to the same.
+func (e outcome) refused(err error) bool {
+	status, ok := err.(exit.Status)
+	return ok && (status == statusLater || status == statusUsage && !e.cause.own)
+}
+
+// words is why a job has failed after it ran for a time, on one line.
+func (e outcome) words(err error, ran time.Duration) string {
+	var how string
+	status, ended := err.(exit.Status)
+	switch {
+	case !ended:
+		return "the job cannot start: " + err.Error()
+	case status > 128 && unix.SignalName(syscall.Signal(status-128)) != "":
+		how = fmt.Sprintf("status %d (%s)", int(status), unix.SignalName(syscall.Signal(status-128)))
+	default:
+		how = fmt.Sprintf("status %d", int(status))
+	}
+	if ran > 0 {
+		how += fmt.Sprintf(" after %.1f s", ran.Seconds())
+	}
+	if c := e.cause.String(); c != "" {
+		return c + "; " + how
+	}
+	return "the job has failed; " + how
+}

@@ -1,0 +1,308 @@
+package plan
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// attempt is a program that fails: it writes a line to DIR/starts, and fails as HOW says for the first TIMES of them. With
+// "saves" it makes a checkpoint in DIR before.
+func attempt(args []string) {
+	dir, how := args[0], args[2]
+	times, _ := strconv.Atoi(args[1])
+	f, err := os.OpenFile(dir+"/starts", os.O_APPEND|os.O_CREATE|os.O_RDWR, 0o666)
+	if err != nil {
+		panic(err)
+	}
+	fmt.Fprintln(f, os.Getpid())
+	f.Close()
+	text, err := os.ReadFile(dir + "/starts")
+	if err != nil {
+		panic(err)
+	}
+	n := strings.Count(string(text), "\n")
+	fmt.Fprintln(os.Stderr, "start", n)
+	if how == "saves" {
+		step := fmt.Sprintf("%s/step-%08d", dir, 10*n)
+		if err := os.MkdirAll(step, 0o777); err != nil {
+			panic(err)
+		}
+		if err := os.WriteFile(step+"/COMPLETE", nil, 0o666); err != nil {
+			panic(err)
+		}
+		how = "5"
+	}
+	if n > times {
+		return
+	}
+	switch how {
+	case "panic":
+		panic("a bug")
+	case "says":
+		fmt.Fprintln(os.Stderr, "10:11:12 ERR x.go:7: it fails = badly host=vm pid=7 rank=0")
+		os.Exit(1)
+	case "kill":
+		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+	}
+	status, err := strconv.Atoi(how)
+	if err != nil {
+		panic(err)
+	}
+	os.Exit(status)
+}
+
+// What follows a failure, of each kind.
+func TestRestarts(t *testing.T) {
+	need(t, "openmpi4")
+	host, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		name   string
+		flags  string
+		args   string // TIMES HOW
+		status int
+		starts int
+		want   []string // each a line of standard error, from "launch: " on
+	}{
+		{"no restarts", "", "9 5", 5, 1, nil},
+		{"good", "--restarts 3", "0 5", 0, 1, nil},
+		{"once", "--restarts 3", "1 5", 0, 2, []string{`rank 0: exited; status 5 after [0-9.]+ s; restart 1 of 3 in 1s, from the beginning: there is no checkpoint in DIR`}},
+		{"killed", "--restarts 3", "1 kill", 0, 2, []string{`rank 0 on HOST: ended by signal 9 \(Killed\); status 137 \(SIGKILL\) after .*; restart 1 of 3 in 1s, from .*`}},
+		{"says why", "--restarts 1", "1 says", 0, 2, []string{`rank 0 on vm: x.go:7: it fails = badly; status 1 after .* s; restart 1 of 1 in 1s, from .*`}},
+		{"panic", "--restarts 1", "1 panic", 0, 2, []string{`rank 0: panic: a bug; status 2 after .* s; restart 1 of 1 in 1s, from .*`}},
+		{"used up", "--restarts 1", "9 5", 5, 2, []string{`.*; restart 1 of 1 in 1s, .*`, `rank 0: exited; status 5 after .* s; --restarts 1: not started again`}},
+		{"refused", "--restarts 3", "9 2", 2, 1, nil},
+		{"to be queued again", "--restarts 3", "9 75", 75, 1, nil},
+		{"no progress", "--restarts 9", "9 5", 5, 3, []string{`.*; restart 1 of 9 in 1s, .*`, `.*; restart 2 of 9 in 2s, .*`, `.*; 3 starts in a row have failed without a checkpoint: not started again`}},
+		{"progress", "--restarts 4", "4 saves", 0, 5, []string{
+			`.*; restart 1 of 4 in 1s, from step 10, the newest checkpoint in DIR`, `.*; restart 2 of 4 in 1s, from step 20, .*`,
+			`.*; restart 3 of 4 in 1s, from step 30, .*`, `.*; restart 4 of 4 in 1s, from step 40, .*`}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			args := append([]string{"run", "-np", "1"}, strings.Fields(tc.flags)...)
+			args = append(append(args, "--", self(t), "program", "attempt", dir), strings.Fields(tc.args)...)
+			_, errs, status := result(t, launchCommand(t, append(args, "--checkpoint", dir)...))
+			starts, err := os.ReadFile(dir + "/starts")
+			if err != nil || status != tc.status || strings.Count(string(starts), "\n") != tc.starts {
+				t.Fatalf("status %d, starts %q, %v; want %d, %d\n%s", status, starts, err, tc.status, tc.starts, errs)
+			}
+			var said []string
+			for line := range strings.Lines(errs) {
+				if rest, ok := strings.CutPrefix(line, "launch: "); ok {
+					said = append(said, strings.TrimSuffix(rest, "\n"))
+				}
+			}
+			ok := len(said) == len(tc.want)
+			for i := 0; ok && i < len(said); i++ {
+				ok = regexp.MustCompile("^" + strings.NewReplacer("DIR", dir, "HOST", host).Replace(tc.want[i]) + "$").MatchString(said[i])
+			}
+			if !ok || len(tc.want) > 0 && tc.status != 0 && !strings.HasSuffix(errs, said[len(said)-1]+"\n") {
+				t.Errorf("said %q, want %q, in\n%s", said, tc.want, errs)
+			}
+		})
+	}
+}
+
+// A signal ends the job, and the wait for the next start.
+func TestRestartsEnded(t *testing.T) {
+	need(t, "openmpi4")
+	t.Run("while it runs", func(t *testing.T) {
+		t.Parallel()
+		r := startJob(t, "run", "--restarts", "5", "-np", "2", "--oversubscribe", "--", "sh", "-c", `trap 'exit 9' TERM; echo ready; while :; do sleep 0.1; done`)
+		r.await(t, 2, "ready")
+		r.signal(t, syscall.SIGTERM)
+		if status := r.status(t); status != 9 || strings.Contains(r.all.String(), "restart") {
+			t.Errorf("status %d: %s", status, r.all.String())
+		}
+	})
+	t.Run("between starts", func(t *testing.T) {
+		t.Parallel()
+		dir := t.TempDir()
+		cmd := launchCommand(t, "run", "--restarts", "5", "-np", "1", "--", self(t), "program", "attempt", dir, "9", "5")
+		log, err := os.Create(dir + "/log")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer log.Close()
+		cmd.Stderr = log
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		for said := ""; !strings.Contains(said, "restart 2 of 5 in 2s"); time.Sleep(10 * time.Millisecond) {
+			text, err := os.ReadFile(log.Name())
+			if said = string(text); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		_ = cmd.Wait() // the status says it
+		starts, err := os.ReadFile(dir + "/starts")
+		if err != nil || cmd.ProcessState.ExitCode() != 128+int(syscall.SIGTERM) || strings.Count(string(starts), "\n") != 2 {
+			t.Errorf("status %d, starts %q, %v", cmd.ProcessState.ExitCode(), starts, err)
+		}
+	})
+}
+
+// Each start has files of its own, and what they say of a failure is said.
+func TestRestartsLogs(t *testing.T) {
+	need(t, "openmpi4")
+	dir := t.TempDir()
+	logs := filepath.Join(dir, "some [logs]")
+	_, errs, status := result(t, launchCommand(t, "run", "--restarts", "1", "--logs", logs, "-np", "1", "--", self(t), "program", "attempt", dir, "1", "says"))
+	if status != 0 || !strings.Contains(errs, "launch: rank 0 on vm: x.go:7: it fails = badly; status 1 after") {
+		t.Errorf("status %d: %s", status, errs)
+	}
+	for name, want := range map[string]string{"rank.0.err": "start 1\n", "restart-1/rank.0.err": "start 2\n"} {
+		text, err := os.ReadFile(filepath.Join(logs, name))
+		if err != nil || !strings.HasPrefix(string(text), want) {
+			t.Errorf("%s: %q, %v; want %q", name, text, err, want)
+		}
+	}
+}
+
+// A host that does not answer is left out, at the first start or at a later one, and comes back.
+func TestMinRanks(t *testing.T) {
+	need(t, "openmpi4")
+	dir := t.TempDir()
+	// The rank on nodea fails where there is another list of hosts that are gone, which holds from then on.
+	script := writeFile(t, dir+"/prog", `#!/bin/sh
+echo "$FAKE_HOST $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE"
+[ $FAKE_HOST = nodea ] || exit 0
+for next in "`+dir+`"/next.1 "`+dir+`"/next.2; do
+	if [ -e "$next" ]; then mv "$next" "`+dir+`/gone"; exit 5; fi
+done
+`, 0o755)
+	for _, tc := range []struct {
+		name   string
+		files  map[string]string // gone: hosts that do not answer; next.N: from the next start on
+		flags  []string
+		status int
+		out    []string
+		errs   []string
+	}{
+		{"all", nil, []string{"--min-ranks", "2"}, 0, []string{"0: nodea 0 of 4\n", "3: nodec 3 of 4\n"}, nil},
+		{"without one", map[string]string{"gone": "nodeb"}, []string{"--min-ranks", "2"}, 0, []string{"0: nodea 0 of 2\n", "1: nodec 1 of 2\n"},
+			[]string{"launch: nodeb is left out: ", "; 2 of 4 ranks start\n"}},
+		{"too few", map[string]string{"gone": "nodeb"}, []string{"--min-ranks", "3"}, 2, nil,
+			[]string{"launch: 2 of 3 hosts can be used, for 2 ranks, and --min-ranks is 3 (nodeb is left out: "}},
+		{"later", map[string]string{"gone": "nobody", "next.1": "nodeb", "next.2": "nobody"}, []string{"--min-ranks", "2", "--restarts", "2"}, 0,
+			[]string{"3: nodec 3 of 4\n", "1: nodec 1 of 2\n"},
+			[]string{"; restart 1 of 2 in 1s, ", "launch: nodeb is left out: ", "; 2 of 4 ranks start\n", "; restart 2 of 2 in 2s, ", "launch: nodeb can be used again: all 4 ranks start\n"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			for name, hosts := range tc.files {
+				writeFile(t, filepath.Join(dir, name), hosts, 0o644)
+			}
+			rsh := agent(t, `grep -qx "$host" `+dir+`/gone && { echo "ssh: no route to $host" >&2; exit 255; }`)
+			args := append([]string{"run", "--agent", rsh, "-H", "nodea:1,nodeb:2,nodec:1"}, tc.flags...)
+			out, errs, status := result(t, launchCommand(t, append(args, "--", script)...))
+			if status != tc.status {
+				t.Errorf("status %d, want %d", status, tc.status)
+			}
+			for _, want := range tc.out {
+				if !strings.Contains(out, want) {
+					t.Errorf("%q is not in %q", want, out)
+				}
+			}
+			rest := errs
+			for _, want := range tc.errs {
+				_, after, ok := strings.Cut(rest, want)
+				if !ok {
+					t.Errorf("%q does not come in turn in\n%s", want, errs)
+				}
+				rest = after
+			}
+			if tc.errs == nil && strings.Contains(errs, "launch:") {
+				t.Errorf("said %q", errs)
+			}
+		})
+	}
+}
+
+func TestHear(t *testing.T) {
+	for _, tc := range []struct {
+		line string
+		want string
+	}{
+		{"07:15:52 INF checkpoint saved host=vm rank=0", ""},
+		{"07:15:52 ERR the rank died: killed (by what) host=vm pid=19382 rank=2\n", "rank 2 on vm: the rank died: killed (by what)"},
+		{"12: 07:15:52 ERR a=b fails host=n1.x rank=12\n", "rank 12 on n1.x: a=b fails"},
+		{"07:15:52 ERR the program's own, of no rank", ""},
+		{`{"level":"error","rank":3,"host":"n2","pid":7,"time":"x","message":"it \u001b[2J failed"}`, `rank 3 on n2: it \x1b[2J failed`},
+		{`{"level":"error","message":"the program's own"}`, ""},
+		{`{"level":"error",`, ""},
+		{"1: panic: runtime error: index out of range", "panic: runtime error: index out of range"},
+		{"fatal error: all goroutines are asleep", "fatal error: all goroutines are asleep"},
+		{"no panic: here", ""},
+	} {
+		h, ok := hear([]byte(tc.line))
+		if h.String() != tc.want || ok != (tc.want != "") {
+			t.Errorf("%q: heard %q, want %q", tc.line, h, tc.want)
+		}
+	}
+}
+
+func TestLauncherSays(t *testing.T) {
+	for text, want := range map[string]string{
+		"mpirun noticed that process rank 1 with PID 0 on node n1 exited on signal 9 (Killed).":                        "rank 1 on n1: ended by signal 9 (Killed)",
+		"The first process to do so was:\n\n  Process name: [[21446,1],5]\n  Exit code:    7\n":                        "rank 5: exited",
+		"=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n=   PID 4711 RUNNING AT n1\n=   EXIT CODE: 9\n====": "a rank on n1 ended with 9",
+		"MPI_ABORT was invoked on rank 1": "",
+	} {
+		if got := launcherSays([]byte(text)).String(); got != want {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
+}
+
+func TestFlagOf(t *testing.T) {
+	for args, want := range map[string]string{
+		"": "", "--checkpoint a": "a", "--checkpoint=a=b": "a=b", "--checkpoint a --checkpoint b": "b", "--checkpoint": "", "-- --checkpoint a": "", "--checkpoints a": "",
+	} {
+		if got := flagOf(strings.Fields(args), "--checkpoint"); got != want {
+			t.Errorf("%q: %q, want %q", args, got, want)
+		}
+	}
+}
+
+// The newest checkpoint is the one that was completed last, whatever its step; what is not complete is none.
+func TestNewestIn(t *testing.T) {
+	dir := t.TempDir()
+	if _, ok := newestIn(dir + "/missing"); ok {
+		t.Error("a folder that is missing is seen")
+	}
+	if s, ok := newestIn(dir); !ok || !s.at.IsZero() {
+		t.Errorf("an empty folder holds %v", s)
+	}
+	base := time.Now().Add(-time.Hour)
+	for i, name := range []string{"step-00000030", "step-00000010", "step-00000020", "step-00000040.tmp-1", "other"} {
+		marker := filepath.Join(dir, name, "COMPLETE")
+		if err := os.Mkdir(filepath.Dir(marker), 0o777); err != nil {
+			t.Fatal(err)
+		}
+		if name == "step-00000020" {
+			continue
+		}
+		writeFile(t, marker, "", 0o644)
+		at := base.Add(time.Duration(i) * time.Minute)
+		if err := os.Chtimes(marker, at, at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s, ok := newestIn(dir); !ok || s.step != 10 {
+		t.Errorf("found %v, want step 10", s)
+	}
+}
