@@ -90,7 +90,7 @@ func build() error {
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute) // with the C of a fresh checkout
 		defer cancel()
-		out, err := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-o", programs.dir+"/", "../../apps/train", "../../apps/reduce", "../../apps/matvec").CombinedOutput()
+		out, err := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-o", programs.dir+"/", "../../apps/train", "../../apps/reduce", "../../apps/matvec", "../../launch").CombinedOutput()
 		if err != nil {
 			programs.err = fmt.Errorf("go build: %w\n%s", err, out)
 			return
@@ -156,7 +156,7 @@ func start(t *testing.T, n int) *cluster {
 	if err := os.Mkdir(filepath.Join(dir, "bin"), 0o777); err != nil {
 		t.Fatal(err)
 	}
-	for _, p := range []string{"train", "reduce", "matvec", "rank"} {
+	for _, p := range []string{"train", "reduce", "matvec", "launch", "rank"} {
 		if err := os.Link(filepath.Join(programs.dir, p), c.path("bin", p)); err != nil {
 			t.Fatal(err)
 		}
@@ -234,10 +234,15 @@ func where(hosts string) []string { return []string{"-H", hosts} }
 func (c *cluster) begin(t *testing.T, options []string, program string, args ...string) *job {
 	t.Helper()
 	line := []string{"exec mpirun --allow-run-as-root --bind-to none --mca mpi_yield_when_idle 1", "--mca plm_rsh_agent", "'" + c.script + " " + c.dir + " enter'"}
-	line = append(append(append(line, options...), c.path("bin", program)), args...)
+	return c.onFirst(t, append(append(append(line, options...), c.path("bin", program)), args...))
+}
+
+// onFirst starts a shell's words on host h0.
+func (c *cluster) onFirst(t *testing.T, words []string) *job {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	j := &job{ended: make(chan struct{})}
-	j.cmd = exec.CommandContext(ctx, c.script, c.dir, "enter", "h0", strings.Join(line, " "))
+	j.cmd = exec.CommandContext(ctx, c.script, c.dir, "enter", "h0", strings.Join(words, " "))
 	j.log.news = make(chan struct{}, 1)
 	j.cmd.Stdout, j.cmd.Stderr = &j.json, &j.log
 	j.cmd.WaitDelay = time.Second
