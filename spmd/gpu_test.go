@@ -282,6 +282,13 @@ func gpuCollectives(t *testing.T, w *spmd.World) {
 				return spmd.AllReduce(c, x.Slice(0, 0), x.Slice(0, 0), spmd.Sum) // of no elements
 			})
 		}, group("AllReduce x0 x0 1 op0", "AllReduce x1 x1 1 op0")},
+		// A call takes the place of one with counts.
+		{"Groups one after the other", func() error {
+			return errors.Join(c.Group(func() error { return spmd.AllToAllV(c, y.Slice(0, 3), x.Slice(0, 3), []int{1, 1, 1}, []int{1, 1, 1}) }),
+				c.Group(func() error { return spmd.AllReduce(c, x.Slice(0, 2), x.Slice(0, 2), spmd.Sum) }),
+				c.Group(func() error { return spmd.SendRecv(c, y.Slice(0, 2), (r+2)%3, x.Slice(0, 2), (r+1)%3) }))
+		}, slices.Concat(group(send("x", 0, 1, 0), recv("y", 0, 1, 0), send("x", 1, 1, 1), recv("y", 1, 1, 1), send("x", 2, 1, 2), recv("y", 2, 1, 2)),
+			[]string{"AllReduce x0 x0 2 op0"}, group(send("x", 0, 2, (r+1)%3), recv("y", 0, 2, (r+2)%3)))},
 		{"Barrier", func() error { return spmd.Barrier(c) }, []string{"AllReduce scratch scratch 1 op0"}},
 		{"no elements", func() error {
 			var o spmd.Buffer[float32]

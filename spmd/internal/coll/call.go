@@ -18,7 +18,7 @@ type Call struct {
 	Dst, Src unsafe.Pointer
 	N        int   // elements of a part
 	RecvN    int   // elements that a SendRecv receives
-	Counts   []int // of a V form: elements of each rank's part; of an AllToAllV those sent to each rank
+	Counts   []int // of a V form, else empty: elements of each rank's part; of an AllToAllV those sent to each rank
 	// RecvCounts are the elements that an AllToAllV receives from each rank.
 	RecvCounts []int
 }
@@ -63,7 +63,7 @@ func (c *Call) extent(s Side, rank, size int) int {
 		return c.share(rank)
 	case s.Extent == Whole:
 		return c.offset(size)
-	case s.Extent == Received && c.RecvCounts != nil:
+	case s.Extent == Received && len(c.RecvCounts) > 0:
 		return Sum(c.RecvCounts)
 	case s.Extent == Received:
 		return c.RecvN

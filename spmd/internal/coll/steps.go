@@ -71,7 +71,7 @@ func (c *Call) staged(rank, size int, lib *Library) int {
 
 // longest is 0 where no rank gives or gets anything.
 func (c *Call) longest() int {
-	if c.Counts == nil {
+	if len(c.Counts) == 0 {
 		return c.N
 	}
 	n := 0
@@ -202,7 +202,7 @@ func (c *Call) exchangeByMessages(size int, yield func(Call) bool) {
 	out, in := 0, 0
 	for r := range size {
 		sent, received := c.share(r), c.share(r)
-		if c.RecvCounts != nil {
+		if len(c.RecvCounts) > 0 {
 			received = c.RecvCounts[r]
 		}
 		if sent > 0 && !yield(c.message(Send, c.at(c.Src, out), sent, int32(r))) ||

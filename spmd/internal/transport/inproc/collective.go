@@ -141,7 +141,7 @@ func onDesk(bytes int, short bool) int {
 
 // parts returns a number for the counts of a call, and its elements.
 func parts(c *coll.Call, size int) (n, whole, longest int) {
-	if c.Counts == nil {
+	if len(c.Counts) == 0 {
 		return c.N, size * c.N, c.N
 	}
 	for _, k := range c.Counts {
@@ -154,7 +154,7 @@ func parts(c *coll.Call, size int) (n, whole, longest int) {
 
 // partOf is where the part of a rank begins, and how many elements it has.
 func partOf(c *coll.Call, rank int) (off, n int) {
-	if c.Counts == nil {
+	if len(c.Counts) == 0 {
 		return rank * c.N, c.N
 	}
 	return coll.Sum(c.Counts[:rank]), c.Counts[rank]

@@ -37,7 +37,7 @@ func AtOnce(c *coll.Call, most int) bool {
 		return false
 	}
 	longest := c.N
-	if c.Counts != nil {
+	if len(c.Counts) > 0 {
 		longest = slices.Max(c.Counts)
 	}
 	return longest*c.Type.Size() <= most
