@@ -8,16 +8,21 @@ import (
 	"strings"
 	"testing"
 
+	"lockstep/cuda/nvrtc"
 	"lockstep/spmd/spmdtest"
 )
 
 func TestMain(m *testing.M) { spmdtest.Main(m, main) }
 
 // train runs the program on some ranks, 0 without mpirun, with no Go toolchain to
-// be found and a cache of its own.
+// be found and a cache of its own. On a GPU the algorithms of products are the user's: runs
+// have the same bits where these are the same.
 func train(t *testing.T, ranks int, args ...string) spmdtest.Ended {
 	t.Helper()
 	env := []string{"HOME=", "GOROOT=", "PATH=" + filepath.Dir(lookPath(t, "mpirun")), "XDG_CACHE_HOME=" + t.TempDir()}
+	if spmdtest.Device() != "host" {
+		env = append(env, "LOCKSTEP_CACHE="+nvrtc.DefaultCache().Dir)
+	}
 	return spmdtest.Program(t, ranks, env, args...)
 }
 

@@ -156,6 +156,7 @@ extern "C" __global__ void __launch_bounds__(256) sum_rows_8(float *sums, const 
 
 // power is the exponent of 2 that brings a peak, above 0 and finite, into [128,256).
 SPMD_FN int power(float peak) { return min(126, 7 - ((__float_as_int(peak) >> 23) - 127)); }
+enum { APART = 4 }; // numbers from a scale of a product to the next: 16 bytes
 SPMD_FN float power_of_2(int e) { return __int_as_float(127 + e << 23); }
 
 extern "C" __global__ void next_scales_8(float *up, float *down, float *peak, const float *gate, int n) {
@@ -165,7 +166,7 @@ extern "C" __global__ void next_scales_8(float *up, float *down, float *peak, co
     if (*gate == *gate && top > 0 && top < INF) {
         int e = power(top);
         up[i] = power_of_2(e);
-        down[i] = power_of_2(-e);
+        down[APART * i] = power_of_2(-e);
     }
     peak[i] = 0;
 }
@@ -212,7 +213,7 @@ extern "C" __global__ void __launch_bounds__(256)
     matrix m = matrices[t.matrix];
     float peak = peaks[t.matrix];
     int e = peak > 0 && peak < INF ? power(peak) : 0;
-    if (t.row == 0 && t.col == 0 && threadIdx.x == 0) down[t.matrix] = power_of_2(-e);
+    if (t.row == 0 && t.col == 0 && threadIdx.x == 0) down[APART * t.matrix] = power_of_2(-e);
     each_of(weights, m, t, [&](const values &in, int r, int c) {
         float v[8];
         in.get(v);

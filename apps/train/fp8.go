@@ -55,8 +55,9 @@ func checkFP8(w *spmd.World, level fp8Level, dtype, asked string) error {
 
 // fp8State is what a model has beside for products of 8-bit floats.
 type fp8State struct {
-	up, down spmd.Buffer[float32] // (sites): what the values of a site are multiplied by, a power of two; 1 over it
-	peak     spmd.Buffer[float32] // (sites): the largest size of a value in the step so far
+	up   spmd.Buffer[float32] // (sites): what the values of a site are multiplied by, a power of two
+	down spmd.Buffer[float32] // (sites,apart8): 1 over it, in the first
+	peak spmd.Buffer[float32] // (sites): the largest size of a value in the step so far
 
 	mats       []matrix8
 	layout     spmd.Buffer[int64] // (mats,5): mats as kernels read them
@@ -64,11 +65,14 @@ type fp8State struct {
 	nTiles     int
 	weights    spmd.Buffer[spmd.F8E4M3] // the codes of mats
 	weightPeak spmd.Buffer[float32]     // (mats): the largest size of a weight
-	weightBy   spmd.Buffer[float32]     // (mats): what codes are multiplied by
+	weightBy   spmd.Buffer[float32]     // (mats,apart8): what codes are multiplied by, in the first
 
 	operand spmd.Buffer[spmd.F8E4M3] // the operand of the next product
 	partial spmd.Buffer[float32]     // (columnParts,4C): sums of columns
 }
+
+// apart8 is how many numbers lie between the scales of products: cuBLASLt wants them aligned to 16 bytes.
+const apart8 = 4
 
 // matrix8 is a matrix of weights: where its codes begin, and those of its transpose.
 type matrix8 struct {
@@ -118,8 +122,10 @@ func (e *fp8State) takeAll(sp *space, cfg Config, params []Param, n int) {
 	for _, m := range e.mats {
 		e.nTiles += tilesOf(m.rows) * tilesOf(m.cols)
 	}
-	take(sp, sites, &e.up, &e.down, &e.peak)
-	take(sp, len(e.mats), &e.weightPeak, &e.weightBy)
+	take(sp, sites, &e.up, &e.peak)
+	take(sp, apart8*sites, &e.down)
+	take(sp, len(e.mats), &e.weightPeak)
+	take(sp, apart8*len(e.mats), &e.weightBy)
 	take(sp, 5*len(e.mats), &e.layout)
 	take(sp, 3*e.nTiles, &e.tiles)
 	take(sp, codes, &e.weights)
@@ -170,13 +176,13 @@ func (e *fp8State) linear8(cfg Config, params []Param, name string, site int) *l
 	mats, names, _ := fp8Matrices(cfg, params)
 	castOf := func(site int) cast {
 		one := func(b spmd.Buffer[float32]) spmd.Buffer[float32] { return b.Slice(site, site+1) }
-		return cast{e.operand, one(e.up), one(e.down), one(e.peak)}
+		return cast{e.operand, one(e.up), e.down.Slice(apart8*site, apart8*site+1), one(e.peak)}
 	}
 	for i, m := range mats {
 		if names[i] == name {
 			n := m.rows * m.cols
 			return &linear8{w: e.weights.Slice(m.to, m.to+n), across: e.weights.Slice(m.across, m.across+n),
-				by: e.weightBy.Slice(i, i+1), x: castOf(site), dy: castOf(site + 1)}
+				by: e.weightBy.Slice(apart8*i, apart8*i+1), x: castOf(site), dy: castOf(site + 1)}
 		}
 	}
 	return nil
@@ -273,9 +279,9 @@ func usable(exps []int, sites int) bool {
 
 // setScales is the reverse of scales.
 func (e *fp8State) setScales(exps []int) error {
-	up, down := make([]float32, len(exps)), make([]float32, len(exps))
+	up, down := make([]float32, len(exps)), make([]float32, apart8*len(exps))
 	for i, x := range exps {
-		up[i], down[i] = float32(math.Ldexp(1, x)), float32(math.Ldexp(1, -x))
+		up[i], down[apart8*i] = float32(math.Ldexp(1, x)), float32(math.Ldexp(1, -x))
 	}
 	return errors.Join(e.up.CopyFrom(up), e.down.CopyFrom(down))
 }

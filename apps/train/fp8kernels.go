@@ -171,7 +171,7 @@ var nextScalesKernel = spmd.NewKernel("next_scales_8", fp8Source, func(a spmd.Ar
 	for i, top := range peak {
 		if gate == gate && size8(top) {
 			e := powerFor(top)
-			up[i], down[i] = float32(math.Ldexp(1, e)), float32(math.Ldexp(1, -e))
+			up[i], down[apart8*i] = float32(math.Ldexp(1, e)), float32(math.Ldexp(1, -e))
 		}
 		peak[i] = 0
 	}
@@ -215,7 +215,7 @@ var castWeightsKernel = spmd.NewKernel("cast_weights_8", fp8Source, func(a spmd.
 		if size8(peak) {
 			e = powerFor(peak)
 		}
-		up[i], down[i] = float32(math.Ldexp(1, e)), float32(math.Ldexp(1, -e))
+		up[i], down[apart8*i] = float32(math.Ldexp(1, e)), float32(math.Ldexp(1, -e))
 	}
 	eachWeight8(layout, func(i int, m matrix8, r, c int) {
 		code := spmd.ToF8E4M3(weights[m.from+r*m.cols+c].Float32() * up[i])

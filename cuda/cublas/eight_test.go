@@ -10,7 +10,7 @@ import (
 // eight tries products of 8-bit floats, small integers whose sums are exact in any order, with scales and without.
 func (m *machine) eight(l *Lt) {
 	m.t.Helper()
-	scaleA, scaleB := m.put(3, workspaceBytes/8, elem.Float32, []float64{0.5}), m.put(3, workspaceBytes/8+1, elem.Float32, []float64{-0.25})
+	scaleA, scaleB := m.put(3, workspaceBytes/8, elem.Float32, []float64{0.5}), m.put(3, workspaceBytes/8+4, elem.Float32, []float64{-0.25})
 	for _, shape := range [][3]int{{16, 16, 16}, {3, 32, 64}, {48, 16, 32}, {130, 272, 512}} {
 		for flags := range 8 {
 			g := Gemm{M: shape[0], N: shape[1], K: shape[2], TransB: true, LdA: shape[2], LdB: shape[2], LdC: shape[1],
@@ -63,7 +63,7 @@ func fakeEight(t *testing.T) {
 	m.try(l.GemmBeside(m.s, &g, &x, c, a, b, m.dev[3], 1000))
 	wantLine(t, lines("cublasLtMatmul"), "fast=1 scales="+hex(x.ScaleB)+","+hex(x.ScaleA)+" .* ta=1 tb=0 m=16 n=2 k=32 lda=32 ldb=32 ldc=16 ab=28 c=14 ")
 	// Another scale needs no other plan; another way to sum does.
-	x.ScaleA = unsafe.Add(a, 516)
+	x.ScaleA = unsafe.Add(a, 528)
 	m.try(l.GemmBeside(m.s, &g, &x, c, a, b, m.dev[3], 1000))
 	g.FastAccum = false
 	m.try(l.GemmBeside(m.s, &g, &x, c, a, b, m.dev[3], 1000))
@@ -72,6 +72,8 @@ func fakeEight(t *testing.T) {
 	}
 	g.AB = elem.BFloat16
 	wantError(t, l.GemmBeside(m.s, &g, &x, c, a, b, m.dev[3], 1000), "scales, or fast sums, of A and B that are not float8_e4m3")
+	g.AB, x.ScaleB = elem.Float8E4M3, unsafe.Add(b, 516)
+	wantError(t, l.GemmBeside(m.s, &g, &x, c, a, b, m.dev[3], 1000), "want addresses that are multiples of 16")
 	// It is tuned with its scales.
 	for _, sh := range l.Shapes() {
 		if sh.key.ab == elem.Float8E4M3 && sh.key.m == 2 {

@@ -51,7 +51,7 @@ type Beside struct {
 	Bias unsafe.Pointer // of the epilogue, N elements
 	Aux  unsafe.Pointer // of the epilogue, (M, N), rows LdC apart
 
-	ScaleA, ScaleB unsafe.Pointer // for Float8E4M3 alone: a float32 in device memory that A, B is multiplied by; nil for 1
+	ScaleA, ScaleB unsafe.Pointer // for Float8E4M3 alone: a float32 in device memory, aligned to 16 bytes, that A, B is multiplied by; nil for 1
 }
 
 func (g *Gemm) String() string {

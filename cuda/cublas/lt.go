@@ -118,6 +118,8 @@ func (l *Lt) GemmBeside(s *cuda.Stream, g *Gemm, x *Beside, c, a, b, workspace u
 		return l.scale(s, g, c, with.Add)
 	case g.AB != elem.Float8E4M3 && (g.FastAccum || x.ScaleA != nil || x.ScaleB != nil):
 		return fmt.Errorf("cublas: Lt.Gemm: %s: scales, or fast sums, of A and B that are not %v", g.String(), elem.Float8E4M3)
+	case uintptr(x.ScaleA)%16 != 0 || uintptr(x.ScaleB)%16 != 0:
+		return fmt.Errorf("cublas: Lt.Gemm: %s: scales at %p and %p: want addresses that are multiples of 16", g.String(), x.ScaleA, x.ScaleB)
 	case g.Epilogue.bias() != (x.Bias != nil) || g.Epilogue.aux() != (x.Aux != nil):
 		return fmt.Errorf("cublas: Lt.Gemm: %s: Bias at %p, Aux at %p", g.String(), x.Bias, x.Aux)
 	}
