@@ -183,7 +183,7 @@ func (b *trial) open(sh Shape) error {
 		atBias = place(k.n*k.c.Size(), 8)
 	}
 	random := total
-	atScale := place(2*4, 8)
+	atScale := place(2*16, 8)
 	atWork := place(k.workspace, 8)
 	var err error
 	if b.memory, err = d.Malloc(total); err != nil {
@@ -217,7 +217,7 @@ func (b *trial) open(sh Shape) error {
 		if !x.has {
 			continue
 		}
-		*x.at = at(atScale + 4*i)
+		*x.at = at(atScale + 16*i)
 		if err := b.s.Fill(*x.at, 4, uint64(math.Float32bits(1)), 1); err != nil {
 			return err
 		}

@@ -58,9 +58,10 @@ type Options struct {
 	// with Accumulate too, which is about C alone.
 	RowSums spmd.Arg
 
-	// Of F8E4M3 alone, float32 buffers of one element, given by Buffer.Arg: what A and B
-	// are multiplied by, read when the product runs, so that a graph has the value of its
-	// replay. The zero Arg is 1. Where A holds values times a scale, ScaleA is 1 over it.
+	// Of F8E4M3 alone, float32 buffers of one element, aligned to 16 bytes on a GPU, given
+	// by Buffer.Arg: what A and B are multiplied by, read when the product runs, so that a
+	// graph has the value of its replay. The zero Arg is 1. Where A holds values times a
+	// scale, ScaleA is 1 over it.
 	ScaleA, ScaleB spmd.Arg
 	// FastAccum sums products of F8E4M3 in the fewer bits that a GPU does fastest, a
 	// rounding of about 2^-13 each; elsewhere it changes nothing.

@@ -292,6 +292,7 @@ int cublasLtMatmul(void *h, struct desc *d, const void *alpha, const void *a, st
     NEED(fits(d, la, lb, lc) && lo == lc && algo->magic == 0xb1a5 && known(&d->e, lo->type, lo->rows), INVALID_VALUE);
     NEED(bytes >= algo->workspace && (bytes == 0 || workspace != NULL), INVALID_VALUE);
     NEED(aligned(a, algo->align[0]) && aligned(b, algo->align[1]) && aligned(c, algo->align[2]) && aligned(out, algo->align[3]), INVALID_VALUE);
+    NEED(aligned(d->scale_a, 16) && aligned(d->scale_b, 16), NOT_SUPPORTED);
     NEED((int)algo->number < slow((int)algo->number, &ms) && ms >= 0, EXECUTION_FAILED);
     if (rc == OK) {
         if (bytes) memset(workspace, 0xff, bytes);
