@@ -10,7 +10,7 @@ import (
 )
 
 // Axis is one direction of a Mesh: its name, and how many ranks follow each other along it. Fit is any size that fits.
-// Along a Periodic axis the first rank comes after the last (see Mesh.Shift).
+// Along a Periodic axis the first rank comes after the last (see Layout.Shift).
 type Axis struct {
 	Name     string
 	Size     int
@@ -22,13 +22,40 @@ const Fit = -1
 
 func (a Axis) String() string { return fmt.Sprintf("%s %d", a.Name, a.Size) }
 
-// Mesh is the ranks of a world arranged in a grid, with one communicator along
-// each axis.
-type Mesh struct {
+// Layout is the ranks of a world arranged in a grid, the last axis varying fastest, as this rank sees it.
+type Layout struct {
 	rank  int
 	axes  []Axis
-	comms []Comm
 	coord []int
+}
+
+// Layout arranges the ranks as Mesh does, without communicators: for programs that exchange messages with their neighbours
+// on w.Comm, and need no collectives along an axis. Not collective.
+// Source: mpi.h, MPI_Cart_create.
+func (w *World) Layout(axes ...Axis) (*Layout, error) {
+	g, err := w.layout(axes)
+	if err != nil {
+		return nil, fmt.Errorf("%s: Layout: %w", ccall.At(), err)
+	}
+	return &g, nil
+}
+
+func (w *World) layout(axes []Axis) (Layout, error) {
+	axes, err := FitAxes(w.Size(), axes...)
+	if err != nil {
+		return Layout{}, err
+	}
+	g := Layout{rank: w.Rank(), axes: axes, coord: make([]int, len(axes))}
+	for i, rest := len(axes)-1, g.rank; i >= 0; i-- {
+		g.coord[i], rest = rest%axes[i].Size, rest/axes[i].Size
+	}
+	return g, nil
+}
+
+// Mesh is a Layout with one communicator along each axis.
+type Mesh struct {
+	Layout
+	comms []Comm
 }
 
 // Mesh arranges the ranks in a grid, the last axis varying fastest: of
@@ -40,14 +67,11 @@ type Mesh struct {
 //
 // Collective, blocking.
 func (w *World) Mesh(axes ...Axis) (*Mesh, error) {
-	axes, err := FitAxes(w.Size(), axes...)
+	g, err := w.layout(axes)
 	if err != nil {
 		return nil, fmt.Errorf("%s: Mesh: %w", ccall.At(), err)
 	}
-	m := &Mesh{rank: w.Rank(), axes: axes, coord: make([]int, len(axes))}
-	for i, rest := len(m.axes)-1, w.Rank(); i >= 0; i-- {
-		m.coord[i], rest = rest%m.axes[i].Size, rest/m.axes[i].Size
-	}
+	m := &Mesh{Layout: g}
 	stride := w.Size()
 	for i, a := range m.axes {
 		stride /= a.Size
@@ -66,51 +90,51 @@ func (m *Mesh) Comm(axis string) Comm { return m.comms[m.mustIndex(axis)] }
 
 // Coord returns this rank's coordinate on the named axis. It panics where there
 // is no such axis.
-func (m *Mesh) Coord(axis string) int { return m.coord[m.mustIndex(axis)] }
+func (g *Layout) Coord(axis string) int { return g.coord[g.mustIndex(axis)] }
+
+// Axes returns the axes with their sizes.
+func (g *Layout) Axes() []Axis { return slices.Clone(g.axes) }
 
 // Shift returns the ranks of w.Comm that are by steps away from this one along the named axis: to is that many steps
 // ahead, from as many behind, so that a SendRecv with them moves data by steps along the axis. On an axis that is Periodic
 // the last rank is followed by the first; else None stands for what is beyond the ends. by may be negative. It panics
 // where there is no such axis. Not collective.
 // Source: mpi.h, MPI_Cart_shift.
-func (m *Mesh) Shift(axis string, by int) (from, to int) {
-	i := m.mustIndex(axis)
-	return m.along(i, -by), m.along(i, by)
+func (g *Layout) Shift(axis string, by int) (from, to int) {
+	i := g.mustIndex(axis)
+	return g.along(i, -by), g.along(i, by)
 }
 
 // along is the rank some steps ahead of this one along axis i.
-func (m *Mesh) along(i, steps int) int {
-	size, here := m.axes[i].Size, m.coord[i]
+func (g *Layout) along(i, steps int) int {
+	size, here := g.axes[i].Size, g.coord[i]
 	there := here + steps%size // steps may be any number: no sum of it is beyond an int
 	switch {
-	case m.axes[i].Periodic:
+	case g.axes[i].Periodic:
 		there = (there + size) % size
 	case steps <= -size || steps >= size || there < 0 || there >= size:
 		return None
 	}
 	stride := 1
-	for _, a := range m.axes[i+1:] {
+	for _, a := range g.axes[i+1:] {
 		stride *= a.Size
 	}
-	return m.rank + (there-here)*stride
+	return g.rank + (there-here)*stride
 }
-
-// Axes returns the axes of the mesh with their sizes.
-func (m *Mesh) Axes() []Axis { return slices.Clone(m.axes) }
 
 // indexOf returns the first axis of a name, -1 where there is none.
 func indexOf(axes []Axis, name string) int {
 	return slices.IndexFunc(axes, func(a Axis) bool { return a.Name == name })
 }
 
-func (m *Mesh) mustIndex(name string) int {
-	i := indexOf(m.axes, name)
+func (g *Layout) mustIndex(name string) int {
+	i := indexOf(g.axes, name)
 	if i < 0 {
 		var names []string
-		for _, a := range m.axes {
+		for _, a := range g.axes {
 			names = append(names, a.Name)
 		}
-		panic(fmt.Sprintf("spmd: Mesh has no axis %q, only %s", name, strings.Join(names, ", ")))
+		panic(fmt.Sprintf("spmd: the layout has no axis %q, only %s", name, strings.Join(names, ", ")))
 	}
 	return i
 }

@@ -53,7 +53,7 @@ func TestFitAxes(t *testing.T) {
 func TestShift(t *testing.T) {
 	spmdtest.Run(t, []int{1, 2, 3, 4}, func(t *testing.T, w *spmd.World) {
 		for _, periodic := range []bool{false, true} {
-			m, err := w.Mesh(spmd.Axis{Name: "y", Size: spmd.Fit}, spmd.Axis{Name: "x", Size: spmd.Fit, Periodic: periodic})
+			m, err := w.Layout(spmd.Axis{Name: "y", Size: spmd.Fit}, spmd.Axis{Name: "x", Size: spmd.Fit, Periodic: periodic})
 			must(t, err)
 			axes := m.Axes()
 			ny, nx := axes[0].Size, axes[1].Size
