@@ -103,7 +103,7 @@ func startCluster() (*cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, program := range []string{"train", "reduce", "matvec", "launch", "launch-probe"} {
+	for _, program := range []string{"train", "reduce", "matvec", "stencil", "launch", "launch-probe"} {
 		if _, err := os.Stat(filepath.Join(bin, program)); err != nil {
 			return nil, fmt.Errorf("type make build: %w", err)
 		}

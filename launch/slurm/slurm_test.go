@@ -43,6 +43,7 @@ func TestScripts(t *testing.T) {
 		{"train-mpirun.sbatch", `openmpi\d`, "runs/ID.jsonl", tiny},
 		{"reduce.sbatch", "slurm-pmix", "reduce-ID.jsonl", []string{"--device", "host", "--elements", "100000"}},
 		{"matvec.sbatch", "slurm-pmix", "matvec-ID.jsonl", []string{"--device", "host", "--rows", "100", "--cols", "1000"}},
+		{"stencil.sbatch", "slurm-pmix", "stencil-ID.jsonl", []string{"--device", "host", "--size", "100x200"}},
 	} {
 		t.Run(tc.script, func(t *testing.T) {
 			j := c.submit(t, c.folder(t), append([]string{script(t, tc.script)}, tc.args...)...)
@@ -278,12 +279,14 @@ func TestRefused(t *testing.T) {
 		{"sweep.sbatch", noPMIx, false, "no PMIx (srun --mpi=list): write mpirun"},
 		{"reduce.sbatch", noPMIx, false, "no PMIx (srun --mpi=list): write mpirun"},
 		{"matvec.sbatch", noPMIx, false, "no PMIx (srun --mpi=list): write mpirun"},
+		{"stencil.sbatch", noPMIx, false, "no PMIx (srun --mpi=list): write mpirun"},
 		{"train-mpirun.sbatch", "PATH=" + t.TempDir(), false, "mpirun is not in PATH"},
 		{"train.sbatch", "", true, "bin/train is missing in "},
 		{"train-mpirun.sbatch", "", true, "bin/train is missing in "},
 		{"sweep.sbatch", "", true, "bin/train is missing in "},
 		{"reduce.sbatch", "", true, "bin/reduce is missing in "},
 		{"matvec.sbatch", "", true, "bin/matvec is missing in "},
+		{"stencil.sbatch", "", true, "bin/stencil is missing in "},
 	} {
 		t.Run(tc.script+" "+tc.want, func(t *testing.T) {
 			dir := t.TempDir()

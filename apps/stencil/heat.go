@@ -1,0 +1,192 @@
+package main
+
+import (
+	"lockstep/spmd"
+)
+
+// heat is the heat equation on this rank's part of the grid.
+type heat[T number] struct {
+	w       *spmd.World
+	dims    int
+	size    [3]int        // of the whole grid
+	part    [3]spmd.Shard // this rank's
+	mesh    *spmd.Layout
+	axes    []spmd.Axis // of the mesh
+	overlap bool
+
+	*launcher[T]
+	fields         [2]spmd.Buffer[T] // the last step's values, and the next one's, in turn
+	sent, received spmd.Buffer[T]    // the faces of axes 1 and 2
+	main, comm     *spmd.Stream
+}
+
+// axisNames are those of the axes of a grid of 2 or 3 dimensions.
+var axisNames = [3]string{"z", "y", "x"}
+
+// axesOf are the axes of the mesh in the order of the grid's: in two dimensions there is none of rows.
+func axesOf(dims int) []int {
+	if dims == 2 {
+		return []int{planes, columns}
+	}
+	return []int{planes, rows, columns}
+}
+
+// newHeat takes the memory, which holds zeros. Collective.
+func newHeat[T number](w *spmd.World, c config) (*heat[T], error) {
+	h := &heat[T]{w: w, dims: len(c.Size), size: [3]int{1, 1, 1}, overlap: c.Overlap}
+	axes, err := c.axes(w.Size())
+	if err != nil {
+		return nil, err
+	}
+	if h.mesh, err = w.Layout(axes...); err != nil {
+		return nil, err
+	}
+	h.axes = axes
+	h.part[rows] = spmd.Shard{Len: 1}
+	var n [3]int
+	var behind [6]bool
+	for i, axis := range axesOf(h.dims) {
+		h.size[axis] = c.Size[i]
+		h.part[axis] = spmd.ShardOf(c.Size[i], h.mesh.Coord(axes[i].Name), axes[i].Size)
+		before, after := h.mesh.Shift(axes[i].Name, 1)
+		behind[2*axis], behind[2*axis+1] = before != spmd.None, after != spmd.None
+	}
+	for axis := range n {
+		n[axis] = h.part[axis].Len
+	}
+	h.launcher = newLauncher[T](w, newBox(h.dims, n, sizeOf[T](), behind))
+	for i := range h.fields {
+		if h.fields[i], err = spmd.Alloc[T](w, h.box.elements()); err != nil {
+			return nil, err
+		}
+	}
+	for _, b := range []*spmd.Buffer[T]{&h.sent, &h.received} {
+		if *b, err = spmd.Alloc[T](w, h.box.packed(sizeOf[T]())); err != nil {
+			return nil, err
+		}
+	}
+	for _, b := range []spmd.Buffer[T]{h.fields[0], h.fields[1], h.sent, h.received} {
+		if err := b.SetAll(0); err != nil {
+			return nil, err
+		}
+	}
+	if h.main, err = w.NewStream("stencil"); err != nil {
+		return nil, err
+	}
+	h.comm, err = w.NewStreamPriority("halos", spmd.High) // its kernels go first, and the inside takes what they leave
+	return h, err
+}
+
+// side returns what is sent to the neighbour behind a side, and where what comes from there goes.
+func (h *heat[T]) side(f spmd.Buffer[T], side int) (edge, halo spmd.Buffer[T]) {
+	b := &h.box
+	switch {
+	case b.Face[side] < 0:
+		return edge, halo
+	case side == 0:
+		return planeOf(b, f, 0), planeOf(b, f, -1)
+	case side == 1:
+		return planeOf(b, f, int(b.N[planes])-1), planeOf(b, f, int(b.N[planes]))
+	}
+	at := int(b.Face[side])
+	return h.sent.Slice(at, at+b.cells(side)), h.received.Slice(at, at+b.cells(side))
+}
+
+// exchange enqueues, in one group: the faces of f go to the neighbours, and theirs come. Two ranks may be each other's
+// neighbours on both sides, and a rank its own: messages between two ranks arrive in the order sent, so what is sent down
+// is received from above first.
+func (h *heat[T]) exchange(s *spmd.Stream, f spmd.Buffer[T]) error {
+	c := h.w.Comm.On(s)
+	return c.Group(func() error {
+		for i, axis := range axesOf(h.dims) {
+			before, after := h.mesh.Shift(h.axes[i].Name, 1)
+			low, fromLow := h.side(f, 2*axis)
+			high, fromHigh := h.side(f, 2*axis+1)
+			if err := spmd.SendRecv(c, fromHigh, after, low, before); err != nil {
+				return err
+			}
+			if err := spmd.SendRecv(c, fromLow, before, high, after); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// begin makes what was put into the first field known to the neighbours. Collective, blocking.
+func (h *heat[T]) begin() error {
+	if err := h.frame(h.main, h.fields[0], h.fields[0], h.sent, h.received, true); err != nil {
+		return err
+	}
+	if err := h.exchange(h.main, h.fields[0]); err != nil {
+		return err
+	}
+	return h.main.Synchronize()
+}
+
+// advance enqueues a number of steps, which is even: the values are in the first field before and after it. The faces
+// come first, and travel while the inside is computed.
+func (h *heat[T]) advance(steps int) error {
+	in, out := h.fields[0], h.fields[1]
+	for range steps {
+		if err := h.frame(h.main, out, in, h.sent, h.received, false); err != nil {
+			return err
+		}
+		s := h.main
+		if h.overlap {
+			s = h.comm
+			if err := s.After(h.main); err != nil {
+				return err
+			}
+		}
+		if err := h.exchange(s, out); err != nil {
+			return err
+		}
+		if err := h.step(h.main, out, in); err != nil {
+			return err
+		}
+		if err := h.main.After(s); err != nil {
+			return err
+		}
+		in, out = out, in
+	}
+	return nil
+}
+
+// visit calls fn with the values of the rank's cells, some whole planes after another, from plane z on. They lie as in the
+// field: at returns the place of a cell of plane z + k.
+func (h *heat[T]) visit(fn func(z, count int, values []T, at func(k, y int) int) error) error {
+	return h.chunks(func(z, count int, chunk spmd.Buffer[T], values []T, at func(k, y int) int) error {
+		if err := chunk.CopyTo(values); err != nil {
+			return err
+		}
+		return fn(z, count, values, at)
+	})
+}
+
+// fill sets the rank's cells in the first field to what fn makes of them, plane after plane.
+func (h *heat[T]) fill(fn func(z, count int, values []T, at func(k, y int) int)) error {
+	return h.chunks(func(z, count int, chunk spmd.Buffer[T], values []T, at func(k, y int) int) error {
+		clear(values)
+		fn(z, count, values, at)
+		return chunk.CopyFrom(values)
+	})
+}
+
+// chunks calls fn for runs of planes of the first field, of at most 64 MiB if a plane is not longer, with memory for them.
+func (h *heat[T]) chunks(fn func(z, count int, chunk spmd.Buffer[T], values []T, at func(k, y int) int) error) error {
+	b := &h.box
+	plane := int(b.Plane)
+	most := max(1, 64<<20/(plane*sizeOf[T]()))
+	values := make([]T, min(most, int(b.N[planes]))*plane)
+	first := int(b.Origin - b.Plane) // of the first cell in its plane
+	for z := 0; z < int(b.N[planes]); z += most {
+		count := min(most, int(b.N[planes])-z)
+		chunk := h.fields[0].Slice((z+1)*plane, (z+1+count)*plane)
+		at := func(k, y int) int { return k*plane + y*int(b.Pitch) + first }
+		if err := fn(z, count, chunk, values[:count*plane], at); err != nil {
+			return err
+		}
+	}
+	return nil
+}

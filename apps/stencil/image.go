@@ -1,0 +1,172 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"image"
+	"image/color"
+	"image/png"
+	"math"
+	"os"
+	"path/filepath"
+
+	"lockstep/spmd"
+)
+
+// imageFile is where the picture goes, on rank 0: a file beside it, which takes its name when it is complete.
+type imageFile struct {
+	name string
+	temp *os.File // nil where there is no picture, and on other ranks
+}
+
+// openImage opens the file of a picture on rank 0. That it cannot be written is bad input on every rank. Collective where
+// there is a name.
+func openImage(w *spmd.World, name string) (*imageFile, error) {
+	f := &imageFile{name: name}
+	if name == "" {
+		return f, nil
+	}
+	why := ""
+	if w.Rank() == 0 {
+		if err := f.open(); err != nil {
+			why = fmt.Sprintf("--image: %v", err)
+		}
+	}
+	why, err := spmd.BroadcastValue(w.Comm, why, 0)
+	if err == nil && why != "" {
+		err = spmd.Usage(errors.New(why))
+	}
+	return f, err
+}
+
+func (f *imageFile) open() (err error) {
+	if info, err := os.Stat(f.name); err == nil && !info.Mode().IsRegular() {
+		return fmt.Errorf("%s is no file", f.name)
+	}
+	f.temp, err = os.CreateTemp(filepath.Dir(f.name), "."+filepath.Base(f.name)+".*")
+	return err
+}
+
+// discard removes what close has not given its name.
+func (f *imageFile) discard() {
+	if f.temp != nil {
+		f.temp.Close()
+		os.Remove(f.temp.Name())
+	}
+}
+
+// write writes the picture and gives the file its name.
+func (f *imageFile) write(m image.Image) error {
+	err := png.Encode(f.temp, m)
+	err = errors.Join(err, f.temp.Chmod(0o644), f.temp.Close())
+	if err == nil {
+		err = os.Rename(f.temp.Name(), f.name)
+	}
+	if err != nil {
+		return fmt.Errorf("--image: %w", err)
+	}
+	f.temp = nil
+	return nil
+}
+
+// mostPixels is the longer side of a picture at most: of a larger grid each pixel is the mean of some cells.
+const mostPixels = 1024
+
+// picture is means of cells, by pixel.
+type picture struct {
+	width, height int
+	grid          [2]int // rows and columns of the plane that is drawn
+	sum           []float64
+}
+
+func newPicture(rows, columns int) *picture {
+	p := &picture{grid: [2]int{rows, columns}, height: rows, width: columns}
+	if longer := max(rows, columns); longer > mostPixels {
+		p.height, p.width = max(1, rows*mostPixels/longer), max(1, columns*mostPixels/longer)
+	}
+	p.sum = make([]float64, p.width*p.height)
+	return p
+}
+
+// pixel is the one that cell i of n belongs to, of so many pixels.
+func pixel(i, n, pixels int) int { return i * pixels / n }
+
+// cells is how many of n cells belong to a pixel.
+func cells(at, n, pixels int) int { return ((at+1)*n+pixels-1)/pixels - (at*n+pixels-1)/pixels }
+
+// add adds a row of cells, from column x on.
+func add[T number](p *picture, y, x int, values []T) {
+	line := p.sum[pixel(y, p.grid[0], p.height)*p.width:]
+	for i, v := range values {
+		line[pixel(x+i, p.grid[1], p.width)] += float64(v)
+	}
+}
+
+// image returns the picture: 0 is white, the largest size of a mean is red or, below 0, blue.
+func (p *picture) image() image.Image {
+	most := tiny
+	for i := range p.sum {
+		p.sum[i] /= float64(cells(i/p.width, p.grid[0], p.height) * cells(i%p.width, p.grid[1], p.width))
+		most = math.Max(most, math.Abs(p.sum[i]))
+	}
+	m := image.NewRGBA(image.Rect(0, 0, p.width, p.height))
+	for i, v := range p.sum {
+		m.SetRGBA(i%p.width, i/p.width, shade(v/most))
+	}
+	return m
+}
+
+// shade is the colour of a number from -1 to 1.
+func shade(v float64) color.RGBA {
+	if math.IsNaN(v) {
+		return color.RGBA{A: 255}
+	}
+	rest := uint8(math.Round(255 * (1 - math.Abs(v))))
+	if v < 0 {
+		return color.RGBA{rest, rest, 255, 255}
+	}
+	return color.RGBA{255, rest, rest, 255}
+}
+
+// draw writes the picture of the first field: of two dimensions all of it, of three the plane in the middle. Collective.
+func draw[T number](h *heat[T], file *imageFile) error {
+	if file.name == "" {
+		return nil
+	}
+	across := rows
+	if h.dims == 2 {
+		across = planes
+	}
+	p := newPicture(h.size[across], h.size[columns])
+	err := h.visit(func(z, count int, values []T, at func(k, y int) int) error {
+		for k := range count {
+			plane := h.part[planes].Off + z + k
+			for y := range h.part[rows].Len {
+				row := values[at(k, y):][:h.part[columns].Len]
+				switch {
+				case h.dims == 2:
+					add(p, plane, h.part[columns].Off, row)
+				case plane == h.size[planes]/2:
+					add(p, h.part[rows].Off+y, h.part[columns].Off, row)
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if err := spmd.ReduceSlice(h.w.Comm, p.sum, p.sum, spmd.Sum, 0); err != nil {
+		return err
+	}
+	failed := ""
+	if h.w.Rank() == 0 {
+		if err := file.write(p.image()); err != nil {
+			failed = err.Error()
+		}
+	}
+	if failed, err = spmd.BroadcastValue(h.w.Comm, failed, 0); err == nil && failed != "" {
+		err = errors.New(failed)
+	}
+	return err
+}
