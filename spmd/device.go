@@ -49,7 +49,12 @@ func (w *World) chooseDevice(node control.Comm) error {
 		return nil
 	}
 	defer w.startup.Begin("context")()
-	index, err := w.findGPU(node)
+	index, err := -1, error(nil)
+	if no := w.ranks.NoDevice(); no != nil {
+		err = noGPU{no}
+	} else {
+		index, err = w.findGPU(node)
+	}
 	failure, err := w.firstFailure(err)
 	if err != nil {
 		return err

@@ -4,7 +4,6 @@ import (
 	"slices"
 
 	"lockstep/spmd/internal/coll"
-	"lockstep/spmd/internal/job"
 	"lockstep/spmd/internal/verify"
 )
 
@@ -89,7 +88,7 @@ func (st *commState) place() string {
 			}
 		}
 	}
-	if run, _ := job.Goroutines(); run.At != "" {
+	if run, _ := st.w.job.Goroutines(); run.At != "" {
 		return "at " + run.At
 	}
 	return ""

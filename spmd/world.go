@@ -302,7 +302,7 @@ func (w *World) drain() error {
 //
 // Collective over all ranks, blocking.
 func (w *World) Watch() error {
-	job.MarkProgram()
+	w.job.MarkProgram()
 	err := w.job.Watch()
 	if w.Size() > 1 { // a rank that closes the world at once, and MPI goes on, would leave before others have joined
 		err = w.channel.Agree(control.Start, err)
@@ -325,6 +325,7 @@ func (w *World) Close() error {
 	}
 	w.closed = true
 	w.mu.Unlock()
+	defer w.job.Unmark()
 	w.job.Enter("ending")
 	w.job.Leaving()
 	err := w.drain()

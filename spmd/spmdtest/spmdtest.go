@@ -29,6 +29,7 @@
 package spmdtest
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"slices"
@@ -116,6 +117,28 @@ func RunAlone(t *testing.T, ranks []int, fn func(t *testing.T, w *spmd.World)) {
 func RunUnwatched(t *testing.T, ranks []int, fn func(t *testing.T, w *spmd.World)) {
 	t.Helper()
 	run(t, ranks, mpirun.RunAlone, false, fn)
+}
+
+// RunInProcess is Run for ranks that are goroutines of the test's process: see spmd.Local. It takes milliseconds, and is for
+// tests of what does not depend on processes, MPI or GPUs. fn runs on all ranks at the same time, so what it changes outside of
+// its World it guards.
+func RunInProcess(t *testing.T, ranks []int, fn func(t *testing.T, w *spmd.World)) {
+	t.Helper()
+	HostOnly(t, "the ranks are goroutines")
+	for _, n := range Ranks(t, ranks...) {
+		t.Run(fmt.Sprintf("%d ranks", n), func(t *testing.T) {
+			err := spmd.Local(t.Context(), Config(), n, func(_ context.Context, w *spmd.World) error {
+				fn(t, w)
+				return nil
+			})
+			switch {
+			case t.Skipped() && !t.Failed():
+				t.SkipNow()
+			case err != nil:
+				t.Error(err)
+			}
+		})
+	}
 }
 
 func run(t *testing.T, ranks []int, start func(*testing.T, []int, func(*testing.T)), watched bool, fn func(t *testing.T, w *spmd.World)) {

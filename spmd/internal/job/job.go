@@ -76,7 +76,9 @@ type Job struct {
 	world       World
 	phase       atomic.Pointer[string]
 	ended       atomic.Bool
-	watchdog    *Watchdog // nil without a watch, and for one rank
+	left        atomic.Int64 // when the program had returned, in Unix ns; 0 before
+	team        bool         // the ranks are goroutines of one process
+	watchdog    *Watchdog    // nil without a watch, and for one rank
 	failed      context.Context
 	fail        context.CancelCauseFunc
 }
@@ -94,6 +96,9 @@ func (j *Job) Enter(phase string) { j.phase.Store(&phase) }
 
 // Fail records the first failure of a stream. Main then ends the job.
 func (j *Job) Fail(err error) { j.fail(err) }
+
+// Failed returns a context that ends with the first failure of a stream as its cause.
+func (j *Job) Failed() context.Context { return j.failed }
 
 // Ended says whether the program's own function has returned.
 func (j *Job) Ended() bool { return j.ended.Load() }

@@ -61,7 +61,7 @@ func limitStart(name string, cfg *Config, rank int) (stop func() bool) {
 	t := time.AfterFunc(limit, func() {
 		leaveToFirst(rank)
 		time.Sleep(min(time.Duration(max(rank-2, 0))*speakFirst, reportFirst)) // where ranks 0 and 1 are what is missing
-		run, others := Goroutines()
+		run, others := (*Job)(nil).Goroutines()
 		at := "in no code of the program"
 		for _, g := range append([]Goroutine{run}, others...) {
 			if len(g.Stack) > 0 {

@@ -1,9 +1,10 @@
 package job
 
 import (
+	"maps"
 	"runtime"
 	"strings"
-	"sync/atomic"
+	"sync"
 
 	"lockstep/internal/ccall"
 	"lockstep/spmd/internal/files"
@@ -54,30 +55,70 @@ const (
 )
 
 // Goroutines are marked by the first words of their stacks, such as "goroutine 7 ": no two have the same.
-var (
-	programMark atomic.Pointer[string] // of the goroutine that runs the program's own function
-	keeperMark  atomic.Pointer[string] // of the one that watches over it, which no report needs
-)
+var marks struct {
+	sync.Mutex
+	programs map[*Job]string // that run a program's own function; of each job in this process
+	keepers  map[string]bool // that watch over a program, which no report needs
+}
 
 // MarkProgram says that the calling goroutine runs the program's own function. Reports show its stack.
-func MarkProgram() { programMark.Store(goroutineHead()) }
-
-// markKeeper says that the calling goroutine watches over the program, until unmark.
-func markKeeper() (unmark func()) {
-	keeperMark.Store(goroutineHead())
-	return func() { keeperMark.Store(nil) }
+func (j *Job) MarkProgram() {
+	marks.Lock()
+	defer marks.Unlock()
+	if marks.programs == nil {
+		marks.programs = map[*Job]string{}
+	}
+	marks.programs[j] = goroutineHead()
 }
 
-func goroutineHead() *string {
+// Unmark takes MarkProgram back.
+func (j *Job) Unmark() {
+	marks.Lock()
+	defer marks.Unlock()
+	delete(marks.programs, j)
+}
+
+// MarkKeeper says that the calling goroutine watches over the program, until unmark.
+func MarkKeeper() (unmark func()) {
+	head := goroutineHead()
+	marks.Lock()
+	defer marks.Unlock()
+	if marks.keepers == nil {
+		marks.keepers = map[string]bool{}
+	}
+	marks.keepers[head] = true
+	return func() {
+		marks.Lock()
+		defer marks.Unlock()
+		delete(marks.keepers, head)
+	}
+}
+
+// marked returns the goroutine of a job's program, and all that are none of its others: the programs of other jobs and the
+// keepers.
+func marked(j *Job) (program string, strangers map[string]bool) {
+	marks.Lock()
+	defer marks.Unlock()
+	program, strangers = marks.programs[j], maps.Clone(marks.keepers)
+	if strangers == nil {
+		strangers = map[string]bool{}
+	}
+	for of, head := range marks.programs {
+		strangers[head] = strangers[head] || of != j && head != program
+	}
+	return program, strangers
+}
+
+func goroutineHead() string {
 	buf := make([]byte, 64)
 	head, _, _ := strings.Cut(string(buf[:runtime.Stack(buf, false)]), "[")
-	return &head
+	return head
 }
 
-// Goroutines returns the goroutine of the program's own function, and others that have frames of the program.
-func Goroutines() (run Goroutine, others []Goroutine) {
-	program, keeper := programMark.Load(), keeperMark.Load()
-	is := func(head *string, id string) bool { return head != nil && *head == id }
+// Goroutines returns the goroutine of the program's own function, and others that have frames of the program. A nil job has
+// none of the former.
+func (j *Job) Goroutines() (run Goroutine, others []Goroutine) {
+	program, strangers := marked(j)
 	buf := make([]byte, 1<<20)
 	for _, text := range strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
 		head, body, _ := strings.Cut(text, "\n")
@@ -94,9 +135,9 @@ func Goroutines() (run Goroutine, others []Goroutine) {
 			}
 		}
 		switch {
-		case is(program, id):
+		case id == program:
 			run = g
-		case g.At != "" && !is(keeper, id) && len(others) < mostOthers:
+		case g.At != "" && !strangers[id] && len(others) < mostOthers:
 			others = append(others, g)
 		}
 	}

@@ -15,8 +15,10 @@ func TestProgramGoroutine(t *testing.T) {
 	go waitsAside(idle)
 	var run Goroutine
 	var others []Goroutine
-	sig, err := New(&Config{}, nil).supervise(make(chan os.Signal, 1), func(context.Context) error {
-		run, others = theProgram()
+	j := New(&Config{}, nil)
+	defer j.Unmark()
+	sig, err := j.supervise(make(chan os.Signal, 1), func(context.Context) error {
+		run, others = theProgram(j)
 		return nil
 	})
 	if sig != nil || err != nil {
@@ -37,22 +39,38 @@ func TestProgramGoroutine(t *testing.T) {
 	if aside != 1 {
 		t.Errorf("%d goroutines wait aside, want 1: %+v", aside, others)
 	}
-	if run, others := Goroutines(); run.At != "" || !hasOne(others, "job.TestProgramGoroutine ") {
+	if run, others := (*Job)(nil).Goroutines(); run.At != "" || !hasOne(others, "job.TestProgramGoroutine ") {
 		t.Errorf("after the program %+v runs, and others are %+v", run, others)
 	}
 }
 
 // A goroutine marks itself where no job runs the program.
 func TestMarkProgram(t *testing.T) {
-	MarkProgram()
-	defer programMark.Store(nil)
-	if run, others := theProgram(); !has(run, "job.TestMarkProgram ") || hasOne(others, "job.TestMarkProgram ") {
+	one, two := new(Job), new(Job)
+	one.MarkProgram()
+	defer one.Unmark()
+	marked, end := make(chan struct{}), make(chan struct{})
+	defer close(end)
+	go func() {
+		two.MarkProgram()
+		defer two.Unmark()
+		close(marked)
+		waitsAside(end)
+	}()
+	<-marked
+	if run, others := theProgram(one); hasOne(others, "job.waitsAside ") || has(run, "job.waitsAside ") {
+		t.Errorf("the program of another job is shown as this one's: %+v, others %+v", run, others)
+	}
+	if run, others := theProgram(two); !has(run, "job.waitsAside ") || hasOne(others, "job.TestMarkProgram ") {
+		t.Errorf("the other program's goroutine is %+v, others %+v", run, others)
+	}
+	if run, others := theProgram(one); !has(run, "job.TestMarkProgram ") || hasOne(others, "job.TestMarkProgram ") {
 		t.Errorf("the program's goroutine is %+v, others %+v", run, others)
 	}
 }
 
 //go:noinline
-func theProgram() (Goroutine, []Goroutine) { return Goroutines() }
+func theProgram(j *Job) (Goroutine, []Goroutine) { return j.Goroutines() }
 
 //go:noinline
 func waitsAside(idle <-chan struct{}) { <-idle }

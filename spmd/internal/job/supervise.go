@@ -18,7 +18,7 @@ const grace = 5 * time.Second
 // has those that came during the start.
 func (j *Job) supervise(signals chan os.Signal, run func(context.Context) error) (sig os.Signal, err error) {
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGQUIT)
-	defer markKeeper()()
+	defer MarkKeeper()()
 	early := &preemption{told: make(chan struct{}), hears: make(chan struct{})}
 	defer func() {
 		if err == nil {
@@ -31,7 +31,7 @@ func (j *Job) supervise(signals chan os.Signal, run func(context.Context) error)
 	defer cancel(nil)
 	done := make(chan error, 1)
 	go func() {
-		MarkProgram()
+		j.MarkProgram()
 		done <- run(ctx)
 	}()
 

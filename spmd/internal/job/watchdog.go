@@ -49,11 +49,11 @@ const (
 	reportLimit = 10 * time.Second
 )
 
-// Watch starts the watchdog of a job of several ranks; one rank has none.
+// Watch starts the watchdog of a job of several ranks. One rank has none, and ranks of one process have a Team.
 //
 // Collective over all ranks, blocking.
 func (j *Job) Watch() error {
-	if j.Size == 1 {
+	if j.Size == 1 || j.team {
 		return nil
 	}
 	d := &Watchdog{job: j, stop: make(chan struct{}), ended: make(chan struct{})}
@@ -214,8 +214,10 @@ func (d *Watchdog) suspect(what string, still func() bool) {
 
 func (d *Watchdog) hang(what string) { d.fail(watch.KindHang, exitFailed, "this job hangs: "+what) }
 
-func (d *Watchdog) notEnded() string {
-	return fmt.Sprintf("the program has ended here, and not on every rank in %v", d.job.Limit())
+func (d *Watchdog) notEnded() string { return notEndedIn(d.job.Limit()) }
+
+func notEndedIn(limit time.Duration) string {
+	return fmt.Sprintf("the program has ended here, and not on every rank in %v", limit)
 }
 
 // fail makes this rank's failure the job's, unless there was an earlier one. It does not return: onEnd ends the process.
@@ -322,7 +324,7 @@ func (j *Job) show(asJSON bool) string {
 func (j *Job) state() []byte {
 	s := j.world.State()
 	s.Phase = *j.phase.Load()
-	s.Run, s.Others = Goroutines()
+	s.Run, s.Others = j.Goroutines()
 	b, err := json.Marshal(s)
 	if err != nil {
 		return nil // it holds nothing that JSON has not
@@ -332,6 +334,7 @@ func (j *Job) state() []byte {
 
 // Leaving says that this rank has ended its program and waits for the others to.
 func (j *Job) Leaving() {
+	j.left.Store(time.Now().UnixNano())
 	if j.watchdog != nil {
 		j.watchdog.since.Store(time.Now().UnixNano())
 	}

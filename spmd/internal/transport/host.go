@@ -55,6 +55,8 @@ type Ranks interface {
 	Order() *control.Tickets
 	// Locker is held while a world starts or ends: one at a time.
 	sync.Locker
+	// NoDevice is why the ranks cannot use devices; nil where they can.
+	NoDevice() error
 	// Library is what joins the ranks, for the log.
 	Library() string
 	// InC says that a goroutine that waits for another rank is in C, and holds a processor of the Go scheduler.

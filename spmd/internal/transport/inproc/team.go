@@ -171,6 +171,11 @@ func (r *Rank) Order() *control.Tickets { return r.order }
 // Library implements transport.Ranks.
 func (r *Rank) Library() string { return "none" }
 
+// NoDevice implements transport.Ranks.
+func (r *Rank) NoDevice() error {
+	return errors.New("ranks that are goroutines of one process have host memory only")
+}
+
 // InC implements transport.Ranks.
 func (r *Rank) InC() bool { return false }
 

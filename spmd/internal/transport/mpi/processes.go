@@ -50,6 +50,9 @@ func (p *processes) Abort(status int) { cudampi.Abort(status) }
 // Library implements transport.Ranks.
 func (p *processes) Library() string { return cudampi.Version() }
 
+// NoDevice implements transport.Ranks.
+func (p *processes) NoDevice() error { return nil }
+
 // InC implements transport.Ranks.
 func (p *processes) InC() bool { return true }
 

@@ -1,0 +1,118 @@
+package spmd
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"lockstep/spmd/internal/job"
+	"lockstep/spmd/internal/transport/inproc"
+	"lockstep/spmd/internal/verify"
+)
+
+// Local runs run on a number of ranks that are goroutines of this process. Each has a World of its own, with a device in host
+// memory, streams and memory, and run is the same as Main's. There is no MPI: a job starts and ends in less than a
+// millisecond, and a process may run several, one after another or at the same time.
+//
+// A rank that fails or panics ends all: ranks that wait for it get an error from their calls, and ctx, which is what Local got
+// but ends with the job, says why. So does a rank that returns while another waits for it, ranks that wait for each other, and
+// a collective that does not end within Config.Timeout. Local returns the error of the first rank that failed, with its number,
+// when all have returned; those that do not return within five seconds after a failure it leaves behind.
+//
+// What belongs to a process, such as the working folder, the ranks share. They divide its cores.
+func Local(ctx context.Context, cfg Config, ranks int, run func(ctx context.Context, w *World) error) error {
+	if ranks < 1 {
+		return Usage(fmt.Errorf("%d ranks: want 1 or more", ranks))
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	team := inproc.NewTeam(ranks)
+	ended := make(chan struct{})
+	l := &local{cfg: cfg, team: team, run: run}
+	l.fail = func(rank int, err error) {
+		team.Fail(rank, err)
+		cancel(team.Err())
+	}
+	l.watch = job.NewTeam(ranks, l.fail)
+	defer l.watch.Close()
+	var wait sync.WaitGroup
+	for i := range ranks {
+		wait.Go(func() { l.rank(ctx, i) })
+	}
+	go func() {
+		wait.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-ctx.Done():
+		select {
+		case <-ended:
+		case <-time.After(grace):
+			return cmp.Or(team.Err(), context.Cause(ctx))
+		}
+	}
+	return team.Err()
+}
+
+// grace is how long ranks may take to return after one has failed.
+const grace = 5 * time.Second
+
+// local is a call of Local.
+type local struct {
+	cfg   Config
+	team  *inproc.Team
+	watch *job.Team
+	fail  func(rank int, err error)
+	run   func(ctx context.Context, w *World) error
+}
+
+// rank is one rank, from its beginning to its end.
+func (l *local) rank(ctx context.Context, i int) {
+	w, err := open(l.team.Rank(i), l.cfg, nil)
+	if err != nil {
+		l.fail(i, err)
+		return
+	}
+	left := errors.New("the program has ended its goroutine (runtime.Goexit)")
+	defer func() {
+		if left != nil {
+			l.fail(i, left)
+		}
+		if l.team.Finish(i) != nil {
+			w.abandon()
+			return
+		}
+		if err := errors.Join(verify.AtEnd(w.channel, w.recorders()), w.Close()); err != nil {
+			l.fail(i, err)
+		}
+	}()
+	defer context.AfterFunc(w.job.Failed(), func() { l.fail(i, context.Cause(w.job.Failed())) })()
+	l.watch.Add(w.job)
+	w.job.MarkProgram()
+	w.job.Enter("running")
+	left = guard(func() error {
+		if err := l.run(ctx, w); err != nil {
+			return err
+		}
+		return w.drain()
+	})
+	w.job.Leaving()
+}
+
+// abandon is Close where the job has failed: nobody waits for other ranks any more.
+func (w *World) abandon() {
+	w.mu.Lock()
+	closed := w.closed
+	w.closed = true
+	w.mu.Unlock()
+	if closed {
+		return
+	}
+	defer w.job.Unmark()
+	_ = w.drain() // what fails here and below fails because the job has
+	_ = w.takeDown()
+}

@@ -1,0 +1,193 @@
+package spmd_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"lockstep/spmd"
+	"lockstep/spmd/spmdtest"
+)
+
+// Each rank has a World of its own, and all know the same job.
+func TestLocal(t *testing.T) {
+	var seen atomic.Int64
+	spmdtest.RunInProcess(t, []int{1, 2, 3, 4}, func(t *testing.T, w *spmd.World) {
+		seen.Add(1 << (8 * w.Rank()))
+		if w.LocalRank() != w.Rank() || w.LocalSize() != w.Size() || w.Nodes() != 1 || !w.OnHost() || w.Collectives() != "inproc" {
+			t.Errorf("rank %d of %d: local %d of %d, %d nodes, device %s, collectives %s", w.Rank(), w.Size(), w.LocalRank(), w.LocalSize(), w.Nodes(), w.Device(), w.Collectives())
+		}
+	})
+	if got := seen.Load(); got != 0x01020304 {
+		t.Errorf("ranks that ran: %#x", got)
+	}
+}
+
+// A rank that fails, panics or returns ends all, whatever the others wait in, and is named.
+func TestLocalFailures(t *testing.T) {
+	spmdtest.HostOnly(t, "the ranks are goroutines")
+	mine := errors.New("of my own")
+	ends := map[string]struct {
+		end  func(ctx context.Context, w *spmd.World) error
+		want string
+	}{
+		"fails":   {func(context.Context, *spmd.World) error { return mine }, "rank 1: of my own"},
+		"panics":  {func(context.Context, *spmd.World) error { panic("oh") }, "rank 1: panic: oh"},
+		"returns": {func(context.Context, *spmd.World) error { return nil }, "rank 1 has returned from the program, and is waited for"},
+		"fails in a stream": {func(ctx context.Context, w *spmd.World) error {
+			s, err := w.NewStream("failing")
+			if err != nil {
+				return err
+			}
+			if err := s.HostFunc(func() error { return mine }); err != nil {
+				return err
+			}
+			<-ctx.Done()
+			return ctx.Err()
+		}, "rank 1: stream \"failing\", command enqueued at spmd/local_test.go:"},
+	}
+	waits := map[string]func(w *spmd.World, x spmd.Buffer[int32], s *spmd.Stream) error{
+		"barrier": func(w *spmd.World, x spmd.Buffer[int32], s *spmd.Stream) error { return spmd.Barrier(w.Comm) },
+		"long": func(w *spmd.World, x spmd.Buffer[int32], s *spmd.Stream) error {
+			return spmd.AllReduce(w.Comm, x, x, spmd.Max)
+		},
+		"message": func(w *spmd.World, x spmd.Buffer[int32], s *spmd.Stream) error { return spmd.Recv(w.Comm, x, 1) },
+		"split": func(w *spmd.World, x spmd.Buffer[int32], s *spmd.Stream) error {
+			_, err := w.Comm.Split(0, 0)
+			return err
+		},
+		"agreement": func(w *spmd.World, x spmd.Buffer[int32], s *spmd.Stream) error { return w.Watch() },
+		"stream": func(w *spmd.World, x spmd.Buffer[int32], s *spmd.Stream) error {
+			if err := spmd.AllReduce(w.Comm.On(s), x, x, spmd.Sum); err != nil {
+				return err
+			}
+			return s.Synchronize()
+		},
+	}
+	for end, e := range ends {
+		for wait, call := range waits {
+			t.Run(end+" "+wait, func(t *testing.T) {
+				var told [3]error
+				began := time.Now()
+				err := spmd.Local(t.Context(), spmdtest.Config(), 3, func(ctx context.Context, w *spmd.World) error {
+					x, err := spmd.Alloc[int32](w, 5000)
+					if err != nil {
+						return err
+					}
+					s, err := w.NewStream("s")
+					if err != nil {
+						return err
+					}
+					if w.Rank() == 1 {
+						return e.end(ctx, w)
+					}
+					told[w.Rank()] = call(w, x, s)
+					return told[w.Rank()]
+				})
+				if err == nil || !strings.Contains(err.Error(), e.want) {
+					t.Errorf("%v, want %q", err, e.want)
+				}
+				if (strings.HasPrefix(end, "fails")) != errors.Is(err, mine) {
+					t.Errorf("%v is not what the rank returned", err)
+				}
+				for _, r := range []int{0, 2} {
+					if told[r] == nil || !strings.Contains(told[r].Error(), "rank ") {
+						t.Errorf("rank %d has learned %v", r, told[r])
+					}
+				}
+				if d := time.Since(began); d > 4*time.Second { // it took what is left to ranks that do not return
+					t.Errorf("the end took %v", d)
+				}
+			})
+		}
+	}
+}
+
+// Ranks that wait for each other, and one that never comes, are reported with what every rank does.
+func TestLocalHangs(t *testing.T) {
+	spmdtest.HostOnly(t, "the ranks are goroutines")
+	end := make(chan struct{})
+	defer close(end)
+	for name, tc := range map[string]struct {
+		timeout time.Duration
+		run     func(w *spmd.World, x spmd.Buffer[int32]) error
+		want    []string
+	}{
+		"never comes": {time.Second, func(w *spmd.World, x spmd.Buffer[int32]) error {
+			if w.Rank() == 0 {
+				<-end
+			}
+			return spmd.Barrier(w.Comm)
+		}, []string{"this job hangs: ", "Barrier", "NOT ARRIVED: rank 0", "local_test.go"}},
+		"in a circle": {time.Hour, func(w *spmd.World, x spmd.Buffer[int32]) error {
+			return spmd.Recv(w.Comm, x, (w.Rank()+1)%w.Size())
+		}, []string{"this job hangs: the ranks wait for each other", "rank 0 is in Recv", "rank 2 is in Recv"}},
+		"call different things": {time.Hour, func(w *spmd.World, x spmd.Buffer[int32]) error {
+			if w.Rank() == 2 {
+				return spmd.AllReduce(w.Comm, x, x, spmd.Min)
+			}
+			return spmd.AllReduce(w.Comm, x, x, spmd.Max)
+		}, []string{"different", "AllReduce of 7 int32"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := spmdtest.Config()
+			cfg.Timeout = tc.timeout
+			err := spmd.Local(t.Context(), cfg, 3, func(_ context.Context, w *spmd.World) error {
+				x, err := spmd.Alloc[int32](w, 7)
+				if err != nil {
+					return err
+				}
+				return tc.run(w, x)
+			})
+			for _, want := range tc.want {
+				if err == nil || !strings.Contains(err.Error(), want) {
+					t.Errorf("no %q in %v", want, err)
+				}
+			}
+		})
+	}
+}
+
+// Jobs of several ranks run at the same time in one process.
+func TestLocalJobsBesideEachOther(t *testing.T) {
+	spmdtest.HostOnly(t, "the ranks are goroutines")
+	errs := make(chan error)
+	for n := 1; n <= 4; n++ {
+		go func() {
+			errs <- spmd.Local(t.Context(), spmdtest.Config(), n, func(_ context.Context, w *spmd.World) error {
+				for i := range 50 {
+					got, err := sumOfRanks(w, i)
+					if err != nil {
+						return err
+					}
+					if want := n*(n-1)/2 + n*i; got != want {
+						return fmt.Errorf("%d ranks: sum %d, want %d", n, got, want)
+					}
+				}
+				return nil
+			})
+		}()
+	}
+	for range 4 {
+		if err := <-errs; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func sumOfRanks(w *spmd.World, more int) (int, error) {
+	x, err := spmd.Alloc[int64](w, 1)
+	if err != nil {
+		return 0, err
+	}
+	defer x.Free()
+	if err := x.CopyFrom([]int64{int64(w.Rank() + more)}); err != nil {
+		return 0, err
+	}
+	err = spmd.AllReduce(w.Comm, x, x, spmd.Sum)
+	return int(x.At(0)), err
+}
