@@ -69,11 +69,18 @@ func modesOf(w *spmd.World) []mode {
 	return modes
 }
 
-// everyWay is spmdtest.Run once for each way by which collectives reach the memory of a GPU; on the host there is one.
+// everyKind runs fn on ranks that are processes and, on the host, on ranks that are goroutines.
+func everyKind(t *testing.T, ranks []int, fn func(t *testing.T, w *spmd.World)) {
+	t.Helper()
+	t.Run("processes", func(t *testing.T) { spmdtest.Run(t, ranks, fn) })
+	t.Run("goroutines", func(t *testing.T) { spmdtest.RunInProcess(t, ranks, fn) })
+}
+
+// everyWay is everyKind on the host, and else spmdtest.Run once for each way by which collectives reach the memory of a GPU.
 func everyWay(t *testing.T, fn func(t *testing.T, w *spmd.World)) {
 	t.Helper()
 	if spmdtest.Device() == "host" {
-		spmdtest.Run(t, everyRanks, fn)
+		everyKind(t, everyRanks, fn)
 		return
 	}
 	t.Run("nccl", func(t *testing.T) { spmdtest.Run(t, everyRanks, fn) })
@@ -377,7 +384,7 @@ func sumOf(counts []int) int {
 
 func TestHalfTypesAreReducedInFloat32(t *testing.T) {
 	spmdtest.HostOnly(t, "NCCL rounds after each addition")
-	spmdtest.Run(t, []int{4}, func(t *testing.T, w *spmd.World) {
+	everyKind(t, []int{4}, func(t *testing.T, w *spmd.World) {
 		// 256 + 1 + 1 + 1: in bfloat16 steps of 2 each 1 would be lost, or the sum
 		// rounded up three times; in float32 it is 259, rounded once to 260.
 		b, h := alloc[spmd.BF16](t, w, 1), alloc[spmd.F16](t, w, 1)
@@ -399,7 +406,7 @@ func TestHalfTypesAreReducedInFloat32(t *testing.T) {
 }
 
 func TestSplitAndMesh(t *testing.T) {
-	spmdtest.Run(t, everyRanks, func(t *testing.T, w *spmd.World) {
+	everyKind(t, everyRanks, func(t *testing.T, w *spmd.World) {
 		rank, size := w.Rank(), w.Size()
 		// Odd and even ranks apart, in reverse order.
 		c, err := w.Comm.Split(rank%2, -rank)

@@ -22,7 +22,7 @@ func TestLocal(t *testing.T) {
 			t.Errorf("rank %d of %d: local %d of %d, %d nodes, device %s, collectives %s", w.Rank(), w.Size(), w.LocalRank(), w.LocalSize(), w.Nodes(), w.Device(), w.Collectives())
 		}
 	})
-	if got := seen.Load(); got != 0x01020304 {
+	if got := seen.Load(); got != 0x01020304 && !t.Failed() {
 		t.Errorf("ranks that ran: %#x", got)
 	}
 }

@@ -51,7 +51,7 @@ func TestFitAxes(t *testing.T) {
 
 // TestShift compares neighbours with those of a grid drawn by its definition: ranks in order, the last axis fastest.
 func TestShift(t *testing.T) {
-	spmdtest.Run(t, []int{1, 2, 3, 4}, func(t *testing.T, w *spmd.World) {
+	everyKind(t, []int{1, 2, 3, 4}, func(t *testing.T, w *spmd.World) {
 		for _, periodic := range []bool{false, true} {
 			m, err := w.Layout(spmd.Axis{Name: "y", Size: spmd.Fit}, spmd.Axis{Name: "x", Size: spmd.Fit, Periodic: periodic})
 			must(t, err)

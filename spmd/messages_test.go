@@ -12,7 +12,6 @@ import (
 
 	"lockstep/internal/fakelib"
 	"lockstep/spmd"
-	"lockstep/spmd/spmdtest"
 )
 
 // posted is element i of message k from one rank to another.
@@ -196,7 +195,7 @@ func exchangeParts(w *spmd.World, n int) error {
 // TestMessages: messages of all sizes get through at once, in groups, in graphs and in collectives, and those of a group
 // hold each other up in no order. On GPUs short ones and long ones go different ways.
 func TestMessages(t *testing.T) {
-	spmdtest.Run(t, []int{1, 2, 3, 4}, func(t *testing.T, w *spmd.World) {
+	everyKind(t, []int{1, 2, 3, 4}, func(t *testing.T, w *spmd.World) {
 		must(t, exchangeLetters(w, []int{1 << 18, 1, 1000, 1 << 17, 3}, 1<<18))
 		var many []int
 		for k := range 50 {

@@ -5,12 +5,11 @@ import (
 	"testing"
 
 	"lockstep/spmd"
-	"lockstep/spmd/spmdtest"
 )
 
 // Scans of 1 to r+1 in closed form: triangular numbers and factorials, of five ranks too.
 func TestScan(t *testing.T) {
-	spmdtest.Run(t, []int{1, 2, 3, 5}, func(t *testing.T, w *spmd.World) {
+	everyKind(t, []int{1, 2, 3, 5}, func(t *testing.T, w *spmd.World) {
 		const n = 5000 // more than goes through shared memory
 		r := w.Rank()
 		x, y := alloc[int64](t, w, n), alloc[int64](t, w, n)

@@ -263,7 +263,7 @@ func TestMemoryIsReusedOnlyWhenStreamsHavePassed(t *testing.T) {
 }
 
 func TestGraph(t *testing.T) {
-	spmdtest.Run(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
+	everyKind(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
 		main, side := stream(t, w, "main"), stream(t, w, "side")
 		x, y := fill(t, w, 10, 1), fill(t, w, 10, 0)
 		size := float32(w.Size())

@@ -207,6 +207,10 @@ func (r *Comm) reduce(dst unsafe.Pointer, c *coll.Call, ranks, lo, n int, short 
 	if n == 0 {
 		return
 	}
+	if ranks == 1 {
+		move(dst, at(c, r.brought(0, short), lo), n*c.Type.Size())
+		return
+	}
 	src := r.sources[:ranks]
 	for i := range src {
 		src[i] = at(c, r.brought(i, short), lo)
