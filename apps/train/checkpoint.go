@@ -134,6 +134,9 @@ func (s *saver) look() error {
 	if err := checkFP8(s.w, o.cfg.FP8, o.dtype, asked); err != nil {
 		return err
 	}
+	if err := o.checkShard(asked); err != nil {
+		return spmd.Usage(err)
+	}
 	s.found = found
 	_, err = s.compare()
 	return err
@@ -257,33 +260,71 @@ func (s *saver) save(t *trainer, steps int, rec record) error {
 
 // replicas are the arenas that are the same on all ranks.
 func (t *trainer) replicas() []arena {
-	return []arena{{"model.", t.state.Weights}, {"adam.m.", t.adam.M}, {"adam.v.", t.adam.V}}
+	var same []arena
+	for _, a := range t.arenas() {
+		if !a.shared {
+			same = append(same, a)
+		}
+	}
+	return same
+}
+
+// arenas are the numbers that a run keeps for each parameter.
+func (t *trainer) arenas() []arena {
+	mode, weights := t.state.Cfg.Shard.Mode, t.state.Weights
+	if mode == shardParameters {
+		weights = t.state.sharded.weights
+	}
+	return []arena{{"model.", mode == shardParameters, weights}, {"adam.m.", mode != shardOff, t.adam.M}, {"adam.v.", mode != shardOff, t.adam.V}}
 }
 
 // arena is a buffer with all parameters, or one number for each of them.
 type arena struct {
 	prefix string // of its tensors' names
+	shared bool   // this rank has its shard only
 	spmd.Buffer[float32]
 }
 
+// of returns what this rank has of a parameter in an arena: its elements from skip on.
+func (m *State) of(a arena, p Param) (skip int, have spmd.Buffer[float32]) {
+	if !a.shared {
+		return 0, a.Slice(p.Off, p.Off+p.Len)
+	}
+	skip, at, n := m.sharded.Own(p.Group, p.Off, p.Off+p.Len)
+	return skip, a.Slice(at, at+n)
+}
+
 // items are the tensors of a checkpoint: together with the number of steps and of
-// sequences they are all that the next step depends on.
+// sequences they are all that the next step depends on. --shard does not change them.
 func (t *trainer) items() []checkpoint.Item {
 	var items []checkpoint.Item
-	for _, a := range t.replicas() {
+	for _, a := range t.arenas() {
 		for _, p := range t.state.Params {
-			items = append(items, checkpoint.Replicated(a.prefix+p.Name, a.Slice(p.Off, p.Off+p.Len)))
+			skip, have := t.state.of(a, p)
+			if a.shared {
+				items = append(items, checkpoint.Sharded(a.prefix+p.Name, have, skip, p.Len))
+			} else {
+				items = append(items, checkpoint.Replicated(a.prefix+p.Name, have))
+			}
 		}
 	}
 	return items
 }
 
-// audit fails where the weights or moments of a rank differ from the others' after a
-// number of steps, and names the first tensor that does. It blocks. Every rank of c
+// audit fails where what is to be the same on all ranks differs after a number of steps: the
+// weights and moments that are not shared. It names the first tensor that does. It blocks. Every rank of c
 // calls it.
 func (t *trainer) audit(steps int) error {
+	if err := t.gather(); err != nil {
+		return err
+	}
 	if err := t.s.Synchronize(); err != nil {
 		return err
+	}
+	if t.sharder != nil {
+		if err := ddp.CheckSame(t.c, fmt.Sprintf("the number of updates after %d steps", steps), t.adam.counts); err != nil {
+			return err
+		}
 	}
 	if e := t.state.fp8; e != nil {
 		if err := ddp.CheckSame(t.c, fmt.Sprintf("the scales of 8-bit floats after %d steps", steps), e.up); err != nil {

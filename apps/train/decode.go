@@ -74,9 +74,10 @@ func openDecoding[A Act](s *spmd.Stream, cfg Config, arena spmd.Buffer[float32],
 		return nil, fmt.Errorf("sequences of %d tokens, the model has %d positions", seq, cfg.SeqMax)
 	}
 	d := &decoding[A]{cfg: cfg, seq: seq, s: s, space: space{w: s.World()}}
-	params, _, _ := layout(cfg)
+	params, groups, _ := layout(cfg)
+	there := groupsOf(groups, arena)
 	// There are no gradients; what stands for them is not looked at.
-	d.par = bind(&State{Cfg: cfg, Params: params, Weights: arena, Grads: arena}, mats)
+	d.par = bind(cfg, params, groups, places[A]{there, there, groupsOf(groups, mats)})
 	N, C := min(seq, decodeRows), cfg.Channels
 	take(&d.space, cfg.Layers*seq*C, &d.keys, &d.values)
 	take(&d.space, N, &d.tokens)

@@ -63,60 +63,84 @@ func (t *trainer) firstBad(step int) (string, error) {
 	if err := t.s.Synchronize(); err != nil {
 		return "", err
 	}
-	found, err := t.firstBadIn(t.state.Weights)
-	if err == nil && found < 0 {
-		if err = t.replay(step); err == nil {
-			if found, err = t.firstBadIn(t.state.Grads); found >= 0 {
-				found += len(t.state.Params)
-			}
+	none := len(t.state.Params)
+	for _, look := range []struct {
+		where string
+		do    func() (int, error)
+	}{{"weight", t.firstBadWeight}, {"gradient of", func() (int, error) { return t.firstBadGradient(step) }}} {
+		found, err := look.do()
+		if err != nil {
+			return "", err
 		}
-	}
-	if err != nil {
-		return "", err
-	}
-	all, err := gatherOne(t.w, t.c, int64(found))
-	if err != nil {
-		return "", err
-	}
-	for rank, at := range all {
-		switch i := int(at) - len(t.state.Params); {
-		case at < 0:
-		case i < 0:
-			return fmt.Sprintf("rank %d has the first number that is not finite in the weight %s", rank, t.state.Params[at].Name), nil
-		default:
-			return fmt.Sprintf("rank %d has the first number that is not finite in the gradient of %s", rank, t.state.Params[i].Name), nil
+		all, err := gatherOne(t.w, t.c, int64(found))
+		if err != nil {
+			return "", err
+		}
+		for rank, at := range all {
+			if int(at) < none {
+				return fmt.Sprintf("rank %d has the first number that is not finite in the %s %s", rank, look.where, t.state.Params[at].Name), nil
+			}
 		}
 	}
 	return "and no rank finds such a number in its weights, or in its gradients when it computes them again: a sum over them overflowed", nil
 }
 
-// firstBadIn returns the index in Params of the first tensor of an arena, in the order of
-// the backward pass, that holds a number that is not finite; -1 if none does.
-func (t *trainer) firstBadIn(arena spmd.Buffer[float32]) (int, error) {
-	var x []float32
+// firstBadWeight returns the index in Params of the first tensor, in the order of the backward
+// pass, of which this rank has a weight that is not finite; len(Params) if there is none.
+func (t *trainer) firstBadWeight() (int, error) {
+	weights := t.arenas()[0]
 	for i, p := range t.state.Params {
-		if len(x) < p.Len {
-			x = make([]float32, p.Len)
-		}
-		if err := arena.Slice(p.Off, p.Off+p.Len).CopyTo(x[:p.Len]); err != nil {
-			return 0, err
-		}
-		for _, v := range x[:p.Len] {
-			if v-v != 0 {
-				return i, nil
-			}
+		_, have := t.state.of(weights, p)
+		if bad, err := holdsBad(have); err != nil || bad {
+			return i, err
 		}
 	}
-	return -1, nil
+	return len(t.state.Params), nil
 }
 
-// replay computes this rank's part of the gradients of a step. It blocks.
-func (t *trainer) replay(step int) error {
+// firstBadGradient computes this rank's part of a step's gradients again, and returns the
+// index of the first that holds a number that is not finite; len(Params) if none does. It
+// blocks. Every rank of c calls it.
+func (t *trainer) firstBadGradient(step int) (int, error) {
+	first := len(t.state.Params)
+	look := func(section int) error {
+		if err := t.s.Synchronize(); err != nil {
+			return err
+		}
+		for i, p := range t.state.Params[:first] {
+			if !t.state.completes(section, p) {
+				continue
+			}
+			if bad, err := holdsBad(t.state.gradient(p)); err != nil || bad {
+				first = i
+				return err
+			}
+		}
+		return nil
+	}
 	err := t.passes(step, func(k microKind, batch Batch) error {
-		return t.model.ForwardBackward(t.s, batch, t.lossScale(), k.first, nil)
+		commands := func() error { return t.model.ForwardBackward(t.s, batch, t.scaleOf(k), k.first, look) }
+		if x := t.sharder; x != nil {
+			return x.around(t.s, x.training, k.first, false, commands)
+		}
+		return commands()
 	})
 	if err != nil {
-		return err
+		return 0, err
 	}
-	return t.s.Synchronize()
+	return first, t.s.Synchronize()
+}
+
+// holdsBad says whether a buffer holds a number that is not finite. It blocks.
+func holdsBad(b spmd.Buffer[float32]) (bool, error) {
+	x := make([]float32, b.Len())
+	if err := b.CopyTo(x); err != nil {
+		return false, err
+	}
+	for _, v := range x {
+		if v-v != 0 {
+			return true, nil
+		}
+	}
+	return false, nil
 }

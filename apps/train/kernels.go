@@ -445,7 +445,7 @@ var lossSumKernel = spmd.NewKernel("loss_sum", cudaSource, func(a spmd.Args) err
 func (e *enqueue[A]) lossSum(loss spmd.Buffer[float64], losses spmd.Buffer[float32], scale float32) {
 	if e.err == nil {
 		g := spmd.Grid{Blocks: [3]int{1, 1, 1}, Threads: [3]int{1024, 1, 1}}
-		e.err = lossSumKernel.Launch(e.s, g, loss.Arg(), losses.Arg(), spmd.I32(e.n), spmd.F32(scale), flag(e.acc))
+		e.err = lossSumKernel.Launch(e.s, g, loss.Arg(), losses.Arg(), spmd.I32(e.n), spmd.F32(scale), flag(e.acc || e.accLoss))
 	}
 }
 

@@ -76,11 +76,15 @@ func (o *options) run(ctx context.Context, w *spmd.World) (err error) {
 	if o.early, err = o.train(ctx, w, t, c, stop); err != nil || o.early {
 		return err
 	}
-	if o.sample == 0 || w.Rank() != 0 {
+	if o.sample == 0 {
 		return nil
 	}
+	together, err := t.toGenerate()
+	if err != nil || w.Rank() != 0 && !together {
+		return err
+	}
 	text, err := t.generate(ctx, o.tok, o.prompt, o.sample, o.temperature, w.Seed())
-	if err != nil {
+	if err != nil || w.Rank() != 0 {
 		return err
 	}
 	out := io.Writer(os.Stdout)

@@ -20,7 +20,9 @@ type Config struct {
 	SeqMax   int // longest sequence, in tokens
 	Vocab    int // number of different tokens
 
-	FP8 fp8Level // which products of bfloat16 activations are of 8-bit floats; nothing that lasts depends on it
+	// Nothing that lasts depends on these.
+	FP8   fp8Level // which products of bfloat16 activations are of 8-bit floats
+	Shard sharding // which part of the training state the ranks share
 }
 
 // presets are the shapes known by name; Vocab comes with the tokens.
@@ -97,8 +99,11 @@ type Model[A Act] struct {
 	rows int             // N: most tokens of a micro-batch
 	most attention.Shape // of a micro-batch
 	att  *attention.Attention[A]
+	at   places[A]
 	par  *weights[A]
 	act  []layerActs[A] // of each layer
+
+	operands slots[A] // with --shard parameters: the operands of products
 
 	emb, lnf         spmd.Buffer[A]       // (N,C): the first residual stream; what the head reads
 	lnfMean, lnfRstd spmd.Buffer[float32] // (N)
@@ -162,10 +167,7 @@ func (m *Model[A]) takeAll() {
 	sp, cfg, N, C, Vp := &m.space, m.Cfg, m.rows, m.Cfg.Channels, m.Cfg.PaddedVocab()
 	var n int
 	m.Params, m.Groups, n = layout(cfg)
-	take(sp, n, &m.Weights, &m.Grads)
-	if isHalf[A]() {
-		take(sp, n, &m.half)
-	}
+	m.takeWeights(n)
 	for l := range m.act {
 		a := &m.act[l]
 		take(sp, N*C, &a.ln1, &a.att, &a.res2, &a.ln2, &a.res3)
@@ -204,11 +206,10 @@ func (m *Model[A]) alloc() error {
 	m.space.frees = append(m.space.frees, att.Close)
 	m.Loss = m.Totals.Slice(0, 1)
 	m.logits, m.dwide = m.scratch, m.scratch // never needed at once
-	mats, same := any(m.Weights).(spmd.Buffer[A])
-	if !same {
-		mats = any(m.half).(spmd.Buffer[A])
+	if err := m.place(); err != nil {
+		return err
 	}
-	m.par = bind(&m.State, mats)
+	m.par = bind(m.Cfg, m.Params, m.Groups, m.at)
 	if m.fp8 != nil {
 		bindFP8(&m.State, m.par)
 		if err := m.fp8.begin(); err != nil {
@@ -238,9 +239,9 @@ func bytesOf[A Act](cfg Config, batch, seq int) (int, error) {
 		return 0, err
 	}
 	m.takeAll()
-	_, _, n := layout(cfg)
+	_, groups, _ := layout(cfg)
 	o := &AdamW{}
-	o.takeAll(n)
+	o.takeAll(cfg.partitionOf(groups).ShardLen())
 	return m.space.bytes + o.space.bytes + attention.Workspace[A](m.most, attentionOptions), nil
 }
 
@@ -287,6 +288,9 @@ func (m *Model[A]) Calibrate(s *spmd.Stream, batch Batch, scale float32) error {
 // learn enqueues both passes.
 func (m *Model[A]) learn(s *spmd.Stream, batch Batch, scale float32, acc bool, mode mode8, ready func(group int) error) error {
 	e := enqueueOn(s, m, batch, acc, mode)
+	if m.Cfg.Shard.scattersGrads() {
+		e.acc, e.accLoss = false, acc // gradients are added where they are reduced to
+	}
 	e.forward(batch.In)
 	e.head(batch.Targets, scale, true)
 	e.backward(batch, ready)
@@ -337,6 +341,7 @@ type enqueue[A Act] struct {
 	m       *Model[A]
 	b, t, n int  // sequences, tokens of each, tokens in all
 	acc     bool // add to the gradients and the loss instead of setting them
+	accLoss bool // add to the loss, at any rate
 	mode8   mode8
 	err     error
 }
@@ -348,18 +353,24 @@ func enqueueOn[A Act](s *spmd.Stream, m *Model[A], b Batch, acc bool, mode mode8
 // forward runs the decoder up to and with the final LayerNorm.
 func (e *enqueue[A]) forward(in spmd.Buffer[int32]) {
 	m := e.m
+	e.call(m.around.need, m.Cfg.embeddings())
 	e.encoderForward(m.emb, in, m.par.wte.w, m.par.wpe.w)
 	x := m.emb
 	e.layerNormForward(m.act[0].ln1, m.act[0].mean1, m.act[0].rstd1, x, &m.par.layers[0].ln1, e.inputCast(&m.par.layers[0].qkv))
 	for l := range m.act {
 		a, p := &m.act[l], &m.par.layers[l]
+		mlp, attn := m.Cfg.sections(l)
+		e.call(m.around.need, attn)
 		e.linear(a.qkv, a.ln1, &p.qkv)
 		e.attentionForward(a.att, a.lse, a.qkv)
 		e.cast(a.att, e.n*m.Cfg.Channels, e.inputCast(&p.proj))
 		e.linearResidual(a.res2, a.att, &p.proj, x)
+		e.call(m.around.done, attn)
 		e.layerNormForward(a.ln2, a.mean2, a.rstd2, a.res2, &p.ln2, e.inputCast(&p.fc))
+		e.call(m.around.need, mlp)
 		e.linearGELU(a.gelu, a.fc, a.ln2, &p.fc, e.inputCast(&p.proj2))
 		e.linearResidual(a.res3, a.gelu, &p.proj2, a.res2)
+		e.call(m.around.done, mlp)
 		x = a.res3
 		// The LayerNorm that reads this layer's output is the next layer's first.
 		out, mean, rstd, ln, to := m.lnf, m.lnfMean, m.lnfRstd, &m.par.lnf, cast{}
@@ -419,19 +430,26 @@ func (e *enqueue[A]) backward(batch Batch, ready func(int) error) {
 			wrote := &m.par.layers[l-1].proj2
 			x, below, to = m.act[l-1].res3, wrote.db, e.gradCast(wrote)
 		}
+		mlp, attn := m.Cfg.sections(l)
+		e.call(m.around.need, mlp)
+		e.call(m.around.write, mlp)
 		e.weightGrad(m.dres, a.gelu, &p.proj2)
 		e.inputGradGELU(m.dwide, m.dres, &p.proj2, a.fc, &p.fc)
 		e.weightBiasGrad(m.dwide, a.ln2, &p.fc)
 		e.inputGrad(m.tmp, m.dwide, &p.fc)
+		e.call(m.around.done, mlp)
 		e.layerNormBackward(m.dres, m.tmp, a.res2, a.mean2, a.rstd2, &p.ln2, p.proj.db, true, e.gradCast(&p.proj))
 		done()
 
+		e.call(m.around.need, attn)
+		e.call(m.around.write, attn)
 		e.weightGrad(m.dres, a.att, &p.proj)
 		e.inputGrad(m.tmp, m.dres, &p.proj)
 		e.attentionBackward(m.dwide, m.tmp, a.att, a.lse, a.qkv)
 		e.castColumns(m.dwide, spmd.Buffer[A]{}, e.gradCast(&p.qkv), p.qkv.db)
 		e.weightBiasGrad(m.dwide, a.ln1, &p.qkv)
 		e.inputGrad(m.tmp, m.dwide, &p.qkv)
+		e.call(m.around.done, attn)
 		e.layerNormBackward(m.dres, m.tmp, x, a.mean1, a.rstd1, &p.ln1, below, true, to)
 		done()
 	}

@@ -48,7 +48,7 @@ var DefaultAdam = AdamConfig{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, WeightDecay: 0.
 // the decay multiplied by the rate as PyTorch does.)
 type AdamW struct {
 	Cfg   AdamConfig
-	M, V  spmd.Buffer[float32] // moments, laid out as the model's Weights
+	M, V  spmd.Buffer[float32] // moments, laid out as the model's Weights; with --shard this rank's shard of them
 	Norm  spmd.Buffer[float32] // (1): norm of the gradient before clipping
 	Steps int                  // steps enqueued so far, those that changed nothing too
 
@@ -61,8 +61,19 @@ type AdamW struct {
 	counts spmd.Buffer[int32]   // (2): steps that changed the weights, which is t; steps that did not
 	gate   spmd.Buffer[float32] // (1): Norm, or NaN where the weights are not to change
 	hyper  spmd.Buffer[float32] // (3): rate, 1/(1-β₁ᵗ), 1/(1-β₂ᵗ)
-	decay  spmd.Buffer[uint8]   // whether each arenaAlign elements decay
+	decay  spmd.Buffer[uint8]   // whether each arenaAlign elements of the moments decay
+	ranges []adamRange          // what Apply updates
 	space  space
+
+	// measure enqueues norm[0] = the norm of all ranks' gradients; nil where this rank has them all.
+	measure func(s *spmd.Stream, norm spmd.Buffer[float32]) error
+}
+
+// adamRange is a range of parameters that a rank updates, with the gradients and moments of these.
+type adamRange struct {
+	w, g, m, v spmd.Buffer[float32]
+	half       spmd.Buffer[spmd.BF16] // receives w rounded; empty where nothing is to
+	decay      spmd.Buffer[uint8]
 }
 
 // NewAdamW allocates the moments of s's parameters, zero.
@@ -74,7 +85,7 @@ func NewAdamW(s *State, cfg AdamConfig) (*AdamW, error) {
 	return o, nil
 }
 
-// takeAll takes, or counts, all memory for arenas of n elements.
+// takeAll takes, or counts, all memory for moments of n elements.
 func (o *AdamW) takeAll(n int) {
 	take(&o.space, n, &o.M, &o.V)
 	take(&o.space, 1, &o.Norm, &o.gate)
@@ -84,17 +95,46 @@ func (o *AdamW) takeAll(n int) {
 }
 
 func (o *AdamW) alloc() error {
-	n := o.state.Weights.Len()
+	part := o.state.sharded.Partition
+	n := part.ShardLen()
 	if o.takeAll(n); o.space.err != nil {
 		return o.space.err
 	}
 	mask := make([]uint8, n/arenaAlign)
 	for _, p := range o.state.Params {
-		for i := p.Off; p.Decay && i < p.Off+p.Len; i += arenaAlign {
+		_, at, own := part.Own(p.Group, p.Off, p.Off+p.Len)
+		for i := at; p.Decay && i < at+own; i += arenaAlign {
 			mask[i/arenaAlign] = 1
 		}
 	}
+	o.ranges = o.cut()
 	return errors.Join(o.M.SetAll(0), o.V.SetAll(0), o.Norm.SetAll(0), o.counts.SetAll(0), o.decay.CopyFrom(mask))
+}
+
+// cut lists the ranges: where each has its own memory of a kind a single one.
+func (o *AdamW) cut() []adamRange {
+	st := o.state
+	x := &st.sharded
+	switch mode := st.Cfg.Shard.Mode; mode {
+	case shardOff:
+		return []adamRange{{st.Weights, st.Grads, o.M, o.V, st.half, o.decay}}
+	case shardParameters:
+		return []adamRange{{w: x.weights, g: x.grads, m: o.M, v: o.V, decay: o.decay}}
+	default:
+		var rs []adamRange
+		for i := range st.Groups {
+			lo, hi := x.Shard(i)
+			g := x.grads
+			if mode < shardGradients {
+				g = st.Grads.Slice(x.Part(i))
+			} else {
+				g = g.Slice(lo, hi)
+			}
+			rs = append(rs, adamRange{w: st.Weights.Slice(x.Part(i)), g: g, m: o.M.Slice(lo, hi), v: o.V.Slice(lo, hi),
+				decay: o.decay.Slice(lo/arenaAlign, hi/arenaAlign)})
+		}
+		return rs
+	}
 }
 
 // Close frees the buffers.
@@ -128,14 +168,23 @@ func (o *AdamW) Prepare(s *spmd.Stream, lr float64) error {
 func (o *AdamW) Apply(s *spmd.Stream) error {
 	// The update multiplies by the clipping factor itself: scaling the gradients
 	// first would read and write all of them once more.
-	if err := ddp.ClipNorm(s, o.state.Grads, 0, o.Norm); err != nil {
+	if o.measure != nil {
+		if err := o.measure(s, o.Norm); err != nil {
+			return err
+		}
+	} else if err := ddp.ClipNorm(s, o.state.Grads, 0, o.Norm); err != nil {
 		return err
 	}
 	if err := judgeStep(s, o.gate, o.hyper, o.counts, o.Norm, o.state.Loss, o.Cfg, o.SkipBad); err != nil {
 		return err
 	}
-	if err := adamW(s, o.state.Weights, o.M, o.V, o.state.Grads, o.state.half, o.decay, o.hyper, o.gate, o.Cfg); err != nil || o.state.fp8 == nil {
-		return err
+	for _, p := range o.ranges {
+		if err := adamW(s, p.w, p.m, p.v, p.g, p.half, p.decay, o.hyper, o.gate, o.Cfg); err != nil {
+			return err
+		}
+	}
+	if o.state.fp8 == nil || o.state.Cfg.Shard.Mode != shardOff {
+		return nil
 	}
 	return o.state.fp8.castWeights(s, o.state.half)
 }

@@ -16,6 +16,7 @@ import (
 // Param is one tensor of the model: elements [Off, Off+Len) of each arena.
 type Param struct {
 	Name  string // GPT-2's name, such as h.0.attn.c_attn.weight
+	Group int    // of the groups, the one that it is in
 	Off   int    // elements; a multiple of arenaAlign
 	Len   int    // elements
 	Shape []int  // row-major; a weight is (outputs, inputs)
@@ -34,21 +35,23 @@ type Group struct {
 const arenaAlign = 64
 
 // layout lists the parameters in backward order, the groups, and the length of
-// an arena in elements.
+// an arena in elements. Where ranks share a part of the training state, sharded.go says
+// which parameters make a group.
 func layout(cfg Config) (params []Param, groups []Group, n int) {
 	C := cfg.Channels
 	add := func(name string, shape ...int) {
-		p := Param{Name: name, Off: n, Len: shape[0], Shape: shape, Decay: len(shape) == 2}
+		p := Param{Name: name, Len: shape[0], Shape: shape, Decay: len(shape) == 2}
 		if len(shape) == 2 {
 			p.Len *= shape[1]
 		}
 		params = append(params, p)
-		n += (p.Len + arenaAlign - 1) / arenaAlign * arenaAlign
 	}
-	start := 0
+	first := 0
 	group := func(name string) {
-		groups = append(groups, Group{name, start, n - start})
-		start = n
+		for i := range params[first:] {
+			params[first+i].Group = len(groups)
+		}
+		groups, first = append(groups, Group{Name: name}), len(params)
 	}
 	add("ln_f.weight", C)
 	add("ln_f.bias", C)
@@ -75,7 +78,24 @@ func layout(cfg Config) (params []Param, groups []Group, n int) {
 	add("wpe.weight", cfg.SeqMax, C)
 	add("wte.weight", cfg.PaddedVocab(), C)
 	group("embeddings")
-	return params, groups, n
+	if cfg.Shard.Mode != shardOff {
+		groups = regroup(params, groups)
+	}
+	lens := make([]int, len(groups)) // so far
+	for i := range params {
+		p := &params[i]
+		p.Off = lens[p.Group] // from the beginning of the group
+		lens[p.Group] += (p.Len + arenaAlign - 1) / arenaAlign * arenaAlign
+	}
+	part := cfg.partition(lens)
+	for i := range groups {
+		lo, hi := part.Bucket(i)
+		groups[i].Off, groups[i].Len = lo, hi-lo
+	}
+	for i := range params {
+		params[i].Off += groups[params[i].Group].Off
+	}
+	return params, groups, part.Len()
 }
 
 // State is the weights of a model and their gradients, on the rank's device: what
@@ -83,9 +103,12 @@ func layout(cfg Config) (params []Param, groups []Group, n int) {
 type State struct {
 	Cfg     Config
 	Params  []Param                // in backward order
-	Groups  []Group                // in backward order; what ready of ForwardBackward counts
+	Groups  []Group                // each contiguous; without --shard what ready of ForwardBackward counts
 	Weights spmd.Buffer[float32]   // all parameters; Params says what is where, the rest is zero
 	Grads   spmd.Buffer[float32]   // their gradients, in the same places
+	grads   []spmd.Buffer[float32] // of each of Groups, as passes leave them
+	sharded sharded                // what there is where the ranks share a part of these
+	around  hooks                  // what passes call; none without --shard
 	Totals  spmd.Buffer[float64]   // (2): Loss, and a number of the program's own: one all-reduce sums both over the ranks
 	Loss    spmd.Buffer[float64]   // (1): sum over the micro-batches of scale times the tokens' losses
 	fp8     *fp8State              // nil where Cfg.FP8 is off
@@ -99,11 +122,7 @@ func (m *State) Close() error { return m.space.free() }
 
 // GradGroups returns the gradients of each of Groups.
 func (m *State) GradGroups() []spmd.Buffer[float32] {
-	bs := make([]spmd.Buffer[float32], len(m.Groups))
-	for i, g := range m.Groups {
-		bs[i] = m.Grads.Slice(g.Off, g.Off+g.Len)
-	}
-	return bs
+	return groupsOf(m.Groups, m.Grads)
 }
 
 // Refresh enqueues on s what lets the passes see the present Weights: call it when
@@ -126,11 +145,20 @@ func (m *State) Init(seed uint64) error {
 	for _, p := range m.Params {
 		x := make([]float32, p.Len)
 		initParam(x, p, m.Cfg, seed)
-		if err := m.Weights.Slice(p.Off, p.Off+p.Len).CopyFrom(x); err != nil {
+		if err := m.set(p, x); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// set writes the first len(x) elements of a parameter, those that this rank has. It blocks.
+func (m *State) set(p Param, x []float32) error {
+	if m.Cfg.Shard.Mode != shardParameters {
+		return m.Weights.Slice(p.Off, p.Off+len(x)).CopyFrom(x)
+	}
+	skip, at, n := m.sharded.Own(p.Group, p.Off, p.Off+len(x))
+	return m.sharded.weights.Slice(at, at+n).CopyFrom(x[skip : skip+n])
 }
 
 // initChunk is how many elements one generator draws: a constant, so that the
@@ -201,16 +229,32 @@ type weights[A Act] struct {
 	head     linear[A] // C to Vp: the token embedding again
 }
 
-// bind finds the parameters in s's arenas. mats is the arena of the products'
-// operands, laid out as Weights.
-func bind[A Act](s *State, mats spmd.Buffer[A]) *weights[A] {
+// groupsOf returns the memory of each group in an arena.
+func groupsOf[T spmd.Elem](groups []Group, arena spmd.Buffer[T]) []spmd.Buffer[T] {
+	bs := make([]spmd.Buffer[T], len(groups))
+	for i, g := range groups {
+		bs[i] = arena.Slice(g.Off, g.Off+g.Len)
+	}
+	return bs
+}
+
+// places is where the parameters of each of a model's groups are, their gradients, and the
+// operands of products. Groups may take turns in one place; without weights is a group of
+// which products alone read.
+type places[A Act] struct {
+	weights, grads []spmd.Buffer[float32]
+	mats           []spmd.Buffer[A]
+}
+
+// bind finds the parameters in their groups.
+func bind[A Act](cfg Config, params []Param, groups []Group, at places[A]) *weights[A] {
 	byName := map[string]Param{}
-	for _, p := range s.Params {
+	for _, p := range params {
 		byName[p.Name] = p
 	}
 	get := func(name string) (w, dw spmd.Buffer[float32]) {
 		p := byName[name]
-		return s.Weights.Slice(p.Off, p.Off+p.Len), s.Grads.Slice(p.Off, p.Off+p.Len)
+		return inGroup(groups, at.weights, p), inGroup(groups, at.grads, p)
 	}
 	normOf := func(name string) (n norm) {
 		n.w, n.dw = get(name + ".weight")
@@ -219,7 +263,7 @@ func bind[A Act](s *State, mats spmd.Buffer[A]) *weights[A] {
 	}
 	matrix := func(name string) linear[A] {
 		p := byName[name+".weight"]
-		l := linear[A]{out: p.Shape[0], in: p.Shape[1], w: mats.Slice(p.Off, p.Off+p.Len)}
+		l := linear[A]{out: p.Shape[0], in: p.Shape[1], w: inGroup(groups, at.mats, p)}
 		_, l.dw = get(name + ".weight")
 		return l
 	}
@@ -227,13 +271,13 @@ func bind[A Act](s *State, mats spmd.Buffer[A]) *weights[A] {
 		l := matrix(name)
 		p := byName[name+".bias"]
 		l.b, l.db = get(name + ".bias")
-		l.bias = mats.Slice(p.Off, p.Off+p.Len)
+		l.bias = inGroup(groups, at.mats, p)
 		return l
 	}
 	w := &weights[A]{lnf: normOf("ln_f"), head: matrix("wte")}
 	w.wte.w, w.wte.dw = get("wte.weight")
 	w.wpe.w, w.wpe.dw = get("wpe.weight")
-	for l := range s.Cfg.Layers {
+	for l := range cfg.Layers {
 		h := fmt.Sprintf("h.%d.", l)
 		w.layers = append(w.layers, layerWeights[A]{
 			ln1: normOf(h + "ln_1"), qkv: linearOf(h + "attn.c_attn"), proj: linearOf(h + "attn.c_proj"),
@@ -241,6 +285,15 @@ func bind[A Act](s *State, mats spmd.Buffer[A]) *weights[A] {
 		})
 	}
 	return w
+}
+
+// inGroup returns the memory of a parameter, by that of its group; none where there is none.
+func inGroup[T spmd.Elem](groups []Group, mem []spmd.Buffer[T], p Param) spmd.Buffer[T] {
+	if mem[p.Group].Len() == 0 {
+		return spmd.Buffer[T]{}
+	}
+	lo := p.Off - groups[p.Group].Off
+	return mem[p.Group].Slice(lo, lo+p.Len)
 }
 
 // space takes device memory, or where it has no world only counts it.

@@ -77,11 +77,22 @@ func tokensOf(tok tokenizer, text string) ([]int32, error) {
 	return ids, nil
 }
 
+// toGenerate has this rank ready to generate, and says whether all ranks have to, together;
+// else one rank alone may. Every rank of the trainer calls it.
+func (t *trainer) toGenerate() (together bool, err error) {
+	return t.sharder != nil && t.sharder.everyPass(), t.gather()
+}
+
 // generate returns n tokens of text that the model writes after the beginning of a
-// document and the prompt, together with the prompt. It blocks. Not collective: one rank
-// alone may write.
+// document and the prompt, together with the prompt. It blocks. toGenerate says who calls it;
+// all that do get the same text.
 func (t *trainer) generate(ctx context.Context, tok tokenizer, prompt string, n int, temperature float64, seed uint64) (text []byte, err error) {
-	d, err := newDecoder(t.s, t.state.Cfg, t.state.Weights, t.state.half, t.seq)
+	var d decoder
+	if t.sharder != nil && t.sharder.everyPass() {
+		d, err = newRepeater(t)
+	} else {
+		d, err = newDecoder(t.s, t.state.Cfg, t.state.Weights, t.state.half, t.seq)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -13,6 +13,7 @@ import (
 type microKind struct {
 	b           int  // sequences
 	first, last bool // of its step
+	idle        bool // counts nothing: other ranks have a micro-step more than this one
 }
 
 // wantGraphs says whether micro-steps are to be graphs. Where nothing else is asked for
@@ -110,7 +111,7 @@ func (t *trainer) passes(step int, do func(k microKind, batch Batch) error) erro
 		if err != nil {
 			return err
 		}
-		if err := do(microKind{b: batch.B, first: i == 0}, batch); err != nil {
+		if err := do(microKind{b: batch.B, first: i == 0, idle: t.idle(t.globalBatch, i)}, batch); err != nil {
 			return err
 		}
 	}
@@ -133,7 +134,7 @@ func (t *trainer) enqueue(step int) error {
 		if err != nil {
 			return err
 		}
-		if err := t.microStep(microKind{batch.B, i == 0, i == micro-1}, batch); err != nil {
+		if err := t.microStep(microKind{batch.B, i == 0, i == micro-1, t.idle(t.globalBatch, i)}, batch); err != nil {
 			return err
 		}
 	}
@@ -172,15 +173,7 @@ func (t *trainer) microStep(k microKind, batch Batch) error {
 // microCommands enqueues the passes of a micro-step and, with the last of a step, what
 // follows them: the sums over the ranks and the update.
 func (t *trainer) microCommands(k microKind, batch Batch) error {
-	scale := t.lossScale()
-	if !k.last {
-		return t.model.ForwardBackward(t.s, batch, scale, k.first, nil)
-	}
-	ready := func(group int) error { return t.reducer.Ready(group, t.s) }
-	if err := t.model.ForwardBackward(t.s, batch, scale, k.first, ready); err != nil {
-		return err
-	}
-	if err := t.reducer.Wait(t.s); err != nil {
+	if err := t.learn(k, batch); err != nil || !k.last {
 		return err
 	}
 	// The update looks at the loss of all ranks.
@@ -191,6 +184,32 @@ func (t *trainer) microCommands(k microKind, batch Batch) error {
 		return err
 	}
 	return t.nextScales(t.adam.gate)
+}
+
+// learn enqueues the passes of a micro-step, and has the train stream wait for the sums of
+// gradients over the ranks, where it makes any.
+func (t *trainer) learn(k microKind, batch Batch) error {
+	x := t.sharder
+	var ready func(section int) error
+	commands := func() error { return t.model.ForwardBackward(t.s, batch, t.scaleOf(k), k.first, ready) }
+	switch {
+	case x == nil && !k.last:
+		return commands()
+	case x == nil:
+		ready = func(group int) error { return t.reducer.Ready(group, t.s) }
+		if err := commands(); err != nil {
+			return err
+		}
+		return t.reducer.Wait(t.s)
+	}
+	reduces := k.last || t.state.Cfg.Shard.scattersGrads()
+	if reduces {
+		ready = func(section int) error { return x.ready(section, !k.first, t.s) }
+	}
+	if err := x.around(t.s, x.training, k.first, reduces, commands); err != nil || !reduces {
+		return err
+	}
+	return x.scatter.Wait(t.s)
 }
 
 // closeGraphs waits for the replays and gives up the graphs.

@@ -45,14 +45,15 @@ type trainer struct {
 	state   *State // of model
 	model   passes
 	adam    *AdamW
-	reducer *ddp.Reducer[float32]
-	s       *spmd.Stream // everything but the reductions
-	train   *feed        // nil before begin or restore
-	first   int          // the step that train begins with
-	skipped int          // steps before it that were left out
-	scales  []int        // of 8-bit floats at that step, as the checkpoint has them; nil where it has none that fit
-	loaders [2]*loader   // of training and validation
-	results [2]result    // of the last two steps, by step number
+	reducer *ddp.Reducer[float32] // nil with --shard
+	sharder *sharder              // nil without
+	s       *spmd.Stream          // everything but what goes between ranks
+	train   *feed                 // nil before begin or restore
+	first   int                   // the step that train begins with
+	skipped int                   // steps before it that were left out
+	scales  []int                 // of 8-bit floats at that step, as the checkpoint has them; nil where it has none that fit
+	loaders [2]*loader            // of training and validation
+	results [2]result             // of the last two steps, by step number
 	valLoss spmd.Buffer[float64]
 	graphs  map[microKind]*spmd.Graph // of the micro-steps met so far; nil where they are not to be graphs
 	close   []func() error            // in the order of making
@@ -65,6 +66,7 @@ type passes interface {
 	Evaluate(s *spmd.Stream, batch Batch, scale float32, first bool) error
 	Logits(s *spmd.Stream, tokens spmd.Buffer[int32]) (spmd.Buffer[float32], error)
 	Attention() (path, why string)
+	newSharder(c spmd.Comm) (*sharder, error)
 }
 
 // newModel makes a Model with bfloat16 or float32 activations.
@@ -94,6 +96,9 @@ type result struct {
 // newTrainer allocates everything. The weights are zero until begin or restore. Every
 // rank of c calls it.
 func newTrainer(w *spmd.World, c spmd.Comm, cfg trainConfig, data *dataset) (*trainer, error) {
+	if cfg.model.Shard.Mode != shardOff {
+		cfg.model.Shard.Rank, cfg.model.Shard.Ranks = c.Rank(), c.Size()
+	}
 	t := &trainer{trainConfig: cfg, w: w, c: c, data: data}
 	if err := t.open(); err != nil {
 		return nil, errors.Join(err, t.Close())
@@ -127,13 +132,9 @@ func (t *trainer) open() (err error) {
 	}
 	t.adam.SkipBad = t.skipBad
 	keep(t.adam.Close)
-	// A small model, too, has several buckets: the first are under way while
-	// backward goes on.
-	bucket := min(4<<20, t.state.Grads.Bytes()/4)
-	if t.reducer, err = ddp.NewReducer(t.c, t.state.GradGroups(), ddp.ReducerConfig{BucketBytes: bucket, Op: spmd.Sum}); err != nil {
+	if err := t.connect(keep); err != nil {
 		return err
 	}
-	keep(t.reducer.Close)
 	for i := range t.results {
 		r := &t.results[i]
 		if r.totals, err = spmd.AllocPinned[float64](t.w, 2); err != nil {
@@ -170,24 +171,108 @@ func (t *trainer) open() (err error) {
 	return nil
 }
 
+// connect makes what moves gradients, and with --shard weights, between the ranks.
+func (t *trainer) connect(keep func(func() error)) (err error) {
+	if t.trainConfig.model.Shard.Mode != shardOff {
+		if t.sharder, err = t.model.newSharder(t.c); err != nil {
+			return err
+		}
+		keep(t.sharder.Close)
+		t.adam.measure = func(s *spmd.Stream, norm spmd.Buffer[float32]) error { return t.sharder.scatter.ClipNorm(0, norm, s) }
+		return nil
+	}
+	// A small model, too, has several buckets: the first are under way while
+	// backward goes on.
+	bucket := min(4<<20, t.state.Grads.Bytes()/4)
+	if t.reducer, err = ddp.NewReducer(t.c, t.state.GradGroups(), ddp.ReducerConfig{BucketBytes: bucket, Op: spmd.Sum}); err != nil {
+		return err
+	}
+	keep(t.reducer.Close)
+	return nil
+}
+
+// buckets is in how many parts gradients go between the ranks.
+func (t *trainer) buckets() int {
+	if t.sharder != nil {
+		return len(t.state.Groups)
+	}
+	return t.reducer.Buckets()
+}
+
+// gather enqueues that this rank has the weights that the last step has left, those that
+// other ranks update too, as far as it has memory for them. Every rank of c calls it.
+func (t *trainer) gather() error {
+	if t.sharder == nil {
+		return nil
+	}
+	return t.sharder.gather(t.s)
+}
+
 // begin draws the start weights from seed, or reads them, and gives all ranks those of
 // rank 0. The first step is then 0. It blocks. Every rank of c calls it.
 func (t *trainer) begin(seed uint64) error {
+	shared := t.state.Cfg.Shard.Mode == shardParameters
 	var err error
+	if t.weights != nil {
+		t.w.Log.Info().Str("from", t.weights.dir).Msg("reading the start weights")
+	}
 	switch {
 	case t.weights == nil:
-		err = t.state.Init(seed)
+		err = t.state.Init(seed) // the same numbers on every rank
+	case shared:
+		err = t.dealOut(t.weights)
 	case t.c.Rank() == 0:
-		t.w.Log.Info().Str("from", t.weights.dir).Msg("reading the start weights")
 		err = t.weights.load(t.state)
 	}
 	if err != nil {
 		return err
 	}
-	if err := ddp.SyncStart(t.c, t.state.Weights); err != nil {
-		return err
+	if !shared {
+		if err := ddp.SyncStart(t.c, t.state.Weights); err != nil {
+			return err
+		}
 	}
 	return t.startAt(0)
+}
+
+// dealOut has rank 0 read the weights of a folder, and gives each rank those that it has. It
+// blocks. Every rank of c calls it.
+func (t *trainer) dealOut(h *hfFolder) error {
+	const chunk = 1 << 20 // elements that go between ranks at a time
+	stage, err := spmd.Alloc[float32](t.w, chunk)
+	if err != nil {
+		return err
+	}
+	defer stage.Free()
+	for _, p := range t.state.Params {
+		var x []float32
+		if t.c.Rank() == 0 {
+			x, err = h.tensor(p)
+		}
+		if _, err := commGroup(t.w, t.c).gather(nil, err); err != nil {
+			return err
+		}
+		if t.c.Rank() != 0 {
+			x = make([]float32, hfLen(p, t.state.Cfg))
+		}
+		for lo := 0; lo < len(x); lo += chunk {
+			piece := x[lo:min(lo+chunk, len(x))]
+			b := stage.Slice(0, len(piece))
+			if err := b.CopyFrom(piece); err != nil {
+				return err
+			}
+			if err := spmd.Broadcast(t.c, b, 0); err != nil {
+				return err
+			}
+			if err := b.CopyTo(piece); err != nil {
+				return err
+			}
+		}
+		if err := t.state.set(p, x); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // startAt makes step the next one, with the weights and moments that are there.
@@ -229,11 +314,14 @@ func (t *trainer) Close() error {
 func (t *trainer) micro(n int, start func(i int) int) iter.Seq[[]int] {
 	return func(yield func([]int) bool) {
 		part := spmd.ShardOf(n, t.c.Rank(), t.c.Size())
-		starts := make([]int, 0, min(t.batch, part.Len)) // --batch may be beyond all memory
-		for lo := 0; lo < part.Len; lo += t.batch {
+		starts := make([]int, 0, min(t.batch, max(1, part.Len))) // --batch may be beyond all memory
+		for k := range t.microSteps(n) {
 			starts = starts[:0]
-			for i := lo; i < min(lo+t.batch, part.Len); i++ {
+			for i := k * t.batch; i < min((k+1)*t.batch, part.Len); i++ {
 				starts = append(starts, start(part.Off+i))
+			}
+			if t.idle(n, k) {
+				starts = append(starts, start(min(part.Off, n-1))) // any will do
 			}
 			if !yield(starts) {
 				return
@@ -242,9 +330,30 @@ func (t *trainer) micro(n int, start func(i int) int) iter.Seq[[]int] {
 	}
 }
 
-// microSteps is how many micro-batches micro yields.
+// microSteps is how many micro-batches micro yields. Where every micro-step concerns all ranks,
+// it is as many on all of them.
 func (t *trainer) microSteps(n int) int {
-	return (spmd.ShardOf(n, t.c.Rank(), t.c.Size()).Len + t.batch - 1) / t.batch
+	if t.state.Cfg.Shard.scattersGrads() {
+		return t.microStepsOf(n, 0) // which has the largest part
+	}
+	return t.microStepsOf(n, t.c.Rank())
+}
+
+// microStepsOf is how many it takes for the part of a rank.
+func (t *trainer) microStepsOf(n, rank int) int {
+	return (spmd.ShardOf(n, rank, t.c.Size()).Len + t.batch - 1) / t.batch
+}
+
+// idle says whether this rank takes part in a micro-step for the others' sake only: what it
+// learns from there has the scale 0.
+func (t *trainer) idle(n, micro int) bool { return micro >= t.microStepsOf(n, t.c.Rank()) }
+
+// scaleOf is the scale of the loss in a micro-step.
+func (t *trainer) scaleOf(k microKind) float32 {
+	if k.idle {
+		return 0
+	}
+	return t.lossScale()
 }
 
 // lossScale is 1 over the tokens of a step, of all ranks.
@@ -293,6 +402,15 @@ func (t *trainer) valSequences() int {
 	return min(t.valBatches*t.globalBatch, t.data.valWindows())
 }
 
+// evaluate adds the loss of a micro-batch, with weights that gather has gathered.
+func (t *trainer) evaluate(batch Batch, scale float32) error {
+	commands := func() error { return t.model.Evaluate(t.s, batch, scale, false) }
+	if x := t.sharder; x != nil {
+		return x.around(t.s, x.forward, false, false, commands)
+	}
+	return commands()
+}
+
 // validate returns the mean loss on the validation sequences. It blocks. Every
 // rank of c calls it.
 func (t *trainer) validate() (float64, error) {
@@ -303,12 +421,19 @@ func (t *trainer) validate() (float64, error) {
 	if err := spmd.Fill(t.s, t.state.Loss, 0); err != nil { // a rank may have no part
 		return 0, err
 	}
-	for range t.microSteps(n) {
+	if err := t.gather(); err != nil {
+		return 0, err
+	}
+	for i := range t.microSteps(n) {
 		batch, err := f.next(t.s)
 		if err != nil {
 			return 0, err
 		}
-		if err := t.model.Evaluate(t.s, batch, scale, false); err != nil {
+		by := scale
+		if t.idle(n, i) {
+			by = 0
+		}
+		if err := t.evaluate(batch, by); err != nil {
 			return 0, err
 		}
 	}

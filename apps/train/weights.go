@@ -262,6 +262,15 @@ func hfShape(p Param, cfg Config) []int64 {
 	return shape
 }
 
+// hfLen is how many numbers a folder has of a parameter.
+func hfLen(p Param, cfg Config) int {
+	n := 1
+	for _, d := range hfShape(p, cfg) {
+		n *= int(d)
+	}
+	return n
+}
+
 // transposed says whether a folder has the transpose of a parameter.
 func transposed(p Param) bool {
 	return len(p.Shape) == 2 && p.Name != "wte.weight" && p.Name != "wpe.weight"
@@ -270,29 +279,38 @@ func transposed(p Param) bool {
 // load reads the weights into s's. It blocks, and is for one rank to call.
 func (h *hfFolder) load(s *State) error {
 	for _, p := range s.Params {
-		x, err := h.read(h.tensors[p.Name])
+		x, err := h.tensor(p)
 		if err != nil {
 			return err
 		}
-		if head, ok := h.tensors[hfHead]; ok && p.Name == "wte.weight" {
-			y, err := h.read(head)
-			if err != nil {
-				return err
-			}
-			if !slices.EqualFunc(x, y, func(a, b float32) bool { return math.Float32bits(a) == math.Float32bits(b) }) {
-				return badInput("--init-from %s: %s is not %s: the output weights are the token embedding here", h.dir, hfHead, p.Name)
-			}
-		}
-		if transposed(p) {
-			y := make([]float32, len(x))
-			transpose(y, x, p.Shape[1], p.Shape[0])
-			x = y
-		}
-		if err := s.Weights.Slice(p.Off, p.Off+len(x)).CopyFrom(x); err != nil {
+		if err := s.set(p, x); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// tensor returns the numbers of a parameter, as they lie in an arena.
+func (h *hfFolder) tensor(p Param) ([]float32, error) {
+	x, err := h.read(h.tensors[p.Name])
+	if err != nil {
+		return nil, err
+	}
+	if head, ok := h.tensors[hfHead]; ok && p.Name == "wte.weight" {
+		y, err := h.read(head)
+		if err != nil {
+			return nil, err
+		}
+		if !slices.EqualFunc(x, y, func(a, b float32) bool { return math.Float32bits(a) == math.Float32bits(b) }) {
+			return nil, badInput("--init-from %s: %s is not %s: the output weights are the token embedding here", h.dir, hfHead, p.Name)
+		}
+	}
+	if transposed(p) {
+		y := make([]float32, len(x))
+		transpose(y, x, p.Shape[1], p.Shape[0])
+		x = y
+	}
+	return x, nil
 }
 
 // read returns the numbers of a tensor.

@@ -1,0 +1,297 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"testing"
+
+	"lockstep/spmd"
+	"lockstep/spmd/spmdtest"
+)
+
+var shardModes = []shardMode{shardOptimizer, shardGradients, shardParameters}
+
+// wholeOf returns an arena of a trainer by its tensors' names, put together of what the ranks
+// have. Every rank calls it.
+func wholeOf(t *testing.T, tr *trainer, a arena) map[string][]float32 {
+	t.Helper()
+	whole := map[string][]float32{}
+	for _, p := range tr.state.Params {
+		skip, have := tr.state.of(a, p)
+		x := make([]float32, p.Len)
+		if !a.shared {
+			copy(x, floatsOf(t, have))
+			whole[p.Name] = x
+			continue
+		}
+		sum, err := spmd.Alloc[float32](tr.w, p.Len)
+		if err != nil {
+			t.Fatal(err)
+		}
+		copy(x[skip:], floatsOf(t, have))
+		if err := sum.CopyFrom(x); err != nil {
+			t.Fatal(err)
+		}
+		if err := spmd.AllReduce(tr.c, sum, sum, spmd.Sum); err != nil { // the others have 0 there
+			t.Fatal(err)
+		}
+		whole[p.Name] = floatsOf(t, sum)
+		if err := sum.Free(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return whole
+}
+
+// compareArenas fails where the weights or moments of two trainers differ by more than a bound;
+// 0 asks for equal bits.
+func compareArenas(t *testing.T, what string, got, want *trainer, bound float64) {
+	t.Helper()
+	for _, tr := range []*trainer{got, want} {
+		if err := tr.gather(); err != nil {
+			t.Fatal(err)
+		}
+		if err := tr.s.Synchronize(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, a := range got.arenas() {
+		g, w := wholeOf(t, got, a), wholeOf(t, want, want.arenas()[i])
+		for name, x := range w {
+			for k, v := range x {
+				if d := math.Abs(float64(g[name][k]) - float64(v)); !(d <= bound) {
+					t.Fatalf("%s: %s%s[%d] is %v, want %v", what, a.prefix, name, k, g[name][k], v)
+				}
+			}
+		}
+	}
+}
+
+// Every mode trains as plain data parallel does, over uneven parts of a batch and micro-steps of
+// several kinds: to the bit on two ranks, where a sum has one order, as long as the order of
+// micro-steps and ranks is the same.
+func TestSharded(t *testing.T) {
+	onBoth(t, []int{1, 2, 3, 4}, testSharded[float32], testSharded[spmd.BF16])
+}
+
+func testSharded[A Act](t *testing.T, w *spmd.World) {
+	bound := 1e-4
+	if isHalf[A]() {
+		bound = 1e-3
+	}
+	for _, mode := range shardModes {
+		for _, batch := range []int{2, 1, 7} { // with 3 ranks 1 leaves one of them a micro-step short
+			steps := 6
+			if batch == 2 && !isHalf[A]() {
+				steps = 50
+			}
+			cfg := testConfig(steps)
+			cfg.half, cfg.batch, cfg.graph = isHalf[A](), batch, "off"
+			plain := start(t, w, w.Comm, cfg, wordTokens(4000))
+			cfg.model.Shard.Mode = mode
+			split := start(t, w, w.Comm, cfg, wordTokens(4000))
+			worst := 0.0
+			what := fmt.Sprintf("--shard %v, %d ranks, micro-batches of %d", mode, w.Size(), batch)
+			exact := w.OnHost() && w.Size() <= 2 && (mode == shardOptimizer || split.microSteps(cfg.globalBatch) == 1)
+			for i := range steps {
+				want, wantNorm := step(t, plain, i)
+				loss, norm := step(t, split, i)
+				if !closeTo(loss, want, bound) || !closeTo(norm, wantNorm, 100*bound*wantNorm) || exact && (loss != want || norm != wantNorm) {
+					t.Fatalf("%s, step %d: loss %.8f, norm %.8f; without %.8f, %.8f", what, i, loss, norm, want, wantNorm)
+				}
+				worst = max(worst, math.Abs(loss-want))
+				if err := split.audit(i + 1); err != nil {
+					t.Fatalf("%s, step %d: %v", what, i, err)
+				}
+			}
+			if exact {
+				compareArenas(t, what, split, plain, 0)
+			} else {
+				compareArenas(t, what, split, plain, 2e-3)
+			}
+			if steps == 50 {
+				measured(t, "largest difference of a loss over 50 steps with --shard "+mode.String(), worst)
+			}
+			want, err := plain.validate()
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := split.validate()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !closeTo(got, want, bound) {
+				t.Errorf("%s: validation loss %.8f, without %.8f", what, got, want)
+			}
+			for _, tr := range []*trainer{plain, split} {
+				if err := tr.Close(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+}
+
+// Graphs of sharded steps have the bits of their commands, and of each other's runs.
+func TestShardedGraphs(t *testing.T) {
+	onBoth(t, []int{2, 3}, testShardedGraphs[float32], testShardedGraphs[spmd.BF16])
+}
+
+func testShardedGraphs[A Act](t *testing.T, w *spmd.World) {
+	const steps = 5
+	if w.Comm.Capturable() != nil {
+		return
+	}
+	for _, mode := range shardModes {
+		cfg := testConfig(steps)
+		cfg.half, cfg.model.Shard.Mode, cfg.batch = isHalf[A](), mode, 1
+		cfg.graph = "off"
+		plain := start(t, w, w.Comm, cfg, wordTokens(4000))
+		cfg.graph = "on"
+		graphs := start(t, w, w.Comm, cfg, wordTokens(4000))
+		for i := range steps {
+			loss, norm := step(t, plain, i)
+			gloss, gnorm := step(t, graphs, i)
+			if loss != gloss || norm != gnorm {
+				t.Fatalf("--shard %v, step %d: loss %v, norm %v; as a graph %v, %v", mode, i, loss, norm, gloss, gnorm)
+			}
+			if i == 2 { // what comes between steps does not disturb them
+				if _, err := graphs.validate(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		compareArenas(t, fmt.Sprint("--shard ", mode), graphs, plain, 0)
+		for _, g := range graphs.graphs {
+			if g == nil {
+				t.Errorf("--shard %v: a kind of micro-step has no graph", mode)
+			}
+		}
+		for _, tr := range []*trainer{plain, graphs} {
+			if err := tr.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// A bad number is found on the rank that has it; the step changes nothing on any rank, and
+// steps that are left out are as if they had not been.
+func TestShardedBadSteps(t *testing.T) {
+	spmdtest.Run(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
+		for _, mode := range shardModes {
+			cfg := testConfig(6)
+			cfg.model.Shard.Mode, cfg.skipBad = mode, true
+			skips, passes := start(t, w, w.Comm, cfg, wordTokens(4000)), start(t, w, w.Comm, cfg, wordTokens(4000))
+			for i := range 4 {
+				if i != 1 {
+					step(t, skips, i)
+					step(t, passes, i)
+					continue
+				}
+				for range passes.microSteps(cfg.globalBatch) {
+					if _, err := passes.train.next(passes.s); err != nil {
+						t.Fatal(err)
+					}
+				}
+				// The last element of the last rank's part of the vectors.
+				weights := skips.arenas()[0]
+				name, at := lastVector(skips, weights)
+				was := weights.At(at)
+				if w.Rank() == w.Size()-1 {
+					weights.Set(at, float32(math.Inf(1)))
+				}
+				if loss, norm := step(t, skips, i); !bad(loss, norm) {
+					t.Fatalf("--shard %v: loss %g, norm %g of a step that is to be bad", mode, loss, norm)
+				}
+				where, err := skips.firstBad(i)
+				if err != nil {
+					t.Fatal(err)
+				}
+				want := fmt.Sprintf("rank %d has the first number that is not finite in the weight %s", w.Size()-1, name)
+				if w.Rank() == w.Size()-1 && mode == shardParameters && where != want {
+					t.Errorf("--shard %v: %s, want %s", mode, where, want)
+				}
+				weights.Set(at, was)
+			}
+			compareArenas(t, fmt.Sprint("--shard ", mode), skips, passes, 0)
+			for _, tr := range []*trainer{skips, passes} {
+				if err := tr.Close(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	})
+}
+
+// lastVector returns the last vector of which this rank has elements that it updates, and where
+// the last of these is in an arena of weights.
+func lastVector(tr *trainer, weights arena) (name string, at int) {
+	st := tr.state
+	at = -1
+	for _, p := range st.Params {
+		skip, own, n := st.sharded.Own(p.Group, p.Off, p.Off+p.Len)
+		if p.Decay || n == 0 {
+			continue
+		}
+		last := own + n - 1
+		if !weights.shared {
+			last = p.Off + skip + n - 1
+		}
+		if last > at {
+			name, at = p.Name, last
+		}
+	}
+	return name, at
+}
+
+// The weights drawn, and those of a folder, are the same in every mode.
+func TestShardedStart(t *testing.T) {
+	spmdtest.Run(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
+		for _, mode := range shardModes {
+			cfg := testConfig(2)
+			plain := start(t, w, w.Comm, cfg, wordTokens(4000))
+			cfg.model.Shard.Mode = mode
+			split := start(t, w, w.Comm, cfg, wordTokens(4000))
+			compareArenas(t, fmt.Sprint("--shard ", mode), split, plain, 0)
+			for _, tr := range []*trainer{plain, split} {
+				if err := tr.Close(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	})
+}
+
+// What is written after the last step is what one rank with all weights writes.
+func TestShardedGenerate(t *testing.T) {
+	spmdtest.Run(t, []int{3}, func(t *testing.T, w *spmd.World) {
+		var texts []string
+		for _, mode := range append([]shardMode{shardOff}, shardModes...) {
+			cfg := testConfig(8)
+			cfg.model.Shard.Mode = mode
+			tr := start(t, w, w.Comm, cfg, wordTokens(4000))
+			for i := range cfg.steps {
+				step(t, tr, i)
+			}
+			together, err := tr.toGenerate()
+			if err != nil || together != (mode == shardParameters) {
+				t.Fatalf("--shard %v: all ranks write: %v, error %v", mode, together, err)
+			}
+			if w.Rank() == 0 || together {
+				text, err := tr.generate(t.Context(), byteTokens{}, "func", 40, 0, 1)
+				if err != nil {
+					t.Fatal(err)
+				}
+				texts = append(texts, string(text))
+			}
+			if err := tr.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if w.Rank() == 0 && len(slices.Compact(texts)) != 1 {
+			t.Errorf("texts %q, want four equal ones", texts)
+		}
+	})
+}
