@@ -30,10 +30,17 @@ func Await[T Elem](s *Stream, b Buffer[T], enqueue func() error) error {
 // awaiter looks at memory that a device writes.
 type awaiter struct {
 	s     *Stream
+	q     written
 	words []uint32 // of the memory; none where there is nothing to see
 	seen  int
 	// What the stream held before the work, which is over when that has written.
 	before uint64
+}
+
+// written is a queue of which the host sees what it writes before it knows that it has.
+type written interface {
+	Tail() uint64 // commands enqueued
+	Pass(seq uint64)
 }
 
 const (
@@ -45,14 +52,15 @@ const (
 
 func (b Buffer[T]) awaited(s *Stream) (awaiter, error) {
 	a := awaiter{s: s}
-	if s.cap != nil {
+	if s.q.Lane() != nil {
 		return a, fmt.Errorf("%s: Await: stream %q is being captured", ccall.At(), s.name)
 	}
 	if err := s.w.checkBlock(b.blk); err != nil {
 		return a, err
 	}
 	// MPI may keep in the memory of a result what is not the result yet.
-	if s.dev != nil && !s.w.Comm.st.handed() && b.n > 0 && b.blk.Pool == s.w.pinned && sizeOf[T]() >= 4 {
+	if q, ok := s.q.(written); ok && !s.w.Comm.st.handed() && b.n > 0 && b.blk.Pool == s.w.dev.Pools().Pinned && sizeOf[T]() >= 4 {
+		a.q = q
 		a.words = unsafe.Slice((*uint32)(b.addr()), b.Bytes()/4)
 	}
 	return a, nil
@@ -60,7 +68,7 @@ func (b Buffer[T]) awaited(s *Stream) (awaiter, error) {
 
 func (a *awaiter) mark() {
 	if len(a.words) > 0 {
-		a.before = a.s.dev.tail.Load()
+		a.before = a.q.Tail()
 	}
 	for i := range a.words {
 		atomic.StoreUint32(&a.words[i], unwritten)
@@ -75,9 +83,7 @@ func (a *awaiter) wait() error {
 				a.seen++
 			}
 			if a.seen == len(a.words) {
-				a.s.dev.mu.Lock()
-				a.s.dev.pass(a.before) // or what was issued would pile up where nobody synchronizes
-				a.s.dev.mu.Unlock()
+				a.q.Pass(a.before) // or what was issued would pile up where nobody synchronizes
 				return nil
 			}
 		}

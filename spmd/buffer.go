@@ -4,12 +4,11 @@ import (
 	"fmt"
 	"unsafe"
 
-	"lockstep/host"
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
-	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/exec"
+	hostexec "lockstep/spmd/internal/exec/host"
 )
 
 // Buffer is n elements of T in the memory of the rank's device: GPU memory, or
@@ -31,7 +30,9 @@ type Buffer[T Stored] struct {
 // Where the pool has to ask the driver for more GPU memory it first waits for the
 // collectives in flight, since the driver may wait for them: allocate before they
 // start.
-func Alloc[T Stored](w *World, n int) (Buffer[T], error) { return allocFrom[T](w, &w.pool, n) }
+func Alloc[T Stored](w *World, n int) (Buffer[T], error) {
+	return allocFrom[T](w, w.dev.Pools().Device, n)
+}
 
 // mostBytes is more than any device has, and leaves room to round up.
 const mostBytes = 1 << 56
@@ -49,7 +50,7 @@ func allocFrom[T Stored](w *World, p *exec.Pool, n int) (Buffer[T], error) {
 		return Buffer[T]{}, err
 	}
 	if n == 0 {
-		return Buffer[T]{blk: &block{w: w}}, nil
+		return Buffer[T]{blk: &block{Owner: w}}, nil
 	}
 	blk, err := w.block(p, n*sizeOf[T]())
 	if err != nil {
@@ -60,12 +61,14 @@ func allocFrom[T Stored](w *World, p *exec.Pool, n int) (Buffer[T], error) {
 
 // AllocPinned returns host memory that the device can copy from and to without
 // the host's help; Host gives it as a slice. Otherwise as Alloc.
-func AllocPinned[T Stored](w *World, n int) (Buffer[T], error) { return allocFrom[T](w, w.pinned, n) }
+func AllocPinned[T Stored](w *World, n int) (Buffer[T], error) {
+	return allocFrom[T](w, w.dev.Pools().Pinned, n)
+}
 
 // AllocManaged returns memory that host and device both address, the driver
 // moving pages between them; Host gives it as a slice. Otherwise as Alloc.
 func AllocManaged[T Stored](w *World, n int) (Buffer[T], error) {
-	return allocFrom[T](w, w.managed, n)
+	return allocFrom[T](w, w.dev.Pools().Managed, n)
 }
 
 // AllocSymmetric returns device memory that is registered with all communicators.
@@ -142,7 +145,7 @@ func (b Buffer[T]) Free() error {
 	}
 	b.blk.At.Here(0)
 	if b.blk.Pool != nil {
-		b.blk.Pool.Release(&b.blk.Block, b.blk.w.marks())
+		b.blk.Pool.Release(b.blk, worldOf(b.blk).dev.Marks())
 	}
 	return nil
 }
@@ -153,10 +156,10 @@ func (b Buffer[T]) CopyFrom(src []T) error {
 	err := b.access("CopyFrom", len(src))
 	switch {
 	case err != nil || b.n == 0:
-	case b.blk.onHost():
+	case addressed(b.blk):
 		copy(b.slice(), src)
 	default:
-		err = b.blk.w.stage.toDevice(b.addr(), unsafe.Pointer(unsafe.SliceData(src)), b.Bytes())
+		err = worldOf(b.blk).dev.ToDevice(b.addr(), unsafe.Pointer(unsafe.SliceData(src)), b.Bytes())
 	}
 	return err
 }
@@ -167,10 +170,10 @@ func (b Buffer[T]) CopyTo(dst []T) error {
 	err := b.access("CopyTo", len(dst))
 	switch {
 	case err != nil || b.n == 0:
-	case b.blk.onHost():
+	case addressed(b.blk):
 		copy(dst, b.slice())
 	default:
-		err = b.blk.w.stage.toHost(unsafe.Pointer(unsafe.SliceData(dst)), b.addr(), b.Bytes())
+		err = worldOf(b.blk).dev.ToHost(unsafe.Pointer(unsafe.SliceData(dst)), b.addr(), b.Bytes())
 	}
 	return err
 }
@@ -181,13 +184,12 @@ func (b Buffer[T]) SetAll(v T) error {
 	err := b.access("SetAll", b.n)
 	switch {
 	case err != nil || b.n == 0:
-	case b.blk.onHost():
-		fill(b.slice(), v)
+	case addressed(b.blk):
+		hostexec.Fill(b.slice(), v)
 	default:
-		s := b.blk.w.stage.s
-		if err = Fill(s, b, v); err == nil {
-			err = s.Synchronize()
-		}
+		var bits uint64
+		*(*T)(unsafe.Pointer(&bits)) = v
+		err = worldOf(b.blk).dev.SetAll(elem.Of[T](), b.addr(), b.n, bits)
 	}
 	return err
 }
@@ -198,7 +200,7 @@ func (b Buffer[T]) SetAll(v T) error {
 func (b Buffer[T]) At(i int) T {
 	one := b.Slice(i, i+1)
 	one.mustAccess("At")
-	if b.blk.onHost() {
+	if addressed(b.blk) {
 		return one.slice()[0]
 	}
 	v := make([]T, 1)
@@ -212,7 +214,7 @@ func (b Buffer[T]) At(i int) T {
 func (b Buffer[T]) Set(i int, v T) {
 	one := b.Slice(i, i+1)
 	one.mustAccess("Set")
-	if b.blk.onHost() {
+	if addressed(b.blk) {
 		one.slice()[0] = v
 	} else if err := one.CopyFrom([]T{v}); err != nil {
 		panic(err)
@@ -225,7 +227,7 @@ func (b Buffer[T]) Set(i int, v T) {
 // when the buffer has been freed or lies in a GPU's memory.
 func (b Buffer[T]) Host() []T {
 	b.mustAccess("Host")
-	if !b.blk.onHost() {
+	if !addressed(b.blk) {
 		panic(fmt.Errorf("%s: Host: the buffer is in the memory of a GPU: use CopyTo, or AllocPinned", ccall.At()))
 	}
 	return b.slice()
@@ -235,48 +237,47 @@ func (b Buffer[T]) access(op string, n int) error {
 	if n != b.n {
 		return fmt.Errorf("%s: %s: buffer has %d elements, slice %d", ccall.At(), op, b.n, n)
 	}
-	return b.blk.gone(op)
+	return gone(b.blk, op)
 }
 
 func (b Buffer[T]) mustAccess(op string) {
-	if err := b.blk.gone(op); err != nil {
+	if err := gone(b.blk, op); err != nil {
 		panic(err)
 	}
 }
 
-// block is one allocation. Handles (Buffer) point to it, so that a use after
+// block is one allocation of a World. Handles (Buffer) point to it, so that a use after
 // Free is found whatever copy of the handle it is made through.
-type block struct {
-	exec.Block
-	w *World
-}
+type block = exec.Block
 
 // block allocates n bytes of p.
 func (w *World) block(p *exec.Pool, n int) (*block, error) {
-	b := &block{w: w}
-	if err := p.Alloc(&b.Block, n); err != nil {
+	b := &block{Owner: w}
+	if err := p.Alloc(b, n); err != nil {
 		return nil, err
 	}
 	return b, nil
 }
 
-// onHost says whether the host addresses the memory.
-func (b *block) onHost() bool { return b == nil || b.Pool == nil || b.Pool.Host }
+func worldOf(b *block) *World { return b.Owner.(*World) }
+
+// addressed says whether the host addresses the memory.
+func addressed(b *block) bool { return b == nil || b.Pool == nil || b.Pool.Host }
 
 // gone returns why the memory is not there any more, or nil.
-func (b *block) gone(op string) error {
+func gone(b *block, op string) error {
 	switch {
 	case b == nil:
 		return nil
 	case b.Freed.Load():
-		return b.freedError(op)
-	case b.w.pool.Closed():
+		return freedError(b, op)
+	case worldOf(b).dev.Pools().Device.Closed():
 		return fmt.Errorf("%s: %s: the world that the buffer belongs to is closed", ccall.At(), op)
 	}
 	return nil
 }
 
-func (b *block) freedError(op string) error {
+func freedError(b *block, op string) error {
 	return fmt.Errorf("%s: %s: the buffer was freed at %s", ccall.At(), op, &b.At)
 }
 
@@ -297,50 +298,23 @@ func Copy[T Stored](s *Stream, dst, src Buffer[T]) error {
 	if dst.n != src.n {
 		return lengthError("Copy", "dst", dst.n, "src", src.n)
 	}
-	c := command{kind: cmdCopy, call: call{Call: coll.Call{Dst: dst.addr(), Src: src.addr(), N: dst.Bytes()}, dblk: dst.blk, sblk: src.blk}}
-	return s.submit(&c, nil)
+	c, err := s.begin(exec.DoCopy, dst.blk, src.blk)
+	if err != nil {
+		return err
+	}
+	c.Dst, c.Src, c.N = dst.addr(), src.addr(), dst.Bytes()
+	return s.q.Enqueue(c)
 }
 
 // Fill enqueues dst[i] = v on s. SetAll does it at once.
 func Fill[T Stored](s *Stream, dst Buffer[T], v T) error {
-	c := command{kind: cmdFill, call: call{Call: coll.Call{Dst: dst.addr(), N: dst.n, Type: elem.Of[T]()}, dblk: dst.blk}}
-	*(*T)(unsafe.Pointer(&c.bits)) = v
-	return s.submit(&c, nil)
-}
-
-// fill uses all cores: the first touch of fresh memory is slow, since the system
-// clears it.
-func fill[T Stored](h []T, v T) {
-	if len(h) <= grain {
-		fillPart(h, v)
-		return
+	c, err := s.begin(exec.DoFill, dst.blk, nil)
+	if err != nil {
+		return err
 	}
-	host.Parallel(len(h), grain, func(lo, hi int) { fillPart(h[lo:hi], v) })
-}
-
-func fillPart[T Stored](part []T, v T) {
-	if len(part) == 0 {
-		return
-	}
-	part[0] = v
-	for done := 1; done < len(part); {
-		done += copy(part[done:], part[:min(done, 1<<12)]) // from the cache
-	}
-}
-
-// fillAs fills n elements of a type known at run time with the low bits of v: a
-// fill moves bits, so the unsigned type of equal size will do.
-func fillAs(t elem.Type, dst unsafe.Pointer, n int, v uint64) {
-	switch t.Size() {
-	case 1:
-		fill(unsafe.Slice((*uint8)(dst), n), uint8(v))
-	case 2:
-		fill(unsafe.Slice((*F16)(dst), n), F16(v))
-	case 4:
-		fill(unsafe.Slice((*uint32)(dst), n), uint32(v))
-	default:
-		fill(unsafe.Slice((*uint64)(dst), n), v)
-	}
+	c.Dst, c.N, c.Type, c.Bits = dst.addr(), dst.n, elem.Of[T](), 0
+	*(*T)(unsafe.Pointer(&c.Bits)) = v
+	return s.q.Enqueue(c)
 }
 
 // lengthError is the refusal of unequal lengths: both numbers, both names, and

@@ -6,6 +6,7 @@ import (
 	"lockstep/host"
 	"lockstep/internal/kernels"
 	"lockstep/internal/mix"
+	hostexec "lockstep/spmd/internal/exec/host"
 )
 
 // The framework's own kernels: kernels.cu, and beside it what the host does.
@@ -20,20 +21,17 @@ var cudaHeader string
 
 func init() { kernels.Headers["spmd.cuh"] = cudaHeader }
 
-// grain is the least number of elements that is worth a goroutine.
-const grain = 1 << 16
-
 // loopGrid is a grid whose threads loop over n elements.
 func loopGrid(n int) Grid { return Cover1D(min(n, 1<<20), 256) }
 
 var fillKernel = NewKernel("fill_u64", cudaSource, func(a Args) error {
-	fill(ArgSlice[uint64](a, 0), a.U64(2))
+	hostexec.Fill(ArgSlice[uint64](a, 0), a.U64(2))
 	return nil
 })
 
 var uniform = NewKernel("uniform_f32", cudaSource, func(a Args) error {
 	dst, seed, offset := ArgSlice[float32](a, 0), a.U64(2), a.U64(3)
-	host.Parallel(len(dst), grain, func(lo, hi int) {
+	host.Parallel(len(dst), hostexec.Grain, func(lo, hi int) {
 		for i := lo; i < hi; i++ {
 			dst[i] = float32(UniformBits(seed, offset+uint64(i))) / (1 << 24)
 		}

@@ -7,9 +7,12 @@ import (
 	"sync"
 	"unsafe"
 
+	"lockstep/cuda"
 	"lockstep/internal/ccall"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
+	"lockstep/spmd/internal/exec"
+	hostexec "lockstep/spmd/internal/exec/host"
 	"lockstep/spmd/internal/transport"
 	"lockstep/spmd/internal/verify"
 )
@@ -192,13 +195,13 @@ func (c Comm) Group(fn func() error) error {
 	}
 	g := st.newGroup()
 	g.s, st.open = c.s, g
-	err := guard(fn)
+	err := exec.Guard(fn)
 	st.open = nil
 	if err != nil || len(g.cmds) == 0 {
 		st.recycle(g)
 		return err
 	}
-	g.keep = c.s != nil && c.s.cap != nil
+	g.keep = c.s != nil && c.s.q.Lane() != nil
 	return c.do(&call{Call: coll.Call{Kind: coll.Group}, comm: st, group: g})
 }
 
@@ -239,7 +242,7 @@ func (g *group) add(c *call) {
 // costs little more than a call from Go to C: for it the way through do is long.
 func (c Comm) plain(b *block, peer int) transport.Host {
 	st := c.st
-	if c.s != nil || st == nil || st.checker != nil || st.open != nil || st.freed || uint(peer) >= uint(st.size) || b == nil || b.w != st.w ||
+	if c.s != nil || st == nil || st.checker != nil || st.open != nil || st.freed || uint(peer) >= uint(st.size) || b == nil || b.Owner != st.w ||
 		b.Freed.Load() || st.w.gpu != nil || st.w.capturing.Load() != 0 {
 		return nil
 	}
@@ -262,7 +265,7 @@ func (c Comm) do(cmd *call) error {
 	}
 	st.route(cmd, c.s != nil)
 	if c.s != nil {
-		return c.s.submitCall(cmd)
+		return c.s.submit(cmd)
 	}
 	if err := st.w.checkBlocks(cmd); err != nil {
 		return err
@@ -272,9 +275,9 @@ func (c Comm) do(cmd *call) error {
 	}
 	if !cmd.route.host {
 		if cmd.route.by.Caps().Now {
-			return cmd.onDeviceNow(st.w.blocking.dev)
+			return cmd.onDeviceNow(onGPU(st.w.blocking.q))
 		}
-		if err := st.w.blocking.submitCall(cmd); err != nil {
+		if err := st.w.blocking.submit(cmd); err != nil {
 			return err
 		}
 		return st.w.blocking.Synchronize()
@@ -345,15 +348,23 @@ func (c *call) make(q transport.Queue, work unsafe.Pointer) error {
 // local does a step that concerns this rank alone, on the host or on a stream of the GPU.
 func (w *World) local(q transport.Queue, s coll.Call) error {
 	if q != nil {
-		return w.gpu.local(q.Stream(), &s)
+		return w.onStream(q.Stream(), &s)
 	}
 	if s.Kind == coll.Fill {
-		fillAs(s.Type, s.Dst, s.N, coll.Identity(s.Op, s.Type))
+		hostexec.FillAs(s.Type, s.Dst, s.N, coll.Identity(s.Op, s.Type))
 		return nil
 	}
 	n := s.N * s.Type.Size()
 	copy(unsafe.Slice((*byte)(s.Dst), n), unsafe.Slice((*byte)(s.Src), n))
 	return nil
+}
+
+// onStream enqueues a step that concerns this rank alone.
+func (w *World) onStream(h *cuda.Stream, s *coll.Call) error {
+	if s.Kind == coll.Fill {
+		return w.gpu.Fill(h, s.Type, s.Dst, s.N, coll.Identity(s.Op, s.Type))
+	}
+	return h.Copy(s.Dst, s.Src, s.N*s.Type.Size())
 }
 
 // hostWork returns memory of n bytes for a call on the host, in its turn in MPI.

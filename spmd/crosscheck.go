@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/transport"
 	"lockstep/spmd/internal/verify"
 )
@@ -41,7 +42,7 @@ func (w *World) openCross() error {
 	if err != nil {
 		return err
 	}
-	w.cross = &crossCheck{w: w, ref: verify.NewReference(transport.Bare{S: s.dev.h}, poolMemory{w}, alone.st.host)}
+	w.cross = &crossCheck{w: w, ref: verify.NewReference(transport.Bare{S: onGPU(s.q).Stream()}, poolMemory{w}, alone.st.host)}
 	if err := w.mustAgree(errors.Join(w.Comm.st.openDevice(), w.NodeComm.st.openDevice())); err != nil {
 		return fmt.Errorf("--check both: %w", err)
 	}
@@ -49,25 +50,26 @@ func (w *World) openCross() error {
 }
 
 // submit has NCCL carry out c, which communicates, then MPI, and compares.
-func (x *crossCheck) submit(q *gpuQueue, c *command) error {
+func (x *crossCheck) submit(s *Stream, c *call) error {
 	st := c.comm
-	if q.s.cap != nil {
+	captured := s.q.Lane() != nil
+	if captured {
 		x.warned.Do(func() {
 			x.w.Log.Warn().Msg("--check both does not compare what is captured: a graph holds no host that could")
 		})
 	}
-	if q.s.cap != nil || st.second == nil || c.Kind == coll.Barrier {
-		return q.submit(c, nil)
+	if captured || st.second == nil || c.Kind == coll.Barrier {
+		return s.enqueue(c)
 	}
 	made := verify.Pack(&c.Call, c.group) // a group is gone once it is issued
-	run, err := x.ref.Begin(st.second, st.host, st.recorder, &c.Call, c.group, q.s.copyBytes)
+	run, err := x.ref.Begin(st.second, st.host, st.recorder, &c.Call, c.group, s.copyBytes)
 	if err != nil {
 		return err
 	}
-	if err := q.submit(c, nil); err != nil {
+	if err := s.enqueue(c); err != nil {
 		return err
 	}
-	if err := q.end().Wait(); err != nil {
+	if err := s.q.End().Wait(); err != nil {
 		return err
 	}
 	if err := x.w.order.Enter(x.w.order.Take(1)); err != nil {
@@ -85,23 +87,27 @@ func (x *crossCheck) submit(q *gpuQueue, c *command) error {
 
 // copyBytes enqueues a copy within the memory of the device.
 func (s *Stream) copyBytes(dst, src unsafe.Pointer, bytes int) error {
-	c := command{kind: cmdCopy, call: call{Call: coll.Call{Dst: dst, Src: src, N: bytes}}}
-	return s.submit(&c, nil)
+	c, err := s.q.Begin(exec.DoCopy)
+	if err != nil {
+		return err
+	}
+	c.Dst, c.Src, c.N = dst, src, bytes
+	return s.q.Enqueue(c)
 }
 
 // poolMemory is the pool of a world as verify needs it.
 type poolMemory struct{ w *World }
 
 func (m poolMemory) Alloc(bytes int) (unsafe.Pointer, func(), error) {
-	b, err := m.w.block(&m.w.pool, bytes)
+	b, err := m.w.block(m.w.dev.Pools().Device, bytes)
 	if err != nil {
 		return nil, nil, err
 	}
-	return b.Ptr, func() { b.Pool.Release(&b.Block, nil) }, nil
+	return b.Ptr, func() { b.Pool.Release(b, nil) }, nil
 }
 
 func (m poolMemory) Local(q transport.Queue, s coll.Call) error { return m.w.local(q, s) }
 
 func (m poolMemory) Fetch(dst, src unsafe.Pointer, bytes int) error {
-	return m.w.stage.toHost(dst, src, bytes)
+	return m.w.dev.ToHost(dst, src, bytes)
 }

@@ -7,7 +7,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"unsafe"
 
 	"github.com/rs/zerolog"
@@ -19,6 +18,7 @@ import (
 	"lockstep/nccl"
 	"lockstep/spmd/internal/affinity"
 	"lockstep/spmd/internal/control"
+	cudaexec "lockstep/spmd/internal/exec/cuda"
 	"lockstep/spmd/internal/job"
 )
 
@@ -64,17 +64,17 @@ func (w *World) chooseDevice(node control.Comm) error {
 		if err := w.chooseCarrier(); err != nil {
 			return err
 		}
-		w.gpu, err = openGPU(index)
+		g, err := cudaexec.Open(index)
 		failure, err = w.firstFailure(err)
 		if err != nil || failure == nil {
+			w.useGPU(g)
 			return err
 		}
-	}
-	if w.gpu != nil {
-		if err := w.gpu.close(); err != nil {
-			return err
+		if g != nil {
+			if err := g.Close(); err != nil {
+				return err
+			}
 		}
-		w.gpu = nil
 	}
 	w.agreed = true
 	what := failure.Text
@@ -102,6 +102,14 @@ func (w *World) chooseDevice(node control.Comm) error {
 		w.why += nothingToCompare
 	}
 	return nil
+}
+
+// useGPU has the world work on a GPU; nil where it could not be opened.
+func (w *World) useGPU(g *cudaexec.GPU) {
+	if g != nil {
+		w.gpu = cudaexec.NewDevice(g, &fillKernel.k, w.fail)
+		w.dev = w.gpu
+	}
 }
 
 // findGPU chooses among the GPUs that the rank sees, by their index. The ranks
@@ -186,12 +194,6 @@ func (w *World) firstFailure(mine error) (*control.Failure, error) {
 	return control.First(w.control.st.host, mine)
 }
 
-// capability is the GPU's compute capability, major*10 + minor.
-func (g *gpu) capability() int {
-	major, minor := g.dev.Capability()
-	return 10*major + minor
-}
-
 // loadKernels compiles what the program has declared and loads it, so that no
 // launch waits for a compiler. The first rank of a node compiles, or finds the
 // binary on disk; the others receive it.
@@ -206,7 +208,7 @@ func (w *World) loadKernels(node control.Comm) error {
 	}
 	images := make([][]byte, len(sources))
 	if node.Rank() == 0 || !same {
-		err = w.compile(sources, images)
+		images, err = w.gpu.GPU.Compile(sources, w.threads)
 	}
 	if same {
 		err = shareImages(node, images, err)
@@ -214,58 +216,7 @@ func (w *World) loadKernels(node control.Comm) error {
 	if err != nil {
 		return err
 	}
-	w.gpu.mu.Lock()
-	defer w.gpu.mu.Unlock()
-	for i, s := range sources {
-		if w.gpu.modules[s.Key()] != nil {
-			continue // by an earlier world of this process
-		}
-		m, err := w.gpu.load(s.Key(), s.Names[0], images[i])
-		if err != nil {
-			return err
-		}
-		for _, name := range s.Names {
-			if _, err := m.function(name); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// module is a compiled source on the GPU.
-type module struct {
-	*cuda.Module
-	image nvrtc.Image // which knows the names of its kernels
-}
-
-// load brings a compiled source to the GPU, to be found by its key. The caller holds g.mu.
-func (g *gpu) load(key, name string, image nvrtc.Image) (*module, error) {
-	m, err := g.dev.LoadModule(image.Code())
-	if err != nil {
-		return nil, fmt.Errorf("kernel %s: %w", name, err)
-	}
-	g.modules[key] = &module{m, image}
-	return g.modules[key], nil
-}
-
-// has says whether a kernel is in the program, unless it is a function without template
-// arguments, which every program of its source has.
-func (m *module) has(name string) bool {
-	return !kernels.IsExpression(name) || m.image.Kernel(name) != name
-}
-
-// function returns a kernel whose code is on the GPU: loaded lazily, at its first
-// launch, it could wait for a collective in flight.
-func (m *module) function(name string) (*cuda.Function, error) {
-	f, err := m.Function(m.image.Kernel(name))
-	if err == nil {
-		err = f.Load()
-	}
-	if err != nil {
-		return nil, fmt.Errorf("kernel %s: %w", name, err)
-	}
-	return f, nil
+	return w.gpu.GPU.Load(sources, images)
 }
 
 // sameSources says whether all ranks of the node have the same sources and the
@@ -278,32 +229,8 @@ func (w *World) sameSources(node control.Comm, sources []kernels.Source) (bool, 
 			h.Write([]byte{0})
 		}
 	}
-	v, err := control.Range(node, int64(h.Sum64())+int64(w.gpu.capability()))
+	v, err := control.Range(node, int64(h.Sum64())+int64(w.gpu.GPU.Capability()))
 	return v.One(), err
-}
-
-// compile fills images, on as many cores as the rank has.
-func (w *World) compile(sources []kernels.Source, images [][]byte) error {
-	cache := nvrtc.DefaultCache()
-	errs := make([]error, len(sources))
-	var wg sync.WaitGroup
-	slots := make(chan struct{}, w.threads)
-	for i, s := range sources {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			slots <- struct{}{}
-			defer func() { <-slots }()
-			images[i], errs[i] = compileSource(cache, &s, w.gpu.capability())
-		}()
-	}
-	wg.Wait()
-	return errors.Join(errs...)
-}
-
-func compileSource(cache nvrtc.Cache, s *kernels.Source, capability int) (nvrtc.Image, error) {
-	image, _, err := cache.Compile(s.Names[0], s.Text, s.Options(capability))
-	return image, err
 }
 
 // shareImages copies rank 0's images to the other ranks of the node; failure is
@@ -347,10 +274,12 @@ func (w *World) startGPU(node control.Comm) error {
 	if err := w.stayNear(node); err != nil {
 		return err
 	}
-	w.openPools()
 	err := w.loadKernels(node)
 	if err == nil {
-		err = w.openStaging()
+		err = w.gpu.OpenStaging()
+	}
+	if err == nil {
+		w.blocking, err = w.NewStreamPriority("blocking calls", High)
 	}
 	if err := w.mustAgree(err); err != nil || w.Size() == 1 {
 		return err
@@ -404,26 +333,23 @@ func (w *World) mustAgree(mine error) error {
 	return f.Or(mine)
 }
 
-// closeMemory gives all memory back. Nothing runs any more.
-func (w *World) closeMemory() error {
-	err := w.pool.Close()
-	if w.gpu == nil {
-		return err
+// closeDevice ends what streams, events and memory there are. Nothing runs any more.
+func (w *World) closeDevice() error {
+	if w.dev == nil {
+		return nil
 	}
+	err := w.dev.Close()
 	if w.symmetric != nil {
 		err = errors.Join(err, w.symmetric.pool.Close())
-	}
-	if w.pinned != nil { // where the start got so far
-		err = errors.Join(err, w.pinned.Close(), w.managed.Close())
 	}
 	return err
 }
 
-// describe adds to the start line what is known of the GPU and its libraries.
-func (g *gpu) describe(line *zerolog.Event, ranks int) *zerolog.Event {
+// describeGPU adds to the start line what is known of the GPU and its libraries.
+func describeGPU(line *zerolog.Event, g *cudaexec.GPU, ranks int) *zerolog.Event {
 	major, minor := nvrtc.Version()
 	v := cuda.DriverVersion()
-	line = line.Int("gpu", g.dev.Index()).Str("pci", g.dev.PCI()).Str("cuda", fmt.Sprintf("%d.%d", v/1000, v%1000/10)).
+	line = line.Int("gpu", g.Dev.Index()).Str("pci", g.Dev.PCI()).Str("cuda", fmt.Sprintf("%d.%d", v/1000, v%1000/10)).
 		Str("nvrtc", fmt.Sprintf("%d.%d", major, minor))
 	if driver, err := os.ReadFile("/sys/module/nvidia/version"); err == nil {
 		line = line.Str("driver", strings.TrimSpace(string(driver)))
@@ -437,7 +363,7 @@ func (g *gpu) describe(line *zerolog.Event, ranks int) *zerolog.Event {
 // stayNear keeps this process to the cores near its GPU, where nobody has bound it, and
 // shares them out among the ranks that have the same. Collective over the node.
 func (w *World) stayNear(node control.Comm) error {
-	list, near := affinity.NearGPU("/sys", w.gpu.dev.PCI())
+	list, near := affinity.NearGPU("/sys", w.gpu.GPU.Dev.PCI())
 	if list != "" {
 		if err := affinity.Keep(&near); err != nil {
 			w.Log.Warn().Err(err).Msg("this process may run far from its GPU")

@@ -2,11 +2,9 @@ package spmd
 
 import (
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
-	"lockstep/cuda"
 	"lockstep/internal/ccall"
 	"lockstep/spmd/internal/exec"
 )
@@ -15,16 +13,15 @@ import (
 // host. A second Record moves it, for those who wait from then on.
 type Event struct {
 	w    *World
+	dev  exec.Event
 	mu   sync.Mutex
 	at   exec.Point
-	time time.Time   // when a host stream got there; zero before
-	gpu  *cuda.Event // the same exec.Point on a GPU; nil before the first Record
-	cap  *capture    // the capture it was last recorded in, if any
-	node int         // its number there
+	cap  *exec.Capture // the capture it was last recorded in, if any
+	node int           // its number there
 }
 
 // NewEvent returns a new event that is not recorded yet.
-func (w *World) NewEvent() (*Event, error) { return &Event{w: w}, nil }
+func (w *World) NewEvent() (*Event, error) { return &Event{w: w, dev: w.dev.NewEvent()}, nil }
 
 // Record moves the event to the present end of s. It does not block the host. It
 // fails where s has failed or is closed, and the event stays where it was.
@@ -32,40 +29,23 @@ func (e *Event) Record(s *Stream) error {
 	if s.w != e.w {
 		return fmt.Errorf("%s: Record: the event belongs to another world", ccall.At())
 	}
-	e.mu.Lock() // until the new point is there: the stream may get to it at once
+	e.mu.Lock()
 	defer e.mu.Unlock()
-	if s.cap != nil {
-		node, err := s.cap.record(s)
+	if l := s.q.Lane(); l != nil {
+		node, err := l.Record()
 		if err == nil {
-			e.cap, e.node = s.cap, node
+			e.cap, e.node = l.C, node
 		}
 		return err
 	}
-	var seq uint64
-	var err error
-	if s.dev != nil {
-		seq, err = s.dev.record(e)
-	} else {
-		c := command{kind: cmdRecord, event: e}
-		c.site.Near()
-		seq, err = s.host.push(&c, nil)
-	}
+	p, err := e.dev.Record(s.q)
 	if err == nil {
-		e.at, e.time, e.cap = exec.Point{Q: s.q, Seq: seq}, time.Time{}, nil
+		e.at, e.cap = p, nil
 	}
 	return err
 }
 
-// reached notes the time at which a queue got to p.
-func (e *Event) reached(p exec.Point) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.at == p {
-		e.time = time.Now()
-	}
-}
-
-func (e *Event) last() (exec.Point, *capture, int) {
+func (e *Event) last() (exec.Point, *exec.Capture, int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.at, e.cap, e.node
@@ -79,54 +59,25 @@ func (e *Event) Synchronize() error {
 	if in != nil {
 		return fmt.Errorf("%s: Synchronize: the event was recorded in a capture", ccall.At())
 	}
-	if q, ok := p.Q.(*gpuQueue); ok { // not later than the event itself
-		q.spin(e.gpu, p.Seq)
-		return p.Failure()
-	}
-	return p.Wait()
+	return e.dev.Wait(p)
 }
 
 // Elapsed returns the time from the point of since to the point of e; both must
 // have been reached.
 func (e *Event) Elapsed(since *Event) (time.Duration, error) {
-	var t [2]time.Time
-	for i, x := range [2]*Event{since, e} {
+	for _, x := range [2]*Event{since, e} {
 		p, in, _ := x.last()
-		var done bool
-		var err error
-		if q, ok := p.Q.(*gpuQueue); ok {
-			done, err = q.query(x.gpu, p.Seq)
-		} else {
-			done, err = p.Passed()
-		}
+		done, err := x.dev.Passed(p)
 		if err != nil {
 			return 0, err
 		}
 		if p.Q == nil || in != nil || !done {
 			return 0, fmt.Errorf("%s: Elapsed: the event has not been reached: synchronize with it first", ccall.At())
 		}
-		x.mu.Lock()
-		t[i] = x.time
-		x.mu.Unlock()
 	}
-	if e.gpu != nil {
-		return e.gpu.Elapsed(since.gpu)
-	}
-	return t[1].Sub(t[0]), nil
+	return e.dev.Since(since.dev)
 }
 
 // Close gives up the event; the world closes what is left. A second Close does
 // nothing.
-func (e *Event) Close() error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.gpu == nil {
-		return nil
-	}
-	g := e.gpu
-	e.gpu, e.at = nil, exec.Point{}
-	e.w.mu.Lock()
-	e.w.events = slices.DeleteFunc(e.w.events, func(o *Event) bool { return o == e })
-	e.w.mu.Unlock()
-	return g.Close()
-}
+func (e *Event) Close() error { return e.dev.Close() }

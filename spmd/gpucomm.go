@@ -4,57 +4,18 @@ import (
 	"context"
 	"errors"
 	"os"
-	"slices"
 	"unsafe"
 
 	"lockstep/cuda"
+	"lockstep/internal/ccall"
 	"lockstep/internal/peer"
 	"lockstep/nccl"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/exec"
-	"lockstep/spmd/internal/transport"
+	cudaexec "lockstep/spmd/internal/exec/cuda"
 	ncclt "lockstep/spmd/internal/transport/nccl"
 )
-
-// lastIssue is the command that entered NCCL last in this process.
-type lastIssue struct {
-	q  *gpuQueue
-	by transport.Transport // that orders its calls itself; nil where none carries all of it that does
-}
-
-// orderAfterOthers keeps collectives of different communicators from running at
-// the same time, in another order on every rank: each would hold what the other
-// needs. NCCL orders those of one communicator itself, and what is handed to the host has
-// its order; graphs and kernels between peers have none. now is what the command on q will be the last of. The caller holds g.issue.
-func (g *gpu) orderAfterOthers(q *gpuQueue, now lastIssue) error {
-	cap, last := q.s.cap, g.last
-	if cap != nil { // what is captured runs with the graph, not now
-		last = cap.last
-	}
-	switch {
-	case now.by != nil && last.by == now.by || now.q == nil || last.q == nil || last.q.s.w != q.s.w || last.q == q:
-		return nil
-	case cap != nil:
-		node, err := cap.record(last.q.s)
-		if err != nil {
-			return err
-		}
-		return cap.wait(q.s, node)
-	}
-	return q.waitFor(last.q.end())
-}
-
-// lastOf is what c will be the last of; zero where no other rank takes part.
-func lastOf(q *gpuQueue, c *command) lastIssue {
-	switch {
-	case c.kind == cmdGraph:
-		return lastIssue{q: q}
-	case c.route.by.Caps().Alone:
-		return lastIssue{}
-	}
-	return lastIssue{q, c.route.order()}
-}
 
 // openNCCL makes the communicator's NCCL twin: from the world's by a split, which
 // shares its resources, or the first by an id that travels by MPI. One rank needs
@@ -104,7 +65,7 @@ func (w *World) openNCCL(st *commState, parent *commState, color, key int) error
 	}
 	done = w.startup.Begin("nccl")
 	// What Split makes of it is to share its memory: a communicator takes about a GB.
-	c, err := nccl.Init(ctx, w.gpu.dev, id, st.rank, st.size, nccl.Config{SplitShare: true, UnmixedGraphs: linked})
+	c, err := nccl.Init(ctx, w.gpu.GPU.Dev, id, st.rank, st.size, nccl.Config{SplitShare: true, UnmixedGraphs: linked})
 	if err != nil {
 		return err
 	}
@@ -128,11 +89,11 @@ func (w *World) openNCCL(st *commState, parent *commState, color, key int) error
 func (w *World) linked(st *commState) (bool, error) {
 	failure := errors.New("there are several nodes")
 	if w.nodes == 1 {
-		uuids, err := peer.UUIDs(st.host, w.gpu.dev)
+		uuids, err := peer.UUIDs(st.host, w.gpu.GPU.Dev)
 		if err != nil {
 			return false, err
 		}
-		failure = w.gpu.reachesOverNVLink(uuids)
+		failure = reachesOverNVLink(w.gpu.GPU, uuids)
 	}
 	first, err := control.First(st.host, failure)
 	if err == nil && first != nil {
@@ -142,14 +103,14 @@ func (w *World) linked(st *commState) (bool, error) {
 }
 
 // reachesOverNVLink says which of the GPUs with these UUIDs may not be reached over NVLink, or why NCCL may take another way.
-func (g *gpu) reachesOverNVLink(uuids []string) error {
+func reachesOverNVLink(g *cudaexec.GPU, uuids []string) error {
 	for _, name := range []string{"NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_P2P_USE_CUDA_MEMCPY", "NCCL_SHM_USE_CUDA_MEMCPY"} {
 		if os.Getenv(name) != "" {
 			return errors.New(name + " is set")
 		}
 	}
 	for _, id := range uuids {
-		ok, why, err := g.dev.NativeAtomics(id)
+		ok, why, err := g.Dev.NativeAtomics(id)
 		if err != nil {
 			return err
 		}
@@ -165,7 +126,7 @@ func (w *World) splitNCCL(st, parent *commState, color, key int) error {
 	if parent.nccl == nil {
 		return nil
 	}
-	if err := w.quiet(); err != nil { // NCCL allocates
+	if err := w.dev.Quiesce(); err != nil { // NCCL allocates
 		return err
 	}
 	if err := w.openNCCL(st, parent, color, key); err != nil || w.symmetric == nil || !st.ownsNCCL {
@@ -176,15 +137,9 @@ func (w *World) splitNCCL(st, parent *commState, color, key int) error {
 
 // useNCCL has NCCL carry the communicator's calls by c.
 func (st *commState) useNCCL(c *nccl.Comm) {
-	st.nccl = ncclt.New(c, st.w.gpu.word)
+	st.nccl = ncclt.New(c, st.w.gpu.GPU.Word())
 	st.device, st.ownsNCCL = st.nccl, true
-	st.w.gpu.addNCCL(c)
-}
-
-func (g *gpu) addNCCL(c *nccl.Comm) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.comms = append(g.comms, c)
+	st.w.gpu.GPU.Watch(c, c.AsyncError)
 }
 
 // closeNCCL takes the communicator out of NCCL. No graph may hold it any more.
@@ -204,41 +159,43 @@ func (st *commState) closeNCCL() error {
 	}
 	st.nccl, st.known = nil, nil
 	st.useDevice()
-	st.w.gpu.forget(c)
-	return errors.Join(err, st.w.gpu.endNCCL(c.Comm))
+	st.w.gpu.GPU.Forget(c)
+	st.w.gpu.GPU.Unwatch(c.Comm)
+	return errors.Join(err, c.Comm.Close())
 }
 
-// endNCCL closes a communicator of NCCL.
-func (g *gpu) endNCCL(c *nccl.Comm) error {
-	g.mu.Lock()
-	g.comms = slices.DeleteFunc(g.comms, func(o *nccl.Comm) bool { return o == c })
-	g.mu.Unlock()
-	return c.Close()
-}
+// onGPU is a queue of a GPU.
+func onGPU(q exec.Queue) *cudaexec.Queue { return q.(*cudaexec.Queue) }
 
-// forget has nothing wait for what carries collectives and is about to go.
-func (g *gpu) forget(by transport.Transport) {
-	g.issue.Lock()
-	defer g.issue.Unlock()
-	if g.last.by == by {
-		g.last = lastIssue{}
+// Order implements cuda.Call. No other rank takes part where the communicator has none.
+func (c *call) Order() (by any, others bool) {
+	if c.route.by.Caps().Alone {
+		return nil, false
 	}
+	if t := c.route.order(); t != nil {
+		by = t
+	}
+	return by, true
 }
 
-// Stream implements transport.Queue.
-func (q *gpuQueue) Stream() *cuda.Stream { return q.h }
+// Needs implements cuda.Call.
+func (c *call) Needs() (fills bool, bytes int) {
+	return c.route.fills, inBytes(c.route.list + c.route.work)
+}
 
-// communicate enqueues a call of a communicator, as its route says. The caller holds g.issue and q.mu.
-func (q *gpuQueue) communicate(c *call, work unsafe.Pointer) error {
-	g, to := q.g, &c.route
-	g.entered = !to.by.Caps().Alone
-	if to.by.Caps().Hands {
-		g.handed = c.Call
-	}
+// Issued implements exec.Notes.
+func (c *call) Issued(q exec.Queue, seq uint64, site *ccall.Site) {
+	c.comm.recorder.Issue(q, seq, &c.Call, c.group, c.memory(), site, c.begun)
+}
+
+// Issue implements cuda.Call: it enqueues the call, as its route says.
+func (c *call) Issue(on *cudaexec.Queue, seq uint64, work unsafe.Pointer) error {
+	c.q, c.seq = on, seq
+	q, to, p := (*handing)(c), &c.route, &c.comm.w.parts
 	if to.whole {
 		return to.by.Do(q, c.Call)
 	}
-	g.together, g.short = g.together[:0], g.short[:0]
+	p.together, p.short = p.together[:0], p.short[:0]
 	staging := unsafe.Add(work, inBytes(to.list))
 	if c.Kind != coll.Group {
 		if err := q.divide(c, to, &staging); err != nil {
@@ -268,32 +225,36 @@ func (q *gpuQueue) communicate(c *call, work unsafe.Pointer) error {
 	return nil
 }
 
-// divide lists the steps of a call: short messages in g.short, the others in g.together. work is the memory that is left
+// parts are those of the call that is being enqueued, one at a time.
+type parts struct {
+	together []coll.Call // what starts together
+	short    []coll.Call // and short messages, which peers carry
+}
+
+// handing is a call that is being enqueued, and its queue as transports see it.
+type handing call
+
+// Stream implements transport.Queue.
+func (q *handing) Stream() *cuda.Stream { return q.q.Stream() }
+
+// divide lists the steps of a call: short messages, and the others. work is the memory that is left
 // for copies of operands.
-func (q *gpuQueue) divide(c *call, to *route, work *unsafe.Pointer) (err error) {
-	g, lib := q.g, &to.by.Caps().Library
+func (q *handing) divide(c *call, to *route, work *unsafe.Pointer) (err error) {
+	w, lib := c.comm.w, &to.by.Caps().Library
 	rank, size := c.comm.rank, c.comm.size
 	c.Steps(rank, size, lib, *work, func(s coll.Call) bool {
 		switch t := s.Kind.Traits(); {
 		case t.Local:
-			err = g.local(q.h, &s)
+			err = w.local(q, s)
 		case to.short && t.Message && c.comm.peers.Short(&s):
-			g.short = append(g.short, s)
+			w.parts.short = append(w.parts.short, s)
 		case !t.Message && !to.by.Caps().Merges:
 			err = to.by.Do(q, s)
 		default:
-			g.together = append(g.together, s)
+			w.parts.together = append(w.parts.together, s)
 		}
 		return err == nil
 	})
 	*work = unsafe.Add(*work, inBytes(units(c.Scratch(rank, size, lib))))
 	return err
-}
-
-// local enqueues a step that concerns this rank alone.
-func (g *gpu) local(h *cuda.Stream, s *coll.Call) error {
-	if s.Kind == coll.Fill {
-		return g.fill(h, s, coll.Identity(s.Op, s.Type))
-	}
-	return h.Copy(s.Dst, s.Src, s.N*s.Type.Size())
 }

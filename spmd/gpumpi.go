@@ -12,9 +12,13 @@ import (
 	"lockstep/internal/ccall"
 	"lockstep/internal/peer"
 	"lockstep/nccl"
+	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/exec"
+	cudaexec "lockstep/spmd/internal/exec/cuda"
 	"lockstep/spmd/internal/transport"
 	"lockstep/spmd/internal/transport/devmpi"
 	"lockstep/spmd/internal/transport/mpi"
+	"lockstep/spmd/internal/verify"
 )
 
 // proxy makes the calls that carry GPU memory through MPI, one after the other, in the
@@ -32,7 +36,8 @@ type proxy struct {
 type delivery struct {
 	transport.Job
 	turn uint64
-	q    *gpuQueue
+	w    *World
+	q    *cudaexec.Queue
 	seq  uint64
 	what string
 	site ccall.Site
@@ -85,16 +90,16 @@ func (l *proxy) work() {
 // make makes the call in its turn. After a failure it lets the stream go on all the same:
 // nobody may wait for what will not come.
 func (c *delivery) make() {
-	order := c.q.s.w.order
+	order := c.w.order
 	err := order.Enter(c.turn)
 	if err != nil {
-		c.q.broken(c.Release())
+		c.q.Broken(c.Release())
 		return
 	}
 	err = c.Run()
 	order.Leave()
 	if err != nil {
-		c.q.failed(fmt.Errorf("stream %q, %v enqueued at %s: %w", c.q.s.name, c.what, &c.site, err), c.seq)
+		c.q.Failed(fmt.Errorf("stream %q, %v enqueued at %s: %w", c.q.Name(), c.what, &c.site, err), c.seq)
 	}
 }
 
@@ -166,7 +171,7 @@ func (st *commState) openDevice() error {
 	if w.gpu == nil || st.size < 2 || !w.byMPI && w.cross == nil {
 		return nil
 	}
-	if err := w.quiet(); err != nil { // it allocates
+	if err := w.dev.Quiesce(); err != nil { // it allocates
 		return err
 	}
 	path, _ := w.cfg.mpiPath()
@@ -174,11 +179,11 @@ func (st *commState) openDevice() error {
 	if err != nil {
 		return err
 	}
-	dev, peers, err := peer.OnDevice(shared, w.gpu.dev, cudampi.DeviceConfig{Path: path})
+	dev, peers, err := peer.OnDevice(shared, w.gpu.GPU.Dev, cudampi.DeviceConfig{Path: path})
 	if err != nil {
 		return err
 	}
-	t := devmpi.New(dev, w.gpu.word)
+	t := devmpi.New(dev, w.gpu.GPU.Word())
 	if !w.byMPI {
 		st.second = t
 		return nil
@@ -201,7 +206,7 @@ func (st *commState) closeDevice() error {
 	if st.dev == nil {
 		return nil
 	}
-	st.w.gpu.forget(st.dev)
+	st.w.gpu.GPU.Forget(st.dev)
 	if st.peers != nil {
 		st.leavePeers()
 	}
@@ -211,60 +216,86 @@ func (st *commState) closeDevice() error {
 	return err
 }
 
-// Hand implements transport.Queue: the proxy does the job. The caller holds g.issue and q.mu.
-func (q *gpuQueue) Hand(j transport.Job) error {
-	what, site := q.g.handed, q.g.site
-	if q.s.cap != nil {
-		return fmt.Errorf("%v cannot be captured where %v carries it: a graph has no host that could call MPI", &what, j.By)
+// Hand implements transport.Queue: the proxy does the job.
+func (q *handing) Hand(j transport.Job) error {
+	w := q.comm.w
+	if q.q.Lane() != nil {
+		return fmt.Errorf("%v cannot be captured where %v carries it: a graph has no host that could call MPI", &q.Call, j.By)
 	}
-	turn := q.s.w.order.Take(1)
+	turn := w.order.Take(1)
 	if err := j.Hold(); err != nil {
-		q.s.w.fail(err) // the turn is lost
+		w.fail(err) // the turn is lost
 		return err
 	}
-	q.s.w.proxy.push(delivery{Job: j, turn: turn, q: q, seq: q.tail.Load() + 1, what: what.String(), site: site})
+	w.proxy.push(delivery{Job: j, turn: turn, w: w, q: q.q, seq: q.seq, what: q.Call.String(), site: *q.site})
 	return nil
 }
 
-// atOnce is submit for a call that blocks; a stream that is captured has none.
-func (q *gpuQueue) atOnce(c *call) (done bool, err error) {
-	q.mu.Lock()
-	err, captured := q.ready(), q.s.cap != nil
-	q.mu.Unlock()
-	if captured {
+// now makes a call on a stream that its transport makes at once, unless the stream is captured.
+func (c *call) now(q *cudaexec.Queue) (done bool, err error) {
+	err = q.Ready()
+	if q.Lane() != nil {
 		return false, nil
 	}
 	if err == nil {
 		err = c.onDeviceNow(q)
 	}
-	q.mu.Lock()
-	q.tail.Add(1) // what may still run on the device
-	q.mu.Unlock()
+	q.Count() // what may still run on the device
 	return true, err
+}
+
+// beforeDevice does what comes before a call on device memory is enqueued: it is done then where its transport makes it at
+// once, and compared with those of the other ranks where --check asks for it.
+func (c *call) beforeDevice(q exec.Queue) (done bool, err error) {
+	if c.route.host {
+		return false, nil
+	}
+	if c.route.by.Caps().Blocks {
+		if done, err := c.now(onGPU(q)); done {
+			return true, err
+		}
+	}
+	if c.comm.w.check != verify.Off {
+		return false, c.checkBefore(q)
+	}
+	return false, nil
+}
+
+// checkBefore is verify for a call on a stream of a GPU, in a turn of its own.
+func (c *call) checkBefore(q exec.Queue) error {
+	order := c.comm.w.order
+	if err := order.Enter(order.Take(1)); err != nil {
+		return err
+	}
+	defer order.Leave()
+	r := c.comm.recorder
+	if q.Lane() == nil {
+		c.begun = true
+		r.BeginOnDevice(&c.Call, c.group)
+	} else if c.Kind == coll.Group || c.Kind.Traits().Message {
+		return nil // who captures a message need not have a peer who does
+	} else { // what is captured is made, and counts, when it is replayed
+		r.Enter(verify.Pack(&c.Call, c.group).Alone())
+	}
+	defer r.Leave()
+	return c.verify()
 }
 
 // onDeviceNow makes a call from the goroutine that issues it, on a stream of its, or on that of the calls that block, for
 // which it then waits.
-func (c *call) onDeviceNow(q *gpuQueue) error {
-	st, g := c.comm, c.comm.w.gpu
+func (c *call) onDeviceNow(q *cudaexec.Queue) error {
+	st, w := c.comm, c.comm.w
 	now := *c
-	cmd := command{kind: cmdCall, call: now}
-	if err := g.prepare(st.w, &cmd); err != nil {
+	var turn uint64
+	taken := false
+	work, err := q.Now(&now, func() { turn, taken = w.order.Take(1), true })
+	if !taken {
 		return err
 	}
-	work, err := q.s.workFor(&cmd)
-	if err != nil {
-		return err
-	}
-	g.issue.Lock()
-	order := st.w.order
-	turn := order.Take(1)
-	err = g.orderAfterOthers(q, lastOf(q, &cmd))
-	g.issue.Unlock()
-	if e := order.Enter(turn); e != nil {
+	if e := w.order.Enter(turn); e != nil {
 		return e
 	}
-	defer order.Leave()
+	defer w.order.Leave()
 	if err != nil {
 		return err
 	}
@@ -274,11 +305,11 @@ func (c *call) onDeviceNow(q *gpuQueue) error {
 		return err
 	}
 	st.recorder.Note(p, &c.Call, c.group, c.memory(), nil)
-	if err := now.make(transport.Bare{S: q.h}, work); err != nil {
+	if err := now.make(transport.Bare{S: q.Stream()}, work); err != nil {
 		return err
 	}
-	if q != st.w.blocking.dev {
+	if q != w.blocking.q {
 		return nil
 	}
-	return st.host.WaitStream(q.h)
+	return st.host.WaitStream(q.Stream())
 }

@@ -7,6 +7,7 @@ import (
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
 	"lockstep/spmd/internal/coll"
+	hostexec "lockstep/spmd/internal/exec/host"
 	"lockstep/spmd/internal/transport"
 )
 
@@ -180,7 +181,7 @@ func AllReduceIf[T Number](c Comm, have bool, dst, src []T, op Op) (any bool, er
 			return any, err
 		}
 		if !have {
-			fillAs(t, to, n, coll.Identity(op, t))
+			hostexec.FillAs(t, to, n, coll.Identity(op, t))
 			src = dst
 		}
 		return true, AllReduceSlice(c, dst, src, op)
@@ -193,7 +194,7 @@ func AllReduceIf[T Number](c Comm, have bool, dst, src []T, op Op) (any bool, er
 	if have {
 		copy(packed[1:], src)
 	} else {
-		fillAs(t, unsafe.Add(p, size), n, coll.Identity(op, t))
+		hostexec.FillAs(t, unsafe.Add(p, size), n, coll.Identity(op, t))
 	}
 	packed[0] = vote[T](op, have)
 	err = c.makeHost(coll.Call{Kind: coll.AllReduce, Type: t, Op: op, N: n + 1, Dst: p, Src: p})

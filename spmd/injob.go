@@ -1,11 +1,11 @@
 package spmd
 
 import (
-	"fmt"
 	"slices"
 	"time"
 
 	"lockstep/spmd/internal/control"
+	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/job"
 	"lockstep/spmd/internal/verify"
 )
@@ -35,40 +35,24 @@ func (in inJob) Heard(rank int, heartbeat []byte) (why string, hang bool) {
 }
 
 func (in inJob) KeepSigning(every time.Duration, stop <-chan struct{}) {
-	if in.w.gpu != nil {
-		in.w.keepSigning(every, stop)
-	}
+	in.w.dev.KeepSigning(every, stop)
 }
 
-// Work is the communicators, and the streams on a GPU, which end later than their calls.
+// Work is the communicators, and the streams whose work ends later than their calls.
 func (in inJob) Work() []job.Work {
 	w := in.w
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	list := make([]job.Work, 0, len(w.comms)+len(w.streams))
+	list := make([]job.Work, 0, len(w.comms))
 	for _, st := range w.comms {
 		list = append(list, st.recorder)
 	}
-	for _, s := range w.streams {
-		if s.dev != nil {
-			list = append(list, streamWork{s.dev})
+	for _, q := range w.queues() {
+		if work, ok := q.(job.Work); ok {
+			list = append(list, work)
 		}
 	}
 	return list
-}
-
-// streamWork is what is enqueued on a stream of a GPU.
-type streamWork struct{ q *gpuQueue }
-
-func (s streamWork) Position() (at uint64, busy bool) {
-	passed := s.q.Passed()
-	return passed, passed < s.q.wrote.Load()
-}
-
-func (s streamWork) Stuck(now time.Time, limit time.Duration) bool { return s.q.stuck(now, limit) }
-
-func (s streamWork) String() string {
-	return fmt.Sprintf("what was enqueued on stream %q, collectives among it,", s.q.s.name)
 }
 
 // State takes no lock that a call holds while it waits.
@@ -76,59 +60,33 @@ func (in inJob) State() job.State {
 	w := in.w
 	s := job.State{Files: w.files.State(w.control.st.recorder.Meets())}
 	w.mu.Lock()
-	comms, streams := slices.Clone(w.comms), slices.Clone(w.streams)
+	comms := slices.Clone(w.comms)
 	w.mu.Unlock()
 	for _, st := range comms {
 		r := st.recorder.Snapshot()
 		s.Comms = append(s.Comms, job.CommState{ID: st.id, Rank: st.rank, Size: st.size,
 			Entered: r.Entered, Left: r.Over, Calls: r.Calls, Last: r.Last, Alone: r.Alone, At: r.At})
 	}
-	for _, st := range streams {
-		if r, busy := st.q.report(); busy {
-			r.Name = st.name
-			if st.dev != nil {
-				r.Command, r.At = firstCall(comms, st.dev)
-			}
-			s.Streams = append(s.Streams, r)
+	for _, q := range w.queues() {
+		r, busy := q.State()
+		if !busy {
+			continue
 		}
+		now := job.StreamState{Name: q.Name(), Waiting: r.Waiting, Command: r.Command, At: r.At, Device: r.Device}
+		if r.Device {
+			now.Command, now.At = firstCall(comms, q)
+		}
+		s.Streams = append(s.Streams, now)
 	}
 	return s
 }
 
 // firstCall is the first call on a stream of a GPU that is not known to be over, and its place.
-func firstCall(comms []*commState, q *gpuQueue) (what, place string) {
+func firstCall(comms []*commState, q exec.Queue) (what, place string) {
 	for _, st := range comms {
 		if what, place, ok := st.recorder.On(q); ok {
 			return what, place
 		}
 	}
 	return "", ""
-}
-
-var cmdNames = [...]string{cmdCopy: "Copy", cmdFill: "Fill", cmdKernel: "kernel", cmdLibrary: "library",
-	cmdFunc: "HostFunc", cmdRecord: "Record", cmdWait: "Wait", cmdGraph: "graph", cmdCall: "call"}
-
-func (k cmdKind) String() string { return cmdNames[k] }
-
-func (q *hostQueue) report() (job.StreamState, bool) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	done := q.done.Load()
-	if done == q.tail {
-		return job.StreamState{}, false
-	}
-	c := &q.ring[done%uint64(len(q.ring))]
-	r := job.StreamState{Waiting: q.tail - done, Command: c.kind.String(), At: "from " + c.site.String()}
-	switch c.kind {
-	case cmdCall:
-		r.Command = c.call.String()
-	case cmdLibrary:
-		r.Command = c.lib.name
-	}
-	return r, true
-}
-
-func (q *gpuQueue) report() (job.StreamState, bool) {
-	passed, tail := q.Passed(), q.tail.Load()
-	return job.StreamState{Waiting: tail - min(passed, tail), Device: true}, tail > passed
 }

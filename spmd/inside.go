@@ -2,6 +2,7 @@ package spmd
 
 import (
 	"lockstep/internal/elem"
+	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/inside"
 )
 
@@ -29,8 +30,8 @@ func init() {
 	}
 	inside.Bytes = func(b any) Buffer[uint8] { return b.(anyBuffer).bytes() }
 	inside.Scratch = func(s *Stream, t elem.Type, n int) (Arg, error) {
-		p, err := s.scratch(n * t.Size())
-		return Arg{ptr: p, n: n, typ: t, kind: bufferArg}, err
+		p, err := s.q.Scratch(n * t.Size())
+		return Arg{exec.Arg{Ptr: p, N: n, Type: t, Kind: exec.BufferArg}}, err
 	}
 }
 

@@ -16,7 +16,7 @@ import (
 	"lockstep/internal/elem"
 	"lockstep/spmd/internal/affinity"
 	"lockstep/spmd/internal/control"
-	"lockstep/spmd/internal/exec"
+	hostexec "lockstep/spmd/internal/exec/host"
 	"lockstep/spmd/internal/job"
 	"lockstep/spmd/internal/transport"
 )
@@ -87,8 +87,7 @@ func (w *World) join(base transport.Host) error {
 		return err
 	}
 	if w.gpu == nil {
-		w.pool.Init(exec.HostSource())
-		w.pinned, w.managed = &w.pool, &w.pool
+		w.dev = hostexec.NewDevice(w.order, w.fail)
 		return nil
 	}
 	return w.startGPU(shared)
@@ -185,7 +184,7 @@ func (w *World) logStart() {
 		line = line.Str("cores", w.cores)
 	}
 	if w.gpu != nil {
-		line = w.gpu.describe(line, w.Size())
+		line = describeGPU(line, w.gpu.GPU, w.Size())
 	}
 	w.Comm.st.describe(line)
 	if w.nodes > 1 {

@@ -9,17 +9,16 @@ import (
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
 	"lockstep/internal/kernels"
+	"lockstep/spmd/internal/exec"
 )
 
 // Kernel is one computation in two forms: CUDA C++ for GPUs, and the Go function
 // that does the same on the host. Declare it as a package variable beside its
 // source; it holds nothing that belongs to a world.
-type Kernel struct {
-	name   string
-	source kernels.Source // of this kernel alone
-	host   func(Args) error
-	gpu    atomic.Pointer[gpuFunc]
-}
+type Kernel struct{ k exec.Kernel }
+
+// declared counts the kernels of this process.
+var declared atomic.Int32
 
 // NewKernel declares a kernel. source is CUDA C++, usually an embedded file (see
 // package embed). In it name is an extern "C" __global__ function, or an instance of a
@@ -28,11 +27,12 @@ type Kernel struct {
 //
 // Kernels of one source with the same options are compiled as one program.
 func NewKernel(name, source string, host func(Args) error, options ...KernelOption) *Kernel {
-	k := &Kernel{name: name, source: kernels.Source{Text: source, Names: []string{name}}, host: host}
+	k := &Kernel{exec.Kernel{Name: name, Source: kernels.Source{Text: source, Names: []string{name}}, ID: int(declared.Add(1)) - 1,
+		Host: func(list []exec.Arg) error { return host(Args{list}) }}}
 	for _, o := range options {
-		o(&k.source)
+		o(&k.k.Source)
 	}
-	kernels.Add(k.source)
+	kernels.Add(k.k.Source)
 	return k
 }
 
@@ -79,38 +79,32 @@ func Cover1D(n, block int) Grid {
 }
 
 // Arg is one argument of a kernel: a buffer or a number of stated width.
-type Arg struct {
-	blk  *block
-	ptr  unsafe.Pointer // of a buffer; of a copy of a struct
-	n    int            // elements of a buffer, bytes of a struct
-	bits uint64         // value of a number
-	typ  elem.Type
-	kind argKind
+type Arg struct{ a exec.Arg }
+
+// String says what an argument is, for messages.
+func (a *Arg) String() string { return a.a.String() }
+
+// argsOf are arguments as queues have them.
+func argsOf(args []Arg) []exec.Arg {
+	return unsafe.Slice((*exec.Arg)(unsafe.Pointer(unsafe.SliceData(args))), len(args))
 }
-
-type argKind uint8
-
-const (
-	numberArg argKind = iota
-	bufferArg
-	structArg
-)
 
 // Arg passes the buffer to a kernel: a pointer there, a slice for the host
 // function.
 func (b Buffer[T]) Arg() Arg {
-	return Arg{blk: b.blk, ptr: b.addr(), n: b.n, typ: elem.Of[T](), kind: bufferArg}
+	return Arg{exec.Arg{Block: b.blk, Ptr: b.addr(), N: b.n, Type: elem.Of[T](), Kind: exec.BufferArg}}
 }
 
 // ArgBuffer returns the buffer that a was made of by its Arg; false where a is none of T.
 func ArgBuffer[T Stored](a Arg) (b Buffer[T], ok bool) {
+	x := &a.a
 	switch {
-	case a.kind != bufferArg || a.typ != elem.Of[T]() || a.blk == nil && a.n > 0:
+	case x.Kind != exec.BufferArg || x.Type != elem.Of[T]() || x.Block == nil && x.N > 0:
 		return b, false
-	case a.n == 0:
-		return Buffer[T]{blk: a.blk}, true
+	case x.N == 0:
+		return Buffer[T]{blk: x.Block}, true
 	}
-	return Buffer[T]{a.blk, int(uintptr(a.ptr)-uintptr(a.blk.Ptr)) / sizeOf[T](), a.n}, true
+	return Buffer[T]{x.Block, int(uintptr(x.Ptr)-uintptr(x.Block.Ptr)) / sizeOf[T](), x.N}, true
 }
 
 // I32 passes v to a parameter of type int. It panics when v does not fit.
@@ -133,11 +127,7 @@ func F32(v float32) Arg { return number(v) }
 // F64 passes v to a parameter of type double.
 func F64(v float64) Arg { return number(v) }
 
-func number[T Elem](v T) Arg {
-	a := Arg{typ: elem.Of[T]()}
-	*(*T)(unsafe.Pointer(&a.bits)) = v
-	return a
-}
+func number[T Elem](v T) Arg { return Arg{exec.Number(elem.Of[T](), v)} }
 
 // maxStruct is what CUDA takes of parameters since compute capability 2.0, in bytes.
 const maxStruct = 4096
@@ -156,7 +146,7 @@ func Struct[T any](v T) Arg {
 	if len(words) > 0 {
 		copy(unsafe.Slice((*byte)(unsafe.Pointer(&words[0])), unsafe.Sizeof(v)), unsafe.Slice((*byte)(unsafe.Pointer(&v)), unsafe.Sizeof(v)))
 	}
-	return Arg{ptr: unsafe.Pointer(unsafe.SliceData(words)), n: int(unsafe.Sizeof(v)), kind: structArg}
+	return Arg{exec.Arg{Ptr: unsafe.Pointer(unsafe.SliceData(words)), N: int(unsafe.Sizeof(v)), Kind: exec.StructArg}}
 }
 
 // hasPointers says whether values of a type hold anything that the collector follows.
@@ -176,23 +166,9 @@ func hasPointers(t reflect.Type) bool {
 	}
 }
 
-// bytes is the size of the parameter for an argument.
-func (a *Arg) bytes() int {
-	switch a.kind {
-	case bufferArg:
-		return int(unsafe.Sizeof(a.ptr))
-	case structArg:
-		return a.n
-	}
-	return a.typ.Size()
-}
-
-// words is the copy of a struct argument.
-func (a *Arg) words() []uint64 { return unsafe.Slice((*uint64)(a.ptr), (a.n+7)/8) }
-
 // Args are the arguments of one launch, as the host function of a kernel sees
 // them. Asking for another type than was passed panics with both types.
-type Args struct{ list []Arg }
+type Args struct{ list []exec.Arg }
 
 // I32 returns argument i, passed by I32.
 func (a Args) I32(i int) int { return int(value[int32](a, i)) }
@@ -211,21 +187,21 @@ func (a Args) F64(i int) float64 { return value[float64](a, i) }
 
 func value[T Elem](a Args, i int) T {
 	x := &a.list[i]
-	if x.kind != numberArg || x.typ != elem.Of[T]() {
+	if x.Kind != exec.NumberArg || x.Type != elem.Of[T]() {
 		panic(fmt.Sprintf("argument %d is %v, the kernel wants %v", i, x, elem.Of[T]()))
 	}
-	return *(*T)(unsafe.Pointer(&x.bits))
+	return *(*T)(unsafe.Pointer(&x.Bits))
 }
 
 // ArgStruct returns argument i, passed by Struct.
 func ArgStruct[T any](a Args, i int) T {
 	x := &a.list[i]
 	var v T
-	if x.kind != structArg || x.n != int(unsafe.Sizeof(v)) {
+	if x.Kind != exec.StructArg || x.N != int(unsafe.Sizeof(v)) {
 		panic(fmt.Sprintf("argument %d is %v, the kernel wants a %T of %d bytes", i, x, v, unsafe.Sizeof(v)))
 	}
-	if x.n > 0 {
-		v = *(*T)(x.ptr)
+	if x.N > 0 {
+		v = *(*T)(x.Ptr)
 	}
 	return v
 }
@@ -233,21 +209,10 @@ func ArgStruct[T any](a Args, i int) T {
 // ArgSlice returns argument i, a buffer of T, as a slice of its elements.
 func ArgSlice[T Stored](a Args, i int) []T {
 	x := &a.list[i]
-	if x.kind != bufferArg || x.typ != elem.Of[T]() {
+	if x.Kind != exec.BufferArg || x.Type != elem.Of[T]() {
 		panic(fmt.Sprintf("argument %d is %v, the kernel wants a buffer of %v", i, x, elem.Of[T]()))
 	}
-	return unsafe.Slice((*T)(x.ptr), x.n)
-}
-
-// String says what an argument is, for messages.
-func (a *Arg) String() string {
-	switch a.kind {
-	case bufferArg:
-		return fmt.Sprintf("a buffer of %d %v", a.n, a.typ)
-	case structArg:
-		return fmt.Sprintf("a struct of %d bytes", a.n)
-	}
-	return a.typ.String()
+	return unsafe.Slice((*T)(x.Ptr), x.N)
 }
 
 // Launch enqueues k on s. On a GPU their number and sizes must be those of the
@@ -256,11 +221,15 @@ func (a *Arg) String() string {
 // the kernel. Freed buffers and those of another
 // world are refused. It allocates nothing.
 func (k *Kernel) Launch(s *Stream, g Grid, args ...Arg) error {
-	if err := g.check(k.name); err != nil {
+	if err := g.check(k.k.Name); err != nil {
 		return err
 	}
-	c := command{kind: cmdKernel, kernel: k, grid: g}
-	return s.submit(&c, args)
+	c, err := s.beginArgs(exec.DoKernel, argsOf(args))
+	if err != nil {
+		return err
+	}
+	c.Kernel, c.Grid = &k.k, exec.Grid(g)
+	return s.q.Enqueue(c)
 }
 
 // check refuses shapes that no launch of a kernel can have.

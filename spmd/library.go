@@ -4,26 +4,19 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync/atomic"
 	"unsafe"
 
 	"lockstep/cuda"
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
-	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/exec"
+	cudaexec "lockstep/spmd/internal/exec/cuda"
 )
 
 // Library is a call into a library that works on streams, such as a plan of cuDNN's:
 // one computation in two forms, as a Kernel, the one for GPUs by a Go function that
 // has the library enqueue its work.
-type Library struct {
-	name    string
-	gpu     func(LibraryCall) error
-	host    func(Args) error
-	kernels []*Kernel
-	ready   atomic.Pointer[gpu] // that it has been called on
-	closed  atomic.Bool
-}
+type Library struct{ lib exec.Library }
 
 // NewLibrary declares a call of a library. The name appears in errors.
 //
@@ -34,7 +27,20 @@ type Library struct {
 // error of Call, what host returns fails the stream. kernels are those that gpu launches
 // beside the library's own.
 func NewLibrary(name string, gpu func(LibraryCall) error, host func(Args) error, kernels ...*Kernel) *Library {
-	return &Library{name: name, gpu: gpu, host: host, kernels: kernels}
+	l := &Library{lib: exec.Library{Name: name}}
+	for _, k := range kernels {
+		l.lib.Kernels = append(l.lib.Kernels, &k.k)
+	}
+	if gpu != nil {
+		l.lib.Device = func(q exec.Queue, args []exec.Arg, work unsafe.Pointer, bytes int) error {
+			on := onGPU(q)
+			return gpu(LibraryCall{Args{args}, on.Stream(), work, bytes, on, l})
+		}
+	}
+	if host != nil {
+		l.lib.Host = func(args []exec.Arg) error { return host(Args{args}) }
+	}
+	return l
 }
 
 // LibraryCall is one call of a Library on a GPU. It is valid until the function that
@@ -44,7 +50,7 @@ type LibraryCall struct {
 	Stream    *cuda.Stream
 	Workspace unsafe.Pointer // device memory aligned to 256 bytes; nil where none was asked for
 	Bytes     int            // of Workspace, as asked for
-	queue     *gpuQueue
+	queue     *cudaexec.Queue
 	lib       *Library
 }
 
@@ -52,31 +58,31 @@ type LibraryCall struct {
 // nil where it has no elements. It panics where the argument is a number.
 func (c LibraryCall) Pointer(i int) unsafe.Pointer {
 	x := &c.list[i]
-	if x.kind != bufferArg {
+	if x.Kind != exec.BufferArg {
 		panic(fmt.Sprintf("argument %d is %v, the call wants a buffer", i, x))
 	}
-	return x.ptr
+	return x.Ptr
 }
 
 // Arg returns argument i, for a kernel.
-func (c LibraryCall) Arg(i int) Arg { return c.list[i] }
+func (c LibraryCall) Arg(i int) Arg { return Arg{c.list[i]} }
 
 // WorkspaceArg returns the workspace as an argument of kernels, a buffer of its bytes.
 func (c LibraryCall) WorkspaceArg() Arg {
-	return Arg{ptr: c.Workspace, n: c.Bytes, typ: elem.Uint8, kind: bufferArg}
+	return Arg{exec.Arg{Ptr: c.Workspace, N: c.Bytes, Type: elem.Uint8, Kind: exec.BufferArg}}
 }
 
 // Launch enqueues k, one of the kernels of the Library, behind what the call has enqueued
 // on its stream. The arguments are those of the call, the workspace, and numbers: other
 // buffers are not protected from being freed. It neither blocks nor allocates.
 func (c LibraryCall) Launch(k *Kernel, g Grid, args ...Arg) error {
-	if err := g.check(k.name); err != nil {
+	if err := g.check(k.k.Name); err != nil {
 		return err
 	}
-	if !slices.Contains(c.lib.kernels, k) {
-		return fmt.Errorf("%s: Launch of %s: NewLibrary was not given this kernel", ccall.At(), k.name)
+	if !slices.Contains(c.lib.lib.Kernels, &k.k) {
+		return fmt.Errorf("%s: Launch of %s: NewLibrary was not given this kernel", ccall.At(), k.k.Name)
 	}
-	return c.queue.launch(k, g, args)
+	return c.queue.Launch(&k.k, exec.Grid(g), argsOf(args))
 }
 
 // Call enqueues the library's work on s with so many bytes of workspace, which belongs to
@@ -88,50 +94,29 @@ func (c LibraryCall) Launch(k *Kernel, g Grid, args ...Arg) error {
 func (l *Library) Call(s *Stream, workspace int, args ...Arg) error {
 	switch {
 	case workspace < 0:
-		return fmt.Errorf("%s: Call of %s: workspace of %d bytes", ccall.At(), l.name, workspace)
-	case l.closed.Load():
-		return fmt.Errorf("%s: Call of %s: it is closed", ccall.At(), l.name)
-	case s.dev != nil && l.gpu == nil:
-		return fmt.Errorf("%s: Call of %s: it runs on the host only", ccall.At(), l.name)
-	case s.dev == nil && l.host == nil:
-		return fmt.Errorf("%s: Call of %s: it runs on GPUs only", ccall.At(), l.name)
+		return fmt.Errorf("%s: Call of %s: workspace of %d bytes", ccall.At(), l.lib.Name, workspace)
+	case l.lib.Closed.Load():
+		return fmt.Errorf("%s: Call of %s: it is closed", ccall.At(), l.lib.Name)
+	case !s.w.OnHost() && l.lib.Device == nil:
+		return fmt.Errorf("%s: Call of %s: it runs on the host only", ccall.At(), l.lib.Name)
+	case s.w.OnHost() && l.lib.Host == nil:
+		return fmt.Errorf("%s: Call of %s: it runs on GPUs only", ccall.At(), l.lib.Name)
 	}
-	c := command{kind: cmdLibrary, call: call{Call: coll.Call{N: workspace}}, lib: l}
-	return s.submit(&c, args)
+	c, err := s.beginArgs(exec.DoLibrary, argsOf(args))
+	if err != nil {
+		return err
+	}
+	c.Library, c.N = &l.lib, workspace
+	if s.q.Lane() != nil {
+		s.captured().referLibrary(l)
+	}
+	return s.q.Enqueue(c)
 }
 
 // Close ends the use of l, whose calls have run: what it stands for is about to go. Graphs
 // that hold a call of it cannot be launched any more. It does nothing else, and returns nil.
 func (l *Library) Close() error {
-	l.closed.Store(true)
-	return nil
-}
-
-// libraryCall hands a call to the library. The arguments are copied, so that those of
-// Call stay on its caller's stack.
-func (q *gpuQueue) libraryCall(c *command, args []Arg, work unsafe.Pointer) (err error) {
-	q.args = append(q.args[:0], args...)
-	defer clear(q.args) // not to be kept alive by it
-	err = c.lib.gpu(LibraryCall{Args{q.args}, q.h, work, c.N, q, c.lib})
-	if of, ok := err.(*ccall.Error); ok { // which has its place in front of the name
-		named := *of
-		named.Op = c.lib.name + ": " + named.Op
-		return &named
-	}
-	if err != nil {
-		return fmt.Errorf("%s: %w", c.lib.name, err)
-	}
-	return nil
-}
-
-// open makes the kernels of l ready for its first call, which may load code itself.
-func (l *Library) open(g *gpu) error {
-	for _, k := range l.kernels {
-		if _, err := g.function(k); err != nil {
-			return err
-		}
-	}
-	l.ready.Store(g)
+	l.lib.Closed.Store(true)
 	return nil
 }
 
@@ -141,14 +126,14 @@ func (w *World) GPU() *cuda.Device {
 	if w.gpu == nil {
 		return nil
 	}
-	return w.gpu.dev
+	return w.gpu.GPU.Dev
 }
 
 // Quiet waits until no collective that this rank enqueued is in flight. Call it before
 // what may wait for the device, as loading code and allocating memory by the driver's own
 // means do: a collective there waits for other ranks, which may be waiting for this one.
 // On the host there is nothing to wait for.
-func (w *World) Quiet() error { return w.quiet() }
+func (w *World) Quiet() error { return w.dev.Quiesce() }
 
 // AtClose has Close call fn when the streams are through and the graphs are closed, while
 // all else is still there: what was opened for the GPU is closed then. fn makes no

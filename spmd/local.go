@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/job"
 	"lockstep/spmd/internal/transport/inproc"
 	"lockstep/spmd/internal/verify"
@@ -94,7 +95,7 @@ func (l *local) rank(ctx context.Context, i int) {
 	l.watch.Add(w.job)
 	w.job.MarkProgram()
 	w.job.Enter("running")
-	left = guard(func() error {
+	left = exec.Guard(func() error {
 		if err := l.run(ctx, w); err != nil {
 			return err
 		}

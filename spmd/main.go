@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/job"
 	"lockstep/spmd/internal/transport/mpi"
 )
@@ -41,7 +42,7 @@ func Main(fs *pflag.FlagSet, run func(ctx context.Context, w *World) error, chec
 			return w.job, nil
 		},
 		Run: func(ctx context.Context) error {
-			return guard(func() error {
+			return exec.Guard(func() error {
 				if err := run(ctx, w); err != nil {
 					return err
 				}

@@ -144,7 +144,7 @@ func (st *commState) openPeers() error {
 // startPeers has the peers carry what is small.
 func (st *commState) startPeers() error {
 	st.atOnce = st.peers.Most()
-	return st.w.gpu.openBeside()
+	return st.w.gpu.GPU.OpenBeside()
 }
 
 // reachPeers opens the peers, or fails on all ranks alike. Collective over st, in a turn.
@@ -153,7 +153,7 @@ func (st *commState) reachPeers() error {
 	if err != nil {
 		return err
 	}
-	p, err := peer.Open(shared, st.w.gpu.dev, peerRoom)
+	p, err := peer.Open(shared, st.w.gpu.GPU.Dev, peerRoom)
 	if err == nil {
 		st.usePeers(p)
 	}
@@ -164,19 +164,14 @@ func (st *commState) reachPeers() error {
 func (st *commState) usePeers(p *peer.Comm) {
 	p.Ordered = true // by orderAfterOthers
 	st.peers = peert.New(p)
-	g := st.w.gpu
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.peers = append(g.peers, p)
+	st.w.gpu.GPU.Watch(p, p.Failure)
 }
 
 // leavePeers ends the use of peers that are about to be closed, and returns them.
 func (st *commState) leavePeers() *peer.Comm {
-	p, g := st.peers.Comm, st.w.gpu
+	p := st.peers.Comm
 	st.peers, st.atOnce = nil, 0
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.peers = slices.DeleteFunc(g.peers, func(o *peer.Comm) bool { return o == p })
+	st.w.gpu.GPU.Unwatch(p)
 	return p
 }
 
@@ -272,7 +267,7 @@ func (st *commState) pathsKey() string {
 		has = fmt.Sprintf("windows and peers to %d bytes", st.peers.Most()) // what was measured with another limit says nothing
 	}
 	return fmt.Sprintf("%q, driver %d, NCCL %s, %d ranks on one node, %s, %q",
-		st.w.gpu.dev.Name(), cuda.DriverVersion(), nccl.VersionString(), st.size, has, set)
+		st.w.gpu.GPU.Dev.Name(), cuda.DriverVersion(), nccl.VersionString(), st.size, has, set)
 }
 
 // pathsFile is the file of all that earlier runs measured; "" where there is no folder for it.

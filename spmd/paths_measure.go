@@ -36,8 +36,8 @@ func (t *taken) best() way {
 
 // measurePaths times each way with each call and size, of which the slowest rank counts.
 func (st *commState) measurePaths() error {
-	g, most := st.w.gpu, mostSize
-	free, _, err := g.dev.MemInfo()
+	dev, most := st.w.gpu.GPU.Dev, mostSize
+	free, _, err := dev.MemInfo()
 	if err != nil {
 		return err
 	}
@@ -50,7 +50,7 @@ func (st *commState) measurePaths() error {
 	}
 	most = int(sizes.Lo)
 	n := 1 << most
-	mem, err := nccl.MemAlloc(g.dev, 2*n)
+	mem, err := nccl.MemAlloc(dev, 2*n)
 	switch f, e := control.First(st.host, err); {
 	case e != nil:
 		return e
@@ -61,7 +61,7 @@ func (st *commState) measurePaths() error {
 	}
 	var us [len(pathRows)][mostSize + 1]taken
 	err = st.withKnown(mem, 2*n, func() error {
-		t := timer{g: g}
+		t := timer{d: dev}
 		defer t.close()
 		if err := t.open(); err != nil {
 			return err
@@ -92,7 +92,7 @@ func (st *commState) measurePaths() error {
 		}
 		return nil
 	})
-	err = errors.Join(err, nccl.MemFree(g.dev, mem))
+	err = errors.Join(err, nccl.MemFree(dev, mem))
 	if err != nil {
 		return err
 	}
@@ -157,14 +157,14 @@ func (st *commState) withKnown(mem unsafe.Pointer, n int, fn func() error) error
 
 // timer times calls on a stream of its own.
 type timer struct {
-	g *gpu
+	d *cuda.Device
 	h *cuda.Stream
 	e *cuda.Event
 }
 
 func (t *timer) open() (err error) {
-	if t.h, err = t.g.dev.NewStream(0); err == nil {
-		t.e, err = t.g.dev.NewEvent(false)
+	if t.h, err = t.d.NewStream(0); err == nil {
+		t.e, err = t.d.NewEvent(false)
 	}
 	return err
 }
@@ -213,7 +213,7 @@ func (t *timer) time(call func() error, eager bool, calls int) (us float64, err 
 			return 0, err
 		}
 		for done := false; !done; {
-			if done, err = t.e.Spin(spinSlice); err != nil {
+			if done, err = t.e.Spin(100 * time.Microsecond); err != nil {
 				return 0, err
 			}
 			if time.Since(start) > exec.Patience {

@@ -3,8 +3,6 @@ package spmd
 import (
 	"errors"
 	"fmt"
-	"slices"
-	"unsafe"
 
 	"lockstep/internal/ccall"
 	"lockstep/spmd/internal/exec"
@@ -28,11 +26,7 @@ import (
 type Stream struct {
 	w    *World
 	name string
-	q    queue      // host or dev
-	host *hostQueue // nil where the device is a GPU
-	dev  *gpuQueue  // nil where it is the host
-	cap  *capture   // not nil between the start and the end of Capture
-	work *block     // scratch of the framework's own kernels and of library calls
+	q    exec.Queue
 }
 
 // Priority orders streams on a GPU: where kernels of several are ready, those of
@@ -41,9 +35,9 @@ type Priority int
 
 // The priorities.
 const (
-	Low    Priority = -1
-	Normal Priority = 0
-	High   Priority = 1
+	Low    = Priority(exec.Low)
+	Normal = Priority(exec.Normal)
+	High   = Priority(exec.High)
 )
 
 // NewStream returns a new stream. The name appears in errors and reports.
@@ -60,20 +54,11 @@ func (w *World) NewStreamPriority(name string, p Priority) (*Stream, error) {
 	if w.closed {
 		return nil, fmt.Errorf("%s: NewStream: the world is closed", ccall.At())
 	}
-	s := &Stream{w: w, name: name}
-	if w.gpu != nil {
-		var err error
-		if s.dev, err = newGPUQueue(s, p); err != nil {
-			return nil, err
-		}
-		s.q = s.dev
-	} else {
-		s.host = newHostQueue(s)
-		s.q = s.host
-		go s.host.work()
+	q, err := w.dev.NewQueue(name, exec.Priority(p))
+	if err != nil {
+		return nil, err
 	}
-	w.streams = append(w.streams, s)
-	return s, nil
+	return &Stream{w: w, name: name, q: q}, nil
 }
 
 // World returns the world that the stream belongs to.
@@ -85,45 +70,38 @@ func (s *Stream) Name() string { return s.name }
 // Synchronize blocks the host until everything enqueued on s has run, and returns
 // the first error of the stream.
 func (s *Stream) Synchronize() error {
-	if s.cap != nil {
+	if s.q.Lane() != nil {
 		return fmt.Errorf("%s: Synchronize: stream %q is being captured", ccall.At(), s.name)
 	}
-	return s.q.end().Wait()
+	return s.q.End().Wait()
 }
 
 // Close waits for the work of s and ends it. The world closes what is left. A second Close only returns the error of
 // the stream again, if it has one.
 func (s *Stream) Close() error {
-	if s.cap != nil {
+	if s.q.Lane() != nil {
 		return fmt.Errorf("%s: Close: stream %q is being captured", ccall.At(), s.name)
 	}
 	err := s.Synchronize()
-	s.w.mu.Lock()
-	s.w.streams = slices.DeleteFunc(s.w.streams, func(o *Stream) bool { return o == s })
-	s.w.mu.Unlock()
-	if s.work != nil {
-		s.work.Pool.Release(&s.work.Block, nil)
-		s.work = nil
-	}
-	return errors.Join(err, s.q.close())
+	return errors.Join(err, s.q.Close())
 }
 
 // After makes what is enqueued on s from now on wait for everything enqueued on
 // other so far. It does not block the host. It fails where other has failed.
 func (s *Stream) After(other *Stream) error {
-	switch {
+	switch l := other.q.Lane(); {
 	case s == other:
 		return nil
 	case s.w != other.w:
 		return fmt.Errorf("%s: After: stream %q belongs to another world than %q", ccall.At(), other.name, s.name)
-	case other.cap != nil:
-		node, err := other.cap.record(other)
+	case l != nil:
+		node, err := l.Record()
 		if err != nil {
 			return err
 		}
-		return other.cap.wait(s, node)
+		return l.C.Wait(s.q, node)
 	}
-	return s.waitFor(other.q.end())
+	return s.waitFor(other.q.End(), nil)
 }
 
 // Wait makes what is enqueued on s from now on wait for the point of the last
@@ -135,30 +113,20 @@ func (s *Stream) Wait(e *Event) error {
 	}
 	p, in, node := e.last()
 	if in != nil {
-		return in.wait(s, node)
+		return in.Wait(s.q, node)
 	}
-	if _, ok := p.Q.(*gpuQueue); ok && p.Q != s.q && s.cap == nil && s.dev != nil {
-		return s.dev.waitEvent(e.gpu, p)
-	}
-	return s.waitFor(p)
+	return s.waitFor(p, e.dev)
 }
 
-// waitFor enqueues the waiting for a point of another stream.
-func (s *Stream) waitFor(p exec.Point) error {
+// waitFor enqueues the waiting for a point of another stream, where e was recorded, if that is not nil.
+func (s *Stream) waitFor(p exec.Point, e exec.Event) error {
 	switch {
 	case p.Q == nil || p.Q == s.q:
 		return nil
-	case s.cap != nil:
+	case s.q.Lane() != nil:
 		return fmt.Errorf("%s: Wait: stream %q is being captured, and would wait for what is outside the capture", ccall.At(), s.name)
 	}
-	if s.dev != nil {
-		return s.dev.waitFor(p)
-	}
-	if done, err := p.Passed(); done {
-		return err
-	}
-	c := command{kind: cmdWait, at: p}
-	return s.submit(&c, nil)
+	return s.q.After(p, e)
 }
 
 // HostFunc enqueues fn on s: it runs on the host when what was enqueued before it
@@ -168,67 +136,81 @@ func (s *Stream) waitFor(p exec.Point) error {
 //
 //go:noinline
 func (s *Stream) HostFunc(fn func() error) error {
-	c := command{kind: cmdFunc, fn: fn}
-	return s.submit(&c, nil)
-}
-
-// submitCall is submit for a call, out of line: what a queue needs is not cleared
-// for a blocking call.
-//
-//go:noinline
-func (s *Stream) submitCall(asked *call) error {
-	c := command{kind: cmdCall, call: *asked}
-	return s.submit(&c, nil)
-}
-
-// submit enqueues c, or records it where s is being captured. The arguments of a
-// kernel come beside c, and are copied element by element, so that those of a
-// launch stay on its caller's stack.
-func (s *Stream) submit(c *command, args []Arg) error {
-	if err := s.w.checkBlocks(&c.call); err != nil {
+	c, err := s.begin(exec.DoFunc, nil, nil)
+	if err != nil {
 		return err
 	}
-	for i := range args {
-		if err := s.w.checkBlock(args[i].blk); err != nil {
-			return err
-		}
-	}
-	if s.w.cross != nil && c.kind == cmdCall {
-		return s.w.cross.submit(s.dev, c)
-	}
-	if s.dev != nil { // errors come at once: no need to remember the place
-		return s.dev.submit(c, args)
-	}
-	c.site.Near()
-	if s.cap != nil {
-		return s.cap.add(s, c, args)
-	}
-	_, err := s.host.push(c, args)
-	return err
+	c.Func = fn
+	return s.q.Enqueue(c)
 }
 
-// scratch returns device memory of at least n bytes for the library's own use in
-// the next command of s: what follows in stream order may use it again. A graph
-// has its own, since it may be replayed on another stream.
-func (s *Stream) scratch(n int) (unsafe.Pointer, error) {
-	at := &s.work
-	if s.cap != nil {
-		at = &s.cap.g.lanes[s.cap.lane(s)].work
+// begin returns the stream's own slot for its next command, which uses the two blocks, once they have been found to be
+// the world's and not freed.
+func (s *Stream) begin(k exec.Kind, a, b *block) (*exec.Command, error) {
+	if err := s.w.checkBlock(a); err != nil {
+		return nil, err
 	}
-	if *at != nil && (*at).Size >= n {
-		return (*at).Ptr, nil
+	if err := s.w.checkBlock(b); err != nil {
+		return nil, err
 	}
-	b, err := s.w.block(&s.w.pool, n)
+	c, err := s.q.Begin(k)
+	if err == nil && s.q.Lane() != nil {
+		s.captured().refer(a, b)
+	}
+	return c, err
+}
+
+// beginArgs is begin for a command with arguments.
+func (s *Stream) beginArgs(k exec.Kind, args []exec.Arg) (*exec.Command, error) {
+	for i := range args {
+		if err := s.w.checkBlock(args[i].Block); err != nil {
+			return nil, err
+		}
+	}
+	c, err := s.q.Begin(k)
 	if err != nil {
 		return nil, err
 	}
-	if *at != nil {
-		if s.cap != nil {
-			s.cap.g.owned = append(s.cap.g.owned, *at) // commands of the graph use it
-		} else {
-			s.w.pool.Release(&(*at).Block, s.w.marks())
+	c.SetArgs(args)
+	if s.q.Lane() != nil {
+		g := s.captured()
+		for i := range args {
+			g.refer(args[i].Block)
 		}
 	}
-	*at = b
-	return b.Ptr, nil
+	return c, nil
+}
+
+// captured is the graph that s is being captured for.
+func (s *Stream) captured() *Graph { return s.q.Lane().C.For.(*Graph) }
+
+// submit enqueues a call, which --check both makes twice.
+func (s *Stream) submit(asked *call) error {
+	if s.w.cross != nil {
+		return s.w.cross.submit(s, asked)
+	}
+	return s.enqueue(asked)
+}
+
+// enqueue enqueues a call. The slot's own is used again.
+func (s *Stream) enqueue(asked *call) error {
+	if done, err := asked.beforeDevice(s.q); done || err != nil {
+		return err
+	}
+	c, err := s.begin(exec.DoCall, asked.dblk, asked.sblk)
+	if err != nil {
+		return err
+	}
+	own, _ := c.Call.(*call)
+	if own == nil {
+		own = new(call)
+		c.Call = own
+	}
+	own.copyFrom(asked)
+	own.site = &c.Site
+	c.Notes = own
+	if s.q.Lane() != nil {
+		s.captured().referCall(own)
+	}
+	return s.q.Enqueue(c)
 }

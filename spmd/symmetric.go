@@ -28,14 +28,14 @@ const symSlab = 32 << 20
 func newSymmetric(w *World) *symmetric {
 	y := &symmetric{w: w}
 	y.pool.Init(exec.Source{What: "symmetric device memory", SlabMax: 4 << 20, SlabSize: symSlab, Get: y.get,
-		Put: func(p unsafe.Pointer, _ int) error { return nccl.MemFree(w.gpu.dev, p) }})
+		Put: func(p unsafe.Pointer, _ int) error { return nccl.MemFree(w.gpu.GPU.Dev, p) }})
 	return y
 }
 
 // alloc is collective over all ranks, with the same n.
 func (y *symmetric) alloc(n int) (*block, error) {
-	b := &block{w: y.w}
-	err := y.pool.AllocAgreed(&b.Block, n, func(place int64) (bool, error) {
+	b := &block{Owner: y.w}
+	err := y.pool.AllocAgreed(b, n, func(place int64) (bool, error) {
 		places, err := y.w.channel.Range(control.AllocSymmetric, place)
 		return places.One(), err
 	})
@@ -50,9 +50,9 @@ func (y *symmetric) alloc(n int) (*block, error) {
 func (y *symmetric) get(n int) (unsafe.Pointer, error) {
 	w := y.w
 	var c unsafe.Pointer
-	err := w.quiet()
+	err := w.dev.Quiesce()
 	if err == nil {
-		c, err = nccl.MemAlloc(w.gpu.dev, n)
+		c, err = nccl.MemAlloc(w.gpu.GPU.Dev, n)
 	}
 	if err := y.agreed(err, c); err != nil {
 		return nil, err
@@ -73,27 +73,23 @@ func (y *symmetric) owners() []*commState {
 
 func (y *symmetric) register(c unsafe.Pointer, n int) error {
 	return y.w.control.st.Pass(control.AllocSymmetric, func() error {
-		g := y.w.gpu
-		g.issue.Lock()
-		defer g.issue.Unlock()
-		for _, st := range y.owners() {
-			if err := st.register(c, n); err != nil {
-				return err
+		return y.w.gpu.GPU.Exclusive(func() error {
+			for _, st := range y.owners() {
+				if err := st.register(c, n); err != nil {
+					return err
+				}
 			}
-		}
-		if node := y.w.NodeComm.st; !node.ownsNCCL {
-			node.sym, node.peers = y.w.Comm.st.sym, y.w.Comm.st.peers
-		}
-		return nil
+			if node := y.w.NodeComm.st; !node.ownsNCCL {
+				node.sym, node.peers = y.w.Comm.st.sym, y.w.Comm.st.peers
+			}
+			return nil
+		})
 	})
 }
 
 // enter has a new communicator know what there is. Collective over it, in a turn.
 func (y *symmetric) enter(st *commState) error {
-	g := y.w.gpu
-	g.issue.Lock()
-	defer g.issue.Unlock()
-	return y.pool.EachChunk(st.register)
+	return y.w.gpu.GPU.Exclusive(func() error { return y.pool.EachChunk(st.register) })
 }
 
 // agreed gives the chunk back, and returns an error, where a rank failed. Collective.
@@ -106,7 +102,7 @@ func (y *symmetric) agreed(failure error, c unsafe.Pointer) error {
 		err = errors.Join(err, st.unregister(c))
 	}
 	if c != nil {
-		err = errors.Join(err, nccl.MemFree(y.w.gpu.dev, c))
+		err = errors.Join(err, nccl.MemFree(y.w.gpu.GPU.Dev, c))
 	}
 	return err
 }
@@ -121,7 +117,7 @@ type known struct {
 // register has both communicators, the second of which the first memory makes, know the
 // bytes at ptr. It closes nothing where it fails: unregister does.
 //
-// Collective over st, in a turn; no collective is in flight. The caller holds g.issue.
+// Collective over st, in a turn; no collective is in flight. Nobody else enqueues collectives.
 func (st *commState) register(ptr unsafe.Pointer, n int) error {
 	reg, err := st.nccl.Comm.Register(ptr, n)
 	if err != nil {
@@ -185,8 +181,8 @@ func (st *commState) openSym() error {
 	if err != nil {
 		return fmt.Errorf("a second communicator, for symmetric memory: %w", err)
 	}
-	st.sym.nccl = ncclt.New(c, w.gpu.word)
-	w.gpu.addNCCL(c)
+	st.sym.nccl = ncclt.New(c, w.gpu.GPU.Word())
+	w.gpu.GPU.Watch(c, c.AsyncError)
 	return nil
 }
 
@@ -216,7 +212,7 @@ func (st *commState) closeSym() error {
 	if st.sym == nil {
 		return nil
 	}
-	st.w.gpu.forget(st.sym.nccl)
+	st.w.gpu.GPU.Forget(st.sym.nccl)
 	err := st.closeWindows()
 	st.sym = nil
 	return err
@@ -232,7 +228,8 @@ func (st *commState) closeWindows() error {
 	}
 	if c := st.sym.nccl; c != nil {
 		st.sym.nccl = nil
-		err = errors.Join(err, st.w.gpu.endNCCL(c.Comm))
+		st.w.gpu.GPU.Unwatch(c.Comm)
+		err = errors.Join(err, c.Comm.Close())
 	}
 	return err
 }

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/verify"
 )
 
@@ -33,7 +34,7 @@ func (c *call) memoryOfNCCL() (m verify.Memory) {
 	case c.dblk == nil:
 	case c.dblk.Pool == known:
 		m |= verify.IntoSymmetric
-	case c.dblk.Pool == c.comm.w.pinned && m != 0:
+	case c.dblk.Pool == c.comm.w.dev.Pools().Pinned && m != 0:
 		m |= verify.IntoPinned
 	}
 	if m != 0 && c.Kind == coll.AllReduce && c.Dst == c.Src {
@@ -78,30 +79,21 @@ func (w *World) recorders() []*verify.Recorder {
 
 // place is where the program is that is in a call on the host: where it enqueued the call, or where its goroutine is.
 func (st *commState) place() string {
-	st.w.mu.Lock()
-	streams := slices.Clone(st.w.streams)
-	st.w.mu.Unlock()
-	for _, s := range streams {
-		if q, ok := s.q.(*hostQueue); ok {
-			if site, ok := q.inside(st); ok {
-				return "from " + site
-			}
+	w := st.w
+	w.mu.Lock()
+	graphs := slices.DeleteFunc(slices.Clone(w.graphs), func(g *Graph) bool { return !slices.Contains(g.comms, st) })
+	w.mu.Unlock()
+	is := func(c *exec.Command) bool {
+		return c.Kind == exec.DoCall && c.Call.(*call).comm == st ||
+			c.Kind == exec.DoGraph && slices.ContainsFunc(graphs, func(g *Graph) bool { return g.dev == c.Graph })
+	}
+	for _, q := range w.queues() {
+		if site, ok := q.Running(is); ok {
+			return "from " + site
 		}
 	}
 	if run, _ := st.w.job.Goroutines(); run.At != "" {
 		return "at " + run.At
 	}
 	return ""
-}
-
-// inside returns where the command was enqueued that is in a call of st.
-func (q *hostQueue) inside(st *commState) (site string, ok bool) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	done := q.done.Load()
-	if done == q.tail {
-		return "", false
-	}
-	c := &q.ring[done%uint64(len(q.ring))]
-	return c.site.String(), c.comm == st || c.graph != nil && slices.Contains(c.graph.comms, st)
 }

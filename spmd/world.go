@@ -16,9 +16,9 @@ import (
 	"lockstep/host"
 	"lockstep/internal/ccall"
 	"lockstep/internal/launcher"
-	"lockstep/internal/procfs"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/exec"
+	cudaexec "lockstep/spmd/internal/exec/cuda"
 	"lockstep/spmd/internal/files"
 	"lockstep/spmd/internal/job"
 	"lockstep/spmd/internal/transport"
@@ -48,22 +48,20 @@ type World struct {
 	nodes    int
 	byNode   bool // of several nodes, each has ranks that follow each other
 	threads  int
-	gpu      *gpu   // nil where the device is the host
-	why      string // the device and the collectives are what they are
-	fellBack bool   // to the host though there is a GPU, or to MPI though NCCL is meant: the start line warns
-	byMPI    bool   // what carries GPU memory, where there are several ranks
+	dev      exec.Device
+	gpu      *cudaexec.Device // dev; nil where that is the host
+	why      string           // the device and the collectives are what they are
+	fellBack bool             // to the host though there is a GPU, or to MPI though NCCL is meant: the start line warns
+	byMPI    bool             // what carries GPU memory, where there are several ranks
 	check    verify.Mode
 	agreed   bool // the failure of the start is every rank's
 	startup  job.Startup
 	// Of several nodes: the connections that MPI had before NCCL started, and all that there were then.
 	mpiSockets, ncclSockets []job.Socket
-	pool                    exec.Pool  // of device memory
-	pinned                  *exec.Pool // the same on the host, as is managed
-	managed                 *exec.Pool
-	symmetric               *symmetric  // nil on the host
-	proxy                   *proxy      // where GPU memory goes through MPI
-	cross                   *crossCheck // nil unless NCCL and MPI are compared
-	stage                   staging
+	symmetric               *symmetric // nil on the host
+	parts                   parts
+	proxy                   *proxy           // where GPU memory goes through MPI
+	cross                   *crossCheck      // nil unless NCCL and MPI are compared
 	blocking                *Stream          // of collectives that block, on a GPU
 	control                 Comm             // the framework's own traffic
 	channel                 *control.Channel // over it
@@ -77,9 +75,7 @@ type World struct {
 
 	mu      sync.Mutex
 	comms   []*commState
-	streams []*Stream
 	graphs  []*Graph
-	events  []*Event        // that hold an event of the GPU
 	closers []*func() error // of AtClose
 	kept    sync.Map        // of PerWorld
 	closed  bool
@@ -110,19 +106,13 @@ func (w *World) Threads() int { return w.threads }
 
 // Multiprocessors returns how many of them the GPU has; 0 on the host.
 func (w *World) Multiprocessors() int {
-	if w.gpu == nil {
-		return 0
-	}
-	return w.gpu.dev.Multiprocessors()
+	return w.dev.Limits().Multiprocessors
 }
 
 // SharedMemory returns the most shared memory that a block of a kernel may have, in
 // bytes, what the kernel declares itself included; 0 on the host.
 func (w *World) SharedMemory() int {
-	if w.gpu == nil {
-		return 0
-	}
-	return w.gpu.dev.SharedMemory()
+	return w.dev.Limits().SharedMemory
 }
 
 // Memory returns how many bytes of the rank's device are free, and how many it has. On the
@@ -130,10 +120,7 @@ func (w *World) SharedMemory() int {
 // it is less, of the control groups that this process is in; the ranks of a node share them.
 // What Buffers that were freed have left with the World counts as taken.
 func (w *World) Memory() (free, total int, err error) {
-	if w.gpu != nil {
-		return w.gpu.dev.MemInfo()
-	}
-	return procfs.Memory("/")
+	return w.dev.Room()
 }
 
 // Seed returns --seed, the same on every rank.
@@ -141,10 +128,7 @@ func (w *World) Seed() uint64 { return w.cfg.Seed }
 
 // Device says where buffers live: "host", or the name of the GPU.
 func (w *World) Device() string {
-	if w.gpu != nil {
-		return w.gpu.dev.Name()
-	}
-	return "host"
+	return w.dev.Name()
 }
 
 // Collectives says what carries them: "mpi-host" for host memory; for that of GPUs
@@ -158,7 +142,7 @@ func (w *World) Collectives() string {
 
 // OnHost says whether the device is the host. Applications need it to choose
 // default sizes, not to choose code.
-func (w *World) OnHost() bool { return w.gpu == nil }
+func (w *World) OnHost() bool { return w.dev.Pools().Device.Host }
 
 // Open joins this process to the job and returns its world. Programs call Main
 // instead, which calls Open; tests and tools that cannot use Main call Open and,
@@ -239,30 +223,25 @@ func (w *World) checkBlocks(c *call) error {
 }
 
 func (w *World) checkBlock(b *block) error {
-	if b != nil && (b.w != w || b.Freed.Load()) {
+	if b != nil && (b.Owner != w || b.Freed.Load()) {
 		return w.blockError(b)
 	}
 	return nil
 }
 
 func (w *World) blockError(b *block) error {
-	if b.w != w {
+	if b.Owner != w {
 		return fmt.Errorf("%s: the buffer of %d bytes belongs to another world", ccall.At(), b.Bytes)
 	}
 	return fmt.Errorf("%s: the buffer of %d bytes was freed at %s", ccall.At(), b.Bytes, &b.At)
 }
 
-// marks returns the ends of the streams that have work in flight.
-func (w *World) marks() []exec.Point {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	var m []exec.Point
-	for _, s := range w.streams {
-		if !s.q.idle() {
-			m = append(m, s.q.end())
-		}
+// queues are those of all streams, which there are none of before the device is chosen.
+func (w *World) queues() []exec.Queue {
+	if w.dev == nil {
+		return nil
 	}
-	return m
+	return w.dev.All()
 }
 
 // fail records the first failure of a stream: nobody may wait for what will not
@@ -284,12 +263,13 @@ func (w *World) Abort(status int) {
 
 // drain waits for all streams and returns the first error of each.
 func (w *World) drain() error {
-	w.mu.Lock()
-	streams := slices.Clone(w.streams)
-	w.mu.Unlock()
 	var err error
-	for _, s := range streams {
-		err = errors.Join(err, s.Synchronize())
+	for _, q := range w.queues() {
+		if q.Lane() != nil {
+			err = errors.Join(err, fmt.Errorf("%s: Synchronize: stream %q is being captured", ccall.At(), q.Name()))
+			continue
+		}
+		err = errors.Join(err, q.End().Wait())
 	}
 	return err
 }
@@ -352,20 +332,14 @@ func (w *World) takeDown() (err error) {
 		w.comms[i].freed = true
 		err = errors.Join(err, w.comms[i].free())
 	}
-	for _, e := range slices.Clone(w.events) {
-		err = errors.Join(err, e.Close())
-	}
-	for _, s := range w.streams {
-		err = errors.Join(err, s.q.close())
-	}
-	err = errors.Join(err, w.closeMemory())
+	err = errors.Join(err, w.closeDevice())
 	if w.json != nil {
 		err = errors.Join(err, w.json.Close())
 	}
 	w.ranks.Lock()
 	defer w.ranks.Unlock()
 	if w.gpu != nil {
-		err = errors.Join(err, w.gpu.close())
+		err = errors.Join(err, w.gpu.GPU.Close())
 	}
 	return errors.Join(err, w.ranks.Leave())
 }

@@ -19,6 +19,7 @@ import (
 // whatever copy of the handle it is made through.
 type Block struct {
 	Pool  *Pool // nil for an empty block
+	Owner any   // who asked for it, in whose calls alone it may be used
 	Ptr   unsafe.Pointer
 	Bytes int // asked for
 	Size  int // of the size class

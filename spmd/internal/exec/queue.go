@@ -3,12 +3,72 @@ package exec
 import (
 	"fmt"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
-// Queue is the order of a stream, as those see it who wait for points in it.
+// Queue is a stream of a device. Its methods are safe for use by several goroutines.
 type Queue interface {
+	Order
+	Name() string
+	// End returns the present end.
+	End() Point
+	// Idle says whether everything is known to have run. It never blocks.
+	Idle() bool
+	// Begin locks the queue and returns its slot for the next command, for Enqueue. The caller fills the fields that
+	// commands of this kind have.
+	Begin(k Kind) (*Command, error)
+	// Enqueue enqueues the command that Begin returned, and unlocks the queue. In a capture the command is recorded.
+	Enqueue(c *Command) error
+	// After makes what is enqueued from now on wait for a point of another queue of the device. e is the event that was
+	// recorded there, if there is one. The queue is not being captured.
+	After(p Point, e Event) error
+	// Passed is how many commands are known to have run. It only reads memory.
+	Passed() uint64
+	// Lane returns the part of a capture that the queue is; nil where it is not being captured.
+	Lane() *Lane
+	// Scratch returns memory of at least n bytes for the next command. What follows that in the queue may use it again.
+	// A capture has its own, since a graph may be replayed on another queue.
+	Scratch(n int) (unsafe.Pointer, error)
+	// Running returns where the command was enqueued that the host runs at present, if is says that it is meant.
+	Running(is func(*Command) bool) (site string, ok bool)
+	// State says what the queue holds, and whether that is anything.
+	State() (State, bool)
+	// Close ends the queue, whose work is over.
+	Close() error
+}
+
+// State is what a report shows of a queue.
+type State struct {
+	Waiting uint64 // commands that are not known to have run
+	Command string // the first of them, on the host
+	At      string // where that was enqueued: "from FILE:LINE"
+	Device  bool   // the queue is one of a GPU
+}
+
+// Event is a point in a queue that tells its time.
+type Event interface {
+	// Record moves the event to the present end of q, which is not being captured.
+	Record(q Queue) (Point, error)
+	// Wait blocks until p, where the event was recorded last, is reached, and returns the failure of a queue that failed before.
+	Wait(p Point) error
+	// Passed says whether p is reached.
+	Passed(p Point) (bool, error)
+	// Since returns the time from another event of the device. Both have been reached.
+	Since(o Event) (time.Duration, error)
+	// Close gives up what the event has of the device. A second Close does nothing.
+	Close() error
+}
+
+// Graph is commands that were captured, which a command of a queue of the same device replays.
+type Graph interface {
+	// Close gives up what the graph has of the device, when its replays have run, the last of which ends at last.
+	Close(last Point) error
+}
+
+// Order is a queue, as those see it who wait for points in it.
+type Order interface {
 	// Reached says whether the first seq commands have run. It never blocks; false
 	// may mean that this cannot be told at present.
 	Reached(seq uint64) bool
@@ -20,7 +80,7 @@ type Queue interface {
 
 // Point is a place in a queue: behind its first Seq commands. The zero Point is reached.
 type Point struct {
-	Q   Queue
+	Q   Order
 	Seq uint64
 }
 

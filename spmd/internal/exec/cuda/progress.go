@@ -1,7 +1,7 @@
-package spmd
+package cuda
 
 import (
-	"slices"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -10,12 +10,12 @@ import (
 
 // progress is how far a stream on a GPU has got, for who watches it without a call to
 // the driver, which may hang with the stream: a word in host memory that the stream
-// itself writes, where keepSigning has enqueued that.
+// itself writes, where KeepSigning has enqueued that.
 type progress struct {
 	reading sync.Mutex    // of word, by who watches, while the queue closes
 	word    *uint32       // the low half of a number of commands, which have run; nil if there was none left, or not any more
 	wrote   atomic.Uint64 // the last number whose writing was enqueued
-	// Since when, in Unix ns, the host hands a collective to NCCL, and waits for the
+	// Since when, in Unix ns, the host hands over a collective, and waits for the
 	// stream; 0 when it does not, or not for long.
 	issuing, waiting atomic.Int64
 }
@@ -32,7 +32,7 @@ func splitWords(base unsafe.Pointer) []*uint32 {
 }
 
 // takeWord returns a word that is 0; nil where so many streams have none left.
-func (g *gpu) takeWord() *uint32 {
+func (g *GPU) takeWord() *uint32 {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	n := len(g.words)
@@ -46,7 +46,7 @@ func (g *gpu) takeWord() *uint32 {
 }
 
 // giveWord gives back the word of a stream that has ended.
-func (q *gpuQueue) giveWord() {
+func (q *Queue) giveWord() {
 	q.reading.Lock()
 	w := q.word
 	q.word = nil
@@ -60,18 +60,18 @@ func (q *gpuQueue) giveWord() {
 
 // sign has the stream write its word behind what was issued, if that has collectives
 // that it was not written behind.
-func (q *gpuQueue) sign() {
+func (q *Queue) sign() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	seq := q.tail.Load()
-	if q.word == nil || q.closed || q.capturing || q.fail.Load() != nil || q.coll.Load() <= max(q.wrote.Load(), q.known.Load()) {
+	if q.word == nil || q.closed || q.lane != nil || q.fail.Load() != nil || q.coll.Load() <= max(q.wrote.Load(), q.known.Load()) {
 		return
 	}
 	q.broken(q.write(seq))
 }
 
 // write has the stream write its word behind what was issued. The caller holds q.mu.
-func (q *gpuQueue) write(seq uint64) error {
+func (q *Queue) write(seq uint64) error {
 	q.wrote.Store(seq)
 	return q.h.WriteValue(unsafe.Pointer(q.word), uint32(seq))
 }
@@ -81,8 +81,8 @@ func (q *gpuQueue) write(seq uint64) error {
 // driver for an event. It returns how many commands that is; not ok where the stream
 // has no word, is being captured, or has an event for them already, before its end.
 // The caller holds q.mu.
-func (q *gpuQueue) signFor(seq uint64) (end uint64, ok bool) {
-	if q.word == nil || q.capturing || q.behind(seq) != nil {
+func (q *Queue) signFor(seq uint64) (end uint64, ok bool) {
+	if q.word == nil || q.lane != nil || q.behind(seq) != nil {
 		return 0, false
 	}
 	if wrote := q.wrote.Load(); wrote >= seq {
@@ -98,7 +98,7 @@ func (q *gpuQueue) signFor(seq uint64) (end uint64, ok bool) {
 
 // watch looks at the word for a moment, and then asks the driver once, which knows of
 // failures.
-func (q *gpuQueue) watch(seq uint64) (bool, error) {
+func (q *Queue) watch(seq uint64) (bool, error) {
 	for start := time.Now(); time.Since(start) < spinSlice; {
 		for range 32 {
 			if q.Passed() >= seq {
@@ -114,9 +114,9 @@ func (q *gpuQueue) watch(seq uint64) (bool, error) {
 	return q.h.Query()
 }
 
-// keepSigning signs all streams now and then, until stop. It is not who watches: the
+// KeepSigning implements exec.Device: it signs all streams now and then, until stop. It is not who watches: the
 // driver may hold it up.
-func (w *World) keepSigning(every time.Duration, stop <-chan struct{}) {
+func (d *Device) KeepSigning(every time.Duration, stop <-chan struct{}) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {
@@ -125,19 +125,16 @@ func (w *World) keepSigning(every time.Duration, stop <-chan struct{}) {
 			return
 		case <-tick.C:
 		}
-		w.mu.Lock()
-		streams := slices.Clone(w.streams)
-		w.mu.Unlock()
-		for _, s := range streams {
-			if w.capturing.Load() == 0 {
-				s.dev.sign()
+		for _, q := range d.All() {
+			if d.capturing.Load() == 0 {
+				q.(*Queue).sign()
 			}
 		}
 	}
 }
 
-// Passed implements verify.Progress: how many commands are known to have run. It only reads memory.
-func (q *gpuQueue) Passed() uint64 {
+// Passed implements exec.Queue: how many commands are known to have run. It only reads memory.
+func (q *Queue) Passed() uint64 {
 	q.reading.Lock()
 	defer q.reading.Unlock()
 	known := q.known.Load()
@@ -148,9 +145,20 @@ func (q *gpuQueue) Passed() uint64 {
 	return max(known, wrote-uint64(uint32(wrote)-atomic.LoadUint32(q.word)))
 }
 
-// stuck says whether the host has waited for collectives of the stream, or has been
+// Position says how many commands have run, and whether more are on their way.
+func (q *Queue) Position() (at uint64, busy bool) {
+	passed := q.Passed()
+	return passed, passed < q.wrote.Load()
+}
+
+// Stuck says whether the host has waited for collectives of the stream, or has been
 // handing one over, for longer than limit.
-func (q *gpuQueue) stuck(now time.Time, limit time.Duration) bool {
+func (q *Queue) Stuck(now time.Time, limit time.Duration) bool {
 	long := func(since int64) bool { return since != 0 && now.Sub(time.Unix(0, since)) > limit }
 	return long(q.issuing.Load()) || long(q.waiting.Load()) && q.coll.Load() > q.Passed()
+}
+
+// String is what reports call the work of the queue.
+func (q *Queue) String() string {
+	return fmt.Sprintf("what was enqueued on stream %q, collectives among it,", q.name)
 }

@@ -1,4 +1,4 @@
-package spmd
+package cuda
 
 import (
 	"fmt"
@@ -6,41 +6,45 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"lockstep/cuda"
 	"lockstep/internal/ccall"
 	"lockstep/spmd/internal/exec"
 )
 
-// gpuQueue is a stream on a GPU. Commands go to the driver when they are issued;
+// Queue is a stream on a GPU. Commands go to the driver when they are enqueued;
 // the queue counts them, and records an event where somebody wants to know how far
 // the GPU has got. So a command costs nothing beyond the driver's call, and a
 // point is as cheap here as on the host.
-type gpuQueue struct {
-	s     *Stream
-	g     *gpu
+type Queue struct {
+	d     *Device
+	g     *GPU
+	name  string
 	h     *cuda.Stream
-	known atomic.Uint64        // commands known to have run
-	tail  atomic.Uint64        // commands issued; written under mu
-	fail  atomic.Pointer[fail] // the first failure
+	front sync.Mutex // from Begin to Enqueue
+	slot  exec.Command
+	work  exec.Scratch
+	known atomic.Uint64           // commands known to have run
+	tail  atomic.Uint64           // commands issued; written under mu
+	fail  atomic.Pointer[failure] // the first failure
 	mu    sync.Mutex
-	marks []*mark // events on their way, in order
-	args  []Arg   // of the Library being called
-	// capturing keeps events of the queue's own out of a graph.
-	capturing bool
-	closed    bool
-	coll      atomic.Uint64 // the end of the last command that communicates
+	marks []*Mark // events on their way, in order
+	// lane is set while the queue is captured; then events of the queue's own are kept out of the graph.
+	lane   *exec.Lane
+	closed bool
+	coll   atomic.Uint64 // the end of the last command that communicates
 	progress
 }
 
-// fail is the failure of a queue: what lies behind seq is not valid.
-type fail struct {
+// failure is that of a queue: what lies behind seq is not valid.
+type failure struct {
 	err error
 	seq uint64
 }
 
-// mark is an event behind the first seq commands.
-type mark struct {
+// Mark is an event behind the first seq commands.
+type Mark struct {
 	seq   uint64
 	event *cuda.Event
 	users int  // who wait for it outside the lock
@@ -52,33 +56,80 @@ type mark struct {
 const (
 	spinSlice   = 100 * time.Microsecond
 	spinAtMost  = 20 * time.Millisecond
-	healthEvery = 20 * time.Millisecond // between looks at NCCL's own errors
+	healthEvery = 20 * time.Millisecond // between looks at failures that no call returns
 )
 
-func newGPUQueue(s *Stream, p Priority) (*gpuQueue, error) {
-	g := s.w.gpu
-	least, greatest := g.dev.Priorities()
+// NewQueue implements exec.Device.
+func (d *Device) NewQueue(name string, p exec.Priority) (exec.Queue, error) {
+	least, greatest := d.GPU.Dev.Priorities()
 	level := (least + greatest) / 2
 	switch p {
-	case Low:
+	case exec.Low:
 		level = least
-	case High:
+	case exec.High:
 		level = greatest
 	}
-	h, err := g.dev.NewStream(level)
+	h, err := d.GPU.Dev.NewStream(level)
 	if err != nil {
 		return nil, err
 	}
-	return &gpuQueue{s: s, g: g, h: h, progress: progress{word: g.takeWord()}}, nil
+	q := &Queue{d: d, g: d.GPU, name: name, h: h, progress: progress{word: d.GPU.takeWord()}}
+	d.Add(q)
+	return q, nil
 }
 
-func (q *gpuQueue) end() exec.Point { return exec.Point{Q: q, Seq: q.tail.Load()} }
+// Name implements exec.Queue.
+func (q *Queue) Name() string { return q.name }
 
-func (q *gpuQueue) idle() bool { return q.known.Load() >= q.tail.Load() }
+// Stream is the queue as the driver has it.
+func (q *Queue) Stream() *cuda.Stream { return q.h }
+
+// Lane implements exec.Queue.
+func (q *Queue) Lane() *exec.Lane { return q.lane }
+
+// End implements exec.Queue.
+func (q *Queue) End() exec.Point { return exec.Point{Q: q, Seq: q.tail.Load()} }
+
+// Idle implements exec.Queue.
+func (q *Queue) Idle() bool { return q.known.Load() >= q.tail.Load() }
+
+// State implements exec.Queue.
+func (q *Queue) State() (exec.State, bool) {
+	passed, tail := q.Passed(), q.tail.Load()
+	return exec.State{Waiting: tail - min(passed, tail), Device: true}, tail > passed
+}
+
+// Running implements exec.Queue: the host runs none.
+func (q *Queue) Running(func(*exec.Command) bool) (string, bool) { return "", false }
+
+// Tail is how many commands have been enqueued.
+func (q *Queue) Tail() uint64 { return q.tail.Load() }
+
+// Pass notes that the first seq commands have run.
+func (q *Queue) Pass(seq uint64) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.pass(seq)
+}
+
+// Scratch implements exec.Queue.
+func (q *Queue) Scratch(n int) (unsafe.Pointer, error) {
+	var b *exec.Block
+	var err error
+	if l := q.lane; l != nil {
+		b, err = l.Scratch(q.d.pools.Device, n)
+	} else {
+		b, err = q.work.Get(q.d.pools.Device, n, func(b *exec.Block) { b.Pool.Release(b, q.d.Marks()) })
+	}
+	if err != nil {
+		return nil, err
+	}
+	return b.Ptr, nil
+}
 
 // behind returns the first mark behind seq commands or more; nil where there is none.
 // The caller holds q.mu.
-func (q *gpuQueue) behind(seq uint64) *mark {
+func (q *Queue) behind(seq uint64) *Mark {
 	for _, m := range q.marks {
 		if m.seq >= seq {
 			return m
@@ -89,11 +140,11 @@ func (q *gpuQueue) behind(seq uint64) *mark {
 
 // at returns a mark behind seq commands or more, recording one where there is
 // none; nil while the stream is being captured. The caller holds q.mu.
-func (q *gpuQueue) at(seq uint64) (*mark, error) {
+func (q *Queue) at(seq uint64) (*Mark, error) {
 	if m := q.behind(seq); m != nil {
 		return m, nil
 	}
-	if q.capturing {
+	if q.lane != nil {
 		return nil, nil
 	}
 	m, err := q.g.mark()
@@ -110,7 +161,7 @@ func (q *gpuQueue) at(seq uint64) (*mark, error) {
 }
 
 // pass drops the marks up to seq, which have been reached. The caller holds q.mu.
-func (q *gpuQueue) pass(seq uint64) {
+func (q *Queue) pass(seq uint64) {
 	if q.known.Load() < seq {
 		q.known.Store(seq)
 	}
@@ -124,7 +175,8 @@ func (q *gpuQueue) pass(seq uint64) {
 	q.marks = slices.Delete(q.marks, 0, n)
 }
 
-func (q *gpuQueue) Reached(seq uint64) bool {
+// Reached implements exec.Order.
+func (q *Queue) Reached(seq uint64) bool {
 	if q.known.Load() >= seq {
 		return true
 	}
@@ -148,7 +200,8 @@ func (q *gpuQueue) Reached(seq uint64) bool {
 	return done
 }
 
-func (q *gpuQueue) Wait(seq uint64) {
+// Wait implements exec.Order.
+func (q *Queue) Wait(seq uint64) {
 	if q.known.Load() >= seq {
 		return
 	}
@@ -166,7 +219,7 @@ func (q *gpuQueue) Wait(seq uint64) {
 	if err != nil || m == nil {
 		q.mu.Unlock()
 		if err == nil {
-			err = fmt.Errorf("%s: stream %q is being captured", ccall.At(), q.s.name)
+			err = fmt.Errorf("%s: stream %q is being captured", ccall.At(), q.name)
 		}
 		q.broken(err)
 		return
@@ -185,7 +238,7 @@ func (q *gpuQueue) Wait(seq uint64) {
 }
 
 // release gives back a mark that is neither in the list nor waited for.
-func (q *gpuQueue) release(m *mark) {
+func (q *Queue) release(m *Mark) {
 	if m.gone && m.users == 0 {
 		q.g.recycle(m)
 	}
@@ -193,7 +246,7 @@ func (q *gpuQueue) release(m *mark) {
 
 // spin waits for an event, or without one for the queue's word, and says whether it
 // came; if not, the queue has failed. seq, unless 0, is how many commands have then run.
-func (q *gpuQueue) spin(e *cuda.Event, seq uint64) bool {
+func (q *Queue) spin(e *cuda.Event, seq uint64) bool {
 	start := time.Now()
 	looked := start
 	defer q.waiting.Store(0)
@@ -232,7 +285,7 @@ func (q *gpuQueue) spin(e *cuda.Event, seq uint64) bool {
 }
 
 // query asks once for an event that lies behind seq commands.
-func (q *gpuQueue) query(e *cuda.Event, seq uint64) (bool, error) {
+func (q *Queue) query(e *cuda.Event, seq uint64) (bool, error) {
 	if err := q.Failure(seq); err != nil || e == nil {
 		return false, err
 	}
@@ -240,19 +293,20 @@ func (q *gpuQueue) query(e *cuda.Event, seq uint64) (bool, error) {
 }
 
 // broken notes a failure that came without a place in the queue.
-func (q *gpuQueue) broken(err error) {
+func (q *Queue) broken(err error) {
 	if err != nil {
-		q.failed(fmt.Errorf("stream %q: %w", q.s.name, err), 0)
+		q.failed(fmt.Errorf("stream %q: %w", q.name, err), 0)
 	}
 }
 
-func (q *gpuQueue) failed(err error, seq uint64) {
-	if q.fail.CompareAndSwap(nil, &fail{err, seq}) {
-		q.s.w.fail(err)
+func (q *Queue) failed(err error, seq uint64) {
+	if q.fail.CompareAndSwap(nil, &failure{err, seq}) {
+		q.d.fail(err)
 	}
 }
 
-func (q *gpuQueue) Failure(seq uint64) error {
+// Failure implements exec.Order.
+func (q *Queue) Failure(seq uint64) error {
 	if f := q.fail.Load(); f != nil && seq >= f.seq {
 		return f.err
 	}
@@ -260,37 +314,18 @@ func (q *gpuQueue) Failure(seq uint64) error {
 }
 
 // ready says why the queue takes no more commands, or nil. The caller holds q.mu.
-func (q *gpuQueue) ready() error {
+func (q *Queue) ready() error {
 	if f := q.fail.Load(); f != nil {
 		return f.err
 	}
 	if q.closed {
-		return fmt.Errorf("%s: stream %q is closed", ccall.At(), q.s.name)
+		return fmt.Errorf("%s: stream %q is closed", ccall.At(), q.name)
 	}
 	return nil
 }
 
-// startCapture keeps the queue's own events out of the graph. What was issued before
-// gets its mark now: it can be waited for during the capture.
-func (q *gpuQueue) startCapture() error {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	err := q.ready()
-	if err == nil && !q.idle() {
-		_, err = q.at(q.tail.Load())
-	}
-	q.capturing = err == nil
-	return err
-}
-
-func (q *gpuQueue) endCapture() {
-	q.mu.Lock()
-	q.capturing = false
-	q.mu.Unlock()
-}
-
 // marked records a mark at the present end.
-func (q *gpuQueue) marked() {
+func (q *Queue) marked() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if _, err := q.at(q.tail.Load()); err != nil {
@@ -298,49 +333,15 @@ func (q *gpuQueue) marked() {
 	}
 }
 
-// record records e behind what has been issued.
-func (q *gpuQueue) record(e *Event) (uint64, error) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if err := q.ready(); err != nil {
-		return 0, err
-	}
-	if e.gpu == nil {
-		var err error
-		if e.gpu, err = q.g.dev.NewEvent(true); err != nil {
-			return 0, err
-		}
-		e.w.mu.Lock()
-		e.w.events = append(e.w.events, e)
-		e.w.mu.Unlock()
-	}
-	// It counts as a command, so that no mark before it stands for it.
-	if err := e.gpu.Record(q.h); err != nil {
-		return 0, err
-	}
-	return q.tail.Add(1), nil
-}
-
-// waitEvent makes the queue wait for an event that was recorded at p.
-func (q *gpuQueue) waitEvent(e *cuda.Event, p exec.Point) error {
+// After implements exec.Queue. An event that was recorded at the point is later than no other.
+func (q *Queue) After(p exec.Point, e exec.Event) error {
 	if err := p.Failure(); err != nil {
 		return err
 	}
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if err := q.ready(); err != nil {
-		return err
+	if e != nil {
+		return q.afterEvent(e.(*event).at())
 	}
-	q.tail.Add(1)
-	return q.h.Wait(e)
-}
-
-// waitFor makes the queue wait for a point of another queue.
-func (q *gpuQueue) waitFor(p exec.Point) error {
-	if err := p.Failure(); err != nil {
-		return err
-	}
-	other := p.Q.(*gpuQueue) // of the same world
+	other := p.Q.(*Queue) // of the same world
 	if other.known.Load() >= p.Seq {
 		return nil
 	}
@@ -351,18 +352,12 @@ func (q *gpuQueue) waitFor(p exec.Point) error {
 	}
 	other.mu.Unlock()
 	if err == nil && m == nil {
-		err = fmt.Errorf("%s: stream %q would wait for stream %q, which is being captured", ccall.At(), q.s.name, other.s.name)
+		err = fmt.Errorf("%s: stream %q would wait for stream %q, which is being captured", ccall.At(), q.name, other.name)
 	}
 	if err != nil {
 		return err
 	}
-	q.mu.Lock()
-	err = q.ready()
-	if err == nil {
-		q.tail.Add(1)
-		err = q.h.Wait(m.event)
-	}
-	q.mu.Unlock()
+	err = q.afterEvent(m.event)
 	other.mu.Lock()
 	defer other.mu.Unlock()
 	m.users--
@@ -370,11 +365,26 @@ func (q *gpuQueue) waitFor(p exec.Point) error {
 	return err
 }
 
-// close waits for the work of the queue and destroys its stream.
-func (q *gpuQueue) close() error {
-	q.Wait(q.tail.Load())
+// afterEvent makes the queue wait for an event; nil is not waited for.
+func (q *Queue) afterEvent(e *cuda.Event) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	if err := q.ready(); err != nil || e == nil {
+		return err
+	}
+	q.tail.Add(1)
+	return q.h.Wait(e)
+}
+
+// Close implements exec.Queue: it waits for the work of the queue and destroys its stream.
+func (q *Queue) Close() error {
+	q.Wait(q.tail.Load())
+	q.d.Remove(q)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if b := q.work.Take(); b != nil {
+		b.Pool.Release(b, nil)
+	}
 	if q.closed {
 		return nil
 	}

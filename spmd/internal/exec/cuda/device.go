@@ -1,0 +1,207 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"lockstep/internal/elem"
+	"lockstep/spmd/internal/exec"
+)
+
+// Device is a GPU, as one world works on it.
+type Device struct {
+	exec.Queues
+	GPU       *GPU
+	fill      *exec.Kernel
+	fail      func(error) // is told of the first failure of a queue
+	pools     exec.Pools
+	stage     staging
+	capturing atomic.Int32
+
+	mu     sync.Mutex
+	events []*event // that hold an event of the driver
+}
+
+// NewDevice returns the GPU for one world. fill is the kernel that fills memory with values of 8 bytes: its parameters are
+// the address, the number of values, and the value.
+func NewDevice(g *GPU, fill *exec.Kernel, fail func(error)) *Device {
+	d := &Device{GPU: g, fill: fill, fail: fail}
+	dev := g.Dev
+	room := func() string {
+		free, total, err := dev.MemInfo()
+		if err != nil {
+			return "free unknown"
+		}
+		return fmt.Sprintf("%d of %d free on the device", free, total)
+	}
+	d.pools = exec.Pools{Device: &exec.Pool{}, Pinned: &exec.Pool{}, Managed: &exec.Pool{}}
+	d.pools.Device.Init(exec.Source{What: "device memory", SlabMax: 1 << 20, SlabSize: 32 << 20, Quiesce: d.Quiesce, Room: room,
+		Get: dev.Malloc, Put: func(p unsafe.Pointer, _ int) error { return dev.Free(p) }})
+	d.pools.Pinned.Init(exec.Source{What: "pinned host memory", Host: true, SlabMax: 1 << 18, SlabSize: 4 << 20, Quiesce: d.Quiesce,
+		Get: dev.MallocHost, Put: func(p unsafe.Pointer, _ int) error { return dev.FreeHost(p) }})
+	d.pools.Managed.Init(exec.Source{What: "managed memory", Host: true, SlabMax: 1 << 18, SlabSize: 4 << 20, Quiesce: d.Quiesce, Room: room,
+		Get: dev.MallocManaged, Put: func(p unsafe.Pointer, _ int) error { return dev.Free(p) }})
+	return d
+}
+
+// Name implements exec.Device.
+func (d *Device) Name() string { return d.GPU.Dev.Name() }
+
+// Pools implements exec.Device.
+func (d *Device) Pools() exec.Pools { return d.pools }
+
+// Limits implements exec.Device.
+func (d *Device) Limits() exec.Limits {
+	return exec.Limits{Multiprocessors: d.GPU.Dev.Multiprocessors(), SharedMemory: d.GPU.Dev.SharedMemory()}
+}
+
+// Room implements exec.Device.
+func (d *Device) Room() (free, total int, err error) { return d.GPU.Dev.MemInfo() }
+
+// Quiesce implements exec.Device. It waits, by looking and not by synchronising the device, until no collective
+// of the world is in flight: the driver's allocator, and whatever loads code, may
+// wait for kernels; and a kernel of NCCL waits for other ranks, which may be waiting
+// for this one.
+func (d *Device) Quiesce() error {
+	var ends []exec.Point
+	for _, q := range d.All() {
+		q := q.(*Queue)
+		if end, ok := q.inFlight(); ok {
+			ends = append(ends, exec.Point{Q: q, Seq: end})
+		}
+	}
+	if err := exec.WaitFor(ends); err != nil {
+		return fmt.Errorf("the driver is needed while collectives are in flight (allocate before they start): %w", err)
+	}
+	return nil
+}
+
+// inFlight returns the end of the queue's last collective, where it is not known
+// to have run.
+func (q *Queue) inFlight() (uint64, bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	coll := q.coll.Load()
+	return coll, coll > q.known.Load() && !q.closed
+}
+
+// Close implements exec.Device.
+func (d *Device) Close() error {
+	d.mu.Lock()
+	events := slices.Clone(d.events)
+	d.mu.Unlock()
+	var err error
+	for _, e := range events {
+		err = errors.Join(err, e.Close())
+	}
+	for _, q := range d.All() {
+		err = errors.Join(err, q.Close())
+	}
+	return errors.Join(err, d.pools.Device.Close(), d.pools.Pinned.Close(), d.pools.Managed.Close())
+}
+
+// staging moves data between Go's memory and the GPU: through pinned memory, since
+// C may not keep an address of Go's, in two halves that take turns.
+type staging struct {
+	mu   sync.Mutex
+	q    *Queue
+	half [2]exec.Block
+}
+
+const stageBytes = 2 << 20 // of each half of the staging buffer
+
+// OpenStaging makes what ToDevice and ToHost need.
+func (d *Device) OpenStaging() error {
+	q, err := d.NewQueue("copies", exec.High)
+	if err != nil {
+		return err
+	}
+	d.stage.q = q.(*Queue)
+	for i := range d.stage.half {
+		if err := d.pools.Pinned.Alloc(&d.stage.half[i], stageBytes); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ToDevice implements exec.Device.
+func (d *Device) ToDevice(dst, src unsafe.Pointer, n int) error {
+	st := &d.stage
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	var sent [2]exec.Point
+	for i, off := 0, 0; off < n; i, off = 1-i, off+stageBytes {
+		if err := sent[i].Wait(); err != nil {
+			return err
+		}
+		k := min(stageBytes, n-off)
+		copy(unsafe.Slice((*byte)(st.half[i].Ptr), k), unsafe.Slice((*byte)(unsafe.Add(src, off)), k))
+		if err := st.copy(unsafe.Add(dst, off), st.half[i].Ptr, k); err != nil {
+			return err
+		}
+		sent[i] = st.q.End()
+	}
+	return st.q.End().Wait()
+}
+
+// ToHost implements exec.Device.
+func (d *Device) ToHost(dst, src unsafe.Pointer, n int) error {
+	st := &d.stage
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	var here [2]exec.Point
+	fetch := func(i, off int) error {
+		if off >= n {
+			return nil
+		}
+		err := st.copy(st.half[i].Ptr, unsafe.Add(src, off), min(stageBytes, n-off))
+		here[i] = st.q.End()
+		return err
+	}
+	if err := fetch(0, 0); err != nil {
+		return err
+	}
+	for i, off := 0, 0; off < n; i, off = 1-i, off+stageBytes {
+		if err := fetch(1-i, off+stageBytes); err != nil {
+			return err
+		}
+		if err := here[i].Wait(); err != nil {
+			return err
+		}
+		k := min(stageBytes, n-off)
+		copy(unsafe.Slice((*byte)(unsafe.Add(dst, off)), k), unsafe.Slice((*byte)(st.half[i].Ptr), k))
+	}
+	return nil
+}
+
+// SetAll implements exec.Device.
+func (d *Device) SetAll(t elem.Type, dst unsafe.Pointer, n int, v uint64) error {
+	q := d.stage.q
+	c, err := q.Begin(exec.DoFill)
+	if err != nil {
+		return err
+	}
+	c.Type, c.Dst, c.N, c.Bits = t, dst, n, v
+	if err := q.Enqueue(c); err != nil {
+		return err
+	}
+	return q.End().Wait()
+}
+
+func (st *staging) copy(dst, src unsafe.Pointer, n int) error {
+	c, err := st.q.Begin(exec.DoCopy)
+	if err != nil {
+		return err
+	}
+	c.Dst, c.Src, c.N = dst, src, n
+	if err := st.q.Enqueue(c); err != nil {
+		return err
+	}
+	st.q.marked() // here, not behind the next copy
+	return nil
+}

@@ -1,0 +1,124 @@
+package cuda
+
+import (
+	"errors"
+	"slices"
+	"sync"
+
+	"lockstep/cuda"
+	"lockstep/spmd/internal/exec"
+)
+
+// graph is one of the driver.
+type graph struct {
+	exec      *cuda.Exec
+	callbacks []*cuda.Callback
+	mu        sync.Mutex
+	replays   []exec.Point // launches that may not have run yet; under mu
+}
+
+// builder has the driver make a graph of what is captured.
+type builder struct {
+	d    *Device
+	g    *graph
+	last issued // in the order of collectives, as GPU.last
+}
+
+// NewBuilder implements exec.Device.
+func (d *Device) NewBuilder() exec.Builder { return &builder{d: d, g: &graph{}} }
+
+// Start implements exec.Builder. What was issued before gets its mark now: it can be waited for during the capture.
+func (b *builder) Start(l *exec.Lane) error {
+	q := l.Q.(*Queue)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if err := q.ready(); err != nil {
+		return err
+	}
+	if !q.Idle() {
+		if _, err := q.at(q.tail.Load()); err != nil {
+			return err
+		}
+	}
+	if l.Index == 0 {
+		// Relaxed: goroutines move between threads, and other streams go on working.
+		if err := q.h.BeginCapture(cuda.Relaxed); err != nil {
+			return err
+		}
+		b.d.capturing.Add(1)
+	}
+	l.Track, q.lane = b, l
+	return nil
+}
+
+// Record implements exec.Builder.
+func (b *builder) Record(l *exec.Lane, _ int) (any, error) {
+	g := b.d.GPU
+	m, err := g.mark()
+	if err != nil {
+		return nil, err
+	}
+	if err := m.event.Record(l.Q.(*Queue).h); err != nil {
+		g.recycle(m)
+		return nil, err
+	}
+	return m, nil
+}
+
+// Wait implements exec.Builder.
+func (b *builder) Wait(l *exec.Lane, _ int, at any) error {
+	return l.Q.(*Queue).h.Wait(at.(*Mark).event)
+}
+
+// End implements exec.Builder.
+func (b *builder) End(lanes []*exec.Lane, nodes []any, keep bool) (exec.Graph, error) {
+	made, err := lanes[0].Q.(*Queue).h.EndCapture()
+	switch {
+	case !keep:
+		err = nil // there is a better one already
+		if made != nil {
+			err = made.Close()
+		}
+	case err == nil:
+		b.g.exec, err = made.Instantiate()
+		err = errors.Join(err, made.Close())
+	}
+	for _, m := range nodes {
+		b.d.GPU.recycle(m.(*Mark))
+	}
+	for _, l := range lanes {
+		q := l.Q.(*Queue)
+		q.mu.Lock()
+		q.lane = nil
+		q.mu.Unlock()
+	}
+	b.d.capturing.Add(-1)
+	return b.g, err
+}
+
+// Close implements exec.Graph.
+func (g *graph) Close(last exec.Point) (err error) {
+	if g.exec != nil {
+		err = errors.Join(last.Wait(), g.exec.Close())
+		g.exec = nil
+	}
+	for _, c := range g.callbacks {
+		c.Close()
+	}
+	g.callbacks = nil
+	return err
+}
+
+// launched notes a replay, which ends at p.
+func (g *graph) launched(p exec.Point) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.replays = append(slices.DeleteFunc(g.replays, func(o exec.Point) bool { return o.Q.(*Queue).known.Load() >= o.Seq }), p)
+}
+
+// replaying returns the replays of which one is running.
+func (g *graph) replaying() []exec.Point {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.Clone(g.replays)
+}

@@ -1,0 +1,375 @@
+package cuda
+
+import (
+	"fmt"
+	"slices"
+	"time"
+	"unsafe"
+
+	"lockstep/cuda"
+	"lockstep/internal/ccall"
+	"lockstep/internal/elem"
+	"lockstep/spmd/internal/exec"
+)
+
+// Call is a call of a communicator on GPUs.
+type Call interface {
+	exec.Call
+	// Order says whether other ranks take part, and who has all calls that are by the same in one order; nil where nobody.
+	Order() (by any, others bool)
+	// Needs says whether the call fills memory with values of 8 bytes, and how many bytes of scratch memory it uses.
+	Needs() (fills bool, bytes int)
+	// Issue enqueues the call on q, as its command number seq. It is given the scratch memory.
+	Issue(q *Queue, seq uint64, work unsafe.Pointer) error
+}
+
+// issued is a command that communicates.
+type issued struct {
+	q  *Queue // nil where no other rank takes part
+	by any    // who orders its calls itself; nil where nobody does for all of it
+}
+
+// Begin implements exec.Queue.
+func (q *Queue) Begin(k exec.Kind) (*exec.Command, error) {
+	q.front.Lock()
+	q.slot.Kind = k
+	return &q.slot, nil
+}
+
+// Enqueue implements exec.Queue: the command goes to the driver. In a capture the driver adds it to the graph.
+func (q *Queue) Enqueue(c *exec.Command) error {
+	defer q.front.Unlock()
+	defer func() { c.Func, c.Graph, c.Notes = nil, nil, nil }() // not to be kept alive by it
+	var call Call
+	var as issued
+	collective := c.Kind == exec.DoGraph && c.Notes != nil
+	if c.Kind == exec.DoCall {
+		collective, call = true, c.Call.(Call)
+	}
+	// Before any lock: both may have to wait for this very queue.
+	if err := q.prepare(c, call); err != nil {
+		return err
+	}
+	work, err := q.workFor(c, call)
+	if err != nil {
+		return err
+	}
+	if collective {
+		// The order of collectives is the order of this lock: one for all streams.
+		q.g.issue.Lock()
+		defer q.g.issue.Unlock()
+		as = issued{q: q}
+		if call != nil {
+			as = q.as(call)
+		}
+		if err := q.orderAfterOthers(as); err != nil {
+			return err
+		}
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if err := q.ready(); err != nil {
+		return err
+	}
+	seq := q.tail.Load() + 1
+	if l := q.lane; l != nil {
+		l.Count()
+		err := q.issue(c, call, seq, work)
+		if err == nil && as.q != nil {
+			l.Track.(*builder).last = as
+		}
+		return err
+	}
+	if !collective {
+		err := q.issue(c, call, seq, work)
+		if err == nil {
+			q.tail.Store(seq)
+		}
+		return err
+	}
+	c.Site.Near()
+	c.Notes.Issued(q, seq, &c.Site)
+	q.issuing.Store(time.Now().UnixNano())
+	err = q.issue(c, call, seq, work)
+	q.issuing.Store(0)
+	if err != nil {
+		return err
+	}
+	q.tail.Store(seq)
+	q.coll.Store(seq)
+	if as.q != nil {
+		q.g.last = as
+	}
+	return nil
+}
+
+// as is what a call will be the last of.
+func (q *Queue) as(c Call) issued {
+	if by, others := c.Order(); others {
+		return issued{q, by}
+	}
+	return issued{}
+}
+
+// orderAfterOthers keeps collectives of different communicators from running at
+// the same time, in another order on every rank: each would hold what the other
+// needs. NCCL orders those of one communicator itself, and what is handed to the host has
+// its order; graphs and kernels between peers have none. now is what the command on q will be the last of. The caller holds g.issue.
+func (q *Queue) orderAfterOthers(now issued) error {
+	last := q.g.last
+	if q.lane != nil { // what is captured runs with the graph, not now
+		last = q.lane.Track.(*builder).last
+	}
+	switch {
+	case now.by != nil && last.by == now.by || now.q == nil || last.q == nil || last.q.d != q.d || last.q == q:
+		return nil
+	case q.lane != nil:
+		node, err := last.q.lane.Record()
+		if err != nil {
+			return err
+		}
+		return q.lane.C.Wait(q, node)
+	}
+	return q.After(last.q.End(), nil)
+}
+
+// Now is for a call that its caller makes on the stream, and which no command stands for: it gets the call's scratch
+// memory, and a place in the order of collectives, together with what take takes.
+func (q *Queue) Now(c Call, take func()) (work unsafe.Pointer, err error) {
+	cmd := exec.Command{Kind: exec.DoCall}
+	if err := q.prepare(&cmd, c); err != nil {
+		return nil, err
+	}
+	if work, err = q.workFor(&cmd, c); err != nil {
+		return nil, err
+	}
+	q.g.issue.Lock()
+	defer q.g.issue.Unlock()
+	take()
+	return work, q.orderAfterOthers(q.as(c))
+}
+
+// Count counts a command that the caller has issued on the stream itself.
+func (q *Queue) Count() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.tail.Add(1)
+}
+
+// Ready says why the queue takes no more commands, or nil.
+func (q *Queue) Ready() error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.ready()
+}
+
+// Exclusive runs fn while nobody enqueues collectives on the GPU.
+func (g *GPU) Exclusive(fn func() error) error {
+	g.issue.Lock()
+	defer g.issue.Unlock()
+	return fn()
+}
+
+// Forget has nothing wait for collectives by who is about to go.
+func (g *GPU) Forget(by any) {
+	g.issue.Lock()
+	defer g.issue.Unlock()
+	if g.last.by == by {
+		g.last = issued{}
+	}
+}
+
+// prepare opens what c is the first to need, before any lock is taken.
+func (q *Queue) prepare(c *exec.Command, call Call) error {
+	var k *exec.Kernel
+	switch c.Kind {
+	case exec.DoKernel:
+		k = c.Kernel
+	case exec.DoFill:
+		if c.Type.Size() == 8 {
+			k = q.d.fill
+		}
+	case exec.DoCall:
+		if fills, _ := call.Needs(); fills {
+			k = q.d.fill
+		}
+	case exec.DoLibrary:
+		if !c.Library.ReadyOn(q.g) {
+			return q.open(c.Library)
+		}
+	}
+	if k == nil || q.g.on(k) != nil {
+		return nil
+	}
+	if err := q.d.Quiesce(); err != nil {
+		return err
+	}
+	_, err := q.g.function(k)
+	return err
+}
+
+// open makes the kernels of a library ready for its first call, which may load code itself.
+func (q *Queue) open(l *exec.Library) error {
+	if err := q.d.Quiesce(); err != nil {
+		return err
+	}
+	for _, k := range l.Kernels {
+		if _, err := q.g.function(k); err != nil {
+			return err
+		}
+	}
+	l.SetReady(q.g)
+	return nil
+}
+
+// workFor returns the scratch memory of a command; nil where it needs none.
+func (q *Queue) workFor(c *exec.Command, call Call) (unsafe.Pointer, error) {
+	n := 0
+	switch c.Kind {
+	case exec.DoLibrary:
+		n = c.N
+	case exec.DoCall:
+		_, n = call.Needs()
+	}
+	if n == 0 {
+		return nil, nil
+	}
+	return q.Scratch(n)
+}
+
+// issue makes the driver's call.
+func (q *Queue) issue(c *exec.Command, call Call, seq uint64, work unsafe.Pointer) error {
+	switch c.Kind {
+	case exec.DoCopy:
+		if c.N == 0 {
+			return nil
+		}
+		return q.h.Copy(c.Dst, c.Src, c.N)
+	case exec.DoFill:
+		return q.d.Fill(q.h, c.Type, c.Dst, c.N, c.Bits)
+	case exec.DoKernel:
+		return q.Launch(c.Kernel, c.Grid, c.Args)
+	case exec.DoLibrary:
+		return q.library(c, work)
+	case exec.DoFunc:
+		return q.hostFunc(c.Func)
+	case exec.DoGraph:
+		g := c.Graph.(*graph)
+		g.launched(exec.Point{Q: q, Seq: seq})
+		return g.exec.Launch(q.h)
+	default:
+		return call.Issue(q, seq, work)
+	}
+}
+
+// Fill sets elements of up to 4 bytes by the driver, of 8 bytes by a kernel.
+func (d *Device) Fill(h *cuda.Stream, t elem.Type, dst unsafe.Pointer, n int, bits uint64) error {
+	switch size := t.Size(); {
+	case n == 0:
+		return nil
+	case size < 8:
+		return h.Fill(dst, size, bits, n)
+	default:
+		args := [...]exec.Arg{exec.Memory(dst), exec.Number(elem.Int64, int64(n)), exec.Number(elem.Uint64, bits)}
+		grid := exec.Grid{Blocks: [3]int{(min(n, 1<<20) + 255) / 256, 1, 1}, Threads: [3]int{256, 1, 1}} // whose threads loop
+		return d.GPU.launch(h, d.fill, grid, args[:])
+	}
+}
+
+// Launch starts a kernel.
+func (q *Queue) Launch(k *exec.Kernel, grid exec.Grid, args []exec.Arg) error {
+	return q.g.launch(q.h, k, grid, args)
+}
+
+// launch starts a kernel. A buffer is its address, a number its bits.
+func (g *GPU) launch(h *cuda.Stream, k *exec.Kernel, grid exec.Grid, args []exec.Arg) error {
+	f := g.on(k)
+	if err := f.fits(k, args); err != nil {
+		return err
+	}
+	if int64(grid.Shared) > f.shared.Load() {
+		if err := f.raise(grid.Shared); err != nil {
+			return err
+		}
+	}
+	var few [24]uint64
+	var fewAt [24]uint32
+	words, at := few[:0], fewAt[:0]
+	if len(args) > len(few) {
+		words, at = make([]uint64, 0, len(args)), make([]uint32, 0, len(args))
+	}
+	for i := range args {
+		at = append(at, uint32(len(words)))
+		switch args[i].Kind {
+		case exec.BufferArg:
+			words = append(words, uint64(uintptr(args[i].Ptr)))
+		case exec.StructArg:
+			words = append(words, args[i].Words()...)
+		default:
+			words = append(words, args[i].Bits)
+		}
+	}
+	shape := cuda.Shape{Blocks: grid.Blocks, Threads: grid.Threads, Shared: grid.Shared, Cluster: grid.Cluster, Early: grid.Programmatic}
+	if err := h.LaunchShape(f.f, &shape, words, at); err != nil {
+		return fmt.Errorf("kernel %s, %v blocks of %v threads: %w", k.Name, grid.Blocks, grid.Threads, err)
+	}
+	return nil
+}
+
+// library hands a call to the library.
+func (q *Queue) library(c *exec.Command, work unsafe.Pointer) error {
+	defer clear(c.Args) // not to be kept alive by it
+	err := c.Library.Device(q, c.Args, work, c.N)
+	if of, ok := err.(*ccall.Error); ok { // which has its place in front of the name
+		named := *of
+		named.Op = c.Library.Name + ": " + named.Op
+		return &named
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", c.Library.Name, err)
+	}
+	return nil
+}
+
+// hostFunc enqueues fn. Its failure fails the stream, and what follows it runs.
+func (q *Queue) hostFunc(fn func() error) error {
+	seq := q.tail.Load() + 1
+	site := ccall.At()
+	var c *cuda.Callback
+	var g *graph // whose command it is, on whatever stream it is replayed
+	if q.lane != nil {
+		g = q.lane.Track.(*builder).g
+	}
+	once := g == nil
+	c = cuda.NewCallback(func() {
+		on := []exec.Point{{Q: q, Seq: seq}}
+		if once {
+			defer c.Close()
+		} else {
+			on = g.replaying()
+		}
+		if slices.ContainsFunc(on, func(p exec.Point) bool { return p.Failure() != nil }) {
+			return
+		}
+		if err := exec.Guard(fn); err != nil {
+			for _, p := range on {
+				o := p.Q.(*Queue)
+				o.failed(fmt.Errorf("stream %q, command enqueued at %s: %w", o.name, site, err), p.Seq)
+			}
+		}
+	})
+	if !once {
+		g.callbacks = append(g.callbacks, c)
+	}
+	err := q.h.HostFunc(c)
+	if err != nil && once {
+		c.Close()
+	}
+	return err
+}
+
+// Failed fails the queue: what lies behind its first seq commands is not valid.
+func (q *Queue) Failed(err error, seq uint64) { q.failed(err, seq) }
+
+// Broken fails the queue, if err is not nil, without a place in it.
+func (q *Queue) Broken(err error) { q.broken(err) }

@@ -1,0 +1,131 @@
+package exec
+
+import (
+	"slices"
+	"sync"
+	"time"
+	"unsafe"
+
+	"lockstep/internal/elem"
+)
+
+// Device is what the queues, events and graphs of one world work on.
+type Device interface {
+	// Name is "host", or that of the GPU.
+	Name() string
+	// Pools are the device's memory.
+	Pools() Pools
+	// Limits are what kernels may use; none on the host.
+	Limits() Limits
+	// Room returns how many bytes of memory are free, and how many there are.
+	Room() (free, total int, err error)
+	// ToDevice copies n bytes from Go's memory to the device's and returns when they are there. ToHost copies back.
+	ToDevice(dst, src unsafe.Pointer, n int) error
+	ToHost(dst, src unsafe.Pointer, n int) error
+	// SetAll sets n elements to the low bits of v and returns when it is done.
+	SetAll(t elem.Type, dst unsafe.Pointer, n int, v uint64) error
+	// Quiesce returns when no collective is in flight that what may wait for the device would disturb.
+	Quiesce() error
+	// NewQueue returns a new queue.
+	NewQueue(name string, p Priority) (Queue, error)
+	// NewEvent returns a new event.
+	NewEvent() Event
+	// NewBuilder returns what makes a graph of a capture.
+	NewBuilder() Builder
+	// All returns the queues that are not closed.
+	All() []Queue
+	// Marks returns the ends of the queues that have work in flight.
+	Marks() []Point
+	// KeepSigning has the queues tell how far they are, now and then, until stop.
+	KeepSigning(every time.Duration, stop <-chan struct{})
+	// Close ends events and queues, whose work is over, and gives the memory back.
+	Close() error
+}
+
+// Limits are what a GPU has.
+type Limits struct {
+	Multiprocessors int
+	SharedMemory    int // the most that a block of a kernel may have, in bytes, what the kernel declares itself included
+}
+
+// Pools are the kinds of memory of a device. On the host they are one pool.
+type Pools struct {
+	Device  *Pool
+	Pinned  *Pool // of the host, which the device copies from and to
+	Managed *Pool // that both address
+}
+
+// Priority orders queues of a device.
+type Priority int
+
+// The priorities.
+const (
+	Low    Priority = -1
+	Normal Priority = 0
+	High   Priority = 1
+)
+
+// Queues are those of one device.
+type Queues struct {
+	mu   sync.Mutex
+	list []Queue
+}
+
+// Add adds a queue.
+func (s *Queues) Add(q Queue) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.list = append(s.list, q)
+}
+
+// Remove takes a queue out.
+func (s *Queues) Remove(q Queue) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.list = slices.DeleteFunc(s.list, func(o Queue) bool { return o == q })
+}
+
+// All returns a copy of the list.
+func (s *Queues) All() []Queue {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.list)
+}
+
+// Marks returns the ends of the queues that have work in flight.
+func (s *Queues) Marks() (ends []Point) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, q := range s.list {
+		if !q.Idle() {
+			ends = append(ends, q.End())
+		}
+	}
+	return ends
+}
+
+// Scratch is memory for the commands of one queue, or of one lane of a capture, one after the other.
+type Scratch struct{ block *Block }
+
+// Get returns memory of at least n bytes. What it had before, if that was too small, goes to retire.
+func (s *Scratch) Get(p *Pool, n int, retire func(*Block)) (*Block, error) {
+	if s.block != nil && s.block.Size >= n {
+		return s.block, nil
+	}
+	b := &Block{}
+	if err := p.Alloc(b, n); err != nil {
+		return nil, err
+	}
+	if s.block != nil {
+		retire(s.block)
+	}
+	s.block = b
+	return b, nil
+}
+
+// Take returns the memory, which the Scratch then has no more; nil where there is none.
+func (s *Scratch) Take() *Block {
+	b := s.block
+	s.block = nil
+	return b
+}

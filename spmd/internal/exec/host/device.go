@@ -1,0 +1,86 @@
+// Package host runs commands on the host: a queue is a ring of commands with one goroutine, an event a point in it, and a
+// graph lists of commands that goroutines replay.
+package host
+
+import (
+	"errors"
+	"time"
+	"unsafe"
+
+	"lockstep/internal/elem"
+	"lockstep/internal/procfs"
+	"lockstep/spmd/internal/control"
+	"lockstep/spmd/internal/exec"
+)
+
+// Device is the host, as one world works on it.
+type Device struct {
+	exec.Queues
+	pool    *exec.Pool
+	tickets *control.Tickets // the order of calls into MPI
+	fail    func(error)      // is told of the first failure of a queue
+}
+
+// NewDevice returns the host. Calls of communicators take their turns among tickets.
+func NewDevice(tickets *control.Tickets, fail func(error)) *Device {
+	d := &Device{pool: &exec.Pool{}, tickets: tickets, fail: fail}
+	d.pool.Init(exec.HostSource())
+	return d
+}
+
+// NewQueue implements exec.Device.
+func (d *Device) NewQueue(name string, _ exec.Priority) (exec.Queue, error) {
+	q := newQueue(d, name)
+	d.Add(q)
+	go q.work()
+	return q, nil
+}
+
+// NewEvent implements exec.Device.
+func (d *Device) NewEvent() exec.Event { return &event{} }
+
+// NewBuilder implements exec.Device.
+func (d *Device) NewBuilder() exec.Builder { return &builder{d: d} }
+
+// Name implements exec.Device.
+func (d *Device) Name() string { return "host" }
+
+// Pools implements exec.Device.
+func (d *Device) Pools() exec.Pools {
+	return exec.Pools{Device: d.pool, Pinned: d.pool, Managed: d.pool}
+}
+
+// Limits implements exec.Device.
+func (d *Device) Limits() exec.Limits { return exec.Limits{} }
+
+// Room implements exec.Device: what processes can still have, and what there is.
+func (d *Device) Room() (free, total int, err error) { return procfs.Memory("/") }
+
+// ToDevice implements exec.Device.
+func (d *Device) ToDevice(dst, src unsafe.Pointer, n int) error {
+	copy(unsafe.Slice((*byte)(dst), n), unsafe.Slice((*byte)(src), n))
+	return nil
+}
+
+// ToHost implements exec.Device.
+func (d *Device) ToHost(dst, src unsafe.Pointer, n int) error { return d.ToDevice(dst, src, n) }
+
+// SetAll implements exec.Device.
+func (d *Device) SetAll(t elem.Type, dst unsafe.Pointer, n int, v uint64) error {
+	FillAs(t, dst, n, v)
+	return nil
+}
+
+// Quiesce implements exec.Device: nothing here waits for the device.
+func (d *Device) Quiesce() error { return nil }
+
+// KeepSigning implements exec.Device: what is done is known.
+func (d *Device) KeepSigning(time.Duration, <-chan struct{}) {}
+
+// Close implements exec.Device.
+func (d *Device) Close() (err error) {
+	for _, q := range d.All() {
+		err = errors.Join(err, q.Close())
+	}
+	return errors.Join(err, d.pool.Close())
+}

@@ -1,0 +1,58 @@
+package host
+
+import (
+	"sync"
+	"time"
+
+	"lockstep/spmd/internal/exec"
+)
+
+// event notes the time at which a queue got to a point.
+type event struct {
+	mu   sync.Mutex
+	at   exec.Point
+	time time.Time // zero before
+}
+
+// Record implements exec.Event.
+func (e *event) Record(on exec.Queue) (exec.Point, error) {
+	q := on.(*queue)
+	e.mu.Lock() // until the new point is there: the queue may get to it at once
+	defer e.mu.Unlock()
+	s, err := q.begin(exec.DoRecord)
+	if err != nil {
+		return exec.Point{}, err
+	}
+	s.event = e
+	e.at, e.time = exec.Point{Q: q, Seq: q.enqueue(s)}, time.Time{}
+	return e.at, nil
+}
+
+// reached notes the time at which a queue got to p.
+func (e *event) reached(p exec.Point) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.at == p {
+		e.time = time.Now()
+	}
+}
+
+// Wait implements exec.Event.
+func (e *event) Wait(p exec.Point) error { return p.Wait() }
+
+// Passed implements exec.Event.
+func (e *event) Passed(p exec.Point) (bool, error) { return p.Passed() }
+
+// Since implements exec.Event.
+func (e *event) Since(o exec.Event) (time.Duration, error) {
+	return e.when().Sub(o.(*event).when()), nil
+}
+
+func (e *event) when() time.Time {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.time
+}
+
+// Close implements exec.Event.
+func (e *event) Close() error { return nil }

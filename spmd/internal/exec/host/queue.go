@@ -1,0 +1,301 @@
+package host
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"lockstep/host"
+	"lockstep/internal/ccall"
+	"lockstep/spmd/internal/exec"
+)
+
+// queue is a stream in host memory: a ring of commands and one goroutine.
+type queue struct {
+	d     *Device
+	name  string
+	mu    sync.Mutex
+	more  sync.Cond // commands were enqueued
+	moved sync.Cond // done did
+	ring  []slot
+	tail  uint64        // commands enqueued
+	done  atomic.Uint64 // commands finished; written under mu
+	err   error         // the first failure: nothing runs after it
+	// failedAt is the place of the command that failed, from 1.
+	failedAt uint64
+	closed   bool
+	scratch  exec.Scratch
+	lane     *exec.Lane // while it is captured
+}
+
+// slot is a command, and what the queue has of it.
+type slot struct {
+	exec.Command
+	ticket uint64     // of its calls
+	at     exec.Point // what a DoWait waits for; where a DoRecord is
+	event  *event     // of a DoRecord
+	node   int        // in a capture: of a DoRecord and a DoWait
+}
+
+func newQueue(d *Device, name string) *queue {
+	q := &queue{d: d, name: name, ring: make([]slot, 16)}
+	q.more.L, q.moved.L = &q.mu, &q.mu
+	return q
+}
+
+// Name implements exec.Queue.
+func (q *queue) Name() string { return q.name }
+
+// Lane implements exec.Queue.
+func (q *queue) Lane() *exec.Lane { return q.lane }
+
+// Begin implements exec.Queue.
+func (q *queue) Begin(k exec.Kind) (*exec.Command, error) {
+	s, err := q.begin(k)
+	if err != nil {
+		return nil, err
+	}
+	return &s.Command, nil
+}
+
+// begin is Begin for any kind.
+func (q *queue) begin(k exec.Kind) (*slot, error) {
+	q.mu.Lock()
+	if q.lane != nil {
+		s := q.lane.Track.(*track).next()
+		s.Kind = k
+		return s, nil
+	}
+	if q.err != nil || q.closed {
+		defer q.mu.Unlock()
+		return nil, q.refusal()
+	}
+	if q.tail-q.done.Load() == uint64(len(q.ring)) {
+		q.grow()
+	}
+	s := &q.ring[q.tail%uint64(len(q.ring))]
+	s.Kind = k
+	return s, nil
+}
+
+// refusal is why the queue takes no more commands.
+func (q *queue) refusal() error {
+	if q.err != nil {
+		return q.err
+	}
+	return fmt.Errorf("%s: stream %q is closed", ccall.At(), q.name)
+}
+
+// Enqueue implements exec.Queue. It takes the tickets of a command, so that tickets are in the order of the queue.
+func (q *queue) Enqueue(c *exec.Command) error {
+	q.enqueue((*slot)(unsafe.Pointer(c))) // its first field
+	return nil
+}
+
+// enqueue enqueues what begin returned, and returns its place.
+func (q *queue) enqueue(s *slot) uint64 {
+	defer q.mu.Unlock()
+	s.Site.Near()
+	if q.lane != nil {
+		q.lane.Count()
+		q.lane.Track.(*track).add(s)
+		return 0
+	}
+	switch s.Kind {
+	case exec.DoCall:
+		s.ticket = q.d.tickets.Take(1)
+	case exec.DoGraph:
+		s.ticket = q.d.tickets.Take(s.Graph.(*graph).turns)
+	case exec.DoRecord:
+		s.at = exec.Point{Q: q, Seq: q.tail + 1}
+	}
+	q.tail++
+	q.more.Signal()
+	return q.tail
+}
+
+// grow doubles the ring. The worker may be running a command in the old array,
+// which stays as it is.
+func (q *queue) grow() {
+	ring := make([]slot, 2*len(q.ring))
+	for i := q.done.Load(); i < q.tail; i++ {
+		ring[i%uint64(len(ring))] = q.ring[i%uint64(len(q.ring))]
+	}
+	q.ring = ring
+}
+
+// work runs the commands, one after the other, until Close.
+func (q *queue) work() {
+	var y host.Yielder
+	q.mu.Lock()
+	for {
+		for q.done.Load() == q.tail && !q.closed {
+			q.more.Wait()
+		}
+		if q.done.Load() == q.tail {
+			q.mu.Unlock()
+			return
+		}
+		s, failed := &q.ring[q.done.Load()%uint64(len(q.ring))], q.err
+		q.mu.Unlock()
+		y.Yield()
+		var err error
+		if failed == nil {
+			err = s.run()
+		}
+		q.mu.Lock()
+		s = &q.ring[q.done.Load()%uint64(len(q.ring))] // the ring may have grown meanwhile
+		s.Func, s.Graph, s.event = nil, nil, nil       // not to be kept alive by it
+		if err != nil {
+			q.err, q.failedAt = q.asyncError(s, err), q.done.Load()+1
+			q.d.fail(q.err)
+		}
+		q.done.Add(1)
+		q.moved.Broadcast()
+	}
+}
+
+// asyncError adds what a reader of a late error lacks: the stream, and where the
+// command was enqueued.
+func (q *queue) asyncError(s *slot, err error) error {
+	var ce *ccall.Error
+	if errors.As(err, &ce) && ce.At == "" {
+		ce.At = s.Site.String()
+		return fmt.Errorf("stream %q: %w", q.name, err)
+	}
+	return fmt.Errorf("stream %q, command enqueued at %s: %w", q.name, &s.Site, err)
+}
+
+// End implements exec.Queue.
+func (q *queue) End() exec.Point {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return exec.Point{Q: q, Seq: q.tail}
+}
+
+// Idle implements exec.Queue.
+func (q *queue) Idle() bool { return q.Reached(q.End().Seq) }
+
+// Reached implements exec.Order.
+func (q *queue) Reached(seq uint64) bool { return q.done.Load() >= seq }
+
+// Wait implements exec.Order.
+func (q *queue) Wait(seq uint64) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for q.done.Load() < seq && q.err == nil {
+		q.moved.Wait()
+	}
+}
+
+// Failure implements exec.Order.
+func (q *queue) Failure(seq uint64) error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.err != nil && seq >= q.failedAt {
+		return q.err
+	}
+	return nil
+}
+
+// After implements exec.Queue.
+func (q *queue) After(p exec.Point, _ exec.Event) error {
+	if done, err := p.Passed(); done {
+		return err
+	}
+	s, err := q.begin(exec.DoWait)
+	if err != nil {
+		return err
+	}
+	s.at = p
+	q.enqueue(s)
+	return nil
+}
+
+// Scratch implements exec.Queue.
+func (q *queue) Scratch(n int) (unsafe.Pointer, error) {
+	var b *exec.Block
+	var err error
+	if q.lane != nil {
+		b, err = q.lane.Scratch(q.d.pool, n)
+	} else {
+		b, err = q.scratch.Get(q.d.pool, n, func(b *exec.Block) { q.d.pool.Release(b, q.d.Marks()) })
+	}
+	if err != nil {
+		return nil, err
+	}
+	return b.Ptr, nil
+}
+
+// Passed implements exec.Queue.
+func (q *queue) Passed() uint64 { return q.done.Load() }
+
+// Running implements exec.Queue.
+func (q *queue) Running(is func(*exec.Command) bool) (site string, ok bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.done.Load() == q.tail {
+		return "", false
+	}
+	c := &q.ring[q.done.Load()%uint64(len(q.ring))]
+	return c.Site.String(), is(&c.Command)
+}
+
+// State implements exec.Queue.
+func (q *queue) State() (exec.State, bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	done := q.done.Load()
+	if done == q.tail {
+		return exec.State{}, false
+	}
+	c := &q.ring[done%uint64(len(q.ring))]
+	s := exec.State{Waiting: q.tail - done, Command: c.Kind.String(), At: "from " + c.Site.String()}
+	switch c.Kind {
+	case exec.DoCall:
+		s.Command = c.Call.String()
+	case exec.DoLibrary:
+		s.Command = c.Library.Name
+	}
+	return s, true
+}
+
+// Close implements exec.Queue.
+func (q *queue) Close() error {
+	q.d.Remove(q)
+	q.mu.Lock()
+	q.closed = true
+	q.mu.Unlock()
+	q.more.Signal()
+	if b := q.scratch.Take(); b != nil {
+		q.d.pool.Release(b, nil)
+	}
+	return nil
+}
+
+// run executes a command.
+func (s *slot) run() error {
+	switch s.Kind {
+	case exec.DoCopy:
+		copy(unsafe.Slice((*byte)(s.Dst), s.N), unsafe.Slice((*byte)(s.Src), s.N))
+	case exec.DoFill:
+		FillAs(s.Type, s.Dst, s.N, s.Bits)
+	case exec.DoKernel:
+		return exec.Guard(func() error { return s.Kernel.Host(s.Args) })
+	case exec.DoLibrary:
+		return exec.Guard(func() error { return s.Library.Host(s.Args) })
+	case exec.DoFunc:
+		return exec.Guard(s.Func)
+	case exec.DoRecord:
+		s.event.reached(s.at)
+	case exec.DoWait:
+		return s.at.Wait()
+	case exec.DoGraph:
+		return s.Graph.(*graph).replay(s.ticket)
+	default:
+		return s.Call.Run(s.ticket)
+	}
+	return nil
+}

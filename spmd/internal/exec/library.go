@@ -1,0 +1,39 @@
+package exec
+
+import (
+	"slices"
+	"sync/atomic"
+	"unsafe"
+)
+
+// Library is a call into a library that works on streams.
+type Library struct {
+	Name    string
+	Kernels []*Kernel // that Device launches beside the library's own
+	// Device has the library enqueue its work on q, which is a queue of a GPU. work is memory of as many bytes as the call
+	// asked for. nil where the library has no such form.
+	Device func(q Queue, args []Arg, work unsafe.Pointer, bytes int) error
+	Host   func([]Arg) error // the same on the host; nil where there is none
+	Closed atomic.Bool
+	ready  atomic.Pointer[[]any]
+}
+
+// ReadyOn says whether the library has been called on a device.
+func (l *Library) ReadyOn(device any) bool {
+	list := l.ready.Load()
+	return list != nil && slices.Contains(*list, device)
+}
+
+// SetReady notes that the library is called on a device.
+func (l *Library) SetReady(device any) {
+	for {
+		old := l.ready.Load()
+		list := []any{device}
+		if old != nil {
+			list = append(list, *old...)
+		}
+		if l.ready.CompareAndSwap(old, &list) {
+			return
+		}
+	}
+}
