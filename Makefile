@@ -56,6 +56,8 @@ test-gpu: deps
 		dir=bin/test/$${p#lockstep/}; echo "$$dir"; \
 		go test -c -ldflags='-s -w' -o "$$dir/$${p##*/}.test" "$$p" || exit 1; \
 	done
+	docs/examples/overlay.sh bin/test/overlay # the examples become part of their test
+	go test -c -ldflags='-s -w' -overlay bin/test/overlay/overlay.json -o bin/test/docs/examples/examples.test ./docs/examples
 	./test-gpu.sh
 
 # Each row of docs/faults.md LOCKSTEP_FAULTS times, two at a time; ten times as often a

@@ -191,7 +191,7 @@ func (s *supervisor) from() string {
 	newest, _ := newestIn(s.checkpoints)
 	switch {
 	case s.checkpoints == "":
-		return "from the beginning: the program has no --checkpoint"
+		return "from what the program has saved, if anything: no --checkpoint says where"
 	case newest.at.IsZero():
 		return "from the beginning: there is no checkpoint in " + s.checkpoints
 	}

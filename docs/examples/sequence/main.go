@@ -1,0 +1,60 @@
+// Sequence gathers the parts of a vector, computes on the whole of it, and reduces what came out.
+package main
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+
+	"github.com/spf13/pflag"
+
+	"lockstep/spmd"
+)
+
+func main() {
+	spmd.Main(pflag.NewFlagSet("sequence", pflag.ExitOnError), sequence)
+}
+
+//go:embed sequence.cu
+var sequenceSource string
+
+var sequenceBelow = spmd.NewKernel("sequence_below", sequenceSource, func(args spmd.Args) error {
+	count, all, mine := spmd.ArgSlice[int64](args, 0), spmd.ArgSlice[int32](args, 1), spmd.ArgSlice[int32](args, 2)
+	for i, v := range mine {
+		count[i] = 0 // how many of all are smaller
+		for _, other := range all {
+			if other < v {
+				count[i]++
+			}
+		}
+	}
+	return nil
+})
+
+func sequence(_ context.Context, w *spmd.World) error {
+	s, err := w.NewStream("sequence")
+	if err != nil {
+		return err
+	}
+	all, err := spmd.Alloc[int32](w, 3*w.Size())
+	if err != nil {
+		return err
+	}
+	count, err := spmd.Alloc[int64](w, 3)
+	if err != nil {
+		return err
+	}
+	r, mine, on := int32(w.Rank()), all.Slice(3*w.Rank(), 3*w.Rank()+3), w.Comm.On(s)
+	err = errors.Join( // in this order
+		mine.CopyFrom([]int32{7 * r % 5, 10 + r, 20 - r}),
+		spmd.AllGather(on, all, mine),
+		sequenceBelow.Launch(s, spmd.Cover1D(3, 32), count.Arg(), all.Arg(), mine.Arg(), spmd.I32(all.Len()), spmd.I32(3)),
+		spmd.AllReduce(on, count, count, spmd.Sum),
+		s.Synchronize(),
+	)
+	if err == nil && w.Rank() == 0 {
+		fmt.Println("smaller numbers, summed over the ranks:", count.At(0), count.At(1), count.At(2))
+	}
+	return err
+}
