@@ -35,6 +35,7 @@ var groups = []group{
 	{hostSet, "watch", (*bench).watch},
 	{hostSet, "reduce", (*bench).reduce},
 	{hostSet, "matvec", (*bench).matvec},
+	{hostSet, "stencil", (*bench).stencil},
 	{hostSet, "gradients", (*bench).gradients},
 	{hostSet, "learn", (*bench).learn},
 	{hostSet, "train", (*bench).train},

@@ -112,7 +112,7 @@ func runner() error {
 	fs := pflag.NewFlagSet("bench", pflag.ExitOnError)
 	fs.StringSliceVar(&only, "only", nil, "what to run: "+strings.Join(sets, ", ")+", or groups: "+strings.Join(names(), ", ")+" (default all)")
 	fs.StringVar(&b.out, "out", "bench/results", "`DIR` for host.jsonl and gpu.jsonl; rows of groups that are not run are kept")
-	fs.StringVar(&b.bin, "bin", "bin", "`DIR` of the built programs reduce, matvec and train")
+	fs.StringVar(&b.bin, "bin", "bin", "`DIR` of the built programs reduce, matvec, stencil and train")
 	fs.StringVar(&b.csrc, "c-sources", "bench/c", "`DIR` of the C programs' sources")
 	fs.StringVar(&b.commit, "commit", "", "what the programs were built from (default what git says here)")
 	fs.IntVar(&b.rounds, "rounds", defaultRounds, "turns of each side; the median counts")

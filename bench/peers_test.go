@@ -293,13 +293,13 @@ func TestSweepCommand(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	bin, out := t.TempDir(), t.TempDir()
-	build := exec.CommandContext(ctx, goTool, "build", "-buildvcs=false", "-o", bin, "../apps/reduce", "../apps/matvec", "../apps/train")
+	build := exec.CommandContext(ctx, goTool, "build", "-buildvcs=false", "-o", bin, "../apps/reduce", "../apps/matvec", "../apps/stencil", "../apps/train")
 	if text, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, text)
 	}
 	cmd := spmdtest.Command(ctx, t, 0, nil, "sweep", "--device=host", "--out", out, "--bin", bin, "--c-sources=c", "--peers=c",
 		"--ranks=1,2", "--cost-ranks=3", "--rounds=1", "--iters=2", "--warmup=1", "--calls=2", "--from=64B", "--to=4KiB", "--factor=64",
-		"--elements=1000", "--rows=10", "--cols=100", "--app-iters=2", "--steps=3", "--global-batch=2", "--train=--layers=1,--seq=8", "--commit=abc")
+		"--elements=1000", "--rows=10", "--cols=100", "--grid=20", "--app-iters=2", "--steps=3", "--global-batch=2", "--train=--layers=1,--seq=8", "--commit=abc")
 	text, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, text)
@@ -325,23 +325,24 @@ func TestSweepCommand(t *testing.T) {
 	const sweeps = 2*9 + 2*10 // sizes by operations: on 1 rank there is no ping-pong
 	for name, want := range map[string]int{
 		"sweep " + ours: sweeps, "sweep MPI from C": sweeps, "cost " + ours: 1, "cost MPI from C": 1,
-		"reduce strong " + ours: 2, "reduce weak " + ours: 2, "matvec strong " + ours: 2, "matvec weak " + ours: 2, "train strong " + ours: 2, "train weak " + ours: 2,
+		"reduce strong " + ours: 2, "reduce weak " + ours: 2, "matvec strong " + ours: 2, "matvec weak " + ours: 2, "stencil strong " + ours: 2, "stencil weak " + ours: 2, "stencil strong " + stencilPeer: 2, "stencil weak " + stencilPeer: 2, "train strong " + ours: 2, "train weak " + ours: 2,
 	} {
 		if count[name] != want {
 			t.Errorf("%s: %d lines, want %d", name, count[name], want)
 		}
 	}
 	rows, err := readRows(filepath.Join(out, "host-ratios.jsonl"))
-	if err != nil || len(rows) != sweeps+1 {
-		t.Errorf("%d rows, want %d: %v", len(rows), sweeps+1, err)
+	const ratios = sweeps + 3 + 1 // stencil on 1 rank, and on 2 in both ways
+	if err != nil || len(rows) != ratios {
+		t.Errorf("%d rows, want %d: %v", len(rows), ratios, err)
 	}
 	for _, r := range rows {
-		if r.Peer == nil || *r.Peer != "MPI from C" || !strings.HasPrefix(r.Command, "bin/bench sweep --device=host ") {
+		if r.Peer == nil || !strings.HasPrefix(*r.Peer, "MPI from C") || !strings.HasPrefix(r.Command, "bin/bench sweep --device=host ") {
 			t.Errorf("%+v", r)
 		}
 	}
 	plots, err := filepath.Glob(filepath.Join(out, "*.svg"))
-	if want := 10 + 9 + 3 + 1 + 1; err != nil || len(plots) != want {
+	if want := 10 + 9 + 4 + 1 + 1; err != nil || len(plots) != want {
 		t.Errorf("%d plots, want %d: %v", len(plots), want, err)
 	}
 	for _, p := range plots {

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/pflag"
@@ -19,20 +20,22 @@ import (
 type appFlags struct {
 	apps                 []string
 	elements, rows, cols int
+	grid                 int
 	iters                int
 	globalBatch          int
 	steps                int
 	train                []string
 }
 
-var appNames = []string{"reduce", "matvec", "train"}
+var appNames = []string{"reduce", "matvec", "stencil", "train"}
 
 func (f *appFlags) flags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&f.apps, "apps", appNames, "applications for scaling")
 	fs.IntVar(&f.elements, "elements", 30_000_000, "reduce: numbers to sum; with weak scaling, for each rank")
 	fs.IntVar(&f.rows, "rows", 0, "matvec: rows (default 2,000 on the host, 10,000 on GPUs)")
 	fs.IntVar(&f.cols, "cols", 0, "matvec: columns; with weak scaling, for each rank (default 60,000 on the host, 300,000 on GPUs)")
-	fs.IntVar(&f.iters, "app-iters", 100, "reduce and matvec: timed iterations")
+	fs.IntVar(&f.grid, "grid", 0, "stencil: rows and columns of the grid; with weak scaling, rows for each rank (default 4,096 on the host, 16,384 on GPUs)")
+	fs.IntVar(&f.iters, "app-iters", 100, "reduce, matvec and stencil: timed iterations")
 	fs.IntVar(&f.globalBatch, "global-batch", 16, "train: sequences of a step; with weak scaling, for each rank")
 	fs.IntVar(&f.steps, "steps", trainSteps, fmt.Sprintf("train: steps, of which the first %d do not count", trainDiscard))
 	fs.StringSliceVar(&f.train, "train", nil, "train: more of its flags, such as --train=--model=gpt2,--dtype=bfloat16")
@@ -41,13 +44,13 @@ func (f *appFlags) flags(fs *pflag.FlagSet) {
 func (f *appFlags) check() error {
 	for _, a := range f.apps {
 		if !slices.Contains(appNames, a) {
-			return fmt.Errorf("--apps %s: want reduce, matvec, train", a)
+			return fmt.Errorf("--apps %s: want %s", a, strings.Join(appNames, ", "))
 		}
 	}
 	for _, n := range []struct {
 		flag       string
 		value, min int
-	}{{"elements", f.elements, 1}, {"rows", f.rows, 0}, {"cols", f.cols, 0}, {"app-iters", f.iters, 1}, {"global-batch", f.globalBatch, 1}, {"steps", f.steps, trainDiscard + 1}} {
+	}{{"elements", f.elements, 1}, {"rows", f.rows, 0}, {"cols", f.cols, 0}, {"grid", f.grid, 0}, {"app-iters", f.iters, 1}, {"global-batch", f.globalBatch, 1}, {"steps", f.steps, trainDiscard + 1}} {
 		if n.value < n.min {
 			return fmt.Errorf("--%s %d: must be at least %d", n.flag, n.value, n.min)
 		}
@@ -68,6 +71,9 @@ func (s *sweep) scaling() error {
 	}
 	if s.app.cols == 0 {
 		s.app.cols = map[bool]int{true: 60_000, false: 300_000}[s.onHost()]
+	}
+	if s.app.grid == 0 {
+		s.app.grid = map[bool]int{true: 4096, false: 16384}[s.onHost()]
 	}
 	if err := os.WriteFile(s.text(), []byte(numbers(100_000)), 0o666); err != nil {
 		return err
@@ -124,6 +130,9 @@ func (s *sweep) appSides(app string, n int, kind string) []side {
 			m, err := s.trainTurn(append(program, "--global-batch", strconv.Itoa(max(batch, n))))
 			return scaled([]measured{m}, err)
 		}}}
+	}
+	if app == "stencil" {
+		return s.stencilSides(program, n, each, scaled)
 	}
 	sides := []side{{ours, n, func() ([]measured, error) {
 		var all []measured

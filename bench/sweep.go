@@ -111,7 +111,7 @@ func sweepCommand() error {
 	fs.StringVar(&s.pythonDir, "python-sources", "bench/peers", "`DIR` of the Python programs")
 	fs.Float64Var(&s.goal, "goal", 0, fmt.Sprintf("ratio to peers that counts as met (default %v on GPUs, %v on the host)", gpuGoal, hostGoal))
 	fs.StringVar(&s.out, "out", "bench/results/sweep", "`DIR` for the results")
-	fs.StringVar(&s.bin, "bin", "bin", "`DIR` of the built programs reduce, matvec and train")
+	fs.StringVar(&s.bin, "bin", "bin", "`DIR` of the built programs reduce, matvec, stencil and train")
 	fs.StringVar(&s.csrc, "c-sources", "bench/c", "`DIR` of the C programs' sources")
 	fs.StringVar(&s.commit, "commit", "", "what the programs were built from (default what git says here)")
 	s.app.flags(fs)
@@ -423,6 +423,8 @@ func (m measured) what() string {
 		fmt.Fprintf(&b, "reduce of %d %s", m.Elements, m.Dtype)
 	case m.App == "matvec":
 		fmt.Fprintf(&b, "matvec of %d x %d %s", m.Rows, m.Cols, m.Dtype)
+	case m.App == "stencil":
+		fmt.Fprintf(&b, "stencil of %d %s", m.Elements, m.Dtype)
 	default:
 		b.WriteString(m.App)
 	}

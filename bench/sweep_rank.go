@@ -45,7 +45,7 @@ type measured struct {
 
 // kind says what was measured.
 type kind struct {
-	App       string `json:"app"` // sweep, reduce, matvec, train or cost
+	App       string `json:"app"` // sweep, reduce, matvec, stencil, train or cost
 	Side      string `json:"side"`
 	Op        string `json:"op,omitempty"`
 	Scaling   string `json:"scaling,omitempty"` // strong or weak
