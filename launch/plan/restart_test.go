@@ -232,6 +232,36 @@ done
 	}
 }
 
+// In a Slurm allocation each node is asked by a step of its own. srun and scontrol are doubles.
+func TestMinRanksSlurm(t *testing.T) {
+	dir := t.TempDir()
+	writeFile(t, dir+"/scontrol", "#!/bin/sh\n[ \"$*\" = 'show hostnames n[1-3]' ] && printf 'n1\\nn2\\nn3\\n'\n", 0o755)
+	writeFile(t, dir+"/srun", `#!/bin/sh
+case "$*" in
+--mpi=list) echo "none pmix pmix_v4"; exit ;;
+--version) echo "slurm 23.11"; exit ;;
+esac
+while case "$1" in --*) true ;; *) false ;; esac; do
+	case "$1" in
+	--nodelist=*) nodes=${1#*=} ;;
+	--ntasks=*) tasks=${1#*=} ;;
+	esac
+	shift
+done
+case ",$nodes," in
+*,n2,*) echo "srun: error: n2 is DOWN" >&2; exit 1 ;;
+esac
+[ "$1" = sh ] || echo "$tasks tasks on $nodes"
+exec "$@"
+`, 0o755)
+	cmd := launchCommand(t, "run", "--min-ranks", "4", "--", self(t), "program", "rank")
+	cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"), "SLURM_JOB_ID=7", "SLURM_JOB_NUM_NODES=3", "SLURM_JOB_NODELIST=n[1-3]", "SLURM_NTASKS=6")
+	out, errs, status := result(t, cmd)
+	if status != 0 || !strings.HasPrefix(out, "4 tasks on n1,n3\n") || errs != "launch: n2 is left out: srun: srun: error: n2 is DOWN; 4 of 6 ranks start\n" {
+		t.Errorf("status %d, %q, %q", status, out, errs)
+	}
+}
+
 func TestHear(t *testing.T) {
 	for _, tc := range []struct {
 		line string
