@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"lockstep/internal/plain"
+	"lockstep/internal/version"
 	"lockstep/launch/doctor"
 	"lockstep/launch/exit"
 	"lockstep/launch/plan"
@@ -19,10 +20,12 @@ func main() {
 	root := &cobra.Command{
 		Use:               "launch",
 		Short:             "From a laptop to a Slurm cluster: check, plan and run programs on several ranks",
+		Version:           version.Text(),
 		SilenceErrors:     true,
 		SilenceUsage:      true,
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
+	root.SetVersionTemplate("launch, of {{.Version}}\n")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return exit.Usage{Err: err} })
 	root.AddCommand(doctor.Command(), plan.Command(), plan.RunCommand(), scaffold.Command(), status.Command())
 	err := root.Execute()

@@ -25,16 +25,18 @@ import (
 // or a failed stream on any rank ends the job on every rank, with that rank's
 // message and exit status 1. What run left enqueued is waited for.
 //
-// The names of the common flags (see Config) are taken: fs must not define them. What
+// --version prints the versions of Lockstep and of the libraries found, once, and ends. The names of the common flags (see
+// Config) and version are taken: fs must not define them. What
 // fs.Usage, where it is set, writes to fs.Output() stands in --help before the flags.
 func Main(fs *pflag.FlagSet, run func(ctx context.Context, w *World) error, checks ...func(ranks int) error) {
 	var cfg Config
 	var w *World
 	status := job.Main(&job.Program{
-		Flags:  fs,
-		Config: cfg.forJob(),
-		Checks: checks,
-		Abort:  mpi.Processes.Abort,
+		Flags:    fs,
+		Config:   cfg.forJob(),
+		Checks:   checks,
+		Versions: func() string { return versions(fs.Name()) },
+		Abort:    mpi.Processes.Abort,
 		Open: func() (j *job.Job, err error) {
 			if w, err = open(mpi.Processes, cfg, fs); err != nil {
 				return nil, err

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -124,6 +125,18 @@ func run(t *testing.T, n int, what string, env []string, args ...string) (status
 	t.Helper()
 	p := spmdtest.Program(t, n, append([]string{appEnv + "=" + what}, env...), args...)
 	return p.Status, p.Stdout + p.Stderr
+}
+
+// --version is answered once, whatever else is asked for, and nothing starts.
+func TestMainVersion(t *testing.T) {
+	t.Parallel()
+	for _, n := range spmdtest.Ranks(t, 1, 3) {
+		p := spmdtest.Program(t, n, []string{appEnv + "=sum"}, "--version", "--device", "none such")
+		want := regexp.MustCompile(`^app, of Lockstep ` + regexp.QuoteMeta(spmd.Version) + `[^\n]*, go[^\n]*, linux/\w+\nMPI: \S+.* \d[^\n]*\nCUDA: [^\n]+\nNVRTC: [^\n]+\nNCCL: [^\n]+\ncuDNN: [^\n]+\n$`)
+		if p.Status != 0 || !want.MatchString(p.Stdout) || strings.Contains(p.Stderr, "INF start") {
+			t.Errorf("%d ranks: status %d, %q\n%s", n, p.Status, p.Stdout, p.Stderr)
+		}
+	}
 }
 
 func TestMainRunsTheProgram(t *testing.T) {

@@ -57,7 +57,7 @@ var house = []room{
 	{"libraries", "bound at run time, and the host's kernels", []string{"cuda", "cuda/*", "nccl", "host", "internal/kernels"},
 		[]string{"basics"}},
 	{"basics", "element types, errors, loading, text", []string{"internal/ccall", "internal/dl", "internal/elem", "internal/launcher",
-		"internal/mix", "internal/nearest", "internal/plain", "internal/procfs", "internal/ranges", "internal/safetensors"}, nil},
+		"internal/mix", "internal/nearest", "internal/plain", "internal/procfs", "internal/ranges", "internal/safetensors", "internal/version"}, nil},
 }
 
 // owing is imports that house does not allow and that are still there. The list only shrinks.

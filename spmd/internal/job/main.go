@@ -43,12 +43,13 @@ type panicked interface {
 
 // Program is what Main runs on every rank.
 type Program struct {
-	Flags  *pflag.FlagSet
-	Config *Config                     // set by the common flags
-	Checks []func(ranks int) error     // refuse flags that do not fit each other
-	Open   func() (*Job, error)        // starts MPI and joins the job. Collective
-	Run    func(context.Context) error // the program's own function, and the wait for what it left enqueued
-	Abort  func(status int)            // ends the job where Open has failed. It returns where MPI does not run
+	Flags    *pflag.FlagSet
+	Config   *Config                     // set by the common flags
+	Checks   []func(ranks int) error     // refuse flags that do not fit each other
+	Versions func() string               // what --version prints
+	Open     func() (*Job, error)        // starts MPI and joins the job. Collective
+	Run      func(context.Context) error // the program's own function, and the wait for what it left enqueued
+	Abort    func(status int)            // ends the job where Open has failed. It returns where MPI does not run
 }
 
 // Main parses the command line, joins the job, runs the program and ends the job. It returns the exit status.
@@ -57,12 +58,19 @@ func Main(p *Program) int {
 	signal.Notify(signals, syscall.SIGUSR1) // Go would drop it; any other signal during the start ends the process
 	fs, cfg := p.Flags, p.Config
 	cfg.Flags(fs)
+	version := fs.Bool("version", false, "print the versions of the framework and of the libraries found, and end")
 	env := launcher.Environment()
 	if err := parse(fs, os.Args[1:], env.Rank); err != nil {
 		if errors.Is(err, pflag.ErrHelp) {
 			return 0
 		}
 		return refuse(fs.Name(), env.Rank, env.Size, err)
+	}
+	if *version {
+		if env.Rank == 0 {
+			fmt.Print(p.Versions())
+		}
+		return 0
 	}
 	err := cfg.Complete()
 	for _, check := range p.Checks {

@@ -1,0 +1,44 @@
+package version
+
+import (
+	"os"
+	"regexp"
+	"runtime/debug"
+	"strings"
+	"testing"
+)
+
+func TestCommitOf(t *testing.T) {
+	const hash = "0123456789abcdef0123456789abcdef01234567"
+	for _, tc := range []struct {
+		settings []debug.BuildSetting
+		want     string
+	}{
+		{nil, ""},
+		{[]debug.BuildSetting{{Key: "GOOS", Value: "linux"}, {Key: "vcs.modified", Value: "true"}}, ""},
+		{[]debug.BuildSetting{{Key: "vcs.revision", Value: hash}, {Key: "vcs.modified", Value: "false"}}, " (0123456789ab)"},
+		{[]debug.BuildSetting{{Key: "vcs.modified", Value: "true"}, {Key: "vcs.revision", Value: hash}}, " (0123456789ab, changed)"},
+		{[]debug.BuildSetting{{Key: "vcs.revision", Value: "short"}}, " (short)"},
+	} {
+		if got := commitOf(tc.settings); got != tc.want {
+			t.Errorf("%v: %q, want %q", tc.settings, got, tc.want)
+		}
+	}
+}
+
+// The number is a semantic version, and the newest of CHANGELOG.md.
+func TestNumber(t *testing.T) {
+	if !regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)$`).MatchString(Number) {
+		t.Errorf("%q is no semantic version", Number)
+	}
+	text, err := os.ReadFile("../../CHANGELOG.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, newest, _ := strings.Cut(string(text), "\n## "); !strings.HasPrefix(newest, Number+"\n") && !strings.HasPrefix(newest, Number+" ") {
+		t.Errorf("CHANGELOG.md begins with %.20q, and this is %s", newest, Number)
+	}
+	if !strings.HasPrefix(Text(), "Lockstep "+Number) {
+		t.Error(Text())
+	}
+}
