@@ -62,7 +62,7 @@ func BenchmarkMultiply(b *testing.B) {
 }
 
 func benchmarkMultiply[T number](b *testing.B, w *spmd.World, suffix string, rows, cols int, byColumns bool) {
-	p, err := newProduct[T](w, rows, cols, byColumns)
+	p, err := newProduct[T](w, whole(rows, cols), byColumns)
 	if err != nil {
 		b.Fatal(err)
 	}

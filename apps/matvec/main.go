@@ -1,6 +1,7 @@
-// Command matvec computes y = W x with the columns of W split over the ranks: each
+// Command matvec computes y = W x with W split over the ranks. By columns, each
 // multiplies its columns by its part of x, then the partial products are
-// all-reduced. W and x are float32 or bfloat16; sums and y are float32. See README.md.
+// all-reduced; by rows, x is gathered first, and each has its part of y; a grid does
+// both. W and x are float32 or bfloat16; sums and y are float32. See README.md.
 package main
 
 import (
@@ -26,6 +27,7 @@ type config struct {
 	Iters      int
 	Warmup     int
 	Graph      bool
+	Split      string
 	Layout     string
 	Dtype      string
 	Kernel     string
@@ -41,10 +43,11 @@ var (
 
 func (c *config) flags(fs *pflag.FlagSet) {
 	fs.IntVar(&c.Rows, "rows", 0, "rows of W (default 2,000 on the host, 10,000 on a GPU)")
-	fs.IntVar(&c.Cols, "cols", 0, "columns of W, split over the ranks (default 60,000 on the host, 300,000 on a GPU)")
+	fs.IntVar(&c.Cols, "cols", 0, "columns of W (default 60,000 on the host, 300,000 on a GPU)")
 	fs.IntVar(&c.Iters, "iters", 20, "timed iterations")
 	fs.IntVar(&c.Warmup, "warmup", 3, "iterations before timing")
 	fs.BoolVar(&c.Graph, "graph", false, "capture the step once and replay it")
+	fs.StringVar(&c.Split, "split", splits[0], "how the ranks share W: columns (y is all-reduced), rows (x is gathered), or grid, which is both")
 	fs.StringVar(&c.Layout, "layout", layouts[0], "how W lies in memory: row by row, or column by column")
 	fs.StringVar(&c.Dtype, "dtype", dtypes[0], "of W and x: float32, bfloat16; sums and y are float32")
 	fs.StringVar(&c.Kernel, "kernel", kernelFrom[0], "what multiplies: own, cublas (on the host its BLAS), or auto: the faster of both")
@@ -66,7 +69,7 @@ func (c *config) check(fs *pflag.FlagSet, ranks int) error {
 	for _, f := range []struct {
 		name, value string
 		choices     []string
-	}{{"layout", c.Layout, layouts}, {"dtype", c.Dtype, dtypes}, {"kernel", c.Kernel, kernelFrom}} {
+	}{{"split", c.Split, splits}, {"layout", c.Layout, layouts}, {"dtype", c.Dtype, dtypes}, {"kernel", c.Kernel, kernelFrom}} {
 		if !slices.Contains(f.choices, f.value) {
 			return fmt.Errorf("--%s %s: want %s", f.name, f.value, strings.Join(f.choices, ", "))
 		}
@@ -81,7 +84,7 @@ func (c *config) check(fs *pflag.FlagSet, ranks int) error {
 	if rows > mostElements/cols {
 		return fmt.Errorf("--rows and --cols: %d x %d %s are more bytes than can be addressed", rows, cols, c.Dtype)
 	}
-	return nil
+	return c.checkSplit(ranks)
 }
 
 // mostElements is more than any memory holds, and leaves room to round up.
@@ -125,6 +128,8 @@ type result struct {
 	Collectives string `json:"collectives"`
 	Graph       bool   `json:"graph"`
 	Dtype       string `json:"dtype"`
+	Split       string `json:"split"`
+	Mesh        string `json:"mesh"`
 	Layout      string `json:"layout"`
 	Kernel      string `json:"kernel"`
 	Overlap     int    `json:"overlap"`
@@ -148,17 +153,23 @@ func runAs(w *spmd.World, c config) (result, error) {
 // run fills W and x, times the product, and checks it.
 func run[T number](w *spmd.World, c config) (result, error) {
 	r := result{App: "matvec", Ranks: w.Size(), Nodes: w.Nodes(), Device: w.Device(), Collectives: w.Collectives(),
-		Graph: c.Graph, Layout: c.Layout, Dtype: c.Dtype, Rows: c.Rows, Cols: c.Cols, Bytes: 16 / vecOf[T]() * c.Rows * c.Cols}
-	mine := spmd.ShardOf(c.Cols, w.Rank(), w.Size())
-	p, err := newProduct[T](w, c.Rows, mine.Len, c.Layout == "column")
+		Graph: c.Graph, Split: c.Split, Layout: c.Layout, Dtype: c.Dtype, Rows: c.Rows, Cols: c.Cols, Bytes: 16 / vecOf[T]() * c.Rows * c.Cols}
+	sp, err := newSplit(w, c)
 	if err != nil {
 		return r, err
 	}
-	if err := p.m.fill(p.s, w.Seed(), mine.Off, c.Cols); err != nil {
+	r.Mesh = sp.mesh
+	p, err := newProduct[T](w, sp, c.Layout == "column")
+	if err != nil {
 		return r, err
 	}
-	if err := launchFill(p.s, p.x, 1, mine.Len, mine.Len, w.Seed()+1, mine.Off, 0, 1); err != nil {
+	if err := p.m.fill(p.s, w.Seed(), sp.rows.Off*c.Cols+sp.cols.Off, c.Cols); err != nil {
 		return r, err
+	}
+	if share := p.x.Slice(sp.x.Off, sp.x.Off+sp.x.Len); share.Len() > 0 {
+		if err := launchFill(p.s, share, 1, share.Len(), share.Len(), w.Seed()+1, sp.cols.Off+sp.x.Off, 0, 1); err != nil {
+			return r, err
+		}
 	}
 	m, err := p.choose(c)
 	if err != nil {
@@ -170,7 +181,7 @@ func run[T number](w *spmd.World, c config) (result, error) {
 		return r, err
 	}
 	r.GBps = r.Stats.GBps(r.Bytes)
-	r.MaxRelErr, err = maxRelErr[T](w, c, mine, p.y)
+	r.MaxRelErr, err = maxRelErr[T](w, c, sp, p.y)
 	r.OK = r.MaxRelErr <= bound(c.Cols)
 	return r, err
 }
@@ -186,15 +197,12 @@ func bound(n int) float64 { return 8 * math.Sqrt(float64(n)) * math.Ldexp(1, -24
 func checkedRows(rows, cols int) int { return min(rows, max(64, 1<<28/cols)) }
 
 // maxRelErr is the largest relative error of y against a product in float64 from
-// the same numbers, made anew. Every rank computes its columns' part.
-func maxRelErr[T number](w *spmd.World, c config, mine spmd.Shard, y spmd.Buffer[float32]) (float64, error) {
+// the same numbers, made anew, on all ranks the same. Every rank computes its block's part.
+func maxRelErr[T number](w *spmd.World, c config, sp split, y spmd.Buffer[float32]) (float64, error) {
 	n := checkedRows(c.Rows, c.Cols)
 	row := func(i int) int { return i * c.Rows / n }
-	want, err := spmd.AllocPinned[float64](w, n)
-	if err != nil {
-		return 0, err
-	}
-	defer want.Free()
+	mine := sp.cols
+	has := func(i int) bool { return row(i) >= sp.rows.Off && row(i) < sp.rows.Off+sp.rows.Len }
 	number := func(seed uint64, i int) float64 {
 		f := float32(spmd.UniformBits(seed, uint64(i))) / (1 << 24)
 		if vecOf[T]() == 8 {
@@ -206,29 +214,37 @@ func maxRelErr[T number](w *spmd.World, c config, mine spmd.Shard, y spmd.Buffer
 	for j := range x {
 		x[j] = number(w.Seed()+1, mine.Off+j)
 	}
-	products := want.Host()
+	products := make([]float64, n)
 	host.Parallel(n, 1, func(lo, hi int) {
 		for i := lo; i < hi; i++ {
-			products[i] = 0
+			if !has(i) {
+				continue
+			}
 			for j, xj := range x {
 				products[i] += number(w.Seed(), row(i)*c.Cols+mine.Off+j) * xj
 			}
 		}
 	})
-	if err := spmd.AllReduce(w.Comm, want, want, spmd.Sum); err != nil {
+	if err := spmd.AllReduceSlice(w.Comm, products, products, spmd.Sum); err != nil {
 		return 0, err
 	}
-	got := make([]float32, c.Rows)
-	if err := y.CopyTo(got); err != nil {
+	got := make([]float32, sp.rows.Len)
+	if err := y.Slice(0, len(got)).CopyTo(got); err != nil {
 		return 0, err
 	}
 	worst := 0.0
 	for i, p := range products {
-		if err := math.Abs(float64(got[row(i)])-p) / p; !(err <= worst) { // NaN is the worst of all
+		if !has(i) {
+			continue
+		}
+		if err := math.Abs(float64(got[row(i)-sp.rows.Off])-p) / p; !(err <= worst) {
 			worst = err
 		}
 	}
-	return worst, nil
+	if math.IsNaN(worst) { // the worst of all
+		worst = math.Inf(1)
+	}
+	return spmd.AllReduceNumber(w.Comm, worst, spmd.Max)
 }
 
 // report prints the table and writes the JSON line, on rank 0. A wrong product is
@@ -236,9 +252,9 @@ func maxRelErr[T number](w *spmd.World, c config, mine spmd.Shard, y spmd.Buffer
 func report(w *spmd.World, r result) error {
 	if w.Rank() == 0 {
 		t := tabwriter.NewWriter(os.Stderr, 0, 0, 2, ' ', tabwriter.AlignRight)
-		fmt.Fprintln(t, "ranks\trows\tcols\tkernel\toverlap\tmin us\tmedian us\tp99 us\tmax us\tGB/s\trel. error\t")
-		fmt.Fprintf(t, "%d\t%d\t%d\t%s\t%d\t%.1f\t%.1f\t%.1f\t%.1f\t%.2f\t%.1e\t\n",
-			r.Ranks, r.Rows, r.Cols, r.Kernel, r.Overlap, r.MinUS, r.MedianUS, r.P99US, r.MaxUS, r.GBps, r.MaxRelErr)
+		fmt.Fprintln(t, "ranks\tmesh\trows\tcols\tkernel\toverlap\tmin us\tmedian us\tp99 us\tmax us\tGB/s\trel. error\t")
+		fmt.Fprintf(t, "%d\t%s\t%d\t%d\t%s\t%d\t%.1f\t%.1f\t%.1f\t%.1f\t%.2f\t%.1e\t\n",
+			r.Ranks, r.Mesh, r.Rows, r.Cols, r.Kernel, r.Overlap, r.MinUS, r.MedianUS, r.P99US, r.MaxUS, r.GBps, r.MaxRelErr)
 		if err := t.Flush(); err != nil {
 			return err
 		}

@@ -16,8 +16,11 @@ func TestMain(m *testing.M) { spmdtest.Main(m, main) }
 // TestCheckFindsAWrongProduct spoils one element of a right product.
 func TestCheckFindsAWrongProduct(t *testing.T) {
 	spmdtest.Run(t, []int{2}, func(t *testing.T, w *spmd.World) {
-		c := config{Rows: 2, Cols: 3}
-		mine := spmd.ShardOf(c.Cols, w.Rank(), w.Size())
+		c := config{Rows: 2, Cols: 3, Split: "columns"}
+		sp, err := newSplit(w, c)
+		if err != nil {
+			t.Fatal(err)
+		}
 		y, err := spmd.AllocPinned[float32](w, c.Rows)
 		if err != nil {
 			t.Fatal(err)
@@ -35,7 +38,7 @@ func TestCheckFindsAWrongProduct(t *testing.T) {
 			wrong  bool
 		}{{1, false}, {1.001, true}, {float32(math.NaN()), true}} {
 			y.Set(1, y.At(1)*tc.factor)
-			err, failure := maxRelErr[float32](w, c, mine, y)
+			err, failure := maxRelErr[float32](w, c, sp, y)
 			if failure != nil {
 				t.Fatal(failure)
 			}
@@ -68,7 +71,7 @@ func TestProgram(t *testing.T) {
 	if err := json.Unmarshal([]byte(p.Stdout), &fields); err != nil {
 		t.Fatalf("%v: %s", err, p.Stdout)
 	}
-	for _, f := range strings.Fields("app ranks nodes device collectives graph dtype rows cols bytes iters min_us median_us p99_us max_us gbps ok max_rel_err layout kernel overlap") {
+	for _, f := range strings.Fields("app ranks nodes device collectives graph dtype rows cols bytes iters min_us median_us p99_us max_us gbps ok max_rel_err split mesh layout kernel overlap") {
 		if _, ok := fields[f]; !ok {
 			t.Errorf("the JSON line has no %s: %s", f, p.Stdout)
 		}
@@ -89,6 +92,8 @@ func TestBadInput(t *testing.T) {
 		{"--iters 0", "--iters 0"},
 		{"--warmup -1", "--warmup -1"},
 		{"--rows 9000000000000000000 --cols 3 --dtype bfloat16", "9000000000000000000 x 3 bfloat16 are more"},
+		{"--split blocks", "--split blocks: want columns, rows, grid"},
+		{"--rows 2 --split rows", "--rows 2: fewer than the 3 ranks that share them out"},
 		{"--layout diagonal", "--layout diagonal: want row, column"},
 		{"--dtype float64", "--dtype float64: want float32, bfloat16"},
 		{"--kernel best", "--kernel best: want auto, own, cublas"},

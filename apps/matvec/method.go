@@ -8,20 +8,21 @@ import (
 	"lockstep/spmd/timing"
 )
 
-// product is y = W x of a rank's columns, and what it is made of.
+// product is y = W x of a rank's block, and what it is made of.
 type product[T number] struct {
 	w   *spmd.World
+	sp  split
 	s   *spmd.Stream
 	sum *spmd.Stream // of all-reduces that overlap the multiplication
 	m   matrix[T]
 	x   spmd.Buffer[T]
-	y   spmd.Buffer[float32]
+	y   spmd.Buffer[float32] // of as many elements as the largest block has rows
 	own *own[T]
 }
 
 // newProduct takes the memory, and fills nothing. Collective.
-func newProduct[T number](w *spmd.World, rows, cols int, byColumns bool) (*product[T], error) {
-	p := &product[T]{w: w}
+func newProduct[T number](w *spmd.World, sp split, byColumns bool) (*product[T], error) {
+	p := &product[T]{w: w, sp: sp}
 	var err error
 	if p.s, err = w.NewStream("matvec"); err != nil {
 		return nil, err
@@ -29,13 +30,13 @@ func newProduct[T number](w *spmd.World, rows, cols int, byColumns bool) (*produ
 	if p.sum, err = w.NewStreamPriority("all-reduce", spmd.High); err != nil {
 		return nil, err
 	}
-	if p.m, err = newMatrix[T](w, rows, cols, byColumns); err != nil {
+	if p.m, err = newMatrix[T](w, sp.rows.Len, sp.cols.Len, byColumns); err != nil {
 		return nil, err
 	}
-	if p.x, err = spmd.Alloc[T](w, cols); err != nil {
+	if p.x, err = spmd.Alloc[T](w, sp.cols.Len); err != nil {
 		return nil, err
 	}
-	if p.y, err = spmd.AllocSymmetric[float32](w, rows); err != nil {
+	if p.y, err = spmd.AllocSymmetric[float32](w, sp.most); err != nil {
 		return nil, err
 	}
 	p.own, err = newOwn(w, kernelsOf[T](), p.m)
@@ -51,14 +52,17 @@ type method struct {
 
 func (m method) String() string { return fmt.Sprintf("%s, rows in %d", m.kernel, m.overlap) }
 
-// enqueue enqueues y = the sum over the ranks of W x.
+// enqueue enqueues: x, from the ranks that have shares of it, and y = the sum of W x over the ranks that have parts of it.
 func (p *product[T]) enqueue(m method) error {
-	each := p.partRows(m.overlap)
+	if err := gather(p.s, p.sp, p.x); err != nil {
+		return err
+	}
+	each := p.partRows(p.m.rows, m.overlap)
 	if each >= p.m.rows {
 		if err := p.multiply(m.kernel, 0, p.m.rows); err != nil {
 			return err
 		}
-		return spmd.AllReduce(p.w.Comm.On(p.s), p.y, p.y, spmd.Sum)
+		return p.add(p.s, 0, p.m.rows)
 	}
 	for lo := 0; lo < p.m.rows; lo += each {
 		hi := min(lo+each, p.m.rows)
@@ -68,17 +72,25 @@ func (p *product[T]) enqueue(m method) error {
 		if err := p.sum.After(p.s); err != nil {
 			return err
 		}
-		y := p.y.Slice(lo, hi)
-		if err := spmd.AllReduce(p.w.Comm.On(p.sum), y, y, spmd.Sum); err != nil {
+		if err := p.add(p.sum, lo, hi); err != nil {
 			return err
 		}
 	}
 	return p.s.After(p.sum)
 }
 
-// partRows is how many rows are in each of n parts but the last: whole tiles.
-func (p *product[T]) partRows(n int) int {
-	rows, tile := (p.m.rows+n-1)/n, p.own.tile
+// add enqueues: rows [lo, hi) of y are the sums over the ranks that have parts of them.
+func (p *product[T]) add(s *spmd.Stream, lo, hi int) error {
+	if p.sp.wide == 1 {
+		return nil
+	}
+	y := p.y.Slice(lo, hi)
+	return spmd.AllReduce(p.sp.across.On(s), y, y, spmd.Sum)
+}
+
+// partRows is how many of some rows are in each of n parts but the last: whole tiles.
+func (p *product[T]) partRows(rows, n int) int {
+	rows, tile := (rows+n-1)/n, p.own.tile
 	return (rows + tile - 1) / tile * tile
 }
 
@@ -108,9 +120,9 @@ func (p *product[T]) choose(c config) (method, error) {
 		}
 		best.kernel = kernels[0]
 	}
-	if c.Overlap == 0 && p.w.Size() > 1 {
-		for _, n := range []int{2, 4} {
-			if p.partRows(n) < p.partRows(n/2) {
+	if c.Overlap == 0 && p.sp.wide > 1 {
+		for _, n := range []int{2, 4} { // of the largest block: all ranks try the same
+			if p.partRows(p.sp.most, n) < p.partRows(p.sp.most, n/2) {
 				parts = append(parts, n)
 			}
 		}

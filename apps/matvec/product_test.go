@@ -12,10 +12,12 @@ import (
 
 // every calls f with each way to run a product.
 func every(f func(c config)) {
-	for _, layout := range layouts {
-		for _, dtype := range dtypes {
-			for _, kernel := range kernelFrom {
-				f(config{Layout: layout, Dtype: dtype, Kernel: kernel, Iters: 2, Warmup: 1})
+	for _, split := range splits {
+		for _, layout := range layouts {
+			for _, dtype := range dtypes {
+				for _, kernel := range kernelFrom {
+					f(config{Split: split, Layout: layout, Dtype: dtype, Kernel: kernel, Iters: 2, Warmup: 1})
+				}
 			}
 		}
 	}
@@ -23,10 +25,13 @@ func every(f func(c config)) {
 
 func TestProduct(t *testing.T) {
 	spmdtest.Run(t, []int{1, 2, 3, 4}, func(t *testing.T, w *spmd.World) {
-		for _, shape := range [][2]int{{1, 4}, {129, 1000}, {1100, 129}} {
+		for _, shape := range [][2]int{{1, 4}, {4, 4}, {129, 1000}, {1100, 129}} {
 			graph := false
 			every(func(c config) {
 				c.Rows, c.Cols, c.Graph = shape[0], shape[1], graph
+				if c.checkSplit(w.Size()) != nil {
+					return
+				}
 				if graph = !graph; c.Kernel != "auto" {
 					c.Overlap = 3
 				}
@@ -76,7 +81,7 @@ func TestRagged(t *testing.T) {
 
 func testRagged[T number](t *testing.T, w *spmd.World, rows, cols int, byColumns bool) {
 	t.Helper()
-	p, err := newProduct[T](w, rows, cols, byColumns)
+	p, err := newProduct[T](w, whole(rows, cols), byColumns)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -142,7 +147,7 @@ func TestSameBits(t *testing.T) {
 func testSameBits[T number](t *testing.T, w *spmd.World, byColumns bool) {
 	t.Helper()
 	const rows, cols = 1100, 3000
-	p, err := newProduct[T](w, rows, cols, byColumns)
+	p, err := newProduct[T](w, whole(rows, cols), byColumns)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -174,6 +179,11 @@ func testSameBits[T number](t *testing.T, w *spmd.World, byColumns bool) {
 	}
 }
 
+// whole is all of W on one rank.
+func whole(rows, cols int) split {
+	return split{rows: spmd.Shard{Len: rows}, cols: spmd.Shard{Len: cols}, most: rows, x: spmd.Shard{Len: cols}, shares: []int{cols}, wide: 1}
+}
+
 // drop gives up a test's product.
 func drop[T number](t testing.TB, p *product[T]) {
 	for _, err := range []error{p.s.Close(), p.sum.Close(), p.m.buf.Free(), p.x.Free(), p.y.Free(), p.own.part.Free(), p.own.arrived.Free()} {
@@ -194,7 +204,7 @@ func TestLayoutsHoldTheSame(t *testing.T) {
 func testLayouts[T number](t *testing.T, w *spmd.World, number func(uint32) T) {
 	const rows, cols, offset, total = 301, 97, 5, 110
 	for _, byColumns := range []bool{false, true} {
-		p, err := newProduct[T](w, rows, cols, byColumns)
+		p, err := newProduct[T](w, whole(rows, cols), byColumns)
 		if err != nil {
 			t.Fatal(err)
 		}
