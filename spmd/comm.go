@@ -160,7 +160,7 @@ func (w *World) addComm(h transport.Host, id string) (Comm, error) {
 	if slow != nil {
 		w.Log.Warn().Err(slow).Msg("small collectives go through messages, not through shared memory")
 	}
-	if w.gpu != nil {
+	if !w.OnHost() {
 		st.onGPU()
 	}
 	w.mu.Lock()
@@ -243,7 +243,7 @@ func (g *group) add(c *call) {
 func (c Comm) plain(b *block, peer int) transport.Host {
 	st := c.st
 	if c.s != nil || st == nil || st.checker != nil || st.open != nil || st.freed || uint(peer) >= uint(st.size) || b == nil || b.Owner != st.w ||
-		b.Freed.Load() || st.w.gpu != nil || st.w.capturing.Load() != 0 {
+		b.Freed.Load() || st.device != nil || st.w.capturing.Load() != 0 {
 		return nil
 	}
 	return st.host
@@ -286,7 +286,7 @@ func (c Comm) do(cmd *call) error {
 	err := cmd.communicate(turn)
 	// A program that does nothing but call is one that computes in C without a pause. Not with a GPU: its core is idle most
 	// of the time, and the other ranks would wait for the pause.
-	if st.w.gpu == nil && turn%32 == 0 && st.w.pause.TryLock() {
+	if st.device == nil && turn%32 == 0 && st.w.pause.TryLock() {
 		st.w.yielder.Yield()
 		st.w.pause.Unlock()
 	}

@@ -168,7 +168,7 @@ func (w *World) startMPI() error {
 // be compared with it. Collective, in the caller's turn.
 func (st *commState) openDevice() error {
 	w := st.w
-	if w.gpu == nil || st.size < 2 || !w.byMPI && w.cross == nil {
+	if st.device == nil || st.size < 2 || !w.byMPI && w.cross == nil {
 		return nil
 	}
 	if err := w.dev.Quiesce(); err != nil { // it allocates

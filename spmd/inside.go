@@ -26,7 +26,7 @@ func init() {
 	inside.Join = func(a, b any) (any, bool) { return a.(anyBuffer).join(b) }
 	inside.Await = func(s *Stream, b any) (mark func(), wait func() error, err error) {
 		a, err := b.(anyBuffer).awaited(s)
-		return a.mark, a.wait, err
+		return a.Mark, func() error { return a.Wait(s.Synchronize) }, err
 	}
 	inside.Bytes = func(b any) Buffer[uint8] { return b.(anyBuffer).bytes() }
 	inside.Scratch = func(s *Stream, t elem.Type, n int) (Arg, error) {
@@ -40,7 +40,7 @@ type anyBuffer interface {
 	memory() *block
 	bytes() Buffer[uint8] // the same memory, byte by byte
 	join(any) (any, bool)
-	awaited(*Stream) (awaiter, error)
+	awaited(*Stream) (exec.Await, error)
 }
 
 func (b Buffer[T]) memory() *block { return b.blk }

@@ -14,9 +14,9 @@ import (
 
 	"lockstep/host"
 	"lockstep/internal/elem"
+	"lockstep/nccl"
 	"lockstep/spmd/internal/affinity"
 	"lockstep/spmd/internal/control"
-	hostexec "lockstep/spmd/internal/exec/host"
 	"lockstep/spmd/internal/job"
 	"lockstep/spmd/internal/transport"
 )
@@ -86,8 +86,7 @@ func (w *World) join(base transport.Host) error {
 	if err := w.chooseDevice(shared); err != nil {
 		return err
 	}
-	if w.gpu == nil {
-		w.dev = hostexec.NewDevice(w.order, w.fail)
+	if w.OnHost() {
 		return nil
 	}
 	return w.startGPU(shared)
@@ -183,8 +182,9 @@ func (w *World) logStart() {
 	if w.cores != "" {
 		line = line.Str("cores", w.cores)
 	}
-	if w.gpu != nil {
-		line = describeGPU(line, w.gpu.GPU, w.Size())
+	w.dev.Describe(line)
+	if v := nccl.VersionString(); !w.OnHost() && w.Size() > 1 && v != "" {
+		line.Str("nccl", v)
 	}
 	w.Comm.st.describe(line)
 	if w.nodes > 1 {
@@ -202,7 +202,7 @@ func (w *World) describeNodes(line *zerolog.Event) *zerolog.Event {
 		order = "mixed: neighbours in rank are on different nodes"
 	}
 	line = line.Str("rank_order", order).Str("mpi_tcp", cmp.Or(job.Interfaces(w.mpiSockets), "none"))
-	if w.gpu != nil {
+	if !w.OnHost() {
 		now := slices.DeleteFunc(w.ncclSockets, func(s job.Socket) bool { return slices.Contains(w.mpiSockets, s) })
 		line = line.Str("nccl_tcp", cmp.Or(job.Interfaces(now), "none"))
 	}

@@ -2,7 +2,6 @@ package spmd
 
 import (
 	"fmt"
-	"reflect"
 	"sync/atomic"
 	"unsafe"
 
@@ -129,42 +128,10 @@ func F64(v float64) Arg { return number(v) }
 
 func number[T Elem](v T) Arg { return Arg{exec.Number(elem.Of[T](), v)} }
 
-// maxStruct is what CUDA takes of parameters since compute capability 2.0, in bytes.
-const maxStruct = 4096
-
 // Struct passes a copy of v to a parameter that is a struct of the same layout, of at
 // most 4,096 bytes, best declared const __grid_constant__. It allocates: make it once
 // for many launches. It panics where v is larger, or holds Go's pointers.
-func Struct[T any](v T) Arg {
-	if size := unsafe.Sizeof(v); size > maxStruct {
-		panic(fmt.Sprintf("spmd: Struct of %T: %d bytes, at most %d", v, size, maxStruct))
-	}
-	if hasPointers(reflect.TypeFor[T]()) {
-		panic(fmt.Sprintf("spmd: Struct of %T: it holds pointers, which mean nothing on a GPU", v))
-	}
-	words := make([]uint64, (unsafe.Sizeof(v)+7)/8) // aligned as the driver's copy
-	if len(words) > 0 {
-		copy(unsafe.Slice((*byte)(unsafe.Pointer(&words[0])), unsafe.Sizeof(v)), unsafe.Slice((*byte)(unsafe.Pointer(&v)), unsafe.Sizeof(v)))
-	}
-	return Arg{exec.Arg{Ptr: unsafe.Pointer(unsafe.SliceData(words)), N: int(unsafe.Sizeof(v)), Kind: exec.StructArg}}
-}
-
-// hasPointers says whether values of a type hold anything that the collector follows.
-func hasPointers(t reflect.Type) bool {
-	switch k := t.Kind(); k {
-	case reflect.Array:
-		return t.Len() > 0 && hasPointers(t.Elem())
-	case reflect.Struct:
-		for i := range t.NumField() {
-			if hasPointers(t.Field(i).Type) {
-				return true
-			}
-		}
-		return false
-	default:
-		return k > reflect.Complex128 // all that are no numbers come after it; Uintptr is one
-	}
-}
+func Struct[T any](v T) Arg { return Arg{exec.Struct(v)} }
 
 // Args are the arguments of one launch, as the host function of a kernel sees
 // them. Asking for another type than was passed panics with both types.
@@ -185,35 +152,13 @@ func (a Args) F32(i int) float32 { return value[float32](a, i) }
 // F64 returns argument i, passed by F64.
 func (a Args) F64(i int) float64 { return value[float64](a, i) }
 
-func value[T Elem](a Args, i int) T {
-	x := &a.list[i]
-	if x.Kind != exec.NumberArg || x.Type != elem.Of[T]() {
-		panic(fmt.Sprintf("argument %d is %v, the kernel wants %v", i, x, elem.Of[T]()))
-	}
-	return *(*T)(unsafe.Pointer(&x.Bits))
-}
+func value[T Elem](a Args, i int) T { return exec.Value[T](a.list, i, elem.Of[T]()) }
 
 // ArgStruct returns argument i, passed by Struct.
-func ArgStruct[T any](a Args, i int) T {
-	x := &a.list[i]
-	var v T
-	if x.Kind != exec.StructArg || x.N != int(unsafe.Sizeof(v)) {
-		panic(fmt.Sprintf("argument %d is %v, the kernel wants a %T of %d bytes", i, x, v, unsafe.Sizeof(v)))
-	}
-	if x.N > 0 {
-		v = *(*T)(x.Ptr)
-	}
-	return v
-}
+func ArgStruct[T any](a Args, i int) T { return exec.StructAt[T](a.list, i) }
 
 // ArgSlice returns argument i, a buffer of T, as a slice of its elements.
-func ArgSlice[T Stored](a Args, i int) []T {
-	x := &a.list[i]
-	if x.Kind != exec.BufferArg || x.Type != elem.Of[T]() {
-		panic(fmt.Sprintf("argument %d is %v, the kernel wants a buffer of %v", i, x, elem.Of[T]()))
-	}
-	return unsafe.Slice((*T)(x.Ptr), x.N)
-}
+func ArgSlice[T Stored](a Args, i int) []T { return exec.SliceAt[T](a.list, i, elem.Of[T]()) }
 
 // Launch enqueues k on s. On a GPU their number and sizes must be those of the
 // parameters in the CUDA source, which drivers from CUDA 12.4 on know; only the host

@@ -27,6 +27,7 @@ const symSlab = 32 << 20
 
 func newSymmetric(w *World) *symmetric {
 	y := &symmetric{w: w}
+	w.gpu.Own(&y.pool)
 	y.pool.Init(exec.Source{What: "symmetric device memory", SlabMax: 4 << 20, SlabSize: symSlab, Get: y.get,
 		Put: func(p unsafe.Pointer, _ int) error { return nccl.MemFree(w.gpu.GPU.Dev, p) }})
 	return y

@@ -142,7 +142,7 @@ func (w *World) Collectives() string {
 
 // OnHost says whether the device is the host. Applications need it to choose
 // default sizes, not to choose code.
-func (w *World) OnHost() bool { return w.dev.Pools().Device.Host }
+func (w *World) OnHost() bool { return w.gpu == nil }
 
 // Open joins this process to the job and returns its world. Programs call Main
 // instead, which calls Open; tests and tools that cannot use Main call Open and,
@@ -332,14 +332,13 @@ func (w *World) takeDown() (err error) {
 		w.comms[i].freed = true
 		err = errors.Join(err, w.comms[i].free())
 	}
-	err = errors.Join(err, w.closeDevice())
+	if w.dev != nil {
+		err = errors.Join(err, w.dev.Close())
+	}
 	if w.json != nil {
 		err = errors.Join(err, w.json.Close())
 	}
 	w.ranks.Lock()
 	defer w.ranks.Unlock()
-	if w.gpu != nil {
-		err = errors.Join(err, w.gpu.GPU.Close())
-	}
 	return errors.Join(err, w.ranks.Leave())
 }

@@ -2,6 +2,7 @@ package exec
 
 import (
 	"fmt"
+	"reflect"
 	"unsafe"
 
 	"lockstep/internal/elem"
@@ -36,6 +37,72 @@ func Number[T any](t elem.Type, v T) Arg {
 	a := Arg{Type: t}
 	*(*T)(unsafe.Pointer(&a.Bits)) = v
 	return a
+}
+
+// maxStruct is what CUDA takes of parameters since compute capability 2.0, in bytes.
+const maxStruct = 4096
+
+// Struct returns a copy of v as an argument. It panics where v is larger than CUDA takes, or holds Go's pointers.
+func Struct[T any](v T) Arg {
+	size := unsafe.Sizeof(v)
+	if size > maxStruct {
+		panic(fmt.Sprintf("spmd: Struct of %T: %d bytes, at most %d", v, size, maxStruct))
+	}
+	if hasPointers(reflect.TypeFor[T]()) {
+		panic(fmt.Sprintf("spmd: Struct of %T: it holds pointers, which mean nothing on a GPU", v))
+	}
+	words := make([]uint64, (size+7)/8) // aligned as the driver's copy
+	if len(words) > 0 {
+		copy(unsafe.Slice((*byte)(unsafe.Pointer(&words[0])), size), unsafe.Slice((*byte)(unsafe.Pointer(&v)), size))
+	}
+	return Arg{Ptr: unsafe.Pointer(unsafe.SliceData(words)), N: int(size), Kind: StructArg}
+}
+
+// hasPointers says whether values of a type hold anything that the collector follows.
+func hasPointers(t reflect.Type) bool {
+	switch k := t.Kind(); k {
+	case reflect.Array:
+		return t.Len() > 0 && hasPointers(t.Elem())
+	case reflect.Struct:
+		for i := range t.NumField() {
+			if hasPointers(t.Field(i).Type) {
+				return true
+			}
+		}
+		return false
+	default:
+		return k > reflect.Complex128 // all that are no numbers come after it; Uintptr is one
+	}
+}
+
+// Value returns argument i, a number of type t. It panics where the argument is another, as StructAt and SliceAt do.
+func Value[T any](list []Arg, i int, t elem.Type) T {
+	x := &list[i]
+	if x.Kind != NumberArg || x.Type != t {
+		panic(fmt.Sprintf("argument %d is %v, the kernel wants %v", i, x, t))
+	}
+	return *(*T)(unsafe.Pointer(&x.Bits))
+}
+
+// StructAt returns argument i, a struct.
+func StructAt[T any](list []Arg, i int) (v T) {
+	x := &list[i]
+	if x.Kind != StructArg || x.N != int(unsafe.Sizeof(v)) {
+		panic(fmt.Sprintf("argument %d is %v, the kernel wants a %T of %d bytes", i, x, v, unsafe.Sizeof(v)))
+	}
+	if x.N > 0 {
+		v = *(*T)(x.Ptr)
+	}
+	return v
+}
+
+// SliceAt returns the elements of argument i, a buffer of type t.
+func SliceAt[T any](list []Arg, i int, t elem.Type) []T {
+	x := &list[i]
+	if x.Kind != BufferArg || x.Type != t {
+		panic(fmt.Sprintf("argument %d is %v, the kernel wants a buffer of %v", i, x, t))
+	}
+	return unsafe.Slice((*T)(x.Ptr), x.N)
 }
 
 // Bytes is the size of the parameter for an argument.

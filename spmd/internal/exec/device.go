@@ -6,6 +6,8 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/rs/zerolog"
+
 	"lockstep/internal/elem"
 )
 
@@ -15,6 +17,8 @@ type Device interface {
 	Name() string
 	// Pools are the device's memory.
 	Pools() Pools
+	// Describe adds to the start line what is known of the device and its libraries.
+	Describe(line *zerolog.Event)
 	// Limits are what kernels may use; none on the host.
 	Limits() Limits
 	// Room returns how many bytes of memory are free, and how many there are.
@@ -38,7 +42,7 @@ type Device interface {
 	Marks() []Point
 	// KeepSigning has the queues tell how far they are, now and then, until stop.
 	KeepSigning(every time.Duration, stop <-chan struct{})
-	// Close ends events and queues, whose work is over, and gives the memory back.
+	// Close ends events and queues, whose work is over, gives the memory back, and the device up.
 	Close() error
 }
 

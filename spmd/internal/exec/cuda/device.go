@@ -3,11 +3,17 @@ package cuda
 import (
 	"errors"
 	"fmt"
+	"os"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"unsafe"
 
+	"github.com/rs/zerolog"
+
+	"lockstep/cuda"
+	"lockstep/cuda/nvrtc"
 	"lockstep/internal/elem"
 	"lockstep/spmd/internal/exec"
 )
@@ -19,6 +25,7 @@ type Device struct {
 	fill      *exec.Kernel
 	fail      func(error) // is told of the first failure of a queue
 	pools     exec.Pools
+	own       []*exec.Pool
 	stage     staging
 	capturing atomic.Int32
 
@@ -53,6 +60,21 @@ func (d *Device) Name() string { return d.GPU.Dev.Name() }
 
 // Pools implements exec.Device.
 func (d *Device) Pools() exec.Pools { return d.pools }
+
+// Describe implements exec.Device.
+func (d *Device) Describe(line *zerolog.Event) {
+	dev := d.GPU.Dev
+	major, minor := nvrtc.Version()
+	v := cuda.DriverVersion()
+	line.Int("gpu", dev.Index()).Str("pci", dev.PCI()).Str("cuda", fmt.Sprintf("%d.%d", v/1000, v%1000/10)).
+		Str("nvrtc", fmt.Sprintf("%d.%d", major, minor))
+	if driver, err := os.ReadFile("/sys/module/nvidia/version"); err == nil {
+		line.Str("driver", strings.TrimSpace(string(driver)))
+	}
+}
+
+// Own has Close close a pool of the device's memory.
+func (d *Device) Own(p *exec.Pool) { d.own = append(d.own, p) }
 
 // Limits implements exec.Device.
 func (d *Device) Limits() exec.Limits {
@@ -101,7 +123,10 @@ func (d *Device) Close() error {
 	for _, q := range d.All() {
 		err = errors.Join(err, q.Close())
 	}
-	return errors.Join(err, d.pools.Device.Close(), d.pools.Pinned.Close(), d.pools.Managed.Close())
+	for _, p := range append([]*exec.Pool{d.pools.Device, d.pools.Pinned, d.pools.Managed}, d.own...) {
+		err = errors.Join(err, p.Close())
+	}
+	return errors.Join(err, d.GPU.Close())
 }
 
 // staging moves data between Go's memory and the GPU: through pinned memory, since

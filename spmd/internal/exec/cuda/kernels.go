@@ -1,7 +1,6 @@
 package cuda
 
 import (
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -160,48 +159,7 @@ func (m *module) function(name string) (*cuda.Function, error) {
 	return f, nil
 }
 
-// Compile compiles sources, with so many threads.
-func (g *GPU) Compile(sources []kernels.Source, threads int) ([][]byte, error) {
-	images := make([][]byte, len(sources))
-	cache := nvrtc.DefaultCache()
-	errs := make([]error, len(sources))
-	var wg sync.WaitGroup
-	slots := make(chan struct{}, threads)
-	for i, s := range sources {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			slots <- struct{}{}
-			defer func() { <-slots }()
-			images[i], errs[i] = g.compile(cache, &s)
-		}()
-	}
-	wg.Wait()
-	return images, errors.Join(errs...)
-}
-
 func (g *GPU) compile(cache nvrtc.Cache, s *kernels.Source) (nvrtc.Image, error) {
 	image, _, err := cache.Compile(s.Names[0], s.Text, s.Options(g.Capability()))
 	return image, err
-}
-
-// Load brings compiled sources to the GPU, so that no launch waits for a compiler.
-func (g *GPU) Load(sources []kernels.Source, images [][]byte) error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	for i, s := range sources {
-		if g.modules[s.Key()] != nil {
-			continue // by an earlier world of this process
-		}
-		m, err := g.load(s.Key(), s.Names[0], images[i])
-		if err != nil {
-			return err
-		}
-		for _, name := range s.Names {
-			if _, err := m.function(name); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
 }

@@ -7,6 +7,8 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/rs/zerolog"
+
 	"lockstep/internal/elem"
 	"lockstep/internal/procfs"
 	"lockstep/spmd/internal/control"
@@ -49,6 +51,9 @@ func (d *Device) Name() string { return "host" }
 func (d *Device) Pools() exec.Pools {
 	return exec.Pools{Device: d.pool, Pinned: d.pool, Managed: d.pool}
 }
+
+// Describe implements exec.Device: there is nothing to say.
+func (d *Device) Describe(*zerolog.Event) {}
 
 // Limits implements exec.Device.
 func (d *Device) Limits() exec.Limits { return exec.Limits{} }

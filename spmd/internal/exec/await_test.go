@@ -1,4 +1,4 @@
-package spmd
+package exec
 
 import "testing"
 
@@ -11,16 +11,22 @@ func (q *fakeWritten) Pass(seq uint64) { q.passed = seq }
 // Who awaits numbers again and again, and never synchronizes, still has the queue know that the work before is over.
 func TestAwaitTellsWhatIsOver(t *testing.T) {
 	q := &fakeWritten{}
-	a := awaiter{q: q, words: make([]uint32, 2)}
+	a := Await{Q: q, Words: make([]uint32, 2)}
 	for i := range 100 {
-		a.mark()
+		a.Mark()
 		q.tail++
-		a.words[0], a.words[1] = 1, 2
-		if err := a.wait(); err != nil {
+		a.Words[0], a.Words[1] = 1, 2
+		if err := a.Wait(func() error { t.Fatal("it waits for the end of the queue"); return nil }); err != nil {
 			t.Fatal(err)
 		}
 		if q.passed != uint64(i) {
 			t.Fatalf("after work %d, of which the end is not known, %d are known to be over", i+1, q.passed)
 		}
+	}
+	ended := false
+	a.Mark()
+	a.Words[0] = 1
+	if err := a.Wait(func() error { ended = true; return nil }); err != nil || !ended {
+		t.Errorf("half of it was written, and the end of the queue was waited for: %v, %v", ended, err)
 	}
 }
