@@ -68,7 +68,8 @@
 // the host, nor on GPUs through NCCL and kernels between peers. Where MPI carries the
 // memory of GPUs (mpi-aware, mpi-staged), and with --check, a call allocates some.
 //
-// Between streams there is no order but that of Stream.After and Stream.Wait. On a
+// Between streams there is no order but that of Stream.After and Stream.Wait; Pipeline
+// has stages on several streams work on pieces at the same time. On a
 // GPU the collectives of one communicator run in the order in which they were
 // issued, and those of another wait for them. On the host calls into MPI run one at
 // a time, in the order in which the program issued them, whatever streams they are

@@ -64,19 +64,16 @@ func (p *product[T]) enqueue(m method) error {
 		}
 		return p.add(p.s, 0, p.m.rows)
 	}
-	for lo := 0; lo < p.m.rows; lo += each {
-		hi := min(lo+each, p.m.rows)
-		if err := p.multiply(m.kernel, lo, hi); err != nil {
-			return err
-		}
-		if err := p.sum.After(p.s); err != nil {
-			return err
-		}
-		if err := p.add(p.sum, lo, hi); err != nil {
-			return err
-		}
-	}
-	return p.s.After(p.sum)
+	part := func(k int) (lo, hi int) { return k * each, min((k+1)*each, p.m.rows) }
+	return spmd.Pipeline(p.s, (p.m.rows+each-1)/each,
+		spmd.Stage{Stream: p.s, Do: func(k int) error {
+			lo, hi := part(k)
+			return p.multiply(m.kernel, lo, hi)
+		}},
+		spmd.Stage{Stream: p.sum, Do: func(k int) error {
+			lo, hi := part(k)
+			return p.add(p.sum, lo, hi)
+		}})
 }
 
 // add enqueues: rows [lo, hi) of y are the sums over the ranks that have parts of them.
