@@ -13,7 +13,7 @@ const Number = "0.1.0"
 // Text is the version of this program on one line: Lockstep's, the commit where the build has noted it, Go's, the system.
 func Text() string {
 	commit := ""
-	if info, ok := debug.ReadBuildInfo(); ok {
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Path == "lockstep" { // else the commit is the program's
 		commit = commitOf(info.Settings)
 	}
 	return fmt.Sprintf("Lockstep %s%s, %s, %s/%s", Number, commit, runtime.Version(), runtime.GOOS, runtime.GOARCH)
