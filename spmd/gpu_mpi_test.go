@@ -78,7 +78,7 @@ func carriers(t *testing.T) (dir string) {
 	dir = doubles(t)
 	fakelib.Build(t, dir, "libemulate.so", "-std=c++14", "-Wno-unknown-pragmas", filepath.Join("..", "internal", "peer", "testdata", "emulate.cc"), filepath.Join("testdata", "fill.cc"))
 	t.Setenv("FAKECUDA_KERNELS", filepath.Join(dir, "libemulate.so"))
-	t.Setenv("LOCKSTEP_CACHE", filepath.Join(dir, "cache"))
+	spmdtest.KernelCache(t, filepath.Join(dir, "cache"))
 	compileCarriers(t)
 	return dir
 }
@@ -93,8 +93,7 @@ func compileCarriers(t *testing.T) {
 		must(t, err)
 		source = append(source, part...)
 	}
-	_, _, err := nvrtc.DefaultCache().Compile("device.cu", string(source), nvrtc.Options{Capability: 90})
-	must(t, err)
+	spmdtest.CompileInto(t, os.Getenv("LOCKSTEP_CACHE"), "device.cu", string(source), nvrtc.Options{Capability: 90})
 }
 
 // mpiWays: --collectives takes the names that the start line shows; a way that is not

@@ -53,8 +53,7 @@ func (c Cache) Compile(name, source string, o Options) (image Image, hit bool, e
 	if err != nil {
 		return nil, false, err
 	}
-	file := filepath.Join(c.Dir, hex.EncodeToString(key[:]))
-	if entry, err := readEntry(file); err == nil {
+	if entry, err := readEntry(c.file(key)); err == nil {
 		if image, ok := unseal(entry, key); ok {
 			return image, true, nil
 		}
@@ -63,8 +62,21 @@ func (c Cache) Compile(name, source string, o Options) (image Image, hit bool, e
 	if err != nil {
 		return nil, false, err
 	}
-	_ = c.store(file, seal(image, key)) // Check reports it
+	_ = c.store(c.file(key), seal(image, key)) // Check reports it
 	return image, false, nil
+}
+
+// Keep puts an image into the cache that Compile has returned for the same arguments, from another cache. Without a folder
+// it keeps nothing.
+func (c Cache) Keep(name, source string, o Options, image Image) error {
+	if c.Dir == "" {
+		return nil
+	}
+	key, err := cacheKey(name, source, o)
+	if err != nil {
+		return err
+	}
+	return c.store(c.file(key), seal(image, key))
 }
 
 // Check returns why the cache keeps nothing, or nil: it makes the folder and a file in it, and removes the file.
@@ -88,7 +100,7 @@ func (c Cache) Get(name string) (data []byte, ok bool) {
 		return nil, false
 	}
 	key := nameKey(name)
-	entry, err := readEntry(filepath.Join(c.Dir, hex.EncodeToString(key[:])))
+	entry, err := readEntry(c.file(key))
 	if err != nil {
 		return nil, false
 	}
@@ -102,7 +114,12 @@ func (c Cache) Put(name string, data []byte) error {
 		return nil
 	}
 	key := nameKey(name)
-	return c.store(filepath.Join(c.Dir, hex.EncodeToString(key[:])), seal(data, key))
+	return c.store(c.file(key), seal(data, key))
+}
+
+// file is where an entry lies.
+func (c Cache) file(key [sha256.Size]byte) string {
+	return filepath.Join(c.Dir, hex.EncodeToString(key[:]))
 }
 
 func nameKey(name string) (key [sha256.Size]byte) {

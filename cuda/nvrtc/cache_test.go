@@ -198,6 +198,27 @@ func TestCacheCheck(t *testing.T) {
 	}
 }
 
+// What another cache has is kept as if it had been compiled here, and only under its own name.
+func TestKeep(t *testing.T) {
+	needNVRTC(t)
+	from, c := Cache{Dir: t.TempDir()}, Cache{Dir: filepath.Join(t.TempDir(), "new")}
+	image := compile(t, from, false)
+	if err := c.Keep("other.cu", scale, opts, image); err != nil {
+		t.Fatal(err)
+	}
+	compile(t, c, false)
+	d := Cache{Dir: t.TempDir()}
+	if err := d.Keep("scale.cu", scale, opts, image); err != nil {
+		t.Fatal(err)
+	}
+	if again := compile(t, d, true); string(again) != string(image) {
+		t.Error("another image")
+	}
+	if err := (Cache{}).Keep("scale.cu", scale, opts, image); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestNoCache(t *testing.T) {
 	needNVRTC(t)
 	t.Chdir(t.TempDir())

@@ -22,7 +22,7 @@ func TestKernelsCompile(t *testing.T) {
 	}
 	for _, capability := range []int{80, 90} {
 		t.Run(fmt.Sprintf("sm_%d", capability), func(t *testing.T) {
-			image, err := nvrtc.Compile("device.cu", devkernel.FoldSource+peersSource, nvrtc.Options{Capability: capability})
+			image, _, err := nvrtc.DefaultCache().Compile("device.cu", devkernel.FoldSource+peersSource, nvrtc.Options{Capability: capability})
 			if err != nil {
 				t.Fatal(err)
 			}

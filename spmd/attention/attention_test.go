@@ -22,7 +22,7 @@ func TestCompilesForOlder(t *testing.T) {
 		t.Skip(err)
 	}
 	for _, s := range kernels.All() {
-		if _, err := nvrtc.Compile(s.Names[0], s.Text, s.Options(75)); err != nil {
+		if _, _, err := nvrtc.DefaultCache().Compile(s.Names[0], s.Text, s.Options(75)); err != nil {
 			t.Errorf("%v: %v", s.Names, err)
 		}
 	}
@@ -338,7 +338,7 @@ func TestCuDNN(t *testing.T) {
 		t.Setenv("SPMDTEST_COLLECTIVES", "mpi") // the doubles of NCCL talk to no other rank
 		t.Setenv("FAKECUDA_DEVICES", "3")
 		t.Setenv("LD_LIBRARY_PATH", dir)
-		t.Setenv("LOCKSTEP_CACHE", filepath.Join(dir, "cache"))
+		spmdtest.KernelCache(t, filepath.Join(dir, "cache"))
 	}
 	t.Run("path", func(t *testing.T) { spmdtest.Run(t, []int{1}, cudnnPathTaken) })
 	t.Run("agreed", func(t *testing.T) { spmdtest.Run(t, []int{3}, cudnnAgreed) })

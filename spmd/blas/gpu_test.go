@@ -33,7 +33,7 @@ func TestGPU(t *testing.T) {
 		t.Setenv("FAKECUDA_DEVICES", "3")
 		t.Setenv(doublesEnv, dir)
 		t.Setenv("LD_LIBRARY_PATH", dir)
-		t.Setenv("LOCKSTEP_CACHE", filepath.Join(dir, "cache"))
+		spmdtest.KernelCache(t, filepath.Join(dir, "cache"))
 		t.Run("faults", func(t *testing.T) { gpuFaults(t, dir) })
 	}
 	for _, tc := range []struct {

@@ -10,7 +10,8 @@ import (
 )
 
 // CompileKernels compiles the CUDA sources of which the package under test declares kernels in
-// package variables, for sm_80 and sm_90, with the real compiler: NVRTC needs no GPU. It
+// package variables, for sm_80 and sm_90, with the real compiler: NVRTC needs no GPU. What has been
+// compiled is kept in the cache of kernels that programs use, and not compiled again. It
 // skips the test with the reason where there is no NVRTC.
 func CompileKernels(t *testing.T) {
 	if err := nvrtc.Load(); err != nil {
@@ -23,7 +24,8 @@ func CompileKernels(t *testing.T) {
 	for _, s := range sources {
 		for _, capability := range []int{80, 90} {
 			t.Run(fmt.Sprintf("%s sm_%d", s.Names[0], capability), func(t *testing.T) {
-				image, err := nvrtc.Compile(s.Names[0], s.Text, s.Options(capability))
+				t.Parallel()
+				image, _, err := compiled.Compile(s.Names[0], s.Text, s.Options(capability))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -36,3 +38,28 @@ func CompileKernels(t *testing.T) {
 		}
 	}
 }
+
+// KernelCache sets LOCKSTEP_CACHE to a folder of this test alone, for programs with the test double of the driver, and
+// puts the kernels into it that the test binary declares in package variables, for sm_90 as the double's GPU is.
+func KernelCache(t *testing.T, dir string) {
+	t.Helper()
+	for _, s := range kernels.All() {
+		CompileInto(t, dir, s.Names[0], s.Text, s.Options(90))
+	}
+	t.Setenv("LOCKSTEP_CACHE", dir)
+}
+
+// CompileInto puts a program into a cache folder. It is compiled as CompileKernels does.
+func CompileInto(t *testing.T, dir, name, source string, o nvrtc.Options) {
+	t.Helper()
+	image, _, err := compiled.Compile(name, source, o)
+	if err == nil {
+		err = nvrtc.Cache{Dir: dir}.Keep(name, source, o, image)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// compiled is the cache of kernels that programs use, unless a test says other.
+var compiled = nvrtc.DefaultCache()
