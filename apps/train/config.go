@@ -33,6 +33,7 @@ type options struct {
 	temperature                    float64
 
 	fixedGlobal bool // --global-batch is given, or that of the run that goes on
+	onHost      bool // the device is the host, as settle has found
 	early       bool // run has ended before the last step, as a signal asked for
 
 	// What check makes of the above.

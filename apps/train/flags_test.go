@@ -66,6 +66,8 @@ func TestBadFlags(t *testing.T) {
 		{[]string{"--fp8", "all", "--dtype", "float32"}, []string{"--fp8 all needs --dtype bfloat16"}},
 		{[]string{"--data", text, "--fp8", "all", "--channels", "24", "--heads", "2"}, []string{"24 channels", "multiples of 16"}},
 		{[]string{"--data", text, "--fp8", "head", "--device", "host"}, []string{"--fp8 head needs a GPU"}},
+		{[]string{"--shard", "all"}, []string{"--shard all", "off, optimizer, gradients or parameters"}},
+		{[]string{"--data", text, "--shard", "parameters", "--fp8", "head"}, []string{"--fp8 head", "--shard parameters", "take --shard gradients"}},
 		{[]string{"--graph", "yes"}, []string{"--graph yes", "auto, on or off"}},
 		{[]string{"--dtype", ""}, []string{"--dtype", "bfloat16"}},
 		{[]string{"--steps", "0"}, []string{"--steps 0"}},

@@ -11,6 +11,7 @@ import (
 // settle chooses what depends on the device, where nothing was said, and refuses what it
 // does not have.
 func (o *options) settle(w *spmd.World) error {
+	o.onHost = w.OnHost()
 	o.dtype = defaultDType(w, o.dtype)
 	return checkFP8(w, o.cfg.FP8, o.dtype, "--fp8 "+o.fp8)
 }
@@ -58,11 +59,28 @@ func (o *options) fit(w *spmd.World, tokens int) error {
 	if n, err := o.largest(room, o.batch, w.Size()); err == nil && n > 0 {
 		advice = fmt.Sprintf("the largest --batch that fits is %d", n)
 	}
+	if mode := o.smallestShard(room, w.Size()); mode != o.cfg.Shard.Mode {
+		advice += fmt.Sprintf("; this one fits with --shard %v", mode)
+	}
 	where := "on its GPU"
 	if w.OnHost() {
 		where = "as its part of the host's memory"
 	}
 	return spmd.Usage(fmt.Errorf("--batch %d: a rank needs %s, and rank %d has %s %s: %s", o.batch, gigabytes(need), worst, gigabytes(room), where, advice))
+}
+
+// smallestShard is the first mode that shares more than the run's, and fits into room bytes; that of
+// the run where none does.
+func (o *options) smallestShard(room, ranks int) shardMode {
+	now := o.cfg.Shard.Mode
+	for mode := now + 1; mode <= shardParameters && ranks > 1; mode++ {
+		other := *o
+		other.cfg.Shard.Mode = mode
+		if need, err := other.needs(o.batch, ranks); err == nil && need <= room && other.checkShard("") == nil {
+			return mode
+		}
+	}
+	return now
 }
 
 // largestBatch sets --batch to the largest that fits into room bytes, less what libraries
@@ -119,6 +137,9 @@ func (o *options) needs(batch, ranks int) (int, error) {
 		return math.MaxInt, nil
 	}
 	n, err := memoryNeeded(o.cfg, rows, o.seq, o.dtype == "bfloat16")
+	if o.onHost && ranks > 1 && o.cfg.Shard.Mode != shardOff {
+		n += 2 * 4 * largestGroup(o.cfg) // what MPI takes to reduce it
+	}
 	return n + 2*4*(2*rows*o.seq+sortedLen(rows*o.seq, o.cfg.Vocab)), err
 }
 

@@ -142,8 +142,14 @@ func (m *State) Refresh(s *spmd.Stream) error {
 // weights 1. They depend on the seed and the tensors' names alone. It returns
 // when they are in place; Refresh is to follow.
 func (m *State) Init(seed uint64) error {
+	most := 0
 	for _, p := range m.Params {
-		x := make([]float32, p.Len)
+		most = max(most, p.Len)
+	}
+	all := make([]float32, most) // one for all tensors: what they leave would count as memory of the run
+	for _, p := range m.Params {
+		x := all[:p.Len]
+		clear(x)
 		initParam(x, p, m.Cfg, seed)
 		if err := m.set(p, x); err != nil {
 			return err

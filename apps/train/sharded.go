@@ -174,6 +174,16 @@ func keptLen(groups []Group) int {
 	return groups[n-2].Len + groups[n-1].Len
 }
 
+// largestGroup is how many elements the largest group has.
+func largestGroup(cfg Config) int {
+	_, groups, _ := layout(cfg)
+	most := 0
+	for _, g := range groups {
+		most = max(most, g.Len)
+	}
+	return most
+}
+
 // of returns the memory of each group.
 func (x *slots[T]) of(groups []Group) []spmd.Buffer[T] {
 	bs := keptOf(groups, x.kept)

@@ -1,0 +1,108 @@
+package main
+
+import (
+	"fmt"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"lockstep/spmd/spmdtest"
+)
+
+// Saved in one mode on some ranks, and gone on with in another on others: the losses are those of
+// the run without --shard, to the bit in the same mode on as many ranks.
+func TestShardedResume(t *testing.T) {
+	spmdtest.HostOnly(t, "no device plays a part")
+	for _, dtype := range []string{"float32", "bfloat16"} {
+		bound := 1e-4
+		if dtype == "bfloat16" {
+			bound = 1e-3
+		}
+		args := smallRun(t, 7, "--dtype", dtype, "--layers", "2", "--val-every", "3")
+		want, _ := finish(t, 2, args...)
+		modes := []string{"off", "optimizer", "gradients", "parameters"}
+		for i, mode := range modes {
+			ranks, next, others := 2+i%2, modes[(i+1)%len(modes)], 4-i
+			t.Run(fmt.Sprintf("%s, %s on %d ranks, then %s on %d", dtype, mode, ranks, next, others), func(t *testing.T) {
+				dir := filepath.Join(t.TempDir(), "run")
+				whole, log := finish(t, ranks, append(args, "--shard", mode, "--checkpoint", dir, "--save-every", "3", "--keep", "9")...)
+				compareRuns(t, whole, want, 0, bound)
+				if said := strings.Contains(log, " shard="+mode); said != (mode != "off") {
+					t.Errorf("--shard %s: the log says so: %v", mode, said)
+				}
+				same, _ := finish(t, ranks, append(args, "--shard", mode, "--graph", "on", "--checkpoint", only(t, dir, 3), "--resume", "must")...)
+				compareRuns(t, same, whole, 3, 0)
+				other, log := finish(t, others, append(args, "--shard", next, "--checkpoint", only(t, dir, 3), "--resume", "must")...)
+				compareRuns(t, other, want, 3, bound)
+				if strings.Contains(log, "another setting") {
+					t.Errorf("another --shard is told as another setting:\n%s", log)
+				}
+			})
+		}
+	}
+}
+
+// Every mode needs less than the one before, --batch 0 takes the more, and a run that does not fit
+// is told which mode would do.
+func TestShardedMemory(t *testing.T) {
+	spmdtest.Ranks(t, 2)
+	o := newOptions()
+	o.batch, o.seq, o.globalBatch = 1, 1024, 4
+	o.cfg = presets["gpt2-medium"]
+	o.cfg.Vocab = 50257
+	params := o.cfg.ParamCount()
+	before, activations := 0, 0
+	for mode := range shardParameters + 1 {
+		o.cfg.Shard = sharding{Mode: mode, Ranks: 4}
+		need := must(o.needs(1, 4))
+		if mode == shardOff {
+			activations = need - 16*params
+		} else if need >= before {
+			t.Errorf("--shard %v needs %d bytes, the mode before %d", mode, need, before)
+		}
+		before = need
+	}
+	// A quarter of the state; beside it weights and gradients of the embeddings and of two layers.
+	C := o.cfg.Channels
+	want := 16*params/4 + 8*((o.cfg.PaddedVocab()+o.cfg.SeqMax)*C+24*C*C)
+	if state := before - activations; state < want-want/100 || state > want+want/100 {
+		t.Errorf("--shard parameters on 4 ranks needs %d bytes beside the activations, want %d within 1 %%", state, want)
+	}
+	o.cfg.Shard.Mode = shardOff
+	if mode := o.smallestShard(before, 4); mode != shardParameters {
+		t.Errorf("into what --shard parameters needs fits --shard %v", mode)
+	}
+	if mode := o.smallestShard(before-1, 4); mode != shardOff {
+		t.Errorf("into less than any mode needs fits --shard %v", mode)
+	}
+
+	_, log := finish(t, 2, append(smallRun(t, 1), "--shard", "parameters", "--batch", "0")...)
+	if !regexp.MustCompile(` batch=3 `).MatchString(log) || !regexp.MustCompile(`needs 0\.\d\d\d GB`).MatchString(log) {
+		t.Errorf("--batch 0 took another one:\n%s", log)
+	}
+}
+
+// Weights of a folder come to the ranks that have them.
+func TestShardedInitFrom(t *testing.T) {
+	spmdtest.HostOnly(t, "no device plays a part")
+	dir := t.TempDir()
+	args := smallRun(t, 2, "--val-batches", "1")
+	finish(t, 2, append(args, "--checkpoint", filepath.Join(dir, "a"))...)
+	folder := filepath.Join(dir, "weights")
+	if p := train(t, 0, "export", filepath.Join(dir, "a"), "--to", folder); p.Status != 0 {
+		t.Fatalf("export: status %d, stderr:\n%s", p.Status, p.Stderr)
+	}
+	var text string
+	for i, a := range args {
+		if a == "--data" {
+			text = args[i+1]
+		}
+	}
+	args = []string{"--data", text, "--init-from", folder, "--steps", "2", "--seq", "16", "--batch", "2", "--global-batch", "5", "--sample", "0", "--json", "-"}
+	want, _ := finish(t, 3, args...)
+	for _, mode := range shardModes {
+		got, _ := finish(t, 3, append(args, "--shard", mode.String())...)
+		compareRuns(t, got, want, 0, 1e-4)
+	}
+}
