@@ -31,12 +31,14 @@ type Options struct {
 	// Path is "cudnn", "mma" or "simple" to have that or an error; "" and "auto" take the first of them that every rank
 	// of the world has for the shape and the type.
 	//   cudnn   cuDNN 9.6 or later: bfloat16, Tokens a multiple of 128, Size one of 8
-	//   mma     this package's kernels for tensor cores: bfloat16, Size a multiple of 8 up to 128, compute capability 8.0
+	//   mma     this package's kernels for tensor cores: bfloat16, Size a multiple of 8 up to 128, compute capability 8.0;
+	//           with 9.0, and Size up to 64, its backward pass takes two thirds of the time
 	//   simple  on CUDA cores in float32, any shape and type; the way on the host
 	Path string
 	// Deterministic has equal operands give equal bits. Only the gradients of cudnn differ without it. With it, and no Path,
-	// the backward pass is that of mma, where that has the shape: cuDNN's is 3 to 5 % faster, but takes 2 bytes of workspace for
-	// each of Batch * Heads * Tokens * Tokens scores. The path is still called cudnn.
+	// the backward pass is that of mma, where that has the shape: cuDNN's takes 2 bytes of workspace for each of Batch * Heads *
+	// Tokens * Tokens scores. Without it, too, where mma's is the faster one: with compute capability 9.0, and Size up to 64.
+	// The path is still called cudnn.
 	Deterministic bool
 }
 
@@ -73,6 +75,7 @@ type family[T Elem] struct {
 	lib     *cudnnLibrary // nil where cudnn is not to be had
 	noCuDNN string        // why it is not
 	noMMA   string
+	noWGMMA string                 // why mma's backward pass is not wgmma's
 	scratch []spmd.Buffer[float32] // the last is the longest
 	cancel  func()
 
@@ -124,7 +127,7 @@ func (s Shape) fitsMMA() bool { return s.Size <= mmaMaxHead && s.Size%mmaHeadSte
 
 // first makes the attention of the whole shape. What a rank lacks for it none takes.
 func (f *family[T]) first() (*Attention[T], error) {
-	f.noMMA = f.lacksMMA()
+	f.noMMA, f.noWGMMA = f.lacksMMA(), lacksWGMMA(f.w)
 	var plan *cudnnPath
 	var noPlan string
 	var choice cudnn.Choice
@@ -142,11 +145,13 @@ func (f *family[T]) first() (*Attention[T], error) {
 			}
 		}
 	}
-	lib, planned, mma, err := f.agree(&choice, f.noCuDNN == "", plan != nil, f.noMMA == "")
+	others, err := f.agree(&choice, f.noCuDNN == "", plan != nil, f.noMMA == "", f.noWGMMA == "")
 	if err != nil {
 		return nil, errors.Join(err, plan.close())
 	}
-	f.noCuDNN, noPlan, f.noMMA = cmp.Or(f.noCuDNN, lib), cmp.Or(noPlan, planned), cmp.Or(f.noMMA, mma)
+	for i, why := range [...]*string{&f.noCuDNN, &noPlan, &f.noMMA, &f.noWGMMA} {
+		*why = cmp.Or(*why, others[i])
+	}
 	if noPlan != "" {
 		err = plan.close()
 		plan = nil
@@ -172,17 +177,20 @@ func (f *family[T]) first() (*Attention[T], error) {
 
 // backwardByMMA says whether mma's backward pass stands beside cuDNN's forward pass.
 func (f *family[T]) backwardByMMA() bool {
-	return f.o.Path == pathAuto && f.o.Deterministic && f.noMMA == "" && f.most.fitsMMA()
+	return f.o.Path == pathAuto && f.noMMA == "" && f.most.fitsMMA() && (f.o.Deterministic || f.byWGMMA(f.most))
 }
+
+// byWGMMA says whether mma's backward pass of a shape is wgmma's.
+func (f *family[T]) byWGMMA(s Shape) bool { return f.noWGMMA == "" && s.Size <= wgmmaMaxHead }
 
 // planDeterministic says whether cuDNN's backward pass has to be deterministic, which takes memory: not where it is unused.
 func (f *family[T]) planDeterministic() bool { return f.o.Deterministic && !f.backwardByMMA() }
 
 // agree returns for each of what a rank may have why not all ranks have it, "" where they do. The choice becomes rank 0's.
-func (f *family[T]) agree(choice *cudnn.Choice, have ...bool) (lib, planned, mma string, err error) {
+func (f *family[T]) agree(choice *cudnn.Choice, have ...bool) (why []string, err error) {
 	b, err := spmd.Alloc[int32](f.w, len(have)+2)
 	if err != nil {
-		return "", "", "", err
+		return nil, err
 	}
 	lowest := make([]int32, len(have), len(have)+2) // rank without it
 	for i, h := range have {
@@ -197,14 +205,14 @@ func (f *family[T]) agree(choice *cudnn.Choice, have ...bool) (lib, planned, mma
 		lowest = append(lowest, math.MaxInt32, math.MaxInt32)
 	}
 	err = errors.Join(b.CopyFrom(lowest), spmd.AllReduce(f.w.Comm, b, b, spmd.Min), b.CopyTo(lowest), b.Free())
-	var why [3]string
+	why = make([]string, len(have))
 	for i, r := range lowest[:len(have)] {
 		if int(r) < f.w.Size() {
 			why[i] = fmt.Sprintf("rank %d lacks it", r)
 		}
 	}
 	choice.Forward, choice.Backward = int(lowest[len(have)]), int(lowest[len(have)+1])
-	return why[0], why[1], why[2], err
+	return why, err
 }
 
 // lacksMMA returns why there are no kernels for tensor cores, "" where there are.
@@ -294,6 +302,9 @@ func (f *family[T]) member(s Shape, plan *cudnnPath, noPlan string) (*Attention[
 	if a.back = a.path; a.path == pathCuDNN && f.backwardByMMA() {
 		a.back = pathMMA
 		a.why += ", backward by mma: equal bits in little memory"
+	}
+	if a.back == pathMMA && f.byWGMMA(s) {
+		a.why += ", with wgmma"
 	}
 	n := 0
 	if a.path == pathCuDNN {
@@ -399,7 +410,11 @@ func (a *Attention[T]) Backward(s *spmd.Stream, dqkv, dout, out spmd.Buffer[T], 
 	case pathCuDNN:
 		return a.cudnn.backward.Call(s, 0, dqkv.Arg(), dout.Arg(), out.Arg(), lse.Arg(), qkv.Arg(), a.work.Arg())
 	case pathMMA:
-		return mmaBackward(s, half(dqkv), half(dout), half(out), lse, half(qkv), a.work, x.b, x.t, x.nh, x.hs)
+		backward := mmaBackward
+		if a.f.byWGMMA(a.shape) {
+			backward = wgmmaBackward
+		}
+		return backward(s, half(dqkv), half(dout), half(out), lse, half(qkv), a.work, x.b, x.t, x.nh, x.hs)
 	default:
 		return simpleOf[T]().backward.Launch(s, simpleGrid(x, 2), dqkv.Arg(), dout.Arg(), out.Arg(), lse.Arg(), qkv.Arg(),
 			spmd.I32(x.t), spmd.I32(x.nh), spmd.I32(x.hs), spmd.I32(x.b))

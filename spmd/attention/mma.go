@@ -17,6 +17,9 @@ import (
 //go:embed mma.cu
 var mmaSource string
 
+//go:embed tensor.cuh
+var tensorSource string // goes before sources for tensor cores
+
 // mmaMaxHead is the largest size of a head; every size is a multiple of mmaHeadStep.
 const mmaMaxHead, mmaHeadStep = 128, 8
 
@@ -58,11 +61,16 @@ var mmaPaths = [...]mmaPath{
 // elements, own matrices of rows rows, and of two more two tiles each, with 8 bytes
 // for each row of a tile.
 func newMMAKernel(name string, width, own, rows, tile int, fn func(*mmaHost)) mmaKernel {
-	k := spmd.NewKernel("mma_"+name, mmaSource, func(args spmd.Args) error {
+	k := spmd.NewKernel("mma_"+name, tensorSource+mmaSource, onHost(fn))
+	return mmaKernel{k, rows, 2*width*(own*rows+2*2*tile) + 2*8*tile}
+}
+
+// onHost is what a kernel does on the host.
+func onHost(fn func(*mmaHost)) func(spmd.Args) error {
+	return func(args spmd.Args) error {
 		fn(&mmaHost{Args: args})
 		return nil
-	})
-	return mmaKernel{k, rows, 2*width*(own*rows+2*2*tile) + 2*8*tile}
+	}
 }
 
 // mmaShape is what the kernels take behind their buffers.
@@ -122,22 +130,34 @@ func mmaScratch(b, t, nh int) int { return 2 * b * nh * t }
 // mmaForward kept; probabilities are computed again. Whatever scratch held is lost.
 func mmaBackward(s *spmd.Stream, dqkv, dout, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], scratch spmd.Buffer[float32], b, t, nh, hs int) error {
 	x := mmaShape{b, t, nh, hs}
+	if err := x.checkBackward(dqkv, dout, out, lse, qkv, scratch); err != nil {
+		return err
+	}
+	p := x.path()
+	return x.launchBackward(s, &p.backwardQueries, &p.backwardKeys, x.grid(&p.backwardQueries), x.grid(&p.backwardKeys),
+		dqkv, dout, out, lse, qkv, scratch)
+}
+
+func (x mmaShape) checkBackward(dqkv, dout, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], scratch spmd.Buffer[float32]) error {
 	if err := x.check("attention backward", min(out.Len(), dout.Len()), lse.Len(), min(qkv.Len(), dqkv.Len())); err != nil {
 		return err
 	}
-	if n := mmaScratch(b, t, nh); scratch.Len() < n {
+	if n := mmaScratch(x.b, x.t, x.nh); scratch.Len() < n {
 		return fmt.Errorf("attention backward: scratch of %d elements, want %d", scratch.Len(), n)
 	}
-	p := x.path()
-	k := &p.backwardQueries
-	err := k.Launch(s, x.grid(k), dqkv.Arg(), scratch.Arg(), dout.Arg(), out.Arg(), lse.Arg(), qkv.Arg(),
-		spmd.I32(b), spmd.I32(t), spmd.I32(nh), spmd.I32(hs), spmd.F32(x.scale()))
+	return nil
+}
+
+// launchBackward launches the two kernels of a backward pass. The first leaves in
+// scratch what the second needs of each query.
+func (x mmaShape) launchBackward(s *spmd.Stream, queries, keys *mmaKernel, first, second spmd.Grid, dqkv, dout, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], scratch spmd.Buffer[float32]) error {
+	err := queries.Launch(s, first, dqkv.Arg(), scratch.Arg(), dout.Arg(), out.Arg(), lse.Arg(), qkv.Arg(),
+		spmd.I32(x.b), spmd.I32(x.t), spmd.I32(x.nh), spmd.I32(x.hs), spmd.F32(x.scale()))
 	if err != nil {
 		return err
 	}
-	k = &p.backwardKeys
-	return k.Launch(s, x.grid(k), dqkv.Arg(), scratch.Arg(), dout.Arg(), qkv.Arg(),
-		spmd.I32(b), spmd.I32(t), spmd.I32(nh), spmd.I32(hs), spmd.F32(x.scale()))
+	return keys.Launch(s, second, dqkv.Arg(), scratch.Arg(), dout.Arg(), qkv.Arg(),
+		spmd.I32(x.b), spmd.I32(x.t), spmd.I32(x.nh), spmd.I32(x.hs), spmd.F32(x.scale()))
 }
 
 // mmaHost is a launch on the host: whole matrices of scores, head by head, products

@@ -20,7 +20,7 @@ func TestMMACompiles(t *testing.T) { spmdtest.CompileKernels(t) }
 func TestMMA(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		for _, hs := range []int{64, 128} {
-			for _, n := range []int{1, 2, 63, 64, 65, 100, 127, 128, 129} {
+			for _, n := range []int{1, 2, 63, 64, 65, 100, 127, 128, 129, 191, 193, 257, 449} {
 				testMMA(t, w, mmaShape{2, n, 3, hs}, 1)
 			}
 			testMMA(t, w, mmaShape{1, 1000, 2, hs}, 1)
@@ -33,7 +33,25 @@ func TestMMA(t *testing.T) {
 	})
 }
 
+// mmaBackwards is every backward pass that w has for heads of hs elements.
+func mmaBackwards(w *spmd.World, hs int) map[string]mmaBackwardFunc {
+	all := map[string]mmaBackwardFunc{"mma": mmaBackward}
+	if hs <= wgmmaMaxHead && (w.OnHost() || lacksWGMMA(w) == "") {
+		all["wgmma"] = wgmmaBackward
+	}
+	return all
+}
+
+type mmaBackwardFunc = func(s *spmd.Stream, dqkv, dout, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], scratch spmd.Buffer[float32], b, t, nh, hs int) error
+
 func testMMA(t *testing.T, w *spmd.World, x mmaShape, scale float64) {
+	t.Helper()
+	for name, backward := range mmaBackwards(w, x.hs) {
+		testMMABackward(t, w, x, scale, name, backward)
+	}
+}
+
+func testMMABackward(t *testing.T, w *spmd.World, x mmaShape, scale float64, name string, backward mmaBackwardFunc) {
 	t.Helper()
 	const more = 24 // elements of each buffer behind those in use
 	n, rows := x.elements(), x.b*x.nh*x.t
@@ -61,7 +79,7 @@ func testMMA(t *testing.T, w *spmd.World, x mmaShape, scale float64) {
 		must(t, poison(dqkvB))
 		must(t, poison(scratch))
 		must(t, mmaForward(s, outB, lseB, qkvB, x.b, x.t, x.nh, x.hs))
-		must(t, mmaBackward(s, dqkvB, doutB, outB, lseB, qkvB, scratch, x.b, x.t, x.nh, x.hs))
+		must(t, backward(s, dqkvB, doutB, outB, lseB, qkvB, scratch, x.b, x.t, x.nh, x.hs))
 		must(t, s.Synchronize())
 		out, dqkv, lse = make([]spmd.BF16, outB.Len()), make([]spmd.BF16, dqkvB.Len()), make([]float32, lseB.Len())
 		must(t, outB.CopyTo(out))
@@ -69,7 +87,7 @@ func testMMA(t *testing.T, w *spmd.World, x mmaShape, scale float64) {
 		must(t, lseB.CopyTo(lse))
 		for _, v := range slices.Concat(out[n:], dqkv[3*n:]) {
 			if v != nanBF16 {
-				t.Fatalf("%+v: an element behind the shape was written", x)
+				t.Fatalf("%s, %+v: an element behind the shape was written", name, x)
 			}
 		}
 		return out[:n], dqkv[:3*n], lse[:rows]
@@ -99,13 +117,13 @@ func testMMA(t *testing.T, w *spmd.World, x mmaShape, scale float64) {
 	} {
 		// With one token dq and dk are 0, up to the rounding of two equal sums.
 		if d, size := distance(c.got, c.want); !(d < 1e-2*size+1e-6*math.Sqrt(float64(n))) {
-			t.Errorf("%+v scaled by %g: %s is %.3g from the reference of size %.3g", x, scale, c.name, d, size)
+			t.Errorf("%s, %+v scaled by %g: %s is %.3g from the reference of size %.3g", name, x, scale, c.name, d, size)
 		}
 	}
 	for range 3 {
 		out2, dqkv2, lse2 := run()
 		if !slices.Equal(out, out2) || !slices.Equal(dqkv, dqkv2) || !slices.Equal(lse, lse2) {
-			t.Errorf("%+v: another run on equal inputs gave other bits", x)
+			t.Errorf("%s, %+v: another run on equal inputs gave other bits", name, x)
 		}
 	}
 }
@@ -249,6 +267,9 @@ func TestMMARefuses(t *testing.T) {
 			"and lse 15":            mmaForward(s, half, lse.Slice(0, 15), full, 1, 8, 2, 64),
 			"scratch of 31":         mmaBackward(s, full, half, half, lse, full, scratch.Slice(0, 31), 1, 8, 2, 64),
 			"backward: out has 7 ":  mmaBackward(s, full, half.Slice(0, 7), half, lse, full, scratch, 1, 8, 2, 64),
+			"want at most 64":       wgmmaBackward(s, full, half, half, lse, full, scratch, 1, 8, 1, 72),
+			"backward: out has 9 ":  wgmmaBackward(s, full, half.Slice(0, 9), half, lse, full, scratch, 1, 8, 2, 64),
+			"scratch of 30":         wgmmaBackward(s, full, half, half, lse, full, scratch.Slice(0, 30), 1, 8, 2, 64),
 		} {
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Error(fmt.Errorf("error %w, want one with %q", err, want))
