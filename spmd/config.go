@@ -22,6 +22,7 @@ type Config struct {
 	Timeout     time.Duration // of a collective, the start and the end; 0 is 5 minutes
 	Symmetric   string        // auto, always or never: what is beside the plain algorithms of NCCL
 	Check       string        // off, sample, on or both: compare collectives over the ranks, and NCCL with MPI
+	Ranks       int           // that Main runs as goroutines of this process, as Local does, where that is more than one
 }
 
 // forJob is the configuration as package job has it.

@@ -22,13 +22,16 @@ func (w *World) chooseDevice(node control.Comm) error {
 		w.useHost()
 		return nil
 	}
-	defer w.startup.Begin("context")()
-	index, err := -1, error(nil)
 	if no := w.ranks.NoDevice(); no != nil {
-		err = cudaexec.NoGPU{Reason: no}
-	} else {
-		index, err = cudaexec.Find(node)
+		if w.agreed = w.cfg.Device == "cuda"; w.agreed {
+			return Usage(fmt.Errorf("--device cuda: %w", no))
+		}
+		w.why = no.Error()
+		w.useHost()
+		return nil
 	}
+	defer w.startup.Begin("context")()
+	index, err := cudaexec.Find(node)
 	failure, err := w.firstFailure(err)
 	if err != nil {
 		return err

@@ -162,10 +162,12 @@ func (w *World) findThreads(node control.Comm) (err error) {
 		return err
 	}
 	host.SetThreads(w.threads)
-	if w.ranks.InC() {
-		// Such goroutines hold a processor of the Go scheduler for a while, so a rank bound
-		// to one core needs more of them than cores for its streams to run at the same time.
-		runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), w.threads+3))
+	// Goroutines inside MPI or BLAS hold a processor of the Go scheduler for a while, so a
+	// rank bound to one core needs more of them than cores for its streams to run at the
+	// same time.
+	here := w.ranks.Here()
+	if procs := here*w.threads + 3*min(here, runtime.NumCPU()); procs > runtime.GOMAXPROCS(0) {
+		runtime.GOMAXPROCS(procs)
 	}
 	return nil
 }

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/spf13/pflag"
+
 	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/job"
 	"lockstep/spmd/internal/transport/inproc"
@@ -28,11 +30,30 @@ func Local(ctx context.Context, cfg Config, ranks int, run func(ctx context.Cont
 	if ranks < 1 {
 		return Usage(fmt.Errorf("%d ranks: want 1 or more", ranks))
 	}
+	return (&local{cfg: cfg, run: run}).start(ctx, ranks)
+}
+
+// grace is how long ranks may take to return after one has failed.
+const grace = 5 * time.Second
+
+// local is a call of Local, or of Main for ranks of this process.
+type local struct {
+	cfg   Config
+	flags *pflag.FlagSet // that set cfg; nil where none have
+	lead  *job.Job       // Main's, that stands for all ranks; else nil
+	team  *inproc.Team
+	watch *job.Team
+	fail  func(rank int, err error)
+	run   func(ctx context.Context, w *World) error
+}
+
+// start runs the ranks until all have returned, or one has failed.
+func (l *local) start(ctx context.Context, ranks int) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	team := inproc.NewTeam(ranks)
+	l.team = team
 	ended := make(chan struct{})
-	l := &local{cfg: cfg, team: team, run: run}
 	l.fail = func(rank int, err error) {
 		team.Fail(rank, err)
 		cancel(team.Err())
@@ -59,21 +80,9 @@ func Local(ctx context.Context, cfg Config, ranks int, run func(ctx context.Cont
 	return team.Err()
 }
 
-// grace is how long ranks may take to return after one has failed.
-const grace = 5 * time.Second
-
-// local is a call of Local.
-type local struct {
-	cfg   Config
-	team  *inproc.Team
-	watch *job.Team
-	fail  func(rank int, err error)
-	run   func(ctx context.Context, w *World) error
-}
-
 // rank is one rank, from its beginning to its end.
 func (l *local) rank(ctx context.Context, i int) {
-	w, err := open(l.team.Rank(i), l.cfg, nil)
+	w, err := open(l.team.Rank(i), l.cfg, l.flags)
 	if err != nil {
 		l.fail(i, err)
 		return
@@ -93,6 +102,9 @@ func (l *local) rank(ctx context.Context, i int) {
 	}()
 	defer context.AfterFunc(w.job.Failed(), func() { l.fail(i, context.Cause(w.job.Failed())) })()
 	l.watch.Add(w.job)
+	if i == 0 && l.lead != nil {
+		l.lead.Lead(l.watch, w.job)
+	}
 	w.job.MarkProgram()
 	w.job.Enter("running")
 	left = exec.Guard(func() error {

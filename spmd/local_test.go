@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -190,4 +192,50 @@ func sumOfRanks(w *spmd.World, more int) (int, error) {
 	}
 	err = spmd.AllReduce(w.Comm, x, x, spmd.Sum)
 	return int(x.At(0)), err
+}
+
+// --ranks is a job of so many ranks without mpirun: one start line, one file of results, and the ends of any job.
+func TestRanksFlag(t *testing.T) {
+	t.Parallel()
+	spmdtest.HostOnly(t, "the ranks are goroutines")
+	file := filepath.Join(t.TempDir(), "out.json")
+	for _, tc := range []struct {
+		what   string
+		ranks  string
+		args   []string
+		status int
+		want   []string
+		lines  int // of all that it says; 0 for any number
+	}{
+		{"sum", "3", []string{"--json", file, "--log-format", "json"}, 0, []string{`"ranks":3`, `"collectives":"inproc"`, `"launcher":"none"`, `"device":"host"`, `"rank":0`, `"message":"done"`}, 2},
+		{"sum", "3", []string{"--log-ranks", "all", "--check"}, 0, []string{"start", "done rank=0", "done rank=1", "done rank=2"}, 4},
+		{"usage", "3", nil, 2, []string{"app: no such data"}, 0},
+		{"sum", "5", nil, 2, []string{"app: --rows 4: fewer than the 5 ranks"}, 1},
+		{"sum", "0", nil, 2, []string{"app: --ranks 0: want 1 to 1024"}, 1},
+		{"sum", "-1", nil, 2, []string{"app: --ranks -1: want 1 to 1024"}, 1},
+		{"sum", "2", []string{"--collectives", "mpi"}, 2, []string{"app: --collectives mpi does not go with --ranks 2: "}, 1},
+		{"fault raise", "3", nil, 1, []string{"rank=1", "panic: out of order", "goroutine ", "local_test.go"}, 0},
+		{"fault returns", "3", nil, 1, []string{"rank 1 has returned from the program, and is waited for", "host="}, 0},
+		{"fault waits", "2", []string{"--timeout", "1s"}, 1, []string{"--- this job hangs: ", "NOT ARRIVED: rank 1", "ERR this job hangs: Barrier on \"world\" has not ended in 1s"}, 0},
+	} {
+		status, out := run(t, 0, tc.what, nil, append([]string{"--ranks", tc.ranks}, tc.args...)...)
+		if status != tc.status || tc.lines > 0 && strings.Count(out, "\n") != tc.lines {
+			t.Errorf("%s on %s ranks %v: status %d, want %d and %d lines\n%s", tc.what, tc.ranks, tc.args, status, tc.status, tc.lines, out)
+		}
+		for _, want := range tc.want {
+			if !strings.Contains(out, want) {
+				t.Errorf("%s on %s ranks %v does not say %q:\n%s", tc.what, tc.ranks, tc.args, want, out)
+			}
+		}
+	}
+	if b, err := os.ReadFile(file); err != nil || string(b) != "{\"app\":\"app\",\"ranks\":3,\"sum\":3}\n" {
+		t.Errorf("written: %q, %v", b, err)
+	}
+}
+
+// localFaults are what rank 1 does while the others are in a barrier.
+var localFaults = map[string]func(ctx context.Context, w *spmd.World) error{
+	"raise":   func(context.Context, *spmd.World) error { panic("out of order") },
+	"returns": func(context.Context, *spmd.World) error { return nil },
+	"waits":   func(ctx context.Context, _ *spmd.World) error { <-ctx.Done(); return nil },
 }

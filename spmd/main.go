@@ -37,6 +37,9 @@ func Main(fs *pflag.FlagSet, run func(ctx context.Context, w *World) error, chec
 		Checks:   checks,
 		Versions: func() string { return versions(fs.Name()) },
 		Abort:    mpi.Processes.Abort,
+		Local: func(ctx context.Context, lead *job.Job) error {
+			return (&local{cfg: cfg, flags: fs, lead: lead, run: run}).start(ctx, cfg.Ranks)
+		},
 		Open: func() (j *job.Job, err error) {
 			if w, err = open(mpi.Processes, cfg, fs); err != nil {
 				return nil, err

@@ -41,8 +41,9 @@ func app(what string) {
 	spmd.MayDiffer(fs, "scratch")
 	gpuPrepare(what)
 	fault, isFault := strings.CutPrefix(what, "fault ")
+	atOne := localFaults[fault]
 	inFault := func(context.Context, *spmd.World) error { return nil }
-	if isFault {
+	if isFault && atOne == nil {
 		inFault = inject(fault)
 	}
 	spmd.Main(fs, func(ctx context.Context, w *spmd.World) error {
@@ -95,6 +96,12 @@ func app(what string) {
 		case "stubborn":
 			fmt.Fprintln(os.Stderr, "asleep")
 			select {}
+		}
+		if atOne != nil {
+			if w.Rank() == 1 {
+				return atOne(ctx, w)
+			}
+			return spmd.Barrier(w.Comm)
 		}
 		if isFault {
 			return inFault(ctx, w)
@@ -296,6 +303,9 @@ func TestStartedDifferently(t *testing.T) {
 	}
 }
 
+// inProcess has a program run ranks as goroutines.
+var inProcess = []string{"--ranks", "3"}
+
 func TestSignal(t *testing.T) {
 	t.Parallel()
 	spmdtest.Ranks(t, 2)
@@ -304,10 +314,15 @@ func TestSignal(t *testing.T) {
 		n    int
 		sig  syscall.Signal
 		want int // -1: any but 0
-	}{{"sleep", 0, syscall.SIGTERM, 128 + 15}, {"stubborn", 0, syscall.SIGTERM, 128 + 15}, {"sleep", 2, syscall.SIGTERM, -1}, {"preempted", 0, syscall.SIGTERM, 0}, {"preempted", 0, syscall.SIGUSR1, 0}} {
+		args []string
+	}{
+		{"sleep", 0, syscall.SIGTERM, 128 + 15, nil}, {"stubborn", 0, syscall.SIGTERM, 128 + 15, nil}, {"sleep", 2, syscall.SIGTERM, -1, nil},
+		{"preempted", 0, syscall.SIGTERM, 0, nil}, {"preempted", 0, syscall.SIGUSR1, 0, nil},
+		{"sleep", 0, syscall.SIGTERM, 128 + 15, inProcess}, {"stubborn", 0, syscall.SIGINT, 128 + 2, inProcess}, {"preempted", 0, syscall.SIGTERM, 0, inProcess},
+	} {
 		ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
 		defer cancel()
-		cmd := spmdtest.Command(ctx, t, tc.n, []string{appEnv + "=" + tc.what})
+		cmd := spmdtest.Command(ctx, t, tc.n, []string{appEnv + "=" + tc.what}, tc.args...)
 		state := make(chan string, 1) // of a process that does not end
 		cmd.Cancel = func() error {
 			b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid)) // its signals, too
@@ -341,7 +356,7 @@ func TestSignal(t *testing.T) {
 		if status := cmd.ProcessState.ExitCode(); status != tc.want && (tc.want >= 0 || status == 0) {
 			t.Errorf("%s on %d ranks: status %d after %v", tc.what, tc.n, status, tc.sig)
 		}
-		said := "ended by signal: terminated"
+		said := "ended by signal: " + tc.sig.String()
 		if tc.want == 0 {
 			said = "asked to end early"
 		}

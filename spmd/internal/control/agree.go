@@ -36,6 +36,18 @@ func (f *Failure) Or(mine error) error {
 	return f
 }
 
+// RankError is the error of a rank, for who knows of several ranks.
+type RankError struct {
+	Rank int
+	Err  error
+}
+
+// Error is the text of the rank's error, with its number.
+func (e *RankError) Error() string { return fmt.Sprintf("rank %d: %v", e.Rank, e.Err) }
+
+// Unwrap returns the rank's error.
+func (e *RankError) Unwrap() error { return e.Err }
+
 var namesRank = regexp.MustCompile(`^rank [0-9]+: `)
 
 // First returns the failure of the first rank that has one, the same on every rank; nil where no rank has.

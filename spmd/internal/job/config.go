@@ -29,6 +29,7 @@ type Config struct {
 	Timeout     time.Duration // of a collective, the start and the end; 0 is 5 minutes
 	Symmetric   string        // auto, always or never
 	Check       string        // off, sample, on or both
+	Ranks       int           // that are goroutines of this process, where that is more than one
 }
 
 const (
@@ -55,6 +56,7 @@ func (c *Config) Flags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.Device, "device", "auto", "where buffers live: auto, cuda or host")
 	fs.StringVar(&c.Collectives, "collectives", "auto", "what carries collectives: auto, nccl or mpi; of GPU memory also mpi-staged, mpi-aware or mpi-peer, a way of MPI's")
 	fs.StringVar(&c.Symmetric, "symmetric", "auto", "faster ways than NCCL's plain algorithms: auto (where they are faster: its symmetric kernels on AllocSymmetric's memory, and kernels between GPUs for small collectives), always (symmetric kernels only, at all sizes) or never")
+	fs.IntVar(&c.Ranks, "ranks", 1, "run so many ranks as goroutines of this process, on the host, without mpirun")
 	fs.StringVar(&c.JSON, "json", "", "append results to `FILE`, one JSON object a line (- is standard output)")
 	fs.StringVar(&c.LogLevel, "log-level", "info", "trace, debug, info, warn or error")
 	fs.StringVar(&c.LogFormat, "log-format", "auto", "auto, console or json; auto is console, since under mpirun no rank sees a terminal")
@@ -100,11 +102,36 @@ func (c *Config) Complete() error {
 		}
 		return fmt.Errorf("--check both does not go with %s: it compares NCCL with MPI", other)
 	}
+	if err := c.checkRanks(); err != nil {
+		return err
+	}
 	if c.Timeout < 0 || c.Timeout > 0 && c.Timeout < leastTimeout {
 		return fmt.Errorf("--timeout %v: must be at least %v", c.Timeout, leastTimeout)
 	}
 	_, err := parseRanks(c.LogRanks)
 	return err
+}
+
+// mostRanks is the most goroutines that make sense as ranks: each has desks for all others.
+const mostRanks = 1024
+
+// checkRanks refuses a number of ranks, and what does not go with ranks that are goroutines.
+func (c *Config) checkRanks() error {
+	if c.Ranks < 0 || c.Ranks > mostRanks {
+		return fmt.Errorf("--ranks %d: want 1 to %d", c.Ranks, mostRanks)
+	}
+	if c.Ranks < 2 {
+		return nil
+	}
+	for _, f := range []struct{ flag, value string }{{"device", c.Device}, {"collectives", c.Collectives}} {
+		if f.value != "auto" && f.value != "host" {
+			return fmt.Errorf("--%s %s does not go with --ranks %d: ranks that are goroutines of one process have host memory, and no MPI", f.flag, f.value, c.Ranks)
+		}
+	}
+	if c.Check == "both" {
+		return fmt.Errorf("--check both does not go with --ranks %d: it compares NCCL with MPI", c.Ranks)
+	}
+	return nil
 }
 
 // parseRanks reads a list of ranks; nil is all of them.

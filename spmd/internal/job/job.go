@@ -78,9 +78,13 @@ type Job struct {
 	ended       atomic.Bool
 	left        atomic.Int64 // when the program had returned, in Unix ns; 0 before
 	team        bool         // the ranks are goroutines of one process
-	watchdog    *Watchdog    // nil without a watch, and for one rank
-	failed      context.Context
-	fail        context.CancelCauseFunc
+	// Of a job that stands for such ranks, and has no world:
+	led      atomic.Pointer[Team]
+	starting func() bool // ends the limit of the start
+	stopLive atomic.Pointer[func()]
+	watchdog *Watchdog // nil without a watch, and for one rank
+	failed   context.Context
+	fail     context.CancelCauseFunc
 }
 
 // New returns the part of a rank whose world is about to start.

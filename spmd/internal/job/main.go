@@ -44,12 +44,13 @@ type panicked interface {
 // Program is what Main runs on every rank.
 type Program struct {
 	Flags    *pflag.FlagSet
-	Config   *Config                     // set by the common flags
-	Checks   []func(ranks int) error     // refuse flags that do not fit each other
-	Versions func() string               // what --version prints
-	Open     func() (*Job, error)        // starts MPI and joins the job. Collective
-	Run      func(context.Context) error // the program's own function, and the wait for what it left enqueued
-	Abort    func(status int)            // ends the job where Open has failed. It returns where MPI does not run
+	Config   *Config                           // set by the common flags
+	Checks   []func(ranks int) error           // refuse flags that do not fit each other
+	Versions func() string                     // what --version prints
+	Open     func() (*Job, error)              // starts MPI and joins the job. Collective
+	Run      func(context.Context) error       // the program's own function, and the wait for what it left enqueued
+	Abort    func(status int)                  // ends the job where Open has failed. It returns where MPI does not run
+	Local    func(context.Context, *Job) error // runs all ranks as goroutines; for Config.Ranks above one
 }
 
 // Main parses the command line, joins the job, runs the program and ends the job. It returns the exit status.
@@ -73,13 +74,23 @@ func Main(p *Program) int {
 		return 0
 	}
 	err := cfg.Complete()
+	ranks := env.Size
+	if cfg.Ranks > 1 {
+		ranks = cfg.Ranks
+		if err == nil && env.Size > 1 {
+			err = fmt.Errorf("--ranks %d: %s says %d tasks already; start one, or leave --ranks out", cfg.Ranks, env.Source, env.Size)
+		}
+	}
 	for _, check := range p.Checks {
 		if err == nil {
-			err = check(env.Size)
+			err = check(ranks)
 		}
 	}
 	if err != nil {
 		return refuse(fs.Name(), env.Rank, env.Size, err)
+	}
+	if cfg.Ranks > 1 {
+		return p.local(signals)
 	}
 	started := limitStart(fs.Name(), cfg, env.Rank)
 	j, err := p.Open()

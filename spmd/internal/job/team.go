@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -141,9 +142,15 @@ func (t *Team) waitsForFiles() bool {
 // states is what every rank does.
 func (t *Team) states() []watch.RankState {
 	host, _ := os.Hostname() // empty where it has none
-	states := make([]watch.RankState, len(t.jobs))
-	for r, j := range t.jobs {
-		states[r] = watch.RankState{Hello: watch.Hello{Rank: r, PID: os.Getpid(), Host: host}, State: j.state()}
+	t.mu.Lock()
+	jobs := slices.Clone(t.jobs)
+	t.mu.Unlock()
+	states := make([]watch.RankState, len(jobs))
+	for r, j := range jobs {
+		states[r].Hello = watch.Hello{Rank: r, PID: os.Getpid(), Host: host}
+		if j != nil {
+			states[r].State = j.state()
+		}
 	}
 	return states
 }

@@ -312,7 +312,10 @@ func (d *Watchdog) gather() []watch.RankState {
 // show returns what every rank does, for somebody who asks while the job goes on.
 func (j *Job) show(asJSON bool) string {
 	var states []watch.RankState
-	if j.watchdog == nil {
+	if t := j.led.Load(); t != nil {
+		states = t.states()
+	} else if j.world == nil { // it leads ranks that have not started
+	} else if j.watchdog == nil {
 		states = []watch.RankState{{Hello: watch.Hello{PID: os.Getpid()}, State: j.state()}}
 	} else {
 		states = j.watchdog.gather()

@@ -59,8 +59,8 @@ type Ranks interface {
 	NoDevice() error
 	// Library is what joins the ranks, for the log.
 	Library() string
-	// InC says that a goroutine that waits for another rank is in C, and holds a processor of the Go scheduler.
-	InC() bool
+	// Here is how many of the ranks this process has.
+	Here() int
 }
 
 // MakeOnHost is h.Make, for a call that stays on its caller's stack: since Make keeps nothing of it, nothing escapes.

@@ -18,6 +18,7 @@ type Team struct {
 	ranks   []*Rank
 	world   *group
 	spins   int // looks at memory before a rank that waits lets others run
+	yields  int // times that it does, before it sleeps
 	waiting atomic.Int32
 	mu      sync.Mutex
 	changed sync.Cond // while somebody is in waiting: what ranks wait for, and what is below
@@ -31,15 +32,19 @@ const (
 	// spins is about a microsecond: as long as a rank needs that is on its way.
 	spins = 1000
 	// yields is how often a rank lets others run before it sleeps: to be woken takes the time of some hundred.
-	yields = 200
+	yields    = 200
+	fewYields = 20 // where ranks share cores
 )
+
+// cores is what the Go runtime found at start.
+var cores = runtime.GOMAXPROCS(0)
 
 // NewTeam returns n ranks.
 func NewTeam(n int) *Team {
-	t := &Team{gone: make([]bool, n), here: n, spins: spins}
+	t := &Team{gone: make([]bool, n), here: n, spins: spins, yields: yields}
 	t.changed.L = &t.mu
-	if n > runtime.GOMAXPROCS(0) {
-		t.spins = 1 // who is waited for may not be running
+	if n > cores {
+		t.spins, t.yields = 1, fewYields // who is waited for may not be running
 	}
 	members := make([]int, n)
 	for i := range n {
@@ -65,7 +70,7 @@ func (t *Team) Fail(rank int, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.err == nil {
-		t.err = fmt.Errorf("rank %d: %w", rank, err)
+		t.err = &control.RankError{Rank: rank, Err: err}
 		for _, r := range t.ranks {
 			r.order.Fail(fmt.Errorf("not run, because an earlier command failed: %w", t.err))
 		}
@@ -121,7 +126,7 @@ var errEnded = errors.New("the job has ended")
 
 // sleep is await for what takes longer.
 func (t *Team) sleep(v *atomic.Uint64, want uint64, rank int) error {
-	for range yields {
+	for range t.yields {
 		runtime.Gosched()
 		if v.Load() >= want {
 			return nil
@@ -176,8 +181,8 @@ func (r *Rank) NoDevice() error {
 	return errors.New("ranks that are goroutines of one process have host memory only")
 }
 
-// InC implements transport.Ranks.
-func (r *Rank) InC() bool { return false }
+// Here implements transport.Ranks.
+func (r *Rank) Here() int { return len(r.team.ranks) }
 
 // Run runs fn on each of n ranks and returns when all have returned: the error of the first rank that failed, with its
 // number. When one fails, panics or returns too early, those that wait for it get an error. A panic goes on in this goroutine.

@@ -53,8 +53,8 @@ func (p *processes) Library() string { return cudampi.Version() }
 // NoDevice implements transport.Ranks.
 func (p *processes) NoDevice() error { return nil }
 
-// InC implements transport.Ranks.
-func (p *processes) InC() bool { return true }
+// Here implements transport.Ranks.
+func (p *processes) Here() int { return 1 }
 
 // share makes the transport of a communicator of MPI, whose small calls go through memory where that is possible. A nil one
 // gives nil.

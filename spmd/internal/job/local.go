@@ -1,0 +1,60 @@
+package job
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+
+	"lockstep/spmd/internal/control"
+)
+
+// local is Main for ranks that are goroutines of this process. The job that it makes stands for all of them.
+func (p *Program) local(signals chan os.Signal) int {
+	cfg := p.Config
+	j := New(cfg, nil)
+	j.Size, j.Log, j.Started = cfg.Ranks, cfg.Logger(0, cfg.Ranks, os.Stderr), NewStartup().Started
+	j.starting = limitStart(p.Flags.Name(), cfg, 0)
+	sig, err := j.supervise(signals, func(ctx context.Context) error { return p.Local(ctx, j) })
+	if stop := j.stopLive.Load(); stop != nil {
+		(*stop)()
+	}
+	if err == nil {
+		return 0
+	}
+	of := &control.RankError{Err: err}
+	errors.As(err, &of)
+	if errors.As(err, new(usageError)) && sig == nil {
+		speak(p.Flags.Name(), 0, of.Err)
+		return exitUsage
+	}
+	status := exitFailed
+	if sig != nil {
+		status = 128 + int(sig.(syscall.Signal))
+	}
+	var panicking panicked
+	if errors.As(err, &panicking) {
+		fmt.Fprintf(os.Stderr, "%s\n", panicking.Stack())
+	}
+	text := of.Err.Error()
+	var hang *Hang
+	if errors.As(err, &hang) {
+		fmt.Fprint(os.Stderr, hang.Report)
+		text = hang.What
+	}
+	host, _ := os.Hostname() // empty where it has none
+	log := cfg.Logger(of.Rank, cfg.Ranks, os.Stderr)
+	log.Error().Str("host", host).Msg(text)
+	return status
+}
+
+// Lead has the job stand for the ranks of a team, of which rank 0 has started.
+func (j *Job) Lead(t *Team, first *Job) {
+	j.starting()
+	j.led.Store(t)
+	first.world.LogStart()
+	j.Enter("running")
+	stop := j.serveLive()
+	j.stopLive.Store(&stop)
+}
