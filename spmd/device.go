@@ -87,7 +87,7 @@ func (w *World) useHost() { w.dev = hostexec.NewDevice(w.order, w.fail) }
 // useGPU has the world work on a GPU; nil where it could not be opened.
 func (w *World) useGPU(g *cudaexec.GPU) {
 	if g != nil {
-		w.gpu = cudaexec.NewDevice(g, &fillKernel.k, w.fail)
+		w.gpu = cudaexec.NewDevice(g, &fillKernel.k, w.order, w.fail)
 		w.dev = w.gpu
 	}
 }

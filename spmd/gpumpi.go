@@ -6,10 +6,8 @@ import (
 	"fmt"
 	"os"
 	"strings"
-	"sync"
 
 	"lockstep/cudampi"
-	"lockstep/internal/ccall"
 	"lockstep/internal/peer"
 	"lockstep/nccl"
 	"lockstep/spmd/internal/coll"
@@ -20,88 +18,6 @@ import (
 	"lockstep/spmd/internal/transport/mpi"
 	"lockstep/spmd/internal/verify"
 )
-
-// proxy makes the calls that carry GPU memory through MPI, one after the other, in the
-// order in which they were issued: MPI knows no streams, so somebody on the host has to
-// wait for the stream, make the call, and let the stream go on.
-type proxy struct {
-	mu    sync.Mutex
-	cond  sync.Cond
-	calls []delivery
-	over  bool
-	ended chan struct{}
-}
-
-// delivery is a call whose stream waits for it.
-type delivery struct {
-	transport.Job
-	turn uint64
-	w    *World
-	q    *cudaexec.Queue
-	seq  uint64
-	what string
-	site ccall.Site
-}
-
-func newProxy() *proxy {
-	l := &proxy{ended: make(chan struct{})}
-	l.cond.L = &l.mu
-	go l.work()
-	return l
-}
-
-func (l *proxy) push(c delivery) {
-	l.mu.Lock()
-	l.calls = append(l.calls, c)
-	l.mu.Unlock()
-	l.cond.Signal()
-}
-
-// close ends the proxy when it has made its calls.
-func (l *proxy) close() {
-	l.mu.Lock()
-	l.over = true
-	l.mu.Unlock()
-	l.cond.Signal()
-	<-l.ended
-}
-
-func (l *proxy) work() {
-	defer close(l.ended)
-	for {
-		l.mu.Lock()
-		for len(l.calls) == 0 && !l.over {
-			l.cond.Wait()
-		}
-		if len(l.calls) == 0 {
-			l.mu.Unlock()
-			return
-		}
-		c := l.calls[0]
-		l.calls[0] = delivery{}
-		if l.calls = l.calls[1:]; len(l.calls) == 0 {
-			l.calls = nil
-		}
-		l.mu.Unlock()
-		c.make()
-	}
-}
-
-// make makes the call in its turn. After a failure it lets the stream go on all the same:
-// nobody may wait for what will not come.
-func (c *delivery) make() {
-	order := c.w.order
-	err := order.Enter(c.turn)
-	if err != nil {
-		c.q.Broken(c.Release())
-		return
-	}
-	err = c.Run()
-	order.Leave()
-	if err != nil {
-		c.q.Failed(fmt.Errorf("stream %q, %v enqueued at %s: %w", c.q.Name(), c.what, &c.site, err), c.seq)
-	}
-}
 
 // chooseCarrier settles on all ranks alike what carries GPU memory: MPI where that is
 // asked for, or where a rank has no NCCL and nobody insists on it; else NCCL. It comes
@@ -145,7 +61,6 @@ func (w *World) startMPI() error {
 		}
 		return Usage(fmt.Errorf("--collectives %s: %w", w.cfg.Collectives, err))
 	}
-	w.proxy = newProxy()
 	how := ": "
 	if path == cudampi.AwareMPI {
 		said, err := cudampi.CUDAAware()
@@ -216,20 +131,8 @@ func (st *commState) closeDevice() error {
 	return err
 }
 
-// Hand implements transport.Queue: the proxy does the job.
-func (q *handing) Hand(j transport.Job) error {
-	w := q.comm.w
-	if q.q.Lane() != nil {
-		return fmt.Errorf("%v cannot be captured where %v carries it: a graph has no host that could call MPI", &q.Call, j.By)
-	}
-	turn := w.order.Take(1)
-	if err := j.Hold(); err != nil {
-		w.fail(err) // the turn is lost
-		return err
-	}
-	w.proxy.push(delivery{Job: j, turn: turn, w: w, q: q.q, seq: q.seq, what: q.Call.String(), site: *q.site})
-	return nil
-}
+// Hand implements transport.Queue.
+func (q *handing) Hand(j transport.Job) error { return q.q.Hand(j, q.seq, &q.Call, q.site) }
 
 // now makes a call on a stream that its transport makes at once, unless the stream is captured.
 func (c *call) now(q *cudaexec.Queue) (done bool, err error) {

@@ -60,7 +60,6 @@ type World struct {
 	mpiSockets, ncclSockets []job.Socket
 	symmetric               *symmetric // nil on the host
 	parts                   parts
-	proxy                   *proxy           // where GPU memory goes through MPI
 	cross                   *crossCheck      // nil unless NCCL and MPI are compared
 	blocking                *Stream          // of collectives that block, on a GPU
 	control                 Comm             // the framework's own traffic
@@ -325,8 +324,8 @@ func (w *World) takeDown() (err error) {
 	if w.order.Enter(w.order.Take(1)) == nil { // not after a failure; then nobody else is in MPI
 		defer w.order.Leave()
 	}
-	if w.proxy != nil {
-		w.proxy.close()
+	if w.dev != nil {
+		w.dev.EndJobs()
 	}
 	for i := len(w.comms) - 1; i >= 0; i-- {
 		w.comms[i].freed = true

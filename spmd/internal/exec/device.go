@@ -42,6 +42,8 @@ type Device interface {
 	Marks() []Point
 	// KeepSigning has the queues tell how far they are, now and then, until stop.
 	KeepSigning(every time.Duration, stop <-chan struct{})
+	// EndJobs returns when the host has done all that queues wait for it to do. There is no more of that.
+	EndJobs()
 	// Close ends events and queues, whose work is over, gives the memory back, and the device up.
 	Close() error
 }

@@ -47,6 +47,14 @@ type State struct {
 	Device  bool   // the queue is one of a GPU
 }
 
+// Job is what the host does for a queue of a device.
+type Job struct {
+	By      string       // who needs the host, for errors
+	Hold    func() error // makes the queue wait
+	Run     func() error // does the work, and lets the queue go on
+	Release func() error // lets it go on, instead of Run
+}
+
 // Event is a point in a queue that tells its time.
 type Event interface {
 	// Record moves the event to the present end of q, which is not being captured.

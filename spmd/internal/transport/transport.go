@@ -8,6 +8,7 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/exec"
 )
 
 // Transport carries calls of one communicator. Every rank gives it the same collectives in the same order. It is used by one
@@ -47,12 +48,7 @@ type Queue interface {
 }
 
 // Job is what the host does for a stream.
-type Job struct {
-	By      string       // who needs the host, for errors
-	Hold    func() error // makes the stream wait
-	Run     func() error // does the work, and lets the stream go on
-	Release func() error // lets it go on, instead of Run
-}
+type Job = exec.Job
 
 // Bare is a queue whose jobs the caller does at once.
 type Bare struct{ S *cuda.Stream }

@@ -15,6 +15,7 @@ import (
 	"lockstep/cuda"
 	"lockstep/cuda/nvrtc"
 	"lockstep/internal/elem"
+	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/exec"
 )
 
@@ -23,10 +24,12 @@ type Device struct {
 	exec.Queues
 	GPU       *GPU
 	fill      *exec.Kernel
+	tickets   *control.Tickets
 	fail      func(error) // is told of the first failure of a queue
 	pools     exec.Pools
 	own       []*exec.Pool
 	stage     staging
+	proxy     proxy
 	capturing atomic.Int32
 
 	mu     sync.Mutex
@@ -34,9 +37,9 @@ type Device struct {
 }
 
 // NewDevice returns the GPU for one world. fill is the kernel that fills memory with values of 8 bytes: its parameters are
-// the address, the number of values, and the value.
-func NewDevice(g *GPU, fill *exec.Kernel, fail func(error)) *Device {
-	d := &Device{GPU: g, fill: fill, fail: fail}
+// the address, the number of values, and the value. What the host does for queues takes its turns among tickets.
+func NewDevice(g *GPU, fill *exec.Kernel, tickets *control.Tickets, fail func(error)) *Device {
+	d := &Device{GPU: g, fill: fill, tickets: tickets, fail: fail}
 	dev := g.Dev
 	room := func() string {
 		free, total, err := dev.MemInfo()

@@ -367,9 +367,3 @@ func (q *Queue) hostFunc(fn func() error) error {
 	}
 	return err
 }
-
-// Failed fails the queue: what lies behind its first seq commands is not valid.
-func (q *Queue) Failed(err error, seq uint64) { q.failed(err, seq) }
-
-// Broken fails the queue, if err is not nil, without a place in it.
-func (q *Queue) Broken(err error) { q.broken(err) }

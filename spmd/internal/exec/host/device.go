@@ -82,6 +82,9 @@ func (d *Device) Quiesce() error { return nil }
 // KeepSigning implements exec.Device: what is done is known.
 func (d *Device) KeepSigning(time.Duration, <-chan struct{}) {}
 
+// EndJobs implements exec.Device: the host waits for no other.
+func (d *Device) EndJobs() {}
+
 // Close implements exec.Device.
 func (d *Device) Close() (err error) {
 	for _, q := range d.All() {
