@@ -7,34 +7,18 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"lockstep/host"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
 
-// square is y = x squared plus what is added.
-var square = spmd.NewKernel("square_f64", `
-extern "C" __global__ void square_f64(double *y, const double *x, double add, long long n) {
-	long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-	if (i < n) y[i] = x[i] * x[i] + add;
-}`, func(a spmd.Args) error {
-	y, x, add := spmd.ArgSlice[float64](a, 0), spmd.ArgSlice[float64](a, 1), a.F64(2)
-	host.Parallel(len(y), 1<<12, func(lo, hi int) {
-		for i := lo; i < hi; i++ {
-			y[i] = x[i]*x[i] + add
-		}
-	})
-	return nil
-})
-
-// TestPipeline: pieces are gathered, squared and added up in a pipeline, as without one.
+// TestPipeline: pieces are gathered, doubled and added up in a pipeline, as without one.
 func TestPipeline(t *testing.T) { everyWay(t, pipelined) }
 
 func pipelined(t *testing.T, w *spmd.World) {
 	const part, most = 300, 7
 	ranks, me := w.Size(), w.Rank()
 	s, gathers, sums := stream(t, w, "main"), stream(t, w, "gathers"), stream(t, w, "sums")
-	mine, x, y := alloc[float64](t, w, part*most), alloc[float64](t, w, part*most*ranks), alloc[float64](t, w, part*most*ranks)
+	mine, x, y := alloc[float32](t, w, part*most), alloc[float32](t, w, part*most*ranks), alloc[float32](t, w, part*most*ranks)
 	c := w.Comm
 	for _, pieces := range []int{0, 1, 2, most} {
 		run := func() error {
@@ -44,7 +28,10 @@ func pipelined(t *testing.T, w *spmd.World) {
 				}},
 				spmd.Stage{Stream: s, Do: func(k int) error {
 					lo, hi := k*part*ranks, (k+1)*part*ranks
-					return square.Launch(s, spmd.Cover1D(hi-lo, 256), y.Slice(lo, hi).Arg(), x.Slice(lo, hi).Arg(), spmd.F64(float64(me)), spmd.I64(hi-lo))
+					if err := spmd.Fill(s, y.Slice(lo, hi), float32(me)); err != nil {
+						return err
+					}
+					return addTo.Launch(s, spmd.Cover1D(hi-lo, 256), y.Slice(lo, hi).Arg(), x.Slice(lo, hi).Arg(), spmd.F32(2), spmd.I32(hi-lo))
 				}},
 				spmd.Stage{Stream: sums, Do: func(k int) error {
 					piece := y.Slice(k*part*ranks, (k+1)*part*ranks)
@@ -59,21 +46,21 @@ func pipelined(t *testing.T, w *spmd.World) {
 			ways = append(ways, func() error { return errors.Join(g.Launch(s), g.Launch(s)) })
 		}
 		for i, way := range ways {
-			values := make([]float64, mine.Len())
+			values := make([]float32, mine.Len())
 			for j := range values {
-				values[j] = float64(j + 1000*me + i)
+				values[j] = float32(j + 1000*me + i)
 			}
 			must(t, mine.CopyFrom(values))
 			must(t, x.SetAll(-1))
 			must(t, y.SetAll(-1))
 			must(t, way())
 			must(t, s.Synchronize()) // which waits for all stages
-			got := make([]float64, y.Len())
+			got := make([]float32, y.Len())
 			must(t, y.CopyTo(got))
 			for j, v := range got {
 				piece, from, at := j/(part*ranks), j/part%ranks, j%part
-				in := float64(piece*part + at + 1000*from + i)
-				want := float64(ranks)*in*in + float64(ranks*(ranks-1)/2)
+				in := float32(piece*part + at + 1000*from + i)
+				want := 2*float32(ranks)*in + float32(ranks*(ranks-1)/2)
 				if piece >= pieces {
 					want = -1
 				}

@@ -7,9 +7,12 @@ import (
 	"math"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"unsafe"
 
+	"lockstep/cuda/nvrtc"
+	"lockstep/internal/fakelib"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
@@ -51,6 +54,32 @@ func TestEmulated(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestOnDoubles runs the program on test doubles of GPUs, whose streams are threads of their own, and whose kernels are the
+// program's: messages go through host memory and, in a graph, between devices.
+func TestOnDoubles(t *testing.T) {
+	spmdtest.HostOnly(t, "test doubles are for machines without a GPU")
+	if err := nvrtc.Load(); err != nil {
+		t.Skip(err)
+	}
+	dir := t.TempDir()
+	fakelib.CUDA(t, dir)
+	kernels := fakelib.Build(t, dir, "libemulate.so", "-std=c++14", "-w", "-I../../spmd", "testdata/double.cc",
+		"../../internal/peer/testdata/emulate.cc", "../../spmd/testdata/fill.cc")
+	env := []string{"LD_LIBRARY_PATH=" + dir, "FAKECUDA_KERNELS=" + kernels, "FAKECUDA_DEVICES=3", "FAKECUDA_DELAY=20", "FAKECUDA_SHARED=1"}
+	for _, tc := range []struct{ peers, args string }{
+		{"0", "--collectives=mpi-staged --size=40x150 --edges=periodic"},
+		{"0", "--collectives=mpi-staged --size=11x12x70 --dtype=float64"},
+		{"1", "--collectives=mpi-peer --graph --size=40x150 --dtype=float64"},
+		{"1", "--collectives=mpi-peer --graph --size=11x12x70 --edges=periodic --mesh=1x3x1"},
+	} {
+		args := append(strings.Fields(tc.args), "--device=cuda", "--steps=4", "--iters=3", "--warmup=1", "--json=-")
+		p := spmdtest.Program(t, 3, append(env, "FAKECUDA_PEERS="+tc.peers), args...)
+		if p.Status != 0 || !strings.Contains(p.Stdout, `"ok":true`) {
+			t.Errorf("%s: status %d\n%s%s", tc.args, p.Status, p.Stdout, p.Stderr)
+		}
+	}
 }
 
 // emulate runs the kernels for a box of n cells on random memory.

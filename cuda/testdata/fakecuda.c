@@ -24,7 +24,7 @@
 //   FAKECUDA_SHARED        if set, device memory is made so that other processes can map it
 //   FAKECUDA_PEERS         "0": no device reaches the memory of another; "2": it does, without native atomic operations
 //   FAKECUDA_KERNELS       a shared library; a launch of kernel k calls its emulate_k(const uint64_t *args, const unsigned
-//                          dims[6]), where there is one
+//                          dims[6]), where there is one. A struct among the arguments is the address of a copy.
 // The sizes of a kernel's parameters are those in the cubin, which it reads; of other images they are not known.
 // A symbol x is left out by -Dx=absent_x. An image that starts with "BAD" does not load, a function whose name starts
 // with "absent" is not found, and one with "old" was compiled for sm_80.
@@ -968,6 +968,15 @@ static int launch(const char *call, int early, const unsigned *cluster, void *fu
     for (; params[n] != NULL; n++) {
         FAIL_IF(n == MAX_PARAMS, INVALID_VALUE);
         memcpy(&args[n], params[n], sizeof args[n]);
+    }
+    struct params *known = f->module->kernels;
+    while (known != NULL && strcmp(known->kernel, f->name) != 0) known = known->next;
+    for (int i = 0; known != NULL && i < n && n == known->n; i++) { // more than there are: the words of a struct at the end
+        if ((size_t)known->size[i] > sizeof args[i]) { // a struct: kernels get the address of a copy
+            void *copy = malloc((size_t)known->size[i]);
+            memcpy(copy, params[i], (size_t)known->size[i]);
+            args[i] = (uintptr_t)copy;
+        }
     }
     struct op op = {.type = KERNEL, .kernel = f, .dims = {gx, gy, gz, bx, by, bz}, .shared = shared, .early = early, .argc = n, .args = args};
     if (cluster != NULL) {
