@@ -74,7 +74,7 @@ test-faults: deps
 	faults spmd/checkpoint $$((10 * $(LOCKSTEP_FAULTS))) '^TestCheckpointCrash$$'; \
 	faults apps/train $$((10 * $(LOCKSTEP_FAULTS))) '^TestKilled$$'; \
 	faults apps/train $$((5 * $(LOCKSTEP_FAULTS))) '^TestStruck$$'; \
-	(cd apps/train && go test -count=$(LOCKSTEP_FAULTS) -timeout 0 -run '^(TestTwoJobs|TestRequeued|TestTruncatedTokenFile)$$') || status=1; \
+	(cd apps/train && go test -count=$(LOCKSTEP_FAULTS) -timeout 0 -run '^(TestRestarts|TestTwoJobs|TestRequeued|TestTruncatedTokenFile)$$') || status=1; \
 	exit $$status
 
 # A two-node Slurm on this machine, with every batch script of launch/slurm.
