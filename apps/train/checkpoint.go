@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -134,7 +135,7 @@ func (s *saver) look() error {
 	if err := checkFP8(s.w, o.cfg.FP8, o.dtype, asked); err != nil {
 		return err
 	}
-	if err := o.checkShard(asked); err != nil {
+	if err := cmp.Or(o.checkShard(asked), o.checkRecompute(asked)); err != nil {
 		return spmd.Usage(err)
 	}
 	s.found = found

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 
@@ -12,7 +13,7 @@ import (
 // options is every setting of a run; newOptions holds the defaults.
 type options struct {
 	model, dtype, fp8, graph       string
-	shard                          string
+	shard, recompute               string
 	layers, heads, channels        int // 0: as the model has it
 	steps, batch, seq, globalBatch int
 	lr, minLR, weightDecay, clip   float64
@@ -64,7 +65,7 @@ var habits = map[string]struct {
 
 func newOptions() *options {
 	return &options{
-		model: "tiny", fp8: "off", graph: "auto", shard: "off", steps: 1500, batch: 4,
+		model: "tiny", fp8: "off", graph: "auto", shard: "off", recompute: "off", steps: 1500, batch: 4,
 		weightDecay: DefaultAdam.WeightDecay, clip: DefaultAdam.Clip, beta1: DefaultAdam.Beta1,
 		minLR: 0.1, valBatches: 4, tokens: "bytes", sample: 400, temperature: 0.8,
 		resume: "auto", keep: 3,
@@ -77,6 +78,7 @@ func (o *options) flags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.fp8, "fp8", o.fp8, "which products of bfloat16 activations, forward and for their gradients, are of 8-bit floats (e4m3), on GPUs from compute capability 8.9 on: off, head, or all")
 	fs.StringVar(&o.graph, "graph", o.graph, "whether steps are captured once and replayed: auto (on a GPU), on or off")
 	fs.StringVar(&o.shard, "shard", o.shard, "what the ranks share of the training state, so that each needs less memory: off, optimizer (the moments), gradients (them too) or parameters (all)")
+	fs.StringVar(&o.recompute, "recompute", o.recompute, "activations that are computed once more instead of kept, so that there is room for more: off, gelu (those inside the MLPs) or block (all of a layer)")
 	fs.IntVar(&o.layers, "layers", o.layers, "transformer blocks (default the model's)")
 	fs.IntVar(&o.heads, "heads", o.heads, "attention heads of a block (default the model's)")
 	fs.IntVar(&o.channels, "channels", o.channels, "width of the model, divisible by the heads (default the model's)")
@@ -129,6 +131,10 @@ func (o *options) check(ranks int) error {
 		return err
 	}
 	mode, err := parseShard(o.shard)
+	if err != nil {
+		return err
+	}
+	recompute, err := parseRecompute(o.recompute)
 	if err != nil {
 		return err
 	}
@@ -198,10 +204,10 @@ func (o *options) check(ranks int) error {
 	}
 	// Sequences longer than GPT-2's add positions; shorter ones leave it its size.
 	o.cfg = Config{Layers: o.layers, Heads: o.heads, Channels: o.channels, SeqMax: max(o.seq, base.SeqMax), Vocab: o.tok.ids(), FP8: level,
-		Shard: sharding{Mode: mode, Ranks: ranks}}
+		Shard: sharding{Mode: mode, Ranks: ranks}, Recompute: recompute}
 	o.adam = AdamConfig{Beta1: o.beta1, Beta2: o.beta2, Eps: DefaultAdam.Eps, WeightDecay: o.weightDecay, Clip: o.clip}
 	o.rate = Schedule{Peak: o.lr, Final: o.lr * o.minLR, Warmup: o.warmup, Steps: o.steps}
-	if err := o.checkShard("--fp8 " + o.fp8); err != nil {
+	if err := cmp.Or(o.checkShard("--fp8 "+o.fp8), o.checkRecompute("--fp8 "+o.fp8)); err != nil {
 		return err
 	}
 	return o.cfg.Validate()

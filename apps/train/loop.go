@@ -46,6 +46,9 @@ func (o *options) announce(w *spmd.World, t *trainer) {
 	if o.cfg.Shard.Mode != shardOff {
 		line = line.Str("shard", o.shard)
 	}
+	if o.cfg.Recompute != recomputeOff {
+		line = line.Str("recompute", o.recompute)
+	}
 	line.Str("model", o.model).Int("params", o.cfg.ParamCount()).Int("layers", o.layers).Int("heads", o.heads).
 		Int("channels", o.channels).Int("seq", o.seq).Str("tokens", o.tok.name()).Int("vocab", o.cfg.Vocab).Str("dtype", o.dtype).
 		Str("attention", path).Str("attention_why", why).Msg("model")

@@ -59,8 +59,8 @@ func (o *options) fit(w *spmd.World, tokens int) error {
 	if n, err := o.largest(room, o.batch, w.Size()); err == nil && n > 0 {
 		advice = fmt.Sprintf("the largest --batch that fits is %d", n)
 	}
-	if mode := o.smallestShard(room, w.Size()); mode != o.cfg.Shard.Mode {
-		advice += fmt.Sprintf("; this one fits with --shard %v", mode)
+	if flags := o.wouldFit(room, w.Size()); flags != "" {
+		advice += "; this one fits with" + flags
 	}
 	where := "on its GPU"
 	if w.OnHost() {
@@ -69,18 +69,31 @@ func (o *options) fit(w *spmd.World, tokens int) error {
 	return spmd.Usage(fmt.Errorf("--batch %d: a rank needs %s, and rank %d has %s %s: %s", o.batch, gigabytes(need), worst, gigabytes(room), where, advice))
 }
 
-// smallestShard is the first mode that shares more than the run's, and fits into room bytes; that of
-// the run where none does.
-func (o *options) smallestShard(room, ranks int) shardMode {
-	now := o.cfg.Shard.Mode
-	for mode := now + 1; mode <= shardParameters && ranks > 1; mode++ {
-		other := *o
-		other.cfg.Shard.Mode = mode
-		if need, err := other.needs(o.batch, ranks); err == nil && need <= room && other.checkShard("") == nil {
-			return mode
+// wouldFit returns the flags with which the run needs no more than room bytes: of those that keep
+// less the first, sharing as little as possible. It returns none where no flags help.
+func (o *options) wouldFit(room, ranks int) string {
+	other, most := *o, shardParameters
+	if ranks == 1 {
+		most = o.cfg.Shard.Mode
+	}
+	for mode := o.cfg.Shard.Mode; mode <= most; mode++ {
+		for again := o.cfg.Recompute; again <= recomputeBlock; again++ {
+			other.cfg.Shard.Mode, other.cfg.Recompute = mode, again
+			need, err := other.needs(o.batch, ranks)
+			if err != nil || need > room || other.checkShard("") != nil || other.checkRecompute("") != nil {
+				continue
+			}
+			flags := ""
+			if mode != o.cfg.Shard.Mode {
+				flags += fmt.Sprintf(" --shard %v", mode)
+			}
+			if again != o.cfg.Recompute {
+				flags += fmt.Sprintf(" --recompute %v", again)
+			}
+			return flags
 		}
 	}
-	return now
+	return ""
 }
 
 // largestBatch sets --batch to the largest that fits into room bytes, less what libraries

@@ -23,6 +23,8 @@ type Config struct {
 	// Nothing that lasts depends on these.
 	FP8   fp8Level // which products of bfloat16 activations are of 8-bit floats
 	Shard sharding // which part of the training state the ranks share
+
+	Recompute recomputation // which activations are not kept
 }
 
 // presets are the shapes known by name; Vocab comes with the tokens.
@@ -168,14 +170,7 @@ func (m *Model[A]) takeAll() {
 	var n int
 	m.Params, m.Groups, n = layout(cfg)
 	m.takeWeights(n)
-	for l := range m.act {
-		a := &m.act[l]
-		take(sp, N*C, &a.ln1, &a.att, &a.res2, &a.ln2, &a.res3)
-		take(sp, N, &a.mean1, &a.rstd1, &a.mean2, &a.rstd2)
-		take(sp, 3*N*C, &a.qkv)
-		take(sp, N*cfg.Heads, &a.lse)
-		take(sp, 4*N*C, &a.fc, &a.gelu)
-	}
+	m.takeActs()
 	take(sp, N*C, &m.emb, &m.lnf, &m.tmp, &m.dres)
 	take(sp, N, &m.lnfMean, &m.lnfRstd, &m.losses)
 	take(sp, max(min(N, headRows)*Vp, 4*N*C), &m.scratch)
@@ -358,20 +353,9 @@ func (e *enqueue[A]) forward(in spmd.Buffer[int32]) {
 	x := m.emb
 	e.layerNormForward(m.act[0].ln1, m.act[0].mean1, m.act[0].rstd1, x, &m.par.layers[0].ln1, e.inputCast(&m.par.layers[0].qkv))
 	for l := range m.act {
-		a, p := &m.act[l], &m.par.layers[l]
-		mlp, attn := m.Cfg.sections(l)
-		e.call(m.around.need, attn)
-		e.linear(a.qkv, a.ln1, &p.qkv)
-		e.attentionForward(a.att, a.lse, a.qkv)
-		e.cast(a.att, e.n*m.Cfg.Channels, e.inputCast(&p.proj))
-		e.linearResidual(a.res2, a.att, &p.proj, x)
-		e.call(m.around.done, attn)
-		e.layerNormForward(a.ln2, a.mean2, a.rstd2, a.res2, &p.ln2, e.inputCast(&p.fc))
-		e.call(m.around.need, mlp)
-		e.linearGELU(a.gelu, a.fc, a.ln2, &p.fc, e.inputCast(&p.proj2))
-		e.linearResidual(a.res3, a.gelu, &p.proj2, a.res2)
-		e.call(m.around.done, mlp)
-		x = a.res3
+		e.attentionPart(l, x)
+		e.mlpPart(l, true)
+		x = m.act[l].res3
 		// The LayerNorm that reads this layer's output is the next layer's first.
 		out, mean, rstd, ln, to := m.lnf, m.lnfMean, m.lnfRstd, &m.par.lnf, cast{}
 		if l+1 < len(m.act) {
@@ -430,6 +414,7 @@ func (e *enqueue[A]) backward(batch Batch, ready func(int) error) {
 			wrote := &m.par.layers[l-1].proj2
 			x, below, to = m.act[l-1].res3, wrote.db, e.gradCast(wrote)
 		}
+		e.again(l, x)
 		mlp, attn := m.Cfg.sections(l)
 		e.call(m.around.need, mlp)
 		e.call(m.around.write, mlp)

@@ -22,6 +22,14 @@ func TestMemoryNeeded(t *testing.T) {
 		if got < least || got > most {
 			t.Errorf("half %v: %d bytes, want between %d and %d", half, got, least, most)
 		}
+		// The memory of one layer stands for that of all.
+		for recompute, layer := range []int{0, 8 * C * act, 15*C*act + 4*(4+12)} {
+			gpt2.Recompute = recomputation(recompute)
+			if n := must(memoryNeeded(gpt2, b, T, half)); n != got-(L-1)*N*layer {
+				t.Errorf("half %v, --recompute %v: %d bytes less, want %d", half, gpt2.Recompute, got-n, (L-1)*N*layer)
+			}
+		}
+		gpt2.Recompute = recomputeOff
 	}
 	if _, err := memoryNeeded(gpt2, 1, T+1, false); err == nil {
 		t.Error("more positions than the model has need no memory")

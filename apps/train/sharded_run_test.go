@@ -70,11 +70,17 @@ func TestShardedMemory(t *testing.T) {
 		t.Errorf("--shard parameters on 4 ranks needs %d bytes beside the activations, want %d within 1 %%", state, want)
 	}
 	o.cfg.Shard.Mode = shardOff
-	if mode := o.smallestShard(before, 4); mode != shardParameters {
-		t.Errorf("into what --shard parameters needs fits --shard %v", mode)
-	}
-	if mode := o.smallestShard(before-1, 4); mode != shardOff {
-		t.Errorf("into less than any mode needs fits --shard %v", mode)
+	all := must(o.needs(1, 4))
+	for _, tc := range []struct {
+		room, ranks int
+		want        string
+	}{
+		{all - 1, 4, " --recompute gelu"}, {before, 4, " --shard gradients --recompute gelu"}, {before / 2, 4, ""},
+		{all - 1, 1, " --recompute gelu"}, {before, 1, ""},
+	} {
+		if got := o.wouldFit(tc.room, tc.ranks); got != tc.want {
+			t.Errorf("into %d bytes on %d ranks it fits with %q, want %q", tc.room, tc.ranks, got, tc.want)
+		}
 	}
 
 	_, log := finish(t, 2, append(smallRun(t, 1), "--shard", "parameters", "--batch", "0")...)

@@ -295,3 +295,47 @@ func TestShardedGenerate(t *testing.T) {
 		}
 	})
 }
+
+// What is computed once more has the bits of what was kept, in plain steps and in every mode, over
+// micro-steps and in graphs.
+func TestRecompute(t *testing.T) {
+	onBoth(t, []int{1, 3}, testRecompute[float32], testRecompute[spmd.BF16])
+}
+
+func testRecompute[A Act](t *testing.T, w *spmd.World) {
+	const steps = 4
+	for _, mode := range append([]shardMode{shardOff}, shardModes...) {
+		for _, graph := range []string{"off", "on"} {
+			if graph == "on" && w.Comm.Capturable() != nil {
+				continue
+			}
+			cfg := testConfig(steps)
+			cfg.half, cfg.graph, cfg.model.Shard.Mode, cfg.model.Layers = isHalf[A](), graph, mode, 4
+			keeps := start(t, w, w.Comm, cfg, wordTokens(4000))
+			var wants [steps][2]float64 // loss and norm
+			for _, recompute := range []recomputation{recomputeGELU, recomputeBlock} {
+				cfg.model.Recompute = recompute
+				again := start(t, w, w.Comm, cfg, wordTokens(4000))
+				if again.state.space.bytes >= keeps.state.space.bytes {
+					t.Errorf("--recompute %v takes %d bytes, off %d", recompute, again.state.space.bytes, keeps.state.space.bytes)
+				}
+				for i := range steps {
+					loss, norm := step(t, again, i)
+					if recompute == recomputeGELU {
+						wants[i][0], wants[i][1] = step(t, keeps, i)
+					}
+					if want := wants[i]; loss != want[0] || norm != want[1] {
+						t.Fatalf("--recompute %v --shard %v --graph %s, step %d: loss %v, norm %v; kept %v", recompute, mode, graph, i, loss, norm, want)
+					}
+				}
+				compareArenas(t, fmt.Sprint("--recompute ", recompute), again, keeps, 0)
+				if err := again.Close(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := keeps.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}

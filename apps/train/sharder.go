@@ -87,9 +87,9 @@ func openSharder[A Act](x *sharder, m *Model[A], c spmd.Comm) (err error) {
 		return err
 	}
 	// Forward begins with the last groups; the embeddings are used first of all.
-	var there, back []int
+	var there []int
 	for i := range layers {
-		there, back = append(there, layers-1-i), append(back, i)
+		there = append(there, layers-1-i)
 	}
 	if x.keptPass, err = x.kept.Pass(1, 0); err != nil {
 		return err
@@ -97,7 +97,7 @@ func openSharder[A Act](x *sharder, m *Model[A], c spmd.Comm) (err error) {
 	if x.forward, err = x.layers.Pass(there...); err != nil {
 		return err
 	}
-	x.training, err = x.layers.Pass(slices.Concat(there, back)...)
+	x.training, err = x.layers.Pass(slices.Concat(there, m.Cfg.groupsBack())...)
 	return err
 }
 
