@@ -13,22 +13,19 @@ import (
 	"lockstep/spmd"
 )
 
-// imageFile is where the picture goes, on rank 0: a file beside it, which takes its name when it is complete.
-type imageFile struct {
-	name string
-	temp *os.File // nil where there is no picture, and on other ranks
-}
-
-// openImage opens the file of a picture on rank 0. That it cannot be written is bad input on every rank. Collective where
-// there is a name.
-func openImage(w *spmd.World, name string) (*imageFile, error) {
-	f := &imageFile{name: name}
+// checkImage finds on rank 0 whether a picture can be written to a file, before there is one. That it cannot is bad input on
+// every rank. Collective where there is a name.
+func checkImage(w *spmd.World, name string) error {
 	if name == "" {
-		return f, nil
+		return nil
 	}
 	why := ""
 	if w.Rank() == 0 {
-		if err := f.open(); err != nil {
+		f, err := openBeside(name)
+		if err == nil {
+			err = errors.Join(f.Close(), os.Remove(f.Name()))
+		}
+		if err != nil {
 			why = fmt.Sprintf("--image: %v", err)
 		}
 	}
@@ -36,37 +33,31 @@ func openImage(w *spmd.World, name string) (*imageFile, error) {
 	if err == nil && why != "" {
 		err = spmd.Usage(errors.New(why))
 	}
-	return f, err
-}
-
-func (f *imageFile) open() (err error) {
-	if info, err := os.Stat(f.name); err == nil && !info.Mode().IsRegular() {
-		return fmt.Errorf("%s is no file", f.name)
-	}
-	f.temp, err = os.CreateTemp(filepath.Dir(f.name), "."+filepath.Base(f.name)+".*")
 	return err
 }
 
-// discard removes what close has not given its name.
-func (f *imageFile) discard() {
-	if f.temp != nil {
-		f.temp.Close()
-		os.Remove(f.temp.Name())
+// openBeside opens a new file in the folder of a file that is to be written: it takes its name when it is complete.
+func openBeside(name string) (*os.File, error) {
+	if info, err := os.Stat(name); err == nil && !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is no file", name)
 	}
+	return os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+".*")
 }
 
-// write writes the picture and gives the file its name.
-func (f *imageFile) write(m image.Image) error {
-	err := png.Encode(f.temp, m)
-	err = errors.Join(err, f.temp.Chmod(0o644), f.temp.Close())
+// writeImage writes a picture to a file.
+func writeImage(name string, m image.Image) error {
+	f, err := openBeside(name)
+	if err != nil {
+		return err
+	}
+	err = errors.Join(png.Encode(f, m), f.Chmod(0o644), f.Close())
 	if err == nil {
-		err = os.Rename(f.temp.Name(), f.name)
+		err = os.Rename(f.Name(), name)
 	}
 	if err != nil {
-		return fmt.Errorf("--image: %w", err)
+		os.Remove(f.Name())
 	}
-	f.temp = nil
-	return nil
+	return err
 }
 
 // mostPixels is the longer side of a picture at most: of a larger grid each pixel is the mean of some cells.
@@ -128,9 +119,10 @@ func shade(v float64) color.RGBA {
 	return color.RGBA{255, rest, rest, 255}
 }
 
-// draw writes the picture of the first field: of two dimensions all of it, of three the plane in the middle. Collective.
-func draw[T number](h *heat[T], file *imageFile) error {
-	if file.name == "" {
+// draw writes the picture of the first field: of two dimensions all of it, of three the plane in the middle. Without a name
+// it does nothing. Collective.
+func draw[T number](h *heat[T], name string) error {
+	if name == "" {
 		return nil
 	}
 	across := rows
@@ -161,8 +153,8 @@ func draw[T number](h *heat[T], file *imageFile) error {
 	}
 	failed := ""
 	if h.w.Rank() == 0 {
-		if err := file.write(p.image()); err != nil {
-			failed = err.Error()
+		if err := writeImage(name, p.image()); err != nil {
+			failed = fmt.Sprintf("--image: %v", err)
 		}
 	}
 	if failed, err = spmd.BroadcastValue(h.w.Comm, failed, 0); err == nil && failed != "" {

@@ -227,11 +227,9 @@ func run[T number](w *spmd.World, c config) (result, error) {
 		r.Elements *= n
 	}
 	r.Bytes = 2 * sizeOf[T]() * r.Elements * c.Steps
-	file, err := openImage(w, c.Image)
-	if err != nil {
+	if err := checkImage(w, c.Image); err != nil {
 		return r, err
 	}
-	defer file.discard()
 	h, err := newHeat[T](w, c)
 	if err != nil {
 		return r, err
@@ -258,7 +256,7 @@ func run[T number](w *spmd.World, c config) (result, error) {
 		return r, err
 	}
 	r.OK = r.MaxRelErr <= r.bound
-	return r, draw(h, file)
+	return r, draw(h, c.Image)
 }
 
 // report prints the table and writes the JSON line, on rank 0. A wrong result is an error on every rank, and no line:

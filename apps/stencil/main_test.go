@@ -134,10 +134,7 @@ func TestPicture(t *testing.T) {
 			}
 			must(t, h.put(u))
 			name := filepath.Join(dir, fmt.Sprintf("%d.png", i))
-			file, err := openImage(w, name)
-			must(t, err)
-			must(t, draw(h, file))
-			file.discard()
+			must(t, draw(h, name))
 			h.close(t)
 			if w.Rank() > 0 {
 				continue
