@@ -86,12 +86,16 @@ func (t *trainer) firstBad(step int) (string, error) {
 }
 
 // firstBadWeight returns the index in Params of the first tensor, in the order of the backward
-// pass, of which this rank has a weight that is not finite; len(Params) if there is none.
+// pass, of which this rank updates a weight that is not finite; len(Params) if there is none.
 func (t *trainer) firstBadWeight() (int, error) {
 	weights := t.arenas()[0]
 	for i, p := range t.state.Params {
-		_, have := t.state.of(weights, p)
-		if bad, err := holdsBad(have); err != nil || bad {
+		_, own := t.state.of(weights, p)
+		if t.sharder != nil && !weights.shared { // others' are copies
+			skip, _, n := t.state.sharded.Own(p.Group, p.Off, p.Off+p.Len)
+			own = own.Slice(skip, skip+n)
+		}
+		if bad, err := holdsBad(own); err != nil || bad {
 			return i, err
 		}
 	}

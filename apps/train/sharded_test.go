@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"testing"
 
 	"lockstep/spmd"
@@ -210,8 +211,15 @@ func TestShardedBadSteps(t *testing.T) {
 					t.Fatal(err)
 				}
 				want := fmt.Sprintf("rank %d has the first number that is not finite in the weight %s", w.Size()-1, name)
-				if w.Rank() == w.Size()-1 && mode == shardParameters && where != want {
+				if w.Rank() == w.Size()-1 && where != want {
 					t.Errorf("--shard %v: %s, want %s", mode, where, want)
+				}
+				// A finite weight whose product overflows: no rank has a bad weight, and all a bad gradient.
+				if w.Rank() == w.Size()-1 {
+					weights.Set(at, math.MaxFloat32)
+				}
+				if where, err = skips.firstBad(i); err != nil || !strings.Contains(where, "rank 0 has the first number that is not finite in the gradient of ") {
+					t.Errorf("--shard %v: %s, error %v, want one of rank 0's gradients", mode, where, err)
 				}
 				weights.Set(at, was)
 			}
