@@ -1,0 +1,296 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+	"unsafe"
+
+	"lockstep/cuda"
+	"lockstep/internal/ccall"
+	"lockstep/internal/elem"
+	"lockstep/internal/fakelib"
+	"lockstep/spmd/internal/control"
+	"lockstep/spmd/internal/exec"
+)
+
+// TestFake runs on the double of libcuda, whose streams run on threads of their own and which has two GPUs.
+func TestFake(t *testing.T) {
+	env := []string{"FAKECUDA_DEVICES=2", "FAKECUDA_DELAY=200"}
+	fakelib.Run(t, func(dir string) { fakelib.CUDA(t, dir) }, env, func(t *testing.T) {
+		must(t, cuda.Load())
+		t.Run("several GPUs", severalGPUs)
+		t.Run("calls in order", callsInOrder)
+		t.Run("graphs", graphs)
+		t.Run("failure", failureOfHostFunc)
+	})
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// world returns a GPU as a world of its own works on it, until the test ends.
+func world(t *testing.T, index int) *Device {
+	t.Helper()
+	g, err := Open(index)
+	must(t, err)
+	d := NewDevice(g, &exec.Kernel{Name: "fill"}, control.NewTickets(), func(error) {})
+	must(t, d.OpenStaging())
+	t.Cleanup(func() { must(t, d.Close()) })
+	return d
+}
+
+func queueOf(t *testing.T, d *Device, name string) *Queue {
+	t.Helper()
+	q, err := d.NewQueue(name, exec.Normal)
+	must(t, err)
+	return q.(*Queue)
+}
+
+// memory returns n numbers of device memory, which are v.
+func memory(t *testing.T, d *Device, n int, v float32) unsafe.Pointer {
+	t.Helper()
+	var b exec.Block
+	must(t, d.Pools().Device.Alloc(&b, 4*n))
+	must(t, d.ToDevice(b.Ptr, unsafe.Pointer(&slices.Repeat([]float32{v}, n)[0]), 4*n))
+	return b.Ptr
+}
+
+func read(t *testing.T, d *Device, p unsafe.Pointer, n int) []float32 {
+	t.Helper()
+	got := make([]float32, n)
+	must(t, d.ToHost(unsafe.Pointer(&got[0]), p, 4*n))
+	return got
+}
+
+// copies enqueues a copy of n numbers.
+func copies(t *testing.T, q *Queue, dst, src unsafe.Pointer, n int) {
+	t.Helper()
+	c, err := q.Begin(exec.DoCopy)
+	must(t, err)
+	c.Dst, c.Src, c.N = dst, src, 4*n
+	must(t, q.Enqueue(c))
+}
+
+// Two worlds of a process work on a GPU each at the same time, and a third shares one of them.
+func severalGPUs(t *testing.T) {
+	var wg sync.WaitGroup
+	for i := range 3 {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			t.Run(fmt.Sprint("world ", i), func(t *testing.T) {
+				const n, rounds = 1 << 15, 20 // together more than a half of the staging memory
+				d := world(t, i%2)
+				if d.GPU.Dev.Index() != i%2 {
+					t.Errorf("world %d is on GPU %d", i, d.GPU.Dev.Index())
+				}
+				a, b := queueOf(t, d, "a"), queueOf(t, d, "b")
+				x, y, zero, all := memory(t, d, n, float32(i+1)), memory(t, d, n, 0), memory(t, d, n, 0), memory(t, d, rounds*n, 0)
+				e := d.NewEvent()
+				var at exec.Point
+				for r := range rounds { // b takes what a has written, and takes it away
+					copies(t, a, y, x, n)
+					var err error
+					at, err = e.Record(a)
+					must(t, err)
+					must(t, b.After(at, e))
+					copies(t, b, unsafe.Add(all, 4*r*n), y, n)
+					copies(t, b, y, zero, n)
+					must(t, a.After(b.End(), nil))
+				}
+				must(t, b.End().Wait())
+				for j, v := range read(t, d, all, rounds*n) {
+					if v != float32(i+1) {
+						t.Fatalf("world %d: [%d] of round %d = %v", i, j%n, j/n, v)
+					}
+				}
+				if done, err := e.Passed(at); !done || err != nil {
+					t.Errorf("the event has passed: %v, %v", done, err)
+				}
+			})
+		}()
+	}
+	wg.Wait()
+	if len(open) != 0 {
+		t.Errorf("%d GPUs are open when all worlds are closed", len(open))
+	}
+}
+
+// fakeCall is a double of a call of a communicator: a copy on the stream.
+type fakeCall struct {
+	by       any
+	dst, src unsafe.Pointer
+	n        int
+	issued   []string
+}
+
+func (c *fakeCall) Run(uint64) error   { return errors.New("this is no host") }
+func (c *fakeCall) String() string     { return "a call" }
+func (c *fakeCall) Order() (any, bool) { return c.by, true }
+func (c *fakeCall) Needs() (bool, int) { return false, 1000 }
+func (c *fakeCall) Issued(q exec.Queue, seq uint64, site *ccall.Site) {
+	c.issued = append(c.issued, q.Name()+" from "+site.String())
+}
+
+func (c *fakeCall) Issue(q *Queue, _ uint64, work unsafe.Pointer) error {
+	if work == nil {
+		return errors.New("no scratch memory")
+	}
+	return q.Stream().Copy(c.dst, c.src, 4*c.n)
+}
+
+func enqueue(t *testing.T, q *Queue, c *fakeCall) {
+	t.Helper()
+	slot, err := q.Begin(exec.DoCall)
+	must(t, err)
+	slot.Call, slot.Notes = c, c
+	must(t, q.Enqueue(slot))
+}
+
+// Calls on two streams that nobody orders run one after the other, in the order in which they were enqueued. So does a graph
+// of them.
+func callsInOrder(t *testing.T) {
+	const n = 1 << 16
+	d := world(t, 0)
+	a, b := queueOf(t, d, "a"), queueOf(t, d, "b")
+	x, y, z := memory(t, d, n, 7), memory(t, d, n, 0), memory(t, d, n, 0)
+	first, second := &fakeCall{dst: y, src: x, n: n}, &fakeCall{by: "somebody", dst: z, src: y, n: n}
+	both := func() {
+		enqueue(t, a, first)
+		enqueue(t, b, second)
+	}
+	check := func(what string) {
+		t.Helper()
+		must(t, errors.Join(a.End().Wait(), b.End().Wait()))
+		for i, v := range read(t, d, z, n) {
+			if v != 7 {
+				t.Fatalf("%s: [%d] = %v: the second call did not wait for the first", what, i, v)
+			}
+		}
+		must(t, d.SetAll(elem.Float32, y, n, 0))
+		must(t, d.SetAll(elem.Float32, z, n, 0))
+	}
+	const rounds = 20
+	for range rounds {
+		both()
+		check("enqueued")
+	}
+	if len(second.issued) != rounds || !strings.HasPrefix(second.issued[0], "b from cuda/fake_test.go:") {
+		t.Errorf("noted: %q", second.issued)
+	}
+	if passed, busy := b.Position(); busy || b.Stuck(time.Now(), 0) {
+		t.Errorf("b is at %d, busy %v", passed, busy)
+	}
+	capture, err := exec.NewCapture(d.NewBuilder(), a, nil)
+	must(t, err)
+	fork, err := a.Lane().Record()
+	must(t, err)
+	must(t, capture.Wait(b, fork))
+	both()
+	join, err := b.Lane().Record()
+	must(t, err)
+	must(t, capture.Wait(a, join))
+	must(t, capture.Joined())
+	g, err := capture.End(true)
+	must(t, err)
+	for range rounds {
+		slot, err := b.Begin(exec.DoGraph)
+		must(t, err)
+		slot.Graph, slot.Notes = g, second
+		must(t, b.Enqueue(slot))
+		check("in a graph")
+	}
+	must(t, g.Close(b.End()))
+	for _, k := range capture.Memory() {
+		k.Pool.Release(k, d.Marks())
+	}
+	d.GPU.Forget("somebody")
+}
+
+// A function of the host in a graph runs at each replay, in the order of the stream, and its failure is that of the queue
+// on which it is replayed.
+func graphs(t *testing.T) {
+	const n, replays = 1 << 10, 10
+	d := world(t, 1)
+	a, b := queueOf(t, d, "a"), queueOf(t, d, "b")
+	x, y := memory(t, d, n, 3), memory(t, d, n, 0)
+	broken := errors.New("broken")
+	runs := 0
+	capture, err := exec.NewCapture(d.NewBuilder(), a, nil)
+	must(t, err)
+	copies(t, a, y, x, n)
+	c, err := a.Begin(exec.DoFunc)
+	must(t, err)
+	c.Func = func() error {
+		if runs++; runs > replays {
+			return broken
+		}
+		return nil
+	}
+	must(t, a.Enqueue(c))
+	g, err := capture.End(true)
+	must(t, err)
+	if v := read(t, d, y, 1)[0]; runs != 0 || v != 0 {
+		t.Fatalf("the capture ran: %d, %v", runs, v)
+	}
+	launch := func() {
+		t.Helper()
+		c, err := b.Begin(exec.DoGraph)
+		must(t, err)
+		c.Graph = g
+		must(t, b.Enqueue(c))
+	}
+	for range replays {
+		launch()
+	}
+	must(t, b.End().Wait())
+	if v := read(t, d, y, n)[n-1]; runs != replays || v != 3 {
+		t.Errorf("%d runs, [%d] = %v", runs, n-1, v)
+	}
+	good := b.End()
+	launch()
+	if err := b.End().Wait(); !errors.Is(err, broken) || !strings.Contains(err.Error(), `stream "b", command enqueued at cuda/fake_test.go:`) {
+		t.Errorf("%v", err)
+	}
+	must(t, good.Failure())
+	must(t, a.End().Wait()) // on which it was captured
+	must(t, g.Close(good))
+}
+
+// What fails on the host fails its queue, and who waits for it learns why; other queues go on.
+func failureOfHostFunc(t *testing.T) {
+	d := world(t, 0)
+	a, b := queueOf(t, d, "a"), queueOf(t, d, "b")
+	x, y := memory(t, d, 4, 1), memory(t, d, 4, 0)
+	c, err := a.Begin(exec.DoFunc)
+	must(t, err)
+	c.Func = func() error { panic("help") }
+	must(t, a.Enqueue(c))
+	if err := a.End().Wait(); err == nil || !strings.Contains(err.Error(), `stream "a"`) || !strings.Contains(err.Error(), "panic: help") {
+		t.Errorf("%v", err)
+	}
+	if err := b.After(a.End(), nil); err == nil || !strings.Contains(err.Error(), "panic: help") {
+		t.Errorf("who waits for it: %v", err)
+	}
+	if c, err = a.Begin(exec.DoCopy); err == nil {
+		c.Dst, c.Src, c.N = y, x, 16
+		err = a.Enqueue(c)
+	}
+	if err == nil || !strings.Contains(err.Error(), "panic: help") {
+		t.Errorf("the next command: %v", err)
+	}
+	copies(t, b, y, x, 4)
+	must(t, b.End().Wait())
+	if got := read(t, d, y, 4); !slices.Equal(got, []float32{1, 1, 1, 1}) {
+		t.Errorf("another queue copied %v", got)
+	}
+}
