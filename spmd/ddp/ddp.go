@@ -3,7 +3,8 @@
 // data that end on all ranks together.
 //
 // Where the ranks are to share the training state instead of each having all of it, a Partition says which elements each
-// has, a Gatherer gathers parameters when a layer needs them, and a Scatterer reduces gradients to the ranks' parts.
+// has, a Gatherer gathers parameters when a layer needs them, and a Scatterer reduces gradients to the ranks' parts. A
+// Pipeline divides the layers.
 package ddp
 
 import (
