@@ -34,6 +34,8 @@ type program struct {
 var programs = map[string]program{}
 
 // register stands for spmd.Main in the copies that overlay.sh makes.
+//
+//lint:ignore U1000 only they call it
 func register(flags *pflag.FlagSet, run func(context.Context, *spmd.World) error) {
 	programs[flags.Name()] = program{flags, run}
 }
