@@ -43,9 +43,10 @@ build: deps
 	@mkdir -p bin
 	go build -o bin/ $(addprefix ./apps/,$(APPS)) ./launch ./launch/launch-probe
 
-# Tests that may run beside others mostly wait: for a program to start, to hang, to be ended.
+# Tests that may run beside others mostly wait: for a program to start, to hang, to be ended. Without tables for a
+# debugger a test links in half the time.
 test: deps nvrtc
-	go test -count=1 -parallel 4 -timeout 580s ./...
+	go test -count=1 -parallel 8 -timeout 580s -ldflags=-w ./...
 
 # Every test on this machine's GPUs. The programs can be taken to another machine,
 # where ./test-gpu.sh runs them without Go. Each lies in its package's folder under

@@ -3,33 +3,10 @@ package spmd
 import (
 	"errors"
 	"math"
-	"strings"
 	"testing"
 
 	"github.com/spf13/pflag"
-
-	"lockstep/cudampi"
 )
-
-// TestPathsOfMPI: each value of --collectives that names a way of MPI chooses one, of its own, and the others choose none. The
-// values are those that --help shows.
-func TestPathsOfMPI(t *testing.T) {
-	ways := map[cudampi.Path]string{}
-	for _, name := range []string{"auto", "nccl", "mpi", "mpi-staged", "mpi-aware", "mpi-peer"} {
-		c := Config{Collectives: name}
-		if err := c.forJob().Complete(); err != nil {
-			t.Errorf("--collectives %s: %v", name, err)
-		}
-		p, byMPI := c.mpiPath()
-		if byMPI != strings.HasPrefix(name, "mpi") || strings.HasPrefix(name, "mpi-") != (p != cudampi.Auto) {
-			t.Errorf("--collectives %s chooses %v, and MPI is %v", name, p, byMPI)
-		}
-		if other := ways[p]; other != "" && p != cudampi.Auto {
-			t.Errorf("--collectives %s and %s both choose %v", name, other, p)
-		}
-		ways[p] = name
-	}
-}
 
 // TestEmptyConfig: what a program leaves empty is what its flags would be.
 func TestEmptyConfig(t *testing.T) {

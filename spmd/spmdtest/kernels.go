@@ -2,6 +2,7 @@ package spmdtest
 
 import (
 	"fmt"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -21,10 +22,13 @@ func CompileKernels(t *testing.T) {
 	if len(sources) == 0 {
 		t.Fatal("no kernel is declared with a CUDA source")
 	}
+	cores := make(chan struct{}, runtime.GOMAXPROCS(0)) // a compiler takes one, and much memory
 	for _, s := range sources {
 		for _, capability := range []int{80, 90} {
 			t.Run(fmt.Sprintf("%s sm_%d", s.Names[0], capability), func(t *testing.T) {
 				t.Parallel()
+				cores <- struct{}{}
+				defer func() { <-cores }()
 				image, _, err := compiled.Compile(s.Names[0], s.Text, s.Options(capability))
 				if err != nil {
 					t.Fatal(err)

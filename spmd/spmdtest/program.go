@@ -3,11 +3,13 @@ package spmdtest
 import (
 	"bytes"
 	"context"
+	"io"
 	"os"
 	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"lockstep/internal/mpirun"
@@ -72,11 +74,13 @@ func Command(ctx context.Context, t *testing.T, ranks int, env []string, args ..
 // does not end by itself before the test binary has to (go test -timeout).
 func Program(t *testing.T, ranks int, env []string, args ...string) Ended {
 	t.Helper()
+	started := Turn()
+	defer started()
 	ctx, cancel := context.WithTimeout(t.Context(), mpirun.Limit(t))
 	defer cancel()
 	cmd := Command(ctx, t, ranks, env, args...)
 	var out, errs bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &errs
+	cmd.Stdout, cmd.Stderr = &firstWrite{&out, started}, &firstWrite{&errs, started}
 	err := cmd.Run()
 	if ctx.Err() != nil {
 		t.Fatalf("%v did not end by itself\n%s%s", args, &out, &errs)
@@ -85,4 +89,26 @@ func Program(t *testing.T, ranks int, env []string, args ...string) Ended {
 		t.Fatal(err)
 	}
 	return Ended{cmd.ProcessState.ExitCode(), out.String(), errs.String()}
+}
+
+// turns is who may start a program.
+var turns = make(chan struct{}, 4)
+
+// Turn waits until few programs that this process has started are still in their start, and returns what is called when
+// that of the caller has come through it, or has ended; later calls do nothing. So tests of programs that mostly wait may
+// run beside many others: a program whose --timeout is short has the cores that its start needs.
+func Turn() (started func()) {
+	turns <- struct{}{}
+	return sync.OnceFunc(func() { <-turns })
+}
+
+// firstWrite calls started when something is written, such as the line with which a job starts.
+type firstWrite struct {
+	to      io.Writer
+	started func()
+}
+
+func (f *firstWrite) Write(b []byte) (int, error) {
+	f.started()
+	return f.to.Write(b)
 }

@@ -3,7 +3,10 @@ package spmdtest_test
 import (
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"lockstep/spmd"
@@ -123,4 +126,26 @@ func TestShortWorlds(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Few programs are in their start at once, whoever wants to start one, and who says twice that it has started counts once.
+func TestTurn(t *testing.T) {
+	var now, most atomic.Int32
+	var wg sync.WaitGroup
+	for range 50 {
+		wg.Go(func() {
+			started := spmdtest.Turn()
+			for n := now.Add(1); n > most.Load(); {
+				most.Store(n)
+			}
+			runtime.Gosched()
+			now.Add(-1)
+			started()
+			started()
+		})
+	}
+	wg.Wait()
+	if n := most.Load(); n < 1 || n > 4 {
+		t.Errorf("%d at once, want up to 4", n)
+	}
 }
