@@ -15,6 +15,7 @@ type options struct {
 	model, dtype, fp8, graph       string
 	shard, recompute               string
 	layers, heads, channels        int // 0: as the model has it
+	bucketMiB                      int // 0: as the device wants it
 	steps, batch, seq, globalBatch int
 	lr, minLR, weightDecay, clip   float64
 	beta1, beta2                   float64
@@ -79,6 +80,7 @@ func (o *options) flags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.graph, "graph", o.graph, "whether steps are captured once and replayed: auto (on a GPU), on or off")
 	fs.StringVar(&o.shard, "shard", o.shard, "what the ranks share of the training state, so that each needs less memory: off, optimizer (the moments), gradients (them too) or parameters (all)")
 	fs.StringVar(&o.recompute, "recompute", o.recompute, "activations that are computed once more instead of kept, so that there is room for more: off, gelu (those inside the MLPs) or block (all of a layer)")
+	fs.IntVar(&o.bucketMiB, "bucket-mib", o.bucketMiB, "MiB of gradients that go between the ranks in one all-reduce, while the backward pass goes on (default 4, on GPUs 1024)")
 	fs.IntVar(&o.layers, "layers", o.layers, "transformer blocks (default the model's)")
 	fs.IntVar(&o.heads, "heads", o.heads, "attention heads of a block (default the model's)")
 	fs.IntVar(&o.channels, "channels", o.channels, "width of the model, divisible by the heads (default the model's)")
@@ -193,6 +195,12 @@ func (o *options) check(ranks int) error {
 		return fmt.Errorf("--resume %s: unknown, want auto, must or never", o.resume)
 	case o.requeueStatus > 255:
 		return fmt.Errorf("--requeue-status %d: must be at most 255", o.requeueStatus)
+	}
+	switch {
+	case o.given("bucket-mib") && o.bucketMiB < 1:
+		return fmt.Errorf("--bucket-mib %d: must be at least 1", o.bucketMiB)
+	case o.given("bucket-mib") && mode != shardOff:
+		return fmt.Errorf("--bucket-mib has no meaning with --shard %s", o.shard)
 	}
 	for _, flag := range []string{"save-every", "keep", "resume", "requeue-status"} {
 		if o.given(flag) && o.checkpoint == "" {

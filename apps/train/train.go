@@ -22,12 +22,13 @@ type trainConfig struct {
 	half        bool      // activations are bfloat16
 	graph       string    // --graph
 	weights     *hfFolder // to begin with; nil where they are drawn
+	bucketMiB   int       // of gradients in an all-reduce; 0 is what the device wants
 	skipBad     bool      // a step whose loss or norm is not finite is left out; else it is the last
 }
 
 func (o *options) trainConfig() trainConfig {
 	return trainConfig{model: o.cfg, adam: o.adam, rate: o.rate, batch: o.batch, seq: o.seq, globalBatch: o.globalBatch, steps: o.steps,
-		valBatches: o.valBatches, half: o.dtype == "bfloat16", graph: o.graph, weights: o.weights, skipBad: o.skipBad}
+		valBatches: o.valBatches, half: o.dtype == "bfloat16", graph: o.graph, weights: o.weights, bucketMiB: o.bucketMiB, skipBad: o.skipBad}
 }
 
 // trainer trains a model on this rank's part of every batch. One step:
@@ -183,7 +184,10 @@ func (t *trainer) connect(keep func(func() error)) (err error) {
 	}
 	// A small model, too, has several buckets: the first are under way while
 	// backward goes on.
-	bucket := min(4<<20, t.state.Grads.Bytes()/4)
+	bucket := t.bucketMiB << 20
+	if bucket == 0 {
+		bucket = min(4<<20, t.state.Grads.Bytes()/4)
+	}
 	if t.reducer, err = ddp.NewReducer(t.c, t.state.GradGroups(), ddp.ReducerConfig{BucketBytes: bucket, Op: spmd.Sum}); err != nil {
 		return err
 	}
