@@ -80,7 +80,7 @@ func (o *options) flags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.graph, "graph", o.graph, "whether steps are captured once and replayed: auto (on a GPU), on or off")
 	fs.StringVar(&o.shard, "shard", o.shard, "what the ranks share of the training state, so that each needs less memory: off, optimizer (the moments), gradients (them too) or parameters (all)")
 	fs.StringVar(&o.recompute, "recompute", o.recompute, "activations that are computed once more instead of kept, so that there is room for more: off, gelu (those inside the MLPs) or block (all of a layer)")
-	fs.IntVar(&o.bucketMiB, "bucket-mib", o.bucketMiB, "MiB of gradients that go between the ranks in one all-reduce, while the backward pass goes on (default 4, on GPUs 1024)")
+	fs.IntVar(&o.bucketMiB, "bucket-mib", o.bucketMiB, "MiB of gradients that go between the ranks in one all-reduce, while the backward pass goes on (default 4; on GPUs 1024, of several nodes 64)")
 	fs.IntVar(&o.layers, "layers", o.layers, "transformer blocks (default the model's)")
 	fs.IntVar(&o.heads, "heads", o.heads, "attention heads of a block (default the model's)")
 	fs.IntVar(&o.channels, "channels", o.channels, "width of the model, divisible by the heads (default the model's)")

@@ -182,11 +182,15 @@ func (t *trainer) connect(keep func(func() error)) (err error) {
 		t.adam.measure = func(s *spmd.Stream, norm spmd.Buffer[float32]) error { return t.sharder.scatter.ClipNorm(0, norm, s) }
 		return nil
 	}
-	// A small model, too, has several buckets: the first are under way while
-	// backward goes on.
 	bucket := t.bucketMiB << 20
-	if bucket == 0 {
+	switch {
+	case bucket > 0:
+	case t.w.OnHost(): // A small model, too, has several: the first are under way while backward goes on.
 		bucket = min(4<<20, t.state.Grads.Bytes()/4)
+	case t.w.Nodes() > 1: // There a network is slower than GPUs compute, and most of it is to be hidden.
+		bucket = 64 << 20
+	default: // An all-reduce beside matrix products takes multiprocessors from them, which costs more than it hides.
+		bucket = 1 << 30
 	}
 	if t.reducer, err = ddp.NewReducer(t.c, t.state.GradGroups(), ddp.ReducerConfig{BucketBytes: bucket, Op: spmd.Sum}); err != nil {
 		return err

