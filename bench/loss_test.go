@@ -1,8 +1,11 @@
 package main
 
 import (
+	"bytes"
 	"math"
 	"testing"
+
+	"github.com/tiktoken-go/tokenizer/codec"
 )
 
 // The difference of the last losses counts, with its sign; those before it do not.
@@ -36,5 +39,24 @@ func TestLossRow(t *testing.T) {
 	}
 	if err := l.rowOf("", ours[1:], theirs); err == nil {
 		t.Error("299 losses beside 300 are taken")
+	}
+}
+
+// The tokens of a text give the text again, however many parts it has; those that nobody asked for may be missing.
+func TestEncode(t *testing.T) {
+	text := bytes.Repeat([]byte("a line of words, and of 1,234 numbers\n\tand another, that begins with a tab\n"), 1<<15)
+	text = append(text, "the last has no end"...)
+	for _, most := range []int{0, 1, math.MaxInt} {
+		ids, err := encode(text, most)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := codec.NewR50kBase().Decode(ids)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(ids) < min(most, 1) || most == 0 && len(ids) > 0 || most > 1 && got != string(text) || !bytes.HasPrefix(text, []byte(got)) {
+			t.Errorf("of %d bytes, %d tokens asked for: %d, of %d bytes", len(text), most, len(ids), len(got))
+		}
 	}
 }
