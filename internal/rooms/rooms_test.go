@@ -2,12 +2,14 @@ package main
 
 import (
 	"bytes"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 const root = "../.."
@@ -67,6 +69,36 @@ func TestHouse(t *testing.T) {
 				t.Errorf("%s imports from %s, which is no room", r.name, name)
 			}
 		}
+	}
+}
+
+// Lines of pages are no longer than 120 characters, but for rows of tables and the drawing.
+func TestPageWidth(t *testing.T) {
+	pages := 0
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() && (d.Name() == ".git" || d.Name() == "bin") {
+			return filepath.SkipDir
+		}
+		if filepath.Ext(path) != ".md" {
+			return nil
+		}
+		pages++
+		text, err := os.ReadFile(path)
+		n := 0
+		for line := range strings.Lines(string(text)) {
+			n++
+			line = strings.TrimSuffix(line, "\n")
+			if utf8.RuneCountInString(line) > 120 && !strings.HasPrefix(line, "|") && !strings.Contains(line, "<br/>") {
+				t.Errorf("%s, line %d has %d characters", path, n, utf8.RuneCountInString(line))
+			}
+		}
+		return err
+	})
+	if err != nil || pages < 10 {
+		t.Errorf("%d pages: %v", pages, err)
 	}
 }
 
