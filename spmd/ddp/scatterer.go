@@ -17,15 +17,16 @@ import (
 // command that completes it has been enqueued. Then call Wait before what uses the shards. None
 // of these blocks, and all may be captured in a graph.
 type Scatterer struct {
-	c      spmd.Comm
-	s      *spmd.Stream
-	op     spmd.Op
-	grads  []spmd.Buffer[float32]
-	parts  []spmd.Buffer[float32] // this rank's of grads
-	shards []spmd.Buffer[float32]
-	before []int         // the last bucket before it in the same memory; -1 where there is none
-	free   []*spmd.Event // when the bucket was reduced
-	next   int           // the bucket that is to be ready next
+	c       spmd.Comm
+	s       *spmd.Stream
+	op      spmd.Op
+	grads   []spmd.Buffer[float32]
+	parts   []spmd.Buffer[float32] // this rank's of grads
+	shards  []spmd.Buffer[float32]
+	inPlace []bool        // whether the shard is the part itself
+	before  []int         // the last bucket before it in the same memory; -1 where there is none
+	free    []*spmd.Event // when the bucket was reduced
+	next    int           // the bucket that is to be ready next
 
 	ranges []spmd.Buffer[float32] // shards, as few contiguous ranges as possible
 	sums   spmd.Buffer[float64]   // of the squares, a part from each block
@@ -57,6 +58,7 @@ func NewScatterer(c spmd.Comm, grads, shards []spmd.Buffer[float32], op spmd.Op)
 			return nil, fmt.Errorf("%s: NewScatterer: gradient %d: %w", ccall.At(), i, err)
 		}
 		r.parts = append(r.parts, part)
+		r.inPlace = append(r.inPlace, overlap(part, shards[i]))
 		r.before[i] = -1
 		for j := range i {
 			if overlap(grads[j], b) {
@@ -67,7 +69,7 @@ func NewScatterer(c spmd.Comm, grads, shards []spmd.Buffer[float32], op spmd.Op)
 			}
 		}
 		for j := range grads {
-			if overlap(grads[j], shards[i]) && (j != i || !overlap(part, shards[i]) || r.shared(j)) {
+			if overlap(grads[j], shards[i]) && (j != i || !r.inPlace[i] || r.shared(j)) {
 				return nil, fmt.Errorf("%s: NewScatterer: shard %d is in the way of gradient %d", ccall.At(), i, j)
 			}
 		}
@@ -136,8 +138,7 @@ func (r *Scatterer) Ready(i int, add bool, s *spmd.Stream) error {
 	if i != r.next || i >= len(r.grads) {
 		return fmt.Errorf("%s: Ready(%d): gradient %d of %d is next", ccall.At(), i, r.next, len(r.grads))
 	}
-	inPlace := overlap(r.parts[i], r.shards[i])
-	if add && inPlace {
+	if add && r.inPlace[i] {
 		return fmt.Errorf("%s: Ready(%d): nothing can be added to a shard that is a part of its gradient", ccall.At(), i)
 	}
 	r.next++
@@ -147,14 +148,14 @@ func (r *Scatterer) Ready(i int, add bool, s *spmd.Stream) error {
 	if err := r.s.After(s); err != nil {
 		return err
 	}
-	if err := r.reduce(i, add, inPlace); err != nil {
+	if err := r.reduce(i, add); err != nil {
 		return err
 	}
 	return r.free[i].Record(r.s)
 }
 
 // reduce enqueues the reduction of a gradient.
-func (r *Scatterer) reduce(i int, add, inPlace bool) error {
+func (r *Scatterer) reduce(i int, add bool) error {
 	to := r.shards[i]
 	if add {
 		to = r.parts[i]
@@ -164,7 +165,7 @@ func (r *Scatterer) reduce(i int, add, inPlace bool) error {
 		if err := spmd.ReduceScatter(r.c, to, r.grads[i], r.op); err != nil {
 			return err
 		}
-	case !add && !inPlace: // every operation over one rank leaves the gradient as it is
+	case !add && !r.inPlace[i]: // every operation over one rank leaves the gradient as it is
 		return spmd.Copy(r.s, to, r.parts[i])
 	}
 	if !add {

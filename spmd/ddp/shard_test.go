@@ -380,3 +380,40 @@ func partsOf(x *shardedBuckets) []spmd.Buffer[float32] {
 	}
 	return parts
 }
+
+// A pass costs no Go allocation.
+func TestShardNoAllocation(t *testing.T) {
+	spmdtest.Run(t, []int{1, 2}, func(t *testing.T, w *spmd.World) {
+		x := newBuckets(t, w)
+		compute := stream(t, w, "compute")
+		g, err := ddp.NewGatherer(w.Comm, x.buckets, ddp.GathererConfig[float32]{})
+		must(t, err)
+		shards := make([]spmd.Buffer[float32], len(x.buckets))
+		for i := range shards {
+			shards[i] = x.own.Slice(x.Shard(i))
+		}
+		r, err := ddp.NewScatterer(w.Comm, x.buckets, shards, spmd.Sum)
+		must(t, err)
+		order := []int{0, 1, 2, 3, 4}
+		pass, err := g.Pass(order...)
+		must(t, err)
+		if n := testing.AllocsPerRun(20, func() {
+			must(t, g.Begin(pass, compute))
+			for _, i := range order {
+				must(t, g.Need(i, compute))
+				must(t, g.Done(i, compute))
+			}
+			must(t, g.End(compute))
+			for i := range order {
+				must(t, r.Use(i, compute))
+				must(t, r.Ready(i, false, compute))
+			}
+			must(t, r.Wait(compute))
+			must(t, compute.Synchronize())
+		}); n != 0 {
+			t.Errorf("%v allocations in a pass, want none", n)
+		}
+		must(t, g.Close())
+		must(t, r.Close())
+	})
+}
