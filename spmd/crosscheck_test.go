@@ -1,6 +1,7 @@
 package spmd_test
 
 import (
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -126,6 +127,18 @@ func crossChecked(w *spmd.World) error {
 	for _, call := range calls {
 		if err := call(); err != nil {
 			return err
+		}
+	}
+	if rank == 0 { // what is wrong here is refused before anything that other ranks take part in
+		gone, err := spmd.Alloc[int32](w, 4)
+		if err != nil {
+			return err
+		}
+		if err := gone.Free(); err != nil {
+			return err
+		}
+		if err := spmd.AllReduce(c, gone, gone, spmd.Sum); err == nil || !strings.Contains(err.Error(), "was freed at") {
+			return fmt.Errorf("AllReduce of a freed buffer: %w", err)
 		}
 	}
 	pair, err := w.Comm.Split(rank/2, rank)

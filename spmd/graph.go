@@ -73,8 +73,9 @@ func (g *Graph) referLibrary(l *Library) {
 	}
 }
 
-// referCall notes what a call uses beside its own blocks.
+// referCall notes what a call uses.
 func (g *Graph) referCall(c *call) {
+	g.refer(c.dblk, c.sblk)
 	if !slices.Contains(g.comms, c.comm) {
 		g.comms = append(g.comms, c.comm)
 	}

@@ -186,18 +186,21 @@ func (s *Stream) captured() *Graph { return s.q.Lane().C.For.(*Graph) }
 
 // submit enqueues a call, which --check both makes twice.
 func (s *Stream) submit(asked *call) error {
+	if err := s.w.checkBlocks(asked); err != nil {
+		return err // before anything that other ranks take part in
+	}
 	if s.w.cross != nil {
 		return s.w.cross.submit(s, asked)
 	}
 	return s.enqueue(asked)
 }
 
-// enqueue enqueues a call. The slot's own is used again.
+// enqueue enqueues a call whose blocks have been checked. The slot's own is used again.
 func (s *Stream) enqueue(asked *call) error {
 	if done, err := asked.beforeDevice(s.q); done || err != nil {
 		return err
 	}
-	c, err := s.begin(exec.DoCall, asked.dblk, asked.sblk)
+	c, err := s.q.Begin(exec.DoCall)
 	if err != nil {
 		return err
 	}

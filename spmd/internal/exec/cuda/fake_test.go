@@ -27,6 +27,7 @@ func TestFake(t *testing.T) {
 		t.Run("calls in order", callsInOrder)
 		t.Run("graphs", graphs)
 		t.Run("failure", failureOfHostFunc)
+		t.Run("closed event", closedEvent)
 	})
 }
 
@@ -292,5 +293,24 @@ func failureOfHostFunc(t *testing.T) {
 	must(t, b.End().Wait())
 	if got := read(t, d, y, 4); !slices.Equal(got, []float32{1, 1, 1, 1}) {
 		t.Errorf("another queue copied %v", got)
+	}
+}
+
+// An event that was closed is waited for no longer, and has no time.
+func closedEvent(t *testing.T) {
+	d := world(t, 0)
+	a, b := queueOf(t, d, "a"), queueOf(t, d, "b")
+	e := d.NewEvent()
+	at, err := e.Record(a)
+	must(t, errors.Join(err, e.Wait(at)))
+	must(t, errors.Join(e.Close(), e.Close()))
+	if done, err := e.Passed(at); done || err != nil {
+		t.Errorf("passed: %v, %v", done, err)
+	}
+	must(t, errors.Join(e.Wait(at), b.After(at, e)))
+	at, err = e.Record(b) // it begins anew
+	must(t, errors.Join(err, e.Wait(at)))
+	if done, err := e.Passed(at); !done || err != nil {
+		t.Errorf("passed again: %v, %v", done, err)
 	}
 }
