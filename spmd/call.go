@@ -4,13 +4,14 @@ import (
 	"lockstep/internal/ccall"
 	"lockstep/spmd/internal/coll"
 	cudaexec "lockstep/spmd/internal/exec/cuda"
+	"lockstep/spmd/internal/transport/route"
 )
 
 // call is what a command asks of a communicator, or of memory. A blocking
 // collective needs no more than this, and keeps it on its caller's stack.
 type call struct {
 	coll.Call
-	route route
+	route route.Route
 	begun bool // on a GPU: activity knows it already, for --check
 	comm  *commState
 	group *group

@@ -14,6 +14,7 @@ import (
 	"lockstep/spmd/internal/exec"
 	hostexec "lockstep/spmd/internal/exec/host"
 	"lockstep/spmd/internal/transport"
+	"lockstep/spmd/internal/transport/route"
 	"lockstep/spmd/internal/verify"
 )
 
@@ -32,12 +33,15 @@ type commState struct {
 	splits   int    // made of it so far
 	recorder *verify.Recorder
 	checker  *verify.Checker // for --check; else nil
-	router
-	open  *group // between the start and the end of Group
-	freed bool
-	mu    sync.Mutex
-	spare []*group // for reuse
-	work  []uint64 // see hostWork
+	rank     int             // in it; -1 where this process is not
+	size     int
+	host     transport.Host
+	routes   route.Router
+	open     *group // between the start and the end of Group
+	freed    bool
+	mu       sync.Mutex
+	spare    []*group // for reuse
+	work     []uint64 // see hostWork
 }
 
 // Rank returns this process's number in the communicator, from 0; -1 where it is
@@ -70,7 +74,7 @@ func (c Comm) Capturable() error {
 	if c.st == nil {
 		return nil
 	}
-	return c.st.noGraph()
+	return c.st.routes.NoGraph()
 }
 
 // Split divides the communicator: ranks that give the same color are in one new
@@ -98,14 +102,14 @@ func (c Comm) split(color, key int) (Comm, error) {
 		return Comm{}, err
 	}
 	c.st.splits++
-	st := &commState{w: w, router: router{rank: -1}}
+	st := &commState{w: w, rank: -1}
 	if m != nil {
 		part, err := w.addComm(m, fmt.Sprintf("%s/%d:%d", c.st.id, c.st.splits, color))
 		if err != nil {
 			return Comm{}, err
 		}
 		st = part.st
-		if err := st.openDevice(); err != nil {
+		if err := st.routes.OpenDevice(); err != nil {
 			return Comm{}, err
 		}
 	}
@@ -136,7 +140,7 @@ func (c Comm) Close() error {
 
 // free gives back what the communicator has. Collective, in the caller's turn.
 func (st *commState) free() error {
-	err := errors.Join(st.closeNCCL(), st.closeDevice())
+	err := errors.Join(st.routes.CloseNCCL(), st.routes.CloseDevice())
 	if st.checker != nil {
 		err = errors.Join(err, st.checker.Close())
 	}
@@ -146,7 +150,7 @@ func (st *commState) free() error {
 // addComm takes a communicator into the world, in the caller's turn. Collective over it.
 func (w *World) addComm(h transport.Host, id string) (Comm, error) {
 	slow := h.Slow()
-	st := &commState{w: w, id: id, router: onHost(h)}
+	st := &commState{w: w, id: id, rank: h.Rank(), size: h.Size(), host: h, routes: route.New(&w.env, h)}
 	st.recorder = verify.NewRecorder(id, st.rank, st.size)
 	st.recorder.Place = st.place
 	if id != control.ID && st.size > 1 && w.cfg.Check != "off" {
@@ -243,7 +247,7 @@ func (g *group) add(c *call) {
 func (c Comm) plain(b *block, peer int) transport.Host {
 	st := c.st
 	if c.s != nil || st == nil || st.checker != nil || st.open != nil || st.freed || uint(peer) >= uint(st.size) || b == nil || b.Owner != st.w ||
-		b.Freed.Load() || st.device != nil || st.w.capturing.Load() != 0 {
+		b.Freed.Load() || st.routes.OnDevice() || st.w.capturing.Load() != 0 {
 		return nil
 	}
 	return st.host
@@ -259,11 +263,11 @@ func (c Comm) do(cmd *call) error {
 		if err := st.w.checkBlocks(cmd); err != nil {
 			return err
 		}
-		st.routeMember(cmd)
+		st.routes.ChooseMember(&cmd.route, &cmd.Call, cmd.memory())
 		st.open.add(cmd)
 		return nil
 	}
-	st.route(cmd, c.s != nil)
+	cmd.choose(c.s != nil)
 	if c.s != nil {
 		return c.s.submit(cmd)
 	}
@@ -273,8 +277,8 @@ func (c Comm) do(cmd *call) error {
 	if st.w.capturing.Load() != 0 {
 		return fmt.Errorf("%s: a collective that blocks in the middle of a capture: use comm.On(stream)", ccall.At())
 	}
-	if !cmd.route.host {
-		if cmd.route.by.Caps().Now {
+	if !cmd.route.Host {
+		if cmd.route.By.Caps().Now {
 			return cmd.onDeviceNow(onGPU(st.w.blocking.q))
 		}
 		if err := st.w.blocking.submit(cmd); err != nil {
@@ -286,7 +290,7 @@ func (c Comm) do(cmd *call) error {
 	err := cmd.communicate(turn)
 	// A program that does nothing but call is one that computes in C without a pause. Not with a GPU: its core is idle most
 	// of the time, and the other ranks would wait for the pause.
-	if st.device == nil && turn%32 == 0 && st.w.pause.TryLock() {
+	if !st.routes.OnDevice() && turn%32 == 0 && st.w.pause.TryLock() {
 		st.w.yielder.Yield()
 		st.w.pause.Unlock()
 	}
@@ -304,10 +308,10 @@ func (c *call) communicate(turn uint64) error {
 	err := c.verify()
 	if err == nil {
 		r.Note(p, &c.Call, c.group, c.memory(), c.site)
-		if c.route.whole {
+		if c.route.Whole {
 			err = transport.MakeOnHost(c.comm.host, &c.Call)
 		} else {
-			err = c.make(nil, c.comm.hostWork(inBytes(c.route.work)))
+			err = c.make(nil, c.comm.hostWork(route.Bytes(c.route.Work)))
 		}
 	}
 	r.Leave()
@@ -319,11 +323,11 @@ func (c *call) communicate(turn uint64) error {
 // queue, or nil on the host. A group is its collectives, one after the other, and then its messages together. work is
 // memory of the route's bytes.
 func (c *call) make(q transport.Queue, work unsafe.Pointer) error {
-	if c.route.whole {
-		return c.route.by.Do(q, c.Call)
+	if c.route.Whole {
+		return c.route.By.Do(q, c.Call)
 	}
 	if c.Kind != coll.Group {
-		return transport.Make(c.route.by, q, &c.Call, c.comm.rank, c.comm.size, work, c.comm.w.local)
+		return transport.Make(c.route.By, q, &c.Call, c.comm.rank, c.comm.size, work, c.comm.w.local)
 	}
 	g := c.group
 	g.list = g.list[:0]
@@ -336,9 +340,9 @@ func (c *call) make(q transport.Queue, work unsafe.Pointer) error {
 		if err := m.make(q, work); err != nil {
 			return err
 		}
-		work = unsafe.Add(work, inBytes(m.route.work))
+		work = unsafe.Add(work, route.Bytes(m.route.Work))
 	}
-	if err := c.route.by.Group(q, g.list, nil); err != nil {
+	if err := c.route.By.Group(q, g.list, nil); err != nil {
 		return err // messages may still be on their way
 	}
 	c.comm.recycle(g)

@@ -42,8 +42,9 @@ func (w *World) openCross() error {
 	if err != nil {
 		return err
 	}
+	w.env.Twice = true
 	w.cross = &crossCheck{w: w, ref: verify.NewReference(transport.Bare{S: onGPU(s.q).Stream()}, poolMemory{w}, alone.st.host)}
-	if err := w.mustAgree(errors.Join(w.Comm.st.openDevice(), w.NodeComm.st.openDevice())); err != nil {
+	if err := w.mustAgree(errors.Join(w.Comm.st.routes.OpenDevice(), w.NodeComm.st.routes.OpenDevice())); err != nil {
 		return fmt.Errorf("--check both: %w", err)
 	}
 	return nil
@@ -58,11 +59,11 @@ func (x *crossCheck) submit(s *Stream, c *call) error {
 			x.w.Log.Warn().Msg("--check both does not compare what is captured: a graph holds no host that could")
 		})
 	}
-	if captured || st.second == nil || c.Kind == coll.Barrier {
+	if captured || st.routes.Second() == nil || c.Kind == coll.Barrier {
 		return s.enqueue(c)
 	}
 	made := verify.Pack(&c.Call, c.group) // a group is gone once it is issued
-	run, err := x.ref.Begin(st.second, st.host, st.recorder, &c.Call, c.group, s.copyBytes)
+	run, err := x.ref.Begin(st.routes.Second(), st.host, st.recorder, &c.Call, c.group, s.copyBytes)
 	if err != nil {
 		return err
 	}

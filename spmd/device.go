@@ -11,6 +11,7 @@ import (
 	cudaexec "lockstep/spmd/internal/exec/cuda"
 	hostexec "lockstep/spmd/internal/exec/host"
 	"lockstep/spmd/internal/job"
+	"lockstep/spmd/internal/transport/route"
 )
 
 // chooseDevice opens the rank's GPU, or settles on the host, on all ranks alike.
@@ -104,6 +105,9 @@ func (w *World) firstFailure(mine error) (*control.Failure, error) {
 //
 // Collective over all ranks.
 func (w *World) startGPU(node control.Comm) error {
+	path, _ := w.cfg.mpiPath()
+	w.env = route.Env{GPU: w.gpu.GPU, Log: &w.Log, Begin: w.startup.Begin, Quiesce: w.dev.Quiesce, Symmetric: w.cfg.Symmetric, Path: path,
+		ByMPI: w.byMPI, Node: w.node, Nodes: w.nodes, First: &w.Comm.st.routes}
 	for _, st := range w.comms { // those made before the device was chosen
 		st.onGPU()
 	}
@@ -130,14 +134,14 @@ func (w *World) startGPU(node control.Comm) error {
 		return w.startMPI()
 	}
 	// Not agreed upon: the others may be waiting in NCCL for a rank that failed.
-	if err := w.openNCCL(world, nil, 0, 0); err != nil {
+	if err := world.routes.OpenNCCL(nil, 0, 0); err != nil {
 		return fmt.Errorf("%w; --collectives mpi does without NCCL", err)
 	}
 	defer w.startup.Begin("nccl")()
 	if w.nodes == 1 {
 		n := w.NodeComm.st
-		n.shareDevice(&world.router)
-	} else if err := w.openNCCL(w.NodeComm.st, world, w.node, node.Rank()); err != nil {
+		n.routes.ShareDevice(&world.routes)
+	} else if err := w.NodeComm.st.routes.OpenNCCL(&world.routes, w.node, node.Rank()); err != nil {
 		return err
 	}
 	if nccl.Version() >= 21900 { // from which it allocates and registers memory

@@ -8,14 +8,11 @@ import (
 	"strings"
 
 	"lockstep/cudampi"
-	"lockstep/internal/peer"
 	"lockstep/nccl"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/exec"
 	cudaexec "lockstep/spmd/internal/exec/cuda"
 	"lockstep/spmd/internal/transport"
-	"lockstep/spmd/internal/transport/devmpi"
-	"lockstep/spmd/internal/transport/mpi"
 	"lockstep/spmd/internal/verify"
 )
 
@@ -49,9 +46,9 @@ func (w *World) chooseCarrier() error {
 // Collective over all ranks.
 func (w *World) startMPI() error {
 	world := w.Comm.st
-	err := w.mustAgree(world.openDevice())
+	err := w.mustAgree(world.routes.OpenDevice())
 	if err == nil {
-		err = w.mustAgree(w.NodeComm.st.openDevice())
+		err = w.mustAgree(w.NodeComm.st.routes.OpenDevice())
 	}
 	path, asked := w.cfg.mpiPath()
 	if err != nil {
@@ -72,63 +69,11 @@ func (w *World) startMPI() error {
 		}
 	}
 	if asked {
-		w.why += "; --collectives " + w.cfg.Collectives + how + world.dev.Comm.Reason()
+		w.why += "; --collectives " + w.cfg.Collectives + how + world.routes.OnMPI().Comm.Reason()
 	} else {
-		w.why += "; " + world.dev.Comm.Reason()
+		w.why += "; " + world.routes.OnMPI().Comm.Reason()
 	}
 	return nil
-}
-
-// openDevice has the communicator carry GPU memory through MPI, instead of NCCL or to
-// be compared with it. Collective, in the caller's turn.
-func (st *commState) openDevice() error {
-	w := st.w
-	if st.device == nil || st.size < 2 || !w.byMPI && w.cross == nil {
-		return nil
-	}
-	if err := w.dev.Quiesce(); err != nil { // it allocates
-		return err
-	}
-	path, _ := w.cfg.mpiPath()
-	shared, err := mpi.CommOf(st.host)
-	if err != nil {
-		return err
-	}
-	dev, peers, err := peer.OnDevice(shared, w.gpu.GPU.Dev, cudampi.DeviceConfig{Path: path})
-	if err != nil {
-		return err
-	}
-	t := devmpi.New(dev, w.gpu.GPU.Word())
-	if !w.byMPI {
-		st.second = t
-		return nil
-	}
-	st.dev, st.device = t, t
-	if peers == nil {
-		return nil
-	}
-	st.usePeers(peers)
-	return st.startPeers()
-}
-
-// closeDevice undoes openDevice. Collective, in the caller's turn.
-func (st *commState) closeDevice() error {
-	if st.second != nil {
-		err := st.second.Comm.Close()
-		st.second = nil
-		return err
-	}
-	if st.dev == nil {
-		return nil
-	}
-	st.w.gpu.GPU.Forget(st.dev)
-	if st.peers != nil {
-		st.leavePeers()
-	}
-	err := st.dev.Comm.Close()
-	st.dev = nil
-	st.useDevice()
-	return err
 }
 
 // Hand implements transport.Queue.
@@ -150,10 +95,10 @@ func (c *call) now(q *cudaexec.Queue) (done bool, err error) {
 // beforeDevice does what comes before a call on device memory is enqueued: it is done then where its transport makes it at
 // once, and compared with those of the other ranks where --check asks for it.
 func (c *call) beforeDevice(q exec.Queue) (done bool, err error) {
-	if c.route.host {
+	if c.route.Host {
 		return false, nil
 	}
-	if c.route.by.Caps().Blocks {
+	if c.route.By.Caps().Blocks {
 		if done, err := c.now(onGPU(q)); done {
 			return true, err
 		}

@@ -188,7 +188,7 @@ func (w *World) logStart() {
 	if v := nccl.VersionString(); !w.OnHost() && w.Size() > 1 && v != "" {
 		line.Str("nccl", v)
 	}
-	w.Comm.st.describe(line)
+	w.Comm.st.routes.Describe(line)
 	if w.nodes > 1 {
 		line = w.describeNodes(line)
 	}

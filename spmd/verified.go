@@ -5,6 +5,7 @@ import (
 
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/exec"
+	"lockstep/spmd/internal/transport/route"
 	"lockstep/spmd/internal/verify"
 )
 
@@ -62,6 +63,9 @@ func (c *call) check() error {
 
 // Len and Call implement verify.Group.
 func (g *group) Len() int { return len(g.cmds) }
+
+// Member implements route.Group.
+func (g *group) Member(i int) (*coll.Call, *route.Route) { return &g.cmds[i].Call, &g.cmds[i].route }
 
 // Call returns a call of the group, and what it does with its memory.
 func (g *group) Call(i int) (*coll.Call, verify.Memory) { return &g.cmds[i].Call, g.cmds[i].memory() }

@@ -23,6 +23,7 @@ import (
 	"lockstep/spmd/internal/job"
 	"lockstep/spmd/internal/transport"
 	"lockstep/spmd/internal/transport/mpi"
+	"lockstep/spmd/internal/transport/route"
 	"lockstep/spmd/internal/verify"
 )
 
@@ -60,6 +61,7 @@ type World struct {
 	mpiSockets, ncclSockets []job.Socket
 	symmetric               *symmetric // nil on the host
 	parts                   parts
+	env                     route.Env        // of routers on a GPU
 	cross                   *crossCheck      // nil unless NCCL and MPI are compared
 	blocking                *Stream          // of collectives that block, on a GPU
 	control                 Comm             // the framework's own traffic
@@ -136,7 +138,7 @@ func (w *World) Device() string {
 // they return, "mpi-staged" through host memory; "none" for one rank with a GPU, which has
 // nobody to talk to.
 func (w *World) Collectives() string {
-	return w.Comm.st.name()
+	return w.Comm.st.routes.Name()
 }
 
 // OnHost says whether the device is the host. Applications need it to choose

@@ -58,3 +58,14 @@ func (b Bare) Stream() *cuda.Stream { return b.S }
 
 // Hand implements Queue. Nothing holds the stream.
 func (b Bare) Hand(j Job) error { return j.Run() }
+
+// Memory says what a call does with memory that NCCL knows, or that may be faster.
+type Memory uint8
+
+// The bits of Memory.
+const (
+	FromSymmetric Memory = 1 << iota
+	IntoSymmetric
+	IntoPinned
+	InPlace
+)

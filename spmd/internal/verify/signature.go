@@ -12,20 +12,21 @@ import (
 	"lockstep/internal/mix"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
+	"lockstep/spmd/internal/transport"
 )
 
 // ErrMismatch is spmd.ErrContract.
 var ErrMismatch = errors.New("the ranks called different collectives")
 
 // Memory is what NCCL does differently for the memory of a call. It would wait for ever where ranks differ in it.
-type Memory uint8
+type Memory = transport.Memory
 
 // The bits of Memory.
 const (
-	FromSymmetric Memory = 1 << iota
-	IntoSymmetric
-	IntoPinned
-	InPlace
+	FromSymmetric = transport.FromSymmetric
+	IntoSymmetric = transport.IntoSymmetric
+	IntoPinned    = transport.IntoPinned
+	InPlace       = transport.InPlace
 )
 
 var memoryNames = [...]string{", from symmetric memory", ", into symmetric memory", ", into pinned memory", ", in place"}

@@ -1,4 +1,4 @@
-package spmd
+package route
 
 import (
 	"errors"
@@ -13,13 +13,10 @@ import (
 	"lockstep/cuda"
 	"lockstep/cuda/nvrtc"
 	"lockstep/internal/elem"
-	"lockstep/internal/peer"
 	"lockstep/nccl"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
-	"lockstep/spmd/internal/transport/mpi"
 	ncclt "lockstep/spmd/internal/transport/nccl"
-	peert "lockstep/spmd/internal/transport/peer"
 )
 
 // What carries a collective: NCCL's plain algorithms, its symmetric kernels, or one kernel
@@ -37,7 +34,7 @@ import (
 // symComm is what there is for symmetric memory beside the first communicator and the peers.
 type symComm struct {
 	nccl  *ncclt.Transport // with windows; nil where NCCL has none
-	paths paths
+	paths Paths
 }
 
 // way is what carries a call.
@@ -62,9 +59,9 @@ var pathRows = [...]struct {
 	{"reducescatter", coll.ReduceScatter, elem.Float32},
 }
 
-// paths says for each of pathRows, and a number of bytes of the larger buffer near each
+// Paths says for each of pathRows, and a number of bytes of the larger buffer near each
 // power of two, what carries the call.
-type paths [len(pathRows)][mostSize + 1]way
+type Paths [len(pathRows)][mostSize + 1]way
 
 // These are the sizes that are measured: 8 bytes to 256 MiB. What is larger goes the
 // way of the largest.
@@ -84,7 +81,7 @@ func sizeBit(n int) int {
 }
 
 // of is the way of a call; others says that there are no symmetric kernels for it. It is not ok for what has no row.
-func (p *paths) of(c *call, others bool) (by way, ok bool) {
+func (p *Paths) of(c *coll.Call, size int, others bool) (by way, ok bool) {
 	n := c.N * c.Type.Size()
 	switch {
 	case c.Kind == coll.AllReduce && others:
@@ -92,21 +89,21 @@ func (p *paths) of(c *call, others bool) (by way, ok bool) {
 	case c.Kind == coll.AllReduce:
 		return p[0][sizeBit(n)], true
 	case c.Kind == coll.AllGather && !others:
-		return p[2][sizeBit(n*c.comm.size)], true
+		return p[2][sizeBit(n*size)], true
 	case c.Kind == coll.ReduceScatter && !others:
-		return p[3][sizeBit(n*c.comm.size)], true
+		return p[3][sizeBit(n*size)], true
 	}
 	return plainWay, false
 }
 
 // hasSymmetricKernels says whether NCCL has them for a type and an operation.
 // Source: NCCL 2.28, src/sym_kernels.cc, ncclSymkImplemented.
-func (c *call) hasSymmetricKernels() bool {
-	return c.Kind == coll.AllGather || c.Op == Sum && (c.Type == elem.Float32 || c.Type.Half())
+func hasSymmetricKernels(c *coll.Call) bool {
+	return c.Kind == coll.AllGather || c.Op == elem.Sum && (c.Type == elem.Float32 || c.Type.Half())
 }
 
 // describe says which sizes go a way: "8B to 64KiB, 2MiB to 16MiB".
-func (p *paths) describe(row int, by way) string {
+func (p *Paths) describe(row int, by way) string {
 	var list []string
 	for i := leastSize; i <= mostSize; i++ {
 		from := i
@@ -131,107 +128,55 @@ func byteSize(i int) string {
 	return fmt.Sprintf("%d%s", 1<<(i%10), []string{"B", "KiB", "MiB"}[i/10])
 }
 
-// openPeers has kernels between peers carry small collectives and messages of any memory from now on.
-// Collective over st, in a turn.
-func (st *commState) openPeers() error {
-	if err := st.reachPeers(); err != nil {
-		st.w.Log.Info().Err(err).Msg("NCCL carries small collectives and messages, too, not kernels between peers")
-		return nil
-	}
-	return st.startPeers()
-}
-
-// startPeers has the peers carry what is small.
-func (st *commState) startPeers() error {
-	st.atOnce = st.peers.Most()
-	return st.w.gpu.GPU.OpenBeside()
-}
-
-// reachPeers opens the peers, or fails on all ranks alike. Collective over st, in a turn.
-func (st *commState) reachPeers() error {
-	shared, err := mpi.CommOf(st.host)
-	if err != nil {
-		return err
-	}
-	p, err := peer.Open(shared, st.w.gpu.GPU.Dev, peerRoom)
-	if err == nil {
-		st.usePeers(p)
-	}
-	return err
-}
-
-// usePeers has the communicator know peers, and who waits hear of their failures.
-func (st *commState) usePeers(p *peer.Comm) {
-	p.Ordered = true // by orderAfterOthers
-	st.peers = peert.New(p)
-	st.w.gpu.GPU.Watch(p, p.Failure)
-}
-
-// leavePeers ends the use of peers that are about to be closed, and returns them.
-func (st *commState) leavePeers() *peer.Comm {
-	p := st.peers.Comm
-	st.peers, st.atOnce = nil, 0
-	st.w.gpu.GPU.Unwatch(p)
-	return p
-}
-
-// closePeers gives the peers back. No graph may hold calls of them any more. Collective over st, in a turn.
-func (st *commState) closePeers() error {
-	if st.peers == nil {
-		return nil
-	}
-	return st.leavePeers().Close()
-}
-
 // choosePaths sets what carries what: NCCL's symmetric kernels all that they can with
 // --symmetric always, else as an earlier run on the same kind of machine found, or as
 // is measured now.
 //
-// Collective over st, in a turn; no collective is in flight. The caller holds g.issue.
-func (st *commState) choosePaths() error {
-	p := &st.sym.paths
-	if st.w.cfg.Symmetric == "always" {
+// Collective over the communicator, in a turn; no collective is in flight. The caller holds g.issue.
+func (r *Router) choosePaths() error {
+	p := &r.sym.paths
+	if r.env.Symmetric == "always" {
 		for row := range p {
 			for i := range p[row] {
-				if st.sym.nccl != nil && pathRows[row].typ == elem.Float32 {
+				if r.sym.nccl != nil && pathRows[row].typ == elem.Float32 {
 					p[row][i] = symmetricWay
 				}
 			}
 		}
 		return nil
 	}
-	key := st.pathsKey()
+	key := r.pathsKey()
 	// What the ranks have of earlier runs may differ: that of the first counts.
 	var stored struct {
-		paths
+		Paths
 		found bool
 	}
-	if st.rank == 0 {
-		stored.paths, stored.found = loadPaths(key)
-		for row := range stored.paths { // a file may be damaged
-			for size, by := range stored.paths[row] {
-				stored.found = stored.found && st.has(by, row, size)
+	if r.rank == 0 {
+		stored.Paths, stored.found = loadPaths(key)
+		for row := range stored.Paths { // a file may be damaged
+			for size, by := range stored.Paths[row] {
+				stored.found = stored.found && r.has(by, row, size)
 			}
 		}
 	}
-	if err := st.host.Broadcast(unsafe.Pointer(&stored), int(unsafe.Sizeof(stored)), elem.Uint8, 0); err != nil {
+	if err := r.host.Broadcast(unsafe.Pointer(&stored), int(unsafe.Sizeof(stored)), elem.Uint8, 0); err != nil {
 		return err
 	}
-	*p = stored.paths
+	*p = stored.Paths
 	how := "as measured by an earlier run"
 	if !stored.found {
 		how = "measured now"
-		if err := st.measurePaths(); err != nil {
+		if err := r.measurePaths(); err != nil {
 			return fmt.Errorf("measuring the paths of symmetric memory: %w", err)
 		}
-		if st.rank == 0 {
+		if r.rank == 0 {
 			if err := storePaths(key, *p); err != nil {
-				st.w.Log.Debug().Err(err).Msg("the paths of symmetric memory are not kept: each run measures them")
+				r.env.Log.Debug().Err(err).Msg("the paths of symmetric memory are not kept: each run measures them")
 			}
 		}
 	}
-	if st.w.Comm.st == st {
-		line := st.w.Log.Info().Str("how", how)
+	if r.env.First == r {
+		line := r.env.Log.Info().Str("how", how)
 		for row := range pathRows {
 			for by, name := range [...]string{symmetricWay: "_symmetric", peerWay: "_peers"} {
 				if sizes := p.describe(row, way(by)); name != "" && sizes != "" {
@@ -244,14 +189,14 @@ func (st *commState) choosePaths() error {
 	return nil
 }
 
-// onSeveralNodes says whether the ranks of st are not all on one. Collective over st.
-func (st *commState) onSeveralNodes() (bool, error) {
-	nodes, err := control.Range(st.host, int64(st.w.node))
+// onSeveralNodes says whether the ranks of st are not all on one. Collective over r.
+func (r *Router) onSeveralNodes() (bool, error) {
+	nodes, err := control.Range(r.host, int64(r.env.Node))
 	return !nodes.One(), err
 }
 
 // pathsKey says what the paths depend on, of ranks on one node.
-func (st *commState) pathsKey() string {
+func (r *Router) pathsKey() string {
 	var set []string
 	for _, e := range os.Environ() {
 		if strings.HasPrefix(e, "NCCL_") && !strings.HasPrefix(e, "NCCL_DEBUG") {
@@ -261,13 +206,13 @@ func (st *commState) pathsKey() string {
 	slices.Sort(set)
 	has := "windows"
 	switch {
-	case st.sym.nccl == nil:
+	case r.sym.nccl == nil:
 		has = "peers"
-	case st.peers != nil:
-		has = fmt.Sprintf("windows and peers to %d bytes", st.peers.Most()) // what was measured with another limit says nothing
+	case r.peers != nil:
+		has = fmt.Sprintf("windows and peers to %d bytes", r.peers.Most()) // what was measured with another limit says nothing
 	}
 	return fmt.Sprintf("%q, driver %d, NCCL %s, %d ranks on one node, %s, %q",
-		st.w.gpu.GPU.Dev.Name(), cuda.DriverVersion(), nccl.VersionString(), st.size, has, set)
+		r.env.GPU.Dev.Name(), cuda.DriverVersion(), nccl.VersionString(), r.size, has, set)
 }
 
 // pathsFile is the file of all that earlier runs measured; "" where there is no folder for it.
@@ -279,15 +224,15 @@ func pathsFile() string {
 }
 
 // A line is a digit for each way, a word for each row, and the key behind a tab.
-func loadPaths(key string) (paths, bool) {
+func loadPaths(key string) (Paths, bool) {
 	const most = 1 << 20 // of a file that is what it seems
 	file := pathsFile()
 	if info, err := os.Stat(file); err != nil || !info.Mode().IsRegular() || info.Size() > most {
-		return paths{}, false
+		return Paths{}, false
 	}
 	b, err := os.ReadFile(file)
 	if err != nil {
-		return paths{}, false
+		return Paths{}, false
 	}
 	for line := range strings.Lines(string(b)) {
 		head, rest, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "\t")
@@ -297,10 +242,10 @@ func loadPaths(key string) (paths, bool) {
 			}
 		}
 	}
-	return paths{}, false
+	return Paths{}, false
 }
 
-func parsePaths(text string) (p paths, ok bool) {
+func parsePaths(text string) (p Paths, ok bool) {
 	words := strings.Fields(text)
 	if len(words) != len(p) {
 		return p, false
@@ -320,7 +265,7 @@ func parsePaths(text string) (p paths, ok bool) {
 	return p, true
 }
 
-func (p *paths) String() string {
+func (p *Paths) String() string {
 	var words []string
 	for row := range p {
 		word := make([]byte, mostSize+1-leastSize)
@@ -333,7 +278,7 @@ func (p *paths) String() string {
 }
 
 // storePaths appends a line: two jobs that do so at once leave two.
-func storePaths(key string, p paths) error {
+func storePaths(key string, p Paths) error {
 	file := pathsFile()
 	if file == "" {
 		return errors.New("there is no cache folder (set LOCKSTEP_CACHE)")

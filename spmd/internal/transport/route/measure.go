@@ -1,4 +1,4 @@
-package spmd
+package route
 
 import (
 	"errors"
@@ -35,8 +35,8 @@ func (t *taken) best() way {
 }
 
 // measurePaths times each way with each call and size, of which the slowest rank counts.
-func (st *commState) measurePaths() error {
-	dev, most := st.w.gpu.GPU.Dev, mostSize
+func (r *Router) measurePaths() error {
+	dev, most := r.env.GPU.Dev, mostSize
 	free, _, err := dev.MemInfo()
 	if err != nil {
 		return err
@@ -44,38 +44,38 @@ func (st *commState) measurePaths() error {
 	for most > hostSize && 2<<most > free/8 {
 		most--
 	}
-	sizes, err := control.Range(st.host, int64(most))
+	sizes, err := control.Range(r.host, int64(most))
 	if err != nil {
 		return err
 	}
 	most = int(sizes.Lo)
 	n := 1 << most
 	mem, err := nccl.MemAlloc(dev, 2*n)
-	switch f, e := control.First(st.host, err); {
+	switch f, e := control.First(r.host, err); {
 	case e != nil:
 		return e
-	case f != nil && f.Rank == st.rank:
+	case f != nil && f.Rank == r.rank:
 		return err
 	case f != nil:
-		return fmt.Errorf("rank %d of %d: %s", f.Rank, st.size, f.Text)
+		return fmt.Errorf("rank %d of %d: %s", f.Rank, r.size, f.Text)
 	}
 	var us [len(pathRows)][mostSize + 1]taken
-	err = st.withKnown(mem, 2*n, func() error {
+	err = r.withKnown(mem, 2*n, func() error {
 		t := timer{d: dev}
 		defer t.close()
 		if err := t.open(); err != nil {
 			return err
 		}
-		for row, r := range pathRows {
+		for row, this := range pathRows {
 			for size := leastSize; size <= most; size++ {
-				c := coll.Call{Kind: r.call, Type: r.typ, Op: Sum, Dst: mem, Src: unsafe.Add(mem, n), N: st.elements(r.call, r.typ, size)}
+				c := coll.Call{Kind: this.call, Type: this.typ, Op: elem.Sum, Dst: mem, Src: unsafe.Add(mem, n), N: r.elements(this.call, this.typ, size)}
 				for by := range ways {
 					at := &us[row][size][by]
 					*at = [2]float64{math.MaxFloat64, math.MaxFloat64}
-					if !st.has(by, row, size) {
+					if !r.has(by, row, size) {
 						continue
 					}
-					call := func() error { return st.of(by).Do(transport.Bare{S: t.h}, c) }
+					call := func() error { return r.of(by).Do(transport.Bare{S: t.h}, c) }
 					calls := max(2, 16>>max(0, size-20)) // of few small ones the launch would be measured
 					var err error
 					if at[0], err = t.time(call, false, calls); err != nil {
@@ -96,20 +96,20 @@ func (st *commState) measurePaths() error {
 	if err != nil {
 		return err
 	}
-	if err := st.host.AllReduce(unsafe.Pointer(&us), unsafe.Pointer(&us), int(unsafe.Sizeof(us)/8), elem.Float64, Max); err != nil {
+	if err := r.host.AllReduce(unsafe.Pointer(&us), unsafe.Pointer(&us), int(unsafe.Sizeof(us)/8), elem.Float64, elem.Max); err != nil {
 		return err
 	}
 	for row := range us {
 		for size := leastSize; size <= mostSize; size++ {
-			st.sym.paths[row][size] = us[row][min(size, most)].best()
+			r.sym.paths[row][size] = us[row][min(size, most)].best()
 		}
-		st.sym.paths.smooth(row)
+		r.sym.paths.smooth(row)
 	}
 	return nil
 }
 
 // smooth has a size that would go another way than both of its neighbours go theirs: that is an accident of measuring.
-func (p *paths) smooth(row int) {
+func (p *Paths) smooth(row int) {
 	for size := leastSize + 1; size < mostSize; size++ {
 		if by := p[row][size-1]; by == p[row][size+1] {
 			p[row][size] = by
@@ -118,33 +118,33 @@ func (p *paths) smooth(row int) {
 }
 
 // elements is the n of a call whose larger buffer has 1<<size bytes, or a little less.
-func (st *commState) elements(kind coll.Kind, t elem.Type, size int) int {
+func (r *Router) elements(kind coll.Kind, t elem.Type, size int) int {
 	n := 1 << size / t.Size()
 	if kind == coll.AllReduce {
 		return n
 	}
-	return max(1, n/st.size)
+	return max(1, n/r.size)
 }
 
 // has says whether calls of a row can go a way.
-func (st *commState) has(by way, row, size int) bool {
-	r := &pathRows[row]
+func (r *Router) has(by way, row, size int) bool {
+	this := &pathRows[row]
 	switch by {
 	case symmetricWay:
-		return st.sym.nccl != nil && r.typ == elem.Float32
+		return r.sym.nccl != nil && this.typ == elem.Float32
 	case peerWay:
-		return st.peers != nil && st.elements(r.call, r.typ, size)*r.typ.Size() <= st.peers.Most()
+		return r.peers != nil && r.elements(this.call, this.typ, size)*this.typ.Size() <= r.peers.Most()
 	}
 	return by == plainWay
 }
 
 // withKnown runs fn while the communicators know the memory.
-func (st *commState) withKnown(mem unsafe.Pointer, n int, fn func() error) error {
-	reg, err := st.nccl.Comm.Register(mem, n)
+func (r *Router) withKnown(mem unsafe.Pointer, n int, fn func() error) error {
+	reg, err := r.nccl.Comm.Register(mem, n)
 	if err != nil {
 		return err
 	}
-	if c := st.sym.nccl; c != nil {
+	if c := r.sym.nccl; c != nil {
 		var window *nccl.Window
 		if window, err = c.Comm.RegisterWindow(mem, n); err == nil {
 			err = errors.Join(fn(), window.Close())

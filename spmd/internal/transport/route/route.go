@@ -1,0 +1,282 @@
+package route
+
+import (
+	"fmt"
+
+	"github.com/rs/zerolog"
+
+	"lockstep/cudampi"
+	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/exec"
+	cudaexec "lockstep/spmd/internal/exec/cuda"
+	"lockstep/spmd/internal/transport"
+	"lockstep/spmd/internal/transport/devmpi"
+	ncclt "lockstep/spmd/internal/transport/nccl"
+	peert "lockstep/spmd/internal/transport/peer"
+	"lockstep/spmd/internal/transport/self"
+)
+
+// Router has the transports of a communicator, and decides which of them carries a call.
+type Router struct {
+	env        *Env
+	rank, size int
+	host       transport.Host
+	hostKinds  coll.Set            // that host has itself
+	device     transport.Transport // carries what no other does on device memory; nil on the host
+	nccl       *ncclt.Transport    // nil on the host, and for one rank
+	ownsNCCL   bool                // it is not the world's
+	dev        *devmpi.Transport   // MPI on device memory; else nil
+	peers      *peert.Transport    // of ranks whose GPUs reach each other, if it is opened; else nil
+	atOnce     int                 // the most bytes of a message of a collective, of any memory, that peers carry
+	sym        *symComm            // carries some collectives on symmetric memory; nil where there is none
+	noSym      bool                // and there will be none
+	known      []known             // memory that nccl, if it is its own, and sym have registered
+	second     *devmpi.Transport   // MPI on device memory beside NCCL, where both are compared
+}
+
+// Route says what carries a call. It is decided when the call is issued, be it for now or for a graph: transports add up
+// in another order, and a graph is to have the bits of what was captured. Every rank finds the same: symmetric memory is
+// the same on all of them, and both ends of a message know its length.
+type Route struct {
+	By    transport.Transport
+	Host  bool  // By carries host memory
+	Whole bool  // By makes the call as it is
+	Short bool  // peers carry the short messages of the call, at the same time
+	Mixed bool  // of a group: other transports carry some of it
+	Fills bool  // it needs the kernel that fills memory with values of 8 bytes
+	List  int32 // units of device memory that peers need for that
+	Work  int32 // and those for copies of operands
+}
+
+// Order is the transport whose own order the call has among calls of it; nil where that is none's.
+func (r *Route) Order() transport.Transport {
+	if r.Short || r.Mixed || !r.By.Caps().Ordered {
+		return nil
+	}
+	return r.By
+}
+
+// Units is a number of bytes in units of exec.Alignment.
+func Units(bytes int) int32 { return int32((bytes + exec.Alignment - 1) / exec.Alignment) }
+
+// Bytes is the bytes of some units.
+func Bytes(units int32) int { return int(units) * exec.Alignment }
+
+// Group is calls that start together.
+type Group interface {
+	Len() int
+	// Member is a call of the group and its route.
+	Member(i int) (*coll.Call, *Route)
+}
+
+// Env is what the routers of a rank have in common.
+type Env struct {
+	GPU         *cudaexec.GPU
+	Log         *zerolog.Logger
+	Begin       func(part string) (done func()) // of the start, for the log
+	Quiesce     func() error                    // returns when no collective is in flight
+	Symmetric   string                          // --symmetric
+	Path        cudampi.Path                    // that --collectives asks for
+	ByMPI       bool                            // MPI carries GPU memory, not NCCL
+	Twice       bool                            // MPI makes again what NCCL has made, to be compared
+	Node, Nodes int
+	First       *Router // the world's
+}
+
+// New returns the router of a communicator. It carries host memory; UseDevice has it carry that of a device too.
+func New(env *Env, h transport.Host) Router {
+	return Router{env: env, host: h, hostKinds: h.Caps().Kinds, rank: h.Rank(), size: h.Size()}
+}
+
+// UseDevice has the router carry calls on device memory, at first of one rank alone.
+func (r *Router) UseDevice() { r.device = self.Transport{} }
+
+// Choose decides what carries a call that is not in a group; g is its calls where it is one. memory is what the call does
+// with memory. enqueued says that the call is: the barrier of the hosts themselves is MPI's.
+func (r *Router) Choose(to *Route, c *coll.Call, g Group, memory transport.Memory, enqueued bool) {
+	if r.device == nil || c.Kind == coll.Barrier && !enqueued {
+		to.By, to.Host, to.Whole = r.host, true, r.hostKinds.Has(c.Kind)
+		if !to.Whole {
+			r.routeOnHost(to, c, g)
+		}
+		return
+	}
+	*to = Route{By: r.device}
+	if c.Kind == coll.Group {
+		r.routeGroup(to, g)
+	} else if by := r.chosen(c, memory); by != nil {
+		to.By, to.Whole = by, true
+	} else {
+		to.By = r.better(c)
+		r.split(to, r.take(to, c))
+		to.Whole = to.Work == 0 && !to.Short && to.By.Caps().Kinds.Has(c.Kind)
+	}
+}
+
+// WholeOnHost says that the host's communicator makes calls of a kind as they are, and is all there is.
+func (r *Router) WholeOnHost(k coll.Kind) bool { return r.device == nil && r.hostKinds.Has(k) }
+
+// OnDevice says whether there is a device.
+func (r *Router) OnDevice() bool { return r.device != nil }
+
+// Peers are kernels between GPUs that reach each other; nil where there are none.
+func (r *Router) Peers() *peert.Transport { return r.peers }
+
+// routeOnHost notes the memory that a call, or a group, needs which MPI has only parts of.
+func (r *Router) routeOnHost(to *Route, c *coll.Call, g Group) {
+	to.Work = Units(c.Scratch(r.rank, r.size, &r.host.Caps().Library))
+	if c.Kind == coll.Group {
+		for i := range g.Len() {
+			_, m := g.Member(i)
+			to.Work += m.Work
+		}
+	}
+}
+
+// better is what carries the steps of a call that the device's transport does not have: another, where all is one
+// collective that this carries better.
+func (r *Router) better(c *coll.Call) transport.Transport {
+	lib := &r.device.Caps().Library
+	if lib.Kinds.Has(c.Kind) {
+		return r.device
+	}
+	only, n := coll.Call{}, 0
+	c.Steps(r.rank, r.size, lib, nil, func(s coll.Call) bool {
+		if !s.Kind.Traits().Local {
+			only, n = s, n+1
+		}
+		return n < 2
+	})
+	if n == 1 {
+		if by := r.chosen(&only, 0); by != nil {
+			return by
+		}
+	}
+	return r.device
+}
+
+// ChooseMember decides what carries a call of a group.
+func (r *Router) ChooseMember(to *Route, c *coll.Call, memory transport.Memory) {
+	if r.device != nil && (r.device.Caps().Merges || c.Kind.Traits().Message) {
+		*to = Route{By: r.device}
+		return
+	}
+	r.Choose(to, c, nil, memory, true)
+}
+
+// routeGroup decides for a group, of whose calls that is known already.
+func (r *Router) routeGroup(to *Route, g Group) {
+	short := 0
+	for i := range g.Len() {
+		c, its := g.Member(i)
+		if r.device.Caps().Merges || c.Kind.Traits().Message {
+			short += r.take(to, c)
+		} else {
+			to.Mixed = to.Mixed || its.By != to.By
+			to.Fills = to.Fills || its.Fills
+			to.Work += its.Work
+		}
+	}
+	r.split(to, short)
+}
+
+// take notes the memory for copies of a call that goes to the device's transport. It returns how many short messages
+// there are in it that peers would carry.
+func (r *Router) take(to *Route, c *coll.Call) (short int) {
+	lib := &to.By.Caps().Library
+	to.Work += Units(c.Scratch(r.rank, r.size, lib))
+	if lib.Kinds.Has(c.Kind) && (r.atOnce == 0 || !c.Kind.Traits().Message) {
+		return 0
+	}
+	c.Steps(r.rank, r.size, lib, nil, func(m coll.Call) bool {
+		switch {
+		case m.Kind == coll.Fill && m.Type.Size() == 8:
+			to.Fills = true
+		case r.atOnce > 0 && m.Kind.Traits().Message && r.peers.Short(&m):
+			short++
+		}
+		return true
+	})
+	return short
+}
+
+// split has peers carry the short messages of a call, where there are some.
+func (r *Router) split(to *Route, short int) {
+	if short > 0 {
+		to.Short, to.List = true, Units(r.peers.Scratch(short))
+	}
+}
+
+// chosen is the transport that is better for a collective than the device's; nil where that is none.
+func (r *Router) chosen(c *coll.Call, memory transport.Memory) transport.Transport {
+	if r.sym != nil {
+		if by, ok := r.bySymmetric(c, memory); ok {
+			return by
+		}
+	}
+	switch {
+	case r.atOnce == 0:
+		return nil
+	case r.dev != nil && r.peers.Caps().Kinds.Has(c.Kind), peert.AtOnce(c, r.atOnce):
+		return r.peers
+	}
+	return nil
+}
+
+// bySymmetric is what carries a call on symmetric memory, as was measured; not ok for what has no such choice.
+func (r *Router) bySymmetric(c *coll.Call, memory transport.Memory) (by transport.Transport, ok bool) {
+	way := plainWay
+	switch memory &^ transport.InPlace {
+	case transport.FromSymmetric | transport.IntoSymmetric:
+		way, ok = r.sym.paths.of(c, r.size, !hasSymmetricKernels(c))
+	case transport.FromSymmetric | transport.IntoPinned:
+		way, ok = r.sym.paths.of(c, r.size, true)
+	}
+	if way == peerWay && !peert.AtOnce(c, r.peers.Most()) { // a bit more than the size that was measured
+		way = plainWay
+	}
+	return r.of(way), ok
+}
+
+// of is the transport of a way.
+func (r *Router) of(by way) transport.Transport {
+	switch by {
+	case symmetricWay:
+		return r.sym.nccl
+	case peerWay:
+		return r.peers
+	}
+	return r.device
+}
+
+// ShareDevice has a communicator of the same ranks as o use what carries device memory there.
+func (r *Router) ShareDevice(o *Router) {
+	r.nccl, r.device, r.peers, r.atOnce = o.nccl, o.device, o.peers, o.atOnce
+}
+
+// Name is that of the transport which carries most calls.
+func (r *Router) Name() string {
+	if r.device == nil {
+		return r.host.Name()
+	}
+	return r.device.Name()
+}
+
+// Describe adds to the start line what carries short calls.
+func (r *Router) Describe(line *zerolog.Event) {
+	if r.atOnce > 0 {
+		line.Str("small_collectives", fmt.Sprintf("kernels between peers, messages of up to %d bytes", r.atOnce)).
+			Str("small_messages", fmt.Sprintf("kernels between peers, up to %d bytes", r.peers.Comm.MessageMost()))
+	}
+}
+
+// Handed reports whether the host makes calls on device memory, which then may hold for a while what is not the result.
+func (r *Router) Handed() bool { return r.device != nil && r.device.Caps().Hands }
+
+// NoGraph is why a graph cannot hold calls of the communicator; nil where it can.
+func (r *Router) NoGraph() error {
+	if r.device == nil {
+		return nil
+	}
+	return r.device.Caps().NoGraph
+}

@@ -1,0 +1,142 @@
+package route
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"unsafe"
+
+	"lockstep/nccl"
+	"lockstep/spmd/internal/exec"
+	ncclt "lockstep/spmd/internal/transport/nccl"
+)
+
+// known is memory that the communicators have registered.
+type known struct {
+	ptr    unsafe.Pointer
+	reg    *nccl.Registration
+	window *nccl.Window
+}
+
+// Register has both communicators, the second of which the first memory makes, know the
+// bytes at ptr. It closes nothing where it fails: Unregister does.
+//
+// Collective over the communicator, in a turn; no collective is in flight. Nobody else enqueues collectives.
+func (r *Router) Register(ptr unsafe.Pointer, n int) error {
+	reg, err := r.nccl.Comm.Register(ptr, n)
+	if err != nil {
+		return err
+	}
+	r.known = append(r.known, known{ptr: ptr, reg: reg})
+	if r.noSym || r.env.Symmetric == "never" {
+		return nil
+	}
+	first := r.sym == nil
+	if first {
+		if err := r.openSym(); err != nil {
+			return err
+		}
+	}
+	if r.sym.nccl != nil {
+		window, err := r.sym.nccl.Comm.RegisterWindow(ptr, n)
+		if err != nil {
+			return err
+		}
+		r.known[len(r.known)-1].window = window
+		if !window.Registered() {
+			if err := r.closeWindows(); err != nil {
+				return err
+			}
+		}
+	}
+	switch {
+	case r.sym.nccl == nil && r.peers == nil:
+		r.sym, r.noSym = nil, true
+		if r.env.First == r {
+			r.env.Log.Info().Str("nccl", nccl.VersionString()).Msg("AllocSymmetric: collectives have no faster path: there are no windows of NCCL (from 2.27), or several nodes, and no GPUs that reach each other")
+		}
+	case first:
+		return r.choosePaths()
+	}
+	return nil
+}
+
+// openSym makes what carries calls on symmetric memory. Collective over the communicator, in a turn.
+func (r *Router) openSym() error {
+	r.sym = &symComm{}
+	// Nothing is wrong with GPUs that do not reach each other: all ranks learn it alike.
+	if r.peers == nil {
+		if err := r.reachPeers(); err != nil {
+			r.env.Log.Debug().Err(err).Msg("small collectives on symmetric memory take no kernel between peers")
+		}
+	}
+	if nccl.Version() < 22700 {
+		return nil
+	}
+	// NCCL's symmetric kernels reach as far as NVLink does. Its other algorithms take the same time with windows as without, and
+	// to measure them over a network would take long.
+	if several, err := r.onSeveralNodes(); err != nil || several && r.env.Symmetric != "always" {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), exec.Patience)
+	defer cancel()
+	c, err := r.nccl.Comm.Split(ctx, 0, r.rank, nccl.Config{})
+	if err != nil {
+		return fmt.Errorf("a second communicator, for symmetric memory: %w", err)
+	}
+	r.sym.nccl = ncclt.New(c, r.env.GPU.Word())
+	r.env.GPU.Watch(c, c.AsyncError)
+	return nil
+}
+
+// Unregister takes memory out of both communicators.
+func (r *Router) Unregister(ptr unsafe.Pointer) error {
+	var err error
+	for _, k := range r.known {
+		if k.ptr == ptr {
+			err = errors.Join(err, k.close())
+		}
+	}
+	r.known = slices.DeleteFunc(r.known, func(k known) bool { return k.ptr == ptr })
+	return err
+}
+
+func (k *known) close() error {
+	var err error
+	if k.window != nil {
+		err = k.window.Close()
+	}
+	return errors.Join(err, k.reg.Close())
+}
+
+// closeSym ends what there is for symmetric memory but the registrations. No graph
+// may hold any of it any more. Collective over the communicator, in a turn.
+func (r *Router) closeSym() error {
+	if r.sym == nil {
+		return nil
+	}
+	r.env.GPU.Forget(r.sym.nccl)
+	err := r.closeWindows()
+	r.sym = nil
+	return err
+}
+
+// closeWindows ends the communicator with windows.
+func (r *Router) closeWindows() error {
+	var err error
+	for i := range r.known {
+		if w := r.known[i].window; w != nil {
+			err = errors.Join(err, w.Close())
+		}
+	}
+	if c := r.sym.nccl; c != nil {
+		r.sym.nccl = nil
+		r.env.GPU.Unwatch(c.Comm)
+		err = errors.Join(err, c.Comm.Close())
+	}
+	return err
+}
+
+// ShareSymmetric has the communicator, of the same ranks as o, use what o has for symmetric memory.
+func (r *Router) ShareSymmetric(o *Router) { r.sym, r.peers = o.sym, o.peers }
