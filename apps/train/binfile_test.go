@@ -89,6 +89,7 @@ func TestJoined(t *testing.T) {
 // What llm.c's files hold is learned from as the text they were made from: the same
 // losses on any number of files and ranks; and refused where it cannot be.
 func TestBinData(t *testing.T) {
+	besideOthers(t)
 	spmdtest.Ranks(t, 3)
 	dir := t.TempDir()
 	rng := rand.New(rand.NewPCG(1, 2))

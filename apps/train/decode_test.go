@@ -119,6 +119,7 @@ func TestWholeRunes(t *testing.T) {
 // With nothing but the checkpoint the program writes what its run has learned, and finds
 // the loss that the run found.
 func TestSampleAndEval(t *testing.T) {
+	besideOthers(t)
 	spmdtest.Ranks(t, 3)
 	const sentence = "abcdefghijklmnop\n"
 	dir, data := t.TempDir(), t.TempDir()

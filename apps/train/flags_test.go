@@ -48,6 +48,7 @@ func ours(stderr string) []string {
 
 // Each is refused with one line that names what is wrong, and status 2.
 func TestBadFlags(t *testing.T) {
+	besideOthers(t)
 	dir := t.TempDir()
 	text := write(t, dir, "text.txt", strings.Repeat("some text ", 500))
 	empty := write(t, dir, "empty.txt", "")
@@ -131,6 +132,7 @@ func TestBadFlags(t *testing.T) {
 
 // The same on several ranks: one line for the job, not one a rank.
 func TestBadInputOnceAJob(t *testing.T) {
+	besideOthers(t)
 	spmdtest.Ranks(t, 3)
 	short := write(t, t.TempDir(), "short.txt", "a few bytes")
 	for _, c := range []struct {
@@ -222,5 +224,13 @@ func TestJSONOnStandardOutput(t *testing.T) {
 	}
 	if !strings.Contains(p.Stdout, `"val_loss":null`) || !strings.Contains(p.Stderr, "\nsample") {
 		t.Errorf("stdout:\n%s\nstderr:\n%s", p.Stdout, p.Stderr)
+	}
+}
+
+// besideOthers has a test run beside others on the host, where it mostly waits for programs; GPUs hold one job of train at a
+// time.
+func besideOthers(t *testing.T) {
+	if spmdtest.Device() == "host" {
+		t.Parallel()
 	}
 }

@@ -177,6 +177,7 @@ func TestBadLoss(t *testing.T) {
 
 // The program: a rate that no model survives.
 func TestRunDiverges(t *testing.T) {
+	besideOthers(t)
 	spmdtest.Ranks(t, 3)
 	args := smallRun(t, 4, "--dtype", "float32", "--lr", "1e30", "--warmup-steps", "0", "--val-batches", "0")
 	p := train(t, 3, args...)

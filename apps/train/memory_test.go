@@ -81,6 +81,7 @@ func TestMemoryTold(t *testing.T) {
 // A run goes on with its own type of activations, unless another is asked for; and each
 // checkpoint has its line.
 func TestResumeKeepsDType(t *testing.T) {
+	besideOthers(t)
 	spmdtest.Ranks(t, 2)
 	dir := t.TempDir()
 	args := smallRun(t, 4, "--checkpoint", dir, "--save-every", "2")

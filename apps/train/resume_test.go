@@ -118,6 +118,7 @@ func only(t *testing.T, dir string, steps ...int) string {
 // Saved on some ranks and gone on with on as many or others: the losses are those of
 // the run that was not interrupted, to the bit on as many ranks.
 func TestResume(t *testing.T) {
+	besideOthers(t)
 	for _, tc := range []struct {
 		dtype string
 		ranks []int
@@ -156,6 +157,7 @@ func TestResume(t *testing.T) {
 // A run that is complete does nothing more; other settings are taken with a warning,
 // or refused where the run could not go on with them.
 func TestResumeSettings(t *testing.T) {
+	besideOthers(t)
 	spmdtest.HostOnly(t, "no device plays a part")
 	dir := t.TempDir()
 	args := smallRun(t, 4, "--checkpoint", dir, "--save-every", "2", "--val-batches", "1")
@@ -220,6 +222,7 @@ func TestResumeSettings(t *testing.T) {
 // Where the newest checkpoint is damaged the run goes on from the one before, and
 // the warning names the file.
 func TestResumeDamaged(t *testing.T) {
+	besideOthers(t)
 	spmdtest.HostOnly(t, "what is on disk does not depend on the device")
 	dir := t.TempDir()
 	args := smallRun(t, 6, "--checkpoint", dir, "--save-every", "2")
@@ -256,6 +259,7 @@ func b2i(b bool) int {
 // A save that fails, here since a file is in the way, ends the run if it is the first
 // or the last one. What was saved before is unharmed.
 func TestSaveFails(t *testing.T) {
+	besideOthers(t)
 	spmdtest.HostOnly(t, "what is on disk does not depend on the device")
 	const steps = 10
 	args := smallRun(t, steps, "--val-batches", "1", "--save-every", "2")
@@ -422,6 +426,7 @@ func faults(t *testing.T, usual int) int {
 // from a checkpoint that is not older than it may be, and all losses are those of an
 // undisturbed run. LOCKSTEP_FAULTS is the number of kills.
 func TestKilled(t *testing.T) {
+	besideOthers(t)
 	const ranks, steps, every = 3, 60, 2
 	spmdtest.Ranks(t, ranks)
 	kills := 10
@@ -483,6 +488,7 @@ func TestKilled(t *testing.T) {
 // A signal to mpirun, or to one rank, ends all ranks after the same step, with one
 // checkpoint of it and the exit status that was asked for; the run then goes on.
 func TestPreempted(t *testing.T) {
+	besideOthers(t)
 	const ranks = 3
 	spmdtest.Ranks(t, ranks)
 	for _, tc := range []struct {
@@ -540,6 +546,7 @@ func TestPreempted(t *testing.T) {
 // A second job in the folder of one that runs is refused, with who has it; afterwards
 // the folder is free.
 func TestTwoJobs(t *testing.T) {
+	besideOthers(t)
 	spmdtest.HostOnly(t, "what is on disk does not depend on the device")
 	const ranks = 2
 	spmdtest.Ranks(t, ranks)
@@ -585,6 +592,7 @@ func TestTwoJobs(t *testing.T) {
 // A job of Slurm that was requeued waits for its old half to end, and goes on from what
 // that has saved last.
 func TestRequeued(t *testing.T) {
+	besideOthers(t)
 	spmdtest.HostOnly(t, "what is on disk does not depend on the device")
 	const ranks = 2
 	spmdtest.Ranks(t, ranks)

@@ -105,6 +105,7 @@ func keyOf(t *testing.T, path string) [sha256.Size]byte {
 // A token file that is truncated under the run is one line, not the end of the process
 // with every stack.
 func TestTruncatedTokenFile(t *testing.T) {
+	besideOthers(t)
 	spmdtest.HostOnly(t, "no device plays a part")
 	const ranks = 2
 	spmdtest.Ranks(t, ranks)
@@ -149,6 +150,7 @@ func TestGuard(t *testing.T) {
 // What a checkpoint says of its run is refused where no run can have come to it, and
 // nothing in it gets at the terminal.
 func TestForgedCheckpoint(t *testing.T) {
+	besideOthers(t)
 	spmdtest.HostOnly(t, "what is on disk does not depend on the device")
 	dir := t.TempDir()
 	args := smallRun(t, 2, "--checkpoint", dir, "--val-batches", "1")
