@@ -193,6 +193,41 @@ func TestGPUMemory(t *testing.T) {
 	}))
 }
 
+// TestGPUManaged: what memory holds is the same wherever it is moved, and whatever is said of it.
+func TestGPUManaged(t *testing.T) {
+	d := openGPU(t)
+	s := newStream(t, d)
+	const n = 5<<20 + 3
+	m := try(d.MallocManaged(n))(t)
+	host := unsafe.Slice((*byte)(m), n)
+	for _, a := range []Advice{SetReadMostly, UnsetReadMostly, SetPreferredLocation, SetAccessedBy, UnsetAccessedBy, UnsetPreferredLocation} {
+		must(t, d.Advise(m, n, a, d))
+		for i := range host {
+			host[i] = byte(i*7 + int(a))
+		}
+		must(t, s.Prefetch(m, n, d))
+		must(t, s.Fill(unsafe.Add(m, 4099), 1, 0, 100))
+		must(t, s.Prefetch(unsafe.Add(m, 4099), 100, nil)) // a part, not on a page's edge
+		must(t, s.Synchronize())
+		for i, got := range host {
+			want := byte(i*7 + int(a))
+			if i >= 4099 && i < 4199 {
+				want = 0
+			}
+			if got != want {
+				t.Fatalf("advice %d: byte %d is %d, want %d", a, i, got, want)
+			}
+		}
+	}
+	must(t, d.Advise(m, n, SetPreferredLocation, nil))
+	must(t, s.BeginCapture(Relaxed))
+	if err := s.Prefetch(m, n, d); err == nil {
+		t.Error("a graph holds a prefetch: document and allow it")
+	}
+	must(t, s.Abandon())
+	must(t, d.Free(m))
+}
+
 func TestGPUOrder(t *testing.T) {
 	d := openGPU(t)
 	least, greatest := d.Priorities()

@@ -21,6 +21,7 @@ type things struct {
 	deep *Function
 	c    *Callback
 	p, h unsafe.Pointer
+	u    unsafe.Pointer // managed
 }
 
 func make1(t *testing.T) *things {
@@ -28,6 +29,7 @@ func make1(t *testing.T) *things {
 	d := try(Open(0))(t)
 	o := &things{d: d, s: try(d.NewStream(0))(t), e: try(d.NewEvent(true))(t), f: try(d.NewEvent(true))(t)}
 	o.p, o.h = try(d.Malloc(64))(t), try(d.MallocHost(64))(t)
+	o.u = try(d.MallocManaged(64))(t)
 	o.m = try(d.LoadModule([]byte("image")))(t)
 	o.k, o.deep = try(o.m.Function("k"))(t), try(o.m.Function("deep"))(t)
 	o.c = NewCallback(func() {})
@@ -42,7 +44,7 @@ func make1(t *testing.T) *things {
 
 func (o *things) close() error {
 	o.c.Close()
-	return errors.Join(o.x.Close(), o.g.Close(), o.m.Close(), o.e.Close(), o.f.Close(), o.s.Close(), o.d.Free(o.p),
+	return errors.Join(o.x.Close(), o.g.Close(), o.m.Close(), o.e.Close(), o.f.Close(), o.s.Close(), o.d.Free(o.p), o.d.Free(o.u),
 		o.d.FreeHost(o.h), o.d.Close())
 }
 
@@ -79,6 +81,8 @@ func fakeStatuses(t *testing.T) {
 		{"cuMemHostAlloc", "", func(o *things) error { return second(o.d.MallocHost(1)) }},
 		{"cuMemFreeHost", "", func(o *things) error { return o.d.FreeHost(o.h) }},
 		{"cuMemAllocManaged", "", func(o *things) error { return second(o.d.MallocManaged(1)) }},
+		{"cuMemPrefetchAsync_v2", "cuMemPrefetchAsync", func(o *things) error { return o.s.Prefetch(o.u, 64, o.d) }},
+		{"cuMemAdvise_v2", "cuMemAdvise", func(o *things) error { return o.d.Advise(o.u, 64, SetReadMostly, nil) }},
 		{"cuMemHostRegister_v2", "cuMemHostRegister", func(o *things) error { return o.d.RegisterHost(o.h, 64) }},
 		{"cuMemHostUnregister", "", func(o *things) error { return o.d.UnregisterHost(o.h) }},
 		{"cuMemGetAddressRange_v2", "cuMemGetAddressRange", func(o *things) error { return second(o.d.IPCHandle(o.p)) }},

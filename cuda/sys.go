@@ -122,6 +122,15 @@ func sysMallocManaged(d *Device, bytes int) (p unsafe.Pointer, status int) {
 	return made(C.mem_alloc_managed(addr(d.ctx), C.size_t(bytes)))
 }
 
+func sysHasPrefetch() bool { return C.has_prefetch() != 0 }
+func sysPrefetch(s *Stream, p unsafe.Pointer, bytes, kind, id int) int {
+	return int(C.prefetch(addr(s.d.ctx), addr(s.h), addr(p), C.size_t(bytes), C.int(kind), C.int(id)))
+}
+func sysHasAdvise() bool { return C.has_advise() != 0 }
+func sysAdvise(d *Device, p unsafe.Pointer, bytes int, a Advice, kind, id int) int {
+	return int(C.advise(addr(d.ctx), addr(p), C.size_t(bytes), C.int(a), C.int(kind), C.int(id)))
+}
+
 func sysHostRegister(d *Device, p unsafe.Pointer, bytes int) int {
 	return int(C.host_register(addr(d.ctx), addr(p), C.size_t(bytes)))
 }

@@ -11,6 +11,7 @@
 typedef uint64_t device_ptr;
 typedef struct { unsigned char bytes[16]; } uuid;
 typedef struct { char bytes[64]; } ipc_handle;
+typedef struct { int type, id; } mem_location;
 typedef struct { int result; void *node, *from; } update_info;
 typedef struct { int id, pad; union { int on; unsigned dim[3]; uint64_t words[8]; } value; } launch_attribute;
 typedef struct { unsigned grid[3], block[3], shared; void *stream; const launch_attribute *attributes; unsigned n; } launch_config;
@@ -42,6 +43,8 @@ static struct {
     int (*MemHostAlloc)(void **, size_t, unsigned);
     int (*MemFreeHost)(void *);
     int (*MemAllocManaged)(device_ptr *, size_t, unsigned);
+    int (*MemPrefetchAsync)(device_ptr, size_t, mem_location, unsigned, void *);
+    int (*MemAdvise)(device_ptr, size_t, int, mem_location);
     int (*MemHostRegister)(void *, size_t, unsigned);
     int (*MemHostUnregister)(void *);
     int (*MemGetAddressRange)(device_ptr *, size_t *, device_ptr);
@@ -122,6 +125,8 @@ static struct row row_at(int i) {
         NEED(MemHostAlloc, "cuMemHostAlloc"),
         NEED(MemFreeHost, "cuMemFreeHost"),
         NEED(MemAllocManaged, "cuMemAllocManaged"),
+        MAY(MemPrefetchAsync, "cuMemPrefetchAsync_v2"), // CUDA 12.2
+        MAY(MemAdvise, "cuMemAdvise_v2"),               // CUDA 12.2
         NEED(MemHostRegister, "cuMemHostRegister_v2"),
         NEED(MemHostUnregister, "cuMemHostUnregister"),
         NEED(MemGetAddressRange, "cuMemGetAddressRange_v2"),
@@ -287,6 +292,16 @@ static struct made mem_alloc_managed(uintptr_t context, size_t bytes) {
     int r = enter(context);
     if (r == OK) r = cu.MemAllocManaged(&p, bytes, ATTACH_GLOBAL);
     return (struct made){r, (void *)(uintptr_t)p};
+}
+static int has_prefetch(void) { return cu.MemPrefetchAsync != NULL; }
+static int prefetch(uintptr_t context, uintptr_t stream, uintptr_t p, size_t bytes, int type, int id) {
+    ENTER(context);
+    return cu.MemPrefetchAsync(p, bytes, (mem_location){type, id}, 0, (void *)stream);
+}
+static int has_advise(void) { return cu.MemAdvise != NULL; }
+static int advise(uintptr_t context, uintptr_t p, size_t bytes, int advice, int type, int id) {
+    ENTER(context);
+    return cu.MemAdvise(p, bytes, advice, (mem_location){type, id});
 }
 static int mem_free(uintptr_t context, uintptr_t p) {
     ENTER(context);

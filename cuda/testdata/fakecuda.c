@@ -108,7 +108,7 @@ struct module { struct object o; struct params *kernels; };
 struct function { struct object o; char name[256]; struct module *module; int max_shared, local; };
 // What a block is: device memory, pinned host memory, host memory of others that is pinned, device memory of another process.
 enum { DEVICE_MEMORY, PINNED, REGISTERED, FOREIGN };
-struct block { uintptr_t p; size_t bytes; int kind, file; struct context *ctx; struct block *next; };
+struct block { uintptr_t p; size_t bytes; int kind, file, managed; struct context *ctx; struct block *next; };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 // Of delayed streams: their operations, and the records that events have passed.
@@ -580,7 +580,7 @@ int cuMemGetInfo_v2(size_t *free, size_t *total) {
 // add notes a block. The caller holds the mutex.
 static void add(void *p, size_t bytes, int kind, int file) {
     struct block *b = malloc(sizeof *b);
-    *b = (struct block){(uintptr_t)p, bytes, kind, file, current, blocks};
+    *b = (struct block){(uintptr_t)p, bytes, kind, file, 0, current, blocks};
     blocks = b;
 }
 static struct block *block_at(uintptr_t p, int kind) {
@@ -646,8 +646,41 @@ int cuMemAllocManaged(device_ptr *out, size_t bytes, unsigned flags) {
     FAIL_IF(bytes == 0 || flags != 1, INVALID_VALUE);
     uintptr_t p = allocate(bytes, DEVICE_MEMORY);
     FAIL_IF(p == 0, OUT_OF_MEMORY);
+    pthread_mutex_lock(&mutex);
+    block_at(p, DEVICE_MEMORY)->managed = 1;
+    pthread_mutex_unlock(&mutex);
     *out = p;
     RETURN("bytes=%zu p=0x%zx device=%d", bytes, p, current->device);
+}
+// A place of managed memory, as the header's CUmemLocation has it.
+typedef struct { int type, id; } location;
+enum { AT_DEVICE = 1, AT_HOST = 2 };
+static int no_place(location at) { return at.type == AT_DEVICE ? at.id < 0 || at.id >= device_count() : at.type != AT_HOST; }
+static int is_managed(uintptr_t p, size_t n) {
+    int found = 0;
+    pthread_mutex_lock(&mutex);
+    for (struct block *b = blocks; b != NULL; b = b->next)
+        if (b->managed && p >= b->p && p < b->p + b->bytes) found = n > 0 && n <= b->p + b->bytes - p;
+    pthread_mutex_unlock(&mutex);
+    return found;
+}
+static int still(struct stream *s);
+int cuMemPrefetchAsync_v2(device_ptr p, size_t bytes, location to, unsigned flags, void *stream) {
+    BEGIN("cuMemPrefetchAsync_v2");
+    NEED_CONTEXT;
+    NEED(stream, STREAM);
+    FAIL_IF(flags != 0 || !is_managed(p, bytes), INVALID_VALUE);
+    FAIL_IF(no_place(to), INVALID_DEVICE);
+    int r = still(stream); // no node of a graph is a prefetch
+    FAIL_IF(r != OK, r);
+    RETURN("p=0x%zx bytes=%zu to=%d:%d stream=%d", (size_t)p, bytes, to.type, to.id, id_of(stream));
+}
+int cuMemAdvise_v2(device_ptr p, size_t bytes, int advice, location of) {
+    BEGIN("cuMemAdvise_v2");
+    NEED_CONTEXT;
+    FAIL_IF(advice < 1 || advice > 6 || !is_managed(p, bytes), INVALID_VALUE);
+    FAIL_IF(no_place(of), INVALID_DEVICE);
+    RETURN("p=0x%zx bytes=%zu advice=%d of=%d:%d", (size_t)p, bytes, advice, of.type, of.id);
 }
 int cuMemFree_v2(device_ptr p) {
     BEGIN("cuMemFree_v2");

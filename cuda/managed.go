@@ -1,0 +1,90 @@
+package cuda
+
+import (
+	"fmt"
+	"unsafe"
+)
+
+// managedDriver is the first driver with cuMemPrefetchAsync_v2 and cuMemAdvise_v2.
+const managedDriver = 12020
+
+// Advice is what the driver is told of managed memory. It changes where pages lie and what is copied when, never what
+// memory holds.
+type Advice int
+
+// Source: cuda.h, CUmem_advise.
+const (
+	SetReadMostly          Advice = iota + 1 // who reads gets a copy; a write ends all copies
+	UnsetReadMostly                          // there is one of each page again
+	SetPreferredLocation                     // pages stay at the place, or go back there, and others reach them from afar
+	UnsetPreferredLocation                   // they move to who uses them
+	SetAccessedBy                            // the place reaches pages wherever they are, without a page fault
+	UnsetAccessedBy                          // it faults
+)
+
+// Places of managed memory. Source: cuda.h, CUmemLocationType.
+const (
+	atDevice = 1
+	atHost   = 2
+)
+
+// place is how the driver names a device, and for nil the host.
+func place(of *Device) (kind, id int) {
+	if of == nil {
+		return atHost, 0
+	}
+	return atDevice, of.dev
+}
+
+func placeText(of *Device) string {
+	if of == nil {
+		return "the host"
+	}
+	return fmt.Sprintf("GPU %d", of.index)
+}
+
+// Prefetch enqueues on s that bytes bytes of managed memory move to a device, or to the host where to is nil. The range is
+// widened to whole pages of the host's. It needs a driver of CUDA 12.2 and a device that uses managed memory at the same
+// time as the host. A graph cannot hold it: while s captures it is ErrCaptureUnsupported, and the capture is over.
+// Source: cuda.h, cuMemPrefetchAsync.
+func (s *Stream) Prefetch(p unsafe.Pointer, bytes int, to *Device) error {
+	const op = "cuMemPrefetchAsync"
+	if bytes <= 0 {
+		return size(op, bytes)
+	}
+	if !sysHasPrefetch() {
+		return tooOld(op)
+	}
+	kind, id := place(to)
+	if status := sysPrefetch(s, p, bytes, kind, id); status != 0 {
+		return failed(op, status, fmt.Sprintf("%d bytes to %s", bytes, placeText(to)))
+	}
+	return nil
+}
+
+// Advise tells the driver how bytes bytes of managed memory will be used; of is the device that SetPreferredLocation,
+// SetAccessedBy and UnsetAccessedBy are about, or nil for the host. The range is widened to whole pages of the host's. It
+// needs what Prefetch does. It is in the order of no stream. Source: cuda.h, cuMemAdvise.
+func (d *Device) Advise(p unsafe.Pointer, bytes int, a Advice, of *Device) error {
+	const op = "cuMemAdvise"
+	if a < SetReadMostly || a > UnsetAccessedBy {
+		return refused(op, "advice %d", a)
+	}
+	if bytes <= 0 {
+		return size(op, bytes)
+	}
+	if !sysHasAdvise() {
+		return tooOld(op)
+	}
+	kind, id := place(of)
+	if status := sysAdvise(d, p, bytes, a, kind, id); status != 0 {
+		return failed(op, status, fmt.Sprintf("advice %d for %d bytes and %s", a, bytes, placeText(of)))
+	}
+	return nil
+}
+
+// tooOld is the error of a driver that lacks a function.
+func tooOld(op string) error {
+	return failed(op, int(ErrNotSupported), fmt.Sprintf("the NVIDIA driver supports CUDA %s, this call needs %s or later",
+		versionString(int(version.Load())), versionString(managedDriver)))
+}
