@@ -267,7 +267,11 @@ func (c Comm) do(cmd *call) error {
 		st.open.add(cmd)
 		return nil
 	}
-	cmd.choose(c.s != nil)
+	if st.routes.WholeOnHost(cmd.Kind) { // as nearly every call on the host
+		cmd.route.By, cmd.route.Host, cmd.route.Whole = st.host, true, true
+	} else {
+		cmd.choose(c.s != nil)
+	}
 	if c.s != nil {
 		return c.s.submit(cmd)
 	}

@@ -19,10 +19,6 @@ func (st *commState) onGPU() {
 
 // choose decides what carries the call, which is not in a group.
 func (c *call) choose(enqueued bool) {
-	if c.comm.routes.WholeOnHost(c.Kind) {
-		c.route.By, c.route.Host, c.route.Whole = c.comm.host, true, true
-		return
-	}
 	c.comm.routes.Choose(&c.route, &c.Call, c.group, c.memory(), enqueued)
 }
 
