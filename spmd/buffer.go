@@ -65,12 +65,6 @@ func AllocPinned[T Stored](w *World, n int) (Buffer[T], error) {
 	return allocFrom[T](w, w.dev.Pools().Pinned, n)
 }
 
-// AllocManaged returns memory that host and device both address, the driver
-// moving pages between them; Host gives it as a slice. Otherwise as Alloc.
-func AllocManaged[T Stored](w *World, n int) (Buffer[T], error) {
-	return allocFrom[T](w, w.dev.Pools().Managed, n)
-}
-
 // AllocSymmetric returns device memory that is registered with all communicators.
 // Between two such buffers AllReduce, AllGather and ReduceScatter take the fastest of
 // several ways: NCCL's symmetric kernels, its others and, where the GPUs reach each

@@ -35,6 +35,18 @@
 // return. These methods of a Buffer block; functions such as Copy and Fill take a Stream,
 // and enqueue.
 //
+// # Kinds of memory
+//
+// On the host all of these are the same memory. On a GPU:
+//
+//   - Alloc: the GPU's own. Kernels, copies and collectives are fastest there.
+//   - AllocSymmetric: the same, registered with NCCL, for small collectives of many ranks.
+//   - AllocPinned: the host's, which the GPU copies from and to by itself, and reads from
+//     afar. Host gives its elements.
+//   - AllocManaged: pages move to who uses them, host or GPU; Host gives the elements.
+//     Buffer.Prefetch moves them ahead, in the order of a stream, and Buffer.Advise says
+//     how they will be used. Not more than what is free on the GPU.
+//
 // # What holds for every call
 //
 // Collective: a call so marked is made by every rank of the communicator, in the

@@ -54,6 +54,7 @@ func TestGPU(t *testing.T) {
 		{"order of communicators", []int{2}, gpuOrder, false},
 		{"symmetric memory", []int{2}, gpuSymmetric, false},
 		{"pool", []int{1}, gpuPool, false},
+		{"managed memory", []int{1}, gpuManaged, false},
 		{"transfers", []int{1}, gpuTransfers, false},
 		{"arguments", []int{1}, kernelArguments, false},
 		{"graphs", []int{2}, gpuGraphs, false},

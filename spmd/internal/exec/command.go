@@ -12,18 +12,19 @@ type Kind uint8
 
 // The kinds. What a command of a kind has of the fields of Command stands behind it.
 const (
-	DoCopy    Kind = iota // Dst, Src, N bytes
-	DoFill                // Dst, N, Type, Bits
-	DoKernel              // Kernel, Grid, Args
-	DoLibrary             // Library, Args, N bytes of workspace
-	DoFunc                // Func
-	DoGraph               // Graph, Notes
-	DoCall                // Call, Notes
-	DoRecord              // of the queue alone
-	DoWait                // of the queue alone
+	DoCopy     Kind = iota // Dst, Src, N bytes
+	DoFill                 // Dst, N, Type, Bits
+	DoPrefetch             // Dst, N bytes, Place
+	DoKernel               // Kernel, Grid, Args
+	DoLibrary              // Library, Args, N bytes of workspace
+	DoFunc                 // Func
+	DoGraph                // Graph, Notes
+	DoCall                 // Call, Notes
+	DoRecord               // of the queue alone
+	DoWait                 // of the queue alone
 )
 
-var kindNames = [...]string{DoCopy: "Copy", DoFill: "Fill", DoKernel: "kernel", DoLibrary: "library", DoFunc: "HostFunc", DoGraph: "graph",
+var kindNames = [...]string{DoCopy: "Copy", DoFill: "Fill", DoPrefetch: "Prefetch", DoKernel: "kernel", DoLibrary: "library", DoFunc: "HostFunc", DoGraph: "graph",
 	DoCall: "call", DoRecord: "Record", DoWait: "Wait"}
 
 func (k Kind) String() string { return kindNames[k] }
@@ -36,6 +37,7 @@ type Command struct {
 	Dst, Src unsafe.Pointer
 	N        int
 	Bits     uint64
+	Place    Place
 	Kernel   *Kernel
 	Grid     Grid
 	Args     []Arg // the slot's own

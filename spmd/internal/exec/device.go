@@ -28,6 +28,10 @@ type Device interface {
 	ToHost(dst, src unsafe.Pointer, n int) error
 	// SetAll sets n elements to the low bits of v and returns when it is done.
 	SetAll(t elem.Type, dst unsafe.Pointer, n int, v uint64) error
+	// Advise says how n bytes at p of a block of managed memory will be used.
+	Advise(b *Block, p unsafe.Pointer, n int, a Advice) error
+	// Unadvise undoes what was said of a block of managed memory before it was freed.
+	Unadvise(b *Block) error
 	// Quiesce returns when no collective is in flight that what may wait for the device would disturb.
 	Quiesce() error
 	// NewQueue returns a new queue.

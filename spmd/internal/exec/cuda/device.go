@@ -33,7 +33,8 @@ type Device struct {
 	capturing atomic.Int32
 
 	mu     sync.Mutex
-	events []*event // that hold an event of the driver
+	events []*event                // that hold an event of the driver
+	told   map[unsafe.Pointer]bool // blocks of managed memory that something was said of
 }
 
 // NewDevice returns the GPU for one world. fill is the kernel that fills memory with values of 8 bytes: its parameters are

@@ -247,6 +247,8 @@ func (q *Queue) issue(c *exec.Command, call Call, seq uint64, work unsafe.Pointe
 		return q.h.Copy(c.Dst, c.Src, c.N)
 	case exec.DoFill:
 		return q.d.Fill(q.h, c.Type, c.Dst, c.N, c.Bits)
+	case exec.DoPrefetch:
+		return q.prefetch(c)
 	case exec.DoKernel:
 		return q.Launch(c.Kernel, c.Grid, c.Args)
 	case exec.DoLibrary:

@@ -76,6 +76,12 @@ func (d *Device) SetAll(t elem.Type, dst unsafe.Pointer, n int, v uint64) error 
 	return nil
 }
 
+// Advise implements exec.Device: there is one memory.
+func (d *Device) Advise(*exec.Block, unsafe.Pointer, int, exec.Advice) error { return nil }
+
+// Unadvise implements exec.Device.
+func (d *Device) Unadvise(*exec.Block) error { return nil }
+
 // Quiesce implements exec.Device: nothing here waits for the device.
 func (d *Device) Quiesce() error { return nil }
 

@@ -282,6 +282,7 @@ func (s *slot) run() error {
 		copy(unsafe.Slice((*byte)(s.Dst), s.N), unsafe.Slice((*byte)(s.Src), s.N))
 	case exec.DoFill:
 		FillAs(s.Type, s.Dst, s.N, s.Bits)
+	case exec.DoPrefetch: // there is one memory
 	case exec.DoKernel:
 		return exec.Guard(func() error { return s.Kernel.Host(s.Args) })
 	case exec.DoLibrary:
