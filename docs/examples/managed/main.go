@@ -1,0 +1,59 @@
+// Managed squares numbers in memory that host and device both address: its pages move there and back in the order of streams.
+package main
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+
+	"github.com/spf13/pflag"
+
+	"lockstep/spmd"
+)
+
+func main() {
+	spmd.Main(pflag.NewFlagSet("managed", pflag.ExitOnError), managed)
+}
+
+//go:embed managed.cu
+var managedSource string
+
+var managedSquare = spmd.NewKernel("managed_square", managedSource, func(args spmd.Args) error {
+	x := spmd.ArgSlice[int64](args, 0)
+	for i := range x {
+		x[i] *= x[i]
+	}
+	return nil
+})
+
+func managed(_ context.Context, w *spmd.World) error {
+	const n = 1 << 20
+	x, err := spmd.AllocManaged[int64](w, n)
+	if err != nil {
+		return err
+	}
+	for i := range x.Host() {
+		x.Host()[i] = int64(i + w.Rank())
+	}
+	moves, none := w.NewStream("moves")
+	s, err := w.NewStream("squares")
+	if err = errors.Join(none, err); err != nil {
+		return err
+	}
+	low, high, grid := x.Slice(0, n/2), x.Slice(n/2, n), spmd.Cover1D(n/2, 256)
+	err = errors.Join( // in this order
+		x.Advise(spmd.AccessedByDevice), // its pages are mapped there, wherever they are
+		low.Prefetch(moves, spmd.ToDevice), s.After(moves),
+		managedSquare.Launch(s, grid, low.Arg(), spmd.I64(n/2)),
+		high.Prefetch(moves, spmd.ToDevice), s.After(moves),
+		managedSquare.Launch(s, grid, high.Arg(), spmd.I64(n/2)),
+		spmd.AllReduce(w.Comm.On(s), x, x, spmd.Sum),
+		x.Prefetch(s, spmd.ToHost),
+		s.Synchronize(), // before the host looks
+	)
+	if err == nil && w.Rank() == 0 {
+		fmt.Printf("the squares of %d and on, summed over the ranks: %d\n", n-1, x.Host()[n-1])
+	}
+	return err
+}
