@@ -137,6 +137,7 @@ type Device struct {
 	memory          int
 	least, greatest int
 	early           bool // it knows Stream.LaunchEarly
+	managed         ledger
 }
 
 // The attributes of a device that Open asks for. Source: cuda.h, CUdevice_attribute.

@@ -25,7 +25,7 @@ func TestFake(t *testing.T) {
 			name string
 			run  func(t *testing.T)
 		}{
-			{"Loading", fakeLoading}, {"Device", fakeDevice}, {"Exclusive", fakeExclusive}, {"Memory", fakeMemory}, {"Managed", fakeManaged},
+			{"Loading", fakeLoading}, {"Device", fakeDevice}, {"Exclusive", fakeExclusive}, {"Memory", fakeMemory}, {"Managed", fakeManaged}, {"ManagedRoom", fakeManagedRoom},
 			{"Statuses", fakeStatuses}, {"Refusals", fakeRefusals}, {"CopyAndFill", fakeCopyAndFill}, {"Launch", fakeLaunch},
 			{"LaunchEarly", fakeLaunchEarly},
 			{"LaunchShape", fakeLaunchShape},

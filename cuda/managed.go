@@ -2,11 +2,54 @@ package cuda
 
 import (
 	"fmt"
+	"sync"
 	"unsafe"
 )
 
 // managedDriver is the first driver with cuMemPrefetchAsync_v2 and cuMemAdvise_v2.
 const managedDriver = 12020
+
+// ledger is the managed memory of a device that has not been freed.
+type ledger struct {
+	mu     sync.Mutex
+	blocks map[unsafe.Pointer]int // their bytes
+	sum    int
+}
+
+// reserve counts bytes, unless there would be more than most in all. It returns how many others there are.
+func (l *ledger) reserve(bytes, most int) (others int, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	others = l.sum
+	if bytes > most-others {
+		return others, false
+	}
+	l.sum += bytes
+	return others, true
+}
+
+// put notes where bytes that are counted lie, or that they lie nowhere.
+func (l *ledger) put(p unsafe.Pointer, bytes int, there bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !there {
+		l.sum -= bytes
+		return
+	}
+	if l.blocks == nil {
+		l.blocks = map[unsafe.Pointer]int{}
+	}
+	l.blocks[p] = bytes
+}
+
+// take forgets where bytes lie, which stay counted until put, and returns how many; 0 for other memory.
+func (l *ledger) take(p unsafe.Pointer) (bytes int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	bytes = l.blocks[p]
+	delete(l.blocks, p)
+	return bytes
+}
 
 // Advice is what the driver is told of managed memory. It changes where pages lie and what is copied when, never what
 // memory holds.

@@ -3,11 +3,40 @@ package cuda
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"unsafe"
 
 	"lockstep/internal/fakelib"
 )
+
+// fakeManagedRoom: managed memory never adds up to more than the device has, though the driver says that it is free.
+func fakeManagedRoom(t *testing.T) {
+	t.Setenv("FAKECUDA_MEMORY", "1000")
+	t.Setenv("FAKECUDA_UNTOUCHED", "1")
+	d := openFake(t)
+	p := try(d.MallocManaged(600))(t)
+	log := logOf(t)
+	_, err := d.MallocManaged(401)
+	if e := wantError(t, err, "cuMemAllocManaged", ErrOutOfMemory); e.Detail != "401 bytes asked for, 600 are managed already, GPU 0 has 1000" {
+		t.Errorf("detail %q", e.Detail)
+	}
+	if lines := log(); slices.ContainsFunc(lines, func(l string) bool { return strings.HasPrefix(l, "cuMemAllocManaged") }) {
+		t.Errorf("the driver was asked for it: %q", lines)
+	}
+	t.Setenv("FAKECUDA_FAIL", "cuMemAllocManaged=719,cuMemFree_v2=719")
+	_, err = d.MallocManaged(400)
+	wantError(t, err, "cuMemAllocManaged", ErrLaunchFailed) // what was not given does not count
+	wantError(t, d.Free(p), "cuMemFree", ErrLaunchFailed)   // and what was not freed does
+	t.Setenv("FAKECUDA_FAIL", "")
+	_, err = d.MallocManaged(401)
+	wantError(t, err, "cuMemAllocManaged", ErrOutOfMemory)
+	q := try(d.MallocManaged(400))(t)
+	must(t, d.Free(p))
+	p = try(d.MallocManaged(600))(t)
+	must(t, d.Free(p))
+	must(t, d.Free(q))
+}
 
 func fakeManaged(t *testing.T) {
 	t.Setenv("FAKECUDA_DEVICES", "2")

@@ -22,7 +22,12 @@ func (d *Device) Free(p unsafe.Pointer) error {
 	if p == nil {
 		return nil
 	}
-	return check("cuMemFree", sysFree(d, p))
+	managed := d.managed.take(p) // before another can be given the address
+	status := sysFree(d, p)
+	if managed > 0 {
+		d.managed.put(p, managed, status != 0)
+	}
+	return check("cuMemFree", status)
 }
 
 // MallocHost allocates pinned host memory, its content undefined. Copies from and to it run while the host goes on; kernels of
@@ -65,19 +70,25 @@ func (d *Device) UnregisterHost(p unsafe.Pointer) error {
 
 // MallocManaged allocates memory that the driver moves between host and device as they use it; Free gives it back.
 // The driver would let it be larger than the device's memory, and slow: more than is free now is refused with
-// ErrOutOfMemory and both numbers. No bytes give nil. Source: cuda.h, cuMemAllocManaged.
+// ErrOutOfMemory and both numbers, and so is more in all than the device has, since pages that nobody has touched are still
+// counted as free. No bytes give nil. Source: cuda.h, cuMemAllocManaged.
 func (d *Device) MallocManaged(bytes int) (unsafe.Pointer, error) {
 	if bytes <= 0 {
 		return nil, size("cuMemAllocManaged", bytes)
 	}
-	free, _, err := d.MemInfo()
+	free, total, err := d.MemInfo()
 	if err != nil {
 		return nil, err
 	}
 	if bytes > free {
 		return nil, d.checkMemory("cuMemAllocManaged", bytes, int(ErrOutOfMemory))
 	}
+	if others, ok := d.managed.reserve(bytes, total); !ok {
+		return nil, failed("cuMemAllocManaged", int(ErrOutOfMemory),
+			fmt.Sprintf("%d bytes asked for, %d are managed already, GPU %d has %d", bytes, others, d.index, total))
+	}
 	p, status := sysMallocManaged(d, bytes)
+	d.managed.put(p, bytes, status == 0)
 	return p, d.checkMemory("cuMemAllocManaged", bytes, status)
 }
 

@@ -11,7 +11,8 @@ import (
 // AllocManaged returns memory that host and device both address, the driver moving
 // pages between them; Host gives it as a slice. Prefetch moves them ahead of their use,
 // and Advise tells the driver of it. One buffer is never larger than what is free on the
-// device, so that all of it fits there. Otherwise as Alloc.
+// device, and all of them never than the device: the driver would let them be, and be slow.
+// Otherwise as Alloc.
 func AllocManaged[T Stored](w *World, n int) (Buffer[T], error) {
 	b, err := allocFrom[T](w, w.dev.Pools().Managed, n)
 	if err != nil || n == 0 {

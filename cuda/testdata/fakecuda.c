@@ -16,6 +16,7 @@
 //   FAKECUDA_DEVICES       number of devices, 1
 //   FAKECUDA_VERSION       what cuDriverGetVersion says, 13000
 //   FAKECUDA_MEMORY        bytes of memory that each device pretends to have, 1 GiB
+//   FAKECUDA_UNTOUCHED     if set, managed memory counts as free, as the driver has it until it is used
 //   FAKECUDA_COMPUTE_MODE  the device attribute, 0
 //   FAKECUDA_MAJOR         the device attribute, 9: the compute capability is 9.0
 //   FAKECUDA_MIG           if set, devices are parts of GPUs
@@ -574,7 +575,12 @@ int cuMemGetInfo_v2(size_t *free, size_t *total) {
     BEGIN("cuMemGetInfo_v2");
     NEED_CONTEXT;
     *total = memory();
-    *free = *total > current->used ? *total - current->used : 0;
+    size_t used = current->used;
+    pthread_mutex_lock(&mutex);
+    for (struct block *b = blocks; b != NULL && setting("FAKECUDA_UNTOUCHED", 0) != 0; b = b->next)
+        if (b->managed && b->ctx == current) used -= b->bytes;
+    pthread_mutex_unlock(&mutex);
+    *free = *total > used ? *total - used : 0;
     RETURN("free=%zu total=%zu", *free, *total);
 }
 // add notes a block. The caller holds the mutex.
