@@ -284,14 +284,6 @@ func (q *Queue) spin(e *cuda.Event, seq uint64) bool {
 	}
 }
 
-// query asks once for an event that lies behind seq commands.
-func (q *Queue) query(e *cuda.Event, seq uint64) (bool, error) {
-	if err := q.Failure(seq); err != nil || e == nil {
-		return false, err
-	}
-	return e.Query()
-}
-
 // broken notes a failure that came without a place in the queue.
 func (q *Queue) broken(err error) {
 	if err != nil {
