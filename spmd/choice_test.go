@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/spf13/pflag"
+
+	"lockstep/spmd/internal/transport/route"
 )
 
 // TestEmptyConfig: what a program leaves empty is what its flags would be.
@@ -12,7 +14,7 @@ func TestEmptyConfig(t *testing.T) {
 	var flags, empty Config
 	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
 	flags.forJob().Flags(fs)
-	if err := errors.Join(fs.Parse(nil), empty.forJob().Complete()); err != nil {
+	if err := errors.Join(fs.Parse(nil), empty.forJob().Complete(route.Names())); err != nil {
 		t.Fatal(err)
 	}
 	values := func(c Config) [6]string {

@@ -109,11 +109,11 @@ func (c Comm) split(color, key int) (Comm, error) {
 			return Comm{}, err
 		}
 		st = part.st
-		if err := st.routes.OpenDevice(); err != nil {
-			return Comm{}, err
-		}
 	}
-	return Comm{st: st}, w.splitNCCL(st, c.st, color, key)
+	if err := st.routes.Split(&c.st.routes, color, key); err != nil {
+		return Comm{}, err
+	}
+	return Comm{st: st}, w.knowSymmetric(st)
 }
 
 // Close gives up a communicator that Split made; the world closes what is left.
@@ -140,7 +140,7 @@ func (c Comm) Close() error {
 
 // free gives back what the communicator has. Collective, in the caller's turn.
 func (st *commState) free() error {
-	err := errors.Join(st.routes.CloseNCCL(), st.routes.CloseDevice())
+	err := st.routes.Close()
 	if st.checker != nil {
 		err = errors.Join(err, st.checker.Close())
 	}

@@ -5,7 +5,6 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"lockstep/cudampi"
 	"lockstep/spmd/internal/job"
 )
 
@@ -30,17 +29,6 @@ func (c *Config) forJob() *job.Config { return (*job.Config)(c) }
 
 // timeout is --timeout, or its default.
 func (c *Config) timeout() time.Duration { return c.forJob().Limit() }
-
-// mpiPath is the way on which --collectives has GPU memory go through MPI, and whether
-// it asks for MPI at all.
-func (c *Config) mpiPath() (cudampi.Path, bool) {
-	for _, p := range []cudampi.Path{cudampi.Staged, cudampi.AwareMPI, cudampi.Peer} {
-		if c.Collectives == p.String() {
-			return p, true
-		}
-	}
-	return cudampi.Auto, c.Collectives == "mpi"
-}
 
 // MayDiffer says that ranks may be started with different values of these flags of fs, such as a folder on
 // each node's own disk. All others must be the same on every rank, or Main ends the job with one line that says which

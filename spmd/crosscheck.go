@@ -1,7 +1,6 @@
 package spmd
 
 import (
-	"errors"
 	"fmt"
 	"sync"
 	"unsafe"
@@ -9,6 +8,7 @@ import (
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/transport"
+	"lockstep/spmd/internal/transport/route"
 	"lockstep/spmd/internal/verify"
 )
 
@@ -42,9 +42,8 @@ func (w *World) openCross() error {
 	if err != nil {
 		return err
 	}
-	w.env.Twice = true
 	w.cross = &crossCheck{w: w, ref: verify.NewReference(transport.Bare{S: onGPU(s.q).Stream()}, poolMemory{w}, alone.st.host)}
-	if err := w.mustAgree(errors.Join(w.Comm.st.routes.OpenDevice(), w.NodeComm.st.routes.OpenDevice())); err != nil {
+	if err := w.mustAgree(route.OpenSecond(&w.Comm.st.routes, &w.NodeComm.st.routes)); err != nil {
 		return fmt.Errorf("--check both: %w", err)
 	}
 	return nil
@@ -59,11 +58,12 @@ func (x *crossCheck) submit(s *Stream, c *call) error {
 			x.w.Log.Warn().Msg("--check both does not compare what is captured: a graph holds no host that could")
 		})
 	}
-	if captured || st.routes.Second() == nil || c.Kind == coll.Barrier {
+	second, compared := st.routes.Second()
+	if captured || !compared || c.Kind == coll.Barrier {
 		return s.enqueue(c)
 	}
 	made := verify.Pack(&c.Call, c.group) // a group is gone once it is issued
-	run, err := x.ref.Begin(st.routes.Second(), st.host, st.recorder, &c.Call, c.group, s.copyBytes)
+	run, err := x.ref.Begin(second, st.host, st.recorder, &c.Call, c.group, s.copyBytes)
 	if err != nil {
 		return err
 	}

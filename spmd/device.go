@@ -3,9 +3,7 @@ package spmd
 import (
 	"errors"
 	"fmt"
-	"strings"
 
-	"lockstep/nccl"
 	"lockstep/spmd/internal/affinity"
 	"lockstep/spmd/internal/control"
 	cudaexec "lockstep/spmd/internal/exec/cuda"
@@ -39,7 +37,7 @@ func (w *World) chooseDevice(node control.Comm) error {
 	}
 	if failure == nil {
 		w.why = "every rank has a GPU of its own"
-		if err := w.chooseCarrier(); err != nil {
+		if err := w.chooseBackend(); err != nil {
 			return err
 		}
 		g, err := cudaexec.Open(index)
@@ -65,7 +63,7 @@ func (w *World) chooseDevice(node control.Comm) error {
 	switch {
 	case w.cfg.Device == "cuda":
 		return Usage(fmt.Errorf("--device cuda: %s", what))
-	case w.cfg.Collectives == "nccl" || strings.HasPrefix(w.cfg.Collectives, "mpi-"):
+	case route.ForDevicesOnly(w.cfg.Collectives):
 		return Usage(fmt.Errorf("--collectives %s: %s", w.cfg.Collectives, what))
 	case failure.Code == cudaexec.CodeTooMany:
 		return Usage(errors.New(what))
@@ -105,9 +103,8 @@ func (w *World) firstFailure(mine error) (*control.Failure, error) {
 //
 // Collective over all ranks.
 func (w *World) startGPU(node control.Comm) error {
-	path, _ := w.cfg.mpiPath()
-	w.env = route.Env{GPU: w.gpu.GPU, Log: &w.Log, Begin: w.startup.Begin, Quiesce: w.dev.Quiesce, Symmetric: w.cfg.Symmetric, Path: path,
-		ByMPI: w.byMPI, Node: w.node, Nodes: w.nodes, First: &w.Comm.st.routes}
+	w.env = route.Env{GPU: w.gpu.GPU, Log: &w.Log, Begin: w.startup.Begin, Quiesce: w.dev.Quiesce, Symmetric: w.cfg.Symmetric,
+		Backend: w.env.Backend, Node: w.node, Nodes: w.nodes, First: &w.Comm.st.routes}
 	for _, st := range w.comms { // those made before the device was chosen
 		st.onGPU()
 	}
@@ -126,38 +123,28 @@ func (w *World) startGPU(node control.Comm) error {
 	if err := w.mustAgree(err); err != nil || w.Size() == 1 {
 		return err
 	}
-	world := w.Comm.st
-	if w.byMPI {
-		if w.cfg.Check == "both" {
-			w.why += nothingToCompare
-		}
-		return w.startMPI()
+	compares, joins := w.cfg.Check == "both", w.env.Backend.Joins()
+	if compares && !joins {
+		w.why += nothingToCompare
 	}
-	// Not agreed upon: the others may be waiting in NCCL for a rank that failed.
-	if err := world.routes.OpenNCCL(nil, 0, 0); err != nil {
-		return fmt.Errorf("%w; --collectives mpi does without NCCL", err)
-	}
-	defer w.startup.Begin("nccl")()
-	if w.nodes == 1 {
-		n := w.NodeComm.st
-		n.routes.ShareDevice(&world.routes)
-	} else if err := w.NodeComm.st.routes.OpenNCCL(&world.routes, w.node, node.Rank()); err != nil {
+	if err := w.openTransports(); err != nil || !joins {
 		return err
 	}
-	if nccl.Version() >= 21900 { // from which it allocates and registers memory
+	defer w.startup.Begin(w.env.Backend.Name())()
+	if w.Comm.st.routes.HasSymmetric() {
 		w.symmetric = newSymmetric(w)
 	}
 	err = w.warmUp()
 	if w.nodes > 1 {
 		w.ncclSockets = job.Sockets()
 	}
-	if err == nil && w.cfg.Check == "both" {
+	if err == nil && compares {
 		err = w.openCross()
 	}
 	return err
 }
 
-// warmUp runs the first collective, in which NCCL connects the ranks.
+// warmUp runs the first collective, in which a backend that joins the ranks connects them.
 func (w *World) warmUp() error {
 	err := Barrier(w.Comm.On(w.blocking))
 	return errors.Join(err, w.blocking.Synchronize())

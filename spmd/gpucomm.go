@@ -22,19 +22,12 @@ func (c *call) choose(enqueued bool) {
 	c.comm.routes.Choose(&c.route, &c.Call, c.group, c.memory(), enqueued)
 }
 
-// splitNCCL is Split for NCCL, where the communicator is in it. Collective over parent.
-func (w *World) splitNCCL(st, parent *commState, color, key int) error {
-	if has, _ := parent.routes.HasNCCL(); !has {
+// knowSymmetric has a new communicator know the symmetric memory that there is. Collective over it, in a turn.
+func (w *World) knowSymmetric(st *commState) error {
+	if w.symmetric == nil || !st.routes.OwnsSymmetric() {
 		return nil
 	}
-	if err := w.dev.Quiesce(); err != nil { // NCCL allocates
-		return err
-	}
-	err := st.routes.OpenNCCL(&parent.routes, color, key)
-	if _, own := st.routes.HasNCCL(); err == nil && own && w.symmetric != nil {
-		err = w.symmetric.enter(st)
-	}
-	return err
+	return w.symmetric.enter(st)
 }
 
 // onGPU is a queue of a GPU.
@@ -74,7 +67,7 @@ func (c *call) Issue(on *cudaexec.Queue, seq uint64, work unsafe.Pointer) error 
 		if err := q.divide(c, to, &staging); err != nil {
 			return err
 		}
-		return q.exchange(c.comm.routes.Peers(), to, work)
+		return q.exchange(to, work)
 	}
 	merges := to.By.Caps().Merges
 	for i := range c.group.cmds {
@@ -91,7 +84,7 @@ func (c *call) Issue(on *cudaexec.Queue, seq uint64, work unsafe.Pointer) error 
 			return err
 		}
 	}
-	if err := q.exchange(c.comm.routes.Peers(), to, work); err != nil {
+	if err := q.exchange(to, work); err != nil {
 		return err
 	}
 	c.comm.recycle(c.group)
@@ -119,7 +112,7 @@ func (q *handing) divide(c *call, to *route.Route, work *unsafe.Pointer) (err er
 		switch t := s.Kind.Traits(); {
 		case t.Local:
 			err = w.local(q, s)
-		case to.Short && t.Message && c.comm.routes.Peers().Short(&s):
+		case to.Short && t.Message && c.comm.routes.Short(&s):
 			w.parts.short = append(w.parts.short, s)
 		case !t.Message && !to.By.Caps().Merges:
 			err = to.By.Do(q, s)

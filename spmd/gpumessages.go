@@ -5,7 +5,6 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/spmd/internal/transport"
-	peert "lockstep/spmd/internal/transport/peer"
 	"lockstep/spmd/internal/transport/route"
 )
 
@@ -13,9 +12,9 @@ import (
 // collective that is made of them, alone or in a group: it depends on nothing but their length, which both ends know.
 
 // exchange enqueues what divide has listed: the short messages by peers. work is device memory for the list of the short messages.
-func (q *handing) exchange(peers *peert.Transport, to *route.Route, work unsafe.Pointer) error {
+func (q *handing) exchange(to *route.Route, work unsafe.Pointer) error {
 	w := q.comm.w
-	p := &w.parts
+	p, peers := &w.parts, q.comm.routes.Peers()
 	switch {
 	case len(p.short) == 0:
 		return to.By.Group(q, p.together, nil)

@@ -1,78 +1,72 @@
 package spmd
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 
-	"lockstep/cudampi"
-	"lockstep/nccl"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/exec"
 	cudaexec "lockstep/spmd/internal/exec/cuda"
 	"lockstep/spmd/internal/transport"
+	"lockstep/spmd/internal/transport/route"
 	"lockstep/spmd/internal/verify"
 )
 
-// chooseCarrier settles on all ranks alike what carries GPU memory: MPI where that is
-// asked for, or where a rank has no NCCL and nobody insists on it; else NCCL. It comes
-// before the GPU is opened.
+// chooseBackend settles on all ranks alike what carries GPU memory. It comes before the GPU is opened.
 //
 // Collective over all ranks.
-func (w *World) chooseCarrier() error {
+func (w *World) chooseBackend() error {
 	if w.Size() == 1 {
 		return nil
 	}
-	if _, w.byMPI = w.cfg.mpiPath(); !w.byMPI {
-		lacking, err := w.firstFailure(nccl.Load())
-		switch {
-		case err != nil || lacking == nil:
-			return err
-		case w.cfg.Collectives == "nccl":
-			w.agreed = true
-			return Usage(fmt.Errorf("--collectives nccl: %w", lacking))
-		}
-		w.byMPI, w.fellBack = true, true
-		w.why = fmt.Sprintf("NCCL is not used: %v", lacking)
+	s, err := route.Select(w.control.st.host, w.cfg.Collectives)
+	if err != nil {
+		return err
 	}
-	// A stream that waits for the host must not hold up others, which share few queues of the device unless told.
-	return os.Setenv("CUDA_DEVICE_MAX_CONNECTIONS", cmp.Or(os.Getenv("CUDA_DEVICE_MAX_CONNECTIONS"), "32"))
+	if s.Lacking != nil {
+		w.agreed = true
+		return Usage(fmt.Errorf("--collectives %s: %w", w.cfg.Collectives, s.Lacking))
+	}
+	w.env.Backend = s.Backend
+	if s.Passed != "" {
+		w.fellBack, w.why = true, s.Passed
+	}
+	return nil
 }
 
-// startMPI has MPI carry GPU memory, and says why on which way.
+// openTransports has the world's communicators carry GPU memory, and says why in the way that they do.
 //
 // Collective over all ranks.
-func (w *World) startMPI() error {
-	world := w.Comm.st
-	err := w.mustAgree(world.routes.OpenDevice())
-	if err == nil {
-		err = w.mustAgree(w.NodeComm.st.routes.OpenDevice())
-	}
-	path, asked := w.cfg.mpiPath()
-	if err != nil {
+func (w *World) openTransports() error {
+	world, asked := &w.Comm.st.routes, w.cfg.Collectives
+	agreed, err := route.OpenWorld(world, &w.NodeComm.st.routes)
+	switch {
+	case err != nil && agreed:
+		w.agreed = true
 		err = errors.New(strings.ReplaceAll(err.Error(), "\n", "; "))
-		if path == cudampi.Auto {
+		if !route.ForDevicesOnly(asked) {
 			return err
 		}
-		return Usage(fmt.Errorf("--collectives %s: %w", w.cfg.Collectives, err))
+		return Usage(fmt.Errorf("--collectives %s: %w", asked, err))
+	case err != nil:
+		return err
 	}
-	how := ": "
-	if path == cudampi.AwareMPI {
-		said, err := cudampi.CUDAAware()
-		if err != nil {
-			return err
+	why, doubtful, err := world.Why()
+	if err != nil || why == "" {
+		return err
+	}
+	w.why += "; "
+	if asked == w.env.Backend.Name() {
+		w.why += "--collectives " + asked
+		if doubtful {
+			w.why += ", though "
+		} else {
+			w.why += ": "
 		}
-		if !said.Yes {
-			how, w.fellBack = ", though ", true
-		}
 	}
-	if asked {
-		w.why += "; --collectives " + w.cfg.Collectives + how + world.routes.OnMPI().Comm.Reason()
-	} else {
-		w.why += "; " + world.routes.OnMPI().Comm.Reason()
-	}
+	w.why += why
+	w.fellBack = w.fellBack || doubtful
 	return nil
 }
 

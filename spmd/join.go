@@ -14,7 +14,6 @@ import (
 
 	"lockstep/host"
 	"lockstep/internal/elem"
-	"lockstep/nccl"
 	"lockstep/spmd/internal/affinity"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/job"
@@ -185,9 +184,6 @@ func (w *World) logStart() {
 		line = line.Str("cores", w.cores)
 	}
 	w.dev.Describe(line)
-	if v := nccl.VersionString(); !w.OnHost() && w.Size() > 1 && v != "" {
-		line.Str("nccl", v)
-	}
 	w.Comm.st.routes.Describe(line)
 	if w.nodes > 1 {
 		line = w.describeNodes(line)

@@ -9,6 +9,7 @@ import (
 	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/job"
 	"lockstep/spmd/internal/transport/mpi"
+	"lockstep/spmd/internal/transport/route"
 )
 
 // Main is the whole of a program's main function: it parses the command line into
@@ -34,6 +35,7 @@ func Main(fs *pflag.FlagSet, run func(ctx context.Context, w *World) error, chec
 	status := job.Main(&job.Program{
 		Flags:    fs,
 		Config:   cfg.forJob(),
+		Carriers: route.Names(),
 		Checks:   checks,
 		Versions: func() string { return versions(fs.Name()) },
 		Abort:    mpi.Processes.Abort,

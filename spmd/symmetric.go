@@ -5,12 +5,11 @@ import (
 	"slices"
 	"unsafe"
 
-	"lockstep/nccl"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/exec"
 )
 
-// symmetric hands out memory that NCCL knows: each chunk is allocated by NCCL and
+// symmetric hands out memory that the backend knows: each chunk is allocated by it and
 // registered with each communicator once. A buffer must lie at the same
 // place of the same chunk on every rank, so nothing here depends on how far this
 // rank's streams have got: blocks are used again in the order in which they were
@@ -26,7 +25,7 @@ func newSymmetric(w *World) *symmetric {
 	y := &symmetric{w: w}
 	w.gpu.Own(&y.pool)
 	y.pool.Init(exec.Source{What: "symmetric device memory", SlabMax: 4 << 20, SlabSize: symSlab, Get: y.get,
-		Put: func(p unsafe.Pointer, _ int) error { return nccl.MemFree(w.gpu.GPU.Dev, p) }})
+		Put: func(p unsafe.Pointer, _ int) error { return w.env.FreeSymmetric(p) }})
 	return y
 }
 
@@ -50,7 +49,7 @@ func (y *symmetric) get(n int) (unsafe.Pointer, error) {
 	var c unsafe.Pointer
 	err := w.dev.Quiesce()
 	if err == nil {
-		c, err = nccl.MemAlloc(w.gpu.GPU.Dev, n)
+		c, err = w.env.AllocSymmetric(n)
 	}
 	if err := y.agreed(err, c); err != nil {
 		return nil, err
@@ -66,10 +65,7 @@ func (y *symmetric) get(n int) (unsafe.Pointer, error) {
 func (y *symmetric) owners() []*commState {
 	y.w.mu.Lock()
 	defer y.w.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(y.w.comms), func(st *commState) bool {
-		_, own := st.routes.HasNCCL()
-		return !own
-	})
+	return slices.DeleteFunc(slices.Clone(y.w.comms), func(st *commState) bool { return !st.routes.OwnsSymmetric() })
 }
 
 func (y *symmetric) register(c unsafe.Pointer, n int) error {
@@ -81,7 +77,7 @@ func (y *symmetric) register(c unsafe.Pointer, n int) error {
 				}
 			}
 			node := y.w.NodeComm.st
-			if _, own := node.routes.HasNCCL(); !own {
+			if !node.routes.OwnsSymmetric() {
 				node.routes.ShareSymmetric(&y.w.Comm.st.routes)
 			}
 			return nil
@@ -104,7 +100,7 @@ func (y *symmetric) agreed(failure error, c unsafe.Pointer) error {
 		err = errors.Join(err, st.routes.Unregister(c))
 	}
 	if c != nil {
-		err = errors.Join(err, nccl.MemFree(y.w.gpu.GPU.Dev, c))
+		err = errors.Join(err, y.w.env.FreeSymmetric(c))
 	}
 	return err
 }

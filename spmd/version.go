@@ -7,10 +7,10 @@ import (
 	"lockstep/cuda"
 	"lockstep/cuda/cudnn"
 	"lockstep/cuda/nvrtc"
-	"lockstep/cudampi"
 	"lockstep/internal/plain"
 	"lockstep/internal/version"
 	"lockstep/nccl"
+	"lockstep/spmd/internal/transport/mpi"
 )
 
 // Version is the semantic version of Lockstep.
@@ -20,7 +20,7 @@ const Version = version.Number
 func versions(program string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s, of %s\n", program, version.Text())
-	fmt.Fprintf(&b, "MPI: %s\n", cudampi.Version())
+	fmt.Fprintf(&b, "MPI: %s\n", mpi.Processes.Library())
 	line := func(library string, err error, found string) {
 		if err != nil {
 			found = "not found: " + plain.Line(err.Error())

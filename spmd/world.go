@@ -53,7 +53,6 @@ type World struct {
 	gpu      *cudaexec.Device // dev; nil where that is the host
 	why      string           // the device and the collectives are what they are
 	fellBack bool             // to the host though there is a GPU, or to MPI though NCCL is meant: the start line warns
-	byMPI    bool             // what carries GPU memory, where there are several ranks
 	check    verify.Mode
 	agreed   bool // the failure of the start is every rank's
 	startup  job.Startup
@@ -157,7 +156,7 @@ func Open(cfg Config) (*World, error) { return open(mpi.Processes, cfg, nil) }
 
 // open is Open for one of some ranks. The flags fs have set cfg; they may be nil.
 func open(ranks transport.Ranks, cfg Config, fs *pflag.FlagSet) (*World, error) {
-	if err := cfg.forJob().Complete(); err != nil {
+	if err := cfg.forJob().Complete(route.Names()); err != nil {
 		return nil, Usage(err)
 	}
 	if err := host.CheckBLAS(); err != nil {

@@ -60,11 +60,6 @@ var house = []room{
 		"internal/mix", "internal/nearest", "internal/plain", "internal/procfs", "internal/ranges", "internal/safetensors", "internal/version"}, nil},
 }
 
-// owing is imports that house does not allow and that are still there. The list only shrinks.
-var owing = map[string][]string{
-	"spmd": {"cudampi"}, // calls of MPI and of memory that a node shares, around the transports
-}
-
 // pkg is a package as go list tells of it. Paths are below the module.
 type pkg struct {
 	path    string

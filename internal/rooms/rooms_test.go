@@ -26,19 +26,15 @@ func packages(t *testing.T) []pkg {
 	return pkgs
 }
 
-// Packages import what house allows, and nothing is listed as owing that is no more.
+// Packages import what house allows.
 func TestImports(t *testing.T) {
 	imports, homeless := forbidden(packages(t))
 	for _, p := range homeless {
 		t.Errorf("package %s has no room: give it one in rooms.go", p)
 	}
-	var listed []string
-	for from, all := range owing {
-		for _, to := range all {
-			listed = append(listed, from+" -> "+to)
-		}
+	for _, name := range imports {
+		t.Errorf("%s is no import that house in rooms.go allows", name)
 	}
-	compare(t, imports, listed, "is no import that house in rooms.go allows", "is not imported any more: take it out of owing in rooms.go")
 }
 
 // compare finds what is there and not listed, and what is listed and not there.

@@ -68,8 +68,9 @@ func (c *Config) Flags(fs *pflag.FlagSet) {
 	MayDiffer(fs, "json", "log-level", "log-format", "log-ranks")
 }
 
-// Complete sets what is empty to its default, and refuses values that no machine could satisfy.
-func (c *Config) Complete() error {
+// Complete sets what is empty to its default, and refuses values that no machine could satisfy. collectives are the values
+// that --collectives may have.
+func (c *Config) Complete(collectives []string) error {
 	for _, f := range []struct {
 		flag    string
 		value   *string
@@ -77,7 +78,7 @@ func (c *Config) Complete() error {
 		known   []string
 	}{
 		{"device", &c.Device, "auto", []string{"auto", "cuda", "host"}},
-		{"collectives", &c.Collectives, "auto", []string{"auto", "nccl", "mpi", "mpi-staged", "mpi-aware", "mpi-peer"}},
+		{"collectives", &c.Collectives, "auto", collectives},
 		{"symmetric", &c.Symmetric, "auto", []string{"auto", "always", "never"}},
 		{"check", &c.Check, "off", CheckModes},
 		{"log-level", &c.LogLevel, "info", []string{"trace", "debug", "info", "warn", "error"}},

@@ -45,6 +45,7 @@ type panicked interface {
 type Program struct {
 	Flags    *pflag.FlagSet
 	Config   *Config                           // set by the common flags
+	Carriers []string                          // values that --collectives may have
 	Checks   []func(ranks int) error           // refuse flags that do not fit each other
 	Versions func() string                     // what --version prints
 	Open     func() (*Job, error)              // starts MPI and joins the job. Collective
@@ -73,7 +74,7 @@ func Main(p *Program) int {
 		}
 		return 0
 	}
-	err := cfg.Complete()
+	err := cfg.Complete(p.Carriers)
 	ranks := env.Size
 	if cfg.Ranks > 1 {
 		ranks = cfg.Ranks

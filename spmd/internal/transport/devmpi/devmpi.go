@@ -8,15 +8,18 @@ import (
 
 	"lockstep/cudampi"
 	"lockstep/internal/elem"
+	"lockstep/internal/peer"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/transport"
 )
 
 // Transport is MPI on device memory. Since MPI knows no streams, the host makes its calls while a stream waits.
 type Transport struct {
-	Comm *cudampi.DeviceComm
-	word unsafe.Pointer
-	caps transport.Caps
+	Comm  *cudampi.DeviceComm
+	word  unsafe.Pointer
+	caps  transport.Caps
+	peers *peer.Comm   // see Peers
+	asked cudampi.Path // that the transport was opened for
 }
 
 var kinds = coll.SetOf(coll.AllReduce, coll.Reduce, coll.Broadcast, coll.AllGather, coll.ReduceScatter, coll.AllToAll,

@@ -12,9 +12,10 @@ import (
 
 // Transport is a communicator of NCCL.
 type Transport struct {
-	Comm  *nccl.Comm
-	word  unsafe.Pointer
-	calls []nccl.Call
+	Comm   *nccl.Comm
+	word   unsafe.Pointer
+	calls  []nccl.Call
+	linked bool // see Linked
 }
 
 // New returns the transport of a communicator of NCCL, which remains its caller's. word is a word of device memory that is

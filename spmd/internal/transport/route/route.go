@@ -5,7 +5,7 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"lockstep/cudampi"
+	"lockstep/nccl"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/exec"
 	cudaexec "lockstep/spmd/internal/exec/cuda"
@@ -23,15 +23,16 @@ type Router struct {
 	host       transport.Host
 	hostKinds  coll.Set            // that host has itself
 	device     transport.Transport // carries what no other does on device memory; nil on the host
-	nccl       *ncclt.Transport    // nil on the host, and for one rank
-	ownsNCCL   bool                // it is not the world's
-	dev        *devmpi.Transport   // MPI on device memory; else nil
+	opened     transport.Opened    // the device's transport; nil on the host, and for one rank
+	owns       bool                // opened is not the world's
+	nccl       *ncclt.Transport    // opened, where that is NCCL's
 	peers      *peert.Transport    // of ranks whose GPUs reach each other, if it is opened; else nil
+	lent       bool                // peers are those of opened
 	atOnce     int                 // the most bytes of a message of a collective, of any memory, that peers carry
 	sym        *symComm            // carries some collectives on symmetric memory; nil where there is none
 	noSym      bool                // and there will be none
 	known      []known             // memory that nccl, if it is its own, and sym have registered
-	second     *devmpi.Transport   // MPI on device memory beside NCCL, where both are compared
+	second     *devmpi.Transport   // MPI on device memory beside opened, where both are compared
 }
 
 // Route says what carries a call. It is decided when the call is issued, be it for now or for a graph: transports add up
@@ -76,8 +77,7 @@ type Env struct {
 	Begin       func(part string) (done func()) // of the start, for the log
 	Quiesce     func() error                    // returns when no collective is in flight
 	Symmetric   string                          // --symmetric
-	Path        cudampi.Path                    // that --collectives asks for
-	ByMPI       bool                            // MPI carries GPU memory, not NCCL
+	Backend     transport.Backend               // carries calls between ranks; nil where there is one
 	Twice       bool                            // MPI makes again what NCCL has made, to be compared
 	Node, Nodes int
 	First       *Router // the world's
@@ -119,8 +119,11 @@ func (r *Router) WholeOnHost(k coll.Kind) bool { return r.device == nil && r.hos
 // OnDevice says whether there is a device.
 func (r *Router) OnDevice() bool { return r.device != nil }
 
-// Peers are kernels between GPUs that reach each other; nil where there are none.
-func (r *Router) Peers() *peert.Transport { return r.peers }
+// Peers are kernels between GPUs that reach each other, where a Route has Short.
+func (r *Router) Peers() transport.Transport { return r.peers }
+
+// Short reports whether Peers carry a message, where a Route has Short.
+func (r *Router) Short(m *coll.Call) bool { return r.peers.Short(m) }
 
 // routeOnHost notes the memory that a call, or a group, needs which MPI has only parts of.
 func (r *Router) routeOnHost(to *Route, c *coll.Call, g Group) {
@@ -217,7 +220,7 @@ func (r *Router) chosen(c *coll.Call, memory transport.Memory) transport.Transpo
 	switch {
 	case r.atOnce == 0:
 		return nil
-	case r.dev != nil && r.peers.Caps().Kinds.Has(c.Kind), peert.AtOnce(c, r.atOnce):
+	case r.lent && r.peers.Caps().Kinds.Has(c.Kind), peert.AtOnce(c, r.atOnce):
 		return r.peers
 	}
 	return nil
@@ -249,9 +252,9 @@ func (r *Router) of(by way) transport.Transport {
 	return r.device
 }
 
-// ShareDevice has a communicator of the same ranks as o use what carries device memory there.
-func (r *Router) ShareDevice(o *Router) {
-	r.nccl, r.device, r.peers, r.atOnce = o.nccl, o.device, o.peers, o.atOnce
+// shareDevice has a communicator of the same ranks as o use what carries device memory there.
+func (r *Router) shareDevice(o *Router) {
+	r.opened, r.nccl, r.device, r.peers, r.atOnce = o.opened, o.nccl, o.device, o.peers, o.atOnce
 }
 
 // Name is that of the transport which carries most calls.
@@ -262,8 +265,11 @@ func (r *Router) Name() string {
 	return r.device.Name()
 }
 
-// Describe adds to the start line what carries short calls.
+// Describe adds to the start line the version of NCCL, where that is loaded, and what carries short calls.
 func (r *Router) Describe(line *zerolog.Event) {
+	if v := nccl.VersionString(); r.OnDevice() && r.size > 1 && v != "" {
+		line.Str("nccl", v)
+	}
 	if r.atOnce > 0 {
 		line.Str("small_collectives", fmt.Sprintf("kernels between peers, messages of up to %d bytes", r.atOnce)).
 			Str("small_messages", fmt.Sprintf("kernels between peers, up to %d bytes", r.peers.Comm.MessageMost()))

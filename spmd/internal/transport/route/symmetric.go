@@ -12,6 +12,21 @@ import (
 	ncclt "lockstep/spmd/internal/transport/nccl"
 )
 
+// HasSymmetric says whether there is symmetric memory for the communicator.
+func (r *Router) HasSymmetric() bool {
+	return r.nccl != nil && nccl.Version() >= 21900 // from which it allocates and registers memory
+}
+
+// OwnsSymmetric says whether the communicator registers symmetric memory for itself. One of the world's ranks may use what
+// the world has.
+func (r *Router) OwnsSymmetric() bool { return r.nccl != nil && r.owns }
+
+// AllocSymmetric allocates memory that Register takes.
+func (e *Env) AllocSymmetric(n int) (unsafe.Pointer, error) { return nccl.MemAlloc(e.GPU.Dev, n) }
+
+// FreeSymmetric frees what AllocSymmetric has allocated.
+func (e *Env) FreeSymmetric(p unsafe.Pointer) error { return nccl.MemFree(e.GPU.Dev, p) }
+
 // known is memory that the communicators have registered.
 type known struct {
 	ptr    unsafe.Pointer
