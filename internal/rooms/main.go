@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -81,16 +82,27 @@ func draw(pkgs []pkg) string {
 	return b.String()
 }
 
-// lines puts names of packages on lines of a box. Those of one folder stand together, the folder said once.
+// lines puts names of packages on lines of a box. Those of one folder stand together, the folder said once; where they are
+// many, only their number.
 func lines(names []string) []string {
-	const most = 48 // bytes
+	const most, many = 48, 12 // bytes of a line, packages
 	slices.Sort(names)
+	count := map[string]int{}
+	for _, name := range names {
+		count[path.Dir(name)]++
+	}
 	var out []string
 	folder := ""
 	for _, name := range names {
 		dir, base := "", name
 		if at := strings.LastIndex(name, "/"); at >= 0 {
 			dir, base = name[:at+1], name[at+1:]
+		}
+		if n := count[path.Dir(name)]; dir != "" && n > many {
+			if dir != folder {
+				out, folder = append(out, fmt.Sprintf("%s (%d)", path.Dir(name), n)), dir
+			}
+			continue
 		}
 		if dir != "" && dir == folder && len(out[len(out)-1])+len(base)+2 <= most {
 			out[len(out)-1] += ", " + base

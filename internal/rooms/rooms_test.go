@@ -228,3 +228,16 @@ func TestPage(t *testing.T) {
 		}
 	}
 }
+
+// Packages of one folder share lines; of many there is the number alone.
+func TestLines(t *testing.T) {
+	few, many := []string{"b/y", "a", "b/x"}, []string{"c/other"}
+	for _, base := range strings.Split("abcdefghijklm", "") {
+		many = append(many, "d/"+base)
+	}
+	for _, tc := range []struct{ names, want []string }{{few, []string{"a", "b/x, y"}}, {many, []string{"c/other", "d (13)"}}} {
+		if got := lines(slices.Clone(tc.names)); !slices.Equal(got, tc.want) {
+			t.Errorf("%q are drawn as %q, want %q", tc.names, got, tc.want)
+		}
+	}
+}
