@@ -28,9 +28,7 @@ type Scatterer struct {
 	free    []*spmd.Event // when the bucket was reduced
 	next    int           // the bucket that is to be ready next
 
-	ranges []spmd.Buffer[float32] // shards, as few contiguous ranges as possible
-	sums   spmd.Buffer[float64]   // of the squares, a part from each block
-	total  spmd.Buffer[float64]   // (1)
+	norm *Norm // of the shards
 }
 
 // NewScatterer returns a scatterer of grads, which are in the order in which backward completes
@@ -89,26 +87,14 @@ func (r *Scatterer) shared(i int) bool {
 
 // open takes what the scatterer has itself.
 func (r *Scatterer) open(w *spmd.World, c spmd.Comm) (err error) {
-	var all bucket[float32]
-	blocks := 0
-	for _, b := range r.shards {
-		all.add(b)
-	}
-	r.ranges = all.parts
-	for _, b := range r.ranges {
-		blocks += sumGrid(b.Len()).Blocks[0]
-	}
 	if r.free, err = events(w, len(r.grads)); err != nil {
 		return err
 	}
-	if r.sums, err = spmd.Alloc[float64](w, blocks); err != nil {
+	if r.norm, err = NewNorm(c, r.shards...); err != nil {
 		return err
 	}
-	if r.total, err = spmd.Alloc[float64](w, 1); err != nil {
-		return errors.Join(err, r.sums.Free())
-	}
 	if r.s, err = w.NewStreamPriority("scatterer", spmd.High); err != nil {
-		return errors.Join(err, r.sums.Free(), r.total.Free())
+		return errors.Join(err, r.norm.Close())
 	}
 	r.c = c.On(r.s)
 	return nil
@@ -182,7 +168,7 @@ func (r *Scatterer) Wait(s *spmd.Stream) error {
 		return fmt.Errorf("%s: Wait: only %d of %d gradients are ready", ccall.At(), r.next, len(r.grads))
 	}
 	r.next = 0
-	if len(r.ranges) == 0 {
+	if len(r.norm.ranges) == 0 {
 		return nil // nothing was enqueued on the scatterer's stream
 	}
 	return s.After(r.s)
@@ -191,51 +177,13 @@ func (r *Scatterer) Wait(s *spmd.Stream) error {
 // Abandon begins the next pass where one was left early.
 func (r *Scatterer) Abandon() { r.next = 0 }
 
-// ClipNorm enqueues on s: norm[0] = the Euclidean norm of the shards of all ranks together. Where
-// that is above maxNorm, they are scaled so that it is maxNorm. maxNorm <= 0 only measures. norm
-// has one element. The result is the same on all ranks, and that of the function ClipNorm on the
-// whole gradient but for the order in which the squares are added, in double.
-//
-// Collective over the ranks of the scatterer, in stream order.
+// ClipNorm is Norm.Clip for the shards of all ranks.
 func (r *Scatterer) ClipNorm(maxNorm float64, norm spmd.Buffer[float32], s *spmd.Stream) error {
-	if norm.Len() != 1 {
-		return fmt.Errorf("%s: ClipNorm: norm has %d elements, the norm 1", ccall.At(), norm.Len())
-	}
-	at := 0
-	for _, b := range r.ranges {
-		grid := sumGrid(b.Len())
-		part := r.sums.Slice(at, at+grid.Blocks[0])
-		if err := sumSquares.Launch(s, grid, part.Arg(), b.Arg(), spmd.I64(b.Len())); err != nil {
-			return err
-		}
-		at += grid.Blocks[0]
-	}
-	if err := sumParts.Launch(s, spmd.Cover1D(1, 256), r.total.Arg(), r.sums.Arg(), spmd.I32(at)); err != nil {
-		return err
-	}
-	if r.c.Size() > 1 {
-		if err := spmd.AllReduce(r.c.On(s), r.total, r.total, spmd.Sum); err != nil {
-			return err
-		}
-	}
-	if len(r.ranges) == 0 || maxNorm <= 0 {
-		return r.clip(spmd.Buffer[float32]{}, 0, norm, s)
-	}
-	for _, b := range r.ranges {
-		if err := r.clip(b, maxNorm, norm, s); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// clip enqueues on s what follows the sum of the squares, for one range.
-func (r *Scatterer) clip(b spmd.Buffer[float32], maxNorm float64, norm spmd.Buffer[float32], s *spmd.Stream) error {
-	return clipScale.Launch(s, loopGrid(b.Len()), b.Arg(), spmd.I64(b.Len()), spmd.F64(maxNorm), r.total.Arg(), spmd.I32(1), norm.Arg())
+	return r.norm.Clip(maxNorm, norm, s)
 }
 
 // Stream returns the stream on which the gradients are reduced, for measuring.
 func (r *Scatterer) Stream() *spmd.Stream { return r.s }
 
 // Close waits for the reductions in flight and ends the scatterer. No ClipNorm may be on its way.
-func (r *Scatterer) Close() error { return errors.Join(r.s.Close(), r.sums.Free(), r.total.Free()) }
+func (r *Scatterer) Close() error { return errors.Join(r.s.Close(), r.norm.Close()) }

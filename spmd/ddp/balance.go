@@ -1,0 +1,63 @@
+package ddp
+
+import (
+	"fmt"
+	"math"
+)
+
+// Balance divides layers between the stages of a pipeline, which each take some that follow each
+// other, at least one: so that the slowest stage takes as little time as can be, and among the ways
+// that do so the sums are most alike. costs are the layers' times, in any unit; what a first or
+// last stage has beside layers belongs to the first or last of them. It returns where each stage
+// ends: stage k has the layers from the end of the one before, or 0, to below ends[k]. It panics
+// where there are fewer layers than stages, no stage, or a time that is not a number of at least 0.
+func Balance(costs []float64, stages int) (ends []int) {
+	n := len(costs)
+	if stages < 1 || n < stages {
+		panic(fmt.Sprintf("ddp: %d layers for %d stages", n, stages))
+	}
+	sums := make([]float64, n+1) // of the layers before
+	for i, c := range costs {
+		if !(c >= 0) || math.IsInf(c, 1) {
+			panic(fmt.Sprintf("ddp: layer %d takes the time %g", i, c))
+		}
+		sums[i+1] = sums[i] + c
+	}
+	slowest, _ := divide(sums, stages, math.Max)
+	_, begins := divide(sums, stages, func(before, sum float64) float64 {
+		if sum > slowest {
+			return math.Inf(1)
+		}
+		return before + sum*sum
+	})
+	ends = make([]int, stages)
+	for k, j := stages, n; k > 0; k-- {
+		ends[k-1] = j
+		j = begins[k][j]
+	}
+	return ends
+}
+
+// divide returns the least value that a division of the layers between the stages can have, and
+// where stage k of 1, 2, ... begins in the best of those that end before layer j: begins[k][j].
+// join makes the value of a division of that without the last stage and the time of this one.
+func divide(sums []float64, stages int, join func(before, sum float64) float64) (least float64, begins [][]int) {
+	n := len(sums) - 1
+	values := make([][]float64, stages+1) // as begins
+	begins = make([][]int, stages+1)
+	for k := range values {
+		values[k], begins[k] = make([]float64, n+1), make([]int, n+1)
+		for j := range values[k] {
+			values[k][j] = math.Inf(1)
+			for i := k - 1; k > 0 && i < j; i++ {
+				if v := join(values[k-1][i], sums[j]-sums[i]); v < values[k][j] {
+					values[k][j], begins[k][j] = v, i
+				}
+			}
+		}
+		if k == 0 {
+			values[0][0] = 0
+		}
+	}
+	return values[stages][n], begins
+}

@@ -1,0 +1,139 @@
+package ddp_test
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"lockstep/spmd"
+	"lockstep/spmd/ddp"
+	"lockstep/spmd/spmdtest"
+)
+
+// No other division has a faster slowest stage, or as fast a one and more even sums.
+func TestBalance(t *testing.T) {
+	for _, tc := range []struct {
+		costs  []float64
+		stages int
+		want   []int
+	}{
+		{[]float64{1, 1, 1, 1}, 1, []int{4}},
+		{[]float64{1, 1, 1, 1}, 2, []int{2, 4}},
+		{[]float64{1, 1, 1, 1, 1}, 4, []int{1, 2, 3, 5}}, // any stage may have two; the first three are the first
+		{[]float64{1, 1, 1, 1, 1, 4}, 2, []int{4, 6}},
+		{[]float64{0, 0, 0}, 3, []int{1, 2, 3}},
+		{[]float64{9, 1, 1, 1}, 3, []int{1, 2, 4}},
+	} {
+		got := ddp.Balance(tc.costs, tc.stages)
+		if a, b := worth(tc.costs, got), worth(tc.costs, tc.want); slices.Compare(a[:], b[:]) != 0 {
+			t.Errorf("%v in %d stages end at %v, worth %v; %v is worth %v", tc.costs, tc.stages, got, a, tc.want, b)
+		}
+	}
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range 50 {
+		costs := make([]float64, 1+rng.IntN(8))
+		for i := range costs {
+			costs[i] = float64(rng.IntN(10))
+		}
+		stages := 1 + rng.IntN(len(costs))
+		got := worth(costs, ddp.Balance(costs, stages))
+		divisions(len(costs), stages, nil, func(ends []int) {
+			if w := worth(costs, ends); slices.Compare(w[:], got[:]) < 0 {
+				t.Errorf("%v in %d stages: worth %v, but %v is worth %v", costs, stages, got, ends, w)
+			}
+		})
+	}
+	for _, bad := range []func(){
+		func() { ddp.Balance([]float64{1}, 2) }, func() { ddp.Balance(nil, 0) }, func() { ddp.Balance([]float64{math.NaN()}, 1) },
+	} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Error("no panic")
+				}
+			}()
+			bad()
+		}()
+	}
+}
+
+// worth is the largest sum of a stage, and the sum of the squares of all.
+func worth(costs []float64, ends []int) (w [2]float64) {
+	at := 0
+	for _, end := range ends {
+		sum := 0.0
+		for ; at < end; at++ {
+			sum += costs[at]
+		}
+		w[0], w[1] = max(w[0], sum), w[1]+sum*sum
+	}
+	return w
+}
+
+// divisions calls fn with every division of n layers between stages.
+func divisions(n, stages int, before []int, fn func(ends []int)) {
+	first := 0
+	if len(before) > 0 {
+		first = before[len(before)-1]
+	}
+	if stages == 1 {
+		fn(append(slices.Clone(before), n))
+		return
+	}
+	for end := first + 1; end <= n-stages+1; end++ {
+		divisions(n, stages-1, append(slices.Clone(before), end), fn)
+	}
+}
+
+// The norm of what the ranks have together, though some have none of it, and clipped once.
+func TestNorm(t *testing.T) {
+	spmdtest.RunInProcess(t, []int{1, 2, 3, 4}, testNorm)
+	spmdtest.Run(t, []int{3}, testNorm)
+}
+
+func testNorm(t *testing.T, w *spmd.World) {
+	const n = 70_000
+	a := alloc[float32](t, w, n)
+	b, norm := alloc[float32](t, w, 3), alloc[float32](t, w, 1)
+	s := stream(t, w, "norm")
+	for _, limit := range []float64{0, 1, 1e9} {
+		squares := 0.0
+		for r := range w.Size() {
+			if r == 1 {
+				continue // has none
+			}
+			for i := range n {
+				x := float64(float32(i%7) - float32(r))
+				squares += x * x
+			}
+			squares += 3 * 4
+		}
+		x := make([]float32, n)
+		for i := range x {
+			x[i] = float32(i%7) - float32(w.Rank())
+		}
+		must(t, a.CopyFrom(x))
+		must(t, b.SetAll(-2))
+		parts := []spmd.Buffer[float32]{a, b}
+		if w.Rank() == 1 {
+			parts = nil
+		}
+		whole, err := ddp.NewNorm(w.Comm, parts...)
+		must(t, err)
+		must(t, whole.Clip(limit, norm, s))
+		must(t, s.Synchronize())
+		want := math.Sqrt(squares)
+		if got := float64(norm.At(0)); math.Abs(got-want) > 1e-6*want {
+			t.Errorf("norm %v, want %v", got, want)
+		}
+		scaled := float32(-2)
+		if limit > 0 && want > limit && w.Rank() != 1 {
+			scaled *= float32(limit / want)
+		}
+		if got := b.At(1); math.Abs(float64(got-scaled)) > 1e-6 {
+			t.Errorf("limit %v: an element of -2 is %v, want %v", limit, got, scaled)
+		}
+		must(t, whole.Close())
+	}
+}

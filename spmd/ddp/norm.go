@@ -1,0 +1,91 @@
+package ddp
+
+import (
+	"errors"
+	"fmt"
+
+	"lockstep/internal/ccall"
+	"lockstep/spmd"
+)
+
+// Norm measures a vector whose elements the ranks share, such as the gradient of a model of which
+// each rank has a part.
+type Norm struct {
+	c      spmd.Comm
+	ranges []spmd.Buffer[float32] // this rank's, as few contiguous ranges as possible
+	sums   spmd.Buffer[float64]   // of the squares, a part from each block
+	total  spmd.Buffer[float64]   // (1)
+}
+
+// NewNorm returns the norm of the elements of parts, of all ranks of c together. A rank may have
+// none. What several ranks have copies of one of them gives, and the others leave it out.
+//
+// Not collective, but Clip is.
+func NewNorm(c spmd.Comm, parts ...spmd.Buffer[float32]) (*Norm, error) {
+	w, err := worldOf(c, "NewNorm")
+	if err != nil {
+		return nil, err
+	}
+	var all bucket[float32]
+	blocks := 0
+	for _, b := range parts {
+		all.add(b)
+	}
+	for _, b := range all.parts {
+		blocks += sumGrid(b.Len()).Blocks[0]
+	}
+	n := &Norm{c: c, ranges: all.parts}
+	if n.sums, err = spmd.Alloc[float64](w, blocks); err != nil {
+		return nil, err
+	}
+	if n.total, err = spmd.Alloc[float64](w, 1); err != nil {
+		return nil, errors.Join(err, n.Close())
+	}
+	return n, nil
+}
+
+// Clip enqueues on s: norm[0] = the Euclidean norm of the parts of all ranks together. Where that
+// is above maxNorm, this rank's parts are scaled so that it is maxNorm. maxNorm <= 0 only measures.
+// norm has one element. The result is the same on all ranks, and that of the function ClipNorm on
+// the whole vector but for the order in which the squares are added, in double.
+//
+// Collective over the ranks of c, in stream order.
+func (n *Norm) Clip(maxNorm float64, norm spmd.Buffer[float32], s *spmd.Stream) error {
+	if norm.Len() != 1 {
+		return fmt.Errorf("%s: ClipNorm: norm has %d elements, the norm 1", ccall.At(), norm.Len())
+	}
+	at := 0
+	for _, b := range n.ranges {
+		grid := sumGrid(b.Len())
+		part := n.sums.Slice(at, at+grid.Blocks[0])
+		if err := sumSquares.Launch(s, grid, part.Arg(), b.Arg(), spmd.I64(b.Len())); err != nil {
+			return err
+		}
+		at += grid.Blocks[0]
+	}
+	if err := sumParts.Launch(s, spmd.Cover1D(1, 256), n.total.Arg(), n.sums.Arg(), spmd.I32(at)); err != nil {
+		return err
+	}
+	if n.c.Size() > 1 {
+		if err := spmd.AllReduce(n.c.On(s), n.total, n.total, spmd.Sum); err != nil {
+			return err
+		}
+	}
+	if len(n.ranges) == 0 || maxNorm <= 0 {
+		return n.scale(spmd.Buffer[float32]{}, 0, norm, s)
+	}
+	for _, b := range n.ranges {
+		if err := n.scale(b, maxNorm, norm, s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// scale enqueues on s what follows the sum of the squares, for one range.
+func (n *Norm) scale(b spmd.Buffer[float32], maxNorm float64, norm spmd.Buffer[float32], s *spmd.Stream) error {
+	return clipScale.Launch(s, loopGrid(b.Len()), b.Arg(), spmd.I64(b.Len()), spmd.F64(maxNorm), n.total.Arg(), spmd.I32(1), norm.Arg())
+}
+
+// Close frees the memory. No Clip may be on its way.
+func (n *Norm) Close() error { return errors.Join(n.sums.Free(), n.total.Free()) }
