@@ -244,7 +244,7 @@ func (o *buffers[T]) wrong() (int, error) {
 		}
 	}
 	count.Set(0, n.Load())
-	if err := spmd.AllReduce(o.w.Comm, count, count, spmd.Sum); err != nil {
+	if err := spmd.AllReduce(o.w.Comm(), count, count, spmd.Sum); err != nil {
 		return 0, fmt.Errorf("counting wrong elements: %w", err)
 	}
 	return int(count.At(0)), nil

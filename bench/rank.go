@@ -82,7 +82,7 @@ func smallStep(w *spmd.World, bytes int) error {
 	points, err := timed(w, bytes, p, []string{"step"}, func() error {
 		for start := time.Now(); time.Since(start) < 100*time.Microsecond; {
 		}
-		return spmd.AllReduce(w.Comm, dst, src, spmd.Sum)
+		return spmd.AllReduce(w.Comm(), dst, src, spmd.Sum)
 	})
 	if err != nil {
 		return err
@@ -156,7 +156,7 @@ func timed(w *spmd.World, bytes int, p plan, names []string, calls ...func() err
 	defer slowest.Free()
 	for b := -p.warmup; b < p.batches; b++ {
 		for i, call := range calls {
-			if err := spmd.Barrier(w.Comm); err != nil {
+			if err := spmd.Barrier(w.Comm()); err != nil {
 				return nil, err
 			}
 			start := time.Now()
@@ -169,7 +169,7 @@ func timed(w *spmd.World, bytes int, p plan, names []string, calls ...func() err
 			if err := p.after(); err != nil {
 				return nil, err
 			}
-			if err := spmd.AllReduce(w.Comm, slowest, slowest, spmd.Max); err != nil {
+			if err := spmd.AllReduce(w.Comm(), slowest, slowest, spmd.Max); err != nil {
 				return nil, err
 			}
 			if b >= 0 {
@@ -252,7 +252,7 @@ func allReduce(w *spmd.World, bytes int) error {
 	}
 	defer src.Free()
 	defer dst.Free()
-	points, err := timed(w, bytes, blocking(bytes), []string{"spmd.AllReduce"}, func() error { return spmd.AllReduce(w.Comm, dst, src, spmd.Sum) })
+	points, err := timed(w, bytes, blocking(bytes), []string{"spmd.AllReduce"}, func() error { return spmd.AllReduce(w.Comm(), dst, src, spmd.Sum) })
 	if err != nil {
 		return err
 	}
@@ -273,15 +273,15 @@ func pingPong(w *spmd.World, bytes int) error {
 	defer x.Free()
 	ours := func() error {
 		if w.Rank() == 0 {
-			if err := spmd.Send(w.Comm, x, peer); err != nil {
+			if err := spmd.Send(w.Comm(), x, peer); err != nil {
 				return err
 			}
-			return spmd.Recv(w.Comm, x, peer)
+			return spmd.Recv(w.Comm(), x, peer)
 		}
-		if err := spmd.Recv(w.Comm, x, peer); err != nil {
+		if err := spmd.Recv(w.Comm(), x, peer); err != nil {
 			return err
 		}
-		return spmd.Send(w.Comm, x, peer)
+		return spmd.Send(w.Comm(), x, peer)
 	}
 	g, y := mpi.NewCommunicator(nil), make([]float64, n)
 	theirs := func() error {

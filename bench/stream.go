@@ -36,7 +36,7 @@ func enqueue(w *spmd.World, bytes int) error {
 	if err != nil {
 		return err
 	}
-	c := w.Comm.On(s)
+	c := w.Comm().On(s)
 	points, err := timed(w, bytes, enqueueing(s), []string{"spmd.AllReduce on a stream"}, func() error { return spmd.AllReduce(c, dst, src, spmd.Sum) })
 	if err != nil {
 		return err
@@ -86,7 +86,7 @@ func startup(w *spmd.World, bytes int) error {
 	if err := x.SetAll(1); err != nil {
 		return err
 	}
-	if err := spmd.AllReduce(w.Comm, x, x, spmd.Sum); err != nil {
+	if err := spmd.AllReduce(w.Comm(), x, x, spmd.Sum); err != nil {
 		return err
 	}
 	age, err := processAge()
@@ -106,7 +106,7 @@ func startup(w *spmd.World, bytes int) error {
 	}
 	most.Set(0, float64(age.Nanoseconds())/1e6)
 	most.Set(1, float64(used.Maxrss)/1024) // from KiB
-	if err := spmd.AllReduce(w.Comm, most, most, spmd.Max); err != nil {
+	if err := spmd.AllReduce(w.Comm(), most, most, spmd.Max); err != nil {
 		return err
 	}
 	return emit(w, started{"startup", w.Size(), most.At(0), most.At(1)})
@@ -165,8 +165,8 @@ func replay(w *spmd.World, bytes int) error {
 	if err != nil {
 		return err
 	}
-	c := w.Comm.On(s)
-	t, err := timing.MeasureStream(w.Comm, s, true, 0, replays, func() error {
+	c := w.Comm().On(s)
+	t, err := timing.MeasureStream(w.Comm(), s, true, 0, replays, func() error {
 		if err := addOne.Launch(s, spmd.Cover1D(1, 32), x.Arg()); err != nil {
 			return err
 		}

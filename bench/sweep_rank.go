@@ -173,7 +173,7 @@ func measure[T spmd.Elem](w *spmd.World, s *spmd.Stream, c kase, v variant, t ti
 		return m, err
 	}
 	defer o.free()
-	comm := w.Comm
+	comm := w.Comm()
 	if v.stream {
 		comm = comm.On(s)
 	}
@@ -197,7 +197,7 @@ func measure[T spmd.Elem](w *spmd.World, s *spmd.Stream, c kase, v variant, t ti
 		m.Calls = each * launches
 	}
 	err = repeat(w, s, v, c.calls, call, func(step func() error) error {
-		m.Stats, err = timing.Measure(w.Comm, t.warmup, t.iters, step)
+		m.Stats, err = timing.Measure(w.Comm(), t.warmup, t.iters, step)
 		return err
 	})
 	if err != nil {

@@ -177,7 +177,7 @@ func TestWrong(t *testing.T) {
 				received = 4 * period // on both ranks
 			}
 			count("before the call", received)
-			if err := b.call(w.Comm)(); err != nil {
+			if err := b.call(w.Comm())(); err != nil {
 				t.Fatal(err)
 			}
 			count("after it", 0)
@@ -223,7 +223,7 @@ func TestTiles(t *testing.T) {
 				t.Fatalf("element %d is %v, want %v", i, v, want)
 			}
 		}
-		if err := b.call(w.Comm)(); err != nil {
+		if err := b.call(w.Comm())(); err != nil {
 			t.Fatal(err)
 		}
 		for spoilt, i := range []int{n, 0, tile - 1, tile, 2*tile + 1, n - 1} { // n: nothing yet

@@ -35,7 +35,7 @@ func (b Buffer[T]) awaited(s *Stream) (a exec.Await, err error) {
 		return a, err
 	}
 	// MPI may keep in the memory of a result what is not the result yet.
-	if q, ok := s.q.(exec.Written); ok && !s.w.Comm.st.routes.Handed() && b.n > 0 && b.blk.Pool == s.w.dev.Pools().Pinned && sizeOf[T]() >= 4 {
+	if q, ok := s.q.(exec.Written); ok && !s.w.all.st.routes.Handed() && b.n > 0 && b.blk.Pool == s.w.dev.Pools().Pinned && sizeOf[T]() >= 4 {
 		a.Q, a.Words = q, unsafe.Slice((*uint32)(b.addr()), b.Bytes()/4)
 	}
 	return a, nil

@@ -17,7 +17,7 @@ func TestAwait(t *testing.T) {
 		must(t, err)
 		plain, err := spmd.Alloc[uint32](w, 3)
 		must(t, err)
-		sum := func() error { return spmd.AllReduce(w.Comm.On(s), pinned, plain, spmd.Sum) }
+		sum := func() error { return spmd.AllReduce(w.Comm().On(s), pinned, plain, spmd.Sum) }
 		g, err := s.Capture(sum)
 		must(t, err)
 		for i := range 300 {

@@ -50,7 +50,7 @@ func BenchmarkCollective(b *testing.B) {
 		b.Run(bc.name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				if err := bc.call(w.Comm); err != nil {
+				if err := bc.call(w.Comm()); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -73,7 +73,7 @@ func BenchmarkCollective(b *testing.B) {
 			}
 		})
 	}
-	enqueue("EnqueueAllReduce", func() error { return spmd.AllReduce(w.Comm.On(s), y, x, spmd.Sum) })
+	enqueue("EnqueueAllReduce", func() error { return spmd.AllReduce(w.Comm().On(s), y, x, spmd.Sum) })
 	enqueue("EnqueueKernel", func() error { return nop.Launch(s, spmd.Cover1D(1, 1), x.Arg(), y.Arg(), spmd.I32(3)) })
 	if err := w.Close(); err != nil {
 		b.Fatal(err)

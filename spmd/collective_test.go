@@ -42,22 +42,22 @@ func stream(t *testing.T, w *spmd.World, name string) *spmd.Stream {
 }
 
 var modes = []mode{
-	{"blocking", func(t *testing.T, w *spmd.World, fn func(spmd.Comm) error) { must(t, fn(w.Comm)) }},
+	{"blocking", func(t *testing.T, w *spmd.World, fn func(spmd.Comm) error) { must(t, fn(w.Comm())) }},
 	{"stream", func(t *testing.T, w *spmd.World, fn func(spmd.Comm) error) {
 		s := stream(t, w, "stream")
-		must(t, fn(w.Comm.On(s)))
+		must(t, fn(w.Comm().On(s)))
 		must(t, s.Close())
 	}},
 	{"graph", func(t *testing.T, w *spmd.World, fn func(spmd.Comm) error) {
 		s := stream(t, w, "graph")
-		g, err := s.Capture(func() error { return fn(w.Comm.On(s)) })
+		g, err := s.Capture(func() error { return fn(w.Comm().On(s)) })
 		must(t, err)
 		must(t, g.Launch(s))
 		must(t, g.Close())
 		must(t, s.Close())
 	}},
 	{"group", func(t *testing.T, w *spmd.World, fn func(spmd.Comm) error) {
-		must(t, w.Comm.Group(func() error { return fn(w.Comm) }))
+		must(t, w.Comm().Group(func() error { return fn(w.Comm()) }))
 	}},
 }
 
@@ -394,8 +394,8 @@ func TestHalfTypesAreReducedInFloat32(t *testing.T) {
 		}
 		b.Set(0, spmd.ToBF16(x))
 		h.Set(0, spmd.ToF16(y))
-		must(t, spmd.AllReduce(w.Comm, b, b, spmd.Sum))
-		must(t, spmd.AllReduce(w.Comm, h, h, spmd.Sum))
+		must(t, spmd.AllReduce(w.Comm(), b, b, spmd.Sum))
+		must(t, spmd.AllReduce(w.Comm(), h, h, spmd.Sum))
 		if got := b.At(0).Float32(); got != 260 {
 			t.Errorf("bfloat16: 256+1+1+1 = %v, want 260", got)
 		}
@@ -409,7 +409,7 @@ func TestSplitAndMesh(t *testing.T) {
 	everyKind(t, everyRanks, func(t *testing.T, w *spmd.World) {
 		rank, size := w.Rank(), w.Size()
 		// Odd and even ranks apart, in reverse order.
-		c, err := w.Comm.Split(rank%2, -rank)
+		c, err := w.Comm().Split(rank%2, -rank)
 		must(t, err)
 		members := 0
 		for r := rank % 2; r < size; r += 2 {
@@ -438,7 +438,7 @@ func TestSplitAndMesh(t *testing.T) {
 		if rank == 0 {
 			only = 0
 		}
-		c, err = w.Comm.Split(only, 0)
+		c, err = w.Comm().Split(only, 0)
 		must(t, err)
 		if rank == 0 {
 			must(t, spmd.Barrier(c))
@@ -486,7 +486,7 @@ func TestRefused(t *testing.T) {
 	spmdtest.Run(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
 		other, err := spmd.Open(spmdtest.Config())
 		must(t, err)
-		c, n := w.Comm, w.Size()
+		c, n := w.Comm(), w.Size()
 		a3, a4, a12 := alloc[float32](t, w, 3), alloc[float32](t, w, 4), alloc[float32](t, w, 4*n)
 		a8 := alloc[float32](t, w, 4*n+4)
 		freed, foreign := alloc[float32](t, w, 4), alloc[float32](t, other, 4)
@@ -610,13 +610,13 @@ func TestNoAllocation(t *testing.T) {
 			}},
 		} {
 			if got := testing.AllocsPerRun(100, func() {
-				if err := tc.call(w.Comm); err != nil {
+				if err := tc.call(w.Comm()); err != nil {
 					t.Error(err)
 				}
 			}); got != 0 {
 				t.Errorf("%s allocates %v times", tc.name, got)
 			}
-			on := w.Comm.On(s)
+			on := w.Comm().On(s)
 			if got := testing.AllocsPerRun(100, func() {
 				for range 8 {
 					if err := tc.call(on); err != nil {

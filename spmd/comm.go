@@ -125,7 +125,7 @@ func (c Comm) Close() error {
 	if st == nil || st.host == nil || st.freed {
 		return nil
 	}
-	if st == st.w.Comm.st || st == st.w.NodeComm.st {
+	if st == st.w.all.st || st == st.w.near.st {
 		return fmt.Errorf("%s: Close: the communicator belongs to the world", ccall.At())
 	}
 	return st.Pass(control.CloseComm, func() error {
@@ -162,7 +162,7 @@ func (w *World) addComm(h transport.Host, id string) (Comm, error) {
 		slow = errors.Join(slow, own.Slow())
 	}
 	if slow != nil {
-		w.Log.Warn().Err(slow).Msg("small collectives go through messages, not through shared memory")
+		w.Log().Warn().Err(slow).Msg("small collectives go through messages, not through shared memory")
 	}
 	if !w.OnHost() {
 		st.onGPU()

@@ -43,7 +43,7 @@ func (w *World) openCross() error {
 		return err
 	}
 	w.cross = &crossCheck{w: w, ref: verify.NewReference(transport.Bare{S: onGPU(s.q).Stream()}, poolMemory{w}, alone.st.host)}
-	if err := w.mustAgree(route.OpenSecond(&w.Comm.st.routes, &w.NodeComm.st.routes)); err != nil {
+	if err := w.mustAgree(route.OpenSecond(&w.all.st.routes, &w.near.st.routes)); err != nil {
 		return fmt.Errorf("--check both: %w", err)
 	}
 	return nil
@@ -55,7 +55,7 @@ func (x *crossCheck) submit(s *Stream, c *call) error {
 	captured := s.q.Lane() != nil
 	if captured {
 		x.warned.Do(func() {
-			x.w.Log.Warn().Msg("--check both does not compare what is captured: a graph holds no host that could")
+			x.w.Log().Warn().Msg("--check both does not compare what is captured: a graph holds no host that could")
 		})
 	}
 	second, compared := st.routes.Second()

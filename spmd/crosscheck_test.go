@@ -50,7 +50,7 @@ func crossChecked(w *spmd.World) error {
 	if err := f.CopyFrom(real); err != nil || failed != nil {
 		return err
 	}
-	c := w.Comm.On(s)
+	c := w.Comm().On(s)
 	counts := make([]int, size)
 	counts[0], counts[size-1] = n, 2*n
 	if size > 2 {
@@ -78,7 +78,7 @@ func crossChecked(w *spmd.World) error {
 	calls := []func() error{
 		func() error { return spmd.AllReduce(c, y, x, spmd.Max) },
 		func() error { return spmd.AllReduce(c, x, x, spmd.Min) },
-		func() error { return spmd.AllReduce(w.Comm, f, f, spmd.Avg) }, // blocks; MPI may round otherwise
+		func() error { return spmd.AllReduce(w.Comm(), f, f, spmd.Avg) }, // blocks; MPI may round otherwise
 		func() error { return spmd.Reduce(c, y, x, spmd.Max, root) },
 		func() error { return spmd.Broadcast(c, x, root) },
 		func() error { return spmd.AllGather(c, whole, x) },
@@ -141,7 +141,7 @@ func crossChecked(w *spmd.World) error {
 			return fmt.Errorf("AllReduce of a freed buffer: %w", err)
 		}
 	}
-	pair, err := w.Comm.Split(rank/2, rank)
+	pair, err := w.Comm().Split(rank/2, rank)
 	if err != nil {
 		return err
 	}
@@ -160,7 +160,7 @@ func crossChecked(w *spmd.World) error {
 	if err := s.Synchronize(); err != nil {
 		return err
 	}
-	w.Log.Info().Msg("all compared")
+	w.Log().Info().Msg("all compared")
 	return pair.Close()
 }
 

@@ -103,8 +103,8 @@ func (w *World) firstFailure(mine error) (*control.Failure, error) {
 //
 // Collective over all ranks.
 func (w *World) startGPU(node control.Comm) error {
-	w.env = route.Env{GPU: w.gpu.GPU, Log: &w.Log, Begin: w.startup.Begin, Quiesce: w.dev.Quiesce, Symmetric: w.cfg.Symmetric,
-		Backend: w.env.Backend, Node: w.node, Nodes: w.nodes, First: &w.Comm.st.routes}
+	w.env = route.Env{GPU: w.gpu.GPU, Log: &w.log, Begin: w.startup.Begin, Quiesce: w.dev.Quiesce, Symmetric: w.cfg.Symmetric,
+		Backend: w.env.Backend, Node: w.node, Nodes: w.nodes, First: &w.all.st.routes}
 	for _, st := range w.comms { // those made before the device was chosen
 		st.onGPU()
 	}
@@ -131,7 +131,7 @@ func (w *World) startGPU(node control.Comm) error {
 		return err
 	}
 	defer w.startup.Begin(w.env.Backend.Name())()
-	if w.Comm.st.routes.HasSymmetric() {
+	if w.all.st.routes.HasSymmetric() {
 		w.symmetric = newSymmetric(w)
 	}
 	err = w.warmUp()
@@ -146,7 +146,7 @@ func (w *World) startGPU(node control.Comm) error {
 
 // warmUp runs the first collective, in which a backend that joins the ranks connects them.
 func (w *World) warmUp() error {
-	err := Barrier(w.Comm.On(w.blocking))
+	err := Barrier(w.Comm().On(w.blocking))
 	return errors.Join(err, w.blocking.Synchronize())
 }
 
@@ -168,7 +168,7 @@ func (w *World) stayNear(node control.Comm) error {
 	list, near := affinity.NearGPU("/sys", w.gpu.GPU.Dev.PCI())
 	if list != "" {
 		if err := affinity.Keep(&near); err != nil {
-			w.Log.Warn().Err(err).Msg("this process may run far from its GPU")
+			w.Log().Warn().Err(err).Msg("this process may run far from its GPU")
 		} else {
 			w.cores = list + ", near the GPU"
 		}

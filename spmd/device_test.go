@@ -18,7 +18,7 @@ func TestManyReplays(t *testing.T) {
 		main, side := stream(t, w, "main"), stream(t, w, "side")
 		sum, all := alloc[int64](t, w, 3), alloc[int64](t, w, 1)
 		must(t, sum.SetAll(0))
-		part, err := w.Comm.Split(w.Rank()%2, w.Rank())
+		part, err := w.Comm().Split(w.Rank()%2, w.Rank())
 		must(t, err)
 		g, err := main.Capture(func() error {
 			if err := side.After(main); err != nil {
@@ -27,7 +27,7 @@ func TestManyReplays(t *testing.T) {
 			if err := spmd.Fill(main, all, 1); err != nil {
 				return err
 			}
-			if err := spmd.AllReduce(w.Comm.On(main), all, all, spmd.Sum); err != nil {
+			if err := spmd.AllReduce(w.Comm().On(main), all, all, spmd.Sum); err != nil {
 				return err
 			}
 			if err := spmd.Broadcast(part.On(side), sum.Slice(0, 2), part.Size()-1); err != nil {
@@ -70,7 +70,7 @@ func TestGraphsBesideCalls(t *testing.T) {
 			if err := spmd.Fill(l.s, l.x, float32(w.Rank()+1)); err != nil {
 				return err
 			}
-			if err := spmd.AllReduce(w.Comm.On(l.s), l.x, l.x, spmd.Sum); err != nil {
+			if err := spmd.AllReduce(w.Comm().On(l.s), l.x, l.x, spmd.Sum); err != nil {
 				return err
 			}
 			return addTo.Launch(l.s, spmd.Cover1D(n, 256), l.sum.Arg(), l.x.Arg(), spmd.F32(1), spmd.I32(n))
@@ -111,11 +111,11 @@ func TestCommunicatorsSideBySide(t *testing.T) {
 	everyWay(t, func(t *testing.T, w *spmd.World) {
 		const n, rounds = 100_000, 30
 		rank, size := w.Rank(), w.Size()
-		halves, err := w.Comm.Split(rank%2, rank)
+		halves, err := w.Comm().Split(rank%2, rank)
 		must(t, err)
-		turned, err := w.Comm.Split(0, -rank)
+		turned, err := w.Comm().Split(0, -rank)
 		must(t, err)
-		comms := []spmd.Comm{w.Comm, halves, turned}
+		comms := []spmd.Comm{w.Comm(), halves, turned}
 		var bufs []spmd.Buffer[float64]
 		var streams []*spmd.Stream
 		for i := range comms {
@@ -176,7 +176,7 @@ func TestBeyond2GiB(t *testing.T) {
 		const n = 1<<31 + 5
 		rank, size := w.Rank(), w.Size()
 		s := stream(t, w, "s")
-		on := w.Comm.On(s)
+		on := w.Comm().On(s)
 		x, y := alloc[uint8](t, w, n), alloc[uint8](t, w, n)
 		ends := []int{0, 1, 1<<31 - 1, 1 << 31, n - 1}
 		check := func(what string, b spmd.Buffer[uint8], at func(i int) uint8) {
@@ -205,7 +205,7 @@ func TestBeyond2GiB(t *testing.T) {
 		give(x)
 		must(t, spmd.AllReduce(on, y, x, spmd.Sum))
 		check("AllReduce", y, sum)
-		must(t, ddp.CheckSame(w.Comm, "the sum", y)) // all of it, on all ranks
+		must(t, ddp.CheckSame(w.Comm(), "the sum", y)) // all of it, on all ranks
 		must(t, x.SetAll(uint8(size*(size+1)/2)))
 		for _, i := range ends {
 			x.Set(i, sum(i))
@@ -258,7 +258,7 @@ func TestKindsOfMemory(t *testing.T) {
 					z := alloc[int64](t, w, n)
 					must(t, x.SetAll(-1))
 					must(t, spmd.Fill(s, x, int64(w.Rank()+round)))
-					must(t, spmd.AllReduce(w.Comm.On(s), x, x, spmd.Sum))
+					must(t, spmd.AllReduce(w.Comm().On(s), x, x, spmd.Sum))
 					must(t, spmd.Copy(s, z, x))
 					must(t, s.Synchronize())
 					want := int64(w.Size()*(w.Size()-1)/2 + w.Size()*round)

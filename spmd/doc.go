@@ -19,10 +19,10 @@
 //			if err := x.SetAll(float32(w.Rank())); err != nil {
 //				return err
 //			}
-//			if err := spmd.AllReduce(w.Comm, x, x, spmd.Sum); err != nil { // finished on return
+//			if err := spmd.AllReduce(w.Comm(), x, x, spmd.Sum); err != nil { // finished on return
 //				return err
 //			}
-//			w.Log.Info().Float32("sum", x.At(0)).Msg("done") // rank 0 only, unless --log-ranks all
+//			w.Log().Info().Float32("sum", x.At(0)).Msg("done") // rank 0 only, unless --log-ranks all
 //			return nil
 //		})
 //	}

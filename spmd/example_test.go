@@ -51,7 +51,7 @@ extern "C" __global__ void axpy_f32(float *y, const float *x, float alpha, int n
 		if err := axpy.Launch(s, spmd.Cover1D(y.Len(), 256), y.Arg(), x.Arg(), spmd.F32(2), spmd.I32(y.Len())); err != nil {
 			return err
 		}
-		if err := spmd.AllReduce(w.Comm.On(s), y, y, spmd.Sum); err != nil {
+		if err := spmd.AllReduce(w.Comm().On(s), y, y, spmd.Sum); err != nil {
 			return err
 		}
 		if err := s.Synchronize(); err != nil { // from here the host may read y
@@ -72,7 +72,7 @@ func ExampleAllReduceIf() {
 	fs := pflag.NewFlagSet("rounds", pflag.ExitOnError)
 	spmd.Main(fs, func(_ context.Context, w *spmd.World) error {
 		rounds, err := addRounds(w, []float64{3, 4, 5}[w.Rank()%3:])
-		w.Log.Info().Floats64("rounds", rounds).Msg("done")
+		w.Log().Info().Floats64("rounds", rounds).Msg("done")
 		return err
 	})
 }
@@ -80,7 +80,7 @@ func ExampleAllReduceIf() {
 // addRounds returns the sum over the ranks of the squares of each round in which there are some: that of 4 is not told.
 func addRounds(w *spmd.World, work []float64) (rounds []float64, err error) {
 	for {
-		some, err := spmd.Any(w.Comm, len(work) > 0)
+		some, err := spmd.Any(w.Comm(), len(work) > 0)
 		if err != nil || !some {
 			return rounds, err // on every rank: nobody has work left
 		}
@@ -92,7 +92,7 @@ func addRounds(w *spmd.World, work []float64) (rounds []float64, err error) {
 			work = work[1:]
 		}
 		sum := make([]float64, 1)
-		told, err := spmd.AllReduceIf(w.Comm, found != nil, sum, found, spmd.Sum)
+		told, err := spmd.AllReduceIf(w.Comm(), found != nil, sum, found, spmd.Sum)
 		if err != nil {
 			return rounds, err
 		}

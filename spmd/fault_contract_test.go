@@ -91,7 +91,7 @@ var lateDoors = []struct {
 	name, said string
 	call       late
 }{
-	{"a Split", "Split {at}, call 2", func(w *spmd.World, _ spmd.Comm, _ operands) error { _, err := w.Comm.Split(0, 0); return err }},
+	{"a Split", "Split {at}, call 2", func(w *spmd.World, _ spmd.Comm, _ operands) error { _, err := w.Comm().Split(0, 0); return err }},
 	{"an AllocSymmetric", "AllocSymmetric {at}", func(w *spmd.World, _ spmd.Comm, _ operands) error {
 		_, err := spmd.AllocSymmetric[int32](w, 5)
 		return err
@@ -136,7 +136,7 @@ func returnRows() []mishap {
 			if err != nil {
 				return err
 			}
-			return run(w, w.Comm, p)
+			return run(w, w.Comm(), p)
 		}
 		rows = append(rows, row)
 	}

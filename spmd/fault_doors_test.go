@@ -20,7 +20,7 @@ var doors = []struct {
 	before     func(w *spmd.World) (any, error)
 	call       func(w *spmd.World, a any) error
 }{
-	{"Split", `call 2 on "world", Split`, nil, func(w *spmd.World, _ any) error { _, err := w.Comm.Split(0, 0); return err }},
+	{"Split", `call 2 on "world", Split`, nil, func(w *spmd.World, _ any) error { _, err := w.Comm().Split(0, 0); return err }},
 	{"AllocSymmetric", "\nAllocSymmetric at ", nil, func(w *spmd.World, _ any) error { _, err := spmd.AllocSymmetric[int32](w, 5); return err }},
 	{"OpenCheckpoints", "\nOpenCheckpoints at ", nil, func(w *spmd.World, _ any) error { _, err := openCheckpoints(w); return err }},
 	{"Save", "\nSave at ", opened, func(w *spmd.World, c any) error { return c.(*checkpoint.Manager).Save(1, nil) }},
@@ -108,7 +108,7 @@ func savesWith(limit time.Duration, wait func(*checkpoint.Manager) error, act fu
 		if err := errors.Join(err, wait(c)); err != nil {
 			return err
 		}
-		w.Log.Info().Msg("is saved")
+		w.Log().Info().Msg("is saved")
 		return nil
 	}
 }
@@ -139,6 +139,6 @@ func loadsSlowly(_ context.Context, w *spmd.World, victim bool) error {
 	if _, err := c.Load(nil, item); err != nil {
 		return err
 	}
-	w.Log.Info().Msg("is loaded")
+	w.Log().Info().Msg("is loaded")
 	return nil
 }

@@ -46,7 +46,7 @@ func otherType(how string) func(context.Context, *spmd.World, bool) error {
 		if err != nil {
 			return err
 		}
-		c := w.Comm
+		c := w.Comm()
 		if how == "65th" { // the 1st and the 65th are compared
 			for range 64 {
 				if victim {
@@ -83,7 +83,7 @@ func otherType(how string) func(context.Context, *spmd.World, bool) error {
 		if err := errors.Join(err, s.Synchronize()); err != nil {
 			return err
 		}
-		return spmd.Barrier(w.Comm)
+		return spmd.Barrier(w.Comm())
 	}
 }
 
@@ -95,9 +95,9 @@ func unreceived(_ context.Context, w *spmd.World, victim bool) error {
 		return err
 	case victim:
 		happens()
-		return errors.Join(spmd.Send(w.Comm, x, 0), spmd.Send(w.Comm, x, 0))
+		return errors.Join(spmd.Send(w.Comm(), x, 0), spmd.Send(w.Comm(), x, 0))
 	case w.Rank() == 0:
-		return spmd.Recv(w.Comm, x, 2)
+		return spmd.Recv(w.Comm(), x, 2)
 	}
 	return nil
 }
@@ -112,7 +112,7 @@ func lackingGroup(_ context.Context, w *spmd.World, victim bool) error {
 	if victim {
 		happens()
 	}
-	return spmd.Barrier(w.Comm)
+	return spmd.Barrier(w.Comm())
 }
 
 func sleepsBeforeGroup(_ context.Context, w *spmd.World, victim bool) error {
@@ -123,7 +123,7 @@ func sleepsBeforeGroup(_ context.Context, w *spmd.World, victim bool) error {
 	if w.Rank() == 0 {
 		return swap(w)
 	}
-	return spmd.Barrier(w.Comm)
+	return spmd.Barrier(w.Comm())
 }
 
 // swap exchanges messages with rank 2.
@@ -132,8 +132,8 @@ func swap(w *spmd.World) error {
 	if err != nil {
 		return err
 	}
-	return w.Comm.Group(func() error {
-		return errors.Join(spmd.Send(w.Comm, x.Slice(0, 10), 2), spmd.Recv(w.Comm, x.Slice(10, 20), 2))
+	return w.Comm().Group(func() error {
+		return errors.Join(spmd.Send(w.Comm(), x.Slice(0, 10), 2), spmd.Recv(w.Comm(), x.Slice(10, 20), 2))
 	})
 }
 
@@ -147,5 +147,5 @@ func sendFirst(_ context.Context, w *spmd.World, victim bool) error {
 		happens()
 	}
 	n := w.Size()
-	return errors.Join(spmd.Send(w.Comm, x, (w.Rank()+1)%n), spmd.Recv(w.Comm, x, (w.Rank()+n-1)%n))
+	return errors.Join(spmd.Send(w.Comm(), x, (w.Rank()+1)%n), spmd.Recv(w.Comm(), x, (w.Rank()+n-1)%n))
 }

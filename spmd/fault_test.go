@@ -175,9 +175,9 @@ var contracts = []struct {
 		if err != nil {
 			return err
 		}
-		return spmd.AllReduce(w.Comm, y, y, spmd.Sum)
+		return spmd.AllReduce(w.Comm(), y, y, spmd.Sum)
 	}), []string{"AllReduce of 64 int32, sum", "AllReduce of 64 float64, sum"}, true},
-	{"operation", differ(sumUp, func(w *spmd.World, x spmd.Buffer[int32]) error { return spmd.AllReduce(w.Comm, x, x, spmd.Max) }),
+	{"operation", differ(sumUp, func(w *spmd.World, x spmd.Buffer[int32]) error { return spmd.AllReduce(w.Comm(), x, x, spmd.Max) }),
 		[]string{"AllReduce of 64 int32, sum", "AllReduce of 64 int32, max"}, true},
 	// It ends, with what any root gave.
 	{"root", differ(broadcast(0), broadcast(1)), []string{"Broadcast of 64 int32, root 0", "Broadcast of 64 int32, root 1"}, false},
@@ -200,16 +200,18 @@ var at = []string{"spmd/fault_test.go:", "rank {rank}", "MPI_Allreduce", "host={
 
 type collective = func(w *spmd.World, x spmd.Buffer[int32]) error
 
-func sumUp(w *spmd.World, x spmd.Buffer[int32]) error { return spmd.AllReduce(w.Comm, x, x, spmd.Sum) }
+func sumUp(w *spmd.World, x spmd.Buffer[int32]) error {
+	return spmd.AllReduce(w.Comm(), x, x, spmd.Sum)
+}
 
-func barrier(w *spmd.World, _ spmd.Buffer[int32]) error { return spmd.Barrier(w.Comm) }
+func barrier(w *spmd.World, _ spmd.Buffer[int32]) error { return spmd.Barrier(w.Comm()) }
 
 func broadcast(root int) collective {
-	return func(w *spmd.World, x spmd.Buffer[int32]) error { return spmd.Broadcast(w.Comm, x, root) }
+	return func(w *spmd.World, x spmd.Buffer[int32]) error { return spmd.Broadcast(w.Comm(), x, root) }
 }
 
 func scan(fn func(c spmd.Comm, dst, src spmd.Buffer[int32], op spmd.Op) error) collective {
-	return func(w *spmd.World, x spmd.Buffer[int32]) error { return fn(w.Comm, x, x, spmd.Sum) }
+	return func(w *spmd.World, x spmd.Buffer[int32]) error { return fn(w.Comm(), x, x, spmd.Sum) }
 }
 
 func inOrder(calls ...collective) collective {
@@ -254,7 +256,7 @@ func inject(row string) func(ctx context.Context, w *spmd.World) error {
 		f.before()
 	}
 	return func(ctx context.Context, w *spmd.World) error {
-		if err := spmd.Barrier(w.Comm); err != nil || f.run == nil {
+		if err := spmd.Barrier(w.Comm()); err != nil || f.run == nil {
 			return err
 		}
 		return f.run(ctx, w, w.Rank() == f.victim())
@@ -293,7 +295,7 @@ func happens() {
 
 // ready says to the test that a signal may come to any rank.
 func ready(w *spmd.World, victim bool) error {
-	err := spmd.Barrier(w.Comm)
+	err := spmd.Barrier(w.Comm())
 	if victim {
 		fmt.Fprintf(os.Stderr, "ready %d.\n", os.Getpid())
 	}
@@ -333,7 +335,7 @@ func killedInCompute(_ context.Context, w *spmd.World, victim bool) error {
 		when("spmd_test.compute(", die)
 		compute()
 	}
-	return spmd.Barrier(w.Comm)
+	return spmd.Barrier(w.Comm())
 }
 
 // compute ends never.
@@ -391,7 +393,7 @@ func suspendAll(_ context.Context, w *spmd.World, victim bool) error {
 	if err := mine.SetAll(int32(os.Getpid())); err != nil {
 		return err
 	}
-	if err := spmd.AllGather(w.Comm, pids, mine); err != nil {
+	if err := spmd.AllGather(w.Comm(), pids, mine); err != nil {
 		return err
 	}
 	over := make(chan error, 1)
@@ -425,7 +427,7 @@ func suspendAll(_ context.Context, w *spmd.World, victim bool) error {
 		if err := state.SetAll(now); err != nil {
 			return err
 		}
-		if err := spmd.AllReduce(w.Comm, state, state, spmd.Max); err != nil {
+		if err := spmd.AllReduce(w.Comm(), state, state, spmd.Max); err != nil {
 			return err
 		}
 		if state.At(0) == 1 {
@@ -470,13 +472,13 @@ func waits(w *spmd.World) error {
 		return err
 	}
 	if w.Rank() != min(1, w.Size()-2) {
-		return spmd.AllReduce(w.Comm, x, x, spmd.Sum)
+		return spmd.AllReduce(w.Comm(), x, x, spmd.Sum)
 	}
 	s, err := w.NewStream("work")
 	if err != nil {
 		return err
 	}
-	if err := spmd.AllReduce(w.Comm.On(s), x, x, spmd.Sum); err != nil {
+	if err := spmd.AllReduce(w.Comm().On(s), x, x, spmd.Sum); err != nil {
 		return err
 	}
 	return s.Synchronize()
@@ -490,11 +492,11 @@ func overlong(_ context.Context, w *spmd.World, victim bool) error {
 		return err
 	case victim:
 		happens()
-		err = spmd.Send(w.Comm, x, 0)
+		err = spmd.Send(w.Comm(), x, 0)
 	case w.Rank() == 0:
-		err = spmd.Recv(w.Comm, x.Slice(0, 4), w.Size()-1)
+		err = spmd.Recv(w.Comm(), x.Slice(0, 4), w.Size()-1)
 	}
-	return errors.Join(err, spmd.Barrier(w.Comm))
+	return errors.Join(err, spmd.Barrier(w.Comm()))
 }
 
 func unsent(_ context.Context, w *spmd.World, victim bool) error {
@@ -504,14 +506,14 @@ func unsent(_ context.Context, w *spmd.World, victim bool) error {
 	}
 	if w.Rank() == 1 { // messages that come do not count
 		for range 9 {
-			if err := spmd.Send(w.Comm, x, 2); err != nil {
+			if err := spmd.Send(w.Comm(), x, 2); err != nil {
 				return err
 			}
 		}
 	}
 	for range 9 {
 		if w.Rank() == 2 {
-			if err := spmd.Recv(w.Comm, x, 1); err != nil {
+			if err := spmd.Recv(w.Comm(), x, 1); err != nil {
 				return err
 			}
 		}
@@ -521,14 +523,14 @@ func unsent(_ context.Context, w *spmd.World, victim bool) error {
 		oversleep()
 	}
 	if w.Rank() == 0 {
-		return spmd.Recv(w.Comm, x, w.Size()-1)
+		return spmd.Recv(w.Comm(), x, w.Size()-1)
 	}
-	return spmd.Barrier(w.Comm)
+	return spmd.Barrier(w.Comm())
 }
 
 func endless(_ context.Context, w *spmd.World, victim bool) error {
 	if !victim {
-		return spmd.Barrier(w.Comm)
+		return spmd.Barrier(w.Comm())
 	}
 	s, err := w.NewStream("endless")
 	if err != nil {
@@ -547,14 +549,14 @@ func failing(how func() error) func(context.Context, *spmd.World, bool) error {
 			happens()
 			return how()
 		}
-		return spmd.Barrier(w.Comm)
+		return spmd.Barrier(w.Comm())
 	}
 }
 
 // streamFails has the error come while the victim waits for something else.
 func streamFails(_ context.Context, w *spmd.World, victim bool) error {
 	if !victim {
-		return spmd.Barrier(w.Comm)
+		return spmd.Barrier(w.Comm())
 	}
 	s, err := w.NewStream("late")
 	if err != nil {
@@ -583,14 +585,14 @@ func streamFailsLate(_ context.Context, w *spmd.World, victim bool) error {
 	}); err != nil {
 		return err
 	}
-	if err := spmd.Barrier(w.Comm.On(s)); err != nil && !victim {
+	if err := spmd.Barrier(w.Comm().On(s)); err != nil && !victim {
 		return err
 	}
 	return nil
 }
 
 func together(_ context.Context, w *spmd.World, victim bool) error {
-	only, err := w.Comm.Split(w.Rank()/2*-1, 0)
+	only, err := w.Comm().Split(w.Rank()/2*-1, 0)
 	if err != nil {
 		return err
 	}
@@ -599,7 +601,7 @@ func together(_ context.Context, w *spmd.World, victim bool) error {
 	}
 	for range ddp.Together(only, slices.Values([]int{1, 2})) {
 	}
-	return spmd.Barrier(w.Comm)
+	return spmd.Barrier(w.Comm())
 }
 
 // sleeps does not listen: a signal ends it.

@@ -69,7 +69,7 @@ func gpuFault(w *spmd.World, what string, last bool) error {
 		return err
 	}
 	if what == "a graph is left" {
-		if _, err := s.Capture(func() error { return spmd.AllReduce(w.Comm.On(s), x, x, spmd.Sum) }); err != nil {
+		if _, err := s.Capture(func() error { return spmd.AllReduce(w.Comm().On(s), x, x, spmd.Sum) }); err != nil {
 			return err
 		}
 		if err := spmd.Fill(s, x, 1); err != nil {
@@ -80,7 +80,7 @@ func gpuFault(w *spmd.World, what string, last bool) error {
 		if last {
 			x = x.Slice(0, 63)
 		}
-		if err := spmd.AllReduce(w.Comm.On(s), x, x, spmd.Sum); err != nil {
+		if err := spmd.AllReduce(w.Comm().On(s), x, x, spmd.Sum); err != nil {
 			return err
 		}
 		return s.Synchronize()
@@ -93,7 +93,7 @@ func gpuFault(w *spmd.World, what string, last bool) error {
 		if last {
 			y = x
 		}
-		if err := spmd.AllReduce(w.Comm.On(s), y, y, spmd.Sum); err != nil {
+		if err := spmd.AllReduce(w.Comm().On(s), y, y, spmd.Sum); err != nil {
 			return err
 		}
 		return s.Synchronize()
@@ -108,13 +108,13 @@ func gpuFault(w *spmd.World, what string, last bool) error {
 	switch what {
 	case "a collective fails":
 		os.Setenv("FAKENCCL_FAIL", "ncclAllReduce=2")
-		return spmd.AllReduce(w.Comm.On(s), x, x, spmd.Sum)
+		return spmd.AllReduce(w.Comm().On(s), x, x, spmd.Sum)
 	case "a rank is lost": // the kernel of the collective never ends
 		os.Setenv("FAKENCCL_FAIL", "async=6")
 		if err := s.HostFunc(func() error { select {} }); err != nil {
 			return err
 		}
-		if err := spmd.AllReduce(w.Comm.On(s), x, x, spmd.Sum); err != nil {
+		if err := spmd.AllReduce(w.Comm().On(s), x, x, spmd.Sum); err != nil {
 			return err
 		}
 		return s.Synchronize()
@@ -144,7 +144,7 @@ func gpuFault(w *spmd.World, what string, last bool) error {
 // have threads of their own, up.
 func gpuHang(w *spmd.World, s *spmd.Stream, x spmd.Buffer[float32], what string, last bool) error {
 	for range 3 { // calls that all ranks make
-		if err := spmd.AllReduce(w.Comm.On(s), x, x, spmd.Sum); err != nil {
+		if err := spmd.AllReduce(w.Comm().On(s), x, x, spmd.Sum); err != nil {
 			return err
 		}
 	}
@@ -160,7 +160,7 @@ func gpuHang(w *spmd.World, s *spmd.Stream, x spmd.Buffer[float32], what string,
 		return err
 	}
 	if what == "the others wait in a group" {
-		c := w.Comm.On(s)
+		c := w.Comm().On(s)
 		if err := c.Group(func() error {
 			return errors.Join(spmd.Send(c, x.Slice(0, 20), w.Size()-1), spmd.Recv(c, x.Slice(20, 30), w.Size()-1))
 		}); err != nil {
@@ -168,7 +168,7 @@ func gpuHang(w *spmd.World, s *spmd.Stream, x spmd.Buffer[float32], what string,
 		}
 		return s.Synchronize()
 	}
-	if err := spmd.AllReduce(w.Comm.On(s), x, x, spmd.Sum); err != nil {
+	if err := spmd.AllReduce(w.Comm().On(s), x, x, spmd.Sum); err != nil {
 		return err
 	}
 	if what == "the others do not wait" {

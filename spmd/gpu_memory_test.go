@@ -116,7 +116,7 @@ func gpuPool(t *testing.T, w *spmd.World) {
 	}
 
 	// A collective in flight: the driver's allocator is asked only when it has ended.
-	must(t, spmd.AllReduce(w.Comm.On(s), y, x, spmd.Sum))
+	must(t, spmd.AllReduce(w.Comm().On(s), y, x, spmd.Sum))
 	newCalls(t)
 	injected("cuEventQuery=600@1,cuEventQuery=600@2,cuEventQuery=600@3", func() {
 		small := alloc[float32](t, w, 8) // of a new chunk
@@ -130,7 +130,7 @@ func gpuPool(t *testing.T, w *spmd.World) {
 	if want := []string{"cuEventQuery 600", "cuEventQuery 600", "cuEventQuery 600", "cuEventQuery 0", "cuMemAlloc_v2 0"}; !slices.Equal(order, want) {
 		t.Errorf("%q, want %q", order, want)
 	}
-	must(t, spmd.AllReduce(w.Comm.On(s), y, x, spmd.Sum))
+	must(t, spmd.AllReduce(w.Comm().On(s), y, x, spmd.Sum))
 	injected("cuEventQuery=600", func() { // what is there needs no driver, and no waiting
 		for range 3 {
 			b := alloc[float32](t, w, 8)
@@ -269,7 +269,7 @@ func gpuGraphs(t *testing.T, w *spmd.World) {
 			nop.Launch(a, spmd.Cover1D(1, 1), x.Arg(), y.Arg(), spmd.I32(8)),
 			a.After(b),
 			a.HostFunc(func() error { runs++; return nil }),
-			spmd.AllReduce(w.Comm.On(a), x, x, spmd.Sum))
+			spmd.AllReduce(w.Comm().On(a), x, x, spmd.Sum))
 	})
 	must(t, err)
 	if got := newCalls(t, "cuStreamBeginCapture"); len(got) != 1 || value(got[0], "mode") != "2" {
@@ -296,7 +296,7 @@ func gpuGraphs(t *testing.T, w *spmd.World) {
 		"it panics":           {"", func() error { panic("in a capture") }, []string{"in a capture"}},
 		"a stream is left":    {"", func() error { return errors.Join(b.After(a), spmd.Fill(b, x, 1)) }, []string{"a.After(b)"}},
 		"it synchronizes":     {"", a.Synchronize, []string{`stream "a" is being captured`}},
-		"it blocks":           {"", func() error { return spmd.AllReduce(w.Comm, x, x, spmd.Sum) }, []string{"in the middle of a capture"}},
+		"it blocks":           {"", func() error { return spmd.AllReduce(w.Comm(), x, x, spmd.Sum) }, []string{"in the middle of a capture"}},
 		"it begins with none": {"cuStreamBeginCapture_v2=801", func() error { return nil }, []string{"cuStreamBeginCapture", "(801)"}},
 		"a call fails":        {"cuMemsetD32Async=1", func() error { return spmd.Fill(a, x, 1) }, []string{"cuMemsetD32Async", "CUDA_ERROR_INVALID_VALUE"}},
 		"no graph comes":      {"cuGraphInstantiateWithFlags=2", func() error { return spmd.Fill(a, x, 1) }, []string{"cuGraphInstantiate", "CUDA_ERROR_OUT_OF_MEMORY"}},
@@ -333,7 +333,7 @@ func gpuGraphs(t *testing.T, w *spmd.World) {
 func gpuAllocations(t *testing.T, w *spmd.World) {
 	x, y := fill(t, w, 64, 0), fill(t, w, 64, 0)
 	s := stream(t, w, "s")
-	c := w.Comm
+	c := w.Comm()
 	q := c.On(s)
 	n, r := w.Size(), w.Rank()
 	counts := slices.Repeat([]int{2}, n)
@@ -389,7 +389,7 @@ func gpuAllocations(t *testing.T, w *spmd.World) {
 // everything makes one of each thing that a world holds.
 func everything(t *testing.T, w *spmd.World) (spmd.Comm, *spmd.Graph, *spmd.Stream, spmd.Buffer[float32]) {
 	t.Helper()
-	c, err := w.Comm.Split(0, w.Rank())
+	c, err := w.Comm().Split(0, w.Rank())
 	must(t, err)
 	s := stream(t, w, "s")
 	x := fill(t, w, 1<<20, 1)
@@ -402,7 +402,7 @@ func everything(t *testing.T, w *spmd.World) (spmd.Comm, *spmd.Graph, *spmd.Stre
 	must(t, err)
 	must(t, e.Record(s))
 	g, err := s.Capture(func() error {
-		return errors.Join(spmd.AllReduce(c.On(s), x, x, spmd.Sum), spmd.AllToAll(w.Comm.On(s), x, x), s.HostFunc(func() error { return nil }))
+		return errors.Join(spmd.AllReduce(c.On(s), x, x, spmd.Sum), spmd.AllToAll(w.Comm().On(s), x, x), s.HostFunc(func() error { return nil }))
 	})
 	must(t, err)
 	must(t, g.Launch(s))
@@ -439,12 +439,12 @@ func gpuOddOrder(t *testing.T, w *spmd.World) {
 	must(t, s.Close())
 	wantText(t, spmd.Fill(s, fill(t, w, 1, 0), 1), `stream "s" is closed`)
 	// Of two communicators and two streams, the stream of the last collective is gone.
-	other, err := w.Comm.Split(0, w.Rank())
+	other, err := w.Comm().Split(0, w.Rank())
 	must(t, err)
 	y, s2, s3 := fill(t, w, 4, 1), stream(t, w, "s2"), stream(t, w, "s3")
 	must(t, spmd.AllReduce(other.On(s2), y, y, spmd.Sum))
 	must(t, s2.Close())
-	must(t, spmd.AllReduce(w.Comm.On(s3), y, y, spmd.Sum))
+	must(t, spmd.AllReduce(w.Comm().On(s3), y, y, spmd.Sum))
 	ending(t, func(lines []string) {
 		if n := count(lines, "ncclCommDestroy"); n != 4 {
 			t.Errorf("%d communicators destroyed, want 4", n)

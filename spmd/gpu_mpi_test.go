@@ -141,7 +141,7 @@ func mpiDiffers(t *testing.T) {
 func mpiAlone(t *testing.T, w *spmd.World) {
 	x := alloc[int32](t, w, 3)
 	must(t, x.CopyFrom([]int32{1, 2, 3}))
-	must(t, spmd.AllReduce(w.Comm, x, x, spmd.Sum))
+	must(t, spmd.AllReduce(w.Comm(), x, x, spmd.Sum))
 	if x.At(2) != 3 || w.Collectives() != "none" {
 		t.Errorf("%d, %s", x.At(2), w.Collectives())
 	}
@@ -160,7 +160,7 @@ func mpiCollectives(t *testing.T, w *spmd.World) {
 // mpiSeveral: calls on several streams and communicators, that are issued without a
 // wait, are made in the order of their issue, each when its stream has got there.
 func mpiSeveral(t *testing.T, w *spmd.World) {
-	pair, err := w.Comm.Split(w.Rank()/2, -w.Rank()) // ranks 1 and 0, in this order; 2 alone
+	pair, err := w.Comm().Split(w.Rank()/2, -w.Rank()) // ranks 1 and 0, in this order; 2 alone
 	must(t, err)
 	a, b := stream(t, w, "a"), stream(t, w, "b")
 	const n = 3000 // more than one small kernel does
@@ -172,14 +172,14 @@ func mpiSeveral(t *testing.T, w *spmd.World) {
 	must(t, x.CopyFrom(one))
 	for range 20 {
 		must(t, spmd.Copy(a, y, x))
-		must(t, spmd.AllReduce(w.Comm.On(a), y, y, spmd.Sum)) // 6 i
+		must(t, spmd.AllReduce(w.Comm().On(a), y, y, spmd.Sum)) // 6 i
 		must(t, b.After(a))
 		must(t, spmd.AllReduce(pair.On(b), z, y, spmd.Sum)) // 12 i, 6 i alone
 		must(t, a.After(b))
-		must(t, spmd.Broadcast(w.Comm.On(a), z, 0))
+		must(t, spmd.Broadcast(w.Comm().On(a), z, 0))
 		must(t, spmd.Barrier(pair.On(b)))
 	}
-	must(t, spmd.AllReduce(w.Comm, y, y, spmd.Max)) // blocks, while streams are at work
+	must(t, spmd.AllReduce(w.Comm(), y, y, spmd.Max)) // blocks, while streams are at work
 	must(t, a.Synchronize())
 	must(t, b.Synchronize())
 	for i := range n {
@@ -203,18 +203,18 @@ func mpiGroups(t *testing.T, w *spmd.World) {
 	sum := alloc[int32](t, w, 1)
 	must(t, sum.CopyFrom([]int32{int32(w.Rank())}))
 	for range 3 {
-		must(t, w.Comm.On(s).Group(func() error {
+		must(t, w.Comm().On(s).Group(func() error {
 			for r := range w.Size() {
-				if err := spmd.Send(w.Comm.On(s), out, r); err != nil {
+				if err := spmd.Send(w.Comm().On(s), out, r); err != nil {
 					return err
 				}
 			}
 			for r := range w.Size() {
-				if err := spmd.Recv(w.Comm.On(s), in.Slice(r*n, (r+1)*n), r); err != nil {
+				if err := spmd.Recv(w.Comm().On(s), in.Slice(r*n, (r+1)*n), r); err != nil {
 					return err
 				}
 			}
-			return spmd.AllReduce(w.Comm.On(s), sum, sum, spmd.Max)
+			return spmd.AllReduce(w.Comm().On(s), sum, sum, spmd.Max)
 		}))
 	}
 	must(t, s.Synchronize())
@@ -236,10 +236,12 @@ func mpiCapture(t *testing.T, w *spmd.World) {
 	if w.Collectives() == "mpi-peer" { // only what is not between the devices alone
 		must(t, exchangeLetters(w, []int{1, 70, 3000}, 3000))
 		long := alloc[float32](t, w, 1<<20)
-		_, err := s.Capture(func() error { return spmd.SendRecv(w.Comm.On(s), long.Slice(0, 1<<19), 0, long.Slice(1<<19, 1<<20), 0) })
+		_, err := s.Capture(func() error {
+			return spmd.SendRecv(w.Comm().On(s), long.Slice(0, 1<<19), 0, long.Slice(1<<19, 1<<20), 0)
+		})
 		_, partly := s.Capture(func() error {
-			return w.Comm.On(s).Group(func() error {
-				return errors.Join(spmd.Send(w.Comm.On(s), x, 1-w.Rank()), spmd.Send(w.Comm.On(s), long, 1-w.Rank()))
+			return w.Comm().On(s).Group(func() error {
+				return errors.Join(spmd.Send(w.Comm().On(s), x, 1-w.Rank()), spmd.Send(w.Comm().On(s), long, 1-w.Rank()))
 			})
 		})
 		if err != nil || partly == nil || !strings.Contains(partly.Error(), "cannot be captured") {
@@ -247,10 +249,10 @@ func mpiCapture(t *testing.T, w *spmd.World) {
 		}
 		return
 	}
-	_, err := s.Capture(func() error { return spmd.Broadcast(w.Comm.On(s), x, 0) })
+	_, err := s.Capture(func() error { return spmd.Broadcast(w.Comm().On(s), x, 0) })
 	if err == nil || !strings.Contains(err.Error(), "cannot be captured") || !strings.Contains(err.Error(), w.Collectives()) {
 		t.Errorf("captured: %v", err)
 	}
-	must(t, spmd.AllReduce(w.Comm.On(s), x, x, spmd.Sum)) // and the stream works on
+	must(t, spmd.AllReduce(w.Comm().On(s), x, x, spmd.Sum)) // and the stream works on
 	must(t, s.Synchronize())
 }

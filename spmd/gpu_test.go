@@ -150,7 +150,7 @@ func gpuCollectives(t *testing.T, w *spmd.World) {
 	x, y := alloc[float32](t, w, 64), alloc[float32](t, w, 64)
 	bases := map[uint64]string{addr(t, x): "x", addr(t, y): "y"}
 	s := stream(t, w, "s")
-	c, r := w.Comm.On(s), w.Rank()
+	c, r := w.Comm().On(s), w.Rank()
 	counts, offs := []int{2, 0, 3}, []int{0, 2, 2}
 	mine, off := counts[r], offs[r]
 	none := []int{0, 0, 0}
@@ -331,7 +331,7 @@ func gpuOneRank(t *testing.T, w *spmd.World) {
 		t.Errorf("device %s, collectives %s", w.Device(), w.Collectives())
 	}
 	x, y := fill(t, w, 5, 3), fill(t, w, 5, 0)
-	c := w.Comm
+	c := w.Comm()
 	must(t, spmd.AllReduce(c, y, x, spmd.Avg))
 	if y.At(4) != 3 {
 		t.Errorf("AllReduce gives %v", y.At(4))
@@ -376,7 +376,7 @@ func gpuSplit(t *testing.T, w *spmd.World) {
 	x, s := fill(t, w, 4, 1), stream(t, w, "s")
 	os.Setenv("FAKENCCL_CHILD", []string{"0/2", "1/2", "0/1"}[r])
 	newCalls(t)
-	c, err := w.Comm.Split(r/2, -r)
+	c, err := w.Comm().Split(r/2, -r)
 	must(t, err)
 	color := []string{"color=0", "color=0", "color=-1"}[r] // the last rank is alone
 	if split := newCalls(t, "ncclCommSplit"); len(split) != 1 || !strings.Contains(split[0], color+" ") {
@@ -410,7 +410,7 @@ func gpuSplit(t *testing.T, w *spmd.World) {
 	if got := newCalls(t, "ncclAllReduce"); len(got) != 1 {
 		t.Errorf("%q, want one call on the axis of 3 ranks", got)
 	}
-	must(t, spmd.AllReduce(w.NodeComm, x, x, spmd.Sum))
+	must(t, spmd.AllReduce(w.NodeComm(), x, x, spmd.Sum))
 	if got := newCalls(t, "ncclAllReduce"); len(got) != 1 || value(got[0], "comm") != "1" {
 		t.Errorf("%q, want the world's communicator on the only node", got)
 	}
@@ -419,7 +419,7 @@ func gpuSplit(t *testing.T, w *spmd.World) {
 // gpuOrder: collectives of two communicators never run at the same time, and those
 // of one need no help.
 func gpuOrder(t *testing.T, w *spmd.World) {
-	other, err := w.Comm.Split(0, w.Rank())
+	other, err := w.Comm().Split(0, w.Rank())
 	must(t, err)
 	a, b := stream(t, w, "a"), stream(t, w, "b")
 	x := fill(t, w, 4, 1)
@@ -436,14 +436,14 @@ func gpuOrder(t *testing.T, w *spmd.World) {
 			t.Errorf("%s: %q, want one stream to wait for the other", what, got)
 		}
 	}
-	issue("the first", w.Comm, a, 0)
-	issue("the same communicator, another stream", w.Comm, b, 0)
-	issue("the node's, which is the world's", w.NodeComm, a, 0)
+	issue("the first", w.Comm(), a, 0)
+	issue("the same communicator, another stream", w.Comm(), b, 0)
+	issue("the node's, which is the world's", w.NodeComm(), a, 0)
 	issue("another communicator, another stream", other, b, 1)
-	issue("another communicator, the same stream", w.Comm, b, 0)
+	issue("another communicator, the same stream", w.Comm(), b, 0)
 	issue("another communicator, another stream", other, a, 1)
 	issue("the same again", other, a, 0)
-	issue("back", w.Comm, b, 1)
+	issue("back", w.Comm(), b, 1)
 
 	// In a capture the wait is a part of the graph, and what is outside has none.
 	newCalls(t)
@@ -452,7 +452,7 @@ func gpuOrder(t *testing.T, w *spmd.World) {
 			return err
 		}
 		newCalls(t)
-		if err := spmd.AllReduce(w.Comm.On(a), x, x, spmd.Sum); err != nil {
+		if err := spmd.AllReduce(w.Comm().On(a), x, x, spmd.Sum); err != nil {
 			return err
 		}
 		if got := newCalls(t, "cuStreamWaitEvent"); len(got) != 0 {
@@ -469,7 +469,7 @@ func gpuOrder(t *testing.T, w *spmd.World) {
 	must(t, err)
 	newCalls(t)
 	must(t, g.Launch(a)) // the last outside was on b
-	must(t, spmd.AllReduce(w.Comm.On(b), x, x, spmd.Sum))
+	must(t, spmd.AllReduce(w.Comm().On(b), x, x, spmd.Sum))
 	if got := newCalls(t, "cuStreamWaitEvent"); len(got) != 2 {
 		t.Errorf("%q, want the graph to wait for b and b for the graph", got)
 	}

@@ -39,8 +39,8 @@ func (w *World) chooseBackend() error {
 //
 // Collective over all ranks.
 func (w *World) openTransports() error {
-	world, asked := &w.Comm.st.routes, w.cfg.Collectives
-	agreed, err := route.OpenWorld(world, &w.NodeComm.st.routes)
+	world, asked := &w.all.st.routes, w.cfg.Collectives
+	agreed, err := route.OpenWorld(world, &w.near.st.routes)
 	switch {
 	case err != nil && agreed:
 		w.agreed = true

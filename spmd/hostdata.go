@@ -45,7 +45,7 @@ func typeOf[T Number]() elem.Type {
 
 // AllReduceNumber returns op over all ranks of x, the same bits on every rank:
 //
-//	total, err := spmd.AllReduceNumber(w.Comm, len(mine), spmd.Sum)
+//	total, err := spmd.AllReduceNumber(w.Comm(), len(mine), spmd.Sum)
 //
 // Collective, blocking. A stream of c has no part in it.
 // Source: mpi.h, MPI_Allreduce.
@@ -96,7 +96,7 @@ func AllGatherNumber[T Number](c Comm, x T) ([]T, error) {
 // Any returns whether have is true on any rank, the same on every rank. It is for communication that is needed at times
 // only:
 //
-//	if any, err := spmd.Any(w.Comm, len(moved) > 0); err != nil || !any {
+//	if any, err := spmd.Any(w.Comm(), len(moved) > 0); err != nil || !any {
 //		return err // on every rank: nobody has anything to say
 //	}
 //

@@ -28,24 +28,24 @@ func hostData(t *testing.T, w *spmd.World) {
 	reduceNumbers(t, w, number[spmd.BF16]{func(x float64) spmd.BF16 { return spmd.ToBF16(float32(x)) }, func(x spmd.BF16) float64 { return float64(x.Float32()) }})
 
 	ranks, me := w.Size(), w.Rank()
-	total, err := spmd.AllReduceNumber(w.Comm, me-1, spmd.Sum)
+	total, err := spmd.AllReduceNumber(w.Comm(), me-1, spmd.Sum)
 	must(t, err)
 	if want := ranks*(ranks-1)/2 - ranks; total != want {
 		t.Errorf("the sum of ints is %d, want %d", total, want)
 	}
-	most, err := spmd.AllReduceNumber(w.Comm, uint(math.MaxUint)-uint(me), spmd.Max)
+	most, err := spmd.AllReduceNumber(w.Comm(), uint(math.MaxUint)-uint(me), spmd.Max)
 	must(t, err)
 	if most != math.MaxUint {
 		t.Errorf("the greatest of uints is %d", most)
 	}
 	for root := range ranks {
-		got, err := spmd.BroadcastNumber(w.Comm, 1e300*float64(me+1), root)
+		got, err := spmd.BroadcastNumber(w.Comm(), 1e300*float64(me+1), root)
 		must(t, err)
 		if got != 1e300*float64(root+1) {
 			t.Errorf("from rank %d came %v", root, got)
 		}
 	}
-	all, err := spmd.AllGatherNumber(w.Comm, int32(-me))
+	all, err := spmd.AllGatherNumber(w.Comm(), int32(-me))
 	must(t, err)
 	for r, x := range all {
 		if len(all) != ranks || int(x) != -r {
@@ -53,7 +53,7 @@ func hostData(t *testing.T, w *spmd.World) {
 		}
 	}
 	for have := range 1 << ranks { // the set of ranks that say yes
-		got, err := spmd.Any(w.Comm, have>>me&1 != 0)
+		got, err := spmd.Any(w.Comm(), have>>me&1 != 0)
 		must(t, err)
 		if got != (have != 0) {
 			t.Errorf("Any of the ranks %b is %v", have, got)
@@ -79,7 +79,7 @@ func reduceNumbers[T spmd.Elem](t *testing.T, w *spmd.World, num number[T]) {
 		return a + b
 	}
 	for _, op := range []spmd.Op{spmd.Sum, spmd.Prod, spmd.Min, spmd.Max} {
-		x, err := spmd.AllReduceNumber(w.Comm, num.of(input(op, me, 0)), op)
+		x, err := spmd.AllReduceNumber(w.Comm(), num.of(input(op, me, 0)), op)
 		must(t, err)
 		want := input(op, 0, 0)
 		for r := 1; r < ranks; r++ {
@@ -98,7 +98,7 @@ func reduceNumbers[T spmd.Elem](t *testing.T, w *spmd.World, num number[T]) {
 				if !mine {
 					src = nil
 				}
-				any, err := spmd.AllReduceIf(w.Comm, mine, dst, src, op)
+				any, err := spmd.AllReduceIf(w.Comm(), mine, dst, src, op)
 				must(t, err)
 				if any != (have != 0) {
 					t.Fatalf("%v of %d %T of the ranks %b: any is %v", op, n, x, have, any)
@@ -137,7 +137,7 @@ func hostSlices(t *testing.T, w *spmd.World) {
 				}
 			}
 		}
-		must(t, spmd.AllReduceSlice(w.Comm, dst, src, spmd.Sum))
+		must(t, spmd.AllReduceSlice(w.Comm(), dst, src, spmd.Sum))
 		check("AllReduceSlice", dst, ranks*(ranks+1)/2)
 		check("src", src, me+1)
 		root := ranks - 1
@@ -146,11 +146,11 @@ func hostSlices(t *testing.T, w *spmd.World) {
 			to = nil
 		}
 		clear(dst)
-		must(t, spmd.ReduceSlice(w.Comm, to, src, spmd.Max, root))
+		must(t, spmd.ReduceSlice(w.Comm(), to, src, spmd.Max, root))
 		if me == root {
 			check("ReduceSlice", dst, ranks)
 		}
-		must(t, spmd.AllReduceSlice(w.Comm, src, src, spmd.Max))
+		must(t, spmd.AllReduceSlice(w.Comm(), src, src, spmd.Max))
 		check("AllReduceSlice in place", src, ranks)
 	}
 }
@@ -179,13 +179,13 @@ func hostValues(t *testing.T, w *spmd.World) {
 		return a.Text == b.Text && fmt.Sprint(a.Sizes) == fmt.Sprint(b.Sizes) && a.Next != nil && a.Next.Text == b.Next.Text
 	}
 	for root := range ranks {
-		got, err := spmd.BroadcastValue(w.Comm, made(me), root)
+		got, err := spmd.BroadcastValue(w.Comm(), made(me), root)
 		must(t, err)
 		if !same(got, made(root)) {
 			t.Errorf("from rank %d came %.200v", root, got)
 		}
 	}
-	all, err := spmd.AllGatherValue(w.Comm, made(me))
+	all, err := spmd.AllGatherValue(w.Comm(), made(me))
 	must(t, err)
 	if len(all) != ranks {
 		t.Fatalf("%d values of %d ranks", len(all), ranks)
@@ -195,21 +195,21 @@ func hostValues(t *testing.T, w *spmd.World) {
 			t.Errorf("rank %d gave %.200v", r, all[r])
 		}
 	}
-	empty, err := spmd.BroadcastValue(w.Comm, []string{}, 0)
+	empty, err := spmd.BroadcastValue(w.Comm(), []string{}, 0)
 	must(t, err)
 	if len(empty) != 0 {
 		t.Errorf("of no strings came %v", empty)
 	}
 	// What cannot be carried fails alike on every rank, whoever has it, and nobody is left waiting.
 	last := ranks - 1
-	_, one := spmd.BroadcastValue(w.Comm, func() {}, last)
-	_, two := spmd.BroadcastValue(w.Comm, closed{me}, last)
-	_, three := spmd.BroadcastValue[shape](w.Comm, made(0), last) // not registered
+	_, one := spmd.BroadcastValue(w.Comm(), func() {}, last)
+	_, two := spmd.BroadcastValue(w.Comm(), closed{me}, last)
+	_, three := spmd.BroadcastValue[shape](w.Comm(), made(0), last) // not registered
 	var four error
 	if me == last {
-		_, four = spmd.AllGatherValue(w.Comm, math.NaN)
+		_, four = spmd.AllGatherValue(w.Comm(), math.NaN)
 	} else {
-		_, four = spmd.AllGatherValue(w.Comm, func(float64) float64 { return 0 })
+		_, four = spmd.AllGatherValue(w.Comm(), func(float64) float64 { return 0 })
 	}
 	for i, err := range []error{one, two, three} {
 		if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("BroadcastValue: rank %d: gob", last)) || !strings.Contains(err.Error(), "hostdata_test.go:") {
@@ -235,7 +235,7 @@ func TestRounds(t *testing.T) {
 // TestHostDataRefused: what cannot be called is refused before anything is sent.
 func TestHostDataRefused(t *testing.T) {
 	spmdtest.Run(t, []int{1, 2}, func(t *testing.T, w *spmd.World) {
-		c, x := w.Comm, []int32{1, 2, 3}
+		c, x := w.Comm(), []int32{1, 2, 3}
 		_, zero := spmd.AllReduceNumber(spmd.Comm{}, 1, spmd.Sum)
 		_, op := spmd.AllReduceNumber(c, 1, 77)
 		_, root := spmd.BroadcastNumber(c, 1, 9)
@@ -275,8 +275,8 @@ func TestHostDataOrder(t *testing.T) {
 		x := alloc[int64](t, w, 1000)
 		must(t, x.SetAll(1))
 		for i := range 50 {
-			must(t, spmd.AllReduce(w.Comm.On(s), x, x, spmd.Max))
-			got, err := spmd.AllReduceNumber(w.Comm, i*w.Rank(), spmd.Max)
+			must(t, spmd.AllReduce(w.Comm().On(s), x, x, spmd.Max))
+			got, err := spmd.AllReduceNumber(w.Comm(), i*w.Rank(), spmd.Max)
 			must(t, err)
 			if got != 2*i {
 				t.Fatalf("%d, want %d", got, 2*i)
@@ -294,11 +294,11 @@ func TestHostDataAllocatesNothing(t *testing.T) {
 			name string
 			call func() error
 		}{
-			{"AllReduceNumber", func() error { _, err := spmd.AllReduceNumber(w.Comm, 1, spmd.Sum); return err }},
-			{"BroadcastNumber", func() error { _, err := spmd.BroadcastNumber(w.Comm, 1.5, 0); return err }},
-			{"Any", func() error { _, err := spmd.Any(w.Comm, true); return err }},
-			{"AllReduceSlice", func() error { return spmd.AllReduceSlice(w.Comm, x, x, spmd.Max) }},
-			{"AllReduceIf", func() error { _, err := spmd.AllReduceIf(w.Comm, true, x, x, spmd.Max); return err }},
+			{"AllReduceNumber", func() error { _, err := spmd.AllReduceNumber(w.Comm(), 1, spmd.Sum); return err }},
+			{"BroadcastNumber", func() error { _, err := spmd.BroadcastNumber(w.Comm(), 1.5, 0); return err }},
+			{"Any", func() error { _, err := spmd.Any(w.Comm(), true); return err }},
+			{"AllReduceSlice", func() error { return spmd.AllReduceSlice(w.Comm(), x, x, spmd.Max) }},
+			{"AllReduceIf", func() error { _, err := spmd.AllReduceIf(w.Comm(), true, x, x, spmd.Max); return err }},
 		} {
 			if got := testing.AllocsPerRun(100, func() { must(t, tc.call()) }); got != 0 {
 				t.Errorf("%s allocates %v times", tc.name, got)
@@ -322,9 +322,9 @@ func TestHostDataMismatch(t *testing.T) {
 // differentNumbers has the last rank reduce something else.
 func differentNumbers(w *spmd.World) error {
 	if w.Rank() == w.Size()-1 {
-		_, err := spmd.AllReduceNumber(w.Comm, 1.0, spmd.Max)
+		_, err := spmd.AllReduceNumber(w.Comm(), 1.0, spmd.Max)
 		return err
 	}
-	_, err := spmd.AllReduceNumber(w.Comm, 1, spmd.Sum)
+	_, err := spmd.AllReduceNumber(w.Comm(), 1, spmd.Sum)
 	return err
 }

@@ -47,9 +47,9 @@ func (w *World) join(base transport.Host) error {
 	if err != nil {
 		return err
 	}
-	w.Log = w.cfg.forJob().Logger(world.Rank(), world.Size(), os.Stderr)
-	w.job.Rank, w.job.Size, w.job.Log, w.job.Started = world.Rank(), world.Size(), w.Log, w.startup.Started
-	if w.Comm, err = w.addComm(world, "world"); err != nil {
+	w.log = w.cfg.forJob().Logger(world.Rank(), world.Size(), os.Stderr)
+	w.job.Rank, w.job.Size, w.job.Log, w.job.Started = world.Rank(), world.Size(), w.log, w.startup.Started
+	if w.all, err = w.addComm(world, "world"); err != nil {
 		return err
 	}
 	if w.json != nil && w.Rank() != 0 { // the environment did not say so
@@ -70,15 +70,15 @@ func (w *World) join(base transport.Host) error {
 	if err != nil {
 		return err
 	}
-	if w.NodeComm, err = w.addComm(node, "node"); err != nil {
+	if w.near, err = w.addComm(node, "node"); err != nil {
 		return err
 	}
-	shared := w.NodeComm.st.host
+	shared := w.near.st.host
 	if err := w.findNode(w.control.st.host, shared); err != nil {
 		return err
 	}
-	w.NodeComm.st.id = fmt.Sprintf("node %d", w.node)
-	w.NodeComm.st.recorder.ID = w.NodeComm.st.id
+	w.near.st.id = fmt.Sprintf("node %d", w.node)
+	w.near.st.recorder.ID = w.near.st.id
 	if err := w.findThreads(shared); err != nil {
 		return err
 	}
@@ -173,9 +173,9 @@ func (w *World) findThreads(node control.Comm) (err error) {
 
 // logStart logs the job's configuration and why it was chosen.
 func (w *World) logStart() {
-	line := w.Log.Info()
+	line := w.Log().Info()
 	if w.fellBack {
-		line = w.Log.Warn()
+		line = w.Log().Warn()
 	}
 	line = line.Str("launcher", w.launched.Name).Int("ranks", w.Size()).Int("nodes", w.nodes).
 		Str("device", w.Device()).Str("collectives", w.Collectives()).Str("why", w.why).
@@ -184,7 +184,7 @@ func (w *World) logStart() {
 		line = line.Str("cores", w.cores)
 	}
 	w.dev.Describe(line)
-	w.Comm.st.routes.Describe(line)
+	w.all.st.routes.Describe(line)
 	if w.nodes > 1 {
 		line = w.describeNodes(line)
 	}

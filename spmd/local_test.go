@@ -53,18 +53,18 @@ func TestLocalFailures(t *testing.T) {
 		}, "rank 1: stream \"failing\", command enqueued at spmd/local_test.go:"},
 	}
 	waits := map[string]func(w *spmd.World, x spmd.Buffer[int32], s *spmd.Stream) error{
-		"barrier": func(w *spmd.World, x spmd.Buffer[int32], s *spmd.Stream) error { return spmd.Barrier(w.Comm) },
+		"barrier": func(w *spmd.World, x spmd.Buffer[int32], s *spmd.Stream) error { return spmd.Barrier(w.Comm()) },
 		"long": func(w *spmd.World, x spmd.Buffer[int32], s *spmd.Stream) error {
-			return spmd.AllReduce(w.Comm, x, x, spmd.Max)
+			return spmd.AllReduce(w.Comm(), x, x, spmd.Max)
 		},
-		"message": func(w *spmd.World, x spmd.Buffer[int32], s *spmd.Stream) error { return spmd.Recv(w.Comm, x, 1) },
+		"message": func(w *spmd.World, x spmd.Buffer[int32], s *spmd.Stream) error { return spmd.Recv(w.Comm(), x, 1) },
 		"split": func(w *spmd.World, x spmd.Buffer[int32], s *spmd.Stream) error {
-			_, err := w.Comm.Split(0, 0)
+			_, err := w.Comm().Split(0, 0)
 			return err
 		},
 		"agreement": func(w *spmd.World, x spmd.Buffer[int32], s *spmd.Stream) error { return w.Watch() },
 		"stream": func(w *spmd.World, x spmd.Buffer[int32], s *spmd.Stream) error {
-			if err := spmd.AllReduce(w.Comm.On(s), x, x, spmd.Sum); err != nil {
+			if err := spmd.AllReduce(w.Comm().On(s), x, x, spmd.Sum); err != nil {
 				return err
 			}
 			return s.Synchronize()
@@ -123,16 +123,16 @@ func TestLocalHangs(t *testing.T) {
 			if w.Rank() == 0 {
 				<-end
 			}
-			return spmd.Barrier(w.Comm)
+			return spmd.Barrier(w.Comm())
 		}, []string{"this job hangs: ", "Barrier", "NOT ARRIVED: rank 0", "local_test.go"}},
 		"in a circle": {time.Hour, func(w *spmd.World, x spmd.Buffer[int32]) error {
-			return spmd.Recv(w.Comm, x, (w.Rank()+1)%w.Size())
+			return spmd.Recv(w.Comm(), x, (w.Rank()+1)%w.Size())
 		}, []string{"this job hangs: the ranks wait for each other", "rank 0 is in Recv", "rank 2 is in Recv"}},
 		"call different things": {time.Hour, func(w *spmd.World, x spmd.Buffer[int32]) error {
 			if w.Rank() == 2 {
-				return spmd.AllReduce(w.Comm, x, x, spmd.Min)
+				return spmd.AllReduce(w.Comm(), x, x, spmd.Min)
 			}
-			return spmd.AllReduce(w.Comm, x, x, spmd.Max)
+			return spmd.AllReduce(w.Comm(), x, x, spmd.Max)
 		}, []string{"different", "AllReduce of 7 int32"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -190,7 +190,7 @@ func sumOfRanks(w *spmd.World, more int) (int, error) {
 	if err := x.CopyFrom([]int64{int64(w.Rank() + more)}); err != nil {
 		return 0, err
 	}
-	err = spmd.AllReduce(w.Comm, x, x, spmd.Sum)
+	err = spmd.AllReduce(w.Comm(), x, x, spmd.Sum)
 	return int(x.At(0)), err
 }
 

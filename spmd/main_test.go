@@ -55,10 +55,10 @@ func app(what string) {
 				return err
 			}
 			x.Set(0, float32(w.Rank()))
-			if err := spmd.AllReduce(w.Comm, x, x, spmd.Sum); err != nil {
+			if err := spmd.AllReduce(w.Comm(), x, x, spmd.Sum); err != nil {
 				return err
 			}
-			w.Log.Info().Float32("sum", x.At(0)).Msg("done")
+			w.Log().Info().Float32("sum", x.At(0)).Msg("done")
 			return w.Emit(map[string]any{"app": "app", "sum": x.At(0), "ranks": w.Size()})
 		case "cross check":
 			return crossChecked(w)
@@ -101,7 +101,7 @@ func app(what string) {
 			if w.Rank() == 1 {
 				return atOne(ctx, w)
 			}
-			return spmd.Barrier(w.Comm)
+			return spmd.Barrier(w.Comm())
 		}
 		if isFault {
 			return inFault(ctx, w)
@@ -109,7 +109,7 @@ func app(what string) {
 		if err := gpuFault(w, what, last); err != nil {
 			return err
 		}
-		return spmd.Barrier(w.Comm) // where the others wait for the one that failed
+		return spmd.Barrier(w.Comm()) // where the others wait for the one that failed
 	}, func(ranks int) error {
 		if *rows < ranks {
 			return fmt.Errorf("--rows %d: fewer than the %d ranks", *rows, ranks)
@@ -255,7 +255,7 @@ func preemptedAtTheEnd(ctx context.Context, w *spmd.World) error {
 	if err := mine.SetAll(int64(os.Getpid())); err != nil {
 		return err
 	}
-	if err := spmd.AllGather(w.Comm, pids, mine); err != nil {
+	if err := spmd.AllGather(w.Comm(), pids, mine); err != nil {
 		return err
 	}
 	left := filepath.Join(os.Getenv("TMPDIR"), "left")

@@ -111,7 +111,7 @@ func gpuManaged(t *testing.T, w *spmd.World) {
 
 	// Collectives in flight come first.
 	y := alloc[float32](t, w, n)
-	must(t, spmd.AllReduce(w.Comm.On(s), y, y, spmd.Sum))
+	must(t, spmd.AllReduce(w.Comm().On(s), y, y, spmd.Sum))
 	newCalls(t)
 	injected("cuEventQuery=600@1,cuEventQuery=600@2", func() { must(t, x.Advise(spmd.ReadMostly)) })
 	if got := newCalls(t, "cuEventQuery", "cuMemAdvise"); len(got) != 4 || !strings.HasPrefix(got[3], "cuMemAdvise_v2 ") {

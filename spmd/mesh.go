@@ -30,7 +30,7 @@ type Layout struct {
 }
 
 // Layout arranges the ranks as Mesh does, without communicators: for programs that exchange messages with their neighbours
-// on w.Comm, and need no collectives along an axis. Not collective.
+// on w.Comm(), and need no collectives along an axis. Not collective.
 // Source: mpi.h, MPI_Cart_create.
 func (w *World) Layout(axes ...Axis) (*Layout, error) {
 	g, err := w.layout(axes)
@@ -75,7 +75,7 @@ func (w *World) Mesh(axes ...Axis) (*Mesh, error) {
 	stride := w.Size()
 	for i, a := range m.axes {
 		stride /= a.Size
-		c, err := w.Comm.Split(w.Rank()-m.coord[i]*stride, m.coord[i])
+		c, err := w.Comm().Split(w.Rank()-m.coord[i]*stride, m.coord[i])
 		if err != nil {
 			return nil, err
 		}
@@ -95,7 +95,7 @@ func (g *Layout) Coord(axis string) int { return g.coord[g.mustIndex(axis)] }
 // Axes returns the axes with their sizes.
 func (g *Layout) Axes() []Axis { return slices.Clone(g.axes) }
 
-// Shift returns the ranks of w.Comm that are by steps away from this one along the named axis: to is that many steps
+// Shift returns the ranks of w.Comm() that are by steps away from this one along the named axis: to is that many steps
 // ahead, from as many behind, so that a SendRecv with them moves data by steps along the axis. On an axis that is Periodic
 // the last rank is followed by the first; else None stands for what is beyond the ends. by may be negative. It panics
 // where there is no such axis. Not collective.

@@ -126,7 +126,7 @@ func leftOut(t *testing.T, w *spmd.World) {
 	}
 	s := stream(t, w, "captured")
 	must(t, halo.Free())
-	c := w.Comm
+	c := w.Comm()
 	for what, err := range map[string]error{
 		"freed":                spmd.Recv(c, halo, spmd.None),
 		"was freed":            spmd.SendRecv(c, halo, spmd.None, x, spmd.None),
@@ -162,7 +162,7 @@ func shiftLine(w *spmd.World) error {
 	if err != nil {
 		return err
 	}
-	c, own := w.Comm.On(s), x.Slice(1, 2)
+	c, own := w.Comm().On(s), x.Slice(1, 2)
 	shift := func() error {
 		return c.Group(func() error {
 			return errors.Join(spmd.SendRecv(c, x.Slice(0, 1), before, own, after), spmd.SendRecv(c, x.Slice(2, 3), after, own, before))

@@ -92,7 +92,7 @@ func exchangeLetters(w *spmd.World, sizes []int, most int) error {
 	if err != nil {
 		return err
 	}
-	c := w.Comm.On(s)
+	c := w.Comm().On(s)
 	for i := range 3 {
 		if err := errors.Join(l.exchange(c), s.Synchronize(), l.check(w, fmt.Sprintf("group %d", i), most)); err != nil {
 			return err
@@ -149,9 +149,9 @@ func exchangeParts(w *spmd.World, n int) error {
 	if failure != nil {
 		return failure
 	}
-	err := errors.Join(spmd.GatherV(w.Comm, gathered, own, counts, root), spmd.ScatterV(w.Comm, scattered, all, counts, root),
-		spmd.AllToAllV(w.Comm, in, out, across, across), spmd.AllGatherV(w.Comm, everywhere, own, counts),
-		spmd.AllGatherV(w.Comm, inPlace, inPlace.Slice(off, off+counts[me]), counts))
+	err := errors.Join(spmd.GatherV(w.Comm(), gathered, own, counts, root), spmd.ScatterV(w.Comm(), scattered, all, counts, root),
+		spmd.AllToAllV(w.Comm(), in, out, across, across), spmd.AllGatherV(w.Comm(), everywhere, own, counts),
+		spmd.AllGatherV(w.Comm(), inPlace, inPlace.Slice(off, off+counts[me]), counts))
 	check := func(what string, b spmd.Buffer[int32], want func(i int) int32) {
 		got := make([]int32, b.Len())
 		err = errors.Join(err, b.CopyTo(got))
@@ -211,7 +211,7 @@ func TestMessages(t *testing.T) {
 		short, long := alloc[float32](t, w, 8), alloc[float32](t, w, 1<<20)
 		must(t, short.SetAll(1))
 		must(t, long.SetAll(2))
-		c := w.Comm
+		c := w.Comm()
 		if w.Rank() == 0 { // rank 1 sends the short one when it has the long one
 			must(t, c.Group(func() error { return errors.Join(spmd.Recv(c, short, 1), spmd.Send(c, long, 1)) }))
 		} else {
@@ -239,7 +239,7 @@ func emptyMessages(t *testing.T, w *spmd.World) {
 	if me == 0 {
 		must(t, path.CopyFrom(append([]byte(dir), make([]byte, longest-len(dir))...)))
 	}
-	must(t, spmd.Broadcast(w.Comm, path, 0))
+	must(t, spmd.Broadcast(w.Comm(), path, 0))
 	got := make([]byte, longest)
 	must(t, path.CopyTo(got))
 	sent := filepath.Join(string(bytes.TrimRight(got, "\x00")), "sent")
@@ -247,7 +247,7 @@ func emptyMessages(t *testing.T, w *spmd.World) {
 	none := x.Slice(8, 8)
 	for _, m := range modesOf(w) {
 		must(t, in.SetAll(-1))
-		must(t, spmd.Barrier(w.Comm))
+		must(t, spmd.Barrier(w.Comm()))
 		switch me {
 		case 0:
 			for i := range 300 { // work, during which nobody may be told that it is done
@@ -270,7 +270,7 @@ func emptyMessages(t *testing.T, w *spmd.World) {
 				t.Errorf("%s: the message after one of no elements is %d, %d, then %d", m.name, in.At(0), in.At(2), in.At(3))
 			}
 		}
-		must(t, spmd.Barrier(w.Comm))
+		must(t, spmd.Barrier(w.Comm()))
 		if me == 0 {
 			must(t, os.Remove(sent))
 		}
@@ -318,7 +318,7 @@ func gatherMuch(w *spmd.World, n int) error {
 	for i := range values {
 		values[i] = posted(w.Rank(), 0, 0, i)
 	}
-	err = errors.Join(part.CopyFrom(values), spmd.Gather(w.Comm, all, part, 1), part.SetAll(0), spmd.Scatter(w.Comm, part, all, 1), part.CopyTo(values))
+	err = errors.Join(part.CopyFrom(values), spmd.Gather(w.Comm(), all, part, 1), part.SetAll(0), spmd.Scatter(w.Comm(), part, all, 1), part.CopyTo(values))
 	for i, v := range values {
 		if v != posted(w.Rank(), 0, 0, i) {
 			return errors.Join(err, fmt.Errorf("element %d has come back as %d", i, v))
@@ -366,7 +366,7 @@ func mixedStreams(w *spmd.World) error {
 		return err
 	}
 	for range 3 {
-		if err := errors.Join(l.exchange(w.Comm.On(a)), spmd.AllReduce(w.Comm.On(b), x, x, spmd.Sum)); err != nil {
+		if err := errors.Join(l.exchange(w.Comm().On(a)), spmd.AllReduce(w.Comm().On(b), x, x, spmd.Sum)); err != nil {
 			return err
 		}
 	}
@@ -437,9 +437,9 @@ func otherLength(w *spmd.World, what string) error {
 		return err
 	}
 	if w.Rank() == 0 {
-		err = spmd.Send(w.Comm, x.Slice(0, n[0]), 1)
+		err = spmd.Send(w.Comm(), x.Slice(0, n[0]), 1)
 	} else {
-		err = spmd.Recv(w.Comm, x.Slice(0, n[1]), 0)
+		err = spmd.Recv(w.Comm(), x.Slice(0, n[1]), 0)
 	}
-	return errors.Join(err, spmd.Barrier(w.Comm))
+	return errors.Join(err, spmd.Barrier(w.Comm()))
 }

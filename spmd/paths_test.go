@@ -29,7 +29,7 @@ func symmetricCalls(w *spmd.World) error {
 	if err != nil {
 		return err
 	}
-	c, small, half := w.Comm.On(s), x.Slice(0, 64), x.Slice(0, x.Len()/2)
+	c, small, half := w.Comm().On(s), x.Slice(0, 64), x.Slice(0, x.Len()/2)
 	for _, call := range []func() error{
 		func() error { return spmd.AllReduce(c, small, small, spmd.Sum) },
 		func() error { return spmd.AllReduce(c, half, half, spmd.Sum) },
@@ -115,10 +115,10 @@ func peerSums(w *spmd.World) error {
 		if err := peerSumsOn(w, alloc); err != nil {
 			return err
 		}
-		if err := peerMovesOn(w, w.Comm, alloc); err != nil {
+		if err := peerMovesOn(w, w.Comm(), alloc); err != nil {
 			return err
 		}
-		back, err := w.Comm.Split(0, -w.Rank())
+		back, err := w.Comm().Split(0, -w.Rank())
 		if err != nil {
 			return err
 		}
@@ -245,17 +245,17 @@ func peerSumsOn(w *spmd.World, alloc func(*spmd.World, int) (spmd.Buffer[int64],
 		out := make([]int64, n)
 		return errors.Join(a.Synchronize(), b.Synchronize(), got.CopyTo(out), compare(what, out, times))
 	}
-	if err := errors.Join(spmd.AllReduce(w.Comm.On(a), y, x, spmd.Sum), check("eager", y, 1)); err != nil {
+	if err := errors.Join(spmd.AllReduce(w.Comm().On(a), y, x, spmd.Sum), check("eager", y, 1)); err != nil {
 		return err
 	}
-	if err := spmd.Await(a, pinned, func() error { return spmd.AllReduce(w.Comm.On(a), pinned, x, spmd.Sum) }); err != nil {
+	if err := spmd.Await(a, pinned, func() error { return spmd.AllReduce(w.Comm().On(a), pinned, x, spmd.Sum) }); err != nil {
 		return err
 	}
 	if err := compare("into host memory", pinned.Host(), 1); err != nil {
 		return err
 	}
 	for range 20 { // y of one stream is read by the next
-		err := errors.Join(spmd.AllReduce(w.Comm.On(a), y, x, spmd.Sum), b.After(a), spmd.AllReduce(w.NodeComm.On(b), y, y, spmd.Max), a.After(b))
+		err := errors.Join(spmd.AllReduce(w.Comm().On(a), y, x, spmd.Sum), b.After(a), spmd.AllReduce(w.NodeComm().On(b), y, y, spmd.Max), a.After(b))
 		if err != nil {
 			return err
 		}
@@ -264,7 +264,7 @@ func peerSumsOn(w *spmd.World, alloc func(*spmd.World, int) (spmd.Buffer[int64],
 		return err
 	}
 	g, err := a.Capture(func() error {
-		return errors.Join(spmd.AllReduce(w.Comm.On(a), y, x, spmd.Sum), spmd.AllReduce(w.Comm.On(a), y, y, spmd.Sum))
+		return errors.Join(spmd.AllReduce(w.Comm().On(a), y, x, spmd.Sum), spmd.AllReduce(w.Comm().On(a), y, y, spmd.Sum))
 	})
 	if err != nil {
 		return err
@@ -299,7 +299,7 @@ func peerBranches(w *spmd.World) error {
 			return err
 		}
 		for range 5 {
-			if err := errors.Join(sum(w.Comm.On(a), x), sum(w.Comm.On(b), y)); err != nil {
+			if err := errors.Join(sum(w.Comm().On(a), x), sum(w.Comm().On(b), y)); err != nil {
 				return err
 			}
 		}
@@ -423,7 +423,7 @@ func pathsLine(set map[int]int, digit byte) string {
 func TestSymmetricPaths(t *testing.T) {
 	spmdtest.Run(t, []int{2, 3, 4}, func(t *testing.T, w *spmd.World) {
 		s := stream(t, w, "s")
-		c, ranks := w.Comm.On(s), w.Size()
+		c, ranks := w.Comm().On(s), w.Size()
 		for _, n := range []int{1, 1000, 1 << 14, 1 << 20} {
 			x, err := spmd.AllocSymmetric[int32](w, n*ranks)
 			must(t, err)
@@ -475,7 +475,7 @@ func sameInGraph(t *testing.T, w *spmd.World, n int) {
 	must(t, spmd.Uniform(s, x, uint64(w.Rank()), 0))
 	var got [2][]float32
 	for i, graph := range []bool{false, true} {
-		call := func() error { return spmd.AllReduce(w.Comm.On(s), y, x, spmd.Sum) }
+		call := func() error { return spmd.AllReduce(w.Comm().On(s), y, x, spmd.Sum) }
 		if graph {
 			must(t, spmd.Fill(s, y, -1))
 			g, err := s.Capture(call)

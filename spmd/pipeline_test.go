@@ -19,7 +19,7 @@ func pipelined(t *testing.T, w *spmd.World) {
 	ranks, me := w.Size(), w.Rank()
 	s, gathers, sums := stream(t, w, "main"), stream(t, w, "gathers"), stream(t, w, "sums")
 	mine, x, y := alloc[float32](t, w, part*most), alloc[float32](t, w, part*most*ranks), alloc[float32](t, w, part*most*ranks)
-	c := w.Comm
+	c := w.Comm()
 	for _, pieces := range []int{0, 1, 2, most} {
 		run := func() error {
 			return spmd.Pipeline(s, pieces,

@@ -25,24 +25,24 @@ func TestScan(t *testing.T) {
 		}
 		must(t, x.SetAll(int64(r+1)))
 		must(t, y.SetAll(-1))
-		must(t, spmd.Scan(w.Comm, y, x, spmd.Sum))
+		must(t, spmd.Scan(w.Comm(), y, x, spmd.Sum))
 		want("sum", int64((r+1)*(r+2)/2))
-		must(t, spmd.Scan(w.Comm, y, x, spmd.Prod))
+		must(t, spmd.Scan(w.Comm(), y, x, spmd.Prod))
 		want("product", []int64{1, 2, 6, 24, 120}[r])
 		must(t, y.SetAll(-1))
-		must(t, spmd.ExScan(w.Comm, y, x, spmd.Sum))
+		must(t, spmd.ExScan(w.Comm(), y, x, spmd.Sum))
 		want("sum of those before", []int64{-1, 1, 3, 6, 10}[r])
-		must(t, spmd.ExScan(w.Comm, x, x, spmd.Max))
-		must(t, spmd.Scan(w.Comm, y, x, spmd.Min))
+		must(t, spmd.ExScan(w.Comm(), x, x, spmd.Max))
+		must(t, spmd.Scan(w.Comm(), y, x, spmd.Min))
 		want("least of the maxima", 1)
 
-		if err := spmd.Scan(w.Comm, y, x, spmd.Avg); err == nil || !strings.Contains(err.Error(), "scan_test.go") || !strings.Contains(err.Error(), "Scan: avg") {
+		if err := spmd.Scan(w.Comm(), y, x, spmd.Avg); err == nil || !strings.Contains(err.Error(), "scan_test.go") || !strings.Contains(err.Error(), "Scan: avg") {
 			t.Errorf("averages: %v", err)
 		}
-		if err := spmd.ExScan(w.Comm, y, x.Slice(1, n), spmd.Sum); err == nil || !strings.Contains(err.Error(), "dst has 5000 elements, src 4999") {
+		if err := spmd.ExScan(w.Comm(), y, x.Slice(1, n), spmd.Sum); err == nil || !strings.Contains(err.Error(), "dst has 5000 elements, src 4999") {
 			t.Errorf("unequal lengths: %v", err)
 		}
-		if err := spmd.Scan(w.Comm, y.Slice(1, 4), y.Slice(0, 3), spmd.Sum); err == nil || !strings.Contains(err.Error(), "overlap") {
+		if err := spmd.Scan(w.Comm(), y.Slice(1, 4), y.Slice(0, 3), spmd.Sum); err == nil || !strings.Contains(err.Error(), "overlap") {
 			t.Errorf("overlap: %v", err)
 		}
 	})

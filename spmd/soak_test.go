@@ -161,13 +161,13 @@ func (k *soaker) collectives(i int) error {
 	if err := spmd.Fill(k.s, tmp, float32(i%7)); err != nil {
 		return err
 	}
-	if err := spmd.AllReduce(w.Comm.On(k.s), tmp, tmp, spmd.Max); err != nil {
+	if err := spmd.AllReduce(w.Comm().On(k.s), tmp, tmp, spmd.Max); err != nil {
 		return err
 	}
 	if err := k.s.Synchronize(); err != nil {
 		return err
 	}
-	if err := spmd.AllReduce(w.Comm, k.x, k.x, spmd.Avg); err != nil {
+	if err := spmd.AllReduce(w.Comm(), k.x, k.x, spmd.Avg); err != nil {
 		return err
 	}
 	if got := tmp.At(0); got != float32(i%7) {
@@ -181,7 +181,7 @@ func (k *soaker) graph(int) error {
 	if err != nil {
 		return err
 	}
-	g, err := s.Capture(func() error { return spmd.AllReduce(k.w.Comm.On(s), k.x, k.x, spmd.Avg) })
+	g, err := s.Capture(func() error { return spmd.AllReduce(k.w.Comm().On(s), k.x, k.x, spmd.Avg) })
 	if err != nil {
 		return err
 	}
@@ -213,7 +213,7 @@ func (k *soaker) graph(int) error {
 }
 
 func (k *soaker) split(int) error {
-	c, err := k.w.Comm.Split(k.w.Rank()%2, 0)
+	c, err := k.w.Comm().Split(k.w.Rank()%2, 0)
 	if err != nil {
 		return err
 	}
@@ -272,7 +272,7 @@ func soak(w *spmd.World) error {
 		if err := over.SetAll(enough); err != nil {
 			return err
 		}
-		if err := spmd.AllReduce(w.Comm, over, over, spmd.Min); err != nil {
+		if err := spmd.AllReduce(w.Comm(), over, over, spmd.Min); err != nil {
 			return err
 		}
 		if over.At(0) == 1 {

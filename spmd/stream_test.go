@@ -103,7 +103,7 @@ func TestStreamsRunAtTheSameTime(t *testing.T) {
 		}
 		name := alloc[uint8](t, w, len(fifo))
 		must(t, name.CopyFrom(fifo))
-		must(t, spmd.Broadcast(w.Comm, name, 0))
+		must(t, spmd.Broadcast(w.Comm(), name, 0))
 		must(t, name.CopyTo(fifo))
 		path := string(bytes.TrimRight(fifo, "\x00"))
 
@@ -112,7 +112,7 @@ func TestStreamsRunAtTheSameTime(t *testing.T) {
 			_, err := os.ReadFile(path) // until rank 0 has written and closed it
 			must(t, err)
 		}
-		must(t, spmd.AllReduce(w.Comm.On(comms), x, x, spmd.Sum))
+		must(t, spmd.AllReduce(w.Comm().On(comms), x, x, spmd.Sum))
 		if w.Rank() == 0 {
 			must(t, compute.HostFunc(func() error { return os.WriteFile(path, []byte("go"), 0) }))
 		}
@@ -272,7 +272,7 @@ func TestGraph(t *testing.T) {
 			if err := side.After(main); err != nil {
 				return err
 			}
-			if err := spmd.AllReduce(w.Comm.On(side), y, y, spmd.Sum); err != nil {
+			if err := spmd.AllReduce(w.Comm().On(side), y, y, spmd.Sum); err != nil {
 				return err
 			}
 			if err := addTo.Launch(main, spmd.Cover1D(10, 32), x.Arg(), x.Arg(), spmd.F32(1), spmd.I32(10)); err != nil {
@@ -337,7 +337,7 @@ func TestCaptureRefuses(t *testing.T) {
 				return spmd.Fill(side, x, 2)
 			}, `"side" was joined`},
 			{"Synchronize", s.Synchronize, "is being captured"},
-			{"a blocking collective", func() error { return spmd.AllReduce(w.Comm, x, x, spmd.Sum) }, "use comm.On(stream)"},
+			{"a blocking collective", func() error { return spmd.AllReduce(w.Comm(), x, x, spmd.Sum) }, "use comm.On(stream)"},
 			{"an event from outside", func() error { return s.Wait(e) }, "outside the capture"},
 			{"a capture in a capture", func() error { _, err := s.Capture(func() error { return nil }); return err }, "already"},
 			{"a launch", func() error { return empty.Launch(s) }, "is being captured"},

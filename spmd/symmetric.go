@@ -76,9 +76,9 @@ func (y *symmetric) register(c unsafe.Pointer, n int) error {
 					return err
 				}
 			}
-			node := y.w.NodeComm.st
+			node := y.w.near.st
 			if !node.routes.OwnsSymmetric() {
-				node.routes.ShareSymmetric(&y.w.Comm.st.routes)
+				node.routes.ShareSymmetric(&y.w.all.st.routes)
 			}
 			return nil
 		})

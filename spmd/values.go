@@ -15,7 +15,7 @@ import (
 // (gob.Register). On root, too, the result is a copy, so that all ranks have the same. What gob cannot carry is an error
 // on every rank. For one number BroadcastNumber is quicker.
 //
-//	settings, err := spmd.BroadcastValue(w.Comm, settings, 0)
+//	settings, err := spmd.BroadcastValue(w.Comm(), settings, 0)
 //
 // Collective, blocking. A stream of c has no part in it.
 func BroadcastValue[V any](c Comm, v V, root int) (V, error) {

@@ -30,14 +30,9 @@ import (
 // World is this rank's place in the job: who it is, its device, and the
 // communicator of all ranks. Main makes it and takes it down.
 type World struct {
-	// Comm is the communicator of all ranks.
-	Comm Comm
-	// NodeComm is the communicator of the ranks on this node, by local rank.
-	NodeComm Comm
-	// Log is the rank's logger: rank 0 logs, the others only errors, unless
-	// --log-ranks says otherwise.
-	Log zerolog.Logger
-
+	all      Comm // of all ranks
+	near     Comm // of the ranks on this node
+	log      zerolog.Logger
 	ranks    transport.Ranks
 	order    *control.Tickets // of this rank's calls, in all of its worlds
 	cfg      Config
@@ -81,17 +76,27 @@ type World struct {
 	closed  bool
 }
 
+// Comm returns the communicator of all ranks.
+func (w *World) Comm() Comm { return w.all }
+
+// NodeComm returns the communicator of the ranks on this node, by local rank.
+func (w *World) NodeComm() Comm { return w.near }
+
+// Log returns the rank's logger: rank 0 logs, the others only errors, unless
+// --log-ranks says otherwise.
+func (w *World) Log() *zerolog.Logger { return &w.log }
+
 // Rank returns this process's number in the job, from 0.
-func (w *World) Rank() int { return w.Comm.st.rank }
+func (w *World) Rank() int { return w.all.st.rank }
 
 // Size returns the number of ranks in the job.
-func (w *World) Size() int { return w.Comm.st.size }
+func (w *World) Size() int { return w.all.st.size }
 
 // LocalRank returns this process's number among the ranks of its node.
-func (w *World) LocalRank() int { return w.NodeComm.st.rank }
+func (w *World) LocalRank() int { return w.near.st.rank }
 
 // LocalSize returns the number of ranks on this node.
-func (w *World) LocalSize() int { return w.NodeComm.st.size }
+func (w *World) LocalSize() int { return w.near.st.size }
 
 // Node returns the number of this rank's node, from 0, in the order of the lowest
 // rank on each. A node is a set of ranks that can share memory.
@@ -137,7 +142,7 @@ func (w *World) Device() string {
 // they return, "mpi-staged" through host memory; "none" for one rank with a GPU, which has
 // nobody to talk to.
 func (w *World) Collectives() string {
-	return w.Comm.st.routes.Name()
+	return w.all.st.routes.Name()
 }
 
 // OnHost says whether the device is the host. Applications need it to choose
@@ -256,7 +261,7 @@ func (w *World) fail(err error) {
 // Source: mpi.h, MPI_Abort.
 func (w *World) Abort(status int) {
 	if w.Size() > 1 { // else there is nobody to end, and MPI would print a banner behind the cause
-		w.Comm.st.host.Abort(status)
+		w.all.st.host.Abort(status)
 	}
 	os.Exit(status) // where the library returns, too
 }

@@ -176,7 +176,7 @@ func run[T number](w *spmd.World, c config) (result, error) {
 		return r, err
 	}
 	r.Kernel, r.Overlap = m.kernel, m.overlap
-	r.Stats, err = timing.MeasureStream(w.Comm, p.s, c.Graph, c.Warmup, c.Iters, func() error { return p.enqueue(m) })
+	r.Stats, err = timing.MeasureStream(w.Comm(), p.s, c.Graph, c.Warmup, c.Iters, func() error { return p.enqueue(m) })
 	if err != nil {
 		return r, err
 	}
@@ -225,7 +225,7 @@ func maxRelErr[T number](w *spmd.World, c config, sp split, y spmd.Buffer[float3
 			}
 		}
 	})
-	if err := spmd.AllReduceSlice(w.Comm, products, products, spmd.Sum); err != nil {
+	if err := spmd.AllReduceSlice(w.Comm(), products, products, spmd.Sum); err != nil {
 		return 0, err
 	}
 	got := make([]float32, sp.rows.Len)
@@ -244,7 +244,7 @@ func maxRelErr[T number](w *spmd.World, c config, sp split, y spmd.Buffer[float3
 	if math.IsNaN(worst) { // the worst of all
 		worst = math.Inf(1)
 	}
-	return spmd.AllReduceNumber(w.Comm, worst, spmd.Max)
+	return spmd.AllReduceNumber(w.Comm(), worst, spmd.Max)
 }
 
 // report prints the table and writes the JSON line, on rank 0. A wrong product is

@@ -127,10 +127,10 @@ func (p *product[T]) choose(c config) (method, error) {
 	if len(kernels) == 1 && len(parts) == 1 {
 		return best, nil
 	}
-	log := p.w.Log.Info()
+	log := p.w.Log().Info()
 	took := math.Inf(1)
 	try := func(m method, worth float64) error {
-		t, err := timing.MeasureStream(p.w.Comm, p.s, c.Graph, trialWarmup, trialIters, func() error { return p.enqueue(m) })
+		t, err := timing.MeasureStream(p.w.Comm(), p.s, c.Graph, trialWarmup, trialIters, func() error { return p.enqueue(m) })
 		if err != nil {
 			return err
 		}
@@ -169,13 +169,13 @@ func (p *product[T]) available() ([]string, error) {
 	defer can.Free()
 	can.Set(0, 1)
 	if err := p.multiply("cublas", 0, p.m.rows); err != nil {
-		p.w.Log.Warn().Err(err).Msg("cuBLAS cannot be used")
+		p.w.Log().Warn().Err(err).Msg("cuBLAS cannot be used")
 		can.Set(0, 0)
 	}
 	if err := p.s.Synchronize(); err != nil {
 		return nil, err
 	}
-	if err := spmd.AllReduce(p.w.Comm, can, can, spmd.Min); err != nil {
+	if err := spmd.AllReduce(p.w.Comm(), can, can, spmd.Min); err != nil {
 		return nil, err
 	}
 	if can.At(0) == 1 {

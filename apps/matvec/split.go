@@ -62,7 +62,7 @@ func newSplit(w *spmd.World, c config) (s split, err error) {
 		s.shares = append(s.shares, spmd.ShardOf(s.cols.Len, r, high).Len)
 	}
 	s.wide, s.mesh = wide, fmt.Sprintf("%dx%d", high, wide)
-	s.down, s.across = w.Comm, w.Comm
+	s.down, s.across = w.Comm(), w.Comm()
 	if high > 1 && wide > 1 { // else all ranks are one row, or one column
 		m, err := w.Mesh(axes...)
 		if err != nil {

@@ -255,7 +255,7 @@ func reference(w *spmd.World, mine spmd.Shard, values string) (float64, error) {
 	if err := b.CopyFrom(e[:]); err != nil {
 		return 0, err
 	}
-	if err := spmd.AllReduce(w.Comm, b, b, spmd.Sum); err != nil {
+	if err := spmd.AllReduce(w.Comm(), b, b, spmd.Sum); err != nil {
 		return 0, err
 	}
 	if err := b.CopyTo(e[:]); err != nil {

@@ -79,7 +79,7 @@ func (a *adder[T]) global(w *spmd.World, s *spmd.Stream, x spmd.Buffer[float32])
 	if err := a.local(s, x); err != nil || w.Size() == 1 {
 		return err
 	}
-	return spmd.AllReduce(w.Comm.On(s), a.answer, a.sum, spmd.Sum)
+	return spmd.AllReduce(w.Comm().On(s), a.answer, a.sum, spmd.Sum)
 }
 
 // newPlain has as many blocks as the GPU holds at once: for 7,500,000 elements, a share
@@ -100,7 +100,7 @@ func (a *adder[T]) summer(w *spmd.World, s *spmd.Stream, answer func() float64) 
 		step:   func(x spmd.Buffer[float32]) error { return a.global(w, s, x) },
 		answer: answer,
 		measure: func(c config, steps []func() error) (timing.Stats, error) {
-			return timing.MeasureAwait(w.Comm, s, a.answer, c.Graph, c.Warmup, c.Iters, steps...)
+			return timing.MeasureAwait(w.Comm(), s, a.answer, c.Graph, c.Warmup, c.Iters, steps...)
 		},
 	}
 }

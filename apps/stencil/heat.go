@@ -96,7 +96,7 @@ func (h *heat[T]) side(f spmd.Buffer[T], side int) (edge, halo spmd.Buffer[T]) {
 // neighbours on both sides, and a rank its own: messages between two ranks arrive in the order sent, so what is sent down
 // is received from above first.
 func (h *heat[T]) exchange(s *spmd.Stream, f spmd.Buffer[T]) error {
-	c := h.w.Comm.On(s)
+	c := h.w.Comm().On(s)
 	return c.Group(func() error {
 		for i, axis := range axesOf(h.dims) {
 			before, after := h.mesh.Shift(h.axes[i].Name, 1)

@@ -134,7 +134,7 @@ func testSerial[T number](t *testing.T, w *spmd.World, c config) {
 	u := random[T](h.size)
 	must(t, h.put(u))
 	must(t, h.begin())
-	if c.Graph && w.Comm.Capturable() == nil {
+	if c.Graph && w.Comm().Capturable() == nil {
 		g, err := h.main.Capture(func() error { return h.advance(steps / 2) })
 		must(t, err)
 		must(t, g.Launch(h.main))
@@ -196,7 +196,7 @@ func TestWholeRuns(t *testing.T) {
 		for _, size := range []extent{{64, 200}, {300, 5}, {9, 20, 40}} {
 			for _, edges := range edgesOf {
 				for _, dtype := range dtypes {
-					c := config{Size: size, Edges: edges, Dtype: dtype, Steps: 6, Iters: 4, Warmup: 1, Graph: w.Comm.Capturable() == nil, Overlap: true}
+					c := config{Size: size, Edges: edges, Dtype: dtype, Steps: 6, Iters: 4, Warmup: 1, Graph: w.Comm().Capturable() == nil, Overlap: true}
 					r, err := runAs(w, c)
 					must(t, err)
 					unit := map[string]float64{"float32": math.Ldexp(1, -24), "float64": math.Ldexp(1, -53)}[dtype]

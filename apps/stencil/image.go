@@ -29,7 +29,7 @@ func checkImage(w *spmd.World, name string) error {
 			why = fmt.Sprintf("--image: %v", err)
 		}
 	}
-	why, err := spmd.BroadcastValue(w.Comm, why, 0)
+	why, err := spmd.BroadcastValue(w.Comm(), why, 0)
 	if err == nil && why != "" {
 		err = spmd.Usage(errors.New(why))
 	}
@@ -148,7 +148,7 @@ func draw[T number](h *heat[T], name string) error {
 	if err != nil {
 		return err
 	}
-	if err := spmd.ReduceSlice(h.w.Comm, p.sum, p.sum, spmd.Sum, 0); err != nil {
+	if err := spmd.ReduceSlice(h.w.Comm(), p.sum, p.sum, spmd.Sum, 0); err != nil {
 		return err
 	}
 	failed := ""
@@ -157,7 +157,7 @@ func draw[T number](h *heat[T], name string) error {
 			failed = fmt.Sprintf("--image: %v", err)
 		}
 	}
-	if failed, err = spmd.BroadcastValue(h.w.Comm, failed, 0); err == nil && failed != "" {
+	if failed, err = spmd.BroadcastValue(h.w.Comm(), failed, 0); err == nil && failed != "" {
 		err = errors.New(failed)
 	}
 	return err

@@ -164,8 +164,8 @@ func (c *config) defaults(fs *pflag.FlagSet, w *spmd.World) {
 			c.Size = hostSize
 		}
 	}
-	if why := w.Comm.Capturable(); why != nil && !fs.Changed("graph") {
-		w.Log.Info().Err(why).Msg("without a graph")
+	if why := w.Comm().Capturable(); why != nil && !fs.Changed("graph") {
+		w.Log().Info().Err(why).Msg("without a graph")
 		c.Graph = false
 	}
 }
@@ -247,7 +247,7 @@ func run[T number](w *spmd.World, c config) (result, error) {
 	if err := h.begin(); err != nil {
 		return r, err
 	}
-	r.Stats, err = timing.MeasureStream(w.Comm, h.main, c.Graph, c.Warmup, c.Iters, func() error { return h.advance(c.Steps) })
+	r.Stats, err = timing.MeasureStream(w.Comm(), h.main, c.Graph, c.Warmup, c.Iters, func() error { return h.advance(c.Steps) })
 	if err != nil {
 		return r, err
 	}

@@ -19,7 +19,7 @@ func flip(b spmd.Buffer[float32], i, bit int) {
 // One bit of one tensor on one rank: every rank says which tensor, and which rank.
 func TestAudit(t *testing.T) {
 	spmdtest.Run(t, []int{2, 3}, func(t *testing.T, w *spmd.World) {
-		tr := start(t, w, w.Comm, testConfig(3), wordTokens(4000))
+		tr := start(t, w, w.Comm(), testConfig(3), wordTokens(4000))
 		step(t, tr, 0)
 		if err := tr.audit(1); err != nil {
 			t.Fatal(err)
@@ -58,7 +58,7 @@ func TestTrainAudits(t *testing.T) {
 			after string
 		}{{2, "after 2 steps"}, {0, "after 5 steps"}} {
 			cfg := testConfig(5)
-			tr := start(t, w, w.Comm, cfg, wordTokens(4000))
+			tr := start(t, w, w.Comm(), cfg, wordTokens(4000))
 			o, p := optionsOf(cfg), tr.state.Params[3]
 			o.audit = tc.every
 			if w.Rank() == 1 {
@@ -97,7 +97,7 @@ func TestEndsTogether(t *testing.T) {
 		for asked := range w.Size() { // the first to be asked; those after it follow step by step
 			for _, at := range []int{0, 1, 6} {
 				cfg := testConfig(50)
-				tr := start(t, w, w.Comm, cfg, wordTokens(4000))
+				tr := start(t, w, w.Comm(), cfg, wordTokens(4000))
 				stop := make(chan struct{})
 				ctx := &atStep{t.Context(), at + (w.Rank()-asked+w.Size())%w.Size(), func() { close(stop) }}
 				early, err := optionsOf(cfg).train(ctx, w, tr, nil, stop)
@@ -120,7 +120,7 @@ func TestEndsByItself(t *testing.T) {
 	spmdtest.Run(t, []int{2}, func(t *testing.T, w *spmd.World) {
 		for _, steps := range []int{1, 2} {
 			cfg := testConfig(steps)
-			tr := start(t, w, w.Comm, cfg, wordTokens(4000))
+			tr := start(t, w, w.Comm(), cfg, wordTokens(4000))
 			stop := make(chan struct{})
 			close(stop)
 			early, err := optionsOf(cfg).train(t.Context(), w, tr, nil, stop)

@@ -83,7 +83,7 @@ func (o *options) openSaver(w *spmd.World, key []byte) (*saver, error) {
 		return nil, nil
 	}
 	c, err := checkpoint.Open(w, o.checkpoint, checkpoint.Config{Keep: o.keep, Saved: func(k checkpoint.Info) {
-		w.Log.Info().Int("steps", k.Step).Str("to", k.Folder).Int64("bytes", k.Bytes).
+		w.Log().Info().Int("steps", k.Step).Str("to", k.Folder).Int64("bytes", k.Bytes).
 			Str("seconds", fmt.Sprintf("%.2f", k.Took.Seconds())).Msg("checkpoint saved")
 	}})
 	if err != nil {
@@ -195,7 +195,7 @@ func (s *saver) start(t *trainer) error {
 		return err
 	}
 	for _, c := range changed {
-		t.w.Log.Warn().Msg("the run goes on with another setting: " + c)
+		t.w.Log().Warn().Msg("the run goes on with another setting: " + c)
 	}
 	t.skipped = s.found.Skipped
 	// Gradients are in proportion to the tokens of a step: other scales suit another global batch.
@@ -211,9 +211,9 @@ func (s *saver) start(t *trainer) error {
 		return err
 	}
 	if s.o.initFrom != "" {
-		t.w.Log.Info().Msg("the weights are those of the checkpoint, not of --init-from")
+		t.w.Log().Info().Msg("the weights are those of the checkpoint, not of --init-from")
 	}
-	t.w.Log.Info().Int("steps", step).Int("sequences", s.found.Sequences).Str("from", s.o.checkpoint).Msg("resumed")
+	t.w.Log().Info().Int("steps", step).Int("sequences", s.found.Sequences).Str("from", s.o.checkpoint).Msg("resumed")
 	return nil
 }
 
@@ -234,7 +234,7 @@ func (s *saver) save(t *trainer, steps int, rec record) error {
 	case err != nil && !s.good:
 		return err
 	case err != nil:
-		s.w.Log.Warn().Err(err).Msg("the run goes on; if it is interrupted now it resumes from an older checkpoint")
+		s.w.Log().Warn().Err(err).Msg("the run goes on; if it is interrupted now it resumes from an older checkpoint")
 	default:
 		s.good = s.begun
 	}
@@ -255,7 +255,7 @@ func (s *saver) save(t *trainer, steps int, rec record) error {
 		return err
 	}
 	s.begun = true
-	s.w.Log.Debug().Int("steps", steps).Str("to", s.o.checkpoint).Msg("saving")
+	s.w.Log().Debug().Int("steps", steps).Str("to", s.o.checkpoint).Msg("saving")
 	return nil
 }
 

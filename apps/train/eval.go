@@ -92,13 +92,13 @@ func (e *evaluator) run(ctx context.Context, w *spmd.World) (err error) {
 	if err != nil {
 		return usage(err)
 	}
-	w.Log.Info().Int("steps", p.step).Int("params", p.cfg.ParamCount()).Str("dtype", e.dtype).Str("part", e.part).
+	w.Log().Info().Int("steps", p.step).Int("params", p.cfg.ParamCount()).Str("dtype", e.dtype).Str("part", e.part).
 		Int("sequences", where.n).Int("seq", e.seq).Msg("model")
 	loss, err := e.measure(ctx, w, p, where)
 	if err != nil {
 		return err
 	}
-	w.Log.Info().Str("loss", fmt.Sprintf("%.4f", loss)).Str("perplexity", fmt.Sprintf("%.4g", math.Exp(loss))).Msg("done")
+	w.Log().Info().Str("loss", fmt.Sprintf("%.4f", loss)).Str("perplexity", fmt.Sprintf("%.4g", math.Exp(loss))).Msg("done")
 	if bad(loss, math.Exp(loss)) { // JSON has no such numbers
 		return errors.New("the loss is " + strconv.FormatFloat(loss, 'g', -1, 64))
 	}
@@ -194,7 +194,7 @@ func (e *evaluator) measure(ctx context.Context, w *spmd.World, p *past, c chose
 		}
 		bar.add(int64(b.B))
 	}
-	if err := spmd.AllReduce(w.Comm.On(s), state.Loss, state.Loss, spmd.Sum); err != nil {
+	if err := spmd.AllReduce(w.Comm().On(s), state.Loss, state.Loss, spmd.Sum); err != nil {
 		return 0, err
 	}
 	if err := s.Synchronize(); err != nil {

@@ -91,7 +91,7 @@ func (e *exporter) run(_ context.Context, w *spmd.World) (err error) {
 	if err != nil {
 		return fmt.Errorf("--to %s: %w", e.to, err)
 	}
-	w.Log.Info().Int("steps", p.step).Int("params", p.cfg.ParamCount()).Int64("bytes", bytes).Str("to", e.to).Msg("exported")
+	w.Log().Info().Int("steps", p.step).Int("params", p.cfg.ParamCount()).Int64("bytes", bytes).Str("to", e.to).Msg("exported")
 	return nil
 }
 

@@ -441,16 +441,16 @@ func TestFP8Steps(t *testing.T) {
 		for _, level := range []fp8Level{fp8Head, fp8All} {
 			cfg := testConfig(steps)
 			cfg.half, cfg.graph = true, "off"
-			plain := start(t, w, w.Comm, cfg, f)
+			plain := start(t, w, w.Comm(), cfg, f)
 			cfg.model.FP8 = level
-			eight := start(t, w, w.Comm, cfg, f)
-			if w.Comm.Capturable() == nil {
+			eight := start(t, w, w.Comm(), cfg, f)
+			if w.Comm().Capturable() == nil {
 				cfg.graph = "on"
 			}
-			graphs := start(t, w, w.Comm, cfg, f)
+			graphs := start(t, w, w.Comm(), cfg, f)
 			data, err := newDataset(f, cfg.seq, cfg.globalBatch, 5)
 			noError(t, err)
-			resumed, err := newTrainer(w, w.Comm, cfg, data)
+			resumed, err := newTrainer(w, w.Comm(), cfg, data)
 			noError(t, err)
 			off := 0.0
 			for i := range steps {
@@ -507,7 +507,7 @@ func TestFP8Checkpoint(t *testing.T) {
 			cfg.half, cfg.graph, cfg.model.FP8, cfg.globalBatch = true, "off", level, globalBatch
 			data, err := newDataset(f, cfg.seq, cfg.globalBatch, 5)
 			noError(t, err)
-			tr, err := newTrainer(w, w.Comm, cfg, data)
+			tr, err := newTrainer(w, w.Comm(), cfg, data)
 			noError(t, err)
 			o := newOptions()
 			o.tok, err = newTokenizer("bytes")

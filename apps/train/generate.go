@@ -139,7 +139,7 @@ func (s *sampler) run(ctx context.Context, w *spmd.World) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, d.Close()) }()
-	w.Log.Info().Int("steps", p.step).Int("params", p.cfg.ParamCount()).Int("seq", seq).Str("tokens", p.tok.name()).Str("dtype", dtype).Msg("model")
+	w.Log().Info().Int("steps", p.step).Int("params", p.cfg.ParamCount()).Int("seq", seq).Str("tokens", p.tok.name()).Str("dtype", dtype).Msg("model")
 	return s.write(ctx, w, newWriter(d, p.tok, seq, s.temperature, s.topK, w.Seed()), sampleRecord{Summary: true, App: "sample",
 		DType: dtype, Steps: p.step, Ranks: w.Size(), Device: w.Device()})
 }
@@ -186,7 +186,7 @@ func (s *sampler) write(ctx context.Context, w *spmd.World, t *writer, rec sampl
 	rec.FirstMs = float64(first.Microseconds()) / 1e3
 	rec.PromptTokens = len(t.ids) - 1 - rec.Tokens
 	rec.Text = string(text)
-	w.Log.Info().Int("prompt_tokens", rec.PromptTokens).Int("tokens", rec.Tokens).Str("first_ms", fmt.Sprintf("%.1f", rec.FirstMs)).
+	w.Log().Info().Int("prompt_tokens", rec.PromptTokens).Int("tokens", rec.Tokens).Str("first_ms", fmt.Sprintf("%.1f", rec.FirstMs)).
 		Str("tok/s", fmt.Sprintf("%.1f", rec.TokS)).Msg("done")
 	return w.Emit(rec)
 }

@@ -35,7 +35,7 @@ func testBadStepEnds[A Act](t *testing.T, w *spmd.World) {
 	} {
 		cfg := testConfig(4)
 		cfg.half = isHalf[A]()
-		tr := start(t, w, w.Comm, cfg, wordTokens(4000))
+		tr := start(t, w, w.Comm(), cfg, wordTokens(4000))
 		step(t, tr, 0)
 		last := w.Size() - 1
 		was := weight(tr).At(1)
@@ -81,7 +81,7 @@ func testBadStepEnds[A Act](t *testing.T, w *spmd.World) {
 // Where no rank has such a number, and the sums over the ranks overflow, the error says so.
 func TestBadSum(t *testing.T) {
 	spmdtest.Run(t, []int{2}, func(t *testing.T, w *spmd.World) {
-		tr := start(t, w, w.Comm, testConfig(2), wordTokens(4000))
+		tr := start(t, w, w.Comm(), testConfig(2), wordTokens(4000))
 		if err := tr.enqueue(0); err != nil {
 			t.Fatal(err)
 		}
@@ -109,7 +109,7 @@ func testSkipBadStep[A Act](t *testing.T, w *spmd.World) {
 	cfg := testConfig(steps)
 	cfg.half, cfg.skipBad = isHalf[A](), true
 	f := wordTokens(4000)
-	skips, passes := start(t, w, w.Comm, cfg, f), start(t, w, w.Comm, cfg, f)
+	skips, passes := start(t, w, w.Comm(), cfg, f), start(t, w, w.Comm(), cfg, f)
 	for i := range steps {
 		if i != wrong {
 			a, an := step(t, skips, i)

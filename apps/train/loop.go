@@ -39,7 +39,7 @@ func (o *options) train(ctx context.Context, w *spmd.World, t *trainer, c *saver
 // announce logs what is going to be trained, and how.
 func (o *options) announce(w *spmd.World, t *trainer) {
 	path, why := t.model.Attention()
-	line := w.Log.Info()
+	line := w.Log().Info()
 	if o.cfg.FP8 != fp8Off {
 		line = line.Str("fp8", o.fp8)
 	}
@@ -52,7 +52,7 @@ func (o *options) announce(w *spmd.World, t *trainer) {
 	line.Str("model", o.model).Int("params", o.cfg.ParamCount()).Int("layers", o.layers).Int("heads", o.heads).
 		Int("channels", o.channels).Int("seq", o.seq).Str("tokens", o.tok.name()).Int("vocab", o.cfg.Vocab).Str("dtype", o.dtype).
 		Str("attention", path).Str("attention_why", why).Msg("model")
-	w.Log.Info().Int("steps", o.steps).Int("batch", o.batch).Int("global_batch", o.globalBatch).
+	w.Log().Info().Int("steps", o.steps).Int("batch", o.batch).Int("global_batch", o.globalBatch).
 		Int("tokens_a_step", o.globalBatch*o.seq).Int("train_tokens", t.data.train.len).Int("val_tokens", t.data.val.len).
 		Int("val_sequences", t.valSequences()).Float64("lr", o.lr).Int("buckets", t.buckets()).Msg("training")
 }

@@ -65,7 +65,7 @@ func (o *options) run(ctx context.Context, w *spmd.World) (err error) {
 	if err != nil {
 		return usage(err) // the same on every rank: they have the same data
 	}
-	t, err := newTrainer(w, w.Comm, o.trainConfig(), data)
+	t, err := newTrainer(w, w.Comm(), o.trainConfig(), data)
 	if err != nil {
 		return err
 	}
@@ -114,7 +114,7 @@ func (o *options) openTokens(w *spmd.World) (tokenData, error) {
 		}
 		f = withVal{f, v}
 	}
-	all := commGroup(w, w.Comm)
+	all := commGroup(w, w.Comm())
 	var key []byte
 	if err == nil {
 		key = f.key()
@@ -133,8 +133,8 @@ func (o *options) openTokens(w *spmd.World) (tokenData, error) {
 
 // readTokens reads some inputs: texts, or token files of llm.c.
 func (o *options) readTokens(w *spmd.World, inputs []input) (tokenData, error) {
-	g, d := commGroup(w, w.NodeComm), dataOptions{
-		inputs: inputs, tokens: o.tok, cache: o.cache, threads: w.Threads(), log: w.Log,
+	g, d := commGroup(w, w.NodeComm()), dataOptions{
+		inputs: inputs, tokens: o.tok, cache: o.cache, threads: w.Threads(), log: *w.Log(),
 		progress: func(what string, total int64) *meter { return newMeter(w, what, total, true) },
 	}
 	if isBin(inputs[0]) {

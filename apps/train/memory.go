@@ -28,7 +28,7 @@ func (o *options) fit(w *spmd.World, tokens int) error {
 	if w.OnHost() {
 		ranks = w.LocalSize()
 	}
-	all, err := gatherOne(w, w.Comm, int64(free/ranks))
+	all, err := gatherOne(w, w.Comm(), int64(free/ranks))
 	if err != nil {
 		return err
 	}
@@ -51,7 +51,7 @@ func (o *options) fit(w *spmd.World, tokens int) error {
 	if need == math.MaxInt {
 		return spmd.Usage(fmt.Errorf("--batch %d: micro-steps of more than %d tokens are too large", o.batch, math.MaxInt32))
 	}
-	w.Log.Info().Str("free", gigabytes(free)).Msgf("needs %s of %s", gigabytes(need*ranks), gigabytes(total))
+	w.Log().Info().Str("free", gigabytes(free)).Msgf("needs %s of %s", gigabytes(need*ranks), gigabytes(total))
 	if need <= room {
 		return nil
 	}

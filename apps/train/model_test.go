@@ -357,7 +357,7 @@ func testModelDataParallel[A Act](t *testing.T, w *spmd.World) {
 	wantLoss := reference(cfg, p).batch(in, targets, T, want)
 
 	m, s := testModel[A](t, w, cfg, p, batch)
-	r, err := ddp.NewReducer(w.Comm, m.GradGroups(), ddp.ReducerConfig{BucketBytes: 1 << 14})
+	r, err := ddp.NewReducer(w.Comm(), m.GradGroups(), ddp.ReducerConfig{BucketBytes: 1 << 14})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -371,7 +371,7 @@ func testModelDataParallel[A Act](t *testing.T, w *spmd.World) {
 	if err := r.Wait(s); err != nil {
 		t.Fatal(err)
 	}
-	if err := spmd.AllReduce(w.Comm.On(s), m.Loss, m.Loss, spmd.Sum); err != nil {
+	if err := spmd.AllReduce(w.Comm().On(s), m.Loss, m.Loss, spmd.Sum); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Synchronize(); err != nil {
@@ -381,7 +381,7 @@ func testModelDataParallel[A Act](t *testing.T, w *spmd.World) {
 		t.Errorf("loss %v, reference %v", m.Loss.At(0), wantLoss)
 	}
 	compareGrads(t, &m.State, want, bound.grad)
-	if err := ddp.CheckSame(w.Comm, "gradients", m.Grads); err != nil {
+	if err := ddp.CheckSame(w.Comm(), "gradients", m.Grads); err != nil {
 		t.Error(err)
 	}
 }

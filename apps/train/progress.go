@@ -17,7 +17,7 @@ type meter struct{ bar *progressbar.ProgressBar }
 // newMeter returns a bar on rank 0 if a person is looking, else nil: log files are
 // no place for one.
 func newMeter(w *spmd.World, what string, total int64, isBytes bool) *meter {
-	if w.Rank() != 0 || w.Log.GetLevel() > zerolog.InfoLevel || !term.IsTerminal(int(os.Stderr.Fd())) {
+	if w.Rank() != 0 || w.Log().GetLevel() > zerolog.InfoLevel || !term.IsTerminal(int(os.Stderr.Fd())) {
 		return nil
 	}
 	return &meter{progressbar.NewOptions64(total,

@@ -124,7 +124,7 @@ func (r *report) step(rec stepRecord) error {
 	}
 	r.bar.describe(fmt.Sprintf("training, loss %.3f", rec.Loss))
 	if rec.ValLoss != nil || r.steps == r.from || rec.Step == r.o.steps || rec.Step%r.o.logEvery == 0 {
-		r.log(r.w.Log.Info(), rec, "step %d/%d")
+		r.log(r.w.Log().Info(), rec, "step %d/%d")
 	}
 	return nil
 }
@@ -132,7 +132,7 @@ func (r *report) step(rec stepRecord) error {
 // skip reports a step that was left out.
 func (r *report) skip(rec stepRecord) error {
 	r.Skipped++
-	r.log(r.w.Log.Warn(), rec, "step %d/%d is left out: its loss or gradient is not finite")
+	r.log(r.w.Log().Warn(), rec, "step %d/%d is left out: its loss or gradient is not finite")
 	known := func(x float64) *float64 {
 		if !finite(x) { // JSON has no such numbers
 			return nil
@@ -156,7 +156,7 @@ func (r *report) log(e *zerolog.Event, rec stepRecord, format string) {
 // interrupted reports a run that ends early, to go on later.
 func (r *report) interrupted() {
 	r.bar.finish()
-	r.w.Log.Info().Int("steps", r.steps).Str("loss_last", fmt.Sprintf("%.4f", r.Last)).
+	r.w.Log().Info().Int("steps", r.steps).Str("loss_last", fmt.Sprintf("%.4f", r.Last)).
 		Msg("ended early by a signal, after a checkpoint: the same command goes on from it")
 }
 
@@ -169,7 +169,7 @@ func (r *report) summary(params int) error {
 		s.TokS = float64(n*r.o.globalBatch*r.o.seq) / r.took.Seconds()
 	}
 	r.bar.finish()
-	e := r.w.Log.Info().Int("steps", s.Steps).Int("tokens", s.Tokens).Str("loss_first", fmt.Sprintf("%.4f", s.LossFirst)).
+	e := r.w.Log().Info().Int("steps", s.Steps).Int("tokens", s.Tokens).Str("loss_first", fmt.Sprintf("%.4f", s.LossFirst)).
 		Str("loss_last", fmt.Sprintf("%.4f", s.LossLast)).Str("tok/s", fmt.Sprintf("%.0f", s.TokS))
 	if s.ValLoss != nil {
 		e = e.Str("val_loss", fmt.Sprintf("%.4f", *s.ValLoss))

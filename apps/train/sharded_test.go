@@ -89,9 +89,9 @@ func testSharded[A Act](t *testing.T, w *spmd.World) {
 			}
 			cfg := testConfig(steps)
 			cfg.half, cfg.batch, cfg.graph = isHalf[A](), batch, "off"
-			plain := start(t, w, w.Comm, cfg, wordTokens(4000))
+			plain := start(t, w, w.Comm(), cfg, wordTokens(4000))
 			cfg.model.Shard.Mode = mode
-			split := start(t, w, w.Comm, cfg, wordTokens(4000))
+			split := start(t, w, w.Comm(), cfg, wordTokens(4000))
 			worst := 0.0
 			what := fmt.Sprintf("--shard %v, %d ranks, micro-batches of %d", mode, w.Size(), batch)
 			exact := w.OnHost() && w.Size() <= 2 && (mode == shardOptimizer || split.microSteps(cfg.globalBatch) == 1)
@@ -142,16 +142,16 @@ func TestShardedGraphs(t *testing.T) {
 
 func testShardedGraphs[A Act](t *testing.T, w *spmd.World) {
 	const steps = 5
-	if w.Comm.Capturable() != nil {
+	if w.Comm().Capturable() != nil {
 		return
 	}
 	for _, mode := range shardModes {
 		cfg := testConfig(steps)
 		cfg.half, cfg.model.Shard.Mode, cfg.batch = isHalf[A](), mode, 1
 		cfg.graph = "off"
-		plain := start(t, w, w.Comm, cfg, wordTokens(4000))
+		plain := start(t, w, w.Comm(), cfg, wordTokens(4000))
 		cfg.graph = "on"
-		graphs := start(t, w, w.Comm, cfg, wordTokens(4000))
+		graphs := start(t, w, w.Comm(), cfg, wordTokens(4000))
 		for i := range steps {
 			loss, norm := step(t, plain, i)
 			gloss, gnorm := step(t, graphs, i)
@@ -185,7 +185,7 @@ func TestShardedBadSteps(t *testing.T) {
 		for _, mode := range shardModes {
 			cfg := testConfig(6)
 			cfg.model.Shard.Mode, cfg.skipBad = mode, true
-			skips, passes := start(t, w, w.Comm, cfg, wordTokens(4000)), start(t, w, w.Comm, cfg, wordTokens(4000))
+			skips, passes := start(t, w, w.Comm(), cfg, wordTokens(4000)), start(t, w, w.Comm(), cfg, wordTokens(4000))
 			for i := range 4 {
 				if i != 1 {
 					step(t, skips, i)
@@ -260,9 +260,9 @@ func TestShardedStart(t *testing.T) {
 	spmdtest.Run(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
 		for _, mode := range shardModes {
 			cfg := testConfig(2)
-			plain := start(t, w, w.Comm, cfg, wordTokens(4000))
+			plain := start(t, w, w.Comm(), cfg, wordTokens(4000))
 			cfg.model.Shard.Mode = mode
-			split := start(t, w, w.Comm, cfg, wordTokens(4000))
+			split := start(t, w, w.Comm(), cfg, wordTokens(4000))
 			compareArenas(t, fmt.Sprint("--shard ", mode), split, plain, 0)
 			for _, tr := range []*trainer{plain, split} {
 				if err := tr.Close(); err != nil {
@@ -280,7 +280,7 @@ func TestShardedGenerate(t *testing.T) {
 		for _, mode := range append([]shardMode{shardOff}, shardModes...) {
 			cfg := testConfig(8)
 			cfg.model.Shard.Mode = mode
-			tr := start(t, w, w.Comm, cfg, wordTokens(4000))
+			tr := start(t, w, w.Comm(), cfg, wordTokens(4000))
 			for i := range cfg.steps {
 				step(t, tr, i)
 			}
@@ -316,16 +316,16 @@ func testRecompute[A Act](t *testing.T, w *spmd.World) {
 	const steps = 4
 	for _, mode := range append([]shardMode{shardOff}, shardModes...) {
 		for _, graph := range []string{"off", "on"} {
-			if graph == "on" && w.Comm.Capturable() != nil {
+			if graph == "on" && w.Comm().Capturable() != nil {
 				continue
 			}
 			cfg := testConfig(steps)
 			cfg.half, cfg.graph, cfg.model.Shard.Mode, cfg.model.Layers = isHalf[A](), graph, mode, 4
-			keeps := start(t, w, w.Comm, cfg, wordTokens(4000))
+			keeps := start(t, w, w.Comm(), cfg, wordTokens(4000))
 			var wants [steps][2]float64 // loss and norm
 			for _, recompute := range []recomputation{recomputeGELU, recomputeBlock} {
 				cfg.model.Recompute = recompute
-				again := start(t, w, w.Comm, cfg, wordTokens(4000))
+				again := start(t, w, w.Comm(), cfg, wordTokens(4000))
 				if again.state.space.bytes >= keeps.state.space.bytes {
 					t.Errorf("--recompute %v takes %d bytes, off %d", recompute, again.state.space.bytes, keeps.state.space.bytes)
 				}

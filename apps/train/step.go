@@ -33,7 +33,7 @@ func (t *trainer) wantGraphs() (bool, error) {
 		return false, nil
 	}
 	if err := t.c.Capturable(); err != nil {
-		t.w.Log.Info().AnErr("why", err).Msg("steps are not graphs")
+		t.w.Log().Info().AnErr("why", err).Msg("steps are not graphs")
 		return false, nil
 	}
 	return true, nil

@@ -18,15 +18,15 @@ func testGraphSteps[A Act](t *testing.T, w *spmd.World) {
 	cfg := testConfig(steps) // 7 sequences, 2 at a time: of one rank's micro-steps the last has 1
 	cfg.half = isHalf[A]()
 	cfg.graph = "off"
-	plain := start(t, w, w.Comm, cfg, f)
+	plain := start(t, w, w.Comm(), cfg, f)
 	cfg.graph = "on"
-	if err := w.Comm.Capturable(); err != nil {
-		if _, err := newTrainer(w, w.Comm, cfg, plain.data); err == nil {
+	if err := w.Comm().Capturable(); err != nil {
+		if _, err := newTrainer(w, w.Comm(), cfg, plain.data); err == nil {
 			t.Error("--graph on is taken where collectives cannot be captured")
 		}
 		return
 	}
-	graphs := start(t, w, w.Comm, cfg, f)
+	graphs := start(t, w, w.Comm(), cfg, f)
 	for i := range steps {
 		loss, norm := step(t, plain, i)
 		gloss, gnorm := step(t, graphs, i)

@@ -222,7 +222,7 @@ func (t *trainer) begin(seed uint64) error {
 	shared := t.state.Cfg.Shard.Mode == shardParameters
 	var err error
 	if t.weights != nil {
-		t.w.Log.Info().Str("from", t.weights.dir).Msg("reading the start weights")
+		t.w.Log().Info().Str("from", t.weights.dir).Msg("reading the start weights")
 	}
 	switch {
 	case t.weights == nil:

@@ -87,12 +87,12 @@ func testLossDoesNotDependOnRanks[A Act](t *testing.T, w *spmd.World) {
 	case w.OnHost():
 		bound, normBound = 1e-5, 1e-3
 	}
-	own, err := w.Comm.Split(w.Rank(), 0)
+	own, err := w.Comm().Split(w.Rank(), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	f := wordTokens(4000)
-	together, alone := start(t, w, w.Comm, cfg, f), start(t, w, own, cfg, f)
+	together, alone := start(t, w, w.Comm(), cfg, f), start(t, w, own, cfg, f)
 	worst := 0.0
 	for i := range steps {
 		a, an := step(t, together, i)
@@ -130,14 +130,14 @@ func testLossDoesNotDependOnRanks[A Act](t *testing.T, w *spmd.World) {
 // The ranks' parts of a step, put together, are the sequences 0, 1, 2, ... of it.
 func TestDataOrderDoesNotDependOnRanks(t *testing.T) {
 	spmdtest.Run(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
-		tr := start(t, w, w.Comm, testConfig(3), wordTokens(4000))
+		tr := start(t, w, w.Comm(), testConfig(3), wordTokens(4000))
 		var mine []byte
 		for starts := range tr.trainBatches(0) {
 			for _, at := range starts {
 				mine = fmt.Appendf(mine, "%d ", at)
 			}
 		}
-		all, err := commGroup(w, w.Comm).gather(mine, nil)
+		all, err := commGroup(w, w.Comm()).gather(mine, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -175,7 +175,7 @@ func TestAccumulation(t *testing.T) {
 		for k, batch := range []int{7, 3, 1} {
 			cfg := testConfig(5)
 			cfg.batch = batch
-			tr := start(t, w, w.Comm, cfg, wordTokens(4000))
+			tr := start(t, w, w.Comm(), cfg, wordTokens(4000))
 			for i := range 5 {
 				loss, _ := step(t, tr, i)
 				losses[k] = append(losses[k], loss)
@@ -203,7 +203,7 @@ func testLearnsAndWrites[A Act](t *testing.T, w *spmd.World) {
 	cfg := testConfig(80)
 	cfg.half = isHalf[A]()
 	cfg.rate = Schedule{Peak: 1e-2, Final: 1e-3, Warmup: 5, Steps: cfg.steps}
-	tr := start(t, w, w.Comm, cfg, &tokenFile{header: tokenHeader{width: 1, count: uint64(len(body))}, body: body})
+	tr := start(t, w, w.Comm(), cfg, &tokenFile{header: tokenHeader{width: 1, count: uint64(len(body))}, body: body})
 	var loss float64
 	for i := range cfg.steps {
 		loss, _ = step(t, tr, i)
@@ -282,7 +282,7 @@ func TestLoader(t *testing.T) {
 // Byte strings of any lengths reach every rank, and one rank's error all of them.
 func TestCommGroup(t *testing.T) {
 	spmdtest.Run(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
-		g := commGroup(w, w.Comm)
+		g := commGroup(w, w.Comm())
 		all, err := g.gather([]byte(strings.Repeat("x", 5*w.Rank())), nil)
 		if err != nil {
 			t.Fatal(err)
@@ -305,7 +305,7 @@ func TestCommGroup(t *testing.T) {
 func TestTrainEndsWithItsContext(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		cfg := testConfig(1000)
-		tr := start(t, w, w.Comm, cfg, wordTokens(4000))
+		tr := start(t, w, w.Comm(), cfg, wordTokens(4000))
 		ctx, cancel := context.WithCancelCause(context.Background())
 		cause := fmt.Errorf("told to stop")
 		cancel(cause)

@@ -36,11 +36,11 @@ func TestMain(m *testing.M) {
 	}
 	spmd.Main(pflag.NewFlagSet("latecomer", pflag.ContinueOnError), func(ctx context.Context, w *spmd.World) error {
 		early := spmd.Preempted(ctx)
-		w.Log.Warn().Int("pid", os.Getpid()).Msg("here")
+		w.Log().Warn().Int("pid", os.Getpid()).Msg("here")
 		if w.Rank() == w.Size()-1 {
 			<-early
 		}
-		return spmd.Barrier(w.Comm)
+		return spmd.Barrier(w.Comm())
 	})
 }
 

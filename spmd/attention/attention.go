@@ -204,7 +204,7 @@ func (f *family[T]) agree(choice *cudnn.Choice, have ...bool) (why []string, err
 	} else {
 		lowest = append(lowest, math.MaxInt32, math.MaxInt32)
 	}
-	err = errors.Join(b.CopyFrom(lowest), spmd.AllReduce(f.w.Comm, b, b, spmd.Min), b.CopyTo(lowest), b.Free())
+	err = errors.Join(b.CopyFrom(lowest), spmd.AllReduce(f.w.Comm(), b, b, spmd.Min), b.CopyTo(lowest), b.Free())
 	why = make([]string, len(have))
 	for i, r := range lowest[:len(have)] {
 		if int(r) < f.w.Size() {

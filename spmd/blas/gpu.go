@@ -291,10 +291,10 @@ func (h *handle) sayBehind(p *product, left operands, refused bool) {
 	if h.said[p.ops][p.ctyp].Swap(true) {
 		return
 	}
-	log, why := h.w.Log.Debug(), "as is fastest"
+	log, why := h.w.Log().Debug(), "as is fastest"
 	switch {
 	case refused:
-		log, why = h.w.Log.Info(), "cuBLASLt does not take it for these types, sizes and addresses"
+		log, why = h.w.Log().Info(), "cuBLASLt does not take it for these types, sizes and addresses"
 	case left&(hasGELU|hasDGELU) != 0:
 		why = "cuBLASLt's is approximate"
 	}

@@ -87,7 +87,7 @@ func (h *handle) tune() (news tuned, err error) {
 		c, t, err := h.tuneShape(sh)
 		switch {
 		case errors.Is(err, cuda.ErrOutOfMemory):
-			h.w.Log.Warn().Str("shape", sh.String()).Msg("blas.Tune: no memory to time this product: it keeps cuBLASLt's first choice")
+			h.w.Log().Warn().Str("shape", sh.String()).Msg("blas.Tune: no memory to time this product: it keeps cuBLASLt's first choice")
 			continue
 		case err != nil:
 			return news, err
@@ -96,12 +96,12 @@ func (h *handle) tune() (news tuned, err error) {
 		}
 		slow, fast = slow+t.First, fast+t.Best
 		h.chosen = append(h.chosen, tunedShape{sh.String(), c})
-		h.w.Log.Debug().Str("shape", sh.String()).Int("tried", t.Tried).Float64("first_ms", t.First.Seconds()*1e3).Float64("ms", t.Best.Seconds()*1e3).
+		h.w.Log().Debug().Str("shape", sh.String()).Int("tried", t.Tried).Float64("first_ms", t.First.Seconds()*1e3).Float64("ms", t.Best.Seconds()*1e3).
 			Float64("tflops", sh.Flops()/max(t.Best, 1).Seconds()/1e12).Msg("blas.Tune")
 	}
 	news.Chosen = h.chosen
 	if len(fresh) > 0 {
-		log := h.w.Log.Info().Int("products", len(fresh)).Int("from_cache", cached).Float64("seconds", time.Since(start).Seconds())
+		log := h.w.Log().Info().Int("products", len(fresh)).Int("from_cache", cached).Float64("seconds", time.Since(start).Seconds())
 		if slow > 0 {
 			log = log.Float64("gain_percent", 100*(1-float64(fast)/float64(slow)))
 		}
@@ -139,7 +139,7 @@ func (h *handle) adopt(news *tuned) error {
 		return nil
 	}
 	if news.Device != h.w.GPU().Name() || news.Version != h.lt.Version() {
-		w.Log.Warn().Str("rank_0", fmt.Sprintf("%s, cuBLASLt %d", news.Device, news.Version)).Str("here", fmt.Sprintf("%s, cuBLASLt %d", h.w.GPU().Name(), h.lt.Version())).
+		w.Log().Warn().Str("rank_0", fmt.Sprintf("%s, cuBLASLt %d", news.Device, news.Version)).Str("here", fmt.Sprintf("%s, cuBLASLt %d", h.w.GPU().Name(), h.lt.Version())).
 			Msg("blas.Tune: another device or library than rank 0's: this rank keeps cuBLASLt's first choices")
 		return nil
 	}

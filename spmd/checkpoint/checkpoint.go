@@ -394,7 +394,7 @@ func (m *Manager) wait() error {
 		}
 		if err != nil {
 			if left := removeFolder(s.temp); left != nil {
-				m.w.Log.Warn().Err(left).Msg("left by a save that failed")
+				m.w.Log().Warn().Err(left).Msg("left by a save that failed")
 			}
 		}
 	}

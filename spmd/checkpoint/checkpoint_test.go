@@ -328,9 +328,9 @@ func TestCheckpointKeep(t *testing.T) {
 			}
 			must(t, os.WriteFile(filepath.Join(dir, ".probe-0123"), nil, 0o666))
 		}
-		must(t, spmd.Barrier(w.Comm))
+		must(t, spmd.Barrier(w.Comm()))
 		c := open(t, w, dir, 2)
-		w.Log = zerolog.Nop()
+		*w.Log() = zerolog.Nop()
 		if _, err := c.Load(nil, items(all)...); !errors.Is(err, checkpoint.ErrNotFound) {
 			t.Fatalf("only leftovers: %v", err)
 		}
@@ -346,7 +346,7 @@ func TestCheckpointKeep(t *testing.T) {
 			if got := names(t, dir); !slices.Equal(got, want) {
 				t.Fatalf("after step %d: %v, want %v", step, got, want)
 			}
-			must(t, spmd.Barrier(w.Comm))
+			must(t, spmd.Barrier(w.Comm()))
 			if i == 3 { // a program that starts again knows what is newest
 				must(t, c.Close())
 				c = open(t, w, dir, 2)
@@ -376,7 +376,7 @@ func TestCheckpointDamage(t *testing.T) {
 			must(t, c.Wait())
 		}
 		var log bytes.Buffer
-		w.Log = zerolog.New(&log)
+		*w.Log() = zerolog.New(&log)
 		rng := rand.New(rand.NewPCG(1, uint64(w.Size())))
 		files := names(t, filepath.Join(dir, "step-00000002"))
 		if len(files) != w.Size()+2 {
@@ -402,14 +402,14 @@ func TestCheckpointDamage(t *testing.T) {
 				bad[at] ^= 1 << bit
 				what = fmt.Sprintf("bit %d of byte %d", bit, at)
 			}
-			must(t, spmd.Barrier(w.Comm))
+			must(t, spmd.Barrier(w.Comm()))
 			if w.Rank() == 0 {
 				must(t, os.WriteFile(path, bad, 0o666))
 				if what == "removed" {
 					must(t, os.Remove(path))
 				}
 			}
-			must(t, spmd.Barrier(w.Comm))
+			must(t, spmd.Barrier(w.Comm()))
 			setAll(t, all, 0)
 			log.Reset()
 			step, err := c.Load(nil, items(all)...)
@@ -423,12 +423,12 @@ func TestCheckpointDamage(t *testing.T) {
 					t.Fatalf("%s, %s: the warning does not name it: %s", path, what, &log)
 				}
 			}
-			must(t, spmd.Barrier(w.Comm))
+			must(t, spmd.Barrier(w.Comm()))
 			if w.Rank() == 0 {
 				must(t, os.WriteFile(path, good, 0o666))
 			}
 		}
-		must(t, spmd.Barrier(w.Comm))
+		must(t, spmd.Barrier(w.Comm()))
 		step, err := c.Load(nil, items(all)...)
 		must(t, err)
 		if step != 2 {
@@ -438,13 +438,13 @@ func TestCheckpointDamage(t *testing.T) {
 
 		// Where all are damaged that is not the same as none: nobody may start anew over it.
 		setAll(t, all, 9)
-		must(t, spmd.Barrier(w.Comm))
+		must(t, spmd.Barrier(w.Comm()))
 		if w.Rank() == 0 {
 			for _, step := range []string{"step-00000001", "step-00000002"} {
 				must(t, os.Truncate(filepath.Join(dir, step, files[2]), 5))
 			}
 		}
-		must(t, spmd.Barrier(w.Comm))
+		must(t, spmd.Barrier(w.Comm()))
 		if _, err := c.Load(nil, items(all)...); err == nil || errors.Is(err, checkpoint.ErrNotFound) || !strings.Contains(err.Error(), files[2]) {
 			t.Fatalf("all are damaged: %v", err)
 		}
@@ -456,7 +456,7 @@ func TestCheckpointDamage(t *testing.T) {
 			if got := names(t, dir); slices.Contains(got, "step-00000001") != (step < 5) {
 				t.Fatalf("after step %d: %v", step, got)
 			}
-			must(t, spmd.Barrier(w.Comm))
+			must(t, spmd.Barrier(w.Comm()))
 		}
 	})
 }
@@ -478,11 +478,11 @@ func TestCheckpointLock(t *testing.T) {
 		}
 		there := func(want bool) {
 			t.Helper()
-			must(t, spmd.Barrier(w.Comm))
+			must(t, spmd.Barrier(w.Comm()))
 			if _, err := os.Stat(lock); (err == nil) != want {
 				t.Fatalf("the lock is there: %v, want %v", err == nil, want)
 			}
-			must(t, spmd.Barrier(w.Comm))
+			must(t, spmd.Barrier(w.Comm()))
 		}
 		one := open(t, w, dir, 0)
 		there(true)
@@ -511,7 +511,7 @@ func TestCheckpointLock(t *testing.T) {
 			must(t, os.WriteFile(lock+"new", []byte(`{"session":"0123456789abcdef","host":"h9","pid":4711}`), 0o666))
 			must(t, os.Rename(lock+"new", lock))
 		}
-		must(t, spmd.Barrier(w.Comm))
+		must(t, spmd.Barrier(w.Comm()))
 		must(t, c.Save(3, nil, items(all)...))
 		if err := c.Wait(); err == nil || !strings.Contains(err.Error(), "taken over by") || !strings.Contains(err.Error(), "host h9, process 4711") {
 			t.Fatalf("saved into another program's folder: %v", err)
@@ -538,7 +538,7 @@ func TestCheckpointFaults(t *testing.T) {
 	dir := sharedDir(t)
 	spmdtest.Run(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
 		all := bothKinds[float32](t, w, 11, 0)
-		w.Log = zerolog.Nop()
+		*w.Log() = zerolog.Nop()
 		for _, crash := range []bool{false, true} {
 			for _, again := range []bool{false, true} { // the step that is there already
 				for victim := 0; victim < w.Size(); victim += max(1, w.Size()-1) {
@@ -623,7 +623,7 @@ func reduce(t *testing.T, w *spmd.World, v int64) int64 {
 	t.Helper()
 	x := alloc[int64](t, w, 1)
 	must(t, x.SetAll(v))
-	must(t, spmd.AllReduce(w.Comm, x, x, spmd.Sum))
+	must(t, spmd.AllReduce(w.Comm(), x, x, spmd.Sum))
 	return x.At(0)
 }
 
@@ -687,11 +687,11 @@ func TestCheckpointBackground(t *testing.T) {
 		fault(t, func(op, path string) error { <-release; return nil })
 		must(t, c.Save(1, nil, items(all)...))
 		setAll(t, all, 2)
-		must(t, spmd.Barrier(w.Comm))
+		must(t, spmd.Barrier(w.Comm()))
 		if got := names(t, dir); len(got) != 0 {
 			t.Fatalf("%v is there", got)
 		}
-		must(t, spmd.Barrier(w.Comm))
+		must(t, spmd.Barrier(w.Comm()))
 		close(release)
 		must(t, c.Save(2, nil, items(all)...))
 		if !slices.Contains(names(t, dir), "step-00000001") {
@@ -718,11 +718,11 @@ func TestCheckpointFolderGone(t *testing.T) {
 		must(t, c.Save(1, nil, items(all)...))
 		must(t, c.Wait())
 		move := func(from, to string) {
-			must(t, spmd.Barrier(w.Comm))
+			must(t, spmd.Barrier(w.Comm()))
 			if w.Rank() == 0 {
 				must(t, os.Rename(from, to))
 			}
-			must(t, spmd.Barrier(w.Comm))
+			must(t, spmd.Barrier(w.Comm()))
 		}
 		move(dir, dir+".away")
 		must(t, c.Save(2, nil, items(all)...))
@@ -843,7 +843,7 @@ func crashing(t *testing.T, plan string) {
 			w.Abort(1)
 		}
 	}()
-	w.Log = zerolog.Nop()
+	*w.Log() = zerolog.Nop()
 	c := open(t, w, filepath.Join(dir, "checkpoints"), 2)
 	all := bothKinds[float32](t, w, 1000, 0)
 	var known int // complete, as Wait said
@@ -860,7 +860,7 @@ func crashing(t *testing.T, plan string) {
 	if step < known {
 		t.Fatalf("step %d was complete, and step %d is loaded", known, step)
 	}
-	must(t, spmd.Barrier(w.Comm))
+	must(t, spmd.Barrier(w.Comm()))
 	if w.Rank() == victim {
 		fault(t, func(op, path string) error {
 			if left.Add(-1) == 0 {

@@ -62,7 +62,7 @@ func (m *Manager) load(meta any, items []Item) (int, error) {
 			names = append(names, k.name)
 			continue
 		}
-		m.w.Log.Warn().Err(k.err).Str("checkpoint", k.name).Msg("checkpoint passed over")
+		m.w.Log().Warn().Err(k.err).Str("checkpoint", k.name).Msg("checkpoint passed over")
 		if first == nil && !errors.Is(k.err, errUnfinished) {
 			first = k.err
 		}
@@ -94,7 +94,7 @@ func (m *Manager) load(meta any, items []Item) (int, error) {
 			return x.Step, nil
 		}
 		m.damaged[name] = true
-		m.w.Log.Warn().Err(damage).Str("checkpoint", name).Msg("damaged checkpoint passed over")
+		m.w.Log().Warn().Err(damage).Str("checkpoint", name).Msg("damaged checkpoint passed over")
 		first = cmp.Or(first, damage)
 	}
 	if err := m.agree(first); err != nil {
@@ -135,7 +135,7 @@ func (m *Manager) tryLoad(folder string, chunk []byte, items []Item) (x *index, 
 		for r := range counts {
 			counts[r] = spmd.ShardOf(i.total, r, len(counts)).Len
 		}
-		if err := i.share(m.w.Comm, counts); err != nil {
+		if err := i.share(m.w.Comm(), counts); err != nil {
 			return nil, nil, err
 		}
 	}

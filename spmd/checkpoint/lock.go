@@ -433,7 +433,7 @@ func (m *Manager) lockAll() error {
 			var busy *lockBusy
 			if errors.As(err, &busy) && time.Since(start) < busy.patience(m.cfg.Timeout) {
 				if !told {
-					m.w.Log.Info().Msg("waits a little: " + busy.Error())
+					m.w.Log().Info().Msg("waits a little: " + busy.Error())
 				}
 				err, waits, told = nil, 1, true
 				time.Sleep(min(pause, m.in.Timeout/4)) // with the others in a collective, which must not be taken for a hang
@@ -462,11 +462,11 @@ func (m *Manager) tryLock() error {
 	case errors.As(err, new(*lockBusy)):
 		return err
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
-		m.w.Log.Debug().Err(err).Msg("the folder of checkpoints is not locked")
+		m.w.Log().Debug().Err(err).Msg("the folder of checkpoints is not locked")
 	case err != nil:
-		m.w.Log.Warn().Err(err).Msg("the folder of checkpoints is not locked")
+		m.w.Log().Warn().Err(err).Msg("the folder of checkpoints is not locked")
 	case before != nil:
-		m.w.Log.Info().Str("owner", before.String()).Msg("takes the folder of checkpoints over from a program that is gone")
+		m.w.Log().Info().Str("owner", before.String()).Msg("takes the folder of checkpoints over from a program that is gone")
 	}
 	m.lock = l
 	return nil

@@ -171,7 +171,7 @@ func (m *Manager) sweep(s *saving) {
 func (m *Manager) prune() {
 	all, err := scan(m.dir)
 	if err != nil {
-		m.w.Log.Warn().Err(err).Msg("old checkpoints are not removed")
+		m.w.Log().Warn().Err(err).Msg("old checkpoints are not removed")
 		return
 	}
 	kept := make(map[int]bool)
@@ -188,6 +188,6 @@ func (m *Manager) prune() {
 
 func (m *Manager) drop(k savedFolder) {
 	if err := removeFolder(filepath.Join(m.dir, k.name)); err != nil {
-		m.w.Log.Warn().Err(err).Str("checkpoint", k.name).Msg("not removed")
+		m.w.Log().Warn().Err(err).Str("checkpoint", k.name).Msg("not removed")
 	}
 }

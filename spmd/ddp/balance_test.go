@@ -119,7 +119,7 @@ func testNorm(t *testing.T, w *spmd.World) {
 		if w.Rank() == 1 {
 			parts = nil
 		}
-		whole, err := ddp.NewNorm(w.Comm, parts...)
+		whole, err := ddp.NewNorm(w.Comm(), parts...)
 		must(t, err)
 		must(t, whole.Clip(limit, norm, s))
 		must(t, s.Synchronize())

@@ -17,8 +17,8 @@ func TestSyncStartAndCheckSame(t *testing.T) {
 		x, y := alloc[float32](t, w, 100_003), alloc[uint8](t, w, 13)
 		must(t, x.SetAll(float32(w.Rank())))
 		must(t, y.SetAll(uint8(w.Rank())))
-		must(t, ddp.SyncStart(w.Comm, x))
-		must(t, ddp.SyncStart(w.Comm, y))
+		must(t, ddp.SyncStart(w.Comm(), x))
+		must(t, ddp.SyncStart(w.Comm(), y))
 		if x.At(100_002) != 0 || y.At(12) != 0 {
 			t.Fatal("rank 0's values did not arrive")
 		}
@@ -28,7 +28,7 @@ func TestSyncStartAndCheckSame(t *testing.T) {
 			if w.Rank() == last {
 				x.Set(i, math.Float32frombits(1))
 			}
-			err := ddp.CheckSame(w.Comm, "x", x)
+			err := ddp.CheckSame(w.Comm(), "x", x)
 			if last == 0 {
 				must(t, err)
 			} else if err == nil || !strings.Contains(err.Error(), "x differs between ranks: ") ||
@@ -43,7 +43,7 @@ func TestSyncStartAndCheckSame(t *testing.T) {
 			x.Set(7, 2)
 			x.Set(8, 1)
 		}
-		if err := ddp.CheckSame(w.Comm, "x", x); (err == nil) != (last == 0) {
+		if err := ddp.CheckSame(w.Comm(), "x", x); (err == nil) != (last == 0) {
 			t.Fatalf("elements that changed places: %v", err)
 		}
 	})
@@ -58,12 +58,12 @@ func TestTogether(t *testing.T) {
 				items[i] = i
 			}
 			steps := 0
-			for i := range ddp.Together(w.Comm, slices.Values(items)) {
+			for i := range ddp.Together(w.Comm(), slices.Values(items)) {
 				if i != steps {
 					t.Fatalf("item %d in step %d", i, steps)
 				}
 				x.Set(0, 1)
-				must(t, spmd.AllReduce(w.Comm, x, x, spmd.Sum)) // hangs unless all ranks loop equally often
+				must(t, spmd.AllReduce(w.Comm(), x, x, spmd.Sum)) // hangs unless all ranks loop equally often
 				if x.At(0) != int64(w.Size()) {
 					t.Fatalf("step %d: %d ranks", steps, x.At(0))
 				}
@@ -73,12 +73,12 @@ func TestTogether(t *testing.T) {
 				t.Fatalf("%d steps, want %d", steps, least)
 			}
 		}
-		for i := range ddp.Together(w.Comm, slices.Values([]int{0, 1, 2})) {
+		for i := range ddp.Together(w.Comm(), slices.Values([]int{0, 1, 2})) {
 			if i == 1 {
 				break
 			}
 		}
-		must(t, spmd.Barrier(w.Comm)) // nothing of the loop is left in the way
+		must(t, spmd.Barrier(w.Comm())) // nothing of the loop is left in the way
 	})
 }
 
@@ -98,7 +98,7 @@ func TestReducer(t *testing.T) {
 		}
 		grads = append(grads, loose)
 		for _, bytes := range []int{0, 4, 400, 1 << 20} {
-			r, err := ddp.NewReducer(w.Comm, grads, ddp.ReducerConfig{BucketBytes: bytes, Op: spmd.Sum})
+			r, err := ddp.NewReducer(w.Comm(), grads, ddp.ReducerConfig{BucketBytes: bytes, Op: spmd.Sum})
 			must(t, err)
 			for step := range 3 {
 				for i, g := range grads {
@@ -131,7 +131,7 @@ func TestReducer(t *testing.T) {
 
 		// What lies between two gradients is not a gradient.
 		between := arena.Slice(100, 110)
-		apart, err := ddp.NewReducer(w.Comm, []spmd.Buffer[float32]{arena.Slice(0, 100), arena.Slice(110, 200), between},
+		apart, err := ddp.NewReducer(w.Comm(), []spmd.Buffer[float32]{arena.Slice(0, 100), arena.Slice(110, 200), between},
 			ddp.ReducerConfig{BucketBytes: 1})
 		must(t, err)
 		must(t, arena.SetAll(1))
@@ -146,13 +146,13 @@ func TestReducer(t *testing.T) {
 			}
 		}
 		must(t, apart.Close())
-		if _, err := ddp.NewReducer(w.Comm, []spmd.Buffer[float32]{arena.Slice(0, 10), arena.Slice(9, 20)}, ddp.ReducerConfig{}); err == nil ||
+		if _, err := ddp.NewReducer(w.Comm(), []spmd.Buffer[float32]{arena.Slice(0, 10), arena.Slice(9, 20)}, ddp.ReducerConfig{}); err == nil ||
 			!strings.Contains(err.Error(), "gradients 0 and 1 overlap") {
 			t.Errorf("gradients that overlap: %v", err)
 		}
 
 		// The first bucket is reduced while the stream that computes is still held up.
-		r, err := ddp.NewReducer(w.Comm, grads[:2], ddp.ReducerConfig{BucketBytes: 4, Op: spmd.Avg})
+		r, err := ddp.NewReducer(w.Comm(), grads[:2], ddp.ReducerConfig{BucketBytes: 4, Op: spmd.Avg})
 		must(t, err)
 		must(t, spmd.Fill(compute, grads[0], float32(w.Rank())))
 		must(t, r.Ready(0, compute))

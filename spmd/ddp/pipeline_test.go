@@ -45,7 +45,7 @@ func testPipeline(t *testing.T, w *spmd.World, n int, runs []int) {
 	}
 	s := stream(t, w, "compute")
 	for _, micro := range runs {
-		p, err := ddp.NewPipeline[float32](w.Comm, n, micro)
+		p, err := ddp.NewPipeline[float32](w.Comm(), n, micro)
 		must(t, err)
 		if want := min(w.Size()-rank, micro); p.InFlight() != want {
 			t.Fatalf("stage %d has %d micro-batches in flight, want %d", rank, p.InFlight(), want)
@@ -127,7 +127,7 @@ func testPipeline(t *testing.T, w *spmd.World, n int, runs []int) {
 		if !slices.Equal(order, want) {
 			t.Errorf("stage %d of %d: order %v, want %v", rank, w.Size(), order, want)
 		}
-		if w.Comm.Capturable() == nil {
+		if w.Comm().Capturable() == nil {
 			graph, err := s.Capture(func() error { return p.Run(s, stage) })
 			must(t, err)
 			for range 2 {
@@ -141,7 +141,7 @@ func testPipeline(t *testing.T, w *spmd.World, n int, runs []int) {
 		}
 		must(t, p.Close())
 	}
-	if _, err := ddp.NewPipeline[float32](w.Comm, n, 0); err == nil || !strings.Contains(err.Error(), "0 micro-batches") {
+	if _, err := ddp.NewPipeline[float32](w.Comm(), n, 0); err == nil || !strings.Contains(err.Error(), "0 micro-batches") {
 		t.Errorf("no micro-batches: %v", err)
 	}
 }

@@ -103,7 +103,7 @@ func TestGatherer(t *testing.T) {
 	spmdtest.Run(t, []int{1, 2, 3, 4}, func(t *testing.T, w *spmd.World) {
 		x := newBuckets(t, w)
 		after := make([]int, len(x.buckets))
-		g, err := ddp.NewGatherer(w.Comm, x.buckets, ddp.GathererConfig[float32]{
+		g, err := ddp.NewGatherer(w.Comm(), x.buckets, ddp.GathererConfig[float32]{
 			Before: func(i int, part spmd.Buffer[float32], s *spmd.Stream) error {
 				return spmd.Copy(s, part, x.own.Slice(x.Shard(i)))
 			},
@@ -165,7 +165,7 @@ func TestGatherer(t *testing.T) {
 		must(t, commands(held))
 		close(held)
 		check(50)
-		if w.Comm.Capturable() == nil {
+		if w.Comm().Capturable() == nil {
 			graph, err := compute.Capture(func() error { return commands(nil) })
 			must(t, err)
 			for version := range 3 {
@@ -206,7 +206,7 @@ func TestGatherer(t *testing.T) {
 		must(t, compute.Synchronize())
 		must(t, g.Close())
 		if w.Size() > 1 {
-			if _, err := ddp.NewGatherer(w.Comm, []spmd.Buffer[float32]{x.own.Slice(0, 1)}, ddp.GathererConfig[float32]{}); err == nil {
+			if _, err := ddp.NewGatherer(w.Comm(), []spmd.Buffer[float32]{x.own.Slice(0, 1)}, ddp.GathererConfig[float32]{}); err == nil {
 				t.Error("a bucket that the ranks cannot divide is taken")
 			}
 		}
@@ -228,7 +228,7 @@ func TestScatterer(t *testing.T) {
 		for i := range x.buckets {
 			shards = append(shards, x.own.Slice(x.Shard(i)))
 		}
-		r, err := ddp.NewScatterer(w.Comm, x.buckets, shards, spmd.Sum)
+		r, err := ddp.NewScatterer(w.Comm(), x.buckets, shards, spmd.Sum)
 		must(t, err)
 		values := make([]spmd.Buffer[float32], len(x.buckets)) // what this rank's passes find
 		for i, b := range x.buckets {
@@ -278,7 +278,7 @@ func TestScatterer(t *testing.T) {
 		check(3)
 		must(t, commands(false))
 		check(2)
-		if w.Comm.Capturable() == nil {
+		if w.Comm().Capturable() == nil {
 			graph, err := compute.Capture(func() error { return commands(true) })
 			must(t, err)
 			must(t, graph.Launch(compute))
@@ -291,7 +291,7 @@ func TestScatterer(t *testing.T) {
 		for i, b := range x.buckets {
 			for k := range b.Len() {
 				v := float64(6 * ranks * (k + 10*i))
-				if w.Comm.Capturable() != nil {
+				if w.Comm().Capturable() != nil {
 					v /= 3
 				}
 				want += v * v
@@ -325,7 +325,7 @@ func TestScatterer(t *testing.T) {
 			grads = append(grads, whole.Slice(x.Bucket(i)))
 			parts = append(parts, whole.Slice(x.Part(i)))
 		}
-		in, err := ddp.NewScatterer(w.Comm, grads, parts, spmd.Avg)
+		in, err := ddp.NewScatterer(w.Comm(), grads, parts, spmd.Avg)
 		must(t, err)
 		must(t, whole.SetAll(float32(w.Rank())))
 		for i := range grads {
@@ -355,8 +355,8 @@ func TestScatterer(t *testing.T) {
 			{r.Use(0, compute), "gradient 1 of 5 is the next"},
 			{r.Wait(compute), "only 1 of 5"},
 			{in.Ready(0, true, compute), "nothing can be added"},
-			{second(ddp.NewScatterer(w.Comm, grads, grads[1:], spmd.Sum)), "5 gradients and 4 shards"},
-			{second(ddp.NewScatterer(w.Comm, x.buckets, partsOf(x), spmd.Sum)), "in the way of gradient"},
+			{second(ddp.NewScatterer(w.Comm(), grads, grads[1:], spmd.Sum)), "5 gradients and 4 shards"},
+			{second(ddp.NewScatterer(w.Comm(), x.buckets, partsOf(x), spmd.Sum)), "in the way of gradient"},
 		} {
 			if tc.err == nil || !strings.Contains(tc.err.Error(), tc.want) {
 				t.Errorf("error %v, want %q in it", tc.err, tc.want)
@@ -386,13 +386,13 @@ func TestShardNoAllocation(t *testing.T) {
 	spmdtest.Run(t, []int{1, 2}, func(t *testing.T, w *spmd.World) {
 		x := newBuckets(t, w)
 		compute := stream(t, w, "compute")
-		g, err := ddp.NewGatherer(w.Comm, x.buckets, ddp.GathererConfig[float32]{})
+		g, err := ddp.NewGatherer(w.Comm(), x.buckets, ddp.GathererConfig[float32]{})
 		must(t, err)
 		shards := make([]spmd.Buffer[float32], len(x.buckets))
 		for i := range shards {
 			shards[i] = x.own.Slice(x.Shard(i))
 		}
-		r, err := ddp.NewScatterer(w.Comm, x.buckets, shards, spmd.Sum)
+		r, err := ddp.NewScatterer(w.Comm(), x.buckets, shards, spmd.Sum)
 		must(t, err)
 		order := []int{0, 1, 2, 3, 4}
 		pass, err := g.Pass(order...)

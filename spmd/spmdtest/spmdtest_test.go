@@ -24,7 +24,7 @@ func TestRun(t *testing.T) {
 		if err := x.CopyFrom([]int64{1, int64(w.Rank())}); err != nil {
 			t.Fatal(err)
 		}
-		if err := spmd.AllReduce(w.Comm, x, x, spmd.Sum); err != nil {
+		if err := spmd.AllReduce(w.Comm(), x, x, spmd.Sum); err != nil {
 			t.Fatal(err)
 		}
 		n := int64(w.Size())
@@ -53,7 +53,7 @@ func TestHelperHang(t *testing.T) {
 		if w.Rank() == 0 {
 			select {}
 		}
-		t.Fatal(spmd.Barrier(w.Comm))
+		t.Fatal(spmd.Barrier(w.Comm()))
 	})
 }
 
@@ -68,7 +68,7 @@ func TestHelperMiddle(t *testing.T) {
 				if name == "in the middle" && w.Rank() == 1 {
 					t.Fatal("rank 1 does not like it")
 				}
-				if err := spmd.Barrier(w.Comm); err != nil {
+				if err := spmd.Barrier(w.Comm()); err != nil {
 					t.Fatal(err)
 				}
 			})

@@ -21,7 +21,7 @@ func TestMeasureSamples(t *testing.T) {
 		const warmup, iters = 2, 7
 		took := make([]float64, iters)
 		turn := -warmup
-		stats, err := timing.Measure(w.Comm, warmup, iters, func() error {
+		stats, err := timing.Measure(w.Comm(), warmup, iters, func() error {
 			start, i := time.Now(), turn
 			turn++
 			if i < 0 || i%w.Size() != w.Rank() {
@@ -43,7 +43,7 @@ func TestMeasureSamples(t *testing.T) {
 		if err := all.CopyFrom(took); err != nil {
 			t.Fatal(err)
 		}
-		if err := spmd.AllReduce(w.Comm, all, all, spmd.Max); err != nil {
+		if err := spmd.AllReduce(w.Comm(), all, all, spmd.Max); err != nil {
 			t.Fatal(err)
 		}
 		us := stats.Samples
@@ -77,7 +77,7 @@ func TestMeasureTellsWhoWasLate(t *testing.T) {
 			}
 			return nil
 		}
-		stats, err := timing.MeasureStream(w.Comm, s, false, 0, 2, func() error {
+		stats, err := timing.MeasureStream(w.Comm(), s, false, 0, 2, func() error {
 			turn++
 			if turn == 1 {
 				return wait(last)
@@ -94,7 +94,7 @@ func TestMeasureTellsWhoWasLate(t *testing.T) {
 				t.Errorf("the fastest rank took %v of %v", fastest, stats.Samples[i])
 			}
 		}
-		if stats, err = timing.Measure(w.Comm, 0, 1, func() error { return wait(last) }); err != nil || stats.Samples[0] < us || stats.Enqueued != nil {
+		if stats, err = timing.Measure(w.Comm(), 0, 1, func() error { return wait(last) }); err != nil || stats.Samples[0] < us || stats.Enqueued != nil {
 			t.Errorf("%+v, %v", stats, err)
 		}
 	})
@@ -133,7 +133,7 @@ func TestMeasureAllocatesNothing(t *testing.T) {
 		const iters = 2000
 		var before, after runtime.MemStats
 		turn := 0
-		_, err := timing.Measure(w.Comm, 10, iters, func() error {
+		_, err := timing.Measure(w.Comm(), 10, iters, func() error {
 			switch turn++; turn {
 			case 11:
 				runtime.ReadMemStats(&before)

@@ -43,7 +43,7 @@ func allocate(_ context.Context, w *spmd.World) error {
 		}()
 	}
 	for range 10 {
-		if err := spmd.AllReduce(w.Comm.On(s), x, x, spmd.Sum); err != nil {
+		if err := spmd.AllReduce(w.Comm().On(s), x, x, spmd.Sum); err != nil {
 			return err
 		}
 	}

@@ -27,19 +27,19 @@ func broadcastZeros(_ context.Context, w *spmd.World) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(x.SetAll(1+float32(w.Rank())), zeroOnRoot(s, x), spmd.Broadcast(w.Comm.On(s), x, 0), s.Synchronize()); err != nil {
+	if err := errors.Join(x.SetAll(1+float32(w.Rank())), zeroOnRoot(s, x), spmd.Broadcast(w.Comm().On(s), x, 0), s.Synchronize()); err != nil {
 		return err
 	}
-	onStream, err := spmd.AllGatherNumber(w.Comm, x.At(999))
+	onStream, err := spmd.AllGatherNumber(w.Comm(), x.At(999))
 	if err != nil {
 		return err
 	}
 
 	// Blocking: the input has to be valid when the call is made, and the zeros are valid for everybody when it returns.
-	if err := errors.Join(x.SetAll(1+float32(w.Rank())), zeroOnRoot(s, x), s.Synchronize(), spmd.Broadcast(w.Comm, x, 0)); err != nil {
+	if err := errors.Join(x.SetAll(1+float32(w.Rank())), zeroOnRoot(s, x), s.Synchronize(), spmd.Broadcast(w.Comm(), x, 0)); err != nil {
 		return err
 	}
-	blocking, err := spmd.AllGatherNumber(w.Comm, x.At(999))
+	blocking, err := spmd.AllGatherNumber(w.Comm(), x.At(999))
 	if err == nil && w.Rank() == 0 {
 		fmt.Println("on a stream:", onStream, "blocking:", blocking)
 	}

@@ -22,7 +22,7 @@ func conditional(_ context.Context, w *spmd.World) error {
 	}
 	for round := range 6 {
 		mine := round%2 == 1 && round/2%w.Size() == w.Rank() // in every other round one rank, of which the others do not know
-		any, err := spmd.Any(w.Comm, mine)
+		any, err := spmd.Any(w.Comm(), mine)
 		if err != nil {
 			return err
 		}
@@ -39,7 +39,7 @@ func conditional(_ context.Context, w *spmd.World) error {
 		if err := found.SetAll(value); err != nil {
 			return err
 		}
-		if err := spmd.AllReduce(w.Comm, found, found, spmd.Sum); err != nil {
+		if err := spmd.AllReduce(w.Comm(), found, found, spmd.Sum); err != nil {
 			return err
 		}
 		if w.Rank() == 0 {

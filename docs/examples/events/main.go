@@ -44,7 +44,7 @@ func events(_ context.Context, w *spmd.World) error {
 		if err := communicate.Wait(filled); err != nil { // this part, and none of those that come
 			return err
 		}
-		if err := spmd.AllReduce(w.Comm.On(communicate), part, part, spmd.Sum); err != nil {
+		if err := spmd.AllReduce(w.Comm().On(communicate), part, part, spmd.Sum); err != nil {
 			return err
 		}
 	}

@@ -39,7 +39,7 @@ func gradient(_ context.Context, w *spmd.World) error {
 	if err := gradientOf.Launch(s, spmd.Cover1D(g.Len(), 256), g.Arg(), spmd.F32(float32(w.Rank())), spmd.I32(g.Len())); err != nil {
 		return err
 	}
-	if err := spmd.AllReduce(w.Comm.On(s), g, g, spmd.Avg); err != nil { // runs when the kernel has ended
+	if err := spmd.AllReduce(w.Comm().On(s), g, g, spmd.Avg); err != nil { // runs when the kernel has ended
 		return err
 	}
 	if err := s.Synchronize(); err != nil || w.Rank() != 0 { // from here on the host may look

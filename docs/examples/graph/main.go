@@ -40,7 +40,7 @@ func graph(_ context.Context, w *spmd.World) error {
 		return graphAXPB.Launch(s, spmd.Cover1D(x.Len(), 256), x.Arg(), spmd.F64(a), spmd.F64(b), spmd.I32(x.Len()))
 	}
 	g, err := s.Capture(func() error { // records, and runs nothing
-		return errors.Join(axpb(2, 0), axpb(1, 1), spmd.AllReduce(w.Comm.On(s), x, x, spmd.Sum), axpb(1/float64(w.Size()), 0))
+		return errors.Join(axpb(2, 0), axpb(1, 1), spmd.AllReduce(w.Comm().On(s), x, x, spmd.Sum), axpb(1/float64(w.Size()), 0))
 	})
 	if err != nil {
 		return err

@@ -37,7 +37,7 @@ func graphMessages(_ context.Context, w *spmd.World) error {
 	}()
 	left, right := (w.Rank()+w.Size()-1)%w.Size(), (w.Rank()+1)%w.Size()
 	g, err := s.Capture(func() error { // a step around the ring
-		return errors.Join(spmd.SendRecv(w.Comm.On(s), x.Slice(1, 2), left, x.Slice(0, 1), right), spmd.Copy(s, x.Slice(0, 1), x.Slice(1, 2)))
+		return errors.Join(spmd.SendRecv(w.Comm().On(s), x.Slice(1, 2), left, x.Slice(0, 1), right), spmd.Copy(s, x.Slice(0, 1), x.Slice(1, 2)))
 	})
 	if err != nil {
 		return err
@@ -50,7 +50,7 @@ func graphMessages(_ context.Context, w *spmd.World) error {
 	if err := errors.Join(s.Synchronize(), <-allocated); err != nil {
 		return err
 	}
-	held, err := spmd.AllGatherNumber(w.Comm, x.At(0))
+	held, err := spmd.AllGatherNumber(w.Comm(), x.At(0))
 	if err == nil && w.Rank() == 0 {
 		fmt.Println("after 5 replays the ranks hold the numbers of", held)
 	}

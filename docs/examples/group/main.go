@@ -25,12 +25,12 @@ func group(_ context.Context, w *spmd.World) error {
 		return err
 	}
 	part := func(i int) spmd.Buffer[int64] { return x.Slice(i, i+1) }
-	err = w.Comm.Group(func() error { // all start when this function returns: sending first does not block anybody
+	err = w.Comm().Group(func() error { // all start when this function returns: sending first does not block anybody
 		return errors.Join(
-			spmd.AllReduce(w.Comm, part(0), part(0), spmd.Sum),
-			spmd.AllReduce(w.Comm, part(1), part(1), spmd.Max),
-			spmd.Send(w.Comm, part(2), (w.Rank()+1)%w.Size()),
-			spmd.Recv(w.Comm, part(3), (w.Rank()+w.Size()-1)%w.Size()),
+			spmd.AllReduce(w.Comm(), part(0), part(0), spmd.Sum),
+			spmd.AllReduce(w.Comm(), part(1), part(1), spmd.Max),
+			spmd.Send(w.Comm(), part(2), (w.Rank()+1)%w.Size()),
+			spmd.Recv(w.Comm(), part(3), (w.Rank()+w.Size()-1)%w.Size()),
 		)
 	})
 	if err != nil {

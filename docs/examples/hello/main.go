@@ -18,8 +18,8 @@ func main() {
 type place struct{ Rank, LocalRank, Node int }
 
 func hello(_ context.Context, w *spmd.World) error {
-	w.Log.Info().Str("device", w.Device()).Msg("mine") // of each rank with --log-ranks all
-	places, err := spmd.AllGatherValue(w.Comm, place{w.Rank(), w.LocalRank(), w.Node()})
+	w.Log().Info().Str("device", w.Device()).Msg("mine") // of each rank with --log-ranks all
+	places, err := spmd.AllGatherValue(w.Comm(), place{w.Rank(), w.LocalRank(), w.Node()})
 	if err != nil || w.Rank() != 0 {
 		return err
 	}

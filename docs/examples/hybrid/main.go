@@ -40,7 +40,7 @@ func hybrid(_ context.Context, w *spmd.World) error {
 	if err := spmd.AllGather(model, weights, mine); err != nil { // the whole model, from those who have the same data
 		return err
 	}
-	places, err := spmd.AllGatherValue(w.Comm, [2]int{data.Rank(), model.Rank()})
+	places, err := spmd.AllGatherValue(w.Comm(), [2]int{data.Rank(), model.Rank()})
 	if err == nil && w.Rank() == 0 {
 		fmt.Printf("%d x %d ranks at %v: %v ... %v\n", data.Size(), model.Size(), places, weights.At(0), weights.At(7))
 	}

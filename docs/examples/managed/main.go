@@ -48,7 +48,7 @@ func managed(_ context.Context, w *spmd.World) error {
 		managedSquare.Launch(s, grid, low.Arg(), spmd.I64(n/2)),
 		high.Prefetch(moves, spmd.ToDevice), s.After(moves),
 		managedSquare.Launch(s, grid, high.Arg(), spmd.I64(n/2)),
-		spmd.AllReduce(w.Comm.On(s), x, x, spmd.Sum),
+		spmd.AllReduce(w.Comm().On(s), x, x, spmd.Sum),
 		x.Prefetch(s, spmd.ToHost),
 		s.Synchronize(), // before the host looks
 	)

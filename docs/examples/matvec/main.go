@@ -48,7 +48,7 @@ func matvec(_ context.Context, w *spmd.World) error {
 		a.CopyFrom(host),
 		x.SetAll(1),
 		matvecPart.Launch(s, spmd.Cover1D(rows, 32), y.Arg(), a.Arg(), x.Arg(), spmd.I32(rows), spmd.I32(mine.Len)),
-		spmd.AllReduce(w.Comm.On(s), y, y, spmd.Sum),
+		spmd.AllReduce(w.Comm().On(s), y, y, spmd.Sum),
 		s.Synchronize(),
 	)
 	if err == nil && w.Rank() == 0 {

@@ -45,7 +45,7 @@ func modelParallel(_ context.Context, w *spmd.World) error {
 	for k := range host {
 		host[k] = float32(k/n%3) - float32(k%n%2)
 	}
-	part, on := x.Slice(per*w.Rank(), per*w.Rank()+per), w.Comm.On(s)
+	part, on := x.Slice(per*w.Rank(), per*w.Rank()+per), w.Comm().On(s)
 	y, err := spmd.Alloc[float32](w, per)
 	err = errors.Join(err, all.CopyFrom(host), x.SetAll(1), spmd.Scatter(on, rows, all, 0))
 	for range 2 { // layers of the same weights

@@ -43,7 +43,7 @@ func recovered(_ context.Context, w *spmd.World) (err error) {
 		if step == 3 && begun == 0 {
 			return errors.New("it fails in its fourth step")
 		}
-		sum, err := spmd.AllReduceNumber(w.Comm, int64(step), spmd.Sum)
+		sum, err := spmd.AllReduceNumber(w.Comm(), int64(step), spmd.Sum)
 		if err != nil {
 			return err
 		}

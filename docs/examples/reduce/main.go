@@ -50,7 +50,7 @@ func reduce(_ context.Context, w *spmd.World) error {
 		x.CopyFrom(host),
 		spmd.Fill(s, sum, 0),
 		reduceSum.Launch(s, spmd.Cover1D(mine.Len/64, 256), sum.Arg(), x.Arg(), spmd.I64(mine.Len)),
-		spmd.AllReduce(w.Comm.On(s), sum, sum, spmd.Sum),
+		spmd.AllReduce(w.Comm().On(s), sum, sum, spmd.Sum),
 		s.Synchronize(),
 	)
 	if err == nil && w.Rank() == 0 {

@@ -30,11 +30,11 @@ func refused(_ context.Context, w *spmd.World) error {
 	_, err = spmd.Alloc[float32](w, -1)
 	tell(err)
 	tell(x.CopyFrom(make([]float32, 3)))
-	tell(spmd.AllReduce(w.Comm, x, x.Slice(0, 9), spmd.Sum))
-	tell(spmd.Broadcast(w.Comm, x, w.Size()))
+	tell(spmd.AllReduce(w.Comm(), x, x.Slice(0, 9), spmd.Sum))
+	tell(spmd.Broadcast(w.Comm(), x, w.Size()))
 	if err := x.Free(); err != nil {
 		return err
 	}
-	tell(spmd.AllReduce(w.Comm, x, x, spmd.Sum))
-	return spmd.Barrier(w.Comm) // all ranks are there, and nothing is in flight
+	tell(spmd.AllReduce(w.Comm(), x, x, spmd.Sum))
+	return spmd.Barrier(w.Comm()) // all ranks are there, and nothing is in flight
 }

@@ -33,11 +33,11 @@ func ring(_ context.Context, w *spmd.World) error {
 		return err
 	}
 	for range w.Size() {
-		if err := spmd.SendRecv(w.Comm, got, left, x, right); err != nil {
+		if err := spmd.SendRecv(w.Comm(), got, left, x, right); err != nil {
 			return err
 		}
 		x, got = got, x
-		held, err := spmd.AllGatherNumber(w.Comm, x.At(0))
+		held, err := spmd.AllGatherNumber(w.Comm(), x.At(0))
 		if err != nil {
 			return err
 		}

@@ -45,7 +45,7 @@ func sequence(_ context.Context, w *spmd.World) error {
 	if err != nil {
 		return err
 	}
-	r, mine, on := int32(w.Rank()), all.Slice(3*w.Rank(), 3*w.Rank()+3), w.Comm.On(s)
+	r, mine, on := int32(w.Rank()), all.Slice(3*w.Rank(), 3*w.Rank()+3), w.Comm().On(s)
 	err = errors.Join( // in this order
 		mine.CopyFrom([]int32{7 * r % 5, 10 + r, 20 - r}),
 		spmd.AllGather(on, all, mine),

@@ -45,7 +45,7 @@ func addSlices(_ context.Context, w *spmd.World) error {
 	for i := range host { // for each rank n elements of a, then n of b
 		host[i] = float32(i % 100)
 	}
-	a, b, sum, on := mine.Slice(0, n), mine.Slice(n, 2*n), all.Slice(0, n*w.Size()), w.Comm.On(s)
+	a, b, sum, on := mine.Slice(0, n), mine.Slice(n, 2*n), all.Slice(0, n*w.Size()), w.Comm().On(s)
 	err = errors.Join( // in this order, all but the first in that of the stream
 		all.CopyFrom(host), // that of rank 0 counts
 		spmd.Scatter(on, mine, all, 0),

@@ -45,12 +45,12 @@ func training(_ context.Context, w *spmd.World) error {
 	}
 	p, g, two := mem.Slice(0, 2), mem.Slice(2, 4), spmd.Cover1D(1, 2)
 	mine := spmd.ShardOf(48, w.Rank(), w.Size())
-	err = errors.Join(p.SetAll(float32(w.Rank())), ddp.SyncStart(w.Comm, p)) // rank 0's weights
+	err = errors.Join(p.SetAll(float32(w.Rank())), ddp.SyncStart(w.Comm(), p)) // rank 0's weights
 	for n := 0; err == nil && n < 60; n++ {
 		err = errors.Join(trainingGrad.Launch(s, two, g.Arg(), p.Arg(), spmd.I32(mine.Off), spmd.I32(mine.Len)),
-			spmd.AllReduce(w.Comm.On(s), g, g, spmd.Sum), trainingStep.Launch(s, two, p.Arg(), g.Arg()))
+			spmd.AllReduce(w.Comm().On(s), g, g, spmd.Sum), trainingStep.Launch(s, two, p.Arg(), g.Arg()))
 	}
-	if err := errors.Join(err, s.Synchronize(), ddp.CheckSame(w.Comm, "the weights", p)); err != nil || w.Rank() != 0 {
+	if err := errors.Join(err, s.Synchronize(), ddp.CheckSame(w.Comm(), "the weights", p)); err != nil || w.Rank() != 0 {
 		return err
 	}
 	fmt.Printf("slope %.3f, intercept %.3f\n", p.At(0), p.At(1))
