@@ -4,6 +4,7 @@ import (
 	"lockstep/internal/ccall"
 	"lockstep/spmd/internal/coll"
 	cudaexec "lockstep/spmd/internal/exec/cuda"
+	"lockstep/spmd/internal/trace"
 	"lockstep/spmd/internal/transport/route"
 )
 
@@ -23,7 +24,7 @@ type call struct {
 }
 
 // Run implements exec.Call.
-func (c *call) Run(turn uint64) error { return c.communicate(turn) }
+func (c *call) Run(on *trace.Thread, turn uint64) error { return c.communicate(on, turn) }
 
 // copyFrom makes c a copy of o with slices of its own, reusing those it has.
 func (c *call) copyFrom(o *call) {

@@ -220,7 +220,9 @@ func Send[T Elem](c Comm, src Buffer[T], to int) error {
 			return err
 		}
 		c.st.recorder.BeginMessage(coll.Send, elem.Of[T](), to, src.n)
+		c.st.traceMessage(coll.Send, elem.Of[T](), to, src.n)
 		err := m.Send(src.addr(), src.n, elem.Of[T](), to)
+		c.st.trace.End()
 		c.st.recorder.Leave()
 		order.Leave()
 		return err
@@ -245,7 +247,9 @@ func Recv[T Elem](c Comm, dst Buffer[T], from int) error {
 			return err
 		}
 		c.st.recorder.BeginMessage(coll.Recv, elem.Of[T](), from, dst.n)
+		c.st.traceMessage(coll.Recv, elem.Of[T](), from, dst.n)
 		err := m.Recv(dst.addr(), dst.n, elem.Of[T](), from)
+		c.st.trace.End()
 		c.st.recorder.Leave()
 		order.Leave()
 		return err

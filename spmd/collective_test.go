@@ -3,6 +3,7 @@ package spmd_test
 import (
 	"fmt"
 	"math"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -568,7 +569,21 @@ func TestRefused(t *testing.T) {
 	})
 }
 
-func TestNoAllocation(t *testing.T) {
+func TestNoAllocation(t *testing.T) { noAllocation(t) }
+
+// What notes each call allocates nothing either.
+func TestNoAllocationSummary(t *testing.T) {
+	t.Setenv("SPMDTEST_SUMMARY", "on")
+	noAllocation(t)
+}
+
+func TestNoAllocationTrace(t *testing.T) {
+	t.Setenv("SPMDTEST_TRACE", filepath.Join(t.TempDir(), "t.json"))
+	noAllocation(t)
+}
+
+func noAllocation(t *testing.T) {
+	t.Helper()
 	spmdtest.RunUnwatched(t, []int{2}, func(t *testing.T, w *spmd.World) {
 		if !w.OnHost() && w.Collectives() != "nccl" {
 			t.Skipf("%s: calls wait in a list until their streams have come to them", w.Collectives())

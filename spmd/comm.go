@@ -13,6 +13,7 @@ import (
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/exec"
 	hostexec "lockstep/spmd/internal/exec/host"
+	"lockstep/spmd/internal/trace"
 	"lockstep/spmd/internal/transport"
 	"lockstep/spmd/internal/transport/route"
 	"lockstep/spmd/internal/verify"
@@ -33,6 +34,7 @@ type commState struct {
 	splits   int    // made of it so far
 	recorder *verify.Recorder
 	checker  *verify.Checker // for --check; else nil
+	trace    *trace.Comm     // for --summary and --trace; else nil
 	rank     int             // in it; -1 where this process is not
 	size     int
 	host     transport.Host
@@ -153,6 +155,7 @@ func (w *World) addComm(h transport.Host, id string) (Comm, error) {
 	st := &commState{w: w, id: id, rank: h.Rank(), size: h.Size(), host: h, routes: route.New(&w.env, h)}
 	st.recorder = verify.NewRecorder(id, st.rank, st.size)
 	st.recorder.Place = st.place
+	st.trace = w.trace.Comm(id, st.rank, st.size)
 	if id != control.ID && st.size > 1 && w.cfg.Check != "off" {
 		own, err := h.Dup()
 		if err != nil {
@@ -291,7 +294,7 @@ func (c Comm) do(cmd *call) error {
 		return st.w.blocking.Synchronize()
 	}
 	turn := st.w.order.Take(1)
-	err := cmd.communicate(turn)
+	err := cmd.communicate(st.w.calls, turn)
 	// A program that does nothing but call is one that computes in C without a pause. Not with a GPU: its core is idle most
 	// of the time, and the other ranks would wait for the pause.
 	if !st.routes.OnDevice() && turn%32 == 0 && st.w.pause.TryLock() {
@@ -301,14 +304,15 @@ func (c Comm) do(cmd *call) error {
 	return err
 }
 
-// communicate enters MPI in its turn.
-func (c *call) communicate(turn uint64) error {
+// communicate enters MPI in its turn, and notes the call among the events of on.
+func (c *call) communicate(on *trace.Thread, turn uint64) error {
 	order := c.comm.w.order
 	if err := order.Enter(turn); err != nil {
 		return err
 	}
 	r := c.comm.recorder
 	p := r.Begin(&c.Call, c.group)
+	c.comm.trace.Begin(on, &c.Call, c.group)
 	err := c.verify()
 	if err == nil {
 		r.Note(p, &c.Call, c.group, c.memory(), c.site)
@@ -318,6 +322,7 @@ func (c *call) communicate(turn uint64) error {
 			err = c.make(nil, c.comm.hostWork(route.Bytes(c.route.Work)))
 		}
 	}
+	c.comm.trace.End()
 	r.Leave()
 	order.Leave()
 	return err

@@ -81,7 +81,11 @@ func (w *World) chooseDevice(node control.Comm) error {
 	return nil
 }
 
-func (w *World) useHost() { w.dev = hostexec.NewDevice(w.order, w.fail) }
+func (w *World) useHost() {
+	d := hostexec.NewDevice(w.order, w.fail)
+	d.Trace = w.trace
+	w.dev = d
+}
 
 // useGPU has the world work on a GPU; nil where it could not be opened.
 func (w *World) useGPU(g *cudaexec.GPU) {

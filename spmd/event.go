@@ -7,6 +7,7 @@ import (
 
 	"lockstep/internal/ccall"
 	"lockstep/spmd/internal/exec"
+	"lockstep/spmd/internal/trace"
 )
 
 // Event is a point in a stream, to be waited for by other streams or by the
@@ -59,7 +60,10 @@ func (e *Event) Synchronize() error {
 	if in != nil {
 		return fmt.Errorf("%s: Synchronize: the event was recorded in a capture", ccall.At())
 	}
-	return e.dev.Wait(p)
+	m := e.w.calls.Begin(trace.Wait)
+	err := e.dev.Wait(p)
+	e.w.calls.EndLong(m, "Synchronize")
+	return err
 }
 
 // Elapsed returns the time from the point of since to the point of e; both must

@@ -49,6 +49,7 @@ func (w *World) join(base transport.Host) error {
 	}
 	w.log = w.cfg.forJob().Logger(world.Rank(), world.Size(), os.Stderr)
 	w.job.Rank, w.job.Size, w.job.Log, w.job.Started = world.Rank(), world.Size(), w.log, w.startup.Started
+	w.startTrace(world.Size())
 	if w.all, err = w.addComm(world, "world"); err != nil {
 		return err
 	}
@@ -79,7 +80,11 @@ func (w *World) join(base transport.Host) error {
 	}
 	w.near.st.id = fmt.Sprintf("node %d", w.node)
 	w.near.st.recorder.ID = w.near.st.id
+	w.near.st.trace.Rename(w.near.st.id)
 	if err := w.findThreads(shared); err != nil {
+		return err
+	}
+	if err := w.openTrace(); err != nil {
 		return err
 	}
 	if err := w.chooseDevice(shared); err != nil {

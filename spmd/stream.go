@@ -6,6 +6,7 @@ import (
 
 	"lockstep/internal/ccall"
 	"lockstep/spmd/internal/exec"
+	"lockstep/spmd/internal/trace"
 )
 
 // Stream is an ordered queue of work on the rank's device: what is enqueued on
@@ -73,7 +74,10 @@ func (s *Stream) Synchronize() error {
 	if s.q.Lane() != nil {
 		return fmt.Errorf("%s: Synchronize: stream %q is being captured", ccall.At(), s.name)
 	}
-	return s.q.End().Wait()
+	m := s.w.calls.Begin(trace.Wait)
+	err := s.q.End().Wait()
+	s.w.calls.EndLong(m, "Synchronize")
+	return err
 }
 
 // Close waits for the work of s and ends it. The world closes what is left. A second Close only returns the error of

@@ -64,6 +64,9 @@ func (c *call) check() error {
 // Len and Call implement verify.Group.
 func (g *group) Len() int { return len(g.cmds) }
 
+// Part implements trace.Group.
+func (g *group) Part(i int) *coll.Call { return &g.cmds[i].Call }
+
 // Member implements route.Group.
 func (g *group) Member(i int) (*coll.Call, *route.Route) { return &g.cmds[i].Call, &g.cmds[i].route }
 

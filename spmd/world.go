@@ -21,6 +21,7 @@ import (
 	cudaexec "lockstep/spmd/internal/exec/cuda"
 	"lockstep/spmd/internal/files"
 	"lockstep/spmd/internal/job"
+	"lockstep/spmd/internal/trace"
 	"lockstep/spmd/internal/transport"
 	"lockstep/spmd/internal/transport/mpi"
 	"lockstep/spmd/internal/transport/route"
@@ -39,7 +40,11 @@ type World struct {
 	flags    *pflag.FlagSet // of the command line; nil where there is none
 	launched launcher.Job
 	job      *job.Job
-	cores    string // near the GPU, that this process keeps to; "" where it has not bound itself
+	trace    *trace.Tracer // nil without --summary and --trace
+	calls    *trace.Thread // what the program calls, among the events of trace
+	clocks   trace.Clocks  // for --trace
+	traced   *trace.File   // of --trace, on rank 0
+	cores    string        // near the GPU, that this process keeps to; "" where it has not bound itself
 	node     int
 	nodes    int
 	byNode   bool // of several nodes, each has ranks that follow each other
@@ -317,6 +322,9 @@ func (w *World) Close() error {
 	if err != nil && w.Size() > 1 {
 		return err
 	}
+	if err == nil && w.dev != nil {
+		err = w.tell()
+	}
 	// The watch ends after any failure but that of a stream, too: the other ranks wait for this one to leave.
 	return errors.Join(err, w.takeDown(), w.job.EndWatch())
 }
@@ -342,6 +350,9 @@ func (w *World) takeDown() (err error) {
 	}
 	if w.json != nil {
 		err = errors.Join(err, w.json.Close())
+	}
+	if w.traced != nil {
+		err = errors.Join(err, w.traced.Drop())
 	}
 	w.ranks.Lock()
 	defer w.ranks.Unlock()

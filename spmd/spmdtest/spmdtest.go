@@ -23,7 +23,7 @@
 // Tests run in host memory. The variable SPMDTEST_DEVICE=cuda puts the same tests
 // on GPUs, SPMDTEST_COLLECTIVES=mpi has MPI carry their buffers, SPMDTEST_SYMMETRIC=always
 // has NCCL's symmetric kernels carry what they can, SPMDTEST_RANKS=2 limits tests to
-// that number of ranks; make test-gpu sets the first and the last. A collective that
+// that number of ranks, and SPMDTEST_SUMMARY=on and SPMDTEST_TRACE=FILE are those flags; make test-gpu sets the first and the last. A collective that
 // does not end within 30 seconds, or what SPMDTEST_TIMEOUT says, ends its job with a
 // report of who is missing where; a job has as long as go test -timeout gives the tests.
 package spmdtest
@@ -91,7 +91,8 @@ func Timeout() time.Duration {
 
 // Config is the configuration of a world for tests.
 func Config() spmd.Config {
-	return spmd.Config{Timeout: Timeout(), Device: Device(), Collectives: os.Getenv("SPMDTEST_COLLECTIVES"), Symmetric: os.Getenv("SPMDTEST_SYMMETRIC"), LogLevel: "error", LogRanks: "all", Seed: 42}
+	return spmd.Config{Timeout: Timeout(), Device: Device(), Collectives: os.Getenv("SPMDTEST_COLLECTIVES"), Symmetric: os.Getenv("SPMDTEST_SYMMETRIC"), LogLevel: "error", LogRanks: "all", Seed: 42,
+		Summary: os.Getenv("SPMDTEST_SUMMARY"), Trace: os.Getenv("SPMDTEST_TRACE")}
 }
 
 // Run runs fn on every rank of a job, once for each number of ranks, as subtests

@@ -71,6 +71,23 @@ func (c *Call) extent(s Side, rank, size int) int {
 	return 0
 }
 
+// Bytes is the size of a call as bandwidths count it: that of the larger of the two sides, on the rank where it is largest.
+func (c *Call) Bytes(size int) int64 {
+	t := c.Kind.Traits()
+	n := 0
+	for _, s := range [...]Side{t.Dst, t.Src} {
+		switch {
+		case s.Extent == Whole:
+			n = max(n, c.offset(size))
+		case s.Extent == Part && t.Lengths == Equal:
+			n = max(n, c.N)
+		case s.Extent == Received:
+			n = max(n, c.RecvN, Sum(c.RecvCounts))
+		}
+	}
+	return int64(n) * int64(c.Type.Size())
+}
+
 // InPlace reports whether Dst and Src lie to each other as the in-place form of the call has them.
 func (c *Call) InPlace(rank int) bool {
 	whole, part := c.Dst, c.Src

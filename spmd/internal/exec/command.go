@@ -5,6 +5,7 @@ import (
 
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
+	"lockstep/spmd/internal/trace"
 )
 
 // Kind says what a command is.
@@ -52,10 +53,34 @@ type Command struct {
 // SetArgs copies arguments into the command, so that they stay on their caller's stack.
 func (c *Command) SetArgs(args []Arg) { c.Args = append(c.Args[:0], args...) }
 
+// Describe says what the command is among the events of a trace, and how many bytes it moves. A call of a communicator says so
+// itself, and an event takes no time: the class of both is trace.Classes.
+func (c *Command) Describe() (class trace.Class, name string, bytes int) {
+	switch c.Kind {
+	case DoCopy:
+		return trace.Copy, "Copy", c.N
+	case DoFill:
+		return trace.Copy, "Fill", c.N * c.Type.Size()
+	case DoPrefetch:
+		return trace.Copy, "Prefetch", c.N
+	case DoKernel:
+		return trace.Compute, c.Kernel.Name, 0
+	case DoLibrary:
+		return trace.Compute, c.Library.Name, 0
+	case DoFunc:
+		return trace.Compute, "HostFunc", 0
+	case DoGraph:
+		return trace.Replay, "graph", 0
+	case DoWait:
+		return trace.Wait, "wait for a stream", 0
+	}
+	return trace.Classes, "", 0
+}
+
 // Call is a call of a communicator, as queues have it.
 type Call interface {
-	// Run makes the call on the host, in the turn that it has in MPI.
-	Run(turn uint64) error
+	// Run makes the call on the host, in the turn that it has in MPI, and notes it among the events of on.
+	Run(on *trace.Thread, turn uint64) error
 	// String describes the call in reports.
 	String() string
 }

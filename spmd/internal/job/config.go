@@ -30,6 +30,8 @@ type Config struct {
 	Symmetric   string        // auto, always or never
 	Check       string        // off, sample, on or both
 	Ranks       int           // that are goroutines of this process, where that is more than one
+	Summary     string        // auto, on or off
+	Trace       string        // file
 }
 
 const (
@@ -65,6 +67,8 @@ func (c *Config) Flags(fs *pflag.FlagSet) {
 	fs.DurationVar(&c.Timeout, "timeout", defaultTimeout, "how long a collective, the start and the end may take; then the job ends and says who is missing where")
 	fs.StringVar(&c.Check, "check", "off", "compare each collective and message over the ranks before it runs: off, sample (one of 64), on, or both, which also compares the results of NCCL with those of MPI")
 	fs.Lookup("check").NoOptDefVal = "on"
+	fs.StringVar(&c.Summary, "summary", "auto", "say at the end where the time went: on, off, or auto, which does after 10 s")
+	fs.StringVar(&c.Trace, "trace", "", "write what each rank did and when to `FILE`, for ui.perfetto.dev; compressed where the name ends in .gz")
 	MayDiffer(fs, "json", "log-level", "log-format", "log-ranks")
 }
 
@@ -81,6 +85,7 @@ func (c *Config) Complete(collectives []string) error {
 		{"collectives", &c.Collectives, "auto", collectives},
 		{"symmetric", &c.Symmetric, "auto", []string{"auto", "always", "never"}},
 		{"check", &c.Check, "off", CheckModes},
+		{"summary", &c.Summary, "auto", []string{"auto", "on", "off"}},
 		{"log-level", &c.LogLevel, "info", []string{"trace", "debug", "info", "warn", "error"}},
 		{"log-format", &c.LogFormat, "auto", []string{"auto", "console", "json"}},
 	} {

@@ -16,6 +16,7 @@ import (
 	"lockstep/internal/fakelib"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/exec"
+	"lockstep/spmd/internal/trace"
 )
 
 // TestFake runs on the double of libcuda, whose streams run on threads of their own and which has two GPUs.
@@ -134,10 +135,10 @@ type fakeCall struct {
 	issued   []string
 }
 
-func (c *fakeCall) Run(uint64) error   { return errors.New("this is no host") }
-func (c *fakeCall) String() string     { return "a call" }
-func (c *fakeCall) Order() (any, bool) { return c.by, true }
-func (c *fakeCall) Needs() (bool, int) { return false, 1000 }
+func (c *fakeCall) Run(*trace.Thread, uint64) error { return errors.New("this is no host") }
+func (c *fakeCall) String() string                  { return "a call" }
+func (c *fakeCall) Order() (any, bool)              { return c.by, true }
+func (c *fakeCall) Needs() (bool, int)              { return false, 1000 }
 func (c *fakeCall) Issued(q exec.Queue, seq uint64, site *ccall.Site) {
 	c.issued = append(c.issued, q.Name()+" from "+site.String())
 }

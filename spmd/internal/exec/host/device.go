@@ -13,6 +13,7 @@ import (
 	"lockstep/internal/procfs"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/exec"
+	"lockstep/spmd/internal/trace"
 )
 
 // Device is the host, as one world works on it.
@@ -21,6 +22,8 @@ type Device struct {
 	pool    *exec.Pool
 	tickets *control.Tickets // the order of calls into MPI
 	fail    func(error)      // is told of the first failure of a queue
+
+	Trace *trace.Tracer // notes what queues do; nil where nobody does
 }
 
 // NewDevice returns the host. Calls of communicators take their turns among tickets.

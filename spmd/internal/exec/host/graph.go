@@ -132,10 +132,8 @@ func (g *graph) run(t *track, ticket uint64) {
 			g.cond.Broadcast()
 		case exec.DoWait:
 			err = g.await(s.node)
-		case exec.DoCall:
-			err = s.Call.Run(ticket + s.ticket)
 		default:
-			err = s.run()
+			err = t.q.execute(s, ticket+s.ticket)
 		}
 		if err != nil {
 			g.stop(t, s, err)

@@ -12,6 +12,7 @@ import (
 	"lockstep/internal/elem"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/exec"
+	"lockstep/spmd/internal/trace"
 )
 
 // device returns a device for a test, and where it keeps the failures that it is told of.
@@ -54,8 +55,8 @@ func do(t *testing.T, q exec.Queue, fn func() error) {
 // call is a double of a call of a communicator: it notes its turns.
 type call struct{ turns []uint64 }
 
-func (c *call) Run(turn uint64) error { c.turns = append(c.turns, turn); return nil }
-func (c *call) String() string        { return "a call" }
+func (c *call) Run(_ *trace.Thread, turn uint64) error { c.turns = append(c.turns, turn); return nil }
+func (c *call) String() string                         { return "a call" }
 
 // Commands of a queue run in the order in which they were enqueued, far more of them than the ring holds at first, while
 // the first still runs.

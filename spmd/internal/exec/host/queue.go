@@ -10,6 +10,7 @@ import (
 	"lockstep/host"
 	"lockstep/internal/ccall"
 	"lockstep/spmd/internal/exec"
+	"lockstep/spmd/internal/trace"
 )
 
 // queue is a stream in host memory: a ring of commands and one goroutine.
@@ -27,7 +28,8 @@ type queue struct {
 	failedAt uint64
 	closed   bool
 	scratch  exec.Scratch
-	lane     *exec.Lane // while it is captured
+	lane     *exec.Lane    // while it is captured
+	events   *trace.Thread // nil where nobody notes them
 }
 
 // slot is a command, and what the queue has of it.
@@ -40,7 +42,7 @@ type slot struct {
 }
 
 func newQueue(d *Device, name string) *queue {
-	q := &queue{d: d, name: name, ring: make([]slot, 16)}
+	q := &queue{d: d, name: name, ring: make([]slot, 16), events: d.Trace.Thread("stream "+name, false)}
 	q.more.L, q.moved.L = &q.mu, &q.mu
 	return q
 }
@@ -143,7 +145,7 @@ func (q *queue) work() {
 		y.Yield()
 		var err error
 		if failed == nil {
-			err = s.run()
+			err = q.execute(s, s.ticket)
 		}
 		q.mu.Lock()
 		s = &q.ring[q.done.Load()%uint64(len(q.ring))] // the ring may have grown meanwhile
@@ -265,6 +267,7 @@ func (q *queue) State() (exec.State, bool) {
 // Close implements exec.Queue.
 func (q *queue) Close() error {
 	q.d.Remove(q)
+	q.events.Close()
 	q.mu.Lock()
 	q.closed = true
 	q.mu.Unlock()
@@ -275,8 +278,27 @@ func (q *queue) Close() error {
 	return nil
 }
 
+// execute runs a command, whose first call has a ticket, and notes it.
+func (q *queue) execute(s *slot, ticket uint64) error {
+	if q.events == nil {
+		return s.run(nil, ticket)
+	}
+	class, name, bytes := s.Describe()
+	if class == trace.Classes { // a call notes itself, and an event takes no time
+		return s.run(q.events, ticket)
+	}
+	m := q.events.Begin(class)
+	err := s.run(q.events, ticket)
+	if class == trace.Wait {
+		q.events.EndLong(m, name)
+	} else {
+		q.events.End(m, class, name, bytes)
+	}
+	return err
+}
+
 // run executes a command.
-func (s *slot) run() error {
+func (s *slot) run(events *trace.Thread, ticket uint64) error {
 	switch s.Kind {
 	case exec.DoCopy:
 		copy(unsafe.Slice((*byte)(s.Dst), s.N), unsafe.Slice((*byte)(s.Src), s.N))
@@ -294,9 +316,9 @@ func (s *slot) run() error {
 	case exec.DoWait:
 		return s.at.Wait()
 	case exec.DoGraph:
-		return s.Graph.(*graph).replay(s.ticket)
+		return s.Graph.(*graph).replay(ticket)
 	default:
-		return s.Call.Run(s.ticket)
+		return s.Call.Run(events, ticket)
 	}
 	return nil
 }

@@ -1,0 +1,238 @@
+package trace
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"unsafe"
+
+	"lockstep/internal/elem"
+	"lockstep/spmd/internal/control"
+)
+
+// Ranks moves host memory between the ranks of a job.
+type Ranks interface {
+	control.Comm
+	Send(src unsafe.Pointer, n int, t elem.Type, to int) error
+	Recv(dst unsafe.Pointer, n int, t elem.Type, from int) error
+}
+
+// Clock is how far the clock of a rank is ahead of that of rank 0, in ns, at two times of the rank's own clock.
+type Clock struct {
+	At     [2]int64 `json:"at"`
+	Ahead  [2]int64 `json:"ahead"`
+	Within int64    `json:"within"` // ns by which that may be wrong; 0 where both are one clock
+}
+
+// toFirst returns a time of the rank as rank 0 would have it. Between the two looks a clock runs evenly.
+func (c *Clock) toFirst(at int64) int64 {
+	span := c.At[1] - c.At[0]
+	if span <= 0 {
+		return at - c.Ahead[0]
+	}
+	drift := float64(c.Ahead[1]-c.Ahead[0]) / float64(span)
+	return at - c.Ahead[0] - int64(drift*float64(at-c.At[0]))
+}
+
+// look is one comparison of a clock with that of rank 0.
+type look struct{ at, ahead, within int64 }
+
+// compareClocks has rank 0 ask each rank on another node for its time, several times. The quickest answer counts: the time
+// in it was read within half of the time that the answer took. On other ranks it returns nothing. Collective over all ranks.
+func compareClocks(m Ranks, node int, now func() int64) ([]look, error) {
+	nodes := make([]int64, m.Size())
+	mine := int64(node)
+	if err := m.AllGather(unsafe.Pointer(&nodes[0]), unsafe.Pointer(&mine), 1, elem.Int64); err != nil {
+		return nil, err
+	}
+	const rounds = 32
+	var at int64
+	p := unsafe.Pointer(&at)
+	if m.Rank() != 0 {
+		if nodes[m.Rank()] == nodes[0] {
+			return nil, nil
+		}
+		for range rounds {
+			if err := m.Recv(p, 1, elem.Int64, 0); err != nil {
+				return nil, err
+			}
+			at = now()
+			if err := m.Send(p, 1, elem.Int64, 0); err != nil {
+				return nil, err
+			}
+		}
+		return nil, nil
+	}
+	looks := make([]look, m.Size())
+	for r := range looks {
+		best := &looks[r]
+		if nodes[r] == nodes[0] {
+			best.at = now()
+			continue
+		}
+		for i := range rounds {
+			asked := now()
+			if err := m.Send(p, 1, elem.Int64, r); err != nil {
+				return nil, err
+			}
+			if err := m.Recv(p, 1, elem.Int64, r); err != nil {
+				return nil, err
+			}
+			if half := (now() - asked) / 2; i == 0 || half < best.within {
+				*best = look{at, at - asked - half, half}
+			}
+		}
+	}
+	return looks, nil
+}
+
+// Clocks compares the clocks of all ranks, at the start and at the end of what they note.
+type Clocks struct{ first []look }
+
+// Start compares them the first time. node is the number of this rank's node. Collective over all ranks.
+func (c *Clocks) Start(m Ranks, node int) (err error) {
+	c.first, err = compareClocks(m, node, Now)
+	return err
+}
+
+// end compares them again, and returns how each is ahead of rank 0's, on rank 0.
+func (c *Clocks) end(m Ranks, node int, now func() int64) ([]Clock, error) {
+	last, err := compareClocks(m, node, now)
+	list := make([]Clock, len(last))
+	for r, l := range last {
+		f := c.first[r]
+		list[r] = Clock{[2]int64{f.at, l.at}, [2]int64{f.ahead, l.ahead}, max(f.within, l.within)}
+	}
+	return list, err
+}
+
+// Log is what one rank has noted.
+type Log struct {
+	Rank    int          `json:"rank"`
+	Host    string       `json:"host"`
+	Names   []string     `json:"names"`
+	Threads []ThreadInfo `json:"threads"`
+	Comms   []CommInfo   `json:"comms"`
+	Dropped uint64       `json:"dropped"` // events that the ring had no more room for
+	Count   int          `json:"count"`   // of Events
+	Clock   Clock        `json:"-"`
+	Events  []Event      `json:"-"` // the oldest first
+}
+
+// ThreadInfo is a line of events.
+type ThreadInfo struct {
+	Name   string `json:"name"`
+	Device bool   `json:"device"` // a GPU told the times
+}
+
+// CommInfo is a communicator, and the rank in it.
+type CommInfo struct {
+	Name string `json:"name"`
+	Rank int    `json:"rank"`
+	Size int    `json:"size"`
+}
+
+// log returns what the rank has noted.
+func (t *Tracer) log(rank int) *Log {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	host, _ := os.Hostname() // empty where it has none
+	l := &Log{Rank: rank, Host: host, Names: t.named}
+	for _, th := range t.threads {
+		l.Threads = append(l.Threads, ThreadInfo{th.name, th.device})
+	}
+	for _, c := range t.comms {
+		l.Comms = append(l.Comms, CommInfo{c.name, c.rank, c.size})
+	}
+	n, size := t.next, uint64(len(t.ring))
+	if n > size {
+		l.Dropped = n - size
+		at := n % size
+		l.Events = append(l.Events, t.ring[at:]...)
+		n = at
+	}
+	l.Events = append(l.Events, t.ring[:n]...)
+	l.Count = len(l.Events)
+	return l
+}
+
+// Gather returns on rank 0 what all ranks have noted. Collective over all ranks.
+func (t *Tracer) Gather(m Ranks, node int, c *Clocks) ([]*Log, error) {
+	clocks, err := c.end(m, node, Now)
+	if err != nil {
+		return nil, err
+	}
+	mine := t.log(m.Rank())
+	head, err := json.Marshal(mine)
+	if err != nil {
+		return nil, err
+	}
+	heads, err := control.Gather(m, head)
+	if err != nil {
+		return nil, err
+	}
+	const words = int(unsafe.Sizeof(Event{})) / 8
+	if m.Rank() != 0 {
+		if mine.Count == 0 {
+			return nil, nil
+		}
+		return nil, m.Send(unsafe.Pointer(&mine.Events[0]), words*mine.Count, elem.Int64, 0)
+	}
+	logs := []*Log{mine}
+	for r := 1; r < m.Size(); r++ {
+		l := &Log{}
+		if err := json.Unmarshal(heads[r], l); err != nil {
+			return nil, fmt.Errorf("what rank %d has noted: %w", r, err)
+		}
+		if l.Count < 0 || l.Count > mostKept {
+			return nil, fmt.Errorf("what rank %d has noted: %d events", r, l.Count)
+		}
+		if l.Count > 0 {
+			l.Events = make([]Event, l.Count)
+			if err := m.Recv(unsafe.Pointer(&l.Events[0]), words*l.Count, elem.Int64, r); err != nil {
+				return nil, err
+			}
+		}
+		logs = append(logs, l)
+	}
+	for r, l := range logs {
+		l.Clock = clocks[r]
+	}
+	return logs, nil
+}
+
+// Dropped is how many events the rings of all ranks had no room for.
+func Dropped(logs []*Log) (n uint64) {
+	for _, l := range logs {
+		n += l.Dropped
+	}
+	return n
+}
+
+// File is where a trace goes. It has another name until it is complete.
+type File struct {
+	name string
+	f    *os.File
+}
+
+// Create makes the file, so that what cannot be written is found before the run.
+func Create(name string) (*File, error) {
+	f, err := os.Create(name + ".partial")
+	if err != nil {
+		return nil, err
+	}
+	return &File{name, f}, nil
+}
+
+// Write writes what all ranks have noted, and gives the file its name.
+func (f *File) Write(logs []*Log) error {
+	err := Write(f.f, logs, compressed(f.name))
+	if err = errors.Join(err, f.f.Close()); err != nil {
+		return errors.Join(err, os.Remove(f.f.Name()))
+	}
+	return os.Rename(f.f.Name(), f.name)
+}
+
+// Drop removes the file, which nothing was written to.
+func (f *File) Drop() error { return errors.Join(f.f.Close(), os.Remove(f.f.Name())) }

@@ -1,0 +1,349 @@
+package spmd_test
+
+import (
+	"cmp"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"lockstep/spmd"
+	"lockstep/spmd/spmdtest"
+)
+
+// traceFile is a file of --trace.
+type traceFile struct {
+	Unit   string       `json:"displayTimeUnit"`
+	Events []traceEvent `json:"traceEvents"`
+	Other  struct {
+		Ranks   int               `json:"ranks"`
+		Dropped map[string]uint64 `json:"dropped_events"`
+	} `json:"otherData"`
+}
+
+type traceEvent struct {
+	Ph   string   `json:"ph"`
+	Pid  *int     `json:"pid"`
+	Tid  *int     `json:"tid"`
+	Ts   *float64 `json:"ts"`
+	Dur  *float64 `json:"dur"`
+	Name string   `json:"name"`
+	Cat  string   `json:"cat"`
+	Bp   string   `json:"bp"`
+	ID   int      `json:"id"`
+	Args struct {
+		Name                     string
+		Bytes, Seq               int
+		Comm                     string
+		To, From, Sent, Received *int
+		Rank                     *int
+	} `json:"args"`
+}
+
+// inNanos is a time of the file, which has three decimals.
+func inNanos(us float64) int { return int(us*1e3 + 0.5) }
+
+func (e *traceEvent) start() int { return inNanos(*e.Ts) }
+func (e *traceEvent) end() int   { return inNanos(*e.Ts) + inNanos(*e.Dur) }
+
+// line is a thread of the file.
+type line struct{ pid, tid int }
+
+// readTrace reads a file of --trace, and checks it against the format: each event has what its phase wants, events of a
+// thread nest, arrows have both ends, each inside of an event, and lead forward in time, and collectives have all begun before
+// the first of them ends that needs all.
+func readTrace(t *testing.T, name string) traceFile {
+	t.Helper()
+	f, err := os.Open(name)
+	must(t, err)
+	defer f.Close()
+	var r io.Reader = f
+	if strings.HasSuffix(name, ".gz") {
+		r, err = gzip.NewReader(f)
+		must(t, err)
+	}
+	text, err := io.ReadAll(r)
+	must(t, err)
+	var file traceFile
+	dec := json.NewDecoder(strings.NewReader(string(text)))
+	must(t, dec.Decode(&file))
+	slices := map[line][]*traceEvent{}
+	arrows := map[int][]*traceEvent{}
+	named := map[line]bool{}
+	for i := range file.Events {
+		e := &file.Events[i]
+		if e.Pid == nil || e.Tid == nil || e.Ts == nil || *e.Ts < 0 || *e.Pid < 0 || *e.Pid >= file.Other.Ranks || e.Name == "" {
+			t.Fatalf("event %d lacks a field: %+v", i, e)
+		}
+		at := line{*e.Pid, *e.Tid}
+		switch e.Ph {
+		case "X":
+			if e.Dur == nil || *e.Dur < 0 || e.Cat == "" {
+				t.Fatalf("event %d: %+v", i, e)
+			}
+			slices[at] = append(slices[at], e)
+		case "M":
+			if e.Name == "thread_name" {
+				if named[at] || e.Args.Name == "" {
+					t.Errorf("thread %v has the name %q", at, e.Args.Name)
+				}
+				named[at] = true
+			}
+		case "s", "t", "f":
+			if e.ID == 0 || e.Cat == "" || (e.Ph == "f") != (e.Bp == "e") {
+				t.Fatalf("event %d: %+v", i, e)
+			}
+			arrows[e.ID] = append(arrows[e.ID], e)
+		default:
+			t.Fatalf("event %d has the phase %q", i, e.Ph)
+		}
+	}
+	if file.Unit != "ns" || len(slices) == 0 {
+		t.Fatalf("unit %q, %d threads", file.Unit, len(slices))
+	}
+	for at, list := range slices {
+		if !named[at] {
+			t.Errorf("thread %v has no name", at)
+		}
+		checkNesting(t, at, list)
+	}
+	for id, list := range arrows {
+		checkArrow(t, id, list, slices)
+	}
+	checkOrder(t, slices)
+	return file
+}
+
+func checkNesting(t *testing.T, at line, list []*traceEvent) {
+	t.Helper()
+	slices.SortStableFunc(list, func(a, b *traceEvent) int { return cmp.Or(a.start()-b.start(), b.end()-a.end()) })
+	var open []int
+	for _, e := range list {
+		for len(open) > 0 && open[len(open)-1] <= e.start() {
+			open = open[:len(open)-1]
+		}
+		if n := len(open); n > 0 && e.end() > open[n-1] {
+			t.Errorf("thread %v: %s from %d to %d overlaps one that ends at %d", at, e.Name, e.start(), e.end(), open[n-1])
+		}
+		open = append(open, e.end())
+	}
+}
+
+func checkArrow(t *testing.T, id int, list []*traceEvent, all map[line][]*traceEvent) {
+	t.Helper()
+	phases := ""
+	for i, e := range list {
+		phases += e.Ph
+		if i > 0 && e.start() < list[i-1].start() {
+			t.Errorf("arrow %d leads back in time", id)
+		}
+		within := func(s *traceEvent) bool { return s.start() <= e.start() && e.start() <= s.end() && s.Cat != "region" }
+		if !slices.ContainsFunc(all[line{*e.Pid, *e.Tid}], within) {
+			t.Errorf("arrow %d, %s: no event at its end on rank %d", id, e.Name, *e.Pid)
+		}
+	}
+	if len(list) < 2 || phases != "s"+strings.Repeat("t", len(list)-2)+"f" {
+		t.Errorf("arrow %d has the phases %s", id, phases)
+	}
+}
+
+// checkOrder checks times over ranks.
+func checkOrder(t *testing.T, all map[line][]*traceEvent) {
+	t.Helper()
+	type call struct {
+		comm           string
+		seq, from, to_ int
+	}
+	last, first := map[call]int{}, map[call]int{} // begin and end
+	note := func(k call, begin, end int) {
+		if at, ok := last[k]; !ok || begin > at {
+			last[k] = begin
+		}
+		if at, ok := first[k]; !ok || end < at {
+			first[k] = end
+		}
+	}
+	const forever = 1 << 62
+	for _, list := range all {
+		for _, e := range list {
+			me := *e.Pid
+			if e.Args.Rank != nil {
+				me = *e.Args.Rank
+			}
+			switch {
+			case e.Cat == "collective" && (e.Name == "AllReduce" || e.Name == "Barrier" || e.Name == "AllGather"):
+				note(call{e.Args.Comm, e.Args.Seq, -1, -1}, e.start(), e.end())
+			case e.Cat == "message":
+				if e.Args.To != nil {
+					note(call{e.Args.Comm, *e.Args.Sent, me, *e.Args.To}, e.start(), forever)
+				}
+				if e.Args.From != nil {
+					note(call{e.Args.Comm, *e.Args.Received, *e.Args.From, me}, 0, e.end())
+				}
+			}
+		}
+	}
+	for k, begin := range last {
+		if end := first[k]; end < begin {
+			t.Errorf("%+v: a rank is done %d ns before another begins", k, begin-end)
+		}
+	}
+}
+
+// count is how many events of the file are as is says.
+func (f *traceFile) count(is func(e *traceEvent) bool) (n int) {
+	for i := range f.Events {
+		if is(&f.Events[i]) {
+			n++
+		}
+	}
+	return n
+}
+
+// seen is a program that does a bit of all that a trace shows.
+func seen(w *spmd.World) (err error) {
+	const rounds = 5
+	defer w.Region("all").End()
+	n, r := w.Size(), w.Rank()
+	x, err := spmd.Alloc[float32](w, 64)
+	if err != nil {
+		return err
+	}
+	defer x.Free()
+	y, err := spmd.Alloc[float32](w, 64*n)
+	if err != nil {
+		return err
+	}
+	defer y.Free()
+	half, err := w.Comm().Split(r%2, r)
+	if err != nil {
+		return err
+	}
+	s, err := w.NewStream("work")
+	if err != nil {
+		return err
+	}
+	other, err := w.NewStream("beside")
+	if err != nil {
+		return err
+	}
+	c := w.Comm().On(s)
+	g, err := s.Capture(func() error {
+		return errors.Join(spmd.Fill(s, x, 1), other.After(s), spmd.Fill(other, y, 2), spmd.AllReduce(c, x, x, spmd.Sum), s.After(other))
+	})
+	if err != nil && w.OnHost() {
+		return err
+	}
+	defer func() {
+		if g != nil {
+			err = errors.Join(err, g.Close())
+		}
+	}()
+	for range rounds {
+		step := w.Region("step")
+		if err := errors.Join(spmd.AllReduce(w.Comm(), x, x, spmd.Max), spmd.AllGather(c, y, x), spmd.Barrier(half.On(s)),
+			spmd.SendRecv(c, y.Slice(0, 64), (r+n-1)%n, x, (r+1)%n), spmd.Copy(s, y.Slice(64, 128), x)); err != nil {
+			return err
+		}
+		if r == 0 {
+			for to := 1; to < n; to++ {
+				if err := spmd.Send(w.Comm(), x, to); err != nil {
+					return err
+				}
+			}
+		} else if err := spmd.Recv(w.Comm(), x, 0); err != nil {
+			return err
+		}
+		err := w.Comm().On(other).Group(func() error {
+			return errors.Join(spmd.Send(w.Comm().On(other), x, (r+1)%n), spmd.Recv(w.Comm().On(other), y.Slice(0, 64), (r+n-1)%n))
+		})
+		if err != nil {
+			return err
+		}
+		if g != nil {
+			if err := g.Launch(s); err != nil {
+				return err
+			}
+		}
+		if err := errors.Join(s.HostFunc(func() error { return nil }), s.Synchronize(), other.Synchronize()); err != nil {
+			return err
+		}
+		step.End()
+	}
+	return nil
+}
+
+// A trace shows each call once on each rank, with its bytes and number, and joins those of all ranks.
+func TestTrace(t *testing.T) {
+	spmdtest.HostOnly(t, "the ranks are goroutines")
+	for _, n := range []int{2, 3} {
+		for _, ext := range []string{".json", ".json.gz"} {
+			t.Run(fmt.Sprint(n, ext), func(t *testing.T) {
+				name := filepath.Join(t.TempDir(), "t"+ext)
+				cfg := spmdtest.Config()
+				cfg.Trace = name
+				must(t, spmd.Local(t.Context(), cfg, n, func(_ context.Context, w *spmd.World) error { return seen(w) }))
+				f := readTrace(t, name)
+				checkSeen(t, &f, n)
+				if left, err := filepath.Glob(name + ".*"); err != nil || len(left) > 0 {
+					t.Errorf("left behind: %v, %v", left, err)
+				}
+			})
+		}
+	}
+}
+
+// checkSeen compares a trace of seen on the host with what the program does.
+func checkSeen(t *testing.T, f *traceFile, n int) {
+	t.Helper()
+	const rounds = 5
+	names := map[string]int{}
+	for i := range f.Events {
+		if e := &f.Events[i]; e.Ph == "X" {
+			names[e.Cat+" "+e.Name]++
+		}
+	}
+	want := map[string]int{
+		"region all": n, "region step": n * rounds,
+		"collective AllReduce": 2 * n * rounds, "collective AllGather": n * rounds, "collective Barrier": n * rounds,
+		"message SendRecv": n * rounds, "message Group": n * rounds, "message Send": rounds * (2*n - 1), "message Recv": rounds * (2*n - 1),
+		"copy Copy": n * rounds, "copy Fill": 2 * n * rounds, "compute HostFunc": n * rounds, "graph graph": n * rounds,
+	}
+	for what, k := range want {
+		if names[what] != k {
+			t.Errorf("%d of %q, want %d", names[what], what, k)
+		}
+		delete(names, what)
+	}
+	maps.DeleteFunc(names, func(what string, _ int) bool { return strings.HasPrefix(what, "wait ") || what == "collective Split" })
+	if len(names) > 0 {
+		t.Errorf("and %v", names)
+	}
+	if got := f.count(func(e *traceEvent) bool { return e.Name == "AllGather" && e.Ph == "X" && e.Args.Bytes != 256*n }); got > 0 {
+		t.Errorf("%d AllGather of other than %d bytes", got, 256*n)
+	}
+	arrows := f.count(func(e *traceEvent) bool { return e.Ph == "s" })
+	// of collectives of all ranks, of the half that has two ranks, and of messages
+	if most, least := rounds*(3+2*n+2*n-1)+2*rounds+1, rounds*(3+n+n-1); arrows < least || arrows > most {
+		t.Errorf("%d arrows, want %d to %d", arrows, least, most)
+	}
+}
+
+// A file that cannot be made is refused before the run, on one line.
+func TestTraceRefused(t *testing.T) {
+	spmdtest.HostOnly(t, "the ranks are goroutines")
+	cfg := spmdtest.Config()
+	cfg.Trace = filepath.Join(t.TempDir(), "no", "such", "folder.json")
+	err := spmd.Local(t.Context(), cfg, 2, func(context.Context, *spmd.World) error { t.Error("it runs"); return nil })
+	if err == nil || !strings.Contains(err.Error(), "--trace: open ") || strings.Contains(err.Error(), "\n") {
+		t.Errorf("%v", err)
+	}
+}
