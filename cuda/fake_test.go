@@ -32,7 +32,7 @@ func TestFake(t *testing.T) {
 			{"Threads", fakeThreads}, {"Bind", fakeBind}, {"Events", fakeEvents}, {"Callback", fakeCallback},
 			{"Graph", fakeGraph}, {"CaptureEnds", fakeCaptureEnds}, {"CaptureThread", fakeCaptureThread}, {"Module", fakeModule},
 			{"Teardown", fakeTeardown}, {"IPC", fakeIPC},
-			{"RegisterHost", fakeRegisterHost}, {"Values", fakeValues}, {"Delay", fakeDelay}, {"NoAllocation", fakeNoAllocation},
+			{"RegisterHost", fakeRegisterHost}, {"Values", fakeValues}, {"Delay", fakeDelay}, {"RecordsAnew", fakeRecordsAnew}, {"NoAllocation", fakeNoAllocation},
 		} {
 			t.Run(c.name, c.run)
 		}

@@ -125,3 +125,43 @@ func fakeDelay(t *testing.T) {
 	must(t, a.Close())
 	must(t, b.Close())
 }
+
+// An event that is recorded anew while an earlier record has not been passed: who waits, waits for the record that was the
+// last when it was told to, and the event tells of its last record alone.
+func fakeRecordsAnew(t *testing.T) {
+	t.Setenv("FAKECUDA_DELAY", "0")
+	d := openFake(t)
+	var streams [4]*Stream
+	for i := range streams {
+		streams[i] = try(d.NewStream(0))(t)
+	}
+	held, free, afterHeld, afterFree := streams[0], streams[1], streams[2], streams[3]
+	word := try(d.MallocHost(4))(t)
+	(*atomic.Uint32)(word).Store(0)
+	e := try(d.NewEvent(false))(t)
+	must(t, held.WaitValue(word, 1))
+	must(t, e.Record(held))
+	must(t, afterHeld.Wait(e))
+	must(t, e.Record(free))
+	must(t, free.Synchronize())
+	if done, err := e.Query(); !done || err != nil {
+		t.Errorf("after its last record the event is %v, %v", done, err)
+	}
+	for range 3 {
+		if done, err := afterHeld.Query(); done || err != nil {
+			t.Fatalf("a stream that waits for the first record is over: %v, %v", done, err)
+		}
+	}
+	(*atomic.Uint32)(word).Store(1)
+	must(t, held.Synchronize()) // the first record is passed last
+	if done, err := e.Query(); !done || err != nil {
+		t.Fatalf("after its first record the event is %v, %v", done, err)
+	}
+	must(t, afterFree.Wait(e))
+	must(t, afterFree.Synchronize())
+	must(t, afterHeld.Synchronize())
+	must(t, d.FreeHost(word))
+	for _, s := range streams {
+		must(t, s.Close())
+	}
+}

@@ -76,8 +76,7 @@ struct op {
     int argc;
     uint64_t *args;
     struct op *child;
-    struct event *event;
-    long turn; // of the event's records
+    struct record *record;
 };
 struct ops { struct op *first, **last; int n; };
 
@@ -101,8 +100,11 @@ struct event {
     struct capture *capture;
     struct stream *stream;
     long seq;
-    long records, passed; // how often it was recorded, and which record was passed last
+    struct record *last; // NULL before the first
 };
+// record is one record of an event. A stream waits for the one that was the last when it was told to wait, whatever becomes of
+// the event: streams may pass later records first.
+struct record { int passed; };
 struct graph { struct object o; struct ops ops; };
 struct params { char kernel[256]; int n; int size[64]; struct params *next; };
 struct module { struct object o; struct params *kernels; };
@@ -112,7 +114,7 @@ enum { DEVICE_MEMORY, PINNED, REGISTERED, FOREIGN };
 struct block { uintptr_t p; size_t bytes; int kind, file, managed; struct context *ctx; struct block *next; };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-// Of delayed streams: their operations, and the records that events have passed.
+// Of delayed streams: their operations, and the records of events.
 static pthread_mutex_t delayed = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t progress = PTHREAD_COND_INITIALIZER;
 static struct context contexts[MAX_DEVICES];
@@ -322,13 +324,13 @@ static void carry_out(const struct op *p, int replay, int stream) {
     case WRITE_VALUE: __atomic_store_n((uint32_t *)p->dst, p->v, __ATOMIC_RELEASE); break;
     case RECORD:
         pthread_mutex_lock(&delayed);
-        p->event->passed = p->turn;
+        p->record->passed = 1;
         pthread_cond_broadcast(&progress);
         pthread_mutex_unlock(&delayed);
         break;
     case WAIT:
         pthread_mutex_lock(&delayed);
-        while (p->event->passed < p->turn) pthread_cond_wait(&progress, &delayed);
+        while (p->record != NULL && !p->record->passed) pthread_cond_wait(&progress, &delayed);
         pthread_mutex_unlock(&delayed);
         break;
     case CHILD:
@@ -374,6 +376,12 @@ static void *run_delayed(void *stream) {
     }
     pthread_mutex_unlock(&delayed);
     return NULL;
+}
+static struct record *last_record(struct event *e) {
+    pthread_mutex_lock(&delayed);
+    struct record *k = e->last;
+    pthread_mutex_unlock(&delayed);
+    return k;
 }
 static int idle(struct stream *s) {
     pthread_mutex_lock(&delayed);
@@ -907,7 +915,7 @@ int cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
         if (e->stream != s && e->stream->merged < e->seq) e->stream->merged = e->seq;
         pthread_mutex_unlock(&mutex);
     } else if (s->capture == NULL) {
-        submit(s, &(struct op){.type = WAIT, .event = e, .turn = e->records});
+        submit(s, &(struct op){.type = WAIT, .record = last_record(e)});
     }
     RETURN("stream=%d event=%d flags=%u", id_of(stream), id_of(event), flags);
 }
@@ -1101,15 +1109,20 @@ int cuEventRecord(void *event, void *stream) {
         e->recorded = 1;
         clock_gettime(CLOCK_MONOTONIC, &e->at);
         e->at.tv_sec += __atomic_load_n(&passed_by, __ATOMIC_RELAXED);
-        submit(s, &(struct op){.type = RECORD, .event = e, .turn = ++e->records});
+        struct record *k = calloc(1, sizeof *k);
+        pthread_mutex_lock(&delayed);
+        e->last = k;
+        pthread_mutex_unlock(&delayed);
+        submit(s, &(struct op){.type = RECORD, .record = k});
     }
     RETURN("event=%d stream=%d", id_of(event), id_of(stream));
 }
 // passed says whether the last record has been passed, or waits for that.
 static int passed(struct event *e, int wait) {
     pthread_mutex_lock(&delayed);
-    while (wait && e->passed < e->records) pthread_cond_wait(&progress, &delayed);
-    int r = e->passed >= e->records;
+    struct record *k = e->last;
+    while (wait && k != NULL && !k->passed) pthread_cond_wait(&progress, &delayed);
+    int r = k == NULL || k->passed;
     pthread_mutex_unlock(&delayed);
     return r;
 }
