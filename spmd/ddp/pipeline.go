@@ -116,6 +116,44 @@ func (p *Pipeline[T]) Run(s *spmd.Stream, stage Stage[T]) error {
 	return r.err
 }
 
+// Task is what a stage does at a time: one of the passes of a micro-batch.
+type Task struct {
+	Micro    int
+	Backward bool
+}
+
+// Order returns the tasks of this stage in the order in which Run enqueues them.
+func (p *Pipeline[T]) Order() []Task {
+	var tasks []Task
+	ahead := p.InFlight() - 1
+	for i := range p.micro + ahead {
+		if i < p.micro {
+			tasks = append(tasks, Task{i, false})
+		}
+		if i >= ahead {
+			tasks = append(tasks, Task{i - ahead, true})
+		}
+	}
+	return tasks
+}
+
+// Forward enqueues on s the forward pass of micro micro-batches, and the messages between the
+// stages: what measures a loss and learns nothing. in and out are as in Stage. A stage keeps
+// nothing of a micro-batch when the next one begins.
+//
+// Collective over the ranks of the pipeline, in stream order, as Run.
+func (p *Pipeline[T]) Forward(s *spmd.Stream, micro int, forward func(micro int, in, out spmd.Buffer[T]) error) error {
+	r := run[T]{Pipeline: p, s: s, on: p.c.On(s)}
+	for i := range micro {
+		r.message(r.nothing(), r.fromBefore(0))
+		if r.err == nil {
+			r.err = forward(i, r.in[0], r.out)
+		}
+		r.message(r.toNext(), r.nothing())
+	}
+	return r.err
+}
+
 // run is a run that is being enqueued. After the first error it enqueues nothing more, and keeps
 // the error.
 type run[T spmd.Elem] struct {

@@ -139,6 +139,39 @@ func testPipeline(t *testing.T, w *spmd.World, n int, runs []int) {
 			}
 			must(t, graph.Close())
 		}
+		var tasks []string
+		for _, task := range p.Order() {
+			if task.Backward {
+				tasks = append(tasks, fmt.Sprint("B", task.Micro))
+			} else {
+				tasks = append(tasks, fmt.Sprint("F", task.Micro))
+			}
+		}
+		if !slices.Equal(tasks, want) {
+			t.Errorf("stage %d of %d: order %v is said, want %v", rank, w.Size(), tasks, want)
+		}
+		// Forward alone, of other numbers of micro-batches.
+		for _, some := range []int{0, micro - 1, micro} {
+			for m := range micro {
+				must(t, outs[m].SetAll(-1))
+			}
+			must(t, p.Forward(s, some, func(m int, in, out spmd.Buffer[float32]) error {
+				return stage.Forward(m, m%p.InFlight(), in, out)
+			}))
+			must(t, s.Synchronize())
+			for m := range micro {
+				x, i := float32(-1), n-1
+				if m < some {
+					x = float32(i)
+					for r := range rank + 1 {
+						x = factor(r)*x + float32(m)
+					}
+				}
+				if got := outs[m].At(i); got != x {
+					t.Fatalf("%d micro-batches forward, stage %d, micro-batch %d: %v, want %v", some, rank, m, got, x)
+				}
+			}
+		}
 		must(t, p.Close())
 	}
 	if _, err := ddp.NewPipeline[float32](w.Comm(), n, 0); err == nil || !strings.Contains(err.Error(), "0 micro-batches") {
