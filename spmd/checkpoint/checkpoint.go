@@ -290,10 +290,11 @@ func (m *Manager) checkEqual(items []Item, step int, meta []byte) error {
 // are aligned.
 func (m *Manager) layOut(x *index, items []Item) error {
 	size, rank := m.w.Size(), m.w.Rank()
-	mine := make([]int64, 2*len(items)+1) // never empty
+	const each = 5                           // numbers
+	mine := make([]int64, each*len(items)+1) // never empty
 	for n, i := range items {
 		p := i.part(rank, size)
-		mine[2*n], mine[2*n+1] = int64(p.Off), int64(p.Len)
+		copy(mine[each*n:], []int64{int64(p.Off), int64(p.Len), int64(p.First), int64(p.Run), int64(p.Stride)})
 		x.Arrays = append(x.Arrays, array{i.name, typeNames[i.typ], i.total})
 	}
 	all := make([]int64, len(mine)*size)
@@ -309,8 +310,8 @@ func (m *Manager) layOut(x *index, items []Item) error {
 		f := &x.Files[r]
 		f.Name, f.Parts = shardName(r, size, "safetensors"), []part{}
 		for n := range items {
-			at := all[r*len(mine)+2*n:]
-			if p := (part{n, int(at[0]), int(at[1])}); p.Len > 0 {
+			at := all[r*len(mine)+each*n:]
+			if p := (part{n, int(at[0]), int(at[1]), Cut{int(at[2]), int(at[3]), int(at[4])}}); p.Len > 0 {
 				f.Parts = append(f.Parts, p)
 				parts[n] = append(parts[n], p)
 			}

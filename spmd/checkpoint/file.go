@@ -82,12 +82,13 @@ type fileSum struct {
 	CRC   []uint32 `json:"crc32c"`
 }
 
-// part is the elements [Off, Off+Len) of an array, which a file has as a
+// part is the elements [Off, Off+Len) of a cut of an array, which a file has as a
 // tensor of the array's name.
 type part struct {
 	Array int `json:"array"`
 	Off   int `json:"off"`
 	Len   int `json:"len"`
+	Cut
 }
 
 // parseIndex reads an index and checks that it makes sense.
@@ -136,7 +137,7 @@ func (x *index) check() error {
 			return fmt.Errorf("%s: %w", f.Name, err)
 		}
 		for i, p := range f.Parts {
-			if p.Array < 0 || p.Array >= len(x.Arrays) || p.Off < 0 || p.Len <= 0 || p.Off > x.Arrays[p.Array].Len-p.Len || in[p.Array] > r {
+			if p.Array < 0 || p.Array >= len(x.Arrays) || p.Len <= 0 || !p.inside(x.Arrays[p.Array].Len) || in[p.Array] > r {
 				return fmt.Errorf("%s: part %d is elements [%d, %d+%d) of array %d", f.Name, i, p.Off, p.Off, p.Len, p.Array)
 			}
 			in[p.Array] = r + 1
@@ -154,25 +155,6 @@ func (x *index) check() error {
 func (f *fileSum) check() error {
 	if f.Bytes < 1 || (f.Bytes-1)/chunkBytes+1 != int64(len(f.CRC)) {
 		return fmt.Errorf("%d checksums of %d bytes", len(f.CRC), f.Bytes)
-	}
-	return nil
-}
-
-// covers checks that the parts of an array do not overlap and leave nothing out.
-func covers(a array, parts []part) error {
-	slices.SortFunc(parts, func(p, q part) int { return cmp.Compare(p.Off, q.Off) })
-	end := 0
-	for _, p := range parts {
-		if p.Off < end {
-			return fmt.Errorf("%q: element %d is in the parts of two ranks", a.Name, p.Off)
-		}
-		if p.Off > end {
-			break
-		}
-		end += p.Len
-	}
-	if end != a.Len {
-		return fmt.Errorf("%q: element %d of %d is in no rank's part", a.Name, end, a.Len)
 	}
 	return nil
 }

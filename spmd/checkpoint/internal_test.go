@@ -17,8 +17,8 @@ func goodIndex() *index {
 		Format: format, Step: 7, Serial: 3, Chunk: chunkBytes, Meta: json.RawMessage(`{"a":1}`),
 		Arrays: []array{{"w", "F32", 10}, {"empty", "U8", 0}},
 		Files: []shardFile{
-			{"shard-00000-of-00002.safetensors", []part{{0, 4, 6}}, fileSum{100, []uint32{1}}},
-			{"shard-00001-of-00002.safetensors", []part{{0, 0, 4}}, fileSum{chunkBytes + 1, []uint32{1, 2}}},
+			{"shard-00000-of-00002.safetensors", []part{{0, 4, 6, Cut{}}}, fileSum{100, []uint32{1}}},
+			{"shard-00001-of-00002.safetensors", []part{{0, 0, 4, Cut{}}}, fileSum{chunkBytes + 1, []uint32{1, 2}}},
 		},
 	}
 }
@@ -63,7 +63,17 @@ func TestParseIndex(t *testing.T) {
 		{"[4, 4+9223372036854775807)", func(x *index) { x.Files[0].Parts[0].Len = 1<<63 - 1 }},
 		{"[4, 4+0)", func(x *index) { x.Files[0].Parts[0].Len = 0 }},
 		{"part 1 is", func(x *index) {
-			x.Files[0].Parts = []part{{0, 4, 3}, {0, 7, 3}}
+			x.Files[0].Parts = []part{{0, 4, 3, Cut{}}, {0, 7, 3, Cut{}}}
+		}},
+		{"part 0 is", func(x *index) { x.Files[0].Parts[0].Cut = Cut{0, 2, 1} }},
+		{"part 0 is", func(x *index) { x.Files[0].Parts[0].Cut = Cut{-1, 2, 3} }},
+		{"part 0 is", func(x *index) { x.Files[0].Parts[0].Cut = Cut{0, 2, 1 << 62} }},
+		{"part 0 is", func(x *index) { x.Files[0].Parts[0].Cut = Cut{1 << 62, 2, 2} }},
+		{"part 0 is", func(x *index) { x.Files[0].Parts[0].Cut = Cut{1, 1, 1} }},
+		{"element 2 is in the parts of two", func(x *index) { x.Files[0].Parts[0] = part{0, 0, 4, Cut{2, 2, 6}} }},
+		{"element 4 of 10 is in no", func(x *index) {
+			x.Files[0].Parts[0].Len = 5
+			x.Files[0].Parts[0] = part{0, 0, 4, Cut{5, 1, 1}}
 		}},
 		{"element 4 is in the parts of two", func(x *index) { x.Files[1].Parts[0].Len = 5 }},
 		{"element 3 of 10 is in no", func(x *index) { x.Files[1].Parts[0].Len = 3 }},

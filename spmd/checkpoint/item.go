@@ -11,13 +11,14 @@ import (
 	"lockstep/spmd/internal/inside"
 )
 
-// Item is one array of a program's state, as Replicated and Sharded give it to
+// Item is one array of a program's state, as Replicated, Sharded and Strided give it to
 // a Manager.
 type Item struct {
 	name       string
 	typ        elem.Type
 	off, n     int // this rank's elements
 	total      int
+	cut        Cut
 	replicated bool
 	buffer     any
 	read       func(dst []byte, from int) error // elements of the buffer
@@ -58,11 +59,12 @@ func Sharded[T spmd.Elem](name string, b spmd.Buffer[T], off, total int) Item {
 }
 
 // part returns the elements that a rank saves, or has to read.
-func (i *Item) part(rank, size int) spmd.Shard {
+func (i *Item) part(rank, size int) part {
 	if i.replicated {
-		return spmd.ShardOf(i.total, rank, size)
+		s := spmd.ShardOf(i.total, rank, size)
+		return part{Off: s.Off, Len: s.Len}
 	}
-	return spmd.Shard{Off: i.off, Len: i.n}
+	return part{Off: i.off, Len: i.n, Cut: i.cut}
 }
 
 // The doors of package spmd.
@@ -85,8 +87,12 @@ func (m *Manager) checkItems(items []Item) error {
 			return fmt.Errorf("two arrays are named %q", i.name)
 		}
 		seen[i.name] = true
-		if i.off < 0 || i.n > i.total || i.off > i.total-i.n {
+		switch p := (part{Off: i.off, Len: i.n, Cut: i.cut}); {
+		case p.inside(i.total):
+		case i.cut == Cut{}:
 			return fmt.Errorf("%q: elements [%d, %d+%d) of %d", i.name, i.off, i.off, i.n, i.total)
+		default:
+			return fmt.Errorf("%q: elements [%d, %d+%d), cut by %+v, of %d", i.name, i.off, i.off, i.n, i.cut, i.total)
 		}
 		if err := checkBuffer(m.w, i.buffer); err != nil {
 			return fmt.Errorf("%q: %w", i.name, err)

@@ -180,8 +180,10 @@ func (m *Manager) fillFrom(x *index, folder string, file *shardFile, chunk, piec
 			continue
 		}
 		own := i.part(m.w.Rank(), m.w.Size())
+		// Alike cut, or not at all, the two have their elements in one order.
 		lo, hi := max(own.Off, p.Off), min(own.Off+own.Len, p.Off+p.Len)
-		if lo >= hi {
+		alike := own.Cut == p.Cut
+		if alike && lo >= hi || own.Len == 0 {
 			continue
 		}
 		if s == nil {
@@ -194,7 +196,13 @@ func (m *Manager) fillFrom(x *index, folder string, file *shardFile, chunk, piec
 				return err
 			}
 		}
-		if err := s.fill(i, p, lo, hi, piece); err != nil {
+		var err error
+		if alike {
+			err = s.fill(i, p, lo, hi, piece)
+		} else {
+			err = s.scatter(i, p, own)
+		}
+		if err != nil {
 			return err
 		}
 	}
