@@ -57,8 +57,8 @@ func TestTrainAudits(t *testing.T) {
 			every int
 			after string
 		}{{2, "after 2 steps"}, {0, "after 5 steps"}} {
-			cfg := testConfig(5)
-			tr := start(t, w, w.Comm(), cfg, wordTokens(4000))
+			cfg := runConfig(5)
+			tr := trainerOf(t, w, cfg)
 			o, p := optionsOf(cfg), tr.state.Params[3]
 			o.audit = tc.every
 			if w.Rank() == 1 {
@@ -96,8 +96,8 @@ func TestEndsTogether(t *testing.T) {
 	spmdtest.Run(t, []int{1, 2, 3}, func(t *testing.T, w *spmd.World) {
 		for asked := range w.Size() { // the first to be asked; those after it follow step by step
 			for _, at := range []int{0, 1, 6} {
-				cfg := testConfig(50)
-				tr := start(t, w, w.Comm(), cfg, wordTokens(4000))
+				cfg := runConfig(50)
+				tr := trainerOf(t, w, cfg)
 				stop := make(chan struct{})
 				ctx := &atStep{t.Context(), at + (w.Rank()-asked+w.Size())%w.Size(), func() { close(stop) }}
 				early, err := optionsOf(cfg).train(ctx, w, tr, nil, stop)
@@ -119,8 +119,8 @@ func TestEndsTogether(t *testing.T) {
 func TestEndsByItself(t *testing.T) {
 	spmdtest.Run(t, []int{2}, func(t *testing.T, w *spmd.World) {
 		for _, steps := range []int{1, 2} {
-			cfg := testConfig(steps)
-			tr := start(t, w, w.Comm(), cfg, wordTokens(4000))
+			cfg := runConfig(steps)
+			tr := trainerOf(t, w, cfg)
 			stop := make(chan struct{})
 			close(stop)
 			early, err := optionsOf(cfg).train(t.Context(), w, tr, nil, stop)
@@ -132,4 +132,50 @@ func TestEndsByItself(t *testing.T) {
 			}
 		}
 	})
+}
+
+// runConfig is a small model that takes 7 sequences a step.
+func runConfig(steps int) trainConfig {
+	return trainConfig{
+		model: Config{Layers: 2, Heads: 2, Channels: 32, SeqMax: 24, Vocab: 256},
+		adam:  DefaultAdam, rate: Schedule{Peak: 3e-3, Final: 3e-4, Warmup: 2, Steps: steps},
+		batch: 2, seq: 24, globalBatch: 7, steps: steps, valBatches: 2,
+	}
+}
+
+// newTrainerOf returns a trainer on words.
+func newTrainerOf(t *testing.T, w *spmd.World, cfg trainConfig) *trainer {
+	t.Helper()
+	data, err := newDataset(inMemory(1, randomWords(4000)), cfg.seq, cfg.globalBatch, 5)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr, err := newTrainer(w, w.Comm(), cfg, data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tr
+}
+
+// trainerOf returns a trainer on words that is ready for step 0.
+func trainerOf(t *testing.T, w *spmd.World, cfg trainConfig) *trainer {
+	t.Helper()
+	tr := newTrainerOf(t, w, cfg)
+	if err := tr.begin(5); err != nil {
+		t.Fatal(err)
+	}
+	return tr
+}
+
+// lossOf runs one step and returns its loss.
+func lossOf(t *testing.T, tr *trainer, n int) float64 {
+	t.Helper()
+	if err := tr.enqueue(n); err != nil {
+		t.Fatal(err)
+	}
+	loss, _, _, err := tr.read(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return loss
 }

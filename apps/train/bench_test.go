@@ -8,9 +8,9 @@ import (
 	"lockstep/spmd/blas"
 )
 
-// A step of GPT-2 124M, and each kernel and product of it:
+// The passes of GPT-2 124M, and each kernel and product of them:
 //
-//	go test ./apps/train -run '^$' -bench . -benchtime 5x
+//	go test ./apps/train/gpt -run '^$' -bench . -benchtime 5x
 //
 // On the host that is GPT-2 124M in float32, 4 sequences of 64 tokens; on a GPU
 // (SPMDTEST_DEVICE=cuda) in bfloat16, 64 and 8 sequences of 1024 tokens, and each
@@ -52,7 +52,6 @@ func benchWorld(b *testing.B) *spmd.World {
 type bench[A Act] struct {
 	*enqueue[A]
 	batch Batch
-	adam  *AdamW
 }
 
 func newBench[A Act](b *testing.B, w *spmd.World, sh benchShape) *bench[A] {
@@ -69,12 +68,7 @@ func newBench[A Act](b *testing.B, w *spmd.World, sh benchShape) *bench[A] {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { _ = s.Close() })
-	adam, err := NewAdamW(&m.State, DefaultAdam)
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { _ = adam.Close() })
-	x := &bench[A]{adam: adam}
+	x := &bench[A]{}
 	tokens := func(seed uint64) spmd.Buffer[int32] {
 		t, err := spmd.Alloc[int32](w, sh.b*sh.t)
 		if err == nil {
@@ -105,9 +99,6 @@ func (x *bench[A]) step(b *testing.B) {
 	if err := x.m.ForwardBackward(x.s, x.batch, 1/float32(x.n), true, nil); err != nil {
 		b.Fatal(err)
 	}
-	if err := x.adam.Step(x.s, 1e-4); err != nil {
-		b.Fatal(err)
-	}
 	if err := x.s.Synchronize(); err != nil {
 		b.Fatal(err)
 	}
@@ -127,9 +118,10 @@ func onShapes(b *testing.B, f32 func(*testing.B, *bench[float32]), half func(*te
 	}
 }
 
-func BenchmarkStepGPT2(b *testing.B) { onShapes(b, benchStep[float32], benchStep[spmd.BF16]) }
+// BenchmarkPasses times the forward and the backward pass.
+func BenchmarkPasses(b *testing.B) { onShapes(b, benchPasses[float32], benchPasses[spmd.BF16]) }
 
-func benchStep[A Act](b *testing.B, x *bench[A]) {
+func benchPasses[A Act](b *testing.B, x *bench[A]) {
 	for b.Loop() {
 		x.step(b)
 	}
@@ -153,7 +145,6 @@ func benchKernels[A Act](b *testing.B, x *bench[A]) {
 	head.n = rows
 	lnf, logits, targets := m.lnf.Slice(0, rows*m.Cfg.Channels), m.logits.Slice(0, rows*m.Cfg.PaddedVocab()), x.batch.Targets.Slice(0, rows)
 	chunks := (e.n + rows - 1) / rows
-	params := float64(m.Weights.Len())
 	product := func(l *linear[A]) float64 { return 2 * N * float64(l.in) * float64(l.out) }
 	headProduct := 2 * float64(rows) * C * Vp
 	for _, k := range []struct {
@@ -189,11 +180,6 @@ func benchKernels[A Act](b *testing.B, x *bench[A]) {
 		{"attention backward", L, 0, 0, func() { e.attentionBackward(m.dwide, m.tmp, a.att, a.lse, a.qkv) }},
 		{"classifier", chunks, float64(rows) * Vp * 2 * size, 0, func() { e.classifier(m.losses.Slice(0, rows), logits, targets, 1, true, cast{}) }},
 		{"loss sum", 1, N * 4, 0, func() { e.lossSum(m.Loss, m.losses, 1) }},
-		{"adamw and norm", 1, params * (8*4 + 2*(4-size)), 0, func() {
-			if e.err == nil {
-				e.err = x.adam.Step(e.s, 0)
-			}
-		}},
 	} {
 		b.Run(k.name, func(b *testing.B) {
 			// Every kernel starts from a whole pass: the repeated sums above must not

@@ -250,5 +250,5 @@ func aboutVal(err error) error {
 	if err == nil || !errors.As(err, new(inputError)) {
 		return err
 	}
-	return inputError{errors.New(strings.Replace(err.Error(), "--data", "--val-data", 1))}
+	return asInput(errors.New(strings.Replace(err.Error(), "--data", "--val-data", 1)))
 }

@@ -70,7 +70,7 @@ func TestJoined(t *testing.T) {
 		}
 		j.add(f)
 	}
-	v := withVal{j, flatFile(5)}
+	v := withVal{j, inMemory(2, flatTokens(5))}
 	flat = append(flat, 0, 1, 2, 3, 4)
 	for at := range 14 {
 		for n := range 14 - at {
@@ -94,12 +94,12 @@ func TestBinData(t *testing.T) {
 	dir := t.TempDir()
 	rng := rand.New(rand.NewPCG(1, 2))
 	words := strings.Fields("func return if else for range int string error nil package import")
-	var text strings.Builder
+	var some strings.Builder
 	for range 6000 {
-		text.WriteString(words[rng.IntN(len(words))] + " ")
+		some.WriteString(words[rng.IntN(len(words))] + " ")
 	}
-	plain := write(t, dir, "text.txt", text.String())
-	ids, err := tokensOf(newGPT2Tokens(), text.String())
+	plain := write(t, dir, "text.txt", some.String())
+	ids, err := tokensOf(newGPT2Tokens(), some.String())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -142,7 +142,7 @@ func TestBinData(t *testing.T) {
 		{[]string{"--data", all, "--data", plain}, "do not go together"},
 		{[]string{"--data", all, "--tokens", "bytes"}, "--tokens bytes: token files (.bin) hold GPT-2's"},
 		{[]string{"--data", plain, "--val-data", all, "--tokens", "bytes"}, "--tokens bytes"},
-		{[]string{"--data", write(t, dir, "text.bin", text.String())}, "text.bin: not a token file of llm.c"},
+		{[]string{"--data", write(t, dir, "text.bin", some.String())}, "text.bin: not a token file of llm.c"},
 		{[]string{"--data", all, "--val-data", filepath.Join(dir, "none.bin")}, "--val-data " + filepath.Join(dir, "none.bin") + ": no such file"},
 		{[]string{"--data", all, "--val-data", bad}, "--val-data " + bad + ": token 50257"},
 		{[]string{"--data", all, "--val-data", filepath.Join(dir, "part_001.bin")}, "one sequence to validate on 17"},

@@ -349,12 +349,12 @@ type group struct {
 // gather is exchange for ranks that may have failed: an error of one rank becomes
 // the error of all, the same text everywhere, and no rank waits for ever.
 func (g group) gather(mine []byte, err error) ([][]byte, error) {
-	const ok, bad, input = 0, 1, 2
+	const ok, bad, theirs = 0, 1, 2
 	msg := append([]byte{ok}, mine...)
 	if err != nil {
 		msg = append([]byte{bad}, err.Error()...)
 		if errors.As(err, new(inputError)) {
-			msg[0] = input
+			msg[0] = theirs
 		}
 	}
 	all, xerr := g.exchange(msg)
@@ -367,8 +367,8 @@ func (g group) gather(mine []byte, err error) ([][]byte, error) {
 			all[r] = m[1:]
 		case r == g.rank:
 			return nil, err // whole, with what it wraps
-		case m[0] == input:
-			return nil, inputError{errors.New(string(m[1:]))}
+		case m[0] == theirs:
+			return nil, asInput(errors.New(string(m[1:])))
 		default:
 			return nil, fmt.Errorf("rank %d: %s", r, m[1:])
 		}

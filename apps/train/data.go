@@ -27,7 +27,11 @@ import (
 // program or the machine.
 type inputError struct{ error }
 
-func badInput(format string, args ...any) error { return inputError{fmt.Errorf(format, args...)} }
+// asInput marks an error so.
+func asInput(err error) error { return inputError{err} }
+
+// badInput is fmt.Errorf for such errors.
+func badInput(format string, args ...any) error { return asInput(fmt.Errorf(format, args...)) }
 
 // origin is how a file came to be part of the data; it decides what is skipped.
 type origin uint8

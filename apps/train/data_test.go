@@ -1,6 +1,9 @@
 package main
 
 import (
+	"lockstep/spmd"
+	"lockstep/spmd/spmdtest"
+
 	"bytes"
 	"errors"
 	"fmt"
@@ -537,12 +540,14 @@ func TestPermute(t *testing.T) {
 }
 
 // flatFile is a token file in memory whose token i is i.
-func flatFile(n int) *tokenFile {
-	f := &tokenFile{header: tokenHeader{width: 2, count: uint64(n)}}
+func flatFile(n int) *tokenFile { return inMemory(2, flatTokens(n)) }
+
+// flatTokens is tokens of two bytes, of which token i is i.
+func flatTokens(n int) (body []byte) {
 	for i := range n {
-		f.body = append(f.body, byte(i), byte(i>>8))
+		body = append(body, byte(i), byte(i>>8))
 	}
-	return f
+	return body
 }
 
 func TestSampleOrder(t *testing.T) {
@@ -627,4 +632,30 @@ func TestDataTooSmall(t *testing.T) {
 	if !errors.As(err, new(inputError)) || !strings.Contains(err.Error(), fmt.Sprint(need-1)) || !strings.Contains(err.Error(), fmt.Sprint(need)) {
 		t.Errorf("error %v, want bad input that names %d and %d", err, need-1, need)
 	}
+}
+
+// A token outside the vocabulary does not leave the loader.
+func TestLoaderRefusesTokens(t *testing.T) {
+	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		s, err := w.NewStream("test")
+		if err != nil {
+			t.Fatal(err)
+		}
+		data := &dataset{file: flatFile(1000), train: span{0, 1000}, seq: 4}
+		l, err := newLoader(w, data, 1, 500)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for at, bad := range map[int]bool{495: false, 496: true, 600: true} { // the last target is at+4
+			f := l.feed(slices.Values([][]int{{at}}))
+			_, err := f.next(s)
+			if bad != (err != nil) || bad && !strings.Contains(err.Error(), "outside the vocabulary of 500") {
+				t.Errorf("tokens from %d on, of 500: error %v", at, err)
+			}
+			f.stop()
+		}
+		if err := errors.Join(s.Synchronize(), l.Close()); err != nil {
+			t.Fatal(err)
+		}
+	})
 }

@@ -246,6 +246,13 @@ func (e *decodePass[A]) product(y spmd.Buffer[float32], x spmd.Buffer[A], p *lin
 	}
 }
 
+// newDecodeKernel declares kernel name of decode.cu for each type of activations; on the host
+// fn computes both.
+func newDecodeKernel(name string, fn func(a *hostArgs) error) kernel {
+	return kernel{spmd.NewKernel(name, decodeSource, onHost(false, fn), spmd.Define("ACT", "float")),
+		spmd.NewKernel(name, decodeSource, onHost(true, fn), spmd.Define("ACT", "bf16"))}
+}
+
 // It has float only, but the source wants an ACT.
 var decodeEmbedKernel = spmd.NewKernel("decode_embed", decodeSource, func(a spmd.Args) error {
 	n, c, vocab := a.I32(5), a.I32(6), a.I32(7)
@@ -271,7 +278,7 @@ func (e *decodePass[A]) embed() {
 	}
 }
 
-var decodeNormKernel = newKernelOf(decodeSource, "decode_norm", func(a *hostArgs) error {
+var decodeNormKernel = newDecodeKernel("decode_norm", func(a *hostArgs) error {
 	n, c := a.I32(6), a.I32(7)
 	out, x, y, ybias, weight, bias := a.out(0, n*c), a.f32(1), a.f32(2), a.f32(3), a.f32(4), a.f32(5)
 	host.Parallel(n, rowGrain(c), func(lo, hi int) {
@@ -304,7 +311,7 @@ func (e *decodePass[A]) normalize(add, addBias, weight, bias spmd.Buffer[float32
 		spmd.I32(e.n), spmd.I32(d.cfg.Channels))
 }
 
-var decodeAppendKernel = newKernelOf(decodeSource, "decode_append", func(a *hostArgs) error {
+var decodeAppendKernel = newDecodeKernel("decode_append", func(a *hostArgs) error {
 	n, nh, hs, seq := a.I32(5), a.I32(6), a.I32(7), a.I32(8)
 	c := nh * hs
 	keys, values, qkv, bias := a.inOut(0, seq*c), a.inOut(1, seq*c), a.f32(2), a.f32(3)
@@ -331,7 +338,7 @@ func (e *decodePass[A]) append(keys, values spmd.Buffer[A], bias spmd.Buffer[flo
 		spmd.I32(e.n), spmd.I32(d.cfg.Heads), spmd.I32(d.cfg.Channels/d.cfg.Heads), spmd.I32(d.seq))
 }
 
-var decodeAttendKernel = newKernelOf(decodeSource, "decode_attend", func(a *hostArgs) error {
+var decodeAttendKernel = newDecodeKernel("decode_attend", func(a *hostArgs) error {
 	n, nh, hs, seq := a.I32(5), a.I32(6), a.I32(7), a.I32(8)
 	c := nh * hs
 	out, qkv, keys, values := a.out(0, n*c), a.f32(1), a.in(2, seq*c), a.in(3, seq*c)
@@ -350,7 +357,7 @@ func (e *decodePass[A]) attend(keys, values spmd.Buffer[A]) {
 		spmd.I32(e.n), spmd.I32(nh), spmd.I32(hs), spmd.I32(d.seq))
 }
 
-var decodeGeluKernel = newKernelOf(decodeSource, "decode_gelu", func(a *hostArgs) error {
+var decodeGeluKernel = newDecodeKernel("decode_gelu", func(a *hostArgs) error {
 	n, c := a.I32(3), a.I32(4)
 	out, x, bias := a.out(0, n*c), a.f32(1), a.f32(2)
 	host.Parallel(n, rowGrain(c), func(lo, hi int) { cDecodeGelu(out, x, bias, c, lo, hi) })

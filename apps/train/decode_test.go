@@ -12,6 +12,24 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
+// modelOf is a model on a stream of w, with the given weights.
+func modelOf[A Act](t *testing.T, w *spmd.World, cfg Config, p map[string][]float64) (*Model[A], *spmd.Stream) {
+	t.Helper()
+	m, err := NewModel[A](w, cfg, 1, cfg.SeqMax)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := w.NewStream("test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	loadParams(t, m.Params, m.Weights, p)
+	if err := m.Refresh(s); err != nil {
+		t.Fatal(err)
+	}
+	return m, s
+}
+
 // A sequence that grows, by pieces and token by token, has the logits that the whole
 // forward pass has for it.
 func TestDecode(t *testing.T) {
@@ -37,7 +55,7 @@ func testDecode[A Act](t *testing.T, w *spmd.World) {
 		{Config{Layers: 2, Heads: 1, Channels: 300, SeqMax: 12, Vocab: 61}, 3}, // a head wider than a block
 		{Config{Layers: 2, Heads: 4, Channels: 64, SeqMax: 600, Vocab: 130}, 2*decodeRows + 30},
 	} {
-		m, s := testModel[A](t, w, c.cfg, randomParams(c.cfg, 1), 1)
+		m, s := modelOf[A](t, w, c.cfg, randomParams(c.cfg, 1))
 		d, err := newDecoder(s, c.cfg, m.Weights, m.half, c.cfg.SeqMax)
 		if err != nil {
 			t.Fatal(err)

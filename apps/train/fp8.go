@@ -68,7 +68,6 @@ type fp8State struct {
 	weightBy   spmd.Buffer[float32]     // (mats,apart8): what codes are multiplied by, in the first
 
 	operand spmd.Buffer[spmd.F8E4M3] // the operand of the next product
-	partial spmd.Buffer[float32]     // (columnParts,4C): sums of columns
 }
 
 // apart8 is how many numbers lie between the scales of products: cuBLASLt wants them aligned to 16 bytes.
@@ -114,8 +113,8 @@ func fp8Matrices(cfg Config, params []Param) (mats []matrix8, names []string, co
 	return mats, names, codes
 }
 
-// takeAll takes, or counts, the memory for n rows.
-func (e *fp8State) takeAll(sp *space, cfg Config, params []Param, n int) {
+// takeAll takes, or counts, the memory for n rows, and columns of scratch.
+func (e *fp8State) takeAll(sp *space, cfg Config, params []Param, n int, columns *spmd.Buffer[float32]) {
 	sites, codes := cfg.fp8Sites(), 0
 	e.mats, _, codes = fp8Matrices(cfg, params)
 	e.nTiles = 0
@@ -132,7 +131,7 @@ func (e *fp8State) takeAll(sp *space, cfg Config, params []Param, n int) {
 	operand := min(n, headRows) * cfg.PaddedVocab()
 	if cfg.FP8 == fp8All {
 		operand = max(operand, 4*n*cfg.Channels)
-		take(sp, columnParts*4*cfg.Channels, &e.partial)
+		take(sp, columnParts*4*cfg.Channels, columns)
 	}
 	take(sp, operand, &e.operand)
 }

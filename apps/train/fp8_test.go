@@ -86,7 +86,7 @@ type casting struct {
 
 func newCasting(t *testing.T, w *spmd.World, n, exponent int, peak float32) casting {
 	t.Helper()
-	codes := make([]spmd.F8E4M3, n+guard)
+	codes := make([]spmd.F8E4M3, n+16)
 	for i := range codes {
 		codes[i] = 0x55
 	}
@@ -130,9 +130,7 @@ func TestFP8Kernels(t *testing.T) {
 		r := rand.New(rand.NewPCG(1, 2))
 		for turn, size := range [][2]int{{1, 16}, {3, 48}, {70, 128}, {5, 4112}, {1100, 16}, {600, 2304}, {4000, 48}} {
 			n, c := size[0], size[1]
-			m := &Model[spmd.BF16]{}
-			m.fp8 = &fp8State{partial: bufferOf(t, w, make([]float32, columnParts*c))}
-			e := &enqueue[spmd.BF16]{s: s, m: m, b: 1, t: n, n: n, acc: turn%2 == 1}
+			e := &launcher[spmd.BF16]{s: s, n: n, t: n, acc: turn%2 == 1, scratch: scratch{columns: bufferOf(t, w, make([]float32, columnParts*c))}}
 			x, pre := make([]spmd.BF16, n*c), make([]spmd.BF16, n*c)
 			for i := range x {
 				x[i] = spmd.ToBF16(float32(r.NormFloat64() * math.Exp(4*r.NormFloat64())))
@@ -315,8 +313,6 @@ func TestFP8LayerNorm(t *testing.T) {
 		noError(t, err)
 		for _, c := range []int{48, 512, 768, 1008, 2320} {
 			const n = 1077
-			m, err := NewModel[spmd.BF16](w, Config{Layers: 1, Heads: 1, Channels: c, SeqMax: n, Vocab: 5}, 1, n)
-			noError(t, err)
 			halves := func(seed uint64) []spmd.BF16 {
 				x := make([]spmd.BF16, n*c)
 				for i, v := range randomFloats(len(x), 2, seed) {
@@ -324,7 +320,8 @@ func TestFP8LayerNorm(t *testing.T) {
 				}
 				return x
 			}
-			e := enqueueOn(s, m, Batch{B: 1, T: n}, false, mode8{})
+			e := &launcher[spmd.BF16]{s: s, cfg: Config{Layers: 1, Heads: 1, Channels: c, SeqMax: n, Vocab: 5}, n: n, t: n, scratch: scratch{
+				partial: bufferOf(t, w, make([]float32, normRows*3*c)), arrived: bufferOf(t, w, make([]uint32, max((4*c+31)/32, normRows)))}}
 			x, dout := bufferOf(t, w, halves(1)), bufferOf(t, w, halves(2))
 			mean, rstd := bufferOf(t, w, make([]float32, n)), bufferOf(t, w, make([]float32, n))
 			p := &norm{w: bufferOf(t, w, randomFloats(c, 1, 3)), b: bufferOf(t, w, randomFloats(c, 1, 4)),
@@ -355,7 +352,6 @@ func TestFP8LayerNorm(t *testing.T) {
 			near("gradients", grads, grads8)
 			forward.check(t, fmt.Sprintf("forward, rows of %d", c), out8, 0)
 			backward.check(t, fmt.Sprintf("backward, rows of %d", c), dx8, 0)
-			noError(t, m.Close())
 		}
 	})
 }
@@ -366,8 +362,6 @@ func TestFP8Classifier(t *testing.T) {
 		s, err := w.NewStream("s")
 		noError(t, err)
 		cfg := Config{Layers: 1, Heads: 1, Channels: 16, SeqMax: 8, Vocab: 300}
-		m, err := NewModel[spmd.BF16](w, cfg, 5, 8)
-		noError(t, err)
 		const n = 33
 		vp := cfg.PaddedVocab()
 		logits := make([]spmd.BF16, n*vp)
@@ -376,11 +370,10 @@ func TestFP8Classifier(t *testing.T) {
 		}
 		b, losses := bufferOf(t, w, logits), bufferOf(t, w, make([]float32, n))
 		to := newCasting(t, w, n*vp, 9, 0)
-		e := &enqueue[spmd.BF16]{s: s, m: m, b: 1, t: n, n: n}
+		e := &launcher[spmd.BF16]{s: s, cfg: cfg, n: n, t: n}
 		e.classifier(losses, b, tokenBuffer(t, w, randomTokens(n, cfg.Vocab, 5)), 0.25, true, to.cast)
 		noError(t, e.err, s.Synchronize())
 		to.check(t, "gradient", valuesOf(t, b), 0)
-		noError(t, m.Close())
 	})
 }
 
@@ -499,17 +492,13 @@ func TestFP8Steps(t *testing.T) {
 func TestFP8Checkpoint(t *testing.T) {
 	on8(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		const steps, half = 12, 5
-		f := wordTokens(4000)
 		dir := t.TempDir()
-		run := func(level fp8Level, globalBatch int, found *saved) (*trainer, *saver) {
+		open := func(level fp8Level, globalBatch int, found *saved) (*trainer, *saver) {
 			t.Helper()
-			cfg := testConfig(steps)
+			cfg := runConfig(steps)
 			cfg.half, cfg.graph, cfg.model.FP8, cfg.globalBatch = true, "off", level, globalBatch
-			data, err := newDataset(f, cfg.seq, cfg.globalBatch, 5)
-			noError(t, err)
-			tr, err := newTrainer(w, w.Comm(), cfg, data)
-			noError(t, err)
-			o := newOptions()
+			tr := newTrainerOf(t, w, cfg)
+			o, err := newOptions(), error(nil)
 			o.tok, err = newTokenizer("bytes")
 			noError(t, err)
 			o.checkpoint, o.cfg, o.seq, o.fp8, o.dtype, o.globalBatch, o.given = dir, cfg.model, cfg.seq, level.String(), "bfloat16", globalBatch, func(string) bool { return true }
@@ -523,30 +512,30 @@ func TestFP8Checkpoint(t *testing.T) {
 			}
 			return tr, s
 		}
-		tr, s := run(fp8All, 7, nil)
+		tr, s := open(fp8All, 7, nil)
 		var losses []float64
 		for i := range steps {
 			if i == half {
 				noError(t, s.save(tr, half, record{}), s.Wait())
 			}
-			loss, _ := step(t, tr, i)
+			loss := lossOf(t, tr, i)
 			losses = append(losses, loss)
 		}
 		noError(t, tr.Close(), s.Close())
 
-		tr, s = run(fp8All, 7, new(saved))
+		tr, s = open(fp8All, 7, new(saved))
 		if tr.first != half || len(tr.scales) != headSites+2*layerSites {
 			t.Errorf("it goes on after %d steps with scales %v", tr.first, tr.scales)
 		}
 		for i := half; i < steps; i++ {
-			if loss, _ := step(t, tr, i); loss != losses[i] {
+			if loss := lossOf(t, tr, i); loss != losses[i] {
 				t.Errorf("step %d: loss %v, uninterrupted %v", i, loss, losses[i])
 			}
 		}
 		noError(t, tr.Close(), s.Close())
 		for name, other := range map[string]func() (*trainer, *saver){
-			"other products":       func() (*trainer, *saver) { return run(fp8Head, 7, new(saved)) },
-			"another global batch": func() (*trainer, *saver) { return run(fp8All, 3, new(saved)) },
+			"other products":       func() (*trainer, *saver) { return open(fp8Head, 7, new(saved)) },
+			"another global batch": func() (*trainer, *saver) { return open(fp8All, 3, new(saved)) },
 		} {
 			tr, s := other()
 			exps, err := tr.state.fp8.scales()
@@ -554,7 +543,7 @@ func TestFP8Checkpoint(t *testing.T) {
 			if tr.scales != nil || !slices.ContainsFunc(exps, func(e int) bool { return e != 0 }) {
 				t.Errorf("%s: scales %v of the checkpoint, %v found", name, tr.scales, exps)
 			}
-			step(t, tr, half)
+			lossOf(t, tr, half)
 			noError(t, tr.Close(), s.Close())
 		}
 	})

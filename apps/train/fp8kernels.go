@@ -69,7 +69,7 @@ var castKernel = spmd.NewKernel("cast_8", fp8Source, func(a spmd.Args) error {
 func loop8(n int) spmd.Grid { return blocks(min(132*8, (n/8+255)/256), 1, 1) }
 
 // cast enqueues the copy of the first n elements of x.
-func (e *enqueue[A]) cast(x spmd.Buffer[A], n int, c cast) {
+func (e *launcher[A]) cast(x spmd.Buffer[A], n int, c cast) {
 	if e.err == nil && !c.none() {
 		e.err = castKernel.Launch(e.s, loop8(n), c.codes.Arg(), c.up.Arg(), c.peak.Arg(), x.Arg(), spmd.I64(n))
 	}
@@ -93,7 +93,7 @@ func logistic(x float32) float32 {
 }
 
 // gelu8 enqueues y = gelu(x), by GPT-2's tanh formula, of the first n elements, and the copy of y.
-func (e *enqueue[A]) gelu8(y, x spmd.Buffer[A], n int, c cast) {
+func (e *launcher[A]) gelu8(y, x spmd.Buffer[A], n int, c cast) {
 	if e.err == nil {
 		e.err = geluKernel8.Launch(e.s, loop8(n), y.Arg(), c.codes.Arg(), c.up.Arg(), c.peak.Arg(), x.Arg(), spmd.I64(n))
 	}
@@ -145,7 +145,7 @@ var sumRowsKernel = spmd.NewKernel("sum_rows_8", fp8Source, func(a spmd.Args) er
 
 // castColumns enqueues the copy of x(n,c), c being the length of sums, and sums (+)= the
 // sums of its columns. Where pre is not empty x is multiplied by gelu'(pre) first.
-func (e *enqueue[A]) castColumns(x, pre spmd.Buffer[A], to cast, sums spmd.Buffer[float32]) {
+func (e *launcher[A]) castColumns(x, pre spmd.Buffer[A], to cast, sums spmd.Buffer[float32]) {
 	if e.err != nil || to.none() {
 		return
 	}
@@ -157,7 +157,7 @@ func (e *enqueue[A]) castColumns(x, pre spmd.Buffer[A], to cast, sums spmd.Buffe
 	blocks := (c + 8*most - 1) / (8 * most)
 	threads := ((c+8*blocks-1)/(8*blocks) + 31) / 32 * 32
 	parts := min(e.n, columnParts)
-	partial := e.m.fp8.partial.Slice(0, parts*c)
+	partial := e.columns.Slice(0, parts*c)
 	g := spmd.Grid{Blocks: [3]int{parts, blocks, 1}, Threads: [3]int{threads, 1, 1}}
 	e.err = k.Launch(e.s, g, x.Arg(), to.codes.Arg(), to.up.Arg(), to.peak.Arg(), partial.Arg(), pre.Arg(), spmd.I32(e.n), spmd.I32(c))
 	if e.err == nil {

@@ -148,7 +148,7 @@ func testSkipBadStep[A Act](t *testing.T, w *spmd.World) {
 // A loss that is infinite with a gradient that is not changes nothing either.
 func TestBadLoss(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
-		m, s := testModel[float32](t, w, small, randomParams(small, 1), 1)
+		m, s := modelWith[float32](t, w, small, randomParams(small, 1), 1)
 		o, err := NewAdamW(&m.State, DefaultAdam)
 		if err != nil {
 			t.Fatal(err)

@@ -3,7 +3,6 @@ package main
 /*
 #cgo CFLAGS: -O3 -fopenmp-simd
 #cgo LDFLAGS: -lm
-#include "decode.h"
 #include "kernels.h"
 */
 import "C"
@@ -16,7 +15,6 @@ import "unsafe"
 
 func floats(x []float32) *C.float { return (*C.float)(unsafe.SliceData(x)) }
 func ints(x []int32) *C.int32_t   { return (*C.int32_t)(unsafe.SliceData(x)) }
-func octets(x []uint8) *C.uint8_t { return (*C.uint8_t)(unsafe.SliceData(x)) }
 func long(n int) C.long           { return C.long(n) }
 func truth(b bool) (i C.int) {
 	if b {
@@ -51,16 +49,4 @@ func cBiasBackward(dbias, dy []float32, n, c int, acc bool, lo, hi int) {
 
 func cClassifier(losses, logits []float32, targets []int32, v, vp int, scale float32, grad bool, lo, hi int) {
 	C.train_classifier(floats(losses), floats(logits), ints(targets), long(v), long(vp), C.float(scale), truth(grad), long(lo), long(hi))
-}
-
-func cAdamW(p, m, v, g []float32, decay []uint8, hyper []float32, gscale, beta1, beta2, eps, weightDecay float32, lo, hi int) {
-	C.train_adamw(floats(p), floats(m), floats(v), floats(g), octets(decay), floats(hyper), C.float(gscale), C.float(beta1), C.float(beta2), C.float(eps), C.float(weightDecay), long(lo), long(hi))
-}
-
-func cDecodeAttend(out, scores, qkv, keys, values []float32, place, nh, hs, seq, lo, hi int) {
-	C.train_decode_attend(floats(out), floats(scores), floats(qkv), floats(keys), floats(values), long(place), long(nh), long(hs), long(seq), long(lo), long(hi))
-}
-
-func cDecodeGelu(out, x, bias []float32, c, lo, hi int) {
-	C.train_decode_gelu(floats(out), floats(x), floats(bias), long(c), long(lo), long(hi))
 }

@@ -768,3 +768,8 @@ extern "C" __global__ void __launch_bounds__(1024) loss_sum(double *loss, const 
     sum = block_sum(sum) * scale;
     if (threadIdx.x == 0) *loss = accumulate ? *loss + sum : sum;
 }
+
+// copy receives p rounded.
+extern "C" __global__ void __launch_bounds__(256) round_weights(bf16 *copy, const float *p, long long n) {
+    for (long long i = 4 * grid_index(); i < n; i += 4 * grid_size()) store4(copy + i, load4(p + i));
+}

@@ -3,11 +3,9 @@ package main
 import (
 	_ "embed"
 	"fmt"
-	"math"
 
 	"lockstep/host"
 	"lockstep/spmd"
-	"lockstep/spmd/attention"
 )
 
 // The kernels of the model. Beside each stands the one function that launches it,
@@ -19,9 +17,6 @@ import (
 //go:embed kernels.cu
 var cudaSource string
 
-//go:embed optim.cu
-var optimSource string
-
 // Act is the element type of activations and of their gradients.
 type Act interface{ float32 | spmd.BF16 }
 
@@ -31,13 +26,8 @@ type kernel struct{ f32, bf16 *spmd.Kernel }
 // newKernel declares kernel name of kernels.cu for each type of activations; on the host
 // fn computes both.
 func newKernel(name string, fn func(a *hostArgs) error) kernel {
-	return newKernelOf(cudaSource, name, fn)
-}
-
-// newKernelOf is newKernel for a kernel of another source.
-func newKernelOf(source, name string, fn func(a *hostArgs) error) kernel {
-	return kernel{spmd.NewKernel(name, source, onHost(false, fn), spmd.Define("ACT", "float")),
-		spmd.NewKernel(name, source, onHost(true, fn), spmd.Define("ACT", "bf16"))}
+	return kernel{spmd.NewKernel(name, cudaSource, onHost(false, fn), spmd.Define("ACT", "float")),
+		spmd.NewKernel(name, cudaSource, onHost(true, fn), spmd.Define("ACT", "bf16"))}
 }
 
 // onHost is what spmd calls on the host for a kernel that fn computes.
@@ -179,7 +169,7 @@ func tileGrid(n, c, rows, most int) spmd.Grid {
 
 // normByWarps is a grid of up to most blocks for the kernels of LayerNorms of n rows of c columns
 // whose warps have a row each, and read so many arrays ahead; false where there is another kernel.
-func (e *enqueue[A]) normByWarps(n, c, arrays, most int) (spmd.Grid, bool) {
+func (e *launcher[A]) normByWarps(n, c, arrays, most int) (spmd.Grid, bool) {
 	const warps, deep = 8, 4
 	shared := warps * deep * (2*arrays*c + 2*4*32) // of rows, and two statistics for each lane
 	if !isHalf[A]() || c%8 != 0 || c <= 512 || c > 1024 || shared > e.s.World().SharedMemory()-1<<10 {
@@ -196,8 +186,27 @@ func chunksOf(c int) int {
 	return (c + 31) / 32
 }
 
+// launcher puts kernels on a stream that work on some rows of a model. After the first error it
+// launches nothing more, and keeps the error.
+type launcher[A Act] struct {
+	s       *spmd.Stream
+	cfg     Config
+	n, t    int  // rows, which are tokens; those of a sequence
+	acc     bool // add to the gradients and the loss instead of setting them
+	accLoss bool // add to the loss, at any rate
+	scratch
+	err error
+}
+
+// scratch is memory that kernels use while they run.
+type scratch struct {
+	partial spmd.Buffer[float32] // parts of sums over rows, on a GPU
+	arrived spmd.Buffer[uint32]  // of how many parts there are, between two sums 0
+	columns spmd.Buffer[float32] // (columnParts,4C): sums of columns of what is cast; empty where nothing is
+}
+
 // launch puts one of the two on the stream.
-func (e *enqueue[A]) launch(k kernel, g spmd.Grid, args ...spmd.Arg) {
+func (e *launcher[A]) launch(k kernel, g spmd.Grid, args ...spmd.Arg) {
 	if e.err != nil {
 		return
 	}
@@ -235,10 +244,10 @@ var encoderForwardKernel = newKernel("encoder_forward", func(a *hostArgs) error 
 
 // encoderForward enqueues out(n,c) = wte[token] + wpe[position]. A token outside the
 // vocabulary fails the stream on the host; on a GPU it makes the loss NaN.
-func (e *enqueue[A]) encoderForward(out spmd.Buffer[A], tokens spmd.Buffer[int32], wte, wpe spmd.Buffer[float32]) {
-	C := e.m.Cfg.Channels
+func (e *launcher[A]) encoderForward(out spmd.Buffer[A], tokens spmd.Buffer[int32], wte, wpe spmd.Buffer[float32]) {
+	C := e.cfg.Channels
 	e.launch(encoderForwardKernel, warpRows(e.n), out.Arg(), tokens.Arg(), wte.Arg(), wpe.Arg(),
-		spmd.I32(e.n), spmd.I32(e.t), spmd.I32(C), spmd.I32(e.m.Cfg.Vocab))
+		spmd.I32(e.n), spmd.I32(e.t), spmd.I32(C), spmd.I32(e.cfg.Vocab))
 }
 
 var encoderBackwardKernel = newKernel("encoder_backward", func(a *hostArgs) error {
@@ -256,11 +265,11 @@ var encoderBackwardKernel = newKernel("encoder_backward", func(a *hostArgs) erro
 
 // encoderBackward enqueues dwte[token] += dout and dwpe[position] (+)= dout, from the
 // tokens as sorter.sort leaves them. The head has set dwte before.
-func (e *enqueue[A]) encoderBackward(dwte, dwpe spmd.Buffer[float32], dout spmd.Buffer[A], sorted spmd.Buffer[int32]) {
-	cfg := e.m.Cfg
+func (e *launcher[A]) encoderBackward(dwte, dwpe spmd.Buffer[float32], dout spmd.Buffer[A], sorted spmd.Buffer[int32]) {
+	cfg := e.cfg
 	parts, splits := mostParts(e.n, cfg.Vocab), mostSplits(e.n)
 	warps := (cfg.SeqMax + parts) * chunksOf(cfg.Channels)
-	e.launch(encoderBackwardKernel, blocks(min(2112, (warps+7)/8), 1, 1), dwte.Arg(), dwpe.Arg(), e.m.partial.Arg(), e.m.arrived.Arg(),
+	e.launch(encoderBackwardKernel, blocks(min(2112, (warps+7)/8), 1, 1), dwte.Arg(), dwpe.Arg(), e.partial.Arg(), e.arrived.Arg(),
 		dout.Arg(), sorted.Arg(), spmd.I32(e.n), spmd.I32(e.t), spmd.I32(cfg.Channels), spmd.I32(cfg.SeqMax), spmd.I32(cfg.Vocab),
 		spmd.I32(parts), spmd.I32(splits), flag(e.acc))
 }
@@ -282,8 +291,8 @@ func hostLayerNormForward(a *hostArgs) error {
 
 // layerNormForward enqueues out(n,c) = (x - mean)·rstd·weight + bias, and its copy, and
 // keeps mean(n) and rstd(n).
-func (e *enqueue[A]) layerNormForward(out spmd.Buffer[A], mean, rstd spmd.Buffer[float32], x spmd.Buffer[A], p *norm, to cast) {
-	c := e.m.Cfg.Channels
+func (e *launcher[A]) layerNormForward(out spmd.Buffer[A], mean, rstd spmd.Buffer[float32], x spmd.Buffer[A], p *norm, to cast) {
+	c := e.cfg.Channels
 	args := [11]spmd.Arg{out.Arg(), mean.Arg(), rstd.Arg(), x.Arg(), p.w.Arg(), p.b.Arg(), spmd.I32(e.n), spmd.I32(c),
 		to.codes.Arg(), to.up.Arg(), to.peak.Arg()}
 	switch grid, ok := e.normByWarps(e.n, c, 1, 264); {
@@ -330,10 +339,10 @@ func hostLayerNormBackward(a *hostArgs) error {
 // with add, the gradients of its parameters, and dcolumns(c) (+)= the sums of the new
 // dx over its rows, where dcolumns is not empty: dx is the gradient of the residual
 // stream, and that of the bias of the projection that wrote there. It makes a copy of dx.
-func (e *enqueue[A]) layerNormBackward(dx, dout, x spmd.Buffer[A], mean, rstd spmd.Buffer[float32], p *norm, dcolumns spmd.Buffer[float32], add bool, to cast) {
-	c := e.m.Cfg.Channels
+func (e *launcher[A]) layerNormBackward(dx, dout, x spmd.Buffer[A], mean, rstd spmd.Buffer[float32], p *norm, dcolumns spmd.Buffer[float32], add bool, to cast) {
+	c := e.cfg.Channels
 	args := [18]spmd.Arg{dx.Arg(), p.dw.Arg(), p.db.Arg(), dcolumns.Arg(),
-		e.m.partial.Arg(), e.m.arrived.Arg(), dout.Arg(), x.Arg(), p.w.Arg(), mean.Arg(), rstd.Arg(), spmd.I32(e.n), spmd.I32(c), flag(add), flag(e.acc),
+		e.partial.Arg(), e.arrived.Arg(), dout.Arg(), x.Arg(), p.w.Arg(), mean.Arg(), rstd.Arg(), spmd.I32(e.n), spmd.I32(c), flag(add), flag(e.acc),
 		to.codes.Arg(), to.up.Arg(), to.peak.Arg()}
 	switch grid, ok := e.normByWarps(e.n, c, 3, normParts/2); {
 	case ok && to.none():
@@ -355,32 +364,9 @@ var addToKernel = spmd.NewKernel("add_to", cudaSource, func(a spmd.Args) error {
 }, spmd.Define("ACT", "float"))
 
 // addTo enqueues dst += src.
-func (e *enqueue[A]) addTo(dst, src spmd.Buffer[float32]) {
+func (e *launcher[A]) addTo(dst, src spmd.Buffer[float32]) {
 	if e.err == nil {
 		e.err = addToKernel.Launch(e.s, spmd.Cover1D(src.Len(), 256), dst.Arg(), src.Arg(), spmd.I32(src.Len()))
-	}
-}
-
-// attention is what computes that of the micro-batch.
-func (e *enqueue[A]) attention() (a *attention.Attention[A]) {
-	if e.err == nil {
-		a, e.err = e.m.att.For(e.b, e.t)
-	}
-	return a
-}
-
-// attentionForward enqueues the causal attention of qkv(b,t,3,nh,hs) into
-// out(b,t,nh,hs), keeping the logarithms of the softmax's denominators, lse(b,nh,t).
-func (e *enqueue[A]) attentionForward(out spmd.Buffer[A], lse spmd.Buffer[float32], qkv spmd.Buffer[A]) {
-	if a := e.attention(); e.err == nil {
-		e.err = a.Forward(e.s, out, lse, qkv)
-	}
-}
-
-// attentionBackward enqueues dqkv from dout and what attentionForward kept.
-func (e *enqueue[A]) attentionBackward(dqkv, dout, out spmd.Buffer[A], lse spmd.Buffer[float32], qkv spmd.Buffer[A]) {
-	if a := e.attention(); e.err == nil {
-		e.err = a.Backward(e.s, dqkv, dout, out, lse, qkv)
 	}
 }
 
@@ -408,8 +394,8 @@ func hostClassifier(a *hostArgs) error {
 // targets(n). With grad the logits become scale times their gradient, 0 in the
 // columns beyond the vocabulary. A target outside the vocabulary does what such a
 // token does to encoderForward. A gradient is copied, too.
-func (e *enqueue[A]) classifier(losses spmd.Buffer[float32], logits spmd.Buffer[A], targets spmd.Buffer[int32], scale float32, grad bool, to cast) {
-	n, vp, size := targets.Len(), e.m.Cfg.PaddedVocab(), 4
+func (e *launcher[A]) classifier(losses spmd.Buffer[float32], logits spmd.Buffer[A], targets spmd.Buffer[int32], scale float32, grad bool, to cast) {
+	n, vp, size := targets.Len(), e.cfg.PaddedVocab(), 4
 	if isHalf[A]() {
 		size = 2
 	}
@@ -418,7 +404,7 @@ func (e *enqueue[A]) classifier(losses spmd.Buffer[float32], logits spmd.Buffer[
 	held := max(0, min(vp*size, e.s.World().SharedMemory()-2<<10, 112<<10)) / 16
 	g := spmd.Grid{Blocks: [3]int{n, 1, 1}, Threads: [3]int{512, 1, 1}, Shared: 16 * held}
 	args := [12]spmd.Arg{losses.Arg(), logits.Arg(), targets.Arg(),
-		spmd.I32(n), spmd.I32(e.m.Cfg.Vocab), spmd.I32(vp), spmd.I32(held), spmd.F32(scale), flag(grad), to.codes.Arg(), to.up.Arg(), to.peak.Arg()}
+		spmd.I32(n), spmd.I32(e.cfg.Vocab), spmd.I32(vp), spmd.I32(held), spmd.F32(scale), flag(grad), to.codes.Arg(), to.up.Arg(), to.peak.Arg()}
 	if to.none() || !grad {
 		e.launch(classifierKernel, g, args[:9]...)
 	} else {
@@ -442,46 +428,17 @@ var lossSumKernel = spmd.NewKernel("loss_sum", cudaSource, func(a spmd.Args) err
 }, spmd.Define("ACT", "float"))
 
 // lossSum enqueues loss(1) (+)= scale times the sum of losses(n).
-func (e *enqueue[A]) lossSum(loss spmd.Buffer[float64], losses spmd.Buffer[float32], scale float32) {
+func (e *launcher[A]) lossSum(loss spmd.Buffer[float64], losses spmd.Buffer[float32], scale float32) {
 	if e.err == nil {
 		g := spmd.Grid{Blocks: [3]int{1, 1, 1}, Threads: [3]int{1024, 1, 1}}
 		e.err = lossSumKernel.Launch(e.s, g, loss.Arg(), losses.Arg(), spmd.I32(e.n), spmd.F32(scale), flag(e.acc || e.accLoss))
 	}
 }
 
-var adamWKernel = spmd.NewKernel("adamw", optimSource, func(a spmd.Args) error {
-	p, m, v, g := spmd.ArgSlice[float32](a, 0), spmd.ArgSlice[float32](a, 1), spmd.ArgSlice[float32](a, 2), spmd.ArgSlice[float32](a, 3)
-	decay, hyper, norm := spmd.ArgSlice[uint8](a, 4), spmd.ArgSlice[float32](a, 5), spmd.ArgSlice[float32](a, 6)
-	half := spmd.ArgSlice[spmd.BF16](a, 7)
-	beta1, beta2, eps, weightDecay, clip := a.F32(9), a.F32(10), a.F32(11), a.F32(12), a.F32(13)
-	nrm, gscale := float64(norm[0]), float32(1)
-	if math.IsNaN(nrm) || math.IsInf(nrm, 0) {
-		return nil
-	}
-	if clip > 0 && nrm > float64(clip) {
-		gscale = float32(float64(clip) / nrm)
-	}
-	host.Parallel(len(decay), 1<<14/arenaAlign, func(lo, hi int) {
-		cAdamW(p, m, v, g, decay, hyper, gscale, beta1, beta2, eps, weightDecay, lo, hi)
-	})
-	roundAll(half, p[:len(half)])
-	return nil
-})
-
-// adamW enqueues the update of the whole arena p with its moments m and v from the
-// gradients g. half, where it is not empty, receives p rounded. decay has one element
-// for each arenaAlign of p; hyper holds the rate and the two corrections, norm the
-// norm of g.
-func adamW(s *spmd.Stream, p, m, v, g spmd.Buffer[float32], half spmd.Buffer[spmd.BF16], decay spmd.Buffer[uint8], hyper, norm spmd.Buffer[float32], cfg AdamConfig) error {
-	return adamWKernel.Launch(s, spmd.Cover1D(p.Len()/4, 256), p.Arg(), m.Arg(), v.Arg(), g.Arg(), decay.Arg(), hyper.Arg(), norm.Arg(),
-		half.Arg(), spmd.I64(p.Len()), spmd.F32(float32(cfg.Beta1)), spmd.F32(float32(cfg.Beta2)), spmd.F32(float32(cfg.Eps)),
-		spmd.F32(float32(cfg.WeightDecay)), spmd.F32(float32(cfg.Clip)))
-}
-
-var roundWeightsKernel = spmd.NewKernel("round_weights", optimSource, func(a spmd.Args) error {
+var roundWeightsKernel = spmd.NewKernel("round_weights", cudaSource, func(a spmd.Args) error {
 	roundAll(spmd.ArgSlice[spmd.BF16](a, 0), spmd.ArgSlice[float32](a, 1))
 	return nil
-})
+}, spmd.Define("ACT", "float"))
 
 // roundWeights enqueues half = p, whole arenas.
 func roundWeights(s *spmd.Stream, half spmd.Buffer[spmd.BF16], p spmd.Buffer[float32]) error {

@@ -34,9 +34,4 @@ void train_bias_backward(float *dbias, const float *dy, long n, long c, int accu
 void train_classifier(float *losses, float *logits, const int32_t *targets, long v, long vp,
                       float scale, int grad, long lo, long hi);
 
-// AdamW on blocks [lo, hi) of 64 elements; decay says which blocks decay; hyper is
-// rate, 1/(1-beta1^t), 1/(1-beta2^t); g is multiplied by gscale first.
-void train_adamw(float *p, float *m, float *v, const float *g, const uint8_t *decay, const float *hyper,
-                 float gscale, float beta1, float beta2, float eps, float weight_decay, long lo, long hi);
-
 #endif

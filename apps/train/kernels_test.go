@@ -87,8 +87,6 @@ func TestSplits(t *testing.T) {
 	rows := planOf(list, n, 4)
 	logits := randomFloats(n*vp, 1, 10)
 	table := randomFloats(n*c, 1, 11)
-	arena := randomFloats(5*arenaAlign, 1, 12)
-	hyper := []float32{0.1, 2, 3}
 	for _, k := range []struct {
 		name string
 		n    int
@@ -112,9 +110,6 @@ func TestSplits(t *testing.T) {
 		{"classifier", n, []int{n, n * vp}, func(o [][]float32, lo, hi int) {
 			copy(o[1][lo*vp:hi*vp], logits[lo*vp:hi*vp])
 			cClassifier(o[0], o[1], tokens, 100, vp, 1, true, lo, hi)
-		}},
-		{"adamw", 5, []int{5 * arenaAlign, 5 * arenaAlign, 5 * arenaAlign}, func(o [][]float32, lo, hi int) {
-			cAdamW(o[0], o[1], o[2], arena, []uint8{1, 0, 1, 1, 0}, hyper, 0.5, 0.9, 0.95, 1e-8, 0.1, lo, hi)
 		}},
 	} {
 		fresh := func() (o [][]float32) {

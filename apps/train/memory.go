@@ -149,11 +149,17 @@ func (o *options) needs(batch, ranks int) (int, error) {
 	if rows > math.MaxInt32/o.seq { // beyond what a model takes, and any memory
 		return math.MaxInt, nil
 	}
-	n, err := memoryNeeded(o.cfg, rows, o.seq, o.dtype == "bfloat16")
+	n, err := stateNeeded(o.cfg, rows, o.seq, o.dtype == "bfloat16")
 	if o.onHost && ranks > 1 && o.cfg.Shard.Mode != shardOff {
 		n += 2 * 4 * largestGroup(o.cfg) // what MPI takes to reduce it
 	}
 	return n + 2*4*(2*rows*o.seq+sortedLen(rows*o.seq, o.cfg.Vocab)), err
+}
+
+// stateNeeded is how many bytes of the device a model and its optimizer take.
+func stateNeeded(cfg Config, batch, seq int, half bool) (int, error) {
+	n, err := memoryNeeded(cfg, batch, seq, half)
+	return n + momentsNeeded(cfg), err
 }
 
 // gigabytes is a number of bytes for people, in units of 10^9.

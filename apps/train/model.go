@@ -116,8 +116,7 @@ type Model[A Act] struct {
 	dwide            spmd.Buffer[A]       // (N,4C): gradient inside the MLP, and of qkv; in the memory of logits
 	scratch          spmd.Buffer[A]       // of logits and dwide
 	sums             spmd.Buffer[float32] // (4C): sums over rows, to be added to a gradient
-	partial          spmd.Buffer[float32] // parts of sums over rows, on a GPU
-	arrived          spmd.Buffer[uint32]  // of how many parts there are, between two sums 0
+	parts            scratch              // of kernels
 }
 
 // layerActs is what forward keeps of one layer for backward.
@@ -176,12 +175,12 @@ func (m *Model[A]) takeAll() {
 	take(sp, max(min(N, headRows)*Vp, 4*N*C), &m.scratch)
 	take(sp, Vp, &m.next)
 	take(sp, 4*C, &m.sums)
-	take(sp, max(normRows*3*C, splitRows(N)*C), &m.partial)
-	take(sp, max((4*C+31)/32, normRows, mostSplits(N)*chunksOf(C)), &m.arrived)
+	take(sp, max(normRows*3*C, splitRows(N)*C), &m.parts.partial)
+	take(sp, max((4*C+31)/32, normRows, mostSplits(N)*chunksOf(C)), &m.parts.arrived)
 	take(sp, 2, &m.Totals)
 	if cfg.FP8 != fp8Off {
 		m.fp8 = new(fp8State)
-		m.fp8.takeAll(sp, cfg, m.Params, N)
+		m.fp8.takeAll(sp, cfg, m.Params, N, &m.parts.columns)
 	}
 }
 
@@ -213,14 +212,14 @@ func (m *Model[A]) alloc() error {
 	}
 	// The gaps between tensors are never written: they must not hold a NaN that
 	// would reach the norm.
-	return errors.Join(m.Weights.SetAll(0), m.Grads.SetAll(0), m.half.SetAll(0), m.Totals.SetAll(0), m.arrived.SetAll(0))
+	return errors.Join(m.Weights.SetAll(0), m.Grads.SetAll(0), m.half.SetAll(0), m.Totals.SetAll(0), m.parts.arrived.SetAll(0))
 }
 
 // Attention returns how attention is computed, and why so.
 func (m *Model[A]) Attention() (path, why string) { return m.att.Path(), m.att.Why() }
 
-// memoryNeeded is how many bytes of the device a model and its optimizer take,
-// nothing rounded up by the allocator and without what libraries need for themselves.
+// memoryNeeded is how many bytes of the device a model takes, nothing rounded up by the
+// allocator and without what libraries need for themselves.
 func memoryNeeded(cfg Config, batch, seq int, half bool) (int, error) {
 	if half {
 		return bytesOf[spmd.BF16](cfg, batch, seq)
@@ -234,10 +233,7 @@ func bytesOf[A Act](cfg Config, batch, seq int) (int, error) {
 		return 0, err
 	}
 	m.takeAll()
-	_, groups, _ := layout(cfg)
-	o := &AdamW{}
-	o.takeAll(cfg.partitionOf(groups).ShardLen())
-	return m.space.bytes + o.space.bytes + attention.Workspace[A](m.most, attentionOptions), nil
+	return m.space.bytes + attention.Workspace[A](m.most, attentionOptions), nil
 }
 
 // Batch is a micro-batch on the device: B sequences of T tokens, each from 0 to
@@ -332,17 +328,14 @@ func (m *Model[A]) checkBatch(b Batch) error {
 // enqueue puts the passes of one micro-batch on a stream. After the first error
 // it enqueues nothing more, and keeps the error.
 type enqueue[A Act] struct {
-	s       *spmd.Stream
-	m       *Model[A]
-	b, t, n int  // sequences, tokens of each, tokens in all
-	acc     bool // add to the gradients and the loss instead of setting them
-	accLoss bool // add to the loss, at any rate
-	mode8   mode8
-	err     error
+	launcher[A]
+	m     *Model[A]
+	b     int // sequences
+	mode8 mode8
 }
 
 func enqueueOn[A Act](s *spmd.Stream, m *Model[A], b Batch, acc bool, mode mode8) *enqueue[A] {
-	return &enqueue[A]{s: s, m: m, b: b.B, t: b.T, n: b.B * b.T, acc: acc, mode8: mode}
+	return &enqueue[A]{launcher: launcher[A]{s: s, cfg: m.Cfg, n: b.B * b.T, t: b.T, acc: acc, scratch: m.parts}, m: m, b: b.B, mode8: mode}
 }
 
 // forward runs the decoder up to and with the final LayerNorm.
@@ -526,5 +519,28 @@ func argOf[T spmd.Elem](b spmd.Buffer[T]) spmd.Arg {
 func gemm[A Act, C, T blas.Elem](e *enqueue[A], c spmd.Buffer[C], cr, cc int, a spmd.Buffer[T], ar, ac int, b spmd.Buffer[T], br, bc int, o blas.Options) {
 	if e.err == nil {
 		e.err = blas.Gemm(e.s, blas.MatrixOf(c, cr, cc), blas.MatrixOf(a, ar, ac), blas.MatrixOf(b, br, bc), o)
+	}
+}
+
+// attention is what computes that of the micro-batch.
+func (e *enqueue[A]) attention() (a *attention.Attention[A]) {
+	if e.err == nil {
+		a, e.err = e.m.att.For(e.b, e.t)
+	}
+	return a
+}
+
+// attentionForward enqueues the causal attention of qkv(b,t,3,nh,hs) into
+// out(b,t,nh,hs), keeping the logarithms of the softmax's denominators, lse(b,nh,t).
+func (e *enqueue[A]) attentionForward(out spmd.Buffer[A], lse spmd.Buffer[float32], qkv spmd.Buffer[A]) {
+	if a := e.attention(); e.err == nil {
+		e.err = a.Forward(e.s, out, lse, qkv)
+	}
+}
+
+// attentionBackward enqueues dqkv from dout and what attentionForward kept.
+func (e *enqueue[A]) attentionBackward(dqkv, dout, out spmd.Buffer[A], lse spmd.Buffer[float32], qkv spmd.Buffer[A]) {
+	if a := e.attention(); e.err == nil {
+		e.err = a.Backward(e.s, dqkv, dout, out, lse, qkv)
 	}
 }

@@ -28,7 +28,3 @@ extern "C" __global__ void __launch_bounds__(256)
         if (copy) store4(copy + i, p4);
     }
 }
-
-extern "C" __global__ void __launch_bounds__(256) round_weights(bf16 *copy, const float *p, long long n) {
-    for (long long i = 4 * grid_index(); i < n; i += 4 * grid_size()) store4(copy + i, load4(p + i));
-}

@@ -94,6 +94,14 @@ func (o *AdamW) takeAll(n int) {
 	take(&o.space, n/arenaAlign, &o.decay)
 }
 
+// momentsNeeded is how many bytes of the device the optimizer of a model takes.
+func momentsNeeded(cfg Config) int {
+	_, groups, _ := layout(cfg)
+	o := &AdamW{}
+	o.takeAll(cfg.partitionOf(groups).ShardLen())
+	return o.space.bytes
+}
+
 func (o *AdamW) alloc() error {
 	part := o.state.sharded.Partition
 	n := part.ShardLen()

@@ -24,12 +24,30 @@ func TestSchedule(t *testing.T) {
 	}
 }
 
+// modelWith is a model on a stream of w, with the given weights.
+func modelWith[A Act](t *testing.T, w *spmd.World, cfg Config, p map[string][]float64, maxBatch int) (*Model[A], *spmd.Stream) {
+	t.Helper()
+	m, err := NewModel[A](w, cfg, maxBatch, cfg.SeqMax)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := w.NewStream("test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	loadParams(t, m.Params, m.Weights, p)
+	if err := m.Refresh(s); err != nil {
+		t.Fatal(err)
+	}
+	return m, s
+}
+
 // AdamW against the formula in float64, over steps with and without clipping.
 func TestAdamW(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		cfg := small
 		p := randomParams(cfg, 1)
-		m, s := testModel[spmd.BF16](t, w, cfg, p, 1)
+		m, s := modelWith[spmd.BF16](t, w, cfg, p, 1)
 		adam := AdamConfig{Beta1: 0.8, Beta2: 0.9, Eps: 1e-6, WeightDecay: 0.3, Clip: 20}
 		o, err := NewAdamW(&m.State, adam)
 		if err != nil {
@@ -118,4 +136,28 @@ func TestAdamW(t *testing.T) {
 			t.Error("a step after one with an infinite gradient changed the weights or the moments")
 		}
 	})
+}
+
+// A value must not depend on how the work is split over threads.
+func TestAdamWSplits(t *testing.T) {
+	const n = 5
+	g := randomFloats(n*arenaAlign, 1, 12)
+	update := func(cuts ...int) (o [3][]float32) {
+		for i := range o {
+			o[i] = make([]float32, n*arenaAlign)
+		}
+		for i := len(cuts) - 1; i > 0; i-- {
+			cAdamW(o[0], o[1], o[2], g, []uint8{1, 0, 1, 1, 0}, []float32{0.1, 2, 3}, 0.5, 0.9, 0.95, 1e-8, 0.1, cuts[i-1], cuts[i])
+		}
+		return o
+	}
+	want, got := update(0, n), update(0, 1, 3, n)
+	for i := range want {
+		if !slices.Equal(got[i], want[i]) {
+			t.Errorf("output %d depends on the split", i)
+		}
+		if slices.Equal(want[i], make([]float32, n*arenaAlign)) {
+			t.Errorf("output %d was not written", i)
+		}
+	}
 }

@@ -3,7 +3,7 @@ package main
 import "testing"
 
 // What a model is said to need is what it takes, and for GPT-2 what its shape says.
-func TestMemoryNeeded(t *testing.T) {
+func TestStateNeeded(t *testing.T) {
 	gpt2 := presets["gpt2"]
 	gpt2.Vocab = 50257
 	const b, T, C, L, Vp, N = 8, 1024, 768, 12, 50304, 8 * 1024
@@ -13,7 +13,7 @@ func TestMemoryNeeded(t *testing.T) {
 		if half {
 			act, perParam = 2, 18
 		}
-		got, err := memoryNeeded(gpt2, b, T, half)
+		got, err := stateNeeded(gpt2, b, T, half)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -25,13 +25,13 @@ func TestMemoryNeeded(t *testing.T) {
 		// The memory of one layer stands for that of all.
 		for recompute, layer := range []int{0, 8 * C * act, 15*C*act + 4*(4+12)} {
 			gpt2.Recompute = recomputation(recompute)
-			if n := must(memoryNeeded(gpt2, b, T, half)); n != got-(L-1)*N*layer {
+			if n := must(stateNeeded(gpt2, b, T, half)); n != got-(L-1)*N*layer {
 				t.Errorf("half %v, --recompute %v: %d bytes less, want %d", half, gpt2.Recompute, got-n, (L-1)*N*layer)
 			}
 		}
 		gpt2.Recompute = recomputeOff
 	}
-	if _, err := memoryNeeded(gpt2, 1, T+1, false); err == nil {
+	if _, err := stateNeeded(gpt2, 1, T+1, false); err == nil {
 		t.Error("more positions than the model has need no memory")
 	}
 }

@@ -50,7 +50,7 @@ func (r *told) add(t *testing.T, line []byte) {
 // on any number of ranks up to 5.
 func smallRun(t *testing.T, steps int, more ...string) []string {
 	t.Helper()
-	text := write(t, t.TempDir(), "text.txt", string(wordTokens(6000).body))
+	text := write(t, t.TempDir(), "text.txt", string(randomWords(6000)))
 	return append([]string{"--data", text, "--steps", strconv.Itoa(steps), "--layers", "1", "--channels", "16", "--heads", "2",
 		"--seq", "16", "--batch", "2", "--global-batch", "5", "--sample", "0", "--json", "-"}, more...)
 }

@@ -71,7 +71,7 @@ func tokensOf(tok tokenizer, text string) ([]int32, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := tokenFile{header: tokenHeader{width: uint32(tok.width()), count: uint64(len(b) / tok.width())}, body: b}
+	f := inMemory(tok.width(), b)
 	ids := make([]int32, f.len())
 	f.read(ids, 0)
 	return ids, nil

@@ -165,6 +165,11 @@ func believable(path string, st fs.FileInfo) error {
 // ownerOf returns the user whose file it is.
 func ownerOf(st fs.FileInfo) int { return int(st.Sys().(*syscall.Stat_t).Uid) }
 
+// inMemory is tokens of some bytes each, without a file.
+func inMemory(width int, body []byte) *tokenFile {
+	return &tokenFile{header: tokenHeader{width: uint32(width), count: uint64(len(body) / width)}, body: body}
+}
+
 // guard calls fn, which reads the tokens. Where the file has lost them meanwhile,
 // because it was truncated or its disk fails, the kernel sends SIGBUS, which becomes
 // the error.

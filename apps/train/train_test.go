@@ -13,16 +13,18 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// wordTokens is a token file in memory of n bytes of random words: there is
-// something to learn in it.
-func wordTokens(n int) *tokenFile {
+// wordTokens is n random words as tokens.
+func wordTokens(n int) *tokenFile { return inMemory(1, randomWords(n)) }
+
+// randomWords is n bytes of random words: there is something to learn in it.
+func randomWords(n int) []byte {
 	rng := rand.New(rand.NewPCG(3, 4))
 	words := strings.Fields("func return if else for range int string error nil := == package import")
 	var b strings.Builder
 	for b.Len() < n {
 		b.WriteString(words[rng.IntN(len(words))] + " ")
 	}
-	return &tokenFile{header: tokenHeader{width: 1, count: uint64(n)}, body: []byte(b.String()[:n])}
+	return []byte(b.String()[:n])
 }
 
 // testConfig is a small model that takes 7 sequences a step: no number of ranks
@@ -170,7 +172,7 @@ func TestDataOrderDoesNotDependOnRanks(t *testing.T) {
 // Micro-batches of any size give the same step.
 func TestAccumulation(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
-		bound := boundsOf[float32](w).loss
+		bound := boundsOf(w, false).loss
 		var losses [3][]float64
 		for k, batch := range []int{7, 3, 1} {
 			cfg := testConfig(5)
@@ -203,7 +205,7 @@ func testLearnsAndWrites[A Act](t *testing.T, w *spmd.World) {
 	cfg := testConfig(80)
 	cfg.half = isHalf[A]()
 	cfg.rate = Schedule{Peak: 1e-2, Final: 1e-3, Warmup: 5, Steps: cfg.steps}
-	tr := start(t, w, w.Comm(), cfg, &tokenFile{header: tokenHeader{width: 1, count: uint64(len(body))}, body: body})
+	tr := start(t, w, w.Comm(), cfg, inMemory(1, body))
 	var loss float64
 	for i := range cfg.steps {
 		loss, _ = step(t, tr, i)
@@ -304,8 +306,8 @@ func TestCommGroup(t *testing.T) {
 
 func TestTrainEndsWithItsContext(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
-		cfg := testConfig(1000)
-		tr := start(t, w, w.Comm(), cfg, wordTokens(4000))
+		cfg := runConfig(1000)
+		tr := trainerOf(t, w, cfg)
 		ctx, cancel := context.WithCancelCause(context.Background())
 		cause := fmt.Errorf("told to stop")
 		cancel(cause)

@@ -128,7 +128,7 @@ func TestTruncatedTokenFile(t *testing.T) {
 
 // guard takes nothing else for a lost file.
 func TestGuard(t *testing.T) {
-	f := flatFile(10)
+	f := inMemory(2, flatTokens(10))
 	for _, want := range []any{"mine", fmt.Errorf("mine")} {
 		func() {
 			defer func() {

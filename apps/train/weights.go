@@ -330,7 +330,7 @@ func (h *hfFolder) read(t hfTensor) ([]float32, error) {
 	}
 	x := make([]float32, len(b)/size)
 	le := binary.LittleEndian
-	host.Parallel(len(x), halfGrain, func(lo, hi int) {
+	host.Parallel(len(x), 1<<14, func(lo, hi int) {
 		for i := lo; i < hi; i++ {
 			switch t.Type {
 			case "F32":

@@ -400,7 +400,7 @@ func TestExport(t *testing.T) {
 	if p := export(filepath.Join(dir, "a"), "--to", first); p.Status != 0 || !strings.Contains(p.Stderr, "exported") {
 		t.Fatalf("status %d:\n%s", p.Status, p.Stderr)
 	}
-	text := write(t, t.TempDir(), "text.txt", string(wordTokens(6000).body))
+	text := write(t, t.TempDir(), "text.txt", string(randomWords(6000)))
 	r, log := finish(t, 2, "--data", text, "--init-from", first, "--checkpoint", filepath.Join(dir, "b"), "--steps", "1", "--seq", "16", "--batch", "2",
 		"--lr", "1e-45", "--weight-decay", "0", "--sample", "0", "--json", "-")
 	if !strings.Contains(log, "model=first") || !strings.Contains(log, "channels=16") {
@@ -459,7 +459,12 @@ func TestExport(t *testing.T) {
 
 // Flags that do not fit the weights: one line.
 func TestInitFromFlags(t *testing.T) {
-	dir := hfFrom(awkward(hfTiny, 4), "F32", "").write(t)
+	dir := filepath.Join(t.TempDir(), "weights")
+	cfg := Config{Layers: 2, Heads: 2, Channels: 8, SeqMax: 6, Vocab: 256}
+	_, _, n := layout(cfg)
+	if _, err := writeWeights(dir, cfg, byteTokens{}, make([]float32, n)); err != nil {
+		t.Fatal(err)
+	}
 	text := write(t, t.TempDir(), "text.txt", strings.Repeat("some text ", 500))
 	for _, c := range []struct {
 		args []string
