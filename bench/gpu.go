@@ -215,16 +215,17 @@ func numbers(length int) string {
 // errors takes the largest errors that the tests of apps/train find on GPUs, against
 // their model in float64. It runs the tests that make test-gpu has built.
 func (b *bench) errors() error {
-	test, err := filepath.Abs(b.program("test/apps/train/train.test"))
-	if err != nil {
-		return err
-	}
 	file := filepath.Join(b.dir, "measured")
-	for n := 1; n <= len(b.gpus); n++ {
-		env := []string{"LOCKSTEP_MEASURED=" + file, "SPMDTEST_DEVICE=cuda", "SPMDTEST_RANKS=" + strconv.Itoa(n)}
-		_, _, err := outputs(env, "sh", "-c", "cd apps/train && exec "+test+" -test.run '^(TestModelAgainstReference|TestLossDoesNotDependOnRanks)$'")
+	for _, t := range []struct{ folder, name string }{{"apps/train/gpt", "TestModelAgainstReference"}, {"apps/train/trainer", "TestLossDoesNotDependOnRanks"}} {
+		test, err := filepath.Abs(b.program(filepath.Join("test", t.folder, filepath.Base(t.folder)+".test")))
 		if err != nil {
 			return err
+		}
+		for n := 1; n <= len(b.gpus); n++ {
+			env := []string{"LOCKSTEP_MEASURED=" + file, "SPMDTEST_DEVICE=cuda", "SPMDTEST_RANKS=" + strconv.Itoa(n)}
+			if _, _, err := outputs(env, "sh", "-c", "cd "+t.folder+" && exec "+test+" -test.run '^"+t.name+"$'"); err != nil {
+				return err
+			}
 		}
 	}
 	return b.judge(file, []errorGoal{

@@ -213,7 +213,8 @@ var errorGoals = []errorGoal{
 func (b *bench) gradients() error {
 	file := filepath.Join(b.dir, "measured")
 	_, _, err := outputs([]string{"LOCKSTEP_MEASURED=" + file}, "go", "test", "-buildvcs=false", "-count=1",
-		"-run", "^(TestReferenceGradients|TestModelAgainstReference|TestLossDoesNotDependOnRanks)$", "./apps/train")
+		"-run", "^(TestReferenceGradients|TestModelAgainstReference|TestLossDoesNotDependOnRanks)$",
+		"./apps/train/traintest", "./apps/train/gpt", "./apps/train/trainer")
 	if err != nil {
 		return err
 	}
@@ -241,7 +242,7 @@ func (b *bench) judge(file string, goals []errorGoal) error {
 }
 
 // worstMeasured returns the largest value of each kind in lines "VALUE\tWHAT", as
-// measured in apps/train writes them.
+// traintest.Measured of apps/train writes them.
 func worstMeasured(text string) (map[string]float64, error) {
 	worst := map[string]float64{}
 	for line := range strings.Lines(text) {

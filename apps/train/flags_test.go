@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"lockstep/apps/train/traintest"
 	"lockstep/cuda/nvrtc"
 	"lockstep/spmd/spmdtest"
 )
@@ -50,9 +51,9 @@ func ours(stderr string) []string {
 func TestBadFlags(t *testing.T) {
 	besideOthers(t)
 	dir := t.TempDir()
-	text := write(t, dir, "text.txt", strings.Repeat("some text ", 500))
-	empty := write(t, dir, "empty.txt", "")
-	short := write(t, dir, "short.txt", "a few bytes")
+	text := traintest.Write(t, dir, "text.txt", strings.Repeat("some text ", 500))
+	empty := traintest.Write(t, dir, "empty.txt", "")
+	short := traintest.Write(t, dir, "short.txt", "a few bytes")
 	for _, c := range []struct {
 		args  []string
 		wants []string // parts of the line
@@ -134,7 +135,7 @@ func TestBadFlags(t *testing.T) {
 func TestBadInputOnceAJob(t *testing.T) {
 	besideOthers(t)
 	spmdtest.Ranks(t, 3)
-	short := write(t, t.TempDir(), "short.txt", "a few bytes")
+	short := traintest.Write(t, t.TempDir(), "short.txt", "a few bytes")
 	for _, c := range []struct {
 		args []string
 		want string
@@ -159,7 +160,7 @@ func TestRun(t *testing.T) {
 
 func testRun(t *testing.T, dtype string) {
 	dir := t.TempDir()
-	text := write(t, dir, "text.txt", strings.Repeat("func main() { return }\n", 400))
+	text := traintest.Write(t, dir, "text.txt", strings.Repeat("func main() { return }\n", 400))
 	file := filepath.Join(dir, "out.json")
 	p := train(t, 2, "--data", text, "--steps", "3", "--layers", "1", "--channels", "16", "--heads", "2",
 		"--dtype", dtype, "--seq", "16", "--batch", "2", "--global-batch", "5", "--val-every", "2", "--audit", "1",
@@ -211,7 +212,7 @@ func testRun(t *testing.T, dtype string) {
 
 // With measurements on standard output the sample goes elsewhere.
 func TestJSONOnStandardOutput(t *testing.T) {
-	text := write(t, t.TempDir(), "text.txt", strings.Repeat("func main() { return }\n", 400))
+	text := traintest.Write(t, t.TempDir(), "text.txt", strings.Repeat("func main() { return }\n", 400))
 	p := train(t, 0, "--data", text, "--steps", "1", "--layers", "1", "--channels", "16", "--heads", "2",
 		"--seq", "16", "--batch", "1", "--val-batches", "0", "--sample", "5", "--prompt", "sample", "--json", "-")
 	if p.Status != 0 {

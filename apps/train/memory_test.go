@@ -11,38 +11,6 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// The largest batch is the last one that fits.
-func TestLargest(t *testing.T) {
-	o := newOptions()
-	o.cfg, o.seq, o.batch = Config{Layers: 3, Heads: 2, Channels: 64, SeqMax: 32, Vocab: 300}, 32, 0
-	for _, want := range []int{1, 2, 17, 100} {
-		room, err := o.needs(want, 3)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for less, want := range []int{want, want - 1} { // with a byte less
-			if got, err := o.largest(room-less, 100, 3); err != nil || got != want {
-				t.Errorf("%d bytes, %d less: batch %d, error %v, want %d", room, less, got, err, want)
-			}
-		}
-	}
-	if a, b := must(o.needs(8, 3)), must(o.needs(16, 3)); a >= b {
-		t.Errorf("8 sequences need %d bytes, 16 %d", a, b)
-	}
-	// A step of 7 sequences over 3 ranks has no micro-steps of more than 3.
-	o.globalBatch, o.fixedGlobal, o.valBatches = 7, true, 0
-	if a, b := must(o.needs(3, 3)), must(o.needs(9, 3)); a != b {
-		t.Errorf("of a rank's part of 3 sequences, micro-steps of 3 need %d bytes, of 9 %d", a, b)
-	}
-}
-
-func must(n int, err error) int {
-	if err != nil {
-		panic(err)
-	}
-	return n
-}
-
 // What a run needs is told, and one that needs more than there is refused.
 func TestMemoryTold(t *testing.T) {
 	spmdtest.Ranks(t, 2)

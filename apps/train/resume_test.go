@@ -6,7 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
-	"math/rand/v2"
+	rand "math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,25 +18,27 @@ import (
 	"testing"
 	"time"
 
+	"lockstep/apps/train/run"
+	"lockstep/apps/train/traintest"
 	"lockstep/spmd/spmdtest"
 )
 
 // told is what a run tells: its steps in order, and the summary if it got there.
 type told struct {
-	steps   []stepRecord
-	summary *summaryRecord
+	steps   []run.StepRecord
+	summary *run.SummaryRecord
 }
 
 // add takes one line of --json.
 func (r *told) add(t *testing.T, line []byte) {
 	t.Helper()
-	var s summaryRecord
+	var s run.SummaryRecord
 	err := json.Unmarshal(line, &s)
 	if err == nil && s.Summary {
 		r.summary = &s
 		return
 	}
-	var rec stepRecord
+	var rec run.StepRecord
 	if err == nil {
 		err = json.Unmarshal(line, &rec)
 	}
@@ -50,7 +52,7 @@ func (r *told) add(t *testing.T, line []byte) {
 // on any number of ranks up to 5.
 func smallRun(t *testing.T, steps int, more ...string) []string {
 	t.Helper()
-	text := write(t, t.TempDir(), "text.txt", string(randomWords(6000)))
+	text := traintest.Write(t, t.TempDir(), "text.txt", string(traintest.RandomWords(6000)))
 	return append([]string{"--data", text, "--steps", strconv.Itoa(steps), "--layers", "1", "--channels", "16", "--heads", "2",
 		"--seq", "16", "--batch", "2", "--global-batch", "5", "--sample", "0", "--json", "-"}, more...)
 }
@@ -81,19 +83,19 @@ func compareRuns(t *testing.T, got, want told, after int, bound float64) {
 		compareSteps(t, g, want.steps[after+i], bound)
 	}
 	g, w := got.summary, want.summary
-	if g.Steps != w.Steps || g.Tokens != w.Tokens || !closeTo(g.LossFirst, w.LossFirst, bound) || !closeTo(g.LossLast, w.LossLast, bound) ||
-		!closeTo(*g.ValLoss, *w.ValLoss, bound) {
+	if g.Steps != w.Steps || g.Tokens != w.Tokens || !traintest.CloseTo(g.LossFirst, w.LossFirst, bound) || !traintest.CloseTo(g.LossLast, w.LossLast, bound) ||
+		!traintest.CloseTo(*g.ValLoss, *w.ValLoss, bound) {
 		t.Errorf("summary %+v, want as %+v", *g, *w)
 	}
 }
 
-func compareSteps(t *testing.T, g, w stepRecord, bound float64) {
+func compareSteps(t *testing.T, g, w run.StepRecord, bound float64) {
 	t.Helper()
 	if g.Step != w.Step || g.Tokens != w.Tokens || g.LR != w.LR || (g.ValLoss == nil) != (w.ValLoss == nil) {
 		t.Fatalf("step %+v, want as %+v", g, w)
 	}
-	if !closeTo(g.Loss, w.Loss, bound) || !closeTo(g.GradNorm, w.GradNorm, 100*bound*w.GradNorm) ||
-		g.ValLoss != nil && !closeTo(*g.ValLoss, *w.ValLoss, bound) {
+	if !traintest.CloseTo(g.Loss, w.Loss, bound) || !traintest.CloseTo(g.GradNorm, w.GradNorm, 100*bound*w.GradNorm) ||
+		g.ValLoss != nil && !traintest.CloseTo(*g.ValLoss, *w.ValLoss, bound) {
 		t.Fatalf("step %+v, uninterrupted %+v, want at most %g between the losses", g, w, bound)
 	}
 }
@@ -189,7 +191,7 @@ func TestResumeSettings(t *testing.T) {
 	got, _ = finish(t, 3, append(args, "--checkpoint", only(t, dir, 2))...)
 	compareRuns(t, got, want, 2, 1e-4)
 
-	other := write(t, t.TempDir(), "other.txt", strings.Repeat("other text ", 600))
+	other := traintest.Write(t, t.TempDir(), "other.txt", strings.Repeat("other text ", 600))
 	for _, tc := range []struct {
 		ranks int
 		args  []string
@@ -269,7 +271,7 @@ func TestSaveFails(t *testing.T) {
 		ok                    bool
 	}{{2, 4, 0, false}, {6, steps, 10, true}, {steps, steps, 8, false}} {
 		dir := t.TempDir()
-		block := write(t, dir, filepath.Base(stepDir(dir, tc.failing)), "in the way")
+		block := traintest.Write(t, dir, filepath.Base(stepDir(dir, tc.failing)), "in the way")
 		args := append(args, "--checkpoint", dir)
 		j := begin(t, 2, nil, args...)
 		status, log := j.end(t), j.stderr.String()

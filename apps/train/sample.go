@@ -1,148 +1,165 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"math"
-	"math/rand/v2"
-	"slices"
+	"fmt"
+	"io"
+	"os"
+	"time"
+	"unicode/utf8"
+
+	"github.com/spf13/pflag"
+
+	"lockstep/apps/train/decode"
+	"lockstep/apps/train/kernels"
+	"lockstep/apps/train/run"
+	"lockstep/internal/plain"
+	"lockstep/spmd"
 )
 
-// writer continues a text.
-type writer struct {
-	decoder
-	tok         tokenizer
-	seq         int     // most tokens that the decoder looks at
-	temperature float64 // 0 takes the likeliest token
-	topK        int     // how many of the likeliest tokens are drawn from; 0 is all
-	rng         *rand.Rand
-	ids         []int32 // the text so far, from the separator that begins it on
+// sampler is the command sample.
+type sampler struct {
+	checkpoint, prompt, dtype string
+	tokens, topK              int
+	temperature               float64
+	ignoreEnd                 bool
+	given                     func(flag string) bool
+	json                      func() string
 }
 
-func newWriter(d decoder, tok tokenizer, seq int, temperature float64, topK int, seed uint64) *writer {
-	return &writer{decoder: d, tok: tok, seq: seq, temperature: temperature, topK: topK, rng: rand.New(rand.NewPCG(seed, 0x73616d706c65))}
+// sampleRecord is what sample measures.
+type sampleRecord struct {
+	Summary      bool    `json:"summary"`
+	App          string  `json:"app"`
+	DType        string  `json:"dtype"`
+	Steps        int     `json:"steps"`
+	PromptTokens int     `json:"prompt_tokens"`
+	Tokens       int     `json:"tokens"`
+	FirstMs      float64 `json:"first_ms"` // from the prompt to the first token
+	TokS         float64 `json:"tok_s"`    // of the tokens after the first; 0 without any
+	Ranks        int     `json:"ranks"`
+	Device       string  `json:"device"`
+	Text         string  `json:"text"`
 }
 
-// write writes up to n tokens after the beginning of a document and the prompt, and tells
-// each with its text. Each is drawn from softmax(logits/temperature). Without ends the
-// separator of documents never is, so that the text has its length; with it the text
-// ends there. It blocks.
-func (t *writer) write(ctx context.Context, prompt string, n int, ends bool, tell func(text []byte) error) error {
-	ids, err := tokensOf(t.tok, prompt)
+func openSample(fs *pflag.FlagSet) (func(context.Context, *spmd.World) error, func(int) error) {
+	s := &sampler{given: fs.Changed, json: func() string { return fs.Lookup("json").Value.String() }}
+	fs.StringVar(&s.checkpoint, "checkpoint", "", "`DIR` that the run has saved to; the newest checkpoint counts")
+	fs.StringVar(&s.prompt, "prompt", "", "`TEXT` to go on from")
+	fs.IntVar(&s.tokens, "max-tokens", 400, "tokens to write at most; the text ends sooner where the model ends the document")
+	fs.BoolVar(&s.ignoreEnd, "ignore-end", false, "write --max-tokens tokens: the model may not end the document")
+	fs.Float64Var(&s.temperature, "temperature", 0.8, "0 takes the likeliest token, 1 the model's own distribution")
+	fs.IntVar(&s.topK, "top-k", 0, "draw from so many of the likeliest tokens only; 0 draws from all")
+	fs.StringVar(&s.dtype, "dtype", "", "type of the activations: float32 or bfloat16 (default bfloat16 on a GPU, float32 on the host)")
+	return s.run, s.check
+}
+
+func (s *sampler) check(ranks int) error {
+	switch {
+	case ranks != 1:
+		return fmt.Errorf("sample runs on one rank, not on %d: leave mpirun out", ranks)
+	case s.tokens < 1:
+		return fmt.Errorf("--max-tokens %d: must be at least 1", s.tokens)
+	case s.topK < 0:
+		return fmt.Errorf("--top-k %d: must be at least 0", s.topK)
+	case !(s.temperature >= 0 && kernels.Finite(s.temperature)):
+		return fmt.Errorf("--temperature %g: must be a number of at least 0", s.temperature)
+	}
+	if err := run.CheckDType(s.given, s.dtype); err != nil {
+		return err
+	}
+	return run.CheckFolder(s.checkpoint)
+}
+
+func (s *sampler) run(ctx context.Context, w *spmd.World) (err error) {
+	p, err := run.OpenPast(w, s.checkpoint)
 	if err != nil {
 		return err
 	}
-	t.ids = append([]int32{t.tok.separator()}, ids...)
-	t.reset()
-	fresh := len(t.ids) // tokens that the decoder has not seen
-	for range n {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		if t.len()+fresh > t.seq {
-			// There are no more positions: it goes on from the later half of the text.
-			t.reset()
-			fresh = min(len(t.ids), max(1, t.seq/2))
-		}
-		l, err := t.next(t.ids[len(t.ids)-fresh:])
-		if err != nil {
-			return err
-		}
-		if !ends {
-			l[t.tok.separator()] = float32(math.Inf(-1))
-		}
-		keepTop(l, t.topK)
-		id := int32(draw(l, t.temperature, t.rng.Float64()))
-		if ends && id == t.tok.separator() {
-			return nil
-		}
-		t.ids, fresh = append(t.ids, id), 1
-		if err := tell(t.tok.decode([]int32{id})); err != nil {
-			return err
-		}
+	defer func() { err = errors.Join(err, p.Close()) }()
+	seq, err := p.Number("--seq")
+	if err != nil || seq > p.Cfg.SeqMax {
+		return spmd.Usage(fmt.Errorf("--checkpoint %s: not a checkpoint of train: --seq is %q", s.checkpoint, p.Settings["--seq"]))
 	}
-	return nil
-}
-
-// tokensOf returns the tokens of a text.
-func tokensOf(tok tokenizer, text string) ([]int32, error) {
-	b, err := tok.encode(nil, []byte(text))
+	dtype := run.DefaultDType(w, s.dtype)
+	stream, err := w.NewStream("sample")
 	if err != nil {
-		return nil, err
+		return err
 	}
-	f := inMemory(tok.width(), b)
-	ids := make([]int32, f.len())
-	f.read(ids, 0)
-	return ids, nil
-}
-
-// toGenerate has this rank ready to generate, and says whether all ranks have to, together;
-// else one rank alone may. Every rank of the trainer calls it.
-func (t *trainer) toGenerate() (together bool, err error) {
-	return t.sharder != nil && t.sharder.everyPass(), t.gather()
-}
-
-// generate returns n tokens of text that the model writes after the beginning of a
-// document and the prompt, together with the prompt. It blocks. toGenerate says who calls it;
-// all that do get the same text.
-func (t *trainer) generate(ctx context.Context, tok tokenizer, prompt string, n int, temperature float64, seed uint64) (text []byte, err error) {
-	var d decoder
-	if t.sharder != nil && t.sharder.everyPass() {
-		d, err = newRepeater(t)
-	} else {
-		d, err = newDecoder(t.s, t.state.Cfg, t.state.Weights, t.state.half, t.seq)
-	}
+	defer func() { err = errors.Join(err, stream.Close()) }()
+	weights, err := p.ToDevice(w, stream, dtype == "bfloat16")
 	if err != nil {
-		return nil, err
+		return err
+	}
+	defer func() { err = errors.Join(err, weights.Free()) }()
+	d, err := decode.New(stream, p.Cfg, weights.Arena, weights.Half, seq)
+	if err != nil {
+		return err
 	}
 	defer func() { err = errors.Join(err, d.Close()) }()
-	text = []byte(prompt)
-	err = newWriter(d, tok, t.seq, temperature, 0, seed).write(ctx, prompt, n, false, func(more []byte) error {
+	w.Log().Info().Int("steps", p.Step).Int("params", p.Cfg.ParamCount()).Int("seq", seq).Str("tokens", p.Tok.Name()).Str("dtype", dtype).Msg("model")
+	return s.write(ctx, w, decode.NewWriter(d, p.Tok, seq, s.temperature, s.topK, w.Seed()), sampleRecord{Summary: true, App: "sample",
+		DType: dtype, Steps: p.Step, Ranks: w.Size(), Device: w.Device()})
+}
+
+// write writes the text as it comes, and then what it took.
+func (s *sampler) write(ctx context.Context, w *spmd.World, t *decode.Writer, rec sampleRecord) error {
+	out := io.Writer(os.Stdout)
+	if s.json() == "-" { // standard output is for the measurements
+		out = os.Stderr
+	}
+	var pending, text []byte
+	show := func(more []byte, all bool) error {
+		pending = append(pending, more...)
+		n := len(pending)
+		if !all {
+			n = wholeRunes(pending)
+		}
+		_, err := io.WriteString(out, plain.Text(string(pending[:n])))
+		pending = pending[n:]
+		return err
+	}
+	text = append(text, s.prompt...)
+	if err := show(text, false); err != nil {
+		return err
+	}
+	begin := time.Now()
+	var first time.Duration
+	err := t.Write(ctx, s.prompt, s.tokens, !s.ignoreEnd, func(more []byte) error {
+		if rec.Tokens++; rec.Tokens == 1 {
+			first = time.Since(begin)
+		}
 		text = append(text, more...)
-		return nil
+		return show(more, false)
 	})
-	return text, err
+	if err != nil {
+		return err
+	}
+	if n := rec.Tokens - 1; n > 0 {
+		rec.TokS = float64(n) / (time.Since(begin) - first).Seconds()
+	}
+	if err := show([]byte("\n"), true); err != nil {
+		return err
+	}
+	rec.FirstMs = float64(first.Microseconds()) / 1e3
+	rec.PromptTokens = len(t.IDs) - 1 - rec.Tokens
+	rec.Text = string(text)
+	w.Log().Info().Int("prompt_tokens", rec.PromptTokens).Int("tokens", rec.Tokens).Str("first_ms", fmt.Sprintf("%.1f", rec.FirstMs)).
+		Str("tok/s", fmt.Sprintf("%.1f", rec.TokS)).Msg("done")
+	return w.Emit(rec)
 }
 
-// keepTop makes all but the k largest logits impossible; of equal ones the first count.
-// 0 keeps all.
-func keepTop(logits []float32, k int) {
-	if k <= 0 || k >= len(logits) {
-		return
-	}
-	order := make([]int, len(logits))
-	for i := range order {
-		order[i] = i
-	}
-	slices.SortStableFunc(order, func(i, j int) int { return cmp.Compare(logits[j], logits[i]) })
-	for _, i := range order[k:] {
-		logits[i] = float32(math.Inf(-1))
-	}
-}
-
-// draw returns i with probability softmax(logits/temperature)[i], for u uniform in
-// [0, 1); at temperature 0 the i of the largest logit.
-func draw(logits []float32, temperature, u float64) int {
-	best := 0
-	for i, x := range logits {
-		if x > logits[best] {
-			best = i
+// wholeRunes is how many bytes of b are not the beginning of a character that may yet
+// come to its end.
+func wholeRunes(b []byte) int {
+	for n := 1; n < utf8.UTFMax && n <= len(b); n++ {
+		if tail := b[len(b)-n:]; utf8.RuneStart(tail[0]) {
+			if !utf8.FullRune(tail) {
+				return len(b) - n
+			}
+			break
 		}
 	}
-	if temperature == 0 {
-		return best
-	}
-	weight := func(x float32) float64 { return math.Exp(float64(x-logits[best]) / temperature) }
-	sum := 0.0
-	for _, x := range logits {
-		sum += weight(x)
-	}
-	u *= sum
-	for i, x := range logits {
-		if u -= weight(x); u < 0 {
-			return i
-		}
-	}
-	return best // rounding has left a crumb
+	return len(b)
 }

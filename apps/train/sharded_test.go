@@ -2,360 +2,76 @@ package main
 
 import (
 	"fmt"
-	"math"
-	"slices"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
-	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
 
-var shardModes = []shardMode{shardOptimizer, shardGradients, shardParameters}
-
-// wholeOf returns an arena of a trainer by its tensors' names, put together of what the ranks
-// have. Every rank calls it.
-func wholeOf(t *testing.T, tr *trainer, a arena) map[string][]float32 {
-	t.Helper()
-	whole := map[string][]float32{}
-	for _, p := range tr.state.Params {
-		skip, have := tr.state.of(a, p)
-		x := make([]float32, p.Len)
-		if !a.shared {
-			copy(x, floatsOf(t, have))
-			whole[p.Name] = x
-			continue
+// Saved in one mode on some ranks, and gone on with in another on others: the losses are those of
+// the run without --shard, to the bit in the same mode on as many ranks.
+func TestShardedResume(t *testing.T) {
+	spmdtest.HostOnly(t, "no device plays a part")
+	for _, dtype := range []string{"float32", "bfloat16"} {
+		bound := 1e-4
+		if dtype == "bfloat16" {
+			bound = 1e-3
 		}
-		sum, err := spmd.Alloc[float32](tr.w, p.Len)
-		if err != nil {
-			t.Fatal(err)
-		}
-		copy(x[skip:], floatsOf(t, have))
-		if err := sum.CopyFrom(x); err != nil {
-			t.Fatal(err)
-		}
-		if err := spmd.AllReduce(tr.c, sum, sum, spmd.Sum); err != nil { // the others have 0 there
-			t.Fatal(err)
-		}
-		whole[p.Name] = floatsOf(t, sum)
-		if err := sum.Free(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return whole
-}
-
-// compareArenas fails where the weights or moments of two trainers differ by more than a bound;
-// 0 asks for equal bits.
-func compareArenas(t *testing.T, what string, got, want *trainer, bound float64) {
-	t.Helper()
-	for _, tr := range []*trainer{got, want} {
-		if err := tr.gather(); err != nil {
-			t.Fatal(err)
-		}
-		if err := tr.s.Synchronize(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for i, a := range got.arenas() {
-		g, w := wholeOf(t, got, a), wholeOf(t, want, want.arenas()[i])
-		for name, x := range w {
-			for k, v := range x {
-				if d := math.Abs(float64(g[name][k]) - float64(v)); !(d <= bound) {
-					t.Fatalf("%s: %s%s[%d] is %v, want %v", what, a.prefix, name, k, g[name][k], v)
+		args := smallRun(t, 7, "--dtype", dtype, "--layers", "2", "--val-every", "3")
+		want, _ := finish(t, 2, args...)
+		modes := []string{"off", "optimizer", "gradients", "parameters"}
+		for i, mode := range modes {
+			ranks, next, others := 2+i%2, modes[(i+1)%len(modes)], 4-i
+			t.Run(fmt.Sprintf("%s, %s on %d ranks, then %s on %d", dtype, mode, ranks, next, others), func(t *testing.T) {
+				dir := filepath.Join(t.TempDir(), "run")
+				whole, log := finish(t, ranks, append(args, "--shard", mode, "--checkpoint", dir, "--save-every", "3", "--keep", "9")...)
+				compareRuns(t, whole, want, 0, bound)
+				if said := strings.Contains(log, " shard="+mode); said != (mode != "off") {
+					t.Errorf("--shard %s: the log says so: %v", mode, said)
 				}
-			}
+				same, _ := finish(t, ranks, append(args, "--shard", mode, "--graph", "on", "--checkpoint", only(t, dir, 3), "--resume", "must")...)
+				compareRuns(t, same, whole, 3, 0)
+				other, log := finish(t, others, append(args, "--shard", next, "--checkpoint", only(t, dir, 3), "--resume", "must")...)
+				compareRuns(t, other, want, 3, bound)
+				if strings.Contains(log, "another setting") {
+					t.Errorf("another --shard is told as another setting:\n%s", log)
+				}
+			})
 		}
 	}
 }
 
-// Every mode trains as plain data parallel does, over uneven parts of a batch and micro-steps of
-// several kinds: to the bit on two ranks, where a sum has one order, as long as the order of
-// micro-steps and ranks is the same.
-func TestSharded(t *testing.T) {
-	onBoth(t, []int{1, 2, 3, 4}, testSharded[float32], testSharded[spmd.BF16])
-}
-
-func testSharded[A Act](t *testing.T, w *spmd.World) {
-	bound := 1e-4
-	if isHalf[A]() {
-		bound = 1e-3
-	}
-	for _, mode := range shardModes {
-		for _, batch := range []int{2, 1, 7} { // with 3 ranks 1 leaves one of them a micro-step short
-			steps := 6
-			if batch == 2 && !isHalf[A]() {
-				steps = 50
-			}
-			cfg := testConfig(steps)
-			cfg.half, cfg.batch, cfg.graph = isHalf[A](), batch, "off"
-			plain := start(t, w, w.Comm(), cfg, wordTokens(4000))
-			cfg.model.Shard.Mode = mode
-			split := start(t, w, w.Comm(), cfg, wordTokens(4000))
-			worst := 0.0
-			what := fmt.Sprintf("--shard %v, %d ranks, micro-batches of %d", mode, w.Size(), batch)
-			exact := w.OnHost() && w.Size() <= 2 && (mode == shardOptimizer || split.microSteps(cfg.globalBatch) == 1)
-			for i := range steps {
-				want, wantNorm := step(t, plain, i)
-				loss, norm := step(t, split, i)
-				if !closeTo(loss, want, bound) || !closeTo(norm, wantNorm, 100*bound*wantNorm) || exact && (loss != want || norm != wantNorm) {
-					t.Fatalf("%s, step %d: loss %.8f, norm %.8f; without %.8f, %.8f", what, i, loss, norm, want, wantNorm)
-				}
-				worst = max(worst, math.Abs(loss-want))
-				if err := split.audit(i + 1); err != nil {
-					t.Fatalf("%s, step %d: %v", what, i, err)
-				}
-			}
-			switch {
-			case exact:
-				compareArenas(t, what, split, plain, 0)
-			case w.OnHost(): // where the noise in gradients that are 0 is small enough for AdamW
-				compareArenas(t, what, split, plain, 2e-3)
-			}
-			if steps == 50 {
-				measured(t, "largest difference of a loss over 50 steps with --shard "+mode.String(), worst)
-			}
-			want, err := plain.validate()
-			if err != nil {
-				t.Fatal(err)
-			}
-			got, err := split.validate()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if !closeTo(got, want, bound) {
-				t.Errorf("%s: validation loss %.8f, without %.8f", what, got, want)
-			}
-			for _, tr := range []*trainer{plain, split} {
-				if err := tr.Close(); err != nil {
-					t.Fatal(err)
-				}
-			}
-		}
+// --batch 0 takes what fits with the memory that --shard leaves.
+func TestShardedBatch(t *testing.T) {
+	spmdtest.Ranks(t, 2)
+	_, log := finish(t, 2, append(smallRun(t, 1), "--shard", "parameters", "--batch", "0")...)
+	if !regexp.MustCompile(` batch=3 `).MatchString(log) || !regexp.MustCompile(`needs 0\.\d\d\d GB`).MatchString(log) {
+		t.Errorf("--batch 0 took another one:\n%s", log)
 	}
 }
 
-// Graphs of sharded steps have the bits of their commands, and of each other's runs.
-func TestShardedGraphs(t *testing.T) {
-	onBoth(t, []int{2, 3}, testShardedGraphs[float32], testShardedGraphs[spmd.BF16])
-}
-
-func testShardedGraphs[A Act](t *testing.T, w *spmd.World) {
-	const steps = 5
-	if w.Comm().Capturable() != nil {
-		return
+// Weights of a folder come to the ranks that have them.
+func TestShardedInitFrom(t *testing.T) {
+	spmdtest.HostOnly(t, "no device plays a part")
+	dir := t.TempDir()
+	args := smallRun(t, 2, "--val-batches", "1")
+	finish(t, 2, append(args, "--checkpoint", filepath.Join(dir, "a"))...)
+	folder := filepath.Join(dir, "weights")
+	if p := train(t, 0, "export", filepath.Join(dir, "a"), "--to", folder); p.Status != 0 {
+		t.Fatalf("export: status %d, stderr:\n%s", p.Status, p.Stderr)
 	}
-	for _, mode := range shardModes {
-		cfg := testConfig(steps)
-		cfg.half, cfg.model.Shard.Mode, cfg.batch = isHalf[A](), mode, 1
-		cfg.graph = "off"
-		plain := start(t, w, w.Comm(), cfg, wordTokens(4000))
-		cfg.graph = "on"
-		graphs := start(t, w, w.Comm(), cfg, wordTokens(4000))
-		for i := range steps {
-			loss, norm := step(t, plain, i)
-			gloss, gnorm := step(t, graphs, i)
-			if loss != gloss || norm != gnorm {
-				t.Fatalf("--shard %v, step %d: loss %v, norm %v; as a graph %v, %v", mode, i, loss, norm, gloss, gnorm)
-			}
-			if i == 2 { // what comes between steps does not disturb them
-				if _, err := graphs.validate(); err != nil {
-					t.Fatal(err)
-				}
-			}
-		}
-		compareArenas(t, fmt.Sprint("--shard ", mode), graphs, plain, 0)
-		for _, g := range graphs.graphs {
-			if g == nil {
-				t.Errorf("--shard %v: a kind of micro-step has no graph", mode)
-			}
-		}
-		for _, tr := range []*trainer{plain, graphs} {
-			if err := tr.Close(); err != nil {
-				t.Fatal(err)
-			}
+	var text string
+	for i, a := range args {
+		if a == "--data" {
+			text = args[i+1]
 		}
 	}
-}
-
-// A bad number is found on the rank that has it; the step changes nothing on any rank, and
-// steps that are left out are as if they had not been.
-func TestShardedBadSteps(t *testing.T) {
-	spmdtest.Run(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
-		for _, mode := range shardModes {
-			cfg := testConfig(6)
-			cfg.model.Shard.Mode, cfg.skipBad = mode, true
-			skips, passes := start(t, w, w.Comm(), cfg, wordTokens(4000)), start(t, w, w.Comm(), cfg, wordTokens(4000))
-			for i := range 4 {
-				if i != 1 {
-					step(t, skips, i)
-					step(t, passes, i)
-					continue
-				}
-				for range passes.microSteps(cfg.globalBatch) {
-					if _, err := passes.train.next(passes.s); err != nil {
-						t.Fatal(err)
-					}
-				}
-				// The last element of the last rank's part of the vectors.
-				weights := skips.arenas()[0]
-				name, at := lastVector(skips, weights)
-				was := weights.At(at)
-				if w.Rank() == w.Size()-1 {
-					weights.Set(at, float32(math.Inf(1)))
-				}
-				if loss, norm := step(t, skips, i); !bad(loss, norm) {
-					t.Fatalf("--shard %v: loss %g, norm %g of a step that is to be bad", mode, loss, norm)
-				}
-				where, err := skips.firstBad(i)
-				if err != nil {
-					t.Fatal(err)
-				}
-				want := fmt.Sprintf("rank %d has the first number that is not finite in the weight %s", w.Size()-1, name)
-				if w.Rank() == w.Size()-1 && where != want {
-					t.Errorf("--shard %v: %s, want %s", mode, where, want)
-				}
-				// A finite weight whose product overflows: no rank has a bad weight, and all a bad gradient.
-				if w.Rank() == w.Size()-1 {
-					weights.Set(at, math.MaxFloat32)
-				}
-				if where, err = skips.firstBad(i); err != nil || !strings.Contains(where, "rank 0 has the first number that is not finite in the gradient of ") {
-					t.Errorf("--shard %v: %s, error %v, want one of rank 0's gradients", mode, where, err)
-				}
-				weights.Set(at, was)
-			}
-			compareArenas(t, fmt.Sprint("--shard ", mode), skips, passes, 0)
-			for _, tr := range []*trainer{skips, passes} {
-				if err := tr.Close(); err != nil {
-					t.Fatal(err)
-				}
-			}
-		}
-	})
-}
-
-// lastVector returns the last vector of which this rank has elements that it updates, and where
-// the last of these is in an arena of weights.
-func lastVector(tr *trainer, weights arena) (name string, at int) {
-	st := tr.state
-	at = -1
-	for _, p := range st.Params {
-		skip, own, n := st.sharded.Own(p.Group, p.Off, p.Off+p.Len)
-		if p.Decay || n == 0 {
-			continue
-		}
-		last := own + n - 1
-		if !weights.shared {
-			last = p.Off + skip + n - 1
-		}
-		if last > at {
-			name, at = p.Name, last
-		}
+	args = []string{"--data", text, "--init-from", folder, "--steps", "2", "--seq", "16", "--batch", "2", "--global-batch", "5", "--sample", "0", "--json", "-"}
+	want, _ := finish(t, 3, args...)
+	for _, mode := range []string{"optimizer", "gradients", "parameters"} {
+		got, _ := finish(t, 3, append(args, "--shard", mode)...)
+		compareRuns(t, got, want, 0, 1e-4)
 	}
-	return name, at
-}
-
-// The weights drawn, and those of a folder, are the same in every mode.
-func TestShardedStart(t *testing.T) {
-	spmdtest.Run(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
-		for _, mode := range shardModes {
-			cfg := testConfig(2)
-			plain := start(t, w, w.Comm(), cfg, wordTokens(4000))
-			cfg.model.Shard.Mode = mode
-			split := start(t, w, w.Comm(), cfg, wordTokens(4000))
-			compareArenas(t, fmt.Sprint("--shard ", mode), split, plain, 0)
-			for _, tr := range []*trainer{plain, split} {
-				if err := tr.Close(); err != nil {
-					t.Fatal(err)
-				}
-			}
-		}
-	})
-}
-
-// What is written after the last step is what one rank with all weights writes.
-func TestShardedGenerate(t *testing.T) {
-	spmdtest.Run(t, []int{3}, func(t *testing.T, w *spmd.World) {
-		var texts []string
-		for _, mode := range append([]shardMode{shardOff}, shardModes...) {
-			cfg := testConfig(8)
-			cfg.model.Shard.Mode = mode
-			tr := start(t, w, w.Comm(), cfg, wordTokens(4000))
-			for i := range cfg.steps {
-				step(t, tr, i)
-			}
-			together, err := tr.toGenerate()
-			if err != nil || together != (mode == shardParameters) {
-				t.Fatalf("--shard %v: all ranks write: %v, error %v", mode, together, err)
-			}
-			if w.Rank() == 0 || together {
-				text, err := tr.generate(t.Context(), byteTokens{}, "func", 40, 0, 1)
-				if err != nil {
-					t.Fatal(err)
-				}
-				texts = append(texts, string(text))
-			}
-			if err := tr.Close(); err != nil {
-				t.Fatal(err)
-			}
-		}
-		// Rounding on a GPU may change which of two tokens is the likelier one.
-		if w.Rank() == 0 && w.OnHost() && len(slices.Compact(texts)) != 1 {
-			t.Errorf("texts %q, want four equal ones", texts)
-		}
-	})
-}
-
-// What is computed once more has the bits of what was kept, in plain steps and in every mode, over
-// micro-steps and in graphs.
-func TestRecompute(t *testing.T) {
-	onBoth(t, []int{1, 3}, testRecompute[float32], testRecompute[spmd.BF16])
-}
-
-func testRecompute[A Act](t *testing.T, w *spmd.World) {
-	const steps = 4
-	for _, mode := range append([]shardMode{shardOff}, shardModes...) {
-		for _, graph := range []string{"off", "on"} {
-			if graph == "on" && w.Comm().Capturable() != nil {
-				continue
-			}
-			cfg := testConfig(steps)
-			cfg.half, cfg.graph, cfg.model.Shard.Mode, cfg.model.Layers = isHalf[A](), graph, mode, 4
-			keeps := start(t, w, w.Comm(), cfg, wordTokens(4000))
-			var wants [steps][2]float64 // loss and norm
-			for _, recompute := range []recomputation{recomputeGELU, recomputeBlock} {
-				cfg.model.Recompute = recompute
-				again := start(t, w, w.Comm(), cfg, wordTokens(4000))
-				if less, all := bytesOfState(t, again), bytesOfState(t, keeps); less >= all {
-					t.Errorf("--recompute %v takes %d bytes, off %d", recompute, less, all)
-				}
-				for i := range steps {
-					loss, norm := step(t, again, i)
-					if recompute == recomputeGELU {
-						wants[i][0], wants[i][1] = step(t, keeps, i)
-					}
-					if want := wants[i]; loss != want[0] || norm != want[1] {
-						t.Fatalf("--recompute %v --shard %v --graph %s, step %d: loss %v, norm %v; kept %v", recompute, mode, graph, i, loss, norm, want)
-					}
-				}
-				compareArenas(t, fmt.Sprint("--recompute ", recompute), again, keeps, 0)
-				if err := again.Close(); err != nil {
-					t.Fatal(err)
-				}
-			}
-			if err := keeps.Close(); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-}
-
-// bytesOfState is how many bytes of the device the model of a trainer takes.
-func bytesOfState(t *testing.T, tr *trainer) int {
-	t.Helper()
-	n, err := memoryNeeded(tr.state.Cfg, tr.batch, tr.seq, tr.half)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return n
 }

@@ -2,392 +2,17 @@ package main
 
 import (
 	"bytes"
-	"encoding/binary"
-	"encoding/json"
-	"fmt"
-	"math"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
-	"lockstep/internal/safetensors"
-	"lockstep/spmd"
+	"lockstep/apps/train/layout"
+	"lockstep/apps/train/text"
+	"lockstep/apps/train/traintest"
+	"lockstep/apps/train/weights"
 	"lockstep/spmd/spmdtest"
 )
-
-// hfFile is a safetensors file as a reader of a few lines of Python would see it.
-type hfFile map[string]struct {
-	Type    string   `json:"dtype"`
-	Shape   []int    `json:"shape"`
-	Offsets [2]int   `json:"data_offsets"`
-	Format  string   `json:"format"`
-	data    []uint32 // of F32
-}
-
-func readHF(t *testing.T, path string) hfFile {
-	t.Helper()
-	b, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	n := binary.LittleEndian.Uint64(b)
-	f := hfFile{}
-	if err := json.Unmarshal(b[8:8+n], &f); err != nil {
-		t.Fatal(err)
-	}
-	for name, x := range f {
-		for i := 8 + int(n) + x.Offsets[0]; i < 8+int(n)+x.Offsets[1]; i += 4 {
-			x.data = append(x.data, binary.LittleEndian.Uint32(b[i:]))
-		}
-		f[name] = x
-	}
-	return f
-}
-
-// awkward returns an arena of numbers of all kinds, the padding of the vocabulary zero.
-func awkward(cfg Config, seed uint64) []float32 {
-	params, _, n := layout(cfg)
-	x := make([]float32, n)
-	rng := rand.New(rand.NewPCG(seed, 9))
-	for _, p := range params {
-		for i := range p.Len {
-			x[p.Off+i] = float32(rng.NormFloat64())
-		}
-		special := []float32{float32(math.Copysign(0, -1)), math.SmallestNonzeroFloat32, -math.MaxFloat32, float32(math.Inf(1)), 0}
-		copy(x[p.Off:], special[:min(len(special), p.Len)])
-		if p.Name == "wte.weight" {
-			clear(x[p.Off+cfg.Vocab*cfg.Channels : p.Off+p.Len])
-		}
-	}
-	return x
-}
-
-func sameBits(a, b []float32) bool {
-	return slices.EqualFunc(a, b, func(a, b float32) bool { return math.Float32bits(a) == math.Float32bits(b) })
-}
-
-// A folder of weights holds what transformers look for, each element in its place, and
-// gives back the same bits.
-func TestWeightsRoundTrip(t *testing.T) {
-	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
-		for _, tok := range []tokenizer{byteTokens{}, newGPT2Tokens()} {
-			cfg := Config{Layers: 2, Heads: 3, Channels: 36, SeqMax: 10, Vocab: tok.ids()}
-			dir := filepath.Join(t.TempDir(), "a", "b")
-			arena := awkward(cfg, 1)
-			if _, err := writeWeights(dir, cfg, tok, arena); err != nil {
-				t.Fatal(err)
-			}
-			f := readHF(t, filepath.Join(dir, "model.safetensors"))
-			if f["__metadata__"].Format != "pt" {
-				t.Errorf("the file says of itself %+v", f["__metadata__"])
-			}
-			params, _, _ := layout(cfg)
-			if len(f) != len(params)+1 {
-				t.Errorf("%d tensors, want %d", len(f)-1, len(params))
-			}
-			for _, p := range params {
-				rows, cols := 1, p.Shape[0]
-				if len(p.Shape) == 2 {
-					rows, cols = p.Shape[0], p.Shape[1]
-				}
-				shape, at := []int{rows, cols}, func(i, j int) int { return i*cols + j }
-				switch {
-				case len(p.Shape) == 1:
-					shape = []int{cols}
-				case p.Name == "wte.weight":
-					shape[0], rows = cfg.Vocab, cfg.Vocab
-				case strings.HasPrefix(p.Name, "h."): // a Conv1D
-					shape, at = []int{cols, rows}, func(i, j int) int { return j*rows + i }
-				}
-				x, ok := f[p.Name]
-				if !ok || x.Type != "F32" || !slices.Equal(x.Shape, shape) {
-					t.Fatalf("%s is %s %v, want F32 %v", p.Name, x.Type, x.Shape, shape)
-				}
-				for i := range rows {
-					for j := range cols {
-						if got, want := x.data[at(i, j)], math.Float32bits(arena[p.Off+i*cols+j]); got != want {
-							t.Fatalf("%s (%d,%d) has bits %x, want %x", p.Name, i, j, got, want)
-						}
-					}
-				}
-			}
-			var config map[string]any
-			b, err := os.ReadFile(filepath.Join(dir, "config.json"))
-			if err == nil {
-				err = json.Unmarshal(b, &config)
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			for key, want := range map[string]any{"model_type": "gpt2", "n_layer": 2.0, "n_head": 3.0, "n_embd": 36.0, "n_positions": 10.0,
-				"vocab_size": float64(cfg.Vocab), "activation_function": "gelu_new", "eos_token_id": float64(tok.separator())} {
-				if config[key] != want {
-					t.Errorf("config.json has %s %v, want %v", key, config[key], want)
-				}
-			}
-			for _, name := range []string{"vocab.json", "merges.txt", "tokenizer_config.json"} {
-				if _, err := os.Stat(filepath.Join(dir, name)); (err == nil) != (tok.width() == 2) {
-					t.Errorf("%s of tokens %s: %v", name, tok.name(), err)
-				}
-			}
-			h, err := openWeights(dir)
-			if err != nil {
-				t.Fatal(err)
-			}
-			m, err := NewModel[float32](w, h.cfg, 1, 1)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := h.load(&m.State); err != nil {
-				t.Fatal(err)
-			}
-			if !sameBits(floatsOf(t, m.Weights), arena) {
-				t.Error("the weights read are other than those written")
-			}
-			if err := m.Close(); err != nil {
-				t.Fatal(err)
-			}
-		}
-	})
-}
-
-// hfSource is a folder of weights as others write it.
-type hfSource struct {
-	config  map[string]any
-	tensors []hfSourceTensor
-	shards  int // 0 for one file without an index
-}
-
-type hfSourceTensor struct {
-	name, typ string
-	shape     []int64
-	data      []float32
-}
-
-var hfTiny = Config{Layers: 2, Heads: 2, Channels: 8, SeqMax: 6, Vocab: 256}
-
-// hfFrom returns the folder of hfTiny's weights in an arena.
-func hfFrom(arena []float32, typ, prefix string) *hfSource {
-	s := &hfSource{config: map[string]any{"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 8, "n_positions": 6, "vocab_size": 256}}
-	params, _, _ := layout(hfTiny)
-	for _, p := range params {
-		x := arena[p.Off : p.Off+p.Len]
-		shape := []int64{int64(p.Shape[0])}
-		if len(p.Shape) == 2 {
-			shape = append(shape, int64(p.Shape[1]))
-		}
-		if strings.HasPrefix(p.Name, "h.") && len(shape) == 2 {
-			y := make([]float32, len(x))
-			for i := range p.Shape[0] {
-				for j := range p.Shape[1] {
-					y[j*p.Shape[0]+i] = x[i*p.Shape[1]+j]
-				}
-			}
-			x, shape = y, []int64{shape[1], shape[0]}
-		}
-		s.tensors = append(s.tensors, hfSourceTensor{prefix + p.Name, typ, shape, x})
-	}
-	return s
-}
-
-func (s *hfSource) write(t *testing.T) string {
-	t.Helper()
-	dir := t.TempDir()
-	put := func(name string, v any) {
-		b, err := json.Marshal(v)
-		if err != nil {
-			t.Fatal(err)
-		}
-		write(t, dir, name, string(b))
-	}
-	put("config.json", s.config)
-	files := map[string][]hfSourceTensor{}
-	if s.shards == 0 {
-		files["model.safetensors"] = s.tensors
-	}
-	where := map[string]string{}
-	for i, x := range s.tensors {
-		if s.shards > 0 {
-			name := fmt.Sprintf("model-%05d-of-%05d.safetensors", i%s.shards+1, s.shards)
-			files[name] = append(files[name], x)
-			where[x.name] = name
-		}
-	}
-	if s.shards > 0 {
-		put("model.safetensors.index.json", map[string]any{"metadata": map[string]any{"total_size": 1}, "weight_map": where})
-	}
-	for name, tensors := range files {
-		var list []safetensors.Tensor
-		var b []byte
-		for _, x := range tensors {
-			list = append(list, safetensors.Tensor{Name: x.name, Type: x.typ, Shape: x.shape})
-			for _, v := range x.data {
-				switch x.typ {
-				case "F32":
-					b = binary.LittleEndian.AppendUint32(b, math.Float32bits(v))
-				case "F16":
-					b = binary.LittleEndian.AppendUint16(b, uint16(spmd.ToF16(v)))
-				case "BF16":
-					b = binary.LittleEndian.AppendUint16(b, uint16(spmd.ToBF16(v)))
-				case "I8":
-					b = append(b, byte(v))
-				}
-			}
-		}
-		header, err := safetensors.Layout(list)
-		if err != nil {
-			t.Fatal(err)
-		}
-		write(t, dir, name, string(header)+string(b))
-	}
-	return dir
-}
-
-// Folders that others write: other types, a prefix, masks, a head, several files.
-func TestWeightsOfOthers(t *testing.T) {
-	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
-		arena := awkward(hfTiny, 2)
-		for i, v := range arena { // what every type holds
-			v = max(-3, min(v, 3))
-			arena[i] = float32(math.Round(float64(v)*16) / 16)
-		}
-		for _, typ := range []string{"F32", "F16", "BF16"} {
-			for _, prefix := range []string{"", "transformer."} {
-				for _, shards := range []int{0, 3} {
-					s := hfFrom(arena, typ, prefix)
-					s.shards = shards
-					params, _, _ := layout(hfTiny)
-					s.tensors = append(s.tensors,
-						hfSourceTensor{prefix + "h.1.attn.bias", "I8", []int64{1, 1, 6, 6}, make([]float32, 36)},
-						hfSourceTensor{prefix + "h.0.attn.masked_bias", "F32", nil, []float32{-1e4}},
-						hfSourceTensor{"lm_head.weight", typ, []int64{256, 8}, arena[params[len(params)-1].Off:][:256*8]})
-					h, err := openWeights(s.write(t))
-					if err != nil {
-						t.Fatalf("%s, prefix %q, %d files: %v", typ, prefix, shards, err)
-					}
-					m, err := NewModel[float32](w, h.cfg, 1, 1)
-					if err != nil {
-						t.Fatal(err)
-					}
-					if err := h.load(&m.State); err != nil {
-						t.Fatal(err)
-					}
-					if got := floatsOf(t, m.Weights); !slices.Equal(got, arena) {
-						t.Errorf("%s, prefix %q, %d files: other weights", typ, prefix, shards)
-					}
-					if err := m.Close(); err != nil {
-						t.Fatal(err)
-					}
-				}
-			}
-		}
-		s := hfFrom(arena, "F32", "")
-		s.tensors = append(s.tensors, hfSourceTensor{"lm_head.weight", "F32", []int64{256, 8}, make([]float32, 256*8)})
-		h, err := openWeights(s.write(t))
-		if err != nil {
-			t.Fatal(err)
-		}
-		m, err := NewModel[float32](w, h.cfg, 1, 1)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := h.load(&m.State); err == nil || !strings.Contains(err.Error(), "lm_head.weight is not wte.weight") {
-			t.Errorf("a head of its own: error %v", err)
-		}
-	})
-}
-
-// Folders that hold something else are refused, with what is wrong.
-func TestWeightsRefused(t *testing.T) {
-	arena := awkward(hfTiny, 3)
-	for want, change := range map[string]func(s *hfSource){
-		"no tensor h.1.mlp.c_fc.weight": func(s *hfSource) {
-			s.tensors = slices.DeleteFunc(s.tensors, func(x hfSourceTensor) bool { return x.name == "h.1.mlp.c_fc.weight" })
-		},
-		"tensor h.2.ln_1.bias, which such a model does not have": func(s *hfSource) {
-			s.tensors = append(s.tensors, hfSourceTensor{"h.2.ln_1.bias", "F32", []int64{1}, []float32{1}})
-		},
-		"wpe.weight has shape [8 6], and the model [6 8]": func(s *hfSource) {
-			i := slices.IndexFunc(s.tensors, func(x hfSourceTensor) bool { return x.name == "wpe.weight" })
-			s.tensors[i].shape = []int64{8, 6}
-		},
-		"ln_f.bias is I8": func(s *hfSource) { s.tensors[1].typ = "I8" },
-		"second tensor ln_f.bias": func(s *hfSource) {
-			s.tensors = append(s.tensors, hfSourceTensor{"transformer.ln_f.bias", "F32", []int64{8}, make([]float32, 8)})
-		},
-		`model_type is "llama"`:            func(s *hfSource) { s.config["model_type"] = "llama" },
-		`activation_function is "relu"`:    func(s *hfSource) { s.config["activation_function"] = "relu" },
-		"layer_norm_epsilon is 0.001":      func(s *hfSource) { s.config["layer_norm_epsilon"] = 1e-3 },
-		"n_inner is not 4 times":           func(s *hfSource) { s.config["n_inner"] = 8 },
-		"tie_word_embeddings is false":     func(s *hfSource) { s.config["tie_word_embeddings"] = false },
-		"scale_attn_weights is false":      func(s *hfSource) { s.config["scale_attn_weights"] = false },
-		"inverse_layer_idx is true":        func(s *hfSource) { s.config["scale_attn_by_inverse_layer_idx"] = true },
-		"3 heads":                          func(s *hfSource) { s.config["n_head"] = 3 },
-		"layers is 0":                      func(s *hfSource) { s.config["n_layer"] = 0 },
-		"has 1000000 layers":               func(s *hfSource) { s.config["n_layer"] = 1000000 },
-		"cannot unmarshal":                 func(s *hfSource) { s.config["n_layer"] = "two" },
-		"vocabulary is -5, must be":        func(s *hfSource) { s.config["vocab_size"] = -5 },
-		"wte.weight has shape [256 8], an": func(s *hfSource) { s.config["vocab_size"] = 257 },
-	} {
-		s := hfFrom(arena, "F32", "")
-		change(s)
-		if _, err := openWeights(s.write(t)); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("error %v, want %q in it", err, want)
-		}
-	}
-	for want, change := range map[string]func(dir string){
-		"config.json: no such file":               func(dir string) { os.Remove(filepath.Join(dir, "config.json")) },
-		"neither model.safetensors nor":           func(dir string) { os.Remove(filepath.Join(dir, "model.safetensors")) },
-		"model.safetensors: 3 bytes":              func(dir string) { write(t, dir, "model.safetensors", "abc") },
-		"config.json: invalid character":          func(dir string) { write(t, dir, "config.json", "abc") },
-		"model.safetensors: not a regular file":   func(dir string) { remake(t, dir, "model.safetensors") },
-		"bytes after the last tensor":             func(dir string) { appendTo(t, filepath.Join(dir, "model.safetensors"), "more") },
-		`"../x.safetensors" leads out of the fol`: func(dir string) { indexOnly(t, dir, "../x.safetensors") },
-		"gone.safetensors: no such file":          func(dir string) { indexOnly(t, dir, "gone.safetensors") },
-	} {
-		dir := hfFrom(arena, "F32", "").write(t)
-		change(dir)
-		if _, err := openWeights(dir); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("error %v, want %q in it", err, want)
-		}
-	}
-}
-
-func remake(t *testing.T, dir, name string) {
-	t.Helper()
-	path := filepath.Join(dir, name)
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Mkdir(path, 0o777); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func appendTo(t *testing.T, path, text string) {
-	t.Helper()
-	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := f.WriteString(text); err != nil {
-		t.Fatal(err)
-	}
-	if err := f.Close(); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func indexOnly(t *testing.T, dir, file string) {
-	t.Helper()
-	if err := os.Remove(filepath.Join(dir, "model.safetensors")); err != nil {
-		t.Fatal(err)
-	}
-	write(t, dir, "model.safetensors.index.json", fmt.Sprintf(`{"weight_map":{"wte.weight":%q}}`, file))
-}
 
 // Trained on 3 ranks, exported, begun with on 2, saved and exported again: the same
 // bits, since that run changes no weight.
@@ -400,7 +25,7 @@ func TestExport(t *testing.T) {
 	if p := export(filepath.Join(dir, "a"), "--to", first); p.Status != 0 || !strings.Contains(p.Stderr, "exported") {
 		t.Fatalf("status %d:\n%s", p.Status, p.Stderr)
 	}
-	text := write(t, t.TempDir(), "text.txt", string(randomWords(6000)))
+	text := traintest.Write(t, t.TempDir(), "text.txt", string(traintest.RandomWords(6000)))
 	r, log := finish(t, 2, "--data", text, "--init-from", first, "--checkpoint", filepath.Join(dir, "b"), "--steps", "1", "--seq", "16", "--batch", "2",
 		"--lr", "1e-45", "--weight-decay", "0", "--sample", "0", "--json", "-")
 	if !strings.Contains(log, "model=first") || !strings.Contains(log, "channels=16") {
@@ -424,7 +49,7 @@ func TestExport(t *testing.T) {
 	}
 
 	// What is refused leaves everything as it was.
-	other := write(t, t.TempDir(), "other.txt", "mine")
+	other := traintest.Write(t, t.TempDir(), "other.txt", "mine")
 	empty := t.TempDir()
 	for _, c := range []struct {
 		args []string
@@ -460,12 +85,12 @@ func TestExport(t *testing.T) {
 // Flags that do not fit the weights: one line.
 func TestInitFromFlags(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "weights")
-	cfg := Config{Layers: 2, Heads: 2, Channels: 8, SeqMax: 6, Vocab: 256}
-	_, _, n := layout(cfg)
-	if _, err := writeWeights(dir, cfg, byteTokens{}, make([]float32, n)); err != nil {
+	cfg := layout.Config{Layers: 2, Heads: 2, Channels: 8, SeqMax: 6, Vocab: 256}
+	_, _, n := layout.Of(cfg)
+	if _, err := weights.Write(dir, cfg, text.Bytes{}, make([]float32, n)); err != nil {
 		t.Fatal(err)
 	}
-	text := write(t, t.TempDir(), "text.txt", strings.Repeat("some text ", 500))
+	text := traintest.Write(t, t.TempDir(), "text.txt", strings.Repeat("some text ", 500))
 	for _, c := range []struct {
 		args []string
 		want string

@@ -27,7 +27,15 @@ type room struct {
 // house is every room, from the programs down.
 var house = []room{
 	{"programs", "what a user starts", []string{"apps/*", "bench", "docs", "docs/examples", "docs/examples/*"},
-		[]string{"helpers", "facade", "libraries", "tests", "basics"}},
+		[]string{"training", "corpus", "model", "text", "helpers", "facade", "libraries", "tests", "basics"}},
+	{"training", "a training run of apps/train", []string{"apps/train/run", "apps/train/trainer", "apps/train/traintest"},
+		[]string{"corpus", "model", "text", "helpers", "facade", "libraries", "tests", "basics"}},
+	{"corpus", "between texts and models", []string{"apps/train/batches", "apps/train/decode", "apps/train/weights"},
+		[]string{"model", "text", "helpers", "facade", "libraries", "basics"}},
+	{"model", "a GPT-2-style model and its optimizer", []string{"apps/train/layout", "apps/train/kernels", "apps/train/fp8", "apps/train/gpt", "apps/train/optim"},
+		[]string{"helpers", "facade", "libraries", "basics"}},
+	{"text", "texts as tokens", []string{"apps/train/input", "apps/train/agree", "apps/train/meter", "apps/train/text"},
+		[]string{"facade", "basics"}},
 	{"launch", "start and diagnose a job", []string{"launch", "launch/*"},
 		[]string{"job", "mpi", "libraries", "basics"}},
 	{"helpers", "on top of spmd", []string{"spmd/attention", "spmd/blas", "spmd/checkpoint", "spmd/ddp", "spmd/timing"},

@@ -1,0 +1,9 @@
+package agree_test
+
+import (
+	"testing"
+
+	"lockstep/spmd/spmdtest"
+)
+
+func TestMain(m *testing.M) { spmdtest.Main(m, nil) }

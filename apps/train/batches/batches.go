@@ -1,0 +1,110 @@
+package batches
+
+import (
+	"math/bits"
+
+	"lockstep/apps/train/input"
+	"lockstep/apps/train/text"
+)
+
+// splitmix is the SplitMix64 generator's output function: it turns numbers that
+// differ in any bit into numbers that look independent.
+func splitmix(x uint64) uint64 {
+	x += 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+// permute returns element i of a permutation of [0, n) that key chooses. It needs
+// no memory: a Feistel network permutes the numbers of an even number of bits,
+// and results of n or more go through it again.
+func permute(key, i, n uint64) uint64 {
+	half := max((bits.Len64(n-1)+1)/2, 1)
+	mask := uint64(1)<<half - 1
+	for {
+		l, r := i>>half, i&mask
+		for round := range uint64(6) {
+			l, r = r, l^splitmix(key^splitmix(r<<3|round))&mask
+		}
+		if i = l<<half | r; i < n {
+			return i
+		}
+	}
+}
+
+// Span is a run of tokens [at, at+len).
+type Span struct{ At, Len int }
+
+// Dataset is the tokens, cut in a part to learn from and a part to validate on.
+type Dataset struct {
+	File       text.Data
+	Train, Val Span
+	Seq        int // T, tokens of a sequence
+	Global     int // sequences of a step, over all ranks
+	Before     int // sequences learned from before step 0; negative where steps before took fewer
+	seed       uint64
+}
+
+// NewDataset splits the tokens: the last twentieth, at least one global batch, is
+// for validation, where there are none for it alone. The part to learn from must hold a
+// global batch.
+func NewDataset(f text.Data, seq, globalBatch int, seed uint64) (*Dataset, error) {
+	batch := globalBatch*seq + 1 // the last target is one token further
+	if v, ok := f.(text.WithVal); ok {
+		if v.Train.Len() < batch || v.Val.Len() < seq+1 {
+			return nil, input.Bad("--data of %d tokens, --val-data of %d: one batch of %d sequences of %d tokens to learn from needs %d, "+
+				"one sequence to validate on %d", v.Train.Len(), v.Val.Len(), globalBatch, seq, uint64(batch), seq+1)
+		}
+		return &Dataset{File: f, Train: Span{0, v.Train.Len()}, Val: Span{v.Train.Len(), v.Val.Len()}, Seq: seq, Global: globalBatch, seed: seed}, nil
+	}
+	if f.Len()/2 < batch {
+		return nil, input.Bad("--data: %d tokens are too few: one batch of %d sequences of %d tokens to learn from "+
+			"and one to validate on need %d", f.Len(), globalBatch, seq, 2*uint64(batch))
+	}
+	val := max(f.Len()/20, batch)
+	return &Dataset{File: f, Train: Span{0, f.Len() - val}, Val: Span{f.Len() - val, val}, Seq: seq, Global: globalBatch, seed: seed}, nil
+}
+
+// windows is the number of sequences in one epoch. Where that leaves a whole batch
+// it is one less than fit: then the windows of each epoch can begin at another
+// offset below seq.
+func (d *Dataset) windows() int {
+	fit := (d.Train.Len - 1) / d.Seq
+	if fit > d.Global {
+		fit--
+	}
+	return fit
+}
+
+// Number returns how many sequences were learned from before sequence j of a step.
+func (d *Dataset) Number(step, j int) int { return d.Before + step*d.Global + j }
+
+// Start returns where sequence j of a step begins, in tokens. It depends on the
+// seed and the sequence's number alone: each takes the next window of the epoch's
+// permutation, so each window is seen once an epoch.
+func (d *Dataset) Start(step, j int) int {
+	n := uint64(d.windows())
+	number := uint64(d.Number(step, j))
+	epoch := number / n
+	key := splitmix(d.seed ^ splitmix(epoch))
+	slack := d.Train.Len - 1 - int(n)*d.Seq
+	offset := int(splitmix(key) % uint64(min(slack+1, d.Seq)))
+	return d.Train.At + offset + int(permute(key, number%n, n))*d.Seq
+}
+
+// ValWindows is the number of sequences in the validation part.
+func (d *Dataset) ValWindows() int { return (d.Val.Len - 1) / d.Seq }
+
+// ValStart returns where validation sequence i of n begins: the n are spread over
+// the validation part, and the same at every validation.
+func (d *Dataset) ValStart(i, n int) int {
+	return d.Val.At + i*d.ValWindows()/n*d.Seq
+}
+
+// fill writes the sequence that begins at token at: in gets its tokens, target the
+// token after each. Both are (seq).
+func (d *Dataset) fill(in, target []int32, at int) {
+	d.File.Read(in, at)
+	d.File.Read(target, at+1)
+}

@@ -1,0 +1,117 @@
+package decode
+
+import (
+	"math"
+	"slices"
+	"testing"
+
+	"lockstep/apps/train/gpt"
+	"lockstep/apps/train/kernels"
+	"lockstep/apps/train/layout"
+	"lockstep/apps/train/traintest"
+	"lockstep/spmd"
+)
+
+// modelOf is a model on a stream of w, with the given weights.
+func modelOf[A kernels.Act](t *testing.T, w *spmd.World, cfg layout.Config, p map[string][]float64) (*gpt.Model[A], *spmd.Stream) {
+	t.Helper()
+	m, err := gpt.NewModel[A](w, cfg, 1, cfg.SeqMax)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := w.NewStream("test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	traintest.LoadParams(t, m.Params, m.Weights, p)
+	if err := m.Refresh(s); err != nil {
+		t.Fatal(err)
+	}
+	return m, s
+}
+
+// A sequence that grows, by pieces and token by token, has the logits that the whole
+// forward pass has for it.
+func TestDecode(t *testing.T) {
+	traintest.OnBoth(t, []int{1}, testDecode[float32], testDecode[spmd.BF16])
+}
+
+func testDecode[A kernels.Act](t *testing.T, w *spmd.World) {
+	bound := 1e-5
+	switch {
+	case kernels.IsHalf[A]():
+		bound = 0.02
+	case !w.OnHost(): // whose sums go in other orders
+		bound = 1e-4
+	}
+	worst := 0.0
+	for _, c := range []struct {
+		cfg   layout.Config
+		first int // tokens at once; then one by one
+	}{
+		{layout.Config{Layers: 1, Heads: 1, Channels: 1, SeqMax: 3, Vocab: 2}, 1},
+		{traintest.Small, 5},
+		{layout.Config{Layers: 3, Heads: 3, Channels: 3 * 37, SeqMax: 80, Vocab: 300}, 70},
+		{layout.Config{Layers: 2, Heads: 1, Channels: 300, SeqMax: 12, Vocab: 61}, 3}, // a head wider than a block
+		{layout.Config{Layers: 2, Heads: 4, Channels: 64, SeqMax: 600, Vocab: 130}, 2*decodeRows + 30},
+	} {
+		m, s := modelOf[A](t, w, c.cfg, traintest.RandomParams(c.cfg, 1))
+		d, err := New(s, c.cfg, m.Weights, m.Half, c.cfg.SeqMax)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tokens := traintest.RandomTokens(min(c.cfg.SeqMax, c.first+9), c.cfg.Vocab, 3)
+		var all [2][][]float32
+		for round := range all { // the second time after a reset, with everything seen
+			d.Reset()
+			for at, n := 0, c.first; at < len(tokens); at, n = at+n, 1 {
+				got, err := d.Next(tokens[at : at+n])
+				if err != nil {
+					t.Fatal(err)
+				}
+				if d.Len() != at+n {
+					t.Fatalf("%d tokens, want %d", d.Len(), at+n)
+				}
+				all[round] = append(all[round], slices.Clone(got))
+				if round > 0 {
+					continue
+				}
+				out, err := m.Logits(s, traintest.TokenBuffer(t, w, tokens[:at+n]))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := s.Synchronize(); err != nil {
+					t.Fatal(err)
+				}
+				want, largest := traintest.FloatsOf(t, out), 0.0
+				for _, v := range want {
+					largest = max(largest, math.Abs(float64(v)))
+				}
+				for i := range want {
+					if diff := math.Abs(float64(got[i]-want[i])) / largest; !(diff < bound) {
+						t.Fatalf("%+v: logit %d after %d tokens is %g, of the whole pass %g", c.cfg, i, at+n, got[i], want[i])
+					} else {
+						worst = max(worst, diff)
+					}
+				}
+			}
+		}
+		if !slices.EqualFunc(all[0], all[1], slices.Equal[[]float32]) {
+			t.Errorf("%+v: other logits the second time", c.cfg)
+		}
+		if _, err := d.Next(make([]int32, c.cfg.SeqMax-d.Len()+1)); err == nil {
+			t.Error("more tokens than positions are taken")
+		}
+		if err := d.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if err := m.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	kind := "float32"
+	if kernels.IsHalf[A]() {
+		kind = "bfloat16"
+	}
+	traintest.Measured(t, "largest difference of a "+kind+" logit with cached keys and values, relative to the largest logit", worst)
+}

@@ -1,0 +1,38 @@
+package fp8
+
+import (
+	"lockstep/apps/train/kernels"
+	"lockstep/apps/train/layout"
+	"lockstep/spmd"
+	"lockstep/spmd/blas"
+)
+
+// Linear is what the products of a linear take in 8-bit floats.
+type Linear struct {
+	W, Across spmd.Buffer[spmd.F8E4M3] // (out,in), and the transpose
+	By        spmd.Buffer[float32]     // (1): what these are multiplied by
+	X, DY     kernels.Cast             // of the input, and of the output's gradient
+}
+
+// Linear returns that of a linear, by its weight's name and the first of its two sites.
+func (e *State) Linear(cfg layout.Config, params []layout.Param, name string, site int) *Linear {
+	mats, names, _ := fp8Matrices(cfg, params)
+	castOf := func(site int) kernels.Cast {
+		one := func(b spmd.Buffer[float32]) spmd.Buffer[float32] { return b.Slice(site, site+1) }
+		return kernels.Cast{Codes: e.operand, Up: one(e.Up), Down: e.down.Slice(kernels.Apart8*site, kernels.Apart8*site+1), Peak: one(e.Peak)}
+	}
+	for i, m := range mats {
+		if names[i] == name {
+			n := m.Rows * m.Cols
+			return &Linear{W: e.weights.Slice(m.To, m.To+n), Across: e.weights.Slice(m.Across, m.Across+n),
+				By: e.weightBy.Slice(kernels.Apart8*i, kernels.Apart8*i+1), X: castOf(site), DY: castOf(site + 1)}
+		}
+	}
+	return nil
+}
+
+// Scaled is o with the scales of a linear's weights and of a cast.
+func (q *Linear) Scaled(o blas.Options, operand kernels.Cast) blas.Options {
+	o.TransB, o.FastAccum, o.ScaleA, o.ScaleB = true, true, operand.Down.Arg(), q.By.Arg()
+	return o
+}

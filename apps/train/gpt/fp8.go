@@ -1,0 +1,68 @@
+package gpt
+
+import (
+	"fmt"
+
+	"lockstep/apps/train/fp8"
+	"lockstep/apps/train/kernels"
+	"lockstep/apps/train/layout"
+	"lockstep/spmd"
+)
+
+// bindFP8 gives the linears of p what they take of s.
+func bindFP8[A kernels.Act](s *State, p *Weights[A]) {
+	e, cfg := s.FP8, s.Cfg
+	if e == nil {
+		return
+	}
+	p.Head.eight = e.Linear(cfg, s.Params, "wte.weight", 0)
+	if cfg.FP8 != layout.FP8All {
+		return
+	}
+	for l := range p.Layers {
+		h, site := fmt.Sprintf("h.%d.", l), layout.HeadSites+layout.LayerSites*l
+		q := &p.Layers[l]
+		for i, m := range []struct {
+			to   *Linear[A]
+			name string
+		}{{&q.QKV, "attn.c_attn"}, {&q.Proj, "attn.c_proj"}, {&q.FC, "mlp.c_fc"}, {&q.Proj2, "mlp.c_proj"}} {
+			m.to.eight = e.Linear(cfg, s.Params, h+m.name+".weight", site+2*i)
+		}
+	}
+}
+
+// mode8 says what a pass does about 8-bit floats, where its model has any.
+type mode8 struct {
+	casts    bool // makes the copies
+	records  bool // and enters their largest sizes, for the next step
+	products bool // multiplies the copies
+}
+
+// inputCast is the cast of a linear's input, as this pass makes it; gradCast that of its
+// output's gradient.
+func (e *enqueue[A]) inputCast(p *Linear[A]) kernels.Cast {
+	return e.castOf(p, func(q *fp8.Linear) kernels.Cast { return q.X })
+}
+
+func (e *enqueue[A]) gradCast(p *Linear[A]) kernels.Cast {
+	return e.castOf(p, func(q *fp8.Linear) kernels.Cast { return q.DY })
+}
+
+func (e *enqueue[A]) castOf(p *Linear[A], which func(*fp8.Linear) kernels.Cast) kernels.Cast {
+	if p.eight == nil || !e.mode8.casts {
+		return kernels.Cast{}
+	}
+	c := which(p.eight)
+	if !e.mode8.records {
+		c.Peak = spmd.Buffer[float32]{}
+	}
+	return c
+}
+
+// product8 is what a product of a linear takes beside, where it is of 8-bit floats; else nil.
+func (e *enqueue[A]) product8(p *Linear[A]) *fp8.Linear {
+	if !e.mode8.products {
+		return nil
+	}
+	return p.eight
+}

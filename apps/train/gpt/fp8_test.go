@@ -1,0 +1,117 @@
+package gpt
+
+import (
+	"fmt"
+	"math"
+	rand "math/rand/v2"
+	"testing"
+
+	"lockstep/apps/train/layout"
+	"lockstep/apps/train/traintest"
+	"lockstep/spmd"
+)
+
+// Each matrix is cast by its own largest element, as it is and transposed.
+func TestFP8Weights(t *testing.T) {
+	traintest.On8(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		s, err := w.NewStream("s")
+		traintest.NoError(t, err)
+		for _, level := range []layout.FP8Level{layout.FP8Head, layout.FP8All} {
+			cfg := layout.Config{Layers: 2, Heads: 1, Channels: 144, SeqMax: 8, Vocab: 300, FP8: level}
+			m, err := NewModel[spmd.BF16](w, cfg, 1, 8)
+			traintest.NoError(t, err)
+			half := make([]spmd.BF16, m.Half.Len())
+			r := rand.New(rand.NewPCG(1, 2))
+			for i := range half {
+				half[i] = spmd.ToBF16(float32(0.02 * r.NormFloat64()))
+			}
+			traintest.NoError(t, m.Half.CopyFrom(half))
+			found := 0
+			for _, turn := range []float64{1, 100} {
+				for i := range half {
+					half[i] = spmd.ToBF16(half[i].Float32() * float32(turn))
+				}
+				traintest.NoError(t, m.Half.CopyFrom(half), m.FP8.CastWeights(s, m.Half), s.Synchronize())
+				check := func(name string, p *Linear[spmd.BF16]) {
+					t.Helper()
+					found++
+					x := traintest.ValuesOf(t, p.W)
+					codes, across := traintest.ValuesOf(t, p.eight.W), traintest.ValuesOf(t, p.eight.Across)
+					by, largest := float64(traintest.ValuesOf(t, p.eight.By)[0]), 0.0
+					for i, v := range x {
+						largest = max(largest, math.Abs(float64(v.Float32())))
+						if want := traintest.Code8(float64(v.Float32()) / by); codes[i] != want || across[i%p.In*p.Out+i/p.In] != want {
+							t.Fatalf("%s: element %d has codes %#02x and %#02x, want %#02x", name, i, codes[i], across[i%p.In*p.Out+i/p.In], want)
+						}
+					}
+					if size := largest / by; size < 128 || size >= 256 {
+						t.Errorf("%s: the largest element is cast as %v", name, size)
+					}
+				}
+				check("head", &m.par.Head)
+				for l := range m.par.Layers {
+					p := &m.par.Layers[l]
+					for i, q := range []*Linear[spmd.BF16]{&p.QKV, &p.Proj, &p.FC, &p.Proj2} {
+						if level == layout.FP8All {
+							check(fmt.Sprintf("layer %d, linear %d", l, i), q)
+						} else if q.eight != nil {
+							t.Error("a layer has 8-bit floats")
+						}
+					}
+				}
+			}
+			if want := 2 * map[layout.FP8Level]int{layout.FP8Head: 1, layout.FP8All: 9}[level]; found != want {
+				t.Errorf("%d matrices, want %d", found, want)
+			}
+			traintest.NoError(t, m.Close())
+		}
+	})
+}
+
+// Losses and gradients with products of 8-bit floats are near those with bfloat16, and are not those.
+func TestFP8Gradients(t *testing.T) {
+	traintest.On8(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		s, err := w.NewStream("s")
+		traintest.NoError(t, err)
+		cfg := layout.Config{Layers: 3, Heads: 2, Channels: 96, SeqMax: 64, Vocab: 300}
+		const b, seq = 3, 64
+		in, targets := traintest.TokenBuffer(t, w, traintest.RandomTokens(b*seq, cfg.Vocab, 1)), traintest.TokenBuffer(t, w, traintest.RandomTokens(b*seq, cfg.Vocab, 2))
+		grads := func(level layout.FP8Level) (loss float64, g []float32) {
+			cfg := cfg
+			cfg.FP8 = level
+			m, err := NewModel[spmd.BF16](w, cfg, b, seq)
+			traintest.NoError(t, err)
+			batch := batchOf(t, w, in, targets, b, seq, cfg.Vocab)
+			traintest.NoError(t, m.Init(7), m.Refresh(s))
+			if level != layout.FP8Off {
+				gate := traintest.BufferOf(t, w, []float32{0})
+				traintest.NoError(t, m.Calibrate(s, batch, 1./(b*seq)), m.FP8.NextScales(s, gate))
+			}
+			for i := range 2 { // with accumulation, the second time
+				traintest.NoError(t, m.ForwardBackward(s, batch, 0.5/(b*seq), i == 0, nil))
+			}
+			traintest.NoError(t, s.Synchronize())
+			loss, g = traintest.ValuesOf(t, m.Loss)[0], traintest.FloatsOf(t, m.Grads)
+			traintest.NoError(t, m.Close())
+			return loss, g
+		}
+		loss, want := grads(layout.FP8Off)
+		for _, level := range []layout.FP8Level{layout.FP8Head, layout.FP8All} {
+			loss8, got := grads(level)
+			if !traintest.CloseTo(loss8, loss, 0.01) || loss8 == loss {
+				t.Errorf("--fp8 %v: the loss is %v, of bfloat16 %v", level, loss8, loss)
+			}
+			params, _, _ := layout.Of(cfg)
+			for _, p := range params {
+				d, n := 0.0, 0.0
+				for i := p.Off; i < p.Off+p.Len; i++ {
+					d += math.Pow(float64(got[i]-want[i]), 2)
+					n += math.Pow(float64(want[i]), 2)
+				}
+				if off := math.Sqrt(d / n); !(off < 0.2) || off == 0 {
+					t.Errorf("--fp8 %v: the gradient of %s differs by %.2g of its norm", level, p.Name, off)
+				}
+			}
+		}
+	})
+}

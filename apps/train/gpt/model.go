@@ -1,0 +1,465 @@
+package gpt
+
+import (
+	"errors"
+	"fmt"
+	"math"
+
+	"lockstep/apps/train/fp8"
+	"lockstep/apps/train/kernels"
+	"lockstep/apps/train/layout"
+	"lockstep/spmd"
+	"lockstep/spmd/attention"
+	"lockstep/spmd/blas"
+)
+
+// Model is a decoder with activations of type A on the rank's device. Its methods
+// that take a stream only enqueue; one stream at a time may use a Model.
+//
+// With BF16 the activations, their gradients and the operands of the matrix products
+// are bfloat16; the weights and their gradients, moments, the products' sums, the
+// statistics of LayerNorm and attention, biases and losses stay float32.
+type Model[A kernels.Act] struct {
+	State
+	rows int             // N: most tokens of a micro-batch
+	most attention.Shape // of a micro-batch
+	att  *attention.Attention[A]
+	at   Places[A]
+	par  *Weights[A]
+	act  []layerActs[A] // of each layer
+
+	operands slots[A] // with --shard parameters: the operands of products
+
+	emb, lnf         spmd.Buffer[A]       // (N,C): the first residual stream; what the head reads
+	lnfMean, lnfRstd spmd.Buffer[float32] // (N)
+	logits           spmd.Buffer[A]       // (HeadRows,Vp): logits, then their gradient
+	next             spmd.Buffer[float32] // (Vp): logits of the next token, for Logits
+	losses           spmd.Buffer[float32] // (N)
+	tmp, dres        spmd.Buffer[A]       // (N,C): output of a product; gradient of the residual stream
+	dwide            spmd.Buffer[A]       // (N,4C): gradient inside the MLP, and of qkv; in the memory of logits
+	scratch          spmd.Buffer[A]       // of logits and dwide
+	sums             spmd.Buffer[float32] // (4C): sums over rows, to be added to a gradient
+	parts            kernels.Scratch      // of kernels
+}
+
+// layerActs is what forward keeps of one layer for backward.
+type layerActs[A kernels.Act] struct {
+	ln1                        spmd.Buffer[A]       // (N,C)
+	qkv                        spmd.Buffer[A]       // (N,3C): queries, keys, values, each (NH,HS)
+	lse                        spmd.Buffer[float32] // (B,NH,T): log of the softmax's denominator
+	att                        spmd.Buffer[A]       // (N,C)
+	res2, ln2                  spmd.Buffer[A]       // (N,C); res2: residual stream after attention
+	fc, gelu                   spmd.Buffer[A]       // (N,4C): before and after the GELU
+	res3                       spmd.Buffer[A]       // (N,C): residual stream after the MLP
+	mean1, rstd1, mean2, rstd2 spmd.Buffer[float32] // (N)
+}
+
+// NewModel allocates a model for micro-batches of up to maxBatch sequences of
+// maxSeq tokens. The weights are zero: call Init, or fill Weights and call Refresh.
+// Collective over w: all ranks compute attention the same way.
+func NewModel[A kernels.Act](w *spmd.World, cfg layout.Config, maxBatch, maxSeq int) (*Model[A], error) {
+	m, err := shapeOf[A](w, cfg, maxBatch, maxSeq)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.alloc(); err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
+	return m, nil
+}
+
+// shapeOf is a model that has no memory yet.
+func shapeOf[A kernels.Act](w *spmd.World, cfg layout.Config, maxBatch, maxSeq int) (*Model[A], error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if maxBatch <= 0 || maxSeq <= 0 || maxSeq > cfg.SeqMax {
+		return nil, fmt.Errorf("model: micro-batches of %d sequences of %d tokens, model takes up to %d", maxBatch, maxSeq, cfg.SeqMax)
+	}
+	if maxBatch > math.MaxInt32/maxSeq {
+		return nil, fmt.Errorf("model: micro-batches of %d sequences of %d tokens are too large", maxBatch, maxSeq)
+	}
+	if cfg.FP8 != layout.FP8Off && !kernels.IsHalf[A]() {
+		return nil, errors.New("model: products of 8-bit floats are of bfloat16 activations")
+	}
+	return &Model[A]{State: State{Cfg: cfg, World: w, space: layout.Space{W: w}}, rows: maxBatch * maxSeq,
+		most: attention.Shape{Batch: maxBatch, Tokens: maxSeq, Heads: cfg.Heads, Size: cfg.Channels / cfg.Heads}, act: make([]layerActs[A], cfg.Layers)}, nil
+}
+
+// takeAll takes, or counts, all memory of the model.
+func (m *Model[A]) takeAll() {
+	sp, cfg, N, C, Vp := &m.space, m.Cfg, m.rows, m.Cfg.Channels, m.Cfg.PaddedVocab()
+	var n int
+	m.Params, m.Groups, n = layout.Of(cfg)
+	m.takeWeights(n)
+	m.takeActs()
+	layout.Take(sp, N*C, &m.emb, &m.lnf, &m.tmp, &m.dres)
+	layout.Take(sp, N, &m.lnfMean, &m.lnfRstd, &m.losses)
+	layout.Take(sp, max(min(N, layout.HeadRows)*Vp, 4*N*C), &m.scratch)
+	layout.Take(sp, Vp, &m.next)
+	layout.Take(sp, 4*C, &m.sums)
+	layout.Take(sp, max(kernels.NormRows*3*C, kernels.SplitRows(N)*C), &m.parts.Partial)
+	layout.Take(sp, max((4*C+31)/32, kernels.NormRows, kernels.MostSplits(N)*kernels.ChunksOf(C)), &m.parts.Arrived)
+	layout.Take(sp, 2, &m.Totals)
+	if cfg.FP8 != layout.FP8Off {
+		m.FP8 = new(fp8.State)
+		m.FP8.TakeAll(sp, cfg, m.Params, N, &m.parts.Columns)
+	}
+}
+
+// attentionOptions have equal inputs give equal bits.
+var attentionOptions = attention.Options{Deterministic: true}
+
+func (m *Model[A]) alloc() error {
+	m.takeAll()
+	if m.space.Err != nil {
+		return m.space.Err
+	}
+	att, err := attention.New[A](m.World, m.most, attentionOptions)
+	if err != nil {
+		return err
+	}
+	m.att = att
+	m.space.Frees = append(m.space.Frees, att.Close)
+	m.Loss = m.Totals.Slice(0, 1)
+	m.logits, m.dwide = m.scratch, m.scratch // never needed at once
+	if err := m.place(); err != nil {
+		return err
+	}
+	m.par = Bind(m.Cfg, m.Params, m.Groups, m.at)
+	if m.FP8 != nil {
+		bindFP8(&m.State, m.par)
+		if err := m.FP8.Begin(); err != nil {
+			return err
+		}
+	}
+	// The gaps between tensors are never written: they must not hold a NaN that
+	// would reach the norm.
+	return errors.Join(m.Weights.SetAll(0), m.Grads.SetAll(0), m.Half.SetAll(0), m.Totals.SetAll(0), m.parts.Arrived.SetAll(0))
+}
+
+// Attention returns how attention is computed, and why so.
+func (m *Model[A]) Attention() (path, why string) { return m.att.Path(), m.att.Why() }
+
+// MemoryNeeded is how many bytes of the device a model takes, nothing rounded up by the
+// allocator and without what libraries need for themselves.
+func MemoryNeeded(cfg layout.Config, batch, seq int, half bool) (int, error) {
+	if half {
+		return bytesOf[spmd.BF16](cfg, batch, seq)
+	}
+	return bytesOf[float32](cfg, batch, seq)
+}
+
+func bytesOf[A kernels.Act](cfg layout.Config, batch, seq int) (int, error) {
+	m, err := shapeOf[A](nil, cfg, batch, seq)
+	if err != nil {
+		return 0, err
+	}
+	m.takeAll()
+	return m.space.Bytes + attention.Workspace[A](m.most, attentionOptions), nil
+}
+
+// Batch is a micro-batch on the device: B sequences of T tokens, each from 0 to
+// below Vocab.
+type Batch struct {
+	In, Targets spmd.Buffer[int32] // (B,T)
+	Sorted      spmd.Buffer[int32] // In as sorter.sort leaves it, for gradients
+	B, T        int
+}
+
+// ForwardBackward enqueues on s a micro-batch: its loss and the gradients of all
+// parameters. The batch's buffers may be reused once s has passed this point.
+//
+// scale is 1 over the number of tokens of the whole batch, over all micro-batches
+// and ranks: gradients and Loss are then to be summed. With first they start from
+// zero, otherwise they are added to what is there.
+//
+// ready, if not nil, is called as soon as everything that Groups[i]'s gradients
+// depend on is enqueued, i counting up from 0: pass it with the last micro-batch.
+func (m *Model[A]) ForwardBackward(s *spmd.Stream, batch Batch, scale float32, first bool, ready func(group int) error) error {
+	if err := m.checkBatch(batch); err != nil {
+		return err
+	}
+	if n := kernels.SortedLen(batch.B*batch.T, m.Cfg.Vocab); batch.Sorted.Len() != n {
+		return fmt.Errorf("model: micro-batch of %d×%d with %d numbers in the order of its tokens, want %d", batch.B, batch.T, batch.Sorted.Len(), n)
+	}
+	if ready == nil {
+		ready = func(int) error { return nil }
+	}
+	return m.learn(s, batch, scale, !first, mode8{casts: true, records: true, products: true}, ready)
+}
+
+// Calibrate enqueues on s what ForwardBackward does, with products of bfloat16 alone: the
+// largest sizes of what it casts say what the scales are to be. It changes nothing else
+// that lasts but the gradients and the loss.
+func (m *Model[A]) Calibrate(s *spmd.Stream, batch Batch, scale float32) error {
+	if err := m.checkBatch(batch); err != nil {
+		return err
+	}
+	return m.learn(s, batch, scale, false, mode8{casts: true, records: true}, func(int) error { return nil })
+}
+
+// learn enqueues both passes.
+func (m *Model[A]) learn(s *spmd.Stream, batch Batch, scale float32, acc bool, mode mode8, ready func(group int) error) error {
+	e := enqueueOn(s, m, batch, acc, mode)
+	if m.Cfg.Shard.ScattersGrads() {
+		e.Acc, e.AccLoss = false, acc // gradients are added where they are reduced to
+	}
+	e.forward(batch.In)
+	e.head(batch.Targets, scale, true)
+	e.backward(batch, ready)
+	return e.Err
+}
+
+// Evaluate enqueues on s the loss of a micro-batch, as ForwardBackward does, and
+// no gradient.
+func (m *Model[A]) Evaluate(s *spmd.Stream, batch Batch, scale float32, first bool) error {
+	if err := m.checkBatch(batch); err != nil {
+		return err
+	}
+	e := enqueueOn(s, m, batch, !first, mode8{casts: true, products: true})
+	e.forward(batch.In)
+	e.head(batch.Targets, scale, false)
+	return e.Err
+}
+
+// Logits enqueues on s the forward pass of one sequence, and returns where the
+// (Vocab) logits of the token after it will be. They stand until the next call.
+func (m *Model[A]) Logits(s *spmd.Stream, tokens spmd.Buffer[int32]) (spmd.Buffer[float32], error) {
+	t := tokens.Len()
+	batch := Batch{In: tokens, Targets: tokens, B: 1, T: t}
+	if err := m.checkBatch(batch); err != nil {
+		return spmd.Buffer[float32]{}, err
+	}
+	e := enqueueOn(s, m, batch, false, mode8{})
+	e.forward(tokens)
+	C, Vp := m.Cfg.Channels, m.Cfg.PaddedVocab()
+	gemm(e, m.next, 1, Vp, m.lnf.Slice((t-1)*C, t*C), 1, C, m.par.Head.W, Vp, C, blas.Options{TransB: true})
+	return m.next.Slice(0, m.Cfg.Vocab), e.Err
+}
+
+func (m *Model[A]) checkBatch(b Batch) error {
+	switch {
+	case b.B <= 0 || b.T <= 0 || b.T > m.Cfg.SeqMax || b.B*b.T > m.rows:
+		return fmt.Errorf("model: micro-batch of %d sequences of %d tokens, made for up to %d positions and %d tokens", b.B, b.T, m.Cfg.SeqMax, m.rows)
+	case b.In.Len() != b.B*b.T || b.Targets.Len() != b.B*b.T:
+		return fmt.Errorf("model: micro-batch of %d×%d, but %d tokens and %d targets", b.B, b.T, b.In.Len(), b.Targets.Len())
+	}
+	return nil
+}
+
+// enqueue puts the passes of one micro-batch on a stream. After the first error
+// it enqueues nothing more, and keeps the error.
+type enqueue[A kernels.Act] struct {
+	kernels.Launcher[A]
+	m     *Model[A]
+	b     int // sequences
+	mode8 mode8
+}
+
+func enqueueOn[A kernels.Act](s *spmd.Stream, m *Model[A], b Batch, acc bool, mode mode8) *enqueue[A] {
+	return &enqueue[A]{Launcher: kernels.Launcher[A]{S: s, Cfg: m.Cfg, N: b.B * b.T, T: b.T, Acc: acc, Scratch: m.parts}, m: m, b: b.B, mode8: mode}
+}
+
+// forward runs the decoder up to and with the final LayerNorm.
+func (e *enqueue[A]) forward(in spmd.Buffer[int32]) {
+	m := e.m
+	e.call(m.around.need, m.Cfg.Embeddings())
+	e.EncoderForward(m.emb, in, m.par.WTE.W, m.par.WPE.W)
+	x := m.emb
+	e.LayerNormForward(m.act[0].ln1, m.act[0].mean1, m.act[0].rstd1, x, &m.par.Layers[0].LN1, e.inputCast(&m.par.Layers[0].QKV))
+	for l := range m.act {
+		e.attentionPart(l, x)
+		e.mlpPart(l, true)
+		x = m.act[l].res3
+		// The LayerNorm that reads this layer's output is the next layer's first.
+		out, mean, rstd, ln, to := m.lnf, m.lnfMean, m.lnfRstd, &m.par.LNF, kernels.Cast{}
+		if l+1 < len(m.act) {
+			o, q := &m.act[l+1], &m.par.Layers[l+1]
+			out, mean, rstd, ln, to = o.ln1, o.mean1, o.rstd1, &q.LN1, e.inputCast(&q.QKV)
+		}
+		e.LayerNormForward(out, mean, rstd, x, ln, to)
+	}
+}
+
+// head adds the loss. With grad it also computes the gradients of the head's weights,
+// and in tmp that of the final LayerNorm's output.
+func (e *enqueue[A]) head(targets spmd.Buffer[int32], scale float32, grad bool) {
+	m, C, Vp, head := e.m, e.m.Cfg.Channels, e.m.Cfg.PaddedVocab(), &e.m.par.Head
+	for lo := 0; lo < e.N; lo += layout.HeadRows {
+		hi := min(lo+layout.HeadRows, e.N)
+		part := *e // of these rows
+		part.N, part.Acc = hi-lo, e.Acc || lo > 0
+		lnf, logits := m.lnf.Slice(lo*C, hi*C), m.logits.Slice(0, part.N*Vp)
+		part.Cast(lnf, part.N*C, e.inputCast(head))
+		part.linear(logits, lnf, head)
+		part.Classifier(m.losses.Slice(lo, hi), logits, targets.Slice(lo, hi), scale, grad, e.gradCast(head))
+		if grad {
+			part.weightGrad(logits, lnf, head)
+			part.inputGrad(m.tmp.Slice(lo*C, hi*C), logits, head)
+		}
+		e.Err = part.Err
+	}
+	e.LossSum(m.Loss, m.losses, scale)
+}
+
+// backward computes the other gradients from that in tmp.
+func (e *enqueue[A]) backward(batch Batch, ready func(int) error) {
+	m := e.m
+	group := 0
+	done := func() {
+		if e.Err == nil {
+			e.Err = ready(group)
+		}
+		group++
+	}
+	last := &m.par.Layers[len(m.act)-1]
+	e.LayerNormBackward(m.dres, m.tmp, m.act[len(m.act)-1].res3, m.lnfMean, m.lnfRstd, &m.par.LNF, last.Proj2.DB, false, e.gradCast(&last.Proj2))
+	done()
+	for l := len(m.act) - 1; l >= 0; l-- {
+		a, p := &m.act[l], &m.par.Layers[l]
+		// The residual stream that the layer read, the bias of what wrote it, and what takes its gradient.
+		var below spmd.Buffer[float32]
+		var to kernels.Cast
+		x := m.emb
+		if l > 0 {
+			wrote := &m.par.Layers[l-1].Proj2
+			x, below, to = m.act[l-1].res3, wrote.DB, e.gradCast(wrote)
+		}
+		e.again(l, x)
+		mlp, attn := m.Cfg.Sections(l)
+		e.call(m.around.need, mlp)
+		e.call(m.around.write, mlp)
+		e.weightGrad(m.dres, a.gelu, &p.Proj2)
+		e.inputGradGELU(m.dwide, m.dres, &p.Proj2, a.fc, &p.FC)
+		e.weightBiasGrad(m.dwide, a.ln2, &p.FC)
+		e.inputGrad(m.tmp, m.dwide, &p.FC)
+		e.call(m.around.done, mlp)
+		e.LayerNormBackward(m.dres, m.tmp, a.res2, a.mean2, a.rstd2, &p.LN2, p.Proj.DB, true, e.gradCast(&p.Proj))
+		done()
+
+		e.call(m.around.need, attn)
+		e.call(m.around.write, attn)
+		e.weightGrad(m.dres, a.att, &p.Proj)
+		e.inputGrad(m.tmp, m.dres, &p.Proj)
+		e.attentionBackward(m.dwide, m.tmp, a.att, a.lse, a.qkv)
+		e.CastColumns(m.dwide, spmd.Buffer[A]{}, e.gradCast(&p.QKV), p.QKV.DB)
+		e.weightBiasGrad(m.dwide, a.ln1, &p.QKV)
+		e.inputGrad(m.tmp, m.dwide, &p.QKV)
+		e.call(m.around.done, attn)
+		e.LayerNormBackward(m.dres, m.tmp, x, a.mean1, a.rstd1, &p.LN1, below, true, to)
+		done()
+	}
+	e.EncoderBackward(m.par.WTE.DW, m.par.WPE.DW, m.dres, batch.Sorted)
+	done()
+}
+
+// linear enqueues y(n,out) = x(n,in)·wᵀ + b.
+func (e *enqueue[A]) linear(y, x spmd.Buffer[A], p *Linear[A]) {
+	e.product(y, x, p, blas.Options{Bias: argOf(p.bias)})
+}
+
+// linearResidual enqueues y(n,out) = x(n,in)·wᵀ + b + res(n,out).
+func (e *enqueue[A]) linearResidual(y, x spmd.Buffer[A], p *Linear[A], res spmd.Buffer[A]) {
+	e.product(y, x, p, blas.Options{Bias: argOf(p.bias), Residual: res.Arg()})
+}
+
+// linearGELU enqueues pre(n,out) = x(n,in)·wᵀ + b and y = gelu(pre), by GPT-2's tanh formula,
+// and the copy of y.
+func (e *enqueue[A]) linearGELU(y, pre, x spmd.Buffer[A], p *Linear[A], to kernels.Cast) {
+	if !to.None() {
+		e.linear(pre, x, p)
+		e.GELU8(y, pre, e.N*p.Out, to)
+		return
+	}
+	e.product(y, x, p, blas.Options{Bias: argOf(p.bias), GELU: pre.Arg()})
+}
+
+// product enqueues y(n,out) = x(n,in)·wᵀ, with an epilogue.
+func (e *enqueue[A]) product(y, x spmd.Buffer[A], p *Linear[A], o blas.Options) {
+	if q := e.product8(p); q != nil {
+		gemm(e, y, e.N, p.Out, q.X.Codes, e.N, p.In, q.W, p.Out, p.In, q.Scaled(o, q.X))
+		return
+	}
+	o.TransB = true
+	gemm(e, y, e.N, p.Out, x, e.N, p.In, p.W, p.Out, p.In, o)
+}
+
+// inputGrad enqueues dx(n,in) = dy(n,out)·w.
+func (e *enqueue[A]) inputGrad(dx, dy spmd.Buffer[A], p *Linear[A]) {
+	if q := e.product8(p); q != nil {
+		gemm(e, dx, e.N, p.In, q.DY.Codes, e.N, p.Out, q.Across, p.In, p.Out, q.Scaled(blas.Options{}, q.DY))
+		return
+	}
+	gemm(e, dx, e.N, p.In, dy, e.N, p.Out, p.W, p.Out, p.In, blas.Options{})
+}
+
+// inputGradGELU enqueues dpre(n,in) = dy(n,out)·w·gelu'(pre(n,in)), and the copy of dpre where wrote,
+// the linear that pre is of, takes one: with it comes the gradient of the bias.
+func (e *enqueue[A]) inputGradGELU(dpre, dy spmd.Buffer[A], p *Linear[A], pre spmd.Buffer[A], wrote *Linear[A]) {
+	if to := e.gradCast(wrote); !to.None() {
+		e.inputGrad(dpre, dy, p)
+		e.CastColumns(dpre, pre, to, wrote.DB)
+		return
+	}
+	gemm(e, dpre, e.N, p.In, dy, e.N, p.Out, p.W, p.Out, p.In, blas.Options{DGELU: pre.Arg()})
+}
+
+// weightGrad enqueues dw(out,in) (+)= dy(n,out)ᵀ·x(n,in).
+func (e *enqueue[A]) weightGrad(dy, x spmd.Buffer[A], p *Linear[A]) {
+	gemm(e, p.DW, p.Out, p.In, dy, e.N, p.Out, x, e.N, p.In, blas.Options{TransA: true, Accumulate: e.Acc})
+}
+
+// weightBiasGrad enqueues what weightGrad does, and db(out) (+)= the sum of dy over its rows.
+func (e *enqueue[A]) weightBiasGrad(dy, x spmd.Buffer[A], p *Linear[A]) {
+	if !e.gradCast(p).None() { // which has left the sums
+		e.weightGrad(dy, x, p)
+		return
+	}
+	sums := p.DB
+	if e.Acc {
+		sums = e.m.sums.Slice(0, p.Out) // a product replaces them
+	}
+	gemm(e, p.DW, p.Out, p.In, dy, e.N, p.Out, x, e.N, p.In, blas.Options{TransA: true, Accumulate: e.Acc, RowSums: sums.Arg()})
+	if e.Acc {
+		e.AddTo(p.DB, sums)
+	}
+}
+
+// argOf is a buffer as an operand of Gemm, none where it is empty.
+func argOf[T spmd.Elem](b spmd.Buffer[T]) spmd.Arg {
+	if b.Len() == 0 {
+		return spmd.Arg{}
+	}
+	return b.Arg()
+}
+
+// gemm enqueues a product of the first rows of buffers: c(cr,cc) from a(ar,ac) and b(br,bc).
+func gemm[A kernels.Act, C, T blas.Elem](e *enqueue[A], c spmd.Buffer[C], cr, cc int, a spmd.Buffer[T], ar, ac int, b spmd.Buffer[T], br, bc int, o blas.Options) {
+	if e.Err == nil {
+		e.Err = blas.Gemm(e.S, blas.MatrixOf(c, cr, cc), blas.MatrixOf(a, ar, ac), blas.MatrixOf(b, br, bc), o)
+	}
+}
+
+// attention is what computes that of the micro-batch.
+func (e *enqueue[A]) attention() (a *attention.Attention[A]) {
+	if e.Err == nil {
+		a, e.Err = e.m.att.For(e.b, e.T)
+	}
+	return a
+}
+
+// attentionForward enqueues the causal attention of qkv(b,t,3,nh,hs) into
+// out(b,t,nh,hs), keeping the logarithms of the softmax's denominators, lse(b,nh,t).
+func (e *enqueue[A]) attentionForward(out spmd.Buffer[A], lse spmd.Buffer[float32], qkv spmd.Buffer[A]) {
+	if a := e.attention(); e.Err == nil {
+		e.Err = a.Forward(e.S, out, lse, qkv)
+	}
+}
+
+// attentionBackward enqueues dqkv from dout and what attentionForward kept.
+func (e *enqueue[A]) attentionBackward(dqkv, dout, out spmd.Buffer[A], lse spmd.Buffer[float32], qkv spmd.Buffer[A]) {
+	if a := e.attention(); e.Err == nil {
+		e.Err = a.Backward(e.S, dqkv, dout, out, lse, qkv)
+	}
+}

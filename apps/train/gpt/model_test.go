@@ -1,0 +1,397 @@
+package gpt
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"lockstep/apps/train/kernels"
+	"lockstep/apps/train/layout"
+	"lockstep/apps/train/traintest"
+	"lockstep/host"
+	"lockstep/spmd"
+	"lockstep/spmd/ddp"
+	"lockstep/spmd/spmdtest"
+)
+
+// testModel is a model on a stream of w, with the given weights.
+func testModel[A kernels.Act](t *testing.T, w *spmd.World, cfg layout.Config, p map[string][]float64, maxBatch int) (*Model[A], *spmd.Stream) {
+	t.Helper()
+	m, err := NewModel[A](w, cfg, maxBatch, cfg.SeqMax)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := w.NewStream("test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p != nil {
+		traintest.LoadParams(t, m.Params, m.Weights, p)
+		if err := m.Refresh(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return m, s
+}
+
+// nameOf is how A is called in what the tests measure.
+func nameOf[A kernels.Act]() string {
+	if kernels.IsHalf[A]() {
+		return "bfloat16"
+	}
+	return "float32"
+}
+
+// batchOf is a micro-batch of b sequences of n tokens.
+func batchOf(t testing.TB, w *spmd.World, in, targets spmd.Buffer[int32], b, n, vocab int) Batch {
+	t.Helper()
+	tokens := make([]int32, in.Len())
+	if err := in.CopyTo(tokens); err != nil {
+		t.Fatal(err)
+	}
+	return Batch{In: in, Targets: targets, Sorted: sortedBuffer(t, w, tokens, vocab), B: b, T: n}
+}
+
+// sortedBuffer holds tokens as sorter.sort leaves them; what is beyond the vocabulary
+// counts as token 0.
+func sortedBuffer(t testing.TB, w *spmd.World, tokens []int32, vocab int) spmd.Buffer[int32] {
+	t.Helper()
+	tokens = slices.Clone(tokens)
+	for i, x := range tokens {
+		if x < 0 || int(x) >= vocab {
+			tokens[i] = 0
+		}
+	}
+	list := slices.Repeat([]int32{-1 << 30}, kernels.SortedLen(len(tokens), vocab))
+	new(kernels.Sorter).Sort(list, tokens, vocab)
+	b, err := spmd.Alloc[int32](w, len(list))
+	if err == nil {
+		err = b.CopyFrom(list)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// compareGrads fails where a tensor's gradient is further than bound from the
+// reference, relative to its norm, and returns the largest such distance.
+func compareGrads(t *testing.T, m *State, want map[string][]float64, bound float64) float64 {
+	t.Helper()
+	got := traintest.FloatsOf(t, m.Grads)
+	worst, where := 0.0, ""
+	for _, p := range m.Params {
+		d, n := 0.0, 0.0
+		for i, v := range want[p.Name] {
+			e := float64(got[p.Off+i]) - v
+			d += e * e
+			n += v * v
+		}
+		e := math.Sqrt(d / n)
+		if !(e < bound) {
+			t.Errorf("%s: gradient differs by %.2g of its norm", p.Name, e)
+		}
+		if !(e <= worst) { // NaN is the worst of all
+			worst, where = e, p.Name
+		}
+	}
+	t.Logf("largest difference %.1e, of %s", worst, where)
+	return worst
+}
+
+// The model against the float64 reference: loss and every gradient, for shapes that
+// fill vectors and blocks and shapes that do not, whole and in uneven micro-batches.
+func TestModelAgainstReference(t *testing.T) {
+	traintest.OnBoth(t, []int{1}, testModelAgainstReference[float32], testModelAgainstReference[spmd.BF16])
+}
+
+func testModelAgainstReference[A kernels.Act](t *testing.T, w *spmd.World) {
+	bound := traintest.BoundsOf(w, kernels.IsHalf[A]())
+	worstLoss, worstGrad := 0.0, 0.0
+	for _, tc := range []struct {
+		cfg   layout.Config
+		parts []int // sequences of each micro-batch
+		t     int
+	}{
+		{traintest.Small, []int{4}, 24},
+		{traintest.Small, []int{2, 1, 3}, 11},
+		{layout.Config{Layers: 1, Heads: 1, Channels: 9, SeqMax: 7, Vocab: 5}, []int{3}, 7},
+		{layout.Config{Layers: 1, Heads: 3, Channels: 15, SeqMax: 1, Vocab: 128}, []int{1, 1}, 1},
+		{layout.Config{Layers: 1, Heads: 1, Channels: 80, SeqMax: 70, Vocab: 257}, []int{1, 2}, 70},
+		{layout.Config{Layers: 2, Heads: 2, Channels: 128, SeqMax: 64, Vocab: 300}, []int{1}, 64},
+		{layout.Config{Layers: 1, Heads: 1, Channels: 8, SeqMax: 64, Vocab: 5}, []int{layout.HeadRows/64 + 1, 3}, 64}, // more rows than the head takes at once
+	} {
+		batch := 0
+		for _, b := range tc.parts {
+			batch += b
+		}
+		name := fmt.Sprintf("%+v %v×%d", tc.cfg, tc.parts, tc.t)
+		p := traintest.RandomParams(tc.cfg, 7)
+		in, targets := traintest.RandomTokens(batch*tc.t, tc.cfg.Vocab, 8), traintest.RandomTokens(batch*tc.t, tc.cfg.Vocab, 9)
+		want := traintest.ZeroLike(p)
+		wantLoss := traintest.Reference(tc.cfg, p).Batch(in, targets, tc.t, want)
+
+		m, s := testModel[A](t, w, tc.cfg, p, batch)
+		ib, tb := traintest.TokenBuffer(t, w, in), traintest.TokenBuffer(t, w, targets)
+		scale := 1 / float32(batch*tc.t)
+		// A second pass must not see the first.
+		for range 2 {
+			lo, group := 0, 0
+			for i, b := range tc.parts {
+				hi := lo + b*tc.t
+				var ready func(int) error
+				if i == len(tc.parts)-1 {
+					ready = func(g int) error {
+						if g != group {
+							t.Errorf("%s: group %d is ready, expected %d", name, g, group)
+						}
+						group++
+						return nil
+					}
+				}
+				if err := m.ForwardBackward(s, batchOf(t, w, ib.Slice(lo, hi), tb.Slice(lo, hi), b, tc.t, tc.cfg.Vocab), scale, i == 0, ready); err != nil {
+					t.Fatal(err)
+				}
+				lo = hi
+			}
+			if group != len(m.Groups) {
+				t.Errorf("%s: %d of %d groups were ready", name, group, len(m.Groups))
+			}
+		}
+		if err := s.Synchronize(); err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%s: loss %.7f, reference %.7f", name, m.Loss.At(0), wantLoss)
+		d := math.Abs(m.Loss.At(0) - wantLoss)
+		if !(d < bound.Loss) {
+			t.Errorf("%s: loss %v, reference %v", name, m.Loss.At(0), wantLoss)
+		}
+		worstLoss, worstGrad = max(worstLoss, d), max(worstGrad, compareGrads(t, &m.State, want, bound.Grad))
+
+		if err := m.Evaluate(s, batchOf(t, w, ib, tb, batch, tc.t, tc.cfg.Vocab), scale, true); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Synchronize(); err != nil {
+			t.Fatal(err)
+		}
+		d = math.Abs(m.Loss.At(0) - wantLoss)
+		if !(d < bound.Loss) {
+			t.Errorf("%s: Evaluate gives %v, reference %v", name, m.Loss.At(0), wantLoss)
+		}
+		worstLoss = max(worstLoss, d)
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	traintest.Measured(t, "difference of the "+nameOf[A]()+" loss from the float64 model", worstLoss)
+	traintest.Measured(t, "largest relative difference of a "+nameOf[A]()+" gradient tensor from the float64 model", worstGrad)
+}
+
+// The same batch over the ranks, unevenly, with the reducer at work during
+// backward: the sums are the gradients of the whole.
+func TestModelDataParallel(t *testing.T) {
+	traintest.OnBoth(t, []int{1, 3}, testModelDataParallel[float32], testModelDataParallel[spmd.BF16])
+}
+
+func testModelDataParallel[A kernels.Act](t *testing.T, w *spmd.World) {
+	bound := traintest.BoundsOf(w, kernels.IsHalf[A]())
+	const batch, T = 4, 9
+	cfg := traintest.Small
+	p := traintest.RandomParams(cfg, 1)
+	in, targets := traintest.RandomTokens(batch*T, cfg.Vocab, 2), traintest.RandomTokens(batch*T, cfg.Vocab, 3)
+	want := traintest.ZeroLike(p)
+	wantLoss := traintest.Reference(cfg, p).Batch(in, targets, T, want)
+
+	m, s := testModel[A](t, w, cfg, p, batch)
+	r, err := ddp.NewReducer(w.Comm(), m.GradGroups(), ddp.ReducerConfig{BucketBytes: 1 << 14})
+	if err != nil {
+		t.Fatal(err)
+	}
+	mine := spmd.ShardOf(batch, w.Rank(), w.Size())
+	lo, hi := mine.Off*T, (mine.Off+mine.Len)*T
+	ib, tb := traintest.TokenBuffer(t, w, in[lo:hi]), traintest.TokenBuffer(t, w, targets[lo:hi])
+	ready := func(g int) error { return r.Ready(g, s) }
+	if err := m.ForwardBackward(s, batchOf(t, w, ib, tb, mine.Len, T, cfg.Vocab), 1./(batch*T), true, ready); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Wait(s); err != nil {
+		t.Fatal(err)
+	}
+	if err := spmd.AllReduce(w.Comm().On(s), m.Loss, m.Loss, spmd.Sum); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Synchronize(); err != nil {
+		t.Fatal(err)
+	}
+	if d := math.Abs(m.Loss.At(0) - wantLoss); !(d < bound.Loss) {
+		t.Errorf("loss %v, reference %v", m.Loss.At(0), wantLoss)
+	}
+	compareGrads(t, &m.State, want, bound.Grad)
+	if err := ddp.CheckSame(w.Comm(), "gradients", m.Grads); err != nil {
+		t.Error(err)
+	}
+}
+
+// Logits of the next token, for prefixes of every kind of length: their
+// cross-entropy is what the loss of the prefix gains by its last token.
+func TestLogits(t *testing.T) {
+	traintest.OnBoth(t, []int{1}, testLogits[float32], testLogits[spmd.BF16])
+}
+
+func testLogits[A kernels.Act](t *testing.T, w *spmd.World) {
+	bound := traintest.BoundsOf(w, kernels.IsHalf[A]()).Loss
+	if kernels.IsHalf[A]() {
+		bound = 0.05 // one token's, not the mean of many
+	}
+	cfg := traintest.Small
+	p := traintest.RandomParams(cfg, 1)
+	m, s := testModel[A](t, w, cfg, p, 1)
+	in, targets := traintest.RandomTokens(cfg.SeqMax, cfg.Vocab, 2), traintest.RandomTokens(cfg.SeqMax, cfg.Vocab, 3)
+	ib := traintest.TokenBuffer(t, w, in)
+	ref := traintest.Reference(cfg, p)
+	for _, n := range []int{1, 2, 17, cfg.SeqMax} {
+		want := ref.Sequence(in[:n], targets[:n], 1, nil)
+		if n > 1 {
+			want -= ref.Sequence(in[:n-1], targets[:n-1], 1, nil)
+		}
+		logits, err := m.Logits(s, ib.Slice(0, n))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Synchronize(); err != nil {
+			t.Fatal(err)
+		}
+		x := traintest.FloatsOf(t, logits)
+		sum := 0.0
+		for _, v := range x {
+			sum += math.Exp(float64(v))
+		}
+		if got := math.Log(sum) - float64(x[targets[n-1]]); !(math.Abs(got-want) < bound) {
+			t.Errorf("after %d tokens: loss %v, reference %v", n, got, want)
+		}
+	}
+}
+
+func TestLayout(t *testing.T) {
+	gpt2 := layout.Presets["gpt2"]
+	gpt2.Vocab = 50257
+	if n := gpt2.ParamCount(); n != 124439808 { // the count that GPT-2's paper and llm.c give
+		t.Errorf("gpt2 has %d parameters", n)
+	}
+	for _, cfg := range []layout.Config{traintest.Small, gpt2} {
+		params, groups, n := layout.Of(cfg)
+		at, count := 0, 0
+		for _, p := range params {
+			size := 1
+			for _, d := range p.Shape {
+				size *= d
+			}
+			if p.Off%layout.ArenaAlign != 0 || p.Off < at || p.Off >= at+layout.ArenaAlign || p.Len != size {
+				t.Errorf("%s at %d, %d elements, shape %v; the one before ends at %d", p.Name, p.Off, p.Len, p.Shape, at)
+			}
+			at = p.Off + p.Len
+			count += p.Len
+		}
+		if want := cfg.ParamCount() + (cfg.PaddedVocab()-cfg.Vocab)*cfg.Channels; count != want {
+			t.Errorf("%d parameters, expected %d", count, want)
+		}
+		at = 0
+		for _, g := range groups {
+			if g.Off != at {
+				t.Errorf("group %s at %d, the one before ends at %d", g.Name, g.Off, at)
+			}
+			at += g.Len
+		}
+		if at != n || len(groups) != 2*cfg.Layers+2 {
+			t.Errorf("%d groups end at %d, arena has %d", len(groups), at, n)
+		}
+	}
+}
+
+// The weights depend on the seed and on nothing else, not on the threads either.
+func TestInit(t *testing.T) {
+	cfg := layout.Config{Layers: 2, Heads: 2, Channels: 128, SeqMax: 40, Vocab: 1000}
+	params, _, _ := layout.Of(cfg)
+	defer host.SetThreads(0)
+	draw := func(p layout.Param, seed uint64) []float32 {
+		x := make([]float32, p.Len)
+		initParam(x, p, cfg, seed)
+		return x
+	}
+	for _, p := range params {
+		host.SetThreads(1)
+		x := draw(p, 1)
+		host.SetThreads(3)
+		if !slices.Equal(x, draw(p, 1)) {
+			t.Errorf("%s depends on the number of threads", p.Name)
+		}
+		if slices.Equal(x, draw(p, 2)) == p.Decay {
+			t.Errorf("%s: matrices depend on the seed, vectors do not", p.Name)
+		}
+		sum, squares := 0.0, 0.0
+		for _, v := range x {
+			sum += float64(v)
+			squares += float64(v) * float64(v)
+		}
+		n := float64(p.Len)
+		want := 0.0
+		switch {
+		case p.Name == "wte.weight":
+			n = float64(cfg.Vocab * cfg.Channels)
+			want = 0.02
+			if !slices.Equal(x[int(n):], make([]float32, p.Len-int(n))) {
+				t.Error("the rows beyond the vocabulary are not zero")
+			}
+		case strings.HasSuffix(p.Name, "c_proj.weight"):
+			want = 0.01 // 0.02/√(2·2)
+		case p.Decay:
+			want = 0.02
+		case strings.HasSuffix(p.Name, ".weight"): // of a LayerNorm
+			want = 1
+		}
+		// Five standard errors of each moment.
+		if got := math.Sqrt(squares / n); math.Abs(got-want) > 5*want/math.Sqrt(2*n) {
+			t.Errorf("%s: root mean square %v, want %v", p.Name, got, want)
+		}
+		if p.Decay && math.Abs(sum/n) > 5*want/math.Sqrt(n) {
+			t.Errorf("%s: mean %v", p.Name, sum/n)
+		}
+	}
+}
+
+func TestModelRefuses(t *testing.T) {
+	for _, c := range []layout.Config{
+		{Layers: 0, Heads: 1, Channels: 1, SeqMax: 1, Vocab: 1},
+		{Layers: 1, Heads: 3, Channels: 8, SeqMax: 1, Vocab: 1},
+		{Layers: 1, Heads: 1, Channels: 8, SeqMax: -1, Vocab: 1},
+		{Layers: 1, Heads: 1, Channels: 8, SeqMax: 1},
+	} {
+		if c.Validate() == nil {
+			t.Errorf("%+v is accepted", c)
+		}
+	}
+	if _, err := layout.Preset("gpt3"); err == nil || !strings.Contains(err.Error(), "gpt2-xl") {
+		t.Errorf("Preset of an unknown name: %v", err)
+	}
+	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		m, s := testModel[float32](t, w, traintest.Small, traintest.RandomParams(traintest.Small, 1), 2)
+		tokens := traintest.TokenBuffer(t, w, make([]int32, 3*traintest.Small.SeqMax))
+		for _, tc := range []struct{ b, t, in, targets int }{
+			{3, 24, 72, 72}, {0, 24, 0, 0}, {1, 25, 25, 25}, {2, 10, 20, 19}, {2, 10, 21, 20},
+		} {
+			if err := m.ForwardBackward(s, batchOf(t, w, tokens.Slice(0, tc.in), tokens.Slice(0, tc.targets), tc.b, tc.t, traintest.Small.Vocab), 1, true, nil); err == nil {
+				t.Errorf("%+v is accepted", tc)
+			}
+		}
+	})
+	if err := kernels.CheckTokens([]int32{0, 60}, 61); err != nil {
+		t.Error(err)
+	}
+	for _, bad := range []int32{61, -1, math.MaxInt32} {
+		if err := kernels.CheckTokens([]int32{0, 60, bad}, 61); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("token %d at place 2", bad)) {
+			t.Errorf("token %d of 61: %v", bad, err)
+		}
+	}
+}

@@ -1,0 +1,32 @@
+package gpt
+
+import (
+	"lockstep/apps/train/layout"
+	"lockstep/spmd"
+)
+
+// Passes is what a Model does, whatever the type of its activations.
+type Passes interface {
+	ForwardBackward(s *spmd.Stream, batch Batch, scale float32, first bool, ready func(group int) error) error
+	Calibrate(s *spmd.Stream, batch Batch, scale float32) error
+	Evaluate(s *spmd.Stream, batch Batch, scale float32, first bool) error
+	Logits(s *spmd.Stream, tokens spmd.Buffer[int32]) (spmd.Buffer[float32], error)
+	Attention() (path, why string)
+	NewSharder(c spmd.Comm) (*Sharder, error)
+}
+
+// Open makes a Model with bfloat16 or float32 activations.
+func Open(w *spmd.World, half bool, cfg layout.Config, maxBatch, maxSeq int) (*State, Passes, error) {
+	if half {
+		m, err := NewModel[spmd.BF16](w, cfg, maxBatch, maxSeq)
+		if err != nil {
+			return nil, nil, err
+		}
+		return &m.State, m, nil
+	}
+	m, err := NewModel[float32](w, cfg, maxBatch, maxSeq)
+	if err != nil {
+		return nil, nil, err
+	}
+	return &m.State, m, nil
+}

@@ -1,0 +1,69 @@
+package gpt
+
+import (
+	"lockstep/apps/train/kernels"
+	"lockstep/apps/train/layout"
+	"lockstep/spmd"
+)
+
+// takeActs takes, or counts, the memory for what forward keeps of each layer. What is computed
+// once more has the same memory in all layers: it is there for the last one that was computed.
+func (m *Model[A]) takeActs() {
+	sp, N, C := &m.space, m.rows, m.Cfg.Channels
+	for l := range m.act {
+		a := &m.act[l]
+		if l > 0 {
+			*a = m.act[0]
+		}
+		layout.Take(sp, N*C, &a.res3)
+		if l == 0 || m.Cfg.Recompute < layout.RecomputeBlock {
+			layout.Take(sp, N*C, &a.ln1, &a.att, &a.res2, &a.ln2)
+			layout.Take(sp, N, &a.mean1, &a.rstd1, &a.mean2, &a.rstd2)
+			layout.Take(sp, 3*N*C, &a.qkv)
+			layout.Take(sp, N*m.Cfg.Heads, &a.lse)
+		}
+		if l == 0 || m.Cfg.Recompute == layout.RecomputeOff {
+			layout.Take(sp, 4*N*C, &a.fc, &a.gelu)
+		}
+	}
+}
+
+// attentionPart computes a layer from LN1 up to LN2, where x is the residual stream that it reads.
+func (e *enqueue[A]) attentionPart(l int, x spmd.Buffer[A]) {
+	m, a, p := e.m, &e.m.act[l], &e.m.par.Layers[l]
+	_, attn := m.Cfg.Sections(l)
+	e.call(m.around.need, attn)
+	e.linear(a.qkv, a.ln1, &p.QKV)
+	e.attentionForward(a.att, a.lse, a.qkv)
+	e.Cast(a.att, e.N*m.Cfg.Channels, e.inputCast(&p.Proj))
+	e.linearResidual(a.res2, a.att, &p.Proj, x)
+	e.call(m.around.done, attn)
+	e.LayerNormForward(a.ln2, a.mean2, a.rstd2, a.res2, &p.LN2, e.inputCast(&p.FC))
+}
+
+// mlpPart computes a layer from LN2 on: without whole what lies between the two products.
+func (e *enqueue[A]) mlpPart(l int, whole bool) {
+	m, a, p := e.m, &e.m.act[l], &e.m.par.Layers[l]
+	mlp, _ := m.Cfg.Sections(l)
+	e.call(m.around.need, mlp)
+	e.linearGELU(a.gelu, a.fc, a.ln2, &p.FC, e.inputCast(&p.Proj2))
+	if whole {
+		e.linearResidual(a.res3, a.gelu, &p.Proj2, a.res2)
+	}
+	e.call(m.around.done, mlp)
+}
+
+// again computes once more what backward needs of a layer and is not there, where x is the
+// residual stream that the layer read. The last layer's is there.
+func (e *enqueue[A]) again(l int, x spmd.Buffer[A]) {
+	m := e.m
+	if l == len(m.act)-1 || m.Cfg.Recompute == layout.RecomputeOff {
+		return
+	}
+	if m.Cfg.Recompute == layout.RecomputeBlock {
+		a, p := &m.act[l], &m.par.Layers[l]
+		e.LayerNormForward(a.ln1, a.mean1, a.rstd1, x, &p.LN1, kernels.Cast{})
+		e.attentionPart(l, x)
+	}
+	e.mlpPart(l, false)
+}

@@ -1,0 +1,218 @@
+package gpt
+
+import (
+	"errors"
+	"slices"
+
+	"lockstep/apps/train/kernels"
+	"lockstep/apps/train/layout"
+	"lockstep/spmd"
+	"lockstep/spmd/ddp"
+)
+
+// Sharder moves what the ranks share of the training state: weights to the passes that read
+// them, gradients to the ranks that update with them.
+//
+// Where every rank has all weights, those that others have updated come in the first
+// micro-step of a step. Where each has a shard, those of the layers come in every pass.
+type Sharder struct {
+	state   *State
+	kept    *ddp.Gatherer[float32] // of the groups that are not layers'
+	layers  layerGatherer
+	Scatter *ddp.Scatterer
+
+	keptPass, Training, Forward *ddp.Pass
+}
+
+// layerGatherer is a Gatherer of the groups of layers, whatever the type of their elements.
+type layerGatherer interface {
+	Pass(groups ...int) (*ddp.Pass, error)
+	Begin(p *ddp.Pass, s *spmd.Stream) error
+	Need(group int, s *spmd.Stream) error
+	Done(group int, s *spmd.Stream) error
+	End(s *spmd.Stream) error
+	Close() error
+}
+
+// NewSharder returns the sharder of a model's state. Every rank of c calls it.
+func (m *Model[A]) NewSharder(c spmd.Comm) (*Sharder, error) {
+	x := &Sharder{state: &m.State}
+	if err := openSharder(x, m, c); err != nil {
+		return nil, errors.Join(err, x.Close())
+	}
+	return x, nil
+}
+
+func openSharder[A kernels.Act](x *Sharder, m *Model[A], c spmd.Comm) (err error) {
+	part, layers := &m.Sharded, len(m.Groups)-2
+	all := m.Cfg.Shard.Mode < layout.ShardParameters // every rank has all weights
+	// Weights that have come are rounded for products.
+	rounds := func(first int) func(int, *spmd.Stream) error {
+		mats, half := any(m.at.Mats).([]spmd.Buffer[spmd.BF16])
+		if !half {
+			return nil
+		}
+		return func(i int, s *spmd.Stream) error {
+			return kernels.RoundWeights(s, mats[first+i], m.at.Weights[first+i])
+		}
+	}
+	kept := ddp.GathererConfig[float32]{After: rounds(layers)}
+	if !all {
+		kept.Before = func(i int, to spmd.Buffer[float32], s *spmd.Stream) error {
+			return spmd.Copy(s, to, part.Weights.Slice(part.Shard(layers+i)))
+		}
+	}
+	if x.kept, err = ddp.NewGatherer(c, m.at.Weights[layers:], kept); err != nil {
+		return err
+	}
+	if all {
+		x.layers, err = ddp.NewGatherer(c, m.at.Weights[:layers], ddp.GathererConfig[float32]{After: rounds(0)})
+	} else {
+		x.layers, err = ddp.NewGatherer(c, m.at.Mats[:layers], ddp.GathererConfig[A]{Before: func(i int, to spmd.Buffer[A], s *spmd.Stream) error {
+			own := part.Weights.Slice(part.Shard(i))
+			if half, ok := any(to).(spmd.Buffer[spmd.BF16]); ok {
+				return kernels.RoundWeights(s, half, own)
+			}
+			return spmd.Copy(s, any(to).(spmd.Buffer[float32]), own)
+		}})
+	}
+	if err != nil {
+		return err
+	}
+	shards := make([]spmd.Buffer[float32], len(m.Groups))
+	for i := range shards {
+		if m.Cfg.Shard.ScattersGrads() {
+			shards[i] = part.Grads.Slice(part.Shard(i))
+		} else {
+			shards[i] = m.Grads.Slice(part.Part(i))
+		}
+	}
+	if x.Scatter, err = ddp.NewScatterer(c, m.grads, shards, spmd.Sum); err != nil {
+		return err
+	}
+	// Forward begins with the last groups; the embeddings are used first of all.
+	var there []int
+	for i := range layers {
+		there = append(there, layers-1-i)
+	}
+	if x.keptPass, err = x.kept.Pass(1, 0); err != nil {
+		return err
+	}
+	if x.Forward, err = x.layers.Pass(there...); err != nil {
+		return err
+	}
+	x.Training, err = x.layers.Pass(slices.Concat(there, m.Cfg.GroupsBack())...)
+	return err
+}
+
+// Close waits for what is on its way and ends the sharder.
+func (x *Sharder) Close() error {
+	var errs []error
+	if x.kept != nil {
+		errs = append(errs, x.kept.Close())
+	}
+	if x.layers != nil {
+		errs = append(errs, x.layers.Close())
+	}
+	if x.Scatter != nil {
+		errs = append(errs, x.Scatter.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// EveryPass says whether every pass moves weights, and so concerns all ranks.
+func (x *Sharder) EveryPass() bool { return x.state.Cfg.Shard.Mode == layout.ShardParameters }
+
+// Gather enqueues on s that this rank has all weights that the state has memory for, as the
+// last step has left them.
+func (x *Sharder) Gather(s *spmd.Stream) error {
+	if err := x.kept.Begin(x.keptPass, s); err != nil {
+		return err
+	}
+	if err := x.getKept(s); err != nil || x.EveryPass() {
+		return err
+	}
+	if err := x.layers.Begin(x.Forward, s); err != nil {
+		return err
+	}
+	for i := len(x.state.Groups) - 3; i >= 0; i-- {
+		if err := errors.Join(x.layers.Need(i, s), x.layers.Done(i, s)); err != nil {
+			return err
+		}
+	}
+	if err := x.layers.End(s); err != nil || x.state.FP8 == nil {
+		return err
+	}
+	return x.state.FP8.CastWeights(s, x.state.Half)
+}
+
+// getKept has s wait for the groups that are not layers', which are on their way.
+func (x *Sharder) getKept(s *spmd.Stream) error {
+	for _, i := range []int{1, 0} {
+		if err := x.kept.Need(i, s); err != nil {
+			return err
+		}
+		if err := x.kept.Done(i, s); err != nil {
+			return err
+		}
+	}
+	return x.kept.End(s)
+}
+
+// Around runs a pass on s that has the weights it needs. pass is that of the layers. changed
+// says that weights may have changed since they were gathered, reduces that each section's
+// gradients are going to be ready.
+func (x *Sharder) Around(s *spmd.Stream, pass *ddp.Pass, changed, reduces bool, commands func() error) error {
+	st := x.state
+	defer func() { st.around = hooks{} }()
+	switch {
+	case changed && st.FP8 != nil: // its weights are cast together
+		if err := x.Gather(s); err != nil {
+			return err
+		}
+	case changed:
+		if err := x.kept.Begin(x.keptPass, s); err != nil {
+			return err
+		}
+	}
+	moving := x.EveryPass() || changed && st.FP8 == nil
+	if moving {
+		if err := x.layers.Begin(pass, s); err != nil {
+			return err
+		}
+		st.around.need = func(section int) error {
+			if section != st.Cfg.Embeddings() {
+				return x.layers.Need(layout.LayerGroup(section), s)
+			}
+			if !changed {
+				return nil
+			}
+			return x.getKept(s)
+		}
+		st.around.done = func(section int) error { return x.layers.Done(layout.LayerGroup(section), s) }
+	}
+	if reduces {
+		st.around.write = func(section int) error { return x.Scatter.Use(layout.LayerGroup(section), s) }
+	}
+	if err := commands(); err != nil || !moving {
+		return err
+	}
+	return x.layers.End(s)
+}
+
+// Ready tells the scatterer that a section's gradients are complete. add says that they are
+// to be added to those of micro-batches before.
+func (x *Sharder) Ready(section int, add bool, s *spmd.Stream) error {
+	add = add && x.state.Cfg.Shard.ScattersGrads()
+	switch {
+	case section == 0: // a LayerNorm, which is among the vectors
+		return nil
+	case section < x.state.Cfg.Embeddings():
+		return x.Scatter.Ready(layout.LayerGroup(section), add, s)
+	}
+	n := len(x.state.Groups)
+	if err := x.Scatter.Ready(n-2, add, s); err != nil {
+		return err
+	}
+	return x.Scatter.Ready(n-1, add, s)
+}

@@ -1,0 +1,133 @@
+package gpt
+
+import (
+	"hash/fnv"
+	"math"
+	rand "math/rand/v2"
+	"strings"
+
+	"lockstep/apps/train/fp8"
+	"lockstep/apps/train/kernels"
+	"lockstep/apps/train/layout"
+	"lockstep/host"
+	"lockstep/spmd"
+)
+
+// Arena is a buffer with all parameters, or one number for each of them.
+type Arena struct {
+	Prefix string // of its tensors' names
+	Shared bool   // this rank has its shard only
+	spmd.Buffer[float32]
+}
+
+// Of returns what this rank has of a parameter in an arena: its elements from skip on.
+func (m *State) Of(a Arena, p layout.Param) (skip int, have spmd.Buffer[float32]) {
+	if !a.Shared {
+		return 0, a.Slice(p.Off, p.Off+p.Len)
+	}
+	skip, at, n := m.Sharded.Own(p.Group, p.Off, p.Off+p.Len)
+	return skip, a.Slice(at, at+n)
+}
+
+// State is the weights of a model and their gradients, on the rank's device: what
+// is float32 whatever the type of the activations.
+type State struct {
+	Cfg     layout.Config
+	Params  []layout.Param         // in backward order
+	Groups  []layout.Group         // each contiguous; without --shard what ready of ForwardBackward counts
+	Weights spmd.Buffer[float32]   // all parameters; Params says what is where, the rest is zero
+	Grads   spmd.Buffer[float32]   // their gradients, in the same places
+	grads   []spmd.Buffer[float32] // of each of Groups, as passes leave them
+	Sharded sharded                // what there is where the ranks share a part of these
+	around  hooks                  // what passes call; none without --shard
+	Totals  spmd.Buffer[float64]   // (2): Loss, and a number of the program's own: one all-reduce sums both over the ranks
+	Loss    spmd.Buffer[float64]   // (1): sum over the micro-batches of scale times the tokens' losses
+	FP8     *fp8.State             // nil where Cfg.FP8 is off
+	Half    spmd.Buffer[spmd.BF16] // Weights rounded, for the products of bfloat16 activations and their biases; else empty
+	World   *spmd.World            // where the buffers are
+	space   layout.Space           // of the buffers
+}
+
+// Close frees the buffers, those of the activations too.
+func (m *State) Close() error { return m.space.Free() }
+
+// GradGroups returns the gradients of each of Groups.
+func (m *State) GradGroups() []spmd.Buffer[float32] {
+	return layout.GroupsOf(m.Groups, m.Grads)
+}
+
+// Refresh enqueues on s what lets the passes see the present Weights: call it when
+// anything but AdamW has written there.
+func (m *State) Refresh(s *spmd.Stream) error {
+	if m.Half.Len() == 0 {
+		return nil
+	}
+	if err := kernels.RoundWeights(s, m.Half, m.Weights); err != nil || m.FP8 == nil {
+		return err
+	}
+	return m.FP8.CastWeights(s, m.Half)
+}
+
+// Init sets the weights as GPT-2 does: matrices normal with deviation 0.02,
+// those that write to the residual stream 0.02/√(2·Layers), biases 0, LayerNorm
+// weights 1. They depend on the seed and the tensors' names alone. It returns
+// when they are in place; Refresh is to follow.
+func (m *State) Init(seed uint64) error {
+	most := 0
+	for _, p := range m.Params {
+		most = max(most, p.Len)
+	}
+	all := make([]float32, most) // one for all tensors: what they leave would count as memory of the run
+	for _, p := range m.Params {
+		x := all[:p.Len]
+		clear(x)
+		initParam(x, p, m.Cfg, seed)
+		if err := m.Set(p, x); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Set writes the first len(x) elements of a parameter, those that this rank has. It blocks.
+func (m *State) Set(p layout.Param, x []float32) error {
+	if m.Cfg.Shard.Mode != layout.ShardParameters {
+		return m.Weights.Slice(p.Off, p.Off+len(x)).CopyFrom(x)
+	}
+	skip, at, n := m.Sharded.Own(p.Group, p.Off, p.Off+len(x))
+	return m.Sharded.Weights.Slice(at, at+n).CopyFrom(x[skip : skip+n])
+}
+
+// initChunk is how many elements one generator draws: a constant, so that the
+// values do not depend on the number of threads.
+const initChunk = 1 << 16
+
+func initParam(x []float32, p layout.Param, cfg layout.Config, seed uint64) {
+	if !p.Decay {
+		if strings.HasSuffix(p.Name, ".weight") { // a LayerNorm
+			for i := range x {
+				x[i] = 1
+			}
+		}
+		return
+	}
+	std := 0.02
+	if strings.HasSuffix(p.Name, "c_proj.weight") {
+		std /= math.Sqrt(2 * float64(cfg.Layers))
+	}
+	if p.Name == "wte.weight" {
+		x = x[:cfg.Vocab*cfg.Channels]
+	}
+	h := fnv.New64a()
+	h.Write([]byte(p.Name)) // never fails
+	name := h.Sum64()
+	host.Parallel((len(x)+initChunk-1)/initChunk, 1, func(lo, hi int) {
+		for k := lo; k < hi; k++ {
+			rng := rand.New(rand.NewPCG(seed, name+uint64(k)))
+			c := x[k*initChunk : min((k+1)*initChunk, len(x))]
+			for i := range c {
+				c[i] = float32(std * rng.NormFloat64())
+			}
+		}
+	})
+}

@@ -1,0 +1,90 @@
+package gpt
+
+import (
+	"fmt"
+
+	"lockstep/apps/train/fp8"
+	"lockstep/apps/train/kernels"
+	"lockstep/apps/train/layout"
+	"lockstep/spmd"
+)
+
+// Linear is the parameters of y(n,out) = x(n,in)·wᵀ + b, and their gradients.
+type Linear[A kernels.Act] struct {
+	In, Out int
+	W       spmd.Buffer[A]       // (out,in), as products take it
+	DW      spmd.Buffer[float32] // (out,in)
+	B, DB   spmd.Buffer[float32] // (out); empty for the head, which adds none
+	bias    spmd.Buffer[A]       // b, as products add it
+	eight   *fp8.Linear          // nil where its products are of A
+}
+
+// embedding is a table of rows that are looked up, and its gradient.
+type embedding struct{ W, DW spmd.Buffer[float32] }
+
+// layerWeights is the parameters of one layer.
+type layerWeights[A kernels.Act] struct {
+	LN1   kernels.Norm
+	QKV   Linear[A] // C to 3C
+	Proj  Linear[A] // C to C
+	LN2   kernels.Norm
+	FC    Linear[A] // C to 4C
+	Proj2 Linear[A] // 4C to C
+}
+
+// Weights is every parameter of a model by its place in it.
+type Weights[A kernels.Act] struct {
+	WTE, WPE embedding // (Vp,C), (SeqMax,C)
+	Layers   []layerWeights[A]
+	LNF      kernels.Norm
+	Head     Linear[A] // C to Vp: the token embedding again
+}
+
+// Places is where the parameters of each of a model's groups are, their gradients, and the
+// operands of products. Groups may take turns in one place; without weights is a group of
+// which products alone read.
+type Places[A kernels.Act] struct {
+	Weights, Grads []spmd.Buffer[float32]
+	Mats           []spmd.Buffer[A]
+}
+
+// Bind finds the parameters in their groups.
+func Bind[A kernels.Act](cfg layout.Config, params []layout.Param, groups []layout.Group, at Places[A]) *Weights[A] {
+	byName := map[string]layout.Param{}
+	for _, p := range params {
+		byName[p.Name] = p
+	}
+	get := func(name string) (w, dw spmd.Buffer[float32]) {
+		p := byName[name]
+		return layout.InGroup(groups, at.Weights, p), layout.InGroup(groups, at.Grads, p)
+	}
+	normOf := func(name string) (n kernels.Norm) {
+		n.W, n.DW = get(name + ".weight")
+		n.B, n.DB = get(name + ".bias")
+		return n
+	}
+	matrix := func(name string) Linear[A] {
+		p := byName[name+".weight"]
+		l := Linear[A]{Out: p.Shape[0], In: p.Shape[1], W: layout.InGroup(groups, at.Mats, p)}
+		_, l.DW = get(name + ".weight")
+		return l
+	}
+	linearOf := func(name string) Linear[A] {
+		l := matrix(name)
+		p := byName[name+".bias"]
+		l.B, l.DB = get(name + ".bias")
+		l.bias = layout.InGroup(groups, at.Mats, p)
+		return l
+	}
+	w := &Weights[A]{LNF: normOf("ln_f"), Head: matrix("wte")}
+	w.WTE.W, w.WTE.DW = get("wte.weight")
+	w.WPE.W, w.WPE.DW = get("wpe.weight")
+	for l := range cfg.Layers {
+		h := fmt.Sprintf("h.%d.", l)
+		w.Layers = append(w.Layers, layerWeights[A]{
+			LN1: normOf(h + "ln_1"), QKV: linearOf(h + "attn.c_attn"), Proj: linearOf(h + "attn.c_proj"),
+			LN2: normOf(h + "ln_2"), FC: linearOf(h + "mlp.c_fc"), Proj2: linearOf(h + "mlp.c_proj"),
+		})
+	}
+	return w
+}

@@ -1,0 +1,46 @@
+package input
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+)
+
+// Error marks an error that is about what the user gave, not about the
+// program or the machine.
+type Error struct{ error }
+
+// Wrap marks an error so.
+func Wrap(err error) error { return Error{err} }
+
+// Bad is fmt.Errorf for such errors.
+func Bad(format string, args ...any) error { return Wrap(fmt.Errorf(format, args...)) }
+
+// OpenRegular opens a file to read it. A name that has become a pipe or a folder is
+// an error: to open a pipe would wait for its writer.
+func OpenRegular(path string) (*os.File, fs.FileInfo, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	st, err := f.Stat()
+	if err == nil && !st.Mode().IsRegular() {
+		err = fmt.Errorf("%s: not a regular file", path)
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, f.Close())
+	}
+	return f, st, nil
+}
+
+// ShortPath is err with no more of a path than its last part.
+func ShortPath(err error, path string) error {
+	var p *fs.PathError
+	if errors.As(err, &p) {
+		return fmt.Errorf("%s: %w", filepath.Base(path), p.Err)
+	}
+	return err
+}

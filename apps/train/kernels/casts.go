@@ -1,0 +1,193 @@
+package kernels
+
+import (
+	_ "embed"
+	"math"
+
+	"lockstep/host"
+	"lockstep/spmd"
+)
+
+// Apart8 is how many numbers lie between the scales of products: cuBLASLt wants them aligned to 16 bytes.
+const Apart8 = 4
+
+// Matrix8 is a matrix of weights: where its codes begin, and those of its transpose.
+type Matrix8 struct {
+	From, To, Across int // elements; from is in the arena of weights
+	Rows, Cols       int
+}
+
+const (
+	TileSide    = 128 // of a tile of weights, as in FP8.cu
+	ColumnParts = 264 // blocks that share the rows of a tensor, two for each multiprocessor of an H100 or H200
+)
+
+// Cast is where the copy of a tensor goes, in 8-bit floats. The zero cast is none.
+type Cast struct {
+	Codes          spmd.Buffer[spmd.F8E4M3]
+	Up, Down, Peak spmd.Buffer[float32] // (1) each; without peak the largest size is not recorded
+}
+
+// None says whether there is nothing to cast to.
+func (c Cast) None() bool { return c.Codes.Len() == 0 }
+
+// MostPower bounds the exponent of a scale.
+const MostPower = 126
+
+// The kernels of products of 8-bit floats, as kernels.go has the others: FP8.cu is what runs
+// on a GPU. Those that make a copy of a tensor beside what they do otherwise are in kernels.go.
+
+//go:embed fp8.cu
+var fp8Source string
+
+// powerFor is the exponent of the scale for a largest size, above 0 and finite.
+func powerFor(peak float32) int {
+	return min(MostPower, 7-(int(math.Float32bits(peak)>>23)-127))
+}
+
+// size8 says whether the largest size of values says what their scale is.
+func size8(peak float32) bool { return peak > 0 && Finite(float64(peak)) }
+
+// codes8 stores values times a scale, and returns the largest size of these and of top.
+func codes8(codes []spmd.F8E4M3, x []float32, scale, top float32) float32 {
+	for i, v := range x {
+		if size := float32(math.Abs(float64(v))); size > top {
+			top = size
+		}
+		codes[i] = spmd.ToF8E4M3(v * scale)
+	}
+	return top
+}
+
+// raise8 enters the largest size of values in argument i, which may be missing.
+func raise8(a spmd.Args, i int, top float32) {
+	if peak := spmd.ArgSlice[float32](a, i); len(peak) > 0 {
+		peak[0] = max(peak[0], top)
+	}
+}
+
+// copying is fn, then the copy of the activations that it wrote first: the codes are
+// argument i, then come the scale and the largest size.
+func copying(i int, fn func(a *HostArgs) error) func(a *HostArgs) error {
+	return func(a *HostArgs) error {
+		if err := fn(a); err != nil {
+			return err
+		}
+		a.settle()
+		raise8(a.Args, i+2, codes8(spmd.ArgSlice[spmd.F8E4M3](a.Args, i), a.written[0].from, spmd.ArgSlice[float32](a.Args, i+1)[0], 0))
+		return nil
+	}
+}
+
+func widened(x []spmd.BF16) []float32 {
+	wide := make([]float32, len(x))
+	host.Widen(wide, x)
+	return wide
+}
+
+var castKernel = spmd.NewKernel("cast_8", fp8Source, func(a spmd.Args) error {
+	x := widened(spmd.ArgSlice[spmd.BF16](a, 3)[:a.I64(4)])
+	raise8(a, 2, codes8(spmd.ArgSlice[spmd.F8E4M3](a, 0), x, spmd.ArgSlice[float32](a, 1)[0], 0))
+	return nil
+})
+
+// loop8 is a grid for kernels that loop over n elements, 8 at a time.
+func loop8(n int) spmd.Grid { return Blocks(min(132*8, (n/8+255)/256), 1, 1) }
+
+// Cast enqueues the copy of the first n elements of x.
+func (e *Launcher[A]) Cast(x spmd.Buffer[A], n int, c Cast) {
+	if e.Err == nil && !c.None() {
+		e.Err = castKernel.Launch(e.S, loop8(n), c.Codes.Arg(), c.Up.Arg(), c.Peak.Arg(), x.Arg(), spmd.I64(n))
+	}
+}
+
+var geluKernel8 = spmd.NewKernel("gelu_8", fp8Source, func(a spmd.Args) error {
+	n := a.I64(5)
+	x, y := widened(spmd.ArgSlice[spmd.BF16](a, 4)[:n]), spmd.ArgSlice[spmd.BF16](a, 0)[:n]
+	for i, v := range x {
+		x[i] = v * logistic(v)
+	}
+	RoundAll(y, x)
+	raise8(a, 3, codes8(spmd.ArgSlice[spmd.F8E4M3](a, 1), widened(y), spmd.ArgSlice[float32](a, 2)[0], 0))
+	return nil
+})
+
+// logistic is (1 + tanh(√(2/π)·(x + 0.044715·x³)))/2.
+func logistic(x float32) float32 {
+	v := float64(x)
+	return float32(1 / (1 + math.Exp(-2*math.Sqrt(2/math.Pi)*(v+0.044715*v*v*v))))
+}
+
+// GELU8 enqueues y = gelu(x), by GPT-2's tanh formula, of the first n elements, and the copy of y.
+func (e *Launcher[A]) GELU8(y, x spmd.Buffer[A], n int, c Cast) {
+	if e.Err == nil {
+		e.Err = geluKernel8.Launch(e.S, loop8(n), y.Arg(), c.Codes.Arg(), c.Up.Arg(), c.Peak.Arg(), x.Arg(), spmd.I64(n))
+	}
+}
+
+// columns8 computes cast_columns_8, and with slope gelu_slope_8: the first row of partial
+// gets all sums, the others none.
+func columns8(slope bool) func(a spmd.Args) error {
+	return func(a spmd.Args) error {
+		n, c := a.I32(6), a.I32(7)
+		dst, partial := spmd.ArgSlice[spmd.BF16](a, 0)[:n*c], spmd.ArgSlice[float32](a, 4)
+		if slope {
+			x := widened(dst)
+			for i, z := range widened(spmd.ArgSlice[spmd.BF16](a, 5)[:n*c]) {
+				s := logistic(z)
+				x[i] *= s + z*s*(1-s)*float32(2*math.Sqrt(2/math.Pi))*(1+3*0.044715*z*z)
+			}
+			RoundAll(dst, x)
+		}
+		x := widened(dst)
+		raise8(a, 3, codes8(spmd.ArgSlice[spmd.F8E4M3](a, 1), x, spmd.ArgSlice[float32](a, 2)[0], 0))
+		clear(partial)
+		for i, v := range x {
+			partial[i%c] += v
+		}
+		return nil
+	}
+}
+
+var (
+	castColumnsKernel = spmd.NewKernel("cast_columns_8", fp8Source, columns8(false))
+	geluSlopeKernel   = spmd.NewKernel("gelu_slope_8", fp8Source, columns8(true))
+)
+
+var sumRowsKernel = spmd.NewKernel("sum_rows_8", fp8Source, func(a spmd.Args) error {
+	sums, partial, rows, c, acc := spmd.ArgSlice[float32](a, 0), spmd.ArgSlice[float32](a, 1), a.I32(2), a.I32(3), a.I32(4) != 0
+	for j := range sums {
+		sum := float32(0)
+		for i := range rows {
+			sum += partial[i*c+j]
+		}
+		if acc {
+			sum += sums[j]
+		}
+		sums[j] = sum
+	}
+	return nil
+})
+
+// CastColumns enqueues the copy of x(n,c), c being the length of sums, and sums (+)= the
+// sums of its columns. Where pre is not empty x is multiplied by gelu'(pre) first.
+func (e *Launcher[A]) CastColumns(x, pre spmd.Buffer[A], to Cast, sums spmd.Buffer[float32]) {
+	if e.Err != nil || to.None() {
+		return
+	}
+	k, c := castColumnsKernel, sums.Len()
+	if pre.Len() > 0 {
+		k = geluSlopeKernel
+	}
+	const most = 512 // threads of a block, each with 8 columns
+	blocks := (c + 8*most - 1) / (8 * most)
+	threads := ((c+8*blocks-1)/(8*blocks) + 31) / 32 * 32
+	parts := min(e.N, ColumnParts)
+	partial := e.Columns.Slice(0, parts*c)
+	g := spmd.Grid{Blocks: [3]int{parts, blocks, 1}, Threads: [3]int{threads, 1, 1}}
+	e.Err = k.Launch(e.S, g, x.Arg(), to.Codes.Arg(), to.Up.Arg(), to.Peak.Arg(), partial.Arg(), pre.Arg(), spmd.I32(e.N), spmd.I32(c))
+	if e.Err == nil {
+		e.Err = sumRowsKernel.Launch(e.S, spmd.Grid{Blocks: [3]int{(c + 31) / 32, 1, 1}, Threads: [3]int{256, 1, 1}}, sums.Arg(), partial.Arg(),
+			spmd.I32(parts), spmd.I32(c), Flag(e.Acc))
+	}
+}

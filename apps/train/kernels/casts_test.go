@@ -1,0 +1,206 @@
+package kernels
+
+import (
+	"fmt"
+	"math"
+	rand "math/rand/v2"
+	"slices"
+	"testing"
+
+	"lockstep/apps/train/layout"
+	"lockstep/apps/train/traintest"
+	"lockstep/spmd"
+)
+
+// casting is a cast with memory of its own, whose codes are 0x55 before, and so behind the end.
+type casting struct {
+	Cast
+	up float64
+}
+
+func newCasting(t *testing.T, w *spmd.World, n, exponent int, peak float32) casting {
+	t.Helper()
+	codes := make([]spmd.F8E4M3, n+16)
+	for i := range codes {
+		codes[i] = 0x55
+	}
+	up := math.Ldexp(1, exponent)
+	return casting{Cast{traintest.BufferOf(t, w, codes), traintest.BufferOf(t, w, []float32{float32(up)}), traintest.BufferOf(t, w, []float32{float32(1 / up)}), traintest.BufferOf(t, w, []float32{peak})}, up}
+}
+
+// check compares codes and the largest size with what they are of.
+func (c casting) check(t *testing.T, name string, x []spmd.BF16, before float64) {
+	t.Helper()
+	largest := before
+	for i, code := range traintest.ValuesOf(t, c.Codes) {
+		want := spmd.F8E4M3(0x55)
+		if i < len(x) {
+			v := float64(x[i].Float32())
+			want = traintest.Code8(v * c.up)
+			if v == v {
+				largest = max(largest, math.Abs(v))
+			}
+		}
+		if code != want {
+			t.Fatalf("%s: code %d of %d is %#02x, want %#02x", name, i, len(x), code, want)
+		}
+	}
+	if peak := traintest.ValuesOf(t, c.Peak)[0]; float64(peak) != largest {
+		t.Errorf("%s: the largest size is %v, want %v", name, peak, largest)
+	}
+}
+
+func geluAndSlope(x float64) (y, slope float64) {
+	k := math.Sqrt(2 / math.Pi)
+	th := math.Tanh(k * (x + 0.044715*x*x*x))
+	return x / 2 * (1 + th), (1+th)/2 + x/2*(1-th*th)*k*(1+3*0.044715*x*x)
+}
+
+// Each kernel that casts, in shapes that fill no block and some that do, against float64 and codes from the definition.
+func TestFP8Kernels(t *testing.T) {
+	traintest.On8(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		s, err := w.NewStream("s")
+		traintest.NoError(t, err)
+		r := rand.New(rand.NewPCG(1, 2))
+		for turn, size := range [][2]int{{1, 16}, {3, 48}, {70, 128}, {5, 4112}, {1100, 16}, {600, 2304}, {4000, 48}} {
+			n, c := size[0], size[1]
+			e := &Launcher[spmd.BF16]{S: s, N: n, T: n, Acc: turn%2 == 1, Scratch: Scratch{Columns: traintest.BufferOf(t, w, make([]float32, ColumnParts*c))}}
+			x, pre := make([]spmd.BF16, n*c), make([]spmd.BF16, n*c)
+			for i := range x {
+				x[i] = spmd.ToBF16(float32(r.NormFloat64() * math.Exp(4*r.NormFloat64())))
+				pre[i] = spmd.ToBF16(float32(2 * r.NormFloat64()))
+			}
+			x[0], x[n*c-1] = spmd.ToBF16(0), spmd.ToBF16(-3e4)
+			done := func() {
+				t.Helper()
+				traintest.NoError(t, e.Err, s.Synchronize())
+			}
+			in, preIn := traintest.BufferOf(t, w, x), traintest.BufferOf(t, w, pre)
+			to := newCasting(t, w, n*c, turn-3, 7e4)
+			e.Cast(in, n*c, to.Cast)
+			done()
+			to.check(t, "cast", x, float64(float32(7e4)))
+
+			y := traintest.BufferOf(t, w, make([]spmd.BF16, n*c))
+			to = newCasting(t, w, n*c, 5, 0)
+			e.GELU8(y, preIn, n*c, to.Cast)
+			done()
+			got := traintest.ValuesOf(t, y)
+			to.check(t, "gelu", got, 0)
+			for i, v := range got {
+				if want, _ := geluAndSlope(float64(pre[i].Float32())); !traintest.CloseTo(float64(v.Float32()), want, math.Abs(want)/200+1e-5) {
+					t.Fatalf("gelu of %v is %v, want %v", pre[i].Float32(), v.Float32(), want)
+				}
+			}
+
+			for _, slope := range []bool{false, true} {
+				name := fmt.Sprintf("columns of %dx%d, slope %v", n, c, slope)
+				dx, sums := traintest.BufferOf(t, w, x), traintest.BufferOf(t, w, make([]float32, c))
+				traintest.NoError(t, sums.SetAll(2))
+				to = newCasting(t, w, n*c, -2, 0)
+				var z spmd.Buffer[spmd.BF16]
+				if slope {
+					z = preIn
+				}
+				e.CastColumns(dx, z, to.Cast, sums)
+				done()
+				got := traintest.ValuesOf(t, dx)
+				to.check(t, name, got, 0)
+				want, sizes := make([]float64, c), make([]float64, c)
+				for i, v := range got {
+					d := float64(x[i].Float32())
+					if slope {
+						_, k := geluAndSlope(float64(pre[i].Float32()))
+						// Where it is nearly 0 it is a difference of larger numbers.
+						if !traintest.CloseTo(float64(v.Float32()), d*k, math.Abs(d)*(math.Abs(k)/200+1e-5)) {
+							t.Fatalf("%s: %v times gelu'(%v) is %v, want %v", name, d, pre[i].Float32(), v.Float32(), d*k)
+						}
+					} else if v != x[i] {
+						t.Fatalf("%s: element %d was changed", name, i)
+					}
+					want[i%c] += float64(v.Float32())
+					sizes[i%c] += math.Abs(float64(v.Float32()))
+				}
+				for j, sum := range traintest.ValuesOf(t, sums) {
+					if e.Acc {
+						want[j] += 2
+					}
+					if !traintest.CloseTo(float64(sum), want[j], 1e-5*(sizes[j]+1)) {
+						t.Fatalf("%s: sum %d is %v, want %v", name, j, sum, want[j])
+					}
+				}
+			}
+		}
+	})
+}
+
+// LayerNorm's kernels leave copies of what they write, which is what they write without.
+func TestFP8LayerNorm(t *testing.T) {
+	traintest.On8(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		s, err := w.NewStream("s")
+		traintest.NoError(t, err)
+		for _, c := range []int{48, 512, 768, 1008, 2320} {
+			const n = 1077
+			halves := func(seed uint64) []spmd.BF16 {
+				x := make([]spmd.BF16, n*c)
+				for i, v := range traintest.RandomFloats(len(x), 2, seed) {
+					x[i] = spmd.ToBF16(v)
+				}
+				return x
+			}
+			e := &Launcher[spmd.BF16]{S: s, Cfg: layout.Config{Layers: 1, Heads: 1, Channels: c, SeqMax: n, Vocab: 5}, N: n, T: n, Scratch: Scratch{
+				Partial: traintest.BufferOf(t, w, make([]float32, NormRows*3*c)), Arrived: traintest.BufferOf(t, w, make([]uint32, max((4*c+31)/32, NormRows)))}}
+			x, dout := traintest.BufferOf(t, w, halves(1)), traintest.BufferOf(t, w, halves(2))
+			mean, rstd := traintest.BufferOf(t, w, make([]float32, n)), traintest.BufferOf(t, w, make([]float32, n))
+			p := &Norm{W: traintest.BufferOf(t, w, traintest.RandomFloats(c, 1, 3)), B: traintest.BufferOf(t, w, traintest.RandomFloats(c, 1, 4)),
+				DW: traintest.BufferOf(t, w, make([]float32, c)), DB: traintest.BufferOf(t, w, make([]float32, c))}
+			sums := traintest.BufferOf(t, w, make([]float32, c))
+			run := func(forward, backward Cast) (out, dx []spmd.BF16, grads []float32) {
+				t.Helper()
+				y, d := traintest.BufferOf(t, w, halves(5)), traintest.BufferOf(t, w, halves(6))
+				e.LayerNormForward(y, mean, rstd, x, p, forward)
+				e.LayerNormBackward(d, dout, x, mean, rstd, p, sums, true, backward)
+				traintest.NoError(t, e.Err, s.Synchronize())
+				return traintest.ValuesOf(t, y), traintest.ValuesOf(t, d), slices.Concat(traintest.ValuesOf(t, p.DW), traintest.ValuesOf(t, p.DB), traintest.ValuesOf(t, sums))
+			}
+			out, dx, grads := run(Cast{}, Cast{})
+			forward, backward := newCasting(t, w, n*c, 5, 0), newCasting(t, w, n*c, 3, 0)
+			out8, dx8, grads8 := run(forward.Cast, backward.Cast)
+			// To the bit but for what a compiler contracts in one kernel and not in the other.
+			near := func(name string, a, b []float32) {
+				t.Helper()
+				for i := range a {
+					if !traintest.CloseTo(float64(a[i]), float64(b[i]), math.Abs(float64(a[i]))/128+1e-3) {
+						t.Fatalf("%s, rows of %d: element %d is %v, with a copy %v", name, c, i, a[i], b[i])
+					}
+				}
+			}
+			near("forward", widened(out), widened(out8))
+			near("backward", widened(dx), widened(dx8))
+			near("gradients", grads, grads8)
+			forward.check(t, fmt.Sprintf("forward, rows of %d", c), out8, 0)
+			backward.check(t, fmt.Sprintf("backward, rows of %d", c), dx8, 0)
+		}
+	})
+}
+
+// The gradient of the logits is cast as it is written.
+func TestFP8Classifier(t *testing.T) {
+	traintest.On8(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		s, err := w.NewStream("s")
+		traintest.NoError(t, err)
+		cfg := layout.Config{Layers: 1, Heads: 1, Channels: 16, SeqMax: 8, Vocab: 300}
+		const n = 33
+		vp := cfg.PaddedVocab()
+		logits := make([]spmd.BF16, n*vp)
+		for i, v := range traintest.RandomFloats(len(logits), 4, 1) {
+			logits[i] = spmd.ToBF16(v)
+		}
+		b, losses := traintest.BufferOf(t, w, logits), traintest.BufferOf(t, w, make([]float32, n))
+		to := newCasting(t, w, n*vp, 9, 0)
+		e := &Launcher[spmd.BF16]{S: s, Cfg: cfg, N: n, T: n}
+		e.Classifier(losses, b, traintest.TokenBuffer(t, w, traintest.RandomTokens(n, cfg.Vocab, 5)), 0.25, true, to.Cast)
+		traintest.NoError(t, e.Err, s.Synchronize())
+		to.check(t, "gradient", traintest.ValuesOf(t, b), 0)
+	})
+}

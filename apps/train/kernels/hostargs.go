@@ -1,0 +1,120 @@
+package kernels
+
+import (
+	"lockstep/host"
+	"lockstep/spmd"
+)
+
+// Kernel is one computation for each type of activations.
+type Kernel struct{ F32, BF16 *spmd.Kernel }
+
+// newKernel declares kernel name of kernels.cu for each type of activations; on the host
+// fn computes both.
+func newKernel(name string, fn func(a *HostArgs) error) Kernel {
+	return Kernel{spmd.NewKernel(name, cudaSource, OnHost(false, fn), spmd.Define("ACT", "float")),
+		spmd.NewKernel(name, cudaSource, OnHost(true, fn), spmd.Define("ACT", "bf16"))}
+}
+
+// OnHost is what spmd calls on the host for a kernel that fn computes.
+func OnHost(half bool, fn func(a *HostArgs) error) func(spmd.Args) error {
+	return func(args spmd.Args) error {
+		a := HostArgs{Args: args, half: half}
+		if err := fn(&a); err != nil {
+			return err
+		}
+		for _, w := range a.written {
+			RoundAll(w.to, w.from)
+		}
+		return nil
+	}
+}
+
+// HostArgs are the arguments of a kernel on the host, which computes in float32: of
+// bfloat16 activations it gets widened copies, and what it has written is rounded
+// when it returns.
+type HostArgs struct {
+	spmd.Args
+	half    bool
+	written []rounding
+}
+
+type rounding struct {
+	to   []spmd.BF16
+	from []float32
+}
+
+// In returns the first n elements of argument i, activations to read.
+func (a *HostArgs) In(i, n int) []float32 {
+	if !a.half {
+		return a.Floats(i)[:n]
+	}
+	src, wide := spmd.ArgSlice[spmd.BF16](a.Args, i)[:n], make([]float32, n)
+	host.Parallel(n, halfGrain, func(lo, hi int) { host.Widen(wide[lo:hi], src[lo:hi]) })
+	return wide
+}
+
+// Out returns the first n elements of argument i, activations to write, every one.
+func (a *HostArgs) Out(i, n int) []float32 {
+	if !a.half {
+		return a.Floats(i)[:n]
+	}
+	return a.rounded(i, make([]float32, n))
+}
+
+// InOut returns the first n elements of argument i, activations to read and write.
+func (a *HostArgs) InOut(i, n int) []float32 {
+	if !a.half {
+		return a.Floats(i)[:n]
+	}
+	return a.rounded(i, a.In(i, n))
+}
+
+// settle rounds what has been written so far, as the caller will see it.
+func (a *HostArgs) settle() {
+	for _, w := range a.written {
+		host.Parallel(len(w.to), halfGrain, func(lo, hi int) {
+			host.Round(w.to[lo:hi], w.from[lo:hi])
+			host.Widen(w.from[lo:hi], w.to[lo:hi])
+		})
+	}
+}
+
+// rounded makes wide what argument i receives in the end, and returns it.
+func (a *HostArgs) rounded(i int, wide []float32) []float32 {
+	a.written = append(a.written, rounding{spmd.ArgSlice[spmd.BF16](a.Args, i)[:len(wide)], wide})
+	return wide
+}
+
+// Floats returns argument i, float32 in both kernels.
+func (a *HostArgs) Floats(i int) []float32 { return spmd.ArgSlice[float32](a.Args, i) }
+
+// Ints returns the first n elements of argument i, tokens.
+func (a *HostArgs) Ints(i, n int) []int32 { return spmd.ArgSlice[int32](a.Args, i)[:n] }
+
+// flag returns argument i, passed by flag.
+func (a *HostArgs) flag(i int) bool { return a.I32(i) != 0 }
+
+func Flag(b bool) spmd.Arg {
+	if b {
+		return spmd.I32(1)
+	}
+	return spmd.I32(0)
+}
+
+// halfGrain is how many conversions are worth a goroutine.
+const halfGrain = 1 << 14
+
+func RoundAll(dst []spmd.BF16, src []float32) {
+	host.Parallel(len(src), halfGrain, func(lo, hi int) { host.Round(dst[lo:hi], src[lo:hi]) })
+}
+
+// RowGrain is how many rows of c elements are worth a goroutine.
+func RowGrain(c int) int { return max(1, 1<<14/c) }
+
+// columns calls fn on ranges of c columns of n rows, cut at whole cache lines.
+func columns(c, n int, fn func(lo, hi int)) {
+	const block = 64
+	host.Parallel((c+block-1)/block, max(1, 1<<14/(block*n)), func(lo, hi int) {
+		fn(lo*block, min(hi*block, c))
+	})
+}

@@ -1,0 +1,182 @@
+package kernels
+
+import (
+	_ "embed"
+	"fmt"
+	"math"
+
+	"lockstep/host"
+	"lockstep/spmd"
+)
+
+func Finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
+
+// The kernels of the model. Beside each stands the one function that launches it,
+// which checks nothing that the layout in model.go already settles. Arrays are
+// row-major; activations and their gradients are of the model's type A, all else is
+// float32. n is the number of tokens b·t, and buffers may be longer than the n rows
+// in use. kernels.cu is what runs on a GPU, kernels.c has the loops of the host.
+
+//go:embed kernels.cu
+var cudaSource string
+
+// Act is the element type of activations and of their gradients.
+type Act interface{ float32 | spmd.BF16 }
+
+// Blocks is a grid of blocks of 256 threads, which kernels.cu relies on.
+func Blocks(x, y, z int) spmd.Grid {
+	return spmd.Grid{Blocks: [3]int{x, y, z}, Threads: [3]int{256, 1, 1}}
+}
+
+// warpRows is a grid of a warp for each of n rows.
+func warpRows(n int) spmd.Grid { return Blocks((n+7)/8, 1, 1) }
+
+// ChunksOf is how many warps it takes to cover a row of c columns.
+func ChunksOf(c int) int {
+	if c%8 == 0 {
+		return (c + 255) / 256
+	}
+	return (c + 31) / 32
+}
+
+// CheckTokens refuses a token that would reach outside the vocabulary's rows.
+func CheckTokens(tokens []int32, vocab int) error {
+	for i, x := range tokens {
+		if x < 0 || int(x) >= vocab {
+			return fmt.Errorf("token %d at place %d is outside the vocabulary of %d", x, i, vocab)
+		}
+	}
+	return nil
+}
+
+var encoderForwardKernel = newKernel("encoder_forward", func(a *HostArgs) error {
+	n, t, c, vocab := a.I32(4), a.I32(5), a.I32(6), a.I32(7)
+	out, tokens, wte, wpe := a.Out(0, n*c), a.Ints(1, n), a.Floats(2), a.Floats(3)
+	if err := CheckTokens(tokens, vocab); err != nil {
+		return err
+	}
+	host.Parallel(n, RowGrain(c), func(lo, hi int) { cEncoderForward(out, tokens, wte, wpe, t, c, lo, hi) })
+	return nil
+})
+
+// EncoderForward enqueues out(n,c) = wte[token] + wpe[position]. A token outside the
+// vocabulary fails the stream on the host; on a GPU it makes the loss NaN.
+func (e *Launcher[A]) EncoderForward(out spmd.Buffer[A], tokens spmd.Buffer[int32], wte, wpe spmd.Buffer[float32]) {
+	C := e.Cfg.Channels
+	e.launch(encoderForwardKernel, warpRows(e.N), out.Arg(), tokens.Arg(), wte.Arg(), wpe.Arg(),
+		spmd.I32(e.N), spmd.I32(e.T), spmd.I32(C), spmd.I32(e.Cfg.Vocab))
+}
+
+var encoderBackwardKernel = newKernel("encoder_backward", func(a *HostArgs) error {
+	n, t, c, positions, vocab, acc := a.I32(6), a.I32(7), a.I32(8), a.I32(9), a.I32(10), a.flag(13)
+	dwte, dwpe, dout := a.Floats(0), a.Floats(1), a.In(4, n*c)
+	p := planOf(a.Ints(5, SortedLen(n, vocab)), n, vocab)
+	if err := p.check(vocab); err != nil {
+		return err
+	}
+	// Two rows with one token add to one row of dwte: split by columns, each column
+	// adds in the order of the rows.
+	columns(c, n, func(lo, hi int) { cEncoderBackward(dwte, dwpe, dout, p, t, c, positions, acc, lo, hi) })
+	return nil
+})
+
+// EncoderBackward enqueues dwte[token] += dout and dwpe[position] (+)= dout, from the
+// tokens as sorter.sort leaves them. The head has set dwte before.
+func (e *Launcher[A]) EncoderBackward(dwte, dwpe spmd.Buffer[float32], dout spmd.Buffer[A], sorted spmd.Buffer[int32]) {
+	cfg := e.Cfg
+	parts, splits := mostParts(e.N, cfg.Vocab), MostSplits(e.N)
+	warps := (cfg.SeqMax + parts) * ChunksOf(cfg.Channels)
+	e.launch(encoderBackwardKernel, Blocks(min(2112, (warps+7)/8), 1, 1), dwte.Arg(), dwpe.Arg(), e.Partial.Arg(), e.Arrived.Arg(),
+		dout.Arg(), sorted.Arg(), spmd.I32(e.N), spmd.I32(e.T), spmd.I32(cfg.Channels), spmd.I32(cfg.SeqMax), spmd.I32(cfg.Vocab),
+		spmd.I32(parts), spmd.I32(splits), Flag(e.Acc))
+}
+
+var addToKernel = spmd.NewKernel("add_to", cudaSource, func(a spmd.Args) error {
+	dst, src := spmd.ArgSlice[float32](a, 0), spmd.ArgSlice[float32](a, 1)
+	for i, v := range src {
+		dst[i] += v
+	}
+	return nil
+}, spmd.Define("ACT", "float"))
+
+// AddTo enqueues dst += src.
+func (e *Launcher[A]) AddTo(dst, src spmd.Buffer[float32]) {
+	if e.Err == nil {
+		e.Err = addToKernel.Launch(e.S, spmd.Cover1D(src.Len(), 256), dst.Arg(), src.Arg(), spmd.I32(src.Len()))
+	}
+}
+
+var (
+	classifierKernel  = newKernel("classifier", hostClassifier)
+	classifierKernel8 = newKernel("classifier_8", copying(9, hostClassifier))
+)
+
+func hostClassifier(a *HostArgs) error {
+	n, v, vp, scale, grad := a.I32(3), a.I32(4), a.I32(5), a.F32(7), a.flag(8)
+	losses, targets := a.Floats(0), a.Ints(2, n)
+	logits := a.In
+	if grad {
+		logits = a.InOut
+	}
+	x := logits(1, n*vp)
+	if err := CheckTokens(targets, v); err != nil {
+		return fmt.Errorf("target: %w", err)
+	}
+	host.Parallel(n, RowGrain(vp), func(lo, hi int) { cClassifier(losses, x, targets, v, vp, scale, grad, lo, hi) })
+	return nil
+}
+
+// Classifier enqueues losses(n) = the cross-entropy of logits(n,vp) against
+// targets(n). With grad the logits become scale times their gradient, 0 in the
+// columns beyond the vocabulary. A target outside the vocabulary does what such a
+// token does to EncoderForward. A gradient is copied, too.
+func (e *Launcher[A]) Classifier(losses spmd.Buffer[float32], logits spmd.Buffer[A], targets spmd.Buffer[int32], scale float32, grad bool, to Cast) {
+	n, vp, size := targets.Len(), e.Cfg.PaddedVocab(), 4
+	if IsHalf[A]() {
+		size = 2
+	}
+	// Two blocks of a multiprocessor share what it has: while one waits for its row, the
+	// other computes. The kernel itself declares less than 2 KB.
+	held := max(0, min(vp*size, e.S.World().SharedMemory()-2<<10, 112<<10)) / 16
+	g := spmd.Grid{Blocks: [3]int{n, 1, 1}, Threads: [3]int{512, 1, 1}, Shared: 16 * held}
+	args := [12]spmd.Arg{losses.Arg(), logits.Arg(), targets.Arg(),
+		spmd.I32(n), spmd.I32(e.Cfg.Vocab), spmd.I32(vp), spmd.I32(held), spmd.F32(scale), Flag(grad), to.Codes.Arg(), to.Up.Arg(), to.Peak.Arg()}
+	if to.None() || !grad {
+		e.launch(classifierKernel, g, args[:9]...)
+	} else {
+		e.launch(classifierKernel8, g, args[:]...)
+	}
+}
+
+var lossSumKernel = spmd.NewKernel("loss_sum", cudaSource, func(a spmd.Args) error {
+	loss, losses := spmd.ArgSlice[float64](a, 0), spmd.ArgSlice[float32](a, 1)
+	n, scale, acc := a.I32(2), a.F32(3), a.I32(4) != 0
+	sum := 0.0
+	for _, x := range losses[:n] {
+		sum += float64(x)
+	}
+	sum *= float64(scale)
+	if acc {
+		sum += loss[0]
+	}
+	loss[0] = sum
+	return nil
+}, spmd.Define("ACT", "float"))
+
+// LossSum enqueues loss(1) (+)= scale times the sum of losses(n).
+func (e *Launcher[A]) LossSum(loss spmd.Buffer[float64], losses spmd.Buffer[float32], scale float32) {
+	if e.Err == nil {
+		g := spmd.Grid{Blocks: [3]int{1, 1, 1}, Threads: [3]int{1024, 1, 1}}
+		e.Err = lossSumKernel.Launch(e.S, g, loss.Arg(), losses.Arg(), spmd.I32(e.N), spmd.F32(scale), Flag(e.Acc || e.AccLoss))
+	}
+}
+
+var roundWeightsKernel = spmd.NewKernel("round_weights", cudaSource, func(a spmd.Args) error {
+	RoundAll(spmd.ArgSlice[spmd.BF16](a, 0), spmd.ArgSlice[float32](a, 1))
+	return nil
+}, spmd.Define("ACT", "float"))
+
+// RoundWeights enqueues half = p, whole arenas.
+func RoundWeights(s *spmd.Stream, half spmd.Buffer[spmd.BF16], p spmd.Buffer[float32]) error {
+	return roundWeightsKernel.Launch(s, spmd.Cover1D(p.Len()/4, 256), half.Arg(), p.Arg(), spmd.I64(p.Len()))
+}

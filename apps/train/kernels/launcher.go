@@ -1,0 +1,42 @@
+package kernels
+
+import (
+	"lockstep/apps/train/layout"
+	"lockstep/spmd"
+)
+
+// Launcher puts kernels on a stream that work on some rows of a model. After the first error it
+// launches nothing more, and keeps the error.
+type Launcher[A Act] struct {
+	S       *spmd.Stream
+	Cfg     layout.Config
+	N, T    int  // rows, which are tokens; those of a sequence
+	Acc     bool // add to the gradients and the loss instead of setting them
+	AccLoss bool // add to the loss, at any rate
+	Scratch
+	Err error
+}
+
+// Scratch is memory that kernels use while they run.
+type Scratch struct {
+	Partial spmd.Buffer[float32] // parts of sums over rows, on a GPU
+	Arrived spmd.Buffer[uint32]  // of how many parts there are, between two sums 0
+	Columns spmd.Buffer[float32] // (ColumnParts,4C): sums of columns of what is cast; empty where nothing is
+}
+
+// launch puts one of the two on the stream.
+func (e *Launcher[A]) launch(k Kernel, g spmd.Grid, args ...spmd.Arg) {
+	if e.Err != nil {
+		return
+	}
+	if IsHalf[A]() {
+		e.Err = k.BF16.Launch(e.S, g, args...)
+	} else {
+		e.Err = k.F32.Launch(e.S, g, args...)
+	}
+}
+
+func IsHalf[A Act]() bool {
+	_, half := any(*new(A)).(spmd.BF16)
+	return half
+}

@@ -1,0 +1,126 @@
+package kernels
+
+import (
+	"lockstep/host"
+	"lockstep/spmd"
+)
+
+// The backward pass of a LayerNorm goes in up to normParts blocks, two for each
+// multiprocessor of an H100 or H200. Each leaves sums of three kinds for each column;
+// so do its sets of sumSet blocks.
+const (
+	normParts = 264
+	sumSet    = 16
+	NormRows  = normParts + (normParts+sumSet-1)/sumSet
+)
+
+// tileGrid is a grid of at most most blocks for kernels on tiles of rows of n rows of c
+// columns: groups of whole warps with a thread for every 8 columns, each group rows at a
+// time. Rows that do not fit such groups are for blocks of 256 threads, one at a time.
+func tileGrid(n, c, rows, most int) spmd.Grid {
+	const mostThreads = 288
+	threads, groups := 256, 1
+	if c%8 == 0 && c <= 8*mostThreads {
+		group := (c/8 + 31) / 32 * 32
+		groups = mostThreads / group
+		threads = groups * group
+	} else {
+		rows = 1
+	}
+	return spmd.Grid{Blocks: [3]int{min(most, (n+rows*groups-1)/(rows*groups)), 1, 1}, Threads: [3]int{threads, 1, 1}}
+}
+
+// normByWarps is a grid of up to most blocks for the kernels of LayerNorms of n rows of c columns
+// whose warps have a row each, and read so many arrays ahead; false where there is another kernel.
+func (e *Launcher[A]) normByWarps(n, c, arrays, most int) (spmd.Grid, bool) {
+	const warps, deep = 8, 4
+	shared := warps * deep * (2*arrays*c + 2*4*32) // of rows, and two statistics for each lane
+	if !IsHalf[A]() || c%8 != 0 || c <= 512 || c > 1024 || shared > e.S.World().SharedMemory()-1<<10 {
+		return spmd.Grid{}, false
+	}
+	return spmd.Grid{Blocks: [3]int{min(most, (n+warps-1)/warps), 1, 1}, Threads: [3]int{32 * warps, 1, 1}, Shared: shared}, true
+}
+
+var (
+	layerNormForwardKernel = newKernel("layernorm_forward", hostLayerNormForward)
+	layerNormForwardWarps  = newKernel("layernorm_forward_warps", hostLayerNormForward)
+	layerNormForwardWarps8 = newKernel("layernorm_forward_warps_8", copying(8, hostLayerNormForward))
+)
+
+func hostLayerNormForward(a *HostArgs) error {
+	n, c := a.I32(6), a.I32(7)
+	out, mean, rstd, x, weight, bias := a.Out(0, n*c), a.Floats(1), a.Floats(2), a.In(3, n*c), a.Floats(4), a.Floats(5)
+	host.Parallel(n, RowGrain(c), func(lo, hi int) {
+		cLayerNormForward(out, mean, rstd, x, weight, bias, c, lo, hi)
+	})
+	return nil
+}
+
+// LayerNormForward enqueues out(n,c) = (x - mean)·rstd·weight + bias, and its copy, and
+// keeps mean(n) and rstd(n).
+func (e *Launcher[A]) LayerNormForward(out spmd.Buffer[A], mean, rstd spmd.Buffer[float32], x spmd.Buffer[A], p *Norm, to Cast) {
+	c := e.Cfg.Channels
+	args := [11]spmd.Arg{out.Arg(), mean.Arg(), rstd.Arg(), x.Arg(), p.W.Arg(), p.B.Arg(), spmd.I32(e.N), spmd.I32(c),
+		to.Codes.Arg(), to.Up.Arg(), to.Peak.Arg()}
+	switch grid, ok := e.normByWarps(e.N, c, 1, 264); {
+	case ok && to.None():
+		e.launch(layerNormForwardWarps, grid, args[:8]...)
+	case ok:
+		e.launch(layerNormForwardWarps8, grid, args[:]...)
+	default:
+		e.launch(layerNormForwardKernel, tileGrid(e.N, c, 2, 528), args[:8]...)
+		e.Cast(out, e.N*c, to)
+	}
+}
+
+var (
+	layerNormBackwardKernel = newKernel("layernorm_backward", hostLayerNormBackward)
+	layerNormBackwardWarps  = newKernel("layernorm_backward_warps", hostLayerNormBackward)
+	layerNormBackwardWarps8 = newKernel("layernorm_backward_warps_8", copying(15, hostLayerNormBackward))
+)
+
+func hostLayerNormBackward(a *HostArgs) error {
+	n, c, add, acc := a.I32(11), a.I32(12), a.flag(13), a.flag(14)
+	var dx []float32
+	if add {
+		dx = a.InOut(0, n*c)
+	} else {
+		dx = a.Out(0, n*c)
+	}
+	dweight, dbias, dcolumns := a.Floats(1), a.Floats(2), a.Floats(3)
+	dout, x, weight, mean, rstd := a.In(6, n*c), a.In(7, n*c), a.Floats(8), a.Floats(9), a.Floats(10)
+	host.Parallel(n, RowGrain(c), func(lo, hi int) {
+		cLayerNormBackwardInput(dx, dout, x, weight, mean, rstd, c, add, lo, hi)
+	})
+	a.settle()
+	columns(c, n, func(lo, hi int) {
+		cLayerNormBackwardParams(dweight, dbias, dout, x, mean, rstd, n, c, acc, lo, hi)
+		if len(dcolumns) > 0 {
+			cBiasBackward(dcolumns, dx, n, c, acc, lo, hi)
+		}
+	})
+	return nil
+}
+
+// LayerNormBackward enqueues dx(n,c) = the gradient of the LayerNorm's input, added
+// with add, the gradients of its parameters, and dcolumns(c) (+)= the sums of the new
+// dx over its rows, where dcolumns is not empty: dx is the gradient of the residual
+// stream, and that of the bias of the projection that wrote there. It makes a copy of dx.
+func (e *Launcher[A]) LayerNormBackward(dx, dout, x spmd.Buffer[A], mean, rstd spmd.Buffer[float32], p *Norm, dcolumns spmd.Buffer[float32], add bool, to Cast) {
+	c := e.Cfg.Channels
+	args := [18]spmd.Arg{dx.Arg(), p.DW.Arg(), p.DB.Arg(), dcolumns.Arg(),
+		e.Partial.Arg(), e.Arrived.Arg(), dout.Arg(), x.Arg(), p.W.Arg(), mean.Arg(), rstd.Arg(), spmd.I32(e.N), spmd.I32(c), Flag(add), Flag(e.Acc),
+		to.Codes.Arg(), to.Up.Arg(), to.Peak.Arg()}
+	switch grid, ok := e.normByWarps(e.N, c, 3, normParts/2); {
+	case ok && to.None():
+		e.launch(layerNormBackwardWarps, grid, args[:15]...)
+	case ok:
+		e.launch(layerNormBackwardWarps8, grid, args[:]...)
+	default:
+		e.launch(layerNormBackwardKernel, tileGrid(e.N, c, 1, normParts), args[:15]...)
+		e.Cast(dx, e.N*c, to)
+	}
+}
+
+// Norm is the parameters of a LayerNorm, (C) each, and their gradients.
+type Norm struct{ W, B, DW, DB spmd.Buffer[float32] }

@@ -1,0 +1,58 @@
+package kernels
+
+import (
+	"math"
+
+	"lockstep/spmd"
+)
+
+var NextScalesKernel = spmd.NewKernel("next_scales_8", fp8Source, func(a spmd.Args) error {
+	up, down, peak, gate := spmd.ArgSlice[float32](a, 0), spmd.ArgSlice[float32](a, 1), spmd.ArgSlice[float32](a, 2), spmd.ArgSlice[float32](a, 3)[0]
+	for i, top := range peak {
+		if gate == gate && size8(top) {
+			e := powerFor(top)
+			up[i], down[Apart8*i] = float32(math.Ldexp(1, e)), float32(math.Ldexp(1, -e))
+		}
+		peak[i] = 0
+	}
+	return nil
+})
+
+// eachWeight8 calls fn for the elements of all matrices: matrix, its layout, row and column.
+func eachWeight8(layout []int64, fn func(i int, m Matrix8, r, c int)) {
+	for i := range len(layout) / 5 {
+		l := layout[5*i:]
+		m := Matrix8{int(l[0]), int(l[1]), int(l[2]), int(l[3]), int(l[4])}
+		for r := range m.Rows {
+			for c := range m.Cols {
+				fn(i, m, r, c)
+			}
+		}
+	}
+}
+
+var WeightPeaksKernel = spmd.NewKernel("weight_peaks_8", fp8Source, func(a spmd.Args) error {
+	peaks, weights := spmd.ArgSlice[float32](a, 0), spmd.ArgSlice[spmd.BF16](a, 1)
+	eachWeight8(spmd.ArgSlice[int64](a, 2), func(i int, m Matrix8, r, c int) {
+		peaks[i] = max(peaks[i], float32(math.Abs(float64(weights[m.From+r*m.Cols+c].Float32()))))
+	})
+	return nil
+})
+
+var CastWeightsKernel = spmd.NewKernel("cast_weights_8", fp8Source, func(a spmd.Args) error {
+	codes, down, peaks, weights := spmd.ArgSlice[spmd.F8E4M3](a, 0), spmd.ArgSlice[float32](a, 1), spmd.ArgSlice[float32](a, 2), spmd.ArgSlice[spmd.BF16](a, 3)
+	layout := spmd.ArgSlice[int64](a, 4)
+	up := make([]float32, len(peaks))
+	for i, peak := range peaks {
+		e := 0
+		if size8(peak) {
+			e = powerFor(peak)
+		}
+		up[i], down[Apart8*i] = float32(math.Ldexp(1, e)), float32(math.Ldexp(1, -e))
+	}
+	eachWeight8(layout, func(i int, m Matrix8, r, c int) {
+		code := spmd.ToF8E4M3(weights[m.From+r*m.Cols+c].Float32() * up[i])
+		codes[m.To+r*m.Cols+c], codes[m.Across+c*m.Rows+r] = code, code
+	})
+	return nil
+})

@@ -1,0 +1,110 @@
+package layout
+
+import (
+	"fmt"
+
+	"lockstep/spmd"
+)
+
+// Param is one tensor of the model: elements [Off, Off+Len) of each arena.
+type Param struct {
+	Name  string // GPT-2's name, such as h.0.attn.c_attn.weight
+	Group int    // of the groups, the one that it is in
+	Off   int    // elements; a multiple of ArenaAlign
+	Len   int    // elements
+	Shape []int  // row-major; a weight is (outputs, inputs)
+	Decay bool   // whether weight decay applies: matrices only
+}
+
+// Group is a contiguous range of the arenas whose gradients become complete
+// together. The groups follow each other without gaps, in backward order.
+type Group struct {
+	Name     string
+	Off, Len int // elements
+}
+
+// ArenaAlign is the alignment of a tensor in an arena, in float32 elements: 256
+// bytes, what the fastest matrix products ask for.
+const ArenaAlign = 64
+
+// Of lists the parameters in backward order, the groups, and the length of
+// an arena in elements. Where ranks share a part of the training state, sharded.go says
+// which parameters make a group.
+func Of(cfg Config) (params []Param, groups []Group, n int) {
+	C := cfg.Channels
+	add := func(name string, shape ...int) {
+		p := Param{Name: name, Len: shape[0], Shape: shape, Decay: len(shape) == 2}
+		if len(shape) == 2 {
+			p.Len *= shape[1]
+		}
+		params = append(params, p)
+	}
+	first := 0
+	group := func(name string) {
+		for i := range params[first:] {
+			params[first+i].Group = len(groups)
+		}
+		groups, first = append(groups, Group{Name: name}), len(params)
+	}
+	add("ln_f.weight", C)
+	add("ln_f.bias", C)
+	group("ln_f")
+	for l := cfg.Layers - 1; l >= 0; l-- {
+		h := fmt.Sprintf("h.%d.", l)
+		add(h+"mlp.c_proj.bias", C)
+		add(h+"mlp.c_proj.weight", C, 4*C)
+		add(h+"mlp.c_fc.bias", 4*C)
+		add(h+"mlp.c_fc.weight", 4*C, C)
+		add(h+"ln_2.weight", C)
+		add(h+"ln_2.bias", C)
+		group(h + "mlp")
+		add(h+"attn.c_proj.bias", C)
+		add(h+"attn.c_proj.weight", C, C)
+		add(h+"attn.c_attn.bias", 3*C)
+		add(h+"attn.c_attn.weight", 3*C, C)
+		add(h+"ln_1.weight", C)
+		add(h+"ln_1.bias", C)
+		group(h + "attn")
+	}
+	// The token embedding is also the head: its gradient is complete only when
+	// that of the embeddings is.
+	add("wpe.weight", cfg.SeqMax, C)
+	add("wte.weight", cfg.PaddedVocab(), C)
+	group("embeddings")
+	if cfg.Shard.Mode != ShardOff {
+		groups = regroup(params, groups)
+	}
+	lens := make([]int, len(groups)) // so far
+	for i := range params {
+		p := &params[i]
+		p.Off = lens[p.Group] // from the beginning of the group
+		lens[p.Group] += (p.Len + ArenaAlign - 1) / ArenaAlign * ArenaAlign
+	}
+	part := cfg.partition(lens)
+	for i := range groups {
+		lo, hi := part.Bucket(i)
+		groups[i].Off, groups[i].Len = lo, hi-lo
+	}
+	for i := range params {
+		params[i].Off += groups[params[i].Group].Off
+	}
+	return params, groups, part.Len()
+}
+
+// GroupsOf returns the memory of each group in an arena.
+func GroupsOf[T spmd.Elem](groups []Group, arena spmd.Buffer[T]) []spmd.Buffer[T] {
+	bs := make([]spmd.Buffer[T], len(groups))
+	for i, g := range groups {
+		bs[i] = arena.Slice(g.Off, g.Off+g.Len)
+	}
+	return bs
+}
+
+// InGroup returns the memory of a parameter, by that of its group; none where there is none.
+func InGroup[T spmd.Elem](groups []Group, mem []spmd.Buffer[T], p Param) spmd.Buffer[T] {
+	if mem[p.Group].Len() == 0 {
+		return spmd.Buffer[T]{}
+	}
+	lo := p.Off - groups[p.Group].Off
+	return mem[p.Group].Slice(lo, lo+p.Len)
+}

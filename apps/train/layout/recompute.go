@@ -1,0 +1,45 @@
+package layout
+
+import (
+	"fmt"
+	"slices"
+)
+
+// Recomputation says which activations the backward pass computes once more, instead of each
+// layer keeping them. The bits are the same.
+type Recomputation int
+
+const (
+	RecomputeOff   Recomputation = iota
+	RecomputeGELU                // those between the two products of an MLP, (N,4C) before and after the GELU
+	RecomputeBlock               // all but the residual stream that leaves the layer
+)
+
+var recomputeNames = [...]string{"off", "gelu", "block"}
+
+func (r Recomputation) String() string { return recomputeNames[r] }
+
+// ParseRecompute is the recomputation of a name.
+func ParseRecompute(name string) (Recomputation, error) {
+	if i := slices.Index(recomputeNames[:], name); i >= 0 {
+		return Recomputation(i), nil
+	}
+	return 0, fmt.Errorf("--recompute %s: unknown, want off, gelu or block", name)
+}
+
+// GroupsBack lists the groups of layers, with --shard, in the order in which backward uses them.
+func (cfg Config) GroupsBack() []int {
+	var order []int
+	for l := cfg.Layers - 1; l >= 0; l-- {
+		mlp, attn := cfg.Sections(l)
+		mlp, attn = LayerGroup(mlp), LayerGroup(attn)
+		if l < cfg.Layers-1 && cfg.Recompute == RecomputeBlock {
+			order = append(order, attn)
+		}
+		if l < cfg.Layers-1 && cfg.Recompute != RecomputeOff {
+			order = append(order, mlp)
+		}
+		order = append(order, mlp, attn)
+	}
+	return order
+}

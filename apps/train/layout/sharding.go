@@ -1,0 +1,106 @@
+package layout
+
+import (
+	"fmt"
+	"slices"
+
+	"lockstep/spmd/ddp"
+)
+
+// ShardMode says which part of the training state the ranks share, instead of each having
+// all of it. Each mode shares what the one before does, and more.
+type ShardMode int
+
+const (
+	ShardOff        ShardMode = iota
+	ShardOptimizer            // the moments: ZeRO, stage 1
+	ShardGradients            // the gradients: stage 2
+	ShardParameters           // the weights: stage 3
+)
+
+var shardNames = [...]string{"off", "optimizer", "gradients", "parameters"}
+
+func (m ShardMode) String() string { return shardNames[m] }
+
+// ParseShard is the mode of a name.
+func ParseShard(name string) (ShardMode, error) {
+	if i := slices.Index(shardNames[:], name); i >= 0 {
+		return ShardMode(i), nil
+	}
+	return 0, fmt.Errorf("--shard %s: unknown, want off, optimizer, gradients or parameters", name)
+}
+
+// Sharding says who shares it.
+type Sharding struct {
+	Mode        ShardMode
+	Rank, Ranks int // used where Mode is not off
+}
+
+// ScattersGrads says whether gradients are reduced to their ranks in every micro-step.
+func (s Sharding) ScattersGrads() bool { return s.Mode >= ShardGradients }
+
+// partition divides groups of so many elements between those who share them.
+func (cfg Config) partition(lens []int) ddp.Partition {
+	rank, ranks := 0, 1
+	if cfg.Shard.Mode != ShardOff {
+		rank, ranks = cfg.Shard.Rank, cfg.Shard.Ranks
+	}
+	return ddp.NewPartition(rank, ranks, ArenaAlign, lens...)
+}
+
+// PartitionOf is the partition of groups that layout has made.
+func (cfg Config) PartitionOf(groups []Group) ddp.Partition {
+	lens := make([]int, len(groups))
+	for i, g := range groups {
+		lens[i] = g.Len
+	}
+	return cfg.partition(lens)
+}
+
+// The sections of a pass, in the order in which their gradients get complete: the final
+// LayerNorm, then of each layer, the last one first, the MLP and attention, at last the
+// embeddings. Without --shard they are the groups.
+
+// Sections returns the numbers of those of a layer.
+func (cfg Config) Sections(layer int) (mlp, attn int) {
+	mlp = 1 + 2*(cfg.Layers-1-layer)
+	return mlp, mlp + 1
+}
+
+// Embeddings is the number of the last section.
+func (cfg Config) Embeddings() int { return 2*cfg.Layers + 1 }
+
+// Where ranks share a part of the training state, the first 2·Layers groups are the matrices
+// of an MLP or of an attention each. Two groups follow, which every rank has as a whole as
+// long as there are passes: the vectors of all layers, which are small and whose gradients
+// belong to several sections, and the embeddings, which both ends of a pass use.
+
+// LayerGroup is the group of a section that is a layer's.
+func LayerGroup(section int) int { return section - 1 }
+
+// regroup changes the groups of parameters from sections to those.
+func regroup(params []Param, sections []Group) []Group {
+	last := len(sections) - 1
+	groups := append(slices.Clone(sections[1:last]), Group{Name: "vectors"}, sections[last])
+	for i := range params {
+		switch p := &params[i]; {
+		case !p.Decay:
+			p.Group = len(groups) - 2
+		case p.Group == last:
+			p.Group = len(groups) - 1
+		default:
+			p.Group = LayerGroup(p.Group)
+		}
+	}
+	return groups
+}
+
+// LargestGroup is how many elements the largest group has.
+func LargestGroup(cfg Config) int {
+	_, groups, _ := Of(cfg)
+	most := 0
+	for _, g := range groups {
+		most = max(most, g.Len)
+	}
+	return most
+}

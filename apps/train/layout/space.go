@@ -1,0 +1,43 @@
+package layout
+
+import (
+	"errors"
+	"unsafe"
+
+	"lockstep/spmd"
+)
+
+// Space takes device memory, or where it has no world only counts it.
+type Space struct {
+	W     *spmd.World
+	Bytes int // taken or counted
+	Frees []func() error
+	Err   error // the first failure, after which nothing is taken
+}
+
+// Take makes each of bufs n elements long.
+func Take[T spmd.Stored](sp *Space, n int, bufs ...*spmd.Buffer[T]) {
+	for _, b := range bufs {
+		if sp.Err != nil {
+			return
+		}
+		var size T
+		sp.Bytes += n * int(unsafe.Sizeof(size))
+		if sp.W == nil {
+			continue
+		}
+		if *b, sp.Err = spmd.Alloc[T](sp.W, n); sp.Err == nil {
+			sp.Frees = append(sp.Frees, b.Free)
+		}
+	}
+}
+
+// Free gives back what was taken.
+func (sp *Space) Free() error {
+	var errs []error
+	for _, f := range sp.Frees {
+		errs = append(errs, f())
+	}
+	sp.Frees = nil
+	return errors.Join(errs...)
+}

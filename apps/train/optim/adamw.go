@@ -1,0 +1,200 @@
+package optim
+
+import (
+	"errors"
+	"math"
+
+	"lockstep/apps/train/gpt"
+	"lockstep/apps/train/layout"
+	"lockstep/spmd"
+	"lockstep/spmd/ddp"
+)
+
+// Schedule is a learning rate that rises in a line for Warmup steps to Peak, then
+// falls along a cosine to Final at step Steps, where it stays.
+type Schedule struct {
+	Peak, Final   float64
+	Warmup, Steps int
+}
+
+// At returns the rate of step, counted from 0.
+func (s Schedule) At(step int) float64 {
+	switch {
+	case step < s.Warmup:
+		return s.Peak * float64(step+1) / float64(s.Warmup)
+	case step >= s.Steps:
+		return s.Final
+	}
+	x := float64(step-s.Warmup) / float64(s.Steps-s.Warmup)
+	return s.Final + (s.Peak-s.Final)*0.5*(1+math.Cos(math.Pi*x))
+}
+
+// AdamConfig holds the constants of AdamW.
+type AdamConfig struct {
+	Beta1, Beta2 float64 // decay of the moments' averages
+	Eps          float64
+	WeightDecay  float64 // of matrices; biases and LayerNorms do not decay
+	Clip         float64 // largest norm of the whole gradient; 0 means no limit
+}
+
+// DefaultAdam is what GPT-2-sized models are commonly trained with.
+var DefaultAdam = AdamConfig{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, WeightDecay: 0.1, Clip: 1}
+
+// AdamW updates the weights of a model from its gradients:
+//
+//	g ← g · min(1, Clip/‖g‖)
+//	m ← β₁m + (1-β₁)g        v ← β₂v + (1-β₂)g²
+//	p ← p - lr·(m/(1-β₁ᵗ) / (√(v/(1-β₂ᵗ)) + ε) + λp)
+//
+// (Loshchilov, Hutter: Decoupled Weight Decay Regularization, algorithm 2, with
+// the decay multiplied by the rate as PyTorch does.)
+type AdamW struct {
+	Cfg   AdamConfig
+	M, V  spmd.Buffer[float32] // moments, laid out as the model's Weights; with --shard this rank's shard of them
+	Norm  spmd.Buffer[float32] // (1): norm of the gradient before clipping
+	Steps int                  // steps enqueued so far, those that changed nothing too
+
+	// SkipBad says what a step does whose gradient's norm or whose Loss is not finite.
+	// It changes nothing, and does not count in t: with SkipBad the steps after it go
+	// on, without it they change nothing either. Set it before the first step.
+	SkipBad bool
+
+	state  *gpt.State
+	Counts spmd.Buffer[int32]   // (2): steps that changed the weights, which is t; steps that did not
+	Gate   spmd.Buffer[float32] // (1): Norm, or NaN where the weights are not to change
+	hyper  spmd.Buffer[float32] // (3): rate, 1/(1-β₁ᵗ), 1/(1-β₂ᵗ)
+	decay  spmd.Buffer[uint8]   // whether each ArenaAlign elements of the moments decay
+	ranges []adamRange          // what Apply updates
+	space  layout.Space
+
+	// MeasureNorm enqueues norm[0] = the norm of all ranks' gradients; nil where this rank has them all.
+	MeasureNorm func(s *spmd.Stream, norm spmd.Buffer[float32]) error
+}
+
+// adamRange is a range of parameters that a rank updates, with the gradients and moments of these.
+type adamRange struct {
+	w, g, m, v spmd.Buffer[float32]
+	half       spmd.Buffer[spmd.BF16] // receives w rounded; empty where nothing is to
+	decay      spmd.Buffer[uint8]
+}
+
+// NewAdamW allocates the moments of s's parameters, zero.
+func NewAdamW(s *gpt.State, cfg AdamConfig) (*AdamW, error) {
+	o := &AdamW{Cfg: cfg, state: s, space: layout.Space{W: s.World}}
+	if err := o.alloc(); err != nil {
+		return nil, errors.Join(err, o.Close())
+	}
+	return o, nil
+}
+
+// takeAll takes, or counts, all memory for moments of n elements.
+func (o *AdamW) takeAll(n int) {
+	layout.Take(&o.space, n, &o.M, &o.V)
+	layout.Take(&o.space, 1, &o.Norm, &o.Gate)
+	layout.Take(&o.space, 2, &o.Counts)
+	layout.Take(&o.space, 3, &o.hyper)
+	layout.Take(&o.space, n/layout.ArenaAlign, &o.decay)
+}
+
+// MomentsNeeded is how many bytes of the device the optimizer of a model takes.
+func MomentsNeeded(cfg layout.Config) int {
+	_, groups, _ := layout.Of(cfg)
+	o := &AdamW{}
+	o.takeAll(cfg.PartitionOf(groups).ShardLen())
+	return o.space.Bytes
+}
+
+func (o *AdamW) alloc() error {
+	part := o.state.Sharded.Partition
+	n := part.ShardLen()
+	if o.takeAll(n); o.space.Err != nil {
+		return o.space.Err
+	}
+	mask := make([]uint8, n/layout.ArenaAlign)
+	for _, p := range o.state.Params {
+		_, at, own := part.Own(p.Group, p.Off, p.Off+p.Len)
+		for i := at; p.Decay && i < at+own; i += layout.ArenaAlign {
+			mask[i/layout.ArenaAlign] = 1
+		}
+	}
+	o.ranges = o.cut()
+	return errors.Join(o.M.SetAll(0), o.V.SetAll(0), o.Norm.SetAll(0), o.Counts.SetAll(0), o.decay.CopyFrom(mask))
+}
+
+// cut lists the ranges: where each has its own memory of a kind a single one.
+func (o *AdamW) cut() []adamRange {
+	st := o.state
+	x := &st.Sharded
+	switch mode := st.Cfg.Shard.Mode; mode {
+	case layout.ShardOff:
+		return []adamRange{{st.Weights, st.Grads, o.M, o.V, st.Half, o.decay}}
+	case layout.ShardParameters:
+		return []adamRange{{w: x.Weights, g: x.Grads, m: o.M, v: o.V, decay: o.decay}}
+	default:
+		var rs []adamRange
+		for i := range st.Groups {
+			lo, hi := x.Shard(i)
+			g := x.Grads
+			if mode < layout.ShardGradients {
+				g = st.Grads.Slice(x.Part(i))
+			} else {
+				g = g.Slice(lo, hi)
+			}
+			rs = append(rs, adamRange{w: st.Weights.Slice(x.Part(i)), g: g, m: o.M.Slice(lo, hi), v: o.V.Slice(lo, hi),
+				decay: o.decay.Slice(lo/layout.ArenaAlign, hi/layout.ArenaAlign)})
+		}
+		return rs
+	}
+}
+
+// Close frees the buffers.
+func (o *AdamW) Close() error { return o.space.Free() }
+
+// Start sets how many steps have been before the next one, and how many of them
+// changed nothing. It blocks; no step may be on its way.
+func (o *AdamW) Start(steps, skipped int) error {
+	o.Steps = steps
+	return o.Counts.CopyFrom([]int32{int32(steps - skipped), 0})
+}
+
+// Step enqueues one update on s with rate lr. The gradients and Loss must be the whole
+// batch's, on every rank; they are left as they are. Where Loss or the norm of the
+// gradients is not finite, nothing changes: look at Norm, and see SkipBad.
+func (o *AdamW) Step(s *spmd.Stream, lr float64) error {
+	if err := o.Prepare(s, lr); err != nil {
+		return err
+	}
+	return o.Apply(s)
+}
+
+// Prepare enqueues on s what changes from step to step: the rate.
+func (o *AdamW) Prepare(s *spmd.Stream, lr float64) error {
+	o.Steps++
+	return spmd.Fill(s, o.hyper.Slice(0, 1), float32(lr))
+}
+
+// Apply enqueues on s the update that Prepare has set; it is the same work at
+// every step, so that a graph can hold it.
+func (o *AdamW) Apply(s *spmd.Stream) error {
+	// The update multiplies by the clipping factor itself: scaling the gradients
+	// first would read and write all of them once more.
+	if o.MeasureNorm != nil {
+		if err := o.MeasureNorm(s, o.Norm); err != nil {
+			return err
+		}
+	} else if err := ddp.ClipNorm(s, o.state.Grads, 0, o.Norm); err != nil {
+		return err
+	}
+	if err := judgeStep(s, o.Gate, o.hyper, o.Counts, o.Norm, o.state.Loss, o.Cfg, o.SkipBad); err != nil {
+		return err
+	}
+	for _, p := range o.ranges {
+		if err := adamW(s, p.w, p.m, p.v, p.g, p.half, p.decay, o.hyper, o.Gate, o.Cfg); err != nil {
+			return err
+		}
+	}
+	if o.state.FP8 == nil || o.state.Cfg.Shard.Mode != layout.ShardOff {
+		return nil
+	}
+	return o.state.FP8.CastWeights(s, o.state.Half)
+}

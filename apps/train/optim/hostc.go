@@ -1,0 +1,19 @@
+package optim
+
+/*
+#cgo CFLAGS: -O3 -fopenmp-simd
+#cgo LDFLAGS: -lm
+#include "adamw.h"
+*/
+import "C"
+
+import (
+	"unsafe"
+)
+
+// cAdamW updates blocks [lo, hi) of 64 elements; adamw.h says how.
+func cAdamW(p, m, v, g []float32, decay []uint8, hyper []float32, gscale, beta1, beta2, eps, weightDecay float32, lo, hi int) {
+	floats := func(x []float32) *C.float { return (*C.float)(unsafe.SliceData(x)) }
+	C.train_adamw(floats(p), floats(m), floats(v), floats(g), (*C.uint8_t)(unsafe.SliceData(decay)), floats(hyper),
+		C.float(gscale), C.float(beta1), C.float(beta2), C.float(eps), C.float(weightDecay), C.long(lo), C.long(hi))
+}

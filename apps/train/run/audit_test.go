@@ -1,0 +1,172 @@
+package run
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"lockstep/apps/train/batches"
+	"lockstep/apps/train/layout"
+	"lockstep/apps/train/optim"
+	"lockstep/apps/train/text"
+	"lockstep/apps/train/trainer"
+	"lockstep/apps/train/traintest"
+	"lockstep/spmd"
+	"lockstep/spmd/spmdtest"
+)
+
+// The loop audits after every so many steps, and at its end.
+func TestTrainAudits(t *testing.T) {
+	spmdtest.Run(t, []int{2}, func(t *testing.T, w *spmd.World) {
+		for _, tc := range []struct {
+			every int
+			after string
+		}{{2, "after 2 steps"}, {0, "after 5 steps"}} {
+			cfg := runConfig(5)
+			tr := trainerOf(t, w, cfg)
+			o, p := optionsOf(cfg), tr.State.Params[3]
+			o.audit = tc.every
+			if w.Rank() == 1 {
+				traintest.Flip(tr.State.Weights, p.Off, 12) // what it is off by is not lost in rounding
+			}
+			_, err := o.train(t.Context(), w, tr, nil, nil)
+			if err == nil || !strings.Contains(err.Error(), p.Name+" "+tc.after) {
+				t.Errorf("--audit %d: error %v, want one that says %s %s", tc.every, err, p.Name, tc.after)
+			}
+			if err := tr.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}
+
+// atStep is a context that calls do before a step is enqueued: the loop looks at it
+// once before each.
+type atStep struct {
+	context.Context
+	left int
+	do   func()
+}
+
+func (c *atStep) Err() error {
+	if c.left--; c.left == -1 {
+		c.do()
+	}
+	return c.Context.Err()
+}
+
+// Where a rank is asked to end before a step, all ranks end together after the next
+// one, whichever ranks are asked later.
+func TestEndsTogether(t *testing.T) {
+	spmdtest.Run(t, []int{1, 2, 3}, func(t *testing.T, w *spmd.World) {
+		for asked := range w.Size() { // the first to be asked; those after it follow step by step
+			for _, at := range []int{0, 1, 6} {
+				cfg := runConfig(50)
+				tr := trainerOf(t, w, cfg)
+				stop := make(chan struct{})
+				ctx := &atStep{t.Context(), at + (w.Rank()-asked+w.Size())%w.Size(), func() { close(stop) }}
+				early, err := optionsOf(cfg).train(ctx, w, tr, nil, stop)
+				if err != nil || !early {
+					t.Fatalf("ended early: %v, error %v", early, err)
+				}
+				if n := tr.Optimizer.Steps; n != at+2 {
+					t.Errorf("rank %d of %d was asked before step %d, and rank %d ended after %d steps, want %d", asked, w.Size(), at, w.Rank(), n, at+2)
+				}
+				if err := tr.Close(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	})
+}
+
+// A run whose last steps are under way ends as if it had not been asked.
+func TestEndsByItself(t *testing.T) {
+	spmdtest.Run(t, []int{2}, func(t *testing.T, w *spmd.World) {
+		for _, steps := range []int{1, 2} {
+			cfg := runConfig(steps)
+			tr := trainerOf(t, w, cfg)
+			stop := make(chan struct{})
+			close(stop)
+			early, err := optionsOf(cfg).train(t.Context(), w, tr, nil, stop)
+			if err != nil || early || tr.Optimizer.Steps != steps {
+				t.Errorf("%d of %d steps, ended early: %v, error %v", tr.Optimizer.Steps, steps, early, err)
+			}
+			if err := tr.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}
+
+// runConfig is a small model that takes 7 sequences a step.
+func runConfig(steps int) trainer.Config {
+	return trainer.Config{
+		Model: layout.Config{Layers: 2, Heads: 2, Channels: 32, SeqMax: 24, Vocab: 256},
+		Adam:  optim.DefaultAdam, Rate: optim.Schedule{Peak: 3e-3, Final: 3e-4, Warmup: 2, Steps: steps},
+		Batch: 2, Seq: 24, GlobalBatch: 7, Steps: steps, ValBatches: 2,
+	}
+}
+
+// newTrainerOf returns a trainer on words.
+func newTrainerOf(t *testing.T, w *spmd.World, cfg trainer.Config) *trainer.Trainer {
+	t.Helper()
+	data, err := batches.NewDataset(text.InMemory(1, traintest.RandomWords(4000)), cfg.Seq, cfg.GlobalBatch, 5)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr, err := trainer.New(w, w.Comm(), cfg, data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tr
+}
+
+// trainerOf returns a trainer on words that is ready for step 0.
+func trainerOf(t *testing.T, w *spmd.World, cfg trainer.Config) *trainer.Trainer {
+	t.Helper()
+	tr := newTrainerOf(t, w, cfg)
+	if err := tr.Begin(5); err != nil {
+		t.Fatal(err)
+	}
+	return tr
+}
+
+// lossOf runs one step and returns its loss.
+func lossOf(t *testing.T, tr *trainer.Trainer, n int) float64 {
+	t.Helper()
+	if err := tr.Enqueue(n); err != nil {
+		t.Fatal(err)
+	}
+	loss, _, _, err := tr.Read(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return loss
+}
+
+func TestTrainEndsWithItsContext(t *testing.T) {
+	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		cfg := runConfig(1000)
+		tr := trainerOf(t, w, cfg)
+		ctx, cancel := context.WithCancelCause(context.Background())
+		cause := fmt.Errorf("told to stop")
+		cancel(cause)
+		o := optionsOf(cfg)
+		if _, err := o.train(ctx, w, tr, nil, nil); err != cause {
+			t.Errorf("error %v, want %v", err, cause)
+		}
+		if err := tr.Close(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// optionsOf returns options that train as cfg says.
+func optionsOf(cfg trainer.Config) *Options {
+	o := New()
+	o.steps, o.GlobalBatch, o.Seq, o.Cfg, o.Tok, o.rate = cfg.Steps, cfg.GlobalBatch, cfg.Seq, cfg.Model, text.Bytes{}, cfg.Rate
+	o.logEvery = cfg.Steps
+	return o
+}

@@ -1,0 +1,262 @@
+package run
+
+import (
+	"cmp"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+
+	"lockstep/apps/train/fp8"
+	"lockstep/apps/train/layout"
+	"lockstep/apps/train/trainer"
+	"lockstep/spmd"
+	"lockstep/spmd/checkpoint"
+)
+
+// setting is one thing that the course of a run depends on.
+type setting struct {
+	name  string
+	value string
+	fixed bool // a run cannot go on with another value
+}
+
+// settings lists them for a run on the data with the given key.
+func (o *Options) settings(seed uint64, key []byte) []setting {
+	float := func(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) }
+	return []setting{
+		{"--layers", strconv.Itoa(o.layers), true},
+		{"--heads", strconv.Itoa(o.heads), true},
+		{"--channels", strconv.Itoa(o.channels), true},
+		{"positions", strconv.Itoa(o.Cfg.SeqMax), true},
+		{"--seq", strconv.Itoa(o.Seq), true},
+		{"--tokens", o.Tok.Name(), true},
+		{"the hash of --data", hex.EncodeToString(key), true},
+		{"--seed", strconv.FormatUint(seed, 10), true},
+		{"--global-batch", strconv.Itoa(o.GlobalBatch), false},
+		{"--steps", strconv.Itoa(o.steps), false},
+		{"--warmup-steps", strconv.Itoa(o.warmup), false},
+		{"--lr", float(o.lr), false},
+		{"--min-lr", float(o.minLR), false},
+		{"--weight-decay", float(o.weightDecay), false},
+		{"--beta1", float(o.beta1), false},
+		{"--beta2", float(o.beta2), false},
+		{"--clip", float(o.clip), false},
+		{"--dtype", o.DType, false},
+		{"--fp8", o.FP8, false},
+	}
+}
+
+// saved is what a checkpoint holds beside the tensors. The place in the data is
+// the number of sequences: epoch, order and offset follow from it and the seed, as
+// everything random does.
+type saved struct {
+	Sequences int               `json:"sequences"` // learned from
+	Settings  map[string]string `json:"settings"`
+	// Exponents of the scales of 8-bit floats, for the next step; empty where there are none.
+	Scales []int `json:"fp8_scales,omitempty"`
+	record
+}
+
+// setting is one of Settings; what the run did not know yet is off.
+func (s *saved) setting(name string) string {
+	if was, ok := s.Settings[name]; ok || name != "--fp8" {
+		return was
+	}
+	return layout.FP8Off.String()
+}
+
+// saver keeps the checkpoints of a run. The nil saver keeps none.
+type saver struct {
+	*checkpoint.Manager
+	o     *Options
+	w     *spmd.World
+	key   []byte // of the data
+	found *saved // in the checkpoint to go on from; nil where a run begins
+	begun bool   // a save of this run was
+	good  bool   // and one is complete
+}
+
+// openSaver opens --checkpoint and looks for a run to go on with, whose global batch
+// it takes unless the command line has one. Every rank calls it.
+func (o *Options) openSaver(w *spmd.World, key []byte) (*saver, error) {
+	if o.Checkpoint == "" {
+		return nil, nil
+	}
+	c, err := checkpoint.Open(w, o.Checkpoint, checkpoint.Config{Keep: o.keep, Saved: func(k checkpoint.Info) {
+		w.Log().Info().Int("steps", k.Step).Str("to", k.Folder).Int64("bytes", k.Bytes).
+			Str("seconds", fmt.Sprintf("%.2f", k.Took.Seconds())).Msg("checkpoint saved")
+	}})
+	if err != nil {
+		return nil, spmd.Usage(fmt.Errorf("--checkpoint: %w", err))
+	}
+	s := &saver{Manager: c, o: o, w: w, key: key}
+	if err := s.look(); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return s, nil
+}
+
+func (s *saver) look() error {
+	o, found := s.o, new(saved)
+	step, err := s.Load(found)
+	switch none := errors.Is(err, checkpoint.ErrNotFound); {
+	case none && o.resume == "must":
+		return spmd.Usage(fmt.Errorf("--resume must: no checkpoint in %s", o.Checkpoint))
+	case none:
+		return nil
+	case err != nil:
+		return err
+	case o.resume == "never":
+		return spmd.Usage(fmt.Errorf("--resume never: %s holds the checkpoint of a run, after %d steps: name another folder, or remove it", o.Checkpoint, step))
+	}
+	if err := found.check(step, o.Seq); err != nil {
+		return spmd.Usage(fmt.Errorf("the checkpoint in %s is none of train's: %w", o.Checkpoint, err))
+	}
+	if !o.Given("global-batch") {
+		n, err := found.Number("--global-batch") // as checked before
+		if err != nil {
+			return err
+		}
+		if n < s.w.Size() {
+			return spmd.Usage(fmt.Errorf("%s has a run with --global-batch %d, less than the %d ranks: each needs a sequence", o.Checkpoint, n, s.w.Size()))
+		}
+		o.GlobalBatch, o.fixedGlobal = n, true
+	}
+	if was := found.Settings["--dtype"]; !o.Given("dtype") && (was == "float32" || was == "bfloat16") {
+		o.DType = was
+	}
+	asked := "--fp8 " + o.FP8
+	if was := found.setting("--fp8"); !o.Given("fp8") && was != o.FP8 {
+		if o.Cfg.FP8, err = layout.ParseFP8(was); err != nil {
+			return spmd.Usage(fmt.Errorf("the checkpoint in %s is none of train's: --fp8 is %q", o.Checkpoint, was))
+		}
+		o.FP8, asked = was, fmt.Sprintf("%s has a run with --fp8 %s, which", o.Checkpoint, was)
+	}
+	if err := fp8.Check(s.w, o.Cfg.FP8, o.DType, asked); err != nil {
+		return err
+	}
+	if err := cmp.Or(o.checkShard(asked), o.checkRecompute(asked)); err != nil {
+		return spmd.Usage(err)
+	}
+	s.found = found
+	_, err = s.compare()
+	return err
+}
+
+// check refuses numbers that no run of so many steps can have come to, with sequences of
+// seq tokens: the file may be anybody's.
+func (s *saved) check(step, seq int) error {
+	if n, err := s.Number("--global-batch"); err != nil || n > maxNumber {
+		return fmt.Errorf("--global-batch is %q", s.Settings["--global-batch"])
+	}
+	if step > maxNumber || s.Sequences < step || s.Sequences > step*maxNumber || s.Sequences > math.MaxInt64/2/seq {
+		return fmt.Errorf("%d sequences of %d tokens in %d steps", s.Sequences, seq, step)
+	}
+	if s.Skipped < 0 || s.Skipped > step {
+		return fmt.Errorf("%d of %d steps left out", s.Skipped, step)
+	}
+	return nil
+}
+
+// compare refuses a checkpoint that this run cannot go on from, and lists what else
+// is set otherwise than when it was saved.
+func (s *saver) compare() (changed []string, err error) {
+	for _, now := range s.o.settings(s.w.Seed(), s.key) {
+		was := s.found.setting(now.name)
+		switch {
+		case was == now.value:
+		case now.fixed:
+			return nil, spmd.Usage(fmt.Errorf("%s is %q, but %q in the run that %s holds: set it so, or name another folder for --checkpoint",
+				now.name, now.value, was, s.o.Checkpoint))
+		default:
+			changed = append(changed, fmt.Sprintf("%s from %s to %s", now.name, was, now.value))
+		}
+	}
+	return changed, nil
+}
+
+// start makes t ready for the first step: of a new run, or of the one that was found.
+// It blocks. Every rank calls it.
+func (s *saver) start(t *trainer.Trainer) error {
+	if s == nil || s.found == nil {
+		return t.Begin(t.World.Seed())
+	}
+	found := new(saved) // it may be one before: the files are read again
+	step, err := s.Load(found, t.Items()...)
+	if err != nil {
+		return err
+	}
+	if err := found.check(step, s.o.Seq); err != nil {
+		return fmt.Errorf("the checkpoint in %s: %w", s.o.Checkpoint, err)
+	}
+	s.found = found
+	changed, err := s.compare()
+	if err != nil {
+		return err
+	}
+	for _, c := range changed {
+		t.World.Log().Warn().Msg("the run goes on with another setting: " + c)
+	}
+	t.Skipped = s.found.Skipped
+	// Gradients are in proportion to the tokens of a step: other scales suit another global batch.
+	same := s.found.setting("--fp8") == s.o.FP8 && s.found.Settings["--global-batch"] == strconv.Itoa(s.o.GlobalBatch)
+	if same && fp8.Usable(s.found.Scales, s.o.Cfg.FP8Sites()) {
+		t.Scales = s.found.Scales
+	}
+	t.Data.Before = s.found.Sequences - step*t.Data.Global
+	if err := t.StartAt(step); err != nil {
+		return err
+	}
+	if err := t.Audit(step); err != nil {
+		return err
+	}
+	if s.o.initFrom != "" {
+		t.World.Log().Info().Msg("the weights are those of the checkpoint, not of --init-from")
+	}
+	t.World.Log().Info().Int("steps", step).Int("sequences", s.found.Sequences).Str("from", s.o.Checkpoint).Msg("resumed")
+	return nil
+}
+
+// record returns what the reports of the run so far left.
+func (s *saver) record() record {
+	if s == nil || s.found == nil {
+		return record{}
+	}
+	return s.found.record
+}
+
+// save begins to save t after a number of steps, which have been read. It returns
+// when the next step may begin. Where the save before has failed that is an error if
+// it was the first: the folder is no good. Later it is a warning, since the run can
+// still come to its end. Every rank calls it.
+func (s *saver) save(t *trainer.Trainer, steps int, rec record) error {
+	switch err := s.Wait(); {
+	case err != nil && !s.good:
+		return err
+	case err != nil:
+		s.w.Log().Warn().Err(err).Msg("the run goes on; if it is interrupted now it resumes from an older checkpoint")
+	default:
+		s.good = s.begun
+	}
+	meta := saved{Sequences: t.Data.Number(steps, 0), Settings: map[string]string{}, record: rec}
+	for _, now := range s.o.settings(s.w.Seed(), s.key) {
+		meta.Settings[now.name] = now.value
+	}
+	if err := t.Stream.Synchronize(); err != nil {
+		return err
+	}
+	if e := t.State.FP8; e != nil {
+		var err error
+		if meta.Scales, err = e.Scales(); err != nil {
+			return err
+		}
+	}
+	if err := s.Save(steps, meta, t.Items()...); err != nil {
+		return err
+	}
+	s.begun = true
+	s.w.Log().Debug().Int("steps", steps).Str("to", s.o.Checkpoint).Msg("saving")
+	return nil
+}

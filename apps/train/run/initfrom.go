@@ -1,0 +1,68 @@
+package run
+
+import (
+	"fmt"
+	"path/filepath"
+
+	"lockstep/apps/train/layout"
+	"lockstep/apps/train/text"
+	"lockstep/apps/train/weights"
+)
+
+// takeWeights makes the shape of the model that of the weights in --init-from, and the
+// tokens those with such a vocabulary, and refuses flags that say otherwise. It returns
+// the shape, and the name of the model known by name that is trained alike.
+func (o *Options) takeWeights() (base layout.Config, alike string, err error) {
+	if o.weights, err = weights.Open(o.initFrom); err != nil {
+		return base, "", err
+	}
+	base = o.weights.Cfg
+	if o.Given("model") {
+		p := layout.Presets[o.model]
+		if p.Layers != base.Layers || p.Heads != base.Heads || p.Channels != base.Channels {
+			return base, "", fmt.Errorf("--model %s has %d layers, %d heads and %d channels, but --init-from %s %d, %d and %d: leave --model out",
+				o.model, p.Layers, p.Heads, p.Channels, o.initFrom, base.Layers, base.Heads, base.Channels)
+		}
+	}
+	for _, d := range []struct {
+		flag        string
+		value, base int
+	}{{"layers", o.layers, base.Layers}, {"heads", o.heads, base.Heads}, {"channels", o.channels, base.Channels}} {
+		if o.Given(d.flag) && d.value != d.base {
+			return base, "", fmt.Errorf("--%s %d, but the model in --init-from %s has %d", d.flag, d.value, o.initFrom, d.base)
+		}
+	}
+	if o.Seq > base.SeqMax {
+		return base, "", fmt.Errorf("--seq %d, but the model in --init-from %s has %d positions", o.Seq, o.initFrom, base.SeqMax)
+	}
+	if !o.Given("tokens") && base.Vocab == (text.Bytes{}).IDs() {
+		o.tokens = "bytes"
+	} else if !o.Given("tokens") {
+		o.tokens = "gpt2"
+	}
+	tok, err := text.NewTokenizer(o.tokens)
+	if err != nil {
+		return base, "", err
+	}
+	if tok.IDs() != base.Vocab {
+		return base, "", fmt.Errorf("--tokens %s are %d different ones, but the model in --init-from %s has %d", o.tokens, tok.IDs(), o.initFrom, base.Vocab)
+	}
+	alike = nearest(base)
+	if p := layout.Presets[alike]; p.Layers != base.Layers || p.Heads != base.Heads || p.Channels != base.Channels {
+		o.model = filepath.Base(o.initFrom)
+	} else {
+		o.model = alike
+	}
+	return base, alike, nil
+}
+
+// nearest names the widest known model that is not wider than cfg.
+func nearest(cfg layout.Config) string {
+	name := "tiny"
+	for n, p := range layout.Presets {
+		if p.Channels <= cfg.Channels && p.Channels > layout.Presets[name].Channels {
+			name = n
+		}
+	}
+	return name
+}

@@ -1,0 +1,154 @@
+package run
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"lockstep/apps/train/kernels"
+	"lockstep/apps/train/layout"
+	"lockstep/apps/train/trainer"
+	"lockstep/spmd"
+)
+
+// loop runs the steps of a run, and between them all that happens to it.
+type loop struct {
+	o    *Options
+	t    *trainer.Trainer
+	c    *saver // nil where there are no checkpoints
+	r    *report
+	stop <-chan struct{} // closed when this rank is asked to end early
+}
+
+// train runs the steps that are left and reports them. c holds the checkpoints, nil
+// where there are none. It reports early where stop, of any rank, was closed
+// before the last step: all ranks then end after the same step, with a checkpoint
+// of it where they keep any. Every rank calls it.
+func (o *Options) train(ctx context.Context, w *spmd.World, t *trainer.Trainer, c *saver, stop <-chan struct{}) (early bool, err error) {
+	o.announce(w, t)
+	l := &loop{o, t, c, newReport(o, w, t, c.record()), stop}
+	defer l.r.bar.Finish()
+	for step := t.First; step < o.steps && !early; step++ {
+		if err := ctx.Err(); err != nil {
+			return false, context.Cause(ctx)
+		}
+		if early, err = l.step(step); err != nil {
+			return false, err
+		}
+	}
+	return early, l.finish(early)
+}
+
+// announce logs what is going to be trained, and how.
+func (o *Options) announce(w *spmd.World, t *trainer.Trainer) {
+	path, why := t.Model.Attention()
+	line := w.Log().Info()
+	if o.Cfg.FP8 != layout.FP8Off {
+		line = line.Str("fp8", o.FP8)
+	}
+	if o.Cfg.Shard.Mode != layout.ShardOff {
+		line = line.Str("shard", o.shard)
+	}
+	if o.Cfg.Recompute != layout.RecomputeOff {
+		line = line.Str("recompute", o.recompute)
+	}
+	line.Str("model", o.model).Int("params", o.Cfg.ParamCount()).Int("layers", o.layers).Int("heads", o.heads).
+		Int("channels", o.channels).Int("seq", o.Seq).Str("tokens", o.Tok.Name()).Int("vocab", o.Cfg.Vocab).Str("dtype", o.DType).
+		Str("attention", path).Str("attention_why", why).Msg("model")
+	w.Log().Info().Int("steps", o.steps).Int("batch", o.Batch).Int("global_batch", o.GlobalBatch).
+		Int("tokens_a_step", o.GlobalBatch*o.Seq).Int("train_tokens", t.Data.Train.Len).Int("val_tokens", t.Data.Val.Len).
+		Int("val_sequences", t.ValSequences()).Float64("lr", o.lr).Int("buckets", t.Buckets()).Msg("training")
+}
+
+// step runs one step, reads the one before, and does what is due after it.
+func (l *loop) step(step int) (early bool, err error) {
+	if err := l.passOnStop(); err != nil {
+		return false, err
+	}
+	if err := l.t.Enqueue(step); err != nil {
+		return false, err
+	}
+	// The step before is read while this one runs.
+	if err := l.r.upTo(l.t, step, nil); err != nil {
+		return false, err
+	}
+	d := l.due(step)
+	return d.early, l.do(d, step+1)
+}
+
+// passOnStop has the next step tell all ranks that this one is asked to end early.
+func (l *loop) passOnStop() error {
+	select {
+	case <-l.stop:
+		l.stop = nil
+		return l.t.AskToEnd()
+	default:
+		return nil
+	}
+}
+
+// due is what is to be done after a step.
+type due struct {
+	early            bool // the run ends, though steps are left
+	val, audit, save bool
+}
+
+// due says what is due after a step. All ranks get the same answer.
+func (l *loop) due(step int) due {
+	done := step + 1
+	last := done == l.o.steps
+	every := func(n int) bool { return n > 0 && done%n == 0 }
+	var d due
+	d.early = !last && step > l.t.First && l.t.Ended(step-1)
+	d.val = l.o.valBatches > 0 && (last || every(l.o.valEvery))
+	d.save = l.c != nil && (last || d.early || every(l.o.saveEvery))
+	// Every rank saves a part of what all should hold alike: it must be.
+	d.audit = last || d.early || d.save || every(l.o.audit)
+	return d
+}
+
+// do does what is due after a number of steps. Where it looks at the weights it waits
+// for the last step, and reports it.
+func (l *loop) do(d due, steps int) error {
+	if !d.val && !d.audit {
+		return nil
+	}
+	if d.audit {
+		if err := l.t.Audit(steps); err != nil {
+			return err
+		}
+	}
+	var valLoss *float64
+	if d.val {
+		loss, err := l.t.Validate()
+		if err != nil {
+			return err
+		}
+		if !kernels.Finite(loss) {
+			return fmt.Errorf("validation after step %d: loss %g", steps, loss)
+		}
+		valLoss = &loss
+	}
+	if err := l.r.upTo(l.t, steps, valLoss); err != nil {
+		return err
+	}
+	if !d.save {
+		return nil
+	}
+	return l.c.save(l.t, steps, l.r.record)
+}
+
+// finish waits for the last checkpoint and reports the run.
+func (l *loop) finish(early bool) error {
+	var err error
+	if l.c != nil {
+		err = l.c.Wait()
+	}
+	switch {
+	case !early:
+		err = errors.Join(l.r.summary(l.o.Cfg.ParamCount()), err)
+	case err == nil:
+		l.r.interrupted()
+	}
+	return err
+}

@@ -1,0 +1,177 @@
+package run
+
+import (
+	"fmt"
+	"math"
+	"sort"
+
+	"lockstep/apps/train/agree"
+	"lockstep/apps/train/fp8"
+	"lockstep/apps/train/gpt"
+	"lockstep/apps/train/kernels"
+	"lockstep/apps/train/layout"
+	"lockstep/apps/train/optim"
+	"lockstep/spmd"
+)
+
+// settle chooses what depends on the device, where nothing was said, and refuses what it
+// does not have.
+func (o *Options) settle(w *spmd.World) error {
+	o.onHost = w.OnHost()
+	o.DType = DefaultDType(w, o.DType)
+	return fp8.Check(w, o.Cfg.FP8, o.DType, "--fp8 "+o.FP8)
+}
+
+// fit tells how much memory the run is going to need, and refuses what is not there,
+// before anything is taken. Where --batch is 0 it takes the largest that fits, up to a
+// twentieth of tokens in a step. Every rank calls it.
+func (o *Options) fit(w *spmd.World, tokens int) error {
+	free, total, err := w.Memory()
+	if err != nil {
+		return err
+	}
+	ranks := 1 // that share it
+	if w.OnHost() {
+		ranks = w.LocalSize()
+	}
+	all, err := agree.GatherOne(w, w.Comm(), int64(free/ranks))
+	if err != nil {
+		return err
+	}
+	worst := 0
+	for r, f := range all {
+		if f < all[worst] {
+			worst = r
+		}
+	}
+	room := int(all[worst]) // the same on every rank
+	if o.Batch == 0 {
+		if err := o.largestBatch(w, room, tokens); err != nil {
+			return err
+		}
+	}
+	need, err := o.needs(o.Batch, w.Size())
+	if err != nil {
+		return err
+	}
+	if need == math.MaxInt {
+		return spmd.Usage(fmt.Errorf("--batch %d: micro-steps of more than %d tokens are too large", o.Batch, math.MaxInt32))
+	}
+	w.Log().Info().Str("free", gigabytes(free)).Msgf("needs %s of %s", gigabytes(need*ranks), gigabytes(total))
+	if need <= room {
+		return nil
+	}
+	advice := "a smaller --batch or --model is needed"
+	if n, err := o.largest(room, o.Batch, w.Size()); err == nil && n > 0 {
+		advice = fmt.Sprintf("the largest --batch that fits is %d", n)
+	}
+	if flags := o.wouldFit(room, w.Size()); flags != "" {
+		advice += "; this one fits with" + flags
+	}
+	where := "on its GPU"
+	if w.OnHost() {
+		where = "as its part of the host's memory"
+	}
+	return spmd.Usage(fmt.Errorf("--batch %d: a rank needs %s, and rank %d has %s %s: %s", o.Batch, gigabytes(need), worst, gigabytes(room), where, advice))
+}
+
+// wouldFit returns the flags with which the run needs no more than room bytes: of those that keep
+// less the first, sharing as little as possible. It returns none where no flags help.
+func (o *Options) wouldFit(room, ranks int) string {
+	other, most := *o, layout.ShardParameters
+	if ranks == 1 {
+		most = o.Cfg.Shard.Mode
+	}
+	for mode := o.Cfg.Shard.Mode; mode <= most; mode++ {
+		for again := o.Cfg.Recompute; again <= layout.RecomputeBlock; again++ {
+			other.Cfg.Shard.Mode, other.Cfg.Recompute = mode, again
+			need, err := other.needs(o.Batch, ranks)
+			if err != nil || need > room || other.checkShard("") != nil || other.checkRecompute("") != nil {
+				continue
+			}
+			flags := ""
+			if mode != o.Cfg.Shard.Mode {
+				flags += fmt.Sprintf(" --shard %v", mode)
+			}
+			if again != o.Cfg.Recompute {
+				flags += fmt.Sprintf(" --recompute %v", again)
+			}
+			return flags
+		}
+	}
+	return ""
+}
+
+// largestBatch sets --batch to the largest that fits into room bytes, less what libraries
+// and other programs may want.
+func (o *Options) largestBatch(w *spmd.World, room, tokens int) error {
+	if w.OnHost() {
+		room /= 4 // the machine is not the run's alone, and its caches gain nothing from more
+	} else {
+		room -= 1<<30 + room/50
+	}
+	most := max(1, tokens/20/o.Seq/w.Size())
+	if o.fixedGlobal {
+		most = spmd.ShardOf(o.GlobalBatch, 0, w.Size()).Len
+	}
+	n, err := o.largest(room, most, w.Size())
+	if err != nil {
+		return err
+	}
+	if n == 0 {
+		need, err := o.needs(1, w.Size())
+		if err != nil {
+			return err
+		}
+		return spmd.Usage(fmt.Errorf("--batch 0: a rank needs %s for one sequence, and %s can be had", gigabytes(need), gigabytes(max(0, room))))
+	}
+	o.Batch = n
+	if !o.fixedGlobal {
+		o.GlobalBatch = n * w.Size()
+	}
+	return nil
+}
+
+// largest is the largest batch up to most that needs no more than room bytes; 0 if none.
+func (o *Options) largest(room, most, ranks int) (int, error) {
+	var failed error
+	return sort.Search(most, func(i int) bool {
+		need, err := o.needs(i+1, ranks)
+		if err != nil {
+			failed = err
+		}
+		return err != nil || need > room
+	}), failed
+}
+
+// needs is how many bytes of the device a rank is going to take for micro-batches of some
+// sequences: the model, the optimizer, and what the loaders of training and validation bring.
+func (o *Options) needs(batch, ranks int) (int, error) {
+	rows := batch
+	if o.GlobalBatch > 0 && (o.Batch != 0 || o.fixedGlobal) {
+		// As in trainer.open: no micro-step is larger than the largest rank's part.
+		rows = min(batch, spmd.ShardOf(o.GlobalBatch*max(1, o.valBatches), 0, ranks).Len)
+	}
+	if rows > math.MaxInt32/o.Seq { // beyond what a model takes, and any memory
+		return math.MaxInt, nil
+	}
+	n, err := stateNeeded(o.Cfg, rows, o.Seq, o.DType == "bfloat16")
+	if o.onHost && ranks > 1 && o.Cfg.Shard.Mode != layout.ShardOff {
+		n += 2 * 4 * layout.LargestGroup(o.Cfg) // what MPI takes to reduce it
+	}
+	return n + 2*4*(2*rows*o.Seq+kernels.SortedLen(rows*o.Seq, o.Cfg.Vocab)), err
+}
+
+// stateNeeded is how many bytes of the device a model and its optimizer take.
+func stateNeeded(cfg layout.Config, batch, seq int, half bool) (int, error) {
+	n, err := gpt.MemoryNeeded(cfg, batch, seq, half)
+	return n + optim.MomentsNeeded(cfg), err
+}
+
+// gigabytes is a number of bytes for people, in units of 10^9.
+func gigabytes(n int) string {
+	if n < 1e8 {
+		return fmt.Sprintf("%.3f GB", float64(n)/1e9)
+	}
+	return fmt.Sprintf("%.1f GB", float64(n)/1e9)
+}

@@ -1,0 +1,107 @@
+package run
+
+import (
+	"testing"
+
+	"lockstep/apps/train/layout"
+	"lockstep/apps/train/traintest"
+)
+
+// The largest batch is the last one that fits.
+func TestLargest(t *testing.T) {
+	o := New()
+	o.Cfg, o.Seq, o.Batch = layout.Config{Layers: 3, Heads: 2, Channels: 64, SeqMax: 32, Vocab: 300}, 32, 0
+	for _, want := range []int{1, 2, 17, 100} {
+		room, err := o.needs(want, 3)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for less, want := range []int{want, want - 1} { // with a byte less
+			if got, err := o.largest(room-less, 100, 3); err != nil || got != want {
+				t.Errorf("%d bytes, %d less: batch %d, error %v, want %d", room, less, got, err, want)
+			}
+		}
+	}
+	if a, b := traintest.Must(o.needs(8, 3)), traintest.Must(o.needs(16, 3)); a >= b {
+		t.Errorf("8 sequences need %d bytes, 16 %d", a, b)
+	}
+	// A step of 7 sequences over 3 ranks has no micro-steps of more than 3.
+	o.GlobalBatch, o.fixedGlobal, o.valBatches = 7, true, 0
+	if a, b := traintest.Must(o.needs(3, 3)), traintest.Must(o.needs(9, 3)); a != b {
+		t.Errorf("of a rank's part of 3 sequences, micro-steps of 3 need %d bytes, of 9 %d", a, b)
+	}
+}
+
+// What a model is said to need is what it takes, and for GPT-2 what its shape says.
+func TestStateNeeded(t *testing.T) {
+	gpt2 := layout.Presets["gpt2"]
+	gpt2.Vocab = 50257
+	const b, T, C, L, Vp, N = 8, 1024, 768, 12, 50304, 8 * 1024
+	params := Vp*C + T*C + L*(12*C*C+13*C) + 2*C
+	for _, half := range []bool{false, true} {
+		act, perParam := 4, 16 // weight, gradient, two moments
+		if half {
+			act, perParam = 2, 18
+		}
+		got, err := stateNeeded(gpt2, b, T, half)
+		if err != nil {
+			t.Fatal(err)
+		}
+		least := params*perParam + act*N*(L*16*C+4*C)
+		most := least + least/100 + act*N*(Vp+5*C) // logits, and gradients inside a layer
+		if got < least || got > most {
+			t.Errorf("half %v: %d bytes, want between %d and %d", half, got, least, most)
+		}
+		// The memory of one layer stands for that of all.
+		for recompute, layer := range []int{0, 8 * C * act, 15*C*act + 4*(4+12)} {
+			gpt2.Recompute = layout.Recomputation(recompute)
+			if n := traintest.Must(stateNeeded(gpt2, b, T, half)); n != got-(L-1)*N*layer {
+				t.Errorf("half %v, --recompute %v: %d bytes less, want %d", half, gpt2.Recompute, got-n, (L-1)*N*layer)
+			}
+		}
+		gpt2.Recompute = layout.RecomputeOff
+	}
+	if _, err := stateNeeded(gpt2, 1, T+1, false); err == nil {
+		t.Error("more positions than the model has need no memory")
+	}
+}
+
+// Every mode needs less than the one before, and a run that does not fit
+// is told which mode would do.
+func TestShardedMemory(t *testing.T) {
+	o := New()
+	o.Batch, o.Seq, o.GlobalBatch = 1, 1024, 4
+	o.Cfg = layout.Presets["gpt2-medium"]
+	o.Cfg.Vocab = 50257
+	params := o.Cfg.ParamCount()
+	before, activations := 0, 0
+	for mode := range layout.ShardParameters + 1 {
+		o.Cfg.Shard = layout.Sharding{Mode: mode, Ranks: 4}
+		need := traintest.Must(o.needs(1, 4))
+		if mode == layout.ShardOff {
+			activations = need - 16*params
+		} else if need >= before {
+			t.Errorf("--shard %v needs %d bytes, the mode before %d", mode, need, before)
+		}
+		before = need
+	}
+	// A quarter of the state; beside it weights and gradients of the embeddings and of two layers.
+	C := o.Cfg.Channels
+	want := 16*params/4 + 8*((o.Cfg.PaddedVocab()+o.Cfg.SeqMax)*C+24*C*C)
+	if state := before - activations; state < want-want/100 || state > want+want/100 {
+		t.Errorf("--shard parameters on 4 ranks needs %d bytes beside the activations, want %d within 1 %%", state, want)
+	}
+	o.Cfg.Shard.Mode = layout.ShardOff
+	all := traintest.Must(o.needs(1, 4))
+	for _, tc := range []struct {
+		room, ranks int
+		want        string
+	}{
+		{all - 1, 4, " --recompute gelu"}, {before, 4, " --shard gradients --recompute gelu"}, {before / 2, 4, ""},
+		{all - 1, 1, " --recompute gelu"}, {before, 1, ""},
+	} {
+		if got := o.wouldFit(tc.room, tc.ranks); got != tc.want {
+			t.Errorf("into %d bytes on %d ranks it fits with %q, want %q", tc.room, tc.ranks, got, tc.want)
+		}
+	}
+}

@@ -1,0 +1,353 @@
+package run
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+
+	"github.com/spf13/pflag"
+
+	"lockstep/apps/train/input"
+	"lockstep/apps/train/layout"
+	"lockstep/apps/train/optim"
+	"lockstep/apps/train/text"
+	"lockstep/apps/train/trainer"
+	"lockstep/apps/train/weights"
+	"lockstep/spmd"
+)
+
+// Options is every setting of a run; New holds the defaults.
+type Options struct {
+	model, DType, FP8, graph       string
+	shard, recompute               string
+	layers, heads, channels        int // 0: as the model has it
+	bucketMiB                      int // 0: as the device wants it
+	steps, Batch, Seq, GlobalBatch int
+	lr, minLR, weightDecay, clip   float64
+	beta1, beta2                   float64
+	warmup                         int
+	valEvery, valBatches           int
+	logEvery                       int
+	audit                          int
+	skipBad                        bool
+	tokens                         string
+	Data, valData                  []string
+	Cache                          string
+	initFrom                       string
+	Checkpoint, resume             string
+	saveEvery, keep, RequeueStatus int
+	sample                         int
+	prompt                         string
+	temperature                    float64
+
+	fixedGlobal bool // --global-batch is given, or that of the run that goes on
+	onHost      bool // the device is the host, as settle has found
+	Early       bool // run has ended before the last step, as a signal asked for
+
+	// What check makes of the above.
+	Inputs    []input.Place
+	valInputs []input.Place   // empty where validation takes a part of inputs
+	weights   *weights.Folder // to begin with; nil where they are drawn
+	Tok       text.Tokenizer
+	Cfg       layout.Config
+	adam      optim.AdamConfig
+	rate      optim.Schedule
+	Given     func(flag string) bool // whether the command line has the flag
+	json      func() string          // --json, which belongs to the common flags
+}
+
+// habits are what a model is usually trained with: GPT-2's sizes at the rates of
+// Brown et al., Language models are few-shot learners, table 2.1; the tiny model
+// in small, fast steps.
+var habits = map[string]struct {
+	lr, beta2 float64
+	seq       int
+}{
+	"tiny":        {3e-3, 0.99, 64},
+	"gpt2":        {6e-4, 0.95, 1024},
+	"gpt2-medium": {3e-4, 0.95, 1024},
+	"gpt2-large":  {2.5e-4, 0.95, 1024},
+	"gpt2-xl":     {2e-4, 0.95, 1024},
+}
+
+func New() *Options {
+	return &Options{
+		model: "tiny", FP8: "off", graph: "auto", shard: "off", recompute: "off", steps: 1500, Batch: 4,
+		weightDecay: optim.DefaultAdam.WeightDecay, clip: optim.DefaultAdam.Clip, beta1: optim.DefaultAdam.Beta1,
+		minLR: 0.1, valBatches: 4, tokens: "bytes", sample: 400, temperature: 0.8,
+		resume: "auto", keep: 3,
+	}
+}
+
+func (o *Options) Flags(fs *pflag.FlagSet) {
+	fs.StringVar(&o.model, "model", o.model, "shape of the model: tiny, gpt2, gpt2-medium, gpt2-large or gpt2-xl")
+	fs.StringVar(&o.DType, "dtype", o.DType, "type of the activations: float32, or bfloat16 with float32 weights and gradients (default bfloat16 on a GPU, float32 on the host)")
+	fs.StringVar(&o.FP8, "fp8", o.FP8, "which products of bfloat16 activations, forward and for their gradients, are of 8-bit floats (e4m3), on GPUs from compute capability 8.9 on: off, head, or all")
+	fs.StringVar(&o.graph, "graph", o.graph, "whether steps are captured once and replayed: auto (on a GPU), on or off")
+	fs.StringVar(&o.shard, "shard", o.shard, "what the ranks share of the training state, so that each needs less memory: off, optimizer (the moments), gradients (them too) or parameters (all)")
+	fs.StringVar(&o.recompute, "recompute", o.recompute, "activations that are computed once more instead of kept, so that there is room for more: off, gelu (those inside the MLPs) or block (all of a layer)")
+	fs.IntVar(&o.bucketMiB, "bucket-mib", o.bucketMiB, "MiB of gradients that go between the ranks in one all-reduce, while the backward pass goes on (default 4; on GPUs 1024, of several nodes 64)")
+	fs.IntVar(&o.layers, "layers", o.layers, "transformer blocks (default the model's)")
+	fs.IntVar(&o.heads, "heads", o.heads, "attention heads of a block (default the model's)")
+	fs.IntVar(&o.channels, "channels", o.channels, "width of the model, divisible by the heads (default the model's)")
+	fs.IntVar(&o.Seq, "seq", o.Seq, "tokens of a sequence (default the model's: 64 for tiny, 1024 for the others)")
+	fs.IntVar(&o.steps, "steps", o.steps, "optimizer steps")
+	fs.IntVar(&o.Batch, "batch", o.Batch, "sequences a rank takes in one micro-step; 0 takes as many as fit into the GPU's memory, or a quarter of the host's")
+	fs.IntVar(&o.GlobalBatch, "global-batch", o.GlobalBatch, "sequences of a step over all ranks, accumulated in micro-steps (default --batch times the ranks)")
+	fs.Float64Var(&o.lr, "lr", o.lr, "peak learning rate (default the model's: 0.003 for tiny, 0.0006 for gpt2)")
+	fs.Float64Var(&o.minLR, "min-lr", o.minLR, "learning rate at the end, as a part of the peak")
+	fs.IntVar(&o.warmup, "warmup-steps", o.warmup, "steps in which the learning rate rises (default a twentieth of --steps)")
+	fs.Float64Var(&o.weightDecay, "weight-decay", o.weightDecay, "weight decay of matrices")
+	fs.Float64Var(&o.beta1, "beta1", o.beta1, "AdamW: decay of the gradient's average")
+	fs.Float64Var(&o.beta2, "beta2", o.beta2, "AdamW: decay of the squared gradient's average (default 0.99 for tiny, 0.95 for the others)")
+	fs.Float64Var(&o.clip, "clip", o.clip, "largest norm of the gradient; 0 is no limit")
+	fs.IntVar(&o.valEvery, "val-every", o.valEvery, "steps between validations; 0 validates at the end only")
+	fs.IntVar(&o.valBatches, "val-batches", o.valBatches, "global batches of one validation; 0 leaves it out")
+	fs.IntVar(&o.logEvery, "log-every", o.logEvery, "steps between log lines (default a twentieth of --steps)")
+	fs.IntVar(&o.audit, "audit", o.audit, "steps between checks that all ranks hold the same weights; 0 checks at the end and before each checkpoint only")
+	fs.StringVar(&o.initFrom, "init-from", "", "`FOLDER` with the weights to begin with, Hugging Face's GPT-2: config.json and model.safetensors; its shape and tokens count")
+	fs.BoolVar(&o.skipBad, "skip-bad-steps", false, "leave out steps whose loss or gradient norm is not finite, instead of ending the run")
+	fs.StringVar(&o.Checkpoint, "checkpoint", "", "`DIR` to save the run in, and to go on from")
+	fs.IntVar(&o.saveEvery, "save-every", o.saveEvery, "steps between checkpoints (default a tenth of --steps); 0 saves at the end, and where a signal ends the run, only")
+	fs.IntVar(&o.keep, "keep", o.keep, "checkpoints to keep, the newest ones")
+	fs.StringVar(&o.resume, "resume", o.resume, "auto goes on from the newest checkpoint, if there is one; must insists on one; never begins anew, in a folder without any")
+	fs.IntVar(&o.RequeueStatus, "requeue-status", o.RequeueStatus, "exit status where SIGTERM or SIGUSR1 has ended the run after a checkpoint")
+	fs.StringVar(&o.tokens, "tokens", o.tokens, "bytes, or gpt2 for GPT-2's byte-pair encoding")
+	fs.StringArrayVar(&o.Data, "data", nil, "text to learn from: `FILE`, folder or glob, or token files of llm.c (.bin); repeatable (default the Go toolchain's source)")
+	fs.StringArrayVar(&o.valData, "val-data", nil, "text or token files to validate on; repeatable (default the last twentieth of --data)")
+	fs.StringVar(&o.Cache, "cache", "", "`DIR` for token files (default lockstep/tokens in the user's cache folder)")
+	spmd.MayDiffer(fs, "cache")
+	fs.IntVar(&o.sample, "sample", o.sample, "tokens of text to write at the end; 0 is none")
+	fs.StringVar(&o.prompt, "prompt", "", "text that the sample goes on from; without --data, where that is Go's sources, the head of a function")
+	fs.Float64Var(&o.temperature, "temperature", o.temperature, "of the sample: 0 takes the likeliest token, 1 the model's own distribution")
+	o.json = func() string { return fs.Lookup("json").Value.String() }
+	o.Given = fs.Changed
+}
+
+// Check refuses what does not fit together, and works out what run needs. It runs
+// before MPI starts, on every rank.
+func (o *Options) Check(ranks int) error {
+	base, err := layout.Preset(o.model)
+	if err != nil {
+		return fmt.Errorf("--model %s: unknown, want tiny, gpt2, gpt2-medium, gpt2-large or gpt2-xl", o.model)
+	}
+	if err := CheckDType(o.Given, o.DType); err != nil {
+		return err
+	}
+	level, err := layout.ParseFP8(o.FP8)
+	if err != nil {
+		return err
+	}
+	mode, err := layout.ParseShard(o.shard)
+	if err != nil {
+		return err
+	}
+	recompute, err := layout.ParseRecompute(o.recompute)
+	if err != nil {
+		return err
+	}
+	if level != layout.FP8Off && o.DType == "float32" {
+		return fmt.Errorf("--fp8 %s needs --dtype bfloat16, and this is float32", o.FP8)
+	}
+	if o.graph != "auto" && o.graph != "on" && o.graph != "off" {
+		return fmt.Errorf("--graph %s: unknown, want auto, on or off", o.graph)
+	}
+	alike := o.model
+	if o.initFrom != "" {
+		if base, alike, err = o.takeWeights(); err != nil {
+			return err
+		}
+	}
+	usual := habits[alike]
+	if !o.Given("lr") {
+		o.lr = usual.lr
+	}
+	if !o.Given("beta2") {
+		o.beta2 = usual.beta2
+	}
+	o.fixedGlobal = o.Given("global-batch")
+	if !o.fixedGlobal {
+		o.GlobalBatch = max(1, o.Batch) * ranks
+	}
+	if !o.Given("warmup-steps") {
+		o.warmup = o.steps / 20
+	}
+	if !o.Given("log-every") {
+		o.logEvery = max(1, o.steps/20)
+	}
+	if !o.Given("save-every") {
+		o.saveEvery = max(1, o.steps/10)
+	}
+	for _, d := range []struct {
+		flag  string
+		value *int
+		base  int
+	}{{"layers", &o.layers, base.Layers}, {"heads", &o.heads, base.Heads}, {"channels", &o.channels, base.Channels}, {"seq", &o.Seq, min(usual.seq, base.SeqMax)}} {
+		if !o.Given(d.flag) {
+			*d.value = d.base
+		}
+	}
+	if err := o.checkNumbers(); err != nil {
+		return err
+	}
+	switch {
+	case o.channels%o.heads != 0:
+		return fmt.Errorf("--heads %d does not divide %d channels", o.heads, o.channels)
+	case o.GlobalBatch < ranks:
+		return fmt.Errorf("--global-batch %d is less than the %d ranks: each needs a sequence", o.GlobalBatch, ranks)
+	case o.warmup > o.steps:
+		return fmt.Errorf("--warmup-steps %d is more than --steps %d", o.warmup, o.steps)
+	case o.resume != "auto" && o.resume != "must" && o.resume != "never":
+		return fmt.Errorf("--resume %s: unknown, want auto, must or never", o.resume)
+	case o.RequeueStatus > 255:
+		return fmt.Errorf("--requeue-status %d: must be at most 255", o.RequeueStatus)
+	}
+	switch {
+	case o.Given("bucket-mib") && o.bucketMiB < 1:
+		return fmt.Errorf("--bucket-mib %d: must be at least 1", o.bucketMiB)
+	case o.Given("bucket-mib") && mode != layout.ShardOff:
+		return fmt.Errorf("--bucket-mib has no meaning with --shard %s", o.shard)
+	}
+	for _, flag := range []string{"save-every", "keep", "resume", "requeue-status"} {
+		if o.Given(flag) && o.Checkpoint == "" {
+			return fmt.Errorf("--%s needs --checkpoint", flag)
+		}
+	}
+	if err := o.checkData(); err != nil {
+		return err
+	}
+	// Sequences longer than GPT-2's add positions; shorter ones leave it its size.
+	o.Cfg = layout.Config{Layers: o.layers, Heads: o.heads, Channels: o.channels, SeqMax: max(o.Seq, base.SeqMax), Vocab: o.Tok.IDs(), FP8: level,
+		Shard: layout.Sharding{Mode: mode, Ranks: ranks}, Recompute: recompute}
+	o.adam = optim.AdamConfig{Beta1: o.beta1, Beta2: o.beta2, Eps: optim.DefaultAdam.Eps, WeightDecay: o.weightDecay, Clip: o.clip}
+	o.rate = optim.Schedule{Peak: o.lr, Final: o.lr * o.minLR, Warmup: o.warmup, Steps: o.steps}
+	if err := cmp.Or(o.checkShard("--fp8 "+o.FP8), o.checkRecompute("--fp8 "+o.FP8)); err != nil {
+		return err
+	}
+	return o.Cfg.Validate()
+}
+
+// maxNumber is the most that a flag may be; it keeps products of two numbers at or below 2^62.
+const maxNumber = 1 << 31
+
+// checkData finds the data and chooses the tokenizer: token files of llm.c have GPT-2's.
+func (o *Options) checkData() error {
+	var bins, valBins bool
+	var err error
+	if o.Tok, err = text.NewTokenizer(o.tokens); err != nil {
+		return err
+	}
+	if o.Inputs, bins, err = InputsOf(o.Data); err != nil {
+		return err
+	}
+	if len(o.valData) > 0 {
+		if o.valInputs, valBins, err = InputsOf(o.valData); err != nil {
+			return text.AboutVal(err)
+		}
+	}
+	if bins || valBins {
+		if o.tokens != "gpt2" && (o.Given("tokens") || o.weights != nil) {
+			return fmt.Errorf("--tokens %s: token files (.bin) hold GPT-2's", o.tokens)
+		}
+		o.tokens = "gpt2"
+	}
+	if o.prompt == "" && len(o.Data) == 0 {
+		o.prompt = "\nfunc ("
+	}
+	o.Tok, err = text.NewTokenizer(o.tokens)
+	return err
+}
+
+// InputsOf finds data, and says whether it is token files of llm.c.
+func InputsOf(patterns []string) ([]input.Place, bool, error) {
+	inputs, err := input.Resolve(patterns)
+	if err != nil {
+		return nil, false, err
+	}
+	bins, err := text.BinInputs(inputs)
+	return inputs, bins, err
+}
+
+// checkNumbers refuses numbers that are out of range by themselves.
+func (o *Options) checkNumbers() error {
+	for _, n := range []struct {
+		flag       string
+		value, min int
+	}{
+		{"steps", o.steps, 1}, {"batch", o.Batch, 0}, {"global-batch", o.GlobalBatch, 1}, {"seq", o.Seq, 1},
+		{"layers", o.layers, 1}, {"heads", o.heads, 1}, {"channels", o.channels, 1}, {"log-every", o.logEvery, 1},
+		{"warmup-steps", o.warmup, 0}, {"val-every", o.valEvery, 0}, {"val-batches", o.valBatches, 0},
+		{"audit", o.audit, 0}, {"sample", o.sample, 0}, {"save-every", o.saveEvery, 0}, {"keep", o.keep, 1}, {"requeue-status", o.RequeueStatus, 0},
+	} {
+		if n.value < n.min {
+			return fmt.Errorf("--%s %d: must be at least %d", n.flag, n.value, n.min)
+		}
+		if n.value > maxNumber {
+			return fmt.Errorf("--%s %d: must be at most %d", n.flag, n.value, maxNumber)
+		}
+	}
+	for _, x := range []struct {
+		flag          string
+		value, lo, hi float64
+		open          string // which bounds are not allowed themselves
+	}{
+		{"lr", o.lr, 0, math.MaxFloat32, "lo"}, {"min-lr", o.minLR, 0, 1, ""}, {"weight-decay", o.weightDecay, 0, math.MaxFloat32, ""},
+		{"beta1", o.beta1, 0, 1, "hi"}, {"beta2", o.beta2, 0, 1, "hi"}, {"clip", o.clip, 0, math.MaxFloat32, ""},
+		{"temperature", o.temperature, 0, math.MaxFloat32, ""},
+	} {
+		ok := x.value >= x.lo && x.value <= x.hi // false for NaN
+		switch {
+		case x.open == "lo" && (!ok || x.value == x.lo):
+			return fmt.Errorf("--%s %g: must be a number above %g", x.flag, x.value, x.lo)
+		case x.open == "hi" && (!ok || x.value == x.hi):
+			return fmt.Errorf("--%s %g: must be from %g to below %g", x.flag, x.value, x.lo, x.hi)
+		case !ok && x.hi == 1:
+			return fmt.Errorf("--%s %g: must be from %g to %g", x.flag, x.value, x.lo, x.hi)
+		case !ok:
+			return fmt.Errorf("--%s %g: must be a number of at least %g", x.flag, x.value, x.lo)
+		}
+	}
+	return nil
+}
+
+// CheckDType refuses a --dtype that there is not.
+func CheckDType(given func(string) bool, dtype string) error {
+	if given("dtype") && dtype != "float32" && dtype != "bfloat16" {
+		return fmt.Errorf("--dtype %s: unknown, want float32 or bfloat16", dtype)
+	}
+	return nil
+}
+
+// DefaultDType is the type of the activations where nothing was said.
+func DefaultDType(w *spmd.World, dtype string) string {
+	switch {
+	case dtype != "":
+		return dtype
+	case w.OnHost():
+		return "float32"
+	}
+	return "bfloat16"
+}
+
+// checkRecompute refuses recomputation where a layer's products are of 8-bit floats: the copies
+// of activations and of gradients take turns in one place. asked is where they were asked for.
+func (o *Options) checkRecompute(asked string) error {
+	if o.Cfg.Recompute != layout.RecomputeOff && o.Cfg.FP8 == layout.FP8All {
+		return fmt.Errorf("%s does not go with --recompute %v: take --fp8 head", asked, o.Cfg.Recompute)
+	}
+	return nil
+}
+
+// checkShard refuses a mode that does not go with 8-bit floats; asked is where these were
+// asked for.
+func (o *Options) checkShard(asked string) error {
+	if o.Cfg.Shard.Mode == layout.ShardParameters && o.Cfg.FP8 != layout.FP8Off {
+		return fmt.Errorf("%s casts all weights after each update, which no rank has with --shard parameters: take --shard gradients", asked)
+	}
+	return nil
+}
+
+func (o *Options) trainConfig() trainer.Config {
+	return trainer.Config{Model: o.Cfg, Adam: o.adam, Rate: o.rate, Batch: o.Batch, Seq: o.Seq, GlobalBatch: o.GlobalBatch, Steps: o.steps,
+		ValBatches: o.valBatches, Half: o.DType == "bfloat16", Graph: o.graph, Weights: o.weights, BucketMiB: o.bucketMiB, SkipBad: o.skipBad}
+}

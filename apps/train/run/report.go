@@ -1,0 +1,187 @@
+package run
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"lockstep/apps/train/batches"
+	"lockstep/apps/train/kernels"
+	"lockstep/apps/train/meter"
+	"lockstep/apps/train/optim"
+	"lockstep/apps/train/trainer"
+	"lockstep/spmd"
+)
+
+// StepRecord is one step in the measurement file.
+type StepRecord struct {
+	Step     int      `json:"step"` // from 1
+	Loss     float64  `json:"loss"`
+	LR       float64  `json:"lr"`
+	GradNorm float64  `json:"grad_norm"`
+	Tokens   int      `json:"tokens"` // learned from so far
+	TokS     float64  `json:"tok_s"`
+	Ms       float64  `json:"ms"`
+	ValLoss  *float64 `json:"val_loss,omitempty"` // where a validation followed this step
+}
+
+// skippedRecord is a step that was left out: without the numbers that are not finite.
+type skippedRecord struct {
+	Step     int      `json:"step"`
+	Skipped  bool     `json:"skipped"`
+	Loss     *float64 `json:"loss"`
+	LR       float64  `json:"lr"`
+	GradNorm *float64 `json:"grad_norm"`
+	Tokens   int      `json:"tokens"`
+	TokS     float64  `json:"tok_s"`
+	Ms       float64  `json:"ms"`
+	ValLoss  *float64 `json:"val_loss,omitempty"`
+}
+
+// SummaryRecord is the last line of the measurement file.
+type SummaryRecord struct {
+	Summary     bool     `json:"summary"`
+	App         string   `json:"app"`
+	Model       string   `json:"model"`
+	DType       string   `json:"dtype"`
+	Params      int      `json:"params"`
+	Steps       int      `json:"steps"`
+	Tokens      int      `json:"tokens"`
+	TokS        float64  `json:"tok_s"` // of this run's steps but the first
+	MFU         float64  `json:"mfu"`   // 0 where the device's peak is unknown
+	LossFirst   float64  `json:"loss_first"`
+	LossLast    float64  `json:"loss_last"`
+	ValLoss     *float64 `json:"val_loss"`      // null without validation
+	Skipped     int      `json:"skipped_steps"` // left out, as their loss or norm was not finite
+	Ranks       int      `json:"ranks"`
+	Nodes       int      `json:"nodes"`
+	Device      string   `json:"device"`
+	Collectives string   `json:"collectives"`
+}
+
+// report tells of the steps: log lines and a bar for people, JSON for programs.
+type report struct {
+	record
+	o     *Options
+	w     *spmd.World
+	bar   *meter.Meter
+	data  *batches.Dataset
+	from  int           // steps of runs before this one
+	steps int           // reported so far, those included
+	took  time.Duration // of the steps of this run but the first
+}
+
+// record is what a report remembers of a run, from one checkpoint to the next start.
+type record struct {
+	First float64  `json:"loss_first"`
+	Last  float64  `json:"loss_last"`
+	Val   *float64 `json:"val_loss"` // of the last validation
+	// Steps that were left out, as their loss or norm was not finite.
+	Skipped int `json:"skipped,omitempty"`
+}
+
+// newReport begins where t does, which rec is the record of.
+func newReport(o *Options, w *spmd.World, t *trainer.Trainer, rec record) *report {
+	bar := meter.New(w, "training", int64(o.steps), false)
+	bar.Add(int64(t.First))
+	return &report{record: rec, o: o, w: w, bar: bar, data: t.Data, from: t.First, steps: t.First}
+}
+
+// upTo reports the steps before n that were not reported yet; val, if any, is the
+// validation after the last of them.
+func (r *report) upTo(t *trainer.Trainer, n int, val *float64) error {
+	for ; r.steps < n; r.steps++ {
+		loss, norm, took, err := t.Read(r.steps)
+		if err != nil {
+			return err
+		}
+		if r.steps > r.from {
+			r.took += took
+		}
+		perStep := r.o.GlobalBatch * r.o.Seq
+		rec := StepRecord{Step: r.steps + 1, Loss: loss, LR: r.o.rate.At(r.steps), GradNorm: norm, Tokens: r.data.Number(r.steps+1, 0) * r.o.Seq,
+			TokS: float64(perStep) / took.Seconds(), Ms: float64(took.Nanoseconds()) / 1e6}
+		if val != nil && r.steps == n-1 {
+			rec.ValLoss, r.Val = val, val
+		}
+		if optim.Bad(loss, norm) {
+			err = r.skip(rec)
+		} else {
+			err = r.step(rec)
+		}
+		if err != nil {
+			return err
+		}
+		r.bar.Add(1)
+	}
+	return nil
+}
+
+// step reports a step that has changed the weights.
+func (r *report) step(rec StepRecord) error {
+	if r.steps == r.Skipped { // it is the first
+		r.First = rec.Loss
+	}
+	r.Last = rec.Loss
+	if err := r.w.Emit(rec); err != nil {
+		return err
+	}
+	r.bar.Describe(fmt.Sprintf("training, loss %.3f", rec.Loss))
+	if rec.ValLoss != nil || r.steps == r.from || rec.Step == r.o.steps || rec.Step%r.o.logEvery == 0 {
+		r.log(r.w.Log().Info(), rec, "step %d/%d")
+	}
+	return nil
+}
+
+// skip reports a step that was left out.
+func (r *report) skip(rec StepRecord) error {
+	r.Skipped++
+	r.log(r.w.Log().Warn(), rec, "step %d/%d is left out: its loss or gradient is not finite")
+	known := func(x float64) *float64 {
+		if !kernels.Finite(x) { // JSON has no such numbers
+			return nil
+		}
+		return &x
+	}
+	return r.w.Emit(skippedRecord{rec.Step, true, known(rec.Loss), rec.LR, known(rec.GradNorm), rec.Tokens, rec.TokS, rec.Ms, rec.ValLoss})
+}
+
+// log writes a line about a step.
+func (r *report) log(e *zerolog.Event, rec StepRecord, format string) {
+	r.bar.Hide()
+	e = e.Str("loss", fmt.Sprintf("%.4f", rec.Loss)).Str("lr", fmt.Sprintf("%.2e", rec.LR)).
+		Str("norm", fmt.Sprintf("%.3f", rec.GradNorm)).Str("ms", fmt.Sprintf("%.1f", rec.Ms)).Str("tok/s", fmt.Sprintf("%.0f", rec.TokS))
+	if rec.ValLoss != nil {
+		e = e.Str("val_loss", fmt.Sprintf("%.4f", *rec.ValLoss))
+	}
+	e.Msgf(format, rec.Step, r.o.steps)
+}
+
+// interrupted reports a run that ends early, to go on later.
+func (r *report) interrupted() {
+	r.bar.Finish()
+	r.w.Log().Info().Int("steps", r.steps).Str("loss_last", fmt.Sprintf("%.4f", r.Last)).
+		Msg("ended early by a signal, after a checkpoint: the same command goes on from it")
+}
+
+// summary reports the whole run.
+func (r *report) summary(params int) error {
+	s := SummaryRecord{Summary: true, App: "train", Model: r.o.model, DType: r.o.DType, Params: params, Steps: r.steps, Tokens: r.data.Number(r.steps, 0) * r.o.Seq,
+		LossFirst: r.First, LossLast: r.Last, ValLoss: r.Val, Skipped: r.Skipped, Ranks: r.w.Size(), Nodes: r.w.Nodes(),
+		Device: r.w.Device(), Collectives: r.w.Collectives()}
+	if n := r.steps - r.from - 1; n > 0 {
+		s.TokS = float64(n*r.o.GlobalBatch*r.o.Seq) / r.took.Seconds()
+	}
+	r.bar.Finish()
+	e := r.w.Log().Info().Int("steps", s.Steps).Int("tokens", s.Tokens).Str("loss_first", fmt.Sprintf("%.4f", s.LossFirst)).
+		Str("loss_last", fmt.Sprintf("%.4f", s.LossLast)).Str("tok/s", fmt.Sprintf("%.0f", s.TokS))
+	if s.ValLoss != nil {
+		e = e.Str("val_loss", fmt.Sprintf("%.4f", *s.ValLoss))
+	}
+	if s.Skipped > 0 {
+		e = e.Int("skipped", s.Skipped)
+	}
+	e.Msg("done")
+	return r.w.Emit(s)
+}

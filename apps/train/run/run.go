@@ -1,0 +1,132 @@
+package run
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"lockstep/apps/train/agree"
+	"lockstep/apps/train/batches"
+	"lockstep/apps/train/input"
+	"lockstep/apps/train/meter"
+	"lockstep/apps/train/text"
+	"lockstep/apps/train/trainer"
+	"lockstep/internal/plain"
+	"lockstep/spmd"
+)
+
+// Run is the program, on every rank.
+func (o *Options) Run(ctx context.Context, w *spmd.World) (err error) {
+	var stop <-chan struct{} // without checkpoints a signal ends the job at once
+	if o.Checkpoint != "" {
+		stop = spmd.Preempted(ctx)
+	}
+	if err := o.settle(w); err != nil {
+		return err
+	}
+	f, err := o.OpenTokens(w)
+	if err != nil {
+		return Usage(err)
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	c, err := o.openSaver(w, f.Key())
+	if err != nil {
+		return err
+	}
+	if c != nil {
+		defer func() { err = errors.Join(err, c.Close()) }()
+	}
+	learned := f.Len()
+	if v, ok := f.(text.WithVal); ok {
+		learned = v.Train.Len()
+	}
+	if err := o.fit(w, learned); err != nil {
+		return err
+	}
+	data, err := batches.NewDataset(f, o.Seq, o.GlobalBatch, w.Seed())
+	if err != nil {
+		return Usage(err) // the same on every rank: they have the same data
+	}
+	t, err := trainer.New(w, w.Comm(), o.trainConfig(), data)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, t.Close()) }()
+	if err := c.start(t); err != nil {
+		return Usage(err)
+	}
+	if o.Early, err = o.train(ctx, w, t, c, stop); err != nil || o.Early {
+		return err
+	}
+	if o.sample == 0 {
+		return nil
+	}
+	together, err := t.ToGenerate()
+	if err != nil || w.Rank() != 0 && !together {
+		return err
+	}
+	text, err := t.Generate(ctx, o.Tok, o.prompt, o.sample, o.temperature, w.Seed())
+	if err != nil || w.Rank() != 0 {
+		return err
+	}
+	out := io.Writer(os.Stdout)
+	if o.json() == "-" { // standard output is for the measurements
+		out = os.Stderr
+	}
+	_, err = fmt.Fprintf(out, "\n%s\n", plain.Text(string(text)))
+	return err
+}
+
+// Usage marks bad input as such for spmd.Main.
+func Usage(err error) error {
+	if errors.As(err, new(input.Error)) {
+		return spmd.Usage(err)
+	}
+	return err
+}
+
+// OpenTokens reads the data, the ranks of each node together, and checks that all
+// nodes have read the same.
+func (o *Options) OpenTokens(w *spmd.World) (text.Data, error) {
+	f, err := o.readTokens(w, o.Inputs)
+	if err == nil && len(o.valInputs) > 0 {
+		v, verr := o.readTokens(w, o.valInputs)
+		if verr != nil {
+			return nil, errors.Join(text.AboutVal(verr), f.Close())
+		}
+		f = text.WithVal{Train: f, Val: v}
+	}
+	all := agree.Among(w, w.Comm())
+	var key []byte
+	if err == nil {
+		key = f.Key()
+	}
+	keys, err := all.Gather(key, err)
+	if err != nil {
+		return nil, err
+	}
+	for r, k := range keys {
+		if string(k) != string(keys[0]) {
+			return nil, errors.Join(input.Bad("--data: rank 0 and rank %d, on another node, read different contents", r), f.Close())
+		}
+	}
+	return f, nil
+}
+
+// readTokens reads some inputs: texts, or token files of llm.c.
+func (o *Options) readTokens(w *spmd.World, inputs []input.Place) (text.Data, error) {
+	g, d := agree.Among(w, w.NodeComm()), text.Options{
+		Inputs: inputs, Tokens: o.Tok, Cache: o.Cache, Threads: w.Threads(), Log: *w.Log(),
+		Progress: func(what string, total int64) *meter.Meter { return meter.New(w, what, total, true) },
+	}
+	if text.IsBin(inputs[0]) {
+		return text.OpenBins(g, d)
+	}
+	f, err := text.Open(g, d)
+	if err != nil {
+		return nil, err // not a nil file in an interface
+	}
+	return f, nil
+}

@@ -1,0 +1,83 @@
+package trainer
+
+import (
+	"fmt"
+
+	"lockstep/apps/train/gpt"
+	"lockstep/apps/train/layout"
+	"lockstep/spmd/checkpoint"
+	"lockstep/spmd/ddp"
+)
+
+// replicas are the arenas that are the same on all ranks.
+func (t *Trainer) replicas() []gpt.Arena {
+	var same []gpt.Arena
+	for _, a := range t.arenas() {
+		if !a.Shared {
+			same = append(same, a)
+		}
+	}
+	return same
+}
+
+// arenas are the numbers that a run keeps for each parameter.
+func (t *Trainer) arenas() []gpt.Arena {
+	mode, weights := t.State.Cfg.Shard.Mode, t.State.Weights
+	if mode == layout.ShardParameters {
+		weights = t.State.Sharded.Weights
+	}
+	return []gpt.Arena{{Prefix: "model.", Shared: mode == layout.ShardParameters, Buffer: weights}, {Prefix: "adam.m.", Shared: mode != layout.ShardOff, Buffer: t.Optimizer.M}, {Prefix: "adam.v.", Shared: mode != layout.ShardOff, Buffer: t.Optimizer.V}}
+}
+
+// Items are the tensors of a checkpoint: together with the number of steps and of
+// sequences they are all that the next step depends on. --shard does not change them.
+func (t *Trainer) Items() []checkpoint.Item {
+	var items []checkpoint.Item
+	for _, a := range t.arenas() {
+		for _, p := range t.State.Params {
+			skip, have := t.State.Of(a, p)
+			if a.Shared {
+				items = append(items, checkpoint.Sharded(a.Prefix+p.Name, have, skip, p.Len))
+			} else {
+				items = append(items, checkpoint.Replicated(a.Prefix+p.Name, have))
+			}
+		}
+	}
+	return items
+}
+
+// Audit fails where what is to be the same on all ranks differs after a number of steps: the
+// weights and moments that are not shared. It names the first tensor that does. It blocks. Every rank of c
+// calls it.
+func (t *Trainer) Audit(steps int) error {
+	if err := t.gather(); err != nil {
+		return err
+	}
+	if err := t.Stream.Synchronize(); err != nil {
+		return err
+	}
+	if t.sharder != nil {
+		if err := ddp.CheckSame(t.c, fmt.Sprintf("the number of updates after %d steps", steps), t.Optimizer.Counts); err != nil {
+			return err
+		}
+	}
+	if e := t.State.FP8; e != nil {
+		if err := ddp.CheckSame(t.c, fmt.Sprintf("the scales of 8-bit floats after %d steps", steps), e.Up); err != nil {
+			return err
+		}
+	}
+	for _, a := range t.replicas() {
+		err := ddp.CheckSame(t.c, fmt.Sprintf("%sweights after %d steps", a.Prefix, steps), a.Buffer)
+		if err == nil {
+			continue
+		}
+		for _, p := range t.State.Params {
+			name := fmt.Sprintf("%s%s after %d steps", a.Prefix, p.Name, steps)
+			if err := ddp.CheckSame(t.c, name, a.Slice(p.Off, p.Off+p.Len)); err != nil {
+				return err
+			}
+		}
+		return err
+	}
+	return nil
+}

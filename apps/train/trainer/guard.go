@@ -1,0 +1,112 @@
+package trainer
+
+import (
+	"fmt"
+
+	"lockstep/apps/train/agree"
+	"lockstep/apps/train/gpt"
+	"lockstep/spmd"
+)
+
+// blame is the error of a step with this loss and norm, of which one is not finite. It
+// blocks. Every rank of c calls it.
+func (t *Trainer) blame(step int, loss, norm float64) error {
+	where, err := t.firstBad(step)
+	if err != nil {
+		return err
+	}
+	return fmt.Errorf("step %d: loss %g, gradient norm %g: training has diverged, %s; try a lower --lr, or --skip-bad-steps", step+1, loss, norm, where)
+}
+
+// firstBad says which rank had the first number that is not finite in a step, and in
+// which tensor. Neither that step nor one after it has changed the weights, so each rank
+// computes its part again, without the sum over the ranks.
+func (t *Trainer) firstBad(step int) (string, error) {
+	if err := t.Stream.Synchronize(); err != nil {
+		return "", err
+	}
+	none := len(t.State.Params)
+	for _, look := range []struct {
+		where string
+		do    func() (int, error)
+	}{{"weight", t.firstBadWeight}, {"gradient of", func() (int, error) { return t.firstBadGradient(step) }}} {
+		found, err := look.do()
+		if err != nil {
+			return "", err
+		}
+		all, err := agree.GatherOne(t.World, t.c, int64(found))
+		if err != nil {
+			return "", err
+		}
+		for rank, at := range all {
+			if int(at) < none {
+				return fmt.Sprintf("rank %d has the first number that is not finite in the %s %s", rank, look.where, t.State.Params[at].Name), nil
+			}
+		}
+	}
+	return "and no rank finds such a number in its weights, or in its gradients when it computes them again: a sum over them overflowed", nil
+}
+
+// firstBadWeight returns the index in Params of the first tensor, in the order of the backward
+// pass, of which this rank updates a weight that is not finite; len(Params) if there is none.
+func (t *Trainer) firstBadWeight() (int, error) {
+	weights := t.arenas()[0]
+	for i, p := range t.State.Params {
+		_, own := t.State.Of(weights, p)
+		if t.sharder != nil && !weights.Shared { // others' are copies
+			skip, _, n := t.State.Sharded.Own(p.Group, p.Off, p.Off+p.Len)
+			own = own.Slice(skip, skip+n)
+		}
+		if bad, err := holdsBad(own); err != nil || bad {
+			return i, err
+		}
+	}
+	return len(t.State.Params), nil
+}
+
+// firstBadGradient computes this rank's part of a step's gradients again, and returns the
+// index of the first that holds a number that is not finite; len(Params) if none does. It
+// blocks. Every rank of c calls it.
+func (t *Trainer) firstBadGradient(step int) (int, error) {
+	first := len(t.State.Params)
+	look := func(section int) error {
+		if err := t.Stream.Synchronize(); err != nil {
+			return err
+		}
+		for i, p := range t.State.Params[:first] {
+			if !t.State.Completes(section, p) {
+				continue
+			}
+			if bad, err := holdsBad(t.State.Gradient(p)); err != nil || bad {
+				first = i
+				return err
+			}
+		}
+		return nil
+	}
+	err := t.passes(step, func(k microKind, batch gpt.Batch) error {
+		commands := func() error { return t.Model.ForwardBackward(t.Stream, batch, t.scaleOf(k), k.first, look) }
+		if x := t.sharder; x != nil {
+			return x.Around(t.Stream, x.Training, k.first, false, commands)
+		}
+		return commands()
+	})
+	if err != nil {
+		return 0, err
+	}
+	return first, t.Stream.Synchronize()
+}
+
+// holdsBad says whether a buffer holds a number that is not finite. It blocks.
+func holdsBad(b spmd.Buffer[float32]) (bool, error) {
+	x := make([]float32, b.Len())
+	if err := b.CopyTo(x); err != nil {
+		return false, err
+	}
+	for _, v := range x {
+		if v-v != 0 {
+			return true, nil
+		}
+	}
+	return false, nil
+}

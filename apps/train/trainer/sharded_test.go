@@ -1,0 +1,367 @@
+package trainer
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"lockstep/apps/train/gpt"
+	"lockstep/apps/train/kernels"
+	"lockstep/apps/train/layout"
+	"lockstep/apps/train/optim"
+	"lockstep/apps/train/text"
+	"lockstep/apps/train/traintest"
+	"lockstep/spmd"
+	"lockstep/spmd/spmdtest"
+)
+
+var shardModes = []layout.ShardMode{layout.ShardOptimizer, layout.ShardGradients, layout.ShardParameters}
+
+// wholeOf returns an arena of a trainer by its tensors' names, put together of what the ranks
+// have. Every rank calls it.
+func wholeOf(t *testing.T, tr *Trainer, a gpt.Arena) map[string][]float32 {
+	t.Helper()
+	whole := map[string][]float32{}
+	for _, p := range tr.State.Params {
+		skip, have := tr.State.Of(a, p)
+		x := make([]float32, p.Len)
+		if !a.Shared {
+			copy(x, traintest.FloatsOf(t, have))
+			whole[p.Name] = x
+			continue
+		}
+		sum, err := spmd.Alloc[float32](tr.World, p.Len)
+		if err != nil {
+			t.Fatal(err)
+		}
+		copy(x[skip:], traintest.FloatsOf(t, have))
+		if err := sum.CopyFrom(x); err != nil {
+			t.Fatal(err)
+		}
+		if err := spmd.AllReduce(tr.c, sum, sum, spmd.Sum); err != nil { // the others have 0 there
+			t.Fatal(err)
+		}
+		whole[p.Name] = traintest.FloatsOf(t, sum)
+		if err := sum.Free(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return whole
+}
+
+// compareArenas fails where the weights or moments of two trainers differ by more than a bound;
+// 0 asks for equal bits.
+func compareArenas(t *testing.T, what string, got, want *Trainer, bound float64) {
+	t.Helper()
+	for _, tr := range []*Trainer{got, want} {
+		if err := tr.gather(); err != nil {
+			t.Fatal(err)
+		}
+		if err := tr.Stream.Synchronize(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, a := range got.arenas() {
+		g, w := wholeOf(t, got, a), wholeOf(t, want, want.arenas()[i])
+		for name, x := range w {
+			for k, v := range x {
+				if d := math.Abs(float64(g[name][k]) - float64(v)); !(d <= bound) {
+					t.Fatalf("%s: %s%s[%d] is %v, want %v", what, a.Prefix, name, k, g[name][k], v)
+				}
+			}
+		}
+	}
+}
+
+// Every mode trains as plain data parallel does, over uneven parts of a batch and micro-steps of
+// several kinds: to the bit on two ranks, where a sum has one order, as long as the order of
+// micro-steps and ranks is the same.
+func TestSharded(t *testing.T) {
+	traintest.OnBoth(t, []int{1, 2, 3, 4}, testSharded[float32], testSharded[spmd.BF16])
+}
+
+func testSharded[A kernels.Act](t *testing.T, w *spmd.World) {
+	bound := 1e-4
+	if kernels.IsHalf[A]() {
+		bound = 1e-3
+	}
+	for _, mode := range shardModes {
+		for _, batch := range []int{2, 1, 7} { // with 3 ranks 1 leaves one of them a micro-step short
+			steps := 6
+			if batch == 2 && !kernels.IsHalf[A]() {
+				steps = 50
+			}
+			cfg := testConfig(steps)
+			cfg.Half, cfg.Batch, cfg.Graph = kernels.IsHalf[A](), batch, "off"
+			plain := start(t, w, w.Comm(), cfg, wordTokens(4000))
+			cfg.Model.Shard.Mode = mode
+			split := start(t, w, w.Comm(), cfg, wordTokens(4000))
+			worst := 0.0
+			what := fmt.Sprintf("--shard %v, %d ranks, micro-batches of %d", mode, w.Size(), batch)
+			exact := w.OnHost() && w.Size() <= 2 && (mode == layout.ShardOptimizer || split.microSteps(cfg.GlobalBatch) == 1)
+			for i := range steps {
+				want, wantNorm := step(t, plain, i)
+				loss, norm := step(t, split, i)
+				if !traintest.CloseTo(loss, want, bound) || !traintest.CloseTo(norm, wantNorm, 100*bound*wantNorm) || exact && (loss != want || norm != wantNorm) {
+					t.Fatalf("%s, step %d: loss %.8f, norm %.8f; without %.8f, %.8f", what, i, loss, norm, want, wantNorm)
+				}
+				worst = max(worst, math.Abs(loss-want))
+				if err := split.Audit(i + 1); err != nil {
+					t.Fatalf("%s, step %d: %v", what, i, err)
+				}
+			}
+			switch {
+			case exact:
+				compareArenas(t, what, split, plain, 0)
+			case w.OnHost(): // where the noise in gradients that are 0 is small enough for AdamW
+				compareArenas(t, what, split, plain, 2e-3)
+			}
+			if steps == 50 {
+				traintest.Measured(t, "largest difference of a loss over 50 steps with --shard "+mode.String(), worst)
+			}
+			want, err := plain.Validate()
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := split.Validate()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !traintest.CloseTo(got, want, bound) {
+				t.Errorf("%s: validation loss %.8f, without %.8f", what, got, want)
+			}
+			for _, tr := range []*Trainer{plain, split} {
+				if err := tr.Close(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+}
+
+// Graphs of sharded steps have the bits of their commands, and of each other's runs.
+func TestShardedGraphs(t *testing.T) {
+	traintest.OnBoth(t, []int{2, 3}, testShardedGraphs[float32], testShardedGraphs[spmd.BF16])
+}
+
+func testShardedGraphs[A kernels.Act](t *testing.T, w *spmd.World) {
+	const steps = 5
+	if w.Comm().Capturable() != nil {
+		return
+	}
+	for _, mode := range shardModes {
+		cfg := testConfig(steps)
+		cfg.Half, cfg.Model.Shard.Mode, cfg.Batch = kernels.IsHalf[A](), mode, 1
+		cfg.Graph = "off"
+		plain := start(t, w, w.Comm(), cfg, wordTokens(4000))
+		cfg.Graph = "on"
+		graphs := start(t, w, w.Comm(), cfg, wordTokens(4000))
+		for i := range steps {
+			loss, norm := step(t, plain, i)
+			gloss, gnorm := step(t, graphs, i)
+			if loss != gloss || norm != gnorm {
+				t.Fatalf("--shard %v, step %d: loss %v, norm %v; as a graph %v, %v", mode, i, loss, norm, gloss, gnorm)
+			}
+			if i == 2 { // what comes between steps does not disturb them
+				if _, err := graphs.Validate(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		compareArenas(t, fmt.Sprint("--shard ", mode), graphs, plain, 0)
+		for _, g := range graphs.graphs {
+			if g == nil {
+				t.Errorf("--shard %v: a kind of micro-step has no graph", mode)
+			}
+		}
+		for _, tr := range []*Trainer{plain, graphs} {
+			if err := tr.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// A bad number is found on the rank that has it; the step changes nothing on any rank, and
+// steps that are left out are as if they had not been.
+func TestShardedBadSteps(t *testing.T) {
+	spmdtest.Run(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
+		for _, mode := range shardModes {
+			cfg := testConfig(6)
+			cfg.Model.Shard.Mode, cfg.SkipBad = mode, true
+			skips, passes := start(t, w, w.Comm(), cfg, wordTokens(4000)), start(t, w, w.Comm(), cfg, wordTokens(4000))
+			for i := range 4 {
+				if i != 1 {
+					step(t, skips, i)
+					step(t, passes, i)
+					continue
+				}
+				for range passes.microSteps(cfg.GlobalBatch) {
+					if _, err := passes.train.Next(passes.Stream); err != nil {
+						t.Fatal(err)
+					}
+				}
+				// The last element of the last rank's part of the vectors.
+				weights := skips.arenas()[0]
+				name, at := lastVector(skips, weights)
+				was := weights.At(at)
+				if w.Rank() == w.Size()-1 {
+					weights.Set(at, float32(math.Inf(1)))
+				}
+				if loss, norm := step(t, skips, i); !optim.Bad(loss, norm) {
+					t.Fatalf("--shard %v: loss %g, norm %g of a step that is to be bad", mode, loss, norm)
+				}
+				where, err := skips.firstBad(i)
+				if err != nil {
+					t.Fatal(err)
+				}
+				want := fmt.Sprintf("rank %d has the first number that is not finite in the weight %s", w.Size()-1, name)
+				if w.Rank() == w.Size()-1 && where != want {
+					t.Errorf("--shard %v: %s, want %s", mode, where, want)
+				}
+				// A finite weight whose product overflows: no rank has a bad weight, and all a bad gradient.
+				if w.Rank() == w.Size()-1 {
+					weights.Set(at, math.MaxFloat32)
+				}
+				if where, err = skips.firstBad(i); err != nil || !strings.Contains(where, "rank 0 has the first number that is not finite in the gradient of ") {
+					t.Errorf("--shard %v: %s, error %v, want one of rank 0's gradients", mode, where, err)
+				}
+				weights.Set(at, was)
+			}
+			compareArenas(t, fmt.Sprint("--shard ", mode), skips, passes, 0)
+			for _, tr := range []*Trainer{skips, passes} {
+				if err := tr.Close(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	})
+}
+
+// lastVector returns the last vector of which this rank has elements that it updates, and where
+// the last of these is in an arena of weights.
+func lastVector(tr *Trainer, weights gpt.Arena) (name string, at int) {
+	st := tr.State
+	at = -1
+	for _, p := range st.Params {
+		skip, own, n := st.Sharded.Own(p.Group, p.Off, p.Off+p.Len)
+		if p.Decay || n == 0 {
+			continue
+		}
+		last := own + n - 1
+		if !weights.Shared {
+			last = p.Off + skip + n - 1
+		}
+		if last > at {
+			name, at = p.Name, last
+		}
+	}
+	return name, at
+}
+
+// The weights drawn, and those of a folder, are the same in every mode.
+func TestShardedStart(t *testing.T) {
+	spmdtest.Run(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
+		for _, mode := range shardModes {
+			cfg := testConfig(2)
+			plain := start(t, w, w.Comm(), cfg, wordTokens(4000))
+			cfg.Model.Shard.Mode = mode
+			split := start(t, w, w.Comm(), cfg, wordTokens(4000))
+			compareArenas(t, fmt.Sprint("--shard ", mode), split, plain, 0)
+			for _, tr := range []*Trainer{plain, split} {
+				if err := tr.Close(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	})
+}
+
+// What is written after the last step is what one rank with all weights writes.
+func TestShardedGenerate(t *testing.T) {
+	spmdtest.Run(t, []int{3}, func(t *testing.T, w *spmd.World) {
+		var texts []string
+		for _, mode := range append([]layout.ShardMode{layout.ShardOff}, shardModes...) {
+			cfg := testConfig(8)
+			cfg.Model.Shard.Mode = mode
+			tr := start(t, w, w.Comm(), cfg, wordTokens(4000))
+			for i := range cfg.Steps {
+				step(t, tr, i)
+			}
+			together, err := tr.ToGenerate()
+			if err != nil || together != (mode == layout.ShardParameters) {
+				t.Fatalf("--shard %v: all ranks write: %v, error %v", mode, together, err)
+			}
+			if w.Rank() == 0 || together {
+				text, err := tr.Generate(t.Context(), text.Bytes{}, "func", 40, 0, 1)
+				if err != nil {
+					t.Fatal(err)
+				}
+				texts = append(texts, string(text))
+			}
+			if err := tr.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		// Rounding on a GPU may change which of two tokens is the likelier one.
+		if w.Rank() == 0 && w.OnHost() && len(slices.Compact(texts)) != 1 {
+			t.Errorf("texts %q, want four equal ones", texts)
+		}
+	})
+}
+
+// What is computed once more has the bits of what was kept, in plain steps and in every mode, over
+// micro-steps and in graphs.
+func TestRecompute(t *testing.T) {
+	traintest.OnBoth(t, []int{1, 3}, testRecompute[float32], testRecompute[spmd.BF16])
+}
+
+func testRecompute[A kernels.Act](t *testing.T, w *spmd.World) {
+	const steps = 4
+	for _, mode := range append([]layout.ShardMode{layout.ShardOff}, shardModes...) {
+		for _, graph := range []string{"off", "on"} {
+			if graph == "on" && w.Comm().Capturable() != nil {
+				continue
+			}
+			cfg := testConfig(steps)
+			cfg.Half, cfg.Graph, cfg.Model.Shard.Mode, cfg.Model.Layers = kernels.IsHalf[A](), graph, mode, 4
+			keeps := start(t, w, w.Comm(), cfg, wordTokens(4000))
+			var wants [steps][2]float64 // loss and norm
+			for _, recompute := range []layout.Recomputation{layout.RecomputeGELU, layout.RecomputeBlock} {
+				cfg.Model.Recompute = recompute
+				again := start(t, w, w.Comm(), cfg, wordTokens(4000))
+				if less, all := bytesOfState(t, again), bytesOfState(t, keeps); less >= all {
+					t.Errorf("--recompute %v takes %d bytes, off %d", recompute, less, all)
+				}
+				for i := range steps {
+					loss, norm := step(t, again, i)
+					if recompute == layout.RecomputeGELU {
+						wants[i][0], wants[i][1] = step(t, keeps, i)
+					}
+					if want := wants[i]; loss != want[0] || norm != want[1] {
+						t.Fatalf("--recompute %v --shard %v --graph %s, step %d: loss %v, norm %v; kept %v", recompute, mode, graph, i, loss, norm, want)
+					}
+				}
+				compareArenas(t, fmt.Sprint("--recompute ", recompute), again, keeps, 0)
+				if err := again.Close(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := keeps.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// bytesOfState is how many bytes of the device the model of a trainer takes.
+func bytesOfState(t *testing.T, tr *Trainer) int {
+	t.Helper()
+	n, err := gpt.MemoryNeeded(tr.State.Cfg, tr.Batch, tr.Seq, tr.Half)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}

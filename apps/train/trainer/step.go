@@ -1,0 +1,226 @@
+package trainer
+
+import (
+	"errors"
+	"fmt"
+
+	"lockstep/apps/train/gpt"
+	"lockstep/spmd"
+	"lockstep/spmd/blas"
+)
+
+// microKind is what distinguishes the micro-steps of a run: each kind enqueues the same
+// commands on the same memory every time, so that one graph can stand for it.
+type microKind struct {
+	b           int  // sequences
+	first, last bool // of its step
+	idle        bool // counts nothing: other ranks have a micro-step more than this one
+}
+
+// wantGraphs says whether micro-steps are to be graphs. Where nothing else is asked for
+// they are on a GPU: there a replay costs the host less than enqueuing again. It fails
+// where graphs are asked for that the communicator cannot be in.
+func (t *Trainer) wantGraphs() (bool, error) {
+	switch t.Graph {
+	case "off":
+		return false, nil
+	case "on":
+		if err := t.c.Capturable(); err != nil {
+			return false, spmd.Usage(fmt.Errorf("--graph on: %w", err))
+		}
+		return true, nil
+	}
+	if t.World.OnHost() {
+		return false, nil
+	}
+	if err := t.c.Capturable(); err != nil {
+		t.World.Log().Info().AnErr("why", err).Msg("steps are not graphs")
+		return false, nil
+	}
+	return true, nil
+}
+
+// tune has the products of all steps use their fastest algorithms, also of the first: a
+// run that is resumed goes on with the bits of one that was not. For that it makes the
+// passes of a step, whose gradients nobody looks at. It comes before the optimizer has its
+// memory, since what is timed takes as much for a while. It blocks. Every rank of c calls it.
+func (t *Trainer) tune() error {
+	if t.World.OnHost() {
+		return nil
+	}
+	if err := t.State.Refresh(t.Stream); err != nil {
+		return err
+	}
+	met := map[microKind]bool{}
+	err := t.passes(0, func(k microKind, batch gpt.Batch) error {
+		if met[k] {
+			return nil
+		}
+		met[k] = true
+		return t.Model.ForwardBackward(t.Stream, batch, t.lossScale(), k.first, nil)
+	})
+	if err != nil {
+		return err
+	}
+	if e := t.State.FP8; e != nil { // these passes do not count
+		if err := spmd.Fill(t.Stream, e.Peak, 0); err != nil {
+			return err
+		}
+	}
+	return blas.Tune(t.World)
+}
+
+// calibrate finds the scales of 8-bit floats for a step: those of its first micro-steps,
+// on all ranks, with products of bfloat16. Every rank of c calls it.
+func (t *Trainer) calibrate(step int) error {
+	if step >= t.Steps {
+		return nil
+	}
+	err := t.passes(step, func(k microKind, batch gpt.Batch) error {
+		if !k.first {
+			return nil
+		}
+		return t.Model.Calibrate(t.Stream, batch, t.lossScale())
+	})
+	if err != nil {
+		return err
+	}
+	// A batch that has no good numbers leaves the scales as they are, and ends the first step.
+	gate := t.Optimizer.Gate
+	if err := spmd.Fill(t.Stream, gate, 0); err != nil {
+		return err
+	}
+	return t.nextScales(gate)
+}
+
+// nextScales enqueues the scales for the next step: those of all ranks.
+func (t *Trainer) nextScales(gate spmd.Buffer[float32]) error {
+	e := t.State.FP8
+	if err := spmd.AllReduce(t.c.On(t.Stream), e.Peak, e.Peak, spmd.Max); err != nil {
+		return err
+	}
+	return e.NextScales(t.Stream, gate)
+}
+
+// passes gives do the micro-steps of a step, to enqueue what it wants of them beside the
+// loading of what is learned from.
+func (t *Trainer) passes(step int, do func(k microKind, batch gpt.Batch) error) error {
+	f := t.loaders[1].Feed(t.micro(t.GlobalBatch, func(j int) int { return t.Data.Start(step, j) }))
+	defer f.Stop()
+	for i := range t.microSteps(t.GlobalBatch) {
+		batch, err := f.Next(t.Stream)
+		if err != nil {
+			return err
+		}
+		if err := do(microKind{b: batch.B, first: i == 0, idle: t.idle(t.GlobalBatch, i)}, batch); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Enqueue enqueues one step; read has its outcome. Steps go up by one from the first.
+// Every rank of c calls it.
+func (t *Trainer) Enqueue(step int) error {
+	r := &t.results[step%len(t.results)]
+	if err := r.begin.Record(t.Stream); err != nil {
+		return err
+	}
+	if err := t.Optimizer.Prepare(t.Stream, t.Rate.At(step)); err != nil {
+		return err
+	}
+	micro := t.microSteps(t.GlobalBatch)
+	for i := range micro {
+		batch, err := t.train.Next(t.Stream)
+		if err != nil {
+			return err
+		}
+		if err := t.microStep(microKind{batch.B, i == 0, i == micro-1, t.idle(t.GlobalBatch, i)}, batch); err != nil {
+			return err
+		}
+	}
+	if err := spmd.Copy(t.Stream, r.totals, t.State.Totals); err != nil {
+		return err
+	}
+	if err := spmd.Copy(t.Stream, r.norm, t.Optimizer.Norm); err != nil {
+		return err
+	}
+	return r.end.Record(t.Stream)
+}
+
+// microStep enqueues a micro-step: the first of a kind by its commands, so that kernels
+// are loaded and libraries have their memory; the others as a replay of what the second
+// has captured. All ranks capture in the same step, since each ends every step with a
+// micro-step of the same kind.
+func (t *Trainer) microStep(k microKind, batch gpt.Batch) error {
+	commands := func() error { return t.microCommands(k, batch) }
+	g, met := t.graphs[k]
+	switch {
+	case t.graphs == nil:
+		return commands()
+	case !met:
+		t.graphs[k] = nil
+		return commands()
+	case g == nil:
+		var err error
+		if g, err = t.Stream.Capture(commands); err != nil {
+			return err
+		}
+		t.graphs[k] = g
+	}
+	return g.Launch(t.Stream)
+}
+
+// microCommands enqueues the passes of a micro-step and, with the last of a step, what
+// follows them: the sums over the ranks and the update.
+func (t *Trainer) microCommands(k microKind, batch gpt.Batch) error {
+	if err := t.learn(k, batch); err != nil || !k.last {
+		return err
+	}
+	// The update looks at the loss of all ranks.
+	if err := spmd.AllReduce(t.c.On(t.Stream), t.State.Totals, t.State.Totals, spmd.Sum); err != nil {
+		return err
+	}
+	if err := t.Optimizer.Apply(t.Stream); err != nil || t.State.FP8 == nil {
+		return err
+	}
+	return t.nextScales(t.Optimizer.Gate)
+}
+
+// learn enqueues the passes of a micro-step, and has the train stream wait for the sums of
+// gradients over the ranks, where it makes any.
+func (t *Trainer) learn(k microKind, batch gpt.Batch) error {
+	x := t.sharder
+	var ready func(section int) error
+	commands := func() error { return t.Model.ForwardBackward(t.Stream, batch, t.scaleOf(k), k.first, ready) }
+	switch {
+	case x == nil && !k.last:
+		return commands()
+	case x == nil:
+		ready = func(group int) error { return t.reducer.Ready(group, t.Stream) }
+		if err := commands(); err != nil {
+			return err
+		}
+		return t.reducer.Wait(t.Stream)
+	}
+	reduces := k.last || t.State.Cfg.Shard.ScattersGrads()
+	if reduces {
+		ready = func(section int) error { return x.Ready(section, !k.first, t.Stream) }
+	}
+	if err := x.Around(t.Stream, x.Training, k.first, reduces, commands); err != nil || !reduces {
+		return err
+	}
+	return x.Scatter.Wait(t.Stream)
+}
+
+// closeGraphs waits for the replays and gives up the graphs.
+func (t *Trainer) closeGraphs() error {
+	var errs []error
+	for _, g := range t.graphs {
+		if g != nil {
+			errs = append(errs, g.Close())
+		}
+	}
+	t.graphs = nil
+	return errors.Join(errs...)
+}

@@ -1,0 +1,218 @@
+package trainer
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"lockstep/apps/train/agree"
+	"lockstep/apps/train/batches"
+	"lockstep/apps/train/kernels"
+	"lockstep/apps/train/layout"
+	"lockstep/apps/train/optim"
+	"lockstep/apps/train/text"
+	"lockstep/apps/train/traintest"
+	"lockstep/spmd"
+	"lockstep/spmd/spmdtest"
+)
+
+// wordTokens is n random words as tokens.
+func wordTokens(n int) *text.File { return text.InMemory(1, traintest.RandomWords(n)) }
+
+// testConfig is a small model that takes 7 sequences a step: no number of ranks
+// but 1 divides them.
+func testConfig(steps int) Config {
+	adam := optim.DefaultAdam
+	return Config{
+		Model: layout.Config{Layers: 2, Heads: 2, Channels: 32, SeqMax: 24, Vocab: 256},
+		Adam:  adam, Rate: optim.Schedule{Peak: 3e-3, Final: 3e-4, Warmup: 2, Steps: steps},
+		Batch: 2, Seq: 24, GlobalBatch: 7, Steps: steps, ValBatches: 2,
+	}
+}
+
+// start returns a trainer that is ready for step 0.
+func start(t *testing.T, w *spmd.World, c spmd.Comm, cfg Config, f *text.File) *Trainer {
+	t.Helper()
+	data, err := batches.NewDataset(f, cfg.Seq, cfg.GlobalBatch, 5)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr, err := New(w, c, cfg, data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := tr.Begin(5); err != nil {
+		t.Fatal(err)
+	}
+	return tr
+}
+
+// step runs one step and returns its loss and norm.
+func step(t *testing.T, tr *Trainer, n int) (loss, norm float64) {
+	t.Helper()
+	if err := tr.Enqueue(n); err != nil {
+		t.Fatal(err)
+	}
+	loss, norm, _, err := tr.Read(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return loss, norm
+}
+
+// The same global batch on 1, 2, 3 and 4 ranks: every rank also trains a model of
+// its own on whole batches, and the two must go the same way.
+func TestLossDoesNotDependOnRanks(t *testing.T) {
+	traintest.OnBoth(t, []int{1, 2, 3, 4}, testLossDoesNotDependOnRanks[float32], testLossDoesNotDependOnRanks[spmd.BF16])
+}
+
+func testLossDoesNotDependOnRanks[A kernels.Act](t *testing.T, w *spmd.World) {
+	const steps = 20
+	cfg := testConfig(steps)
+	cfg.Half = kernels.IsHalf[A]()
+	// Unequal parts make sums of unequal lengths; what differs in the last bit
+	// may round to another bfloat16.
+	bound, normBound, kind := 1e-4, 1e-2, "loss"
+	switch {
+	case cfg.Half:
+		bound, kind = 1e-3, "bfloat16 loss"
+	case w.OnHost():
+		bound, normBound = 1e-5, 1e-3
+	}
+	own, err := w.Comm().Split(w.Rank(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := wordTokens(4000)
+	together, alone := start(t, w, w.Comm(), cfg, f), start(t, w, own, cfg, f)
+	worst := 0.0
+	for i := range steps {
+		a, an := step(t, together, i)
+		b, bn := step(t, alone, i)
+		if !traintest.CloseTo(a, b, bound) || !traintest.CloseTo(an, bn, normBound*bn) {
+			t.Fatalf("step %d: loss %.7f, norm %g on %d ranks, but %.7f, %g on one", i, a, an, w.Size(), b, bn)
+		}
+		worst = max(worst, math.Abs(a-b))
+		if err := together.Audit(i + 1); err != nil {
+			t.Fatal(err)
+		}
+		if i == 0 && !traintest.CloseTo(a, math.Log(256), 0.1) {
+			t.Errorf("loss at the start %g, want ln 256", a)
+		}
+	}
+	a, err := together.Validate()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := alone.Validate()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !traintest.CloseTo(a, b, bound) {
+		t.Errorf("validation loss %.7f on %d ranks, %.7f on one", a, w.Size(), b)
+	}
+	traintest.Measured(t, "largest difference of a "+kind+" on 1, 2, 3 and 4 ranks over 20 steps", max(worst, math.Abs(a-b)))
+	for _, tr := range []*Trainer{together, alone} {
+		if err := tr.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// The ranks' parts of a step, put together, are the sequences 0, 1, 2, ... of it.
+func TestDataOrderDoesNotDependOnRanks(t *testing.T) {
+	spmdtest.Run(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
+		tr := start(t, w, w.Comm(), testConfig(3), wordTokens(4000))
+		var mine []byte
+		for starts := range tr.trainBatches(0) {
+			for _, at := range starts {
+				mine = fmt.Appendf(mine, "%d ", at)
+			}
+		}
+		all, err := agree.Among(w, w.Comm()).Gather(mine, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var want []string
+		for s := range 3 {
+			for j := range 7 {
+				want = append(want, fmt.Sprint(tr.Data.Start(s, j)))
+			}
+		}
+		got := make([]string, 0, len(want))
+		parts := make([][]string, len(all))
+		for r := range all {
+			parts[r] = strings.Fields(string(all[r]))
+		}
+		for range 3 {
+			for r := range parts {
+				n := spmd.ShardOf(7, r, w.Size()).Len
+				got, parts[r] = append(got, parts[r][:n]...), parts[r][n:]
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("order %v, want %v", got, want)
+		}
+		if err := tr.Close(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// Micro-batches of any size give the same step.
+func TestAccumulation(t *testing.T) {
+	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		bound := traintest.BoundsOf(w, false).Loss
+		var losses [3][]float64
+		for k, batch := range []int{7, 3, 1} {
+			cfg := testConfig(5)
+			cfg.Batch = batch
+			tr := start(t, w, w.Comm(), cfg, wordTokens(4000))
+			for i := range 5 {
+				loss, _ := step(t, tr, i)
+				losses[k] = append(losses[k], loss)
+			}
+			if err := tr.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for i, want := range losses[0] {
+			if !traintest.CloseTo(losses[1][i], want, bound) || !traintest.CloseTo(losses[2][i], want, bound) {
+				t.Errorf("step %d: losses %.7f, %.7f, %.7f with 7, 3, 1 sequences at a time", i, want, losses[1][i], losses[2][i])
+			}
+		}
+	})
+}
+
+// A model that has seen one sentence often enough writes it.
+func TestLearnsAndWrites(t *testing.T) {
+	traintest.OnBoth(t, []int{2}, testLearnsAndWrites[float32], testLearnsAndWrites[spmd.BF16])
+}
+
+func testLearnsAndWrites[A kernels.Act](t *testing.T, w *spmd.World) {
+	const sentence = "abcdefghijklmnop\n"
+	body := []byte(strings.Repeat(sentence, 100))
+	cfg := testConfig(80)
+	cfg.Half = kernels.IsHalf[A]()
+	cfg.Rate = optim.Schedule{Peak: 1e-2, Final: 1e-3, Warmup: 5, Steps: cfg.Steps}
+	tr := start(t, w, w.Comm(), cfg, text.InMemory(1, body))
+	var loss float64
+	for i := range cfg.Steps {
+		loss, _ = step(t, tr, i)
+	}
+	if loss > 0.2 {
+		t.Errorf("loss %g after %d steps, want below 0.2", loss, cfg.Steps)
+	}
+	text, err := tr.Generate(t.Context(), text.Bytes{}, sentence+"abc", 30, 0, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := strings.Repeat(sentence, 3)[:len(sentence)+3+30]; string(text) != want {
+		t.Errorf("wrote %q, want %q", text, want)
+	}
+	if err := tr.Close(); err != nil {
+		t.Fatal(err)
+	}
+}

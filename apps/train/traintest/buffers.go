@@ -1,0 +1,60 @@
+package traintest
+
+import (
+	"errors"
+	"testing"
+
+	"lockstep/spmd"
+	"lockstep/spmd/spmdtest"
+)
+
+func NoError(t *testing.T, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func BufferOf[T spmd.Stored](t *testing.T, w *spmd.World, x []T) spmd.Buffer[T] {
+	t.Helper()
+	b, err := spmd.Alloc[T](w, len(x))
+	NoError(t, err)
+	NoError(t, b.CopyFrom(x))
+	t.Cleanup(func() { _ = b.Free() })
+	return b
+}
+
+func ValuesOf[T spmd.Stored](t *testing.T, b spmd.Buffer[T]) []T {
+	t.Helper()
+	x := make([]T, b.Len())
+	NoError(t, b.CopyTo(x))
+	return x
+}
+
+// OnBoth runs a test for each type of activations.
+func OnBoth(t *testing.T, ranks []int, f32, half func(t *testing.T, w *spmd.World)) {
+	t.Run("float32", func(t *testing.T) { spmdtest.Run(t, ranks, f32) })
+	t.Run("bfloat16", func(t *testing.T) { spmdtest.Run(t, ranks, half) })
+}
+
+// FloatsOf copies a buffer to the host.
+func FloatsOf(t *testing.T, b spmd.Buffer[float32]) []float32 {
+	t.Helper()
+	x := make([]float32, b.Len())
+	if err := b.CopyTo(x); err != nil {
+		t.Fatal(err)
+	}
+	return x
+}
+
+func TokenBuffer(t *testing.T, w *spmd.World, x []int32) spmd.Buffer[int32] {
+	t.Helper()
+	b, err := spmd.Alloc[int32](w, len(x))
+	if err == nil {
+		err = b.CopyFrom(x)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}

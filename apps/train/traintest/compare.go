@@ -1,0 +1,53 @@
+package traintest
+
+import (
+	"math"
+	"slices"
+	"testing"
+
+	"lockstep/spmd"
+)
+
+// Flip changes one bit of one element.
+func Flip(b spmd.Buffer[float32], i, bit int) {
+	b.Set(i, math.Float32frombits(math.Float32bits(b.At(i))^1<<bit))
+}
+
+// Near fails unless |got - want| <= rel·|want| + abs everywhere.
+func Near(t *testing.T, name string, got []float32, want []float64, rel, abs float64) {
+	t.Helper()
+	if len(got) != len(want) {
+		t.Fatalf("%s: %d values, expected %d", name, len(got), len(want))
+	}
+	for i, w := range want {
+		if g := float64(got[i]); !(math.Abs(g-w) <= rel*math.Abs(w)+abs) {
+			t.Fatalf("%s[%d] = %v, want %v", name, i, g, w)
+		}
+	}
+}
+
+func Flat(x [][]float64) []float64 { return slices.Concat(x...) }
+
+func Must(n int, err error) int {
+	if err != nil {
+		panic(err)
+	}
+	return n
+}
+
+// bounds are how far loss and gradients may be from the reference.
+type bounds struct{ Loss, Grad float64 }
+
+// BoundsOf returns what activations, bfloat16 with half, and the device allow. The sums of a GPU go in an order of
+// their own, and its exponentials are not those of the host.
+func BoundsOf(w *spmd.World, half bool) bounds {
+	switch {
+	case half:
+		return bounds{0.01, 2e-2}
+	case w.OnHost():
+		return bounds{1e-5, 1e-5}
+	}
+	return bounds{1e-4, 1e-4}
+}
+
+func CloseTo(a, b, bound float64) bool { return math.Abs(a-b) <= bound } // false for NaN

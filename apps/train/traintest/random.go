@@ -1,0 +1,91 @@
+package traintest
+
+import (
+	"math"
+	rand "math/rand/v2"
+	"strings"
+	"testing"
+
+	"lockstep/apps/train/layout"
+	"lockstep/spmd"
+)
+
+// FlatTokens is tokens of two bytes, of which token i is i.
+func FlatTokens(n int) (body []byte) {
+	for i := range n {
+		body = append(body, byte(i), byte(i>>8))
+	}
+	return body
+}
+
+func RandomFloats(n int, scale float64, seed uint64) []float32 {
+	rng := rand.New(rand.NewPCG(seed, 3))
+	x := make([]float32, n)
+	for i := range x {
+		x[i] = float32(scale * rng.NormFloat64())
+	}
+	return x
+}
+
+// Small is the model of the tests: a vocabulary that needs padding, and a head of
+// 16 channels.
+var Small = layout.Config{Layers: 2, Heads: 2, Channels: 32, SeqMax: 24, Vocab: 61}
+
+// RandomParams draws every tensor so that no gradient is near zero for lack of
+// signal: biases and LayerNorms too. Wide layers get smaller weights: the softmax
+// would magnify every rounding.
+func RandomParams(cfg layout.Config, seed uint64) map[string][]float64 {
+	rng := rand.New(rand.NewPCG(seed, 1))
+	params, _, _ := layout.Of(cfg)
+	std := 0.15 * min(1, math.Sqrt(32/float64(cfg.Channels)))
+	ps := map[string][]float64{}
+	for _, p := range params {
+		x := make([]float64, p.Len)
+		for i := range x {
+			x[i] = std * rng.NormFloat64()
+			if strings.HasSuffix(p.Name, ".weight") && !p.Decay {
+				x[i]++
+			}
+			x[i] = float64(float32(x[i])) // the same values in both models
+		}
+		if p.Name == "wte.weight" {
+			clear(x[cfg.Vocab*cfg.Channels:])
+		}
+		ps[p.Name] = x
+	}
+	return ps
+}
+
+func RandomTokens(n, vocab int, seed uint64) []int32 {
+	rng := rand.New(rand.NewPCG(seed, 2))
+	x := make([]int32, n)
+	for i := range x {
+		x[i] = int32(rng.IntN(vocab))
+	}
+	return x
+}
+
+// LoadParams copies the tensors of p into an arena.
+func LoadParams(t *testing.T, params []layout.Param, weights spmd.Buffer[float32], p map[string][]float64) {
+	t.Helper()
+	for _, q := range params {
+		x := make([]float32, q.Len)
+		for i, v := range p[q.Name] {
+			x[i] = float32(v)
+		}
+		if err := weights.Slice(q.Off, q.Off+q.Len).CopyFrom(x); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// RandomWords is n bytes of random words: there is something to learn in it.
+func RandomWords(n int) []byte {
+	rng := rand.New(rand.NewPCG(3, 4))
+	words := strings.Fields("func return if else for range int string error nil := == package import")
+	var b strings.Builder
+	for b.Len() < n {
+		b.WriteString(words[rng.IntN(len(words))] + " ")
+	}
+	return []byte(b.String()[:n])
+}

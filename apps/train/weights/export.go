@@ -1,0 +1,180 @@
+package weights
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+
+	"lockstep/apps/train/layout"
+	"lockstep/apps/train/text"
+	"lockstep/internal/safetensors"
+)
+
+// Leftover begins the names of folders that an export which did not end has left.
+const Leftover = ".export-"
+
+// Write writes a folder of weights, those of an arena, and returns the bytes of
+// all files. Each gets its name when all are complete on disk.
+func Write(dir string, cfg layout.Config, tok text.Tokenizer, arena []float32) (bytes int64, err error) {
+	_, err = os.Stat(dir)
+	fresh := errors.Is(err, os.ErrNotExist)
+	if err := os.MkdirAll(dir, 0o777); err != nil {
+		return 0, err
+	}
+	defer func() {
+		if err != nil && fresh {
+			os.Remove(dir) // if nothing is in it
+		}
+	}()
+	old, err := filepath.Glob(filepath.Join(dir, Leftover+"*"))
+	if err != nil {
+		return 0, err
+	}
+	for _, o := range old {
+		if err := os.RemoveAll(o); err != nil {
+			return 0, err
+		}
+	}
+	temp, err := os.MkdirTemp(dir, Leftover)
+	if err != nil {
+		return 0, err
+	}
+	defer os.RemoveAll(temp)
+	x := &export{temp: temp, cfg: cfg, tok: tok, arena: arena}
+	if err := x.write(); err != nil {
+		return 0, err
+	}
+	for _, name := range x.names {
+		if err := os.Rename(filepath.Join(temp, name), filepath.Join(dir, name)); err != nil {
+			return 0, err
+		}
+	}
+	return x.bytes, syncFolder(dir)
+}
+
+// syncFolder makes the names in a folder last.
+func syncFolder(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// export is a folder of weights that is being written.
+type export struct {
+	temp  string
+	cfg   layout.Config
+	tok   text.Tokenizer
+	arena []float32
+	names []string // of the files so far
+	bytes int64
+}
+
+// write writes all files; config.json last, since it is what others look for first.
+func (x *export) write() error {
+	if err := x.file(hfWeightsFile, x.weights); err != nil {
+		return err
+	}
+	end := x.tok.Separator()
+	if t, ok := x.tok.(*text.GPT2); ok {
+		vocab, merges, err := t.Files()
+		if err != nil {
+			return err
+		}
+		const text = "<|endoftext|>"
+		err = errors.Join(x.text("vocab.json", vocab), x.text("merges.txt", merges), x.json("tokenizer_config.json", map[string]any{
+			"tokenizer_class": "GPT2Tokenizer", "model_max_length": x.cfg.SeqMax, "add_prefix_space": false,
+			"bos_token": text, "eos_token": text, "unk_token": text,
+		}))
+		if err != nil {
+			return err
+		}
+	}
+	if err := x.json("generation_config.json", map[string]any{"bos_token_id": end, "eos_token_id": end}); err != nil {
+		return err
+	}
+	return x.json(hfConfigFile, map[string]any{
+		"architectures": []string{"GPT2LMHeadModel"}, "model_type": "gpt2", "torch_dtype": "float32",
+		"vocab_size": x.cfg.Vocab, "n_positions": x.cfg.SeqMax, "n_ctx": x.cfg.SeqMax,
+		"n_embd": x.cfg.Channels, "n_layer": x.cfg.Layers, "n_head": x.cfg.Heads, "n_inner": nil,
+		"activation_function": "gelu_new", "layer_norm_epsilon": layout.NormEpsilon, "initializer_range": 0.02,
+		"attn_pdrop": 0, "embd_pdrop": 0, "resid_pdrop": 0,
+		"tie_word_embeddings": true, "bos_token_id": end, "eos_token_id": end,
+	})
+}
+
+func (x *export) json(name string, v any) error {
+	b, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return err
+	}
+	return x.text(name, append(b, '\n'))
+}
+
+func (x *export) text(name string, b []byte) error {
+	return x.file(name, func(w io.Writer) error {
+		_, err := w.Write(b)
+		return err
+	})
+}
+
+// file writes one file and sees it on disk.
+func (x *export) file(name string, write func(io.Writer) error) (err error) {
+	f, err := os.OpenFile(filepath.Join(x.temp, name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	if err := write(f); err != nil {
+		return err
+	}
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	st, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	x.names = append(x.names, name)
+	x.bytes += st.Size()
+	return nil
+}
+
+// weights writes model.safetensors.
+func (x *export) weights(w io.Writer) error {
+	params, _, _ := layout.Of(x.cfg)
+	tensors := make([]safetensors.Tensor, len(params))
+	for i, p := range params {
+		tensors[i] = safetensors.Tensor{Name: p.Name, Type: "F32", Shape: hfShape(p, x.cfg)}
+	}
+	// Readers of this format want to know where it comes from: "pt" is PyTorch.
+	header, err := safetensors.LayoutMeta(map[string]string{"format": "pt"}, tensors)
+	if err != nil {
+		return err
+	}
+	if _, err := w.Write(header); err != nil {
+		return err
+	}
+	var b []byte
+	for i, p := range params {
+		v := x.arena[p.Off : p.Off+int(tensors[i].Bytes/4)] // without padding
+		if transposed(p) {
+			t := make([]float32, p.Len)
+			transpose(t, v, p.Shape[0], p.Shape[1])
+			v = t
+		}
+		b = b[:0]
+		for _, f := range v {
+			b = binary.LittleEndian.AppendUint32(b, math.Float32bits(f))
+		}
+		if _, err := w.Write(b); err != nil {
+			return err
+		}
+	}
+	return nil
+}
