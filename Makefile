@@ -27,14 +27,14 @@ override GOFLAGS := $(strip $(GOFLAGS) -buildvcs=false)
 endif
 export GOFLAGS
 
-# Debian's and Ubuntu's paths of MPI stand in the sources; elsewhere the compiler
-# wrapper knows them.
-ifeq ($(wildcard /usr/lib/*-linux-gnu/openmpi/include/mpi.h),)
+# Debian's and Ubuntu's paths of MPI on x86-64 stand in the sources, and gompi has no
+# others. On arm64 and on other systems the compiler wrapper knows them.
+ifeq ($(wildcard /usr/lib/x86_64-linux-gnu/openmpi/include/mpi.h),)
 export CGO_CFLAGS  ?= $(shell mpicc --showme:compile 2>/dev/null) -O2 -g
 export CGO_LDFLAGS ?= $(shell mpicc --showme:link 2>/dev/null)
 endif
 
-.PHONY: run build test test-gpu test-slurm test-hosts test-faults soak race lint bench deps nvrtc clean
+.PHONY: run build test test-gpu test-slurm test-hosts test-arm64 test-faults soak race lint bench deps nvrtc clean
 
 run: build
 	mpirun -np $(NP) bin/train
@@ -87,6 +87,11 @@ test-slurm: build
 test-hosts: build
 	@./deps.sh launch
 	LOCKSTEP_HOSTS=1 go test -count=1 -timeout 600s ./launch/hosts
+
+# Everything built for linux/arm64, and its tests, emulated: an hour or more.
+# PACKAGES="./internal/shm ./spmd" make test-arm64 takes some of them.
+test-arm64: deps
+	./test-arm64.sh $(PACKAGES)
 
 # A job of 4 ranks that goes on, and must not hold more and more: SOAK=10m make soak.
 SOAK ?= 1h

@@ -1,6 +1,10 @@
 // Shared slots: memory that all ranks of a communicator on one node share. Each rank writes what it brings to a small
 // collective into slots of its own, and reads those of the others. That costs two transfers of a cache line, where messages
 // cost several, and no lock. slots.go has the same protocol in Go. Included once, by sys.go.
+//
+// Processors of ARM reorder what x86-64 does not. So each word that tells another rank something is stored with release: all
+// that this rank read and wrote before is over by then. It is loaded with acquire: what comes behind sees all of that. Nothing
+// else is ordered, and nothing else needs to be. Go's atomics are at least as strong, and go together with those of C.
 
 #include <sched.h>
 #include <stdatomic.h>
@@ -46,7 +50,8 @@ struct bcast_slot {
 };
 
 // slots are written by one rank. Of each collective there are two, for odd and even rounds: when a rank begins a round, all
-// have finished the one before the last, since all began the last.
+// have finished the one before the last, since all began the last. That holds for their reads of its slots too: they come before
+// the release with which a rank showed the last round, and that was acquired here.
 struct slots {
     _Alignas(LINE) _Atomic uint64_t barrier;
     _Alignas(LINE) _Atomic uint64_t heard; // broadcasts
@@ -55,7 +60,8 @@ struct slots {
 };
 
 // record is a message in a ring. The sender clears the one behind it before it shows this one, so that a receiver who looks
-// there sees nothing until the next message is there.
+// there sees nothing until the next message is there: the release that shows this record covers the clearing too. What a
+// record held before has been read by then, since taken, which the sender acquires, was released behind that.
 struct record {
     uint64_t there;
     int64_t bytes; // of the message, or SKIPPED

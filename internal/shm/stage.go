@@ -48,6 +48,8 @@ const (
 )
 
 // stagePart is what a rank tells the others. Each word has a cache line of its own. The counters count steps since the start.
+// They are Go's atomics: what a rank read and wrote before it counts, and what its device wrote before an event that it saw, is
+// over for a rank that sees the count, on processors with a weak order of memory too.
 type stagePart struct {
 	published atomic.Uint64 // pieces are in the slot
 	_         [56]byte
