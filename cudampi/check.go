@@ -54,6 +54,17 @@ func (c *Comm) CheckOp(name string, op elem.Op) error {
 	return c.Errorf(name, ErrOp, "%v is no operation", op)
 }
 
+// CheckScan refuses a Scan or an ExScan that cannot go on.
+func (c *Comm) CheckScan(name string, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
+	if err := c.Ready(name, n, t, dst, src); err != nil {
+		return err
+	}
+	if op == elem.Avg {
+		return c.Errorf(name, ErrOp, "a scan has no %v", op)
+	}
+	return c.CheckOp(name, op)
+}
+
 // CheckRoot refuses a root that is not in c.
 func (c *Comm) CheckRoot(op string, root int) error {
 	if uint(root) < uint(c.size) {

@@ -85,6 +85,38 @@ func (c *Comm) reduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, r
 	return nil
 }
 
+// Scan sets dst[i] to op over the ranks up to this one of src[i]; dst and src have n elements. There is no Avg.
+//
+// Collective; it blocks. In place: dst is src. Source: mpi.h, MPI_Scan.
+func (c *Comm) Scan(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
+	if err := c.CheckScan(nameScan, dst, src, n, t, op); err != nil {
+		return err
+	}
+	return c.scan(nameScan, dst, src, n, t, op, false)
+}
+
+// ExScan sets dst[i] to op over the ranks before this one of src[i]. On rank 0 dst stays as it is. There is no Avg.
+//
+// Collective; it blocks. In place: dst is src. Source: mpi.h, MPI_Exscan.
+func (c *Comm) ExScan(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
+	if err := c.CheckScan(nameExScan, dst, src, n, t, op); err != nil {
+		return err
+	}
+	return c.scan(nameExScan, dst, src, n, t, op, true)
+}
+
+const nameScan, nameExScan = "MPI_Scan", "MPI_Exscan"
+
+func (c *Comm) scan(name string, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, exclusive bool) error {
+	limit := reduceCount(t)
+	for lo := 0; lo < n; lo += limit {
+		if err := c.Check(name, sysScan(c, elem.At(dst, lo, t), elem.At(src, lo, t), min(limit, n-lo), t, op, exclusive)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // Broadcast copies the n elements at buf from the root to every rank.
 //
 // Collective; it blocks until this rank has the data, or on the root until buf may change. Source: mpi.h, MPI_Bcast.

@@ -10,6 +10,8 @@ package cudampi
 #cgo nocallback allreduce
 #cgo noescape reduce
 #cgo nocallback reduce
+#cgo noescape scan
+#cgo nocallback scan
 #cgo noescape bcast
 #cgo nocallback bcast
 #cgo noescape allgather
@@ -99,6 +101,12 @@ func sysAllReduce(c *Comm, dst, src unsafe.Pointer, n int, t elem.Type, op elem.
 
 func sysReduce(c *Comm, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, root int) int {
 	return int(C.reduce(c.h, dst, src, C.int(n), C.int(t), C.int(op), C.int(root), C.int(c.rank), C.int(c.size)))
+}
+
+func sysScan(c *Comm, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, exclusive bool) int {
+	code := int(C.scan(c.h, address(dst), address(src), C.int(n), C.int(t), C.int(op), cbool(exclusive), C.int(c.rank)))
+	keep(dst, src)
+	return code
 }
 
 func sysBroadcast(c *Comm, buf unsafe.Pointer, n int, t elem.Type, root int) int {

@@ -97,6 +97,19 @@ static int reduce(MPI_Comm c, void *dst, const void *src, int n, int t, int op, 
     return rc;
 }
 
+// scan leaves rank 0's memory as it is where it is exclusive.
+static int scan(MPI_Comm c, uintptr_t to, uintptr_t from, int n, int t, int op, int exclusive, int rank) {
+    int (*call)(const void *, void *, int, MPI_Datatype, MPI_Op, MPI_Comm) = exclusive ? MPI_Exscan : MPI_Scan;
+    void *dst = (void *)to;
+    const void *src = (const void *)from;
+    if (!half(t)) return call(src == dst ? MPI_IN_PLACE : src, dst, n, types[t], operation(op, t), c);
+    float *f = widen(src, n, t);
+    if (!f) return MPI_ERR_NO_MEM;
+    int rc = call(MPI_IN_PLACE, f, n, MPI_FLOAT, ops[op], c);
+    if (rc == MPI_SUCCESS && !(exclusive && rank == 0)) finish_half(dst, f, n, t, op, 1);
+    return rc;
+}
+
 static int bcast(MPI_Comm c, void *buf, int n, int t, int root) { return MPI_Bcast(buf, n, types[t], root, c); }
 
 static int allgather(MPI_Comm c, void *dst, const void *src, int n, int t, int in_place) {

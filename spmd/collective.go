@@ -183,7 +183,7 @@ func AllToAllV[T Elem](c Comm, dst, src Buffer[T], recvCounts, sendCounts []int)
 }
 
 // Scan sets dst[i] on rank r to op over the ranks 0 to r of src[i]. dst may be src. There is no Avg.
-// It takes memory for Size+1 times the elements of src, which the stream or, up to 16 MiB, the communicator keeps.
+// On a GPU it takes memory for Size+1 times the elements of src, which the stream keeps.
 // Source: mpi.h, MPI_Scan.
 func Scan[T Elem](c Comm, dst, src Buffer[T], op Op) error {
 	return scan(c, "Scan", coll.Scan, dst, src, op)

@@ -13,6 +13,8 @@ type Comm interface {
 	Barrier() error
 	AllReduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error
 	Reduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, root int) error
+	Scan(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error
+	ExScan(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error
 	Broadcast(buf unsafe.Pointer, n int, t elem.Type, root int) error
 	AllGather(dst, src unsafe.Pointer, n int, t elem.Type) error
 	AllGatherV(dst, src unsafe.Pointer, counts []int, t elem.Type) error
@@ -78,6 +80,10 @@ func Reductions[T elem.Elem](t *testing.T, c Comm, n int, op elem.Op) {
 		}
 	}
 
+	if op != elem.Avg {
+		scans(t, c, in, op)
+	}
+
 	all := n * c.Size()
 	in, want = Input[T](c.Rank(), all), Reduced[T](c.Size(), all, op)
 	src, dst = Filled[T](c.Rank(), all), Alloc[T](n)
@@ -101,6 +107,30 @@ func Reductions[T elem.Elem](t *testing.T, c Comm, n int, op elem.Op) {
 		copy(in[lo:lo+n], want[lo:lo+n])
 		src.Same(t, c, in, "ReduceScatterV %v %v in place", op, counts)
 	}
+}
+
+// scans runs the scans of in, this rank's input.
+func scans[T elem.Elem](t *testing.T, c Comm, in []T, op elem.Op) {
+	n, ty, before := len(in), elem.Of[T](), Alloc[T](len(in)).Data() // what rank 0 has in dst
+	if c.Rank() > 0 {
+		before = Reduced[T](c.Rank(), n, op)
+	}
+	src, dst := Filled[T](c.Rank(), n), Alloc[T](n)
+	Must(t, c.ExScan(dst.Ptr(), src.Ptr(), n, ty, op))
+	dst.Same(t, c, before, "ExScan %v", op)
+	src.Same(t, c, in, "src of ExScan %v", op)
+	Must(t, c.Scan(dst.Ptr(), src.Ptr(), n, ty, op))
+	dst.Same(t, c, Reduced[T](c.Rank()+1, n, op), "Scan %v", op)
+	src.Same(t, c, in, "src of Scan %v", op)
+	Must(t, c.Scan(src.Ptr(), src.Ptr(), n, ty, op))
+	src.Same(t, c, dst.Data(), "Scan %v in place", op)
+
+	src = Filled[T](c.Rank(), n)
+	Must(t, c.ExScan(src.Ptr(), src.Ptr(), n, ty, op))
+	if c.Rank() == 0 {
+		before = in
+	}
+	src.Same(t, c, before, "ExScan %v in place", op)
 }
 
 // Uneven is a list of counts of which some are zero, their sum, and where this rank's part begins.

@@ -17,16 +17,17 @@ import (
 // Comm is a cudampi.Comm whose small calls go through memory that its ranks share. What is true of the calls of
 // cudampi.Comm is true of these.
 //
-// Memory carries AllReduce, ReduceScatter, AllGather and AllToAll of up to 32 KiB, counted over all parts, Broadcast of up to
-// 16 KiB, and messages to other ranks of up to 8 KiB on 2 to 4 ranks, 4 on 8 and 0.5 on 64. A rank that brings another count,
-// type or operation than the others is then an error on every rank, or in a Broadcast where it differs from the root's.
+// Memory carries AllReduce, ReduceScatter, Scan, ExScan, AllGather and AllToAll of up to 32 KiB, counted over all parts,
+// Broadcast of up to 16 KiB, and messages to other ranks of up to 8 KiB on 2 to 4 ranks, 4 on 8 and 0.5 on 64. A rank that
+// brings another count, type or operation than the others is then an error on every rank, or in a Broadcast where it differs
+// from the root's.
 type Comm struct {
 	*cudampi.Comm
 	s   *shared // nil where nothing is shared
 	mem []byte  // that all ranks share
 }
 
-// Share takes c over, and has its ranks share memory, 0.8 MiB for each, where there are 2 to 8 of them, or up to 64 that share
+// Share takes c over, and has its ranks share memory, 0.9 MiB for each, where there are 2 to 8 of them, or up to 64 that share
 // cores, all on one node. Elsewhere MPI carries all. After an error it does so, too, and the Comm can be used.
 //
 // Collective; it blocks. Source: memfd_create(2).
@@ -209,6 +210,29 @@ func (c *Comm) ReduceScatter(dst, src unsafe.Pointer, n int, t elem.Type, op ele
 		return err
 	}
 	return c.judge(name, sysReduceScatter(c.s, dst, src, n, t, op), n, t, op)
+}
+
+// Scan is cudampi.Comm.Scan. Collective; it blocks.
+func (c *Comm) Scan(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
+	if !c.fits(n, t, slotBytes) {
+		return c.Comm.Scan(dst, src, n, t, op)
+	}
+	return c.scan("MPI_Scan", scan, dst, src, n, t, op)
+}
+
+// ExScan is cudampi.Comm.ExScan. Collective; it blocks.
+func (c *Comm) ExScan(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
+	if !c.fits(n, t, slotBytes) {
+		return c.Comm.ExScan(dst, src, n, t, op)
+	}
+	return c.scan("MPI_Exscan", exScan, dst, src, n, t, op)
+}
+
+func (c *Comm) scan(name string, meeting int, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
+	if err := c.CheckScan(name, dst, src, n, t, op); err != nil {
+		return err
+	}
+	return c.judge(name, sysScan(c.s, meeting, dst, src, n, t, op), n, t, op)
 }
 
 // AllGather is cudampi.Comm.AllGather. Collective; it blocks.

@@ -94,6 +94,8 @@ func TestRefusals(t *testing.T) {
 			refused(c.AllReduce(p, nil, 1, f, elem.Sum), "MPI_Allreduce", cudampi.ErrBuffer, "1 elements")
 			refused(c.ReduceScatter(p, p, 1, f, op), "MPI_Reduce_scatter_block", cudampi.ErrOp)
 			refused(c.ReduceScatter(p, nil, 1, f, elem.Sum), "MPI_Reduce_scatter_block", cudampi.ErrBuffer)
+			refused(c.Scan(p, p, 1, f, elem.Avg), "MPI_Scan", cudampi.ErrOp, "no avg")
+			refused(c.ExScan(p, p, 1, f, op), "MPI_Exscan", cudampi.ErrOp)
 			refused(c.AllGather(nil, p, 1, f), "MPI_Allgather", cudampi.ErrBuffer)
 			refused(c.AllToAll(p, nil, 1, f), "MPI_Alltoall", cudampi.ErrBuffer)
 			refused(c.Broadcast(p, 1, f, 2), "MPI_Bcast", cudampi.ErrRoot, "root 2 in a communicator of 2 ranks")

@@ -32,7 +32,7 @@ enum {
 
 // The collectives in which all ranks wait for all. Each has rounds of its own, so that a rank at one never meets ranks at
 // another, or at a barrier: who compares the calls of the ranks can say more about that than a call.
-enum { ALLREDUCE, REDUCE_SCATTER, ALLGATHER, ALLTOALL, MEETINGS };
+enum { ALLREDUCE, REDUCE_SCATTER, ALLGATHER, ALLTOALL, SCAN, EXSCAN, MEETINGS };
 
 // slot is what a rank brings to a round. Its first bytes share the cache line of the round.
 struct slot {
@@ -199,11 +199,12 @@ static struct outcome meet(struct shared *s, int meeting, int n, int t, int op) 
     return o;
 }
 
-// reduce_brought sets dst to what all ranks have brought from element lo on, reduced in rank order.
-static void reduce_brought(const struct shared *s, int meeting, uintptr_t dst, int lo, int n, int t, int op) {
+// reduce_brought sets dst to what the first ranks have brought from element lo on, reduced in rank order. Of none it does nothing.
+static void reduce_brought(const struct shared *s, int meeting, int ranks, uintptr_t dst, int lo, int n, int t, int op) {
     uintptr_t from[MOST_RANKS];
-    for (int r = 0; r < s->size; r++) from[r] = (uintptr_t)(brought(s, meeting, r)->data + (size_t)lo * sizes[t]);
-    reduce_many(dst, from, s->size, n, t, op);
+    for (int r = 0; r < ranks; r++) from[r] = (uintptr_t)(brought(s, meeting, r)->data + (size_t)lo * sizes[t]);
+    if (ranks > 1) reduce_many(dst, from, ranks, n, t, op);
+    else if (ranks == 1) memcpy((void *)dst, (const void *)from[0], (size_t)n * sizes[t]);
 }
 
 // The collectives return what meet does. What each rank brings has at most SLOT_BYTES, and all ranks get the same bits.
@@ -211,13 +212,22 @@ static void reduce_brought(const struct shared *s, int meeting, uintptr_t dst, i
 static struct outcome slots_allreduce(struct shared *s, uintptr_t to, uintptr_t from, int n, int t, int op) {
     memcpy(begin(s, ALLREDUCE)->data, (const void *)from, (size_t)n * sizes[t]);
     struct outcome o = meet(s, ALLREDUCE, n, t, op);
-    if (o.code == 0 && o.index < 0) reduce_brought(s, ALLREDUCE, to, 0, n, t, op);
+    if (o.code == 0 && o.index < 0) reduce_brought(s, ALLREDUCE, s->size, to, 0, n, t, op);
     return o;
 }
 
 static struct outcome slots_reduce_scatter(struct shared *s, uintptr_t to, uintptr_t from, int n, int t, int op) {
     memcpy(begin(s, REDUCE_SCATTER)->data, (const void *)from, (size_t)n * sizes[t] * s->size);
     struct outcome o = meet(s, REDUCE_SCATTER, n, t, op);
-    if (o.code == 0 && o.index < 0) reduce_brought(s, REDUCE_SCATTER, to, s->rank * n, n, t, op);
+    if (o.code == 0 && o.index < 0) reduce_brought(s, REDUCE_SCATTER, s->size, to, s->rank * n, n, t, op);
+    return o;
+}
+
+// slots_scan is a SCAN or an EXSCAN: op over the ranks up to this one, or before it. Of none nothing is written.
+static struct outcome slots_scan(struct shared *s, int meeting, uintptr_t to, uintptr_t from, int n, int t, int op) {
+    int ranks = s->rank + (meeting == SCAN);
+    memcpy(begin(s, meeting)->data, (const void *)from, (size_t)n * sizes[t]);
+    struct outcome o = meet(s, meeting, n, t, op);
+    if (o.code == 0 && o.index < 0) reduce_brought(s, meeting, ranks, to, 0, n, t, op);
     return o;
 }

@@ -111,6 +111,9 @@ func TestRounds(t *testing.T) {
 		check("ReduceScatter", func(_, n int) error {
 			return c.ReduceScatter(dst.Ptr(), src.Ptr(), n, elem.Int64, elem.Max)
 		}, one, func(round, n, i int) int64 { return value(round, c.Size()-1, c.Rank()*n+i) })
+		check("Scan", func(_, n int) error {
+			return c.Scan(dst.Ptr(), src.Ptr(), n, elem.Int64, elem.Sum)
+		}, one, func(round, _, i int) int64 { return int64((c.Rank()+1)*(round+i) + 1000*c.Rank()*(c.Rank()+1)/2) })
 		check("AllGather", func(_, n int) error {
 			return c.AllGather(dst.Ptr(), src.Ptr(), n, elem.Int64)
 		}, all, func(round, n, i int) int64 { return value(round, i/n, i%n) })

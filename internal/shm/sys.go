@@ -9,6 +9,8 @@ package shm
 #cgo nocallback slots_allreduce
 #cgo noescape slots_reduce_scatter
 #cgo nocallback slots_reduce_scatter
+#cgo noescape slots_scan
+#cgo nocallback slots_scan
 #cgo noescape meet
 #cgo nocallback meet
 #cgo noescape await
@@ -54,6 +56,8 @@ const (
 
 	allGather = C.ALLGATHER
 	allToAll  = C.ALLTOALL
+	scan      = C.SCAN
+	exScan    = C.EXSCAN
 
 	unit       = C.UNIT
 	recordHead = C.HEAD
@@ -95,6 +99,10 @@ func sysAllReduce(s *shared, dst, src unsafe.Pointer, n int, t elem.Type, op ele
 
 func sysReduceScatter(s *shared, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) met {
 	return outcome(C.slots_reduce_scatter(s, address(dst), address(src), C.int(n), C.int(t), C.int(op)), dst, src)
+}
+
+func sysScan(s *shared, meeting int, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) met {
+	return outcome(C.slots_scan(s, C.int(meeting), address(dst), address(src), C.int(n), C.int(t), C.int(op)), dst, src)
 }
 
 func sysMeet(s *shared, meeting, n int, t elem.Type) met {

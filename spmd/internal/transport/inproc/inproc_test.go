@@ -28,6 +28,12 @@ func (c comm) Barrier() error { return c.Do(nil, coll.Call{Kind: coll.Barrier}) 
 func (c comm) Reduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, root int) error {
 	return c.Do(nil, coll.Call{Kind: coll.Reduce, Dst: dst, Src: src, N: n, Type: t, Op: op, Root: int32(root)})
 }
+func (c comm) Scan(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
+	return c.Do(nil, coll.Call{Kind: coll.Scan, Dst: dst, Src: src, N: n, Type: t, Op: op})
+}
+func (c comm) ExScan(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
+	return c.Do(nil, coll.Call{Kind: coll.ExScan, Dst: dst, Src: src, N: n, Type: t, Op: op})
+}
 func (c comm) ReduceScatter(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
 	return c.Do(nil, coll.Call{Kind: coll.ReduceScatter, Dst: dst, Src: src, N: n, Type: t, Op: op})
 }

@@ -22,7 +22,7 @@ func New(c *shm.Comm) *Transport { return &Transport{Comm: c} }
 // Kinds are the calls that the transport has itself.
 const Kinds coll.Set = 1<<coll.AllReduce | 1<<coll.Reduce | 1<<coll.Broadcast | 1<<coll.AllGather | 1<<coll.ReduceScatter | 1<<coll.AllToAll |
 	1<<coll.Gather | 1<<coll.Scatter | 1<<coll.AllGatherV | 1<<coll.ReduceScatterV | 1<<coll.GatherV | 1<<coll.ScatterV | 1<<coll.AllToAllV |
-	1<<coll.Send | 1<<coll.Recv | 1<<coll.SendRecv | 1<<coll.Barrier
+	1<<coll.Scan | 1<<coll.ExScan | 1<<coll.Send | 1<<coll.Recv | 1<<coll.SendRecv | 1<<coll.Barrier
 
 var caps = transport.Caps{Library: coll.Library{Kinds: Kinds}, Host: true, Ordered: true}
 
@@ -46,6 +46,10 @@ func (t *Transport) Make(c *coll.Call) error {
 		return m.AllReduce(c.Dst, c.Src, c.N, c.Type, c.Op)
 	case coll.Reduce:
 		return m.Reduce(c.Dst, c.Src, c.N, c.Type, c.Op, root)
+	case coll.Scan:
+		return m.Scan(c.Dst, c.Src, c.N, c.Type, c.Op)
+	case coll.ExScan:
+		return m.ExScan(c.Dst, c.Src, c.N, c.Type, c.Op)
 	case coll.Broadcast:
 		return m.Broadcast(c.Dst, c.N, c.Type, root)
 	case coll.AllGather:
