@@ -347,3 +347,23 @@ func TestTraceRefused(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// The summary comes at the end where it is asked for, once, and not by itself after a short run.
+func TestSummary(t *testing.T) {
+	const head = "summary of 2 ranks in "
+	status, out := run(t, 2, "sum", nil, "--summary", "on")
+	for _, want := range []string{head, "  collectives ", "    AllReduce", "  start: process ", "mpi ", "  memory at most: ", "process "} {
+		if status != 0 || strings.Count(out, want) < 1 || strings.Count(out, head) != 1 {
+			t.Errorf("status %d, without %q\n%s", status, want, out)
+		}
+	}
+	if status, out := run(t, 2, "sum", nil, "--summary", "on", "--log-format", "json"); status != 0 || strings.Contains(out, head) || strings.Count(out, `"summary":{"ranks":2,`) != 1 {
+		t.Errorf("status %d\n%s", status, out)
+	}
+	if status, out := run(t, 2, "sum", nil); status != 0 || strings.Contains(out, "summary") {
+		t.Errorf("status %d\n%s", status, out)
+	}
+	if status, out := run(t, 1, "sum", nil, "--summary", "perhaps"); status != 2 || !strings.Contains(out, "--summary perhaps: want auto, on, off") {
+		t.Errorf("status %d\n%s", status, out)
+	}
+}

@@ -186,6 +186,7 @@ func open(ranks transport.Ranks, cfg Config, fs *pflag.FlagSet) (*World, error) 
 
 	err := w.connect()
 	if err == nil {
+		w.trace.Opened()
 		w.check = verify.Mode(slices.Index(job.CheckModes, cfg.Check)) // not before: the start is one turn in MPI
 		return w, nil
 	}

@@ -76,6 +76,16 @@ func memoryGroups(root string) (groups []memoryGroup) {
 	return groups
 }
 
+// Peak is the most memory that this process has had at one time, in bytes; 0 where that cannot be told. root is "/".
+// Source: proc_pid_status(5), VmHWM.
+func Peak(root string) int {
+	text, err := os.ReadFile(filepath.Join(root, "proc/self/status"))
+	if err != nil {
+		return 0
+	}
+	return numbersIn(string(text))["VmHWM:"] << 10
+}
+
 // numberIn is what a file holds; -1 where there is none or no limit.
 func numberIn(path string) int {
 	text, err := os.ReadFile(path)

@@ -172,6 +172,11 @@ func (r *report) summary(params int) error {
 		Device: r.w.Device(), Collectives: r.w.Collectives()}
 	if n := r.steps - r.from - 1; n > 0 {
 		s.TokS = float64(n*r.o.GlobalBatch*r.o.Seq) / r.took.Seconds()
+		r.w.Summarize("tokens a second", fmt.Sprintf("%.0f", s.TokS))
+		if peak := peakFlops(s.Device, s.DType); peak > 0 {
+			s.MFU = s.TokS * r.o.Cfg.FlopsPerToken(r.o.Seq) / (peak * float64(s.Ranks))
+			r.w.Summarize("MFU", fmt.Sprintf("%.1f %%", 100*s.MFU))
+		}
 	}
 	r.bar.Finish()
 	e := r.w.Log().Info().Int("steps", s.Steps).Int("tokens", s.Tokens).Str("loss_first", fmt.Sprintf("%.4f", s.LossFirst)).

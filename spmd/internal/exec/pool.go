@@ -56,6 +56,7 @@ type Pool struct {
 	chunks  map[unsafe.Pointer]int
 	order   []unsafe.Pointer // of chunks, as they came
 	inUse   int              // bytes handed out
+	peak    int              // the most that inUse has been
 	held    int              // bytes of all chunks
 	closed  atomic.Bool
 	inOrder bool // blocks are used again in the order of Release, by AllocAgreed
@@ -136,9 +137,22 @@ func (p *Pool) Alloc(b *Block, n int) error {
 		}
 		return fmt.Errorf("out of %s: asked for %d bytes; %s%d in use, %d held by the pool: %w", p.What, n, room, p.inUse, p.held, err)
 	}
-	p.inUse += class
+	p.took(class)
 	b.Pool, b.Ptr, b.Size, b.Bytes = p, ptr, class, n
 	return nil
+}
+
+// took counts bytes that are handed out.
+func (p *Pool) took(n int) {
+	p.inUse += n
+	p.peak = max(p.peak, p.inUse)
+}
+
+// Peak is the most bytes that were handed out at one time.
+func (p *Pool) Peak() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.peak
 }
 
 // reuse makes b a free block of the class, if there is one.
@@ -153,7 +167,7 @@ func (p *Pool) reuse(b *Block, n, class int) bool {
 	}
 	b.Pool, b.Ptr, b.Size, b.Bytes = p, l[len(l)-1], class, n
 	p.free[class] = l[:len(l)-1]
-	p.inUse += class
+	p.took(class)
 	return true
 }
 
@@ -222,7 +236,7 @@ func (p *Pool) AllocAgreed(b *Block, n int, agree func(place int64) (same bool, 
 		return err
 	}
 	b.Pool, b.Size, b.Bytes = p, class, n
-	p.inUse += class
+	p.took(class)
 	return nil
 }
 

@@ -39,6 +39,13 @@ func (s *Startup) Begin(name string) func() {
 	}
 }
 
+// Each calls f with each part.
+func (s *Startup) Each(f func(name string, ms float64)) {
+	for _, p := range s.parts {
+		f(p.name, p.ms)
+	}
+}
+
 // Log returns the parts, and all of the time until now, as fields of a line of the log.
 func (s *Startup) Log() *zerolog.Event {
 	parts := zerolog.Dict()

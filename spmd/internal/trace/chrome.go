@@ -79,7 +79,7 @@ func (w *writer) all(logs []*Log) error {
 	for _, l := range logs {
 		for i := range l.Events {
 			e := &l.Events[i]
-			e.Start, e.End = l.Clock.toFirst(e.Start), l.Clock.toFirst(e.End)
+			e.Start, e.End = l.Clock.ToFirst(e.Start), l.Clock.ToFirst(e.End)
 			if !some || e.Start < w.first {
 				some, w.first = true, e.Start
 			}

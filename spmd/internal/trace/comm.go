@@ -130,7 +130,7 @@ func (c *Comm) note(call *Call) {
 	if t.keeps {
 		e.Name = t.name(e.Kind.String())
 	}
-	t.note(e, call.mark)
+	t.note(e, call.mark, BusFactor(e.Kind, c.size))
 	if e.Class == Collective && call.mark.weight != 0 {
 		t.late[t.sampled%samples] = sample{c.id, e.Seq, e.Start, e.End}
 		t.sampled++

@@ -25,8 +25,8 @@ type Clock struct {
 	Within int64    `json:"within"` // ns by which that may be wrong; 0 where both are one clock
 }
 
-// toFirst returns a time of the rank as rank 0 would have it. Between the two looks a clock runs evenly.
-func (c *Clock) toFirst(at int64) int64 {
+// ToFirst returns a time of the rank as rank 0 would have it. Between the two looks a clock runs evenly.
+func (c *Clock) ToFirst(at int64) int64 {
 	span := c.At[1] - c.At[0]
 	if span <= 0 {
 		return at - c.Ahead[0]
@@ -35,12 +35,12 @@ func (c *Clock) toFirst(at int64) int64 {
 	return at - c.Ahead[0] - int64(drift*float64(at-c.At[0]))
 }
 
-// look is one comparison of a clock with that of rank 0.
-type look struct{ at, ahead, within int64 }
+// Look is one comparison of a clock with that of rank 0.
+type Look struct{ At, Ahead, Within int64 }
 
-// compareClocks has rank 0 ask each rank on another node for its time, several times. The quickest answer counts: the time
+// CompareClocks has rank 0 ask each rank on another node for its time, several times. The quickest answer counts: the time
 // in it was read within half of the time that the answer took. On other ranks it returns nothing. Collective over all ranks.
-func compareClocks(m Ranks, node int, now func() int64) ([]look, error) {
+func CompareClocks(m Ranks, node int, now func() int64) ([]Look, error) {
 	nodes := make([]int64, m.Size())
 	mine := int64(node)
 	if err := m.AllGather(unsafe.Pointer(&nodes[0]), unsafe.Pointer(&mine), 1, elem.Int64); err != nil {
@@ -64,11 +64,11 @@ func compareClocks(m Ranks, node int, now func() int64) ([]look, error) {
 		}
 		return nil, nil
 	}
-	looks := make([]look, m.Size())
+	looks := make([]Look, m.Size())
 	for r := range looks {
 		best := &looks[r]
 		if nodes[r] == nodes[0] {
-			best.at = now()
+			best.At = now()
 			continue
 		}
 		for i := range rounds {
@@ -79,8 +79,8 @@ func compareClocks(m Ranks, node int, now func() int64) ([]look, error) {
 			if err := m.Recv(p, 1, elem.Int64, r); err != nil {
 				return nil, err
 			}
-			if half := (now() - asked) / 2; i == 0 || half < best.within {
-				*best = look{at, at - asked - half, half}
+			if half := (now() - asked) / 2; i == 0 || half < best.Within {
+				*best = Look{at, at - asked - half, half}
 			}
 		}
 	}
@@ -88,21 +88,21 @@ func compareClocks(m Ranks, node int, now func() int64) ([]look, error) {
 }
 
 // Clocks compares the clocks of all ranks, at the start and at the end of what they note.
-type Clocks struct{ first []look }
+type Clocks struct{ first []Look }
 
 // Start compares them the first time. node is the number of this rank's node. Collective over all ranks.
 func (c *Clocks) Start(m Ranks, node int) (err error) {
-	c.first, err = compareClocks(m, node, Now)
+	c.first, err = CompareClocks(m, node, Now)
 	return err
 }
 
-// end compares them again, and returns how each is ahead of rank 0's, on rank 0.
-func (c *Clocks) end(m Ranks, node int, now func() int64) ([]Clock, error) {
-	last, err := compareClocks(m, node, now)
+// End compares them again, and returns how each is ahead of rank 0's, on rank 0. Collective over all ranks.
+func (c *Clocks) End(m Ranks, node int) ([]Clock, error) {
+	last, err := CompareClocks(m, node, Now)
 	list := make([]Clock, len(last))
 	for r, l := range last {
 		f := c.first[r]
-		list[r] = Clock{[2]int64{f.at, l.at}, [2]int64{f.ahead, l.ahead}, max(f.within, l.within)}
+		list[r] = Clock{[2]int64{f.At, l.At}, [2]int64{f.Ahead, l.Ahead}, max(f.Within, l.Within)}
 	}
 	return list, err
 }
@@ -157,12 +157,8 @@ func (t *Tracer) log(rank int) *Log {
 	return l
 }
 
-// Gather returns on rank 0 what all ranks have noted. Collective over all ranks.
-func (t *Tracer) Gather(m Ranks, node int, c *Clocks) ([]*Log, error) {
-	clocks, err := c.end(m, node, Now)
-	if err != nil {
-		return nil, err
-	}
+// Gather returns on rank 0 what all ranks have noted, whose clocks it has compared. Collective over all ranks.
+func (t *Tracer) Gather(m Ranks, clocks []Clock) ([]*Log, error) {
 	mine := t.log(m.Rank())
 	head, err := json.Marshal(mine)
 	if err != nil {

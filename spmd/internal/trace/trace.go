@@ -105,7 +105,10 @@ type Tracer struct {
 	named   []string
 	threads []*Thread
 	comms   []*Comm
-	classes [Classes]Total
+	host    [Classes]Total // of the first thread, which is what the program calls
+	streams [Classes]Total // of the others
+	called  float64        // ns in calls that block
+	facts   []Fact
 	regions map[int32]*Total
 	sizes   map[sizeKey]*Total // of calls of communicators
 	late    []sample           // a ring
@@ -116,10 +119,11 @@ type Tracer struct {
 type Total struct {
 	Count   uint64  `json:"count"`
 	Bytes   uint64  `json:"bytes"`
-	Nanos   float64 `json:"ns"`              // of all, as those that were timed have it
-	Least   int64   `json:"least,omitempty"` // ns of the shortest that was timed; 0 where none was
-	Timed   float64 `json:"timed"`           // calls that Nanos stands for
-	InGraph uint64  `json:"in_graph,omitempty"`
+	Nanos   float64 `json:"ns"`                 // of all, as those that were timed have it
+	Least   int64   `json:"least,omitempty"`    // ns of the shortest that was timed; 0 where none was
+	Timed   float64 `json:"timed"`              // calls that Nanos stands for
+	Moved   float64 `json:"moved,omitempty"`    // bytes that these have to move over a link; see BusFactor
+	InGraph uint64  `json:"in_graph,omitempty"` // of Count: calls in graphs, which nobody times
 }
 
 // sizeKey is a kind of call, and the power of two in which its bytes lie.
@@ -130,9 +134,10 @@ type sizeKey struct {
 
 // sample is a collective, to be compared with what other ranks have of the same.
 type sample struct {
-	Comm       int32
-	Seq        uint64
-	Start, End int64
+	Comm  int32  `json:"c"`
+	Seq   uint64 `json:"n"`
+	Start int64  `json:"s"`
+	End   int64  `json:"e"`
 }
 
 // samples is how many collectives of a rank are kept to be compared.
@@ -176,9 +181,16 @@ func (t *Tracer) name(s string) int32 {
 	return i
 }
 
-// note counts an event, and keeps it. The caller holds t.mu.
-func (t *Tracer) note(e *Event, m Mark) {
-	t.classes[e.Class].add(e, m)
+// note counts an event, which moves its bytes factor times, and keeps it. The caller holds t.mu.
+func (t *Tracer) note(e *Event, m Mark, factor float64) {
+	if e.Thread == 0 {
+		t.host[e.Class].add(e, m, factor)
+		if e.Class != Region && m.weight != 0 {
+			t.called += float64(m.weight) * float64(e.End-e.Start)
+		}
+	} else {
+		t.streams[e.Class].add(e, m, factor)
+	}
 	switch e.Class {
 	case Region:
 		r := t.regions[e.Name]
@@ -186,9 +198,9 @@ func (t *Tracer) note(e *Event, m Mark) {
 			r = &Total{}
 			t.regions[e.Name] = r
 		}
-		r.add(e, m)
+		r.add(e, m, 0)
 	case Collective, Message:
-		t.size(e.Kind, e.Bytes).add(e, m)
+		t.size(e.Kind, e.Bytes).add(e, m, factor)
 	}
 	t.keep(e, m)
 }
@@ -214,7 +226,7 @@ func (t *Tracer) keep(e *Event, m Mark) {
 }
 
 // add counts an event.
-func (t *Total) add(e *Event, m Mark) {
+func (t *Total) add(e *Event, m Mark, factor float64) {
 	t.Count++
 	t.Bytes += uint64(e.Bytes)
 	if m.weight == 0 {
@@ -223,6 +235,7 @@ func (t *Total) add(e *Event, m Mark) {
 	took := e.End - e.Start
 	t.Nanos += float64(m.weight) * float64(took)
 	t.Timed += float64(m.weight)
+	t.Moved += float64(m.weight) * factor * float64(e.Bytes)
 	if t.Least == 0 || took < t.Least {
 		t.Least = max(took, 1)
 	}
@@ -343,7 +356,11 @@ func (th *Thread) Note(m Mark, e *Event, name string) {
 	if t.keeps || e.Class == Region {
 		e.Name = t.name(name)
 	}
-	t.note(e, m)
+	factor := 0.0
+	if e.Class == Copy {
+		factor = 1
+	}
+	t.note(e, m, factor)
 }
 
 // sampler decides which events of a class are timed.

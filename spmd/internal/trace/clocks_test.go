@@ -1,0 +1,63 @@
+package trace_test
+
+import (
+	"slices"
+	"testing"
+	"unsafe"
+
+	"lockstep/internal/elem"
+	"lockstep/spmd/internal/trace"
+	"lockstep/spmd/internal/transport/inproc"
+)
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The clocks of ranks on other nodes are found as they are, and also how they run apart.
+func TestClocks(t *testing.T) {
+	const hour = int64(3600e9)
+	for _, n := range []int{2, 3} {
+		must(t, inproc.Run(n, func(c *inproc.Comm) error {
+			r := int64(c.Rank())
+			clock := func() int64 { return trace.Now() + r*hour + trace.Now()/1000*r } // a thousandth faster for each rank
+			first, err := trace.CompareClocks(c, c.Rank(), clock)
+			if err != nil {
+				return err
+			}
+			var before [4]int64
+			before[0], before[1] = trace.Now(), clock()
+			for trace.Now() < before[0]+int64(20e6) {
+			}
+			last, err := trace.CompareClocks(c, c.Rank(), clock)
+			if err != nil {
+				return err
+			}
+			all := make([]int64, 2*n)
+			if err := c.AllGather(unsafe.Pointer(&all[0]), unsafe.Pointer(&before[0]), 2, elem.Int64); err != nil || c.Rank() != 0 {
+				return err
+			}
+			for i := range first {
+				k := trace.Clock{[2]int64{first[i].At, last[i].At}, [2]int64{first[i].Ahead, last[i].Ahead}, max(first[i].Within, last[i].Within)}
+				if off := k.ToFirst(all[2*i+1]) - all[2*i]; off < -k.Within-2000 || off > k.Within+2000 {
+					t.Errorf("rank %d of %d: %d ns wrong, and within %d", i, n, off, k.Within)
+				}
+			}
+			return nil
+		}))
+	}
+}
+
+// Ranks of one node have one clock.
+func TestOneClock(t *testing.T) {
+	must(t, inproc.Run(3, func(c *inproc.Comm) error {
+		looks, err := trace.CompareClocks(c, 7, func() int64 { return 5 })
+		if c.Rank() == 0 && !slices.Equal(looks, []trace.Look{{At: 5}, {At: 5}, {At: 5}}) {
+			t.Errorf("%v", looks)
+		}
+		return err
+	}))
+}

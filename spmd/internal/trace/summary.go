@@ -1,0 +1,353 @@
+package trace
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+
+	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/control"
+)
+
+// Summary is what one rank has spent its time on.
+type Summary struct {
+	Rank    int              `json:"rank"`
+	Elapsed int64            `json:"elapsed"` // ns of the run
+	Called  float64          `json:"called"`  // ns of it in calls that block
+	Host    [Classes]Total   `json:"host"`    // what the program called
+	Streams [Classes]Total   `json:"streams"` // what its streams did
+	Regions map[string]Total `json:"regions"`
+	Sizes   []SizeTotal      `json:"sizes"`
+	Comms   []CommInfo       `json:"comms"`
+	Late    []sample         `json:"late"`
+	Start   []Part           `json:"start"`
+	Memory  []Memory         `json:"memory"`
+}
+
+// SizeTotal is what the calls of one kind add up to whose bytes lie in one power of two.
+type SizeTotal struct {
+	Kind coll.Kind `json:"kind"`
+	Log  uint8     `json:"log"`
+	Total
+}
+
+// Part is a part of the start.
+type Part struct {
+	Name string  `json:"name"`
+	Ms   float64 `json:"ms"`
+}
+
+// Memory is the most memory of a kind that was in use at one time.
+type Memory struct {
+	Kind string `json:"kind"`
+	Peak int    `json:"peak"` // bytes
+}
+
+// Opened says that the start is over: what a summary calls the run begins.
+func (t *Tracer) Opened() {
+	if t == nil {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.began = Now()
+}
+
+// Summary returns what the rank has spent its time on.
+func (t *Tracer) Summary(rank int, start []Part, memory []Memory) *Summary {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := &Summary{Rank: rank, Elapsed: Now() - t.began, Called: t.called, Host: t.host, Streams: t.streams,
+		Regions: map[string]Total{}, Start: start, Memory: memory}
+	for name, r := range t.regions {
+		s.Regions[t.named[name]] = *r
+	}
+	for k, z := range t.sizes {
+		s.Sizes = append(s.Sizes, SizeTotal{k.kind, k.log, *z})
+	}
+	for _, c := range t.comms {
+		s.Comms = append(s.Comms, CommInfo{c.name, c.rank, c.size})
+	}
+	s.Late = append(s.Late, t.late[:min(t.sampled, samples)]...)
+	return s
+}
+
+// Gather returns on rank 0 the summaries of all ranks, with the times of all by rank 0's clock. Collective over the ranks.
+func (s *Summary) Gather(c control.Comm, clocks []Clock) ([]*Summary, error) {
+	mine, err := json.Marshal(s)
+	if err != nil {
+		return nil, err
+	}
+	parts, err := control.Gather(c, mine)
+	if err != nil || c.Rank() != 0 {
+		return nil, err
+	}
+	all := make([]*Summary, len(parts))
+	for r, part := range parts {
+		if err := json.Unmarshal(part, &all[r]); err != nil {
+			return nil, fmt.Errorf("the summary of rank %d: %w", r, err)
+		}
+		for i := range all[r].Late {
+			l := &all[r].Late[i]
+			l.Start, l.End = clocks[r].ToFirst(l.Start), clocks[r].ToFirst(l.End)
+		}
+	}
+	return all, nil
+}
+
+// Row is a line of the table: what some calls took on the rank on which they took longest.
+type Row struct {
+	What    string  `json:"what"`
+	Count   uint64  `json:"count"`   // on the slowest rank
+	Bytes   uint64  `json:"bytes"`   // there
+	Seconds float64 `json:"seconds"` // there
+	Ratio   float64 `json:"ratio"`   // of that to the time of the fastest rank; 0 where that is none
+	Slowest int     `json:"slowest"`
+	Rate    float64 `json:"rate"`     // bytes that go over a link in a second, on all ranks; 0 where none are known
+	OfBest  float64 `json:"of_best"`  // what it would take if all calls were as fast as the fastest of their kind and size, by what it took; 0 where unknown
+	InGraph uint64  `json:"in_graph"` // of Count: calls in graphs, whose time is the graphs'
+}
+
+// rated is how many bytes a call has to have for a rate to mean something.
+const rated = 1 << 12
+
+// itself is the row of what a program does outside of calls.
+const itself = "program itself"
+
+// row compares the ranks, and says whether any has such calls.
+func row(what string, all []*Summary, of func(s *Summary) Total) (r Row, some bool) {
+	r.What = what
+	var least, sum, moved float64
+	for i, s := range all {
+		t := of(s)
+		seconds := t.Nanos / 1e9
+		some = some || t.Count > 0
+		if i == 0 || seconds > r.Seconds || seconds == r.Seconds && t.Count > r.Count {
+			r.Slowest, r.Seconds, r.Count, r.Bytes, r.InGraph = s.Rank, seconds, t.Count, t.Bytes, t.InGraph
+		}
+		if i == 0 || seconds < least {
+			least = seconds
+		}
+		sum, moved = sum+t.Nanos, moved+t.Moved
+	}
+	if least > 0 {
+		r.Ratio = r.Seconds / least
+	}
+	if sum > 0 && r.Count > 0 && r.Bytes/r.Count >= rated {
+		r.Rate = moved / sum * 1e9
+	}
+	return r, some
+}
+
+func plus(a, b Total) Total {
+	a.Count, a.Bytes, a.Nanos, a.Timed, a.Moved, a.InGraph = a.Count+b.Count, a.Bytes+b.Bytes, a.Nanos+b.Nanos, a.Timed+b.Timed, a.Moved+b.Moved, a.InGraph+b.InGraph
+	return a
+}
+
+// Table is the summaries of all ranks, compared.
+type Table struct {
+	Ranks   int      `json:"ranks"`
+	Seconds float64  `json:"seconds"` // of the run
+	Rows    []Row    `json:"rows"`
+	Calls   []Row    `json:"calls"`   // of communicators, by kind and size: those that took longest
+	Regions []Row    `json:"regions"` // that took longest
+	Late    Late     `json:"late"`
+	Start   []Part   `json:"start"` // the longest of any rank
+	Memory  []Memory `json:"memory"`
+	On      []int    `json:"on"` // for each of Memory the rank
+}
+
+// Late is how long ranks waited in collectives for those that came last, as far as the ranks have timed the same calls.
+type Late struct {
+	Compared int     `json:"compared"` // collectives
+	Seconds  float64 `json:"seconds"`  // that the rank which waited longest has waited in all of its collectives
+	Waited   int     `json:"waited"`   // that rank
+	Last     int     `json:"last"`     // the rank that came last most often
+	Share    float64 `json:"share"`    // of the collectives in which it did
+}
+
+// mostRows is how many lines there are at most of calls, and of regions.
+const mostRows = 5
+
+// Compare compares the summaries of all ranks.
+func Compare(all []*Summary) *Table {
+	t := &Table{Ranks: len(all)}
+	for _, s := range all {
+		t.Seconds = max(t.Seconds, float64(s.Elapsed)/1e9)
+	}
+	add := func(what string, of func(s *Summary) Total) {
+		if r, some := row(what, all, of); some {
+			t.Rows = append(t.Rows, r)
+		}
+	}
+	both := func(c Class) func(*Summary) Total {
+		return func(s *Summary) Total { return plus(s.Host[c], s.Streams[c]) }
+	}
+	add("compute", both(Compute))
+	add("collectives", both(Collective))
+	if n := len(t.Rows); n > 0 && t.Rows[n-1].What == "collectives" {
+		t.Rows[n-1].OfBest = ofBest(all, func(z *SizeTotal) bool { return !z.Kind.Traits().Message && z.Kind != coll.Group })
+	}
+	add("messages", both(Message))
+	add("copies", both(Copy))
+	add("graphs", both(Replay))
+	add("streams wait", func(s *Summary) Total { return s.Streams[Wait] })
+	add("program waits", func(s *Summary) Total { return s.Host[Wait] })
+	// Where several goroutines call at the same time it is not known what one of them does meanwhile.
+	if !slices.ContainsFunc(all, func(s *Summary) bool { return s.Called > float64(s.Elapsed) }) {
+		add(itself, func(s *Summary) Total { return Total{Count: 1, Nanos: float64(s.Elapsed) - s.Called} })
+	}
+	t.calls(all)
+	names := map[string]bool{}
+	for _, s := range all {
+		for name := range s.Regions {
+			names[name] = true
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		r, _ := row(name, all, func(s *Summary) Total { return s.Regions[name] })
+		t.Regions = append(t.Regions, r)
+	}
+	t.Regions = longest(t.Regions)
+	t.late(all)
+	t.most(all)
+	return t
+}
+
+// calls finds the calls of communicators that took longest.
+func (t *Table) calls(all []*Summary) {
+	keys := map[sizeKey]bool{}
+	for _, s := range all {
+		for i := range s.Sizes {
+			keys[sizeKey{s.Sizes[i].Kind, s.Sizes[i].Log}] = true
+		}
+	}
+	for k := range keys {
+		is := func(z *SizeTotal) bool { return z.Kind == k.kind && z.Log == k.log }
+		r, _ := row(k.String(), all, func(s *Summary) Total {
+			if i := slices.IndexFunc(s.Sizes, func(z SizeTotal) bool { return is(&z) }); i >= 0 {
+				return s.Sizes[i].Total
+			}
+			return Total{}
+		})
+		r.OfBest = ofBest(all, is)
+		t.Calls = append(t.Calls, r)
+	}
+	slices.SortFunc(t.Calls, func(a, b Row) int { return cmp.Compare(a.What, b.What) })
+	t.Calls = longest(t.Calls)
+}
+
+// String names calls of a size.
+func (k sizeKey) String() string {
+	if k.log == 0 {
+		return k.kind.String()
+	}
+	return fmt.Sprintf("%v, %s or more", k.kind, Bytes(1<<(k.log-1)))
+}
+
+// longest keeps the rows that took longest, of which the longest is first.
+func longest(rows []Row) []Row {
+	slices.SortStableFunc(rows, func(a, b Row) int { return cmp.Compare(b.Seconds, a.Seconds) })
+	return rows[:min(len(rows), mostRows)]
+}
+
+// ofBest is how long calls would take if each were as fast as the fastest of its kind and size on any rank, by what they
+// took. The rank that comes last to a collective finds all others there, so its time is that of the collective itself.
+func ofBest(all []*Summary, is func(*SizeTotal) bool) float64 {
+	least := map[sizeKey]int64{}
+	for _, s := range all {
+		for i := range s.Sizes {
+			z := &s.Sizes[i]
+			k := sizeKey{z.Kind, z.Log}
+			if was := least[k]; z.Least > 0 && (was == 0 || z.Least < was) {
+				least[k] = z.Least
+			}
+		}
+	}
+	var took, best float64
+	for _, s := range all {
+		for i := range s.Sizes {
+			if z := &s.Sizes[i]; is(z) {
+				took += z.Nanos
+				best += z.Timed * float64(least[sizeKey{z.Kind, z.Log}])
+			}
+		}
+	}
+	if took == 0 {
+		return 0
+	}
+	return best / took
+}
+
+// late compares when the ranks came to collectives that all of a communicator have timed.
+func (t *Table) late(all []*Summary) {
+	type call struct {
+		comm string
+		seq  uint64
+	}
+	type entry struct{ rank, index int }
+	calls := map[call][]entry{}
+	for i, s := range all {
+		for j := range s.Late {
+			k := call{s.Comms[s.Late[j].Comm].Name, s.Late[j].Seq}
+			calls[k] = append(calls[k], entry{i, j})
+		}
+	}
+	waited, took, last := make([]float64, len(all)), make([]float64, len(all)), make([]int, len(all))
+	for _, entries := range calls {
+		first := all[entries[0].rank]
+		if n := first.Comms[first.Late[entries[0].index].Comm].Size; n < 2 || len(entries) != n {
+			continue
+		}
+		at := func(e entry) *sample { return &all[e.rank].Late[e.index] }
+		latest := slices.MaxFunc(entries, func(a, b entry) int { return cmp.Compare(at(a).Start, at(b).Start) })
+		for _, e := range entries {
+			s := at(e)
+			took[e.rank] += float64(s.End - s.Start)
+			waited[e.rank] += float64(max(min(at(latest).Start, s.End)-s.Start, 0))
+		}
+		last[latest.rank]++
+		t.Late.Compared++
+	}
+	if t.Late.Compared == 0 {
+		return
+	}
+	for i, s := range all {
+		if took[i] == 0 {
+			continue
+		}
+		seconds := waited[i] / took[i] * (s.Host[Collective].Nanos + s.Streams[Collective].Nanos) / 1e9
+		if seconds > t.Late.Seconds {
+			t.Late.Seconds, t.Late.Waited = seconds, s.Rank
+		}
+		if last[i] > last[t.Late.Last] {
+			t.Late.Last = i
+		}
+	}
+	t.Late.Share = float64(last[t.Late.Last]) / float64(t.Late.Compared)
+	t.Late.Last = all[t.Late.Last].Rank
+}
+
+// most finds the longest parts of the start, and the most memory, of any rank.
+func (t *Table) most(all []*Summary) {
+	for _, s := range all {
+		for _, p := range s.Start {
+			if i := slices.IndexFunc(t.Start, func(o Part) bool { return o.Name == p.Name }); i >= 0 {
+				t.Start[i].Ms = max(t.Start[i].Ms, p.Ms)
+			} else {
+				t.Start = append(t.Start, p)
+			}
+		}
+		for _, m := range s.Memory {
+			i := slices.IndexFunc(t.Memory, func(o Memory) bool { return o.Kind == m.Kind })
+			switch {
+			case i < 0:
+				t.Memory, t.On = append(t.Memory, m), append(t.On, s.Rank)
+			case m.Peak > t.Memory[i].Peak:
+				t.Memory[i], t.On[i] = m, s.Rank
+			}
+		}
+	}
+}

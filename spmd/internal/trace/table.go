@@ -1,0 +1,142 @@
+package trace
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+)
+
+// Fact is a line that an application adds to the summary.
+type Fact struct {
+	Name  string `json:"name"`
+	Value string `json:"value"`
+}
+
+// Add adds a line to the summary, or gives one another value.
+func (t *Tracer) Add(name, value string) {
+	if t == nil {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for i := range t.facts {
+		if t.facts[i].Name == name {
+			t.facts[i].Value = value
+			return
+		}
+	}
+	t.facts = append(t.facts, Fact{name, value})
+}
+
+// Facts are the lines that the application has added.
+func (t *Tracer) Facts() []Fact {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.facts
+}
+
+// Text is the table for people, without more than a screen has.
+func (t *Table) Text(facts []Fact) string {
+	var b strings.Builder
+	ranks := "1 rank"
+	if t.Ranks != 1 {
+		ranks = fmt.Sprintf("%d ranks", t.Ranks)
+	}
+	fmt.Fprintf(&b, "summary of %s in %s; times are of the rank that took longest\n", ranks, Seconds(t.Seconds))
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprint(w, "\tcount\tbytes\ttime\tmax/min\trank\tGB/s\tof best\t\n")
+	group := func(title string, rows []Row) {
+		for i := range rows {
+			r := &rows[i]
+			count := "-"
+			if r.What != itself {
+				count = Count(r.Count)
+			}
+			if r.InGraph > 0 {
+				count += fmt.Sprintf(" (%s in graphs)", Count(r.InGraph))
+			}
+			fmt.Fprintf(w, "%s%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", title, pad(r.What, 28-len(title)), count, orNone(r.Bytes > 0, Bytes(int64(r.Bytes))), Seconds(r.Seconds),
+				orNone(r.Ratio > 0 && t.Ranks > 1, fmt.Sprintf("%.2f", r.Ratio)), orNone(t.Ranks > 1, strconv.Itoa(r.Slowest)),
+				orNone(r.Rate > 0, fmt.Sprintf("%.3g", r.Rate/1e9)), orNone(r.OfBest > 0, fmt.Sprintf("%.0f %%", 100*r.OfBest)))
+		}
+	}
+	group("", t.Rows)
+	group("  ", t.Calls)
+	group("  region ", t.Regions)
+	_ = w.Flush() // a strings.Builder takes all
+	if l := &t.Late; l.Compared > 0 {
+		fmt.Fprintf(&b, "  late ranks: rank %d waited %s in collectives for the last to come; rank %d was the last in %.0f %% of %s that were compared\n",
+			l.Waited, Seconds(l.Seconds), l.Last, 100*l.Share, Count(uint64(l.Compared)))
+	}
+	list := func(title string, parts []string) {
+		if len(parts) > 0 {
+			fmt.Fprintf(&b, "  %s: %s\n", title, strings.Join(parts, ", "))
+		}
+	}
+	var parts []string
+	for _, p := range t.Start {
+		parts = append(parts, fmt.Sprintf("%s %s", p.Name, Seconds(p.Ms/1e3)))
+	}
+	list("start", parts)
+	parts = nil
+	for i, m := range t.Memory {
+		at := ""
+		if t.Ranks > 1 {
+			at = fmt.Sprintf(" (rank %d)", t.On[i])
+		}
+		parts = append(parts, fmt.Sprintf("%s %s%s", m.Kind, Bytes(int64(m.Peak)), at))
+	}
+	list("memory at most", parts)
+	for _, f := range facts {
+		fmt.Fprintf(&b, "  %s: %s\n", f.Name, f.Value)
+	}
+	return b.String()
+}
+
+// pad makes texts of the first column equally wide, so that they begin at the left.
+func pad(s string, n int) string { return fmt.Sprintf("%-*s", n, s) }
+
+func orNone(some bool, s string) string {
+	if !some {
+		return "-"
+	}
+	return s
+}
+
+// Seconds is a time in a unit that suits it.
+func Seconds(s float64) string {
+	switch {
+	case s == 0:
+		return "0"
+	case s < 1e-3:
+		return fmt.Sprintf("%.3g us", s*1e6)
+	case s < 1:
+		return fmt.Sprintf("%.3g ms", s*1e3)
+	case s < 1000:
+		return fmt.Sprintf("%.3g s", s)
+	}
+	return fmt.Sprintf("%.0f s", s)
+}
+
+// Bytes is a number of bytes in a unit that suits it.
+func Bytes(n int64) string {
+	const units = "KMGTPE"
+	if n < 1<<10 {
+		return fmt.Sprintf("%d B", n)
+	}
+	x, i := float64(n)/(1<<10), 0
+	for x >= 1000 && i < len(units)-1 {
+		x, i = x/(1<<10), i+1
+	}
+	return fmt.Sprintf("%.3g %ciB", x, units[i])
+}
+
+// Count is a number with its thousands apart.
+func Count(n uint64) string {
+	s := strconv.FormatUint(n, 10)
+	for i := len(s) - 3; i > 0; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
+}

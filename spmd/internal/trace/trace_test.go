@@ -1,0 +1,210 @@
+package trace
+
+import (
+	"bytes"
+	"encoding/json"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"lockstep/internal/elem"
+	"lockstep/spmd/internal/coll"
+)
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Who traces nothing has nothing but nil, and may call all of it.
+func TestNothing(t *testing.T) {
+	tr := New(Options{})
+	th, c := tr.Thread("x", false), tr.Comm("world", 0, 2)
+	call := coll.Call{Kind: coll.AllReduce, N: 1}
+	if tr != nil || th != nil || c != nil || tr.Keeps() || th.Keeps() || th.Begin(Compute).Timed() || th.Choose(Copy).Timed() {
+		t.Error("something is noted")
+	}
+	th.End(Mark{}, Compute, "x", 1)
+	th.EndLong(Mark{}, "x")
+	th.Note(Mark{}, &Event{}, "x")
+	th.Close()
+	c.Begin(th, &call, nil)
+	c.End()
+	c.Rename("y")
+	c.Note(&Call{})
+	tr.Add("a", "b")
+	tr.Opened()
+}
+
+// A ring that is full drops the oldest events, and says how many.
+func TestDropped(t *testing.T) {
+	tr := New(Options{File: "x.json", Ranks: 1 << 20})
+	th := tr.Thread("work", false)
+	const more = 100
+	for i := range leastKept + more {
+		th.Note(Mark{weight: 1}, &Event{Start: int64(i), End: int64(i + 1), Comm: -1, Peer: -1, From: -1}, "k")
+	}
+	l := tr.log(0)
+	if l.Dropped != more || l.Count != leastKept || l.Events[0].Start != more || l.Events[leastKept-1].Start != leastKept+more-1 {
+		t.Errorf("%d dropped, %d kept, from %d to %d", l.Dropped, l.Count, l.Events[0].Start, l.Events[leastKept-1].Start)
+	}
+	var b bytes.Buffer
+	must(t, Write(&b, []*Log{l}, false))
+	var f struct {
+		OtherData struct {
+			Dropped map[string]int `json:"dropped_events"`
+		}
+	}
+	must(t, json.Unmarshal(b.Bytes(), &f))
+	if f.OtherData.Dropped["0"] != more || !strings.Contains(b.String(), "without its first 100 events") {
+		t.Errorf("the file says that %v were dropped", f.OtherData.Dropped)
+	}
+	if tr.host[Compute].Count != leastKept+more {
+		t.Errorf("%d are counted", tr.host[Compute].Count)
+	}
+}
+
+// Events that overlap are on threads of their own; those that lie in one another, or behind one another, are not.
+func TestThreadsOfLine(t *testing.T) {
+	ev := func(start, end int64) Event { return Event{Start: start, End: end, Comm: -1, Peer: -1, From: -1} }
+	l := &Log{Names: []string{"a \"b\"\n"}, Threads: []ThreadInfo{{Name: "calls"}}, Events: []Event{ev(0, 100), ev(10, 20), ev(20, 30), ev(15, 40), ev(90, 120), ev(100, 110)}}
+	var b bytes.Buffer
+	must(t, Write(&b, []*Log{l}, false))
+	var f struct {
+		TraceEvents []struct {
+			Ph, Name string
+			Tid      int
+			Ts, Dur  float64
+		}
+	}
+	must(t, json.Unmarshal(b.Bytes(), &f))
+	got := map[float64]int{}
+	for _, e := range f.TraceEvents {
+		if e.Ph == "X" {
+			got[math.Round(e.Ts*1e3)] = e.Tid
+			if e.Name != "a \"b\"\n" {
+				t.Errorf("name %q", e.Name)
+			}
+		}
+	}
+	want := map[float64]int{0: 0, 10: 0, 15: 1, 20: 0, 90: 1, 100: 0}
+	for at, tid := range want {
+		if got[at] != tid {
+			t.Errorf("the event at %v is on thread %d, want %d", at, got[at], tid)
+		}
+	}
+}
+
+// What is timed of many short calls stands for all of them.
+func TestSampler(t *testing.T) {
+	tr := New(Options{Summary: true})
+	c := tr.Comm("world", 0, 2)
+	th := tr.Thread("calls", false)
+	call := coll.Call{Kind: coll.AllReduce, Type: elem.Float32, N: 2}
+	const n = 200_000
+	begin := Now()
+	for range n {
+		c.Begin(th, &call, nil)
+		c.End()
+	}
+	took := float64(Now() - begin)
+	got := tr.host[Collective]
+	if got.Count != n || got.Bytes != 8*n {
+		t.Errorf("%d calls of %d bytes are counted", got.Count, got.Bytes)
+	}
+	if got.Timed < 0.5*n || got.Timed > 2*n || got.Nanos > took {
+		t.Errorf("%.0f of %d are stood for, with %.0f ns of %.0f", got.Timed, n, got.Nanos, took)
+	}
+	if c.host.shift == 0 {
+		t.Error("each is timed")
+	}
+}
+
+// summaryOf is the summary of a rank with collectives of a length each, that it began at a time each.
+func summaryOf(rank int, compute float64, starts, ends []int64) *Summary {
+	s := &Summary{Rank: rank, Elapsed: 10e9, Called: 4e9, Comms: []CommInfo{{"world", rank, 3}}, Regions: map[string]Total{"step": {Count: 2, Nanos: 1e9 * float64(rank+1)}}}
+	s.Streams[Compute] = Total{Count: 5, Nanos: compute, Timed: 5}
+	z := SizeTotal{Kind: coll.AllReduce, Log: logOf(1 << 20)}
+	for i := range starts {
+		took := ends[i] - starts[i]
+		z.Count, z.Bytes, z.Timed = z.Count+1, z.Bytes+1<<20, z.Timed+1
+		z.Nanos += float64(took)
+		z.Moved += float64(1<<20) * 4 / 3
+		if z.Least == 0 || took < z.Least {
+			z.Least = took
+		}
+		s.Late = append(s.Late, sample{0, uint64(i + 1), starts[i], ends[i]})
+	}
+	s.Host[Collective], s.Sizes = z.Total, []SizeTotal{z}
+	s.Start = []Part{{"mpi", 100 * float64(rank)}}
+	s.Memory = []Memory{{"host memory", 1000 * (3 - rank)}}
+	return s
+}
+
+// A table of three ranks, against what a person works out. Rank 2 comes last to each of two collectives, which take 1 ms
+// from there on.
+func TestCompare(t *testing.T) {
+	const ms = int64(1e6)
+	all := []*Summary{
+		summaryOf(0, 1e9, []int64{0, 100 * ms}, []int64{10 * ms, 104 * ms}),
+		summaryOf(1, 4e9, []int64{4 * ms, 101 * ms}, []int64{10 * ms, 104 * ms}),
+		summaryOf(2, 2e9, []int64{9 * ms, 103 * ms}, []int64{10 * ms, 104 * ms}),
+	}
+	tb := Compare(all)
+	find := func(rows []Row, what string) Row {
+		i := slices.IndexFunc(rows, func(r Row) bool { return r.What == what })
+		if i < 0 {
+			t.Fatalf("no row %q in %+v", what, rows)
+		}
+		return rows[i]
+	}
+	if r := find(tb.Rows, "compute"); r.Slowest != 1 || r.Seconds != 4 || r.Ratio != 4 || r.Count != 5 || r.Rate != 0 {
+		t.Errorf("%+v", r)
+	}
+	r := find(tb.Rows, "collectives")
+	took := 14. + 9 + 2 // ms, of all ranks
+	if r.Slowest != 0 || r.Seconds != 0.014 || r.Ratio != 7 || r.Bytes != 2<<20 || math.Abs(r.OfBest-6/took) > 1e-9 ||
+		math.Abs(r.Rate/(6*(1<<20)*4/3/(took*1e-3))-1) > 1e-9 {
+		t.Errorf("%+v", r)
+	}
+	if call := find(tb.Calls, "AllReduce, 1 MiB or more"); call.Seconds != r.Seconds || call.OfBest != r.OfBest {
+		t.Errorf("%+v", call)
+	}
+	if tb.Late != (Late{Compared: 2, Seconds: 0.012, Waited: 0, Last: 2, Share: 1}) {
+		t.Errorf("%+v", tb.Late)
+	}
+	if r := find(tb.Rows, itself); r.Seconds != 6 || r.Ratio != 1 {
+		t.Errorf("%+v", r)
+	}
+	if r := find(tb.Regions, "step"); r.Seconds != 3 || r.Slowest != 2 || r.Ratio != 3 {
+		t.Errorf("%+v", r)
+	}
+	if !slices.Equal(tb.Start, []Part{{"mpi", 200}}) || !slices.Equal(tb.Memory, []Memory{{"host memory", 3000}}) || tb.On[0] != 0 {
+		t.Errorf("%+v, %+v on %v", tb.Start, tb.Memory, tb.On)
+	}
+	text := tb.Text([]Fact{{"tokens a second", "1,234"}})
+	for _, want := range []string{"summary of 3 ranks in 10 s", "rank 0 waited 12 ms in collectives for the last to come; rank 2 was the last in 100 % of 2",
+		"start: mpi 200 ms", "host memory 2.93 KiB (rank 0)", "  tokens a second: 1,234\n", "  region step"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the text lacks %q:\n%s", want, text)
+		}
+	}
+	for line := range strings.Lines(text) {
+		if len(line) > 140 {
+			t.Errorf("a line of %d bytes: %s", len(line), line)
+		}
+	}
+}
+
+// Collectives that not all ranks have timed are not compared, nor those of one rank.
+func TestLateOfSome(t *testing.T) {
+	all := []*Summary{summaryOf(0, 0, []int64{0}, []int64{5}), summaryOf(1, 0, []int64{0}, []int64{5})}
+	alone := summaryOf(2, 0, []int64{0}, []int64{5})
+	alone.Comms[0] = CommInfo{"alone", 0, 1}
+	if tb := Compare(append(all, alone)); tb.Late.Compared != 0 {
+		t.Errorf("%+v", tb.Late)
+	}
+}
