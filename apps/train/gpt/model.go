@@ -11,6 +11,7 @@ import (
 	"lockstep/spmd"
 	"lockstep/spmd/attention"
 	"lockstep/spmd/blas"
+	"lockstep/spmd/ddp"
 )
 
 // Model is a decoder with activations of type A on the rank's device. Its methods
@@ -26,11 +27,13 @@ type Model[A kernels.Act] struct {
 	att  *attention.Attention[A]
 	at   Places[A]
 	par  *Weights[A]
-	act  []layerActs[A] // of each layer
+	kept []microActs[A]   // of each micro-batch in flight
+	act  []layerActs[A]   // of each layer, of one of them
+	pipe *ddp.Pipeline[A] // nil without --pp
 
 	operands slots[A] // with --shard parameters: the operands of products
 
-	emb, lnf         spmd.Buffer[A]       // (N,C): the first residual stream; what the head reads
+	emb, lnf         spmd.Buffer[A]       // (N,C): the first residual stream, of the same micro-batch as act; what the head reads
 	lnfMean, lnfRstd spmd.Buffer[float32] // (N)
 	logits           spmd.Buffer[A]       // (HeadRows,Vp): logits, then their gradient
 	next             spmd.Buffer[float32] // (Vp): logits of the next token, for Logits
@@ -83,7 +86,7 @@ func shapeOf[A kernels.Act](w *spmd.World, cfg layout.Config, maxBatch, maxSeq i
 		return nil, errors.New("model: products of 8-bit floats are of bfloat16 activations")
 	}
 	return &Model[A]{State: State{Cfg: cfg, World: w, space: layout.Space{W: w}}, rows: maxBatch * maxSeq,
-		most: attention.Shape{Batch: maxBatch, Tokens: maxSeq, Heads: cfg.Heads, Size: cfg.Channels / cfg.Heads}, act: make([]layerActs[A], cfg.Layers)}, nil
+		most: attention.Shape{Batch: maxBatch, Tokens: maxSeq, Heads: cfg.Heads, Size: cfg.Channels / cfg.Heads}}, nil
 }
 
 // takeAll takes, or counts, all memory of the model.
@@ -93,10 +96,15 @@ func (m *Model[A]) takeAll() {
 	m.Params, m.Groups, n = layout.Of(cfg)
 	m.takeWeights(n)
 	m.takeActs()
-	layout.Take(sp, N*C, &m.emb, &m.lnf, &m.tmp, &m.dres)
-	layout.Take(sp, N, &m.lnfMean, &m.lnfRstd, &m.losses)
-	layout.Take(sp, max(min(N, layout.HeadRows)*Vp, 4*N*C), &m.scratch)
-	layout.Take(sp, Vp, &m.next)
+	layout.Take(sp, N*C, &m.tmp, &m.dres)
+	wide := 4 * N * C
+	if cfg.Ends() {
+		layout.Take(sp, N*C, &m.lnf)
+		layout.Take(sp, N, &m.lnfMean, &m.lnfRstd, &m.losses)
+		layout.Take(sp, Vp, &m.next)
+		wide = max(wide, min(N, layout.HeadRows)*Vp)
+	}
+	layout.Take(sp, wide, &m.scratch)
 	layout.Take(sp, 4*C, &m.sums)
 	layout.Take(sp, max(kernels.NormRows*3*C, kernels.SplitRows(N)*C), &m.parts.Partial)
 	layout.Take(sp, max((4*C+31)/32, kernels.NormRows, kernels.MostSplits(N)*kernels.ChunksOf(C)), &m.parts.Arrived)
@@ -156,7 +164,7 @@ func bytesOf[A kernels.Act](cfg layout.Config, batch, seq int) (int, error) {
 		return 0, err
 	}
 	m.takeAll()
-	return m.space.Bytes + attention.Workspace[A](m.most, attentionOptions), nil
+	return m.space.Bytes + m.pipelineBytes() + attention.Workspace[A](m.most, attentionOptions), nil
 }
 
 // Batch is a micro-batch on the device: B sequences of T tokens, each from 0 to
@@ -261,17 +269,22 @@ func enqueueOn[A kernels.Act](s *spmd.Stream, m *Model[A], b Batch, acc bool, mo
 	return &enqueue[A]{Launcher: kernels.Launcher[A]{S: s, Cfg: m.Cfg, N: b.B * b.T, T: b.T, Acc: acc, Scratch: m.parts}, m: m, b: b.B, mode8: mode}
 }
 
-// forward runs the decoder up to and with the final LayerNorm.
+// forward runs the decoder up to and with the final LayerNorm, or the last layer of a stage.
 func (e *enqueue[A]) forward(in spmd.Buffer[int32]) {
 	m := e.m
-	e.call(m.around.need, m.Cfg.Embeddings())
-	e.EncoderForward(m.emb, in, m.par.WTE.W, m.par.WPE.W)
+	if m.Cfg.Begins() {
+		e.call(m.around.need, m.Cfg.Embeddings())
+		e.EncoderForward(m.emb, in, m.par.WTE.W, m.par.WPE.W)
+	}
 	x := m.emb
 	e.LayerNormForward(m.act[0].ln1, m.act[0].mean1, m.act[0].rstd1, x, &m.par.Layers[0].LN1, e.inputCast(&m.par.Layers[0].QKV))
 	for l := range m.act {
 		e.attentionPart(l, x)
 		e.mlpPart(l, true)
 		x = m.act[l].res3
+		if l+1 == len(m.act) && !m.Cfg.Ends() {
+			return // it is the next stage's
+		}
 		// The LayerNorm that reads this layer's output is the next layer's first.
 		out, mean, rstd, ln, to := m.lnf, m.lnfMean, m.lnfRstd, &m.par.LNF, kernels.Cast{}
 		if l+1 < len(m.act) {
@@ -303,7 +316,8 @@ func (e *enqueue[A]) head(targets spmd.Buffer[int32], scale float32, grad bool) 
 	e.LossSum(m.Loss, m.losses, scale)
 }
 
-// backward computes the other gradients from that in tmp.
+// backward computes the other gradients from that in tmp, or where the final LayerNorm is another
+// stage's from that in dres, and leaves there that of the first residual stream.
 func (e *enqueue[A]) backward(batch Batch, ready func(int) error) {
 	m := e.m
 	group := 0
@@ -314,7 +328,9 @@ func (e *enqueue[A]) backward(batch Batch, ready func(int) error) {
 		group++
 	}
 	last := &m.par.Layers[len(m.act)-1]
-	e.LayerNormBackward(m.dres, m.tmp, m.act[len(m.act)-1].res3, m.lnfMean, m.lnfRstd, &m.par.LNF, last.Proj2.DB, false, e.gradCast(&last.Proj2))
+	if m.Cfg.Ends() {
+		e.LayerNormBackward(m.dres, m.tmp, m.act[len(m.act)-1].res3, m.lnfMean, m.lnfRstd, &m.par.LNF, last.Proj2.DB, false, e.gradCast(&last.Proj2))
+	}
 	done()
 	for l := len(m.act) - 1; l >= 0; l-- {
 		a, p := &m.act[l], &m.par.Layers[l]
@@ -330,7 +346,11 @@ func (e *enqueue[A]) backward(batch Batch, ready func(int) error) {
 		mlp, attn := m.Cfg.Sections(l)
 		e.call(m.around.need, mlp)
 		e.call(m.around.write, mlp)
-		e.weightGrad(m.dres, a.gelu, &p.Proj2)
+		if l+1 == len(m.act) && !m.Cfg.Ends() { // no LayerNorm has left the gradient of its bias
+			e.weightBiasGrad(m.dres, a.gelu, &p.Proj2)
+		} else {
+			e.weightGrad(m.dres, a.gelu, &p.Proj2)
+		}
 		e.inputGradGELU(m.dwide, m.dres, &p.Proj2, a.fc, &p.FC)
 		e.weightBiasGrad(m.dwide, a.ln2, &p.FC)
 		e.inputGrad(m.tmp, m.dwide, &p.FC)
@@ -350,7 +370,7 @@ func (e *enqueue[A]) backward(batch Batch, ready func(int) error) {
 		e.LayerNormBackward(m.dres, m.tmp, x, a.mean1, a.rstd1, &p.LN1, below, true, to)
 		done()
 	}
-	e.EncoderBackward(m.par.WTE.DW, m.par.WPE.DW, m.dres, batch.Sorted)
+	e.embeddingsBackward(batch.Sorted)
 	done()
 }
 

@@ -13,6 +13,9 @@ type Passes interface {
 	Logits(s *spmd.Stream, tokens spmd.Buffer[int32]) (spmd.Buffer[float32], error)
 	Attention() (path, why string)
 	NewSharder(c spmd.Comm) (*Sharder, error)
+	OpenPipeline(c spmd.Comm) error
+	Step(s *spmd.Stream, batches []Batch, h StepHooks) error
+	EvaluateAll(s *spmd.Stream, micro int, next func(i int) (Batch, float32, error), around func(func() error) error) error
 }
 
 // Open makes a Model with bfloat16 or float32 activations.

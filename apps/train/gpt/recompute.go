@@ -6,23 +6,40 @@ import (
 	"lockstep/spmd"
 )
 
-// takeActs takes, or counts, the memory for what forward keeps of each layer. What is computed
-// once more has the same memory in all layers: it is there for the last one that was computed.
+// takeActs takes, or counts, the memory for what forward keeps of each layer, for each micro-batch
+// in flight. What is computed once more has the same memory in all layers and micro-batches: it is
+// there for the last one that was computed.
 func (m *Model[A]) takeActs() {
-	sp, N, C := &m.space, m.rows, m.Cfg.Channels
-	for l := range m.act {
-		a := &m.act[l]
-		if l > 0 {
-			*a = m.act[0]
+	m.kept = make([]microActs[A], m.Cfg.InFlight())
+	for i := range m.kept {
+		k := &m.kept[i]
+		if m.Cfg.Begins() {
+			layout.Take(&m.space, m.rows*m.Cfg.Channels, &k.emb)
 		}
-		layout.Take(sp, N*C, &a.res3)
-		if l == 0 || m.Cfg.Recompute < layout.RecomputeBlock {
+		k.act = make([]layerActs[A], m.Cfg.OwnLayers())
+		m.takeLayers(k.act, i == 0)
+	}
+	m.use(0, spmd.Buffer[A]{})
+}
+
+// takeLayers takes, or counts, the memory of one micro-batch in flight. What others may have taken
+// for all of them only the first takes.
+func (m *Model[A]) takeLayers(act []layerActs[A], first bool) {
+	sp, N, C := &m.space, m.rows, m.Cfg.Channels
+	for l := range act {
+		a := &act[l]
+		*a = m.kept[0].act[0]
+		a.res3 = spmd.Buffer[A]{}
+		if l+1 < len(act) || m.Cfg.Ends() { // else it is the next stage's alone
+			layout.Take(sp, N*C, &a.res3)
+		}
+		if first && l == 0 || m.Cfg.Recompute < layout.RecomputeBlock {
 			layout.Take(sp, N*C, &a.ln1, &a.att, &a.res2, &a.ln2)
 			layout.Take(sp, N, &a.mean1, &a.rstd1, &a.mean2, &a.rstd2)
 			layout.Take(sp, 3*N*C, &a.qkv)
 			layout.Take(sp, N*m.Cfg.Heads, &a.lse)
 		}
-		if l == 0 || m.Cfg.Recompute == layout.RecomputeOff {
+		if first && l == 0 || m.Cfg.Recompute == layout.RecomputeOff {
 			layout.Take(sp, 4*N*C, &a.fc, &a.gelu)
 		}
 	}
@@ -54,10 +71,11 @@ func (e *enqueue[A]) mlpPart(l int, whole bool) {
 }
 
 // again computes once more what backward needs of a layer and is not there, where x is the
-// residual stream that the layer read. The last layer's is there.
+// residual stream that the layer read. The last layer's is there, where no other micro-batch came
+// in between.
 func (e *enqueue[A]) again(l int, x spmd.Buffer[A]) {
 	m := e.m
-	if l == len(m.act)-1 || m.Cfg.Recompute == layout.RecomputeOff {
+	if m.Cfg.Recompute == layout.RecomputeOff || !m.Cfg.Again(l) {
 		return
 	}
 	if m.Cfg.Recompute == layout.RecomputeBlock {

@@ -101,7 +101,11 @@ func openSharder[A kernels.Act](x *Sharder, m *Model[A], c spmd.Comm) (err error
 	if x.Forward, err = x.layers.Pass(there...); err != nil {
 		return err
 	}
-	x.Training, err = x.layers.Pass(slices.Concat(there, m.Cfg.GroupsBack())...)
+	training := slices.Concat(there, m.Cfg.GroupsBack())
+	if m.pipe != nil {
+		training = m.pipelinePass(there)
+	}
+	x.Training, err = x.layers.Pass(training...)
 	return err
 }
 
@@ -166,16 +170,17 @@ func (x *Sharder) Around(s *spmd.Stream, pass *ddp.Pass, changed, reduces bool, 
 	st := x.state
 	defer func() { st.around = hooks{} }()
 	switch {
-	case changed && st.FP8 != nil: // its weights are cast together
+	case changed && (st.FP8 != nil || st.Cfg.Stage.Stages > 1): // its weights are cast together, or its passes interleave
 		if err := x.Gather(s); err != nil {
 			return err
 		}
+		changed = false
 	case changed:
 		if err := x.kept.Begin(x.keptPass, s); err != nil {
 			return err
 		}
 	}
-	moving := x.EveryPass() || changed && st.FP8 == nil
+	moving := x.EveryPass() || changed
 	if moving {
 		if err := x.layers.Begin(pass, s); err != nil {
 			return err

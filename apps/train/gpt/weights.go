@@ -34,8 +34,8 @@ type layerWeights[A kernels.Act] struct {
 
 // Weights is every parameter of a model by its place in it.
 type Weights[A kernels.Act] struct {
-	WTE, WPE embedding // (Vp,C), (SeqMax,C)
-	Layers   []layerWeights[A]
+	WTE, WPE embedding         // (Vp,C), (SeqMax,C)
+	Layers   []layerWeights[A] // of this stage
 	LNF      kernels.Norm
 	Head     Linear[A] // C to Vp: the token embedding again
 }
@@ -76,10 +76,17 @@ func Bind[A kernels.Act](cfg layout.Config, params []layout.Param, groups []layo
 		l.bias = layout.InGroup(groups, at.Mats, p)
 		return l
 	}
-	w := &Weights[A]{LNF: normOf("ln_f"), Head: matrix("wte")}
-	w.WTE.W, w.WTE.DW = get("wte.weight")
-	w.WPE.W, w.WPE.DW = get("wpe.weight")
-	for l := range cfg.Layers {
+	w := &Weights[A]{}
+	if cfg.Ends() {
+		w.LNF = normOf("ln_f")
+	}
+	if cfg.Embeds() {
+		w.Head = matrix("wte")
+		w.WTE.W, w.WTE.DW = get("wte.weight")
+		w.WPE.W, w.WPE.DW = get("wpe.weight")
+	}
+	from, to := cfg.Own()
+	for l := from; l < to; l++ {
 		h := fmt.Sprintf("h.%d.", l)
 		w.Layers = append(w.Layers, layerWeights[A]{
 			LN1: normOf(h + "ln_1"), QKV: linearOf(h + "attn.c_attn"), Proj: linearOf(h + "attn.c_proj"),

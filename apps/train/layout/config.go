@@ -19,6 +19,7 @@ type Config struct {
 	Shard Sharding // which part of the training state the ranks share
 
 	Recompute Recomputation // which activations are not kept
+	Stage     Staging       // which layers this rank has
 }
 
 // Presets are the shapes known by name; Vocab comes with the tokens.

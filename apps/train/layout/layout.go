@@ -28,8 +28,9 @@ type Group struct {
 const ArenaAlign = 64
 
 // Of lists the parameters in backward order, the groups, and the length of
-// an arena in elements. Where ranks share a part of the training state, sharded.go says
-// which parameters make a group.
+// an arena in elements. Where ranks share a part of the training state, sharding.go says
+// which parameters make a group. A stage of a pipeline has some of the parameters; its groups
+// are the same, some of them empty.
 func Of(cfg Config) (params []Param, groups []Group, n int) {
 	C := cfg.Channels
 	add := func(name string, shape ...int) {
@@ -46,10 +47,13 @@ func Of(cfg Config) (params []Param, groups []Group, n int) {
 		}
 		groups, first = append(groups, Group{Name: name}), len(params)
 	}
-	add("ln_f.weight", C)
-	add("ln_f.bias", C)
+	if cfg.Ends() {
+		add("ln_f.weight", C)
+		add("ln_f.bias", C)
+	}
 	group("ln_f")
-	for l := cfg.Layers - 1; l >= 0; l-- {
+	from, to := cfg.Own()
+	for l := to - 1; l >= from; l-- {
 		h := fmt.Sprintf("h.%d.", l)
 		add(h+"mlp.c_proj.bias", C)
 		add(h+"mlp.c_proj.weight", C, 4*C)
@@ -68,8 +72,10 @@ func Of(cfg Config) (params []Param, groups []Group, n int) {
 	}
 	// The token embedding is also the head: its gradient is complete only when
 	// that of the embeddings is.
-	add("wpe.weight", cfg.SeqMax, C)
-	add("wte.weight", cfg.PaddedVocab(), C)
+	if cfg.Embeds() {
+		add("wpe.weight", cfg.SeqMax, C)
+		add("wte.weight", cfg.PaddedVocab(), C)
+	}
 	group("embeddings")
 	if cfg.Shard.Mode != ShardOff {
 		groups = regroup(params, groups)

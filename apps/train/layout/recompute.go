@@ -30,13 +30,13 @@ func ParseRecompute(name string) (Recomputation, error) {
 // GroupsBack lists the groups of layers, with --shard, in the order in which backward uses them.
 func (cfg Config) GroupsBack() []int {
 	var order []int
-	for l := cfg.Layers - 1; l >= 0; l-- {
+	for l := cfg.OwnLayers() - 1; l >= 0; l-- {
 		mlp, attn := cfg.Sections(l)
 		mlp, attn = LayerGroup(mlp), LayerGroup(attn)
-		if l < cfg.Layers-1 && cfg.Recompute == RecomputeBlock {
+		if cfg.Again(l) && cfg.Recompute == RecomputeBlock {
 			order = append(order, attn)
 		}
-		if l < cfg.Layers-1 && cfg.Recompute != RecomputeOff {
+		if cfg.Again(l) && cfg.Recompute != RecomputeOff {
 			order = append(order, mlp)
 		}
 		order = append(order, mlp, attn)

@@ -61,16 +61,16 @@ func (cfg Config) PartitionOf(groups []Group) ddp.Partition {
 // LayerNorm, then of each layer, the last one first, the MLP and attention, at last the
 // embeddings. Without --shard they are the groups.
 
-// Sections returns the numbers of those of a layer.
+// Sections returns the numbers of those of a layer, counted from the first of the stage.
 func (cfg Config) Sections(layer int) (mlp, attn int) {
-	mlp = 1 + 2*(cfg.Layers-1-layer)
+	mlp = 1 + 2*(cfg.OwnLayers()-1-layer)
 	return mlp, mlp + 1
 }
 
 // Embeddings is the number of the last section.
-func (cfg Config) Embeddings() int { return 2*cfg.Layers + 1 }
+func (cfg Config) Embeddings() int { return 2*cfg.OwnLayers() + 1 }
 
-// Where ranks share a part of the training state, the first 2·Layers groups are the matrices
+// Where ranks share a part of the training state, the first two groups a layer are the matrices
 // of an MLP or of an attention each. Two groups follow, which every rank has as a whole as
 // long as there are passes: the vectors of all layers, which are small and whose gradients
 // belong to several sections, and the embeddings, which both ends of a pass use.

@@ -119,8 +119,8 @@ func (s *saver) look() error {
 		if err != nil {
 			return err
 		}
-		if n < s.w.Size() {
-			return spmd.Usage(fmt.Errorf("%s has a run with --global-batch %d, less than the %d ranks: each needs a sequence", o.Checkpoint, n, s.w.Size()))
+		if n < o.replicas(s.w.Size()) {
+			return spmd.Usage(fmt.Errorf("%s has a run with --global-batch %d, less than the %d replicas of the model: each needs a sequence", o.Checkpoint, n, o.replicas(s.w.Size())))
 		}
 		o.GlobalBatch, o.fixedGlobal = n, true
 	}
@@ -137,7 +137,7 @@ func (s *saver) look() error {
 	if err := fp8.Check(s.w, o.Cfg.FP8, o.DType, asked); err != nil {
 		return err
 	}
-	if err := cmp.Or(o.checkShard(asked), o.checkRecompute(asked)); err != nil {
+	if err := cmp.Or(o.checkShard(asked), o.checkRecompute(asked), o.checkStagesFP8(asked)); err != nil {
 		return spmd.Usage(err)
 	}
 	s.found = found
@@ -184,7 +184,7 @@ func (s *saver) start(t *trainer.Trainer) error {
 		return t.Begin(t.World.Seed())
 	}
 	found := new(saved) // it may be one before: the files are read again
-	step, err := s.Load(found, t.Items()...)
+	step, err := s.Load(found, t.Items(false)...)
 	if err != nil {
 		return err
 	}
@@ -253,7 +253,7 @@ func (s *saver) save(t *trainer.Trainer, steps int, rec record) error {
 			return err
 		}
 	}
-	if err := s.Save(steps, meta, t.Items()...); err != nil {
+	if err := s.Save(steps, meta, t.Items(true)...); err != nil {
 		return err
 	}
 	s.begun = true

@@ -52,10 +52,17 @@ func (o *Options) announce(w *spmd.World, t *trainer.Trainer) {
 	if o.Cfg.Recompute != layout.RecomputeOff {
 		line = line.Str("recompute", o.recompute)
 	}
+	if o.pp > 1 {
+		line = line.Int("pp", o.pp).Str("layers_of_stages", t.State.Cfg.Divided(o.Seq))
+	}
 	line.Str("model", o.model).Int("params", o.Cfg.ParamCount()).Int("layers", o.layers).Int("heads", o.heads).
 		Int("channels", o.channels).Int("seq", o.Seq).Str("tokens", o.Tok.Name()).Int("vocab", o.Cfg.Vocab).Str("dtype", o.DType).
 		Str("attention", path).Str("attention_why", why).Msg("model")
-	w.Log().Info().Int("steps", o.steps).Int("batch", o.Batch).Int("global_batch", o.GlobalBatch).
+	line = w.Log().Info()
+	if o.pp > 1 {
+		line = line.Int("micro_batches", t.State.Cfg.Stage.Micro).Str("bubble", percent(t.State.Cfg.Idle(o.Seq)))
+	}
+	line.Int("steps", o.steps).Int("batch", o.Batch).Int("global_batch", o.GlobalBatch).
 		Int("tokens_a_step", o.GlobalBatch*o.Seq).Int("train_tokens", t.Data.Train.Len).Int("val_tokens", t.Data.Val.Len).
 		Int("val_sequences", t.ValSequences()).Float64("lr", o.lr).Int("buckets", t.Buckets()).Msg("training")
 }
@@ -146,7 +153,7 @@ func (l *loop) finish(early bool) error {
 	}
 	switch {
 	case !early:
-		err = errors.Join(l.r.summary(l.o.Cfg.ParamCount()), err)
+		err = errors.Join(l.r.summary(l.t, l.o.Cfg.ParamCount()), err)
 	case err == nil:
 		l.r.interrupted()
 	}

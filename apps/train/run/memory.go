@@ -79,7 +79,7 @@ func (o *Options) fit(w *spmd.World, tokens int) error {
 // less the first, sharing as little as possible. It returns none where no flags help.
 func (o *Options) wouldFit(room, ranks int) string {
 	other, most := *o, layout.ShardParameters
-	if ranks == 1 {
+	if o.replicas(ranks) == 1 {
 		most = o.Cfg.Shard.Mode
 	}
 	for mode := o.Cfg.Shard.Mode; mode <= most; mode++ {
@@ -112,7 +112,7 @@ func (o *Options) largestBatch(w *spmd.World, room, tokens int) error {
 	}
 	most := max(1, tokens/20/o.Seq/w.Size())
 	if o.fixedGlobal {
-		most = spmd.ShardOf(o.GlobalBatch, 0, w.Size()).Len
+		most = spmd.ShardOf(o.GlobalBatch, 0, o.replicas(w.Size())).Len
 	}
 	n, err := o.largest(room, most, w.Size())
 	if err != nil {
@@ -145,21 +145,28 @@ func (o *Options) largest(room, most, ranks int) (int, error) {
 }
 
 // needs is how many bytes of the device a rank is going to take for micro-batches of some
-// sequences: the model, the optimizer, and what the loaders of training and validation bring.
+// sequences: the model, the optimizer, and what the loaders of training and validation bring. Of the
+// stages of a pipeline it is the one that takes most.
 func (o *Options) needs(batch, ranks int) (int, error) {
 	rows := batch
 	if o.GlobalBatch > 0 && (o.Batch != 0 || o.fixedGlobal) {
 		// As in trainer.open: no micro-step is larger than the largest rank's part.
-		rows = min(batch, spmd.ShardOf(o.GlobalBatch*max(1, o.valBatches), 0, ranks).Len)
+		rows = min(batch, spmd.ShardOf(o.GlobalBatch*max(1, o.valBatches), 0, o.replicas(ranks)).Len)
 	}
 	if rows > math.MaxInt32/o.Seq { // beyond what a model takes, and any memory
 		return math.MaxInt, nil
 	}
-	n, err := stateNeeded(o.Cfg, rows, o.Seq, o.DType == "bfloat16")
+	n, held, err := 0, 1, error(nil)
+	if o.pp > 1 {
+		n, held, err = o.largestStage(rows, batch, ranks)
+	} else {
+		n, err = stateNeeded(o.Cfg, rows, o.Seq, o.DType == "bfloat16")
+	}
+	ranks = o.replicas(ranks)
 	if o.onHost && ranks > 1 && o.Cfg.Shard.Mode != layout.ShardOff {
 		n += 2 * 4 * layout.LargestGroup(o.Cfg) // what MPI takes to reduce it
 	}
-	return n + 2*4*(2*rows*o.Seq+kernels.SortedLen(rows*o.Seq, o.Cfg.Vocab)), err
+	return n + (1+held)*4*(2*rows*o.Seq+kernels.SortedLen(rows*o.Seq, o.Cfg.Vocab)), err
 }
 
 // stateNeeded is how many bytes of the device a model and its optimizer take.

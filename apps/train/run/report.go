@@ -58,6 +58,9 @@ type SummaryRecord struct {
 	Nodes       int      `json:"nodes"`
 	Device      string   `json:"device"`
 	Collectives string   `json:"collectives"`
+
+	Stages int     `json:"pp,omitempty"`     // of a pipeline
+	Bubble float64 `json:"bubble,omitempty"` // the part of a step in which they wait, as calculated
 }
 
 // report tells of the steps: log lines and a bar for people, JSON for programs.
@@ -166,7 +169,7 @@ func (r *report) interrupted() {
 }
 
 // summary reports the whole run.
-func (r *report) summary(params int) error {
+func (r *report) summary(t *trainer.Trainer, params int) error {
 	s := SummaryRecord{Summary: true, App: "train", Model: r.o.model, DType: r.o.DType, Params: params, Steps: r.steps, Tokens: r.data.Number(r.steps, 0) * r.o.Seq,
 		LossFirst: r.First, LossLast: r.Last, ValLoss: r.Val, Skipped: r.Skipped, Ranks: r.w.Size(), Nodes: r.w.Nodes(),
 		Device: r.w.Device(), Collectives: r.w.Collectives()}
@@ -183,6 +186,10 @@ func (r *report) summary(params int) error {
 		Str("loss_last", fmt.Sprintf("%.4f", s.LossLast)).Str("tok/s", fmt.Sprintf("%.0f", s.TokS))
 	if s.ValLoss != nil {
 		e = e.Str("val_loss", fmt.Sprintf("%.4f", *s.ValLoss))
+	}
+	if cfg := t.State.Cfg; cfg.Stage.Stages > 1 {
+		s.Stages, s.Bubble = cfg.Stage.Stages, cfg.Idle(r.o.Seq)
+		e = e.Str("bubble", percent(s.Bubble))
 	}
 	if s.Skipped > 0 {
 		e = e.Int("skipped", s.Skipped)

@@ -30,8 +30,12 @@ func (t *Trainer) arenas() []gpt.Arena {
 }
 
 // Items are the tensors of a checkpoint: together with the number of steps and of
-// sequences they are all that the next step depends on. --shard does not change them.
-func (t *Trainer) Items() []checkpoint.Item {
+// sequences they are all that the next step depends on. --shard and --pp do not change them. Those to
+// be saved may be other parts of them than those to be loaded.
+func (t *Trainer) Items(save bool) []checkpoint.Item {
+	if t.pipelined() {
+		return t.stageItems(save)
+	}
 	var items []checkpoint.Item
 	for _, a := range t.arenas() {
 		for _, p := range t.State.Params {
@@ -56,13 +60,18 @@ func (t *Trainer) Audit(steps int) error {
 	if err := t.Stream.Synchronize(); err != nil {
 		return err
 	}
-	if t.sharder != nil {
-		if err := ddp.CheckSame(t.c, fmt.Sprintf("the number of updates after %d steps", steps), t.Optimizer.Counts); err != nil {
+	if t.sharder != nil || t.pipelined() {
+		if err := ddp.CheckSame(t.all, fmt.Sprintf("the number of updates after %d steps", steps), t.Optimizer.Counts); err != nil {
 			return err
 		}
 	}
 	if e := t.State.FP8; e != nil {
 		if err := ddp.CheckSame(t.c, fmt.Sprintf("the scales of 8-bit floats after %d steps", steps), e.Up); err != nil {
+			return err
+		}
+	}
+	if t.tied.Size() > 1 {
+		if err := t.auditTied(steps); err != nil {
 			return err
 		}
 	}

@@ -2,9 +2,11 @@ package trainer
 
 import (
 	"fmt"
+	"slices"
 
 	"lockstep/apps/train/agree"
 	"lockstep/apps/train/gpt"
+	"lockstep/apps/train/layout"
 	"lockstep/spmd"
 )
 
@@ -25,7 +27,8 @@ func (t *Trainer) firstBad(step int) (string, error) {
 	if err := t.Stream.Synchronize(); err != nil {
 		return "", err
 	}
-	none := len(t.State.Params)
+	whole, _, _ := layout.Of(t.State.Cfg.Whole())
+	none := len(whole)
 	for _, look := range []struct {
 		where string
 		do    func() (int, error)
@@ -34,13 +37,18 @@ func (t *Trainer) firstBad(step int) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		all, err := agree.GatherOne(t.World, t.c, int64(found))
+		if found < len(t.State.Params) {
+			found = slices.IndexFunc(whole, func(p layout.Param) bool { return p.Name == t.State.Params[found].Name })
+		} else {
+			found = none
+		}
+		all, err := agree.GatherOne(t.World, t.all, int64(found))
 		if err != nil {
 			return "", err
 		}
 		for rank, at := range all {
 			if int(at) < none {
-				return fmt.Sprintf("rank %d has the first number that is not finite in the %s %s", rank, look.where, t.State.Params[at].Name), nil
+				return fmt.Sprintf("rank %d has the first number that is not finite in the %s %s", rank, look.where, whole[at].Name), nil
 			}
 		}
 	}
@@ -83,6 +91,12 @@ func (t *Trainer) firstBadGradient(step int) (int, error) {
 			}
 		}
 		return nil
+	}
+	if t.pipelined() {
+		if err := t.lookThrough(step, look); err != nil {
+			return 0, err
+		}
+		return first, t.Stream.Synchronize()
 	}
 	err := t.passes(step, func(k microKind, batch gpt.Batch) error {
 		commands := func() error { return t.Model.ForwardBackward(t.Stream, batch, t.scaleOf(k), k.first, look) }

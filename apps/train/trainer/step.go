@@ -25,7 +25,7 @@ func (t *Trainer) wantGraphs() (bool, error) {
 	case "off":
 		return false, nil
 	case "on":
-		if err := t.c.Capturable(); err != nil {
+		if err := t.all.Capturable(); err != nil {
 			return false, spmd.Usage(fmt.Errorf("--graph on: %w", err))
 		}
 		return true, nil
@@ -33,7 +33,7 @@ func (t *Trainer) wantGraphs() (bool, error) {
 	if t.World.OnHost() {
 		return false, nil
 	}
-	if err := t.c.Capturable(); err != nil {
+	if err := t.all.Capturable(); err != nil {
 		t.World.Log().Info().AnErr("why", err).Msg("steps are not graphs")
 		return false, nil
 	}
@@ -50,6 +50,9 @@ func (t *Trainer) tune() error {
 	}
 	if err := t.State.Refresh(t.Stream); err != nil {
 		return err
+	}
+	if t.pipelined() {
+		return t.tuneStep()
 	}
 	met := map[microKind]bool{}
 	err := t.passes(0, func(k microKind, batch gpt.Batch) error {
@@ -130,6 +133,15 @@ func (t *Trainer) Enqueue(step int) error {
 		return err
 	}
 	micro := t.microSteps(t.GlobalBatch)
+	if t.pipelined() {
+		if err := t.hold(t.train); err != nil {
+			return err
+		}
+		if err := t.microStep(microKind{first: true, last: true}, gpt.Batch{}); err != nil {
+			return err
+		}
+		micro = 0
+	}
 	for i := range micro {
 		batch, err := t.train.Next(t.Stream)
 		if err != nil {
@@ -178,7 +190,7 @@ func (t *Trainer) microCommands(k microKind, batch gpt.Batch) error {
 		return err
 	}
 	// The update looks at the loss of all ranks.
-	if err := spmd.AllReduce(t.c.On(t.Stream), t.State.Totals, t.State.Totals, spmd.Sum); err != nil {
+	if err := spmd.AllReduce(t.all.On(t.Stream), t.State.Totals, t.State.Totals, spmd.Sum); err != nil {
 		return err
 	}
 	if err := t.Optimizer.Apply(t.Stream); err != nil || t.State.FP8 == nil {
@@ -190,6 +202,9 @@ func (t *Trainer) microCommands(k microKind, batch gpt.Batch) error {
 // learn enqueues the passes of a micro-step, and has the train stream wait for the sums of
 // gradients over the ranks, where it makes any.
 func (t *Trainer) learn(k microKind, batch gpt.Batch) error {
+	if t.pipelined() {
+		return t.learnAll()
+	}
 	x := t.sharder
 	var ready func(section int) error
 	commands := func() error { return t.Model.ForwardBackward(t.Stream, batch, t.scaleOf(k), k.first, ready) }

@@ -42,7 +42,10 @@ type Config struct {
 type Trainer struct {
 	Config
 	World     *spmd.World
-	c         spmd.Comm // the ranks that share each batch
+	all       spmd.Comm // the ranks of the run
+	c         spmd.Comm // those that share each batch: the others have other parts of the model
+	pipe      spmd.Comm // those with the other stages of the model
+	tied      spmd.Comm // the two with a copy of the embeddings each; no rank elsewhere
 	Data      *batches.Dataset
 	State     *gpt.State // of model
 	Model     gpt.Passes
@@ -58,6 +61,7 @@ type Trainer struct {
 	results   [2]result             // of the last two steps, by step number
 	valLoss   spmd.Buffer[float64]
 	graphs    map[microKind]*spmd.Graph // of the micro-steps met so far; nil where they are not to be graphs
+	held      []gpt.Batch               // of a pipelined step, whose micro-batches are there at once
 	close     []func() error            // in the order of making
 }
 
@@ -72,10 +76,10 @@ type result struct {
 // New allocates everything. The weights are zero until begin or restore. Every
 // rank of c calls it.
 func New(w *spmd.World, c spmd.Comm, cfg Config, data *batches.Dataset) (*Trainer, error) {
-	if cfg.Model.Shard.Mode != layout.ShardOff {
-		cfg.Model.Shard.Rank, cfg.Model.Shard.Ranks = c.Rank(), c.Size()
+	t := &Trainer{Config: cfg, World: w, all: c, c: c, Data: data}
+	if err := t.divide(); err != nil {
+		return nil, err
 	}
-	t := &Trainer{Config: cfg, World: w, c: c, Data: data}
 	if err := t.open(); err != nil {
 		return nil, errors.Join(err, t.Close())
 	}
@@ -94,6 +98,11 @@ func (t *Trainer) open() (err error) {
 		return err
 	}
 	keep(t.State.Close)
+	if t.pipelined() {
+		if err := t.openPipeline(batch, keep); err != nil {
+			return err
+		}
+	}
 	for i := range t.loaders {
 		if t.loaders[i], err = batches.NewLoader(t.World, t.Data, batch, t.Config.Model.Vocab); err != nil {
 			return err
@@ -154,7 +163,20 @@ func (t *Trainer) connect(keep func(func() error)) (err error) {
 			return err
 		}
 		keep(t.sharder.Close)
-		t.Optimizer.MeasureNorm = func(s *spmd.Stream, norm spmd.Buffer[float32]) error { return t.sharder.Scatter.ClipNorm(0, norm, s) }
+		if !t.pipelined() {
+			t.Optimizer.MeasureNorm = func(s *spmd.Stream, norm spmd.Buffer[float32]) error { return t.sharder.Scatter.ClipNorm(0, norm, s) }
+			return nil
+		}
+	}
+	if t.pipelined() {
+		n, err := ddp.NewNorm(t.all, t.counted()...)
+		if err != nil {
+			return err
+		}
+		keep(n.Close)
+		t.Optimizer.MeasureNorm = func(s *spmd.Stream, norm spmd.Buffer[float32]) error { return n.Clip(0, norm, s) }
+	}
+	if t.sharder != nil {
 		return nil
 	}
 	bucket := t.BucketMiB << 20
@@ -316,7 +338,7 @@ func (t *Trainer) micro(n int, start func(i int) int) iter.Seq[[]int] {
 // microSteps is how many micro-batches micro yields. Where every micro-step concerns all ranks,
 // it is as many on all of them.
 func (t *Trainer) microSteps(n int) int {
-	if t.State.Cfg.Shard.ScattersGrads() {
+	if t.Config.Model.Shard.ScattersGrads() {
 		return t.microStepsOf(n, 0) // which has the largest part
 	}
 	return t.microStepsOf(n, t.c.Rank())
@@ -385,13 +407,26 @@ func (t *Trainer) ValSequences() int {
 	return min(t.ValBatches*t.GlobalBatch, t.Data.ValWindows())
 }
 
-// evaluate adds the loss of a micro-batch, with weights that gather has gathered.
-func (t *Trainer) evaluate(batch gpt.Batch, scale float32) error {
-	commands := func() error { return t.Model.Evaluate(t.Stream, batch, scale, false) }
+// evaluate adds the loss of micro micro-batches, with weights that gather has gathered. next
+// enqueues what brings one.
+func (t *Trainer) evaluate(micro int, next func(i int) (gpt.Batch, float32, error)) error {
+	around := func(commands func() error) error { return commands() }
 	if x := t.sharder; x != nil {
-		return x.Around(t.Stream, x.Forward, false, false, commands)
+		around = func(commands func() error) error { return x.Around(t.Stream, x.Forward, false, false, commands) }
 	}
-	return commands()
+	if t.pipelined() {
+		return t.Model.EvaluateAll(t.Stream, micro, next, around)
+	}
+	for i := range micro {
+		batch, scale, err := next(i)
+		if err != nil {
+			return err
+		}
+		if err := around(func() error { return t.Model.Evaluate(t.Stream, batch, scale, false) }); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Validate returns the mean loss on the validation sequences. It blocks. Every
@@ -407,20 +442,17 @@ func (t *Trainer) Validate() (float64, error) {
 	if err := t.gather(); err != nil {
 		return 0, err
 	}
-	for i := range t.microSteps(n) {
+	next := func(i int) (gpt.Batch, float32, error) {
 		batch, err := f.Next(t.Stream)
-		if err != nil {
-			return 0, err
-		}
-		by := scale
 		if t.idle(n, i) {
-			by = 0
+			return batch, 0, err
 		}
-		if err := t.evaluate(batch, by); err != nil {
-			return 0, err
-		}
+		return batch, scale, err
 	}
-	if err := spmd.AllReduce(t.c.On(t.Stream), t.State.Loss, t.State.Loss, spmd.Sum); err != nil {
+	if err := t.evaluate(t.microSteps(n), next); err != nil {
+		return 0, err
+	}
+	if err := spmd.AllReduce(t.all.On(t.Stream), t.State.Loss, t.State.Loss, spmd.Sum); err != nil {
 		return 0, err
 	}
 	if err := spmd.Copy(t.Stream, t.valLoss, t.State.Loss); err != nil {

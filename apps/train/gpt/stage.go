@@ -1,0 +1,206 @@
+package gpt
+
+import (
+	"errors"
+	"unsafe"
+
+	"lockstep/apps/train/kernels"
+	"lockstep/apps/train/layout"
+	"lockstep/spmd"
+	"lockstep/spmd/ddp"
+)
+
+// microActs is what forward keeps of a micro-batch.
+type microActs[A kernels.Act] struct {
+	emb spmd.Buffer[A] // (N,C): in the first stage
+	act []layerActs[A]
+}
+
+// use has the passes work on the micro-batch in a slot, whose first residual stream is in where
+// this is not the first stage.
+func (m *Model[A]) use(slot int, in spmd.Buffer[A]) {
+	m.act, m.emb = m.kept[slot].act, m.kept[slot].emb
+	if !m.Cfg.Begins() {
+		m.emb = in
+	}
+}
+
+// pipelineBytes is how many bytes OpenPipeline takes.
+func (m *Model[A]) pipelineBytes() int {
+	n := 0
+	if !m.Cfg.Begins() {
+		n += m.Cfg.InFlight() + 1
+	}
+	if !m.Cfg.Ends() {
+		n += 2
+	}
+	return n * m.rows * m.Cfg.Channels * int(unsafe.Sizeof(*new(A)))
+}
+
+// OpenPipeline makes the pipeline of which this model is a stage. Every rank of c calls it.
+func (m *Model[A]) OpenPipeline(c spmd.Comm) (err error) {
+	m.pipe, err = ddp.NewPipeline[A](c, m.rows*m.Cfg.Channels, m.Cfg.Stage.Micro)
+	if err == nil {
+		m.space.Frees = append(m.space.Frees, m.pipe.Close)
+	}
+	return err
+}
+
+// pipelinePass lists the groups of layers in the order in which a step uses them.
+func (m *Model[A]) pipelinePass(forward []int) []int {
+	var order []int
+	for _, task := range m.pipe.Order() {
+		if task.Backward {
+			order = append(order, m.Cfg.GroupsBack()...)
+		} else {
+			order = append(order, forward...)
+		}
+	}
+	return order
+}
+
+// StepHooks are what a pipelined step calls.
+type StepHooks struct {
+	Scale func(micro int) float32        // of the loss, see ForwardBackward
+	Ready func(micro, section int) error // as soon as everything that the section's gradients of the micro-batch depend on is enqueued
+	Done  func(micro int) error          // after the backward pass of a micro-batch
+}
+
+// Step enqueues on s all micro-batches of a step, through all stages of the pipeline: the loss,
+// which is 0 but in the last stage, and the gradients of this stage's parameters, that of the
+// embeddings without what the other stage has that has a copy. Otherwise as ForwardBackward.
+// Every rank of the pipeline calls it.
+func (m *Model[A]) Step(s *spmd.Stream, batches []Batch, h StepHooks) error {
+	for _, b := range batches {
+		if err := m.checkBatch(b); err != nil {
+			return err
+		}
+	}
+	if err := m.noLoss(s); err != nil {
+		return err
+	}
+	on := func(micro int) *enqueue[A] {
+		e := enqueueOn(s, m, batches[micro], micro > 0, mode8{})
+		if m.Cfg.Shard.ScattersGrads() {
+			e.Acc, e.AccLoss = false, micro > 0
+		}
+		return e
+	}
+	return m.pipe.Run(s, ddp.Stage[A]{
+		Forward: func(micro, slot int, in, out spmd.Buffer[A]) error {
+			e := on(micro)
+			m.use(slot, in)
+			m.sendTo(out)
+			e.forward(batches[micro].In)
+			if m.Cfg.Ends() {
+				e.head(batches[micro].Targets, h.Scale(micro), true)
+			}
+			return e.Err
+		},
+		Backward: func(micro, slot int, in, dout, din spmd.Buffer[A]) error {
+			e := on(micro)
+			m.use(slot, in)
+			n := e.N * m.Cfg.Channels
+			if !m.Cfg.Ends() {
+				e.Err = spmd.Copy(s, m.dres.Slice(0, n), dout.Slice(0, n))
+			}
+			e.backward(batches[micro], func(section int) error { return h.Ready(micro, section) })
+			if e.Err == nil && !m.Cfg.Begins() {
+				e.Err = spmd.Copy(s, din.Slice(0, n), m.dres.Slice(0, n))
+			}
+			return errors.Join(e.Err, h.Done(micro))
+		},
+	})
+}
+
+// EvaluateAll enqueues on s the loss of micro micro-batches, which is added to Loss in the last
+// stage. next enqueues what brings one, and returns the scale of its loss; around is called with
+// what enqueues each pass. Every rank of the pipeline calls it.
+func (m *Model[A]) EvaluateAll(s *spmd.Stream, micro int, next func(i int) (Batch, float32, error), around func(func() error) error) error {
+	return m.pipe.Forward(s, micro, func(i int, in, out spmd.Buffer[A]) error {
+		batch, scale, err := next(i)
+		if err == nil {
+			err = m.checkBatch(batch)
+		}
+		if err != nil {
+			return err
+		}
+		e := enqueueOn(s, m, batch, true, mode8{})
+		m.use(0, in)
+		m.sendTo(out)
+		return around(func() error {
+			e.forward(batch.In)
+			if m.Cfg.Ends() {
+				e.head(batch.Targets, scale, false)
+			}
+			return e.Err
+		})
+	})
+}
+
+// sendTo has the forward pass write what the next stage gets, if there is one.
+func (m *Model[A]) sendTo(out spmd.Buffer[A]) {
+	if !m.Cfg.Ends() {
+		m.act[len(m.act)-1].res3 = out
+	}
+}
+
+// noLoss enqueues that Loss is 0 where this stage computes none.
+func (m *Model[A]) noLoss(s *spmd.Stream) error {
+	if m.Cfg.Ends() {
+		return nil
+	}
+	return spmd.Fill(s, m.Loss, 0)
+}
+
+// embeddingsBackward enqueues the gradient of the embeddings from that in dres, where this stage
+// begins with them. The head has set that of the tokens, where this stage has it; what neither does
+// the other stage finds.
+func (e *enqueue[A]) embeddingsBackward(sorted spmd.Buffer[int32]) {
+	m, wte, wpe := e.m, e.m.par.WTE.DW, e.m.par.WPE.DW
+	zero := func(b spmd.Buffer[float32]) {
+		if e.Err == nil && !e.Acc {
+			e.Err = spmd.Fill(e.S, b, 0)
+		}
+	}
+	if !m.Cfg.Begins() {
+		if m.Cfg.Ends() {
+			zero(wpe)
+		}
+		return
+	}
+	if !m.Cfg.Ends() {
+		zero(wte)
+	}
+	e.EncoderBackward(wte, wpe, m.dres, sorted)
+}
+
+// EmbeddingGrads is what this rank has of the reduced gradient of the embeddings.
+func (m *State) EmbeddingGrads() spmd.Buffer[float32] {
+	i := len(m.Groups) - 1
+	switch mode := m.Cfg.Shard.Mode; {
+	case mode == layout.ShardOff:
+		g := m.Groups[i]
+		return m.Grads.Slice(g.Off, g.Off+g.Len)
+	case mode < layout.ShardGradients:
+		return m.Grads.Slice(m.Sharded.Part(i))
+	default:
+		return m.Sharded.Grads.Slice(m.Sharded.Shard(i))
+	}
+}
+
+// OtherGrads is what it has of all other groups, in the order of Groups.
+func (m *State) OtherGrads() []spmd.Buffer[float32] {
+	var bs []spmd.Buffer[float32]
+	for i, g := range m.Groups[:len(m.Groups)-1] {
+		switch mode := m.Cfg.Shard.Mode; {
+		case mode == layout.ShardOff:
+			bs = append(bs, m.Grads.Slice(g.Off, g.Off+g.Len))
+		case mode < layout.ShardGradients:
+			bs = append(bs, m.Grads.Slice(m.Sharded.Part(i)))
+		default:
+			bs = append(bs, m.Sharded.Grads.Slice(m.Sharded.Shard(i)))
+		}
+	}
+	return bs
+}

@@ -1,0 +1,103 @@
+package layout
+
+import (
+	"fmt"
+	"strings"
+
+	"lockstep/spmd/ddp"
+)
+
+// Staging says which layers of a model a rank has, where a pipeline of ranks divides them (--pp).
+// The zero value is all of them.
+//
+// The token embedding is also the head, so the first stage and the last have a copy of the
+// embeddings each. The sum of what they find is the gradient of both.
+type Staging struct {
+	Index, Stages int // which of how many
+	First, End    int // layers [First, End)
+	Micro         int // micro-batches of a step
+}
+
+// StageOf is a stage of a model that learns from sequences of seq tokens. The stages take about
+// equally long: by the arithmetic of a layer, and of the head in the last.
+func StageOf(cfg Config, index, stages, micro, seq int) Staging {
+	C := float64(cfg.Channels)
+	costs := make([]float64, cfg.Layers)
+	for l := range costs {
+		costs[l] = 12*C*C + 2*float64(seq)*C
+	}
+	costs[len(costs)-1] += C * float64(cfg.PaddedVocab())
+	x := Staging{Index: index, Stages: stages, Micro: micro}
+	ends := ddp.Balance(costs, stages)
+	if x.End = ends[index]; index > 0 {
+		x.First = ends[index-1]
+	}
+	return x
+}
+
+// Idle is the part of a step in which the stages wait, taken together, where messages take no
+// time: at its beginning and end, and where the stages' times differ.
+func (cfg Config) Idle(seq int) float64 {
+	x := cfg.Stage
+	if x.Stages <= 1 {
+		return 0
+	}
+	C, slowest, all := float64(cfg.Channels), 0.0, 0.0
+	for i := range x.Stages {
+		s := StageOf(cfg, i, x.Stages, x.Micro, seq)
+		time := float64(s.End-s.First) * (12*C*C + 2*float64(seq)*C)
+		if i == x.Stages-1 {
+			time += C * float64(cfg.PaddedVocab())
+		}
+		slowest, all = max(slowest, time), all+time
+	}
+	return 1 - all*float64(x.Micro)/(float64(x.Stages)*slowest*float64(x.Micro+x.Stages-1))
+}
+
+// Own returns which layers this rank has.
+func (cfg Config) Own() (first, end int) {
+	if cfg.Stage.Stages == 0 {
+		return 0, cfg.Layers
+	}
+	return cfg.Stage.First, cfg.Stage.End
+}
+
+// OwnLayers is how many they are.
+func (cfg Config) OwnLayers() int {
+	first, end := cfg.Own()
+	return end - first
+}
+
+// Begins says whether this rank looks up the tokens, Ends whether it computes the loss, Embeds
+// whether it does one of them.
+func (cfg Config) Begins() bool { return cfg.Stage.Index == 0 }
+func (cfg Config) Ends() bool   { return cfg.Stage.Stages == 0 || cfg.Stage.Index == cfg.Stage.Stages-1 }
+func (cfg Config) Embeds() bool { return cfg.Begins() || cfg.Ends() }
+
+// InFlight is how many micro-batches this rank has begun and not ended, at most.
+func (cfg Config) InFlight() int {
+	if cfg.Stage.Stages == 0 {
+		return 1
+	}
+	return min(cfg.Stage.Stages-cfg.Stage.Index, cfg.Stage.Micro)
+}
+
+// Again says whether backward finds another layer's or micro-batch's activations where layer l of
+// this stage has had those that are not kept.
+func (cfg Config) Again(l int) bool { return l < cfg.OwnLayers()-1 || cfg.InFlight() > 1 }
+
+// Whole is the configuration of the model of which this rank has a stage.
+func (cfg Config) Whole() Config {
+	cfg.Stage = Staging{}
+	return cfg
+}
+
+// Divided says how many layers each stage has.
+func (cfg Config) Divided(seq int) string {
+	var parts []string
+	for i := range cfg.Stage.Stages {
+		x := StageOf(cfg, i, cfg.Stage.Stages, cfg.Stage.Micro, seq)
+		parts = append(parts, fmt.Sprint(x.End-x.First))
+	}
+	return strings.Join(parts, "+")
+}
