@@ -66,6 +66,16 @@ func (d *Device) CanAccess(uuid string) (ok bool, why string, err error) {
 	return d.to(uuid, "cuDeviceCanAccessPeer", sysCanAccessPeer, "no peer access", "r")
 }
 
+// Reach has copies and kernels of d reach the memory of a device of this process, whose Bind has the context: all that it
+// has and will have, at the addresses that it has there, until d or the other is closed. OpenIPC is for other processes. A
+// second Reach does nothing. Source: cuda.h, cuCtxEnablePeerAccess.
+func (d *Device) Reach(context unsafe.Pointer) error {
+	if context == d.ctx {
+		return nil
+	}
+	return check("cuCtxEnablePeerAccess", sysEnablePeer(d, context))
+}
+
 // NativeAtomics says whether every atomic operation of d on the memory of the device with the UUID is one of the link
 // between them, as over NVLink and not over PCIe, and if not, why. Those on its own memory are.
 // Source: cuda.h, cuDeviceGetP2PAttribute, CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED.

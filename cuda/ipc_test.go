@@ -23,6 +23,14 @@ func fakeIPC(t *testing.T) {
 	_, err = d.IPCHandle(p)
 	wantError(t, err, "cuMemGetAddressRange", ErrNotFound)
 
+	next := try(Open(1))(t) // inside the process
+	must(t, d.Reach(next.Bind().Context))
+	must(t, d.Reach(next.Bind().Context))
+	must(t, d.Reach(d.Bind().Context))
+	t.Setenv("FAKECUDA_PEERS", "0")
+	wantError(t, next.Reach(d.Bind().Context), "cuCtxEnablePeerAccess", ErrPeerAccessUnsupported)
+	must(t, next.Close())
+
 	other := try(UUIDOf(1))(t)
 	for _, c := range []struct {
 		uuid, peers, access, atomics string

@@ -94,6 +94,7 @@ func fakeStatuses(t *testing.T) {
 			_, _, err := o.d.CanAccess(try(UUIDOf(1))(t))
 			return err
 		}},
+		{"cuCtxEnablePeerAccess", "", func(o *things) error { return o.d.Reach(o.p) }},
 		{"cuDeviceGetP2PAttribute", "", func(o *things) error {
 			t.Setenv("FAKECUDA_DEVICES", "2")
 			_, _, err := o.d.NativeAtomics(try(UUIDOf(1))(t))

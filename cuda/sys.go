@@ -156,6 +156,9 @@ func sysIPCClose(d *Device, p unsafe.Pointer) int { return int(C.ipc_close(addr(
 func sysCanAccessPeer(dev, peer int) (can, status int) {
 	return number(C.can_access_peer(C.int(dev), C.int(peer)))
 }
+func sysEnablePeer(d *Device, peer unsafe.Pointer) int {
+	return int(C.enable_peer(addr(d.ctx), addr(peer)))
+}
 func sysNativeAtomics(dev, peer int) (native, status int) {
 	return number(C.native_atomics(C.int(dev), C.int(peer)))
 }

@@ -35,6 +35,7 @@ static struct {
     int (*CtxSetCurrent)(void *);
     int (*CtxSynchronize)(void);
     int (*CtxGetStreamPriorityRange)(int *, int *);
+    int (*CtxEnablePeerAccess)(void *, unsigned);
     int (*CtxGetLimit)(size_t *, int);
     int (*CtxSetLimit)(int, size_t);
     int (*MemGetInfo)(size_t *, size_t *);
@@ -117,6 +118,7 @@ static struct row row_at(int i) {
         NEED(CtxSetCurrent, "cuCtxSetCurrent"),
         NEED(CtxSynchronize, "cuCtxSynchronize"),
         NEED(CtxGetStreamPriorityRange, "cuCtxGetStreamPriorityRange"),
+        NEED(CtxEnablePeerAccess, "cuCtxEnablePeerAccess"),
         NEED(CtxGetLimit, "cuCtxGetLimit"),
         NEED(CtxSetLimit, "cuCtxSetLimit"),
         NEED(MemGetInfo, "cuMemGetInfo_v2"),
@@ -352,6 +354,12 @@ static int ipc_close(uintptr_t context, uintptr_t p) {
 static struct number can_access_peer(int device, int peer) {
     int can = 0, r = cu.DeviceCanAccessPeer(&can, device, peer);
     return (struct number){r, can};
+}
+static int enable_peer(uintptr_t context, uintptr_t peer) {
+    enum { ALREADY_ENABLED = 704 };
+    ENTER(context);
+    int r = cu.CtxEnablePeerAccess((void *)peer, 0);
+    return r == ALREADY_ENABLED ? OK : r;
 }
 static struct number native_atomics(int device, int peer) {
     enum { NATIVE_ATOMIC_SUPPORTED = 3 };

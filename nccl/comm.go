@@ -72,11 +72,15 @@ func (c *Config) check() error {
 // setMixing does what UnmixedGraphs asks for where the version reads no field for it.
 func (c *Config) setMixing() error {
 	const name = "NCCL_GRAPH_MIXING_SUPPORT"
+	settingMixing.Lock() // or another rank of the process might set it while NCCL reads the environment
+	defer settingMixing.Unlock()
 	if !c.UnmixedGraphs || library.version >= 22900 || os.Getenv(name) != "" {
 		return nil
 	}
 	return os.Setenv(name, "0")
 }
+
+var settingMixing sync.Mutex
 
 // over fills in from the parent what c leaves open.
 func (c Config) over(parent Config) Config {

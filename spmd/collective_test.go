@@ -64,7 +64,7 @@ var modes = []mode{
 
 // modesOf leaves out graphs where MPI carries device memory: they hold no collectives then.
 func modesOf(w *spmd.World) []mode {
-	if !w.OnHost() && strings.HasPrefix(w.Collectives(), "mpi") {
+	if !w.OnHost() && (strings.HasPrefix(w.Collectives(), "mpi") || w.Collectives() == "host-staged") {
 		return slices.DeleteFunc(slices.Clone(modes), func(m mode) bool { return m.name == "graph" })
 	}
 	return modes

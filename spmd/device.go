@@ -21,16 +21,8 @@ func (w *World) chooseDevice(node control.Comm) error {
 		w.useHost()
 		return nil
 	}
-	if no := w.ranks.NoDevice(); no != nil {
-		if w.agreed = w.cfg.Device == "cuda"; w.agreed {
-			return Usage(fmt.Errorf("--device cuda: %w", no))
-		}
-		w.why = no.Error()
-		w.useHost()
-		return nil
-	}
 	defer w.startup.Begin("context")()
-	index, err := cudaexec.Find(node)
+	index, err := cudaexec.Find(node, route.SharesGPUs(w.cfg.Collectives))
 	failure, err := w.firstFailure(err)
 	if err != nil {
 		return err
@@ -170,7 +162,7 @@ func (w *World) mustAgree(mine error) error {
 // shares them out among the ranks that have the same. Collective over the node.
 func (w *World) stayNear(node control.Comm) error {
 	list, near := affinity.NearGPU("/sys", w.gpu.GPU.Dev.PCI())
-	if list != "" {
+	if list != "" && w.ranks.Here() == 1 { // else other ranks of the process are near other GPUs
 		if err := affinity.Keep(&near); err != nil {
 			w.Log().Warn().Err(err).Msg("this process may run far from its GPU")
 		} else {

@@ -16,14 +16,16 @@ import (
 	"lockstep/spmd/internal/verify"
 )
 
-// Local runs run on a number of ranks that are goroutines of this process. Each has a World of its own, with a device in host
-// memory, streams and memory, and run is the same as Main's. There is no MPI: a job starts and ends in less than a
-// millisecond, and a process may run several, one after another or at the same time.
+// Local runs run on a number of ranks that are goroutines of this process. Each has a World of its own, with a device,
+// streams and memory, and run is the same as Main's. Where the machine has GPUs, each rank has one of its own, or Local fails
+// for want of GPUs; otherwise, or with Config.Device "host", it has host memory. There is no MPI. On the host a job starts
+// and ends in less than a millisecond, and a process may run several, one after another or at the same time.
 //
 // A rank that fails or panics ends all: ranks that wait for it get an error from their calls, and ctx, which is what Local got
 // but ends with the job, says why. So does a rank that returns while another waits for it, ranks that wait for each other, and
 // a collective that does not end within Config.Timeout. Local returns the error of the first rank that failed, with its number,
-// when all have returned; those that do not return within five seconds after a failure it leaves behind.
+// when all have returned; those that do not return within five seconds after a failure it leaves behind. What failed ranks
+// had on GPUs stays taken until the process ends.
 //
 // What belongs to a process, such as the working folder, the ranks share. They divide its cores.
 func Local(ctx context.Context, cfg Config, ranks int, run func(ctx context.Context, w *World) error) error {
@@ -87,6 +89,10 @@ func (l *local) rank(ctx context.Context, i int) {
 		l.fail(i, err)
 		return
 	}
+	if w.gpu != nil { // who waits for the GPU may wait for a rank that has failed
+		w.gpu.GPU.Watch(l.team.Rank(i), l.team.Err)
+		defer w.gpu.GPU.Unwatch(l.team.Rank(i))
+	}
 	left := errors.New("the program has ended its goroutine (runtime.Goexit)")
 	defer func() {
 		if left != nil {
@@ -127,5 +133,8 @@ func (w *World) abandon() {
 	}
 	defer w.job.Unmark()
 	_ = w.drain() // what fails here and below fails because the job has
+	if w.gpu != nil {
+		return // the driver and NCCL would wait for kernels that wait for other ranks
+	}
 	_ = w.takeDown()
 }

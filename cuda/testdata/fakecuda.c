@@ -47,7 +47,7 @@
 
 enum {
     OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, INVALID_PTX = 218,
-    PEER_UNSUPPORTED = 217, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, ALREADY_REGISTERED = 712, NOT_REGISTERED = 713, NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_MERGE = 902,
+    PEER_UNSUPPORTED = 217, PEER_ENABLED = 704, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, ALREADY_REGISTERED = 712, NOT_REGISTERED = 713, NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_MERGE = 902,
     CAPTURE_UNMATCHED = 903, CAPTURE_UNJOINED = 904, CAPTURED_EVENT = 907, CAPTURE_WRONG_THREAD = 908, UPDATE_FAILURE = 910,
 };
 enum { MAX_DEVICES = 16, MAX_PARAMS = 1024 };
@@ -58,7 +58,7 @@ typedef uint64_t device_ptr;
 struct object { int kind, id, alive; struct context *ctx; };
 enum { STREAM = 1, EVENT, GRAPH, EXEC, MODULE, FUNCTION, KINDS };
 
-struct context { int device, refs; size_t used, stack; int live[KINDS]; };
+struct context { int device, refs; unsigned reaches; size_t used, stack; int live[KINDS]; };
 
 struct op {
     enum { COPY = 1, FILL, HOST, KERNEL, CHILD, WAIT_VALUE, WRITE_VALUE, RECORD, WAIT } type;
@@ -529,7 +529,7 @@ int cuDevicePrimaryCtxRelease_v2(int device) {
     struct context *c = &contexts[device];
     FAIL_IF(c->refs == 0, INVALID_CONTEXT);
     pthread_mutex_lock(&mutex);
-    c->refs--;
+    if (--c->refs == 0) c->reaches = 0;
     pthread_mutex_unlock(&mutex);
     const int *n = c->live;
     RETURN("device=%d refs=%d streams=%d events=%d graphs=%d execs=%d modules=%d bytes=%zu", device, c->refs, n[STREAM], n[EVENT],
@@ -766,6 +766,16 @@ int cuDeviceCanAccessPeer(int *can, int device, int peer) {
     FAIL_IF(device < 0 || peer < 0 || device >= device_count() || peer >= device_count(), INVALID_DEVICE);
     *can = device != peer && peers();
     RETURN("device=%d peer=%d", device, peer);
+}
+int cuCtxEnablePeerAccess(void *context, unsigned flags) {
+    BEGIN("cuCtxEnablePeerAccess");
+    NEED_CONTEXT;
+    struct context *other = context;
+    FAIL_IF(other == NULL || other == current || other->refs == 0 || flags != 0, INVALID_CONTEXT);
+    FAIL_IF(!peers(), PEER_UNSUPPORTED);
+    FAIL_IF(current->reaches >> other->device & 1, PEER_ENABLED);
+    current->reaches |= 1u << other->device;
+    RETURN("device=%d peer=%d", current->device, other->device);
 }
 int cuDeviceGetP2PAttribute(int *value, int attribute, int device, int peer) {
     BEGIN("cuDeviceGetP2PAttribute");

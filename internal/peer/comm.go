@@ -10,7 +10,6 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/internal/elem"
-	"lockstep/internal/shm"
 	"lockstep/internal/transfer"
 )
 
@@ -42,7 +41,7 @@ type Comm struct {
 	// event is recorded after a call for the next one.
 	Ordered bool
 
-	c      *shm.Comm
+	c      Ranks
 	dev    *cuda.Device
 	k      *kernels
 	mem    unsafe.Pointer
@@ -62,7 +61,7 @@ type Comm struct {
 // does, and where the kernels cannot be compiled.
 //
 // Collective; it blocks.
-func Open(c *shm.Comm, d *cuda.Device, room int) (*Comm, error) {
+func Open(c Ranks, d *cuda.Device, room int) (*Comm, error) {
 	if c.Size() > peerRanks {
 		return nil, fmt.Errorf("peer: %d ranks, at most %d reach each other's memory", c.Size(), peerRanks)
 	}

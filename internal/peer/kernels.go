@@ -9,7 +9,6 @@ import (
 	"lockstep/cuda"
 	"lockstep/internal/devkernel"
 	"lockstep/internal/elem"
-	"lockstep/internal/shm"
 	"lockstep/internal/transfer"
 )
 
@@ -51,7 +50,7 @@ var table = []devkernel.Kernel{
 }
 
 // loadKernels loads the kernels on all ranks. Their devices must be of one kind. Collective.
-func loadKernels(c *shm.Comm, d *cuda.Device) (*kernels, error) {
+func loadKernels(c Ranks, d *cuda.Device) (*kernels, error) {
 	m, err := devkernel.Load(c, d, devkernel.FoldSource+peersSource, table...)
 	if err != nil {
 		return nil, err
@@ -154,7 +153,7 @@ func UUIDs(c gatherer, d *cuda.Device) ([]string, error) {
 
 // apart says whether every rank has a device of its own. Kernels of ranks that share one wait for each other in turns of
 // milliseconds. Collective.
-func apart(c *shm.Comm, d *cuda.Device) (bool, error) {
+func apart(c Ranks, d *cuda.Device) (bool, error) {
 	ids, err := UUIDs(c, d)
 	if err != nil {
 		return false, err

@@ -1,47 +1,66 @@
 package peer
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"unsafe"
 
 	"lockstep/cuda"
+	"lockstep/internal/devkernel"
 	"lockstep/internal/elem"
-	"lockstep/internal/shm"
+	"lockstep/internal/transfer"
 )
 
 // Window is device memory of every rank of a node, opened to all of them: each rank has an address of its own for it. Copies
 // and kernels read and write it over the link between the devices. The ranks order what they do themselves, for example by
 // Comm.Barrier.
 type Window struct {
-	c       *shm.Comm
+	c       Ranks
 	dev     *cuda.Device
 	base    []unsafe.Pointer
 	foreign []*cuda.Foreign
 	table   unsafe.Pointer
 }
 
+// Ranks moves host memory between ranks, which are on one node. *shm.Comm is one.
+type Ranks interface {
+	transfer.Comm
+	devkernel.Comm
+	AllGather(dst, src unsafe.Pointer, n int, t elem.Type) error
+	Barrier() error
+	// Here returns how many of the ranks are on this node. Collective; it blocks.
+	Here() (int, error)
+}
+
 // windowInfo is what a rank tells the others of its memory.
 type windowInfo struct {
-	handle cuda.IPCHandle
-	bytes  int
-	uuid   [48]byte
+	handle  cuda.IPCHandle // for other processes
+	process [16]byte       // whose memory it is
+	mem     uintptr        // for those of the process: the address,
+	context uintptr        // and the context of the device
+	bytes   int
+	uuid    [48]byte
 }
+
+// process names this process among those of the node.
+var process = func() (name [16]byte) {
+	rand.Read(name[:]) // never fails
+	return name
+}()
 
 // Share opens a window on memory that each rank has from cuda.Malloc, or on a place in it; it may be of another size on
 // every rank, and nil with no bytes. It fails, on all ranks and with the reason of the first that failed, where the ranks
 // are on several nodes, or where the device of one does not reach that of another: without peer access between them, or
 // where the other is not visible to the process.
 //
-// Collective; it blocks. The memory must not be freed before Close. Source: cuda.h, cuIpcGetMemHandle, cuIpcOpenMemHandle.
-func Share(c *shm.Comm, d *cuda.Device, mem unsafe.Pointer, bytes int) (*Window, error) {
-	node, err := c.SplitShared()
+// Collective; it blocks. The memory must not be freed before Close. Source: cuda.h, cuIpcGetMemHandle, cuIpcOpenMemHandle; of ranks of this
+// process cuCtxEnablePeerAccess.
+func Share(c Ranks, d *cuda.Device, mem unsafe.Pointer, bytes int) (*Window, error) {
+	here, err := c.Here()
 	if err != nil {
-		return nil, err
-	}
-	here := node.Size()
-	if err := node.Close(); err != nil {
 		return nil, err
 	}
 	if here != c.Size() {
@@ -50,9 +69,13 @@ func Share(c *shm.Comm, d *cuda.Device, mem unsafe.Pointer, bytes int) (*Window,
 	w := &Window{c: c, dev: d, base: make([]unsafe.Pointer, c.Size()), foreign: make([]*cuda.Foreign, c.Size())}
 	all := make([]windowInfo, c.Size()+1)
 	mine := &all[c.Size()]
-	mine.bytes = bytes
+	mine.bytes, mine.process, mine.mem, mine.context = bytes, process, uintptr(mem), uintptr(d.Bind().Context)
 	copy(mine.uuid[:], d.UUID())
-	if bytes > 0 && err == nil && c.Size() > 1 {
+	others, e := elsewhere(c)
+	if e != nil {
+		return nil, e
+	}
+	if bytes > 0 && err == nil && others {
 		mine.handle, err = d.IPCHandle(mem)
 	}
 	if err := c.FirstFailure(err); err != nil {
@@ -83,12 +106,32 @@ func (w *Window) open(mem unsafe.Pointer, all []windowInfo) error {
 		if !ok {
 			return fmt.Errorf("peer: memory of rank %d: %s", r, why)
 		}
+		if info.process == process {
+			if err := w.dev.Reach(pointer(info.context)); err != nil {
+				return err
+			}
+			w.base[r] = pointer(info.mem)
+			continue
+		}
 		if w.foreign[r], err = w.dev.OpenIPC(info.handle); err != nil {
 			return err
 		}
 		w.base[r] = w.foreign[r].Addr()
 	}
 	return w.tabulate()
+}
+
+// pointer is an address of the driver's that came as a number.
+func pointer(p uintptr) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&p)) }
+
+// elsewhere says whether some of the ranks are in other processes. Collective.
+func elsewhere(c Ranks) (bool, error) {
+	all := make([][16]byte, c.Size())
+	mine := process
+	if err := c.AllGather(unsafe.Pointer(&all[0]), unsafe.Pointer(&mine), len(mine), elem.Uint8); err != nil {
+		return false, err
+	}
+	return slices.ContainsFunc(all, func(p [16]byte) bool { return p != process }), nil
 }
 
 // tabulate puts the addresses into device memory.

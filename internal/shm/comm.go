@@ -152,6 +152,15 @@ func (c *Comm) Close() error {
 	return errors.Join(release(s, mem), c.Comm.Close())
 }
 
+// Here returns how many of the ranks are on this node. Collective; it blocks.
+func (c *Comm) Here() (int, error) {
+	node, err := c.SplitShared()
+	if err != nil {
+		return 0, err
+	}
+	return node.Size(), node.Close()
+}
+
 // Barrier is cudampi.Comm.Barrier. Collective; it blocks.
 func (c *Comm) Barrier() error {
 	// MPI, which does not yield where each rank has a core, makes the system move apart ranks that it has put on one.

@@ -7,6 +7,7 @@
 // FAKENCCL_HANG     a function that does not come back, or stays in progress, while the file $FAKENCCL_LOG.hang exists
 // FAKENCCL_WRONG    "ncclAllReduce=5": that element of what the function writes is wrong
 // FAKENCCL_VERSION  what ncclGetVersion gives, and whose ncclConfig_t is read (22803)
+// FAKENCCL_JOIN     a number: ncclCommInitRankConfig returns when so many ranks of this process have called it
 // FAKENCCL_CHILD    "1/3": rank and size of communicators that are split off (the parent's)
 // FAKENCCL_HEAPS    file that ncclCommDestroy writes the state of the process's heaps to, as malloc_info has it
 // A function is left out by -Dncclx=absent_ncclx, as fakelib.Without gives it.
@@ -171,6 +172,14 @@ const char *ncclGetLastError(comm *c) {
     return last;
 }
 
+// join waits for the other ranks of this process, as NCCL does for all.
+static void join(void) {
+    static int come;
+    const char *n = getenv("FAKENCCL_JOIN");
+    __atomic_add_fetch(&come, 1, __ATOMIC_SEQ_CST);
+    while (n && __atomic_load_n(&come, __ATOMIC_SEQ_CST) < atoi(n)) usleep(500);
+}
+
 int ncclCommInitRankConfig(comm **out, int size, id_t_ id, int rank, config *in) {
     config cfg;
     char text[512];
@@ -178,6 +187,7 @@ int ncclCommInitRankConfig(comm **out, int size, id_t_ id, int rank, config *in)
     line("ncclCommInitRankConfig", " size=%d rank=%d id=%d..%d%s", size, rank, id.b[0], id.b[127], text);
     if (status == OK) status = told("ncclCommInitRankConfig");
     if (status != OK) return status;
+    join();
     comm *c = new_comm(rank, size, &cfg);
     if (!c->blocking) *out = c;
     status = done(c, "ncclCommInitRankConfig", OK);

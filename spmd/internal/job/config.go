@@ -20,7 +20,7 @@ import (
 // Config is what the common flags set. spmd.Config has the same fields and says what they mean.
 type Config struct {
 	Device      string // auto, cuda or host
-	Collectives string // auto, nccl, mpi, mpi-staged, mpi-aware or mpi-peer
+	Collectives string // auto, nccl, mpi, mpi-staged, mpi-aware, mpi-peer or host-staged
 	JSON        string // file that Emit appends to; "-" is standard output
 	LogLevel    string // trace, debug, info, warn or error
 	LogFormat   string // auto, console or json
@@ -56,9 +56,9 @@ func (c *Config) throughMPI() bool { return strings.HasPrefix(c.Collectives, "mp
 // Flags adds the common flags to an application's.
 func (c *Config) Flags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.Device, "device", "auto", "where buffers live: auto, cuda or host")
-	fs.StringVar(&c.Collectives, "collectives", "auto", "what carries collectives: auto, nccl or mpi; of GPU memory also mpi-staged, mpi-aware or mpi-peer, a way of MPI's")
+	fs.StringVar(&c.Collectives, "collectives", "auto", "what carries collectives: auto, nccl or mpi; of GPU memory also mpi-staged, mpi-aware or mpi-peer, a way of MPI's, or host-staged, with which ranks may share a GPU")
 	fs.StringVar(&c.Symmetric, "symmetric", "auto", "faster ways than NCCL's plain algorithms: auto (where they are faster: its symmetric kernels on AllocSymmetric's memory, and kernels between GPUs for small collectives), always (symmetric kernels only, at all sizes) or never")
-	fs.IntVar(&c.Ranks, "ranks", 1, "run so many ranks as goroutines of this process, on the host, without mpirun")
+	fs.IntVar(&c.Ranks, "ranks", 1, "run so many ranks as goroutines of this process, each with a GPU of its own or all on the host, without mpirun")
 	fs.StringVar(&c.JSON, "json", "", "append results to `FILE`, one JSON object a line (- is standard output)")
 	fs.StringVar(&c.LogLevel, "log-level", "info", "trace, debug, info, warn or error")
 	fs.StringVar(&c.LogFormat, "log-format", "auto", "auto, console or json; auto is console, since under mpirun no rank sees a terminal")
@@ -98,7 +98,7 @@ func (c *Config) Complete(collectives []string) error {
 		return fmt.Errorf("--collectives nccl does not go with --device host: NCCL moves GPU memory only")
 	}
 	byMPI := c.throughMPI()
-	if c.Device == "host" && byMPI && c.Collectives != "mpi" {
+	if c.Device == "host" && (byMPI && c.Collectives != "mpi" || c.Collectives == "host-staged") {
 		return fmt.Errorf("--collectives %s does not go with --device host: it is a way for GPU memory", c.Collectives)
 	}
 	if c.Check == "both" && (c.Device == "host" || byMPI) {
@@ -129,10 +129,8 @@ func (c *Config) checkRanks() error {
 	if c.Ranks < 2 {
 		return nil
 	}
-	for _, f := range []struct{ flag, value string }{{"device", c.Device}, {"collectives", c.Collectives}} {
-		if f.value != "auto" && f.value != "host" {
-			return fmt.Errorf("--%s %s does not go with --ranks %d: ranks that are goroutines of one process have host memory, and no MPI", f.flag, f.value, c.Ranks)
-		}
+	if c.throughMPI() {
+		return fmt.Errorf("--collectives %s does not go with --ranks %d: ranks that are goroutines of one process have no MPI", c.Collectives, c.Ranks)
 	}
 	if c.Check == "both" {
 		return fmt.Errorf("--check both does not go with --ranks %d: it compares NCCL with MPI", c.Ranks)

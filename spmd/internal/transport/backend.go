@@ -13,8 +13,9 @@ import (
 type Backend interface {
 	// Name is its value of --collectives.
 	Name() string
-	// Probe is why this process cannot use it; nil where it can. It is asked before a device is open.
-	Probe() error
+	// Probe is why this rank, whose communicators are like h, cannot use it; nil where it can. It is asked before a device
+	// is open.
+	Probe(h Host) error
 	// Joins says that it connects the ranks itself. Then ranks may wait in Open for one that failed, and the transport of a
 	// part of a communicator is split from that of the whole. Else the host makes its calls, through MPI.
 	Joins() bool

@@ -55,8 +55,6 @@ type Ranks interface {
 	Order() *control.Tickets
 	// Locker is held while a world starts or ends: one at a time.
 	sync.Locker
-	// NoDevice is why the ranks cannot use devices; nil where they can.
-	NoDevice() error
 	// Library is what joins the ranks, for the log.
 	Library() string
 	// Here is how many of the ranks this process has.

@@ -41,10 +41,11 @@ const (
 
 // Find chooses among the GPUs that the rank sees, by their index. The ranks
 // of a node, in their order, take the first one that none before them has: the
-// local rank's where all see the same, the only one where each sees its own.
+// local rank's where all see the same, the only one where each sees its own. Where ranks may share GPUs, those for which
+// none is left take turns among those that they see.
 //
 // Collective over the ranks of the node. A failure has a code of control.Failure: NoGPU or TooManyRanks.
-func Find(node control.Comm) (index int, err error) {
+func Find(node control.Comm, share bool) (index int, err error) {
 	const most, idBytes = 64, 48
 	var mine [most * idBytes]byte
 	n, err := visibleGPUs(func(i int, id string) {
@@ -72,6 +73,9 @@ func Find(node control.Comm) (index int, err error) {
 		}
 	}
 	index = firstFree(seen)
+	if index < 0 && share {
+		index = node.Rank() % n
+	}
 	if index < 0 {
 		host, _ := os.Hostname() // empty where it has none
 		return -1, tooManyRanks{fmt.Errorf("node %s has %d ranks, and local rank %d sees %d GPUs, all taken by the ranks before it",

@@ -26,8 +26,11 @@ func (b backend) Name() string {
 	return "mpi"
 }
 
-// Probe implements transport.Backend. MPI has joined the ranks, and what the way needs of the devices Open finds.
-func (b backend) Probe() error { return nil }
+// Probe implements transport.Backend. What the way needs of the devices Open finds.
+func (b backend) Probe(h transport.Host) error {
+	_, err := mpi.CommOf(h)
+	return err
+}
 
 // Joins implements transport.Backend.
 func (b backend) Joins() bool { return false }

@@ -176,11 +176,6 @@ func (r *Rank) Order() *control.Tickets { return r.order }
 // Library implements transport.Ranks.
 func (r *Rank) Library() string { return "none" }
 
-// NoDevice implements transport.Ranks.
-func (r *Rank) NoDevice() error {
-	return errors.New("ranks that are goroutines of one process have host memory only")
-}
-
 // Here implements transport.Ranks.
 func (r *Rank) Here() int { return len(r.team.ranks) }
 

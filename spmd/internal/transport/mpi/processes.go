@@ -50,9 +50,6 @@ func (p *processes) Abort(status int) { cudampi.Abort(status) }
 // Library implements transport.Ranks.
 func (p *processes) Library() string { return cudampi.Version() }
 
-// NoDevice implements transport.Ranks.
-func (p *processes) NoDevice() error { return nil }
-
 // Here implements transport.Ranks.
 func (p *processes) Here() int { return 1 }
 
@@ -82,13 +79,13 @@ func (t *Transport) SplitShared() (transport.Host, error) { return share(t.Comm.
 // Slow implements transport.Host.
 func (t *Transport) Slow() error { return t.slow }
 
-// errNotMPI is why MPI does not carry something.
-var errNotMPI = errors.New("the ranks are goroutines of one process, which MPI does not join")
+// ErrNone is why MPI does not carry something.
+var ErrNone = errors.New("the ranks are goroutines of one process, which MPI does not join")
 
 // CommOf is the communicator of MPI that h is.
 func CommOf(h transport.Host) (*shm.Comm, error) {
 	if t, ok := h.(*Transport); ok {
 		return t.Comm, nil
 	}
-	return nil, errNotMPI
+	return nil, ErrNone
 }

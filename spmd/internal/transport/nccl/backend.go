@@ -22,7 +22,7 @@ type backend struct{}
 func (backend) Name() string { return "nccl" }
 
 // Probe implements transport.Backend.
-func (backend) Probe() error { return nccl.Load() }
+func (backend) Probe(transport.Host) error { return nccl.Load() }
 
 // Joins implements transport.Backend.
 func (backend) Joins() bool { return true }

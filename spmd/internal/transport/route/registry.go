@@ -1,16 +1,19 @@
 package route
 
 import (
-	"cmp"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
 	"strings"
+	"sync"
 
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/transport"
 	"lockstep/spmd/internal/transport/devmpi"
+	"lockstep/spmd/internal/transport/mpi"
 	"lockstep/spmd/internal/transport/nccl"
+	"lockstep/spmd/internal/transport/staged"
 )
 
 // backends is the registry: what can carry calls on device memory, the preferred first.
@@ -20,6 +23,7 @@ var backends = []transport.Backend{
 	devmpi.Staged,
 	devmpi.Aware,
 	devmpi.Between,
+	staged.Backend,
 }
 
 // second is the backend whose results --check both compares with those of one that Joins.
@@ -42,6 +46,10 @@ func ForDevicesOnly(asked string) bool {
 	return asked != devmpi.Auto.Name() && slices.ContainsFunc(backends, func(b transport.Backend) bool { return b.Name() == asked })
 }
 
+// SharesGPUs says whether ranks may share a GPU with a value of --collectives. NCCL refuses that, and kernels that wait for
+// each other on one GPU do so in turns of milliseconds.
+func SharesGPUs(asked string) bool { return asked == staged.Backend.Name() }
+
 // Selection is the backend of a job.
 type Selection struct {
 	Backend transport.Backend
@@ -53,10 +61,10 @@ type Selection struct {
 // before the device is opened.
 //
 // Collective over the ranks of h, which are all.
-func Select(h control.Comm, asked string) (Selection, error) { return choose(backends, h, asked) }
+func Select(h transport.Host, asked string) (Selection, error) { return choose(backends, h, asked) }
 
 // choose is Select from a list.
-func choose(list []transport.Backend, h control.Comm, asked string) (Selection, error) {
+func choose(list []transport.Backend, h transport.Host, asked string) (Selection, error) {
 	var s Selection
 	var passed []string
 	for _, b := range list {
@@ -64,7 +72,8 @@ func choose(list []transport.Backend, h control.Comm, asked string) (Selection, 
 			continue
 		}
 		s.Backend = b
-		lacking, err := control.First(h, b.Probe())
+		mine := b.Probe(h)
+		lacking, err := control.First(h, mine)
 		switch {
 		case err != nil:
 			return s, err
@@ -78,7 +87,9 @@ func choose(list []transport.Backend, h control.Comm, asked string) (Selection, 
 			s.Lacking = lacking
 			return s, nil
 		}
-		passed = append(passed, fmt.Sprintf("%s is not used: %v", strings.ToUpper(b.Name()), lacking))
+		if !errors.Is(mine, mpi.ErrNone) { // else it is no way at all, as it is meant
+			passed = append(passed, fmt.Sprintf("%s is not used: %v", strings.ToUpper(b.Name()), lacking))
+		}
 	}
 	return s, fmt.Errorf("--collectives %s: %s", asked, strings.Join(passed, "; "))
 }
@@ -87,5 +98,12 @@ func choose(list []transport.Backend, h control.Comm, asked string) (Selection, 
 // queues of the device unless told. It comes before the device is opened.
 func manyQueues() error {
 	const name = "CUDA_DEVICE_MAX_CONNECTIONS"
-	return os.Setenv(name, cmp.Or(os.Getenv(name), "32"))
+	settingQueues.Lock()
+	defer settingQueues.Unlock()
+	if os.Getenv(name) != "" {
+		return nil // also by another rank of the process, whose libraries may be reading the environment
+	}
+	return os.Setenv(name, "32")
 }
+
+var settingQueues sync.Mutex

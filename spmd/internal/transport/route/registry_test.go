@@ -17,9 +17,9 @@ type backend struct {
 	joins bool
 }
 
-func (b backend) Name() string { return b.name }
-func (b backend) Probe() error { return b.lacks }
-func (b backend) Joins() bool  { return b.joins }
+func (b backend) Name() string               { return b.name }
+func (b backend) Probe(transport.Host) error { return b.lacks }
+func (b backend) Joins() bool                { return b.joins }
 func (b backend) Open(transport.Site) (transport.Opened, error) {
 	return nil, errors.New("not to be opened")
 }
