@@ -86,15 +86,16 @@ func (r *Comm) byMessages(c *coll.Call) error {
 func (r *Comm) meet(c *coll.Call, n int, src unsafe.Pointer, bytes int) error {
 	r.meetings++
 	now := r.meetings
-	mine := &r.g.desks[r.rank][now&1]
-	mine.call = uint64(c.Kind) | uint64(c.Type)<<8 | uint64(c.Op)<<16 | uint64(uint32(c.Root))<<32
-	mine.n, mine.src = n, src
+	mine := &r.g.desks[r.rank][now%posts]
+	call := uint64(c.Kind) | uint64(c.Type)<<8 | uint64(c.Op)<<16 | uint64(uint32(c.Root))<<32
+	mine.call, mine.n, mine.src = call, n, src
 	copy(mine.data[:bytes], bytesAt(src, bytes))
 	mine.meeting.Store(now)
+	r.g.desks[r.rank][(now+1)%posts].call = 0 // the line comes from the caches of the others while this rank waits for them
 	r.team.wake()
 	differs := -1
 	for i := range r.g.desks {
-		o := &r.g.desks[i][now&1]
+		o := &r.g.desks[i][now%posts]
 		if i == r.rank {
 			continue
 		}
@@ -103,12 +104,12 @@ func (r *Comm) meet(c *coll.Call, n int, src unsafe.Pointer, bytes int) error {
 				return r.failed(c, err)
 			}
 		}
-		if o.call != mine.call || o.n != n {
+		if o.call != call || o.n != n {
 			differs = i
 		}
 	}
 	if differs >= 0 {
-		o := &r.g.desks[differs][now&1]
+		o := &r.g.desks[differs][now%posts]
 		its := coll.Call{Kind: coll.Kind(o.call), Type: elem.Type(o.call >> 8), Op: elem.Op(o.call >> 16), Root: int32(o.call >> 32), N: o.n}
 		return r.failed(c, fmt.Errorf("%w: rank %d brought %v", errDiffer, differs, &its))
 	}
@@ -124,7 +125,7 @@ func (r *Comm) failed(c *coll.Call, err error) error {
 
 // brought is what a rank has brought to the meeting of now.
 func (r *Comm) brought(rank int, short bool) unsafe.Pointer {
-	p := &r.g.desks[rank][r.meetings&1]
+	p := &r.g.desks[rank][r.meetings%posts]
 	if short {
 		return unsafe.Pointer(&p.data)
 	}
@@ -215,7 +216,7 @@ func (r *Comm) reduce(dst unsafe.Pointer, c *coll.Call, ranks, lo, n int, short 
 	for i := range src {
 		src[i] = at(c, r.brought(i, short), lo)
 	}
-	if n <= fewElements && c.Op == elem.Sum && addUp(dst, src, n, c.Type) {
+	if n <= fewElements && few(dst, src, n, c.Type, c.Op) {
 		return
 	}
 	shm.Reduce(dst, unsafe.Slice((*uintptr)(unsafe.Pointer(&src[0])), ranks), n, c.Type, c.Op)

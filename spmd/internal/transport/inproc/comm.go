@@ -26,9 +26,12 @@ type group struct {
 	parts   map[part]*making // groups that some ranks have asked for, and others will
 }
 
-// desk is where a rank puts what it brings to the meetings of a group, the odd ones and the even ones: a rank may be one
-// meeting ahead of who still reads.
-type desk [2]post
+// desk is where a rank puts what it brings to the meetings of a group, one after the other.
+type desk [posts]post
+
+// posts is more than a rank may be ahead of who still reads, which is one meeting, so that it can make a post its own for the
+// next meeting during this one.
+const posts = 4
 
 // inline is the most bytes of operands that lie in a post. The first of them lie in its first line of the cache.
 const inline = 1088 - 32
@@ -57,6 +60,7 @@ func newGroup(t *Team, members []int) *group {
 
 // Comm is a communicator of ranks of a Team, on one of them. It is a transport.Host, used by one goroutine at a time.
 type Comm struct {
+	_          line // a rank writes to its Comm in every call: no other's shares the line
 	g          *group
 	rank, size int
 	team       *Team
@@ -66,11 +70,16 @@ type Comm struct {
 	staged     []byte // operands of a call in place
 	sources    []unsafe.Pointer
 	messages   []coll.Call
+	_          line
 }
+
+// line is a line of the cache.
+type line [64]byte
 
 func newComm(g *group, rank int) *Comm {
 	n := len(g.members)
-	return &Comm{g: g, team: g.team, rank: rank, size: n, sources: make([]unsafe.Pointer, n)}
+	sources := make([]unsafe.Pointer, n, max(n, len(line{})/8)) // as much as a line
+	return &Comm{g: g, team: g.team, rank: rank, size: n, sources: sources}
 }
 
 // Rank returns this rank's number.

@@ -6,33 +6,54 @@ import (
 	"lockstep/internal/elem"
 )
 
-// fewElements are added up here: a call into C takes longer.
+// fewElements are reduced here: a call into C takes longer.
 const fewElements = 8
 
-// addUp sets n elements at dst to their sums over src, in the order of src as shm.Reduce does. It reports whether it has a
-// type.
-func addUp(dst unsafe.Pointer, src []unsafe.Pointer, n int, t elem.Type) bool {
+// few sets n elements at dst to op over src, in the order of src and with the bits of shm.Reduce. It reports whether it has
+// the type and the operation.
+func few(dst unsafe.Pointer, src []unsafe.Pointer, n int, t elem.Type, op elem.Op) bool {
+	if op == elem.Avg {
+		return false
+	}
 	switch t {
 	case elem.Float32:
-		add[float32](dst, src, n)
+		fold[float32](dst, src, n, op)
 	case elem.Float64:
-		add[float64](dst, src, n)
-	case elem.Int32, elem.Uint32:
-		add[uint32](dst, src, n)
-	case elem.Int64, elem.Uint64:
-		add[uint64](dst, src, n)
+		fold[float64](dst, src, n, op)
+	case elem.Int32:
+		fold[int32](dst, src, n, op)
+	case elem.Uint32:
+		fold[uint32](dst, src, n, op)
+	case elem.Int64:
+		fold[int64](dst, src, n, op)
+	case elem.Uint64:
+		fold[uint64](dst, src, n, op)
 	default:
 		return false
 	}
 	return true
 }
 
-func add[T float32 | float64 | uint32 | uint64](dst unsafe.Pointer, src []unsafe.Pointer, n int) {
+func fold[T float32 | float64 | int32 | uint32 | int64 | uint64](dst unsafe.Pointer, src []unsafe.Pointer, n int, op elem.Op) {
 	for i := range unsafe.Slice((*T)(dst), n) {
-		sum := unsafe.Slice((*T)(src[0]), n)[i]
+		v := unsafe.Slice((*T)(src[0]), n)[i]
 		for _, p := range src[1:] {
-			sum += unsafe.Slice((*T)(p), n)[i]
+			w := unsafe.Slice((*T)(p), n)[i]
+			switch op {
+			case elem.Sum:
+				v += w
+			case elem.Prod:
+				v *= w
+			case elem.Min:
+				if !(v < w) { // of numbers that are none, C takes the second
+					v = w
+				}
+			case elem.Max:
+				if !(v > w) {
+					v = w
+				}
+			}
 		}
-		unsafe.Slice((*T)(dst), n)[i] = sum
+		unsafe.Slice((*T)(dst), n)[i] = v
 	}
 }
