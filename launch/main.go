@@ -4,11 +4,16 @@ package main
 import (
 	"fmt"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
+	"lockstep/internal/help"
+	"lockstep/internal/nearest"
 	"lockstep/internal/plain"
 	"lockstep/internal/version"
+	"lockstep/launch/completion"
 	"lockstep/launch/doctor"
 	"lockstep/launch/exit"
 	"lockstep/launch/plan"
@@ -23,11 +28,16 @@ func main() {
 		Version:           version.Text(),
 		SilenceErrors:     true,
 		SilenceUsage:      true,
-		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
+		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
 	root.SetVersionTemplate("launch, of {{.Version}}\n")
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return exit.Usage{Err: err} })
-	root.AddCommand(doctor.Command(), plan.Command(), plan.RunCommand(), scaffold.Command(), status.Command())
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return exit.Usage{Err: nearest.Flag(cmd.Flags(), err)} })
+	cobra.AddTemplateFunc("grouped", func(fs *pflag.FlagSet) string { return help.Flags(fs, "Flags") })
+	root.SetUsageTemplate(strings.Replace(root.UsageTemplate(), "Flags:\n{{.LocalFlags.FlagUsages | trimTrailingWhitespaces}}", "{{grouped .LocalFlags | trimTrailingWhitespaces}}", 1))
+	root.AddCommand(completion.Command(), doctor.Command(), plan.Command(), plan.RunCommand(), scaffold.Command(), status.Command())
+	if completion.Answer(os.Stdout, root, os.Args[1:]) {
+		return
+	}
 	err := root.Execute()
 	code, say := exit.Of(err)
 	if say {

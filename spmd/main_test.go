@@ -186,7 +186,7 @@ func TestMainRunsTheProgram(t *testing.T) {
 			t.Errorf("--check=%s of a program in order: status %d\n%s", mode, status, out)
 		}
 	}
-	if status, out := run(t, 2, "sum", nil, "--help"); status != 0 || strings.Count(out, "Usage of app") != 1 || !strings.Contains(out, "--collectives") {
+	if status, out := run(t, 2, "sum", nil, "--help"); status != 0 || strings.Count(out, "Flags of app:") != 1 || !strings.Contains(out, "--collectives") {
 		t.Errorf("--help: status %d\n%s", status, out)
 	}
 }

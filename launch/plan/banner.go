@@ -12,8 +12,8 @@ import (
 var (
 	rule   = regexp.MustCompile(`^[-=]{20,}\s*$`)
 	ending = regexp.MustCompile(`MPI_ABORT was invoked on|Primary job +terminated normally|detected that one or more processes exited|noticed that process rank|BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES`)
-	// What follows Hydra's frame.
-	ended = regexp.MustCompile(`^(YOUR APPLICATION TERMINATED WITH THE EXIT STRING|This typically refers to a problem with your application|Please see the FAQ page for debugging suggestions)`)
+	// What follows the frame: Open MPI counts the ranks that would have printed it, too, and Hydra goes on outside of it.
+	ended = regexp.MustCompile(`^(\[[^]]*\] (\d+ more process(es)? ha(s|ve) sent help message help-mpi-api\.txt / mpi-abort|Set MCA parameter "orte_base_help_aggregate" to 0)|YOUR APPLICATION TERMINATED WITH THE EXIT STRING|This typically refers to a problem with your application|Please see the FAQ page for debugging suggestions)`)
 )
 
 // mostFramed is how many bytes a frame may hold; what is longer is none.

@@ -12,6 +12,7 @@ func TestWithoutEndings(t *testing.T) {
 		dashes = "--------------------------------------------------------------------------\n"
 		abort  = dashes + "MPI_ABORT was invoked on rank 1 in communicator MPI COMMUNICATOR 3 DUP FROM 0\nwith errorcode 1.\n\n" +
 			"NOTE: invoking MPI_ABORT causes Open MPI to kill all MPI processes.\nYou may or may not see output from other processes, depending on\nexactly when Open MPI kills them.\n" + dashes
+		others  = "[n1:4711] 2 more processes have sent help message help-mpi-api.txt / mpi-abort\n[n1:4711] Set MCA parameter \"orte_base_help_aggregate\" to 0 to see all help / error messages\n"
 		primary = dashes + "Primary job  terminated normally, but 1 process returned\na non-zero exit code. Per user-direction, the job has been aborted.\n" + dashes
 		first   = dashes + "mpirun detected that one or more processes exited with non-zero status, thus causing\nthe job to be terminated. The first process to do so was:\n\n  Process name: [[21446,1],0]\n  Exit code:    2\n" + dashes
 		killed  = dashes + "mpirun noticed that process rank 1 with PID 0 on node n1 exited on signal 9 (Killed).\n" + dashes
@@ -27,7 +28,8 @@ func TestWithoutEndings(t *testing.T) {
 	}{
 		{"nothing", "", "", 0},
 		{"refusal", primary + first, "", len(primary + first)},
-		{"error", "0: ERR it failed\n" + abort + "[n1:1] 2 more processes have sent help message\n", "0: ERR it failed\n[n1:1] 2 more processes have sent help message\n", len(abort)},
+		{"error", "0: ERR it failed\n" + abort + others, "0: ERR it failed\n", len(abort + others)},
+		{"another help message", abort + "[n1:1] 2 more processes have sent help message help-mpi-btl-base.txt / btl:no-nics\n", "[n1:1] 2 more processes have sent help message help-mpi-btl-base.txt / btl:no-nics\n", len(abort)},
 		{"killed", killed, "", len(killed)},
 		{"cannot start", slots, slots, 0},
 		{"Hydra", "\n" + hydra[1:], "\n", len(hydra) - 1},

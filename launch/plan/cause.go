@@ -43,6 +43,25 @@ func (h heard) or(launcher heard) heard {
 	return cmp.Or(h, launcher)
 }
 
+// why adds to the outcome of a job that has failed what was said of why. A launcher has a frame for every end; where a rank
+// has said more, or the launcher has said it outside of its frames, that is not repeated.
+func (out *output) why(e outcome, err error) outcome {
+	launcher := launcherSays(out.endings)
+	e.cause = out.cause.or(launcher)
+	signalled := strings.HasPrefix(launcher.what, byLauncher) && !e.asked
+	switch {
+	case out.cause != (heard{}), out.spoke.Load() && !signalled:
+	case launcher != (heard{}):
+		e.unsaid = "launch: " + e.words(err, 0) + "\n"
+	default:
+		e.unsaid = string(out.endings)
+	}
+	return e
+}
+
+// byLauncher begins what a launcher says of a rank that a signal has ended, which the rank itself cannot have said.
+const byLauncher = "ended by "
+
 var (
 	// The last line of a program, with the log's own fields behind the message.
 	errorLine = regexp.MustCompile(`^\d\d:\d\d:\d\d ERR (.*?) (?:[a-z_]+=\S* )*?host=(\S*) (?:[a-z_]+=\S* )*?rank=(\d+)\s*$`)
@@ -81,7 +100,7 @@ func hear(line []byte) (h heard, ok bool) {
 // launcherSays reads the frames in which a launcher tells how a job ended.
 func launcherSays(text []byte) heard {
 	if m := signalled.FindSubmatch(text); m != nil {
-		return heard{rank: string(m[1]), host: string(m[2]), what: "ended by " + string(m[3])}
+		return heard{rank: string(m[1]), host: string(m[2]), what: byLauncher + string(m[3])}
 	}
 	if m := exited.FindSubmatch(text); m != nil {
 		return heard{rank: string(m[1]), what: "exited"}

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"lockstep/internal/help"
 	"lockstep/internal/nearest"
 	"lockstep/launch/exit"
 )
@@ -45,7 +46,7 @@ func (o *options) flags(fs *pflag.FlagSet) {
 	fs.IntVar(&o.gpus, "gpus-per-node", 0, "GPUs of each node")
 	fs.IntVar(&o.perNode, "ranks-per-node", 0, "ranks on each node (default: one for each GPU, else for each core)")
 	fs.StringVarP(&o.hosts, "host", "H", "", "hosts: NAME[:SLOTS],...")
-	fs.StringVar(&o.hostfile, "hostfile", "", "file with a host on each line: NAME, NAME:SLOTS or NAME slots=SLOTS")
+	fs.StringVar(&o.hostfile, "hostfile", "", "`FILE` with a host on each line: NAME, NAME:SLOTS or NAME slots=SLOTS")
 	fs.StringVar(&o.launcher, "launcher", "auto", "auto, openmpi4, openmpi5, mpich, slurm, or all (plan only)")
 	fs.BoolVar(&o.oversubscribe, "oversubscribe", false, "allow more ranks than cores, GPUs or slots")
 	fs.IntVar(&o.cpus, "cpus-per-task", 0, "Slurm: cores for each rank (default: whole nodes)")
@@ -54,6 +55,9 @@ func (o *options) flags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.iface, "interface", "", "network interface between the nodes, such as eth0")
 	fs.StringVar(&o.agent, "agent", "", "program that mpirun starts processes on other hosts with, in place of ssh")
 	fs.IntVar(&o.grace, "grace", 0, "Open MPI: seconds between SIGTERM to mpirun and SIGKILL for the ranks (default: 1)")
+	help.Group(fs, "How many ranks, and where", "np", "nodes", "gpus-per-node", "ranks-per-node", "host", "hostfile", "oversubscribe")
+	help.Group(fs, "What starts them, and how", "launcher", "cpus-per-task", "time", "partition", "interface", "agent", "grace")
+	help.Choices(fs, "launcher", launchers...)
 }
 
 // parse reads the flags of cmd and returns the program with its arguments. Errors are exit.Usage.
@@ -146,6 +150,9 @@ type job struct {
 	here  bool // all of it on this machine
 }
 
+// launchers are the values of --launcher.
+var launchers = []string{"auto", "openmpi4", "openmpi5", "mpich", "slurm", "all"}
+
 // job settles how many ranks run where. Errors are exit.Usage.
 func (o *options) job(s site, prog []string) (job, error) {
 	j := job{options: o, prog: prog, even: true}
@@ -157,7 +164,7 @@ func (o *options) job(s site, prog []string) (job, error) {
 			return j, usage("%s %d: give a number from 1 to %d", f.name, f.value, maxRanks)
 		}
 	}
-	if !slices.Contains([]string{"auto", "all", "openmpi4", "openmpi5", "mpich", "slurm"}, o.launcher) {
+	if !slices.Contains(launchers, o.launcher) {
 		return j, usage("--launcher %s: unknown, want auto, openmpi4, openmpi5, mpich, slurm or all", o.launcher)
 	}
 	var err error

@@ -30,10 +30,10 @@ var (
 const (
 	shellOpens = `r=${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; exec "$@" 3>&1 4>&2 >%s 2>%s` // mpirun stops to pass standard input on where both are closed
 	// On other hosts sed prefixes the lines. It outlives signals to the rank, which has more to say.
-	shellPrefixes = `r=${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; d=$(mktemp -d) && mkfifo "$d/o" "$d/e" || exit 1; ` +
-		`(trap "" HUP INT QUIT TERM USR1 USR2; exec sed -u "s/^/$r: /" <"$d/o") & ` +
-		`(trap "" HUP INT QUIT TERM USR1 USR2; exec sed -u "s/^/$r: /" <"$d/e" >&2) & ` +
-		`exec 3>"$d/o" 4>"$d/e"; rm -r "$d"; exec "$@" >&3 2>&4 3>&- 4>&-`
+	shellPrefixes = shellMarks + `(trap "" HUP INT QUIT TERM USR1 USR2; exec sed -u "s/^/$r: /" <"$d/o") & exec 3>"$d/o" 4>"$d/e"; rm -r "$d"; exec "$@" >&3 2>&4 3>&- 4>&-`
+	shellClean    = shellMarks + `exec 4>"$d/e"; rm -r "$d"; exec "$@" 2>&4 4>&-`
+	shellMarks    = `r=${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; d=$(mktemp -d) && mkfifo "$d/o" "$d/e" || exit 1; ` +
+		`(trap "" HUP INT QUIT TERM USR1 USR2; exec sed -u "s/^/$r: /" <"$d/e" >&2) & `
 )
 
 // output is what reads the ranks' output, if it does not go where the launcher's goes.
@@ -47,7 +47,15 @@ type output struct {
 	listener
 }
 
-// openOutput adds to l what brings the ranks' output where logs says: "prefix", "plain" or a folder.
+// Values of --logs, beside the name of a folder.
+const (
+	logsAuto   = "auto"
+	logsPrefix = "prefix" // the rank before each line
+	logsPipe   = "pipe"   // that on standard error only
+	logsPlain  = "plain"  // as the launcher passes it on
+)
+
+// openOutput adds to l what brings the ranks' output where logs says, which is not auto.
 func openOutput(l *Line, j job, logs string) (*output, error) {
 	out := &output{}
 	program := len(l.Groups) - 1
@@ -55,7 +63,7 @@ func openOutput(l *Line, j job, logs string) (*output, error) {
 		l.Groups = append(l.Groups[:program:program], Group{words, why}, l.Groups[program])
 	}
 	slurm := l.Launcher == "slurm"
-	if slurm && logs != "prefix" {
+	if slurm && logs != logsPrefix {
 		for i, g := range l.Groups {
 			if len(g.Words) == 1 && g.Words[0] == labelWord {
 				l.Groups = append(l.Groups[:i:i], l.Groups[i+1:]...)
@@ -66,12 +74,14 @@ func openOutput(l *Line, j job, logs string) (*output, error) {
 	}
 	switch {
 	case logs == "":
-		return nil, usage("--logs: give prefix, plain or the name of a folder")
-	case logs == "plain", logs == "prefix" && slurm:
-	case logs == "prefix" && !j.here:
+		return nil, usage("--logs: give auto, prefix, pipe, plain or the name of a folder")
+	case logs == logsPlain, (logs == logsPrefix || logs == logsPipe) && slurm:
+	case logs == logsPrefix && !j.here:
 		insert("puts its rank before each line", "sh", "-c", shellPrefixes, "sh")
-	case logs == "prefix":
-		base, err := out.pipes(j.ranks)
+	case logs == logsPipe && !j.here:
+		insert("puts its rank before each line of standard error", "sh", "-c", shellClean, "sh")
+	case logs == logsPrefix, logs == logsPipe:
+		base, err := out.pipes(j.ranks, logs == logsPipe)
 		if err != nil {
 			return nil, err
 		}
@@ -97,8 +107,8 @@ func openOutput(l *Line, j job, logs string) (*output, error) {
 }
 
 // pipes opens two pipes for each rank and prints what comes out of them. The ranks open the write ends through /proc;
-// their numbers, from base on, go up without a gap.
-func (out *output) pipes(ranks int) (base int, err error) {
+// their numbers, from base on, go up without a gap. Where clean is true, standard output gets no marks.
+func (out *output) pipes(ranks int, clean bool) (base int, err error) {
 	var ends []int
 	defer func() {
 		for _, fd := range ends {
@@ -121,11 +131,14 @@ func (out *output) pipes(ranks int) (base int, err error) {
 			return 0, err
 		}
 		r, to := os.NewFile(uintptr(p[0]), "rank"), io.Writer(os.Stdout)
+		mark := strconv.Itoa(i/2) + ": "
 		if i%2 == 1 {
 			to = &noted{os.Stderr, out}
+		} else if clean {
+			mark = ""
 		}
 		out.opened = append(out.opened, r)
-		out.readers.Go(func() { prefix(to, r, strconv.Itoa(i/2)+": ", &printing) })
+		out.readers.Go(func() { prefix(to, r, mark, &printing) })
 	}
 	for i, end := range ends {
 		fd, err := unix.FcntlInt(uintptr(end), unix.F_DUPFD_CLOEXEC, base+i)
@@ -197,7 +210,8 @@ func (out *output) close() {
 // maxLine is where a line that does not end is cut in two, in bytes.
 const maxLine = 1 << 20
 
-// prefix copies r to w by whole lines, with mark before each, until r ends. A last line without its end gets one.
+// prefix copies r to w by whole lines, with mark before each, until r ends. A line without its end gets one, unless mark
+// is empty: then w has the bytes of r.
 func prefix(w io.Writer, r io.Reader, mark string, printing *sync.Mutex) {
 	line := []byte(mark)
 	buf := make([]byte, 64<<10)
@@ -216,14 +230,17 @@ func prefix(w io.Writer, r io.Reader, mark string, printing *sync.Mutex) {
 			if cut && len(line) < maxLine {
 				break
 			}
-			if cut {
+			if cut && mark != "" {
 				line = append(line, '\n')
 			}
 			whole = append(whole, line...)
 			line = append(line[:0], mark...)
 		}
 		if err != nil && len(line) > len(mark) {
-			whole = append(append(whole, line...), '\n')
+			whole = append(whole, line...)
+			if mark != "" {
+				whole = append(whole, '\n')
+			}
 		}
 		if len(whole) > 0 {
 			printing.Lock()

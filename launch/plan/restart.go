@@ -138,7 +138,7 @@ func (s *supervisor) run() error {
 		e, err := s.start(n)
 		switch {
 		case err == nil, e.asked, s.restarts == 0, n == 0 && errors.As(err, new(exit.Usage)), e.refused(err):
-			_, _ = os.Stderr.Write(e.unsaid)
+			fmt.Fprint(os.Stderr, e.unsaid)
 			return err
 		}
 		why := e.words(err, time.Since(begun))
@@ -261,17 +261,17 @@ func (s *supervisor) start(n int) (outcome, error) {
 		}
 	}
 	logs := s.logs
-	if n > 0 && logs != "prefix" && logs != "plain" { // those of the starts before stay
+	if n > 0 && !slices.Contains([]string{logsPrefix, logsPipe, logsPlain}, logs) { // those of the starts before stay
 		logs = filepath.Join(logs, fmt.Sprintf("restart-%d", n))
 	}
-	return run(build(s.launcher, j, s.site), j, logs, s.restarts > 0, s.signals)
+	return run(build(s.launcher, j, s.site), j, logs, s.signals)
 }
 
 // outcome is what is known of how a job ended, beside its status.
 type outcome struct {
 	asked  bool // it was asked to
 	cause  heard
-	unsaid []byte // what the launcher said of it, where nobody else said anything and it is not printed yet
+	unsaid string // what only the launcher has said of it, and is not printed yet; "" where a rank has said why
 }
 
 // refused says whether a program has refused what it was given: another start would come to the same.

@@ -207,7 +207,7 @@ done
 				writeFile(t, filepath.Join(dir, name), hosts, 0o644)
 			}
 			rsh := agent(t, `grep -qx "$host" `+dir+`/gone && { echo "ssh: no route to $host" >&2; exit 255; }`)
-			args := append([]string{"run", "--agent", rsh, "-H", "nodea:1,nodeb:2,nodec:1"}, tc.flags...)
+			args := append([]string{"run", "--logs", "prefix", "--agent", rsh, "-H", "nodea:1,nodeb:2,nodec:1"}, tc.flags...)
 			out, errs, status := result(t, launchCommand(t, append(args, "--", script)...))
 			if status != tc.status {
 				t.Errorf("status %d, want %d", status, tc.status)

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
+	"lockstep/internal/help"
 	"lockstep/internal/launcher"
 	"lockstep/launch/exit"
 )
@@ -41,14 +42,18 @@ started again where the program refuses what it was given (status 2), was asked 
 status 75), or where 3 starts in a row have come to no new checkpoint. With --min-ranks each start leaves out the hosts
 that do not answer; the program goes on from its checkpoint on fewer ranks, and on all of them once the hosts are back.`,
 		Example: `  launch run -np 4 -- bin/train --model tiny
+  launch run -np 4 -- bin/train --json - | jq .loss
   launch run -H n1:8,n2:8 --logs logs -- bin/train --model gpt2
   launch run --restarts 10 --min-ranks 8 -H n1:8,n2:8 -- bin/train --model gpt2 --checkpoint runs/a --save-every 100`,
 		DisableFlagParsing: true, // for -np, which pflag would take for -n p
 	}
 	o.flags(cmd.Flags())
-	cmd.Flags().StringVar(&s.logs, "logs", "prefix", "prefix: the rank before each line (on several hosts mpirun may cut lines when ranks print much at once);\nplain: as it comes; else a folder, for rank.N.out and rank.N.err, on each host")
+	cmd.Flags().StringVar(&s.logs, "logs", logsAuto, "where output of the ranks goes: prefix: the rank before each line (on several hosts mpirun may cut lines when ranks print much at once); pipe: the same of standard error, and standard output as it is; plain: as mpirun passes it on; else a `FOLDER`, for rank.N.out and rank.N.err, on each host; auto is prefix where standard output is a terminal, else pipe")
 	cmd.Flags().BoolVar(&s.noPreflight, "no-preflight", false, "start without looking whether it can work")
 	s.flags(cmd.Flags())
+	help.Group(cmd.Flags(), "Before the start, and after a failure", "no-preflight", "restarts", "min-ranks", "checkpoints")
+	help.Group(cmd.Flags(), help.Output, "logs")
+	help.Choices(cmd.Flags(), "logs", logsAuto, logsPrefix, logsPipe, logsPlain)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		switch { // what run starts of itself
 		case len(args) == 2 && args[0] == tellFacts:
@@ -59,6 +64,12 @@ that do not answer; the program goes on from its checkpoint on fewer ranks, and 
 		prog, help, err := parse(cmd, args)
 		if err != nil || help {
 			return err
+		}
+		if s.logs == logsAuto {
+			s.logs = logsPipe
+			if term.IsTerminal(int(os.Stdout.Fd())) {
+				s.logs = logsPrefix
+			}
 		}
 		s.site = thisSite()
 		if s.launcher, s.job, err = o.plan(s.site, prog); err != nil {
@@ -122,9 +133,9 @@ func (o *options) plan(s site, prog []string) (launcherHere, job, error) {
 	}
 }
 
-// run starts the line, passes on output and signals, and returns its status when all of its processes have ended. Where it
-// listens, it returns also what they said of why.
-func run(l Line, j job, logs string, listens bool, signals <-chan os.Signal) (outcome, error) {
+// run starts the line, passes on output and signals, and returns its status when all of its processes have ended, and what
+// they said of why.
+func run(l Line, j job, logs string, signals <-chan os.Signal) (outcome, error) {
 	begun := time.Now()
 	out, err := openOutput(&l, j, logs)
 	if err != nil {
@@ -136,8 +147,7 @@ func run(l Line, j job, logs string, listens bool, signals <-chan os.Signal) (ou
 	if l.Launcher == "mpich" {
 		cmd.Stdout, err = out.stdout()
 	}
-	relays := l.Launcher == "mpich" || l.Launcher != "slurm" && logs != "plain" // else the ranks write to it, too
-	if err == nil && (relays || listens && logs != "plain") {
+	if err == nil && (l.Launcher == "mpich" || logs != logsPlain) { // plain: the ranks write to it, too
 		cmd.Stderr, err = out.stderr()
 	}
 	if err != nil {
@@ -180,32 +190,28 @@ func run(l Line, j job, logs string, listens bool, signals <-chan os.Signal) (ou
 	watch.dismiss()
 	killOrphans()
 	out.close()
-	unsaid := out.endings // the exit status says that it failed, too
-	if err == nil || out.spoke.Load() {
-		unsaid = nil
-	}
-	switch {
-	case !listens:
-		_, _ = os.Stderr.Write(unsaid)
-	case err != nil:
-		e.unsaid = unsaid
+	err = status(words[0], err)
+	if err != nil {
 		if out.folder != "" {
 			out.listenTo(out.folder, begun)
 		}
-		e.cause = out.cause.or(launcherSays(out.endings))
+		e = out.why(e, err)
 	}
+	return e, err
+}
+
+// status is how a launcher has ended, as an exit status where it has one.
+func status(launcher string, err error) error {
 	var failed *exec.ExitError
 	switch {
-	case err == nil:
-		return e, nil
-	case !errors.As(err, &failed):
-		return e, err
+	case err == nil || !errors.As(err, &failed):
+		return err
 	case failed.Exited():
-		return e, exit.Status(failed.ExitCode())
+		return exit.Status(failed.ExitCode())
 	default:
 		sig := failed.Sys().(syscall.WaitStatus).Signal()
-		fmt.Fprintf(os.Stderr, "launch: %s was ended by %s\n", words[0], unix.SignalName(sig))
-		return e, exit.Status(128 + int(sig))
+		fmt.Fprintf(os.Stderr, "launch: %s was ended by %s\n", launcher, unix.SignalName(sig))
+		return exit.Status(128 + int(sig))
 	}
 }
 

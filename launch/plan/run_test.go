@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -20,7 +21,7 @@ import (
 func TestRun(t *testing.T) {
 	for _, w := range installed(t) {
 		for _, n := range []int{1, 2, 3} {
-			out, errs, status := result(t, launchCommand(t, "run", "--launcher", w.name, "-np", strconv.Itoa(n), "--oversubscribe", "--", self(t), "program", "rank", "a b"))
+			out, errs, status := result(t, launchCommand(t, "run", "--launcher", w.name, "-np", strconv.Itoa(n), "--oversubscribe", "--logs", "prefix", "--", self(t), "program", "rank", "a b"))
 			for r := range n {
 				if want := fmt.Sprintf("%d: rank %d of %d [\"a b\"]\n", r, r, n); status != 0 || strings.Count(out, want) != 1 {
 					t.Errorf("%s on %d: status %d, %q is not in %q\n%s", w.name, n, status, want, out, errs)
@@ -32,7 +33,7 @@ func TestRun(t *testing.T) {
 
 func TestStdin(t *testing.T) {
 	for _, w := range installed(t) {
-		cmd := launchCommand(t, "run", "--launcher", w.name, "-np", "1", "--", self(t), "program", "stdin")
+		cmd := launchCommand(t, "run", "--launcher", w.name, "-np", "1", "--logs", "prefix", "--", self(t), "program", "stdin")
 		cmd.Stdin = strings.NewReader("something\n")
 		if out, errs, status := result(t, cmd); status != 0 || out != "0: read \"something\\n\", <nil>\n" {
 			t.Errorf("%s: status %d, %q\n%s", w.name, status, out, errs)
@@ -61,7 +62,7 @@ func TestLogs(t *testing.T) {
 		prog := []string{"--", self(t), "program", "bytes"}
 		t.Run(w.name+" prefix", func(t *testing.T) {
 			t.Parallel()
-			out, errs, status := result(t, launchCommand(t, append(base[:len(base):len(base)], prog...)...))
+			out, errs, status := result(t, launchCommand(t, slices.Concat(base, []string{"--logs", "prefix"}, prog)...))
 			if status != 0 {
 				t.Fatalf("status %d: %.1000s", status, errs)
 			}
@@ -95,6 +96,53 @@ func TestLogs(t *testing.T) {
 			out, errs, status := result(t, launchCommand(t, append(append(base[:len(base):len(base)], "--logs", "plain"), "--", self(t), "program", "rank")...))
 			if status != 0 || strings.Count(out, "\n") != 3 || strings.Count(out, "rank 1 of 3 []\n") != 1 {
 				t.Errorf("status %d: %q%s", status, out, errs)
+			}
+		})
+	}
+}
+
+// TestPipe passes the bytes of a rank's standard output on as they are, where a program reads them, also from a host that
+// is not this one.
+func TestPipe(t *testing.T) {
+	rsh := agent(t, "")
+	for _, w := range installed(t) {
+		for name, flags := range map[string][]string{
+			"here": {"-np", "1"}, "asked for": {"-np", "1", "--logs", "pipe"}, "another host": {"--agent", rsh, "-H", "nodea:1"},
+		} {
+			t.Run(w.name+" "+name, func(t *testing.T) {
+				t.Parallel()
+				args := slices.Concat([]string{"run", "--launcher", w.name}, flags, []string{"--", self(t), "program", "bytes"})
+				out, errs, status := result(t, launchCommand(t, args...))
+				if status != 0 || out != pattern("out", "0") {
+					t.Errorf("status %d, %d bytes instead of the %d printed", status, len(out), len(pattern("out", "0")))
+				}
+				if got := unprefix(t, errs)["0"]; strings.TrimRight(got, "\n") != pattern("err", "0") {
+					t.Errorf("standard error of rank 0 has %d bytes, not the %d printed", len(got), len(pattern("err", "0")))
+				}
+			})
+		}
+	}
+}
+
+// TestLastLine has jobs fail of which no rank says why, or not all: what launch prints last is the cause, without a frame.
+func TestLastLine(t *testing.T) {
+	need(t, "openmpi4")
+	host, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct{ name, script, want string }{
+		{"killed", `kill -9 $$`, "launch: rank 1 on " + host + ": ended by signal 9 (Killed); status 137 (SIGKILL)\n"},
+		{"killed after a line", `echo begun >&2; kill -9 $$`, "1: begun\nlaunch: rank 1 on " + host + ": ended by signal 9 (Killed); status 137 (SIGKILL)\n"},
+		{"silent", `exit 3`, "launch: rank 1: exited; status 3\n"},
+		{"refused", `echo "app: unknown flag: --x" >&2; exit 2`, "1: app: unknown flag: --x\n"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			script := `if [ $OMPI_COMM_WORLD_RANK = 1 ]; then ` + tc.script + `; fi; exec sleep 60`
+			out, errs, status := result(t, launchCommand(t, "run", "--launcher", "openmpi4", "-np", "2", "--oversubscribe", "--", "sh", "-c", script))
+			if status == 0 || out != "" || errs != tc.want {
+				t.Errorf("status %d, %q and %q, want %q", status, out, errs, tc.want)
 			}
 		})
 	}
@@ -352,7 +400,7 @@ func TestBadInput(t *testing.T) {
 		{"run --hostfile empty -- " + prog, "", "--hostfile empty names no host"},
 		{"run --hostfile odd -- " + prog, "", "odd: \"a slots=2 max_slots=4\" is not understood"},
 		{"run --logs data/x -np 1 -- " + prog, "", "--logs: mkdir"},
-		{"run --logs= -np 1 -- " + prog, "", "--logs: give prefix, plain or the name of a folder"},
+		{"run --logs= -np 1 -- " + prog, "", "--logs: give auto, prefix, pipe, plain or the name of a folder"},
 		{"run -np 1 -- " + prog, "SLURM_JOB_ID=7", "SLURM_JOB_ID=7, but the allocation has no nodes"},
 		{"run -np 1 -- " + prog, "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2", "openmpi4 has already started this as rank 1 of 2"},
 		{"run -np 1 -- " + prog, "PATH=/nothing", "no mpirun of Open MPI or MPICH is in PATH: apt-get install openmpi-bin"},
@@ -386,7 +434,7 @@ func TestHosts(t *testing.T) {
 	for _, w := range installed(t) {
 		t.Run(w.name, func(t *testing.T) {
 			t.Parallel()
-			out, errs, status := result(t, launchCommand(t, "run", "--launcher", w.name, "--agent", rsh, "-H", "nodea:2,nodeb:1", "--", script))
+			out, errs, status := result(t, launchCommand(t, "run", "--launcher", w.name, "--agent", rsh, "-H", "nodea:2,nodeb:1", "--logs", "prefix", "--", script))
 			for _, want := range []string{"0: nodea 0 passed on\n", "1: nodea 1 passed on\n", "2: nodeb 2 passed on\n"} {
 				if status != 0 || !strings.Contains(out, want) {
 					t.Errorf("status %d, %q is not in %q\n%s", status, want, out, errs)
@@ -398,7 +446,7 @@ func TestHosts(t *testing.T) {
 		})
 		t.Run(w.name+" short lines", func(t *testing.T) {
 			t.Parallel()
-			out, errs, status := result(t, launchCommand(t, "run", "--launcher", w.name, "--agent", rsh, "-H", "nodea:1,nodeb:1", "--", "seq", "5000"))
+			out, errs, status := result(t, launchCommand(t, "run", "--launcher", w.name, "--agent", rsh, "-H", "nodea:1,nodeb:1", "--logs", "prefix", "--", "seq", "5000"))
 			want := 5000 * len("0: \n") // and the numbers
 			for i := 1; i <= 5000; i++ {
 				want += len(strconv.Itoa(i))

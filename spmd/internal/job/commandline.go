@@ -9,14 +9,15 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"lockstep/internal/help"
 	"lockstep/internal/nearest"
 )
 
 // parse reads the command line. --help prints once for the job.
 func parse(fs *pflag.FlagSet, args []string, rank int) error {
-	help := io.Writer(os.Stdout)
+	out := io.Writer(os.Stdout)
 	if rank != 0 {
-		help = io.Discard
+		out = io.Discard
 	}
 	fs.Init(fs.Name(), pflag.ContinueOnError)
 	fs.SetOutput(io.Discard)
@@ -24,10 +25,10 @@ func parse(fs *pflag.FlagSet, args []string, rank int) error {
 	preface := fs.Usage
 	fs.Usage = func() {
 		if preface != nil {
-			fs.SetOutput(help)
+			fs.SetOutput(out)
 			preface()
 		}
-		fmt.Fprintf(help, "Usage of %s:\n%s", fs.Name(), fs.FlagUsages())
+		fmt.Fprint(out, help.Flags(fs, "Flags of "+fs.Name()))
 	}
 	if err := fs.Parse(args); err != nil {
 		if hint := misplaced(fs, args); hint != nil {

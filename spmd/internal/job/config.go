@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/term"
 
+	"lockstep/internal/help"
 	"lockstep/internal/plain"
 	"lockstep/internal/ranges"
 )
@@ -64,23 +65,30 @@ func (c *Config) Flags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.LogFormat, "log-format", "auto", "auto, console or json; auto is console, since under mpirun no rank sees a terminal")
 	fs.StringVar(&c.LogRanks, "log-ranks", "0", "ranks that log: 0, all, or a list such as 0,3,8-11")
 	fs.Uint64Var(&c.Seed, "seed", 42, "seed of everything random")
-	fs.DurationVar(&c.Timeout, "timeout", defaultTimeout, "how long a collective, the start and the end may take; then the job ends and says who is missing where")
+	fs.DurationVar(&c.Timeout, "timeout", defaultTimeout, "how long a collective, the start and the end may take, such as 90s or 10m; then the job ends and says who is missing where")
 	fs.StringVar(&c.Check, "check", "off", "compare each collective and message over the ranks before it runs: off, sample (one of 64), on, or both, which also compares the results of NCCL with those of MPI")
 	fs.Lookup("check").NoOptDefVal = "on"
 	fs.StringVar(&c.Summary, "summary", "auto", "say at the end where the time went: on, off, or auto, which does after 10 s")
 	fs.StringVar(&c.Trace, "trace", "", "write what each rank did and when to `FILE`, for ui.perfetto.dev; compressed where the name ends in .gz")
 	MayDiffer(fs, "json", "log-level", "log-format", "log-ranks")
+	help.Group(fs, help.Framework, "device", "collectives", "symmetric", "ranks", "seed", "timeout", "check")
+	help.Group(fs, help.Output, "json", "log-level", "log-format", "log-ranks")
+	for _, f := range c.choices(nil) {
+		help.Choices(fs, f.flag, f.known...)
+	}
 }
 
-// Complete sets what is empty to its default, and refuses values that no machine could satisfy. collectives are the values
-// that --collectives may have.
-func (c *Config) Complete(collectives []string) error {
-	for _, f := range []struct {
-		flag    string
-		value   *string
-		initial string
-		known   []string
-	}{
+// choice is a flag that has one of some values.
+type choice struct {
+	flag    string
+	value   *string
+	initial string
+	known   []string
+}
+
+// choices are the flags that have one of some values. collectives are the values that --collectives may have.
+func (c *Config) choices(collectives []string) []choice {
+	return []choice{
 		{"device", &c.Device, "auto", []string{"auto", "cuda", "host"}},
 		{"collectives", &c.Collectives, "auto", collectives},
 		{"symmetric", &c.Symmetric, "auto", []string{"auto", "always", "never"}},
@@ -88,7 +96,13 @@ func (c *Config) Complete(collectives []string) error {
 		{"summary", &c.Summary, "auto", []string{"auto", "on", "off"}},
 		{"log-level", &c.LogLevel, "info", []string{"trace", "debug", "info", "warn", "error"}},
 		{"log-format", &c.LogFormat, "auto", []string{"auto", "console", "json"}},
-	} {
+	}
+}
+
+// Complete sets what is empty to its default, and refuses values that no machine could satisfy. collectives are the values
+// that --collectives may have.
+func (c *Config) Complete(collectives []string) error {
+	for _, f := range c.choices(collectives) {
 		*f.value = cmp.Or(*f.value, f.initial)
 		if !slices.Contains(f.known, *f.value) {
 			return fmt.Errorf("--%s %s: want %s", f.flag, *f.value, strings.Join(f.known, ", "))

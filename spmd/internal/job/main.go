@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"lockstep/internal/help"
 	"lockstep/internal/launcher"
 	"lockstep/internal/plain"
 	_ "lockstep/internal/stdio" // what cannot be written is an error
@@ -61,6 +62,12 @@ func Main(p *Program) int {
 	fs, cfg := p.Flags, p.Config
 	cfg.Flags(fs)
 	version := fs.Bool("version", false, "print the versions of the framework and of the libraries found, and end")
+	help.Group(fs, help.Output, "version")
+	if args := os.Args[1:]; help.Asked(args) {
+		help.Choices(fs, "collectives", p.Carriers...)
+		help.Answer(os.Stdout, fs, args)
+		return 0
+	}
 	env := launcher.Environment()
 	if err := parse(fs, os.Args[1:], env.Rank); err != nil {
 		if errors.Is(err, pflag.ErrHelp) {

@@ -1,0 +1,121 @@
+package help
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+)
+
+// The first argument by which a script of `launch completion` asks a program for completions: with descriptions, and without.
+const (
+	Request      = "__complete"
+	RequestNames = "__completeNoDesc"
+)
+
+// Directives tell the shell what to do with the completions. Source: cobra's completions.go, ShellCompDirective.
+const (
+	AnyFile = 0 // where there are none, names of files
+	None    = 4
+	Folders = 16 // names of folders only
+)
+
+// Asked says whether the arguments of a program ask for completions.
+func Asked(args []string) bool {
+	return len(args) > 1 && (args[0] == Request || args[0] == RequestNames)
+}
+
+// Answer prints what completes the last of args, which Asked holds for, as the scripts of cobra read it.
+func Answer(w io.Writer, fs *pflag.FlagSet, args []string) {
+	lines, directive := Complete(fs, args[1:])
+	Print(w, lines, directive, args[0] == Request)
+}
+
+// Print prints completions, each a word and, behind a tabulator, its description.
+func Print(w io.Writer, lines []string, directive int, described bool) {
+	for _, line := range lines {
+		if !described {
+			line, _, _ = strings.Cut(line, "\t")
+		}
+		fmt.Fprintln(w, line)
+	}
+	fmt.Fprintf(w, ":%d\n", directive)
+}
+
+// Complete returns what may stand in place of the last of words, for a program whose settings all are flags.
+func Complete(fs *pflag.FlagSet, words []string) (lines []string, directive int) {
+	last := words[len(words)-1]
+	before := words[:len(words)-1]
+	if name, typed, ok := strings.Cut(last, "="); ok && strings.HasPrefix(name, "-") {
+		return values(lookup(fs, name), typed)
+	}
+	if len(before) > 0 {
+		if f := lookup(fs, before[len(before)-1]); f != nil && f.NoOptDefVal == "" {
+			return values(f, last)
+		}
+	}
+	if last != "" && last[0] != '-' {
+		return nil, None
+	}
+	fs.VisitAll(func(f *pflag.Flag) {
+		name := "--" + f.Name
+		repeats := strings.HasSuffix(f.Value.Type(), "Array") || strings.HasSuffix(f.Value.Type(), "Slice")
+		given := slices.ContainsFunc(before, func(w string) bool { return w == name || strings.HasPrefix(w, name+"=") })
+		if !f.Hidden && strings.HasPrefix(name, last) && (repeats || !given) {
+			lines = append(lines, name+"\t"+described(f))
+		}
+	})
+	if fs.Lookup("help") == nil && strings.HasPrefix("--help", last) {
+		lines = append(lines, "--help\tshow all flags")
+	}
+	return lines, None
+}
+
+// lookup returns the flag that a word names; nil where it names none.
+func lookup(fs *pflag.FlagSet, word string) *pflag.Flag {
+	if name, ok := strings.CutPrefix(word, "--"); ok {
+		return fs.Lookup(name)
+	}
+	if name, ok := strings.CutPrefix(word, "-"); ok && len(name) == 1 {
+		return fs.ShorthandLookup(name)
+	}
+	return nil
+}
+
+// values completes the value of a flag.
+func values(f *pflag.Flag, typed string) (lines []string, directive int) {
+	if f == nil {
+		return nil, None
+	}
+	choices := f.Annotations[choicesOf]
+	if f.Value.Type() == "bool" {
+		choices = []string{"true", "false"}
+	}
+	for _, c := range choices {
+		if strings.HasPrefix(c, typed) {
+			lines = append(lines, c)
+		}
+	}
+	switch kind, _ := pflag.UnquoteUsage(f); {
+	case len(choices) > 0:
+		return lines, None
+	case kind == "FILE":
+		return nil, AnyFile
+	case kind == "DIR" || kind == "FOLDER":
+		return nil, Folders
+	default:
+		return nil, None
+	}
+}
+
+// described is the first part of a flag's description, which fits behind it on a line of a terminal.
+func described(f *pflag.Flag) string {
+	_, text := pflag.UnquoteUsage(f)
+	text, _, _ = strings.Cut(text, "\n")
+	if at := strings.IndexAny(text, ";:"); at > 0 {
+		text = text[:at]
+	}
+	return text
+}

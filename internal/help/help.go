@@ -1,0 +1,127 @@
+// Package help tells a person at a terminal which flags a program has: in groups for --help, and as completions for the
+// shell.
+package help
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+	"golang.org/x/term"
+)
+
+// Groups of flags that every program has. A flag without a group is the program's own.
+const (
+	Framework = "Flags of the framework"
+	Output    = "Flags of what is reported, and where"
+)
+
+// Annotations of flags.
+const (
+	groupOf   = "lockstep_group"
+	choicesOf = "lockstep_choices"
+)
+
+// Group puts flags of fs under a heading of their own. It panics where fs lacks one.
+func Group(fs *pflag.FlagSet, heading string, names ...string) {
+	for _, name := range names {
+		annotate(fs, name, groupOf, heading)
+	}
+}
+
+// Choices says which values a flag of fs may have, for completion. It panics where fs lacks the flag.
+func Choices(fs *pflag.FlagSet, name string, values ...string) {
+	annotate(fs, name, choicesOf, values...)
+}
+
+func annotate(fs *pflag.FlagSet, name, key string, values ...string) {
+	if err := fs.SetAnnotation(name, key, values); err != nil {
+		panic("help: " + err.Error())
+	}
+}
+
+// Heading returns the heading that Group has given to a flag; "" where it has none.
+func Heading(f *pflag.Flag) string {
+	if of := f.Annotations[groupOf]; len(of) > 0 {
+		return of[0]
+	}
+	return ""
+}
+
+// Flags describes the flags of fs, by groups and as wide as the terminal. own is the heading of those without a group.
+func Flags(fs *pflag.FlagSet, own string) string { return render(fs, own, width()) }
+
+const (
+	widest    = 120 // columns
+	narrowest = 60
+)
+
+// width is how wide a line may be.
+func width() int {
+	if columns, _, err := term.GetSize(int(os.Stdout.Fd())); err == nil && columns > 0 {
+		return min(max(columns, narrowest), widest)
+	}
+	return widest
+}
+
+func render(fs *pflag.FlagSet, own string, columns int) string {
+	var headings []string
+	groups := map[string]*pflag.FlagSet{}
+	fs.VisitAll(func(f *pflag.Flag) {
+		if f.Hidden {
+			return
+		}
+		heading := Heading(f)
+		if heading == "" {
+			heading = own
+		}
+		if groups[heading] == nil {
+			headings = append(headings, heading)
+			groups[heading] = pflag.NewFlagSet("", pflag.ContinueOnError)
+			groups[heading].SortFlags = false
+		}
+		shown := *f
+		shown.Value = value{f.Value}
+		if f.DefValue == "0s" || f.DefValue == "[]" {
+			shown.DefValue = ""
+		}
+		groups[heading].AddFlag(&shown)
+	})
+	for _, last := range []string{Framework, Output} { // the same order in every program
+		if i := slices.Index(headings, last); i >= 0 {
+			headings = append(slices.Delete(headings, i, i+1), last)
+		}
+	}
+	var b strings.Builder
+	for i, heading := range headings {
+		if i > 0 {
+			b.WriteString("\n")
+		}
+		fmt.Fprintf(&b, "%s:\n%s", heading, groups[heading].FlagUsagesWrapped(columns))
+	}
+	return b.String()
+}
+
+// value names what stands behind a flag by what is typed there, instead of by Go's type.
+type value struct{ pflag.Value }
+
+func (v value) Type() string {
+	switch t := v.Value.Type(); t {
+	case "int", "int32", "int64", "uint", "uint32", "uint64":
+		return "N"
+	case "float32", "float64":
+		return "X"
+	case "string":
+		return "TEXT"
+	case "stringArray":
+		return "TEXT"
+	case "stringSlice":
+		return "TEXT,..."
+	case "duration":
+		return "TIME"
+	default:
+		return t
+	}
+}

@@ -1,0 +1,147 @@
+// Package completion is `launch completion`: what has a shell complete the flags of launch and of programs.
+package completion
+
+import (
+	"bytes"
+	"context"
+	"debug/buildinfo"
+	"fmt"
+	"io"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"lockstep/internal/help"
+	"lockstep/launch/exit"
+)
+
+// programs are completed where no others are named.
+var programs = []string{"bench", "matvec", "reduce", "stencil", "train"}
+
+// shells write the script that completes one command.
+var shells = map[string]func(cmd *cobra.Command, w io.Writer) error{
+	"bash": func(cmd *cobra.Command, w io.Writer) error { return cmd.GenBashCompletionV2(w, true) },
+	"zsh":  func(cmd *cobra.Command, w io.Writer) error { return cmd.GenZshCompletion(w) },
+	"fish": func(cmd *cobra.Command, w io.Writer) error { return cmd.GenFishCompletion(w, true) },
+}
+
+// Command is `launch completion`.
+func Command() *cobra.Command {
+	return &cobra.Command{
+		Use:   "completion bash|zsh|fish [PROGRAM...]",
+		Short: "Print a script by which the shell completes flags of launch and of programs",
+		Long: `Print a script by which the shell completes commands and flags of launch, and the flags of programs that use Lockstep.
+The script asks the program itself, so that what it completes is what the program has. Without names of programs it
+is for ` + strings.Join(programs, ", ") + `. A program is found by its name, in whatever folder it is; behind
+"launch run ... --" every program that uses Lockstep is completed.`,
+		Example: `  source <(launch completion bash)                       # in ~/.bashrc; needs the package bash-completion
+  source <(launch completion zsh)                        # in ~/.zshrc, behind compinit
+  launch completion fish | source                        # in ~/.config/fish/config.fish
+  source <(launch completion bash heat integral)         # for programs of your own`,
+		ValidArgs: []string{"bash", "zsh", "fish"},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 || shells[args[0]] == nil {
+				return exit.Usage{Err: fmt.Errorf("launch completion: want bash, zsh or fish, and then names of programs")}
+			}
+			return write(cmd.OutOrStdout(), cmd.Root(), args[0], args[1:])
+		},
+	}
+}
+
+// write prints the script of a shell for launch and the named programs.
+func write(w io.Writer, root *cobra.Command, shell string, names []string) error {
+	if len(names) == 0 {
+		names = programs
+	}
+	var script bytes.Buffer // whole, or nothing
+	if err := shells[shell](root, &script); err != nil {
+		return err
+	}
+	for _, name := range names {
+		if name == "" || strings.Trim(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.") != "" || name[0] == '-' {
+			return exit.Usage{Err: fmt.Errorf("launch completion: %q is no name of a program: leave out its folder", name)}
+		}
+		if err := shells[shell](&cobra.Command{Use: name}, &script); err != nil {
+			return err
+		}
+	}
+	_, err := w.Write(script.Bytes())
+	return err
+}
+
+// answerTime is how long a program may take to say what completes its arguments.
+const answerTime = 3 * time.Second
+
+// Answer prints what completes the last of args, where that belongs to a command that reads its own flags and then a
+// program with arguments. It returns false where the rest of launch is asked.
+func Answer(w io.Writer, root *cobra.Command, args []string) bool {
+	if !help.Asked(args) || len(args) < 3 {
+		return false
+	}
+	cmd, _, err := root.Find(args[1:2])
+	if err != nil || cmd == root || !cmd.DisableFlagParsing {
+		return false
+	}
+	cmd.InitDefaultHelpFlag()
+	words := args[2:]
+	lines, directive := help.Complete(cmd.Flags(), words)
+	if at := slices.Index(words[:len(words)-1], "--"); at >= 0 {
+		lines, directive = behind(words[at+1:])
+	} else if last := words[len(words)-1]; directive == help.None && last != "" && strings.HasPrefix("--", last) {
+		lines = append(lines, "--\tthe program and its arguments stand behind it")
+	}
+	help.Print(w, lines, directive, args[0] == help.Request)
+	return true
+}
+
+// behind completes the name of a program, then its arguments. A program that does not use Lockstep is not started: it would
+// not know that it is only asked.
+func behind(words []string) (lines []string, directive int) {
+	if len(words) == 1 || !usesLockstep(words[0]) {
+		return nil, help.AnyFile
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), answerTime)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, words[0], slices.Insert(words[1:], 0, help.Request)...)
+	cmd.WaitDelay = time.Second
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, help.AnyFile
+	}
+	lines = strings.Split(strings.TrimRight(string(out), "\n"), "\n")
+	code, ok := strings.CutPrefix(lines[len(lines)-1], ":")
+	directive, err = strconv.Atoi(code)
+	if !ok || err != nil {
+		return nil, help.AnyFile
+	}
+	return lines[:len(lines)-1], directive
+}
+
+// usesLockstep says whether a file is a program that spmd.Main is the main function of, as far as one can tell without
+// starting it.
+func usesLockstep(program string) bool {
+	path, err := exec.LookPath(program)
+	if err != nil || strings.HasSuffix(filepath.Base(path), ".test") { // a test would take what it is asked for names of tests
+		return false
+	}
+	info, err := buildinfo.ReadFile(path)
+	if err != nil {
+		return false
+	}
+	if info.Main.Path == module {
+		return !strings.HasPrefix(info.Path, module+"/internal")
+	}
+	for _, d := range info.Deps {
+		if d.Path == module {
+			return true
+		}
+	}
+	return false
+}
+
+const module = "lockstep"
