@@ -15,6 +15,8 @@ import (
 	"github.com/spf13/pflag"
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
+
+	"lockstep/internal/help"
 )
 
 // network is what joins nodes: of each rank, all of them at once.
@@ -98,7 +100,7 @@ func modelCommand() error {
 	fs.Float64Var(&f.gbps, "network-gbps", 50, "bandwidth between nodes of each rank, in 1e9 bytes a second")
 	fs.Float64Var(&f.stepUS, "network-us", 5, "time of a step between nodes, in us")
 	fs.StringVar(&f.out, "out", "", "`DIR` for plots (default none)")
-	_ = fs.Parse(os.Args[1:]) // exits on a bad flag
+	help.Parse(fs, os.Args[1:])
 	if err := f.check(); err != nil {
 		return err
 	}

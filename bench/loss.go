@@ -15,6 +15,8 @@ import (
 
 	"github.com/spf13/pflag"
 	"github.com/tiktoken-go/tokenizer/codec"
+
+	"lockstep/internal/help"
 )
 
 // lossBench compares what a model learns with what it learns in PyTorch, from the same
@@ -48,7 +50,7 @@ func lossCommand() error {
 	fs.StringVar(&l.out, "out", "bench/results/train", "`DIR` for the results")
 	fs.StringVar(&l.bin, "bin", "bin", "`DIR` of the built program train")
 	fs.StringVar(&l.commit, "commit", "", "what the program was built from (default what git says here)")
-	_ = fs.Parse(os.Args[1:]) // exits on a bad flag
+	help.Parse(fs, os.Args[1:])
 	switch {
 	case l.text == "":
 		return errors.New("--text is missing: the file to learn from")

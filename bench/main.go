@@ -33,11 +33,15 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"lockstep/internal/help"
 	mpienv "lockstep/internal/mpirun"
 )
 
 func main() {
 	run := runner
+	if args := os.Args[1:]; help.Asked(args) && len(args) > 2 && !strings.HasPrefix(args[1], "-") {
+		args[0], args[1] = args[1], args[0] // the command first
+	}
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
 		case "sweep":
@@ -117,7 +121,7 @@ func runner() error {
 	fs.StringVar(&b.commit, "commit", "", "what the programs were built from (default what git says here)")
 	fs.IntVar(&b.rounds, "rounds", defaultRounds, "turns of each side; the median counts")
 	fs.StringVar(&b.llmc, "llmc", "", "llm.c's train_gpt2, built for this machine, to compare training with; it is run in its folder")
-	_ = fs.Parse(os.Args[1:]) // exits on a bad flag
+	help.Parse(fs, os.Args[1:])
 	for _, o := range only {
 		if !slices.Contains(names(), o) && !slices.Contains(sets, o) {
 			return fmt.Errorf("--only %s: want %s, %s", o, strings.Join(sets, ", "), strings.Join(names(), ", "))

@@ -16,6 +16,8 @@ import (
 
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
+
+	"lockstep/internal/help"
 )
 
 // sweep is one run of bench sweep.
@@ -115,7 +117,7 @@ func sweepCommand() error {
 	fs.StringVar(&s.csrc, "c-sources", "bench/c", "`DIR` of the C programs' sources")
 	fs.StringVar(&s.commit, "commit", "", "what the programs were built from (default what git says here)")
 	s.app.flags(fs)
-	_ = fs.Parse(os.Args[1:]) // exits on a bad flag
+	help.Parse(fs, os.Args[1:])
 	if err := s.check(fs.Args()); err != nil {
 		return err
 	}

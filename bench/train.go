@@ -18,6 +18,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"lockstep/internal/help"
 	"lockstep/spmd/timing"
 )
 
@@ -94,7 +95,7 @@ func trainCommand() error {
 	fs.StringVar(&t.out, "out", "bench/results/train", "`DIR` for the results")
 	fs.StringVar(&t.bin, "bin", "bin", "`DIR` of the built program train")
 	fs.StringVar(&t.commit, "commit", "", "what the program was built from (default what git says here)")
-	_ = fs.Parse(os.Args[1:]) // exits on a bad flag
+	help.Parse(fs, os.Args[1:])
 	for _, c := range cases {
 		model, batch, _ := strings.Cut(c, ":")
 		n, err := strconv.Atoi(batch)

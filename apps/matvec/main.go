@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/host"
+	"lockstep/internal/help"
 	"lockstep/spmd"
 	"lockstep/spmd/timing"
 )
@@ -52,6 +53,14 @@ func (c *config) flags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.Dtype, "dtype", dtypes[0], "of W and x: float32, bfloat16; sums and y are float32")
 	fs.StringVar(&c.Kernel, "kernel", kernelFrom[0], "what multiplies: own, cublas (on the host its BLAS), or auto: the faster of both")
 	fs.IntVar(&c.Overlap, "overlap", 0, "`N` parts of the rows: one is all-reduced while the next is multiplied; 0: as many as are fastest")
+	help.Choices(fs, "split", splits...)
+	help.Choices(fs, "layout", layouts...)
+	help.Choices(fs, "dtype", dtypes...)
+	help.Choices(fs, "kernel", kernelFrom...)
+	help.About(fs, "matvec multiplies a matrix, which the ranks share, by a vector, and measures how long it takes.",
+		"mpirun -np 4 bin/matvec",
+		"mpirun -np 4 bin/matvec --rows 4096 --cols 65536 --split rows --dtype bfloat16",
+		"bin/launch run -np 4 -- bin/matvec --json - | jq .gbps")
 }
 
 func (c *config) check(fs *pflag.FlagSet, ranks int) error {

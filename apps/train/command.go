@@ -4,10 +4,12 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
 
+	"lockstep/internal/help"
 	"lockstep/spmd"
 )
 
@@ -26,16 +28,25 @@ var commands = []command{
 
 // runCommand runs what the command line begins with; false where that is no command.
 func runCommand() bool {
-	if len(os.Args) < 2 || strings.HasPrefix(os.Args[1], "-") {
+	at := 1
+	asked := help.Asked(os.Args[1:])
+	if asked { // behind what the shell asks with
+		at = 2
+	}
+	if len(os.Args) <= at || strings.HasPrefix(os.Args[at], "-") {
 		return false
 	}
+	if asked && len(os.Args) == at+1 && os.Args[at] != "" {
+		help.Print(os.Stdout, completed(os.Args[at]), help.None, os.Args[1] == help.Request)
+		return true
+	}
 	for _, c := range commands {
-		if c.name != os.Args[1] {
+		if c.name != os.Args[at] {
 			continue
 		}
-		os.Args = append(os.Args[:1], os.Args[2:]...)
+		os.Args = slices.Delete(os.Args, at, at+1)
 		// The folder may stand right behind the command.
-		if len(os.Args) > 1 && !strings.HasPrefix(os.Args[1], "-") {
+		if len(os.Args) > 1 && !strings.HasPrefix(os.Args[1], "-") && !asked {
 			os.Args = append([]string{os.Args[0], "--checkpoint"}, os.Args[1:]...)
 		}
 		fs := pflag.NewFlagSet("train "+c.name, pflag.ContinueOnError)
@@ -47,10 +58,27 @@ func runCommand() bool {
 	return false
 }
 
-// showCommands tells of the commands.
+// completed are the commands that begin with what is typed, as a shell shows them.
+func completed(typed string) (lines []string) {
+	for _, c := range commands {
+		if strings.HasPrefix(c.name, typed) {
+			lines = append(lines, c.name+"\t"+c.does)
+		}
+	}
+	return lines
+}
+
+// showCommands tells of the commands, with lines that one may type.
 func showCommands(fs *pflag.FlagSet) {
 	fmt.Fprintln(fs.Output(), "train learns from text. Before the flags there may be a command; each has its own --help:")
 	for _, c := range commands {
 		fmt.Fprintf(fs.Output(), "  %-8s %s\n", c.name, c.does)
 	}
+	fmt.Fprint(fs.Output(), `
+Examples:
+  mpirun -np 4 bin/train
+  mpirun -np 8 bin/train --model gpt2 --tokens gpt2 --data books/ --global-batch 64 --checkpoint runs/a
+  mpirun -np 4 bin/train sample runs/a --prompt "func main"
+
+`)
 }

@@ -3,6 +3,7 @@
 package help
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -10,6 +11,9 @@ import (
 
 	"github.com/spf13/pflag"
 	"golang.org/x/term"
+
+	"lockstep/internal/nearest"
+	"lockstep/internal/plain"
 )
 
 // Groups of flags that every program has. A flag without a group is the program's own.
@@ -48,6 +52,43 @@ func Heading(f *pflag.Flag) string {
 		return of[0]
 	}
 	return ""
+}
+
+// About has --help begin with what the program does, and with lines that one may type.
+func About(fs *pflag.FlagSet, does string, examples ...string) {
+	fs.Usage = func() {
+		fmt.Fprintf(fs.Output(), "%s\n\nExamples:\n", does)
+		for _, line := range examples {
+			fmt.Fprintf(fs.Output(), "  %s\n", line)
+		}
+		fmt.Fprintln(fs.Output())
+	}
+}
+
+// Parse reads the command line of a program that is not on several ranks, from args, which are without the program's name.
+// It ends the process where help or completions are asked for, and with one line and status 2 where a flag is not right.
+func Parse(fs *pflag.FlagSet, args []string) {
+	fs.Init(fs.Name(), pflag.ContinueOnError)
+	fs.SortFlags = false
+	if Asked(args) {
+		Answer(os.Stdout, fs, args)
+		os.Exit(0)
+	}
+	preface := fs.Usage
+	fs.Usage = func() {
+		fs.SetOutput(os.Stdout)
+		if preface != nil {
+			preface()
+		}
+		fmt.Print(Flags(fs, "Flags of "+fs.Name()))
+	}
+	switch err := fs.Parse(args); {
+	case errors.Is(err, pflag.ErrHelp):
+		os.Exit(0)
+	case err != nil:
+		fmt.Fprintf(os.Stderr, "%s: %s\n", fs.Name(), plain.Text(nearest.Flag(fs, err).Error()))
+		os.Exit(2)
+	}
 }
 
 // Flags describes the flags of fs, by groups and as wide as the terminal. own is the heading of those without a group.

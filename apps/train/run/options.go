@@ -13,6 +13,7 @@ import (
 	"lockstep/apps/train/text"
 	"lockstep/apps/train/trainer"
 	"lockstep/apps/train/weights"
+	"lockstep/internal/help"
 	"lockstep/spmd"
 )
 
@@ -122,6 +123,20 @@ func (o *Options) Flags(fs *pflag.FlagSet) {
 	fs.IntVar(&o.sample, "sample", o.sample, "tokens of text to write at the end; 0 is none")
 	fs.StringVar(&o.prompt, "prompt", "", "text that the sample goes on from; without --data, where that is Go's sources, the head of a function")
 	fs.Float64Var(&o.temperature, "temperature", o.temperature, "of the sample: 0 takes the likeliest token, 1 the model's own distribution")
+	help.Group(fs, "Flags of the model", "model", "layers", "heads", "channels", "seq", "dtype", "fp8", "init-from")
+	help.Group(fs, "Flags of the text", "data", "val-data", "tokens", "cache")
+	help.Group(fs, "Flags of the optimizer", "steps", "batch", "global-batch", "lr", "min-lr", "warmup-steps", "weight-decay", "beta1", "beta2", "clip", "skip-bad-steps")
+	help.Group(fs, "Flags of memory and speed", "graph", "shard", "recompute", "bucket-mib")
+	help.Group(fs, "Flags of checkpoints", "checkpoint", "save-every", "keep", "resume", "requeue-status", "audit")
+	help.Group(fs, "Flags of the sample at the end", "sample", "prompt", "temperature")
+	help.Group(fs, help.Output, "val-every", "val-batches", "log-every")
+	for flag, values := range map[string][]string{
+		"model": {"tiny", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"}, "dtype": {"float32", "bfloat16"}, "fp8": {"off", "head", "all"},
+		"graph": {"auto", "on", "off"}, "shard": {"off", "optimizer", "gradients", "parameters"}, "recompute": {"off", "gelu", "block"},
+		"resume": {"auto", "must", "never"}, "tokens": {"bytes", "gpt2"},
+	} {
+		help.Choices(fs, flag, values...)
+	}
 	o.json = func() string { return fs.Lookup("json").Value.String() }
 	o.Given = fs.Changed
 }

@@ -72,7 +72,7 @@ func (c *Config) Flags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.Trace, "trace", "", "write what each rank did and when to `FILE`, for ui.perfetto.dev; compressed where the name ends in .gz")
 	MayDiffer(fs, "json", "log-level", "log-format", "log-ranks")
 	help.Group(fs, help.Framework, "device", "collectives", "symmetric", "ranks", "seed", "timeout", "check")
-	help.Group(fs, help.Output, "json", "log-level", "log-format", "log-ranks")
+	help.Group(fs, help.Output, "summary", "trace", "json", "log-level", "log-format", "log-ranks")
 	for _, f := range c.choices(nil) {
 		help.Choices(fs, f.flag, f.known...)
 	}
