@@ -9,6 +9,10 @@ import (
 	"strings"
 	"testing"
 	"unicode"
+
+	"github.com/spf13/pflag"
+
+	"lockstep/internal/help"
 )
 
 // What a line of the log quotes, from a file or another process, cannot control the
@@ -77,4 +81,15 @@ func TestAbsurdRanks(t *testing.T) {
 	if ranks, err := parseRanks("0-1048575"); err != nil || len(ranks) != 1<<20 {
 		t.Errorf("%d ranks, %v, want 2^20", len(ranks), err)
 	}
+}
+
+// Every common flag stands under a heading of its own in --help, apart from the program's.
+func TestFlagsHaveHeadings(t *testing.T) {
+	fs := pflag.NewFlagSet("app", pflag.ContinueOnError)
+	new(Config).Flags(fs)
+	fs.VisitAll(func(f *pflag.Flag) {
+		if h := help.Heading(f); h != help.Framework && h != help.Output {
+			t.Errorf("--%s stands under %q", f.Name, h)
+		}
+	})
 }
