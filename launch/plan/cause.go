@@ -51,10 +51,8 @@ func (out *output) why(e outcome, err error) outcome {
 	signalled := strings.HasPrefix(launcher.what, byLauncher) && !e.asked
 	switch {
 	case out.cause != (heard{}), out.spoke.Load() && !signalled:
-	case launcher != (heard{}):
+	case len(out.endings) > 0:
 		e.unsaid = "launch: " + e.words(err, 0) + "\n"
-	default:
-		e.unsaid = string(out.endings)
 	}
 	return e
 }
