@@ -1,12 +1,6 @@
 package spmd
 
-import (
-	"fmt"
-	"unsafe"
-
-	"lockstep/internal/ccall"
-	"lockstep/spmd/internal/exec"
-)
+import "lockstep/spmd/internal/exec"
 
 // Await has enqueue put work on s that writes every element of b once, and blocks until
 // the host sees all of them. b is memory of AllocPinned that no earlier work writes any
@@ -27,16 +21,6 @@ func Await[T Elem](s *Stream, b Buffer[T], enqueue func() error) error {
 }
 
 // awaited returns what looks at b while s writes it.
-func (b Buffer[T]) awaited(s *Stream) (a exec.Await, err error) {
-	if s.q.Lane() != nil {
-		return a, fmt.Errorf("%s: Await: stream %q is being captured", ccall.At(), s.name)
-	}
-	if err := s.w.checkBlock(b.blk); err != nil {
-		return a, err
-	}
-	// MPI may keep in the memory of a result what is not the result yet.
-	if q, ok := s.q.(exec.Written); ok && !s.w.all.st.routes.Handed() && b.n > 0 && b.blk.Pool == s.w.dev.Pools().Pinned && sizeOf[T]() >= 4 {
-		a.Q, a.Words = q, unsafe.Slice((*uint32)(b.addr()), b.Bytes()/4)
-	}
-	return a, nil
+func (b Buffer[T]) awaited(s *Stream) (exec.Await, error) {
+	return s.s.Awaited(b.blk, b.addr(), b.Bytes(), sizeOf[T]())
 }

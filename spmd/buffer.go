@@ -6,6 +6,7 @@ import (
 
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
+	"lockstep/spmd/internal/calls"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/exec"
 	hostexec "lockstep/spmd/internal/exec/host"
@@ -16,7 +17,7 @@ import (
 // and slices share the memory, and freeing it through one frees it for all.
 // The zero Buffer has no elements and is valid wherever a length of 0 is.
 type Buffer[T Stored] struct {
-	blk *block
+	blk *exec.Block
 	off int // elements
 	n   int
 }
@@ -31,7 +32,7 @@ type Buffer[T Stored] struct {
 // collectives in flight, since the driver may wait for them: allocate before they
 // start.
 func Alloc[T Stored](w *World, n int) (Buffer[T], error) {
-	return allocFrom[T](w, w.dev.Pools().Device, n)
+	return allocFrom[T](w, w.in.Dev.Pools().Device, n)
 }
 
 // mostBytes is more than any device has, and leaves room to round up.
@@ -50,9 +51,9 @@ func allocFrom[T Stored](w *World, p *exec.Pool, n int) (Buffer[T], error) {
 		return Buffer[T]{}, err
 	}
 	if n == 0 {
-		return Buffer[T]{blk: &block{Owner: w}}, nil
+		return Buffer[T]{blk: &exec.Block{Owner: &w.in.Rank}}, nil
 	}
-	blk, err := w.block(p, n*sizeOf[T]())
+	blk, err := w.in.Block(p, n*sizeOf[T]())
 	if err != nil {
 		return Buffer[T]{}, fmt.Errorf("%s: Alloc of %d %v: %w", ccall.At(), n, elem.Of[T](), err)
 	}
@@ -62,7 +63,7 @@ func allocFrom[T Stored](w *World, p *exec.Pool, n int) (Buffer[T], error) {
 // AllocPinned returns host memory that the device can copy from and to without
 // the host's help; Host gives it as a slice. Otherwise as Alloc.
 func AllocPinned[T Stored](w *World, n int) (Buffer[T], error) {
-	return allocFrom[T](w, w.dev.Pools().Pinned, n)
+	return allocFrom[T](w, w.in.Dev.Pools().Pinned, n)
 }
 
 // AllocSymmetric returns device memory that is registered with all communicators.
@@ -83,7 +84,7 @@ func AllocPinned[T Stored](w *World, n int) (Buffer[T], error) {
 // order, too, or the memory is not used again. Otherwise as Alloc.
 // Source: nccl.h, ncclMemAlloc and ncclCommWindowRegister.
 func AllocSymmetric[T Stored](w *World, n int) (Buffer[T], error) {
-	lengths, err := w.channel.Range(control.AllocSymmetric, int64(n))
+	lengths, err := w.in.Channel.Range(control.AllocSymmetric, int64(n))
 	if err != nil {
 		return Buffer[T]{}, err
 	}
@@ -91,13 +92,13 @@ func AllocSymmetric[T Stored](w *World, n int) (Buffer[T], error) {
 		return Buffer[T]{}, fmt.Errorf("%s: AllocSymmetric of %d elements on rank %d, but from %d to %d over the ranks",
 			ccall.At(), n, w.Rank(), lengths.Lo, lengths.Hi)
 	}
-	if w.symmetric == nil || n == 0 {
+	if !w.in.HasSymmetric() || n == 0 {
 		return Alloc[T](w, n)
 	}
 	if err := checkSize[T](n); err != nil {
 		return Buffer[T]{}, err
 	}
-	blk, err := w.symmetric.alloc(n * sizeOf[T]())
+	blk, err := w.in.AllocSymmetric(n * sizeOf[T]())
 	if err != nil {
 		return Buffer[T]{}, fmt.Errorf("%s: AllocSymmetric of %d %v: %w", ccall.At(), n, elem.Of[T](), err)
 	}
@@ -134,13 +135,7 @@ func (b Buffer[T]) Free() error {
 	if b.Bytes() != b.blk.Bytes {
 		return fmt.Errorf("%s: Free of a part: elements [%d:%d] of a buffer", ccall.At(), b.off, b.off+b.n)
 	}
-	if !b.blk.Freed.CompareAndSwap(false, true) {
-		return nil
-	}
-	b.blk.At.Here(0)
-	if b.blk.Pool != nil {
-		b.blk.Pool.Release(b.blk, worldOf(b.blk).dev.Marks())
-	}
+	calls.Free(b.blk)
 	return nil
 }
 
@@ -153,7 +148,7 @@ func (b Buffer[T]) CopyFrom(src []T) error {
 	case addressed(b.blk):
 		copy(b.slice(), src)
 	default:
-		err = worldOf(b.blk).dev.ToDevice(b.addr(), unsafe.Pointer(unsafe.SliceData(src)), b.Bytes())
+		err = calls.Of(b.blk).Dev.ToDevice(b.addr(), unsafe.Pointer(unsafe.SliceData(src)), b.Bytes())
 	}
 	return err
 }
@@ -167,7 +162,7 @@ func (b Buffer[T]) CopyTo(dst []T) error {
 	case addressed(b.blk):
 		copy(dst, b.slice())
 	default:
-		err = worldOf(b.blk).dev.ToHost(unsafe.Pointer(unsafe.SliceData(dst)), b.addr(), b.Bytes())
+		err = calls.Of(b.blk).Dev.ToHost(unsafe.Pointer(unsafe.SliceData(dst)), b.addr(), b.Bytes())
 	}
 	return err
 }
@@ -183,7 +178,7 @@ func (b Buffer[T]) SetAll(v T) error {
 	default:
 		var bits uint64
 		*(*T)(unsafe.Pointer(&bits)) = v
-		err = worldOf(b.blk).dev.SetAll(elem.Of[T](), b.addr(), b.n, bits)
+		err = calls.Of(b.blk).Dev.SetAll(elem.Of[T](), b.addr(), b.n, bits)
 	}
 	return err
 }
@@ -231,49 +226,17 @@ func (b Buffer[T]) access(op string, n int) error {
 	if n != b.n {
 		return fmt.Errorf("%s: %s: buffer has %d elements, slice %d", ccall.At(), op, b.n, n)
 	}
-	return gone(b.blk, op)
+	return calls.Gone(b.blk, op)
 }
 
 func (b Buffer[T]) mustAccess(op string) {
-	if err := gone(b.blk, op); err != nil {
+	if err := calls.Gone(b.blk, op); err != nil {
 		panic(err)
 	}
 }
 
-// block is one allocation of a World. Handles (Buffer) point to it, so that a use after
-// Free is found whatever copy of the handle it is made through.
-type block = exec.Block
-
-// block allocates n bytes of p.
-func (w *World) block(p *exec.Pool, n int) (*block, error) {
-	b := &block{Owner: w}
-	if err := p.Alloc(b, n); err != nil {
-		return nil, err
-	}
-	return b, nil
-}
-
-func worldOf(b *block) *World { return b.Owner.(*World) }
-
 // addressed says whether the host addresses the memory.
-func addressed(b *block) bool { return b == nil || b.Pool == nil || b.Pool.Host }
-
-// gone returns why the memory is not there any more, or nil.
-func gone(b *block, op string) error {
-	switch {
-	case b == nil:
-		return nil
-	case b.Freed.Load():
-		return freedError(b, op)
-	case worldOf(b).dev.Pools().Device.Closed():
-		return fmt.Errorf("%s: %s: the world that the buffer belongs to is closed", ccall.At(), op)
-	}
-	return nil
-}
-
-func freedError(b *block, op string) error {
-	return fmt.Errorf("%s: %s: the buffer was freed at %s", ccall.At(), op, &b.At)
-}
+func addressed(b *exec.Block) bool { return b == nil || b.Pool == nil || b.Pool.Host }
 
 // addr returns the address of the first element; nil when there is none.
 func (b Buffer[T]) addr() unsafe.Pointer {
@@ -292,23 +255,23 @@ func Copy[T Stored](s *Stream, dst, src Buffer[T]) error {
 	if dst.n != src.n {
 		return lengthError("Copy", "dst", dst.n, "src", src.n)
 	}
-	c, err := s.begin(exec.DoCopy, dst.blk, src.blk)
+	c, err := s.s.Begin(exec.DoCopy, dst.blk, src.blk)
 	if err != nil {
 		return err
 	}
 	c.Dst, c.Src, c.N = dst.addr(), src.addr(), dst.Bytes()
-	return s.q.Enqueue(c)
+	return s.s.Q.Enqueue(c)
 }
 
 // Fill enqueues dst[i] = v on s. SetAll does it at once.
 func Fill[T Stored](s *Stream, dst Buffer[T], v T) error {
-	c, err := s.begin(exec.DoFill, dst.blk, nil)
+	c, err := s.s.Begin(exec.DoFill, dst.blk, nil)
 	if err != nil {
 		return err
 	}
 	c.Dst, c.N, c.Type, c.Bits = dst.addr(), dst.n, elem.Of[T](), 0
 	*(*T)(unsafe.Pointer(&c.Bits)) = v
-	return s.q.Enqueue(c)
+	return s.s.Q.Enqueue(c)
 }
 
 // lengthError is the refusal of unequal lengths: both numbers, both names, and

@@ -5,6 +5,7 @@ import (
 
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
+	"lockstep/spmd/internal/calls"
 	"lockstep/spmd/internal/coll"
 )
 
@@ -17,7 +18,7 @@ func AllReduce[T Elem](c Comm, dst, src Buffer[T], op Op) error {
 	if dst.n != src.n {
 		return lengthError("AllReduce", "dst", dst.n, "src", src.n)
 	}
-	cmd := call{Call: coll.Call{Kind: coll.AllReduce, Op: op, N: src.n}, comm: c.st}
+	cmd := calls.Call{Call: coll.Call{Kind: coll.AllReduce, Op: op, N: src.n}}
 	return collective(c, "AllReduce", &cmd, dst, src, 0)
 }
 
@@ -30,14 +31,14 @@ func Reduce[T Elem](c Comm, dst, src Buffer[T], op Op, root int) error {
 	} else if dst.n != src.n {
 		return lengthError("Reduce", "dst", dst.n, "src", src.n)
 	}
-	cmd := call{Call: coll.Call{Kind: coll.Reduce, Op: op, N: src.n}, comm: c.st}
+	cmd := calls.Call{Call: coll.Call{Kind: coll.Reduce, Op: op, N: src.n}}
 	return collective(c, "Reduce", &cmd, dst, src, root)
 }
 
 // Broadcast copies root's buf to buf on every other rank.
 // Source: mpi.h, MPI_Bcast; nccl.h, ncclBroadcast.
 func Broadcast[T Elem](c Comm, buf Buffer[T], root int) error {
-	cmd := call{Call: coll.Call{Kind: coll.Broadcast, N: buf.n}, comm: c.st}
+	cmd := calls.Call{Call: coll.Call{Kind: coll.Broadcast, N: buf.n}}
 	return collective(c, "Broadcast", &cmd, buf, Buffer[T]{}, root)
 }
 
@@ -49,7 +50,7 @@ func AllGather[T Elem](c Comm, dst, src Buffer[T]) error {
 	if dst.n != src.n*c.Size() {
 		return fmt.Errorf("%s: AllGather: dst has %d elements, src %d on each of %d ranks", ccall.At(), dst.n, src.n, c.Size())
 	}
-	cmd := call{Call: coll.Call{Kind: coll.AllGather, N: src.n}, comm: c.st}
+	cmd := calls.Call{Call: coll.Call{Kind: coll.AllGather, N: src.n}}
 	return collective(c, "AllGather", &cmd, dst, src, 0)
 }
 
@@ -60,7 +61,7 @@ func ReduceScatter[T Elem](c Comm, dst, src Buffer[T], op Op) error {
 	if src.n != dst.n*c.Size() {
 		return fmt.Errorf("%s: ReduceScatter: src has %d elements, dst %d on each of %d ranks", ccall.At(), src.n, dst.n, c.Size())
 	}
-	cmd := call{Call: coll.Call{Kind: coll.ReduceScatter, Op: op, N: dst.n}, comm: c.st}
+	cmd := calls.Call{Call: coll.Call{Kind: coll.ReduceScatter, Op: op, N: dst.n}}
 	return collective(c, "ReduceScatter", &cmd, dst, src, 0)
 }
 
@@ -71,13 +72,13 @@ func AllToAll[T Elem](c Comm, dst, src Buffer[T]) error {
 	if dst.n != src.n {
 		return lengthError("AllToAll", "dst", dst.n, "src", src.n)
 	}
-	if err := c.check("AllToAll"); err != nil {
+	if err := c.c.Usable("AllToAll"); err != nil {
 		return err
 	}
 	if src.n%c.Size() != 0 {
 		return fmt.Errorf("%s: AllToAll: %d elements do not divide by %d ranks", ccall.At(), src.n, c.Size())
 	}
-	cmd := call{Call: coll.Call{Kind: coll.AllToAll, N: src.n / c.Size()}, comm: c.st}
+	cmd := calls.Call{Call: coll.Call{Kind: coll.AllToAll, N: src.n / c.Size()}}
 	return collective(c, "AllToAll", &cmd, dst, src, 0)
 }
 
@@ -91,7 +92,7 @@ func Gather[T Elem](c Comm, dst, src Buffer[T], root int) error {
 	} else if dst.n != src.n*c.Size() {
 		return fmt.Errorf("%s: Gather: dst has %d elements, src %d on each of %d ranks", ccall.At(), dst.n, src.n, c.Size())
 	}
-	cmd := call{Call: coll.Call{Kind: coll.Gather, N: src.n}, comm: c.st}
+	cmd := calls.Call{Call: coll.Call{Kind: coll.Gather, N: src.n}}
 	return collective(c, "Gather", &cmd, dst, src, root)
 }
 
@@ -105,7 +106,7 @@ func Scatter[T Elem](c Comm, dst, src Buffer[T], root int) error {
 	} else if src.n != dst.n*c.Size() {
 		return fmt.Errorf("%s: Scatter: src has %d elements, dst %d on each of %d ranks", ccall.At(), src.n, dst.n, c.Size())
 	}
-	cmd := call{Call: coll.Call{Kind: coll.Scatter, N: dst.n}, comm: c.st}
+	cmd := calls.Call{Call: coll.Call{Kind: coll.Scatter, N: dst.n}}
 	return collective(c, "Scatter", &cmd, dst, src, root)
 }
 
@@ -117,7 +118,7 @@ func AllGatherV[T Elem](c Comm, dst, src Buffer[T], counts []int) error {
 	if err := checkParts(c, "AllGatherV", counts, "dst", dst.n, "src", src.n); err != nil {
 		return err
 	}
-	cmd := call{Call: coll.Call{Kind: coll.AllGatherV, Counts: counts}, comm: c.st}
+	cmd := calls.Call{Call: coll.Call{Kind: coll.AllGatherV, Counts: counts}}
 	return collective(c, "AllGatherV", &cmd, dst, src, 0)
 }
 
@@ -129,7 +130,7 @@ func ReduceScatterV[T Elem](c Comm, dst, src Buffer[T], counts []int, op Op) err
 	if err := checkParts(c, "ReduceScatterV", counts, "src", src.n, "dst", dst.n); err != nil {
 		return err
 	}
-	cmd := call{Call: coll.Call{Kind: coll.ReduceScatterV, Op: op, Counts: counts}, comm: c.st}
+	cmd := calls.Call{Call: coll.Call{Kind: coll.ReduceScatterV, Op: op, Counts: counts}}
 	return collective(c, "ReduceScatterV", &cmd, dst, src, 0)
 }
 
@@ -139,12 +140,12 @@ func ReduceScatterV[T Elem](c Comm, dst, src Buffer[T], counts []int, op Op) err
 func GatherV[T Elem](c Comm, dst, src Buffer[T], counts []int, root int) error {
 	whole := dst.n
 	if c.Rank() != root {
-		dst, whole = Buffer[T]{}, sum(counts)
+		dst, whole = Buffer[T]{}, coll.Sum(counts)
 	}
 	if err := checkParts(c, "GatherV", counts, "dst", whole, "src", src.n); err != nil {
 		return err
 	}
-	cmd := call{Call: coll.Call{Kind: coll.GatherV, Counts: counts}, comm: c.st}
+	cmd := calls.Call{Call: coll.Call{Kind: coll.GatherV, Counts: counts}}
 	return collective(c, "GatherV", &cmd, dst, src, root)
 }
 
@@ -154,12 +155,12 @@ func GatherV[T Elem](c Comm, dst, src Buffer[T], counts []int, root int) error {
 func ScatterV[T Elem](c Comm, dst, src Buffer[T], counts []int, root int) error {
 	whole := src.n
 	if c.Rank() != root {
-		src, whole = Buffer[T]{}, sum(counts)
+		src, whole = Buffer[T]{}, coll.Sum(counts)
 	}
 	if err := checkParts(c, "ScatterV", counts, "src", whole, "dst", dst.n); err != nil {
 		return err
 	}
-	cmd := call{Call: coll.Call{Kind: coll.ScatterV, Counts: counts}, comm: c.st}
+	cmd := calls.Call{Call: coll.Call{Kind: coll.ScatterV, Counts: counts}}
 	return collective(c, "ScatterV", &cmd, dst, src, root)
 }
 
@@ -178,7 +179,7 @@ func AllToAllV[T Elem](c Comm, dst, src Buffer[T], recvCounts, sendCounts []int)
 	if r := c.Rank(); sendCounts[r] != recvCounts[r] {
 		return fmt.Errorf("%s: AllToAllV: rank %d sends itself %d elements and receives %d", ccall.At(), r, sendCounts[r], recvCounts[r])
 	}
-	cmd := call{Call: coll.Call{Kind: coll.AllToAllV, Counts: sendCounts, RecvCounts: recvCounts}, comm: c.st}
+	cmd := calls.Call{Call: coll.Call{Kind: coll.AllToAllV, Counts: sendCounts, RecvCounts: recvCounts}}
 	return collective(c, "AllToAllV", &cmd, dst, src, 0)
 }
 
@@ -203,7 +204,7 @@ func scan[T Elem](c Comm, name string, kind coll.Kind, dst, src Buffer[T], op Op
 	case op == Avg:
 		return fmt.Errorf("%s: %s: %v is no operation of it: ranks add up different numbers of values", ccall.At(), name, op)
 	}
-	cmd := call{Call: coll.Call{Kind: kind, Op: op, N: src.n}, comm: c.st}
+	cmd := calls.Call{Call: coll.Call{Kind: kind, Op: op, N: src.n}}
 	return collective(c, name, &cmd, dst, src, 0)
 }
 
@@ -214,23 +215,13 @@ func scan[T Elem](c Comm, name string, kind coll.Kind, dst, src Buffer[T], op Op
 // they do so in a Group or by SendRecv. Where to is None nothing is sent.
 // Source: mpi.h, MPI_Send; nccl.h, ncclSend.
 func Send[T Elem](c Comm, src Buffer[T], to int) error {
-	if m := c.plain(src.blk, to); m != nil {
-		order := c.st.w.order
-		if err := order.Enter(order.Take(1)); err != nil {
-			return err
-		}
-		c.st.recorder.BeginMessage(coll.Send, elem.Of[T](), to, src.n)
-		c.st.traceMessage(coll.Send, elem.Of[T](), to, src.n)
-		err := m.Send(src.addr(), src.n, elem.Of[T](), to)
-		c.st.trace.End()
-		c.st.recorder.Leave()
-		order.Leave()
-		return err
+	if c.c.Plain(c.s, src.blk, to) {
+		return c.c.SendPlain(src.addr(), src.n, elem.Of[T](), to)
 	}
 	if to == None {
-		return c.leaveOut("Send", src.blk, nil)
+		return c.c.LeaveOut(c.s, "Send", src.blk, nil)
 	}
-	cmd := call{Call: coll.Call{Kind: coll.Send, N: src.n}, comm: c.st}
+	cmd := calls.Call{Call: coll.Call{Kind: coll.Send, N: src.n}}
 	return collective(c, "Send", &cmd, Buffer[T]{}, src, to)
 }
 
@@ -241,23 +232,13 @@ func Send[T Elem](c Comm, src Buffer[T], to int) error {
 // one at a time: use a Group. Where from is None dst stays as it is.
 // Source: mpi.h, MPI_Recv; nccl.h, ncclRecv.
 func Recv[T Elem](c Comm, dst Buffer[T], from int) error {
-	if m := c.plain(dst.blk, from); m != nil {
-		order := c.st.w.order
-		if err := order.Enter(order.Take(1)); err != nil {
-			return err
-		}
-		c.st.recorder.BeginMessage(coll.Recv, elem.Of[T](), from, dst.n)
-		c.st.traceMessage(coll.Recv, elem.Of[T](), from, dst.n)
-		err := m.Recv(dst.addr(), dst.n, elem.Of[T](), from)
-		c.st.trace.End()
-		c.st.recorder.Leave()
-		order.Leave()
-		return err
+	if c.c.Plain(c.s, dst.blk, from) {
+		return c.c.RecvPlain(dst.addr(), dst.n, elem.Of[T](), from)
 	}
 	if from == None {
-		return c.leaveOut("Recv", dst.blk, nil)
+		return c.c.LeaveOut(c.s, "Recv", dst.blk, nil)
 	}
-	cmd := call{Call: coll.Call{Kind: coll.Recv, N: dst.n}, comm: c.st}
+	cmd := calls.Call{Call: coll.Call{Kind: coll.Recv, N: dst.n}}
 	return collective(c, "Recv", &cmd, dst, Buffer[T]{}, from)
 }
 
@@ -267,15 +248,15 @@ func Recv[T Elem](c Comm, dst Buffer[T], from int) error {
 // Source: mpi.h, MPI_Sendrecv.
 func SendRecv[T Elem](c Comm, dst Buffer[T], from int, src Buffer[T], to int) error {
 	if from != None && (from < 0 || from >= c.Size()) {
-		return rankError(c, "SendRecv", "from", from)
+		return c.c.Refuse("SendRecv", "from", from)
 	}
-	if overlaps(dst.addr(), dst.Bytes(), src.addr(), src.Bytes()) {
+	if calls.Overlap(dst.addr(), dst.Bytes(), src.addr(), src.Bytes()) {
 		return fmt.Errorf("%s: SendRecv: dst of %d elements and src of %d overlap", ccall.At(), dst.n, src.n)
 	}
 	if from == None || to == None {
 		return half(c, dst, from, src, to)
 	}
-	cmd := call{Call: coll.Call{Kind: coll.SendRecv, N: src.n, RecvN: dst.n, From: int32(from)}, comm: c.st}
+	cmd := calls.Call{Call: coll.Call{Kind: coll.SendRecv, N: src.n, RecvN: dst.n, From: int32(from)}}
 	return collective(c, "SendRecv", &cmd, dst, src, to)
 }
 
@@ -285,45 +266,15 @@ func SendRecv[T Elem](c Comm, dst Buffer[T], from int, src Buffer[T], to int) er
 //
 //go:noinline
 func Barrier(c Comm) error {
-	cmd := call{Call: coll.Call{Kind: coll.Barrier}}
+	cmd := calls.Call{Call: coll.Call{Kind: coll.Barrier}}
 	return collective(c, "Barrier", &cmd, Buffer[uint8]{}, Buffer[uint8]{}, 0)
 }
 
-// collective completes a command with what all of them share, checks it, and
-// hands it to the communicator.
-func collective[T Elem](c Comm, op string, cmd *call, dst, src Buffer[T], root int) error {
-	if c.st == nil || c.st.freed || root < 0 || root >= c.st.size {
-		return rankError(c, op, "rank", root)
-	}
-	if cmd.Op > Avg {
-		return fmt.Errorf("%s: %s: no such operation: %d", ccall.At(), op, cmd.Op)
-	}
-	cmd.comm, cmd.Type, cmd.Root = c.st, elem.Of[T](), int32(root)
-	cmd.Dst, cmd.Src, cmd.dblk, cmd.sblk = dst.addr(), src.addr(), dst.blk, src.blk
-	if overlaps(cmd.Dst, dst.Bytes(), cmd.Src, src.Bytes()) && !cmd.InPlace(c.st.rank) {
-		return fmt.Errorf("%s: %s: dst of %d elements and src of %d overlap", ccall.At(), op, dst.n, src.n)
-	}
-	return c.do(cmd)
-}
-
-// check refuses a communicator that this rank cannot use.
-func (c Comm) check(op string) error {
-	if c.st == nil || c.st.freed || c.st.size == 0 {
-		return rankError(c, op, "rank", 0)
-	}
-	return nil
-}
-
-func rankError(c Comm, op, what string, rank int) error {
-	switch {
-	case c.st == nil:
-		return fmt.Errorf("%s: %s: the zero Comm", ccall.At(), op)
-	case c.st.freed:
-		return fmt.Errorf("%s: %s: the communicator is closed", ccall.At(), op)
-	case c.st.size == 0:
-		return fmt.Errorf("%s: %s: this rank is not in the communicator (it gave Split a negative color)", ccall.At(), op)
-	}
-	return fmt.Errorf("%s: %s: %s %d is not in the communicator of %d ranks", ccall.At(), op, what, rank, c.st.size)
+// collective completes a command with what all of them share, and hands it to the communicator.
+func collective[T Elem](c Comm, op string, cmd *calls.Call, dst, src Buffer[T], root int) error {
+	cmd.Type = elem.Of[T]()
+	cmd.Dst, cmd.Src, cmd.DstBlock, cmd.SrcBlock = dst.addr(), src.addr(), dst.blk, src.blk
+	return c.c.Do(c.s, op, cmd, root, dst.Bytes(), src.Bytes())
 }
 
 // checkParts checks counts, the buffer that holds all parts, and the one that
@@ -339,7 +290,7 @@ func checkParts(c Comm, op string, counts []int, whole string, n int, part strin
 }
 
 func checkCounts(c Comm, op, name string, n int, counts []int) error {
-	if err := c.check(op); err != nil {
+	if err := c.c.Usable(op); err != nil {
 		return err
 	}
 	if len(counts) != c.Size() {
@@ -350,16 +301,8 @@ func checkCounts(c Comm, op, name string, n int, counts []int) error {
 			return fmt.Errorf("%s: %s: counts[%d] is %d", ccall.At(), op, r, k)
 		}
 	}
-	if s := sum(counts); s != n {
+	if s := coll.Sum(counts); s != n {
 		return fmt.Errorf("%s: %s: %s has %d elements, the counts add up to %d", ccall.At(), op, name, n, s)
 	}
 	return nil
-}
-
-func sum(counts []int) int {
-	s := 0
-	for _, k := range counts {
-		s += k
-	}
-	return s
 }

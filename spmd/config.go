@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/spmd/internal/job"
+	"lockstep/spmd/internal/world"
 )
 
 // Config is what the common flags set; Main fills it from the command line. An
@@ -29,8 +30,10 @@ type Config struct {
 // forJob is the configuration as package job has it.
 func (c *Config) forJob() *job.Config { return (*job.Config)(c) }
 
-// timeout is --timeout, or its default.
-func (c *Config) timeout() time.Duration { return c.forJob().Limit() }
+// start is what a world is opened with. The flags fs have set the configuration; they may be nil.
+func (c *Config) start(fs *pflag.FlagSet) world.Start {
+	return world.Start{Config: *c.forJob(), Flags: fs, Fill: &fillKernel.k}
+}
 
 // MayDiffer says that ranks may be started with different values of these flags of fs, such as a folder on
 // each node's own disk. All others must be the same on every rank, or Main ends the job with one line that says which

@@ -6,9 +6,9 @@ import (
 
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
+	"lockstep/spmd/internal/calls"
 	"lockstep/spmd/internal/coll"
 	hostexec "lockstep/spmd/internal/exec/host"
-	"lockstep/spmd/internal/transport"
 )
 
 // What a program itself has on the host is reduced, broadcast and gathered by the functions of this file and of values.go:
@@ -50,14 +50,14 @@ func typeOf[T Number]() elem.Type {
 // Collective, blocking. A stream of c has no part in it.
 // Source: mpi.h, MPI_Allreduce.
 func AllReduceNumber[T Number](c Comm, x T, op Op) (T, error) {
-	p, err := c.enterHost("AllReduceNumber", 0, op, 8)
+	p, err := c.c.EnterHost("AllReduceNumber", 0, op, 8)
 	if err != nil {
 		return x, err
 	}
 	*(*T)(p) = x
-	err = c.makeHost(coll.Call{Kind: coll.AllReduce, Type: typeOf[T](), Op: op, N: 1, Dst: p, Src: p})
+	err = c.c.MakeHost(coll.Call{Kind: coll.AllReduce, Type: typeOf[T](), Op: op, N: 1, Dst: p, Src: p})
 	x = *(*T)(p)
-	c.st.w.order.Leave()
+	c.c.LeaveHost()
 	return x, err
 }
 
@@ -66,14 +66,14 @@ func AllReduceNumber[T Number](c Comm, x T, op Op) (T, error) {
 // Collective, blocking. A stream of c has no part in it.
 // Source: mpi.h, MPI_Bcast.
 func BroadcastNumber[T Number](c Comm, x T, root int) (T, error) {
-	p, err := c.enterHost("BroadcastNumber", root, Sum, 8)
+	p, err := c.c.EnterHost("BroadcastNumber", root, Sum, 8)
 	if err != nil {
 		return x, err
 	}
 	*(*T)(p) = x
-	err = c.makeHost(coll.Call{Kind: coll.Broadcast, Type: typeOf[T](), Root: int32(root), N: 1, Dst: p})
+	err = c.c.MakeHost(coll.Call{Kind: coll.Broadcast, Type: typeOf[T](), Root: int32(root), N: 1, Dst: p})
 	x = *(*T)(p)
-	c.st.w.order.Leave()
+	c.c.LeaveHost()
 	return x, err
 }
 
@@ -82,14 +82,14 @@ func BroadcastNumber[T Number](c Comm, x T, root int) (T, error) {
 // Collective, blocking. A stream of c has no part in it.
 // Source: mpi.h, MPI_Allgather.
 func AllGatherNumber[T Number](c Comm, x T) ([]T, error) {
-	p, err := c.enterHost("AllGatherNumber", 0, Sum, 8)
+	p, err := c.c.EnterHost("AllGatherNumber", 0, Sum, 8)
 	if err != nil {
 		return nil, err
 	}
 	*(*T)(p) = x
 	all := make([]T, c.Size())
-	err = c.makeHost(coll.Call{Kind: coll.AllGather, Type: typeOf[T](), N: 1, Dst: unsafe.Pointer(&all[0]), Src: p})
-	c.st.w.order.Leave()
+	err = c.c.MakeHost(coll.Call{Kind: coll.AllGather, Type: typeOf[T](), N: 1, Dst: unsafe.Pointer(&all[0]), Src: p})
+	c.c.LeaveHost()
 	return all, err
 }
 
@@ -105,14 +105,14 @@ func AllGatherNumber[T Number](c Comm, x T) ([]T, error) {
 //
 // Collective, blocking. A stream of c has no part in it.
 func Any(c Comm, have bool) (bool, error) {
-	p, err := c.enterHost("Any", 0, Sum, 8)
+	p, err := c.c.EnterHost("Any", 0, Sum, 8)
 	if err != nil {
 		return have, err
 	}
 	*(*uint8)(p) = uint8(b2i(have))
-	err = c.makeHost(coll.Call{Kind: coll.AllReduce, Type: elem.Uint8, Op: Max, N: 1, Dst: p, Src: p})
+	err = c.c.MakeHost(coll.Call{Kind: coll.AllReduce, Type: elem.Uint8, Op: Max, N: 1, Dst: p, Src: p})
 	have = *(*uint8)(p) != 0
-	c.st.w.order.Leave()
+	c.c.LeaveHost()
 	return have, err
 }
 
@@ -143,14 +143,14 @@ func reduceSlice[T Number](c Comm, name string, kind coll.Kind, dst, src []T, op
 	switch {
 	case (kind == coll.AllReduce || c.Rank() == root) && len(dst) != len(src):
 		return lengthError(name, "dst", len(dst), "src", len(src))
-	case to != from && overlaps(to, len(dst)*t.Size(), from, len(src)*t.Size()):
+	case to != from && calls.Overlap(to, len(dst)*t.Size(), from, len(src)*t.Size()):
 		return fmt.Errorf("%s: %s: dst of %d elements and src of %d overlap", ccall.At(), name, len(dst), len(src))
 	}
-	if _, err := c.enterHost(name, root, op, 0); err != nil {
+	if _, err := c.c.EnterHost(name, root, op, 0); err != nil {
 		return err
 	}
-	err := c.makeHost(coll.Call{Kind: kind, Type: t, Op: op, Root: int32(root), N: len(src), Dst: to, Src: from})
-	c.st.w.order.Leave()
+	err := c.c.MakeHost(coll.Call{Kind: kind, Type: t, Op: op, Root: int32(root), N: len(src), Dst: to, Src: from})
+	c.c.LeaveHost()
 	return err
 }
 
@@ -170,7 +170,7 @@ func AllReduceIf[T Number](c Comm, have bool, dst, src []T, op Op) (any bool, er
 	switch {
 	case have && len(src) != n:
 		return false, lengthError("AllReduceIf", "dst", n, "src", len(src))
-	case have && to != from && overlaps(to, n*size, from, n*size):
+	case have && to != from && calls.Overlap(to, n*size, from, n*size):
 		return false, fmt.Errorf("%s: AllReduceIf: dst of %d elements and src of %d overlap", ccall.At(), n, n)
 	case op == Avg:
 		return false, fmt.Errorf("%s: AllReduceIf: %v is no operation of it: not every rank has values", ccall.At(), op)
@@ -186,7 +186,7 @@ func AllReduceIf[T Number](c Comm, have bool, dst, src []T, op Op) (any bool, er
 		}
 		return true, AllReduceSlice(c, dst, src, op)
 	}
-	p, err := c.enterHost("AllReduceIf", 0, op, (n+1)*size)
+	p, err := c.c.EnterHost("AllReduceIf", 0, op, (n+1)*size)
 	if err != nil {
 		return false, err
 	}
@@ -197,11 +197,11 @@ func AllReduceIf[T Number](c Comm, have bool, dst, src []T, op Op) (any bool, er
 		hostexec.FillAs(t, unsafe.Add(p, size), n, coll.Identity(op, t))
 	}
 	packed[0] = vote[T](op, have)
-	err = c.makeHost(coll.Call{Kind: coll.AllReduce, Type: t, Op: op, N: n + 1, Dst: p, Src: p})
+	err = c.c.MakeHost(coll.Call{Kind: coll.AllReduce, Type: t, Op: op, N: n + 1, Dst: p, Src: p})
 	if any = err == nil && packed[0] != vote[T](op, false); any {
 		copy(dst, packed[1:])
 	}
-	c.st.w.order.Leave()
+	c.c.LeaveHost()
 	return any, err
 }
 
@@ -223,36 +223,4 @@ func vote[T Number](op Op, have bool) T {
 		return T(*one)
 	}
 	return 1
-}
-
-// enterHost refuses what a call on host memory cannot be made with, and takes its turn in MPI. It returns memory of n bytes
-// or more that is the caller's until the turn's end, order.Leave, which follows where there is no error.
-func (c Comm) enterHost(op string, root int, o Op, n int) (unsafe.Pointer, error) {
-	switch {
-	case c.st == nil || c.st.freed || root < 0 || root >= c.st.size:
-		return nil, rankError(c, op, "rank", root)
-	case o > Avg:
-		return nil, fmt.Errorf("%s: %s: no such operation: %d", ccall.At(), op, o)
-	case c.st.w.capturing.Load() != 0:
-		return nil, fmt.Errorf("%s: %s blocks, and stands in the middle of a capture", ccall.At(), op)
-	}
-	order := c.st.w.order
-	if err := order.Enter(order.Take(1)); err != nil {
-		return nil, err
-	}
-	return c.st.hostWork((n + 7) / 8 * 8), nil
-}
-
-// makeHost makes a call on host memory between enterHost and the turn's end, seen by the watchdog, and by --check.
-func (c Comm) makeHost(made coll.Call) error {
-	st := c.st
-	cmd := call{Call: made, comm: st}
-	p := st.recorder.Begin(&cmd.Call, nil)
-	err := cmd.verify()
-	if err == nil {
-		st.recorder.Note(p, &cmd.Call, nil, 0, nil)
-		err = transport.MakeOnHost(st.host, &cmd.Call)
-	}
-	st.recorder.Leave()
-	return err
 }

@@ -2,26 +2,25 @@ package spmd
 
 import (
 	"lockstep/internal/elem"
+	"lockstep/spmd/internal/calls"
 	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/inside"
 )
 
 // What the packages on top of this one need of it, and applications do not.
 func init() {
-	inside.World = func(w *World) inside.Rank {
-		return inside.Rank{Channel: w.channel, Files: &w.files, Timeout: w.cfg.timeout()}
-	}
+	inside.World = func(w *World) inside.Rank { return w.in.Inside() }
 	inside.Comm = func(c Comm, op string) (*World, error) {
-		if c.st == nil {
-			return nil, c.check(op)
+		if c.c == nil {
+			return nil, c.c.Usable(op)
 		}
-		return c.st.w, c.check(op)
+		return worldOf(c.c.Of()), c.c.Usable(op)
 	}
-	inside.Fail = (*World).fail
-	inside.CheckBuffer = func(w *World, b any) error { return w.checkBlock(b.(anyBuffer).memory()) }
+	inside.Fail = func(w *World, err error) { w.in.Fail(err) }
+	inside.CheckBuffer = func(w *World, b any) error { return w.in.CheckBlock(b.(anyBuffer).memory()) }
 	inside.Overlap = func(a, b any) bool {
 		x, y := a.(anyBuffer).bytes(), b.(anyBuffer).bytes()
-		return overlaps(x.addr(), x.n, y.addr(), y.n)
+		return calls.Overlap(x.addr(), x.n, y.addr(), y.n)
 	}
 	inside.Join = func(a, b any) (any, bool) { return a.(anyBuffer).join(b) }
 	inside.Await = func(s *Stream, b any) (mark func(), wait func() error, err error) {
@@ -30,20 +29,20 @@ func init() {
 	}
 	inside.Bytes = func(b any) Buffer[uint8] { return b.(anyBuffer).bytes() }
 	inside.Scratch = func(s *Stream, t elem.Type, n int) (Arg, error) {
-		p, err := s.q.Scratch(n * t.Size())
+		p, err := s.s.Q.Scratch(n * t.Size())
 		return Arg{exec.Arg{Ptr: p, N: n, Type: t, Kind: exec.BufferArg}}, err
 	}
 }
 
 // anyBuffer is a Buffer of any type.
 type anyBuffer interface {
-	memory() *block
+	memory() *exec.Block
 	bytes() Buffer[uint8] // the same memory, byte by byte
 	join(any) (any, bool)
 	awaited(*Stream) (exec.Await, error)
 }
 
-func (b Buffer[T]) memory() *block { return b.blk }
+func (b Buffer[T]) memory() *exec.Block { return b.blk }
 
 func (b Buffer[T]) bytes() Buffer[uint8] { return Buffer[uint8]{b.blk, b.off * sizeOf[T](), b.Bytes()} }
 

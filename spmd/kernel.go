@@ -169,12 +169,12 @@ func (k *Kernel) Launch(s *Stream, g Grid, args ...Arg) error {
 	if err := g.check(k.k.Name); err != nil {
 		return err
 	}
-	c, err := s.beginArgs(exec.DoKernel, argsOf(args))
+	c, err := s.s.BeginArgs(exec.DoKernel, argsOf(args))
 	if err != nil {
 		return err
 	}
 	c.Kernel, c.Grid = &k.k, exec.Grid(g)
-	return s.q.Enqueue(c)
+	return s.s.Q.Enqueue(c)
 }
 
 // check refuses shapes that no launch of a kernel can have.

@@ -1,7 +1,6 @@
 package spmd
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"unsafe"
@@ -9,8 +8,8 @@ import (
 	"lockstep/cuda"
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
+	"lockstep/spmd/internal/calls"
 	"lockstep/spmd/internal/exec"
-	cudaexec "lockstep/spmd/internal/exec/cuda"
 )
 
 // Library is a call into a library that works on streams, such as a plan of cuDNN's:
@@ -33,8 +32,7 @@ func NewLibrary(name string, gpu func(LibraryCall) error, host func(Args) error,
 	}
 	if gpu != nil {
 		l.lib.Device = func(q exec.Queue, args []exec.Arg, work unsafe.Pointer, bytes int) error {
-			on := onGPU(q)
-			return gpu(LibraryCall{Args{args}, on.Stream(), work, bytes, on, l})
+			return gpu(LibraryCall{Args{args}, calls.StreamOf(q), work, bytes, q, l})
 		}
 	}
 	if host != nil {
@@ -50,7 +48,7 @@ type LibraryCall struct {
 	Stream    *cuda.Stream
 	Workspace unsafe.Pointer // device memory aligned to 256 bytes; nil where none was asked for
 	Bytes     int            // of Workspace, as asked for
-	queue     *cudaexec.Queue
+	queue     exec.Queue
 	lib       *Library
 }
 
@@ -82,7 +80,7 @@ func (c LibraryCall) Launch(k *Kernel, g Grid, args ...Arg) error {
 	if !slices.Contains(c.lib.lib.Kernels, &k.k) {
 		return fmt.Errorf("%s: Launch of %s: NewLibrary was not given this kernel", ccall.At(), k.k.Name)
 	}
-	return c.queue.Launch(&k.k, exec.Grid(g), argsOf(args))
+	return calls.LaunchAtOnce(c.queue, &k.k, exec.Grid(g), argsOf(args))
 }
 
 // Call enqueues the library's work on s with so many bytes of workspace, which belongs to
@@ -91,26 +89,10 @@ func (c LibraryCall) Launch(k *Kernel, g Grid, args ...Arg) error {
 // buffers and those of another world are refused. The first call on a GPU waits for the
 // collectives in flight, since the library may load code; later ones do not block and
 // allocate nothing.
+//
+//go:noinline
 func (l *Library) Call(s *Stream, workspace int, args ...Arg) error {
-	switch {
-	case workspace < 0:
-		return fmt.Errorf("%s: Call of %s: workspace of %d bytes", ccall.At(), l.lib.Name, workspace)
-	case l.lib.Closed.Load():
-		return fmt.Errorf("%s: Call of %s: it is closed", ccall.At(), l.lib.Name)
-	case !s.w.OnHost() && l.lib.Device == nil:
-		return fmt.Errorf("%s: Call of %s: it runs on the host only", ccall.At(), l.lib.Name)
-	case s.w.OnHost() && l.lib.Host == nil:
-		return fmt.Errorf("%s: Call of %s: it runs on GPUs only", ccall.At(), l.lib.Name)
-	}
-	c, err := s.beginArgs(exec.DoLibrary, argsOf(args))
-	if err != nil {
-		return err
-	}
-	c.Library, c.N = &l.lib, workspace
-	if s.q.Lane() != nil {
-		s.captured().referLibrary(l)
-	}
-	return s.q.Enqueue(c)
+	return s.s.CallLibrary(&l.lib, workspace, argsOf(args))
 }
 
 // Close ends the use of l, whose calls have run: what it stands for is about to go. Graphs
@@ -118,48 +100,4 @@ func (l *Library) Call(s *Stream, workspace int, args ...Arg) error {
 func (l *Library) Close() error {
 	l.lib.Closed.Store(true)
 	return nil
-}
-
-// GPU returns the GPU that the world's buffers and streams are on, for libraries that
-// are to be opened for it; nil where that is the host.
-func (w *World) GPU() *cuda.Device {
-	if w.gpu == nil {
-		return nil
-	}
-	return w.gpu.GPU.Dev
-}
-
-// Quiet waits until no collective that this rank enqueued is in flight. Call it before
-// what may wait for the device, as loading code and allocating memory by the driver's own
-// means do: a collective there waits for other ranks, which may be waiting for this one.
-// On the host there is nothing to wait for.
-func (w *World) Quiet() error { return w.dev.Quiesce() }
-
-// AtClose has Close call fn when the streams are through and the graphs are closed, while
-// all else is still there: what was opened for the GPU is closed then. fn makes no
-// collective calls. What was registered last is called first. The returned function takes
-// fn back.
-func (w *World) AtClose(fn func() error) (cancel func()) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	at := &fn
-	w.closers = append(w.closers, at)
-	return func() {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.closers = slices.DeleteFunc(w.closers, func(f *func() error) bool { return f == at })
-	}
-}
-
-// runClosers calls what AtClose was given. The functions may take themselves back.
-func (w *World) runClosers() error {
-	w.mu.Lock()
-	closers := slices.Clone(w.closers)
-	w.closers = nil
-	w.mu.Unlock()
-	var errs []error
-	for _, fn := range slices.Backward(closers) {
-		errs = append(errs, (*fn)())
-	}
-	return errors.Join(errs...)
 }

@@ -6,10 +6,8 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/job"
-	"lockstep/spmd/internal/transport/mpi"
-	"lockstep/spmd/internal/transport/route"
+	"lockstep/spmd/internal/world"
 )
 
 // Main is the whole of a program's main function: it parses the command line into
@@ -31,31 +29,24 @@ import (
 // fs.Usage, where it is set, writes to fs.Output() stands in --help before the flags.
 func Main(fs *pflag.FlagSet, run func(ctx context.Context, w *World) error, checks ...func(ranks int) error) {
 	var cfg Config
-	var w *World
+	var w *world.World
 	status := job.Main(&job.Program{
 		Flags:    fs,
 		Config:   cfg.forJob(),
-		Carriers: route.Names(),
+		Carriers: world.Carriers(),
 		Checks:   checks,
-		Versions: func() string { return versions(fs.Name()) },
-		Abort:    mpi.Processes.Abort,
+		Versions: func() string { return world.Versions(fs.Name()) },
+		Abort:    world.AbortProcesses,
 		Local: func(ctx context.Context, lead *job.Job) error {
-			return (&local{cfg: cfg, flags: fs, lead: lead, run: run}).start(ctx, cfg.Ranks)
+			return world.Local(ctx, cfg.start(fs), cfg.Ranks, lead, inWorld(run))
 		},
 		Open: func() (j *job.Job, err error) {
-			if w, err = open(mpi.Processes, cfg, fs); err != nil {
+			if w, err = world.Open(cfg.start(fs)); err != nil {
 				return nil, err
 			}
-			return w.job, nil
+			return w.Job, nil
 		},
-		Run: func(ctx context.Context) error {
-			return exec.Guard(func() error {
-				if err := run(ctx, w); err != nil {
-					return err
-				}
-				return w.drain() // what was enqueued belongs to the run
-			})
-		},
+		Run: func(ctx context.Context) error { return w.Run(ctx, inWorld(run)) },
 	})
 	if status != 0 {
 		os.Exit(status)

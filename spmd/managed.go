@@ -5,6 +5,7 @@ import (
 
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
+	"lockstep/spmd/internal/calls"
 	"lockstep/spmd/internal/exec"
 )
 
@@ -14,11 +15,11 @@ import (
 // device, and all of them never than the device: the driver would let them be, and be slow.
 // Otherwise as Alloc.
 func AllocManaged[T Stored](w *World, n int) (Buffer[T], error) {
-	b, err := allocFrom[T](w, w.dev.Pools().Managed, n)
+	b, err := allocFrom[T](w, w.in.Dev.Pools().Managed, n)
 	if err != nil || n == 0 {
 		return b, err
 	}
-	if err := w.dev.Unadvise(b.blk); err != nil { // said of it when another had it
+	if err := w.in.Dev.Unadvise(b.blk); err != nil { // said of it when another had it
 		_ = b.Free() // the error is this one
 		return Buffer[T]{}, fmt.Errorf("%s: Alloc of %d %v: %w", ccall.At(), n, elem.Of[T](), err)
 	}
@@ -49,21 +50,21 @@ func (b Buffer[T]) Prefetch(s *Stream, to Place) error {
 	if to < ToDevice || to > ToHost {
 		return fmt.Errorf("%s: Prefetch: no such place: %d", ccall.At(), to)
 	}
-	if err := s.w.checkBlock(b.blk); err != nil {
+	if err := s.s.R.CheckBlock(b.blk); err != nil {
 		return err
 	}
 	if err := b.mustBeManaged("Prefetch"); err != nil {
 		return err
 	}
-	if s.q.Lane() != nil {
-		return fmt.Errorf("%s: Prefetch: stream %q is being captured, and graphs hold no prefetch: call it before Launch", ccall.At(), s.name)
+	if s.s.Q.Lane() != nil {
+		return fmt.Errorf("%s: Prefetch: stream %q is being captured, and graphs hold no prefetch: call it before Launch", ccall.At(), s.s.Name)
 	}
-	c, err := s.begin(exec.DoPrefetch, b.blk, nil)
+	c, err := s.s.Begin(exec.DoPrefetch, b.blk, nil)
 	if err != nil {
 		return err
 	}
 	c.Dst, c.N, c.Place = b.addr(), b.Bytes(), exec.Place(to)
-	return s.q.Enqueue(c)
+	return s.s.Q.Enqueue(c)
 }
 
 // Advice says how managed memory will be used.
@@ -99,18 +100,18 @@ func (b Buffer[T]) Advise(a Advice) error {
 	if a < ReadMostly || a > NotAccessedByDevice {
 		return fmt.Errorf("%s: Advise: no such advice: %d", ccall.At(), a)
 	}
-	if err := gone(b.blk, "Advise"); err != nil {
+	if err := calls.Gone(b.blk, "Advise"); err != nil {
 		return err
 	}
 	if err := b.mustBeManaged("Advise"); err != nil || b.n == 0 {
 		return err
 	}
-	return worldOf(b.blk).dev.Advise(b.blk, b.addr(), b.Bytes(), exec.Advice(a))
+	return calls.Of(b.blk).Dev.Advise(b.blk, b.addr(), b.Bytes(), exec.Advice(a))
 }
 
 // mustBeManaged refuses memory of another kind, but for nothing of it.
 func (b Buffer[T]) mustBeManaged(op string) error {
-	if b.n > 0 && b.blk.Pool != worldOf(b.blk).dev.Pools().Managed {
+	if b.n > 0 && b.blk.Pool != calls.Of(b.blk).Dev.Pools().Managed {
 		return fmt.Errorf("%s: %s: the buffer is not of AllocManaged: the driver moves no other memory", ccall.At(), op)
 	}
 	return nil

@@ -23,7 +23,7 @@ type Region struct {
 // may run later. Where Go's own tracer runs, it gets the region too, and where a tool such as Nsight Systems listens
 // (NVTX_INJECTION64_PATH), so does that. Elsewhere a Region costs a comparison.
 func (w *World) Region(name string) Region {
-	r := Region{w: w, name: name, mark: w.calls.Begin(trace.Region)}
+	r := Region{w: w, name: name, mark: w.in.Calls.Begin(trace.Region)}
 	if rtrace.IsEnabled() {
 		r.task = rtrace.StartRegion(context.Background(), name)
 	}
@@ -35,5 +35,9 @@ func (r Region) End() {
 	if r.task != nil {
 		r.task.End()
 	}
-	r.w.calls.End(r.mark, trace.Region, r.name, 0)
+	r.w.in.Calls.End(r.mark, trace.Region, r.name, 0)
 }
+
+// Summarize adds a line to the summary at the end of the run (--summary), such as a rate that the program knows: its name
+// and its value. What rank 0 adds is shown. A name that was added before gets another value. It does not block.
+func (w *World) Summarize(name, value string) { w.in.Trace.Add(name, value) }

@@ -5,7 +5,6 @@ import (
 	"encoding/gob"
 	"fmt"
 
-	"lockstep/internal/ccall"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
 )
@@ -20,12 +19,12 @@ import (
 // Collective, blocking. A stream of c has no part in it.
 func BroadcastValue[V any](c Comm, v V, root int) (V, error) {
 	var got V
-	err := c.exchange("BroadcastValue", coll.BroadcastValue, root, func() error {
+	err := c.c.Exchange("BroadcastValue", coll.BroadcastValue, root, func() error {
 		var mine []byte
-		if c.st.rank == root {
+		if c.Rank() == root {
 			mine = encode(&v)
 		}
-		sent, err := control.Broadcast(c.st.host, mine, root)
+		sent, err := control.Broadcast(c.c.Host(), mine, root)
 		if err == nil {
 			err = decode(sent, root, &got)
 		}
@@ -40,8 +39,8 @@ func BroadcastValue[V any](c Comm, v V, root int) (V, error) {
 // Collective, blocking. A stream of c has no part in it.
 func AllGatherValue[V any](c Comm, v V) ([]V, error) {
 	var all []V
-	err := c.exchange("AllGatherValue", coll.AllGatherValue, 0, func() error {
-		sent, err := control.Gather(c.st.host, encode(&v))
+	err := c.c.Exchange("AllGatherValue", coll.AllGatherValue, 0, func() error {
+		sent, err := control.Gather(c.c.Host(), encode(&v))
 		if err != nil {
 			return err
 		}
@@ -54,20 +53,6 @@ func AllGatherValue[V any](c Comm, v V) ([]V, error) {
 		return nil
 	})
 	return all, err
-}
-
-// exchange runs fn, which talks to all ranks of c in host memory, in its turn in MPI.
-func (c Comm) exchange(op string, kind coll.Kind, root int, fn func() error) error {
-	if c.st == nil || c.st.freed || root < 0 || root >= c.st.size {
-		return rankError(c, op, "rank", root)
-	}
-	if c.st.w.capturing.Load() != 0 {
-		return fmt.Errorf("%s: %s blocks, and stands in the middle of a capture", ccall.At(), op)
-	}
-	if err := c.st.Pass(kind, fn); err != nil {
-		return fmt.Errorf("%s: %s: %w", ccall.At(), op, err)
-	}
-	return nil
 }
 
 // A message begins with a byte that says whether a value follows or why there is none.

@@ -1,38 +1,6 @@
 package spmd
 
-import (
-	"fmt"
-	"strings"
-
-	"lockstep/cuda"
-	"lockstep/cuda/cudnn"
-	"lockstep/cuda/nvrtc"
-	"lockstep/internal/plain"
-	"lockstep/internal/version"
-	"lockstep/nccl"
-	"lockstep/spmd/internal/transport/mpi"
-)
+import "lockstep/internal/version"
 
 // Version is the semantic version of Lockstep.
 const Version = version.Number
-
-// versions is what --version prints: what was built, and what of the libraries is found here, or why not.
-func versions(program string) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s, of %s\n", program, version.Text())
-	fmt.Fprintf(&b, "MPI: %s\n", mpi.Processes.Library())
-	line := func(library string, err error, found string) {
-		if err != nil {
-			found = "not found: " + plain.Line(err.Error())
-		}
-		fmt.Fprintf(&b, "%s: %s\n", library, found)
-	}
-	driver := cuda.DriverVersion()
-	line("CUDA", cuda.Load(), fmt.Sprintf("%d.%d, of the driver", driver/1000, driver%1000/10))
-	major, minor := nvrtc.Version()
-	line("NVRTC", nvrtc.Load(), fmt.Sprintf("%d.%d", major, minor))
-	err := nccl.Load()
-	line("NCCL", err, nccl.VersionString())
-	line("cuDNN", cudnn.Load(), cudnn.Version())
-	return b.String()
-}

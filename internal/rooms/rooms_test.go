@@ -113,7 +113,7 @@ var (
 		"spmd/attention/attention_test.go", "spmd/attention/mma.cu", "spmd/checkpoint/checkpoint_test.go",
 		"spmd/collective_test.go", "spmd/fault_test.go", "spmd/gpu_fault_test.go",
 	}
-	longPackages = []string{"bench", "spmd"}
+	longPackages = []string{"bench"}
 )
 
 func TestSizes(t *testing.T) {

@@ -1,7 +1,6 @@
-package spmd
+package world
 
 import (
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,8 +8,6 @@ import (
 	"runtime"
 	"slices"
 	"unsafe"
-
-	"github.com/rs/zerolog"
 
 	"lockstep/host"
 	"lockstep/internal/elem"
@@ -31,7 +28,7 @@ func (w *World) connect() error {
 	}
 	done()
 	if err := w.launched.CheckWorld(base.Size()); err != nil {
-		return errors.Join(Usage(err), w.ranks.Leave())
+		return errors.Join(job.Usage(err), w.ranks.Leave())
 	}
 	return w.join(base)
 }
@@ -39,21 +36,21 @@ func (w *World) connect() error {
 // join makes the communicators and finds the nodes and the cores. It runs in this
 // goroutine alone, but other worlds of the process may be at work.
 func (w *World) join(base transport.Host) error {
-	if err := w.order.Enter(w.order.Take(1)); err != nil {
+	if err := w.Order.Enter(w.Order.Take(1)); err != nil {
 		return err
 	}
-	defer w.order.Leave()
+	defer w.Order.Leave()
 	world, err := base.Dup()
 	if err != nil {
 		return err
 	}
-	w.log = w.cfg.forJob().Logger(world.Rank(), world.Size(), os.Stderr)
-	w.job.Rank, w.job.Size, w.job.Log, w.job.Started = world.Rank(), world.Size(), w.log, w.startup.Started
+	*w.Log = w.start.Config.Logger(world.Rank(), world.Size(), os.Stderr)
+	w.Job.Rank, w.Job.Size, w.Job.Log, w.Job.Started = world.Rank(), world.Size(), *w.Log, w.startup.Started
 	w.startTrace(world.Size())
-	if w.all, err = w.addComm(world, "world"); err != nil {
+	if w.All, err = w.AddComm(world, "world"); err != nil {
 		return err
 	}
-	if w.json != nil && w.Rank() != 0 { // the environment did not say so
+	if w.json != nil && w.All.Rank() != 0 { // the environment did not say so
 		if err := w.json.Close(); err != nil {
 			return err
 		}
@@ -63,24 +60,22 @@ func (w *World) join(base transport.Host) error {
 	if err != nil {
 		return err
 	}
-	if w.control, err = w.addComm(own, control.ID); err != nil {
+	if w.Control, err = w.AddComm(own, control.ID); err != nil {
 		return err
 	}
-	w.channel = control.NewChannel(w.control.st.host, w.control.st)
+	w.Channel = control.NewChannel(w.Control.Host(), w.Control)
 	node, err := base.SplitShared()
 	if err != nil {
 		return err
 	}
-	if w.near, err = w.addComm(node, "node"); err != nil {
+	if w.Node, err = w.AddComm(node, "node"); err != nil {
 		return err
 	}
-	shared := w.near.st.host
-	if err := w.findNode(w.control.st.host, shared); err != nil {
+	shared := w.Node.Host()
+	if err := w.findNode(w.Control.Host(), shared); err != nil {
 		return err
 	}
-	w.near.st.id = fmt.Sprintf("node %d", w.node)
-	w.near.st.recorder.ID = w.near.st.id
-	w.near.st.trace.Rename(w.near.st.id)
+	w.Node.Rename(fmt.Sprintf("node %d", w.node))
 	if err := w.findThreads(shared); err != nil {
 		return err
 	}
@@ -101,7 +96,7 @@ func (w *World) join(base transport.Host) error {
 func (w *World) findNode(world, node control.Comm) error {
 	type facts struct{ leads, sum int64 }
 	all := make([]facts, world.Size())
-	mine := facts{sum: job.Sum(w.cfg.forJob().Settings(w.flags))}
+	mine := facts{sum: job.Sum(w.start.Config.Settings(w.start.Flags))}
 	if node.Rank() == 0 {
 		mine.leads = 1
 	}
@@ -125,11 +120,15 @@ func (w *World) findNode(world, node control.Comm) error {
 		return err
 	}
 	w.node = int(lead[0])
-	w.job.Node, w.job.Nodes = w.node, w.nodes
+	w.Job.Node, w.Job.Nodes = w.node, w.nodes
 	if w.nodes == 1 {
 		return nil
 	}
-	inOrder, err := control.Range(world, int64(b2i(world.Rank() == int(lead[1])+node.Rank())))
+	follows := int64(0)
+	if world.Rank() == int(lead[1])+node.Rank() {
+		follows = 1
+	}
+	inOrder, err := control.Range(world, follows)
 	w.byNode = inOrder.Lo == 1
 	w.mpiSockets = job.Sockets()
 	return err
@@ -139,7 +138,7 @@ func (w *World) findNode(world, node control.Comm) error {
 //
 // Collective over the ranks of m, which are all.
 func (w *World) compareSettings(m control.Comm) error {
-	mine, err := json.Marshal(w.cfg.forJob().Settings(w.flags))
+	mine, err := json.Marshal(w.start.Config.Settings(w.start.Flags))
 	if err != nil {
 		return err
 	}
@@ -155,7 +154,7 @@ func (w *World) compareSettings(m control.Comm) error {
 	}
 	if text := job.Differences(lists); text != "" {
 		w.agreed = true
-		return Usage(errors.New(text))
+		return job.Usage(errors.New(text))
 	}
 	return nil
 }
@@ -174,40 +173,4 @@ func (w *World) findThreads(node control.Comm) (err error) {
 		runtime.GOMAXPROCS(procs)
 	}
 	return nil
-}
-
-// logStart logs the job's configuration and why it was chosen.
-func (w *World) logStart() {
-	line := w.Log().Info()
-	if w.fellBack {
-		line = w.Log().Warn()
-	}
-	line = line.Str("launcher", w.launched.Name).Int("ranks", w.Size()).Int("nodes", w.nodes).
-		Str("device", w.Device()).Str("collectives", w.Collectives()).Str("why", w.why).
-		Str("mpi", w.ranks.Library()).Int("threads", w.threads).Str("blas", host.BLAS())
-	if w.cores != "" {
-		line = line.Str("cores", w.cores)
-	}
-	w.dev.Describe(line)
-	w.all.st.routes.Describe(line)
-	if w.nodes > 1 {
-		line = w.describeNodes(line)
-	}
-	line.Dict("startup_ms", w.startup.Log()).Msg("start")
-}
-
-// describeNodes adds what matters between nodes: in which order they hold the ranks,
-// and by which interfaces this rank's connections leave the node. Fabrics other than
-// TCP show none.
-func (w *World) describeNodes(line *zerolog.Event) *zerolog.Event {
-	order := "by node"
-	if !w.byNode {
-		order = "mixed: neighbours in rank are on different nodes"
-	}
-	line = line.Str("rank_order", order).Str("mpi_tcp", cmp.Or(job.Interfaces(w.mpiSockets), "none"))
-	if !w.OnHost() {
-		now := slices.DeleteFunc(w.ncclSockets, func(s job.Socket) bool { return slices.Contains(w.mpiSockets, s) })
-		line = line.Str("nccl_tcp", cmp.Or(job.Interfaces(now), "none"))
-	}
-	return line
 }

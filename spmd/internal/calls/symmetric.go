@@ -1,4 +1,4 @@
-package spmd
+package calls
 
 import (
 	"errors"
@@ -15,25 +15,25 @@ import (
 // rank's streams have got: blocks are used again in the order in which they were
 // freed, and the wait for the streams comes after the choice.
 type symmetric struct {
-	w    *World
+	r    *Rank
 	pool exec.Pool // its chunks are the same on all ranks
 }
 
 const symSlab = 32 << 20
 
-func newSymmetric(w *World) *symmetric {
-	y := &symmetric{w: w}
-	w.gpu.Own(&y.pool)
+func newSymmetric(r *Rank) *symmetric {
+	y := &symmetric{r: r}
+	r.GPU.Own(&y.pool)
 	y.pool.Init(exec.Source{What: "symmetric device memory", SlabMax: 4 << 20, SlabSize: symSlab, Get: y.get,
-		Put: func(p unsafe.Pointer, _ int) error { return w.env.FreeSymmetric(p) }})
+		Put: func(p unsafe.Pointer, _ int) error { return r.Env.FreeSymmetric(p) }})
 	return y
 }
 
 // alloc is collective over all ranks, with the same n.
-func (y *symmetric) alloc(n int) (*block, error) {
-	b := &block{Owner: y.w}
+func (y *symmetric) alloc(n int) (*exec.Block, error) {
+	b := &exec.Block{Owner: y.r}
 	err := y.pool.AllocAgreed(b, n, func(place int64) (bool, error) {
-		places, err := y.w.channel.Range(control.AllocSymmetric, place)
+		places, err := y.r.Channel.Range(control.AllocSymmetric, place)
 		return places.One(), err
 	})
 	if err != nil {
@@ -45,11 +45,11 @@ func (y *symmetric) alloc(n int) (*block, error) {
 // get allocates a chunk and registers it with every communicator. Collective over all
 // ranks, which all fail where one does.
 func (y *symmetric) get(n int) (unsafe.Pointer, error) {
-	w := y.w
+	r := y.r
 	var c unsafe.Pointer
-	err := w.dev.Quiesce()
+	err := r.Dev.Quiesce()
 	if err == nil {
-		c, err = w.env.AllocSymmetric(n)
+		c, err = r.Env.AllocSymmetric(n)
 	}
 	if err := y.agreed(err, c); err != nil {
 		return nil, err
@@ -62,23 +62,23 @@ func (y *symmetric) get(n int) (unsafe.Pointer, error) {
 
 // owners are the communicators that register memory for themselves, in the order in
 // which they were made.
-func (y *symmetric) owners() []*commState {
-	y.w.mu.Lock()
-	defer y.w.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(y.w.comms), func(st *commState) bool { return !st.routes.OwnsSymmetric() })
+func (y *symmetric) owners() []*Comm {
+	y.r.mu.Lock()
+	defer y.r.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(y.r.comms), func(c *Comm) bool { return !c.routes.OwnsSymmetric() })
 }
 
 func (y *symmetric) register(c unsafe.Pointer, n int) error {
-	return y.w.control.st.Pass(control.AllocSymmetric, func() error {
-		return y.w.gpu.GPU.Exclusive(func() error {
+	return y.r.Control.Pass(control.AllocSymmetric, func() error {
+		return y.r.GPU.GPU.Exclusive(func() error {
 			for _, st := range y.owners() {
 				if err := st.routes.Register(c, n); err != nil {
 					return err
 				}
 			}
-			node := y.w.near.st
+			node := y.r.Node
 			if !node.routes.OwnsSymmetric() {
-				node.routes.ShareSymmetric(&y.w.all.st.routes)
+				node.routes.ShareSymmetric(&y.r.All.routes)
 			}
 			return nil
 		})
@@ -86,13 +86,13 @@ func (y *symmetric) register(c unsafe.Pointer, n int) error {
 }
 
 // enter has a new communicator know what there is. Collective over it, in a turn.
-func (y *symmetric) enter(st *commState) error {
-	return y.w.gpu.GPU.Exclusive(func() error { return y.pool.EachChunk(st.routes.Register) })
+func (y *symmetric) enter(c *Comm) error {
+	return y.r.GPU.GPU.Exclusive(func() error { return y.pool.EachChunk(c.routes.Register) })
 }
 
 // agreed gives the chunk back, and returns an error, where a rank failed. Collective.
 func (y *symmetric) agreed(failure error, c unsafe.Pointer) error {
-	err := y.w.channel.Agree(control.AllocSymmetric, failure)
+	err := y.r.Channel.Agree(control.AllocSymmetric, failure)
 	if err == nil {
 		return nil
 	}
@@ -100,7 +100,36 @@ func (y *symmetric) agreed(failure error, c unsafe.Pointer) error {
 		err = errors.Join(err, st.routes.Unregister(c))
 	}
 	if c != nil {
-		err = errors.Join(err, y.w.env.FreeSymmetric(c))
+		err = errors.Join(err, y.r.Env.FreeSymmetric(c))
 	}
 	return err
+}
+
+// OpenSymmetric has the world hand out symmetric memory, where its backend has any.
+func (r *Rank) OpenSymmetric() {
+	if r.All.routes.HasSymmetric() {
+		r.symmetric = newSymmetric(r)
+	}
+}
+
+// HasSymmetric says whether there is symmetric memory.
+func (r *Rank) HasSymmetric() bool { return r.symmetric != nil }
+
+// SymmetricPool is where it comes from; nil where there is none.
+func (r *Rank) SymmetricPool() *exec.Pool {
+	if r.symmetric == nil {
+		return nil
+	}
+	return &r.symmetric.pool
+}
+
+// AllocSymmetric allocates n bytes of it. Collective over all ranks, with the same n.
+func (r *Rank) AllocSymmetric(n int) (*exec.Block, error) { return r.symmetric.alloc(n) }
+
+// knowSymmetric has a new communicator know the symmetric memory that there is. Collective over it, in a turn.
+func (r *Rank) knowSymmetric(c *Comm) error {
+	if r.symmetric == nil || !c.routes.OwnsSymmetric() {
+		return nil
+	}
+	return r.symmetric.enter(c)
 }

@@ -1,0 +1,92 @@
+package calls
+
+import (
+	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/exec"
+	cudaexec "lockstep/spmd/internal/exec/cuda"
+	"lockstep/spmd/internal/transport"
+	"lockstep/spmd/internal/verify"
+)
+
+// now makes a call on a stream that its transport makes at once, unless the stream is captured.
+func (c *Call) now(q *cudaexec.Queue) (done bool, err error) {
+	err = q.Ready()
+	if q.Lane() != nil {
+		return false, nil
+	}
+	if err == nil {
+		err = c.onDeviceNow(q)
+	}
+	q.Count() // what may still run on the device
+	return true, err
+}
+
+// beforeDevice does what comes before a call on device memory is enqueued: it is done then where its transport makes it at
+// once, and compared with those of the other ranks where --check asks for it.
+func (c *Call) beforeDevice(q exec.Queue) (done bool, err error) {
+	if c.route.Host {
+		return false, nil
+	}
+	if c.route.By.Caps().Blocks {
+		if done, err := c.now(onGPU(q)); done {
+			return true, err
+		}
+	}
+	if c.comm.r.Check != verify.Off {
+		return false, c.checkBefore(q)
+	}
+	return false, nil
+}
+
+// checkBefore is verify for a call on a stream of a GPU, in a turn of its own.
+func (c *Call) checkBefore(q exec.Queue) error {
+	order := c.comm.r.Order
+	if err := order.Enter(order.Take(1)); err != nil {
+		return err
+	}
+	defer order.Leave()
+	rec := c.comm.recorder
+	if q.Lane() == nil {
+		c.begun = true
+		rec.BeginOnDevice(&c.Call, c.group)
+	} else if c.Kind == coll.Group || c.Kind.Traits().Message {
+		return nil // who captures a message need not have a peer who does
+	} else { // what is captured is made, and counts, when it is replayed
+		rec.Enter(verify.Pack(&c.Call, c.group).Alone())
+	}
+	defer rec.Leave()
+	return c.verify()
+}
+
+// onDeviceNow makes a call from the goroutine that issues it, on a stream of its, or on that of the calls that block, for
+// which it then waits.
+func (c *Call) onDeviceNow(q *cudaexec.Queue) error {
+	on, r := c.comm, c.comm.r
+	now := *c
+	var turn uint64
+	taken := false
+	work, err := q.Now(&now, func() { turn, taken = r.Order.Take(1), true })
+	if !taken {
+		return err
+	}
+	if e := r.Order.Enter(turn); e != nil {
+		return e
+	}
+	defer r.Order.Leave()
+	if err != nil {
+		return err
+	}
+	p := on.recorder.Begin(&c.Call, c.group)
+	defer on.recorder.Leave()
+	if err := now.verify(); err != nil {
+		return err
+	}
+	on.recorder.Note(p, &c.Call, c.group, c.memory(), nil)
+	if err := now.make(transport.Bare{S: q.Stream()}, work); err != nil {
+		return err
+	}
+	if q != r.blocking.Q {
+		return nil
+	}
+	return on.host.WaitStream(q.Stream())
+}

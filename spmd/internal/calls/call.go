@@ -1,0 +1,116 @@
+package calls
+
+import (
+	"slices"
+
+	"lockstep/internal/ccall"
+	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/exec"
+	cudaexec "lockstep/spmd/internal/exec/cuda"
+	"lockstep/spmd/internal/trace"
+	"lockstep/spmd/internal/transport/route"
+	"lockstep/spmd/internal/verify"
+)
+
+// Call is what a command asks of a communicator. A blocking collective needs no more than this, and keeps it on its caller's
+// stack. The program's part is the coll.Call and its blocks; Comm.Do sets the rest.
+type Call struct {
+	coll.Call
+	DstBlock *exec.Block // what Dst lies in
+	SrcBlock *exec.Block
+	comm     *Comm
+	group    *group
+	route    route.Route
+	begun    bool            // on a GPU: the recorder knows it already, for --check
+	site     *ccall.Site     // of a command; a blocking call's is on its stack
+	q        *cudaexec.Queue // that it is being enqueued on, as command number seq
+	seq      uint64
+}
+
+// Run implements exec.Call.
+func (c *Call) Run(on *trace.Thread, turn uint64) error { return c.communicate(on, turn) }
+
+// copyFrom makes c a copy of o with slices of its own, reusing those it has.
+func (c *Call) copyFrom(o *Call) {
+	counts, received := c.Counts[:0], c.RecvCounts[:0]
+	*c = *o
+	c.Counts = append(counts, o.Counts...)
+	c.RecvCounts = append(received, o.RecvCounts...)
+}
+
+// checkBlocks refuses freed buffers and those of another world.
+func (c *Call) checkBlocks() error {
+	r := c.comm.r
+	if err := r.CheckBlock(c.DstBlock); err != nil {
+		return err
+	}
+	return r.CheckBlock(c.SrcBlock)
+}
+
+// memory says what NCCL does differently for the memory of a call.
+func (c *Call) memory() verify.Memory {
+	if c.comm == nil || c.comm.r.symmetric == nil {
+		return 0
+	}
+	return c.memoryOfNCCL()
+}
+
+// memoryOfNCCL is memory where there is symmetric memory.
+func (c *Call) memoryOfNCCL() (m verify.Memory) {
+	if c.Kind != coll.AllReduce && c.Kind != coll.AllGather && c.Kind != coll.ReduceScatter {
+		return 0
+	}
+	known := &c.comm.r.symmetric.pool
+	if c.SrcBlock != nil && c.SrcBlock.Pool == known {
+		m |= verify.FromSymmetric
+	}
+	switch {
+	case c.DstBlock == nil:
+	case c.DstBlock.Pool == known:
+		m |= verify.IntoSymmetric
+	case c.DstBlock.Pool == c.comm.r.Dev.Pools().Pinned && m != 0:
+		m |= verify.IntoPinned
+	}
+	if m != 0 && c.Kind == coll.AllReduce && c.Dst == c.Src {
+		m |= verify.InPlace
+	}
+	return m
+}
+
+// verify compares the call over the ranks of its communicator, where --check asks for it. The caller is in its turn in MPI.
+func (c *Call) verify() error {
+	if c.comm.checker == nil {
+		return nil
+	}
+	return c.check()
+}
+
+// check is verify where there is a checker. The start is not compared: it is one turn in MPI.
+func (c *Call) check() error {
+	r := c.comm.r
+	if r.Check == verify.Off {
+		return nil
+	}
+	return c.comm.checker.Check(r.Check, &c.Call, c.group, c.memory(), c.site)
+}
+
+// place is where the program is that is in a call on the host: where it enqueued the call, or where its goroutine is.
+func (c *Comm) place() string {
+	r := c.r
+	r.mu.Lock()
+	graphs := slices.DeleteFunc(slices.Clone(r.graphs), func(g *Graph) bool { return !slices.Contains(g.comms, c) })
+	r.mu.Unlock()
+	is := func(cmd *exec.Command) bool {
+		return cmd.Kind == exec.DoCall && cmd.Call.(*Call).comm == c ||
+			cmd.Kind == exec.DoGraph && slices.ContainsFunc(graphs, func(g *Graph) bool { return g.dev == cmd.Graph })
+	}
+	for _, q := range r.Queues() {
+		if site, ok := q.Running(is); ok {
+			return "from " + site
+		}
+	}
+	if at := r.Where(); at != "" {
+		return "at " + at
+	}
+	return ""
+}

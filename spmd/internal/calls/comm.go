@@ -1,0 +1,234 @@
+package calls
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"lockstep/internal/ccall"
+	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/control"
+	"lockstep/spmd/internal/trace"
+	"lockstep/spmd/internal/transport"
+	"lockstep/spmd/internal/transport/route"
+	"lockstep/spmd/internal/verify"
+)
+
+// Comm is what all handles of a communicator share. A nil Comm is that of the zero handle.
+type Comm struct {
+	r        *Rank
+	id       string // the same on all its ranks
+	splits   int    // made of it so far
+	recorder *verify.Recorder
+	checker  *verify.Checker // for --check; else nil
+	trace    *trace.Comm     // for --summary and --trace; else nil
+	rank     int             // in it; -1 where this process is not
+	size     int
+	host     transport.Host
+	routes   route.Router
+	open     *group // between the start and the end of Group
+	freed    bool
+	mu       sync.Mutex
+	spare    []*group // for reuse
+	work     []uint64 // see hostWork
+}
+
+// Rank returns this process's number in the communicator; -1 where it is not in it.
+func (c *Comm) Rank() int {
+	if c == nil {
+		return -1
+	}
+	return c.rank
+}
+
+// Size returns the number of ranks; 0 where this process is not one.
+func (c *Comm) Size() int {
+	if c == nil {
+		return 0
+	}
+	return c.size
+}
+
+// Of is the rank whose communicator it is.
+func (c *Comm) Of() *Rank { return c.r }
+
+// ID is the name of the communicator, the same on all its ranks.
+func (c *Comm) ID() string { return c.id }
+
+// Rename gives it another name.
+func (c *Comm) Rename(id string) {
+	c.id, c.recorder.ID = id, id
+	c.trace.Rename(id)
+}
+
+// Recorder is what keeps how far this rank has got on it.
+func (c *Comm) Recorder() *verify.Recorder { return c.recorder }
+
+// Host is the communicator in host memory.
+func (c *Comm) Host() transport.Host { return c.host }
+
+// Routes has its transports.
+func (c *Comm) Routes() *route.Router { return &c.routes }
+
+// Usable refuses a communicator that this rank cannot use for op.
+func (c *Comm) Usable(op string) error {
+	if c == nil || c.freed || c.size == 0 {
+		return c.Refuse(op, "rank", 0)
+	}
+	return nil
+}
+
+// Refuse says why op cannot be called on the communicator with a rank, which is given as what.
+func (c *Comm) Refuse(op, what string, rank int) error {
+	switch {
+	case c == nil:
+		return fmt.Errorf("%s: %s: the zero Comm", ccall.At(), op)
+	case c.freed:
+		return fmt.Errorf("%s: %s: the communicator is closed", ccall.At(), op)
+	case c.size == 0:
+		return fmt.Errorf("%s: %s: this rank is not in the communicator (it gave Split a negative color)", ccall.At(), op)
+	}
+	return fmt.Errorf("%s: %s: %s %d is not in the communicator of %d ranks", ccall.At(), op, what, rank, c.size)
+}
+
+// AddComm takes a communicator into the world, in the caller's turn. Collective over it.
+func (r *Rank) AddComm(h transport.Host, id string) (*Comm, error) {
+	slow := h.Slow()
+	c := &Comm{r: r, id: id, rank: h.Rank(), size: h.Size(), host: h, routes: route.New(&r.Env, h)}
+	c.recorder = verify.NewRecorder(id, c.rank, c.size)
+	c.recorder.Place = c.place
+	c.trace = r.Trace.Comm(id, c.rank, c.size)
+	if id != control.ID && c.size > 1 && r.Compare {
+		own, err := h.Dup()
+		if err != nil {
+			return nil, err
+		}
+		c.checker = verify.NewChecker(own, c.recorder)
+		slow = errors.Join(slow, own.Slow())
+	}
+	if slow != nil {
+		r.Log.Warn().Err(slow).Msg("small collectives go through messages, not through shared memory")
+	}
+	if !r.OnHost() {
+		c.onGPU()
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.comms = append(r.comms, c)
+	return c, nil
+}
+
+// onGPU has the communicator work on the GPU that its world has.
+func (c *Comm) onGPU() {
+	c.recorder.OnDevice()
+	c.routes.UseDevice()
+}
+
+// Split makes the communicator of the ranks that gave the same color; one without ranks where that is negative.
+//
+// Collective, blocking.
+func (c *Comm) Split(color, key int) (part *Comm, err error) {
+	if err := c.Usable("Split"); err != nil {
+		return nil, err
+	}
+	err = c.Pass(control.Split, func() error {
+		part, err = c.split(color, key)
+		return err
+	})
+	return part, err
+}
+
+// split is Split in its turn.
+func (c *Comm) split(color, key int) (*Comm, error) {
+	m, err := c.host.Split(color, key)
+	if err != nil {
+		return nil, err
+	}
+	c.splits++
+	part := &Comm{r: c.r, rank: -1}
+	if m != nil {
+		if part, err = c.r.AddComm(m, fmt.Sprintf("%s/%d:%d", c.id, c.splits, color)); err != nil {
+			return nil, err
+		}
+	}
+	if err := part.routes.Split(&c.routes, color, key); err != nil {
+		return nil, err
+	}
+	return part, c.r.knowSymmetric(part)
+}
+
+// Close gives up a communicator that Split made. A second Close does nothing.
+//
+// Collective, blocking.
+func (c *Comm) Close() error {
+	if c == nil || c.host == nil || c.freed {
+		return nil
+	}
+	r := c.r
+	if c == r.All || c == r.Node {
+		return fmt.Errorf("%s: Close: the communicator belongs to the world", ccall.At())
+	}
+	return c.Pass(control.CloseComm, func() error {
+		c.freed = true
+		err := errors.Join(r.dropGraphs(c), c.free())
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.comms = slices.DeleteFunc(r.comms, func(o *Comm) bool { return o == c })
+		return err
+	})
+}
+
+// free gives back what the communicator has. Collective, in the caller's turn.
+func (c *Comm) free() error {
+	err := c.routes.Close()
+	if c.checker != nil {
+		err = errors.Join(err, c.checker.Close())
+	}
+	return errors.Join(err, c.host.Close())
+}
+
+// Everywhere but in the calls of the program a rank waits for others of a communicator in Pass: what the program called
+// is seen by the watch, and compared with what the other ranks called. The framework's own traffic between all ranks is
+// that of a control.Channel, whose guard the communicator control.ID is.
+
+// Pass implements control.Guard: fn runs in its turn in MPI, and the watchdog sees the call, and --check.
+//
+// Collective over c, blocking.
+func (c *Comm) Pass(on control.Call, fn func() error) error {
+	order := c.r.Order
+	if err := order.Enter(order.Take(1)); err != nil {
+		return err
+	}
+	defer order.Leave()
+	if on == control.End { // which is no call of the program: the watch knows without
+		return fn()
+	}
+	call := Call{Call: coll.Call{Kind: on}, comm: c}
+	p := c.recorder.Begin(&call.Call, nil)
+	defer c.recorder.Leave()
+	if err := call.verify(); err != nil {
+		return err
+	}
+	c.recorder.Note(p, &call.Call, nil, 0, nil)
+	return fn()
+}
+
+// Strangers implements control.Guard.
+func (c *Comm) Strangers(on control.Call) error { return verify.Strangers(c.host, on) }
+
+// Exchange runs fn, which talks to all ranks in host memory, in its turn in MPI. op is the caller's name.
+//
+// Collective, blocking.
+func (c *Comm) Exchange(op string, kind coll.Kind, root int, fn func() error) error {
+	if c == nil || c.freed || root < 0 || root >= c.size {
+		return c.Refuse(op, "rank", root)
+	}
+	if c.r.Capturing() {
+		return fmt.Errorf("%s: %s blocks, and stands in the middle of a capture", ccall.At(), op)
+	}
+	if err := c.Pass(kind, fn); err != nil {
+		return fmt.Errorf("%s: %s: %w", ccall.At(), op, err)
+	}
+	return nil
+}

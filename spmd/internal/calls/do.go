@@ -1,0 +1,272 @@
+package calls
+
+import (
+	"fmt"
+	"unsafe"
+
+	"lockstep/internal/ccall"
+	"lockstep/internal/elem"
+	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/exec"
+	hostexec "lockstep/spmd/internal/exec/host"
+	"lockstep/spmd/internal/trace"
+	"lockstep/spmd/internal/transport"
+	"lockstep/spmd/internal/transport/route"
+)
+
+// Do refuses what cannot be called, and runs, enqueues or groups the rest. op is the name of the call. cmd has the program's
+// part, but for the root; its memory has dst and src bytes. s is nil for a call that blocks.
+func (c *Comm) Do(s *Stream, op string, cmd *Call, root, dst, src int) error {
+	if c == nil || c.freed || uint(root) >= uint(c.size) {
+		return c.Refuse(op, "rank", root)
+	}
+	if cmd.Op > elem.Avg {
+		return fmt.Errorf("%s: %s: no such operation: %d", ccall.At(), op, cmd.Op)
+	}
+	if Overlap(cmd.Dst, dst, cmd.Src, src) && !cmd.InPlace(c.rank) {
+		n := cmd.Type.Size()
+		return fmt.Errorf("%s: %s: dst of %d elements and src of %d overlap", ccall.At(), op, dst/n, src/n)
+	}
+	cmd.comm, cmd.Root = c, int32(root)
+	return c.do(s, cmd)
+}
+
+// Overlap says whether [a, a+n) and [b, b+m) share a byte.
+func Overlap(a unsafe.Pointer, n int, b unsafe.Pointer, m int) bool {
+	x, y := uintptr(a), uintptr(b)
+	return n > 0 && m > 0 && x < y+uintptr(m) && y < x+uintptr(n)
+}
+
+// do runs, enqueues or groups a call.
+func (c *Comm) do(s *Stream, cmd *Call) error {
+	r := c.r
+	if c.open != nil {
+		if s != c.open.s {
+			return fmt.Errorf("%s: a call in a Group on another stream than the group's", ccall.At())
+		}
+		if err := cmd.checkBlocks(); err != nil {
+			return err
+		}
+		c.routes.ChooseMember(&cmd.route, &cmd.Call, cmd.memory())
+		c.open.add(cmd)
+		return nil
+	}
+	if c.routes.WholeOnHost(cmd.Kind) { // as nearly every call on the host
+		cmd.route.By, cmd.route.Host, cmd.route.Whole = c.host, true, true
+	} else {
+		cmd.choose(s != nil)
+	}
+	if s != nil {
+		return s.submit(cmd)
+	}
+	if err := cmd.checkBlocks(); err != nil {
+		return err
+	}
+	if r.capturing.Load() != 0 {
+		return fmt.Errorf("%s: a collective that blocks in the middle of a capture: use comm.On(stream)", ccall.At())
+	}
+	if !cmd.route.Host {
+		if cmd.route.By.Caps().Now {
+			return cmd.onDeviceNow(onGPU(r.blocking.Q))
+		}
+		if err := r.blocking.submit(cmd); err != nil {
+			return err
+		}
+		return r.blocking.Synchronize()
+	}
+	turn := r.Order.Take(1)
+	err := cmd.communicate(r.Calls, turn)
+	// A program that does nothing but call is one that computes in C without a pause. Not with a GPU: its core is idle most
+	// of the time, and the other ranks would wait for the pause.
+	if !c.routes.OnDevice() && turn%32 == 0 && r.pause.TryLock() {
+		r.yielder.Yield()
+		r.pause.Unlock()
+	}
+	return err
+}
+
+// choose decides what carries the call, which is not in a group.
+func (c *Call) choose(enqueued bool) {
+	c.comm.routes.Choose(&c.route, &c.Call, c.group, c.memory(), enqueued)
+}
+
+// communicate makes a call on host memory, in its turn in MPI, and notes it among the events of on.
+func (c *Call) communicate(on *trace.Thread, turn uint64) error {
+	order := c.comm.r.Order
+	if err := order.Enter(turn); err != nil {
+		return err
+	}
+	r := c.comm.recorder
+	p := r.Begin(&c.Call, c.group)
+	c.comm.trace.Begin(on, &c.Call, c.group)
+	err := c.verify()
+	if err == nil {
+		r.Note(p, &c.Call, c.group, c.memory(), c.site)
+		if c.route.Whole {
+			err = transport.MakeOnHost(c.comm.host, &c.Call)
+		} else {
+			err = c.make(nil, c.comm.hostWork(route.Bytes(c.route.Work)))
+		}
+	}
+	c.comm.trace.End()
+	r.Leave()
+	order.Leave()
+	return err
+}
+
+// make has the transports of its route make the call, whose result is then valid, or enqueue it on q, which is a bare
+// queue, or nil on the host. A group is its collectives, one after the other, and then its messages together. work is
+// memory of the route's bytes.
+func (c *Call) make(q transport.Queue, work unsafe.Pointer) error {
+	if c.route.Whole {
+		return c.route.By.Do(q, c.Call)
+	}
+	if c.Kind != coll.Group {
+		return transport.Make(c.route.By, q, &c.Call, c.comm.rank, c.comm.size, work, c.comm.r.local)
+	}
+	g := c.group
+	g.list = g.list[:0]
+	for i := range g.cmds {
+		m := &g.cmds[i]
+		if m.Kind.Traits().Message {
+			g.list = append(g.list, m.Call)
+			continue
+		}
+		if err := m.make(q, work); err != nil {
+			return err
+		}
+		work = unsafe.Add(work, route.Bytes(m.route.Work))
+	}
+	if err := c.route.By.Group(q, g.list, nil); err != nil {
+		return err // messages may still be on their way
+	}
+	c.comm.recycle(g)
+	return nil
+}
+
+// local does a step that concerns this rank alone, on the host or on a stream of the GPU.
+func (r *Rank) local(q transport.Queue, s coll.Call) error {
+	if q != nil {
+		return r.onStream(q.Stream(), &s)
+	}
+	if s.Kind == coll.Fill {
+		hostexec.FillAs(s.Type, s.Dst, s.N, coll.Identity(s.Op, s.Type))
+		return nil
+	}
+	n := s.N * s.Type.Size()
+	copy(unsafe.Slice((*byte)(s.Dst), n), unsafe.Slice((*byte)(s.Src), n))
+	return nil
+}
+
+// hostWork returns memory of n bytes for a call on the host, in its turn in MPI.
+func (c *Comm) hostWork(n int) unsafe.Pointer {
+	if n == 0 {
+		return nil
+	}
+	const keep = 16 << 20 // what is larger goes after the call
+	if n > keep {
+		return unsafe.Pointer(unsafe.SliceData(make([]uint64, n/8+1)))
+	}
+	if len(c.work) < n/8 {
+		c.work = make([]uint64, n/8)
+	}
+	return unsafe.Pointer(unsafe.SliceData(c.work))
+}
+
+// Plain says whether a message between this rank and peer is nothing but a blocking call in host memory with nothing to
+// refuse. A message costs little more than a call from Go to C: for it the way through Do is long.
+func (c *Comm) Plain(s *Stream, b *exec.Block, peer int) bool {
+	return s == nil && c != nil && c.checker == nil && c.open == nil && !c.freed && uint(peer) < uint(c.size) && b != nil && b.Owner == c.r &&
+		!b.Freed.Load() && !c.routes.OnDevice() && c.r.capturing.Load() == 0
+}
+
+// SendPlain sends what is Plain.
+func (c *Comm) SendPlain(src unsafe.Pointer, n int, t elem.Type, to int) error {
+	order := c.r.Order
+	if err := order.Enter(order.Take(1)); err != nil {
+		return err
+	}
+	c.recorder.BeginMessage(coll.Send, t, to, n)
+	c.traceMessage(coll.Send, t, to, n)
+	err := c.host.Send(src, n, t, to)
+	c.trace.End()
+	c.recorder.Leave()
+	order.Leave()
+	return err
+}
+
+// RecvPlain receives what is Plain.
+func (c *Comm) RecvPlain(dst unsafe.Pointer, n int, t elem.Type, from int) error {
+	order := c.r.Order
+	if err := order.Enter(order.Take(1)); err != nil {
+		return err
+	}
+	c.recorder.BeginMessage(coll.Recv, t, from, n)
+	c.traceMessage(coll.Recv, t, from, n)
+	err := c.host.Recv(dst, n, t, from)
+	c.trace.End()
+	c.recorder.Leave()
+	order.Leave()
+	return err
+}
+
+// traceMessage begins a message on the host. The caller is in its turn in MPI.
+func (c *Comm) traceMessage(kind coll.Kind, t elem.Type, peer, n int) {
+	if c.trace != nil {
+		m := coll.Call{Kind: kind, Type: t, Root: int32(peer), N: n}
+		c.trace.Begin(c.r.Calls, &m, nil)
+	}
+}
+
+// LeaveOut is a message that has no other end: it refuses what any message refuses.
+func (c *Comm) LeaveOut(s *Stream, op string, a, b *exec.Block) error {
+	if err := c.Usable(op); err != nil {
+		return err
+	}
+	for _, blk := range [...]*exec.Block{a, b} {
+		if err := c.r.CheckBlock(blk); err != nil {
+			return err
+		}
+	}
+	switch {
+	case c.open != nil && s != c.open.s:
+		return fmt.Errorf("%s: a call in a Group on another stream than the group's", ccall.At())
+	case c.open == nil && s == nil && c.r.Capturing():
+		return fmt.Errorf("%s: a message that blocks in the middle of a capture: use comm.On(stream)", ccall.At())
+	}
+	return nil
+}
+
+// EnterHost refuses what a call on host memory cannot be made with, and takes its turn in MPI. It returns memory of n bytes
+// or more that is the caller's until LeaveHost, which follows where there is no error.
+func (c *Comm) EnterHost(op string, root int, o elem.Op, n int) (unsafe.Pointer, error) {
+	switch {
+	case c == nil || c.freed || root < 0 || root >= c.size:
+		return nil, c.Refuse(op, "rank", root)
+	case o > elem.Avg:
+		return nil, fmt.Errorf("%s: %s: no such operation: %d", ccall.At(), op, o)
+	case c.r.Capturing():
+		return nil, fmt.Errorf("%s: %s blocks, and stands in the middle of a capture", ccall.At(), op)
+	}
+	order := c.r.Order
+	if err := order.Enter(order.Take(1)); err != nil {
+		return nil, err
+	}
+	return c.hostWork((n + 7) / 8 * 8), nil
+}
+
+// MakeHost makes a call on host memory between EnterHost and LeaveHost, seen by the watchdog, and by --check.
+func (c *Comm) MakeHost(made coll.Call) error {
+	cmd := Call{Call: made, comm: c}
+	p := c.recorder.Begin(&cmd.Call, nil)
+	err := cmd.verify()
+	if err == nil {
+		c.recorder.Note(p, &cmd.Call, nil, 0, nil)
+		err = transport.MakeOnHost(c.host, &cmd.Call)
+	}
+	c.recorder.Leave()
+	return err
+}
+
+// LeaveHost ends the turn that EnterHost took.
+func (c *Comm) LeaveHost() { c.r.Order.Leave() }

@@ -1,0 +1,80 @@
+package calls
+
+import (
+	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/exec"
+	"lockstep/spmd/internal/transport/route"
+	"lockstep/spmd/internal/verify"
+)
+
+// group is the calls between the start and the end of Comm.Group.
+type group struct {
+	s    *Stream // that all of it is enqueued on; nil for a blocking group
+	cmds []Call
+	list []coll.Call // those of them that start together
+	keep bool        // a graph owns it
+}
+
+// Group runs fn, and starts together what that asks of c; s is the stream of it, nil where that blocks.
+func (c *Comm) Group(s *Stream, fn func() error) error {
+	if err := c.Usable("Group"); err != nil {
+		return err
+	}
+	if c.open != nil {
+		return fn() // inner groups belong to the outermost
+	}
+	g := c.newGroup()
+	g.s, c.open = s, g
+	err := exec.Guard(fn)
+	c.open = nil
+	if err != nil || len(g.cmds) == 0 {
+		c.recycle(g)
+		return err
+	}
+	g.keep = s != nil && s.Q.Lane() != nil
+	return c.do(s, &Call{Call: coll.Call{Kind: coll.Group}, comm: c, group: g})
+}
+
+func (c *Comm) newGroup() *group {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if n := len(c.spare); n > 0 {
+		g := c.spare[n-1]
+		c.spare = c.spare[:n-1]
+		return g
+	}
+	return &group{}
+}
+
+func (c *Comm) recycle(g *group) {
+	if g.keep {
+		return
+	}
+	c.recorder.Forget(g)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	g.cmds = g.cmds[:0]
+	c.spare = append(c.spare, g)
+}
+
+// add copies a call into the group, reusing the slices of earlier ones.
+func (g *group) add(c *Call) {
+	if len(g.cmds) < cap(g.cmds) {
+		g.cmds = g.cmds[:len(g.cmds)+1]
+	} else {
+		g.cmds = append(g.cmds, Call{})
+	}
+	g.cmds[len(g.cmds)-1].copyFrom(c)
+}
+
+// Len and Call implement verify.Group.
+func (g *group) Len() int { return len(g.cmds) }
+
+// Part implements trace.Group.
+func (g *group) Part(i int) *coll.Call { return &g.cmds[i].Call }
+
+// Member implements route.Group.
+func (g *group) Member(i int) (*coll.Call, *route.Route) { return &g.cmds[i].Call, &g.cmds[i].route }
+
+// Call returns a call of the group, and what it does with its memory.
+func (g *group) Call(i int) (*coll.Call, verify.Memory) { return &g.cmds[i].Call, g.cmds[i].memory() }

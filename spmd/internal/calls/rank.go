@@ -1,0 +1,210 @@
+// Package calls carries what a program asks of communicators, streams and memory, from its checks to its transport. It has
+// the state behind the handles of package spmd, which add element types, and know nothing of how a call is made.
+//
+// Every collective comes by Comm.Do, which routes it. Calls on host memory are made by Call.communicate, in their turn. Those
+// on device memory are enqueued by Call.Issue.
+package calls
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/rs/zerolog"
+
+	"lockstep/host"
+	"lockstep/internal/ccall"
+	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/control"
+	"lockstep/spmd/internal/exec"
+	cudaexec "lockstep/spmd/internal/exec/cuda"
+	"lockstep/spmd/internal/trace"
+	"lockstep/spmd/internal/transport/route"
+	"lockstep/spmd/internal/verify"
+)
+
+// Rank is what all calls of one rank in one world share. Who starts the world sets its fields, and changes none later.
+type Rank struct {
+	Owner   any              // the World that package spmd has for it
+	Order   *control.Tickets // of this rank's calls, in all of its worlds
+	Log     *zerolog.Logger
+	Dev     exec.Device
+	GPU     *cudaexec.Device // Dev; nil where that is the host
+	Env     route.Env        // of routers on a GPU
+	Compare bool             // --check is not off: communicators have a Checker
+	Check   verify.Mode      // Off during the start, which is one turn in MPI
+	Trace   *trace.Tracer    // nil without --summary and --trace
+	Calls   *trace.Thread    // what the program calls, among the events of Trace
+	Where   func() string    // where the program's goroutine is; "" where that cannot be told
+
+	All     *Comm            // of all ranks
+	Node    *Comm            // of the ranks on this node
+	Control *Comm            // of all ranks, for the framework's own traffic
+	Channel *control.Channel // over it
+
+	symmetric *symmetric  // nil where there is none
+	cross     *crossCheck // nil unless NCCL and MPI are compared
+	blocking  *Stream     // of collectives that block, on a GPU
+	parts     parts
+	capturing atomic.Int32
+	pause     sync.Mutex // guards yielder
+	yielder   host.Yielder
+
+	mu     sync.Mutex
+	comms  []*Comm
+	graphs []*Graph
+	closed bool
+}
+
+// OnHost says whether the device is the host.
+func (r *Rank) OnHost() bool { return r.GPU == nil }
+
+// Capturing says whether a stream is being captured.
+func (r *Rank) Capturing() bool { return r.capturing.Load() != 0 }
+
+// Block allocates n bytes of p.
+func (r *Rank) Block(p *exec.Pool, n int) (*exec.Block, error) {
+	b := &exec.Block{Owner: r}
+	if err := p.Alloc(b, n); err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+// Of is the rank that a block belongs to.
+func Of(b *exec.Block) *Rank { return b.Owner.(*Rank) }
+
+// CheckBlock refuses a freed block, and one of another world.
+func (r *Rank) CheckBlock(b *exec.Block) error {
+	if b != nil && (b.Owner != r || b.Freed.Load()) {
+		return r.blockError(b)
+	}
+	return nil
+}
+
+func (r *Rank) blockError(b *exec.Block) error {
+	if b.Owner != r {
+		return fmt.Errorf("%s: the buffer of %d bytes belongs to another world", ccall.At(), b.Bytes)
+	}
+	return fmt.Errorf("%s: the buffer of %d bytes was freed at %s", ccall.At(), b.Bytes, &b.At)
+}
+
+// Gone returns why the memory of a block is not there any more, or nil. op is the caller's name.
+func Gone(b *exec.Block, op string) error {
+	switch {
+	case b == nil:
+		return nil
+	case b.Freed.Load():
+		return freedError(b, op)
+	case Of(b).Dev.Pools().Device.Closed():
+		return fmt.Errorf("%s: %s: the world that the buffer belongs to is closed", ccall.At(), op)
+	}
+	return nil
+}
+
+func freedError(b *exec.Block, op string) error {
+	return fmt.Errorf("%s: %s: the buffer was freed at %s", ccall.At(), op, &b.At)
+}
+
+// Free gives a block back, once. Queues may go on using it up to their present ends.
+func Free(b *exec.Block) {
+	if !b.Freed.CompareAndSwap(false, true) {
+		return
+	}
+	b.At.Here(0)
+	if b.Pool != nil {
+		b.Pool.Release(b, Of(b).Dev.Marks())
+	}
+}
+
+// Queues are those of all streams, which there are none of before the device is chosen.
+func (r *Rank) Queues() []exec.Queue {
+	if r.Dev == nil {
+		return nil
+	}
+	return r.Dev.All()
+}
+
+// Comms are the communicators, but for those that are closed.
+func (r *Rank) Comms() []*Comm {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.comms)
+}
+
+// Recorders are those of all communicators.
+func (r *Rank) Recorders() []*verify.Recorder {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	list := make([]*verify.Recorder, len(r.comms))
+	for i, c := range r.comms {
+		list[i] = c.recorder
+	}
+	return list
+}
+
+// Drain waits for all streams and returns the first error of each.
+func (r *Rank) Drain() error {
+	var err error
+	for _, q := range r.Queues() {
+		if q.Lane() != nil {
+			err = errors.Join(err, fmt.Errorf("%s: Synchronize: stream %q is being captured", ccall.At(), q.Name()))
+			continue
+		}
+		err = errors.Join(err, q.End().Wait())
+	}
+	return err
+}
+
+// UseDevice has the communicators that were made before the device was chosen carry its memory.
+func (r *Rank) UseDevice() {
+	for _, c := range r.comms {
+		c.onGPU()
+	}
+}
+
+// OpenBlocking opens the stream of the calls that block, on a GPU.
+func (r *Rank) OpenBlocking() (err error) {
+	r.blocking, err = r.NewStream("blocking calls", exec.High)
+	return err
+}
+
+// WarmUp runs the first collective on the GPU, in which a backend that joins the ranks connects them.
+//
+// Collective over all ranks, blocking.
+func (r *Rank) WarmUp() error {
+	var c Call
+	c.Kind = coll.Barrier
+	err := r.All.Do(r.blocking, "Barrier", &c, 0, 0, 0)
+	return errors.Join(err, r.blocking.Synchronize())
+}
+
+// MarkClosed notes that the world closes, and says whether it had begun to before. There are no new streams then.
+func (r *Rank) MarkClosed() (before bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	before, r.closed = r.closed, true
+	return before
+}
+
+// CloseGraphs closes what graphs are left.
+func (r *Rank) CloseGraphs() (err error) {
+	r.mu.Lock()
+	graphs := slices.Clone(r.graphs)
+	r.mu.Unlock()
+	for _, g := range graphs {
+		err = errors.Join(err, g.Close())
+	}
+	return err
+}
+
+// CloseComms closes the communicators, the last that was made first. Collective over all ranks, in the caller's turn.
+func (r *Rank) CloseComms() (err error) {
+	for _, c := range slices.Backward(r.comms) {
+		c.freed = true
+		err = errors.Join(err, c.free())
+	}
+	return err
+}

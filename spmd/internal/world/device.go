@@ -1,0 +1,235 @@
+package world
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"lockstep/spmd/internal/affinity"
+	"lockstep/spmd/internal/control"
+	cudaexec "lockstep/spmd/internal/exec/cuda"
+	hostexec "lockstep/spmd/internal/exec/host"
+	"lockstep/spmd/internal/job"
+	"lockstep/spmd/internal/transport/route"
+)
+
+// nothingToCompare is added to the start line where --check both finds one path only.
+const nothingToCompare = "; --check both has nothing to compare without NCCL: it is as --check on"
+
+// chooseDevice opens the rank's GPU, or settles on the host, on all ranks alike.
+//
+// Collective over all ranks.
+func (w *World) chooseDevice(node control.Comm) error {
+	if w.start.Config.Device == "host" {
+		w.why = "--device host"
+		w.useHost()
+		return nil
+	}
+	defer w.startup.Begin("context")()
+	index, err := cudaexec.Find(node, route.SharesGPUs(w.start.Config.Collectives))
+	failure, err := w.firstFailure(err)
+	if err != nil {
+		return err
+	}
+	if failure == nil {
+		w.why = "every rank has a GPU of its own"
+		if err := w.chooseBackend(); err != nil {
+			return err
+		}
+		g, err := cudaexec.Open(index)
+		failure, err = w.firstFailure(err)
+		if err != nil || failure == nil {
+			w.useGPU(g)
+			return err
+		}
+		if g != nil {
+			if err := g.Close(); err != nil {
+				return err
+			}
+		}
+	}
+	w.agreed = true
+	what := failure.Text
+	if w.All.Size() > 1 {
+		what = failure.Error()
+	}
+	if failure.Code == cudaexec.CodeTooMany {
+		what += "; start fewer ranks, or run on the host with --device host"
+	}
+	switch {
+	case w.start.Config.Device == "cuda":
+		return job.Usage(fmt.Errorf("--device cuda: %s", what))
+	case route.ForDevicesOnly(w.start.Config.Collectives):
+		return job.Usage(fmt.Errorf("--collectives %s: %s", w.start.Config.Collectives, what))
+	case failure.Code == cudaexec.CodeTooMany:
+		return job.Usage(errors.New(what))
+	}
+	w.agreed = false
+	w.fellBack = failure.Code != cudaexec.CodeNoGPU
+	w.why = "no GPU: " + what
+	if w.fellBack {
+		w.why = "the GPU is not used: " + what
+	}
+	if w.start.Config.Check == "both" {
+		w.why += nothingToCompare
+	}
+	w.useHost()
+	return nil
+}
+
+func (w *World) useHost() {
+	d := hostexec.NewDevice(w.Order, w.Fail)
+	d.Trace = w.Trace
+	w.Dev = d
+}
+
+// useGPU has the world work on a GPU; nil where it could not be opened.
+func (w *World) useGPU(g *cudaexec.GPU) {
+	if g != nil {
+		w.GPU = cudaexec.NewDevice(g, w.start.Fill, w.Order, w.Fail)
+		w.Dev = w.GPU
+	}
+}
+
+// firstFailure returns the failure of the first rank that has one, during the start; nil where none has.
+//
+// Collective over all ranks.
+func (w *World) firstFailure(mine error) (*control.Failure, error) {
+	return control.First(w.Control.Host(), mine)
+}
+
+// startGPU makes everything that a world with a GPU has. A failure of one rank is
+// every rank's.
+//
+// Collective over all ranks.
+func (w *World) startGPU(node control.Comm) error {
+	w.Env = route.Env{GPU: w.GPU.GPU, Log: w.Log, Begin: w.startup.Begin, Quiesce: w.Dev.Quiesce, Symmetric: w.start.Config.Symmetric,
+		Backend: w.Env.Backend, Node: w.node, Nodes: w.nodes, First: w.All.Routes()}
+	w.UseDevice()
+	if err := w.stayNear(node); err != nil {
+		return err
+	}
+	done := w.startup.Begin("kernels")
+	err := w.GPU.GPU.LoadDeclared(node, w.threads)
+	done()
+	if err == nil {
+		err = w.GPU.OpenStaging()
+	}
+	if err == nil {
+		err = w.OpenBlocking()
+	}
+	if err := w.mustAgree(err); err != nil || w.All.Size() == 1 {
+		return err
+	}
+	compares, joins := w.start.Config.Check == "both", w.Env.Backend.Joins()
+	if compares && !joins {
+		w.why += nothingToCompare
+	}
+	if err := w.openTransports(); err != nil || !joins {
+		return err
+	}
+	defer w.startup.Begin(w.Env.Backend.Name())()
+	w.OpenSymmetric()
+	err = w.WarmUp()
+	if w.nodes > 1 {
+		w.ncclSockets = job.Sockets()
+	}
+	if err == nil && compares {
+		err = w.openCross()
+	}
+	return err
+}
+
+// openCross starts to compare NCCL with MPI. Collective over all ranks, in the caller's turn.
+func (w *World) openCross() error {
+	if err := w.OpenCross(); err != nil {
+		return err
+	}
+	if err := w.mustAgree(w.OpenSecond()); err != nil {
+		return fmt.Errorf("--check both: %w", err)
+	}
+	return nil
+}
+
+// mustAgree returns an error on every rank where one has failed in the start, which has not gone wrong otherwise.
+//
+// Collective over all ranks.
+func (w *World) mustAgree(mine error) error {
+	f, err := w.firstFailure(mine)
+	if err != nil || f == nil {
+		return err
+	}
+	w.agreed = true
+	return f.Or(mine)
+}
+
+// stayNear keeps this process to the cores near its GPU, where nobody has bound it, and
+// shares them out among the ranks that have the same. Collective over the node.
+func (w *World) stayNear(node control.Comm) error {
+	list, near := affinity.NearGPU("/sys", w.GPU.GPU.Dev.PCI())
+	if list != "" && w.ranks.Here() == 1 { // else other ranks of the process are near other GPUs
+		if err := affinity.Keep(&near); err != nil {
+			w.Log.Warn().Err(err).Msg("this process may run far from its GPU")
+		} else {
+			w.cores = list + ", near the GPU"
+		}
+	}
+	return w.findThreads(node)
+}
+
+// chooseBackend settles on all ranks alike what carries GPU memory. It comes before the GPU is opened.
+//
+// Collective over all ranks.
+func (w *World) chooseBackend() error {
+	if w.All.Size() == 1 {
+		return nil
+	}
+	s, err := route.Select(w.Control.Host(), w.start.Config.Collectives)
+	if err != nil {
+		return err
+	}
+	if s.Lacking != nil {
+		w.agreed = true
+		return job.Usage(fmt.Errorf("--collectives %s: %w", w.start.Config.Collectives, s.Lacking))
+	}
+	w.Env.Backend = s.Backend
+	if s.Passed != "" {
+		w.fellBack, w.why = true, s.Passed
+	}
+	return nil
+}
+
+// openTransports has the world's communicators carry GPU memory, and says why in the way that they do.
+//
+// Collective over all ranks.
+func (w *World) openTransports() error {
+	world, asked := w.All.Routes(), w.start.Config.Collectives
+	agreed, err := route.OpenWorld(world, w.Node.Routes())
+	switch {
+	case err != nil && agreed:
+		w.agreed = true
+		err = errors.New(strings.ReplaceAll(err.Error(), "\n", "; "))
+		if !route.ForDevicesOnly(asked) {
+			return err
+		}
+		return job.Usage(fmt.Errorf("--collectives %s: %w", asked, err))
+	case err != nil:
+		return err
+	}
+	why, doubtful, err := world.Why()
+	if err != nil || why == "" {
+		return err
+	}
+	w.why += "; "
+	if asked == w.Env.Backend.Name() {
+		w.why += "--collectives " + asked
+		if doubtful {
+			w.why += ", though "
+		} else {
+			w.why += ": "
+		}
+	}
+	w.why += why
+	w.fellBack = w.fellBack || doubtful
+	return nil
+}

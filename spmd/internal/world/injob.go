@@ -1,0 +1,128 @@
+package world
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"lockstep/host"
+	"lockstep/spmd/internal/control"
+	"lockstep/spmd/internal/exec"
+	"lockstep/spmd/internal/job"
+	"lockstep/spmd/internal/verify"
+)
+
+// inJob is a world as its job sees it.
+type inJob struct{ w *World }
+
+func (in inJob) Agree(failure error) error { return in.w.Channel.Agree(control.Start, failure) }
+
+func (in inJob) Tell(root int, v any) error { return in.w.Channel.Tell(control.Start, v, root) }
+
+func (in inJob) LogStart() { in.w.logStart() }
+
+func (in inJob) Compare() error { return verify.AtEnd(in.w.Channel, in.w.Recorders()) }
+
+func (in inJob) Close() error { return in.w.Close() }
+
+func (in inJob) Abort(status int) { in.w.Abort(status) }
+
+func (in inJob) Heartbeat() []byte { return in.w.reporter.Heartbeat() }
+
+func (in inJob) WritesFiles() bool { return in.w.files.Used() }
+
+// Heard runs on rank 0, on one goroutine for each rank.
+func (in inJob) Heard(rank int, heartbeat []byte) (why string, hang bool) {
+	return in.w.analyzer.Hear(rank, heartbeat)
+}
+
+func (in inJob) KeepSigning(every time.Duration, stop <-chan struct{}) {
+	in.w.Dev.KeepSigning(every, stop)
+}
+
+// Work is the communicators, and the streams whose work ends later than their calls.
+func (in inJob) Work() []job.Work {
+	recorders := in.w.Recorders()
+	list := make([]job.Work, 0, len(recorders))
+	for _, r := range recorders {
+		list = append(list, r)
+	}
+	for _, q := range in.w.Queues() {
+		if work, ok := q.(job.Work); ok {
+			list = append(list, work)
+		}
+	}
+	return list
+}
+
+// State takes no lock that a call holds while it waits.
+func (in inJob) State() job.State {
+	w := in.w
+	s := job.State{Files: w.files.State(w.Control.Recorder().Meets())}
+	recorders := w.Recorders()
+	for _, r := range recorders {
+		now := r.Snapshot()
+		s.Comms = append(s.Comms, job.CommState{ID: r.ID, Rank: r.Rank, Size: r.Size,
+			Entered: now.Entered, Left: now.Over, Calls: now.Calls, Last: now.Last, Alone: now.Alone, At: now.At})
+	}
+	for _, q := range w.Queues() {
+		r, busy := q.State()
+		if !busy {
+			continue
+		}
+		now := job.StreamState{Name: q.Name(), Waiting: r.Waiting, Command: r.Command, At: r.At, Device: r.Device}
+		if r.Device {
+			now.Command, now.At = firstCall(recorders, q)
+		}
+		s.Streams = append(s.Streams, now)
+	}
+	return s
+}
+
+// firstCall is the first call on a stream of a GPU that is not known to be over, and its place.
+func firstCall(recorders []*verify.Recorder, q exec.Queue) (what, place string) {
+	for _, r := range recorders {
+		if what, place, ok := r.On(q); ok {
+			return what, place
+		}
+	}
+	return "", ""
+}
+
+// logStart logs the job's configuration and why it was chosen.
+func (w *World) logStart() {
+	line := w.Log.Info()
+	if w.fellBack {
+		line = w.Log.Warn()
+	}
+	line = line.Str("launcher", w.launched.Name).Int("ranks", w.All.Size()).Int("nodes", w.nodes).
+		Str("device", w.Dev.Name()).Str("collectives", w.All.Routes().Name()).Str("why", w.why).
+		Str("mpi", w.ranks.Library()).Int("threads", w.threads).Str("blas", host.BLAS())
+	if w.cores != "" {
+		line = line.Str("cores", w.cores)
+	}
+	w.Dev.Describe(line)
+	w.All.Routes().Describe(line)
+	if w.nodes > 1 {
+		line = w.describeNodes(line)
+	}
+	line.Dict("startup_ms", w.startup.Log()).Msg("start")
+}
+
+// describeNodes adds what matters between nodes: in which order they hold the ranks,
+// and by which interfaces this rank's connections leave the node. Fabrics other than
+// TCP show none.
+func (w *World) describeNodes(line *zerolog.Event) *zerolog.Event {
+	order := "by node"
+	if !w.byNode {
+		order = "mixed: neighbours in rank are on different nodes"
+	}
+	line = line.Str("rank_order", order).Str("mpi_tcp", cmp.Or(job.Interfaces(w.mpiSockets), "none"))
+	if !w.OnHost() {
+		now := slices.DeleteFunc(w.ncclSockets, func(s job.Socket) bool { return slices.Contains(w.mpiSockets, s) })
+		line = line.Str("nccl_tcp", cmp.Or(job.Interfaces(now), "none"))
+	}
+	return line
+}

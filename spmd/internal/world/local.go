@@ -1,0 +1,100 @@
+package world
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"lockstep/spmd/internal/job"
+	"lockstep/spmd/internal/transport/inproc"
+	"lockstep/spmd/internal/verify"
+)
+
+// Local runs ranks that are goroutines of this process, until all have returned, or one has failed. lead is Main's, that
+// stands for all of them; nil where there is none.
+func Local(ctx context.Context, s Start, ranks int, lead *job.Job, run func(ctx context.Context, w *World) error) error {
+	return (&local{with: s, lead: lead, run: run}).start(ctx, ranks)
+}
+
+// grace is how long ranks may take to return after one has failed.
+const grace = 5 * time.Second
+
+// local is a call of Local.
+type local struct {
+	with  Start
+	lead  *job.Job
+	team  *inproc.Team
+	watch *job.Team
+	fail  func(rank int, err error)
+	run   func(ctx context.Context, w *World) error
+}
+
+// start runs the ranks until all have returned, or one has failed.
+func (l *local) start(ctx context.Context, ranks int) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	team := inproc.NewTeam(ranks)
+	l.team = team
+	ended := make(chan struct{})
+	l.fail = func(rank int, err error) {
+		team.Fail(rank, err)
+		cancel(team.Err())
+	}
+	l.watch = job.NewTeam(ranks, l.fail)
+	defer l.watch.Close()
+	var wait sync.WaitGroup
+	for i := range ranks {
+		wait.Go(func() { l.rank(ctx, i) })
+	}
+	go func() {
+		wait.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-ctx.Done():
+		select {
+		case <-ended:
+		case <-time.After(grace):
+			return cmp.Or(team.Err(), context.Cause(ctx))
+		}
+	}
+	return team.Err()
+}
+
+// rank is one rank, from its beginning to its end.
+func (l *local) rank(ctx context.Context, i int) {
+	w, err := open(l.team.Rank(i), l.with)
+	if err != nil {
+		l.fail(i, err)
+		return
+	}
+	if w.GPU != nil { // who waits for the GPU may wait for a rank that has failed
+		w.GPU.GPU.Watch(l.team.Rank(i), l.team.Err)
+		defer w.GPU.GPU.Unwatch(l.team.Rank(i))
+	}
+	left := errors.New("the program has ended its goroutine (runtime.Goexit)")
+	defer func() {
+		if left != nil {
+			l.fail(i, left)
+		}
+		if l.team.Finish(i) != nil {
+			w.abandon()
+			return
+		}
+		if err := errors.Join(verify.AtEnd(w.Channel, w.Recorders()), w.Close()); err != nil {
+			l.fail(i, err)
+		}
+	}()
+	defer context.AfterFunc(w.Job.Failed(), func() { l.fail(i, context.Cause(w.Job.Failed())) })()
+	l.watch.Add(w.Job)
+	if i == 0 && l.lead != nil {
+		l.lead.Lead(l.watch, w.Job)
+	}
+	w.Job.MarkProgram()
+	w.Job.Enter("running")
+	left = w.Run(ctx, l.run)
+	w.Job.Leaving()
+}

@@ -1,0 +1,280 @@
+// Package world starts and ends what a rank has: it joins the job, makes the communicators, chooses the device and what carries
+// its memory, and takes it all down. In between it is what the job's watchdog sees of the rank.
+package world
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"sync"
+
+	"github.com/rs/zerolog"
+	"github.com/spf13/pflag"
+
+	"lockstep/host"
+	"lockstep/internal/ccall"
+	"lockstep/internal/launcher"
+	"lockstep/spmd/internal/calls"
+	"lockstep/spmd/internal/control"
+	"lockstep/spmd/internal/exec"
+	"lockstep/spmd/internal/files"
+	"lockstep/spmd/internal/inside"
+	"lockstep/spmd/internal/job"
+	"lockstep/spmd/internal/trace"
+	"lockstep/spmd/internal/transport"
+	"lockstep/spmd/internal/transport/mpi"
+	"lockstep/spmd/internal/transport/route"
+	"lockstep/spmd/internal/verify"
+)
+
+// Start is what a world is opened with.
+type Start struct {
+	Config job.Config
+	Flags  *pflag.FlagSet // of the command line, which has set Config; nil where there is none
+	Fill   *exec.Kernel   // fills the memory of a GPU with values of 8 bytes
+}
+
+// World is this rank's place in the job.
+type World struct {
+	calls.Rank
+	Job *job.Job
+
+	start    Start
+	ranks    transport.Ranks
+	launched launcher.Job
+	cores    string // near the GPU, that this process keeps to; "" where it has not bound itself
+	node     int
+	nodes    int
+	byNode   bool // of several nodes, each has ranks that follow each other
+	threads  int
+	why      string       // the device and the collectives are what they are
+	clocks   trace.Clocks // for --trace
+	traced   *trace.File  // of --trace, on rank 0
+	fellBack bool         // to the host though there is a GPU, or to MPI though NCCL is meant: the start line warns
+	agreed   bool         // the failure of the start is every rank's
+	startup  job.Startup
+	// Of several nodes: the connections that MPI had before NCCL started, and all that there were then.
+	mpiSockets, ncclSockets []job.Socket
+	reporter                verify.Reporter // makes this rank's heartbeats
+	analyzer                verify.Analyzer // has those of all ranks, on rank 0
+	files                   files.Waiting   // for what is saved and loaded
+	json                    io.WriteCloser
+
+	mu      sync.Mutex
+	closers []*func() error // of AtClose
+}
+
+// Open joins this process to the job and returns its world.
+//
+// Collective over all processes of the job, blocking.
+func Open(s Start) (*World, error) { return open(mpi.Processes, s) }
+
+// open is Open for one of some ranks.
+func open(ranks transport.Ranks, s Start) (*World, error) {
+	if err := s.Config.Complete(route.Names()); err != nil {
+		return nil, job.Usage(err)
+	}
+	if err := host.CheckBLAS(); err != nil {
+		return nil, job.Usage(err)
+	}
+	w := &World{start: s, ranks: ranks, launched: ranks.Environment()}
+	w.Order, w.Log, w.Compare = ranks.Order(), new(zerolog.Logger), s.Config.Check != "off"
+	w.Job = job.New(&s.Config, inJob{w})
+	w.Where = func() string {
+		run, _ := w.Job.Goroutines()
+		return run.At
+	}
+	w.reporter = verify.Reporter{Recorders: w.Recorders, Ended: w.Job.Ended}
+	w.files.Patience = s.Config.Limit()
+	w.startup = job.NewStartup()
+	if s.Config.JSON != "" && w.launched.Rank == 0 {
+		var err error
+		if w.json, err = openJSON(s.Config.JSON); err != nil {
+			return nil, job.Usage(err)
+		}
+	}
+
+	err := w.connect()
+	if err == nil {
+		w.Trace.Opened()
+		w.Check = verify.Mode(slices.Index(job.CheckModes, s.Config.Check)) // not before: the start is one turn in MPI
+		return w, nil
+	}
+	if w.agreed { // else the other ranks may be further: nothing collective any more
+		err = errors.Join(err, w.Close())
+	}
+	return nil, err
+}
+
+// Carriers are the values that --collectives may have.
+func Carriers() []string { return route.Names() }
+
+// Run runs the program's own function, and waits for what it has left enqueued, which belongs to the run.
+func (w *World) Run(ctx context.Context, run func(context.Context, *World) error) error {
+	return exec.Guard(func() error {
+		if err := run(ctx, w); err != nil {
+			return err
+		}
+		return w.Drain()
+	})
+}
+
+// Place returns the number of this rank's node, and how many nodes there are.
+func (w *World) Place() (node, nodes int) { return w.node, w.nodes }
+
+// Threads returns how many cores this rank may keep busy.
+func (w *World) Threads() int { return w.threads }
+
+// Seed returns --seed.
+func (w *World) Seed() uint64 { return w.start.Config.Seed }
+
+// Inside is what the packages on top of spmd need.
+func (w *World) Inside() inside.Rank {
+	return inside.Rank{Channel: w.Channel, Files: &w.files, Timeout: w.start.Config.Limit()}
+}
+
+// Emit writes v as one line of JSON to the file given by --json, on rank 0.
+func (w *World) Emit(v any) error {
+	if w.json == nil {
+		return nil
+	}
+	line, err := json.Marshal(v)
+	if err != nil {
+		return fmt.Errorf("%s: Emit: %w", ccall.At(), err)
+	}
+	_, err = w.json.Write(append(line, '\n'))
+	return err
+}
+
+type stdout struct{ *os.File }
+
+func (stdout) Close() error { return nil }
+
+func openJSON(name string) (io.WriteCloser, error) {
+	if name == "-" {
+		return stdout{os.Stdout}, nil
+	}
+	f, err := os.OpenFile(name, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o666)
+	if err != nil {
+		return nil, fmt.Errorf("--json: %w", err)
+	}
+	return f, nil
+}
+
+// Fail records the first failure of a stream: nobody may wait for what will not
+// come, and Main ends the job.
+func (w *World) Fail(err error) {
+	w.Job.Fail(err)
+	w.Order.Fail(fmt.Errorf("not run, because an earlier command failed: %w", err))
+}
+
+// Abort ends the job on every rank with the given exit status. It does not return.
+func (w *World) Abort(status int) {
+	if w.All.Size() > 1 { // else there is nobody to end, and MPI would print a banner behind the cause
+		w.All.Host().Abort(status)
+	}
+	os.Exit(status) // where the library returns, too
+}
+
+// AbortProcesses ends the processes of all ranks where Open has failed. It returns where MPI does not run.
+func AbortProcesses(status int) { mpi.Processes.Abort(status) }
+
+// Watch starts the watch over the job. Collective over all ranks, blocking.
+func (w *World) Watch() error {
+	w.Job.MarkProgram()
+	err := w.Job.Watch()
+	if w.All.Size() > 1 { // a rank that closes the world at once, and MPI goes on, would leave before others have joined
+		err = w.Channel.Agree(control.Start, err)
+	}
+	w.Job.Enter("running")
+	return err
+}
+
+// AtClose has Close call fn when the streams are through and the graphs are closed. The returned function takes fn back.
+func (w *World) AtClose(fn func() error) (cancel func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	at := &fn
+	w.closers = append(w.closers, at)
+	return func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.closers = slices.DeleteFunc(w.closers, func(f *func() error) bool { return f == at })
+	}
+}
+
+// runClosers calls what AtClose was given. The functions may take themselves back.
+func (w *World) runClosers() error {
+	w.mu.Lock()
+	closers := slices.Clone(w.closers)
+	w.closers = nil
+	w.mu.Unlock()
+	var errs []error
+	for _, fn := range slices.Backward(closers) {
+		errs = append(errs, (*fn)())
+	}
+	return errors.Join(errs...)
+}
+
+// Close takes the world down in the order graphs, what AtClose was given, communicators, streams, memory, the GPU, MPI, the
+// watch. A second Close does nothing.
+//
+// Collective over all ranks, blocking.
+func (w *World) Close() error {
+	if w.MarkClosed() {
+		return nil
+	}
+	defer w.Job.Unmark()
+	w.Job.Enter("ending")
+	w.Job.Leaving()
+	err := w.Drain()
+	if err != nil && w.All.Size() > 1 {
+		return err
+	}
+	if err == nil && w.Dev != nil {
+		err = w.tell()
+	}
+	// The watch ends after any failure but that of a stream, too: the other ranks wait for this one to leave.
+	return errors.Join(err, w.takeDown(), w.Job.EndWatch())
+}
+
+// abandon is Close where the job has failed: nobody waits for other ranks any more.
+func (w *World) abandon() {
+	if w.MarkClosed() {
+		return
+	}
+	defer w.Job.Unmark()
+	_ = w.Drain() // what fails here and below fails because the job has
+	if w.GPU != nil {
+		return // the driver and NCCL would wait for kernels that wait for other ranks
+	}
+	_ = w.takeDown()
+}
+
+// takeDown is Close but for the streams' work and the watch.
+func (w *World) takeDown() error {
+	err := errors.Join(w.CloseGraphs(), w.runClosers())
+	if w.Order.Enter(w.Order.Take(1)) == nil { // not after a failure; then nobody else is in MPI
+		defer w.Order.Leave()
+	}
+	if w.Dev != nil {
+		w.Dev.EndJobs()
+	}
+	err = errors.Join(err, w.CloseComms())
+	if w.Dev != nil {
+		err = errors.Join(err, w.Dev.Close())
+	}
+	if w.json != nil {
+		err = errors.Join(err, w.json.Close())
+	}
+	if w.traced != nil {
+		err = errors.Join(err, w.traced.Drop())
+	}
+	w.ranks.Lock()
+	defer w.ranks.Unlock()
+	return errors.Join(err, w.ranks.Leave())
+}
