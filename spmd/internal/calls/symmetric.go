@@ -7,6 +7,7 @@ import (
 
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/exec"
+	"lockstep/spmd/internal/transport"
 )
 
 // symmetric hands out memory that the backend knows: each chunk is allocated by it and
@@ -16,16 +17,17 @@ import (
 // freed, and the wait for the streams comes after the choice.
 type symmetric struct {
 	r    *Rank
-	pool exec.Pool // its chunks are the same on all ranks
+	mem  transport.Registrar // the world's
+	pool exec.Pool           // its chunks are the same on all ranks
 }
 
 const symSlab = 32 << 20
 
-func newSymmetric(r *Rank) *symmetric {
-	y := &symmetric{r: r}
+func newSymmetric(r *Rank, mem transport.Registrar) *symmetric {
+	y := &symmetric{r: r, mem: mem}
 	r.GPU.Own(&y.pool)
 	y.pool.Init(exec.Source{What: "symmetric device memory", SlabMax: 4 << 20, SlabSize: symSlab, Get: y.get,
-		Put: func(p unsafe.Pointer, _ int) error { return r.Env.FreeSymmetric(p) }})
+		Put: func(p unsafe.Pointer, _ int) error { return y.mem.FreeMemory(p) }})
 	return y
 }
 
@@ -49,7 +51,7 @@ func (y *symmetric) get(n int) (unsafe.Pointer, error) {
 	var c unsafe.Pointer
 	err := r.Dev.Quiesce()
 	if err == nil {
-		c, err = r.Env.AllocSymmetric(n)
+		c, err = y.mem.AllocMemory(n)
 	}
 	if err := y.agreed(err, c); err != nil {
 		return nil, err
@@ -100,15 +102,15 @@ func (y *symmetric) agreed(failure error, c unsafe.Pointer) error {
 		err = errors.Join(err, st.routes.Unregister(c))
 	}
 	if c != nil {
-		err = errors.Join(err, y.r.Env.FreeSymmetric(c))
+		err = errors.Join(err, y.mem.FreeMemory(c))
 	}
 	return err
 }
 
 // OpenSymmetric has the world hand out symmetric memory, where its backend has any.
 func (r *Rank) OpenSymmetric() {
-	if r.All.routes.HasSymmetric() {
-		r.symmetric = newSymmetric(r)
+	if mem := r.All.routes.Registrar(); mem != nil {
+		r.symmetric = newSymmetric(r, mem)
 	}
 }
 

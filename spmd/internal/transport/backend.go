@@ -25,6 +25,12 @@ type Backend interface {
 	Open(at Site) (Opened, error)
 }
 
+// Versioned is a Backend of a library with a version; "" where it is not loaded.
+type Versioned interface {
+	Backend
+	Version() string
+}
+
 // Site is where a backend opens a transport.
 type Site struct {
 	Host  Host // the communicator in host memory

@@ -24,6 +24,9 @@ func (backend) Name() string { return "nccl" }
 // Probe implements transport.Backend.
 func (backend) Probe(transport.Host) error { return nccl.Load() }
 
+// Version implements transport.Versioned.
+func (backend) Version() string { return nccl.VersionString() }
+
 // Joins implements transport.Backend.
 func (backend) Joins() bool { return true }
 
@@ -59,7 +62,7 @@ func (backend) Open(at transport.Site) (transport.Opened, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := New(c, at.Word)
+	t := New(c, at.Dev, at.Word)
 	t.linked = linked
 	return t, nil
 }
@@ -72,7 +75,7 @@ func (t *Transport) Split(color, key int) (transport.Opened, error) {
 	if c == nil || err != nil {
 		return nil, err
 	}
-	return New(c, t.word), nil
+	return New(c, t.dev, t.word), nil
 }
 
 // Why implements transport.Opened.

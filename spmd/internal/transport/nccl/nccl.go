@@ -4,6 +4,7 @@ package nccl
 import (
 	"unsafe"
 
+	"lockstep/cuda"
 	"lockstep/internal/elem"
 	"lockstep/nccl"
 	"lockstep/spmd/internal/coll"
@@ -12,15 +13,19 @@ import (
 
 // Transport is a communicator of NCCL.
 type Transport struct {
-	Comm   *nccl.Comm
-	word   unsafe.Pointer
-	calls  []nccl.Call
-	linked bool // see Linked
+	Comm    *nccl.Comm
+	dev     *cuda.Device
+	word    unsafe.Pointer
+	calls   []nccl.Call
+	linked  bool // see Linked
+	windows bool // memory is registered as windows, which symmetric kernels reach
 }
 
 // New returns the transport of a communicator of NCCL, which remains its caller's. word is a word of device memory that is
 // never read.
-func New(c *nccl.Comm, word unsafe.Pointer) *Transport { return &Transport{Comm: c, word: word} }
+func New(c *nccl.Comm, dev *cuda.Device, word unsafe.Pointer) *Transport {
+	return &Transport{Comm: c, dev: dev, word: word}
+}
 
 // kinds are those that NCCL has. AllToAll needs different buffers.
 var kinds = [coll.Kinds]nccl.Kind{coll.AllReduce: nccl.AllReduce, coll.Reduce: nccl.Reduce, coll.Broadcast: nccl.Broadcast,

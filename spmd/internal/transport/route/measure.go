@@ -9,7 +9,6 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/internal/elem"
-	"lockstep/nccl"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/exec"
@@ -50,7 +49,7 @@ func (r *Router) measurePaths() error {
 	}
 	most = int(sizes.Lo)
 	n := 1 << most
-	mem, err := nccl.MemAlloc(dev, 2*n)
+	mem, err := r.registrar.AllocMemory(2 * n)
 	switch f, e := control.First(r.host, err); {
 	case e != nil:
 		return e
@@ -92,7 +91,7 @@ func (r *Router) measurePaths() error {
 		}
 		return nil
 	})
-	err = errors.Join(err, nccl.MemFree(dev, mem))
+	err = errors.Join(err, r.registrar.FreeMemory(mem))
 	if err != nil {
 		return err
 	}
@@ -131,7 +130,7 @@ func (r *Router) has(by way, row, size int) bool {
 	this := &pathRows[row]
 	switch by {
 	case symmetricWay:
-		return r.sym.nccl != nil && this.typ == elem.Float32
+		return r.sym.windows != nil && this.typ == elem.Float32
 	case peerWay:
 		return r.peers != nil && r.elements(this.call, this.typ, size)*this.typ.Size() <= r.peers.Most()
 	}
@@ -140,19 +139,19 @@ func (r *Router) has(by way, row, size int) bool {
 
 // withKnown runs fn while the communicators know the memory.
 func (r *Router) withKnown(mem unsafe.Pointer, n int, fn func() error) error {
-	reg, err := r.nccl.Comm.Register(mem, n)
+	plain, err := r.registrar.Register(mem, n)
 	if err != nil {
 		return err
 	}
-	if c := r.sym.nccl; c != nil {
-		var window *nccl.Window
-		if window, err = c.Comm.RegisterWindow(mem, n); err == nil {
+	if w := r.sym.windows; w != nil {
+		var window transport.Registration
+		if window, err = w.Register(mem, n); err == nil {
 			err = errors.Join(fn(), window.Close())
 		}
 	} else {
 		err = fn()
 	}
-	return errors.Join(err, reg.Close())
+	return errors.Join(err, plain.Close())
 }
 
 // timer times calls on a stream of its own.

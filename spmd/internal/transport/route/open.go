@@ -8,7 +8,6 @@ import (
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/transport"
 	"lockstep/spmd/internal/transport/devmpi"
-	ncclt "lockstep/spmd/internal/transport/nccl"
 )
 
 // OpenWorld has the communicators of all ranks and of the node carry calls on device memory by the backend of their Env.
@@ -104,7 +103,9 @@ func (r *Router) openBy(b transport.Backend) (transport.Opened, error) {
 // use has a transport carry what no other does.
 func (r *Router) use(t transport.Opened) {
 	r.opened, r.device, r.owns = t, t, true
-	r.nccl, _ = t.(*ncclt.Transport)
+	if g, ok := t.(transport.Registrar); ok && g.Registers() {
+		r.registrar = g
+	}
 	if t, ok := t.(transport.Splitter); ok {
 		r.env.GPU.Watch(t, t.Failure)
 	}
@@ -161,7 +162,7 @@ func (r *Router) Second() (t *devmpi.Transport, ok bool) { return r.second, r.se
 func (r *Router) Close() error {
 	var err error
 	if t := r.opened; t != nil && !r.owns {
-		r.opened, r.nccl, r.sym, r.peers, r.atOnce = nil, nil, nil, nil, 0
+		r.opened, r.registrar, r.sym, r.peers, r.atOnce = nil, nil, nil, nil, 0
 		r.UseDevice()
 	} else if t != nil {
 		err = r.closeOpened(t)
@@ -182,9 +183,9 @@ func (r *Router) closeOpened(t transport.Opened) error {
 		err = errors.Join(err, r.closePeers())
 	}
 	for i := range r.known {
-		err = errors.Join(err, r.known[i].reg.Close())
+		err = errors.Join(err, r.known[i].plain.Close())
 	}
-	r.opened, r.nccl, r.known, r.lent = nil, nil, nil, false
+	r.opened, r.registrar, r.known, r.lent = nil, nil, nil, false
 	r.UseDevice()
 	r.env.GPU.Forget(t)
 	r.env.GPU.Unwatch(t)

@@ -13,19 +13,16 @@ import (
 	"lockstep/cuda"
 	"lockstep/cuda/nvrtc"
 	"lockstep/internal/elem"
-	"lockstep/nccl"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
-	ncclt "lockstep/spmd/internal/transport/nccl"
+	"lockstep/spmd/internal/transport"
 )
 
 // What carries a collective: NCCL's plain algorithms, its symmetric kernels, or one kernel
 // that reads and writes the memory of the other ranks' GPUs.
 //
-// NCCL takes its symmetric kernels wherever the buffers of a call lie in windows of
-// the communicator, also at sizes at which its other algorithms are faster. So
-// windows belong to a communicator of their own, beside the one that carries
-// everything else. NCCL has no symmetric kernel for float64, integers and other
+// NCCL's symmetric kernels belong to a transport of their own (transport.Registrar, Symmetric),
+// beside the one that carries everything else. NCCL has none for float64, integers and other
 // operations than sums, and takes longer to be called than a kernel between peers, which
 // small collectives have. On symmetric memory it is measured, size by size, which of them
 // carries a call of pathRows, when the first such memory is asked for. Else a kernel between
@@ -33,8 +30,8 @@ import (
 
 // symComm is what there is for symmetric memory beside the first communicator and the peers.
 type symComm struct {
-	nccl  *ncclt.Transport // with windows; nil where NCCL has none
-	paths Paths
+	windows transport.Registrar // has kernels for it; nil where the library has none
+	paths   Paths
 }
 
 // way is what carries a call.
@@ -96,12 +93,6 @@ func (p *Paths) of(c *coll.Call, size int, others bool) (by way, ok bool) {
 	return plainWay, false
 }
 
-// hasSymmetricKernels says whether NCCL has them for a type and an operation.
-// Source: NCCL 2.28, src/sym_kernels.cc, ncclSymkImplemented.
-func hasSymmetricKernels(c *coll.Call) bool {
-	return c.Kind == coll.AllGather || c.Op == elem.Sum && (c.Type == elem.Float32 || c.Type.Half())
-}
-
 // describe says which sizes go a way: "8B to 64KiB, 2MiB to 16MiB".
 func (p *Paths) describe(row int, by way) string {
 	var list []string
@@ -138,7 +129,7 @@ func (r *Router) choosePaths() error {
 	if r.env.Symmetric == "always" {
 		for row := range p {
 			for i := range p[row] {
-				if r.sym.nccl != nil && pathRows[row].typ == elem.Float32 {
+				if r.sym.windows != nil && pathRows[row].typ == elem.Float32 {
 					p[row][i] = symmetricWay
 				}
 			}
@@ -206,13 +197,13 @@ func (r *Router) pathsKey() string {
 	slices.Sort(set)
 	has := "windows"
 	switch {
-	case r.sym.nccl == nil:
+	case r.sym.windows == nil:
 		has = "peers"
 	case r.peers != nil:
 		has = fmt.Sprintf("windows and peers to %d bytes", r.peers.Most()) // what was measured with another limit says nothing
 	}
 	return fmt.Sprintf("%q, driver %d, NCCL %s, %d ranks on one node, %s, %q",
-		r.env.GPU.Dev.Name(), cuda.DriverVersion(), nccl.VersionString(), r.size, has, set)
+		r.env.GPU.Dev.Name(), cuda.DriverVersion(), r.registrar.Version(), r.size, has, set)
 }
 
 // pathsFile is the file of all that earlier runs measured; "" where there is no folder for it.

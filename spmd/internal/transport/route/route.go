@@ -5,13 +5,11 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"lockstep/nccl"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/exec"
 	cudaexec "lockstep/spmd/internal/exec/cuda"
 	"lockstep/spmd/internal/transport"
 	"lockstep/spmd/internal/transport/devmpi"
-	ncclt "lockstep/spmd/internal/transport/nccl"
 	peert "lockstep/spmd/internal/transport/peer"
 	"lockstep/spmd/internal/transport/self"
 )
@@ -25,13 +23,13 @@ type Router struct {
 	device     transport.Transport // carries what no other does on device memory; nil on the host
 	opened     transport.Opened    // the device's transport; nil on the host, and for one rank
 	owns       bool                // opened is not the world's
-	nccl       *ncclt.Transport    // opened, where that is NCCL's
+	registrar  transport.Registrar // opened, where that takes memory; else nil
 	peers      *peert.Transport    // of ranks whose GPUs reach each other, if it is opened; else nil
 	lent       bool                // peers are those of opened
 	atOnce     int                 // the most bytes of a message of a collective, of any memory, that peers carry
 	sym        *symComm            // carries some collectives on symmetric memory; nil where there is none
 	noSym      bool                // and there will be none
-	known      []known             // memory that nccl, if it is its own, and sym have registered
+	known      []known             // memory that registrar, if it is its own, and sym have registered
 	second     *devmpi.Transport   // MPI on device memory beside opened, where both are compared
 }
 
@@ -231,7 +229,7 @@ func (r *Router) bySymmetric(c *coll.Call, memory transport.Memory) (by transpor
 	way := plainWay
 	switch memory &^ transport.InPlace {
 	case transport.FromSymmetric | transport.IntoSymmetric:
-		way, ok = r.sym.paths.of(c, r.size, !hasSymmetricKernels(c))
+		way, ok = r.sym.paths.of(c, r.size, !r.registrar.Gains(c))
 	case transport.FromSymmetric | transport.IntoPinned:
 		way, ok = r.sym.paths.of(c, r.size, true)
 	}
@@ -245,7 +243,7 @@ func (r *Router) bySymmetric(c *coll.Call, memory transport.Memory) (by transpor
 func (r *Router) of(by way) transport.Transport {
 	switch by {
 	case symmetricWay:
-		return r.sym.nccl
+		return r.sym.windows
 	case peerWay:
 		return r.peers
 	}
@@ -254,7 +252,7 @@ func (r *Router) of(by way) transport.Transport {
 
 // shareDevice has a communicator of the same ranks as o use what carries device memory there.
 func (r *Router) shareDevice(o *Router) {
-	r.opened, r.nccl, r.device, r.peers, r.atOnce = o.opened, o.nccl, o.device, o.peers, o.atOnce
+	r.opened, r.registrar, r.device, r.peers, r.atOnce = o.opened, o.registrar, o.device, o.peers, o.atOnce
 }
 
 // Name is that of the transport which carries most calls.
@@ -265,10 +263,12 @@ func (r *Router) Name() string {
 	return r.device.Name()
 }
 
-// Describe adds to the start line the version of NCCL, where that is loaded, and what carries short calls.
+// Describe adds to the start line the versions of the libraries that are loaded, and what carries short calls.
 func (r *Router) Describe(line *zerolog.Event) {
-	if v := nccl.VersionString(); r.OnDevice() && r.size > 1 && v != "" {
-		line.Str("nccl", v)
+	for _, b := range backends {
+		if b, ok := b.(transport.Versioned); ok && r.OnDevice() && r.size > 1 && b.Version() != "" {
+			line.Str(b.Name(), b.Version())
+		}
 	}
 	if r.atOnce > 0 {
 		line.Str("small_collectives", fmt.Sprintf("kernels between peers, messages of up to %d bytes", r.atOnce)).

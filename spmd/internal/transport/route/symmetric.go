@@ -1,37 +1,24 @@
 package route
 
 import (
-	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"unsafe"
 
-	"lockstep/nccl"
-	"lockstep/spmd/internal/exec"
-	ncclt "lockstep/spmd/internal/transport/nccl"
+	"lockstep/spmd/internal/transport"
 )
 
-// HasSymmetric says whether there is symmetric memory for the communicator.
-func (r *Router) HasSymmetric() bool {
-	return r.nccl != nil && nccl.Version() >= 21900 // from which it allocates and registers memory
-}
+// Registrar is the communicator's transport, where that takes symmetric memory; else nil.
+func (r *Router) Registrar() transport.Registrar { return r.registrar }
 
 // OwnsSymmetric says whether the communicator registers symmetric memory for itself. One of the world's ranks may use what
 // the world has.
-func (r *Router) OwnsSymmetric() bool { return r.nccl != nil && r.owns }
-
-// AllocSymmetric allocates memory that Register takes.
-func (e *Env) AllocSymmetric(n int) (unsafe.Pointer, error) { return nccl.MemAlloc(e.GPU.Dev, n) }
-
-// FreeSymmetric frees what AllocSymmetric has allocated.
-func (e *Env) FreeSymmetric(p unsafe.Pointer) error { return nccl.MemFree(e.GPU.Dev, p) }
+func (r *Router) OwnsSymmetric() bool { return r.registrar != nil && r.owns }
 
 // known is memory that the communicators have registered.
 type known struct {
-	ptr    unsafe.Pointer
-	reg    *nccl.Registration
-	window *nccl.Window
+	ptr           unsafe.Pointer
+	plain, window transport.Registration // window is nil where there are none
 }
 
 // Register has both communicators, the second of which the first memory makes, know the
@@ -39,11 +26,11 @@ type known struct {
 //
 // Collective over the communicator, in a turn; no collective is in flight. Nobody else enqueues collectives.
 func (r *Router) Register(ptr unsafe.Pointer, n int) error {
-	reg, err := r.nccl.Comm.Register(ptr, n)
+	plain, err := r.registrar.Register(ptr, n)
 	if err != nil {
 		return err
 	}
-	r.known = append(r.known, known{ptr: ptr, reg: reg})
+	r.known = append(r.known, known{ptr: ptr, plain: plain})
 	if r.noSym || r.env.Symmetric == "never" {
 		return nil
 	}
@@ -53,23 +40,23 @@ func (r *Router) Register(ptr unsafe.Pointer, n int) error {
 			return err
 		}
 	}
-	if r.sym.nccl != nil {
-		window, err := r.sym.nccl.Comm.RegisterWindow(ptr, n)
+	if r.sym.windows != nil {
+		window, err := r.sym.windows.Register(ptr, n)
 		if err != nil {
 			return err
 		}
 		r.known[len(r.known)-1].window = window
-		if !window.Registered() {
+		if !window.Used() {
 			if err := r.closeWindows(); err != nil {
 				return err
 			}
 		}
 	}
 	switch {
-	case r.sym.nccl == nil && r.peers == nil:
+	case r.sym.windows == nil && r.peers == nil:
 		r.sym, r.noSym = nil, true
 		if r.env.First == r {
-			r.env.Log.Info().Str("nccl", nccl.VersionString()).Msg("AllocSymmetric: collectives have no faster path: there are no windows of NCCL (from 2.27), or several nodes, and no GPUs that reach each other")
+			r.env.Log.Info().Str(r.env.Backend.Name(), r.registrar.Version()).Msg("AllocSymmetric: collectives have no faster path: there are no windows of NCCL (from 2.27), or several nodes, and no GPUs that reach each other")
 		}
 	case first:
 		return r.choosePaths()
@@ -86,22 +73,17 @@ func (r *Router) openSym() error {
 			r.env.Log.Debug().Err(err).Msg("small collectives on symmetric memory take no kernel between peers")
 		}
 	}
-	if nccl.Version() < 22700 {
-		return nil
-	}
 	// NCCL's symmetric kernels reach as far as NVLink does. Its other algorithms take the same time with windows as without, and
 	// to measure them over a network would take long.
 	if several, err := r.onSeveralNodes(); err != nil || several && r.env.Symmetric != "always" {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), exec.Patience)
-	defer cancel()
-	c, err := r.nccl.Comm.Split(ctx, 0, r.rank, nccl.Config{})
-	if err != nil {
-		return fmt.Errorf("a second communicator, for symmetric memory: %w", err)
+	w, err := r.registrar.Symmetric(r.rank)
+	if w == nil || err != nil {
+		return err
 	}
-	r.sym.nccl = ncclt.New(c, r.env.GPU.Word())
-	r.env.GPU.Watch(c, c.AsyncError)
+	r.sym.windows = w
+	r.env.GPU.Watch(w, w.Failure)
 	return nil
 }
 
@@ -122,7 +104,7 @@ func (k *known) close() error {
 	if k.window != nil {
 		err = k.window.Close()
 	}
-	return errors.Join(err, k.reg.Close())
+	return errors.Join(err, k.plain.Close())
 }
 
 // closeSym ends what there is for symmetric memory but the registrations. No graph
@@ -131,7 +113,9 @@ func (r *Router) closeSym() error {
 	if r.sym == nil {
 		return nil
 	}
-	r.env.GPU.Forget(r.sym.nccl)
+	if w := r.sym.windows; w != nil {
+		r.env.GPU.Forget(w)
+	}
 	err := r.closeWindows()
 	r.sym = nil
 	return err
@@ -145,10 +129,10 @@ func (r *Router) closeWindows() error {
 			err = errors.Join(err, w.Close())
 		}
 	}
-	if c := r.sym.nccl; c != nil {
-		r.sym.nccl = nil
-		r.env.GPU.Unwatch(c.Comm)
-		err = errors.Join(err, c.Comm.Close())
+	if w := r.sym.windows; w != nil {
+		r.sym.windows = nil
+		r.env.GPU.Unwatch(w)
+		err = errors.Join(err, w.Close())
 	}
 	return err
 }

@@ -1,0 +1,77 @@
+package nccl
+
+import (
+	"context"
+	"fmt"
+	"unsafe"
+
+	"lockstep/internal/elem"
+	"lockstep/nccl"
+	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/exec"
+	"lockstep/spmd/internal/transport"
+)
+
+// Registers implements transport.Registrar: from 2.19 on NCCL allocates and registers memory.
+func (t *Transport) Registers() bool { return nccl.Version() >= 21900 }
+
+// Version implements transport.Registrar.
+func (t *Transport) Version() string { return nccl.VersionString() }
+
+// AllocMemory implements transport.Registrar.
+func (t *Transport) AllocMemory(n int) (unsafe.Pointer, error) { return nccl.MemAlloc(t.dev, n) }
+
+// FreeMemory implements transport.Registrar.
+func (t *Transport) FreeMemory(p unsafe.Pointer) error { return nccl.MemFree(t.dev, p) }
+
+// Register implements transport.Registrar.
+func (t *Transport) Register(p unsafe.Pointer, n int) (transport.Registration, error) {
+	if t.windows {
+		w, err := t.Comm.RegisterWindow(p, n)
+		if err != nil {
+			return nil, err
+		}
+		return window{w}, nil
+	}
+	r, err := t.Comm.Register(p, n)
+	if err != nil {
+		return nil, err
+	}
+	return registration{r}, nil
+}
+
+// registration is memory that NCCL's plain algorithms know.
+type registration struct{ *nccl.Registration }
+
+// Used implements transport.Registration.
+func (registration) Used() bool { return true }
+
+// window is memory that NCCL's symmetric kernels reach on all ranks.
+type window struct{ *nccl.Window }
+
+// Used implements transport.Registration.
+func (w window) Used() bool { return w.Registered() }
+
+// Symmetric implements transport.Registrar. Windows exist from 2.27 on. NCCL takes its symmetric kernels wherever the buffers
+// of a call lie in windows of the communicator, also at sizes at which its other algorithms are faster. So windows belong to
+// a communicator of their own.
+func (t *Transport) Symmetric(rank int) (transport.Registrar, error) {
+	if nccl.Version() < 22700 {
+		return nil, nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), exec.Patience)
+	defer cancel()
+	c, err := t.Comm.Split(ctx, 0, rank, nccl.Config{})
+	if err != nil {
+		return nil, fmt.Errorf("a second communicator, for symmetric memory: %w", err)
+	}
+	s := New(c, t.dev, t.word)
+	s.windows = true
+	return s, nil
+}
+
+// Gains implements transport.Registrar.
+// Source: NCCL 2.28, src/sym_kernels.cc, ncclSymkImplemented.
+func (t *Transport) Gains(c *coll.Call) bool {
+	return c.Kind == coll.AllGather || c.Op == elem.Sum && (c.Type == elem.Float32 || c.Type.Half())
+}

@@ -1,0 +1,40 @@
+package transport
+
+import (
+	"io"
+	"unsafe"
+
+	"lockstep/spmd/internal/coll"
+)
+
+// Registrar is a Splitter that may carry calls on memory that it knows in a better way. Memory is registered with the
+// transport of each communicator.
+type Registrar interface {
+	Splitter
+	// Registers says that the library, as it is here, takes memory. Nothing below is called where it does not.
+	Registers() bool
+	// Version is that of the library. What was measured with one says nothing of another.
+	Version() string
+	// AllocMemory returns device memory that Register takes. FreeMemory gives it back, which nobody has registered any more.
+	AllocMemory(n int) (unsafe.Pointer, error)
+	FreeMemory(p unsafe.Pointer) error
+	// Register has the transport know n bytes at p until the Registration is closed.
+	//
+	// Collective over the communicator, in a turn; no collective is in flight.
+	Register(p unsafe.Pointer, n int) (Registration, error)
+	// Symmetric makes a second transport of the communicator, in which this process is rank. It takes kernels of its own for
+	// calls on memory that is registered with it, which lies at the same place of it on all ranks. It is nil where the library
+	// has none.
+	//
+	// Collective as Register.
+	Symmetric(rank int) (Registrar, error)
+	// Gains says whether a transport that Symmetric made has such a kernel for a call.
+	Gains(c *coll.Call) bool
+}
+
+// Registration is memory that a transport knows.
+type Registration interface {
+	io.Closer
+	// Used says whether the library makes use of it. It is the same on all ranks.
+	Used() bool
+}
