@@ -4,6 +4,7 @@ import (
 	"io"
 	"unsafe"
 
+	"lockstep/internal/elem"
 	"lockstep/spmd/internal/coll"
 )
 
@@ -28,8 +29,8 @@ type Registrar interface {
 	//
 	// Collective as Register.
 	Symmetric(rank int) (Registrar, error)
-	// Gains says whether a transport that Symmetric made has such a kernel for a call.
-	Gains(c *coll.Call) bool
+	// Gains says whether a transport that Symmetric made has such a kernel for calls of a kind, a type and an operation.
+	Gains(k coll.Kind, t elem.Type, op elem.Op) bool
 }
 
 // Registration is memory that a transport knows.

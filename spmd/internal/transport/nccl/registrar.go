@@ -72,6 +72,6 @@ func (t *Transport) Symmetric(rank int) (transport.Registrar, error) {
 
 // Gains implements transport.Registrar.
 // Source: NCCL 2.28, src/sym_kernels.cc, ncclSymkImplemented.
-func (t *Transport) Gains(c *coll.Call) bool {
-	return c.Kind == coll.AllGather || c.Op == elem.Sum && (c.Type == elem.Float32 || c.Type.Half())
+func (t *Transport) Gains(k coll.Kind, e elem.Type, op elem.Op) bool {
+	return k == coll.AllGather || op == elem.Sum && (e == elem.Float32 || e.Half())
 }

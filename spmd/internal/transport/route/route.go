@@ -229,7 +229,7 @@ func (r *Router) bySymmetric(c *coll.Call, memory transport.Memory) (by transpor
 	way := plainWay
 	switch memory &^ transport.InPlace {
 	case transport.FromSymmetric | transport.IntoSymmetric:
-		way, ok = r.sym.paths.of(c, r.size, !r.registrar.Gains(c))
+		way, ok = r.sym.paths.of(c, r.size, !r.registrar.Gains(c.Kind, c.Type, c.Op))
 	case transport.FromSymmetric | transport.IntoPinned:
 		way, ok = r.sym.paths.of(c, r.size, true)
 	}
