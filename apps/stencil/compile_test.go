@@ -92,17 +92,17 @@ func TestOnDoubles(t *testing.T) {
 func emulate[T number](t *testing.T, program string, w *spmd.World, dims int, n [3]int, behind [6]bool) {
 	t.Helper()
 	l := newLauncher[T](w, newBox(dims, n, sizeOf[T](), behind))
-	s := stream(t, w)
+	s := spmdtest.Stream(t, w, "test")
 	seed := uint64(0)
 	random := func(n int) spmd.Buffer[T] {
 		b, err := spmd.Alloc[T](w, n)
-		must(t, err)
+		spmdtest.Must(t, err)
 		values := make([]T, n)
 		for i := range values {
 			values[i] = T(spmd.UniformBits(seed, uint64(i))) / (1 << 24)
 		}
 		seed++
-		must(t, b.CopyFrom(values))
+		spmdtest.Must(t, b.CopyFrom(values))
 		return b
 	}
 	fields := [2]spmd.Buffer[T]{random(l.box.elements()), random(l.box.elements())}
@@ -110,22 +110,22 @@ func emulate[T number](t *testing.T, program string, w *spmd.World, dims int, n 
 	var in, want bytes.Buffer
 	write := func(b spmd.Buffer[T], to *bytes.Buffer) {
 		values := make([]T, b.Len())
-		must(t, b.CopyTo(values))
-		must(t, binary.Write(to, binary.NativeEndian, values))
+		spmdtest.Must(t, b.CopyTo(values))
+		spmdtest.Must(t, binary.Write(to, binary.NativeEndian, values))
 	}
 	launch := func(kernel, run, pack int, g spmd.Grid, onHost func() error) {
 		head := []int64{int64(kernel), int64(sizeOf[T]()), int64(fields[0].Len()), int64(faces[0].Len()), int64(run), int64(pack), int64(-math.Log2(beside)), 0}
 		for _, d := range [][3]int{g.Blocks, g.Threads} {
 			head = append(head, int64(d[0]), int64(d[1]), int64(d[2]))
 		}
-		must(t, binary.Write(&in, binary.NativeEndian, head))
-		must(t, binary.Write(&in, binary.NativeEndian, l.box))
+		spmdtest.Must(t, binary.Write(&in, binary.NativeEndian, head))
+		spmdtest.Must(t, binary.Write(&in, binary.NativeEndian, l.box))
 		for _, b := range [][2]spmd.Buffer[T]{fields, faces} {
 			write(b[0], &in)
 			write(b[1], &in)
 		}
-		must(t, onHost())
-		must(t, s.Synchronize())
+		spmdtest.Must(t, onHost())
+		spmdtest.Must(t, s.Synchronize())
 		write(fields[0], &want)
 		write(faces[0], &want)
 	}
@@ -152,8 +152,8 @@ func emulate[T number](t *testing.T, program string, w *spmd.World, dims int, n 
 	} else if !bytes.Equal(got, want.Bytes()) {
 		t.Errorf("%s: the device and the host differ", what)
 	}
-	must(t, s.Close())
+	spmdtest.Must(t, s.Close())
 	for _, b := range []spmd.Buffer[T]{fields[0], fields[1], faces[0], faces[1]} {
-		must(t, b.Free())
+		spmdtest.Must(t, b.Free())
 	}
 }

@@ -10,20 +10,6 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-func stream(t *testing.T, w *spmd.World) *spmd.Stream {
-	t.Helper()
-	s, err := w.NewStream("test")
-	must(t, err)
-	return s
-}
-
 // serial makes steps on the whole grid, in the order of additions that the kernels have.
 func serial[T number](u []T, size [3]int, dims int, periodic bool, steps int) []T {
 	at := func(u []T, z, y, x int) T {
@@ -87,7 +73,7 @@ func (h *heat[T]) put(u []T) error {
 
 func (h *heat[T]) close(t *testing.T) {
 	for _, err := range []error{h.main.Close(), h.comm.Close(), h.fields[0].Free(), h.fields[1].Free(), h.sent.Free(), h.received.Free()} {
-		must(t, err)
+		spmdtest.Must(t, err)
 	}
 }
 
@@ -129,25 +115,25 @@ func testSerial[T number](t *testing.T, w *spmd.World, c config) {
 	t.Helper()
 	const steps = 4
 	h, err := newHeat[T](w, c)
-	must(t, err)
+	spmdtest.Must(t, err)
 	defer h.close(t)
 	u := random[T](h.size)
-	must(t, h.put(u))
-	must(t, h.begin())
+	spmdtest.Must(t, h.put(u))
+	spmdtest.Must(t, h.begin())
 	if c.Graph && w.Comm().Capturable() == nil {
 		g, err := h.main.Capture(func() error { return h.advance(steps / 2) })
-		must(t, err)
-		must(t, g.Launch(h.main))
-		must(t, g.Launch(h.main))
-		must(t, h.main.Synchronize())
-		must(t, g.Close())
+		spmdtest.Must(t, err)
+		spmdtest.Must(t, g.Launch(h.main))
+		spmdtest.Must(t, g.Launch(h.main))
+		spmdtest.Must(t, h.main.Synchronize())
+		spmdtest.Must(t, g.Close())
 	} else {
-		must(t, h.advance(steps))
-		must(t, h.main.Synchronize())
+		spmdtest.Must(t, h.advance(steps))
+		spmdtest.Must(t, h.main.Synchronize())
 	}
 	want := serial(u, h.size, h.dims, c.Edges == "periodic", steps)
 	wrong := 0
-	must(t, h.visit(func(z, count int, values []T, at func(k, y int) int) error {
+	spmdtest.Must(t, h.visit(func(z, count int, values []T, at func(k, y int) int) error {
 		h.own(z, count, at, func(global, local int) {
 			if values[local] != want[global] {
 				if wrong++; wrong == 1 {
@@ -198,7 +184,7 @@ func TestWholeRuns(t *testing.T) {
 				for _, dtype := range dtypes {
 					c := config{Size: size, Edges: edges, Dtype: dtype, Steps: 6, Iters: 4, Warmup: 1, Graph: w.Comm().Capturable() == nil, Overlap: true}
 					r, err := runAs(w, c)
-					must(t, err)
+					spmdtest.Must(t, err)
 					unit := map[string]float64{"float32": math.Ldexp(1, -24), "float64": math.Ldexp(1, -53)}[dtype]
 					if !r.OK || r.MaxRelErr == 0 || r.MaxRelErr > 40*unit {
 						t.Errorf("%+v on %d ranks: relative error %g", c, w.Size(), r.MaxRelErr)
@@ -271,14 +257,14 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 			for _, mesh := range []extent{{2, 1}, {1, 2}} {
 				for _, edges := range edgesOf {
 					h, err := newHeat[float32](w, config{Size: extent{100, 90}, Mesh: mesh, Edges: edges, Overlap: true})
-					must(t, err)
+					spmdtest.Must(t, err)
 					f := newForm(h.size, h.dims, edges == "periodic", steps)
-					must(t, h.fill(func(z, count int, values []float32, at func(k, y int) int) { start(f, h.part, z, count, values, at) }))
-					must(t, h.begin())
-					must(t, tc.run(h))
-					must(t, h.main.Synchronize())
+					spmdtest.Must(t, h.fill(func(z, count int, values []float32, at func(k, y int) int) { start(f, h.part, z, count, values, at) }))
+					spmdtest.Must(t, h.begin())
+					spmdtest.Must(t, tc.run(h))
+					spmdtest.Must(t, h.main.Synchronize())
 					got, err := maxRelErr(h, f)
-					must(t, err)
+					spmdtest.Must(t, err)
 					if fails := !(got <= bound[float32](steps)); fails != tc.fails {
 						t.Errorf("%s, mesh %v, %s: relative error %g, allowed are %g", tc.what, &mesh, edges, got, bound[float32](steps))
 					}

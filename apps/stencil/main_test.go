@@ -39,12 +39,12 @@ func TestProgram(t *testing.T) {
 			t.Errorf("%s\n%s", p.Stdout, p.Stderr)
 		}
 		left, err := os.ReadDir(filepath.Dir(file))
-		must(t, err)
+		spmdtest.Must(t, err)
 		f, err := os.Open(file)
-		must(t, err)
+		spmdtest.Must(t, err)
 		m, err := png.Decode(f)
-		must(t, err)
-		must(t, f.Close())
+		spmdtest.Must(t, err)
+		spmdtest.Must(t, f.Close())
 		if m.Bounds().Max != image.Pt(1024, 29) || len(left) != 1 {
 			t.Errorf("the picture has %v pixels, want 1024 x 29; beside it are %v", m.Bounds().Max, left)
 		}
@@ -127,14 +127,14 @@ func TestPicture(t *testing.T) {
 		dir := t.TempDir()
 		for i, size := range []extent{{20, 30}, {1500, 40}, {6, 20, 30}, {5, 7, 2300}} {
 			h, err := newHeat[float64](w, config{Size: size, Edges: "fixed"})
-			must(t, err)
+			spmdtest.Must(t, err)
 			u := random[float64](h.size)
 			for k := range u {
 				u[k] -= 0.5
 			}
-			must(t, h.put(u))
+			spmdtest.Must(t, h.put(u))
 			name := filepath.Join(dir, fmt.Sprintf("%d.png", i))
-			must(t, draw(h, name))
+			spmdtest.Must(t, draw(h, name))
 			h.close(t)
 			if w.Rank() > 0 {
 				continue
@@ -151,10 +151,10 @@ func TestPicture(t *testing.T) {
 
 func comparePicture(t *testing.T, name string, u []float64, height, width int) {
 	f, err := os.Open(name)
-	must(t, err)
+	spmdtest.Must(t, err)
 	defer f.Close()
 	m, err := png.Decode(f)
-	must(t, err)
+	spmdtest.Must(t, err)
 	b := m.Bounds()
 	if longer := max(height, width); longer <= 1024 && (b.Dx() != width || b.Dy() != height) || max(b.Dx(), b.Dy()) > 1024 {
 		t.Fatalf("%d x %d cells are %d x %d pixels", height, width, b.Dy(), b.Dx())

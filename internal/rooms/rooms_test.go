@@ -221,11 +221,6 @@ func TestPage(t *testing.T) {
 			}
 		}
 	}
-	for i, line := range strings.Split(string(text), "\n") {
-		if len(line) > 120 && !strings.Contains(line, "<br/>") {
-			t.Errorf("line %d has %d bytes", i+1, len(line))
-		}
-	}
 }
 
 // Packages of one folder share lines; of many there is the number alone.

@@ -13,31 +13,31 @@ import (
 
 func TestGemmAndGemv(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
-		s := stream(t, w, "s")
-		a, b, c := alloc[float64](t, w, 6), alloc[float64](t, w, 6), alloc[float64](t, w, 4)
-		must(t, a.CopyFrom([]float64{1, 2, 3, 4, 5, 6}))    // 2x3
-		must(t, b.CopyFrom([]float64{7, 8, 9, 10, 11, 12})) // 3x2
-		must(t, c.SetAll(1))
+		s := spmdtest.Stream(t, w, "s")
+		a, b, c := spmdtest.Alloc[float64](t, w, 6), spmdtest.Alloc[float64](t, w, 6), spmdtest.Alloc[float64](t, w, 4)
+		spmdtest.Must(t, a.CopyFrom([]float64{1, 2, 3, 4, 5, 6}))    // 2x3
+		spmdtest.Must(t, b.CopyFrom([]float64{7, 8, 9, 10, 11, 12})) // 3x2
+		spmdtest.Must(t, c.SetAll(1))
 		m := blas.MatrixOf[float64]
 		equal := func(what string, got spmd.Buffer[float64], want ...float64) {
 			t.Helper()
-			must(t, s.Synchronize())
+			spmdtest.Must(t, s.Synchronize())
 			for i, x := range want {
 				if got.At(i) != x {
 					t.Errorf("%s: [%d] = %v, want %v", what, i, got.At(i), x)
 				}
 			}
 		}
-		must(t, blas.Gemm(s, m(c, 2, 2), m(a, 2, 3), m(b, 3, 2), blas.Options{}))
+		spmdtest.Must(t, blas.Gemm(s, m(c, 2, 2), m(a, 2, 3), m(b, 3, 2), blas.Options{}))
 		equal("A B", c, 58, 64, 139, 154)
-		must(t, blas.Gemm(s, m(c, 2, 2), m(a, 2, 3), m(b, 3, 2), blas.Options{Alpha: 2, Accumulate: true}))
+		spmdtest.Must(t, blas.Gemm(s, m(c, 2, 2), m(a, 2, 3), m(b, 3, 2), blas.Options{Alpha: 2, Accumulate: true}))
 		equal("C + 2 A B", c, 3*58, 3*64, 3*139, 3*154)
-		must(t, blas.Gemm(s, m(c, 2, 2), m(a, 3, 2), m(b, 2, 3), blas.Options{TransA: true, TransB: true}))
+		spmdtest.Must(t, blas.Gemm(s, m(c, 2, 2), m(a, 3, 2), m(b, 2, 3), blas.Options{TransA: true, TransB: true}))
 		equal("A' B'", c, 1*7+3*8+5*9, 1*10+3*11+5*12, 2*7+4*8+6*9, 2*10+4*11+6*12)
 		y := c.Slice(0, 2)
-		must(t, blas.Gemv(s, y, m(a, 2, 3), b.Slice(0, 3), blas.Options{}))
+		spmdtest.Must(t, blas.Gemv(s, y, m(a, 2, 3), b.Slice(0, 3), blas.Options{}))
 		equal("A x", y, 1*7+2*8+3*9, 4*7+5*8+6*9)
-		must(t, blas.Gemv(s, c.Slice(0, 3), m(a, 2, 3), b.Slice(0, 2), blas.Options{TransA: true}))
+		spmdtest.Must(t, blas.Gemv(s, c.Slice(0, 3), m(a, 2, 3), b.Slice(0, 2), blas.Options{TransA: true}))
 		equal("A' x", c, 1*7+4*8, 2*7+5*8, 3*7+6*8)
 	})
 }
@@ -52,12 +52,12 @@ func TestGemmHalf(t *testing.T) {
 }
 
 func testGemmHalf[T spmd.BF16 | spmd.F16](t *testing.T, w *spmd.World, to func(float32) T, from func(T) float32) {
-	s := stream(t, w, "s")
+	s := spmdtest.Stream(t, w, "s")
 	for _, size := range [][3]int{{1, 1, 1}, {3, 5, 7}, {16, 8, 24}, {33, 40, 65}} {
 		m, n, k := size[0], size[1], size[2]
 		for flags := range 4 {
 			o := blas.Options{TransA: flags&1 != 0, TransB: flags&2 != 0, Alpha: 0.5}
-			a, b := alloc[T](t, w, m*k), alloc[T](t, w, k*n)
+			a, b := spmdtest.Alloc[T](t, w, m*k), spmdtest.Alloc[T](t, w, k*n)
 			av, bv := make([]T, m*k), make([]T, k*n)
 			for i := range av {
 				av[i] = to(float32(i*7%9 - 4))
@@ -65,8 +65,8 @@ func testGemmHalf[T spmd.BF16 | spmd.F16](t *testing.T, w *spmd.World, to func(f
 			for i := range bv {
 				bv[i] = to(float32(i*5%11 - 5))
 			}
-			must(t, a.CopyFrom(av))
-			must(t, b.CopyFrom(bv))
+			spmdtest.Must(t, a.CopyFrom(av))
+			spmdtest.Must(t, b.CopyFrom(bv))
 			am, bm := blas.MatrixOf(a, m, k), blas.MatrixOf(b, k, n)
 			at, bt := func(i, l int) float32 { return from(av[i*k+l]) }, func(l, j int) float32 { return from(bv[l*n+j]) }
 			if o.TransA {
@@ -75,16 +75,16 @@ func testGemmHalf[T spmd.BF16 | spmd.F16](t *testing.T, w *spmd.World, to func(f
 			if o.TransB {
 				bm, bt = blas.MatrixOf(b, n, k), func(l, j int) float32 { return from(bv[j*k+l]) }
 			}
-			c, c32 := alloc[T](t, w, m*n), alloc[float32](t, w, m*n)
-			must(t, c.SetAll(to(3)))
-			must(t, c32.SetAll(3))
+			c, c32 := spmdtest.Alloc[T](t, w, m*n), spmdtest.Alloc[float32](t, w, m*n)
+			spmdtest.Must(t, c.SetAll(to(3)))
+			spmdtest.Must(t, c32.SetAll(3))
 			for _, o.Accumulate = range []bool{true, false} {
-				must(t, blas.Gemm(s, blas.MatrixOf(c, m, n), am, bm, o))
-				must(t, blas.Gemm(s, blas.MatrixOf(c32, m, n), am, bm, o))
-				must(t, s.Synchronize())
+				spmdtest.Must(t, blas.Gemm(s, blas.MatrixOf(c, m, n), am, bm, o))
+				spmdtest.Must(t, blas.Gemm(s, blas.MatrixOf(c32, m, n), am, bm, o))
+				spmdtest.Must(t, s.Synchronize())
 				got, got32 := make([]T, m*n), make([]float32, m*n)
-				must(t, c.CopyTo(got))
-				must(t, c32.CopyTo(got32))
+				spmdtest.Must(t, c.CopyTo(got))
+				spmdtest.Must(t, c32.CopyTo(got32))
 				for i := range m {
 					for j := range n {
 						sum := float32(0)
@@ -111,11 +111,11 @@ func testGemmHalf[T spmd.BF16 | spmd.F16](t *testing.T, w *spmd.World, to func(f
 // Shapes that do not fit are refused at the call, which says what it was given; the stream goes on.
 func TestRefusesShapes(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
-		s := stream(t, w, "s")
-		a3, a4 := alloc[float64](t, w, 3), alloc[float64](t, w, 4)
+		s := spmdtest.Stream(t, w, "s")
+		a3, a4 := spmdtest.Alloc[float64](t, w, 3), spmdtest.Alloc[float64](t, w, 4)
 		square, small := blas.MatrixOf(a4, 2, 2), blas.MatrixOf(a3, 2, 2)
-		freed := alloc[float64](t, w, 4)
-		must(t, freed.Free())
+		freed := spmdtest.Alloc[float64](t, w, 4)
+		spmdtest.Must(t, freed.Free())
 		gone := blas.MatrixOf(freed, 2, 2)
 		for what, err := range map[string]error{
 			"C is 2x2, op(A) 1x3, op(B) 2x2":                              blas.Gemm(s, square, blas.MatrixOf(a3, 1, 3), square, blas.Options{}),
@@ -132,15 +132,15 @@ func TestRefusesShapes(t *testing.T) {
 				t.Errorf("error %v, want %q in it", err, what)
 			}
 		}
-		must(t, s.Synchronize())
+		spmdtest.Must(t, s.Synchronize())
 	})
 }
 
 func TestGemmRefusesTypes(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
-		s := stream(t, w, "s")
-		f32, f64 := blas.MatrixOf(alloc[float32](t, w, 1), 1, 1), blas.MatrixOf(alloc[float64](t, w, 1), 1, 1)
-		bf, f16 := blas.MatrixOf(alloc[spmd.BF16](t, w, 1), 1, 1), blas.MatrixOf(alloc[spmd.F16](t, w, 1), 1, 1)
+		s := spmdtest.Stream(t, w, "s")
+		f32, f64 := blas.MatrixOf(spmdtest.Alloc[float32](t, w, 1), 1, 1), blas.MatrixOf(spmdtest.Alloc[float64](t, w, 1), 1, 1)
+		bf, f16 := blas.MatrixOf(spmdtest.Alloc[spmd.BF16](t, w, 1), 1, 1), blas.MatrixOf(spmdtest.Alloc[spmd.F16](t, w, 1), 1, 1)
 		for want, err := range map[string]error{
 			"C is float64, A and B are float32":  blas.Gemm(s, f64, f32, f32, blas.Options{}),
 			"C is float32, A and B are float64":  blas.Gemm(s, f32, f64, f64, blas.Options{}),

@@ -18,7 +18,7 @@ func TestGemmE4M3(t *testing.T) {
 		if !blas.SupportsF8(w) {
 			t.Skip("no tensor cores for it")
 		}
-		s := stream(t, w, "s")
+		s := spmdtest.Stream(t, w, "s")
 		r := rand.New(rand.NewPCG(1, 2))
 		for i, size := range [][3]int{{16, 32, 48}, {5, 16, 64}, {64, 128, 32}, {33, 48, 160}, {0, 16, 16}, {130, 80, 192}} {
 			for j, names := range epilogues {
@@ -39,27 +39,27 @@ func TestGemmE4M3(t *testing.T) {
 			}
 		}
 		// One graph, other scales.
-		a, b, c, scale := alloc[spmd.F8E4M3](t, w, 256), alloc[spmd.F8E4M3](t, w, 256), alloc[spmd.BF16](t, w, 256), alloc[float32](t, w, 1)
-		must(t, a.SetAll(spmd.ToF8E4M3(0.5)))
-		must(t, b.SetAll(spmd.ToF8E4M3(-2)))
+		a, b, c, scale := spmdtest.Alloc[spmd.F8E4M3](t, w, 256), spmdtest.Alloc[spmd.F8E4M3](t, w, 256), spmdtest.Alloc[spmd.BF16](t, w, 256), spmdtest.Alloc[float32](t, w, 1)
+		spmdtest.Must(t, a.SetAll(spmd.ToF8E4M3(0.5)))
+		spmdtest.Must(t, b.SetAll(spmd.ToF8E4M3(-2)))
 		gemm := func() error {
 			return blas.Gemm(s, blas.MatrixOf(c, 16, 16), blas.MatrixOf(a, 16, 16), blas.MatrixOf(b, 16, 16), blas.Options{TransB: true, ScaleB: scale.Arg()})
 		}
-		must(t, scale.SetAll(1))
-		must(t, gemm()) // so that the library has what it needs
+		spmdtest.Must(t, scale.SetAll(1))
+		spmdtest.Must(t, gemm()) // so that the library has what it needs
 		g, err := s.Capture(gemm)
-		must(t, err)
+		spmdtest.Must(t, err)
 		for _, x := range []float32{1, 4, 0.125} {
-			must(t, scale.SetAll(x))
-			must(t, g.Launch(s))
-			must(t, s.Synchronize())
+			spmdtest.Must(t, scale.SetAll(x))
+			spmdtest.Must(t, g.Launch(s))
+			spmdtest.Must(t, s.Synchronize())
 			for i, v := range take(t, c) {
 				if v.Float32() != -16*x {
 					t.Fatalf("scale %v: element %d is %v, want %v", x, i, v.Float32(), -16*x)
 				}
 			}
 		}
-		must(t, g.Close())
+		spmdtest.Must(t, g.Close())
 	})
 }
 
@@ -68,8 +68,8 @@ func TestGemmE4M3Refused(t *testing.T) {
 		if !blas.SupportsF8(w) {
 			t.Skip("no tensor cores for it")
 		}
-		s := stream(t, w, "s")
-		mem, bf, f32 := alloc[spmd.F8E4M3](t, w, 4096), alloc[spmd.BF16](t, w, 1024), alloc[float32](t, w, 1024)
+		s := spmdtest.Stream(t, w, "s")
+		mem, bf, f32 := spmdtest.Alloc[spmd.F8E4M3](t, w, 4096), spmdtest.Alloc[spmd.BF16](t, w, 1024), spmdtest.Alloc[float32](t, w, 1024)
 		a, b, c := blas.MatrixOf(mem.Slice(0, 256), 16, 16), blas.MatrixOf(mem.Slice(256, 512), 16, 16), blas.MatrixOf(bf.Slice(0, 256), 16, 16)
 		in := func(o blas.Options) error { return blas.Gemm(s, c, a, b, o) }
 		wide, tall := blas.MatrixOf(bf.Slice(0, 16*24), 16, 24), blas.MatrixOf(mem.Slice(256, 256+24*16), 24, 16)

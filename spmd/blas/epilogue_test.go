@@ -45,8 +45,8 @@ var epilogues = []string{"", "Accumulate", "Bias", "Bias Accumulate", "Residual"
 	"RowSums", "RowSums Accumulate"}
 
 func testEpilogues[C, T blas.Elem](t *testing.T, w *spmd.World, ec elemOf[C], et elemOf[T]) {
-	s := stream(t, w, "s")
-	defer func() { must(t, s.Close()) }()
+	s := spmdtest.Stream(t, w, "s")
+	defer func() { spmdtest.Must(t, s.Close()) }()
 	r := rand.New(rand.NewPCG(1, 2))
 	for i, size := range [][3]int{{5, 7, 3}, {64, 128, 32}, {33, 40, 65}, {0, 3, 2}, {3, 0, 2}, {3, 2, 0}, {130, 72, 16}} {
 		for j, names := range epilogues {
@@ -106,15 +106,15 @@ func matrix[T blas.Elem](r *rand.Rand, e elemOf[T], rows, n, ld int, random bool
 
 func put[T blas.Elem](t *testing.T, w *spmd.World, v []T) spmd.Buffer[T] {
 	t.Helper()
-	b := alloc[T](t, w, len(v))
-	must(t, b.CopyFrom(v))
+	b := spmdtest.Alloc[T](t, w, len(v))
+	spmdtest.Must(t, b.CopyFrom(v))
 	return b
 }
 
 func take[T blas.Elem](t *testing.T, b spmd.Buffer[T]) []T {
 	t.Helper()
 	v := make([]T, b.Len())
-	must(t, b.CopyTo(v))
+	spmdtest.Must(t, b.CopyTo(v))
 	return v
 }
 
@@ -140,7 +140,7 @@ func (p *product[C, T]) run(t *testing.T, w *spmd.World, s *spmd.Stream) {
 	for arg, scale := range map[*spmd.Arg]float32{&p.o.ScaleA: p.scaleA, &p.o.ScaleB: p.scaleB} {
 		if scale != 0 {
 			b := put(t, w, []float32{scale})
-			defer func() { must(t, b.Free()) }()
+			defer func() { spmdtest.Must(t, b.Free()) }()
 			*arg, factor = b.Arg(), factor*float64(scale)
 		}
 	}
@@ -169,7 +169,7 @@ func (p *product[C, T]) run(t *testing.T, w *spmd.World, s *spmd.Stream) {
 	what := fmt.Sprintf("%T from %T, %dx%dx%d, %q, %+v", *new(C), *new(T), p.m, p.n, p.k, p.names, p.o)
 	check := func() {
 		t.Helper()
-		must(t, s.Synchronize())
+		spmdtest.Must(t, s.Synchronize())
 		got, pre, colSums, rowSums := take(t, c), take(t, aux), take(t, columns), take(t, rows)
 		near := func(name string, i int, v C, want, size float64) {
 			t.Helper()
@@ -246,12 +246,12 @@ func (p *product[C, T]) run(t *testing.T, w *spmd.World, s *spmd.Stream) {
 	}
 	poison := func() {
 		t.Helper()
-		must(t, c.CopyFrom(old))
+		spmdtest.Must(t, c.CopyFrom(old))
 		nan := p.ec.to(math.NaN())
-		must(t, columns.SetAll(nan))
-		must(t, rows.SetAll(nan))
+		spmdtest.Must(t, columns.SetAll(nan))
+		spmdtest.Must(t, rows.SetAll(nan))
 		if p.has("GELU") {
-			must(t, aux.SetAll(nan))
+			spmdtest.Must(t, aux.SetAll(nan))
 		}
 	}
 	if err := gemm(); err != nil {
@@ -260,32 +260,32 @@ func (p *product[C, T]) run(t *testing.T, w *spmd.World, s *spmd.Stream) {
 	check()
 	poison()
 	if p.eager {
-		must(t, gemm())
+		spmdtest.Must(t, gemm())
 		check()
 	}
 	g, err := s.Capture(func() error { return gemm() })
-	must(t, err)
+	spmdtest.Must(t, err)
 	for range 2 {
 		if !p.eager {
 			poison()
-			must(t, g.Launch(s))
+			spmdtest.Must(t, g.Launch(s))
 			check()
 		}
 	}
-	must(t, g.Close())
+	spmdtest.Must(t, g.Close())
 	for _, free := range []func() error{a.Free, b.Free, c.Free, aux.Free, biasBuf.Free, res.Free, columns.Free, rows.Free} {
-		must(t, free())
+		spmdtest.Must(t, free())
 	}
 }
 
 func TestGemmEpilogueRefused(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
-		s := stream(t, w, "s")
-		mem := alloc[float32](t, w, 100)
+		s := spmdtest.Stream(t, w, "s")
+		mem := spmdtest.Alloc[float32](t, w, 100)
 		c, a, b := blas.MatrixOf(mem.Slice(0, 6), 2, 3), blas.MatrixOf(mem.Slice(10, 18), 2, 4), blas.MatrixOf(mem.Slice(20, 32), 4, 3)
 		n3, n2, matrix := mem.Slice(40, 43).Arg(), mem.Slice(43, 45).Arg(), mem.Slice(50, 56).Arg()
-		gone := alloc[float32](t, w, 3)
-		must(t, gone.Free())
+		gone := spmdtest.Alloc[float32](t, w, 3)
+		spmdtest.Must(t, gone.Free())
 		gemm := func(o blas.Options) error { return blas.Gemm(s, c, a, b, o) }
 		for want, o := range map[string]blas.Options{
 			"Bias is a buffer of 2 float32, for this C it is a buffer of 3 float32":    {Bias: n2},
@@ -293,7 +293,7 @@ func TestGemmEpilogueRefused(t *testing.T) {
 			"BiasGrad is a buffer of 2 float32":                                        {DGELU: matrix, BiasGrad: n2},
 			"GELU has 3 elements, 2x3 with rows 3 apart, as C's, needs 6":              {GELU: n3},
 			"Residual has 3 elements":                                                  {Residual: n3},
-			"DGELU is a buffer of 6 bfloat16, for this C it is a buffer of 6 float32":  {DGELU: alloc[spmd.BF16](t, w, 6).Arg()},
+			"DGELU is a buffer of 6 bfloat16, for this C it is a buffer of 6 float32":  {DGELU: spmdtest.Alloc[spmd.BF16](t, w, 6).Arg()},
 			"Bias is int32": {Bias: spmd.I32(3)},
 			"Bias, GELU with Accumulate: an epilogue is": {Bias: n3, GELU: matrix, Accumulate: true},
 			"BiasGrad: an epilogue is":                   {BiasGrad: n3},
@@ -316,21 +316,21 @@ func TestGemmEpilogueRefused(t *testing.T) {
 			t.Error(err)
 		}
 		// Side by side in the rows of one matrix nothing overlaps; one further on it does.
-		wide := alloc[float32](t, w, 32)
+		wide := spmdtest.Alloc[float32](t, w, 32)
 		left := blas.Matrix[float32]{Buffer: wide.Slice(0, 32), Rows: 4, Cols: 3, Stride: 8}
 		four := blas.MatrixOf(mem.Slice(60, 76), 4, 4)
-		must(t, blas.Gemm(s, left, four, b, blas.Options{GELU: wide.Slice(3, 30).Arg()}))
-		must(t, s.Synchronize())
+		spmdtest.Must(t, blas.Gemm(s, left, four, b, blas.Options{GELU: wide.Slice(3, 30).Arg()}))
+		spmdtest.Must(t, s.Synchronize())
 		for _, at := range []int{2, 6} {
 			if err := blas.Gemm(s, left, four, b, blas.Options{GELU: wide.Slice(at, 32).Arg()}); at == 2 && !strings.Contains(fmt.Sprint(err), "C, which is written, overlaps GELU") {
 				t.Errorf("at %d: %v", at, err)
 			}
 		}
 		// A graph keeps account of what its products point into.
-		bias := alloc[float32](t, w, 3)
+		bias := spmdtest.Alloc[float32](t, w, 3)
 		g, err := s.Capture(func() error { return gemm(blas.Options{Bias: bias.Arg()}) })
-		must(t, err)
-		must(t, bias.Free())
+		spmdtest.Must(t, err)
+		spmdtest.Must(t, bias.Free())
 		if err := g.Launch(s); !strings.Contains(fmt.Sprint(err), "the graph still uses it") {
 			t.Error(err)
 		}
@@ -341,10 +341,10 @@ func TestGemmEpilogueRefused(t *testing.T) {
 func TestNoAllocation(t *testing.T) { spmdtest.Run(t, []int{1}, noAllocation) }
 
 func noAllocation(t *testing.T, w *spmd.World) {
-	s := stream(t, w, "s")
-	a, b, c := alloc[spmd.BF16](t, w, 16*32), alloc[spmd.BF16](t, w, 32*64), alloc[spmd.BF16](t, w, 16*64)
-	bias, aux := alloc[spmd.BF16](t, w, 64), alloc[spmd.BF16](t, w, 16*64)
-	x := alloc[float32](t, w, 16*16)
+	s := spmdtest.Stream(t, w, "s")
+	a, b, c := spmdtest.Alloc[spmd.BF16](t, w, 16*32), spmdtest.Alloc[spmd.BF16](t, w, 32*64), spmdtest.Alloc[spmd.BF16](t, w, 16*64)
+	bias, aux := spmdtest.Alloc[spmd.BF16](t, w, 64), spmdtest.Alloc[spmd.BF16](t, w, 16*64)
+	x := spmdtest.Alloc[float32](t, w, 16*16)
 	gemm := func(o blas.Options) func() error {
 		return func() error {
 			return blas.Gemm(s, blas.MatrixOf(c, 16, 64), blas.MatrixOf(a, 16, 32), blas.MatrixOf(b, 32, 64), o)
@@ -366,21 +366,21 @@ func noAllocation(t *testing.T, w *spmd.World) {
 		release := make(chan struct{})
 		if w.OnHost() { // only what the caller allocates counts, once the queue has its length
 			grown := make(chan struct{})
-			must(t, s.HostFunc(func() error { <-grown; return nil }))
+			spmdtest.Must(t, s.HostFunc(func() error { <-grown; return nil }))
 			for range 120 {
 				call()
 			}
 			close(grown)
 			for range 300 {
 				call()
-				must(t, s.Synchronize())
+				spmdtest.Must(t, s.Synchronize())
 			}
-			must(t, s.HostFunc(func() error { <-release; return nil }))
+			spmdtest.Must(t, s.HostFunc(func() error { <-release; return nil }))
 		}
 		if got := testing.AllocsPerRun(100, call); got != 0 {
 			t.Errorf("%s: %v allocations", name, got)
 		}
 		close(release)
-		must(t, s.Synchronize())
+		spmdtest.Must(t, s.Synchronize())
 	}
 }

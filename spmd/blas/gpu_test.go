@@ -71,9 +71,9 @@ func doubles(t *testing.T) (dir string) {
 func gpuFaults(t *testing.T, both string) {
 	t.Parallel()
 	none := t.TempDir()
-	must(t, os.Symlink(filepath.Join(both, "libcuda.so.1"), filepath.Join(none, "libcuda.so.1")))
+	spmdtest.Must(t, os.Symlink(filepath.Join(both, "libcuda.so.1"), filepath.Join(none, "libcuda.so.1")))
 	for _, name := range []string{"libcublasLt.so.13", "libcublasLt.so.12"} {
-		must(t, os.WriteFile(filepath.Join(none, name), []byte("no library"), 0o644))
+		spmdtest.Must(t, os.WriteFile(filepath.Join(none, name), []byte("no library"), 0o644))
 	}
 	for _, tc := range []struct {
 		what string
@@ -107,16 +107,16 @@ func gpuFaults(t *testing.T, both string) {
 func gpuWorlds(t *testing.T, w *spmd.World) {
 	for range 2 {
 		o, err := spmd.Open(spmdtest.Config())
-		must(t, err)
-		s := stream(t, o, "s")
-		bf := alloc[spmd.BF16](t, o, 256)
+		spmdtest.Must(t, err)
+		s := spmdtest.Stream(t, o, "s")
+		bf := spmdtest.Alloc[spmd.BF16](t, o, 256)
 		gemm := func() error {
 			return blas.Gemm(s, blas.MatrixOf(bf.Slice(0, 64), 8, 8), blas.MatrixOf(bf.Slice(64, 128), 8, 8), blas.MatrixOf(bf.Slice(128, 192), 8, 8), blas.Options{})
 		}
 		calls.New(t)
-		must(t, gemm())
-		must(t, gemm())
-		must(t, o.Close())
+		spmdtest.Must(t, gemm())
+		spmdtest.Must(t, gemm())
+		spmdtest.Must(t, o.Close())
 		var order []string
 		for _, line := range calls.New(t, "cublasLtCreate", "cublasLtMatmul ", "cublasLtDestroy", "cuMemFree_v2") {
 			if call, _, _ := strings.Cut(line, " "); call != "cuMemFree_v2" || len(order) == 0 || order[len(order)-1] != call {
@@ -138,7 +138,7 @@ func gpuWorlds(t *testing.T, w *spmd.World) {
 // Products on the doubles of the driver and of cuBLASLt, which computes, but into no graph: what cuBLASLt has is asked of
 // it with the right operands; of what it has not, the rest is done by kernels behind the product, which do not run here.
 func gpuProducts(t *testing.T, w *spmd.World) {
-	s := stream(t, w, "s")
+	s := spmdtest.Stream(t, w, "s")
 	r := rand.New(rand.NewPCG(1, 2))
 	for _, names := range epilogues {
 		if strings.Contains(names, "RowSums") || strings.Contains(names, "BiasGrad") {
@@ -157,7 +157,7 @@ func gpuProducts(t *testing.T, w *spmd.World) {
 		}
 	}
 	calls.New(t)
-	bf, f32 := alloc[spmd.BF16](t, w, 4096), alloc[float32](t, w, 4096)
+	bf, f32 := spmdtest.Alloc[spmd.BF16](t, w, 4096), spmdtest.Alloc[float32](t, w, 4096)
 	half, wide := blas.MatrixOf(bf.Slice(0, 64), 8, 8), blas.MatrixOf(f32.Slice(0, 64), 8, 8)
 	var a, b, at blas.Matrix[spmd.BF16]
 	var a32, b32 blas.Matrix[float32]
@@ -212,18 +212,18 @@ func gpuProducts(t *testing.T, w *spmd.World) {
 			t.Errorf("%s: %s ran, want %s", tc.name, text, tc.want)
 		}
 	}
-	must(t, s.Synchronize())
+	spmdtest.Must(t, s.Synchronize())
 }
 
 // Rank 0 times what has been met, all ranks take its choice, and a later run finds it in the folder: that of one rank is
 // the first here, that of two the later. By the doubles' clock the second algorithm is the fast one in the first run,
 // and the slow one in the later.
 func gpuTune(t *testing.T, w *spmd.World) {
-	s := stream(t, w, "s")
+	s := spmdtest.Stream(t, w, "s")
 	first := w.Size() == 1
 	os.Setenv("FAKECUBLAS_SLOW", map[bool]string{true: "90,0", false: "0,90"}[first])
 	defer os.Unsetenv("FAKECUBLAS_SLOW")
-	bf := alloc[spmd.BF16](t, w, 4096)
+	bf := spmdtest.Alloc[spmd.BF16](t, w, 4096)
 	gemm := func(k int) func() error {
 		a, b, c := blas.MatrixOf(bf.Slice(0, 8*k), 8, k), blas.MatrixOf(bf.Slice(1024, 1024+8*k), k, 8), blas.MatrixOf(bf.Slice(2048, 2048+64), 8, 8)
 		o := blas.Options{Bias: bf.Slice(3072, 3080).Arg(), Residual: bf.Slice(3200, 3264).Arg()}
@@ -233,7 +233,7 @@ func gpuTune(t *testing.T, w *spmd.World) {
 	ran := func(k int) string {
 		t.Helper()
 		calls.New(t)
-		must(t, gemm(k)())
+		spmdtest.Must(t, gemm(k)())
 		lines := calls.New(t, "cublasLtMatmul ")
 		if len(lines) != 1 {
 			t.Fatalf("%q, want one product", lines)
@@ -248,19 +248,19 @@ func gpuTune(t *testing.T, w *spmd.World) {
 		}
 		return n
 	}
-	must(t, blas.Tune(w)) // nothing yet
+	spmdtest.Must(t, blas.Tune(w)) // nothing yet
 	if got := ran(16); got != "0" {
 		t.Errorf("algorithm %s before any choice, want the library's first", got)
 	}
 	calls.New(t)
-	must(t, blas.Tune(w))
+	spmdtest.Must(t, blas.Tune(w))
 	if got, want := timed(), map[bool]int{true: 1}[first]; got != want {
 		t.Errorf("%d shapes timed, want %d", got, want)
 	}
 	if got := ran(16); got != "1" {
 		t.Errorf("algorithm %s, want 1, the choice of the first run", got)
 	}
-	must(t, blas.Tune(w))
+	spmdtest.Must(t, blas.Tune(w))
 	if got := timed(); got != 0 {
 		t.Errorf("%d shapes timed again", got)
 	}
@@ -270,10 +270,10 @@ func gpuTune(t *testing.T, w *spmd.World) {
 		wantText(t, blas.Tune(w), "Tune", "being captured")
 		return gemm(k)()
 	})
-	must(t, err)
-	must(t, g.Close())
+	spmdtest.Must(t, err)
+	spmdtest.Must(t, g.Close())
 	calls.New(t)
-	must(t, blas.Tune(w))
+	spmdtest.Must(t, blas.Tune(w))
 	if got, want := timed(), map[bool]int{true: 1}[w.Rank() == 0]; got != want {
 		t.Errorf("%d new shapes timed on rank %d, want %d", got, w.Rank(), want)
 	}
@@ -281,11 +281,11 @@ func gpuTune(t *testing.T, w *spmd.World) {
 		t.Errorf("algorithm %s, want %s, the fast one", got, want)
 	}
 	// Without memory the shape keeps what it has; what fails on rank 0 fails on all.
-	must(t, gemm(40)())
+	spmdtest.Must(t, gemm(40)())
 	if w.Rank() == 0 {
-		fakelib.Injected("cuMemAlloc_v2=2", func() { must(t, blas.Tune(w)) })
+		fakelib.Injected("cuMemAlloc_v2=2", func() { spmdtest.Must(t, blas.Tune(w)) })
 	} else {
-		must(t, blas.Tune(w))
+		spmdtest.Must(t, blas.Tune(w))
 	}
 	if got := ran(40); got != "0" {
 		t.Errorf("algorithm %s, want the library's first", got)

@@ -41,7 +41,7 @@ func sharedDir(t *testing.T) string {
 func open(t *testing.T, w *spmd.World, dir string, keep int) *checkpoint.Manager {
 	t.Helper()
 	c, err := checkpoint.Open(w, dir, checkpoint.Config{Keep: keep})
-	must(t, err)
+	spmdtest.Must(t, err)
 	return c
 }
 
@@ -56,7 +56,7 @@ func element[T spmd.Elem](i, salt int) T { return T((i*7 + salt*31) % 113) }
 
 func arrayOf[T spmd.Elem](t *testing.T, w *spmd.World, name string, n, off, total int, replicated bool) array {
 	t.Helper()
-	b := alloc[T](t, w, n)
+	b := spmdtest.Alloc[T](t, w, n)
 	h := make([]T, n)
 	a := array{
 		item: checkpoint.Sharded(name, b, off, total),
@@ -108,14 +108,14 @@ func items(all []array) []checkpoint.Item {
 func setAll(t *testing.T, all []array, salt int) {
 	t.Helper()
 	for _, a := range all {
-		must(t, a.set(salt))
+		spmdtest.Must(t, a.set(salt))
 	}
 }
 
 func checkAll(t *testing.T, all []array, salt int) {
 	t.Helper()
 	for _, a := range all {
-		must(t, a.check(salt))
+		spmdtest.Must(t, a.check(salt))
 	}
 }
 
@@ -153,10 +153,10 @@ func TestCheckpointRanks(t *testing.T) {
 			c := open(t, w, filepath.Join(dir, strconv.Itoa(w.Size())), 0)
 			all := everyType(t, w, 1)
 			setAll(t, all, w.Size())
-			must(t, c.Save(100, meta, items(all)...))
+			spmdtest.Must(t, c.Save(100, meta, items(all)...))
 			setAll(t, all, 0) // what is saved are the values at the call
-			must(t, c.Wait())
-			must(t, c.Close())
+			spmdtest.Must(t, c.Wait())
+			spmdtest.Must(t, c.Close())
 		})
 	})
 	t.Run("load", func(t *testing.T) {
@@ -172,7 +172,7 @@ func TestCheckpointRanks(t *testing.T) {
 				c := open(t, w, from, 0)
 				var got someMeta
 				step, err := c.Load(&got, items(all)...)
-				must(t, err)
+				spmdtest.Must(t, err)
 				if step != 100 || fmt.Sprint(got) != fmt.Sprint(meta) {
 					t.Fatalf("from %d ranks: step %d, %v", n, step, got)
 				}
@@ -180,10 +180,10 @@ func TestCheckpointRanks(t *testing.T) {
 				setAll(t, all, 0)
 				some := all[len(all)-3:]
 				_, err = c.Load(nil, items(some)...)
-				must(t, err)
+				spmdtest.Must(t, err)
 				checkAll(t, some, n)
 				checkAll(t, all[:len(all)-3], 0)
-				must(t, c.Close())
+				spmdtest.Must(t, c.Close())
 			}
 			if loaded == 0 {
 				t.Fatal("nothing was saved")
@@ -197,14 +197,14 @@ func TestCheckpointFormat(t *testing.T) {
 	dir := sharedDir(t)
 	spmdtest.Run(t, []int{2}, func(t *testing.T, w *spmd.World) {
 		c := open(t, w, dir, 0)
-		x := alloc[float32](t, w, 3)
-		y := alloc[float64](t, w, 2)
-		must(t, x.CopyFrom([]float32{1, 2, 3}))
-		must(t, y.SetAll(float64(w.Rank())))
-		must(t, c.Save(1, nil, checkpoint.Replicated("x", x), checkpoint.Sharded("y", y, 2*w.Rank(), 4)))
-		must(t, c.Wait())
+		x := spmdtest.Alloc[float32](t, w, 3)
+		y := spmdtest.Alloc[float64](t, w, 2)
+		spmdtest.Must(t, x.CopyFrom([]float32{1, 2, 3}))
+		spmdtest.Must(t, y.SetAll(float64(w.Rank())))
+		spmdtest.Must(t, c.Save(1, nil, checkpoint.Replicated("x", x), checkpoint.Sharded("y", y, 2*w.Rank(), 4)))
+		spmdtest.Must(t, c.Wait())
 		b, err := os.ReadFile(filepath.Join(dir, "step-00000001", "shard-00001-of-00002.safetensors"))
-		must(t, err)
+		spmdtest.Must(t, err)
 		header := `{"y":{"dtype":"F64","shape":[2],"data_offsets":[0,16]},"x":{"dtype":"F32","shape":[1],"data_offsets":[16,20]}}`
 		n := (len(header) + 7) / 8 * 8
 		want := append([]byte{byte(n), 0, 0, 0, 0, 0, 0, 0}, fmt.Sprintf("%-*s", n, header)...)
@@ -223,11 +223,11 @@ func TestCheckpointRefuses(t *testing.T) {
 		last := w.Rank() == w.Size()-1
 		dir := filepath.Join(dir, strconv.Itoa(w.Size()))
 		c := open(t, w, dir, 0)
-		x, y := alloc[float32](t, w, 10), alloc[float64](t, w, 10)
-		must(t, x.SetAll(1))
-		must(t, y.SetAll(1))
-		gone := alloc[float32](t, w, 10)
-		must(t, gone.Free())
+		x, y := spmdtest.Alloc[float32](t, w, 10), spmdtest.Alloc[float64](t, w, 10)
+		spmdtest.Must(t, x.SetAll(1))
+		spmdtest.Must(t, y.SetAll(1))
+		gone := spmdtest.Alloc[float32](t, w, 10)
+		spmdtest.Must(t, gone.Free())
 		expect := func(what string, err error) {
 			t.Helper()
 			if err == nil || !strings.Contains(err.Error(), what) {
@@ -269,13 +269,13 @@ func TestCheckpointRefuses(t *testing.T) {
 			t.Fatal("a folder without a name")
 		}
 		file := filepath.Join(dir, "file")
-		must(t, os.WriteFile(file, nil, 0o666))
+		spmdtest.Must(t, os.WriteFile(file, nil, 0o666))
 		_, err = checkpoint.Open(w, file, checkpoint.Config{})
 		expect("not a directory", err)
 
-		must(t, c.Save(1, "text", all...))
-		must(t, c.Wait())
-		must(t, x.SetAll(2))
+		spmdtest.Must(t, c.Save(1, "text", all...))
+		spmdtest.Must(t, c.Wait())
+		spmdtest.Must(t, x.SetAll(2))
 		load := func(meta any, items ...checkpoint.Item) error { _, err := c.Load(meta, items...); return err }
 		expect(`no array "z"`, load(nil, checkpoint.Replicated("z", x)))
 		expect(`"x" as 10 F32, the program as 10 F64`, load(nil, checkpoint.Replicated("x", y)))
@@ -284,12 +284,12 @@ func TestCheckpointRefuses(t *testing.T) {
 			expect("the ranks do not say the same", load(nil, checkpoint.Replicated(name, x)))
 		}
 		var number int
-		expect("meta", load(&number, checkpoint.Replicated("x", alloc[float32](t, w, 10))))
+		expect("meta", load(&number, checkpoint.Replicated("x", spmdtest.Alloc[float32](t, w, 10))))
 		if x.At(0) != 2 {
 			t.Fatal("an array was changed by a Load that failed")
 		}
-		must(t, c.Close())
-		must(t, c.Close())
+		spmdtest.Must(t, c.Close())
+		spmdtest.Must(t, c.Close())
 		expect("closed", c.Save(2, nil, all...))
 		expect("closed", load(nil, all...))
 	})
@@ -300,7 +300,7 @@ func TestCheckpointRefuses(t *testing.T) {
 func names(t *testing.T, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
-	must(t, err)
+	spmdtest.Must(t, err)
 	var list []string
 	for _, e := range entries {
 		if !strings.HasPrefix(e.Name(), ".lock") {
@@ -319,16 +319,16 @@ func TestCheckpointKeep(t *testing.T) {
 		foreign := []string{"notes.txt", "step-1", "step-00000003.tmp-zz", "step-000000004", "step-00000900.tmp-0000000000000000"}
 		if w.Rank() == 0 {
 			for _, name := range foreign {
-				must(t, os.Mkdir(filepath.Join(dir, name), 0o777))
-				must(t, os.WriteFile(filepath.Join(dir, name, "mine"), nil, 0o666))
+				spmdtest.Must(t, os.Mkdir(filepath.Join(dir, name), 0o777))
+				spmdtest.Must(t, os.WriteFile(filepath.Join(dir, name, "mine"), nil, 0o666))
 			}
 			for _, name := range []string{"step-00000800", "step-00000801.tmp-0123456789abcdef", "step-00000802.old"} {
-				must(t, os.Mkdir(filepath.Join(dir, name), 0o777))
-				must(t, os.WriteFile(filepath.Join(dir, name, "shard-00000-of-00002.safetensors.part"), nil, 0o666))
+				spmdtest.Must(t, os.Mkdir(filepath.Join(dir, name), 0o777))
+				spmdtest.Must(t, os.WriteFile(filepath.Join(dir, name, "shard-00000-of-00002.safetensors.part"), nil, 0o666))
 			}
-			must(t, os.WriteFile(filepath.Join(dir, ".probe-0123"), nil, 0o666))
+			spmdtest.Must(t, os.WriteFile(filepath.Join(dir, ".probe-0123"), nil, 0o666))
 		}
-		must(t, spmd.Barrier(w.Comm()))
+		spmdtest.Must(t, spmd.Barrier(w.Comm()))
 		c := open(t, w, dir, 2)
 		*w.Log() = zerolog.Nop()
 		if _, err := c.Load(nil, items(all)...); !errors.Is(err, checkpoint.ErrNotFound) {
@@ -337,8 +337,8 @@ func TestCheckpointKeep(t *testing.T) {
 		var kept []string
 		for i, step := range []int{10, 20, 30, 5, 30, 7} {
 			setAll(t, all, i)
-			must(t, c.Save(step, nil, items(all)...))
-			must(t, c.Wait())
+			spmdtest.Must(t, c.Save(step, nil, items(all)...))
+			spmdtest.Must(t, c.Wait())
 			name := fmt.Sprintf("step-%08d", step)
 			kept = append(slices.DeleteFunc(kept, func(k string) bool { return k == name }), name)
 			kept = kept[max(0, len(kept)-2):]
@@ -346,15 +346,15 @@ func TestCheckpointKeep(t *testing.T) {
 			if got := names(t, dir); !slices.Equal(got, want) {
 				t.Fatalf("after step %d: %v, want %v", step, got, want)
 			}
-			must(t, spmd.Barrier(w.Comm()))
+			spmdtest.Must(t, spmd.Barrier(w.Comm()))
 			if i == 3 { // a program that starts again knows what is newest
-				must(t, c.Close())
+				spmdtest.Must(t, c.Close())
 				c = open(t, w, dir, 2)
 			}
 		}
 		setAll(t, all, 100)
 		step, err := c.Load(nil, items(all)...)
-		must(t, err)
+		spmdtest.Must(t, err)
 		if step != 7 {
 			t.Fatalf("loaded step %d", step)
 		}
@@ -372,8 +372,8 @@ func TestCheckpointDamage(t *testing.T) {
 		all := append(bothKinds[float32](t, w, 101, 0), bothKinds[uint8](t, w, 30, 0)...)
 		for step := 1; step <= 2; step++ {
 			setAll(t, all, step)
-			must(t, c.Save(step, nil, items(all)...))
-			must(t, c.Wait())
+			spmdtest.Must(t, c.Save(step, nil, items(all)...))
+			spmdtest.Must(t, c.Wait())
 		}
 		var log bytes.Buffer
 		*w.Log() = zerolog.New(&log)
@@ -385,7 +385,7 @@ func TestCheckpointDamage(t *testing.T) {
 		for round := range 200 + 2*len(files) {
 			path := filepath.Join(dir, "step-00000002", files[round%len(files)])
 			good, err := os.ReadFile(path)
-			must(t, err)
+			spmdtest.Must(t, err)
 			bad := bytes.Clone(good)
 			what := ""
 			switch at := rng.IntN(len(good)); {
@@ -402,14 +402,14 @@ func TestCheckpointDamage(t *testing.T) {
 				bad[at] ^= 1 << bit
 				what = fmt.Sprintf("bit %d of byte %d", bit, at)
 			}
-			must(t, spmd.Barrier(w.Comm()))
+			spmdtest.Must(t, spmd.Barrier(w.Comm()))
 			if w.Rank() == 0 {
-				must(t, os.WriteFile(path, bad, 0o666))
+				spmdtest.Must(t, os.WriteFile(path, bad, 0o666))
 				if what == "removed" {
-					must(t, os.Remove(path))
+					spmdtest.Must(t, os.Remove(path))
 				}
 			}
-			must(t, spmd.Barrier(w.Comm()))
+			spmdtest.Must(t, spmd.Barrier(w.Comm()))
 			setAll(t, all, 0)
 			log.Reset()
 			step, err := c.Load(nil, items(all)...)
@@ -423,14 +423,14 @@ func TestCheckpointDamage(t *testing.T) {
 					t.Fatalf("%s, %s: the warning does not name it: %s", path, what, &log)
 				}
 			}
-			must(t, spmd.Barrier(w.Comm()))
+			spmdtest.Must(t, spmd.Barrier(w.Comm()))
 			if w.Rank() == 0 {
-				must(t, os.WriteFile(path, good, 0o666))
+				spmdtest.Must(t, os.WriteFile(path, good, 0o666))
 			}
 		}
-		must(t, spmd.Barrier(w.Comm()))
+		spmdtest.Must(t, spmd.Barrier(w.Comm()))
 		step, err := c.Load(nil, items(all)...)
-		must(t, err)
+		spmdtest.Must(t, err)
 		if step != 2 {
 			t.Fatalf("undamaged again, and step %d is loaded", step)
 		}
@@ -438,25 +438,25 @@ func TestCheckpointDamage(t *testing.T) {
 
 		// Where all are damaged that is not the same as none: nobody may start anew over it.
 		setAll(t, all, 9)
-		must(t, spmd.Barrier(w.Comm()))
+		spmdtest.Must(t, spmd.Barrier(w.Comm()))
 		if w.Rank() == 0 {
 			for _, step := range []string{"step-00000001", "step-00000002"} {
-				must(t, os.Truncate(filepath.Join(dir, step, files[2]), 5))
+				spmdtest.Must(t, os.Truncate(filepath.Join(dir, step, files[2]), 5))
 			}
 		}
-		must(t, spmd.Barrier(w.Comm()))
+		spmdtest.Must(t, spmd.Barrier(w.Comm()))
 		if _, err := c.Load(nil, items(all)...); err == nil || errors.Is(err, checkpoint.ErrNotFound) || !strings.Contains(err.Error(), files[2]) {
 			t.Fatalf("all are damaged: %v", err)
 		}
 		checkAll(t, all, 9)
 		// Damaged ones do not count among those that are kept.
 		for step := 3; step <= 5; step++ {
-			must(t, c.Save(step, nil, items(all)...))
-			must(t, c.Wait())
+			spmdtest.Must(t, c.Save(step, nil, items(all)...))
+			spmdtest.Must(t, c.Wait())
 			if got := names(t, dir); slices.Contains(got, "step-00000001") != (step < 5) {
 				t.Fatalf("after step %d: %v", step, got)
 			}
-			must(t, spmd.Barrier(w.Comm()))
+			spmdtest.Must(t, spmd.Barrier(w.Comm()))
 		}
 	})
 }
@@ -478,48 +478,48 @@ func TestCheckpointLock(t *testing.T) {
 		}
 		there := func(want bool) {
 			t.Helper()
-			must(t, spmd.Barrier(w.Comm()))
+			spmdtest.Must(t, spmd.Barrier(w.Comm()))
 			if _, err := os.Stat(lock); (err == nil) != want {
 				t.Fatalf("the lock is there: %v, want %v", err == nil, want)
 			}
-			must(t, spmd.Barrier(w.Comm()))
+			spmdtest.Must(t, spmd.Barrier(w.Comm()))
 		}
 		one := open(t, w, dir, 0)
 		there(true)
 		two := open(t, w, dir, 0) // this program once more
-		must(t, one.Close())
+		spmdtest.Must(t, one.Close())
 		there(true)
 		setAll(t, all, 1)
-		must(t, two.Save(1, nil, items(all)...))
-		must(t, two.Wait())
+		spmdtest.Must(t, two.Save(1, nil, items(all)...))
+		spmdtest.Must(t, two.Wait())
 		r, err := read(dir)
-		must(t, err)
+		spmdtest.Must(t, err)
 		setAll(t, all, 0)
 		_, err = r.Load(nil, items(all)...)
-		must(t, err)
+		spmdtest.Must(t, err)
 		checkAll(t, all, 1)
 		if err := r.Save(2, nil, items(all)...); err == nil || !strings.Contains(err.Error(), "to load only") {
 			t.Fatalf("saved by who only loads: %v", err)
 		}
-		must(t, r.Close())
+		spmdtest.Must(t, r.Close())
 		there(true)
-		must(t, two.Close())
+		spmdtest.Must(t, two.Close())
 		there(false)
 
 		c := open(t, w, dir, 0)
 		if w.Rank() == 0 {
-			must(t, os.WriteFile(lock+"new", []byte(`{"session":"0123456789abcdef","host":"h9","pid":4711}`), 0o666))
-			must(t, os.Rename(lock+"new", lock))
+			spmdtest.Must(t, os.WriteFile(lock+"new", []byte(`{"session":"0123456789abcdef","host":"h9","pid":4711}`), 0o666))
+			spmdtest.Must(t, os.Rename(lock+"new", lock))
 		}
-		must(t, spmd.Barrier(w.Comm()))
-		must(t, c.Save(3, nil, items(all)...))
+		spmdtest.Must(t, spmd.Barrier(w.Comm()))
+		spmdtest.Must(t, c.Save(3, nil, items(all)...))
 		if err := c.Wait(); err == nil || !strings.Contains(err.Error(), "taken over by") || !strings.Contains(err.Error(), "host h9, process 4711") {
 			t.Fatalf("saved into another program's folder: %v", err)
 		}
 		if got := names(t, dir); !slices.Equal(got, []string{"step-00000001"}) {
 			t.Fatalf("%v is there", got)
 		}
-		must(t, c.Close())
+		spmdtest.Must(t, c.Close())
 		there(true) // that of the other
 	})
 }
@@ -550,8 +550,8 @@ func TestCheckpointFaults(t *testing.T) {
 						dir := filepath.Join(dir, fmt.Sprint(w.Size(), crash, again, victim, k))
 						c := open(t, w, dir, 1)
 						setAll(t, all, 1)
-						must(t, c.Save(10, "first", items(all)...))
-						must(t, c.Wait())
+						spmdtest.Must(t, c.Save(10, "first", items(all)...))
+						spmdtest.Must(t, c.Wait())
 						second := 20
 						if again {
 							second = 10
@@ -567,7 +567,7 @@ func TestCheckpointFaults(t *testing.T) {
 							files.Fault = nil
 						}
 						setAll(t, all, 2)
-						must(t, c.Save(second, "second", items(all)...))
+						spmdtest.Must(t, c.Save(second, "second", items(all)...))
 						err := c.Wait()
 						files.Fault = nil
 						hit := int64(0)
@@ -589,7 +589,7 @@ func TestCheckpointFaults(t *testing.T) {
 						setAll(t, all, 0)
 						var meta string
 						step, loadErr := c.Load(&meta, items(all)...)
-						must(t, loadErr)
+						spmdtest.Must(t, loadErr)
 						switch {
 						case meta == "second" && step == second:
 							checkAll(t, all, 2)
@@ -600,12 +600,12 @@ func TestCheckpointFaults(t *testing.T) {
 						}
 						// The next save goes through, and cleans up.
 						setAll(t, all, 3)
-						must(t, c.Save(30, "third", items(all)...))
-						must(t, c.Wait())
+						spmdtest.Must(t, c.Save(30, "third", items(all)...))
+						spmdtest.Must(t, c.Wait())
 						if got := names(t, dir); !slices.Equal(got, []string{"step-00000030"}) {
 							t.Fatalf("change %d: %v is left", k, got)
 						}
-						must(t, c.Close())
+						spmdtest.Must(t, c.Close())
 						if total := reduce(t, w, hit); total == 0 {
 							if k < 8 {
 								t.Fatalf("only %d changes on disk", k-1)
@@ -621,9 +621,9 @@ func TestCheckpointFaults(t *testing.T) {
 
 func reduce(t *testing.T, w *spmd.World, v int64) int64 {
 	t.Helper()
-	x := alloc[int64](t, w, 1)
-	must(t, x.SetAll(v))
-	must(t, spmd.AllReduce(w.Comm(), x, x, spmd.Sum))
+	x := spmdtest.Alloc[int64](t, w, 1)
+	spmdtest.Must(t, x.SetAll(v))
+	spmdtest.Must(t, spmd.AllReduce(w.Comm(), x, x, spmd.Sum))
 	return x.At(0)
 }
 
@@ -658,10 +658,10 @@ func TestCheckpointOrder(t *testing.T) {
 		})
 		all := bothKinds[float32](t, w, 11, 0)
 		setAll(t, all, 1)
-		must(t, c.Save(10, nil, items(all)...))
-		must(t, c.Wait())
-		must(t, c.Save(10, nil, items(all)...))
-		must(t, c.Close())
+		spmdtest.Must(t, c.Save(10, nil, items(all)...))
+		spmdtest.Must(t, c.Wait())
+		spmdtest.Must(t, c.Save(10, nil, items(all)...))
+		spmdtest.Must(t, c.Close())
 		if markers != 2 {
 			t.Errorf("%d markers", markers)
 		}
@@ -685,21 +685,21 @@ func TestCheckpointBackground(t *testing.T) {
 		setAll(t, all, 1)
 		release := make(chan struct{})
 		fault(t, func(op, path string) error { <-release; return nil })
-		must(t, c.Save(1, nil, items(all)...))
+		spmdtest.Must(t, c.Save(1, nil, items(all)...))
 		setAll(t, all, 2)
-		must(t, spmd.Barrier(w.Comm()))
+		spmdtest.Must(t, spmd.Barrier(w.Comm()))
 		if got := names(t, dir); len(got) != 0 {
 			t.Fatalf("%v is there", got)
 		}
-		must(t, spmd.Barrier(w.Comm()))
+		spmdtest.Must(t, spmd.Barrier(w.Comm()))
 		close(release)
-		must(t, c.Save(2, nil, items(all)...))
+		spmdtest.Must(t, c.Save(2, nil, items(all)...))
 		if !slices.Contains(names(t, dir), "step-00000001") {
 			t.Fatal("the second Save does not wait for the first")
 		}
 		setAll(t, all, 0)
 		step, err := c.Load(nil, items(all)...) // waits for the second
-		must(t, err)
+		spmdtest.Must(t, err)
 		if step != 2 {
 			t.Fatalf("loaded step %d", step)
 		}
@@ -715,29 +715,29 @@ func TestCheckpointFolderGone(t *testing.T) {
 		c := open(t, w, dir, 0)
 		all := bothKinds[float32](t, w, 11, 0)
 		setAll(t, all, 1)
-		must(t, c.Save(1, nil, items(all)...))
-		must(t, c.Wait())
+		spmdtest.Must(t, c.Save(1, nil, items(all)...))
+		spmdtest.Must(t, c.Wait())
 		move := func(from, to string) {
-			must(t, spmd.Barrier(w.Comm()))
+			spmdtest.Must(t, spmd.Barrier(w.Comm()))
 			if w.Rank() == 0 {
-				must(t, os.Rename(from, to))
+				spmdtest.Must(t, os.Rename(from, to))
 			}
-			must(t, spmd.Barrier(w.Comm()))
+			spmdtest.Must(t, spmd.Barrier(w.Comm()))
 		}
 		move(dir, dir+".away")
-		must(t, c.Save(2, nil, items(all)...))
+		spmdtest.Must(t, c.Save(2, nil, items(all)...))
 		if err := c.Save(3, nil, items(all)...); err == nil || !strings.Contains(err.Error(), "step 2 is not saved") ||
 			!strings.Contains(err.Error(), dir) || !strings.Contains(err.Error(), "no such file") {
 			t.Fatalf("without the folder: %v", err)
 		}
 		move(dir+".away", dir)
 		step, err := c.Load(nil, items(all)...)
-		must(t, err)
+		spmdtest.Must(t, err)
 		if step != 1 {
 			t.Fatalf("loaded step %d", step)
 		}
-		must(t, c.Save(3, nil, items(all)...))
-		must(t, c.Wait())
+		spmdtest.Must(t, c.Save(3, nil, items(all)...))
+		spmdtest.Must(t, c.Wait())
 	})
 }
 
@@ -748,36 +748,36 @@ func TestCheckpointDiskFull(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		cause := "no space left on device"
 		if err := syscall.Mount("checkpoints", dir, "tmpfs", 0, "size=256k"); err == nil {
-			defer func() { must(t, syscall.Unmount(dir, 0)) }()
+			defer func() { spmdtest.Must(t, syscall.Unmount(dir, 0)) }()
 		} else {
 			cause = "file too large"
 			var old syscall.Rlimit
-			must(t, syscall.Getrlimit(syscall.RLIMIT_FSIZE, &old))
-			must(t, syscall.Setrlimit(syscall.RLIMIT_FSIZE, &syscall.Rlimit{Cur: 150 << 10, Max: old.Max}))
-			defer func() { must(t, syscall.Setrlimit(syscall.RLIMIT_FSIZE, &old)) }()
+			spmdtest.Must(t, syscall.Getrlimit(syscall.RLIMIT_FSIZE, &old))
+			spmdtest.Must(t, syscall.Setrlimit(syscall.RLIMIT_FSIZE, &syscall.Rlimit{Cur: 150 << 10, Max: old.Max}))
+			defer func() { spmdtest.Must(t, syscall.Setrlimit(syscall.RLIMIT_FSIZE, &old)) }()
 		}
 		c := open(t, w, dir, 0)
 		small, large := arrayOf[uint8](t, w, "x", 10<<10, 0, 10<<10, true), arrayOf[uint8](t, w, "x", 300<<10, 0, 300<<10, true)
-		must(t, small.set(1))
-		must(t, c.Save(1, nil, small.item))
-		must(t, c.Wait())
+		spmdtest.Must(t, small.set(1))
+		spmdtest.Must(t, c.Save(1, nil, small.item))
+		spmdtest.Must(t, c.Wait())
 		for range 3 {
-			must(t, c.Save(2, nil, large.item))
+			spmdtest.Must(t, c.Save(2, nil, large.item))
 			if err := c.Wait(); err == nil || !strings.Contains(err.Error(), cause) || !strings.Contains(err.Error(), "shard-00000-of-00001") {
 				t.Fatalf("on a full disk: %v", err)
 			}
 			if got := names(t, dir); !slices.Equal(got, []string{"step-00000001"}) {
 				t.Fatalf("%v is left", got)
 			}
-			must(t, small.set(0))
+			spmdtest.Must(t, small.set(0))
 			_, err := c.Load(nil, small.item)
-			must(t, err)
-			must(t, small.check(1))
+			spmdtest.Must(t, err)
+			spmdtest.Must(t, small.check(1))
 		}
-		must(t, small.set(2))
-		must(t, c.Save(2, nil, small.item))
-		must(t, c.Wait())
-		must(t, c.Close())
+		spmdtest.Must(t, small.set(2))
+		spmdtest.Must(t, c.Save(2, nil, small.item))
+		spmdtest.Must(t, c.Wait())
+		spmdtest.Must(t, c.Close())
 	})
 }
 
@@ -834,10 +834,10 @@ func crashing(t *testing.T, plan string) {
 		t.Fatal(err)
 	}
 	n, err := strconv.Atoi(at)
-	must(t, err)
+	spmdtest.Must(t, err)
 	left.Store(int64(n))
 	w, err := spmd.Open(spmdtest.Config())
-	must(t, err)
+	spmdtest.Must(t, err)
 	defer func() { // whatever ends the test ends the job
 		if t.Failed() {
 			w.Abort(1)
@@ -849,7 +849,7 @@ func crashing(t *testing.T, plan string) {
 	var known int // complete, as Wait said
 	file := filepath.Join(dir, "known")
 	if b, err := os.ReadFile(file); err == nil {
-		must(t, json.Unmarshal(b, &known))
+		spmdtest.Must(t, json.Unmarshal(b, &known))
 	}
 	step, err := c.Load(nil, items(all)...)
 	if err == nil {
@@ -860,7 +860,7 @@ func crashing(t *testing.T, plan string) {
 	if step < known {
 		t.Fatalf("step %d was complete, and step %d is loaded", known, step)
 	}
-	must(t, spmd.Barrier(w.Comm()))
+	spmdtest.Must(t, spmd.Barrier(w.Comm()))
 	if w.Rank() == victim {
 		fault(t, func(op, path string) error {
 			if left.Add(-1) == 0 {
@@ -872,18 +872,18 @@ func crashing(t *testing.T, plan string) {
 	for i := range 4 {
 		step++
 		setAll(t, all, step)
-		must(t, c.Save(step, nil, items(all)...))
-		must(t, c.Wait())
+		spmdtest.Must(t, c.Save(step, nil, items(all)...))
+		spmdtest.Must(t, c.Wait())
 		if w.Rank() == 0 {
 			b, err := json.Marshal(step)
-			must(t, err)
-			must(t, os.WriteFile(file+".new", b, 0o666))
-			must(t, os.Rename(file+".new", file))
+			spmdtest.Must(t, err)
+			spmdtest.Must(t, os.WriteFile(file+".new", b, 0o666))
+			spmdtest.Must(t, os.Rename(file+".new", file))
 		}
 		if i == 2 {
-			must(t, c.Save(step, nil, items(all)...)) // the same once more
+			spmdtest.Must(t, c.Save(step, nil, items(all)...)) // the same once more
 		}
 	}
-	must(t, c.Close())
-	must(t, w.Close())
+	spmdtest.Must(t, c.Close())
+	spmdtest.Must(t, w.Close())
 }

@@ -49,21 +49,21 @@ func TestCheckpointCuts(t *testing.T) {
 				if name == "none" {
 					s = spmd.ShardOf(n, w.Rank(), w.Size())
 				}
-				b := alloc[float32](t, w, s.Len)
+				b := spmdtest.Alloc[float32](t, w, s.Len)
 				for j := range s.Len {
 					b.Set(j, value(at(cut, s.Off+j), k))
 				}
 				c := open(t, w, filepath.Join(dir, strconv.Itoa(w.Size()), name), 0)
-				must(t, c.Save(k, nil, checkpoint.Strided("x", b, s.Off, cut, total)))
-				must(t, c.Wait())
-				must(t, c.Close())
+				spmdtest.Must(t, c.Save(k, nil, checkpoint.Strided("x", b, s.Off, cut, total)))
+				spmdtest.Must(t, c.Wait())
+				spmdtest.Must(t, c.Close())
 			}
 		})
 	})
 	t.Run("load", func(t *testing.T) {
 		spmdtest.Run(t, []int{1, 2, 3}, func(t *testing.T, w *spmd.World) {
 			loaded := 0
-			b := alloc[float32](t, w, total)
+			b := spmdtest.Alloc[float32](t, w, total)
 			for _, size := range []int{1, 2, 3, 4} {
 				for k, saved := range []string{"columns", "rows", "none"} {
 					from := filepath.Join(dir, strconv.Itoa(size), saved)
@@ -73,7 +73,7 @@ func TestCheckpointCuts(t *testing.T) {
 					loaded++
 					c := open(t, w, from, 0)
 					for _, name := range []string{"columns", "rows", "none", "replicated"} {
-						must(t, b.SetAll(-1))
+						spmdtest.Must(t, b.SetAll(-1))
 						cut, n, off := checkpoint.Cut{}, total, 0
 						item := checkpoint.Replicated("x", b)
 						if name != "replicated" {
@@ -82,7 +82,7 @@ func TestCheckpointCuts(t *testing.T) {
 							item = checkpoint.Strided("x", b.Slice(0, n-off), off, cut, total)
 						}
 						_, err := c.Load(nil, item)
-						must(t, err)
+						spmdtest.Must(t, err)
 						for j := off; j < n; j++ {
 							if got, want := b.At(j-off), value(at(cut, j), k); got != want {
 								t.Fatalf("%s of %d ranks, loaded by %s: element %d is %v, want %v", saved, size, name, j, got, want)
@@ -92,7 +92,7 @@ func TestCheckpointCuts(t *testing.T) {
 							t.Errorf("what follows the part was written")
 						}
 					}
-					must(t, c.Close())
+					spmdtest.Must(t, c.Close())
 				}
 			}
 			if loaded == 0 {
@@ -107,7 +107,7 @@ func TestCheckpointCutsRefused(t *testing.T) {
 	dir := sharedDir(t)
 	spmdtest.Run(t, []int{2}, func(t *testing.T, w *spmd.World) {
 		c := open(t, w, dir, 0)
-		b := alloc[float32](t, w, 6)
+		b := spmdtest.Alloc[float32](t, w, 6)
 		for _, tc := range []struct {
 			want  string
 			cut   checkpoint.Cut
@@ -122,6 +122,6 @@ func TestCheckpointCutsRefused(t *testing.T) {
 				t.Errorf("%+v: %v, want %q", tc.cut, err, tc.want)
 			}
 		}
-		must(t, c.Close())
+		spmdtest.Must(t, c.Close())
 	})
 }

@@ -94,9 +94,9 @@ func TestNorm(t *testing.T) {
 
 func testNorm(t *testing.T, w *spmd.World) {
 	const n = 70_000
-	a := alloc[float32](t, w, n)
-	b, norm := alloc[float32](t, w, 3), alloc[float32](t, w, 1)
-	s := stream(t, w, "norm")
+	a := spmdtest.Alloc[float32](t, w, n)
+	b, norm := spmdtest.Alloc[float32](t, w, 3), spmdtest.Alloc[float32](t, w, 1)
+	s := spmdtest.Stream(t, w, "norm")
 	for _, limit := range []float64{0, 1, 1e9} {
 		squares := 0.0
 		for r := range w.Size() {
@@ -113,16 +113,16 @@ func testNorm(t *testing.T, w *spmd.World) {
 		for i := range x {
 			x[i] = float32(i%7) - float32(w.Rank())
 		}
-		must(t, a.CopyFrom(x))
-		must(t, b.SetAll(-2))
+		spmdtest.Must(t, a.CopyFrom(x))
+		spmdtest.Must(t, b.SetAll(-2))
 		parts := []spmd.Buffer[float32]{a, b}
 		if w.Rank() == 1 {
 			parts = nil
 		}
 		whole, err := ddp.NewNorm(w.Comm(), parts...)
-		must(t, err)
-		must(t, whole.Clip(limit, norm, s))
-		must(t, s.Synchronize())
+		spmdtest.Must(t, err)
+		spmdtest.Must(t, whole.Clip(limit, norm, s))
+		spmdtest.Must(t, s.Synchronize())
 		want := math.Sqrt(squares)
 		if got := float64(norm.At(0)); math.Abs(got-want) > 1e-6*want {
 			t.Errorf("norm %v, want %v", got, want)
@@ -134,6 +134,6 @@ func testNorm(t *testing.T, w *spmd.World) {
 		if got := b.At(1); math.Abs(float64(got-scaled)) > 1e-6 {
 			t.Errorf("limit %v: an element of -2 is %v, want %v", limit, got, scaled)
 		}
-		must(t, whole.Close())
+		spmdtest.Must(t, whole.Close())
 	}
 }

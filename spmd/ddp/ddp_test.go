@@ -14,11 +14,11 @@ import (
 
 func TestSyncStartAndCheckSame(t *testing.T) {
 	spmdtest.Run(t, []int{1, 2, 3, 4}, func(t *testing.T, w *spmd.World) {
-		x, y := alloc[float32](t, w, 100_003), alloc[uint8](t, w, 13)
-		must(t, x.SetAll(float32(w.Rank())))
-		must(t, y.SetAll(uint8(w.Rank())))
-		must(t, ddp.SyncStart(w.Comm(), x))
-		must(t, ddp.SyncStart(w.Comm(), y))
+		x, y := spmdtest.Alloc[float32](t, w, 100_003), spmdtest.Alloc[uint8](t, w, 13)
+		spmdtest.Must(t, x.SetAll(float32(w.Rank())))
+		spmdtest.Must(t, y.SetAll(uint8(w.Rank())))
+		spmdtest.Must(t, ddp.SyncStart(w.Comm(), x))
+		spmdtest.Must(t, ddp.SyncStart(w.Comm(), y))
 		if x.At(100_002) != 0 || y.At(12) != 0 {
 			t.Fatal("rank 0's values did not arrive")
 		}
@@ -30,7 +30,7 @@ func TestSyncStartAndCheckSame(t *testing.T) {
 			}
 			err := ddp.CheckSame(w.Comm(), "x", x)
 			if last == 0 {
-				must(t, err)
+				spmdtest.Must(t, err)
 			} else if err == nil || !strings.Contains(err.Error(), "x differs between ranks: ") ||
 				!strings.Contains(err.Error(), fmt.Sprintf("rank %d has hash", last)) {
 				t.Fatalf("rank %d: element %d differs: %v", w.Rank(), i, err)
@@ -51,7 +51,7 @@ func TestSyncStartAndCheckSame(t *testing.T) {
 
 func TestTogether(t *testing.T) {
 	spmdtest.Run(t, []int{1, 2, 3, 4}, func(t *testing.T, w *spmd.World) {
-		x := alloc[int64](t, w, 1)
+		x := spmdtest.Alloc[int64](t, w, 1)
 		for _, least := range []int{0, 1, 5} {
 			items := make([]int, least+(w.Size()-1-w.Rank())) // the last rank has the fewest
 			for i := range items {
@@ -63,7 +63,7 @@ func TestTogether(t *testing.T) {
 					t.Fatalf("item %d in step %d", i, steps)
 				}
 				x.Set(0, 1)
-				must(t, spmd.AllReduce(w.Comm(), x, x, spmd.Sum)) // hangs unless all ranks loop equally often
+				spmdtest.Must(t, spmd.AllReduce(w.Comm(), x, x, spmd.Sum)) // hangs unless all ranks loop equally often
 				if x.At(0) != int64(w.Size()) {
 					t.Fatalf("step %d: %d ranks", steps, x.At(0))
 				}
@@ -78,7 +78,7 @@ func TestTogether(t *testing.T) {
 				break
 			}
 		}
-		must(t, spmd.Barrier(w.Comm())) // nothing of the loop is left in the way
+		spmdtest.Must(t, spmd.Barrier(w.Comm())) // nothing of the loop is left in the way
 	})
 }
 
@@ -87,10 +87,10 @@ func TestTogether(t *testing.T) {
 // ready.
 func TestReducer(t *testing.T) {
 	spmdtest.Run(t, []int{1, 2, 3, 4}, func(t *testing.T, w *spmd.World) {
-		compute := stream(t, w, "compute")
-		arena := alloc[float32](t, w, 1000)
-		must(t, arena.SetAll(0))
-		loose := alloc[float32](t, w, 10)
+		compute := spmdtest.Stream(t, w, "compute")
+		arena := spmdtest.Alloc[float32](t, w, 1000)
+		spmdtest.Must(t, arena.SetAll(0))
+		loose := spmdtest.Alloc[float32](t, w, 10)
 		cuts := []int{1000, 900, 890, 400, 399, 0}
 		var grads []spmd.Buffer[float32]
 		for i := range cuts[1:] {
@@ -99,14 +99,14 @@ func TestReducer(t *testing.T) {
 		grads = append(grads, loose)
 		for _, bytes := range []int{0, 4, 400, 1 << 20} {
 			r, err := ddp.NewReducer(w.Comm(), grads, ddp.ReducerConfig{BucketBytes: bytes, Op: spmd.Sum})
-			must(t, err)
+			spmdtest.Must(t, err)
 			for step := range 3 {
 				for i, g := range grads {
-					must(t, spmd.Fill(compute, g, float32((i+1)*(w.Rank()+1)*(step+1))))
-					must(t, r.Ready(i, compute))
+					spmdtest.Must(t, spmd.Fill(compute, g, float32((i+1)*(w.Rank()+1)*(step+1))))
+					spmdtest.Must(t, r.Ready(i, compute))
 				}
-				must(t, r.Wait(compute))
-				must(t, compute.Synchronize())
+				spmdtest.Must(t, r.Wait(compute))
+				spmdtest.Must(t, compute.Synchronize())
 				ranks := w.Size() * (w.Size() + 1) / 2
 				for i, g := range grads {
 					for _, j := range []int{0, g.Len() - 1} {
@@ -122,30 +122,30 @@ func TestReducer(t *testing.T) {
 			if err := r.Ready(1, compute); err == nil || !strings.Contains(err.Error(), "gradient 0 of 6 is next") {
 				t.Errorf("Ready out of order: %v", err)
 			}
-			must(t, r.Ready(0, compute))
+			spmdtest.Must(t, r.Ready(0, compute))
 			if err := r.Wait(compute); err == nil || !strings.Contains(err.Error(), "only 1 of 6") {
 				t.Errorf("Wait too early: %v", err)
 			}
-			must(t, r.Close())
+			spmdtest.Must(t, r.Close())
 		}
 
 		// What lies between two gradients is not a gradient.
 		between := arena.Slice(100, 110)
 		apart, err := ddp.NewReducer(w.Comm(), []spmd.Buffer[float32]{arena.Slice(0, 100), arena.Slice(110, 200), between},
 			ddp.ReducerConfig{BucketBytes: 1})
-		must(t, err)
-		must(t, arena.SetAll(1))
+		spmdtest.Must(t, err)
+		spmdtest.Must(t, arena.SetAll(1))
 		for i := range 3 {
-			must(t, apart.Ready(i, compute))
+			spmdtest.Must(t, apart.Ready(i, compute))
 		}
-		must(t, apart.Wait(compute))
-		must(t, compute.Synchronize())
+		spmdtest.Must(t, apart.Wait(compute))
+		spmdtest.Must(t, compute.Synchronize())
 		for i := range 200 {
 			if arena.At(i) != float32(w.Size()) {
 				t.Fatalf("[%d] = %v, want %v", i, arena.At(i), w.Size())
 			}
 		}
-		must(t, apart.Close())
+		spmdtest.Must(t, apart.Close())
 		if _, err := ddp.NewReducer(w.Comm(), []spmd.Buffer[float32]{arena.Slice(0, 10), arena.Slice(9, 20)}, ddp.ReducerConfig{}); err == nil ||
 			!strings.Contains(err.Error(), "gradients 0 and 1 overlap") {
 			t.Errorf("gradients that overlap: %v", err)
@@ -153,19 +153,19 @@ func TestReducer(t *testing.T) {
 
 		// The first bucket is reduced while the stream that computes is still held up.
 		r, err := ddp.NewReducer(w.Comm(), grads[:2], ddp.ReducerConfig{BucketBytes: 4, Op: spmd.Avg})
-		must(t, err)
-		must(t, spmd.Fill(compute, grads[0], float32(w.Rank())))
-		must(t, r.Ready(0, compute))
-		done := stream(t, w, "done")
+		spmdtest.Must(t, err)
+		spmdtest.Must(t, spmd.Fill(compute, grads[0], float32(w.Rank())))
+		spmdtest.Must(t, r.Ready(0, compute))
+		done := spmdtest.Stream(t, w, "done")
 		arrived := make(chan struct{})
-		must(t, done.After(r.Stream()))
-		must(t, compute.HostFunc(func() error { <-arrived; return nil })) // backward of the next gradient
-		must(t, done.Synchronize())
+		spmdtest.Must(t, done.After(r.Stream()))
+		spmdtest.Must(t, compute.HostFunc(func() error { <-arrived; return nil })) // backward of the next gradient
+		spmdtest.Must(t, done.Synchronize())
 		close(arrived)
-		must(t, spmd.Fill(compute, grads[1], 1))
-		must(t, r.Ready(1, compute))
-		must(t, r.Wait(compute))
-		must(t, compute.Synchronize())
+		spmdtest.Must(t, spmd.Fill(compute, grads[1], 1))
+		spmdtest.Must(t, r.Ready(1, compute))
+		spmdtest.Must(t, r.Wait(compute))
+		spmdtest.Must(t, compute.Synchronize())
 		if got, want := grads[0].At(0), float32(w.Size()-1)/2; got != want {
 			t.Errorf("average %v, want %v", got, want)
 		}
@@ -174,10 +174,10 @@ func TestReducer(t *testing.T) {
 
 func TestClipNorm(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
-		s := stream(t, w, "s")
-		norm := alloc[float32](t, w, 1)
+		s := spmdtest.Stream(t, w, "s")
+		norm := spmdtest.Alloc[float32](t, w, 1)
 		for _, n := range []int{0, 1, 1000, 300_001} {
-			g := alloc[float32](t, w, n)
+			g := spmdtest.Alloc[float32](t, w, n)
 			h := make([]float32, n)
 			want := 0.0
 			for i := range h {
@@ -186,9 +186,9 @@ func TestClipNorm(t *testing.T) {
 			}
 			want = math.Sqrt(want)
 			for _, limit := range []float64{0, want / 2, 2 * want} {
-				must(t, g.CopyFrom(h))
-				must(t, ddp.ClipNorm(s, g, limit, norm))
-				must(t, s.Synchronize())
+				spmdtest.Must(t, g.CopyFrom(h))
+				spmdtest.Must(t, ddp.ClipNorm(s, g, limit, norm))
+				spmdtest.Must(t, s.Synchronize())
 				if got := float64(norm.At(0)); math.Abs(got-want) > 1e-6*want {
 					t.Errorf("norm of %d elements is %v, want %v", n, got, want)
 				}
@@ -197,7 +197,7 @@ func TestClipNorm(t *testing.T) {
 					scale = 0.5
 				}
 				scaled := make([]float32, n)
-				must(t, g.CopyTo(scaled))
+				spmdtest.Must(t, g.CopyTo(scaled))
 				for i := range h {
 					if got, want := float64(scaled[i]), scale*float64(h[i]); math.Abs(got-want) > 1e-6 {
 						t.Fatalf("limit %v of %v: [%d] = %v, want %v", limit, want, i, got, want)

@@ -38,15 +38,15 @@ func TestPipeline(t *testing.T) {
 func testPipeline(t *testing.T, w *spmd.World, n int, runs []int) {
 	rank, last := w.Rank(), w.Size()-1
 	factor := func(r int) float32 { return float32(r + 2) }
-	data, ones := alloc[float32](t, w, n), alloc[float32](t, w, n)
+	data, ones := spmdtest.Alloc[float32](t, w, n), spmdtest.Alloc[float32](t, w, n)
 	for i := range n {
 		data.Set(i, float32(i))
 		ones.Set(i, float32(i+1))
 	}
-	s := stream(t, w, "compute")
+	s := spmdtest.Stream(t, w, "compute")
 	for _, micro := range runs {
 		p, err := ddp.NewPipeline[float32](w.Comm(), n, micro)
-		must(t, err)
+		spmdtest.Must(t, err)
 		if want := min(w.Size()-rank, micro); p.InFlight() != want {
 			t.Fatalf("stage %d has %d micro-batches in flight, want %d", rank, p.InFlight(), want)
 		}
@@ -56,7 +56,7 @@ func testPipeline(t *testing.T, w *spmd.World, n int, runs []int) {
 		var order []string
 		ins, outs, dins := make([]spmd.Buffer[float32], micro), make([]spmd.Buffer[float32], micro), make([]spmd.Buffer[float32], micro)
 		for m := range micro {
-			ins[m], outs[m], dins[m] = alloc[float32](t, w, n), alloc[float32](t, w, n), alloc[float32](t, w, n)
+			ins[m], outs[m], dins[m] = spmdtest.Alloc[float32](t, w, n), spmdtest.Alloc[float32](t, w, n), spmdtest.Alloc[float32](t, w, n)
 		}
 		launch := func(y, x spmd.Buffer[float32], a, b float32) error {
 			return affine.Launch(s, spmd.Cover1D(n, 32), y.Arg(), x.Arg(), spmd.I64(n), spmd.F32(a), spmd.F32(b))
@@ -93,7 +93,7 @@ func testPipeline(t *testing.T, w *spmd.World, n int, runs []int) {
 		}
 		check := func() {
 			t.Helper()
-			must(t, s.Synchronize())
+			spmdtest.Must(t, s.Synchronize())
 			for m := range micro {
 				for i := 0; i < n; i += 1 + n/9 {
 					x, d := float32(i), float32(i+1)
@@ -110,7 +110,7 @@ func testPipeline(t *testing.T, w *spmd.World, n int, runs []int) {
 				}
 			}
 		}
-		must(t, p.Run(s, stage))
+		spmdtest.Must(t, p.Run(s, stage))
 		check()
 		// First those that fill the stages behind, then one forward and one backward in turn.
 		var want []string
@@ -129,15 +129,15 @@ func testPipeline(t *testing.T, w *spmd.World, n int, runs []int) {
 		}
 		if w.Comm().Capturable() == nil {
 			graph, err := s.Capture(func() error { return p.Run(s, stage) })
-			must(t, err)
+			spmdtest.Must(t, err)
 			for range 2 {
 				for m := range micro {
-					must(t, dins[m].SetAll(0))
+					spmdtest.Must(t, dins[m].SetAll(0))
 				}
-				must(t, graph.Launch(s))
+				spmdtest.Must(t, graph.Launch(s))
 				check()
 			}
-			must(t, graph.Close())
+			spmdtest.Must(t, graph.Close())
 		}
 		var tasks []string
 		for _, task := range p.Order() {
@@ -153,12 +153,12 @@ func testPipeline(t *testing.T, w *spmd.World, n int, runs []int) {
 		// Forward alone, of other numbers of micro-batches.
 		for _, some := range []int{0, micro - 1, micro} {
 			for m := range micro {
-				must(t, outs[m].SetAll(-1))
+				spmdtest.Must(t, outs[m].SetAll(-1))
 			}
-			must(t, p.Forward(s, some, func(m int, in, out spmd.Buffer[float32]) error {
+			spmdtest.Must(t, p.Forward(s, some, func(m int, in, out spmd.Buffer[float32]) error {
 				return stage.Forward(m, m%p.InFlight(), in, out)
 			}))
-			must(t, s.Synchronize())
+			spmdtest.Must(t, s.Synchronize())
 			for m := range micro {
 				x, i := float32(-1), n-1
 				if m < some {
@@ -172,7 +172,7 @@ func testPipeline(t *testing.T, w *spmd.World, n int, runs []int) {
 				}
 			}
 		}
-		must(t, p.Close())
+		spmdtest.Must(t, p.Close())
 	}
 	if _, err := ddp.NewPipeline[float32](w.Comm(), n, 0); err == nil || !strings.Contains(err.Error(), "0 micro-batches") {
 		t.Errorf("no micro-batches: %v", err)

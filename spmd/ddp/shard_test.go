@@ -76,8 +76,8 @@ var bucketLens = []int{10, 7, 10, 3, 129}
 
 func newBuckets(t *testing.T, w *spmd.World) *shardedBuckets {
 	x := &shardedBuckets{Partition: ddp.NewPartition(w.Rank(), w.Size(), 4, bucketLens...)}
-	x.own = alloc[float32](t, w, x.ShardLen())
-	a, b, c := alloc[float32](t, w, 64), alloc[float32](t, w, 64), alloc[float32](t, w, 256)
+	x.own = spmdtest.Alloc[float32](t, w, x.ShardLen())
+	a, b, c := spmdtest.Alloc[float32](t, w, 64), spmdtest.Alloc[float32](t, w, 64), spmdtest.Alloc[float32](t, w, 256)
 	for i, m := range []spmd.Buffer[float32]{a, b, a, b, c} {
 		lo, hi := x.Bucket(i)
 		x.buckets = append(x.buckets, m.Slice(0, hi-lo))
@@ -109,14 +109,14 @@ func TestGatherer(t *testing.T) {
 			},
 			After: func(i int, s *spmd.Stream) error { after[i]++; return nil },
 		})
-		must(t, err)
+		spmdtest.Must(t, err)
 		order := []int{4, 0, 1, 2, 3, 3, 2, 1, 0}
 		pass, err := g.Pass(order...)
-		must(t, err)
-		compute := stream(t, w, "compute")
+		spmdtest.Must(t, err)
+		compute := spmdtest.Stream(t, w, "compute")
 		var seen []spmd.Buffer[float32]
 		for _, i := range order {
-			seen = append(seen, alloc[float32](t, w, x.buckets[i].Len()))
+			seen = append(seen, spmdtest.Alloc[float32](t, w, x.buckets[i].Len()))
 		}
 		commands := func(held chan struct{}) error {
 			if err := g.Begin(pass, compute); err != nil {
@@ -142,7 +142,7 @@ func TestGatherer(t *testing.T) {
 		}
 		check := func(version int) {
 			t.Helper()
-			must(t, compute.Synchronize())
+			spmdtest.Must(t, compute.Synchronize())
 			for k, i := range order {
 				for j := range seen[k].Len() {
 					if got, want := seen[k].At(j), float32(version+1000*i+j); got != want {
@@ -153,7 +153,7 @@ func TestGatherer(t *testing.T) {
 		}
 		for version := range 3 {
 			x.set(t, version)
-			must(t, commands(nil))
+			spmdtest.Must(t, commands(nil))
 			check(version)
 		}
 		// 3 and 2 still lie in their memory when they are used again.
@@ -162,28 +162,28 @@ func TestGatherer(t *testing.T) {
 		}
 		x.set(t, 50)
 		held := make(chan struct{})
-		must(t, commands(held))
+		spmdtest.Must(t, commands(held))
 		close(held)
 		check(50)
 		if w.Comm().Capturable() == nil {
 			graph, err := compute.Capture(func() error { return commands(nil) })
-			must(t, err)
+			spmdtest.Must(t, err)
 			for version := range 3 {
 				x.set(t, 100+version)
-				must(t, graph.Launch(compute))
+				spmdtest.Must(t, graph.Launch(compute))
 				check(100 + version)
 			}
-			must(t, graph.Close())
+			spmdtest.Must(t, graph.Close())
 		}
 		// The next bucket is gathered while the stream that computes is held up.
 		x.set(t, 7)
-		must(t, g.Begin(pass, compute))
-		must(t, g.Need(4, compute))
-		ahead := stream(t, w, "ahead")
-		must(t, ahead.After(g.Stream()))
+		spmdtest.Must(t, g.Begin(pass, compute))
+		spmdtest.Must(t, g.Need(4, compute))
+		ahead := spmdtest.Stream(t, w, "ahead")
+		spmdtest.Must(t, ahead.After(g.Stream()))
 		held = make(chan struct{})
-		must(t, compute.HostFunc(func() error { <-held; return nil }))
-		must(t, ahead.Synchronize())
+		spmdtest.Must(t, compute.HostFunc(func() error { <-held; return nil }))
+		spmdtest.Must(t, ahead.Synchronize())
 		if got := x.buckets[1].At(2); got != 7+1000+2 {
 			t.Errorf("a bucket that is used later has %v, want %v", got, 7+1000+2)
 		}
@@ -203,8 +203,8 @@ func TestGatherer(t *testing.T) {
 				t.Errorf("error %v, want %q in it", tc.err, tc.want)
 			}
 		}
-		must(t, compute.Synchronize())
-		must(t, g.Close())
+		spmdtest.Must(t, compute.Synchronize())
+		spmdtest.Must(t, g.Close())
 		if w.Size() > 1 {
 			if _, err := ddp.NewGatherer(w.Comm(), []spmd.Buffer[float32]{x.own.Slice(0, 1)}, ddp.GathererConfig[float32]{}); err == nil {
 				t.Error("a bucket that the ranks cannot divide is taken")
@@ -223,16 +223,16 @@ func second[T any](_ T, err error) error { return err }
 func TestScatterer(t *testing.T) {
 	spmdtest.Run(t, []int{1, 2, 3, 4}, func(t *testing.T, w *spmd.World) {
 		x := newBuckets(t, w)
-		compute := stream(t, w, "compute")
+		compute := spmdtest.Stream(t, w, "compute")
 		var shards []spmd.Buffer[float32]
 		for i := range x.buckets {
 			shards = append(shards, x.own.Slice(x.Shard(i)))
 		}
 		r, err := ddp.NewScatterer(w.Comm(), x.buckets, shards, spmd.Sum)
-		must(t, err)
+		spmdtest.Must(t, err)
 		values := make([]spmd.Buffer[float32], len(x.buckets)) // what this rank's passes find
 		for i, b := range x.buckets {
-			values[i] = alloc[float32](t, w, b.Len())
+			values[i] = spmdtest.Alloc[float32](t, w, b.Len())
 		}
 		// Element k of bucket i is (rank+1)(k+10i) times version: small whole numbers.
 		set := func(version int) {
@@ -259,7 +259,7 @@ func TestScatterer(t *testing.T) {
 		ranks := w.Size() * (w.Size() + 1) / 2
 		check := func(times int) {
 			t.Helper()
-			must(t, compute.Synchronize())
+			spmdtest.Must(t, compute.Synchronize())
 			for i := range x.buckets {
 				lo, _ := x.Bucket(i)
 				first, _ := x.Part(i)
@@ -271,20 +271,20 @@ func TestScatterer(t *testing.T) {
 			}
 		}
 		set(1)
-		must(t, commands(false))
+		spmdtest.Must(t, commands(false))
 		check(1)
 		set(2)
-		must(t, commands(true))
+		spmdtest.Must(t, commands(true))
 		check(3)
-		must(t, commands(false))
+		spmdtest.Must(t, commands(false))
 		check(2)
 		if w.Comm().Capturable() == nil {
 			graph, err := compute.Capture(func() error { return commands(true) })
-			must(t, err)
-			must(t, graph.Launch(compute))
-			must(t, graph.Launch(compute))
+			spmdtest.Must(t, err)
+			spmdtest.Must(t, graph.Launch(compute))
+			spmdtest.Must(t, graph.Launch(compute))
 			check(6)
-			must(t, graph.Close())
+			spmdtest.Must(t, graph.Close())
 		}
 
 		want := 0.0
@@ -298,12 +298,12 @@ func TestScatterer(t *testing.T) {
 			}
 		}
 		want = math.Sqrt(want)
-		norm := alloc[float32](t, w, 1)
+		norm := spmdtest.Alloc[float32](t, w, 1)
 		before := make([]float32, x.own.Len())
-		must(t, x.own.CopyTo(before))
+		spmdtest.Must(t, x.own.CopyTo(before))
 		for _, limit := range []float64{0, 2 * want, want / 4} {
-			must(t, r.ClipNorm(limit, norm, compute))
-			must(t, compute.Synchronize())
+			spmdtest.Must(t, r.ClipNorm(limit, norm, compute))
+			spmdtest.Must(t, compute.Synchronize())
 			if got := float64(norm.At(0)); math.Abs(got-want) > 1e-6*want {
 				t.Errorf("limit %v: norm %v, want %v", limit, got, want)
 			}
@@ -319,21 +319,21 @@ func TestScatterer(t *testing.T) {
 		}
 
 		// In place: the part of a gradient is its shard.
-		whole := alloc[float32](t, w, x.Len())
+		whole := spmdtest.Alloc[float32](t, w, x.Len())
 		var grads, parts []spmd.Buffer[float32]
 		for i := range x.buckets {
 			grads = append(grads, whole.Slice(x.Bucket(i)))
 			parts = append(parts, whole.Slice(x.Part(i)))
 		}
 		in, err := ddp.NewScatterer(w.Comm(), grads, parts, spmd.Avg)
-		must(t, err)
-		must(t, whole.SetAll(float32(w.Rank())))
+		spmdtest.Must(t, err)
+		spmdtest.Must(t, whole.SetAll(float32(w.Rank())))
 		for i := range grads {
-			must(t, in.Ready(i, false, compute))
+			spmdtest.Must(t, in.Ready(i, false, compute))
 		}
-		must(t, in.Wait(compute))
-		must(t, in.ClipNorm(0, norm, compute))
-		must(t, compute.Synchronize())
+		spmdtest.Must(t, in.Wait(compute))
+		spmdtest.Must(t, in.ClipNorm(0, norm, compute))
+		spmdtest.Must(t, compute.Synchronize())
 		for i, p := range parts {
 			for k := range p.Len() {
 				if got, want := p.At(k), float32(w.Size()-1)/2; got != want {
@@ -345,7 +345,7 @@ func TestScatterer(t *testing.T) {
 			t.Errorf("norm %v, want %v", got, want)
 		}
 
-		must(t, r.Ready(0, false, compute))
+		spmdtest.Must(t, r.Ready(0, false, compute))
 		for _, tc := range []struct {
 			err  error
 			want string
@@ -363,10 +363,10 @@ func TestScatterer(t *testing.T) {
 			}
 		}
 		r.Abandon()
-		must(t, commands(false))
-		must(t, compute.Synchronize())
-		must(t, r.Close())
-		must(t, in.Close())
+		spmdtest.Must(t, commands(false))
+		spmdtest.Must(t, compute.Synchronize())
+		spmdtest.Must(t, r.Close())
+		spmdtest.Must(t, in.Close())
 	})
 }
 
@@ -385,31 +385,31 @@ func partsOf(x *shardedBuckets) []spmd.Buffer[float32] {
 func TestShardNoAllocation(t *testing.T) {
 	spmdtest.Run(t, []int{1, 2}, func(t *testing.T, w *spmd.World) {
 		x := newBuckets(t, w)
-		compute := stream(t, w, "compute")
+		compute := spmdtest.Stream(t, w, "compute")
 		g, err := ddp.NewGatherer(w.Comm(), x.buckets, ddp.GathererConfig[float32]{})
-		must(t, err)
+		spmdtest.Must(t, err)
 		shards := make([]spmd.Buffer[float32], len(x.buckets))
 		for i := range shards {
 			shards[i] = x.own.Slice(x.Shard(i))
 		}
 		r, err := ddp.NewScatterer(w.Comm(), x.buckets, shards, spmd.Sum)
-		must(t, err)
+		spmdtest.Must(t, err)
 		order := []int{0, 1, 2, 3, 4}
 		pass, err := g.Pass(order...)
-		must(t, err)
+		spmdtest.Must(t, err)
 		once := func() {
-			must(t, g.Begin(pass, compute))
+			spmdtest.Must(t, g.Begin(pass, compute))
 			for _, i := range order {
-				must(t, g.Need(i, compute))
-				must(t, g.Done(i, compute))
+				spmdtest.Must(t, g.Need(i, compute))
+				spmdtest.Must(t, g.Done(i, compute))
 			}
-			must(t, g.End(compute))
+			spmdtest.Must(t, g.End(compute))
 			for i := range order {
-				must(t, r.Use(i, compute))
-				must(t, r.Ready(i, false, compute))
+				spmdtest.Must(t, r.Use(i, compute))
+				spmdtest.Must(t, r.Ready(i, false, compute))
 			}
-			must(t, r.Wait(compute))
-			must(t, compute.Synchronize())
+			spmdtest.Must(t, r.Wait(compute))
+			spmdtest.Must(t, compute.Synchronize())
 		}
 		for range 200 { // until queues are as long as they get
 			once()
@@ -417,7 +417,7 @@ func TestShardNoAllocation(t *testing.T) {
 		if n := testing.AllocsPerRun(100, once); n != 0 {
 			t.Errorf("%v allocations in a pass, want none", n)
 		}
-		must(t, g.Close())
-		must(t, r.Close())
+		spmdtest.Must(t, g.Close())
+		spmdtest.Must(t, r.Close())
 	})
 }

@@ -71,7 +71,7 @@ func TestMeasureTellsWhoWasLate(t *testing.T) {
 	spmdtest.Run(t, []int{2, 3}, func(t *testing.T, w *spmd.World) {
 		const late = 20 * time.Millisecond
 		last := w.Rank() == w.Size()-1
-		s, turn := stream(t, w, "s"), 0
+		s, turn := spmdtest.Stream(t, w, "s"), 0
 		wait := func(yes bool) error {
 			for start := time.Now(); yes && time.Since(start) < late; {
 			}
@@ -84,7 +84,7 @@ func TestMeasureTellsWhoWasLate(t *testing.T) {
 			}
 			return s.HostFunc(func() error { return wait(last) })
 		})
-		must(t, err)
+		spmdtest.Must(t, err)
 		us := float64(late.Microseconds())
 		if stats.Enqueued[0] < us || stats.Enqueued[1] <= 0 || stats.Samples[1] < us {
 			t.Errorf("%v, enqueued after %v", stats.Samples, stats.Enqueued)
