@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"lockstep/internal/plain"
+	"lockstep/launch/exit"
 )
 
 // heard is what a job has said of why it failed: a rank that spmd.Main has ended, or the launcher.
@@ -48,7 +49,8 @@ func (h heard) or(launcher heard) heard {
 func (out *output) why(e outcome, err error) outcome {
 	launcher := launcherSays(out.endings)
 	e.cause = out.cause.or(launcher)
-	signalled := strings.HasPrefix(launcher.what, byLauncher) && !e.asked
+	status, _ := err.(exit.Status)
+	signalled := (strings.HasPrefix(launcher.what, byLauncher) || status > 128) && !e.asked
 	switch {
 	case out.cause != (heard{}), out.spoke.Load() && !signalled:
 	case len(out.endings) > 0:
