@@ -30,6 +30,7 @@ type Model[A kernels.Act] struct {
 	kept []microActs[A]   // of each micro-batch in flight
 	act  []layerActs[A]   // of each layer, of one of them
 	pipe *ddp.Pipeline[A] // nil without --pp
+	with spmd.Comm        // the ranks with the other parts of these layers
 
 	operands slots[A] // with --shard parameters: the operands of products
 
@@ -86,7 +87,7 @@ func shapeOf[A kernels.Act](w *spmd.World, cfg layout.Config, maxBatch, maxSeq i
 		return nil, errors.New("model: products of 8-bit floats are of bfloat16 activations")
 	}
 	return &Model[A]{State: State{Cfg: cfg, World: w, space: layout.Space{W: w}}, rows: maxBatch * maxSeq,
-		most: attention.Shape{Batch: maxBatch, Tokens: maxSeq, Heads: cfg.Heads, Size: cfg.Channels / cfg.Heads}}, nil
+		most: attention.Shape{Batch: maxBatch, Tokens: maxSeq, Heads: cfg.OwnHeads(), Size: cfg.Channels / cfg.Heads}}, nil
 }
 
 // takeAll takes, or counts, all memory of the model.
@@ -97,7 +98,7 @@ func (m *Model[A]) takeAll() {
 	m.takeWeights(n)
 	m.takeActs()
 	layout.Take(sp, N*C, &m.tmp, &m.dres)
-	wide := 4 * N * C
+	wide := 4 * N * cfg.OwnChannels()
 	if cfg.Ends() {
 		layout.Take(sp, N*C, &m.lnf)
 		layout.Take(sp, N, &m.lnfMean, &m.lnfRstd, &m.losses)
@@ -354,6 +355,7 @@ func (e *enqueue[A]) backward(batch Batch, ready func(int) error) {
 		e.inputGradGELU(m.dwide, m.dres, &p.Proj2, a.fc, &p.FC)
 		e.weightBiasGrad(m.dwide, a.ln2, &p.FC)
 		e.inputGrad(m.tmp, m.dwide, &p.FC)
+		e.sum(m.tmp)
 		e.call(m.around.done, mlp)
 		e.LayerNormBackward(m.dres, m.tmp, a.res2, a.mean2, a.rstd2, &p.LN2, p.Proj.DB, true, e.gradCast(&p.Proj))
 		done()
@@ -366,120 +368,11 @@ func (e *enqueue[A]) backward(batch Batch, ready func(int) error) {
 		e.CastColumns(m.dwide, spmd.Buffer[A]{}, e.gradCast(&p.QKV), p.QKV.DB)
 		e.weightBiasGrad(m.dwide, a.ln1, &p.QKV)
 		e.inputGrad(m.tmp, m.dwide, &p.QKV)
+		e.sum(m.tmp)
 		e.call(m.around.done, attn)
 		e.LayerNormBackward(m.dres, m.tmp, x, a.mean1, a.rstd1, &p.LN1, below, true, to)
 		done()
 	}
 	e.embeddingsBackward(batch.Sorted)
 	done()
-}
-
-// linear enqueues y(n,out) = x(n,in)·wᵀ + b.
-func (e *enqueue[A]) linear(y, x spmd.Buffer[A], p *Linear[A]) {
-	e.product(y, x, p, blas.Options{Bias: argOf(p.bias)})
-}
-
-// linearResidual enqueues y(n,out) = x(n,in)·wᵀ + b + res(n,out).
-func (e *enqueue[A]) linearResidual(y, x spmd.Buffer[A], p *Linear[A], res spmd.Buffer[A]) {
-	e.product(y, x, p, blas.Options{Bias: argOf(p.bias), Residual: res.Arg()})
-}
-
-// linearGELU enqueues pre(n,out) = x(n,in)·wᵀ + b and y = gelu(pre), by GPT-2's tanh formula,
-// and the copy of y.
-func (e *enqueue[A]) linearGELU(y, pre, x spmd.Buffer[A], p *Linear[A], to kernels.Cast) {
-	if !to.None() {
-		e.linear(pre, x, p)
-		e.GELU8(y, pre, e.N*p.Out, to)
-		return
-	}
-	e.product(y, x, p, blas.Options{Bias: argOf(p.bias), GELU: pre.Arg()})
-}
-
-// product enqueues y(n,out) = x(n,in)·wᵀ, with an epilogue.
-func (e *enqueue[A]) product(y, x spmd.Buffer[A], p *Linear[A], o blas.Options) {
-	if q := e.product8(p); q != nil {
-		gemm(e, y, e.N, p.Out, q.X.Codes, e.N, p.In, q.W, p.Out, p.In, q.Scaled(o, q.X))
-		return
-	}
-	o.TransB = true
-	gemm(e, y, e.N, p.Out, x, e.N, p.In, p.W, p.Out, p.In, o)
-}
-
-// inputGrad enqueues dx(n,in) = dy(n,out)·w.
-func (e *enqueue[A]) inputGrad(dx, dy spmd.Buffer[A], p *Linear[A]) {
-	if q := e.product8(p); q != nil {
-		gemm(e, dx, e.N, p.In, q.DY.Codes, e.N, p.Out, q.Across, p.In, p.Out, q.Scaled(blas.Options{}, q.DY))
-		return
-	}
-	gemm(e, dx, e.N, p.In, dy, e.N, p.Out, p.W, p.Out, p.In, blas.Options{})
-}
-
-// inputGradGELU enqueues dpre(n,in) = dy(n,out)·w·gelu'(pre(n,in)), and the copy of dpre where wrote,
-// the linear that pre is of, takes one: with it comes the gradient of the bias.
-func (e *enqueue[A]) inputGradGELU(dpre, dy spmd.Buffer[A], p *Linear[A], pre spmd.Buffer[A], wrote *Linear[A]) {
-	if to := e.gradCast(wrote); !to.None() {
-		e.inputGrad(dpre, dy, p)
-		e.CastColumns(dpre, pre, to, wrote.DB)
-		return
-	}
-	gemm(e, dpre, e.N, p.In, dy, e.N, p.Out, p.W, p.Out, p.In, blas.Options{DGELU: pre.Arg()})
-}
-
-// weightGrad enqueues dw(out,in) (+)= dy(n,out)ᵀ·x(n,in).
-func (e *enqueue[A]) weightGrad(dy, x spmd.Buffer[A], p *Linear[A]) {
-	gemm(e, p.DW, p.Out, p.In, dy, e.N, p.Out, x, e.N, p.In, blas.Options{TransA: true, Accumulate: e.Acc})
-}
-
-// weightBiasGrad enqueues what weightGrad does, and db(out) (+)= the sum of dy over its rows.
-func (e *enqueue[A]) weightBiasGrad(dy, x spmd.Buffer[A], p *Linear[A]) {
-	if !e.gradCast(p).None() { // which has left the sums
-		e.weightGrad(dy, x, p)
-		return
-	}
-	sums := p.DB
-	if e.Acc {
-		sums = e.m.sums.Slice(0, p.Out) // a product replaces them
-	}
-	gemm(e, p.DW, p.Out, p.In, dy, e.N, p.Out, x, e.N, p.In, blas.Options{TransA: true, Accumulate: e.Acc, RowSums: sums.Arg()})
-	if e.Acc {
-		e.AddTo(p.DB, sums)
-	}
-}
-
-// argOf is a buffer as an operand of Gemm, none where it is empty.
-func argOf[T spmd.Elem](b spmd.Buffer[T]) spmd.Arg {
-	if b.Len() == 0 {
-		return spmd.Arg{}
-	}
-	return b.Arg()
-}
-
-// gemm enqueues a product of the first rows of buffers: c(cr,cc) from a(ar,ac) and b(br,bc).
-func gemm[A kernels.Act, C, T blas.Elem](e *enqueue[A], c spmd.Buffer[C], cr, cc int, a spmd.Buffer[T], ar, ac int, b spmd.Buffer[T], br, bc int, o blas.Options) {
-	if e.Err == nil {
-		e.Err = blas.Gemm(e.S, blas.MatrixOf(c, cr, cc), blas.MatrixOf(a, ar, ac), blas.MatrixOf(b, br, bc), o)
-	}
-}
-
-// attention is what computes that of the micro-batch.
-func (e *enqueue[A]) attention() (a *attention.Attention[A]) {
-	if e.Err == nil {
-		a, e.Err = e.m.att.For(e.b, e.T)
-	}
-	return a
-}
-
-// attentionForward enqueues the causal attention of qkv(b,t,3,nh,hs) into
-// out(b,t,nh,hs), keeping the logarithms of the softmax's denominators, lse(b,nh,t).
-func (e *enqueue[A]) attentionForward(out spmd.Buffer[A], lse spmd.Buffer[float32], qkv spmd.Buffer[A]) {
-	if a := e.attention(); e.Err == nil {
-		e.Err = a.Forward(e.S, out, lse, qkv)
-	}
-}
-
-// attentionBackward enqueues dqkv from dout and what attentionForward kept.
-func (e *enqueue[A]) attentionBackward(dqkv, dout, out spmd.Buffer[A], lse spmd.Buffer[float32], qkv spmd.Buffer[A]) {
-	if a := e.attention(); e.Err == nil {
-		e.Err = a.Backward(e.S, dqkv, dout, out, lse, qkv)
-	}
 }

@@ -25,7 +25,7 @@ func (m *Model[A]) takeActs() {
 // takeLayers takes, or counts, the memory of one micro-batch in flight. What others may have taken
 // for all of them only the first takes.
 func (m *Model[A]) takeLayers(act []layerActs[A], first bool) {
-	sp, N, C := &m.space, m.rows, m.Cfg.Channels
+	sp, N, C, own := &m.space, m.rows, m.Cfg.Channels, m.Cfg.OwnChannels()
 	for l := range act {
 		a := &act[l]
 		*a = m.kept[0].act[0]
@@ -34,13 +34,14 @@ func (m *Model[A]) takeLayers(act []layerActs[A], first bool) {
 			layout.Take(sp, N*C, &a.res3)
 		}
 		if first && l == 0 || m.Cfg.Recompute < layout.RecomputeBlock {
-			layout.Take(sp, N*C, &a.ln1, &a.att, &a.res2, &a.ln2)
+			layout.Take(sp, N*C, &a.ln1, &a.res2, &a.ln2)
+			layout.Take(sp, N*own, &a.att)
 			layout.Take(sp, N, &a.mean1, &a.rstd1, &a.mean2, &a.rstd2)
-			layout.Take(sp, 3*N*C, &a.qkv)
-			layout.Take(sp, N*m.Cfg.Heads, &a.lse)
+			layout.Take(sp, 3*N*own, &a.qkv)
+			layout.Take(sp, N*m.Cfg.OwnHeads(), &a.lse)
 		}
 		if first && l == 0 || m.Cfg.Recompute == layout.RecomputeOff {
-			layout.Take(sp, 4*N*C, &a.fc, &a.gelu)
+			layout.Take(sp, 4*N*own, &a.fc, &a.gelu)
 		}
 	}
 }

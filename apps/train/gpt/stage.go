@@ -46,6 +46,10 @@ func (m *Model[A]) OpenPipeline(c spmd.Comm) (err error) {
 	return err
 }
 
+// ShareLayers says who has the other parts of each layer, where --tp divides them: call it before any
+// pass.
+func (m *Model[A]) ShareLayers(c spmd.Comm) { m.with = c }
+
 // pipelinePass lists the groups of layers in the order in which a step uses them.
 func (m *Model[A]) pipelinePass(forward []int) []int {
 	var order []int
@@ -176,8 +180,10 @@ func (e *enqueue[A]) embeddingsBackward(sorted spmd.Buffer[int32]) {
 }
 
 // EmbeddingGrads is what this rank has of the reduced gradient of the embeddings.
-func (m *State) EmbeddingGrads() spmd.Buffer[float32] {
-	i := len(m.Groups) - 1
+func (m *State) EmbeddingGrads() spmd.Buffer[float32] { return m.reduced(len(m.Groups) - 1) }
+
+// reduced is what this rank has of the reduced gradient of a group.
+func (m *State) reduced(i int) spmd.Buffer[float32] {
 	switch mode := m.Cfg.Shard.Mode; {
 	case mode == layout.ShardOff:
 		g := m.Groups[i]
@@ -189,18 +195,32 @@ func (m *State) EmbeddingGrads() spmd.Buffer[float32] {
 	}
 }
 
-// OtherGrads is what it has of all other groups, in the order of Groups.
-func (m *State) OtherGrads() []spmd.Buffer[float32] {
+// Counted is what this rank adds to the norm of the reduced gradient, of what it has of that: what
+// no other stage or part of the layers has, too. Of two ranks that have the same the first counts it.
+func (m *State) Counted() []spmd.Buffer[float32] {
 	var bs []spmd.Buffer[float32]
-	for i, g := range m.Groups[:len(m.Groups)-1] {
-		switch mode := m.Cfg.Shard.Mode; {
-		case mode == layout.ShardOff:
-			bs = append(bs, m.Grads.Slice(g.Off, g.Off+g.Len))
-		case mode < layout.ShardGradients:
-			bs = append(bs, m.Grads.Slice(m.Sharded.Part(i)))
-		default:
-			bs = append(bs, m.Sharded.Grads.Slice(m.Sharded.Shard(i)))
+	last := len(m.Groups) - 1
+	if m.Cfg.Tensor.Rank == 0 {
+		for i := range m.Groups {
+			if i < last || m.Cfg.Begins() {
+				bs = append(bs, m.reduced(i))
+			}
 		}
+		return bs
+	}
+	for _, p := range m.Params {
+		if p.Cut.Run == 0 {
+			continue
+		}
+		g := m.reduced(p.Group)
+		if m.Cfg.Shard.Mode == layout.ShardOff {
+			lo := p.Off - m.Groups[p.Group].Off
+			bs = append(bs, g.Slice(lo, lo+p.Len))
+			continue
+		}
+		_, at, n := m.Sharded.Own(p.Group, p.Off, p.Off+p.Len)
+		first, _ := m.Sharded.Shard(p.Group)
+		bs = append(bs, g.Slice(at-first, at-first+n))
 	}
 	return bs
 }

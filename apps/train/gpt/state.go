@@ -75,11 +75,11 @@ func (m *State) Refresh(s *spmd.Stream) error {
 func (m *State) Init(seed uint64) error {
 	most := 0
 	for _, p := range m.Params {
-		most = max(most, p.Len)
+		most = max(most, p.Uncut().Len)
 	}
 	all := make([]float32, most) // one for all tensors: what they leave would count as memory of the run
 	for _, p := range m.Params {
-		x := all[:p.Len]
+		x := all[:p.Uncut().Len]
 		clear(x)
 		initParam(x, p, m.Cfg, seed)
 		if err := m.Set(p, x); err != nil {
@@ -89,8 +89,11 @@ func (m *State) Init(seed uint64) error {
 	return nil
 }
 
-// Set writes the first len(x) elements of a parameter, those that this rank has. It blocks.
+// Set writes the first len(x) elements of a tensor, those that this rank has. It blocks.
 func (m *State) Set(p layout.Param, x []float32) error {
+	if p.Cut.Run > 0 {
+		x = p.Own(make([]float32, 0, p.Len), x)
+	}
 	if m.Cfg.Shard.Mode != layout.ShardParameters {
 		return m.Weights.Slice(p.Off, p.Off+len(x)).CopyFrom(x)
 	}

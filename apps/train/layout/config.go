@@ -20,6 +20,7 @@ type Config struct {
 
 	Recompute Recomputation // which activations are not kept
 	Stage     Staging       // which layers this rank has
+	Tensor    Tensor        // which part of each
 }
 
 // Presets are the shapes known by name; Vocab comes with the tokens.
@@ -59,6 +60,9 @@ func (c Config) Validate() error {
 	}
 	if c.Channels%c.Heads != 0 {
 		return fmt.Errorf("model: %d channels do not divide into %d heads", c.Channels, c.Heads)
+	}
+	if err := c.CheckTensor(); err != nil {
+		return err
 	}
 	if c.FP8 != FP8Off && c.Channels%16 != 0 {
 		return fmt.Errorf("model: %d channels, which products of 8-bit floats take in multiples of 16", c.Channels)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"lockstep/spmd"
+	"lockstep/spmd/checkpoint"
 )
 
 // Param is one tensor of the model: elements [Off, Off+Len) of each arena.
@@ -14,6 +15,9 @@ type Param struct {
 	Len   int    // elements
 	Shape []int  // row-major; a weight is (outputs, inputs)
 	Decay bool   // whether weight decay applies: matrices only
+
+	Cut   checkpoint.Cut // where in the whole tensor its elements are, where this rank has a part of them
+	Whole []int          // the shape of the whole tensor
 }
 
 // Group is a contiguous range of the arenas whose gradients become complete
@@ -33,13 +37,18 @@ const ArenaAlign = 64
 // are the same, some of them empty.
 func Of(cfg Config) (params []Param, groups []Group, n int) {
 	C := cfg.Channels
-	add := func(name string, shape ...int) {
-		p := Param{Name: name, Len: shape[0], Shape: shape, Decay: len(shape) == 2}
+	whole := func(name string, shape ...int) Param {
+		p := Param{Name: name, Len: shape[0], Shape: shape, Decay: len(shape) == 2, Whole: shape}
 		if len(shape) == 2 {
 			p.Len *= shape[1]
 		}
-		params = append(params, p)
+		return p
 	}
+	add := func(name string, shape ...int) { params = append(params, whole(name, shape...)) }
+	rows := func(matrices int, name string, shape ...int) {
+		params = append(params, cfg.Tensor.rows(whole(name, shape...), matrices))
+	}
+	columns := func(name string, shape ...int) { params = append(params, cfg.Tensor.columns(whole(name, shape...))) }
 	first := 0
 	group := func(name string) {
 		for i := range params[first:] {
@@ -56,16 +65,16 @@ func Of(cfg Config) (params []Param, groups []Group, n int) {
 	for l := to - 1; l >= from; l-- {
 		h := fmt.Sprintf("h.%d.", l)
 		add(h+"mlp.c_proj.bias", C)
-		add(h+"mlp.c_proj.weight", C, 4*C)
-		add(h+"mlp.c_fc.bias", 4*C)
-		add(h+"mlp.c_fc.weight", 4*C, C)
+		columns(h+"mlp.c_proj.weight", C, 4*C)
+		rows(1, h+"mlp.c_fc.bias", 4*C)
+		rows(1, h+"mlp.c_fc.weight", 4*C, C)
 		add(h+"ln_2.weight", C)
 		add(h+"ln_2.bias", C)
 		group(h + "mlp")
 		add(h+"attn.c_proj.bias", C)
-		add(h+"attn.c_proj.weight", C, C)
-		add(h+"attn.c_attn.bias", 3*C)
-		add(h+"attn.c_attn.weight", 3*C, C)
+		columns(h+"attn.c_proj.weight", C, C)
+		rows(3, h+"attn.c_attn.bias", 3*C)
+		rows(3, h+"attn.c_attn.weight", 3*C, C)
 		add(h+"ln_1.weight", C)
 		add(h+"ln_1.bias", C)
 		group(h + "attn")

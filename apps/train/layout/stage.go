@@ -86,9 +86,9 @@ func (cfg Config) InFlight() int {
 // this stage has had those that are not kept.
 func (cfg Config) Again(l int) bool { return l < cfg.OwnLayers()-1 || cfg.InFlight() > 1 }
 
-// Whole is the configuration of the model of which this rank has a stage.
+// Whole is the configuration of the model of which this rank has a part.
 func (cfg Config) Whole() Config {
-	cfg.Stage = Staging{}
+	cfg.Stage, cfg.Tensor = Staging{}, Tensor{}
 	return cfg
 }
 

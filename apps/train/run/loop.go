@@ -52,6 +52,9 @@ func (o *Options) announce(w *spmd.World, t *trainer.Trainer) {
 	if o.Cfg.Recompute != layout.RecomputeOff {
 		line = line.Str("recompute", o.recompute)
 	}
+	if o.tp*o.pp > 1 {
+		line = line.Int("dp", o.replicas(w.Size())).Int("tp", o.tp)
+	}
 	if o.pp > 1 {
 		line = line.Int("pp", o.pp).Str("layers_of_stages", t.State.Cfg.Divided(o.Seq))
 	}

@@ -23,7 +23,7 @@ type Options struct {
 	shard, recompute               string
 	layers, heads, channels        int // 0: as the model has it
 	bucketMiB                      int // 0: as the device wants it
-	pp                             int // stages of a pipeline
+	dp, tp, pp                     int // replicas, 0 for what is left; parts of each layer; stages of a pipeline
 	steps, Batch, Seq, GlobalBatch int
 	lr, minLR, weightDecay, clip   float64
 	beta1, beta2                   float64
@@ -74,7 +74,7 @@ var habits = map[string]struct {
 
 func New() *Options {
 	return &Options{
-		model: "tiny", FP8: "off", graph: "auto", shard: "off", recompute: "off", pp: 1, steps: 1500, Batch: 4,
+		model: "tiny", FP8: "off", graph: "auto", shard: "off", recompute: "off", tp: 1, pp: 1, steps: 1500, Batch: 4,
 		weightDecay: optim.DefaultAdam.WeightDecay, clip: optim.DefaultAdam.Clip, beta1: optim.DefaultAdam.Beta1,
 		minLR: 0.1, valBatches: 4, tokens: "bytes", sample: 400, temperature: 0.8,
 		resume: "auto", keep: 3,
@@ -88,6 +88,8 @@ func (o *Options) Flags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.graph, "graph", o.graph, "whether steps are captured once and replayed: auto (on a GPU), on or off")
 	fs.StringVar(&o.shard, "shard", o.shard, "what the ranks share of the training state, so that each needs less memory: off, optimizer (the moments), gradients (them too) or parameters (all)")
 	fs.StringVar(&o.recompute, "recompute", o.recompute, "activations that are computed once more instead of kept, so that there is room for more: off, gelu (those inside the MLPs) or block (all of a layer)")
+	fs.IntVar(&o.dp, "dp", o.dp, "replicas of the model, that learn from different sequences (default the ranks that --tp and --pp leave); the three multiply to the number of ranks")
+	fs.IntVar(&o.tp, "tp", o.tp, "ranks that each layer is divided among, by its heads and the channels of its MLP: neighbours, best with GPUs of one node")
 	fs.IntVar(&o.pp, "pp", o.pp, "stages of a pipeline: so many ranks have some layers of the model each, and micro-batches go from one to the next; the other ranks are replicas")
 	fs.IntVar(&o.bucketMiB, "bucket-mib", o.bucketMiB, "MiB of gradients that go between the ranks in one all-reduce, while the backward pass goes on (default 4; on GPUs 1024, of several nodes 64)")
 	fs.IntVar(&o.layers, "layers", o.layers, "transformer blocks (default the model's)")
@@ -204,13 +206,13 @@ func (o *Options) Check(ranks int) error {
 			*d.value = d.base
 		}
 	}
-	if err := cmp.Or(o.checkNumbers(), o.checkStages(ranks)); err != nil {
+	if err := cmp.Or(o.checkNumbers(), o.checkParts(ranks)); err != nil {
 		return err
 	}
 	switch {
 	case o.channels%o.heads != 0:
 		return fmt.Errorf("--heads %d does not divide %d channels", o.heads, o.channels)
-	case o.pp > 1 && o.GlobalBatch < o.replicas(ranks):
+	case o.tp*o.pp > 1 && o.GlobalBatch < o.replicas(ranks):
 		return fmt.Errorf("--global-batch %d is less than the %d replicas of the model: each needs a sequence", o.GlobalBatch, o.replicas(ranks))
 	case o.GlobalBatch < o.replicas(ranks):
 		return fmt.Errorf("--global-batch %d is less than the %d ranks: each needs a sequence", o.GlobalBatch, ranks)
@@ -241,9 +243,12 @@ func (o *Options) Check(ranks int) error {
 	if o.pp > 1 {
 		o.Cfg.Stage.Stages = o.pp
 	}
+	if o.tp > 1 {
+		o.Cfg.Tensor.Ranks = o.tp
+	}
 	o.adam = optim.AdamConfig{Beta1: o.beta1, Beta2: o.beta2, Eps: optim.DefaultAdam.Eps, WeightDecay: o.weightDecay, Clip: o.clip}
 	o.rate = optim.Schedule{Peak: o.lr, Final: o.lr * o.minLR, Warmup: o.warmup, Steps: o.steps}
-	if err := cmp.Or(o.checkShard("--fp8 "+o.FP8), o.checkRecompute("--fp8 "+o.FP8), o.checkStagesFP8("--fp8 "+o.FP8)); err != nil {
+	if err := cmp.Or(o.checkShard("--fp8 "+o.FP8), o.checkRecompute("--fp8 "+o.FP8), o.checkPartsFP8("--fp8 "+o.FP8)); err != nil {
 		return err
 	}
 	return o.Cfg.Validate()
@@ -297,7 +302,7 @@ func (o *Options) checkNumbers() error {
 		value, min int
 	}{
 		{"steps", o.steps, 1}, {"batch", o.Batch, 0}, {"global-batch", o.GlobalBatch, 1}, {"seq", o.Seq, 1},
-		{"layers", o.layers, 1}, {"pp", o.pp, 1}, {"heads", o.heads, 1}, {"channels", o.channels, 1}, {"log-every", o.logEvery, 1},
+		{"layers", o.layers, 1}, {"dp", o.dp, 0}, {"tp", o.tp, 1}, {"pp", o.pp, 1}, {"heads", o.heads, 1}, {"channels", o.channels, 1}, {"log-every", o.logEvery, 1},
 		{"warmup-steps", o.warmup, 0}, {"val-every", o.valEvery, 0}, {"val-batches", o.valBatches, 0},
 		{"audit", o.audit, 0}, {"sample", o.sample, 0}, {"save-every", o.saveEvery, 0}, {"keep", o.keep, 1}, {"requeue-status", o.RequeueStatus, 0},
 	} {

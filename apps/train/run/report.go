@@ -59,6 +59,7 @@ type SummaryRecord struct {
 	Device      string   `json:"device"`
 	Collectives string   `json:"collectives"`
 
+	Parts  int     `json:"tp,omitempty"`     // of each layer
 	Stages int     `json:"pp,omitempty"`     // of a pipeline
 	Bubble float64 `json:"bubble,omitempty"` // the part of a step in which they wait, as calculated
 }
@@ -187,6 +188,7 @@ func (r *report) summary(t *trainer.Trainer, params int) error {
 	if s.ValLoss != nil {
 		e = e.Str("val_loss", fmt.Sprintf("%.4f", *s.ValLoss))
 	}
+	s.Parts = t.State.Cfg.Tensor.Ranks
 	if cfg := t.State.Cfg; cfg.Stage.Stages > 1 {
 		s.Stages, s.Bubble = cfg.Stage.Stages, cfg.Idle(r.o.Seq)
 		e = e.Str("bubble", percent(s.Bubble))

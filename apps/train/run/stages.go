@@ -9,28 +9,51 @@ import (
 
 // replicas is how many ranks of a run have other sequences of a batch; the others have other parts
 // of the model.
-func (o *Options) replicas(ranks int) int { return ranks / max(1, o.pp) }
+func (o *Options) replicas(ranks int) int { return ranks / max(1, o.tp*o.pp) }
 
-// checkStages refuses a pipeline that there cannot be on so many ranks.
-func (o *Options) checkStages(ranks int) error {
-	switch {
-	case o.pp <= 1:
+// checkParts refuses a model that cannot be divided like that among so many ranks.
+func (o *Options) checkParts(ranks int) error {
+	asked := ""
+	for _, x := range []struct {
+		flag string
+		n    int
+	}{{"--dp", o.dp}, {"--tp", o.tp}, {"--pp", o.pp}} {
+		if x.n > 1 || x.n == 1 && x.flag == "--dp" {
+			asked += fmt.Sprintf(" %s %d", x.flag, x.n)
+		}
+	}
+	if asked == "" || o.tp < 1 || o.pp < 1 {
 		return nil
+	}
+	asked = asked[1:]
+	switch cfg := (layout.Config{Heads: o.heads, Tensor: layout.Tensor{Ranks: o.tp}}); {
 	case o.pp > o.layers:
 		return fmt.Errorf("--pp %d: the model has %d layers, and each stage needs one", o.pp, o.layers)
-	case ranks%o.pp != 0:
-		return fmt.Errorf("--pp %d does not divide the %d ranks", o.pp, ranks)
+	case cfg.CheckTensor() != nil:
+		return cfg.CheckTensor()
+	case o.tp > ranks || o.pp > ranks || ranks%(o.tp*o.pp) != 0:
+		return fmt.Errorf("%s: %d ranks have a part of a replica each, which does not divide the %d ranks", asked, o.tp*o.pp, ranks)
+	case o.dp > 0 && o.dp != o.replicas(ranks):
+		return fmt.Errorf("%s: that is %d ranks, and there are %d", asked, o.dp*o.tp*o.pp, ranks)
+	case o.tp*o.pp == 1:
+		return nil
 	case !o.Given("sample"):
 		o.sample = 0
 	case o.sample > 0:
-		return fmt.Errorf("--sample %d does not go with --pp %d, where no rank has the whole model: train sample writes from a checkpoint", o.sample, o.pp)
+		return fmt.Errorf("--sample %d does not go with %s, where no rank has the whole model: train sample writes from a checkpoint", o.sample, asked)
 	}
 	return nil
 }
 
-// checkStagesFP8 refuses 8-bit floats in a pipeline; asked is where they were asked for.
-func (o *Options) checkStagesFP8(asked string) error {
-	if o.pp > 1 && o.Cfg.FP8 != layout.FP8Off {
+// checkPartsFP8 refuses 8-bit floats where ranks have parts of the model; asked is where they were
+// asked for.
+func (o *Options) checkPartsFP8(asked string) error {
+	switch {
+	case o.Cfg.FP8 == layout.FP8Off:
+		return nil
+	case o.tp > 1:
+		return fmt.Errorf("%s does not go with --tp %d", asked, o.tp)
+	case o.pp > 1:
 		return fmt.Errorf("%s does not go with --pp %d", asked, o.pp)
 	}
 	return nil

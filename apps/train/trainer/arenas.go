@@ -30,11 +30,11 @@ func (t *Trainer) arenas() []gpt.Arena {
 }
 
 // Items are the tensors of a checkpoint: together with the number of steps and of
-// sequences they are all that the next step depends on. --shard and --pp do not change them. Those to
+// sequences they are all that the next step depends on. --shard, --tp and --pp do not change them. Those to
 // be saved may be other parts of them than those to be loaded.
 func (t *Trainer) Items(save bool) []checkpoint.Item {
-	if t.pipelined() {
-		return t.stageItems(save)
+	if t.divided() {
+		return t.partItems(save)
 	}
 	var items []checkpoint.Item
 	for _, a := range t.arenas() {
@@ -60,7 +60,7 @@ func (t *Trainer) Audit(steps int) error {
 	if err := t.Stream.Synchronize(); err != nil {
 		return err
 	}
-	if t.sharder != nil || t.pipelined() {
+	if t.sharder != nil || t.divided() {
 		if err := ddp.CheckSame(t.all, fmt.Sprintf("the number of updates after %d steps", steps), t.Optimizer.Counts); err != nil {
 			return err
 		}
@@ -70,10 +70,8 @@ func (t *Trainer) Audit(steps int) error {
 			return err
 		}
 	}
-	if t.tied.Size() > 1 {
-		if err := t.auditTied(steps); err != nil {
-			return err
-		}
+	if err := t.auditCopies(steps); err != nil {
+		return err
 	}
 	for _, a := range t.replicas() {
 		err := ddp.CheckSame(t.c, fmt.Sprintf("%sweights after %d steps", a.Prefix, steps), a.Buffer)

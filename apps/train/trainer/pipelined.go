@@ -1,51 +1,16 @@
 package trainer
 
 import (
-	"errors"
-	"fmt"
-
 	"lockstep/apps/train/batches"
 	"lockstep/apps/train/gpt"
 	"lockstep/apps/train/kernels"
-	"lockstep/apps/train/layout"
 	"lockstep/spmd"
 	"lockstep/spmd/blas"
-	"lockstep/spmd/checkpoint"
-	"lockstep/spmd/ddp"
 )
 
 // pipelined says whether the ranks have different stages of the model. A step is then one
 // schedule of all its micro-batches, and one graph.
 func (t *Trainer) pipelined() bool { return t.Config.Model.Stage.Stages > 1 }
-
-// divide gives each rank its part of the model and of the data. Ranks that follow each other share
-// a batch; what is apart goes between stages, which send the least. Every rank of the run calls it.
-func (t *Trainer) divide() error {
-	m := &t.Config.Model
-	if stages := m.Stage.Stages; stages > 1 {
-		if t.all.Size() != t.World.Size() {
-			return errors.New("the stages of a pipeline are of all ranks")
-		}
-		mesh, err := t.World.Mesh(spmd.Axis{Name: "pipe", Size: stages}, spmd.Axis{Name: "data", Size: spmd.Fit})
-		if err != nil {
-			return err
-		}
-		t.pipe, t.c = mesh.Comm("pipe"), mesh.Comm("data")
-		index := t.pipe.Rank()
-		color := -1
-		if index == 0 || index == stages-1 {
-			color = t.c.Rank()
-		}
-		if t.tied, err = t.all.Split(color, index); err != nil {
-			return err
-		}
-		m.Stage = layout.StageOf(*m, index, stages, t.microSteps(t.GlobalBatch), t.Seq)
-	}
-	if m.Shard.Mode != layout.ShardOff {
-		m.Shard.Rank, m.Shard.Ranks = t.c.Rank(), t.c.Size()
-	}
-	return nil
-}
 
 // openPipeline takes what pipelined steps need, for micro-batches of up to batch sequences.
 func (t *Trainer) openPipeline(batch int, keep func(func() error)) error {
@@ -166,18 +131,6 @@ func (t *Trainer) tie() error {
 	return spmd.AllReduce(t.tied.On(t.Stream), g, g, spmd.Sum)
 }
 
-// counted is what this rank adds to the norm of the gradient: what no other does.
-func (t *Trainer) counted() []spmd.Buffer[float32] {
-	if t.sharder == nil && t.c.Rank() > 0 {
-		return nil
-	}
-	bs := t.State.OtherGrads()
-	if t.State.Cfg.Begins() {
-		bs = append(bs, t.State.EmbeddingGrads())
-	}
-	return bs
-}
-
 // lookThrough computes this rank's part of a step's gradients again, and has look see them when a
 // section is done. It blocks. Every rank of the run calls it.
 func (t *Trainer) lookThrough(step int, look func(section int) error) error {
@@ -191,48 +144,4 @@ func (t *Trainer) lookThrough(step int, look func(section int) error) error {
 		return x.Around(t.Stream, x.Training, true, false, commands)
 	}
 	return commands()
-}
-
-// stageItems are the tensors of a checkpoint where each rank has a part of the model: the same as
-// without. A rank that has none of a tensor takes part all the same. What several have each saves
-// a part of.
-func (t *Trainer) stageItems(save bool) []checkpoint.Item {
-	own := map[string]layout.Param{}
-	for _, p := range t.State.Params {
-		own[p.Name] = p
-	}
-	whole, _, _ := layout.Of(t.State.Cfg.Whole())
-	var items []checkpoint.Item
-	for _, a := range t.arenas() {
-		for _, p := range whole {
-			skip, have := 0, spmd.Buffer[float32]{}
-			q, ok := own[p.Name]
-			twice := ok && q.Group == len(t.State.Groups)-1 && !t.State.Cfg.Begins() // the first stage has it, too
-			if ok && !(save && twice) {
-				skip, have = t.State.Of(a, q)
-				if save && !a.Shared {
-					part := spmd.ShardOf(have.Len(), t.c.Rank(), t.c.Size())
-					skip, have = part.Off, have.Slice(part.Off, part.Off+part.Len)
-				}
-			}
-			items = append(items, checkpoint.Sharded(a.Prefix+p.Name, have, skip, p.Len))
-		}
-	}
-	return items
-}
-
-// auditTied fails where the two copies of the embeddings differ after a number of steps.
-func (t *Trainer) auditTied(steps int) error {
-	for _, a := range t.arenas() {
-		for _, p := range t.State.Params {
-			if p.Group != len(t.State.Groups)-1 {
-				continue
-			}
-			_, have := t.State.Of(a, p)
-			if err := ddp.CheckSame(t.tied, fmt.Sprintf("%s%s after %d steps", a.Prefix, p.Name, steps), have); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
 }

@@ -190,6 +190,9 @@ func (t *Trainer) microCommands(k microKind, batch gpt.Batch) error {
 		return err
 	}
 	// The update looks at the loss of all ranks.
+	if err := t.countLoss(); err != nil {
+		return err
+	}
 	if err := spmd.AllReduce(t.all.On(t.Stream), t.State.Totals, t.State.Totals, spmd.Sum); err != nil {
 		return err
 	}

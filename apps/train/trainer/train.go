@@ -45,6 +45,7 @@ type Trainer struct {
 	all       spmd.Comm // the ranks of the run
 	c         spmd.Comm // those that share each batch: the others have other parts of the model
 	pipe      spmd.Comm // those with the other stages of the model
+	tensor    spmd.Comm // those with the other parts of the same layers
 	tied      spmd.Comm // the two with a copy of the embeddings each; no rank elsewhere
 	Data      *batches.Dataset
 	State     *gpt.State // of model
@@ -98,6 +99,7 @@ func (t *Trainer) open() (err error) {
 		return err
 	}
 	keep(t.State.Close)
+	t.Model.ShareLayers(t.tensor)
 	if t.pipelined() {
 		if err := t.openPipeline(batch, keep); err != nil {
 			return err
@@ -163,12 +165,12 @@ func (t *Trainer) connect(keep func(func() error)) (err error) {
 			return err
 		}
 		keep(t.sharder.Close)
-		if !t.pipelined() {
+		if !t.divided() {
 			t.Optimizer.MeasureNorm = func(s *spmd.Stream, norm spmd.Buffer[float32]) error { return t.sharder.Scatter.ClipNorm(0, norm, s) }
 			return nil
 		}
 	}
-	if t.pipelined() {
+	if t.divided() {
 		n, err := ddp.NewNorm(t.all, t.counted()...)
 		if err != nil {
 			return err
@@ -252,13 +254,13 @@ func (t *Trainer) dealOut(h *weights.Folder) error {
 	for _, p := range t.State.Params {
 		var x []float32
 		if t.c.Rank() == 0 {
-			x, err = h.Tensor(p)
+			x, err = h.Tensor(p.Uncut())
 		}
 		if _, err := agree.Among(t.World, t.c).Gather(nil, err); err != nil {
 			return err
 		}
 		if t.c.Rank() != 0 {
-			x = make([]float32, weights.Len(p, t.State.Cfg))
+			x = make([]float32, weights.Len(p.Uncut(), t.State.Cfg))
 		}
 		for lo := 0; lo < len(x); lo += chunk {
 			piece := x[lo:min(lo+chunk, len(x))]
@@ -450,6 +452,9 @@ func (t *Trainer) Validate() (float64, error) {
 		return batch, scale, err
 	}
 	if err := t.evaluate(t.microSteps(n), next); err != nil {
+		return 0, err
+	}
+	if err := t.countLoss(); err != nil {
 		return 0, err
 	}
 	if err := spmd.AllReduce(t.all.On(t.Stream), t.State.Loss, t.State.Loss, spmd.Sum); err != nil {

@@ -270,7 +270,7 @@ func transposed(p layout.Param) bool {
 // Load reads the weights into s's. It blocks, and is for one rank to call.
 func (h *Folder) Load(s *gpt.State) error {
 	for _, p := range s.Params {
-		x, err := h.Tensor(p)
+		x, err := h.Tensor(p.Uncut())
 		if err != nil {
 			return err
 		}

@@ -10,28 +10,29 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// Saved with stages on some ranks, and gone on with otherwise on others: the losses are those of the
+// Saved with parts of the model on some ranks, and gone on with otherwise on others: the losses are those of the
 // run without, to the bit in the same form.
-func TestPipelinedResume(t *testing.T) {
+func TestDividedResume(t *testing.T) {
 	spmdtest.HostOnly(t, "no device plays a part")
 	const bound = 1e-4
-	args := append(smallRun(t, 7, "--val-every", "3"), "--layers", "3")
+	args := append(smallRun(t, 7, "--val-every", "3"), "--layers", "3", "--heads", "6", "--channels", "24")
 	want, _ := finish(t, 2, args...)
 	for i, form := range []struct {
 		ranks int
 		flags string
-	}{{2, "--pp 2"}, {4, "--pp 2 --shard gradients"}, {3, "--pp 3 --recompute block"}, {4, "--pp 2"}, {2, ""}, {4, "--pp 2 --shard parameters"}} {
+	}{{2, "--pp 2"}, {4, "--pp 2 --shard gradients"}, {3, "--pp 3 --recompute block"}, {4, "--pp 2"}, {2, ""}, {4, "--pp 2 --shard parameters"},
+		{2, "--tp 2"}, {4, "--dp 2 --tp 2 --shard parameters"}, {4, "--tp 2 --pp 2 --recompute block"}, {3, "--tp 3"}, {4, "--tp 2 --shard optimizer"}} {
 		t.Run(fmt.Sprintf("%s on %d", form.flags, form.ranks), func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "run")
 			with := append(args, strings.Fields(form.flags)...)
 			whole, log := finish(t, form.ranks, append(with, "--checkpoint", dir, "--save-every", "3", "--keep", "9")...)
 			compareRuns(t, whole, want, 0, bound)
-			if form.flags != "" && (!regexp.MustCompile(`bubble="\d+ %"`).MatchString(log) || !strings.Contains(log, " layers_of_stages=")) {
+			if strings.Contains(form.flags, "--pp") && (!regexp.MustCompile(`bubble="\d+ %"`).MatchString(log) || !strings.Contains(log, " layers_of_stages=")) {
 				t.Errorf("the log does not tell of stages:\n%s", log)
 			}
 			same, _ := finish(t, form.ranks, append(with, "--graph", "on", "--checkpoint", only(t, dir, 3), "--resume", "must")...)
 			compareRuns(t, same, whole, 3, 0)
-			next := [...]string{"--pp 3", "", "--pp 2 --shard optimizer"}[i%3]
+			next := [...]string{"--pp 3", "--tp 3", "--tp 2 --shard optimizer"}[i%3]
 			other, log := finish(t, []int{3, 3, 4}[i%3], append(append(args, strings.Fields(next)...), "--checkpoint", only(t, dir, 3), "--resume", "must")...)
 			compareRuns(t, other, want, 3, bound)
 			if strings.Contains(log, "another setting") {
@@ -41,12 +42,16 @@ func TestPipelinedResume(t *testing.T) {
 	}
 }
 
-// What a run with stages is not told in one line beforehand it does not do.
-func TestPipelinedRefused(t *testing.T) {
+// Parts that there cannot be are refused in one line beforehand.
+func TestDividedRefused(t *testing.T) {
 	besideOthers(t)
 	spmdtest.Ranks(t, 4)
 	for _, tc := range []struct{ flags, want string }{
-		{"--pp 3", "--pp 3 does not divide the 4 ranks"},
+		{"--pp 3", "--pp 3: 3 ranks have a part of a replica each, which does not divide the 4 ranks"},
+		{"--dp 1 --tp 2", "--dp 1 --tp 2: that is 2 ranks, and there are 4"},
+		{"--tp 2 --pp 3", "--tp 2 --pp 3: 6 ranks have a part of a replica"},
+		{"--tp 4 --heads 6 --channels 24", "--tp 4 does not divide the 6 heads: 1, 2, 3, 6 do"},
+		{"--tp 2 --fp8 all --dtype bfloat16", "--fp8 all does not go with --tp 2"},
 		{"--pp 2 --global-batch 1", "--global-batch 1 is less than the 2 replicas of the model"},
 		{"--pp 2 --sample 5", "--sample 5 does not go with --pp 2"},
 		{"--pp 2 --fp8 head --dtype bfloat16", "--fp8 head does not go with --pp 2"},

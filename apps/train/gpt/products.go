@@ -1,0 +1,132 @@
+package gpt
+
+import (
+	"lockstep/apps/train/kernels"
+	"lockstep/spmd"
+	"lockstep/spmd/attention"
+	"lockstep/spmd/blas"
+)
+
+// linear enqueues y(n,out) = x(n,in)·wᵀ + b.
+func (e *enqueue[A]) linear(y, x spmd.Buffer[A], p *Linear[A]) {
+	e.product(y, x, p, blas.Options{Bias: argOf(p.bias)})
+}
+
+// linearResidual enqueues y(n,out) = x(n,in)·wᵀ + b + res(n,out), where in is the sum of what the
+// ranks have that divide the layer: one of them adds what they all have.
+func (e *enqueue[A]) linearResidual(y, x spmd.Buffer[A], p *Linear[A], res spmd.Buffer[A]) {
+	o := blas.Options{Bias: argOf(p.bias), Residual: res.Arg()}
+	if e.m.Cfg.Tensor.Rank > 0 {
+		o = blas.Options{}
+	}
+	e.product(y, x, p, o)
+	e.sum(y)
+}
+
+// sum enqueues x(n,C) = its sum over the ranks that divide the layers.
+func (e *enqueue[A]) sum(x spmd.Buffer[A]) {
+	if e.Err == nil && e.m.Cfg.Tensor.Parts() > 1 {
+		x = x.Slice(0, e.N*e.m.Cfg.Channels)
+		e.Err = spmd.AllReduce(e.m.with.On(e.S), x, x, spmd.Sum)
+	}
+}
+
+// linearGELU enqueues pre(n,out) = x(n,in)·wᵀ + b and y = gelu(pre), by GPT-2's tanh formula,
+// and the copy of y.
+func (e *enqueue[A]) linearGELU(y, pre, x spmd.Buffer[A], p *Linear[A], to kernels.Cast) {
+	if !to.None() {
+		e.linear(pre, x, p)
+		e.GELU8(y, pre, e.N*p.Out, to)
+		return
+	}
+	e.product(y, x, p, blas.Options{Bias: argOf(p.bias), GELU: pre.Arg()})
+}
+
+// product enqueues y(n,out) = x(n,in)·wᵀ, with an epilogue.
+func (e *enqueue[A]) product(y, x spmd.Buffer[A], p *Linear[A], o blas.Options) {
+	if q := e.product8(p); q != nil {
+		gemm(e, y, e.N, p.Out, q.X.Codes, e.N, p.In, q.W, p.Out, p.In, q.Scaled(o, q.X))
+		return
+	}
+	o.TransB = true
+	gemm(e, y, e.N, p.Out, x, e.N, p.In, p.W, p.Out, p.In, o)
+}
+
+// inputGrad enqueues dx(n,in) = dy(n,out)·w.
+func (e *enqueue[A]) inputGrad(dx, dy spmd.Buffer[A], p *Linear[A]) {
+	if q := e.product8(p); q != nil {
+		gemm(e, dx, e.N, p.In, q.DY.Codes, e.N, p.Out, q.Across, p.In, p.Out, q.Scaled(blas.Options{}, q.DY))
+		return
+	}
+	gemm(e, dx, e.N, p.In, dy, e.N, p.Out, p.W, p.Out, p.In, blas.Options{})
+}
+
+// inputGradGELU enqueues dpre(n,in) = dy(n,out)·w·gelu'(pre(n,in)), and the copy of dpre where wrote,
+// the linear that pre is of, takes one: with it comes the gradient of the bias.
+func (e *enqueue[A]) inputGradGELU(dpre, dy spmd.Buffer[A], p *Linear[A], pre spmd.Buffer[A], wrote *Linear[A]) {
+	if to := e.gradCast(wrote); !to.None() {
+		e.inputGrad(dpre, dy, p)
+		e.CastColumns(dpre, pre, to, wrote.DB)
+		return
+	}
+	gemm(e, dpre, e.N, p.In, dy, e.N, p.Out, p.W, p.Out, p.In, blas.Options{DGELU: pre.Arg()})
+}
+
+// weightGrad enqueues dw(out,in) (+)= dy(n,out)ᵀ·x(n,in).
+func (e *enqueue[A]) weightGrad(dy, x spmd.Buffer[A], p *Linear[A]) {
+	gemm(e, p.DW, p.Out, p.In, dy, e.N, p.Out, x, e.N, p.In, blas.Options{TransA: true, Accumulate: e.Acc})
+}
+
+// weightBiasGrad enqueues what weightGrad does, and db(out) (+)= the sum of dy over its rows.
+func (e *enqueue[A]) weightBiasGrad(dy, x spmd.Buffer[A], p *Linear[A]) {
+	if !e.gradCast(p).None() { // which has left the sums
+		e.weightGrad(dy, x, p)
+		return
+	}
+	sums := p.DB
+	if e.Acc {
+		sums = e.m.sums.Slice(0, p.Out) // a product replaces them
+	}
+	gemm(e, p.DW, p.Out, p.In, dy, e.N, p.Out, x, e.N, p.In, blas.Options{TransA: true, Accumulate: e.Acc, RowSums: sums.Arg()})
+	if e.Acc {
+		e.AddTo(p.DB, sums)
+	}
+}
+
+// argOf is a buffer as an operand of Gemm, none where it is empty.
+func argOf[T spmd.Elem](b spmd.Buffer[T]) spmd.Arg {
+	if b.Len() == 0 {
+		return spmd.Arg{}
+	}
+	return b.Arg()
+}
+
+// gemm enqueues a product of the first rows of buffers: c(cr,cc) from a(ar,ac) and b(br,bc).
+func gemm[A kernels.Act, C, T blas.Elem](e *enqueue[A], c spmd.Buffer[C], cr, cc int, a spmd.Buffer[T], ar, ac int, b spmd.Buffer[T], br, bc int, o blas.Options) {
+	if e.Err == nil {
+		e.Err = blas.Gemm(e.S, blas.MatrixOf(c, cr, cc), blas.MatrixOf(a, ar, ac), blas.MatrixOf(b, br, bc), o)
+	}
+}
+
+// attention is what computes that of the micro-batch.
+func (e *enqueue[A]) attention() (a *attention.Attention[A]) {
+	if e.Err == nil {
+		a, e.Err = e.m.att.For(e.b, e.T)
+	}
+	return a
+}
+
+// attentionForward enqueues the causal attention of qkv(b,t,3,nh,hs) into
+// out(b,t,nh,hs), keeping the logarithms of the softmax's denominators, lse(b,nh,t).
+func (e *enqueue[A]) attentionForward(out spmd.Buffer[A], lse spmd.Buffer[float32], qkv spmd.Buffer[A]) {
+	if a := e.attention(); e.Err == nil {
+		e.Err = a.Forward(e.S, out, lse, qkv)
+	}
+}
+
+// attentionBackward enqueues dqkv from dout and what attentionForward kept.
+func (e *enqueue[A]) attentionBackward(dqkv, dout, out spmd.Buffer[A], lse spmd.Buffer[float32], qkv spmd.Buffer[A]) {
+	if a := e.attention(); e.Err == nil {
+		e.Err = a.Backward(e.S, dqkv, dout, out, lse, qkv)
+	}
+}

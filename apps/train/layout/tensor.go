@@ -1,0 +1,87 @@
+package layout
+
+import (
+	"fmt"
+	"strings"
+
+	"lockstep/spmd/checkpoint"
+)
+
+// Tensor says which heads of each attention, and which channels inside each MLP, a rank has, where
+// ranks divide them (--tp): the Rank-th of Ranks equal parts. The zero value is all of them.
+//
+// The first product of an attention and of an MLP has rows of its weight, so that what it makes is
+// this rank's part; the second has the columns that take it, and the sum over the ranks is the
+// result. All else every rank has, and computes alike.
+type Tensor struct{ Rank, Ranks int }
+
+// Parts is in how many the ranks divide each layer.
+func (x Tensor) Parts() int { return max(1, x.Ranks) }
+
+// OwnHeads is how many heads of an attention this rank has.
+func (cfg Config) OwnHeads() int { return cfg.Heads / cfg.Tensor.Parts() }
+
+// OwnChannels is how many channels these have. An MLP has four times as many inside.
+func (cfg Config) OwnChannels() int { return cfg.Channels / cfg.Tensor.Parts() }
+
+// CheckTensor refuses a number of parts that does not divide the heads, and names those that do.
+func (cfg Config) CheckTensor() error {
+	if cfg.Heads%cfg.Tensor.Parts() == 0 {
+		return nil
+	}
+	var good []string
+	for n := 1; n <= cfg.Heads; n++ {
+		if cfg.Heads%n == 0 {
+			good = append(good, fmt.Sprint(n))
+		}
+	}
+	return fmt.Errorf("--tp %d does not divide the %d heads: %s do", cfg.Tensor.Ranks, cfg.Heads, strings.Join(good, ", "))
+}
+
+// rows leaves p this rank's rows of each of several matrices, or elements of vectors, that follow
+// each other in it.
+func (x Tensor) rows(p Param, matrices int) Param {
+	return x.cut(p, 0, matrices)
+}
+
+// columns leaves p this rank's columns of a matrix.
+func (x Tensor) columns(p Param) Param {
+	return x.cut(p, 1, p.Shape[0])
+}
+
+// cut leaves p a part of its dimension dim: in each of so many equal pieces of its elements one run.
+func (x Tensor) cut(p Param, dim, pieces int) Param {
+	if x.Parts() == 1 {
+		return p
+	}
+	stride := p.Len / pieces
+	run := stride / x.Ranks
+	p.Shape = append([]int(nil), p.Shape...)
+	p.Shape[dim] /= x.Ranks
+	p.Len /= x.Ranks
+	p.Cut = checkpoint.Cut{First: x.Rank * run, Run: run, Stride: stride}
+	return p
+}
+
+// Own puts what this rank has of a tensor, all of whose elements are x, into own, and returns that:
+// x itself where the rank has all. x may lack elements at its end that are 0.
+func (p Param) Own(own, x []float32) []float32 {
+	c := p.Cut
+	if c.Run == 0 {
+		return x
+	}
+	own = own[:0]
+	for at := c.First; at < len(x) && len(own) < p.Len; at += c.Stride {
+		own = append(own, x[at:at+c.Run]...)
+	}
+	return own
+}
+
+// Uncut is the whole of a tensor of which p may be a part.
+func (p Param) Uncut() Param {
+	p.Shape, p.Cut, p.Len = p.Whole, checkpoint.Cut{}, 1
+	for _, n := range p.Shape {
+		p.Len *= n
+	}
+	return p
+}

@@ -1,0 +1,173 @@
+package trainer
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+
+	"lockstep/apps/train/kernels"
+	"lockstep/apps/train/layout"
+	"lockstep/apps/train/traintest"
+	"lockstep/spmd"
+	"lockstep/spmd/spmdtest"
+)
+
+// Layers that are divided, a pipeline of stages, and both beside replicas train as plain data
+// parallel does, over uneven parts of a batch and micro-batches, with every mode of sharing beside it.
+func TestDivided(t *testing.T) {
+	traintest.OnBoth(t, []int{2, 3, 4}, testDivided[float32], testDivided[spmd.BF16])
+}
+
+// eachForm calls fn with every way to have parts of each layer and stages on so many ranks, but that
+// with neither.
+func eachForm(ranks int, fn func(tensor, stages int)) {
+	for tensor := 1; tensor <= ranks; tensor++ {
+		for stages := 1; stages <= ranks; stages++ {
+			if tensor*stages > 1 && ranks%(tensor*stages) == 0 {
+				fn(tensor, stages)
+			}
+		}
+	}
+}
+
+func testDivided[A kernels.Act](t *testing.T, w *spmd.World) {
+	bound := 1e-4
+	if kernels.IsHalf[A]() {
+		bound = 1e-3
+	}
+	const layers, heads, channels = 5, 12, 48
+	for _, batch := range []int{2, 1} {
+		steps := 4
+		if batch == 2 && !kernels.IsHalf[A]() {
+			steps = 50
+		}
+		cfg := testConfig(steps)
+		cfg.Half, cfg.Batch, cfg.Graph, cfg.Model.Layers, cfg.Model.Heads, cfg.Model.Channels = kernels.IsHalf[A](), batch, "off", layers, heads, channels
+		plain := start(t, w, w.Comm(), cfg, wordTokens(4000))
+		wants := make([][2]float64, steps) // loss and norm
+		for i := range wants {
+			wants[i][0], wants[i][1] = step(t, plain, i)
+		}
+		wantVal, err := plain.Validate()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := plain.Close(); err != nil {
+			t.Fatal(err)
+		}
+		eachForm(w.Size(), func(tensor, stages int) {
+			for mode := layout.ShardOff; mode <= layout.ShardParameters; mode++ {
+				cfg.Model.Shard.Mode, cfg.Model.Tensor.Ranks, cfg.Model.Stage.Stages = mode, tensor, stages
+				split := start(t, w, w.Comm(), cfg, wordTokens(4000))
+				what := fmt.Sprintf("--tp %d --pp %d --shard %v, %d ranks, micro-batches of %d", tensor, stages, mode, w.Size(), batch)
+				worst := 0.0
+				for i, want := range wants {
+					loss, norm := step(t, split, i)
+					if !traintest.CloseTo(loss, want[0], bound) || !traintest.CloseTo(norm, want[1], 100*bound*want[1]) {
+						t.Fatalf("%s, step %d: loss %.8f, norm %.8f; without %v", what, i, loss, norm, want)
+					}
+					worst = max(worst, math.Abs(loss-want[0]))
+					if i%10 == 0 || i == steps-1 {
+						if err := split.Audit(i + 1); err != nil {
+							t.Fatalf("%s, step %d: %v", what, i, err)
+						}
+					}
+				}
+				if steps == 50 {
+					traintest.Measured(t, fmt.Sprintf("largest difference of a loss over 50 steps with --tp %d --pp %d --shard %v", tensor, stages, mode), worst)
+				}
+				got, err := split.Validate()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !traintest.CloseTo(got, wantVal, bound) {
+					t.Errorf("%s: validation loss %.8f, without %.8f", what, got, wantVal)
+				}
+				if err := split.Close(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// What an audit is for: a rank that differs in what others have, too, is found.
+func TestDividedAudit(t *testing.T) {
+	spmdtest.Run(t, []int{2, 4}, func(t *testing.T, w *spmd.World) {
+		for _, form := range [][3]int{{2, 1, 0}, {1, 2, 1}} { // parts of layers, stages, and whether the embeddings differ
+			cfg := testConfig(1)
+			cfg.Model.Tensor.Ranks, cfg.Model.Stage.Stages = form[0], form[1]
+			tr := start(t, w, w.Comm(), cfg, wordTokens(4000))
+			name := "h.1.ln_1.bias"
+			if form[2] == 1 {
+				name = "wpe.weight"
+			}
+			if err := tr.Audit(0); err != nil {
+				t.Fatal(err)
+			}
+			// The last rank of each replica, so that replicas agree.
+			if tr.tensor.Rank() == form[0]-1 && tr.pipe.Rank() == form[1]-1 {
+				for _, p := range tr.State.Params {
+					if p.Name == name {
+						tr.State.Weights.Set(p.Off, 3)
+					}
+				}
+			}
+			if err := tr.Audit(1); err == nil || !strings.Contains(err.Error(), name) {
+				t.Errorf("%v: %v, want %s", form, err, name)
+			}
+			if err := tr.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}
+
+// A divided step as a graph has the bits of its commands, and so has recomputation.
+func TestDividedGraphs(t *testing.T) {
+	spmdtest.Run(t, []int{2, 3}, func(t *testing.T, w *spmd.World) {
+		for mode := layout.ShardOff; mode <= layout.ShardParameters; mode++ {
+			testDividedGraphs(t, w, mode, 1, w.Size())
+			testDividedGraphs(t, w, mode, w.Size(), 1)
+		}
+	})
+}
+
+func testDividedGraphs(t *testing.T, w *spmd.World, mode layout.ShardMode, tensor, stages int) {
+	const steps = 5
+	cfg := testConfig(steps)
+	cfg.Batch, cfg.Model.Layers, cfg.Model.Heads, cfg.Model.Channels = 1, 5, 6, 48
+	cfg.Model.Shard.Mode, cfg.Model.Tensor.Ranks, cfg.Model.Stage.Stages = mode, tensor, stages
+	cfg.Graph = "off"
+	plain := start(t, w, w.Comm(), cfg, wordTokens(4000))
+	others := []*Trainer{}
+	for _, recompute := range []layout.Recomputation{layout.RecomputeOff, layout.RecomputeGELU, layout.RecomputeBlock} {
+		if cfg.Graph = "on"; w.Comm().Capturable() != nil {
+			cfg.Graph = "off"
+		}
+		cfg.Model.Recompute = recompute
+		others = append(others, start(t, w, w.Comm(), cfg, wordTokens(4000)))
+	}
+	for i := range steps {
+		loss, norm := step(t, plain, i)
+		for k, other := range others {
+			if gloss, gnorm := step(t, other, i); loss != gloss || norm != gnorm {
+				t.Fatalf("--shard %v, step %d: loss %v, norm %v; as a graph, recompute %v: %v, %v", mode, i, loss, norm, layout.Recomputation(k), gloss, gnorm)
+			}
+			if i == 2 { // what comes between steps does not disturb them
+				if _, err := other.Validate(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	for _, tr := range append(others, plain) {
+		if tr != plain {
+			compareArenas(t, fmt.Sprint("--shard ", mode), tr, plain, 0)
+		}
+		if err := tr.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
