@@ -191,7 +191,7 @@ func (o *buffers[T]) pingPong(comm spmd.Comm) func() error {
 			return spmd.Send(comm, dst, 0)
 		}
 	}
-	return nothing
+	return func() error { return nil }
 }
 
 // want is element i of dst after the collective; nil where this rank gets none.

@@ -22,7 +22,7 @@ import (
 // lossBench compares what a model learns with what it learns in PyTorch, from the same
 // weights, sequences and rates.
 type lossBench struct {
-	bench
+	harness
 	model, text, python, pythonDir string
 	batch, seq, steps              int
 	seed                           uint64
@@ -64,7 +64,7 @@ func lossCommand() error {
 	if len(l.gpus) == 0 {
 		return fmt.Errorf("bench loss measures GPUs: %s", l.whyNoGPU)
 	}
-	l.group = &group{set: gpuSet, name: "loss"}
+	l.set, l.group = gpuSet, "loss"
 	l.line = "bin/bench loss" + repeatable(fs)
 	return l.run()
 }

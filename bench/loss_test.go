@@ -11,7 +11,7 @@ import (
 // The difference of the last losses counts, with its sign; those before it do not.
 func TestLossRow(t *testing.T) {
 	l := lossBench{model: "gpt2", batch: 8, seq: 1024, steps: 300}
-	l.group, l.gpus = &group{set: gpuSet, name: "loss"}, []string{"a GPU"}
+	l.set, l.group, l.gpus = gpuSet, "loss", []string{"a GPU"}
 	ours, theirs := make([]timedStep, 300), make([]step, 300)
 	for i := range ours {
 		theirs[i].Loss = 3

@@ -91,8 +91,8 @@ type row struct {
 	Parts map[string]float64 `json:"parts,omitempty"`
 }
 
-// bench is one run of this command.
-type bench struct {
+// harness is what runs programs and compares what they measure.
+type harness struct {
 	bin      string // folder of the built programs
 	csrc     string // folder of the C programs' sources
 	dir      string // temporary: the C programs, built
@@ -105,14 +105,18 @@ type bench struct {
 	whyNoGPU string   // where there are none
 	line     string   // the command line, where it is another than command's
 	rows     []row    // of the group that runs
-	group    *group   // that runs
+	set      string   // of groups, whose group runs
+	group    string   // its name
 }
+
+// bench is one run of this command without a subcommand.
+type bench struct{ harness }
 
 const defaultRounds = 5
 
 func runner() error {
 	var only []string
-	b := bench{}
+	var b bench
 	fs := pflag.NewFlagSet("bench", pflag.ExitOnError)
 	fs.StringSliceVar(&only, "only", nil, "what to run: "+strings.Join(sets, ", ")+", or groups: "+strings.Join(names(), ", ")+" (default all)")
 	fs.StringVar(&b.out, "out", "bench/results", "`DIR` for host.jsonl and gpu.jsonl; rows of groups that are not run are kept")
@@ -165,7 +169,7 @@ func (b *bench) runSet(set string, only []string) error {
 	}
 	var failed []error
 	for _, g := range run {
-		b.group, b.rows = g, nil
+		b.set, b.group, b.rows = g.set, g.name, nil
 		err := g.run(b)
 		if err != nil {
 			failed = append(failed, fmt.Errorf("%s: %w", g.name, err))
@@ -195,7 +199,7 @@ func merge(rows, measured []row, name string, whole bool) []row {
 }
 
 // prepare notes what is measured and what it runs on.
-func (b *bench) prepare() error {
+func (b *harness) prepare() error {
 	var err error
 	if b.dir, err = os.MkdirTemp("", "lockstep-bench"); err != nil {
 		return err
@@ -234,16 +238,16 @@ func gpuNames(list string) []string {
 }
 
 // program is a built program of the framework.
-func (b *bench) program(name string) string { return filepath.Join(b.bin, name) }
+func (b *harness) program(name string) string { return filepath.Join(b.bin, name) }
 
 // rank is the command line by which this program measures itself on n ranks.
-func (b *bench) rank(n int, what string, flags ...string) ([]string, error) {
+func (b *harness) rank(n int, what string, flags ...string) ([]string, error) {
 	return b.self(n, "rank", append([]string{"--what", what}, flags...)...)
 }
 
 // self is the command line of one of this program's commands for ranks, on n of
 // them.
-func (b *bench) self(n int, command string, flags ...string) ([]string, error) {
+func (b *harness) self(n int, command string, flags ...string) ([]string, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -252,15 +256,15 @@ func (b *bench) self(n int, command string, flags ...string) ([]string, error) {
 }
 
 // deviceName is --device of programs in the set of groups that runs.
-func (b *bench) deviceName() string {
-	if b.group.set == gpuSet {
+func (b *harness) deviceName() string {
+	if b.set == gpuSet {
 		return "cuda"
 	}
 	return "host"
 }
 
 // c builds a C program, once, and returns its file.
-func (b *bench) c(name string, compiler ...string) (string, error) {
+func (b *harness) c(name string, compiler ...string) (string, error) {
 	file := filepath.Join(b.dir, name)
 	if _, err := os.Stat(file); err == nil {
 		return file, nil
@@ -356,7 +360,7 @@ func lines[T any](out string) ([]T, error) {
 
 // compare adds a row with a peer. For times ratio is ours over theirs, for rates
 // theirs over ours.
-func (b *bench) compare(r row, peer string, theirs float64, rate bool) {
+func (b *harness) compare(r row, peer string, theirs float64, rate bool) {
 	ratio := r.Ours / theirs
 	if rate {
 		ratio = 1 / ratio
@@ -367,13 +371,13 @@ func (b *bench) compare(r row, peer string, theirs float64, rate bool) {
 }
 
 // limit adds a row without a peer: ours must not exceed goal.
-func (b *bench) limit(r row) {
+func (b *harness) limit(r row) {
 	r.Met = r.Ours <= r.Goal
 	b.add(r)
 }
 
-func (b *bench) add(r row) {
-	r.Bench = b.group.name
+func (b *harness) add(r row) {
+	r.Bench = b.group
 	r.Device, r.Machine = b.hardware()
 	r.Commit, r.Date = b.commit, time.Now().UTC().Format(time.DateOnly)
 	r.Command = b.command(r.Bench)
@@ -381,15 +385,15 @@ func (b *bench) add(r row) {
 }
 
 // hardware is the device of the set of groups that runs, and the machine.
-func (b *bench) hardware() (device, machine string) {
-	if b.group.set == gpuSet {
+func (b *harness) hardware() (device, machine string) {
+	if b.set == gpuSet {
 		return b.gpus[0], b.machine + fmt.Sprintf(", %d x %s", len(b.gpus), b.gpus[0])
 	}
 	return "host", b.machine
 }
 
 // command is the line that measures a group once more as it was measured now.
-func (b *bench) command(group string) string {
+func (b *harness) command(group string) string {
 	if b.line != "" {
 		return b.line
 	}

@@ -32,7 +32,7 @@ func TestUnwatched(t *testing.T) {
 
 func testRank(t *testing.T, flag, what string, ranks int) {
 	t.Helper()
-	p := spmdtest.Program(t, ranks, nil, "rank", "--device="+spmdtest.Device(), flag, what, "--json", "-", "--log-level", "warn")
+	p := spmdtest.Program(t, ranks, nil, "--device="+spmdtest.Device(), flag, what, "--json", "-", "--log-level", "warn")
 	if p.Status != 0 {
 		t.Fatalf("status %d\n%s", p.Status, p.Stderr)
 	}
@@ -78,7 +78,7 @@ func TestMerge(t *testing.T) {
 }
 
 func TestCommand(t *testing.T) {
-	b := bench{rounds: defaultRounds, llmc: "../llm.c/train_gpt2"}
+	b := harness{rounds: defaultRounds, llmc: "../llm.c/train_gpt2"}
 	if got, want := b.command("train"), "bin/bench --only train --llmc ../llm.c/train_gpt2"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
@@ -164,7 +164,7 @@ func TestProcessAge(t *testing.T) {
 		t.Errorf("age %v, but this process was there %v ago: %v", age, least, err)
 	}
 	start := time.Now()
-	p := spmdtest.Program(t, 1, nil, "rank", "--device="+spmdtest.Device(), "--what", "startup", "--json", "-", "--log-level", "warn")
+	p := spmdtest.Program(t, 1, nil, "--device="+spmdtest.Device(), "--what", "startup", "--json", "-", "--log-level", "warn")
 	most := time.Since(start)
 	all, err := lines[started](p.Stdout)
 	if err != nil || len(all) != 1 {
@@ -189,7 +189,7 @@ func TestStepLosses(t *testing.T) {
 // Limits and comparisons are met on their own side of the goal only, in the set's
 // words for the device.
 func TestRows(t *testing.T) {
-	b := bench{machine: "two cores", rounds: defaultRounds, gpus: []string{"H200", "H200"}, group: &group{set: gpuSet, name: "launch"}}
+	b := harness{machine: "two cores", rounds: defaultRounds, gpus: []string{"H200", "H200"}, set: gpuSet, group: "launch"}
 	b.compare(row{What: "slow", Ours: 3, Goal: 1.2}, "C", 2, false)
 	b.compare(row{What: "fast", Ours: 3, Goal: 1}, "C", 2, true)
 	b.limit(row{What: "zero", Ours: 0, Goal: 0})

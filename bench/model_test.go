@@ -95,7 +95,7 @@ func TestModelOfCost(t *testing.T) {
 	of := func(us func(p float64) float64) string {
 		var all []measured
 		for _, p := range []int{1, 2, 4, 8, 16, 32, 64} {
-			m := line(ours, p, us(float64(p)), 0)
+			m := timeOf(ours, p, us(float64(p)), 0)
 			m.App, m.Device = "cost", "host"
 			all = append(all, m)
 		}
@@ -154,16 +154,16 @@ func TestModelReport(t *testing.T) {
 	var all []measured
 	add := func(device string, graph bool, m model, ranks ...int) {
 		for _, p := range points(m, ranks, 0) {
-			l := line(ours, int(p.ranks), p.us, 0)
+			l := timeOf(ours, int(p.ranks), p.us, 0)
 			l.Bytes, l.Elements, l.Graph, l.Device = int(p.bytes), int(p.bytes)/4, graph, device
 			all = append(all, l)
 		}
 	}
 	add("NVIDIA H200", true, known(1, fittedTerm{algorithm: ring, stepUS: 1, gbps: 300}), 1, 2, 4)
 	add("host", false, known(1, fittedTerm{algorithm: ring, stepUS: 5, gbps: 3}), 2, 16)
-	few := line(ours, 2, 3, 0)
+	few := timeOf(ours, 2, 3, 0)
 	few.Symmetric, few.Device = true, "NVIDIA H200"
-	other := line("nccl-tests -R 0", 2, 3, 0)
+	other := timeOf("nccl-tests -R 0", 2, 3, 0)
 	all = append(all, few, other)
 	f := modelFlags{side: ours, ranks: []int{8, 64, 1024}, sizes: []string{"8B", "64MiB"}, out: t.TempDir(), network: network{gbps: 50, stepUS: 5}}
 	if err := f.check(); err != nil {
@@ -254,4 +254,11 @@ func TestModelCommand(t *testing.T) {
 			t.Errorf("%q: %v\n%s", tc.args, err, text)
 		}
 	}
+}
+
+// timeOf is a measurement of one time.
+func timeOf(side string, ranks int, us float64, wrong int) measured {
+	m := measured{kind: kind{App: "sweep", Op: "allreduce", Dtype: "float32", Elements: 2, Bytes: 8}, Wrong: &wrong, OK: wrong == 0}
+	m.Side, m.Ranks, m.MedianUS = side, ranks, us
+	return m
 }

@@ -172,8 +172,8 @@ func allowed(text string) []string {
 	return all
 }
 
-// two are the calls of a timed iteration.
-func two(int) int { return 2 }
+// twice is the calls of a timed iteration.
+func twice(int) int { return 2 }
 
 // Peers that this machine lacks are left out, and those that do not fit the device.
 func TestPresent(t *testing.T) {
@@ -237,7 +237,7 @@ func TestMPI4Py(t *testing.T) {
 	spmdtest.HostOnly(t, "mpi4py's buffers are the host's")
 	s := testSweep(hostSet)
 	s.python, s.pythonDir, s.rounds = pythonWith(t, "mpi4py"), "peers", 1
-	list := cases(operations, []dtype{dtypes[0], dtypes[4]}, []int{64, 5000}, 3, two)
+	list := cases(operations, []dtype{dtypes[0], dtypes[4]}, []int{64, 5000}, 3, twice)
 	all, err := s.turnsOf(s.mpi4pySides(3, list))
 	if err != nil {
 		t.Fatal(err)
@@ -250,7 +250,7 @@ func TestCProgram(t *testing.T) {
 	spmdtest.HostOnly(t, "the C program's buffers are the host's")
 	s := testSweep(hostSet)
 	s.csrc, s.dir, s.rounds, s.inPlace = "c", t.TempDir(), 1, choice{false, true}
-	list := cases(operations, []dtype{dtypes[0], dtypes[1], dtypes[6], dtypes[8]}, []int{64, 5000}, 3, two)
+	list := cases(operations, []dtype{dtypes[0], dtypes[1], dtypes[6], dtypes[8]}, []int{64, 5000}, 3, twice)
 	all, err := s.turnsOf(s.cSides(3, list))
 	if err != nil {
 		t.Fatal(err)

@@ -232,7 +232,7 @@ func (m measured) label() string {
 
 // plot draws what has been measured so far.
 func (s *sweep) plot() error {
-	at := func(name string) string { return filepath.Join(s.out, s.group.set+"-"+name+".svg") }
+	at := func(name string) string { return filepath.Join(s.out, s.set+"-"+name+".svg") }
 	_, machine := s.hardware()
 	apps := map[string][]measured{}
 	for _, m := range s.all {

@@ -44,7 +44,7 @@ func (s *sweep) ratios(lines []measured) {
 			}
 		}
 	}
-	slices.SortStableFunc(s.bench.rows, func(a, b row) int { return cmp.Compare(a.Ranks, b.Ranks) })
+	slices.SortStableFunc(s.rows, func(a, b row) int { return cmp.Compare(a.Ranks, b.Ranks) })
 }
 
 // The goals against nccl-tests: of an all-reduce of largeBytes and more, and of one of at most smallBytes in a graph and

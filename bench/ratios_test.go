@@ -17,7 +17,7 @@ func TestRatios(t *testing.T) {
 		line("mpi4py staged", 4, 60, 0), line("nccl-tests -R 0", 1, 1, 0),
 	})
 	var got []string
-	for _, r := range s.bench.rows {
+	for _, r := range s.rows {
 		got = append(got, fmt.Sprintf("%d %s/%s %.3g %v", r.Ranks, r.What, *r.Peer, *r.Ratio, r.Met))
 	}
 	want := []string{
@@ -67,7 +67,7 @@ func TestNCCLRatios(t *testing.T) {
 		}
 		s.ratios([]measured{of(ours, tc.plain, false), of(ours, tc.symmetric, true), of("nccl-tests -R 0", tc.plainNC, false), of("nccl-tests -R 2", tc.symmetricN, true)})
 		var got []string
-		for _, r := range s.bench.rows {
+		for _, r := range s.rows {
 			what, _ := strings.CutPrefix(r.What, fmt.Sprintf("allreduce of %s, float32, ", sizeText(tc.bytes)))
 			got = append(got, fmt.Sprintf("%s, %s, %.4f, goal %.4f", what, *r.Peer, *r.Ratio, r.Goal))
 			if r.Met != (*r.Ratio <= r.Goal) || r.Ranks != tc.ranks {

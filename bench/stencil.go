@@ -11,7 +11,7 @@ import (
 const stencilPeer = "MPI from C, and OpenMP"
 
 // cStencil is the command line of c/stencil.c on n ranks, which share out the cores.
-func (b *bench) cStencil(n, rows, columns, steps, iters, warmup int) ([]string, error) {
+func (b *harness) cStencil(n, rows, columns, steps, iters, warmup int) ([]string, error) {
 	program, err := b.c("stencil", "mpicc", "-march=native", "-fopenmp", "-lm")
 	if err != nil {
 		return nil, err

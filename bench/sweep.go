@@ -22,7 +22,7 @@ import (
 
 // sweep is one run of bench sweep.
 type sweep struct {
-	bench
+	harness
 	sweepFlags
 	parts       []string
 	opNames     []string
@@ -217,7 +217,7 @@ func (s *sweep) place(given func(flag string) bool) error {
 	case s.device != "host" && len(s.gpus) > 0:
 		set = gpuSet
 	}
-	s.group = &group{set: set}
+	s.set = set
 	most := 4
 	if set == gpuSet {
 		most = len(s.gpus)
@@ -246,7 +246,7 @@ func (s *sweep) place(given func(flag string) bool) error {
 	return nil
 }
 
-func (s *sweep) onHost() bool { return s.group.set == hostSet }
+func (s *sweep) onHost() bool { return s.set == hostSet }
 
 // run measures the parts, writing the files after each.
 func (s *sweep) run() error {
@@ -257,7 +257,7 @@ func (s *sweep) run() error {
 		if !slices.Contains(s.parts, part) || interrupted.Err() != nil {
 			continue
 		}
-		s.group, s.bench.rows = &group{set: s.group.set, name: part}, nil
+		s.group, s.rows = part, nil
 		var err error
 		switch part {
 		case collectivesPart:
@@ -270,7 +270,7 @@ func (s *sweep) run() error {
 		if err != nil {
 			failed = append(failed, fmt.Errorf("%s: %w", part, err))
 		}
-		rows = append(rows, s.bench.rows...)
+		rows = append(rows, s.rows...)
 		if err := s.write(rows); err != nil {
 			return errors.Join(append(failed, err)...)
 		}
@@ -310,7 +310,7 @@ func (s *sweep) write(rows []row) error {
 }
 
 // file names a file of the results.
-func (s *sweep) file(name string) string { return filepath.Join(s.out, s.group.set+"-"+name) }
+func (s *sweep) file(name string) string { return filepath.Join(s.out, s.set+"-"+name) }
 
 // sweepCollectives measures the collectives on every number of ranks.
 func (s *sweep) sweepCollectives() error {

@@ -96,7 +96,7 @@ func TestCases(t *testing.T) {
 			t.Errorf("%v after %v", c, list[i-1])
 		}
 	}
-	if n := len(cases(operations, dtypes[:1], []int{8, 1 << 10}, 1, two)); n != 2*(len(operations)-1) {
+	if n := len(cases(operations, dtypes[:1], []int{8, 1 << 10}, 1, func(int) int { return 2 })); n != 2*(len(operations)-1) {
 		t.Errorf("%d cases on 1 rank, want 2 of each operation but ping-pong", n)
 	}
 	for _, bad := range []string{"", "allreduce:float32:8", "allreduce:float32:8:1:1", "scan:float32:8:1", "allreduce:half:8:1", "allreduce:float32:0:1",
@@ -118,7 +118,7 @@ func TestSweepRank(t *testing.T) {
 	for _, n := range spmdtest.Ranks(t, 1, 2, 3) {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			list := cases(operations, dtypes, []int{256, 5000}, n, func(int) int { return graphCalls + 1 })
-			p := spmdtest.Program(t, n, nil, append([]string{"sweep-rank", "--device=" + spmdtest.Device(), "--json=-", "--log-level=warn",
+			p := spmdtest.Program(t, n, nil, append([]string{"--device=" + spmdtest.Device(), "--json=-", "--log-level=warn",
 				"--iters=2", "--warmup=1", "--graph=both", "--in-place=both", "--stream=on"}, caseArgs(list)...)...)
 			if p.Status != 0 {
 				t.Fatalf("status %d\n%s", p.Status, p.Stderr)
@@ -264,7 +264,7 @@ func line(side string, ranks int, us float64, wrong int) measured {
 }
 
 func testSweep(set string) *sweep {
-	s := &sweep{bench: bench{rounds: 3, gpus: []string{"H200"}, group: &group{set: set, name: collectivesPart}, line: "bin/bench sweep"}, goal: 1.05}
+	s := &sweep{harness: harness{rounds: 3, gpus: []string{"H200"}, set: set, group: collectivesPart, line: "bin/bench sweep"}, goal: 1.05}
 	s.graph, s.symmetric, s.inPlace, s.stream, s.iters = choice{false}, choice{false}, choice{false}, "auto", 2
 	return s
 }
@@ -438,7 +438,7 @@ func TestAppGoals(t *testing.T) {
 		s := testSweep(tc.set)
 		s.appGoals([]measured{tc.m})
 		var got []bool
-		for _, r := range s.bench.rows {
+		for _, r := range s.rows {
 			got = append(got, r.Met)
 		}
 		if !slices.Equal(got, tc.want) {

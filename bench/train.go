@@ -24,7 +24,7 @@ import (
 
 // trainBench is one run of bench train: GPT-2s of several sizes on GPUs, beside PyTorch.
 type trainBench struct {
-	bench
+	harness
 	cases     []trainCase
 	ranks     []int
 	steps     int
@@ -114,7 +114,7 @@ func trainCommand() error {
 	if len(t.gpus) == 0 {
 		return fmt.Errorf("bench train measures GPUs: %s", t.whyNoGPU)
 	}
-	t.group = &group{set: gpuSet, name: trainGroup}
+	t.set, t.group = gpuSet, trainGroup
 	t.line = "bin/bench train" + repeatable(fs)
 	return t.run()
 }

@@ -41,7 +41,7 @@ func TestRandomTokens(t *testing.T) {
 // Which rows two measurements give, and by which goals they are met.
 func TestTrainRows(t *testing.T) {
 	b := trainBench{seq: 1024}
-	b.group, b.gpus = &group{set: gpuSet, name: trainGroup}, []string{"a GPU"}
+	b.set, b.group, b.gpus = gpuSet, trainGroup, []string{"a GPU"}
 	gpt2 := trainCase{"gpt2", 64}
 	for _, m := range []trained{
 		{trainCase: gpt2, ranks: 1, tokS: []float64{900, 1000, 1100}, p99: []float64{1.02}, memory: 25, theirs: []float64{790}},
@@ -71,7 +71,7 @@ func TestTrainRows(t *testing.T) {
 	// With 8-bit floats it is to be faster, but not where only the head has them.
 	for flag, goal := range map[string]float64{"--fp8=all": 1 / 1.45, "--fp8=head": 0.8} {
 		eight := trainBench{seq: 1024, more: []string{flag}}
-		eight.group, eight.gpus = b.group, b.gpus
+		eight.set, eight.group, eight.gpus = b.set, b.group, b.gpus
 		eight.rowsOf(trained{trainCase: gpt2, ranks: 1, tokS: []float64{1000}, p99: []float64{1}, theirs: []float64{790}})
 		if r := eight.rows[0]; math.Abs(r.Goal-goal) > 1e-9 || r.Met != (goal == 0.8) || !strings.Contains(r.What, flag) {
 			t.Errorf("%s: %+v, want a goal of %v", flag, r, goal)
