@@ -9,10 +9,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-)
 
-// hostOverhead is how much more of the host's time than C's a call may cost, in us.
-const hostOverhead = 0.5
+	"lockstep/bench/harness"
+	"lockstep/bench/rank"
+)
 
 // cuda are the compiler's flags for CUDA; CPATH and LIBRARY_PATH add folders.
 func cuda(libraries ...string) []string {
@@ -21,16 +21,16 @@ func cuda(libraries ...string) []string {
 }
 
 // jobs are the numbers of ranks that a comparison is made on: 1 and all GPUs.
-func (b *bench) jobs() []int { return slices.Compact([]int{1, len(b.gpus)}) }
+func (b *bench) jobs() []int { return slices.Compact([]int{1, len(b.GPUs)}) }
 
 // enqueue compares an all-reduce on a stream with ncclAllReduce called from C.
 func (b *bench) enqueue() error {
-	program, err := b.c("nccl_enqueue", append([]string{"mpicc"}, cuda("-lnccl", "-lcudart")...)...)
+	program, err := b.C("nccl_enqueue", append([]string{"mpicc"}, cuda("-lnccl", "-lcudart")...)...)
 	if err != nil {
 		return err
 	}
 	for _, n := range b.jobs() {
-		if err := b.hostTime(n, "enqueue", "an all-reduce of 8 bytes on a stream", "ncclAllReduce from C", mpirun(n, program)); err != nil {
+		if err := b.hostTime(n, "enqueue", "an all-reduce of 8 bytes on a stream", "ncclAllReduce from C", harness.MPIRun(n, program)); err != nil {
 			return err
 		}
 	}
@@ -39,7 +39,7 @@ func (b *bench) enqueue() error {
 
 // launch compares the launch of a kernel with cuLaunchKernel called from C.
 func (b *bench) launch() error {
-	program, err := b.c("launch", append([]string{cc()}, cuda("-lcuda")...)...)
+	program, err := b.C("launch", append([]string{harness.CC()}, cuda("-lcuda")...)...)
 	if err != nil {
 		return err
 	}
@@ -50,7 +50,7 @@ func (b *bench) launch() error {
 // best turn of each side counts: a process that the system puts far from its GPU
 // is slow from start to end, by more than what is compared here.
 func (b *bench) hostTime(ranks int, measure, what, peer string, program []string) error {
-	rank, err := b.rank(ranks, measure)
+	rank, err := b.Rank(ranks, measure)
 	if err != nil {
 		return err
 	}
@@ -59,8 +59,8 @@ func (b *bench) hostTime(ranks int, measure, what, peer string, program []string
 		return err
 	}
 	theirs, ours := slices.Min(theirUS), slices.Min(ourUS)
-	b.compare(row{What: "host time of " + what, Ranks: ranks, Ours: ours, Unit: "us", Goal: (theirs + hostOverhead) / theirs}, peer, theirs, false)
-	b.limit(row{What: "Go allocations of " + what, Ranks: ranks, Ours: float64(worst.Allocs), Unit: "allocations", Goal: 0})
+	b.Compare(harness.Row{What: "host time of " + what, Ranks: ranks, Ours: ours, Unit: "us", Goal: (theirs + harness.HostOverhead) / theirs}, peer, theirs, false)
+	b.Limit(harness.Row{What: "Go allocations of " + what, Ranks: ranks, Ours: float64(worst.Allocs), Unit: "allocations", Goal: 0})
 	return nil
 }
 
@@ -69,7 +69,7 @@ func (b *bench) hostTime(ranks int, measure, what, peer string, program []string
 func (b *bench) startup() error {
 	const limit = 3 // s
 	for _, n := range b.jobs() {
-		cmd, err := b.rank(n, "startup", "--log-level", "info", "--log-format", "json")
+		cmd, err := b.Rank(n, "startup", "--log-level", "info", "--log-format", "json")
 		if err != nil {
 			return err
 		}
@@ -78,12 +78,12 @@ func (b *bench) startup() error {
 			parts map[string]float64
 		}
 		var runs []run
-		for i := range b.rounds + 1 {
-			out, log, err := outputs(nil, cmd...)
+		for i := range b.Rounds + 1 {
+			out, log, err := harness.Outputs(nil, cmd...)
 			if err != nil {
 				return err
 			}
-			total, err := lines[started](out)
+			total, err := harness.Lines[rank.Started](out)
 			if err != nil || len(total) != 1 {
 				return fmt.Errorf("%v printed %q, %w", cmd, out, err)
 			}
@@ -97,7 +97,7 @@ func (b *bench) startup() error {
 		}
 		slices.SortFunc(runs, func(a, b run) int { return cmp.Compare(a.total, b.total) })
 		r := runs[len(runs)/2]
-		b.limit(row{What: "process start to the end of the first collective, warm", Ranks: n, Ours: r.total, Unit: "s", Goal: limit, Parts: r.parts})
+		b.Limit(harness.Row{What: "process start to the end of the first collective, warm", Ranks: n, Ours: r.total, Unit: "s", Goal: limit, Parts: r.parts})
 	}
 	return nil
 }
@@ -105,7 +105,7 @@ func (b *bench) startup() error {
 // startupParts takes the parts of the startup, in s, from rank 0's log, where the
 // first line has them in ms.
 func startupParts(log string) (map[string]float64, error) {
-	all, err := lines[struct {
+	all, err := harness.Lines[struct {
 		Startup map[string]float64 `json:"startup_ms"`
 	}](log)
 	if err != nil {
@@ -126,16 +126,16 @@ func startupParts(log string) (map[string]float64, error) {
 // other than 0 and a process that does not end are failures.
 func (b *bench) replay() error {
 	var failed error
-	for n := 1; n <= len(b.gpus); n++ {
-		cmd, err := b.rank(n, "replay")
+	for n := 1; n <= len(b.GPUs); n++ {
+		cmd, err := b.Rank(n, "replay")
 		if err != nil {
 			return err
 		}
-		r := row{What: fmt.Sprintf("failures of %d replays of a graph with collectives, and of the exit", replays), Ranks: n, Unit: "failures"}
-		if _, err := output(cmd...); err != nil {
+		r := harness.Row{What: fmt.Sprintf("failures of %d replays of a graph with collectives, and of the exit", rank.Replays), Ranks: n, Unit: "failures"}
+		if _, err := harness.Output(cmd...); err != nil {
 			r.Ours, failed = 1, err
 		}
-		b.limit(r)
+		b.Limit(r)
 	}
 	return failed
 }
@@ -144,7 +144,7 @@ func (b *bench) replay() error {
 // float32 on the host. The rate is one at which training is smooth: at three times
 // that even the host's float32 and bfloat16 part, by 0.34 in a step.
 var lossGoals = []struct {
-	dtype string
+	DType string
 	goal  float64
 }{{"float32", 1e-4}, {"bfloat16", 1e-2}}
 
@@ -153,12 +153,12 @@ const lossSteps = 10
 // losses compares the losses of a short training of the same sequences on GPUs and
 // on the host.
 func (b *bench) losses() error {
-	data := filepath.Join(b.dir, "numbers.txt")
-	if err := os.WriteFile(data, []byte(numbers(100_000)), 0o666); err != nil {
+	data := filepath.Join(b.Dir, "numbers.txt")
+	if err := os.WriteFile(data, []byte(harness.Numbers(100_000)), 0o666); err != nil {
 		return err
 	}
 	train := func(n int, flags ...string) ([]float64, error) {
-		out, err := output(mpirun(n, append([]string{b.program("train"), "--data", data, "--cache", b.dir, "--steps", strconv.Itoa(lossSteps),
+		out, err := harness.Output(harness.MPIRun(n, append([]string{b.Program("train"), "--data", data, "--cache", b.Dir, "--steps", strconv.Itoa(lossSteps),
 			"--batch", "1", "--global-batch", "24", "--lr", "1e-3", "--val-batches", "0", "--sample", "0", "--json", "-", "--log-level", "warn"}, flags...)...)...)
 		if err != nil {
 			return nil, err
@@ -170,8 +170,8 @@ func (b *bench) losses() error {
 		return err
 	}
 	for _, g := range lossGoals {
-		for n := 1; n <= len(b.gpus); n++ {
-			got, err := train(n, "--device", "cuda", "--dtype", g.dtype)
+		for n := 1; n <= len(b.GPUs); n++ {
+			got, err := train(n, "--device", "cuda", "--dtype", g.DType)
 			if err != nil {
 				return err
 			}
@@ -179,7 +179,7 @@ func (b *bench) losses() error {
 			for i := range want {
 				worst = max(worst, math.Abs(got[i]-want[i]))
 			}
-			b.limit(row{What: fmt.Sprintf("largest difference of a loss from the host's in float32, %s, %d steps", g.dtype, lossSteps), Ranks: n, Ours: worst, Unit: "nats", Goal: g.goal})
+			b.Limit(harness.Row{What: fmt.Sprintf("largest difference of a loss from the host's in float32, %s, %d steps", g.DType, lossSteps), Ranks: n, Ours: worst, Unit: "nats", Goal: g.goal})
 		}
 	}
 	return nil
@@ -187,7 +187,7 @@ func (b *bench) losses() error {
 
 // stepLosses are the losses of the steps that train printed, all of them.
 func stepLosses(out string) ([]float64, error) {
-	steps, err := lines[step](out)
+	steps, err := harness.Lines[harness.TrainStep](out)
 	if err != nil {
 		return nil, err
 	}
@@ -203,27 +203,18 @@ func stepLosses(out string) ([]float64, error) {
 	return losses, nil
 }
 
-// numbers is text of the given length in which there is something to learn.
-func numbers(length int) string {
-	var b strings.Builder
-	for i := 1; b.Len() < length; i++ {
-		fmt.Fprintln(&b, i, "times", i, "is", i*i)
-	}
-	return b.String()
-}
-
 // errors takes the largest errors that the tests of apps/train find on GPUs, against
 // their model in float64. It runs the tests that make test-gpu has built.
 func (b *bench) errors() error {
-	file := filepath.Join(b.dir, "measured")
+	file := filepath.Join(b.Dir, "measured")
 	for _, t := range []struct{ folder, name string }{{"apps/train/gpt", "TestModelAgainstReference"}, {"apps/train/trainer", "TestLossDoesNotDependOnRanks"}} {
-		test, err := filepath.Abs(b.program(filepath.Join("test", t.folder, filepath.Base(t.folder)+".test")))
+		test, err := filepath.Abs(b.Program(filepath.Join("test", t.folder, filepath.Base(t.folder)+".test")))
 		if err != nil {
 			return err
 		}
-		for n := 1; n <= len(b.gpus); n++ {
+		for n := 1; n <= len(b.GPUs); n++ {
 			env := []string{"LOCKSTEP_MEASURED=" + file, "SPMDTEST_DEVICE=cuda", "SPMDTEST_RANKS=" + strconv.Itoa(n)}
-			if _, _, err := outputs(env, "sh", "-c", "cd "+t.folder+" && exec "+test+" -test.run '^"+t.name+"$'"); err != nil {
+			if _, _, err := harness.Outputs(env, "sh", "-c", "cd "+t.folder+" && exec "+test+" -test.run '^"+t.name+"$'"); err != nil {
 				return err
 			}
 		}
@@ -233,23 +224,23 @@ func (b *bench) errors() error {
 		{"largest relative difference of a float32 gradient tensor from the float64 model", 1, 1e-4},
 		{"difference of the bfloat16 loss from the float64 model", 1, 1e-2},
 		{"largest relative difference of a bfloat16 gradient tensor from the float64 model", 1, 2e-2},
-		{"largest difference of a loss on 1, 2, 3 and 4 ranks over 20 steps", len(b.gpus), 1e-4},
+		{"largest difference of a loss on 1, 2, 3 and 4 ranks over 20 steps", len(b.GPUs), 1e-4},
 	})
 }
 
 // memcheck counts the errors that compute-sanitizer finds in the applications.
 func (b *bench) memcheck() error {
-	data := filepath.Join(b.dir, "numbers.txt")
-	if err := os.WriteFile(data, []byte(numbers(100_000)), 0o666); err != nil {
+	data := filepath.Join(b.Dir, "numbers.txt")
+	if err := os.WriteFile(data, []byte(harness.Numbers(100_000)), 0o666); err != nil {
 		return err
 	}
 	for _, app := range [][]string{
 		{"reduce", "--elements", "100001", "--iters", "3"},
 		{"matvec", "--rows", "129", "--cols", "1001", "--iters", "3"},
-		{"train", "--data", data, "--cache", b.dir, "--steps", "2", "--sample", "20"},
-		{"train", "--data", data, "--cache", b.dir, "--steps", "2", "--sample", "20", "--dtype", "bfloat16"},
+		{"train", "--data", data, "--cache", b.Dir, "--steps", "2", "--sample", "20"},
+		{"train", "--data", data, "--cache", b.Dir, "--steps", "2", "--sample", "20", "--dtype", "bfloat16"},
 	} {
-		out, err := output(append([]string{"compute-sanitizer", "--tool", "memcheck", b.program(app[0]), "--device", "cuda", "--log-level", "error"}, app[1:]...)...)
+		out, err := harness.Output(append([]string{"compute-sanitizer", "--tool", "memcheck", b.Program(app[0]), "--device", "cuda", "--log-level", "error"}, app[1:]...)...)
 		if err != nil {
 			return err
 		}
@@ -262,7 +253,7 @@ func (b *bench) memcheck() error {
 		if slices.Contains(app, "bfloat16") {
 			name += " in bfloat16"
 		}
-		b.limit(row{What: "errors that compute-sanitizer's memcheck finds in " + name, Ranks: 1, Ours: float64(found), Unit: "errors", Goal: 0})
+		b.Limit(harness.Row{What: "errors that compute-sanitizer's memcheck finds in " + name, Ranks: 1, Ours: float64(found), Unit: "errors", Goal: 0})
 	}
 	return nil
 }

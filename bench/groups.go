@@ -12,16 +12,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
-)
 
-// The sets of groups, each with a file of results of its name.
-const (
-	hostSet = "host"
-	gpuSet  = "gpu" // for machines that have GPUs
+	"lockstep/bench/harness"
+	"lockstep/bench/rank"
 )
-
-var sets = []string{hostSet, gpuSet}
 
 // group is the rows of one --only name.
 type group struct {
@@ -30,22 +24,22 @@ type group struct {
 }
 
 var groups = []group{
-	{hostSet, "allreduce", (*bench).allReduce},
-	{hostSet, "pingpong", (*bench).pingPong},
-	{hostSet, "watch", (*bench).watch},
-	{hostSet, "reduce", (*bench).reduce},
-	{hostSet, "matvec", (*bench).matvec},
-	{hostSet, "stencil", (*bench).stencil},
-	{hostSet, "gradients", (*bench).gradients},
-	{hostSet, "learn", (*bench).learn},
-	{hostSet, "train", (*bench).train},
-	{gpuSet, "enqueue", (*bench).enqueue},
-	{gpuSet, "launch", (*bench).launch},
-	{gpuSet, "startup", (*bench).startup},
-	{gpuSet, "replay", (*bench).replay},
-	{gpuSet, "losses", (*bench).losses},
-	{gpuSet, "errors", (*bench).errors},
-	{gpuSet, "memcheck", (*bench).memcheck},
+	{harness.HostSet, "allreduce", (*bench).allReduce},
+	{harness.HostSet, "pingpong", (*bench).pingPong},
+	{harness.HostSet, "watch", (*bench).watch},
+	{harness.HostSet, "reduce", (*bench).reduce},
+	{harness.HostSet, "matvec", (*bench).matvec},
+	{harness.HostSet, "stencil", (*bench).stencil},
+	{harness.HostSet, "gradients", (*bench).gradients},
+	{harness.HostSet, "learn", (*bench).learn},
+	{harness.HostSet, "train", (*bench).train},
+	{harness.GPUSet, "enqueue", (*bench).enqueue},
+	{harness.GPUSet, "launch", (*bench).launch},
+	{harness.GPUSet, "startup", (*bench).startup},
+	{harness.GPUSet, "replay", (*bench).replay},
+	{harness.GPUSet, "losses", (*bench).losses},
+	{harness.GPUSet, "errors", (*bench).errors},
+	{harness.GPUSet, "memcheck", (*bench).memcheck},
 }
 
 func names() []string {
@@ -58,8 +52,8 @@ func names() []string {
 
 // turns runs the two sides turn and turn about, and returns the times that each
 // took, and our point with the most allocations. What each side prints is one point.
-func (b *bench) turns(theirs, ours []string) (theirUS, ourUS []float64, worst point, err error) {
-	for range b.rounds {
+func (b *bench) turns(theirs, ours []string) (theirUS, ourUS []float64, worst rank.Point, err error) {
+	for range b.Rounds {
 		p, err := onePoint(theirs)
 		if err != nil {
 			return nil, nil, worst, err
@@ -76,57 +70,57 @@ func (b *bench) turns(theirs, ours []string) (theirUS, ourUS []float64, worst po
 	return theirUS, ourUS, worst, nil
 }
 
-func onePoint(cmd []string) (point, error) {
-	out, err := output(cmd...)
+func onePoint(cmd []string) (rank.Point, error) {
+	out, err := harness.Output(cmd...)
 	if err != nil {
-		return point{}, err
+		return rank.Point{}, err
 	}
-	points, err := lines[point](out)
+	points, err := harness.Lines[rank.Point](out)
 	if err != nil || len(points) != 1 {
-		return point{}, fmt.Errorf("%v printed %q, %w", cmd, out, err)
+		return rank.Point{}, fmt.Errorf("%v printed %q, %w", cmd, out, err)
 	}
 	return points[0], nil
 }
 
 // watch compares a step of 100 us with the watch over the ranks and without it.
 func (b *bench) watch() error {
-	with, err := b.rank(2, "step")
+	with, err := b.Rank(2, "step")
 	if err != nil {
 		return err
 	}
 	without := slices.Clone(with)
-	without[slices.Index(without, "--what")] = unwatched
+	without[slices.Index(without, "--what")] = rank.Unwatched
 	theirUS, ourUS, _, err := b.turns(without, with)
 	if err != nil {
 		return err
 	}
-	b.compare(row{What: "a step of 100 us and an all-reduce of 8 bytes, with the watch over the ranks", Ranks: 2,
-		Ours: median(ourUS), Unit: "us", Goal: 1.01}, "the same without it", median(theirUS), false)
+	b.Compare(harness.Row{What: "a step of 100 us and an all-reduce of 8 bytes, with the watch over the ranks", Ranks: 2,
+		Ours: harness.Median(ourUS), Unit: "us", Goal: 1.01}, "the same without it", harness.Median(theirUS), false)
 	return nil
 }
 
 // allReduce compares spmd.AllReduce with MPI_Allreduce called from C.
 func (b *bench) allReduce() error {
-	program, err := b.c("allreduce", "mpicc")
+	program, err := b.C("allreduce", "mpicc")
 	if err != nil {
 		return err
 	}
 	for _, bytes := range []int{8, 16 << 10, 1 << 20, 64 << 20} {
 		size := strconv.Itoa(bytes)
-		rank, err := b.rank(2, "allreduce", "--bytes", size)
+		rank, err := b.Rank(2, "allreduce", "--bytes", size)
 		if err != nil {
 			return err
 		}
-		theirUS, ourUS, _, err := b.turns(mpirun(2, program, size), rank)
+		theirUS, ourUS, _, err := b.turns(harness.MPIRun(2, program, size), rank)
 		if err != nil {
 			return err
 		}
-		theirs, ours := median(theirUS), median(ourUS)
+		theirs, ours := harness.Median(theirUS), harness.Median(ourUS)
 		goal := 1.05
 		if bytes == 8 {
 			goal = (theirs + 0.15) / theirs // at most 0.15 us more
 		}
-		b.compare(row{What: fmt.Sprintf("all-reduce of %d bytes, float32", bytes), Ranks: 2,
+		b.Compare(harness.Row{What: fmt.Sprintf("all-reduce of %d bytes, float32", bytes), Ranks: 2,
 			Ours: ours, Unit: "us", Goal: goal}, "MPI_Allreduce from C", theirs, false)
 	}
 	return nil
@@ -135,51 +129,52 @@ func (b *bench) allReduce() error {
 // pingPong compares point to point with gompi's own calls in the same process.
 func (b *bench) pingPong() error {
 	var ours, theirs []float64
-	for range b.rounds {
-		cmd, err := b.rank(2, "pingpong", "--bytes", "8")
+	for range b.Rounds {
+		cmd, err := b.Rank(2, "pingpong", "--bytes", "8")
 		if err != nil {
 			return err
 		}
-		out, err := output(cmd...)
+		out, err := harness.Output(cmd...)
 		if err != nil {
 			return err
 		}
-		points, err := lines[point](out)
+		points, err := harness.Lines[rank.Point](out)
 		if err != nil || len(points) != 2 {
 			return fmt.Errorf("printed %q, %w", out, err)
 		}
 		ours, theirs = append(ours, points[0].MedianUS), append(theirs, points[1].MedianUS)
 	}
-	b.compare(row{What: "half a round trip of 8 bytes", Ranks: 2, Ours: median(ours), Unit: "us", Goal: 1},
-		"gompi SendFloat64s and RecvPreallocFloat64s", median(theirs), false)
+	b.Compare(harness.Row{What: "half a round trip of 8 bytes", Ranks: 2, Ours: harness.Median(ours), Unit: "us", Goal: 1},
+		"gompi SendFloat64s and RecvPreallocFloat64s", harness.Median(theirs), false)
 	return nil
 }
 
 func (b *bench) reduce() error { return b.bandwidth("reduce", 4*30_000_000) }
+
 func (b *bench) matvec() error { return b.bandwidth("matvec", 4*2_000*60_000) }
 
 // bandwidth compares an app on one rank with a C loop that reads as many bytes with
 // all cores.
 func (b *bench) bandwidth(app string, bytes int) error {
-	readloop, err := b.c("readloop", cc(), "-march=native", "-pthread")
+	readloop, err := b.C("readloop", harness.CC(), "-march=native", "-pthread")
 	if err != nil {
 		return err
 	}
 	var ours, theirs []float64
-	for range b.rounds {
-		out, err := output(readloop, strconv.Itoa(bytes))
+	for range b.Rounds {
+		out, err := harness.Output(readloop, strconv.Itoa(bytes))
 		if err != nil {
 			return err
 		}
-		loop, err := lines[struct{ GBps float64 }](out)
+		loop, err := harness.Lines[struct{ GBps float64 }](out)
 		if err != nil || len(loop) != 1 {
 			return fmt.Errorf("readloop printed %q, %w", out, err)
 		}
-		out, err = output(b.program(app), "--device", "host", "--json", "-", "--log-level", "warn")
+		out, err = harness.Output(b.Program(app), "--device", "host", "--json", "-", "--log-level", "warn")
 		if err != nil {
 			return err
 		}
-		r, err := lines[struct {
+		r, err := harness.Lines[struct {
 			GBps float64
 			OK   bool
 		}](out)
@@ -188,8 +183,8 @@ func (b *bench) bandwidth(app string, bytes int) error {
 		}
 		ours, theirs = append(ours, r[0].GBps), append(theirs, loop[0].GBps)
 	}
-	b.compare(row{What: fmt.Sprintf("bandwidth of %s, %d bytes, %d cores", app, bytes, runtime.NumCPU()), Ranks: 1,
-		Ours: median(ours), Unit: "GB/s", Goal: 1 / 0.9}, "C read loop", median(theirs), true)
+	b.Compare(harness.Row{What: fmt.Sprintf("bandwidth of %s, %d bytes, %d cores", app, bytes, runtime.NumCPU()), Ranks: 1,
+		Ours: harness.Median(ours), Unit: "GB/s", Goal: 1 / 0.9}, "C read loop", harness.Median(theirs), true)
 	return nil
 }
 
@@ -211,8 +206,8 @@ var errorGoals = []errorGoal{
 
 // gradients takes the largest errors that the tests of apps/train find.
 func (b *bench) gradients() error {
-	file := filepath.Join(b.dir, "measured")
-	_, _, err := outputs([]string{"LOCKSTEP_MEASURED=" + file}, "go", "test", "-buildvcs=false", "-count=1",
+	file := filepath.Join(b.Dir, "measured")
+	_, _, err := harness.Outputs([]string{"LOCKSTEP_MEASURED=" + file}, "go", "test", "-buildvcs=false", "-count=1",
 		"-run", "^(TestReferenceGradients|TestModelAgainstReference|TestLossDoesNotDependOnRanks)$",
 		"./apps/train/traintest", "./apps/train/gpt", "./apps/train/trainer")
 	if err != nil {
@@ -236,7 +231,7 @@ func (b *bench) judge(file string, goals []errorGoal) error {
 		if !ok {
 			return fmt.Errorf("no test measured %q", g.what)
 		}
-		b.limit(row{What: g.what, Ranks: g.ranks, Ours: v, Unit: "error", Goal: g.goal})
+		b.Limit(harness.Row{What: g.what, Ranks: g.ranks, Ours: v, Unit: "error", Goal: g.goal})
 	}
 	return nil
 }
@@ -256,43 +251,25 @@ func worstMeasured(text string) (map[string]float64, error) {
 	return worst, nil
 }
 
-// step is a line of train's JSON.
-type step struct {
-	Summary   bool
-	Ranks     int
-	MS        float64
-	TokS      float64 `json:"tok_s"`
-	Loss      float64
-	LR        float64
-	LossFirst float64 `json:"loss_first"`
-	LossLast  float64 `json:"loss_last"`
-	ValLoss   float64 `json:"val_loss"`
-}
-
 // learn runs the default training on 4 ranks.
 func (b *bench) learn() error {
-	out, err := output(mpirun(4, b.program("train"), "--device", "host", "--sample", "0", "--json", "-", "--log-level", "warn")...)
+	out, err := harness.Output(harness.MPIRun(4, b.Program("train"), "--device", "host", "--sample", "0", "--json", "-", "--log-level", "warn")...)
 	if err != nil {
 		return err
 	}
-	steps, err := lines[step](out)
+	steps, err := harness.Lines[harness.TrainStep](out)
 	if err != nil || len(steps) == 0 || !steps[len(steps)-1].Summary {
 		return fmt.Errorf("train printed no summary, %w", err)
 	}
 	s := steps[len(steps)-1]
 	first := s.LossFirst - 5.545177
-	b.limit(row{What: "first loss of the default training, distance from ln 256", Ranks: 4, Ours: max(first, -first), Unit: "nats", Goal: 0.1})
-	b.limit(row{What: "last loss of the default training", Ranks: 4, Ours: s.LossLast, Unit: "nats", Goal: 2.3})
+	b.Limit(harness.Row{What: "first loss of the default training, distance from ln 256", Ranks: 4, Ours: max(first, -first), Unit: "nats", Goal: 0.1})
+	b.Limit(harness.Row{What: "last loss of the default training", Ranks: 4, Ours: s.LossLast, Unit: "nats", Goal: 2.3})
 	return nil
 }
 
 // llmcStep is how llm.c reports a step.
 var llmcStep = regexp.MustCompile(`step \d+: train loss \S+ \(took (\S+) ms`)
-
-const (
-	trainSteps   = 12
-	trainDiscard = 2 // pages of the moments, threads of the BLAS
-)
 
 // train measures a step of GPT-2 with 4 sequences of 64 tokens: at 124M
 // parameters, the sizes that llm.c's C program has built in, against that; and
@@ -303,32 +280,32 @@ func (b *bench) train() error {
 		return err
 	}
 	const limit = 1100 // ms
-	r := row{What: "step of GPT-2 124M, B=4, T=64, float32", Ranks: 1, Ours: ours, Unit: "ms", Goal: limit}
-	if b.llmc == "" {
-		b.limit(r)
+	r := harness.Row{What: "step of GPT-2 124M, B=4, T=64, float32", Ranks: 1, Ours: ours, Unit: "ms", Goal: limit}
+	if b.LLMC == "" {
+		b.Limit(r)
 	} else {
-		theirs, err := llmcSteps(b.llmc, trainSteps)
+		theirs, err := llmcSteps(b.LLMC, harness.TrainSteps)
 		if err != nil {
 			return err
 		}
 		r.Goal = 0.2
-		b.compare(r, "llm.c train_gpt2.c, -Ofast -march=native -fopenmp", median(theirs[trainDiscard:]), false)
+		b.Compare(r, "llm.c train_gpt2.c, -Ofast -march=native -fopenmp", harness.Median(theirs[harness.TrainDiscard:]), false)
 	}
 	if ours, err = b.trainStep(); err != nil {
 		return err
 	}
-	b.limit(row{What: "step of train --model gpt2 --batch 4 --seq 64 (bytes, 86M)", Ranks: 1, Ours: ours, Unit: "ms", Goal: limit})
+	b.Limit(harness.Row{What: "step of train --model gpt2 --batch 4 --seq 64 (bytes, 86M)", Ranks: 1, Ours: ours, Unit: "ms", Goal: limit})
 	return nil
 }
 
 // trainStep is the median time of a step, in ms.
 func (b *bench) trainStep(flags ...string) (float64, error) {
-	out, err := output(append([]string{b.program("train"), "--device", "host", "--model", "gpt2", "--batch", "4", "--seq", "64",
-		"--steps", strconv.Itoa(trainSteps), "--val-batches", "0", "--sample", "0", "--json", "-", "--log-level", "warn"}, flags...)...)
+	out, err := harness.Output(append([]string{b.Program("train"), "--device", "host", "--model", "gpt2", "--batch", "4", "--seq", "64",
+		"--steps", strconv.Itoa(harness.TrainSteps), "--val-batches", "0", "--sample", "0", "--json", "-", "--log-level", "warn"}, flags...)...)
 	if err != nil {
 		return 0, err
 	}
-	steps, err := lines[step](out)
+	steps, err := harness.Lines[harness.TrainStep](out)
 	if err != nil {
 		return 0, err
 	}
@@ -338,10 +315,10 @@ func (b *bench) trainStep(flags ...string) (float64, error) {
 			ms = append(ms, s.MS)
 		}
 	}
-	if len(ms) != trainSteps {
-		return 0, fmt.Errorf("train printed %q, want %d steps", out, trainSteps)
+	if len(ms) != harness.TrainSteps {
+		return 0, fmt.Errorf("train printed %q, want %d steps", out, harness.TrainSteps)
 	}
-	return median(ms[trainDiscard:]), nil
+	return harness.Median(ms[harness.TrainDiscard:]), nil
 }
 
 // llmcSteps returns the times of the first n steps of llm.c's program, in ms, and
@@ -377,18 +354,4 @@ func llmcSteps(program string, n int) ([]float64, error) {
 		return nil, fmt.Errorf("%s ended after %d steps, want %d", program, len(ms), n)
 	}
 	return ms, nil
-}
-
-// print is the table for people.
-func print(rows []row) {
-	t := tabwriter.NewWriter(os.Stderr, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "bench\twhat\tranks\tours\ttheirs\tunit\tratio\tgoal\tmet\tpeer")
-	for _, r := range rows {
-		theirs, ratio, peer := "-", "-", "-"
-		if r.Theirs != nil {
-			theirs, ratio, peer = fmt.Sprintf("%.4g", *r.Theirs), fmt.Sprintf("%.3f", *r.Ratio), *r.Peer
-		}
-		fmt.Fprintf(t, "%s\t%s\t%d\t%.4g\t%s\t%s\t%s\t%.4g\t%v\t%s\n", r.Bench, r.What, r.Ranks, r.Ours, theirs, r.Unit, ratio, r.Goal, r.Met, peer)
-	}
-	t.Flush()
 }

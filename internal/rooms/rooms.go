@@ -27,7 +27,9 @@ type room struct {
 // house is every room, from the programs down.
 var house = []room{
 	{"programs", "what a user starts", []string{"apps/*", "bench", "docs", "docs/examples", "docs/examples/*"},
-		[]string{"training", "corpus", "model", "text", "helpers", "facade", "libraries", "tests", "basics"}},
+		[]string{"measuring", "training", "corpus", "model", "text", "helpers", "facade", "libraries", "tests", "basics"}},
+	{"measuring", "what bench is made of", []string{"bench/*", "bench/plots/*"},
+		[]string{"helpers", "facade", "libraries", "tests", "basics"}},
 	{"training", "a training run of apps/train", []string{"apps/train/run", "apps/train/trainer", "apps/train/traintest"},
 		[]string{"corpus", "model", "text", "helpers", "facade", "libraries", "tests", "basics"}},
 	{"corpus", "between texts and models", []string{"apps/train/batches", "apps/train/decode", "apps/train/weights"},

@@ -21,6 +21,7 @@ type Writer struct {
 	IDs         []int32 // the text so far, from the separator that begins it on
 }
 
+// NewWriter returns a writer that draws by seed; temperature and topK are as in Writer.
 func NewWriter(d Decoder, tok text.Tokenizer, seq int, temperature float64, topK int, seed uint64) *Writer {
 	return &Writer{Decoder: d, tok: tok, seq: seq, temperature: temperature, topK: topK, rng: rand.New(rand.NewPCG(seed, 0x73616d706c65))}
 }

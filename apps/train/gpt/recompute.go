@@ -46,7 +46,7 @@ func (m *Model[A]) takeLayers(act []layerActs[A], first bool) {
 	}
 }
 
-// attentionPart computes a layer from LN1 up to LN2, where x is the residual stream that it reads.
+// attentionPart computes a layer from ln1 up to ln2, where x is the residual stream that it reads.
 func (e *enqueue[A]) attentionPart(l int, x spmd.Buffer[A]) {
 	m, a, p := e.m, &e.m.act[l], &e.m.par.Layers[l]
 	_, attn := m.Cfg.Sections(l)
@@ -59,7 +59,7 @@ func (e *enqueue[A]) attentionPart(l int, x spmd.Buffer[A]) {
 	e.LayerNormForward(a.ln2, a.mean2, a.rstd2, a.res2, &p.LN2, e.inputCast(&p.FC))
 }
 
-// mlpPart computes a layer from LN2 on: without whole what lies between the two products.
+// mlpPart computes a layer from ln2 on: without whole what lies between the two products.
 func (e *enqueue[A]) mlpPart(l int, whole bool) {
 	m, a, p := e.m, &e.m.act[l], &e.m.par.Layers[l]
 	mlp, _ := m.Cfg.Sections(l)

@@ -34,8 +34,8 @@ func (c Cast) None() bool { return c.Codes.Len() == 0 }
 // MostPower bounds the exponent of a scale.
 const MostPower = 126
 
-// The kernels of products of 8-bit floats, as kernels.go has the others: FP8.cu is what runs
-// on a GPU. Those that make a copy of a tensor beside what they do otherwise are in kernels.go.
+// The kernels of products of 8-bit floats, as kernels.go has the others: fp8.cu is what runs
+// on a GPU. Those that make a copy of a tensor beside what they do otherwise are in kernels.go and norms.go.
 
 //go:embed fp8.cu
 var fp8Source string

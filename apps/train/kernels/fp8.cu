@@ -1,4 +1,4 @@
-// The kernels on a GPU of products of 8-bit floats; fp8kernels.go says what they compute. The largest size in a tensor is a
+// The kernels on a GPU of products of 8-bit floats; casts.go and scales.go say what they compute. The largest size in a tensor is a
 // maximum, and sums are in an order that depends on the sizes alone: the ranks of a job, and every run, get the same bits.
 #include "spmd.cuh"
 

@@ -8,11 +8,11 @@ import (
 // Kernel is one computation for each type of activations.
 type Kernel struct{ F32, BF16 *spmd.Kernel }
 
-// newKernel declares kernel name of kernels.cu for each type of activations; on the host
+// newKernel declares kernel name of a source for each type of activations; on the host
 // fn computes both.
-func newKernel(name string, fn func(a *HostArgs) error) Kernel {
-	return Kernel{spmd.NewKernel(name, cudaSource, OnHost(false, fn), spmd.Define("ACT", "float")),
-		spmd.NewKernel(name, cudaSource, OnHost(true, fn), spmd.Define("ACT", "bf16"))}
+func newKernel(source, name string, fn func(a *HostArgs) error) Kernel {
+	return Kernel{spmd.NewKernel(name, source, OnHost(false, fn), spmd.Define("ACT", "float")),
+		spmd.NewKernel(name, source, OnHost(true, fn), spmd.Define("ACT", "bf16"))}
 }
 
 // OnHost is what spmd calls on the host for a kernel that fn computes.
@@ -94,6 +94,7 @@ func (a *HostArgs) Ints(i, n int) []int32 { return spmd.ArgSlice[int32](a.Args, 
 // flag returns argument i, passed by flag.
 func (a *HostArgs) flag(i int) bool { return a.I32(i) != 0 }
 
+// Flag is a bool as an argument of a kernel.
 func Flag(b bool) spmd.Arg {
 	if b {
 		return spmd.I32(1)
@@ -104,6 +105,7 @@ func Flag(b bool) spmd.Arg {
 // halfGrain is how many conversions are worth a goroutine.
 const halfGrain = 1 << 14
 
+// RoundAll sets dst to src, rounded to bfloat16.
 func RoundAll(dst []spmd.BF16, src []float32) {
 	host.Parallel(len(src), halfGrain, func(lo, hi int) { host.Round(dst[lo:hi], src[lo:hi]) })
 }

@@ -9,16 +9,22 @@ import (
 	"lockstep/spmd"
 )
 
+// Finite says whether x is neither infinite nor NaN.
 func Finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
 
 // The kernels of the model. Beside each stands the one function that launches it,
-// which checks nothing that the layout in model.go already settles. Arrays are
+// which checks nothing that the model settles already. Arrays are
 // row-major; activations and their gradients are of the model's type A, all else is
 // float32. n is the number of tokens b·t, and buffers may be longer than the n rows
-// in use. kernels.cu is what runs on a GPU, kernels.c has the loops of the host.
+// in use. kernels.cu is what runs on a GPU, after common.cuh; kernels.c has the loops of the host.
+
+//go:embed common.cuh
+var commonSource string
 
 //go:embed kernels.cu
-var cudaSource string
+var kernelsSource string
+
+var cudaSource = commonSource + kernelsSource
 
 // Act is the element type of activations and of their gradients.
 type Act interface{ float32 | spmd.BF16 }
@@ -49,7 +55,7 @@ func CheckTokens(tokens []int32, vocab int) error {
 	return nil
 }
 
-var encoderForwardKernel = newKernel("encoder_forward", func(a *HostArgs) error {
+var encoderForwardKernel = newKernel(cudaSource, "encoder_forward", func(a *HostArgs) error {
 	n, t, c, vocab := a.I32(4), a.I32(5), a.I32(6), a.I32(7)
 	out, tokens, wte, wpe := a.Out(0, n*c), a.Ints(1, n), a.Floats(2), a.Floats(3)
 	if err := CheckTokens(tokens, vocab); err != nil {
@@ -67,7 +73,7 @@ func (e *Launcher[A]) EncoderForward(out spmd.Buffer[A], tokens spmd.Buffer[int3
 		spmd.I32(e.N), spmd.I32(e.T), spmd.I32(C), spmd.I32(e.Cfg.Vocab))
 }
 
-var encoderBackwardKernel = newKernel("encoder_backward", func(a *HostArgs) error {
+var encoderBackwardKernel = newKernel(cudaSource, "encoder_backward", func(a *HostArgs) error {
 	n, t, c, positions, vocab, acc := a.I32(6), a.I32(7), a.I32(8), a.I32(9), a.I32(10), a.flag(13)
 	dwte, dwpe, dout := a.Floats(0), a.Floats(1), a.In(4, n*c)
 	p := planOf(a.Ints(5, SortedLen(n, vocab)), n, vocab)
@@ -107,8 +113,8 @@ func (e *Launcher[A]) AddTo(dst, src spmd.Buffer[float32]) {
 }
 
 var (
-	classifierKernel  = newKernel("classifier", hostClassifier)
-	classifierKernel8 = newKernel("classifier_8", copying(9, hostClassifier))
+	classifierKernel  = newKernel(cudaSource, "classifier", hostClassifier)
+	classifierKernel8 = newKernel(cudaSource, "classifier_8", copying(9, hostClassifier))
 )
 
 func hostClassifier(a *HostArgs) error {

@@ -1,9 +1,16 @@
 package kernels
 
 import (
+	_ "embed"
+
 	"lockstep/host"
 	"lockstep/spmd"
 )
+
+//go:embed norms.cu
+var normsCUDA string
+
+var normsSource = commonSource + normsCUDA
 
 // The backward pass of a LayerNorm goes in up to normParts blocks, two for each
 // multiprocessor of an H100 or H200. Each leaves sums of three kinds for each column;
@@ -42,9 +49,9 @@ func (e *Launcher[A]) normByWarps(n, c, arrays, most int) (spmd.Grid, bool) {
 }
 
 var (
-	layerNormForwardKernel = newKernel("layernorm_forward", hostLayerNormForward)
-	layerNormForwardWarps  = newKernel("layernorm_forward_warps", hostLayerNormForward)
-	layerNormForwardWarps8 = newKernel("layernorm_forward_warps_8", copying(8, hostLayerNormForward))
+	layerNormForwardKernel = newKernel(normsSource, "layernorm_forward", hostLayerNormForward)
+	layerNormForwardWarps  = newKernel(normsSource, "layernorm_forward_warps", hostLayerNormForward)
+	layerNormForwardWarps8 = newKernel(normsSource, "layernorm_forward_warps_8", copying(8, hostLayerNormForward))
 )
 
 func hostLayerNormForward(a *HostArgs) error {
@@ -74,9 +81,9 @@ func (e *Launcher[A]) LayerNormForward(out spmd.Buffer[A], mean, rstd spmd.Buffe
 }
 
 var (
-	layerNormBackwardKernel = newKernel("layernorm_backward", hostLayerNormBackward)
-	layerNormBackwardWarps  = newKernel("layernorm_backward_warps", hostLayerNormBackward)
-	layerNormBackwardWarps8 = newKernel("layernorm_backward_warps_8", copying(15, hostLayerNormBackward))
+	layerNormBackwardKernel = newKernel(normsSource, "layernorm_backward", hostLayerNormBackward)
+	layerNormBackwardWarps  = newKernel(normsSource, "layernorm_backward_warps", hostLayerNormBackward)
+	layerNormBackwardWarps8 = newKernel(normsSource, "layernorm_backward_warps_8", copying(15, hostLayerNormBackward))
 )
 
 func hostLayerNormBackward(a *HostArgs) error {

@@ -41,6 +41,7 @@ const (
 	LayerSites = 8
 )
 
+// FP8Sites is how many tensors a step casts.
 func (cfg Config) FP8Sites() int {
 	return [...]int{FP8Off: 0, FP8Head: HeadSites, FP8All: HeadSites + LayerSites*cfg.Layers}[cfg.FP8]
 }

@@ -72,6 +72,7 @@ var habits = map[string]struct {
 	"gpt2-xl":     {2e-4, 0.95, 1024},
 }
 
+// New returns the settings of a run where no flag is given.
 func New() *Options {
 	return &Options{
 		model: "tiny", FP8: "off", graph: "auto", shard: "off", recompute: "off", tp: 1, pp: 1, steps: 1500, Batch: 4,
@@ -81,6 +82,7 @@ func New() *Options {
 	}
 }
 
+// Flags adds the flags of a run to fs.
 func (o *Options) Flags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.model, "model", o.model, "shape of the model: tiny, gpt2, gpt2-medium, gpt2-large or gpt2-xl")
 	fs.StringVar(&o.DType, "dtype", o.DType, "type of the activations: float32, or bfloat16 with float32 weights and gradients (default bfloat16 on a GPU, float32 on the host)")

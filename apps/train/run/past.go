@@ -150,4 +150,5 @@ func (p *Past) ToDevice(w *spmd.World, s *spmd.Stream, half bool) (d weightsOnDe
 	return d, nil
 }
 
+// Free frees the buffers.
 func (d *weightsOnDevice) Free() error { return errors.Join(d.Arena.Free(), d.Half.Free()) }

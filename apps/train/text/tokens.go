@@ -59,19 +59,13 @@ func NewTokenizer(name string) (Tokenizer, error) {
 // no text contains.
 type Bytes struct{}
 
-func (Bytes) Name() string { return "bytes-1" }
-
-func (Bytes) IDs() int { return 256 }
-
-func (Bytes) Width() int { return 1 }
-
-func (Bytes) Separator() int32 { return 0 }
-
+func (Bytes) Name() string                            { return "bytes-1" }
+func (Bytes) IDs() int                                { return 256 }
+func (Bytes) Width() int                              { return 1 }
+func (Bytes) Separator() int32                        { return 0 }
 func (Bytes) encode(dst, text []byte) ([]byte, error) { return append(dst, text...), nil }
-
-func (Bytes) lookahead() int { return 0 }
-
-func (Bytes) cut([]byte) int { return 2 }
+func (Bytes) lookahead() int                          { return 0 }
+func (Bytes) cut([]byte) int                          { return 2 }
 
 func (Bytes) Decode(ids []int32) []byte {
 	text := make([]byte, 0, len(ids))
@@ -95,6 +89,7 @@ type GPT2 struct {
 	byteID [256]uint16 // the token of each single byte
 }
 
+// NewGPT2 returns GPT-2's byte-pair encoding.
 func NewGPT2() *GPT2 {
 	t := &GPT2{bpe: codec.NewR50kBase()}
 	// GPT-2 numbers the 188 bytes that print in Latin-1 first, then the others.
@@ -113,17 +108,14 @@ func NewGPT2() *GPT2 {
 // printsInLatin1 says whether Latin-1 has a character for a byte that shows.
 func printsInLatin1(b int) bool { return b >= '!' && b <= '~' || b >= 0xa1 && b != 0xad }
 
+// GPT2Name is the Name of GPT-2's tokens.
 const GPT2Name = "gpt2-1"
 
-func (*GPT2) Name() string { return GPT2Name }
-
-func (*GPT2) IDs() int { return GPT2End + 1 }
-
-func (*GPT2) Width() int { return 2 }
-
+func (*GPT2) Name() string     { return GPT2Name }
+func (*GPT2) IDs() int         { return GPT2End + 1 }
+func (*GPT2) Width() int       { return 2 }
 func (*GPT2) Separator() int32 { return GPT2End }
-
-func (*GPT2) lookahead() int { return bpeLookahead }
+func (*GPT2) lookahead() int   { return bpeLookahead }
 
 // encode takes bytes that are not UTF-8, and DEL, one by one: the library would
 // replace the former by U+FFFD and drop the latter.

@@ -8,6 +8,7 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
+// NoError fails the test with the first error, if any.
 func NoError(t *testing.T, errs ...error) {
 	t.Helper()
 	if err := errors.Join(errs...); err != nil {
@@ -15,6 +16,7 @@ func NoError(t *testing.T, errs ...error) {
 	}
 }
 
+// BufferOf is a buffer that holds x.
 func BufferOf[T spmd.Stored](t *testing.T, w *spmd.World, x []T) spmd.Buffer[T] {
 	t.Helper()
 	b, err := spmd.Alloc[T](w, len(x))
@@ -24,6 +26,7 @@ func BufferOf[T spmd.Stored](t *testing.T, w *spmd.World, x []T) spmd.Buffer[T] 
 	return b
 }
 
+// ValuesOf is what a buffer holds.
 func ValuesOf[T spmd.Stored](t *testing.T, b spmd.Buffer[T]) []T {
 	t.Helper()
 	x := make([]T, b.Len())
@@ -47,6 +50,7 @@ func FloatsOf(t *testing.T, b spmd.Buffer[float32]) []float32 {
 	return x
 }
 
+// TokenBuffer is a buffer of tokens.
 func TokenBuffer(t *testing.T, w *spmd.World, x []int32) spmd.Buffer[int32] {
 	t.Helper()
 	b, err := spmd.Alloc[int32](w, len(x))

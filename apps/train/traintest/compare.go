@@ -26,8 +26,10 @@ func Near(t *testing.T, name string, got []float32, want []float64, rel, abs flo
 	}
 }
 
+// Flat is rows one after the other.
 func Flat(x [][]float64) []float64 { return slices.Concat(x...) }
 
+// Must is a number that comes without an error.
 func Must(n int, err error) int {
 	if err != nil {
 		panic(err)
@@ -50,4 +52,5 @@ func BoundsOf(w *spmd.World, half bool) bounds {
 	return bounds{1e-4, 1e-4}
 }
 
+// CloseTo says whether a and b differ by at most bound.
 func CloseTo(a, b, bound float64) bool { return math.Abs(a-b) <= bound } // false for NaN

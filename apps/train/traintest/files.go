@@ -19,6 +19,7 @@ func BinFile(magic, version, count int32, tokens []uint16) string {
 	return string(b)
 }
 
+// GoodBin is a token file of llm.c.
 func GoodBin(tokens []uint16) string { return BinFile(20240520, 1, int32(len(tokens)), tokens) }
 
 // Write makes a file below dir and returns its path.

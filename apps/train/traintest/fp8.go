@@ -40,6 +40,7 @@ func Code8(x float64) spmd.F8E4M3 {
 	return spmd.F8E4M3(i)
 }
 
+// On8 runs a test where products of 8-bit floats can be had.
 func On8(t *testing.T, ranks []int, fn func(t *testing.T, w *spmd.World)) {
 	spmdtest.Run(t, ranks, func(t *testing.T, w *spmd.World) {
 		if !blas.SupportsF8(w) {

@@ -18,6 +18,7 @@ func FlatTokens(n int) (body []byte) {
 	return body
 }
 
+// RandomFloats draws n numbers of a normal distribution.
 func RandomFloats(n int, scale float64, seed uint64) []float32 {
 	rng := rand.New(rand.NewPCG(seed, 3))
 	x := make([]float32, n)
@@ -56,6 +57,7 @@ func RandomParams(cfg layout.Config, seed uint64) map[string][]float64 {
 	return ps
 }
 
+// RandomTokens draws n tokens below vocab.
 func RandomTokens(n, vocab int, seed uint64) []int32 {
 	rng := rand.New(rand.NewPCG(seed, 2))
 	x := make([]int32, n)

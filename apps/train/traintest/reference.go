@@ -7,10 +7,12 @@ import (
 	"lockstep/apps/train/layout"
 )
 
+// Reference is the model of float64 with the weights p, by name.
 func Reference(cfg layout.Config, p map[string][]float64) *refModel {
 	return &refModel{layers: cfg.Layers, heads: cfg.Heads, channels: cfg.Channels, vocab: cfg.Vocab, p: p}
 }
 
+// ZeroLike is zeros in the shapes of p.
 func ZeroLike(p map[string][]float64) map[string][]float64 {
 	g := map[string][]float64{}
 	for name, x := range p {
@@ -231,6 +233,7 @@ func refLinearBack(dy, x [][]float64, w, dw, db []float64) [][]float64 {
 	return dx
 }
 
+// RefStats returns the mean of x and 1 over its deviation.
 func RefStats(x []float64) (mean, rstd float64) {
 	for _, v := range x {
 		mean += v / float64(len(x))
@@ -242,6 +245,7 @@ func RefStats(x []float64) (mean, rstd float64) {
 	return mean, 1 / math.Sqrt(variance+refEps)
 }
 
+// RefNorm is the LayerNorm of each row.
 func RefNorm(x [][]float64, w, b []float64) [][]float64 {
 	y := refRows(len(x), len(x[0]))
 	for t := range x {
@@ -253,6 +257,7 @@ func RefNorm(x [][]float64, w, b []float64) [][]float64 {
 	return y
 }
 
+// RefNormBack is the gradient of the rows that RefNorm was given; it adds those of its parameters.
 func RefNormBack(dy, x [][]float64, w, dw, db []float64) [][]float64 {
 	dx := refRows(len(x), len(x[0]))
 	for t := range x {

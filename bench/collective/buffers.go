@@ -1,0 +1,251 @@
+package collective
+
+import (
+	"fmt"
+	"sync/atomic"
+
+	"lockstep/host"
+	"lockstep/spmd"
+)
+
+// period is the length after which the inputs repeat: a prime, so that a part that lands in a wrong place differs.
+const period = 1021
+
+// pattern is what the ranks hold, and what their sum is: whole numbers, so small that every sum is exact in T.
+type pattern[T spmd.Elem] struct {
+	values [][]T // of each rank, for one period
+	sums   []T
+}
+
+func newPattern[T spmd.Elem](ranks, exact int) pattern[T] {
+	p := pattern[T]{values: make([][]T, ranks), sums: make([]T, period)}
+	below := min(8, exact/ranks+1) // at least 2: parseCase refuses more ranks
+	sums := make([]int, period)
+	for r := range p.values {
+		p.values[r] = make([]T, period)
+		for i := range period {
+			x := uint32(i+1)*2654435761 + uint32(r+1)*2246822519 // Knuth's multiplicative hash, and a large odd number
+			x ^= x >> 15
+			v := int(x % uint32(below))
+			p.values[r][i] = number[T](v)
+			sums[i] += v
+		}
+	}
+	for i, s := range sums {
+		p.sums[i] = number[T](s)
+	}
+	return p
+}
+
+// number is v as a T; -1 is the largest number of an unsigned type.
+func number[T spmd.Elem](v int) T {
+	var x T
+	switch p := any(&x).(type) {
+	case *spmd.F16:
+		*p = spmd.ToF16(float32(v))
+	case *spmd.BF16:
+		*p = spmd.ToBF16(float32(v))
+	default:
+		x = T(v)
+	}
+	return x
+}
+
+// buffers are those of one case on this rank.
+type buffers[T spmd.Elem] struct {
+	w        *spmd.World
+	s        *spmd.Stream // of the copies that fill src
+	c        Case
+	part     int // elements
+	pattern  pattern[T]
+	dst, src spmd.Buffer[T]
+	owned    []spmd.Buffer[T] // what dst and src are parts of
+}
+
+// root is the rank that reduces, broadcasts, gathers and scatters.
+const root = 0
+
+// newBuffers allocates the buffers. Collective where they are symmetric.
+func newBuffers[T spmd.Elem](w *spmd.World, s *spmd.Stream, c Case, v variant) (*buffers[T], error) {
+	o := &buffers[T]{w: w, s: s, c: c, part: c.Elements / w.Size(), pattern: newPattern[T](w.Size(), c.DType.exact)}
+	alloc := spmd.Alloc[T]
+	if v.symmetric {
+		alloc = spmd.AllocSymmetric[T]
+	}
+	buffer := func(n int) (spmd.Buffer[T], error) {
+		b, err := alloc(w, n)
+		if err == nil {
+			o.owned = append(o.owned, b)
+		}
+		return b, err
+	}
+	var err error
+	var dst, src int // elements
+	switch c.Op.Name {
+	case "allgather", "gather":
+		dst, src = c.Elements, o.part
+	case "reducescatter", "scatter":
+		dst, src = o.part, c.Elements
+	default:
+		dst, src = c.Elements, c.Elements
+	}
+	if !v.inPlace {
+		if o.dst, err = buffer(dst); err == nil {
+			o.src, err = buffer(src)
+		}
+	} else if both, e := buffer(max(dst, src)); e != nil {
+		err = e
+	} else {
+		own := func(n int) spmd.Buffer[T] {
+			if n == both.Len() {
+				return both
+			}
+			return both.Slice(w.Rank()*n, (w.Rank()+1)*n)
+		}
+		o.dst, o.src = own(dst), own(src)
+	}
+	if err != nil {
+		o.free()
+		return nil, err
+	}
+	return o, nil
+}
+
+func (o *buffers[T]) free() {
+	for _, b := range o.owned {
+		_ = b.Free() // as after an error elsewhere
+	}
+}
+
+// tile is how many elements pass between the host and the device at a time: whole periods.
+const tile = 1024 * period
+
+// fill sets dst to what is no result, then src to this rank's numbers.
+func (o *buffers[T]) fill() error {
+	if err := o.dst.SetAll(number[T](-1)); err != nil {
+		return err
+	}
+	if o.c.Op.Name == "broadcast" && o.w.Rank() != root {
+		return nil
+	}
+	h := make([]T, min(o.src.Len(), tile))
+	mine := o.pattern.values[o.w.Rank()]
+	for i := range h {
+		h[i] = mine[i%period]
+	}
+	if err := o.src.Slice(0, len(h)).CopyFrom(h); err != nil {
+		return err
+	}
+	for have, n := len(h), o.src.Len(); have < n; have *= 2 { // the rest on the device: what is there once more
+		more := min(have, n-have)
+		if err := spmd.Copy(o.s, o.src.Slice(have, have+more), o.src.Slice(0, more)); err != nil {
+			return err
+		}
+	}
+	return o.s.Synchronize()
+}
+
+// call is the collective on comm.
+func (o *buffers[T]) call(comm spmd.Comm) func() error {
+	rank, size, dst, src := comm.Rank(), comm.Size(), o.dst, o.src
+	switch o.c.Op.Name {
+	case "allreduce":
+		return func() error { return spmd.AllReduce(comm, dst, src, spmd.Sum) }
+	case "reduce":
+		return func() error { return spmd.Reduce(comm, dst, src, spmd.Sum, root) }
+	case "broadcast":
+		return func() error { return spmd.Broadcast(comm, dst, root) }
+	case "allgather":
+		return func() error { return spmd.AllGather(comm, dst, src) }
+	case "reducescatter":
+		return func() error { return spmd.ReduceScatter(comm, dst, src, spmd.Sum) }
+	case "alltoall":
+		return func() error { return spmd.AllToAll(comm, dst, src) }
+	case "gather":
+		return func() error { return spmd.Gather(comm, dst, src, root) }
+	case "scatter":
+		return func() error { return spmd.Scatter(comm, dst, src, root) }
+	case "sendrecv":
+		from, to := (rank+size-1)%size, (rank+1)%size
+		return func() error { return spmd.SendRecv(comm, dst, from, src, to) }
+	}
+	return o.pingPong(comm)
+}
+
+// pingPong sends a message from rank 0 to rank 1 and back; other ranks do nothing.
+func (o *buffers[T]) pingPong(comm spmd.Comm) func() error {
+	dst, src := o.dst, o.src
+	switch comm.Rank() {
+	case 0:
+		return func() error {
+			if err := spmd.Send(comm, src, 1); err != nil {
+				return err
+			}
+			return spmd.Recv(comm, dst, 1)
+		}
+	case 1:
+		return func() error {
+			if err := spmd.Recv(comm, dst, 0); err != nil {
+				return err
+			}
+			return spmd.Send(comm, dst, 0)
+		}
+	}
+	return func() error { return nil }
+}
+
+// want is element i of dst after the collective; nil where this rank gets none.
+func (o *buffers[T]) want() func(i int) T {
+	p, rank, size, part := o.pattern, o.w.Rank(), o.w.Size(), o.part
+	switch name := o.c.Op.Name; {
+	case (name == "reduce" || name == "gather") && rank != root, name == "pingpong" && rank > 1:
+		return nil
+	case name == "allreduce", name == "reduce":
+		return func(i int) T { return p.sums[i%period] }
+	case name == "allgather", name == "gather":
+		return func(i int) T { return p.values[i/part][i%part%period] }
+	case name == "reducescatter":
+		return func(i int) T { return p.sums[(rank*part+i)%period] }
+	case name == "alltoall":
+		return func(i int) T { return p.values[i/part][(rank*part+i%part)%period] }
+	case name == "scatter":
+		return func(i int) T { return p.values[root][(rank*part+i)%period] }
+	case name == "sendrecv":
+		from := p.values[(rank+size-1)%size]
+		return func(i int) T { return from[i%period] }
+	}
+	return func(i int) T { return p.values[0][i%period] } // broadcast and ping-pong
+}
+
+// wrong counts the elements of dst, on all ranks, that are not what they should be. Collective, blocking.
+func (o *buffers[T]) wrong() (int, error) {
+	count, err := spmd.AllocPinned[int64](o.w, 1)
+	if err != nil {
+		return 0, err
+	}
+	defer count.Free()
+	var n atomic.Int64
+	if want := o.want(); want != nil {
+		h := make([]T, min(o.dst.Len(), tile))
+		for at := 0; at < o.dst.Len(); at += len(h) {
+			h = h[:min(len(h), o.dst.Len()-at)]
+			if err := o.dst.Slice(at, at+len(h)).CopyTo(h); err != nil {
+				return 0, err
+			}
+			host.Parallel(len(h), 1<<15, func(lo, hi int) {
+				bad := 0
+				for i, got := range h[lo:hi] {
+					if got != want(at+lo+i) {
+						bad++
+					}
+				}
+				n.Add(int64(bad))
+			})
+		}
+	}
+	count.Set(0, n.Load())
+	if err := spmd.AllReduce(o.w.Comm(), count, count, spmd.Sum); err != nil {
+		return 0, fmt.Errorf("counting wrong elements: %w", err)
+	}
+	return int(count.At(0)), nil
+}

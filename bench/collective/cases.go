@@ -1,0 +1,256 @@
+package collective
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"lockstep/bench/harness"
+	"lockstep/spmd"
+)
+
+// Operation is one collective as the sweep measures it.
+type Operation struct {
+	Name  string
+	NCCL  string // nccl-tests' program for it, if there is one
+	parts bool   // the elements are divided among the ranks
+	// Bus is bus bandwidth over algorithm bandwidth on n ranks.
+	// Source: nccl-tests, doc/PERFORMANCE.md and the GetBw functions of src/*.cu; it has no ping-pong, which moves a
+	// message from one rank to another as sendrecv does.
+	Bus      func(n int) float64
+	Places   []bool // whether it works in place
+	modifies bool   // in place, a second call gives something else than the first
+	least    int    // ranks that it needs
+}
+
+func whole(int) float64 { return 1 }
+
+func others(n int) float64 { return float64(n-1) / float64(n) }
+
+var (
+	outOfPlace = []bool{false}
+	either     = []bool{false, true}
+	inPlace    = []bool{true}
+)
+
+// Operations are all collectives of the sweep. allreduce to scatter are named as MPI does, less the prefix.
+var Operations = []Operation{
+	{"allreduce", "all_reduce_perf", false, func(n int) float64 { return 2 * others(n) }, either, true, 1},
+	{"reduce", "reduce_perf", false, whole, either, true, 1},
+	{"broadcast", "broadcast_perf", false, whole, inPlace, false, 1},
+	{"allgather", "all_gather_perf", true, others, either, false, 1},
+	{"reducescatter", "reduce_scatter_perf", true, others, either, true, 1},
+	{"alltoall", "alltoall_perf", true, others, either, true, 1},
+	{"gather", "gather_perf", true, others, either, false, 1},
+	{"scatter", "scatter_perf", true, others, either, false, 1},
+	{"sendrecv", "sendrecv_perf", false, whole, outOfPlace, false, 1},
+	{"pingpong", "", false, whole, outOfPlace, false, 2},
+}
+
+// OperationNames are what --ops takes.
+func OperationNames() []string {
+	var n []string
+	for _, o := range Operations {
+		n = append(n, o.Name)
+	}
+	return n
+}
+
+// OperationOf is the operation of a name.
+func OperationOf(name string) (Operation, error) {
+	if i := slices.Index(OperationNames(), name); i >= 0 {
+		return Operations[i], nil
+	}
+	return Operation{}, fmt.Errorf("unknown operation %q: want %s", name, strings.Join(OperationNames(), ", "))
+}
+
+// DType is an element type of the sweep.
+type DType struct {
+	Name  string
+	Size  int
+	exact int    // every whole number from 0 to this is exact in it, and none of them is number(-1)
+	NCCL  string // nccl-tests' name
+	run   func(w *spmd.World, s *spmd.Stream, c Case, v variant, t times) (Measured, error)
+}
+
+// DTypes are the element types that a sweep knows.
+var DTypes = []DType{
+	{"float32", 4, 1 << 24, "float", measure[float32]},
+	{"float64", 8, 1 << 53, "double", measure[float64]},
+	{"float16", 2, 1 << 11, "half", measure[spmd.F16]},
+	{"bfloat16", 2, 1 << 8, "bfloat16", measure[spmd.BF16]},
+	{"int8", 1, 1<<7 - 1, "int8", measure[int8]},
+	{"uint8", 1, 1<<8 - 2, "uint8", measure[uint8]}, // 255 is what untouched elements hold
+	{"int32", 4, 1<<31 - 1, "int32", measure[int32]},
+	{"uint32", 4, 1<<32 - 2, "uint32", measure[uint32]},
+	{"int64", 8, 1 << 62, "int64", measure[int64]},
+	{"uint64", 8, 1 << 62, "uint64", measure[uint64]},
+}
+
+// DTypeNames are what --types takes.
+func DTypeNames() []string {
+	var n []string
+	for _, t := range DTypes {
+		n = append(n, t.Name)
+	}
+	return n
+}
+
+// DTypeOf is the type of a name.
+func DTypeOf(name string) (DType, error) {
+	if i := slices.Index(DTypeNames(), name); i >= 0 {
+		return DTypes[i], nil
+	}
+	return DType{}, fmt.Errorf("unknown type %q: want %s", name, strings.Join(DTypeNames(), ", "))
+}
+
+// Case is one line of the sweep: a collective of a number of elements. All sides get the same ones, as
+// op:dtype:elements:calls.
+type Case struct {
+	Op       Operation
+	DType    DType
+	Elements int // of one rank's whole buffer
+	Calls    int // back to back in one timed iteration
+}
+
+func (c Case) String() string {
+	return fmt.Sprintf("%s:%s:%d:%d", c.Op.Name, c.DType.Name, c.Elements, c.Calls)
+}
+
+// Bytes is the size of the larger buffer of a rank.
+func (c Case) Bytes() int { return c.Elements * c.DType.Size }
+
+// parseCase reads what String wrote, for a number of ranks.
+func parseCase(s string, ranks int) (Case, error) {
+	bad := func(err error) (Case, error) { return Case{}, fmt.Errorf("--case %s: %w", s, err) }
+	f := strings.Split(s, ":")
+	if len(f) != 4 {
+		return bad(fmt.Errorf("want op:dtype:elements:calls"))
+	}
+	var c Case
+	var err error
+	if c.Op, err = OperationOf(f[0]); err != nil {
+		return bad(err)
+	}
+	if c.DType, err = DTypeOf(f[1]); err != nil {
+		return bad(err)
+	}
+	for i, n := range []*int{&c.Elements, &c.Calls} {
+		if *n, err = strconv.Atoi(f[2+i]); err != nil || *n < 1 {
+			return bad(fmt.Errorf("%q is no positive number", f[2+i]))
+		}
+	}
+	switch {
+	case c.Op.parts && c.Elements%ranks != 0:
+		return bad(fmt.Errorf("%d elements do not divide by %d ranks", c.Elements, ranks))
+	case ranks < c.Op.least:
+		return bad(fmt.Errorf("needs %d ranks, not %d", c.Op.least, ranks))
+	case ranks > c.DType.exact:
+		return bad(fmt.Errorf("sums over %d ranks are not exact", ranks))
+	}
+	return c, nil
+}
+
+// fitted is how many elements of the given bytes a collective moves on n ranks: where they are divided, parts are
+// cut to a multiple of 16 bytes, as nccl-tests does, and smaller ones to whole elements. It is 0 where a rank would
+// have none.
+// Source: nccl-tests, the GetCollByteCount functions of src/*.cu.
+func fitted(op Operation, t DType, bytes, n int) int {
+	if !op.parts {
+		return bytes / t.Size
+	}
+	part := bytes / n / t.Size
+	if unit := 16 / t.Size; part >= unit {
+		part -= part % unit
+	}
+	return part * n
+}
+
+// Cases are the lines of a sweep on n ranks, for what works on so many; calls are those of a timed iteration at a size.
+func Cases(ops []Operation, types []DType, sizes []int, n int, calls func(bytes int) int) []Case {
+	var all []Case
+	for _, op := range ops {
+		for _, t := range types {
+			if n < op.least || n > t.exact {
+				continue
+			}
+			last := 0
+			for _, bytes := range sizes {
+				c := Case{Op: op, DType: t, Elements: fitted(op, t, bytes, n), Calls: calls(bytes)}
+				if c.Elements > last {
+					all = append(all, c)
+					last = c.Elements
+				}
+			}
+		}
+	}
+	return all
+}
+
+// Sizes are from, from*factor and so on, up to to.
+func Sizes(from, to, factor int) ([]int, error) {
+	switch {
+	case factor < 2:
+		return nil, fmt.Errorf("--factor %d: must be at least 2", factor)
+	case to < from:
+		return nil, fmt.Errorf("--to %s: is less than --from %s", harness.SizeText(to), harness.SizeText(from))
+	}
+	all := []int{from}
+	for last := from; last <= to/factor; {
+		last *= factor
+		all = append(all, last)
+	}
+	return all, nil
+}
+
+// Choice is a flag that may be off, on or both.
+type Choice []bool
+
+// Set reads one of the three words.
+func (c *Choice) Set(s string) error {
+	switch s {
+	case "off":
+		*c = Choice{false}
+	case "on":
+		*c = Choice{true}
+	case "both":
+		*c = Choice{false, true}
+	default:
+		return fmt.Errorf("want off, on or both")
+	}
+	return nil
+}
+
+// String writes the word that Set reads.
+func (c *Choice) String() string {
+	switch {
+	case len(*c) > 1:
+		return "both"
+	case len(*c) == 1 && (*c)[0]:
+		return "on"
+	}
+	return "off"
+}
+
+// Type names it in a usage text.
+func (c *Choice) Type() string { return "off|on|both" }
+
+// CaseArgs are the arguments that tell a rank of cases.
+func CaseArgs(list []Case) []string {
+	var args []string
+	for _, c := range list {
+		args = append(args, "--case="+c.String())
+	}
+	return args
+}
+
+// What is usual on the host, and on GPUs, where an iteration is longer.
+const (
+	HostIters, HostWarmup = 20, 5
+	GPUIters, GPUWarmup   = 4, 1
+	HostGoal, GPUGoal     = 1.05, 1.03
+)
+
+// Ours is the name of this framework's side.
+const Ours = "lockstep"

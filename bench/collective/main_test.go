@@ -1,0 +1,9 @@
+package collective
+
+import (
+	"testing"
+
+	"lockstep/spmd/spmdtest"
+)
+
+func TestMain(m *testing.M) { spmdtest.Main(m, Main) }

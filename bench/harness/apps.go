@@ -1,0 +1,36 @@
+package harness
+
+import (
+	"fmt"
+	"strings"
+)
+
+// HostOverhead is how much more of the host's time than C's a call may cost, in us.
+const HostOverhead = 0.5
+
+// Numbers is text of the given length in which there is something to learn.
+func Numbers(length int) string {
+	var b strings.Builder
+	for i := 1; b.Len() < length; i++ {
+		fmt.Fprintln(&b, i, "times", i, "is", i*i)
+	}
+	return b.String()
+}
+
+// TrainStep is a line of train's JSON.
+type TrainStep struct {
+	Summary   bool
+	Ranks     int
+	MS        float64
+	TokS      float64 `json:"tok_s"`
+	Loss      float64
+	LR        float64
+	LossFirst float64 `json:"loss_first"`
+	LossLast  float64 `json:"loss_last"`
+	ValLoss   float64 `json:"val_loss"`
+}
+
+const (
+	TrainSteps   = 12
+	TrainDiscard = 2 // pages of the moments, threads of the BLAS
+)

@@ -1,0 +1,26 @@
+package harness
+
+import (
+	"fmt"
+	"runtime"
+	"strconv"
+)
+
+// StencilPeer is the name of c/stencil.c's sides. It begins with that of the peer.
+const StencilPeer = "MPI from C, and OpenMP"
+
+// CStencil is the command line of c/stencil.c on n ranks, which share out the cores.
+func (b *Harness) CStencil(n, rows, columns, steps, iters, warmup int) ([]string, error) {
+	program, err := b.C("stencil", "mpicc", "-march=native", "-fopenmp", "-lm")
+	if err != nil {
+		return nil, err
+	}
+	cmd := append(Unbound(n), "env", fmt.Sprintf("OMP_NUM_THREADS=%d", max(1, runtime.NumCPU()/n)), program)
+	for _, v := range []int{rows, columns, steps, iters, warmup} {
+		cmd = append(cmd, strconv.Itoa(v))
+	}
+	return cmd, nil
+}
+
+// Unbound is mpirun for ranks that may use every core: a single one would have but one.
+func Unbound(n int) []string { return append(MPIRun(n), "--bind-to", "none") }

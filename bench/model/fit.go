@@ -1,0 +1,220 @@
+package model
+
+import (
+	"cmp"
+	"errors"
+	"math"
+	"slices"
+
+	"gonum.org/v1/gonum/optimize"
+)
+
+// A model of the time of an all-reduce of n bytes over p ranks of one node:
+//
+//	T(n, p) = the least of (start + step * steps(p) + volume(p) * n / bandwidth)
+//
+// over one algorithm or two: alpha-beta models (R. Hockney, 1994) with the steps and volumes of the usual algorithms
+// (R. Thakur, R. Rabenseifner, W. Gropp, Optimization of Collective Communication Operations in MPICH, 2005).
+type model struct {
+	terms []fittedTerm
+	rms   float64 // of ln(model/measured)
+	worst float64 // the largest of them, without sign
+	at    sample  // where it is
+}
+
+// algorithm says how many messages follow each other, and how often the operand passes a rank's link.
+type algorithm struct {
+	name          string
+	steps, volume func(p float64) float64
+	formula       [2]string
+}
+
+func rounds(p float64) float64 { return math.Ceil(math.Log2(p) - 1e-9) }
+
+// The algorithms. On one number of ranks all fit alike: the likeliest stand first.
+var (
+	ring     = algorithm{"ring", func(p float64) float64 { return 2 * (p - 1) }, func(p float64) float64 { return 2 * (p - 1) / p }, [2]string{"2(p-1)", "2(p-1)/p"}}
+	tree     = algorithm{"tree, to its root and back", func(p float64) float64 { return 2 * rounds(p) }, func(float64) float64 { return 2 }, [2]string{"2 log2 p", "2"}}
+	oneShot  = algorithm{"one-shot, each rank reads all others", func(p float64) float64 { return p - 1 }, func(p float64) float64 { return p - 1 }, [2]string{"(p-1)", "(p-1)"}}
+	doubling = algorithm{"recursive doubling", rounds, rounds, [2]string{"log2 p", "log2 p"}}
+)
+
+// candidates are what a fit chooses from: one algorithm for all sizes, or one for large operands, whose volume does not
+// grow with the ranks, and another for small ones; the same twice is one with two protocols.
+var candidates = [][]algorithm{
+	{ring}, {tree}, {oneShot}, {doubling},
+	{ring, oneShot}, {ring, doubling}, {ring, tree}, {ring, ring},
+	{tree, oneShot}, {tree, doubling}, {tree, ring}, {tree, tree},
+}
+
+// fittedTerm is an algorithm with its fitted parameters.
+type fittedTerm struct {
+	algorithm
+	startUS float64
+	stepUS  float64
+	gbps    float64
+	points  int // that it decides
+}
+
+// sample is a measured point.
+type sample struct {
+	bytes, ranks, us float64
+}
+
+func (f fittedTerm) us(bytes, ranks float64) float64 {
+	return f.startUS + f.stepUS*f.steps(ranks) + f.volume(ranks)*bytes/f.gbps/1e3
+}
+
+// us is T, and which of the terms it is.
+func (m model) us(bytes, ranks float64) (us float64, term int) {
+	us = math.Inf(1)
+	for i, f := range m.terms {
+		if t := f.us(bytes, ranks); t < us {
+			us, term = t, i
+		}
+	}
+	return us, term
+}
+
+// ofLogs is the model of parameters as their logarithms: of each term the start, and the time of a step and of a byte.
+// What the points do not tell is 0: the start where they are of one number of ranks, a byte's time where of one size.
+func ofLogs(x []float64, of []algorithm, points []sample) model {
+	var m model
+	for i, a := range of {
+		f := fittedTerm{algorithm: a, startUS: math.Exp(x[3*i]), stepUS: math.Exp(x[3*i+1]), gbps: math.Exp(-x[3*i+2]) / 1e3}
+		if same(points, func(p sample) float64 { return p.ranks }) {
+			f.startUS = 0
+		}
+		if same(points, func(p sample) float64 { return p.bytes }) {
+			f.gbps = math.Inf(1)
+		}
+		m.terms = append(m.terms, f)
+	}
+	return m
+}
+
+// same says whether all points have one value.
+func same(points []sample, of func(sample) float64) bool {
+	return !slices.ContainsFunc(points, func(p sample) bool { return of(p) != of(points[0]) })
+}
+
+// leastDecided are the points that one of two algorithms must decide: it has three parameters.
+const leastDecided = 3
+
+// leastError is the error, in logarithms, below which one fit is as good as another.
+const leastError = 0.005
+
+// fit finds the algorithms and parameters that leave the least squares of ln(model/measured). An algorithm or a second
+// one is taken for what it explains: by the Bayesian information criterion (G. Schwarz, 1978).
+func fit(points []sample) (model, error) {
+	var best model
+	least := math.Inf(1)
+	n := float64(len(points))
+	for _, of := range candidates {
+		if len(points) < leastPoints && len(of) > 1 {
+			continue
+		}
+		x, err := leastSquares(points, of)
+		if err != nil {
+			return model{}, err
+		}
+		m := ofLogs(x, of, points)
+		if few := m.deciding(points); few < leastDecided && len(of) > 1 {
+			continue
+		}
+		score := n*math.Log(max(squares(points, m)/n, leastError*leastError)) + float64(len(x))*math.Log(n)
+		if score < least-1e-6 {
+			least, best = score, m
+		}
+	}
+	if math.IsInf(least, 1) {
+		return model{}, errors.New("no algorithm fits the points")
+	}
+	const nothing = 1e-6 // us
+	for i := range best.terms {
+		for _, us := range []*float64{&best.terms[i].startUS, &best.terms[i].stepUS} {
+			if *us < nothing {
+				*us = 0
+			}
+		}
+	}
+	for _, p := range points {
+		us, _ := best.us(p.bytes, p.ranks)
+		if e := math.Abs(math.Log(us / p.us)); e >= best.worst {
+			best.worst, best.at = e, p
+		}
+	}
+	best.rms = math.Sqrt(squares(points, best) / n)
+	return best, nil
+}
+
+// deciding counts the points that each term decides, and returns the least number.
+func (m model) deciding(points []sample) int {
+	for _, p := range points {
+		_, term := m.us(p.bytes, p.ranks)
+		m.terms[term].points++
+	}
+	return slices.MinFunc(m.terms, func(a, b fittedTerm) int { return a.points - b.points }).points
+}
+
+func squares(points []sample, m model) float64 {
+	sum := 0.0
+	for _, p := range points {
+		us, _ := m.us(p.bytes, p.ranks)
+		e := math.Log(us / p.us)
+		sum += e * e
+	}
+	return sum
+}
+
+// leastSquares finds the parameters of a candidate, from several starts, as the least of two terms has several minima.
+func leastSquares(points []sample, of []algorithm) ([]float64, error) {
+	order := func(a, b sample) int { return cmp.Or(cmp.Compare(a.bytes, b.bytes), cmp.Compare(a.ranks, b.ranks)) }
+	first, last := slices.MinFunc(points, order), slices.MaxFunc(points, order)
+	problem := optimize.Problem{Func: func(x []float64) float64 {
+		m := ofLogs(x, of, points)
+		if len(of) > 1 { // the first is the one for large operands
+			if over := m.terms[0].us(last.bytes, last.ranks) / m.terms[1].us(last.bytes, last.ranks); over > 1 {
+				return 1e3 * over * float64(len(points))
+			}
+		}
+		return squares(points, m)
+	}}
+	settings := &optimize.Settings{MajorIterations: 5000, Converger: &optimize.FunctionConverge{Absolute: 1e-9, Iterations: 100}}
+	near := func(a algorithm, latency, perByte float64) []float64 { // times what the ends of the points have
+		half := math.Log(latency * first.us / 2)
+		return []float64{half, half - math.Log(a.steps(first.ranks)), math.Log(perByte * last.us / a.volume(last.ranks) / last.bytes)}
+	}
+	starts := [][]float64{near(of[0], 1, 1)}
+	if len(of) > 1 {
+		starts = nil
+		for _, k := range [][2]float64{{2, 2}, {2, 16}, {8, 4}, {8, 16}} { // how much longer the large one's step takes, and the small one's byte
+			starts = append(starts, slices.Concat(near(of[0], k[0], 1), near(of[1], 1, k[1])))
+		}
+	}
+	var best []float64
+	least := math.Inf(1)
+	for _, x := range starts {
+		for range 3 { // a simplex that has shrunk too early is begun anew
+			r, err := optimize.Minimize(problem, x, settings, &optimize.NelderMead{})
+			if err != nil && r == nil {
+				return nil, err
+			}
+			x = r.X
+		}
+		if e := problem.Func(x); e < least {
+			least, best = e, x
+		}
+	}
+	if best == nil {
+		return nil, errors.New("the points have no least squares")
+	}
+	return best, nil
+}
+
+// leastPoints are as many as a fit of two algorithms has parameters, and some; with fewer there is one algorithm, and
+// fewer than fewestPoints are too few for any.
+const leastPoints, fewestPoints = 9, 4
+
+// poorFit is the error, in logarithms, beyond which a model says nothing of what was not measured.
+const poorFit = 0.25

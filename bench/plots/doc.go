@@ -1,0 +1,2 @@
+// Package plots draws measurements as SVG, in one style.
+package plots

@@ -1,0 +1,2 @@
+// Package plotstest checks files that package plots has written.
+package plotstest

@@ -1,0 +1,95 @@
+package rank
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"lockstep/bench/harness"
+	"lockstep/spmd/spmdtest"
+)
+
+// Every measurement runs, checks its own results, and prints what the runner reads.
+func TestRank(t *testing.T) {
+	for _, n := range spmdtest.Ranks(t, 1, 2) {
+		for _, m := range measures {
+			if m.name != "pingpong" || n == 2 {
+				t.Run(fmt.Sprintf("%s on %d", m.name, n), func(t *testing.T) { testRank(t, "--what", m.name, n) })
+			}
+		}
+	}
+}
+
+// What the watch is compared with runs without it.
+func TestUnwatched(t *testing.T) {
+	spmdtest.HostOnly(t, "the watch is compared on the host")
+	testRank(t, Unwatched, "step", 2)
+}
+
+func testRank(t *testing.T, flag, what string, ranks int) {
+	t.Helper()
+	p := spmdtest.Program(t, ranks, nil, "--device="+spmdtest.Device(), flag, what, "--json", "-", "--log-level", "warn")
+	if p.Status != 0 {
+		t.Fatalf("status %d\n%s", p.Status, p.Stderr)
+	}
+	points, err := harness.Lines[struct {
+		What  string
+		Ranks int
+		US    float64 `json:"median_us"`
+		MS    float64
+	}](p.Stdout)
+	if err != nil || len(points) == 0 {
+		t.Fatalf("%v: %q", err, p.Stdout)
+	}
+	for _, x := range points {
+		if x.What == "" || x.Ranks != ranks || x.US+x.MS <= 0 {
+			t.Errorf("%+v from %q", x, p.Stdout)
+		}
+	}
+}
+
+func TestCheckRank(t *testing.T) {
+	for _, tc := range []struct {
+		what  string
+		sizes []int
+		ranks int
+		ok    bool
+	}{
+		{"allreduce", []int{8, 1 << 20}, 3, true},
+		{"pingpong", []int{8}, 2, true},
+		{"replay", []int{8}, 4, true},
+		{"pingpong", []int{8}, 3, false},
+		{"", []int{8}, 2, false},
+		{"allreduce", []int{8, 0}, 2, false},
+		{"allreduce", []int{4}, 2, false},
+		{"allreduce", []int{12}, 2, false},
+		{"allreduce", []int{-8}, 2, false},
+	} {
+		if err := checkRank(tc.what, tc.sizes, tc.ranks); (err == nil) != tc.ok {
+			t.Errorf("%+v: %v", tc, err)
+		}
+	}
+}
+
+var born = time.Now()
+
+// A process is older than its first statement, and younger than the test that
+// starts it.
+func TestProcessAge(t *testing.T) {
+	const tick = 10 * time.Millisecond
+	least := time.Since(born)
+	age, err := processAge()
+	if err != nil || age < least-tick {
+		t.Errorf("age %v, but this process was there %v ago: %v", age, least, err)
+	}
+	start := time.Now()
+	p := spmdtest.Program(t, 1, nil, "--device="+spmdtest.Device(), "--what", "startup", "--json", "-", "--log-level", "warn")
+	most := time.Since(start)
+	all, err := harness.Lines[Started](p.Stdout)
+	if err != nil || len(all) != 1 {
+		t.Fatalf("%v: %q\n%s", err, p.Stdout, p.Stderr)
+	}
+	if ms := all[0].MS; ms <= 0 || all[0].PeakMiB < 1 || ms > float64((most+tick).Milliseconds()) {
+		t.Errorf("started %v ms ago, by a program that ran for %v", ms, most)
+	}
+}

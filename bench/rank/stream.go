@@ -1,0 +1,192 @@
+package rank
+
+import (
+	_ "embed"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"lockstep/spmd"
+	"lockstep/spmd/timing"
+)
+
+//go:embed kernels.cu
+var source string
+
+var (
+	nop = spmd.NewKernel("nop", source, func(spmd.Args) error { return nil })
+
+	addOne = spmd.NewKernel("add_one_i64", source, func(a spmd.Args) error {
+		spmd.ArgSlice[int64](a, 0)[0]++
+		return nil
+	})
+)
+
+// enqueue measures the host's time for an all-reduce on a stream.
+func enqueue(w *spmd.World, bytes int) error {
+	s, err := w.NewStream("enqueue")
+	if err != nil {
+		return err
+	}
+	dst, src, err := operands(w, bytes/4, spmd.Alloc[float32])
+	if err != nil {
+		return err
+	}
+	c := w.Comm().On(s)
+	points, err := timed(w, bytes, enqueueing(s), []string{"spmd.AllReduce on a stream"}, func() error { return spmd.AllReduce(c, dst, src, spmd.Sum) })
+	if err != nil {
+		return err
+	}
+	if err := checkSums(w, dst); err != nil {
+		return err
+	}
+	return emit(w, points...)
+}
+
+// launch measures the host's time for the launch of a kernel.
+func launch(w *spmd.World, bytes int) error {
+	s, err := w.NewStream("launch")
+	if err != nil {
+		return err
+	}
+	x, err := spmd.Alloc[float32](w, bytes/4)
+	if err != nil {
+		return err
+	}
+	grid := spmd.Cover1D(1, 1)
+	points, err := timed(w, bytes, enqueueing(s), []string{"spmd.Kernel.Launch"}, func() error {
+		return nop.Launch(s, grid, x.Arg(), x.Arg(), spmd.I32(x.Len()))
+	})
+	if err != nil {
+		return err
+	}
+	return emit(w, points...)
+}
+
+// Started is a line of the startup measurement.
+type Started struct {
+	What  string `json:"what"`
+	Ranks int    `json:"ranks"`
+	// MS is from the start of the process to the end of the first collective,
+	// PeakMiB the most memory that it took; of the rank with the most of each.
+	MS      float64 `json:"ms"`
+	PeakMiB float64 `json:"peak_mib"`
+}
+
+// startup measures how long this process needed to get through its first collective.
+func startup(w *spmd.World, bytes int) error {
+	x, err := spmd.Alloc[float32](w, bytes/4)
+	if err != nil {
+		return err
+	}
+	if err := x.SetAll(1); err != nil {
+		return err
+	}
+	if err := spmd.AllReduce(w.Comm(), x, x, spmd.Sum); err != nil {
+		return err
+	}
+	age, err := processAge()
+	if err != nil {
+		return err
+	}
+	if got := x.At(0); got != float32(w.Size()) {
+		return fmt.Errorf("the first collective gave %v, want %d", got, w.Size())
+	}
+	var used unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &used); err != nil {
+		return err
+	}
+	most, err := spmd.AllocPinned[float64](w, 2)
+	if err != nil {
+		return err
+	}
+	most.Set(0, float64(age.Nanoseconds())/1e6)
+	most.Set(1, float64(used.Maxrss)/1024) // from KiB
+	if err := spmd.AllReduce(w.Comm(), most, most, spmd.Max); err != nil {
+		return err
+	}
+	return emit(w, Started{"startup", w.Size(), most.At(0), most.At(1)})
+}
+
+// processAge is the time since this process was started, to 10 ms.
+// Source: proc(5), /proc/pid/stat, field starttime, in ticks of 1/100 s since boot.
+func processAge() (time.Duration, error) {
+	stat, err := os.ReadFile("/proc/self/stat")
+	if err != nil {
+		return 0, err
+	}
+	_, rest, _ := strings.Cut(string(stat), ") ") // the second field, a name, may hold anything
+	fields := strings.Fields(rest)
+	const starttime = 22 - 3 // rest begins with field 3
+	if len(fields) <= starttime {
+		return 0, fmt.Errorf("/proc/self/stat: %q", stat)
+	}
+	ticks, err := strconv.ParseInt(fields[starttime], 10, 64)
+	if err != nil {
+		return 0, err
+	}
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
+		return 0, err
+	}
+	return time.Duration(now.Nano() - ticks*1e7), nil
+}
+
+// replayed is a line of the replay measurement.
+type replayed struct {
+	What     string  `json:"what"`
+	Ranks    int     `json:"ranks"`
+	Replays  int     `json:"replays"`
+	MedianUS float64 `json:"median_us"` // of a replay, synchronised
+}
+
+// Replays is how often replay launches its graph.
+const Replays = 1000
+
+// replay launches a graph of a kernel and three collectives many times: each time x
+// grows by one on every rank, and becomes the largest of all ranks. What it leaves
+// open the world takes down.
+func replay(w *spmd.World, bytes int) error {
+	s, err := w.NewStream("replay")
+	if err != nil {
+		return err
+	}
+	x, err := spmd.Alloc[int64](w, 1)
+	if err != nil {
+		return err
+	}
+	if err := x.SetAll(int64(w.Rank())); err != nil {
+		return err
+	}
+	dst, src, err := operands(w, max(1<<20, bytes/4), spmd.Alloc[float32])
+	if err != nil {
+		return err
+	}
+	c := w.Comm().On(s)
+	t, err := timing.MeasureStream(w.Comm(), s, true, 0, Replays, func() error {
+		if err := addOne.Launch(s, spmd.Cover1D(1, 32), x.Arg()); err != nil {
+			return err
+		}
+		if err := spmd.AllReduce(c, x, x, spmd.Max); err != nil {
+			return err
+		}
+		if err := spmd.AllReduce(c, dst, src, spmd.Sum); err != nil {
+			return err
+		}
+		return spmd.AllReduce(c, dst.Slice(0, 2), src.Slice(0, 2), spmd.Sum)
+	})
+	if err != nil {
+		return err
+	}
+	if got, want := x.At(0), int64(w.Size()-1+Replays); got != want {
+		return fmt.Errorf("the count of replays is %d, want %d", got, want)
+	}
+	if err := checkSums(w, dst); err != nil {
+		return err
+	}
+	return emit(w, replayed{"replay", w.Size(), Replays, t.MedianUS})
+}

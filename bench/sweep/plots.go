@@ -1,0 +1,140 @@
+package sweep
+
+import (
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strconv"
+
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/plotter"
+
+	"lockstep/bench/collective"
+	"lockstep/bench/plots"
+)
+
+// rankTicks marks the numbers of ranks that there are.
+func rankTicks(lines []collective.Measured) plot.Ticker {
+	at := map[int]bool{}
+	for _, m := range lines {
+		at[m.Ranks] = true
+	}
+	var ticks plot.ConstantTicks
+	for _, n := range slices.Sorted(maps.Keys(at)) {
+		ticks = append(ticks, plot.Tick{Value: float64(n), Label: strconv.Itoa(n)})
+	}
+	return ticks
+}
+
+// plot draws what has been measured so far.
+func (s *sweep) plot() error {
+	at := func(name string) string { return filepath.Join(s.Out, s.Set+"-"+name+".svg") }
+	_, machine := s.Hardware()
+	apps := map[string][]collective.Measured{}
+	for _, m := range s.all {
+		apps[m.App] = append(apps[m.App], m)
+	}
+	for _, op := range s.ops {
+		for _, t := range s.types {
+			for _, n := range s.ranks {
+				lines := slices.DeleteFunc(slices.Clone(apps["sweep"]), func(m collective.Measured) bool { return m.Op != op.Name || m.Dtype != t.Name || m.Ranks != n })
+				if err := plots.Figure(at(fmt.Sprintf("%s-%s-%d", op.Name, t.Name, n)), bySize(lines, fmt.Sprintf("%s, %s, %s", op.Name, t.Name, plots.OnRanks(n)), machine)...); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	for _, app := range appNames {
+		if err := plots.Figure(at("scaling-"+app), byRanks(app, apps[app])...); err != nil {
+			return err
+		}
+	}
+	if err := plots.Figure(at("reduce-times"), distribution(apps["reduce"], machine)); err != nil {
+		return err
+	}
+	return plots.Figure(at("cost"), costs(apps["cost"])...)
+}
+
+// bySize are the latency and the bus bandwidth of one collective.
+func bySize(lines []collective.Measured, title, machine string) []plots.Panel {
+	us := plots.Panel{Title: title, X: "bytes", Y: "time of a call, us", XTicks: plot.TickerFunc(plots.SizeTicks)}
+	bus := plots.Panel{Title: machine, X: "bytes", Y: "bus bandwidth, GB/s", XTicks: plot.TickerFunc(plots.SizeTicks)}
+	slices.SortStableFunc(lines, func(a, b collective.Measured) int { return a.Bytes - b.Bytes })
+	for _, m := range lines {
+		us.Add(m.Label(), float64(m.Bytes), m.MedianUS)
+		bus.Add(m.Label(), float64(m.Bytes), m.BusGBps)
+	}
+	return []plots.Panel{us, bus}
+}
+
+// byRanks are the speed-up at the same work, and the efficiency at work that grows.
+func byRanks(app string, lines []collective.Measured) []plots.Panel {
+	up := plots.Panel{Title: app + ", strong scaling", X: "ranks", Y: "speed-up", XTicks: rankTicks(lines)}
+	efficiency := plots.Panel{Title: app + ", weak scaling", X: "ranks", Y: "efficiency", XTicks: rankTicks(lines), LinearY: true}
+	slices.SortStableFunc(lines, func(a, b collective.Measured) int { return a.Ranks - b.Ranks })
+	var ideal, one plots.Curve
+	for _, m := range lines {
+		n, least := float64(m.Ranks), float64(lines[0].Ranks)
+		if m.Scaling == strong {
+			up.Add(m.Label(), n, m.SpeedUp)
+		} else {
+			efficiency.Add(m.Label(), n, m.Efficiency)
+		}
+		ideal.Points = append(ideal.Points, plotter.XY{X: n, Y: n / least})
+		one.Points = append(one.Points, plotter.XY{X: n, Y: 1})
+	}
+	up.Reference, efficiency.Reference = []plots.Curve{ideal}, []plots.Curve{one}
+	return []plots.Panel{up, efficiency}
+}
+
+// apart is how much longer a time is that is drawn apart from another: of 10,000 most fall on the same place.
+const apart = 1.002
+
+// distribution is the part of reduce's times that is no longer than each time: of every time where a side gives
+// them, else by the least, the median, the 99th percentile and the greatest.
+func distribution(lines []collective.Measured, machine string) plots.Panel {
+	p := plots.Panel{Title: "times of reduce; " + machine, X: "us", Y: "cumulative part of the times", LinearY: true, NoMarks: true}
+	for _, m := range lines {
+		if m.Scaling != strong {
+			continue
+		}
+		name := fmt.Sprintf("%s, %s: p50 %.1f us, p99 %.1f us, max %.1f us", m.Label(), plots.OnRanks(m.Ranks), m.MedianUS, m.P99US, m.MaxUS)
+		if len(m.SamplesUS) == 0 {
+			for _, q := range []plotter.XY{{X: m.MinUS, Y: 0}, {X: m.MedianUS, Y: 0.5}, {X: m.P99US, Y: 0.99}, {X: m.MaxUS, Y: 1}} {
+				p.Add(name, q.X, q.Y)
+			}
+			continue
+		}
+		sorted := slices.Sorted(slices.Values(m.SamplesUS))
+		drawn, n := 0.0, float64(len(sorted))
+		for i, us := range sorted {
+			if us < drawn*apart && i+1 < len(sorted) {
+				continue
+			}
+			if i > 0 { // the last of those that fell on the place before
+				p.Add(name, sorted[i-1], float64(i)/n)
+			}
+			p.Add(name, us, float64(i)/n)
+			p.Add(name, us, float64(i+1)/n)
+			drawn = us
+		}
+	}
+	return p
+}
+
+// costs are the time of the smallest all-reduce, of the start, and the memory of a rank.
+func costs(lines []collective.Measured) []plots.Panel {
+	ticks := rankTicks(lines)
+	us := plots.Panel{Title: "all-reduce of 8 bytes", X: "ranks", Y: "us", XTicks: ticks}
+	start := plots.Panel{Title: "start to the end of the first collective", X: "ranks", Y: "ms", XTicks: ticks}
+	memory := plots.Panel{Title: "peak memory of a rank", X: "ranks", Y: "MiB", XTicks: ticks, LinearY: true}
+	for _, m := range lines {
+		us.Add(m.Label(), float64(m.Ranks), m.MedianUS)
+		if m.Side == collective.Ours && !m.Graph {
+			start.Add(m.Label(), float64(m.Ranks), m.StartupMS)
+			memory.Add(m.Label(), float64(m.Ranks), m.PeakMiB)
+		}
+	}
+	return []plots.Panel{us, start, memory}
+}

@@ -1,0 +1,90 @@
+package sweep
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"lockstep/bench/collective"
+	"lockstep/bench/harness"
+)
+
+// ratios adds a row for each of our lines and each peer that measured the same. Of a peer's sides the fastest counts:
+// they are the same collective on several kinds of memory, of which ours may take any. Only NCCL's symmetric memory is
+// not for ours on plain memory, which cannot have it. A peer without graphs is compared with ours in one.
+func (s *sweep) ratios(lines []collective.Measured) {
+	for _, m := range lines {
+		if m.Side != collective.Ours {
+			continue
+		}
+		for _, peer := range peers {
+			var theirs []collective.Measured
+			for _, p := range lines {
+				k := p.Kind
+				k.Side, k.Stream, k.Symmetric = m.Side, m.Stream, m.Symmetric
+				if !peer.graphs {
+					k.Graph = m.Graph
+				}
+				if k == m.Kind && strings.HasPrefix(p.Side, peer.name) && (m.Symmetric || !p.Symmetric) {
+					theirs = append(theirs, p)
+				}
+			}
+			if len(theirs) == 0 {
+				continue
+			}
+			best := slices.MinFunc(theirs, func(a, b collective.Measured) int { return cmp.Compare(a.MedianUS, b.MedianUS) })
+			r := harness.Row{What: m.What(), Ranks: m.Ranks, Ours: m.MedianUS, Unit: "us", Goal: s.goal}
+			if peer.flag == ncclTests {
+				if m.Symmetric && len(theirs) > 1 {
+					r.What += ", against the better of plain and symmetric NCCL"
+				}
+				r.Goal = s.ncclGoal(m, best)
+			}
+			s.Compare(r, best.Side, best.MedianUS, false)
+			if peer.flag == ncclTests {
+				s.smallGoals(m, theirs)
+			}
+		}
+	}
+	slices.SortStableFunc(s.Rows, func(a, b harness.Row) int { return cmp.Compare(a.Ranks, b.Ranks) })
+}
+
+// The goals against nccl-tests: of an all-reduce of largeBytes and more, and of one of at most smallBytes in a graph and
+// on symmetric memory: against NCCL's symmetric kernels, and how much faster than its others on 4 GPUs or more.
+const (
+	largeBytes, largeGoal = 64 << 20, 1.01
+	smallBytes            = 16 << 10
+	smallGoal             = 1.05
+	smallSpeedUp          = 2.1
+	smallSpeedUpRanks     = 4
+)
+
+// ncclGoal is the ratio asked for against one of nccl-tests' lines: eager calls have some of the host's time on top.
+func (s *sweep) ncclGoal(m, theirs collective.Measured) float64 {
+	goal := s.goal
+	if m.Op == "allreduce" && m.Bytes >= largeBytes {
+		goal = min(goal, largeGoal)
+	}
+	if !m.Graph {
+		goal += harness.HostOverhead / theirs.MedianUS
+	}
+	return goal
+}
+
+// smallGoals adds the rows of a small all-reduce in a graph and on symmetric memory.
+func (s *sweep) smallGoals(m collective.Measured, theirs []collective.Measured) {
+	if m.Op != "allreduce" || m.Bytes > smallBytes || !m.Graph || !m.Symmetric || m.Ranks < 2 {
+		return
+	}
+	for _, p := range theirs {
+		r := harness.Row{What: m.What() + ", against symmetric NCCL", Ranks: m.Ranks, Ours: m.MedianUS, Unit: "us", Goal: smallGoal}
+		if !p.Symmetric {
+			if m.Ranks < smallSpeedUpRanks {
+				continue
+			}
+			r.What, r.Goal = fmt.Sprintf("%s: time, as a part of that of plain NCCL", m.What()), 1/smallSpeedUp
+		}
+		s.Compare(r, p.Side, p.MedianUS, false)
+	}
+}

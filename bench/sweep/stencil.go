@@ -1,0 +1,38 @@
+package sweep
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+
+	"lockstep/bench/collective"
+	"lockstep/bench/harness"
+)
+
+// stencilSides are this framework and, on the host, the C program, with the grid of scaling on n ranks.
+func (s *sweep) stencilSides(program []string, n, each int, scaled func([]collective.Measured, error) ([]collective.Measured, error)) []side {
+	rows := s.app.grid * each
+	sides := []side{{collective.Ours, n, func() ([]collective.Measured, error) {
+		var all []collective.Measured
+		for _, graph := range s.Graph {
+			lines, err := s.measurements(slices.Concat(program, []string{"--size", fmt.Sprintf("%dx%d", rows, s.app.grid),
+				"--graph=" + strconv.FormatBool(graph), "--iters", strconv.Itoa(s.app.iters)}))
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, lines...)
+		}
+		return scaled(all, nil)
+	}}}
+	if s.has("c") {
+		sides = append(sides, side{harness.StencilPeer, n, func() ([]collective.Measured, error) {
+			const steps, warmup = 10, 3 // the application's own
+			cmd, err := s.CStencil(n, rows, s.app.grid, steps, s.app.iters, warmup)
+			if err != nil {
+				return nil, err
+			}
+			return scaled(s.measurements(cmd))
+		}})
+	}
+	return sides
+}

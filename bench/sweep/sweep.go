@@ -1,0 +1,393 @@
+package sweep
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
+
+	"lockstep/bench/collective"
+	"lockstep/bench/harness"
+	"lockstep/internal/help"
+)
+
+// sweep is one run of bench sweep.
+type sweep struct {
+	harness.Harness
+	collective.Flags
+	parts       []string
+	opNames     []string
+	typeNames   []string
+	from, to    harness.ByteSize
+	factor      int
+	calls       int // at most, in a timed iteration; 0: as many as is usual
+	ranks       []int
+	costRanks   []int
+	device      string
+	collectives string
+	peers       []string
+	ncclTests   string
+	python      string
+	pythonDir   string
+	goal        float64
+	within      time.Duration
+	app         appFlags
+
+	ops   []collective.Operation
+	types []collective.DType
+	sizes []int
+	all   []collective.Measured
+	found []peer // on this machine; nil before the first look
+	begun time.Time
+}
+
+// The parts of a sweep, which are the groups of its rows.
+const (
+	collectivesPart = "collectives"
+	scalingPart     = "scaling"
+	costPart        = "cost"
+)
+
+var sweepParts = []string{collectivesPart, scalingPart, costPart}
+
+const defaultSweepRounds = 3
+
+// The calls of a timed iteration on the host: enough for the clock, as one may take less than a microsecond, unless
+// they move many bytes.
+const hostCalls, hostMoved = 200, 64 << 20
+
+// gpuCalls are those on GPUs, by size: so many that the start, the first launch of a graph and the wait at the end are
+// about a hundredth of their time or less. nccl-tests takes one number for all sizes of a run, and starting it takes as
+// long as the run: hence two.
+var gpuCalls = []struct{ upTo, calls int }{{8 << 20, 1000}, {harness.MostBytes, 60}}
+
+// callsOf is the number of calls of a timed iteration at a size.
+func (s *sweep) callsOf(bytes int) int {
+	most := max(1, min(hostCalls, hostMoved/bytes))
+	if !s.onHost() && !strings.HasPrefix(s.collectives, "mpi") { // which waits for each call
+		for _, g := range slices.Backward(gpuCalls) {
+			if bytes <= g.upTo {
+				most = g.calls
+			}
+		}
+	}
+	return min(cmp.Or(s.calls, most), most)
+}
+
+// Command is bench sweep.
+func Command() error {
+	s := sweep{from: 8, to: 64 << 20}
+	fs := pflag.NewFlagSet("bench sweep", pflag.ExitOnError)
+	s.Flags.Register(fs, "symmetric")
+	fs.StringSliceVar(&s.parts, "only", sweepParts, "what to run")
+	fs.StringSliceVar(&s.opNames, "ops", collective.OperationNames(), "collectives")
+	fs.StringSliceVar(&s.typeNames, "types", []string{"float32"}, "element types: "+strings.Join(collective.DTypeNames(), ", "))
+	fs.Var(&s.from, "from", "smallest size: of the larger of a rank's two buffers")
+	fs.Var(&s.to, "to", "largest size")
+	fs.IntVar(&s.factor, "factor", 2, "from one size to the next")
+	fs.IntVar(&s.calls, "calls", 0, fmt.Sprintf("calls back to back in a timed iteration, at most (default: from %d, of small ones, to %d on GPUs, and from %d to 1 on the host); 1 times what a caller waits", gpuCalls[0].calls, gpuCalls[len(gpuCalls)-1].calls, hostCalls))
+	fs.IntSliceVar(&s.ranks, "ranks", nil, "numbers of ranks (default 1, 2, 4 and so on: up to all GPUs, or 4 on the host)")
+	fs.IntSliceVar(&s.costRanks, "cost-ranks", []int{1, 2, 4, 8, 16, 32, 64}, "numbers of ranks for cost; on GPUs, those of them that there are GPUs for")
+	fs.StringVar(&s.device, "device", "auto", "auto, cuda or host")
+	fs.StringVar(&s.collectives, "collectives", "auto", "what carries collectives: auto, nccl or mpi; of GPU memory also mpi-staged, mpi-aware or mpi-peer")
+	fs.IntVar(&s.Rounds, "rounds", defaultSweepRounds, "turns of each side; the medians count")
+	fs.DurationVar(&s.within, "limit", 0, "time after which no turn begins, such as 5m; what has been measured then counts (0: none)")
+	fs.StringSliceVar(&s.peers, "peers", peerNames(), "whom to compare with; those that are not on this machine are left out. none is nobody")
+	fs.StringVar(&s.ncclTests, "nccl-tests", "", "`DIR` of the built nccl-tests")
+	fs.StringVar(&s.python, "python", "python3", "the Python that has PyTorch or mpi4py")
+	fs.StringVar(&s.pythonDir, "python-sources", "bench/peers", "`DIR` of the Python programs")
+	fs.Float64Var(&s.goal, "goal", 0, fmt.Sprintf("ratio to peers that counts as met (default %v on GPUs, %v on the host)", collective.GPUGoal, collective.HostGoal))
+	fs.StringVar(&s.Out, "out", "bench/results/sweep", "`DIR` for the results")
+	fs.StringVar(&s.Bin, "bin", "bin", "`DIR` of the built programs reduce, matvec, stencil and train")
+	fs.StringVar(&s.CSources, "c-sources", "bench/c", "`DIR` of the C programs' sources")
+	fs.StringVar(&s.Commit, "commit", "", "what the programs were built from (default what git says here)")
+	s.app.flags(fs)
+	help.Parse(fs, os.Args[1:])
+	if err := s.check(fs.Args()); err != nil {
+		return err
+	}
+	defer func() { os.RemoveAll(s.Dir) }()
+	if err := s.Prepare(); err != nil {
+		return err
+	}
+	if err := s.place(fs.Changed); err != nil {
+		return err
+	}
+	s.Line = "bin/bench sweep" + harness.Repeatable(fs)
+	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
+	context.AfterFunc(ctx, stop) // the next signal ends this process
+	harness.Interrupted = ctx
+	return s.run()
+}
+
+// check refuses flags that do not fit.
+func (s *sweep) check(rest []string) error {
+	if len(rest) > 0 {
+		return fmt.Errorf("unknown argument %q", rest[0])
+	}
+	for _, o := range s.opNames {
+		op, err := collective.OperationOf(o)
+		if err != nil {
+			return fmt.Errorf("--ops: %w", err)
+		}
+		s.ops = append(s.ops, op)
+	}
+	for _, name := range s.typeNames {
+		t, err := collective.DTypeOf(name)
+		if err != nil {
+			return fmt.Errorf("--types: %w", err)
+		}
+		s.types = append(s.types, t)
+	}
+	for _, f := range []struct {
+		flag       string
+		got, known []string
+	}{
+		{"only", s.parts, sweepParts}, {"peers", s.peers, append([]string{"none"}, peerNames()...)},
+		{"device", []string{s.device}, []string{"auto", "cuda", "host"}}, {"collectives", []string{s.collectives}, []string{"auto", "nccl", "mpi", "mpi-staged", "mpi-aware", "mpi-peer"}},
+	} {
+		for _, v := range f.got {
+			if !slices.Contains(f.known, v) {
+				return fmt.Errorf("--%s %s: want %s", f.flag, v, strings.Join(f.known, ", "))
+			}
+		}
+	}
+	for _, n := range slices.Concat(s.ranks, s.costRanks) {
+		if n < 1 || n > 1<<16 {
+			return fmt.Errorf("--ranks %d: must be from 1 to 65536", n)
+		}
+	}
+	switch {
+	case s.Rounds < 1:
+		return fmt.Errorf("--rounds %d: must be at least 1", s.Rounds)
+	case s.calls < 0:
+		return fmt.Errorf("--calls %d: must not be negative", s.calls)
+	case s.within < 0:
+		return fmt.Errorf("--limit %v: must not be negative", s.within)
+	case !(s.goal >= 0):
+		return fmt.Errorf("--goal %v: must not be negative", s.goal)
+	}
+	var err error
+	if s.sizes, err = collective.Sizes(int(s.from), int(s.to), s.factor); err != nil {
+		return err
+	}
+	if err := s.app.check(); err != nil {
+		return err
+	}
+	return s.Flags.Check()
+}
+
+// place settles what depends on the machine; given says whether a flag was.
+func (s *sweep) place(given func(flag string) bool) error {
+	set := harness.HostSet
+	switch {
+	case s.device == "cuda" && len(s.GPUs) == 0:
+		return fmt.Errorf("--device cuda: %s", s.WhyNoGPU)
+	case s.device != "host" && len(s.GPUs) > 0:
+		set = harness.GPUSet
+	}
+	s.Set = set
+	most := 4
+	if set == harness.GPUSet {
+		most = len(s.GPUs)
+		s.costRanks = slices.DeleteFunc(s.costRanks, func(n int) bool { return n > most })
+	}
+	if s.ranks == nil {
+		for n := 1; n <= most; n *= 2 {
+			s.ranks = append(s.ranks, n)
+		}
+	}
+	for _, ranks := range [][]int{s.ranks, s.costRanks} {
+		slices.Sort(ranks)
+	}
+	s.ranks, s.costRanks = slices.Compact(s.ranks), slices.Compact(s.costRanks)
+	goal, iters, warmup := collective.HostGoal, collective.HostIters, collective.HostWarmup
+	if set == harness.GPUSet {
+		goal, iters, warmup = collective.GPUGoal, collective.GPUIters, collective.GPUWarmup
+	}
+	s.goal = cmp.Or(s.goal, goal)
+	if !given("iters") {
+		s.Iters = iters
+	}
+	if !given("warmup") {
+		s.Warmup = warmup
+	}
+	return nil
+}
+
+func (s *sweep) onHost() bool { return s.Set == harness.HostSet }
+
+// run measures the parts, writing the files after each.
+func (s *sweep) run() error {
+	s.begun = time.Now()
+	var failed []error
+	var rows []harness.Row
+	for _, part := range sweepParts {
+		if !slices.Contains(s.parts, part) || harness.Interrupted.Err() != nil {
+			continue
+		}
+		s.Group, s.Rows = part, nil
+		var err error
+		switch part {
+		case collectivesPart:
+			err = s.sweepCollectives()
+		case scalingPart:
+			err = s.scaling()
+		case costPart:
+			err = s.cost()
+		}
+		if err != nil {
+			failed = append(failed, fmt.Errorf("%s: %w", part, err))
+		}
+		rows = append(rows, s.Rows...)
+		if err := s.write(rows); err != nil {
+			return errors.Join(append(failed, err)...)
+		}
+	}
+	harness.Print(rows)
+	if harness.Interrupted.Err() != nil {
+		failed = append(failed, fmt.Errorf("interrupted: what had been measured before is in %s", s.Out))
+	}
+	for _, m := range s.all {
+		if !m.OK {
+			failed = append(failed, fmt.Errorf("%s on %d ranks: %s is wrong", m.What(), m.Ranks, m.Side))
+		}
+	}
+	return errors.Join(failed...)
+}
+
+// write writes the measurements, the rows and the plots so far.
+func (s *sweep) write(rows []harness.Row) error {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	for _, m := range s.all {
+		m.SamplesUS = nil // the plot has them
+		if err := e.Encode(m); err != nil {
+			return err
+		}
+	}
+	if err := os.MkdirAll(s.Out, 0o777); err != nil {
+		return err
+	}
+	if err := os.WriteFile(s.file("measured.jsonl"), b.Bytes(), 0o666); err != nil {
+		return err
+	}
+	if err := harness.WriteRows(s.file("ratios.jsonl"), rows); err != nil {
+		return err
+	}
+	return s.plot()
+}
+
+// file names a file of the results.
+func (s *sweep) file(name string) string { return filepath.Join(s.Out, s.Set+"-"+name) }
+
+// sweepCollectives measures the collectives on every number of ranks.
+func (s *sweep) sweepCollectives() error {
+	var sides []side
+	for _, n := range s.ranks {
+		sides = append(sides, s.collectiveSides(n, collective.Cases(s.ops, s.types, s.sizes, n, s.callsOf))...)
+	}
+	all, err := s.turnsOf(sides)
+	s.all = append(s.all, all...)
+	s.ratios(all)
+	return err
+}
+
+// side is one program of a comparison.
+type side struct {
+	name  string
+	ranks int
+	run   func() ([]collective.Measured, error)
+}
+
+// turnsOf runs the sides turn and turn about and returns the medians of their lines. A side that fails is not run
+// again; the error says so. After --limit no turn begins, and an interrupt ends the turn that it meets.
+func (s *sweep) turnsOf(sides []side) ([]collective.Measured, error) {
+	measurements := map[collective.Kind][]collective.Measured{}
+	var order []collective.Kind
+	failed := make([]error, len(sides))
+turns:
+	for round := range s.Rounds {
+		for i, side := range sides {
+			if s.within > 0 && time.Since(s.begun) > s.within {
+				fmt.Fprintf(os.Stderr, "bench: --limit %v: %d of %d turns are left out\n", s.within, (s.Rounds-round)*len(sides)-i, s.Rounds*len(sides))
+				break turns
+			}
+			if failed[i] != nil {
+				continue
+			}
+			lines, err := side.run()
+			if err != nil && harness.Interrupted.Err() != nil {
+				break turns // it ended this side, and would end the next ones at once
+			}
+			if err != nil {
+				failed[i] = fmt.Errorf("%s on %d ranks: %w", side.name, side.ranks, err)
+				continue
+			}
+			for _, m := range lines {
+				m.Side, m.Ranks = side.name, side.ranks
+				if measurements[m.Kind] == nil {
+					order = append(order, m.Kind)
+				}
+				measurements[m.Kind] = append(measurements[m.Kind], m)
+			}
+		}
+	}
+	var all []collective.Measured
+	for _, k := range order {
+		m := middle(measurements[k])
+		m.Device, m.Machine = s.Hardware()
+		m.Commit, m.Date = s.Commit, time.Now().UTC().Format(time.DateOnly)
+		all = append(all, m)
+	}
+	return all, errors.Join(failed...)
+}
+
+// middle is the line of several rounds: the medians of what they measured, the least and the greatest of their times, the sum of what was wrong, and the rates that follow.
+func middle(turns []collective.Measured) collective.Measured {
+	m := turns[0]
+	m.Rounds, m.SamplesUS, m.Slow, m.Wrong = len(turns), nil, nil, nil
+	for _, f := range []func(*collective.Measured) *float64{
+		func(t *collective.Measured) *float64 { return &t.MedianUS },
+		func(t *collective.Measured) *float64 { return &t.P99US },
+		func(t *collective.Measured) *float64 { return &t.TokS },
+		func(t *collective.Measured) *float64 { return &t.USPerRank },
+		func(t *collective.Measured) *float64 { return &t.StartupMS },
+		func(t *collective.Measured) *float64 { return &t.PeakMiB },
+	} {
+		var x []float64
+		for i := range turns {
+			x = append(x, *f(&turns[i]))
+		}
+		*f(&m) = harness.Median(x)
+	}
+	for _, t := range turns {
+		m.MinUS, m.MaxUS, m.OK = min(m.MinUS, t.MinUS), max(m.MaxUS, t.MaxUS), m.OK && t.OK
+		m.SamplesUS, m.Slow = append(m.SamplesUS, t.SamplesUS...), append(m.Slow, t.Slow...)
+		if t.Wrong != nil {
+			sum := *t.Wrong
+			if m.Wrong != nil {
+				sum += *m.Wrong
+			}
+			m.Wrong = &sum
+		}
+	}
+	if m.Bytes > 0 {
+		m.GBps = m.Stats.GBps(m.Bytes)
+	}
+	if op, err := collective.OperationOf(m.Op); err == nil {
+		m.BusGBps = m.GBps * op.Bus(m.Ranks)
+	}
+	return m
+}

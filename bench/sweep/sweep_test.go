@@ -1,0 +1,262 @@
+package sweep
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"lockstep/bench/collective"
+	"lockstep/bench/harness"
+)
+
+// What a rank sends and receives, counted by hand for 4 ranks of nccl-tests' formulas, and one of its lines: 64 MiB
+// reduced over 4 GPUs in 320.9 us is a bus bandwidth of 314 GB/s.
+func TestBandwidths(t *testing.T) {
+	for name, want := range map[string][2]float64{ // on 2 and 4 ranks
+		"allreduce": {1, 1.5}, "reducescatter": {0.5, 0.75}, "allgather": {0.5, 0.75}, "alltoall": {0.5, 0.75}, "gather": {0.5, 0.75}, "scatter": {0.5, 0.75},
+		"broadcast": {1, 1}, "reduce": {1, 1}, "sendrecv": {1, 1}, "pingpong": {1, 1},
+	} {
+		op, err := collective.OperationOf(name)
+		if err != nil || op.Bus(2) != want[0] || op.Bus(4) != want[1] {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	m := collective.Measured{Kind: collective.Kind{Op: "allreduce", Ranks: 4, Bytes: 64 << 20}}
+	m.MedianUS = 320.9
+	if got := middle([]collective.Measured{m}); math.Round(got.BusGBps) != 314 || math.Round(got.GBps) != 209 {
+		t.Errorf("%v and %v GB/s", got.GBps, got.BusGBps)
+	}
+}
+
+// line is a measurement for tests.
+func line(side string, ranks int, us float64, wrong int) collective.Measured {
+	m := collective.Measured{Kind: collective.Kind{App: "sweep", Op: "allreduce", Dtype: "float32", Elements: 2, Bytes: 8}, Wrong: &wrong, OK: wrong == 0}
+	m.Side, m.Ranks, m.MinUS, m.MedianUS, m.P99US, m.MaxUS = side, ranks, us, us, us, us
+	return m
+}
+
+func testSweep(set string) *sweep {
+	s := &sweep{Harness: harness.Harness{Rounds: 3, GPUs: []string{"H200"}, Set: set, Group: collectivesPart, Line: "bin/bench sweep"}, goal: 1.05}
+	s.Graph, s.Symmetric, s.InPlace, s.Stream, s.Iters = collective.Choice{false}, collective.Choice{false}, collective.Choice{false}, "auto", 2
+	return s
+}
+
+// Sides run in turn; medians count, wrong elements add up, and a side that fails is left alone.
+func TestTurnsOf(t *testing.T) {
+	s, order := testSweep(harness.HostSet), ""
+	times := map[string][]float64{"a": {3, 1, 2}, "b": {9, 8, 10}}
+	of := func(name string, wrong int) side {
+		return side{name, 2, func() ([]collective.Measured, error) {
+			order += name
+			us := times[name][0]
+			times[name] = times[name][1:]
+			m := line(name, 2, us, wrong)
+			m.Slow = []json.RawMessage{[]byte(fmt.Sprintf(`{"us":%v}`, us))}
+			return []collective.Measured{m}, nil
+		}}
+	}
+	bad := side{"c", 2, func() ([]collective.Measured, error) { order += "c"; return nil, errors.New("no such library") }}
+	all, err := s.turnsOf([]side{of("a", 0), bad, of("b", 1)})
+	if order != "acbabab" || err == nil || !strings.Contains(err.Error(), "c on 2 ranks: no such library") {
+		t.Errorf("%s, %v", order, err)
+	}
+	if len(all) != 2 || all[0].MedianUS != 2 || all[0].MinUS != 1 || all[0].MaxUS != 3 || all[0].Rounds != 3 || !all[0].OK ||
+		all[1].MedianUS != 9 || *all[1].Wrong != 3 || all[1].OK {
+		t.Errorf("%+v", all)
+	}
+	if slow, err := json.Marshal(all[0].Slow); string(slow) != `[{"us":3},{"us":1},{"us":2}]` || err != nil { // of all turns
+		t.Errorf("slow times %s, %v", slow, err)
+	}
+	s.Out, s.parts, s.all = t.TempDir(), nil, all
+	if err := s.run(); err == nil || !strings.Contains(err.Error(), "allreduce of 8B, float32 on 2 ranks: b is wrong") || strings.Contains(err.Error(), ": a is wrong") {
+		t.Errorf("a wrong result: %v", err)
+	}
+}
+
+// After --limit no turn begins, and what was measured before counts.
+func TestLimit(t *testing.T) {
+	s, order := testSweep(harness.HostSet), ""
+	s.begun, s.within = time.Now(), time.Minute
+	of := func(name string) side {
+		return side{name, 2, func() ([]collective.Measured, error) {
+			if order += name; order == "ab" {
+				s.begun = s.begun.Add(-time.Hour)
+			}
+			return []collective.Measured{line(name, 2, 1, 0)}, nil
+		}}
+	}
+	all, err := s.turnsOf([]side{of("a"), of("b"), of("c")})
+	if order != "ab" || len(all) != 2 || err != nil {
+		t.Errorf("%s, %v, %v", order, all, err)
+	}
+}
+
+// An interrupt ends the turn that it meets, and what was measured before counts.
+func TestInterrupt(t *testing.T) {
+	ctx, interrupt := context.WithCancel(context.Background())
+	harness.Interrupted = ctx
+	t.Cleanup(func() { harness.Interrupted = context.Background() })
+	s, order := testSweep(harness.HostSet), ""
+	of := func(name string) side {
+		return side{name, 2, func() ([]collective.Measured, error) {
+			if order += name; order == "ab" {
+				interrupt()
+				_, err := harness.Output("sleep", "60")
+				return nil, err
+			}
+			return []collective.Measured{line(name, 2, 1, 0)}, nil
+		}}
+	}
+	all, err := s.turnsOf([]side{of("a"), of("b"), of("c")})
+	if order != "ab" || len(all) != 1 || all[0].Side != "a" || err != nil {
+		t.Errorf("%s, %v, %v", order, all, err)
+	}
+	s.Out, s.all = t.TempDir(), all
+	if err := s.run(); err == nil || !strings.Contains(err.Error(), "interrupted: what had been measured before is in "+s.Out) {
+		t.Errorf("%v", err)
+	}
+}
+
+// Calls are as many on GPUs as nccl-tests can do in few runs; on the host, and where each is waited for, as the clock wants.
+func TestCallsOf(t *testing.T) {
+	all, err := collective.Sizes(8, 1<<30, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		name, set, collectives string
+		calls                  int
+		want                   map[int]int // at a size
+		runs                   int         // of nccl-tests; 0 where it has no part
+	}{
+		{"GPUs", harness.GPUSet, "auto", 0, map[int]int{8: 1000, 8 << 20: 1000, 16 << 20: 60, 1 << 30: 60}, 2},
+		{"what a caller waits", harness.GPUSet, "auto", 1, map[int]int{8: 1, 1 << 30: 1}, 1},
+		{"given", harness.GPUSet, "nccl", 100, map[int]int{8: 100, 8 << 20: 100, 1 << 30: 60}, 2},
+		{"GPUs through MPI, staged", harness.GPUSet, "mpi-staged", 0, map[int]int{8: 200, 1 << 30: 1}, 0},
+		{"GPUs through MPI", harness.GPUSet, "mpi", 0, map[int]int{8: 200, 1 << 20: 64, 64 << 20: 1, 1 << 30: 1}, 0},
+		{"host", harness.HostSet, "auto", 0, map[int]int{8: 200, 256 << 10: 200, 1 << 20: 64, 1 << 30: 1}, 0},
+	} {
+		s := testSweep(tc.set)
+		s.collectives, s.calls, s.sizes = tc.collectives, tc.calls, all
+		for bytes, want := range tc.want {
+			if got := s.callsOf(bytes); got != want {
+				t.Errorf("%s, %s: %d calls, want %d", tc.name, harness.SizeText(bytes), got, want)
+			}
+		}
+		runs := s.ncclRuns()
+		if !slices.Equal(slices.Concat(runs...), all) || tc.runs > 0 && len(runs) != tc.runs {
+			t.Errorf("%s: %d runs, want %d: %v", tc.name, len(runs), tc.runs, runs)
+		}
+	}
+	for calls, want := range map[int][2]int{1: {1, 1}, 20: {20, 1}, 21: {20, 2}, 1000: {20, 50}} {
+		if each, launches := collective.InGraph(calls); each != want[0] || launches != want[1] {
+			t.Errorf("%d calls: a graph of %d, launched %d times, want %v", calls, each, launches, want)
+		}
+	}
+}
+
+// Where nothing else is said iterations and the goal are those of the device.
+func TestPlace(t *testing.T) {
+	given := func(flags ...string) func(string) bool {
+		return func(f string) bool { return slices.Contains(flags, f) }
+	}
+	for _, tc := range []struct {
+		set           string
+		given         []string
+		iters, warmup int
+		goal          float64
+	}{{harness.HostSet, nil, 20, 5, 1.05}, {harness.GPUSet, nil, 4, 1, 1.03}, {harness.GPUSet, []string{"iters", "warmup"}, 2, 0, 1.03}} {
+		s := testSweep(tc.set)
+		s.device, s.goal, s.ranks, s.costRanks = map[string]string{harness.HostSet: "host", harness.GPUSet: "cuda"}[tc.set], 0, []int{4, 1, 4}, []int{1, 4}
+		if err := s.place(given(tc.given...)); err != nil {
+			t.Fatal(err)
+		}
+		if s.Iters != tc.iters || s.Warmup != tc.warmup || s.goal != tc.goal || !slices.Equal(s.ranks, []int{1, 4}) {
+			t.Errorf("%s, given %v: %d iterations after %d, goal %v, ranks %v", tc.set, tc.given, s.Iters, s.Warmup, s.goal, s.ranks)
+		}
+		if want := map[string]int{harness.HostSet: 2, harness.GPUSet: 1}[tc.set]; len(s.costRanks) != want { // there is one GPU
+			t.Errorf("%s: cost on %v", tc.set, s.costRanks)
+		}
+	}
+}
+
+func TestSpeedUps(t *testing.T) {
+	of := func(scaling string, ranks int, us float64) collective.Measured {
+		m := line(collective.Ours, ranks, us, 0)
+		m.Kind = collective.Kind{App: "matvec", Side: collective.Ours, Scaling: scaling, Ranks: ranks}
+		return m
+	}
+	all := []collective.Measured{of(strong, 1, 800), of(strong, 4, 250), of(weak, 1, 800), of(weak, 4, 1000)}
+	speedUps(all)
+	for i, want := range [][2]float64{{1, 1}, {3.2, 0.8}, {1, 1}, {3.2, 0.8}} {
+		if all[i].SpeedUp != want[0] || all[i].Efficiency != want[1] {
+			t.Errorf("%s on %d: %v and %v, want %v", all[i].Scaling, all[i].Ranks, all[i].SpeedUp, all[i].Efficiency, want)
+		}
+	}
+}
+
+// The goals without a peer hold for the sizes that they were set for, and on GPUs.
+func TestAppGoals(t *testing.T) {
+	m := line(collective.Ours, 4, 17, 0)
+	m.Kind = collective.Kind{App: "reduce", Side: collective.Ours, Scaling: strong, Ranks: 4, Elements: 30_000_000, Dtype: "float32"}
+	m.P99US, m.MaxUS = 34, 51
+	small := m
+	small.Elements = 1000
+	for _, tc := range []struct {
+		set  string
+		m    collective.Measured
+		want []bool // met
+	}{{harness.GPUSet, m, []bool{true, false, true}}, {harness.GPUSet, small, []bool{false, true}}, {harness.HostSet, m, nil}} {
+		s := testSweep(tc.set)
+		s.appGoals([]collective.Measured{tc.m})
+		var got []bool
+		for _, r := range s.Rows {
+			got = append(got, r.Met)
+		}
+		if !slices.Equal(got, tc.want) {
+			t.Errorf("%s, %d elements: %v, want %v", tc.set, tc.m.Elements, got, tc.want)
+		}
+	}
+}
+
+func TestSweepCheck(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		change func(*sweep)
+		want   string // in the error
+	}{
+		{"good", func(*sweep) {}, ""},
+		{"operation", func(s *sweep) { s.opNames = []string{"scan"} }, `--ops: unknown operation "scan"`},
+		{"type", func(s *sweep) { s.typeNames = []string{"float"} }, `--types: unknown type "float"`},
+		{"part", func(s *sweep) { s.parts = []string{"all"} }, "--only all"},
+		{"peer", func(s *sweep) { s.peers = []string{"go"} }, "--peers go"},
+		{"device", func(s *sweep) { s.device = "tpu" }, "--device tpu"},
+		{"collectives", func(s *sweep) { s.collectives = "mpi-fast" }, "--collectives mpi-fast: want auto, nccl, mpi, "},
+		{"a way of MPI", func(s *sweep) { s.collectives = "mpi-peer" }, ""},
+		{"ranks", func(s *sweep) { s.ranks = []int{2, 0} }, "--ranks 0"},
+		{"rounds", func(s *sweep) { s.Rounds = 0 }, "--rounds 0"},
+		{"limit", func(s *sweep) { s.within = -1 }, "--limit -1ns"},
+		{"sizes", func(s *sweep) { s.to = 4 }, "--to 4B"},
+		{"iterations", func(s *sweep) { s.Iters = 0 }, "--iters 0"},
+		{"stream", func(s *sweep) { s.Stream = "yes" }, "--stream yes"},
+		{"application", func(s *sweep) { s.app.apps = []string{"hello"} }, "--apps hello"},
+		{"steps", func(s *sweep) { s.app.steps = 2 }, "--steps 2"},
+		{"goal", func(s *sweep) { s.goal = math.NaN() }, "--goal NaN"},
+		{"negative goal", func(s *sweep) { s.goal = -1 }, "--goal -1: must not be negative"},
+	} {
+		s := testSweep(harness.HostSet)
+		s.opNames, s.typeNames, s.parts, s.device, s.collectives, s.from, s.to, s.factor = collective.OperationNames(), collective.DTypeNames(), sweepParts, "auto", "auto", 8, 64, 2
+		s.app = appFlags{elements: 1, iters: 1, globalBatch: 1, steps: 3}
+		tc.change(s)
+		err := s.check(nil)
+		if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {
+			t.Errorf("%s: %v, want %q", tc.name, err, tc.want)
+		}
+	}
+}

@@ -1,0 +1,367 @@
+package train
+
+import (
+	"bufio"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	rand "math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"lockstep/bench/harness"
+	"lockstep/internal/help"
+	"lockstep/spmd/timing"
+)
+
+// trainBench is one run of bench train: GPT-2s of several sizes on GPUs, beside PyTorch.
+type trainBench struct {
+	harness.Harness
+	cases     []trainCase
+	ranks     []int
+	steps     int
+	seq       int
+	torch     bool
+	more      []string // flags for bin/train
+	python    string
+	pythonDir string
+	measured  []trained
+}
+
+// trainCase is a model and the sequences of a rank, as "gpt2:64".
+type trainCase struct {
+	model string
+	batch int
+}
+
+// trained is what one side measured of a case on a number of ranks.
+type trained struct {
+	trainCase
+	ranks   int
+	tokS    []float64 // of each round, by the clock on the wall
+	p99     []float64 // of a step's time, in medians
+	memory  float64   // GB in use on the fullest GPU
+	theirs  []float64
+	theirGB float64
+}
+
+// trainGoals are the ratios that are asked for: how many times as fast as the peer.
+var trainGoals = []struct {
+	trainCase
+	ranks int
+	times float64
+}{
+	{trainCase{"gpt2", 64}, 1, 1.25}, {trainCase{"gpt2", 8}, 1, 1.35},
+	{trainCase{"gpt2", 64}, 2, 1.28}, {trainCase{"gpt2", 8}, 2, 1.40},
+	{trainCase{"gpt2", 64}, 4, 1.28}, {trainCase{"gpt2", 8}, 4, 1.45},
+	{trainCase{"gpt2-medium", 32}, 1, 1.15}, {trainCase{"gpt2-xl", 8}, 1, 1.15},
+}
+
+// fp8Goal is that for gpt2 with 64 sequences on one GPU and --fp8 all.
+const fp8Goal = 1.45
+
+// The other goals: 2 ranks as a part of twice one, by sequences of a rank; the 99th
+// percentile of a step's time in medians; and GB in use for gpt2 with 64 sequences.
+var scalingGoals = map[int]float64{64: 0.985, 8: 1.75 / 2}
+
+const (
+	stepP99Goal    = 1.03
+	memoryGoalGB   = 24
+	trainWarmSteps = 8 // that do not count: kernels load, graphs are captured
+	trainGroup     = "train"
+)
+
+// Command is bench train.
+func Command() error {
+	t := trainBench{}
+	var cases []string
+	fs := pflag.NewFlagSet("bench train", pflag.ExitOnError)
+	fs.StringSliceVar(&cases, "cases", []string{"gpt2:64", "gpt2:8"}, "models and sequences of a rank: gpt2:64, gpt2-medium:32, gpt2-xl:8")
+	fs.IntSliceVar(&t.ranks, "ranks", []int{1}, "numbers of ranks, one for each GPU")
+	fs.IntVar(&t.Rounds, "rounds", 3, "turns of each side; the medians count")
+	fs.IntVar(&t.steps, "steps", 40, fmt.Sprintf("steps of a turn, of which the first %d do not count", trainWarmSteps))
+	fs.IntVar(&t.seq, "seq", 1024, "tokens of a sequence")
+	fs.BoolVar(&t.torch, "torch", true, "compare with PyTorch, where Python has it")
+	fs.StringSliceVar(&t.more, "train", nil, "more flags of bin/train, such as --train=--graph=off")
+	fs.StringVar(&t.python, "python", "python3", "the Python that has PyTorch")
+	fs.StringVar(&t.pythonDir, "python-sources", "bench/peers", "`DIR` of the Python programs")
+	fs.StringVar(&t.Out, "out", "bench/results/train", "`DIR` for the results")
+	fs.StringVar(&t.Bin, "bin", "bin", "`DIR` of the built program train")
+	fs.StringVar(&t.Commit, "commit", "", "what the program was built from (default what git says here)")
+	help.Parse(fs, os.Args[1:])
+	for _, c := range cases {
+		model, batch, _ := strings.Cut(c, ":")
+		n, err := strconv.Atoi(batch)
+		if err != nil || n < 1 || model == "" {
+			return fmt.Errorf("--cases %s: want MODEL:SEQUENCES", c)
+		}
+		t.cases = append(t.cases, trainCase{model, n})
+	}
+	if t.Rounds < 1 || t.steps < trainWarmSteps+2 {
+		return fmt.Errorf("--rounds %d, --steps %d: must be at least 1 and %d", t.Rounds, t.steps, trainWarmSteps+2)
+	}
+	defer func() { os.RemoveAll(t.Dir) }()
+	if err := t.Prepare(); err != nil {
+		return err
+	}
+	if len(t.GPUs) == 0 {
+		return fmt.Errorf("bench train measures GPUs: %s", t.WhyNoGPU)
+	}
+	t.Set, t.Group = harness.GPUSet, trainGroup
+	t.Line = "bin/bench train" + harness.Repeatable(fs)
+	return t.run()
+}
+
+func (t *trainBench) run() error {
+	if t.torch {
+		if _, err := harness.Output(t.python, "-c", "import torch"); err != nil {
+			fmt.Fprintf(os.Stderr, "bench: PyTorch is left out: %s cannot import torch\n", t.python)
+			t.torch = false
+		}
+	}
+	most := slices.MaxFunc(t.cases, func(a, b trainCase) int { return a.batch - b.batch }).batch * slices.Max(t.ranks)
+	tokens, err := randomTokens(t.Dir, 4*most*t.seq+2)
+	if err != nil {
+		return err
+	}
+	for _, c := range t.cases {
+		for _, n := range t.ranks {
+			m := trained{trainCase: c, ranks: n}
+			for range t.Rounds {
+				if err := t.ours(&m, tokens); err != nil {
+					return err
+				}
+				if err := t.theirs(&m); err != nil {
+					return err
+				}
+			}
+			t.measured = append(t.measured, m)
+			t.rowsOf(m)
+			if err := t.keep(); err != nil {
+				return err
+			}
+		}
+	}
+	t.print()
+	return nil
+}
+
+// keep writes the rows so far among those that the file has of other cases.
+func (t *trainBench) keep() error {
+	file := filepath.Join(t.Out, "gpu.jsonl")
+	rows, err := harness.ReadRows(file)
+	if err != nil {
+		return err
+	}
+	rows = slices.DeleteFunc(rows, func(r harness.Row) bool {
+		return slices.ContainsFunc(t.Rows, func(m harness.Row) bool { return m.What == r.What && m.Ranks == r.Ranks })
+	})
+	return harness.WriteRows(file, append(rows, t.Rows...))
+}
+
+// randomTokens writes n random tokens of GPT-2's vocabulary.
+func randomTokens(dir string, n int) (string, error) {
+	const vocabulary = 50257
+	rng := rand.New(rand.NewPCG(1, 2))
+	return writeTokens(filepath.Join(dir, "random.bin"), n, func(int) uint16 { return uint16(rng.IntN(vocabulary)) })
+}
+
+// writeTokens writes n tokens in the format of llm.c's token files: 256 words of header,
+// then 16 bits a token. Source: llm.c, dev/data/data_common.py, write_datafile.
+func writeTokens(name string, n int, token func(i int) uint16) (string, error) {
+	const words, magic, version = 256, 20240520, 1
+	b := make([]byte, 4*words, 4*words+2*n)
+	for i, v := range []uint32{magic, version, uint32(n)} {
+		binary.LittleEndian.PutUint32(b[4*i:], v)
+	}
+	for i := range n {
+		b = binary.LittleEndian.AppendUint16(b, token(i))
+	}
+	return name, os.WriteFile(name, b, 0o666)
+}
+
+// ours runs bin/train once. Its rate is by the clock on the wall, from the line of one
+// step to that of the last.
+func (t *trainBench) ours(m *trained, tokens string) error {
+	cmd := append(harness.MPIRun(m.ranks, t.Program("train"), "--model", m.model, "--tokens", "gpt2", "--data", tokens, "--cache", t.Dir,
+		"--dtype", "bfloat16", "--seq", strconv.Itoa(t.seq), "--batch", strconv.Itoa(m.batch), "--global-batch", strconv.Itoa(m.batch*m.ranks),
+		"--steps", strconv.Itoa(t.steps), "--val-batches", "0", "--sample", "0", "--json", "-", "--log-level", "warn", "--device", "cuda"), t.more...)
+	memory := watchMemory()
+	defer func() { m.memory = max(m.memory, memory()) }()
+	all, err := stepsOf(cmd, t.steps)
+	if err != nil {
+		return err
+	}
+	first, last := all[trainWarmSteps-1], all[len(all)-1]
+	steps := len(all) - trainWarmSteps
+	m.tokS = append(m.tokS, float64(steps*m.ranks*m.batch*t.seq)/last.at.Sub(first.at).Seconds())
+	var us []float64
+	for _, l := range all[trainWarmSteps:] {
+		us = append(us, l.MS*1e3)
+	}
+	times := timing.StatsOf(us)
+	m.p99 = append(m.p99, times.P99US/times.MedianUS)
+	return nil
+}
+
+// timedStep is a step that bin/train printed, and when its line came.
+type timedStep struct {
+	harness.TrainStep
+	at time.Time
+}
+
+// stepsOf runs bin/train, which is to print so many steps.
+func stepsOf(cmd []string, want int) (all []timedStep, err error) {
+	err = stream(cmd, func(text string) error {
+		s := timedStep{at: time.Now()}
+		if !strings.HasPrefix(text, "{") {
+			return nil
+		}
+		if err := json.Unmarshal([]byte(text), &s.TrainStep); err != nil {
+			return fmt.Errorf("%q: %w", text, err)
+		}
+		if !s.Summary {
+			all = append(all, s)
+		}
+		return nil
+	})
+	if err == nil && len(all) != want {
+		err = fmt.Errorf("train printed %d steps, want %d", len(all), want)
+	}
+	return all, err
+}
+
+func (t *trainBench) theirs(m *trained) error {
+	if !t.torch {
+		return nil
+	}
+	out, err := harness.Output(t.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", strconv.Itoa(m.ranks),
+		filepath.Join(t.pythonDir, "torch_train.py"), "--model", m.model, "--batch", strconv.Itoa(m.batch), "--seq", strconv.Itoa(t.seq),
+		"--steps", strconv.Itoa(t.steps-trainWarmSteps), "--warmup", strconv.Itoa(trainWarmSteps))
+	if err != nil {
+		return err
+	}
+	type result struct {
+		TokS  float64 `json:"tok_s"`
+		MemGB float64 `json:"mem_gb"`
+	}
+	all, err := harness.Lines[result](out)
+	if err != nil {
+		return err
+	}
+	if len(all) != 1 || all[0].TokS <= 0 {
+		return fmt.Errorf("torch_train.py printed %q", out)
+	}
+	m.theirs = append(m.theirs, all[0].TokS)
+	m.theirGB = max(m.theirGB, all[0].MemGB)
+	return nil
+}
+
+// stream runs a command and gives fn each line of its standard output as it comes.
+func stream(cmd []string, fn func(line string) error) error {
+	c := exec.Command(cmd[0], cmd[1:]...)
+	c.Env = harness.ProgramEnv()
+	var errs strings.Builder
+	c.Stderr = &errs
+	out, err := c.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := c.Start(); err != nil {
+		return err
+	}
+	limit := time.AfterFunc(harness.Longest, func() { _ = c.Process.Kill() }) // it may have ended
+	defer limit.Stop()
+	lines := bufio.NewScanner(out)
+	lines.Buffer(nil, 1<<20)
+	for err == nil && lines.Scan() {
+		err = fn(lines.Text())
+	}
+	err = errors.Join(err, lines.Err(), c.Wait())
+	if err != nil {
+		return fmt.Errorf("%s: %w\n%s", strings.Join(cmd, " "), err, &errs)
+	}
+	return nil
+}
+
+// watchMemory begins to look at the memory in use on the machine's GPUs. The function
+// that it returns ends that, and returns the most that was in use on one, in GB; 0 where
+// nvidia-smi does not say.
+func watchMemory() func() float64 {
+	c := exec.Command("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-lms", "200")
+	out, err := c.StdoutPipe()
+	if err != nil || c.Start() != nil {
+		return func() float64 { return 0 }
+	}
+	most := make(chan float64)
+	go func() {
+		var gb float64
+		for lines := bufio.NewScanner(out); lines.Scan(); {
+			if mib, err := strconv.ParseFloat(strings.TrimSpace(lines.Text()), 64); err == nil {
+				gb = max(gb, mib*(1<<20)/1e9)
+			}
+		}
+		most <- gb
+	}()
+	return func() float64 {
+		_ = c.Process.Kill() // its pipe ends then, which the goroutine waits for
+		gb := <-most
+		_ = c.Wait() // killed
+		return gb
+	}
+}
+
+// rowsOf adds the rows of a case.
+func (t *trainBench) rowsOf(m trained) {
+	name := fmt.Sprintf("%s, %d sequences of %d tokens a GPU, bfloat16", m.model, m.batch, t.seq)
+	if len(t.more) > 0 {
+		name += ", " + strings.Join(t.more, " ")
+	}
+	goal := 1.0
+	for _, g := range trainGoals {
+		if g.trainCase == m.trainCase && g.ranks == m.ranks {
+			goal = 1 / g.times
+		}
+	}
+	if slices.Contains(t.more, "--fp8=all") && m.trainCase == (trainCase{"gpt2", 64}) && m.ranks == 1 {
+		goal = 1 / fp8Goal
+	}
+	r := harness.Row{What: name + ": tokens a second", Ranks: m.ranks, Ours: harness.Median(m.tokS), Unit: "tok/s", Goal: goal}
+	if len(m.theirs) > 0 {
+		t.Compare(r, "PyTorch, compiled", harness.Median(m.theirs), true)
+	}
+	t.Limit(harness.Row{What: name + ": 99th percentile of a step", Ranks: m.ranks, Ours: harness.Median(m.p99), Unit: "medians", Goal: stepP99Goal})
+	if m.trainCase == (trainCase{"gpt2", 64}) && m.memory > 0 {
+		t.Limit(harness.Row{What: name + ": memory in use on a GPU", Ranks: m.ranks, Ours: m.memory, Unit: "GB", Goal: memoryGoalGB})
+	}
+	for _, one := range t.measured {
+		if part, ok := scalingGoals[m.batch]; ok && one.trainCase == m.trainCase && one.ranks == 1 && m.ranks > 1 {
+			t.Limit(harness.Row{What: name + ": time of a token, in parts of that on one GPU over the GPUs", Ranks: m.ranks,
+				Ours: float64(m.ranks) * harness.Median(one.tokS) / harness.Median(m.tokS), Unit: "times", Goal: 1 / part})
+		}
+	}
+}
+
+// print is the table for people.
+func (t *trainBench) print() {
+	w := tabwriter.NewWriter(os.Stderr, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(w, "model\tB a GPU\tGPUs\ttok/s\tPyTorch\ttimes\tp99/median\tGB\tPyTorch GB\t")
+	for _, m := range t.measured {
+		ours := harness.Median(m.tokS)
+		theirs, times := "-", "-"
+		if len(m.theirs) > 0 {
+			theirs, times = fmt.Sprintf("%.0f", harness.Median(m.theirs)), fmt.Sprintf("%.3f", ours/harness.Median(m.theirs))
+		}
+		fmt.Fprintf(w, "%s\t%d\t%d\t%.0f\t%s\t%s\t%.3f\t%.1f\t%.1f\t\n", m.model, m.batch, m.ranks, ours, theirs, times, harness.Median(m.p99), m.memory, m.theirGB)
+	}
+	w.Flush()
+}
