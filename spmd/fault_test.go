@@ -198,11 +198,13 @@ const brought = "brought another operation, type or count"
 
 var at = []string{"spmd/fault_test.go:", "rank {rank}", "MPI_Allreduce", "host={host}"}
 
-type collective = func(w *spmd.World, x spmd.Buffer[int32]) error
+type (
+	int32s     = spmd.Buffer[int32]
+	collective = func(w *spmd.World, x int32s) error
+)
 
-func sumUp(w *spmd.World, x spmd.Buffer[int32]) error {
-	return spmd.AllReduce(w.Comm(), x, x, spmd.Sum)
-}
+// lineOf needs the whole function in one line.
+func sumUp(w *spmd.World, x int32s) error { return spmd.AllReduce(w.Comm(), x, x, spmd.Sum) }
 
 func barrier(w *spmd.World, _ spmd.Buffer[int32]) error { return spmd.Barrier(w.Comm()) }
 

@@ -204,7 +204,7 @@ func TestResumeSettings(t *testing.T) {
 		{0, []string{"--seq", "8"}, []string{`--seq is "8"`, `"16"`}},
 		{0, []string{"--tokens", "gpt2"}, []string{`--tokens is "gpt2`, "bytes"}},
 		{2, []string{"--data", other}, []string{"the hash of --data"}},
-		{6, nil, []string{"--global-batch 5", "6 ranks"}},
+		{6, nil, []string{"--global-batch 5", "6 replicas"}},
 		{0, []string{"--checkpoint", filepath.Join(other, "folder")}, []string{"other.txt"}},
 	} {
 		p := train(t, tc.ranks, append(args, tc.args...)...)
