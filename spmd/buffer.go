@@ -135,8 +135,7 @@ func (b Buffer[T]) Free() error {
 	if b.Bytes() != b.blk.Bytes {
 		return fmt.Errorf("%s: Free of a part: elements [%d:%d] of a buffer", ccall.At(), b.off, b.off+b.n)
 	}
-	calls.Free(b.blk)
-	return nil
+	return calls.Free(b.blk)
 }
 
 // CopyFrom copies src, of equal length, into b. It returns when b holds the

@@ -109,14 +109,18 @@ func freedError(b *exec.Block, op string) error {
 }
 
 // Free gives a block back, once. Queues may go on using it up to their present ends.
-func Free(b *exec.Block) {
+func Free(b *exec.Block) error {
 	if !b.Freed.CompareAndSwap(false, true) {
-		return
+		return nil
 	}
 	b.At.Here(0)
-	if b.Pool != nil {
+	switch {
+	case b.Return != nil:
+		return b.Return(Of(b).Dev.Marks())
+	case b.Pool != nil:
 		b.Pool.Release(b, Of(b).Dev.Marks())
 	}
+	return nil
 }
 
 // Queues are those of all streams, which there are none of before the device is chosen.
