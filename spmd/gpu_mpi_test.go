@@ -62,6 +62,13 @@ func TestGPUThroughMPI(t *testing.T) {
 			spmdtest.Run(t, tc.ranks[:1], tc.body)
 		})
 	}
+	t.Run("trace", func(t *testing.T) { traceProcesses(t, []int{2}) })
+	t.Run("trace between peers", func(t *testing.T) {
+		t.Setenv("SPMDTEST_COLLECTIVES", "mpi-peer")
+		t.Setenv("FAKECUDA_PEERS", "1")
+		t.Setenv("FAKECUDA_SHARED", "1")
+		traceProcesses(t, []int{2})
+	})
 }
 
 func mpiStart(t *testing.T) {

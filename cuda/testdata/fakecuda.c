@@ -96,7 +96,6 @@ struct stream {
 struct event {
     struct object o;
     int flags, recorded;
-    struct timespec at;
     struct capture *capture;
     struct stream *stream;
     long seq;
@@ -104,7 +103,11 @@ struct event {
 };
 // record is one record of an event. A stream waits for the one that was the last when it was told to wait, whatever becomes of
 // the event: streams may pass later records first.
-struct record { int passed; };
+struct record {
+    int passed;
+    int64_t later;      // seconds that the clock of events had been put on when it was recorded
+    struct timespec at; // when it was passed
+};
 struct graph { struct object o; struct ops ops; };
 struct params { char kernel[256]; int n; int size[64]; struct params *next; };
 struct module { struct object o; struct params *kernels; };
@@ -324,6 +327,8 @@ static void carry_out(const struct op *p, int replay, int stream) {
     case WRITE_VALUE: __atomic_store_n((uint32_t *)p->dst, p->v, __ATOMIC_RELEASE); break;
     case RECORD:
         pthread_mutex_lock(&delayed);
+        clock_gettime(CLOCK_MONOTONIC, &p->record->at);
+        p->record->at.tv_sec += p->record->later;
         p->record->passed = 1;
         pthread_cond_broadcast(&progress);
         pthread_mutex_unlock(&delayed);
@@ -1117,9 +1122,8 @@ int cuEventRecord(void *event, void *stream) {
     e->seq = s->seq;
     if (s->capture == NULL) {
         e->recorded = 1;
-        clock_gettime(CLOCK_MONOTONIC, &e->at);
-        e->at.tv_sec += __atomic_load_n(&passed_by, __ATOMIC_RELAXED);
         struct record *k = calloc(1, sizeof *k);
+        k->later = __atomic_load_n(&passed_by, __ATOMIC_RELAXED);
         pthread_mutex_lock(&delayed);
         e->last = k;
         pthread_mutex_unlock(&delayed);
@@ -1162,7 +1166,9 @@ static int elapsed(const char *name, float *ms, void *from, void *to) {
     FAIL_IF(!valid(from, EVENT) || !valid(to, EVENT), INVALID_HANDLE);
     const struct event *a = from, *b = to;
     FAIL_IF(!a->recorded || !b->recorded || ((a->flags | b->flags) & 2) != 0, INVALID_HANDLE);
-    *ms = (float)((double)(b->at.tv_sec - a->at.tv_sec) * 1e3 + (double)(b->at.tv_nsec - a->at.tv_nsec) * 1e-6);
+    FAIL_IF(!passed((struct event *)from, 0) || !passed((struct event *)to, 0), NOT_READY);
+    struct timespec x = last_record((struct event *)from)->at, y = last_record((struct event *)to)->at;
+    *ms = (float)((double)(y.tv_sec - x.tv_sec) * 1e3 + (double)(y.tv_nsec - x.tv_nsec) * 1e-6);
     RETURN("from=%d to=%d", a->o.id, b->o.id);
 }
 int cuEventElapsedTime(float *ms, void *from, void *to) { return elapsed("cuEventElapsedTime", ms, from, to); }

@@ -78,6 +78,8 @@ func (c *Call) onDeviceNow(q *cudaexec.Queue) error {
 	}
 	p := on.recorder.Begin(&c.Call, c.group)
 	defer on.recorder.Leave()
+	on.trace.Begin(on.r.Calls, &c.Call, c.group)
+	defer on.trace.End()
 	if err := now.verify(); err != nil {
 		return err
 	}

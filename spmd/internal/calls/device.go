@@ -8,6 +8,7 @@ import (
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/exec"
 	cudaexec "lockstep/spmd/internal/exec/cuda"
+	"lockstep/spmd/internal/trace"
 	"lockstep/spmd/internal/transport"
 	"lockstep/spmd/internal/transport/route"
 )
@@ -51,6 +52,17 @@ func (c *Call) Needs() (fills bool, bytes int) {
 func (c *Call) Issued(q exec.Queue, seq uint64, site *ccall.Site) {
 	c.comm.recorder.Issue(q, seq, &c.Call, c.group, c.memory(), site, c.begun)
 }
+
+// Comm implements exec.Notes.
+func (c *Call) Comm() *trace.Comm { return c.comm.trace }
+
+// Begins implements cuda.Call.
+func (c *Call) Begins(to *trace.Call, on *trace.Thread) trace.Mark {
+	return c.comm.trace.Issue(to, on, &c.Call, c.group)
+}
+
+// Holds implements cuda.Call.
+func (c *Call) Holds(in *trace.Content) { in.AddCall(&c.Call, c.group, c.comm.size) }
 
 // Issue implements cuda.Call: it enqueues the call, as its route says.
 func (c *Call) Issue(on *cudaexec.Queue, seq uint64, work unsafe.Pointer) error {

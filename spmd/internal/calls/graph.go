@@ -8,6 +8,7 @@ import (
 	"lockstep/internal/ccall"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/exec"
+	"lockstep/spmd/internal/trace"
 )
 
 // Graph is a recorded sequence of commands. It holds addresses, not handles: what was used in the capture must outlive it,
@@ -130,6 +131,9 @@ func (g *Graph) Issued(q exec.Queue, seq uint64, site *ccall.Site) {
 		comm.recorder.Issue(q, seq, &c, nil, 0, site, false)
 	}
 }
+
+// Comm implements exec.Notes.
+func (g *Graph) Comm() *trace.Comm { return g.comms[0].trace }
 
 // Close ends the use of g, on a GPU when its replays have run. A second Close does nothing.
 func (g *Graph) Close() error {

@@ -89,4 +89,6 @@ type Call interface {
 type Notes interface {
 	// Issued says that a command, which was enqueued at a site, is about to be handed to a GPU as number seq of q.
 	Issued(q Queue, seq uint64, site *ccall.Site)
+	// Comm is the communicator as traces have it, of a graph the first in it; nil where there is no trace.
+	Comm() *trace.Comm
 }

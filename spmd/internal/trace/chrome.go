@@ -90,7 +90,7 @@ func (w *writer) all(logs []*Log) error {
 	}
 	clocks := int64(0)
 	for _, l := range logs {
-		clocks = max(clocks, l.Clock.Within)
+		clocks = max(clocks, l.Clock.Within+l.Within)
 	}
 	other, err := json.Marshal(map[string]any{"ranks": len(logs), "dropped_events": dropped, "clocks_within_us": float64(clocks) / 1e3})
 	if err != nil {
@@ -116,7 +116,7 @@ func (w *writer) rank(l *Log) error {
 	w.meta(l.Rank, 0, "process_name", "name", name)
 	w.metaNumber(l.Rank, 0, "process_sort_index", l.Rank)
 	if l.Dropped > 0 {
-		w.meta(l.Rank, 0, "process_labels", "labels", fmt.Sprintf("without its first %d events", l.Dropped))
+		w.meta(l.Rank, 0, "process_labels", "labels", fmt.Sprintf("%d events dropped", l.Dropped))
 	}
 	lines := make([][]*Event, len(l.Threads))
 	for i := range l.Events {
@@ -199,7 +199,7 @@ func (w *writer) event(l *Log, e *Event, tid int) {
 		}
 		me := int32(c.Rank)
 		end := flowEnd{pid: l.Rank, tid: tid, at: e.Start, kind: e.Kind}
-		if e.Seq > 0 && e.Class == Collective {
+		if e.Seq > 0 && (e.Class == Collective || e.Class == Replay) {
 			number("seq", int64(e.Seq))
 			k := flowKey{c.Name, -1, -1, e.Seq}
 			w.flows[k] = append(w.flows[k], end)
@@ -243,12 +243,11 @@ func (w *writer) arrows() {
 		if k.from >= 0 && (len(ends) != 2 || ends[0].receives == ends[1].receives) {
 			continue // its other end was dropped, or is in a group of another form
 		}
-		id++
 		slices.SortFunc(ends, func(a, b flowEnd) int { return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.pid, b.pid)) })
-		if k.from >= 0 && ends[0].receives { // by clocks of two nodes, which are not told apart so well
-			ends[0], ends[1] = ends[1], ends[0]
-			ends[1].at = ends[0].at
+		if k.from >= 0 && ends[0].receives {
+			continue // by clocks that are not known well enough
 		}
+		id++
 		for i, e := range ends {
 			ph := byte('t')
 			switch i {

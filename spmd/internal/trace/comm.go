@@ -109,6 +109,85 @@ func (c *Comm) Note(call *Call) {
 	}
 }
 
+// Replay begins the replay of a graph with calls of the communicator, on a device.
+func (c *Comm) Replay(to *Call, on *Thread, holds *Content) Mark {
+	to.Parts = to.Parts[:0]
+	to.Event = Event{Comm: c.id, Seq: c.calls.Add(1), Bytes: holds.moved, Peer: -1, From: -1, Class: Replay, Kind: coll.Graph}
+	to.on, to.mark = on, on.Choose(Replay)
+	c.t.Holds(holds)
+	return to.mark
+}
+
+// Untimed says that the times of a call are not known.
+func (c *Call) Untimed() { c.mark = Mark{} }
+
+// Content is what a graph holds.
+type Content struct {
+	calls []held
+	moved int64 // bytes of calls of communicators
+}
+
+// held is commands of one class, and one kind and size.
+type held struct {
+	class Class
+	kind  coll.Kind
+	log   uint8
+	count uint64
+	bytes int64
+}
+
+// Add adds a command.
+func (h *Content) Add(class Class, bytes int64) { h.add(held{class: class}, bytes) }
+
+// AddCall adds a call of a communicator of some ranks; g is its calls where it is a coll.Group.
+func (h *Content) AddCall(c *coll.Call, g Group, size int) {
+	if c.Kind == coll.Group {
+		for i := range g.Len() {
+			h.AddCall(g.Part(i), nil, size)
+		}
+		return
+	}
+	class, bytes := Collective, c.Bytes(size)
+	if c.Kind.Traits().Message {
+		class = Message
+	}
+	h.moved += bytes
+	h.add(held{class: class, kind: c.Kind, log: logOf(bytes)}, bytes)
+}
+
+func (h *Content) add(what held, bytes int64) {
+	for i := range h.calls {
+		if o := &h.calls[i]; o.class == what.class && o.kind == what.kind && o.log == what.log {
+			o.count, o.bytes = o.count+1, o.bytes+bytes
+			return
+		}
+	}
+	what.count, what.bytes = 1, bytes
+	h.calls = append(h.calls, what)
+}
+
+// Holds counts what a graph holds that is replayed.
+func (t *Tracer) Holds(h *Content) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for i := range h.calls {
+		o := &h.calls[i]
+		o.onto(&t.streams[o.class])
+		if o.kind != coll.None {
+			k := sizeKey{o.kind, o.log}
+			if t.sizes[k] == nil {
+				t.sizes[k] = &Total{}
+			}
+			o.onto(t.sizes[k])
+		}
+	}
+}
+
+// onto adds commands in a graph to a total.
+func (h *held) onto(t *Total) {
+	t.Count, t.Bytes, t.InGraph = t.Count+h.count, t.Bytes+uint64(h.bytes), t.InGraph+h.count
+}
+
 // choose has all ranks choose the same calls, as far as they have equally many in a second.
 func (c *Comm) choose(s *sampler, seq uint64, limit uint32) Mark {
 	if c.t.keeps {
@@ -130,7 +209,11 @@ func (c *Comm) note(call *Call) {
 	if t.keeps {
 		e.Name = t.name(e.Kind.String())
 	}
-	t.note(e, call.mark, BusFactor(e.Kind, c.size))
+	factor := 0.0
+	if e.Class != Replay {
+		factor = BusFactor(e.Kind, c.size)
+	}
+	t.note(e, call.mark, factor)
 	if e.Class == Collective && call.mark.weight != 0 {
 		t.late[t.sampled%samples] = sample{c.id, e.Seq, e.Start, e.End}
 		t.sampled++

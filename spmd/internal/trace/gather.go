@@ -116,6 +116,7 @@ type Log struct {
 	Comms   []CommInfo   `json:"comms"`
 	Dropped uint64       `json:"dropped"` // events that the ring had no more room for
 	Count   int          `json:"count"`   // of Events
+	Within  int64        `json:"within"`  // ns by which times of devices may be wrong
 	Clock   Clock        `json:"-"`
 	Events  []Event      `json:"-"` // the oldest first
 }
@@ -138,7 +139,7 @@ func (t *Tracer) log(rank int) *Log {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	host, _ := os.Hostname() // empty where it has none
-	l := &Log{Rank: rank, Host: host, Names: t.named}
+	l := &Log{Rank: rank, Host: host, Names: t.named, Dropped: t.lost, Within: t.within}
 	for _, th := range t.threads {
 		l.Threads = append(l.Threads, ThreadInfo{th.name, th.device})
 	}
@@ -147,7 +148,7 @@ func (t *Tracer) log(rank int) *Log {
 	}
 	n, size := t.next, uint64(len(t.ring))
 	if n > size {
-		l.Dropped = n - size
+		l.Dropped += n - size
 		at := n % size
 		l.Events = append(l.Events, t.ring[at:]...)
 		n = at

@@ -100,7 +100,9 @@ type Tracer struct {
 
 	mu      sync.Mutex
 	ring    []Event
-	next    uint64 // events noted so far
+	next    uint64 // events kept so far
+	lost    uint64 // events whose times nobody could tell
+	within  int64  // ns by which times of devices may be wrong
 	names   map[string]int32
 	named   []string
 	threads []*Thread
@@ -165,6 +167,13 @@ func New(o Options) *Tracer {
 // Keeps says whether events are kept, each of which is to be timed.
 func (t *Tracer) Keeps() bool { return t != nil && t.keeps }
 
+// KnownWithin says within how many ns the times of a device are known.
+func (t *Tracer) KnownWithin(ns int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.within = max(t.within, ns)
+}
+
 // name returns the number of a name. The caller holds t.mu.
 func (t *Tracer) name(s string) int32 {
 	if i, ok := t.names[s]; ok {
@@ -218,7 +227,11 @@ func (t *Tracer) size(kind coll.Kind, bytes int64) *Total {
 
 // keep adds an event that was timed to the ring. The caller holds t.mu.
 func (t *Tracer) keep(e *Event, m Mark) {
-	if !t.keeps || m.weight == 0 {
+	if !t.keeps {
+		return
+	}
+	if m.weight == 0 {
+		t.lost++
 		return
 	}
 	t.ring[t.next%uint64(len(t.ring))] = *e

@@ -59,7 +59,7 @@ func TestDropped(t *testing.T) {
 		}
 	}
 	must(t, json.Unmarshal(b.Bytes(), &f))
-	if f.OtherData.Dropped["0"] != more || !strings.Contains(b.String(), "without its first 100 events") {
+	if f.OtherData.Dropped["0"] != more || !strings.Contains(b.String(), "100 events dropped") {
 		t.Errorf("the file says that %v were dropped", f.OtherData.Dropped)
 	}
 	if tr.host[Compute].Count != leastKept+more {
@@ -206,5 +206,40 @@ func TestLateOfSome(t *testing.T) {
 	alone.Comms[0] = CommInfo{"alone", 0, 1}
 	if tb := Compare(append(all, alone)); tb.Late.Compared != 0 {
 		t.Errorf("%+v", tb.Late)
+	}
+}
+
+// What a graph holds counts with each replay, and takes the time of the graph.
+func TestHolds(t *testing.T) {
+	tr := New(Options{Summary: true})
+	c := tr.Comm("world", 1, 3)
+	tr.Thread("calls", false)
+	stream := tr.Thread("stream work", true)
+	var g Content
+	for range 2 {
+		g.Add(Compute, 0)
+		g.AddCall(&coll.Call{Kind: coll.AllReduce, Type: elem.Float32, N: 256}, nil, 3)
+	}
+	g.AddCall(&coll.Call{Kind: coll.AllGather, Type: elem.Float32, N: 256}, nil, 3)
+	g.AddCall(&coll.Call{Kind: coll.Send, Type: elem.Float32, N: 1, Root: 2}, nil, 3)
+	var call Call
+	for i := range 4 {
+		m := c.Replay(&call, stream, &g)
+		if !m.Timed() || call.Seq != uint64(i+1) {
+			t.Fatalf("replay %d is number %d, timed %v", i, call.Seq, m.Timed())
+		}
+		call.Start, call.End = 100, 600
+		c.Note(&call)
+	}
+	s := tr.Summary(1, nil, nil)
+	want := map[Class]Total{Compute: {Count: 8, InGraph: 8}, Collective: {Count: 12, Bytes: 4 * (2*1024 + 3*1024), InGraph: 12},
+		Message: {Count: 4, Bytes: 16, InGraph: 4}, Replay: {Count: 4, Bytes: 4 * (5*1024 + 4), Nanos: 2000, Least: 500, Timed: 4}}
+	for class, total := range want {
+		if s.Streams[class] != total {
+			t.Errorf("%v: %+v, want %+v", class, s.Streams[class], total)
+		}
+	}
+	if text := Compare([]*Summary{s}).Text(nil); !strings.Contains(text, "12 (12 in graphs)") || strings.Count(text, "AllReduce, 1 KiB or more") != 1 {
+		t.Errorf("%s", text)
 	}
 }

@@ -58,6 +58,9 @@ func (w *World) tell() error {
 	if w.Trace == nil {
 		return nil
 	}
+	if w.GPU != nil {
+		w.GPU.Harvest()
+	}
 	var all []*trace.Summary
 	var logs []*trace.Log
 	err := w.Channel.Exchange(control.End, func(c control.Comm) error {

@@ -17,6 +17,7 @@ import (
 	"lockstep/internal/elem"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/exec"
+	"lockstep/spmd/internal/trace"
 )
 
 // Device is a GPU, as one world works on it.
@@ -31,6 +32,8 @@ type Device struct {
 	stage     staging
 	proxy     proxy
 	capturing atomic.Int32
+	base      base
+	Trace     *trace.Tracer // notes what queues do, from before the first is made; nil where nobody does
 
 	mu     sync.Mutex
 	events []*event                // that hold an event of the driver
@@ -126,6 +129,9 @@ func (d *Device) Close() error {
 	}
 	for _, q := range d.All() {
 		err = errors.Join(err, q.Close())
+	}
+	if d.base.e != nil {
+		err = errors.Join(err, d.base.e.Close())
 	}
 	for _, p := range append([]*exec.Pool{d.pools.Device, d.pools.Pinned, d.pools.Managed}, d.own...) {
 		err = errors.Join(err, p.Close())

@@ -135,10 +135,13 @@ type fakeCall struct {
 	issued   []string
 }
 
-func (c *fakeCall) Run(*trace.Thread, uint64) error { return errors.New("this is no host") }
-func (c *fakeCall) String() string                  { return "a call" }
-func (c *fakeCall) Order() (any, bool)              { return c.by, true }
-func (c *fakeCall) Needs() (bool, int)              { return false, 1000 }
+func (c *fakeCall) Run(*trace.Thread, uint64) error              { return errors.New("this is no host") }
+func (c *fakeCall) Begins(*trace.Call, *trace.Thread) trace.Mark { return trace.Mark{} }
+func (c *fakeCall) Holds(*trace.Content)                         {}
+func (c *fakeCall) Comm() *trace.Comm                            { return nil }
+func (c *fakeCall) String() string                               { return "a call" }
+func (c *fakeCall) Order() (any, bool)                           { return c.by, true }
+func (c *fakeCall) Needs() (bool, int)                           { return false, 1000 }
 func (c *fakeCall) Issued(q exec.Queue, seq uint64, site *ccall.Site) {
 	c.issued = append(c.issued, q.Name()+" from "+site.String())
 }

@@ -7,6 +7,7 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/spmd/internal/exec"
+	"lockstep/spmd/internal/trace"
 )
 
 // graph is one of the driver.
@@ -15,6 +16,7 @@ type graph struct {
 	callbacks []*cuda.Callback
 	mu        sync.Mutex
 	replays   []exec.Point // launches that may not have run yet; under mu
+	holds     trace.Content
 }
 
 // builder has the driver make a graph of what is captured.
@@ -107,6 +109,15 @@ func (g *graph) Close(last exec.Point) (err error) {
 	}
 	g.callbacks = nil
 	return err
+}
+
+// adds counts a command that was captured.
+func (g *graph) adds(c *exec.Command, call Call) {
+	if call != nil {
+		call.Holds(&g.holds)
+	} else if class, _, bytes := c.Describe(); class != trace.Classes {
+		g.holds.Add(class, int64(bytes))
+	}
 }
 
 // launched notes a replay, which ends at p.

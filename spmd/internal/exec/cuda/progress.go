@@ -129,6 +129,7 @@ func (d *Device) KeepSigning(every time.Duration, stop <-chan struct{}) {
 			if d.capturing.Load() == 0 {
 				q.(*Queue).sign()
 			}
+			q.(*Queue).catchUp()
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -35,6 +36,7 @@ type Queue struct {
 	closed bool
 	coll   atomic.Uint64 // the end of the last command that communicates
 	progress
+	timing
 }
 
 // failure is that of a queue: what lies behind seq is not valid.
@@ -74,6 +76,9 @@ func (d *Device) NewQueue(name string, p exec.Priority) (exec.Queue, error) {
 		return nil, err
 	}
 	q := &Queue{d: d, g: d.GPU, name: name, h: h, progress: progress{word: d.GPU.takeWord()}}
+	if err := q.observe(); err != nil {
+		return nil, errors.Join(err, h.Close())
+	}
 	d.Add(q)
 	return q, nil
 }
@@ -382,7 +387,7 @@ func (q *Queue) Close() error {
 	}
 	q.closed = true
 	q.pass(q.tail.Load())
-	err := q.h.Close()
+	err := errors.Join(q.drop(), q.h.Close())
 	q.giveWord()
 	return err
 }

@@ -10,6 +10,7 @@ import (
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
 	"lockstep/spmd/internal/exec"
+	"lockstep/spmd/internal/trace"
 )
 
 // Call is a call of a communicator on GPUs.
@@ -19,6 +20,10 @@ type Call interface {
 	Order() (by any, others bool)
 	// Needs says whether the call fills memory with values of 8 bytes, and how many bytes of scratch memory it uses.
 	Needs() (fills bool, bytes int)
+	// Begins begins the call among the events of on, and says whether it is to be timed.
+	Begins(to *trace.Call, on *trace.Thread) trace.Mark
+	// Holds adds the call to what a graph holds.
+	Holds(in *trace.Content)
 	// Issue enqueues the call on q, as its command number seq. It is given the scratch memory.
 	Issue(q *Queue, seq uint64, work unsafe.Pointer) error
 }
@@ -75,13 +80,18 @@ func (q *Queue) Enqueue(c *exec.Command) error {
 	if l := q.lane; l != nil {
 		l.Count()
 		err := q.issue(c, call, seq, work)
+		if err == nil && q.events != nil {
+			l.Track.(*builder).g.adds(c, call)
+		}
 		if err == nil && as.q != nil {
 			l.Track.(*builder).last = as
 		}
 		return err
 	}
 	if !collective {
+		r := q.begins(c, nil)
 		err := q.issue(c, call, seq, work)
+		q.ends(r, seq, err)
 		if err == nil {
 			q.tail.Store(seq)
 		}
@@ -89,9 +99,11 @@ func (q *Queue) Enqueue(c *exec.Command) error {
 	}
 	c.Site.Near()
 	c.Notes.Issued(q, seq, &c.Site)
+	r := q.begins(c, call)
 	q.issuing.Store(time.Now().UnixNano())
 	err = q.issue(c, call, seq, work)
 	q.issuing.Store(0)
+	q.ends(r, seq, err)
 	if err != nil {
 		return err
 	}
