@@ -19,6 +19,7 @@ import (
 	"lockstep/launch/plan"
 	"lockstep/launch/scaffold"
 	"lockstep/launch/status"
+	"lockstep/launch/trace"
 )
 
 func main() {
@@ -34,7 +35,7 @@ func main() {
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return exit.Usage{Err: nearest.Flag(cmd.Flags(), err)} })
 	cobra.AddTemplateFunc("grouped", func(fs *pflag.FlagSet) string { return help.Flags(fs, "Flags") })
 	root.SetUsageTemplate(strings.Replace(root.UsageTemplate(), "Flags:\n{{.LocalFlags.FlagUsages | trimTrailingWhitespaces}}", "{{grouped .LocalFlags | trimTrailingWhitespaces}}", 1))
-	root.AddCommand(completion.Command(), doctor.Command(), plan.Command(), plan.RunCommand(), scaffold.Command(), status.Command())
+	root.AddCommand(completion.Command(), doctor.Command(), plan.Command(), plan.RunCommand(), scaffold.Command(), status.Command(), trace.Command())
 	if completion.Answer(os.Stdout, root, os.Args[1:]) {
 		return
 	}

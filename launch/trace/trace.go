@@ -1,0 +1,267 @@
+// Package trace is the command that reads a file of --trace, and says who waited for whom.
+package trace
+
+import (
+	"bufio"
+	"cmp"
+	"compress/gzip"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"lockstep/internal/plain"
+	"lockstep/launch/exit"
+)
+
+// mostWaits is how many waits are shown.
+const mostWaits = 10
+
+// Command is `launch trace`.
+func Command() *cobra.Command {
+	var n int
+	c := &cobra.Command{
+		Use:   "trace FILE",
+		Short: "Show the longest waits in a file of --trace, and who caused them",
+		Long: `Reads a file that a program has written with --trace FILE, and shows the longest waits of a rank for another: in
+a collective, for the rank that came last; in a Recv, for the sender. Behind each stands what the late rank did
+meanwhile. A second table says how long each rank waited, and how long others waited for it.
+
+The file itself opens at ui.perfetto.dev, which shows it without sending it anywhere.`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return exit.Usage{Err: errors.New("trace takes one file, such as: launch trace run.json")}
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			f, err := read(args[0])
+			if err != nil {
+				return exit.Usage{Err: err}
+			}
+			return f.show(cmd.OutOrStdout(), n)
+		},
+	}
+	c.Flags().IntVar(&n, "waits", mostWaits, "how many waits to show")
+	return c
+}
+
+// file is what a trace file has.
+type file struct {
+	Other struct {
+		Ranks   int            `json:"ranks"`
+		Dropped map[string]int `json:"dropped_events"`
+	} `json:"otherData"`
+	Events []event `json:"traceEvents"`
+}
+
+// event is an event of the file. Times are in microseconds.
+type event struct {
+	Ph   string  `json:"ph"`
+	Rank int     `json:"pid"`
+	Line int     `json:"tid"`
+	At   float64 `json:"ts"`
+	Took float64 `json:"dur"`
+	Name string  `json:"name"`
+	Cat  string  `json:"cat"`
+	Args struct {
+		Bytes    int64  `json:"bytes"`
+		Comm     string `json:"comm"`
+		Seq      int64  `json:"seq"`
+		In       *int   `json:"rank"` // its rank in the communicator, where that is another than Rank
+		To       *int   `json:"to"`
+		From     *int   `json:"from"`
+		Sent     int64  `json:"sent"`
+		Received int64  `json:"received"`
+	} `json:"args"`
+}
+
+func (e *event) end() float64 { return e.At + e.Took }
+
+// in is the rank in the communicator.
+func (e *event) in() int {
+	if e.Args.In != nil {
+		return *e.Args.In
+	}
+	return e.Rank
+}
+
+// read reads a file, which may be compressed.
+func read(name string) (*file, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	b := bufio.NewReaderSize(f, 1<<16)
+	var r io.Reader = b
+	if head, err := b.Peek(2); err == nil && head[0] == 0x1f && head[1] == 0x8b {
+		if r, err = gzip.NewReader(b); err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	t := &file{}
+	if err := json.NewDecoder(r).Decode(t); err != nil || t.Other.Ranks == 0 {
+		return nil, fmt.Errorf("%s is no file that a program has written with --trace", name)
+	}
+	return t, nil
+}
+
+// wait is a rank that waited for another.
+type wait struct {
+	long  float64 // microseconds
+	who   *event
+	cause *event
+}
+
+// call is a collective, or a message.
+type call struct {
+	comm     string
+	from, to int // of a message; -1 of a collective
+	seq      int64
+}
+
+// waits finds all waits, the longest first.
+func (f *file) waits() []wait {
+	collectives, sends := map[call][]*event{}, map[call]*event{}
+	for i := range f.Events {
+		e := &f.Events[i]
+		if e.Ph != "X" || e.Args.Comm == "" {
+			continue
+		}
+		if e.Args.Seq > 0 {
+			k := call{e.Args.Comm, -1, -1, e.Args.Seq}
+			collectives[k] = append(collectives[k], e)
+		}
+		if e.Args.To != nil {
+			sends[call{e.Args.Comm, e.in(), *e.Args.To, e.Args.Sent}] = e
+		}
+	}
+	var list []wait
+	add := func(who, cause *event) {
+		if took := min(cause.At, who.end()) - who.At; took > 0 && who.Rank != cause.Rank {
+			list = append(list, wait{took, who, cause})
+		}
+	}
+	for _, ends := range collectives {
+		last := slices.MaxFunc(ends, func(a, b *event) int { return cmp.Compare(a.At, b.At) })
+		for _, e := range ends {
+			add(e, last)
+		}
+	}
+	for i := range f.Events {
+		e := &f.Events[i]
+		if e.Ph != "X" || e.Args.From == nil {
+			continue
+		}
+		if s := sends[call{e.Args.Comm, *e.Args.From, e.in(), e.Args.Received}]; s != nil {
+			add(e, s)
+		}
+	}
+	slices.SortFunc(list, func(a, b wait) int {
+		return cmp.Or(cmp.Compare(b.long, a.long), cmp.Compare(a.who.At, b.who.At), cmp.Compare(a.who.Rank, b.who.Rank))
+	})
+	return list
+}
+
+// meanwhile is what the late rank did while the other waited: what took most of that time, and the region that it was in.
+func (f *file) meanwhile(w *wait) string {
+	type part struct {
+		name string
+		took float64
+	}
+	var did, region part
+	took := map[string]float64{}
+	for i := range f.Events {
+		e := &f.Events[i]
+		if e.Ph != "X" || e.Rank != w.cause.Rank || e == w.cause {
+			continue
+		}
+		shared := min(e.end(), w.cause.At) - max(e.At, w.who.At)
+		switch {
+		case shared <= 0:
+		case e.Cat == "region":
+			if region.name == "" || e.Took < region.took { // the innermost
+				region = part{e.Name, e.Took}
+			}
+		default:
+			took[e.Name] += shared
+		}
+	}
+	for name, t := range took {
+		if t > did.took || t == did.took && name < did.name {
+			did = part{name, t}
+		}
+	}
+	text := "its program"
+	if did.took > w.long/10 {
+		text = did.name
+	}
+	if region.name != "" {
+		text += ", in region " + region.name
+	}
+	return text
+}
+
+// show prints the longest waits, and what each rank waited and caused.
+func (f *file) show(out io.Writer, n int) error {
+	list := f.waits()
+	for _, rank := range slices.Sorted(keys(f.Other.Dropped)) {
+		fmt.Fprintf(out, "rank %s: %d events were dropped, and are not looked at\n", plain.Text(rank), f.Other.Dropped[rank])
+	}
+	if len(list) == 0 {
+		_, err := fmt.Fprintf(out, "no rank waited for another, of %d\n", f.Other.Ranks)
+		return err
+	}
+	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "waited\trank\tin\tat\tfor rank\twhich was in")
+	for i := range list[:min(max(n, 0), len(list))] {
+		w := &list[i]
+		e := w.who
+		what := e.Name
+		if e.Args.Bytes > 0 {
+			what += fmt.Sprintf(" of %d bytes", e.Args.Bytes)
+		}
+		what += " on " + e.Args.Comm
+		if e.Args.Seq > 0 {
+			what += fmt.Sprintf(", number %d", e.Args.Seq)
+		}
+		fmt.Fprintf(t, "%s\t%d\t%s\t%.6f s\t%d\t%s\n", micros(w.long), e.Rank, plain.Text(what), e.At/1e6, w.cause.Rank, plain.Text(f.meanwhile(w)))
+	}
+	waited, caused := map[int]float64{}, map[int]float64{}
+	for i := range list {
+		waited[list[i].who.Rank] += list[i].long
+		caused[list[i].cause.Rank] += list[i].long
+	}
+	fmt.Fprintln(t, "\nrank\twaited for others\tothers waited for it")
+	for r := range f.Other.Ranks {
+		fmt.Fprintf(t, "%d\t%s\t%s\n", r, micros(waited[r]), micros(caused[r]))
+	}
+	return t.Flush()
+}
+
+func keys(m map[string]int) func(func(string) bool) {
+	return func(yield func(string) bool) {
+		for k := range m {
+			if !yield(k) {
+				return
+			}
+		}
+	}
+}
+
+// micros is a time in a unit that suits it.
+func micros(us float64) string {
+	switch {
+	case us < 1e3:
+		return fmt.Sprintf("%.3g us", us)
+	case us < 1e6:
+		return fmt.Sprintf("%.3g ms", us/1e3)
+	}
+	return fmt.Sprintf("%.3g s", us/1e6)
+}
