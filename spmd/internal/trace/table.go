@@ -66,7 +66,7 @@ func (t *Table) Text(facts []Fact) string {
 	group("  region ", t.Regions)
 	_ = w.Flush() // a strings.Builder takes all
 	if l := &t.Late; l.Compared > 0 {
-		fmt.Fprintf(&b, "  late ranks: rank %d waited %s in collectives for the last to come; rank %d was the last in %.0f %% of %s that were compared\n",
+		fmt.Fprintf(&b, "  late ranks: rank %d waited %s for the last to come; rank %d was that in %.0f %% of %s collectives compared\n",
 			l.Waited, Seconds(l.Seconds), l.Last, 100*l.Share, Count(uint64(l.Compared)))
 	}
 	list := func(title string, parts []string) {

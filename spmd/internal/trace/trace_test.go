@@ -186,7 +186,7 @@ func TestCompare(t *testing.T) {
 		t.Errorf("%+v, %+v on %v", tb.Start, tb.Memory, tb.On)
 	}
 	text := tb.Text([]Fact{{"tokens a second", "1,234"}})
-	for _, want := range []string{"summary of 3 ranks in 10 s", "rank 0 waited 12 ms in collectives for the last to come; rank 2 was the last in 100 % of 2",
+	for _, want := range []string{"summary of 3 ranks in 10 s", "rank 0 waited 12 ms for the last to come; rank 2 was that in 100 % of 2 collectives",
 		"start: mpi 200 ms", "host memory 2.93 KiB (rank 0)", "  tokens a second: 1,234\n", "  region step"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the text lacks %q:\n%s", want, text)
