@@ -17,6 +17,7 @@ import (
 	"lockstep/launch/doctor"
 	"lockstep/launch/exit"
 	"lockstep/launch/plan"
+	"lockstep/launch/plot"
 	"lockstep/launch/scaffold"
 	"lockstep/launch/status"
 	"lockstep/launch/trace"
@@ -35,7 +36,7 @@ func main() {
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return exit.Usage{Err: nearest.Flag(cmd.Flags(), err)} })
 	cobra.AddTemplateFunc("grouped", func(fs *pflag.FlagSet) string { return help.Flags(fs, "Flags") })
 	root.SetUsageTemplate(strings.Replace(root.UsageTemplate(), "Flags:\n{{.LocalFlags.FlagUsages | trimTrailingWhitespaces}}", "{{grouped .LocalFlags | trimTrailingWhitespaces}}", 1))
-	root.AddCommand(completion.Command(), doctor.Command(), plan.Command(), plan.RunCommand(), scaffold.Command(), status.Command(), trace.Command())
+	root.AddCommand(completion.Command(), doctor.Command(), plan.Command(), plan.RunCommand(), plot.Command(), scaffold.Command(), status.Command(), trace.Command())
 	if completion.Answer(os.Stdout, root, os.Args[1:]) {
 		return
 	}

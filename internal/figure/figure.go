@@ -1,0 +1,197 @@
+// Package figure draws panels of curves, side by side, as SVG or PNG.
+package figure
+
+import (
+	"fmt"
+	"image/color"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/plotutil"
+	"gonum.org/v1/plot/vg"
+	"gonum.org/v1/plot/vg/draw"
+	"gonum.org/v1/plot/vg/vgimg"
+	"gonum.org/v1/plot/vg/vgsvg"
+)
+
+// Panel is one pair of axes with its lines.
+type Panel struct {
+	Title, X, Y string
+	XTicks      plot.Ticker
+	LinearX     bool // else logarithmic
+	LinearY     bool
+	Tight       bool // a linear axis of Y begins near its least value, instead of at 0
+	NoMarks     bool
+	Curves      []Curve
+	Reference   []Curve // drawn dashed, in grey: what would be ideal
+}
+
+// Curve is one line of a panel; those with the same name have the same colour in every panel of a figure.
+type Curve struct {
+	Name   string
+	Points plotter.XYs
+}
+
+// Add puts a point at the end of the curve of a name.
+func (p *Panel) Add(name string, x, y float64) {
+	i := slices.IndexFunc(p.Curves, func(c Curve) bool { return c.Name == name })
+	if i < 0 {
+		i = len(p.Curves)
+		p.Curves = append(p.Curves, Curve{Name: name})
+	}
+	if (x > 0 || p.LinearX) && (y > 0 || p.LinearY) { // a logarithmic axis has no zero
+		p.Curves[i].Points = append(p.Curves[i].Points, plotter.XY{X: x, Y: y})
+	}
+}
+
+// draw makes the plot; colours are places in the figure's list of names.
+func (p *Panel) draw(names []string) (*plot.Plot, error) {
+	g := plot.New()
+	g.Title.Text, g.X.Label.Text, g.Y.Label.Text = p.Title, p.X, p.Y
+	g.BackgroundColor, g.Title.TextStyle.Font.Size = color.White, 10
+	g.Add(plotter.NewGrid())
+	lo, hi := plotter.XY{X: math.Inf(1), Y: math.Inf(1)}, plotter.XY{X: math.Inf(-1), Y: math.Inf(-1)}
+	for _, c := range slices.Concat(p.Reference, p.Curves) {
+		if len(c.Points) == 0 {
+			continue
+		}
+		line, marks, err := plotter.NewLinePoints(c.Points)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %s: %w", p.Title, c.Name, err)
+		}
+		line.Color, line.Dashes = color.Gray{Y: 160}, []vg.Length{vg.Points(4), vg.Points(3)}
+		if i := slices.Index(names, c.Name); i >= 0 {
+			line.Color, line.Dashes, line.Width = plotutil.Color(i), nil, vg.Points(1.5)
+			marks.Color, marks.Shape, marks.Radius = plotutil.Color(i), plotutil.Shape(i), vg.Points(2)
+			if !p.NoMarks {
+				g.Add(marks)
+			}
+		}
+		g.Add(line)
+		for _, xy := range c.Points {
+			lo, hi = plotter.XY{X: min(lo.X, xy.X), Y: min(lo.Y, xy.Y)}, plotter.XY{X: max(hi.X, xy.X), Y: max(hi.Y, xy.Y)}
+		}
+	}
+	axis(&g.X, lo.X, hi.X, p.LinearX)
+	axis(&g.Y, lo.Y, hi.Y, p.LinearY)
+	if p.Tight && p.LinearY {
+		room := max((hi.Y-lo.Y)/20, hi.Y/1000)
+		g.Y.Min, g.Y.Max = lo.Y-room, hi.Y+room
+	}
+	if p.XTicks != nil {
+		g.X.Tick.Marker = p.XTicks
+	}
+	return g, nil
+}
+
+// axis sets a range that is never empty: on a linear axis it begins at 0.
+func axis(a *plot.Axis, lo, hi float64, linear bool) {
+	if linear {
+		a.Min, a.Max = 0, hi*1.05
+		return
+	}
+	a.Scale, a.Tick.Marker = plot.LogScale{}, plot.TickerFunc(LogTicks)
+	a.Min, a.Max = lo/1.2, hi*1.2
+}
+
+// LogTicks marks 1, 2 and 5 of each decade, and over many decades only names every 1.
+func LogTicks(lo, hi float64) []plot.Tick {
+	var ticks []plot.Tick
+	decades := math.Log10(hi / lo)
+	for e := math.Floor(math.Log10(lo)); e <= math.Ceil(math.Log10(hi)); e++ {
+		for _, m := range []float64{1, 2, 5} {
+			v := m * math.Pow(10, e)
+			if v < lo || v > hi {
+				continue
+			}
+			t := plot.Tick{Value: v}
+			if m == 1 || decades < 2.5 {
+				t.Label = strconv.FormatFloat(v, 'g', 6, 64)
+			}
+			ticks = append(ticks, t)
+		}
+	}
+	return ticks
+}
+
+// The size of a panel, and of a line of the legend, which stands below the panels.
+const (
+	panelWidth  = 12 * vg.Centimeter
+	panelHeight = 9 * vg.Centimeter
+	legendLine  = 0.45 * vg.Centimeter
+)
+
+// Write writes the panels that have points, side by side, into a file: PNG where its name ends in .png, else SVG. Without
+// points there is no file.
+func Write(file string, panels ...Panel) error {
+	var names []string
+	panels = slices.DeleteFunc(panels, func(p Panel) bool {
+		return !slices.ContainsFunc(p.Curves, func(c Curve) bool { return len(c.Points) > 0 })
+	})
+	if len(panels) == 0 {
+		return nil
+	}
+	for _, p := range panels {
+		for _, c := range p.Curves {
+			if !slices.Contains(names, c.Name) {
+				names = append(names, c.Name)
+			}
+		}
+	}
+	below := vg.Length(len(names)+1) * legendLine
+	wide, high := panelWidth*max(1.4, vg.Length(len(panels))), panelHeight+below // a legend needs more than one panel's width
+	var canvas interface {
+		vg.CanvasSizer
+		io.WriterTo
+	} = vgsvg.New(wide, high)
+	if strings.EqualFold(filepath.Ext(file), ".png") {
+		canvas = vgimg.PngCanvas{Canvas: vgimg.New(wide, high)}
+	}
+	c := draw.New(canvas)
+	c.SetColor(color.White)
+	c.Fill(c.Rectangle.Path())
+	row := make([]*plot.Plot, len(panels))
+	for i, p := range panels {
+		var err error
+		if row[i], err = p.draw(names); err != nil {
+			return err
+		}
+	}
+	const pad = 3 * vg.Millimeter
+	tiles := draw.Tiles{Rows: 1, Cols: len(panels), PadX: 2 * pad, PadTop: pad, PadBottom: pad, PadLeft: pad, PadRight: pad}
+	for i, p := range row {
+		p.Draw(tiles.At(draw.Crop(c, 0, 0, below, 0), i, 0))
+	}
+	legend := plot.NewLegend()
+	legend.Left, legend.Top, legend.TextStyle.Font.Size, legend.Padding = true, true, 9, vg.Points(2.5)
+	for i, n := range names {
+		line, marks, err := plotter.NewLinePoints(plotter.XYs{{X: 0, Y: 0}})
+		if err != nil {
+			return err
+		}
+		line.Color, line.Width = plotutil.Color(i), vg.Points(1.5)
+		marks.Color, marks.Shape, marks.Radius = plotutil.Color(i), plotutil.Shape(i), vg.Points(2)
+		if panels[0].NoMarks {
+			legend.Add(n, line)
+		} else {
+			legend.Add(n, line, marks)
+		}
+	}
+	legend.Draw(draw.Crop(c, 2*pad, 0, 0, -panelHeight))
+	f, err := os.Create(file)
+	if err != nil {
+		return err
+	}
+	if _, err := canvas.WriteTo(f); err != nil {
+		f.Close()
+		return err
+	}
+	return f.Close()
+}
