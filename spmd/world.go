@@ -85,6 +85,10 @@ func (w *World) Memory() (free, total int, err error) {
 	return w.in.Dev.Room()
 }
 
+// MemoryPeak returns the most bytes of device memory that this rank's buffers took at one
+// time, each as AllocSize counts it. What libraries take for themselves is not among them.
+func (w *World) MemoryPeak() int { return w.in.Dev.Pools().Device.Peak() }
+
 // Seed returns --seed, the same on every rank.
 func (w *World) Seed() uint64 { return w.in.Seed() }
 

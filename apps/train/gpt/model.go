@@ -150,8 +150,8 @@ func (m *Model[A]) alloc() error {
 // Attention returns how attention is computed, and why so.
 func (m *Model[A]) Attention() (path, why string) { return m.att.Path(), m.att.Why() }
 
-// MemoryNeeded is how many bytes of the device a model takes, nothing rounded up by the
-// allocator and without what libraries need for themselves.
+// MemoryNeeded is how many bytes of the device a model takes, without what libraries need
+// for themselves.
 func MemoryNeeded(cfg layout.Config, batch, seq int, half bool) (int, error) {
 	if half {
 		return bytesOf[spmd.BF16](cfg, batch, seq)

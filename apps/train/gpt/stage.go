@@ -2,7 +2,6 @@ package gpt
 
 import (
 	"errors"
-	"unsafe"
 
 	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
@@ -34,7 +33,7 @@ func (m *Model[A]) pipelineBytes() int {
 	if !m.Cfg.Ends() {
 		n += 2
 	}
-	return n * m.rows * m.Cfg.Channels * int(unsafe.Sizeof(*new(A)))
+	return n * spmd.AllocSize[A](m.rows*m.Cfg.Channels)
 }
 
 // OpenPipeline makes the pipeline of which this model is a stage. Every rank of c calls it.

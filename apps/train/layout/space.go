@@ -2,7 +2,6 @@ package layout
 
 import (
 	"errors"
-	"unsafe"
 
 	"lockstep/spmd"
 )
@@ -21,8 +20,7 @@ func Take[T spmd.Stored](sp *Space, n int, bufs ...*spmd.Buffer[T]) {
 		if sp.Err != nil {
 			return
 		}
-		var size T
-		sp.Bytes += n * int(unsafe.Sizeof(size))
+		sp.Bytes += spmd.AllocSize[T](n)
 		if sp.W == nil {
 			continue
 		}

@@ -59,6 +59,7 @@ func (o *Options) fit(w *spmd.World, tokens int) error {
 	}
 	w.Log().Info().Str("free", gigabytes(free)).Msgf("needs %s of %s", gigabytes(need*ranks), gigabytes(total))
 	if need <= room {
+		o.need = need - o.reductions(w.Size())
 		return nil
 	}
 	advice := "a smaller --batch or --model is needed"
@@ -162,11 +163,20 @@ func (o *Options) needs(batch, ranks int) (int, error) {
 	} else {
 		n, err = stateNeeded(o.Cfg, rows, o.Seq, o.DType == "bfloat16")
 	}
-	ranks = o.replicas(ranks)
-	if o.onHost && ranks > 1 && o.Cfg.Shard.Mode != layout.ShardOff {
-		n += 2 * 4 * layout.LargestGroup(o.Cfg) // what MPI takes to reduce it
+	n += o.reductions(ranks)
+	batches := 1 + held // of tokens, on the device
+	if o.onHost {
+		batches += 4 // and what they come from: two of each loader
 	}
-	return n + (1+held)*4*(2*rows*o.Seq+kernels.SortedLen(rows*o.Seq, o.Cfg.Vocab)), err
+	return n + batches*(2*spmd.AllocSize[int32](rows*o.Seq)+spmd.AllocSize[int32](kernels.SortedLen(rows*o.Seq, o.Cfg.Vocab))), err
+}
+
+// reductions is what MPI takes of the host to reduce the largest group of shared gradients.
+func (o *Options) reductions(ranks int) int {
+	if !o.onHost || o.replicas(ranks) == 1 || o.Cfg.Shard.Mode == layout.ShardOff {
+		return 0
+	}
+	return 2 * 4 * layout.LargestGroup(o.Cfg)
 }
 
 // stateNeeded is how many bytes of the device a model and its optimizer take.

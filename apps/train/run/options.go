@@ -44,6 +44,7 @@ type Options struct {
 
 	fixedGlobal bool // --global-batch is given, or that of the run that goes on
 	onHost      bool // the device is the host, as settle has found
+	need        int  // bytes of buffers that a rank is going to need, as fit has told
 	Early       bool // run has ended before the last step, as a signal asked for
 
 	// What check makes of the above.

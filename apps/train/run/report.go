@@ -2,10 +2,12 @@ package run
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/rs/zerolog"
 
+	"lockstep/apps/train/agree"
 	"lockstep/apps/train/batches"
 	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/meter"
@@ -58,6 +60,9 @@ type SummaryRecord struct {
 	Nodes       int      `json:"nodes"`
 	Device      string   `json:"device"`
 	Collectives string   `json:"collectives"`
+
+	Needs int `json:"needs_bytes"` // what a rank was going to need of its device
+	Peak  int `json:"peak_bytes"`  // what the one with the most has had; both without what libraries take
 
 	Parts  int     `json:"tp,omitempty"`     // of each layer
 	Stages int     `json:"pp,omitempty"`     // of a pipeline
@@ -182,9 +187,15 @@ func (r *report) summary(t *trainer.Trainer, params int) error {
 			r.w.Summarize("MFU", fmt.Sprintf("%.1f %%", 100*s.MFU))
 		}
 	}
+	peaks, err := agree.GatherOne(r.w, r.w.Comm(), int64(r.w.MemoryPeak()))
+	if err != nil {
+		return err
+	}
+	s.Needs, s.Peak = r.o.need, int(slices.Max(peaks))
 	r.bar.Finish()
 	e := r.w.Log().Info().Int("steps", s.Steps).Int("tokens", s.Tokens).Str("loss_first", fmt.Sprintf("%.4f", s.LossFirst)).
-		Str("loss_last", fmt.Sprintf("%.4f", s.LossLast)).Str("tok/s", fmt.Sprintf("%.0f", s.TokS))
+		Str("loss_last", fmt.Sprintf("%.4f", s.LossLast)).Str("tok/s", fmt.Sprintf("%.0f", s.TokS)).
+		Str("memory", gigabytes(s.Peak))
 	if s.ValLoss != nil {
 		e = e.Str("val_loss", fmt.Sprintf("%.4f", *s.ValLoss))
 	}
