@@ -19,6 +19,7 @@ import (
 	"lockstep/bench/collective"
 	"lockstep/bench/harness"
 	"lockstep/bench/plots"
+	"lockstep/internal/figure"
 	"lockstep/internal/help"
 )
 
@@ -270,9 +271,9 @@ func (f *modelFlags) plot(k series, points []sample, m model, w network) error {
 		return err
 	}
 	points = slices.SortedStableFunc(slices.Values(points), func(a, b sample) int { return cmp.Compare(a.bytes, b.bytes) })
-	bySize := plots.Panel{Title: k.calls(), X: "bytes", Y: "us (dashed: model)", XTicks: plot.TickerFunc(plots.SizeTicks)}
+	bySize := figure.Panel{Title: k.calls(), X: "bytes", Y: "us (dashed: model)", XTicks: plot.TickerFunc(plots.SizeTicks)}
 	for _, n := range ranks {
-		var line plots.Curve
+		var line figure.Curve
 		for _, p := range points {
 			if int(p.ranks) == n {
 				us, _ := m.us(p.bytes, p.ranks)
@@ -286,7 +287,7 @@ func (f *modelFlags) plot(k series, points []sample, m model, w network) error {
 	if len(ranks) == 1 || m.rms > poorFit || points[0].bytes == points[len(points)-1].bytes {
 		sizes = nil
 	}
-	byRanks := plots.Panel{Title: fmt.Sprintf("%s, %d a node; between nodes %g GB/s, %g us", k.Device, w.perNode, w.gbps, w.stepUS), X: "ranks", Y: "expected at worst, us", XTicks: plot.TickerFunc(plots.LogTicks)}
+	byRanks := figure.Panel{Title: fmt.Sprintf("%s, %d a node; between nodes %g GB/s, %g us", k.Device, w.perNode, w.gbps, w.stepUS), X: "ranks", Y: "expected at worst, us", XTicks: plot.TickerFunc(figure.LogTicks)}
 	for _, b := range sizes {
 		for n := 2; n <= most; n *= 2 {
 			_, us := w.expect(m, b, n)
@@ -296,5 +297,5 @@ func (f *modelFlags) plot(k series, points []sample, m model, w network) error {
 	name := strings.Join(strings.FieldsFunc(k.what(), func(r rune) bool {
 		return !strings.ContainsRune("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789", r)
 	}), "-")
-	return plots.Figure(filepath.Join(f.out, "model-"+name+".svg"), bySize, byRanks)
+	return figure.Write(filepath.Join(f.out, "model-"+name+".svg"), bySize, byRanks)
 }

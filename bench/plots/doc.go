@@ -1,2 +1,2 @@
-// Package plots draws measurements as SVG, in one style.
+// Package plots has what figures of measurements share: the marks of their axes, and words of their legends.
 package plots

@@ -14,8 +14,8 @@ import (
 
 	"lockstep/bench/collective"
 	"lockstep/bench/harness"
-	"lockstep/bench/plots"
 	"lockstep/bench/plots/plotstest"
+	"lockstep/internal/figure"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -253,17 +253,17 @@ func TestPlots(t *testing.T) {
 	}
 	for _, tc := range []struct {
 		name   string
-		panels []plots.Panel
+		panels []figure.Panel
 		want   []string // texts; nil where there is nothing to draw
 	}{
-		{"times", []plots.Panel{distribution([]collective.Measured{of(collective.Ours, nil), of("PyTorch", []float64{30, 40, 1300})}, "a machine")},
+		{"times", []figure.Panel{distribution([]collective.Measured{of(collective.Ours, nil), of("PyTorch", []float64{30, 40, 1300})}, "a machine")},
 			[]string{"lockstep, 4 ranks: p50 40.0 us, p99 55.0 us, max 1300.0 us", "PyTorch, 4 ranks", "times of reduce; a machine"}},
 		{"one point", bySize([]collective.Measured{line(collective.Ours, 2, 3, 0)}, "allreduce", "a machine"), []string{"time of a call, us", "8B"}}, // no bus bandwidth: one panel
 		{"ranks", byRanks("reduce", []collective.Measured{of(collective.Ours, nil)}), nil},                                                           // no speed-up yet
 		{"nothing", bySize(nil, "allreduce", ""), nil},
 	} {
 		file := filepath.Join(dir, tc.name+".svg")
-		if err := plots.Figure(file, tc.panels...); err != nil {
+		if err := figure.Write(file, tc.panels...); err != nil {
 			t.Errorf("%s: %v", tc.name, err)
 			continue
 		}

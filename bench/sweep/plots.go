@@ -12,6 +12,7 @@ import (
 
 	"lockstep/bench/collective"
 	"lockstep/bench/plots"
+	"lockstep/internal/figure"
 )
 
 // rankTicks marks the numbers of ranks that there are.
@@ -39,41 +40,41 @@ func (s *sweep) plot() error {
 		for _, t := range s.types {
 			for _, n := range s.ranks {
 				lines := slices.DeleteFunc(slices.Clone(apps["sweep"]), func(m collective.Measured) bool { return m.Op != op.Name || m.Dtype != t.Name || m.Ranks != n })
-				if err := plots.Figure(at(fmt.Sprintf("%s-%s-%d", op.Name, t.Name, n)), bySize(lines, fmt.Sprintf("%s, %s, %s", op.Name, t.Name, plots.OnRanks(n)), machine)...); err != nil {
+				if err := figure.Write(at(fmt.Sprintf("%s-%s-%d", op.Name, t.Name, n)), bySize(lines, fmt.Sprintf("%s, %s, %s", op.Name, t.Name, plots.OnRanks(n)), machine)...); err != nil {
 					return err
 				}
 			}
 		}
 	}
 	for _, app := range appNames {
-		if err := plots.Figure(at("scaling-"+app), byRanks(app, apps[app])...); err != nil {
+		if err := figure.Write(at("scaling-"+app), byRanks(app, apps[app])...); err != nil {
 			return err
 		}
 	}
-	if err := plots.Figure(at("reduce-times"), distribution(apps["reduce"], machine)); err != nil {
+	if err := figure.Write(at("reduce-times"), distribution(apps["reduce"], machine)); err != nil {
 		return err
 	}
-	return plots.Figure(at("cost"), costs(apps["cost"])...)
+	return figure.Write(at("cost"), costs(apps["cost"])...)
 }
 
 // bySize are the latency and the bus bandwidth of one collective.
-func bySize(lines []collective.Measured, title, machine string) []plots.Panel {
-	us := plots.Panel{Title: title, X: "bytes", Y: "time of a call, us", XTicks: plot.TickerFunc(plots.SizeTicks)}
-	bus := plots.Panel{Title: machine, X: "bytes", Y: "bus bandwidth, GB/s", XTicks: plot.TickerFunc(plots.SizeTicks)}
+func bySize(lines []collective.Measured, title, machine string) []figure.Panel {
+	us := figure.Panel{Title: title, X: "bytes", Y: "time of a call, us", XTicks: plot.TickerFunc(plots.SizeTicks)}
+	bus := figure.Panel{Title: machine, X: "bytes", Y: "bus bandwidth, GB/s", XTicks: plot.TickerFunc(plots.SizeTicks)}
 	slices.SortStableFunc(lines, func(a, b collective.Measured) int { return a.Bytes - b.Bytes })
 	for _, m := range lines {
 		us.Add(m.Label(), float64(m.Bytes), m.MedianUS)
 		bus.Add(m.Label(), float64(m.Bytes), m.BusGBps)
 	}
-	return []plots.Panel{us, bus}
+	return []figure.Panel{us, bus}
 }
 
 // byRanks are the speed-up at the same work, and the efficiency at work that grows.
-func byRanks(app string, lines []collective.Measured) []plots.Panel {
-	up := plots.Panel{Title: app + ", strong scaling", X: "ranks", Y: "speed-up", XTicks: rankTicks(lines)}
-	efficiency := plots.Panel{Title: app + ", weak scaling", X: "ranks", Y: "efficiency", XTicks: rankTicks(lines), LinearY: true}
+func byRanks(app string, lines []collective.Measured) []figure.Panel {
+	up := figure.Panel{Title: app + ", strong scaling", X: "ranks", Y: "speed-up", XTicks: rankTicks(lines)}
+	efficiency := figure.Panel{Title: app + ", weak scaling", X: "ranks", Y: "efficiency", XTicks: rankTicks(lines), LinearY: true}
 	slices.SortStableFunc(lines, func(a, b collective.Measured) int { return a.Ranks - b.Ranks })
-	var ideal, one plots.Curve
+	var ideal, one figure.Curve
 	for _, m := range lines {
 		n, least := float64(m.Ranks), float64(lines[0].Ranks)
 		if m.Scaling == strong {
@@ -84,8 +85,8 @@ func byRanks(app string, lines []collective.Measured) []plots.Panel {
 		ideal.Points = append(ideal.Points, plotter.XY{X: n, Y: n / least})
 		one.Points = append(one.Points, plotter.XY{X: n, Y: 1})
 	}
-	up.Reference, efficiency.Reference = []plots.Curve{ideal}, []plots.Curve{one}
-	return []plots.Panel{up, efficiency}
+	up.Reference, efficiency.Reference = []figure.Curve{ideal}, []figure.Curve{one}
+	return []figure.Panel{up, efficiency}
 }
 
 // apart is how much longer a time is that is drawn apart from another: of 10,000 most fall on the same place.
@@ -93,8 +94,8 @@ const apart = 1.002
 
 // distribution is the part of reduce's times that is no longer than each time: of every time where a side gives
 // them, else by the least, the median, the 99th percentile and the greatest.
-func distribution(lines []collective.Measured, machine string) plots.Panel {
-	p := plots.Panel{Title: "times of reduce; " + machine, X: "us", Y: "cumulative part of the times", LinearY: true, NoMarks: true}
+func distribution(lines []collective.Measured, machine string) figure.Panel {
+	p := figure.Panel{Title: "times of reduce; " + machine, X: "us", Y: "cumulative part of the times", LinearY: true, NoMarks: true}
 	for _, m := range lines {
 		if m.Scaling != strong {
 			continue
@@ -124,11 +125,11 @@ func distribution(lines []collective.Measured, machine string) plots.Panel {
 }
 
 // costs are the time of the smallest all-reduce, of the start, and the memory of a rank.
-func costs(lines []collective.Measured) []plots.Panel {
+func costs(lines []collective.Measured) []figure.Panel {
 	ticks := rankTicks(lines)
-	us := plots.Panel{Title: "all-reduce of 8 bytes", X: "ranks", Y: "us", XTicks: ticks}
-	start := plots.Panel{Title: "start to the end of the first collective", X: "ranks", Y: "ms", XTicks: ticks}
-	memory := plots.Panel{Title: "peak memory of a rank", X: "ranks", Y: "MiB", XTicks: ticks, LinearY: true}
+	us := figure.Panel{Title: "all-reduce of 8 bytes", X: "ranks", Y: "us", XTicks: ticks}
+	start := figure.Panel{Title: "start to the end of the first collective", X: "ranks", Y: "ms", XTicks: ticks}
+	memory := figure.Panel{Title: "peak memory of a rank", X: "ranks", Y: "MiB", XTicks: ticks, LinearY: true}
 	for _, m := range lines {
 		us.Add(m.Label(), float64(m.Ranks), m.MedianUS)
 		if m.Side == collective.Ours && !m.Graph {
@@ -136,5 +137,5 @@ func costs(lines []collective.Measured) []plots.Panel {
 			memory.Add(m.Label(), float64(m.Ranks), m.PeakMiB)
 		}
 	}
-	return []plots.Panel{us, start, memory}
+	return []figure.Panel{us, start, memory}
 }

@@ -1,2 +1,2 @@
-// Package plotstest checks files that package plots has written.
+// Package plotstest checks figures that were written as SVG.
 package plotstest
