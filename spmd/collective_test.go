@@ -3,104 +3,15 @@ package spmd_test
 import (
 	"fmt"
 	"math"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
-	"lockstep/cudampi"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
 
 var everyRanks = []int{1, 2, 3, 4}
-
-// mode is one of the three ways in which a program issues a collective.
-type mode struct {
-	name string
-	run  func(t *testing.T, w *spmd.World, fn func(c spmd.Comm) error)
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-func alloc[T spmd.Stored](t *testing.T, w *spmd.World, n int) spmd.Buffer[T] {
-	t.Helper()
-	b, err := spmd.Alloc[T](w, n)
-	must(t, err)
-	return b
-}
-
-func stream(t *testing.T, w *spmd.World, name string) *spmd.Stream {
-	t.Helper()
-	s, err := w.NewStream(name)
-	must(t, err)
-	return s
-}
-
-var modes = []mode{
-	{"blocking", func(t *testing.T, w *spmd.World, fn func(spmd.Comm) error) { must(t, fn(w.Comm())) }},
-	{"stream", func(t *testing.T, w *spmd.World, fn func(spmd.Comm) error) {
-		s := stream(t, w, "stream")
-		must(t, fn(w.Comm().On(s)))
-		must(t, s.Close())
-	}},
-	{"graph", func(t *testing.T, w *spmd.World, fn func(spmd.Comm) error) {
-		s := stream(t, w, "graph")
-		g, err := s.Capture(func() error { return fn(w.Comm().On(s)) })
-		must(t, err)
-		must(t, g.Launch(s))
-		must(t, g.Close())
-		must(t, s.Close())
-	}},
-	{"group", func(t *testing.T, w *spmd.World, fn func(spmd.Comm) error) {
-		must(t, w.Comm().Group(func() error { return fn(w.Comm()) }))
-	}},
-}
-
-// modesOf leaves out graphs where MPI carries device memory: they hold no collectives then.
-func modesOf(w *spmd.World) []mode {
-	if !w.OnHost() && (strings.HasPrefix(w.Collectives(), "mpi") || w.Collectives() == "host-staged") {
-		return slices.DeleteFunc(slices.Clone(modes), func(m mode) bool { return m.name == "graph" })
-	}
-	return modes
-}
-
-// everyKind runs fn on ranks that are processes and, on the host, on ranks that are goroutines.
-func everyKind(t *testing.T, ranks []int, fn func(t *testing.T, w *spmd.World)) {
-	t.Helper()
-	t.Run("processes", func(t *testing.T) { spmdtest.Run(t, ranks, fn) })
-	t.Run("goroutines", func(t *testing.T) { spmdtest.RunInProcess(t, ranks, fn) })
-}
-
-// everyWay is everyKind on the host, and else spmdtest.Run once for each way by which collectives reach the memory of a GPU.
-func everyWay(t *testing.T, fn func(t *testing.T, w *spmd.World)) {
-	t.Helper()
-	if spmdtest.Device() == "host" {
-		everyKind(t, everyRanks, fn)
-		return
-	}
-	t.Run("nccl", func(t *testing.T) { spmdtest.Run(t, everyRanks, fn) })
-	for _, way := range []string{"mpi-staged", "mpi-aware", "mpi-peer"} {
-		t.Run(way, func(t *testing.T) {
-			t.Setenv("SPMDTEST_COLLECTIVES", way)
-			spmdtest.Run(t, everyRanks[1:], func(t *testing.T, w *spmd.World) {
-				if way == "mpi-aware" {
-					said, err := cudampi.CUDAAware()
-					must(t, err)
-					if !said.Yes {
-						t.Skip(said.Reason)
-					}
-				}
-				fn(t, w)
-			})
-		})
-	}
-}
 
 // number converts between an element type and float64, which holds every value of
 // these tests exactly.
@@ -566,84 +477,5 @@ func TestRefused(t *testing.T) {
 			t.Errorf("AllReduce of nothing: %v", err)
 		}
 		must(t, other.Close())
-	})
-}
-
-func TestNoAllocation(t *testing.T) { noAllocation(t) }
-
-// What notes each call allocates nothing either.
-func TestNoAllocationSummary(t *testing.T) {
-	t.Setenv("SPMDTEST_SUMMARY", "on")
-	noAllocation(t)
-}
-
-func TestNoAllocationTrace(t *testing.T) {
-	t.Setenv("SPMDTEST_TRACE", filepath.Join(t.TempDir(), "t.json"))
-	noAllocation(t)
-}
-
-func noAllocation(t *testing.T) {
-	t.Helper()
-	spmdtest.RunUnwatched(t, []int{2}, func(t *testing.T, w *spmd.World) {
-		if !w.OnHost() && w.Collectives() != "nccl" {
-			t.Skipf("%s: calls wait in a list until their streams have come to them", w.Collectives())
-		}
-		n := w.Size()
-		one, all := alloc[float32](t, w, 3), alloc[float32](t, w, 3*n)
-		all2, half := alloc[float32](t, w, 3*n), alloc[spmd.BF16](t, w, 3)
-		counts := slices.Repeat([]int{3}, n)
-		s := stream(t, w, "s")
-		peer := n - 1 - w.Rank()
-		for _, tc := range []struct {
-			name string
-			call func(c spmd.Comm) error
-		}{
-			{"AllReduce", func(c spmd.Comm) error { return spmd.AllReduce(c, one, one, spmd.Sum) }},
-			{"AllReduce of bfloat16", func(c spmd.Comm) error { return spmd.AllReduce(c, half, half, spmd.Avg) }},
-			{"Reduce", func(c spmd.Comm) error { return spmd.Reduce(c, one, one, spmd.Sum, 0) }},
-			{"Broadcast", func(c spmd.Comm) error { return spmd.Broadcast(c, one, 0) }},
-			{"AllGather", func(c spmd.Comm) error { return spmd.AllGather(c, all, one) }},
-			{"ReduceScatter", func(c spmd.Comm) error { return spmd.ReduceScatter(c, one, all, spmd.Max) }},
-			{"AllToAll", func(c spmd.Comm) error { return spmd.AllToAll(c, all2, all) }},
-			{"Gather", func(c spmd.Comm) error { return spmd.Gather(c, all, one, 0) }},
-			{"Scatter", func(c spmd.Comm) error { return spmd.Scatter(c, one, all, 0) }},
-			{"AllGatherV", func(c spmd.Comm) error { return spmd.AllGatherV(c, all, one, counts) }},
-			{"ReduceScatterV", func(c spmd.Comm) error { return spmd.ReduceScatterV(c, one, all, counts, spmd.Sum) }},
-			{"GatherV", func(c spmd.Comm) error { return spmd.GatherV(c, all, one, counts, 0) }},
-			{"ScatterV", func(c spmd.Comm) error { return spmd.ScatterV(c, one, all, counts, 0) }},
-			{"AllToAllV", func(c spmd.Comm) error { return spmd.AllToAllV(c, all2, all, counts, counts) }},
-			{"SendRecv", func(c spmd.Comm) error { return spmd.SendRecv(c, all.Slice(0, 3), peer, one, peer) }},
-			{"Scan", func(c spmd.Comm) error { return spmd.Scan(c, one, one, spmd.Max) }},
-			{"Barrier", spmd.Barrier},
-			{"Group", func(c spmd.Comm) error {
-				return c.Group(func() error {
-					if err := spmd.Send(c, one, peer); err != nil {
-						return err
-					}
-					return spmd.Recv(c, all.Slice(0, 3), peer)
-				})
-			}},
-		} {
-			if got := testing.AllocsPerRun(100, func() {
-				if err := tc.call(w.Comm()); err != nil {
-					t.Error(err)
-				}
-			}); got != 0 {
-				t.Errorf("%s allocates %v times", tc.name, got)
-			}
-			on := w.Comm().On(s)
-			if got := testing.AllocsPerRun(100, func() {
-				for range 8 {
-					if err := tc.call(on); err != nil {
-						t.Error(err)
-					}
-				}
-				if err := s.Synchronize(); err != nil {
-					t.Error(err)
-				}
-			}); got != 0 {
-				t.Errorf("%s on a stream allocates %v times", tc.name, got)
-			}
-		}
 	})
 }

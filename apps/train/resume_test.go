@@ -1,104 +1,20 @@
 package main
 
 import (
-	"bufio"
-	"context"
-	"encoding/json"
 	"fmt"
-	"math"
 	rand "math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
-	"lockstep/apps/train/run"
 	"lockstep/apps/train/traintest"
 	"lockstep/spmd/spmdtest"
 )
-
-// told is what a run tells: its steps in order, and the summary if it got there.
-type told struct {
-	steps   []run.StepRecord
-	summary *run.SummaryRecord
-}
-
-// add takes one line of --json.
-func (r *told) add(t *testing.T, line []byte) {
-	t.Helper()
-	var s run.SummaryRecord
-	err := json.Unmarshal(line, &s)
-	if err == nil && s.Summary {
-		r.summary = &s
-		return
-	}
-	var rec run.StepRecord
-	if err == nil {
-		err = json.Unmarshal(line, &rec)
-	}
-	if err != nil {
-		t.Fatalf("%v in %q", err, line)
-	}
-	r.steps = append(r.steps, rec)
-}
-
-// smallRun is the command line of a short run of a small model on words, the same
-// on any number of ranks up to 5.
-func smallRun(t *testing.T, steps int, more ...string) []string {
-	t.Helper()
-	text := traintest.Write(t, t.TempDir(), "text.txt", string(traintest.RandomWords(6000)))
-	return append([]string{"--data", text, "--steps", strconv.Itoa(steps), "--layers", "1", "--channels", "16", "--heads", "2",
-		"--seq", "16", "--batch", "2", "--global-batch", "5", "--sample", "0", "--json", "-"}, more...)
-}
-
-// finish runs the program to its end, which must be a good one, and returns what it
-// told and its log.
-func finish(t *testing.T, ranks int, args ...string) (told, string) {
-	t.Helper()
-	p := train(t, ranks, args...)
-	if p.Status != 0 {
-		t.Fatalf("train %v on %d ranks: status %d, stderr:\n%s", args, ranks, p.Status, p.Stderr)
-	}
-	var r told
-	for line := range strings.Lines(p.Stdout) {
-		r.add(t, []byte(line))
-	}
-	return r, p.Stderr
-}
-
-// compareRuns fails where got, which begins after a number of steps, does not go as
-// want does: bit for bit where the bound is 0.
-func compareRuns(t *testing.T, got, want told, after int, bound float64) {
-	t.Helper()
-	if len(got.steps) != len(want.steps)-after || got.summary == nil {
-		t.Fatalf("%d steps, summary %v; want %d steps after %d", len(got.steps), got.summary, len(want.steps)-after, after)
-	}
-	for i, g := range got.steps {
-		compareSteps(t, g, want.steps[after+i], bound)
-	}
-	g, w := got.summary, want.summary
-	if g.Steps != w.Steps || g.Tokens != w.Tokens || !traintest.CloseTo(g.LossFirst, w.LossFirst, bound) || !traintest.CloseTo(g.LossLast, w.LossLast, bound) ||
-		!traintest.CloseTo(*g.ValLoss, *w.ValLoss, bound) {
-		t.Errorf("summary %+v, want as %+v", *g, *w)
-	}
-}
-
-func compareSteps(t *testing.T, g, w run.StepRecord, bound float64) {
-	t.Helper()
-	if g.Step != w.Step || g.Tokens != w.Tokens || g.LR != w.LR || (g.ValLoss == nil) != (w.ValLoss == nil) {
-		t.Fatalf("step %+v, want as %+v", g, w)
-	}
-	if !traintest.CloseTo(g.Loss, w.Loss, bound) || !traintest.CloseTo(g.GradNorm, w.GradNorm, 100*bound*w.GradNorm) ||
-		g.ValLoss != nil && !traintest.CloseTo(*g.ValLoss, *w.ValLoss, bound) {
-		t.Fatalf("step %+v, uninterrupted %+v, want at most %g between the losses", g, w, bound)
-	}
-}
 
 // stepDir is the folder of a checkpoint.
 func stepDir(dir string, steps int) string {
@@ -285,143 +201,6 @@ func TestSaveFails(t *testing.T) {
 		got, _ := finish(t, 2, args...)
 		compareRuns(t, got, want, tc.saved, 0)
 	}
-}
-
-// job is a run under way.
-type job struct {
-	cmd    *exec.Cmd
-	ended  chan struct{}
-	out    *bufio.Scanner
-	stderr logged
-	told
-}
-
-// logged is what a job has logged so far.
-type logged struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (l *logged) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *logged) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
-
-// await waits until the job, which runs, has logged a text.
-func (j *job) await(t *testing.T, text string) {
-	t.Helper()
-	for !strings.Contains(j.stderr.String(), text) {
-		select {
-		case <-j.ended:
-			t.Fatalf("the job has ended without %q:\n%s", text, &j.stderr)
-		case <-time.After(20 * time.Millisecond):
-		}
-	}
-}
-
-// begin starts the program on some ranks; it is killed when the test ends. What it
-// tells comes through a pipe of the test, since mpirun does not pass on anything more
-// once it has got a SIGTERM.
-func begin(t *testing.T, ranks int, env []string, args ...string) *job {
-	t.Helper()
-	return beginBy(t, nil, ranks, env, args...)
-}
-
-// beginBy is begin by another launcher than mpirun, whose words stand before the program.
-func beginBy(t *testing.T, launcher []string, ranks int, env []string, args ...string) *job {
-	t.Helper()
-	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	args = append(slices.Clone(args), "--json", fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), w.Fd()))
-	j := &job{ended: make(chan struct{}), out: bufio.NewScanner(r)}
-	j.cmd = spmdtest.Command(ctx, t, ranks, append(env, "XDG_CACHE_HOME="+t.TempDir()), args...)
-	if len(launcher) > 0 {
-		j.cmd.Path, j.cmd.Args = launcher[0], slices.Concat(launcher, os.Args[:1], args)
-	}
-	j.cmd.Stderr = &j.stderr
-	if err := j.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	go func() {
-		defer close(j.ended)
-		j.cmd.Wait() // its error is the status
-		w.Close()    // the ranks have closed theirs
-	}()
-	t.Cleanup(func() {
-		cancel()
-		<-j.ended
-		r.Close()
-	})
-	return j
-}
-
-// read takes n more lines of what the job tells, fewer where it ends before.
-func (j *job) read(t *testing.T, n int) {
-	t.Helper()
-	for range n {
-		if !j.out.Scan() {
-			return
-		}
-		j.add(t, j.out.Bytes())
-	}
-}
-
-// end reads the rest and returns the exit status.
-func (j *job) end(t *testing.T) int {
-	t.Helper()
-	j.read(t, math.MaxInt)
-	<-j.ended
-	return j.cmd.ProcessState.ExitCode()
-}
-
-// ranks returns the process ids of the ranks that run.
-func (j *job) ranks(t *testing.T) []int {
-	t.Helper()
-	stats, err := filepath.Glob("/proc/[0-9]*/stat")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var pids []int
-	for _, name := range stats {
-		b, err := os.ReadFile(name)
-		if err != nil {
-			continue // it has ended
-		}
-		// PID (COMMAND) STATE PARENT ...; the command may hold anything.
-		f := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
-		if len(f) > 1 && f[1] == strconv.Itoa(j.cmd.Process.Pid) {
-			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(name)))
-			if err != nil {
-				t.Fatal(err)
-			}
-			pids = append(pids, pid)
-		}
-	}
-	return pids
-}
-
-// faults is how often a fault is to happen: what LOCKSTEP_FAULTS says, else as usual.
-func faults(t *testing.T, usual int) int {
-	t.Helper()
-	text := os.Getenv("LOCKSTEP_FAULTS")
-	if text == "" {
-		return usual
-	}
-	n, err := strconv.Atoi(text)
-	if err != nil {
-		t.Fatalf("LOCKSTEP_FAULTS=%s: want a number", text)
-	}
-	return n
 }
 
 // Killed again and again, at random moments, one rank or all: every start goes on

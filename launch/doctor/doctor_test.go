@@ -11,12 +11,10 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
-	"lockstep/internal/fakelib"
 	"lockstep/internal/mpirun"
 	"lockstep/launch/exit"
 )
@@ -38,138 +36,6 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "launch: an error that is no status")
 	}
 	os.Exit(code)
-}
-
-var binaries struct {
-	sync.Once
-	dir string
-	err error
-}
-
-// build returns a folder with launch and launch-probe.
-func build(t *testing.T) string {
-	t.Helper()
-	b := &binaries
-	b.Do(func() {
-		if b.dir, b.err = os.MkdirTemp("", "doctor"); b.err != nil {
-			return
-		}
-		if b.err = os.Chmod(b.dir, 0o755); b.err != nil {
-			return
-		}
-		if b.err = copyFile(os.Args[0], filepath.Join(b.dir, "launch"), nil); b.err != nil {
-			return
-		}
-		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-		defer cancel()
-		cmd := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-o", b.dir, "lockstep/launch/launch-probe")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			b.err = fmt.Errorf("%w\n%s", err, out)
-		}
-	})
-	if b.err != nil {
-		t.Fatal(b.err)
-	}
-	return b.dir
-}
-
-// copyFile copies a program, changed by change.
-func copyFile(from, to string, change func([]byte) []byte) error {
-	data, err := os.ReadFile(from)
-	if err != nil {
-		return err
-	}
-	if change != nil {
-		data = change(data)
-	}
-	return os.WriteFile(to, data, 0o755)
-}
-
-// set is a broken set-up in the making.
-type set struct {
-	t   *testing.T
-	dir string // of the test: launch and launch-probe, and what prepare adds
-	cmd *exec.Cmd
-}
-
-func (s *set) write(name, text string) {
-	s.t.Helper()
-	if err := os.WriteFile(filepath.Join(s.dir, name), []byte(text), 0o755); err != nil {
-		s.t.Fatal(err)
-	}
-}
-
-// replace copies a program of the set, changed, to another name of it.
-func (s *set) replace(from, to string, change func([]byte) []byte) {
-	s.t.Helper()
-	to = filepath.Join(s.dir, to)
-	data, err := os.ReadFile(filepath.Join(s.dir, from))
-	if err == nil {
-		os.Remove(to) // it may be a link
-		err = os.WriteFile(to, change(data), 0o755)
-	}
-	if err != nil {
-		s.t.Fatal(err)
-	}
-}
-
-// node makes a folder that stands for a node's own disk.
-func (s *set) node(name string) {
-	s.t.Helper()
-	if err := os.Mkdir(filepath.Join(s.dir, name), 0o755); err != nil {
-		s.t.Fatal(err)
-	}
-	for _, f := range []string{"launch", "launch-probe"} {
-		if err := os.Symlink(filepath.Join(s.dir, f), filepath.Join(s.dir, name, f)); err != nil {
-			s.t.Fatal(err)
-		}
-	}
-}
-
-func (s *set) env(kv ...string) { s.cmd.Env = append(s.cmd.Env, kv...) }
-
-// probe replaces launch-probe by a script, which may run the real one as "$real".
-func (s *set) probe(script string) {
-	if err := os.Rename(filepath.Join(s.dir, "launch-probe"), filepath.Join(s.dir, "real-probe")); err != nil {
-		s.t.Fatal(err)
-	}
-	s.write("launch-probe", "#!/bin/sh\nreal="+s.dir+"/real-probe\n"+script)
-}
-
-var doubles sync.Once
-
-// gpus lets the ranks find doubles of the CUDA driver, with n devices, and of NCCL.
-func (s *set) gpus(n int, env ...string) {
-	s.t.Helper()
-	shared := filepath.Join(build(s.t), "lib")
-	doubles.Do(func() {
-		nccl, err := filepath.Abs("../../nccl/testdata/fakenccl.c")
-		if err == nil {
-			err = os.Mkdir(shared, 0o755)
-		}
-		if err != nil {
-			s.t.Fatal(err)
-		}
-		fakelib.CUDA(s.t, shared)
-		fakelib.Build(s.t, shared, "libnccl.so.2", nccl)
-	})
-	path := filepath.Join(s.dir, "lib") + ":" + shared // what a row puts into its own folder comes first
-	if old := os.Getenv("LD_LIBRARY_PATH"); old != "" {
-		path += ":" + old
-	}
-	s.env(append(env, "LD_LIBRARY_PATH="+path, fmt.Sprintf("FAKECUDA_DEVICES=%d", n))...)
-}
-
-func needRoot(t *testing.T, tools ...string) {
-	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("only root may do this")
-	}
-	for _, tool := range tools {
-		if _, err := exec.LookPath(tool); err != nil {
-			t.Skip(err)
-		}
-	}
 }
 
 // want is a finding that must be there, with words that its line holds.
@@ -326,27 +192,6 @@ var setups = []struct {
 		want: []want{{Warn, []int{0, 1}, []string{"no GPU reaches another's memory"}}}},
 }
 
-// twoNodes makes folders node0 and node1 with a program each; "" for none.
-func twoNodes(s *set, text0, text1 string) {
-	s.t.Helper()
-	for node, text := range map[string]string{"node0": text0, "node1": text1} {
-		s.node(node)
-		if text != "" {
-			s.write(node+"/prog", "#!/bin/sh\n# "+text+"\n")
-		}
-	}
-}
-
-// prefix puts a command before mpirun.
-func (s *set) prefix(name string, args ...string) {
-	path, err := exec.LookPath(name)
-	if err != nil {
-		s.t.Skip(err)
-	}
-	s.cmd.Args = append(append([]string{path}, args...), append([]string{s.cmd.Path}, s.cmd.Args[1:]...)...)
-	s.cmd.Path = path
-}
-
 func TestBrokenSetups(t *testing.T) {
 	t.Parallel()
 	build(t)
@@ -357,14 +202,6 @@ func TestBrokenSetups(t *testing.T) {
 			r.check(t, max(1, tc.ranks), tc.want)
 		})
 	}
-}
-
-// preload puts functions of C before those of libmpi.
-func (s *set) preload(text string) {
-	s.t.Helper()
-	s.write("before.c", text)
-	fakelib.Build(s.t, s.dir, "before.so", filepath.Join(s.dir, "before.c"))
-	s.env("LD_PRELOAD=" + filepath.Join(s.dir, "before.so"))
 }
 
 // TestGPUMemoryThroughMPI: where MPI says that it takes GPU memory, one rank of the node has a process try it. The memory

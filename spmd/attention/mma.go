@@ -17,6 +17,9 @@ import (
 //go:embed mma.cu
 var mmaSource string
 
+//go:embed mma.cuh
+var tilesSource string // goes before it
+
 //go:embed tensor.cuh
 var tensorSource string // goes before sources for tensor cores
 
@@ -61,7 +64,7 @@ var mmaPaths = [...]mmaPath{
 // elements, own matrices of rows rows, and of two more two tiles each, with 8 bytes
 // for each row of a tile.
 func newMMAKernel(name string, width, own, rows, tile int, fn func(*mmaHost)) mmaKernel {
-	k := spmd.NewKernel("mma_"+name, tensorSource+mmaSource, onHost(fn))
+	k := spmd.NewKernel("mma_"+name, tensorSource+tilesSource+mmaSource, onHost(fn))
 	return mmaKernel{k, rows, 2*width*(own*rows+2*2*tile) + 2*8*tile}
 }
 

@@ -1,0 +1,336 @@
+package spmd_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"lockstep/internal/fakelib"
+	"lockstep/spmd/spmdtest"
+)
+
+const (
+	// faultEnv is the folder of one run of a fault. It also marks the processes of
+	// that run.
+	faultEnv = "SPMD_TEST_FAULT"
+	// faultSlack is what a machine that is busy with other tests may add.
+	faultSlack = 20 * time.Second
+)
+
+// step is a signal from outside, when the program has said something.
+type step struct {
+	after string
+	to    string // "mpirun" or "rank", the victim
+	sig   syscall.Signal
+}
+
+func (f *mishap) size() int {
+	if f.ranks == 0 {
+		return someRanks()
+	}
+	return f.ranks
+}
+
+// someRanks are the ranks of a job for which any number but 1 will do: 4, or as many as SPMDTEST_RANKS asks for.
+func someRanks() int {
+	if n, err := strconv.Atoi(os.Getenv("SPMDTEST_RANKS")); err == nil && n > 1 {
+		return n
+	}
+	return 4
+}
+
+func (f *mishap) victim() int {
+	if f.first {
+		return 0
+	}
+	return f.size() - 1
+}
+
+// TestFaults makes each fault of the table happen once, or LOCKSTEP_FAULTS times, and
+// then prints what came of it. The job must say what happened, where and to whom,
+// once; end in time with a status that is not 0; and leave no process and no file.
+func TestFaults(t *testing.T) {
+	t.Parallel()
+	runs := 1
+	s, many := os.LookupEnv("LOCKSTEP_FAULTS")
+	if many {
+		var err error
+		if runs, err = strconv.Atoi(s); err != nil {
+			t.Fatalf("LOCKSTEP_FAULTS=%s: want a number", s)
+		}
+	}
+	rows := table()
+	tallies := make([]tally, len(rows))
+	t.Run("table", func(t *testing.T) {
+		for i := range rows {
+			t.Run(rows[i].name, func(t *testing.T) {
+				t.Parallel()
+				if rows[i].rare && !many {
+					t.Skip("Open MPI's mpirun itself may hang: make test-faults counts how often")
+				}
+				if !rows[i].gpu {
+					spmdtest.HostOnly(t, "GPUs have faults of their own")
+				}
+				spmdtest.Ranks(t, rows[i].size())
+				if rows[i].shm != "" && exec.Command("unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/dev/shm").Run() != nil {
+					t.Skip("no mount is allowed here")
+				}
+				for range runs {
+					took, out, err := rows[i].happen(t)
+					for tries := 1; errors.Is(err, errNoStart) && tries < 5; tries++ {
+						took, out, err = rows[i].happen(t)
+					}
+					tallies[i].runs++
+					tallies[i].slowest = max(tallies[i].slowest, took)
+					if err != nil {
+						tallies[i].missed++
+						t.Errorf("%v\n%s", err, out)
+					} else if testing.Verbose() {
+						t.Logf("%v after the fault\n%s", took, out)
+					}
+				}
+			})
+		}
+	})
+	if !many {
+		return
+	}
+	fmt.Printf("%-44s %5s %7s %10s %8s\n", "fault", "runs", "missed", "slowest s", "limit s")
+	for i, r := range tallies {
+		fmt.Printf("%-44s %5d %7d %10.1f %8.0f\n", rows[i].name, r.runs, r.missed, r.slowest.Seconds(), rows[i].within.Seconds())
+	}
+}
+
+// happen makes the fault happen once. took is from the fault to the end of the last
+// process.
+func (f *mishap) happen(t *testing.T) (took time.Duration, said string, err error) {
+	dir, err := os.MkdirTemp("", "fault")
+	if err != nil {
+		return 0, "", err
+	}
+	defer os.RemoveAll(dir)
+	temp := filepath.Join(dir, "tmp")
+	if err := os.Mkdir(temp, 0o777); err != nil {
+		return 0, "", err
+	}
+	started := spmdtest.Turn()
+	defer started()
+	const start = time.Minute // of a job, on a busy machine
+	ctx, cancel := context.WithTimeout(t.Context(), start+f.within+faultSlack)
+	defer cancel()
+	marker := faultEnv + "=" + dir
+	env := []string{appEnv + "=fault " + f.name, marker, "TMPDIR=" + temp}
+	if f.double != "" {
+		lib := fakelib.Build(t, dir, "libdouble.so", filepath.Join("testdata", f.double))
+		env = append(env, strings.TrimSpace("LD_PRELOAD="+lib+" "+os.Getenv("LD_PRELOAD")), fmt.Sprintf("%s_RANK=%d", faultEnv, f.victim()))
+	}
+	cmd := spmdtest.Command(ctx, t, f.size(), env, f.args...)
+	if f.shm != "" {
+		cmd.Args = append([]string{"unshare", "-m", "sh", "-c", `mount -t tmpfs -o size="$0" tmpfs /dev/shm && exec "$@"`, f.shm, cmd.Path}, cmd.Args[1:]...)
+		if cmd.Path, err = exec.LookPath("unshare"); err != nil {
+			return 0, "", err
+		}
+	}
+	out := &transcript{news: make(chan struct{}, 1), started: started}
+	cmd.Stdout, cmd.Stderr = out, out
+	if err := cmd.Start(); err != nil {
+		return 0, "", err
+	}
+	defer func() { // what should not be there any more, after a failure
+		for _, pid := range marked(marker) {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	}()
+	ended := make(chan struct{})
+	go func() {
+		_ = cmd.Wait() // the status says it
+		close(ended)
+	}()
+	since := f.follow(cmd.Process.Pid, out, ended)
+	<-ended
+	said = out.String()
+	if ctx.Err() != nil {
+		return 0, said, errors.New("the job did not end")
+	}
+	b, err := os.ReadFile(filepath.Join(dir, "fault"))
+	if len(f.steps) == 0 {
+		info, serr := os.Stat(filepath.Join(dir, "fault"))
+		if err := errors.Join(err, serr); err != nil {
+			if strings.Contains(said, "app: the start has not ended in "+faultTimeout.String()) {
+				err = errNoStart
+			}
+			return 0, said, fmt.Errorf("the fault did not happen: %w", err)
+		}
+		since = info.ModTime()
+	} else if since.IsZero() {
+		return 0, said, errors.New("the job ended before the signal")
+	}
+	for len(marked(marker)) > 0 && time.Since(since) < f.within+faultSlack {
+		time.Sleep(10 * time.Millisecond)
+	}
+	took = time.Since(since)
+	if left := marked(marker); len(left) > 0 {
+		return took, said, fmt.Errorf("processes %v are left after %v", left, took)
+	}
+	if took > f.within+faultSlack {
+		return took, said, fmt.Errorf("it took %v, want %v", took, f.within)
+	}
+	return took, said, errors.Join(f.judge(said, string(b), cmd.ProcessState.ExitCode()), leftovers(dir))
+}
+
+// follow sends the signals of the row and returns when the last one went.
+func (f *mishap) follow(mpirun int, out *transcript, ended <-chan struct{}) (last time.Time) {
+	for _, s := range f.steps {
+		if !out.wait(s.after, ended) {
+			return time.Time{}
+		}
+		pid := mpirun
+		if s.to == "rank" {
+			pid, _ = strconv.Atoi(readyPID(out.String()))
+		}
+		if pid <= 0 || syscall.Kill(pid, s.sig) != nil {
+			return time.Time{}
+		}
+		last = time.Now()
+	}
+	return last
+}
+
+// readyPID is the process that said that it is ready.
+func readyPID(said string) string {
+	_, pid, _ := strings.Cut(said, "ready ")
+	pid, _, _ = strings.Cut(pid, ".")
+	return pid
+}
+
+// judge compares what the job said with the row.
+func (f *mishap) judge(said, pid string, status int) error {
+	host, err := os.Hostname()
+	if err != nil {
+		return err
+	}
+	if pid == "" {
+		pid = readyPID(said)
+	}
+	fill := strings.NewReplacer("{host}", host, "{pid}", pid, "{rank}", strconv.Itoa(f.victim()))
+	var errs []error
+	if (status == 0) != f.clean {
+		errs = append(errs, fmt.Errorf("exit status %d", status))
+	}
+	if n := strings.Count(said, fill.Replace(f.cause)); f.cause != "" && n != 1 {
+		errs = append(errs, fmt.Errorf("%q comes %d times, want once", fill.Replace(f.cause), n))
+	}
+	for _, want := range f.want {
+		if want = fill.Replace(want); !strings.Contains(said, want) {
+			errs = append(errs, fmt.Errorf("%q is not said", want))
+		}
+	}
+	if n := strings.Count(said, "[running]:"); n > 1 {
+		errs = append(errs, fmt.Errorf("%d stacks, want one", n))
+	}
+	return errors.Join(errs...)
+}
+
+// leftovers finds the files that a job has left: in its TMPDIR, and in /dev/shm under
+// its number.
+func leftovers(dir string) error {
+	var left []string
+	entries, err := os.ReadDir(filepath.Join(dir, "tmp"))
+	for _, e := range entries {
+		left = append(left, e.Name())
+	}
+	b, jerr := os.ReadFile(filepath.Join(dir, "job"))
+	if err := errors.Join(err, jerr); err != nil {
+		return err
+	}
+	if len(b) == 0 {
+		return errors.New("the job did not say its number")
+	}
+	pattern := "/dev/shm/*" + string(b) + "*"
+	if n, err := strconv.ParseUint(string(b), 10, 32); err == nil { // as Open MPI 4 puts it into names
+		pattern = fmt.Sprintf("/dev/shm/*.%x.*", n)
+	}
+	shared, err := filepath.Glob(pattern)
+	if err != nil {
+		return err
+	}
+	left = append(left, shared...)
+	if left != nil {
+		return fmt.Errorf("files are left: %q", left)
+	}
+	return nil
+}
+
+// marked returns the processes whose environment has the marker.
+func marked(marker string) (pids []int) {
+	files, _ := filepath.Glob("/proc/[0-9]*/environ") // the pattern is good
+	for _, file := range files {
+		b, err := os.ReadFile(file)
+		if err != nil || !bytes.Contains(b, []byte(marker+"\x00")) {
+			continue // it has ended meanwhile, or is another user's
+		}
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+		if err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// transcript is what a program has written so far.
+type transcript struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+	news chan struct{} // 1
+
+	started func() // called with the first text
+}
+
+func (t *transcript) Write(b []byte) (int, error) {
+	t.started()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	select {
+	case t.news <- struct{}{}:
+	default:
+	}
+	return t.text.Write(b)
+}
+
+func (t *transcript) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.text.String()
+}
+
+// wait returns when text was written, or false when the program ended before.
+func (t *transcript) wait(text string, ended <-chan struct{}) bool {
+	for !strings.Contains(t.String(), text) {
+		select {
+		case <-t.news:
+		case <-ended:
+			return strings.Contains(t.String(), text)
+		}
+	}
+	return true
+}
+
+// tally is what came of a row.
+type tally struct {
+	runs, missed int
+	slowest      time.Duration
+}
+
+// errNoStart is that of a job which did not come to its fault: the short --timeout of the row is that of the start, too,
+// and the machine was busy with other tests.
+var errNoStart = errors.New("the start took longer than the row's --timeout")

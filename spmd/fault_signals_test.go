@@ -1,0 +1,195 @@
+package spmd_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"lockstep/spmd"
+	"lockstep/spmd/ddp"
+)
+
+func die() {
+	happens()
+	if err := syscall.Kill(os.Getpid(), syscall.SIGKILL); err != nil {
+		panic(err)
+	}
+	select {}
+}
+
+// asksAtStart sends SIGUSR1 while MPI starts.
+func asksAtStart() {
+	when("cudampi.Start(", func() {
+		happens()
+		_ = syscall.Kill(os.Getpid(), syscall.SIGUSR1)
+	})
+}
+
+// when calls act once a goroutine of this process is in the function.
+func when(function string, act func()) {
+	go func() {
+		for buf := make([]byte, 1<<20); !bytes.Contains(buf[:runtime.Stack(buf, true)], []byte(function)); {
+			time.Sleep(time.Millisecond)
+		}
+		act()
+	}()
+}
+
+func killedInCompute(_ context.Context, w *spmd.World, victim bool) error {
+	if victim {
+		when("spmd_test.compute(", die)
+		compute()
+	}
+	return spmd.Barrier(w.Comm())
+}
+
+// compute ends never.
+func compute() {
+	for x := uint64(1); x != 0; { // odd for ever
+		x *= 0x9e3779b97f4a7c15
+	}
+}
+
+// killedInCollective has rank 1 keep the others in the call.
+func killedInCollective(_ context.Context, w *spmd.World, victim bool) error {
+	x, err := spmd.Alloc[int32](w, 64)
+	if err != nil {
+		return err
+	}
+	if victim {
+		when("shm.(*Comm).AllReduce(", die)
+	}
+	if w.Rank() == 1 {
+		oversleep()
+	}
+	return sumUp(w, x)
+}
+
+// killedAtExit has rank 1 keep the others in Close.
+func killedAtExit(_ context.Context, w *spmd.World, victim bool) error {
+	if victim {
+		when("verify.AtEnd(", die)
+	}
+	if w.Rank() == 1 {
+		oversleep()
+	}
+	return nil
+}
+
+// suspendAll has another process stop all ranks for longer than --timeout, as a laptop that
+// is closed does, while they call collectives.
+func suspendAll(_ context.Context, w *spmd.World, victim bool) error {
+	pids, err := spmd.Alloc[int32](w, w.Size())
+	if err != nil {
+		return err
+	}
+	mine := pids.Slice(w.Rank(), w.Rank()+1)
+	if err := mine.SetAll(int32(os.Getpid())); err != nil {
+		return err
+	}
+	if err := spmd.AllGather(w.Comm(), pids, mine); err != nil {
+		return err
+	}
+	over := make(chan error, 1)
+	if victim {
+		happens()
+		all := make([]int32, w.Size())
+		if err := pids.CopyTo(all); err != nil {
+			return err
+		}
+		list := strings.Trim(fmt.Sprint(all), "[]")
+		sh := exec.Command("sh", "-c", fmt.Sprintf("kill -STOP %s; sleep %g; kill -CONT %s", list, 1.5*faultTimeout.Seconds(), list))
+		if err := sh.Start(); err != nil {
+			return err
+		}
+		go func() { over <- sh.Wait() }()
+	}
+	state, err := spmd.Alloc[int32](w, 1)
+	if err != nil {
+		return err
+	}
+	for {
+		var now int32
+		select {
+		case err := <-over:
+			if err != nil {
+				return err
+			}
+			now = 1
+		default:
+		}
+		if err := state.SetAll(now); err != nil {
+			return err
+		}
+		if err := spmd.AllReduce(w.Comm(), state, state, spmd.Max); err != nil {
+			return err
+		}
+		if state.At(0) == 1 {
+			if victim {
+				fmt.Fprintln(os.Stderr, "went on after all ranks had been stopped")
+			}
+			return nil
+		}
+	}
+}
+
+func together(_ context.Context, w *spmd.World, victim bool) error {
+	only, err := w.Comm().Split(w.Rank()/2*-1, 0)
+	if err != nil {
+		return err
+	}
+	if victim {
+		happens()
+	}
+	for range ddp.Together(only, slices.Values([]int{1, 2})) {
+	}
+	return spmd.Barrier(w.Comm())
+}
+
+// sleeps does not listen: a signal ends it.
+func sleeps(ctx context.Context, w *spmd.World, victim bool) error {
+	if err := ready(w, victim); err != nil {
+		return err
+	}
+	<-ctx.Done()
+	return context.Cause(ctx)
+}
+
+// listens ends as a program with checkpoints does: all ranks after the same step.
+func listens(ctx context.Context, w *spmd.World, victim bool) error {
+	early := spmd.Preempted(ctx)
+	x, err := spmd.Alloc[int32](w, 1)
+	if err != nil {
+		return err
+	}
+	if err := ready(w, victim); err != nil {
+		return err
+	}
+	for {
+		x.Set(0, 0)
+		select {
+		case <-early:
+			x.Set(0, 1)
+		case <-time.After(10 * time.Millisecond): // the step
+		}
+		if err := sumUp(w, x); err != nil || x.At(0) > 0 {
+			return err
+		}
+	}
+}
+
+// hears has heard, and does not end.
+func hears(ctx context.Context, w *spmd.World, victim bool) error {
+	_ = spmd.Preempted(ctx)
+	if err := ready(w, victim); err != nil {
+		return err
+	}
+	select {}
+}
