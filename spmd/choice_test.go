@@ -13,7 +13,7 @@ import (
 func TestEmptyConfig(t *testing.T) {
 	var flags, empty Config
 	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
-	flags.forJob().Flags(fs)
+	flags.forJob().Flags(fs, route.Names())
 	if err := errors.Join(fs.Parse(nil), empty.forJob().Complete(route.Names())); err != nil {
 		t.Fatal(err)
 	}

@@ -26,6 +26,7 @@ type Comm struct {
 	rank     int             // in it; -1 where this process is not
 	size     int
 	host     transport.Host
+	byHost   transport.Transport // host, converted once
 	routes   route.Router
 	open     *group // between the start and the end of Group
 	freed    bool
@@ -95,7 +96,7 @@ func (c *Comm) Refuse(op, what string, rank int) error {
 // AddComm takes a communicator into the world, in the caller's turn. Collective over it.
 func (r *Rank) AddComm(h transport.Host, id string) (*Comm, error) {
 	slow := h.Slow()
-	c := &Comm{r: r, id: id, rank: h.Rank(), size: h.Size(), host: h, routes: route.New(&r.Env, h)}
+	c := &Comm{r: r, id: id, rank: h.Rank(), size: h.Size(), host: h, byHost: h, routes: route.New(&r.Env, h)}
 	c.recorder = verify.NewRecorder(id, c.rank, c.size)
 	c.recorder.Place = c.place
 	c.trace = r.Trace.Comm(id, c.rank, c.size)

@@ -28,31 +28,12 @@ func (c *Comm) Do(s *Stream, op string, cmd *Call, root, dst, src int) error {
 		return fmt.Errorf("%s: %s: dst of %d elements and src of %d overlap", ccall.At(), op, dst/n, src/n)
 	}
 	cmd.comm, cmd.Root = c, int32(root)
-	return c.do(s, cmd)
-}
-
-// Overlap says whether [a, a+n) and [b, b+m) share a byte.
-func Overlap(a unsafe.Pointer, n int, b unsafe.Pointer, m int) bool {
-	x, y := uintptr(a), uintptr(b)
-	return n > 0 && m > 0 && x < y+uintptr(m) && y < x+uintptr(n)
-}
-
-// do runs, enqueues or groups a call.
-func (c *Comm) do(s *Stream, cmd *Call) error {
 	r := c.r
 	if c.open != nil {
-		if s != c.open.s {
-			return fmt.Errorf("%s: a call in a Group on another stream than the group's", ccall.At())
-		}
-		if err := cmd.checkBlocks(); err != nil {
-			return err
-		}
-		c.routes.ChooseMember(&cmd.route, &cmd.Call, cmd.memory())
-		c.open.add(cmd)
-		return nil
+		return c.open.join(s, cmd)
 	}
 	if c.routes.WholeOnHost(cmd.Kind) { // as nearly every call on the host
-		cmd.route.By, cmd.route.Host, cmd.route.Whole = c.host, true, true
+		cmd.route.By, cmd.route.Host, cmd.route.Whole = c.byHost, true, true
 	} else {
 		cmd.choose(s != nil)
 	}
@@ -85,6 +66,12 @@ func (c *Comm) do(s *Stream, cmd *Call) error {
 	return err
 }
 
+// Overlap says whether [a, a+n) and [b, b+m) share a byte.
+func Overlap(a unsafe.Pointer, n int, b unsafe.Pointer, m int) bool {
+	x, y := uintptr(a), uintptr(b)
+	return n > 0 && m > 0 && x < y+uintptr(m) && y < x+uintptr(n)
+}
+
 // choose decides what carries the call, which is not in a group.
 func (c *Call) choose(enqueued bool) {
 	c.comm.routes.Choose(&c.route, &c.Call, c.group, c.memory(), enqueued)
@@ -98,7 +85,10 @@ func (c *Call) communicate(on *trace.Thread, turn uint64) error {
 	}
 	r := c.comm.recorder
 	p := r.Begin(&c.Call, c.group)
-	c.comm.trace.Begin(on, &c.Call, c.group)
+	t := c.comm.trace
+	if t != nil {
+		t.Begin(on, &c.Call, c.group)
+	}
 	err := c.verify()
 	if err == nil {
 		r.Note(p, &c.Call, c.group, c.memory(), c.site)
@@ -108,7 +98,9 @@ func (c *Call) communicate(on *trace.Thread, turn uint64) error {
 			err = c.make(nil, c.comm.hostWork(route.Bytes(c.route.Work)))
 		}
 	}
-	c.comm.trace.End()
+	if t != nil {
+		t.End()
+	}
 	r.Leave()
 	order.Leave()
 	return err

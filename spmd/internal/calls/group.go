@@ -1,6 +1,9 @@
 package calls
 
 import (
+	"fmt"
+
+	"lockstep/internal/ccall"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/transport/route"
@@ -32,7 +35,7 @@ func (c *Comm) Group(s *Stream, fn func() error) error {
 		return err
 	}
 	g.keep = s != nil && s.Q.Lane() != nil
-	return c.do(s, &Call{Call: coll.Call{Kind: coll.Group}, comm: c, group: g})
+	return c.Do(s, "Group", &Call{Call: coll.Call{Kind: coll.Group}, group: g}, 0, 0, 0)
 }
 
 func (c *Comm) newGroup() *group {
@@ -55,6 +58,19 @@ func (c *Comm) recycle(g *group) {
 	defer c.mu.Unlock()
 	g.cmds = g.cmds[:0]
 	c.spare = append(c.spare, g)
+}
+
+// join takes a call into the group; s is the stream that it was asked for on.
+func (g *group) join(s *Stream, c *Call) error {
+	if s != g.s {
+		return fmt.Errorf("%s: a call in a Group on another stream than the group's", ccall.At())
+	}
+	if err := c.checkBlocks(); err != nil {
+		return err
+	}
+	c.comm.routes.ChooseMember(&c.route, &c.Call, c.memory())
+	g.add(c)
+	return nil
 }
 
 // add copies a call into the group, reusing the slices of earlier ones.

@@ -54,10 +54,10 @@ var CheckModes = []string{"off", "sample", "on", "both"}
 // throughMPI says whether --collectives asks for MPI.
 func (c *Config) throughMPI() bool { return strings.HasPrefix(c.Collectives, "mpi") }
 
-// Flags adds the common flags to an application's.
-func (c *Config) Flags(fs *pflag.FlagSet) {
+// Flags adds the common flags to an application's. collectives are the values that --collectives may have.
+func (c *Config) Flags(fs *pflag.FlagSet, collectives []string) {
 	fs.StringVar(&c.Device, "device", "auto", "where buffers live: auto, cuda or host")
-	fs.StringVar(&c.Collectives, "collectives", "auto", "what carries collectives: auto, nccl or mpi; of GPU memory also mpi-staged, mpi-aware or mpi-peer, a way of MPI's, or host-staged, with which ranks may share a GPU")
+	fs.StringVar(&c.Collectives, "collectives", "auto", "what carries collectives: "+strings.Join(collectives, ", ")+"; mpi-staged, mpi-aware and mpi-peer are ways of MPI's for GPU memory, and with host-staged ranks may share a GPU")
 	fs.StringVar(&c.Symmetric, "symmetric", "auto", "faster ways than NCCL's plain algorithms: auto (where they are faster: its symmetric kernels on AllocSymmetric's memory, and kernels between GPUs for small collectives), always (symmetric kernels only, at all sizes) or never")
 	fs.IntVar(&c.Ranks, "ranks", 1, "run so many ranks as goroutines of this process, each with a GPU of its own or all on the host, without mpirun")
 	fs.StringVar(&c.JSON, "json", "", "append results to `FILE`, one JSON object a line (- is standard output)")
@@ -73,7 +73,7 @@ func (c *Config) Flags(fs *pflag.FlagSet) {
 	MayDiffer(fs, "json", "log-level", "log-format", "log-ranks")
 	help.Group(fs, help.Framework, "device", "collectives", "symmetric", "ranks", "seed", "timeout", "check")
 	help.Group(fs, help.Output, "summary", "trace", "json", "log-level", "log-format", "log-ranks")
-	for _, f := range c.choices(nil) {
+	for _, f := range c.choices(collectives) {
 		help.Choices(fs, f.flag, f.known...)
 	}
 }

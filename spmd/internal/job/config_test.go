@@ -86,7 +86,7 @@ func TestAbsurdRanks(t *testing.T) {
 // Every common flag stands under a heading of its own in --help, apart from the program's.
 func TestFlagsHaveHeadings(t *testing.T) {
 	fs := pflag.NewFlagSet("app", pflag.ContinueOnError)
-	new(Config).Flags(fs)
+	new(Config).Flags(fs, nil)
 	fs.VisitAll(func(f *pflag.Flag) {
 		if h := help.Heading(f); h != help.Framework && h != help.Output {
 			t.Errorf("--%s stands under %q", f.Name, h)

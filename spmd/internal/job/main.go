@@ -60,7 +60,7 @@ func Main(p *Program) int {
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, syscall.SIGUSR1) // Go would drop it; any other signal during the start ends the process
 	fs, cfg := p.Flags, p.Config
-	cfg.Flags(fs)
+	cfg.Flags(fs, p.Carriers)
 	version := fs.Bool("version", false, "print the versions of the framework and of the libraries found, and end")
 	help.Group(fs, help.Output, "version")
 	if args := os.Args[1:]; help.Asked(args) {

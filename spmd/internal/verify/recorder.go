@@ -59,7 +59,14 @@ func (r *Recorder) Begin(c *coll.Call, g Group) Packed {
 
 // beginMessages is Begin for a call that has messages, or may have some.
 func (r *Recorder) beginMessages(c *coll.Call, g Group) Packed {
-	if c.Kind == coll.Group {
+	switch c.Kind {
+	case coll.SendRecv: // as count and Pack do, without calls
+		r.exchange(int(c.Root), 1, 0)
+		r.exchange(int(c.From), 0, 1)
+		p := packMessage(c.Kind, c.Type, int(c.Root), c.N|int(c.From)<<lengthBits)
+		r.Enter(p)
+		return p
+	case coll.Group:
 		for i := range g.Len() {
 			in, _ := g.Call(i)
 			r.count(in)
@@ -67,7 +74,7 @@ func (r *Recorder) beginMessages(c *coll.Call, g Group) Packed {
 		r.mu.Lock()
 		r.group = g
 		r.mu.Unlock()
-	} else {
+	default:
 		r.count(c)
 	}
 	p := Pack(c, g)
