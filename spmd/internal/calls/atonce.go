@@ -24,9 +24,6 @@ func (c *Call) now(q *cudaexec.Queue) (done bool, err error) {
 // beforeDevice does what comes before a call on device memory is enqueued: it is done then where its transport makes it at
 // once, and compared with those of the other ranks where --check asks for it.
 func (c *Call) beforeDevice(q exec.Queue) (done bool, err error) {
-	if c.route.Host {
-		return false, nil
-	}
 	if c.route.By.Caps().Blocks {
 		if done, err := c.now(onGPU(q)); done {
 			return true, err

@@ -7,7 +7,6 @@ import (
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/exec"
 	cudaexec "lockstep/spmd/internal/exec/cuda"
-	"lockstep/spmd/internal/trace"
 	"lockstep/spmd/internal/transport/route"
 	"lockstep/spmd/internal/verify"
 )
@@ -26,9 +25,6 @@ type Call struct {
 	q        *cudaexec.Queue // that it is being enqueued on, as command number seq
 	seq      uint64
 }
-
-// Run implements exec.Call.
-func (c *Call) Run(on *trace.Thread, turn uint64) error { return c.communicate(on, turn) }
 
 // copyFrom makes c a copy of o with slices of its own, reusing those it has.
 func (c *Call) copyFrom(o *Call) {

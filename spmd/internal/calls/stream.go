@@ -179,8 +179,10 @@ func (s *Stream) submit(asked *Call) error {
 
 // enqueue enqueues a call whose blocks have been checked. The slot's own is used again.
 func (s *Stream) enqueue(asked *Call) error {
-	if done, err := asked.beforeDevice(s.Q); done || err != nil {
-		return err
+	if !asked.route.Host {
+		if done, err := asked.beforeDevice(s.Q); done || err != nil {
+			return err
+		}
 	}
 	c, err := s.Q.Begin(exec.DoCall)
 	if err != nil {

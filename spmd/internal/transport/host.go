@@ -60,9 +60,3 @@ type Ranks interface {
 	// Here is how many of the ranks this process has.
 	Here() int
 }
-
-// MakeOnHost is h.Make, for a call that stays on its caller's stack: since Make keeps nothing of it, nothing escapes.
-func MakeOnHost(h Host, c *coll.Call) error {
-	hidden := uintptr(unsafe.Pointer(c)) // from the compiler, which does not know what Make is
-	return h.Make(*(**coll.Call)(unsafe.Pointer(&hidden)))
-}
