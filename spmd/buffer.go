@@ -220,14 +220,15 @@ func (b Buffer[T]) Set(i int, v T) {
 	}
 }
 
-// Host returns the elements in place, for memory that the host addresses: what
-// AllocPinned and AllocManaged returned, and every buffer where the device is
-// the host. Streams that use the buffer must have been synchronised. It panics
-// when the buffer has been freed or lies in a GPU's memory.
+// Host returns the elements in place, of memory that the host addresses: what
+// AllocPinned and AllocManaged returned. Streams that use the buffer must have been
+// synchronised. It panics when the buffer has been freed, and for memory of Alloc and
+// AllocSymmetric, which a GPU has in its own memory: on the host too, so that what runs
+// there runs on a GPU.
 func (b Buffer[T]) Host() []T {
 	b.mustAccess("Host")
-	if !addressed(b.blk) {
-		panic(fmt.Errorf("%s: Host: the buffer is in the memory of a GPU: use CopyTo, or AllocPinned", ccall.At()))
+	if !open(b.blk) {
+		panic(fmt.Errorf("%s: Host: the buffer is of Alloc, which a GPU has in its own memory: use CopyTo, or AllocPinned", ccall.At()))
 	}
 	return b.slice()
 }
@@ -236,14 +237,27 @@ func (b Buffer[T]) access(op string, n int) error {
 	if n != b.n {
 		return fmt.Errorf("%s: %s: buffer has %d elements, slice %d", ccall.At(), op, b.n, n)
 	}
-	return calls.Gone(b.blk, op)
+	return b.reach(op)
 }
 
 func (b Buffer[T]) mustAccess(op string) {
-	if err := calls.Gone(b.blk, op); err != nil {
+	if err := b.reach(op); err != nil {
 		panic(err)
 	}
 }
+
+// reach refuses what is freed, and a copy that a GPU refuses in a function of HostFunc.
+func (b Buffer[T]) reach(op string) error {
+	if !open(b.blk) && exec.HostFuncRuns() {
+		if err := exec.RefuseInHostFunc(op); err != nil {
+			return err
+		}
+	}
+	return calls.Gone(b.blk, op)
+}
+
+// open says whether a program addresses the memory, on every device.
+func open(b *exec.Block) bool { return addressed(b) && (b == nil || b.Pool == nil || !b.Pool.Private) }
 
 // addressed says whether the host addresses the memory.
 func addressed(b *exec.Block) bool { return b == nil || b.Pool == nil || b.Pool.Host }

@@ -235,7 +235,7 @@ func gpuTransfers(t *testing.T, w *spmd.World) {
 		b.Host()
 		return nil
 	}()
-	wantText(t, err, "gpu_memory_test.go", "in the memory of a GPU", "use CopyTo, or AllocPinned")
+	wantText(t, err, "gpu_memory_test.go", "Host: the buffer is of Alloc, which a GPU has in its own memory", "use CopyTo, or AllocPinned")
 	wantText(t, b.CopyFrom(make([]byte, 3)), "gpu_memory_test.go", fmt.Sprintf("buffer has %d elements, slice 3", b.Len()))
 	must(t, b.Free())
 	wantText(t, b.CopyTo(make([]byte, b.Len())), "gpu_memory_test.go", "the buffer was freed at spmd/gpu_memory_test.go")

@@ -29,6 +29,11 @@ func (c *Comm) Do(s *Stream, op string, cmd *Call, root, dst, src int) error {
 	}
 	cmd.comm, cmd.Root = c, int32(root)
 	r := c.r
+	if exec.HostFuncRuns() {
+		if err := exec.RefuseInHostFunc(cmd.Kind.String()); err != nil {
+			return err
+		}
+	}
 	if c.open != nil {
 		return c.open.join(s, cmd)
 	}
@@ -178,7 +183,7 @@ func (c *Comm) hostWork(n int) unsafe.Pointer {
 // refuse. A message costs little more than a call from Go to C: for it the way through Do is long.
 func (c *Comm) Plain(s *Stream, b *exec.Block, peer int) bool {
 	return s == nil && c != nil && c.checker == nil && c.open == nil && !c.freed && uint(peer) < uint(c.size) && b != nil && b.Owner == c.r &&
-		!b.Freed.Load() && !c.routes.OnDevice() && c.r.capturing.Load() == 0
+		!b.Freed.Load() && !c.routes.OnDevice() && c.r.capturing.Load() == 0 && !exec.HostFuncRuns()
 }
 
 // SendPlain sends what is Plain.
@@ -248,6 +253,11 @@ func (c *Comm) EnterHost(op string, root int, o elem.Op, n int) (unsafe.Pointer,
 		return nil, fmt.Errorf("%s: %s: no such operation: %d", ccall.At(), op, o)
 	case c.r.Capturing():
 		return nil, fmt.Errorf("%s: %s blocks, and stands in the middle of a capture", ccall.At(), op)
+	}
+	if exec.HostFuncRuns() {
+		if err := exec.RefuseInHostFunc(op); err != nil {
+			return nil, err
+		}
 	}
 	order := c.r.Order
 	if err := order.Enter(order.Take(1)); err != nil {

@@ -34,6 +34,7 @@ type Block struct {
 type Source struct {
 	What     string // "host memory", "device memory", ...
 	Host     bool   // the host addresses it
+	Private  bool   // a program may not address it: on a GPU it could not
 	SlabMax  int    // blocks up to this size are cut from a shared chunk
 	SlabSize int    // of such a chunk
 	Get      func(n int) (unsafe.Pointer, error)

@@ -19,7 +19,8 @@ import (
 // Device is the host, as one world works on it.
 type Device struct {
 	exec.Queues
-	pool    *exec.Pool
+	pool    *exec.Pool       // of Alloc, which programs only copy from and to, as on a GPU
+	open    *exec.Pool       // that programs address
 	tickets *control.Tickets // the order of calls into MPI
 	fail    func(error)      // is told of the first failure of a queue
 
@@ -28,8 +29,12 @@ type Device struct {
 
 // NewDevice returns the host. Calls of communicators take their turns among tickets.
 func NewDevice(tickets *control.Tickets, fail func(error)) *Device {
-	d := &Device{pool: &exec.Pool{}, tickets: tickets, fail: fail}
-	d.pool.Init(exec.HostSource())
+	d := &Device{pool: &exec.Pool{}, open: &exec.Pool{}, tickets: tickets, fail: fail}
+	source := exec.HostSource()
+	d.open.Init(source)
+	source = exec.HostSource()
+	source.Private = true
+	d.pool.Init(source)
 	return d
 }
 
@@ -52,7 +57,7 @@ func (d *Device) Name() string { return "host" }
 
 // Pools implements exec.Device.
 func (d *Device) Pools() exec.Pools {
-	return exec.Pools{Device: d.pool, Pinned: d.pool, Managed: d.pool}
+	return exec.Pools{Device: d.pool, Pinned: d.open, Managed: d.open}
 }
 
 // Describe implements exec.Device: there is nothing to say.
@@ -99,5 +104,5 @@ func (d *Device) Close() (err error) {
 	for _, q := range d.All() {
 		err = errors.Join(err, q.Close())
 	}
-	return errors.Join(err, d.pool.Close())
+	return errors.Join(err, d.pool.Close(), d.open.Close())
 }

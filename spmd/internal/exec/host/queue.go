@@ -310,7 +310,7 @@ func (s *slot) run(events *trace.Thread, ticket uint64) error {
 	case exec.DoLibrary:
 		return exec.Guard(func() error { return s.Library.Host(s.Args) })
 	case exec.DoFunc:
-		return exec.Guard(s.Func)
+		return exec.HostFunc(s.Func)
 	case exec.DoRecord:
 		s.event.reached(s.at)
 	case exec.DoWait:

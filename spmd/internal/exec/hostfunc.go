@@ -1,0 +1,57 @@
+package exec
+
+import (
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"lockstep/internal/ccall"
+)
+
+// hostFuncs are the functions of HostFunc that run in this process, known by their threads.
+var hostFuncs struct {
+	running atomic.Int32
+	mu      sync.Mutex
+	threads map[int]bool
+}
+
+// HostFunc runs a function of a program in the middle of a queue, by Guard.
+func HostFunc(fn func() error) error {
+	h := &hostFuncs
+	runtime.LockOSThread() // no other goroutine has its thread meanwhile
+	defer runtime.UnlockOSThread()
+	me := unix.Gettid()
+	h.mu.Lock()
+	if h.threads == nil {
+		h.threads = map[int]bool{}
+	}
+	h.threads[me] = true
+	h.mu.Unlock()
+	h.running.Add(1)
+	defer func() {
+		h.running.Add(-1)
+		h.mu.Lock()
+		delete(h.threads, me)
+		h.mu.Unlock()
+	}()
+	return Guard(fn)
+}
+
+// HostFuncRuns says whether a function of HostFunc runs, of whichever rank of this process.
+func HostFuncRuns() bool { return hostFuncs.running.Load() != 0 }
+
+// RefuseInHostFunc refuses op if a function of HostFunc calls it. CUDA refuses calls there or waits for ever, so the host
+// refuses them too. What such a function has started as a goroutine is not found. Callers ask HostFuncRuns first.
+func RefuseInHostFunc(op string) error {
+	h := &hostFuncs
+	h.mu.Lock()
+	refused := h.threads[unix.Gettid()]
+	h.mu.Unlock()
+	if refused {
+		return fmt.Errorf("%s: %s in a function of HostFunc, which may not use streams, graphs, communicators and a GPU's memory", ccall.At(), op)
+	}
+	return nil
+}
