@@ -80,15 +80,7 @@ func newBuffers[T spmd.Elem](w *spmd.World, s *spmd.Stream, c Case, v variant) (
 		return b, err
 	}
 	var err error
-	var dst, src int // elements
-	switch c.Op.Name {
-	case "allgather", "gather":
-		dst, src = c.Elements, o.part
-	case "reducescatter", "scatter":
-		dst, src = o.part, c.Elements
-	default:
-		dst, src = c.Elements, c.Elements
-	}
+	dst, src := c.Op.dst(c.Elements, o.part), c.Op.src(c.Elements, o.part)
 	if !v.inPlace {
 		if o.dst, err = buffer(dst); err == nil {
 			o.src, err = buffer(src)
@@ -125,7 +117,7 @@ func (o *buffers[T]) fill() error {
 	if err := o.dst.SetAll(number[T](-1)); err != nil {
 		return err
 	}
-	if o.c.Op.Name == "broadcast" && o.w.Rank() != root {
+	if !o.c.Op.gives(o.w.Rank()) {
 		return nil
 	}
 	h := make([]T, min(o.src.Len(), tile))
@@ -149,23 +141,23 @@ func (o *buffers[T]) fill() error {
 func (o *buffers[T]) call(comm spmd.Comm) func() error {
 	rank, size, dst, src := comm.Rank(), comm.Size(), o.dst, o.src
 	switch o.c.Op.Name {
-	case "allreduce":
+	case allReduce:
 		return func() error { return spmd.AllReduce(comm, dst, src, spmd.Sum) }
-	case "reduce":
+	case reduce:
 		return func() error { return spmd.Reduce(comm, dst, src, spmd.Sum, root) }
-	case "broadcast":
+	case broadcast:
 		return func() error { return spmd.Broadcast(comm, dst, root) }
-	case "allgather":
+	case allGather:
 		return func() error { return spmd.AllGather(comm, dst, src) }
-	case "reducescatter":
+	case reduceScatter:
 		return func() error { return spmd.ReduceScatter(comm, dst, src, spmd.Sum) }
-	case "alltoall":
+	case allToAll:
 		return func() error { return spmd.AllToAll(comm, dst, src) }
-	case "gather":
+	case gather:
 		return func() error { return spmd.Gather(comm, dst, src, root) }
-	case "scatter":
+	case scatter:
 		return func() error { return spmd.Scatter(comm, dst, src, root) }
-	case "sendrecv":
+	case sendRecv:
 		from, to := (rank+size-1)%size, (rank+1)%size
 		return func() error { return spmd.SendRecv(comm, dst, from, src, to) }
 	}
@@ -196,25 +188,17 @@ func (o *buffers[T]) pingPong(comm spmd.Comm) func() error {
 
 // want is element i of dst after the collective; nil where this rank gets none.
 func (o *buffers[T]) want() func(i int) T {
-	p, rank, size, part := o.pattern, o.w.Rank(), o.w.Size(), o.part
-	switch name := o.c.Op.Name; {
-	case (name == "reduce" || name == "gather") && rank != root, name == "pingpong" && rank > 1:
+	p, rank, size, result := o.pattern, o.w.Rank(), o.w.Size(), o.c.Op.result
+	if !o.c.Op.gets(rank) {
 		return nil
-	case name == "allreduce", name == "reduce":
-		return func(i int) T { return p.sums[i%period] }
-	case name == "allgather", name == "gather":
-		return func(i int) T { return p.values[i/part][i%part%period] }
-	case name == "reducescatter":
-		return func(i int) T { return p.sums[(rank*part+i)%period] }
-	case name == "alltoall":
-		return func(i int) T { return p.values[i/part][(rank*part+i%part)%period] }
-	case name == "scatter":
-		return func(i int) T { return p.values[root][(rank*part+i)%period] }
-	case name == "sendrecv":
-		from := p.values[(rank+size-1)%size]
-		return func(i int) T { return from[i%period] }
 	}
-	return func(i int) T { return p.values[0][i%period] } // broadcast and ping-pong
+	return func(i int) T {
+		giver, element := result(spot{rank, size, o.part, i})
+		if giver == everyone {
+			return p.sums[element%period]
+		}
+		return p.values[giver][element%period]
+	}
 }
 
 // wrong counts the elements of dst, on all ranks, that are not what they should be. Collective, blocking.

@@ -10,61 +10,6 @@ import (
 	"lockstep/spmd"
 )
 
-// Operation is one collective as the sweep measures it.
-type Operation struct {
-	Name  string
-	NCCL  string // nccl-tests' program for it, if there is one
-	parts bool   // the elements are divided among the ranks
-	// Bus is bus bandwidth over algorithm bandwidth on n ranks.
-	// Source: nccl-tests, doc/PERFORMANCE.md and the GetBw functions of src/*.cu; it has no ping-pong, which moves a
-	// message from one rank to another as sendrecv does.
-	Bus      func(n int) float64
-	Places   []bool // whether it works in place
-	modifies bool   // in place, a second call gives something else than the first
-	least    int    // ranks that it needs
-}
-
-func whole(int) float64 { return 1 }
-
-func others(n int) float64 { return float64(n-1) / float64(n) }
-
-var (
-	outOfPlace = []bool{false}
-	either     = []bool{false, true}
-	inPlace    = []bool{true}
-)
-
-// Operations are all collectives of the sweep. allreduce to scatter are named as MPI does, less the prefix.
-var Operations = []Operation{
-	{"allreduce", "all_reduce_perf", false, func(n int) float64 { return 2 * others(n) }, either, true, 1},
-	{"reduce", "reduce_perf", false, whole, either, true, 1},
-	{"broadcast", "broadcast_perf", false, whole, inPlace, false, 1},
-	{"allgather", "all_gather_perf", true, others, either, false, 1},
-	{"reducescatter", "reduce_scatter_perf", true, others, either, true, 1},
-	{"alltoall", "alltoall_perf", true, others, either, true, 1},
-	{"gather", "gather_perf", true, others, either, false, 1},
-	{"scatter", "scatter_perf", true, others, either, false, 1},
-	{"sendrecv", "sendrecv_perf", false, whole, outOfPlace, false, 1},
-	{"pingpong", "", false, whole, outOfPlace, false, 2},
-}
-
-// OperationNames are what --ops takes.
-func OperationNames() []string {
-	var n []string
-	for _, o := range Operations {
-		n = append(n, o.Name)
-	}
-	return n
-}
-
-// OperationOf is the operation of a name.
-func OperationOf(name string) (Operation, error) {
-	if i := slices.Index(OperationNames(), name); i >= 0 {
-		return Operations[i], nil
-	}
-	return Operation{}, fmt.Errorf("unknown operation %q: want %s", name, strings.Join(OperationNames(), ", "))
-}
-
 // DType is an element type of the sweep.
 type DType struct {
 	Name  string
@@ -142,7 +87,7 @@ func parseCase(s string, ranks int) (Case, error) {
 		}
 	}
 	switch {
-	case c.Op.parts && c.Elements%ranks != 0:
+	case c.Op.divides && c.Elements%ranks != 0:
 		return bad(fmt.Errorf("%d elements do not divide by %d ranks", c.Elements, ranks))
 	case ranks < c.Op.least:
 		return bad(fmt.Errorf("needs %d ranks, not %d", c.Op.least, ranks))
@@ -157,7 +102,7 @@ func parseCase(s string, ranks int) (Case, error) {
 // have none.
 // Source: nccl-tests, the GetCollByteCount functions of src/*.cu.
 func fitted(op Operation, t DType, bytes, n int) int {
-	if !op.parts {
+	if !op.divides {
 		return bytes / t.Size
 	}
 	part := bytes / n / t.Size

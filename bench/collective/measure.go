@@ -20,12 +20,18 @@ func (m Measured) Label() string {
 	for _, f := range []struct {
 		on   bool
 		name string
-	}{{m.Symmetric && m.Side == Ours, "symmetric"}, {m.InPlace && m.Op != "broadcast", "in place"}, {m.Stream && !m.Graph && m.Side == Ours, "on a stream"}, {m.Graph, "in a graph"}} {
+	}{{m.Symmetric && m.Side == Ours, "symmetric"}, {m.saysInPlace(), "in place"}, {m.Stream && !m.Graph && m.Side == Ours, "on a stream"}, {m.Graph, "in a graph"}} {
 		if f.on {
 			name += ", " + f.name
 		}
 	}
 	return name
+}
+
+// saysInPlace reports whether a name says that the result overwrote the input. It is not said of what always does so.
+func (m *Measured) saysInPlace() bool {
+	op, err := OperationOf(m.Op)
+	return m.InPlace && (err != nil || !op.always())
 }
 
 // Series is what the lines of one application, side and way of calling share, on any number of ranks.
@@ -51,7 +57,7 @@ func (m Measured) What() string {
 	for _, f := range []struct {
 		on   bool
 		name string
-	}{{m.InPlace && m.Op != "broadcast", "in place"}, {m.Symmetric, "symmetric"}, {m.Graph, "in a graph"}, {m.Stream && !m.Graph, "on a stream"}} {
+	}{{m.saysInPlace(), "in place"}, {m.Symmetric, "symmetric"}, {m.Graph, "in a graph"}, {m.Stream && !m.Graph, "on a stream"}} {
 		if f.on {
 			b.WriteString(", " + f.name)
 		}
@@ -262,12 +268,8 @@ func measure[T spmd.Elem](w *spmd.World, s *spmd.Stream, c Case, v variant, t ti
 		}
 		wrong += again
 	}
-	trips := 1
-	if c.Op.Name == "pingpong" { // half a round trip
-		trips = 2
-	}
 	for i := range m.Samples {
-		m.Samples[i] /= float64(m.Calls * trips)
+		m.Samples[i] /= float64(m.Calls * c.Op.trips)
 	}
 	m.Stats = timing.StatsOf(m.Samples)
 	m.Wrong, m.OK = &wrong, wrong == 0

@@ -161,7 +161,7 @@ var torchTypes = []string{"float32", "float64", "float16", "bfloat16", "int8", "
 
 func (s *sweep) torchSides(n int, list []collective.Case) []side {
 	list = slices.DeleteFunc(ofTypes(list, torchTypes), func(c collective.Case) bool {
-		return c.Op.Name == "pingpong" || s.onHost() && slices.Contains([]string{"reducescatter", "alltoall"}, c.Op.Name) // gloo lacks them
+		return !c.Op.Torch(s.onHost())
 	})
 	if len(list) == 0 {
 		return nil
