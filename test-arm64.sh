@@ -4,7 +4,8 @@
 # for the other processor (binfmt_misc). Emulation keeps the order of memory of the machine it runs on: what a processor
 # of ARM may reorder is seen on one only.
 #
-#   ./test-arm64.sh [PACKAGE...]    tests of these packages only (default ./...)
+#   ./test-arm64.sh [PACKAGE...]    tests of these packages only (default: all but internal/mpirun, which waits 2 s for
+#                                   what an emulated mpirun takes 3 for)
 #
 #   ARM64_ROOT=FOLDER               where the Debian is, or is put (default /var/cache/lockstep-arm64, some 1 GB)
 #   ARM64_FLAGS="-run Collectives"  more flags of go test
@@ -17,6 +18,8 @@ root="${ARM64_ROOT:-/var/cache/lockstep-arm64}"
 if [ "${1:-}" = --exec ]; then
     shift
     cd "$OLDPWD"
+    # Tests that build use the compiler of that Debian, which is emulated too.
+    export CC=gcc CGO_CFLAGS="-O2 -g -I/usr/lib/aarch64-linux-gnu/openmpi/include" CGO_LDFLAGS="-L/usr/lib/aarch64-linux-gnu/openmpi/lib"
     # shellcheck disable=SC2016 # the inner shell's
     exec chroot "$root" /bin/sh -c 'cd "$1" && shift && exec "$@"' sh "$PWD" "$@"
 fi
@@ -34,8 +37,10 @@ if [ "${1:-}" = --mounted ]; then
     export CGO_CFLAGS="-O2 -g -I$root/usr/lib/aarch64-linux-gnu/openmpi/include"
     export CGO_LDFLAGS="-L$root/usr/lib/aarch64-linux-gnu/openmpi/lib"
     go build -o bin/arm64/ ./apps/... ./bench ./launch ./launch/launch-probe
+    [ $# -gt 0 ] || set -- $(go list ./... | grep -v '/internal/mpirun$')
+    # Not these two: the emulator has memory of its own, and says itself how a process is.
     # shellcheck disable=SC2086 # a list of flags
-    exec go test -count=1 -parallel 2 -timeout "${LIMIT:-3000}s" -ldflags=-w -exec "$here/test-arm64.sh --exec" ${ARM64_FLAGS:-} "$@"
+    exec go test -skip '^(TestRoom|TestState)$' -count=1 -parallel 2 -timeout "${LIMIT:-3000}s" -ldflags=-w -exec "$here/test-arm64.sh --exec" ${ARM64_FLAGS:-} "$@"
 fi
 
 [ "$(id -u)" = 0 ] || { echo "test-arm64: only root may mount and change the root folder" >&2; exit 1; }
@@ -59,11 +64,10 @@ if [ ! -e "$root/complete" ]; then
     rm -rf "$root"
     # iproute2 and ssh are what tests of several hosts, and mpirun, look for.
     debootstrap --arch=arm64 --variant=minbase \
-        --include=gcc,libc6-dev,libopenmpi-dev,openmpi-bin,libopenblas0-pthread,openssh-client,make,procps,iproute2,ca-certificates \
+        --include=gcc,g++,libc6-dev,libopenmpi-dev,openmpi-bin,libopenblas0-pthread,openssh-client,make,procps,iproute2,ca-certificates \
         bookworm "$root" >"$root.log" 2>&1 || { tail "$root.log" >&2; echo "test-arm64: debootstrap failed: $root.log" >&2; exit 1; }
     umount "$root/proc" 2>/dev/null || true
     : >"$root/complete"
 fi
-[ $# -gt 0 ] || set -- ./...
 # Mounts of their own, which end with the tests.
 exec unshare --mount ./test-arm64.sh --mounted "$@"
