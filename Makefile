@@ -34,6 +34,12 @@ export CGO_CFLAGS  ?= $(shell mpicc --showme:compile 2>/dev/null) -O2 -g
 export CGO_LDFLAGS ?= $(shell mpicc --showme:link 2>/dev/null)
 endif
 
+# What git says of the checkout, for --version and the folders of runs; nothing where it cannot be asked.
+COMMIT := $(shell git -c safe.directory='*' describe --always --dirty --abbrev=12 --exclude='*' 2>/dev/null)
+
+# Tests leave no folders of runs.
+test test-gpu test-slurm test-hosts test-arm64 test-faults soak race bench: export LOCKSTEP_RUNS := off
+
 .PHONY: run build test test-gpu test-slurm test-hosts test-arm64 test-faults soak race lint bench deps nvrtc clean
 
 run: build
@@ -41,7 +47,7 @@ run: build
 
 build: deps
 	@mkdir -p bin
-	go build -o bin/ $(addprefix ./apps/,$(APPS)) ./launch ./launch/launch-probe
+	go build -ldflags="-X lockstep/internal/version.stamped=$(COMMIT)" -o bin/ $(addprefix ./apps/,$(APPS)) ./launch ./launch/launch-probe
 
 # Tests that may run beside others mostly wait: for a program to start, to hang, to be ended. Without tables for a
 # debugger a test links in half the time.

@@ -33,9 +33,13 @@ import (
 	"lockstep/bench/sweep"
 	"lockstep/bench/train"
 	"lockstep/internal/help"
+	"lockstep/spmd/runfolder"
 )
 
 func main() {
+	if err := os.Setenv(runfolder.Runs, runfolder.Off); err != nil { // programs that are measured keep nothing
+		panic(err)
+	}
 	run := runner
 	if args := os.Args[1:]; help.Asked(args) && len(args) > 2 && !strings.HasPrefix(args[1], "-") {
 		args[0], args[1] = args[1], args[0] // the command first

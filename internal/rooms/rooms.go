@@ -40,7 +40,7 @@ var house = []room{
 		[]string{"facade", "basics"}},
 	{"launch", "start and diagnose a job", []string{"launch", "launch/*"},
 		[]string{"job", "mpi", "libraries", "basics"}},
-	{"helpers", "on top of spmd", []string{"spmd/attention", "spmd/blas", "spmd/checkpoint", "spmd/ddp", "spmd/timing"},
+	{"helpers", "on top of spmd", []string{"spmd/attention", "spmd/blas", "spmd/checkpoint", "spmd/ddp", "spmd/runfolder", "spmd/timing"},
 		[]string{"facade", "inside", "control", "libraries", "basics"}},
 	{"tests", "tests on several ranks", []string{"spmd/spmdtest", "internal/mpirun", "internal/fakelib", "internal/commtest", "internal/devtest", "internal/rooms"},
 		[]string{"facade", "node", "mpi", "libraries", "basics"}},

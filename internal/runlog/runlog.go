@@ -4,6 +4,7 @@ package runlog
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,7 +14,8 @@ import (
 
 // Names of files in the folder of a run.
 const (
-	Log     = "log.jsonl" // a line for each step, as --json has it
+	Starts  = "starts.jsonl" // a line for each start
+	Log     = "log.jsonl"    // a line for each step, as --json has it
 	Picture = "loss.svg"
 )
 
@@ -32,6 +34,9 @@ type Run struct {
 	Name  string
 	Steps []Step
 }
+
+// ErrNoSteps says that a log has no step of a run.
+var ErrNoSteps = errors.New("no step of a run")
 
 // Read reads the log of a run: a file, or the folder of a run. Where a run went on from a checkpoint, a step that was taken
 // twice counts as the last time.
@@ -65,7 +70,7 @@ func Read(path string) (Run, error) {
 		return Run{}, fmt.Errorf("%s: %w", file, err)
 	}
 	if len(r.Steps) == 0 {
-		return Run{}, fmt.Errorf("%s has no step of a run: give the folder of a run, or a file that --json of train has written", file)
+		return Run{}, fmt.Errorf("%s: %w: give the folder of a run, or a file that --json of train has written", file, ErrNoSteps)
 	}
 	return r, nil
 }

@@ -53,7 +53,7 @@ func TestRead(t *testing.T) {
 	if err != nil || len(r.Steps) != 12 || *r.Steps[10].Loss != 7 || r.Steps[11].Loss != nil {
 		t.Errorf("%v, %d steps", err, len(r.Steps))
 	}
-	for text, want := range map[string]string{"": "has no step of a run", "{}\n": "has no step of a run", "{\"step\":1}\n{": "line 2 is not JSON"} {
+	for text, want := range map[string]string{"": "no step of a run", "{}\n": "no step of a run", "{\"step\":1}\n{": "line 2 is not JSON"} {
 		file := filepath.Join(t.TempDir(), "log")
 		if err := os.WriteFile(file, []byte(text), 0o666); err != nil {
 			t.Fatal(err)

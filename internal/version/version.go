@@ -5,21 +5,42 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
+	"strings"
 )
 
 // Number is the semantic version. CHANGELOG.md says what has changed with each.
 const Number = "0.1.0"
 
+// stamped is what git describe says of the checkout, where the build notes it by -ldflags, as make build does.
+var stamped string
+
+// Commit is what this program was built from, such as "0123456789ab" or "0123456789ab, changed"; "" where the build has not
+// noted it. It is a commit of the module that the program is in.
+func Commit() string {
+	if commit, changed := strings.CutSuffix(stamped, "-dirty"); changed {
+		return commit + ", changed"
+	} else if commit != "" {
+		return commit
+	}
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return ""
+	}
+	return commitOf(info.Settings)
+}
+
 // Text is the version of this program on one line: Lockstep's, the commit where the build has noted it, Go's, the system.
 func Text() string {
 	commit := ""
 	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Path == "lockstep" { // else the commit is the program's
-		commit = commitOf(info.Settings)
+		if commit = Commit(); commit != "" {
+			commit = " (" + commit + ")"
+		}
 	}
 	return fmt.Sprintf("Lockstep %s%s, %s, %s/%s", Number, commit, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }
 
-// commitOf returns " (abcdef012345)", with "changed" behind it where the checkout was; "" where none was noted.
+// commitOf is Commit of what go build has noted.
 func commitOf(settings []debug.BuildSetting) string {
 	var revision, changed string
 	for _, s := range settings {
@@ -33,5 +54,5 @@ func commitOf(settings []debug.BuildSetting) string {
 	if revision == "" {
 		return ""
 	}
-	return " (" + revision + changed + ")"
+	return revision + changed
 }

@@ -16,12 +16,22 @@ func TestCommitOf(t *testing.T) {
 	}{
 		{nil, ""},
 		{[]debug.BuildSetting{{Key: "GOOS", Value: "linux"}, {Key: "vcs.modified", Value: "true"}}, ""},
-		{[]debug.BuildSetting{{Key: "vcs.revision", Value: hash}, {Key: "vcs.modified", Value: "false"}}, " (0123456789ab)"},
-		{[]debug.BuildSetting{{Key: "vcs.modified", Value: "true"}, {Key: "vcs.revision", Value: hash}}, " (0123456789ab, changed)"},
-		{[]debug.BuildSetting{{Key: "vcs.revision", Value: "short"}}, " (short)"},
+		{[]debug.BuildSetting{{Key: "vcs.revision", Value: hash}, {Key: "vcs.modified", Value: "false"}}, "0123456789ab"},
+		{[]debug.BuildSetting{{Key: "vcs.modified", Value: "true"}, {Key: "vcs.revision", Value: hash}}, "0123456789ab, changed"},
+		{[]debug.BuildSetting{{Key: "vcs.revision", Value: "short"}}, "short"},
 	} {
 		if got := commitOf(tc.settings); got != tc.want {
 			t.Errorf("%v: %q, want %q", tc.settings, got, tc.want)
+		}
+	}
+}
+
+// What make build stamps counts.
+func TestStamped(t *testing.T) {
+	defer func() { stamped = "" }()
+	for stamp, want := range map[string]string{"0123456789ab": "0123456789ab", "0123456789ab-dirty": "0123456789ab, changed"} {
+		if stamped = stamp; Commit() != want {
+			t.Errorf("%s: %q, want %q", stamp, Commit(), want)
 		}
 	}
 }

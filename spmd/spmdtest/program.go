@@ -18,12 +18,20 @@ import (
 // programEnv makes the test binary the program under test.
 const programEnv = "SPMDTEST_PROGRAM"
 
+// runsEnv is runfolder.Runs. Tests of a program do not leave folders of runs beside its sources.
+const runsEnv = "LOCKSTEP_RUNS"
+
 // Main is the TestMain of a package whose tests share jobs, see Run, or start the program
 // itself with Program. program is the package's main function, nil where no test starts it.
 // Main does not return.
 //
 //	func TestMain(m *testing.M) { spmdtest.Main(m, main) }
 func Main(m *testing.M, program func()) {
+	if os.Getenv(runsEnv) == "" {
+		if err := os.Setenv(runsEnv, "off"); err != nil {
+			panic(err)
+		}
+	}
 	if os.Getenv(programEnv) != "" {
 		program()
 		os.Exit(0)

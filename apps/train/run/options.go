@@ -15,6 +15,7 @@ import (
 	"lockstep/apps/train/weights"
 	"lockstep/internal/help"
 	"lockstep/spmd"
+	"lockstep/spmd/runfolder"
 )
 
 // Options is every setting of a run; New holds the defaults.
@@ -38,6 +39,7 @@ type Options struct {
 	initFrom                       string
 	Checkpoint, resume             string
 	saveEvery, keep, RequeueStatus int
+	runDir                         *string
 	sample                         int
 	prompt                         string
 	temperature                    float64
@@ -115,11 +117,12 @@ func (o *Options) Flags(fs *pflag.FlagSet) {
 	fs.IntVar(&o.audit, "audit", o.audit, "steps between checks that all ranks hold the same weights; 0 checks at the end and before each checkpoint only")
 	fs.StringVar(&o.initFrom, "init-from", "", "`FOLDER` with the weights to begin with, Hugging Face's GPT-2: config.json and model.safetensors; its shape and tokens count")
 	fs.BoolVar(&o.skipBad, "skip-bad-steps", false, "leave out steps whose loss or gradient norm is not finite, instead of ending the run")
-	fs.StringVar(&o.Checkpoint, "checkpoint", "", "`DIR` to save the run in, and to go on from")
+	fs.StringVar(&o.Checkpoint, "checkpoint", "", "`DIR` to save the run in, and to go on from; what --run-dir is for goes there, too, where that is not given")
 	fs.IntVar(&o.saveEvery, "save-every", o.saveEvery, "steps between checkpoints (default a tenth of --steps); 0 saves at the end, and where a signal ends the run, only")
 	fs.IntVar(&o.keep, "keep", o.keep, "checkpoints to keep, the newest ones")
 	fs.StringVar(&o.resume, "resume", o.resume, "auto goes on from the newest checkpoint, if there is one; must insists on one; never begins anew, in a folder without any")
 	fs.IntVar(&o.RequeueStatus, "requeue-status", o.RequeueStatus, "exit status where SIGTERM or SIGUSR1 has ended the run after a checkpoint")
+	o.runDir = runfolder.Flag(fs)
 	fs.StringVar(&o.tokens, "tokens", o.tokens, "bytes, or gpt2 for GPT-2's byte-pair encoding")
 	fs.StringArrayVar(&o.Data, "data", nil, "text to learn from: `FILE`, folder or glob, or token files of llm.c (.bin); repeatable (default the Go toolchain's source)")
 	fs.StringArrayVar(&o.valData, "val-data", nil, "text or token files to validate on; repeatable (default the last twentieth of --data)")
@@ -233,9 +236,16 @@ func (o *Options) Check(ranks int) error {
 		return fmt.Errorf("--bucket-mib has no meaning with --shard %s", o.shard)
 	}
 	for _, flag := range []string{"save-every", "keep", "resume", "requeue-status"} {
-		if o.Given(flag) && o.Checkpoint == "" {
-			return fmt.Errorf("--%s needs --checkpoint", flag)
+		if !o.Given(flag) || o.Checkpoint != "" {
+			continue
 		}
+		if *o.runDir == "" || *o.runDir == runfolder.Off {
+			return fmt.Errorf("--%s needs --checkpoint, or a --run-dir to save in", flag)
+		}
+		o.Checkpoint = *o.runDir
+	}
+	if err := runfolder.Check(o.folder()); err != nil {
+		return err
 	}
 	if err := o.checkData(); err != nil {
 		return err
@@ -255,6 +265,11 @@ func (o *Options) Check(ranks int) error {
 		return err
 	}
 	return o.Cfg.Validate()
+}
+
+// folder says which is the folder of the run.
+func (o *Options) folder() runfolder.Config {
+	return runfolder.Config{Dir: *o.runDir, Default: o.Checkpoint, State: o.Checkpoint}
 }
 
 // maxNumber is the most that a flag may be; it keeps products of two numbers at or below 2^62.

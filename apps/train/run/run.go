@@ -15,6 +15,7 @@ import (
 	"lockstep/apps/train/trainer"
 	"lockstep/internal/plain"
 	"lockstep/spmd"
+	"lockstep/spmd/runfolder"
 )
 
 // Run is the program, on every rank.
@@ -57,6 +58,11 @@ func (o *Options) Run(ctx context.Context, w *spmd.World) (err error) {
 	if err := c.start(t); err != nil {
 		return Usage(err)
 	}
+	folder, err := runfolder.Open(w, o.folder())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, folder.Close()) }()
 	if o.Early, err = o.train(ctx, w, t, c, stop); err != nil || o.Early {
 		return err
 	}

@@ -13,6 +13,8 @@ package inside
 import (
 	"time"
 
+	"github.com/spf13/pflag"
+
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/files"
 )
@@ -22,6 +24,12 @@ type Rank struct {
 	Channel *control.Channel // between all ranks of the world
 	Files   *files.Waiting   // whether the program waits for files
 	Timeout time.Duration    // of the watch: how long a collective may take
+	Flags   *pflag.FlagSet   // of the command line; nil where there is none
+
+	// Libraries returns the versions of those that are found here, or why one is not.
+	Libraries func() map[string]string
+	// Emitted has World.Emit on this rank give each line to fn, until cancel.
+	Emitted func(fn func(line []byte)) (cancel func())
 }
 
 var (

@@ -17,12 +17,25 @@ import (
 func Versions(program string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s, of %s\n", program, version.Text())
-	fmt.Fprintf(&b, "MPI: %s\n", mpi.Processes.Library())
+	each(func(library, found string) { fmt.Fprintf(&b, "%s: %s\n", library, found) })
+	return b.String()
+}
+
+// Libraries are the versions of the libraries that are found here, or why one is not.
+func Libraries() map[string]string {
+	all := map[string]string{}
+	each(func(library, found string) { all[library] = found })
+	return all
+}
+
+// each calls f with what is found of each library.
+func each(f func(library, found string)) {
+	f("MPI", mpi.Processes.Library())
 	line := func(library string, err error, found string) {
 		if err != nil {
 			found = "not found: " + plain.Line(err.Error())
 		}
-		fmt.Fprintf(&b, "%s: %s\n", library, found)
+		f(library, found)
 	}
 	driver := cuda.DriverVersion()
 	line("CUDA", cuda.Load(), fmt.Sprintf("%d.%d, of the driver", driver/1000, driver%1000/10))
@@ -31,5 +44,4 @@ func Versions(program string) string {
 	err := nccl.Load()
 	line("NCCL", err, nccl.VersionString())
 	line("cuDNN", cudnn.Load(), cudnn.Version())
-	return b.String()
 }

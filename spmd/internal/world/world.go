@@ -64,8 +64,9 @@ type World struct {
 	files                   files.Waiting   // for what is saved and loaded
 	json                    io.WriteCloser
 
-	mu      sync.Mutex
-	closers []*func() error // of AtClose
+	mu        sync.Mutex
+	closers   []*func() error // of AtClose
+	listeners []*func([]byte) // of Emitted; the list is replaced, never changed
 }
 
 // Open joins this process to the job and returns its world.
@@ -137,20 +138,43 @@ func (w *World) Seed() uint64 { return w.start.Config.Seed }
 
 // Inside is what the packages on top of spmd need.
 func (w *World) Inside() inside.Rank {
-	return inside.Rank{Channel: w.Channel, Files: &w.files, Timeout: w.start.Config.Limit()}
+	return inside.Rank{Channel: w.Channel, Files: &w.files, Timeout: w.start.Config.Limit(), Flags: w.start.Flags, Libraries: Libraries, Emitted: w.Emitted}
 }
 
-// Emit writes v as one line of JSON to the file given by --json, on rank 0.
+// Emit writes v as one line of JSON to the file given by --json, on rank 0, and gives it to those of Emitted.
 func (w *World) Emit(v any) error {
-	if w.json == nil {
+	w.mu.Lock()
+	listeners := w.listeners
+	w.mu.Unlock()
+	if w.json == nil && len(listeners) == 0 {
 		return nil
 	}
 	line, err := json.Marshal(v)
 	if err != nil {
 		return fmt.Errorf("%s: Emit: %w", ccall.At(), err)
 	}
-	_, err = w.json.Write(append(line, '\n'))
+	line = append(line, '\n')
+	for _, l := range listeners {
+		(*l)(line)
+	}
+	if w.json == nil {
+		return nil
+	}
+	_, err = w.json.Write(line)
 	return err
+}
+
+// Emitted has Emit on this rank give each line to fn, with its end, until cancel. fn keeps none of its bytes.
+func (w *World) Emitted(fn func(line []byte)) (cancel func()) {
+	l := &fn
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.listeners = append(slices.Clip(w.listeners), l) // Emit may be reading the old list
+	return func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.listeners = slices.DeleteFunc(slices.Clone(w.listeners), func(o *func([]byte)) bool { return o == l })
+	}
 }
 
 type stdout struct{ *os.File }

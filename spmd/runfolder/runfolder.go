@@ -1,0 +1,354 @@
+// Package runfolder keeps in one folder what is to be known of a run later: how it was started, what it has measured, and a
+// picture of that.
+//
+//	dir := runfolder.Flag(fs) // --run-dir
+//	...
+//	f, err := runfolder.Open(w, runfolder.Config{Dir: *dir})
+//	if err != nil {
+//		return err
+//	}
+//	defer func() { err = errors.Join(err, f.Close()) }()
+//	... w.Emit(measured) ...
+//
+// The folder holds:
+//
+//   - starts.jsonl: a line for each start of the run: the command, all flags, versions, the commit, the hosts
+//   - log.jsonl: each value that the program gives to World.Emit from then on, as a line of JSON
+//   - loss.svg: the fields loss, val_loss, tok_s and lr of these lines by their field step, where they have such: drawn at
+//     most once a minute, and at the end
+//   - what the program puts there itself, such as checkpoints
+//
+// Only rank 0 writes. Nothing that is there is overwritten, but the picture. `launch plot` draws several runs into one.
+package runfolder
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"lockstep/internal/help"
+	"lockstep/internal/runlog"
+	"lockstep/spmd"
+	"lockstep/spmd/internal/inside"
+)
+
+// Off as Config.Dir, and as the value of --run-dir, says that there is to be no folder.
+const Off = "off"
+
+// Runs is the environment variable that says in which folder those of runs are made that have no name: "runs" where it is
+// not set, in the working folder. If it is "off" a run has a folder only where --run-dir names one. spmdtest sets it so for
+// the programs that it starts.
+const Runs = "LOCKSTEP_RUNS"
+
+var insideOf = inside.World.(func(*spmd.World) inside.Rank)
+
+// Flag adds --run-dir to the flags of a program, and returns its value, for Config.Dir.
+func Flag(fs *pflag.FlagSet) *string {
+	dir := fs.String("run-dir", "", "`DIR` for what is to be known of the run later: flags, versions, measurements, a picture; off is none (default runs/<date>-<program>-<time>)")
+	spmd.MayDiffer(fs, "run-dir") // rank 0's counts
+	help.Group(fs, help.Output, "run-dir")
+	return dir
+}
+
+// Config says which folder is to be opened. The zero value is a new folder.
+type Config struct {
+	// Dir is the folder. Off is none; "" is Default or, where that is "", too, a new folder such as
+	// runs/2026-11-23-heat-142824: the date, the program and the time at which it was started.
+	Dir string
+	// Default is the folder where Dir is "".
+	Default string
+	// State is the folder of what the program can go on from, such as checkpoints; "" where there is none. It may be the
+	// folder of the run. A folder that holds a run is gone on with by a start that has the same State, and by no other.
+	State string
+}
+
+// Folder is the folder of a run. The nil Folder is none: its methods do nothing.
+type Folder struct {
+	w     *spmd.World
+	dir   string
+	named bool // by Config: what cannot be written is then an error
+
+	// Of rank 0:
+	mu       sync.Mutex
+	log      *os.File
+	failed   error // the first that could not be written
+	drawing  chan struct{}
+	drawn    time.Time     // when the last drawing ended
+	took     time.Duration // that drawing
+	hasSteps bool
+	cancel   func()
+}
+
+// opened is what rank 0 tells the others.
+type opened struct {
+	Dir   string // "" where there is none
+	Error string
+}
+
+// Open opens the folder of a run, makes it where there is none, and notes there how this run was started. A line of the log
+// says where it is.
+//
+// A folder that is not empty is refused, as bad input (see spmd.Usage), unless it holds a run that this start goes on with:
+// see Config.State. A folder that nobody has named, and that cannot be made, is warned of; the Folder is then nil.
+//
+// Collective over all ranks, blocking. Config counts on rank 0.
+func Open(w *spmd.World, c Config) (*Folder, error) {
+	hosts, err := spmd.AllGatherValue(w.Comm(), hostname())
+	if err != nil {
+		return nil, err
+	}
+	f := &Folder{w: w, named: c.Dir != ""}
+	var said opened
+	if w.Rank() == 0 {
+		said.Dir, err = f.open(c, hosts)
+		switch {
+		case err != nil && !f.named && !errors.As(err, new(refused)):
+			w.Log().Warn().Err(err).Msg("this run has no folder")
+			said.Dir = ""
+		case err != nil:
+			said.Error = c.about(err).Error()
+		}
+	}
+	if said, err = spmd.BroadcastValue(w.Comm(), said, 0); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	if said.Error != "" {
+		return nil, spmd.Usage(errors.New(said.Error))
+	}
+	if said.Dir == "" {
+		return nil, nil
+	}
+	f.dir = said.Dir
+	w.Log().Info().Str("folder", f.dir).Msg("run")
+	return f, nil
+}
+
+// Check refuses a folder that Open would refuse, before the program has begun anything. It changes nothing. Not collective.
+func Check(c Config) error {
+	dir := cmp.Or(c.Dir, c.Default)
+	if dir == "" || c.Dir == Off || c.Dir == "" && os.Getenv(Runs) == Off {
+		return nil
+	}
+	state, err := relative(dir, c.State)
+	if err == nil {
+		_, err = suits(dir, state)
+	}
+	return c.about(err)
+}
+
+// about adds to an error where the folder's name stands.
+func (c Config) about(err error) error {
+	if err == nil || c.Dir == "" {
+		return err
+	}
+	return fmt.Errorf("--run-dir: %w", err)
+}
+
+func hostname() string {
+	name, _ := os.Hostname() // empty where it has none
+	return name
+}
+
+// refused is why a folder is none for this run.
+type refused struct{ error }
+
+// open makes the folder and the files in it, on rank 0. It returns "" where there is to be none.
+func (f *Folder) open(c Config, hosts []string) (dir string, err error) {
+	parent := cmp.Or(os.Getenv(Runs), "runs")
+	now := time.Now()
+	in := insideOf(f.w)
+	s := f.start(now, hosts)
+	dir = cmp.Or(c.Dir, c.Default)
+	switch {
+	case c.Dir == Off, c.Dir == "" && parent == Off:
+		return "", nil
+	case dir == "":
+		if dir, err = newFolder(parent, s.Program, now); err != nil {
+			return "", err
+		}
+	default:
+		if err := os.MkdirAll(dir, 0o777); err != nil {
+			return "", err
+		}
+	}
+	if s.State, err = relative(dir, c.State); err != nil {
+		return "", err
+	}
+	if err := s.note(dir); err != nil {
+		return "", err
+	}
+	if f.log, err = appendTo(filepath.Join(dir, runlog.Log)); err != nil {
+		return "", err
+	}
+	f.dir, f.drawn = dir, now
+	f.cancel = in.Emitted(f.emitted)
+	return dir, nil
+}
+
+// newFolder makes a folder for a run that has no name.
+func newFolder(parent, program string, now time.Time) (string, error) {
+	if err := os.MkdirAll(parent, 0o777); err != nil {
+		return "", err
+	}
+	name := filepath.Join(parent, now.Format(time.DateOnly)+"-"+program+"-"+now.Format("150405"))
+	dir := name
+	for n := 2; ; n++ { // two may be started in the same second
+		if err := os.Mkdir(dir, 0o777); !errors.Is(err, fs.ErrExist) {
+			return dir, err
+		}
+		dir = fmt.Sprintf("%s-%d", name, n)
+	}
+}
+
+// relative is a path as seen from a folder, so that both may be moved together. That of "" is "".
+func relative(dir, path string) (string, error) {
+	if path == "" {
+		return "", nil
+	}
+	from, err := filepath.Abs(dir)
+	if err != nil {
+		return "", err
+	}
+	to, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	return filepath.Rel(from, to)
+}
+
+// appendTo opens a file of lines to append to it. A last line that a killed process has left incomplete is cut off.
+func appendTo(file string) (*os.File, error) {
+	f, err := os.OpenFile(file, os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o666)
+	if err != nil {
+		return nil, err
+	}
+	if err := cutLast(f); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+func cutLast(f *os.File) error {
+	end, err := f.Seek(0, io.SeekEnd)
+	if err != nil {
+		return err
+	}
+	piece := make([]byte, 64<<10)
+	for at := end; at > 0; {
+		n := min(at, int64(len(piece)))
+		at -= n
+		if _, err := f.ReadAt(piece[:n], at); err != nil {
+			return err
+		}
+		if i := bytes.LastIndexByte(piece[:n], '\n'); i >= 0 {
+			if whole := at + int64(i) + 1; whole < end {
+				return f.Truncate(whole)
+			}
+			return nil
+		}
+	}
+	return f.Truncate(0)
+}
+
+// Path returns the path of something in the folder; "" where there is none. Other nodes may not see what is there.
+func (f *Folder) Path(elem ...string) string {
+	if f == nil {
+		return ""
+	}
+	return filepath.Join(append([]string{f.dir}, elem...)...)
+}
+
+// emitted takes a line that the program has emitted.
+func (f *Folder) emitted(line []byte) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.log == nil || f.failed != nil {
+		return
+	}
+	if _, err := f.log.Write(line); err != nil { // the run goes on
+		f.fail(err)
+		return
+	}
+	if !f.hasSteps {
+		var s runlog.Step
+		f.hasSteps = json.Unmarshal(line, &s) == nil && s.Step > 0
+	}
+	const often = time.Minute
+	if f.hasSteps && f.drawing == nil && time.Since(f.drawn) > max(often, 50*f.took) {
+		f.drawing = make(chan struct{})
+		go f.drawNow(f.drawing)
+	}
+}
+
+// drawNow draws the picture beside the run, and says when it is done.
+func (f *Folder) drawNow(done chan struct{}) {
+	defer close(done)
+	begun := time.Now()
+	err := f.draw()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.drawing, f.drawn, f.took = nil, time.Now(), time.Since(begun)
+	if err != nil {
+		f.fail(err)
+	}
+}
+
+func (f *Folder) draw() error {
+	r, err := runlog.Read(f.dir)
+	if errors.Is(err, runlog.ErrNoSteps) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return runlog.Draw(filepath.Join(f.dir, runlog.Picture), r)
+}
+
+// fail notes and tells what could not be written. The caller holds mu.
+func (f *Folder) fail(err error) {
+	if f.failed == nil {
+		f.failed = err
+		f.w.Log().Warn().Err(err).Msg("the run goes on, but its folder does not get all of it")
+	}
+}
+
+// Close draws the picture for the last time, and closes the log. It returns what could not be written, where the folder was
+// asked for by name. A second Close does nothing. Not collective.
+func (f *Folder) Close() error {
+	if f == nil || f.log == nil {
+		return nil
+	}
+	f.cancel()
+	f.mu.Lock()
+	drawing := f.drawing
+	f.mu.Unlock()
+	if drawing != nil {
+		<-drawing
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.hasSteps && f.failed == nil {
+		if err := f.draw(); err != nil {
+			f.fail(err)
+		}
+	}
+	if err := f.log.Close(); err != nil {
+		f.fail(err)
+	}
+	f.log = nil
+	if f.named && f.failed != nil {
+		return fmt.Errorf("--run-dir: %w", f.failed)
+	}
+	return nil
+}

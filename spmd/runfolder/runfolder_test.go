@@ -1,0 +1,220 @@
+package runfolder
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"lockstep/internal/runlog"
+	"lockstep/spmd"
+	"lockstep/spmd/spmdtest"
+)
+
+func TestMain(m *testing.M) { spmdtest.Main(m, nil) }
+
+// lines returns what the lines of a file say.
+func lines[V any](t *testing.T, file string) (all []V) {
+	t.Helper()
+	f, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for in := bufio.NewScanner(f); in.Scan(); {
+		var v V
+		if err := json.Unmarshal(in.Bytes(), &v); err != nil {
+			t.Fatalf("%s: %v in %q", file, err, in.Text())
+		}
+		all = append(all, v)
+	}
+	return all
+}
+
+type step struct {
+	Step int     `json:"step"`
+	Loss float64 `json:"loss"`
+}
+
+// emit opens the folder of a run on every rank, and emits some steps. It returns the folder's path.
+func emit(t *testing.T, w *spmd.World, c Config, first, last int) string {
+	f, err := Open(w, c)
+	if err != nil {
+		t.Errorf("rank %d: %v", w.Rank(), err)
+		return ""
+	}
+	for s := first; s <= last; s++ {
+		if err := w.Emit(step{s, 1 / float64(s)}); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := f.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := w.Emit(step{Step: 1000}); err != nil { // for nobody any more
+		t.Error(err)
+	}
+	return f.Path()
+}
+
+// A run that nobody has named gets a folder of its own, known to all ranks, and no other run gets it.
+func TestNew(t *testing.T) {
+	t.Chdir(t.TempDir())
+	t.Setenv(Runs, "")
+	begun := time.Now().Add(-time.Second)
+	spmdtest.RunInProcess(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
+		a := emit(t, w, Config{}, 1, 3)
+		b := emit(t, w, Config{}, 1, 1)
+		if !regexp.MustCompile(`^runs/\d{4}-\d\d-\d\d-runfolder\.test-\d{6}(-\d+)?$`).MatchString(a) || a == b {
+			t.Errorf("rank %d: %q and then %q", w.Rank(), a, b)
+		}
+		if all, err := spmd.AllGatherValue(w.Comm(), a); err != nil || all[0] != all[w.Size()-1] {
+			t.Errorf("%v, %q", err, all)
+		}
+		if w.Rank() != 0 {
+			return
+		}
+		if steps := lines[step](t, filepath.Join(a, runlog.Log)); len(steps) != 3 || steps[1] != (step{2, 0.5}) {
+			t.Errorf("the log has %v", steps)
+		}
+		if text, err := os.ReadFile(filepath.Join(a, runlog.Picture)); err != nil || !strings.Contains(string(text), "</svg>") {
+			t.Errorf("%v in %.80q", err, text)
+		}
+		starts := lines[start](t, filepath.Join(a, runlog.Starts))
+		host, _ := os.Hostname()
+		want := map[int]string{1: "0", 3: "0-2"}[w.Size()]
+		if len(starts) != 1 || starts[0].Ranks != w.Size() || len(starts[0].Hosts) != 1 || starts[0].Hosts[0].Name != host || starts[0].Hosts[0].Ranks != want ||
+			starts[0].Device == "" || starts[0].Libraries["MPI"] == "" || starts[0].Version != spmd.Version || starts[0].Begun.Before(begun.Add(-time.Minute)) {
+			t.Errorf("%+v", starts)
+		}
+	})
+}
+
+// A run goes on in its folder, also where that was moved, and behind half a line that a killed process has left. Nobody
+// else gets it.
+func TestGoesOn(t *testing.T) {
+	t.Chdir(t.TempDir())
+	t.Setenv(Runs, Off) // has no say where a folder is named
+	spmdtest.RunInProcess(t, []int{2}, func(t *testing.T, w *spmd.World) {
+		same := Config{Dir: "a", State: "a"}
+		emit(t, w, same, 1, 4)
+		if w.Rank() == 0 {
+			for _, name := range []string{runlog.Log, runlog.Starts} {
+				f, err := os.OpenFile(filepath.Join("a", name), os.O_APPEND|os.O_WRONLY, 0)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, err := f.WriteString(`{"step": 5, "lo`); err != nil {
+					t.Fatal(err)
+				}
+				if err := f.Close(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := os.Rename("a", "b"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := spmd.Barrier(w.Comm()); err != nil {
+			t.Fatal(err)
+		}
+		emit(t, w, Config{Default: "b", Dir: "b", State: "./b"}, 4, 6)
+		for name, c := range map[string]Config{
+			"no state":  {Dir: "b"},
+			"other one": {Dir: "b", State: "elsewhere"},
+		} {
+			_, err := Open(w, c)
+			if err == nil || !strings.Contains(err.Error(), "--run-dir: b holds a run of runfolder.test already, begun at 20") {
+				t.Errorf("%s: rank %d: %v", name, w.Rank(), err)
+			}
+			if early := Check(c); w.Rank() == 0 && (early == nil || early.Error() != err.Error()) {
+				t.Errorf("%s: %v, and before the start %v", name, err, early)
+			}
+		}
+		if w.Rank() != 0 {
+			return
+		}
+		if got := lines[step](t, "b/"+runlog.Log); len(got) != 7 || got[4].Step != 4 {
+			t.Errorf("the log has %v", got)
+		}
+		if got := lines[start](t, "b/"+runlog.Starts); len(got) != 2 || got[1].State != "." {
+			t.Errorf("%d starts: %+v", len(got), got)
+		}
+	})
+}
+
+// What is in a folder that holds no run is left alone.
+func TestRefuses(t *testing.T) {
+	t.Chdir(t.TempDir())
+	t.Setenv(Runs, "")
+	if err := os.MkdirAll("full", 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile("full/mine", []byte("x"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir("empty", 0o777); err != nil {
+		t.Fatal(err)
+	}
+	spmdtest.RunInProcess(t, []int{2}, func(t *testing.T, w *spmd.World) {
+		for want, c := range map[string]Config{
+			"--run-dir: full is not empty, and holds no run: name another folder": {Dir: "full"},
+			"mkdir full/mine: not a directory":                                    {Dir: "full/mine/run"},
+		} {
+			if f, err := Open(w, c); err == nil || !strings.Contains(err.Error(), want) || f != nil {
+				t.Errorf("rank %d: %v, want %s", w.Rank(), err, want)
+			}
+		}
+		if err := Check(Config{Dir: "full", State: "full"}); err != nil { // it is what the run goes on from
+			t.Error(err)
+		}
+		if f, err := Open(w, Config{Dir: Off, Default: "full"}); err != nil || f != nil || f.Path("x") != "" || f.Close() != nil {
+			t.Errorf("rank %d: %v, %v", w.Rank(), f, err)
+		}
+		if dir := emit(t, w, Config{Default: "empty"}, 1, 1); dir != "empty" {
+			t.Errorf("rank %d: %q", w.Rank(), dir)
+		}
+		// A folder that nobody asked for does not end a run.
+		if f, err := Open(w, Config{Default: "full/mine/run"}); err != nil || f != nil {
+			t.Errorf("rank %d: %v, %v", w.Rank(), f, err)
+		}
+	})
+	if there, err := os.ReadDir("full"); err != nil || len(there) != 1 {
+		t.Errorf("%v, %v", err, there)
+	}
+}
+
+// Where the log cannot be written the run goes on, and Close says so if the folder was asked for.
+func TestFails(t *testing.T) {
+	t.Chdir(t.TempDir())
+	spmdtest.RunInProcess(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		for _, named := range []bool{true, false} {
+			c := Config{Default: "unnamed"}
+			t.Setenv(Runs, "runs")
+			if named {
+				c = Config{Dir: "named"}
+			}
+			f, err := Open(w, c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := f.log.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if err := w.Emit(step{1, 1}); err != nil {
+				t.Error(err)
+			}
+			if err := f.Close(); (err != nil) != named || err != nil && !errors.Is(err, os.ErrClosed) {
+				t.Errorf("named %v: %v", named, err)
+			}
+			if err := f.Close(); err != nil {
+				t.Errorf("the second Close: %v", err)
+			}
+		}
+	})
+}
