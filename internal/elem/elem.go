@@ -77,32 +77,34 @@ func At(p unsafe.Pointer, i int, t Type) unsafe.Pointer {
 	return unsafe.Add(p, i*t.Size())
 }
 
-// Of returns the Type of T. It does not allocate.
+// Of returns the Type of T. It does not allocate. For most types it is a constant to the compiler, which knows T's size and
+// arithmetic. A switch over types jumps at run time.
 func Of[T Stored]() Type {
 	var z T
+	t := Type(unsafe.Sizeof(z) / 2) // Int8, Int32 or Int64
+	switch {
+	case (z+1)/2 != 0:
+		t = Float32 + t/4
+	case z-1 < z:
+	case unsafe.Sizeof(z) < 4:
+		return alike(z)
+	default:
+		t++ // unsigned
+	}
+	return t
+}
+
+// alike is Of for types that have size and arithmetic in common.
+func alike[T Stored](z T) Type {
 	switch any(z).(type) {
-	case int8:
-		return Int8
 	case uint8:
 		return Uint8
-	case int32:
-		return Int32
-	case uint32:
-		return Uint32
-	case int64:
-		return Int64
-	case uint64:
-		return Uint64
-	case F16:
-		return Float16
-	case BF16:
-		return BFloat16
-	case float32:
-		return Float32
 	case F8E4M3:
 		return Float8E4M3
-	default: // the constraint leaves only float64
-		return Float64
+	case F16:
+		return Float16
+	default: // the constraint leaves only BF16
+		return BFloat16
 	}
 }
 

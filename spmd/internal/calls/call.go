@@ -37,10 +37,13 @@ func (c *Call) copyFrom(o *Call) {
 // checkBlocks refuses freed buffers and those of another world.
 func (c *Call) checkBlocks() error {
 	r := c.comm.r
-	if err := r.CheckBlock(c.DstBlock); err != nil {
-		return err
+	if b := c.DstBlock; b != nil && !r.has(b) {
+		return r.blockError(b)
 	}
-	return r.CheckBlock(c.SrcBlock)
+	if b := c.SrcBlock; b != nil && !r.has(b) {
+		return r.blockError(b)
+	}
+	return nil
 }
 
 // memory says what NCCL does differently for the memory of a call.

@@ -38,7 +38,10 @@ func (c *Comm) Do(s *Stream, op string, cmd *Call, root, dst, src int) error {
 		return c.open.join(s, cmd)
 	}
 	if c.routes.WholeOnHost(cmd.Kind) { // as nearly every call on the host
-		cmd.route.By, cmd.route.Host, cmd.route.Whole = c.byHost, true, true
+		cmd.route.Host, cmd.route.Whole = true, true
+		if s != nil {
+			cmd.route.By = c.byHost
+		}
 	} else {
 		cmd.choose(s != nil)
 	}
@@ -182,8 +185,8 @@ func (c *Comm) hostWork(n int) unsafe.Pointer {
 // Plain says whether a message between this rank and peer is nothing but a blocking call in host memory with nothing to
 // refuse. A message costs little more than a call from Go to C: for it the way through Do is long.
 func (c *Comm) Plain(s *Stream, b *exec.Block, peer int) bool {
-	return s == nil && c != nil && c.checker == nil && c.open == nil && !c.freed && uint(peer) < uint(c.size) && b != nil && b.Owner == c.r &&
-		!b.Freed.Load() && !c.routes.OnDevice() && c.r.capturing.Load() == 0 && !exec.HostFuncRuns()
+	return s == nil && c != nil && c.checker == nil && c.open == nil && !c.freed && uint(peer) < uint(c.size) && b != nil &&
+		c.r.has(b) && !c.routes.OnDevice() && c.r.capturing.Load() == 0 && !exec.HostFuncRuns()
 }
 
 // SendPlain sends what is Plain.

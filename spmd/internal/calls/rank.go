@@ -78,11 +78,14 @@ func Of(b *exec.Block) *Rank { return b.Owner.(*Rank) }
 
 // CheckBlock refuses a freed block, and one of another world.
 func (r *Rank) CheckBlock(b *exec.Block) error {
-	if b != nil && (b.Owner != r || b.Freed.Load()) {
+	if b != nil && !r.has(b) {
 		return r.blockError(b)
 	}
 	return nil
 }
+
+// has says whether a block is this world's, and not freed.
+func (r *Rank) has(b *exec.Block) bool { return b.Owner == r && !b.Freed.Load() }
 
 func (r *Rank) blockError(b *exec.Block) error {
 	if b.Owner != r {

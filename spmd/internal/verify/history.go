@@ -47,7 +47,6 @@ func (l *history) note(p Packed, c *coll.Call, g Group, memory Memory, site *cca
 	}
 	h = mix.Bits(h + p.what + uint64(n)*0x9e3779b97f4a7c15)
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	l.count++
 	l.sum = mix.Bits(l.sum + h)
 	e := &l.recent[l.count%recentCalls]
@@ -60,6 +59,7 @@ func (l *history) note(p Packed, c *coll.Call, g Group, memory Memory, site *cca
 	for i := range min(bits.TrailingZeros64(l.count)/2+1, len(l.levels)) {
 		l.levels[i].count, l.levels[i].sum = l.count, l.sum
 	}
+	l.mu.Unlock() // a defer takes longer
 }
 
 // page is what a rank tells of a history.

@@ -61,8 +61,12 @@ func (r *Recorder) Begin(c *coll.Call, g Group) Packed {
 func (r *Recorder) beginMessages(c *coll.Call, g Group) Packed {
 	switch c.Kind {
 	case coll.SendRecv: // as count and Pack do, without calls
-		r.exchange(int(c.Root), 1, 0)
-		r.exchange(int(c.From), 0, 1)
+		if c.Root == c.From {
+			r.exchange(int(c.Root), 1, 1)
+		} else {
+			r.exchange(int(c.Root), 1, 0)
+			r.exchange(int(c.From), 0, 1)
+		}
 		p := packMessage(c.Kind, c.Type, int(c.Root), c.N|int(c.From)<<lengthBits)
 		r.Enter(p)
 		return p
