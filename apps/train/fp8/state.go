@@ -33,7 +33,7 @@ type State struct {
 	Peak spmd.Buffer[float32] // (sites): the largest size of a value in the step so far
 
 	mats       []kernels.Matrix8
-	layout     spmd.Buffer[int64] // (mats,5): mats as kernels read them
+	layout     spmd.Buffer[int64] // (mats,MatrixNumbers): mats as kernels read them
 	tiles      spmd.Buffer[int32] // (parts,3): matrix, row and column of each part that a block casts
 	nTiles     int
 	weights    spmd.Buffer[spmd.F8E4M3] // the codes of mats
@@ -72,7 +72,7 @@ func (e *State) TakeAll(sp *layout.Space, cfg layout.Config, params []layout.Par
 	layout.Take(sp, kernels.Apart8*sites, &e.down)
 	layout.Take(sp, len(e.mats), &e.weightPeak)
 	layout.Take(sp, kernels.Apart8*len(e.mats), &e.weightBy)
-	layout.Take(sp, 5*len(e.mats), &e.layout)
+	layout.Take(sp, kernels.MatrixNumbers*len(e.mats), &e.layout)
 	layout.Take(sp, 3*e.nTiles, &e.tiles)
 	layout.Take(sp, codes, &e.weights)
 	operand := min(n, layout.HeadRows) * cfg.PaddedVocab()
@@ -90,7 +90,8 @@ func (e *State) Begin() error {
 	var layout []int64
 	var tiles []int32
 	for i, m := range e.mats {
-		layout = append(layout, int64(m.From), int64(m.To), int64(m.Across), int64(m.Rows), int64(m.Cols))
+		numbers := m.Numbers()
+		layout = append(layout, numbers[:]...)
 		for r := 0; r < m.Rows; r += kernels.TileSide {
 			for c := 0; c < m.Cols; c += kernels.TileSide {
 				tiles = append(tiles, int32(i), int32(r), int32(c))

@@ -20,7 +20,7 @@ func (m *State) Completes(section int, p layout.Param) bool {
 	if m.Cfg.Shard.Mode == layout.ShardOff {
 		return p.Group == section
 	}
-	if layers := len(m.Groups) - 2; p.Group < layers {
+	if p.Group < layout.VectorGroup(m.Groups) {
 		return layout.LayerGroup(section) == p.Group
 	}
 	return section == m.Cfg.Embeddings()
@@ -62,7 +62,7 @@ type slots[T spmd.Elem] struct {
 
 // takeAll takes, or counts, the memory.
 func (x *slots[T]) takeAll(sp *layout.Space, groups []layout.Group) {
-	layers := groups[:len(groups)-2]
+	layers := groups[:layout.VectorGroup(groups)]
 	for i := range x.layers {
 		most := 0
 		for g := i; g < len(layers); g += layerSlots {
@@ -75,14 +75,13 @@ func (x *slots[T]) takeAll(sp *layout.Space, groups []layout.Group) {
 
 // keptLen is how many elements the groups have that are not layers'.
 func keptLen(groups []layout.Group) int {
-	n := len(groups)
-	return groups[n-2].Len + groups[n-1].Len
+	return groups[layout.VectorGroup(groups)].Len + groups[layout.EmbeddingGroup(groups)].Len
 }
 
 // of returns the memory of each group.
 func (x *slots[T]) of(groups []layout.Group) []spmd.Buffer[T] {
 	bs := keptOf(groups, x.kept)
-	for i := range bs[:len(bs)-2] {
+	for i := range layout.VectorGroup(groups) {
 		bs[i] = x.layers[i%layerSlots].Slice(0, groups[i].Len)
 	}
 	return bs
@@ -91,8 +90,9 @@ func (x *slots[T]) of(groups []layout.Group) []spmd.Buffer[T] {
 // keptOf returns the memory of each group; the layers' have none.
 func keptOf[T spmd.Elem](groups []layout.Group, kept spmd.Buffer[T]) []spmd.Buffer[T] {
 	bs := make([]spmd.Buffer[T], len(groups))
-	n, vectors := len(groups), groups[len(groups)-2].Len
-	bs[n-2], bs[n-1] = kept.Slice(0, vectors), kept.Slice(vectors, kept.Len())
+	vectors := layout.VectorGroup(groups)
+	n := groups[vectors].Len
+	bs[vectors], bs[layout.EmbeddingGroup(groups)] = kept.Slice(0, n), kept.Slice(n, kept.Len())
 	return bs
 }
 

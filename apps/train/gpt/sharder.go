@@ -44,7 +44,7 @@ func (m *Model[A]) NewSharder(c spmd.Comm) (*Sharder, error) {
 }
 
 func openSharder[A kernels.Act](x *Sharder, m *Model[A], c spmd.Comm) (err error) {
-	part, layers := &m.Sharded, len(m.Groups)-2
+	part, layers := &m.Sharded, layout.VectorGroup(m.Groups)
 	all := m.Cfg.Shard.Mode < layout.ShardParameters // every rank has all weights
 	// Weights that have come are rounded for products.
 	rounds := func(first int) func(int, *spmd.Stream) error {
@@ -139,7 +139,7 @@ func (x *Sharder) Gather(s *spmd.Stream) error {
 	if err := x.layers.Begin(x.Forward, s); err != nil {
 		return err
 	}
-	for i := len(x.state.Groups) - 3; i >= 0; i-- {
+	for i := layout.VectorGroup(x.state.Groups) - 1; i >= 0; i-- {
 		if err := errors.Join(x.layers.Need(i, s), x.layers.Done(i, s)); err != nil {
 			return err
 		}
@@ -215,9 +215,9 @@ func (x *Sharder) Ready(section int, add bool, s *spmd.Stream) error {
 	case section < x.state.Cfg.Embeddings():
 		return x.Scatter.Ready(layout.LayerGroup(section), add, s)
 	}
-	n := len(x.state.Groups)
-	if err := x.Scatter.Ready(n-2, add, s); err != nil {
+	groups := x.state.Groups
+	if err := x.Scatter.Ready(layout.VectorGroup(groups), add, s); err != nil {
 		return err
 	}
-	return x.Scatter.Ready(n-1, add, s)
+	return x.Scatter.Ready(layout.EmbeddingGroup(groups), add, s)
 }

@@ -179,7 +179,9 @@ func (e *enqueue[A]) embeddingsBackward(sorted spmd.Buffer[int32]) {
 }
 
 // EmbeddingGrads is what this rank has of the reduced gradient of the embeddings.
-func (m *State) EmbeddingGrads() spmd.Buffer[float32] { return m.reduced(len(m.Groups) - 1) }
+func (m *State) EmbeddingGrads() spmd.Buffer[float32] {
+	return m.reduced(layout.EmbeddingGroup(m.Groups))
+}
 
 // reduced is what this rank has of the reduced gradient of a group.
 func (m *State) reduced(i int) spmd.Buffer[float32] {
@@ -198,10 +200,9 @@ func (m *State) reduced(i int) spmd.Buffer[float32] {
 // no other stage or part of the layers has, too. Of two ranks that have the same the first counts it.
 func (m *State) Counted() []spmd.Buffer[float32] {
 	var bs []spmd.Buffer[float32]
-	last := len(m.Groups) - 1
 	if m.Cfg.Tensor.Rank == 0 {
 		for i := range m.Groups {
-			if i < last || m.Cfg.Begins() {
+			if i != layout.EmbeddingGroup(m.Groups) || m.Cfg.Begins() {
 				bs = append(bs, m.reduced(i))
 			}
 		}

@@ -13,12 +13,25 @@ const Apart8 = 4
 
 // Matrix8 is a matrix of weights: where its codes begin, and those of its transpose.
 type Matrix8 struct {
-	From, To, Across int // elements; from is in the arena of weights
+	From, To, Across int // elements; From is in the arena of weights
 	Rows, Cols       int
 }
 
+// MatrixNumbers is how many numbers a Matrix8 is for the kernels, which have a struct of them.
+const MatrixNumbers = 5
+
+// Numbers are those of m.
+func (m Matrix8) Numbers() [MatrixNumbers]int64 {
+	return [...]int64{int64(m.From), int64(m.To), int64(m.Across), int64(m.Rows), int64(m.Cols)}
+}
+
+// matrix8Of is the reverse of Numbers.
+func matrix8Of(n [MatrixNumbers]int64) Matrix8 {
+	return Matrix8{From: int(n[0]), To: int(n[1]), Across: int(n[2]), Rows: int(n[3]), Cols: int(n[4])}
+}
+
 const (
-	TileSide    = 128 // of a tile of weights, as in FP8.cu
+	TileSide    = 128 // of a tile of weights, as in fp8.cu
 	ColumnParts = 264 // blocks that share the rows of a tensor, two for each multiprocessor of an H100 or H200
 )
 

@@ -33,7 +33,8 @@ func cEncoderForward(out []float32, tokens []int32, wte, wpe []float32, t, c, lo
 }
 
 func cEncoderBackward(dwte, dwpe, dout []float32, p plan, t, c, positions int, acc bool, lo, hi int) {
-	C.train_encoder_backward(floats(dwte), floats(dwpe), floats(dout), ints(p.order), ints(p.parts), long(p.count), long(len(p.order)), long(t), long(c), long(positions), truth(acc), long(lo), long(hi))
+	C.train_encoder_backward(floats(dwte), floats(dwpe), floats(dout), ints(p.order),
+		(*C.struct_token_part)(unsafe.Pointer(unsafe.SliceData(p.parts))), long(int(p.count)), long(len(p.order)), long(t), long(c), long(positions), truth(acc), long(lo), long(hi))
 }
 
 func cLayerNormForward(out, mean, rstd, x, weight, bias []float32, c, lo, hi int) {

@@ -13,7 +13,7 @@ CLONES void train_encoder_forward(float *out, const int32_t *tokens, const float
     }
 }
 
-CLONES void train_encoder_backward(float *dwte, float *dwpe, const float *dout, const int32_t *order, const int32_t *parts,
+CLONES void train_encoder_backward(float *dwte, float *dwpe, const float *dout, const int32_t *order, const struct token_part *parts,
                                    long count, long n, long t, long c, long positions, int accumulate, long lo, long hi) {
     if (!accumulate)
         for (long i = 0; i < positions; i++) memset(dwpe + i * c + lo, 0, (hi - lo) * sizeof(float));
@@ -22,9 +22,9 @@ CLONES void train_encoder_backward(float *dwte, float *dwpe, const float *dout, 
         float *restrict b = dwpe + i % t * c;
         for (long j = lo; j < hi; j++) b[j] += d[j];
     }
-    for (long p = 0; p < count; p++, parts += 4) {
-        float *restrict a = dwte + parts[0] * c;
-        for (long i = parts[1]; i < parts[2]; i++) {
+    for (const struct token_part *p = parts; p < parts + count; p++) {
+        float *restrict a = dwte + p->token * c;
+        for (long i = p->first; i < p->end; i++) {
             const float *d = dout + order[i] * c;
             for (long j = lo; j < hi; j++) a[j] += d[j];
         }

@@ -44,12 +44,17 @@ template <int V> SPMD_FN void add_order(float (&s)[V], const act *d, const int *
     }
 }
 
+// The parts of the list of rows by token, which sorted.go makes.
+struct __align__(16) token_part { int token, first, end, split; }; // its rows in order; split is -1 where it is the only part
+struct __align__(16) token_split { int row, first, parts, unused; }; // row of partial, its first part, how many
+
 // A warp takes 32·V columns of a position, or of a part of a token's rows. Parts of the same token go to rows of
-// partial, which the last warp to arrive adds up. sorted is laid out by sorter.sort.
+// partial, which the last warp to arrive adds up. sorted is a plan of sorted.go.
 template <int V>
 SPMD_FN void encoder_backward_of(float *dwte, float *dwpe, float *partial, unsigned *arrived, const act *dout, const int *sorted,
                                  int n, int t, int c, int positions, int vocab, int most_parts, int most_split, int accumulate) {
-    const int4 *parts = (const int4 *)(sorted + 4), *splits = parts + most_parts;
+    const token_part *parts = (const token_part *)(sorted + 4);
+    const token_split *splits = (const token_split *)(parts + most_parts);
     const int *order = (const int *)(splits + most_split);
     int chunks = (c + 32 * V - 1) / (32 * V), lane = threadIdx.x % 32;
     long long units = ((long long)positions + sorted[0]) * chunks;
@@ -72,31 +77,31 @@ SPMD_FN void encoder_backward_of(float *dwte, float *dwpe, float *partial, unsig
             store(to, s);
             continue;
         }
-        int4 part = parts[item - positions]; // token, first and end in order, number in splits or -1
-        if (part.x < 0 || part.x >= vocab) continue;
-        float *to = dwte + (long long)part.x * c + j;
-        if (part.w < 0) {
+        token_part part = parts[item - positions];
+        if (part.token < 0 || part.token >= vocab) continue;
+        float *to = dwte + (long long)part.token * c + j;
+        if (part.split < 0) {
             if (!mine) continue;
             load(s, to);
-            add_order(s, dout + j, order, part.y, part.z, c);
+            add_order(s, dout + j, order, part.first, part.end, c);
             store(to, s);
             continue;
         }
-        int4 split = splits[part.w]; // first row of partial, first part, number of parts
-        float *rows = partial + (long long)split.x * c + j;
+        token_split split = splits[part.split];
+        float *rows = partial + (long long)split.row * c + j;
         if (mine) {
-            add_order(s, dout + j, order, part.y, part.z, c);
-            store(rows + (long long)(item - positions - split.y) * c, s);
+            add_order(s, dout + j, order, part.first, part.end, c);
+            store(rows + (long long)(item - positions - split.first) * c, s);
         }
         __threadfence();
         __syncwarp();
         bool last = false;
-        if (lane == 0) last = atomicInc(arrived + part.w * chunks + chunk, split.z - 1) == split.z - 1;
+        if (lane == 0) last = atomicInc(arrived + part.split * chunks + chunk, split.parts - 1) == split.parts - 1;
         if (!__shfl_sync(0xffffffffu, last, 0)) continue;
         __threadfence();
         if (!mine) continue;
 #pragma unroll 1
-        for (int k = 0; k < V; k++) to[k] += add_rows(rows + k, split.z, c);
+        for (int k = 0; k < V; k++) to[k] += add_rows(rows + k, split.parts, c);
     }
 }
 

@@ -9,10 +9,12 @@
 // out(n,c) = wte[token] + wpe[position], rows [lo, hi).
 void train_encoder_forward(float *out, const int32_t *tokens, const float *wte, const float *wpe,
                            long t, long c, long lo, long hi);
-// dwte[token] += dout, dwpe[position] (+)= dout for n rows, columns [lo, hi). Each of
-// count parts is 4 numbers: a token, and from where to where in order its rows are.
-// Rows t to positions of dwpe are zeroed unless accumulate.
-void train_encoder_backward(float *dwte, float *dwpe, const float *dout, const int32_t *order, const int32_t *parts,
+// token_part is rows of a token, order[first] to order[end-1]. split is for GPUs.
+struct token_part { int32_t token, first, end, split; };
+
+// dwte[token] += dout, dwpe[position] (+)= dout for n rows, columns [lo, hi). Rows t to
+// positions of dwpe are zeroed unless accumulate.
+void train_encoder_backward(float *dwte, float *dwpe, const float *dout, const int32_t *order, const struct token_part *parts,
                             long count, long n, long t, long c, long positions, int accumulate, long lo, long hi);
 
 // out = (x - mean)·rstd·weight + bias, rows [lo, hi) of width c.

@@ -19,11 +19,11 @@ var NextScalesKernel = spmd.NewKernel("next_scales_8", fp8Source, func(a spmd.Ar
 	return nil
 })
 
-// eachWeight8 calls fn for the elements of all matrices: matrix, its layout, row and column.
-func eachWeight8(layout []int64, fn func(i int, m Matrix8, r, c int)) {
-	for i := range len(layout) / 5 {
-		l := layout[5*i:]
-		m := Matrix8{int(l[0]), int(l[1]), int(l[2]), int(l[3]), int(l[4])}
+// eachWeight8 calls fn for the elements of all matrices, whose numbers are given: number of the matrix, the matrix, row
+// and column.
+func eachWeight8(numbers []int64, fn func(i int, m Matrix8, r, c int)) {
+	for i := range len(numbers) / MatrixNumbers {
+		m := matrix8Of([MatrixNumbers]int64(numbers[MatrixNumbers*i:]))
 		for r := range m.Rows {
 			for c := range m.Cols {
 				fn(i, m, r, c)
@@ -44,7 +44,6 @@ var WeightPeaksKernel = spmd.NewKernel("weight_peaks_8", fp8Source, func(a spmd.
 // CastWeightsKernel writes the codes of each matrix and of its transpose, by the largest size.
 var CastWeightsKernel = spmd.NewKernel("cast_weights_8", fp8Source, func(a spmd.Args) error {
 	codes, down, peaks, weights := spmd.ArgSlice[spmd.F8E4M3](a, 0), spmd.ArgSlice[float32](a, 1), spmd.ArgSlice[float32](a, 2), spmd.ArgSlice[spmd.BF16](a, 3)
-	layout := spmd.ArgSlice[int64](a, 4)
 	up := make([]float32, len(peaks))
 	for i, peak := range peaks {
 		e := 0
@@ -53,7 +52,7 @@ var CastWeightsKernel = spmd.NewKernel("cast_weights_8", fp8Source, func(a spmd.
 		}
 		up[i], down[Apart8*i] = float32(math.Ldexp(1, e)), float32(math.Ldexp(1, -e))
 	}
-	eachWeight8(layout, func(i int, m Matrix8, r, c int) {
+	eachWeight8(spmd.ArgSlice[int64](a, 4), func(i int, m Matrix8, r, c int) {
 		code := spmd.ToF8E4M3(weights[m.From+r*m.Cols+c].Float32() * up[i])
 		codes[m.To+r*m.Cols+c], codes[m.Across+c*m.Rows+r] = code, code
 	})

@@ -2,6 +2,7 @@ package kernels
 
 import (
 	"fmt"
+	"unsafe"
 )
 
 // The gradient of the token embedding is, for each token, the sum of the rows that
@@ -27,28 +28,61 @@ func MostSplits(n int) int { return n / (partRows + 1) }
 func SplitRows(n int) int { return 2 * n / (partRows + 1) }
 
 // SortedLen is the length of the list for n rows.
-func SortedLen(n, vocab int) int { return 4 + 4*mostParts(n, vocab) + 4*MostSplits(n) + n }
+func SortedLen(n, vocab int) int {
+	return int(unsafe.Sizeof(planHead{})+uintptr(mostParts(n, vocab))*unsafe.Sizeof(tokenPart{})+uintptr(MostSplits(n))*unsafe.Sizeof(tokenSplit{}))/4 + n
+}
 
-// plan is such a list, as encoder_backward reads it.
+// plan is such a list, in parts that lie behind each other. encoder_backward reads it, and has structs of these names.
 type plan struct {
-	count  int     // of parts
-	parts  []int32 // 4 for each: token, where its rows begin and end in order, its number in splits or -1
-	splits []int32 // 4 for each token of several parts: number of their sums before, its first part, how many parts, 0
-	order  []int32 // rows by token, those of a token in their order
+	*planHead
+	parts  []tokenPart  // those of a token follow each other
+	splits []tokenSplit // of the tokens of several parts
+	order  []int32      // (n): rows by token, those of a token in their order
+}
+
+// planHead is how much of a plan there is.
+type planHead struct {
+	count int32 // of parts
+	_     [3]int32
+}
+
+// tokenPart is rows of a token that one warp of a GPU adds up.
+type tokenPart struct {
+	token      int32
+	first, end int32 // of its rows in order
+	split      int32 // of splits, where the token has several parts, or -1
+}
+
+// tokenSplit is a token of several parts. Each leaves its sum in a row of its own, and the last one adds these up.
+type tokenSplit struct {
+	row   int32 // where the sum of its first part is
+	first int32 // of its parts
+	parts int32 // how many it has
+	_     int32
 }
 
 // planOf is the list in memory, of n rows.
 func planOf(list []int32, n, vocab int) plan {
-	parts := list[4:][:4*mostParts(n, vocab)]
-	splits := list[4+len(parts):][:4*MostSplits(n)]
-	return plan{int(list[0]), parts, splits, list[4+len(parts)+len(splits):][:n]}
+	var p plan
+	head, list := structs[planHead](list, 1)
+	p.planHead = &head[0]
+	p.parts, list = structs[tokenPart](list, mostParts(n, vocab))
+	p.splits, list = structs[tokenSplit](list, MostSplits(n))
+	p.order = list[:n]
+	return p
+}
+
+// structs is the first n structs of numbers in a list, and the list behind them.
+func structs[S planHead | tokenPart | tokenSplit](list []int32, n int) ([]S, []int32) {
+	numbers := n * int(unsafe.Sizeof(*new(S))) / 4
+	return unsafe.Slice((*S)(unsafe.Pointer(unsafe.SliceData(list[:numbers]))), n), list[numbers:]
 }
 
 // check refuses a list that would reach outside the vocabulary's rows.
 func (p plan) check(vocab int) error {
-	for i := range p.count {
-		if x := p.parts[4*i]; x < 0 || int(x) >= vocab {
-			return fmt.Errorf("token %d is outside the vocabulary of %d", x, vocab)
+	for _, part := range p.parts[:p.count] {
+		if part.token < 0 || int(part.token) >= vocab {
+			return fmt.Errorf("token %d is outside the vocabulary of %d", part.token, vocab)
 		}
 	}
 	return nil
@@ -75,22 +109,21 @@ func (s *Sorter) Sort(list, tokens []int32, vocab int) {
 		p.order[next[x]] = int32(i)
 		next[x]++
 	}
-	count, split, sums := int32(0), int32(0), int32(0)
+	count, splits, sums := int32(0), int32(0), int32(0)
 	first := int32(0)
 	for x, end := range next[:vocab] { // which is now where a token's rows end
-		number := int32(-1)
+		split := int32(-1)
 		if parts := (end - first + partRows - 1) / partRows; parts > 1 {
-			number = split
-			copy(p.splits[4*split:], []int32{sums, count, parts, 0})
+			split = splits
+			p.splits[split] = tokenSplit{row: sums, first: count, parts: parts}
 			sums += parts
-			split++
+			splits++
 		}
 		for ; first < end; first += partRows {
-			copy(p.parts[4*count:], []int32{int32(x), first, min(first+partRows, end), number})
+			p.parts[count] = tokenPart{token: int32(x), first: first, end: min(first+partRows, end), split: split}
 			count++
 		}
 		first = end
 	}
-	clear(list[:4])
-	list[0] = count
+	*p.planHead = planHead{count: count}
 }

@@ -40,7 +40,8 @@ func TestSorter(t *testing.T) {
 		seen, sums := make([]bool, n), make([]bool, SplitRows(n))
 		at := int32(0)
 		for i := range p.count {
-			token, first, end, split := p.parts[4*i], p.parts[4*i+1], p.parts[4*i+2], p.parts[4*i+3]
+			part := p.parts[i]
+			token, first, end := part.token, part.first, part.end
 			if first != at || end <= first || end > first+partRows {
 				t.Fatalf("%s: part %d is rows %d to %d, the one before ends at %d", tc.name, i, first, end, at)
 			}
@@ -52,16 +53,16 @@ func TestSorter(t *testing.T) {
 				}
 				seen[row] = true
 			}
-			alone := (i == 0 || p.parts[4*i-4] != token) && (i+1 == p.count || p.parts[4*i+4] != token)
-			if alone != (split < 0) {
-				t.Fatalf("%s: part %d of token %d, alone %v, is of split %d", tc.name, i, token, alone, split)
+			alone := (i == 0 || p.parts[i-1].token != token) && (i+1 == p.count || p.parts[i+1].token != token)
+			if alone != (part.split < 0) {
+				t.Fatalf("%s: part %d of token %d, alone %v, is of split %d", tc.name, i, token, alone, part.split)
 			}
-			if split >= 0 {
-				sum, start, parts := p.splits[4*split], p.splits[4*split+1], p.splits[4*split+2]
-				if k := int32(i) - start; k < 0 || k >= parts || sums[sum+k] {
-					t.Fatalf("%s: part %d of a split that begins at %d and has %d", tc.name, i, start, parts)
+			if part.split >= 0 {
+				split := p.splits[part.split]
+				if k := i - split.first; k < 0 || k >= split.parts || sums[split.row+k] {
+					t.Fatalf("%s: part %d of a split that begins at %d and has %d", tc.name, i, split.first, split.parts)
 				} else {
-					sums[sum+k] = true
+					sums[split.row+k] = true
 				}
 			}
 		}

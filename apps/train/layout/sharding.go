@@ -78,6 +78,12 @@ func (cfg Config) Embeddings() int { return 2*cfg.OwnLayers() + 1 }
 // LayerGroup is the group of a section that is a layer's.
 func LayerGroup(section int) int { return section - 1 }
 
+// VectorGroup is the group of the vectors. The groups before it are those of layers.
+func VectorGroup(groups []Group) int { return len(groups) - 2 }
+
+// EmbeddingGroup is the group of the embeddings, where ranks share a part of the training state or not.
+func EmbeddingGroup(groups []Group) int { return len(groups) - 1 }
+
 // regroup changes the groups of parameters from sections to those.
 func regroup(params []Param, sections []Group) []Group {
 	last := len(sections) - 1
@@ -85,9 +91,9 @@ func regroup(params []Param, sections []Group) []Group {
 	for i := range params {
 		switch p := &params[i]; {
 		case !p.Decay:
-			p.Group = len(groups) - 2
+			p.Group = VectorGroup(groups)
 		case p.Group == last:
-			p.Group = len(groups) - 1
+			p.Group = EmbeddingGroup(groups)
 		default:
 			p.Group = LayerGroup(p.Group)
 		}

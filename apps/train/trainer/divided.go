@@ -78,7 +78,7 @@ func (t *Trainer) partItems(save bool) []checkpoint.Item {
 		for _, p := range whole {
 			skip, have := 0, spmd.Buffer[float32]{}
 			q, ok := own[p.Name]
-			twice := ok && q.Group == len(t.State.Groups)-1 && !t.State.Cfg.Begins() // the first stage has it, too
+			twice := ok && q.Group == layout.EmbeddingGroup(t.State.Groups) && !t.State.Cfg.Begins() // the first stage has it, too
 			if ok && !(save && twice) {
 				skip, have = t.State.Of(a, q)
 				if save && !a.Shared {
@@ -121,7 +121,7 @@ func (t *Trainer) auditCopies(steps int) error {
 		}
 		return nil
 	}
-	if err := same(t.tied, func(p layout.Param) bool { return p.Group == len(t.State.Groups)-1 }); err != nil {
+	if err := same(t.tied, func(p layout.Param) bool { return p.Group == layout.EmbeddingGroup(t.State.Groups) }); err != nil {
 		return err
 	}
 	return same(t.tensor, func(p layout.Param) bool { return p.Cut.Run == 0 })
