@@ -3,6 +3,7 @@ package trainer
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -16,7 +17,16 @@ import (
 // Layers that are divided, a pipeline of stages, and both beside replicas train as plain data
 // parallel does, over uneven parts of a batch and micro-batches, with every mode of sharing beside it.
 func TestDivided(t *testing.T) {
-	traintest.OnBoth(t, []int{2, 3, 4}, testDivided[float32], testDivided[spmd.BF16])
+	traintest.OnBoth(t, []int{2, 3, 4}, testDivided[float32](4), testDivided[spmd.BF16](4))
+}
+
+// For as long as losses are to stay close.
+func TestDividedLong(t *testing.T) {
+	if spmdtest.Device() != "host" {
+		spmdtest.Run(t, []int{2, 3, 4}, testDivided[float32](50))
+		return
+	}
+	spmdtest.RunInProcess(t, []int{2, 3, 4}, testDivided[float32](50))
 }
 
 // eachForm calls fn with every way to have parts of each layer and stages on so many ranks, but that
@@ -31,16 +41,19 @@ func eachForm(ranks int, fn func(tensor, stages int)) {
 	}
 }
 
-func testDivided[A kernels.Act](t *testing.T, w *spmd.World) {
+func testDivided[A kernels.Act](steps int) func(t *testing.T, w *spmd.World) {
+	return func(t *testing.T, w *spmd.World) { testDividedFor[A](t, w, steps) }
+}
+
+func testDividedFor[A kernels.Act](t *testing.T, w *spmd.World, steps int) {
 	bound := 1e-4
 	if kernels.IsHalf[A]() {
 		bound = 1e-3
 	}
 	const layers, heads, channels = 5, 12, 48
 	for _, batch := range []int{2, 1} {
-		steps := 4
-		if batch == 2 && !kernels.IsHalf[A]() {
-			steps = 50
+		if steps == 50 && batch == 1 {
+			return
 		}
 		cfg := testConfig(steps)
 		cfg.Half, cfg.Batch, cfg.Graph, cfg.Model.Layers, cfg.Model.Heads, cfg.Model.Channels = kernels.IsHalf[A](), batch, "off", layers, heads, channels
@@ -57,13 +70,20 @@ func testDivided[A kernels.Act](t *testing.T, w *spmd.World) {
 			t.Fatal(err)
 		}
 		eachForm(w.Size(), func(tensor, stages int) {
+			var unshared [][2]float64
 			for mode := layout.ShardOff; mode <= layout.ShardParameters; mode++ {
 				cfg.Model.Shard.Mode, cfg.Model.Tensor.Ranks, cfg.Model.Stage.Stages = mode, tensor, stages
 				split := start(t, w, w.Comm(), cfg, wordTokens(4000))
 				what := fmt.Sprintf("--tp %d --pp %d --shard %v, %d ranks, micro-batches of %d", tensor, stages, mode, w.Size(), batch)
 				worst := 0.0
+				exact := mode > layout.ShardOff && w.OnHost() && split.c.Size() <= 2 && (mode == layout.ShardOptimizer || split.microSteps(cfg.GlobalBatch) == 1)
 				for i, want := range wants {
 					loss, norm := step(t, split, i)
+					if mode == layout.ShardOff {
+						unshared = append(unshared, [2]float64{loss, norm})
+					} else if exact && unshared[i] != [2]float64{loss, norm} {
+						t.Fatalf("%s, step %d: loss %v, norm %v; with --shard off %v", what, i, loss, norm, unshared[i])
+					}
 					if !traintest.CloseTo(loss, want[0], bound) || !traintest.CloseTo(norm, want[1], 100*bound*want[1]) {
 						t.Fatalf("%s, step %d: loss %.8f, norm %.8f; without %v", what, i, loss, norm, want)
 					}
@@ -89,6 +109,44 @@ func testDivided[A kernels.Act](t *testing.T, w *spmd.World) {
 				}
 			}
 		})
+	}
+}
+
+// Stages have the bits of the model on one rank, where the order of sums is the same: in all of a first step, but for
+// what the first and the last find of one tensor's gradient.
+func TestStagesBits(t *testing.T) {
+	for _, fn := range []func(*testing.T, *spmd.World){testStagesBits[float32], testStagesBits[spmd.BF16]} {
+		spmdtest.RunInProcess(t, []int{2, 3, 4}, fn)
+	}
+}
+
+func testStagesBits[A kernels.Act](t *testing.T, w *spmd.World) {
+	cfg := testConfig(1)
+	cfg.Half, cfg.Batch, cfg.Graph, cfg.Model.Layers = kernels.IsHalf[A](), 7, "off", 5 // one micro-batch
+	own, err := w.Comm().Split(w.Rank(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	alone := start(t, w, own, cfg, wordTokens(4000))
+	cfg.Model.Stage.Stages = w.Size()
+	staged := start(t, w, w.Comm(), cfg, wordTokens(4000))
+	loss, norm := step(t, staged, 0)
+	if want, wantNorm := step(t, alone, 0); loss != want || norm != wantNorm {
+		t.Errorf("loss %v, norm %v in %d stages; %v, %v in one", loss, norm, w.Size(), want, wantNorm)
+	}
+	have := map[string][]float32{}
+	for _, p := range alone.State.Params {
+		have[p.Name] = traintest.FloatsOf(t, alone.State.Weights.Slice(p.Off, p.Off+p.Len))
+	}
+	for _, p := range staged.State.Params {
+		if got := traintest.FloatsOf(t, staged.State.Weights.Slice(p.Off, p.Off+p.Len)); p.Name != "wte.weight" && !slices.Equal(got, have[p.Name]) {
+			t.Errorf("stage %d: %s differs from that of one rank", w.Rank(), p.Name)
+		}
+	}
+	for _, tr := range []*Trainer{staged, alone} {
+		if err := tr.Close(); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
