@@ -17,13 +17,15 @@ import (
 // program trains.
 type command struct {
 	name, does string // one line, for --help
-	open       func(fs *pflag.FlagSet) (run func(context.Context, *spmd.World) error, check func(ranks int) error)
+	// nil of what starts no ranks.
+	open func(fs *pflag.FlagSet) (run func(context.Context, *spmd.World) error, check func(ranks int) error)
 }
 
 var commands = []command{
 	{"sample", "writes text with the model of a checkpoint", openSample},
 	{"eval", "measures the loss of a checkpoint's model on text", openEval},
 	{"export", "writes the weights of a checkpoint for other programs", openExport},
+	{"plan", planned, nil},
 }
 
 // runCommand runs what the command line begins with; false where that is no command.
@@ -43,6 +45,9 @@ func runCommand() bool {
 	for _, c := range commands {
 		if c.name != os.Args[at] {
 			continue
+		}
+		if c.open == nil {
+			runPlan(slices.Delete(os.Args[1:], at-1, at))
 		}
 		os.Args = slices.Delete(os.Args, at, at+1)
 		// The folder may stand right behind the command.

@@ -102,7 +102,7 @@ func Answer(w io.Writer, root *cobra.Command, args []string) bool {
 // behind completes the name of a program, then its arguments. A program that does not use Lockstep is not started: it would
 // not know that it is only asked.
 func behind(words []string) (lines []string, directive int) {
-	if len(words) == 1 || !usesLockstep(words[0]) {
+	if len(words) == 1 || !UsesLockstep(words[0]) {
 		return nil, help.AnyFile
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), answerTime)
@@ -122,9 +122,9 @@ func behind(words []string) (lines []string, directive int) {
 	return lines[:len(lines)-1], directive
 }
 
-// usesLockstep says whether a file is a program that spmd.Main is the main function of, as far as one can tell without
+// UsesLockstep says whether a file is a program that spmd.Main is the main function of, as far as one can tell without
 // starting it.
-func usesLockstep(program string) bool {
+func UsesLockstep(program string) bool {
 	path, err := exec.LookPath(program)
 	if err != nil || strings.HasSuffix(filepath.Base(path), ".test") { // a test would take what it is asked for names of tests
 		return false

@@ -22,6 +22,9 @@ import (
 
 // TestMain makes this binary launch, or a program that launch starts, where the first argument says so.
 func TestMain(m *testing.M) {
+	if filepath.Base(os.Args[0]) == divider {
+		divide(os.Args[1:])
+	}
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
 		case "plan", "run":

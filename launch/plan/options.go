@@ -34,6 +34,7 @@ type options struct {
 	partition     string
 	iface         string
 	agent         string
+	gpu           string
 	grace         int // seconds
 	oversubscribe bool
 }
@@ -105,6 +106,7 @@ func usage(format string, args ...any) error { return exit.Usage{Err: fmt.Errorf
 type site struct {
 	cores int
 	gpus  int
+	gpu   string // kind of these
 	root  bool
 	name  string   // of this machine
 	env   []string // KEY=VALUE
@@ -112,7 +114,7 @@ type site struct {
 
 func thisSite() site {
 	name, _ := os.Hostname()
-	return site{runtime.NumCPU(), countGPUs("/dev", os.Getenv), os.Geteuid() == 0, name, os.Environ()}
+	return site{runtime.NumCPU(), countGPUs("/dev", os.Getenv), gpuModel("/proc"), os.Geteuid() == 0, name, os.Environ()}
 }
 
 func (s site) getenv(key string) string {

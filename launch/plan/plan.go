@@ -58,12 +58,16 @@ func Command() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "plan [flags] -- PROGRAM [ARGS]",
 		Short: "Print the mpirun, srun and sbatch lines for a job, each option with its reason",
+		Long: `Print the mpirun, srun and sbatch lines for a job, each option with its reason.
+Where the job has GPUs and the program a command plan, as bin/train has, the program is asked for settings that fit and
+are fast: how the ranks divide the model, with the memory of each way and an estimate of its speed.`,
 		Example: `  launch plan --nodes 2 --gpus-per-node 8 -- bin/train --model gpt2
   launch plan -np 4 -H n1:2,n2:2 --launcher all -- bin/reduce`,
 		DisableFlagParsing: true, // for -np, which pflag would take for -n p
 	}
 	o.flags(cmd.Flags())
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.Flags().StringVar(&o.gpu, "gpu", "", "kind of the GPUs that settings of the program are proposed for, such as H100, or A100:40 for another memory in GB (default: those of this machine, else H200)")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		prog, help, err := parse(cmd, args)
 		if err != nil || help {
@@ -74,7 +78,7 @@ func Command() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return write(cmd.OutOrStdout(), o.lines(j, s), sbatchOf(o, j, s), asJSON)
+		return write(cmd.OutOrStdout(), o.lines(j, s), sbatchOf(o, j, s), j.settings(s, asJSON), asJSON)
 	}
 	return cmd
 }
@@ -108,7 +112,8 @@ func sbatchOf(o *options, j job, s site) string {
 	return ""
 }
 
-func write(w io.Writer, lines []Line, batch string, asJSON bool) error {
+// write prints the lines, the batch file and what the program says of its settings, which is JSON where all is.
+func write(w io.Writer, lines []Line, batch string, settings []byte, asJSON bool) error {
 	if asJSON {
 		type line struct {
 			Line
@@ -116,9 +121,10 @@ func write(w io.Writer, lines []Line, batch string, asJSON bool) error {
 			Shell string   `json:"shell"`
 		}
 		out := struct {
-			Lines  []line `json:"lines"`
-			Sbatch string `json:"sbatch,omitempty"`
-		}{Sbatch: batch}
+			Lines    []line          `json:"lines"`
+			Sbatch   string          `json:"sbatch,omitempty"`
+			Settings json.RawMessage `json:"settings,omitempty"`
+		}{Sbatch: batch, Settings: settings}
 		for _, l := range lines {
 			out.Lines = append(out.Lines, line{l, l.Words(), l.String()})
 		}
@@ -144,6 +150,11 @@ func write(w io.Writer, lines []Line, batch string, asJSON bool) error {
 			fmt.Fprintf(&b, "#   %-*s  %s\n", width, quote(g.Words), g.Why)
 		}
 		b.WriteString("\n")
+	}
+	if len(settings) > 0 {
+		b.WriteString("# settings of the program: ")
+		b.WriteString(strings.ReplaceAll(strings.TrimSpace(string(settings)), "\n", "\n# "))
+		b.WriteString("\n\n")
 	}
 	if batch != "" {
 		fmt.Fprintf(&b, "# a file for sbatch\n%s", batch)

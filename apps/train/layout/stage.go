@@ -18,21 +18,27 @@ type Staging struct {
 	Micro         int // micro-batches of a step
 }
 
-// StageOf is a stage of a model that learns from sequences of seq tokens. The stages take about
-// equally long: by the arithmetic of a layer, and of the head in the last.
+// StageOf is a stage of a model that learns from sequences of seq tokens.
 func StageOf(cfg Config, index, stages, micro, seq int) Staging {
-	C := float64(cfg.Channels)
+	return StagesOf(cfg, stages, micro, seq)[index]
+}
+
+// StagesOf is all stages of such a model. They take about equally long: by the times that were
+// measured of a layer, of which each rank may have a part, and of the head in the last.
+func StagesOf(cfg Config, stages, micro, seq int) []Staging {
 	costs := make([]float64, cfg.Layers)
 	for l := range costs {
-		costs[l] = 12*C*C + 2*float64(seq)*C
+		costs[l] = cfg.LayerTime(seq) / float64(cfg.Tensor.Parts())
 	}
-	costs[len(costs)-1] += C * float64(cfg.PaddedVocab())
-	x := Staging{Index: index, Stages: stages, Micro: micro}
-	ends := ddp.Balance(costs, stages)
-	if x.End = ends[index]; index > 0 {
-		x.First = ends[index-1]
+	costs[len(costs)-1] += cfg.HeadTime()
+	all := make([]Staging, stages)
+	for i, end := range ddp.Balance(costs, stages) {
+		all[i] = Staging{Index: i, Stages: stages, End: end, Micro: micro}
+		if i > 0 {
+			all[i].First = all[i-1].End
+		}
 	}
-	return x
+	return all
 }
 
 // Idle is the part of a step in which the stages wait, taken together, where messages take no
@@ -42,12 +48,11 @@ func (cfg Config) Idle(seq int) float64 {
 	if x.Stages <= 1 {
 		return 0
 	}
-	C, slowest, all := float64(cfg.Channels), 0.0, 0.0
-	for i := range x.Stages {
-		s := StageOf(cfg, i, x.Stages, x.Micro, seq)
-		time := float64(s.End-s.First) * (12*C*C + 2*float64(seq)*C)
+	slowest, all := 0.0, 0.0
+	for i, s := range StagesOf(cfg, x.Stages, x.Micro, seq) {
+		time := float64(s.End-s.First) * cfg.LayerTime(seq) / float64(cfg.Tensor.Parts())
 		if i == x.Stages-1 {
-			time += C * float64(cfg.PaddedVocab())
+			time += cfg.HeadTime()
 		}
 		slowest, all = max(slowest, time), all+time
 	}
@@ -95,8 +100,7 @@ func (cfg Config) Whole() Config {
 // Divided says how many layers each stage has.
 func (cfg Config) Divided(seq int) string {
 	var parts []string
-	for i := range cfg.Stage.Stages {
-		x := StageOf(cfg, i, cfg.Stage.Stages, cfg.Stage.Micro, seq)
+	for _, x := range StagesOf(cfg, cfg.Stage.Stages, cfg.Stage.Micro, seq) {
 		parts = append(parts, fmt.Sprint(x.End-x.First))
 	}
 	return strings.Join(parts, "+")

@@ -76,9 +76,46 @@ func (o *Options) fit(w *spmd.World, tokens int) error {
 	return spmd.Usage(fmt.Errorf("--batch %d: a rank needs %s, and rank %d has %s %s: %s", o.Batch, gigabytes(need), worst, gigabytes(room), where, advice))
 }
 
-// wouldFit returns the flags with which the run needs no more than room bytes: of those that keep
-// less the first, sharing as little as possible. It returns none where no flags help.
+// wouldFit returns the flags with which the run needs no more than room bytes: first of those that keep
+// less the model whole on each rank, then of those that divide it, in as few parts as possible. It returns
+// none where no flags help.
 func (o *Options) wouldFit(room, ranks int) string {
+	if flags := o.keepsLess(room, ranks); flags != "" || o.tp*o.pp > 1 || o.dp > 0 || o.Given("sample") && o.sample > 0 {
+		return flags
+	}
+	for parts := 2; parts <= ranks; parts++ {
+		for tp := parts; tp > 0 && ranks%parts == 0; tp-- {
+			pp := parts / tp
+			if tp*pp != parts || o.Cfg.Heads%tp != 0 || pp > o.Cfg.Layers {
+				continue
+			}
+			other, flags := *o, ""
+			if other.tp, other.pp = tp, pp; tp > 1 {
+				other.Cfg.Tensor.Ranks = tp
+				flags = fmt.Sprintf(" --tp %d", tp)
+			}
+			if pp > 1 {
+				other.Cfg.Stage.Stages = pp
+				flags += fmt.Sprintf(" --pp %d", pp)
+			}
+			other.Cfg.Shard.Ranks = other.replicas(ranks)
+			if other.checkPartsFP8("") != nil {
+				continue
+			}
+			if need, err := other.needs(o.Batch, ranks); err == nil && need <= room {
+				return flags
+			}
+			if less := other.keepsLess(room, ranks); less != "" {
+				return flags + less
+			}
+		}
+	}
+	return ""
+}
+
+// keepsLess returns the flags with which the run needs no more than room bytes, its model divided as it is:
+// of those that keep less the first, sharing as little as possible.
+func (o *Options) keepsLess(room, ranks int) string {
 	other, most := *o, layout.ShardParameters
 	if o.replicas(ranks) == 1 {
 		most = o.Cfg.Shard.Mode

@@ -75,7 +75,7 @@ func TestStateNeeded(t *testing.T) {
 // is told which mode would do.
 func TestShardedMemory(t *testing.T) {
 	o := New()
-	o.Batch, o.Seq, o.GlobalBatch = 1, 1024, 4
+	o.Batch, o.Seq, o.GlobalBatch, o.Given = 1, 1024, 4, func(string) bool { return false }
 	o.Cfg = layout.Presets["gpt2-medium"]
 	o.Cfg.Vocab = 50257
 	params := o.Cfg.ParamCount()
@@ -109,5 +109,17 @@ func TestShardedMemory(t *testing.T) {
 		if got := o.wouldFit(tc.room, tc.ranks); got != tc.want {
 			t.Errorf("into %d bytes on %d ranks it fits with %q, want %q", tc.room, tc.ranks, got, tc.want)
 		}
+	}
+	// Where activations are most of it, ranks divide them with the layers.
+	o.Batch, o.GlobalBatch = 32, 32
+	most := *o
+	most.Cfg.Shard.Mode, most.Cfg.Recompute = layout.ShardParameters, layout.RecomputeBlock
+	room := traintest.Must(most.needs(32, 4)) - 1
+	if got, want := o.wouldFit(room, 4), " --tp 2 --shard optimizer --recompute block"; got != want {
+		t.Errorf("into %d bytes it fits with %q, want %q", room, got, want)
+	}
+	most.tp, most.Cfg.Tensor.Ranks, most.Cfg.Shard = 2, 2, layout.Sharding{Mode: layout.ShardOptimizer, Ranks: 2}
+	if need := traintest.Must(most.needs(32, 4)); need > room {
+		t.Errorf("with these flags it needs %d bytes of %d", need, room)
 	}
 }

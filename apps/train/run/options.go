@@ -149,9 +149,9 @@ func (o *Options) Flags(fs *pflag.FlagSet) {
 	o.Given = fs.Changed
 }
 
-// Check refuses what does not fit together, and works out what run needs. It runs
-// before MPI starts, on every rank.
-func (o *Options) Check(ranks int) error {
+// takeModel makes the shape of the model, but for its vocabulary, of what was asked for, and takes what is
+// usual for what was not.
+func (o *Options) takeModel() error {
 	base, err := layout.Preset(o.model)
 	if err != nil {
 		return fmt.Errorf("--model %s: unknown, want tiny, gpt2, gpt2-medium, gpt2-large or gpt2-xl", o.model)
@@ -174,9 +174,6 @@ func (o *Options) Check(ranks int) error {
 	if level != layout.FP8Off && o.DType == "float32" {
 		return fmt.Errorf("--fp8 %s needs --dtype bfloat16, and this is float32", o.FP8)
 	}
-	if o.graph != "auto" && o.graph != "on" && o.graph != "off" {
-		return fmt.Errorf("--graph %s: unknown, want auto, on or off", o.graph)
-	}
 	alike := o.model
 	if o.initFrom != "" {
 		if base, alike, err = o.takeWeights(); err != nil {
@@ -190,9 +187,14 @@ func (o *Options) Check(ranks int) error {
 	if !o.Given("beta2") {
 		o.beta2 = usual.beta2
 	}
-	o.fixedGlobal = o.Given("global-batch")
-	if !o.fixedGlobal {
-		o.GlobalBatch = max(1, o.Batch) * ranks
+	for _, d := range []struct {
+		flag  string
+		value *int
+		base  int
+	}{{"layers", &o.layers, base.Layers}, {"heads", &o.heads, base.Heads}, {"channels", &o.channels, base.Channels}, {"seq", &o.Seq, min(usual.seq, base.SeqMax)}} {
+		if !o.Given(d.flag) {
+			*d.value = d.base
+		}
 	}
 	if !o.Given("warmup-steps") {
 		o.warmup = o.steps / 20
@@ -203,14 +205,24 @@ func (o *Options) Check(ranks int) error {
 	if !o.Given("save-every") {
 		o.saveEvery = max(1, o.steps/10)
 	}
-	for _, d := range []struct {
-		flag  string
-		value *int
-		base  int
-	}{{"layers", &o.layers, base.Layers}, {"heads", &o.heads, base.Heads}, {"channels", &o.channels, base.Channels}, {"seq", &o.Seq, min(usual.seq, base.SeqMax)}} {
-		if !o.Given(d.flag) {
-			*d.value = d.base
-		}
+	// Sequences longer than GPT-2's add positions; shorter ones leave it its size.
+	o.Cfg = layout.Config{Layers: o.layers, Heads: o.heads, Channels: o.channels, SeqMax: max(o.Seq, base.SeqMax), FP8: level,
+		Shard: layout.Sharding{Mode: mode}, Recompute: recompute}
+	return nil
+}
+
+// Check refuses what does not fit together, and works out what run needs. It runs
+// before MPI starts, on every rank.
+func (o *Options) Check(ranks int) error {
+	if err := o.takeModel(); err != nil {
+		return err
+	}
+	if o.graph != "auto" && o.graph != "on" && o.graph != "off" {
+		return fmt.Errorf("--graph %s: unknown, want auto, on or off", o.graph)
+	}
+	o.fixedGlobal = o.Given("global-batch")
+	if !o.fixedGlobal {
+		o.GlobalBatch = max(1, o.Batch) * ranks
 	}
 	if err := cmp.Or(o.checkNumbers(), o.checkParts(ranks)); err != nil {
 		return err
@@ -232,7 +244,7 @@ func (o *Options) Check(ranks int) error {
 	switch {
 	case o.Given("bucket-mib") && o.bucketMiB < 1:
 		return fmt.Errorf("--bucket-mib %d: must be at least 1", o.bucketMiB)
-	case o.Given("bucket-mib") && mode != layout.ShardOff:
+	case o.Given("bucket-mib") && o.Cfg.Shard.Mode != layout.ShardOff:
 		return fmt.Errorf("--bucket-mib has no meaning with --shard %s", o.shard)
 	}
 	for _, flag := range []string{"save-every", "keep", "resume", "requeue-status"} {
@@ -250,9 +262,7 @@ func (o *Options) Check(ranks int) error {
 	if err := o.checkData(); err != nil {
 		return err
 	}
-	// Sequences longer than GPT-2's add positions; shorter ones leave it its size.
-	o.Cfg = layout.Config{Layers: o.layers, Heads: o.heads, Channels: o.channels, SeqMax: max(o.Seq, base.SeqMax), Vocab: o.Tok.IDs(), FP8: level,
-		Shard: layout.Sharding{Mode: mode, Ranks: o.replicas(ranks)}, Recompute: recompute}
+	o.Cfg.Vocab, o.Cfg.Shard.Ranks = o.Tok.IDs(), o.replicas(ranks)
 	if o.pp > 1 {
 		o.Cfg.Stage.Stages = o.pp
 	}

@@ -203,6 +203,7 @@ func (r *report) summary(t *trainer.Trainer, params int) error {
 	if cfg := t.State.Cfg; cfg.Stage.Stages > 1 {
 		s.Stages, s.Bubble = cfg.Stage.Stages, cfg.Idle(r.o.Seq)
 		e = e.Str("bubble", percent(s.Bubble))
+		r.w.Summarize("bubble of the pipeline", percent(s.Bubble))
 	}
 	if s.Skipped > 0 {
 		e = e.Int("skipped", s.Skipped)

@@ -66,9 +66,9 @@ func (o *Options) largestStage(rows, batch, ranks int) (most, held int, err erro
 	if o.GlobalBatch > 0 && batch > 0 {
 		held = max(1, (spmd.ShardOf(o.GlobalBatch, 0, o.replicas(ranks)).Len+batch-1)/batch)
 	}
-	for i := range o.pp {
+	for _, stage := range layout.StagesOf(o.Cfg, o.pp, held, o.Seq) {
 		cfg := o.Cfg
-		cfg.Stage = layout.StageOf(cfg, i, o.pp, held, o.Seq)
+		cfg.Stage = stage
 		n, err := stateNeeded(cfg, rows, o.Seq, o.DType == "bfloat16")
 		if err != nil {
 			return 0, 0, err

@@ -1,0 +1,99 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/pflag"
+
+	"lockstep/apps/train/cost"
+	"lockstep/apps/train/run"
+	"lockstep/internal/help"
+	"lockstep/internal/plain"
+)
+
+// planned is the first line of --help, and what completion says.
+const planned = "proposes how the GPUs of a machine divide a run, with the memory and the speed of each way"
+
+// runPlan is `train plan`, which starts no ranks and looks at no GPU. It ends the process.
+func runPlan(args []string) {
+	fs := pflag.NewFlagSet("train plan", pflag.ContinueOnError)
+	help.About(fs, "train plan "+planned+".\nAll flags of train may stand beside these; what they fix is left as it is.",
+		"train plan --model gpt2-xl --gpus-per-node 8", "train plan --model gpt2-xl --gpu A100:40 --nodes 8 --gpus-per-node 8 --global-batch 1024")
+	nodes := fs.Int("nodes", 1, "nodes of the machine")
+	perNode := fs.Int("gpus-per-node", 1, "GPUs of each")
+	name := fs.String("gpu", "H200", "kind of the GPUs, such as H100, or A100:40 for another memory in GB")
+	format := fs.String("format", "text", "how the proposals are printed: text, or json")
+	help.Group(fs, "Flags of the machine", "nodes", "gpus-per-node", "gpu", "format")
+	help.Choices(fs, "format", "text", "json")
+	o := run.New()
+	o.Flags(fs)
+	fs.ParseErrorsAllowlist.UnknownFlags = true // those that every program has play no part
+	help.Parse(fs, args)
+	out, err := propose(o, *nodes, *perNode, *name)
+	switch {
+	case err != nil:
+	case *format == "json":
+		err = json.NewEncoder(os.Stdout).Encode(out)
+	case *format == "text":
+		err = showPlan(os.Stdout, out)
+	default:
+		err = fmt.Errorf("--format %s: unknown, want text or json", *format)
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "train plan: %s\n", plain.Text(err.Error()))
+		os.Exit(2)
+	}
+	os.Exit(0)
+}
+
+// mostGPUs keeps products of numbers small.
+const mostGPUs = 1 << 16
+
+func propose(o *run.Options, nodes, perNode int, name string) (*run.Planned, error) {
+	if nodes < 1 || perNode < 1 || nodes > mostGPUs || perNode > mostGPUs || nodes*perNode > mostGPUs {
+		return nil, fmt.Errorf("--nodes %d --gpus-per-node %d: want from 1 to %d GPUs in all", nodes, perNode, mostGPUs)
+	}
+	g, err := cost.Parse(name)
+	if err != nil {
+		return nil, err
+	}
+	return o.Plan(cost.On(g, perNode), nodes*perNode)
+}
+
+// showPlan prints proposals for people.
+func showPlan(w io.Writer, p *run.Planned) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d parameters on %d x %s with %d GB each; the fastest first\n", p.Params, p.Ranks, p.GPU, p.Memory/1e9)
+	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	for _, x := range p.Proposals {
+		bubble := ""
+		if x.Bubble > 0 {
+			bubble = fmt.Sprintf("bubble %.0f %%", 100*x.Bubble)
+		}
+		fmt.Fprintf(t, "  %s\t%.1f GB\t%s to %s tokens/s\t%s\n", strings.Join(x.Flags, " "), float64(x.Bytes)/1e9, thousands(x.Low), thousands(x.High), bubble)
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	if len(p.Proposals) == 0 {
+		b.WriteString("  no way fits: more GPUs are needed, or those with more memory, or a smaller --batch, --seq or model\n")
+	}
+	_, err := io.WriteString(w, strings.ReplaceAll(b.String(), "  \n", "\n"))
+	return err
+}
+
+// thousands is a number with three digits that count.
+func thousands(x float64) string {
+	switch {
+	case x >= 1e6:
+		return fmt.Sprintf("%.3gM", x/1e6)
+	case x >= 1e3:
+		return fmt.Sprintf("%.3gk", x/1e3)
+	}
+	return fmt.Sprintf("%.3g", x)
+}

@@ -1,0 +1,216 @@
+package run
+
+import (
+	"cmp"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strconv"
+
+	"lockstep/apps/train/cost"
+	"lockstep/apps/train/layout"
+	"lockstep/apps/train/text"
+)
+
+// Proposal is one way to divide a run among the GPUs of a machine.
+type Proposal struct {
+	Flags  []string `json:"flags"`  // to be added to those that were given
+	Bytes  int      `json:"bytes"`  // that a rank needs, without what libraries take
+	Low    float64  `json:"tok_s"`  // tokens a second that are estimated, where nothing between the ranks is hidden; 0 where no estimate is known
+	High   float64  `json:"most"`   // and where all is that can be
+	Bubble float64  `json:"bubble"` // the part of the time in which stages of a pipeline wait
+}
+
+// Planned is what a run on a machine is proposed.
+type Planned struct {
+	GPU       string     `json:"gpu"`
+	Memory    int        `json:"memory"` // bytes of each GPU
+	Ranks     int        `json:"ranks"`
+	Params    int        `json:"params"`
+	Proposals []Proposal `json:"proposals"` // the fastest first
+}
+
+// mostProposals is how many are made.
+const mostProposals = 6
+
+// stepTokens are the tokens of a step where nothing is said, what models of GPT-2's sizes usually learn from.
+// Source: Brown et al., Language models are few-shot learners, table 2.1.
+const stepTokens = 1 << 19
+
+// mostBatch is the largest micro-batch that is proposed: larger ones are hardly faster.
+const mostBatch = 64
+
+// Plan proposes how so many ranks, each with a GPU of m, divide the run: --dp, --tp, --pp, --shard, --recompute, --batch and
+// --global-batch, where nothing is said of them. It looks at no data.
+func (o *Options) Plan(m cost.Machine, ranks int) (*Planned, error) {
+	if err := o.takeModel(); err != nil {
+		return nil, err
+	}
+	if o.DType == "float32" {
+		return nil, fmt.Errorf("--dtype float32: what that takes on GPUs has not been measured: leave it out, for bfloat16")
+	}
+	o.DType = "bfloat16"
+	for _, data := range o.Data {
+		if filepath.Ext(data) == ".bin" {
+			o.tokens = "gpt2"
+		}
+	}
+	tok, err := text.NewTokenizer(o.tokens)
+	if err != nil {
+		return nil, err
+	}
+	o.Cfg.Vocab = tok.IDs()
+	if !o.Given("global-batch") {
+		o.GlobalBatch = max(1, stepTokens/max(1, o.Seq), ranks)
+	}
+	if err := cmp.Or(o.checkNumbers(), o.Cfg.Validate()); err != nil {
+		return nil, err
+	}
+	out := &Planned{GPU: m.Name, Memory: m.Memory, Ranks: ranks, Params: o.Cfg.ParamCount()}
+	seen := map[[3]int]bool{} // parts, stages, mode
+	for _, c := range o.candidates(m, ranks) {
+		key := [3]int{c.o.tp, c.o.pp, int(c.o.Cfg.Shard.Mode)}
+		if seen[key] {
+			continue
+		}
+		need, err := c.o.needs(c.o.Batch, ranks)
+		if err != nil {
+			return nil, err
+		}
+		if need > roomOf(m, c) {
+			continue
+		}
+		seen[key] = true
+		low, high := c.estimate.Rates(c.job)
+		out.Proposals = append(out.Proposals, Proposal{Flags: c.flags(), Bytes: need, Low: low, High: high, Bubble: c.estimate.Bubble})
+		if len(out.Proposals) == mostProposals {
+			break
+		}
+	}
+	return out, nil
+}
+
+// candidate is one way to divide a run.
+type candidate struct {
+	o        *Options
+	job      cost.Job
+	fixed    bool // --batch is given
+	estimate cost.Estimate
+}
+
+// fixedBatch says whether --batch is given, and not 0, which is to be found.
+func (o *Options) fixedBatch() bool { return o.Given("batch") && o.Batch > 0 }
+
+// roomOf is how many bytes of a GPU a candidate may have. Libraries take the rest, NCCL for each kind of communicator.
+func roomOf(m cost.Machine, c candidate) int {
+	room := m.Memory - m.Memory/50 - 1<<30
+	for _, n := range []int{c.job.Replicas, c.o.tp, c.o.pp} {
+		if n > 1 {
+			room -= 1 << 30
+		}
+	}
+	return room
+}
+
+// candidates are all ways that go with what was asked for and have room for the parameters, the fastest first, and of equally
+// fast ones the simplest.
+func (o *Options) candidates(m cost.Machine, ranks int) []candidate {
+	var all []candidate
+	for tp := 1; tp <= min(ranks, o.heads, m.PerNode); tp++ {
+		if o.Given("tp") && tp != o.tp || o.heads%tp != 0 || ranks%tp != 0 || m.PerNode%tp != 0 {
+			continue
+		}
+		for pp := 1; pp <= min(ranks/tp, o.layers); pp++ {
+			replicas := ranks / (tp * pp)
+			if o.Given("pp") && pp != o.pp || replicas*tp*pp != ranks || o.dp > 0 && o.dp != replicas || o.GlobalBatch < replicas {
+				continue
+			}
+			all = append(all, o.divided(m, tp, pp, replicas)...)
+		}
+	}
+	slices.SortStableFunc(all, func(a, b candidate) int {
+		return cmp.Compare(a.estimate.Low+a.estimate.High, b.estimate.Low+b.estimate.High)
+	})
+	return all
+}
+
+// divided are the candidates with so many parts, stages and replicas.
+func (o *Options) divided(m cost.Machine, tp, pp, replicas int) (all []candidate) {
+	modes, again := []layout.ShardMode{o.Cfg.Shard.Mode}, []layout.Recomputation{o.Cfg.Recompute}
+	if !o.Given("shard") && replicas > 1 {
+		modes = []layout.ShardMode{layout.ShardOff, layout.ShardOptimizer, layout.ShardGradients, layout.ShardParameters}
+	}
+	if !o.Given("recompute") {
+		again = []layout.Recomputation{layout.RecomputeOff, layout.RecomputeGELU, layout.RecomputeBlock}
+	}
+	part := (o.GlobalBatch + replicas - 1) / replicas
+	sizes := batchesUpTo(min(part, mostBatch))
+	if o.fixedBatch() {
+		sizes = []int{o.Batch}
+	}
+	for _, batch := range sizes {
+		job := cost.Job{Replicas: replicas, Batch: batch, Global: o.GlobalBatch, Seq: o.Seq}
+		cfg := o.Cfg
+		cfg.Tensor.Ranks = tp
+		if pp > 1 {
+			cfg.Stage.Stages = pp
+			job.Stages = layout.StagesOf(cfg, pp, (part+batch-1)/batch, o.Seq)
+		}
+		for _, mode := range modes {
+			for _, r := range again {
+				c := *o
+				c.tp, c.pp, c.Batch, c.fixedGlobal = tp, pp, batch, true
+				c.Cfg = cfg
+				c.Cfg.Shard, c.Cfg.Recompute = layout.Sharding{Mode: mode, Ranks: replicas}, r
+				if tp == 1 {
+					c.Cfg.Tensor = layout.Tensor{}
+				}
+				x := candidate{&c, job, o.fixedBatch(), cost.Estimate{}}
+				if c.checkShard("") != nil || c.checkRecompute("") != nil || c.checkPartsFP8("") != nil || c.least(replicas) > roomOf(m, x) {
+					continue
+				}
+				x.estimate = m.Step(c.Cfg, job)
+				all = append(all, x)
+			}
+		}
+	}
+	return all
+}
+
+// least is fewer bytes than a rank needs: those of the parameters of layers that it has, with all that belongs to each.
+func (o *Options) least(replicas int) int {
+	n := (o.layers + o.pp - 1) / o.pp * 12 * o.channels * o.channels / o.tp // of the stage with the most
+	n = n * o.layers / (o.layers + o.pp)                                    // or a little less
+	state := [...]int{layout.ShardOff: 16, layout.ShardOptimizer: 8, layout.ShardGradients: 4, layout.ShardParameters: 0}[o.Cfg.Shard.Mode]
+	return n*state + n/replicas*(16-state)
+}
+
+// batchesUpTo are the micro-batches that are tried: powers of two, and the most.
+func batchesUpTo(most int) (all []int) {
+	for n := 1; n < most; n *= 2 {
+		all = append(all, n)
+	}
+	return append(all, most)
+}
+
+// flags are those of a candidate that were not given.
+func (c candidate) flags() []string {
+	var flags []string
+	add := func(name, value, usual string) {
+		if !c.o.Given(name) && value != usual {
+			flags = append(flags, "--"+name, value)
+		}
+	}
+	if c.o.tp*c.o.pp > 1 {
+		add("dp", strconv.Itoa(c.job.Replicas), "")
+	}
+	add("tp", strconv.Itoa(c.o.tp), "1")
+	add("pp", strconv.Itoa(c.o.pp), "1")
+	add("shard", c.o.Cfg.Shard.Mode.String(), "off")
+	add("recompute", c.o.Cfg.Recompute.String(), "off")
+	if !c.fixed {
+		flags = append(flags, "--batch", strconv.Itoa(c.o.Batch))
+	}
+	add("global-batch", strconv.Itoa(c.o.GlobalBatch), "")
+	return flags
+}

@@ -1,0 +1,90 @@
+package plan
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"lockstep/internal/help"
+	"lockstep/launch/completion"
+)
+
+// planTime is how long a program may take to say how it would be divided.
+const planTime = time.Minute
+
+// measuredGPU is what settings are for where neither --gpu nor this machine says anything: what their estimates were
+// measured on.
+const measuredGPU = "H200"
+
+// settings has the program say with which flags it would run on the GPUs of j: in lines for people, or as JSON. It returns
+// nothing where there are no GPUs, or the program has no command for it.
+func (j job) settings(s site, asJSON bool) []byte {
+	if j.gpus == 0 && s.gpus == 0 || !j.even || j.nodes*j.most != j.ranks || !plans(j.prog) {
+		return nil
+	}
+	format := "text"
+	if asJSON {
+		format = "json"
+	}
+	args := slices.Concat([]string{"plan", "--format", format, "--nodes", strconv.Itoa(j.nodes), "--gpus-per-node", strconv.Itoa(j.most),
+		"--gpu", cmp.Or(j.gpu, s.gpu, measuredGPU)}, j.prog[1:])
+	out, errs := answer(j.prog[0], args...)
+	if out == nil {
+		if out = bytes.TrimSpace(errs); asJSON {
+			out, _ = json.Marshal(map[string]string{"error": string(out)}) // a string always can be
+		}
+	}
+	return out
+}
+
+// plans says whether a program has a command plan, and is not given another. The program is asked for what completes that.
+func plans(prog []string) bool {
+	if len(prog) > 1 && !strings.HasPrefix(prog[1], "-") || !completion.UsesLockstep(prog[0]) {
+		return false
+	}
+	out, _ := answer(prog[0], help.Request, "plan")
+	return strings.HasPrefix(string(out), "plan\t")
+}
+
+// answer is what a program prints on standard output, nil where it fails, and on standard error.
+func answer(program string, args ...string) (out, errs []byte) {
+	ctx, cancel := context.WithTimeout(context.Background(), planTime)
+	defer cancel()
+	var said bytes.Buffer
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.WaitDelay, cmd.Stderr = time.Second, &said
+	out, err := cmd.Output()
+	if err != nil {
+		if said.Len() == 0 {
+			said.WriteString(program + " plan: " + err.Error())
+		}
+		return nil, said.Bytes()
+	}
+	return out, said.Bytes()
+}
+
+// gpuModel is the kind of the first GPU that the NVIDIA driver of this machine has; "" where there is none.
+// Source: the driver's README, "The /proc filesystem interface".
+func gpuModel(proc string) string {
+	files, _ := filepath.Glob(filepath.Join(proc, "driver/nvidia/gpus/*/information"))
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		if err != nil {
+			continue
+		}
+		for line := range strings.Lines(string(text)) {
+			if model, ok := strings.CutPrefix(line, "Model:"); ok {
+				return strings.TrimSpace(model)
+			}
+		}
+	}
+	return ""
+}
