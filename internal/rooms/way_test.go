@@ -26,7 +26,7 @@ func wayOf(t *testing.T, page, title string) (files []string, steps []step) {
 		t.Fatalf("the page has no table %q", title)
 	}
 	table, _, _ = strings.Cut(table, "\n\n")
-	row := regexp.MustCompile("^\\| \\[[^]]+\\]\\(\\.\\./([^)]+)\\) \\| (.*) \\|$")
+	row := regexp.MustCompile(`^\| \[[^]]+\]\(\.\./([^)]+)\) \| (.*) \|$`)
 	for line := range strings.Lines(table) {
 		m := row.FindStringSubmatch(strings.TrimSpace(line))
 		if m == nil {
