@@ -31,6 +31,14 @@ static int pump(MPI_Comm c) {
     sched_yield();
     return rc;
 }
+// next_message says in index whether a message has come that nobody has received, and in got how many bytes it has.
+static struct outcome next_message(MPI_Comm c, int tag, int *from) {
+    MPI_Status s = {0};
+    struct outcome o = {MPI_SUCCESS, 0, 0};
+    o.code = MPI_Iprobe(MPI_ANY_SOURCE, tag, c, &o.index, &s);
+    if (o.code == MPI_SUCCESS && o.index) { o.got = received(&s); *from = s.MPI_SOURCE; }
+    return o;
+}
 static void spin(int n) { while (n-- > 0) relax(); }
 
 // A chunk of a message is bytes. start_chunk begins its sending or receiving, test_chunk says whether that is over, in

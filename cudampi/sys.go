@@ -49,6 +49,8 @@ package cudampi
 #cgo nocallback start_chunk
 #cgo noescape test_chunk
 #cgo nocallback test_chunk
+#cgo noescape next_message
+#cgo nocallback next_message
 #cgo nocallback pump
 #cgo nocallback spin
 
@@ -234,6 +236,16 @@ func sysStartChunk(c *Comm, buf unsafe.Pointer, bytes, peer int, recv bool, req 
 func sysTestChunk(req *request) (done bool, got, code int) {
 	o := C.test_chunk(req)
 	return o.index != 0, int(o.got), int(o.code)
+}
+
+func sysStart(c *Comm, buf unsafe.Pointer, bytes, peer, tag int, recv bool, req *request) int {
+	return int(C.start_chunk(c.h, address(buf), C.int(bytes), C.int(peer), C.int(tag), cbool(recv), req))
+}
+
+func sysNext(c *Comm, tag int) (there bool, from, bytes, code int) {
+	var source C.int
+	o := C.next_message(c.h, C.int(tag), &source)
+	return o.index != 0, int(source), int(o.got), int(o.code)
 }
 
 func sysPump(c *Comm) int { return int(C.pump(c.h)) }

@@ -3,6 +3,7 @@ package spmd
 import (
 	"context"
 	"os"
+	"sync"
 
 	"github.com/spf13/pflag"
 
@@ -29,7 +30,7 @@ import (
 // fs.Usage, where it is set, writes to fs.Output() stands in --help before the flags.
 func Main(fs *pflag.FlagSet, run func(ctx context.Context, w *World) error, checks ...func(ranks int) error) {
 	var cfg Config
-	var w *world.World
+	beside := sync.OnceValue(func() func(int, world.Start) (*world.World, error) { return world.Beside(cfg.PerProcess) })
 	status := job.Main(&job.Program{
 		Flags:    fs,
 		Config:   cfg.forJob(),
@@ -40,13 +41,23 @@ func Main(fs *pflag.FlagSet, run func(ctx context.Context, w *World) error, chec
 		Local: func(ctx context.Context, lead *job.Job) error {
 			return world.Local(ctx, cfg.start(fs), cfg.Ranks, lead, inWorld(run))
 		},
-		Open: func() (j *job.Job, err error) {
-			if w, err = world.Open(cfg.start(fs)); err != nil {
-				return nil, err
+		Rank: func(i int) *job.RankProgram {
+			var w *world.World
+			return &job.RankProgram{
+				Open: func() (j *job.Job, err error) {
+					if cfg.PerProcess > 1 {
+						w, err = beside()(i, cfg.start(fs))
+					} else {
+						w, err = world.Open(cfg.start(fs))
+					}
+					if err != nil {
+						return nil, err
+					}
+					return w.Job, nil
+				},
+				Run: func(ctx context.Context) error { return w.Run(ctx, inWorld(run)) },
 			}
-			return w.Job, nil
 		},
-		Run: func(ctx context.Context) error { return w.Run(ctx, inWorld(run)) },
 	})
 	if status != 0 {
 		os.Exit(status)

@@ -3,6 +3,8 @@ package spmd
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -17,7 +19,7 @@ import (
 // for it first, as with any memory that is shared: Synchronize the stream, then Barrier. Prefetch and Advise mean the GPU of
 // the rank that calls them. Where each rank is a process, it is AllocManaged: each has an array of its own.
 //
-// The memory counts as the first rank's, and is never larger than what is free on its GPU. Each rank frees its Buffer; advice
+// The memory counts as that of the process's first rank, and is never larger than what is free on its GPU. Each rank frees its Buffer; advice
 // that it has given ends with that. The memory goes back to the pool with the last Free, and is handed out again when
 // the streams of all ranks have passed theirs.
 //
@@ -28,8 +30,13 @@ func AllocManagedShared[T Stored](w *World, n int) (Buffer[T], error) {
 		return AllocManaged[T](w, n)
 	}
 	said := sharedSaid{N: n}
+	ranks, err := AllGatherValue(w.Comm(), sharedProcess)
+	if err != nil {
+		return Buffer[T]{}, err
+	}
+	first := slices.Index(ranks, sharedProcess) // of this process
 	var own *sharedMemory
-	if w.Rank() == 0 {
+	if w.Rank() == first {
 		b, err := AllocManaged[T](w, n)
 		if err != nil {
 			said.Failure = err.Error()
@@ -50,7 +57,7 @@ func AllocManagedShared[T Stored](w *World, n int) (Buffer[T], error) {
 		}
 		return Buffer[T]{}, fmt.Errorf("%s: AllocManagedShared of %d elements on rank %d: %w", ccall.At(), n, w.Rank(), err)
 	}
-	found, _ := sharedMade.Load(all[0].Key)
+	found, _ := sharedMade.Load(all[first].Key)
 	m := found.(*sharedMemory)
 	m.users.Add(1)
 	if err := Barrier(w.Comm()); err != nil { // before the first Free
@@ -67,8 +74,8 @@ func AllocManagedShared[T Stored](w *World, n int) (Buffer[T], error) {
 // sharedSaid is what a rank says of an array that it is to share.
 type sharedSaid struct {
 	N       int
-	Key     uint64 // of the first rank's, in sharedMade
-	Failure string // of the first rank; "" for none
+	Key     uint64 // of the first rank's of the process, in sharedMade
+	Failure string // of that rank; "" for none
 }
 
 // sharedError is why there is no array, on all ranks alike; nil where there is one.
@@ -77,14 +84,19 @@ func sharedError(all []sharedSaid, n int) error {
 	for _, s := range all {
 		lo, hi = min(lo, s.N), max(hi, s.N)
 	}
-	switch {
-	case lo != hi:
+	if lo != hi {
 		return fmt.Errorf("from %d to %d over the ranks", lo, hi)
-	case all[0].Failure != "":
-		return errors.New("rank 0: " + all[0].Failure)
+	}
+	for r, s := range all {
+		if s.Failure != "" {
+			return fmt.Errorf("rank %d: %s", r, s.Failure)
+		}
 	}
 	return nil
 }
+
+// sharedProcess names this process among those of the job.
+var sharedProcess = rand.Uint64()
 
 // Arrays on their way from the first rank to the others of its process, by their numbers.
 var (

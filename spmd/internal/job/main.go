@@ -49,10 +49,15 @@ type Program struct {
 	Carriers []string                          // values that --collectives may have
 	Checks   []func(ranks int) error           // refuse flags that do not fit each other
 	Versions func() string                     // what --version prints
-	Open     func() (*Job, error)              // starts MPI and joins the job. Collective
-	Run      func(context.Context) error       // the program's own function, and the wait for what it left enqueued
+	Rank     func(i int) *RankProgram          // the i-th rank of this process, which has several where Config.PerProcess says so
 	Abort    func(status int)                  // ends the job where Open has failed. It returns where MPI does not run
 	Local    func(context.Context, *Job) error // runs all ranks as goroutines; for Config.Ranks above one
+}
+
+// RankProgram is a Program on one rank.
+type RankProgram struct {
+	Open func() (*Job, error)        // starts MPI and joins the job. Collective
+	Run  func(context.Context) error // the program's own function, and the wait for what it left enqueued
 }
 
 // Main parses the command line, joins the job, runs the program and ends the job. It returns the exit status.
@@ -82,7 +87,7 @@ func Main(p *Program) int {
 		return 0
 	}
 	err := cfg.Complete(p.Carriers)
-	ranks := env.Size
+	ranks := env.Size * max(cfg.PerProcess, 1)
 	if cfg.Ranks > 1 {
 		ranks = cfg.Ranks
 		if err == nil && env.Size > 1 {
@@ -97,20 +102,47 @@ func Main(p *Program) int {
 	if err != nil {
 		return refuse(fs.Name(), env.Rank, env.Size, err)
 	}
+	if env.Size == 1 && cfg.PerProcess > 1 { // which needs no MPI
+		cfg.Ranks = cfg.PerProcess
+	}
 	if cfg.Ranks > 1 {
 		return p.local(signals)
 	}
-	started := limitStart(fs.Name(), cfg, env.Rank)
-	j, err := p.Open()
+	here := max(cfg.PerProcess, 1)
+	if here == 1 {
+		return p.rank(0, env.Rank, signals)
+	}
+	ended := make(chan int, here)
+	for i := range here {
+		own := make(chan os.Signal, cap(signals))
+		signal.Notify(own, syscall.SIGUSR1)
+		go func() { ended <- p.rank(i, env.Rank*here+i, own) }()
+	}
+	signal.Stop(signals) // each rank has got its own
+	for range here {
+		if status := <-ended; status != 0 {
+			return status
+		}
+	}
+	return 0
+}
+
+// rank runs the program on the i-th rank of this process, which is rank number of the job, and returns the exit status.
+func (p *Program) rank(i, number int, signals chan os.Signal) int {
+	fs, cfg := p.Flags, p.Config
+	started := limitStart(fs.Name(), cfg, number)
+	on := p.Rank(i)
+	j, err := on.Open()
 	if err != nil {
 		if errors.As(err, new(usageError)) {
-			return refuse(fs.Name(), env.Rank, env.Size, err)
+			return refuse(fs.Name(), number, launcher.Environment().Size, err)
 		}
-		leaveToFirst(env.Rank)
+		leaveToFirst(number)
 		fmt.Fprintf(os.Stderr, "%s: %s\n", fs.Name(), plain.Text(err.Error()))
 		p.Abort(exitFailed) // the others may be waiting for this rank
 		return exitFailed
 	}
+	j.beside = i > 0
 	if err := j.Watch(); err != nil {
 		return j.abort(err, exitFailed)
 	}
@@ -118,7 +150,7 @@ func Main(p *Program) int {
 	j.world.LogStart()
 	j.Enter("running")
 	defer j.serveLive()()
-	sig, err := j.supervise(signals, p.Run)
+	sig, err := j.supervise(signals, on.Run)
 	switch {
 	case err == nil:
 		return j.end()

@@ -26,7 +26,7 @@ func (w *World) chooseDevice(node control.Comm) error {
 		return nil
 	}
 	defer w.startup.Begin("context")()
-	index, err := cudaexec.Find(node, route.SharesGPUs(w.start.Config.Collectives))
+	index, err := cudaexec.Find(node, route.SharesGPUs(w.start.Config.Collectives), max(w.start.Config.PerProcess, 1))
 	failure, err := w.firstFailure(err)
 	if err != nil {
 		return err
@@ -57,6 +57,8 @@ func (w *World) chooseDevice(node control.Comm) error {
 		what += "; start fewer ranks, or run on the host with --device host"
 	}
 	switch {
+	case failure.Code == cudaexec.CodeUneven:
+		return job.Usage(errors.New(failure.Text))
 	case w.start.Config.Device == "cuda":
 		return job.Usage(fmt.Errorf("--device cuda: %s", what))
 	case route.ForDevicesOnly(w.start.Config.Collectives):

@@ -1,0 +1,82 @@
+package cudampi
+
+import (
+	"runtime"
+	"unsafe"
+)
+
+// Request is a message of bytes under way, one that StartSend or StartRecv has begun.
+type Request struct {
+	c    *Comm
+	op   string
+	req  *request // apart from Go pointers
+	pins runtime.Pinner
+}
+
+// Stream is a kind of messages: those of one Stream between two ranks arrive in their order, whatever others do.
+type Stream int
+
+// The streams there are. Their numbers are tags.
+const (
+	Heads  Stream = 3
+	Bodies Stream = 4
+)
+
+// StartSend begins to send bytes at src to rank to. It does not block. src must stay as it is until Test says that r is over.
+// Source: mpi.h, MPI_Isend.
+func (c *Comm) StartSend(r *Request, src unsafe.Pointer, bytes, to int, s Stream) error {
+	return c.start(r, "MPI_Isend", src, bytes, to, s, false)
+}
+
+// StartRecv begins to receive bytes from rank from at dst. It does not block. dst is valid when Test says that r is over.
+// Source: mpi.h, MPI_Irecv.
+func (c *Comm) StartRecv(r *Request, dst unsafe.Pointer, bytes, from int, s Stream) error {
+	return c.start(r, "MPI_Irecv", dst, bytes, from, s, true)
+}
+
+func (c *Comm) start(r *Request, op string, buf unsafe.Pointer, bytes, peer int, s Stream, recv bool) error {
+	if err := c.Usable(op); err != nil {
+		return err
+	}
+	if err := c.CheckRank(op, peer); err != nil {
+		return err
+	}
+	if bytes < 0 || bytes > MostBytes {
+		return c.Errorf(op, ErrCount, "%d bytes: want 0 to %d", bytes, MostBytes)
+	}
+	if bytes > 0 {
+		r.pins.Pin(buf) // which does nothing to memory that is not Go's
+	}
+	if r.c, r.op = c, op; r.req == nil {
+		r.req = new(request)
+	}
+	code := sysStart(c, buf, bytes, peer, int(s), recv, r.req)
+	if code != success {
+		r.pins.Unpin()
+	}
+	return c.Check(op, code)
+}
+
+// MostBytes is how long a message of StartSend may be.
+const MostBytes = 1 << 30
+
+// Test says whether a message is over, and how many bytes have been received. It does not block, and lets MPI go on with others.
+// It must not be called again after it has said so. Source: mpi.h, MPI_Test.
+func (r *Request) Test() (over bool, got int, err error) {
+	over, got, code := sysTestChunk(r.req)
+	if over || code != success {
+		r.pins.Unpin()
+	}
+	return over, got, r.c.Check(r.op, code)
+}
+
+// Next says from which rank a message of a stream has come that nobody has received, if there is one, and how many bytes it
+// has. It does not block. Source: mpi.h, MPI_Iprobe.
+func (c *Comm) Next(s Stream) (there bool, from, bytes int, err error) {
+	const op = "MPI_Iprobe"
+	if err := c.Usable(op); err != nil {
+		return false, 0, 0, err
+	}
+	there, from, bytes, code := sysNext(c, int(s))
+	return there, from, bytes, c.Check(op, code)
+}

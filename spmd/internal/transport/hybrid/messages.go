@@ -1,0 +1,106 @@
+package hybrid
+
+import (
+	"errors"
+	"fmt"
+	"unsafe"
+
+	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/transport"
+)
+
+// Group implements transport.Transport: all messages that are sent are on their way before one is waited for.
+func (c *Comm) Group(_ transport.Queue, cs []coll.Call, _ unsafe.Pointer) error {
+	c.list = c.list[:0]
+	for i := range cs {
+		cs[i].Messages(func(m coll.Call) bool {
+			c.list = append(c.list, m)
+			return true
+		})
+	}
+	return c.exchange(c.list)
+}
+
+// exchange sends and receives messages. What is sent may lie where others are received: so all has been sent before.
+func (c *Comm) exchange(list []coll.Call) (failure error) {
+	note := func(err error) {
+		if err != nil && failure == nil {
+			failure = err
+		}
+	}
+	for i := range list {
+		if err := c.peer(&list[i]); err != nil {
+			return err
+		}
+	}
+	c.sending = c.sending[:0]
+	for i := range list {
+		m := &list[i]
+		if m.Kind != coll.Send {
+			continue
+		}
+		to := c.place[m.Root]
+		if to.process == c.mine {
+			note(c.local.Send(m.Src, m.N, m.Type, to.local))
+			continue
+		}
+		at := address{comm: c.id, from: int32(c.rank), to: m.Root}
+		s, err := c.open.post.send(to.number, at, 0, 0, m.Src, m.N*m.Type.Size())
+		if err != nil {
+			return c.failed(m, err)
+		}
+		c.sending = append(c.sending, s)
+	}
+	for _, s := range c.sending {
+		note(c.open.post.sent(s))
+	}
+	for i := range list {
+		if m := &list[i]; m.Kind == coll.Recv {
+			note(c.receive(m))
+		}
+	}
+	return failure
+}
+
+// receive makes a Recv.
+func (c *Comm) receive(m *coll.Call) error {
+	from, bytes := c.place[m.Root], m.N*m.Type.Size()
+	if from.process == c.mine {
+		return c.local.Recv(m.Dst, m.N, m.Type, from.local)
+	}
+	got, err := c.open.post.receive(address{comm: c.id, from: m.Root, to: int32(c.rank)})
+	if err != nil {
+		return c.failed(m, err)
+	}
+	if len(got.data) != bytes {
+		return c.failed(m, fmt.Errorf("message from rank %d has %d bytes, %d (%d %v elements) expected", m.Root, len(got.data), bytes, m.N, m.Type))
+	}
+	copy(bytesAt(m.Dst, bytes), got.data)
+	return nil
+}
+
+// peer refuses a message with no rank.
+func (c *Comm) peer(m *coll.Call) error {
+	if uint(m.Root) >= uint(c.Size()) {
+		return c.failed(m, errors.New("there is no such rank"))
+	}
+	return nil
+}
+
+// messagesOnly has a collective made of messages.
+var messagesOnly = coll.Library{Kinds: coll.SetOf(coll.Send, coll.Recv)}
+
+// byMessages makes a collective in which two ranks have to do with each other, and a message.
+func (c *Comm) byMessages(call *coll.Call) error {
+	c.list = c.list[:0]
+	call.Steps(c.rank, c.Size(), &messagesOnly, nil, func(m coll.Call) bool {
+		m.Messages(func(m coll.Call) bool {
+			c.list = append(c.list, m)
+			return true
+		})
+		return true
+	})
+	return c.exchange(c.list)
+}
+
+func bytesAt(p unsafe.Pointer, n int) []byte { return unsafe.Slice((*byte)(p), n) }
