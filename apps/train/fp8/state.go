@@ -115,7 +115,7 @@ func (e *State) Scales() ([]int, error) {
 	return exps, nil
 }
 
-// Usable says whether exponents are those of so many scales.
+// Usable says whether exponents can be those of a number of scales.
 func Usable(exps []int, sites int) bool {
 	for _, e := range exps {
 		if e < -kernels.MostPower || e > kernels.MostPower {
@@ -125,7 +125,7 @@ func Usable(exps []int, sites int) bool {
 	return len(exps) == sites
 }
 
-// SetScales is the reverse of scales.
+// SetScales is the reverse of Scales. It blocks.
 func (e *State) SetScales(exps []int) error {
 	up, down := make([]float32, len(exps)), make([]float32, kernels.Apart8*len(exps))
 	for i, x := range exps {

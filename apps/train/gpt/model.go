@@ -40,20 +40,21 @@ type Model[A kernels.Act] struct {
 	next             spmd.Buffer[float32] // (Vp): logits of the next token, for Logits
 	losses           spmd.Buffer[float32] // (N)
 	tmp, dres        spmd.Buffer[A]       // (N,C): output of a product; gradient of the residual stream
-	dwide            spmd.Buffer[A]       // (N,4C): gradient inside the MLP, and of qkv; in the memory of logits
+	dwide            spmd.Buffer[A]       // (N,4c): gradient inside the MLP, and of qkv; in the memory of logits
 	scratch          spmd.Buffer[A]       // of logits and dwide
 	sums             spmd.Buffer[float32] // (4C): sums over rows, to be added to a gradient
 	parts            kernels.Scratch      // of kernels
 }
 
-// layerActs is what forward keeps of one layer for backward.
+// layerActs is what forward keeps of one layer for backward. Of NH heads and C channels it
+// has what this rank computes: nh heads of c channels, which are all without --tp.
 type layerActs[A kernels.Act] struct {
 	ln1                        spmd.Buffer[A]       // (N,C)
-	qkv                        spmd.Buffer[A]       // (N,3C): queries, keys, values, each (NH,HS)
-	lse                        spmd.Buffer[float32] // (B,NH,T): log of the softmax's denominator
-	att                        spmd.Buffer[A]       // (N,C)
+	qkv                        spmd.Buffer[A]       // (N,3c): queries, keys, values, each (nh,HS)
+	lse                        spmd.Buffer[float32] // (B,nh,T): log of the softmax's denominator
+	att                        spmd.Buffer[A]       // (N,c)
 	res2, ln2                  spmd.Buffer[A]       // (N,C); res2: residual stream after attention
-	fc, gelu                   spmd.Buffer[A]       // (N,4C): before and after the GELU
+	fc, gelu                   spmd.Buffer[A]       // (N,4c): before and after the GELU
 	res3                       spmd.Buffer[A]       // (N,C): residual stream after the MLP
 	mean1, rstd1, mean2, rstd2 spmd.Buffer[float32] // (N)
 }
@@ -172,7 +173,7 @@ func bytesOf[A kernels.Act](cfg layout.Config, batch, seq int) (int, error) {
 // below Vocab.
 type Batch struct {
 	In, Targets spmd.Buffer[int32] // (B,T)
-	Sorted      spmd.Buffer[int32] // In as sorter.sort leaves it, for gradients
+	Sorted      spmd.Buffer[int32] // In as kernels.Sorter.Sort leaves it, for gradients
 	B, T        int
 }
 

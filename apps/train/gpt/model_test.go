@@ -54,7 +54,7 @@ func batchOf(t testing.TB, w *spmd.World, in, targets spmd.Buffer[int32], b, n, 
 	return Batch{In: in, Targets: targets, Sorted: sortedBuffer(t, w, tokens, vocab), B: b, T: n}
 }
 
-// sortedBuffer holds tokens as sorter.sort leaves them; what is beyond the vocabulary
+// sortedBuffer holds tokens as kernels.Sorter.Sort leaves them; what is beyond the vocabulary
 // counts as token 0.
 func sortedBuffer(t testing.TB, w *spmd.World, tokens []int32, vocab int) spmd.Buffer[int32] {
 	t.Helper()

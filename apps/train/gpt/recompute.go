@@ -22,8 +22,8 @@ func (m *Model[A]) takeActs() {
 	m.use(0, spmd.Buffer[A]{})
 }
 
-// takeLayers takes, or counts, the memory of one micro-batch in flight. What others may have taken
-// for all of them only the first takes.
+// takeLayers takes, or counts, the memory of one micro-batch in flight. The first takes what all of
+// them share.
 func (m *Model[A]) takeLayers(act []layerActs[A], first bool) {
 	sp, N, C, own := &m.space, m.rows, m.Cfg.Channels, m.Cfg.OwnChannels()
 	for l := range act {
@@ -59,7 +59,7 @@ func (e *enqueue[A]) attentionPart(l int, x spmd.Buffer[A]) {
 	e.LayerNormForward(a.ln2, a.mean2, a.rstd2, a.res2, &p.LN2, e.inputCast(&p.FC))
 }
 
-// mlpPart computes a layer from ln2 on: without whole what lies between the two products.
+// mlpPart computes a layer from ln2 on. Unless whole it leaves out the second product, whose result backward does not read.
 func (e *enqueue[A]) mlpPart(l int, whole bool) {
 	m, a, p := e.m, &e.m.act[l], &e.m.par.Layers[l]
 	mlp, _ := m.Cfg.Sections(l)
@@ -71,9 +71,9 @@ func (e *enqueue[A]) mlpPart(l int, whole bool) {
 	e.call(m.around.done, mlp)
 }
 
-// again computes once more what backward needs of a layer and is not there, where x is the
-// residual stream that the layer read. The last layer's is there, where no other micro-batch came
-// in between.
+// again computes once more what backward needs of a layer and was not kept. x is the residual
+// stream that the layer read. The last layer's is still there, where no other micro-batch came in
+// between.
 func (e *enqueue[A]) again(l int, x spmd.Buffer[A]) {
 	m := e.m
 	if m.Cfg.Recompute == layout.RecomputeOff || !m.Cfg.Again(l) {

@@ -41,8 +41,8 @@ type Weights[A kernels.Act] struct {
 }
 
 // Places is where the parameters of each of a model's groups are, their gradients, and the
-// operands of products. Groups may take turns in one place; without weights is a group of
-// which products alone read.
+// operands of products. Groups may take turns in one place. A group that only products read
+// has no Weights.
 type Places[A kernels.Act] struct {
 	Weights, Grads []spmd.Buffer[float32]
 	Mats           []spmd.Buffer[A]

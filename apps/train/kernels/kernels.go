@@ -87,7 +87,7 @@ var encoderBackwardKernel = newKernel(cudaSource, "encoder_backward", func(a *Ho
 })
 
 // EncoderBackward enqueues dwte[token] += dout and dwpe[position] (+)= dout, from the
-// tokens as sorter.sort leaves them. The head has set dwte before.
+// tokens as Sorter.Sort leaves them. The head has set dwte before.
 func (e *Launcher[A]) EncoderBackward(dwte, dwpe spmd.Buffer[float32], dout spmd.Buffer[A], sorted spmd.Buffer[int32]) {
 	cfg := e.Cfg
 	parts, splits := mostParts(e.N, cfg.Vocab), MostSplits(e.N)

@@ -48,7 +48,7 @@ func (cfg Config) partition(lens []int) ddp.Partition {
 	return ddp.NewPartition(rank, ranks, ArenaAlign, lens...)
 }
 
-// PartitionOf is the partition of groups that layout has made.
+// PartitionOf divides groups that Of has made between those who share them.
 func (cfg Config) PartitionOf(groups []Group) ddp.Partition {
 	lens := make([]int, len(groups))
 	for i, g := range groups {
@@ -84,7 +84,7 @@ func VectorGroup(groups []Group) int { return len(groups) - 2 }
 // EmbeddingGroup is the group of the embeddings, where ranks share a part of the training state or not.
 func EmbeddingGroup(groups []Group) int { return len(groups) - 1 }
 
-// regroup changes the groups of parameters from sections to those.
+// regroup changes the groups of parameters from sections to those that ranks share.
 func regroup(params []Param, sections []Group) []Group {
 	last := len(sections) - 1
 	groups := append(slices.Clone(sections[1:last]), Group{Name: "vectors"}, sections[last])

@@ -48,7 +48,7 @@ func (t *Trainer) divide() error {
 	return nil
 }
 
-// countLoss enqueues that of ranks that have computed the same loss one has it.
+// countLoss enqueues that the loss is 0 on all but one of the ranks that have computed the same one.
 func (t *Trainer) countLoss() error {
 	if t.State.Cfg.Tensor.Rank == 0 {
 		return nil

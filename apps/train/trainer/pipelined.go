@@ -13,7 +13,7 @@ import (
 func (t *Trainer) pipelined() bool { return t.Config.Model.Stage.Stages > 1 }
 
 // openPipeline takes what pipelined steps need, for micro-batches of up to batch sequences.
-func (t *Trainer) openPipeline(batch int, keep func(func() error)) error {
+func (t *Trainer) openPipeline(batch int) error {
 	if err := t.Model.OpenPipeline(t.pipe); err != nil {
 		return err
 	}
@@ -28,7 +28,7 @@ func (t *Trainer) openPipeline(batch int, keep func(func() error)) error {
 			if *x.b, err = spmd.Alloc[int32](t.World, x.n); err != nil {
 				return err
 			}
-			keep(x.b.Free)
+			t.keep(x.b.Free)
 		}
 		t.held = append(t.held, b)
 	}

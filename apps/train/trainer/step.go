@@ -40,10 +40,10 @@ func (t *Trainer) wantGraphs() (bool, error) {
 	return true, nil
 }
 
-// tune has the products of all steps use their fastest algorithms, also of the first: a
-// run that is resumed goes on with the bits of one that was not. For that it makes the
-// passes of a step, whose gradients nobody looks at. It comes before the optimizer has its
-// memory, since what is timed takes as much for a while. It blocks. Every rank of c calls it.
+// tune has the products of all steps use their fastest algorithms, those of the first step
+// too: so a run that is resumed goes on with the bits of one that was not. It makes the
+// passes of a step, whose gradients nobody looks at. It comes before the optimizer takes
+// its memory, since timing needs as much for a while. It blocks. Every rank of c calls it.
 func (t *Trainer) tune() error {
 	if t.World.OnHost() {
 		return nil
@@ -105,8 +105,8 @@ func (t *Trainer) nextScales(gate spmd.Buffer[float32]) error {
 	return e.NextScales(t.Stream, gate)
 }
 
-// passes gives do the micro-steps of a step, to enqueue what it wants of them beside the
-// loading of what is learned from.
+// passes calls do for each micro-step of a step, with its batch, which is loaded apart from
+// what the run learns from.
 func (t *Trainer) passes(step int, do func(k microKind, batch gpt.Batch) error) error {
 	f := t.loaders[1].Feed(t.micro(t.GlobalBatch, func(j int) int { return t.Data.Start(step, j) }))
 	defer f.Stop()
@@ -122,7 +122,7 @@ func (t *Trainer) passes(step int, do func(k microKind, batch gpt.Batch) error) 
 	return nil
 }
 
-// Enqueue enqueues one step; read has its outcome. Steps go up by one from the first.
+// Enqueue enqueues one step, whose outcome Read returns. Steps go up by one from First.
 // Every rank of c calls it.
 func (t *Trainer) Enqueue(step int) error {
 	r := &t.results[step%len(t.results)]
@@ -160,9 +160,9 @@ func (t *Trainer) Enqueue(step int) error {
 	return r.end.Record(t.Stream)
 }
 
-// microStep enqueues a micro-step: the first of a kind by its commands, so that kernels
-// are loaded and libraries have their memory; the others as a replay of what the second
-// has captured. All ranks capture in the same step, since each ends every step with a
+// microStep enqueues a micro-step. The first of a kind goes by its commands, so that
+// kernels are loaded and libraries have their memory. The second is captured, and replayed
+// from then on. All ranks capture in the same step, since each ends every step with a
 // micro-step of the same kind.
 func (t *Trainer) microStep(k microKind, batch gpt.Batch) error {
 	commands := func() error { return t.microCommands(k, batch) }

@@ -51,16 +51,16 @@ type Trainer struct {
 	State     *gpt.State // of model
 	Model     gpt.Passes
 	Optimizer *optim.AdamW
-	reducer   *ddp.Reducer[float32] // nil with --shard
-	sharder   *gpt.Sharder          // nil without
-	Stream    *spmd.Stream          // everything but what goes between ranks
-	train     *batches.Feed         // nil before begin or restore
-	First     int                   // the step that train begins with
-	Skipped   int                   // steps before it that were left out
-	Scales    []int                 // of 8-bit floats at that step, as the checkpoint has them; nil where it has none that fit
-	loaders   [2]*batches.Loader    // of training and validation
-	results   [2]result             // of the last two steps, by step number
-	valLoss   spmd.Buffer[float64]
+	reducer   *ddp.Reducer[float32]     // nil with --shard
+	sharder   *gpt.Sharder              // nil without
+	Stream    *spmd.Stream              // everything but what goes between ranks
+	train     *batches.Feed             // nil before StartAt
+	First     int                       // the step that train begins with
+	Skipped   int                       // steps before it that were left out
+	Scales    []int                     // of 8-bit floats at that step, as the checkpoint has them; nil where it has none that fit
+	loaders   [2]*batches.Loader        // of training and validation
+	results   [2]result                 // of the last two steps, by step number
+	valLoss   spmd.Buffer[float64]      // (1), pinned
 	graphs    map[microKind]*spmd.Graph // of the micro-steps met so far; nil where they are not to be graphs
 	held      []gpt.Batch               // of a pipelined step, whose micro-batches are there at once
 	close     []func() error            // in the order of making
@@ -74,8 +74,8 @@ type result struct {
 	begin, end *spmd.Event
 }
 
-// New allocates everything. The weights are zero until begin or restore. Every
-// rank of c calls it.
+// New allocates everything. The weights are zero until Begin, or until a checkpoint is
+// loaded and StartAt called. Every rank of c calls it.
 func New(w *spmd.World, c spmd.Comm, cfg Config, data *batches.Dataset) (*Trainer, error) {
 	t := &Trainer{Config: cfg, World: w, all: c, c: c, Data: data}
 	if err := t.divide(); err != nil {
@@ -87,29 +87,16 @@ func New(w *spmd.World, c spmd.Comm, cfg Config, data *batches.Dataset) (*Traine
 	return t, nil
 }
 
+// keep has Close call f, before what was kept earlier.
+func (t *Trainer) keep(f func() error) { t.close = append(t.close, f) }
+
 func (t *Trainer) open() (err error) {
-	keep := func(f func() error) { t.close = append(t.close, f) }
 	if t.Stream, err = t.World.NewStream("train"); err != nil {
 		return err
 	}
-	keep(t.Stream.Close)
-	// No micro-step is larger than the largest rank's part of a batch.
-	batch := min(t.Batch, spmd.ShardOf(max(t.GlobalBatch, t.ValSequences()), 0, t.c.Size()).Len)
-	if t.State, t.Model, err = gpt.Open(t.World, t.Half, t.Config.Model, batch, t.Seq); err != nil {
+	t.keep(t.Stream.Close)
+	if err := t.openModel(); err != nil {
 		return err
-	}
-	keep(t.State.Close)
-	t.Model.ShareLayers(t.tensor)
-	if t.pipelined() {
-		if err := t.openPipeline(batch, keep); err != nil {
-			return err
-		}
-	}
-	for i := range t.loaders {
-		if t.loaders[i], err = batches.NewLoader(t.World, t.Data, batch, t.Config.Model.Vocab); err != nil {
-			return err
-		}
-		keep(t.loaders[i].Close)
 	}
 	if err := t.tune(); err != nil {
 		return err
@@ -118,38 +105,20 @@ func (t *Trainer) open() (err error) {
 		return err
 	}
 	t.Optimizer.SkipBad = t.SkipBad
-	keep(t.Optimizer.Close)
-	if err := t.connect(keep); err != nil {
+	t.keep(t.Optimizer.Close)
+	if err := t.connect(); err != nil {
 		return err
 	}
-	for i := range t.results {
-		r := &t.results[i]
-		if r.totals, err = spmd.AllocPinned[float64](t.World, 2); err != nil {
-			return err
-		}
-		keep(r.totals.Free)
-		if r.norm, err = spmd.AllocPinned[float32](t.World, 1); err != nil {
-			return err
-		}
-		keep(r.norm.Free)
-		if r.begin, err = t.World.NewEvent(); err != nil {
-			return err
-		}
-		if r.end, err = t.World.NewEvent(); err != nil {
-			return err
-		}
+	if err := t.openResults(); err != nil {
+		return err
 	}
 	if graphs, err := t.wantGraphs(); err != nil {
 		return err
 	} else if graphs {
 		t.graphs = map[microKind]*spmd.Graph{}
-		keep(t.closeGraphs)
+		t.keep(t.closeGraphs)
 	}
-	if t.valLoss, err = spmd.AllocPinned[float64](t.World, 1); err != nil {
-		return err
-	}
-	keep(t.valLoss.Free)
-	keep(func() error {
+	t.keep(func() error {
 		if t.train != nil {
 			t.train.Stop()
 		}
@@ -158,13 +127,62 @@ func (t *Trainer) open() (err error) {
 	return nil
 }
 
+// openModel makes the model, and the loaders of its micro-batches.
+func (t *Trainer) openModel() (err error) {
+	// No micro-step is larger than the largest rank's part of a batch.
+	batch := min(t.Batch, spmd.ShardOf(max(t.GlobalBatch, t.ValSequences()), 0, t.c.Size()).Len)
+	if t.State, t.Model, err = gpt.Open(t.World, t.Half, t.Config.Model, batch, t.Seq); err != nil {
+		return err
+	}
+	t.keep(t.State.Close)
+	t.Model.ShareLayers(t.tensor)
+	if t.pipelined() {
+		if err := t.openPipeline(batch); err != nil {
+			return err
+		}
+	}
+	for i := range t.loaders {
+		if t.loaders[i], err = batches.NewLoader(t.World, t.Data, batch, t.Config.Model.Vocab); err != nil {
+			return err
+		}
+		t.keep(t.loaders[i].Close)
+	}
+	return nil
+}
+
+// openResults makes what steps and validations leave for the host.
+func (t *Trainer) openResults() (err error) {
+	for i := range t.results {
+		r := &t.results[i]
+		if r.totals, err = spmd.AllocPinned[float64](t.World, 2); err != nil {
+			return err
+		}
+		t.keep(r.totals.Free)
+		if r.norm, err = spmd.AllocPinned[float32](t.World, 1); err != nil {
+			return err
+		}
+		t.keep(r.norm.Free)
+		if r.begin, err = t.World.NewEvent(); err != nil {
+			return err
+		}
+		if r.end, err = t.World.NewEvent(); err != nil {
+			return err
+		}
+	}
+	if t.valLoss, err = spmd.AllocPinned[float64](t.World, 1); err != nil {
+		return err
+	}
+	t.keep(t.valLoss.Free)
+	return nil
+}
+
 // connect makes what moves gradients, and with --shard weights, between the ranks.
-func (t *Trainer) connect(keep func(func() error)) (err error) {
+func (t *Trainer) connect() (err error) {
 	if t.Config.Model.Shard.Mode != layout.ShardOff {
 		if t.sharder, err = t.Model.NewSharder(t.c); err != nil {
 			return err
 		}
-		keep(t.sharder.Close)
+		t.keep(t.sharder.Close)
 		if !t.divided() {
 			t.Optimizer.MeasureNorm = func(s *spmd.Stream, norm spmd.Buffer[float32]) error { return t.sharder.Scatter.ClipNorm(0, norm, s) }
 			return nil
@@ -175,7 +193,7 @@ func (t *Trainer) connect(keep func(func() error)) (err error) {
 		if err != nil {
 			return err
 		}
-		keep(n.Close)
+		t.keep(n.Close)
 		t.Optimizer.MeasureNorm = func(s *spmd.Stream, norm spmd.Buffer[float32]) error { return n.Clip(0, norm, s) }
 	}
 	if t.sharder != nil {
@@ -194,7 +212,7 @@ func (t *Trainer) connect(keep func(func() error)) (err error) {
 	if t.reducer, err = ddp.NewReducer(t.c, t.State.GradGroups(), ddp.ReducerConfig{BucketBytes: bucket, Op: spmd.Sum}); err != nil {
 		return err
 	}
-	keep(t.reducer.Close)
+	t.keep(t.reducer.Close)
 	return nil
 }
 
@@ -316,8 +334,8 @@ func (t *Trainer) Close() error {
 	return errors.Join(errs...)
 }
 
-// micro yields this rank's part of n sequences in micro-batches. All of them are
-// the same slice, filled anew: it is to be used before the next is asked for.
+// micro yields this rank's part of n sequences in micro-batches, as where they start. All
+// of them are the same slice, filled anew: use one before the next is asked for.
 func (t *Trainer) micro(n int, start func(i int) int) iter.Seq[[]int] {
 	return func(yield func([]int) bool) {
 		part := spmd.ShardOf(n, t.c.Rank(), t.c.Size())
@@ -351,8 +369,8 @@ func (t *Trainer) microStepsOf(n, rank int) int {
 	return (spmd.ShardOf(n, rank, t.c.Size()).Len + t.Batch - 1) / t.Batch
 }
 
-// idle says whether this rank takes part in a micro-step for the others' sake only: what it
-// learns from there has the scale 0.
+// idle says whether this rank takes part in a micro-step only because the others do. Its
+// loss then has the scale 0.
 func (t *Trainer) idle(n, micro int) bool { return micro >= t.microStepsOf(n, t.c.Rank()) }
 
 // scaleOf is the scale of the loss in a micro-step.
@@ -379,8 +397,8 @@ func (t *Trainer) trainBatches(first int) iter.Seq[[]int] {
 	}
 }
 
-// AskToEnd lets the next step tell all ranks that this one is to end: ended says so
-// when the step has been read.
+// AskToEnd lets the next step tell all ranks that this one is asked to end. Once the step
+// has been read, Ended says so.
 func (t *Trainer) AskToEnd() error { return spmd.Fill(t.Stream, t.State.Totals.Slice(1, 2), 1) }
 
 // Ended says whether any rank has asked to end before the step, one of the last two
