@@ -12,11 +12,11 @@ import (
 	"lockstep/apps/train/batches"
 	"lockstep/apps/train/gpt"
 	"lockstep/apps/train/input"
-	"lockstep/apps/train/meter"
 	"lockstep/apps/train/optim"
 	"lockstep/apps/train/run"
 	"lockstep/apps/train/text"
 	"lockstep/spmd"
+	"lockstep/spmd/progress"
 )
 
 // evaluator is the command eval.
@@ -182,8 +182,8 @@ func (e *evaluator) measure(ctx context.Context, w *spmd.World, p *run.Past, c c
 		}
 	})
 	defer f.Stop()
-	bar := meter.New(w, "evaluating", int64(part.Len), false)
-	defer bar.Finish()
+	bar := progress.Start(w, "evaluating", int64(part.Len), "sequences")
+	defer bar.Done()
 	if err := spmd.Fill(s, state.Loss, 0); err != nil { // a rank may have no part
 		return 0, err
 	}

@@ -13,6 +13,7 @@ import (
 	"lockstep/apps/train/run"
 	"lockstep/apps/train/weights"
 	"lockstep/spmd"
+	"lockstep/spmd/progress"
 )
 
 // exporter is the command export.
@@ -81,7 +82,9 @@ func (e *exporter) run(_ context.Context, w *spmd.World) (err error) {
 	if err := p.LoadWeights(arena); err != nil {
 		return err
 	}
-	bytes, err := weights.Write(e.to, p.Cfg, p.Tok, arena.Host())
+	told := progress.Start(w, "exporting", 4*int64(p.Cfg.ParamCount()), progress.Bytes)
+	defer told.Done()
+	bytes, err := weights.Write(e.to, p.Cfg, p.Tok, arena.Host(), told)
 	if err != nil {
 		return fmt.Errorf("--to %s: %w", e.to, err)
 	}

@@ -36,13 +36,13 @@ var house = []room{
 		[]string{"model", "text", "helpers", "facade", "libraries", "basics"}},
 	{"model", "a GPT-2-style model and its optimizer", []string{"apps/train/layout", "apps/train/kernels", "apps/train/fp8", "apps/train/gpt", "apps/train/optim"},
 		[]string{"helpers", "facade", "libraries", "basics"}},
-	{"text", "texts as tokens", []string{"apps/train/input", "apps/train/agree", "apps/train/meter", "apps/train/text"},
-		[]string{"facade", "basics"}},
+	{"text", "texts as tokens", []string{"apps/train/input", "apps/train/agree", "apps/train/text"},
+		[]string{"helpers", "facade", "basics"}},
 	{"launch", "start and diagnose a job", []string{"launch", "launch/*"},
 		[]string{"job", "mpi", "libraries", "basics"}},
-	{"helpers", "on top of spmd", []string{"spmd/attention", "spmd/blas", "spmd/checkpoint", "spmd/ddp", "spmd/runfolder", "spmd/timing"},
+	{"helpers", "on top of spmd", []string{"spmd/attention", "spmd/blas", "spmd/checkpoint", "spmd/ddp", "spmd/progress", "spmd/runfolder", "spmd/timing"},
 		[]string{"facade", "inside", "control", "libraries", "basics"}},
-	{"tests", "tests on several ranks", []string{"spmd/spmdtest", "internal/mpirun", "internal/fakelib", "internal/commtest", "internal/devtest", "internal/rooms"},
+	{"tests", "tests on several ranks", []string{"spmd/spmdtest", "internal/mpirun", "internal/pty", "internal/fakelib", "internal/commtest", "internal/devtest", "internal/rooms"},
 		[]string{"facade", "node", "mpi", "libraries", "basics"}},
 	{"facade", "what applications import", []string{"spmd"},
 		[]string{"world", "calls", "inside", "job", "verify", "exec", "trace", "control", "coll", "libraries", "basics"}},
@@ -73,7 +73,7 @@ var house = []room{
 	{"libraries", "bound at run time, and the host's kernels", []string{"cuda", "cuda/*", "nccl", "host", "internal/kernels"},
 		[]string{"basics"}},
 	{"basics", "element types, errors, loading, text", []string{"internal/ccall", "internal/dl", "internal/elem", "internal/launcher",
-		"internal/figure", "internal/help", "internal/mix", "internal/nearest", "internal/plain", "internal/procfs", "internal/ranges", "internal/runlog", "internal/safetensors", "internal/version"}, nil},
+		"internal/figure", "internal/help", "internal/mix", "internal/nearest", "internal/plain", "internal/procfs", "internal/ranges", "internal/runlog", "internal/safetensors", "internal/terminal", "internal/version"}, nil},
 }
 
 // pkg is a package as go list tells of it. Paths are below the module.

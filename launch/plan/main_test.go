@@ -17,6 +17,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"lockstep/internal/terminal"
 	"lockstep/launch/exit"
 )
 
@@ -111,6 +112,14 @@ func program(name string, args []string) {
 			if left == 0 {
 				return
 			}
+		}
+	case "live": // a live line of rank 0, in the middle of lines of both
+		if myRank() == "0" {
+			for _, text := range []string{terminal.Live("a half of " + os.Getenv(terminal.Variable)), "a line\n", terminal.Live("most"), "\rnot live\n", terminal.Live("all")} {
+				os.Stderr.WriteString(text)
+			}
+		} else {
+			os.Stderr.WriteString(terminal.Live("") + "another\n")
 		}
 	case "attempt":
 		attempt(args)

@@ -8,13 +8,16 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
+	"golang.org/x/term"
 
+	"lockstep/internal/terminal"
 	"lockstep/launch/exit"
 )
 
@@ -44,6 +47,7 @@ type output struct {
 	spoke   atomic.Bool // a rank has written to its standard error, or the launcher anything but how the job ended
 	endings []byte      // that, for when nobody else says anything; valid after close
 	folder  string      // of the ranks' files, if they have any
+	screen  *terminal.Screen
 	listener
 }
 
@@ -57,7 +61,7 @@ const (
 
 // openOutput adds to l what brings the ranks' output where logs says, which is not auto.
 func openOutput(l *Line, j job, logs string) (*output, error) {
-	out := &output{}
+	out := &output{screen: &terminal.Screen{To: os.Stderr}}
 	program := len(l.Groups) - 1
 	insert := func(why string, words ...string) {
 		l.Groups = append(l.Groups[:program:program], Group{words, why}, l.Groups[program])
@@ -119,7 +123,12 @@ func (out *output) pipes(ranks int, clean bool) (base int, err error) {
 			err = fmt.Errorf("%w: %d ranks need %d files: raise ulimit -n, or give --logs plain", err, ranks, 6*ranks)
 		}
 	}()
-	var printing sync.Mutex
+	live := term.IsTerminal(int(os.Stderr.Fd()))
+	if live {
+		if err := os.Setenv(terminal.Variable, strconv.Itoa(columns())); err != nil {
+			return 0, err
+		}
+	}
 	for i := range 2 * ranks {
 		var p [2]int
 		if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
@@ -130,15 +139,19 @@ func (out *output) pipes(ranks int, clean bool) (base int, err error) {
 		if err := unix.SetNonblock(p[0], true); err != nil { // for close's deadline
 			return 0, err
 		}
-		r, to := os.NewFile(uintptr(p[0]), "rank"), io.Writer(os.Stdout)
+		r, to := os.NewFile(uintptr(p[0]), "rank"), io.Writer(&shared{os.Stdout, out})
 		mark := strconv.Itoa(i/2) + ": "
 		if i%2 == 1 {
-			to = &noted{os.Stderr, out}
+			to = &noted{&shared{os.Stderr, out}, out}
 		} else if clean {
 			mark = ""
 		}
 		out.opened = append(out.opened, r)
-		out.readers.Go(func() { prefix(to, r, mark, &printing) })
+		var show func(text string)
+		if live && i%2 == 1 {
+			show = func(text string) { out.screen.Show(text, columns()) }
+		}
+		out.readers.Go(func() { prefix(to, r, mark, show) })
 	}
 	for i, end := range ends {
 		fd, err := unix.FcntlInt(uintptr(end), unix.F_DUPFD_CLOEXEC, base+i)
@@ -151,6 +164,27 @@ func (out *output) pipes(ranks int, clean bool) (base int, err error) {
 		}
 	}
 	return base, nil
+}
+
+// columns is how wide the terminal is.
+func columns() int {
+	if n, _, err := term.GetSize(int(os.Stderr.Fd())); err == nil && n > 0 {
+		return n
+	}
+	return 80
+}
+
+// shared is a file of this process that readers write to in turn, above the live line.
+type shared struct {
+	f   *os.File
+	out *output
+}
+
+func (s *shared) Write(b []byte) (int, error) {
+	if s.f == os.Stderr {
+		return s.out.screen.Write(b)
+	}
+	return s.out.screen.WriteTo(s.f, b)
 }
 
 // noted is a writer of whole lines that notes that something was written, and what it says of a failure.
@@ -188,7 +222,7 @@ func (out *output) stdout() (*os.File, error) {
 
 func (out *output) stderr() (*os.File, error) {
 	return out.relay(func(r io.Reader) {
-		out.endings = withoutEndings(&noted{os.Stderr, out}, r)
+		out.endings = withoutEndings(&noted{&shared{os.Stderr, out}, out}, r)
 	})
 }
 
@@ -202,6 +236,7 @@ func (out *output) close() {
 		_ = r.SetReadDeadline(time.Now().Add(5 * time.Second))
 	}
 	out.readers.Wait()
+	out.screen.Close()
 	for _, r := range out.opened {
 		r.Close()
 	}
@@ -211,15 +246,26 @@ func (out *output) close() {
 const maxLine = 1 << 20
 
 // prefix copies r to w by whole lines, with mark before each, until r ends. A line without its end gets one, unless mark
-// is empty: then w has the bytes of r.
-func prefix(w io.Writer, r io.Reader, mark string, printing *sync.Mutex) {
+// is empty: then w has the bytes of r. Live lines between them (see package terminal) go to live, if that is not nil.
+func prefix(w io.Writer, r io.Reader, mark string, live func(text string)) {
 	line := []byte(mark)
 	buf := make([]byte, 64<<10)
 	for {
 		n, err := r.Read(buf)
 		data := buf[:n]
+		if begun := line[len(mark):]; live != nil && len(begun) > 0 && begun[0] == '\r' && len(begun) < terminal.Most { // perhaps a live line
+			data = append(slices.Clone(begun), data...)
+			line = line[:len(mark)]
+		}
 		var whole []byte
 		for len(data) > 0 {
+			if live != nil && len(line) == len(mark) {
+				text, found, rest := terminal.Cut(data)
+				if data = rest; found {
+					live(text)
+					continue
+				}
+			}
 			i := bytes.IndexByte(data, '\n') + 1
 			cut := i == 0
 			if cut {
@@ -243,9 +289,7 @@ func prefix(w io.Writer, r io.Reader, mark string, printing *sync.Mutex) {
 			}
 		}
 		if len(whole) > 0 {
-			printing.Lock()
 			_, _ = w.Write(whole) // where nobody reads any more the ranks go on, as under mpirun itself
-			printing.Unlock()
 		}
 		if err != nil {
 			return

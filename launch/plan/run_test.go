@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"testing/iotest"
@@ -111,14 +110,14 @@ func TestPrefix(t *testing.T) {
 			"whole": strings.NewReader(tc.in), "bytes": iotest.OneByteReader(strings.NewReader(tc.in)), "with its end": iotest.DataErrReader(strings.NewReader(tc.in)),
 		} {
 			var out bytes.Buffer
-			prefix(&out, r, "7: ", new(sync.Mutex))
+			prefix(&out, r, "7: ", nil)
 			if out.String() != tc.want {
 				t.Errorf("%q, %s: got %q, want %q", tc.in, name, out.String(), tc.want)
 			}
 		}
 	}
 	var out bytes.Buffer
-	prefix(&out, strings.NewReader(long+long), "7: ", new(sync.Mutex))
+	prefix(&out, strings.NewReader(long+long), "7: ", nil)
 	if got := strings.ReplaceAll(strings.ReplaceAll(out.String(), "7: ", ""), "\n", ""); got != long+long {
 		t.Errorf("of a line without end %d bytes are left of %d", len(got), 2*len(long))
 	}

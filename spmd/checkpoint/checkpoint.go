@@ -51,6 +51,9 @@ type Config struct {
 	// Saved is called on rank 0 as soon as a checkpoint is complete on disk, by the goroutine
 	// that has written it. It may be nil.
 	Saved func(Info)
+	// Written is called on rank 0 with how many bytes of its own part of a checkpoint it has written, and of how many, by
+	// the goroutine that writes. It may be nil.
+	Written func(bytes, of int64)
 }
 
 // Info is a checkpoint that is complete on disk.

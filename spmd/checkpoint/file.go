@@ -186,6 +186,11 @@ func syncFolder(path string) error {
 // writeFile puts a file in place when all of it is on disk; its folder is not synced.
 // After an error nothing is left of it.
 func writeFile(path string, pieces ...[]byte) (sum fileSum, err error) {
+	return writeTold(path, func(int64) {}, pieces...)
+}
+
+// writeTold is writeFile that tells how many bytes it has written so far.
+func writeTold(path string, told func(int64), pieces ...[]byte) (sum fileSum, err error) {
 	tmp := path + partial
 	var f *os.File
 	if err := files.Change("create", tmp, func() error { f, err = os.Create(tmp); return err }); err != nil {
@@ -205,6 +210,7 @@ func writeFile(path string, pieces ...[]byte) (sum fileSum, err error) {
 				return sum, err
 			}
 			sum.add(p)
+			told(sum.Bytes)
 		}
 	}
 	if err := files.Change("sync", tmp, f.Sync); err != nil {

@@ -20,7 +20,11 @@ func (m *Manager) writePart(s *saving) error {
 		return err
 	}
 	path := filepath.Join(s.temp, shardName(rank, size, "safetensors"))
-	sum, err := writeFile(path, s.header, s.data)
+	told := func(int64) {}
+	if rank == 0 && m.cfg.Written != nil {
+		told = func(n int64) { m.cfg.Written(n, int64(len(s.header)+len(s.data))) }
+	}
+	sum, err := writeTold(path, told, s.header, s.data)
 	if err != nil {
 		return err
 	}

@@ -76,6 +76,8 @@ type saver struct {
 	found *saved // in the checkpoint to go on from; nil where a run begins
 	begun bool   // a save of this run was
 	good  bool   // and one is complete
+
+	saving *saving
 }
 
 // openSaver opens --checkpoint and looks for a run to go on with, whose global batch
@@ -84,14 +86,16 @@ func (o *Options) openSaver(w *spmd.World, key []byte) (*saver, error) {
 	if o.Checkpoint == "" {
 		return nil, nil
 	}
-	c, err := checkpoint.Open(w, o.Checkpoint, checkpoint.Config{Keep: o.keep, Saved: func(k checkpoint.Info) {
+	saving := &saving{}
+	c, err := checkpoint.Open(w, o.Checkpoint, checkpoint.Config{Keep: o.keep, Written: saving.written, Saved: func(k checkpoint.Info) {
+		saving.written(0, 0)
 		w.Log().Info().Int("steps", k.Step).Str("to", k.Folder).Int64("bytes", k.Bytes).
 			Str("seconds", fmt.Sprintf("%.2f", k.Took.Seconds())).Msg("checkpoint saved")
 	}})
 	if err != nil {
 		return nil, spmd.Usage(fmt.Errorf("--checkpoint: %w", err))
 	}
-	s := &saver{Manager: c, o: o, w: w, key: key}
+	s := &saver{Manager: c, o: o, w: w, key: key, saving: saving}
 	if err := s.look(); err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
@@ -236,6 +240,7 @@ func (s *saver) save(t *trainer.Trainer, steps int, rec record) error {
 	case err != nil && !s.good:
 		return err
 	case err != nil:
+		s.saving.written(0, 0)
 		s.w.Log().Warn().Err(err).Msg("the run goes on; if it is interrupted now it resumes from an older checkpoint")
 	default:
 		s.good = s.begun

@@ -26,8 +26,8 @@ type loop struct {
 // of it where they keep any. Every rank calls it.
 func (o *Options) train(ctx context.Context, w *spmd.World, t *trainer.Trainer, c *saver, stop <-chan struct{}) (early bool, err error) {
 	o.announce(w, t)
-	l := &loop{o, t, c, newReport(o, w, t, c.record()), stop}
-	defer l.r.bar.Finish()
+	l := &loop{o, t, c, newReport(o, w, t, c), stop}
+	defer l.r.bar.Done()
 	for step := t.First; step < o.steps && !early; step++ {
 		if err := ctx.Err(); err != nil {
 			return false, context.Cause(ctx)
@@ -152,7 +152,10 @@ func (l *loop) do(d due, steps int) error {
 func (l *loop) finish(early bool) error {
 	var err error
 	if l.c != nil {
+		l.r.bar.Done()
+		end := l.c.saving.alone(l.r.w)
 		err = l.c.Wait()
+		end()
 	}
 	switch {
 	case !early:

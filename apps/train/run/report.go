@@ -10,10 +10,10 @@ import (
 	"lockstep/apps/train/agree"
 	"lockstep/apps/train/batches"
 	"lockstep/apps/train/kernels"
-	"lockstep/apps/train/meter"
 	"lockstep/apps/train/optim"
 	"lockstep/apps/train/trainer"
 	"lockstep/spmd"
+	"lockstep/spmd/progress"
 )
 
 // StepRecord is one step in the measurement file.
@@ -74,11 +74,13 @@ type report struct {
 	record
 	o     *Options
 	w     *spmd.World
-	bar   *meter.Meter
+	bar   *progress.Work
 	data  *batches.Dataset
 	from  int           // steps of runs before this one
 	steps int           // reported so far, those included
 	took  time.Duration // of the steps of this run but the first
+
+	saving *saving // nil where there are no checkpoints
 }
 
 // record is what a report remembers of a run, from one checkpoint to the next start.
@@ -90,11 +92,14 @@ type record struct {
 	Skipped int `json:"skipped,omitempty"`
 }
 
-// newReport begins where t does, which rec is the record of.
-func newReport(o *Options, w *spmd.World, t *trainer.Trainer, rec record) *report {
-	bar := meter.New(w, "training", int64(o.steps), false)
-	bar.Add(int64(t.First))
-	return &report{record: rec, o: o, w: w, bar: bar, data: t.Data, from: t.First, steps: t.First}
+// newReport begins where t does. c has the checkpoints, nil where there are none.
+func newReport(o *Options, w *spmd.World, t *trainer.Trainer, c *saver) *report {
+	bar := progress.Start(w, "training", int64(o.steps), "steps").Quiet().From(int64(t.First))
+	r := &report{record: c.record(), o: o, w: w, bar: bar, data: t.Data, from: t.First, steps: t.First}
+	if c != nil {
+		r.saving = c.saving
+	}
+	return r
 }
 
 // upTo reports the steps before n that were not reported yet; val, if any, is the
@@ -136,7 +141,11 @@ func (r *report) step(rec StepRecord) error {
 	if err := r.w.Emit(rec); err != nil {
 		return err
 	}
-	r.bar.Describe(fmt.Sprintf("training, loss %.3f", rec.Loss))
+	note := ""
+	if r.saving != nil {
+		note = r.saving.note()
+	}
+	r.bar.Note("loss %.3f%s", rec.Loss, note)
 	if rec.ValLoss != nil || r.steps == r.from || rec.Step == r.o.steps || rec.Step%r.o.logEvery == 0 {
 		r.log(r.w.Log().Info(), rec, "step %d/%d")
 	}
@@ -158,7 +167,6 @@ func (r *report) skip(rec StepRecord) error {
 
 // log writes a line about a step.
 func (r *report) log(e *zerolog.Event, rec StepRecord, format string) {
-	r.bar.Hide()
 	e = e.Str("loss", fmt.Sprintf("%.4f", rec.Loss)).Str("lr", fmt.Sprintf("%.2e", rec.LR)).
 		Str("norm", fmt.Sprintf("%.3f", rec.GradNorm)).Str("ms", fmt.Sprintf("%.1f", rec.Ms)).Str("tok/s", fmt.Sprintf("%.0f", rec.TokS))
 	if rec.ValLoss != nil {
@@ -169,7 +177,7 @@ func (r *report) log(e *zerolog.Event, rec StepRecord, format string) {
 
 // interrupted reports a run that ends early, to go on later.
 func (r *report) interrupted() {
-	r.bar.Finish()
+	r.bar.Done()
 	r.w.Log().Info().Int("steps", r.steps).Str("loss_last", fmt.Sprintf("%.4f", r.Last)).
 		Msg("ended early by a signal, after a checkpoint: the same command goes on from it")
 }
@@ -192,7 +200,7 @@ func (r *report) summary(t *trainer.Trainer, params int) error {
 		return err
 	}
 	s.Needs, s.Peak = r.o.need, int(slices.Max(peaks))
-	r.bar.Finish()
+	r.bar.Done()
 	e := r.w.Log().Info().Int("steps", s.Steps).Int("tokens", s.Tokens).Str("loss_first", fmt.Sprintf("%.4f", s.LossFirst)).
 		Str("loss_last", fmt.Sprintf("%.4f", s.LossLast)).Str("tok/s", fmt.Sprintf("%.0f", s.TokS)).
 		Str("memory", gigabytes(s.Peak))

@@ -10,11 +10,11 @@ import (
 	"lockstep/apps/train/agree"
 	"lockstep/apps/train/batches"
 	"lockstep/apps/train/input"
-	"lockstep/apps/train/meter"
 	"lockstep/apps/train/text"
 	"lockstep/apps/train/trainer"
 	"lockstep/internal/plain"
 	"lockstep/spmd"
+	"lockstep/spmd/progress"
 	"lockstep/spmd/runfolder"
 )
 
@@ -125,7 +125,7 @@ func (o *Options) OpenTokens(w *spmd.World) (text.Data, error) {
 func (o *Options) readTokens(w *spmd.World, inputs []input.Place) (text.Data, error) {
 	g, d := agree.Among(w, w.NodeComm()), text.Options{
 		Inputs: inputs, Tokens: o.Tok, Cache: o.Cache, Threads: w.Threads(), Log: *w.Log(),
-		Progress: func(what string, total int64) *meter.Meter { return meter.New(w, what, total, true) },
+		Progress: func(what string, total int64) *progress.Work { return progress.Start(w, what, total, progress.Bytes) },
 	}
 	if text.IsBin(inputs[0]) {
 		return text.OpenBins(g, d)

@@ -15,7 +15,7 @@ import (
 
 	"lockstep/apps/train/agree"
 	"lockstep/apps/train/input"
-	"lockstep/apps/train/meter"
+	"lockstep/spmd/progress"
 )
 
 // A token file of llm.c is a header of 256 int32 and then count tokens of GPT-2, uint16,
@@ -109,10 +109,10 @@ func OpenBins(g agree.Group, o Options) (Data, error) {
 	}
 	todo, before := pieces(files, order)
 	lo, hi := share(before, g.Rank, g.Size)
-	var bar *meter.Meter
+	var bar *progress.Work
 	if o.Progress != nil {
 		bar = o.Progress("reading", before[len(todo)])
-		defer bar.Finish()
+		defer bar.Done()
 	}
 	sums := make([]byte, (hi-lo)*sha256.Size)
 	err = parallel(o.Threads, hi-lo, func(i int) error {

@@ -20,7 +20,7 @@ import (
 
 	"lockstep/apps/train/agree"
 	"lockstep/apps/train/input"
-	"lockstep/apps/train/meter"
+	"lockstep/spmd/progress"
 )
 
 // Options says what data is wanted and how it is read.
@@ -30,8 +30,8 @@ type Options struct {
 	Cache   string // folder, "" for the user's own
 	Threads int    // goroutines of this rank
 	Log     zerolog.Logger
-	// Progress makes a bar for work on total bytes; it may be nil.
-	Progress func(what string, total int64) *meter.Meter
+	// Progress begins to tell of work on total bytes; it may be nil.
+	Progress func(what string, total int64) *progress.Work
 }
 
 // roundBytes is how much text each rank tokenises before it writes.
@@ -252,10 +252,10 @@ func (b *builder) encode(f *os.File) (count int64, err error) {
 		order[i] = d.file
 	}
 	todo, before := pieces(b.files, order)
-	var bar *meter.Meter
+	var bar *progress.Work
 	if b.Progress != nil {
 		bar = b.Progress("tokenising", before[len(todo)])
-		defer bar.Finish()
+		defer bar.Done()
 	}
 	width := int64(b.Tokens.Width())
 	for lo := 0; lo < len(todo); {

@@ -12,14 +12,15 @@ import (
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/text"
 	"lockstep/internal/safetensors"
+	"lockstep/spmd/progress"
 )
 
 // Leftover begins the names of folders that an export which did not end has left.
 const Leftover = ".export-"
 
 // Write writes a folder of weights, those of an arena, and returns the bytes of
-// all files. Each gets its name when all are complete on disk.
-func Write(dir string, cfg layout.Config, tok text.Tokenizer, arena []float32) (bytes int64, err error) {
+// all files. Each gets its name when all are complete on disk. told, which may be nil, gets the bytes of weights written.
+func Write(dir string, cfg layout.Config, tok text.Tokenizer, arena []float32, told *progress.Work) (bytes int64, err error) {
 	_, err = os.Stat(dir)
 	fresh := errors.Is(err, os.ErrNotExist)
 	if err := os.MkdirAll(dir, 0o777); err != nil {
@@ -44,7 +45,7 @@ func Write(dir string, cfg layout.Config, tok text.Tokenizer, arena []float32) (
 		return 0, err
 	}
 	defer os.RemoveAll(temp)
-	x := &export{temp: temp, cfg: cfg, tok: tok, arena: arena}
+	x := &export{temp: temp, cfg: cfg, tok: tok, arena: arena, told: told}
 	if err := x.write(); err != nil {
 		return 0, err
 	}
@@ -71,6 +72,7 @@ type export struct {
 	cfg   layout.Config
 	tok   text.Tokenizer
 	arena []float32
+	told  *progress.Work
 	names []string // of the files so far
 	bytes int64
 }
@@ -175,6 +177,7 @@ func (x *export) weights(w io.Writer) error {
 		if _, err := w.Write(b); err != nil {
 			return err
 		}
+		x.told.Add(int64(len(b)))
 	}
 	return nil
 }

@@ -80,7 +80,7 @@ func TestWeightsRoundTrip(t *testing.T) {
 			cfg := layout.Config{Layers: 2, Heads: 3, Channels: 36, SeqMax: 10, Vocab: tok.IDs()}
 			dir := filepath.Join(t.TempDir(), "a", "b")
 			arena := awkward(cfg, 1)
-			if _, err := Write(dir, cfg, tok, arena); err != nil {
+			if _, err := Write(dir, cfg, tok, arena, nil); err != nil {
 				t.Fatal(err)
 			}
 			f := readHF(t, filepath.Join(dir, "model.safetensors"))

@@ -16,6 +16,7 @@ import (
 	"lockstep/internal/help"
 	"lockstep/internal/plain"
 	"lockstep/internal/ranges"
+	"lockstep/internal/terminal"
 )
 
 // Config is what the common flags set. spmd.Config has the same fields and says what they mean.
@@ -192,8 +193,14 @@ func parseRanks(list string) (map[int]bool, error) {
 // Logger returns the logger of a rank. Ranks that are not to log still log errors.
 func (c *Config) Logger(rank, size int, out *os.File) zerolog.Logger {
 	var w io.Writer = out
+	if out == os.Stderr { // where a live line may stand
+		w = terminal.Stderr
+		if size > 1 && rank != 0 && terminal.Columns() > 0 {
+			terminal.Stderr.Beside()
+		}
+	}
 	if c.LogFormat != "json" {
-		w = zerolog.ConsoleWriter{Out: out, TimeFormat: time.TimeOnly, NoColor: !term.IsTerminal(int(out.Fd())), FormatPrepare: plainLine}
+		w = zerolog.ConsoleWriter{Out: w, TimeFormat: time.TimeOnly, NoColor: !term.IsTerminal(int(out.Fd())), FormatPrepare: plainLine}
 	}
 	level, err := zerolog.ParseLevel(c.LogLevel)
 	if err != nil || c.LogLevel == "" {

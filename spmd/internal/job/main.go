@@ -14,6 +14,7 @@ import (
 	"lockstep/internal/launcher"
 	"lockstep/internal/plain"
 	_ "lockstep/internal/stdio" // what cannot be written is an error
+	"lockstep/internal/terminal"
 	"lockstep/internal/watch"
 )
 
@@ -167,6 +168,7 @@ func (p *Program) rank(i, number int, signals chan os.Signal) int {
 
 // end takes the job down in order. Collective.
 func (j *Job) end() int {
+	terminal.Stderr.Close()
 	j.Enter("ending")
 	j.ended.Store(true)
 	j.Leaving()
@@ -184,6 +186,7 @@ func (j *Job) end() int {
 // abort ends the job on every rank with err as its cause, which is printed last and once. The stack of a panic is printed
 // here. Nothing is taken down in order: the other ranks are usually inside a collective and would wait for ever.
 func (j *Job) abort(err error, code int) int {
+	terminal.Stderr.Close()
 	kind := watch.KindError
 	var p panicked
 	if errors.As(err, &p) {

@@ -9,6 +9,7 @@ import (
 
 	"lockstep/internal/launcher"
 	"lockstep/internal/plain"
+	"lockstep/internal/terminal"
 )
 
 const (
@@ -44,6 +45,7 @@ func speak(name string, rank int, err error) {
 	if rank != 0 && errors.As(err, new(launcher.AloneError)) {
 		return // each is a job of its own, but one speaks for all
 	}
+	terminal.Stderr.Close()
 	fmt.Fprintf(os.Stderr, "%s: %s\n", name, plain.Line(strings.ReplaceAll(err.Error(), "\n", "; ")))
 }
 

@@ -1,2 +1,0 @@
-// Package meter shows how far a run is, to a person at a terminal.
-package meter

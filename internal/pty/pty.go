@@ -1,0 +1,106 @@
+// Package pty makes terminals for tests, and tells what a person would see there.
+package pty
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// Terminal is a pseudo-terminal. What is written to Far is seen by whoever holds the terminal.
+type Terminal struct {
+	Far *os.File // the side of programs
+
+	near *os.File
+	done chan struct{}
+	seen bytes.Buffer
+}
+
+// Open makes a terminal of so many columns, which is closed when the test ends. It skips the test where there can be none.
+func Open(t *testing.T, columns int) *Terminal {
+	t.Helper()
+	near, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Skip(err)
+	}
+	t.Cleanup(func() { near.Close() })
+	n, err := unix.IoctlGetInt(int(near.Fd()), unix.TIOCGPTN)
+	if err == nil {
+		err = unix.IoctlSetPointerInt(int(near.Fd()), unix.TIOCSPTLCK, 0)
+	}
+	if err == nil {
+		err = unix.IoctlSetWinsize(int(near.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Col: uint16(columns), Row: 50})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	far, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { far.Close() })
+	p := &Terminal{Far: far, near: near, done: make(chan struct{})}
+	go func() {
+		defer close(p.done)
+		_, _ = io.Copy(&p.seen, near) // an error where no program has it open any more
+	}()
+	return p
+}
+
+// Type types text, such as "\x03" for Ctrl-C.
+func (p *Terminal) Type(t *testing.T, text string) {
+	t.Helper()
+	if _, err := p.near.WriteString(text); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Modes are the modes of the terminal.
+func (p *Terminal) Modes(t *testing.T) unix.Termios {
+	t.Helper()
+	m, err := unix.IoctlGetTermios(int(p.Far.Fd()), unix.TCGETS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return *m
+}
+
+// Close closes the side of programs, and returns all that was written to it. No program has it open any more.
+func (p *Terminal) Close() string {
+	p.Far.Close()
+	<-p.done
+	return p.seen.String()
+}
+
+// Lines are what a terminal shows of what was written to it: a carriage return goes to the beginning of the line, and
+// ESC [ K clears the rest.
+func Lines(written string) []string {
+	var lines []string
+	var line []rune
+	at := 0
+	in := []rune(written)
+	for i := 0; i < len(in); i++ {
+		switch {
+		case in[i] == '\n':
+			lines = append(lines, strings.TrimRight(string(line), " "))
+			line, at = nil, 0
+		case in[i] == '\r':
+			at = 0
+		case strings.HasPrefix(string(in[i:min(i+3, len(in))]), "\x1b[K"):
+			line = line[:min(at, len(line))]
+			i += 2
+		default:
+			for len(line) <= at {
+				line = append(line, ' ')
+			}
+			line[at] = in[i]
+			at++
+		}
+	}
+	return append(lines, strings.TrimRight(string(line), " "))
+}

@@ -1,0 +1,123 @@
+package terminal
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"lockstep/internal/pty"
+)
+
+func TestCut(t *testing.T) {
+	for in, want := range map[string]struct {
+		text  string
+		found bool
+		rest  string
+	}{
+		"a line\n":                              {"", false, "a line\n"},
+		Live("one"):                             {"one", true, ""},
+		Live("one") + Live("two") + "a line\n":  {"two", true, "a line\n"},
+		Live("one") + "\rtw":                    {"one", true, "\rtw"},
+		"\rof its own\n" + Live("one"):          {"", false, "\rof its own\n" + Live("one")},
+		Live("") + "12:00:00 ERR\n":             {"", true, "12:00:00 ERR\n"},
+		"\r" + strings.Repeat("x", 9) + "\x1b[": {"", false, "\r" + strings.Repeat("x", 9) + "\x1b["},
+	} {
+		if text, found, rest := Cut([]byte(in)); text != want.text || found != want.found || string(rest) != want.rest {
+			t.Errorf("%q: %q, %v, %q", in, text, found, rest)
+		}
+	}
+}
+
+// The live line is below all others, as wide as there is room for, and gone at the end.
+func TestScreen(t *testing.T) {
+	var out bytes.Buffer
+	s := &Screen{To: &out}
+	print := func(line string) {
+		if n, err := s.Write([]byte(line)); err != nil || n != len(line) {
+			t.Errorf("%q: %d, %v", line, n, err)
+		}
+	}
+	print("begun\n")
+	if out.String() != "begun\n" { // as without a terminal
+		t.Errorf("%q", &out)
+	}
+	s.Show("12345678", 6)
+	print("first\n")
+	print("x\n")
+	s.Show("1é", 6)
+	if got := pty.Lines(out.String()); !slices.Equal(got, []string{"begun", "first", "x", "1é"}) {
+		t.Errorf("%q", got)
+	}
+	if !strings.Contains(out.String(), Live("12345")) {
+		t.Errorf("%q", &out)
+	}
+	s.Close()
+	s.Show("late", 6)
+	print("end\n")
+	if got := pty.Lines(out.String()); !slices.Equal(got, []string{"begun", "first", "x", "end", ""}) {
+		t.Errorf("%q", got)
+	}
+	long := strings.Repeat("é", 9000)
+	if n := len(Live(fit(long, 10000))); n > Most || n < Most-2 {
+		t.Errorf("a live line of %d bytes", n)
+	}
+}
+
+// Where it ends at a terminal: directly, as launch run says, or behind an mpirun that passes lines on as they are.
+func TestColumns(t *testing.T) {
+	far := pty.Open(t, 77).Far
+	r, pipe, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer pipe.Close()
+	file, err := os.Create(filepath.Join(t.TempDir(), "log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	proc := t.TempDir()
+	parent := func(comm, args, stderr string) {
+		dir := filepath.Join(proc, "7")
+		if err := os.RemoveAll(dir); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.MkdirAll(filepath.Join(dir, "fd"), 0o777); err != nil {
+			t.Fatal(err)
+		}
+		for name, text := range map[string]string{"comm": comm + "\n", "cmdline": args} {
+			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o666); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := os.Symlink(stderr, filepath.Join(dir, "fd", "2")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tc := range []struct {
+		name         string
+		stderr       *os.File
+		variable     string
+		comm, args   string
+		parentStderr string
+		want         int
+	}{
+		{"a terminal", far, "", "bash", "", "/dev/null", 77},
+		{"a pipe", pipe, "", "bash", "", far.Name(), 0},
+		{"launch run", pipe, "55", "mpirun", "", "/dev/null", 55},
+		{"launch run into files", file, "55", "mpirun", "", far.Name(), 0},
+		{"nonsense", pipe, "wide", "bash", "", far.Name(), 0},
+		{"mpirun", pipe, "", "mpirun", "mpirun\x00-np\x003\x00./a\x00output", far.Name(), 77},
+		{"mpirun in a pipe", pipe, "", "mpirun", "", "/dev/null", 0},
+		{"mpirun that marks lines", pipe, "", "mpirun", "mpirun\x00--tag-output\x00./a", far.Name(), 0},
+	} {
+		parent(tc.comm, tc.args, tc.parentStderr)
+		if got := columnsOf(tc.stderr, tc.variable, proc, 7); got != tc.want {
+			t.Errorf("%s: %d columns, want %d", tc.name, got, tc.want)
+		}
+	}
+}

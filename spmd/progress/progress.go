@@ -1,0 +1,223 @@
+// Package progress tells a person how far long work is: in a line that is kept up to date below the log where standard error
+// ends at a terminal, also through mpirun and launch run, and else in a line of the log every half minute.
+//
+//	p := progress.Start(w, "relaxing", steps, "steps")
+//	defer p.Done()
+//	for range steps {
+//		...
+//		p.Add(1)
+//		p.Note("residual %.2e", residual)
+//	}
+//
+// shows
+//
+//	relaxing  42 %  4200/10000 steps  830 steps/s  7s left  residual 3.10e-05
+package progress
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"lockstep/internal/plain"
+	"lockstep/internal/terminal"
+	"lockstep/spmd"
+)
+
+// Bytes as the unit of work shows amounts such as 1.2 GB.
+const Bytes = "bytes"
+
+const (
+	often   = 100 * time.Millisecond // between changes of the live line
+	seldom  = 30 * time.Second       // between lines of the log
+	recent  = 10 * time.Second       // what the rate is taken from, at least
+	settled = 500 * time.Millisecond // before the first rate
+)
+
+// Work is long work of which this rank tells. The nil Work is not told of. Its methods may be called by any goroutine.
+type Work struct {
+	log     *zerolog.Logger
+	screen  *terminal.Screen
+	columns func() int // 0: no terminal
+	now     func() time.Time
+	what    string
+	unit    string
+	quiet   bool
+
+	mu           sync.Mutex
+	done, total  int64
+	note         string
+	shown        time.Time // on the screen; at first never
+	logged       time.Time
+	before, mark point // the rate is that since before; mark takes its place later
+}
+
+// point is how far the work was at a time.
+type point struct {
+	at   time.Time
+	done int64
+}
+
+// Start begins to tell of work on total units, which rank 0 does; on other ranks, and where the log is quiet, it returns
+// nil. One Work at a time has the live line: the last to change. Not collective.
+func Start(w *spmd.World, what string, total int64, unit string) *Work {
+	if w.Rank() != 0 || w.Log().GetLevel() > zerolog.InfoLevel {
+		return nil
+	}
+	columns := terminal.Columns
+	if columns() == 0 {
+		columns = func() int { return 0 }
+	}
+	return start(w.Log(), terminal.Stderr, columns, time.Now, what, total, unit)
+}
+
+func start(log *zerolog.Logger, screen *terminal.Screen, columns func() int, now func() time.Time, what string, total int64, unit string) *Work {
+	p := &Work{log: log, screen: screen, columns: columns, now: now, what: what, total: total, unit: unit}
+	p.before = point{at: now()}
+	p.mark, p.logged = p.before, p.before.at
+	return p
+}
+
+// Quiet leaves out lines of the log: for a program that has its own. It returns p.
+func (p *Work) Quiet() *Work {
+	if p != nil {
+		p.quiet = true
+	}
+	return p
+}
+
+// From says that so many units were done before the start, as of a run that goes on. It returns p.
+func (p *Work) From(done int64) *Work {
+	if p != nil {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.done = done
+		p.before.done, p.mark.done = done, done
+	}
+	return p
+}
+
+// Add says that n more units are done.
+func (p *Work) Add(n int64) {
+	if p == nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.done += n
+	p.tell()
+}
+
+// Note says something beside, such as a loss. It stands at the end of the line until the next Note.
+func (p *Work) Note(format string, args ...any) {
+	if p == nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.note = plain.Line(fmt.Sprintf(format, args...))
+	p.tell()
+}
+
+// Done takes the line away. A second Done does nothing.
+func (p *Work) Done() {
+	if p == nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if n := p.columns(); n > 0 {
+		p.screen.Show("", n)
+	}
+	p.quiet, p.columns = true, func() int { return 0 }
+}
+
+// tell shows what has changed, if it is time to. The caller holds mu.
+func (p *Work) tell() {
+	now := p.now()
+	if now.Sub(p.shown) < often {
+		return
+	}
+	if n := p.columns(); n > 0 {
+		p.shown = now
+		p.screen.Show(p.line(now), n)
+	} else if !p.quiet && now.Sub(p.logged) >= seldom {
+		p.logged = now
+		p.log.Info().Msg(p.line(now))
+	}
+}
+
+// line is what is to be said now.
+func (p *Work) line(now time.Time) string {
+	if now.Sub(p.mark.at) >= recent {
+		p.before, p.mark = p.mark, point{now, p.done}
+	}
+	words := []string{p.what}
+	if p.total > 0 {
+		words = append(words, fmt.Sprintf("%d %%", 100*min(p.done, p.total)/p.total))
+	}
+	words = append(words, p.amounts())
+	if took := now.Sub(p.before.at); took >= settled && p.done > p.before.done {
+		rate := float64(p.done-p.before.done) / took.Seconds()
+		words = append(words, p.rate(rate))
+		if p.total > p.done {
+			left := time.Duration(float64(p.total-p.done) / rate * float64(time.Second))
+			words = append(words, duration(left)+" left")
+		}
+	}
+	if p.note != "" {
+		words = append(words, p.note)
+	}
+	return strings.Join(words, "  ")
+}
+
+func (p *Work) amounts() string {
+	switch {
+	case p.unit == Bytes && p.total > 0:
+		return size(float64(p.done)) + " of " + size(float64(p.total))
+	case p.unit == Bytes:
+		return size(float64(p.done))
+	case p.total > 0:
+		return fmt.Sprintf("%d/%d %s", p.done, p.total, p.unit)
+	}
+	return fmt.Sprintf("%d %s", p.done, p.unit)
+}
+
+func (p *Work) rate(r float64) string {
+	switch {
+	case p.unit == Bytes:
+		return size(r) + "/s"
+	case r >= 10:
+		return fmt.Sprintf("%.0f %s/s", r, p.unit)
+	case r >= 0.1:
+		return fmt.Sprintf("%.2g %s/s", r, p.unit)
+	}
+	return duration(time.Duration(float64(time.Second)/r)) + " each"
+}
+
+// size is an amount of bytes: 1 kB is 1000.
+func size(n float64) string {
+	for _, unit := range []string{"B", "kB", "MB", "GB"} {
+		if n < 999.5 {
+			return fmt.Sprintf("%.3g %s", n, unit)
+		}
+		n /= 1000
+	}
+	return fmt.Sprintf("%.4g TB", n)
+}
+
+// duration has at most two units.
+func duration(d time.Duration) string {
+	switch {
+	case d < time.Minute:
+		return fmt.Sprintf("%.0fs", d.Seconds())
+	case d < time.Hour:
+		return fmt.Sprintf("%dm%02ds", int(d.Minutes()), int(d.Seconds())%60)
+	case d < 100*time.Hour:
+		return fmt.Sprintf("%dh%02dm", int(d.Hours()), int(d.Minutes())%60)
+	}
+	return fmt.Sprintf("%.0f days", d.Hours()/24)
+}
