@@ -60,6 +60,8 @@ func app(what string) {
 			}
 			w.Log().Info().Float32("sum", x.At(0)).Msg("done")
 			return w.Emit(map[string]any{"app": "app", "sum": x.At(0), "ranks": w.Size()})
+		case "shared":
+			return sumOfShared(w)
 		case "cross check":
 			return crossChecked(w)
 		case "paths":

@@ -1,9 +1,11 @@
 package spmd_test
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
+	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -23,6 +25,7 @@ func TestPerProcess(t *testing.T) {
 		{"sum", 2, "2", []string{"--log-format", "json", "--log-ranks", "all"}, 0, []string{`"ranks":4`, `"collectives":"hybrid"`, `"device":"host"`, `"rank":3,"sum":6`, `"rank":0,"sum":6`}},
 		{"sum", 3, "2", []string{"--check", "--rows", "6", "--json", "-"}, 0, []string{`"ranks":6`, `"sum":15`}},
 		{"sum", 0, "3", nil, 0, []string{"ranks=3", "collectives=inproc", "sum=3"}},
+		{"shared", 2, "2", []string{"--log-format", "json", "--log-ranks", "all"}, 0, []string{`"rank":0,"sum":3,`, `"rank":1,"sum":3,`, `"rank":2,"sum":7,`, `"rank":3,"sum":7,`}},
 		{"usage", 2, "2", nil, 2, []string{"app: no such data"}},
 		{"sum", 2, "4", nil, 2, []string{"app: --rows 4: fewer than the 8 ranks"}},
 		{"sum", 2, "0", nil, 2, []string{"app: --gpus-per-process 0: want 1 to 1024"}},
@@ -43,4 +46,29 @@ func TestPerProcess(t *testing.T) {
 			}
 		}
 	}
+}
+
+// sumOfShared has each rank of two processes write its number, from 1, into the array of its process, and logs the sum of what is
+// there.
+func sumOfShared(w *spmd.World) error {
+	x, err := spmd.AllocManagedShared[int32](w, w.Size())
+	if err != nil {
+		return err
+	}
+	if w.Rank()%2 == 0 { // one of the two of a process
+		clear(x.Host())
+	}
+	if err := spmd.Barrier(w.Comm()); err != nil {
+		return err
+	}
+	x.Host()[w.Rank()] = int32(w.Rank() + 1)
+	if err := spmd.Barrier(w.Comm()); err != nil {
+		return err
+	}
+	sum := int32(0)
+	for _, v := range x.Host() {
+		sum += v
+	}
+	w.Log().Info().Int32("sum", sum).Msg("done")
+	return errors.Join(spmd.Barrier(w.Comm()), x.Free())
 }
