@@ -54,7 +54,8 @@ type Mark struct {
 }
 
 // These bound how a waiting host spends its time: it spins, since what it waits
-// for takes microseconds; only after long does it sleep between looks.
+// for takes microseconds, and after each slice lets others run on its core; only
+// after long does it sleep between looks.
 const (
 	spinSlice   = 100 * time.Microsecond
 	spinAtMost  = 20 * time.Millisecond
@@ -285,6 +286,8 @@ func (q *Queue) spin(e *cuda.Event, seq uint64) bool {
 			fallthrough
 		case now.Sub(start) > spinAtMost:
 			exec.Nap()
+		default:
+			exec.Yield()
 		}
 	}
 }
