@@ -54,10 +54,10 @@ func (m Machine) Step(cfg layout.Config, j Job) Estimate { return m.step(measure
 
 // share is what a rank does for one micro-batch, and what it has.
 type share struct {
-	forward, backward float64 // seconds of both passes, alone
-	sums              float64 // seconds of what parts of layers say to each other
-	layers            float64 // parameters of the layers
-	rest              float64 // and of the embeddings
+	forward, backward float64  // seconds of both passes, alone
+	sums              Estimate // of what parts of layers say to each other
+	layers            float64  // parameters of the layers
+	rest              float64  // and of the embeddings
 }
 
 func (m Machine) step(r rates, cfg layout.Config, j Job) Estimate {
@@ -80,16 +80,15 @@ func (m Machine) step(r rates, cfg layout.Config, j Job) Estimate {
 	for _, cfg.Stage = range all {
 		s := m.shareOf(r, cfg, j)
 		e := m.shared(cfg, j, s, micro, here)
-		pass := s.forward + s.backward + s.sums + message
-		wait := pass * float64(stages-1)
 		own := s.layers + s.rest
 		if cfg.Shard.Mode != layout.ShardOff {
 			own /= float64(j.Replicas)
 		}
-		all := float64(micro)*pass + wait + own*r.update
-		e.Low, e.High = e.Low+all, e.High+all
+		pass, begun := s.forward+s.backward+message, float64(micro+stages-1)
+		e.Low += begun*(pass+s.sums.Low) + own*r.update
+		e.High += begun*(pass+s.sums.High) + own*r.update
 		if e.Low+e.High > slowest.Low+slowest.High {
-			slowest = Estimate{e.Low, e.High, wait / e.High}
+			slowest = Estimate{e.Low, e.High, float64(stages-1) * (pass + s.sums.High) / e.High}
 		}
 	}
 	if stages > 1 {
@@ -133,17 +132,29 @@ func (m Machine) shareOf(r rates, cfg layout.Config, j Job) share {
 		s.backward += b
 	}
 	if parts > 1 {
-		sums := 4 * layers
-		if cfg.Recompute == layout.RecomputeBlock {
-			sums += max(0, layers-1)
-		}
-		s.sums = sums * m.allReduce(2*rows*C, cfg.Tensor.Ranks, m.PerNode)
+		s.sums = m.sums(r, cfg, rows)
 	}
 	s.layers = layers * (12*C*C/parts + 13*C)
 	if cfg.Embeds() {
 		s.rest = embeddings(cfg)
 	}
 	return s
+}
+
+// sums are those of divided layers in both passes. Forward they go in pieces, each beside the product of the next;
+// backward beside the product for the gradient of the weights.
+func (m Machine) sums(r rates, cfg layout.Config, rows float64) Estimate {
+	C, layers := float64(cfg.Channels), float64(cfg.OwnLayers())
+	one := m.allReduce(2*rows*C, cfg.Tensor.Ranks, m.PerNode)
+	pieces := max(2, min(rows/4096, 4))
+	product := func(weights float64) float64 { return 2 * rows * weights / float64(cfg.Tensor.Ranks) / r.Products }
+	forward := func(weights float64) float64 { return max(one/pieces, one-product(weights)*(pieces-1)/pieces) }
+	backward := func(weights float64) float64 { return max(0, one-product(weights)) }
+	e := Estimate{Low: layers * (forward(C*C) + forward(4*C*C) + backward(3*C*C) + backward(4*C*C)), High: 4 * layers * one}
+	if again := layers - 1; cfg.Recompute == layout.RecomputeBlock && again > 0 {
+		e.Low, e.High = e.Low+again*forward(C*C), e.High+again*one
+	}
+	return e
 }
 
 func embeddings(cfg layout.Config) float64 {

@@ -73,6 +73,12 @@ func TestStep(t *testing.T) {
 			t.Errorf("%s: %g s, plain %g", what, e.High, plain.High)
 		}
 	}
+	// Parts of layers are faster than the whole, and slower than as many GPUs with a whole each.
+	parts := step(func(cfg *layout.Config, j *Job) { cfg.Tensor.Ranks, j.Replicas = 5, 1 })
+	alone := step(func(_ *layout.Config, j *Job) { j.Replicas = 1 })
+	if parts.High >= alone.Low || parts.Low <= alone.High/5 || parts.Low >= parts.High {
+		t.Errorf("in 5 parts %+v, alone %+v", parts, alone)
+	}
 	// As many micro-batches as stages: nearly half of the time is the bubble; with many it goes.
 	few := step(func(cfg *layout.Config, j *Job) { cfg.Stage.Stages, j.Replicas, j.Batch, j.Global = 8, 1, 1, 8 })
 	many := step(func(cfg *layout.Config, j *Job) { cfg.Stage.Stages, j.Replicas, j.Batch, j.Global = 8, 1, 1, 512 })

@@ -30,7 +30,8 @@ type Model[A kernels.Act] struct {
 	kept []microActs[A]   // of each micro-batch in flight
 	act  []layerActs[A]   // of each layer, of one of them
 	pipe *ddp.Pipeline[A] // nil without --pp
-	with spmd.Comm        // the ranks with the other parts of these layers
+	with spmd.Comm        // the ranks with the other parts of these layers, on side
+	side *spmd.Stream     // nil without --tp
 
 	operands slots[A] // with --shard parameters: the operands of products
 
@@ -354,9 +355,7 @@ func (e *enqueue[A]) backward(batch Batch, ready func(int) error) {
 			e.weightGrad(m.dres, a.gelu, &p.Proj2)
 		}
 		e.inputGradGELU(m.dwide, m.dres, &p.Proj2, a.fc, &p.FC)
-		e.weightBiasGrad(m.dwide, a.ln2, &p.FC)
-		e.inputGrad(m.tmp, m.dwide, &p.FC)
-		e.sum(m.tmp)
+		e.grads(m.tmp, m.dwide, a.ln2, &p.FC)
 		e.call(m.around.done, mlp)
 		e.LayerNormBackward(m.dres, m.tmp, a.res2, a.mean2, a.rstd2, &p.LN2, p.Proj.DB, true, e.gradCast(&p.Proj))
 		done()
@@ -367,9 +366,7 @@ func (e *enqueue[A]) backward(batch Batch, ready func(int) error) {
 		e.inputGrad(m.tmp, m.dres, &p.Proj)
 		e.attentionBackward(m.dwide, m.tmp, a.att, a.lse, a.qkv)
 		e.CastColumns(m.dwide, spmd.Buffer[A]{}, e.gradCast(&p.QKV), p.QKV.DB)
-		e.weightBiasGrad(m.dwide, a.ln1, &p.QKV)
-		e.inputGrad(m.tmp, m.dwide, &p.QKV)
-		e.sum(m.tmp)
+		e.grads(m.tmp, m.dwide, a.ln1, &p.QKV)
 		e.call(m.around.done, attn)
 		e.LayerNormBackward(m.dres, m.tmp, x, a.mean1, a.rstd1, &p.LN1, below, true, to)
 		done()

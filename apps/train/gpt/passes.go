@@ -14,7 +14,7 @@ type Passes interface {
 	Attention() (path, why string)
 	NewSharder(c spmd.Comm) (*Sharder, error)
 	OpenPipeline(c spmd.Comm) error
-	ShareLayers(c spmd.Comm)
+	ShareLayers(c spmd.Comm) error
 	Step(s *spmd.Stream, batches []Batch, h StepHooks) error
 	EvaluateAll(s *spmd.Stream, micro int, next func(i int) (Batch, float32, error), around func(func() error) error) error
 }

@@ -47,7 +47,17 @@ func (m *Model[A]) OpenPipeline(c spmd.Comm) (err error) {
 
 // ShareLayers says who has the other parts of each layer, where --tp divides them: call it before any
 // pass.
-func (m *Model[A]) ShareLayers(c spmd.Comm) { m.with = c }
+func (m *Model[A]) ShareLayers(c spmd.Comm) (err error) {
+	if m.Cfg.Tensor.Parts() == 1 {
+		return nil
+	}
+	if m.side, err = m.World.NewStreamPriority("tensor", spmd.High); err != nil {
+		return err
+	}
+	m.space.Frees = append(m.space.Frees, m.side.Close)
+	m.with = c.On(m.side)
+	return nil
+}
 
 // pipelinePass lists the groups of layers in the order in which a step uses them.
 func (m *Model[A]) pipelinePass(forward []int) []int {

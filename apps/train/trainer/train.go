@@ -135,7 +135,9 @@ func (t *Trainer) openModel() (err error) {
 		return err
 	}
 	t.keep(t.State.Close)
-	t.Model.ShareLayers(t.tensor)
+	if err := t.Model.ShareLayers(t.tensor); err != nil {
+		return err
+	}
 	if t.pipelined() {
 		if err := t.openPipeline(batch); err != nil {
 			return err

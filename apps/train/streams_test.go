@@ -1,0 +1,75 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"lockstep/spmd/spmdtest"
+)
+
+// What goes between ranks goes on streams of its own, beside the products: weights, gradients and the sums of divided layers.
+// The train stream itself has the few sums that it cannot do without: the loss's, the norm's and that of tied embeddings.
+func TestOverlap(t *testing.T) {
+	besideOthers(t)
+	spmdtest.HostOnly(t, "the streams are the same on any device")
+	const steps, micro, layers = 2, 2, 2
+	args := smallRun(t, steps, "--val-batches", "0", "--global-batch", "8", "--layers", "2", "--log-level", "warn")
+	for _, tc := range []struct {
+		ranks int
+		flags string
+		want  map[string]int // of stream and call
+	}{
+		{2, "", map[string]int{"reducer AllReduce": steps * 3}},
+		{2, "--shard optimizer", map[string]int{"scatterer ReduceScatter": steps * (2*layers + 2), "gatherer AllGather": steps*(2*layers+2) + 2*layers + 2}},
+		{2, "--shard gradients", map[string]int{"scatterer ReduceScatter": steps * micro * (2*layers + 2), "gatherer AllGather": steps*(2*layers+2) + 2*layers + 2}},
+		{2, "--tp 2 --batch 4", map[string]int{"tensor AllReduce": steps * micro * layers * (2*2 + 2)}},
+		{4, "--dp 2 --tp 2 --shard optimizer", map[string]int{"tensor AllReduce": steps * micro * layers * (2*2 + 2), "scatterer ReduceScatter": steps * (2*layers + 2)}},
+		{2, "--tp 2 --batch 4 --recompute block", map[string]int{"tensor AllReduce": steps * micro * (layers*(2*2+2) + (layers-1)*2)}},
+	} {
+		file := filepath.Join(t.TempDir(), "trace.json")
+		finish(t, tc.ranks, append(append(args, "--trace", file), strings.Fields(tc.flags)...)...)
+		got := callsOf(t, file)
+		for what, n := range tc.want {
+			if got[what] != n {
+				t.Errorf("%s: %d of %s, want %d; all: %v", tc.flags, got[what], what, n, got)
+			}
+		}
+		if got["train AllGather"]+got["train ReduceScatter"] > 0 || got["train AllReduce"] > steps*3 || got["train Gemm"] == 0 {
+			t.Errorf("%s: on the train stream %v", tc.flags, got)
+		}
+	}
+}
+
+// callsOf counts what rank 0 did in a trace, by stream and name.
+func callsOf(t *testing.T, file string) map[string]int {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var trace struct {
+		TraceEvents []struct {
+			Ph, Name string
+			Pid, Tid int
+			Args     struct{ Name string }
+		}
+	}
+	if err := json.Unmarshal(text, &trace); err != nil {
+		t.Fatal(err)
+	}
+	streams, calls := map[int]string{}, map[string]int{}
+	for _, e := range trace.TraceEvents {
+		if e.Pid == 0 && e.Ph == "M" && e.Name == "thread_name" {
+			streams[e.Tid] = strings.TrimPrefix(e.Args.Name, "stream ")
+		}
+	}
+	for _, e := range trace.TraceEvents {
+		if e.Pid == 0 && e.Ph == "X" {
+			calls[streams[e.Tid]+" "+e.Name]++
+		}
+	}
+	return calls
+}
