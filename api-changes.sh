@@ -18,7 +18,7 @@ declarations() {
 	git worktree add -q --detach "$dir/$1" "$2"
 	(
 		cd "$dir/$1"
-		go list ./... | grep -v -e /internal/ -e '/internal$' -e /apps/ -e /bench -e /launch -e /docs/ | while read -r package; do
+		go list ./... | grep -v -e /internal/ -e '/internal$' -e /apps/ -e /bench -e /launch -e '/docs$' -e /docs/ | while read -r package; do
 			go doc -all "$package" | awk -v package="$package" '
 				/^(CONSTANTS|VARIABLES|FUNCTIONS|TYPES)$/ { begun = 1; next }
 				!begun || /^    / || /^$/ || /^\t*\/\// { next }

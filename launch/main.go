@@ -24,26 +24,56 @@ import (
 )
 
 func main() {
+	root := command()
+	if completion.Answer(os.Stdout, root, os.Args[1:]) {
+		return
+	}
+	code, say, err := run(root)
+	if say {
+		fmt.Fprintln(os.Stderr, "launch:", plain.Text(err.Error()))
+	}
+	os.Exit(code)
+}
+
+// run runs the command that the arguments ask for. It returns the exit status, and whether the error is to be printed.
+func run(root *cobra.Command) (code int, say bool, err error) {
+	err = root.Execute()
+	if err != nil && strings.HasPrefix(err.Error(), "unknown command ") { // cobra has no type for it
+		err = exit.Usage{Err: unknown(root, err)}
+	}
+	code, say = exit.Of(err)
+	return code, say, err
+}
+
+// unknown says on one line that there is no such command, and which one was probably meant.
+func unknown(root *cobra.Command, err error) error {
+	what, _, _ := strings.Cut(err.Error(), " for ")
+	var names []string
+	for _, c := range root.Commands() {
+		names = append(names, c.Name())
+	}
+	if near := nearest.Word(names, strings.Trim(strings.TrimPrefix(what, "unknown command "), `"`)); near != "" {
+		return fmt.Errorf("%s; did you mean %s?", what, near)
+	}
+	return fmt.Errorf("%s: launch --help lists all", what)
+}
+
+// command is launch, with all of its commands.
+func command() *cobra.Command {
 	root := &cobra.Command{
-		Use:               "launch",
-		Short:             "From a laptop to a Slurm cluster: check, plan and run programs on several ranks",
-		Version:           version.Text(),
-		SilenceErrors:     true,
-		SilenceUsage:      true,
-		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
+		Use:           "launch",
+		Short:         "From a laptop to a Slurm cluster: check, plan and run programs on several ranks",
+		Version:       version.Text(),
+		SilenceErrors: true,
+		SilenceUsage:  true,
+
+		DisableSuggestions: true, // of cobra, on several lines
+		CompletionOptions:  cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
 	root.SetVersionTemplate("launch, of {{.Version}}\n")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return exit.Usage{Err: nearest.Flag(cmd.Flags(), err)} })
 	cobra.AddTemplateFunc("grouped", func(fs *pflag.FlagSet) string { return help.Flags(fs, "Flags") })
 	root.SetUsageTemplate(strings.Replace(root.UsageTemplate(), "Flags:\n{{.LocalFlags.FlagUsages | trimTrailingWhitespaces}}", "{{grouped .LocalFlags | trimTrailingWhitespaces}}", 1))
 	root.AddCommand(completion.Command(), doctor.Command(), plan.Command(), plan.RunCommand(), plot.Command(), scaffold.Command(), status.Command(), trace.Command())
-	if completion.Answer(os.Stdout, root, os.Args[1:]) {
-		return
-	}
-	err := root.Execute()
-	code, say := exit.Of(err)
-	if say {
-		fmt.Fprintln(os.Stderr, "launch:", plain.Text(err.Error()))
-	}
-	os.Exit(code)
+	return root
 }

@@ -1,4 +1,4 @@
-// Package nearest says which flag was probably meant by one that does not exist.
+// Package nearest says which flag or word was probably meant by one that does not exist.
 package nearest
 
 import (
@@ -19,40 +19,49 @@ func Flag(fs *pflag.FlagSet, err error) error {
 	return err
 }
 
-// nearest returns the flag that a name was probably meant for, "" where none is near: it
-// differs in at most two letters and in half of them, or begins as the name does.
+// nearest returns the flag that a name was probably meant for, "" where none is near.
 func nearest(fs *pflag.FlagSet, name string) string {
+	var names []string
+	fs.VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+	return Word(names, name)
+}
+
+// Word returns that of some names which one was probably meant for, "" where none is near: it
+// differs in at most two letters and in half of them, or begins as the name does.
+func Word(names []string, name string) string {
 	best, least := "", 3
-	fs.VisitAll(func(f *pflag.Flag) {
-		d := distance(name, f.Name)
-		if len(name) >= 3 && strings.HasPrefix(f.Name, name) {
+	for _, n := range names {
+		d := distance(name, n)
+		if len(name) >= 3 && strings.HasPrefix(n, name) {
 			d = min(d, 2)
 		}
-		if d < least && 2*d <= len(f.Name) {
-			best, least = f.Name, d
+		if d < least && 2*d <= len(n) {
+			best, least = n, d
 		}
-	})
+	}
 	return best
 }
 
-// distance is how many letters are to be inserted, removed or replaced to make b of a.
-// Source: Wagner, Fischer: The string-to-string correction problem (JACM 1974).
+// distance is how many letters are to be inserted, removed, replaced or exchanged with the next to make b of a.
+// Source: Boytsov: Indexing methods for approximate dictionary searching (JEA 2011), optimal string alignment.
 func distance(a, b string) int {
-	row := make([]int, len(b)+1)
+	before, row, next := make([]int, len(b)+1), make([]int, len(b)+1), make([]int, len(b)+1)
 	for j := range row {
 		row[j] = j
 	}
 	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
+		next[0] = i + 1
 		for j := range len(b) {
-			replaced := diagonal
+			replaced := row[j]
 			if a[i] != b[j] {
 				replaced++
 			}
-			diagonal = row[j+1]
-			row[j+1] = min(replaced, row[j]+1, row[j+1]+1)
+			next[j+1] = min(replaced, row[j+1]+1, next[j]+1)
+			if i > 0 && j > 0 && a[i] == b[j-1] && a[i-1] == b[j] {
+				next[j+1] = min(next[j+1], before[j-1]+1)
+			}
 		}
+		before, row, next = row, next, before
 	}
 	return row[len(b)]
 }
