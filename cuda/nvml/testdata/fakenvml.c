@@ -122,3 +122,47 @@ int nvmlDeviceGetComputeRunningProcesses(void *d, unsigned *n, void *p) {
     *n = 0;
     return OK;
 }
+int nvmlDeviceGetClockInfo(void *d, int what, unsigned *mhz) { // of graphics, multiprocessors, memory
+    DEVICE;
+    if (what != 1 && what != 2) return INVALID_ARGUMENT;
+    *mhz = what == 1 ? 1200 : 3201;
+    return OK;
+}
+int nvmlDeviceGetMaxClockInfo(void *d, int what, unsigned *mhz) {
+    DEVICE;
+    if (what != 1) return INVALID_ARGUMENT;
+    *mhz = 1980;
+    return OK;
+}
+int nvmlDeviceGetPowerUsage(void *d, unsigned *mw) {
+    DEVICE;
+    *mw = 650500;
+    return OK;
+}
+int nvmlDeviceGetEnforcedPowerLimit(void *d, unsigned *mw) {
+    DEVICE;
+    *mw = 700000;
+    return OK;
+}
+int nvmlDeviceGetTemperature(void *d, int sensor, unsigned *celsius) {
+    DEVICE;
+    if (sensor != 0) return INVALID_ARGUMENT;
+    *celsius = 71;
+    return OK;
+}
+struct utilization { unsigned gpu, memory; };
+int nvmlDeviceGetUtilizationRates(void *d, struct utilization *u) {
+    DEVICE;
+    u->gpu = 97, u->memory = 40;
+    return OK;
+}
+int nvmlDeviceGetCurrentClocksEventReasons(void *d, u64 *bits) {
+    DEVICE;
+    *bits = 1 | 4 | 64; // idle, power limit, heat
+    return OK;
+}
+int nvmlDeviceGetCurrentClocksThrottleReasons(void *d, u64 *bits) {
+    DEVICE;
+    *bits = 128; // power supply
+    return OK;
+}
