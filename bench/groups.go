@@ -33,6 +33,7 @@ var groups = []group{
 	{harness.HostSet, "gradients", (*bench).gradients},
 	{harness.HostSet, "learn", (*bench).learn},
 	{harness.HostSet, "train", (*bench).train},
+	{harness.HostSet, "seeing", (*bench).seeing},
 	{harness.GPUSet, "enqueue", (*bench).enqueue},
 	{harness.GPUSet, "launch", (*bench).launch},
 	{harness.GPUSet, "startup", (*bench).startup},

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -68,5 +70,24 @@ func TestStepLosses(t *testing.T) {
 	}
 	if _, err := stepLosses(text + text); err == nil {
 		t.Error("twice as many steps are accepted")
+	}
+}
+
+func TestDroppedEvents(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "t.json")
+	put := func(text string) {
+		if err := os.WriteFile(name, []byte(text), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(`{"displayTimeUnit":"ns","otherData":{"clocks_within_us":0,"dropped_events":{"0":5,"3":7},"ranks":4},"traceEvents":[` + "\n]}\n")
+	if n, err := droppedEvents(name); n != 12 || err != nil {
+		t.Errorf("%v, %v", n, err)
+	}
+	for _, bad := range []string{"", "{}", `{"displayTimeUnit":"ns","traceEvents":[]}`} {
+		put(bad)
+		if n, err := droppedEvents(name); err == nil {
+			t.Errorf("%q: %v", bad, n)
+		}
 	}
 }
