@@ -38,9 +38,9 @@ endif
 COMMIT := $(shell git -c safe.directory='*' describe --always --dirty --abbrev=12 --exclude='*' 2>/dev/null)
 
 # Tests leave no folders of runs.
-test test-gpu test-slurm test-hosts test-arm64 test-faults soak race bench: export LOCKSTEP_RUNS := off
+test test-page test-gpu test-slurm test-hosts test-arm64 test-faults soak race bench: export LOCKSTEP_RUNS := off
 
-.PHONY: run build test test-gpu test-slurm test-hosts test-arm64 test-faults soak race lint bench deps nvrtc clean
+.PHONY: run build test test-page test-gpu test-slurm test-hosts test-arm64 test-faults soak race lint bench deps nvrtc clean
 
 run: build
 	mpirun -np $(NP) bin/train
@@ -119,6 +119,13 @@ bench: build
 
 deps:
 	@./deps.sh
+
+# The page of --dashboard in headless Chromium, checked by axe-core. Both are installed
+# where they are missing and the user may.
+test-page: deps
+	@./deps.sh page
+	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && npm install --silent --no-fund --no-audit --prefix "$$dir" axe-core && \
+	LOCKSTEP_AXE="$$dir/node_modules/axe-core/axe.js" go test -count=1 -v -run '^TestPage$$' ./spmd/internal/dashboard
 
 # What only tests need, where it can be had.
 nvrtc: deps

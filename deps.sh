@@ -4,6 +4,7 @@
 # with these in place, it only checks.
 # "deps.sh launch" does the same for the tests of the launch command: Slurm, MPICH,
 # network namespaces.
+# "deps.sh page" does it for the test of the dashboard's page: Chromium and npm.
 # "deps.sh nvrtc" tries to install NVIDIA's compiler library, for the tests of what
 # compiles CUDA C++: without it they are skipped, so nothing it does is an error.
 set -eu
@@ -62,6 +63,9 @@ if [ "${1:-}" = launch ]; then
     command -v munged >/dev/null || missing="$missing munge"
     command -v mpirun.mpich >/dev/null || missing="$missing mpich"
     [ -x /sbin/ip ] || missing="$missing iproute2"
+elif [ "${1:-}" = page ]; then
+    command -v chromium >/dev/null || missing="$missing chromium"
+    command -v npm >/dev/null || missing="$missing npm"
 else
     command -v go >/dev/null || { echo "Go is missing: install Go 1.26 or newer (https://go.dev/dl)" >&2; exit 1; }
     # Go's own default is gcc, whatever cc is.

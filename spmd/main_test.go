@@ -62,6 +62,8 @@ func app(what string) {
 			return w.Emit(map[string]any{"app": "app", "sum": x.At(0), "ranks": w.Size()})
 		case "shared":
 			return sumOfShared(w)
+		case "shown":
+			return shown(ctx, w)
 		case "cross check":
 			return crossChecked(w)
 		case "paths":

@@ -86,6 +86,16 @@ func Peak(root string) int {
 	return numbersIn(string(text))["VmHWM:"] << 10
 }
 
+// Resident is the memory that this process has, in bytes; 0 where that cannot be told. root is "/".
+// Source: proc_pid_status(5), VmRSS.
+func Resident(root string) int {
+	text, err := os.ReadFile(filepath.Join(root, "proc/self/status"))
+	if err != nil {
+		return 0
+	}
+	return numbersIn(string(text))["VmRSS:"] << 10
+}
+
 // numberIn is what a file holds; -1 where there is none or no limit.
 func numberIn(path string) int {
 	text, err := os.ReadFile(path)

@@ -141,6 +141,7 @@ func (r *report) step(rec StepRecord) error {
 	if err := r.w.Emit(rec); err != nil {
 		return err
 	}
+	r.show(rec)
 	note := ""
 	if r.saving != nil {
 		note = r.saving.note()
@@ -150,6 +151,18 @@ func (r *report) step(rec StepRecord) error {
 		r.log(r.w.Log().Info(), rec, "step %d/%d")
 	}
 	return nil
+}
+
+// show tells the dashboard of a step.
+func (r *report) show(rec StepRecord) {
+	r.w.Metric("loss", rec.Loss)
+	r.w.Metric("tokens a second", rec.TokS)
+	if rec.ValLoss != nil {
+		r.w.Metric("validation loss", *rec.ValLoss)
+	}
+	r.w.Metric("learning rate", rec.LR)
+	r.w.Metric("gradient norm", rec.GradNorm)
+	r.w.Metric("step", float64(rec.Step))
 }
 
 // skip reports a step that was left out.

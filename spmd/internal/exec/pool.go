@@ -167,6 +167,13 @@ func (p *Pool) Peak() int {
 	return p.peak
 }
 
+// InUse is the bytes that are handed out.
+func (p *Pool) InUse() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.inUse
+}
+
 // reuse makes b a free block of the class, if there is one.
 func (p *Pool) reuse(b *Block, n, class int) bool {
 	if p.closed.Load() {

@@ -17,6 +17,7 @@ import (
 	"lockstep/internal/plain"
 	"lockstep/internal/ranges"
 	"lockstep/internal/terminal"
+	"lockstep/spmd/internal/dashboard"
 )
 
 // Config is what the common flags set. spmd.Config has the same fields and says what they mean.
@@ -35,6 +36,7 @@ type Config struct {
 	PerProcess  int           // ranks of each process that the launcher starts, where that is more than one
 	Summary     string        // auto, on or off
 	Trace       string        // file
+	Dashboard   string        // [HOST]:PORT
 }
 
 const (
@@ -73,9 +75,10 @@ func (c *Config) Flags(fs *pflag.FlagSet, collectives []string) {
 	fs.Lookup("check").NoOptDefVal = "on"
 	fs.StringVar(&c.Summary, "summary", "auto", "say at the end where the time went: on, off, or auto, which does after 10 s")
 	fs.StringVar(&c.Trace, "trace", "", "write what each rank did and when to `FILE`, for ui.perfetto.dev; compressed where the name ends in .gz")
+	fs.StringVar(&c.Dashboard, "dashboard", "", "serve a page that shows the run while it goes on, and /metrics, at `[HOST]:PORT` of rank 0; without HOST its own machine alone gets it")
 	MayDiffer(fs, "json", "log-level", "log-format", "log-ranks")
 	help.Group(fs, help.Framework, "device", "collectives", "symmetric", "ranks", "gpus-per-process", "seed", "timeout", "check")
-	help.Group(fs, help.Output, "summary", "trace", "json", "log-level", "log-format", "log-ranks")
+	help.Group(fs, help.Output, "summary", "trace", "dashboard", "json", "log-level", "log-format", "log-ranks")
 	for _, f := range c.choices(collectives) {
 		help.Choices(fs, f.flag, f.known...)
 	}
@@ -130,6 +133,11 @@ func (c *Config) Complete(collectives []string) error {
 	}
 	if c.Timeout < 0 || c.Timeout > 0 && c.Timeout < leastTimeout {
 		return fmt.Errorf("--timeout %v: must be at least %v", c.Timeout, leastTimeout)
+	}
+	if c.Dashboard != "" {
+		if _, err := dashboard.Address(c.Dashboard); err != nil {
+			return err
+		}
 	}
 	_, err := parseRanks(c.LogRanks)
 	return err

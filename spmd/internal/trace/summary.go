@@ -55,6 +55,25 @@ func (t *Tracer) Opened() {
 	t.began = Now()
 }
 
+// Totals is what a rank has spent its time on until now.
+type Totals struct {
+	At      int64          // by Now
+	Host    [Classes]Total // what the program called
+	Streams [Classes]Total // what its streams did
+	Regions map[string]Total
+}
+
+// Totals returns them. It may be called from any goroutine.
+func (t *Tracer) Totals() Totals {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := Totals{At: Now(), Host: t.host, Streams: t.streams, Regions: make(map[string]Total, len(t.regions))}
+	for name, r := range t.regions {
+		s.Regions[t.named[name]] = *r
+	}
+	return s
+}
+
 // Summary returns what the rank has spent its time on.
 func (t *Tracer) Summary(rank int, start []Part, memory []Memory) *Summary {
 	t.mu.Lock()

@@ -29,13 +29,13 @@ func (in inJob) Close() error { return in.w.Close() }
 
 func (in inJob) Abort(status int) { in.w.Abort(status) }
 
-func (in inJob) Heartbeat() []byte { return in.w.reporter.Heartbeat() }
+func (in inJob) Heartbeat() []byte { return in.w.heartbeat() }
 
 func (in inJob) WritesFiles() bool { return in.w.files.Used() }
 
 // Heard runs on rank 0, on one goroutine for each rank.
 func (in inJob) Heard(rank int, heartbeat []byte) (why string, hang bool) {
-	return in.w.analyzer.Hear(rank, heartbeat)
+	return in.w.heard(rank, heartbeat)
 }
 
 func (in inJob) KeepSigning(every time.Duration, stop <-chan struct{}) {

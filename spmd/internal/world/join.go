@@ -86,6 +86,9 @@ func (w *World) join(base transport.Host) error {
 	if err := w.openTrace(); err != nil {
 		return err
 	}
+	if err := w.openDashboard(); err != nil {
+		return err
+	}
 	if err := w.chooseDevice(shared); err != nil {
 		return err
 	}

@@ -19,8 +19,9 @@ import (
 
 // startTrace begins to note what this rank does, where --summary or --trace wants it. The caller is in its turn in MPI.
 func (w *World) startTrace(ranks int) {
-	summary := w.start.Config.Summary == "on" || w.start.Config.Summary == "auto" && w.start.Flags != nil
-	w.Trace = trace.New(trace.Options{Summary: summary, File: w.start.Config.Trace, Ranks: ranks})
+	c := &w.start.Config
+	summary := c.Summary == "on" || c.Summary == "auto" && w.start.Flags != nil || c.Dashboard != ""
+	w.Trace = trace.New(trace.Options{Summary: summary, File: c.Trace, Ranks: ranks})
 	w.Calls = w.Trace.Thread("calls", false)
 }
 
@@ -103,24 +104,28 @@ func (w *World) wantsSummary() bool {
 		w.start.Config.Summary == "auto" && w.start.Flags != nil && time.Since(w.startup.Started) > summarizeAfter && w.Log.GetLevel() <= zerolog.InfoLevel
 }
 
-// memoryPeaks is the most memory of each kind that was in use.
-func (w *World) memoryPeaks() (list []trace.Memory) {
+// eachPool calls fn with each kind of memory that buffers have had.
+func (w *World) eachPool(fn func(kind string, p *exec.Pool)) {
 	pools := w.Dev.Pools()
 	seen := []*exec.Pool{pools.Device, pools.Pinned, pools.Managed}
 	if p := w.SymmetricPool(); p != nil {
 		seen = append(seen, p)
 	}
 	for i, p := range seen {
-		peak := p.Peak()
-		if slices.Contains(seen[:i], p) || peak == 0 {
+		if slices.Contains(seen[:i], p) || p.Peak() == 0 {
 			continue
 		}
 		kind := p.What
 		if !p.Host {
 			kind += " of " + w.Dev.Name()
 		}
-		list = append(list, trace.Memory{Kind: kind, Peak: peak})
+		fn(kind, p)
 	}
+}
+
+// memoryPeaks is the most memory of each kind that was in use.
+func (w *World) memoryPeaks() (list []trace.Memory) {
+	w.eachPool(func(kind string, p *exec.Pool) { list = append(list, trace.Memory{Kind: kind, Peak: p.Peak()}) })
 	if peak := procfs.Peak("/"); peak > 0 {
 		list = append(list, trace.Memory{Kind: "process", Peak: peak})
 	}

@@ -62,6 +62,7 @@ type World struct {
 	mpiSockets, ncclSockets []job.Socket
 	reporter                verify.Reporter // makes this rank's heartbeats
 	analyzer                verify.Analyzer // has those of all ranks, on rank 0
+	shown                   shown           // for --dashboard
 	files                   files.Waiting   // for what is saved and loaded
 	json                    io.WriteCloser
 
@@ -111,6 +112,7 @@ func open(ranks transport.Ranks, s Start) (*World, error) {
 	err := w.connect()
 	if err == nil {
 		w.Trace.Opened()
+		w.startDashboard()
 		w.Check = verify.Mode(slices.Index(job.CheckModes, s.Config.Check)) // not before: the start is one turn in MPI
 		return w, nil
 	}
@@ -271,6 +273,7 @@ func (w *World) Close() error {
 	if err != nil && w.All.Size() > 1 {
 		return err
 	}
+	err = errors.Join(err, w.endDashboard())
 	if err == nil && w.Dev != nil {
 		err = w.tell()
 	}
@@ -284,7 +287,7 @@ func (w *World) abandon() {
 		return
 	}
 	defer w.Job.Unmark()
-	_ = w.Drain() // what fails here and below fails because the job has
+	_, _ = w.endDashboard(), w.Drain() // what fails here and below fails because the job has
 	if w.GPU != nil {
 		return // the driver and NCCL would wait for kernels that wait for other ranks
 	}

@@ -1,0 +1,258 @@
+package dashboard
+
+import (
+	"bufio"
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+)
+
+const token = "0123456789abcdef-_"
+
+// patience bounds every wait of a test, and is no measure of anything.
+const patience = 30 * time.Second
+
+// served serves a board on a free port until the test ends.
+func served(t *testing.T, b *Board) *Server {
+	t.Helper()
+	s, err := Serve(b, "127.0.0.1:0", token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+var client = &http.Client{Timeout: patience, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+
+// ask asks a server for what is behind an address, and returns the answer and its body.
+func ask(t *testing.T, method, url string) (*http.Response, string) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), method, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := client.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Body.Close()
+	text, err := io.ReadAll(a.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a, string(text)
+}
+
+// Without the token there is nothing, at any address, and what is refused does not tell it.
+func TestToken(t *testing.T) {
+	s := served(t, NewBoard(1, time.Now()))
+	root := strings.TrimSuffix(s.URL, token+"/")
+	for _, path := range []string{"", "metrics", "now.json", "events", "page.js", "x/metrics", token[1:] + "/", token + "x/", "/" + token + "/", strings.ToUpper(token) + "/metrics", "?token=" + token} {
+		a, text := ask(t, "GET", root+path)
+		if a.StatusCode != http.StatusForbidden || strings.Contains(text, token) || !strings.Contains(text, "token") {
+			t.Errorf("%q: %s: %s", path, a.Status, text)
+		}
+	}
+}
+
+func TestAddresses(t *testing.T) {
+	b := NewBoard(2, time.Now())
+	b.Hear(sampleAt(1, 1, 0, 0))
+	s := served(t, b)
+	for path, kind := range map[string]string{"": "text/html", "page.css": "text/css", "page.js": "text/javascript", "metrics": "text/plain; version=0.0.4", "now.json": "application/json"} {
+		a, text := ask(t, "GET", s.URL+path)
+		if a.StatusCode != 200 || !strings.HasPrefix(a.Header.Get("Content-Type"), kind) || text == "" {
+			t.Errorf("%q: %s, %s, %d bytes", path, a.Status, a.Header.Get("Content-Type"), len(text))
+		}
+		if !strings.Contains(a.Header.Get("Content-Security-Policy"), "default-src 'none'") || a.Header.Get("Cache-Control") != "no-store" || a.Header.Get("Referrer-Policy") != "no-referrer" {
+			t.Errorf("%q: %v", path, a.Header)
+		}
+		if strings.Contains(text, "http://") && path != "page.js" || strings.Contains(text, "https://") {
+			t.Errorf("%q names another place", path)
+		}
+		if a, _ := ask(t, "HEAD", s.URL+path); a.StatusCode != 200 {
+			t.Errorf("HEAD %q: %s", path, a.Status)
+		}
+		if a, _ := ask(t, "POST", s.URL+path); a.StatusCode != http.StatusMethodNotAllowed {
+			t.Errorf("POST %q: %s", path, a.Status)
+		}
+	}
+	if a, _ := ask(t, "GET", strings.TrimSuffix(s.URL, "/")); a.StatusCode != http.StatusMovedPermanently || a.Header.Get("Location") != "/"+token+"/" {
+		t.Errorf("without the last slash: %s to %s", a.Status, a.Header.Get("Location"))
+	}
+	for _, path := range []string{"x", "page.html", "page/page.js", "../" + token + "/../x"} {
+		if a, _ := ask(t, "GET", s.URL+path); a.StatusCode != http.StatusNotFound && a.StatusCode != http.StatusForbidden {
+			t.Errorf("%q: %s", path, a.Status)
+		}
+	}
+	_, text := ask(t, "GET", s.URL+"now.json")
+	var v View
+	if err := json.Unmarshal([]byte(text), &v); err != nil || v.Ranks != 2 || v.Rows[1].Process != 1001 || v.Rows[0].Age != -1 {
+		t.Errorf("%v: %s", err, text)
+	}
+}
+
+// follow returns the events of a server, one for each call.
+func follow(t *testing.T, s *Server) func() *View {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), "GET", s.URL+"events", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := client.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { a.Body.Close() })
+	if a.Header.Get("Content-Type") != "text/event-stream" {
+		t.Errorf("%v", a.Header)
+	}
+	lines := bufio.NewReader(a.Body)
+	return func() *View {
+		line, err := lines.ReadString('\n')
+		if err == io.EOF {
+			return nil
+		}
+		data, ok := strings.CutPrefix(line, "data: ")
+		blank, e := lines.ReadString('\n')
+		var v View
+		if bad := json.Unmarshal([]byte(data), &v); err != nil || e != nil || bad != nil || !ok || blank != "\n" {
+			t.Fatalf("%q, %q: %v, %v, %v", line, blank, err, e, bad)
+		}
+		return &v
+	}
+}
+
+// Who looks gets the past first, then what is new, and learns that the job has ended.
+func TestEvents(t *testing.T) {
+	b := NewBoard(1, time.Now())
+	b.Set("loss", 5)
+	s := served(t, b)
+	next := follow(t, s)
+	if v := next(); len(v.Numbers) != 1 || len(v.Numbers[0].Points) != 1 || v.Numbers[0].Points[0][1] != 5 || v.Ended {
+		t.Errorf("%+v", v)
+	}
+	b.Set("loss", 4)
+	if v := next(); len(v.Numbers[0].Points) != 1 || v.Numbers[0].Points[0][1] != 4 || v.Numbers[0].Last != 4 {
+		t.Errorf("%+v", v)
+	}
+	ended := make(chan error)
+	go func() { ended <- s.Close() }()
+	v := next()
+	for ; v != nil && !v.Ended; v = next() {
+	}
+	if v == nil || next() != nil {
+		t.Error("the last event does not say that the job has ended")
+	}
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if _, err := net.DialTimeout("tcp", strings.Split(s.URL, "/")[2], patience); err == nil {
+		t.Error("the port is still open")
+	}
+}
+
+// A viewer that takes nothing does not hold up the end of the job.
+func TestDeafViewer(t *testing.T) {
+	b := NewBoard(1, time.Now())
+	s, err := Serve(b, "127.0.0.1:0", token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := net.DialTimeout("tcp", strings.Split(s.URL, "/")[2], patience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := io.WriteString(conn, "GET /"+token+"/events HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Read(make([]byte, 1)); err != nil { // it is being served
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		_ = s.Close()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(patience):
+		t.Error("Close waits")
+	}
+}
+
+// However many connect, few are served at a time, and the others when there is room.
+func TestConnections(t *testing.T) {
+	s := served(t, NewBoard(1, time.Now()))
+	host := strings.Split(s.URL, "/")[2]
+	var open []net.Conn
+	for range mostConnections {
+		conn, err := net.DialTimeout("tcp", host, patience)
+		if err != nil {
+			t.Fatal(err)
+		}
+		open = append(open, conn)
+	}
+	answered := make(chan string)
+	go func() {
+		a, err := client.Get(s.URL + "metrics")
+		if err != nil {
+			answered <- err.Error()
+			return
+		}
+		a.Body.Close()
+		answered <- a.Status
+	}()
+	for _, conn := range open {
+		conn.Close()
+	}
+	if got := <-answered; got != "200 OK" {
+		t.Error(got)
+	}
+}
+
+func TestPortTaken(t *testing.T) {
+	s := served(t, NewBoard(1, time.Now()))
+	if _, err := Serve(NewBoard(1, time.Now()), strings.Split(s.URL, "/")[2], token); err == nil || !strings.Contains(err.Error(), "address already in use") {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestAddress(t *testing.T) {
+	for text, want := range map[string]string{":8080": "127.0.0.1:8080", "0.0.0.0:0": "0.0.0.0:0", "[::1]:65535": "[::1]:65535", "node7:80": "node7:80"} {
+		if got, err := Address(text); got != want || err != nil {
+			t.Errorf("%s: %s, %v", text, got, err)
+		}
+	}
+	for _, bad := range []string{"", "8080", ":", ":http", ":-1", ":65536", ":080", "::1:80", "a b:80", "http://x:80", ":80/x"} {
+		if got, err := Address(bad); err == nil || !strings.Contains(err.Error(), "want [HOST]:PORT") || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%q: %s, %v", bad, got, err)
+		}
+	}
+}
+
+func TestGivenToken(t *testing.T) {
+	a, err := Token("")
+	b, e := Token("")
+	if err != nil || e != nil || a == b || len(a) < 22 {
+		t.Errorf("%s, %s, %v, %v", a, b, err, e)
+	}
+	if _, err := Token(a); err != nil {
+		t.Error(err)
+	}
+	for _, bad := range []string{"short", "0123456789abcde/", "0123456789abcdef ", "0123456789abcdeé"} {
+		if _, err := Token(bad); err == nil || strings.Contains(err.Error(), bad) {
+			t.Errorf("%q: %v", bad, err)
+		}
+	}
+}

@@ -1,0 +1,259 @@
+package world
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"lockstep/cuda/telemetry"
+	"lockstep/internal/procfs"
+	"lockstep/spmd/internal/dashboard"
+	"lockstep/spmd/internal/exec"
+	"lockstep/spmd/internal/job"
+	"lockstep/spmd/internal/trace"
+)
+
+// shown is what --dashboard has of a rank.
+type shown struct {
+	beats  int              // heartbeats so far
+	board  *dashboard.Board // on rank 0
+	server *dashboard.Server
+	gpu    atomic.Pointer[dashboard.Reading] // the latest
+	stop   chan struct{}                     // ends what reads the GPU, and a rank alone; nil where nothing does
+	wait   sync.WaitGroup
+	mu     sync.Mutex // held while the rank is read
+	over   bool       // what is read may be gone
+}
+
+// heartbeat is what a rank tells rank 0 each second, where there is a dashboard.
+type heartbeat struct {
+	Calls json.RawMessage   `json:"calls,omitempty"`
+	Now   *dashboard.Sample `json:"now,omitempty"`
+}
+
+// sampleEach is how often a rank is read.
+const sampleEach = time.Second
+
+// mostSamples is how many samples rank 0 takes in a second. Of more ranks each tells of itself less often.
+const mostSamples = 256
+
+// openDashboard has rank 0 listen where --dashboard says. A failure of rank 0 is every rank's.
+//
+// Collective over all ranks, in the caller's turn in MPI.
+func (w *World) openDashboard() error {
+	if w.start.Config.Dashboard == "" {
+		return nil
+	}
+	var err error
+	if w.All.Rank() == 0 {
+		err = w.serve()
+	}
+	failure, err := w.firstFailure(err)
+	if err == nil && failure != nil {
+		w.agreed = true
+		return job.Usage(errors.New(failure.Text))
+	}
+	return err
+}
+
+// serve begins to serve the page.
+func (w *World) serve() error {
+	asked := w.start.Config.Dashboard
+	address, err := dashboard.Address(asked)
+	if err != nil {
+		return err
+	}
+	token, err := dashboard.Token(os.Getenv(dashboard.TokenVariable))
+	if err != nil {
+		return err
+	}
+	w.shown.board = dashboard.NewBoard(w.All.Size(), w.startup.Started)
+	w.shown.server, err = dashboard.Serve(w.shown.board, address, token)
+	var of *net.OpError
+	if errors.As(err, &of) {
+		err = of.Err // without the address, which stands before it
+	}
+	if err != nil {
+		return fmt.Errorf("--dashboard %s: cannot listen there: %w", asked, err)
+	}
+	return nil
+}
+
+// startDashboard says where the page is, and begins to read what only changes with time. The world is open.
+func (w *World) startDashboard() {
+	if w.start.Config.Dashboard == "" {
+		return
+	}
+	s := &w.shown
+	s.stop = make(chan struct{})
+	if w.GPU != nil {
+		s.wait.Go(w.readGPU)
+	}
+	if s.board == nil {
+		return
+	}
+	s.board.Describe(dashboard.Facts{Program: filepath.Base(os.Args[0]), Nodes: w.nodes, Device: w.Dev.Name(), Collectives: w.All.Routes().Name()})
+	w.Log.Info().Str("url", s.server.URL).Msg("dashboard")
+	if w.All.Size() == 1 { // no heartbeats
+		s.wait.Go(func() { s.each(func() { s.board.Hear(w.sample()) }) })
+	}
+}
+
+// each calls fn now and then, until stop.
+func (s *shown) each(fn func()) {
+	tick := time.NewTicker(sampleEach)
+	defer tick.Stop()
+	for {
+		fn()
+		select {
+		case <-tick.C:
+		case <-s.stop:
+			return
+		}
+	}
+}
+
+// readGPU keeps how the GPU is. It asks NVML, which may take its time, so it has a goroutine of its own.
+func (w *World) readGPU() {
+	defer job.MarkKeeper()()
+	d := w.GPU.GPU.Dev
+	meter, err := telemetry.Open(d.UUID())
+	if err != nil {
+		w.Log.Warn().Err(err).Msg("dashboard: nothing of the GPU")
+		return
+	}
+	w.shown.each(func() {
+		r := meter.Read()
+		w.shown.gpu.Store(&dashboard.Reading{Name: d.Name(), MemoryUsed: r.MemoryUsed, MemoryTotal: r.MemoryTotal, Clock: r.Clock, MostClock: r.MostClock,
+			MemoryClock: r.MemoryClock, Power: r.Power, PowerLimit: r.PowerLimit, Temperature: r.Temperature, Busy: r.Busy, Slowed: r.Slowed})
+	})
+	_ = meter.Close() // nothing depends on it any more
+}
+
+// endDashboard tells who looks that the run has ended.
+func (w *World) endDashboard() error {
+	s := &w.shown
+	s.mu.Lock()
+	s.over = true
+	s.mu.Unlock()
+	if s.stop != nil {
+		close(s.stop)
+		s.wait.Wait()
+		s.stop = nil
+	}
+	if s.server == nil {
+		return nil
+	}
+	server := s.server
+	s.server = nil
+	return server.Close()
+}
+
+// heartbeat is what rank 0 is told with this rank's next sign of life; nil for nothing.
+func (w *World) heartbeat() []byte {
+	calls := w.reporter.Heartbeat()
+	if w.start.Config.Dashboard == "" {
+		return calls
+	}
+	h := heartbeat{Calls: calls}
+	if w.shown.beats%(w.All.Size()/mostSamples+1) == 0 {
+		h.Now = w.sample()
+	}
+	w.shown.beats++
+	text, err := json.Marshal(h)
+	if err != nil {
+		return nil // it holds nothing that JSON has not
+	}
+	return text
+}
+
+// heard takes a rank's heartbeat, on rank 0. It returns why the job has to end, or "".
+func (w *World) heard(rank int, said []byte) (why string, hang bool) {
+	if w.shown.board == nil {
+		return w.analyzer.Hear(rank, said)
+	}
+	var h heartbeat
+	if json.Unmarshal(said, &h) != nil {
+		return "", false // no rank sends this, and the channel is authenticated
+	}
+	if h.Now != nil && h.Now.Rank == rank {
+		w.shown.board.Hear(h.Now)
+	}
+	if h.Calls == nil {
+		return "", false
+	}
+	return w.analyzer.Hear(rank, h.Calls)
+}
+
+// phases are the rows of the summary, and which classes of it they are.
+var phases = []struct {
+	name          string
+	class         trace.Class
+	host, streams bool
+}{
+	{"compute", trace.Compute, true, true},
+	{"collectives", trace.Collective, true, true},
+	{"messages", trace.Message, true, true},
+	{"copies", trace.Copy, true, true},
+	{"graphs", trace.Replay, true, true},
+	{"streams wait", trace.Wait, false, true},
+	{"program waits", trace.Wait, true, false},
+}
+
+// mostRegions is how many regions a rank tells of: those that have taken longest.
+const mostRegions = 16
+
+// sample is how this rank is now; nil where it ends. It waits for nothing.
+func (w *World) sample() *dashboard.Sample {
+	w.shown.mu.Lock()
+	defer w.shown.mu.Unlock()
+	if w.shown.over {
+		return nil
+	}
+	host, _ := os.Hostname() // empty where it has none
+	t := w.Trace.Totals()
+	s := &dashboard.Sample{Rank: w.All.Rank(), Node: w.node, Host: host, At: t.At, Process: procfs.Resident("/"), GPU: w.shown.gpu.Load()}
+	for _, p := range phases {
+		phase := dashboard.Phase{Name: p.name}
+		add := func(t *trace.Total) {
+			phase.Count, phase.Bytes, phase.Nanos = phase.Count+t.Count, phase.Bytes+t.Bytes, phase.Nanos+int64(t.Nanos)
+			phase.Meets = phase.Meets || p.class == trace.Collective && t.Count > t.InGraph
+		}
+		if p.host {
+			add(&t.Host[p.class])
+		}
+		if p.streams {
+			add(&t.Streams[p.class])
+		}
+		s.Phases = append(s.Phases, phase)
+	}
+	for name, r := range t.Regions {
+		s.Regions = append(s.Regions, dashboard.Phase{Name: name, Count: r.Count, Nanos: int64(r.Nanos)})
+	}
+	slices.SortFunc(s.Regions, func(a, b dashboard.Phase) int {
+		return cmp.Or(cmp.Compare(b.Nanos, a.Nanos), cmp.Compare(a.Name, b.Name))
+	})
+	s.Regions = s.Regions[:min(len(s.Regions), mostRegions)]
+	w.eachPool(func(kind string, p *exec.Pool) {
+		s.Pools = append(s.Pools, dashboard.Pool{Kind: kind, Used: p.InUse(), Peak: p.Peak()})
+	})
+	if free, total, err := procfs.Memory("/"); err == nil { // else a system that does not tell
+		s.Free, s.Total = free, total
+	}
+	return s
+}
+
+// Metric says what a number of the program is now.
+func (w *World) Metric(name string, value float64) {
+	if w.shown.board != nil {
+		w.shown.board.Set(name, value)
+	}
+}
