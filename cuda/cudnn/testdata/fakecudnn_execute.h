@@ -1,0 +1,176 @@
+// How the double of cuDNN computes a graph. fakecudnn.c includes it.
+
+// Execution.
+
+enum { MOST = 64 };
+
+// memory is where a tensor's elements are: those of an intermediate result in an array of its own, laid out by its strides.
+struct memory { const struct desc *t; void *p; double *own; };
+
+struct run {
+    const struct desc *graph;
+    int n;
+    struct memory m[MOST];
+    float scalars[8];
+    char *workspace;
+    int engine;
+};
+
+static double get(const struct memory *m, int64_t at) {
+    if (m->own) return m->own[at];
+    switch (type(m->t)) {
+    case FLOAT: return ((const float *)m->p)[at];
+    case HALF: return from16(((const uint16_t *)m->p)[at]);
+    default: return frombf(((const uint16_t *)m->p)[at]);
+    }
+}
+static void put(const struct memory *m, int64_t at, double v) {
+    int t = type(m->t);
+    if (m->own) m->own[at] = t == FLOAT ? (float)v : t == HALF ? from16(to16((float)v)) : t == BFLOAT16 ? frombf(tobf((float)v)) : v;
+    else if (t == FLOAT) ((float *)m->p)[at] = (float)v;
+    else if (t == HALF) ((uint16_t *)m->p)[at] = to16((float)v);
+    else ((uint16_t *)m->p)[at] = tobf((float)v);
+}
+
+// place is where an element is: an index beyond a dimension of 1 is broadcast.
+static int64_t place(const struct desc *t, const int64_t i[4]) {
+    const int64_t *d = dims(t), *s = strides(t);
+    int64_t at = 0;
+    for (int k = 0; k < 4; k++) at += (d[k] == 1 ? 0 : i[k]) * s[k];
+    return at;
+}
+static int next(const struct desc *t, int64_t i[4]) {
+    const int64_t *d = dims(t);
+    for (int k = 3; k >= 0; k--) {
+        if (++i[k] < d[k]) return 1;
+        i[k] = 0;
+    }
+    return 0;
+}
+
+static struct memory *find(struct run *r, const struct desc *t) {
+    for (int i = 0; i < r->n; i++)
+        if (r->m[i].t == t) return &r->m[i];
+    return NULL;
+}
+
+static double point(int mode, double x, double b, double t, int64_t index) {
+    switch (mode) {
+    case ADD: return x + b;
+    case MUL: return x * b;
+    case DIV: return x / b;
+    case SUB: return x - b;
+    case EXP: return exp(x);
+    case LOG: return log(x);
+    case GE: return x >= b;
+    case INDEX: return (double)index;
+    case SELECT: return t != 0 ? x : b;
+    default: return x;
+    }
+}
+
+static void compute(struct run *r, const struct desc *o) {
+    struct desc *in[3];
+    const struct memory *y = find(r, reads(o, in)), *x = find(r, in[0]), *b = in[1] ? find(r, in[1]) : NULL, *t = in[2] ? find(r, in[2]) : NULL;
+    int64_t i[4] = {0};
+    if (o->kind == OP_REDUCTION) {
+        int most = number(link(o, 1612), 1600) == 3;
+        int64_t n = extent(y->t);
+        double *sum = malloc(n * sizeof *sum);
+        for (int64_t k = 0; k < n; k++) sum[k] = most ? -INFINITY : 0;
+        do {
+            double v = get(x, place(x->t, i)), *s = &sum[place(y->t, i)];
+            *s = most ? (v > *s ? v : *s) : *s + v;
+        } while (next(x->t, i));
+        do put(y, place(y->t, i), sum[place(y->t, i)]);
+        while (next(y->t, i));
+        free(sum);
+        return;
+    }
+    do {
+        if (o->kind == OP_MATMUL) {
+            int64_t n = dims(x->t)[3], row = place(x->t, (int64_t[4]){i[0], i[1], i[2], 0}), column = place(b->t, (int64_t[4]){i[0], i[1], 0, i[3]});
+            int64_t right = strides(x->t)[3], down = dims(b->t)[2] == 1 ? 0 : strides(b->t)[2];
+            double sum = 0;
+            for (int64_t k = 0; k < n; k++) sum += get(x, row + k * right) * get(b, column + k * down);
+            put(y, place(y->t, i), sum);
+        } else if (o->kind == OP_RESHAPE) {
+            put(y, place(y->t, i), get(x, place(y->t, i)));
+        } else {
+            const struct desc *p = link(o, 750);
+            int mode = number(p, 0);
+            put(y, place(y->t, i), point(mode, get(x, place(x->t, i)), b ? get(b, place(b->t, i)) : 0, t ? get(t, place(t->t, i)) : 0,
+                                         mode == INDEX ? i[*longs(p, 9)] : 0));
+        }
+    } while (next(y->t, i));
+}
+
+// Host functions of all streams may run at the same time; a graph may replay one again, so a run is never freed.
+static void execute(void *arg) {
+    struct run *r = arg;
+    memset(r->workspace, 0xff, WORKSPACE);
+    if (r->engine == setting("FAKECUDNN_SLOW", -1)) {
+        void (*seconds)(int) = NULL;
+        *(void **)&seconds = driver("fakeSeconds");
+        if (seconds) seconds(1);
+    }
+    for (int i = 0; i < r->n; i++)
+        if (flag(r->m[i].t, 907)) {
+            int64_t n = extent(r->m[i].t);
+            r->m[i].own = malloc(n * sizeof(double));
+            for (int64_t k = 0; k < n; k++) r->m[i].own[k] = NAN;
+        }
+    for (int i = 0; i < count(r->graph, 801); i++) compute(r, op(r->graph, i));
+    for (int i = 0; i < r->n; i++) {
+        free(r->m[i].own);
+        r->m[i].own = NULL;
+    }
+}
+
+// add has a tensor of the graph in the run, found in the pack where it has a place in memory.
+static int add(struct run *r, const struct desc *t, const struct desc *pack, uint64_t *used, int *scalars) {
+    const int64_t *ids = longs(pack, 1000);
+    void *const *at = attr(pack, 1001);
+    if (!t || find(r, t)) return OK;
+    struct memory *m = &r->m[r->n++];
+    *m = (struct memory){t, NULL, NULL};
+    if (flag(t, 907)) return OK;
+    for (int i = 0; i < count(pack, 1000); i++)
+        if (ids[i] == *longs(t, 906)) {
+            *used |= 1ull << i;
+            m->p = at[i];
+        }
+    if (!m->p) return NULL_POINTER;
+    if (flag(t, 908)) { // read now
+        r->scalars[*scalars] = *(float *)m->p;
+        m->p = &r->scalars[(*scalars)++];
+        return OK;
+    }
+    return (uintptr_t)m->p % *longs(t, 900) == 0 ? OK : MISALIGNED;
+}
+
+int cudnnBackendExecute(struct handle *h, struct desc *plan, struct desc *pack) {
+    BEGIN;
+    static int (*launch)(void *stream, void (*fn)(void *), void *arg);
+    if (!launch) *(void **)&launch = driver("cuLaunchHostFunc");
+    NEED(h->magic == MAGIC, NOT_INITIALIZED);
+    NEED(ready(plan, PLAN) && ready(pack, PACK), NOT_FINALIZED);
+    NEED(rc != OK || ready(link(plan, 401)->of, GRAPH), NOT_FINALIZED);
+    if (rc == OK) {
+        struct run *r = calloc(1, sizeof *r);
+        struct desc *in[3];
+        uint64_t used = 0;
+        int scalars = 0;
+        r->graph = link(plan, 401)->of;
+        r->engine = link(plan, 401)->number;
+        r->workspace = *(char *const *)attr(pack, 1003);
+        NEED(r->workspace != NULL, NULL_POINTER);
+        for (int i = 0; rc == OK && i < count(r->graph, 801); i++) {
+            rc = add(r, reads(op(r->graph, i), in), pack, &used, &scalars);
+            for (int k = 0; rc == OK && k < 3; k++) rc = add(r, in[k], pack, &used, &scalars);
+        }
+        NEED(used == (1ull << count(pack, 1000)) - 1, BAD_PARAM); // a tensor that the graph has not
+        if (rc == OK && launch(h->stream, execute, r) != 0) rc = 5001;
+    }
+    END("stream=%p", h->stream);
+}

@@ -1,0 +1,254 @@
+// The events, graphs and kernels of the double of the driver. fakecuda.c includes it.
+
+// Events.
+
+int cuEventCreate(void **out, unsigned flags) {
+    BEGIN("cuEventCreate");
+    NEED_CONTEXT;
+    struct event *e = object(sizeof *e, EVENT);
+    e->flags = (int)flags;
+    *out = e;
+    RETURN("event=%d flags=%u", e->o.id, flags);
+}
+int cuEventDestroy_v2(void *event) {
+    BEGIN("cuEventDestroy_v2");
+    NEED_CONTEXT;
+    FAIL_IF(!valid(event, EVENT), INVALID_HANDLE);
+    destroy(event);
+    RETURN("event=%d", id_of(event));
+}
+// fakeSeconds lets time pass on the clock of events, for doubles of libraries whose work takes some: no machine is so busy
+// that its own delays look like seconds.
+static int64_t passed_by;
+void fakeSeconds(int n) { __atomic_fetch_add(&passed_by, n, __ATOMIC_RELAXED); }
+
+int cuEventRecord(void *event, void *stream) {
+    BEGIN("cuEventRecord");
+    NEED_CONTEXT;
+    NEED(event, EVENT);
+    NEED(stream, STREAM);
+    struct event *e = event;
+    struct stream *s = stream;
+    e->capture = s->capture;
+    e->stream = s;
+    e->seq = s->seq;
+    if (s->capture == NULL) {
+        e->recorded = 1;
+        struct record *k = calloc(1, sizeof *k);
+        k->later = __atomic_load_n(&passed_by, __ATOMIC_RELAXED);
+        pthread_mutex_lock(&delayed);
+        e->last = k;
+        pthread_mutex_unlock(&delayed);
+        submit(s, &(struct op){.type = RECORD, .record = k});
+    }
+    RETURN("event=%d stream=%d", id_of(event), id_of(stream));
+}
+// passed says whether the last record has been passed, or waits for that.
+static int passed(struct event *e, int wait) {
+    pthread_mutex_lock(&delayed);
+    struct record *k = e->last;
+    while (wait && k != NULL && !k->passed) pthread_cond_wait(&progress, &delayed);
+    int r = k == NULL || k->passed;
+    pthread_mutex_unlock(&delayed);
+    return r;
+}
+static int in_capture(const struct event *e) { return e->capture != NULL && !e->capture->over; }
+int cuEventQuery(void *event) {
+    BEGIN("cuEventQuery");
+    NEED_CONTEXT;
+    FAIL_IF(!valid(event, EVENT), INVALID_HANDLE);
+    FAIL_IF(in_capture(event), CAPTURED_EVENT);
+    UNSAFE;
+    FAIL_IF(!passed(event, 0), NOT_READY);
+    RETURN("event=%d", id_of(event));
+}
+int cuEventSynchronize(void *event) {
+    BEGIN("cuEventSynchronize");
+    NEED_CONTEXT;
+    FAIL_IF(!valid(event, EVENT), INVALID_HANDLE);
+    FAIL_IF(in_capture(event), CAPTURED_EVENT);
+    UNSAFE;
+    passed(event, 1);
+    RETURN("event=%d", id_of(event));
+}
+static int elapsed(const char *name, float *ms, void *from, void *to) {
+    int status = injected(name);
+    FAIL_IF(status != OK, status);
+    NEED_CONTEXT;
+    FAIL_IF(!valid(from, EVENT) || !valid(to, EVENT), INVALID_HANDLE);
+    const struct event *a = from, *b = to;
+    FAIL_IF(!a->recorded || !b->recorded || ((a->flags | b->flags) & 2) != 0, INVALID_HANDLE);
+    FAIL_IF(!passed((struct event *)from, 0) || !passed((struct event *)to, 0), NOT_READY);
+    struct timespec x = last_record((struct event *)from)->at, y = last_record((struct event *)to)->at;
+    *ms = (float)((double)(y.tv_sec - x.tv_sec) * 1e3 + (double)(y.tv_nsec - x.tv_nsec) * 1e-6);
+    RETURN("from=%d to=%d", a->o.id, b->o.id);
+}
+int cuEventElapsedTime(float *ms, void *from, void *to) { return elapsed("cuEventElapsedTime", ms, from, to); }
+int cuEventElapsedTime_v2(float *ms, void *from, void *to) { return elapsed("cuEventElapsedTime_v2", ms, from, to); }
+
+// Graphs.
+
+int cuGraphInstantiateWithFlags(void **out, void *graph, unsigned long long flags) {
+    BEGIN("cuGraphInstantiateWithFlags");
+    NEED_CONTEXT;
+    FAIL_IF(!valid(graph, GRAPH), INVALID_HANDLE);
+    struct graph *g = graph, *x = object(sizeof *x, EXEC);
+    x->ops.first = duplicate(g->ops.first);
+    x->ops.n = g->ops.n;
+    *out = x;
+    RETURN("graph=%d exec=%d flags=%llu", id_of(graph), x->o.id, flags);
+}
+int cuGraphGetNodes(void *graph, void **nodes, size_t *n) {
+    BEGIN("cuGraphGetNodes");
+    FAIL_IF(!valid(graph, GRAPH), INVALID_HANDLE);
+    FAIL_IF(nodes != NULL, INVALID_VALUE);
+    *n = (size_t)((struct graph *)graph)->ops.n;
+    RETURN("graph=%d nodes=%zu", id_of(graph), *n);
+}
+int cuGraphDestroy(void *graph) {
+    BEGIN("cuGraphDestroy");
+    FAIL_IF(!valid(graph, GRAPH), INVALID_HANDLE);
+    destroy(graph);
+    RETURN("graph=%d", id_of(graph));
+}
+int cuGraphLaunch(void *exec, void *stream) {
+    BEGIN("cuGraphLaunch");
+    NEED_CONTEXT;
+    NEED(exec, EXEC);
+    NEED(stream, STREAM);
+    note("%s exec=%d stream=%d = 0", name, id_of(exec), id_of(stream));
+    return submit(stream, &(struct op){.type = CHILD, .child = ((struct graph *)exec)->ops.first});
+}
+int cuGraphExecUpdate_v2(void *exec, void *graph, void *info) {
+    BEGIN("cuGraphExecUpdate_v2");
+    FAIL_IF(!valid(exec, EXEC) || !valid(graph, GRAPH), INVALID_HANDLE);
+    struct graph *x = exec, *g = graph;
+    int *change = info;
+    *change = x->ops.n != g->ops.n ? 2 : 0;
+    for (struct op *a = x->ops.first, *b = g->ops.first; *change == 0 && a != NULL; a = a->next, b = b->next)
+        if (a->type != b->type) *change = 3;
+    FAIL_IF(*change != 0, UPDATE_FAILURE);
+    x->ops.first = duplicate(g->ops.first);
+    RETURN("exec=%d graph=%d", id_of(exec), id_of(graph));
+}
+int cuGraphExecDestroy(void *exec) {
+    BEGIN("cuGraphExecDestroy");
+    FAIL_IF(!valid(exec, EXEC), INVALID_HANDLE);
+    destroy(exec);
+    RETURN("exec=%d", id_of(exec));
+}
+
+// Code.
+
+// params_of are the parameters of the kernels in a cubin: an ELF file with a section .nv.info.KERNEL for each kernel, a list of
+// attributes of 4 bytes (format, attribute, length), with as many more bytes as their length where the format is 4. Attribute
+// 0x17 is a parameter: its number in bytes 4 and 5, its size in bytes in the upper 14 bits of the last word.
+// Source: cuobjdump -elf of a cubin of NVRTC 11.8.
+static struct params *params_of(const char *image) {
+    const Elf64_Ehdr *h = (const void *)image;
+    if (memcmp(image, ELFMAG, SELFMAG) != 0 || image[EI_CLASS] != ELFCLASS64) return NULL;
+    const Elf64_Shdr *sections = (const void *)(image + h->e_shoff);
+    const char *names = image + sections[h->e_shstrndx].sh_offset, prefix[] = ".nv.info.";
+    struct params *all = NULL;
+    for (int i = 0; i < h->e_shnum; i++) {
+        const char *name = names + sections[i].sh_name, *at = image + sections[i].sh_offset, *end = at + sections[i].sh_size;
+        if (strncmp(name, prefix, sizeof prefix - 1) != 0) continue;
+        struct params *p = calloc(1, sizeof *p);
+        snprintf(p->kernel, sizeof p->kernel, "%s", name + sizeof prefix - 1);
+        for (; at < end; at += 4) {
+            uint16_t length, number;
+            uint32_t word;
+            memcpy(&length, at + 2, sizeof length);
+            if (at[0] != 4) continue;
+            if (at[1] == 0x17) {
+                memcpy(&number, at + 8, sizeof number);
+                memcpy(&word, at + 12, sizeof word);
+                if (number >= sizeof p->size / sizeof p->size[0]) abort();
+                p->size[number] = (int)(word >> 18);
+                if (p->n <= number) p->n = number + 1;
+            }
+            at += length;
+        }
+        p->next = all;
+        all = p;
+    }
+    return all;
+}
+
+int cuModuleLoadDataEx(void **out, const void *image, unsigned n, int *options, void **values) {
+    BEGIN("cuModuleLoadDataEx");
+    NEED_CONTEXT;
+    UNSAFE;
+    if (strncmp(image, "BAD", 3) == 0) {
+        for (unsigned i = 0; i + 1 < n; i++)
+            if (options[i] == 5 && options[i + 1] == 6) snprintf(values[i], (size_t)values[i + 1], "ptxas fatal   : bad image\n");
+        FAIL_IF(1, INVALID_PTX);
+    }
+    struct module *m = object(sizeof *m, MODULE);
+    m->kernels = params_of(image);
+    *out = m;
+    RETURN("module=%d", m->o.id);
+}
+int cuModuleUnload(void *module) {
+    BEGIN("cuModuleUnload");
+    NEED_CONTEXT;
+    NEED(module, MODULE);
+    destroy(module);
+    RETURN("module=%d", id_of(module));
+}
+int cuModuleGetFunction(void **out, void *module, const char *function) {
+    BEGIN("cuModuleGetFunction");
+    NEED_CONTEXT;
+    NEED(module, MODULE);
+    FAIL_IF(strncmp(function, "absent", 6) == 0, NOT_FOUND);
+    struct function *f = object(sizeof *f, FUNCTION);
+    snprintf(f->name, sizeof f->name, "%s", function);
+    f->module = module;
+    f->max_shared = 48 << 10;
+    f->local = strcmp(function, "peer_all_reduce") == 0 ? 1184 : strncmp(function, "deep", 4) == 0 ? 4000 : 0; // the first as NVRTC 11.8 compiles it for sm_90
+    *out = f;
+    RETURN("module=%d function=%s", id_of(module), f->name);
+}
+int cuFuncLoad(void *function) {
+    BEGIN("cuFuncLoad");
+    NEED_CONTEXT;
+    NEED(function, FUNCTION);
+    RETURN("function=%s", ((struct function *)function)->name);
+}
+int cuFuncGetParamInfo(void *function, size_t i, size_t *offset, size_t *size) {
+    BEGIN("cuFuncGetParamInfo");
+    NEED_CONTEXT;
+    NEED(function, FUNCTION);
+    struct function *f = function;
+    struct params *p = f->module->kernels;
+    while (p != NULL && strcmp(p->kernel, f->name) != 0) p = p->next;
+    FAIL_IF(p == NULL, NOT_SUPPORTED);
+    FAIL_IF(i >= (size_t)p->n, INVALID_VALUE);
+    *offset = 0; // nobody asks
+    *size = (size_t)p->size[i];
+    RETURN("function=%s i=%zu", f->name, i);
+}
+int cuFuncGetAttribute(int *v, int attribute, void *function) {
+    BEGIN("cuFuncGetAttribute");
+    NEED_CONTEXT;
+    NEED(function, FUNCTION);
+    struct function *f = function;
+    switch (attribute) {
+    case 0: *v = 1024; break;
+    case 3: *v = f->local; break;
+    case 4: *v = 32; break;
+    case 5: *v = strncmp(f->name, "old", 3) == 0 ? 80 : 90; break;
+    case 8: *v = f->max_shared; break;
+    default: FAIL_IF(1, INVALID_VALUE);
+    }
+    RETURN("function=%s attribute=%d", f->name, attribute);
+}
+int cuFuncSetAttribute(void *function, int attribute, int v) {
+    BEGIN("cuFuncSetAttribute");
+    NEED_CONTEXT;
+    NEED(function, FUNCTION);
+    struct function *f = function;
+    FAIL_IF(attribute != 8 || v < 0 || v > 227 << 10, INVALID_VALUE);
+    f->max_shared = v;
+    RETURN("function=%s attribute=%d v=%d", f->name, attribute, v);
+}
