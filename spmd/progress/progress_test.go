@@ -2,6 +2,8 @@ package progress
 
 import (
 	"bytes"
+	"context"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -10,18 +12,23 @@ import (
 
 	"lockstep/internal/pty"
 	"lockstep/internal/terminal"
+	"lockstep/spmd"
+	"lockstep/spmd/spmdtest"
 )
 
 // told is what a Work of a test has told.
 type told struct {
 	log, screen bytes.Buffer
 	clock       time.Time
+	slowest     int // -1: not known
 }
 
 func (o *told) start(columns int, what string, total int64, unit string) *Work {
 	log := zerolog.New(zerolog.ConsoleWriter{Out: &o.log, NoColor: true, PartsOrder: []string{zerolog.MessageFieldName}})
-	o.clock = time.Unix(1e9, 0)
-	return start(&log, &terminal.Screen{To: &o.screen}, func() int { return columns }, func() time.Time { return o.clock }, what, total, unit)
+	o.clock, o.slowest = time.Unix(1e9, 0), -1
+	return start(&Work{log: &log, screen: &terminal.Screen{To: &o.screen}, columns: func() int { return columns },
+		now: func() time.Time { return o.clock }, slowest: func() (int, bool) { return o.slowest, o.slowest >= 0 },
+		what: what, total: total, unit: unit})
 }
 
 // shows is the last line of the screen.
@@ -61,6 +68,60 @@ func TestLive(t *testing.T) {
 	p.Add(1)
 	if o.shows() != "" || o.log.Len() != 0 {
 		t.Errorf("at the end %q, log %q", o.shows(), &o.log)
+	}
+}
+
+// The line names the rank that others wait for, while one is.
+func TestSlowest(t *testing.T) {
+	var o told
+	p := o.start(80, "training", 1000, "steps")
+	for _, tc := range []struct {
+		after   time.Duration
+		slowest int
+		want    string
+	}{
+		{time.Second, -1, "training  1 %  10/1000 steps  10 steps/s  1m39s left"},
+		{time.Second, 0, "training  2 %  20/1000 steps  10 steps/s  1m38s left  waits for rank 0"},
+		{500 * time.Millisecond, 2, "training  3 %  30/1000 steps  12 steps/s  1m20s left  waits for rank 0"}, // asked too often
+		{500 * time.Millisecond, 2, "training  4 %  40/1000 steps  13 steps/s  1m12s left  waits for rank 2"},
+		{time.Second, -1, "training  5 %  50/1000 steps  12 steps/s  1m16s left"},
+	} {
+		o.clock, o.slowest = o.clock.Add(tc.after), tc.slowest
+		p.Add(10)
+		if got := o.shows(); got != tc.want {
+			t.Errorf("%q, want %q", got, tc.want)
+		}
+	}
+}
+
+// A rank that comes late to collectives is named, on rank 0, without a dashboard.
+func TestSlowestOfJob(t *testing.T) {
+	cfg := spmdtest.Config()
+	cfg.Summary = "on"
+	err := spmd.Local(t.Context(), cfg, 3, func(_ context.Context, w *spmd.World) error {
+		found, err := spmd.Alloc[int32](w, 1)
+		if err != nil {
+			return err
+		}
+		for found.At(0) == 0 {
+			if w.Rank() == 1 {
+				time.Sleep(10 * time.Millisecond) // its work
+			}
+			rank, known := insideOf(w).Slowest()
+			if known && (w.Rank() != 0 || rank != 1) {
+				return fmt.Errorf("rank %d hears that rank %d is the slowest", w.Rank(), rank)
+			}
+			if known {
+				found.Set(0, 1)
+			}
+			if err := spmd.AllReduce(w.Comm(), found, found, spmd.Max); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
 	}
 }
 

@@ -172,6 +172,18 @@ func (b *Board) View(have float64) *View {
 	return v
 }
 
+// Slowest returns the rank that the others wait for; nil where no rank is clearly, or it is not known.
+func (b *Board) Slowest() *Slowest {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	spent := make([]spending, len(b.ranks))
+	for r := range b.ranks {
+		spent[r] = b.ranks[r].spending()
+	}
+	found, _ := slowest(spent)
+	return found
+}
+
 // row is what a page shows of a rank. The caller holds b.mu, here and below.
 func (b *Board) row(r int, spent *spending, v *View, now time.Time) Row {
 	row := Row{Rank: r, Age: -1, Shares: make([]float64, len(v.Phases)), Regions: make([]float64, len(v.Regions)), Pools: []Pool{}}

@@ -30,6 +30,9 @@ type Rank struct {
 	Libraries func() map[string]string
 	// Emitted has World.Emit on this rank give each line to fn, until cancel.
 	Emitted func(fn func(line []byte)) (cancel func())
+	// Slowest returns, on rank 0, the rank that the others have waited for lately. It is false where none is clearly, or it is
+	// not known: on other ranks, at the start, with --summary off, and of collectives in graphs.
+	Slowest func() (rank int, known bool)
 }
 
 var (

@@ -21,10 +21,10 @@ import (
 	"lockstep/spmd/internal/trace"
 )
 
-// shown is what --dashboard has of a rank.
+// shown is what rank 0 has of all ranks while the job runs, and --dashboard of this one.
 type shown struct {
 	beats  int              // heartbeats so far
-	board  *dashboard.Board // on rank 0
+	board  *dashboard.Board // on rank 0: with --dashboard, and of several ranks
 	server *dashboard.Server
 	gpu    atomic.Pointer[dashboard.Reading] // the latest
 	stop   chan struct{}                     // ends what reads the GPU, and a rank alone; nil where nothing does
@@ -33,10 +33,10 @@ type shown struct {
 	over   bool       // what is read may be gone
 }
 
-// heartbeat is what a rank tells rank 0 each second, where there is a dashboard.
+// heartbeat is what a rank tells rank 0 each second.
 type heartbeat struct {
 	Calls json.RawMessage   `json:"calls,omitempty"`
-	Now   *dashboard.Sample `json:"now,omitempty"`
+	Now   *dashboard.Sample `json:"now,omitempty"` // without --dashboard only how long the rank waits for others
 }
 
 // sampleEach is how often a rank is read.
@@ -49,6 +49,9 @@ const mostSamples = 256
 //
 // Collective over all ranks, in the caller's turn in MPI.
 func (w *World) openDashboard() error {
+	if w.All.Rank() == 0 && (w.start.Config.Dashboard != "" || w.All.Size() > 1 && w.Trace != nil) {
+		w.shown.board = dashboard.NewBoard(w.All.Size(), w.startup.Started)
+	}
 	if w.start.Config.Dashboard == "" {
 		return nil
 	}
@@ -75,7 +78,6 @@ func (w *World) serve() error {
 	if err != nil {
 		return err
 	}
-	w.shown.board = dashboard.NewBoard(w.All.Size(), w.startup.Started)
 	w.shown.server, err = dashboard.Serve(w.shown.board, address, token)
 	var of *net.OpError
 	if errors.As(err, &of) {
@@ -159,15 +161,14 @@ func (w *World) endDashboard() error {
 
 // heartbeat is what rank 0 is told with this rank's next sign of life; nil for nothing.
 func (w *World) heartbeat() []byte {
-	calls := w.reporter.Heartbeat()
-	if w.start.Config.Dashboard == "" {
-		return calls
-	}
-	h := heartbeat{Calls: calls}
-	if w.shown.beats%(w.All.Size()/mostSamples+1) == 0 {
+	h := heartbeat{Calls: w.reporter.Heartbeat()}
+	if w.Trace != nil && w.shown.beats%(w.All.Size()/mostSamples+1) == 0 {
 		h.Now = w.sample()
 	}
 	w.shown.beats++
+	if h.Calls == nil && h.Now == nil {
+		return nil
+	}
 	text, err := json.Marshal(h)
 	if err != nil {
 		return nil // it holds nothing that JSON has not
@@ -177,14 +178,11 @@ func (w *World) heartbeat() []byte {
 
 // heard takes a rank's heartbeat, on rank 0. It returns why the job has to end, or "".
 func (w *World) heard(rank int, said []byte) (why string, hang bool) {
-	if w.shown.board == nil {
-		return w.analyzer.Hear(rank, said)
-	}
 	var h heartbeat
 	if json.Unmarshal(said, &h) != nil {
 		return "", false // no rank sends this, and the channel is authenticated
 	}
-	if h.Now != nil && h.Now.Rank == rank {
+	if w.shown.board != nil && h.Now != nil && h.Now.Rank == rank {
 		w.shown.board.Hear(h.Now)
 	}
 	if h.Calls == nil {
@@ -218,10 +216,13 @@ func (w *World) sample() *dashboard.Sample {
 	if w.shown.over {
 		return nil
 	}
-	host, _ := os.Hostname() // empty where it has none
+	page := w.start.Config.Dashboard != ""
 	t := w.Trace.Totals()
-	s := &dashboard.Sample{Rank: w.All.Rank(), Node: w.node, Host: host, At: t.At, Process: procfs.Resident("/"), GPU: w.shown.gpu.Load()}
+	s := &dashboard.Sample{Rank: w.All.Rank(), Node: w.node, At: t.At}
 	for _, p := range phases {
+		if !page && p.class != trace.Collective {
+			continue
+		}
 		phase := dashboard.Phase{Name: p.name}
 		add := func(t *trace.Total) {
 			phase.Count, phase.Bytes, phase.Nanos = phase.Count+t.Count, phase.Bytes+t.Bytes, phase.Nanos+int64(t.Nanos)
@@ -235,6 +236,11 @@ func (w *World) sample() *dashboard.Sample {
 		}
 		s.Phases = append(s.Phases, phase)
 	}
+	if !page {
+		return s
+	}
+	s.Host, _ = os.Hostname() // empty where it has none
+	s.Process, s.GPU = procfs.Resident("/"), w.shown.gpu.Load()
 	for name, r := range t.Regions {
 		s.Regions = append(s.Regions, dashboard.Phase{Name: name, Count: r.Count, Nanos: int64(r.Nanos)})
 	}
@@ -253,7 +259,19 @@ func (w *World) sample() *dashboard.Sample {
 
 // Metric says what a number of the program is now.
 func (w *World) Metric(name string, value float64) {
-	if w.shown.board != nil {
+	if w.shown.board != nil && w.start.Config.Dashboard != "" {
 		w.shown.board.Set(name, value)
 	}
+}
+
+// slowest is the rank that the others wait for; false where it is not known, or no rank is. Only rank 0 knows.
+func (w *World) slowest() (rank int, known bool) {
+	if w.shown.board == nil {
+		return 0, false
+	}
+	s := w.shown.board.Slowest()
+	if s == nil {
+		return 0, false
+	}
+	return s.Rank, true
 }

@@ -62,7 +62,7 @@ type World struct {
 	mpiSockets, ncclSockets []job.Socket
 	reporter                verify.Reporter // makes this rank's heartbeats
 	analyzer                verify.Analyzer // has those of all ranks, on rank 0
-	shown                   shown           // for --dashboard
+	shown                   shown           // for --dashboard and Slowest
 	files                   files.Waiting   // for what is saved and loaded
 	json                    io.WriteCloser
 
@@ -149,7 +149,8 @@ func (w *World) Seed() uint64 { return w.start.Config.Seed }
 
 // Inside is what the packages on top of spmd need.
 func (w *World) Inside() inside.Rank {
-	return inside.Rank{Channel: w.Channel, Files: &w.files, Timeout: w.start.Config.Limit(), Flags: w.start.Flags, Libraries: Libraries, Emitted: w.Emitted}
+	return inside.Rank{Channel: w.Channel, Files: &w.files, Timeout: w.start.Config.Limit(), Flags: w.start.Flags, Libraries: Libraries,
+		Emitted: w.Emitted, Slowest: w.slowest}
 }
 
 // Emit writes v as one line of JSON to the file given by --json, on rank 0, and gives it to those of Emitted.
