@@ -13,7 +13,7 @@
 //
 //	relaxing  42 %  4200/10000 steps  830 steps/s  7s left  residual 3.10e-05
 //
-// Where the other ranks have clearly waited for one of them lately, it also names that: "waits for rank 2". Ranks tell rank 0
+// Where the other ranks have clearly waited for one of them lately, the line ends with it: "rank 2 slowest". Ranks tell rank 0
 // of their waiting beside their signs of life, which costs the program nothing. What waits in graphs is not seen, nor
 // anything with --summary off.
 package progress
@@ -180,17 +180,17 @@ func (p *Work) line(now time.Time) string {
 			words = append(words, duration(left)+" left")
 		}
 	}
+	if p.note != "" {
+		words = append(words, p.note)
+	}
 	if now.Sub(p.asked) >= slowly {
 		p.asked, p.last = now, ""
 		if rank, known := p.slowest(); known {
-			p.last = fmt.Sprintf("waits for rank %d", rank)
+			p.last = fmt.Sprintf("rank %d slowest", rank)
 		}
 	}
 	if p.last != "" {
 		words = append(words, p.last)
-	}
-	if p.note != "" {
-		words = append(words, p.note)
 	}
 	return strings.Join(words, "  ")
 }

@@ -81,9 +81,9 @@ func TestSlowest(t *testing.T) {
 		want    string
 	}{
 		{time.Second, -1, "training  1 %  10/1000 steps  10 steps/s  1m39s left"},
-		{time.Second, 0, "training  2 %  20/1000 steps  10 steps/s  1m38s left  waits for rank 0"},
-		{500 * time.Millisecond, 2, "training  3 %  30/1000 steps  12 steps/s  1m20s left  waits for rank 0"}, // asked too often
-		{500 * time.Millisecond, 2, "training  4 %  40/1000 steps  13 steps/s  1m12s left  waits for rank 2"},
+		{time.Second, 0, "training  2 %  20/1000 steps  10 steps/s  1m38s left  rank 0 slowest"},
+		{500 * time.Millisecond, 2, "training  3 %  30/1000 steps  12 steps/s  1m20s left  rank 0 slowest"}, // asked too often
+		{500 * time.Millisecond, 2, "training  4 %  40/1000 steps  13 steps/s  1m12s left  rank 2 slowest"},
 		{time.Second, -1, "training  5 %  50/1000 steps  12 steps/s  1m16s left"},
 	} {
 		o.clock, o.slowest = o.clock.Add(tc.after), tc.slowest
