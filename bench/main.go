@@ -17,14 +17,17 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 
 	"lockstep/bench/collective"
 	"lockstep/bench/harness"
@@ -98,6 +101,9 @@ func runner() error {
 	if err := b.Prepare(); err != nil {
 		return err
 	}
+	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
+	context.AfterFunc(ctx, stop) // the next signal ends this process
+	harness.Interrupted = ctx
 	var failed []error
 	for _, set := range harness.Sets {
 		if err := b.runSet(set, only); err != nil {
@@ -128,9 +134,17 @@ func (b *bench) runSet(set string, only []string) error {
 		return err
 	}
 	var failed []error
-	for _, g := range run {
+	defer b.Doing.Done()
+	measured := 0
+	for i, g := range run {
+		if harness.Interrupted.Err() != nil {
+			failed = append(failed, fmt.Errorf("interrupted: what had been measured before is in %s", file))
+			break
+		}
 		b.Set, b.Group, b.Rows = g.set, g.name, nil
+		b.Doing.Say(g.name, i+1, len(run), measured)
 		err := g.run(b)
+		measured += len(b.Rows)
 		if err != nil {
 			failed = append(failed, fmt.Errorf("%s: %w", g.name, err))
 		}
@@ -139,6 +153,7 @@ func (b *bench) runSet(set string, only []string) error {
 			return errors.Join(append(failed, err)...)
 		}
 	}
+	b.Doing.Done()
 	harness.Print(rows)
 	return errors.Join(failed...)
 }

@@ -59,6 +59,7 @@ type Harness struct {
 	Rows     []Row    // of the group that runs
 	Set      string   // of groups, whose group runs
 	Group    string   // its name
+	Doing    Doing    // what is measured now
 }
 
 // DefaultRounds is how many turns each side has where nothing is said.

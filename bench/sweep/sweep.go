@@ -231,6 +231,7 @@ func (s *sweep) onHost() bool { return s.Set == harness.HostSet }
 // run measures the parts, writing the files after each.
 func (s *sweep) run() error {
 	s.begun = time.Now()
+	defer s.Doing.Done()
 	var failed []error
 	var rows []harness.Row
 	for _, part := range sweepParts {
@@ -255,6 +256,7 @@ func (s *sweep) run() error {
 			return errors.Join(append(failed, err)...)
 		}
 	}
+	s.Doing.Done()
 	harness.Print(rows)
 	if harness.Interrupted.Err() != nil {
 		failed = append(failed, fmt.Errorf("interrupted: what had been measured before is in %s", s.Out))
@@ -321,12 +323,14 @@ turns:
 	for round := range s.Rounds {
 		for i, side := range sides {
 			if s.within > 0 && time.Since(s.begun) > s.within {
+				s.Doing.Done()
 				fmt.Fprintf(os.Stderr, "bench: --limit %v: %d of %d turns are left out\n", s.within, (s.Rounds-round)*len(sides)-i, s.Rounds*len(sides))
 				break turns
 			}
 			if failed[i] != nil {
 				continue
 			}
+			s.Doing.Say(fmt.Sprintf("%s: %s on %d ranks", s.Group, side.name, side.ranks), round*len(sides)+i+1, s.Rounds*len(sides), len(s.all))
 			lines, err := side.run()
 			if err != nil && harness.Interrupted.Err() != nil {
 				break turns // it ended this side, and would end the next ones at once

@@ -133,10 +133,13 @@ func (t *trainBench) run() error {
 	if err != nil {
 		return err
 	}
-	for _, c := range t.cases {
-		for _, n := range t.ranks {
+	defer t.Doing.Done()
+	for i, c := range t.cases {
+		for j, n := range t.ranks {
 			m := trained{trainCase: c, ranks: n}
-			for range t.Rounds {
+			for round := range t.Rounds {
+				t.Doing.Say(fmt.Sprintf("%s, %d sequences, on %d ranks", c.model, c.batch, n), (i*len(t.ranks)+j)*t.Rounds+round+1,
+					len(t.cases)*len(t.ranks)*t.Rounds, len(t.Rows))
 				if err := t.ours(&m, tokens); err != nil {
 					return err
 				}
@@ -151,6 +154,7 @@ func (t *trainBench) run() error {
 			}
 		}
 	}
+	t.Doing.Done()
 	t.print()
 	return nil
 }

@@ -1,0 +1,51 @@
+package harness
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"lockstep/internal/terminal"
+)
+
+// seldom is the time between lines that say what is measured, where there is no terminal.
+const seldom = 30 * time.Second
+
+// Doing says what is measured now. Where standard error ends at a terminal, it keeps one line there up to date; elsewhere it
+// prints a line now and then. The zero value is ready for use by one goroutine.
+type Doing struct {
+	screen  *terminal.Screen
+	columns func() int
+	plain   io.Writer
+	now     func() time.Time
+	printed time.Time // at first never
+}
+
+// Say says that what is measured is the kth of n, and how many rows there are so far.
+func (d *Doing) Say(what string, k, n, rows int) {
+	if d.screen == nil {
+		d.screen, d.columns, d.plain, d.now = terminal.Stderr, terminal.Columns, os.Stderr, time.Now
+	}
+	text := fmt.Sprintf("%d of %d  %s", k, n, what)
+	switch rows {
+	case 0:
+	case 1:
+		text += "  1 row"
+	default:
+		text += fmt.Sprintf("  %d rows", rows)
+	}
+	if columns := d.columns(); columns > 0 {
+		d.screen.Show("bench  "+text, columns)
+	} else if now := d.now(); now.Sub(d.printed) >= seldom {
+		d.printed = now
+		fmt.Fprintf(d.plain, "bench: %s\n", text)
+	}
+}
+
+// Done takes the line away.
+func (d *Doing) Done() {
+	if d.screen != nil {
+		d.screen.Show("", 0)
+	}
+}
