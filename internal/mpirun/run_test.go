@@ -80,7 +80,7 @@ func TestHelperHook(t *testing.T) {
 }
 
 func TestHelperHang(t *testing.T) {
-	Timeout = 2 * time.Second
+	Timeout = 8 * time.Second
 	helper(t, func(*testing.T) { select {} })
 }
 
