@@ -25,7 +25,7 @@ func runPlan(args []string) {
 	help.About(fs, "train plan "+planned+".\nAll flags of train may stand beside these; what they fix is left as it is.",
 		"train plan --model gpt2-xl --gpus-per-node 8", "train plan --model gpt2-xl --gpu A100:40 --nodes 8 --gpus-per-node 8 --global-batch 1024")
 	nodes := fs.Int("nodes", 1, "nodes of the machine")
-	perNode := fs.Int("gpus-per-node", 1, "GPUs of each")
+	perNode := fs.Int("gpus-per-node", 1, "GPUs of each node")
 	name := fs.String("gpu", "H200", "kind of the GPUs, such as H100, or A100:40 for another memory in GB")
 	format := fs.String("format", "text", "how the proposals are printed: text, or json")
 	help.Group(fs, "Flags of the machine", "nodes", "gpus-per-node", "gpu", "format")

@@ -35,7 +35,7 @@ var measures = []struct {
 func Main() {
 	fs := pflag.NewFlagSet("bench rank", pflag.ExitOnError)
 	what := fs.String("what", "", strings.Join(measureNames(), ", "))
-	sizes := fs.IntSlice("bytes", []int{8}, "sizes")
+	sizes := fs.IntSlice("bytes", []int{8}, "sizes in bytes")
 	run := func(w *spmd.World) error {
 		measure := measures[slices.Index(measureNames(), *what)].run
 		for _, bytes := range *sizes {

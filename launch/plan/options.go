@@ -44,7 +44,7 @@ func (o *options) flags(fs *pflag.FlagSet) {
 	fs.SetInterspersed(false) // what follows the program is the program's
 	fs.IntVarP(&o.np, "np", "n", 0, "ranks in all; also -np (default: those of the allocation, or of all nodes)")
 	fs.IntVar(&o.nodes, "nodes", 0, "nodes (default: the hosts, those of the allocation, or 1)")
-	fs.IntVar(&o.gpus, "gpus-per-node", 0, "GPUs of each node")
+	fs.IntVar(&o.gpus, "gpus-per-node", 0, "GPUs of each node (default: this machine's)")
 	fs.IntVar(&o.perNode, "ranks-per-node", 0, "ranks on each node (default: one for each GPU, else for each core)")
 	fs.StringVarP(&o.hosts, "host", "H", "", "hosts: NAME[:SLOTS],...")
 	fs.StringVar(&o.hostfile, "hostfile", "", "`FILE` with a host on each line: NAME, NAME:SLOTS or NAME slots=SLOTS")
@@ -54,7 +54,7 @@ func (o *options) flags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.time, "time", "", "Slurm: time limit, such as 12:00:00")
 	fs.StringVar(&o.partition, "partition", "", "Slurm: partition")
 	fs.StringVar(&o.iface, "interface", "", "network interface between the nodes, such as eth0")
-	fs.StringVar(&o.agent, "agent", "", "program that mpirun starts processes on other hosts with, in place of ssh")
+	fs.StringVar(&o.agent, "agent", "", "program that mpirun starts processes on other hosts with (default: ssh)")
 	fs.IntVar(&o.grace, "grace", 0, "Open MPI: seconds between SIGTERM to mpirun and SIGKILL for the ranks (default: 1)")
 	help.Group(fs, "How many ranks, and where", "np", "nodes", "gpus-per-node", "ranks-per-node", "host", "hostfile", "oversubscribe")
 	help.Group(fs, "What starts them, and how", "launcher", "cpus-per-task", "time", "partition", "interface", "agent", "grace")

@@ -28,8 +28,8 @@ type recovery struct {
 }
 
 func (r *recovery) flags(fs *pflag.FlagSet) {
-	fs.IntVar(&r.restarts, "restarts", 0, "times that a job that has failed is started again")
-	fs.IntVar(&r.minRanks, "min-ranks", 0, "start without the hosts that do not answer, where this many ranks are left")
+	fs.IntVar(&r.restarts, "restarts", 0, "how many times a job that has failed is started again (default: never)")
+	fs.IntVar(&r.minRanks, "min-ranks", 0, "start without the hosts that do not answer, where this many ranks are left (default: all of them)")
 	fs.StringVar(&r.checkpoints, "checkpoints", "", "folder of the program's checkpoints (default: its --checkpoint)")
 }
 
