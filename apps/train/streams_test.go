@@ -25,9 +25,9 @@ func TestOverlap(t *testing.T) {
 		{2, "", map[string]int{"reducer AllReduce": steps * 3}},
 		{2, "--shard optimizer", map[string]int{"scatterer ReduceScatter": steps * (2*layers + 2), "gatherer AllGather": steps*(2*layers+2) + 2*layers + 2}},
 		{2, "--shard gradients", map[string]int{"scatterer ReduceScatter": steps * micro * (2*layers + 2), "gatherer AllGather": steps*(2*layers+2) + 2*layers + 2}},
-		{2, "--tp 2 --batch 4", map[string]int{"tensor AllReduce": steps * micro * layers * (2*2 + 2)}},
-		{4, "--dp 2 --tp 2 --shard optimizer", map[string]int{"tensor AllReduce": steps * micro * layers * (2*2 + 2), "scatterer ReduceScatter": steps * (2*layers + 2)}},
-		{2, "--tp 2 --batch 4 --recompute block", map[string]int{"tensor AllReduce": steps * micro * (layers*(2*2+2) + (layers-1)*2)}},
+		{2, "--tp 2 --batch 4", map[string]int{"tensor AllReduce": steps * micro * (layers*(2*2+2) + 2), "tensor AllGather": steps * micro}},
+		{4, "--dp 2 --tp 2 --shard optimizer", map[string]int{"tensor AllReduce": steps * micro * (layers*(2*2+2) + 2), "tensor AllGather": steps * micro, "scatterer ReduceScatter": steps * (2*layers + 2)}},
+		{2, "--tp 2 --batch 4 --recompute block", map[string]int{"tensor AllReduce": steps * micro * (layers*(2*2+2) + (layers-1)*2 + 2)}},
 	} {
 		file := filepath.Join(t.TempDir(), "trace.json")
 		finish(t, tc.ranks, append(append(args, "--trace", file), strings.Fields(tc.flags)...)...)

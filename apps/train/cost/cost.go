@@ -127,8 +127,9 @@ func (m Machine) shareOf(r rates, cfg layout.Config, j Job) share {
 		}
 	}
 	if cfg.Ends() {
-		f, b := product(float64(cfg.PaddedVocab())*C, cfg.FP8 != layout.FP8Off)
-		s.forward += f + rows*float64(cfg.PaddedVocab())*r.Logit
+		_, own, _ := cfg.OwnVocab()
+		f, b := product(float64(own)*C, cfg.FP8 != layout.FP8Off)
+		s.forward += f + rows*float64(own)*r.Logit
 		s.backward += b
 	}
 	if parts > 1 {
@@ -142,7 +143,8 @@ func (m Machine) shareOf(r rates, cfg layout.Config, j Job) share {
 }
 
 // sums are those of divided layers in both passes. Forward they go in pieces, each beside the product of the next;
-// backward beside the product for the gradient of the weights.
+// backward beside the product for the gradient of the weights. So does the one of the head, not that of the embeddings, nor
+// what ranks tell each other of the logits.
 func (m Machine) sums(r rates, cfg layout.Config, rows float64) Estimate {
 	C, layers := float64(cfg.Channels), float64(cfg.OwnLayers())
 	one := m.allReduce(2*rows*C, cfg.Tensor.Ranks, m.PerNode)
@@ -154,11 +156,21 @@ func (m Machine) sums(r rates, cfg layout.Config, rows float64) Estimate {
 	if again := layers - 1; cfg.Recompute == layout.RecomputeBlock && again > 0 {
 		e.Low, e.High = e.Low+again*forward(C*C), e.High+again*one
 	}
+	if cfg.Begins() {
+		e.Low, e.High = e.Low+one, e.High+one
+	}
+	if cfg.Ends() {
+		_, own, _ := cfg.OwnVocab()
+		told := m.allReduce(4*3*rows*float64(cfg.Tensor.Ranks), cfg.Tensor.Ranks, m.PerNode) / 2 // an all-gather
+		e.Low, e.High = e.Low+told+backward(float64(own)*C), e.High+told+one
+	}
 	return e
 }
 
+// embeddings is how many parameters of them a rank has.
 func embeddings(cfg layout.Config) float64 {
-	return float64((cfg.PaddedVocab() + cfg.SeqMax) * cfg.Channels)
+	_, rows, _ := cfg.OwnVocab()
+	return float64((rows + cfg.SeqMax) * cfg.Channels)
 }
 
 // shared is what the replicas say to each other in a step: hidden as far as it can be, and not at all.

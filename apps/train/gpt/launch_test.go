@@ -200,6 +200,10 @@ func testLaunches[A kernels.Act](t *testing.T, w *spmd.World) {
 			l.layerNorm()
 			l.biasGrad()
 			l.loss()
+			for _, parts := range []int{2, 3, 5} {
+				l.embeddingParts(parts)
+				l.lossParts(parts)
+			}
 		}
 		if err := m.Close(); err != nil {
 			t.Fatal(err)

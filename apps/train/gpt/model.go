@@ -37,7 +37,8 @@ type Model[A kernels.Act] struct {
 
 	emb, lnf         spmd.Buffer[A]       // (N,C): the first residual stream, of the same micro-batch as act; what the head reads
 	lnfMean, lnfRstd spmd.Buffer[float32] // (N)
-	logits           spmd.Buffer[A]       // (HeadRows,Vp): logits, then their gradient
+	logits           spmd.Buffer[A]       // (HeadRows,v): logits of the v rows of the head that this rank has, then their gradient
+	maxima           spmd.Buffer[float32] // (HeadRows,3) of each rank that divides them: see kernels.Launcher.LogitSums; none without --tp
 	next             spmd.Buffer[float32] // (Vp): logits of the next token, for Logits
 	losses           spmd.Buffer[float32] // (N)
 	tmp, dres        spmd.Buffer[A]       // (N,C): output of a product; gradient of the residual stream
@@ -94,7 +95,8 @@ func shapeOf[A kernels.Act](w *spmd.World, cfg layout.Config, maxBatch, maxSeq i
 
 // takeAll takes, or counts, all memory of the model.
 func (m *Model[A]) takeAll() {
-	sp, cfg, N, C, Vp := &m.space, m.Cfg, m.rows, m.Cfg.Channels, m.Cfg.PaddedVocab()
+	sp, cfg, N, C := &m.space, m.Cfg, m.rows, m.Cfg.Channels
+	_, own, _ := cfg.OwnVocab()
 	var n int
 	m.Params, m.Groups, n = layout.Of(cfg)
 	m.takeWeights(n)
@@ -104,8 +106,11 @@ func (m *Model[A]) takeAll() {
 	if cfg.Ends() {
 		layout.Take(sp, N*C, &m.lnf)
 		layout.Take(sp, N, &m.lnfMean, &m.lnfRstd, &m.losses)
-		layout.Take(sp, Vp, &m.next)
-		wide = max(wide, min(N, layout.HeadRows)*Vp)
+		layout.Take(sp, own, &m.next)
+		wide = max(wide, min(N, layout.HeadRows)*own)
+		if parts := cfg.Tensor.Parts(); parts > 1 {
+			layout.Take(sp, parts*kernels.LogitNumbers*min(N, layout.HeadRows), &m.maxima)
+		}
 	}
 	layout.Take(sp, wide, &m.scratch)
 	layout.Take(sp, 4*C, &m.sums)
@@ -235,7 +240,8 @@ func (m *Model[A]) Evaluate(s *spmd.Stream, batch Batch, scale float32, first bo
 }
 
 // Logits enqueues on s the forward pass of one sequence, and returns where the
-// (Vocab) logits of the token after it will be. They stand until the next call.
+// (Vocab) logits of the token after it will be. They stand until the next call. It is for a rank
+// that has the whole model.
 func (m *Model[A]) Logits(s *spmd.Stream, tokens spmd.Buffer[int32]) (spmd.Buffer[float32], error) {
 	t := tokens.Len()
 	batch := Batch{In: tokens, Targets: tokens, B: 1, T: t}
@@ -243,6 +249,9 @@ func (m *Model[A]) Logits(s *spmd.Stream, tokens spmd.Buffer[int32]) (spmd.Buffe
 		return spmd.Buffer[float32]{}, err
 	}
 	e := enqueueOn(s, m, batch, false, mode8{})
+	if m.Cfg.Tensor.Parts() > 1 || !m.Cfg.Begins() || !m.Cfg.Ends() {
+		return spmd.Buffer[float32]{}, errors.New("model: Logits is for a rank that has the whole model")
+	}
 	e.forward(tokens)
 	C, Vp := m.Cfg.Channels, m.Cfg.PaddedVocab()
 	gemm(e, m.next, 1, Vp, m.lnf.Slice((t-1)*C, t*C), 1, C, m.par.Head.W, Vp, C, blas.Options{TransB: true})
@@ -278,6 +287,8 @@ func (e *enqueue[A]) forward(in spmd.Buffer[int32]) {
 	if m.Cfg.Begins() {
 		e.call(m.around.need, m.Cfg.Embeddings())
 		e.EncoderForward(m.emb, in, m.par.WTE.W, m.par.WPE.W)
+		e.sumBeside(m.emb.Slice(0, e.N*m.Cfg.Channels))
+		e.summed()
 	}
 	x := m.emb
 	e.LayerNormForward(m.act[0].ln1, m.act[0].mean1, m.act[0].rstd1, x, &m.par.Layers[0].LN1, e.inputCast(&m.par.Layers[0].QKV))
@@ -299,23 +310,26 @@ func (e *enqueue[A]) forward(in spmd.Buffer[int32]) {
 }
 
 // head adds the loss. With grad it also computes the gradients of the head's weights,
-// and in tmp that of the final LayerNorm's output.
+// and in tmp that of the final LayerNorm's output. Where ranks divide the head each has the logits
+// of its rows, and the sums over the ranks go on beside the products.
 func (e *enqueue[A]) head(targets spmd.Buffer[int32], scale float32, grad bool) {
-	m, C, Vp, head := e.m, e.m.Cfg.Channels, e.m.Cfg.PaddedVocab(), &e.m.par.Head
+	m, C, head := e.m, e.m.Cfg.Channels, &e.m.par.Head
 	for lo := 0; lo < e.N; lo += layout.HeadRows {
 		hi := min(lo+layout.HeadRows, e.N)
 		part := *e // of these rows
 		part.N, part.Acc = hi-lo, e.Acc || lo > 0
-		lnf, logits := m.lnf.Slice(lo*C, hi*C), m.logits.Slice(0, part.N*Vp)
+		lnf, logits := m.lnf.Slice(lo*C, hi*C), m.logits.Slice(0, part.N*head.Out)
 		part.Cast(lnf, part.N*C, e.inputCast(head))
 		part.linear(logits, lnf, head)
-		part.Classifier(m.losses.Slice(lo, hi), logits, targets.Slice(lo, hi), scale, grad, e.gradCast(head))
+		part.classifier(m.losses.Slice(lo, hi), logits, targets.Slice(lo, hi), scale, grad)
 		if grad {
-			part.weightGrad(logits, lnf, head)
 			part.inputGrad(m.tmp.Slice(lo*C, hi*C), logits, head)
+			part.sumBeside(m.tmp.Slice(lo*C, hi*C))
+			part.weightGrad(logits, lnf, head)
 		}
 		e.Err = part.Err
 	}
+	e.summed()
 	e.LossSum(m.Loss, m.losses, scale)
 }
 

@@ -91,6 +91,28 @@ func (e *enqueue[A]) grads(dx, dy, x spmd.Buffer[A], p *Linear[A]) {
 	e.summed()
 }
 
+// classifier enqueues losses(n), and with grad the gradient of logits in their place: of the rows of the
+// head that this rank has, where ranks divide it. These tell each other three numbers a row.
+func (e *enqueue[A]) classifier(losses spmd.Buffer[float32], logits spmd.Buffer[A], targets spmd.Buffer[int32], scale float32, grad bool) {
+	parts := e.m.Cfg.Tensor.Parts()
+	if parts == 1 {
+		e.Classifier(losses, logits, targets, scale, grad, e.gradCast(&e.m.par.Head))
+		return
+	}
+	n, rank := e.N*kernels.LogitNumbers, e.m.Cfg.Tensor.Rank
+	all := e.m.maxima.Slice(0, parts*n)
+	own := all.Slice(rank*n, (rank+1)*n)
+	e.LogitSums(own, logits, targets)
+	if e.Err == nil {
+		e.Err = e.m.side.After(e.S)
+	}
+	if e.Err == nil {
+		e.Err = spmd.AllGather(e.m.with, all, own)
+	}
+	e.summed()
+	e.ClassifierOfParts(losses, logits, targets, all, scale, grad)
+}
+
 // inputGrad enqueues dx(n,in) = dy(n,out)·w.
 func (e *enqueue[A]) inputGrad(dx, dy spmd.Buffer[A], p *Linear[A]) {
 	if q := e.product8(p); q != nil {

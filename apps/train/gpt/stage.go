@@ -219,7 +219,7 @@ func (m *State) Counted() []spmd.Buffer[float32] {
 		return bs
 	}
 	for _, p := range m.Params {
-		if p.Cut.Run == 0 {
+		if p.Cut.Run == 0 || p.Group == layout.EmbeddingGroup(m.Groups) && !m.Cfg.Begins() {
 			continue
 		}
 		g := m.reduced(p.Group)

@@ -5,16 +5,24 @@
 // --- embeddings ---
 
 CLONES void train_encoder_forward(float *out, const int32_t *tokens, const float *wte, const float *wpe,
-                                  long t, long c, long lo, long hi) {
+                                  long t, long c, long first, long own, int positions, long lo, long hi) {
     for (long i = lo; i < hi; i++) {
         float *restrict o = out + i * c;
-        const float *a = wte + tokens[i] * c, *b = wpe + i % t * c;
-        for (long j = 0; j < c; j++) o[j] = a[j] + b[j];
+        long row = tokens[i] - first;
+        const float *a = wte + row * c, *b = wpe + i % t * c;
+        int mine = 0 <= row && row < own;
+        if (mine && positions)
+            for (long j = 0; j < c; j++) o[j] = a[j] + b[j];
+        else if (mine || positions)
+            memcpy(o, mine ? a : b, c * sizeof(float));
+        else
+            memset(o, 0, c * sizeof(float));
     }
 }
 
 CLONES void train_encoder_backward(float *dwte, float *dwpe, const float *dout, const int32_t *order, const struct token_part *parts,
-                                   long count, long n, long t, long c, long positions, int accumulate, long lo, long hi) {
+                                   long count, long n, long t, long c, long positions, long first, long own, int accumulate,
+                                   long lo, long hi) {
     if (!accumulate)
         for (long i = 0; i < positions; i++) memset(dwpe + i * c + lo, 0, (hi - lo) * sizeof(float));
     for (long i = 0; i < n; i++) {
@@ -23,7 +31,9 @@ CLONES void train_encoder_backward(float *dwte, float *dwpe, const float *dout, 
         for (long j = lo; j < hi; j++) b[j] += d[j];
     }
     for (const struct token_part *p = parts; p < parts + count; p++) {
-        float *restrict a = dwte + p->token * c;
+        long row = p->token - first;
+        if (row < 0 || row >= own) continue;
+        float *restrict a = dwte + row * c;
         for (long i = p->first; i < p->end; i++) {
             const float *d = dout + order[i] * c;
             for (long j = lo; j < hi; j++) a[j] += d[j];
@@ -147,6 +157,45 @@ CLONES void train_classifier(float *losses, float *logits, const int32_t *target
         float k = scale / sum;
         for (long j = 0; j < v; j++) x[j] *= k;
         x[targets[i]] -= scale;
+        memset(x + v, 0, (vp - v) * sizeof(float));
+    }
+}
+
+CLONES void train_logit_sums(float *sums, const float *logits, const int32_t *targets, long v, long vp, long first,
+                             long lo, long hi) {
+    for (long i = lo; i < hi; i++) {
+        const float *x = logits + i * vp;
+        long target = targets[i] - first;
+        float top = -INFINITY, sum = 0;
+#pragma omp simd reduction(max : top)
+        for (long j = 0; j < v; j++) top = x[j] > top ? x[j] : top;
+#pragma omp simd reduction(+ : sum)
+        for (long j = 0; j < v; j++) sum += exp_(x[j] - top);
+        float *s = sums + 3 * i;
+        s[0] = top, s[1] = sum, s[2] = 0 <= target && target < v ? x[target] : -INFINITY;
+    }
+}
+
+CLONES void train_classifier_of_parts(float *losses, float *logits, const int32_t *targets, const float *all, long parts,
+                                      long n, long v, long vp, long first, float scale, int grad, long lo, long hi) {
+    for (long i = lo; i < hi; i++) {
+        float *restrict x = logits + i * vp;
+        float top = -INFINITY, sum = 0, at = -INFINITY;
+        for (long r = 0; r < parts; r++) {
+            const float *s = all + 3 * (r * n + i);
+            top = s[0] > top ? s[0] : top;
+            at = s[2] > at ? s[2] : at;
+        }
+        for (long r = 0; r < parts; r++) {
+            const float *s = all + 3 * (r * n + i);
+            if (s[1] != 0) sum += s[1] * exp_(s[0] - top); // 0 is a part without tokens
+        }
+        losses[i] = logf(sum) + top - at;
+        if (!grad) continue;
+        float k = scale / sum;
+        for (long j = 0; j < v; j++) x[j] = exp_(x[j] - top) * k;
+        long target = targets[i] - first;
+        if (0 <= target && target < v) x[target] -= scale;
         memset(x + v, 0, (vp - v) * sizeof(float));
     }
 }

@@ -3,17 +3,19 @@
 
 // --- embeddings ---
 
-// A token outside the vocabulary reads nothing: its row becomes NaN, and so the loss.
+// A token outside the vocabulary reads nothing: its row becomes NaN, and so the loss. wte has the rows of own tokens from
+// first on: others add 0, and positions only where that is said.
 template <int V>
-SPMD_FN void encoder_forward_of(act *out, const int *tokens, const float *wte, const float *wpe, int n, int t, int c, int vocab) {
+SPMD_FN void encoder_forward_of(act *out, const int *tokens, const float *wte, const float *wpe, int n, int t, int c, int vocab,
+                                int first, int own, int positions) {
     FOR_ROWS(i, n) {
         int token = tokens[i];
-        bool known = 0 <= token && token < vocab;
-        const float *a = wte + (known ? (long long)token * c : 0), *b = wpe + i % t * c;
+        bool known = 0 <= token && token < vocab, mine = known && token >= first && token - first < own;
+        const float *a = wte + (mine ? (long long)(token - first) * c : 0), *b = wpe + i % t * c;
         FOR_COLUMNS(j, c) {
-            float x[V], y[V];
-            load(x, a + j);
-            load(y, b + j);
+            float x[V] = {0}, y[V] = {0};
+            if (mine) load(x, a + j);
+            if (positions) load(y, b + j);
             for (int k = 0; k < V; k++) x[k] = known ? x[k] + y[k] : NOT_A_NUMBER;
             store(out + i * c + j, x);
         }
@@ -21,9 +23,10 @@ SPMD_FN void encoder_forward_of(act *out, const int *tokens, const float *wte, c
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    encoder_forward(act *out, const int *tokens, const float *wte, const float *wpe, int n, int t, int c, int vocab) {
-    if (c % 8 == 0) encoder_forward_of<8>(out, tokens, wte, wpe, n, t, c, vocab);
-    else encoder_forward_of<1>(out, tokens, wte, wpe, n, t, c, vocab);
+    encoder_forward(act *out, const int *tokens, const float *wte, const float *wpe, int n, int t, int c, int vocab, int first,
+                    int own, int positions) {
+    if (c % 8 == 0) encoder_forward_of<8>(out, tokens, wte, wpe, n, t, c, vocab, first, own, positions);
+    else encoder_forward_of<1>(out, tokens, wte, wpe, n, t, c, vocab, first, own, positions);
 }
 
 // add_order adds to s the rows order[first..end) of d, in their order, 4 loads at a time.
@@ -49,10 +52,12 @@ struct __align__(16) token_part { int token, first, end, split; }; // its rows i
 struct __align__(16) token_split { int row, first, parts, unused; }; // row of partial, its first part, how many
 
 // A warp takes 32·V columns of a position, or of a part of a token's rows. Parts of the same token go to rows of
-// partial, which the last warp to arrive adds up. sorted is a plan of sorted.go.
+// partial, which the last warp to arrive adds up. sorted is a plan of sorted.go. dwte has the rows of own tokens from
+// first on.
 template <int V>
 SPMD_FN void encoder_backward_of(float *dwte, float *dwpe, float *partial, unsigned *arrived, const act *dout, const int *sorted,
-                                 int n, int t, int c, int positions, int vocab, int most_parts, int most_split, int accumulate) {
+                                 int n, int t, int c, int positions, int vocab, int most_parts, int most_split, int first, int own,
+                                 int accumulate) {
     const token_part *parts = (const token_part *)(sorted + 4);
     const token_split *splits = (const token_split *)(parts + most_parts);
     const int *order = (const int *)(splits + most_split);
@@ -78,8 +83,8 @@ SPMD_FN void encoder_backward_of(float *dwte, float *dwpe, float *partial, unsig
             continue;
         }
         token_part part = parts[item - positions];
-        if (part.token < 0 || part.token >= vocab) continue;
-        float *to = dwte + (long long)part.token * c + j;
+        if (part.token < 0 || part.token >= vocab || part.token < first || part.token - first >= own) continue;
+        float *to = dwte + (long long)(part.token - first) * c + j;
         if (part.split < 0) {
             if (!mine) continue;
             load(s, to);
@@ -107,9 +112,11 @@ SPMD_FN void encoder_backward_of(float *dwte, float *dwpe, float *partial, unsig
 
 extern "C" __global__ void __launch_bounds__(256)
     encoder_backward(float *dwte, float *dwpe, float *partial, unsigned *arrived, const act *dout, const int *sorted, int n, int t,
-                     int c, int positions, int vocab, int most_parts, int most_split, int accumulate) {
-    if (c % 8 == 0) encoder_backward_of<8>(dwte, dwpe, partial, arrived, dout, sorted, n, t, c, positions, vocab, most_parts, most_split, accumulate);
-    else encoder_backward_of<1>(dwte, dwpe, partial, arrived, dout, sorted, n, t, c, positions, vocab, most_parts, most_split, accumulate);
+                     int c, int positions, int vocab, int most_parts, int most_split, int first, int own, int accumulate) {
+    if (c % 8 == 0) encoder_backward_of<8>(dwte, dwpe, partial, arrived, dout, sorted, n, t, c, positions, vocab, most_parts, most_split,
+                                           first, own, accumulate);
+    else encoder_backward_of<1>(dwte, dwpe, partial, arrived, dout, sorted, n, t, c, positions, vocab, most_parts, most_split,
+                                           first, own, accumulate);
 }
 
 // --- sums ---
@@ -128,49 +135,48 @@ SPMD_FN float exp_from(float x, float top) {
     return e;
 }
 
-// A block has a row, in chunks of 16 bytes, of which the first held fit into its shared memory; a thread has the same
-// chunks from beginning to end. The last rows go first: a product that has just written them has left them in the cache.
-// A target outside the vocabulary makes the loss NaN. With COPY codes receives the gradient times *up, in 8-bit floats.
-template <bool COPY>
-SPMD_FN void classify(float *losses, act *logits, const int *targets, int n, int v, int vp, int held, float scale, int grad,
-                      f8e4m3 *codes, const float *up, float *peak) {
-    enum { E = 16 / sizeof(act) };
-    long long i = n - 1 - blockIdx.x;
-    uint4 *row = (uint4 *)(logits + i * vp);
-    for (int q = threadIdx.x; q < held; q += blockDim.x) copy_async(copy + q, row + q);
-    copy_commit();
-    int target = targets[i];
-    bool known = 0 <= target && target < v;
-    float at = known ? to_float(logits[i * vp + target]) : NOT_A_NUMBER;
-    // chunk is chunk q, with e^x = 0 in the columns beyond the vocabulary.
-    auto chunk = [=](float (&x)[E], int q) {
-        union { uint4 raw; act x[E]; } u;
-        u.raw = q < held ? copy[q] : row[q];
+// unpack leaves in x the logits of chunk q of a row, of which v count: e^x is 0 in the columns beyond.
+enum { LOGITS = 16 / sizeof(act) }; // in a chunk of 16 bytes
+
+SPMD_FN void unpack(float (&x)[LOGITS], uint4 raw, int q, int v) {
+    union { uint4 raw; act x[LOGITS]; } u;
+    u.raw = raw;
 #pragma unroll
-        for (int k = 0; k < E; k++) x[k] = to_float(u.x[k]);
-        if (E * (q + 1) > v) {
+    for (int k = 0; k < LOGITS; k++) x[k] = to_float(u.x[k]);
+    if (LOGITS * (q + 1) > v) {
 #pragma unroll
-            for (int k = 0; k < E; k++)
-                if (E * q + k >= v) x[k] = -INF;
-        }
-    };
-    float top = -INF, sum = 0; // of this thread's columns; sum is that of e^(x-top)
-    copy_wait<0>();
-    for (int q = threadIdx.x; E * q < v; q += blockDim.x) {
-        float x[E], high = top;
+        for (int k = 0; k < LOGITS; k++)
+            if (LOGITS * q + k >= v) x[k] = -INF;
+    }
+}
+
+// sums_of_row leaves the largest of the v logits of a block's row, and the sum of e^(x-highest), to all threads. chunk(x, q)
+// unpacks chunk q.
+template <typename F> SPMD_FN void sums_of_row(float &highest, float &sum, int v, F chunk) {
+    float top = -INF; // of this thread's columns; sum is that of e^(x-top)
+    sum = 0;
+    for (int q = threadIdx.x; LOGITS * q < v; q += blockDim.x) {
+        float x[LOGITS], high = top;
         chunk(x, q);
 #pragma unroll
-        for (int k = 0; k < E; k++) high = max(high, x[k]);
+        for (int k = 0; k < LOGITS; k++) high = max(high, x[k]);
         if (high > top) sum *= exp_from(top, high);
         top = high;
 #pragma unroll
-        for (int k = 0; k < E; k++) sum += exp_from(x[k], top);
+        for (int k = 0; k < LOGITS; k++) sum += exp_from(x[k], top);
     }
-    float highest = block_max(top);
+    highest = block_max(top);
     if (top > -INF) sum *= exp_from(top, highest);
-    sum = block_sum(sum); // after which every thread has read the target's logit
-    if (threadIdx.x == 0) losses[i] = logf(sum) + highest - at;
-    if (!grad) return;
+    sum = block_sum(sum);
+}
+
+// gradient writes that of a block's row i in place of its logits. target is its column of the vp, if it has one. With COPY
+// codes receives the gradient times *up, in 8-bit floats.
+template <bool COPY, typename F>
+SPMD_FN void gradient(act *logits, long long i, int target, int v, int vp, float highest, float sum, float scale, F chunk,
+                      f8e4m3 *codes, const float *up, float *peak) {
+    enum { E = LOGITS };
+    uint4 *row = (uint4 *)(logits + i * vp);
     float each = scale / sum, times = COPY ? *up : 0, largest = 0;
     for (int q = threadIdx.x; E * q < vp; q += blockDim.x) {
         float x[E] = {0};
@@ -196,6 +202,27 @@ SPMD_FN void classify(float *losses, act *logits, const int *targets, int n, int
     if (COPY) raise(peak, largest);
 }
 
+// A block has a row, in chunks of 16 bytes, of which the first held fit into its shared memory; a thread has the same
+// chunks from beginning to end. The last rows go first: a product that has just written them has left them in the cache.
+// A target outside the vocabulary makes the loss NaN.
+template <bool COPY>
+SPMD_FN void classify(float *losses, act *logits, const int *targets, int n, int v, int vp, int held, float scale, int grad,
+                      f8e4m3 *codes, const float *up, float *peak) {
+    long long i = n - 1 - blockIdx.x;
+    const uint4 *row = (const uint4 *)(logits + i * vp);
+    for (int q = threadIdx.x; q < held; q += blockDim.x) copy_async(copy + q, row + q);
+    copy_commit();
+    int target = targets[i];
+    bool known = 0 <= target && target < v;
+    float at = known ? to_float(logits[i * vp + target]) : NOT_A_NUMBER;
+    auto chunk = [=](float (&x)[LOGITS], int q) { unpack(x, q < held ? copy[q] : row[q], q, v); };
+    copy_wait<0>();
+    float highest, sum;
+    sums_of_row(highest, sum, v, chunk); // after which every thread has read the target's logit
+    if (threadIdx.x == 0) losses[i] = logf(sum) + highest - at;
+    if (grad) gradient<COPY>(logits, i, target, v, vp, highest, sum, scale, chunk, codes, up, peak);
+}
+
 extern "C" __global__ void __launch_bounds__(512, 2)
     classifier(float *losses, act *logits, const int *targets, int n, int v, int vp, int held, float scale, int grad) {
     classify<false>(losses, logits, targets, n, v, vp, held, scale, grad, 0, 0, 0);
@@ -205,6 +232,45 @@ extern "C" __global__ void __launch_bounds__(512, 2)
     classifier_8(float *losses, act *logits, const int *targets, int n, int v, int vp, int held, float scale, int grad,
                  f8e4m3 *codes, const float *up, float *peak) {
     classify<true>(losses, logits, targets, n, v, vp, held, scale, grad, codes, up, peak);
+}
+
+// Where ranks divide the vocabulary each has the columns of v tokens from first on. logit_sums leaves three numbers a row
+// of these, logit_parts: the largest, the sum of e^(x-largest) and the target's; what there is none of is -INF.
+struct logit_part { float highest, sum, at; };
+
+extern "C" __global__ void __launch_bounds__(512, 2)
+    logit_sums(logit_part *sums, const act *logits, const int *targets, int n, int v, int vp, int first) {
+    long long i = n - 1 - blockIdx.x;
+    const uint4 *row = (const uint4 *)(logits + i * vp);
+    float highest, sum;
+    sums_of_row(highest, sum, v, [=](float (&x)[LOGITS], int q) { unpack(x, row[q], q, v); });
+    if (threadIdx.x > 0) return;
+    int target = targets[i] - first;
+    sums[i] = {highest, sum, 0 <= target && target < v ? to_float(logits[i * vp + target]) : -INF};
+}
+
+// all(parts,n) is what all ranks have, in their order: each computes the same from it.
+extern "C" __global__ void __launch_bounds__(512, 2)
+    classifier_of_parts(float *losses, act *logits, const int *targets, const logit_part *all, int parts, int n, int v, int vp,
+                        int first, int vocab, float scale, int grad) {
+    long long i = n - 1 - blockIdx.x;
+    const uint4 *row = (const uint4 *)(logits + i * vp);
+    float highest = -INF, sum = 0, at = -INF;
+    for (int r = 0; r < parts; r++) {
+        logit_part p = all[(long long)r * n + i];
+        highest = max(highest, p.highest);
+        at = max(at, p.at);
+    }
+    for (int r = 0; r < parts; r++) {
+        logit_part p = all[(long long)r * n + i];
+        if (p.sum != 0) sum += p.sum * exp_from(p.highest, highest); // 0 is a part without tokens
+    }
+    int target = targets[i];
+    bool known = 0 <= target && target < vocab;
+    if (threadIdx.x == 0) losses[i] = logf(sum) + highest - (known ? at : NOT_A_NUMBER);
+    if (!grad) return;
+    auto chunk = [=](float (&x)[LOGITS], int q) { unpack(x, row[q], q, v); };
+    gradient<false>(logits, i, known ? target - first : -1, v, vp, highest, sum, scale, chunk, 0, 0, 0);
 }
 
 // One block.

@@ -56,25 +56,29 @@ func CheckTokens(tokens []int32, vocab int) error {
 }
 
 var encoderForwardKernel = newKernel(cudaSource, "encoder_forward", func(a *HostArgs) error {
-	n, t, c, vocab := a.I32(4), a.I32(5), a.I32(6), a.I32(7)
+	n, t, c, vocab, first, own, positions := a.I32(4), a.I32(5), a.I32(6), a.I32(7), a.I32(8), a.I32(9), a.flag(10)
 	out, tokens, wte, wpe := a.Out(0, n*c), a.Ints(1, n), a.Floats(2), a.Floats(3)
 	if err := CheckTokens(tokens, vocab); err != nil {
 		return err
 	}
-	host.Parallel(n, RowGrain(c), func(lo, hi int) { cEncoderForward(out, tokens, wte, wpe, t, c, lo, hi) })
+	host.Parallel(n, RowGrain(c), func(lo, hi int) { cEncoderForward(out, tokens, wte, wpe, t, c, first, own, positions, lo, hi) })
 	return nil
 })
 
 // EncoderForward enqueues out(n,c) = wte[token] + wpe[position]. A token outside the
-// vocabulary fails the stream on the host; on a GPU it makes the loss NaN.
+// vocabulary fails the stream on the host; on a GPU it makes the loss NaN. Where ranks divide the
+// vocabulary the sum of what they write is that: a rank adds the tokens that it has, the first one the
+// positions.
 func (e *Launcher[A]) EncoderForward(out spmd.Buffer[A], tokens spmd.Buffer[int32], wte, wpe spmd.Buffer[float32]) {
 	C := e.Cfg.Channels
+	first, _, own := e.Cfg.OwnVocab()
 	e.launch(encoderForwardKernel, warpRows(e.N), out.Arg(), tokens.Arg(), wte.Arg(), wpe.Arg(),
-		spmd.I32(e.N), spmd.I32(e.T), spmd.I32(C), spmd.I32(e.Cfg.Vocab))
+		spmd.I32(e.N), spmd.I32(e.T), spmd.I32(C), spmd.I32(e.Cfg.Vocab), spmd.I32(first), spmd.I32(own), Flag(e.Cfg.Tensor.Rank == 0))
 }
 
 var encoderBackwardKernel = newKernel(cudaSource, "encoder_backward", func(a *HostArgs) error {
-	n, t, c, positions, vocab, acc := a.I32(6), a.I32(7), a.I32(8), a.I32(9), a.I32(10), a.flag(13)
+	n, t, c, positions, vocab, acc := a.I32(6), a.I32(7), a.I32(8), a.I32(9), a.I32(10), a.flag(15)
+	first, own := a.I32(13), a.I32(14)
 	dwte, dwpe, dout := a.Floats(0), a.Floats(1), a.In(4, n*c)
 	p := planOf(a.Ints(5, SortedLen(n, vocab)), n, vocab)
 	if err := p.check(vocab); err != nil {
@@ -82,19 +86,20 @@ var encoderBackwardKernel = newKernel(cudaSource, "encoder_backward", func(a *Ho
 	}
 	// Two rows with one token add to one row of dwte: split by columns, each column
 	// adds in the order of the rows.
-	columns(c, n, func(lo, hi int) { cEncoderBackward(dwte, dwpe, dout, p, t, c, positions, acc, lo, hi) })
+	columns(c, n, func(lo, hi int) { cEncoderBackward(dwte, dwpe, dout, p, t, c, positions, first, own, acc, lo, hi) })
 	return nil
 })
 
 // EncoderBackward enqueues dwte[token] += dout and dwpe[position] (+)= dout, from the
-// tokens as Sorter.Sort leaves them. The head has set dwte before.
+// tokens as Sorter.Sort leaves them. The head has set dwte before, which has the tokens of this rank.
 func (e *Launcher[A]) EncoderBackward(dwte, dwpe spmd.Buffer[float32], dout spmd.Buffer[A], sorted spmd.Buffer[int32]) {
 	cfg := e.Cfg
+	first, _, own := cfg.OwnVocab()
 	parts, splits := mostParts(e.N, cfg.Vocab), MostSplits(e.N)
 	warps := (cfg.SeqMax + parts) * ChunksOf(cfg.Channels)
 	e.launch(encoderBackwardKernel, Blocks(min(2112, (warps+7)/8), 1, 1), dwte.Arg(), dwpe.Arg(), e.Partial.Arg(), e.Arrived.Arg(),
 		dout.Arg(), sorted.Arg(), spmd.I32(e.N), spmd.I32(e.T), spmd.I32(cfg.Channels), spmd.I32(cfg.SeqMax), spmd.I32(cfg.Vocab),
-		spmd.I32(parts), spmd.I32(splits), Flag(e.Acc))
+		spmd.I32(parts), spmd.I32(splits), spmd.I32(first), spmd.I32(own), Flag(e.Acc))
 }
 
 var addToKernel = spmd.NewKernel("add_to", cudaSource, func(a spmd.Args) error {

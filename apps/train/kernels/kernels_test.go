@@ -63,16 +63,21 @@ func TestSplits(t *testing.T) {
 	new(Sorter).Sort(list, tokens, 4)
 	rows := planOf(list, n, 4)
 	logits := traintest.RandomFloats(n*vp, 1, 10)
-	table := traintest.RandomFloats(n*c, 1, 11)
+	table, sums := traintest.RandomFloats(n*c, 1, 11), traintest.RandomFloats(2*n*3, 1, 12)
+	for i := 1; i < len(sums); i += 3 {
+		sums[i] = 1 + sums[i]*sums[i]
+	}
 	for _, k := range []struct {
 		name string
 		n    int
 		outs []int // lengths of what it writes, zero before
 		run  func(o [][]float32, lo, hi int)
 	}{
-		{"encoder forward", n, []int{n * c}, func(o [][]float32, lo, hi int) { cEncoderForward(o[0], tokens, table, table, tt, c, lo, hi) }},
+		{"encoder forward", n, []int{n * c}, func(o [][]float32, lo, hi int) {
+			cEncoderForward(o[0], tokens, table, table, tt, c, 1, 2, true, lo, hi)
+		}},
 		{"encoder backward", c, []int{4 * c, 8 * c}, func(o [][]float32, lo, hi int) {
-			cEncoderBackward(o[0], o[1], d, rows, tt, c, 8, false, lo, hi)
+			cEncoderBackward(o[0], o[1], d, rows, tt, c, 8, 0, 4, false, lo, hi)
 		}},
 		{"layernorm forward", n, []int{n * c, n, n}, func(o [][]float32, lo, hi int) {
 			cLayerNormForward(o[0], o[1], o[2], x, w, bias, c, lo, hi)
@@ -87,6 +92,11 @@ func TestSplits(t *testing.T) {
 		{"classifier", n, []int{n, n * vp}, func(o [][]float32, lo, hi int) {
 			copy(o[1][lo*vp:hi*vp], logits[lo*vp:hi*vp])
 			cClassifier(o[0], o[1], tokens, 100, vp, 1, true, lo, hi)
+		}},
+		{"logit sums", n, []int{3 * n}, func(o [][]float32, lo, hi int) { cLogitSums(o[0], logits, tokens, 100, vp, 2, lo, hi) }},
+		{"classifier of parts", n, []int{n, n * vp}, func(o [][]float32, lo, hi int) {
+			copy(o[1][lo*vp:hi*vp], logits[lo*vp:hi*vp])
+			cClassifierOfParts(o[0], o[1], tokens, sums, 2, n, 100, vp, 1, 1, true, lo, hi)
 		}},
 	} {
 		fresh := func() (o [][]float32) {

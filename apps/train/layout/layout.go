@@ -83,7 +83,7 @@ func Of(cfg Config) (params []Param, groups []Group, n int) {
 	// that of the embeddings is.
 	if cfg.Embeds() {
 		add("wpe.weight", cfg.SeqMax, C)
-		add("wte.weight", cfg.PaddedVocab(), C)
+		params = append(params, cfg.vocabulary(whole("wte.weight", cfg.PaddedVocab(), C)))
 	}
 	group("embeddings")
 	if cfg.Shard.Mode != ShardOff {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 
+	"lockstep/spmd"
 	"lockstep/spmd/checkpoint"
 )
 
@@ -12,7 +13,8 @@ import (
 //
 // The first product of an attention and of an MLP has rows of its weight, so that what it makes is
 // this rank's part; the second has the columns that take it, and the sum over the ranks is the
-// result. All else every rank has, and computes alike.
+// result. Of the token embedding, which is also the head, it has the rows of some tokens. All else
+// every rank has, and computes alike.
 type Tensor struct{ Rank, Ranks int }
 
 // Parts is in how many the ranks divide each layer.
@@ -24,8 +26,25 @@ func (cfg Config) OwnHeads() int { return cfg.Heads / cfg.Tensor.Parts() }
 // OwnChannels is how many channels these have. An MLP has four times as many inside.
 func (cfg Config) OwnChannels() int { return cfg.Channels / cfg.Tensor.Parts() }
 
-// CheckTensor refuses a number of parts that does not divide the heads, and names those that do.
+// vocabUnit is what the rows of the token embedding are divided by: a row of logits is then whole
+// pieces of 16 bytes, as kernels read it.
+const vocabUnit = 8
+
+// OwnVocab is which rows of the padded token embedding this rank has, and how many of these are of
+// tokens. The parts are as equal as they can be, the first ones the largest.
+func (cfg Config) OwnVocab() (first, rows, tokens int) {
+	x := cfg.Tensor
+	units := spmd.ShardOf(cfg.PaddedVocab()/vocabUnit, x.Rank, x.Parts())
+	first, rows = units.Off*vocabUnit, units.Len*vocabUnit
+	return first, rows, min(max(0, cfg.Vocab-first), rows)
+}
+
+// CheckTensor refuses a number of parts that does not divide the heads, and names those that do, and
+// one that leaves a rank no row of the token embedding.
 func (cfg Config) CheckTensor() error {
+	if most := cfg.PaddedVocab() / vocabUnit; cfg.Vocab > 0 && cfg.Tensor.Parts() > most {
+		return fmt.Errorf("--tp %d: a vocabulary of %d tokens divides into %d parts at most", cfg.Tensor.Ranks, cfg.Vocab, most)
+	}
 	if cfg.Heads%cfg.Tensor.Parts() == 0 {
 		return nil
 	}
@@ -63,6 +82,18 @@ func (x Tensor) cut(p Param, dim, pieces int) Param {
 	return p
 }
 
+// vocabulary leaves p, the token embedding, this rank's rows.
+func (cfg Config) vocabulary(p Param) Param {
+	if cfg.Tensor.Parts() == 1 {
+		return p
+	}
+	first, rows, _ := cfg.OwnVocab()
+	width, whole := p.Shape[1], p.Len
+	p.Shape, p.Len = []int{rows, width}, rows*width
+	p.Cut = checkpoint.Cut{First: first * width, Run: p.Len, Stride: whole}
+	return p
+}
+
 // Own puts what this rank has of a tensor, all of whose elements are x, into own, and returns that:
 // x itself where the rank has all. x may lack elements at its end that are 0.
 func (p Param) Own(own, x []float32) []float32 {
@@ -72,7 +103,7 @@ func (p Param) Own(own, x []float32) []float32 {
 	}
 	own = own[:0]
 	for at := c.First; at < len(x) && len(own) < p.Len; at += c.Stride {
-		own = append(own, x[at:at+c.Run]...)
+		own = append(own, x[at:min(at+c.Run, len(x))]...)
 	}
 	return own
 }

@@ -13,13 +13,14 @@ type Rates struct {
 var Measured = Rates{Products: 607e12, Attention: 301e12, Norm: 7.45e-12, Logit: 1.15e-12}
 
 // LayerTime is how many seconds both passes take for a token of a sequence of seq in a layer, on a rank that has all of it;
-// HeadTime how many they take in the head.
+// HeadTime how many they take in what this rank has of the head.
 func (cfg Config) LayerTime(seq int) float64 {
 	C, r := float64(cfg.Channels), Measured
 	return 6*12*C*C/r.Products + 7*float64(seq)*C/r.Attention + C*r.Norm
 }
 
 func (cfg Config) HeadTime() float64 {
-	V, r := float64(cfg.PaddedVocab()), Measured
+	_, rows, _ := cfg.OwnVocab()
+	V, r := float64(rows), Measured
 	return V * (6*float64(cfg.Channels)/r.Products + r.Logit)
 }

@@ -103,7 +103,7 @@ func TestShardedMemory(t *testing.T) {
 		room, ranks int
 		want        string
 	}{
-		{all - 1, 4, " --recompute gelu"}, {before, 4, " --shard gradients --recompute gelu"}, {before / 2, 4, ""},
+		{all - 1, 4, " --recompute gelu"}, {before, 4, " --shard gradients --recompute gelu"}, {before / 2, 4, " --tp 4 --recompute block"}, {before / 4, 4, ""},
 		{all - 1, 1, " --recompute gelu"}, {before, 1, ""},
 	} {
 		if got := o.wouldFit(tc.room, tc.ranks); got != tc.want {
@@ -115,11 +115,16 @@ func TestShardedMemory(t *testing.T) {
 	most := *o
 	most.Cfg.Shard.Mode, most.Cfg.Recompute = layout.ShardParameters, layout.RecomputeBlock
 	room := traintest.Must(most.needs(32, 4)) - 1
-	if got, want := o.wouldFit(room, 4), " --tp 2 --shard optimizer --recompute block"; got != want {
-		t.Errorf("into %d bytes it fits with %q, want %q", room, got, want)
-	}
-	most.tp, most.Cfg.Tensor.Ranks, most.Cfg.Shard = 2, 2, layout.Sharding{Mode: layout.ShardOptimizer, Ranks: 2}
-	if need := traintest.Must(most.needs(32, 4)); need > room {
-		t.Errorf("with these flags it needs %d bytes of %d", need, room)
+	most.tp, most.Cfg.Tensor.Ranks = 2, 2
+	for mode, want := range []string{" --tp 2 --recompute block", " --tp 2 --shard optimizer --recompute block"} {
+		if got := o.wouldFit(room, 4); got != want {
+			t.Errorf("into %d bytes it fits with %q, want %q", room, got, want)
+		}
+		most.Cfg.Shard = layout.Sharding{Mode: layout.ShardMode(mode), Ranks: 2}
+		need := traintest.Must(most.needs(32, 4))
+		if need > room {
+			t.Errorf("with%s it needs %d bytes of %d", want, need, room)
+		}
+		room = need - 1
 	}
 }

@@ -56,6 +56,7 @@ func testDividedFor[A kernels.Act](t *testing.T, w *spmd.World, steps int) {
 			return
 		}
 		cfg := testConfig(steps)
+		cfg.Model.Vocab = map[int]int{2: 203, 1: 130}[batch] // of 4 ranks the last has few tokens, or none
 		cfg.Half, cfg.Batch, cfg.Graph, cfg.Model.Layers, cfg.Model.Heads, cfg.Model.Channels = kernels.IsHalf[A](), batch, "off", layers, heads, channels
 		plain := start(t, w, w.Comm(), cfg, wordTokens(4000))
 		wants := make([][2]float64, steps) // loss and norm
