@@ -1,12 +1,15 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
+	"lockstep/apps/train/traintest"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -39,6 +42,34 @@ func TestDividedResume(t *testing.T) {
 				t.Errorf("other stages are told as another setting:\n%s", log)
 			}
 		})
+	}
+}
+
+// What is made of a checkpoint whose layers and vocabulary were divided is of the whole model, and weights of a folder come to
+// the ranks that have them.
+func TestDividedWeights(t *testing.T) {
+	spmdtest.HostOnly(t, "no device plays a part")
+	dir := t.TempDir()
+	run, folder := filepath.Join(dir, "a"), filepath.Join(dir, "weights")
+	args := smallRun(t, 3, "--val-batches", "1", "--dtype", "float32")
+	text := args[slices.Index(args, "--data")+1]
+	divided, _ := finish(t, 3, append(args, "--heads", "6", "--channels", "24", "--tp", "3", "--checkpoint", run)...)
+	p := train(t, 2, "eval", run, "--data", text, "--part", "val", "--sequences", "5", "--dtype", "float32", "--json", "-")
+	var told evalRecord
+	if err := json.Unmarshal([]byte(p.Stdout), &told); err != nil || !traintest.CloseTo(told.Loss, *divided.summary.ValLoss, 1e-5) {
+		t.Errorf("eval has loss %g, the run %g, error %v:\n%s", told.Loss, *divided.summary.ValLoss, err, p.Stderr)
+	}
+	if p := train(t, 0, "sample", run, "--max-tokens", "5", "--ignore-end"); p.Status != 0 || len(p.Stdout) < 5 {
+		t.Errorf("sample: status %d, %q, stderr:\n%s", p.Status, p.Stdout, p.Stderr)
+	}
+	if p := train(t, 0, "export", run, "--to", folder); p.Status != 0 {
+		t.Fatalf("export: status %d, stderr:\n%s", p.Status, p.Stderr)
+	}
+	args = []string{"--data", text, "--init-from", folder, "--steps", "2", "--seq", "16", "--batch", "2", "--global-batch", "5", "--val-batches", "1", "--sample", "0", "--json", "-"}
+	want, _ := finish(t, 2, args...)
+	for ranks, flags := range map[int]string{3: "--tp 3", 4: "--tp 2 --shard parameters"} {
+		got, _ := finish(t, ranks, append(args, strings.Fields(flags)...)...)
+		compareRuns(t, got, want, 0, 1e-4)
 	}
 }
 

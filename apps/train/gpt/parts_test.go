@@ -157,6 +157,8 @@ func TestVocabularyParts(t *testing.T) {
 // Each rank sets what it has of the token embedding, also of one that ends with the last token.
 func TestSetPart(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		s, err := w.NewStream("s")
+		traintest.NoError(t, err)
 		for _, parts := range []int{2, 3, 4} {
 			for rank := range parts {
 				for _, shard := range []layout.Sharding{{}, {Mode: layout.ShardParameters, Rank: 1, Ranks: 3}} {
@@ -184,6 +186,9 @@ func TestSetPart(t *testing.T) {
 						if got := traintest.ValuesOf(t, have); !slices.Equal(got, want[skip:skip+len(got)]) {
 							t.Errorf("rank %d of %d, --shard %v: the rows differ from those of the tokens from %d on", rank, parts, shard.Mode, first)
 						}
+					}
+					if _, err := m.Logits(s, traintest.TokenBuffer(t, w, []int32{1})); err == nil {
+						t.Error("a rank with a part of the logits tells of all")
 					}
 					traintest.NoError(t, m.Close())
 				}
