@@ -67,6 +67,12 @@ var keepSessions = sync.OnceFunc(func() {
 	_ = os.MkdirAll(filepath.Join(os.TempDir(), fmt.Sprintf("ompi.%s.%d", host, os.Getuid()), "kept-for-tests"), 0o700) // or it stays as rare as it is
 })
 
+// MissedEnd says whether mpirun may have missed that a rank ended well: on a busy machine Open MPI 4 may see a process end
+// before it has read that the process left MPI. Source: github.com/open-mpi/ompi, issues 7833, 9389 and 12607.
+func MissedEnd(stderr string) bool {
+	return strings.Contains(stderr, "exiting improperly. There are three reasons")
+}
+
 func launcher() string {
 	for _, name := range []string{"mpirun", "mpiexec"} {
 		if path, err := exec.LookPath(name); err == nil {
