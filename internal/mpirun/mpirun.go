@@ -55,17 +55,20 @@ func Command(ctx context.Context, n int, prog string, args ...string) *exec.Cmd 
 	return cmd
 }
 
-// keepSessions leaves something in the folder of Open MPI 4's sessions. It would otherwise be removed by the last mpirun that
-// ends, and one that starts just then fails: "A call to mkdir was unable to create the desired directory ... File exists".
-// Source: Open MPI 4.1, opal/util/os_dirpath.c, opal_os_dirpath_create and opal_os_dirpath_destroy.
-var keepSessions = sync.OnceFunc(func() {
+var keepSessions = sync.OnceFunc(func() { KeepSessions(os.TempDir()) })
+
+// KeepSessions leaves something in the folder that Open MPI 4 has for its sessions in TMPDIR. It would otherwise be made by
+// the first mpirun that starts and removed by the last that ends, and one that starts just then fails: "A call to mkdir was
+// unable to create the desired directory ... File exists". Source: Open MPI 4.1, opal/util/os_dirpath.c,
+// opal_os_dirpath_create and opal_os_dirpath_destroy.
+func KeepSessions(tmp string) {
 	host, err := os.Hostname()
 	if err != nil {
 		return // mpirun has no session of this name either
 	}
 	host, _, _ = strings.Cut(host, ".")
-	_ = os.MkdirAll(filepath.Join(os.TempDir(), fmt.Sprintf("ompi.%s.%d", host, os.Getuid()), "kept-for-tests"), 0o700) // or it stays as rare as it is
-})
+	_ = os.MkdirAll(filepath.Join(tmp, fmt.Sprintf("ompi.%s.%d", host, os.Getuid()), "kept-for-tests"), 0o700) // or it stays as rare as it is
+}
 
 // MissedEnd says whether mpirun may have missed that a rank ended well: on a busy machine Open MPI 4 may see a process end
 // before it has read that the process left MPI. Source: github.com/open-mpi/ompi, issues 7833, 9389 and 12607.

@@ -296,6 +296,7 @@ func examine(t *testing.T, ranks int, wrap string, args []string, prepare func(s
 	if err != nil {
 		t.Fatal(err)
 	}
+	mpirun.KeepSessions(tmp)             // several singletons may start at once in it, too
 	s.env(launchEnv+"=1", "TMPDIR="+tmp) // where mpirun leaves files of a job that it ends
 	if prepare != nil {
 		prepare(s)
