@@ -184,7 +184,7 @@ int ncclCommInitRankConfig(comm **out, int size, id_t_ id, int rank, config *in)
     config cfg;
     char text[512];
     int status = read_config(in, &cfg, text, sizeof text);
-    line("ncclCommInitRankConfig", " size=%d rank=%d id=%d..%d%s", size, rank, id.b[0], id.b[127], text);
+    line("ncclCommInitRankConfig", " size=%d rank=%d id=%d..%d%s", size, rank, (signed char)id.b[0], (signed char)id.b[127], text);
     if (status == OK) status = told("ncclCommInitRankConfig");
     if (status != OK) return status;
     join();

@@ -162,12 +162,12 @@ func TestRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	spmdtest.RunInProcess(t, []int{2}, func(t *testing.T, w *spmd.World) {
-		for want, c := range map[string]Config{
-			"--run-dir: full is not empty, and holds no run: name another folder": {Dir: "full"},
-			"mkdir full/mine: not a directory":                                    {Dir: "full/mine/run"},
+		for _, tc := range []struct{ dir, want string }{ // in one order on all ranks: Open is collective
+			{"full", "--run-dir: full is not empty, and holds no run: name another folder"},
+			{"full/mine/run", "mkdir full/mine: not a directory"},
 		} {
-			if f, err := Open(w, c); err == nil || !strings.Contains(err.Error(), want) || f != nil {
-				t.Errorf("rank %d: %v, want %s", w.Rank(), err, want)
+			if f, err := Open(w, Config{Dir: tc.dir}); err == nil || !strings.Contains(err.Error(), tc.want) || f != nil {
+				t.Errorf("rank %d: %v, want %s", w.Rank(), err, tc.want)
 			}
 		}
 		if err := Check(Config{Dir: "full", State: "full"}); err != nil { // it is what the run goes on from
