@@ -248,7 +248,7 @@ func (b Buffer[T]) mustAccess(op string) {
 
 // reach refuses what is freed, and a copy that a GPU refuses in a function of HostFunc.
 func (b Buffer[T]) reach(op string) error {
-	if !open(b.blk) && exec.HostFuncRuns() {
+	if !open(b.blk) {
 		if err := exec.RefuseInHostFunc(op); err != nil {
 			return err
 		}

@@ -29,10 +29,8 @@ func (c *Comm) Do(s *Stream, op string, cmd *Call, root, dst, src int) error {
 	}
 	cmd.comm, cmd.Root = c, int32(root)
 	r := c.r
-	if exec.HostFuncRuns() {
-		if err := exec.RefuseInHostFunc(cmd.Kind.String()); err != nil {
-			return err
-		}
+	if err := exec.RefuseInHostFunc(cmd.Kind.String()); err != nil {
+		return err
 	}
 	if c.open != nil {
 		return c.open.join(s, cmd)
@@ -257,10 +255,8 @@ func (c *Comm) EnterHost(op string, root int, o elem.Op, n int) (unsafe.Pointer,
 	case c.r.Capturing():
 		return nil, fmt.Errorf("%s: %s blocks, and stands in the middle of a capture", ccall.At(), op)
 	}
-	if exec.HostFuncRuns() {
-		if err := exec.RefuseInHostFunc(op); err != nil {
-			return nil, err
-		}
+	if err := exec.RefuseInHostFunc(op); err != nil {
+		return nil, err
 	}
 	order := c.r.Order
 	if err := order.Enter(order.Take(1)); err != nil {

@@ -48,10 +48,8 @@ func (s *Stream) Synchronize() error {
 	if err := s.Captured("Synchronize"); err != nil {
 		return err
 	}
-	if exec.HostFuncRuns() {
-		if err := exec.RefuseInHostFunc("Synchronize"); err != nil {
-			return err
-		}
+	if err := exec.RefuseInHostFunc("Synchronize"); err != nil {
+		return err
 	}
 	m := s.R.Calls.Begin(trace.Wait)
 	err := s.Q.End().Wait()
@@ -111,10 +109,8 @@ func (s *Stream) waitFor(p exec.Point, e exec.Event) error {
 // Begin returns the stream's own slot for its next command, which uses the two blocks, once they have been found to be
 // the world's and not freed.
 func (s *Stream) Begin(k exec.Kind, a, b *exec.Block) (*exec.Command, error) {
-	if exec.HostFuncRuns() {
-		if err := exec.RefuseInHostFunc(k.String()); err != nil {
-			return nil, err
-		}
+	if err := exec.RefuseInHostFunc(k.String()); err != nil {
+		return nil, err
 	}
 	if err := s.R.CheckBlock(a); err != nil {
 		return nil, err
@@ -131,10 +127,8 @@ func (s *Stream) Begin(k exec.Kind, a, b *exec.Block) (*exec.Command, error) {
 
 // BeginArgs is Begin for a command with arguments.
 func (s *Stream) BeginArgs(k exec.Kind, args []exec.Arg) (*exec.Command, error) {
-	if exec.HostFuncRuns() {
-		if err := exec.RefuseInHostFunc(k.String()); err != nil {
-			return nil, err
-		}
+	if err := exec.RefuseInHostFunc(k.String()); err != nil {
+		return nil, err
 	}
 	for i := range args {
 		if err := s.R.CheckBlock(args[i].Block); err != nil {

@@ -44,8 +44,17 @@ func HostFunc(fn func() error) error {
 func HostFuncRuns() bool { return hostFuncs.running.Load() != 0 }
 
 // RefuseInHostFunc refuses op if a function of HostFunc calls it. CUDA refuses calls there or waits for ever, so the host
-// refuses them too. What such a function has started as a goroutine is not found. Callers ask HostFuncRuns first.
+// refuses them too. What such a function has started as a goroutine is not found. Where none runs it
+// costs a load.
 func RefuseInHostFunc(op string) error {
+	if !HostFuncRuns() {
+		return nil
+	}
+	return refuse(op)
+}
+
+// refuse is apart, so that the question before it is inlined.
+func refuse(op string) error {
 	h := &hostFuncs
 	h.mu.Lock()
 	refused := h.threads[unix.Gettid()]
