@@ -1,8 +1,10 @@
 package spmd_test
 
 import (
+	"context"
 	"testing"
 
+	"lockstep/internal/commtest"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
@@ -76,6 +78,29 @@ func BenchmarkCollective(b *testing.B) {
 	enqueue("EnqueueAllReduce", func() error { return spmd.AllReduce(w.Comm().On(s), y, x, spmd.Sum) })
 	enqueue("EnqueueKernel", func() error { return nop.Launch(s, spmd.Cover1D(1, 1), x.Arg(), y.Arg(), spmd.I32(3)) })
 	if err := w.Close(); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// An all-reduce of 8 B between ranks that are goroutines of one process.
+func BenchmarkLocal(b *testing.B) {
+	err := spmd.Local(b.Context(), spmdtest.Config(), 2, func(_ context.Context, w *spmd.World) error {
+		x, err := spmd.Alloc[float32](w, 2)
+		if err != nil {
+			return err
+		}
+		call := func() error { return spmd.AllReduce(w.Comm(), x, x, spmd.Max) }
+		if w.Rank() == 0 {
+			return commtest.Turns(b, call)
+		}
+		for range b.N {
+			if err := call(); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
 		b.Fatal(err)
 	}
 }

@@ -93,6 +93,7 @@ func (r *Comm) meet(c *coll.Call, n int, src unsafe.Pointer, bytes int) error {
 	mine.meeting.Store(now)
 	r.g.desks[r.rank][(now+1)%posts].call = 0 // the line comes from the caches of the others while this rank waits for them
 	r.team.wake()
+	r.patience.pause()
 	differs := -1
 	for i := range r.g.desks {
 		o := &r.g.desks[i][now%posts]
@@ -100,7 +101,7 @@ func (r *Comm) meet(c *coll.Call, n int, src unsafe.Pointer, bytes int) error {
 			continue
 		}
 		if o.meeting.Load() < now {
-			if err := r.team.await(&o.meeting, now, r.g.members[i]); err != nil {
+			if err := r.await(&o.meeting, now, r.g.members[i]); err != nil {
 				return r.failed(c, err)
 			}
 		}

@@ -65,6 +65,7 @@ type Comm struct {
 	rank, size int
 	team       *Team
 	meetings   uint64 // that this rank has come to
+	patience   patience
 	splits     int
 	result     []byte // of a reduction, which others may read
 	staged     []byte // operands of a call in place
@@ -79,7 +80,7 @@ type line [64]byte
 func newComm(g *group, rank int) *Comm {
 	n := len(g.members)
 	sources := make([]unsafe.Pointer, n, max(n, len(line{})/8)) // as much as a line
-	return &Comm{g: g, team: g.team, rank: rank, size: n, sources: sources}
+	return &Comm{g: g, team: g.team, rank: rank, size: n, sources: sources, patience: patience{spins: g.team.spins}}
 }
 
 // Rank returns this rank's number.

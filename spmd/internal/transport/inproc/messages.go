@@ -110,7 +110,7 @@ func (r *Comm) receive(c *coll.Call) error {
 	}
 	from := int(c.Root)
 	b := r.box(from, r.rank)
-	if err := r.team.await(&b.sent, b.taken+1, r.g.members[from]); err != nil {
+	if err := r.await(&b.sent, b.taken+1, r.g.members[from]); err != nil {
 		return r.failed(c, err)
 	}
 	m := b.take()

@@ -28,14 +28,6 @@ type Team struct {
 	err     error     // that ends the team, with the rank
 }
 
-const (
-	// spins is about a microsecond: as long as a rank needs that is on its way.
-	spins = 1000
-	// yields is how often a rank lets others run before it sleeps: to be woken takes the time of some hundred.
-	yields    = 200
-	fewYields = 20 // where ranks share cores
-)
-
 // cores is what the Go runtime found at start.
 var cores = runtime.GOMAXPROCS(0)
 
@@ -112,26 +104,10 @@ func (t *Team) wake() {
 	}
 }
 
-// await waits until v is at least want, which rank sees to.
-func (t *Team) await(v *atomic.Uint64, want uint64, rank int) error {
-	for range t.spins {
-		if v.Load() >= want {
-			return nil
-		}
-	}
-	return t.sleep(v, want, rank)
-}
-
 var errEnded = errors.New("the job has ended")
 
-// sleep is await for what takes longer.
+// sleep waits until v is at least want, which rank sees to, and lets others run.
 func (t *Team) sleep(v *atomic.Uint64, want uint64, rank int) error {
-	for range t.yields {
-		runtime.Gosched()
-		if v.Load() >= want {
-			return nil
-		}
-	}
 	t.waiting.Add(1)
 	defer t.waiting.Add(-1)
 	t.mu.Lock()
