@@ -68,11 +68,17 @@ func TestStart(t *testing.T) {
 		if again, err := Start(); again != c || err != nil {
 			t.Fatalf("a second Start gives %v, %v", again, err)
 		}
+		if !Running() {
+			t.Fatal("MPI does not run after Start")
+		}
 		if c.Rank() < 0 || c.Rank() >= c.Size() {
 			t.Fatalf("rank %d of %d", c.Rank(), c.Size())
 		}
 		commtest.Must(t, Stop())
 		commtest.Must(t, Stop())
+		if Running() {
+			t.Fatal("MPI runs after Stop")
+		}
 		if _, err := Start(); err == nil {
 			t.Fatal("MPI starts twice")
 		}

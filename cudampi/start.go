@@ -129,6 +129,13 @@ func Stop() error {
 	return err
 }
 
+// Running says whether MPI runs in this process: between Start and Stop.
+func Running() bool {
+	world.Lock()
+	defer world.Unlock()
+	return world.running
+}
+
 // Abort ends the job on every rank with the given exit status, where MPI runs; elsewhere it does nothing. It is for
 // failures between Start and the first Comm of one's own.
 // Source: mpi.h, MPI_Abort.

@@ -239,14 +239,29 @@ func testEnv() []string {
 func (j *job) finish() error {
 	defer j.remove()
 	early := j.hasEnded()
+	before := len(j.own.String())
+	late, cancel := context.WithTimeout(context.Background(), endGrace)
+	defer cancel()
+	j.tell(order{})
+	said := j.endings(late.Done())
 	j.tell(order{})
 	var err error
 	select {
 	case <-j.ended:
-		if err = j.err; err == nil && early {
+		own := j.own.String()[before:]
+		silent := slices.Index(said, "")
+		switch {
+		case j.err == nil && early:
 			err = errors.New("it ended before it was told to")
+		case j.err == nil && silent >= 0:
+			err = fmt.Errorf("rank %d did not say that it ended well", silent)
+		case j.err != nil && onlyMissedEnd(j.err, own) && !slices.ContainsFunc(said, func(s string) bool { return s != saidLeft }):
+			fmt.Fprintf(os.Stderr, "mpirun may have missed the end of a rank: all %d say that they came through MPI_Finalize, and it ended with %v\n%s",
+				j.ranks, j.err, report(nil, own))
+		default:
+			err = j.err
 		}
-	case <-time.After(endGrace):
+	case <-late.Done():
 		err = fmt.Errorf("still there after %v", endGrace)
 		j.halt()
 	}
@@ -254,6 +269,31 @@ func (j *job) finish() error {
 		err = fmt.Errorf("the job of %d ranks that ran %s did not end well: %w\n%s", j.ranks, list(j.tests), err, report(outputs(j.dir, j.ranks), j.own.String()))
 	}
 	return err
+}
+
+// endings waits until each rank has said how it ended or has gone, up to late, and returns what they said: "" is nothing.
+func (j *job) endings(late <-chan struct{}) []string {
+	said := make([]string, j.ranks)
+	over := make([]bool, j.ranks)
+	for n := 0; n < j.ranks; {
+		var r int
+		select {
+		case a := <-j.answers:
+			if r = a.Rank; r < 0 {
+				r = -1 - r
+				j.tell(order{}) // the others need not wait for it
+			} else {
+				said[r] = a.Mark
+			}
+		case <-late:
+			return said
+		}
+		if !over[r] {
+			over[r] = true
+			n++
+		}
+	}
+	return said
 }
 
 // list names tests, the last of many.

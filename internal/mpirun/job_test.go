@@ -200,26 +200,87 @@ func TestJob(t *testing.T) {
 	}
 }
 
-// What fails in AtEnd, when no test is there to be told, fails the run.
+// envEnd is how the ranks of TestHelperEnd end.
+const envEnd = "LOCKSTEP_MPIRUN_END"
+
+// TestHelperEnd is a test that passes, in a job that then ends as envEnd says.
 func TestHelperEnd(t *testing.T) {
 	if os.Getenv(envHelper) == "" {
 		t.Skip("helper of TestJobEnd")
 	}
-	Run(t, []int{1}, func(t *testing.T) {
-		AtEnd(func() error { fmt.Println("the last"); return nil })
-		AtEnd(func() error { return errors.New("it does not end well") })
+	Run(t, []int{3}, func(*testing.T) {
+		last := func() error { return nil }
+		switch how := os.Getenv(envEnd); {
+		case how == "without AtEnd":
+			return
+		case rank() != 1:
+		case how == "an error":
+			AtEnd(func() error { fmt.Println("the last"); return nil })
+			last = func() error { return errors.New("it does not end well") }
+		case how == "exit":
+			last = func() error { os.Exit(0); return nil }
+		}
+		AtEnd(last)
 	})
 }
 
+// missed is what Open MPI 4 prints where it believes that a rank has left without MPI_Finalize.
+const missed = `--------------------------------------------------------------------------
+mpirun has exited due to process rank 1 with PID 0 on
+node here exiting improperly. There are three reasons this could occur:
+
+1. this process did not call "init" before exiting, but others in
+the job did.
+--------------------------------------------------------------------------
+`
+
+// A job that does not end well fails the run, also where no test is there to be told. Where mpirun has only missed that its
+// ranks came through MPI_Finalize, and all of them say that they did, the job has ended well.
 func TestJobEnd(t *testing.T) {
 	t.Parallel()
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestHelperEnd$", "-test.v")
-	cmd.Env = append(os.Environ(), envHelper+"=1")
-	out, err := cmd.CombinedOutput()
-	if err == nil || !strings.Contains(string(out), "--- PASS: TestHelperEnd") || !strings.Contains(string(out), "rank 0| it does not end well") {
-		t.Errorf("%v\n%s", err, out)
+	for _, tc := range []struct {
+		name, end string
+		launcher  string // what one in place of mpirun does when the ranks have ended, "" for mpirun
+		want      string // a line of the output of a run that fails
+		well      string // and of one that does not
+	}{
+		{"well", "", "", "", "PASS"},
+		{"an error", "an error", "", "rank 1| it does not end well", ""},
+		{"a rank that exits", "exit", "", "rank 1 did not say that it ended well", ""},
+		{"a rank that exits, seen", "exit", "echo '" + missed + "'; exit 1", "mpirun| node here exiting improperly", ""},
+		{"missed", "", "echo '" + missed + "'; exit 1", "", "mpirun may have missed the end of a rank"},
+		{"missed, and more", "", "echo '" + missed + "'; echo and more; exit 1", "mpirun| and more", ""},
+		{"missed, and another status", "", "echo '" + missed + "'; exit 3", "exit status 3", ""},
+		{"another reason", "", "echo 'no more room'; exit 1", "mpirun| no more room", ""},
+		{"without AtEnd", "without AtEnd", "", "", "PASS"},
+		{"MPI without AtEnd", "without AtEnd", "echo '" + missed + "'; exit 1", "mpirun| node here exiting improperly", ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestHelperEnd$", "-test.v")
+			cmd.Env = append(os.Environ(), envHelper+"=1", envEnd+"="+tc.end)
+			if tc.launcher != "" {
+				cmd.Env = append(cmd.Env, "PATH="+double(t, tc.launcher)+":"+os.Getenv("PATH"))
+			}
+			b, err := cmd.CombinedOutput()
+			out := string(b)
+			if !strings.Contains(out, "--- PASS: TestHelperEnd") || (err == nil) != (tc.well != "") || !strings.Contains(out, tc.want+tc.well) {
+				t.Errorf("ended with %v, want %q\n%s", err, tc.want+tc.well, out)
+			}
+		})
 	}
 	if AtEnd(func() error { return nil }) {
 		t.Error("AtEnd is taken where no job will end")
 	}
+}
+
+// double makes a folder with an mpirun that starts ranks on this machine, waits for them, and then does as told.
+func double(t *testing.T, then string) string {
+	t.Helper()
+	dir := t.TempDir()
+	script := "#!/bin/sh\nn=$2; shift 2\nfor r in $(seq 0 $((n - 1))); do OMPI_COMM_WORLD_RANK=$r \"$@\" & done\nwait\n" + then + "\n"
+	if err := os.WriteFile(filepath.Join(dir, "mpirun"), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return dir
 }

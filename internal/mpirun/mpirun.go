@@ -6,10 +6,12 @@ package mpirun
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strconv"
 	"strings"
@@ -75,6 +77,26 @@ func KeepSessions(tmp string) {
 func MissedEnd(stderr string) bool {
 	return strings.Contains(stderr, "exiting improperly. There are three reasons")
 }
+
+// onlyMissedEnd says whether MissedEnd is all that an mpirun complained about which ended with err and wrote own.
+func onlyMissedEnd(err error, own string) bool {
+	exit := (*exec.ExitError)(nil)
+	if !errors.As(err, &exit) || exit.ExitCode() != 1 {
+		return false
+	}
+	missed := false
+	rest := framed.ReplaceAllStringFunc(own, func(block string) string {
+		if !MissedEnd(block) {
+			return block
+		}
+		missed = true
+		return ""
+	})
+	return missed && strings.TrimSpace(rest) == ""
+}
+
+// framed is what mpirun prints between two lines of dashes.
+var framed = regexp.MustCompile(`(?ms)^-{20,}$.*?^-{20,}$`)
 
 func launcher() string {
 	for _, name := range []string{"mpirun", "mpiexec"} {

@@ -28,9 +28,15 @@ const (
 	markPassed  = "lockstep-mpirun: passed"
 )
 
+// What a rank of a shared job answers when it has been told to end, and has done what AtEnd asked for.
+const (
+	saidLeft  = "left"  // it has come through MPI_Finalize
+	saidEnded = "ended" // there was nothing to do
+)
+
 // order is what the parent tells a rank of a shared job, as one JSON value.
 type order struct {
-	Test    string   // full name; "" ends the rank
+	Test    string   // full name; "" ends the rank, and once more lets it exit
 	Timeout string   // of the rank
 	Env     []string // the test's own variables
 }
@@ -38,7 +44,7 @@ type order struct {
 // answer is what a rank says: who it is, and then how each test ended.
 type answer struct {
 	Rank int
-	Mark string // one of the marks; "" where the test did not reach Run
+	Mark string // one of the marks, or of what it says at its end; "" where the test did not reach Run
 }
 
 // served is what this process runs as a rank of a shared job.
@@ -48,8 +54,9 @@ var served struct {
 	atEnd []func() error
 }
 
-// AtEnd has a rank of a shared job call fn when the job has no more tests to run, before functions given earlier. An
-// error of it fails the run of the test binary. It returns false, and does nothing, in any other process.
+// AtEnd has a rank of a shared job call fn when the job has no more tests to run, before functions given earlier. Where
+// tests start MPI, the functions stop it: that all of them return nil means that the rank came through MPI_Finalize. An
+// error fails the run of the test binary. AtEnd returns false, and does nothing, in any other process.
 func AtEnd(fn func() error) bool {
 	if served.test == "" {
 		return false
@@ -86,7 +93,17 @@ func serve(m *testing.M, address string) int {
 			return 1
 		}
 		if o.Test == "" {
-			return end()
+			said, err := end()
+			if err != nil {
+				fmt.Println(err)
+				fmt.Println(markFailed)
+				return 1 // the others may wait for what this rank has not done
+			}
+			if err := out.Encode(answer{rank(), said}); err != nil {
+				return 1
+			}
+			_ = in.Decode(&o) // no rank exits while another has to say that it ended: mpirun might end that one
+			return 0
 		}
 		if err := serveOne(m, o); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -127,19 +144,19 @@ func serveOne(m *testing.M, o order) error {
 	return nil
 }
 
-// end calls what was given to AtEnd.
-func end() (status int) {
+// end calls what was given to AtEnd, and returns what this rank can say then.
+func end() (said string, err error) {
+	said = saidEnded
 	for len(served.atEnd) > 0 {
 		last := len(served.atEnd) - 1
 		fn := served.atEnd[last]
 		served.atEnd = served.atEnd[:last]
 		if err := fn(); err != nil {
-			fmt.Println(err)
-			fmt.Println(markFailed)
-			return 1 // the others may wait for what this rank has not done
+			return "", err
 		}
+		said = saidLeft
 	}
-	return 0
+	return said, nil
 }
 
 // child runs fn as one rank.

@@ -146,6 +146,37 @@ func TestRun(t *testing.T) {
 	}
 }
 
+// TestHelperAlone is a test that passes on each rank.
+func TestHelperAlone(t *testing.T) {
+	if os.Getenv(envHelper) == "" {
+		t.Skip("helper of TestRunMissedEnd")
+	}
+	RunAlone(t, []int{2}, func(*testing.T) {})
+}
+
+// A test alone runs once more where mpirun may have missed the end of its ranks, and fails where it says so again.
+func TestRunMissedEnd(t *testing.T) {
+	for name, tc := range map[string]struct {
+		then   string
+		passes bool
+	}{
+		"once":  {"[ -e \"$0.seen\" ] && exit; touch \"$0.seen\"; echo '" + missed + "'; exit 1", true},
+		"twice": {"echo '" + missed + "'; exit 1", false},
+		"never": {"echo 'no more room'; exit 1", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestHelperAlone$", "-test.v")
+			cmd.Env = append(os.Environ(), envHelper+"=1", "PATH="+double(t, tc.then)+":"+os.Getenv("PATH"))
+			out, err := cmd.CombinedOutput()
+			again := bytes.Contains(out, []byte("once more, since mpirun may have missed the end of a rank"))
+			if (err == nil) != tc.passes || again != (name != "never") {
+				t.Errorf("ended with %v\n%s", err, out)
+			}
+		})
+	}
+}
+
 func TestRunPasses(t *testing.T) {
 	for name, run := range map[string]func(*testing.T, []int, func(*testing.T)){"together": Run, "alone": RunAlone} {
 		t.Run(name, func(t *testing.T) {

@@ -30,6 +30,7 @@ package spmdtest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -37,6 +38,7 @@ import (
 	"testing"
 	"time"
 
+	"lockstep/cudampi"
 	"lockstep/internal/mpirun"
 	"lockstep/spmd"
 )
@@ -179,10 +181,21 @@ var held *spmd.World
 
 // hold opens held on a rank of such a job. Collective over all ranks, blocking.
 func hold() error {
-	if held != nil || !mpirun.AtEnd(func() error { return held.Close() }) {
+	if held != nil || !mpirun.AtEnd(letGo) {
 		return nil
 	}
 	var err error
 	held, err = spmd.Open(Config())
 	return err
+}
+
+// letGo closes held, at which MPI stops. Collective over all ranks, blocking.
+func letGo() error {
+	if err := held.Close(); err != nil {
+		return err
+	}
+	if cudampi.Running() {
+		return errors.New("a test has left a World open, and MPI runs as long as there is one")
+	}
+	return nil
 }

@@ -110,6 +110,33 @@ func TestHangReport(t *testing.T) {
 	}
 }
 
+// TestHelperOpen leaves a World open on one rank.
+func TestHelperOpen(t *testing.T) {
+	if os.Getenv("SPMDTEST_TIMEOUT") == "" {
+		t.Skip("helper of TestWorldLeftOpen")
+	}
+	spmdtest.Run(t, []int{2}, func(t *testing.T, w *spmd.World) {
+		left, err := spmd.Open(spmdtest.Config())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if w.Rank() == 0 {
+			spmdtest.Must(t, left.Close())
+		}
+	})
+}
+
+// A job whose test has left a World open does not end well, since MPI still runs there.
+func TestWorldLeftOpen(t *testing.T) {
+	spmdtest.Ranks(t, 2)
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestHelperOpen$", "-test.v", "-test.timeout=5m")
+	cmd.Env = append(os.Environ(), "SPMDTEST_TIMEOUT=1s")
+	out, err := cmd.CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "--- PASS: TestHelperOpen/2_ranks") || !strings.Contains(string(out), "rank 1| a test has left a World open") {
+		t.Errorf("ended with %v\n%s", err, out)
+	}
+}
+
 // Worlds that are closed as soon as they are watched: no rank is gone before another has joined.
 func TestShortWorlds(t *testing.T) {
 	spmdtest.Run(t, []int{3}, func(t *testing.T, w *spmd.World) {
