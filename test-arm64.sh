@@ -59,15 +59,21 @@ if [ -n "$missing" ]; then
 fi
 [ -e /proc/sys/fs/binfmt_misc/register ] || mount -t binfmt_misc none /proc/sys/fs/binfmt_misc
 [ -e /proc/sys/fs/binfmt_misc/qemu-aarch64 ] || update-binfmts --enable qemu-aarch64
+# iproute2 and ssh are what tests of several hosts, and mpirun, look for.
+wanted=gcc,g++,libc6-dev,libopenmpi-dev,openmpi-bin,libopenblas0-pthread,openssh-client,make,procps,iproute2,ca-certificates
 if [ ! -e "$root/complete" ]; then
     echo "a Debian for arm64 goes to $root, which takes some minutes"
     rm -rf "$root"
-    # iproute2 and ssh are what tests of several hosts, and mpirun, look for.
-    debootstrap --arch=arm64 --variant=minbase \
-        --include=gcc,g++,libc6-dev,libopenmpi-dev,openmpi-bin,libopenblas0-pthread,openssh-client,make,procps,iproute2,ca-certificates \
-        bookworm "$root" >"$root.log" 2>&1 || { tail "$root.log" >&2; echo "test-arm64: debootstrap failed: $root.log" >&2; exit 1; }
+    debootstrap --arch=arm64 --variant=minbase --include="$wanted" bookworm "$root" >"$root.log" 2>&1 ||
+        { tail "$root.log" >&2; echo "test-arm64: debootstrap failed: $root.log" >&2; exit 1; }
     umount "$root/proc" 2>/dev/null || true
-    : >"$root/complete"
+    echo "$wanted" >"$root/complete"
+elif [ "$(cat "$root/complete")" != "$wanted" ]; then
+    echo "packages that these tests have come to need go to $root"
+    # shellcheck disable=SC2016 # the inner shell's
+    chroot "$root" /bin/sh -c 'apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(echo "$1" | tr , " ")' sh "$wanted" >"$root.log" 2>&1 ||
+        { tail "$root.log" >&2; echo "test-arm64: apt-get failed: $root.log" >&2; exit 1; }
+    echo "$wanted" >"$root/complete"
 fi
 # Mounts of their own, which end with the tests.
 exec unshare --mount ./test-arm64.sh --mounted "$@"

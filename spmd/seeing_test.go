@@ -250,6 +250,11 @@ func seen(w *spmd.World) (err error) {
 	}()
 	for range rounds {
 		step := w.Region("step")
+		all, one := spmd.AllReduceNumber(w.Comm(), r, spmd.Sum)
+		word, two := spmd.BroadcastValue(w.Comm(), fmt.Sprint(all), 0)
+		if err := errors.Join(one, two); err != nil || word != fmt.Sprint(n*(n-1)/2) {
+			return fmt.Errorf("%q: %w", word, err)
+		}
 		if err := errors.Join(spmd.AllReduce(w.Comm(), x, x, spmd.Max), spmd.AllGather(c, y, x), spmd.Barrier(half.On(s)),
 			spmd.SendRecv(c, y.Slice(0, 64), (r+n-1)%n, x, (r+1)%n), spmd.Copy(s, y.Slice(64, 128), x)); err != nil {
 			return err
@@ -324,7 +329,7 @@ func traceProcesses(t *testing.T, ranks []int) {
 				return
 			}
 			const rounds = 5
-			for what, least := range map[string]int{"AllReduce": n * rounds, "AllGather": n * rounds, "SendRecv": n * rounds, "Group": n * rounds, "Copy": n * rounds, "HostFunc": n * rounds} {
+			for what, least := range map[string]int{"AllReduce": 2 * n * rounds, "BroadcastValue": n * rounds, "AllGather": n * rounds, "SendRecv": n * rounds, "Group": n * rounds, "Copy": n * rounds, "HostFunc": n * rounds} {
 				if got := f.count(func(e *traceEvent) bool { return e.Ph == "X" && e.Name == what }); got < least {
 					t.Errorf("%d of %s, want %d or more", got, what, least)
 				}
@@ -351,7 +356,7 @@ func checkSeen(t *testing.T, f *traceFile, n int) {
 	}
 	want := map[string]int{
 		"region all": n, "region step": n * rounds,
-		"collective AllReduce": 2 * n * rounds, "collective AllGather": n * rounds, "collective Barrier": n * rounds,
+		"collective AllReduce": 3 * n * rounds, "collective BroadcastValue": n * rounds, "collective AllGather": n * rounds, "collective Barrier": n * rounds,
 		"message SendRecv": n * rounds, "message Group": n * rounds, "message Send": rounds * (2*n - 1), "message Recv": rounds * (2*n - 1),
 		"copy Copy": n * rounds, "copy Fill": 2 * n * rounds, "compute HostFunc": n * rounds, "graph graph": n * rounds,
 	}
@@ -370,7 +375,7 @@ func checkSeen(t *testing.T, f *traceFile, n int) {
 	}
 	arrows := f.count(func(e *traceEvent) bool { return e.Ph == "s" })
 	// of collectives of all ranks, of the half that has two ranks, and of messages
-	if most, least := rounds*(3+2*n+2*n-1)+2*rounds+1, rounds*(3+n+n-1); arrows < least || arrows > most {
+	if most, least := rounds*(5+2*n+2*n-1)+2*rounds+1, rounds*(5+n+n-1); arrows < least || arrows > most {
 		t.Errorf("%d arrows, want %d to %d", arrows, least, most)
 	}
 }

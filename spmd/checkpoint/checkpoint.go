@@ -52,7 +52,7 @@ type Config struct {
 	// that has written it. It may be nil.
 	Saved func(Info)
 	// Written is called on rank 0 with how many bytes of its own part of a checkpoint it has written, and of how many, by
-	// the goroutine that writes. It may be nil.
+	// the goroutine that writes; also while it waits for the files of other ranks. It may be nil.
 	Written func(bytes, of int64)
 }
 

@@ -22,7 +22,7 @@ func (m *Manager) writePart(s *saving) error {
 	path := filepath.Join(s.temp, shardName(rank, size, "safetensors"))
 	told := func(int64) {}
 	if rank == 0 && m.cfg.Written != nil {
-		told = func(n int64) { m.cfg.Written(n, int64(len(s.header)+len(s.data))) }
+		told = func(n int64) { m.cfg.Written(n, s.bytes()) }
 	}
 	sum, err := writeTold(path, told, s.header, s.data)
 	if err != nil {
@@ -40,6 +40,9 @@ func (m *Manager) writePart(s *saving) error {
 	}
 	return err
 }
+
+// bytes is how long this rank's file is.
+func (s *saving) bytes() int64 { return int64(len(s.header) + len(s.data)) }
 
 // finish waits for the files of all ranks and makes them a checkpoint.
 func (m *Manager) finish(s *saving) error {
@@ -120,6 +123,9 @@ func (m *Manager) awaitPart(s *saving, most int) (int, error) {
 		if time.Now().After(end) {
 			return most, fmt.Errorf("%s: the files of ranks %v did not come for %v: is the folder on a file system that all nodes share?",
 				s.temp, missing, m.cfg.Timeout)
+		}
+		if m.cfg.Written != nil {
+			m.cfg.Written(s.bytes(), s.bytes())
 		}
 		select {
 		case <-s.cancel:

@@ -57,6 +57,7 @@ type Work struct {
 	quiet   bool
 
 	mu           sync.Mutex
+	beside       bool // of other work, which has the live line
 	done, total  int64
 	note         string
 	shown        time.Time // on the screen; at first never
@@ -101,6 +102,20 @@ func (p *Work) Quiet() *Work {
 	return p
 }
 
+// Beside leaves the live line to other work, in whose Note this one may stand: of this one there are lines of the log alone,
+// where there is no terminal. Beside(false) has it tell of itself in full again. It returns p.
+func (p *Work) Beside(yes bool) *Work {
+	if p != nil {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if n := p.columns(); n > 0 && yes && !p.beside && !p.shown.IsZero() {
+			p.screen.Show("", n)
+		}
+		p.beside = yes
+	}
+	return p
+}
+
 // From says that so many units were done before the start, as of a run that goes on. It returns p.
 func (p *Work) From(done int64) *Work {
 	if p != nil {
@@ -141,7 +156,7 @@ func (p *Work) Done() {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if n := p.columns(); n > 0 {
+	if n := p.columns(); n > 0 && !p.beside {
 		p.screen.Show("", n)
 	}
 	p.quiet, p.columns = true, func() int { return 0 }
@@ -154,8 +169,10 @@ func (p *Work) tell() {
 		return
 	}
 	if n := p.columns(); n > 0 {
-		p.shown = now
-		p.screen.Show(p.line(now), n)
+		if !p.beside {
+			p.shown = now
+			p.screen.Show(p.line(now), n)
+		}
 	} else if !p.quiet && now.Sub(p.logged) >= seldom {
 		p.logged = now
 		p.log.Info().Msg(p.line(now))

@@ -147,9 +147,40 @@ func TestLines(t *testing.T) {
 		}
 	}
 	var none *Work
-	none.Quiet().From(3).Add(1)
+	none.Quiet().Beside(true).From(3).Add(1)
 	none.Note("x")
 	none.Done()
+}
+
+// Of work beside other work there are lines of the log alone; the other's live line stays.
+func TestBeside(t *testing.T) {
+	for _, columns := range []int{0, 80} {
+		var o told
+		other := o.start(columns, "training", 1500, "steps").Quiet()
+		other.Add(1)
+		p := o.start(columns, "saving", 5e9, Bytes).Beside(true)
+		for range 20 {
+			o.clock = o.clock.Add(2 * time.Second)
+			p.Add(1e8)
+		}
+		log, screen := "saving  30 %  1.5 GB of 5 GB  50 MB/s  1m10s left\n", ""
+		if columns > 0 {
+			log, screen = "", "training  0 %  1/1500 steps"
+		}
+		if o.log.String() != log || columns > 0 && o.shows() != screen || columns == 0 && o.screen.Len() > 0 {
+			t.Errorf("%d columns: log %q, want %q; screen %q", columns, &o.log, log, &o.screen)
+		}
+		if columns == 0 {
+			continue
+		}
+		p.Beside(false).Add(1e8)
+		if got := o.shows(); !strings.HasPrefix(got, "saving  42 %  2.1 GB of 5 GB") {
+			t.Errorf("alone: %q", got)
+		}
+		if p.Beside(true); o.shows() != "" {
+			t.Errorf("beside again: %q", o.shows())
+		}
+	}
 }
 
 func TestWords(t *testing.T) {

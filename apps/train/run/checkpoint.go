@@ -86,9 +86,9 @@ func (o *Options) openSaver(w *spmd.World, key []byte) (*saver, error) {
 	if o.Checkpoint == "" {
 		return nil, nil
 	}
-	saving := &saving{}
+	saving := &saving{w: w}
 	c, err := checkpoint.Open(w, o.Checkpoint, checkpoint.Config{Keep: o.keep, Written: saving.written, Saved: func(k checkpoint.Info) {
-		saving.written(0, 0)
+		saving.end()
 		w.Log().Info().Int("steps", k.Step).Str("to", k.Folder).Int64("bytes", k.Bytes).
 			Str("seconds", fmt.Sprintf("%.2f", k.Took.Seconds())).Msg("checkpoint saved")
 	}})
@@ -240,7 +240,7 @@ func (s *saver) save(t *trainer.Trainer, steps int, rec record) error {
 	case err != nil && !s.good:
 		return err
 	case err != nil:
-		s.saving.written(0, 0)
+		s.saving.end()
 		s.w.Log().Warn().Err(err).Msg("the run goes on; if it is interrupted now it resumes from an older checkpoint")
 	default:
 		s.good = s.begun

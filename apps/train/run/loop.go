@@ -153,9 +153,9 @@ func (l *loop) finish(early bool) error {
 	var err error
 	if l.c != nil {
 		l.r.bar.Done()
-		end := l.c.saving.alone(l.r.w)
+		l.c.saving.last()
 		err = l.c.Wait()
-		end()
+		l.c.saving.end()
 	}
 	switch {
 	case !early:

@@ -208,6 +208,10 @@ func (c *Comm) Pass(on control.Call, fn func() error) error {
 	call := Call{Call: coll.Call{Kind: on}, comm: c}
 	p := c.recorder.Begin(&call.Call, nil)
 	defer c.recorder.Leave()
+	if on != control.Start { // no call of the program either, and before what a summary calls the run
+		c.trace.Begin(c.r.Calls, &call.Call, nil)
+		defer c.trace.End()
+	}
 	if err := call.verify(); err != nil {
 		return err
 	}

@@ -265,15 +265,18 @@ func (c *Comm) EnterHost(op string, root int, o elem.Op, n int) (unsafe.Pointer,
 	return c.hostWork((n + 7) / 8 * 8), nil
 }
 
-// MakeHost makes a call on host memory between EnterHost and LeaveHost, seen by the watchdog, and by --check.
+// MakeHost makes a call on host memory between EnterHost and LeaveHost, seen by the watchdog, by --check, and by --summary
+// and --trace.
 func (c *Comm) MakeHost(made coll.Call) error {
 	cmd := Call{Call: made, comm: c}
 	p := c.recorder.Begin(&cmd.Call, nil)
+	c.trace.Begin(c.r.Calls, &cmd.Call, nil)
 	err := cmd.verify()
 	if err == nil {
 		c.recorder.Note(p, &cmd.Call, nil, 0, nil)
 		err = makeOnHost(c.host, &cmd.Call)
 	}
+	c.trace.End()
 	c.recorder.Leave()
 	return err
 }
