@@ -17,7 +17,7 @@ import (
 // Layers that are divided, a pipeline of stages, and both beside replicas train as plain data
 // parallel does, over uneven parts of a batch and micro-batches, with every mode of sharing beside it.
 func TestDivided(t *testing.T) {
-	traintest.OnBoth(t, []int{2, 3, 4}, testDivided[float32](4), testDivided[spmd.BF16](4))
+	traintest.OnBothQuickly(t, []int{2, 3, 4}, testDivided[float32](4), testDivided[spmd.BF16](4))
 }
 
 // For as long as losses are to stay close.
@@ -50,14 +50,14 @@ func testDividedFor[A kernels.Act](t *testing.T, w *spmd.World, steps int) {
 	if kernels.IsHalf[A]() {
 		bound = 1e-3
 	}
-	const layers, heads, channels = 5, 12, 48
+	const layers, heads, channels = 5, 12, 24
 	for _, batch := range []int{2, 1} {
 		if steps == 50 && batch == 1 {
 			return
 		}
 		cfg := testConfig(steps)
 		cfg.Model.Vocab = map[int]int{2: 203, 1: 130}[batch] // of 4 ranks the last has few tokens, or none
-		cfg.Half, cfg.Batch, cfg.Graph, cfg.Model.Layers, cfg.Model.Heads, cfg.Model.Channels = kernels.IsHalf[A](), batch, "off", layers, heads, channels
+		cfg.Seq, cfg.Half, cfg.Batch, cfg.Graph, cfg.Model.Layers, cfg.Model.Heads, cfg.Model.Channels = 16, kernels.IsHalf[A](), batch, "off", layers, heads, channels
 		plain := start(t, w, w.Comm(), cfg, wordTokens(4000))
 		wants := make([][2]float64, steps) // loss and norm
 		for i := range wants {
@@ -196,7 +196,7 @@ func TestDividedGraphs(t *testing.T) {
 func testDividedGraphs(t *testing.T, w *spmd.World, mode layout.ShardMode, tensor, stages int) {
 	const steps = 5
 	cfg := testConfig(steps)
-	cfg.Batch, cfg.Model.Layers, cfg.Model.Heads, cfg.Model.Channels = 1, 5, 6, 48
+	cfg.Seq, cfg.Batch, cfg.Model.Layers, cfg.Model.Heads, cfg.Model.Channels = 16, 1, 5, 6, 24
 	cfg.Model.Shard.Mode, cfg.Model.Tensor.Ranks, cfg.Model.Stage.Stages = mode, tensor, stages
 	cfg.Graph = "off"
 	plain := start(t, w, w.Comm(), cfg, wordTokens(4000))
