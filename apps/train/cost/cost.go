@@ -67,7 +67,7 @@ func (m Machine) step(r rates, cfg layout.Config, j Job) Estimate {
 	here := max(1, m.PerNode/parts) // replicas in a node
 	message := 0.0
 	if stages > 1 {
-		message = 2 * m.send(float64(2*j.Batch*j.Seq*cfg.Channels), j.Replicas*parts < m.PerNode)
+		message = 2 * m.send(float64(2*j.Batch*j.Seq*cfg.Channels/parts), j.Replicas*parts < m.PerNode)
 	}
 	all := j.Stages
 	switch {
@@ -115,7 +115,7 @@ func (m Machine) shareOf(r rates, cfg layout.Config, j Job) share {
 	var s share
 	s.forward, s.backward = product(12*C*C*layers/parts, cfg.FP8 == layout.FP8All)
 	flash := rows * T * C * layers / parts / r.Attention
-	norms := rows * C * layers * r.Norm
+	norms := rows * C * layers / parts * r.Norm
 	s.forward += 2*flash + norms/3 + layers*r.layer/3
 	s.backward += 5*flash + norms*2/3 + layers*r.layer*2/3
 	if again := max(0, layers-1); again > 0 {
@@ -123,7 +123,7 @@ func (m Machine) shareOf(r rates, cfg layout.Config, j Job) share {
 		case layout.RecomputeGELU:
 			s.backward += 2 * rows * 4 * C * C * again / parts / r.Products
 		case layout.RecomputeBlock:
-			s.backward += (2*rows*8*C*C/r.Products+2*rows*T*C/r.Attention)*again/parts + (rows*C*r.Norm+r.layer)*again/3
+			s.backward += (2*rows*8*C*C/r.Products+2*rows*T*C/r.Attention+rows*C*r.Norm/3)*again/parts + r.layer*again/3
 		}
 	}
 	if cfg.Ends() {
@@ -142,27 +142,39 @@ func (m Machine) shareOf(r rates, cfg layout.Config, j Job) share {
 	return s
 }
 
-// sums are those of divided layers in both passes. Forward they go in pieces, each beside the product of the next;
-// backward beside the product for the gradient of the weights. So does the one of the head, not that of the embeddings, nor
-// what ranks tell each other of the logits.
+// sums are what ranks that divide layers say to each other in both passes: all-gathers before a product and
+// reduce-scatters behind it. They go in pieces, each beside the product of the next; backward the scatters go beside the
+// product for the gradient of the weights, and what was gathered forward is gathered again beside another product. The
+// embeddings have nothing to hide theirs, nor has what ranks tell each other of the logits.
 func (m Machine) sums(r rates, cfg layout.Config, rows float64) Estimate {
 	C, layers := float64(cfg.Channels), float64(cfg.OwnLayers())
-	one := m.allReduce(2*rows*C, cfg.Tensor.Ranks, m.PerNode)
+	one := m.allReduce(2*rows*C, cfg.Tensor.Ranks, m.PerNode) / 2
 	pieces := max(2, min(rows/4096, 4))
 	product := func(weights float64) float64 { return 2 * rows * weights / float64(cfg.Tensor.Ranks) / r.Products }
-	forward := func(weights float64) float64 { return max(one/pieces, one-product(weights)*(pieces-1)/pieces) }
-	backward := func(weights float64) float64 { return max(0, one-product(weights)) }
-	e := Estimate{Low: layers * (forward(C*C) + forward(4*C*C) + backward(3*C*C) + backward(4*C*C)), High: 4 * layers * one}
-	if again := layers - 1; cfg.Recompute == layout.RecomputeBlock && again > 0 {
-		e.Low, e.High = e.Low+again*forward(C*C), e.High+again*one
+	inPieces := func(weights float64) float64 { return max(one/pieces, one-product(weights)*(pieces-1)/pieces) }
+	beside := func(weights float64) float64 { return max(0, one-product(weights)) }
+	// Forward the inputs of qkv and fc, the outputs of proj and proj2; backward the reverse.
+	e := Estimate{
+		Low: layers * (inPieces(3*C*C) + 3*inPieces(4*C*C) + 2*inPieces(C*C) + // what begins or ends in pieces
+			2*beside(3*C*C) + 2*beside(4*C*C)),
+		High: 10 * layers * one,
+	}
+	if again := layers - 1; again > 0 {
+		switch cfg.Recompute {
+		case layout.RecomputeGELU:
+			e.Low, e.High = e.Low+again*inPieces(4*C*C), e.High+again*one
+		case layout.RecomputeBlock:
+			e.Low, e.High = e.Low+again*(inPieces(3*C*C)+inPieces(C*C)+inPieces(4*C*C)), e.High+3*again*one
+		}
 	}
 	if cfg.Begins() {
-		e.Low, e.High = e.Low+one, e.High+one
+		e.Low, e.High = e.Low+2*one, e.High+2*one
 	}
 	if cfg.Ends() {
 		_, own, _ := cfg.OwnVocab()
+		head := float64(own) * C * float64(cfg.Tensor.Ranks)
 		told := m.allReduce(4*3*rows*float64(cfg.Tensor.Ranks), cfg.Tensor.Ranks, m.PerNode) / 2 // an all-gather
-		e.Low, e.High = e.Low+told+backward(float64(own)*C), e.High+told+one
+		e.Low, e.High = e.Low+told+inPieces(head)+beside(head), e.High+told+2*one
 	}
 	return e
 }

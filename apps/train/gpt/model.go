@@ -35,13 +35,14 @@ type Model[A kernels.Act] struct {
 
 	operands slots[A] // with --shard parameters: the operands of products
 
-	emb, lnf         spmd.Buffer[A]       // (N,C): the first residual stream, of the same micro-batch as act; what the head reads
-	lnfMean, lnfRstd spmd.Buffer[float32] // (N)
+	emb, lnf         spmd.Buffer[A]       // (n,C): the first residual stream, of the same micro-batch as act; what the head reads
+	lnfMean, lnfRstd spmd.Buffer[float32] // (n)
 	logits           spmd.Buffer[A]       // (HeadRows,v): logits of the v rows of the head that this rank has, then their gradient
 	maxima           spmd.Buffer[float32] // (HeadRows,3) of each rank that divides them: see kernels.Launcher.LogitSums; none without --tp
 	next             spmd.Buffer[float32] // (Vp): logits of the next token, for Logits
 	losses           spmd.Buffer[float32] // (N)
-	tmp, dres        spmd.Buffer[A]       // (N,C): output of a product; gradient of the residual stream
+	tmp, dres        spmd.Buffer[A]       // (n,C): gradient of what a LayerNorm has left; gradient of the residual stream
+	whole, partial   spmd.Buffer[A]       // (N,C): what this rank and the others have of either, see sequence.go; partial without --tp is tmp
 	dwide            spmd.Buffer[A]       // (N,4c): gradient inside the MLP, and of qkv; in the memory of logits
 	scratch          spmd.Buffer[A]       // of logits and dwide
 	sums             spmd.Buffer[float32] // (4C): sums over rows, to be added to a gradient
@@ -49,16 +50,17 @@ type Model[A kernels.Act] struct {
 }
 
 // layerActs is what forward keeps of one layer for backward. Of NH heads and C channels it
-// has what this rank computes: nh heads of c channels, which are all without --tp.
+// has what this rank computes: nh heads of c channels, which are all without --tp. So are n rows of
+// the N.
 type layerActs[A kernels.Act] struct {
-	ln1                        spmd.Buffer[A]       // (N,C)
+	ln1                        spmd.Buffer[A]       // (n,C)
 	qkv                        spmd.Buffer[A]       // (N,3c): queries, keys, values, each (nh,HS)
 	lse                        spmd.Buffer[float32] // (B,nh,T): log of the softmax's denominator
 	att                        spmd.Buffer[A]       // (N,c)
-	res2, ln2                  spmd.Buffer[A]       // (N,C); res2: residual stream after attention
+	res2, ln2                  spmd.Buffer[A]       // (n,C); res2: residual stream after attention
 	fc, gelu                   spmd.Buffer[A]       // (N,4c): before and after the GELU
-	res3                       spmd.Buffer[A]       // (N,C): residual stream after the MLP
-	mean1, rstd1, mean2, rstd2 spmd.Buffer[float32] // (N)
+	res3                       spmd.Buffer[A]       // (n,C): residual stream after the MLP
+	mean1, rstd1, mean2, rstd2 spmd.Buffer[float32] // (n)
 }
 
 // NewModel allocates a model for micro-batches of up to maxBatch sequences of
@@ -101,11 +103,16 @@ func (m *Model[A]) takeAll() {
 	m.Params, m.Groups, n = layout.Of(cfg)
 	m.takeWeights(n)
 	m.takeActs()
-	layout.Take(sp, N*C, &m.tmp, &m.dres)
+	rows := m.rowsOf(N)
+	layout.Take(sp, rows.Held()*C, &m.tmp, &m.dres)
+	if cfg.Tensor.Parts() > 1 {
+		layout.Take(sp, rows.All()*C, &m.whole, &m.partial)
+	}
 	wide := 4 * N * cfg.OwnChannels()
 	if cfg.Ends() {
-		layout.Take(sp, N*C, &m.lnf)
-		layout.Take(sp, N, &m.lnfMean, &m.lnfRstd, &m.losses)
+		layout.Take(sp, rows.Held()*C, &m.lnf)
+		layout.Take(sp, rows.Held(), &m.lnfMean, &m.lnfRstd)
+		layout.Take(sp, N, &m.losses)
 		layout.Take(sp, own, &m.next)
 		wide = max(wide, min(N, layout.HeadRows)*own)
 		if parts := cfg.Tensor.Parts(); parts > 1 {
@@ -139,6 +146,9 @@ func (m *Model[A]) alloc() error {
 	m.space.Frees = append(m.space.Frees, att.Close)
 	m.Loss = m.Totals.Slice(0, 1)
 	m.logits, m.dwide = m.scratch, m.scratch // never needed at once
+	if m.partial.Len() == 0 {
+		m.partial = m.tmp
+	}
 	if err := m.place(); err != nil {
 		return err
 	}
@@ -150,8 +160,8 @@ func (m *Model[A]) alloc() error {
 		}
 	}
 	// The gaps between tensors are never written: they must not hold a NaN that
-	// would reach the norm.
-	return errors.Join(m.Weights.SetAll(0), m.Grads.SetAll(0), m.Half.SetAll(0), m.Totals.SetAll(0), m.parts.Arrived.SetAll(0))
+	// would reach the norm. Nor are rows of partial that are padding, which others add.
+	return errors.Join(m.Weights.SetAll(0), m.Grads.SetAll(0), m.Half.SetAll(0), m.Totals.SetAll(0), m.parts.Arrived.SetAll(0), m.partial.SetAll(0))
 }
 
 // Attention returns how attention is computed, and why so.
@@ -273,12 +283,13 @@ func (m *Model[A]) checkBatch(b Batch) error {
 type enqueue[A kernels.Act] struct {
 	kernels.Launcher[A]
 	m     *Model[A]
-	b     int // sequences
+	b     int      // sequences
+	rows  ddp.Rows // of the micro-batch
 	mode8 mode8
 }
 
 func enqueueOn[A kernels.Act](s *spmd.Stream, m *Model[A], b Batch, acc bool, mode mode8) *enqueue[A] {
-	return &enqueue[A]{Launcher: kernels.Launcher[A]{S: s, Cfg: m.Cfg, N: b.B * b.T, T: b.T, Acc: acc, Scratch: m.parts}, m: m, b: b.B, mode8: mode}
+	return &enqueue[A]{Launcher: kernels.Launcher[A]{S: s, Cfg: m.Cfg, N: b.B * b.T, T: b.T, Acc: acc, Scratch: m.parts}, m: m, b: b.B, rows: m.rowsOf(b.B * b.T), mode8: mode}
 }
 
 // forward runs the decoder up to and with the final LayerNorm, or the last layer of a stage.
@@ -286,12 +297,10 @@ func (e *enqueue[A]) forward(in spmd.Buffer[int32]) {
 	m := e.m
 	if m.Cfg.Begins() {
 		e.call(m.around.need, m.Cfg.Embeddings())
-		e.EncoderForward(m.emb, in, m.par.WTE.W, m.par.WPE.W)
-		e.sumBeside(m.emb.Slice(0, e.N*m.Cfg.Channels))
-		e.summed()
+		e.embed(m.emb, in)
 	}
 	x := m.emb
-	e.LayerNormForward(m.act[0].ln1, m.act[0].mean1, m.act[0].rstd1, x, &m.par.Layers[0].LN1, e.inputCast(&m.par.Layers[0].QKV))
+	e.norm(m.act[0].ln1, m.act[0].mean1, m.act[0].rstd1, x, &m.par.Layers[0].LN1, e.inputCast(&m.par.Layers[0].QKV))
 	for l := range m.act {
 		e.attentionPart(l, x)
 		e.mlpPart(l, true)
@@ -305,7 +314,7 @@ func (e *enqueue[A]) forward(in spmd.Buffer[int32]) {
 			o, q := &m.act[l+1], &m.par.Layers[l+1]
 			out, mean, rstd, ln, to = o.ln1, o.mean1, o.rstd1, &q.LN1, e.inputCast(&q.QKV)
 		}
-		e.LayerNormForward(out, mean, rstd, x, ln, to)
+		e.norm(out, mean, rstd, x, ln, to)
 	}
 }
 
@@ -314,22 +323,26 @@ func (e *enqueue[A]) forward(in spmd.Buffer[int32]) {
 // of its rows, and the sums over the ranks go on beside the products.
 func (e *enqueue[A]) head(targets spmd.Buffer[int32], scale float32, grad bool) {
 	m, C, head := e.m, e.m.Cfg.Channels, &e.m.par.Head
-	for lo := 0; lo < e.N; lo += layout.HeadRows {
-		hi := min(lo+layout.HeadRows, e.N)
-		part := *e // of these rows
-		part.N, part.Acc = hi-lo, e.Acc || lo > 0
-		lnf, logits := m.lnf.Slice(lo*C, hi*C), m.logits.Slice(0, part.N*head.Out)
-		part.Cast(lnf, part.N*C, e.inputCast(head))
-		part.linear(logits, lnf, head)
-		part.classifier(m.losses.Slice(lo, hi), logits, targets.Slice(lo, hi), scale, grad)
-		if grad {
-			part.inputGrad(m.tmp.Slice(lo*C, hi*C), logits, head)
-			part.sumBeside(m.tmp.Slice(lo*C, hi*C))
-			part.weightGrad(logits, lnf, head)
+	e.eachPiece(m.lnf, func(i, from, to int, x spmd.Buffer[A]) {
+		for lo := from; lo < to; lo += layout.HeadRows {
+			hi := min(lo+layout.HeadRows, to)
+			part := *e // of these rows
+			part.N, part.Acc = hi-lo, e.Acc || lo > 0
+			lnf, logits := x.Slice((lo-from)*C, (hi-from)*C), m.logits.Slice(0, part.N*head.Out)
+			part.Cast(lnf, part.N*C, e.inputCast(head))
+			part.linear(logits, lnf, head)
+			part.classifier(m.losses.Slice(lo, hi), logits, targets.Slice(lo, hi), scale, grad)
+			if grad {
+				part.inputGrad(m.partial.Slice(lo*C, hi*C), logits, head)
+				if hi == to {
+					part.scatterPiece(m.tmp, i)
+				}
+				part.weightGrad(logits, lnf, head)
+			}
+			e.Err = part.Err
 		}
-		e.Err = part.Err
-	}
-	e.summed()
+	})
+	e.arrived()
 	e.LossSum(m.Loss, m.losses, scale)
 }
 
@@ -346,7 +359,7 @@ func (e *enqueue[A]) backward(batch Batch, ready func(int) error) {
 	}
 	last := &m.par.Layers[len(m.act)-1]
 	if m.Cfg.Ends() {
-		e.LayerNormBackward(m.dres, m.tmp, m.act[len(m.act)-1].res3, m.lnfMean, m.lnfRstd, &m.par.LNF, last.Proj2.DB, false, e.gradCast(&last.Proj2))
+		e.normBackward(m.dres, m.tmp, m.act[len(m.act)-1].res3, m.lnfMean, m.lnfRstd, &m.par.LNF, last.Proj2.DB, false, e.gradCast(&last.Proj2))
 	}
 	done()
 	for l := len(m.act) - 1; l >= 0; l-- {
@@ -363,26 +376,24 @@ func (e *enqueue[A]) backward(batch Batch, ready func(int) error) {
 		mlp, attn := m.Cfg.Sections(l)
 		e.call(m.around.need, mlp)
 		e.call(m.around.write, mlp)
-		if l+1 == len(m.act) && !m.Cfg.Ends() { // no LayerNorm has left the gradient of its bias
-			e.weightBiasGrad(m.dres, a.gelu, &p.Proj2)
-		} else {
-			e.weightGrad(m.dres, a.gelu, &p.Proj2)
-		}
-		e.inputGradGELU(m.dwide, m.dres, &p.Proj2, a.fc, &p.FC)
+		e.backThroughGELU(m.dwide, &p.Proj2, a.fc, &p.FC)
+		e.proj2Grad(a.gelu, &p.Proj2, l+1 == len(m.act) && !m.Cfg.Ends())
+		e.gatherBeside(a.ln2)
 		e.grads(m.tmp, m.dwide, a.ln2, &p.FC)
 		e.call(m.around.done, mlp)
-		e.LayerNormBackward(m.dres, m.tmp, a.res2, a.mean2, a.rstd2, &p.LN2, p.Proj.DB, true, e.gradCast(&p.Proj))
+		e.normBackward(m.dres, m.tmp, a.res2, a.mean2, a.rstd2, &p.LN2, p.Proj.DB, true, e.gradCast(&p.Proj))
 		done()
 
 		e.call(m.around.need, attn)
 		e.call(m.around.write, attn)
-		e.weightGrad(m.dres, a.att, &p.Proj)
-		e.inputGrad(m.tmp, m.dres, &p.Proj)
-		e.attentionBackward(m.dwide, m.tmp, a.att, a.lse, a.qkv)
+		e.backThrough(m.partial, &p.Proj)
+		e.weightGrad(e.all(m.dres), a.att, &p.Proj)
+		e.gatherBeside(a.ln1)
+		e.attentionBackward(m.dwide, m.partial, a.att, a.lse, a.qkv)
 		e.CastColumns(m.dwide, spmd.Buffer[A]{}, e.gradCast(&p.QKV), p.QKV.DB)
 		e.grads(m.tmp, m.dwide, a.ln1, &p.QKV)
 		e.call(m.around.done, attn)
-		e.LayerNormBackward(m.dres, m.tmp, x, a.mean1, a.rstd1, &p.LN1, below, true, to)
+		e.normBackward(m.dres, m.tmp, x, a.mean1, a.rstd1, &p.LN1, below, true, to)
 		done()
 	}
 	e.embeddingsBackward(batch.Sorted)

@@ -12,55 +12,6 @@ func (e *enqueue[A]) linear(y, x spmd.Buffer[A], p *Linear[A]) {
 	e.product(y, x, p, blas.Options{Bias: argOf(p.bias)})
 }
 
-// linearResidual enqueues y(n,out) = x(n,in)·wᵀ + b + res(n,out), where in is the sum of what the
-// ranks have that divide the layer: one of them adds what they all have. It goes in pieces of rows:
-// while one is summed the next is multiplied.
-func (e *enqueue[A]) linearResidual(y, x spmd.Buffer[A], p *Linear[A], res spmd.Buffer[A]) {
-	pieces := 1
-	if e.m.Cfg.Tensor.Parts() > 1 {
-		pieces = min(e.N, max(2, min(e.N/pieceRows, mostPieces)))
-	}
-	for i := range pieces {
-		rows := spmd.ShardOf(e.N, i, pieces)
-		lo, hi := rows.Off, rows.Off+rows.Len
-		o := blas.Options{}
-		if e.m.Cfg.Tensor.Rank == 0 {
-			o = blas.Options{Bias: argOf(p.bias), Residual: res.Slice(lo*p.Out, hi*p.Out).Arg()}
-		}
-		part := *e // of these rows
-		part.N = rows.Len
-		part.product(y.Slice(lo*p.Out, hi*p.Out), x.Slice(lo*p.In, hi*p.In), p, o)
-		part.sumBeside(y.Slice(lo*p.Out, hi*p.Out))
-		e.Err = part.Err
-	}
-	e.summed()
-}
-
-// Products of pieceRows rows are nearly as fast as those of more, and of mostPieces sums the last,
-// which nothing hides, is short.
-const (
-	pieceRows  = 4096
-	mostPieces = 4
-)
-
-// sumBeside enqueues x = its sum over the ranks that divide the layers, on a stream of its own, which
-// goes on beside what follows up to summed.
-func (e *enqueue[A]) sumBeside(x spmd.Buffer[A]) {
-	if e.Err != nil || e.m.Cfg.Tensor.Parts() == 1 {
-		return
-	}
-	if e.Err = e.m.side.After(e.S); e.Err == nil {
-		e.Err = spmd.AllReduce(e.m.with, x, x, spmd.Sum)
-	}
-}
-
-// summed enqueues that what follows waits for the sums.
-func (e *enqueue[A]) summed() {
-	if e.Err == nil && e.m.Cfg.Tensor.Parts() > 1 {
-		e.Err = e.S.After(e.m.side)
-	}
-}
-
 // linearGELU enqueues pre(n,out) = x(n,in)·wᵀ + b and y = gelu(pre), by GPT-2's tanh formula,
 // and the copy of y.
 func (e *enqueue[A]) linearGELU(y, pre, x spmd.Buffer[A], p *Linear[A], to kernels.Cast) {
@@ -82,15 +33,6 @@ func (e *enqueue[A]) product(y, x spmd.Buffer[A], p *Linear[A], o blas.Options) 
 	gemm(e, y, e.N, p.Out, x, e.N, p.In, p.W, p.Out, p.In, o)
 }
 
-// grads enqueues dx(n,in) = dy(n,out)·w, summed over the ranks that divide the layer, and beside that
-// sum what weightBiasGrad does.
-func (e *enqueue[A]) grads(dx, dy, x spmd.Buffer[A], p *Linear[A]) {
-	e.inputGrad(dx, dy, p)
-	e.sumBeside(dx.Slice(0, e.N*p.In))
-	e.weightBiasGrad(dy, x, p)
-	e.summed()
-}
-
 // classifier enqueues losses(n), and with grad the gradient of logits in their place: of the rows of the
 // head that this rank has, where ranks divide it. These tell each other three numbers a row.
 func (e *enqueue[A]) classifier(losses spmd.Buffer[float32], logits spmd.Buffer[A], targets spmd.Buffer[int32], scale float32, grad bool) {
@@ -109,7 +51,7 @@ func (e *enqueue[A]) classifier(losses spmd.Buffer[float32], logits spmd.Buffer[
 	if e.Err == nil {
 		e.Err = spmd.AllGather(e.m.with, all, own)
 	}
-	e.summed()
+	e.arrived()
 	e.ClassifierOfParts(losses, logits, targets, all, scale, grad)
 }
 

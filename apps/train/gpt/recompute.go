@@ -14,7 +14,7 @@ func (m *Model[A]) takeActs() {
 	for i := range m.kept {
 		k := &m.kept[i]
 		if m.Cfg.Begins() {
-			layout.Take(&m.space, m.rows*m.Cfg.Channels, &k.emb)
+			layout.Take(&m.space, m.rowsOf(m.rows).Held()*m.Cfg.Channels, &k.emb)
 		}
 		k.act = make([]layerActs[A], m.Cfg.OwnLayers())
 		m.takeLayers(k.act, i == 0)
@@ -26,17 +26,18 @@ func (m *Model[A]) takeActs() {
 // them share.
 func (m *Model[A]) takeLayers(act []layerActs[A], first bool) {
 	sp, N, C, own := &m.space, m.rows, m.Cfg.Channels, m.Cfg.OwnChannels()
+	held := m.rowsOf(N).Held()
 	for l := range act {
 		a := &act[l]
 		*a = m.kept[0].act[0]
 		a.res3 = spmd.Buffer[A]{}
 		if l+1 < len(act) || m.Cfg.Ends() { // else it is the next stage's alone
-			layout.Take(sp, N*C, &a.res3)
+			layout.Take(sp, held*C, &a.res3)
 		}
 		if first && l == 0 || m.Cfg.Recompute < layout.RecomputeBlock {
-			layout.Take(sp, N*C, &a.ln1, &a.res2, &a.ln2)
+			layout.Take(sp, held*C, &a.ln1, &a.res2, &a.ln2)
 			layout.Take(sp, N*own, &a.att)
-			layout.Take(sp, N, &a.mean1, &a.rstd1, &a.mean2, &a.rstd2)
+			layout.Take(sp, held, &a.mean1, &a.rstd1, &a.mean2, &a.rstd2)
 			layout.Take(sp, 3*N*own, &a.qkv)
 			layout.Take(sp, N*m.Cfg.OwnHeads(), &a.lse)
 		}
@@ -51,12 +52,12 @@ func (e *enqueue[A]) attentionPart(l int, x spmd.Buffer[A]) {
 	m, a, p := e.m, &e.m.act[l], &e.m.par.Layers[l]
 	_, attn := m.Cfg.Sections(l)
 	e.call(m.around.need, attn)
-	e.linear(a.qkv, a.ln1, &p.QKV)
+	e.linearOfAll(a.qkv, a.ln1, &p.QKV)
 	e.attentionForward(a.att, a.lse, a.qkv)
-	e.Cast(a.att, e.N*m.Cfg.Channels, e.inputCast(&p.Proj))
+	e.Cast(a.att, e.N*m.Cfg.OwnChannels(), e.inputCast(&p.Proj))
 	e.linearResidual(a.res2, a.att, &p.Proj, x)
 	e.call(m.around.done, attn)
-	e.LayerNormForward(a.ln2, a.mean2, a.rstd2, a.res2, &p.LN2, e.inputCast(&p.FC))
+	e.norm(a.ln2, a.mean2, a.rstd2, a.res2, &p.LN2, e.inputCast(&p.FC))
 }
 
 // mlpPart computes a layer from ln2 on. Unless whole it leaves out the second product, whose result backward does not read.
@@ -64,7 +65,7 @@ func (e *enqueue[A]) mlpPart(l int, whole bool) {
 	m, a, p := e.m, &e.m.act[l], &e.m.par.Layers[l]
 	mlp, _ := m.Cfg.Sections(l)
 	e.call(m.around.need, mlp)
-	e.linearGELU(a.gelu, a.fc, a.ln2, &p.FC, e.inputCast(&p.Proj2))
+	e.linearGELUOfAll(a.gelu, a.fc, a.ln2, &p.FC, e.inputCast(&p.Proj2))
 	if whole {
 		e.linearResidual(a.res3, a.gelu, &p.Proj2, a.res2)
 	}
@@ -81,7 +82,7 @@ func (e *enqueue[A]) again(l int, x spmd.Buffer[A]) {
 	}
 	if m.Cfg.Recompute == layout.RecomputeBlock {
 		a, p := &m.act[l], &m.par.Layers[l]
-		e.LayerNormForward(a.ln1, a.mean1, a.rstd1, x, &p.LN1, kernels.Cast{})
+		e.norm(a.ln1, a.mean1, a.rstd1, x, &p.LN1, kernels.Cast{})
 		e.attentionPart(l, x)
 	}
 	e.mlpPart(l, false)

@@ -33,12 +33,12 @@ func (m *Model[A]) pipelineBytes() int {
 	if !m.Cfg.Ends() {
 		n += 2
 	}
-	return n * spmd.AllocSize[A](m.rows*m.Cfg.Channels)
+	return n * spmd.AllocSize[A](m.rowsOf(m.rows).Held()*m.Cfg.Channels)
 }
 
 // OpenPipeline makes the pipeline of which this model is a stage. Every rank of c calls it.
 func (m *Model[A]) OpenPipeline(c spmd.Comm) (err error) {
-	m.pipe, err = ddp.NewPipeline[A](c, m.rows*m.Cfg.Channels, m.Cfg.Stage.Micro)
+	m.pipe, err = ddp.NewPipeline[A](c, m.rowsOf(m.rows).Held()*m.Cfg.Channels, m.Cfg.Stage.Micro)
 	if err == nil {
 		m.space.Frees = append(m.space.Frees, m.pipe.Close)
 	}
@@ -113,7 +113,7 @@ func (m *Model[A]) Step(s *spmd.Stream, batches []Batch, h StepHooks) error {
 		Backward: func(micro, slot int, in, dout, din spmd.Buffer[A]) error {
 			e := on(micro)
 			m.use(slot, in)
-			n := e.N * m.Cfg.Channels
+			n := e.rows.Own() * m.Cfg.Channels
 			if !m.Cfg.Ends() {
 				e.Err = spmd.Copy(s, m.dres.Slice(0, n), dout.Slice(0, n))
 			}
@@ -171,21 +171,18 @@ func (m *Model[A]) noLoss(s *spmd.Stream) error {
 // the other stage finds.
 func (e *enqueue[A]) embeddingsBackward(sorted spmd.Buffer[int32]) {
 	m, wte, wpe := e.m, e.m.par.WTE.DW, e.m.par.WPE.DW
-	zero := func(b spmd.Buffer[float32]) {
-		if e.Err == nil && !e.Acc {
-			e.Err = spmd.Fill(e.S, b, 0)
-		}
-	}
 	if !m.Cfg.Begins() {
 		if m.Cfg.Ends() {
-			zero(wpe)
+			e.zero(wpe)
 		}
 		return
 	}
 	if !m.Cfg.Ends() {
-		zero(wte)
+		e.zero(wte)
 	}
-	e.EncoderBackward(wte, wpe, m.dres, sorted)
+	e.gatherBeside(m.dres)
+	e.arrived()
+	e.EncoderBackward(wte, wpe, e.all(m.dres), sorted)
 }
 
 // EmbeddingGrads is what this rank has of the reduced gradient of the embeddings.
@@ -206,6 +203,45 @@ func (m *State) reduced(i int) spmd.Buffer[float32] {
 	}
 }
 
+// ByRows is what this rank has of the reduced gradients to which each of the ranks that divide the layers
+// has added its rows only: the sum over them is the gradient. It is the same on all of them.
+func (m *State) ByRows() []spmd.Buffer[float32] {
+	var bs []spmd.Buffer[float32]
+	if m.Cfg.Tensor.Parts() == 1 {
+		return nil
+	}
+	for i := 0; i < len(m.Params); {
+		p := m.Params[i]
+		if i++; p.Decay || p.Cut.Run > 0 {
+			continue
+		}
+		lo, hi := p.Off, p.Off+p.Len
+		for ; i < len(m.Params); i++ { // one run of those that follow
+			q := m.Params[i]
+			if q.Decay || q.Cut.Run > 0 || q.Group != p.Group || q.Off-hi >= layout.ArenaAlign {
+				break
+			}
+			hi = q.Off + q.Len
+		}
+		if b := m.reducedOf(p.Group, lo, hi); b.Len() > 0 {
+			bs = append(bs, b)
+		}
+	}
+	return bs
+}
+
+// reducedOf is what this rank has of the reduced gradient of [lo, hi) of an arena, which are in a group.
+func (m *State) reducedOf(group, lo, hi int) spmd.Buffer[float32] {
+	g := m.reduced(group)
+	if m.Cfg.Shard.Mode == layout.ShardOff {
+		off := m.Groups[group].Off
+		return g.Slice(lo-off, hi-off)
+	}
+	_, at, n := m.Sharded.Own(group, lo, hi)
+	first, _ := m.Sharded.Shard(group)
+	return g.Slice(at-first, at-first+n)
+}
+
 // Counted is what this rank adds to the norm of the reduced gradient, of what it has of that: what
 // no other stage or part of the layers has, too. Of two ranks that have the same the first counts it.
 func (m *State) Counted() []spmd.Buffer[float32] {
@@ -222,15 +258,7 @@ func (m *State) Counted() []spmd.Buffer[float32] {
 		if p.Cut.Run == 0 || p.Group == layout.EmbeddingGroup(m.Groups) && !m.Cfg.Begins() {
 			continue
 		}
-		g := m.reduced(p.Group)
-		if m.Cfg.Shard.Mode == layout.ShardOff {
-			lo := p.Off - m.Groups[p.Group].Off
-			bs = append(bs, g.Slice(lo, lo+p.Len))
-			continue
-		}
-		_, at, n := m.Sharded.Own(p.Group, p.Off, p.Off+p.Len)
-		first, _ := m.Sharded.Shard(p.Group)
-		bs = append(bs, g.Slice(at-first, at-first+n))
+		bs = append(bs, m.reducedOf(p.Group, p.Off, p.Off+p.Len))
 	}
 	return bs
 }

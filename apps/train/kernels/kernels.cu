@@ -125,6 +125,22 @@ extern "C" __global__ void __launch_bounds__(256) add_to(float *dst, const float
     for (long long i = grid_index(); i < n; i += grid_size()) dst[i] += src[i];
 }
 
+// y += x, of n elements.
+extern "C" __global__ void __launch_bounds__(256) add_residual(act *y, const act *x, long long n) {
+    for (long long i = 8 * grid_index(); i < n; i += 8 * grid_size()) {
+        float a[8], b[8];
+        if (i + 8 > n) {
+            for (long long j = i; j < n; j++) y[j] = from_float<act>(to_float(y[j]) + to_float(x[j]));
+            continue;
+        }
+        load(a, y + i);
+        load(b, x + i);
+#pragma unroll
+        for (int k = 0; k < 8; k++) a[k] += b[k];
+        store(y + i, a);
+    }
+}
+
 // --- loss ---
 
 // exp_from is e^(x-top). bfloat16 logits take the hardware's power of 2, within 2^-18 where it matters.

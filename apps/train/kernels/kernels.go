@@ -117,6 +117,22 @@ func (e *Launcher[A]) AddTo(dst, src spmd.Buffer[float32]) {
 	}
 }
 
+var addResidualKernel = newKernel(cudaSource, "add_residual", func(a *HostArgs) error {
+	n := a.I64(2)
+	y, x := a.InOut(0, n), a.In(1, n)
+	host.Parallel(n, halfGrain, func(lo, hi int) {
+		for i, v := range x[lo:hi] {
+			y[lo+i] += v
+		}
+	})
+	return nil
+})
+
+// AddResidual enqueues y += x, of the first n elements.
+func (e *Launcher[A]) AddResidual(y, x spmd.Buffer[A], n int) {
+	e.launch(addResidualKernel, loop8(n), y.Arg(), x.Arg(), spmd.I64(n))
+}
+
 var (
 	classifierKernel  = newKernel(cudaSource, "classifier", hostClassifier)
 	classifierKernel8 = newKernel(cudaSource, "classifier_8", copying(9, hostClassifier))

@@ -103,7 +103,7 @@ func TestShardedMemory(t *testing.T) {
 		room, ranks int
 		want        string
 	}{
-		{all - 1, 4, " --recompute gelu"}, {before, 4, " --shard gradients --recompute gelu"}, {before / 2, 4, " --tp 4 --recompute block"}, {before / 4, 4, ""},
+		{all - 1, 4, " --recompute gelu"}, {before, 4, " --shard gradients --recompute gelu"}, {before / 2, 4, " --tp 4"}, {before * 2 / 5, 4, " --tp 4 --recompute block"}, {before / 4, 4, ""},
 		{all - 1, 1, " --recompute gelu"}, {before, 1, ""},
 	} {
 		if got := o.wouldFit(tc.room, tc.ranks); got != tc.want {

@@ -56,6 +56,23 @@ func (t *Trainer) countLoss() error {
 	return spmd.Fill(t.Stream, t.State.Loss, 0)
 }
 
+// sumRows enqueues the sums of gradients to which each of the ranks that divide layers has added its rows of the
+// batch. They are vectors, which go together.
+func (t *Trainer) sumRows() error {
+	if len(t.byRows) == 0 {
+		return nil
+	}
+	on := t.tensor.On(t.Stream)
+	return on.Group(func() error {
+		for _, g := range t.byRows {
+			if err := spmd.AllReduce(on, g, g, spmd.Sum); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
 // counted is what this rank adds to the norm of the gradient: what no other does.
 func (t *Trainer) counted() []spmd.Buffer[float32] {
 	if t.sharder == nil && t.c.Rank() > 0 {

@@ -189,6 +189,9 @@ func (t *Trainer) microCommands(k microKind, batch gpt.Batch) error {
 	if err := t.learn(k, batch); err != nil || !k.last {
 		return err
 	}
+	if err := t.sumRows(); err != nil {
+		return err
+	}
 	// The update looks at the loss of all ranks.
 	if err := t.countLoss(); err != nil {
 		return err

@@ -53,6 +53,7 @@ type Trainer struct {
 	Optimizer *optim.AdamW
 	reducer   *ddp.Reducer[float32]     // nil with --shard
 	sharder   *gpt.Sharder              // nil without
+	byRows    []spmd.Buffer[float32]    // see sumRows
 	Stream    *spmd.Stream              // everything but what goes between ranks
 	train     *batches.Feed             // nil before StartAt
 	First     int                       // the step that train begins with
@@ -180,6 +181,7 @@ func (t *Trainer) openResults() (err error) {
 
 // connect makes what moves gradients, and with --shard weights, between the ranks.
 func (t *Trainer) connect() (err error) {
+	t.byRows = t.State.ByRows()
 	if t.Config.Model.Shard.Mode != layout.ShardOff {
 		if t.sharder, err = t.Model.NewSharder(t.c); err != nil {
 			return err

@@ -1,0 +1,243 @@
+package gpt
+
+import (
+	"lockstep/apps/train/kernels"
+	"lockstep/spmd"
+	"lockstep/spmd/blas"
+	"lockstep/spmd/ddp"
+)
+
+// Ranks that divide layers (--tp) also share the rows of what is not divided: of the LayerNorms and of
+// the residual stream each computes and keeps its rows, n of the N. Before a product whose outputs they
+// divide the rows are gathered, in whole; what one has left whose inputs they divide is in partial, and
+// each gets its rows of the sum. Both go on a stream of their own, in pieces: while a product takes one
+// the next is on its way. What is gathered is not kept: backward gathers it once more, beside other
+// products. So the ranks move the bytes of two all-reduces forward, as they would if each had all rows,
+// and of two and a half backward.
+//
+// Gradients of what a LayerNorm adds or multiplies by, and of the biases of what is scattered, are then
+// sums over a rank's rows: State.ByRows.
+
+// rowsOf is how this rank sees n rows. The number of pieces is that of the largest micro-batch, so
+// that a smaller one never needs more memory.
+func (m *Model[A]) rowsOf(n int) ddp.Rows {
+	x, pieces := m.Cfg.Tensor, 1
+	if x.Parts() > 1 {
+		pieces = max(2, min(m.rows/pieceRows, mostPieces))
+	}
+	return ddp.NewRows(n, pieces, x.Rank, x.Parts())
+}
+
+// Products of pieceRows rows are nearly as fast as those of more, and of mostPieces the one that
+// nothing hides is short.
+const (
+	pieceRows  = 4096
+	mostPieces = 4
+)
+
+// alone says whether this rank has all rows.
+func (e *enqueue[A]) alone() bool { return e.m.Cfg.Tensor.Parts() == 1 }
+
+// begin has the stream between the ranks wait for what was enqueued so far.
+func (e *enqueue[A]) begin() {
+	if e.Err == nil {
+		e.Err = e.m.side.After(e.S)
+	}
+}
+
+// arrived enqueues that what follows waits for what is on its way between the ranks.
+func (e *enqueue[A]) arrived() {
+	if e.Err == nil && !e.alone() {
+		e.Err = e.S.After(e.m.side)
+	}
+}
+
+// gatherPiece enqueues whole = what the ranks have of a piece of x(n,C), if there is such a piece.
+func (e *enqueue[A]) gatherPiece(x spmd.Buffer[A], i int) {
+	if e.Err == nil && i < e.rows.Pieces() {
+		e.Err = ddp.GatherRows(e.m.with, e.rows, i, e.m.Cfg.Channels, e.m.whole, x)
+	}
+}
+
+// scatterPiece enqueues that y(n,C) gets this rank's rows of the sum of a piece of partial, which goes on
+// beside what follows up to arrived. Where this rank has all rows they are there.
+func (e *enqueue[A]) scatterPiece(y spmd.Buffer[A], i int) {
+	if e.alone() {
+		return
+	}
+	e.begin()
+	if e.Err == nil {
+		e.Err = ddp.ScatterRows(e.m.with, e.rows, i, e.m.Cfg.Channels, y, e.m.partial)
+	}
+}
+
+// scatterBeside is scatterPiece for all of partial.
+func (e *enqueue[A]) scatterBeside(y spmd.Buffer[A]) {
+	for i := range e.rows.Pieces() {
+		e.scatterPiece(y, i)
+	}
+}
+
+// gatherBeside enqueues that all becomes the rows of x(n,C) of all ranks, which goes on beside what
+// follows up to arrived.
+func (e *enqueue[A]) gatherBeside(x spmd.Buffer[A]) {
+	if e.alone() {
+		return
+	}
+	e.begin()
+	for i := range e.rows.Pieces() {
+		e.gatherPiece(x, i)
+	}
+}
+
+// all is where all rows are of what was gathered last, x.
+func (e *enqueue[A]) all(x spmd.Buffer[A]) spmd.Buffer[A] {
+	if e.alone() {
+		return x
+	}
+	return e.m.whole
+}
+
+// eachPiece gathers x(n,C) and calls fn for each piece of its rows, [lo, hi) of N, to enqueue what
+// takes them: while it does the next is on its way.
+func (e *enqueue[A]) eachPiece(x spmd.Buffer[A], fn func(i, lo, hi int, rows spmd.Buffer[A])) {
+	C := e.m.Cfg.Channels
+	if e.alone() {
+		fn(0, 0, e.N, x.Slice(0, e.N*C))
+		return
+	}
+	e.begin()
+	e.gatherPiece(x, 0)
+	for i := range e.rows.Pieces() {
+		e.arrived()
+		e.gatherPiece(x, i+1)
+		lo, hi := e.rows.Piece(i)
+		fn(i, lo, hi, e.m.whole.Slice(lo*C, hi*C))
+	}
+}
+
+// ofRows is e for n rows.
+func (e *enqueue[A]) ofRows(n int, fn func(part *enqueue[A])) {
+	part := *e
+	part.N = n
+	fn(&part)
+	e.Err = part.Err
+}
+
+// embed enqueues y(n,C) = the embeddings of tokens(N).
+func (e *enqueue[A]) embed(y spmd.Buffer[A], tokens spmd.Buffer[int32]) {
+	to := e.m.partial
+	if e.alone() {
+		to = y
+	}
+	e.EncoderForward(to, tokens, e.m.par.WTE.W, e.m.par.WPE.W)
+	e.scatterBeside(y)
+	e.arrived()
+}
+
+// norm enqueues LayerNormForward of this rank's rows.
+func (e *enqueue[A]) norm(out spmd.Buffer[A], mean, rstd spmd.Buffer[float32], x spmd.Buffer[A], p *kernels.Norm, to kernels.Cast) {
+	if n := e.rows.Own(); n > 0 {
+		e.ofRows(n, func(part *enqueue[A]) { part.LayerNormForward(out, mean, rstd, x, p, to) })
+	}
+}
+
+// normBackward enqueues LayerNormBackward of this rank's rows.
+func (e *enqueue[A]) normBackward(dx, dout, x spmd.Buffer[A], mean, rstd spmd.Buffer[float32], p *kernels.Norm, dcolumns spmd.Buffer[float32], add bool, to kernels.Cast) {
+	if n := e.rows.Own(); n > 0 {
+		e.ofRows(n, func(part *enqueue[A]) { part.LayerNormBackward(dx, dout, x, mean, rstd, p, dcolumns, add, to) })
+		return
+	}
+	for _, sums := range [...]spmd.Buffer[float32]{p.DW, p.DB, dcolumns} {
+		e.zero(sums)
+	}
+}
+
+// zero enqueues that a gradient to which nothing is added is 0, unless it is accumulated.
+func (e *enqueue[A]) zero(b spmd.Buffer[float32]) {
+	if e.Err == nil && !e.Acc && b.Len() > 0 {
+		e.Err = spmd.Fill(e.S, b, 0)
+	}
+}
+
+// linearOfAll enqueues y(N,out) = x·wᵀ + b, of all rows of x(n,in).
+func (e *enqueue[A]) linearOfAll(y, x spmd.Buffer[A], p *Linear[A]) {
+	e.eachPiece(x, func(_, lo, hi int, rows spmd.Buffer[A]) {
+		e.ofRows(hi-lo, func(part *enqueue[A]) { part.linear(y.Slice(lo*p.Out, hi*p.Out), rows, p) })
+	})
+}
+
+// linearGELUOfAll enqueues linearGELU of all rows of x(n,in).
+func (e *enqueue[A]) linearGELUOfAll(y, pre, x spmd.Buffer[A], p *Linear[A], to kernels.Cast) {
+	e.eachPiece(x, func(_, lo, hi int, rows spmd.Buffer[A]) {
+		e.ofRows(hi-lo, func(part *enqueue[A]) {
+			part.linearGELU(y.Slice(lo*p.Out, hi*p.Out), pre.Slice(lo*p.Out, hi*p.Out), rows, p, to)
+		})
+	})
+}
+
+// linearResidual enqueues y(n,out) = x·wᵀ + b + res(n,out), this rank's rows of what x(N,in) makes: in is
+// what the ranks divide, and one of them adds the bias, which they all have. While a piece is summed the
+// next is multiplied.
+func (e *enqueue[A]) linearResidual(y, x spmd.Buffer[A], p *Linear[A], res spmd.Buffer[A]) {
+	if e.alone() {
+		e.product(y, x, p, blas.Options{Bias: argOf(p.bias), Residual: res.Arg()})
+		return
+	}
+	o := blas.Options{}
+	if e.m.Cfg.Tensor.Rank == 0 {
+		o.Bias = argOf(p.bias)
+	}
+	for i := range e.rows.Pieces() {
+		lo, hi := e.rows.Piece(i)
+		e.ofRows(hi-lo, func(part *enqueue[A]) {
+			part.product(e.m.partial.Slice(lo*p.Out, hi*p.Out), x.Slice(lo*p.In, hi*p.In), p, o)
+			part.scatterPiece(y, i)
+		})
+	}
+	e.arrived()
+	if n := e.rows.Own(); n > 0 {
+		e.AddResidual(y, res, n*p.Out)
+	}
+}
+
+// backThrough enqueues dx(N,in) = dres·w, of all rows of the gradient of the residual stream.
+func (e *enqueue[A]) backThrough(dx spmd.Buffer[A], p *Linear[A]) {
+	e.eachPiece(e.m.dres, func(_, lo, hi int, dy spmd.Buffer[A]) {
+		e.ofRows(hi-lo, func(part *enqueue[A]) { part.inputGrad(dx.Slice(lo*p.In, hi*p.In), dy, p) })
+	})
+}
+
+// backThroughGELU enqueues what inputGradGELU does, of all rows of the gradient of the residual stream.
+func (e *enqueue[A]) backThroughGELU(dpre spmd.Buffer[A], p *Linear[A], pre spmd.Buffer[A], wrote *Linear[A]) {
+	e.eachPiece(e.m.dres, func(_, lo, hi int, dy spmd.Buffer[A]) {
+		e.ofRows(hi-lo, func(part *enqueue[A]) {
+			part.inputGradGELU(dpre.Slice(lo*p.In, hi*p.In), dy, p, pre.Slice(lo*p.In, hi*p.In), wrote)
+		})
+	})
+}
+
+// proj2Grad enqueues what weightGrad does with the gradient of the residual stream, which was gathered. With bias
+// no LayerNorm has left the gradient of the bias: one rank finds that, of all rows.
+func (e *enqueue[A]) proj2Grad(x spmd.Buffer[A], p *Linear[A], bias bool) {
+	dy := e.all(e.m.dres)
+	switch {
+	case !bias:
+		e.weightGrad(dy, x, p)
+	case e.m.Cfg.Tensor.Rank == 0:
+		e.weightBiasGrad(dy, x, p)
+	default:
+		e.weightGrad(dy, x, p)
+		e.zero(p.DB)
+	}
+}
+
+// grads enqueues dx(n,in), this rank's rows of the sum of dy(N,out)·w over the ranks that divide the layer, and
+// beside that sum what weightBiasGrad does with all rows of x(n,in), which are being gathered.
+func (e *enqueue[A]) grads(dx, dy, x spmd.Buffer[A], p *Linear[A]) {
+	e.inputGrad(e.m.partial, dy, p)
+	e.arrived()
+	e.scatterBeside(dx)
+	e.weightBiasGrad(dy, e.all(x), p)
+	e.arrived()
+}
