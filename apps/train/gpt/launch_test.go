@@ -200,6 +200,7 @@ func testLaunches[A kernels.Act](t *testing.T, w *spmd.World) {
 			l.layerNorm()
 			l.biasGrad()
 			l.loss()
+			l.addResidual()
 			for _, parts := range []int{2, 3, 5} {
 				l.embeddingParts(parts)
 				l.lossParts(parts)

@@ -29,6 +29,18 @@ func (l *launches[A]) keep(e *kernels.Launcher[A]) {
 	}
 }
 
+func (l *launches[A]) addResidual() {
+	for _, n := range []int{1, 7, 8, 2051, l.e.N * l.e.m.Cfg.Channels} {
+		y, yv := l.acts(n, 1)
+		x, xv := l.acts(n, 1)
+		l.e.AddResidual(y, x, n)
+		for i := range yv {
+			yv[i] += xv[i]
+		}
+		check(l, "residual stream", y, yv, 1e-6, 1e-6)
+	}
+}
+
 func (l *launches[A]) embeddingParts(parts int) {
 	cfg := l.e.m.Cfg
 	n, C := l.e.N, cfg.Channels
