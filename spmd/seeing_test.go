@@ -146,7 +146,10 @@ func checkArrow(t *testing.T, id int, list []*traceEvent, all map[line][]*traceE
 		if i > 0 && e.start() < list[i-1].start() {
 			t.Errorf("arrow %d leads back in time", id)
 		}
-		within := func(s *traceEvent) bool { return s.start() <= e.start() && e.start() <= s.end() && s.Cat != "region" }
+		// Viewers have an event end before its end, and some cut both times of it to whole ns below.
+		within := func(s *traceEvent) bool {
+			return s.start() <= e.start() && (e.start() == s.start() || e.start() < s.end()-2) && s.Cat != "region"
+		}
 		if !slices.ContainsFunc(all[line{*e.Pid, *e.Tid}], within) {
 			t.Errorf("arrow %d, %s: no event at its end on rank %d", id, e.Name, *e.Pid)
 		}

@@ -92,12 +92,13 @@ type Point struct {
 	Seq uint64
 }
 
-// Passed says whether the queue has got there, and the error where it never will.
+// Passed says whether the queue has got there, or never will, and then why.
 func (p Point) Passed() (bool, error) {
 	if p.Q == nil || p.Q.Reached(p.Seq) {
 		return true, p.Failure()
 	}
-	return false, nil
+	err := p.Failure() // what is behind the failed command counts as skipped before the queue has got to it
+	return err != nil, err
 }
 
 // Wait blocks until the queue has got there, or never will.

@@ -18,7 +18,7 @@ import (
 // compressed says whether a file of this name is compressed.
 func compressed(name string) bool { return strings.HasSuffix(name, ".gz") }
 
-// Write writes what the ranks have noted in the trace event format of Chrome, which ui.perfetto.dev and chrome://tracing
+// Write writes what the ranks have noted in the trace event format of Chrome, which ui.perfetto.dev and Chromium's viewer
 // open. Each rank is a process, each of its lines of events a thread. Where events of a line overlap without one being
 // inside of the other, as those of several goroutines do, the line has several threads.
 //
@@ -214,7 +214,7 @@ func (w *writer) event(l *Log, e *Event, tid int) {
 			number("from", int64(e.From))
 			number("received", int64(e.Received))
 			k := flowKey{c.Name, e.From, me, e.Received}
-			end.receives, end.at = true, max(e.End-1, e.Start) // inside of the event
+			end.receives, end.at = true, max(e.End-3, e.Start) // inside of the event, also for who rounds both of its times down
 			w.flows[k] = append(w.flows[k], end)
 		}
 	}
