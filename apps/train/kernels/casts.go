@@ -105,7 +105,7 @@ var castKernel = spmd.NewKernel("cast_8", fp8Source, func(a spmd.Args) error {
 })
 
 // loop8 is a grid for kernels that loop over n elements, 8 at a time.
-func loop8(n int) spmd.Grid { return Blocks(min(132*8, (n/8+255)/256), 1, 1) }
+func loop8(n int) spmd.Grid { return Blocks(min(132*8, (n+2047)/2048), 1, 1) }
 
 // Cast enqueues the copy of the first n elements of x.
 func (e *Launcher[A]) Cast(x spmd.Buffer[A], n int, c Cast) {
