@@ -1,16 +1,14 @@
 package cudampi
 
-import (
-	"runtime"
-	"unsafe"
-)
+import "unsafe"
 
-// Request is a message of bytes under way, one that StartSend or StartRecv has begun.
+// Request is a message of bytes under way, one that StartSend or StartRecv has begun. When that is over it can begin another,
+// which then allocates nothing.
 type Request struct {
-	c    *Comm
-	op   string
-	req  *request // apart from Go pointers
-	pins runtime.Pinner
+	c   *Comm
+	op  string
+	req *request       // apart from Go pointers
+	buf unsafe.Pointer // what MPI reads or writes, kept from the collector, which moves nothing that lies on the heap
 }
 
 // Stream is a kind of messages: those of one Stream between two ranks arrive in their order, whatever others do.
@@ -44,17 +42,10 @@ func (c *Comm) start(r *Request, op string, buf unsafe.Pointer, bytes, peer int,
 	if bytes < 0 || bytes > MostBytes {
 		return c.Errorf(op, ErrCount, "%d bytes: want 0 to %d", bytes, MostBytes)
 	}
-	if bytes > 0 {
-		r.pins.Pin(buf) // which does nothing to memory that is not Go's
-	}
-	if r.c, r.op = c, op; r.req == nil {
+	if r.c, r.op, r.buf = c, op, buf; r.req == nil {
 		r.req = new(request)
 	}
-	code := sysStart(c, buf, bytes, peer, int(s), recv, r.req)
-	if code != success {
-		r.pins.Unpin()
-	}
-	return c.Check(op, code)
+	return c.Check(op, sysStart(c, buf, bytes, peer, int(s), recv, r.req))
 }
 
 // MostBytes is how long a message of StartSend may be.
@@ -65,7 +56,7 @@ const MostBytes = 1 << 30
 func (r *Request) Test() (over bool, got int, err error) {
 	over, got, code := sysTestChunk(r.req)
 	if over || code != success {
-		r.pins.Unpin()
+		r.buf = nil
 	}
 	return over, got, r.c.Check(r.op, code)
 }

@@ -1,18 +1,17 @@
 package hybrid
 
 import (
-	"math/bits"
 	"unsafe"
 
 	"lockstep/host"
 	"lockstep/internal/elem"
-	"lockstep/internal/shm"
 	"lockstep/spmd/internal/coll"
 )
 
 // Make implements transport.Host. The ranks of a process bring what they have to one of them, which exchanges it with those of
-// the other processes and gives the result to its own. Sums are formed in the order of the processes: equal inputs give equal
-// bits, and the same on all ranks. 16-bit floats are reduced in float32 and rounded once.
+// the other processes, in as many rounds as their number has bits, and gives the result to its own. The order of a sum depends
+// on nothing but the call: equal inputs give equal bits, and the same on all ranks. 16-bit floats are reduced in float32 and
+// rounded once.
 func (c *Comm) Make(call *coll.Call) error {
 	switch {
 	case call.Kind.Traits().Message: // also one to a rank of another process of a smaller communicator
@@ -34,6 +33,10 @@ func (c *Comm) Make(call *coll.Call) error {
 		return c.allGather(call)
 	case coll.ReduceScatter, coll.ReduceScatterV:
 		return c.reduceScatter(call)
+	case coll.Gather, coll.GatherV:
+		return c.gather(call)
+	case coll.Scatter, coll.ScatterV:
+		return c.scatter(call)
 	case coll.Scan, coll.ExScan:
 		return c.scan(call)
 	case coll.Barrier:
@@ -79,67 +82,13 @@ func (c *Comm) leads(call *coll.Call) (leader int, mine bool) {
 	return leader, c.local.Rank() == leader
 }
 
-// sums is the operation whose result the processes exchange: an average is divided at the end.
-func sums(op elem.Op) elem.Op {
-	if op == elem.Avg {
-		return elem.Sum
-	}
-	return op
-}
-
-// combine sets n elements at dst to the result of what each process has brought. own is this process's, and got the others'.
-func (c *Comm) combine(dst unsafe.Pointer, call *coll.Call, n int, own unsafe.Pointer, got func(process int) unsafe.Pointer) {
-	if n == 0 {
-		return
-	}
-	if own == dst { // it is read after others have been written there
-		own = c.room(2, n*call.Type.Size())
-		copy(bytesAt(own, n*call.Type.Size()), bytesAt(dst, n*call.Type.Size()))
-	}
-	c.sources = c.sources[:0]
-	for p := range c.process {
-		if p == c.mine {
-			c.sources = append(c.sources, own)
-		} else {
-			c.sources = append(c.sources, got(p))
-		}
-	}
-	merge(dst, c.sources, n, call.Type, sums(call.Op))
-	if call.Op == elem.Avg {
-		c.divide(dst, n, call.Type)
-	}
-}
-
-// merge sets n elements at dst to op over all src, in their order.
-func merge(dst unsafe.Pointer, src []unsafe.Pointer, n int, t elem.Type, op elem.Op) {
-	if len(src) == 1 {
-		copy(bytesAt(dst, n*t.Size()), bytesAt(src[0], n*t.Size()))
-		return
-	}
-	shm.Reduce(dst, unsafe.Slice((*uintptr)(unsafe.Pointer(&src[0])), len(src)), n, t, op)
-}
-
-// zeros is what a sum is averaged with.
-var zeros [4096]byte
-
-// divide divides sums by the number of ranks: it averages them with zeros.
-func (c *Comm) divide(p unsafe.Pointer, n int, t elem.Type) {
-	each := len(zeros) / t.Size()
-	c.sources = append(c.sources[:0], nil)
-	for range c.Size() - 1 {
-		c.sources = append(c.sources, unsafe.Pointer(&zeros))
-	}
-	for lo := 0; lo < n; lo += each {
-		c.sources[0] = at(t, p, lo)
-		merge(c.sources[0], c.sources, min(each, n-lo), t, elem.Avg)
-	}
-}
-
-// at is the address of the i-th element at p.
-func at(t elem.Type, p unsafe.Pointer, i int) unsafe.Pointer { return unsafe.Add(p, i*t.Size()) }
-
-// short is the most bytes of an all-reduce that each leader gets whole from all others. Of longer ones each computes a part.
-const short = 2048
+// Tests change them.
+var (
+	// short is the most bytes that a leader gets of an all-reduce, from all others together. Of longer ones each sums a part.
+	short = 16 << 10
+	// tree is the most bytes that go through a tree in which a leader has to do with what is not for its own ranks.
+	tree = 256 << 10
+)
 
 func (c *Comm) allReduce(call *coll.Call) error {
 	leader, leads := c.leads(call)
@@ -158,70 +107,40 @@ func (c *Comm) allReduce(call *coll.Call) error {
 
 // among makes the leaders' part of an all-reduce, on what is at Dst.
 func (c *Comm) among(call *coll.Call) error {
-	t, size := call.Type, call.Type.Size()
-	slice := func(p int) (lo, n int) {
-		if call.N*size <= short {
-			return 0, call.N
-		}
-		each := ((call.N+len(c.process)-1)/len(c.process) + 63) / 64 * 64
-		lo = min(p*each, call.N)
-		return lo, min(each, call.N-lo)
+	bytes, processes := call.N*call.Type.Size(), len(c.process)
+	if processes*bytes <= short {
+		return c.amongFew(call, bytes)
 	}
-	for p := range c.process {
-		if p != c.mine {
-			lo, n := slice(p)
-			if err := c.give(call, p, at(t, call.Dst, lo), n*size); err != nil {
-				return err
-			}
-		}
-	}
-	lo, n := slice(c.mine)
-	got, err := c.getAll(call, func(int) int { return n * size })
-	if err != nil {
+	b := blocks{call.Dst, c.evenly(call.N)}
+	if err := c.sumAll(call, &b); err != nil {
 		return err
 	}
-	if err := c.given(call); err != nil {
+	p, n := c.own(call, &b)
+	c.divide(call, p, n)
+	return c.gatherAll(call, &b)
+}
+
+// amongFew has each leader get what all have, and sum it in the order of the processes.
+func (c *Comm) amongFew(call *coll.Call, bytes int) error {
+	b := blocks{c.room(1, len(c.process)*bytes), append(c.off[:0], 0)}
+	for p := range c.process {
+		b.off = append(b.off, (p+1)*call.N)
+	}
+	c.off = b.off
+	copy(bytesAt(unsafe.Add(b.base, c.mine*bytes), bytes), bytesAt(call.Dst, bytes))
+	if err := c.gatherAll(call, &b); err != nil {
 		return err
 	}
-	result := at(t, call.Dst, lo)
-	c.combine(result, call, n, result, func(p int) unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(got[p])) })
-	if call.N*size <= short {
-		return nil
-	}
+	c.sources = c.sources[:0]
 	for p := range c.process {
-		if p != c.mine {
-			if err := c.give(call, p, result, n*size); err != nil {
-				return err
-			}
-		}
+		c.sources = append(c.sources, unsafe.Add(b.base, p*bytes))
 	}
-	for p := range c.process {
-		if p != c.mine {
-			lo, n := slice(p)
-			part, err := c.get(call, p, n*size)
-			if err != nil {
-				return err
-			}
-			copy(bytesAt(at(t, call.Dst, lo), n*size), part)
-		}
-	}
-	return c.given(call)
+	merge(call.Dst, c.sources, call.N, call.Type, sums(call.Op))
+	c.divide(call, call.Dst, call.N)
+	return nil
 }
 
-// getAll gets what the leaders of all other processes have given, so many bytes of each.
-func (c *Comm) getAll(call *coll.Call, bytes func(process int) int) ([][]byte, error) {
-	got := make([][]byte, len(c.process))
-	for p := range c.process {
-		if p != c.mine {
-			var err error
-			if got[p], err = c.get(call, p, bytes(p)); err != nil {
-				return nil, err
-			}
-		}
-	}
-	return got, nil
-}
-
+// reduce sums along a tree of leaders. Of what is long each leader sums a part, and the root gets the parts.
 func (c *Comm) reduce(call *coll.Call) error {
 	leader, leads := c.leads(call)
 	bytes, root := call.N*call.Type.Size(), c.place[call.Root].process
@@ -233,51 +152,62 @@ func (c *Comm) reduce(call *coll.Call) error {
 	if err := c.within(sum); err != nil || !leads {
 		return err
 	}
-	if root != c.mine {
-		if err := c.give(call, root, sum.Dst, bytes); err != nil {
+	if bytes <= tree || len(c.process) == 2 {
+		if err := c.sumAt(call, sum.Dst, call.N, root); err != nil {
 			return err
 		}
-		return c.given(call)
+	} else {
+		b := blocks{sum.Dst, c.evenly(call.N)}
+		if err := c.sumAll(call, &b); err != nil {
+			return err
+		}
+		if err := c.collect(call, &b, root); err != nil {
+			return err
+		}
 	}
-	got, err := c.getAll(call, func(int) int { return bytes })
-	if err != nil {
-		return err
+	if root == c.mine {
+		c.divide(call, call.Dst, call.N)
 	}
-	c.combine(call.Dst, call, call.N, call.Dst, func(p int) unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(got[p])) })
 	return nil
 }
 
-// broadcast has the processes pass it on along a tree, whose root is the root's.
+// broadcast has the leaders pass it on along a tree. Of what is long each gets a part, and then the others' parts.
 func (c *Comm) broadcast(call *coll.Call) error {
 	leader, leads := c.leads(call)
-	bytes, processes, root := call.N*call.Type.Size(), len(c.process), c.place[call.Root].process
+	bytes, root := call.N*call.Type.Size(), c.place[call.Root].process
 	local := *call
 	local.Root = int32(leader)
-	if c.mine != root && leads {
-		local.Src = nil
-	}
 	if leads {
-		from := call.Src
-		if from == nil || c.mine != root {
-			from = call.Dst
+		if c.mine == root && call.Src != nil {
+			copy(bytesAt(call.Dst, bytes), bytesAt(call.Src, bytes))
 		}
-		place := (c.mine - root + processes) % processes
-		gap := 1 << bits.Len(uint(place)) // the first to which this process passes it on
-		if place > 0 {
-			data, err := c.get(call, (root+place-gap/2)%processes, bytes)
-			if err != nil {
+		local.Src = nil
+		if bytes <= tree || len(c.process) == 2 {
+			if err := c.passOn(call, call.Dst, call.N, root); err != nil {
 				return err
 			}
-			copy(bytesAt(call.Dst, bytes), data)
-		}
-		for ; place+gap < processes; gap *= 2 {
-			if err := c.give(call, (root+place+gap)%processes, from, bytes); err != nil {
+		} else {
+			b := blocks{call.Dst, c.evenly(call.N)}
+			if err := c.spread(call, &b, root); err != nil {
 				return err
 			}
-		}
-		if err := c.given(call); err != nil {
-			return err
+			if err := c.gatherAll(call, &b); err != nil {
+				return err
+			}
 		}
 	}
 	return c.within(local)
+}
+
+// barrier has each process hear that all others have come.
+func (c *Comm) barrier(call *coll.Call) error {
+	if err := c.within(*call); err != nil {
+		return err
+	}
+	if _, leads := c.leads(call); leads {
+		if err := c.meetAll(call); err != nil {
+			return err
+		}
+	}
+	return c.within(*call)
 }

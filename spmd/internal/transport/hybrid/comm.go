@@ -28,10 +28,15 @@ type Comm struct {
 	splits  int
 	turn    uint64 // of its collectives
 	work    [4][]byte
+	off     []int
 	counts  []int
+	starts  []int
 	sources []unsafe.Pointer
 	list    []coll.Call
-	sending []*sending
+	wanted  wanted
+	sending []*transfer
+	under   int   // of sending, under way
+	differs error // of a call whose rounds go on
 }
 
 // layout is which ranks a communicator has, and where.
@@ -40,6 +45,7 @@ type layout struct {
 	process []int   // those that have ranks of it, by their lowest rank
 	members [][]int // their ranks, in the order of the communicator in the process
 	mine    int     // this process's place among them
+	orderly bool    // the ranks of a process follow each other, and the processes too
 }
 
 // place is where a rank of a communicator is.
@@ -71,6 +77,7 @@ func newComm(o *opened, id uint64, processes []int, rank int, local *inproc.Comm
 		l.members[at] = append(l.members[at], r)
 	}
 	l.mine = l.place[rank].process
+	l.orderly = slices.IsSortedFunc(l.place, func(a, b place) int { return cmp.Compare(a.process, b.process) })
 	return &Comm{layout: l, open: o, id: id, rank: rank, local: local}
 }
 

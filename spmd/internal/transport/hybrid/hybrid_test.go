@@ -95,11 +95,17 @@ func (g *group) Wait() error {
 // each runs fn on every rank of 2x2, 3x2 and 2x3 processes and their ranks.
 func each(t *testing.T, fn func(t *testing.T, c comm)) {
 	t.Helper()
-	mpirun.Run(t, []int{2, 3}, func(t *testing.T) {
+	on(t, []int{2, 3}, func(processes int) []int { return []int{2, 3}[:4-processes] }, fn)
+}
+
+// on runs fn on every rank of so many processes, each of which has as many ranks as here says.
+func on(t *testing.T, processes []int, here func(processes int) []int, fn func(t *testing.T, c comm)) {
+	t.Helper()
+	mpirun.Run(t, processes, func(t *testing.T) {
 		base, err := cudampi.Start() // which keeps MPI running between tests
 		commtest.Must(t, err)
 		mpirun.OnFail = func() { base.Abort(1) }
-		for _, here := range []int{2, 3}[:4-base.Size()] {
+		for _, here := range here(base.Size()) {
 			team := NewTeam(here)
 			var wait sync.WaitGroup
 			for i := range here {

@@ -6,6 +6,7 @@ import (
 	"unsafe"
 
 	"lockstep/internal/elem"
+	"lockstep/internal/shm"
 	"lockstep/spmd/internal/coll"
 )
 
@@ -28,40 +29,159 @@ func count(call *coll.Call) (n int) {
 // give begins to send bytes to the leader of another process. They must stay as they are until given.
 func (c *Comm) give(call *coll.Call, process int, src unsafe.Pointer, bytes int) error {
 	at := address{comm: c.id, turn: c.turn, from: int32(c.mine), to: int32(process)}
-	s, err := c.open.post.send(c.process[process], at, what(call), count(call), src, bytes)
+	return c.send(call, c.process[process], at, what(call), count(call), src, bytes)
+}
+
+// send begins to send a message to another process, which is over when given.
+func (c *Comm) send(call *coll.Call, process int, to address, what uint64, n int, src unsafe.Pointer, bytes int) error {
+	if c.under == len(c.sending) {
+		c.sending = append(c.sending, new(transfer))
+	}
+	whole, err := c.open.post.send(c.sending[c.under], process, to, what, n, src, bytes)
 	if err != nil {
 		return c.failed(call, err)
 	}
-	c.sending = append(c.sending, s)
+	if !whole {
+		c.under++
+	}
 	return nil
 }
 
-// given waits for all that give has begun.
-func (c *Comm) given(call *coll.Call) error {
-	for _, s := range c.sending {
-		if err := c.open.post.sent(s); err != nil {
+// sent waits for all that send has begun.
+func (c *Comm) sent(call *coll.Call) error {
+	for _, t := range c.sending[:c.under] {
+		if err := c.open.post.sent(t); err != nil {
 			return c.failed(call, err)
 		}
 	}
-	c.sending = c.sending[:0]
+	c.under = 0
+	return nil
+}
+
+// given ends the rounds of the leaders: it is sent, and returns what get has found.
+func (c *Comm) given(call *coll.Call) error {
+	if err := c.sent(call); err != nil {
+		return err
+	}
+	if err := c.differs; err != nil {
+		c.differs = nil
+		return c.failed(call, err)
+	}
 	return nil
 }
 
 var errDiffer = errors.New("the ranks have called different things, or with different lengths")
 
-// get returns what the leader of another process has given.
-func (c *Comm) get(call *coll.Call, process, bytes int) ([]byte, error) {
-	at := address{comm: c.id, turn: c.turn, from: int32(process), to: int32(c.mine)}
-	m, err := c.open.post.receive(at)
-	if err != nil {
-		return nil, c.failed(call, err)
+// get returns what the leader of another process has given, until released. A long one may lie at dst, where that is not nil.
+// One of another call, or of another length, is no data: the rounds go on, so that nobody waits for this leader, and given
+// returns the error.
+func (c *Comm) get(call *coll.Call, process int, dst unsafe.Pointer, bytes int) (m *message, data unsafe.Pointer, err error) {
+	c.wanted = wanted{address{comm: c.id, turn: c.turn, from: int32(process), to: int32(c.mine)}, dst, bytes}
+	if m, err = c.open.post.receive(&c.wanted); err != nil {
+		return nil, nil, c.failed(call, err)
 	}
-	if m.what != what(call) || m.n != int64(count(call)) || len(m.data) != bytes {
+	if m.what == what(call) && m.n == int64(count(call)) && len(m.data) == bytes {
+		return m, unsafe.Pointer(unsafe.SliceData(m.data)), nil
+	}
+	if c.differs == nil {
 		its := coll.Call{Kind: coll.Kind(m.what), Type: elem.Type(m.what >> 8), Op: elem.Op(m.what >> 16), Root: int32(m.what >> 32), N: int(m.n)}
-		return nil, c.failed(call, fmt.Errorf("%w: rank %d brought %v", errDiffer, c.members[process][0], &its))
+		c.differs = fmt.Errorf("%w: rank %d brought %v", errDiffer, c.members[process][0], &its)
 	}
-	return m.data, nil
+	return m, nil, nil
 }
+
+// fetch sets bytes at dst to what the leader of another process has given.
+func (c *Comm) fetch(call *coll.Call, process int, dst unsafe.Pointer, bytes int) error {
+	m, data, err := c.get(call, process, dst, bytes)
+	if err != nil {
+		return err
+	}
+	if data != nil && data != dst {
+		copy(bytesAt(dst, bytes), bytesAt(data, bytes))
+	}
+	c.open.post.release(m)
+	return nil
+}
+
+// add sets n elements at dst to the result of them and of what the leader of another process has given.
+func (c *Comm) add(call *coll.Call, process int, dst unsafe.Pointer, n int) error {
+	m, data, err := c.get(call, process, nil, n*call.Type.Size())
+	if err != nil {
+		return err
+	}
+	c.both(call, dst, dst, data, n)
+	c.open.post.release(m)
+	return nil
+}
+
+// both sets n elements at dst to the result of a and b, where there are both. dst may be one of them.
+func (c *Comm) both(call *coll.Call, dst, a, b unsafe.Pointer, n int) {
+	if a == nil || b == nil {
+		return
+	}
+	c.sources = append(c.sources[:0], a, b)
+	merge(dst, c.sources, n, call.Type, sums(call.Op))
+}
+
+// merge sets n elements at dst to op over all src, in their order.
+func merge(dst unsafe.Pointer, src []unsafe.Pointer, n int, t elem.Type, op elem.Op) {
+	switch {
+	case n == 0:
+	case len(src) == 1:
+		copy(bytesAt(dst, n*t.Size()), bytesAt(src[0], n*t.Size()))
+	default:
+		shm.Reduce(dst, unsafe.Slice((*uintptr)(unsafe.Pointer(&src[0])), len(src)), n, t, op)
+	}
+}
+
+// sums is the operation whose result the processes exchange: an average is divided at the end.
+func sums(op elem.Op) elem.Op {
+	if op == elem.Avg {
+		return elem.Sum
+	}
+	return op
+}
+
+// divide divides the sums of an average by the number of ranks, with the bits of shm.Reduce.
+func (c *Comm) divide(call *coll.Call, p unsafe.Pointer, n int) {
+	if call.Op != elem.Avg {
+		return
+	}
+	switch size := c.Size(); call.Type {
+	case elem.Int8:
+		divide[int8, int32](p, n, size)
+	case elem.Uint8:
+		divide[uint8, uint32](p, n, size)
+	case elem.Int32:
+		divide[int32, int32](p, n, size)
+	case elem.Uint32:
+		divide[uint32, uint32](p, n, size)
+	case elem.Int64:
+		divide[int64, int64](p, n, size)
+	case elem.Uint64:
+		divide[uint64, uint64](p, n, size)
+	case elem.Float32:
+		divide[float32, float32](p, n, size)
+	case elem.Float64:
+		divide[float64, float64](p, n, size)
+	}
+}
+
+type number interface {
+	int8 | uint8 | int32 | uint32 | int64 | uint64 | float32 | float64
+}
+
+// divide divides n elements in a type that also has the divisor.
+func divide[T, Wide number](p unsafe.Pointer, n, by int) {
+	for i, v := range unsafe.Slice((*T)(p), n) {
+		unsafe.Slice((*T)(p), n)[i] = T(Wide(v) / Wide(by))
+	}
+}
+
+// at is the address of the i-th element at p.
+func at(t elem.Type, p unsafe.Pointer, i int) unsafe.Pointer { return unsafe.Add(p, i*t.Size()) }
+
+func bytesAt(p unsafe.Pointer, n int) []byte { return unsafe.Slice((*byte)(p), n) }
 
 // room is memory of this communicator, until the next call with the same number.
 func (c *Comm) room(number, bytes int) unsafe.Pointer {

@@ -33,7 +33,6 @@ func (c *Comm) exchange(list []coll.Call) (failure error) {
 			return err
 		}
 	}
-	c.sending = c.sending[:0]
 	for i := range list {
 		m := &list[i]
 		if m.Kind != coll.Send {
@@ -45,14 +44,12 @@ func (c *Comm) exchange(list []coll.Call) (failure error) {
 			continue
 		}
 		at := address{comm: c.id, from: int32(c.rank), to: m.Root}
-		s, err := c.open.post.send(to.number, at, 0, 0, m.Src, m.N*m.Type.Size())
-		if err != nil {
-			return c.failed(m, err)
+		if err := c.send(m, to.number, at, 0, 0, m.Src, m.N*m.Type.Size()); err != nil {
+			return err
 		}
-		c.sending = append(c.sending, s)
 	}
-	for _, s := range c.sending {
-		note(c.open.post.sent(s))
+	if c.under > 0 {
+		note(c.sent(&list[0]))
 	}
 	for i := range list {
 		if m := &list[i]; m.Kind == coll.Recv {
@@ -68,14 +65,18 @@ func (c *Comm) receive(m *coll.Call) error {
 	if from.process == c.mine {
 		return c.local.Recv(m.Dst, m.N, m.Type, from.local)
 	}
-	got, err := c.open.post.receive(address{comm: c.id, from: m.Root, to: int32(c.rank)})
+	c.wanted = wanted{address{comm: c.id, from: m.Root, to: int32(c.rank)}, m.Dst, bytes}
+	got, err := c.open.post.receive(&c.wanted)
 	if err != nil {
 		return c.failed(m, err)
 	}
+	defer c.open.post.release(got)
 	if len(got.data) != bytes {
 		return c.failed(m, fmt.Errorf("message from rank %d has %d bytes, %d (%d %v elements) expected", m.Root, len(got.data), bytes, m.N, m.Type))
 	}
-	copy(bytesAt(m.Dst, bytes), got.data)
+	if data := unsafe.Pointer(unsafe.SliceData(got.data)); data != m.Dst {
+		copy(bytesAt(m.Dst, bytes), got.data)
+	}
 	return nil
 }
 
@@ -102,5 +103,3 @@ func (c *Comm) byMessages(call *coll.Call) error {
 	})
 	return c.exchange(c.list)
 }
-
-func bytesAt(p unsafe.Pointer, n int) []byte { return unsafe.Slice((*byte)(p), n) }

@@ -6,120 +6,294 @@ import (
 	"lockstep/spmd/internal/coll"
 )
 
-// share is how many elements a rank has of a call, and where they begin.
-func (c *Comm) share(call *coll.Call, rank int) (off, n int) {
-	if len(call.Counts) == 0 {
-		return rank * call.N, call.N
+// divided is the elements of a call of which each rank has a part, by process, and the parts of the ranks of this process. It
+// is valid until the next.
+func (c *Comm) divided(call *coll.Call) (off, here []int) {
+	c.off, c.counts = append(c.off[:0], 0), c.counts[:0]
+	whole := 0
+	for p, members := range c.members {
+		for _, r := range members {
+			n := call.N
+			if len(call.Counts) > 0 {
+				n = call.Counts[r]
+			}
+			whole += n
+			if p == c.mine {
+				c.counts = append(c.counts, n)
+			}
+		}
+		c.off = append(c.off, whole)
 	}
-	return coll.Sum(call.Counts[:rank]), call.Counts[rank]
+	return c.off, c.counts
 }
 
-// shares are those of the ranks of a process, and their sum.
-func (c *Comm) shares(call *coll.Call, process int) (counts []int, sum int) {
-	c.counts = c.counts[:0]
-	for _, r := range c.members[process] {
-		_, n := c.share(call, r)
-		c.counts = append(c.counts, n)
-		sum += n
+// evenly is n elements divided among the processes.
+func (c *Comm) evenly(n int) []int {
+	processes := len(c.process)
+	each := ((n+processes-1)/processes + 15) / 16 * 16
+	c.off = append(c.off[:0], 0)
+	for p := range processes {
+		c.off = append(c.off, min((p+1)*each, n))
 	}
-	return c.counts, sum
+	return c.off
 }
 
-// whole is how many elements all ranks have.
-func (c *Comm) whole(call *coll.Call) int {
-	off, n := c.share(call, c.Size()-1)
-	return off + n
+// whole is how many elements all have.
+func whole(off []int) int { return off[len(off)-1] }
+
+// parts calls yield for each part of the ranks: where it is by rank, and where it is by process.
+func (c *Comm) parts(call *coll.Call, yield func(byRank, byProcess, n int)) {
+	c.starts = c.starts[:0]
+	at := 0
+	for r := range c.place {
+		c.starts = append(c.starts, at)
+		if len(call.Counts) > 0 {
+			at += call.Counts[r]
+		} else {
+			at += call.N
+		}
+	}
+	c.starts = append(c.starts, at)
+	at = 0
+	for _, members := range c.members {
+		for _, r := range members {
+			n := c.starts[r+1] - c.starts[r]
+			yield(c.starts[r], at, n)
+			at += n
+		}
+	}
+}
+
+// pack copies the parts of the ranks so that those of a process lie together.
+func (c *Comm) pack(call *coll.Call, dst, src unsafe.Pointer) {
+	c.parts(call, func(byRank, byProcess, n int) {
+		copy(bytesAt(at(call.Type, dst, byProcess), n*call.Type.Size()), bytesAt(at(call.Type, src, byRank), n*call.Type.Size()))
+	})
+}
+
+// unpack copies them back.
+func (c *Comm) unpack(call *coll.Call, dst, src unsafe.Pointer) {
+	c.parts(call, func(byRank, byProcess, n int) {
+		copy(bytesAt(at(call.Type, dst, byRank), n*call.Type.Size()), bytesAt(at(call.Type, src, byProcess), n*call.Type.Size()))
+	})
+}
+
+// ours has a leader get at dst the parts of the ranks of this process.
+func (c *Comm) ours(call *coll.Call, dst unsafe.Pointer, counts []int, leader int) error {
+	return c.within(coll.Call{Kind: coll.GatherV, Dst: dst, Src: call.Src, Counts: counts, Type: call.Type, Root: int32(leader)})
+}
+
+// theirs has the ranks of this process get their parts of what is at src on a leader.
+func (c *Comm) theirs(call *coll.Call, src unsafe.Pointer, counts []int, leader int) error {
+	return c.within(coll.Call{Kind: coll.ScatterV, Dst: call.Dst, Src: src, Counts: counts, Type: call.Type, Root: int32(leader)})
 }
 
 func (c *Comm) allGather(call *coll.Call) error {
 	leader, leads := c.leads(call)
-	t, size := call.Type, call.Type.Size()
-	counts, here := c.shares(call, c.mine)
-	ours := unsafe.Pointer(nil)
+	off, here := c.divided(call)
+	var b blocks
+	var own unsafe.Pointer
 	if leads {
-		ours = c.room(0, here*size)
+		if b = (blocks{call.Dst, off}); !c.orderly {
+			b.base = c.room(1, whole(off)*call.Type.Size())
+		}
+		own, _ = c.own(call, &b)
 	}
-	if err := c.within(coll.Call{Kind: coll.GatherV, Dst: ours, Src: call.Src, Counts: counts, Type: t, Root: int32(leader)}); err != nil {
+	if err := c.ours(call, own, here, leader); err != nil {
 		return err
 	}
 	if leads {
-		for p := range c.process {
-			if p != c.mine {
-				if err := c.give(call, p, ours, here*size); err != nil {
-					return err
-				}
-			}
-		}
-		for p := range c.process {
-			data := ours
-			if p != c.mine {
-				_, sum := c.shares(call, p)
-				got, err := c.get(call, p, sum*size)
-				if err != nil {
-					return err
-				}
-				data = unsafe.Pointer(unsafe.SliceData(got))
-			}
-			for _, r := range c.members[p] {
-				off, n := c.share(call, r)
-				copy(bytesAt(at(t, call.Dst, off), n*size), bytesAt(data, n*size))
-				data = at(t, data, n)
-			}
-		}
-		if err := c.given(call); err != nil {
+		if err := c.gatherAll(call, &b); err != nil {
 			return err
 		}
+		if !c.orderly {
+			c.unpack(call, call.Dst, b.base)
+		}
 	}
-	return c.within(coll.Call{Kind: coll.Broadcast, Dst: call.Dst, N: c.whole(call), Type: t, Root: int32(leader)})
+	return c.within(coll.Call{Kind: coll.Broadcast, Dst: call.Dst, N: whole(off), Type: call.Type, Root: int32(leader)})
 }
 
 func (c *Comm) reduceScatter(call *coll.Call) error {
 	leader, leads := c.leads(call)
-	t, size, whole := call.Type, call.Type.Size(), c.whole(call)
-	sum := coll.Call{Kind: coll.Reduce, Src: call.Src, N: whole, Type: t, Op: sums(call.Op), Root: int32(leader)}
+	off, here := c.divided(call)
+	t, bytes := call.Type, whole(off)*call.Type.Size()
+	sum := coll.Call{Kind: coll.Reduce, Src: call.Src, N: whole(off), Type: t, Op: sums(call.Op), Root: int32(leader)}
 	if leads {
-		sum.Dst = c.room(0, whole*size)
+		sum.Dst = c.room(0, bytes)
 	}
 	if err := c.within(sum); err != nil {
 		return err
 	}
-	ours := unsafe.Pointer(nil)
+	var own unsafe.Pointer
 	if leads {
-		packed := c.room(1, whole*size) // the parts, by process
-		own := packed
+		b := blocks{sum.Dst, off}
+		if !c.orderly {
+			b.base = c.room(1, bytes)
+			c.pack(call, b.base, sum.Dst)
+		}
+		if err := c.sumAll(call, &b); err != nil {
+			return err
+		}
+		p, n := c.own(call, &b)
+		c.divide(call, p, n)
+		own = p
+	}
+	return c.theirs(call, own, here, leader)
+}
+
+// gather has the root get what all have, by a tree of leaders where that is short, and else from each process.
+func (c *Comm) gather(call *coll.Call) error {
+	leader, leads := c.leads(call)
+	off, here := c.divided(call)
+	t, bytes, root := call.Type, whole(off)*call.Type.Size(), c.place[call.Root].process
+	var b blocks
+	var own unsafe.Pointer
+	var n int
+	if leads {
+		b = blocks{call.Dst, off}
+		switch {
+		case c.mine == root && c.orderly:
+			own, n = c.own(call, &b)
+		case c.mine == root || bytes <= tree:
+			b.base = c.room(1, bytes)
+			own, n = c.own(call, &b)
+		default:
+			n = off[c.mine+1] - off[c.mine]
+			own = c.room(1, n*t.Size())
+		}
+	}
+	if err := c.ours(call, own, here, leader); err != nil || !leads {
+		return err
+	}
+	switch {
+	case bytes <= tree:
+		if err := c.collect(call, &b, root); err != nil {
+			return err
+		}
+	case c.mine != root:
+		if err := c.give(call, root, own, n*t.Size()); err != nil {
+			return err
+		}
+		return c.given(call)
+	default:
 		for p := range c.process {
-			part, n := packed, 0
-			for _, r := range c.members[p] {
-				off, k := c.share(call, r)
-				copy(bytesAt(packed, k*size), bytesAt(at(t, sum.Dst, off), k*size))
-				packed = at(t, packed, k)
-				n += k
+			if p == root {
+				continue
 			}
-			if p == c.mine {
-				own = part
-			} else if err := c.give(call, p, part, n*size); err != nil {
+			if err := c.fetchRun(call, p, &b, run{p, 1}); err != nil {
 				return err
 			}
-		}
-		_, n := c.shares(call, c.mine)
-		got, err := c.getAll(call, func(int) int { return n * size })
-		if err != nil {
-			return err
 		}
 		if err := c.given(call); err != nil {
 			return err
 		}
-		ours = c.room(2, n*size)
-		c.combine(ours, call, n, own, func(p int) unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(got[p])) })
 	}
-	counts, _ := c.shares(call, c.mine)
-	return c.within(coll.Call{Kind: coll.ScatterV, Dst: call.Dst, Src: ours, Counts: counts, Type: t, Root: int32(leader)})
+	if c.mine == root && !c.orderly {
+		c.unpack(call, call.Dst, b.base)
+	}
+	return nil
 }
 
-// scan has each rank get what all bring, and combine what is before it.
+// scatter is gather, backwards.
+func (c *Comm) scatter(call *coll.Call) error {
+	leader, leads := c.leads(call)
+	off, here := c.divided(call)
+	bytes, root := whole(off)*call.Type.Size(), c.place[call.Root].process
+	var own unsafe.Pointer
+	if leads {
+		b := blocks{call.Src, off}
+		switch {
+		case c.mine == root && c.orderly:
+		case c.mine == root:
+			b.base = c.room(1, bytes)
+			c.pack(call, b.base, call.Src)
+		case bytes <= tree:
+			b.base = c.room(1, bytes)
+		}
+		var err error
+		if own, err = c.getOwn(call, &b, root, bytes); err != nil {
+			return err
+		}
+	}
+	return c.theirs(call, own, here, leader)
+}
+
+// getOwn has a leader get its block of a scatter, and returns where that is.
+func (c *Comm) getOwn(call *coll.Call, b *blocks, root, bytes int) (unsafe.Pointer, error) {
+	size, own := call.Type.Size(), b.off[c.mine+1]-b.off[c.mine]
+	switch {
+	case bytes <= tree:
+		if err := c.spread(call, b, root); err != nil {
+			return nil, err
+		}
+	case c.mine != root:
+		p := c.room(1, own*size)
+		if err := c.fetch(call, root, p, own*size); err != nil {
+			return nil, err
+		}
+		return p, c.given(call)
+	default:
+		for p := range c.process {
+			if p == root {
+				continue
+			}
+			if err := c.giveRun(call, p, b, run{p, 1}); err != nil {
+				return nil, err
+			}
+		}
+		if err := c.given(call); err != nil {
+			return nil, err
+		}
+	}
+	p, _ := c.own(call, b)
+	return p, nil
+}
+
+// scan has the ranks of a process scan, and the last of them, who knows the sum of all, learn the sum of the processes before.
 func (c *Comm) scan(call *coll.Call) error {
+	if !c.orderly {
+		return c.scanApart(call)
+	}
+	t, n, bytes := call.Type, call.N, call.N*call.Type.Size()
+	last := c.local.Size() - 1
+	sum, before, own := c.room(0, bytes), c.room(1, bytes), c.room(2, bytes)
+	if err := c.within(coll.Call{Kind: coll.Scan, Dst: sum, Src: call.Src, N: n, Type: t, Op: call.Op}); err != nil {
+		return err
+	}
+	if call.Kind == coll.ExScan {
+		if err := c.within(coll.Call{Kind: coll.ExScan, Dst: own, Src: call.Src, N: n, Type: t, Op: call.Op}); err != nil {
+			return err
+		}
+	} else {
+		copy(bytesAt(own, bytes), bytesAt(sum, bytes))
+	}
+	if c.local.Rank() == last {
+		if err := c.sumBefore(call, before, sum, n); err != nil {
+			return err
+		}
+	}
+	if c.mine > 0 {
+		if err := c.within(coll.Call{Kind: coll.Broadcast, Dst: before, N: n, Type: t, Root: int32(last)}); err != nil {
+			return err
+		}
+	}
+	first := call.Kind == coll.ExScan && c.local.Rank() == 0 // who has no sum of its own
+	switch {
+	case c.mine == 0 && first:
+	case c.mine == 0:
+		copy(bytesAt(call.Dst, bytes), bytesAt(own, bytes))
+	case first:
+		copy(bytesAt(call.Dst, bytes), bytesAt(before, bytes))
+	default:
+		c.both(call, call.Dst, before, own, n)
+	}
+	return nil
+}
+
+// scanApart has each rank get what all bring, and combine what is before it: ranks of a process do not follow each other.
+func (c *Comm) scanApart(call *coll.Call) error {
 	t, bytes := call.Type, call.N*call.Type.Size()
-	all := c.room(1, c.Size()*bytes)
+	all := c.room(2, c.Size()*bytes)
 	gather := *call
 	gather.Kind, gather.Dst = coll.AllGather, all
 	if err := c.allGather(&gather); err != nil {
@@ -138,24 +312,4 @@ func (c *Comm) scan(call *coll.Call) error {
 	}
 	merge(call.Dst, c.sources, call.N, t, call.Op)
 	return nil
-}
-
-// barrier has each process hear, in a few rounds, that all others have come.
-func (c *Comm) barrier(call *coll.Call) error {
-	if err := c.within(*call); err != nil {
-		return err
-	}
-	if _, leads := c.leads(call); leads {
-		processes := len(c.process)
-		for gap := 1; gap < processes; gap *= 2 {
-			if err := c.give(call, (c.mine+gap)%processes, nil, 0); err != nil {
-				return err
-			}
-			if _, err := c.get(call, (c.mine-gap+processes)%processes, 0); err != nil {
-				return err
-			}
-		}
-		c.sending = c.sending[:0]
-	}
-	return c.within(*call)
 }

@@ -3,6 +3,7 @@ package hybrid
 import (
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 	"unsafe"
@@ -15,16 +16,20 @@ import (
 // all go on.
 //
 // A message is a head, with the data where that is short, and else a body behind it. Its receiver need not be there: a message
-// that nobody waits for lies in its box.
+// that nobody waits for lies in its box. What carries a message is used again, so that most calls allocate nothing.
 type post struct {
 	mu       sync.Mutex
 	c        *cudampi.Comm // of the processes
 	boxes    map[address]*box
-	outgoing []*head // that MPI may still read
-	spare    []*head
-	incoming [][]*message // bodies on their way, by process, in their order
-	parts    int          // of them
-	crowded  bool         // the ranks of this node are more than its cores
+	outgoing []*head    // that MPI may still read
+	incoming []*message // whose bodies are on their way
+	wanted   []*wanted  // what ranks of this process wait for
+	crowded  bool       // the ranks of this node are more than its cores
+
+	spareHeads    []*head
+	spareMessages []*message
+	spareBoxes    []*box
+	spareBytes    int // that spareMessages have for bodies
 }
 
 // address is whom a message is for: in which communicator, in which of its collectives, from and to whom.
@@ -50,115 +55,159 @@ const (
 )
 
 // box is the messages at an address, in their order.
-type box struct {
-	first *message
-	last  *message
-}
+type box struct{ first, last *message }
 
 // message is one that has come, or is coming.
 type message struct {
-	what uint64
-	n    int64
-	data []byte
+	head
+	data []byte // of the head, of body, or where the receiver wants them
 	here bool
 	next *message
-	reqs []cudampi.Request // of its body
-	over int               // of them
+	body []byte
+	transfer
 }
 
-func newPost(c *cudampi.Comm) *post {
-	return &post{c: c, boxes: map[address]*box{}, incoming: make([][]*message, c.Size())}
+// transfer is a body on its way, in pieces.
+type transfer struct {
+	reqs   []cudampi.Request
+	pieces int // of reqs
+	over   int // of pieces
 }
 
-// sending is a message that its sender waits for.
-type sending struct {
-	reqs []cudampi.Request
-	over int
+// wanted is the message that a rank waits for.
+type wanted struct {
+	at    address
+	dst   unsafe.Pointer // where a body of so many bytes belongs; nil for none
+	bytes int
 }
 
-// send begins to send a message to another process. What it returns is over when src may change; nil where it is.
-func (p *post) send(process int, to address, what uint64, n int, src unsafe.Pointer, bytes int) (*sending, error) {
+func newPost(c *cudampi.Comm) *post { return &post{c: c, boxes: map[address]*box{}} }
+
+// send begins to send a message to another process. src may change when sent says that t is over, or at once where whole.
+func (p *post) send(t *transfer, process int, to address, what uint64, n int, src unsafe.Pointer, bytes int) (whole bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var h *head
-	if k := len(p.spare); k > 0 {
-		h, p.spare = p.spare[k-1], p.spare[:k-1]
-	} else {
-		h = new(head)
-	}
+	h := pop(&p.spareHeads)
 	h.address, h.what, h.n, h.bytes = to, what, int64(n), int64(bytes)
 	short := 0
 	if bytes <= inline {
 		short = bytes
-		copy(h.data[:], unsafe.Slice((*byte)(src), bytes))
+		copy(h.data[:], bytesAt(src, bytes))
 	}
 	if err := p.c.StartSend(&h.req, unsafe.Pointer(h), headBytes+short, process, cudampi.Heads); err != nil {
-		return nil, err
+		return false, err
 	}
 	p.outgoing = append(p.outgoing, h)
 	if short == bytes {
-		return nil, nil
+		return true, nil
 	}
-	s := &sending{reqs: make([]cudampi.Request, pieces(bytes))}
-	for i := range s.reqs {
+	for i := range t.begin(bytes) {
 		lo, k := piece(bytes, i)
-		if err := p.c.StartSend(&s.reqs[i], unsafe.Add(src, lo), k, process, cudampi.Bodies); err != nil {
-			return nil, err
+		if err := p.c.StartSend(&t.reqs[i], unsafe.Add(src, lo), k, process, cudampi.Bodies); err != nil {
+			return false, err
 		}
 	}
-	return s, nil
+	return false, nil
+}
+
+// pop takes one out of those to be used again, or makes one.
+func pop[T any](spare *[]*T) *T {
+	k := len(*spare)
+	if k == 0 {
+		return new(T)
+	}
+	one := (*spare)[k-1]
+	*spare = (*spare)[:k-1]
+	return one
 }
 
 // mostPiece is the most bytes of a body that MPI gets at a time. Tests lower it.
 var mostPiece = cudampi.MostBytes
-
-func pieces(bytes int) int { return (bytes + mostPiece - 1) / mostPiece }
 
 func piece(bytes, i int) (lo, n int) {
 	lo = i * mostPiece
 	return lo, min(mostPiece, bytes-lo)
 }
 
-// sent waits until a message is over that send has begun.
-func (p *post) sent(s *sending) error {
-	if s == nil {
-		return nil
+// begin returns the number of pieces.
+func (t *transfer) begin(bytes int) int {
+	t.pieces, t.over = (bytes+mostPiece-1)/mostPiece, 0
+	for len(t.reqs) < t.pieces {
+		t.reqs = append(t.reqs, cudampi.Request{})
 	}
-	return p.until(func() (bool, error) {
-		err := test(s.reqs, &s.over)
-		return s.over == len(s.reqs), err
-	})
+	return t.pieces
 }
 
-// test looks which requests of a list are over, in their order.
-func test(reqs []cudampi.Request, over *int) error {
-	for *over < len(reqs) {
-		done, _, err := reqs[*over].Test()
+// test says whether all pieces are over.
+func (t *transfer) test() (bool, error) {
+	for t.over < t.pieces {
+		done, _, err := t.reqs[t.over].Test()
 		if err != nil || !done {
-			return err
+			return false, err
 		}
-		*over++
+		t.over++
 	}
-	return nil
+	return true, nil
 }
 
-// receive waits for the next message at an address, and takes it out.
-func (p *post) receive(at address) (m *message, err error) {
-	var b *box
+// sent waits until a body is over that send has begun.
+func (p *post) sent(t *transfer) error { return p.until(t.test) }
+
+// receive waits for the next message that is wanted, and takes it out. It is the caller's until release.
+func (p *post) receive(w *wanted) (m *message, err error) {
+	p.mu.Lock()
+	p.wanted = append(p.wanted, w)
+	p.mu.Unlock()
 	err = p.until(func() (bool, error) {
-		if b == nil {
-			b = p.boxes[at]
-		}
-		if b == nil || b.first == nil || !b.first.here {
+		b := p.boxes[w.at]
+		if b == nil || !b.first.here {
 			return false, nil
 		}
 		m = b.first
 		if b.first = m.next; b.first == nil {
-			delete(p.boxes, at)
+			delete(p.boxes, w.at)
+			p.spareBoxes = append(p.spareBoxes, b)
 		}
+		i := slices.Index(p.wanted, w)
+		p.wanted = slices.Delete(p.wanted, i, i+1)
 		return true, nil
 	})
 	return m, err
+}
+
+const (
+	mostSpare      = 1024     // heads and messages that are kept for reuse: a rank may be ahead of another
+	mostSpareBytes = 64 << 20 // and their bodies
+)
+
+// release gives a message back that receive has returned.
+func (p *post) release(m *message) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	m.data, m.next = nil, nil
+	if len(p.spareMessages) >= mostSpare {
+		return
+	}
+	if p.spareBytes+cap(m.body) > mostSpareBytes {
+		m.body = nil
+	}
+	p.spareBytes += cap(m.body)
+	p.spareMessages = append(p.spareMessages, m)
+}
+
+// memory has a message get memory of its own for a body.
+func (p *post) memory(m *message, bytes int) {
+	for i, s := range p.spareMessages {
+		if cap(m.body) < bytes && cap(s.body) >= bytes {
+			p.spareBytes += cap(m.body) - cap(s.body)
+			m.body, p.spareMessages[i].body = s.body, m.body
+			break
+		}
+	}
+	if cap(m.body) < bytes {
+		m.body = make([]byte, bytes)
+	}
+	m.data = m.body[:bytes]
 }
 
 // until waits until done, which is called with the lock. Meanwhile messages go on.
@@ -211,17 +260,15 @@ func (p *post) step() (moved bool, err error) {
 		}
 		if !over {
 			keep = append(keep, h)
-		} else if len(p.spare) < mostSpare {
-			p.spare = append(p.spare, h)
+		} else if len(p.spareHeads) < mostSpare {
+			p.spareHeads = append(p.spareHeads, h)
 		}
 	}
 	clear(p.outgoing[len(keep):])
 	p.outgoing = keep
-	before := p.parts
-	if err := p.bodies(); err != nil {
-		return false, err
+	if moved, err = p.bodies(); err != nil {
+		return moved, err
 	}
-	moved = p.parts < before
 	for {
 		there, from, bytes, err := p.c.Next(cudampi.Heads)
 		if err != nil || !there {
@@ -234,27 +281,22 @@ func (p *post) step() (moved bool, err error) {
 	}
 }
 
-// mostSpare is the most heads that are kept for reuse.
-const mostSpare = 64
-
 // bodies looks which bodies have come.
-func (p *post) bodies() error {
-	for from, list := range p.incoming {
-		for len(list) > 0 {
-			m := list[0]
-			if err := test(m.reqs, &m.over); err != nil {
-				return err
-			}
-			if m.over < len(m.reqs) {
-				break
-			}
-			m.here, m.reqs = true, nil
-			p.parts--
-			list = list[1:]
+func (p *post) bodies() (moved bool, err error) {
+	keep := p.incoming[:0]
+	for _, m := range p.incoming {
+		if m.here, err = m.test(); err != nil {
+			return moved, err
 		}
-		p.incoming[from] = list
+		if m.here {
+			moved = true
+		} else {
+			keep = append(keep, m)
+		}
 	}
-	return nil
+	clear(p.incoming[len(keep):])
+	p.incoming = keep
+	return moved, nil
 }
 
 // take takes a head in that has come, and puts its message into a box.
@@ -262,43 +304,66 @@ func (p *post) take(from, bytes int) error {
 	if bytes < headBytes || bytes > headBytes+inline {
 		return fmt.Errorf("a message of process %d has %d bytes, which no head has", from, bytes)
 	}
-	h := new(head)
-	if err := p.c.StartRecv(&h.req, unsafe.Pointer(h), bytes, from, cudampi.Heads); err != nil {
+	m := p.message()
+	if err := p.c.StartRecv(&m.req, unsafe.Pointer(&m.head), bytes, from, cudampi.Heads); err != nil {
 		return err
 	}
 	for over := false; !over; { // it is there already
 		var err error
-		if over, _, err = h.req.Test(); err != nil {
+		if over, _, err = m.req.Test(); err != nil {
 			return err
 		}
 	}
-	m := &message{what: h.what, n: h.n}
-	if h.bytes <= inline {
-		m.data, m.here = h.data[:h.bytes:h.bytes], true
+	size := int(m.bytes)
+	if m.here = size <= inline; m.here {
+		m.data = m.head.data[:size]
 	} else {
-		m.data = make([]byte, h.bytes)
-		m.reqs = make([]cudampi.Request, pieces(len(m.data)))
-		for i := range m.reqs {
-			lo, n := piece(len(m.data), i)
+		p.place(m, size)
+		for i := range m.begin(size) {
+			lo, n := piece(size, i)
 			if err := p.c.StartRecv(&m.reqs[i], unsafe.Pointer(&m.data[lo]), n, from, cudampi.Bodies); err != nil {
 				return err
 			}
 		}
-		p.incoming[from] = append(p.incoming[from], m)
-		p.parts++
+		p.incoming = append(p.incoming, m)
 	}
-	b := p.boxes[h.address]
-	if b == nil {
-		b = &box{}
-		p.boxes[h.address] = b
+	p.putIn(m)
+	return nil
+}
+
+// message returns one to be used.
+func (p *post) message() *message {
+	if k := len(p.spareMessages); k > 0 {
+		p.spareBytes -= cap(p.spareMessages[k-1].body)
 	}
-	if b.first == nil {
+	return pop(&p.spareMessages)
+}
+
+// place chooses where a body goes: to whom waits for it and for nothing before it, or into memory of the message.
+func (p *post) place(m *message, size int) {
+	if p.boxes[m.address] == nil {
+		for _, w := range p.wanted {
+			if w.at == m.address && w.bytes == size && w.dst != nil {
+				m.data = bytesAt(w.dst, size)
+				return
+			}
+		}
+	}
+	p.memory(m, size)
+}
+
+// putIn puts a message into its box, behind the others.
+func (p *post) putIn(m *message) {
+	b := p.boxes[m.address]
+	switch {
+	case b == nil:
+		b = pop(&p.spareBoxes)
+		p.boxes[m.address] = b
 		b.first = m
-	} else {
+	default:
 		b.last.next = m
 	}
 	b.last = m
-	return nil
 }
 
 // finish waits until MPI has all that was sent.

@@ -154,10 +154,13 @@ func parts(c *coll.Call, size int) (n, whole, longest int) {
 	return n, whole, longest
 }
 
-// partOf is where the part of a rank begins, and how many elements it has.
+// partOf is where the part of a rank begins, and how many elements it has. Nothing begins at 0.
 func partOf(c *coll.Call, rank int) (off, n int) {
 	if len(c.Counts) == 0 {
 		return rank * c.N, c.N
+	}
+	if c.Counts[rank] == 0 {
+		return 0, 0
 	}
 	return coll.Sum(c.Counts[:rank]), c.Counts[rank]
 }
@@ -262,6 +265,9 @@ func (r *Comm) gather(c *coll.Call) error {
 		off := 0
 		for i := range r.size {
 			_, n := partOf(c, i)
+			if n == 0 {
+				continue
+			}
 			if dst := at(c, c.Dst, off); i != r.rank || dst != c.Src {
 				move(dst, r.brought(i, short), n*size)
 			}
