@@ -139,16 +139,26 @@ func TestRestartsEnded(t *testing.T) {
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		for said := ""; !strings.Contains(said, "restart 2 of 5 in 2s"); time.Sleep(10 * time.Millisecond) {
+		ended := make(chan struct{})
+		go func() {
+			_ = cmd.Wait() // the status says it
+			close(ended)
+		}()
+		for said := ""; !strings.Contains(said, "restart 2 of 5 in 2s"); {
 			text, err := os.ReadFile(log.Name())
 			if said = string(text); err != nil {
 				t.Fatal(err)
+			}
+			select {
+			case <-ended:
+				t.Fatalf("it has ended: %v\n%s", cmd.ProcessState, said)
+			case <-time.After(10 * time.Millisecond):
 			}
 		}
 		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
 			t.Fatal(err)
 		}
-		_ = cmd.Wait() // the status says it
+		<-ended
 		starts, err := os.ReadFile(dir + "/starts")
 		if err != nil || cmd.ProcessState.ExitCode() != 128+int(syscall.SIGTERM) || strings.Count(string(starts), "\n") != 2 {
 			t.Errorf("status %d, starts %q, %v", cmd.ProcessState.ExitCode(), starts, err)
