@@ -69,7 +69,6 @@ func TestBadFlags(t *testing.T) {
 		{[]string{"--data", text, "--fp8", "all", "--channels", "24", "--heads", "2"}, []string{"24 channels", "multiples of 16"}},
 		{[]string{"--data", text, "--fp8", "head", "--device", "host"}, []string{"--fp8 head needs a GPU"}},
 		{[]string{"--shard", "all"}, []string{"--shard all", "off, optimizer, gradients or parameters"}},
-		{[]string{"--data", text, "--shard", "parameters", "--fp8", "head"}, []string{"--fp8 head", "--shard parameters", "take --shard gradients"}},
 		{[]string{"--recompute", "all"}, []string{"--recompute all", "off, gelu or block"}},
 		{[]string{"--data", text, "--recompute", "block", "--fp8", "all"}, []string{"--fp8 all", "--recompute block", "take --fp8 head"}},
 		{[]string{"--tp", "0"}, []string{"--tp 0: must be at least 1"}},

@@ -2,7 +2,6 @@ package fp8
 
 import (
 	"lockstep/apps/train/kernels"
-	"lockstep/apps/train/layout"
 	"lockstep/spmd"
 	"lockstep/spmd/blas"
 )
@@ -14,17 +13,17 @@ type Linear struct {
 	X, DY     kernels.Cast             // of the input, and of the output's gradient
 }
 
-// Linear returns that of a linear, by its weight's name and the first of its two sites.
-func (e *State) Linear(cfg layout.Config, params []layout.Param, name string, site int) *Linear {
-	mats, names, _ := fp8Matrices(cfg, params)
+// Linear returns that of a linear, by its weight's name and the first of its two sites; nil where its products
+// are of bfloat16.
+func (e *State) Linear(name string, site int) *Linear {
 	castOf := func(site int) kernels.Cast {
 		one := func(b spmd.Buffer[float32]) spmd.Buffer[float32] { return b.Slice(site, site+1) }
 		return kernels.Cast{Codes: e.operand, Up: one(e.Up), Down: e.down.Slice(kernels.Apart8*site, kernels.Apart8*site+1), Peak: one(e.Peak)}
 	}
-	for i, m := range mats {
-		if names[i] == name {
-			n := m.Rows * m.Cols
-			return &Linear{W: e.weights.Slice(m.To, m.To+n), Across: e.weights.Slice(m.Across, m.Across+n),
+	for i, m := range e.mats {
+		if e.names[i] == name {
+			n, codes := m.Rows*m.Cols, e.codesOf(i)
+			return &Linear{W: codes.Slice(m.To, m.To+n), Across: codes.Slice(m.Across, m.Across+n),
 				By: e.weightBy.Slice(kernels.Apart8*i, kernels.Apart8*i+1), X: castOf(site), DY: castOf(site + 1)}
 		}
 	}

@@ -33,51 +33,95 @@ type State struct {
 	Peak spmd.Buffer[float32] // (sites): the largest size of a value in the step so far
 
 	mats       []kernels.Matrix8
-	layout     spmd.Buffer[int64] // (mats,MatrixNumbers): mats as kernels read them
-	tiles      spmd.Buffer[int32] // (parts,3): matrix, row and column of each part that a block casts
-	nTiles     int
-	weights    spmd.Buffer[spmd.F8E4M3] // the codes of mats
-	weightPeak spmd.Buffer[float32]     // (mats): the largest size of a weight
-	weightBy   spmd.Buffer[float32]     // (mats,Apart8): what codes are multiplied by, in the first
+	names      []string // of these
+	sets       []set
+	layout     spmd.Buffer[int64]         // (mats,MatrixNumbers): mats as kernels read them
+	tiles      spmd.Buffer[int32]         // (parts,3): matrix, from the first of its set, row and column of each part that a block casts
+	nTiles     int                        // of all sets
+	weights    []spmd.Buffer[spmd.F8E4M3] // the codes of mats; sets may take turns in one
+	weightPeak spmd.Buffer[float32]       // (mats): the largest size of a weight
+	weightBy   spmd.Buffer[float32]       // (mats,Apart8): what codes are multiplied by, in the first
 
 	operand spmd.Buffer[spmd.F8E4M3] // the operand of the next product
 }
 
-// fp8Matrices lists the matrices that are cast, by their names, and how many codes they have.
-func fp8Matrices(cfg layout.Config, params []layout.Param) (mats []kernels.Matrix8, names []string, codes int) {
-	place := func(n int) int {
-		at := codes
-		codes += (n + 255) / 256 * 256
-		return at
-	}
-	for _, p := range params {
-		if !p.Decay || p.Name == "wpe.weight" || cfg.FP8 == layout.FP8Head && p.Name != "wte.weight" {
-			continue
-		}
-		mats = append(mats, kernels.Matrix8{From: p.Off, To: place(p.Len), Across: place(p.Len), Rows: p.Shape[0], Cols: p.Shape[1]})
-		names = append(names, p.Name)
-	}
-	return mats, names, codes
+// set is matrices that are cast together: all, or those of a group.
+type set struct {
+	first, end           int // of mats
+	firstTile, endOfTile int
+	memory               int // which of weights
 }
 
-// TakeAll takes, or counts, the memory for n rows, and columns of scratch.
-func (e *State) TakeAll(sp *layout.Space, cfg layout.Config, params []layout.Param, n int, columns *spmd.Buffer[float32]) {
-	sites, codes := cfg.FP8Sites(), 0
-	e.mats, _, codes = fp8Matrices(cfg, params)
-	e.nTiles = 0
-	for _, m := range e.mats {
-		e.nTiles += tilesOf(m.Rows) * tilesOf(m.Cols)
+// matrices lists what is cast, and returns how many codes each memory has. With turns the matrices of each
+// group are a set, and those of layers take turns in so many memories: From is then in the group.
+func (e *State) matrices(cfg layout.Config, params []layout.Param, groups []layout.Group, turns int) (lens []int) {
+	e.mats, e.names, e.nTiles = nil, nil, 0
+	e.sets, lens = make([]set, 1), make([]int, 1)
+	if turns > 0 {
+		e.sets, lens = make([]set, len(groups)), make([]int, turns+1)
 	}
+	for g := range e.sets {
+		x := &e.sets[g]
+		if x.memory = turns; g < layout.VectorGroup(groups) && turns > 0 {
+			x.memory = g % turns
+		}
+		x.first, x.firstTile = len(e.mats), e.nTiles
+		codes := 0
+		place := func(n int) int {
+			at := codes
+			codes += (n + 255) / 256 * 256
+			return at
+		}
+		for _, p := range params {
+			head := p.Name == "wte.weight"
+			if turns > 0 && p.Group != g || !p.Decay || p.Name == "wpe.weight" || head && !cfg.Ends() || !head && cfg.FP8 == layout.FP8Head {
+				continue
+			}
+			from := p.Off
+			if turns > 0 {
+				from -= groups[g].Off
+			}
+			m := kernels.Matrix8{From: from, To: place(p.Len), Across: place(p.Len), Rows: p.Shape[0], Cols: p.Shape[1]}
+			e.mats, e.names = append(e.mats, m), append(e.names, p.Name)
+			e.nTiles += tilesOf(m.Rows) * tilesOf(m.Cols)
+		}
+		x.end, x.endOfTile = len(e.mats), e.nTiles
+		lens[x.memory] = max(lens[x.memory], codes)
+	}
+	return lens
+}
+
+// codesOf is the memory that has the codes of a matrix.
+func (e *State) codesOf(mat int) spmd.Buffer[spmd.F8E4M3] {
+	for _, x := range e.sets {
+		if mat < x.end {
+			return e.weights[x.memory]
+		}
+	}
+	return spmd.Buffer[spmd.F8E4M3]{}
+}
+
+// TakeAll takes, or counts, the memory for n rows, and columns of scratch. Where turns is above 0 no rank has
+// all weights: those of layers come a group at a time, and so many groups of them have memory.
+func (e *State) TakeAll(sp *layout.Space, cfg layout.Config, params []layout.Param, groups []layout.Group, turns, n int, columns *spmd.Buffer[float32]) {
+	sites, lens := cfg.FP8Sites(), e.matrices(cfg, params, groups, turns)
 	layout.Take(sp, sites, &e.Up, &e.Peak)
 	layout.Take(sp, kernels.Apart8*sites, &e.down)
 	layout.Take(sp, len(e.mats), &e.weightPeak)
 	layout.Take(sp, kernels.Apart8*len(e.mats), &e.weightBy)
 	layout.Take(sp, kernels.MatrixNumbers*len(e.mats), &e.layout)
 	layout.Take(sp, 3*e.nTiles, &e.tiles)
-	layout.Take(sp, codes, &e.weights)
-	operand := min(n, layout.HeadRows) * cfg.PaddedVocab()
+	e.weights = make([]spmd.Buffer[spmd.F8E4M3], len(lens))
+	for i, codes := range lens {
+		layout.Take(sp, codes, &e.weights[i])
+	}
+	operand := 0
+	if cfg.Ends() {
+		_, own, _ := cfg.OwnVocab()
+		operand = min(n, layout.HeadRows) * max(own, cfg.Channels)
+	}
 	if cfg.FP8 == layout.FP8All {
-		operand = max(operand, 4*n*cfg.Channels)
+		operand = max(operand, n*cfg.Channels, 4*n*cfg.OwnChannels())
 		layout.Take(sp, kernels.ColumnParts*4*cfg.Channels, columns)
 	}
 	layout.Take(sp, operand, &e.operand)
@@ -89,17 +133,22 @@ func tilesOf(n int) int { return (n + kernels.TileSide - 1) / kernels.TileSide }
 func (e *State) Begin() error {
 	var layout []int64
 	var tiles []int32
-	for i, m := range e.mats {
-		numbers := m.Numbers()
-		layout = append(layout, numbers[:]...)
-		for r := 0; r < m.Rows; r += kernels.TileSide {
-			for c := 0; c < m.Cols; c += kernels.TileSide {
-				tiles = append(tiles, int32(i), int32(r), int32(c))
+	for _, x := range e.sets {
+		for i, m := range e.mats[x.first:x.end] {
+			numbers := m.Numbers()
+			layout = append(layout, numbers[:]...)
+			for r := 0; r < m.Rows; r += kernels.TileSide {
+				for c := 0; c < m.Cols; c += kernels.TileSide {
+					tiles = append(tiles, int32(i), int32(r), int32(c))
+				}
 			}
 		}
 	}
-	return errors.Join(e.layout.CopyFrom(layout), e.tiles.CopyFrom(tiles), e.Up.SetAll(1), e.down.SetAll(1), e.Peak.SetAll(0),
-		e.weights.SetAll(0), e.weightBy.SetAll(1))
+	errs := []error{e.layout.CopyFrom(layout), e.tiles.CopyFrom(tiles), e.Up.SetAll(1), e.down.SetAll(1), e.Peak.SetAll(0), e.weightBy.SetAll(1)}
+	for _, codes := range e.weights {
+		errs = append(errs, codes.SetAll(0))
+	}
+	return errors.Join(errs...)
 }
 
 // Scales returns the exponents of the scales. It blocks.
@@ -144,12 +193,23 @@ func (e *State) NextScales(s *spmd.Stream, gate spmd.Buffer[float32]) error {
 // CastWeights enqueues the copies of the matrices in an arena of weights, each with the
 // scale for its largest element.
 func (e *State) CastWeights(s *spmd.Stream, weights spmd.Buffer[spmd.BF16]) error {
-	if err := spmd.Fill(s, e.weightPeak, 0); err != nil {
+	return e.CastGroup(s, 0, weights)
+}
+
+// CastGroup is CastWeights for a group's weights, where groups are cast by themselves.
+func (e *State) CastGroup(s *spmd.Stream, group int, weights spmd.Buffer[spmd.BF16]) error {
+	x := e.sets[group]
+	if x.first == x.end {
+		return nil
+	}
+	peaks, by := e.weightPeak.Slice(x.first, x.end), e.weightBy.Slice(kernels.Apart8*x.first, kernels.Apart8*x.end)
+	mats, tiles := e.layout.Slice(kernels.MatrixNumbers*x.first, kernels.MatrixNumbers*x.end), e.tiles.Slice(3*x.firstTile, 3*x.endOfTile)
+	if err := spmd.Fill(s, peaks, 0); err != nil {
 		return err
 	}
-	g := kernels.Blocks(e.nTiles, 1, 1)
-	if err := kernels.WeightPeaksKernel.Launch(s, g, e.weightPeak.Arg(), weights.Arg(), e.layout.Arg(), e.tiles.Arg()); err != nil {
+	g := kernels.Blocks(x.endOfTile-x.firstTile, 1, 1)
+	if err := kernels.WeightPeaksKernel.Launch(s, g, peaks.Arg(), weights.Arg(), mats.Arg(), tiles.Arg()); err != nil {
 		return err
 	}
-	return kernels.CastWeightsKernel.Launch(s, g, e.weights.Arg(), e.weightBy.Arg(), e.weightPeak.Arg(), weights.Arg(), e.layout.Arg(), e.tiles.Arg())
+	return kernels.CastWeightsKernel.Launch(s, g, e.weights[x.memory].Arg(), by.Arg(), peaks.Arg(), weights.Arg(), mats.Arg(), tiles.Arg())
 }

@@ -15,18 +15,18 @@ func bindFP8[A kernels.Act](s *State, p *Weights[A]) {
 	if e == nil {
 		return
 	}
-	p.Head.eight = e.Linear(cfg, s.Params, "wte.weight", 0)
-	if cfg.FP8 != layout.FP8All {
-		return
-	}
+	p.Head.eight = e.Linear("wte.weight", 0)
+	first, _ := cfg.Own()
 	for l := range p.Layers {
-		h, site := fmt.Sprintf("h.%d.", l), layout.HeadSites+layout.LayerSites*l
+		h, site := fmt.Sprintf("h.%d.", first+l), layout.HeadSites+layout.LayerSites*(first+l)
 		q := &p.Layers[l]
 		for i, m := range []struct {
 			to   *Linear[A]
 			name string
 		}{{&q.QKV, "attn.c_attn"}, {&q.Proj, "attn.c_proj"}, {&q.FC, "mlp.c_fc"}, {&q.Proj2, "mlp.c_proj"}} {
-			m.to.eight = e.Linear(cfg, s.Params, h+m.name+".weight", site+2*i)
+			if cfg.FP8 == layout.FP8All {
+				m.to.eight = e.Linear(h+m.name+".weight", site+2*i)
+			}
 		}
 	}
 }

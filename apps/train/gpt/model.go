@@ -126,7 +126,11 @@ func (m *Model[A]) takeAll() {
 	layout.Take(sp, 2, &m.Totals)
 	if cfg.FP8 != layout.FP8Off {
 		m.FP8 = new(fp8.State)
-		m.FP8.TakeAll(sp, cfg, m.Params, N, &m.parts.Columns)
+		turns := 0
+		if cfg.Shard.Mode == layout.ShardParameters {
+			turns = layerSlots
+		}
+		m.FP8.TakeAll(sp, cfg, m.Params, m.Groups, turns, N, &m.parts.Columns)
 	}
 }
 
@@ -376,8 +380,9 @@ func (e *enqueue[A]) backward(batch Batch, ready func(int) error) {
 		mlp, attn := m.Cfg.Sections(l)
 		e.call(m.around.need, mlp)
 		e.call(m.around.write, mlp)
-		e.backThroughGELU(m.dwide, &p.Proj2, a.fc, &p.FC)
-		e.proj2Grad(a.gelu, &p.Proj2, l+1 == len(m.act) && !m.Cfg.Ends())
+		fresh := l+1 == len(m.act) && !m.Cfg.Ends() // no LayerNorm has written dres
+		e.backThroughGELU(m.dwide, &p.Proj2, a.fc, &p.FC, fresh)
+		e.proj2Grad(a.gelu, &p.Proj2, fresh)
 		e.gatherBeside(a.ln2)
 		e.grads(m.tmp, m.dwide, a.ln2, &p.FC)
 		e.call(m.around.done, mlp)

@@ -164,6 +164,21 @@ func TestVocabularyParts(t *testing.T) {
 	if err := cfg.Validate(); err == nil || err.Error() != "--tp 17: a vocabulary of 100 tokens divides into 16 parts at most" {
 		t.Error(err)
 	}
+	cfg = layout.Config{Layers: 1, Heads: 3, Channels: 144, SeqMax: 1, Vocab: 200, FP8: layout.FP8Head, Tensor: layout.Tensor{Ranks: 3}}
+	for cfg.Tensor.Rank = range 3 {
+		if first, rows, _ := cfg.OwnVocab(); first%16 != 0 || rows%16 != 0 || cfg.Validate() != nil {
+			t.Errorf("8-bit logits of rank %d of 3 have %d columns from %d on, %v", cfg.Tensor.Rank, rows, first, cfg.Validate())
+		}
+	}
+	cfg.Channels, cfg.Heads, cfg.FP8 = 192, 6, layout.FP8All
+	cfg.Tensor = layout.Tensor{Ranks: 6}
+	if err := cfg.Validate(); cfg.OwnChannels() != 32 || err != nil {
+		t.Error(err)
+	}
+	cfg.Channels = 48
+	if err := cfg.Validate(); err == nil || err.Error() != "--tp 6: 8 channels a rank, which products of 8-bit floats take in multiples of 16: take --fp8 head" {
+		t.Error(err)
+	}
 }
 
 // Each rank sets what it has of the token embedding, also of one that ends with the last token.

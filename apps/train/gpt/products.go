@@ -9,24 +9,19 @@ import (
 
 // linear enqueues y(n,out) = x(n,in)·wᵀ + b.
 func (e *enqueue[A]) linear(y, x spmd.Buffer[A], p *Linear[A]) {
-	e.product(y, x, p, blas.Options{Bias: argOf(p.bias)})
+	e.product(y, x, p, blas.Options{Bias: argOf(p.bias)}, 0)
 }
 
-// linearGELU enqueues pre(n,out) = x(n,in)·wᵀ + b and y = gelu(pre), by GPT-2's tanh formula,
-// and the copy of y.
-func (e *enqueue[A]) linearGELU(y, pre, x spmd.Buffer[A], p *Linear[A], to kernels.Cast) {
-	if !to.None() {
-		e.linear(pre, x, p)
-		e.GELU8(y, pre, e.N*p.Out, to)
-		return
-	}
-	e.product(y, x, p, blas.Options{Bias: argOf(p.bias), GELU: pre.Arg()})
+// linearGELU enqueues pre(n,out) = x(n,in)·wᵀ + b and y = gelu(pre), by GPT-2's tanh formula.
+func (e *enqueue[A]) linearGELU(y, pre, x spmd.Buffer[A], p *Linear[A]) {
+	e.product(y, x, p, blas.Options{Bias: argOf(p.bias), GELU: pre.Arg()}, 0)
 }
 
-// product enqueues y(n,out) = x(n,in)·wᵀ, with an epilogue.
-func (e *enqueue[A]) product(y, x spmd.Buffer[A], p *Linear[A], o blas.Options) {
+// product enqueues y(n,out) = x(n,in)·wᵀ, with an epilogue. The copy of x, where it is that which is multiplied,
+// begins at element from of the operand.
+func (e *enqueue[A]) product(y, x spmd.Buffer[A], p *Linear[A], o blas.Options, from int) {
 	if q := e.product8(p); q != nil {
-		gemm(e, y, e.N, p.Out, q.X.Codes, e.N, p.In, q.W, p.Out, p.In, q.Scaled(o, q.X))
+		gemm(e, y, e.N, p.Out, q.X.Codes.Slice(from, q.X.Codes.Len()), e.N, p.In, q.W, p.Out, p.In, q.Scaled(o, q.X))
 		return
 	}
 	o.TransB = true
@@ -53,6 +48,9 @@ func (e *enqueue[A]) classifier(losses spmd.Buffer[float32], logits spmd.Buffer[
 	}
 	e.arrived()
 	e.ClassifierOfParts(losses, logits, targets, all, scale, grad)
+	if head := &e.m.par.Head; grad {
+		e.Cast(logits, e.N*head.Out, e.gradCast(head))
+	}
 }
 
 // inputGrad enqueues dx(n,in) = dy(n,out)·w.
@@ -64,14 +62,8 @@ func (e *enqueue[A]) inputGrad(dx, dy spmd.Buffer[A], p *Linear[A]) {
 	gemm(e, dx, e.N, p.In, dy, e.N, p.Out, p.W, p.Out, p.In, blas.Options{})
 }
 
-// inputGradGELU enqueues dpre(n,in) = dy(n,out)·w·gelu'(pre(n,in)), and the copy of dpre where wrote,
-// the linear that pre is of, takes one: with it comes the gradient of the bias.
-func (e *enqueue[A]) inputGradGELU(dpre, dy spmd.Buffer[A], p *Linear[A], pre spmd.Buffer[A], wrote *Linear[A]) {
-	if to := e.gradCast(wrote); !to.None() {
-		e.inputGrad(dpre, dy, p)
-		e.CastColumns(dpre, pre, to, wrote.DB)
-		return
-	}
+// inputGradGELU enqueues dpre(n,in) = dy(n,out)·w·gelu'(pre(n,in)).
+func (e *enqueue[A]) inputGradGELU(dpre, dy spmd.Buffer[A], p *Linear[A], pre spmd.Buffer[A]) {
 	gemm(e, dpre, e.N, p.In, dy, e.N, p.Out, p.W, p.Out, p.In, blas.Options{DGELU: pre.Arg()})
 }
 
@@ -86,6 +78,11 @@ func (e *enqueue[A]) weightBiasGrad(dy, x spmd.Buffer[A], p *Linear[A]) {
 		e.weightGrad(dy, x, p)
 		return
 	}
+	e.weightAndSums(dy, x, p)
+}
+
+// weightAndSums enqueues both.
+func (e *enqueue[A]) weightAndSums(dy, x spmd.Buffer[A], p *Linear[A]) {
 	sums := p.DB
 	if e.Acc {
 		sums = e.m.sums.Slice(0, p.Out) // a product replaces them

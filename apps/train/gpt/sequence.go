@@ -135,15 +135,21 @@ func (e *enqueue[A]) embed(y spmd.Buffer[A], tokens spmd.Buffer[int32]) {
 	e.arrived()
 }
 
-// norm enqueues LayerNormForward of this rank's rows.
+// norm enqueues LayerNormForward of this rank's rows. Where these are not all the copy is made of what is gathered.
 func (e *enqueue[A]) norm(out spmd.Buffer[A], mean, rstd spmd.Buffer[float32], x spmd.Buffer[A], p *kernels.Norm, to kernels.Cast) {
+	if !e.alone() {
+		to = kernels.Cast{}
+	}
 	if n := e.rows.Own(); n > 0 {
 		e.ofRows(n, func(part *enqueue[A]) { part.LayerNormForward(out, mean, rstd, x, p, to) })
 	}
 }
 
-// normBackward enqueues LayerNormBackward of this rank's rows.
+// normBackward enqueues LayerNormBackward of this rank's rows, as norm.
 func (e *enqueue[A]) normBackward(dx, dout, x spmd.Buffer[A], mean, rstd spmd.Buffer[float32], p *kernels.Norm, dcolumns spmd.Buffer[float32], add bool, to kernels.Cast) {
+	if !e.alone() {
+		to = kernels.Cast{}
+	}
 	if n := e.rows.Own(); n > 0 {
 		e.ofRows(n, func(part *enqueue[A]) { part.LayerNormBackward(dx, dout, x, mean, rstd, p, dcolumns, add, to) })
 		return
@@ -163,15 +169,30 @@ func (e *enqueue[A]) zero(b spmd.Buffer[float32]) {
 // linearOfAll enqueues y(N,out) = x·wᵀ + b, of all rows of x(n,in).
 func (e *enqueue[A]) linearOfAll(y, x spmd.Buffer[A], p *Linear[A]) {
 	e.eachPiece(x, func(_, lo, hi int, rows spmd.Buffer[A]) {
-		e.ofRows(hi-lo, func(part *enqueue[A]) { part.linear(y.Slice(lo*p.Out, hi*p.Out), rows, p) })
+		e.ofRows(hi-lo, func(part *enqueue[A]) {
+			part.castGathered(rows, e.inputCast(p))
+			part.linear(y.Slice(lo*p.Out, hi*p.Out), rows, p)
+		})
 	})
 }
 
-// linearGELUOfAll enqueues linearGELU of all rows of x(n,in).
+// castGathered enqueues the copy of gathered rows, which no LayerNorm has made.
+func (e *enqueue[A]) castGathered(rows spmd.Buffer[A], to kernels.Cast) {
+	if !e.alone() {
+		e.Cast(rows, rows.Len(), to)
+	}
+}
+
+// linearGELUOfAll enqueues linearGELU of all rows of x(n,in), and the copy of y.
 func (e *enqueue[A]) linearGELUOfAll(y, pre, x spmd.Buffer[A], p *Linear[A], to kernels.Cast) {
+	if !to.None() { // of all rows at once: the copies of x and y take turns in one place
+		e.linearOfAll(pre, x, p)
+		e.GELU8(y, pre, e.N*p.Out, to)
+		return
+	}
 	e.eachPiece(x, func(_, lo, hi int, rows spmd.Buffer[A]) {
 		e.ofRows(hi-lo, func(part *enqueue[A]) {
-			part.linearGELU(y.Slice(lo*p.Out, hi*p.Out), pre.Slice(lo*p.Out, hi*p.Out), rows, p, to)
+			part.linearGELU(y.Slice(lo*p.Out, hi*p.Out), pre.Slice(lo*p.Out, hi*p.Out), rows, p)
 		})
 	})
 }
@@ -181,7 +202,7 @@ func (e *enqueue[A]) linearGELUOfAll(y, pre, x spmd.Buffer[A], p *Linear[A], to 
 // next is multiplied.
 func (e *enqueue[A]) linearResidual(y, x spmd.Buffer[A], p *Linear[A], res spmd.Buffer[A]) {
 	if e.alone() {
-		e.product(y, x, p, blas.Options{Bias: argOf(p.bias), Residual: res.Arg()})
+		e.product(y, x, p, blas.Options{Bias: argOf(p.bias), Residual: res.Arg()}, 0)
 		return
 	}
 	o := blas.Options{}
@@ -191,7 +212,7 @@ func (e *enqueue[A]) linearResidual(y, x spmd.Buffer[A], p *Linear[A], res spmd.
 	for i := range e.rows.Pieces() {
 		lo, hi := e.rows.Piece(i)
 		e.ofRows(hi-lo, func(part *enqueue[A]) {
-			part.product(e.m.partial.Slice(lo*p.Out, hi*p.Out), x.Slice(lo*p.In, hi*p.In), p, o)
+			part.product(e.m.partial.Slice(lo*p.Out, hi*p.Out), x.Slice(lo*p.In, hi*p.In), p, o, lo*p.In)
 			part.scatterPiece(y, i)
 		})
 	}
@@ -204,28 +225,43 @@ func (e *enqueue[A]) linearResidual(y, x spmd.Buffer[A], p *Linear[A], res spmd.
 // backThrough enqueues dx(N,in) = dres·w, of all rows of the gradient of the residual stream.
 func (e *enqueue[A]) backThrough(dx spmd.Buffer[A], p *Linear[A]) {
 	e.eachPiece(e.m.dres, func(_, lo, hi int, dy spmd.Buffer[A]) {
-		e.ofRows(hi-lo, func(part *enqueue[A]) { part.inputGrad(dx.Slice(lo*p.In, hi*p.In), dy, p) })
-	})
-}
-
-// backThroughGELU enqueues what inputGradGELU does, of all rows of the gradient of the residual stream.
-func (e *enqueue[A]) backThroughGELU(dpre spmd.Buffer[A], p *Linear[A], pre spmd.Buffer[A], wrote *Linear[A]) {
-	e.eachPiece(e.m.dres, func(_, lo, hi int, dy spmd.Buffer[A]) {
 		e.ofRows(hi-lo, func(part *enqueue[A]) {
-			part.inputGradGELU(dpre.Slice(lo*p.In, hi*p.In), dy, p, pre.Slice(lo*p.In, hi*p.In), wrote)
+			part.castGathered(dy, e.gradCast(p))
+			part.inputGrad(dx.Slice(lo*p.In, hi*p.In), dy, p)
 		})
 	})
 }
 
-// proj2Grad enqueues what weightGrad does with the gradient of the residual stream, which was gathered. With bias
+// backThroughGELU enqueues dpre(N,in) = dres·w·gelu'(pre(N,in)), of all rows of the gradient of the residual stream, and
+// the copy of dpre where wrote, the linear that pre is of, takes one: with it comes the gradient of the bias. With fresh
+// no LayerNorm has made the copy of dres.
+func (e *enqueue[A]) backThroughGELU(dpre spmd.Buffer[A], p *Linear[A], pre spmd.Buffer[A], wrote *Linear[A], fresh bool) {
+	to := e.gradCast(wrote)
+	if fresh && e.alone() {
+		e.Cast(e.m.dres, e.N*p.Out, e.gradCast(p))
+	}
+	e.eachPiece(e.m.dres, func(_, lo, hi int, dy spmd.Buffer[A]) {
+		e.ofRows(hi-lo, func(part *enqueue[A]) {
+			part.castGathered(dy, e.gradCast(p))
+			if to.None() {
+				part.inputGradGELU(dpre.Slice(lo*p.In, hi*p.In), dy, p, pre.Slice(lo*p.In, hi*p.In))
+			} else {
+				part.inputGrad(dpre.Slice(lo*p.In, hi*p.In), dy, p)
+			}
+		})
+	})
+	e.CastColumns(dpre, pre, to, wrote.DB)
+}
+
+// proj2Grad enqueues what weightGrad does with the gradient of the residual stream, which was gathered. With fresh
 // no LayerNorm has left the gradient of the bias: one rank finds that, of all rows.
-func (e *enqueue[A]) proj2Grad(x spmd.Buffer[A], p *Linear[A], bias bool) {
+func (e *enqueue[A]) proj2Grad(x spmd.Buffer[A], p *Linear[A], fresh bool) {
 	dy := e.all(e.m.dres)
 	switch {
-	case !bias:
+	case !fresh:
 		e.weightGrad(dy, x, p)
 	case e.m.Cfg.Tensor.Rank == 0:
-		e.weightBiasGrad(dy, x, p)
+		e.weightAndSums(dy, x, p)
 	default:
 		e.weightGrad(dy, x, p)
 		e.zero(p.DB)

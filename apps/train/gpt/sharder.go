@@ -53,7 +53,10 @@ func openSharder[A kernels.Act](x *Sharder, m *Model[A], c spmd.Comm) (err error
 			return nil
 		}
 		return func(i int, s *spmd.Stream) error {
-			return kernels.RoundWeights(s, mats[first+i], m.at.Weights[first+i])
+			if err := kernels.RoundWeights(s, mats[first+i], m.at.Weights[first+i]); err != nil || all || m.FP8 == nil {
+				return err
+			}
+			return m.FP8.CastGroup(s, first+i, mats[first+i])
 		}
 	}
 	kept := ddp.GathererConfig[float32]{After: rounds(layers)}
@@ -74,6 +77,11 @@ func openSharder[A kernels.Act](x *Sharder, m *Model[A], c spmd.Comm) (err error
 				return kernels.RoundWeights(s, half, own)
 			}
 			return spmd.Copy(s, any(to).(spmd.Buffer[float32]), own)
+		}, After: func(i int, s *spmd.Stream) error {
+			if m.FP8 == nil {
+				return nil
+			}
+			return m.FP8.CastGroup(s, i, any(m.at.Mats).([]spmd.Buffer[spmd.BF16])[i])
 		}})
 	}
 	if err != nil {

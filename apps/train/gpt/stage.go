@@ -74,6 +74,8 @@ func (m *Model[A]) pipelinePass(forward []int) []int {
 
 // StepHooks are what a pipelined step calls.
 type StepHooks struct {
+	Calibrate bool // as Model.Calibrate
+
 	Scale func(micro int) float32        // of the loss, see ForwardBackward
 	Ready func(micro, section int) error // as soon as everything that the section's gradients of the micro-batch depend on is enqueued
 	Done  func(micro int) error          // after the backward pass of a micro-batch
@@ -93,7 +95,7 @@ func (m *Model[A]) Step(s *spmd.Stream, batches []Batch, h StepHooks) error {
 		return err
 	}
 	on := func(micro int) *enqueue[A] {
-		e := enqueueOn(s, m, batches[micro], micro > 0, mode8{})
+		e := enqueueOn(s, m, batches[micro], micro > 0, mode8{casts: true, records: true, products: !h.Calibrate})
 		if m.Cfg.Shard.ScattersGrads() {
 			e.Acc, e.AccLoss = false, micro > 0
 		}
@@ -138,7 +140,7 @@ func (m *Model[A]) EvaluateAll(s *spmd.Stream, micro int, next func(i int) (Batc
 		if err != nil {
 			return err
 		}
-		e := enqueueOn(s, m, batch, true, mode8{})
+		e := enqueueOn(s, m, batch, true, mode8{casts: true, products: true})
 		m.use(0, in)
 		m.sendTo(out)
 		return around(func() error {

@@ -67,7 +67,7 @@ func (c Config) Validate() error {
 	if c.FP8 != FP8Off && c.Channels%16 != 0 {
 		return fmt.Errorf("model: %d channels, which products of 8-bit floats take in multiples of 16", c.Channels)
 	}
-	return nil
+	return c.CheckParts8()
 }
 
 // PaddedVocab is Vocab rounded up to a multiple of 128: the rows of the token

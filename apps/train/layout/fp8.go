@@ -41,7 +41,15 @@ const (
 	LayerSites = 8
 )
 
-// FP8Sites is how many tensors a step casts.
+// CheckParts8 refuses parts of layers that products of 8-bit floats do not take.
+func (cfg Config) CheckParts8() error {
+	if cfg.FP8 == FP8All && cfg.Tensor.Parts() > 1 && cfg.OwnChannels()%16 != 0 {
+		return fmt.Errorf("--tp %d: %d channels a rank, which products of 8-bit floats take in multiples of 16: take --fp8 head", cfg.Tensor.Ranks, cfg.OwnChannels())
+	}
+	return nil
+}
+
+// FP8Sites is how many tensors a step of the whole model casts.
 func (cfg Config) FP8Sites() int {
 	return [...]int{FP8Off: 0, FP8Head: HeadSites, FP8All: HeadSites + LayerSites*cfg.Layers}[cfg.FP8]
 }

@@ -27,22 +27,28 @@ func (cfg Config) OwnHeads() int { return cfg.Heads / cfg.Tensor.Parts() }
 func (cfg Config) OwnChannels() int { return cfg.Channels / cfg.Tensor.Parts() }
 
 // vocabUnit is what the rows of the token embedding are divided by: a row of logits is then whole
-// pieces of 16 bytes, as kernels read it.
-const vocabUnit = 8
+// pieces of 16 bytes, as kernels read it and its copy in 8-bit floats.
+func (cfg Config) vocabUnit() int {
+	if cfg.FP8 != FP8Off {
+		return 16
+	}
+	return 8
+}
 
 // OwnVocab is which rows of the padded token embedding this rank has, and how many of these are of
 // tokens. The parts are as equal as they can be, the first ones the largest.
 func (cfg Config) OwnVocab() (first, rows, tokens int) {
 	x := cfg.Tensor
-	units := spmd.ShardOf(cfg.PaddedVocab()/vocabUnit, x.Rank, x.Parts())
-	first, rows = units.Off*vocabUnit, units.Len*vocabUnit
+	unit := cfg.vocabUnit()
+	units := spmd.ShardOf(cfg.PaddedVocab()/unit, x.Rank, x.Parts())
+	first, rows = units.Off*unit, units.Len*unit
 	return first, rows, min(max(0, cfg.Vocab-first), rows)
 }
 
 // CheckTensor refuses a number of parts that does not divide the heads, and names those that do, and
 // one that leaves a rank no row of the token embedding.
 func (cfg Config) CheckTensor() error {
-	if most := cfg.PaddedVocab() / vocabUnit; cfg.Vocab > 0 && cfg.Tensor.Parts() > most {
+	if most := cfg.PaddedVocab() / cfg.vocabUnit(); cfg.Vocab > 0 && cfg.Tensor.Parts() > most {
 		return fmt.Errorf("--tp %d: a vocabulary of %d tokens divides into %d parts at most", cfg.Tensor.Ranks, cfg.Vocab, most)
 	}
 	if cfg.Heads%cfg.Tensor.Parts() == 0 {

@@ -141,7 +141,7 @@ func (s *saver) look() error {
 	if err := fp8.Check(s.w, o.Cfg.FP8, o.DType, asked); err != nil {
 		return err
 	}
-	if err := cmp.Or(o.checkShard(asked), o.checkRecompute(asked), o.checkPartsFP8(asked)); err != nil {
+	if err := cmp.Or(o.checkRecompute(asked), o.Cfg.Validate()); err != nil {
 		return spmd.Usage(err)
 	}
 	s.found = found

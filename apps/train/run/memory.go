@@ -99,7 +99,7 @@ func (o *Options) wouldFit(room, ranks int) string {
 				flags += fmt.Sprintf(" --pp %d", pp)
 			}
 			other.Cfg.Shard.Ranks = other.replicas(ranks)
-			if other.checkPartsFP8("") != nil {
+			if other.Cfg.CheckParts8() != nil {
 				continue
 			}
 			if need, err := other.needs(o.Batch, ranks); err == nil && need <= room {
@@ -124,7 +124,7 @@ func (o *Options) keepsLess(room, ranks int) string {
 		for again := o.Cfg.Recompute; again <= layout.RecomputeBlock; again++ {
 			other.Cfg.Shard.Mode, other.Cfg.Recompute = mode, again
 			need, err := other.needs(o.Batch, ranks)
-			if err != nil || need > room || other.checkShard("") != nil || other.checkRecompute("") != nil {
+			if err != nil || need > room || other.checkRecompute("") != nil {
 				continue
 			}
 			flags := ""

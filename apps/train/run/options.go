@@ -271,7 +271,7 @@ func (o *Options) Check(ranks int) error {
 	}
 	o.adam = optim.AdamConfig{Beta1: o.beta1, Beta2: o.beta2, Eps: optim.DefaultAdam.Eps, WeightDecay: o.weightDecay, Clip: o.clip}
 	o.rate = optim.Schedule{Peak: o.lr, Final: o.lr * o.minLR, Warmup: o.warmup, Steps: o.steps}
-	if err := cmp.Or(o.checkShard("--fp8 "+o.FP8), o.checkRecompute("--fp8 "+o.FP8), o.checkPartsFP8("--fp8 "+o.FP8)); err != nil {
+	if err := o.checkRecompute("--fp8 " + o.FP8); err != nil {
 		return err
 	}
 	return o.Cfg.Validate()
@@ -389,15 +389,6 @@ func DefaultDType(w *spmd.World, dtype string) string {
 func (o *Options) checkRecompute(asked string) error {
 	if o.Cfg.Recompute != layout.RecomputeOff && o.Cfg.FP8 == layout.FP8All {
 		return fmt.Errorf("%s does not go with --recompute %v: take --fp8 head", asked, o.Cfg.Recompute)
-	}
-	return nil
-}
-
-// checkShard refuses a mode that does not go with 8-bit floats; asked is where these were
-// asked for.
-func (o *Options) checkShard(asked string) error {
-	if o.Cfg.Shard.Mode == layout.ShardParameters && o.Cfg.FP8 != layout.FP8Off {
-		return fmt.Errorf("%s casts all weights after each update, which no rank has with --shard parameters: take --shard gradients", asked)
 	}
 	return nil
 }

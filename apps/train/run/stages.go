@@ -45,20 +45,6 @@ func (o *Options) checkParts(ranks int) error {
 	return nil
 }
 
-// checkPartsFP8 refuses 8-bit floats where ranks have parts of the model; asked is where they were
-// asked for.
-func (o *Options) checkPartsFP8(asked string) error {
-	switch {
-	case o.Cfg.FP8 == layout.FP8Off:
-		return nil
-	case o.tp > 1:
-		return fmt.Errorf("%s does not go with --tp %d", asked, o.tp)
-	case o.pp > 1:
-		return fmt.Errorf("%s does not go with --pp %d", asked, o.pp)
-	}
-	return nil
-}
-
 // largestStage is how many bytes of the device the stage takes that takes most, and how many
 // micro-batches of a step are there at once.
 func (o *Options) largestStage(rows, batch, ranks int) (most, held int, err error) {

@@ -66,7 +66,7 @@ func (t *Trainer) Audit(steps int) error {
 		}
 	}
 	if e := t.State.FP8; e != nil {
-		if err := ddp.CheckSame(t.c, fmt.Sprintf("the scales of 8-bit floats after %d steps", steps), e.Up); err != nil {
+		if err := ddp.CheckSame(t.all, fmt.Sprintf("the scales of 8-bit floats after %d steps", steps), e.Up); err != nil {
 			return err
 		}
 	}

@@ -2,6 +2,7 @@ package trainer
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -70,6 +71,71 @@ func TestFP8Steps(t *testing.T) {
 				}
 			}
 			traintest.NoError(t, plain.Close(), eight.Close(), graphs.Close(), resumed.Close())
+		}
+	})
+}
+
+// Where ranks divide layers, are stages or share the weights a run with 8-bit floats learns as one without, has the same
+// scales on all ranks, the bits of its graph, and those of unshared weights where sums have one order.
+func TestFP8Divided(t *testing.T) {
+	traintest.On8(t, []int{2, 3, 4}, func(t *testing.T, w *spmd.World) {
+		const steps = 6
+		f := wordTokens(4000)
+		losses := func(cfg Config) (all []float64, exps []int) {
+			if cfg.Graph == "on" && w.Comm().Capturable() != nil {
+				cfg.Graph = "off"
+			}
+			tr := start(t, w, w.Comm(), cfg, f)
+			for i := range steps {
+				loss, _ := step(t, tr, i)
+				all = append(all, loss)
+				if i == 2 {
+					val, err := tr.Validate()
+					traintest.NoError(t, err)
+					all = append(all, val)
+				}
+			}
+			traintest.NoError(t, tr.Audit(steps))
+			exps, err := tr.State.FP8.Scales()
+			traintest.NoError(t, err, tr.Close())
+			return all, exps
+		}
+		for _, level := range []layout.FP8Level{layout.FP8Head, layout.FP8All} {
+			cfg := testConfig(steps)
+			cfg.Half, cfg.Graph, cfg.Model.FP8, cfg.Batch, cfg.GlobalBatch = true, "off", level, 2, 2*w.Size()
+			cfg.Model.Heads, cfg.Model.Channels, cfg.Model.Layers, cfg.Model.Vocab = w.Size(), 16*w.Size(), 4, 203
+			cfg.Rate.Peak, cfg.Rate.Final = 3e-4, 3e-4 // at which rounding does not grow
+			want, wantExps := losses(cfg)
+			eachForm(w.Size(), func(tensor, stages int) {
+				for _, mode := range []layout.ShardMode{layout.ShardOff, layout.ShardParameters} {
+					cfg := cfg
+					cfg.Model.Tensor.Ranks, cfg.Model.Stage.Stages, cfg.Model.Shard.Mode = tensor, stages, mode
+					what := fmt.Sprintf("--fp8 %v --tp %d --pp %d --shard %v on %d ranks", level, tensor, stages, mode, w.Size())
+					got, exps := losses(cfg)
+					for i := range want {
+						if !traintest.CloseTo(got[i], want[i], 0.02) {
+							t.Fatalf("%s: losses %v, undivided %v", what, got, want)
+						}
+					}
+					far := 0
+					for i := range exps {
+						if d := exps[i] - wantExps[i]; d > 1 || d < -1 {
+							far++
+						}
+					}
+					if far > 0 {
+						t.Errorf("%s: %d scales of %d differ by more than a power of two: %v, undivided %v", what, far, len(exps), exps, wantExps)
+					}
+					cfg.Graph = "on"
+					if again, _ := losses(cfg); !slices.Equal(again, got) {
+						t.Errorf("%s: losses %v, as a graph %v", what, got, again)
+					}
+				}
+			})
+			cfg.Model.Shard.Mode = layout.ShardParameters
+			if got, exps := losses(cfg); w.Size() == 2 && w.OnHost() && !(slices.Equal(got, want) && slices.Equal(exps, wantExps)) {
+				t.Errorf("--fp8 %v: losses %v with --shard parameters, %v without", level, got, want)
+			}
 		}
 	})
 }

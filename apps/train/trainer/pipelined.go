@@ -79,6 +79,9 @@ func (t *Trainer) tuneStep() error {
 	if err := t.Model.Step(t.Stream, t.held, t.noHooks()); err != nil {
 		return err
 	}
+	if err := t.forgetPeaks(); err != nil {
+		return err
+	}
 	return blas.Tune(t.World)
 }
 
@@ -139,6 +142,11 @@ func (t *Trainer) lookThrough(step int, look func(section int) error) error {
 	}
 	h := t.noHooks()
 	h.Ready = func(_, section int) error { return look(section) }
+	return t.apart(h)
+}
+
+// apart enqueues the passes of a step from which nothing is learned, with the weights that they need.
+func (t *Trainer) apart(h gpt.StepHooks) error {
 	commands := func() error { return t.Model.Step(t.Stream, t.held, h) }
 	if x := t.sharder; x != nil {
 		return x.Around(t.Stream, x.Training, true, false, commands)

@@ -65,12 +65,18 @@ func (t *Trainer) tune() error {
 	if err != nil {
 		return err
 	}
-	if e := t.State.FP8; e != nil { // these passes do not count
-		if err := spmd.Fill(t.Stream, e.Peak, 0); err != nil {
-			return err
-		}
+	if err := t.forgetPeaks(); err != nil {
+		return err
 	}
 	return blas.Tune(t.World)
+}
+
+// forgetPeaks enqueues that passes so far do not count for the scales of 8-bit floats.
+func (t *Trainer) forgetPeaks() error {
+	if t.State.FP8 == nil {
+		return nil
+	}
+	return spmd.Fill(t.Stream, t.State.FP8.Peak, 0)
 }
 
 // calibrate finds the scales of 8-bit floats for a step: those of its first micro-steps,
@@ -79,13 +85,7 @@ func (t *Trainer) calibrate(step int) error {
 	if step >= t.Steps {
 		return nil
 	}
-	err := t.passes(step, func(k microKind, batch gpt.Batch) error {
-		if !k.first {
-			return nil
-		}
-		return t.Model.Calibrate(t.Stream, batch, t.lossScale())
-	})
-	if err != nil {
+	if err := t.calibrating(step); err != nil {
 		return err
 	}
 	// A batch that has no good numbers leaves the scales as they are, and ends the first step.
@@ -96,10 +96,33 @@ func (t *Trainer) calibrate(step int) error {
 	return t.nextScales(gate)
 }
 
-// nextScales enqueues the scales for the next step: those of all ranks.
+// calibrating enqueues the passes that calibrate looks at.
+func (t *Trainer) calibrating(step int) error {
+	if t.pipelined() {
+		if err := t.holdStep(step); err != nil {
+			return err
+		}
+		h := t.noHooks()
+		h.Calibrate = true
+		return t.apart(h)
+	}
+	return t.passes(step, func(k microKind, batch gpt.Batch) error {
+		if !k.first {
+			return nil
+		}
+		commands := func() error { return t.Model.Calibrate(t.Stream, batch, t.lossScale()) }
+		if x := t.sharder; x != nil && x.EveryPass() {
+			return x.Around(t.Stream, x.Training, true, false, commands)
+		}
+		return commands()
+	})
+}
+
+// nextScales enqueues the scales for the next step: those of all ranks, so that those with other parts of a layer
+// have the same, and each those of all layers, which a checkpoint holds.
 func (t *Trainer) nextScales(gate spmd.Buffer[float32]) error {
 	e := t.State.FP8
-	if err := spmd.AllReduce(t.c.On(t.Stream), e.Peak, e.Peak, spmd.Max); err != nil {
+	if err := spmd.AllReduce(t.all.On(t.Stream), e.Peak, e.Peak, spmd.Max); err != nil {
 		return err
 	}
 	return e.NextScales(t.Stream, gate)
