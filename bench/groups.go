@@ -26,6 +26,7 @@ type group struct {
 var groups = []group{
 	{harness.HostSet, "allreduce", (*bench).allReduce},
 	{harness.HostSet, "pingpong", (*bench).pingPong},
+	{harness.HostSet, "ranks", (*bench).ranks},
 	{harness.HostSet, "watch", (*bench).watch},
 	{harness.HostSet, "reduce", (*bench).reduce},
 	{harness.HostSet, "matvec", (*bench).matvec},

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -238,4 +239,12 @@ var localFaults = map[string]func(ctx context.Context, w *spmd.World) error{
 	"raise":   func(context.Context, *spmd.World) error { panic("out of order") },
 	"returns": func(context.Context, *spmd.World) error { return nil },
 	"waits":   func(ctx context.Context, _ *spmd.World) error { <-ctx.Done(); return nil },
+	"dies":    func(context.Context, *spmd.World) error { return syscall.Kill(os.Getpid(), syscall.SIGKILL) },
+	"goes wrong": func(_ context.Context, w *spmd.World) error { // while the others are in a collective that nobody else has called
+		x, err := spmd.Alloc[int32](w, 3)
+		if err != nil {
+			return err
+		}
+		return spmd.Broadcast(w.Comm(), x, w.Size()-1)
+	},
 }

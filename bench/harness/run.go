@@ -58,8 +58,11 @@ func binding(environ []string) []string {
 	})
 }
 
-// MPIRun is the command line for a program on n ranks.
+// MPIRun is the command line that starts cmd on n ranks; cmd as it is, without mpirun, for none.
 func MPIRun(n int, cmd ...string) []string {
+	if n == 0 {
+		return cmd
+	}
 	return append([]string{"mpirun", "-np", strconv.Itoa(n)}, cmd...)
 }
 

@@ -1,0 +1,71 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+
+	"lockstep/bench/harness"
+)
+
+// layouts are the ways to start four ranks: processes, 0 without mpirun, and the flags that have each be several ranks. Those
+// behind the first are compared with it, and may take so many times as long.
+var layouts = []struct {
+	what      string
+	processes int
+	flags     []string
+	goal      float64
+}{
+	{"4 processes of 1 rank", 4, nil, 0},
+	{"2 processes of 2 ranks", 2, []string{"--gpus-per-process", "2"}, 2},
+	{"1 process of 4 ranks", 0, []string{"--ranks", "4"}, 1},
+}
+
+// ranks compares ranks that are goroutines with ranks that are processes: an all-reduce by its size, and a step of training.
+// More ranks than cores wait for each other in ways that vary: the least of the rounds counts.
+func (b *bench) ranks() error {
+	for _, bytes := range []int{8, 16 << 10, 1 << 20, 16 << 20} {
+		us := make([][]float64, len(layouts))
+		for range b.Rounds {
+			for i, l := range layouts {
+				cmd, err := b.Rank(l.processes, "allreduce", append([]string{"--bytes", strconv.Itoa(bytes)}, l.flags...)...)
+				if err != nil {
+					return err
+				}
+				p, err := onePoint(cmd)
+				if err != nil {
+					return err
+				}
+				us[i] = append(us[i], p.MedianUS)
+			}
+		}
+		for i, l := range layouts[1:] {
+			b.Compare(harness.Row{What: fmt.Sprintf("all-reduce of %d bytes, float32, %s", bytes, l.what), Ranks: 4,
+				Ours: slices.Min(us[i+1]), Unit: "us", Goal: l.goal}, layouts[0].what, slices.Min(us[0]), false)
+		}
+	}
+	return b.trainLayouts()
+}
+
+// trainLayouts compares the default training on two ranks.
+func (b *bench) trainLayouts() error {
+	var ours, theirs []float64
+	for range b.Rounds {
+		for _, side := range []struct {
+			ms    *[]float64
+			ranks int
+			flags []string
+		}{{&theirs, 2, nil}, {&ours, 0, []string{"--ranks", "2"}}} {
+			steps, err := b.trainSteps(side.ranks, seeingSteps, side.flags)
+			if err != nil {
+				return err
+			}
+			slices.SortFunc(steps, func(x, y harness.TrainStep) int { return cmp.Compare(x.MS, y.MS) })
+			*side.ms = append(*side.ms, steps[len(steps)/8].MS) // the median of the faster quarter
+		}
+	}
+	b.Compare(harness.Row{What: "step of the default training, 1 process of 2 ranks", Ranks: 2, Ours: harness.Median(ours), Unit: "ms", Goal: 1.05},
+		"mpirun -np 2", harness.Median(theirs), false)
+	return nil
+}
