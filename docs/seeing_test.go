@@ -1,7 +1,6 @@
 package docs
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -22,8 +21,7 @@ var measured = regexp.MustCompile(`[-+]?\d[\d.,e+-]*( (us|ms|s|B|KiB|MiB|GiB|%))
 func TestSeeing(t *testing.T) {
 	spmdtest.HostOnly(t, "the page shows a run on the host")
 	dir := t.TempDir()
-	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
-	defer cancel()
+	ctx := mpirun.Building(t, 4*time.Minute)
 	do := func(in, name string, args ...string) string {
 		c := exec.CommandContext(ctx, name, args...)
 		c.Dir, c.Env, c.WaitDelay = in, append(mpirun.Env(1), "CUDA_VISIBLE_DEVICES="), 5*time.Second

@@ -2,7 +2,6 @@
 package docs
 
 import (
-	"context"
 	"fmt"
 	"go/format"
 	"os"
@@ -112,8 +111,7 @@ func TestTutorial(t *testing.T) {
 	bin, dir := t.TempDir(), t.TempDir()
 	// The page has more ranks than a machine may have GPUs: here it has none.
 	env := append(mpirun.Env(8), "CUDA_VISIBLE_DEVICES=", "PATH="+bin+":"+os.Getenv("PATH"), "GOPROXY=off", "GOTOOLCHAIN=local", "GOFLAGS=-buildvcs=false")
-	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
-	defer cancel()
+	ctx := mpirun.Building(t, 4*time.Minute)
 	do := func(script string) (string, error) {
 		sh := exec.CommandContext(ctx, "bash", "-c", script)
 		sh.Dir, sh.Env, sh.WaitDelay = dir, env, 5*time.Second

@@ -1,7 +1,6 @@
 package spmd_test
 
 import (
-	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -42,13 +41,7 @@ func TestReadmeProgram(t *testing.T) {
 		t.Fatal(err)
 	}
 	script := strings.ReplaceAll(strings.Join(commands, ""), "PATH", root)
-	limit := 3 * time.Minute
-	if end, ok := t.Deadline(); ok { // where the compiler is emulated, tests are given hours
-		limit = max(limit, time.Until(end)/4)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
-	defer cancel()
-	sh := exec.CommandContext(ctx, "sh", "-ec", script)
+	sh := exec.CommandContext(mpirun.Building(t, 3*time.Minute), "sh", "-ec", script)
 	sh.Dir, sh.WaitDelay = dir, 5*time.Second
 	// Without network: the checkout was built, so that all modules are there.
 	sh.Env = append(mpirun.Env(3), "GOPROXY=off", "GOTOOLCHAIN=local", "GOFLAGS=-buildvcs=false")

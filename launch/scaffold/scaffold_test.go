@@ -35,9 +35,7 @@ func newApp(t *testing.T, dir string, args ...string) (string, error) {
 // sh runs a shell script in dir, without network for Go.
 func sh(t *testing.T, dir, script string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, "sh", "-ec", script)
+	cmd := exec.CommandContext(mpirun.Building(t, 4*time.Minute), "sh", "-ec", script)
 	cmd.Dir = dir
 	cmd.Env = append(mpirun.Env(2), "GOPROXY=off", "GOTOOLCHAIN=local", "GOFLAGS=-buildvcs=false")
 	cmd.WaitDelay = 5 * time.Second
