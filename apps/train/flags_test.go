@@ -73,6 +73,8 @@ func TestBadFlags(t *testing.T) {
 		{[]string{"--data", text, "--recompute", "block", "--fp8", "all"}, []string{"--fp8 all", "--recompute block", "take --fp8 head"}},
 		{[]string{"--tp", "0"}, []string{"--tp 0: must be at least 1"}},
 		{[]string{"--data", text, "--dp", "2"}, []string{"--dp 2: that is 2 ranks, and there are 1"}},
+		{[]string{"--balance", "time"}, []string{"--balance time", "auto, measured or rates"}},
+		{[]string{"--data", text, "--balance", "measured"}, []string{"--balance measured has no meaning without --pp"}},
 		{[]string{"--pp", "0"}, []string{"--pp 0: must be at least 1"}},
 		{[]string{"--data", text, "--pp", "5", "--layers", "4"}, []string{"--pp 5: the model has 4 layers, and each stage needs one"}},
 		{[]string{"--data", text, "--pp", "2"}, []string{"--pp 2: 2 ranks have a part"}},

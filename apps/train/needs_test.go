@@ -16,7 +16,7 @@ func TestMemoryTaken(t *testing.T) {
 		ranks int
 		flags string
 	}{
-		{1, ""}, {2, ""}, {2, "--shard optimizer"}, {2, "--shard gradients"}, {3, "--shard parameters"}, {2, "--tp 2"}, {2, "--pp 2"}, {3, "--pp 3"},
+		{1, ""}, {2, ""}, {2, "--shard optimizer"}, {2, "--shard gradients"}, {3, "--shard parameters"}, {2, "--tp 2"}, {2, "--pp 2"}, {3, "--pp 3"}, {2, "--pp 2 --balance measured"},
 		{4, "--dp 2 --tp 2 --shard parameters"}, {4, "--tp 2 --pp 2"}, {2, "--recompute gelu"}, {2, "--recompute block"}, {4, "--pp 2 --shard optimizer --recompute block"},
 	} {
 		for _, dtype := range []string{"float32", "bfloat16"} {

@@ -21,6 +21,7 @@ type Config struct {
 	Recompute Recomputation // which activations are not kept
 	Stage     Staging       // which layers this rank has
 	Tensor    Tensor        // which part of each
+	Times     Times         // by which stages are balanced
 }
 
 // Presets are the shapes known by name; Vocab comes with the tokens.

@@ -23,8 +23,8 @@ func StageOf(cfg Config, index, stages, micro, seq int) Staging {
 	return StagesOf(cfg, stages, micro, seq)[index]
 }
 
-// StagesOf is all stages of such a model. They take about equally long: by the times that were
-// measured of a layer, of which each rank may have a part, and of the head in the last.
+// StagesOf is all stages of such a model. They take about equally long: by Times of a layer, of which
+// each rank may have a part, and of the head in the last.
 func StagesOf(cfg Config, stages, micro, seq int) []Staging {
 	costs := make([]float64, cfg.Layers)
 	for l := range costs {

@@ -45,6 +45,9 @@ func (o *Options) fit(w *spmd.World, tokens int) error {
 		}
 	}
 	room := int(all[worst]) // the same on every rank
+	if err := o.measureLayers(w, room); err != nil {
+		return err
+	}
 	if o.Batch == 0 {
 		if err := o.largestBatch(w, room, tokens); err != nil {
 			return err

@@ -21,7 +21,7 @@ import (
 // Options is every setting of a run; New holds the defaults.
 type Options struct {
 	model, DType, FP8, graph       string
-	shard, recompute               string
+	shard, recompute, balance      string
 	layers, heads, channels        int // 0: as the model has it
 	bucketMiB                      int // 0: as the device wants it
 	dp, tp, pp                     int // replicas, 0 for what is left; parts of each layer; stages of a pipeline
@@ -78,7 +78,7 @@ var habits = map[string]struct {
 // New returns the settings of a run where no flag is given.
 func New() *Options {
 	return &Options{
-		model: "tiny", FP8: "off", graph: "auto", shard: "off", recompute: "off", tp: 1, pp: 1, steps: 1500, Batch: 4,
+		model: "tiny", FP8: "off", graph: "auto", shard: "off", recompute: "off", balance: "auto", tp: 1, pp: 1, steps: 1500, Batch: 4,
 		weightDecay: optim.DefaultAdam.WeightDecay, clip: optim.DefaultAdam.Clip, beta1: optim.DefaultAdam.Beta1,
 		minLR: 0.1, valBatches: 4, tokens: "bytes", sample: 400, temperature: 0.8,
 		resume: "auto", keep: 3,
@@ -96,6 +96,7 @@ func (o *Options) Flags(fs *pflag.FlagSet) {
 	fs.IntVar(&o.dp, "dp", o.dp, "replicas of the model, that learn from different sequences (default the ranks that --tp and --pp leave); the three multiply to the number of ranks")
 	fs.IntVar(&o.tp, "tp", o.tp, "ranks that each layer is divided among, by its heads and the channels of its MLP: neighbours, best with GPUs of one node")
 	fs.IntVar(&o.pp, "pp", o.pp, "stages of a pipeline: so many ranks have some layers of the model each, and micro-batches go from one to the next; the other ranks are replicas")
+	fs.StringVar(&o.balance, "balance", o.balance, "by which times the layers are dealt out to the stages of --pp: measured at the start, rates (those of an H200), or auto (measured on a GPU)")
 	fs.IntVar(&o.bucketMiB, "bucket-mib", o.bucketMiB, "MiB of gradients that go between the ranks in one all-reduce, while the backward pass goes on (default 4; on GPUs 1024, of several nodes 64)")
 	fs.IntVar(&o.layers, "layers", o.layers, "transformer blocks (default the model's)")
 	fs.IntVar(&o.heads, "heads", o.heads, "attention heads of a block (default the model's)")
@@ -134,14 +135,15 @@ func (o *Options) Flags(fs *pflag.FlagSet) {
 	help.Group(fs, "Flags of the model", "model", "layers", "heads", "channels", "seq", "dtype", "fp8", "init-from")
 	help.Group(fs, "Flags of the text", "data", "val-data", "tokens", "cache")
 	help.Group(fs, "Flags of the optimizer", "steps", "batch", "global-batch", "lr", "min-lr", "warmup-steps", "weight-decay", "beta1", "beta2", "clip", "skip-bad-steps")
-	help.Group(fs, "Flags of memory and speed", "graph", "shard", "recompute", "bucket-mib")
+	help.Group(fs, "Flags of memory and speed", "graph", "shard", "recompute", "balance", "bucket-mib")
 	help.Group(fs, "Flags of checkpoints", "checkpoint", "save-every", "keep", "resume", "requeue-status", "audit")
 	help.Group(fs, "Flags of the sample at the end", "sample", "prompt", "temperature")
 	help.Group(fs, help.Output, "val-every", "val-batches", "log-every")
 	for flag, values := range map[string][]string{
 		"model": {"tiny", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"}, "dtype": {"float32", "bfloat16"}, "fp8": {"off", "head", "all"},
 		"graph": {"auto", "on", "off"}, "shard": {"off", "optimizer", "gradients", "parameters"}, "recompute": {"off", "gelu", "block"},
-		"resume": {"auto", "must", "never"}, "tokens": {"bytes", "gpt2"},
+		"balance": {"auto", "measured", "rates"},
+		"resume":  {"auto", "must", "never"}, "tokens": {"bytes", "gpt2"},
 	} {
 		help.Choices(fs, flag, values...)
 	}
@@ -224,7 +226,7 @@ func (o *Options) Check(ranks int) error {
 	if !o.fixedGlobal {
 		o.GlobalBatch = max(1, o.Batch) * ranks
 	}
-	if err := cmp.Or(o.checkNumbers(), o.checkParts(ranks)); err != nil {
+	if err := cmp.Or(o.checkNumbers(), o.checkBalance(), o.checkParts(ranks)); err != nil {
 		return err
 	}
 	switch {

@@ -66,7 +66,7 @@ type SummaryRecord struct {
 
 	Parts  int     `json:"tp,omitempty"`     // of each layer
 	Stages int     `json:"pp,omitempty"`     // of a pipeline
-	Bubble float64 `json:"bubble,omitempty"` // the part of a step in which they wait, as calculated
+	Bubble float64 `json:"bubble,omitempty"` // the part of a step in which they wait, by the times that they are balanced by
 }
 
 // report tells of the steps: log lines and a bar for people, JSON for programs.

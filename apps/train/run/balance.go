@@ -1,0 +1,100 @@
+package run
+
+import (
+	"errors"
+	"fmt"
+	"math"
+
+	"lockstep/apps/train/gpt"
+	"lockstep/apps/train/kernels"
+	"lockstep/apps/train/layout"
+	"lockstep/spmd"
+	"lockstep/spmd/timing"
+)
+
+// checkBalance refuses what stages cannot be balanced by.
+func (o *Options) checkBalance() error {
+	switch {
+	case o.balance != "auto" && o.balance != "measured" && o.balance != "rates":
+		return fmt.Errorf("--balance %s: unknown, want auto, measured or rates", o.balance)
+	case o.Given("balance") && o.pp == 1:
+		return fmt.Errorf("--balance %s has no meaning without --pp", o.balance)
+	}
+	return nil
+}
+
+// measureLayers has the stages of a pipeline balanced by how long a layer and the head take here, where that
+// was asked for: every rank times both passes of a model of one layer and of one of two, and the slowest
+// counts. Where they do not fit into room bytes, or the times make no sense, it leaves the rates. It blocks.
+// Every rank calls it.
+func (o *Options) measureLayers(w *spmd.World, room int) error {
+	if o.pp == 1 || o.balance == "rates" || o.balance == "auto" && o.onHost {
+		return nil
+	}
+	const tokens = 8192 // of which products are as fast as of more
+	batch := min(max(1, o.Batch), max(1, tokens/o.Seq))
+	var took [2]float64 // seconds a token
+	for i := range took {
+		cfg := o.Cfg.Whole()
+		cfg.Layers, cfg.Shard = i+1, layout.Sharding{}
+		need, err := gpt.MemoryNeeded(cfg, batch, o.Seq, o.DType == "bfloat16")
+		if err != nil {
+			return err
+		}
+		if need > room {
+			w.Log().Info().Msgf("stages are balanced by the rates of an H200: timing a layer needs %s", gigabytes(need))
+			return nil
+		}
+		if took[i], err = o.timePasses(w, cfg, batch); err != nil {
+			return err
+		}
+	}
+	layer, head := took[1]-took[0], 2*took[0]-took[1]
+	if layer <= 0 || head < 0 {
+		w.Log().Info().Msg("stages are balanced by the rates of an H200: the times of a layer and of the head vary too much")
+		return nil
+	}
+	// In quarters of a layer, so that what varies from run to run seldom changes the stages.
+	o.Cfg.Times = layout.Times{Layer: layer, Head: math.Round(4*head/layer) / 4 * layer}
+	us := 1e6 * float64(batch*o.Seq)
+	w.Log().Info().Str("layer", fmt.Sprintf("%.0f us", us*layer)).Str("head", fmt.Sprintf("%.0f us", us*head)).Int("tokens", batch*o.Seq).
+		Msg("timed what stages are balanced by")
+	return nil
+}
+
+// timePasses is how many seconds both passes of a model take for a token, on the slowest rank.
+func (o *Options) timePasses(w *spmd.World, cfg layout.Config, batch int) (seconds float64, err error) {
+	state, model, err := gpt.Open(w, o.DType == "bfloat16", cfg, batch, o.Seq)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, state.Close()) }()
+	s, err := w.NewStream("timing")
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	n := batch * o.Seq
+	list := make([]int32, kernels.SortedLen(n, cfg.Vocab))
+	text := make([]int32, n)
+	for i := range text {
+		text[i] = int32(i % cfg.Vocab)
+	}
+	new(kernels.Sorter).Sort(list, text, cfg.Vocab)
+	var space layout.Space
+	space.W = w
+	b := gpt.Batch{B: batch, T: o.Seq}
+	layout.Take(&space, n, &b.In, &b.Targets)
+	layout.Take(&space, len(list), &b.Sorted)
+	defer func() { err = errors.Join(err, space.Free()) }()
+	if space.Err != nil {
+		return 0, space.Err
+	}
+	if err := errors.Join(b.In.CopyFrom(text), b.Targets.CopyFrom(text), b.Sorted.CopyFrom(list), state.Refresh(s)); err != nil {
+		return 0, err
+	}
+	t, err := timing.MeasureStream(w.Comm(), s, !o.onHost, 2, 5, func() error {
+		return model.ForwardBackward(s, b, 1/float32(n), true, nil)
+	})
+	return t.MinUS / 1e6 / float64(n), err
+}
