@@ -9,6 +9,7 @@ import (
 	"unsafe"
 
 	"lockstep/cudampi"
+	"lockstep/spmd/internal/exec"
 )
 
 // post carries messages between the ranks of different processes. MPI is entered by who has the lock, one at a time, and
@@ -236,6 +237,7 @@ func (p *post) until(done func() (bool, error)) error {
 const (
 	looks  = 2000 // before a rank that waits lets others of its process run: about a millisecond
 	yields = 4000 // before it sleeps
+	turns  = 16   // of ranks of a process before another process gets the core, where cores are shared
 	nap    = 50 * time.Microsecond
 )
 
@@ -243,6 +245,8 @@ const (
 func (p *post) pause(idle int) {
 	switch {
 	case idle < looks && !p.crowded:
+	case p.crowded && idle%turns == turns-1: // the rank that it waits for may be in another process
+		exec.Yield()
 	case idle < yields:
 		runtime.Gosched()
 	default:
