@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -11,6 +10,7 @@ import (
 	"time"
 
 	"lockstep/internal/fakelib"
+	"lockstep/internal/mpirun"
 )
 
 var binaries struct {
@@ -33,9 +33,7 @@ func build(t *testing.T) string {
 		if b.err = copyFile(os.Args[0], filepath.Join(b.dir, "launch"), nil); b.err != nil {
 			return
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-		defer cancel()
-		cmd := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-o", b.dir, "lockstep/launch/launch-probe")
+		cmd := exec.CommandContext(mpirun.Building(t, 2*time.Minute), "go", "build", "-buildvcs=false", "-o", b.dir, "lockstep/launch/launch-probe")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			b.err = fmt.Errorf("%w\n%s", err, out)
 		}
