@@ -144,8 +144,8 @@ func (m Machine) shareOf(r rates, cfg layout.Config, j Job) share {
 
 // sums are what ranks that divide layers say to each other in both passes: all-gathers before a product and
 // reduce-scatters behind it. They go in pieces, each beside the product of the next; backward the scatters go beside the
-// product for the gradient of the weights, and what was gathered forward is gathered again beside another product. The
-// embeddings have nothing to hide theirs, nor has what ranks tell each other of the logits.
+// product for the gradient of the weights, and what was gathered forward is gathered again beside another product. What
+// ranks tell each other of the logits is hidden by the head. The embeddings have nothing to hide theirs.
 func (m Machine) sums(r rates, cfg layout.Config, rows float64) Estimate {
 	C, layers := float64(cfg.Channels), float64(cfg.OwnLayers())
 	one := m.allReduce(2*rows*C, cfg.Tensor.Ranks, m.PerNode) / 2
@@ -174,7 +174,7 @@ func (m Machine) sums(r rates, cfg layout.Config, rows float64) Estimate {
 		_, own, _ := cfg.OwnVocab()
 		head := float64(own) * C * float64(cfg.Tensor.Ranks)
 		told := m.allReduce(4*3*rows*float64(cfg.Tensor.Ranks), cfg.Tensor.Ranks, m.PerNode) / 2 // an all-gather
-		e.Low, e.High = e.Low+told+inPieces(head)+beside(head), e.High+told+2*one
+		e.Low, e.High = e.Low+inPieces(head)+beside(head), e.High+told+2*one
 	}
 	return e
 }

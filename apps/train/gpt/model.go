@@ -333,9 +333,7 @@ func (e *enqueue[A]) head(targets spmd.Buffer[int32], scale float32, grad bool) 
 			part := *e // of these rows
 			part.N, part.Acc = hi-lo, e.Acc || lo > 0
 			lnf, logits := x.Slice((lo-from)*C, (hi-from)*C), m.logits.Slice(0, part.N*head.Out)
-			part.Cast(lnf, part.N*C, e.inputCast(head))
-			part.linear(logits, lnf, head)
-			part.classifier(m.losses.Slice(lo, hi), logits, targets.Slice(lo, hi), scale, grad)
+			part.classify(m.losses.Slice(lo, hi), logits, lnf, targets.Slice(lo, hi), scale, grad)
 			if grad {
 				part.inputGrad(m.partial.Slice(lo*C, hi*C), logits, head)
 				if hi == to {

@@ -28,27 +28,44 @@ func (e *enqueue[A]) product(y, x spmd.Buffer[A], p *Linear[A], o blas.Options, 
 	gemm(e, y, e.N, p.Out, x, e.N, p.In, p.W, p.Out, p.In, o)
 }
 
-// classifier enqueues losses(n), and with grad the gradient of logits in their place: of the rows of the
-// head that this rank has, where ranks divide it. These tell each other three numbers a row.
-func (e *enqueue[A]) classifier(losses spmd.Buffer[float32], logits spmd.Buffer[A], targets spmd.Buffer[int32], scale float32, grad bool) {
-	parts := e.m.Cfg.Tensor.Parts()
-	if parts == 1 {
-		e.Classifier(losses, logits, targets, scale, grad, e.gradCast(&e.m.par.Head))
+// classify enqueues logits of what the head reads, x(n,C), losses(n), and with grad the gradient of logits in
+// their place: of the rows of the head that this rank has, where ranks divide it. These tell each other three
+// numbers a row, half of the rows at a time: those of the first half go beside the product of the second, those of
+// the second beside what makes losses of the first.
+func (e *enqueue[A]) classify(losses spmd.Buffer[float32], logits, x spmd.Buffer[A], targets spmd.Buffer[int32], scale float32, grad bool) {
+	m, head := e.m, &e.m.par.Head
+	e.Cast(x, e.N*head.In, e.inputCast(head))
+	if e.alone() {
+		e.linear(logits, x, head)
+		e.Classifier(losses, logits, targets, scale, grad, e.gradCast(head))
 		return
 	}
-	n, rank := e.N*kernels.LogitNumbers, e.m.Cfg.Tensor.Rank
-	all := e.m.maxima.Slice(0, parts*n)
-	own := all.Slice(rank*n, (rank+1)*n)
-	e.LogitSums(own, logits, targets)
-	if e.Err == nil {
-		e.Err = e.m.side.After(e.S)
-	}
-	if e.Err == nil {
-		e.Err = spmd.AllGather(e.m.with, all, own)
+	parts, rank, half := m.Cfg.Tensor.Parts(), m.Cfg.Tensor.Rank, (e.N+1)/2
+	before := func() {} // the losses of the half before
+	for lo := 0; lo < e.N; lo += half {
+		n := min(half, e.N-lo)
+		own := logits.Slice(lo*head.Out, (lo+n)*head.Out)
+		all := m.maxima.Slice(parts*lo*kernels.LogitNumbers, parts*(lo+n)*kernels.LogitNumbers)
+		mine := all.Slice(rank*n*kernels.LogitNumbers, (rank+1)*n*kernels.LogitNumbers)
+		e.ofRows(n, func(part *enqueue[A]) {
+			part.product(own, x.Slice(lo*head.In, (lo+n)*head.In), head, blas.Options{}, lo*head.In)
+			part.LogitSums(mine, own, targets.Slice(lo, lo+n))
+		})
+		e.arrived() // those of the half before
+		e.begin()
+		if e.Err == nil {
+			e.Err = spmd.AllGather(m.with, all, mine)
+		}
+		before()
+		before = func() {
+			e.ofRows(n, func(part *enqueue[A]) {
+				part.ClassifierOfParts(losses.Slice(lo, lo+n), own, targets.Slice(lo, lo+n), all, scale, grad)
+			})
+		}
 	}
 	e.arrived()
-	e.ClassifierOfParts(losses, logits, targets, all, scale, grad)
-	if head := &e.m.par.Head; grad {
+	before()
+	if grad {
 		e.Cast(logits, e.N*head.Out, e.gradCast(head))
 	}
 }

@@ -124,7 +124,8 @@ func (e *enqueue[A]) ofRows(n int, fn func(part *enqueue[A])) {
 	e.Err = part.Err
 }
 
-// embed enqueues y(n,C) = the embeddings of tokens(N).
+// embed enqueues y(n,C) = the embeddings of tokens(N). Nothing goes beside their sum: all that follows reads it, and
+// what makes them takes no longer than the sum of a piece.
 func (e *enqueue[A]) embed(y spmd.Buffer[A], tokens spmd.Buffer[int32]) {
 	to := e.m.partial
 	if e.alone() {
