@@ -94,7 +94,7 @@ test-hosts: build
 	@./deps.sh launch
 	LOCKSTEP_HOSTS=1 go test -count=1 -timeout 600s ./launch/hosts
 
-# Everything built for linux/arm64, and its tests, emulated: an hour or more.
+# Everything built for linux/arm64, and its tests, emulated: hours on two cores.
 # PACKAGES="./internal/shm ./spmd" make test-arm64 takes some of them.
 test-arm64: deps
 	./test-arm64.sh $(PACKAGES)
