@@ -1,6 +1,7 @@
 package run
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -8,6 +9,7 @@ import (
 	"lockstep/apps/train/gpt"
 	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
+	"lockstep/cuda/nvrtc"
 	"lockstep/spmd"
 	"lockstep/spmd/timing"
 )
@@ -25,14 +27,31 @@ func (o *Options) checkBalance() error {
 
 // measureLayers has the stages of a pipeline balanced by how long a layer and the head take here, where that
 // was asked for: every rank times both passes of a model of one layer and of one of two, and the slowest
-// counts. Where they do not fit into room bytes, or the times make no sense, it leaves the rates. It blocks.
-// Every rank calls it.
+// counts. Where they do not fit into room bytes, or the times make no sense, it leaves the rates. What was
+// measured is kept in the cache folder of rank 0, so that later runs have the same stages. It blocks. Every
+// rank calls it.
 func (o *Options) measureLayers(w *spmd.World, room int) error {
 	if o.pp == 1 || o.balance == "rates" || o.balance == "auto" && o.onHost {
 		return nil
 	}
 	const tokens = 8192 // of which products are as fast as of more
 	batch := min(max(1, o.Batch), max(1, tokens/o.Seq))
+	cache, key := nvrtc.DefaultCache(), o.balanceKey(w, batch)
+	kept, err := spmd.Choose(w, "--balance", func() (t layout.Times, err error) {
+		if data, ok := cache.Get(key); ok && json.Unmarshal(data, &t) != nil {
+			t = layout.Times{} // not what was put there: it is measured anew
+		}
+		return t, nil
+	})
+	if err != nil {
+		return err
+	}
+	if kept.Layer > 0 {
+		o.Cfg.Times = kept
+		w.Log().Info().Str("layer", fmt.Sprintf("%.0f us", 1e6*float64(batch*o.Seq)*kept.Layer)).Int("tokens", batch*o.Seq).
+			Msg("stages are balanced by times of an earlier run, from the cache folder")
+		return nil
+	}
 	var took [2]float64 // seconds a token
 	for i := range took {
 		cfg := o.Cfg.Whole()
@@ -56,10 +75,22 @@ func (o *Options) measureLayers(w *spmd.World, room int) error {
 	}
 	// In quarters of a layer, so that what varies from run to run seldom changes the stages.
 	o.Cfg.Times = layout.Times{Layer: layer, Head: math.Round(4*head/layer) / 4 * layer}
+	if w.Rank() == 0 {
+		if data, err := json.Marshal(o.Cfg.Times); err == nil {
+			_ = cache.Put(key, data) // the start has said why the folder keeps nothing
+		}
+	}
 	us := 1e6 * float64(batch*o.Seq)
 	w.Log().Info().Str("layer", fmt.Sprintf("%.0f us", us*layer)).Str("head", fmt.Sprintf("%.0f us", us*head)).Int("tokens", batch*o.Seq).
 		Msg("timed what stages are balanced by")
 	return nil
+}
+
+// balanceKey names what times depend on.
+func (o *Options) balanceKey(w *spmd.World, batch int) string {
+	cfg := o.Cfg.Whole()
+	cfg.Layers, cfg.Shard, cfg.Times = 0, layout.Sharding{}, layout.Times{}
+	return fmt.Sprintf("times of a layer on %d ranks with %s: %+v, %s, %d sequences of %d tokens", w.Size(), w.Device(), cfg, o.DType, batch, o.Seq)
 }
 
 // timePasses is how many seconds both passes of a model take for a token, on the slowest rank.

@@ -11,9 +11,10 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// Stages are balanced by times that were taken here: the same on all ranks, and only where it is asked for and there is
-// the memory.
+// Stages are balanced by times that were taken here: the same on all ranks, only where it is asked for and there is
+// the memory, and once.
 func TestMeasureLayers(t *testing.T) {
+	t.Setenv("LOCKSTEP_CACHE", t.TempDir())
 	spmdtest.RunInProcess(t, []int{2, 3}, func(t *testing.T, w *spmd.World) {
 		o := New()
 		o.Cfg = layout.Config{Layers: 8, Heads: 4, Channels: 64, SeqMax: 32, Vocab: 300, Stage: layout.Staging{Stages: 2}}
@@ -29,8 +30,8 @@ func TestMeasureLayers(t *testing.T) {
 				t.Errorf("%+v: %+v were measured", none, o.Cfg.Times)
 			}
 		}
+		o.balance = "measured"
 		for range 20 { // on a busy machine they may vary too much
-			o.balance = "measured"
 			traintest.NoError(t, o.measureLayers(w, math.MaxInt))
 			if o.Cfg.Times.Layer > 0 {
 				break
@@ -39,6 +40,13 @@ func TestMeasureLayers(t *testing.T) {
 		x := o.Cfg.Times
 		if quarters := 4 * x.Head / x.Layer; x.Layer <= 0 || math.Abs(quarters-math.Round(quarters)) > 1e-6 {
 			t.Errorf("measured %+v", x)
+		}
+		again := New()
+		again.Cfg, again.Seq, again.pp, again.onHost, again.DType, again.balance = o.Cfg, o.Seq, o.pp, o.onHost, o.DType, o.balance
+		again.Cfg.Times = layout.Times{}
+		traintest.NoError(t, again.measureLayers(w, math.MaxInt))
+		if again.Cfg.Times != x { // two measurements are never the same to the last bit
+			t.Errorf("measured %+v, and later %+v, which was not kept", x, again.Cfg.Times)
 		}
 		for _, v := range []float64{x.Layer, x.Head} {
 			all, err := agree.GatherOne(w, w.Comm(), int64(math.Float64bits(v)))
