@@ -70,7 +70,7 @@ func command() *cobra.Command {
 		DisableSuggestions: true, // of cobra, on several lines
 		CompletionOptions:  cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
-	root.SetVersionTemplate("launch, of {{.Version}}\n")
+	root.SetVersionTemplate("launch, of {{.Version}}\nlaunch doctor says which MPI, CUDA and NCCL are here\n")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return exit.Usage{Err: nearest.Flag(cmd.Flags(), err)} })
 	cobra.AddTemplateFunc("grouped", func(fs *pflag.FlagSet) string { return help.Flags(fs, "Flags") })
 	root.SetUsageTemplate(strings.Replace(root.UsageTemplate(), "Flags:\n{{.LocalFlags.FlagUsages | trimTrailingWhitespaces}}", "{{grouped .LocalFlags | trimTrailingWhitespaces}}", 1))
