@@ -19,7 +19,7 @@ func AllReduce[T Elem](c Comm, dst, src Buffer[T], op Op) error {
 		return lengthError("AllReduce", "dst", dst.n, "src", src.n)
 	}
 	cmd := calls.Call{Call: coll.Call{Kind: coll.AllReduce, Op: op, N: src.n}}
-	return collective(c, "AllReduce", &cmd, dst, src, 0)
+	return collective(c, &cmd, dst, src, 0)
 }
 
 // Reduce sets dst[i] to op over all ranks of src[i], on root. Elsewhere dst is
@@ -32,14 +32,14 @@ func Reduce[T Elem](c Comm, dst, src Buffer[T], op Op, root int) error {
 		return lengthError("Reduce", "dst", dst.n, "src", src.n)
 	}
 	cmd := calls.Call{Call: coll.Call{Kind: coll.Reduce, Op: op, N: src.n}}
-	return collective(c, "Reduce", &cmd, dst, src, root)
+	return collective(c, &cmd, dst, src, root)
 }
 
 // Broadcast copies root's buf to buf on every other rank.
 // Source: mpi.h, MPI_Bcast; nccl.h, ncclBroadcast.
 func Broadcast[T Elem](c Comm, buf Buffer[T], root int) error {
 	cmd := calls.Call{Call: coll.Call{Kind: coll.Broadcast, N: buf.n}}
-	return collective(c, "Broadcast", &cmd, buf, Buffer[T]{}, root)
+	return collective(c, &cmd, buf, Buffer[T]{}, root)
 }
 
 // AllGather sets dst to the src of rank 0, then that of rank 1, and so on, on
@@ -51,7 +51,7 @@ func AllGather[T Elem](c Comm, dst, src Buffer[T]) error {
 		return fmt.Errorf("%s: AllGather: dst has %d elements, src %d on each of %d ranks", ccall.At(), dst.n, src.n, c.Size())
 	}
 	cmd := calls.Call{Call: coll.Call{Kind: coll.AllGather, N: src.n}}
-	return collective(c, "AllGather", &cmd, dst, src, 0)
+	return collective(c, &cmd, dst, src, 0)
 }
 
 // ReduceScatter sets dst on rank r to the r-th of Size equal parts of op over all
@@ -62,7 +62,7 @@ func ReduceScatter[T Elem](c Comm, dst, src Buffer[T], op Op) error {
 		return fmt.Errorf("%s: ReduceScatter: src has %d elements, dst %d on each of %d ranks", ccall.At(), src.n, dst.n, c.Size())
 	}
 	cmd := calls.Call{Call: coll.Call{Kind: coll.ReduceScatter, Op: op, N: dst.n}}
-	return collective(c, "ReduceScatter", &cmd, dst, src, 0)
+	return collective(c, &cmd, dst, src, 0)
 }
 
 // AllToAll sends the r-th of Size equal parts of src to rank r, and puts what
@@ -79,7 +79,7 @@ func AllToAll[T Elem](c Comm, dst, src Buffer[T]) error {
 		return fmt.Errorf("%s: AllToAll: %d elements do not divide by %d ranks", ccall.At(), src.n, c.Size())
 	}
 	cmd := calls.Call{Call: coll.Call{Kind: coll.AllToAll, N: src.n / c.Size()}}
-	return collective(c, "AllToAll", &cmd, dst, src, 0)
+	return collective(c, &cmd, dst, src, 0)
 }
 
 // Gather sets dst on root to the src of rank 0, then that of rank 1, and so on:
@@ -93,7 +93,7 @@ func Gather[T Elem](c Comm, dst, src Buffer[T], root int) error {
 		return fmt.Errorf("%s: Gather: dst has %d elements, src %d on each of %d ranks", ccall.At(), dst.n, src.n, c.Size())
 	}
 	cmd := calls.Call{Call: coll.Call{Kind: coll.Gather, N: src.n}}
-	return collective(c, "Gather", &cmd, dst, src, root)
+	return collective(c, &cmd, dst, src, root)
 }
 
 // Scatter sets dst on rank r to the r-th of Size equal parts of src on root.
@@ -107,7 +107,7 @@ func Scatter[T Elem](c Comm, dst, src Buffer[T], root int) error {
 		return fmt.Errorf("%s: Scatter: src has %d elements, dst %d on each of %d ranks", ccall.At(), src.n, dst.n, c.Size())
 	}
 	cmd := calls.Call{Call: coll.Call{Kind: coll.Scatter, N: dst.n}}
-	return collective(c, "Scatter", &cmd, dst, src, root)
+	return collective(c, &cmd, dst, src, root)
 }
 
 // AllGatherV is AllGather for unequal parts: rank r gives counts[r] elements.
@@ -119,7 +119,7 @@ func AllGatherV[T Elem](c Comm, dst, src Buffer[T], counts []int) error {
 		return err
 	}
 	cmd := calls.Call{Call: coll.Call{Kind: coll.AllGatherV, Counts: counts}}
-	return collective(c, "AllGatherV", &cmd, dst, src, 0)
+	return collective(c, &cmd, dst, src, 0)
 }
 
 // ReduceScatterV is ReduceScatter for unequal parts: rank r receives counts[r]
@@ -131,7 +131,7 @@ func ReduceScatterV[T Elem](c Comm, dst, src Buffer[T], counts []int, op Op) err
 		return err
 	}
 	cmd := calls.Call{Call: coll.Call{Kind: coll.ReduceScatterV, Op: op, Counts: counts}}
-	return collective(c, "ReduceScatterV", &cmd, dst, src, 0)
+	return collective(c, &cmd, dst, src, 0)
 }
 
 // GatherV is Gather for unequal parts: rank r gives counts[r] elements. counts is
@@ -146,7 +146,7 @@ func GatherV[T Elem](c Comm, dst, src Buffer[T], counts []int, root int) error {
 		return err
 	}
 	cmd := calls.Call{Call: coll.Call{Kind: coll.GatherV, Counts: counts}}
-	return collective(c, "GatherV", &cmd, dst, src, root)
+	return collective(c, &cmd, dst, src, root)
 }
 
 // ScatterV is Scatter for unequal parts: rank r receives counts[r] elements.
@@ -161,7 +161,7 @@ func ScatterV[T Elem](c Comm, dst, src Buffer[T], counts []int, root int) error 
 		return err
 	}
 	cmd := calls.Call{Call: coll.Call{Kind: coll.ScatterV, Counts: counts}}
-	return collective(c, "ScatterV", &cmd, dst, src, root)
+	return collective(c, &cmd, dst, src, root)
 }
 
 // AllToAllV is AllToAll for unequal parts, and has no in-place form: src holds sendCounts[r] elements for
@@ -180,32 +180,32 @@ func AllToAllV[T Elem](c Comm, dst, src Buffer[T], recvCounts, sendCounts []int)
 		return fmt.Errorf("%s: AllToAllV: rank %d sends itself %d elements and receives %d", ccall.At(), r, sendCounts[r], recvCounts[r])
 	}
 	cmd := calls.Call{Call: coll.Call{Kind: coll.AllToAllV, Counts: sendCounts, RecvCounts: recvCounts}}
-	return collective(c, "AllToAllV", &cmd, dst, src, 0)
+	return collective(c, &cmd, dst, src, 0)
 }
 
 // Scan sets dst[i] on rank r to op over the ranks 0 to r of src[i]. dst may be src. There is no Avg.
 // On a GPU it takes memory for Size+1 times the elements of src, which the stream keeps.
 // Source: mpi.h, MPI_Scan.
 func Scan[T Elem](c Comm, dst, src Buffer[T], op Op) error {
-	return scan(c, "Scan", coll.Scan, dst, src, op)
+	return scan(c, coll.Scan, dst, src, op)
 }
 
 // ExScan sets dst[i] on rank r to op over the ranks before r of src[i]. On rank 0 dst stays as it is. dst may be src.
 // There is no Avg. It takes memory as Scan.
 // Source: mpi.h, MPI_Exscan.
 func ExScan[T Elem](c Comm, dst, src Buffer[T], op Op) error {
-	return scan(c, "ExScan", coll.ExScan, dst, src, op)
+	return scan(c, coll.ExScan, dst, src, op)
 }
 
-func scan[T Elem](c Comm, name string, kind coll.Kind, dst, src Buffer[T], op Op) error {
+func scan[T Elem](c Comm, kind coll.Kind, dst, src Buffer[T], op Op) error {
 	switch {
 	case dst.n != src.n:
-		return lengthError(name, "dst", dst.n, "src", src.n)
+		return lengthError(kind.String(), "dst", dst.n, "src", src.n)
 	case op == Avg:
-		return fmt.Errorf("%s: %s: %v is no operation of it: ranks add up different numbers of values", ccall.At(), name, op)
+		return fmt.Errorf("%s: %s: %v is no operation of it: ranks add up different numbers of values", ccall.At(), kind, op)
 	}
 	cmd := calls.Call{Call: coll.Call{Kind: kind, Op: op, N: src.n}}
-	return collective(c, name, &cmd, dst, src, 0)
+	return collective(c, &cmd, dst, src, 0)
 }
 
 // Send sends src to rank to, which receives it by Recv or SendRecv of equal
@@ -222,7 +222,7 @@ func Send[T Elem](c Comm, src Buffer[T], to int) error {
 		return c.c.LeaveOut(c.s, "Send", src.blk, nil)
 	}
 	cmd := calls.Call{Call: coll.Call{Kind: coll.Send, N: src.n}}
-	return collective(c, "Send", &cmd, Buffer[T]{}, src, to)
+	return collective(c, &cmd, Buffer[T]{}, src, to)
 }
 
 // Recv receives dst from rank from, and waits for the message also where dst has no elements. On the host, and where kernels between GPUs
@@ -239,7 +239,7 @@ func Recv[T Elem](c Comm, dst Buffer[T], from int) error {
 		return c.c.LeaveOut(c.s, "Recv", dst.blk, nil)
 	}
 	cmd := calls.Call{Call: coll.Call{Kind: coll.Recv, N: dst.n}}
-	return collective(c, "Recv", &cmd, dst, Buffer[T]{}, from)
+	return collective(c, &cmd, dst, Buffer[T]{}, from)
 }
 
 // SendRecv sends src to rank to and receives dst from rank from at the same time.
@@ -257,7 +257,7 @@ func SendRecv[T Elem](c Comm, dst Buffer[T], from int, src Buffer[T], to int) er
 		return half(c, dst, from, src, to)
 	}
 	cmd := calls.Call{Call: coll.Call{Kind: coll.SendRecv, N: src.n, RecvN: dst.n, From: int32(from)}}
-	return collective(c, "SendRecv", &cmd, dst, src, to)
+	return collective(c, &cmd, dst, src, to)
 }
 
 // Barrier returns when every rank of c has called it. On a Comm with a stream it
@@ -267,14 +267,14 @@ func SendRecv[T Elem](c Comm, dst Buffer[T], from int, src Buffer[T], to int) er
 //go:noinline
 func Barrier(c Comm) error {
 	cmd := calls.Call{Call: coll.Call{Kind: coll.Barrier}}
-	return collective(c, "Barrier", &cmd, Buffer[uint8]{}, Buffer[uint8]{}, 0)
+	return collective(c, &cmd, Buffer[uint8]{}, Buffer[uint8]{}, 0)
 }
 
 // collective completes a command with what all of them share, and hands it to the communicator.
-func collective[T Elem](c Comm, op string, cmd *calls.Call, dst, src Buffer[T], root int) error {
+func collective[T Elem](c Comm, cmd *calls.Call, dst, src Buffer[T], root int) error {
 	cmd.Type = elem.Of[T]()
 	cmd.Dst, cmd.Src, cmd.DstBlock, cmd.SrcBlock = dst.addr(), src.addr(), dst.blk, src.blk
-	return c.c.Do(c.s, op, cmd, root, dst.Bytes(), src.Bytes())
+	return c.c.Do(c.s, cmd, root, dst.Bytes(), src.Bytes())
 }
 
 // checkParts checks counts, the buffer that holds all parts, and the one that

@@ -14,18 +14,18 @@ import (
 	"lockstep/spmd/internal/transport/route"
 )
 
-// Do refuses what cannot be called, and runs, enqueues or groups the rest. op is the name of the call. cmd has the program's
-// part, but for the root; its memory has dst and src bytes. s is nil for a call that blocks.
-func (c *Comm) Do(s *Stream, op string, cmd *Call, root, dst, src int) error {
+// Do refuses what cannot be called, and runs, enqueues or groups the rest. cmd has the program's part, but for the
+// root; its memory has dst and src bytes. s is nil for a call that blocks.
+func (c *Comm) Do(s *Stream, cmd *Call, root, dst, src int) error {
 	if c == nil || c.freed || uint(root) >= uint(c.size) {
-		return c.Refuse(op, "rank", root)
+		return c.Refuse(cmd.Kind.String(), "rank", root)
 	}
 	if cmd.Op > elem.Avg {
-		return fmt.Errorf("%s: %s: no such operation: %d", ccall.At(), op, cmd.Op)
+		return fmt.Errorf("%s: %s: no such operation: %d", ccall.At(), cmd.Kind, cmd.Op)
 	}
 	if Overlap(cmd.Dst, dst, cmd.Src, src) && !cmd.InPlace(c.rank) {
 		n := cmd.Type.Size()
-		return fmt.Errorf("%s: %s: dst of %d elements and src of %d overlap", ccall.At(), op, dst/n, src/n)
+		return fmt.Errorf("%s: %s: dst of %d elements and src of %d overlap", ccall.At(), cmd.Kind, dst/n, src/n)
 	}
 	cmd.comm, cmd.Root = c, int32(root)
 	r := c.r

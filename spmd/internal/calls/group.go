@@ -35,7 +35,7 @@ func (c *Comm) Group(s *Stream, fn func() error) error {
 		return err
 	}
 	g.keep = s != nil && s.Q.Lane() != nil
-	return c.Do(s, "Group", &Call{Call: coll.Call{Kind: coll.Group}, group: g}, 0, 0, 0)
+	return c.Do(s, &Call{Call: coll.Call{Kind: coll.Group}, group: g}, 0, 0, 0)
 }
 
 func (c *Comm) newGroup() *group {

@@ -184,7 +184,7 @@ func (r *Rank) OpenBlocking() (err error) {
 func (r *Rank) WarmUp() error {
 	var c Call
 	c.Kind = coll.Barrier
-	err := r.All.Do(r.blocking, "Barrier", &c, 0, 0, 0)
+	err := r.All.Do(r.blocking, &c, 0, 0, 0)
 	return errors.Join(err, r.blocking.Synchronize())
 }
 
