@@ -93,19 +93,19 @@ func (c *Comm) sumAll(call *coll.Call, b *blocks) error {
 // widest is the largest power of two that is less than the number of processes; 0 for one process.
 func (c *Comm) widest() int { return 1 << bits.Len(uint(len(c.process)-1)) / 2 }
 
-// collect has the leader of a process get all blocks, of which each leader has its own.
-func (c *Comm) collect(call *coll.Call, b *blocks, root int) error {
+// up goes through a tree from all leaders to that of a process. take gets from the leader of a process what it and the n-1
+// behind it have; after that, hand gives what this one and the n-1 behind it have to another.
+func (c *Comm) up(call *coll.Call, root int, take, hand func(process, n int) error) error {
 	place, processes := c.around(c.mine, -root), len(c.process)
 	for gap := 1; gap < processes; gap *= 2 {
 		if place&gap != 0 {
-			if err := c.giveRun(call, c.around(c.mine, -gap), b, run{c.mine, min(gap, processes-place)}); err != nil {
+			if err := hand(c.around(c.mine, -gap), min(gap, processes-place)); err != nil {
 				return err
 			}
-			return c.given(call)
+			break
 		}
 		if place+gap < processes {
-			from := c.around(c.mine, gap)
-			if err := c.fetchRun(call, from, b, run{from, min(gap, processes-place-gap)}); err != nil {
+			if err := take(c.around(c.mine, gap), min(gap, processes-place-gap)); err != nil {
 				return err
 			}
 		}
@@ -113,66 +113,55 @@ func (c *Comm) collect(call *coll.Call, b *blocks, root int) error {
 	return c.given(call)
 }
 
-// spread has each leader get its own block of those that the leader of a process has: collect, backwards.
-func (c *Comm) spread(call *coll.Call, b *blocks, root int) error {
+// down is up, backwards: take gets from the leader of a process what is for this one and the n-1 behind it, hand gives another
+// what is for it and the n-1 behind it.
+func (c *Comm) down(call *coll.Call, root int, take, hand func(process, n int) error) error {
 	place, processes := c.around(c.mine, -root), len(c.process)
 	gap := c.widest()
 	if place > 0 {
-		gap = place & -place // the blocks of so many come, or those up to the last
-		if err := c.fetchRun(call, c.around(c.mine, -gap), b, run{c.mine, min(gap, processes-place)}); err != nil {
+		gap = place & -place // what is for so many comes, or for those up to the last
+		if err := take(c.around(c.mine, -gap), min(gap, processes-place)); err != nil {
 			return err
 		}
 		gap /= 2
 	}
 	for ; gap > 0; gap /= 2 {
 		if place+gap < processes {
-			to := c.around(c.mine, gap)
-			if err := c.giveRun(call, to, b, run{to, min(gap, processes-place-gap)}); err != nil {
+			if err := hand(c.around(c.mine, gap), min(gap, processes-place-gap)); err != nil {
 				return err
 			}
 		}
 	}
 	return c.given(call)
+}
+
+// collect has the leader of a process get all blocks, of which each leader has its own.
+func (c *Comm) collect(call *coll.Call, b *blocks, root int) error {
+	return c.up(call, root,
+		func(from, n int) error { return c.fetchRun(call, from, b, run{from, n}) },
+		func(to, n int) error { return c.giveRun(call, to, b, run{c.mine, n}) })
+}
+
+// spread has each leader get its own block of those that the leader of a process has.
+func (c *Comm) spread(call *coll.Call, b *blocks, root int) error {
+	return c.down(call, root,
+		func(from, n int) error { return c.fetchRun(call, from, b, run{c.mine, n}) },
+		func(to, n int) error { return c.giveRun(call, to, b, run{to, n}) })
 }
 
 // sumAt has the leader of a process get the sum of n elements at p on all leaders. On the others they change.
 func (c *Comm) sumAt(call *coll.Call, p unsafe.Pointer, n, root int) error {
-	place, processes := c.around(c.mine, -root), len(c.process)
-	for gap := 1; gap < processes; gap *= 2 {
-		if place&gap != 0 {
-			if err := c.give(call, c.around(c.mine, -gap), p, n*call.Type.Size()); err != nil {
-				return err
-			}
-			return c.given(call)
-		}
-		if place+gap < processes {
-			if err := c.add(call, c.around(c.mine, gap), p, n); err != nil {
-				return err
-			}
-		}
-	}
-	return c.given(call)
+	return c.up(call, root,
+		func(from, _ int) error { return c.add(call, from, p, n) },
+		func(to, _ int) error { return c.give(call, to, p, n*call.Type.Size()) })
 }
 
 // passOn has all leaders get the n elements at p on that of a process.
 func (c *Comm) passOn(call *coll.Call, p unsafe.Pointer, n, root int) error {
-	place, processes, bytes := c.around(c.mine, -root), len(c.process), n*call.Type.Size()
-	gap := c.widest()
-	if place > 0 {
-		gap = place & -place
-		if err := c.fetch(call, c.around(c.mine, -gap), p, bytes); err != nil {
-			return err
-		}
-		gap /= 2
-	}
-	for ; gap > 0; gap /= 2 {
-		if place+gap < processes {
-			if err := c.give(call, c.around(c.mine, gap), p, bytes); err != nil {
-				return err
-			}
-		}
-	}
-	return c.given(call)
+	bytes := n * call.Type.Size()
+	return c.down(call, root,
+		func(from, _ int) error { return c.fetch(call, from, p, bytes) },
+		func(to, _ int) error { return c.give(call, to, p, bytes) })
 }
 
 // sumBefore has each leader but the first get at before the sum of the n elements at p on the leaders before it. What is at p
