@@ -89,16 +89,7 @@ func BenchmarkLocal(b *testing.B) {
 		if err != nil {
 			return err
 		}
-		call := func() error { return spmd.AllReduce(w.Comm(), x, x, spmd.Max) }
-		if w.Rank() == 0 {
-			return commtest.Turns(b, call)
-		}
-		for range b.N {
-			if err := call(); err != nil {
-				return err
-			}
-		}
-		return nil
+		return commtest.Turns(b, w.Rank(), func() error { return spmd.AllReduce(w.Comm(), x, x, spmd.Max) })
 	})
 	if err != nil {
 		b.Fatal(err)

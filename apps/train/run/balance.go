@@ -46,9 +46,10 @@ func (o *Options) measureLayers(w *spmd.World, room int) error {
 	if err != nil {
 		return err
 	}
+	us := 1e6 * float64(batch*o.Seq)
 	if kept.Layer > 0 {
 		o.Cfg.Times = kept
-		w.Log().Info().Str("layer", fmt.Sprintf("%.0f us", 1e6*float64(batch*o.Seq)*kept.Layer)).Int("tokens", batch*o.Seq).
+		w.Log().Info().Str("layer", fmt.Sprintf("%.0f us", us*kept.Layer)).Int("tokens", batch*o.Seq).
 			Msg("stages are balanced by times of an earlier run, from the cache folder")
 		return nil
 	}
@@ -80,7 +81,6 @@ func (o *Options) measureLayers(w *spmd.World, room int) error {
 			_ = cache.Put(key, data) // the start has said why the folder keeps nothing
 		}
 	}
-	us := 1e6 * float64(batch*o.Seq)
 	w.Log().Info().Str("layer", fmt.Sprintf("%.0f us", us*layer)).Str("head", fmt.Sprintf("%.0f us", us*head)).Int("tokens", batch*o.Seq).
 		Msg("timed what stages are balanced by")
 	return nil

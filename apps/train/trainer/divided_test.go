@@ -59,14 +59,7 @@ func testDividedFor[A kernels.Act](t *testing.T, w *spmd.World, steps int) {
 		cfg.Model.Vocab = map[int]int{2: 203, 1: 130}[batch] // of 4 ranks the last has few tokens, or none
 		cfg.Seq, cfg.Half, cfg.Batch, cfg.Graph, cfg.Model.Layers, cfg.Model.Heads, cfg.Model.Channels = 16, kernels.IsHalf[A](), batch, "off", layers, heads, channels
 		plain := start(t, w, w.Comm(), cfg, wordTokens(4000))
-		wants := make([][2]float64, steps) // loss and norm
-		for i := range wants {
-			wants[i][0], wants[i][1] = step(t, plain, i)
-		}
-		wantVal, err := plain.Validate()
-		if err != nil {
-			t.Fatal(err)
-		}
+		wants, wantVal := stepAll(t, plain, steps)
 		if err := plain.Close(); err != nil {
 			t.Fatal(err)
 		}

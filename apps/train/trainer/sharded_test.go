@@ -95,14 +95,7 @@ func testSharded[A kernels.Act](t *testing.T, w *spmd.World) {
 		cfg := testConfig(steps)
 		cfg.Half, cfg.Batch, cfg.Graph = kernels.IsHalf[A](), batch, "off"
 		plain := start(t, w, w.Comm(), cfg, wordTokens(4000))
-		wants := make([][2]float64, steps) // loss and norm
-		for i := range wants {
-			wants[i][0], wants[i][1] = step(t, plain, i)
-		}
-		wantVal, err := plain.Validate()
-		if err != nil {
-			t.Fatal(err)
-		}
+		wants, wantVal := stepAll(t, plain, steps)
 		for _, mode := range shardModes {
 			cfg.Model.Shard.Mode = mode
 			split := start(t, w, w.Comm(), cfg, wordTokens(4000))

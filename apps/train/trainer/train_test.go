@@ -62,6 +62,20 @@ func step(t *testing.T, tr *Trainer, n int) (loss, norm float64) {
 	return loss, norm
 }
 
+// stepAll runs the first steps and returns the loss and the norm of each, and the loss of validation after them.
+func stepAll(t *testing.T, tr *Trainer, steps int) (all [][2]float64, validation float64) {
+	t.Helper()
+	for i := range steps {
+		loss, norm := step(t, tr, i)
+		all = append(all, [2]float64{loss, norm})
+	}
+	validation, err := tr.Validate()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all, validation
+}
+
 // The same global batch on 1, 2, 3 and 4 ranks: every rank also trains a model of
 // its own on whole batches, and the two must go the same way.
 func TestLossDoesNotDependOnRanks(t *testing.T) {

@@ -17,16 +17,7 @@ func BenchmarkAllReduce(b *testing.B) {
 				b.SetBytes(int64(4 * n))
 				err := inproc.Run(ranks, func(c *inproc.Comm) error {
 					x := make([]float32, n)
-					call := func() error { return c.AllReduce(commtest.Ptr(x), commtest.Ptr(x), n, elem.Float32, elem.Max) }
-					if c.Rank() == 0 {
-						return commtest.Turns(b, call)
-					}
-					for range b.N {
-						if err := call(); err != nil {
-							return err
-						}
-					}
-					return nil
+					return commtest.Turns(b, c.Rank(), func() error { return c.AllReduce(commtest.Ptr(x), commtest.Ptr(x), n, elem.Float32, elem.Max) })
 				})
 				if err != nil {
 					b.Fatal(err)
