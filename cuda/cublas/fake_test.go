@@ -75,6 +75,7 @@ func TestFake(t *testing.T) {
 			m := newMachine(t)
 			m.vectors(m.open(), [][2]int{{1, 1}, {3, 5}, {12, 7}, {0, 4}, {4, 0}, {0, 0}})
 		})
+		t.Run("opened again", fakeOpenedAgain)
 		t.Run("arguments", fakeArguments)
 		t.Run("epilogues", fakeEpilogues)
 		t.Run("arguments of epilogues", fakeEpilogueArguments)
@@ -93,6 +94,15 @@ func TestFake(t *testing.T) {
 		t.Run("goroutines", fakeGoroutines)
 		t.Run("allocations", fakeAllocations)
 	})
+}
+
+// A file that does not open leaves the libraries in use: TestWithoutLibraries may come between two tests of them.
+func fakeOpenedAgain(t *testing.T) {
+	newMachine(t).openLt()
+	TestWithoutLibraries(t)
+	m := newMachine(t)
+	m.table(ltPairs, [][3]int{{3, 5, 7}}, m.in(m.openLt()))
+	m.table(plainPairs, [][3]int{{3, 5, 7}}, m.open().Gemm)
 }
 
 // What each library is asked is given by hand here: the operands change places, as row-major matrices are the transposes

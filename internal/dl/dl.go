@@ -80,15 +80,13 @@ type Sym struct {
 // A file is a name for the loader to search ("libnccl.so.2") or a path. Open goes on to the next
 // one only when a file cannot be opened; the first that opens is the library, and if it lacks a
 // required symbol, the error names the file and all the symbols missing. When no file opens,
-// the error holds the loader's reason for each. After an error every slot is nil.
+// the error holds the loader's reason for each. After an error every slot is as it was: nil, or
+// the entry point of a library that was opened before, which still works.
 //
 // A loaded library stays loaded until the process ends: libraries of the kind bound here start
 // threads and register exit handlers, which do not survive dlclose.
 // Source: dlfcn.h, dlopen and dlsym.
 func Open(syms []Sym, files ...string) (path string, err error) {
-	for _, s := range syms {
-		*s.Slot = nil
-	}
 	lib, file, err := openFirst(files)
 	if err != nil {
 		return "", err

@@ -83,6 +83,24 @@ func TestRequiredSymbolMissing(t *testing.T) {
 	}
 }
 
+// A library once in use stays in use: what fails to open later does not take its entry points away.
+func TestFailureLeavesTheTable(t *testing.T) {
+	lib := build(t, t.TempDir(), "libdouble.so")
+	var one, two, three unsafe.Pointer
+	if _, err := Open([]Sym{{Name: "one", Slot: &one}, {Name: "two", Slot: &two}}, lib); err != nil {
+		t.Fatal(err)
+	}
+	was := [2]unsafe.Pointer{one, two}
+	for _, file := range []string{lib, lib + ".absent"} {
+		if _, err := Open([]Sym{{Name: "two", Slot: &one}, {Name: "one", Slot: &two}, {Name: "three", Slot: &three}}, file); err == nil {
+			t.Errorf("%s: no error", file)
+		}
+		if now := [2]unsafe.Pointer{one, two}; now != was || three != nil {
+			t.Errorf("%s: slots %v and %v, want %v and nil", file, now, three, was)
+		}
+	}
+}
+
 func TestNoFileOpens(t *testing.T) {
 	dir := t.TempDir()
 	absent := filepath.Join(dir, "libabsent.so")
