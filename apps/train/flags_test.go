@@ -70,7 +70,6 @@ func TestBadFlags(t *testing.T) {
 		{[]string{"--data", text, "--fp8", "head", "--device", "host"}, []string{"--fp8 head needs a GPU"}},
 		{[]string{"--shard", "all"}, []string{"--shard all", "off, optimizer, gradients or parameters"}},
 		{[]string{"--recompute", "all"}, []string{"--recompute all", "off, gelu or block"}},
-		{[]string{"--data", text, "--recompute", "block", "--fp8", "all"}, []string{"--fp8 all", "--recompute block", "take --fp8 head"}},
 		{[]string{"--tp", "0"}, []string{"--tp 0: must be at least 1"}},
 		{[]string{"--data", text, "--dp", "2"}, []string{"--dp 2: that is 2 ranks, and there are 1"}},
 		{[]string{"--balance", "time"}, []string{"--balance time", "auto, measured or rates"}},

@@ -119,11 +119,15 @@ func (m Machine) shareOf(r rates, cfg layout.Config, j Job) share {
 	s.forward += 2*flash + norms/3 + layers*r.layer/3
 	s.backward += 5*flash + norms*2/3 + layers*r.layer*2/3
 	if again := max(0, layers-1); again > 0 {
+		products := r.Products
+		if cfg.FP8 == layout.FP8All {
+			products = r.products8
+		}
 		switch cfg.Recompute {
 		case layout.RecomputeGELU:
-			s.backward += 2 * rows * 4 * C * C * again / parts / r.Products
+			s.backward += 2 * rows * 4 * C * C * again / parts / products
 		case layout.RecomputeBlock:
-			s.backward += (2*rows*8*C*C/r.Products+2*rows*T*C/r.Attention+rows*C*r.Norm/3)*again/parts + r.layer*again/3
+			s.backward += (2*rows*8*C*C/products+2*rows*T*C/r.Attention+rows*C*r.Norm/3)*again/parts + r.layer*again/3
 		}
 	}
 	if cfg.Ends() {

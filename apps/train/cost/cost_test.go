@@ -73,6 +73,16 @@ func TestStep(t *testing.T) {
 			t.Errorf("%s: %g s, plain %g", what, e.High, plain.High)
 		}
 	}
+	// Products of 8-bit floats are faster computed once more, too.
+	for _, r := range []layout.Recomputation{layout.RecomputeGELU, layout.RecomputeBlock} {
+		cost := func(level layout.FP8Level) float64 {
+			kept := step(func(cfg *layout.Config, _ *Job) { cfg.FP8 = level })
+			return step(func(cfg *layout.Config, _ *Job) { cfg.FP8, cfg.Recompute = level, r }).High - kept.High
+		}
+		if eight, half := cost(layout.FP8All), cost(layout.FP8Head); eight <= 0 || eight >= half {
+			t.Errorf("--recompute %v takes %g s with --fp8 all, %g with --fp8 head", r, eight, half)
+		}
+	}
 	// Parts of layers are faster than the whole, and slower than as many GPUs with a whole each.
 	parts := step(func(cfg *layout.Config, j *Job) { cfg.Tensor.Ranks, j.Replicas = 5, 1 })
 	alone := step(func(_ *layout.Config, j *Job) { j.Replicas = 1 })

@@ -115,3 +115,38 @@ func TestFP8Gradients(t *testing.T) {
 		}
 	})
 }
+
+// What backward computes once more enters no sizes of what forward has cast, and what it keeps takes no more memory.
+func TestFP8RecomputeRecords(t *testing.T) {
+	traintest.On8(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		s, err := w.NewStream("s")
+		traintest.NoError(t, err)
+		const b, seq = 2, 16
+		cfg := layout.Config{Layers: 3, Heads: 2, Channels: 32, SeqMax: seq, Vocab: 300, FP8: layout.FP8All}
+		in, targets := traintest.TokenBuffer(t, w, traintest.RandomTokens(b*seq, cfg.Vocab, 1)), traintest.TokenBuffer(t, w, traintest.RandomTokens(b*seq, cfg.Vocab, 2))
+		less := traintest.Must(MemoryNeeded(cfg, b, seq, true))
+		for _, cfg.Recompute = range []layout.Recomputation{layout.RecomputeGELU, layout.RecomputeBlock} {
+			n := traintest.Must(MemoryNeeded(cfg, b, seq, true))
+			if n >= less {
+				t.Errorf("--recompute %v takes %d bytes, the one before %d", cfg.Recompute, n, less)
+			}
+			less = n
+			m, err := NewModel[spmd.BF16](w, cfg, b, seq)
+			traintest.NoError(t, err)
+			batch := batchOf(t, w, in, targets, b, seq, cfg.Vocab)
+			traintest.NoError(t, m.Init(7), m.Refresh(s))
+			e := enqueueOn(s, m, batch, false, mode8{casts: true, records: true, products: true})
+			e.forward(batch.In)
+			e.head(batch.Targets, 1./(b*seq), true)
+			traintest.NoError(t, e.Err, s.Synchronize(), m.FP8.Peak.SetAll(0))
+			e.backward(batch, func(int) error { return nil })
+			traintest.NoError(t, e.Err, s.Synchronize())
+			for i, peak := range traintest.ValuesOf(t, m.FP8.Peak)[layout.HeadSites:] {
+				if gradient := i%2 == 1; gradient != (peak > 0) {
+					t.Errorf("--recompute %v: backward enters %v for site %d of layer %d", cfg.Recompute, peak, i%layout.LayerSites, i/layout.LayerSites)
+				}
+			}
+			traintest.NoError(t, m.Close())
+		}
+	})
+}

@@ -361,7 +361,7 @@ func (e *enqueue[A]) backward(batch Batch, ready func(int) error) {
 	}
 	last := &m.par.Layers[len(m.act)-1]
 	if m.Cfg.Ends() {
-		e.normBackward(m.dres, m.tmp, m.act[len(m.act)-1].res3, m.lnfMean, m.lnfRstd, &m.par.LNF, last.Proj2.DB, false, e.gradCast(&last.Proj2))
+		e.normBackward(m.dres, m.tmp, m.act[len(m.act)-1].res3, m.lnfMean, m.lnfRstd, &m.par.LNF, last.Proj2.DB, false, e.residualCast(len(m.act)-1))
 	}
 	done()
 	for l := len(m.act) - 1; l >= 0; l-- {
@@ -371,15 +371,14 @@ func (e *enqueue[A]) backward(batch Batch, ready func(int) error) {
 		var to kernels.Cast
 		x := m.emb
 		if l > 0 {
-			wrote := &m.par.Layers[l-1].Proj2
-			x, below, to = m.act[l-1].res3, wrote.DB, e.gradCast(wrote)
+			x, below, to = m.act[l-1].res3, m.par.Layers[l-1].Proj2.DB, e.residualCast(l-1)
 		}
 		e.again(l, x)
 		mlp, attn := m.Cfg.Sections(l)
 		e.call(m.around.need, mlp)
 		e.call(m.around.write, mlp)
 		fresh := l+1 == len(m.act) && !m.Cfg.Ends() // no LayerNorm has written dres
-		e.backThroughGELU(m.dwide, &p.Proj2, a.fc, &p.FC, fresh)
+		e.backThroughGELU(m.dwide, &p.Proj2, a.fc, &p.FC, fresh || m.Cfg.Recomputes(l))
 		e.proj2Grad(a.gelu, &p.Proj2, fresh)
 		e.gatherBeside(a.ln2)
 		e.grads(m.tmp, m.dwide, a.ln2, &p.FC)

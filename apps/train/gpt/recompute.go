@@ -74,16 +74,30 @@ func (e *enqueue[A]) mlpPart(l int, whole bool) {
 
 // again computes once more what backward needs of a layer and was not kept. x is the residual
 // stream that the layer read. The last layer's is still there, where no other micro-batch came in
-// between.
+// between. Copies in 8-bit floats are made as they were, and take the place of the one that was there;
+// forward has entered their largest sizes.
 func (e *enqueue[A]) again(l int, x spmd.Buffer[A]) {
 	m := e.m
-	if m.Cfg.Recompute == layout.RecomputeOff || !m.Cfg.Again(l) {
+	if !m.Cfg.Recomputes(l) {
 		return
 	}
+	a, p, part := &m.act[l], &m.par.Layers[l], *e
+	part.mode8.records = false
 	if m.Cfg.Recompute == layout.RecomputeBlock {
-		a, p := &m.act[l], &m.par.Layers[l]
-		e.norm(a.ln1, a.mean1, a.rstd1, x, &p.LN1, kernels.Cast{})
-		e.attentionPart(l, x)
+		part.norm(a.ln1, a.mean1, a.rstd1, x, &p.LN1, part.inputCast(&p.QKV))
+		part.attentionPart(l, x)
+	} else if e.alone() {
+		part.Cast(a.ln2, e.N*p.FC.In, part.inputCast(&p.FC)) // else of what is gathered
 	}
-	e.mlpPart(l, false)
+	part.mlpPart(l, false)
+	e.Err = part.Err
+}
+
+// residualCast is the copy of the gradient of the residual stream that a LayerNorm makes for the MLP of layer l. It makes
+// none where others take its place before it is multiplied.
+func (e *enqueue[A]) residualCast(l int) kernels.Cast {
+	if e.m.Cfg.Recomputes(l) {
+		return kernels.Cast{}
+	}
+	return e.gradCast(&e.m.par.Layers[l].Proj2)
 }

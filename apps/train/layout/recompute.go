@@ -27,16 +27,19 @@ func ParseRecompute(name string) (Recomputation, error) {
 	return 0, fmt.Errorf("--recompute %s: unknown, want off, gelu or block", name)
 }
 
+// Recomputes says whether backward computes activations of layer l of this stage once more.
+func (cfg Config) Recomputes(l int) bool { return cfg.Recompute != RecomputeOff && cfg.Again(l) }
+
 // GroupsBack lists the groups of layers, with --shard, in the order in which backward uses them.
 func (cfg Config) GroupsBack() []int {
 	var order []int
 	for l := cfg.OwnLayers() - 1; l >= 0; l-- {
 		mlp, attn := cfg.Sections(l)
 		mlp, attn = LayerGroup(mlp), LayerGroup(attn)
-		if cfg.Again(l) && cfg.Recompute == RecomputeBlock {
-			order = append(order, attn)
-		}
-		if cfg.Again(l) && cfg.Recompute != RecomputeOff {
+		if cfg.Recomputes(l) {
+			if cfg.Recompute == RecomputeBlock {
+				order = append(order, attn)
+			}
 			order = append(order, mlp)
 		}
 		order = append(order, mlp, attn)

@@ -1,7 +1,6 @@
 package run
 
 import (
-	"cmp"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -141,7 +140,7 @@ func (s *saver) look() error {
 	if err := fp8.Check(s.w, o.Cfg.FP8, o.DType, asked); err != nil {
 		return err
 	}
-	if err := cmp.Or(o.checkRecompute(asked), o.Cfg.Validate()); err != nil {
+	if err := o.Cfg.Validate(); err != nil {
 		return spmd.Usage(err)
 	}
 	s.found = found

@@ -127,7 +127,7 @@ func (o *Options) keepsLess(room, ranks int) string {
 		for again := o.Cfg.Recompute; again <= layout.RecomputeBlock; again++ {
 			other.Cfg.Shard.Mode, other.Cfg.Recompute = mode, again
 			need, err := other.needs(o.Batch, ranks)
-			if err != nil || need > room || other.checkRecompute("") != nil {
+			if err != nil || need > room {
 				continue
 			}
 			flags := ""

@@ -273,9 +273,6 @@ func (o *Options) Check(ranks int) error {
 	}
 	o.adam = optim.AdamConfig{Beta1: o.beta1, Beta2: o.beta2, Eps: optim.DefaultAdam.Eps, WeightDecay: o.weightDecay, Clip: o.clip}
 	o.rate = optim.Schedule{Peak: o.lr, Final: o.lr * o.minLR, Warmup: o.warmup, Steps: o.steps}
-	if err := o.checkRecompute("--fp8 " + o.FP8); err != nil {
-		return err
-	}
 	return o.Cfg.Validate()
 }
 
@@ -384,15 +381,6 @@ func DefaultDType(w *spmd.World, dtype string) string {
 		return "float32"
 	}
 	return "bfloat16"
-}
-
-// checkRecompute refuses recomputation where a layer's products are of 8-bit floats: the copies
-// of activations and of gradients take turns in one place. asked is where they were asked for.
-func (o *Options) checkRecompute(asked string) error {
-	if o.Cfg.Recompute != layout.RecomputeOff && o.Cfg.FP8 == layout.FP8All {
-		return fmt.Errorf("%s does not go with --recompute %v: take --fp8 head", asked, o.Cfg.Recompute)
-	}
-	return nil
 }
 
 func (o *Options) trainConfig() trainer.Config {

@@ -166,7 +166,7 @@ func (o *Options) divided(m cost.Machine, tp, pp, replicas int) (all []candidate
 					c.Cfg.Tensor = layout.Tensor{}
 				}
 				x := candidate{&c, job, o.fixedBatch(), cost.Estimate{}}
-				if c.checkRecompute("") != nil || c.Cfg.CheckParts8() != nil || c.least(replicas) > roomOf(m, x) {
+				if c.Cfg.CheckParts8() != nil || c.least(replicas) > roomOf(m, x) {
 					continue
 				}
 				x.estimate = m.Step(c.Cfg, job)

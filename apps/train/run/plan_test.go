@@ -54,7 +54,7 @@ func TestPlan(t *testing.T) {
 	}{
 		{"H200", 1, 1, "--model gpt2 --tokens gpt2"}, {"H200", 8, 8, "--model gpt2-xl --tokens gpt2"}, {"A100:40", 8, 64, "--model gpt2-xl --tokens gpt2"},
 		{"H100", 6, 6, "--model gpt2-medium --global-batch 100"}, {"L4", 1, 7, "--model gpt2-large --batch 2"}, {"H200", 8, 16, "--model gpt2 --tp 4 --recompute block"},
-		{"H200", 4, 8, "--model gpt2 --pp 2 --shard gradients --batch 0"}, {"H200", 2, 2, "--model gpt2 --fp8 all"}, {"H200", 8, 64, "--layers 32 --heads 32 --channels 4096 --seq 2048"},
+		{"H200", 4, 8, "--model gpt2 --pp 2 --shard gradients --batch 0"}, {"H200", 2, 2, "--model gpt2 --fp8 all"}, {"L4", 1, 1, "--model gpt2-large --fp8 all --recompute block"}, {"H200", 8, 64, "--layers 32 --heads 32 --channels 4096 --seq 2048"},
 	} {
 		given := append(strings.Fields(tc.args), data...)
 		plan := planOf(t, tc.gpu, tc.perNode, tc.ranks, given...)

@@ -139,3 +139,51 @@ func TestFP8Divided(t *testing.T) {
 		}
 	})
 }
+
+// What is computed once more has the copies, and so the bits, of what was kept, and leaves the same scales: on one rank
+// and in every division, over micro-steps and in graphs.
+func TestFP8Recompute(t *testing.T) {
+	traintest.On8(t, []int{1, 2, 3}, func(t *testing.T, w *spmd.World) {
+		const steps = 4
+		cfg := testConfig(steps)
+		cfg.Half, cfg.Seq, cfg.Batch, cfg.GlobalBatch = true, 16, 1, 3*w.Size()
+		cfg.Model.FP8, cfg.Model.Heads, cfg.Model.Channels, cfg.Model.Layers = layout.FP8All, w.Size(), 16*w.Size(), 4
+		if cfg.Graph = "off"; w.Comm().Capturable() == nil {
+			cfg.Graph = "on"
+		}
+		f := wordTokens(4000)
+		compare := func(tensor, stages int) {
+			for _, mode := range []layout.ShardMode{layout.ShardOff, layout.ShardParameters} {
+				cfg := cfg
+				cfg.Model.Tensor.Ranks, cfg.Model.Stage.Stages, cfg.Model.Shard.Mode = tensor, stages, mode
+				keeps := start(t, w, w.Comm(), cfg, f)
+				var want [steps][2]float64 // loss and norm
+				for i := range want {
+					want[i][0], want[i][1] = step(t, keeps, i)
+				}
+				wantExps, err := keeps.State.FP8.Scales()
+				traintest.NoError(t, err)
+				for _, recompute := range []layout.Recomputation{layout.RecomputeGELU, layout.RecomputeBlock} {
+					what := fmt.Sprintf("--recompute %v --tp %d --pp %d --shard %v on %d ranks", recompute, tensor, stages, mode, w.Size())
+					cfg.Model.Recompute = recompute
+					again := start(t, w, w.Comm(), cfg, f)
+					for i := range want {
+						if loss, norm := step(t, again, i); loss != want[i][0] || norm != want[i][1] {
+							t.Fatalf("%s, step %d: loss %v, norm %v; kept %v", what, i, loss, norm, want[i])
+						}
+					}
+					exps, err := again.State.FP8.Scales()
+					traintest.NoError(t, err)
+					if !slices.Equal(exps, wantExps) {
+						t.Errorf("%s: scales %v, kept %v", what, exps, wantExps)
+					}
+					compareArenas(t, what, again, keeps, 0)
+					traintest.NoError(t, again.Close())
+				}
+				traintest.NoError(t, keeps.Close())
+			}
+		}
+		compare(1, 1)
+		eachForm(w.Size(), compare)
+	})
+}
