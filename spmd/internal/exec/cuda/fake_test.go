@@ -27,6 +27,7 @@ func TestFake(t *testing.T) {
 		t.Run("several GPUs", severalGPUs)
 		t.Run("calls in order", callsInOrder)
 		t.Run("graphs", graphs)
+		t.Run("never waited for", neverWaitedFor)
 		t.Run("failure", failureOfHostFunc)
 		t.Run("closed event", closedEvent)
 	})
@@ -124,6 +125,44 @@ func severalGPUs(t *testing.T) {
 	wg.Wait()
 	if len(open) != 0 {
 		t.Errorf("%d GPUs are open when all worlds are closed", len(open))
+	}
+}
+
+// A queue for which other queues wait, and no host, does not collect events: a step costs no new ones.
+func neverWaitedFor(t *testing.T) {
+	d := world(t, 0)
+	main, side := queueOf(t, d, "main"), queueOf(t, d, "side")
+	const n = 8
+	x, y := memory(t, d, n, 1), memory(t, d, n, 2)
+	step := func() {
+		copies(t, main, y, x, n)
+		must(t, side.After(main.End(), nil))
+		copies(t, side, x, y, n)
+		must(t, main.After(side.End(), nil))
+		must(t, main.End().Wait())
+	}
+	for range 100 {
+		step()
+	}
+	if got := testing.AllocsPerRun(100, step); got != 0 {
+		t.Errorf("%v allocations in a step, want none", got)
+	}
+	if got := len(side.marks); got > pile {
+		t.Errorf("the side queue holds %d events after 201 steps, want at most %d", got, pile)
+	}
+
+	// Where the GPU is behind, none is dropped that may be waited for.
+	first := side.End()
+	for range 3 * pile {
+		copies(t, main, y, x, n)
+		must(t, side.After(main.End(), nil))
+		copies(t, side, x, y, n)
+		must(t, main.After(side.End(), nil))
+	}
+	must(t, first.Wait())
+	must(t, side.End().Wait())
+	if got := side.known.Load(); got != side.tail.Load() {
+		t.Errorf("%d of %d commands are known to have run", got, side.tail.Load())
 	}
 }
 
