@@ -22,30 +22,49 @@ var layouts = []struct {
 	{"1 process of 4 ranks", 0, []string{"--ranks", "4"}, 1},
 }
 
-// ranks compares ranks that are goroutines with ranks that are processes: an all-reduce by its size, and a step of training.
+// exchanged are the calls that ranks compares, and the bytes that they are compared with.
+var exchanged = []struct {
+	measure, what string
+	bytes         []int
+}{
+	{"allreduce", "all-reduce of %d bytes, float32", []int{8, 16 << 10, 1 << 20, 16 << 20}},
+	{"alltoall", "all-to-all of %d bytes to each rank", []int{8, 1 << 10, 16 << 10, 256 << 10}},
+}
+
+// ranks compares ranks that are goroutines with ranks that are processes: collectives by their size, and a step of training.
 // More ranks than cores wait for each other in ways that vary: the least of the rounds counts.
 func (b *bench) ranks() error {
-	for _, bytes := range []int{8, 16 << 10, 1 << 20, 16 << 20} {
-		us := make([][]float64, len(layouts))
-		for range b.Rounds {
-			for i, l := range layouts {
-				cmd, err := b.Rank(l.processes, "allreduce", append([]string{"--bytes", strconv.Itoa(bytes)}, l.flags...)...)
-				if err != nil {
-					return err
-				}
-				p, err := onePoint(cmd)
-				if err != nil {
-					return err
-				}
-				us[i] = append(us[i], p.MedianUS)
+	for _, e := range exchanged {
+		for _, bytes := range e.bytes {
+			if err := b.layouts(e.measure, fmt.Sprintf(e.what, bytes), bytes); err != nil {
+				return err
 			}
-		}
-		for i, l := range layouts[1:] {
-			b.Compare(harness.Row{What: fmt.Sprintf("all-reduce of %d bytes, float32, %s", bytes, l.what), Ranks: 4,
-				Ours: slices.Min(us[i+1]), Unit: "us", Goal: l.goal}, layouts[0].what, slices.Min(us[0]), false)
 		}
 	}
 	return b.trainLayouts()
+}
+
+// layouts compares a collective between ranks of all layouts.
+func (b *bench) layouts(measure, what string, bytes int) error {
+	us := make([][]float64, len(layouts))
+	for range b.Rounds {
+		for i, l := range layouts {
+			cmd, err := b.Rank(l.processes, measure, append([]string{"--bytes", strconv.Itoa(bytes)}, l.flags...)...)
+			if err != nil {
+				return err
+			}
+			p, err := onePoint(cmd)
+			if err != nil {
+				return err
+			}
+			us[i] = append(us[i], p.MedianUS)
+		}
+	}
+	for i, l := range layouts[1:] {
+		b.Compare(harness.Row{What: what + ", " + l.what, Ranks: 4, Ours: slices.Min(us[i+1]), Unit: "us", Goal: l.goal},
+			layouts[0].what, slices.Min(us[0]), false)
+	}
+	return nil
 }
 
 // trainLayouts compares the default training on two ranks.

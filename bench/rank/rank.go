@@ -22,6 +22,7 @@ var measures = []struct {
 	run  func(w *spmd.World, bytes int) error
 }{
 	{"allreduce", allReduce},
+	{"alltoall", allToAll},
 	{"pingpong", pingPong},
 	{"step", smallStep},
 	{"enqueue", enqueue},
@@ -258,6 +259,31 @@ func allReduce(w *spmd.World, bytes int) error {
 	}
 	if err := checkSums(w, dst); err != nil {
 		return err
+	}
+	return emit(w, points...)
+}
+
+// allToAll measures an all-to-all of so many bytes from each rank to each.
+func allToAll(w *spmd.World, bytes int) error {
+	n := bytes / 4
+	dst, src, err := operands(w, n*w.Size(), spmd.AllocPinned[float32])
+	if err != nil {
+		return err
+	}
+	defer src.Free()
+	defer dst.Free()
+	points, err := timed(w, bytes, blocking(bytes*w.Size()), []string{"spmd.AllToAll"}, func() error { return spmd.AllToAll(w.Comm(), dst, src) })
+	if err != nil {
+		return err
+	}
+	h := make([]float32, dst.Len())
+	if err := dst.CopyTo(h); err != nil {
+		return err
+	}
+	for i, got := range h {
+		if want := float32(i/n + 1 + (w.Rank()*n+i%n)%7); got != want {
+			return fmt.Errorf("element %d is %v, want %v", i, got, want)
+		}
 	}
 	return emit(w, points...)
 }

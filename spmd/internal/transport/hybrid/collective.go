@@ -15,7 +15,7 @@ import (
 func (c *Comm) Make(call *coll.Call) error {
 	switch {
 	case call.Kind.Traits().Message: // also one to a rank of another process of a smaller communicator
-		return c.byMessages(call)
+		return c.message(call)
 	case len(c.process) == 1: // whose ranks are in the order of c
 		return c.local.Make(call)
 	case call.Type.Half() && call.Kind.Traits().Reduces:
@@ -39,10 +39,10 @@ func (c *Comm) Make(call *coll.Call) error {
 		return c.scatter(call)
 	case coll.Scan, coll.ExScan:
 		return c.scan(call)
-	case coll.Barrier:
-		return c.barrier(call)
+	case coll.AllToAll, coll.AllToAllV:
+		return c.allToAll(call)
 	default:
-		return c.byMessages(call)
+		return c.barrier(call)
 	}
 }
 

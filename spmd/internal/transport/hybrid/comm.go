@@ -21,22 +21,23 @@ import (
 // Comm is a communicator, on one of its ranks. It is a transport.Host, used by one goroutine at a time.
 type Comm struct {
 	*layout
-	open    *opened
-	id      uint64 // the same on all its ranks
-	rank    int
-	local   *inproc.Comm // of its ranks in this process
-	splits  int
-	turn    uint64 // of its collectives
-	work    [4][]byte
-	off     []int
-	counts  []int
-	starts  []int
-	sources []unsafe.Pointer
-	list    []coll.Call
-	wanted  wanted
-	sending []*transfer
-	under   int   // of sending, under way
-	differs error // of a call whose rounds go on
+	open     *opened
+	id       uint64 // the same on all its ranks
+	rank     int
+	local    *inproc.Comm // of its ranks in this process
+	splits   int
+	turn     uint64 // of its collectives
+	work     [4][]byte
+	off      []int
+	counts   []int
+	starts   []int
+	sources  []unsafe.Pointer
+	list     []coll.Call
+	wanted   wanted
+	sending  []*transfer
+	under    int   // of sending, under way
+	differs  error // of a call whose rounds go on
+	crossing crossing
 }
 
 // layout is which ranks a communicator has, and where.

@@ -63,11 +63,16 @@ func (c *Comm) given(call *coll.Call) error {
 	if err := c.sent(call); err != nil {
 		return err
 	}
-	if err := c.differs; err != nil {
-		c.differs = nil
-		return c.failed(call, err)
+	return c.takeDiffers(call)
+}
+
+// takeDiffers returns what get has found, once.
+func (c *Comm) takeDiffers(call *coll.Call) error {
+	err := c.differs
+	if c.differs = nil; err == nil {
+		return nil
 	}
-	return nil
+	return c.failed(call, err)
 }
 
 var errDiffer = errors.New("the ranks have called different things, or with different lengths")

@@ -61,11 +61,16 @@ func (c *Comm) exchange(list []coll.Call) (failure error) {
 
 // receive makes a Recv.
 func (c *Comm) receive(m *coll.Call) error {
-	from, bytes := c.place[m.Root], m.N*m.Type.Size()
-	if from.process == c.mine {
+	if from := c.place[m.Root]; from.process == c.mine {
 		return c.local.Recv(m.Dst, m.N, m.Type, from.local)
 	}
-	c.wanted = wanted{address{comm: c.id, from: m.Root, to: int32(c.rank)}, m.Dst, bytes}
+	return c.receiveAt(m, address{comm: c.id, from: m.Root, to: int32(c.rank)})
+}
+
+// receiveAt makes a Recv from another process.
+func (c *Comm) receiveAt(m *coll.Call, at address) error {
+	bytes := m.N * m.Type.Size()
+	c.wanted = wanted{at, m.Dst, bytes}
 	got, err := c.open.post.receive(&c.wanted)
 	if err != nil {
 		return c.failed(m, err)
@@ -88,17 +93,11 @@ func (c *Comm) peer(m *coll.Call) error {
 	return nil
 }
 
-// messagesOnly has a collective made of messages.
-var messagesOnly = coll.Library{Kinds: coll.SetOf(coll.Send, coll.Recv)}
-
-// byMessages makes a collective in which two ranks have to do with each other, and a message.
-func (c *Comm) byMessages(call *coll.Call) error {
+// message makes a Send, a Recv or a SendRecv.
+func (c *Comm) message(call *coll.Call) error {
 	c.list = c.list[:0]
-	call.Steps(c.rank, c.Size(), &messagesOnly, nil, func(m coll.Call) bool {
-		m.Messages(func(m coll.Call) bool {
-			c.list = append(c.list, m)
-			return true
-		})
+	call.Messages(func(m coll.Call) bool {
+		c.list = append(c.list, m)
 		return true
 	})
 	return c.exchange(c.list)

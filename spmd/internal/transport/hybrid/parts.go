@@ -57,9 +57,10 @@ func (c *Comm) parts(call *coll.Call, yield func(byRank, byProcess, n int)) {
 	at = 0
 	for _, members := range c.members {
 		for _, r := range members {
-			n := c.starts[r+1] - c.starts[r]
-			yield(c.starts[r], at, n)
-			at += n
+			if n := c.starts[r+1] - c.starts[r]; n > 0 { // nothing may lie behind the end of memory
+				yield(c.starts[r], at, n)
+				at += n
+			}
 		}
 	}
 }

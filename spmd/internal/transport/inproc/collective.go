@@ -124,6 +124,15 @@ func (r *Comm) failed(c *coll.Call, err error) error {
 	return &ccall.Error{Op: c.String(), Rank: r.rank, At: ccall.At(), Err: err}
 }
 
+// Meet waits until all ranks have brought the same call, which another transport makes, each with memory for the others. They
+// may use it until the next meeting.
+func (r *Comm) Meet(c *coll.Call, memory unsafe.Pointer) error {
+	return r.meet(c, c.Common(), memory, 0)
+}
+
+// Brought is the memory that a rank has brought to the last Meet.
+func (r *Comm) Brought(rank int) unsafe.Pointer { return r.brought(rank, false) }
+
 // brought is what a rank has brought to the meeting of now.
 func (r *Comm) brought(rank int, short bool) unsafe.Pointer {
 	p := &r.g.desks[rank][r.meetings%posts]
