@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 	"unsafe"
@@ -14,11 +15,18 @@ import (
 
 // The tests of this file need a GPU.
 
+// held keeps the context of the GPU until the process ends: to make one takes longer than most tests.
+var held = sync.OnceValue(func() error {
+	_, err := Open(0)
+	return err
+})
+
 func openGPU(t *testing.T) *Device {
 	t.Helper()
 	if err := Load(); err != nil {
 		t.Skip(err)
 	}
+	must(t, held())
 	d := try(Open(0))(t)
 	t.Cleanup(func() {
 		if err := d.Close(); err != nil {

@@ -54,6 +54,7 @@ func once(t *testing.T, key, dir string, build func(dir string) (path string)) {
 func (d double) in(t *testing.T) bool {
 	t.Helper()
 	prepare := func(dir string) {
+		fakelib.HostOnly(t)
 		once(t, "cuda", dir, func(dir string) string { return fakelib.CUDA(t, dir) })
 		if !d.broken {
 			once(t, strings.Join(d.missing, "-"), dir, func(dir string) string {

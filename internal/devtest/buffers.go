@@ -1,10 +1,12 @@
 package devtest
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 	"unsafe"
 
+	"lockstep/cuda"
 	"lockstep/cudampi"
 	"lockstep/internal/commtest"
 	"lockstep/internal/elem"
@@ -18,42 +20,87 @@ type Buffer[T elem.Elem] struct {
 	way  Way
 }
 
+// spare is device memory of buffers that were freed, by size, and pinned memory through which all of them move: a driver
+// whose GPU several processes share takes longer to allocate and to free than to do what most tests ask for.
+var spare struct {
+	device map[int][]unsafe.Pointer
+	pinned unsafe.Pointer
+	bytes  int // pinned
+}
+
+// freeSpare gives back what is spare, all of which is of one device.
+func freeSpare(d *cuda.Device) error {
+	var err error
+	for _, list := range spare.device {
+		for _, p := range list {
+			err = errors.Join(err, d.Free(p))
+		}
+	}
+	if spare.pinned != nil {
+		err = errors.Join(err, d.FreeHost(spare.pinned))
+	}
+	spare.device, spare.pinned, spare.bytes = nil, nil, 0
+	return err
+}
+
+// bytes is the size of the device memory.
+func (b *Buffer[T]) bytes() int { return len(b.Host.All) * elem.Of[T]().Size() }
+
 // Alloc returns n elements between guards.
 func Alloc[T elem.Elem](t *testing.T, w Way, n int) *Buffer[T] {
 	t.Helper()
-	b := &Buffer[T]{Host: commtest.Alloc[T](n), way: w}
-	var err error
-	b.mem, err = w.Dev.Malloc(len(b.Host.All) * elem.Of[T]().Size())
-	commtest.Must(t, err)
+	b := allocate[T](t, w, n)
 	b.Move(t, true)
+	return b
+}
+
+// allocate leaves the device memory as it is.
+func allocate[T elem.Elem](t *testing.T, w Way, n int) *Buffer[T] {
+	t.Helper()
+	b := &Buffer[T]{Host: commtest.Alloc[T](n), way: w}
+	if list := spare.device[b.bytes()]; len(list) > 0 {
+		b.mem, spare.device[b.bytes()] = list[len(list)-1], list[:len(list)-1]
+		return b
+	}
+	var err error
+	b.mem, err = w.Dev.Malloc(b.bytes())
+	commtest.Must(t, err)
 	return b
 }
 
 // Filled returns the values between guards.
 func Filled[T elem.Elem](t *testing.T, w Way, values []T) *Buffer[T] {
 	t.Helper()
-	b := Alloc[T](t, w, len(values))
+	b := allocate[T](t, w, len(values))
 	copy(b.Host.Data(), values)
 	b.Move(t, true)
 	return b
 }
 
-// Move goes through pinned memory, in stream order; back, it waits.
+// Move goes through pinned memory, in stream order, and waits.
 func (b *Buffer[T]) Move(t *testing.T, in bool) {
 	t.Helper()
-	bytes := len(b.Host.All) * elem.Of[T]().Size()
-	pinned, err := b.way.Dev.MallocHost(bytes)
-	commtest.Must(t, err)
-	all := unsafe.Slice((*T)(pinned), len(b.Host.All))
+	bytes := b.bytes()
+	if spare.bytes < bytes {
+		if spare.pinned != nil {
+			commtest.Must(t, b.way.Dev.FreeHost(spare.pinned))
+		}
+		var err error
+		spare.pinned, err = b.way.Dev.MallocHost(bytes)
+		commtest.Must(t, err)
+		spare.bytes = bytes
+	}
+	all := unsafe.Slice((*T)(spare.pinned), len(b.Host.All))
 	if in {
 		copy(all, b.Host.All)
-		commtest.Must(t, b.way.S.Copy(b.mem, pinned, bytes))
+		commtest.Must(t, b.way.S.Copy(b.mem, spare.pinned, bytes))
 	} else {
-		commtest.Must(t, b.way.S.Copy(pinned, b.mem, bytes))
-		commtest.Must(t, b.way.S.Synchronize())
+		commtest.Must(t, b.way.S.Copy(spare.pinned, b.mem, bytes))
+	}
+	commtest.Must(t, b.way.S.Synchronize())
+	if !in {
 		copy(b.Host.All, all)
 	}
-	commtest.Must(t, b.way.Dev.FreeHost(pinned)) // waits, as the driver does
 }
 
 // At is the address of element i.
@@ -66,11 +113,18 @@ func (b *Buffer[T]) Same(t *testing.T, want []T, what string) {
 	t.Helper()
 	b.Move(t, false)
 	b.Host.Same(t, b.way.C, want, "%s, %s", b.way.Name, what)
-	commtest.Must(t, b.way.Dev.Free(b.mem))
+	b.Free(t)
 }
 
-// Free frees the memory.
-func (b *Buffer[T]) Free(t *testing.T) { t.Helper(); commtest.Must(t, b.way.Dev.Free(b.mem)) }
+// Free waits for the stream and lets other buffers have the memory, until the test ends.
+func (b *Buffer[T]) Free(t *testing.T) {
+	t.Helper()
+	commtest.Must(t, b.way.S.Synchronize())
+	if spare.device == nil {
+		spare.device = map[int][]unsafe.Pointer{}
+	}
+	spare.device[b.bytes()] = append(spare.device[b.bytes()], b.mem)
+}
 
 // Reductions does all reductions of n elements on each rank, out of place and in place.
 func Reductions[T elem.Elem](t *testing.T, w Way, n int, ops ...elem.Op) {

@@ -70,12 +70,34 @@ func OnDevices(t *testing.T, ranks []int, env map[string]string, fn func(t *test
 		mpirun.OnFail = func() { base.Abort(1) }
 		c, err := shm.Share(Must1(base.Dup())(t))
 		commtest.Must(t, err)
-		d := Must1(cuda.Open(c.Rank() % Must1(cuda.Count())(t)))(t)
+		index := c.Rank() % Must1(cuda.Count())(t)
+		commtest.Must(t, hold(index))
+		d := Must1(cuda.Open(index))(t)
 		fn(t, c, d)
+		commtest.Must(t, freeSpare(d))
 		commtest.Must(t, d.Close())
 		commtest.Must(t, c.Close())
 		mpirun.AtEnd(cudampi.Stop) // of a job that went well only: it waits for all ranks
 	})
+}
+
+// held is the rank's device for as long as its job runs tests: the context of a GPU takes longer to make than most tests.
+var held *cuda.Device
+
+// hold opens held. MPI, which may know the context, stops before it is given up.
+func hold(index int) error {
+	if held != nil {
+		return nil
+	}
+	d, err := cuda.Open(index)
+	if err != nil {
+		return err
+	}
+	if !mpirun.AtEnd(d.Close) { // the job is of one test
+		return d.Close()
+	}
+	held = d
+	return nil
 }
 
 // NoCompiler has the kernels be those that the double knows.

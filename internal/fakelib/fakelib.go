@@ -31,9 +31,19 @@ func Build(t testing.TB, dir, soname string, args ...string) string {
 }
 
 // CUDA builds the test double of the CUDA driver, libcuda.so.1, of cuda/testdata/fakecuda.c, which says what it can do.
+// See HostOnly.
 func CUDA(t testing.TB, dir string, flags ...string) string {
 	t.Helper()
+	HostOnly(t)
 	return Build(t, dir, "libcuda.so.1", append(flags, filepath.Join(root(t), "cuda", "testdata", "fakecuda.c"))...)
+}
+
+// HostOnly skips a test with doubles where tests are to run on GPUs: it is the same on any machine.
+func HostOnly(t testing.TB) {
+	t.Helper()
+	if os.Getenv("SPMDTEST_DEVICE") == "cuda" {
+		t.Skip("test doubles are for machines without a GPU")
+	}
 }
 
 // root returns the folder of the project above the working one: a test runs in the folder of its package, but not
