@@ -135,6 +135,9 @@ func (b Buffer[T]) Slice(i, j int) Buffer[T] {
 	return Buffer[T]{b.blk, b.off + i, j - i}
 }
 
+// Codes returns the elements of b as the bytes that collectives and messages take; they share its memory.
+func Codes(b Buffer[F8E4M3]) Buffer[uint8] { return Buffer[uint8](b) }
+
 // Free gives the memory back to the pool; a second Free does nothing. Work that
 // streams already hold may go on using it: it is not handed out again before all
 // of them have passed this point. Using the buffer later is an error of that

@@ -153,3 +153,25 @@ func TestConversionToF8E4M3(t *testing.T) {
 		}
 	})
 }
+
+// Codes are the elements themselves: what collectives make of them is there.
+func TestCodes(t *testing.T) {
+	spmdtest.Run(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
+		const n = 129
+		own, all := alloc[spmd.F8E4M3](t, w, n), alloc[spmd.F8E4M3](t, w, n*w.Size()+1)
+		value := func(rank, i int) spmd.F8E4M3 { return spmd.ToF8E4M3(float32(i%15 - 7*rank)) }
+		for i := range n {
+			own.Set(i, value(w.Rank(), i))
+		}
+		all.Set(0, 0x55)
+		spmdtest.Must(t, spmd.AllGather(w.Comm(), spmd.Codes(all.Slice(1, all.Len())), spmd.Codes(own)))
+		for i := range n * w.Size() {
+			if got, want := all.At(1+i), value(i/n, i%n); got != want {
+				t.Fatalf("element %d is %v, want %v", i, got.Float32(), want.Float32())
+			}
+		}
+		if all.At(0) != 0x55 {
+			t.Error("an element outside of the slice has changed")
+		}
+	})
+}

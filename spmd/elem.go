@@ -13,7 +13,7 @@ type Elem interface {
 }
 
 // Stored is the set of element types of buffers: Elem, and F8E4M3, which only kernels
-// and blas.Gemm take. A buffer of any other type does not compile.
+// and blas.Gemm take; collectives take its Codes. A buffer of any other type does not compile.
 type Stored interface{ Elem | F8E4M3 }
 
 // F16 is IEEE 754 binary16, a storage type: it is converted with ToF16 and

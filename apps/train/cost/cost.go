@@ -148,27 +148,33 @@ func (m Machine) shareOf(r rates, cfg layout.Config, j Job) share {
 
 // sums are what ranks that divide layers say to each other in both passes: all-gathers before a product and
 // reduce-scatters behind it. They go in pieces, each beside the product of the next; backward the scatters go beside the
-// product for the gradient of the weights, and what was gathered forward is gathered again beside another product. What
+// product for the gradient of the weights, and what was gathered forward is gathered again beside another product. Forward
+// products of 8-bit floats have their operands gathered so, in half the bytes. What
 // ranks tell each other of the logits is hidden by the head. The embeddings have nothing to hide theirs.
 func (m Machine) sums(r rates, cfg layout.Config, rows float64) Estimate {
 	C, layers := float64(cfg.Channels), float64(cfg.OwnLayers())
 	one := m.allReduce(2*rows*C, cfg.Tensor.Ranks, m.PerNode) / 2
 	pieces := max(2, min(rows/4096, 4))
-	product := func(weights float64) float64 { return 2 * rows * weights / float64(cfg.Tensor.Ranks) / r.Products }
-	inPieces := func(weights float64) float64 { return max(one/pieces, one-product(weights)*(pieces-1)/pieces) }
-	beside := func(weights float64) float64 { return max(0, one-product(weights)) }
+	product := func(weights float64) float64 { return 2 * rows * weights / float64(cfg.Tensor.Ranks) }
+	// input is what is gathered for a product forward, at products operations a second.
+	input, products := one, r.Products
+	if cfg.FP8 == layout.FP8All {
+		input, products = one/2, r.products8
+	}
+	inPieces := func(t, weights float64) float64 { return max(t/pieces, t-product(weights)/products*(pieces-1)/pieces) }
+	beside := func(weights float64) float64 { return max(0, one-product(weights)/r.Products) }
 	// Forward the inputs of qkv and fc, the outputs of proj and proj2; backward the reverse.
 	e := Estimate{
-		Low: layers * (inPieces(3*C*C) + 3*inPieces(4*C*C) + 2*inPieces(C*C) + // what begins or ends in pieces
+		Low: layers * (inPieces(input, 3*C*C) + inPieces(input, 4*C*C) + 2*inPieces(one, 4*C*C) + 2*inPieces(one, C*C) + // what begins or ends in pieces
 			2*beside(3*C*C) + 2*beside(4*C*C)),
-		High: 10 * layers * one,
+		High: layers * (2*input + 8*one),
 	}
 	if again := layers - 1; again > 0 {
 		switch cfg.Recompute {
 		case layout.RecomputeGELU:
-			e.Low, e.High = e.Low+again*inPieces(4*C*C), e.High+again*one
+			e.Low, e.High = e.Low+again*inPieces(input, 4*C*C), e.High+again*input
 		case layout.RecomputeBlock:
-			e.Low, e.High = e.Low+again*(inPieces(3*C*C)+inPieces(C*C)+inPieces(4*C*C)), e.High+3*again*one
+			e.Low, e.High = e.Low+again*(inPieces(input, 3*C*C)+inPieces(one, C*C)+inPieces(input, 4*C*C)), e.High+again*(2*input+one)
 		}
 	}
 	if cfg.Begins() {
@@ -178,7 +184,10 @@ func (m Machine) sums(r rates, cfg layout.Config, rows float64) Estimate {
 		_, own, _ := cfg.OwnVocab()
 		head := float64(own) * C * float64(cfg.Tensor.Ranks)
 		told := m.allReduce(4*3*rows*float64(cfg.Tensor.Ranks), cfg.Tensor.Ranks, m.PerNode) / 2 // an all-gather
-		e.Low, e.High = e.Low+inPieces(head)+beside(head), e.High+told+2*one
+		if cfg.FP8 == layout.FP8Head {
+			products = r.products8
+		}
+		e.Low, e.High = e.Low+inPieces(one, head)+beside(head), e.High+told+2*one
 	}
 	return e
 }

@@ -18,7 +18,7 @@ type Linear struct {
 func (e *State) Linear(name string, site int) *Linear {
 	castOf := func(site int) kernels.Cast {
 		one := func(b spmd.Buffer[float32]) spmd.Buffer[float32] { return b.Slice(site, site+1) }
-		return kernels.Cast{Codes: e.operand, Up: one(e.Up), Down: e.down.Slice(kernels.Apart8*site, kernels.Apart8*site+1), Peak: one(e.Peak)}
+		return kernels.Cast{Codes: e.Operand, Up: one(e.Up), Down: e.down.Slice(kernels.Apart8*site, kernels.Apart8*site+1), Peak: one(e.Peak)}
 	}
 	for i, m := range e.mats {
 		if e.names[i] == name {

@@ -9,6 +9,7 @@ import (
 	"lockstep/apps/train/layout"
 	"lockstep/spmd"
 	"lockstep/spmd/blas"
+	"lockstep/spmd/ddp"
 )
 
 // Check refuses what has no products of 8-bit floats: asked is where they were asked for.
@@ -42,7 +43,8 @@ type State struct {
 	weightPeak spmd.Buffer[float32]       // (mats): the largest size of a weight
 	weightBy   spmd.Buffer[float32]       // (mats,Apart8): what codes are multiplied by, in the first
 
-	operand spmd.Buffer[spmd.F8E4M3] // the operand of the next product
+	Operand spmd.Buffer[spmd.F8E4M3] // the operand of the next product
+	Own     spmd.Buffer[spmd.F8E4M3] // the rows of one that this rank has, where it gets the others from ranks that divide the layers
 }
 
 // set is matrices that are cast together: all, or those of a group.
@@ -101,9 +103,10 @@ func (e *State) codesOf(mat int) spmd.Buffer[spmd.F8E4M3] {
 	return spmd.Buffer[spmd.F8E4M3]{}
 }
 
-// TakeAll takes, or counts, the memory for n rows, and columns of scratch. Where turns is above 0 no rank has
-// all weights: those of layers come a group at a time, and so many groups of them have memory.
-func (e *State) TakeAll(sp *layout.Space, cfg layout.Config, params []layout.Param, groups []layout.Group, turns, n int, columns *spmd.Buffer[float32]) {
+// TakeAll takes, or counts, the memory for n rows, which are rows of the ranks that divide the layers, and columns of
+// scratch. Where turns is above 0 no rank has all weights: those of layers come a group at a time, and so many groups of
+// them have memory.
+func (e *State) TakeAll(sp *layout.Space, cfg layout.Config, params []layout.Param, groups []layout.Group, turns, n int, rows ddp.Rows, columns *spmd.Buffer[float32]) {
 	sites, lens := cfg.FP8Sites(), e.matrices(cfg, params, groups, turns)
 	layout.Take(sp, sites, &e.Up, &e.Peak)
 	layout.Take(sp, kernels.Apart8*sites, &e.down)
@@ -121,10 +124,13 @@ func (e *State) TakeAll(sp *layout.Space, cfg layout.Config, params []layout.Par
 		operand = min(n, layout.HeadRows) * max(own, cfg.Channels)
 	}
 	if cfg.FP8 == layout.FP8All {
-		operand = max(operand, n*cfg.Channels, 4*n*cfg.OwnChannels())
+		operand = max(operand, rows.All()*cfg.Channels, 4*n*cfg.OwnChannels())
+		if cfg.Tensor.Parts() > 1 {
+			layout.Take(sp, rows.Held()*cfg.Channels, &e.Own)
+		}
 		layout.Take(sp, kernels.ColumnParts*4*cfg.Channels, columns)
 	}
-	layout.Take(sp, operand, &e.operand)
+	layout.Take(sp, operand, &e.Operand)
 }
 
 func tilesOf(n int) int { return (n + kernels.TileSide - 1) / kernels.TileSide }

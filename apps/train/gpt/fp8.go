@@ -7,6 +7,7 @@ import (
 	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
 	"lockstep/spmd"
+	"lockstep/spmd/ddp"
 )
 
 // bindFP8 gives the linears of p what they take of s.
@@ -57,6 +58,31 @@ func (e *enqueue[A]) castOf(p *Linear[A], which func(*fp8.Linear) kernels.Cast) 
 		c.Peak = spmd.Buffer[float32]{}
 	}
 	return c
+}
+
+// ownCast is the cast of this rank's rows of a linear's input. Where ranks divide the linear they gather the copies;
+// only where products take the input itself are copies made of what is gathered.
+func (e *enqueue[A]) ownCast(to kernels.Cast) kernels.Cast {
+	switch {
+	case e.alone() || to.None():
+		return to
+	case !e.mode8.products:
+		return kernels.Cast{}
+	}
+	to.Codes = e.m.FP8.Own
+	return to
+}
+
+// gathersCopies says whether the ranks that divide a linear gather the copies of its input, in half the bytes.
+func (e *enqueue[A]) gathersCopies(p *Linear[A]) bool {
+	return !e.alone() && e.mode8.casts && e.product8(p) != nil
+}
+
+// gatherCopies is gatherPiece of copies: they become the operand of the next product.
+func (e *enqueue[A]) gatherCopies(i int) {
+	if e.Err == nil && i < e.rows.Pieces() {
+		e.Err = ddp.GatherRows(e.m.with, e.rows, i, e.m.Cfg.Channels, spmd.Codes(e.m.FP8.Operand), spmd.Codes(e.m.FP8.Own))
+	}
 }
 
 // product8 is what a product of a linear takes beside, where it is of 8-bit floats; else nil.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	rand "math/rand/v2"
+	"slices"
 	"testing"
 
 	"lockstep/apps/train/layout"
@@ -148,5 +149,65 @@ func TestFP8RecomputeRecords(t *testing.T) {
 			}
 			traintest.NoError(t, m.Close())
 		}
+	})
+}
+
+// Where ranks divide a linear its product forward has the bits of one of all gathered rows, without these being gathered:
+// the copies are. The largest size is that of all rows. Where products are of 16-bit floats the rows are gathered.
+func TestFP8GatheredCopies(t *testing.T) {
+	traintest.On8(t, []int{2, 3}, func(t *testing.T, w *spmd.World) {
+		s, err := w.NewStream("s")
+		traintest.NoError(t, err)
+		const most = 24
+		cfg := layout.Config{Layers: 1, Heads: w.Size(), Channels: 16 * w.Size(), SeqMax: most, Vocab: 300, FP8: layout.FP8All}
+		cfg.Tensor = layout.Tensor{Rank: w.Rank(), Ranks: w.Size()}
+		m, err := NewModel[spmd.BF16](w, cfg, 1, most)
+		traintest.NoError(t, err, m.ShareLayers(w.Comm()), m.Init(7), m.Refresh(s))
+		C, p := cfg.Channels, &m.par.Layers[0].QKV
+		for _, n := range []int{most, 17, 2, 1} { // of few rows some ranks have none
+			batch := Batch{B: 1, T: n}
+			for _, products := range []bool{true, false} {
+				r := rand.New(rand.NewPCG(3, uint64(w.Rank())))
+				x := make([]spmd.BF16, m.rowsOf(n).Held()*C)
+				for i := range x {
+					x[i] = spmd.ToBF16(float32(r.NormFloat64()))
+				}
+				sentinel := make([]spmd.BF16, m.whole.Len())
+				for i := range sentinel {
+					sentinel[i] = spmd.ToBF16(-7)
+				}
+				own := traintest.BufferOf(t, w, x)
+				traintest.NoError(t, m.FP8.Up.SetAll(16), m.FP8.Peak.SetAll(0), m.whole.CopyFrom(sentinel), spmd.Barrier(w.Comm()))
+				y, want := traintest.BufferOf(t, w, make([]spmd.BF16, n*p.Out)), traintest.BufferOf(t, w, make([]spmd.BF16, n*p.Out))
+				peak := func() float32 {
+					peaks := traintest.BufferOf(t, w, traintest.ValuesOf(t, p.eight.X.Peak))
+					traintest.NoError(t, spmd.AllReduce(w.Comm(), peaks, peaks, spmd.Max))
+					return traintest.ValuesOf(t, peaks)[0]
+				}
+
+				a, e := &m.act[0], enqueueOn(s, m, batch, false, mode8{casts: true, records: true, products: products})
+				e.norm(a.ln1, a.mean1, a.rstd1, own, &m.par.Layers[0].LN1, e.inputCast(p))
+				e.linearOfAll(y, a.ln1, p)
+				traintest.NoError(t, e.Err, s.Synchronize())
+				if kept := slices.Equal(traintest.ValuesOf(t, m.whole), sentinel); kept != products {
+					t.Errorf("%d rows, 8-bit products %v: rows of 16-bit floats were gathered: %v", n, products, !kept)
+				}
+				got, top := traintest.ValuesOf(t, y), peak()
+
+				traintest.NoError(t, p.eight.X.Peak.SetAll(0), p.eight.X.Codes.SetAll(0))
+				e.gatherBeside(a.ln1)
+				e.arrived()
+				e.Cast(m.whole, n*C, p.eight.X)
+				e.linear(want, m.whole, p)
+				traintest.NoError(t, e.Err, s.Synchronize())
+				if !slices.Equal(got, traintest.ValuesOf(t, want)) {
+					t.Errorf("%d rows, 8-bit products %v: the product is not that of gathered rows", n, products)
+				}
+				if all := peak(); top != all || top == 0 {
+					t.Errorf("%d rows, 8-bit products %v: the largest size is %v, of gathered rows %v", n, products, top, all)
+				}
+			}
+		}
+		traintest.NoError(t, m.Close())
 	})
 }

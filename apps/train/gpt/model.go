@@ -130,7 +130,7 @@ func (m *Model[A]) takeAll() {
 		if cfg.Shard.Mode == layout.ShardParameters {
 			turns = layerSlots
 		}
-		m.FP8.TakeAll(sp, cfg, m.Params, m.Groups, turns, N, &m.parts.Columns)
+		m.FP8.TakeAll(sp, cfg, m.Params, m.Groups, turns, N, rows, &m.parts.Columns)
 	}
 }
 

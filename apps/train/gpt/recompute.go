@@ -86,8 +86,8 @@ func (e *enqueue[A]) again(l int, x spmd.Buffer[A]) {
 	if m.Cfg.Recompute == layout.RecomputeBlock {
 		part.norm(a.ln1, a.mean1, a.rstd1, x, &p.LN1, part.inputCast(&p.QKV))
 		part.attentionPart(l, x)
-	} else if e.alone() {
-		part.Cast(a.ln2, e.N*p.FC.In, part.inputCast(&p.FC)) // else of what is gathered
+	} else if n := e.rows.Own() * p.FC.In; n > 0 {
+		part.Cast(a.ln2, n, part.ownCast(part.inputCast(&p.FC)))
 	}
 	part.mlpPart(l, false)
 	e.Err = part.Err

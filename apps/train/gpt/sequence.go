@@ -106,13 +106,18 @@ func (e *enqueue[A]) eachPiece(x spmd.Buffer[A], fn func(i, lo, hi int, rows spm
 		fn(0, 0, e.N, x.Slice(0, e.N*C))
 		return
 	}
+	e.inPieces(func(i int) { e.gatherPiece(x, i) }, func(i, lo, hi int) { fn(i, lo, hi, e.m.whole.Slice(lo*C, hi*C)) })
+}
+
+// inPieces has gather enqueue piece by piece that all rows arrive, and calls fn for each.
+func (e *enqueue[A]) inPieces(gather func(i int), fn func(i, lo, hi int)) {
 	e.begin()
-	e.gatherPiece(x, 0)
+	gather(0)
 	for i := range e.rows.Pieces() {
 		e.arrived()
-		e.gatherPiece(x, i+1)
+		gather(i + 1)
 		lo, hi := e.rows.Piece(i)
-		fn(i, lo, hi, e.m.whole.Slice(lo*C, hi*C))
+		fn(i, lo, hi)
 	}
 }
 
@@ -136,17 +141,16 @@ func (e *enqueue[A]) embed(y spmd.Buffer[A], tokens spmd.Buffer[int32]) {
 	e.arrived()
 }
 
-// norm enqueues LayerNormForward of this rank's rows. Where these are not all the copy is made of what is gathered.
+// norm enqueues LayerNormForward of this rank's rows, and the copy of these.
 func (e *enqueue[A]) norm(out spmd.Buffer[A], mean, rstd spmd.Buffer[float32], x spmd.Buffer[A], p *kernels.Norm, to kernels.Cast) {
-	if !e.alone() {
-		to = kernels.Cast{}
-	}
+	to = e.ownCast(to)
 	if n := e.rows.Own(); n > 0 {
 		e.ofRows(n, func(part *enqueue[A]) { part.LayerNormForward(out, mean, rstd, x, p, to) })
 	}
 }
 
-// normBackward enqueues LayerNormBackward of this rank's rows, as norm.
+// normBackward enqueues LayerNormBackward of this rank's rows. Where these are not all the copy is made of what is gathered,
+// which the gradients of weights take.
 func (e *enqueue[A]) normBackward(dx, dout, x spmd.Buffer[A], mean, rstd spmd.Buffer[float32], p *kernels.Norm, dcolumns spmd.Buffer[float32], add bool, to kernels.Cast) {
 	if !e.alone() {
 		to = kernels.Cast{}
@@ -169,6 +173,14 @@ func (e *enqueue[A]) zero(b spmd.Buffer[float32]) {
 
 // linearOfAll enqueues y(N,out) = x·wᵀ + b, of all rows of x(n,in).
 func (e *enqueue[A]) linearOfAll(y, x spmd.Buffer[A], p *Linear[A]) {
+	if e.gathersCopies(p) {
+		e.inPieces(e.gatherCopies, func(_, lo, hi int) {
+			e.ofRows(hi-lo, func(part *enqueue[A]) {
+				part.product(y.Slice(lo*p.Out, hi*p.Out), x, p, blas.Options{Bias: argOf(p.bias)}, lo*p.In)
+			})
+		})
+		return
+	}
 	e.eachPiece(x, func(_, lo, hi int, rows spmd.Buffer[A]) {
 		e.ofRows(hi-lo, func(part *enqueue[A]) {
 			part.castGathered(rows, e.inputCast(p))
