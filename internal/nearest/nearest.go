@@ -9,12 +9,14 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Flag returns an error of fs.Parse, with the flag that an unknown one was probably meant for, where one is near.
+// Flag returns an error of fs.Parse, with the flag that an unknown one was probably meant for, or where none is near, what
+// shows all.
 func Flag(fs *pflag.FlagSet, err error) error {
 	if unknown := (*pflag.NotExistError)(nil); errors.As(err, &unknown) {
 		if near := nearest(fs, unknown.GetSpecifiedName()); near != "" {
 			return fmt.Errorf("%w; did you mean --%s?", err, near)
 		}
+		return fmt.Errorf("%w: --help shows all", err)
 	}
 	return err
 }

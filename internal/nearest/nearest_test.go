@@ -17,7 +17,10 @@ func TestFlag(t *testing.T) {
 		"--time=1": "timeout", "--colour=1": "", "--x=1": "", "--jsn=1": "json", "--ab=1": "",
 	} {
 		err := Flag(fs, fs.Parse([]string{arg}))
-		_, got, _ := strings.Cut(err.Error(), "; did you mean --")
+		_, got, near := strings.Cut(err.Error(), "; did you mean --")
+		if all := strings.HasSuffix(err.Error(), ": --help shows all"); all == near {
+			t.Errorf("%s: %v, want what is near or what shows all", arg, err)
+		}
 		if got = strings.TrimSuffix(got, "?"); got != want {
 			t.Errorf("%s: %v, want --%s", arg, err, want)
 		}

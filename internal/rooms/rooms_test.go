@@ -63,7 +63,7 @@ func TestPageWidth(t *testing.T) {
 		if d.IsDir() && (d.Name() == ".git" || d.Name() == "bin") {
 			return filepath.SkipDir
 		}
-		if filepath.Ext(path) != ".md" {
+		if !strings.HasSuffix(strings.TrimSuffix(path, ".tmpl"), ".md") {
 			return nil
 		}
 		pages++

@@ -77,7 +77,7 @@ func parse(cmd *cobra.Command, args []string) (prog []string, help bool, err err
 		if errors.Is(err, pflag.ErrHelp) {
 			return nil, true, cmd.Help()
 		}
-		return nil, false, exit.Usage{Err: fmt.Errorf("%w (launch %s --help has the flags; those of the program stand behind --)", nearest.Flag(fs, err), cmd.Name())}
+		return nil, false, exit.Usage{Err: fmt.Errorf("%w (flags of the program stand behind --)", nearest.Flag(fs, err))}
 	}
 	if help, _ := fs.GetBool("help"); help {
 		return nil, true, cmd.Help()

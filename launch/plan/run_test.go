@@ -319,7 +319,7 @@ func TestBadInput(t *testing.T) {
 		{"plan -np 2 --", "", "the program is missing: launch plan"},
 		{"run -np 2 " + prog + " --model x", "", "-- is missing before the program: launch run -np 2 -- " + prog + " --model x"},
 		{"run -- -np 2 " + prog, "", "-np stands behind --, where the program is expected: put it before --"},
-		{"run --oversubcribe -- " + prog, "", "unknown flag: --oversubcribe; did you mean --oversubscribe? (launch run --help has the flags"},
+		{"run --oversubcribe -- " + prog, "", "unknown flag: --oversubcribe; did you mean --oversubscribe? (flags of the program stand behind --)"},
 		{"run -np x -- " + prog, "", `invalid argument "x" for "-n, --np" flag`},
 		{"run -np -1 -- " + prog, "", "-np -1: give a number from 1"},
 		{"run -np 0 -- " + prog, "", "--np 0: give a number from 1"},

@@ -219,6 +219,9 @@ func (s *saver) start(t *trainer.Trainer) error {
 		t.World.Log().Info().Msg("the weights are those of the checkpoint, not of --init-from")
 	}
 	t.World.Log().Info().Int("steps", step).Int("sequences", s.found.Sequences).Str("from", s.o.Checkpoint).Msg("resumed")
+	if step >= s.o.steps {
+		t.World.Log().Info().Msgf("--steps %d are done: no step is left, and a larger number goes on", s.o.steps)
+	}
 	return nil
 }
 

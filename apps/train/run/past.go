@@ -23,7 +23,7 @@ func CheckFolder(dir string) error {
 	st, err := os.Stat(dir)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		return fmt.Errorf("--checkpoint %s: no such folder", dir)
+		return fmt.Errorf("--checkpoint %s: no such folder: a run of train with this flag makes it", dir)
 	case err != nil:
 		return fmt.Errorf("--checkpoint %s: %w", dir, errors.Unwrap(err))
 	case !st.IsDir():

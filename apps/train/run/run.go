@@ -81,6 +81,7 @@ func (o *Options) Run(ctx context.Context, w *spmd.World) (err error) {
 	if o.json() == "-" { // standard output is for the measurements
 		out = os.Stderr
 	}
+	w.Log().Info().Int("tokens", o.sample).Msg("what the model writes:")
 	_, err = fmt.Fprintf(out, "\n%s\n", plain.Text(string(text)))
 	return err
 }

@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"strings"
 	"text/tabwriter"
+	"unicode/utf8"
 )
 
 // Fact is a line that an application adds to the summary.
@@ -46,6 +47,16 @@ func (t *Table) Text(facts []Fact) string {
 	fmt.Fprintf(&b, "summary of %s in %s; times are of the rank that took longest\n", ranks, Seconds(t.Seconds))
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprint(w, "\tcount\tbytes\ttime\tmax/min\trank\tGB/s\tof best\t\n")
+	const call, region = "  ", "  region "
+	width := 28 // of the first column, whose texts begin at the left
+	for _, part := range []struct {
+		title string
+		rows  []Row
+	}{{"", t.Rows}, {call, t.Calls}, {region, t.Regions}} {
+		for i := range part.rows {
+			width = max(width, len(part.title)+utf8.RuneCountInString(part.rows[i].What))
+		}
+	}
 	group := func(title string, rows []Row) {
 		for i := range rows {
 			r := &rows[i]
@@ -56,17 +67,17 @@ func (t *Table) Text(facts []Fact) string {
 			if r.InGraph > 0 {
 				count += fmt.Sprintf(" (%s in graphs)", Count(r.InGraph))
 			}
-			fmt.Fprintf(w, "%s%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", title, pad(r.What, 28-len(title)), count, orNone(r.Bytes > 0, Bytes(int64(r.Bytes))), Seconds(r.Seconds),
-				orNone(r.Ratio > 0 && t.Ranks > 1, fmt.Sprintf("%.2f", r.Ratio)), orNone(t.Ranks > 1, strconv.Itoa(r.Slowest)),
+			fmt.Fprintf(w, "%s%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", title, pad(r.What, width-len(title)), count, orNone(r.Bytes > 0, Bytes(int64(r.Bytes))), Seconds(r.Seconds),
+				orNone(r.Ratio > 0 && t.Ranks > 1, ratio(r.Ratio)), orNone(t.Ranks > 1, strconv.Itoa(r.Slowest)),
 				orNone(r.Rate > 0, fmt.Sprintf("%.3g", r.Rate/1e9)), orNone(r.OfBest > 0, fmt.Sprintf("%.0f %%", 100*r.OfBest)))
 		}
 	}
 	group("", t.Rows)
-	group("  ", t.Calls)
-	group("  region ", t.Regions)
+	group(call, t.Calls)
+	group(region, t.Regions)
 	_ = w.Flush() // a strings.Builder takes all
 	if l := &t.Late; l.Compared > 0 {
-		fmt.Fprintf(&b, "  late ranks: rank %d waited %s for the last to come; rank %d was that in %.0f %% of %s collectives compared\n",
+		fmt.Fprintf(&b, "  late ranks: rank %d waited %s for the last to come; rank %d came last most often: in %.0f %% of %s collectives\n",
 			l.Waited, Seconds(l.Seconds), l.Last, 100*l.Share, Count(uint64(l.Compared)))
 	}
 	list := func(title string, parts []string) {
@@ -94,7 +105,7 @@ func (t *Table) Text(facts []Fact) string {
 	return b.String()
 }
 
-// pad makes texts of the first column equally wide, so that they begin at the left.
+// pad makes texts of the first column equally wide.
 func pad(s string, n int) string { return fmt.Sprintf("%-*s", n, s) }
 
 func orNone(some bool, s string) string {
@@ -102,6 +113,17 @@ func orNone(some bool, s string) string {
 		return "-"
 	}
 	return s
+}
+
+// ratio is with as many digits as matter.
+func ratio(x float64) string {
+	switch {
+	case x < 9.995:
+		return fmt.Sprintf("%.2f", x)
+	case x < 99.95:
+		return fmt.Sprintf("%.1f", x)
+	}
+	return Count(uint64(x + 0.5))
 }
 
 // Seconds is a time in a unit that suits it.

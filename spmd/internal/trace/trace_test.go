@@ -186,10 +186,21 @@ func TestCompare(t *testing.T) {
 		t.Errorf("%+v, %+v on %v", tb.Start, tb.Memory, tb.On)
 	}
 	text := tb.Text([]Fact{{"tokens a second", "1,234"}})
-	for _, want := range []string{"summary of 3 ranks in 10 s", "rank 0 waited 12 ms for the last to come; rank 2 was that in 100 % of 2 collectives",
+	for _, want := range []string{"summary of 3 ranks in 10 s", "rank 0 waited 12 ms for the last to come; rank 2 came last most often: in 100 % of 2 collectives",
 		"start: mpi 200 ms", "host memory 2.93 KiB (rank 0)", "  tokens a second: 1,234\n", "  region step"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the text lacks %q:\n%s", want, text)
+		}
+	}
+	long := &Table{Ranks: 2, Rows: []Row{{What: "compute"}}, Calls: []Row{{What: "ReduceScatterV, 256 KiB or more"}}, Regions: []Row{{What: "evaluation of all that was kept"}}}
+	for _, want := range []string{"\n  compute  ", "\n    ReduceScatterV", "\n    region evaluation"} {
+		if text := long.Text(nil); !strings.Contains(text, want) {
+			t.Errorf("a name does not begin where it should, at %q:\n%s", want, text)
+		}
+	}
+	for x, want := range map[float64]string{1: "1.00", 1.335: "1.33", 9.996: "10.0", 99.94: "99.9", 99.96: "100", 15819.25: "15,819"} {
+		if got := ratio(x); got != want {
+			t.Errorf("a ratio of %g is shown as %s, want %s", x, got, want)
 		}
 	}
 	for line := range strings.Lines(text) {

@@ -1,0 +1,36 @@
+package slurm
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+// On a machine without Slurm a script says so on one line, and does not blame a Slurm that is not there.
+func TestNoSlurm(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, "bin"), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"train", "reduce", "matvec", "stencil"} {
+		if err := os.WriteFile(filepath.Join(dir, "bin", name), nil, 0o777); err != nil {
+			t.Fatal(err)
+		}
+	}
+	scripts, err := filepath.Glob("*.sbatch")
+	if err != nil || len(scripts) < 6 {
+		t.Fatalf("%d scripts: %v", len(scripts), err)
+	}
+	for _, name := range scripts {
+		if name == "train-mpirun.sbatch" { // its mpirun does without srun
+			continue
+		}
+		cmd := exec.Command("/bin/bash", script(t, name))
+		cmd.Dir, cmd.Env = dir, []string{"PATH=" + t.TempDir()}
+		out, err := cmd.CombinedOutput()
+		if want := "srun is not in PATH: type sbatch launch/slurm/" + name + " on a cluster with Slurm\n"; err == nil || string(out) != want {
+			t.Errorf("%s: %v, %q, want %q", name, err, out, want)
+		}
+	}
+}
