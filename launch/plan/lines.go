@@ -232,11 +232,11 @@ trap 'again=yes; [ -z "$step" ] || kill -USR1 "$step"' USR1
 	b.WriteString(`[ -z "$again" ] || kill -USR1 "$step" # it came before there was a step
 
 wait "$step"
-status=$?
 while kill -0 "$step" 2>/dev/null; do # a signal ends wait early
 	wait "$step"
-	status=$?
 done
+wait "$step" # again: it may have ended between the signal and here, and bash keeps its status
+status=$?
 [ "$status" != 0 ] || [ -z "$again" ] || scontrol requeue "$SLURM_JOB_ID"
 exit "$status"
 `)

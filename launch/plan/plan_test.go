@@ -217,7 +217,8 @@ func TestText(t *testing.T) {
 	}
 }
 
-// TestBatchFile runs the batch file in bash, with doubles of srun and scontrol: srun says what signal it gets.
+// TestBatchFile runs the batch file in bash, with doubles of srun and scontrol: srun says what signal it gets. It may end
+// before bash sees that the signal has ended the waiting for it only.
 func TestBatchFile(t *testing.T) {
 	if !found("bash") {
 		t.Skip("bash is not installed")
@@ -226,15 +227,17 @@ func TestBatchFile(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
 		srun   string
-		told   bool
+		gone   bool
 		status int
 		want   string
 	}{
 		{"ends", "exit 0", false, 0, ""},
 		{"fails", "exit 3", false, 3, ""},
 		{"is killed", "kill -9 $$", false, 137, ""},
-		{"told, saves and ends", "trap 'echo saves; exit 0' USR1; kill -USR1 $PPID; while :; do sleep 0.01; done", true, 0, "saves\nscontrol requeue 7\n"},
-		{"told, fails", "trap 'exit 4' USR1; kill -USR1 $PPID; while :; do sleep 0.01; done", true, 4, ""},
+		{"told, saves and ends", "trap 'echo saves; exit 0' USR1; kill -USR1 $PPID; while :; do sleep 0.01; done", false, 0, "saves\nscontrol requeue 7\n"},
+		{"told, fails", "trap 'exit 4' USR1; kill -USR1 $PPID; while :; do sleep 0.01; done", false, 4, ""},
+		{"told, saves and is gone", "trap 'exit 0' USR1; kill -USR1 $PPID; while :; do sleep 0.01; done", true, 0, "scontrol requeue 7\n"},
+		{"told, fails and is gone", "trap 'exit 4' USR1; kill -USR1 $PPID; while :; do sleep 0.01; done", true, 4, ""},
 	} {
 		dir := t.TempDir()
 		writeFile(t, dir+"/srun", "#!/bin/bash\n"+tc.srun+"\n", 0o755)
@@ -245,6 +248,10 @@ func TestBatchFile(t *testing.T) {
 		}
 		cmd := start(t, "bash", writeFile(t, dir+"/job", sbatch(j, site{cores: 2}), 0o644))
 		cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"), "SLURM_JOB_ID=7")
+		if tc.gone { // the batch file looks whether it is there once it is not
+			cmd.Env = append(cmd.Env, "BASH_ENV="+writeFile(t, dir+"/gone",
+				"kill() { [ \"$1\" != -0 ] || while builtin kill \"$@\"; do sleep 0.01; done; builtin kill \"$@\"; }\n", 0o644))
+		}
 		out, errs, status := result(t, cmd)
 		if status != tc.status || out != tc.want {
 			t.Errorf("%s: status %d, %q, want %d, %q\n%s", tc.name, status, out, tc.status, tc.want, errs)
