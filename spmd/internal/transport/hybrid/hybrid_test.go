@@ -143,6 +143,21 @@ func TestCollectives(t *testing.T) {
 	})
 }
 
+// TestMany runs on many more ranks than this machine may have cores: 3 processes of 3, and 8 of 2, and on every other of them.
+func TestMany(t *testing.T) {
+	on(t, []int{3, 8}, func(processes int) []int { return []int{2 + 3/processes} }, func(t *testing.T, c comm) {
+		half, err := c.Split(c.Rank()%2, -c.Rank())
+		commtest.Must(t, err)
+		for _, c := range []comm{c, {half.(*Comm)}} {
+			for _, n := range []int{3, 2000} {
+				commtest.Reductions[int32](t, c, n, elem.Sum)
+				commtest.Moves[float64](t, c, n)
+				commtest.Messages[int32](t, c, &group{c: c}, n)
+			}
+		}
+	})
+}
+
 // TestMessages sends round a ring, from everyone to everyone, and in order, with heads only and with bodies of several pieces.
 func TestMessages(t *testing.T) {
 	each(t, func(t *testing.T, c comm) {
