@@ -67,7 +67,9 @@ if [ -z "${RANKS:-}" ]; then
     [ "$gpus" -gt 0 ] || { echo "test-gpu: nvidia-smi -L lists no GPU; see the head of this script for RANKS and SPMDTEST_DEVICE" >&2; exit 1; }
     RANKS="$(seq 1 "$gpus")"
 fi
-programs="$(cd bin/test 2>/dev/null && find . -name '*.test' | sed 's|^\./||' | sort)"
+# The longest begin first, and others run beside them.
+programs="$(cd bin/test 2>/dev/null && find . -name '*.test' | sed 's|^\./||' | sort |
+    awk '/^(internal\/peer|cudampi|apps\/train|spmd)\/[a-z]*[.]test$/ { print; next } { rest = rest $0 "\n" } END { printf "%s", rest }')"
 if [ -n "${PACKAGES:-}" ]; then
     programs=
     for package in $PACKAGES; do programs="$programs $package/${package##*/}.test"; done
