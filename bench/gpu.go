@@ -83,9 +83,9 @@ func (b *bench) startup() error {
 			if err != nil {
 				return err
 			}
-			total, err := harness.Lines[rank.Started](out)
-			if err != nil || len(total) != 1 {
-				return fmt.Errorf("%v printed %q, %w", cmd, out, err)
+			total, err := harness.Exactly[rank.Started](out, 1)
+			if err != nil {
+				return fmt.Errorf("%v: %w", cmd, err)
 			}
 			parts, err := startupParts(log)
 			if err != nil {
@@ -187,18 +187,13 @@ func (b *bench) losses() error {
 
 // stepLosses are the losses of the steps that train printed, all of them.
 func stepLosses(out string) ([]float64, error) {
-	steps, err := harness.Lines[harness.TrainStep](out)
+	steps, err := harness.Steps(out, lossSteps)
 	if err != nil {
 		return nil, err
 	}
 	var losses []float64
 	for _, s := range steps {
-		if !s.Summary {
-			losses = append(losses, s.Loss)
-		}
-	}
-	if len(losses) != lossSteps {
-		return nil, fmt.Errorf("train printed %q, want %d steps", out, lossSteps)
+		losses = append(losses, s.Loss)
 	}
 	return losses, nil
 }

@@ -77,9 +77,9 @@ func onePoint(cmd []string) (rank.Point, error) {
 	if err != nil {
 		return rank.Point{}, err
 	}
-	points, err := harness.Lines[rank.Point](out)
-	if err != nil || len(points) != 1 {
-		return rank.Point{}, fmt.Errorf("%v printed %q, %w", cmd, out, err)
+	points, err := harness.Exactly[rank.Point](out, 1)
+	if err != nil {
+		return rank.Point{}, fmt.Errorf("%v: %w", cmd, err)
 	}
 	return points[0], nil
 }
@@ -140,9 +140,9 @@ func (b *bench) pingPong() error {
 		if err != nil {
 			return err
 		}
-		points, err := harness.Lines[rank.Point](out)
-		if err != nil || len(points) != 2 {
-			return fmt.Errorf("printed %q, %w", out, err)
+		points, err := harness.Exactly[rank.Point](out, 2)
+		if err != nil {
+			return err
 		}
 		ours, theirs = append(ours, points[0].MedianUS), append(theirs, points[1].MedianUS)
 	}
@@ -168,20 +168,23 @@ func (b *bench) bandwidth(app string, bytes int) error {
 		if err != nil {
 			return err
 		}
-		loop, err := harness.Lines[struct{ GBps float64 }](out)
-		if err != nil || len(loop) != 1 {
-			return fmt.Errorf("readloop printed %q, %w", out, err)
+		loop, err := harness.Exactly[struct{ GBps float64 }](out, 1)
+		if err != nil {
+			return fmt.Errorf("readloop: %w", err)
 		}
 		out, err = harness.Output(b.Program(app), "--device", "host", "--json", "-", "--log-level", "warn")
 		if err != nil {
 			return err
 		}
-		r, err := harness.Lines[struct {
+		r, err := harness.Exactly[struct {
 			GBps float64
 			OK   bool
-		}](out)
-		if err != nil || len(r) != 1 || !r[0].OK {
-			return fmt.Errorf("%s printed %q, %w", app, out, err)
+		}](out, 1)
+		if err == nil && !r[0].OK {
+			err = fmt.Errorf("its result is wrong: %q", out)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", app, err)
 		}
 		ours, theirs = append(ours, r[0].GBps), append(theirs, loop[0].GBps)
 	}
@@ -260,8 +263,11 @@ func (b *bench) learn() error {
 		return err
 	}
 	steps, err := harness.Lines[harness.TrainStep](out)
-	if err != nil || len(steps) == 0 || !steps[len(steps)-1].Summary {
-		return fmt.Errorf("train printed no summary, %w", err)
+	if err != nil {
+		return err
+	}
+	if len(steps) == 0 || !steps[len(steps)-1].Summary {
+		return fmt.Errorf("train printed no summary: %q", out)
 	}
 	s := steps[len(steps)-1]
 	first := s.LossFirst - 5.545177
@@ -307,20 +313,15 @@ func (b *bench) trainStep(flags ...string) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	steps, err := harness.Lines[harness.TrainStep](out)
+	steps, err := harness.Steps(out, harness.TrainSteps)
 	if err != nil {
 		return 0, err
 	}
 	var ms []float64
-	for _, s := range steps {
-		if !s.Summary {
-			ms = append(ms, s.MS)
-		}
+	for _, s := range steps[harness.TrainDiscard:] {
+		ms = append(ms, s.MS)
 	}
-	if len(ms) != harness.TrainSteps {
-		return 0, fmt.Errorf("train printed %q, want %d steps", out, harness.TrainSteps)
-	}
-	return harness.Median(ms[harness.TrainDiscard:]), nil
+	return harness.Median(ms), nil
 }
 
 // llmcSteps returns the times of the first n steps of llm.c's program, in ms, and

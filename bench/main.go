@@ -88,7 +88,9 @@ func runner() error {
 	fs.StringVar(&b.Commit, "commit", "", "what the programs were built from (default what git says here)")
 	fs.IntVar(&b.Rounds, "rounds", harness.DefaultRounds, "turns of each side; the median counts")
 	fs.StringVar(&b.LLMC, "llmc", "", "llm.c's train_gpt2, built for this machine, to compare training with; it is run in its folder")
-	help.Parse(fs, os.Args[1:])
+	if err := harness.Parse(fs); err != nil {
+		return err
+	}
 	for _, o := range only {
 		if !slices.Contains(names(), o) && !slices.Contains(harness.Sets, o) {
 			return fmt.Errorf("--only %s: want %s, %s", o, strings.Join(harness.Sets, ", "), strings.Join(names(), ", "))

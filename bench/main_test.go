@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"lockstep/bench/harness"
+	"lockstep/bench/sweep"
+	"lockstep/bench/train"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -88,6 +90,25 @@ func TestDroppedEvents(t *testing.T) {
 		put(bad)
 		if n, err := droppedEvents(name); err == nil {
 			t.Errorf("%q: %v", bad, n)
+		}
+	}
+}
+
+// A program that prints no measurement is named, and nothing stands in the message for an error that there is not.
+func TestNoPoint(t *testing.T) {
+	if _, err := onePoint([]string{"true"}); err == nil || err.Error() != `[true]: 0 lines of JSON, want 1, in ""` {
+		t.Error(err)
+	}
+}
+
+// A command that there is not is refused: without a command everything would be measured, which takes an hour.
+func TestUnknownCommand(t *testing.T) {
+	args := os.Args
+	defer func() { os.Args = args }()
+	for command, run := range map[string]func() error{"bench": runner, "bench sweep": sweep.Command, "bench train": train.Command, "bench loss": train.Loss} {
+		os.Args = []string{"bench", "foo"}
+		if err := run(); err == nil || !strings.HasPrefix(err.Error(), `unknown command or argument "foo": `+command+" --help ") {
+			t.Errorf("%s: %v", command, err)
 		}
 	}
 }

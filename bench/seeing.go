@@ -82,15 +82,7 @@ func (b *bench) trainSteps(ranks, steps int, flags []string) ([]harness.TrainSte
 	if err != nil {
 		return nil, err
 	}
-	list, err := harness.Lines[harness.TrainStep](out)
-	if err != nil {
-		return nil, err
-	}
-	list = slices.DeleteFunc(list, func(s harness.TrainStep) bool { return s.Summary })
-	if len(list) != steps {
-		return nil, fmt.Errorf("train printed %d steps, want %d", len(list), steps)
-	}
-	return list, nil
+	return harness.Steps(out, steps)
 }
 
 // traceSize measures the trace of 1,000 steps on 4 ranks.
@@ -137,8 +129,11 @@ func droppedEvents(name string) (n float64, err error) {
 			Dropped map[string]float64 `json:"dropped_events"`
 		}
 	}
-	if err := json.Unmarshal([]byte(line+"}"), &file); err != nil || !found || file.OtherData == nil {
-		return 0, fmt.Errorf("%s does not say what it lacks: %w", name, err)
+	if err := json.Unmarshal([]byte(line+"}"), &file); err != nil {
+		return 0, fmt.Errorf("%s: %w", name, err)
+	}
+	if !found || file.OtherData == nil {
+		return 0, fmt.Errorf("%s does not say what it lacks", name)
 	}
 	for _, k := range file.OtherData.Dropped {
 		n += k

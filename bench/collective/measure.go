@@ -236,7 +236,7 @@ func measure[T spmd.Elem](w *spmd.World, s *spmd.Stream, c Case, v variant, t ti
 		comm = comm.On(s)
 	}
 	call := o.call(comm)
-	// once checks one call; the timed ones leave the same result, unless each overwrites the input of the next.
+	// One call is checked by itself: of those that are timed each may overwrite the input of the next.
 	if err := o.fill(); err != nil {
 		return m, err
 	}

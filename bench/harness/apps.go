@@ -2,6 +2,7 @@ package harness
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -34,3 +35,16 @@ const (
 	TrainSteps   = 12
 	TrainDiscard = 2 // pages of the moments, threads of the BLAS
 )
+
+// Steps are the steps that train printed as JSON, of which there are to be n.
+func Steps(out string, n int) ([]TrainStep, error) {
+	all, err := Lines[TrainStep](out)
+	if err != nil {
+		return nil, err
+	}
+	all = slices.DeleteFunc(all, func(s TrainStep) bool { return s.Summary })
+	if len(all) != n {
+		return nil, fmt.Errorf("train printed %d steps, want %d, in %q", len(all), n, out)
+	}
+	return all, nil
+}

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+
+	"lockstep/internal/help"
 )
 
 // The sets of groups, each with a file of results of its name.
@@ -210,6 +212,15 @@ func (b *Harness) command(group string) string {
 		cmd += " --llmc " + b.LLMC
 	}
 	return cmd
+}
+
+// Parse reads this program's command line for a command whose settings are all flags.
+func Parse(fs *pflag.FlagSet) error {
+	help.Parse(fs, os.Args[1:])
+	if fs.NArg() > 0 {
+		return fmt.Errorf("unknown command or argument %q: %s --help shows the flags, and bench/README.md the commands", fs.Arg(0), fs.Name())
+	}
+	return nil
 }
 
 // Repeatable is the flags that were given, without what is this machine's alone.

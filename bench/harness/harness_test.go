@@ -110,3 +110,29 @@ func TestByteSize(t *testing.T) {
 		}
 	}
 }
+
+// What a program prints is taken where it is as many lines as it should be; otherwise the error shows it.
+func TestExactly(t *testing.T) {
+	const steps = "{\"step\":1,\"loss\":3}\nnoise\n{\"step\":2,\"loss\":2}\n{\"summary\":true}\n"
+	if all, err := Exactly[TrainStep](steps, 3); err != nil || len(all) != 3 || all[1].Loss != 2 || !all[2].Summary {
+		t.Errorf("%+v, %v", all, err)
+	}
+	if all, err := Steps(steps, 2); err != nil || len(all) != 2 || all[0].Loss != 3 || all[1].Loss != 2 {
+		t.Errorf("%+v, %v", all, err)
+	}
+	for _, bad := range []struct {
+		out  string
+		want string
+	}{{"", "0"}, {steps, "3"}, {"{\"loss\":x}\n", "invalid"}} {
+		_, err := Exactly[TrainStep](bad.out, 1)
+		_, serr := Steps(bad.out, 4)
+		for _, err := range []error{err, serr} {
+			if err == nil || strings.Contains(err.Error(), "%!") || bad.out != "" && !strings.Contains(err.Error(), "loss") {
+				t.Errorf("%q: %v", bad.out, err)
+			}
+		}
+		if err != nil && !strings.Contains(err.Error(), bad.want) {
+			t.Errorf("%q: %v lacks %s", bad.out, err, bad.want)
+		}
+	}
+}

@@ -81,3 +81,12 @@ func Lines[T any](out string) ([]T, error) {
 	}
 	return all, nil
 }
+
+// Exactly decodes a program's JSON lines, of which there are to be n.
+func Exactly[T any](out string, n int) ([]T, error) {
+	all, err := Lines[T](out)
+	if err == nil && len(all) != n {
+		err = fmt.Errorf("%d lines of JSON, want %d, in %q", len(all), n, out)
+	}
+	return all, err
+}

@@ -2,7 +2,6 @@ package sweep
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -164,19 +163,14 @@ func (s *sweep) trainTurn(cmd []string) (collective.Measured, error) {
 	if err != nil {
 		return m, err
 	}
-	steps, err := harness.Lines[harness.TrainStep](out)
+	steps, err := harness.Steps(out, s.app.steps)
 	if err != nil {
 		return m, err
 	}
 	var us []float64
 	for _, st := range steps {
-		if !st.Summary {
-			us = append(us, st.MS*1e3)
-			m.TokS = st.TokS * st.MS // of one step; over the median below
-		}
-	}
-	if len(us) != s.app.steps {
-		return m, fmt.Errorf("train printed %q, want %d steps", out, s.app.steps)
+		us = append(us, st.MS*1e3)
+		m.TokS = st.TokS * st.MS // of one step; over the median below
 	}
 	m.Stats = timing.StatsOf(us[harness.TrainDiscard:])
 	m.TokS /= m.MedianUS / 1e3
@@ -304,12 +298,9 @@ func (s *sweep) start(n int) (rank.Started, error) {
 	if err != nil {
 		return rank.Started{}, err
 	}
-	all, err := harness.Lines[rank.Started](out)
-	if err == nil && len(all) != 1 {
-		err = errors.New("startup printed " + out)
-	}
+	all, err := harness.Exactly[rank.Started](out, 1)
 	if err != nil {
-		return rank.Started{}, err
+		return rank.Started{}, fmt.Errorf("startup: %w", err)
 	}
 	return all[0], nil
 }

@@ -19,7 +19,6 @@ import (
 
 	"lockstep/bench/collective"
 	"lockstep/bench/harness"
-	"lockstep/internal/help"
 )
 
 // sweep is one run of bench sweep.
@@ -113,8 +112,10 @@ func Command() error {
 	fs.StringVar(&s.CSources, "c-sources", "bench/c", "`DIR` of the C programs' sources")
 	fs.StringVar(&s.Commit, "commit", "", "what the programs were built from (default what git says here)")
 	s.app.flags(fs)
-	help.Parse(fs, os.Args[1:])
-	if err := s.check(fs.Args()); err != nil {
+	if err := harness.Parse(fs); err != nil {
+		return err
+	}
+	if err := s.check(); err != nil {
 		return err
 	}
 	defer func() { os.RemoveAll(s.Dir) }()
@@ -132,10 +133,7 @@ func Command() error {
 }
 
 // check refuses flags that do not fit.
-func (s *sweep) check(rest []string) error {
-	if len(rest) > 0 {
-		return fmt.Errorf("unknown argument %q", rest[0])
-	}
+func (s *sweep) check() error {
 	for _, o := range s.opNames {
 		op, err := collective.OperationOf(o)
 		if err != nil {
@@ -163,9 +161,14 @@ func (s *sweep) check(rest []string) error {
 			}
 		}
 	}
-	for _, n := range slices.Concat(s.ranks, s.costRanks) {
-		if n < 1 || n > 1<<16 {
-			return fmt.Errorf("--ranks %d: must be from 1 to 65536", n)
+	for _, f := range []struct {
+		flag  string
+		ranks []int
+	}{{"ranks", s.ranks}, {"cost-ranks", s.costRanks}} {
+		for _, n := range f.ranks {
+			if n < 1 || n > 1<<16 {
+				return fmt.Errorf("--%s %d: must be from 1 to 65536", f.flag, n)
+			}
 		}
 	}
 	switch {
@@ -358,7 +361,8 @@ turns:
 	return all, errors.Join(failed...)
 }
 
-// middle is the line of several rounds: the medians of what they measured, the least and the greatest of their times, the sum of what was wrong, and the rates that follow.
+// middle is the line of several rounds. It has the medians of what they measured, the least and the greatest of their
+// times, the sum of what was wrong, and the rates that follow.
 func middle(turns []collective.Measured) collective.Measured {
 	m := turns[0]
 	m.Rounds, m.SamplesUS, m.Slow, m.Wrong = len(turns), nil, nil, nil

@@ -240,6 +240,7 @@ func TestSweepCheck(t *testing.T) {
 		{"collectives", func(s *sweep) { s.collectives = "mpi-fast" }, "--collectives mpi-fast: want auto, nccl, mpi, "},
 		{"a way of MPI", func(s *sweep) { s.collectives = "mpi-peer" }, ""},
 		{"ranks", func(s *sweep) { s.ranks = []int{2, 0} }, "--ranks 0"},
+		{"ranks of cost", func(s *sweep) { s.costRanks = []int{2, 0} }, "--cost-ranks 0"},
 		{"rounds", func(s *sweep) { s.Rounds = 0 }, "--rounds 0"},
 		{"limit", func(s *sweep) { s.within = -1 }, "--limit -1ns"},
 		{"sizes", func(s *sweep) { s.to = 4 }, "--to 4B"},
@@ -254,7 +255,7 @@ func TestSweepCheck(t *testing.T) {
 		s.opNames, s.typeNames, s.parts, s.device, s.collectives, s.from, s.to, s.factor = collective.OperationNames(), collective.DTypeNames(), sweepParts, "auto", "auto", 8, 64, 2
 		s.app = appFlags{elements: 1, iters: 1, globalBatch: 1, steps: 3}
 		tc.change(s)
-		err := s.check(nil)
+		err := s.check()
 		if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {
 			t.Errorf("%s: %v, want %q", tc.name, err, tc.want)
 		}

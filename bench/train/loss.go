@@ -17,7 +17,6 @@ import (
 	"github.com/tiktoken-go/tokenizer/codec"
 
 	"lockstep/bench/harness"
-	"lockstep/internal/help"
 )
 
 // lossBench compares what a model learns with what it learns in PyTorch, from the same
@@ -52,7 +51,9 @@ func Loss() error {
 	fs.StringVar(&l.Out, "out", "bench/results/train", "`DIR` for the results")
 	fs.StringVar(&l.Bin, "bin", "bin", "`DIR` of the built program train")
 	fs.StringVar(&l.Commit, "commit", "", "what the program was built from (default what git says here)")
-	help.Parse(fs, os.Args[1:])
+	if err := harness.Parse(fs); err != nil {
+		return err
+	}
 	switch {
 	case l.text == "":
 		return errors.New("--text is missing: the file to learn from")

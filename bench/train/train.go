@@ -19,7 +19,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/bench/harness"
-	"lockstep/internal/help"
 	"lockstep/spmd/timing"
 )
 
@@ -97,7 +96,9 @@ func Command() error {
 	fs.StringVar(&t.Out, "out", "bench/results/train", "`DIR` for the results")
 	fs.StringVar(&t.Bin, "bin", "bin", "`DIR` of the built program train")
 	fs.StringVar(&t.Commit, "commit", "", "what the program was built from (default what git says here)")
-	help.Parse(fs, os.Args[1:])
+	if err := harness.Parse(fs); err != nil {
+		return err
+	}
 	for _, c := range cases {
 		model, batch, _ := strings.Cut(c, ":")
 		n, err := strconv.Atoi(batch)
