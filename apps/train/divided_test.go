@@ -73,6 +73,26 @@ func TestDividedWeights(t *testing.T) {
 	}
 }
 
+// What stages wait was measured where there is a summary or a trace, and stands beside what was calculated.
+func TestIdleTold(t *testing.T) {
+	for _, tc := range []struct {
+		ranks, stages int
+		flags         string
+	}{{3, 3, "--summary on"}, {4, 2, "--summary on --graph off"}, {2, 2, "--summary off --trace " + filepath.Join(t.TempDir(), "trace.json")}, {2, 0, "--summary off"}} {
+		spmdtest.Ranks(t, tc.ranks)
+		args := append(smallRun(t, 4, "--val-batches", "0", "--layers", "3", "--global-batch", "8", "--batch", "1", "--pp", fmt.Sprint(max(2, tc.stages))), strings.Fields(tc.flags)...)
+		run, log := finish(t, tc.ranks, args...)
+		idle := run.summary.Idle
+		if len(idle) != tc.stages || slices.ContainsFunc(idle, func(part float64) bool { return !(part >= 0 && part < 1) }) {
+			t.Errorf("%s: stages wait %v of the time, want %d numbers", tc.flags, idle, tc.stages)
+		}
+		told := regexp.MustCompile(`bubble of the pipeline: \d+ % calculated, \d+ % measured; by stage \d+ %(, \d+ %)+`).MatchString(log)
+		if told != strings.Contains(tc.flags, "--summary on") || strings.Contains(log, " bubble_measured=") != (tc.stages > 0) {
+			t.Errorf("%s: the summary tells %v:\n%s", tc.flags, told, log)
+		}
+	}
+}
+
 // Parts that there cannot be are refused in one line beforehand.
 func TestDividedRefused(t *testing.T) {
 	besideOthers(t)

@@ -16,10 +16,11 @@ import (
 
 // The doors of package spmd.
 var (
-	worldOf = inside.Comm.(func(spmd.Comm, string) (*spmd.World, error))
-	fail    = inside.Fail.(func(*spmd.World, error))
-	overlap = inside.Overlap.(func(a, b any) bool)
-	join    = inside.Join.(func(a, b any) (any, bool))
-	bytesOf = inside.Bytes.(func(any) spmd.Buffer[uint8])
-	scratch = inside.Scratch.(func(*spmd.Stream, elem.Type, int) (spmd.Arg, error))
+	insideOf = inside.World.(func(*spmd.World) inside.Rank)
+	worldOf  = inside.Comm.(func(spmd.Comm, string) (*spmd.World, error))
+	fail     = inside.Fail.(func(*spmd.World, error))
+	overlap  = inside.Overlap.(func(a, b any) bool)
+	join     = inside.Join.(func(a, b any) (any, bool))
+	bytesOf  = inside.Bytes.(func(any) spmd.Buffer[uint8])
+	scratch  = inside.Scratch.(func(*spmd.Stream, elem.Type, int) (spmd.Arg, error))
 )

@@ -105,6 +105,17 @@ extern "C" __global__ void hash_part_u64(unsigned long long *part, const unsigne
 	}
 }
 
+// times[point] = the time in nanoseconds; where point is odd what has passed since the point before is added to it.
+//
+//	stage_clock_i64(times, point I32)
+extern "C" __global__ void stage_clock_i64(long long *times, int point) {
+	if (grid_index() == 0) {
+		long long now;
+		asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+		times[point] = point % 2 == 1 ? times[point] + now - times[point - 1] : now;
+	}
+}
+
 // sum[0] = the hash of the bytes of which hash_part_u64 wrote parts shares. One block.
 //
 //	hash_final_u64(sum, part, parts I32, bytes I64)

@@ -19,6 +19,9 @@ type Pipeline[T spmd.Elem] struct {
 	in        []spmd.Buffer[T] // by slot; none in the first stage
 	out, dout spmd.Buffer[T]   // none in the last stage
 	din       spmd.Buffer[T]   // none in the first stage
+
+	times spmd.Buffer[int64]                    // see idle.go; none where runs are not measured
+	note  func(s *spmd.Stream, point int) error // enters a point of a run there, else nil
 }
 
 // Stage is what a rank does with a micro-batch. Its functions enqueue on the stream of the run.
@@ -61,12 +64,17 @@ func NewPipeline[T spmd.Elem](c spmd.Comm, n, micro int) (*Pipeline[T], error) {
 			return nil, errors.Join(err, p.Close())
 		}
 	}
+	if insideOf(w).Measures {
+		if err := p.measure(w); err != nil {
+			return nil, errors.Join(err, p.Close())
+		}
+	}
 	return p, nil
 }
 
 // Close frees the memory. No run may be on its way.
 func (p *Pipeline[T]) Close() error {
-	err := errors.Join(p.out.Free(), p.dout.Free(), p.din.Free())
+	err := errors.Join(p.out.Free(), p.dout.Free(), p.din.Free(), p.times.Free())
 	for _, b := range p.in {
 		err = errors.Join(err, b.Free())
 	}
@@ -93,7 +101,8 @@ func (p *Pipeline[T]) Bubble() float64 {
 // Collective over the ranks of the pipeline, in stream order. What goes wrong in a Stage on one
 // rank is to end the job: the others wait for its messages.
 func (p *Pipeline[T]) Run(s *spmd.Stream, stage Stage[T]) error {
-	r := run[T]{Pipeline: p, stage: stage, s: s, on: p.c.On(s)}
+	r := run[T]{Pipeline: p, stage: stage, s: s, on: p.c.On(s), measured: p.note != nil}
+	r.at(runBegins)
 	ahead := p.InFlight() - 1 // micro-batches that fill the stages after this one
 	for i := range ahead {
 		r.message(r.nothing(), r.fromBefore(i))
@@ -113,6 +122,7 @@ func (p *Pipeline[T]) Run(s *spmd.Stream, stage Stage[T]) error {
 		r.backward(i)
 		r.message(r.toBefore(), r.nothing())
 	}
+	r.at(runEnds)
 	return r.err
 }
 
@@ -162,6 +172,8 @@ type run[T spmd.Elem] struct {
 	s     *spmd.Stream
 	on    spmd.Comm
 	err   error
+
+	measured bool
 }
 
 // parcel is a message to or from a rank; one of a peer below 0 is none.
@@ -197,8 +209,12 @@ func (r *run[T]) fromBefore(micro int) parcel[T] {
 func (r *run[T]) message(out, in parcel[T]) {
 	send := func() error { return spmd.Send(r.on, out.b, out.peer) }
 	receive := func() error { return spmd.Recv(r.on, in.b, in.peer) }
+	if out.peer < 0 && in.peer < 0 {
+		return
+	}
+	r.at(waitBegins)
 	switch {
-	case r.err != nil || out.peer < 0 && in.peer < 0:
+	case r.err != nil:
 	case in.peer < 0:
 		r.err = send()
 	case out.peer < 0:
@@ -211,6 +227,7 @@ func (r *run[T]) message(out, in parcel[T]) {
 			return receive()
 		})
 	}
+	r.at(waitEnds)
 }
 
 func (r *run[T]) forward(micro int) {

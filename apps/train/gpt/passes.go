@@ -3,6 +3,7 @@ package gpt
 import (
 	"lockstep/apps/train/layout"
 	"lockstep/spmd"
+	"lockstep/spmd/ddp"
 )
 
 // Passes is what a Model does, whatever the type of its activations.
@@ -14,6 +15,8 @@ type Passes interface {
 	Attention() (path, why string)
 	NewSharder(c spmd.Comm) (*Sharder, error)
 	OpenPipeline(c spmd.Comm) error
+	StageTime(s *spmd.Stream) (ddp.StageTime, error)
+	ForgetTime(s *spmd.Stream) error
 	ShareLayers(c spmd.Comm) error
 	Step(s *spmd.Stream, batches []Batch, h StepHooks) error
 	EvaluateAll(s *spmd.Stream, micro int, next func(i int) (Batch, float32, error), around func(func() error) error) error

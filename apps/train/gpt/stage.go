@@ -45,6 +45,21 @@ func (m *Model[A]) OpenPipeline(c spmd.Comm) (err error) {
 	return err
 }
 
+// StageTime is Time of the pipeline, ForgetTime its ForgetTime; they do nothing without one.
+func (m *Model[A]) StageTime(s *spmd.Stream) (ddp.StageTime, error) {
+	if m.pipe == nil {
+		return ddp.StageTime{}, nil
+	}
+	return m.pipe.Time(s)
+}
+
+func (m *Model[A]) ForgetTime(s *spmd.Stream) error {
+	if m.pipe == nil {
+		return nil
+	}
+	return m.pipe.ForgetTime(s)
+}
+
 // ShareLayers says who has the other parts of each layer, where --tp divides them: call it before any
 // pass.
 func (m *Model[A]) ShareLayers(c spmd.Comm) (err error) {

@@ -78,6 +78,11 @@ func (l *loop) step(step int) (early bool, err error) {
 	if err := l.t.Enqueue(step); err != nil {
 		return false, err
 	}
+	if step == l.t.First { // what tunes and compiles is not to count
+		if err := l.t.Model.ForgetTime(l.t.Stream); err != nil {
+			return false, err
+		}
+	}
 	// The step before is read while this one runs.
 	if err := l.r.upTo(l.t, step, nil); err != nil {
 		return false, err

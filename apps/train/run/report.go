@@ -3,6 +3,7 @@ package run
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -13,6 +14,7 @@ import (
 	"lockstep/apps/train/optim"
 	"lockstep/apps/train/trainer"
 	"lockstep/spmd"
+	"lockstep/spmd/ddp"
 	"lockstep/spmd/progress"
 )
 
@@ -67,6 +69,8 @@ type SummaryRecord struct {
 	Parts  int     `json:"tp,omitempty"`     // of each layer
 	Stages int     `json:"pp,omitempty"`     // of a pipeline
 	Bubble float64 `json:"bubble,omitempty"` // the part of a step in which they wait, by the times that they are balanced by
+
+	Idle []float64 `json:"idle,omitempty"` // that of each, as measured with --summary or --trace in steps but the first
 }
 
 // report tells of the steps: log lines and a bar for people, JSON for programs.
@@ -195,6 +199,42 @@ func (r *report) interrupted() {
 		Msg("ended early by a signal, after a checkpoint: the same command goes on from it")
 }
 
+// idleOf returns the part of the steps but the first in which each stage of the pipeline waited, over all replicas; none
+// where it was not measured. Every rank calls it.
+func idleOf(w *spmd.World, t *trainer.Trainer) ([]float64, error) {
+	own, err := t.Model.StageTime(t.Stream)
+	if err != nil {
+		return nil, err
+	}
+	var all [2][]int64 // of the ranks, those of a stage together
+	for i, d := range [...]time.Duration{own.Whole, own.Waiting} {
+		if all[i], err = agree.GatherOne(w, w.Comm(), int64(d)); err != nil {
+			return nil, err
+		}
+	}
+	if slices.Max(all[0]) == 0 {
+		return nil, nil
+	}
+	times := make([]ddp.StageTime, len(all[0]))
+	for i := range times {
+		times[i] = ddp.StageTime{Whole: time.Duration(all[0][i]), Waiting: time.Duration(all[1][i])}
+	}
+	ranks, idle := ddp.Idle(times), []float64(nil)
+	n := len(ranks) / t.State.Cfg.Stage.Stages
+	for stage := range slices.Chunk(ranks, n) {
+		idle = append(idle, mean(stage))
+	}
+	return idle, nil
+}
+
+func mean(x []float64) float64 {
+	sum := 0.0
+	for _, v := range x {
+		sum += v
+	}
+	return sum / float64(len(x))
+}
+
 // summary reports the whole run.
 func (r *report) summary(t *trainer.Trainer, params int) error {
 	s := SummaryRecord{Summary: true, App: "train", Model: r.o.model, DType: r.o.DType, Params: params, Steps: r.steps, Tokens: r.data.Number(r.steps, 0) * r.o.Seq,
@@ -224,7 +264,20 @@ func (r *report) summary(t *trainer.Trainer, params int) error {
 	if cfg := t.State.Cfg; cfg.Stage.Stages > 1 {
 		s.Stages, s.Bubble = cfg.Stage.Stages, cfg.Idle(r.o.Seq)
 		e = e.Str("bubble", percent(s.Bubble))
-		r.w.Summarize("bubble of the pipeline", percent(s.Bubble))
+		if s.Idle, err = idleOf(r.w, t); err != nil {
+			return err
+		}
+		told := percent(s.Bubble)
+		if len(s.Idle) > 0 {
+			each := make([]string, len(s.Idle))
+			for i, part := range s.Idle {
+				each[i] = percent(part)
+			}
+			all := percent(mean(s.Idle))
+			e = e.Str("bubble_measured", all)
+			told += fmt.Sprintf(" calculated, %s measured; by stage %s", all, strings.Join(each, ", "))
+		}
+		r.w.Summarize("bubble of the pipeline", told)
 	}
 	if s.Skipped > 0 {
 		e = e.Int("skipped", s.Skipped)

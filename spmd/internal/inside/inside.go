@@ -26,6 +26,8 @@ type Rank struct {
 	Timeout time.Duration    // of the watch: how long a collective may take
 	Flags   *pflag.FlagSet   // of the command line; nil where there is none
 
+	// Measures says whether --summary or --trace have this rank see where its time goes.
+	Measures bool
 	// Libraries returns the versions of those that are found here, or why one is not.
 	Libraries func() map[string]string
 	// Emitted has World.Emit on this rank give each line to fn, until cancel.

@@ -1,0 +1,94 @@
+package ddp
+
+import (
+	"errors"
+	"time"
+
+	"lockstep/spmd"
+)
+
+// StageTime is what a stage of a pipeline has measured of its runs.
+type StageTime struct {
+	Whole   time.Duration // from the begin to the end of each run, in the stage's stream
+	Waiting time.Duration // the part of it in messages: mostly until a neighbour gets there
+}
+
+// Idle returns for each stage of a pipeline the part of the time in which it has nothing to do: until it has the first
+// input, in messages, and from its end to that of the stage that takes longest. Stages begin a run together where the
+// one before has ended on all. It is 0 for all where nothing was measured.
+func Idle(stages []StageTime) []float64 {
+	idle, longest := make([]float64, len(stages)), time.Duration(0)
+	for _, s := range stages {
+		longest = max(longest, s.Whole)
+	}
+	for i, s := range stages {
+		if longest > 0 {
+			idle[i] = 1 - float64(s.Whole-s.Waiting)/float64(longest)
+		}
+	}
+	return idle
+}
+
+// The places of what a stage measures in memory of its device: where an interval began, then the sum of those that ended.
+const (
+	runBegins = iota
+	runEnds
+	waitBegins
+	waitEnds
+	nPoints
+)
+
+// epoch is what the host counts its time from.
+var epoch = time.Now()
+
+// stageClock reads the clock of the device, so that graphs do, too.
+var stageClock = spmd.NewKernel("stage_clock_i64", source, func(a spmd.Args) error {
+	notePoint(spmd.ArgSlice[int64](a, 0), a.I32(1), int64(time.Since(epoch)))
+	return nil
+})
+
+// notePoint enters a point in time, in nanoseconds.
+func notePoint(times []int64, point int, now int64) {
+	if point%2 == 1 {
+		now += times[point] - times[point-1]
+	}
+	times[point] = now
+}
+
+// measure takes the memory for what a stage measures, and has runs do so.
+func (p *Pipeline[T]) measure(w *spmd.World) error {
+	var err error
+	if p.times, err = spmd.Alloc[int64](w, nPoints); err != nil {
+		return err
+	}
+	p.note = func(s *spmd.Stream, point int) error {
+		return stageClock.Launch(s, spmd.Cover1D(1, 32), p.times.Arg(), spmd.I32(point))
+	}
+	return p.times.SetAll(0)
+}
+
+// at enqueues that a point of a run is noted, where runs are measured.
+func (r *run[T]) at(point int) {
+	if r.err == nil && r.measured {
+		r.err = r.note(r.s, point)
+	}
+}
+
+// Time returns what this stage has measured since ForgetTime. It is measured in jobs with --summary or --trace, elsewhere
+// it costs nothing and is 0. It blocks for runs that are enqueued.
+func (p *Pipeline[T]) Time(s *spmd.Stream) (StageTime, error) {
+	if p.note == nil {
+		return StageTime{}, nil
+	}
+	var x [nPoints]int64
+	err := errors.Join(s.Synchronize(), p.times.CopyTo(x[:]))
+	return StageTime{Whole: time.Duration(x[runEnds]), Waiting: time.Duration(x[waitEnds])}, err
+}
+
+// ForgetTime enqueues on s that Time begins with the runs that follow.
+func (p *Pipeline[T]) ForgetTime(s *spmd.Stream) error {
+	if p.note == nil {
+		return nil
+	}
+	return spmd.Fill(s, p.times, 0)
+}

@@ -1,0 +1,251 @@
+package ddp
+
+import (
+	"errors"
+	"math"
+	"slices"
+	"testing"
+	"time"
+
+	"lockstep/spmd"
+	"lockstep/spmd/spmdtest"
+)
+
+// The kernels of a stage whose clock the test keeps: time passes where tick says so, and messages carry the time at which
+// they were sent, so that who gets one is not before its sender.
+var (
+	tick = spmd.NewKernel("tick_i64", "", func(a spmd.Args) error {
+		clock, stamp := spmd.ArgSlice[int64](a, 0), spmd.ArgSlice[int64](a, 1)
+		clock[0] += int64(a.I64(2))
+		if len(stamp) > 0 {
+			stamp[0] = clock[0]
+		}
+		return nil
+	})
+	catchUp = spmd.NewKernel("catch_up_i64", "", func(a spmd.Args) error {
+		clock := spmd.ArgSlice[int64](a, 0)
+		if sent := spmd.ArgSlice[int64](a, 1); len(sent) > 0 {
+			clock[0] = max(clock[0], sent[0])
+		}
+		return nil
+	})
+	noteClock = spmd.NewKernel("note_clock_i64", "", func(a spmd.Args) error {
+		notePoint(spmd.ArgSlice[int64](a, 0), a.I32(1), spmd.ArgSlice[int64](a, 2)[0])
+		return nil
+	})
+)
+
+func longest(stages []StageTime) (most time.Duration) {
+	for _, s := range stages {
+		most = max(most, s.Whole)
+	}
+	return most
+}
+
+// gathered returns what each rank has.
+func gathered(t *testing.T, w *spmd.World, x StageTime) []StageTime {
+	t.Helper()
+	own, all := spmdtest.Alloc[int64](t, w, 2), spmdtest.Alloc[int64](t, w, 2*w.Size())
+	spmdtest.Must(t, own.CopyFrom([]int64{int64(x.Whole), int64(x.Waiting)}))
+	spmdtest.Must(t, spmd.AllGather(w.Comm(), all, own))
+	var times []StageTime
+	for i := range w.Size() {
+		times = append(times, StageTime{time.Duration(all.At(2 * i)), time.Duration(all.At(2*i + 1))})
+	}
+	return times
+}
+
+// lengthOf is how long 1F1B takes where messages take no time: a pass begins when its stage has done what comes before it,
+// and its input is there.
+func lengthOf(stages, micro int, times func(stage int) (forward, backward int64)) int64 {
+	type pass struct {
+		stage, micro int
+		back         bool
+	}
+	done, end := map[pass]int64{}, make([]int64, stages)
+	var finish func(x pass) int64
+	finish = func(x pass) int64 {
+		if x.stage < 0 || x.micro < 0 {
+			return 0
+		}
+		if at, ok := done[x]; ok {
+			return at
+		}
+		ahead := min(stages-1-x.stage, micro-1)
+		forward, backward := times(x.stage)
+		var at int64
+		switch {
+		case !x.back && x.micro <= ahead: // after the forward pass before it
+			at = max(finish(pass{x.stage, x.micro - 1, false}), finish(pass{x.stage - 1, x.micro, false})) + forward
+		case !x.back: // after a backward pass
+			at = max(finish(pass{x.stage, x.micro - ahead - 1, true}), finish(pass{x.stage - 1, x.micro, false})) + forward
+		default:
+			before := pass{x.stage, x.micro + ahead, false}
+			if before.micro >= micro {
+				before = pass{x.stage, x.micro - 1, true}
+			}
+			at = finish(before)
+			if x.stage+1 < stages {
+				at = max(at, finish(pass{x.stage + 1, x.micro, true}))
+			}
+			at += backward
+		}
+		done[x] = at
+		end[x.stage] = max(end[x.stage], at)
+		return at
+	}
+	for r := range stages {
+		finish(pass{r, micro - 1, true})
+	}
+	return slices.Max(end)
+}
+
+// Of stages that take a known time each the measured part in which they wait is what it is by the order of the passes: a
+// stage works m·t of the whole, t its time of both. Where the last stage takes longest, or all equally long, m
+// micro-batches take the sum of t and (m - 1) times the last one's.
+func TestIdle(t *testing.T) {
+	spmdtest.HostOnly(t, "the clock is the test's own")
+	spmdtest.Run(t, []int{1, 2, 3, 4}, func(t *testing.T, w *spmd.World) {
+		s := spmdtest.Stream(t, w, "s")
+		for _, micro := range []int{1, 2, 3, 5, 8} {
+			for slow := -1; slow < w.Size(); slow++ {
+				p, err := NewPipeline[int64](w.Comm(), 1, micro)
+				spmdtest.Must(t, err)
+				spmdtest.Must(t, p.measure(w))
+				clock := spmdtest.Alloc[int64](t, w, 1)
+				seen := append([]spmd.Buffer[int64]{p.dout}, p.in...)
+				for _, b := range append(seen, clock) {
+					spmdtest.Must(t, b.SetAll(0))
+				}
+				one := spmd.Cover1D(1, 32)
+				p.note = func(s *spmd.Stream, point int) error {
+					for _, b := range seen {
+						if err := catchUp.Launch(s, one, clock.Arg(), b.Arg()); err != nil {
+							return err
+						}
+					}
+					return noteClock.Launch(s, one, p.times.Arg(), spmd.I32(point), clock.Arg())
+				}
+				times := func(stage int) (forward, backward int64) {
+					if forward, backward = 100, 200; stage == slow {
+						forward, backward = 350, 700
+					}
+					return forward, backward
+				}
+				forward, backward := times(w.Rank())
+				stage := Stage[int64]{
+					Forward: func(_, _ int, _, out spmd.Buffer[int64]) error {
+						return tick.Launch(s, one, clock.Arg(), out.Arg(), spmd.I64(int(forward)))
+					},
+					Backward: func(_, _ int, _, _, din spmd.Buffer[int64]) error {
+						return tick.Launch(s, one, clock.Arg(), din.Arg(), spmd.I64(int(backward)))
+					},
+				}
+				spmdtest.Must(t, p.Run(s, stage))
+				x, err := p.Time(s)
+				spmdtest.Must(t, err)
+				all := gathered(t, w, x)
+				whole := lengthOf(w.Size(), micro, times)
+				if last := w.Size() - 1; slow < 0 || slow == last {
+					sum := int64(0)
+					for r := range w.Size() {
+						f, b := times(r)
+						sum += f + b
+					}
+					f, b := times(last)
+					if closed := sum + int64(micro-1)*(f+b); whole != closed {
+						t.Fatalf("%d micro-batches, stage %d slow: %d ns, by the closed form %d", micro, slow, whole, closed)
+					}
+				}
+				if got := longest(all); got != time.Duration(whole) {
+					t.Errorf("%d micro-batches, stage %d slow: %d ns, want %d", micro, slow, got, whole)
+				}
+				for r, got := range Idle(all) {
+					f, b := times(r)
+					if want := 1 - float64(int64(micro)*(f+b))/float64(whole); math.Abs(got-want) > 1e-12 {
+						t.Errorf("%d micro-batches, stage %d slow: stage %d waits %v of the time, want %v", micro, slow, r, got, want)
+					}
+					if want := p.Bubble(); slow < 0 && math.Abs(got-want) > 1e-12 {
+						t.Errorf("%d micro-batches: stage %d waits %v of the time, Bubble says %v", micro, r, got, want)
+					}
+				}
+				// What follows ForgetTime counts alone.
+				spmdtest.Must(t, p.ForgetTime(s))
+				x, err = p.Time(s)
+				spmdtest.Must(t, err)
+				if x != (StageTime{}) {
+					t.Errorf("forgotten, and is %v", x)
+				}
+				spmdtest.Must(t, p.Close())
+			}
+		}
+	})
+}
+
+// spend keeps the device busy for so many nanoseconds.
+var spend = spmd.NewKernel("spend", `
+extern "C" __global__ void spend(long long ns) {
+	long long begin, now;
+	asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
+	do asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+	while (now - begin < ns);
+}`, func(a spmd.Args) error {
+	time.Sleep(time.Duration(a.I64(0)))
+	return nil
+})
+
+// The clock of the device says what a stage spends, and who waits for whom, in graphs too; a World that shows no summary
+// measures nothing.
+func TestIdleMeasured(t *testing.T) {
+	spmdtest.Run(t, []int{1, 2, 3}, func(t *testing.T, w *spmd.World) {
+		const micro, pass = 4, 5 * time.Millisecond
+		s := spmdtest.Stream(t, w, "s")
+		p, err := NewPipeline[float32](w.Comm(), 1, micro)
+		spmdtest.Must(t, err)
+		last, measures := w.Size()-1, insideOf(w).Measures
+		own := pass
+		if w.Rank() == last {
+			own = 4 * pass
+		}
+		work := func() error { return spend.Launch(s, spmd.Cover1D(1, 32), spmd.I64(int(own))) }
+		stage := Stage[float32]{
+			Forward:  func(int, int, spmd.Buffer[float32], spmd.Buffer[float32]) error { return work() },
+			Backward: func(int, int, spmd.Buffer[float32], spmd.Buffer[float32], spmd.Buffer[float32]) error { return work() },
+		}
+		run := func() StageTime {
+			t.Helper()
+			x, err := p.Time(s)
+			spmdtest.Must(t, err)
+			return x
+		}
+		spmdtest.Must(t, p.Run(s, stage))
+		if x := run(); !measures && x != (StageTime{}) {
+			t.Errorf("nothing asks for a summary, and there is %v", x)
+		}
+		if !measures {
+			spmdtest.Must(t, p.measure(w))
+		}
+		check := func(what string) {
+			t.Helper()
+			x := run()
+			if busy := x.Whole - x.Waiting; busy < 2*micro*own*99/100 || x.Waiting < 0 || w.Size() == 1 && x.Waiting != 0 {
+				t.Errorf("%s: %v, of which it waits %v, and works %v", what, x.Whole, x.Waiting, 2*micro*own)
+			}
+			// It is 0.7 by the closed form for two, of a quiet machine.
+			if idle := Idle(gathered(t, w, x)); w.Size() > 1 && !(idle[0] > 0.3 && idle[0] > idle[last]) {
+				t.Errorf("%s: the stages wait %v of the time, and the last one works four times as long", what, idle)
+			}
+			spmdtest.Must(t, p.ForgetTime(s))
+		}
+		spmdtest.Must(t, errors.Join(p.ForgetTime(s), p.Run(s, stage)))
+		check("commands")
+		if w.Comm().Capturable() == nil {
+			graph, err := s.Capture(func() error { return p.Run(s, stage) })
+			spmdtest.Must(t, err)
+			spmdtest.Must(t, graph.Launch(s))
+			check("a graph")
+			spmdtest.Must(t, graph.Close())
+		}
+		spmdtest.Must(t, p.Close())
+	})
+}
