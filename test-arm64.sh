@@ -6,7 +6,7 @@
 #
 #   ./test-arm64.sh [PACKAGE...]    tests of these packages only (default: all but internal/mpirun, which waits 2 s for
 #                                   what an emulated mpirun takes 3 for, and launch/plan: launch run asks the kernel for
-#                                   PR_SET_CHILD_SUBREAPER, which the emulator does not know)
+#                                   PR_SET_CHILD_SUBREAPER, which the emulator does not know; so does the tutorial)
 #
 #   ARM64_ROOT=FOLDER               where the Debian is, or is put (default /var/cache/lockstep-arm64, some 1 GB)
 #   ARM64_FLAGS="-run Collectives"  more flags of go test
@@ -42,9 +42,10 @@ if [ "${1:-}" = --mounted ]; then
     go build -o bin/arm64/ ./apps/... ./bench ./launch ./launch/launch-probe
     [ $# -gt 0 ] || set -- $(go list ./... | grep -Ev '/(internal/mpirun|launch/plan)$')
     # Not TestRoom and TestState: the emulator has memory of its own, and says itself how a process is. Nor those whose
-    # jobs have seconds to start, hang and end in, of which emulated ones need some to load.
+    # jobs have seconds to start, hang and end in, of which emulated ones need some to load. Nor the tutorial, which has
+    # launch run.
     # shellcheck disable=SC2086 # a list of flags
-    exec go test -skip '^(TestRoom|TestState|TestFaults|TestStartedDifferently|TestReportStates)$' -count=1 -parallel 2 -timeout "${LIMIT:-3000}s" -ldflags=-w -exec "$here/test-arm64.sh --exec" ${ARM64_FLAGS:-} "$@"
+    exec go test -skip '^(TestRoom|TestState|TestFaults|TestStartedDifferently|TestReportStates|TestTutorial)$' -count=1 -parallel 2 -timeout "${LIMIT:-3000}s" -ldflags=-w -exec "$here/test-arm64.sh --exec" ${ARM64_FLAGS:-} "$@"
 fi
 
 [ "$(id -u)" = 0 ] || { echo "test-arm64: only root may mount and change the root folder" >&2; exit 1; }
