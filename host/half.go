@@ -20,10 +20,12 @@ import (
 type half interface{ elem.F16 | elem.BF16 }
 
 // narrow is the set of floats of less than 32 bits.
-type narrow interface{ half | elem.F8E4M3 }
+type narrow interface {
+	half | elem.F8E4M3 | elem.F8E5M2
+}
 
 // Widen stores in dst the values of src, exactly. One thread. It panics unless both are equally long.
-func Widen[T elem.F16 | elem.BF16 | elem.F8E4M3](dst []float32, src []T) {
+func Widen[T elem.F16 | elem.BF16 | elem.F8E4M3 | elem.F8E5M2](dst []float32, src []T) {
 	sameLength("Widen", len(dst), len(src))
 	switch src := any(src).(type) {
 	case []elem.BF16:
@@ -33,6 +35,10 @@ func Widen[T elem.F16 | elem.BF16 | elem.F8E4M3](dst []float32, src []T) {
 			dst[i] = x.Float32()
 		}
 	case []elem.F8E4M3:
+		for i, x := range src {
+			dst[i] = x.Float32()
+		}
+	case []elem.F8E5M2:
 		for i, x := range src {
 			dst[i] = x.Float32()
 		}
@@ -70,13 +76,13 @@ func GemmHalfEpilogue[C float32 | elem.F16 | elem.BF16, T elem.F16 | elem.BF16](
 	}
 }
 
-// GemmE4M3Epilogue is GemmHalfEpilogue for 8-bit floats, whose product is of bfloat16.
-func GemmE4M3Epilogue(transA, transB bool, m, n, k int, alpha float32, a []elem.F8E4M3, lda int, b []elem.F8E4M3, ldb int, beta float32, c []elem.BF16, ldc int, e Epilogue[elem.BF16]) {
-	gemmNarrow("GemmE4M3", transA, transB, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, e)
+// GemmEightEpilogue is GemmHalfEpilogue for 8-bit floats, whose product is of bfloat16.
+func GemmEightEpilogue[A elem.F8E4M3 | elem.F8E5M2](transA, transB bool, m, n, k int, alpha float32, a []A, lda int, b []elem.F8E4M3, ldb int, beta float32, c []elem.BF16, ldc int, e Epilogue[elem.BF16]) {
+	gemmNarrow("GemmEight", transA, transB, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, e)
 }
 
 // gemmNarrow computes in float32.
-func gemmNarrow[C float32 | elem.F16 | elem.BF16, T narrow](fn string, transA, transB bool, m, n, k int, alpha float32, a []T, lda int, b []T, ldb int, beta float32, c []C, ldc int, e Epilogue[C]) {
+func gemmNarrow[C float32 | elem.F16 | elem.BF16, A, B narrow](fn string, transA, transB bool, m, n, k int, alpha float32, a []A, lda int, b []B, ldb int, beta float32, c []C, ldc int, e Epilogue[C]) {
 	rowsA, colsA := stored(transA, m, k)
 	rowsB, colsB := stored(transB, k, n)
 	checkMatrix(fn, "c", len(c), m, n, ldc)

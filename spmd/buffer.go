@@ -135,8 +135,14 @@ func (b Buffer[T]) Slice(i, j int) Buffer[T] {
 	return Buffer[T]{b.blk, b.off + i, j - i}
 }
 
-// Codes returns the elements of b as the bytes that collectives and messages take; they share its memory.
-func Codes(b Buffer[F8E4M3]) Buffer[uint8] { return Buffer[uint8](b) }
+// View returns the memory of b as elements of another type of the same size: for codes of 8 bits that a kernel writes as
+// one format and later as the other, or as uint8 for collectives and messages. It shares b's memory. It panics where the sizes of the types differ.
+func View[U, T Stored](b Buffer[T]) Buffer[U] {
+	if sizeOf[U]() != sizeOf[T]() {
+		panic(fmt.Sprintf("spmd: View of %v as %v, which is not as large", elem.Of[T](), elem.Of[U]()))
+	}
+	return Buffer[U]{b.blk, b.off, b.n}
+}
 
 // Free gives the memory back to the pool; a second Free does nothing. Work that
 // streams already hold may go on using it: it is not handed out again before all

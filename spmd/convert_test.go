@@ -69,37 +69,49 @@ func TestConversionToBF16(t *testing.T) {
 	})
 }
 
-var convertE4M3 = spmd.NewKernel("convert_e4m3", `
+// convertEight has both ways from float to a type of 8 bits, and the way back.
+func convertEight[T spmd.F8E4M3 | spmd.F8E5M2](name string, to func(float32) T, from func(T) float32) *spmd.Kernel {
+	return spmd.NewKernel("convert", `
 #include "spmd.cuh"
-extern "C" __global__ void convert_e4m3(f8e4m3 *one, f8e4m3 *eight, float *back, const float *x, long long n) {
+extern "C" __global__ void convert(`+name+` *one, `+name+` *eight, float *back, const float *x, long long n) {
 	for (long long i = 8 * grid_index(); i < n; i += 8 * grid_size()) {
 		float v[8];
 		load8(v, x + i);
 		store8(eight + i, v);
 		for (int k = 0; k < 8; k++) {
-			one[i + k] = from_float<f8e4m3>(v[k]);
+			one[i + k] = from_float<`+name+`>(v[k]);
 			back[i + k] = to_float(one[i + k]);
 		}
 	}
 }`, func(a spmd.Args) error {
-	for i, x := range spmd.ArgSlice[float32](a, 3) {
-		code := spmd.ToF8E4M3(x)
-		spmd.ArgSlice[spmd.F8E4M3](a, 0)[i], spmd.ArgSlice[spmd.F8E4M3](a, 1)[i] = code, code
-		spmd.ArgSlice[float32](a, 2)[i] = code.Float32()
-	}
-	return nil
-})
+		for i, x := range spmd.ArgSlice[float32](a, 3) {
+			code := to(x)
+			spmd.ArgSlice[T](a, 0)[i], spmd.ArgSlice[T](a, 1)[i] = code, code
+			spmd.ArgSlice[float32](a, 2)[i] = from(code)
+		}
+		return nil
+	})
+}
 
-// e4m3Values are the values of all codes by the format's definition (OFP8).
-var e4m3Values = func() (values [256]float64) {
+var (
+	convertE4M3 = convertEight("f8e4m3", spmd.ToF8E4M3, spmd.F8E4M3.Float32)
+	convertE5M2 = convertEight("f8e5m2", spmd.ToF8E5M2, spmd.F8E5M2.Float32)
+)
+
+// eightValues are the values of all codes of a format with so many bits of fraction, by its definition (OFP8), but for
+// those from none on, which are NaNs or, in E5M2, infinite before them.
+func eightValues(fraction, bias, none int) (values [256]float64) {
 	for i := range values {
-		exp, frac := i>>3&15, float64(i&7)
-		v := math.Ldexp(8+frac, exp-10)
+		size := i & 0x7f
+		exp, frac := size>>fraction, float64(size&(1<<fraction-1))
+		v := math.Ldexp(frac+float64(int(1)<<fraction), exp-bias-fraction)
 		switch {
-		case i&0x7f == 0x7f:
+		case size >= none && size == 0x7c:
+			v = math.Inf(1)
+		case size >= none:
 			v = math.NaN()
 		case exp == 0:
-			v = math.Ldexp(frac, -9)
+			v = math.Ldexp(frac, 1-bias-fraction)
 		}
 		if i >= 0x80 {
 			v = -v
@@ -107,55 +119,20 @@ var e4m3Values = func() (values [256]float64) {
 		values[i] = v
 	}
 	return values
-}()
-
-func e4m3Value(x spmd.F8E4M3) float64 { return e4m3Values[x] }
+}
 
 // Both ways to 8 bits in spmd.cuh, and the way back, are those of Go: all bfloat16 values and what lies beside them,
-// which has all codes, the middles between two of them, and what is beyond.
-func TestConversionToF8E4M3(t *testing.T) {
+// which has all codes but those of NaNs and infinities, the middles between two of them, and what is beyond.
+func TestConversionToEight(t *testing.T) {
 	t.Parallel()
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
-		var x []float32
-		for high := range uint32(1 << 16) {
-			for _, low := range []uint32{0, 1, 0x8000, 0xffff} {
-				x = append(x, math.Float32frombits(high<<16|low))
-			}
-		}
-		n := len(x)
-		src, back := alloc[float32](t, w, n), alloc[float32](t, w, n)
-		must(t, src.CopyFrom(x))
-		outs := [2]spmd.Buffer[spmd.F8E4M3]{alloc[spmd.F8E4M3](t, w, n), alloc[spmd.F8E4M3](t, w, n)}
-		for _, out := range outs {
-			must(t, out.SetAll(0x12))
-		}
-		s := stream(t, w, "convert")
-		must(t, convertE4M3.Launch(s, spmd.Cover1D(n/8, 256), outs[0].Arg(), outs[1].Arg(), back.Arg(), src.Arg(), spmd.I64(n)))
-		must(t, s.Synchronize())
-		wide := make([]float32, n)
-		must(t, back.CopyTo(wide))
-		got, seen := make([]spmd.F8E4M3, n), map[spmd.F8E4M3]bool{}
-		for k, out := range outs {
-			must(t, out.CopyTo(got))
-			for i, v := range x {
-				want := spmd.ToF8E4M3(v)
-				seen[want] = true
-				if got[i] != want {
-					t.Fatalf("way %d: %#08x becomes %#02x, in Go %#02x", k, math.Float32bits(v), got[i], want)
-				}
-				if value := e4m3Value(want); float64(wide[i]) != value && value == value || value != value && wide[i] == wide[i] {
-					t.Fatalf("%#02x is %v, by the definition %v", want, wide[i], value)
-				}
-			}
-		}
-		if len(seen) != 255 { // NaN has one
-			t.Errorf("%d codes were met, want 255", len(seen))
-		}
+		testEight(t, w, convertE4M3, spmd.ToF8E4M3, eightValues(3, 7, 0x7f), 255)  // NaN has one
+		testEight(t, w, convertE5M2, spmd.ToF8E5M2, eightValues(2, 15, 0x7c), 249) // so it has here, and infinities none
 	})
 }
 
-// Codes are the elements themselves: what collectives make of them is there.
-func TestCodes(t *testing.T) {
+// A view has the elements themselves: what collectives make of them is there.
+func TestView(t *testing.T) {
 	spmdtest.Run(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
 		const n = 129
 		own, all := alloc[spmd.F8E4M3](t, w, n), alloc[spmd.F8E4M3](t, w, n*w.Size()+1)
@@ -164,7 +141,7 @@ func TestCodes(t *testing.T) {
 			own.Set(i, value(w.Rank(), i))
 		}
 		all.Set(0, 0x55)
-		spmdtest.Must(t, spmd.AllGather(w.Comm(), spmd.Codes(all.Slice(1, all.Len())), spmd.Codes(own)))
+		spmdtest.Must(t, spmd.AllGather(w.Comm(), spmd.View[uint8](all.Slice(1, all.Len())), spmd.View[uint8](own)))
 		for i := range n * w.Size() {
 			if got, want := all.At(1+i), value(i/n, i%n); got != want {
 				t.Fatalf("element %d is %v, want %v", i, got.Float32(), want.Float32())
@@ -174,4 +151,43 @@ func TestCodes(t *testing.T) {
 			t.Error("an element outside of the slice has changed")
 		}
 	})
+}
+
+func testEight[T spmd.F8E4M3 | spmd.F8E5M2](t *testing.T, w *spmd.World, kernel *spmd.Kernel, to func(float32) T, values [256]float64, codes int) {
+	t.Helper()
+	var x []float32
+	for high := range uint32(1 << 16) {
+		for _, low := range []uint32{0, 1, 0x8000, 0xffff} {
+			x = append(x, math.Float32frombits(high<<16|low))
+		}
+	}
+	n := len(x)
+	src, back := alloc[float32](t, w, n), alloc[float32](t, w, n)
+	must(t, src.CopyFrom(x))
+	outs := [2]spmd.Buffer[T]{alloc[T](t, w, n), alloc[T](t, w, n)}
+	for _, out := range outs {
+		must(t, out.SetAll(0x12))
+	}
+	s := stream(t, w, "convert")
+	must(t, kernel.Launch(s, spmd.Cover1D(n/8, 256), outs[0].Arg(), outs[1].Arg(), back.Arg(), src.Arg(), spmd.I64(n)))
+	must(t, s.Synchronize())
+	wide := make([]float32, n)
+	must(t, back.CopyTo(wide))
+	got, seen := make([]T, n), map[T]bool{}
+	for k, out := range outs {
+		must(t, out.CopyTo(got))
+		for i, v := range x {
+			want := to(v)
+			seen[want] = true
+			if got[i] != want {
+				t.Fatalf("way %d: %#08x becomes %#02x, in Go %#02x", k, math.Float32bits(v), got[i], want)
+			}
+			if value := values[want]; float64(wide[i]) != value && value == value || value != value && wide[i] == wide[i] {
+				t.Fatalf("%#02x is %v, by the definition %v", want, wide[i], value)
+			}
+		}
+	}
+	if len(seen) != codes {
+		t.Errorf("%d codes were met, want %d", len(seen), codes)
+	}
 }

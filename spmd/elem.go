@@ -12,9 +12,9 @@ type Elem interface {
 	int8 | uint8 | int32 | uint32 | int64 | uint64 | F16 | BF16 | float32 | float64
 }
 
-// Stored is the set of element types of buffers: Elem, and F8E4M3, which only kernels
-// and blas.Gemm take; collectives take its Codes. A buffer of any other type does not compile.
-type Stored interface{ Elem | F8E4M3 }
+// Stored is the set of element types of buffers: Elem, and F8E4M3 and F8E5M2, which only kernels
+// and blas.Gemm take; collectives take a View of them as uint8. A buffer of any other type does not compile.
+type Stored interface{ Elem | F8E4M3 | F8E5M2 }
 
 // F16 is IEEE 754 binary16, a storage type: it is converted with ToF16 and
 // Float32, and computed with in float32.
@@ -33,6 +33,14 @@ type F8E4M3 = elem.F8E4M3
 // ToF8E4M3 rounds x to the nearest F8E4M3, ties to even; beyond 448, infinite too, it
 // becomes 448 with its sign. A NaN stays a NaN.
 func ToF8E4M3(x float32) F8E4M3 { return elem.ToF8E4M3(x) }
+
+// F8E5M2 is an 8-bit float with 5 bits of exponent and 2 of fraction, up to 57344 in size and down to 2^-16: a storage
+// type as F8E4M3 is, for operands of blas.Gemm whose sizes differ much, as those of gradients do.
+type F8E5M2 = elem.F8E5M2
+
+// ToF8E5M2 rounds x to the nearest F8E5M2, ties to even; beyond 57344, infinite too, it
+// becomes 57344 with its sign. A NaN stays a NaN.
+func ToF8E5M2(x float32) F8E5M2 { return elem.ToF8E5M2(x) }
 
 // ToF16 rounds x to the nearest float16, ties to even.
 func ToF16(x float32) F16 { return elem.ToF16(x) }

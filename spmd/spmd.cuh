@@ -18,10 +18,11 @@ typedef unsigned long uint64_t;
 
 #define SPMD_FN static __device__ __forceinline__
 
-// The floats of 16 and 8 bits, as Go's spmd.BF16, spmd.F16 and spmd.F8E4M3: for storage; compute in float.
+// The floats of 16 and 8 bits, as Go's spmd.BF16, spmd.F16, spmd.F8E4M3 and spmd.F8E5M2: for storage; compute in float.
 struct bf16 { uint16_t bits; };
 struct f16 { uint16_t bits; };
 struct f8e4m3 { uint8_t bits; };
+struct f8e5m2 { uint8_t bits; };
 
 // to_float is the value of x, which float holds exactly. NaNs keep their payload.
 SPMD_FN float to_float(float x) { return x; }
@@ -36,6 +37,8 @@ SPMD_FN float to_float(f16 x) {
 	asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(x.bits));
 	return r;
 }
+
+SPMD_FN float to_float(f8e5m2 x) { return to_float(f16{(uint16_t)(x.bits << 8)}); }
 
 SPMD_FN float to_float(f8e4m3 x) {
 	uint32_t size = x.bits & 0x7f, sign = (uint32_t)(x.bits & 0x80) << 24;
@@ -100,10 +103,42 @@ SPMD_FN uint16_t e4m3_pair(float a, float b) {
 #endif
 }
 
+// e5m2_pair is e4m3_pair for f8e5m2. What lies beyond 57344 in size becomes 57344.
+SPMD_FN uint16_t e5m2_pair(float a, float b) {
+#if __CUDA_ARCH__ >= 900 || __CUDA_ARCH__ == 890 && (__CUDACC_VER_MAJOR__ > 12 || __CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 1)
+	uint16_t r;
+	asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(r) : "f"(b), "f"(a));
+	return r;
+#else
+	uint32_t r = 0;
+#pragma unroll
+	for (int i = 0; i < 2; i++) {
+		uint32_t x = __float_as_uint(i ? b : a), size = x & 0x7fffffffu, code;
+		if (size > 0x7f800000u) { // NaN
+			code = 0x7f, x = 0;
+		} else if (size >= 0x47600000u) { // 57344
+			code = 0x7b;
+		} else if (size < 0x38800000u) { // 2^-14: the sum's last place is that of a subnormal
+			code = __float_as_uint(__uint_as_float(size) + 128.0f) - __float_as_uint(128.0f);
+		} else {
+			code = (size - (112u << 23) + 0xfffff + (size >> 21 & 1)) >> 21;
+		}
+		r |= (code | x >> 24 & 0x80) << 8 * i;
+	}
+	return r;
+#endif
+}
+
 // A NaN becomes 0x7f.
 template <> __device__ __forceinline__ f8e4m3 from_float<f8e4m3>(float x) {
 	f8e4m3 r;
 	r.bits = e4m3_pair(x, 0) & 0xff;
+	return r;
+}
+
+template <> __device__ __forceinline__ f8e5m2 from_float<f8e5m2>(float x) {
+	f8e5m2 r;
+	r.bits = e5m2_pair(x, 0) & 0xff;
 	return r;
 }
 
@@ -166,6 +201,10 @@ template <typename T> SPMD_FN void store8(T *p, const float (&v)[8]) {
 // Of 8 bits, 8 elements are 8 bytes.
 SPMD_FN void store8(f8e4m3 *p, const float (&v)[8]) {
 	*(uint2 *)p = make_uint2(e4m3_pair(v[0], v[1]) | (uint32_t)e4m3_pair(v[2], v[3]) << 16, e4m3_pair(v[4], v[5]) | (uint32_t)e4m3_pair(v[6], v[7]) << 16);
+}
+
+SPMD_FN void store8(f8e5m2 *p, const float (&v)[8]) {
+	*(uint2 *)p = make_uint2(e5m2_pair(v[0], v[1]) | (uint32_t)e5m2_pair(v[2], v[3]) << 16, e5m2_pair(v[4], v[5]) | (uint32_t)e5m2_pair(v[6], v[7]) << 16);
 }
 
 // to_aligned is how many elements lie between p and the first that an access of 16 bytes may start at.

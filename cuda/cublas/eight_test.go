@@ -12,9 +12,12 @@ func (m *machine) eight(l *Lt) {
 	m.t.Helper()
 	scaleA, scaleB := m.put(3, workspaceBytes/8, elem.Float32, []float64{0.5}), m.put(3, workspaceBytes/8+4, elem.Float32, []float64{-0.25})
 	for _, shape := range [][3]int{{16, 16, 16}, {3, 32, 64}, {48, 16, 32}, {130, 272, 512}} {
-		for flags := range 8 {
+		for flags := range 16 {
 			g := Gemm{M: shape[0], N: shape[1], K: shape[2], TransB: true, LdA: shape[2], LdB: shape[2], LdC: shape[1],
 				AB: elem.Float8E4M3, C: elem.BFloat16, Alpha: 1, FastAccum: flags&1 != 0}
+			if flags&8 != 0 {
+				g.AB = elem.Float8E5M2 // and B is not
+			}
 			a, b, c := matrix(g.M, g.K, g.LdA, 1, 0), matrix(g.N, g.K, g.LdB, 2, 0), make([]float64, g.M*g.N)
 			want := make([]float64, g.M*g.N)
 			var x Beside
@@ -29,7 +32,7 @@ func (m *machine) eight(l *Lt) {
 			for i := range want {
 				want[i] = round(elem.BFloat16, want[i]*factor)
 			}
-			pa, pb, pc := m.put(0, 0, g.AB, a), m.put(1, 0, g.AB, b), m.put(2, 0, g.C, c)
+			pa, pb, pc := m.put(0, 0, g.AB, a), m.put(1, 0, elem.Float8E4M3, b), m.put(2, 0, g.C, c)
 			if err := l.GemmBeside(m.s, &g, &x, pc, pa, pb, m.dev[3], workspaceBytes/2); err != nil {
 				m.t.Fatalf("%v: %v", &g, err)
 			}
@@ -71,7 +74,7 @@ func fakeEight(t *testing.T) {
 		t.Errorf("%d plans, want 2", n)
 	}
 	g.AB = elem.BFloat16
-	wantError(t, l.GemmBeside(m.s, &g, &x, c, a, b, m.dev[3], 1000), "scales, or fast sums, of A and B that are not float8_e4m3")
+	wantError(t, l.GemmBeside(m.s, &g, &x, c, a, b, m.dev[3], 1000), "scales, or fast sums, of A and B that are not 8-bit floats")
 	g.AB, x.ScaleB = elem.Float8E4M3, unsafe.Add(b, 516)
 	wantError(t, l.GemmBeside(m.s, &g, &x, c, a, b, m.dev[3], 1000), "want addresses that are multiples of 16")
 	// It is tuned with its scales.

@@ -19,10 +19,10 @@ type Gemm struct {
 	M, N, K        int
 	TransA, TransB bool
 	LdA, LdB, LdC  int       // from one row to the next, in elements
-	AB, C          elem.Type // of A and B, and of C
+	AB, C          elem.Type // of A and B, and of C; where A is Float8E5M2, which AB then is, B is Float8E4M3
 	Alpha, Beta    float64   // rounded to float32 but for products in float64
 	Epilogue       Epilogue  // for Lt alone
-	FastAccum      bool      // for Lt and Float8E4M3 alone: sums in fewer bits, faster
+	FastAccum      bool      // for Lt and 8-bit floats alone: sums in fewer bits, faster
 }
 
 // Epilogue is what a product does on the way to C, and with what beside it.
@@ -51,7 +51,7 @@ type Beside struct {
 	Bias unsafe.Pointer // of the epilogue, N elements
 	Aux  unsafe.Pointer // of the epilogue, (M, N), rows LdC apart
 
-	ScaleA, ScaleB unsafe.Pointer // for Float8E4M3 alone: a float32 in device memory, aligned to 16 bytes, that A, B is multiplied by; nil for 1
+	ScaleA, ScaleB unsafe.Pointer // for 8-bit floats alone: a float32 in device memory, aligned to 16 bytes, that A, B is multiplied by; nil for 1
 }
 
 func (g *Gemm) String() string {
@@ -104,5 +104,13 @@ func (g *Gemm) scales() bool { return g.K == 0 || g.Alpha == 0 }
 
 func supported(ab, c elem.Type) bool {
 	return ab == c && (ab == elem.Float32 || ab == elem.Float64 || ab.Half()) || ab.Half() && c == elem.Float32 ||
-		ab == elem.Float8E4M3 && c == elem.BFloat16
+		ab.Eight() && c == elem.BFloat16
+}
+
+// typeB is the type of B beside an A of a type.
+func typeB(a elem.Type) elem.Type {
+	if a == elem.Float8E5M2 {
+		return elem.Float8E4M3
+	}
+	return a
 }

@@ -8,7 +8,6 @@ import (
 	"unsafe"
 
 	"lockstep/cuda"
-	"lockstep/internal/elem"
 )
 
 var ltFiles = []string{"libcublasLt.so.13", "libcublasLt.so.12"}
@@ -74,8 +73,9 @@ func (l *Lt) Close() error {
 }
 
 // Gemm enqueues the product g on s. The types of A and B, and of C, are float32, float64, bfloat16 or float16, or A and
-// B are 16-bit floats and C is float32, or A and B are Float8E4M3 and C is bfloat16: of these the library takes, on GPUs
-// from compute capability 8.9 on, B transposed and A not, with K, N and addresses that are multiples of 16. Where there is nothing to add (K or Alpha is 0) C of 16-bit floats takes no Beta but 0 and 1.
+// B are 16-bit floats and C is float32, or A is an 8-bit float, B Float8E4M3 and C bfloat16: of these the library takes, on
+// GPUs from compute capability 8.9 on, B transposed and A not, with K, N and addresses that are multiples of 16. Where
+// there is nothing to add (K or Alpha is 0) C of 16-bit floats takes no Beta but 0 and 1.
 // Where Beta is not 0 C of 16-bit floats may be rounded twice.
 //
 // workspace is device memory of workspaceBytes bytes, aligned to 256, that the product may overwrite; products that may
@@ -116,8 +116,8 @@ func (l *Lt) GemmBeside(s *cuda.Stream, g *Gemm, x *Beside, c, a, b, workspace u
 		return nil
 	case g.scales():
 		return l.scale(s, g, c, with.Add)
-	case g.AB != elem.Float8E4M3 && (g.FastAccum || x.ScaleA != nil || x.ScaleB != nil):
-		return fmt.Errorf("cublas: Lt.Gemm: %s: scales, or fast sums, of A and B that are not %v", g.String(), elem.Float8E4M3)
+	case !g.AB.Eight() && (g.FastAccum || x.ScaleA != nil || x.ScaleB != nil):
+		return fmt.Errorf("cublas: Lt.Gemm: %s: scales, or fast sums, of A and B that are not 8-bit floats", g.String())
 	case uintptr(x.ScaleA)%16 != 0 || uintptr(x.ScaleB)%16 != 0:
 		return fmt.Errorf("cublas: Lt.Gemm: %s: scales at %p and %p: want addresses that are multiples of 16", g.String(), x.ScaleA, x.ScaleB)
 	case g.Epilogue.bias() != (x.Bias != nil) || g.Epilogue.aux() != (x.Aux != nil):

@@ -24,7 +24,8 @@ const (
 	r64F  = C.R_64F
 	r16F  = C.R_16F
 	r16BF = C.R_16BF
-	r8F   = C.R_8F_E4M3
+	r8F4  = C.R_8F_E4M3
+	r8F5  = C.R_8F_E5M2
 )
 
 // slot is the place of an entry point in one of C's tables, whose fields are pointers to functions.
@@ -150,7 +151,7 @@ func sysPlan(l light, k *planKey, x *Beside, found []algorithm) (p plan, n, code
 		m: C.int64_t(k.n), n: C.int64_t(k.m), k: C.int64_t(k.k),
 		lda: C.int64_t(k.ldb), ldb: C.int64_t(k.lda), ldc: C.int64_t(k.ldc),
 		ta: operation(k.tb), tb: operation(k.ta),
-		ab: types[k.ab], c: types[k.c],
+		a: types[typeB(k.ab)], b: types[k.ab], c: types[k.c],
 		align:     [4]C.int{1 << k.alignB, 1 << k.alignA, 1 << k.alignAdd, 1 << k.alignC},
 		workspace: C.size_t(k.workspace),
 		epilogue:  epilogues[k.epilogue],
@@ -266,4 +267,4 @@ func sysScale(h handle, s *cuda.Stream, t elem.Type, rows, cols, ld int, beta fl
 }
 
 // types are the libraries' numbers of the element types that a product may have.
-var types = [elem.StoredTypes]C.int{elem.Float16: r16F, elem.BFloat16: r16BF, elem.Float32: r32F, elem.Float64: r64F, elem.Float8E4M3: r8F}
+var types = [elem.StoredTypes]C.int{elem.Float16: r16F, elem.BFloat16: r16BF, elem.Float32: r32F, elem.Float64: r64F, elem.Float8E4M3: r8F4, elem.Float8E5M2: r8F5}

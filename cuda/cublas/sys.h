@@ -16,7 +16,7 @@ struct device {
 static inline int enter(const struct device *d) { return -d->enter(d->context); }
 
 // Of the headers: element types, compute types, operations, attributes.
-enum { R_32F = 0, R_64F = 1, R_16F = 2, R_16BF = 14, R_8F_E4M3 = 28, COMPUTE_32F = 68, COMPUTE_64F = 70, OP_N = 0, OP_T = 1 };
+enum { R_32F = 0, R_64F = 1, R_16F = 2, R_16BF = 14, R_8F_E4M3 = 28, R_8F_E5M2 = 29, COMPUTE_32F = 68, COMPUTE_64F = 70, OP_N = 0, OP_T = 1 };
 enum { DESC_TRANSA = 3, DESC_TRANSB = 4, DESC_EPILOGUE = 7, DESC_BIAS_POINTER = 8, DESC_AUX_POINTER = 11, DESC_AUX_LD = 12, DESC_BIAS_TYPE = 26 };
 enum { DESC_A_SCALE_POINTER = 17, DESC_B_SCALE_POINTER = 18, DESC_FAST_ACCUM = 25 };
 enum { EPILOGUE_DEFAULT = 1, EPILOGUE_BIAS = 4, EPILOGUE_GELU_AUX = 160, EPILOGUE_GELU_AUX_BIAS = 164, EPILOGUE_DGELU = 192 };
@@ -73,7 +73,7 @@ static inline union factor factor(double v, int is64) {
 struct shape {
     int64_t m, n, k, lda, ldb, ldc;
     int ta, tb;       // OP_N, OP_T
-    int ab, c;        // element types
+    int a, b, c;      // element types
     int align[4];     // bytes, of A, B, C and D
     size_t workspace; // bytes
     int epilogue;
@@ -154,7 +154,7 @@ static struct outcome plan_make(const struct light *l, const struct shape *s, co
     struct outcome o = {0, NULL};
     void *pref = NULL;
     struct plan *p = calloc(1, sizeof *p);
-    int is64 = s->ab == R_64F, usable = 0;
+    int is64 = s->a == R_64F, usable = 0;
     uint32_t mask = REDUCTION_COMPUTE_TYPE;
     *out = NULL;
     *got = 0;
@@ -173,8 +173,8 @@ static struct outcome plan_make(const struct light *l, const struct shape *s, co
     if (s->fast) TRY("cublasLtMatmulDescSetAttribute", lt.desc_set(p->desc, DESC_FAST_ACCUM, &s->fast, sizeof s->fast))
     o = point(p, x);
     if (o.code) goto out;
-    TRY("cublasLtMatrixLayoutCreate", lt.layout_create(&p->a, s->ab, s->ta ? s->k : s->m, s->ta ? s->m : s->k, s->lda))
-    TRY("cublasLtMatrixLayoutCreate", lt.layout_create(&p->b, s->ab, s->tb ? s->n : s->k, s->tb ? s->k : s->n, s->ldb))
+    TRY("cublasLtMatrixLayoutCreate", lt.layout_create(&p->a, s->a, s->ta ? s->k : s->m, s->ta ? s->m : s->k, s->lda))
+    TRY("cublasLtMatrixLayoutCreate", lt.layout_create(&p->b, s->b, s->tb ? s->n : s->k, s->tb ? s->k : s->n, s->ldb))
     TRY("cublasLtMatrixLayoutCreate", lt.layout_create(&p->c, s->c, s->m, s->n, s->ldc))
     TRY("cublasLtMatmulPreferenceCreate", lt.pref_create(&pref))
     TRY("cublasLtMatmulPreferenceSetAttribute", lt.pref_set(pref, PREF_MAX_WORKSPACE, &s->workspace, sizeof s->workspace))

@@ -101,6 +101,8 @@ func encode(b []byte, t elem.Type, v []float64) {
 			*(*float32)(p) = float32(x)
 		case elem.Float8E4M3:
 			*(*elem.F8E4M3)(p) = elem.ToF8E4M3(float32(x))
+		case elem.Float8E5M2:
+			*(*elem.F8E5M2)(p) = elem.ToF8E5M2(float32(x))
 		default:
 			*(*float64)(p) = x
 		}
@@ -120,6 +122,8 @@ func decode(b []byte, t elem.Type, n int) []float64 {
 			v[i] = float64(*(*float32)(p))
 		case elem.Float8E4M3:
 			v[i] = float64((*(*elem.F8E4M3)(p)).Float32())
+		case elem.Float8E5M2:
+			v[i] = float64((*(*elem.F8E5M2)(p)).Float32())
 		default:
 			v[i] = *(*float64)(p)
 		}

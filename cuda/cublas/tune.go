@@ -269,6 +269,8 @@ func (b *trial) fill(bytes int) error {
 			*(*elem.BF16)(p) = elem.ToBF16(float32(v))
 		case elem.Float8E4M3:
 			*(*elem.F8E4M3)(p) = elem.ToF8E4M3(float32(v))
+		case elem.Float8E5M2:
+			*(*elem.F8E5M2)(p) = elem.ToF8E5M2(float32(v))
 		case elem.Float32:
 			*(*float32)(p) = float32(v)
 		default:

@@ -55,3 +55,38 @@ var valuesE4M3 = func() (values [256]float32) {
 	}
 	return values
 }()
+
+// F8E5M2 holds an 8-bit float of 1 sign, 5 exponent and 2 fraction bits, with a bias of 15: the upper half of an F16. It
+// is up to 57344 in size. It is for gradients, whose sizes differ more than an F8E4M3 can show.
+// Source: as F8E4M3.
+type F8E5M2 uint8
+
+const (
+	maxE5M2 = 0x7b // 57344
+	nanE5M2 = 0x7f // as conversions make it
+)
+
+// ToF8E5M2 rounds f to the nearest F8E5M2, ties to even. What lies beyond 57344 in size becomes 57344, infinities too,
+// with the sign of f; a NaN stays one.
+func ToF8E5M2(f float32) F8E5M2 {
+	bits := math.Float32bits(f)
+	sign := F8E5M2(bits >> 24 & 0x80)
+	abs := bits &^ signBit32
+	switch {
+	case abs > infBits32:
+		return nanE5M2
+	case abs >= math.Float32bits(57344):
+		return sign | maxE5M2
+	case abs < (127-14)<<23: // subnormal or zero
+		// Adding 2^7 moves the unit of the last place of a subnormal, 2^-16, to that of the float32, which rounds it.
+		const shift = float32(1 << 7)
+		sum := math.Float32frombits(abs) + shift
+		return sign | F8E5M2(math.Float32bits(sum)-math.Float32bits(shift))
+	default:
+		odd := abs >> 21 & 1
+		return sign | F8E5M2((abs-(127-15)<<23+(1<<20-1)+odd)>>21)
+	}
+}
+
+// Float32 returns the value of x, which float32 holds exactly.
+func (x F8E5M2) Float32() float32 { return F16(uint16(x) << 8).Float32() }

@@ -43,26 +43,26 @@ func TestE4M3Values(t *testing.T) {
 	}
 }
 
-// nearestE4M3 is the code nearest to x by looking at all of them; of two it is the even one.
-func nearestE4M3(values []float64, x float64) F8E4M3 {
-	best, sign := 0, F8E4M3(0)
+// nearestCode is the code nearest to x by looking at the values of all of them; of two it is the even one.
+func nearestCode(values []float64, x float64) uint8 {
+	best, sign := 0, uint8(0)
 	if math.Signbit(x) {
 		x, sign = -x, 0x80
 	}
-	x = min(x, 448)
+	x = min(x, values[len(values)-1])
 	for i, v := range values {
 		if d, least := math.Abs(v-x), math.Abs(values[best]-x); d < least || d == least && i%2 == 0 {
 			best = i
 		}
 	}
-	return sign | F8E4M3(best)
+	return sign | uint8(best)
 }
 
 func TestE4M3Rounding(t *testing.T) {
 	values := positiveE4M3()
 	check := func(x float32) {
 		t.Helper()
-		if want := nearestE4M3(values, float64(x)); ToF8E4M3(x) != want {
+		if want := F8E4M3(nearestCode(values, float64(x))); ToF8E4M3(x) != want {
 			t.Fatalf("%v (%#08x) becomes %#02x, want %#02x", x, math.Float32bits(x), ToF8E4M3(x), want)
 		}
 	}
@@ -83,5 +83,72 @@ func TestE4M3Rounding(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 1 << 16 {
 		check(math.Float32frombits(uint32(115+r.IntN(24))<<23 | r.Uint32()&0x807fffff))
+	}
+}
+
+// positiveE5M2 are the values of codes 0 to 0x7b by the definition of the format (OFP8, table 2): a zero, three
+// subnormals, and four values to each power of two from 2^-14 to 2^15.
+func positiveE5M2() (values []float64) {
+	for frac := range 4 {
+		values = append(values, float64(frac)/65536)
+	}
+	for power := 1.0 / 16384; power <= 32768; power *= 2 {
+		for frac := range 4 {
+			values = append(values, power*(1+float64(frac)/4))
+		}
+	}
+	return values
+}
+
+func TestE5M2Values(t *testing.T) {
+	values := positiveE5M2()
+	if len(values) != 0x7c || values[0x7b] != 57344 || values[0x3c] != 1 {
+		t.Fatalf("the table has %d values, %v, %v", len(values), values[0x7b], values[0x3c])
+	}
+	for i := range 256 {
+		x, size := F8E5M2(i), i&0x7f
+		got := float64(x.Float32())
+		want := math.Inf(1)
+		if size < len(values) {
+			want = values[size]
+		}
+		switch {
+		case size > 0x7c:
+			if !math.IsNaN(got) || ToF8E5M2(x.Float32()) != 0x7f {
+				t.Errorf("%#02x is %v, and comes back as %#02x", i, got, ToF8E5M2(x.Float32()))
+			}
+		case math.Abs(got) != want || math.Signbit(got) != (i >= 0x80):
+			t.Errorf("%#02x is %v, want %v", i, got, want)
+		case size < 0x7c && ToF8E5M2(x.Float32()) != x:
+			t.Errorf("%#02x comes back as %#02x", i, ToF8E5M2(x.Float32()))
+		}
+	}
+}
+
+func TestE5M2Rounding(t *testing.T) {
+	values := positiveE5M2()
+	check := func(x float32) {
+		t.Helper()
+		if want := F8E5M2(nearestCode(values, float64(x))); ToF8E5M2(x) != want {
+			t.Fatalf("%v (%#08x) becomes %#02x, want %#02x", x, math.Float32bits(x), ToF8E5M2(x), want)
+		}
+	}
+	for i, v := range values[1:] {
+		mid := float32((values[i] + v) / 2)
+		for _, x := range []float32{float32(v), mid, math.Nextafter32(mid, 0), math.Nextafter32(mid, 1e6)} {
+			check(x)
+			check(-x)
+		}
+	}
+	inf := float32(math.Inf(1))
+	for _, x := range []float32{0, float32(math.Copysign(0, -1)), 57344, 57345, 61440, 65536, 1e30, inf, -inf, math.MaxFloat32, math.SmallestNonzeroFloat32, 1e-30} {
+		check(x)
+	}
+	if got := ToF8E5M2(float32(math.NaN())); got != 0x7f {
+		t.Errorf("NaN becomes %#02x", got)
+	}
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 1 << 16 {
+		check(math.Float32frombits(uint32(108+r.IntN(38))<<23 | r.Uint32()&0x807fffff))
 	}
 }

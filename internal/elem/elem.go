@@ -15,7 +15,7 @@ type Elem interface {
 }
 
 // Stored is the set of types that a buffer may hold: MPI and NCCL know no more than Elem.
-type Stored interface{ Elem | F8E4M3 }
+type Stored interface{ Elem | F8E4M3 | F8E5M2 }
 
 // Type is an element type at run time: an index into the datatype tables of the bindings.
 type Type uint8
@@ -33,9 +33,10 @@ const (
 	Float32
 	Float64
 	Float8E4M3
+	Float8E5M2
 
 	Types       = 10 // number of types of Elem
-	StoredTypes = 11 // number of types of Stored
+	StoredTypes = 12 // number of types of Stored
 )
 
 var typeInfo = [StoredTypes]struct {
@@ -53,6 +54,7 @@ var typeInfo = [StoredTypes]struct {
 	Float32:    {"float32", 4},
 	Float64:    {"float64", 8},
 	Float8E4M3: {"float8_e4m3", 1},
+	Float8E5M2: {"float8_e5m2", 1},
 }
 
 // Size returns the bytes of one element. It panics when t is none of the constants.
@@ -61,7 +63,11 @@ func (t Type) Size() int { return typeInfo[t].size }
 // Half reports whether t is one of the two 16-bit floats, which are stored in 16 bits and reduced in float32.
 func (t Type) Half() bool { return t == Float16 || t == BFloat16 }
 
-// String returns the name as Go writes it ("int8", "float32"), with "float16", "bfloat16" and "float8_e4m3" for those that Go lacks.
+// Eight reports whether t is one of the two 8-bit floats, which are operands of products alone.
+func (t Type) Eight() bool { return t == Float8E4M3 || t == Float8E5M2 }
+
+// String returns the name as Go writes it ("int8", "float32"), with "float16", "bfloat16", "float8_e4m3" and "float8_e5m2"
+// for those that Go lacks.
 func (t Type) String() string {
 	if int(t) < len(typeInfo) {
 		return typeInfo[t].name
@@ -101,6 +107,8 @@ func alike[T Stored](z T) Type {
 		return Uint8
 	case F8E4M3:
 		return Float8E4M3
+	case F8E5M2:
+		return Float8E5M2
 	case F16:
 		return Float16
 	default: // the constraint leaves only BF16

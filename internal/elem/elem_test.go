@@ -37,7 +37,8 @@ func TestTypes(t *testing.T) {
 	checkType[float32](t, Float32, "float32")
 	checkType[float64](t, Float64, "float64")
 	checkType[F8E4M3](t, Float8E4M3, "float8_e4m3")
-	if got := Type(StoredTypes).String(); got != "elem.Type(11)" {
+	checkType[F8E5M2](t, Float8E5M2, "float8_e5m2")
+	if got := Type(StoredTypes).String(); got != "elem.Type(12)" {
 		t.Errorf("name of an unknown type: %q", got)
 	}
 	if got := Op(Ops).String(); got != "elem.Op(5)" {

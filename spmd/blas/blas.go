@@ -10,7 +10,7 @@ import (
 
 // Elem is the set of element types of matrices.
 type Elem interface {
-	float32 | float64 | spmd.BF16 | spmd.F16 | spmd.F8E4M3
+	float32 | float64 | spmd.BF16 | spmd.F16 | spmd.F8E4M3 | spmd.F8E5M2
 }
 
 // Matrix is a row-major matrix in a buffer: element (i, j) is element
@@ -58,13 +58,14 @@ type Options struct {
 	// with Accumulate too, which is about C alone.
 	RowSums spmd.Arg
 
-	// Of F8E4M3 alone, float32 buffers of one element, aligned to 16 bytes on a GPU, given
+	// Of 8-bit floats alone, float32 buffers of one element, aligned to 16 bytes on a GPU, given
 	// by Buffer.Arg: what A and B are multiplied by, read when the product runs, so that a
 	// graph has the value of its replay. The zero Arg is 1. Where A holds values times a
 	// scale, ScaleA is 1 over it.
 	ScaleA, ScaleB spmd.Arg
-	// FastAccum sums products of F8E4M3 in the fewer bits that a GPU does fastest, a
-	// rounding of about 2^-13 each; elsewhere it changes nothing.
+	// FastAccum sums products of 8-bit floats in the fewer bits that a GPU does fastest, a
+	// rounding of about 2^-13 each, towards zero: long sums of small numbers beside a large
+	// one lose them. Elsewhere it changes nothing.
 	FastAccum bool
 }
 
@@ -81,13 +82,16 @@ type Options struct {
 // twice, and gelu is within the rounding of the type; in float32 all is computed to
 // float32's accuracy.
 //
-// A and B of F8E4M3 have a C of BF16, TransB and not TransA, and no RowSums. k, n, the
-// strides, and the addresses of A, B and C in bytes, are multiples of 16: that is what
-// tensor cores take. See SupportsF8 for where there are any.
+// A and B have one type, but A of F8E5M2 goes with B of F8E4M3. 8-bit floats have a C of
+// BF16, TransB and not TransA, and no RowSums. k, n, the strides, and the addresses of A,
+// B and C in bytes, are multiples of 16: that is what tensor cores take. See SupportsF8 for where there are any.
 // Source: BLAS, sgemm and dgemm; cublasLt.h, cublasLtMatmul, cublasLtEpilogue_t.
-func Gemm[C, T Elem](s *spmd.Stream, c Matrix[C], a, b Matrix[T], o Options) error {
-	typ, ctyp := elem.Of[T](), elem.Of[C]()
-	eight := typ == elem.Float8E4M3
+func Gemm[C, A, B Elem](s *spmd.Stream, c Matrix[C], a Matrix[A], b Matrix[B], o Options) error {
+	typ, btyp, ctyp := elem.Of[A](), elem.Of[B](), elem.Of[C]()
+	eight := typ.Eight()
+	if eight && btyp != elem.Float8E4M3 || !eight && btyp != typ {
+		return fmt.Errorf("%s: Gemm: A is %v, B is %v", ccall.At(), typ, btyp)
+	}
 	if eight && ctyp != elem.BFloat16 || !eight && ctyp != typ && !(typ.Half() && ctyp == elem.Float32) {
 		return fmt.Errorf("%s: Gemm: C is %v, A and B are %v", ccall.At(), ctyp, typ)
 	}
@@ -153,7 +157,7 @@ func (p *product) checkEight(w *spmd.World, o *Options, at [3]uintptr) error {
 	return nil
 }
 
-// SupportsF8 says whether Gemm takes F8E4M3 in a world: the host does, and GPUs from
+// SupportsF8 says whether Gemm takes 8-bit floats in a world: the host does, and GPUs from
 // compute capability 8.9 on.
 func SupportsF8(w *spmd.World) bool {
 	if w.OnHost() {

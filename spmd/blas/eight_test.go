@@ -13,31 +13,14 @@ import (
 
 // Products of 8-bit floats with every epilogue that they have, with scales and without, against float64: eagerly and in
 // a graph, which reads the scales when it runs.
-func TestGemmE4M3(t *testing.T) {
+func TestGemmEight(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		if !blas.SupportsF8(w) {
 			t.Skip("no tensor cores for it")
 		}
 		s := spmdtest.Stream(t, w, "s")
-		r := rand.New(rand.NewPCG(1, 2))
-		for i, size := range [][3]int{{16, 32, 48}, {5, 16, 64}, {64, 128, 32}, {33, 48, 160}, {0, 16, 16}, {130, 80, 192}} {
-			for j, names := range epilogues {
-				if strings.Contains(names, "RowSums") {
-					continue
-				}
-				for flags := range 8 {
-					if (i+j+flags)%2 == 0 {
-						continue
-					}
-					p := product[spmd.BF16, spmd.F8E4M3]{m: size[0], n: size[1], k: size[2], names: names, alpha: 1, gap: flags & 1 * 16, ec: inBF16, et: inE4M3, r: r}
-					p.o.TransB, p.o.FastAccum = true, flags&2 != 0
-					if flags&4 != 0 {
-						p.scaleA, p.scaleB = 1.0/32, 0.75
-					}
-					p.run(t, w, s)
-				}
-			}
-		}
+		testEight(t, w, s, inE4M3)
+		testEight(t, w, s, inE5M2)
 		// One graph, other scales.
 		a, b, c, scale := spmdtest.Alloc[spmd.F8E4M3](t, w, 256), spmdtest.Alloc[spmd.F8E4M3](t, w, 256), spmdtest.Alloc[spmd.BF16](t, w, 256), spmdtest.Alloc[float32](t, w, 1)
 		spmdtest.Must(t, a.SetAll(spmd.ToF8E4M3(0.5)))
@@ -63,7 +46,30 @@ func TestGemmE4M3(t *testing.T) {
 	})
 }
 
-func TestGemmE4M3Refused(t *testing.T) {
+func testEight[A blas.Elem](t *testing.T, w *spmd.World, s *spmd.Stream, ea elemOf[A]) {
+	t.Helper()
+	r := rand.New(rand.NewPCG(1, 2))
+	for i, size := range [][3]int{{16, 32, 48}, {5, 16, 64}, {64, 128, 32}, {33, 48, 160}, {0, 16, 16}, {130, 80, 192}} {
+		for j, names := range epilogues {
+			if strings.Contains(names, "RowSums") {
+				continue
+			}
+			for flags := range 8 {
+				if (i+j+flags)%2 == 0 {
+					continue
+				}
+				p := product[spmd.BF16, A, spmd.F8E4M3]{m: size[0], n: size[1], k: size[2], names: names, alpha: 1, gap: flags & 1 * 16, ec: inBF16, ea: ea, eb: inE4M3, r: r}
+				p.o.TransB, p.o.FastAccum = true, flags&2 != 0
+				if flags&4 != 0 {
+					p.scaleA, p.scaleB = 1.0/32, 0.75
+				}
+				p.run(t, w, s)
+			}
+		}
+	}
+}
+
+func TestGemmEightRefused(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		if !blas.SupportsF8(w) {
 			t.Skip("no tensor cores for it")
@@ -74,11 +80,17 @@ func TestGemmE4M3Refused(t *testing.T) {
 		in := func(o blas.Options) error { return blas.Gemm(s, c, a, b, o) }
 		wide, tall := blas.MatrixOf(bf.Slice(0, 16*24), 16, 24), blas.MatrixOf(mem.Slice(256, 256+24*16), 24, 16)
 		half := blas.MatrixOf(bf.Slice(512, 768), 16, 16)
+		view := func(m blas.Matrix[spmd.F8E4M3]) blas.Matrix[spmd.F8E5M2] {
+			return blas.MatrixOf(spmd.View[spmd.F8E5M2](m.Buffer), m.Rows, m.Cols)
+		}
 		for want, err := range map[string]error{
 			"TransA is false and TransB false: it takes A as it is and B transposed": in(blas.Options{}),
 			"TransA is true and TransB true":                                         in(blas.Options{TransA: true, TransB: true}),
 			"has no RowSums":                                                         in(blas.Options{TransB: true, RowSums: bf.Slice(512, 528).Arg()}),
 			"C is float32, A and B are float8_e4m3":                                  blas.Gemm(s, blas.MatrixOf(f32.Slice(0, 256), 16, 16), a, b, blas.Options{TransB: true}),
+			"A is float8_e5m2, B is float8_e5m2":                                     blas.Gemm(s, c, view(a), view(b), blas.Options{TransB: true}),
+			"A is float8_e4m3, B is float8_e5m2":                                     blas.Gemm(s, c, a, view(b), blas.Options{TransB: true}),
+			"A is bfloat16, B is float8_e4m3":                                        blas.Gemm(s, c, half, b, blas.Options{TransB: true}),
 			"C is float8_e4m3, A and B are float8_e4m3":                              blas.Gemm(s, blas.MatrixOf(mem.Slice(1024, 1280), 16, 16), a, b, blas.Options{TransB: true}),
 			"C is 16x24 over 16":                                                     blas.Gemm(s, wide, a, tall, blas.Options{TransB: true}),
 			"multiples of 16":                                                        blas.Gemm(s, c, blas.MatrixOf(mem.Slice(8, 264), 16, 16), blas.MatrixOf(mem.Slice(512, 768), 16, 16), blas.Options{TransB: true}),

@@ -5,7 +5,6 @@ import (
 
 	"lockstep/host"
 	"lockstep/internal/ccall"
-	"lockstep/internal/elem"
 	"lockstep/spmd"
 )
 
@@ -58,8 +57,8 @@ func epilogue[C Elem](p *product, o *Options, at [3]uintptr, args *[gemmArgs]spm
 		}
 		if i >= epilogueArgs {
 			b, ok := spmd.ArgBuffer[float32](*a)
-			if p.typ != elem.Float8E4M3 || !ok || b.Len() != 1 {
-				return fmt.Errorf("%s: Gemm: %s is %v, with A and B of %v: it is a buffer of 1 float32, for %v", ccall.At(), epilogueNames[i], a.String(), p.typ, elem.Float8E4M3)
+			if !p.typ.Eight() || !ok || b.Len() != 1 {
+				return fmt.Errorf("%s: Gemm: %s is %v, with A and B of %v: it is a buffer of 1 float32, for 8-bit floats", ccall.At(), epilogueNames[i], a.String(), p.typ)
 			}
 			p.scales[i-epilogueArgs] = true
 			args[plainArgs+i], all[3+i] = *a, region{epilogueNames[i], b.Address(), b.Bytes(), false}

@@ -24,6 +24,7 @@ var (
 	inF64  = elemOf[float64]{func(x float64) float64 { return x }, func(x float64) float64 { return x }, 1e-13}
 	inBF16 = elemOf[spmd.BF16]{func(x float64) spmd.BF16 { return spmd.ToBF16(float32(x)) }, func(x spmd.BF16) float64 { return float64(x.Float32()) }, 1.0 / 256}
 	inE4M3 = elemOf[spmd.F8E4M3]{func(x float64) spmd.F8E4M3 { return spmd.ToF8E4M3(float32(x)) }, func(x spmd.F8E4M3) float64 { return float64(x.Float32()) }, 1.0 / 16}
+	inE5M2 = elemOf[spmd.F8E5M2]{func(x float64) spmd.F8E5M2 { return spmd.ToF8E5M2(float32(x)) }, func(x spmd.F8E5M2) float64 { return float64(x.Float32()) }, 1.0 / 8}
 	inF16  = elemOf[spmd.F16]{func(x float64) spmd.F16 { return spmd.ToF16(float32(x)) }, func(x spmd.F16) float64 { return float64(x.Float32()) }, 1.0 / 2048}
 )
 
@@ -52,7 +53,7 @@ func testEpilogues[C, T blas.Elem](t *testing.T, w *spmd.World, ec elemOf[C], et
 		for j, names := range epilogues {
 			for flags := range 8 {
 				if (i+j+flags)%2 == 0 { // half of them is enough
-					p := product[C, T]{m: size[0], n: size[1], k: size[2], names: names, alpha: 1, gap: flags & 4 * 2, ec: ec, et: et, r: r}
+					p := product[C, T, T]{m: size[0], n: size[1], k: size[2], names: names, alpha: 1, gap: flags & 4 * 2, ec: ec, ea: et, eb: et, r: r}
 					p.o.TransA, p.o.TransB = flags&1 != 0, flags&2 != 0
 					if flags >= 6 {
 						p.alpha, p.gap = 0.5, 3
@@ -65,14 +66,15 @@ func testEpilogues[C, T blas.Elem](t *testing.T, w *spmd.World, ec elemOf[C], et
 }
 
 // product is one product with its operands, as they are before it.
-type product[C, T blas.Elem] struct {
+type product[C, A, B blas.Elem] struct {
 	m, n, k int
 	names   string
 	alpha   float64
 	gap     int // beyond the width of a row
 	o       blas.Options
 	ec      elemOf[C]
-	et      elemOf[T]
+	ea      elemOf[A]
+	eb      elemOf[B]
 	r       *rand.Rand
 	eager   bool // not in a graph
 
@@ -81,14 +83,14 @@ type product[C, T blas.Elem] struct {
 
 // sums is the error of a sum, in parts of the sum of sizes: tensor cores add products of
 // 8 bits with some 13 bits behind the largest.
-func (p *product[C, T]) sums() float64 {
-	if _, eight := any(*new(T)).(spmd.F8E4M3); eight {
+func (p *product[C, A, B]) sums() float64 {
+	if _, eight := any(*new(B)).(spmd.F8E4M3); eight {
 		return 1.0 / 4096
 	}
 	return min(p.ec.eps, 2e-6)
 }
 
-func (p *product[C, T]) has(name string) bool {
+func (p *product[C, A, B]) has(name string) bool {
 	return strings.Contains(" "+p.names+" ", " "+name+" ")
 }
 
@@ -118,7 +120,7 @@ func take[T blas.Elem](t *testing.T, b spmd.Buffer[T]) []T {
 	return v
 }
 
-func (p *product[C, T]) run(t *testing.T, w *spmd.World, s *spmd.Stream) {
+func (p *product[C, A, B]) run(t *testing.T, w *spmd.World, s *spmd.Stream) {
 	t.Helper()
 	rowsA, colsA, rowsB, colsB := p.m, p.k, p.k, p.n
 	if p.o.TransA {
@@ -128,7 +130,7 @@ func (p *product[C, T]) run(t *testing.T, w *spmd.World, s *spmd.Stream) {
 		rowsB, colsB = colsB, rowsB
 	}
 	lda, ldb, ldc := max(1, colsA)+p.gap, max(1, colsB)+p.gap, max(1, p.n)+p.gap
-	av, bv := matrix(p.r, p.et, rowsA, colsA, lda, true), matrix(p.r, p.et, rowsB, colsB, ldb, true)
+	av, bv := matrix(p.r, p.ea, rowsA, colsA, lda, true), matrix(p.r, p.eb, rowsB, colsB, ldb, true)
 	old := matrix(p.r, p.ec, p.m, p.n, ldc, p.has("Accumulate"))
 	bias, residual := matrix(p.r, p.ec, 1, p.n, p.n, true), matrix(p.r, p.ec, p.m, p.n, ldc, true)
 	x := matrix(p.r, p.ec, p.m, p.n, ldc, p.has("DGELU"))
@@ -163,10 +165,10 @@ func (p *product[C, T]) run(t *testing.T, w *spmd.World, s *spmd.Stream) {
 		p.o.RowSums = rows.Arg()
 	}
 	gemm := func() error {
-		return blas.Gemm(s, blas.Matrix[C]{Buffer: c, Rows: p.m, Cols: p.n, Stride: ldc}, blas.Matrix[T]{Buffer: a, Rows: rowsA, Cols: colsA, Stride: lda},
-			blas.Matrix[T]{Buffer: b, Rows: rowsB, Cols: colsB, Stride: ldb}, p.o)
+		return blas.Gemm(s, blas.Matrix[C]{Buffer: c, Rows: p.m, Cols: p.n, Stride: ldc}, blas.Matrix[A]{Buffer: a, Rows: rowsA, Cols: colsA, Stride: lda},
+			blas.Matrix[B]{Buffer: b, Rows: rowsB, Cols: colsB, Stride: ldb}, p.o)
 	}
-	what := fmt.Sprintf("%T from %T, %dx%dx%d, %q, %+v", *new(C), *new(T), p.m, p.n, p.k, p.names, p.o)
+	what := fmt.Sprintf("%T from %T and %T, %dx%dx%d, %q, %+v", *new(C), *new(A), *new(B), p.m, p.n, p.k, p.names, p.o)
 	check := func() {
 		t.Helper()
 		spmdtest.Must(t, s.Synchronize())
@@ -182,7 +184,7 @@ func (p *product[C, T]) run(t *testing.T, w *spmd.World, s *spmd.Stream) {
 			if p.o.TransA {
 				i, l = l, i
 			}
-			return p.et.from(av[i*lda+l])
+			return p.ea.from(av[i*lda+l])
 		}
 		sums, sizes := make([]float64, p.n), make([]float64, p.n)
 		for i := range p.m {
@@ -201,8 +203,8 @@ func (p *product[C, T]) run(t *testing.T, w *spmd.World, s *spmd.Stream) {
 					if p.o.TransB {
 						y = j*ldb + l
 					}
-					v += factor * opA(i, l) * p.et.from(bv[y])
-					size += math.Abs(factor * opA(i, l) * p.et.from(bv[y]))
+					v += factor * opA(i, l) * p.eb.from(bv[y])
+					size += math.Abs(factor * opA(i, l) * p.eb.from(bv[y]))
 				}
 				rounded := math.Abs(v) // what may be rounded on the way
 				if p.has("Accumulate") {

@@ -8,7 +8,7 @@ import (
 
 // product is what a Gemm or Gemv needs beside its operands.
 type product struct {
-	typ, ctyp     elem.Type // of A and B, and of C
+	typ, ctyp     elem.Type // of A, and of C; B has A's type, but is Float8E4M3 where A is Float8E5M2
 	m, n, k       int       // C is (m, n), op(A) (m, k); for Gemv A is (m, n), before any transposition
 	lda, ldb, ldc int
 	ta, tb, fast  bool
@@ -109,7 +109,9 @@ func hostGemm(a spmd.Args) error {
 	case p.typ == elem.BFloat16:
 		gemmAs(&p, a, host.GemmHalfEpilogue[spmd.BF16, spmd.BF16])
 	case p.typ == elem.Float8E4M3:
-		gemmAs(&p, a, host.GemmE4M3Epilogue)
+		gemmAs(&p, a, host.GemmEightEpilogue[spmd.F8E4M3])
+	case p.typ == elem.Float8E5M2:
+		gemmAs(&p, a, host.GemmEightEpilogue[spmd.F8E5M2])
 	case p.ctyp == elem.Float32:
 		gemmAs(&p, a, host.GemmHalfEpilogue[float32, spmd.F16])
 	default:
@@ -118,8 +120,8 @@ func hostGemm(a spmd.Args) error {
 	return nil
 }
 
-// gemmAs calls do, which computes in S, on matrices of T and C.
-func gemmAs[S float32 | float64, C float32 | float64 | spmd.BF16 | spmd.F16, T Elem](p *product, args spmd.Args, do func(ta, tb bool, m, n, k int, alpha S, a []T, lda int, b []T, ldb int, beta S, c []C, ldc int, e host.Epilogue[C])) {
+// gemmAs calls do, which computes in S, on matrices of A, B and C.
+func gemmAs[S float32 | float64, C float32 | float64 | spmd.BF16 | spmd.F16, A, B Elem](p *product, args spmd.Args, do func(ta, tb bool, m, n, k int, alpha S, a []A, lda int, b []B, ldb int, beta S, c []C, ldc int, e host.Epilogue[C])) {
 	rowsA, colsA, rowsB, colsB := p.stored()
 	alpha := S(p.alpha)
 	for i, has := range p.scales {
@@ -127,8 +129,8 @@ func gemmAs[S float32 | float64, C float32 | float64 | spmd.BF16 | spmd.F16, T E
 			alpha *= S(spmd.ArgSlice[float32](args, argScaleA+i)[0])
 		}
 	}
-	do(p.ta, p.tb, p.m, p.n, p.k, alpha, matrixArg[T](args, argA, rowsA, colsA, p.lda), p.lda,
-		matrixArg[T](args, argB, rowsB, colsB, p.ldb), p.ldb, S(p.beta), matrixArg[C](args, argC, p.m, p.n, p.ldc), p.ldc, hostEpilogue[C](p, args))
+	do(p.ta, p.tb, p.m, p.n, p.k, alpha, matrixArg[A](args, argA, rowsA, colsA, p.lda), p.lda,
+		matrixArg[B](args, argB, rowsB, colsB, p.ldb), p.ldb, S(p.beta), matrixArg[C](args, argC, p.m, p.n, p.ldc), p.ldc, hostEpilogue[C](p, args))
 }
 
 // hostGemv runs a Gemv on the host.

@@ -10,7 +10,17 @@ import (
 type Linear struct {
 	W, Across spmd.Buffer[spmd.F8E4M3] // (out,in), and the transpose
 	By        spmd.Buffer[float32]     // (1): what these are multiplied by
-	X, DY     kernels.Cast             // of the input, and of the output's gradient
+	X, DY     kernels.Cast             // of the input, and of the output's gradient, which is Wide where a classifier made it
+}
+
+// Head returns that of the head, whose output's gradient is Wide; nil where this stage has none.
+func (e *State) Head(name string, site int) *Linear {
+	q := e.Linear(name, site)
+	if q == nil {
+		return nil
+	}
+	q.DY.Codes, q.DY.Wide = spmd.Buffer[spmd.F8E4M3]{}, spmd.View[spmd.F8E5M2](q.DY.Codes)
+	return q
 }
 
 // Linear returns that of a linear, by its weight's name and the first of its two sites; nil where its products
@@ -30,8 +40,9 @@ func (e *State) Linear(name string, site int) *Linear {
 	return nil
 }
 
-// Scaled is o with the scales of a linear's weights and of a cast.
+// Scaled is o with the scales of a linear's weights and of a cast. Sums are fast, but not those over the vocabulary:
+// fast ones lose what its many small gradients come to beside the one of the target.
 func (q *Linear) Scaled(o blas.Options, operand kernels.Cast) blas.Options {
-	o.TransB, o.FastAccum, o.ScaleA, o.ScaleB = true, true, operand.Down.Arg(), q.By.Arg()
+	o.TransB, o.FastAccum, o.ScaleA, o.ScaleB = true, operand.Wide.Len() == 0, operand.Down.Arg(), q.By.Arg()
 	return o
 }

@@ -16,7 +16,7 @@ func bindFP8[A kernels.Act](s *State, p *Weights[A]) {
 	if e == nil {
 		return
 	}
-	p.Head.eight = e.Linear("wte.weight", 0)
+	p.Head.eight = e.Head("wte.weight", 0)
 	first, _ := cfg.Own()
 	for l := range p.Layers {
 		h, site := fmt.Sprintf("h.%d.", first+l), layout.HeadSites+layout.LayerSites*(first+l)
@@ -81,7 +81,7 @@ func (e *enqueue[A]) gathersCopies(p *Linear[A]) bool {
 // gatherCopies is gatherPiece of copies: they become the operand of the next product.
 func (e *enqueue[A]) gatherCopies(i int) {
 	if e.Err == nil && i < e.rows.Pieces() {
-		e.Err = ddp.GatherRows(e.m.with, e.rows, i, e.m.Cfg.Channels, spmd.Codes(e.m.FP8.Operand), spmd.Codes(e.m.FP8.Own))
+		e.Err = ddp.GatherRows(e.m.with, e.rows, i, e.m.Cfg.Channels, spmd.View[uint8](e.m.FP8.Operand), spmd.View[uint8](e.m.FP8.Own))
 	}
 }
 

@@ -72,11 +72,14 @@ func (e *enqueue[A]) classify(losses spmd.Buffer[float32], logits, x spmd.Buffer
 
 // inputGrad enqueues dx(n,in) = dy(n,out)·w.
 func (e *enqueue[A]) inputGrad(dx, dy spmd.Buffer[A], p *Linear[A]) {
-	if q := e.product8(p); q != nil {
+	switch q := e.product8(p); {
+	case q == nil:
+		gemm(e, dx, e.N, p.In, dy, e.N, p.Out, p.W, p.Out, p.In, blas.Options{})
+	case q.DY.Wide.Len() > 0:
+		gemm(e, dx, e.N, p.In, q.DY.Wide, e.N, p.Out, q.Across, p.In, p.Out, q.Scaled(blas.Options{}, q.DY))
+	default:
 		gemm(e, dx, e.N, p.In, q.DY.Codes, e.N, p.Out, q.Across, p.In, p.Out, q.Scaled(blas.Options{}, q.DY))
-		return
 	}
-	gemm(e, dx, e.N, p.In, dy, e.N, p.Out, p.W, p.Out, p.In, blas.Options{})
 }
 
 // inputGradGELU enqueues dpre(n,in) = dy(n,out)·w·gelu'(pre(n,in)).
@@ -119,7 +122,7 @@ func argOf[T spmd.Elem](b spmd.Buffer[T]) spmd.Arg {
 }
 
 // gemm enqueues a product of the first rows of buffers: c(cr,cc) from a(ar,ac) and b(br,bc).
-func gemm[A kernels.Act, C, T blas.Elem](e *enqueue[A], c spmd.Buffer[C], cr, cc int, a spmd.Buffer[T], ar, ac int, b spmd.Buffer[T], br, bc int, o blas.Options) {
+func gemm[A kernels.Act, C, TA, TB blas.Elem](e *enqueue[A], c spmd.Buffer[C], cr, cc int, a spmd.Buffer[TA], ar, ac int, b spmd.Buffer[TB], br, bc int, o blas.Options) {
 	if e.Err == nil {
 		e.Err = blas.Gemm(e.S, blas.MatrixOf(c, cr, cc), blas.MatrixOf(a, ar, ac), blas.MatrixOf(b, br, bc), o)
 	}

@@ -35,14 +35,16 @@ const (
 	ColumnParts = 264 // blocks that share the rows of a tensor, two for each multiprocessor of an H100 or H200
 )
 
-// Cast is where the copy of a tensor goes, in 8-bit floats. The zero cast is none.
+// Cast is where the copy of a tensor goes, in 8-bit floats: to Codes, or where its sizes differ too much for these to
+// Wide. The zero cast is none.
 type Cast struct {
 	Codes          spmd.Buffer[spmd.F8E4M3]
+	Wide           spmd.Buffer[spmd.F8E5M2]
 	Up, Down, Peak spmd.Buffer[float32] // (1) each; without peak the largest size is not recorded
 }
 
 // None says whether there is nothing to cast to.
-func (c Cast) None() bool { return c.Codes.Len() == 0 }
+func (c Cast) None() bool { return c.Codes.Len()+c.Wide.Len() == 0 }
 
 // MostPower bounds the exponent of a scale.
 const MostPower = 126
@@ -61,13 +63,20 @@ func powerFor(peak float32) int {
 // size8 says whether the largest size of values says what their scale is.
 func size8(peak float32) bool { return peak > 0 && Finite(float64(peak)) }
 
+// eight is the set of 8-bit floats.
+type eight interface{ spmd.F8E4M3 | spmd.F8E5M2 }
+
 // codes8 stores values times a scale, and returns the largest size of these and of top.
-func codes8(codes []spmd.F8E4M3, x []float32, scale, top float32) float32 {
+func codes8[T eight](codes []T, x []float32, scale, top float32) float32 {
+	to := func(v float32) T { return T(spmd.ToF8E4M3(v)) }
+	if _, wide := any(codes).([]spmd.F8E5M2); wide {
+		to = func(v float32) T { return T(spmd.ToF8E5M2(v)) }
+	}
 	for i, v := range x {
 		if size := float32(math.Abs(float64(v))); size > top {
 			top = size
 		}
-		codes[i] = spmd.ToF8E4M3(v * scale)
+		codes[i] = to(v * scale)
 	}
 	return top
 }
@@ -81,13 +90,13 @@ func raise8(a spmd.Args, i int, top float32) {
 
 // copying is fn, then the copy of the activations that it wrote first: the codes are
 // argument i, then come the scale and the largest size.
-func copying(i int, fn func(a *HostArgs) error) func(a *HostArgs) error {
+func copying[T eight](i int, fn func(a *HostArgs) error) func(a *HostArgs) error {
 	return func(a *HostArgs) error {
 		if err := fn(a); err != nil {
 			return err
 		}
 		a.settle()
-		raise8(a.Args, i+2, codes8(spmd.ArgSlice[spmd.F8E4M3](a.Args, i), a.written[0].from, spmd.ArgSlice[float32](a.Args, i+1)[0], 0))
+		raise8(a.Args, i+2, codes8(spmd.ArgSlice[T](a.Args, i), a.written[0].from, spmd.ArgSlice[float32](a.Args, i+1)[0], 0))
 		return nil
 	}
 }
@@ -98,20 +107,30 @@ func widened(x []spmd.BF16) []float32 {
 	return wide
 }
 
-var castKernel = spmd.NewKernel("cast_8", fp8Source, func(a spmd.Args) error {
+var (
+	castKernel     = spmd.NewKernel("cast_8", fp8Source, hostCast[spmd.F8E4M3])
+	castWideKernel = spmd.NewKernel("cast_wide_8", fp8Source, hostCast[spmd.F8E5M2])
+)
+
+func hostCast[T eight](a spmd.Args) error {
 	x := widened(spmd.ArgSlice[spmd.BF16](a, 3)[:a.I64(4)])
-	raise8(a, 2, codes8(spmd.ArgSlice[spmd.F8E4M3](a, 0), x, spmd.ArgSlice[float32](a, 1)[0], 0))
+	raise8(a, 2, codes8(spmd.ArgSlice[T](a, 0), x, spmd.ArgSlice[float32](a, 1)[0], 0))
 	return nil
-})
+}
 
 // loop8 is a grid for kernels that loop over n elements, 8 at a time.
 func loop8(n int) spmd.Grid { return Blocks(min(132*8, (n+2047)/2048), 1, 1) }
 
 // Cast enqueues the copy of the first n elements of x.
 func (e *Launcher[A]) Cast(x spmd.Buffer[A], n int, c Cast) {
-	if e.Err == nil && !c.None() {
-		e.Err = castKernel.Launch(e.S, loop8(n), c.Codes.Arg(), c.Up.Arg(), c.Peak.Arg(), x.Arg(), spmd.I64(n))
+	if e.Err != nil || c.None() {
+		return
 	}
+	kernel, codes := castKernel, c.Codes.Arg()
+	if c.Wide.Len() > 0 {
+		kernel, codes = castWideKernel, c.Wide.Arg()
+	}
+	e.Err = kernel.Launch(e.S, loop8(n), codes, c.Up.Arg(), c.Peak.Arg(), x.Arg(), spmd.I64(n))
 }
 
 var geluKernel8 = spmd.NewKernel("gelu_8", fp8Source, func(a spmd.Args) error {

@@ -128,7 +128,7 @@ SPMD_FN void unpack8(float (&v)[8], packed8 p) {
 // --- copies in 8-bit floats ---
 
 // code stores 8 values times scale, and returns the largest size of these and of top. A NaN has none.
-SPMD_FN float code(f8e4m3 *to, const float (&v)[8], float scale, float top) {
+template <typename T> SPMD_FN float code(T *to, const float (&v)[8], float scale, float top) {
     float s[8];
 #pragma unroll
     for (int k = 0; k < 8; k++) {
@@ -140,7 +140,7 @@ SPMD_FN float code(f8e4m3 *to, const float (&v)[8], float scale, float top) {
 }
 
 // Activations of float have no codes.
-SPMD_FN float code(f8e4m3 *, const float (&)[4], float, float top) { return top; }
+template <typename T> SPMD_FN float code(T *, const float (&)[4], float, float top) { return top; }
 
 // raise makes *peak at least top, which is not negative, of all threads of the block; peak may be missing.
 SPMD_FN void raise(float *peak, float top) {

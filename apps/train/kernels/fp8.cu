@@ -11,7 +11,7 @@ SPMD_FN void raise(float *peak, float top) {
 }
 
 // code8 stores 8 values times scale, and returns the largest size of these and of top. A NaN has none.
-SPMD_FN float code8(f8e4m3 *codes, const float (&v)[8], float scale, float top) {
+template <typename T> SPMD_FN float code8(T *codes, const float (&v)[8], float scale, float top) {
     float s[8];
 #pragma unroll
     for (int k = 0; k < 8; k++) {
@@ -58,7 +58,7 @@ template <typename F> SPMD_FN void each_8(const bf16 *x, long long n, F f) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) cast_8(f8e4m3 *codes, const float *up, float *peak, const bf16 *x, long long n) {
+template <typename T> SPMD_FN void cast(T *codes, const float *up, float *peak, const bf16 *x, long long n) {
     float scale = *up, top = 0;
     each_8(x, n, [&](const values &in, long long at) {
         float v[8];
@@ -66,6 +66,14 @@ extern "C" __global__ void __launch_bounds__(256) cast_8(f8e4m3 *codes, const fl
         top = code8(codes + at, v, scale, top);
     });
     raise(peak, top);
+}
+
+extern "C" __global__ void __launch_bounds__(256) cast_8(f8e4m3 *codes, const float *up, float *peak, const bf16 *x, long long n) {
+    cast(codes, up, peak, x, n);
+}
+
+extern "C" __global__ void __launch_bounds__(256) cast_wide_8(f8e5m2 *codes, const float *up, float *peak, const bf16 *x, long long n) {
+    cast(codes, up, peak, x, n);
 }
 
 extern "C" __global__ void __launch_bounds__(256)

@@ -190,7 +190,7 @@ template <typename F> SPMD_FN void sums_of_row(float &highest, float &sum, int v
 // codes receives the gradient times *up, in 8-bit floats.
 template <bool COPY, typename F>
 SPMD_FN void gradient(act *logits, long long i, int target, int v, int vp, float highest, float sum, float scale, F chunk,
-                      f8e4m3 *codes, const float *up, float *peak) {
+                      f8e5m2 *codes, const float *up, float *peak) {
     enum { E = LOGITS };
     uint4 *row = (uint4 *)(logits + i * vp);
     float each = scale / sum, times = COPY ? *up : 0, largest = 0;
@@ -223,7 +223,7 @@ SPMD_FN void gradient(act *logits, long long i, int target, int v, int vp, float
 // A target outside the vocabulary makes the loss NaN.
 template <bool COPY>
 SPMD_FN void classify(float *losses, act *logits, const int *targets, int n, int v, int vp, int held, float scale, int grad,
-                      f8e4m3 *codes, const float *up, float *peak) {
+                      f8e5m2 *codes, const float *up, float *peak) {
     long long i = n - 1 - blockIdx.x;
     const uint4 *row = (const uint4 *)(logits + i * vp);
     for (int q = threadIdx.x; q < held; q += blockDim.x) copy_async(copy + q, row + q);
@@ -246,7 +246,7 @@ extern "C" __global__ void __launch_bounds__(512, 2)
 
 extern "C" __global__ void __launch_bounds__(512, 2)
     classifier_8(float *losses, act *logits, const int *targets, int n, int v, int vp, int held, float scale, int grad,
-                 f8e4m3 *codes, const float *up, float *peak) {
+                 f8e5m2 *codes, const float *up, float *peak) {
     classify<true>(losses, logits, targets, n, v, vp, held, scale, grad, codes, up, peak);
 }
 

@@ -135,7 +135,7 @@ func (e *Launcher[A]) AddResidual(y, x spmd.Buffer[A], n int) {
 
 var (
 	classifierKernel  = newKernel(cudaSource, "classifier", hostClassifier)
-	classifierKernel8 = newKernel(cudaSource, "classifier_8", copying(9, hostClassifier))
+	classifierKernel8 = newKernel(cudaSource, "classifier_8", copying[spmd.F8E5M2](9, hostClassifier))
 )
 
 func hostClassifier(a *HostArgs) error {
@@ -156,7 +156,7 @@ func hostClassifier(a *HostArgs) error {
 // Classifier enqueues losses(n) = the cross-entropy of logits(n,vp) against
 // targets(n). With grad the logits become scale times their gradient, 0 in the
 // columns beyond the vocabulary. A target outside the vocabulary does what such a
-// token does to EncoderForward. A gradient is copied, too.
+// token does to EncoderForward. A gradient is copied, too, to Wide: most of its elements are a 100,000th of the largest.
 func (e *Launcher[A]) Classifier(losses spmd.Buffer[float32], logits spmd.Buffer[A], targets spmd.Buffer[int32], scale float32, grad bool, to Cast) {
 	n, vp, size := targets.Len(), e.Cfg.PaddedVocab(), 4
 	if IsHalf[A]() {
@@ -167,7 +167,7 @@ func (e *Launcher[A]) Classifier(losses spmd.Buffer[float32], logits spmd.Buffer
 	held := max(0, min(vp*size, e.S.World().SharedMemory()-2<<10, 112<<10)) / 16
 	g := spmd.Grid{Blocks: [3]int{n, 1, 1}, Threads: [3]int{512, 1, 1}, Shared: 16 * held}
 	args := [12]spmd.Arg{losses.Arg(), logits.Arg(), targets.Arg(),
-		spmd.I32(n), spmd.I32(e.Cfg.Vocab), spmd.I32(vp), spmd.I32(held), spmd.F32(scale), Flag(grad), to.Codes.Arg(), to.Up.Arg(), to.Peak.Arg()}
+		spmd.I32(n), spmd.I32(e.Cfg.Vocab), spmd.I32(vp), spmd.I32(held), spmd.F32(scale), Flag(grad), to.Wide.Arg(), to.Up.Arg(), to.Peak.Arg()}
 	if to.None() || !grad {
 		e.launch(classifierKernel, g, args[:9]...)
 	} else {

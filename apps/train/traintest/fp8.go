@@ -10,34 +10,42 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// e4m3 are the values of the codes from 0 to 0x7e, by the definition of the format (OFP8, table 2).
-var e4m3 = func() (values []float64) {
-	for code := range 0x7f {
-		v := float64(code%8) / 512
-		if code >= 8 {
-			v = float64(8+code%8) * math.Pow(2, float64(code/8-10))
+// The values of the codes from 0 to the largest finite one, by the definition of the formats (OFP8, table 2).
+var e4m3, e5m2 = eightValues(3, 7, 0x7f), eightValues(2, 15, 0x7c)
+
+func eightValues(fraction, bias, codes int) (values []float64) {
+	for code := range codes {
+		exp, frac := code>>fraction, code&(1<<fraction-1)
+		v := math.Ldexp(float64(frac), 1-bias-fraction)
+		if exp > 0 {
+			v = math.Ldexp(float64(1<<fraction+frac), exp-bias-fraction)
 		}
 		values = append(values, v)
 	}
 	return values
-}()
+}
 
 // Code8 is the code nearest to x, of two the even one.
-func Code8(x float64) spmd.F8E4M3 {
+func Code8(x float64) spmd.F8E4M3 { return spmd.F8E4M3(nearest(e4m3, x)) }
+
+// WideCode8 is Code8 for the format with the larger range.
+func WideCode8(x float64) spmd.F8E5M2 { return spmd.F8E5M2(nearest(e5m2, x)) }
+
+func nearest(values []float64, x float64) int {
 	if x != x {
 		return 0x7f
 	}
-	size := min(math.Abs(x), 448)
-	i, _ := slices.BinarySearch(e4m3, size) // the first that is no smaller
+	size := min(math.Abs(x), values[len(values)-1])
+	i, _ := slices.BinarySearch(values, size) // the first that is no smaller
 	if i > 0 {
-		if below, above := size-e4m3[i-1], e4m3[i]-size; below < above || below == above && i%2 == 1 {
+		if below, above := size-values[i-1], values[i]-size; below < above || below == above && i%2 == 1 {
 			i--
 		}
 	}
 	if math.Signbit(x) {
 		i |= 0x80
 	}
-	return spmd.F8E4M3(i)
+	return i
 }
 
 // On8 runs a test where products of 8-bit floats can be had.

@@ -23,7 +23,7 @@
 #include "../../testdata/half.h"
 
 enum { OK = 0, NOT_INITIALIZED = 1, INVALID_VALUE = 7, EXECUTION_FAILED = 13, NOT_SUPPORTED = 15 };
-enum { F32 = 0, F64 = 1, F16 = 2, BF16 = 14, E4M3 = 28 };
+enum { F32 = 0, F64 = 1, F16 = 2, BF16 = 14, E4M3 = 28, E5M2 = 29 };
 
 // fate returns the status that a call was told to fail with, or the one it has by itself.
 static int fate(const char *fn, int own) {
@@ -89,6 +89,7 @@ static double get(int type, const void *p, int64_t i) {
     case F64: return ((const double *)p)[i];
     case F16: return from16(((const uint16_t *)p)[i]);
     case E4M3: return from8(((const uint8_t *)p)[i]);
+    case E5M2: return from16(((const uint8_t *)p)[i] << 8);
     default: return frombf(((const uint16_t *)p)[i]);
     }
 }
@@ -122,13 +123,13 @@ static double after(const struct epilogue *e, int ct, int64_t i, int64_t j, doub
     return v;
 }
 
-static void gemm(int ab, int ct, int ta, int tb, int64_t m, int64_t n, int64_t k, double alpha, const void *a, int64_t lda,
+static void gemm(int at, int bt, int ct, int ta, int tb, int64_t m, int64_t n, int64_t k, double alpha, const void *a, int64_t lda,
                  const void *b, int64_t ldb, double beta, const void *c, void *d, int64_t ldc, const struct epilogue *e) {
     for (int64_t j = 0; j < n; j++)
         for (int64_t i = 0; i < m; i++) {
             double sum = 0;
             for (int64_t l = 0; l < k; l++)
-                sum += get(ab, a, ta ? l + i * lda : i + l * lda) * get(ab, b, tb ? j + l * ldb : l + j * ldb);
+                sum += get(at, a, ta ? l + i * lda : i + l * lda) * get(bt, b, tb ? j + l * ldb : l + j * ldb);
             put(ct, d, i + j * ldc, after(e, ct, i, j, alpha * sum + (beta == 0 ? 0 : beta * get(ct, c, i + j * ldc))));
         }
 }
@@ -232,8 +233,8 @@ int cublasLtMatmulPreferenceSetAttribute(struct pref *p, int attr, const void *v
 static int fits(const struct desc *d, const struct layout *a, const struct layout *b, const struct layout *c) {
     uint64_t k = d->ta ? a->rows : a->cols;
     int half = a->type == F16 || a->type == BF16;
-    if (a->type == E4M3) // as tensor cores have it
-        return b->type == E4M3 && c->type == BF16 && d->ta && !d->tb && a->rows == b->rows && a->cols == c->rows && b->cols == c->cols &&
+    if (a->type == E4M3 || a->type == E5M2) // as tensor cores have it
+        return (b->type == E4M3 || b->type == E5M2) && (a->type == E4M3 || b->type == E4M3) && c->type == BF16 && d->ta && !d->tb && a->rows == b->rows && a->cols == c->rows && b->cols == c->cols &&
                d->compute == 68 && (a->rows | a->cols | a->ld | b->ld | c->ld) % 16 == 0;
     if (d->fast || d->scale_a || d->scale_b) return 0;
     return (d->ta ? a->cols : a->rows) == c->rows && (d->tb ? b->rows : b->cols) == c->cols && (d->tb ? b->cols : b->rows) == k &&
@@ -305,7 +306,7 @@ int cublasLtMatmul(void *h, struct desc *d, const void *alpha, const void *a, st
     if (rc == OK) {
         if (bytes) memset(workspace, 0xff, bytes);
         pass(seconds);
-        gemm(la->type, lc->type, d->ta, d->tb, lc->rows, lc->cols, d->ta ? la->rows : la->cols,
+        gemm(la->type, lb->type, lc->type, d->ta, d->tb, lc->rows, lc->cols, d->ta ? la->rows : la->cols,
              fa * (d->scale_a ? *d->scale_a : 1) * (d->scale_b ? *d->scale_b : 1), a, la->ld, b, lb->ld, fb, c, out, lc->ld, &d->e);
     }
     END("fast=%d scales=%p,%p epilogue=%d bias=%p of %d aux=%p ldaux=%ld algo=%u D=%p ta=%d tb=%d m=%ld n=%ld k=%ld lda=%ld ldb=%ld ldc=%ld ab=%d c=%d "
@@ -369,7 +370,7 @@ int cublasSetWorkspace_v2(struct handle *h, void *p, size_t bytes) {
              T *c, I ldc) {                                                                                                     \
         BEGIN;                                                                                                                  \
         NEED(m > 0 && n > 0 && k > 0 && lda >= (ta ? k : m) && ldb >= (tb ? n : k) && ldc >= m, INVALID_VALUE);                  \
-        if (rc == OK) gemm(type, type, ta, tb, m, n, k, *alpha, a, lda, b, ldb, *beta, c, c, ldc, &nothing); \
+        if (rc == OK) gemm(type, type, type, ta, tb, m, n, k, *alpha, a, lda, b, ldb, *beta, c, c, ldc, &nothing); \
         END("ta=%d tb=%d m=%ld n=%ld k=%ld lda=%ld ldb=%ld ldc=%ld alpha=%g beta=%g A=%p B=%p C=%p stream=%p workspace=%ld", ta, tb, \
             (long)m, (long)n, (long)k, (long)lda, (long)ldb, (long)ldc, (double)*alpha, (double)*beta, (void *)a, (void *)b,     \
             (void *)c, h->stream, (long)h->bytes);                                                                              \
@@ -383,7 +384,7 @@ GEMM(cublasDgemm_v2_64, double, int64_t, F64)
     int name(struct handle *h, int t, I m, I n, const T *alpha, const T *a, I lda, const T *x, I incx, const T *beta, T *y, I incy) { \
         BEGIN;                                                                                                                  \
         NEED(m > 0 && n > 0 && lda >= m && incx == 1 && incy == 1, INVALID_VALUE);                                               \
-        if (rc == OK) gemm(type, type, t, 0, t ? n : m, 1, t ? m : n, *alpha, a, lda, x, t ? m : n, *beta, y, y, t ? n : m, &nothing); \
+        if (rc == OK) gemm(type, type, type, t, 0, t ? n : m, 1, t ? m : n, *alpha, a, lda, x, t ? m : n, *beta, y, y, t ? n : m, &nothing); \
         END("t=%d m=%ld n=%ld lda=%ld alpha=%g beta=%g A=%p x=%p y=%p stream=%p workspace=%ld", t, (long)m, (long)n, (long)lda,  \
             (double)*alpha, (double)*beta, (void *)a, (void *)x, (void *)y, h->stream, (long)h->bytes);                         \
     }
