@@ -32,7 +32,7 @@ type Options struct {
 	// of the world has for the shape and the type.
 	//   cudnn   cuDNN 9.6 or later: bfloat16, Tokens a multiple of 128, Size one of 8
 	//   mma     this package's kernels for tensor cores: bfloat16, Size a multiple of 8 up to 128, compute capability 8.0;
-	//           with 9.0, and Size up to 64, its backward pass takes two thirds of the time
+	//           with 9.0, and Size up to 64, by warpgroups
 	//   simple  on CUDA cores in float32, any shape and type; the way on the host
 	Path string
 	// Deterministic has equal operands give equal bits. Only the gradients of cudnn differ without it. With it, and no Path,
@@ -315,6 +315,9 @@ func (f *family[T]) member(s Shape, plan *cudnnPath, noPlan string) (*Attention[
 		n = max(n, plan.a.BackwardWorkspace())
 	case pathMMA:
 		n = max(n, 4*mmaScratch(s.Batch, s.Tokens, s.Heads))
+		if a.SumsBias() {
+			n = max(n, 4*wgmmaScratch(s.Batch, s.Tokens, s.Heads, s.Size))
+		}
 	}
 	n = (n + 3) / 4
 	var err error
@@ -356,6 +359,9 @@ func Workspace[T Elem](s Shape, o Options) int {
 	most := 0
 	if o.Path != pathSimple && isHalf[T]() {
 		most = 4 * mmaScratch(s.Batch, s.Tokens, s.Heads)
+		if s.Size <= wgmmaMaxHead {
+			most = 4 * wgmmaScratch(s.Batch, s.Tokens, s.Heads, s.Size)
+		}
 	}
 	alone := !o.Deterministic || o.Path == pathCuDNN || !s.fitsMMA()
 	if most > 0 && o.Path != pathMMA && alone { // cuDNN's backward pass may be taken
@@ -395,7 +401,11 @@ func (a *Attention[T]) Forward(s *spmd.Stream, out spmd.Buffer[T], lse spmd.Buff
 	case pathCuDNN:
 		return a.cudnn.forward.Call(s, 0, out.Arg(), lse.Arg(), qkv.Arg(), a.work.Arg())
 	case pathMMA:
-		return mmaForward(s, half(out), lse, half(qkv), x.b, x.t, x.nh, x.hs)
+		forward := mmaForward
+		if a.f.byWGMMA(a.shape) {
+			forward = wgmmaForward
+		}
+		return forward(s, half(out), lse, half(qkv), x.b, x.t, x.nh, x.hs)
 	default:
 		return simpleOf[T]().forward.Launch(s, simpleGrid(x, 1), out.Arg(), lse.Arg(), qkv.Arg(),
 			spmd.I32(x.t), spmd.I32(x.nh), spmd.I32(x.hs), spmd.I32(x.b))
@@ -413,15 +423,34 @@ func (a *Attention[T]) Backward(s *spmd.Stream, dqkv, dout, out spmd.Buffer[T], 
 	case pathCuDNN:
 		return a.cudnn.backward.Call(s, 0, dqkv.Arg(), dout.Arg(), out.Arg(), lse.Arg(), qkv.Arg(), a.work.Arg())
 	case pathMMA:
-		backward := mmaBackward
-		if a.f.byWGMMA(a.shape) {
-			backward = wgmmaBackward
+		if a.SumsBias() {
+			return wgmmaBackward(s, half(dqkv), half(dout), half(out), lse, half(qkv), a.work, x.b, x.t, x.nh, x.hs)
 		}
-		return backward(s, half(dqkv), half(dout), half(out), lse, half(qkv), a.work, x.b, x.t, x.nh, x.hs)
+		return mmaBackward(s, half(dqkv), half(dout), half(out), lse, half(qkv), a.work, x.b, x.t, x.nh, x.hs)
 	default:
 		return simpleOf[T]().backward.Launch(s, simpleGrid(x, 2), dqkv.Arg(), dout.Arg(), out.Arg(), lse.Arg(), qkv.Arg(),
 			spmd.I32(x.t), spmd.I32(x.nh), spmd.I32(x.hs), spmd.I32(x.b))
 	}
+}
+
+// SumsBias says whether there is BackwardBias: with compute capability 9.0 and Size up to 64, where the backward pass is mma's.
+func (a *Attention[T]) SumsBias() bool { return a.back == pathMMA && a.f.byWGMMA(a.shape) }
+
+// BackwardBias is Backward, and leaves in dbias, (3, Heads, Size), the sums of dqkv over all tokens: the gradient of the bias of
+// the product that wrote qkv. They are taken on the way, before dqkv is rounded, and equal operands give equal bits. It fails
+// where SumsBias says no.
+func (a *Attention[T]) BackwardBias(s *spmd.Stream, dqkv spmd.Buffer[T], dbias spmd.Buffer[float32], dout, out spmd.Buffer[T], lse spmd.Buffer[float32], qkv spmd.Buffer[T]) error {
+	if !a.SumsBias() {
+		return fmt.Errorf("attention: BackwardBias: path %s has none (%s)", a.path, a.why)
+	}
+	if err := a.check("BackwardBias", min(out.Len(), dout.Len()), lse.Len(), min(qkv.Len(), dqkv.Len())); err != nil {
+		return err
+	}
+	x := a.dims()
+	if dbias.Len() != 3*x.nh*x.hs {
+		return fmt.Errorf("attention: BackwardBias: a bias of %d elements, want %d", dbias.Len(), 3*x.nh*x.hs)
+	}
+	return wgmmaBackwardBias(s, half(dqkv), dbias, half(dout), half(out), lse, half(qkv), a.work, x.b, x.t, x.nh, x.hs)
 }
 
 // half is a buffer of bfloat16 as what it is.

@@ -136,9 +136,15 @@ func mmaBackward(s *spmd.Stream, dqkv, dout, out spmd.Buffer[spmd.BF16], lse spm
 	if err := x.checkBackward(dqkv, dout, out, lse, qkv, scratch); err != nil {
 		return err
 	}
-	p := x.path()
-	return x.launchBackward(s, &p.backwardQueries, &p.backwardKeys, x.grid(&p.backwardQueries), x.grid(&p.backwardKeys),
-		dqkv, dout, out, lse, qkv, scratch)
+	// The first kernel leaves in scratch what the second needs of each query.
+	queries, keys := &x.path().backwardQueries, &x.path().backwardKeys
+	err := queries.Launch(s, x.grid(queries), dqkv.Arg(), scratch.Arg(), dout.Arg(), out.Arg(), lse.Arg(), qkv.Arg(),
+		spmd.I32(b), spmd.I32(t), spmd.I32(nh), spmd.I32(hs), spmd.F32(x.scale()))
+	if err != nil {
+		return err
+	}
+	return keys.Launch(s, x.grid(keys), dqkv.Arg(), scratch.Arg(), dout.Arg(), qkv.Arg(),
+		spmd.I32(b), spmd.I32(t), spmd.I32(nh), spmd.I32(hs), spmd.F32(x.scale()))
 }
 
 func (x mmaShape) checkBackward(dqkv, dout, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], scratch spmd.Buffer[float32]) error {
@@ -149,18 +155,6 @@ func (x mmaShape) checkBackward(dqkv, dout, out spmd.Buffer[spmd.BF16], lse spmd
 		return fmt.Errorf("attention backward: scratch of %d elements, want %d", scratch.Len(), n)
 	}
 	return nil
-}
-
-// launchBackward launches the two kernels of a backward pass. The first leaves in
-// scratch what the second needs of each query.
-func (x mmaShape) launchBackward(s *spmd.Stream, queries, keys *mmaKernel, first, second spmd.Grid, dqkv, dout, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], scratch spmd.Buffer[float32]) error {
-	err := queries.Launch(s, first, dqkv.Arg(), scratch.Arg(), dout.Arg(), out.Arg(), lse.Arg(), qkv.Arg(),
-		spmd.I32(x.b), spmd.I32(x.t), spmd.I32(x.nh), spmd.I32(x.hs), spmd.F32(x.scale()))
-	if err != nil {
-		return err
-	}
-	return keys.Launch(s, second, dqkv.Arg(), scratch.Arg(), dout.Arg(), qkv.Arg(),
-		spmd.I32(x.b), spmd.I32(x.t), spmd.I32(x.nh), spmd.I32(x.hs), spmd.F32(x.scale()))
 }
 
 // mmaHost is a launch on the host: whole matrices of scores, head by head, products

@@ -33,26 +33,35 @@ func TestMMA(t *testing.T) {
 	})
 }
 
-// mmaBackwards is every backward pass that w has for heads of hs elements.
-func mmaBackwards(w *spmd.World, hs int) map[string]mmaBackwardFunc {
-	all := map[string]mmaBackwardFunc{"mma": mmaBackward}
+// mmaPass is a way to compute both passes. Without sums it leaves no dbias.
+type mmaPass struct {
+	name     string
+	forward  func(s *spmd.Stream, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], b, t, nh, hs int) error
+	backward func(s *spmd.Stream, dqkv spmd.Buffer[spmd.BF16], dbias spmd.Buffer[float32], dout, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], scratch spmd.Buffer[float32], b, t, nh, hs int) error
+	sums     bool
+}
+
+// mmaPasses is every way that w has for heads of hs elements.
+func mmaPasses(w *spmd.World, hs int) []mmaPass {
+	all := []mmaPass{{"mma", mmaForward, func(s *spmd.Stream, dqkv spmd.Buffer[spmd.BF16], _ spmd.Buffer[float32], dout, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], scratch spmd.Buffer[float32], b, t, nh, hs int) error {
+		return mmaBackward(s, dqkv, dout, out, lse, qkv, scratch, b, t, nh, hs)
+	}, false}}
 	if hs <= wgmmaMaxHead && (w.OnHost() || lacksWGMMA(w) == "") {
-		all["wgmma"] = wgmmaBackward
+		all = append(all, mmaPass{"wgmma", wgmmaForward, wgmmaBackwardBias, true})
 	}
 	return all
 }
 
-type mmaBackwardFunc = func(s *spmd.Stream, dqkv, dout, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], scratch spmd.Buffer[float32], b, t, nh, hs int) error
-
 func testMMA(t *testing.T, w *spmd.World, x mmaShape, scale float64) {
 	t.Helper()
-	for name, backward := range mmaBackwards(w, x.hs) {
-		testMMABackward(t, w, x, scale, name, backward)
+	for _, p := range mmaPasses(w, x.hs) {
+		testMMAPass(t, w, x, scale, p)
 	}
 }
 
-func testMMABackward(t *testing.T, w *spmd.World, x mmaShape, scale float64, name string, backward mmaBackwardFunc) {
+func testMMAPass(t *testing.T, w *spmd.World, x mmaShape, scale float64, pass mmaPass) {
 	t.Helper()
+	name := pass.name
 	const more = 24 // elements of each buffer behind those in use
 	n, rows := x.elements(), x.b*x.nh*x.t
 	rng := rand.New(rand.NewPCG(uint64(x.t), uint64(x.hs)))
@@ -70,18 +79,23 @@ func testMMABackward(t *testing.T, w *spmd.World, x mmaShape, scale float64, nam
 	defer s.Close()
 	dqkvB, outB, lseB := poisoned[spmd.BF16](t, w, 3*n+more), poisoned[spmd.BF16](t, w, n+more), poisoned[float32](t, w, rows+more)
 	qkvB, doutB := poisoned[spmd.BF16](t, w, 3*n+more), poisoned[spmd.BF16](t, w, n+more)
-	scratch := poisoned[float32](t, w, mmaScratch(x.b, x.t, x.nh)+more)
+	scratch, dbiasB := poisoned[float32](t, w, wgmmaScratch(x.b, x.t, x.nh, x.hs)+more), poisoned[float32](t, w, 3*x.nh*x.hs)
 	must(t, qkvB.Slice(0, 3*n).CopyFrom(qkv))
 	must(t, doutB.Slice(0, n).CopyFrom(dout))
-	run := func() (out, dqkv []spmd.BF16, lse []float32) {
+	run := func() (out, dqkv []spmd.BF16, lse, dbias []float32) {
 		must(t, poison(outB))
 		must(t, poison(lseB))
 		must(t, poison(dqkvB))
 		must(t, poison(scratch))
-		must(t, mmaForward(s, outB, lseB, qkvB, x.b, x.t, x.nh, x.hs))
-		must(t, backward(s, dqkvB, doutB, outB, lseB, qkvB, scratch, x.b, x.t, x.nh, x.hs))
+		must(t, poison(dbiasB))
+		must(t, pass.forward(s, outB, lseB, qkvB, x.b, x.t, x.nh, x.hs))
+		must(t, pass.backward(s, dqkvB, dbiasB, doutB, outB, lseB, qkvB, scratch, x.b, x.t, x.nh, x.hs))
 		must(t, s.Synchronize())
 		out, dqkv, lse = make([]spmd.BF16, outB.Len()), make([]spmd.BF16, dqkvB.Len()), make([]float32, lseB.Len())
+		if pass.sums {
+			dbias = make([]float32, dbiasB.Len())
+			must(t, dbiasB.CopyTo(dbias))
+		}
 		must(t, outB.CopyTo(out))
 		must(t, dqkvB.CopyTo(dqkv))
 		must(t, lseB.CopyTo(lse))
@@ -90,9 +104,9 @@ func testMMABackward(t *testing.T, w *spmd.World, x mmaShape, scale float64, nam
 				t.Fatalf("%s, %+v: an element behind the shape was written", name, x)
 			}
 		}
-		return out[:n], dqkv[:3*n], lse[:rows]
+		return out[:n], dqkv[:3*n], lse[:rows], dbias
 	}
-	out, dqkv, lse := run()
+	out, dqkv, lse, dbias := run()
 
 	ref := newReference(x, widen(qkv), widen(dout), widen(out))
 	differ := 0.0
@@ -120,9 +134,25 @@ func testMMABackward(t *testing.T, w *spmd.World, x mmaShape, scale float64, nam
 			t.Errorf("%s, %+v scaled by %g: %s is %.3g from the reference of size %.3g", name, x, scale, c.name, d, size)
 		}
 	}
+	if pass.sums {
+		// Each term of a sum differs from the reference as dqkv does, by its own rounding: sums by as many of these.
+		width := 3 * x.nh * x.hs
+		want, limit := make([]float64, width), make([]float64, width)
+		for i, v := range slices.Concat(ref.dqkv[:]...) {
+			j := i/n*x.nh*x.hs + i%(x.nh*x.hs)
+			want[j] += v
+			limit[j] += v * v
+		}
+		for j, v := range dbias {
+			if d := math.Abs(float64(v) - want[j]); !(d < 4e-2*math.Sqrt(limit[j])+1e-5) {
+				t.Errorf("%s, %+v scaled by %g: dbias[%d] is %g, reference %g, limit %g", name, x, scale, j, v, want[j], 4e-2*math.Sqrt(limit[j])+1e-5)
+				break
+			}
+		}
+	}
 	for range 3 {
-		out2, dqkv2, lse2 := run()
-		if !slices.Equal(out, out2) || !slices.Equal(dqkv, dqkv2) || !slices.Equal(lse, lse2) {
+		out2, dqkv2, lse2, dbias2 := run()
+		if !slices.Equal(out, out2) || !slices.Equal(dqkv, dqkv2) || !slices.Equal(lse, lse2) || !slices.Equal(dbias, dbias2) {
 			t.Errorf("%s, %+v: another run on equal inputs gave other bits", name, x)
 		}
 	}
@@ -258,18 +288,20 @@ func TestMMARefuses(t *testing.T) {
 		half, full, lse := poisoned[spmd.BF16](t, w, n), poisoned[spmd.BF16](t, w, 3*n), poisoned[float32](t, w, 16)
 		scratch := poisoned[float32](t, w, mmaScratch(1, 8, 2))
 		for want, err := range map[string]error{
-			"heads of 136":          mmaForward(s, half, lse, full, 1, 1, 1, 136),
-			"heads of 12":           mmaForward(s, half, lse, full, 1, 1, 1, 12),
-			"rows of 3·131072·64":   mmaForward(s, half, lse, full, 1, 1, 1<<17, 64),
-			"a shape of (1,0,3,1":   mmaForward(s, half, lse, full, 1, 0, 1, 64),
-			"out has 1023 elements": mmaForward(s, half.Slice(0, n-1), lse, full, 1, 8, 2, 64),
-			"qkv 3071 and lse 16":   mmaForward(s, half, lse, full.Slice(0, 3*n-1), 1, 8, 2, 64),
-			"and lse 15":            mmaForward(s, half, lse.Slice(0, 15), full, 1, 8, 2, 64),
-			"scratch of 31":         mmaBackward(s, full, half, half, lse, full, scratch.Slice(0, 31), 1, 8, 2, 64),
-			"backward: out has 7 ":  mmaBackward(s, full, half.Slice(0, 7), half, lse, full, scratch, 1, 8, 2, 64),
-			"want at most 64":       wgmmaBackward(s, full, half, half, lse, full, scratch, 1, 8, 1, 72),
-			"backward: out has 9 ":  wgmmaBackward(s, full, half.Slice(0, 9), half, lse, full, scratch, 1, 8, 2, 64),
-			"scratch of 30":         wgmmaBackward(s, full, half, half, lse, full, scratch.Slice(0, 30), 1, 8, 2, 64),
+			"heads of 136":           mmaForward(s, half, lse, full, 1, 1, 1, 136),
+			"heads of 12":            mmaForward(s, half, lse, full, 1, 1, 1, 12),
+			"rows of 3·131072·64":    mmaForward(s, half, lse, full, 1, 1, 1<<17, 64),
+			"a shape of (1,0,3,1":    mmaForward(s, half, lse, full, 1, 0, 1, 64),
+			"out has 1023 elements":  mmaForward(s, half.Slice(0, n-1), lse, full, 1, 8, 2, 64),
+			"qkv 3071 and lse 16":    mmaForward(s, half, lse, full.Slice(0, 3*n-1), 1, 8, 2, 64),
+			"and lse 15":             mmaForward(s, half, lse.Slice(0, 15), full, 1, 8, 2, 64),
+			"scratch of 31":          mmaBackward(s, full, half, half, lse, full, scratch.Slice(0, 31), 1, 8, 2, 64),
+			"a bias of 16 elements":  wgmmaBackwardBias(s, full, lse, half, half, lse, full, scratch, 1, 8, 2, 64),
+			"attention: heads of 72": wgmmaForward(s, half, lse, full, 1, 1, 1, 72),
+			"backward: out has 7 ":   mmaBackward(s, full, half.Slice(0, 7), half, lse, full, scratch, 1, 8, 2, 64),
+			"want at most 64":        wgmmaBackward(s, full, half, half, lse, full, scratch, 1, 8, 1, 72),
+			"backward: out has 9 ":   wgmmaBackward(s, full, half.Slice(0, 9), half, lse, full, scratch, 1, 8, 2, 64),
+			"scratch of 30":          wgmmaBackward(s, full, half, half, lse, full, scratch.Slice(0, 30), 1, 8, 2, 64),
 		} {
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Error(fmt.Errorf("error %w, want one with %q", err, want))

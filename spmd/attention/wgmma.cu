@@ -1,13 +1,11 @@
 // The backward pass of causal attention by the products of warpgroups (wgmma), for compute capability 9.0 and heads of
 // up to 64 elements. Arguments, shapes and what is summed in which order are as of mma.cu's backward kernels, so that
-// equal inputs give equal bits here too. wgmma.go launches the kernels, which are the last two functions.
+// equal inputs give equal bits here too. wgmma.go launches the kernels, which are the last functions.
 //
-// A block stays on its multiprocessor and takes one tile after the other: 128 queries, or keys, of one head. Its first
-// warpgroup copies, the other two compute, 64 rows of the tile each. The tile's own rows lie in shared memory until the
-// computing warps have them in registers. What these rows meet comes in stages of 64 rows of two matrices, in a ring that
-// also runs on from tile to tile, so that copies of the next tile are under way while the last sums are stored.
 // A warpgroup computes a square of 64 x 64 scores at a time; the products after a square's probabilities and before them
 // overlap with the exponentials of the same and of the other warpgroup.
+//
+// Where columns is not missing it receives the sums of the columns of 64 rows of dqkv each: (B,T/64,3,heads,hs).
 //
 // Sources: Shah et al., FlashAttention-3 (2024); PTX ISA, wgmma, its matrices in shared memory, mbarrier.
 
@@ -18,154 +16,6 @@ extern "C" __global__ void wgmma_backward_queries() {}
 extern "C" __global__ void wgmma_backward_keys() {}
 
 #else
-
-const int square = 64; // rows of a stage and of a warpgroup
-const int matrix_bytes = square * D * 2;
-const int rows_per_tile = 2 * square;
-const int stages = 9; // of the ring
-
-// load_rows starts the copies of ROWS rows of hs elements, of which rows exist, by the first warpgroup.
-template <int ROWS> SPMD_FN void load_rows(uint32_t to, const bf16 *from, int stride, int rows, int hs) {
-	int c = threadIdx.x % 8, r = threadIdx.x / 8;
-	const bf16 *at = from + r * stride + c * 8;
-	to += chunk_at<D>(r, c);
-	rows = c * 8 < hs ? rows - r : 0;
-#pragma unroll 4
-	for (int i = 0; i < ROWS; i += 16) {
-		copy_async<16>(to + i * 2 * D, at, i >= rows);
-		at += 16 * stride;
-	}
-}
-
-// store_rows writes a warp's 16 rows of sums, of which rows exist, by way of its part of shared memory.
-SPMD_FN void store_rows(bf16 *to, int stride, int rows, int hs, char *part, const float (&c)[32], float scale) {
-	int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-	__syncwarp(); // the others may still read what was stored last
-#pragma unroll
-	for (int i = 0; i < 32; i += 2) {
-		*(uint32_t *)(part + chunk_at<D>(i / 2 % 2 * 8 + g, i / 4) + 4 * t) = pack(c[i] * scale, c[i + 1] * scale);
-	}
-	__syncwarp();
-	int chunk = lane % 8;
-#pragma unroll
-	for (int r = lane / 8; r < 16; r += 4) {
-		if (r < rows && chunk * 8 < hs) {
-			*(uint4 *)(to + r * stride + chunk * 8) = *(const uint4 *)(part + chunk_at<D>(r, chunk));
-		}
-	}
-}
-
-// Ring counts the uses of N buffers in turn.
-template <int N> struct Ring {
-	int at, parity;
-
-	__device__ __forceinline__ Ring() : at(0), parity(0) {}
-
-	__device__ __forceinline__ void next() {
-		if (++at == N) {
-			at = 0, parity ^= 1;
-		}
-	}
-};
-
-// Layout is that of shared memory: OWN matrices of a tile's rows, the stages, room for sums on their way out, 8 bytes for
-// each row of the stages, and the barriers. wgmma.go has the size.
-template <int OWN> struct Layout {
-	char *shared;
-	uint32_t base;
-
-	__device__ __forceinline__ Layout(char *shared) : shared(shared), base(shared_address(shared)) {
-		if (threadIdx.x == 0) {
-			for (int i = 0; i <= stages; i++) {
-				barrier_init(full(i), 128);
-				barrier_init(empty(i), 8);
-			}
-		}
-		__syncthreads();
-	}
-
-	__device__ __forceinline__ uint32_t own(int i) const { return base + i * 2 * matrix_bytes; }
-	__device__ __forceinline__ uint32_t stage(int i) const { return own(OWN) + i * 2 * matrix_bytes; }
-	__device__ __forceinline__ uint32_t sums(int warp) const { return stage(stages) + warp * 32 * D; }
-	__device__ __forceinline__ uint32_t rows(int stage) const { return sums(8) + stage * square * 8; }
-
-	// The copying threads arrive at full, the computing warps at empty. The last pair is for the tile's own rows.
-	__device__ __forceinline__ uint32_t full(int i) const { return rows(stages) + i * 8; }
-	__device__ __forceinline__ uint32_t empty(int i) const { return full(stages + 1) + i * 8; }
-
-	__device__ __forceinline__ char *pointer(uint32_t address) const { return shared + (address - base); }
-};
-
-// Publisher tells of copies that have arrived. Tensor cores see them only behind a fence of the thread that copied, which
-// waits for the copies: so they are told of two groups later, or when the thread has to wait for room.
-struct Publisher {
-	uint32_t older, newer; // barriers of groups under way, 0 for none
-
-	__device__ __forceinline__ Publisher() : older(0), newer(0) {}
-
-	__device__ __forceinline__ void arrive(uint32_t barrier) {
-		if (barrier) {
-			barrier_arrive(barrier);
-		}
-	}
-
-	// copied ends a group of copies.
-	__device__ __forceinline__ void copied(uint32_t barrier) {
-		copy_commit();
-		copy_wait<2>();
-		asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-		arrive(older);
-		older = newer, newer = barrier;
-	}
-
-	__device__ __forceinline__ void flush() {
-		copy_wait<0>();
-		asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-		arrive(older);
-		arrive(newer);
-		older = newer = 0;
-	}
-
-	__device__ __forceinline__ void wait(uint32_t barrier, int parity) {
-		if (!barrier_passed(barrier, parity)) {
-			flush();
-			barrier_wait(barrier, parity);
-		}
-	}
-};
-
-// each_tile calls f for the block's tiles with the number of the head over the batch, the tile's place among the head's by
-// the work that it is, most first, and which of a pair it is: the most and the least in turn, so that blocks have equal work.
-template <typename F> SPMD_FN void each_tile(int T, int heads, F f) {
-	int tiles = (T + rows_per_tile - 1) / rows_per_tile, pairs = (tiles + 1) / 2, second = 0;
-	for (uint32_t i = blockIdx.x; i < (uint32_t)heads * pairs; second ^= 1) {
-		int head = i / pairs, place = i % pairs;
-		if (second) {
-			place = tiles - 1 - place;
-			i += gridDim.x;
-		}
-		if (!second || place >= pairs) {
-			f(head, place, second);
-		}
-	}
-}
-
-// Head is where the rows of a head begin in qkv and in out, and how many elements lie from one to the next.
-struct Head {
-	long long in, out;
-	int stride, width;
-
-	__device__ __forceinline__ Head(int head, int T, int heads, int hs) {
-		width = heads * hs, stride = 3 * width;
-		long long row = (long long)(head / heads) * T;
-		int column = head % heads * hs;
-		in = row * stride + column, out = row * width + column;
-	}
-};
-
-// The first warpgroup hands most of its registers to the others.
-SPMD_FN void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 40;"); }
-SPMD_FN void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 232;"); }
 
 // QueryGradients is what a warpgroup sums over the keys of its queries.
 struct QueryGradients {
@@ -330,7 +180,7 @@ struct KeyGradients {
 	}
 };
 
-extern "C" __global__ void __launch_bounds__(384, 1) wgmma_backward_queries(bf16 *dqkv, float2 *rows, const bf16 *dout, const bf16 *out, const float *lse, const bf16 *qkv, int B, int T, int heads, int hs, float scale) {
+extern "C" __global__ void __launch_bounds__(384, 1) wgmma_backward_queries(bf16 *dqkv, float2 *rows, const bf16 *dout, const bf16 *out, const float *lse, const bf16 *qkv, int B, int T, int heads, int hs, float scale, float *columns) {
 	extern __shared__ __align__(1024) char shared[];
 	Layout<3> l(shared);
 	Ring<1> own;
@@ -363,6 +213,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) wgmma_backward_queries(bf16
 	} else {
 		take_registers();
 		int lane = threadIdx.x % 32, t = lane % 4;
+		int turn = 0;
 		QueryGradients x(l, scale);
 		each_tile(T, B * heads, [&](int head, int place, int second) {
 			int half = (warp >= 8) ^ second, mine = half * square + warp % 4 * 16; // the warp's first row in the tile
@@ -404,11 +255,14 @@ extern "C" __global__ void __launch_bounds__(384, 1) wgmma_backward_queries(bf16
 			Head h(head, T, heads, hs);
 			char *part = l.pointer(l.sums(warp - 4));
 			store_rows(dqkv + h.in + (long long)(first + mine) * h.stride, h.stride, T - first - mine, hs, part, x.dq, scale);
+			if (columns && first + half * square < T) {
+				sum_columns<1>(columns + h.columns((first + half * square) / square, T), 0, hs, l.columns(turn ^= 1), {&x.dq}, {scale});
+			}
 		});
 	}
 }
 
-extern "C" __global__ void __launch_bounds__(384, 1) wgmma_backward_keys(bf16 *dqkv, const float2 *rows, const bf16 *dout, const bf16 *qkv, int B, int T, int heads, int hs, float scale) {
+extern "C" __global__ void __launch_bounds__(384, 1) wgmma_backward_keys(bf16 *dqkv, const float2 *rows, const bf16 *dout, const bf16 *qkv, int B, int T, int heads, int hs, float scale, float *columns) {
 	extern __shared__ __align__(1024) char shared[];
 	Layout<2> l(shared);
 	Ring<1> own;
@@ -442,6 +296,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) wgmma_backward_keys(bf16 *d
 		publisher.flush();
 	} else {
 		take_registers();
+		int turn = 0;
 		KeyGradients x(l, scale);
 		each_tile(T, B * heads, [&](int head, int place, int second) {
 			int half = (warp >= 8) ^ second, first = place * rows_per_tile + half * square;
@@ -463,9 +318,36 @@ extern "C" __global__ void __launch_bounds__(384, 1) wgmma_backward_keys(bf16 *d
 				char *part = l.pointer(l.sums(warp - 4));
 				store_rows(to, h.stride, T - mine, hs, part, x.dk, scale);
 				store_rows(to + h.width, h.stride, T - mine, hs, part, x.dv, 1);
+				if (columns) {
+					float *sums = columns + h.columns(first / square, T) + h.width;
+					sum_columns<2>(sums, h.width, hs, l.columns(turn ^= 1), {&x.dk, &x.dv}, {scale, 1});
+				}
 			}
 		});
 	}
 }
 
 #endif
+
+// wgmma_sum_columns leaves in sums(width) those of the rows of columns(rows,width). A block has 32 columns, and each of its 8
+// warps every 8th row.
+extern "C" __global__ void __launch_bounds__(256) wgmma_sum_columns(float *sums, const float *columns, int rows, int width) {
+	__shared__ float part[8][32];
+	int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = 32 * blockIdx.x + lane;
+	float sum = 0;
+	if (column < width) {
+#pragma unroll 16
+		for (int i = warp; i < rows; i += 8) {
+			sum += columns[(long long)i * width + column];
+		}
+	}
+	part[warp][lane] = sum;
+	__syncthreads();
+	if (warp > 0 || column >= width) {
+		return;
+	}
+	for (int i = 1; i < 8; i++) {
+		sum += part[i][lane];
+	}
+	sums[column] = sum;
+}

@@ -8,37 +8,46 @@ import (
 	"lockstep/spmd"
 )
 
-// The kernels of wgmma.cu: the backward pass of mma by the instructions that only
-// compute capability 9.0 has, for heads of up to wgmmaMaxHead elements.
+// The kernels of wgmma.cu and wgmma_forward.cu: those of mma by the instructions that
+// only compute capability 9.0 has, for heads of up to wgmmaMaxHead elements.
 
 //go:embed wgmma.cu
 var wgmmaSource string
 
+//go:embed wgmma_forward.cu
+var wgmmaForwardSource string
+
 //go:embed warpgroup.cuh
 var warpgroupSource string
 
+//go:embed wgmma.cuh
+var wgmmaTilesSource string
+
 const wgmmaMaxHead = 64
 
-// The sizes of wgmma.cu: the rows of a tile, which a block computes with wgmmaThreads
+// The sizes of wgmma.cuh: the rows of a tile, which a block computes with wgmmaThreads
 // threads, and the bytes of shared memory beside the rows' own matrices, of which the
-// kernels have three and two.
+// kernels have one to three.
 const (
 	wgmmaRows    = 128
+	wgmmaSquare  = wgmmaRows / 2
 	wgmmaThreads = 384
 	wgmmaStages  = 9
 	wgmmaMatrix  = wgmmaRows * wgmmaMaxHead * 2
-	wgmmaShared  = (wgmmaStages+1)*wgmmaMatrix + wgmmaStages*64*8 + 2*8*(wgmmaStages+1)
+	wgmmaColumns = 2 * 2 * 8 * wgmmaMaxHead * 4
+	wgmmaShared  = (wgmmaStages+1)*wgmmaMatrix + wgmmaStages*wgmmaSquare*8 + 2*8*(wgmmaStages+1) + wgmmaColumns
 )
 
 var (
-	wgmmaQueries = newWGMMAKernel("queries", 3, mmaHostBackwardQueries)
-	wgmmaKeys    = newWGMMAKernel("keys", 2, mmaHostBackwardKeys)
+	wgmmaOut     = newWGMMAKernel("forward", wgmmaForwardSource, 1, mmaHostForward)
+	wgmmaQueries = newWGMMAKernel("backward_queries", wgmmaSource, 3, wgmmaHostBackwardQueries)
+	wgmmaKeys    = newWGMMAKernel("backward_keys", wgmmaSource, 2, wgmmaHostBackwardKeys)
 )
 
-// newWGMMAKernel declares a kernel of wgmma.cu, which takes what mma's of that name
-// takes: the host does the same for both.
-func newWGMMAKernel(name string, own int, fn func(*mmaHost)) mmaKernel {
-	k := spmd.NewKernel("wgmma_backward_"+name, tensorSource+warpgroupSource+wgmmaSource, onHost(fn), spmd.ArchSpecific())
+// newWGMMAKernel declares a kernel of a source, which takes what mma's of that name
+// takes first: the host does the same for both.
+func newWGMMAKernel(name, source string, own int, fn func(*mmaHost)) mmaKernel {
+	k := spmd.NewKernel("wgmma_"+name, tensorSource+warpgroupSource+wgmmaTilesSource+source, onHost(fn), spmd.ArchSpecific())
 	return mmaKernel{k, wgmmaRows, own*wgmmaMatrix + wgmmaShared}
 }
 
@@ -56,21 +65,84 @@ func lacksWGMMA(w *spmd.World) string {
 	return ""
 }
 
-// wgmmaBackward is mmaBackward, for a GPU that lacks nothing and heads of up to
-// wgmmaMaxHead elements. Bits may differ from mmaBackward's: products add up in
-// another order.
-func wgmmaBackward(s *spmd.Stream, dqkv, dout, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], scratch spmd.Buffer[float32], b, t, nh, hs int) error {
+// checkWGMMA refuses heads that the kernels do not have.
+func (x mmaShape) checkWGMMA(what string) error {
+	if x.hs > wgmmaMaxHead {
+		return fmt.Errorf("%s: heads of %d elements: want at most %d", what, x.hs, wgmmaMaxHead)
+	}
+	return nil
+}
+
+// wgmmaForward is mmaForward, for a GPU that lacks nothing and heads of up to
+// wgmmaMaxHead elements. Bits may differ from mmaForward's: products add up in another
+// order.
+func wgmmaForward(s *spmd.Stream, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], b, t, nh, hs int) error {
 	x := mmaShape{b, t, nh, hs}
-	if hs > wgmmaMaxHead {
-		return fmt.Errorf("attention backward: heads of %d elements: want at most %d", hs, wgmmaMaxHead)
+	if err := x.checkWGMMA("attention"); err != nil {
+		return err
+	}
+	if err := x.check("attention", out.Len(), lse.Len(), qkv.Len()); err != nil {
+		return err
+	}
+	return wgmmaOut.Launch(s, x.wgmmaGrid(&wgmmaOut, s.World().Multiprocessors()), out.Arg(), lse.Arg(), qkv.Arg(),
+		spmd.I32(b), spmd.I32(t), spmd.I32(nh), spmd.I32(hs), spmd.F32(x.scale()))
+}
+
+// wgmmaBackward is mmaBackward, as wgmmaForward is mmaForward.
+func wgmmaBackward(s *spmd.Stream, dqkv, dout, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], scratch spmd.Buffer[float32], b, t, nh, hs int) error {
+	return wgmmaBackwardBias(s, dqkv, spmd.Buffer[float32]{}, dout, out, lse, qkv, scratch, b, t, nh, hs)
+}
+
+// wgmmaScratch is how many elements wgmmaBackwardBias needs as scratch.
+func wgmmaScratch(b, t, nh, hs int) int {
+	x := mmaShape{b, t, nh, hs}
+	return mmaScratch(b, t, nh) + x.columnRows()*3*nh*hs
+}
+
+// columnRows is of how many rows the kernels leave sums, each of 64 rows of dqkv.
+func (x mmaShape) columnRows() int { return x.b * ((x.t + wgmmaSquare - 1) / wgmmaSquare) }
+
+// wgmmaBackwardBias is wgmmaBackward, and leaves in dbias(3,nh,hs), unless it is empty,
+// the sums of dqkv over its tokens, taken before dqkv is rounded.
+func wgmmaBackwardBias(s *spmd.Stream, dqkv spmd.Buffer[spmd.BF16], dbias spmd.Buffer[float32], dout, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], scratch spmd.Buffer[float32], b, t, nh, hs int) error {
+	x := mmaShape{b, t, nh, hs}
+	if err := x.checkWGMMA("attention backward"); err != nil {
+		return err
 	}
 	if err := x.checkBackward(dqkv, dout, out, lse, qkv, scratch); err != nil {
 		return err
 	}
+	columns, kept := spmd.Buffer[float32]{}, mmaScratch(b, t, nh)
+	if width := 3 * nh * hs; dbias.Len() > 0 {
+		n := kept + x.columnRows()*width
+		if dbias.Len() != width || scratch.Len() < n {
+			return fmt.Errorf("attention backward: a bias of %d elements and scratch of %d, want %d and %d", dbias.Len(), scratch.Len(), width, n)
+		}
+		columns = scratch.Slice(kept, n)
+	}
 	m := s.World().Multiprocessors()
-	return x.launchBackward(s, &wgmmaQueries, &wgmmaKeys, x.wgmmaGrid(&wgmmaQueries, m), x.wgmmaGrid(&wgmmaKeys, m),
-		dqkv, dout, out, lse, qkv, scratch)
+	err := wgmmaQueries.Launch(s, x.wgmmaGrid(&wgmmaQueries, m), dqkv.Arg(), scratch.Arg(), dout.Arg(), out.Arg(), lse.Arg(), qkv.Arg(),
+		spmd.I32(b), spmd.I32(t), spmd.I32(nh), spmd.I32(hs), spmd.F32(x.scale()), columns.Arg())
+	if err != nil {
+		return err
+	}
+	err = wgmmaKeys.Launch(s, x.wgmmaGrid(&wgmmaKeys, m), dqkv.Arg(), scratch.Arg(), dout.Arg(), qkv.Arg(),
+		spmd.I32(b), spmd.I32(t), spmd.I32(nh), spmd.I32(hs), spmd.F32(x.scale()), columns.Arg())
+	if err != nil || columns.Len() == 0 {
+		return err
+	}
+	g := spmd.Grid{Blocks: [3]int{(dbias.Len() + 31) / 32, 1, 1}, Threads: [3]int{256, 1, 1}}
+	return wgmmaSumColumns.Launch(s, g, dbias.Arg(), columns.Arg(), spmd.I32(x.columnRows()), spmd.I32(dbias.Len()))
 }
+
+var wgmmaSumColumns = spmd.NewKernel("wgmma_sum_columns", tensorSource+warpgroupSource+wgmmaTilesSource+wgmmaSource, func(a spmd.Args) error {
+	sums, columns, width := spmd.ArgSlice[float32](a, 0), spmd.ArgSlice[float32](a, 1), a.I32(3)
+	clear(sums)
+	for i, v := range columns[:a.I32(2)*width] {
+		sums[i%width] += v
+	}
+	return nil
+}, spmd.ArchSpecific())
 
 // wgmmaGrid is a block for each multiprocessor, or for each pair of tiles if these are
 // fewer.
@@ -78,4 +150,32 @@ func (x mmaShape) wgmmaGrid(k *mmaKernel, multiprocessors int) spmd.Grid {
 	tiles := (x.t + k.rows - 1) / k.rows
 	blocks := min(max(1, multiprocessors), x.b*x.nh*((tiles+1)/2))
 	return spmd.Grid{Blocks: [3]int{blocks, 1, 1}, Threads: [3]int{wgmmaThreads, 1, 1}, Shared: k.shared}
+}
+
+func wgmmaHostBackwardQueries(a *mmaHost) {
+	mmaHostBackwardQueries(a)
+	a.sumColumns(11, 0, 1)
+}
+
+func wgmmaHostBackwardKeys(a *mmaHost) {
+	mmaHostBackwardKeys(a)
+	a.sumColumns(9, 1, 3)
+}
+
+// sumColumns leaves in argument i, unless it is missing, the sums of dqkv's thirds from
+// lo to hi: those of all rows in the first row, zeros in the others.
+func (a *mmaHost) sumColumns(i, lo, hi int) {
+	columns := spmd.ArgSlice[float32](a.Args, i)
+	if len(columns) == 0 {
+		return
+	}
+	dqkv, width := spmd.ArgSlice[spmd.BF16](a.Args, 0), 3*a.width()
+	for row := range a.columnRows() {
+		clear(columns[row*width:][lo*a.width() : hi*a.width()])
+	}
+	for row := range a.b * a.t {
+		for j := lo * a.width(); j < hi*a.width(); j++ {
+			columns[j] += dqkv[row*width+j].Float32()
+		}
+	}
 }

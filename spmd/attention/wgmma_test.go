@@ -16,10 +16,10 @@ func TestWGMMASizes(t *testing.T) {
 		fmt.Sprintf("const int stages = %d;", wgmmaStages),
 		fmt.Sprintf("const int D = %d;", wgmmaMaxHead),
 		"const int rows_per_tile = 2 * square;",
-		fmt.Sprintf("const int square = %d;", wgmmaRows/2),
+		fmt.Sprintf("const int square = %d;", wgmmaSquare),
 		fmt.Sprintf("__launch_bounds__(%d, 1)", wgmmaThreads),
 	} {
-		if !strings.Contains(warpgroupSource+wgmmaSource, want) {
+		if !strings.Contains(warpgroupSource+wgmmaTilesSource+wgmmaSource, want) {
 			t.Errorf("the source has no %q", want)
 		}
 	}

@@ -158,14 +158,14 @@ func benchKernels[A kernels.Act](b *testing.B, x *bench[A]) {
 	}{
 		{"gemm qkv forward", L, 0, product(&p.QKV), func() { e.linear(a.qkv, a.ln1, &p.QKV) }},
 		{"gemm qkv input grad", L, 0, product(&p.QKV), func() { e.inputGrad(m.tmp, m.dwide, &p.QKV) }},
-		{"gemm qkv weight grad, bias grad", L, 0, product(&p.QKV), func() { e.weightBiasGrad(m.dwide, a.ln1, &p.QKV) }},
+		{"gemm qkv weight grad, bias grad", L, 0, product(&p.QKV), func() { e.weightBiasGrad(m.dwide, a.ln1, &p.QKV, false) }},
 		{"gemm qkv weight grad", L, 0, product(&p.QKV), func() { e.weightGrad(m.dwide, a.ln1, &p.QKV) }},
 		{"gemm attproj forward", L, 0, product(&p.Proj), func() { e.linearResidual(a.res2, a.att, &p.Proj, m.emb) }},
 		{"gemm attproj input grad", L, 0, product(&p.Proj), func() { e.inputGrad(m.tmp, m.dres, &p.Proj) }},
 		{"gemm attproj weight grad", L, 0, product(&p.Proj), func() { e.weightGrad(m.dres, a.att, &p.Proj) }},
 		{"gemm fc forward", L, 0, product(&p.FC), func() { e.linearGELU(a.gelu, a.fc, a.ln2, &p.FC) }},
 		{"gemm fc input grad", L, 0, product(&p.FC), func() { e.inputGrad(m.tmp, m.dwide, &p.FC) }},
-		{"gemm fc weight grad, bias grad", L, 0, product(&p.FC), func() { e.weightBiasGrad(m.dwide, a.ln2, &p.FC) }},
+		{"gemm fc weight grad, bias grad", L, 0, product(&p.FC), func() { e.weightBiasGrad(m.dwide, a.ln2, &p.FC, false) }},
 		{"gemm fc weight grad", L, 0, product(&p.FC), func() { e.weightGrad(m.dwide, a.ln2, &p.FC) }},
 		{"gemm fcproj forward", L, 0, product(&p.Proj2), func() { e.linearResidual(a.res3, a.gelu, &p.Proj2, a.res2) }},
 		{"gemm fcproj input grad", L, 0, product(&p.Proj2), func() { e.inputGradGELU(m.dwide, m.dres, &p.Proj2, a.fc) }},
@@ -180,7 +180,7 @@ func benchKernels[A kernels.Act](b *testing.B, x *bench[A]) {
 			e.LayerNormBackward(m.dres, m.tmp, a.res2, a.mean2, a.rstd2, &p.LN2, p.Proj.DB, true, kernels.Cast{})
 		}},
 		{"attention forward", L, 0, 0, func() { e.attentionForward(a.att, a.lse, a.qkv) }},
-		{"attention backward", L, 0, 0, func() { e.attentionBackward(m.dwide, m.tmp, a.att, a.lse, a.qkv) }},
+		{"attention backward", L, 0, 0, func() { e.attentionBackward(m.dwide, m.tmp, a.att, a.lse, a.qkv, &p.QKV) }},
 		{"classifier", chunks, float64(rows) * Vp * 2 * size, 0, func() { e.Classifier(m.losses.Slice(0, rows), logits, targets, 1, true, kernels.Cast{}) }},
 		{"loss sum", 1, N * 4, 0, func() { e.LossSum(m.Loss, m.losses, 1) }},
 	} {

@@ -1,0 +1,206 @@
+// Tiles of 128 rows of a head on the way to warpgroups and back, for compute capability 9.0 and heads of up to 64 elements.
+// wgmma.go puts them behind warpgroup.cuh and before the kernels.
+//
+// A block stays on its multiprocessor and takes one tile after the other: 128 queries, or keys, of one head. Its first
+// warpgroup copies, the other two compute, 64 rows of the tile each. The tile's own rows lie in shared memory until the
+// computing warps have them in registers. What these rows meet comes in stages of 64 rows of two matrices, in a ring that
+// also runs on from tile to tile, so that copies of the next tile are under way while the last sums are stored.
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+const int square = 64; // rows of a stage and of a warpgroup
+const int matrix_bytes = square * D * 2;
+const int rows_per_tile = 2 * square;
+const int stages = 9; // of the ring
+
+// load_rows starts the copies of ROWS rows of hs elements, of which rows exist, by the first warpgroup.
+template <int ROWS> SPMD_FN void load_rows(uint32_t to, const bf16 *from, int stride, int rows, int hs) {
+	int c = threadIdx.x % 8, r = threadIdx.x / 8;
+	const bf16 *at = from + r * stride + c * 8;
+	to += chunk_at<D>(r, c);
+	rows = c * 8 < hs ? rows - r : 0;
+#pragma unroll 4
+	for (int i = 0; i < ROWS; i += 16) {
+		copy_async<16>(to + i * 2 * D, at, i >= rows);
+		at += 16 * stride;
+	}
+}
+
+// store_rows writes a warp's 16 rows of sums, of which rows exist, by way of its part of shared memory.
+SPMD_FN void store_rows(bf16 *to, int stride, int rows, int hs, char *part, const float (&c)[32], float scale) {
+	int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+	__syncwarp(); // the others may still read what was stored last
+#pragma unroll
+	for (int i = 0; i < 32; i += 2) {
+		*(uint32_t *)(part + chunk_at<D>(i / 2 % 2 * 8 + g, i / 4) + 4 * t) = pack(c[i] * scale, c[i + 1] * scale);
+	}
+	__syncwarp();
+	int chunk = lane % 8;
+#pragma unroll
+	for (int r = lane / 8; r < 16; r += 4) {
+		if (r < rows && chunk * 8 < hs) {
+			*(uint4 *)(to + r * stride + chunk * 8) = *(const uint4 *)(part + chunk_at<D>(r, chunk));
+		}
+	}
+}
+
+// Ring counts the uses of N buffers in turn.
+template <int N> struct Ring {
+	int at, parity;
+
+	__device__ __forceinline__ Ring() : at(0), parity(0) {}
+
+	__device__ __forceinline__ void next() {
+		if (++at == N) {
+			at = 0, parity ^= 1;
+		}
+	}
+};
+
+// halve leaves, of each two lanes that are 2 N apart, the first with the sums of both of N columns, the second with those of
+// the next N.
+template <int N> SPMD_FN void halve(float (&v)[16]) {
+	bool second = threadIdx.x & 2 * N;
+#pragma unroll
+	for (int i = 0; i < N; i++) {
+		float keep = second ? v[i + N] : v[i], give = second ? v[i] : v[i + N];
+		v[i] = keep + __shfl_xor_sync(0xffffffffu, give, 2 * N);
+	}
+}
+
+// sum_columns leaves in to(MATRICES, apart) the sums of a warpgroup's 64 rows of each of the matrices c, whose first hs columns
+// count, times their scales. All of the warpgroup call it, with room of its own for 4 * MATRICES rows of sums, which is not
+// that of the call before.
+template <int MATRICES>
+SPMD_FN void sum_columns(float *to, int apart, int hs, float *room, const float (*const (&c)[MATRICES])[32], const float (&scale)[MATRICES]) {
+	int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+#pragma unroll
+	for (int x = 0; x < MATRICES; x++) {
+		float v[16];
+#pragma unroll
+		for (int i = 0; i < 16; i++) {
+			int j = i / 2 * 4 + i % 2;
+			v[i] = (*c[x])[j] + (*c[x])[j + 2];
+		}
+		halve<8>(v);
+		halve<4>(v);
+		halve<2>(v);
+		*(float2 *)(room + (4 * x + warp) * D + 2 * lane) = make_float2(v[0], v[1]);
+	}
+	asm volatile("bar.sync %0, 128;" ::"r"((int)threadIdx.x / 128) : "memory"); // 0 is __syncthreads'
+	int x = threadIdx.x % 128 / D, column = threadIdx.x % D;
+	if (x < MATRICES && column < hs) {
+		const float *of = room + 4 * x * D + column;
+		to[x * apart + column] = (of[0] + of[D] + of[2 * D] + of[3 * D]) * (x ? scale[MATRICES - 1] : scale[0]);
+	}
+}
+
+// Layout is that of shared memory: OWN matrices of a tile's rows, the stages, room for sums on their way out, 8 bytes for
+// each row of the stages, the barriers, and room for sums of columns. wgmma.go has the size.
+template <int OWN> struct Layout {
+	char *shared;
+	uint32_t base;
+
+	__device__ __forceinline__ Layout(char *shared) : shared(shared), base(shared_address(shared)) {
+		if (threadIdx.x == 0) {
+			for (int i = 0; i <= stages; i++) {
+				barrier_init(full(i), 128);
+				barrier_init(empty(i), 8);
+			}
+		}
+		__syncthreads();
+	}
+
+	__device__ __forceinline__ uint32_t own(int i) const { return base + i * 2 * matrix_bytes; }
+	__device__ __forceinline__ uint32_t stage(int i) const { return own(OWN) + i * 2 * matrix_bytes; }
+	__device__ __forceinline__ uint32_t sums(int warp) const { return stage(stages) + warp * 32 * D; }
+	__device__ __forceinline__ uint32_t rows(int stage) const { return sums(8) + stage * square * 8; }
+
+	// The copying threads arrive at full, the computing warps at empty. The last pair is for the tile's own rows.
+	__device__ __forceinline__ uint32_t full(int i) const { return rows(stages) + i * 8; }
+	__device__ __forceinline__ uint32_t empty(int i) const { return full(stages + 1) + i * 8; }
+
+	// columns is a warpgroup's room for sums of columns, every other time the same.
+	__device__ __forceinline__ float *columns(int turn) const {
+		return (float *)pointer(empty(stages + 1)) + (2 * turn + threadIdx.x / 256) * 8 * D;
+	}
+
+	__device__ __forceinline__ char *pointer(uint32_t address) const { return shared + (address - base); }
+};
+
+// Publisher tells of copies that have arrived. Tensor cores see them only behind a fence of the thread that copied, which
+// waits for the copies: so they are told of two groups later, or when the thread has to wait for room.
+struct Publisher {
+	uint32_t older, newer; // barriers of groups under way, 0 for none
+
+	__device__ __forceinline__ Publisher() : older(0), newer(0) {}
+
+	__device__ __forceinline__ void arrive(uint32_t barrier) {
+		if (barrier) {
+			barrier_arrive(barrier);
+		}
+	}
+
+	// copied ends a group of copies.
+	__device__ __forceinline__ void copied(uint32_t barrier) {
+		copy_commit();
+		copy_wait<2>();
+		asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+		arrive(older);
+		older = newer, newer = barrier;
+	}
+
+	__device__ __forceinline__ void flush() {
+		copy_wait<0>();
+		asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+		arrive(older);
+		arrive(newer);
+		older = newer = 0;
+	}
+
+	__device__ __forceinline__ void wait(uint32_t barrier, int parity) {
+		if (!barrier_passed(barrier, parity)) {
+			flush();
+			barrier_wait(barrier, parity);
+		}
+	}
+};
+
+// each_tile calls f for the block's tiles with the number of the head over the batch, the tile's place among the head's by
+// the work that it is, most first, and which of a pair it is: the most and the least in turn, so that blocks have equal work.
+template <typename F> SPMD_FN void each_tile(int T, int heads, F f) {
+	int tiles = (T + rows_per_tile - 1) / rows_per_tile, pairs = (tiles + 1) / 2, second = 0;
+	for (uint32_t i = blockIdx.x; i < (uint32_t)heads * pairs; second ^= 1) {
+		int head = i / pairs, place = i % pairs;
+		if (second) {
+			place = tiles - 1 - place;
+			i += gridDim.x;
+		}
+		if (!second || place >= pairs) {
+			f(head, place, second);
+		}
+	}
+}
+
+// Head is where the rows of a head begin in qkv and in out, and how many elements lie from one to the next.
+struct Head {
+	long long in, out;
+	int stride, width, sequence, column;
+
+	__device__ __forceinline__ Head(int head, int T, int heads, int hs) {
+		width = heads * hs, stride = 3 * width, sequence = head / heads, column = head % heads * hs;
+		long long row = (long long)sequence * T;
+		in = row * stride + column, out = row * width + column;
+	}
+
+	// columns is where the sums of the columns of 64 rows of qkv begin, of which a sequence has so many as fit, and the last.
+	__device__ __forceinline__ long long columns(int place, int T) const {
+		return ((long long)sequence * ((T + square - 1) / square) + place) * stride + column;
+	}
+};
+
+// The first warpgroup hands most of its registers to the others.
+SPMD_FN void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 40;"); }
+SPMD_FN void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 232;"); }
+
+#endif
