@@ -92,9 +92,9 @@ func (e *enqueue[A]) weightGrad(dy, x spmd.Buffer[A], p *Linear[A]) {
 	gemm(e, p.DW, p.Out, p.In, dy, e.N, p.Out, x, e.N, p.In, blas.Options{TransA: true, Accumulate: e.Acc})
 }
 
-// weightBiasGrad enqueues what weightGrad does, and db(out) (+)= the sum of dy over its rows.
-func (e *enqueue[A]) weightBiasGrad(dy, x spmd.Buffer[A], p *Linear[A]) {
-	if !e.gradCast(p).None() { // which has left the sums
+// weightBiasGrad enqueues what weightGrad does, and db(out) (+)= the sum of dy over its rows unless it is summed already.
+func (e *enqueue[A]) weightBiasGrad(dy, x spmd.Buffer[A], p *Linear[A], summed bool) {
+	if summed || !e.gradCast(p).None() { // a copy has left the sums
 		e.weightGrad(dy, x, p)
 		return
 	}
@@ -103,11 +103,21 @@ func (e *enqueue[A]) weightBiasGrad(dy, x spmd.Buffer[A], p *Linear[A]) {
 
 // weightAndSums enqueues both.
 func (e *enqueue[A]) weightAndSums(dy, x spmd.Buffer[A], p *Linear[A]) {
-	sums := p.DB
-	if e.Acc {
-		sums = e.m.sums.Slice(0, p.Out) // a product replaces them
-	}
+	sums := e.sumsOf(p)
 	gemm(e, p.DW, p.Out, p.In, dy, e.N, p.Out, x, e.N, p.In, blas.Options{TransA: true, Accumulate: e.Acc, RowSums: sums.Arg()})
+	e.addSums(p, sums)
+}
+
+// sumsOf is where the sums that are the gradient of a linear's bias go, which replace what is there; addSums enqueues
+// what then is left to do.
+func (e *enqueue[A]) sumsOf(p *Linear[A]) spmd.Buffer[float32] {
+	if e.Acc {
+		return e.m.sums.Slice(0, p.Out)
+	}
+	return p.DB
+}
+
+func (e *enqueue[A]) addSums(p *Linear[A], sums spmd.Buffer[float32]) {
 	if e.Acc {
 		e.AddTo(p.DB, sums)
 	}
@@ -144,9 +154,19 @@ func (e *enqueue[A]) attentionForward(out spmd.Buffer[A], lse spmd.Buffer[float3
 	}
 }
 
-// attentionBackward enqueues dqkv from dout and what attentionForward kept.
-func (e *enqueue[A]) attentionBackward(dqkv, dout, out spmd.Buffer[A], lse spmd.Buffer[float32], qkv spmd.Buffer[A]) {
-	if a := e.attention(); e.Err == nil {
+// attentionBackward enqueues dqkv from dout and what attentionForward kept, and, if it says so, the gradient of the bias
+// of p, which wrote qkv.
+func (e *enqueue[A]) attentionBackward(dqkv, dout, out spmd.Buffer[A], lse spmd.Buffer[float32], qkv spmd.Buffer[A], p *Linear[A]) (summed bool) {
+	a := e.attention()
+	switch {
+	case e.Err != nil:
+		return false
+	case !a.SumsBias() || !e.gradCast(p).None(): // what makes a copy sums too
 		e.Err = a.Backward(e.S, dqkv, dout, out, lse, qkv)
+		return false
 	}
+	sums := e.sumsOf(p)
+	e.Err = a.BackwardBias(e.S, dqkv, sums, dout, out, lse, qkv)
+	e.addSums(p, sums)
+	return true
 }
