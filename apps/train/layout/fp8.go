@@ -4,7 +4,7 @@ import (
 	"fmt"
 )
 
-// Products of 8-bit floats (e4m3): those forward and for the gradients of inputs, while
+// Products of 8-bit floats (E4M3, but the gradient of the logits E5M2): those forward and for the gradients of inputs, while
 // the gradients of weights stay bfloat16. Each operand is cast where it comes to be, by
 // a power of two that the largest value of the step before brings below 256: what grows
 // by less than 1.75 from step to step fits. Weights are cast at the end of a step, by

@@ -89,7 +89,7 @@ func New() *Options {
 func (o *Options) Flags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.model, "model", o.model, "shape of the model: tiny, gpt2, gpt2-medium, gpt2-large or gpt2-xl")
 	fs.StringVar(&o.DType, "dtype", o.DType, "type of the activations: float32, or bfloat16 with float32 weights and gradients (default bfloat16 on a GPU, float32 on the host)")
-	fs.StringVar(&o.FP8, "fp8", o.FP8, "which products of bfloat16 activations, forward and for their gradients, are of 8-bit floats (e4m3), on GPUs from compute capability 8.9 on: off, head, or all")
+	fs.StringVar(&o.FP8, "fp8", o.FP8, "which products of bfloat16 activations, forward and for their gradients, are of 8-bit floats, on GPUs from compute capability 8.9 on: off, head, or all")
 	fs.StringVar(&o.graph, "graph", o.graph, "whether steps are captured once and replayed: auto (on a GPU), on or off")
 	fs.StringVar(&o.shard, "shard", o.shard, "what the ranks share of the training state, so that each needs less memory: off, optimizer (the moments), gradients (them too) or parameters (all)")
 	fs.StringVar(&o.recompute, "recompute", o.recompute, "activations that are computed once more instead of kept, so that there is room for more: off, gelu (those inside the MLPs) or block (all of a layer)")
