@@ -141,7 +141,7 @@ func View[U, T Stored](b Buffer[T]) Buffer[U] {
 	if sizeOf[U]() != sizeOf[T]() {
 		panic(fmt.Sprintf("spmd: View of %v as %v, which is not as large", elem.Of[T](), elem.Of[U]()))
 	}
-	return Buffer[U]{b.blk, b.off, b.n}
+	return Buffer[U](b)
 }
 
 // Free gives the memory back to the pool; a second Free does nothing. Work that
