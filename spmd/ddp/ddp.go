@@ -4,8 +4,9 @@
 //
 // Where the ranks are to share the training state instead of each having all of it, a Partition says which elements each
 // has, a Gatherer gathers parameters when a layer needs them, and a Scatterer reduces gradients to the ranks' parts. A
-// Pipeline divides the layers, as Balance says, and a Norm is that of a gradient of which each rank has a part. Where
-// ranks divide the products inside a layer, Rows says how they share the rows of what lies between.
+// Pipeline divides the layers, as Balance says, and takes as long as its Schedule; a Norm is that of a gradient of which
+// each rank has a part. Where ranks divide the products inside a layer, Rows says how they share the rows of what lies
+// between.
 package ddp
 
 import (

@@ -3,7 +3,6 @@ package ddp
 import (
 	"errors"
 	"math"
-	"slices"
 	"testing"
 	"time"
 
@@ -55,54 +54,8 @@ func gathered(t *testing.T, w *spmd.World, x StageTime) []StageTime {
 	return times
 }
 
-// lengthOf is how long 1F1B takes where messages take no time: a pass begins when its stage has done what comes before it,
-// and its input is there.
-func lengthOf(stages, micro int, times func(stage int) (forward, backward int64)) int64 {
-	type pass struct {
-		stage, micro int
-		back         bool
-	}
-	done, end := map[pass]int64{}, make([]int64, stages)
-	var finish func(x pass) int64
-	finish = func(x pass) int64 {
-		if x.stage < 0 || x.micro < 0 {
-			return 0
-		}
-		if at, ok := done[x]; ok {
-			return at
-		}
-		ahead := min(stages-1-x.stage, micro-1)
-		forward, backward := times(x.stage)
-		var at int64
-		switch {
-		case !x.back && x.micro <= ahead: // after the forward pass before it
-			at = max(finish(pass{x.stage, x.micro - 1, false}), finish(pass{x.stage - 1, x.micro, false})) + forward
-		case !x.back: // after a backward pass
-			at = max(finish(pass{x.stage, x.micro - ahead - 1, true}), finish(pass{x.stage - 1, x.micro, false})) + forward
-		default:
-			before := pass{x.stage, x.micro + ahead, false}
-			if before.micro >= micro {
-				before = pass{x.stage, x.micro - 1, true}
-			}
-			at = finish(before)
-			if x.stage+1 < stages {
-				at = max(at, finish(pass{x.stage + 1, x.micro, true}))
-			}
-			at += backward
-		}
-		done[x] = at
-		end[x.stage] = max(end[x.stage], at)
-		return at
-	}
-	for r := range stages {
-		finish(pass{r, micro - 1, true})
-	}
-	return slices.Max(end)
-}
-
 // Of stages that take a known time each the measured part in which they wait is what it is by the order of the passes: a
-// stage works m·t of the whole, t its time of both. Where the last stage takes longest, or all equally long, m
-// micro-batches take the sum of t and (m - 1) times the last one's.
+// stage works m·t of the whole, t its time of both. The whole is what NewSchedule calculates, and by the closed forms.
 func TestIdle(t *testing.T) {
 	spmdtest.HostOnly(t, "the clock is the test's own")
 	spmdtest.Run(t, []int{1, 2, 3, 4}, func(t *testing.T, w *spmd.World) {
@@ -145,25 +98,23 @@ func TestIdle(t *testing.T) {
 				x, err := p.Time(s)
 				spmdtest.Must(t, err)
 				all := gathered(t, w, x)
-				whole := lengthOf(w.Size(), micro, times)
-				if last := w.Size() - 1; slow < 0 || slow == last {
-					sum := int64(0)
-					for r := range w.Size() {
-						f, b := times(r)
-						sum += f + b
-					}
-					f, b := times(last)
-					if closed := sum + int64(micro-1)*(f+b); whole != closed {
-						t.Fatalf("%d micro-batches, stage %d slow: %d ns, by the closed form %d", micro, slow, whole, closed)
-					}
+				var passes []PassTime
+				for r := range w.Size() {
+					f, b := times(r)
+					passes = append(passes, PassTime{float64(f), float64(b)})
 				}
-				if got := longest(all); got != time.Duration(whole) {
-					t.Errorf("%d micro-batches, stage %d slow: %d ns, want %d", micro, slow, got, whole)
+				calculated := NewSchedule(passes, micro)
+				whole := closedLength(w.Size(), micro, slow, PassTime{100, 200}, PassTime{350, 700})
+				if got := longest(all); float64(got) != whole || calculated.Length != whole {
+					t.Errorf("%d micro-batches, stage %d slow: %d ns, calculated %v, want %v", micro, slow, got, calculated.Length, whole)
+				}
+				if got := float64(x.Whole); got != calculated.Ends[w.Rank()] {
+					t.Errorf("%d micro-batches, stage %d slow: stage %d ends after %v ns, calculated %v", micro, slow, w.Rank(), got, calculated.Ends[w.Rank()])
 				}
 				for r, got := range Idle(all) {
 					f, b := times(r)
-					if want := 1 - float64(int64(micro)*(f+b))/float64(whole); math.Abs(got-want) > 1e-12 {
-						t.Errorf("%d micro-batches, stage %d slow: stage %d waits %v of the time, want %v", micro, slow, r, got, want)
+					if want := 1 - float64(int64(micro)*(f+b))/whole; math.Abs(got-want) > 1e-12 || math.Abs(calculated.Idle[r]-want) > 1e-12 {
+						t.Errorf("%d micro-batches, stage %d slow: stage %d waits %v of the time, calculated %v, want %v", micro, slow, r, got, calculated.Idle[r], want)
 					}
 					if want := p.Bubble(); slow < 0 && math.Abs(got-want) > 1e-12 {
 						t.Errorf("%d micro-batches: stage %d waits %v of the time, Bubble says %v", micro, r, got, want)

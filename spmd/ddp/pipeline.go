@@ -85,10 +85,10 @@ func (p *Pipeline[T]) first() bool { return p.c.Rank() == 0 }
 func (p *Pipeline[T]) last() bool  { return p.c.Rank() == p.c.Size()-1 }
 
 // InFlight returns how many micro-batches this stage has begun and not ended, at most.
-func (p *Pipeline[T]) InFlight() int { return min(p.c.Size()-p.c.Rank(), p.micro) }
+func (p *Pipeline[T]) InFlight() int { return inFlight(p.c.Size(), p.c.Rank(), p.micro) }
 
 // Bubble returns the part of a run's time in which a stage waits, where all stages take equally
-// long and messages no time.
+// long and messages no time. NewSchedule has it for unequal stages.
 func (p *Pipeline[T]) Bubble() float64 {
 	idle := float64(p.c.Size() - 1)
 	return idle / (float64(p.micro) + idle)
@@ -134,15 +134,9 @@ type Task struct {
 
 // Order returns the tasks of this stage in the order in which Run enqueues them.
 func (p *Pipeline[T]) Order() []Task {
-	var tasks []Task
-	ahead := p.InFlight() - 1
-	for i := range p.micro + ahead {
-		if i < p.micro {
-			tasks = append(tasks, Task{i, false})
-		}
-		if i >= ahead {
-			tasks = append(tasks, Task{i - ahead, true})
-		}
+	tasks := make([]Task, 2*p.micro)
+	for k := range tasks {
+		tasks[k] = task(k, p.InFlight()-1, p.micro)
 	}
 	return tasks
 }

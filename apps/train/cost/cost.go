@@ -2,6 +2,7 @@ package cost
 
 import (
 	"lockstep/apps/train/layout"
+	"lockstep/spmd/ddp"
 )
 
 // rates are what one H200 does: besides that of its kernels fitted to whole steps of gpt2 with 64 sequences and with 8.
@@ -76,29 +77,40 @@ func (m Machine) step(r rates, cfg layout.Config, j Job) Estimate {
 	case all == nil:
 		all = layout.StagesOf(cfg, stages, micro, j.Seq)
 	}
-	var slowest Estimate
-	for _, cfg.Stage = range all {
+	// What parts of layers say to each other goes with the passes, in proportion; a message with each pass.
+	low, high, least, most := make([]ddp.PassTime, len(all)), make([]ddp.PassTime, len(all)), make([]float64, len(all)), make([]float64, len(all))
+	for i, stage := range all {
+		cfg.Stage = stage
 		s := m.shareOf(r, cfg, j)
 		e := m.shared(cfg, j, s, micro, here)
 		own := s.layers + s.rest
 		if cfg.Shard.Mode != layout.ShardOff {
 			own /= float64(j.Replicas)
 		}
-		pass, begun := s.forward+s.backward+message, float64(micro+stages-1)
-		e.Low += begun*(pass+s.sums.Low) + own*r.update
-		e.High += begun*(pass+s.sums.High) + own*r.update
-		if e.Low+e.High > slowest.Low+slowest.High {
-			slowest = Estimate{e.Low, e.High, float64(stages-1) * (pass + s.sums.High) / e.High}
-		}
+		low[i], high[i] = s.passes(s.sums.Low, message), s.passes(s.sums.High, message)
+		least[i], most[i] = e.Low+own*r.update, e.High+own*r.update
 	}
+	var e Estimate
+	fast, slow := ddp.NewSchedule(low, micro), ddp.NewSchedule(high, micro)
+	for i := range all { // a stage goes on to its update when it is done
+		e.Low, e.High = max(e.Low, fast.Ends[i]+least[i]), max(e.High, slow.Ends[i]+most[i])
+		e.Bubble += slow.Idle[i] / float64(len(all))
+	}
+	e.Bubble *= slow.Length / e.High
 	if stages > 1 {
 		tied := m.allReduce(4*embeddings(cfg), 2, 1)
 		if j.Replicas*parts*(stages-1) < m.PerNode {
 			tied = m.allReduce(4*embeddings(cfg), 2, 2)
 		}
-		slowest.Low, slowest.High = slowest.Low+tied, slowest.High+tied
+		e.Low, e.High = e.Low+tied, e.High+tied
 	}
-	return slowest
+	return e
+}
+
+// passes are how long those of a micro-batch take, with what is said in both of them, and messages, half of it in each.
+func (s share) passes(sums, message float64) ddp.PassTime {
+	both := s.forward + s.backward
+	return ddp.PassTime{Forward: s.forward + sums*s.forward/both + message/2, Backward: s.backward + sums*s.backward/both + message/2}
 }
 
 // shareOf is what a rank of a stage does.

@@ -89,11 +89,33 @@ func TestStep(t *testing.T) {
 	if parts.High >= alone.Low || parts.Low <= alone.High/5 || parts.Low >= parts.High {
 		t.Errorf("in 5 parts %+v, alone %+v", parts, alone)
 	}
-	// As many micro-batches as stages: nearly half of the time is the bubble; with many it goes.
-	few := step(func(cfg *layout.Config, j *Job) { cfg.Stage.Stages, j.Replicas, j.Batch, j.Global = 8, 1, 1, 8 })
-	many := step(func(cfg *layout.Config, j *Job) { cfg.Stage.Stages, j.Replicas, j.Batch, j.Global = 8, 1, 1, 512 })
-	if few.Bubble < 0.3 || few.Bubble > 0.5 || many.Bubble > 0.03 {
-		t.Errorf("bubbles of %.2f and %.3f", few.Bubble, many.Bubble)
+	// As many micro-batches as stages: nearly half of the time is the bubble; with many what the stages' times differ by.
+	pipeline := func(cfg *layout.Config, j *Job, global int) {
+		cfg.Stage.Stages, j.Replicas, j.Batch, j.Global = 8, 1, 1, global
+		j.Stages = layout.StagesOf(*cfg, 8, global, j.Seq)
+	}
+	few := step(func(cfg *layout.Config, j *Job) { pipeline(cfg, j, 8) })
+	many := step(func(cfg *layout.Config, j *Job) { pipeline(cfg, j, 512) })
+	if few.Bubble < 0.3 || few.Bubble > 0.55 {
+		t.Errorf("a bubble of %.2f", few.Bubble)
+	}
+	sum, most := 0.0, 0.0
+	for _, x := range layout.StagesOf(base, 8, 512, 1024) {
+		cfg := base
+		cfg.Stage = x
+		s := m.shareOf(measured.on(g), cfg, Job{Replicas: 1, Batch: 1, Global: 512, Seq: 1024})
+		sum, most = sum+s.forward+s.backward, max(most, s.forward+s.backward)
+	}
+	if unequal := 1 - sum/8/most; many.Bubble < unequal || many.Bubble > unequal+0.03 {
+		t.Errorf("a bubble of %.3f, of which %.3f by unequal stages", many.Bubble, unequal)
+	}
+	// Where the first of two stages has nearly all layers, a step takes as long as these alone, and one micro-batch in the other.
+	unequal := step(func(cfg *layout.Config, j *Job) {
+		cfg.Stage.Stages, j.Replicas, j.Batch, j.Global = 2, 1, 4, 64
+		j.Stages = []layout.Staging{{Stages: 2, End: 46, Micro: 16}, {Index: 1, Stages: 2, First: 46, End: 48, Micro: 16}}
+	})
+	if unequal.Low <= alone.Low*46/51 || unequal.High >= alone.High {
+		t.Errorf("46 and 2 layers take %g to %g s, all in one stage %g", unequal.Low, unequal.High, alone.High)
 	}
 	if _, ok := Find("Tesla T4"); ok {
 		t.Error("a Tesla T4 is taken for another")

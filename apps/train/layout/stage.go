@@ -41,22 +41,26 @@ func StagesOf(cfg Config, stages, micro, seq int) []Staging {
 	return all
 }
 
-// Idle is the part of a step in which the stages wait, taken together, where messages take no
-// time: at its beginning and end, and where the stages' times differ.
+// Idle is the part of a step in which the stages wait, taken together, where messages take no time: at its beginning and
+// end, and where the stages' times differ. A third of a stage's time is its forward pass.
 func (cfg Config) Idle(seq int) float64 {
 	x := cfg.Stage
 	if x.Stages <= 1 {
 		return 0
 	}
-	slowest, all := 0.0, 0.0
+	var times []ddp.PassTime
 	for i, s := range StagesOf(cfg, x.Stages, x.Micro, seq) {
 		time := float64(s.End-s.First) * cfg.LayerTime(seq) / float64(cfg.Tensor.Parts())
 		if i == x.Stages-1 {
 			time += cfg.HeadTime()
 		}
-		slowest, all = max(slowest, time), all+time
+		times = append(times, ddp.PassTime{Forward: time / 3, Backward: time * 2 / 3})
 	}
-	return 1 - all*float64(x.Micro)/(float64(x.Stages)*slowest*float64(x.Micro+x.Stages-1))
+	idle := 0.0
+	for _, part := range ddp.NewSchedule(times, x.Micro).Idle {
+		idle += part / float64(x.Stages)
+	}
+	return idle
 }
 
 // Own returns which layers this rank has.

@@ -60,19 +60,24 @@ func TestMeasureLayers(t *testing.T) {
 	})
 }
 
-// What is measured decides, and how much the stages wait.
+// What is measured decides, and how much the stages wait. Where the last stage takes longest, m micro-batches take as long
+// as one in both stages, and m - 1 in the last.
 func TestTimes(t *testing.T) {
 	for _, tc := range []struct {
-		head float64
-		want string
-		idle float64
-	}{{0, "4+4", 1. / 2}, {2, "5+3", 1. / 2}, {4, "6+2", 1. / 2}, {100, "7+1", 1 - 108./202/2}} {
-		cfg := layout.Config{Layers: 8, Heads: 4, Channels: 64, SeqMax: 32, Vocab: 300, Stage: layout.Staging{Stages: 2, Micro: 1, Index: 1}, Times: layout.Times{Layer: 1, Head: tc.head}}
+		head  float64
+		micro int
+		want  string
+		idle  float64
+	}{
+		{0, 1, "4+4", 1. / 2}, {2, 1, "5+3", 1. / 2}, {4, 1, "6+2", 1. / 2}, {100, 1, "7+1", 1. / 2},
+		{0, 3, "4+4", 1. / 4}, {4, 3, "6+2", 1. / 4}, {100, 3, "7+1", 1 - 3*108./2/(108+2*101)},
+	} {
+		cfg := layout.Config{Layers: 8, Heads: 4, Channels: 64, SeqMax: 32, Vocab: 300, Stage: layout.Staging{Stages: 2, Micro: tc.micro, Index: 1}, Times: layout.Times{Layer: 1, Head: tc.head}}
 		if got := cfg.Divided(32); got != tc.want {
 			t.Errorf("a head as long as %v layers: %s, want %s", tc.head, got, tc.want)
 		}
 		if got := cfg.Idle(32); math.Abs(got-tc.idle) > 1e-9 {
-			t.Errorf("a head as long as %v layers: %v of the time is lost, want %v", tc.head, got, tc.idle)
+			t.Errorf("a head as long as %v layers, %d micro-batches: %v of the time is lost, want %v", tc.head, tc.micro, got, tc.idle)
 		}
 	}
 }
