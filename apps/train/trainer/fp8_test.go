@@ -78,7 +78,7 @@ func TestFP8Steps(t *testing.T) {
 // Where ranks divide layers, are stages or share the weights a run with 8-bit floats learns as one without, has the same
 // scales on all ranks, the bits of its graph, and those of unshared weights where sums have one order.
 func TestFP8Divided(t *testing.T) {
-	traintest.On8(t, []int{2, 3, 4}, func(t *testing.T, w *spmd.World) {
+	traintest.On8Quickly(t, []int{2, 3, 4}, func(t *testing.T, w *spmd.World) {
 		const steps = 6
 		f := wordTokens(4000)
 		losses := func(cfg Config) (all []float64, exps []int) {
@@ -102,7 +102,7 @@ func TestFP8Divided(t *testing.T) {
 		}
 		for _, level := range []layout.FP8Level{layout.FP8Head, layout.FP8All} {
 			cfg := testConfig(steps)
-			cfg.Half, cfg.Graph, cfg.Model.FP8, cfg.Batch, cfg.GlobalBatch = true, "off", level, 2, 2*w.Size()
+			cfg.Half, cfg.Graph, cfg.Model.FP8, cfg.Seq, cfg.Batch, cfg.GlobalBatch = true, "off", level, 16, 2, 2*w.Size()
 			cfg.Model.Heads, cfg.Model.Channels, cfg.Model.Layers, cfg.Model.Vocab = w.Size(), 16*w.Size(), 4, 203
 			cfg.Rate.Peak, cfg.Rate.Final = 3e-4, 3e-4 // at which rounding does not grow
 			want, wantExps := losses(cfg)
