@@ -152,6 +152,58 @@ func TestFP8RecomputeRecords(t *testing.T) {
 	})
 }
 
+// What is computed once more of an MLP leaves no copy of the GELU's output, which no product takes; with the second product
+// it does.
+func TestFP8RecomputedGELU(t *testing.T) {
+	traintest.On8(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		s, err := w.NewStream("s")
+		traintest.NoError(t, err)
+		const b, seq = 2, 16
+		cfg := layout.Config{Layers: 2, Heads: 2, Channels: 32, SeqMax: seq, Vocab: 300, FP8: layout.FP8All, Recompute: layout.RecomputeGELU}
+		m, err := NewModel[spmd.BF16](w, cfg, b, seq)
+		traintest.NoError(t, err, m.Init(7), m.Refresh(s))
+		in, targets := traintest.TokenBuffer(t, w, traintest.RandomTokens(b*seq, cfg.Vocab, 1)), traintest.TokenBuffer(t, w, traintest.RandomTokens(b*seq, cfg.Vocab, 2))
+		batch := batchOf(t, w, in, targets, b, seq, cfg.Vocab)
+		e := enqueueOn(s, m, batch, false, mode8{casts: true, products: true})
+		e.forward(batch.In)
+		traintest.NoError(t, e.Err, s.Synchronize())
+
+		a, codes := &m.act[0], spmd.View[uint8](m.FP8.Operand)
+		copied, wide := b*seq*cfg.Channels, 4*b*seq*cfg.Channels // of the inputs of both products
+		run := func(enqueue func()) (gelu []spmd.BF16, wrote bool) {
+			t.Helper()
+			traintest.NoError(t, codes.SetAll(0x55), a.gelu.SetAll(spmd.ToBF16(-7)))
+			enqueue()
+			traintest.NoError(t, e.Err, s.Synchronize())
+			return traintest.ValuesOf(t, a.gelu), slices.ContainsFunc(traintest.ValuesOf(t, codes)[copied:wide], func(x uint8) bool { return x != 0x55 })
+		}
+		part := *e
+		want, wrote := run(func() {
+			part.Cast(a.ln2, copied, part.inputCast(&m.par.Layers[0].FC))
+			part.mlpPart(0, true)
+		})
+		if !wrote {
+			t.Error("the second product has no copy to take")
+		}
+		for what, enqueue := range map[string]func(){
+			"the part": func() {
+				part.Cast(a.ln2, copied, part.inputCast(&m.par.Layers[0].FC))
+				part.mlpPart(0, false)
+			},
+			"what backward does": func() { e.again(0, m.emb) },
+		} {
+			got, wrote := run(enqueue)
+			if wrote {
+				t.Errorf("%s: a copy was made that nothing reads", what)
+			}
+			if !slices.Equal(got, want) {
+				t.Errorf("%s: gelu has other bits than forward", what)
+			}
+		}
+		traintest.NoError(t, part.Err, m.Close())
+	})
+}
+
 // Where ranks divide a linear its product forward has the bits of one of all gathered rows, without these being gathered:
 // the copies are. The largest size is that of all rows. Where products are of 16-bit floats the rows are gathered.
 func TestFP8GatheredCopies(t *testing.T) {

@@ -60,12 +60,13 @@ func (e *enqueue[A]) attentionPart(l int, x spmd.Buffer[A]) {
 	e.norm(a.ln2, a.mean2, a.rstd2, a.res2, &p.LN2, e.inputCast(&p.FC))
 }
 
-// mlpPart computes a layer from ln2 on. Unless whole it leaves out the second product, whose result backward does not read.
+// mlpPart computes a layer from ln2 on. Unless whole it leaves out the second product, whose result backward does not read,
+// and the copy for it.
 func (e *enqueue[A]) mlpPart(l int, whole bool) {
 	m, a, p := e.m, &e.m.act[l], &e.m.par.Layers[l]
 	mlp, _ := m.Cfg.Sections(l)
 	e.call(m.around.need, mlp)
-	e.linearGELUOfAll(a.gelu, a.fc, a.ln2, &p.FC, e.inputCast(&p.Proj2))
+	e.linearGELUOfAll(a.gelu, a.fc, a.ln2, &p.FC, &p.Proj2, whole)
 	if whole {
 		e.linearResidual(a.res3, a.gelu, &p.Proj2, a.res2)
 	}

@@ -196,9 +196,13 @@ func (e *enqueue[A]) castGathered(rows spmd.Buffer[A], to kernels.Cast) {
 	}
 }
 
-// linearGELUOfAll enqueues linearGELU of all rows of x(n,in), and the copy of y.
-func (e *enqueue[A]) linearGELUOfAll(y, pre, x spmd.Buffer[A], p *Linear[A], to kernels.Cast) {
-	if !to.None() { // of all rows at once: the copies of x and y take turns in one place
+// linearGELUOfAll enqueues linearGELU of all rows of x(n,in). y is the input of next, and its copy is made where next
+// is to be multiplied.
+func (e *enqueue[A]) linearGELUOfAll(y, pre, x spmd.Buffer[A], p, next *Linear[A], multiplied bool) {
+	if to := e.inputCast(next); !to.None() { // of all rows at once: the copies of x and y take turns in one place
+		if !multiplied {
+			to = kernels.Cast{}
+		}
 		e.linearOfAll(pre, x, p)
 		e.GELU8(y, pre, e.N*p.Out, to)
 		return

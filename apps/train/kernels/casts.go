@@ -140,7 +140,9 @@ var geluKernel8 = spmd.NewKernel("gelu_8", fp8Source, func(a spmd.Args) error {
 		x[i] = v * logistic(v)
 	}
 	RoundAll(y, x)
-	raise8(a, 3, codes8(spmd.ArgSlice[spmd.F8E4M3](a, 1), widened(y), spmd.ArgSlice[float32](a, 2)[0], 0))
+	if codes := spmd.ArgSlice[spmd.F8E4M3](a, 1); len(codes) > 0 {
+		raise8(a, 3, codes8(codes, widened(y), spmd.ArgSlice[float32](a, 2)[0], 0))
+	}
 	return nil
 })
 
@@ -150,7 +152,8 @@ func logistic(x float32) float32 {
 	return float32(1 / (1 + math.Exp(-2*math.Sqrt(2/math.Pi)*(v+0.044715*v*v*v))))
 }
 
-// GELU8 enqueues y = gelu(x), by GPT-2's tanh formula, of the first n elements, and the copy of y.
+// GELU8 enqueues y = gelu(x), by GPT-2's tanh formula, of the first n elements, and the copy of y. The bits of y are the
+// same with the zero Cast, which makes no copy.
 func (e *Launcher[A]) GELU8(y, x spmd.Buffer[A], n int, c Cast) {
 	if e.Err == nil {
 		e.Err = geluKernel8.Launch(e.S, loop8(n), y.Arg(), c.Codes.Arg(), c.Up.Arg(), c.Peak.Arg(), x.Arg(), spmd.I64(n))

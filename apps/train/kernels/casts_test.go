@@ -111,6 +111,17 @@ func TestFP8Kernels(t *testing.T) {
 					t.Fatalf("gelu of %v is %v, want %v", pre[i].Float32(), v.Float32(), want)
 				}
 			}
+			for name, none := range map[string]Cast{"no cast": {}, "a cast without codes": {Up: to.Up, Peak: to.Peak}} {
+				traintest.NoError(t, y.SetAll(spmd.ToBF16(-7)), to.Peak.SetAll(0))
+				e.GELU8(y, preIn, n*c, none)
+				done()
+				if !slices.Equal(traintest.ValuesOf(t, y), got) {
+					t.Errorf("%s of %dx%d: gelu has other bits than with a copy", name, n, c)
+				}
+				if peak := traintest.ValuesOf(t, to.Peak)[0]; peak != 0 {
+					t.Errorf("%s of %dx%d: the largest size is %v, of no copy", name, n, c, peak)
+				}
+			}
 
 			for _, slope := range []bool{false, true} {
 				name := fmt.Sprintf("columns of %dx%d, slope %v", n, c, slope)

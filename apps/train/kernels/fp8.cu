@@ -76,9 +76,10 @@ extern "C" __global__ void __launch_bounds__(256) cast_wide_8(f8e5m2 *codes, con
     cast(codes, up, peak, x, n);
 }
 
+// Without codes only y is written.
 extern "C" __global__ void __launch_bounds__(256)
     gelu_8(bf16 *y, f8e4m3 *codes, const float *up, float *peak, const bf16 *x, long long n) {
-    float scale = *up, top = 0;
+    float scale = codes ? *up : 0, top = 0;
     each_8(x, n, [&](const values &in, long long at) {
         float v[8];
         in.get(v);
@@ -87,10 +88,11 @@ extern "C" __global__ void __launch_bounds__(256)
         values out;
         out.raw = pack(v);
         *(uint4 *)(y + at) = out.raw;
+        if (!codes) return;
         out.get(v);
         top = code8(codes + at, v, scale, top);
     });
-    raise(peak, top);
+    if (codes) raise(peak, top);
 }
 
 // A thread has 8 columns of every gridDim.x-th row of x(n,c), and leaves their sums in the block's row of partial. With
