@@ -28,6 +28,7 @@ func TestFake(t *testing.T) {
 		t.Run("calls in order", callsInOrder)
 		t.Run("graphs", graphs)
 		t.Run("never waited for", neverWaitedFor)
+		t.Run("replays never waited for", replaysNeverWaitedFor)
 		t.Run("failure", failureOfHostFunc)
 		t.Run("closed event", closedEvent)
 	})
@@ -308,6 +309,51 @@ func graphs(t *testing.T) {
 	must(t, good.Failure())
 	must(t, a.End().Wait()) // on which it was captured
 	must(t, g.Close(good))
+}
+
+// A graph does not collect its replays on queues that nobody waits for; what fails in one of them is told of its queue.
+func replaysNeverWaitedFor(t *testing.T) {
+	d := world(t, 1)
+	a, sides := queueOf(t, d, "a"), []*Queue{queueOf(t, d, "b"), queueOf(t, d, "c")}
+	broken := errors.New("broken")
+	fails := false
+	capture, err := exec.NewCapture(d.NewBuilder(), a, nil)
+	must(t, err)
+	c, err := a.Begin(exec.DoFunc)
+	must(t, err)
+	c.Func = func() error {
+		if fails {
+			return broken
+		}
+		return nil
+	}
+	must(t, a.Enqueue(c))
+	g, err := capture.End(true)
+	must(t, err)
+	launch := func(q *Queue) {
+		t.Helper()
+		c, err := q.Begin(exec.DoGraph)
+		must(t, err)
+		c.Graph = g
+		must(t, q.Enqueue(c))
+	}
+	for i := range 10 * pile {
+		launch(sides[i%2])
+		if i%8 == 7 {
+			must(t, d.GPU.Dev.Synchronize()) // which tells no queue anything
+		}
+	}
+	if n := len(g.(*graph).replaying()); n > 4*pile {
+		t.Errorf("%d replays of two queues may be running, want at most %d", n, 4*pile)
+	}
+	must(t, sides[0].End().Wait())
+	fails = true
+	launch(sides[1])
+	must(t, d.GPU.Dev.Synchronize())
+	if err := sides[1].End().Wait(); !errors.Is(err, broken) || !strings.Contains(err.Error(), `stream "c", command enqueued at cuda/fake_test.go:`) {
+		t.Errorf("%v", err)
+	}
+	must(t, g.Close(sides[0].End()))
 }
 
 // What fails on the host fails its queue, and who waits for it learns why; other queues go on.

@@ -120,11 +120,17 @@ func (g *graph) adds(c *exec.Command, call Call) {
 	}
 }
 
-// launched notes a replay, which ends at p.
-func (g *graph) launched(p exec.Point) {
+// launched notes a replay, which ends at p, and returns how many of p's queue may not have run.
+func (g *graph) launched(p exec.Point) (waiting int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.replays = append(slices.DeleteFunc(g.replays, func(o exec.Point) bool { return o.Q.(*Queue).known.Load() >= o.Seq }), p)
+	for _, o := range g.replays {
+		if o.Q == p.Q {
+			waiting++
+		}
+	}
+	return waiting
 }
 
 // replaying returns the replays of which one is running.

@@ -180,6 +180,24 @@ func (q *Queue) at(seq uint64) (*Mark, error) {
 	return m, nil
 }
 
+// keepUp learns how far the GPU has got, and leaves a mark for the next time: where no host waits for the queue nothing
+// else does. The caller holds q.mu.
+func (q *Queue) keepUp() error {
+	for len(q.marks) > 0 {
+		first := q.marks[0]
+		done, err := first.event.Query()
+		if err != nil {
+			return err
+		}
+		if !done {
+			break
+		}
+		q.pass(first.seq)
+	}
+	_, err := q.at(q.tail.Load())
+	return err
+}
+
 // pass drops the marks up to seq, which have been reached. The caller holds q.mu.
 func (q *Queue) pass(seq uint64) {
 	if q.known.Load() < seq {

@@ -269,7 +269,11 @@ func (q *Queue) issue(c *exec.Command, call Call, seq uint64, work unsafe.Pointe
 		return q.hostFunc(c.Func)
 	case exec.DoGraph:
 		g := c.Graph.(*graph)
-		g.launched(exec.Point{Q: q, Seq: seq})
+		if g.launched(exec.Point{Q: q, Seq: seq})%pile == 0 {
+			if err := q.keepUp(); err != nil {
+				return err
+			}
+		}
 		return g.exec.Launch(q.h)
 	default:
 		return call.Issue(q, seq, work)
