@@ -76,56 +76,42 @@ template <> __device__ __forceinline__ f16 from_float<f16>(float x) {
 	return r;
 }
 
+#if __CUDA_ARCH__ >= 900 || __CUDA_ARCH__ == 890 && (__CUDACC_VER_MAJOR__ > 12 || __CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 1)
+#define CONVERTS_TO_EIGHT
+#endif
+
+// round_to_eight rounds x to a float of 8 bits with FRACTION bits of fraction, and that BIAS of the exponent, where the hardware
+// does not. MOST is the code of the largest, which what lies beyond becomes.
+template <uint32_t FRACTION, uint32_t BIAS, uint32_t MOST> SPMD_FN uint32_t round_to_eight(float x) {
+	const uint32_t drop = 23 - FRACTION, first = (127 - BIAS) << 23, shift = first + ((24 - FRACTION) << 23);
+	uint32_t size = __float_as_uint(x) & 0x7fffffffu, sign = __float_as_uint(x) >> 24 & 0x80;
+	if (size > 0x7f800000u) return 0x7f; // NaN
+	if (size >= (MOST << drop) + first) return sign | MOST;
+	// The sum of what is subnormal or zero with a power of two whose last place has its unit is rounded to that.
+	if (size < first + (1u << 23)) return sign | __float_as_uint(__uint_as_float(size) + __uint_as_float(shift)) - shift;
+	return sign | (size - first + (1u << drop - 1) - 1 + (size >> drop & 1)) >> drop;
+}
+
 // e4m3_pair is from_float<f8e4m3> of a and, in the upper half, of b: one conversion for both where the hardware
 // has one. What lies beyond 448 in size, infinities too, becomes 448.
 SPMD_FN uint16_t e4m3_pair(float a, float b) {
-#if __CUDA_ARCH__ >= 900 || __CUDA_ARCH__ == 890 && (__CUDACC_VER_MAJOR__ > 12 || __CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 1)
+#ifdef CONVERTS_TO_EIGHT
 	uint16_t r;
 	asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(r) : "f"(b), "f"(a));
 	return r;
 #else
-	uint32_t r = 0;
-#pragma unroll
-	for (int i = 0; i < 2; i++) {
-		uint32_t x = __float_as_uint(i ? b : a), size = x & 0x7fffffffu, code;
-		if (size > 0x7f800000u) { // NaN
-			code = 0x7f, x = 0;
-		} else if (size >= 0x43e00000u) { // 448
-			code = 0x7e;
-		} else if (size < 0x3c800000u) { // 2^-6: the sum's last place is that of a subnormal
-			code = __float_as_uint(__uint_as_float(size) + 16384.0f) - __float_as_uint(16384.0f);
-		} else {
-			code = (size - (120u << 23) + 0x7ffff + (size >> 20 & 1)) >> 20;
-		}
-		r |= (code | x >> 24 & 0x80) << 8 * i;
-	}
-	return r;
+	return round_to_eight<3, 7, 0x7e>(a) | round_to_eight<3, 7, 0x7e>(b) << 8;
 #endif
 }
 
 // e5m2_pair is e4m3_pair for f8e5m2. What lies beyond 57344 in size becomes 57344.
 SPMD_FN uint16_t e5m2_pair(float a, float b) {
-#if __CUDA_ARCH__ >= 900 || __CUDA_ARCH__ == 890 && (__CUDACC_VER_MAJOR__ > 12 || __CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 1)
+#ifdef CONVERTS_TO_EIGHT
 	uint16_t r;
 	asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(r) : "f"(b), "f"(a));
 	return r;
 #else
-	uint32_t r = 0;
-#pragma unroll
-	for (int i = 0; i < 2; i++) {
-		uint32_t x = __float_as_uint(i ? b : a), size = x & 0x7fffffffu, code;
-		if (size > 0x7f800000u) { // NaN
-			code = 0x7f, x = 0;
-		} else if (size >= 0x47600000u) { // 57344
-			code = 0x7b;
-		} else if (size < 0x38800000u) { // 2^-14: the sum's last place is that of a subnormal
-			code = __float_as_uint(__uint_as_float(size) + 128.0f) - __float_as_uint(128.0f);
-		} else {
-			code = (size - (112u << 23) + 0xfffff + (size >> 21 & 1)) >> 21;
-		}
-		r |= (code | x >> 24 & 0x80) << 8 * i;
-	}
-	return r;
+	return round_to_eight<2, 15, 0x7b>(a) | round_to_eight<2, 15, 0x7b>(b) << 8;
 #endif
 }
 

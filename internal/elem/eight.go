@@ -7,30 +7,34 @@ import "math"
 // Source: Micikevicius et al., FP8 formats for deep learning (2022), table 1; Open Compute Project, OFP8.
 type F8E4M3 uint8
 
-const (
-	maxE4M3 = 0x7e // 448
-	nanE4M3 = 0x7f // as conversions make it
-)
-
 // ToF8E4M3 rounds f to the nearest F8E4M3, ties to even. What lies beyond 448 in size becomes 448, infinities too, with
 // the sign of f; a NaN stays one.
-func ToF8E4M3(f float32) F8E4M3 {
+func ToF8E4M3(f float32) F8E4M3 { return F8E4M3(toEight(f, 3, 7, 0x7e)) }
+
+// nanEight is the NaN that conversions to 8 bits make.
+const nanEight = 0x7f
+
+// toEight rounds f to the nearest float of 8 bits with so many bits of fraction, and that bias of the exponent. most is the
+// code of the largest, which what lies beyond becomes.
+func toEight(f float32, fraction, bias, most uint32) uint8 {
 	bits := math.Float32bits(f)
-	sign := F8E4M3(bits >> 24 & 0x80)
+	sign := uint8(bits >> 24 & 0x80)
 	abs := bits &^ signBit32
+	drop := 23 - fraction       // bits of f's fraction that there is no room for
+	first := (127 - bias) << 23 // what f's exponent has more than the code's
 	switch {
 	case abs > infBits32:
-		return nanE4M3
-	case abs >= math.Float32bits(448):
-		return sign | maxE4M3
-	case abs < (127-6)<<23: // subnormal or zero
-		// Adding 2^14 moves the unit of the last place of a subnormal, 2^-9, to that of the float32, which rounds it.
-		const shift = float32(1 << 14)
-		sum := math.Float32frombits(abs) + shift
-		return sign | F8E4M3(math.Float32bits(sum)-math.Float32bits(shift))
+		return nanEight
+	case abs >= most<<drop+first:
+		return sign | uint8(most)
+	case abs < first+1<<23: // subnormal or zero
+		// The sum with a power of two whose last place has the unit of a subnormal is rounded to that.
+		shift := first + (24-fraction)<<23
+		sum := math.Float32frombits(abs) + math.Float32frombits(shift)
+		return sign | uint8(math.Float32bits(sum)-shift)
 	default:
-		odd := abs >> 20 & 1
-		return sign | F8E4M3((abs-(127-7)<<23+(1<<19-1)+odd)>>20)
+		odd := abs >> drop & 1
+		return sign | uint8((abs-first+1<<(drop-1)-1+odd)>>drop)
 	}
 }
 
@@ -45,7 +49,7 @@ var valuesE4M3 = func() (values [256]float32) {
 			sign = -1
 		}
 		switch {
-		case i&0x7f == nanE4M3:
+		case i&0x7f == nanEight:
 			values[i] = float32(math.NaN())
 		case exp == 0: // units of 2^-9
 			values[i] = float32(math.Copysign(frac*0x1p-9, sign))
@@ -61,32 +65,9 @@ var valuesE4M3 = func() (values [256]float32) {
 // Source: as F8E4M3.
 type F8E5M2 uint8
 
-const (
-	maxE5M2 = 0x7b // 57344
-	nanE5M2 = 0x7f // as conversions make it
-)
-
 // ToF8E5M2 rounds f to the nearest F8E5M2, ties to even. What lies beyond 57344 in size becomes 57344, infinities too,
 // with the sign of f; a NaN stays one.
-func ToF8E5M2(f float32) F8E5M2 {
-	bits := math.Float32bits(f)
-	sign := F8E5M2(bits >> 24 & 0x80)
-	abs := bits &^ signBit32
-	switch {
-	case abs > infBits32:
-		return nanE5M2
-	case abs >= math.Float32bits(57344):
-		return sign | maxE5M2
-	case abs < (127-14)<<23: // subnormal or zero
-		// Adding 2^7 moves the unit of the last place of a subnormal, 2^-16, to that of the float32, which rounds it.
-		const shift = float32(1 << 7)
-		sum := math.Float32frombits(abs) + shift
-		return sign | F8E5M2(math.Float32bits(sum)-math.Float32bits(shift))
-	default:
-		odd := abs >> 21 & 1
-		return sign | F8E5M2((abs-(127-15)<<23+(1<<20-1)+odd)>>21)
-	}
-}
+func ToF8E5M2(f float32) F8E5M2 { return F8E5M2(toEight(f, 2, 15, 0x7b)) }
 
 // Float32 returns the value of x, which float32 holds exactly.
 func (x F8E5M2) Float32() float32 { return F16(uint16(x) << 8).Float32() }

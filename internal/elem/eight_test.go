@@ -59,30 +59,39 @@ func nearestCode(values []float64, x float64) uint8 {
 }
 
 func TestE4M3Rounding(t *testing.T) {
-	values := positiveE4M3()
+	testRounding(t, ToF8E4M3, positiveE4M3(), []float32{448, 449, 464, 480}, 115, 24)
+}
+
+func TestE5M2Rounding(t *testing.T) {
+	testRounding(t, ToF8E5M2, positiveE5M2(), []float32{57344, 57345, 61440, 65536}, 108, 38)
+}
+
+// testRounding compares with the nearest of the values: these, the middles between them and what lies beside, what is at the
+// end and beyond it, and random numbers with so many exponents from one on.
+func testRounding[T F8E4M3 | F8E5M2](t *testing.T, to func(float32) T, values []float64, end []float32, exponent, exponents int) {
 	check := func(x float32) {
 		t.Helper()
-		if want := F8E4M3(nearestCode(values, float64(x))); ToF8E4M3(x) != want {
-			t.Fatalf("%v (%#08x) becomes %#02x, want %#02x", x, math.Float32bits(x), ToF8E4M3(x), want)
+		if want := T(nearestCode(values, float64(x))); to(x) != want {
+			t.Fatalf("%v (%#08x) becomes %#02x, want %#02x", x, math.Float32bits(x), to(x), want)
 		}
 	}
+	inf := float32(math.Inf(1))
 	for i, v := range values[1:] {
 		mid := float32((values[i] + v) / 2)
-		for _, x := range []float32{float32(v), mid, math.Nextafter32(mid, 0), math.Nextafter32(mid, 500)} {
+		for _, x := range []float32{float32(v), mid, math.Nextafter32(mid, 0), math.Nextafter32(mid, inf)} {
 			check(x)
 			check(-x)
 		}
 	}
-	inf := float32(math.Inf(1))
-	for _, x := range []float32{0, float32(math.Copysign(0, -1)), 448, 449, 464, 480, 1e30, inf, -inf, math.MaxFloat32, math.SmallestNonzeroFloat32, 1e-30} {
+	for _, x := range append(end, 0, float32(math.Copysign(0, -1)), 1e30, inf, -inf, math.MaxFloat32, math.SmallestNonzeroFloat32, 1e-30) {
 		check(x)
 	}
-	if got := ToF8E4M3(float32(math.NaN())); got != 0x7f {
+	if got := to(float32(math.NaN())); got != 0x7f {
 		t.Errorf("NaN becomes %#02x", got)
 	}
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 1 << 16 {
-		check(math.Float32frombits(uint32(115+r.IntN(24))<<23 | r.Uint32()&0x807fffff))
+		check(math.Float32frombits(uint32(exponent+r.IntN(exponents))<<23 | r.Uint32()&0x807fffff))
 	}
 }
 
@@ -122,33 +131,5 @@ func TestE5M2Values(t *testing.T) {
 		case size < 0x7c && ToF8E5M2(x.Float32()) != x:
 			t.Errorf("%#02x comes back as %#02x", i, ToF8E5M2(x.Float32()))
 		}
-	}
-}
-
-func TestE5M2Rounding(t *testing.T) {
-	values := positiveE5M2()
-	check := func(x float32) {
-		t.Helper()
-		if want := F8E5M2(nearestCode(values, float64(x))); ToF8E5M2(x) != want {
-			t.Fatalf("%v (%#08x) becomes %#02x, want %#02x", x, math.Float32bits(x), ToF8E5M2(x), want)
-		}
-	}
-	for i, v := range values[1:] {
-		mid := float32((values[i] + v) / 2)
-		for _, x := range []float32{float32(v), mid, math.Nextafter32(mid, 0), math.Nextafter32(mid, 1e6)} {
-			check(x)
-			check(-x)
-		}
-	}
-	inf := float32(math.Inf(1))
-	for _, x := range []float32{0, float32(math.Copysign(0, -1)), 57344, 57345, 61440, 65536, 1e30, inf, -inf, math.MaxFloat32, math.SmallestNonzeroFloat32, 1e-30} {
-		check(x)
-	}
-	if got := ToF8E5M2(float32(math.NaN())); got != 0x7f {
-		t.Errorf("NaN becomes %#02x", got)
-	}
-	r := rand.New(rand.NewPCG(1, 2))
-	for range 1 << 16 {
-		check(math.Float32frombits(uint32(108+r.IntN(38))<<23 | r.Uint32()&0x807fffff))
 	}
 }
