@@ -52,8 +52,13 @@ const MostPower = 126
 // The kernels of products of 8-bit floats, as kernels.go has the others: fp8.cu is what runs
 // on a GPU. Those that make a copy of a tensor beside what they do otherwise are in kernels.go and norms.go.
 
+//go:embed eight.cuh
+var eightSource string
+
 //go:embed fp8.cu
-var fp8Source string
+var fp8CUDA string
+
+var fp8Source = eightSource + fp8CUDA
 
 // powerFor is the exponent of the scale for a largest size, above 0 and finite.
 func powerFor(peak float32) int {

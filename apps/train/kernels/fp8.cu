@@ -1,26 +1,7 @@
-// The kernels on a GPU of products of 8-bit floats; casts.go and scales.go say what they compute. The largest size in a tensor is a
-// maximum, and sums are in an order that depends on the sizes alone: the ranks of a job, and every run, get the same bits.
-#include "spmd.cuh"
-
+// The kernels on a GPU of products of 8-bit floats, behind eight.cuh; casts.go and scales.go say what they compute. The
+// largest size in a tensor is a maximum, and sums are in an order that depends on the sizes alone: the ranks of a job,
+// and every run, get the same bits.
 #define INF __int_as_float(0x7f800000)
-
-// raise makes *peak at least top, which is not negative, of all threads of the block.
-SPMD_FN void raise(float *peak, float top) {
-    top = block_max(top);
-    if (peak && threadIdx.x == 0 && top > *(volatile float *)peak) atomicMax((int *)peak, __float_as_int(top));
-}
-
-// code8 stores 8 values times scale, and returns the largest size of these and of top. A NaN has none.
-template <typename T> SPMD_FN float code8(T *codes, const float (&v)[8], float scale, float top) {
-    float s[8];
-#pragma unroll
-    for (int k = 0; k < 8; k++) {
-        top = fmaxf(top, fabsf(v[k]));
-        s[k] = v[k] * scale;
-    }
-    store8(codes, s);
-    return top;
-}
 
 // values are 8 activations as they lie in memory.
 union values {
@@ -63,7 +44,7 @@ template <typename T> SPMD_FN void cast(T *codes, const float *up, float *peak, 
     each_8(x, n, [&](const values &in, long long at) {
         float v[8];
         in.get(v);
-        top = code8(codes + at, v, scale, top);
+        top = code(codes + at, v, scale, top);
     });
     raise(peak, top);
 }
@@ -90,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(256)
         *(uint4 *)(y + at) = out.raw;
         if (!codes) return;
         out.get(v);
-        top = code8(codes + at, v, scale, top);
+        top = code(codes + at, v, scale, top);
     });
     if (codes) raise(peak, top);
 }
@@ -129,7 +110,7 @@ SPMD_FN void columns_8(bf16 *x, f8e4m3 *codes, const float *up, float *peak, flo
                 *(uint4 *)(x + at) = d[r].raw;
                 d[r].get(v);
             }
-            top = code8(codes + at, v, scale, top);
+            top = code(codes + at, v, scale, top);
 #pragma unroll
             for (int k = 0; k < 8; k++) sum[k] += v[k];
         }
@@ -228,7 +209,7 @@ extern "C" __global__ void __launch_bounds__(256)
         float v[8];
         in.get(v);
         struct __align__(8) { f8e4m3 x[8]; } u;
-        code8(u.x, v, power_of_2(e), 0);
+        code(u.x, v, power_of_2(e), 0);
         *(uint2 *)(codes + m.to + (t.row + r) * m.cols + t.col + c) = *(uint2 *)&u;
 #pragma unroll
         for (int k = 0; k < 8; k++) turned[c + k][r] = u.x[k].bits;

@@ -16,7 +16,7 @@ func Finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
 // which checks nothing that the model settles already. Arrays are
 // row-major; activations and their gradients are of the model's type A, all else is
 // float32. n is the number of tokens b·t, and buffers may be longer than the n rows
-// in use. kernels.cu is what runs on a GPU, after common.cuh; kernels.c has the loops of the host.
+// in use. kernels.cu is what runs on a GPU, after common.cuh and eight.cuh; kernels.c has the loops of the host.
 
 //go:embed common.cuh
 var commonSource string
@@ -24,7 +24,7 @@ var commonSource string
 //go:embed kernels.cu
 var kernelsSource string
 
-var cudaSource = commonSource + kernelsSource
+var cudaSource = commonSource + eightSource + kernelsSource
 
 // Act is the element type of activations and of their gradients.
 type Act interface{ float32 | spmd.BF16 }
