@@ -68,14 +68,18 @@ func propose(o *run.Options, nodes, perNode int, name string) (*run.Planned, err
 // showPlan prints proposals for people.
 func showPlan(w io.Writer, p *run.Planned) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%d parameters on %d x %s with %d GB each; the fastest first\n", p.Params, p.Ranks, p.GPU, p.Memory/1e9)
+	fmt.Fprintf(&b, "%s parameters on %d x %s with %d GB each; the fastest first\n", thousands(float64(p.Params)), p.Ranks, p.GPU, p.Memory/1e9)
 	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	for _, x := range p.Proposals {
 		bubble := ""
 		if x.Bubble > 0 {
 			bubble = fmt.Sprintf("bubble %.0f %%", 100*x.Bubble)
 		}
-		fmt.Fprintf(t, "  %s\t%.1f GB\t%s to %s tokens/s\t%s\n", strings.Join(x.Flags, " "), float64(x.Bytes)/1e9, thousands(x.Low), thousands(x.High), bubble)
+		speed, most := thousands(x.Low), thousands(x.High)
+		if most != speed {
+			speed += " to " + most
+		}
+		fmt.Fprintf(t, "  %s\t%.1f GB\t%s tokens/s\t%s\n", strings.Join(x.Flags, " "), float64(x.Bytes)/1e9, speed, bubble)
 	}
 	if err := t.Flush(); err != nil {
 		return err
@@ -83,17 +87,23 @@ func showPlan(w io.Writer, p *run.Planned) error {
 	if len(p.Proposals) == 0 {
 		b.WriteString("  no way fits: more GPUs are needed, or those with more memory, or a smaller --batch, --seq or model\n")
 	}
-	_, err := io.WriteString(w, strings.ReplaceAll(b.String(), "  \n", "\n"))
-	return err
+	for line := range strings.Lines(b.String()) { // the table pads those without a bubble
+		if _, err := fmt.Fprintln(w, strings.TrimRight(line, " \n")); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // thousands is a number with three digits that count.
 func thousands(x float64) string {
-	switch {
-	case x >= 1e6:
-		return fmt.Sprintf("%.3gM", x/1e6)
-	case x >= 1e3:
-		return fmt.Sprintf("%.3gk", x/1e3)
+	for _, unit := range []struct {
+		size float64
+		name string
+	}{{1e9, "B"}, {1e6, "M"}, {1e3, "k"}} {
+		if x >= 0.9995*unit.size {
+			return fmt.Sprintf("%.3g%s", x/unit.size, unit.name)
+		}
 	}
 	return fmt.Sprintf("%.3g", x)
 }

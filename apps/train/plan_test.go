@@ -14,7 +14,7 @@ func TestPlanCommand(t *testing.T) {
 	besideOthers(t)
 	machine := []string{"plan", "--model", "gpt2-xl", "--gpus-per-node", "4", "--timeout", "9s", "--data", "nowhere"}
 	p := train(t, 0, machine...)
-	if p.Status != 0 || !regexp.MustCompile(`(?m)^\d+ parameters on 4 x H200 with 141 GB each; the fastest first\n  --shard \w+ --batch \d+ --global-batch 512 +\d+\.\d GB +\d+k to \d+k tokens/s$`).MatchString(p.Stdout) {
+	if p.Status != 0 || !regexp.MustCompile(`(?m)^1\.48B parameters on 4 x H200 with 141 GB each; the fastest first\n  --shard \w+ --batch \d+ --global-batch 512 +\d+\.\d GB +\d+k to \d+k tokens/s$`).MatchString(p.Stdout) {
 		t.Errorf("status %d:\n%s%s", p.Status, p.Stdout, p.Stderr)
 	}
 	p = train(t, 0, append(machine, "--format", "json", "--gpu", "A100:40")...)
@@ -33,5 +33,22 @@ func TestPlanCommand(t *testing.T) {
 		if said, more, _ := strings.Cut(p.Stderr, "\n"); p.Status != 2 || more != "" || !strings.Contains(said, want) {
 			t.Errorf("%s: status %d, want one line with %q:\n%s", flags, p.Status, want, p.Stderr)
 		}
+	}
+}
+
+// Three digits, and the next unit where they are rounded up to it.
+func TestThousands(t *testing.T) {
+	for x, want := range map[float64]string{0: "0", 12.34: "12.3", 999.4: "999", 999.6: "1k", 1234: "1.23k", 999_400: "999k", 999_600: "1M", 45_678_000: "45.7M", 1_557_611_200: "1.56B", 174.6e9: "175B"} {
+		if got := thousands(x); got != want {
+			t.Errorf("%v is %q, want %q", x, got, want)
+		}
+	}
+	var b strings.Builder
+	p := run.Planned{GPU: "L4", Memory: 24e9, Ranks: 1, Params: 842_496, Proposals: []run.Proposal{{Flags: []string{"--batch", "4"}, Bytes: 3e9, Low: 1000, High: 1001}, {Flags: []string{"--pp", "2"}, Bytes: 2e9, Low: 900, High: 950, Bubble: 0.126}}}
+	if err := showPlan(&b, &p); err != nil {
+		t.Fatal(err)
+	}
+	if want := "842k parameters on 1 x L4 with 24 GB each; the fastest first\n  --batch 4  3.0 GB  1k tokens/s\n  --pp 2     2.0 GB  900 to 950 tokens/s  bubble 13 %\n"; b.String() != want {
+		t.Errorf("%q, want %q", b.String(), want)
 	}
 }

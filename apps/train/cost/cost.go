@@ -53,12 +53,38 @@ func (e Estimate) Rates(j Job) (low, high float64) {
 // in Stage.Stages.
 func (m Machine) Step(cfg layout.Config, j Job) Estimate { return m.step(measured.on(m.GPU), cfg, j) }
 
+// section is the attention or the MLP of a layer, on a rank that may have a part of it.
+type section struct {
+	forward, backward float64 // seconds of the passes, alone
+	again             float64 // seconds in which backward computes once more what was not kept
+	params            float64 // of its matrices
+}
+
 // share is what a rank does for one micro-batch, and what it has.
 type share struct {
-	forward, backward float64  // seconds of both passes, alone
-	sums              Estimate // of what parts of layers say to each other
-	layers            float64  // parameters of the layers
-	rest              float64  // and of the embeddings
+	sections   []section // in the order of the forward pass
+	head       section
+	sums       Estimate // of what parts of layers say to each other
+	vectors    float64  // parameters of the layers that are no matrices
+	embeddings float64
+}
+
+// work is how long both passes take, alone.
+func (s share) work() float64 {
+	t := s.head.forward + s.head.backward
+	for _, x := range s.sections {
+		t += x.forward + x.backward + x.again
+	}
+	return t
+}
+
+// params are those that the rank has.
+func (s share) params() float64 {
+	n := s.vectors + s.embeddings
+	for _, x := range s.sections {
+		n += x.params
+	}
+	return n
 }
 
 func (m Machine) step(r rates, cfg layout.Config, j Job) Estimate {
@@ -77,46 +103,63 @@ func (m Machine) step(r rates, cfg layout.Config, j Job) Estimate {
 	case all == nil:
 		all = layout.StagesOf(cfg, stages, micro, j.Seq)
 	}
-	// What parts of layers say to each other goes with the passes, in proportion; a message with each pass.
-	low, high, least, most := make([]ddp.PassTime, len(all)), make([]ddp.PassTime, len(all)), make([]float64, len(all)), make([]float64, len(all))
+	fast, slow := make([]times, len(all)), make([]times, len(all))
 	for i, stage := range all {
 		cfg.Stage = stage
 		s := m.shareOf(r, cfg, j)
-		e := m.shared(cfg, j, s, micro, here)
-		own := s.layers + s.rest
+		x := m.among(cfg, j, s, here, j.Replicas*parts*stages > m.PerNode)
+		own := s.params()
 		if cfg.Shard.Mode != layout.ShardOff {
 			own /= float64(j.Replicas)
 		}
-		low[i], high[i] = s.passes(s.sums.Low, message), s.passes(s.sums.High, message)
-		least[i], most[i] = e.Low+own*r.update, e.High+own*r.update
+		// What parts of layers say to each other goes with the passes, in proportion; a message with each pass.
+		work := s.work()
+		fast[i], slow[i] = x.times(1+s.sums.Low/work, true), x.times(1+s.sums.High/work, false)
+		for _, t := range []*times{&fast[i], &slow[i]} {
+			t.forward, t.backward, t.end = t.forward+message/2, t.backward+message/2, t.end+own*r.update
+		}
 	}
 	var e Estimate
-	fast, slow := ddp.NewSchedule(low, micro), ddp.NewSchedule(high, micro)
-	for i := range all { // a stage goes on to its update when it is done
-		e.Low, e.High = max(e.Low, fast.Ends[i]+least[i]), max(e.High, slow.Ends[i]+most[i])
-		e.Bubble += slow.Idle[i] / float64(len(all))
-	}
-	e.Bubble *= slow.Length / e.High
+	e.Low, _ = length(fast, micro)
+	e.High, e.Bubble = length(slow, micro)
 	if stages > 1 {
-		tied := m.allReduce(4*embeddings(cfg), 2, 1)
+		bytes := 4 * embeddings(cfg)
+		if cfg.Shard.Mode != layout.ShardOff {
+			bytes /= float64(j.Replicas)
+		}
+		tied := m.allReduce(bytes, 2, 1)
 		if j.Replicas*parts*(stages-1) < m.PerNode {
-			tied = m.allReduce(4*embeddings(cfg), 2, 2)
+			tied = m.allReduce(bytes, 2, 2)
 		}
 		e.Low, e.High = e.Low+tied, e.High+tied
 	}
 	return e
 }
 
-// passes are how long those of a micro-batch take, with what is said in both of them, and messages, half of it in each.
-func (s share) passes(sums, message float64) ddp.PassTime {
-	both := s.forward + s.backward
-	return ddp.PassTime{Forward: s.forward + sums*s.forward/both + message/2, Backward: s.backward + sums*s.backward/both + message/2}
+// length is how long a step of so many micro-batches takes through stages, and the part of it in which they wait for each other.
+func length(stages []times, micro int) (seconds, bubble float64) {
+	passes := make([]ddp.PassTime, len(stages))
+	for i, t := range stages {
+		passes[i] = ddp.PassTime{Forward: t.forward, Backward: t.backward}
+	}
+	s := ddp.NewSchedule(passes, micro)
+	// A stage that begins later than its first micro-batch comes delays the others; one that is done goes on to its update.
+	late, first := 0.0, 0.0
+	for i, t := range stages {
+		late, first = max(late, t.begin-first), first+t.forward
+		seconds = max(seconds, s.Ends[i]+t.end)
+		bubble += s.Idle[i] / float64(len(stages))
+	}
+	if seconds += late; len(stages) == 1 {
+		return seconds, 0
+	}
+	return seconds, bubble * s.Length / seconds
 }
 
 // shareOf is what a rank of a stage does.
 func (m Machine) shareOf(r rates, cfg layout.Config, j Job) share {
 	rows, C, T := float64(j.Batch*j.Seq), float64(cfg.Channels), float64(j.Seq)
-	layers, parts := float64(cfg.OwnLayers()), float64(cfg.Tensor.Parts())
+	layers, parts := cfg.OwnLayers(), float64(cfg.Tensor.Parts())
 	product := func(weights float64, eight bool) (forward, backward float64) {
 		if t := 2 * rows * weights / r.Products; !eight {
 			return t, 2 * t
@@ -124,36 +167,41 @@ func (m Machine) shareOf(r rates, cfg layout.Config, j Job) share {
 		t8 := 2 * rows * weights / r.products8
 		return t8, t8 + 2*rows*weights/r.Products // the gradients of weights stay bfloat16
 	}
+	eight := cfg.FP8 == layout.FP8All
+	products := r.Products
+	if eight {
+		products = r.products8
+	}
+	flash := rows * T * C / parts / r.Attention
+	beside := rows*C/parts*r.Norm/2 + r.layer/2 // of what is no product, in a half of a layer
+	half := func(weights float64) section {
+		f, b := product(weights/parts, eight)
+		return section{forward: f + beside/3, backward: b + beside*2/3, params: weights / parts}
+	}
+	attn, mlp := half(4*C*C), half(8*C*C)
+	attn.forward, attn.backward = attn.forward+2*flash, attn.backward+5*flash
 	var s share
-	s.forward, s.backward = product(12*C*C*layers/parts, cfg.FP8 == layout.FP8All)
-	flash := rows * T * C * layers / parts / r.Attention
-	norms := rows * C * layers / parts * r.Norm
-	s.forward += 2*flash + norms/3 + layers*r.layer/3
-	s.backward += 5*flash + norms*2/3 + layers*r.layer*2/3
-	if again := max(0, layers-1); again > 0 {
-		products := r.Products
-		if cfg.FP8 == layout.FP8All {
-			products = r.products8
+	for l := range layers {
+		a, b := attn, mlp
+		if cfg.Recomputes(l) {
+			b.again = 2 * rows * 4 * C * C / parts / products
+			if cfg.Recompute == layout.RecomputeBlock {
+				a.again = b.again + 2*flash + 2*beside/3
+			}
 		}
-		switch cfg.Recompute {
-		case layout.RecomputeGELU:
-			s.backward += 2 * rows * 4 * C * C * again / parts / products
-		case layout.RecomputeBlock:
-			s.backward += (2*rows*8*C*C/products+2*rows*T*C/r.Attention+rows*C*r.Norm/3)*again/parts + r.layer*again/3
-		}
+		s.sections = append(s.sections, a, b)
 	}
 	if cfg.Ends() {
 		_, own, _ := cfg.OwnVocab()
 		f, b := product(float64(own)*C, cfg.FP8 != layout.FP8Off)
-		s.forward += f + rows*float64(own)*r.Logit
-		s.backward += b
+		s.head = section{forward: f + rows*float64(own)*r.Logit, backward: b}
 	}
 	if parts > 1 {
 		s.sums = m.sums(r, cfg, rows)
 	}
-	s.layers = layers * (12*C*C/parts + 13*C)
+	s.vectors = float64(layers) * 13 * C
 	if cfg.Embeds() {
-		s.rest = embeddings(cfg)
+		s.embeddings = embeddings(cfg)
 	}
 	return s
 }
@@ -181,12 +229,13 @@ func (m Machine) sums(r rates, cfg layout.Config, rows float64) Estimate {
 			2*beside(3*C*C) + 2*beside(4*C*C)),
 		High: layers * (2*input + 8*one),
 	}
-	if again := layers - 1; again > 0 {
-		switch cfg.Recompute {
-		case layout.RecomputeGELU:
-			e.Low, e.High = e.Low+again*inPieces(input, 4*C*C), e.High+again*input
-		case layout.RecomputeBlock:
-			e.Low, e.High = e.Low+again*(inPieces(input, 3*C*C)+inPieces(one, C*C)+inPieces(input, 4*C*C)), e.High+again*(2*input+one)
+	for l := range cfg.OwnLayers() {
+		switch {
+		case !cfg.Recomputes(l):
+		case cfg.Recompute == layout.RecomputeGELU:
+			e.Low, e.High = e.Low+inPieces(input, 4*C*C), e.High+input
+		default:
+			e.Low, e.High = e.Low+inPieces(input, 3*C*C)+inPieces(one, C*C)+inPieces(input, 4*C*C), e.High+2*input+one
 		}
 	}
 	if cfg.Begins() {
@@ -208,33 +257,6 @@ func (m Machine) sums(r rates, cfg layout.Config, rows float64) Estimate {
 func embeddings(cfg layout.Config) float64 {
 	_, rows, _ := cfg.OwnVocab()
 	return float64((rows + cfg.SeqMax) * cfg.Channels)
-}
-
-// shared is what the replicas say to each other in a step: hidden as far as it can be, and not at all.
-func (m Machine) shared(cfg layout.Config, j Job, s share, micro, here int) Estimate {
-	if j.Replicas == 1 {
-		return Estimate{}
-	}
-	half := func(bytes float64) float64 { return m.allReduce(bytes, j.Replicas, here) / 2 } // a reduce-scatter, or an all-gather
-	behind := func(t, pass float64) float64 { return max(0, t-pass) }
-	own, n := s.layers+s.rest, float64(micro)
-	gradients, weights := half(4*own), half(4*own)
-	var e Estimate
-	switch cfg.Shard.Mode {
-	case layout.ShardOff:
-		e.High = gradients + weights
-		if e.Low = e.High; j.Replicas > here { // else the sum comes all at once, behind the last pass
-			e.Low = behind(e.High, s.backward)
-		}
-	case layout.ShardOptimizer:
-		e = Estimate{Low: behind(gradients, s.backward) + behind(weights, s.forward), High: gradients + weights}
-	case layout.ShardGradients:
-		e = Estimate{Low: n*behind(gradients, s.backward) + behind(weights, s.forward), High: n*gradients + weights}
-	default:
-		layers, kept := half(2*s.layers), half(4*s.rest)
-		e = Estimate{Low: n*(behind(layers, s.forward)+behind(layers+gradients, s.backward)) + kept, High: n*(2*layers+gradients) + kept}
-	}
-	return e
 }
 
 func ceil(a, b int) int { return (a + b - 1) / b }

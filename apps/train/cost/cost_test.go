@@ -104,7 +104,7 @@ func TestStep(t *testing.T) {
 		cfg := base
 		cfg.Stage = x
 		s := m.shareOf(measured.on(g), cfg, Job{Replicas: 1, Batch: 1, Global: 512, Seq: 1024})
-		sum, most = sum+s.forward+s.backward, max(most, s.forward+s.backward)
+		sum, most = sum+s.work(), max(most, s.work())
 	}
 	if unequal := 1 - sum/8/most; many.Bubble < unequal || many.Bubble > unequal+0.03 {
 		t.Errorf("a bubble of %.3f, of which %.3f by unequal stages", many.Bubble, unequal)

@@ -1,0 +1,229 @@
+package cost
+
+import (
+	"slices"
+
+	"lockstep/apps/train/layout"
+)
+
+// use is one use of a section of the layers by a pass.
+type use struct {
+	section int     // that it reads the matrices of; below 0 of none
+	work    float64 // seconds of computation
+	leaves  float64 // seconds in which what it has found goes to other replicas; 0 where nothing goes
+	waits   bool    // what comes behind it waits until all that was to go has gone
+}
+
+// lanes are the two things that go on beside each other on a rank: what it computes, and what goes between the replicas. Each is
+// in the order in which gpt.Sharder, ddp.Gatherer, ddp.Scatterer and ddp.Reducer enqueue it.
+type lanes struct {
+	gather []float64 // seconds in which the weights of a section come; nil where all ranks have them
+	slots  int       // sections that have memory for weights and gradients at a time: section i takes turns with i+slots
+	hides  bool      // one goes on while the other does; else everything is in one order
+}
+
+// ends are when the uses are computed.
+func (x lanes) ends(uses []use) []float64 {
+	compute, wire := 0.0, 0.0
+	send := func(seconds float64) float64 {
+		if wire = max(wire, compute) + seconds; !x.hides {
+			compute = wire
+		}
+		return wire
+	}
+	// When the weights of a use are there, and which use comes next. Weights come as soon as the last use of what has their
+	// memory is computed; they come once for all uses that follow each other in it.
+	came, next := make([]float64, len(uses)), 0
+	before, comes := x.turns(uses)
+	gather := func(done int) {
+		for ; next < len(uses) && (!comes[next] || before[next] < done); next++ {
+			if comes[next] {
+				came[next] = send(x.gather[uses[next].section])
+			}
+		}
+	}
+	left := map[int]float64{} // by slot: when gradients have left it
+	ends := make([]float64, len(uses))
+	gather(0)
+	for k, u := range uses {
+		compute = max(compute, came[k])
+		if u.section >= 0 && u.leaves > 0 {
+			compute = max(compute, left[u.section%x.slots])
+		}
+		compute += u.work
+		gather(k + 1)
+		if u.leaves > 0 {
+			if t := send(u.leaves); u.section >= 0 {
+				left[u.section%x.slots] = t
+			}
+		}
+		if u.waits {
+			compute = max(compute, wire)
+		}
+		ends[k] = compute
+	}
+	return ends
+}
+
+// turns says which use before each had its memory last, -1 if none, and whether its weights have to come.
+func (x lanes) turns(uses []use) (before []int, comes []bool) {
+	before, comes = make([]int, len(uses)), make([]bool, len(uses))
+	last := map[int]int{} // use by slot
+	for k, u := range uses {
+		before[k] = -1
+		if u.section < 0 || x.gather == nil {
+			continue
+		}
+		slot := u.section % x.slots
+		j, met := last[slot]
+		if comes[k] = !met || uses[j].section != u.section; met {
+			before[k] = j
+		}
+		last[slot] = k
+	}
+	return before, comes
+}
+
+// replicas is how the replicas of a stage share their work: how long each message takes.
+type replicas struct {
+	cfg    layout.Config
+	share  share
+	gather []float64 // of the matrices of each section
+	send   []float64 // of their gradients; where every rank updates everything, behind which sections how much goes
+	kept   float64   // of the weights of all else
+	rest   float64   // of the gradients of all else
+}
+
+// Buckets in which gradients go without --shard, in bytes, inside a node and over several.
+// They are those of trainer.
+const (
+	bucketInNode = 1 << 30
+	bucketOver   = 64 << 20
+)
+
+// among is what replicas of a stage, so many of them in a node, say to each other.
+func (m Machine) among(cfg layout.Config, j Job, s share, here int, manyNodes bool) replicas {
+	n := len(s.sections)
+	r := replicas{cfg: cfg, share: s, send: make([]float64, n)}
+	if j.Replicas == 1 {
+		return r
+	}
+	half := func(bytes float64) float64 { return m.allReduce(bytes, j.Replicas, here) / 2 } // a reduce-scatter, or an all-gather
+	mode := cfg.Shard.Mode
+	if mode == layout.ShardOff {
+		most, bytes := float64(bucketInNode), 0.0
+		if manyNodes {
+			most = bucketOver
+		}
+		for i := n - 1; i >= 0; i-- { // as the backward pass goes
+			if bytes += 4 * (s.sections[i].params + s.vectors/float64(n)); bytes >= most {
+				r.send[i], bytes = m.allReduce(bytes, j.Replicas, here), 0
+			}
+		}
+		if bytes += 4 * s.embeddings; bytes > 0 {
+			r.rest = m.allReduce(bytes, j.Replicas, here)
+		}
+		return r
+	}
+	size := 4.0
+	if mode == layout.ShardParameters {
+		size = 2
+	}
+	r.gather = make([]float64, n)
+	for i, x := range s.sections {
+		r.gather[i], r.send[i] = half(size*x.params), half(4*x.params)
+	}
+	r.kept = half(4 * s.vectors)
+	if s.embeddings > 0 {
+		r.kept += half(4 * s.embeddings)
+	}
+	r.rest = r.kept
+	return r
+}
+
+// weightSlots is for how many sections there is memory where ranks share what they have of all: two layers'. It is gpt's.
+const weightSlots = 4
+
+// pass lists the uses of both passes of a micro-batch, slower by a factor. sends says that its gradients go between the replicas.
+func (r replicas) pass(slower float64, sends bool) (forward, backward []use) {
+	s := r.share
+	for i, x := range s.sections {
+		forward = append(forward, use{section: i, work: x.forward * slower})
+	}
+	forward = append(forward, use{section: -1, work: s.head.forward * slower})
+	backward = append(backward, use{section: -1, work: s.head.backward * slower})
+	for l := len(s.sections)/2 - 1; l >= 0; l-- {
+		attn, mlp := s.sections[2*l], s.sections[2*l+1]
+		if mlp.again+attn.again > 0 && r.cfg.Recompute == layout.RecomputeBlock {
+			backward = append(backward, use{section: 2 * l, work: attn.again * slower})
+		}
+		uses := []use{{section: 2*l + 1, work: (mlp.again + mlp.backward) * slower}, {section: 2 * l, work: attn.backward * slower}}
+		for i := range uses {
+			if sends {
+				uses[i].leaves = r.send[uses[i].section]
+			}
+		}
+		backward = append(backward, uses...)
+	}
+	if sends {
+		backward = append(backward, use{section: -1, leaves: r.rest, waits: true})
+	}
+	return forward, backward
+}
+
+// times are how long the passes of a stage take: of any micro-batch, and how much more they take at the beginning and at the
+// end of a step.
+type times struct{ forward, backward, begin, end float64 }
+
+// times are those of passes that are slower by a factor, with what the replicas say to each other beside them where that hides it.
+func (r replicas) times(slower float64, hides bool) times {
+	mode, staged := r.cfg.Shard.Mode, r.cfg.Stage.Stages > 1
+	all := len(r.share.sections) // that have memory of their own
+	both := func(x lanes, sends, going bool) (forward, backward float64) {
+		f, b := r.pass(slower, sends)
+		uses := slices.Concat(f, b)
+		if going { // weights come for the next pass while this one goes on
+			uses = slices.Concat(uses, uses)
+		}
+		ends := x.ends(uses)
+		start, last := 0.0, len(ends)-1
+		if going {
+			start = ends[len(f)+len(b)-1]
+		}
+		middle := ends[last-len(b)]
+		return middle - start, ends[last] - middle
+	}
+	scatters := r.cfg.Shard.ScattersGrads()
+	x := lanes{slots: max(1, all), hides: hides}
+	if scatters {
+		x.slots = weightSlots
+	}
+	var t times
+	switch mode {
+	case layout.ShardOff, layout.ShardOptimizer, layout.ShardGradients:
+		t.forward, t.backward = both(x, scatters, false)
+		_, last := both(x, true, false)
+		t.end = last - t.backward
+	default:
+		x.gather = r.gather
+		t.forward, t.backward = both(x, true, staged)
+	}
+	if r.gather == nil {
+		return t
+	}
+	if t.begin = r.kept; mode == layout.ShardParameters {
+		if first, _ := both(x, true, false); staged {
+			t.begin += first - t.forward
+		}
+		return t
+	}
+	if staged || r.cfg.FP8 != layout.FP8Off { // all weights are there before the first pass
+		for _, g := range r.gather {
+			t.begin += g
+		}
+		return t
+	}
+	first, _ := both(lanes{gather: r.gather, slots: max(1, all), hides: hides}, false, false)
+	t.begin += first - t.forward
+	return t
+}
