@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -200,4 +201,45 @@ func TestWaitLetsMessagesThrough(t *testing.T) {
 		commtest.Must(t, c.AllReduce(one.Ptr(), one.Ptr(), 1, elem.Float64, elem.Sum))
 		one.Same(t, c, commtest.Reduced[float64](2, 1, elem.Sum), "all-reduce")
 	})
+}
+
+// TestDivide: what sums of sums are divided by has the bits of an average that is reduced at once, and of Go's division.
+func TestDivide(t *testing.T) {
+	divides[int8, int32](t, -128, -7, -1, 0, 5, 127)
+	divides[uint8, uint32](t, 0, 1, 5, 255)
+	divides[int32, int32](t, -1<<31, -7, 5, 1<<31-1)
+	divides[uint32, uint32](t, 0, 7, 1<<32-1)
+	divides[int64, int64](t, -1<<63, -7, 5, 1<<63-1)
+	divides[uint64, uint64](t, 0, 7, 1<<64-1)
+	divides[float32, float32](t, -1, 0.1, 7, 1e38)
+	divides[float64, float64](t, -1, 0.1, 7, 1e308)
+}
+
+// divides divides sums in Wide, to which C widens the type and the divisor.
+func divides[T, Wide int8 | uint8 | int32 | uint32 | int64 | uint64 | float32 | float64](t *testing.T, values ...T) {
+	t.Helper()
+	n, ty := 4096, elem.Of[T]() // longer than a block of Reduce
+	for _, ranks := range []int{2, 3, 7} {
+		at := make([]uintptr, ranks)
+		brought, sum, avg := make([][]T, ranks), make([]T, n), make([]T, n)
+		for r := range ranks {
+			brought[r] = make([]T, n)
+			at[r] = uintptr(unsafe.Pointer(&brought[r][0]))
+			for i := range n {
+				if (i+r)%2 == 0 || r == 0 {
+					brought[r][i] = values[i%len(values)]
+				}
+			}
+		}
+		Reduce(unsafe.Pointer(&avg[0]), at, n, ty, elem.Avg)
+		Reduce(unsafe.Pointer(&sum[0]), at, n, ty, elem.Sum)
+		runtime.KeepAlive(brought)
+		whole := slices.Clone(sum)
+		Divide(unsafe.Pointer(&sum[0]), n, ty, ranks)
+		for i := range n {
+			if want := T(Wide(whole[i]) / Wide(ranks)); sum[i] != avg[i] || sum[i] != want {
+				t.Fatalf("%v, %d ranks: %v / %d = %v, in a reduction %v, want %v", ty, ranks, whole[i], ranks, sum[i], avg[i], want)
+			}
+		}
+	}
 }

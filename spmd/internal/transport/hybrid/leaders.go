@@ -147,39 +147,10 @@ func sums(op elem.Op) elem.Op {
 	return op
 }
 
-// divide divides the sums of an average by the number of ranks, with the bits of shm.Reduce.
+// divide divides the sums of an average by the number of ranks.
 func (c *Comm) divide(call *coll.Call, p unsafe.Pointer, n int) {
-	if call.Op != elem.Avg {
-		return
-	}
-	switch size := c.Size(); call.Type {
-	case elem.Int8:
-		divide[int8, int32](p, n, size)
-	case elem.Uint8:
-		divide[uint8, uint32](p, n, size)
-	case elem.Int32:
-		divide[int32, int32](p, n, size)
-	case elem.Uint32:
-		divide[uint32, uint32](p, n, size)
-	case elem.Int64:
-		divide[int64, int64](p, n, size)
-	case elem.Uint64:
-		divide[uint64, uint64](p, n, size)
-	case elem.Float32:
-		divide[float32, float32](p, n, size)
-	case elem.Float64:
-		divide[float64, float64](p, n, size)
-	}
-}
-
-type number interface {
-	int8 | uint8 | int32 | uint32 | int64 | uint64 | float32 | float64
-}
-
-// divide divides n elements in a type that also has the divisor.
-func divide[T, Wide number](p unsafe.Pointer, n, by int) {
-	for i, v := range unsafe.Slice((*T)(p), n) {
-		unsafe.Slice((*T)(p), n)[i] = T(Wide(v) / Wide(by))
+	if call.Op == elem.Avg {
+		shm.Divide(p, n, call.Type, c.Size())
 	}
 }
 
