@@ -216,7 +216,7 @@ func scan[T Elem](c Comm, kind coll.Kind, dst, src Buffer[T], op Op) error {
 // Source: mpi.h, MPI_Send; nccl.h, ncclSend.
 func Send[T Elem](c Comm, src Buffer[T], to int) error {
 	if c.c.Plain(c.s, src.blk, to) {
-		return c.c.SendPlain(src.addr(), src.n, elem.Of[T](), to)
+		return c.c.Message(coll.Send, src.addr(), src.n, elem.Of[T](), to)
 	}
 	if to == None {
 		return c.c.LeaveOut(c.s, "Send", src.blk, nil)
@@ -233,7 +233,7 @@ func Send[T Elem](c Comm, src Buffer[T], to int) error {
 // Source: mpi.h, MPI_Recv; nccl.h, ncclRecv.
 func Recv[T Elem](c Comm, dst Buffer[T], from int) error {
 	if c.c.Plain(c.s, dst.blk, from) {
-		return c.c.RecvPlain(dst.addr(), dst.n, elem.Of[T](), from)
+		return c.c.Message(coll.Recv, dst.addr(), dst.n, elem.Of[T](), from)
 	}
 	if from == None {
 		return c.c.LeaveOut(c.s, "Recv", dst.blk, nil)

@@ -187,42 +187,25 @@ func (c *Comm) Plain(s *Stream, b *exec.Block, peer int) bool {
 		c.r.has(b) && !c.routes.OnDevice() && c.r.capturing.Load() == 0 && !exec.HostFuncRuns()
 }
 
-// SendPlain sends what is Plain.
-func (c *Comm) SendPlain(src unsafe.Pointer, n int, t elem.Type, to int) error {
+// Message makes a Plain message, a Send from p or a Recv to it.
+func (c *Comm) Message(k coll.Kind, p unsafe.Pointer, n int, t elem.Type, peer int) error {
 	order := c.r.Order
 	if err := order.Enter(order.Take(1)); err != nil {
 		return err
 	}
-	c.recorder.BeginMessage(coll.Send, t, to, n)
-	c.traceMessage(coll.Send, t, to, n)
-	err := c.host.Send(src, n, t, to)
+	m := coll.Call{Kind: k, Type: t, Root: int32(peer), N: n}
+	if k == coll.Send {
+		m.Src = p
+	} else {
+		m.Dst = p
+	}
+	c.recorder.BeginMessage(k, t, peer, n)
+	c.trace.Begin(c.r.Calls, &m, nil)
+	err := makeOnHost(c.host, &m)
 	c.trace.End()
 	c.recorder.Leave()
 	order.Leave()
 	return err
-}
-
-// RecvPlain receives what is Plain.
-func (c *Comm) RecvPlain(dst unsafe.Pointer, n int, t elem.Type, from int) error {
-	order := c.r.Order
-	if err := order.Enter(order.Take(1)); err != nil {
-		return err
-	}
-	c.recorder.BeginMessage(coll.Recv, t, from, n)
-	c.traceMessage(coll.Recv, t, from, n)
-	err := c.host.Recv(dst, n, t, from)
-	c.trace.End()
-	c.recorder.Leave()
-	order.Leave()
-	return err
-}
-
-// traceMessage begins a message on the host. The caller is in its turn in MPI.
-func (c *Comm) traceMessage(kind coll.Kind, t elem.Type, peer, n int) {
-	if c.trace != nil {
-		m := coll.Call{Kind: kind, Type: t, Root: int32(peer), N: n}
-		c.trace.Begin(c.r.Calls, &m, nil)
-	}
 }
 
 // LeaveOut is a message that has no other end: it refuses what any message refuses.

@@ -5,13 +5,10 @@ package hybrid
 import (
 	"cmp"
 	"hash/fnv"
-	"runtime"
 	"slices"
 	"unsafe"
 
-	"lockstep/cuda"
 	"lockstep/cudampi"
-	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/transport"
@@ -21,6 +18,7 @@ import (
 // Comm is a communicator, on one of its ranks. It is a transport.Host, used by one goroutine at a time.
 type Comm struct {
 	*layout
+	transport.Calls
 	open     *opened
 	id       uint64 // the same on all its ranks
 	rank     int
@@ -79,7 +77,14 @@ func newComm(o *opened, id uint64, processes []int, rank int, local *inproc.Comm
 	}
 	l.mine = l.place[rank].process
 	l.orderly = slices.IsSortedFunc(l.place, func(a, b place) int { return cmp.Compare(a.process, b.process) })
-	return &Comm{layout: l, open: o, id: id, rank: rank, local: local}
+	return l.comm(o, id, rank, local)
+}
+
+// comm is a communicator of these ranks, on one of them.
+func (l *layout) comm(o *opened, id uint64, rank int, local *inproc.Comm) *Comm {
+	c := &Comm{layout: l, open: o, id: id, rank: rank, local: local}
+	c.Of = c
+	return c
 }
 
 // Rank returns this rank's number.
@@ -104,7 +109,7 @@ func (c *Comm) Dup() (transport.Host, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Comm{layout: c.layout, open: c.open, id: c.derived(-1), rank: c.rank, local: local.(*inproc.Comm)}, nil
+	return c.layout.comm(c.open, c.derived(-1), c.rank, local.(*inproc.Comm)), nil
 }
 
 // SplitShared implements transport.Host.
@@ -147,24 +152,8 @@ func (c *Comm) split(all []asked) (transport.Host, error) {
 	return newComm(c.open, c.derived(int(mine.color)), processes, rank, local.(*inproc.Comm)), nil
 }
 
-// Slow implements transport.Host.
-func (c *Comm) Slow() error { return nil }
-
-// Close implements transport.Host. It waits for nobody.
-func (c *Comm) Close() error { return nil }
-
 // Abort implements transport.Host.
 func (c *Comm) Abort(status int) { cudampi.Abort(status) }
-
-// WaitStream implements transport.Host.
-func (c *Comm) WaitStream(s *cuda.Stream) error {
-	for {
-		if done, err := s.Query(); done || err != nil {
-			return err
-		}
-		runtime.Gosched()
-	}
-}
 
 // Name implements transport.Transport.
 func (c *Comm) Name() string { return "hybrid" }
@@ -172,48 +161,5 @@ func (c *Comm) Name() string { return "hybrid" }
 // Caps implements transport.Transport: those of the ranks of a process.
 func (c *Comm) Caps() *transport.Caps { return c.local.Caps() }
 
-// Scratch implements transport.Transport.
-func (c *Comm) Scratch(int) int { return 0 }
-
-// Do implements transport.Transport.
-func (c *Comm) Do(_ transport.Queue, call coll.Call) error { return c.Make(&call) }
-
-// AllReduce is cudampi.Comm.AllReduce.
-func (c *Comm) AllReduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
-	return c.Make(&coll.Call{Kind: coll.AllReduce, Dst: dst, Src: src, N: n, Type: t, Op: op})
-}
-
-// Broadcast is cudampi.Comm.Broadcast.
-func (c *Comm) Broadcast(buf unsafe.Pointer, n int, t elem.Type, root int) error {
-	return c.Make(&coll.Call{Kind: coll.Broadcast, Dst: buf, N: n, Type: t, Root: int32(root)})
-}
-
-// BroadcastID implements transport.Host.
-func (c *Comm) BroadcastID(id *[128]byte, root int) error {
-	return c.Broadcast(unsafe.Pointer(id), len(id), elem.Uint8, root)
-}
-
-// AllGather is cudampi.Comm.AllGather.
-func (c *Comm) AllGather(dst, src unsafe.Pointer, n int, t elem.Type) error {
-	return c.Make(&coll.Call{Kind: coll.AllGather, Dst: dst, Src: src, N: n, Type: t})
-}
-
-// AllGatherV is cudampi.Comm.AllGatherV.
-func (c *Comm) AllGatherV(dst, src unsafe.Pointer, counts []int, t elem.Type) error {
-	return c.Make(&coll.Call{Kind: coll.AllGatherV, Dst: dst, Src: src, Counts: counts, Type: t})
-}
-
-// Send is cudampi.Comm.Send.
-func (c *Comm) Send(src unsafe.Pointer, n int, t elem.Type, to int) error {
-	return c.Make(&coll.Call{Kind: coll.Send, Src: src, N: n, Type: t, Root: int32(to)})
-}
-
-// Recv is cudampi.Comm.Recv.
-func (c *Comm) Recv(dst unsafe.Pointer, n int, t elem.Type, from int) error {
-	return c.Make(&coll.Call{Kind: coll.Recv, Dst: dst, N: n, Type: t, Root: int32(from)})
-}
-
 // failed is the error of a call on this rank.
-func (c *Comm) failed(call *coll.Call, err error) error {
-	return &ccall.Error{Op: call.String(), Rank: c.rank, At: ccall.At(), Err: err}
-}
+func (c *Comm) failed(call *coll.Call, err error) error { return transport.Failed(call, c.rank, err) }

@@ -1,35 +1,18 @@
 package hybrid
 
 import (
-	"errors"
-	"fmt"
 	"unsafe"
 
 	"lockstep/internal/elem"
 	"lockstep/internal/shm"
 	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/transport"
 )
-
-// what is what processes that exchange something have to have called.
-func what(call *coll.Call) uint64 {
-	return uint64(call.Kind) | uint64(call.Type)<<8 | uint64(call.Op)<<16 | uint64(uint32(call.Root))<<32
-}
-
-// count is what all ranks of a call bring alike.
-func count(call *coll.Call) (n int) {
-	if len(call.Counts) == 0 {
-		return call.N
-	}
-	for _, k := range call.Counts {
-		n = n*31 + k // counts that differ give another number, but for accidents
-	}
-	return n
-}
 
 // give begins to send bytes to the leader of another process. They must stay as they are until given.
 func (c *Comm) give(call *coll.Call, process int, src unsafe.Pointer, bytes int) error {
 	at := address{comm: c.id, turn: c.turn, from: int32(c.mine), to: int32(process)}
-	return c.send(call, c.process[process], at, what(call), count(call), src, bytes)
+	return c.send(call, c.process[process], at, transport.What(call), transport.Alike(call), src, bytes)
 }
 
 // send begins to send a message to another process, which is over when given.
@@ -75,8 +58,6 @@ func (c *Comm) takeDiffers(call *coll.Call) error {
 	return c.failed(call, err)
 }
 
-var errDiffer = errors.New("the ranks have called different things, or with different lengths")
-
 // get returns what the leader of another process has given, until released. A long one may lie at dst, where that is not nil.
 // One of another call, or of another length, is no data: the rounds go on, so that nobody waits for this leader, and given
 // returns the error.
@@ -85,12 +66,11 @@ func (c *Comm) get(call *coll.Call, process int, dst unsafe.Pointer, bytes int) 
 	if m, err = c.open.post.receive(&c.wanted); err != nil {
 		return nil, nil, c.failed(call, err)
 	}
-	if m.what == what(call) && m.n == int64(count(call)) && len(m.data) == bytes {
+	if m.what == transport.What(call) && m.n == int64(transport.Alike(call)) && len(m.data) == bytes {
 		return m, unsafe.Pointer(unsafe.SliceData(m.data)), nil
 	}
 	if c.differs == nil {
-		its := coll.Call{Kind: coll.Kind(m.what), Type: elem.Type(m.what >> 8), Op: elem.Op(m.what >> 16), Root: int32(m.what >> 32), N: int(m.n)}
-		c.differs = fmt.Errorf("%w: rank %d brought %v", errDiffer, c.members[process][0], &its)
+		c.differs = transport.Differs(c.members[process][0], m.what, int(m.n))
 	}
 	return m, nil, nil
 }

@@ -1,7 +1,6 @@
 package hybrid
 
 import (
-	"errors"
 	"fmt"
 	"unsafe"
 
@@ -11,13 +10,7 @@ import (
 
 // Group implements transport.Transport: all messages that are sent are on their way before one is waited for.
 func (c *Comm) Group(_ transport.Queue, cs []coll.Call, _ unsafe.Pointer) error {
-	c.list = c.list[:0]
-	for i := range cs {
-		cs[i].Messages(func(m coll.Call) bool {
-			c.list = append(c.list, m)
-			return true
-		})
-	}
+	c.list = transport.AppendMessages(c.list[:0], cs)
 	return c.exchange(c.list)
 }
 
@@ -29,7 +22,7 @@ func (c *Comm) exchange(list []coll.Call) (failure error) {
 		}
 	}
 	for i := range list {
-		if err := c.peer(&list[i]); err != nil {
+		if err := transport.CheckPeer(&list[i], c.rank, c.Size()); err != nil {
 			return err
 		}
 	}
@@ -81,14 +74,6 @@ func (c *Comm) receiveAt(m *coll.Call, at address) error {
 	}
 	if data := unsafe.Pointer(unsafe.SliceData(got.data)); data != m.Dst {
 		copy(bytesAt(m.Dst, bytes), got.data)
-	}
-	return nil
-}
-
-// peer refuses a message with no rank.
-func (c *Comm) peer(m *coll.Call) error {
-	if uint(m.Root) >= uint(c.Size()) {
-		return c.failed(m, errors.New("there is no such rank"))
 	}
 	return nil
 }

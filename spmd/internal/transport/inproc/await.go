@@ -30,8 +30,15 @@ type patience struct {
 // the other has written takes the line of the cache away from it, and is in vain.
 func (p *patience) pause() {
 	if p.spins > fewSpins {
-		for range pauses {
-		}
+		linger()
+	}
+}
+
+// linger is a function of its own, whose beginning is aligned: inside of another the time of the loop depends on where it lies.
+//
+//go:noinline
+func linger() {
+	for range pauses {
 	}
 }
 

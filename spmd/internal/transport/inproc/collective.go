@@ -1,14 +1,12 @@
 package inproc
 
 import (
-	"errors"
-	"fmt"
+	"slices"
 	"unsafe"
 
-	"lockstep/internal/ccall"
-	"lockstep/internal/elem"
 	"lockstep/internal/shm"
 	"lockstep/spmd/internal/coll"
+	"lockstep/spmd/internal/transport"
 )
 
 // messagesOnly has an AllToAllV made of messages: what ranks give each other only two of them know.
@@ -87,7 +85,7 @@ func (r *Comm) meet(c *coll.Call, n int, src unsafe.Pointer, bytes int) error {
 	r.meetings++
 	now := r.meetings
 	mine := &r.g.desks[r.rank][now%posts]
-	call := uint64(c.Kind) | uint64(c.Type)<<8 | uint64(c.Op)<<16 | uint64(uint32(c.Root))<<32
+	call := transport.What(c)
 	mine.call, mine.n, mine.src = call, n, src
 	copy(mine.data[:bytes], bytesAt(src, bytes))
 	mine.meeting.Store(now)
@@ -111,18 +109,13 @@ func (r *Comm) meet(c *coll.Call, n int, src unsafe.Pointer, bytes int) error {
 	}
 	if differs >= 0 {
 		o := &r.g.desks[differs][now%posts]
-		its := coll.Call{Kind: coll.Kind(o.call), Type: elem.Type(o.call >> 8), Op: elem.Op(o.call >> 16), Root: int32(o.call >> 32), N: o.n}
-		return r.failed(c, fmt.Errorf("%w: rank %d brought %v", errDiffer, differs, &its))
+		return r.failed(c, transport.Differs(differs, o.call, o.n))
 	}
 	return nil
 }
 
-var errDiffer = errors.New("the ranks have called different things, or with different lengths")
-
 // failed is the error of a call on this rank.
-func (r *Comm) failed(c *coll.Call, err error) error {
-	return &ccall.Error{Op: c.String(), Rank: r.rank, At: ccall.At(), Err: err}
-}
+func (r *Comm) failed(c *coll.Call, err error) error { return transport.Failed(c, r.rank, err) }
 
 // Meet waits until all ranks have brought the same call, which another transport makes, each with memory for the others. They
 // may use it until the next meeting.
@@ -150,17 +143,12 @@ func onDesk(bytes int, short bool) int {
 	return 0
 }
 
-// parts returns a number for the counts of a call, and its elements.
-func parts(c *coll.Call, size int) (n, whole, longest int) {
+// parts returns the elements of all parts of a call, and of its longest.
+func parts(c *coll.Call, size int) (whole, longest int) {
 	if len(c.Counts) == 0 {
-		return c.N, size * c.N, c.N
+		return size * c.N, c.N
 	}
-	for _, k := range c.Counts {
-		n = n*31 + k // counts that differ give another number, but for accidents
-		whole += k
-		longest = max(longest, k)
-	}
-	return n, whole, longest
+	return coll.Sum(c.Counts), slices.Max(c.Counts)
 }
 
 // partOf is where the part of a rank begins, and how many elements it has. Nothing begins at 0.
@@ -263,8 +251,8 @@ func (r *Comm) over(c *coll.Call, n int, short bool) error {
 }
 
 func (r *Comm) gather(c *coll.Call) error {
-	n, _, longest := parts(c, r.size)
-	size := c.Type.Size()
+	n, size := transport.Alike(c), c.Type.Size()
+	_, longest := parts(c, r.size)
 	short := longest*size <= inline
 	_, own := partOf(c, r.rank)
 	if err := r.meet(c, n, c.Src, onDesk(own*size, short)); err != nil {
@@ -287,8 +275,8 @@ func (r *Comm) gather(c *coll.Call) error {
 }
 
 func (r *Comm) scatter(c *coll.Call) error {
-	n, whole, _ := parts(c, r.size)
-	size := c.Type.Size()
+	n, size := transport.Alike(c), c.Type.Size()
+	whole, _ := parts(c, r.size)
 	short, gives := whole*size <= inline, 0
 	if r.rank == int(c.Root) {
 		gives = onDesk(whole*size, short)
@@ -305,8 +293,8 @@ func (r *Comm) scatter(c *coll.Call) error {
 
 // reduceParts makes a ReduceScatter or a ReduceScatterV.
 func (r *Comm) reduceParts(c *coll.Call) error {
-	n, whole, _ := parts(c, r.size)
-	size := c.Type.Size()
+	n, size := transport.Alike(c), c.Type.Size()
+	whole, _ := parts(c, r.size)
 	short := whole*size <= inline
 	if err := r.meet(c, n, c.Src, onDesk(whole*size, short)); err != nil {
 		return err

@@ -4,13 +4,11 @@ package inproc
 
 import (
 	"cmp"
-	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"unsafe"
 
-	"lockstep/cuda"
 	"lockstep/internal/elem"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/transport"
@@ -71,7 +69,8 @@ type Comm struct {
 	staged     []byte // operands of a call in place
 	sources    []unsafe.Pointer
 	messages   []coll.Call
-	_          line
+	transport.Calls
+	_ line
 }
 
 // line is a line of the cache.
@@ -80,7 +79,9 @@ type line [64]byte
 func newComm(g *group, rank int) *Comm {
 	n := len(g.members)
 	sources := make([]unsafe.Pointer, n, max(n, len(line{})/8)) // as much as a line
-	return &Comm{g: g, team: g.team, rank: rank, size: n, sources: sources, patience: patience{spins: g.team.spins}}
+	r := &Comm{g: g, team: g.team, rank: rank, size: n, sources: sources, patience: patience{spins: g.team.spins}}
+	r.Of = r
+	return r
 }
 
 // Rank returns this rank's number.
@@ -134,24 +135,8 @@ func (g *group) part(p part, members []int) *group {
 	return m.g
 }
 
-// Slow implements transport.Host.
-func (r *Comm) Slow() error { return nil }
-
-// Close implements transport.Host. It waits for nobody.
-func (r *Comm) Close() error { return nil }
-
 // Abort implements transport.Host: this process is all there is.
 func (r *Comm) Abort(int) {}
-
-// WaitStream implements transport.Host.
-func (r *Comm) WaitStream(s *cuda.Stream) error {
-	for {
-		if done, err := s.Query(); done || err != nil {
-			return err
-		}
-		runtime.Gosched()
-	}
-}
 
 // Name implements transport.Transport.
 func (r *Comm) Name() string { return "inproc" }
@@ -164,44 +149,3 @@ var caps = transport.Caps{Library: coll.Library{Kinds: kinds}, Host: true, Order
 
 // Caps implements transport.Transport.
 func (r *Comm) Caps() *transport.Caps { return &caps }
-
-// Scratch implements transport.Transport.
-func (r *Comm) Scratch(int) int { return 0 }
-
-// Do implements transport.Transport.
-func (r *Comm) Do(_ transport.Queue, c coll.Call) error { return r.Make(&c) }
-
-// AllReduce is cudampi.Comm.AllReduce.
-func (r *Comm) AllReduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
-	return r.Make(&coll.Call{Kind: coll.AllReduce, Dst: dst, Src: src, N: n, Type: t, Op: op})
-}
-
-// Broadcast is cudampi.Comm.Broadcast.
-func (r *Comm) Broadcast(buf unsafe.Pointer, n int, t elem.Type, root int) error {
-	return r.Make(&coll.Call{Kind: coll.Broadcast, Dst: buf, N: n, Type: t, Root: int32(root)})
-}
-
-// BroadcastID implements transport.Host.
-func (r *Comm) BroadcastID(id *[128]byte, root int) error {
-	return r.Broadcast(unsafe.Pointer(id), len(id), elem.Uint8, root)
-}
-
-// AllGather is cudampi.Comm.AllGather.
-func (r *Comm) AllGather(dst, src unsafe.Pointer, n int, t elem.Type) error {
-	return r.Make(&coll.Call{Kind: coll.AllGather, Dst: dst, Src: src, N: n, Type: t})
-}
-
-// AllGatherV is cudampi.Comm.AllGatherV.
-func (r *Comm) AllGatherV(dst, src unsafe.Pointer, counts []int, t elem.Type) error {
-	return r.Make(&coll.Call{Kind: coll.AllGatherV, Dst: dst, Src: src, Counts: counts, Type: t})
-}
-
-// Send is cudampi.Comm.Send. It waits for nobody.
-func (r *Comm) Send(src unsafe.Pointer, n int, t elem.Type, to int) error {
-	return r.send(&coll.Call{Kind: coll.Send, Src: src, N: n, Type: t, Root: int32(to)})
-}
-
-// Recv is cudampi.Comm.Recv.
-func (r *Comm) Recv(dst unsafe.Pointer, n int, t elem.Type, from int) error {
-	return r.receive(&coll.Call{Kind: coll.Recv, Dst: dst, N: n, Type: t, Root: int32(from)})
-}

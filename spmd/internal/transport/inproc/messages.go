@@ -1,7 +1,6 @@
 package inproc
 
 import (
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -65,13 +64,7 @@ func (r *Comm) box(from, to int) *box { return &r.g.boxes[from*r.size+to] }
 
 // Group implements transport.Transport: all messages that are sent are on their way before one is waited for.
 func (r *Comm) Group(_ transport.Queue, cs []coll.Call, _ unsafe.Pointer) error {
-	r.messages = r.messages[:0]
-	for i := range cs {
-		cs[i].Messages(func(m coll.Call) bool {
-			r.messages = append(r.messages, m)
-			return true
-		})
-	}
+	r.messages = transport.AppendMessages(r.messages[:0], cs)
 	return r.start(r.messages)
 }
 
@@ -96,7 +89,7 @@ func (r *Comm) start(messages []coll.Call) error {
 }
 
 func (r *Comm) send(c *coll.Call) error {
-	if err := r.peer(c); err != nil {
+	if err := transport.CheckPeer(c, r.rank, r.size); err != nil {
 		return err
 	}
 	r.box(r.rank, int(c.Root)).put(bytesAt(c.Src, c.N*c.Type.Size()))
@@ -105,7 +98,7 @@ func (r *Comm) send(c *coll.Call) error {
 }
 
 func (r *Comm) receive(c *coll.Call) error {
-	if err := r.peer(c); err != nil {
+	if err := transport.CheckPeer(c, r.rank, r.size); err != nil {
 		return err
 	}
 	from := int(c.Root)
@@ -119,13 +112,5 @@ func (r *Comm) receive(c *coll.Call) error {
 		return r.failed(c, fmt.Errorf("message from rank %d has %d bytes, %d (%d %v elements) expected", from, len(m), want, c.N, c.Type))
 	}
 	copy(bytesAt(c.Dst, len(m)), m)
-	return nil
-}
-
-// peer refuses a message with no rank.
-func (r *Comm) peer(c *coll.Call) error {
-	if uint(c.Root) >= uint(r.size) {
-		return r.failed(c, errors.New("there is no such rank"))
-	}
 	return nil
 }

@@ -101,13 +101,7 @@ func (t *Transport) Group(q transport.Queue, cs []coll.Call, _ unsafe.Pointer) e
 	if len(cs) == 0 {
 		return nil
 	}
-	var list []coll.Call
-	for i := range cs {
-		cs[i].Messages(func(m coll.Call) bool {
-			list = append(list, m)
-			return true
-		})
-	}
+	list := transport.AppendMessages(nil, cs)
 	return t.hand(q, func(s *cuda.Stream) error { return t.exchange(s, list) })
 }
 
