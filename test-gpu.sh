@@ -1,7 +1,8 @@
 #!/bin/sh
 # Runs the tests on this machine's GPUs: all programs that `make test-gpu` built
 # into bin/test, each in its package's folder, on 1 rank, on 2, up to one rank per GPU, with as many GPUs visible as
-# there are ranks; those of packages that see to ranks themselves once. It needs no Go.
+# there are ranks. Packages that need no ranks run once, and those whose ranks may share a GPU on 1 to 5 ranks. All of
+# these see all GPUs. It needs no Go.
 #
 #   ./test-gpu.sh [FOLDER]     full logs go to FOLDER (default: a new one in /tmp)
 #
@@ -22,7 +23,7 @@ limit="${LIMIT:-600}"
 one() {
     export SPMDTEST_RANKS="$1"
     folder="$(dirname "$2")" # bin/test/spmd/spmd.test is of the package in spmd
-    if seesToRanks "$folder"; then sees="$visible"; else sees="$(echo "$visible" | cut -d, -f "1-$1")"; fi
+    if seesAll "$folder"; then sees="$visible"; else sees="$(echo "$visible" | cut -d, -f "1-$1")"; fi
     parallel=4
     [ "$1" -le 2 ] || parallel=2
     log="$logs/$1.$(echo "$folder" | tr / .).log"
@@ -43,10 +44,19 @@ one() {
     fi
 }
 
-# seesToRanks says whether the tests of a package see all GPUs and choose their ranks.
-seesToRanks() {
+# seesAll says whether the tests of a package see all GPUs.
+seesAll() {
     case $1 in
-    cuda | cuda/* | cudampi | internal/peer) return 0 ;;
+    cuda | cuda/*) return 0 ;;
+    *) shares "$1" ;;
+    esac
+}
+
+# shares says whether ranks of a package's tests may share a GPU. One number of ranks is tested after the other, from the
+# highest: a job starts once, and each of its ranks keeps its context for as long as the program runs.
+shares() {
+    case $1 in
+    cudampi | internal/peer) return 0 ;;
     *) return 1 ;;
     esac
 }
@@ -83,13 +93,16 @@ for ranks in $RANKS; do
     now=
     for program in $programs; do
         folder="$(dirname "$program")"
-        if seesToRanks "$folder"; then
-            case " $once " in *" $folder "*) continue ;; esac
-            once="$once $folder"
+        if ! seesAll "$folder"; then
+            now="$now $ranks $program"
+            continue
         fi
-        now="$now $program"
+        case " $once " in *" $folder "*) continue ;; esac
+        once="$once $folder"
+        if shares "$folder"; then numbers="5 4 3 2 1"; else numbers="$ranks"; fi
+        for number in $numbers; do now="$now $number $program"; done
     done
-    printf '%s\n' $now | LIMIT="$limit" xargs -P "${JOBS:-1}" -n 1 ./test-gpu.sh --one "$ranks" || status=1
+    printf '%s %s\n' $now | LIMIT="$limit" xargs -P "${JOBS:-1}" -n 2 ./test-gpu.sh --one || status=1
 done
 echo "logs: $logs"
 cat "$logs/table"

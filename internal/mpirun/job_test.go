@@ -193,11 +193,72 @@ func TestJob(t *testing.T) {
 		t.Fatalf("%d ranks, %v", len(entries), err)
 	}
 	for _, e := range entries {
-		state, err := os.ReadFile(filepath.Join("/proc", e.Name(), "stat"))
-		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ESRCH) && !regexp.MustCompile(`\) [ZX] `).Match(state) {
-			t.Errorf("process %s is left: %s, %v", e.Name(), state, err)
+		if !gone(e.Name()) {
+			t.Errorf("process %s is left", e.Name())
 		}
 	}
+}
+
+// TestHelperPool is tests on several numbers of ranks, of which each leaves its process id in a folder.
+func TestHelperPool(t *testing.T) {
+	if os.Getenv(envHelper) == "" {
+		t.Skip("helper of TestPool")
+	}
+	dir := os.Getenv(envPids)
+	for i, n := range []int{1, 2, 3, 2, 4, 1, 7, 2} {
+		t.Run(fmt.Sprintf("%d ranks", n), func(t *testing.T) {
+			Run(t, []int{n}, func(t *testing.T) {
+				if err := os.WriteFile(filepath.Join(dir, fmt.Sprint(os.Getpid())), nil, 0o666); err != nil {
+					t.Fatal(err)
+				}
+			})
+			if served.test != "" {
+				return
+			}
+			pids, err := os.ReadDir(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			there := 0
+			for _, pid := range pids {
+				if !gone(pid.Name()) {
+					there++
+				}
+			}
+			fmt.Printf("after test %d: %d started, %d there\n", i, len(pids), there)
+		})
+	}
+}
+
+// On GPUs the jobs that wait for tests have few ranks together: the one that has waited longest ends before another starts.
+// On the host all wait until the end.
+func TestPool(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		device string
+		want   []string
+	}{
+		{"host", []string{"0: 1 started, 1", "1: 3 started, 3", "2: 6 started, 6", "3: 6 started, 6", "4: 10 started, 10", "5: 10 started, 10", "6: 17 started, 17", "7: 17 started, 17"}},
+		{"cuda", []string{"0: 1 started, 1", "1: 3 started, 3", "2: 6 started, 5", "3: 6 started, 5", "4: 10 started, 4", "5: 11 started, 5", "6: 18 started, 7", "7: 20 started, 2"}},
+	} {
+		t.Run(tc.device, func(t *testing.T) {
+			t.Parallel()
+			cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestHelperPool$", "-test.v")
+			cmd.Env = append(os.Environ(), envHelper+"=1", envPids+"="+t.TempDir(), "SPMDTEST_DEVICE="+tc.device)
+			b, err := cmd.CombinedOutput()
+			for _, want := range tc.want {
+				if err != nil || !strings.Contains(string(b), "after test "+want+" there\n") {
+					t.Fatalf("%v: no %q in\n%s", err, want, b)
+				}
+			}
+		})
+	}
+}
+
+// gone says whether a process has ended.
+func gone(pid string) bool {
+	state, err := os.ReadFile(filepath.Join("/proc", pid, "stat"))
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) || regexp.MustCompile(`\) [ZX] `).Match(state)
 }
 
 // envEnd is how the ranks of TestHelperEnd end.

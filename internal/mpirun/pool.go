@@ -11,8 +11,16 @@ import (
 	"time"
 )
 
-// mostJobs is how many jobs wait for tests at most.
+// mostJobs is how many jobs there are at most.
 const mostJobs = 6
+
+// mostOnGPUs is how many ranks all jobs have at most where tests run on GPUs, unless a single job has more. Each rank keeps
+// its context for as long as its job lives, with all hardware queues that CUDA_DEVICE_MAX_CONNECTIONS asks for. A GPU runs
+// out of those long before it runs out of memory: the driver then refuses the next context.
+const mostOnGPUs = 5
+
+// onGPUs is whether this process was started to test on GPUs. A test that sets the variable for itself uses doubles.
+var onGPUs = os.Getenv("SPMDTEST_DEVICE") == "cuda"
 
 // pool is the jobs of this process.
 var pool struct {
@@ -55,7 +63,17 @@ func together(t *testing.T, test string, n int, limit time.Duration) outcome {
 	return j.run(test, limit-time.Since(begin))
 }
 
+// full says whether a job of n ranks has no room beside others.
+func full(jobs []*job, n int) bool {
+	ranks := n
+	for _, j := range jobs {
+		ranks += j.ranks
+	}
+	return len(jobs) >= mostJobs || onGPUs && len(jobs) > 0 && ranks > mostOnGPUs
+}
+
 // take returns a job of n ranks in this process's place, which it starts where there is none. If one is at work it waits.
+// Where there is no room it ends the job that has waited for the longest time.
 func take(ctx context.Context, n int) (j *job, own string, err error) {
 	here := place()
 	pool.mu.Lock()
@@ -85,12 +103,17 @@ func take(ctx context.Context, n int) (j *job, own string, err error) {
 		case mine != nil:
 			pool.free.Wait()
 			continue
-		case len(kept) >= mostJobs && idle != nil:
-			drop(idle)
+		case full(kept, n) && idle == nil:
+			pool.free.Wait()
+			continue
+		case full(kept, n):
+			idle.busy = true // it has its place until it has ended
 			pool.mu.Unlock()
 			err := idle.finish()
 			pool.mu.Lock()
+			drop(idle)
 			pool.errs = append(pool.errs, err)
+			pool.free.Broadcast()
 			continue
 		}
 		starting := &job{ranks: n, place: here, busy: true} // others wait for it

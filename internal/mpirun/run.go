@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -36,7 +38,24 @@ func Limit(t *testing.T) time.Duration {
 // process with status 1, at which mpirun ends the others. It is nil when a test begins.
 var OnFail func()
 
-// Run runs fn on every rank of a job, once for each number of ranks, as subtests of t.
+// Ranks returns those of ranks that SPMDTEST_RANKS allows: all where it is not set. Where none is left it skips the test.
+func Ranks(t *testing.T, ranks ...int) []int {
+	t.Helper()
+	only := os.Getenv("SPMDTEST_RANKS")
+	if only == "" {
+		return ranks
+	}
+	n, err := strconv.Atoi(only)
+	if err != nil {
+		t.Fatalf("SPMDTEST_RANKS=%s: want a number", only)
+	}
+	if !slices.Contains(ranks, n) {
+		t.Skipf("SPMDTEST_RANKS=%d, and this test is for %v ranks", n, ranks)
+	}
+	return []int{n}
+}
+
+// Run runs fn on every rank of a job, once for each number of ranks that SPMDTEST_RANKS allows, as subtests of t.
 //
 // The ranks are this test binary under mpirun. They run the calling test from its beginning and call fn where it calls
 // Run, so the test does the same on every rank until it gets here. In a package whose TestMain calls Main one job runs
@@ -67,7 +86,7 @@ func each(t *testing.T, ranks []int, fn func(t *testing.T), shared bool) {
 		child(t, fn)
 		return
 	}
-	for _, n := range ranks {
+	for _, n := range Ranks(t, ranks...) {
 		name := fmt.Sprintf("%d ranks", n)
 		if n == 1 {
 			name = "1 rank"

@@ -33,8 +33,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
-	"strconv"
 	"testing"
 	"time"
 
@@ -55,18 +53,7 @@ func Device() string {
 // Where none is left it skips the test.
 func Ranks(t *testing.T, ranks ...int) []int {
 	t.Helper()
-	only := os.Getenv("SPMDTEST_RANKS")
-	if only == "" {
-		return ranks
-	}
-	n, err := strconv.Atoi(only)
-	if err != nil {
-		t.Fatalf("SPMDTEST_RANKS=%s: want a number", only)
-	}
-	if !slices.Contains(ranks, n) {
-		t.Skipf("SPMDTEST_RANKS=%d, and this test is for %v ranks", n, ranks)
-	}
-	return []int{n}
+	return mpirun.Ranks(t, ranks...)
 }
 
 // HostOnly skips a test of what only the host's side of the framework does.
@@ -146,7 +133,7 @@ func RunInProcess(t *testing.T, ranks []int, fn func(t *testing.T, w *spmd.World
 
 func run(t *testing.T, ranks []int, start func(*testing.T, []int, func(*testing.T)), watched bool, fn func(t *testing.T, w *spmd.World)) {
 	t.Helper()
-	start(t, Ranks(t, ranks...), func(t *testing.T) {
+	start(t, ranks, func(t *testing.T) {
 		if err := hold(); err != nil {
 			t.Fatal(err)
 		}
