@@ -33,6 +33,7 @@ var groups = []group{
 	{harness.HostSet, "stencil", (*bench).stencil},
 	{harness.HostSet, "gradients", (*bench).gradients},
 	{harness.HostSet, "learn", (*bench).learn},
+	{harness.HostSet, "division", (*bench).division},
 	{harness.HostSet, "train", (*bench).train},
 	{harness.HostSet, "seeing", (*bench).seeing},
 	{harness.GPUSet, "enqueue", (*bench).enqueue},

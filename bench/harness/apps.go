@@ -2,6 +2,7 @@ package harness
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 )
@@ -29,6 +30,13 @@ type TrainStep struct {
 	LossFirst float64 `json:"loss_first"`
 	LossLast  float64 `json:"loss_last"`
 	ValLoss   float64 `json:"val_loss"`
+	Needs     int     `json:"needs_bytes"`
+	Peak      int     `json:"peak_bytes"`
+}
+
+// Unforeseen is by how much a run's buffers differ from what it has told of before, as a part of that, by the line with its summary.
+func (s TrainStep) Unforeseen() float64 {
+	return math.Abs(float64(s.Peak)/float64(s.Needs) - 1)
 }
 
 const (
