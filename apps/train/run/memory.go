@@ -191,7 +191,7 @@ func (o *Options) largest(room, most, ranks int) (int, error) {
 func (o *Options) needs(batch, ranks int) (int, error) {
 	rows := batch
 	if o.GlobalBatch > 0 && (o.Batch != 0 || o.fixedGlobal) {
-		// As in trainer.open: no micro-step is larger than the largest rank's part.
+		// As in trainer.openModel: no micro-step is larger than the largest rank's part.
 		rows = min(batch, spmd.ShardOf(o.GlobalBatch*max(1, o.valBatches), 0, o.replicas(ranks)).Len)
 	}
 	if rows > math.MaxInt32/o.Seq { // beyond what a model takes, and any memory

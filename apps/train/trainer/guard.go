@@ -99,11 +99,7 @@ func (t *Trainer) firstBadGradient(step int) (int, error) {
 		return first, t.Stream.Synchronize()
 	}
 	err := t.passes(step, func(k microKind, batch gpt.Batch) error {
-		commands := func() error { return t.Model.ForwardBackward(t.Stream, batch, t.scaleOf(k), k.first, look) }
-		if x := t.sharder; x != nil {
-			return x.Around(t.Stream, x.Training, k.first, false, commands)
-		}
-		return commands()
+		return t.around(k.first, func() error { return t.Model.ForwardBackward(t.Stream, batch, t.scaleOf(k), k.first, look) })
 	})
 	if err != nil {
 		return 0, err

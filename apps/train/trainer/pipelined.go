@@ -147,9 +147,5 @@ func (t *Trainer) lookThrough(step int, look func(section int) error) error {
 
 // apart enqueues the passes of a step from which nothing is learned, with the weights that they need.
 func (t *Trainer) apart(h gpt.StepHooks) error {
-	commands := func() error { return t.Model.Step(t.Stream, t.held, h) }
-	if x := t.sharder; x != nil {
-		return x.Around(t.Stream, x.Training, true, false, commands)
-	}
-	return commands()
+	return t.around(true, func() error { return t.Model.Step(t.Stream, t.held, h) })
 }

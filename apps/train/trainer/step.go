@@ -2,148 +2,10 @@ package trainer
 
 import (
 	"errors"
-	"fmt"
 
 	"lockstep/apps/train/gpt"
 	"lockstep/spmd"
-	"lockstep/spmd/blas"
 )
-
-// microKind is what distinguishes the micro-steps of a run: each kind enqueues the same
-// commands on the same memory every time, so that one graph can stand for it.
-type microKind struct {
-	b           int  // sequences
-	first, last bool // of its step
-	idle        bool // counts nothing: other ranks have a micro-step more than this one
-}
-
-// wantGraphs says whether micro-steps are to be graphs. Where nothing else is asked for
-// they are on a GPU: there a replay costs the host less than enqueuing again. It fails
-// where graphs are asked for that the communicator cannot be in.
-func (t *Trainer) wantGraphs() (bool, error) {
-	switch t.Graph {
-	case "off":
-		return false, nil
-	case "on":
-		if err := t.all.Capturable(); err != nil {
-			return false, spmd.Usage(fmt.Errorf("--graph on: %w", err))
-		}
-		return true, nil
-	}
-	if t.World.OnHost() {
-		return false, nil
-	}
-	if err := t.all.Capturable(); err != nil {
-		t.World.Log().Info().AnErr("why", err).Msg("steps are not graphs")
-		return false, nil
-	}
-	return true, nil
-}
-
-// tune has the products of all steps use their fastest algorithms, those of the first step
-// too: so a run that is resumed goes on with the bits of one that was not. It makes the
-// passes of a step, whose gradients nobody looks at. It comes before the optimizer takes
-// its memory, since timing needs as much for a while. It blocks. Every rank of c calls it.
-func (t *Trainer) tune() error {
-	if t.World.OnHost() {
-		return nil
-	}
-	if err := t.State.Refresh(t.Stream); err != nil {
-		return err
-	}
-	if t.pipelined() {
-		return t.tuneStep()
-	}
-	met := map[microKind]bool{}
-	err := t.passes(0, func(k microKind, batch gpt.Batch) error {
-		if met[k] {
-			return nil
-		}
-		met[k] = true
-		return t.Model.ForwardBackward(t.Stream, batch, t.lossScale(), k.first, nil)
-	})
-	if err != nil {
-		return err
-	}
-	if err := t.forgetPeaks(); err != nil {
-		return err
-	}
-	return blas.Tune(t.World)
-}
-
-// forgetPeaks enqueues that passes so far do not count for the scales of 8-bit floats.
-func (t *Trainer) forgetPeaks() error {
-	if t.State.FP8 == nil {
-		return nil
-	}
-	return spmd.Fill(t.Stream, t.State.FP8.Peak, 0)
-}
-
-// calibrate finds the scales of 8-bit floats for a step: those of its first micro-steps,
-// on all ranks, with products of bfloat16. Every rank of c calls it.
-func (t *Trainer) calibrate(step int) error {
-	if step >= t.Steps {
-		return nil
-	}
-	if err := t.calibrating(step); err != nil {
-		return err
-	}
-	// A batch that has no good numbers leaves the scales as they are, and ends the first step.
-	gate := t.Optimizer.Gate
-	if err := spmd.Fill(t.Stream, gate, 0); err != nil {
-		return err
-	}
-	return t.nextScales(gate)
-}
-
-// calibrating enqueues the passes that calibrate looks at.
-func (t *Trainer) calibrating(step int) error {
-	if t.pipelined() {
-		if err := t.holdStep(step); err != nil {
-			return err
-		}
-		h := t.noHooks()
-		h.Calibrate = true
-		return t.apart(h)
-	}
-	return t.passes(step, func(k microKind, batch gpt.Batch) error {
-		if !k.first {
-			return nil
-		}
-		commands := func() error { return t.Model.Calibrate(t.Stream, batch, t.lossScale()) }
-		if x := t.sharder; x != nil && x.EveryPass() {
-			return x.Around(t.Stream, x.Training, true, false, commands)
-		}
-		return commands()
-	})
-}
-
-// nextScales enqueues the scales for the next step: those of all ranks, so that those with other parts of a layer
-// have the same, and each those of all layers, which a checkpoint holds.
-func (t *Trainer) nextScales(gate spmd.Buffer[float32]) error {
-	e := t.State.FP8
-	if err := spmd.AllReduce(t.all.On(t.Stream), e.Peak, e.Peak, spmd.Max); err != nil {
-		return err
-	}
-	return e.NextScales(t.Stream, gate)
-}
-
-// passes calls do for each micro-step of a step, with its batch, which is loaded apart from
-// what the run learns from.
-func (t *Trainer) passes(step int, do func(k microKind, batch gpt.Batch) error) error {
-	f := t.loaders[1].Feed(t.micro(t.GlobalBatch, func(j int) int { return t.Data.Start(step, j) }))
-	defer f.Stop()
-	for i := range t.microSteps(t.GlobalBatch) {
-		batch, err := f.Next(t.Stream)
-		if err != nil {
-			return err
-		}
-		if err := do(microKind{b: batch.B, first: i == 0, idle: t.idle(t.GlobalBatch, i)}, batch); err != nil {
-			return err
-		}
-	}
-	return nil
-}
 
 // Enqueue enqueues one step, whose outcome Read returns. Steps go up by one from First.
 // Every rank of c calls it.
@@ -257,6 +119,25 @@ func (t *Trainer) learn(k microKind, batch gpt.Batch) error {
 	return x.Scatter.Wait(t.Stream)
 }
 
+// nextScales enqueues the scales for the next step: those of all ranks, so that those with other parts of a layer
+// have the same, and each those of all layers, which a checkpoint holds.
+func (t *Trainer) nextScales(gate spmd.Buffer[float32]) error {
+	e := t.State.FP8
+	if err := spmd.AllReduce(t.all.On(t.Stream), e.Peak, e.Peak, spmd.Max); err != nil {
+		return err
+	}
+	return e.NextScales(t.Stream, gate)
+}
+
+// around enqueues both passes of a micro-step from which nothing is learned, with the weights that they need. changed says that
+// a step may have changed weights since they were gathered.
+func (t *Trainer) around(changed bool, commands func() error) error {
+	if t.sharder == nil {
+		return commands()
+	}
+	return t.sharder.Around(t.Stream, t.sharder.Training, changed, false, commands)
+}
+
 // closeGraphs waits for the replays and gives up the graphs.
 func (t *Trainer) closeGraphs() error {
 	var errs []error
@@ -267,4 +148,13 @@ func (t *Trainer) closeGraphs() error {
 	}
 	t.graphs = nil
 	return errors.Join(errs...)
+}
+
+// gather enqueues that this rank has the weights that the last step has left, those that
+// other ranks update too, as far as it has memory for them. Every rank of c calls it.
+func (t *Trainer) gather() error {
+	if t.sharder == nil {
+		return nil
+	}
+	return t.sharder.Gather(t.Stream)
 }

@@ -2,10 +2,8 @@ package trainer
 
 import (
 	"errors"
-	"iter"
-	"time"
+	"fmt"
 
-	"lockstep/apps/train/agree"
 	"lockstep/apps/train/batches"
 	"lockstep/apps/train/gpt"
 	"lockstep/apps/train/layout"
@@ -65,14 +63,6 @@ type Trainer struct {
 	graphs    map[microKind]*spmd.Graph // of the micro-steps met so far; nil where they are not to be graphs
 	held      []gpt.Batch               // of a pipelined step, whose micro-batches are there at once
 	close     []func() error            // in the order of making
-}
-
-// result is what one step leaves for the host, which reads it when the next step
-// is already enqueued: the device never waits for the host.
-type result struct {
-	totals     spmd.Buffer[float64] // (2), pinned: the loss, and more than 0 where a rank was asked to end
-	norm       spmd.Buffer[float32] // (1), pinned
-	begin, end *spmd.Event
 }
 
 // New allocates everything. The weights are zero until Begin, or until a checkpoint is
@@ -153,32 +143,6 @@ func (t *Trainer) openModel() (err error) {
 	return nil
 }
 
-// openResults makes what steps and validations leave for the host.
-func (t *Trainer) openResults() (err error) {
-	for i := range t.results {
-		r := &t.results[i]
-		if r.totals, err = spmd.AllocPinned[float64](t.World, 2); err != nil {
-			return err
-		}
-		t.keep(r.totals.Free)
-		if r.norm, err = spmd.AllocPinned[float32](t.World, 1); err != nil {
-			return err
-		}
-		t.keep(r.norm.Free)
-		if r.begin, err = t.World.NewEvent(); err != nil {
-			return err
-		}
-		if r.end, err = t.World.NewEvent(); err != nil {
-			return err
-		}
-	}
-	if t.valLoss, err = spmd.AllocPinned[float64](t.World, 1); err != nil {
-		return err
-	}
-	t.keep(t.valLoss.Free)
-	return nil
-}
-
 // connect makes what moves gradients, and with --shard weights, between the ranks.
 func (t *Trainer) connect() (err error) {
 	t.byRows = t.State.ByRows()
@@ -220,112 +184,35 @@ func (t *Trainer) connect() (err error) {
 	return nil
 }
 
+// wantGraphs says whether micro-steps are to be graphs. Where nothing else is asked for
+// they are on a GPU: there a replay costs the host less than enqueuing again. It fails
+// where graphs are asked for that the communicator cannot be in.
+func (t *Trainer) wantGraphs() (bool, error) {
+	switch t.Graph {
+	case "off":
+		return false, nil
+	case "on":
+		if err := t.all.Capturable(); err != nil {
+			return false, spmd.Usage(fmt.Errorf("--graph on: %w", err))
+		}
+		return true, nil
+	}
+	if t.World.OnHost() {
+		return false, nil
+	}
+	if err := t.all.Capturable(); err != nil {
+		t.World.Log().Info().AnErr("why", err).Msg("steps are not graphs")
+		return false, nil
+	}
+	return true, nil
+}
+
 // Buckets is in how many parts gradients go between the ranks.
 func (t *Trainer) Buckets() int {
 	if t.sharder != nil {
 		return len(t.State.Groups)
 	}
 	return t.reducer.Buckets()
-}
-
-// gather enqueues that this rank has the weights that the last step has left, those that
-// other ranks update too, as far as it has memory for them. Every rank of c calls it.
-func (t *Trainer) gather() error {
-	if t.sharder == nil {
-		return nil
-	}
-	return t.sharder.Gather(t.Stream)
-}
-
-// Begin draws the start weights from seed, or reads them, and gives all ranks those of
-// rank 0. The first step is then 0. It blocks. Every rank of c calls it.
-func (t *Trainer) Begin(seed uint64) error {
-	shared := t.State.Cfg.Shard.Mode == layout.ShardParameters
-	var err error
-	if t.Weights != nil {
-		t.World.Log().Info().Str("from", t.Weights.Dir).Msg("reading the start weights")
-	}
-	switch {
-	case t.Weights == nil:
-		err = t.State.Init(seed) // the same numbers on every rank
-	case shared:
-		err = t.dealOut(t.Weights)
-	case t.c.Rank() == 0:
-		err = t.Weights.Load(t.State)
-	}
-	if err != nil {
-		return err
-	}
-	if !shared {
-		if err := ddp.SyncStart(t.c, t.State.Weights); err != nil {
-			return err
-		}
-	}
-	return t.StartAt(0)
-}
-
-// dealOut has rank 0 read the weights of a folder, and gives each rank those that it has. It
-// blocks. Every rank of c calls it.
-func (t *Trainer) dealOut(h *weights.Folder) error {
-	const chunk = 1 << 20 // elements that go between ranks at a time
-	stage, err := spmd.Alloc[float32](t.World, chunk)
-	if err != nil {
-		return err
-	}
-	defer stage.Free()
-	for _, p := range t.State.Params {
-		var x []float32
-		if t.c.Rank() == 0 {
-			x, err = h.Tensor(p.Uncut())
-		}
-		if _, err := agree.Among(t.World, t.c).Gather(nil, err); err != nil {
-			return err
-		}
-		if t.c.Rank() != 0 {
-			x = make([]float32, weights.Len(p.Uncut(), t.State.Cfg))
-		}
-		for lo := 0; lo < len(x); lo += chunk {
-			piece := x[lo:min(lo+chunk, len(x))]
-			b := stage.Slice(0, len(piece))
-			if err := b.CopyFrom(piece); err != nil {
-				return err
-			}
-			if err := spmd.Broadcast(t.c, b, 0); err != nil {
-				return err
-			}
-			if err := b.CopyTo(piece); err != nil {
-				return err
-			}
-		}
-		if err := t.State.Set(p, x); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// StartAt makes step the next one, with the weights and moments that are there.
-func (t *Trainer) StartAt(step int) error {
-	t.First = step
-	if err := t.Optimizer.Start(step, t.Skipped); err != nil {
-		return err
-	}
-	if err := t.State.Refresh(t.Stream); err != nil {
-		return err
-	}
-	if e := t.State.FP8; e != nil {
-		err := error(nil)
-		if t.Scales != nil {
-			err = e.SetScales(t.Scales)
-		} else {
-			err = t.calibrate(step)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	t.train = t.loaders[0].Feed(t.trainBatches(step))
-	return nil
 }
 
 // Close ends the loader and frees everything, last made first.
@@ -336,157 +223,4 @@ func (t *Trainer) Close() error {
 	}
 	t.close = nil
 	return errors.Join(errs...)
-}
-
-// micro yields this rank's part of n sequences in micro-batches, as where they start. All
-// of them are the same slice, filled anew: use one before the next is asked for.
-func (t *Trainer) micro(n int, start func(i int) int) iter.Seq[[]int] {
-	return func(yield func([]int) bool) {
-		part := spmd.ShardOf(n, t.c.Rank(), t.c.Size())
-		starts := make([]int, 0, min(t.Batch, max(1, part.Len))) // --batch may be beyond all memory
-		for k := range t.microSteps(n) {
-			starts = starts[:0]
-			for i := k * t.Batch; i < min((k+1)*t.Batch, part.Len); i++ {
-				starts = append(starts, start(part.Off+i))
-			}
-			if t.idle(n, k) {
-				starts = append(starts, start(min(part.Off, n-1))) // any will do
-			}
-			if !yield(starts) {
-				return
-			}
-		}
-	}
-}
-
-// microSteps is how many micro-batches micro yields. Where every micro-step concerns all ranks,
-// it is as many on all of them.
-func (t *Trainer) microSteps(n int) int {
-	if t.Config.Model.Shard.ScattersGrads() {
-		return t.microStepsOf(n, 0) // which has the largest part
-	}
-	return t.microStepsOf(n, t.c.Rank())
-}
-
-// microStepsOf is how many it takes for the part of a rank.
-func (t *Trainer) microStepsOf(n, rank int) int {
-	return (spmd.ShardOf(n, rank, t.c.Size()).Len + t.Batch - 1) / t.Batch
-}
-
-// idle says whether this rank takes part in a micro-step only because the others do. Its
-// loss then has the scale 0.
-func (t *Trainer) idle(n, micro int) bool { return micro >= t.microStepsOf(n, t.c.Rank()) }
-
-// scaleOf is the scale of the loss in a micro-step.
-func (t *Trainer) scaleOf(k microKind) float32 {
-	if k.idle {
-		return 0
-	}
-	return t.lossScale()
-}
-
-// lossScale is 1 over the tokens of a step, of all ranks.
-func (t *Trainer) lossScale() float32 { return float32(1 / (float64(t.GlobalBatch) * float64(t.Seq))) }
-
-// trainBatches yields the micro-batches of the steps from first on.
-func (t *Trainer) trainBatches(first int) iter.Seq[[]int] {
-	return func(yield func([]int) bool) {
-		for step := first; step < t.Steps; step++ {
-			for starts := range t.micro(t.GlobalBatch, func(j int) int { return t.Data.Start(step, j) }) {
-				if !yield(starts) {
-					return
-				}
-			}
-		}
-	}
-}
-
-// AskToEnd lets the next step tell all ranks that this one is asked to end. Once the step
-// has been read, Ended says so.
-func (t *Trainer) AskToEnd() error { return spmd.Fill(t.Stream, t.State.Totals.Slice(1, 2), 1) }
-
-// Ended says whether any rank has asked to end before the step, one of the last two
-// and read, was enqueued. All ranks get the same answer.
-func (t *Trainer) Ended(step int) bool { return t.results[step%len(t.results)].totals.At(1) > 0 }
-
-// Read waits for a step, one of the last two, and returns its loss before the
-// update, the norm of its gradient before clipping, and how long it took. Where one of
-// the former is not finite that is an error, unless such steps are to be skipped.
-// Every rank of c calls it for the same step.
-func (t *Trainer) Read(step int) (loss, norm float64, took time.Duration, err error) {
-	r := &t.results[step%len(t.results)]
-	if err := r.end.Synchronize(); err != nil {
-		return 0, 0, 0, err
-	}
-	loss, norm = r.totals.At(0), float64(r.norm.At(0))
-	if optim.Bad(loss, norm) && !t.SkipBad {
-		return loss, norm, 0, t.blame(step, loss, norm)
-	}
-	took, err = r.end.Elapsed(r.begin)
-	return loss, norm, took, err
-}
-
-// ValSequences is the number of sequences in a validation.
-func (t *Trainer) ValSequences() int {
-	return min(t.ValBatches*t.GlobalBatch, t.Data.ValWindows())
-}
-
-// evaluate adds the loss of micro micro-batches, with weights that gather has gathered. next
-// enqueues what brings one.
-func (t *Trainer) evaluate(micro int, next func(i int) (gpt.Batch, float32, error)) error {
-	around := func(commands func() error) error { return commands() }
-	if x := t.sharder; x != nil {
-		around = func(commands func() error) error { return x.Around(t.Stream, x.Forward, false, false, commands) }
-	}
-	if t.pipelined() {
-		return t.Model.EvaluateAll(t.Stream, micro, next, around)
-	}
-	for i := range micro {
-		batch, scale, err := next(i)
-		if err != nil {
-			return err
-		}
-		if err := around(func() error { return t.Model.Evaluate(t.Stream, batch, scale, false) }); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// Validate returns the mean loss on the validation sequences. It blocks. Every
-// rank of c calls it.
-func (t *Trainer) Validate() (float64, error) {
-	n := t.ValSequences()
-	scale := float32(1 / (float64(n) * float64(t.Seq)))
-	f := t.loaders[1].Feed(t.micro(n, func(i int) int { return t.Data.ValStart(i, n) }))
-	defer f.Stop()
-	if err := spmd.Fill(t.Stream, t.State.Loss, 0); err != nil { // a rank may have no part
-		return 0, err
-	}
-	if err := t.gather(); err != nil {
-		return 0, err
-	}
-	next := func(i int) (gpt.Batch, float32, error) {
-		batch, err := f.Next(t.Stream)
-		if t.idle(n, i) {
-			return batch, 0, err
-		}
-		return batch, scale, err
-	}
-	if err := t.evaluate(t.microSteps(n), next); err != nil {
-		return 0, err
-	}
-	if err := t.countLoss(); err != nil {
-		return 0, err
-	}
-	if err := spmd.AllReduce(t.all.On(t.Stream), t.State.Loss, t.State.Loss, spmd.Sum); err != nil {
-		return 0, err
-	}
-	if err := spmd.Copy(t.Stream, t.valLoss, t.State.Loss); err != nil {
-		return 0, err
-	}
-	if err := t.Stream.Synchronize(); err != nil {
-		return 0, err
-	}
-	return t.valLoss.At(0), nil
 }

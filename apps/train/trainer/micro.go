@@ -1,0 +1,78 @@
+package trainer
+
+import (
+	"iter"
+
+	"lockstep/spmd"
+)
+
+// microKind is what distinguishes the micro-steps of a run: each kind enqueues the same
+// commands on the same memory every time, so that one graph can stand for it.
+type microKind struct {
+	b           int  // sequences
+	first, last bool // of its step
+	idle        bool // counts nothing: other ranks have a micro-step more than this one
+}
+
+// micro yields this rank's part of n sequences in micro-batches, as where they start. All
+// of them are the same slice, filled anew: use one before the next is asked for.
+func (t *Trainer) micro(n int, start func(i int) int) iter.Seq[[]int] {
+	return func(yield func([]int) bool) {
+		part := spmd.ShardOf(n, t.c.Rank(), t.c.Size())
+		starts := make([]int, 0, min(t.Batch, max(1, part.Len))) // --batch may be beyond all memory
+		for k := range t.microSteps(n) {
+			starts = starts[:0]
+			for i := k * t.Batch; i < min((k+1)*t.Batch, part.Len); i++ {
+				starts = append(starts, start(part.Off+i))
+			}
+			if t.idle(n, k) {
+				starts = append(starts, start(min(part.Off, n-1))) // any will do
+			}
+			if !yield(starts) {
+				return
+			}
+		}
+	}
+}
+
+// microSteps is how many micro-batches micro yields. Where every micro-step concerns all ranks,
+// it is as many on all of them.
+func (t *Trainer) microSteps(n int) int {
+	if t.Config.Model.Shard.ScattersGrads() {
+		return t.microStepsOf(n, 0) // which has the largest part
+	}
+	return t.microStepsOf(n, t.c.Rank())
+}
+
+// microStepsOf is how many it takes for the part of a rank.
+func (t *Trainer) microStepsOf(n, rank int) int {
+	return (spmd.ShardOf(n, rank, t.c.Size()).Len + t.Batch - 1) / t.Batch
+}
+
+// idle says whether this rank takes part in a micro-step only because the others do. Its
+// loss then has the scale 0.
+func (t *Trainer) idle(n, micro int) bool { return micro >= t.microStepsOf(n, t.c.Rank()) }
+
+// scaleOf is the scale of the loss in a micro-step.
+func (t *Trainer) scaleOf(k microKind) float32 {
+	if k.idle {
+		return 0
+	}
+	return t.lossScale()
+}
+
+// lossScale is 1 over the tokens of a step, of all ranks.
+func (t *Trainer) lossScale() float32 { return float32(1 / (float64(t.GlobalBatch) * float64(t.Seq))) }
+
+// trainBatches yields the micro-batches of the steps from first on.
+func (t *Trainer) trainBatches(first int) iter.Seq[[]int] {
+	return func(yield func([]int) bool) {
+		for step := first; step < t.Steps; step++ {
+			for starts := range t.micro(t.GlobalBatch, func(j int) int { return t.Data.Start(step, j) }) {
+				if !yield(starts) {
+					return
+				}
+			}
+		}
+	}
+}

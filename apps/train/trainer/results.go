@@ -1,0 +1,67 @@
+package trainer
+
+import (
+	"time"
+
+	"lockstep/apps/train/optim"
+	"lockstep/spmd"
+)
+
+// result is what one step leaves for the host, which reads it when the next step
+// is already enqueued: the device never waits for the host.
+type result struct {
+	totals     spmd.Buffer[float64] // (2), pinned: the loss, and more than 0 where a rank was asked to end
+	norm       spmd.Buffer[float32] // (1), pinned
+	begin, end *spmd.Event
+}
+
+// openResults makes what steps and validations leave for the host.
+func (t *Trainer) openResults() (err error) {
+	for i := range t.results {
+		r := &t.results[i]
+		if r.totals, err = spmd.AllocPinned[float64](t.World, 2); err != nil {
+			return err
+		}
+		t.keep(r.totals.Free)
+		if r.norm, err = spmd.AllocPinned[float32](t.World, 1); err != nil {
+			return err
+		}
+		t.keep(r.norm.Free)
+		if r.begin, err = t.World.NewEvent(); err != nil {
+			return err
+		}
+		if r.end, err = t.World.NewEvent(); err != nil {
+			return err
+		}
+	}
+	if t.valLoss, err = spmd.AllocPinned[float64](t.World, 1); err != nil {
+		return err
+	}
+	t.keep(t.valLoss.Free)
+	return nil
+}
+
+// AskToEnd lets the next step tell all ranks that this one is asked to end. Once the step
+// has been read, Ended says so.
+func (t *Trainer) AskToEnd() error { return spmd.Fill(t.Stream, t.State.Totals.Slice(1, 2), 1) }
+
+// Ended says whether any rank has asked to end before the step, one of the last two
+// and read, was enqueued. All ranks get the same answer.
+func (t *Trainer) Ended(step int) bool { return t.results[step%len(t.results)].totals.At(1) > 0 }
+
+// Read waits for a step, one of the last two, and returns its loss before the
+// update, the norm of its gradient before clipping, and how long it took. Where one of
+// the former is not finite that is an error, unless such steps are to be skipped.
+// Every rank of c calls it for the same step.
+func (t *Trainer) Read(step int) (loss, norm float64, took time.Duration, err error) {
+	r := &t.results[step%len(t.results)]
+	if err := r.end.Synchronize(); err != nil {
+		return 0, 0, 0, err
+	}
+	loss, norm = r.totals.At(0), float64(r.norm.At(0))
+	if optim.Bad(loss, norm) && !t.SkipBad {
+		return loss, norm, 0, t.blame(step, loss, norm)
+	}
+	took, err = r.end.Elapsed(r.begin)
+	return loss, norm, took, err
+}
