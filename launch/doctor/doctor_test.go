@@ -263,6 +263,7 @@ func TestGPUMemoryThroughMPI(t *testing.T) {
 // output is what a doctor left behind.
 type output struct {
 	status   int
+	ended    string // how: the status, or the signal
 	results  []Result
 	findings []Finding // of all
 	text     string
@@ -315,7 +316,7 @@ func (s *set) run(ctx context.Context) output {
 	if ctx.Err() != nil || s.cmd.ProcessState == nil {
 		s.t.Fatalf("%v, %v\n%s%s", err, ctx.Err(), &out, &errs)
 	}
-	e := output{status: s.cmd.ProcessState.ExitCode(), text: out.String() + errs.String()}
+	e := output{status: s.cmd.ProcessState.ExitCode(), ended: s.cmd.ProcessState.String(), text: out.String() + errs.String()}
 	for line := range strings.Lines(out.String()) {
 		var r Result
 		if strings.HasPrefix(line, "{") && json.Unmarshal([]byte(line), &r) == nil {
@@ -330,7 +331,7 @@ func (s *set) run(ctx context.Context) output {
 func (e *output) check(t *testing.T, ranks int, wanted []want) {
 	t.Helper()
 	if len(e.results) == 0 {
-		t.Fatalf("no result\n%s", e.text)
+		t.Fatalf("no result, %s\n%s", e.ended, e.text)
 	}
 	failure := false
 	for _, w := range wanted {

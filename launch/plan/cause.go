@@ -45,15 +45,16 @@ func (h heard) or(launcher heard) heard {
 }
 
 // why adds to the outcome of a job that has failed what was said of why. A launcher has a frame for every end; where a rank
-// has said more, or the launcher has said it outside of its frames, that is not repeated.
-func (out *output) why(e outcome, err error) outcome {
-	launcher := launcherSays(out.endings)
+// has said more, or the launcher has said it outside of its frames, that is not repeated. Where nobody has said anything,
+// Hydra of a rank that has exited for one, the status is said.
+func (out *output) why(e outcome, err error, ranks int) outcome {
+	launcher := launcherSays(out.endings, ranks)
 	e.cause = out.cause.or(launcher)
 	status, _ := err.(exit.Status)
 	signalled := (strings.HasPrefix(launcher.what, byLauncher) || status > 128) && !e.asked
 	switch {
 	case out.cause != (heard{}), out.spoke.Load() && !signalled:
-	case len(out.endings) > 0:
+	case len(out.endings) > 0, out.heardAll && !e.asked:
 		e.unsaid = "launch: " + e.words(err, 0) + "\n"
 	}
 	return e
@@ -70,6 +71,7 @@ var (
 	// What Open MPI's mpirun and Hydra's mpiexec say where no rank could.
 	signalled = regexp.MustCompile(`process rank (\d+) with PID \d+ on node (\S+) exited on (signal \d+ \([^)]*\))`)
 	exited    = regexp.MustCompile(`Process name: \[\[\d+,\d+\],(\d+)\]\s+Exit code:\s+\d+`)
+	returned  = regexp.MustCompile(`(?s)Primary job +terminated normally, but (\d+) process(?:es)? returned\s+(?:a )?non-zero exit code`)
 	hydraEnd  = regexp.MustCompile(`PID \d+ RUNNING AT (\S+)\s+=\s+EXIT CODE: (\d+)`)
 )
 
@@ -97,13 +99,24 @@ func hear(line []byte) (h heard, ok bool) {
 	return heard{}, false
 }
 
-// launcherSays reads the frames in which a launcher tells how a job ended.
-func launcherSays(text []byte) heard {
+// launcherSays reads the frames in which a launcher tells how a job of a number of ranks ended. The mpirun of Open MPI 4 says
+// first that a rank has failed and then which. It leaves out the second where the rank ends before mpirun has noted that the
+// job runs, which then takes the place of the job's failure: orte_quit passes over a job in state RUNNING.
+func launcherSays(text []byte, ranks int) heard {
 	if m := signalled.FindSubmatch(text); m != nil {
 		return heard{rank: string(m[1]), host: string(m[2]), what: byLauncher + string(m[3])}
 	}
 	if m := exited.FindSubmatch(text); m != nil {
 		return heard{rank: string(m[1]), what: "exited"}
+	}
+	if m := returned.FindSubmatch(text); m != nil {
+		switch {
+		case ranks == 1:
+			return heard{rank: "0", what: "exited"}
+		case string(m[1]) == "1":
+			return heard{what: "a rank exited"}
+		}
+		return heard{what: fmt.Sprintf("%s ranks exited", m[1])}
 	}
 	if m := hydraEnd.FindSubmatch(text); m != nil {
 		return heard{what: fmt.Sprintf("a rank on %s ended with %s", m[1], m[2])}

@@ -41,13 +41,14 @@ const (
 
 // output is what reads the ranks' output, if it does not go where the launcher's goes.
 type output struct {
-	writers []*os.File
-	readers sync.WaitGroup
-	opened  []*os.File
-	spoke   atomic.Bool // a rank has written to its standard error, or the launcher anything but how the job ended
-	endings []byte      // that, for when nobody else says anything; valid after close
-	folder  string      // of the ranks' files, if they have any
-	screen  *terminal.Screen
+	writers  []*os.File
+	readers  sync.WaitGroup
+	opened   []*os.File
+	spoke    atomic.Bool // a rank has written to its standard error, or the launcher anything but how the job ended
+	endings  []byte      // that, for when nobody else says anything; valid after close
+	heardAll bool        // what the launcher writes to its standard error comes through here
+	folder   string      // of the ranks' files, if they have any
+	screen   *terminal.Screen
 	listener
 }
 

@@ -76,7 +76,8 @@ func TestRestarts(t *testing.T) {
 		{"no restarts", "", "9 5", 5, 1, nil},
 		{"good", "--restarts 3", "0 5", 0, 1, nil},
 		{"once", "--restarts 3", "1 5", 0, 2, []string{`rank 0: exited; status 5 after [0-9.]+ s; restart 1 of 3 in 1s, from the beginning: there is no checkpoint in DIR`}},
-		{"killed", "--restarts 3", "1 kill", 0, 2, []string{`rank 0 on HOST: ended by signal 9 \(Killed\); status 137 \(SIGKILL\) after .*; restart 1 of 3 in 1s, from .*`}},
+		// mpirun may leave out the signal of a rank that ends as soon as it has begun
+		{"killed", "--restarts 3", "1 kill", 0, 2, []string{`rank 0(?: on HOST: ended by signal 9 \(Killed\)|: exited); status 137 \(SIGKILL\) after .*; restart 1 of 3 in 1s, from .*`}},
 		{"says why", "--restarts 1", "1 says", 0, 2, []string{`rank 0 on vm: x.go:7: it fails = badly; status 1 after .* s; restart 1 of 1 in 1s, from .*`}},
 		{"panic", "--restarts 1", "1 panic", 0, 2, []string{`rank 0: panic: a bug; status 2 after .* s; restart 1 of 1 in 1s, from .*`}},
 		{"used up", "--restarts 1", "9 5", 5, 2, []string{`.*; restart 1 of 1 in 1s, .*`, `rank 0: exited; status 5 after .* s; --restarts 1: not started again`}},
@@ -291,19 +292,6 @@ func TestHear(t *testing.T) {
 		h, ok := hear([]byte(tc.line))
 		if h.String() != tc.want || ok != (tc.want != "") {
 			t.Errorf("%q: heard %q, want %q", tc.line, h, tc.want)
-		}
-	}
-}
-
-func TestLauncherSays(t *testing.T) {
-	for text, want := range map[string]string{
-		"mpirun noticed that process rank 1 with PID 0 on node n1 exited on signal 9 (Killed).":                        "rank 1 on n1: ended by signal 9 (Killed)",
-		"The first process to do so was:\n\n  Process name: [[21446,1],5]\n  Exit code:    7\n":                        "rank 5: exited",
-		"=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n=   PID 4711 RUNNING AT n1\n=   EXIT CODE: 9\n====": "a rank on n1 ended with 9",
-		"MPI_ABORT was invoked on rank 1": "",
-	} {
-		if got := launcherSays([]byte(text)).String(); got != want {
-			t.Errorf("%q: %q, want %q", text, got, want)
 		}
 	}
 }

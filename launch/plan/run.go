@@ -137,6 +137,9 @@ func (o *options) plan(s site, prog []string) (launcherHere, job, error) {
 // they said of why.
 func run(l Line, j job, logs string, signals <-chan os.Signal) (outcome, error) {
 	begun := time.Now()
+	if l.Launcher == "openmpi4" {
+		defer keepSessions()()
+	}
 	out, err := openOutput(&l, j, logs)
 	if err != nil {
 		return outcome{}, err
@@ -149,6 +152,7 @@ func run(l Line, j job, logs string, signals <-chan os.Signal) (outcome, error) 
 	}
 	if err == nil && (l.Launcher == "mpich" || logs != logsPlain) { // plain: the ranks write to it, too
 		cmd.Stderr, err = out.stderr()
+		out.heardAll = true
 	}
 	if err != nil {
 		out.close()
@@ -195,7 +199,7 @@ func run(l Line, j job, logs string, signals <-chan os.Signal) (outcome, error) 
 		if out.folder != "" {
 			out.listenTo(out.folder, begun)
 		}
-		e = out.why(e, err)
+		e = out.why(e, err, j.ranks)
 	}
 	return e, err
 }

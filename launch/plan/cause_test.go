@@ -1,0 +1,99 @@
+package plan
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// What mpirun says first when a rank has failed. Where the rank ends as soon as it has begun, that is all.
+const (
+	onePrimary  = "--------------------------\nPrimary job  terminated normally, but 1 process returned\na non-zero exit code. Per user-direction, the job has been aborted.\n--------------------------\n"
+	manyPrimary = "--------------------------\nPrimary job  terminated normally, but 2 processes returned\nnon-zero exit codes. Per user-direction, the job has been aborted.\n--------------------------\n"
+	whichRank   = "--------------------------\nmpirun detected that one or more processes exited with non-zero status, thus causing\nthe job to be terminated. The first process to do so was:\n\n  Process name: [[21446,1],5]\n  Exit code:    7\n--------------------------\n"
+)
+
+func TestLauncherSays(t *testing.T) {
+	for _, tc := range []struct {
+		text  string
+		ranks int
+		want  string
+	}{
+		{"mpirun noticed that process rank 1 with PID 0 on node n1 exited on signal 9 (Killed).", 2, "rank 1 on n1: ended by signal 9 (Killed)"},
+		{whichRank, 8, "rank 5: exited"},
+		{onePrimary + whichRank, 8, "rank 5: exited"},
+		{onePrimary, 1, "rank 0: exited"},
+		{onePrimary, 8, "a rank exited"},
+		{manyPrimary, 8, "2 ranks exited"},
+		{"=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n=   PID 4711 RUNNING AT n1\n=   EXIT CODE: 9\n====", 2, "a rank on n1 ended with 9"},
+		{"MPI_ABORT was invoked on rank 1", 2, ""},
+	} {
+		if got := launcherSays([]byte(tc.text), tc.ranks).String(); got != tc.want {
+			t.Errorf("%q: %q, want %q", tc.text, got, tc.want)
+		}
+	}
+}
+
+// A job that fails is not silent, however little its launcher says. The double of mpirun says what is in a file, and ends.
+func TestLittleSaid(t *testing.T) {
+	dir := t.TempDir()
+	writeFile(t, dir+"/mpirun", `#!/bin/sh
+[ "$1" = --version ] && { echo "mpirun (Open MPI) 4.1.4"; exit; }
+cat "$SAYS" >&2
+exit "$STATUS"
+`, 0o755)
+	for _, tc := range []struct {
+		name, says, status, np, logs string
+		want                         string
+	}{
+		{"nothing", "", "5", "2", "pipe", "launch: the job has failed; status 5\n"},
+		{"nothing, of a signal", "", "137", "2", "prefix", "launch: the job has failed; status 137 (SIGKILL)\n"},
+		{"nothing, and files", "", "5", "2", dir + "/logs", "launch: the job has failed; status 5\n"},
+		{"one of one", onePrimary, "5", "1", "pipe", "launch: rank 0: exited; status 5\n"},
+		{"one of two", onePrimary, "137", "2", "pipe", "launch: a rank exited; status 137 (SIGKILL)\n"},
+		{"which", onePrimary + whichRank, "7", "8", "pipe", "launch: rank 5: exited; status 7\n"},
+		{"something else", "no slots\n", "1", "2", "pipe", "no slots\n"},
+		{"as it comes", onePrimary, "5", "1", "plain", onePrimary},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			cmd := launchCommand(t, "run", "--launcher", "openmpi4", "-np", tc.np, "--oversubscribe", "--logs", tc.logs, "--", self(t))
+			cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"), "SAYS="+writeFile(t, t.TempDir()+"/says", tc.says, 0o644), "STATUS="+tc.status)
+			if _, errs, status := result(t, cmd); errs != tc.want || status == 0 {
+				t.Errorf("status %d, %q, want %q", status, errs, tc.want)
+			}
+		})
+	}
+}
+
+// While a job runs nobody removes the folder of Open MPI's sessions, and then it is as it was.
+func TestKeepSessions(t *testing.T) {
+	dir := t.TempDir()
+	writeFile(t, dir+"/mpirun", `#!/bin/sh
+[ "$1" = --version ] && { echo "mpirun (Open MPI) 4.1.4"; exit; }
+rmdir "$TMPDIR"/ompi.* 2>&1 && echo gone
+exit 0
+`, 0o755)
+	start := func(tmp string) {
+		t.Helper()
+		cmd := launchCommand(t, "run", "--launcher", "openmpi4", "-np", "1", "--", self(t))
+		cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"), "TMPDIR="+tmp)
+		if out, errs, status := result(t, cmd); status != 0 || out == "" || out == "gone\n" {
+			t.Errorf("status %d, %q, %q", status, out, errs)
+		}
+	}
+	tmp := t.TempDir()
+	start(tmp)
+	if left, err := filepath.Glob(tmp + "/*"); err != nil || len(left) > 0 {
+		t.Errorf("%v, %q is left", err, left)
+	}
+	t.Setenv("TMPDIR", tmp)
+	release := keepSessions() // another job's
+	start(tmp)
+	if left, err := filepath.Glob(tmp + "/ompi.*/*"); err != nil || len(left) != 1 {
+		t.Errorf("%v, of another job %q is left", err, left)
+	}
+	release()
+	if left, err := filepath.Glob(tmp + "/*"); err != nil || len(left) > 0 {
+		t.Errorf("%v, %q is left", err, left)
+	}
+}
