@@ -114,6 +114,18 @@ func TestApplications(t *testing.T) {
 			same(t, one, losses(t, c.train(t, tc.hosts, 12), 12))
 		})
 	}
+	for _, tc := range []struct {
+		hosts, flags string
+		apart        bool // ranks that divide layers are on several hosts
+	}{{"h0:2,h1:2", "--tp 2", false}, {"h0:1,h1:1", "--tp 2", true}, {"h0:2,h1:2", "--tp 2 --pp 2", false}, {"h0:2,h1:2", "--shard parameters", false}} {
+		t.Run("train "+tc.flags+" "+tc.hosts, func(t *testing.T) {
+			j := c.train(t, tc.hosts, 12, strings.Fields(tc.flags)...)
+			same(t, one, losses(t, j, 12))
+			if warned := strings.Contains(j.log.String(), "divide layers, and are on several nodes"); warned != tc.apart {
+				t.Errorf("warned %v:\n%s", warned, j.log.String())
+			}
+		})
+	}
 	c.settled(t, patience, "h0", "h1", "h2")
 }
 

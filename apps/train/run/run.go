@@ -27,6 +27,9 @@ func (o *Options) Run(ctx context.Context, w *spmd.World) (err error) {
 	if err := o.settle(w); err != nil {
 		return err
 	}
+	if err := o.warnApart(w); err != nil {
+		return err
+	}
 	f, err := o.OpenTokens(w)
 	if err != nil {
 		return Usage(err)

@@ -3,6 +3,7 @@ package run
 import (
 	"fmt"
 
+	"lockstep/apps/train/agree"
 	"lockstep/apps/train/layout"
 	"lockstep/spmd"
 )
@@ -43,6 +44,35 @@ func (o *Options) checkParts(ranks int) error {
 		return fmt.Errorf("--sample %d does not go with %s, where no rank has the whole model: train sample writes from a checkpoint", o.sample, asked)
 	}
 	return nil
+}
+
+// warnApart warns where ranks that divide layers are on several nodes, which costs what --tp is to gain. Every rank calls it.
+func (o *Options) warnApart(w *spmd.World) error {
+	if o.tp == 1 || w.Nodes() == 1 {
+		return nil
+	}
+	nodes, err := agree.GatherOne(w, w.Comm(), int64(w.Node()))
+	if err != nil {
+		return err
+	}
+	if first := apart(nodes, o.tp); first >= 0 {
+		w.Log().Warn().Msgf("--tp %d: ranks %d to %d divide layers, and are on several nodes, between which that is slow: take a --tp that divides the ranks of each node, and place ranks node by node",
+			o.tp, first, first+o.tp-1)
+	}
+	return nil
+}
+
+// apart is the first rank of the first group of so many that are not all on one node, given the node of each rank; -1 if
+// there is none.
+func apart(nodes []int64, group int) int {
+	for first := 0; first < len(nodes); first += group {
+		for _, node := range nodes[first : first+group] {
+			if node != nodes[first] {
+				return first
+			}
+		}
+	}
+	return -1
 }
 
 // largestStage is how many bytes of the device the stage takes that takes most, and how many
