@@ -3,6 +3,7 @@ package inproc_test
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
 	"testing"
 	"unsafe"
@@ -250,4 +251,44 @@ func TestSplit(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Operands that are variables of a caller do not lie on its stack, which moves and goes: other ranks may read them meanwhile,
+// and the garbage collector finds where they were.
+func TestVariables(t *testing.T) {
+	for range 10 {
+		each(t, func(c *inproc.Comm) {
+			const n = 300
+			deep(100, func() {
+				var mine, sum [n]int64
+				for i := range mine {
+					mine[i] = int64(i + c.Rank())
+				}
+				if c.Rank() == 0 {
+					deep(10_000, runtime.GC) // stacks of those that wait move meanwhile
+				}
+				commtest.Must(t, c.AllReduce(unsafe.Pointer(&sum), unsafe.Pointer(&mine), n, elem.Int64, elem.Sum))
+				size := int64(c.Size())
+				for i, v := range sum {
+					if want := size*int64(i) + size*(size-1)/2; v != want {
+						t.Errorf("rank %d of %d: sum[%d] = %d, want %d", c.Rank(), size, i, v, want)
+						return
+					}
+				}
+			})
+		})
+		runtime.GC() // frees the stacks
+		runtime.GC() // and finds what still points there
+	}
+}
+
+// deep calls fn with a deep stack.
+func deep(n int, fn func()) {
+	var room [64]byte
+	if n == 0 {
+		fn()
+		return
+	}
+	deep(n-1, fn)
+	runtime.KeepAlive(&room)
 }
