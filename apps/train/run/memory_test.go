@@ -128,3 +128,26 @@ func TestShardedMemory(t *testing.T) {
 		room = need - 1
 	}
 }
+
+// Beside activations a rank of R with --shard parameters needs 16 bytes of each of P parameters over R, and little more: of a
+// whole run's need at most a tenth, with as many sequences as such models learn from at a time.
+func TestShardedMemoryOfParameters(t *testing.T) {
+	for _, tc := range []struct {
+		model string
+		batch int
+	}{{"gpt2-medium", 8}, {"gpt2-large", 8}, {"gpt2-xl", 4}, {"gpt2-xl", 8}, {"gpt2-xl", 32}} {
+		for _, ranks := range []int{2, 4, 8} {
+			o := New()
+			o.Batch, o.Seq, o.GlobalBatch, o.DType, o.Given = tc.batch, 1024, tc.batch*ranks, "bfloat16", func(string) bool { return false }
+			o.Cfg = layout.Presets[tc.model]
+			o.Cfg.Vocab = 50257
+			params := o.Cfg.ParamCount()
+			activations := traintest.Must(o.needs(tc.batch, ranks)) - 18*params // weights, their rounded copies, gradients and two moments
+			o.Cfg.Shard = layout.Sharding{Mode: layout.ShardParameters, Ranks: ranks}
+			need, want := traintest.Must(o.needs(tc.batch, ranks)), activations+16*params/ranks
+			if need < want || need > want+want/10 {
+				t.Errorf("%s, %d sequences on %d ranks: %d bytes, of which 16 a parameter and activations are %d: %.3f", tc.model, tc.batch, ranks, need, want, float64(need)/float64(want))
+			}
+		}
+	}
+}
