@@ -28,7 +28,7 @@ one() {
     [ "$1" -le 2 ] || parallel=2
     log="$logs/$1.$(echo "$folder" | tr / .).log"
     start="$(date +%s)"
-    (cd "$folder" && CUDA_VISIBLE_DEVICES="$sees" CUDA_DEVICE_MAX_CONNECTIONS=32 timeout -k 10 "$((limit + 10))" "$root/bin/test/$2" -test.v -test.count=1 -test.parallel=$parallel -test.timeout "${limit}s") >"$log" 2>&1
+    (cd "$folder" && CUDA_VISIBLE_DEVICES="$sees" timeout -k 10 "$((limit + 10))" "$root/bin/test/$2" -test.v -test.count=1 -test.parallel=$parallel -test.timeout "${limit}s") >"$log" 2>&1
     case $? in
     0) result=ok ;;
     124 | 137) result=TIMEOUT ;;

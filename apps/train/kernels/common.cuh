@@ -79,18 +79,25 @@ SPMD_FN bool last_of(unsigned *counter, unsigned blocks) {
     return last;
 }
 
-// add_rows is the sum of m floats, width apart, which other blocks have written.
-SPMD_FN float add_rows(const float *p, int m, int width) {
+// add_rows adds up V columns of m rows of floats, width apart, which other blocks have written. V is 1, or 4 where
+// the first is aligned to 16 bytes and width is a multiple of 4.
+template <int V> SPMD_FN void add_rows(float (&sum)[V], const float *p, int m, int width) {
     enum { DEEP = 16 }; // loads that do not wait for each other
-    float sum = 0;
+#pragma unroll
+    for (int k = 0; k < V; k++) sum[k] = 0;
     for (int left = m; left > 0; left -= DEEP) {
-        float v[DEEP];
+        union { float4 four; float v[V]; } row[DEEP];
 #pragma unroll
-        for (int r = 0; r < DEEP; r++, p += width) v[r] = r < left ? __ldcg(p) : 0;
+        for (int r = 0; r < DEEP; r++, p += width) {
+            if (r >= left) row[r] = {};
+            else if (V == 4) row[r].four = __ldcg((const float4 *)p);
+            else row[r].v[0] = __ldcg(p);
+        }
 #pragma unroll
-        for (int r = 0; r < DEEP; r++) sum += v[r];
+        for (int r = 0; r < DEEP; r++)
+#pragma unroll
+            for (int k = 0; k < V; k++) sum[k] += row[r].v[k];
     }
-    return sum;
 }
 
 // sum_blocks adds up what the blocks of the grid have written to partial(blocks + sets, width), each to its row: the
@@ -98,14 +105,27 @@ SPMD_FN float add_rows(const float *p, int m, int width) {
 // add(column, sum). arrived(1 + sets) stays zero.
 enum { SET = 16 };
 
-template <typename F> SPMD_FN void sum_blocks(float *partial, unsigned *arrived, int width, F add) {
+template <int V, typename F> SPMD_FN void sum_blocks_by(float *partial, unsigned *arrived, int width, F add) {
     int sets = (gridDim.x + SET - 1) / SET, set = blockIdx.x / SET, members = min(SET, gridDim.x - set * SET);
     if (!last_of(arrived + 1 + set, members)) return;
     const float *rows = partial + (long long)set * SET * width;
-    float *totals = partial + (long long)gridDim.x * width;
-    for (int j = threadIdx.x; j < width; j += blockDim.x) totals[(long long)set * width + j] = add_rows(rows + j, members, width);
+    float *totals = partial + (long long)gridDim.x * width, sum[V];
+    for (int j = threadIdx.x * V; j < width; j += blockDim.x * V) {
+        add_rows(sum, rows + j, members, width);
+#pragma unroll
+        for (int k = 0; k < V; k++) totals[(long long)set * width + j + k] = sum[k];
+    }
     if (!last_of(arrived, sets)) return;
-    for (int j = threadIdx.x; j < width; j += blockDim.x) add(j, add_rows(totals + j, sets, width));
+    for (int j = threadIdx.x * V; j < width; j += blockDim.x * V) {
+        add_rows(sum, totals + j, sets, width);
+#pragma unroll
+        for (int k = 0; k < V; k++) add(j + k, sum[k]);
+    }
+}
+
+template <typename F> SPMD_FN void sum_blocks(float *partial, unsigned *arrived, int width, F add) {
+    if (width % 4 == 0) sum_blocks_by<4>(partial, arrived, width, add);
+    else sum_blocks_by<1>(partial, arrived, width, add);
 }
 
 // packed8 is 8 activations as they lie in memory.

@@ -106,7 +106,11 @@ SPMD_FN void encoder_backward_of(float *dwte, float *dwpe, float *partial, unsig
         __threadfence();
         if (!mine) continue;
 #pragma unroll 1
-        for (int k = 0; k < V; k++) to[k] += add_rows(rows + k, split.parts, c);
+        for (int k = 0; k < V; k++) {
+            float sum[1];
+            add_rows(sum, rows + k, split.parts, c);
+            to[k] += sum[0];
+        }
     }
 }
 
