@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -26,6 +27,7 @@ func TestGPUThroughMPI(t *testing.T) {
 			t.Setenv(name, v)
 		}
 		t.Run("start", mpiStart)
+		t.Run("queues", mpiQueues)
 		t.Run("ranks differ", mpiDiffers)
 		t.Run("ways", mpiWays)
 		t.Run("beside NCCL", peersBesideNCCL)
@@ -75,6 +77,24 @@ func mpiStart(t *testing.T) {
 	status, out := run(t, 2, "sum", nil, "--device", "cuda", "--collectives", "mpi")
 	if status != 0 || !strings.Contains(out, "collectives=mpi-staged") || !strings.Contains(out, `--collectives mpi: `) || !strings.Contains(out, "sum=1") {
 		t.Errorf("status %d\n%s", status, out)
+	}
+}
+
+// mpiQueues: where streams wait for the host, the device keeps them apart. The driver reads how when it is initialised.
+func mpiQueues(t *testing.T) {
+	for collectives, want := range map[string]string{"mpi": "32", "mpi-staged": "32", "auto": "", "nccl": ""} {
+		logs := t.TempDir()
+		status, out := run(t, 3, "sum", []string{rankEnv + "=FAKECUDA_LOG=" + logs + "/%r"}, "--device", "cuda", "--collectives", collectives)
+		if status != 0 {
+			t.Errorf("--collectives %s: status %d\n%s", collectives, status, out)
+			continue
+		}
+		for rank := range 3 {
+			log := fakelib.Log{File: filepath.Join(logs, strconv.Itoa(rank))}
+			if calls := log.New(t, "cuInit "); len(calls) == 0 || fakelib.Value(calls[0], "queues") != want {
+				t.Errorf("--collectives %s, rank %d: %q, want %q queues", collectives, rank, calls, want)
+			}
+		}
 	}
 }
 

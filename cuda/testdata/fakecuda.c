@@ -53,7 +53,8 @@ int cuInit(unsigned flags) {
     int status = injected("cuInit");
     if (status == OK && device_count() == 0) status = 100;
     if (status == OK) initialised = 1;
-    note("cuInit flags=%u = %d", flags, status);
+    const char *queues = getenv("CUDA_DEVICE_MAX_CONNECTIONS"); // the driver reads it here, and not later
+    note("cuInit flags=%u queues=%s = %d", flags, queues ? queues : "", status);
     return status;
 }
 int cuDriverGetVersion(int *v) {

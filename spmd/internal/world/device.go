@@ -26,6 +26,7 @@ func (w *World) chooseDevice(node control.Comm) error {
 		return nil
 	}
 	defer w.startup.Begin("context")()
+	useBackend := w.chooseBackend()
 	index, err := cudaexec.Find(node, route.SharesGPUs(w.start.Config.Collectives), max(w.start.Config.PerProcess, 1))
 	failure, err := w.firstFailure(err)
 	if err != nil {
@@ -33,7 +34,7 @@ func (w *World) chooseDevice(node control.Comm) error {
 	}
 	if failure == nil {
 		w.why = "every rank has a GPU of its own"
-		if err := w.chooseBackend(); err != nil {
+		if err := useBackend(); err != nil {
 			return err
 		}
 		g, err := cudaexec.Open(index)
@@ -180,26 +181,29 @@ func (w *World) stayNear(node control.Comm) error {
 	return w.findThreads(node)
 }
 
-// chooseBackend settles on all ranks alike what carries GPU memory. It comes before the GPU is opened.
+// chooseBackend settles on all ranks alike what would carry GPU memory. It comes before the driver is initialised: see
+// route.Select. What it returns takes the choice over where there are GPUs; without them it does not matter.
 //
 // Collective over all ranks.
-func (w *World) chooseBackend() error {
+func (w *World) chooseBackend() (use func() error) {
 	if w.All.Size() == 1 {
-		return nil
+		return func() error { return nil }
 	}
 	s, err := route.Select(w.Control.Host(), w.start.Config.Collectives)
-	if err != nil {
-		return err
+	return func() error {
+		if err != nil {
+			return err
+		}
+		if s.Lacking != nil {
+			w.agreed = true
+			return job.Usage(fmt.Errorf("--collectives %s: %w", w.start.Config.Collectives, s.Lacking))
+		}
+		w.Env.Backend = s.Backend
+		if s.Passed != "" {
+			w.fellBack, w.why = true, s.Passed
+		}
+		return nil
 	}
-	if s.Lacking != nil {
-		w.agreed = true
-		return job.Usage(fmt.Errorf("--collectives %s: %w", w.start.Config.Collectives, s.Lacking))
-	}
-	w.Env.Backend = s.Backend
-	if s.Passed != "" {
-		w.fellBack, w.why = true, s.Passed
-	}
-	return nil
 }
 
 // openTransports has the world's communicators carry GPU memory, and says why in the way that they do.

@@ -58,7 +58,7 @@ type Selection struct {
 }
 
 // Select selects the backend that --collectives asks for, or the first of the registry that all ranks can use. It comes
-// before the device is opened.
+// before the driver is initialised, which reads then how many queues a device has.
 //
 // Collective over the ranks of h, which are all.
 func Select(h transport.Host, asked string) (Selection, error) { return choose(backends, h, asked) }
@@ -95,7 +95,8 @@ func choose(list []transport.Backend, h transport.Host, asked string) (Selection
 }
 
 // manyQueues has a device keep its streams apart: one that waits for the host must not hold up others, which share few
-// queues of the device unless told. It comes before the device is opened.
+// queues of the device unless told. Not more, nor for those that Join: all processes on an H200 have about 500 queues
+// together, and a context with 32 takes a second to make.
 func manyQueues() error {
 	const name = "CUDA_DEVICE_MAX_CONNECTIONS"
 	settingQueues.Lock()
