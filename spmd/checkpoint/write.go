@@ -94,7 +94,7 @@ func (m *Manager) awaitParts(s *saving) error {
 // awaitPart waits until fewer than so many files are missing, and returns how many are.
 func (m *Manager) awaitPart(s *saving, most int) (int, error) {
 	files := s.x.Files
-	end := time.Now().Add(m.cfg.Timeout + m.cfg.Timeout/4) // that rank may say more of it
+	end := time.Now().Add(m.cfg.Timeout + max(m.cfg.Timeout/4, 2*time.Second)) // that rank may say more of it
 	for wait := time.Millisecond; ; wait = min(2*wait, 200*time.Millisecond) {
 		entries, err := os.ReadDir(s.temp)
 		if err != nil {
