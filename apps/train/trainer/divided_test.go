@@ -17,16 +17,22 @@ import (
 // Layers that are divided, a pipeline of stages, and both beside replicas train as plain data
 // parallel does, over uneven parts of a batch and micro-batches, with every mode of sharing beside it.
 func TestDivided(t *testing.T) {
-	traintest.OnBothQuickly(t, []int{2, 3, 4}, testDivided[float32](4), testDivided[spmd.BF16](4))
+	traintest.OnBothQuickly(t, []int{2, 3, 4}, nil, testDivided[float32](4, 2, 1), testDivided[spmd.BF16](4, 2, 1))
+}
+
+// So do the first steps of 4 processes, whose messages MPI carries.
+func TestDividedProcesses(t *testing.T) {
+	spmdtest.HostOnly(t, "all ranks of TestDivided are processes there")
+	spmdtest.Run(t, []int{4}, testDivided[float32](2, 1))
 }
 
 // For as long as losses are to stay close.
 func TestDividedLong(t *testing.T) {
-	if spmdtest.Device() != "host" {
-		spmdtest.Run(t, []int{2, 3, 4}, testDivided[float32](50))
-		return
+	ranks := []int{2, 3, 4}
+	if spmdtest.Device() == "host" {
+		ranks = ranks[1:] // 4 ranks have the forms of 2
 	}
-	spmdtest.RunInProcess(t, []int{2, 3, 4}, testDivided[float32](50))
+	traintest.RunQuickly(t, ranks, nil, testDivided[float32](50, 2))
 }
 
 // eachForm calls fn with every way to have parts of each layer and stages on so many ranks, but that
@@ -41,69 +47,69 @@ func eachForm(ranks int, fn func(tensor, stages int)) {
 	}
 }
 
-func testDivided[A kernels.Act](steps int) func(t *testing.T, w *spmd.World) {
-	return func(t *testing.T, w *spmd.World) { testDividedFor[A](t, w, steps) }
+// testDivided is a test of some steps with micro-batches of these sizes.
+func testDivided[A kernels.Act](steps int, batches ...int) func(t *testing.T, w *spmd.World) {
+	return func(t *testing.T, w *spmd.World) {
+		for _, batch := range batches {
+			testDividedFor[A](t, w, steps, batch)
+		}
+	}
 }
 
-func testDividedFor[A kernels.Act](t *testing.T, w *spmd.World, steps int) {
+func testDividedFor[A kernels.Act](t *testing.T, w *spmd.World, steps, batch int) {
 	bound := 1e-4
 	if kernels.IsHalf[A]() {
 		bound = 1e-3
 	}
 	const layers, heads, channels = 5, 12, 24
-	for _, batch := range []int{2, 1} {
-		if steps == 50 && batch == 1 {
-			return
-		}
-		cfg := testConfig(steps)
-		cfg.Model.Vocab = map[int]int{2: 203, 1: 130}[batch] // of 4 ranks the last has few tokens, or none
-		cfg.Seq, cfg.Half, cfg.Batch, cfg.Graph, cfg.Model.Layers, cfg.Model.Heads, cfg.Model.Channels = 16, kernels.IsHalf[A](), batch, "off", layers, heads, channels
-		plain := start(t, w, w.Comm(), cfg, wordTokens(4000))
-		wants, wantVal := stepAll(t, plain, steps)
-		if err := plain.Close(); err != nil {
-			t.Fatal(err)
-		}
-		eachForm(w.Size(), func(tensor, stages int) {
-			var unshared [][2]float64
-			for mode := layout.ShardOff; mode <= layout.ShardParameters; mode++ {
-				cfg.Model.Shard.Mode, cfg.Model.Tensor.Ranks, cfg.Model.Stage.Stages = mode, tensor, stages
-				split := start(t, w, w.Comm(), cfg, wordTokens(4000))
-				what := fmt.Sprintf("--tp %d --pp %d --shard %v, %d ranks, micro-batches of %d", tensor, stages, mode, w.Size(), batch)
-				worst := 0.0
-				exact := mode > layout.ShardOff && w.OnHost() && split.c.Size() <= 2 && (mode == layout.ShardOptimizer || split.microSteps(cfg.GlobalBatch) == 1)
-				for i, want := range wants {
-					loss, norm := step(t, split, i)
-					if mode == layout.ShardOff {
-						unshared = append(unshared, [2]float64{loss, norm})
-					} else if exact && unshared[i] != [2]float64{loss, norm} {
-						t.Fatalf("%s, step %d: loss %v, norm %v; with --shard off %v", what, i, loss, norm, unshared[i])
+	cfg := testConfig(steps)
+	cfg.Model.Vocab = map[int]int{2: 203, 1: 130}[batch] // of 4 ranks the last has few tokens, or none
+	cfg.Seq, cfg.Half, cfg.Batch, cfg.Graph, cfg.Model.Layers, cfg.Model.Heads, cfg.Model.Channels = 16, kernels.IsHalf[A](), batch, "off", layers, heads, channels
+	plain := start(t, w, w.Comm(), cfg, wordTokens(4000))
+	wants, wantVal := stepAll(t, plain, steps)
+	if err := plain.Close(); err != nil {
+		t.Fatal(err)
+	}
+	eachForm(w.Size(), func(tensor, stages int) {
+		var unshared [][2]float64
+		for mode := layout.ShardOff; mode <= layout.ShardParameters; mode++ {
+			cfg.Model.Shard.Mode, cfg.Model.Tensor.Ranks, cfg.Model.Stage.Stages = mode, tensor, stages
+			split := start(t, w, w.Comm(), cfg, wordTokens(4000))
+			what := fmt.Sprintf("--tp %d --pp %d --shard %v, %d ranks, micro-batches of %d", tensor, stages, mode, w.Size(), batch)
+			worst := 0.0
+			exact := mode > layout.ShardOff && w.OnHost() && split.c.Size() <= 2 && (mode == layout.ShardOptimizer || split.microSteps(cfg.GlobalBatch) == 1)
+			for i, want := range wants {
+				loss, norm := step(t, split, i)
+				if mode == layout.ShardOff {
+					unshared = append(unshared, [2]float64{loss, norm})
+				} else if exact && unshared[i] != [2]float64{loss, norm} {
+					t.Fatalf("%s, step %d: loss %v, norm %v; with --shard off %v", what, i, loss, norm, unshared[i])
+				}
+				if !traintest.CloseTo(loss, want[0], bound) || !traintest.CloseTo(norm, want[1], 100*bound*want[1]) {
+					t.Fatalf("%s, step %d: loss %.8f, norm %.8f; without %v", what, i, loss, norm, want)
+				}
+				worst = max(worst, math.Abs(loss-want[0]))
+				if i%10 == 0 || i == steps-1 {
+					if err := split.Audit(i + 1); err != nil {
+						t.Fatalf("%s, step %d: %v", what, i, err)
 					}
-					if !traintest.CloseTo(loss, want[0], bound) || !traintest.CloseTo(norm, want[1], 100*bound*want[1]) {
-						t.Fatalf("%s, step %d: loss %.8f, norm %.8f; without %v", what, i, loss, norm, want)
-					}
-					worst = max(worst, math.Abs(loss-want[0]))
-					if i%10 == 0 || i == steps-1 {
-						if err := split.Audit(i + 1); err != nil {
-							t.Fatalf("%s, step %d: %v", what, i, err)
-						}
-					}
-				}
-				if steps == 50 {
-					traintest.Measured(t, fmt.Sprintf("largest difference of a loss over 50 steps with --tp %d --pp %d --shard %v", tensor, stages, mode), worst)
-				}
-				got, err := split.Validate()
-				if err != nil {
-					t.Fatal(err)
-				}
-				if !traintest.CloseTo(got, wantVal, bound) {
-					t.Errorf("%s: validation loss %.8f, without %.8f", what, got, wantVal)
-				}
-				if err := split.Close(); err != nil {
-					t.Fatal(err)
 				}
 			}
-		})
-	}
+			if steps == 50 {
+				traintest.Measured(t, fmt.Sprintf("largest difference of a loss over 50 steps with --tp %d --pp %d --shard %v", tensor, stages, mode), worst)
+			}
+			got, err := split.Validate()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !traintest.CloseTo(got, wantVal, bound) {
+				t.Errorf("%s: validation loss %.8f, without %.8f", what, got, wantVal)
+			}
+			if err := split.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
 }
 
 // Stages have the bits of the model on one rank, where the order of sums is the same: in all of a first step, but for
@@ -178,7 +184,7 @@ func TestDividedAudit(t *testing.T) {
 
 // A divided step as a graph has the bits of its commands, and so has recomputation.
 func TestDividedGraphs(t *testing.T) {
-	spmdtest.Run(t, []int{2, 3}, func(t *testing.T, w *spmd.World) {
+	traintest.RunQuickly(t, []int{2, 3}, []int{3}, func(t *testing.T, w *spmd.World) {
 		for mode := layout.ShardOff; mode <= layout.ShardParameters; mode++ {
 			testDividedGraphs(t, w, mode, 1, w.Size())
 			testDividedGraphs(t, w, mode, w.Size(), 1)

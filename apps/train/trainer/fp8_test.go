@@ -15,7 +15,7 @@ import (
 // A run with 8-bit floats learns as one with bfloat16, has the same bits as a graph, and goes on from what a checkpoint
 // holds with the bits of one that was not interrupted; all ranks have the same scales.
 func TestFP8Steps(t *testing.T) {
-	traintest.On8(t, []int{1, 2, 3}, func(t *testing.T, w *spmd.World) {
+	traintest.On8Quickly(t, []int{1, 2, 3}, nil, func(t *testing.T, w *spmd.World) {
 		const steps, half = 24, 9
 		f := wordTokens(4000)
 		for _, level := range []layout.FP8Level{layout.FP8Head, layout.FP8All} {
@@ -78,7 +78,7 @@ func TestFP8Steps(t *testing.T) {
 // Where ranks divide layers, are stages or share the weights a run with 8-bit floats learns as one without, has the same
 // scales on all ranks, the bits of its graph, and those of unshared weights where sums have one order.
 func TestFP8Divided(t *testing.T) {
-	traintest.On8Quickly(t, []int{2, 3, 4}, func(t *testing.T, w *spmd.World) {
+	traintest.On8Quickly(t, []int{2, 3, 4}, []int{2}, func(t *testing.T, w *spmd.World) {
 		const steps = 6
 		f := wordTokens(4000)
 		losses := func(cfg Config) (all []float64, exps []int) {
@@ -143,7 +143,7 @@ func TestFP8Divided(t *testing.T) {
 // What is computed once more has the copies, and so the bits, of what was kept, and leaves the same scales: on one rank
 // and in every division, over micro-steps and in graphs.
 func TestFP8Recompute(t *testing.T) {
-	traintest.On8(t, []int{1, 2, 3}, func(t *testing.T, w *spmd.World) {
+	traintest.On8Quickly(t, []int{1, 2, 3}, nil, func(t *testing.T, w *spmd.World) {
 		const steps = 4
 		cfg := testConfig(steps)
 		cfg.Half, cfg.Seq, cfg.Batch, cfg.GlobalBatch = true, 16, 1, 3*w.Size()

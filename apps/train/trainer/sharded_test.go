@@ -79,7 +79,7 @@ func compareArenas(t *testing.T, what string, got, want *Trainer, bound float64)
 // several kinds: to the bit on two ranks, where a sum has one order, as long as the order of
 // micro-steps and ranks is the same.
 func TestSharded(t *testing.T) {
-	traintest.OnBothQuickly(t, []int{1, 2, 3, 4}, testSharded[float32], testSharded[spmd.BF16])
+	traintest.OnBothQuickly(t, []int{1, 2, 3, 4}, []int{4}, testSharded[float32], testSharded[spmd.BF16])
 }
 
 func testSharded[A kernels.Act](t *testing.T, w *spmd.World) {
@@ -312,7 +312,7 @@ func TestShardedGenerate(t *testing.T) {
 // What is computed once more has the bits of what was kept, in plain steps and in every mode, over
 // micro-steps and in graphs.
 func TestRecompute(t *testing.T) {
-	traintest.OnBothQuickly(t, []int{1, 3}, testRecompute[float32], testRecompute[spmd.BF16])
+	traintest.OnBothQuickly(t, []int{1, 3}, nil, testRecompute[float32], testRecompute[spmd.BF16])
 }
 
 func testRecompute[A kernels.Act](t *testing.T, w *spmd.World) {

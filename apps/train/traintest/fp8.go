@@ -53,23 +53,9 @@ func On8(t *testing.T, ranks []int, fn func(t *testing.T, w *spmd.World)) {
 	spmdtest.Run(t, ranks, only8(fn))
 }
 
-// On8Quickly is On8 for a long test, with more than 3 ranks as goroutines of one process on the host: on fewer cores they
-// take half of the time. What carries messages is tested with 2 and 3 processes.
-func On8Quickly(t *testing.T, ranks []int, fn func(t *testing.T, w *spmd.World)) {
-	if spmdtest.Device() != "host" {
-		On8(t, ranks, fn)
-		return
-	}
-	few, many := []int{}, []int{}
-	for _, n := range ranks {
-		if n > 3 {
-			many = append(many, n)
-		} else {
-			few = append(few, n)
-		}
-	}
-	t.Run("processes", func(t *testing.T) { On8(t, few, fn) })
-	t.Run("goroutines", func(t *testing.T) { spmdtest.RunInProcess(t, many, only8(fn)) })
+// On8Quickly is On8 for a long test, by RunQuickly.
+func On8Quickly(t *testing.T, ranks, processes []int, fn func(t *testing.T, w *spmd.World)) {
+	RunQuickly(t, ranks, processes, only8(fn))
 }
 
 // only8 is fn where products of 8-bit floats can be had, and elsewhere skips the test.
