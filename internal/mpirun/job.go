@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -81,6 +82,13 @@ func do(fn func()) {
 	<-done
 }
 
+// Start starts a command of Command. Its own Start would have mpirun end, with status 1 and without a word, where the thread
+// that it is called on ends before: threads end with a goroutine that has locked them for good.
+func Start(cmd *exec.Cmd) (err error) {
+	do(func() { err = cmd.Start() })
+	return err
+}
+
 var starter = sync.OnceValue(func() chan<- func() {
 	c := make(chan func())
 	go func() {
@@ -113,7 +121,7 @@ func start(ctx context.Context, n int) (j *job, own string, err error) {
 	cmd := Command(life, n, os.Args[0], args...)
 	cmd.Env = append(cmd.Env, envJob+"="+listener.Addr().String())
 	cmd.Stdout, cmd.Stderr = &j.own, &j.own
-	if do(func() { err = cmd.Start() }); err != nil {
+	if err = Start(cmd); err != nil {
 		cancel()
 		return nil, "", errors.Join(fmt.Errorf(noLauncher, err), os.RemoveAll(dir))
 	}

@@ -48,7 +48,7 @@ func Env(ranks int) []string {
 // Command returns the command that runs prog on n ranks under mpirun, or mpiexec where there is no mpirun.
 //
 // When ctx ends, mpirun is told to stop, which ends its ranks; what still runs after five seconds is killed. Starting
-// the command fails when neither launcher is in PATH.
+// the command fails when neither launcher is in PATH. In a program in which threads end, Start starts it.
 func Command(ctx context.Context, n int, prog string, args ...string) *exec.Cmd {
 	keepSessions()
 	cmd := exec.CommandContext(ctx, launcher(), append([]string{"-np", strconv.Itoa(n), prog}, args...)...)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -220,5 +221,48 @@ func TestEnds(t *testing.T) {
 	}
 	if got := strings.Join(ends(lines, 6), ","); got != "a,b,c,d,e,f" {
 		t.Error(got)
+	}
+}
+
+// onThreadThatEnds calls fn on a thread, and returns when that has ended.
+func onThreadThatEnds(ctx context.Context, fn func()) {
+	done := make(chan int)
+	go func() {
+		runtime.LockOSThread()
+		thread := syscall.Gettid()
+		if thread == os.Getpid() { // the first thread stays: it is held until another has been found
+			defer runtime.UnlockOSThread()
+			onThreadThatEnds(ctx, fn)
+		} else {
+			fn()
+		}
+		done <- thread
+	}()
+	if thread := <-done; thread != os.Getpid() {
+		for err := error(nil); err == nil && ctx.Err() == nil; runtime.Gosched() {
+			_, err = os.Stat(fmt.Sprintf("/proc/self/task/%d", thread))
+		}
+	}
+}
+
+// A job outlives the thread on which its test was when it started.
+func TestStart(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cmd := Command(ctx, 1, "cat")
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	onThreadThatEnds(ctx, func() { err = Start(cmd) })
+	if err != nil {
+		t.Skipf("no job: %v", err)
+	}
+	fmt.Fprint(in, "still here")
+	in.Close()
+	if err := cmd.Wait(); err != nil || out.String() != "still here" {
+		t.Errorf("%v, %q, %q", err, &out, &errs)
 	}
 }

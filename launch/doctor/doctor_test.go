@@ -309,7 +309,10 @@ func (s *set) run(ctx context.Context) output {
 	s.t.Helper()
 	var out, errs bytes.Buffer
 	s.cmd.Stdout, s.cmd.Stderr = &out, &errs
-	err := s.cmd.Run()
+	err := mpirun.Start(s.cmd) // Gather ends threads
+	if err == nil {
+		err = s.cmd.Wait()
+	}
 	if s.cmd.SysProcAttr != nil && s.cmd.SysProcAttr.Setpgid && s.cmd.Process != nil {
 		_ = syscall.Kill(-s.cmd.Process.Pid, syscall.SIGKILL) // whatever mpirun left behind in its group
 	}
@@ -344,7 +347,8 @@ func (e *output) check(t *testing.T, ranks int, wanted []want) {
 		t.Errorf("status 0 after a failure")
 	}
 	gpus := len(e.results[0].Ranks[0].GPU.Devices) > 0 // a machine with doubles lacks the libraries
-	if !failure && !gpus && (e.status != 0 || Failed(e.findings) || len(e.results[0].Ranks) != ranks) {
+	missed := e.status == 1 && mpirun.MissedEnd(e.text)
+	if !failure && !gpus && (e.status != 0 && !missed || Failed(e.findings) || len(e.results[0].Ranks) != ranks) {
 		t.Errorf("status %d, facts of %d ranks, findings %v\n%s", e.status, len(e.results[0].Ranks), e.findings, e.text)
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lockstep/internal/live"
+	"lockstep/internal/mpirun"
 	"lockstep/launch/exit"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
@@ -54,7 +55,7 @@ func running(t *testing.T, n int) (cmd *exec.Cmd, pids []int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := cmd.Start(); err != nil {
+	if err := mpirun.Start(cmd); err != nil { // TestOtherUser ends a thread
 		t.Fatal(err)
 	}
 	lines := bufio.NewScanner(out)
