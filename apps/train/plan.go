@@ -71,7 +71,10 @@ func showPlan(w io.Writer, p *run.Planned) error {
 	fmt.Fprintf(&b, "%s parameters on %d x %s with %d GB each; the fastest first\n", thousands(float64(p.Params)), p.Ranks, p.GPU, p.Memory/1e9)
 	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	for _, x := range p.Proposals {
-		bubble := ""
+		messages, bubble := "", ""
+		if p.Ranks > 1 {
+			messages = "messages " + parts(x.Messages)
+		}
 		if x.Bubble > 0 {
 			bubble = fmt.Sprintf("bubble %.0f %%", 100*x.Bubble)
 		}
@@ -79,7 +82,7 @@ func showPlan(w io.Writer, p *run.Planned) error {
 		if most != speed {
 			speed += " to " + most
 		}
-		fmt.Fprintf(t, "  %s\t%.1f GB\t%s tokens/s\t%s\n", strings.Join(x.Flags, " "), float64(x.Bytes)/1e9, speed, bubble)
+		fmt.Fprintf(t, "  %s\t%.1f GB\t%s tokens/s\t%s\t%s\n", strings.Join(x.Flags, " "), float64(x.Bytes)/1e9, speed, messages, bubble)
 	}
 	if err := t.Flush(); err != nil {
 		return err
@@ -87,12 +90,21 @@ func showPlan(w io.Writer, p *run.Planned) error {
 	if len(p.Proposals) == 0 {
 		b.WriteString("  no way fits: more GPUs are needed, or those with more memory, or a smaller --batch, --seq or model\n")
 	}
-	for line := range strings.Lines(b.String()) { // the table pads those without a bubble
+	for line := range strings.Lines(b.String()) { // the table pads
 		if _, err := fmt.Fprintln(w, strings.TrimRight(line, " \n")); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// parts are two parts of a whole in per cent, the lesser first; one where they are equal.
+func parts(x [2]float64) string {
+	least, most := fmt.Sprintf("%.0f", 100*x[0]), fmt.Sprintf("%.0f", 100*x[1])
+	if most != least {
+		least += " to " + most
+	}
+	return least + " %"
 }
 
 // thousands is a number with three digits that count.

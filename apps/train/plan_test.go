@@ -14,7 +14,7 @@ func TestPlanCommand(t *testing.T) {
 	besideOthers(t)
 	machine := []string{"plan", "--model", "gpt2-xl", "--gpus-per-node", "4", "--timeout", "9s", "--data", "nowhere"}
 	p := train(t, 0, machine...)
-	if p.Status != 0 || !regexp.MustCompile(`(?m)^1\.48B parameters on 4 x H200 with 141 GB each; the fastest first\n  --shard \w+ --batch \d+ --global-batch 512 +\d+\.\d GB +\d+k to \d+k tokens/s$`).MatchString(p.Stdout) {
+	if p.Status != 0 || !regexp.MustCompile(`(?m)^1\.48B parameters on 4 x H200 with 141 GB each; the fastest first\n  --shard \w+ --batch \d+ --global-batch 512 +\d+\.\d GB +\d+k to \d+k tokens/s +messages \d+ to \d+ %$`).MatchString(p.Stdout) {
 		t.Errorf("status %d:\n%s%s", p.Status, p.Stdout, p.Stderr)
 	}
 	p = train(t, 0, append(machine, "--format", "json", "--gpu", "A100:40")...)
@@ -44,11 +44,12 @@ func TestThousands(t *testing.T) {
 		}
 	}
 	var b strings.Builder
-	p := run.Planned{GPU: "L4", Memory: 24e9, Ranks: 1, Params: 842_496, Proposals: []run.Proposal{{Flags: []string{"--batch", "4"}, Bytes: 3e9, Low: 1000, High: 1001}, {Flags: []string{"--pp", "2"}, Bytes: 2e9, Low: 900, High: 950, Bubble: 0.126}}}
+	p := run.Planned{GPU: "L4", Memory: 24e9, Ranks: 2, Params: 842_496, Proposals: []run.Proposal{{Flags: []string{"--batch", "4"}, Bytes: 3e9, Low: 1000, High: 1001, Messages: [2]float64{0.021, 0.021}},
+		{Flags: []string{"--pp", "2"}, Bytes: 2e9, Low: 900, High: 950, Bubble: 0.126, Messages: [2]float64{0.05, 0.1}}}}
 	if err := showPlan(&b, &p); err != nil {
 		t.Fatal(err)
 	}
-	if want := "842k parameters on 1 x L4 with 24 GB each; the fastest first\n  --batch 4  3.0 GB  1k tokens/s\n  --pp 2     2.0 GB  900 to 950 tokens/s  bubble 13 %\n"; b.String() != want {
+	if want := "842k parameters on 2 x L4 with 24 GB each; the fastest first\n  --batch 4  3.0 GB  1k tokens/s          messages 2 %\n  --pp 2     2.0 GB  900 to 950 tokens/s  messages 5 to 10 %  bubble 13 %\n"; b.String() != want {
 		t.Errorf("%q, want %q", b.String(), want)
 	}
 }

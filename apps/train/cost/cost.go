@@ -41,6 +41,12 @@ type Job struct {
 type Estimate struct {
 	Low, High float64
 	Bubble    float64 // the part of it in which stages of a pipeline wait
+	Alone     float64 // how long it would take if what is between ranks took no time
+}
+
+// Messages are the parts of both ends of an estimate that what is between ranks adds: what computation does not hide.
+func (e Estimate) Messages() (low, high float64) {
+	return max(0, 1-e.Alone/e.Low), max(0, 1-e.Alone/e.High)
 }
 
 // Rates are the tokens a second that an estimate of a job comes to.
@@ -69,13 +75,19 @@ type share struct {
 	embeddings float64
 }
 
-// work is how long both passes take, alone.
-func (s share) work() float64 {
-	t := s.head.forward + s.head.backward
+// alone are how long both passes take if nothing is between ranks.
+func (s share) alone() times {
+	t := times{forward: s.head.forward, backward: s.head.backward}
 	for _, x := range s.sections {
-		t += x.forward + x.backward + x.again
+		t.forward, t.backward = t.forward+x.forward, t.backward+x.again+x.backward
 	}
 	return t
+}
+
+// work is how long they take together.
+func (s share) work() float64 {
+	t := s.alone()
+	return t.forward + t.backward
 }
 
 // params are those that the rank has.
@@ -103,7 +115,7 @@ func (m Machine) step(r rates, cfg layout.Config, j Job) Estimate {
 	case all == nil:
 		all = layout.StagesOf(cfg, stages, micro, j.Seq)
 	}
-	fast, slow := make([]times, len(all)), make([]times, len(all))
+	fast, slow, alone := make([]times, len(all)), make([]times, len(all)), make([]times, len(all))
 	for i, stage := range all {
 		cfg.Stage = stage
 		s := m.shareOf(r, cfg, j)
@@ -114,12 +126,16 @@ func (m Machine) step(r rates, cfg layout.Config, j Job) Estimate {
 		}
 		// What parts of layers say to each other goes with the passes, in proportion; a message with each pass.
 		work := s.work()
-		fast[i], slow[i] = x.times(1+s.sums.Low/work, true), x.times(1+s.sums.High/work, false)
+		fast[i], slow[i], alone[i] = x.times(1+s.sums.Low/work, true), x.times(1+s.sums.High/work, false), s.alone()
 		for _, t := range []*times{&fast[i], &slow[i]} {
-			t.forward, t.backward, t.end = t.forward+message/2, t.backward+message/2, t.end+own*r.update
+			t.forward, t.backward = t.forward+message/2, t.backward+message/2
+		}
+		for _, t := range []*times{&fast[i], &slow[i], &alone[i]} {
+			t.end += own * r.update
 		}
 	}
 	var e Estimate
+	e.Alone, _ = length(alone, micro)
 	e.Low, _ = length(fast, micro)
 	e.High, e.Bubble = length(slow, micro)
 	if stages > 1 {

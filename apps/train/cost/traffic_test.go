@@ -168,7 +168,7 @@ func TestOnlyMessages(t *testing.T) {
 		layout.ShardParameters: 4*rest + micro*(2*(2*matrices-24*C*C)+4*(matrices+rest)),
 	} {
 		free := at(mode, math.Inf(1))
-		if !near(free.Low, free.High) {
+		if low, high := free.Messages(); !near(free.Low, free.High) || !near(low, 0) || !near(high, 0) {
 			t.Errorf("--shard %v without messages: %+v", mode, free)
 		}
 		const slow = 1e6 // bytes a second
@@ -179,6 +179,9 @@ func TestOnlyMessages(t *testing.T) {
 		}
 		if e.Low < all || e.Low > e.High {
 			t.Errorf("--shard %v: at least %v s, of which messages %v", mode, e.Low, all)
+		}
+		if _, high := e.Messages(); !near(e.Alone, free.High) || !near(high*e.High, all) {
+			t.Errorf("--shard %v: %v s alone, and messages %v of %v s; want %v, and %v s", mode, e.Alone, high, e.High, free.High, all)
 		}
 	}
 }

@@ -19,6 +19,9 @@ type Proposal struct {
 	Low    float64  `json:"tok_s"`  // tokens a second that are estimated, where nothing between the ranks is hidden; 0 where no estimate is known
 	High   float64  `json:"most"`   // and where all is that can be
 	Bubble float64  `json:"bubble"` // the part of the time in which stages of a pipeline wait
+
+	// Messages are the parts of the time that what goes between the ranks adds: where all is hidden that can be, and where nothing is.
+	Messages [2]float64 `json:"messages"`
 }
 
 // Planned is what a run on a machine is proposed.
@@ -81,8 +84,10 @@ func (o *Options) Plan(m cost.Machine, ranks int) (*Planned, error) {
 			continue
 		}
 		seen[key] = true
-		low, high := c.estimate.Rates(c.job)
-		out.Proposals = append(out.Proposals, Proposal{Flags: c.flags(), Bytes: need, Low: low, High: high, Bubble: c.estimate.Bubble})
+		p := Proposal{Flags: c.flags(), Bytes: need, Bubble: c.estimate.Bubble}
+		p.Low, p.High = c.estimate.Rates(c.job)
+		p.Messages[0], p.Messages[1] = c.estimate.Messages()
+		out.Proposals = append(out.Proposals, p)
 		if len(out.Proposals) == mostProposals {
 			break
 		}
