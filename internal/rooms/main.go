@@ -57,7 +57,8 @@ func replace(text, picture string) (string, error) {
 	return head + first + "\n" + picture + last + "\n" + tail, nil
 }
 
-// draw makes the picture, for Mermaid, which GitHub shows.
+// draw makes the picture, for Mermaid, which GitHub shows. The text of a box is a string of Markdown, which may have several
+// lines. Source: Mermaid's documentation of flowcharts, "Markdown formatting".
 func draw(pkgs []pkg) string {
 	var b strings.Builder
 	b.WriteString("```mermaid\nflowchart TD\n")
@@ -69,7 +70,7 @@ func draw(pkgs []pkg) string {
 			}
 		}
 		if names != nil {
-			fmt.Fprintf(&b, "    %s[\"<b>%s</b><br/>%s\"]\n", r.name, r.what, strings.Join(lines(names), "<br/>"))
+			fmt.Fprintf(&b, "    %s[\"`**%s**\n    %s`\"]\n", r.name, r.what, strings.Join(lines(names), "\n    "))
 		}
 	}
 	to := arrows(pkgs)
