@@ -201,13 +201,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) wgmma_backward_queries(bf16
 			copy_async<4>(l.rows(0) + threadIdx.x * 4, lse + (long long)head * T + first + threadIdx.x, threadIdx.x >= left);
 			publisher.copied(l.full(stages));
 			own.next();
-			for (long long row = first + square; row >= 0; row -= square) {
-				publisher.wait(l.empty(stage.at), stage.parity ^ 1);
-				load_rows<square>(l.stage(stage.at), k + row * h.stride, h.stride, T - row, hs);
-				load_rows<square>(l.stage(stage.at) + matrix_bytes, k + h.width + row * h.stride, h.stride, T - row, hs);
-				publisher.copied(l.full(stage.at));
-				stage.next();
-			}
+			copy_keys(l, publisher, stage, k, h, first + square, T, hs);
 		});
 		publisher.flush();
 	} else {
@@ -247,9 +241,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) wgmma_backward_queries(bf16
 			release(l.empty(stages));
 			own.next();
 			if (half == 0) { // the tile's last keys are after these queries
-				barrier_wait(l.full(x.stage.at), x.stage.parity);
-				release(l.empty(x.stage.at));
-				x.stage.next();
+				skip(l, x.stage);
 			}
 			x.sum(first / square + half + 1);
 			Head h(head, T, heads, hs);
@@ -306,9 +298,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) wgmma_backward_keys(bf16 *d
 			release(l.empty(stages));
 			own.next();
 			if (half == 1) { // the tile's first queries are before these keys
-				barrier_wait(l.full(x.stage.at), x.stage.parity);
-				release(l.empty(x.stage.at));
-				x.stage.next();
+				skip(l, x.stage);
 			}
 			if (first < T) {
 				x.sum((T - first + square - 1) / square);

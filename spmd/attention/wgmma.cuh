@@ -199,6 +199,25 @@ struct Head {
 	}
 };
 
+// copy_keys fills stages with the squares of 64 keys of a head, and their values, from row on and back to the first.
+template <int OWN>
+SPMD_FN void copy_keys(const Layout<OWN> &l, Publisher &publisher, Ring<stages> &stage, const bf16 *k, const Head &h, long long row, int T, int hs) {
+	for (; row >= 0; row -= square) {
+		publisher.wait(l.empty(stage.at), stage.parity ^ 1);
+		load_rows<square>(l.stage(stage.at), k + row * h.stride, h.stride, T - row, hs);
+		load_rows<square>(l.stage(stage.at) + matrix_bytes, k + h.width + row * h.stride, h.stride, T - row, hs);
+		publisher.copied(l.full(stage.at));
+		stage.next();
+	}
+}
+
+// skip passes over a stage that only the tile's other warpgroup needs.
+template <int OWN> SPMD_FN void skip(const Layout<OWN> &l, Ring<stages> &stage) {
+	barrier_wait(l.full(stage.at), stage.parity);
+	release(l.empty(stage.at));
+	stage.next();
+}
+
 // The first warpgroup hands most of its registers to the others.
 SPMD_FN void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 40;"); }
 SPMD_FN void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 232;"); }

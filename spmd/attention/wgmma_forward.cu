@@ -148,13 +148,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) wgmma_forward(bf16 *out, fl
 			load_rows<rows_per_tile>(l.own(0), q + first * h.stride, h.stride, T - first, hs);
 			publisher.copied(l.full(stages));
 			own.next();
-			for (long long row = first + square; row >= 0; row -= square) {
-				publisher.wait(l.empty(stage.at), stage.parity ^ 1);
-				load_rows<square>(l.stage(stage.at), k + row * h.stride, h.stride, T - row, hs);
-				load_rows<square>(l.stage(stage.at) + matrix_bytes, k + h.width + row * h.stride, h.stride, T - row, hs);
-				publisher.copied(l.full(stage.at));
-				stage.next();
-			}
+			copy_keys(l, publisher, stage, k, h, first + square, T, hs);
 		});
 		publisher.flush();
 	} else {
@@ -169,9 +163,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) wgmma_forward(bf16 *out, fl
 			release(l.empty(stages));
 			own.next();
 			if (half == 0) { // the tile's last keys are after these queries
-				barrier_wait(l.full(x.stage.at), x.stage.parity);
-				release(l.empty(x.stage.at));
-				x.stage.next();
+				skip(l, x.stage);
 			}
 			x.attend(first / square + half + 1);
 #pragma unroll
