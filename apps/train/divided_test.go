@@ -14,29 +14,31 @@ import (
 )
 
 // Saved with parts of the model on some ranks, and gone on with otherwise on others: the losses are those of the
-// run without, to the bit in the same form.
+// run without, to the bit in the same form. A few forms go through MPI, and the others have the same files.
 func TestDividedResume(t *testing.T) {
 	spmdtest.HostOnly(t, "no device plays a part")
 	const bound = 1e-4
 	args := append(smallRun(t, 7, "--val-every", "3"), "--layers", "3", "--heads", "6", "--channels", "24")
 	want, _ := finish(t, 2, args...)
 	for i, form := range []struct {
-		ranks int
-		flags string
-	}{{2, "--pp 2"}, {4, "--pp 2 --shard gradients"}, {3, "--pp 3 --recompute block"}, {4, "--pp 2"}, {2, ""}, {4, "--pp 2 --shard parameters"},
-		{2, "--tp 2"}, {4, "--dp 2 --tp 2 --shard parameters"}, {4, "--tp 2 --pp 2 --recompute block"}, {3, "--tp 3"}, {4, "--tp 2 --shard optimizer"}} {
+		ranks     int
+		processes bool
+		flags     string
+	}{{2, false, "--pp 2"}, {4, true, "--pp 2 --shard gradients"}, {3, false, "--pp 3 --recompute block"}, {4, false, "--pp 2"}, {2, false, ""},
+		{4, false, "--pp 2 --shard parameters"}, {2, false, "--tp 2"}, {4, true, "--dp 2 --tp 2 --shard parameters"},
+		{4, true, "--tp 2 --pp 2 --recompute block"}, {3, true, "--tp 3"}, {4, false, "--tp 2 --shard optimizer"}} {
 		t.Run(fmt.Sprintf("%s on %d", form.flags, form.ranks), func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "run")
 			with := append(args, strings.Fields(form.flags)...)
-			whole, log := finish(t, form.ranks, append(with, "--checkpoint", dir, "--save-every", "3", "--keep", "9")...)
+			whole, log := finishOn(t, form.ranks, form.processes, append(with, "--checkpoint", dir, "--save-every", "3", "--keep", "9")...)
 			compareRuns(t, whole, want, 0, bound)
 			if strings.Contains(form.flags, "--pp") && (!regexp.MustCompile(`bubble="\d+ %"`).MatchString(log) || !strings.Contains(log, " layers_of_stages=")) {
 				t.Errorf("the log does not tell of stages:\n%s", log)
 			}
-			same, _ := finish(t, form.ranks, append(with, "--graph", "on", "--checkpoint", only(t, dir, 3), "--resume", "must")...)
+			same, _ := finishOn(t, form.ranks, form.processes, append(with, "--graph", "on", "--checkpoint", only(t, dir, 3), "--resume", "must")...)
 			compareRuns(t, same, whole, 3, 0)
 			next := [...]string{"--pp 3", "--tp 3", "--tp 2 --shard optimizer"}[i%3]
-			other, log := finish(t, []int{3, 3, 4}[i%3], append(append(args, strings.Fields(next)...), "--checkpoint", only(t, dir, 3), "--resume", "must")...)
+			other, log := finishOn(t, []int{3, 3, 4}[i%3], false, append(append(args, strings.Fields(next)...), "--checkpoint", only(t, dir, 3), "--resume", "must")...)
 			compareRuns(t, other, want, 3, bound)
 			if strings.Contains(log, "another setting") {
 				t.Errorf("other stages are told as another setting:\n%s", log)

@@ -70,6 +70,15 @@ func finish(t *testing.T, ranks int, args ...string) (told, string) {
 	return r, p.Stderr
 }
 
+// finishOn is finish with processes as ranks, or with goroutines of one process, which takes half of the time.
+func finishOn(t *testing.T, ranks int, processes bool, args ...string) (told, string) {
+	t.Helper()
+	if processes {
+		return finish(t, ranks, args...)
+	}
+	return finish(t, 0, append(args, "--ranks", strconv.Itoa(ranks))...)
+}
+
 // compareRuns fails where got, which begins after a number of steps, does not go as
 // want does: bit for bit where the bound is 0.
 func compareRuns(t *testing.T, got, want told, after int, bound float64) {
