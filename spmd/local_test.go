@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"lockstep/spmd"
+	"lockstep/spmd/internal/affinity"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -247,4 +248,31 @@ var localFaults = map[string]func(ctx context.Context, w *spmd.World) error{
 		}
 		return spmd.Broadcast(w.Comm(), x, w.Size()-1)
 	},
+}
+
+// Ranks of a process that nobody has bound compute on cores of their own, unless that is switched off.
+func TestRanksApart(t *testing.T) {
+	t.Parallel()
+	spmdtest.HostOnly(t, "ranks with GPUs compute there")
+	first, _ := affinity.Own("/sys", 0, 2)
+	if first == "" {
+		t.Skip("this process is bound, or there is one core only")
+	}
+	for _, tc := range []struct {
+		word   string
+		ranks  string
+		status int
+		want   string
+		cores  bool
+	}{
+		{"", "2", 0, "cores=\"" + first + ", where the streams compute\"", true},
+		{"", "1", 0, " start ", false},
+		{"none", "2", 0, " start ", false},
+		{"socket", "2", 2, "app: " + affinity.BindTo + "=socket: want core or none", false},
+	} {
+		status, out := run(t, 0, "sum", []string{affinity.BindTo + "=" + tc.word}, "--ranks", tc.ranks)
+		if status != tc.status || !strings.Contains(out, tc.want) || strings.Contains(out, "cores=") != tc.cores {
+			t.Errorf("%q, %s ranks: status %d, want %d and %q\n%s", tc.word, tc.ranks, status, tc.status, tc.want, out)
+		}
+	}
 }

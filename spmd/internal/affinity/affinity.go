@@ -25,16 +25,8 @@ import (
 // this process may use all cores that are online and they are some of these; "" where not.
 // Source: Linux, Documentation/ABI/testing/sysfs-bus-pci, local_cpulist.
 func NearGPU(sys, pci string) (list string, near unix.CPUSet) {
-	read := func(file string) (string, unix.CPUSet) {
-		b, err := os.ReadFile(filepath.Join(sys, file))
-		if err != nil {
-			return "", unix.CPUSet{} // not every machine tells
-		}
-		text := strings.TrimSpace(string(b))
-		return text, parseCores(text)
-	}
-	_, online := read("devices/system/cpu/online")
-	list, near = read("bus/pci/devices/" + strings.ToLower(pci) + "/local_cpulist")
+	_, online := read(sys, onlineCores)
+	list, near = read(sys, "bus/pci/devices/"+strings.ToLower(pci)+"/local_cpulist")
 	var mine unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &mine); err != nil {
 		return "", near
@@ -48,6 +40,20 @@ func NearGPU(sys, pci string) (list string, near unix.CPUSet) {
 		return "", near
 	}
 	return list, near
+}
+
+// onlineCores is the file with the cores that are online.
+// Source: Linux, Documentation/ABI/testing/sysfs-devices-system-cpu.
+const onlineCores = "devices/system/cpu/online"
+
+// read returns the list of cores in a file below /sys, and the cores; nothing where there is no such file.
+func read(sys, file string) (string, unix.CPUSet) {
+	b, err := os.ReadFile(filepath.Join(sys, file))
+	if err != nil {
+		return "", unix.CPUSet{} // not every machine tells
+	}
+	text := strings.TrimSpace(string(b))
+	return text, parseCores(text)
 }
 
 // procs is what the Go runtime found at start: the cores, or less by a quota.

@@ -3,6 +3,7 @@
 package world
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -18,6 +19,7 @@ import (
 	"lockstep/host"
 	"lockstep/internal/ccall"
 	"lockstep/internal/launcher"
+	"lockstep/spmd/internal/affinity"
 	"lockstep/spmd/internal/calls"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/exec"
@@ -47,7 +49,7 @@ type World struct {
 	start    Start
 	ranks    transport.Ranks
 	launched launcher.Job
-	cores    string // near the GPU, that this process keeps to; "" where it has not bound itself
+	cores    string // that this process or this rank keeps to, and why; "" where it has not bound itself
 	node     int
 	nodes    int
 	byNode   bool // of several nodes, each has ranks that follow each other
@@ -89,7 +91,7 @@ func open(ranks transport.Ranks, s Start) (*World, error) {
 	if err := s.Config.Complete(route.Names()); err != nil {
 		return nil, job.Usage(err)
 	}
-	if err := host.CheckBLAS(); err != nil {
+	if err := cmp.Or(host.CheckBLAS(), affinity.CheckBindTo()); err != nil {
 		return nil, job.Usage(err)
 	}
 	w := &World{start: s, ranks: ranks, launched: ranks.Environment()}

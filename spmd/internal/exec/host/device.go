@@ -25,6 +25,7 @@ type Device struct {
 	fail    func(error)      // is told of the first failure of a queue
 
 	Trace *trace.Tracer // notes what queues do; nil where nobody does
+	Near  func()        // moves the calling thread to the cores of this rank; nil where it has none of its own
 }
 
 // NewDevice returns the host. Calls of communicators take their turns among tickets.

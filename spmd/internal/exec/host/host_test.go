@@ -267,3 +267,34 @@ func TestFillAs(t *testing.T) {
 		}
 	}
 }
+
+// What computes looks for its rank's cores, once in a while, and nothing else does.
+func TestNear(t *testing.T) {
+	d, _ := device(t)
+	looks := 0
+	d.Near = func() { looks++ }
+	q := newQueueOf(t, d, "q").(*queue)
+	expect := func(want int, what string) {
+		t.Helper()
+		must(t, q.End().Wait())
+		if looks != want {
+			t.Errorf("%s: %d looks, want %d", what, looks, want)
+		}
+	}
+	compute := func() {
+		c, err := q.Begin(exec.DoKernel)
+		must(t, err)
+		c.Kernel = &exec.Kernel{Name: "nothing", Host: func([]exec.Arg) error { return nil }}
+		must(t, q.Enqueue(c))
+	}
+	do(t, q, func() error { return nil })
+	expect(0, "a function of the host")
+	compute()
+	expect(1, "a kernel")
+	q.looked.Store(time.Now().Add(time.Hour).UnixNano())
+	compute()
+	expect(1, "a kernel soon after")
+	q.looked.Store(time.Now().Add(-time.Hour).UnixNano())
+	compute()
+	expect(2, "a kernel long after")
+}

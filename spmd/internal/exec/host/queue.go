@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"lockstep/host"
@@ -30,6 +31,7 @@ type queue struct {
 	scratch  exec.Scratch
 	lane     *exec.Lane    // while it is captured
 	events   *trace.Thread // nil where nobody notes them
+	looked   atomic.Int64  // when stayNear last did, in ns; graphs run commands of the queue beside it
 }
 
 // slot is a command, and what the queue has of it.
@@ -278,8 +280,22 @@ func (q *queue) Close() error {
 	return nil
 }
 
+// nearEvery is the least time between two looks of a queue that computes at the core that it is on.
+const nearEvery = time.Millisecond
+
+// stayNear has what computes for long stay on the cores of its rank. The thread is that of the command that follows.
+func (q *queue) stayNear() {
+	if now := time.Now().UnixNano(); now-q.looked.Load() > int64(nearEvery) {
+		q.looked.Store(now)
+		q.d.Near()
+	}
+}
+
 // execute runs a command, whose first call has a ticket, and notes it.
 func (q *queue) execute(s *slot, ticket uint64) error {
+	if q.d.Near != nil && (s.Kind == exec.DoKernel || s.Kind == exec.DoLibrary) {
+		q.stayNear()
+	}
 	if q.events == nil {
 		return s.run(nil, ticket)
 	}
