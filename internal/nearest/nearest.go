@@ -10,13 +10,17 @@ import (
 )
 
 // Flag returns an error of fs.Parse, with the flag that an unknown one was probably meant for, or where none is near, what
-// shows all.
+// shows all; of one that lacks its value, what that may be.
 func Flag(fs *pflag.FlagSet, err error) error {
 	if unknown := (*pflag.NotExistError)(nil); errors.As(err, &unknown) {
 		if near := nearest(fs, unknown.GetSpecifiedName()); near != "" {
 			return fmt.Errorf("%w; did you mean --%s?", err, near)
 		}
 		return fmt.Errorf("%w: --help shows all", err)
+	}
+	if bare := (*pflag.ValueRequiredError)(nil); errors.As(err, &bare) {
+		_, usage := pflag.UnquoteUsage(bare.GetFlag())
+		return fmt.Errorf("%w (%s)", err, usage)
 	}
 	return err
 }

@@ -28,4 +28,8 @@ func TestFlag(t *testing.T) {
 	if err := Flag(fs, fs.Parse([]string{"--rows=many"})); err == nil || strings.Contains(err.Error(), "mean") {
 		t.Errorf("a value of the wrong type: %v", err)
 	}
+	fs.String("summary", "auto", "say it: `MODE` on or off")
+	if err := Flag(fs, fs.Parse([]string{"--summary"})); err == nil || err.Error() != "flag needs an argument: --summary (say it: MODE on or off)" {
+		t.Errorf("no value: %v", err)
+	}
 }
