@@ -32,7 +32,9 @@ func TestGPUsOfOneProcess(t *testing.T) {
 		t.Run("no MPI", noMPIInProcess)
 		t.Run("several processes", gpusOfProcesses)
 	}
-	env := []string{"SPMDTEST_DEVICE=cuda"}
+	// This test asks for the GPUs before Local does. The driver then reads how many queues a GPU has, and ranks that share one
+	// need many.
+	env := []string{"SPMDTEST_DEVICE=cuda", "CUDA_DEVICE_MAX_CONNECTIONS=32"}
 	fakelib.Run(t, func(string) {}, env, func(t *testing.T) {
 		if err := cuda.Load(); err != nil {
 			t.Fatal(err)
