@@ -1,4 +1,5 @@
-// Package launcher reads from the environment who started this process, before MPI has started.
+// Package launcher reads from the environment who started this process, before MPI has started, and holds what Open MPI's
+// launcher removes too early.
 package launcher
 
 import (

@@ -7,10 +7,8 @@ package mpirun
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"runtime"
 	"strconv"
@@ -18,6 +16,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"lockstep/internal/launcher"
 )
 
 // stopGrace is how long mpirun may take to end its ranks after it was told to stop.
@@ -51,7 +51,7 @@ func Env(ranks int) []string {
 // the command fails when neither launcher is in PATH. In a program in which threads end, Start starts it.
 func Command(ctx context.Context, n int, prog string, args ...string) *exec.Cmd {
 	keepSessions()
-	cmd := exec.CommandContext(ctx, launcher(), append([]string{"-np", strconv.Itoa(n), prog}, args...)...)
+	cmd := exec.CommandContext(ctx, executable(), append([]string{"-np", strconv.Itoa(n), prog}, args...)...)
 	cmd.Env = Env(n)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM} // no job outlives an interrupted test
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
@@ -61,18 +61,8 @@ func Command(ctx context.Context, n int, prog string, args ...string) *exec.Cmd 
 
 var keepSessions = sync.OnceFunc(func() { KeepSessions(os.TempDir()) })
 
-// KeepSessions leaves something in the folder that Open MPI 4 has for its sessions in TMPDIR. It would otherwise be made by
-// the first mpirun that starts and removed by the last that ends, and one that starts just then fails: "A call to mkdir was
-// unable to create the desired directory ... File exists". Source: Open MPI 4.1, opal/util/os_dirpath.c,
-// opal_os_dirpath_create and opal_os_dirpath_destroy.
-func KeepSessions(tmp string) {
-	host, err := os.Hostname()
-	if err != nil {
-		return // mpirun has no session of this name either
-	}
-	host, _, _ = strings.Cut(host, ".")
-	_ = os.MkdirAll(filepath.Join(tmp, fmt.Sprintf("ompi.%s.%d", host, os.Getuid()), "kept-for-tests"), 0o700) // or it stays as rare as it is
-}
+// KeepSessions holds the folder in tmp in which Open MPI 4 has its sessions, for good: see launcher.HoldSessions.
+func KeepSessions(tmp string) { launcher.HoldSessions(tmp, "kept-for-tests") }
 
 // MissedEnd says whether mpirun may have missed that a rank ended well: on a busy machine Open MPI 4 may see a process end
 // before it has read that the process left MPI. Source: github.com/open-mpi/ompi, issues 7833, 9389 and 12607.
@@ -100,7 +90,7 @@ func onlyMissedEnd(err error, own string) bool {
 // framed is what mpirun prints between two lines of dashes.
 var framed = regexp.MustCompile(`(?ms)^-{20,}$.*?^-{20,}$`)
 
-func launcher() string {
+func executable() string {
 	for _, name := range []string{"mpirun", "mpiexec"} {
 		if path, err := exec.LookPath(name); err == nil {
 			return path

@@ -4,6 +4,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"lockstep/internal/launcher"
 )
 
 // What mpirun says first when a rank has failed. Where the rank ends as soon as it has begun, that is all.
@@ -86,8 +88,7 @@ exit 0
 	if left, err := filepath.Glob(tmp + "/*"); err != nil || len(left) > 0 {
 		t.Errorf("%v, %q is left", err, left)
 	}
-	t.Setenv("TMPDIR", tmp)
-	release := keepSessions() // another job's
+	release := launcher.HoldSessions(tmp, "another job's")
 	start(tmp)
 	if left, err := filepath.Glob(tmp + "/ompi.*/*"); err != nil || len(left) != 1 {
 		t.Errorf("%v, of another job %q is left", err, left)

@@ -138,7 +138,7 @@ func (o *options) plan(s site, prog []string) (launcherHere, job, error) {
 func run(l Line, j job, logs string, signals <-chan os.Signal) (outcome, error) {
 	begun := time.Now()
 	if l.Launcher == "openmpi4" {
-		defer keepSessions()()
+		defer launcher.HoldSessions(os.TempDir(), fmt.Sprintf("launch.%d", os.Getpid()))()
 	}
 	out, err := openOutput(&l, j, logs)
 	if err != nil {

@@ -1,0 +1,37 @@
+package launcher
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// HoldSessions holds the folder in tmp in which Open MPI 4 has its sessions on this host, with a folder of that name in it, until
+// release. mpirun makes it where it is not there, and the last that ends removes it: one that starts just then fails with "A call
+// to mkdir was unable to create the desired directory ... File exists". Source: Open MPI 4.1, opal/util/os_dirpath.c,
+// opal_os_dirpath_create and opal_os_dirpath_destroy.
+func HoldSessions(tmp, name string) (release func()) {
+	none := func() {}
+	host, err := os.Hostname()
+	if err != nil {
+		return none // mpirun has no session of this name either
+	}
+	host, _, _ = strings.Cut(host, ".")
+	sessions := filepath.Join(tmp, fmt.Sprintf("ompi.%s.%d", host, os.Getuid()))
+	held := filepath.Join(sessions, name)
+	for range 10 { // another may remove sessions before held is in it
+		if err = os.MkdirAll(held, 0o700); !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+	}
+	if err != nil {
+		return none // mpirun says what is wrong with it
+	}
+	return func() {
+		_ = os.Remove(held)
+		_ = os.Remove(sessions) // where another job runs it is not empty, and stays
+	}
+}
