@@ -110,12 +110,16 @@ func values(f *pflag.Flag, typed string) (lines []string, directive int) {
 	}
 }
 
-// described is the first part of a flag's description, which fits behind it on a line of a terminal.
+// described is the first part of a flag's description, which fits behind it on a line of a terminal. What says only where
+// the flag counts ("Slurm: ...") is no such part.
 func described(f *pflag.Flag) string {
 	_, text := pflag.UnquoteUsage(f)
 	text, _, _ = strings.Cut(text, "\n")
-	if at := strings.IndexAny(text, ";:"); at > 0 {
-		text = text[:at]
+	text, _, _ = strings.Cut(text, " (default")
+	for _, end := range []string{"; ", ": "} {
+		if first, _, ok := strings.Cut(text, end); ok && len(strings.Fields(first)) > 2 {
+			text = first
+		}
 	}
 	return text
 }

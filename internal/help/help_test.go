@@ -94,6 +94,24 @@ func TestComplete(t *testing.T) {
 	}
 }
 
+// What stands behind a flag is a whole phrase, also where the description begins with a name or ends in a remark.
+func TestDescribed(t *testing.T) {
+	for text, want := range map[string]string{
+		"where buffers live: auto, cuda or host":       "where buffers live",
+		"text to learn from; repeatable":               "text to learn from",
+		"Slurm: cores for each rank (default: all)":    "Slurm: cores for each rank",
+		"hosts: NAME[:SLOTS],...":                      "hosts: NAME[:SLOTS],...",
+		"serve a page at [HOST]:PORT of rank 0; there": "serve a page at [HOST]:PORT of rank 0",
+		"nodes (default: the hosts, or 1)":             "nodes",
+	} {
+		fs := pflag.NewFlagSet("app", pflag.ContinueOnError)
+		fs.Int("flag", 0, text)
+		if got := described(fs.Lookup("flag")); got != want {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
+}
+
 func TestAnswer(t *testing.T) {
 	for request, want := range map[string]string{Request: "--graph\tcapture the step\n:4\n", RequestNames: "--graph\n:4\n"} {
 		args := []string{request, "--g"}

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"debug/buildinfo"
+	_ "embed"
 	"fmt"
 	"io"
 	"os/exec"
@@ -23,9 +24,25 @@ import (
 // programs are completed where no others are named.
 var programs = []string{"bench", "matvec", "reduce", "stencil", "train"}
 
+// bashOwn are the functions of bash.sh, which stand before the scripts for bash.
+//
+//go:embed bash.sh
+var bashOwn string
+
+// without has cobra's script for bash call the functions of bash.sh instead of those of the package bash-completion, which
+// many machines lack. Where that package is loaded, the script still begins with its _init_completion.
+var without = strings.NewReplacer(`_get_comp_words_by_ref "$@" cur prev words cword`, "__lockstep_words", "_filedir", "__lockstep_filedir")
+
 // shells write the script that completes one command.
 var shells = map[string]func(cmd *cobra.Command, w io.Writer) error{
-	"bash": func(cmd *cobra.Command, w io.Writer) error { return cmd.GenBashCompletionV2(w, true) },
+	"bash": func(cmd *cobra.Command, w io.Writer) error {
+		var script bytes.Buffer
+		if err := cmd.GenBashCompletionV2(&script, true); err != nil {
+			return err
+		}
+		_, err := without.WriteString(w, script.String())
+		return err
+	},
 	"zsh":  func(cmd *cobra.Command, w io.Writer) error { return cmd.GenZshCompletion(w) },
 	"fish": func(cmd *cobra.Command, w io.Writer) error { return cmd.GenFishCompletion(w, true) },
 }
@@ -39,7 +56,7 @@ func Command() *cobra.Command {
 The script asks the program itself, so that what it completes is what the program has. Without names of programs it
 is for ` + strings.Join(programs, ", ") + `. A program is found by its name, in whatever folder it is; behind
 "launch run ... --" every program that uses Lockstep is completed.`,
-		Example: `  source <(launch completion bash)                       # in ~/.bashrc; needs the package bash-completion
+		Example: `  source <(launch completion bash)                       # in ~/.bashrc
   source <(launch completion zsh)                        # in ~/.zshrc, behind compinit
   launch completion fish | source                        # in ~/.config/fish/config.fish
   source <(launch completion bash heat integral)         # for programs of your own`,
@@ -59,6 +76,9 @@ func write(w io.Writer, root *cobra.Command, shell string, names []string) error
 		names = programs
 	}
 	var script bytes.Buffer // whole, or nothing
+	if shell == "bash" {
+		script.WriteString(bashOwn)
+	}
 	if err := shells[shell](root, &script); err != nil {
 		return err
 	}

@@ -2,28 +2,50 @@ package completion
 
 import (
 	"bytes"
+	"context"
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"lockstep/internal/help"
+	"lockstep/internal/pty"
 )
 
-// TestMain makes this binary the program heat, where it is asked as a shell asks.
+// argsTo names the file to which the program heat adds a line with its arguments.
+const argsTo = "HEAT_ARGS_TO"
+
+// TestMain makes this binary the program heat, where it is asked as a shell asks, or is to say what arguments it has got.
 func TestMain(m *testing.M) {
-	if args := os.Args[1:]; help.Asked(args) {
+	args := os.Args[1:]
+	if help.Asked(args) {
 		fs := pflag.NewFlagSet("heat", pflag.ContinueOnError)
 		fs.SortFlags = false
 		fs.Int("rows", 0, "rows of the plate")
 		fs.Int("rounds", 0, "steps in time")
 		fs.String("device", "auto", "where buffers live")
+		fs.String("out", "", "`DIR` for pictures")
 		help.Choices(fs, "device", "auto", "cuda", "host")
 		help.Answer(os.Stdout, fs, args)
+		return
+	}
+	if path := os.Getenv(argsTo); path != "" {
+		f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o666)
+		if err == nil {
+			_, err = fmt.Fprintf(f, "%q\n", args)
+		}
+		if err != nil {
+			panic(err)
+		}
 		return
 	}
 	os.Exit(m.Run())
@@ -62,38 +84,76 @@ func script(t *testing.T, shell string, names ...string) string {
 	return out.String()
 }
 
-// TestBash has bash complete a program's flags and values with the script, as at the tabulator key.
-func TestBash(t *testing.T) {
-	program := heat(t)
-	// What bash-completion, which need not be here, has for every completion.
-	const words = `_get_comp_words_by_ref() { cur=${COMP_WORDS[COMP_CWORD]}; prev=${COMP_WORDS[COMP_CWORD-1]}; words=("${COMP_WORDS[@]}"); cword=$COMP_CWORD; }
-`
-	for line, want := range map[string]string{
-		" --ro":       "--rows --rounds",
-		" --device ":  "auto cuda host",
-		" --device h": "host",
-		" --x":        "",
-	} {
-		typed := strings.Split(program+line, " ")
-		shell := exec.Command("bash", "-c", words+script(t, "bash", "heat")+`
-COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMP_TYPE=37; COMP_LINE="$*"; COMP_POINT=${#COMP_LINE}
-__start_heat; for word in "${COMPREPLY[@]}"; do echo "$word"; done; complete -p heat >&2`)
-		shell.Args = append(append(shell.Args, "bash"), typed...)
-		var errs bytes.Buffer
-		shell.Stderr = &errs
-		out, err := shell.Output()
-		if err != nil || !strings.Contains(errs.String(), "__start_heat heat") {
-			t.Errorf("%q: %v\n%s", line, err, &errs)
-		}
-		var got []string
-		for reply := range strings.Lines(string(out)) {
-			got = append(got, strings.Fields(reply)[0]) // without the description
-		}
-		if strings.Join(got, " ") != want {
-			t.Errorf("%q: %q, want %q", line, got, want)
+// typedAtBash types lines in a bash of its own, which has sourced scripts, and returns the arguments that heat then gets.
+func typedAtBash(t *testing.T, lines []string, scripts ...string) []string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	dir, got := t.TempDir(), filepath.Join(t.TempDir(), "args")
+	for _, folder := range []string{"plates", "a b"} {
+		if err := os.Mkdir(filepath.Join(dir, folder), 0o777); err != nil {
+			t.Fatal(err)
 		}
 	}
+	if err := os.WriteFile(filepath.Join(dir, "plan"), nil, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	p := pty.Open(t, 100)
+	bash := exec.CommandContext(ctx, "bash", "--noprofile", "--norc", "-i")
+	bash.Dir = dir
+	bash.Env = append(os.Environ(), "TERM=dumb", "PS1=$ ", "INPUTRC=/dev/null", "HISTFILE=", argsTo+"="+got, "PATH="+filepath.Dir(heat(t))+":"+os.Getenv("PATH"))
+	bash.Stdin, bash.Stdout, bash.Stderr = p.Far, p.Far, p.Far
+	bash.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	if err := bash.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for _, script := range scripts {
+		p.Type(t, "source "+script+"\n")
+	}
+	p.Type(t, strings.Join(lines, "\n")+"\nexit 0\n")
+	err := bash.Wait()
+	seen := p.Close()
+	text, readErr := os.ReadFile(got)
+	if err := errors.Join(err, readErr); err != nil {
+		t.Fatalf("%v\n%s", err, seen)
+	}
+	t.Log(seen)
+	return strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")
 }
+
+// TestBash presses the tabulator key in a bash, without the package bash-completion and, where it is here, with it.
+func TestBash(t *testing.T) {
+	own := filepath.Join(t.TempDir(), "script")
+	if err := os.WriteFile(own, []byte(script(t, "bash", "heat")), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	var typed, want []string
+	for _, c := range [][2]string{
+		{"heat --dev\tcu\t", `["--device" "cuda"]`},
+		{"heat --device=h\t", `["--device=host"]`},
+		{"heat --row\t1 --rou\t2", `["--rows" "1" "--rounds" "2"]`},
+		{"heat --ou\tpla\t", `["--out" "plates/"]`}, // not plan, which is a file
+		{"heat --out=pla\t", `["--out=plates/"]`},
+		{"heat --out a\t", `["--out" "a b/"]`},
+		{"heat --rows 3 --dev\tx\x02\x02\t", `["--rows" "3" "--device" "x"]`}, // two back, behind the e
+		{"heat --x\t", `["--x"]`},
+		{"  : && heat --ro\tu\t", `["--rounds"]`},
+	} {
+		typed, want = append(typed, c[0]), append(want, c[1])
+	}
+	check := func(scripts ...string) {
+		if got := typedAtBash(t, typed, scripts...); !slices.Equal(got, want) {
+			t.Errorf("with %q heat gets\n%s\nwant\n%s", scripts, strings.Join(got, "\n"), strings.Join(want, "\n"))
+		}
+	}
+	check(own)
+	if _, err := os.Stat(bashCompletion); err == nil {
+		check(bashCompletion, own)
+	}
+}
+
+// bashCompletion is where Debian has the package.
+const bashCompletion = "/usr/share/bash-completion/bash_completion"
 
 func TestWrite(t *testing.T) {
 	for shell, mark := range map[string]string{"bash": "__start_NAME NAME", "zsh": "compdef _NAME NAME", "fish": "complete -c NAME"} {

@@ -75,15 +75,15 @@ func openMPI(l *Line, w launcherHere, j job, s site) {
 	if !j.even {
 		mapping, why = "slot", "fills the slots of one host after the other"
 	}
-	if j.oversubscribe && five {
+	if j.dense && five {
 		mapping, why = mapping+":oversubscribe", why+"; more than there are slots"
 	}
 	l.add(why, "--map-by", mapping)
-	if j.oversubscribe && !five {
+	if j.dense && !five {
 		l.add("more ranks than slots, which are the cores unless given", "--oversubscribe")
 	}
 	l.add(noBinding, "--bind-to", "none")
-	if j.oversubscribe {
+	if j.dense {
 		l.add(yield, "--mca", "mpi_yield_when_idle", "1")
 	}
 	if j.iface != "" {
@@ -177,7 +177,7 @@ func srun(l *Line, w launcherHere, j job, s site) {
 		l.add("srun does not take this from sbatch", fmt.Sprintf("--cpus-per-task=%d", j.cpus))
 	}
 	l.add(noBinding, "--cpu-bind=none")
-	if j.oversubscribe {
+	if j.dense {
 		l.add("more tasks than cores", "--overcommit")
 	}
 	if j.iface != "" {

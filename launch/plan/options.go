@@ -150,6 +150,7 @@ type job struct {
 	most  int  // ranks on a node
 	even  bool // most on each node but the last
 	here  bool // all of it on this machine
+	dense bool // more ranks than cores are wanted: --oversubscribe, or here and Open MPI's variable for it
 }
 
 // launchers are the values of --launcher.
@@ -222,7 +223,17 @@ func (o *options) job(s site, prog []string) (job, error) {
 			j.hosts[i].slots = j.most
 		}
 	}
+	j.dense = o.oversubscribe || j.here && j.ranks > s.cores && s.oversubscribes()
 	return j, nil
+}
+
+// oversubscribes says whether the environment has mpirun start more ranks than cores, in the words of Open MPI 4 or 5.
+func (s site) oversubscribes() bool {
+	switch strings.ToLower(s.getenv("OMPI_MCA_rmaps_base_oversubscribe")) {
+	case "1", "true", "yes":
+		return true
+	}
+	return slices.Contains(strings.Split(strings.ToLower(s.getenv("PRTE_MCA_rmaps_default_mapping_policy")), ":"), "oversubscribe")
 }
 
 // maxRanks is beyond any machine; it keeps products of two numbers from overflowing.

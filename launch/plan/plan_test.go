@@ -293,20 +293,26 @@ func TestCountGPUs(t *testing.T) {
 }
 
 func TestCheckRoom(t *testing.T) {
+	const four, five = "OMPI_MCA_rmaps_base_oversubscribe=1", "PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe"
 	for _, tc := range []struct {
 		o    options
 		prog string
+		env  string
 		want string
 	}{
-		{options{np: 2}, "prog", ""},
-		{options{np: 3}, "prog", "3 ranks, but 2 GPUs here: give -np 2, or --oversubscribe"},
-		{options{np: 3}, "prog --device host", ""},
-		{options{np: 3}, "prog --device=host", ""},
-		{options{np: 9}, "prog --device host", "9 ranks, but 4 cores here: give -np 4, or --oversubscribe"},
-		{options{np: 9, oversubscribe: true}, "prog", ""},
+		{options{np: 2}, "prog", "", ""},
+		{options{np: 3}, "prog", "", "3 ranks, but 2 GPUs here: give -np 2, or --oversubscribe"},
+		{options{np: 3}, "prog", four, "3 ranks, but 2 GPUs here: give -np 2, or --oversubscribe"},
+		{options{np: 3}, "prog --device host", "", ""},
+		{options{np: 3}, "prog --device=host", "", ""},
+		{options{np: 9}, "prog --device host", "", "9 ranks, but 4 cores here: give -np 4, or --oversubscribe"},
+		{options{np: 9}, "prog --device host", "OMPI_MCA_rmaps_base_oversubscribe=0", "9 ranks, but 4 cores here: give -np 4, or --oversubscribe"},
+		{options{np: 9}, "prog --device host", four, ""}, // as the tutorial has it: it counts for mpirun, too
+		{options{np: 9}, "prog --device host", five, ""},
+		{options{np: 9, oversubscribe: true}, "prog", "", ""},
 	} {
 		tc.o.launcher = "auto"
-		s := site{cores: 4, gpus: 2}
+		s := site{cores: 4, gpus: 2, env: []string{tc.env}}
 		j, err := tc.o.job(s, strings.Fields(tc.prog))
 		if err != nil {
 			t.Fatal(err)

@@ -59,7 +59,7 @@ func checkRoom(j job, s site) error {
 	switch {
 	case s.gpus > 0 && j.ranks > s.gpus && !onHost:
 		return usage("%d ranks, but %d GPUs here: give -np %d, or --oversubscribe", j.ranks, s.gpus, s.gpus)
-	case j.ranks > s.cores:
+	case j.ranks > s.cores && !j.dense:
 		return usage("%d ranks, but %d cores here: give -np %d, or --oversubscribe", j.ranks, s.cores, s.cores)
 	}
 	return nil

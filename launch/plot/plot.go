@@ -47,9 +47,6 @@ func draw(out string, force bool, paths []string) (string, error) {
 	if ext := strings.ToLower(filepath.Ext(out)); ext != ".svg" && ext != ".png" {
 		return "", usage("--out %s: want a name that ends in .svg or .png", out)
 	}
-	if _, err := os.Stat(out); err == nil && !force {
-		return "", usage("%s is there already: name another file with --out, or give --force", out)
-	}
 	var runs []runlog.Run
 	names := map[string]bool{}
 	for _, path := range paths {
@@ -62,6 +59,9 @@ func draw(out string, force bool, paths []string) (string, error) {
 		}
 		names[r.Name] = true
 		runs = append(runs, r)
+	}
+	if _, err := os.Stat(out); err == nil && !force {
+		return "", usage("%s is there already: name another file with --out, or give --force", out)
 	}
 	if err := runlog.Draw(out, runs...); err != nil {
 		return "", errors.Join(err, os.Remove(out))

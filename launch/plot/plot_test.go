@@ -42,6 +42,7 @@ func TestDraw(t *testing.T) {
 		{filepath.Join(dir, "x.pdf"), runs, "want a name that ends in .svg or .png"},
 		{filepath.Join(dir, "x.png"), nil, "no run is named"},
 		{filepath.Join(dir, "x.png"), []string{dir + "/none"}, "no such file"},
+		{out, []string{dir + "/none"}, "no such file"}, // the more useful of two messages
 		{filepath.Join(dir, "x.png"), []string{write("empty", "")}, "no step of a run"},
 	} {
 		if _, err := draw(tc.out, false, tc.runs); err == nil || !strings.Contains(err.Error(), tc.want) || !errors.As(err, new(exit.Usage)) {
