@@ -34,6 +34,7 @@ var groups = []group{
 	{harness.HostSet, "gradients", (*bench).gradients},
 	{harness.HostSet, "learn", (*bench).learn},
 	{harness.HostSet, "division", (*bench).division},
+	{harness.HostSet, "restart", (*bench).restart},
 	{harness.HostSet, "train", (*bench).train},
 	{harness.HostSet, "seeing", (*bench).seeing},
 	{harness.GPUSet, "enqueue", (*bench).enqueue},

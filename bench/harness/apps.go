@@ -22,6 +22,7 @@ func Numbers(length int) string {
 // TrainStep is a line of train's JSON.
 type TrainStep struct {
 	Summary   bool
+	Step      int
 	Ranks     int
 	MS        float64
 	TokS      float64 `json:"tok_s"`
