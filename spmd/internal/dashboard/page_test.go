@@ -7,6 +7,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -121,11 +122,13 @@ func checkPage(t *testing.T, b *browser, screen screen) {
 	var got struct {
 		Text, Back, Slowest string
 		Wide, Rows          int
+		Bars                []float64
 	}
 	b.eval(`({
 		text: document.body.innerText, back: getComputedStyle(document.body).backgroundColor,
 		slowest: document.querySelector("#phases tr.slowest th").innerText,
 		wide: document.documentElement.scrollWidth, rows: document.querySelectorAll("#phases tbody tr").length,
+		bars: [...document.querySelectorAll("#phases .bar")].map((bar) => bar.getBoundingClientRect().width),
 	})`, &got)
 	for _, want := range []string{"train", "4 ranks on 2 nodes, NVIDIA H200, nccl, for 2 min", "The others wait for rank 2: it spends 9 % of its time", "another rank 31 %",
 		"backward", "loss", "tokens a second", "power limit", "1830 of 1980 MHz", "75.0 GiB of 139 GiB", "node 1, gpu-node-1: 4.0 GiB of 512 GiB free, which is little"} {
@@ -138,6 +141,9 @@ func checkPage(t *testing.T, b *browser, screen screen) {
 	}
 	if got.Wide > screen.width {
 		t.Errorf("%s: the page is %d wide", screen.name, got.Wide)
+	}
+	if !screen.mobile && (len(got.Bars) < 8 || slices.Max(got.Bars)-slices.Min(got.Bars) > 1) { // a wider one looks like a larger share
+		t.Errorf("%s: bars of widths %v", screen.name, got.Bars)
 	}
 	if want := map[string]string{"light": "rgb(246, 247, 248)", "dark": "rgb(20, 23, 27)"}[screen.scheme]; got.Back != want {
 		t.Errorf("%s: the background is %s, want %s", screen.name, got.Back, want)
