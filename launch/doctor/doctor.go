@@ -51,8 +51,16 @@ const PhaseFD = 3
 const (
 	PhaseStart = "its start"
 	PhaseInit  = "MPI_Init"
+	PhaseGPU   = "the test of GPU memory through MPI"
 	PhaseDone  = "its end"
 )
+
+// GPUTime is how long a node may test GPU memory through MPI, while other ranks wait for it. It comes on top of Timeout:
+// a test that hangs, behind a slow start, is not taken for ranks that do not meet.
+func (job *Job) GPUTime() time.Duration { return job.Timeout / 3 }
+
+// Extension is what launch-probe gets on top of Timeout once it has come to PhaseGPU.
+func (job *Job) Extension() time.Duration { return job.GPUTime() + Grace }
 
 // Grace is how long a rank lets others speak that know more, before it ends and the launcher ends them.
 const Grace = 2 * time.Second
@@ -144,12 +152,13 @@ type ended struct {
 	code    int    // its status; -1 where a signal ended it, or it never started
 	phase   string // the last that it began
 	stderr  []byte
-	late    bool // it did not come back in time
-	stopped bool // and was stopped, as by SIGSTOP
+	late    bool          // it did not come back in time
+	stopped bool          // and was stopped, as by SIGSTOP
+	limit   time.Duration // the time that it had
 }
 
 // probe runs launch-probe and returns its exit status, or why it has shown nothing. It ends within some seconds of
-// the job's Timeout.
+// the job's Timeout, and its Extension.
 func (job *Job) probe() (int, *failure) {
 	exe, err := os.Executable()
 	if err != nil {
@@ -174,9 +183,9 @@ func (job *Job) probe() (int, *failure) {
 	case e.late && e.stopped:
 		return 0, &failure{"launch-probe is stopped, in " + e.phase, "kill -CONT, or see who stops it", 0, false}
 	case e.late && e.phase == PhaseStart:
-		return 0, &failure{fmt.Sprintf("launch-probe did not come back within %v: it hangs in %s", job.Timeout, e.phase), "see dmesg and the load of the machine", 0, false}
+		return 0, &failure{fmt.Sprintf("launch-probe did not come back within %v: it hangs in %s", e.limit, e.phase), "see dmesg and the load of the machine", 0, false}
 	case e.late:
-		return 0, &failure{fmt.Sprintf("launch-probe did not come back within %v: it waited in %s", job.Timeout, e.phase), unreached(&job.Facts), 2 + others, false}
+		return 0, &failure{fmt.Sprintf("launch-probe did not come back within %v: it waited in %s", e.limit, e.phase), unreached(&job.Facts), 2 + others, false}
 	case e.code < 0:
 		return 0, &failure{fmt.Sprintf("launch-probe died in %s: %v", e.phase, e.err), "see dmesg (lack of memory?) and what is printed above", 0, false}
 	case e.phase != PhaseDone:
@@ -185,9 +194,9 @@ func (job *Job) probe() (int, *failure) {
 	return e.code, nil
 }
 
-// start runs launch-probe to its end, or the job's Timeout.
+// start runs launch-probe to its end, or the job's Timeout and Extension.
 func (job *Job) start(path string) ended {
-	e := ended{phase: PhaseStart, code: -1}
+	e := ended{phase: PhaseStart, code: -1, limit: job.Timeout}
 	input, err := json.Marshal(job)
 	if err != nil {
 		e.err = err
@@ -202,8 +211,29 @@ func (job *Job) start(path string) ended {
 	defer phases.Close()
 	runtime.LockOSThread() // the child dies with the thread that starts it
 	defer runtime.UnlockOSThread()
-	ctx, cancel := context.WithTimeout(context.Background(), job.Timeout)
-	defer cancel()
+	written := func() string {
+		text := make([]byte, 4096)
+		n, _ := phases.ReadAt(text, 0) // to the end of the file
+		return string(text[:n])
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		defer cancel()
+		over := func(limit time.Duration) bool {
+			select {
+			case <-ctx.Done():
+				return false
+			case <-time.After(limit):
+				return true
+			}
+		}
+		if over(job.Timeout) && strings.Contains(written(), PhaseGPU) {
+			e.limit += job.Extension()
+			over(job.Extension())
+		}
+	}()
 	cmd := exec.CommandContext(ctx, path)
 	var stderr bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(input), os.Stdout, &stderr
@@ -216,13 +246,13 @@ func (job *Job) start(path string) ended {
 	}
 	cmd.WaitDelay = Grace
 	e.err = cmd.Run()
+	cancel()
+	<-watched
 	if cmd.ProcessState != nil {
 		e.code = cmd.ProcessState.ExitCode()
 	}
 	e.stderr = stderr.Bytes()
-	text := make([]byte, 4096)
-	n, _ := phases.ReadAt(text, 0) // to the end of the file
-	if line := lastLine(string(text[:n])); line != "" {
+	if line := lastLine(written()); line != "" {
 		e.phase = line
 	}
 	return e

@@ -212,6 +212,8 @@ func TestGPUMemoryThroughMPI(t *testing.T) {
 	const yes = "int MPIX_Query_cuda_support(void) { return 1; }\n"
 	const says = "MPI says it is CUDA-aware (MPIX_Query_cuda_support of Open MPI"
 	const do = "use --collectives nccl or mpi-staged"
+	// MPI takes its time to start: that and the test together take longer than ranks may take to meet.
+	const slow = "#include <unistd.h>\nint PMPI_Init(int *, char ***);\nint MPI_Init(int *n, char ***v) { sleep(6); return PMPI_Init(n, v); }\n"
 	for _, tc := range []struct {
 		name   string
 		gpus   int
@@ -232,7 +234,7 @@ func TestGPUMemoryThroughMPI(t *testing.T) {
 			[]want{{Warn, []int{0}, []string{says, "crashed with signal 9 (killed)", do}}}},
 		{"it refuses", 2, yes + "int MPI_Sendrecv(void) { return 1; }\n", false, nil, true,
 			[]want{{Warn, []int{0}, []string{says, "failed: ", "MPI_Sendrecv", do}}}},
-		{"it hangs", 2, "#include <unistd.h>\n" + yes + "int MPI_Sendrecv(void) { for (;;) pause(); }\n", false, []string{"--timeout", "30s"}, true,
+		{"it hangs", 2, slow + yes + "int MPI_Sendrecv(void) { for (;;) pause(); }\n", false, []string{"--timeout", "30s"}, true,
 			[]want{{Warn, []int{0}, []string{says, "did not come back within 10s", do}}}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -82,7 +82,7 @@ const (
 
 var phases = map[phase]string{
 	initialising: doctor.PhaseInit, greeting: "the first message to all ranks", findingNodes: "the search for the nodes",
-	sendingGPU: "the test of GPU memory through MPI", comparingClocks: "the comparison of clocks", meeting: "the test of the network between nodes",
+	sendingGPU: doctor.PhaseGPU, comparingClocks: "the comparison of clocks", meeting: "the test of the network between nodes",
 	gathering: "the gathering of facts on rank 0", ended: doctor.PhaseDone,
 }
 
@@ -102,11 +102,11 @@ func progress(to phase) {
 	}
 }
 
-// now says what the probe does.
-func now() string {
+// now is what the probe does.
+func now() phase {
 	progressMu.Lock()
 	defer progressMu.Unlock()
-	return phases[reached]
+	return reached
 }
 
 type probe struct {
@@ -123,7 +123,7 @@ func (p *probe) examine(job doctor.Job, alone bool) (int, error) {
 		return 0, err
 	}
 	progress(sendingGPU)
-	if err := p.askAware(job.Timeout / 3); err != nil {
+	if err := p.askAware(job.GPUTime()); err != nil {
 		return 0, err
 	}
 	progress(comparingClocks)

@@ -41,7 +41,8 @@ func beside(job doctor.Job, at doctor.Address) *sideline {
 	s := &sideline{make(chan struct{}), make(chan struct{})}
 	go func() {
 		defer close(s.ended)
-		stalled := time.NewTimer(patience(job.Timeout))
+		waited := patience(job.Timeout)
+		stalled := time.NewTimer(waited)
 		defer stalled.Stop()
 		ticks := time.NewTicker(look)
 		defer ticks.Stop()
@@ -64,14 +65,28 @@ func beside(job doctor.Job, at doctor.Address) *sideline {
 		if err != nil {
 			return
 		}
-		select {
-		case <-s.done:
-		case <-stalled.C:
-			if job.Facts.Launcher.Rank == 0 {
-				s.report(job, at)
+		over := func() bool {
+			select {
+			case <-s.done:
+				return false
+			case <-stalled.C:
+				return true
 			}
-			<-s.done // the launcher ends this rank when rank 0 has spoken
 		}
+		if !over() {
+			return
+		}
+		if now() >= sendingGPU { // the ranks have met; some may still try what has a limit of its own
+			waited += job.Extension()
+			stalled.Reset(job.Extension())
+			if !over() {
+				return
+			}
+		}
+		if job.Facts.Launcher.Rank == 0 {
+			s.report(job, at, waited)
+		}
+		<-s.done // the launcher ends this rank when rank 0 has spoken
 	}()
 	return s
 }
@@ -83,7 +98,7 @@ func (s *sideline) close() {
 }
 
 // report shows the result of a job whose ranks do not meet, and ends this process.
-func (s *sideline) report(job doctor.Job, at doctor.Address) {
+func (s *sideline) report(job doctor.Job, at doctor.Address, waited time.Duration) {
 	size := job.Facts.Launcher.Size
 	cards := make([]*card, size)
 	type arrival struct {
@@ -141,7 +156,7 @@ func (s *sideline) report(job doctor.Job, at doctor.Address) {
 	r.Findings = doctor.Judge(r.Ranks)
 	r.Findings = append([]doctor.Finding{{
 		Level: doctor.Fail, Ranks: []int{0}, Where: fmt.Sprintf("rank 0 on %s", job.Facts.Host),
-		What: fmt.Sprintf("MPI has waited %v in %s: not all ranks reach each other", patience(job.Timeout), now()),
+		What: fmt.Sprintf("MPI has waited %v in %s: not all ranks reach each other", waited, phases[now()]),
 		Do:   "see the other findings, of interfaces above all",
 	}}, r.Findings...)
 	if len(missing) > 0 {
