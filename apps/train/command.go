@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/internal/help"
+	"lockstep/internal/nearest"
 	"lockstep/spmd"
 )
 
@@ -61,6 +62,24 @@ func runCommand() bool {
 		return true
 	}
 	return false
+}
+
+// misspelt is an error where the first argument is nearly a command. The other arguments, which are for that, are removed.
+func misspelt() error {
+	if len(os.Args) < 2 || strings.HasPrefix(os.Args[1], "-") {
+		return nil
+	}
+	var names []string
+	for _, c := range commands {
+		names = append(names, c.name)
+	}
+	typed := os.Args[1]
+	near := nearest.Word(names, typed)
+	if near == "" {
+		return nil
+	}
+	os.Args = os.Args[:1]
+	return fmt.Errorf("unknown command %q; did you mean %s?", typed, near)
 }
 
 // completed are the commands that begin with what is typed, as a shell shows them.

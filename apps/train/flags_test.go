@@ -61,6 +61,7 @@ func TestBadFlags(t *testing.T) {
 		{[]string{"--no-such-flag"}, []string{"no-such-flag"}},
 		{[]string{"--steps", "many"}, []string{"steps", "many"}},
 		{[]string{"stray"}, []string{"stray"}},
+		{[]string{"smaple", dir, "--prompt", "x"}, []string{`unknown command "smaple"; did you mean sample?`}},
 		{[]string{"--model", "gpt5"}, []string{"--model gpt5", "gpt2-xl"}},
 		{[]string{"--tokens", "words"}, []string{"--tokens words"}},
 		{[]string{"--dtype", "float16"}, []string{"--dtype float16", "bfloat16"}},

@@ -23,7 +23,8 @@ func main() {
 	fs.Usage = func() { showCommands(fs) }
 	o := run.New()
 	o.Flags(fs)
-	spmd.Main(fs, o.Run, o.Check)
+	wrong := misspelt()
+	spmd.Main(fs, o.Run, func(int) error { return wrong }, o.Check)
 	if o.Early {
 		os.Exit(o.RequeueStatus)
 	}
