@@ -4,6 +4,7 @@ package live
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -97,10 +98,13 @@ func Ask(pid int, request string, limit time.Duration) (answer []byte, uid int, 
 	case err != nil:
 		return nil, 0, fmt.Errorf("process %d does not answer: %w", pid, err)
 	case len(b) == 0:
-		return nil, 0, fmt.Errorf("process %d does not answer this user", pid)
+		return nil, 0, fmt.Errorf("process %d %w", pid, ErrOtherUser)
 	}
 	return b, int(peer.Uid), nil
 }
+
+// ErrOtherUser is in the error of asking another user's process.
+var ErrOtherUser = errors.New("does not answer this user")
 
 // AskWho asks a process who it is, within the limit. What it says of itself can be printed.
 func AskWho(pid int, limit time.Duration) (Rank, error) {

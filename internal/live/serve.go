@@ -104,7 +104,7 @@ func believe(peer *unix.Ucred, pid int) error {
 		}
 		return fmt.Errorf("process %d is not asked: process %d of user %d holds its name", pid, peer.Pid, peer.Uid)
 	}
-	return fmt.Errorf("process %d of user %d does not answer this user", pid, peer.Uid)
+	return fmt.Errorf("process %d of user %d %w", pid, peer.Uid, ErrOtherUser)
 }
 
 // numbers returns those that a process has in its PID namespaces, out of /proc/PID/status.

@@ -106,9 +106,6 @@ func who(pids []int) (jobs []job, silent []string) {
 	wg.Wait()
 	for i, r := range ranks {
 		if errs[i] != nil {
-			if _, err := os.Stat("/proc/" + strconv.Itoa(pids[i])); err == nil { // else it has ended meanwhile
-				silent = append(silent, errs[i].Error())
-			}
 			continue
 		}
 		name := cmp.Or(r.Job, strconv.Itoa(r.PID))
@@ -123,7 +120,30 @@ func who(pids []int) (jobs []job, silent []string) {
 		slices.SortFunc(j.ranks, func(a, b live.Rank) int { return a.Rank - b.Rank })
 	}
 	slices.SortFunc(jobs, func(a, b job) int { return a.ranks[0].Started.Compare(b.ranks[0].Started) })
-	return jobs, silent
+	return jobs, unanswered(pids, errs)
+}
+
+// unanswered is what there is to say of processes that do not answer. Those that have ended meanwhile are left out, and
+// those of other users, of whom a node may have many, are counted.
+func unanswered(pids []int, errs []error) (silent []string) {
+	others := 0
+	for i, pid := range pids {
+		if errs[i] == nil {
+			continue
+		}
+		if _, err := os.Stat("/proc/" + strconv.Itoa(pid)); err != nil {
+			continue
+		}
+		if errors.Is(errs[i], live.ErrOtherUser) {
+			others++
+		} else {
+			silent = append(silent, errs[i].Error())
+		}
+	}
+	if others > 0 {
+		silent = append(silent, fmt.Sprintf("ranks of other users, which do not answer this one: %d", others))
+	}
+	return silent
 }
 
 // named says whether a person means this job: by its name, or by a process of it, or by one that has started these here,

@@ -229,8 +229,18 @@ func TestOtherUser(t *testing.T) {
 		_, err := live.AskWho(pids[0], 10*time.Second)
 		got <- err
 	}()
-	if err := <-got; err == nil || !strings.Contains(err.Error(), "does not answer this user") {
+	if err := <-got; !errors.Is(err, live.ErrOtherUser) {
 		t.Errorf("another user is told: %v", err)
 	}
 	finish(t, cmd)
+}
+
+// Of a node that many share, the ranks of others are one line.
+func TestUnanswered(t *testing.T) {
+	me, gone := os.Getpid(), 1<<30
+	other := fmt.Errorf("process 7 of user 8 %w", live.ErrOtherUser)
+	pids, errs := []int{me, me, me, me, gone}, []error{other, nil, errors.New("it is stopped"), other, other}
+	if got, want := unanswered(pids, errs), []string{"it is stopped", "ranks of other users, which do not answer this one: 2"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
 }
