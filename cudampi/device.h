@@ -1,9 +1,9 @@
-// What device buffers need of MPI and of the host: included once, by sys.go, after sys.h.
+// What device buffers need of MPI and of the host. Included once, by sys.go, after sys.h.
 
 #include <dlfcn.h>
 #include <sched.h>
 
-// What the library says about device memory: -1 where it does not know the question.
+// Whether the library says that it takes device memory; -1 where it does not know the question.
 static int query_cuda_support(void) {
     void *self = dlopen(NULL, RTLD_LAZY);
     int (*f)(void) = self ? (int (*)(void))dlsym(self, "MPIX_Query_cuda_support") : NULL;
@@ -25,13 +25,13 @@ static int alloc_kinds(char *out, int n) {
     return there;
 }
 
-// pump lets MPI progress, and others who share the core run.
+// pump lets MPI progress, and then whoever shares the core run.
 static int pump(MPI_Comm c) {
-    int there, rc = MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, c, &there, MPI_STATUS_IGNORE);
+    int rc = progress(c);
     sched_yield();
     return rc;
 }
-// next_message says in index whether a message has come that nobody has received, and in got how many bytes it has.
+// next_message sets index to 1 where a message has come that nobody has received, got to its bytes and from to its sender.
 static struct outcome next_message(MPI_Comm c, int tag, int *from) {
     MPI_Status s = {0};
     struct outcome o = {MPI_SUCCESS, 0, 0};
@@ -41,8 +41,8 @@ static struct outcome next_message(MPI_Comm c, int tag, int *from) {
 }
 static void spin(int n) { while (n-- > 0) relax(); }
 
-// A chunk of a message is bytes. start_chunk begins its sending or receiving, test_chunk says whether that is over, in
-// index 1 or 0, and how much was received.
+// A chunk is some bytes of a message. start_chunk begins to send or receive it. test_chunk sets index to 1 where that is
+// over, else to 0, and got to the bytes received.
 static int start_chunk(MPI_Comm c, uintptr_t buf, int bytes, int peer, int tag, int recv, MPI_Request *req) {
     return recv ? MPI_Irecv((void *)buf, bytes, MPI_BYTE, peer, tag, c, req)
                 : MPI_Isend((void *)buf, bytes, MPI_BYTE, peer, tag, c, req);

@@ -24,7 +24,7 @@ static int start_message(struct p2p *p, MPI_Request *req) {
     return free_message(&m, rc);
 }
 
-// step takes a message on by its carrier, if that can be now.
+// step goes on with a message by its carrier, where the carrier can.
 static int step(struct p2p *p, MPI_Request *req) {
     switch (p->by->step(p->by, p->buf, p->n * sizes[p->t], p->recv, &p->got)) {
     case WAITS: return MPI_SUCCESS;
@@ -34,9 +34,9 @@ static int step(struct p2p *p, MPI_Request *req) {
     return MPI_SUCCESS;
 }
 
-// run_group starts all messages, the receives first where MPI alone carries them, and waits for them, or until MPI fails.
-// index is -1, or the first message that failed. The waiting is one by one: MPI_Waitall of Open MPI 4.1 hangs, with threads,
-// where one request fails.
+// run_group starts all messages and waits for them, or until MPI fails. Of those that MPI alone carries the receives start
+// first. index is the first message that failed, else -1. It waits for one after the other: with threads, MPI_Waitall of
+// Open MPI 4.1 hangs where one request fails.
 static struct outcome run_group(struct p2p *p, int n, MPI_Request *reqs) {
     static uint64_t pass;
     struct carrier *by = NULL;
@@ -86,7 +86,7 @@ static struct outcome run_group(struct p2p *p, int n, MPI_Request *reqs) {
     return first;
 }
 
-// sendrecv_by is sendrecv of the application's messages that carriers may take, NULL where MPI alone carries one.
+// sendrecv_by is a sendrecv of the application's messages. in and out may take them; NULL where MPI alone does.
 static struct outcome sendrecv_by(MPI_Comm c, struct carrier *in, struct carrier *out, uintptr_t dst, int64_t rn, int from, uintptr_t src,
                                   int64_t sn, int to, int t) {
     struct p2p p[2] = {{.buf = dst, .n = rn, .comm = c, .by = in, .t = t, .peer = from, .tag = TAG_USER, .recv = 1},
@@ -109,8 +109,7 @@ static MPI_Comm word_handle(uintptr_t word) {
     return c;
 }
 static int call_progress(uintptr_t comm) {
-    int there;
-    return MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, word_handle(comm), &there, MPI_STATUS_IGNORE);
+    return progress(word_handle(comm));
 }
 static int call_send(uintptr_t comm, uintptr_t from, int64_t n, int t, int to) {
     return send_message(word_handle(comm), from, n, t, to, TAG_USER);

@@ -1,6 +1,6 @@
-// What sys.go calls: MPI with element types and operations by number, in-place forms by a flag, averages and the 16-bit
-// floats added, and one call each, since a call from Go to C costs more than most of these lines. All is static: the
-// file is included once.
+// What sys.go calls: MPI with types and operations by number, and with a flag for the in-place forms. Averages and 16-bit
+// floats, which MPI lacks, are added. Each is one call, since a call from Go to C costs more than most of these lines. All is
+// static: the file is included once.
 
 #include <mpi.h>
 #include <signal.h>
@@ -37,7 +37,7 @@ enum { TAG_USER = 0 }; // of the application's messages; others are in comm.go
 static char nothing[16];
 static inline void *some(const void *p) { return p ? (void *)p : nothing; }
 
-// scratch returns memory for the call at hand; MPI is entered by one thread at a time, so one piece serves all.
+// scratch returns memory for the call at hand. MPI is entered by one thread at a time, so one piece serves all calls.
 static void *scratch_mem;
 static size_t scratch_size;
 static void *scratch(size_t bytes) {
@@ -53,12 +53,12 @@ static void free_scratch(void) {
     scratch_mem = NULL;
     scratch_size = 0;
 }
-// trim gives back what only a rare call needs.
+// trim frees scratch that is larger than most calls need.
 static void trim(void) {
     if (scratch_size > (64 << 20)) free_scratch();
 }
 
-// widen copies n 16-bit floats to scratch as float32; NULL when there is no memory.
+// widen copies n 16-bit floats to scratch as float32. It returns NULL when there is no memory.
 static float *widen(const void *src, int64_t n, int t) {
     float *f = scratch((size_t)n * sizeof(float));
     if (f) t == F16 ? widen_f16(f, src, n) : widen_bf16(f, src, n);
@@ -97,7 +97,7 @@ static int reduce(MPI_Comm c, void *dst, const void *src, int n, int t, int op, 
     return rc;
 }
 
-// scan leaves rank 0's memory as it is where it is exclusive.
+// An exclusive scan leaves rank 0's memory as it is.
 static int scan(MPI_Comm c, uintptr_t to, uintptr_t from, int n, int t, int op, int exclusive, int rank) {
     int (*call)(const void *, void *, int, MPI_Datatype, MPI_Op, MPI_Comm) = exclusive ? MPI_Exscan : MPI_Scan;
     void *dst = (void *)to;
@@ -116,7 +116,8 @@ static int allgather(MPI_Comm c, void *dst, const void *src, int n, int t, int i
     return MPI_Allgather(in_place ? MPI_IN_PLACE : src, n, types[t], dst, n, types[t], c);
 }
 
-// MPI's in-place form leaves the result at the front of the input, NCCL's in the rank's own block: scratch stands between.
+// In place MPI leaves the result at the front of the input. Here it belongs into the rank's own block, as NCCL has it, so it
+// goes through scratch.
 static int reduce_scatter(MPI_Comm c, void *dst, const void *src, int n, int t, int op, int size, int in_place) {
     int rc;
     if (half(t)) {
@@ -180,7 +181,7 @@ static int scatterv(MPI_Comm c, void *dst, const void *src, const int *counts, c
     return MPI_Scatterv(some(src), counts, displs, types[t], in_place ? MPI_IN_PLACE : some(dst), counts[rank], types[t], root, c);
 }
 
-// limit is the most elements of a message as plain elements; tests lower it.
+// limit is the most elements that MPI counts in one message, since its counts are int. Tests lower it.
 static int64_t limit = INT32_MAX;
 static int64_t limit_messages(int64_t n) {
     int64_t before = limit;
@@ -188,7 +189,7 @@ static int64_t limit_messages(int64_t n) {
     return before;
 }
 
-// message is a count and a datatype for n elements: above limit elements a datatype is made that one count describes.
+// message is n elements as a count and a datatype. Above limit elements one of a made datatype stands for all of them.
 struct message { int count; MPI_Datatype type; int made; };
 static int make_message(struct message *m, int64_t n, int t) {
     *m = (struct message){(int)n, types[t], 0};
@@ -207,14 +208,14 @@ static int make_message(struct message *m, int64_t n, int t) {
     m->made = 1;
     return MPI_Type_commit(&m->type);
 }
-// free_message may come before the message has arrived; MPI keeps the datatype as long as it is in use.
+// free_message may be called before the message has arrived: MPI keeps the datatype while it is in use.
 static int free_message(struct message *m, int rc) {
     if (!m->made) return rc;
     int rc2 = MPI_Type_free(&m->type);
     return rc != MPI_SUCCESS ? rc : rc2;
 }
 
-// The status says how long the message was; after a truncation only some libraries fill it in.
+// received is how long the message was, by its status; -1 where that does not say. After a truncation some libraries do not.
 static int64_t received(const MPI_Status *s) {
     MPI_Count bytes;
     return MPI_Get_elements_x(s, MPI_BYTE, &bytes) == MPI_SUCCESS ? (int64_t)bytes : -1;
@@ -263,6 +264,13 @@ static int swap(MPI_Comm c, void *buf, int n, int t, int peer, int tag) {
     return MPI_Sendrecv_replace(buf, n, types[t], peer, tag, peer, tag, c, MPI_STATUS_IGNORE);
 }
 
+// progress lets MPI deliver messages. It receives none.
+static int progress(MPI_Comm c) {
+    int there;
+    return MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, c, &there, MPI_STATUS_IGNORE);
+}
+
+// MPI's errors come as codes; by default they end the job.
 static int errors_return(MPI_Comm *c, int rc) {
     return rc == MPI_SUCCESS && *c != MPI_COMM_NULL ? MPI_Comm_set_errhandler(*c, MPI_ERRORS_RETURN) : rc;
 }
@@ -282,15 +290,15 @@ static void abort_job(MPI_Comm comm, int code) {
     if (MPI_Finalized(&finalized) == MPI_SUCCESS && !finalized) MPI_Abort(comm, code);
 }
 
-// The signals that are Go panics, by which Go's threads wake each other, and that programs listen for. MPI's transports, and
-// what hwloc loads for it (OpenCL, and LLVM with that), have handlers of their own for them, which end the process or do
-// nothing.
+// Signals whose handlers stay Go's: those that become panics, the one that preempts goroutines, and those that programs listen
+// for. MPI's transports set handlers of their own, and so does what hwloc loads for it (OpenCL, and LLVM with that). These
+// end the process or do nothing.
 static const int kept[] = {SIGSEGV, SIGBUS, SIGFPE, SIGURG, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 enum { KEPT = sizeof kept / sizeof kept[0] };
 static struct sigaction handlers[KEPT];
 
 // While MPI starts, a page of shared memory that cannot be had ends the process with one line. Go would print all its
-// goroutines, in every process. Other faults are Go's, when they come again.
+// goroutines, in every process. Another kind of fault goes to Go's handler when it comes again.
 static struct { char text[512]; int rank; struct sigaction before; } no_room;
 static void on_no_room(int sig, siginfo_t *info, void *context) {
     (void)context;

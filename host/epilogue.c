@@ -2,8 +2,8 @@
 
 #include "loops.h"
 
-// gelu(x) = x (1 + tanh(u)) / 2 = x / (1 + e^-2u) with u = sqrt(2/pi) (x + 0.044715 x^3): one
-// exponential, and nothing cancels for large -x.
+// gelu(x) = x (1 + tanh(u)) / 2 = x / (1 + e^-2u) with u = sqrt(2/pi) (x + 0.044715 x^3). The second form takes one
+// exponential, and nothing cancels in it for large -x.
 #define GELU_2K 1.5957691216f // 2 sqrt(2/pi)
 #define GELU_A 0.044715f
 
@@ -21,18 +21,17 @@ CLONES void add_rows(float *y, size_t ldy, const float *bias, const float *add, 
 	}
 }
 
-INLINE void gelu_row(float *restrict o, float *restrict x, size_t n) {
-	for (size_t j = 0; j < n; j++) {
-		float v = x[j];
-		o[j] = v / (1.0f + exp_(-GELU_2K * (v + GELU_A * v * v * v)));
-	}
+INLINE float gelu(float v) { return v / (1.0f + exp_(-GELU_2K * (v + GELU_A * v * v * v))); }
+
+INLINE void gelu_row(float *restrict o, const float *restrict x, size_t n) {
+	for (size_t j = 0; j < n; j++) o[j] = gelu(x[j]);
 }
 
 INLINE void bias_gelu_row(float *restrict o, float *restrict x, const float *restrict bias, size_t n) {
 	for (size_t j = 0; j < n; j++) {
 		float v = o[j] + bias[j];
 		x[j] = v;
-		o[j] = v / (1.0f + exp_(-GELU_2K * (v + GELU_A * v * v * v)));
+		o[j] = gelu(v);
 	}
 }
 
@@ -60,23 +59,6 @@ CLONES void dgelu_rows(float *y, size_t ldy, const float *x, size_t ldx, size_t 
 	}
 }
 
-// Column sums go by strips that stay in the first cache, and by runs of rows, so that the error of a sum
-// grows with the run and the number of runs, not with the number of rows.
-enum { STRIP = 256, RUN = 64 };
-
 CLONES void sum_columns(float *sum, const float *x, size_t ld, size_t rows, size_t n) {
-	for (size_t s = 0; s < n; s += STRIP) {
-		size_t w = n - s < STRIP ? n - s : STRIP;
-		float *restrict out = sum + s;
-		memset(out, 0, w * sizeof *out);
-		for (size_t i = 0; i < rows;) {
-			float part[STRIP] = {0};
-			size_t end = rows - i < RUN ? rows : i + RUN;
-			for (; i < end; i++) {
-				const float *xi = x + i * ld + s;
-				for (size_t j = 0; j < w; j++) part[j] += xi[j];
-			}
-			for (size_t j = 0; j < w; j++) out[j] += part[j];
-		}
-	}
+	column_sums(sum, x, (long)ld, (long)rows, 0, 0, (long)n);
 }

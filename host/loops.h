@@ -1,6 +1,6 @@
-// What the loops in C of this module share: versions of a function for each level of x86-64, and an exponential that is
-// vectorised in them. Files of other packages include it by its path from theirs; go build does not notice a change of
-// it there: touch those files, too, or build with -a.
+// What the C loops of this module share: versions of a function for each level of x86-64, an exponential that is vectorised
+// in them, and sums of columns. Files of other packages include it by its path from theirs. go build does not notice a change
+// of it there: touch those files too, or build with -a.
 #ifndef LOCKSTEP_LOOPS_H
 #define LOCKSTEP_LOOPS_H
 
@@ -12,9 +12,9 @@
 // Loops with sqrtf are vectorised only where it need not set errno.
 float sqrtf(float) __attribute__((const));
 
-// CLONES compiles a function for each level and lets the loader choose, so that one binary runs on every x86-64. exp_
-// works on integers of the vector's width, which the levels have and single instruction sets (see vec.c) have not.
-// WIDE is for the widest level alone, where HAS_WIDE says that the processor has it, NARROW for the others.
+// CLONES compiles a function for each level and lets the loader choose, so that one binary runs on every x86-64. It names
+// levels, not single instruction sets as vec.c does: exp_ needs integers of the vector's width, which only the levels have.
+// WIDE is for the widest level alone, where HAS_WIDE says that the processor has it. NARROW is for the others.
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
 #define WIDE __attribute__((target("arch=x86-64-v4")))
 #define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
@@ -32,8 +32,8 @@ float sqrtf(float) __attribute__((const));
 
 INLINE long min_l(long a, long b) { return a < b ? a : b; }
 
-// exp_ is e^x within 1.5 ulp on [-87, 88], and the value at the end beyond it:
-// 2^n e^r with |r| <= ln(2)/2, e^r by a minimax polynomial (Cephes, expf).
+// exp_ is e^x within 1.5 ulp on [-87, 88]; beyond it is the value at the nearer end. It is 2^n e^r with |r| <= ln(2)/2,
+// and e^r is a minimax polynomial (Cephes, expf).
 INLINE float exp_(float x) {
     x = x < -87.0f ? -87.0f : x;
     x = x > 88.0f ? 88.0f : x;
@@ -51,6 +51,27 @@ INLINE float exp_(float x) {
     p = p * (r * r) + r + 1.0f;
     n.i = (n.i + 127) << 23; // the bits of magic leave at the top
     return p * n.f;
+}
+
+// Sums of columns go by strips that stay in the first cache, and by runs of rows, so that the error of a sum grows with the
+// run and the number of runs, not with the number of rows.
+enum { STRIP = 256, RUN = 64 };
+
+// column_sums sets sum[j], or adds to it, for each column j from lo to hi of x, whose rows are ld elements apart.
+INLINE void column_sums(float *sum, const float *x, long ld, long rows, int accumulate, long lo, long hi) {
+    for (long s = lo; s < hi; s += STRIP) {
+        long w = min_l(STRIP, hi - s);
+        float *restrict out = sum + s;
+        if (!accumulate) memset(out, 0, w * sizeof *out);
+        for (long i0 = 0; i0 < rows; i0 += RUN) {
+            float part[STRIP] = {0};
+            for (long i = i0; i < min_l(i0 + RUN, rows); i++) {
+                const float *xi = x + i * ld + s;
+                for (long j = 0; j < w; j++) part[j] += xi[j];
+            }
+            for (long j = 0; j < w; j++) out[j] += part[j];
+        }
+    }
 }
 
 #endif

@@ -1,7 +1,6 @@
 #include "vec.h"
 
-#include <stdlib.h> // defines __GLIBC__
-#include <string.h>
+#include "loops.h"
 
 // WIDEST compiles a function once for each instruction set and lets the loader choose, so that one
 // binary runs on every x86-64. It needs glibc (ifunc); elsewhere the compiler's baseline is used,
@@ -12,9 +11,9 @@
 #define WIDEST
 #endif
 
-// Sums run in LANES independent partial sums, so that no addition waits for the one before. They are
-// spelled out as arrays, which the compiler turns into the widest registers there are: the order of
-// additions, and with it every bit of a sum, stays the same whatever it is compiled for.
+// Sums run in LANES independent partial sums, so that no addition waits for the one before. They are arrays,
+// which the compiler turns into the widest registers there are. So the order of additions, and with it every
+// bit of a sum, is the same whatever it is compiled for.
 enum { LANES = 32 };
 
 // FOLD adds up lane[0..n), n a power of two, into lane[0], halves at a time.
@@ -33,8 +32,6 @@ enum { LANES = 32 };
 		__builtin_prefetch((p) + (distance) + line); \
 	}
 enum { LINE = 16, FAR = 2048, NEAR = 512 }; // floats; NEAR where several rows are read at once
-
-#define INLINE static inline __attribute__((always_inline))
 
 INLINE double sum_one(const float *x, size_t n) {
 	double lane[LANES] = {0};
@@ -114,9 +111,9 @@ WIDEST void scale(float *x, float alpha, size_t n) {
 	}
 }
 
-// ROWS rows are read together, so that an element of x fetched from cache serves all of them; more
-// would be more streams than the memory likes. A lane adds up at most BLOCK/LANES products
-// before its sum moves on into a double.
+// ROWS rows are read together, so that an element of x fetched from cache serves all of them. With more rows
+// there are more streams than the processor prefetches well. A lane adds up at most BLOCK/LANES products before
+// its sum goes into a double.
 enum { ROWS = 2, BLOCK = 1 << 14 };
 
 INLINE void gemv_some(size_t rows, size_t n, float alpha, const float *a, size_t lda, const float *x, float beta, float *y) {
@@ -156,8 +153,8 @@ WIDEST void gemv_rows(size_t m, size_t n, float alpha, const float *a, size_t ld
 	}
 }
 
-// Transposed, each row of A adds to all of y: TRANS_ROWS at a time, to read and write y less often, and for
-// TRANS_BLOCK elements of y, which fit in the second-level cache.
+// Transposed, each row of A adds to all of y. TRANS_ROWS go together, so that y is read and written less often,
+// for TRANS_BLOCK elements of y, which fit in the second-level cache.
 enum { TRANS_ROWS = 4, TRANS_BLOCK = 1 << 15 };
 
 WIDEST void gemv_trans(size_t m, size_t n, float alpha, const float *a, size_t lda, const float *x, float beta, float *y) {

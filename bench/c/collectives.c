@@ -50,7 +50,7 @@ struct job {
 	const struct type *type;
 	long n, part; /* elements, and those of a rank's part */
 	int calls, in_place;
-	char *dst, *src; /* the same where both are as long and in place */
+	char *dst, *src; /* in place one lies in the other */
 	long ndst, nsrc;
 };
 
@@ -83,11 +83,12 @@ static long sum(long i) {
 	return s;
 }
 
-/* Whether this rank receives a result, and element i of it. */
+/* Whether this rank receives a result. */
 static int receives(enum op op) {
 	return op == REDUCE || op == GATHER ? rank == 0 : op == PINGPONG ? rank < 2 : 1;
 }
 
+/* Element i of this rank's result. */
 static long want(const struct job *j, long i) {
 	switch (j->op) {
 	case ALLREDUCE:
@@ -124,7 +125,7 @@ static void call(const struct job *j) {
 	MPI_Comm w = MPI_COMM_WORLD;
 	MPI_Datatype t = j->type->mpi;
 	int n = (int)j->n, part = (int)j->part;
-	/* In place the input's argument is MPI_IN_PLACE: on all ranks, or on the root where only it has both. */
+	/* In place the argument for the input is MPI_IN_PLACE: on all ranks, or only on the root where no other has both. */
 	const void *src = j->in_place ? MPI_IN_PLACE : j->src;
 	const void *src0 = rank == 0 ? src : j->src;
 	switch (j->op) {
@@ -133,7 +134,7 @@ static void call(const struct job *j) {
 	case BROADCAST: check(MPI_Bcast(j->dst, n, t, 0, w)); break;
 	case ALLGATHER: check(MPI_Allgather(src, part, t, j->dst, part, t, w)); break;
 	case REDUCESCATTER:
-		/* In place the input is in the receive buffer, which the result then begins. */
+		/* In place the input lies in the receive buffer, and the result at the beginning of it. */
 		check(MPI_Reduce_scatter_block(src, j->dst, part, t, MPI_SUM, w));
 		break;
 	case ALLTOALL: check(MPI_Alltoall(src, part, t, j->dst, part, t, w)); break;

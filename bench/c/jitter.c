@@ -1,14 +1,14 @@
 /*
  * jitter: how even are the times of the same work on a GPU, as a C program waits for it?
  *
- * Launches a graph of one kernel that takes a given time, records an event, and asks for the event until it has passed;
- * 10,000 times. What is uneven here is the machine's: its timer interrupts, its hypervisor, its driver.
+ * Launches a graph of one kernel that takes a given time, records an event, and asks until the event has passed; 10,000
+ * times. What is uneven here comes from the machine: its timer interrupts, its hypervisor, its driver.
  *
  *   cc -O3 -o jitter jitter.c -I/usr/local/cuda/include -L/usr/local/cuda/lib64/stubs -lcuda
  *   ./jitter [microseconds ...]                        default: 0 25
  *
- * Prints a JSON line for each time. slow counts what took 5 us more than the median; apart_us is the median of the time
- * from one of these to the next:
+ * Prints a JSON line for each given time. slow counts the launches that took 5 us more than the median. apart_us is the
+ * median of the times from one of these to the next:
  *   {"what":"c graph of 25 us","median_us":28.310,"p99_us":37.204,"max_us":70.301,"slow":112,"apart_us":990.1}
  */
 #define _POSIX_C_SOURCE 199309L /* clock_gettime */

@@ -2,8 +2,8 @@
  * launch: what does cuLaunchKernel cost the host when it is called from C?
  *
  * Launches an empty kernel of three arguments, with one thread, on one stream of the first GPU.
- * Batches of launches are timed by the host's clock; the stream is synchronised after each, outside
- * the time. It is the yardstick for a launch through the framework.
+ * Batches of launches are timed by the host's clock. After each batch the stream is synchronised, which is
+ * not timed. It is the yardstick for a launch through the framework.
  *
  *   cc -O3 -o launch launch.c -I/usr/local/cuda/include -L/usr/local/cuda/lib64/stubs -lcuda
  *   ./launch

@@ -2,8 +2,8 @@
  * nccl_enqueue: what does ncclAllReduce cost the host when it is called from C?
  *
  * One rank per GPU sums two float32 over all ranks, on one stream. Batches of calls are timed by the
- * host's clock; the stream is synchronised after each, outside the time. It is the yardstick for an
- * all-reduce of the framework on a stream, which calls the same function of the same library.
+ * host's clock. After each batch the stream is synchronised, which is not timed. It is the yardstick for
+ * an all-reduce of the framework on a stream, which calls the same function of the same library.
  *
  *   mpicc -O3 -o nccl_enqueue nccl_enqueue.c -I/usr/local/cuda/include -L/usr/local/cuda/lib64 -lnccl -lcudart
  *   mpirun -np 2 ./nccl_enqueue

@@ -1,10 +1,10 @@
 /*
  * nccl_memory: how much host memory stays behind for each captured graph, or communicator, when it is destroyed?
  *
- * Each rank, on a GPU of its own, captures, launches three times and destroys 4,000 graphs of each kind: of an all-reduce
- * by NCCL of memory of cudaMalloc and of ncclMemAlloc, of a fill, and of an all-reduce without a launch. Then it splits the
- * communicator in two halves, has each broadcast, and destroys them, 200 times. It explains what a program in Go keeps that
- * does the same.
+ * Each rank, on a GPU of its own, captures 4,000 graphs of each kind, launches each three times and destroys it: NCCL's
+ * all-reduce of memory of cudaMalloc and of ncclMemAlloc, a fill, and an all-reduce that is not launched. Then it splits the
+ * communicator in two halves, has each broadcast, and destroys them, 200 times. So it tells what of a Go program's growth is
+ * the library's.
  *
  *   mpicc -O2 -o nccl_memory nccl_memory.c -I/usr/local/cuda/include -L/usr/local/cuda/lib64 -lnccl -lcudart
  *   mpirun -np 4 ./nccl_memory
@@ -43,7 +43,8 @@ enum { N = 100000, GRAPHS = 4000, SPLITS = 200 };
 
 enum kind { PLAIN, OF_NCCL, FILL, NOT_LAUNCHED, SPLIT, KINDS };
 
-static const char *const names[KINDS] = {"all-reduce, launched", "all-reduce of memory of ncclMemAlloc, launched", "fill, launched", "all-reduce, not launched", "split, broadcast"};
+static const char *const names[KINDS] = {"all-reduce, launched", "all-reduce of memory of ncclMemAlloc, launched", "fill, launched",
+                                         "all-reduce, not launched", "split, broadcast"};
 
 static void graph(enum kind kind, float *x, ncclComm_t comm, cudaStream_t s) {
 	cudaGraph_t graph;

@@ -80,7 +80,7 @@ static double read_part(const float *x, size_t n) {
 	return sum;
 }
 
-/* fill writes random values, none of them zero: zero pages or zero data might be special. */
+/* fill writes random values, none of them zero, since zero pages or zero data might be read faster. */
 static double fill(float *x, size_t n, uint64_t seed) {
 	uint64_t s = seed * 0x9E3779B97F4A7C15u + 1;
 	double sum = 0;

@@ -10,8 +10,9 @@
  *
  * An iteration is STEPS steps, an even number. Rank 0 prints one JSON line with the fields that the application has:
  *   {"app":"stencil","ranks":2,"mesh":"2x1","threads":1,...,"bytes":1342177280,...,"median_us":98000.0,...,"gbps":13.70,...}
- * Times are those of the slowest rank in an iteration; gbps counts each cell as read and written once in a step. The grid begins as a product of sines, which every step multiplies by a known factor: a difference from that
- * of more than 1e-4 ends the program with status 1.
+ * Times are those of the slowest rank in an iteration. gbps counts each cell as read and written once in a step. The grid
+ * begins as a product of sines, which every step multiplies by a known factor. A difference of more than 1e-4 from that ends
+ * the program with status 1.
  */
 #include <math.h>
 #include <mpi.h>
@@ -141,7 +142,7 @@ int main(int argc, char **argv) {
 			}
 		}
 	}
-	/* A product of sines that loses about two thirds of its height. */
+	/* A product of sines, with waves so long that it keeps about a third of its height. */
 	double factor = 1, angle[2];
 	for (int a = 0; a < 2; a++) {
 		double wanted = sqrt(4.0 / (double)(steps * (iterations + warmup))), unit = acos(-1) / (double)(size[a] + 1);

@@ -23,14 +23,15 @@ import (
 	"lockstep/internal/help"
 )
 
-// network is what joins nodes: of each rank, all of them at once.
+// network joins the nodes. Each rank has its bandwidth for itself, also while all of them send.
 type network struct {
 	perNode int
 	gbps    float64
 	stepUS  float64
 }
 
-// between is an all-reduce over nodes of what one rank has of the operand: a ring or a tree, whichever is faster.
+// between is the time of an all-reduce over the nodes, of the part of the operand that one rank of each has: a ring or a
+// tree, whichever is faster.
 func (w network) between(bytes, nodes float64) float64 {
 	if nodes <= 1 {
 		return 0
@@ -41,8 +42,9 @@ func (w network) between(bytes, nodes float64) float64 {
 	return min(of(ring), of(tree))
 }
 
-// expect is the time on ranks that may be of several nodes: reduced within each node, then the parts over the nodes,
-// then gathered. The parts of the way take place one after the other, or, at best, the longer hides the other.
+// expect is the time on ranks that may be on several nodes. The operand is reduced within each node, then its parts over the
+// nodes, and the result is gathered within each node. At best the longer of the two phases hides the other; at worst one
+// follows the other.
 func (w network) expect(m model, bytes, ranks int) (best, worst float64) {
 	local := min(ranks, w.perNode)
 	within, _ := m.us(float64(bytes), float64(local))
@@ -58,13 +60,13 @@ type series struct {
 
 func (k series) what() string { return k.calls() + " on " + k.Device }
 
-// calls are the side and how it calls what.
+// calls names the side, the collective and how it is called.
 func (k series) calls() string {
 	m := collective.Measured{Kind: k.Kind}
 	return fmt.Sprintf("%s: %s, %s", k.Side, k.Op, strings.TrimPrefix(m.What(), fmt.Sprintf("%s of 0B, ", k.Op)))
 }
 
-// pointsOf are the all-reduces, by what they share; the ranks are two or more.
+// pointsOf returns the all-reduces on two ranks or more by their series, and the series in the order of the lines.
 func pointsOf(lines []collective.Measured) ([]series, map[series][]sample) {
 	of := map[series][]sample{}
 	var order []series
@@ -191,11 +193,14 @@ func (f *modelFlags) run(out io.Writer, all []collective.Measured) error {
 }
 
 // modelNotes are what the numbers rest on, and what they leave out.
-const modelNotes = `Assumed: within a node p ranks do as the fit says, beyond the numbers measured too, and there is one link of the same speed for each. Over several nodes an
-all-reduce is a reduce-scatter within each node, an all-reduce of the parts over the nodes, of each rank over a network adapter of its own, as a ring or a tree, and an
-all-gather within each node. The first number has the shorter of the two parts hidden behind the longer, the second adds them up. Network and ranks of a node are given, not measured.
-Left out: other traffic and a network that has less bandwidth further up, reduction inside switches (NVLink SHARP and its like), ranks that come late (the more ranks, the later the last), faults, and
-what a job computes meanwhile. Where ranks outnumber cores, a step has the wait for a core in it.
+const modelNotes = `Assumed: within a node p ranks do as the fit says, also beyond the numbers measured, and each has a link of the same
+speed. Over several nodes an all-reduce is a reduce-scatter within each node, an all-reduce of the parts over the nodes,
+and an all-gather within each node. Between nodes each rank has a network adapter of its own; the parts go as a ring or a
+tree. The first number has the shorter of the two phases hidden behind the longer, the second adds them up. The network
+and the ranks of a node are given, not measured.
+Left out: other traffic; a network with less bandwidth further up; reduction inside switches (NVLink SHARP and its like);
+ranks that come late (the more ranks, the later the last); faults; what a job computes meanwhile. Where ranks outnumber
+cores, a step has the wait for a core in it.
 `
 
 // report writes a model for people.
@@ -261,7 +266,7 @@ func measuredRanks(points []sample) []int {
 	return slices.Compact(n)
 }
 
-// plot draws the points with the model dashed, and what it says by ranks.
+// plot draws the points, the model as a dashed line beside them, and the expected times by ranks.
 func (f *modelFlags) plot(k series, points []sample, m model, w network) error {
 	if f.out == "" {
 		return nil

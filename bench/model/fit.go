@@ -22,7 +22,8 @@ type model struct {
 	at    sample  // where it is
 }
 
-// algorithm says how many messages follow each other, and how often the operand passes a rank's link.
+// algorithm is described by its steps, which are messages that follow one another, and by its volume: how often the operand
+// passes a rank's link.
 type algorithm struct {
 	name          string
 	steps, volume func(p float64) float64
@@ -31,7 +32,7 @@ type algorithm struct {
 
 func rounds(p float64) float64 { return math.Ceil(math.Log2(p) - 1e-9) }
 
-// The algorithms. On one number of ranks all fit alike: the likeliest stand first.
+// On one number of ranks all algorithms fit equally well. So the likeliest come first.
 var (
 	ring     = algorithm{"ring", func(p float64) float64 { return 2 * (p - 1) }, func(p float64) float64 { return 2 * (p - 1) / p }, [2]string{"2(p-1)", "2(p-1)/p"}}
 	tree     = algorithm{"tree, to its root and back", func(p float64) float64 { return 2 * rounds(p) }, func(float64) float64 { return 2 }, [2]string{"2 log2 p", "2"}}
@@ -39,8 +40,8 @@ var (
 	doubling = algorithm{"recursive doubling", rounds, rounds, [2]string{"log2 p", "log2 p"}}
 )
 
-// candidates are what a fit chooses from: one algorithm for all sizes, or one for large operands, whose volume does not
-// grow with the ranks, and another for small ones; the same twice is one with two protocols.
+// candidates are what a fit chooses from. A single algorithm is for all sizes. Of two, the first is for large operands, so its
+// volume does not grow with the ranks. The same one twice stands for an algorithm with two protocols.
 var candidates = [][]algorithm{
 	{ring}, {tree}, {oneShot}, {doubling},
 	{ring, oneShot}, {ring, doubling}, {ring, tree}, {ring, ring},
@@ -53,7 +54,7 @@ type fittedTerm struct {
 	startUS float64
 	stepUS  float64
 	gbps    float64
-	points  int // that it decides
+	points  int // of which it is the term that counts
 }
 
 // sample is a measured point.
@@ -65,7 +66,7 @@ func (f fittedTerm) us(bytes, ranks float64) float64 {
 	return f.startUS + f.stepUS*f.steps(ranks) + f.volume(ranks)*bytes/f.gbps/1e3
 }
 
-// us is T, and which of the terms it is.
+// us is T, and the term that it is.
 func (m model) us(bytes, ranks float64) (us float64, term int) {
 	us = math.Inf(1)
 	for i, f := range m.terms {
@@ -76,8 +77,9 @@ func (m model) us(bytes, ranks float64) (us float64, term int) {
 	return us, term
 }
 
-// ofLogs is the model of parameters as their logarithms: of each term the start, and the time of a step and of a byte.
-// What the points do not tell is 0: the start where they are of one number of ranks, a byte's time where of one size.
+// ofLogs is the model whose parameters are given as logarithms: for each term the start, the time of a step and the time of
+// a byte. What the points cannot tell is 0: the start, where all are on one number of ranks, and the time of a byte, where
+// all have one size.
 func ofLogs(x []float64, of []algorithm, points []sample) model {
 	var m model
 	for i, a := range of {
@@ -98,14 +100,14 @@ func same(points []sample, of func(sample) float64) bool {
 	return !slices.ContainsFunc(points, func(p sample) bool { return of(p) != of(points[0]) })
 }
 
-// leastDecided are the points that one of two algorithms must decide: it has three parameters.
+// leastDecided is how many points each of two algorithms must decide, since it has three parameters.
 const leastDecided = 3
 
 // leastError is the error, in logarithms, below which one fit is as good as another.
 const leastError = 0.005
 
-// fit finds the algorithms and parameters that leave the least squares of ln(model/measured). An algorithm or a second
-// one is taken for what it explains: by the Bayesian information criterion (G. Schwarz, 1978).
+// fit finds the algorithms and parameters with the least squares of ln(model/measured). A second algorithm has to explain more
+// than its parameters cost, by the Bayesian information criterion (G. Schwarz, 1978).
 func fit(points []sample) (model, error) {
 	var best model
 	least := math.Inf(1)
@@ -148,7 +150,7 @@ func fit(points []sample) (model, error) {
 	return best, nil
 }
 
-// deciding counts the points that each term decides, and returns the least number.
+// deciding counts for each term the points that it decides, and returns the least count.
 func (m model) deciding(points []sample) int {
 	for _, p := range points {
 		_, term := m.us(p.bytes, p.ranks)
@@ -167,7 +169,7 @@ func squares(points []sample, m model) float64 {
 	return sum
 }
 
-// leastSquares finds the parameters of a candidate, from several starts, as the least of two terms has several minima.
+// leastSquares finds the parameters of a candidate. It starts several times, since the least of two terms has several minima.
 func leastSquares(points []sample, of []algorithm) ([]float64, error) {
 	order := func(a, b sample) int { return cmp.Or(cmp.Compare(a.bytes, b.bytes), cmp.Compare(a.ranks, b.ranks)) }
 	first, last := slices.MinFunc(points, order), slices.MaxFunc(points, order)
@@ -181,14 +183,17 @@ func leastSquares(points []sample, of []algorithm) ([]float64, error) {
 		return squares(points, m)
 	}}
 	settings := &optimize.Settings{MajorIterations: 5000, Converger: &optimize.FunctionConverge{Absolute: 1e-9, Iterations: 100}}
-	near := func(a algorithm, latency, perByte float64) []float64 { // times what the ends of the points have
+	// near takes the start and the steps from the smallest point, half of its time each, and a byte from the largest; both
+	// times a factor.
+	near := func(a algorithm, latency, perByte float64) []float64 {
 		half := math.Log(latency * first.us / 2)
 		return []float64{half, half - math.Log(a.steps(first.ranks)), math.Log(perByte * last.us / a.volume(last.ranks) / last.bytes)}
 	}
 	starts := [][]float64{near(of[0], 1, 1)}
 	if len(of) > 1 {
 		starts = nil
-		for _, k := range [][2]float64{{2, 2}, {2, 16}, {8, 4}, {8, 16}} { // how much longer the large one's step takes, and the small one's byte
+		// By how much a step of the first takes longer than the points say, and a byte of the second.
+		for _, k := range [][2]float64{{2, 2}, {2, 16}, {8, 4}, {8, 16}} {
 			starts = append(starts, slices.Concat(near(of[0], k[0], 1), near(of[1], 1, k[1])))
 		}
 	}
@@ -212,8 +217,8 @@ func leastSquares(points []sample, of []algorithm) ([]float64, error) {
 	return best, nil
 }
 
-// leastPoints are as many as a fit of two algorithms has parameters, and some; with fewer there is one algorithm, and
-// fewer than fewestPoints are too few for any.
+// leastPoints is somewhat more than a fit of two algorithms has parameters: with fewer points there is one algorithm. Fewer
+// than fewestPoints are too few for any.
 const leastPoints, fewestPoints = 9, 4
 
 // poorFit is the error, in logarithms, beyond which a model says nothing of what was not measured.

@@ -2,8 +2,9 @@
 
     mpirun -np N python3 mpi4py_peer.py --memory host --case allreduce:float32:1024:100 ...
 
-A case is op:type:elements:calls: elements of a rank's larger buffer, calls back to back in one timed iteration. Rank 0
-prints one JSON line for each: times per call of the slowest rank, in microseconds, and how many elements were wrong.
+A case is op:type:elements:calls. elements is the length of a rank's larger buffer. calls are made back to back in one timed
+iteration. Rank 0 prints one JSON line for each case: times per call of the slowest rank, in microseconds, and how many
+elements were wrong.
 
 --memory host    buffers in host memory
 --memory staged  CuPy arrays, copied to and from host memory around each call

@@ -3,9 +3,9 @@
     python3 torch_loss.py start --model gpt2 --seq 1024 --to FOLDER
     python3 torch_loss.py follow --from FOLDER --tokens FILE --rates FILE --batch 8 --seq 1024 --seed 42
 
-start writes random weights, which bin/train begins with by --init-from. follow begins with them too, and takes the
-sequences that bin/train takes, with AdamW on float32 weights and autocast to bfloat16, at the rates that are the
-lines of a file. It prints one JSON line a step.
+start writes random weights, with which bin/train begins by --init-from. follow begins with them too, and takes the
+same sequences as bin/train. It learns by AdamW on float32 weights, with autocast to bfloat16. The rates are the lines
+of a file. It prints one JSON line a step.
 """
 import argparse
 import json
@@ -35,7 +35,7 @@ def mixed(x):
 
 
 class Order:
-    """Where the sequences begin that apps/train/batches/batches.go chooses among n tokens."""
+    """Where the sequences begin, as apps/train/batches/batches.go chooses them among n tokens."""
 
     def __init__(self, n, seq, batch, seed):
         learned = n - max(n // 20, batch * seq + 1)  # the rest is for validation

@@ -4,8 +4,8 @@
     python3 -m torch.distributed.run --standalone --nproc-per-node N torch_peer.py reduce --elements 30000000
     python3 -m torch.distributed.run --standalone --nproc-per-node N torch_peer.py matvec --rows 10000 --cols 300000
 
-A case is op:type:elements:calls: elements of a rank's larger tensor, calls back to back in one timed iteration. Rank 0
-prints JSON lines: times of the slowest rank, in microseconds; of reduce every one of them.
+A case is op:type:elements:calls. elements is the length of a rank's larger tensor. calls are made back to back in one timed
+iteration. Rank 0 prints JSON lines with the times of the slowest rank, in microseconds; for reduce also every single time.
 """
 import argparse
 import json
@@ -59,7 +59,7 @@ class Job:
         return replay
 
     def times(self, step):
-        """Iterations of step, each from a barrier until the device has done it; the slowest rank's, ascending."""
+        """The times of step in microseconds, each from a barrier until the device is done, of the slowest rank."""
         us = []
         for k in range(-self.warmup, self.iters):
             dist.barrier()
@@ -159,7 +159,7 @@ def collectives(job, args):
                     call()
 
             us = job.times(job.captured(step, launches) if graph else step)
-            # Ours out of place and theirs in place do the same work but for where the result lies.
+            # PyTorch's is in place, ours is not: the work is the same but for where the result lies.
             done = each * launches
             job.emit(us, done, app="sweep", op=op, dtype=name, elements=n, bytes=n * src.element_size(), calls=done, graph=graph,
                      in_place=op == "broadcast", stream=job.on_gpu, wrong=int(wrong), ok=int(wrong) == 0)
@@ -213,7 +213,7 @@ def main():
     {"collectives": collectives, "reduce": reduce, "matvec": matvec}[args.what](job, args)
     dist.barrier()
     job.synchronize()
-    os._exit(0)  # taking down the group while a graph holds its collectives hangs
+    os._exit(0)  # to destroy the group while a graph holds its collectives hangs
 
 
 main()

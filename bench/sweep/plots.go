@@ -89,11 +89,11 @@ func byRanks(app string, lines []collective.Measured) []figure.Panel {
 	return []figure.Panel{up, efficiency}
 }
 
-// apart is how much longer a time is that is drawn apart from another: of 10,000 most fall on the same place.
+// apart is the least ratio of two times that are drawn as two points. Most of 10,000 times would fall on the same place.
 const apart = 1.002
 
-// distribution is the part of reduce's times that is no longer than each time: of every time where a side gives
-// them, else by the least, the median, the 99th percentile and the greatest.
+// distribution is the cumulative distribution of reduce's times. A side that does not give every time is drawn by its least,
+// its median, its 99th percentile and its greatest.
 func distribution(lines []collective.Measured, machine string) figure.Panel {
 	p := figure.Panel{Title: "times of reduce; " + machine, X: "us", Y: "cumulative part of the times", LinearY: true, NoMarks: true}
 	for _, m := range lines {

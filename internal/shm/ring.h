@@ -1,6 +1,6 @@
-// Message rings: the messages from one rank to another go through a ring in memory that both see, in their order: a short one
-// as a whole, a longer one as a notice that MPI brings it. A notice and a few bytes share the one cache line that goes from
-// core to core. ring.go has the same protocol in Go. Included once, by sys.go, after slots.h.
+// Message rings: the messages from one rank to another go, in order, through a ring in memory that both see. A short message
+// lies in the ring as a whole. For a longer one there is a notice, and MPI brings the message. A head and a few bytes fit the
+// one cache line that goes from core to core. ring.go has the same protocol in Go. Included once, by sys.go, after slots.h.
 
 enum { HEAD = sizeof(struct record), SKIPPED = -1 };
 
@@ -11,7 +11,7 @@ static inline struct record *record_at(const struct ring_end *x, uint64_t at) {
     return (struct record *)(x->ring + (at & (x->size - 1)) * UNIT);
 }
 
-// has_room says whether a message and the cleared head behind it fit the ring, after what is skipped at its end.
+// has_room says whether a message and the cleared head behind it fit the ring, besides what is skipped at the ring's end.
 static int has_room(struct ring_end *x, uint64_t need) {
     uint64_t left = x->size - (x->next & (x->size - 1));
     uint64_t all = (need > left ? left : 0) + need + 1;
@@ -28,7 +28,7 @@ static inline void show(struct ring_end *x, int64_t bytes, uint64_t need) {
     __atomic_store_n(&r->there, 1, __ATOMIC_RELEASE);
 }
 
-// put puts a message that there is room for.
+// put puts a message into the ring, which has room for it.
 static void put(struct ring_end *x, uintptr_t from, int64_t bytes) {
     uint64_t need = units(x, bytes), left = x->size - (x->next & (x->size - 1));
     if (need > left) show(x, SKIPPED, left);
@@ -46,7 +46,7 @@ static struct record *next_record(struct ring_end *x) {
     return __atomic_load_n(&r->there, __ATOMIC_ACQUIRE) ? r : NULL;
 }
 
-// take takes the message at hand out of the ring, copies it if it has the length expected, and returns its bytes.
+// take takes the message at hand out of the ring and returns its bytes. It copies the message if that has the expected length.
 static int64_t take(struct ring_end *x, const struct record *r, uintptr_t to, int64_t expected) {
     int64_t bytes = r->bytes;
     if (bytes == expected && bytes <= x->most) memcpy((void *)to, r->data, bytes);
@@ -55,7 +55,7 @@ static int64_t take(struct ring_end *x, const struct record *r, uintptr_t to, in
     return bytes;
 }
 
-// ring_send and ring_recv block until the message may change, or is there.
+// ring_send blocks until the program may change the message, ring_recv until it is there.
 static int ring_send(struct ring_end *x, uintptr_t from, int64_t n, int t, int to) {
     struct shared *s = x->of;
     int64_t bytes = n * sizes[t];
@@ -78,7 +78,7 @@ static struct outcome ring_recv(struct ring_end *x, uintptr_t to, int64_t n, int
     return bytes <= x->most ? (struct outcome){0, 0, bytes} : s->mpi->recv(s->comm, to, n, t, from);
 }
 
-// What a group of messages asks of a ring, see calls.h.
+// What a group of messages asks of a ring: see calls.h.
 
 static int ring_idle(struct carrier *c, uint64_t looks) { return idle(((struct ring_end *)c)->of, looks); }
 

@@ -31,7 +31,7 @@ enum {
 };
 
 // The collectives in which all ranks wait for all. Each has rounds of its own, so that a rank at one never meets ranks at
-// another, or at a barrier: who compares the calls of the ranks can say more about that than a call.
+// another, or at a barrier. Such ranks wait, and the watchdog, which compares the calls of all ranks, says why.
 enum { ALLREDUCE, REDUCE_SCATTER, ALLGATHER, ALLTOALL, SCAN, EXSCAN, MEETINGS };
 
 // slot is what a rank brings to a round. Its first bytes share the cache line of the round.
@@ -49,9 +49,9 @@ struct bcast_slot {
     char data[BCAST_BYTES];
 };
 
-// slots are written by one rank. Of each collective there are two, for odd and even rounds: when a rank begins a round, all
-// have finished the one before the last, since all began the last. That holds for their reads of its slots too: they come before
-// the release with which a rank showed the last round, and that was acquired here.
+// slots are written by one rank. Of each collective there are two, for odd and even rounds. When a rank begins a round, all
+// have begun the last one, and so have finished the one before, whose slot it writes again. They have also read that slot: a
+// rank reads before the release with which it shows the next round, and this rank has acquired that.
 struct slots {
     _Alignas(LINE) _Atomic uint64_t barrier;
     _Alignas(LINE) _Atomic uint64_t heard; // broadcasts
@@ -59,9 +59,9 @@ struct slots {
     struct bcast_slot bcast[BCASTS];
 };
 
-// record is a message in a ring. The sender clears the one behind it before it shows this one, so that a receiver who looks
-// there sees nothing until the next message is there: the release that shows this record covers the clearing too. What a
-// record held before has been read by then, since taken, which the sender acquires, was released behind that.
+// record is a message in a ring. Before the sender shows it, it clears the record behind it, so that a receiver who looks
+// there sees nothing until the next message is there. The release that shows this record covers the clearing too. What a
+// record held before has been read by then: the receiver releases taken behind its reads, and the sender acquires that.
 struct record {
     uint64_t there;
     int64_t bytes; // of the message, or SKIPPED
@@ -131,10 +131,10 @@ static struct shared *open_shared(struct calls *mpi, uintptr_t comm, int rank, i
     return s;
 }
 
-// idle is what a rank does between two looks at what it waits for. One that waits long gives its core to a rank that shares it,
-// and lets MPI progress, since another may be waiting for a message of this one. And it sleeps now and then, where ranks share
-// cores at every look at MPI: Linux 6.18 charges a yield as a whole time slice, so ranks that do nothing but yield drift minutes
-// apart, and the one that is ahead gets no core until the others have used as many.
+// idle is what a rank does between two looks at what it waits for. One that waits long gives its core to a rank that shares it.
+// It lets MPI progress, since another may be waiting for a message of this one. And it sleeps now and then; where ranks share
+// cores, at every look at MPI. For Linux 6.18 charges a yield as a whole time slice: of ranks that do nothing but yield, one
+// that is minutes ahead gets no core until the others have used as many.
 static int idle(struct shared *s, uint64_t looks) {
     if (looks < s->spins) {
         relax();
@@ -199,7 +199,8 @@ static struct outcome meet(struct shared *s, int meeting, int n, int t, int op) 
     return o;
 }
 
-// reduce_brought sets dst to what the first ranks have brought from element lo on, reduced in rank order. Of none it does nothing.
+// reduce_brought reduces in rank order what the first ranks have brought, from element lo on, to dst. With no ranks it does
+// nothing.
 static void reduce_brought(const struct shared *s, int meeting, int ranks, uintptr_t dst, int lo, int n, int t, int op) {
     uintptr_t from[MOST_RANKS];
     for (int r = 0; r < ranks; r++) from[r] = (uintptr_t)(brought(s, meeting, r)->data + (size_t)lo * sizes[t]);
@@ -223,7 +224,8 @@ static struct outcome slots_reduce_scatter(struct shared *s, uintptr_t to, uintp
     return o;
 }
 
-// slots_scan is a SCAN or an EXSCAN: op over the ranks up to this one, or before it. Of none nothing is written.
+// slots_scan is a SCAN, op over the ranks up to this one, or an EXSCAN, over those before it. Before rank 0 there are none:
+// its EXSCAN writes nothing.
 static struct outcome slots_scan(struct shared *s, int meeting, uintptr_t to, uintptr_t from, int n, int t, int op) {
     int ranks = s->rank + (meeting == SCAN);
     memcpy(begin(s, meeting)->data, (const void *)from, (size_t)n * sizes[t]);

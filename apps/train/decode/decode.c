@@ -34,7 +34,7 @@ CLONES void train_decode_gelu(float *out, const float *x, const float *bias, lon
     for (long i = lo; i < hi; i++) {
         for (long j = 0; j < c; j++) {
             float v = x[i * c + j] + bias[j];
-            // v·(1 + tanh(u))/2 = v/(1 + e^-2u)
+            // gelu, as host/epilogue.c has it
             out[i * c + j] = v / (1.0f + expf(-1.5957691216f * (v + 0.044715f * v * v * v)));
         }
     }

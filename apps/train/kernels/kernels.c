@@ -82,10 +82,7 @@ CLONES void train_layernorm_backward_input(float *dx, const float *dout, const f
     }
 }
 
-// Column sums go by strips that stay in the first cache, and by runs of rows, so
-// that the error of a sum grows with the run and the number of runs, not with n.
-enum { STRIP = 256, RUN = 64 };
-
+// By strips and runs, as column_sums.
 CLONES void train_layernorm_backward_params(float *dweight, float *dbias, const float *dout, const float *x,
                                             const float *mean, const float *rstd, long n, long c, int accumulate,
                                             long lo, long hi) {
@@ -117,19 +114,7 @@ CLONES void train_layernorm_backward_params(float *dweight, float *dbias, const 
 // --- sums over rows ---
 
 CLONES void train_bias_backward(float *dbias, const float *dy, long n, long c, int accumulate, long lo, long hi) {
-    for (long s = lo; s < hi; s += STRIP) {
-        long w = min_l(STRIP, hi - s);
-        float *restrict db = dbias + s;
-        if (!accumulate) memset(db, 0, w * sizeof(float));
-        for (long i0 = 0; i0 < n; i0 += RUN) {
-            float a[STRIP] = {0};
-            for (long i = i0; i < min_l(i0 + RUN, n); i++) {
-                const float *d = dy + i * c + s;
-                for (long j = 0; j < w; j++) a[j] += d[j];
-            }
-            for (long j = 0; j < w; j++) db[j] += a[j];
-        }
-    }
+    column_sums(dbias, dy, c, n, accumulate, lo, hi);
 }
 
 // --- loss ---
@@ -199,5 +184,3 @@ CLONES void train_classifier_of_parts(float *losses, float *logits, const int32_
         memset(x + v, 0, (vp - v) * sizeof(float));
     }
 }
-
-// --- optimizer ---
