@@ -21,6 +21,16 @@ import (
 	"gonum.org/v1/plot/vg/vgsvg"
 )
 
+// hues tell curves apart for people with any kind of colour vision, and stand out from white three to one.
+// Source: Okabe and Ito, Color Universal Design (2008), without those that are too light; black and a purple in their place.
+var hues = []color.Color{
+	color.RGBA{0x00, 0x72, 0xb2, 255}, color.RGBA{0xd5, 0x5e, 0x00, 255}, color.RGBA{0x00, 0x9e, 0x73, 255},
+	color.RGBA{0x00, 0x00, 0x00, 255}, color.RGBA{0xc0, 0x68, 0x96, 255}, color.RGBA{0x7f, 0x3c, 0x8d, 255},
+}
+
+// hue is the colour of the i-th name of a figure.
+func hue(i int) color.Color { return hues[i%len(hues)] }
+
 // Panel is one pair of axes with its lines.
 type Panel struct {
 	Title, X, Y string
@@ -68,8 +78,8 @@ func (p *Panel) draw(names []string) (*plot.Plot, error) {
 		}
 		line.Color, line.Dashes = color.Gray{Y: 160}, []vg.Length{vg.Points(4), vg.Points(3)}
 		if i := slices.Index(names, c.Name); i >= 0 {
-			line.Color, line.Dashes, line.Width = plotutil.Color(i), nil, vg.Points(1.5)
-			marks.Color, marks.Shape, marks.Radius = plotutil.Color(i), plotutil.Shape(i), vg.Points(2)
+			line.Color, line.Dashes, line.Width = hue(i), nil, vg.Points(1.5)
+			marks.Color, marks.Shape, marks.Radius = hue(i), plotutil.Shape(i), vg.Points(2)
 			if !p.NoMarks {
 				g.Add(marks)
 			}
@@ -176,8 +186,8 @@ func Write(file string, panels ...Panel) error {
 		if err != nil {
 			return err
 		}
-		line.Color, line.Width = plotutil.Color(i), vg.Points(1.5)
-		marks.Color, marks.Shape, marks.Radius = plotutil.Color(i), plotutil.Shape(i), vg.Points(2)
+		line.Color, line.Width = hue(i), vg.Points(1.5)
+		marks.Color, marks.Shape, marks.Radius = hue(i), plotutil.Shape(i), vg.Points(2)
 		if panels[0].NoMarks {
 			legend.Add(n, line)
 		} else {

@@ -1,0 +1,40 @@
+package figure
+
+import (
+	"image/color"
+	"math"
+	"testing"
+)
+
+// luminance is a colour's, from 0 of black to 1 of white. Source: WCAG 2.2, relative luminance.
+func luminance(c color.Color) float64 {
+	r, g, b, _ := c.RGBA()
+	sum := 0.0
+	for i, v := range []uint32{r, g, b} {
+		x := float64(v) / 0xffff
+		if x <= 0.04045 {
+			x /= 12.92
+		} else {
+			x = math.Pow((x+0.055)/1.055, 2.4)
+		}
+		sum += []float64{0.2126, 0.7152, 0.0722}[i] * x
+	}
+	return sum
+}
+
+// Every curve stands out from white as WCAG asks of graphics, and the first ones differ.
+func TestHues(t *testing.T) {
+	seen := map[color.Color]bool{}
+	for i := range hues {
+		if contrast := 1.05 / (luminance(hue(i)) + 0.05); contrast < 3 {
+			t.Errorf("colour %d has a contrast of %.2f", i, contrast)
+		}
+		seen[hue(i)] = true
+	}
+	if len(seen) != len(hues) {
+		t.Errorf("%d colours, of which %d differ", len(hues), len(seen))
+	}
+	if hue(len(hues)) != hue(0) {
+		t.Error("there is no colour for one curve more")
+	}
+}
