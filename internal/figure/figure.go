@@ -104,11 +104,22 @@ func (p *Panel) draw(names []string) (*plot.Plot, error) {
 // axis sets a range that is never empty: on a linear axis it begins at 0.
 func axis(a *plot.Axis, lo, hi float64, linear bool) {
 	if linear {
-		a.Min, a.Max = 0, hi*1.05
+		a.Min, a.Max, a.Tick.Marker = 0, hi*1.05, plot.TickerFunc(plainTicks)
 		return
 	}
 	a.Scale, a.Tick.Marker = plot.LogScale{}, plot.TickerFunc(LogTicks)
 	a.Min, a.Max = lo/1.2, hi*1.2
+}
+
+// plainTicks are gonum's own, without its zeros behind the point where few are named (25000.00).
+func plainTicks(lo, hi float64) []plot.Tick {
+	ticks := plot.DefaultTicks{}.Ticks(lo, hi)
+	for i, t := range ticks {
+		if !t.IsMinor() {
+			ticks[i].Label = strconv.FormatFloat(t.Value, 'g', 6, 64)
+		}
+	}
+	return ticks
 }
 
 // LogTicks marks 1, 2 and 5 of each decade, and over many decades only names every 1.

@@ -3,6 +3,7 @@ package figure
 import (
 	"image/color"
 	"math"
+	"strings"
 	"testing"
 )
 
@@ -36,5 +37,23 @@ func TestHues(t *testing.T) {
 	}
 	if hue(len(hues)) != hue(0) {
 		t.Error("there is no colour for one curve more")
+	}
+}
+
+// Ticks are named as a person would, however gonum does.
+func TestPlainTicks(t *testing.T) {
+	for _, tc := range []struct {
+		hi   float64
+		want string
+	}{{26250, "0 25000"}, {0.00315, "0 0.001 0.002 0.003"}, {8.4, "0 4 8"}} {
+		var names []string
+		for _, tick := range plainTicks(0, tc.hi) {
+			if !tick.IsMinor() {
+				names = append(names, tick.Label)
+			}
+		}
+		if got := strings.Join(names, " "); got != tc.want {
+			t.Errorf("up to %v: %s, want %s", tc.hi, got, tc.want)
+		}
 	}
 }
