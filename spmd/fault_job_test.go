@@ -151,8 +151,12 @@ func (f *mishap) happen(t *testing.T) (took time.Duration, said string, err erro
 	if err := cmd.Start(); err != nil {
 		return 0, "", err
 	}
-	defer func() { // what should not be there any more, after a failure
-		for _, pid := range marked(marker) {
+	gone := false
+	defer func() {
+		if gone {
+			return
+		}
+		for _, pid := range marked(marker, processes()) { // what should not be there any more, after a failure
 			_ = syscall.Kill(pid, syscall.SIGKILL)
 		}
 	}()
@@ -180,13 +184,12 @@ func (f *mishap) happen(t *testing.T) (took time.Duration, said string, err erro
 	} else if since.IsZero() {
 		return 0, said, errors.New("the job ended before the signal")
 	}
-	for len(marked(marker)) > 0 && time.Since(since) < f.within+faultSlack {
-		time.Sleep(10 * time.Millisecond)
-	}
+	left := awaitEnd(marker, since.Add(f.within+faultSlack))
 	took = time.Since(since)
-	if left := marked(marker); len(left) > 0 {
+	if len(left) > 0 {
 		return took, said, fmt.Errorf("processes %v are left after %v", left, took)
 	}
+	gone = true
 	if took > f.within+faultSlack {
 		return took, said, fmt.Errorf("it took %v, want %v", took, f.within)
 	}
@@ -284,16 +287,34 @@ func leftovers(dir string) error {
 	return nil
 }
 
-// marked returns the processes whose environment has the marker.
-func marked(marker string) (pids []int) {
-	files, _ := filepath.Glob("/proc/[0-9]*/environ") // the pattern is good
-	for _, file := range files {
-		b, err := os.ReadFile(file)
-		if err != nil || !bytes.Contains(b, []byte(marker+"\x00")) {
-			continue // it has ended meanwhile, or is another user's
+// awaitEnd waits until no process has the marker, or until late, and returns those that are left. To look through all
+// processes of a machine takes long: those that it has found it waits for alone, and then looks for others.
+func awaitEnd(marker string, late time.Time) (left []int) {
+	for left = marked(marker, processes()); len(left) > 0 && time.Now().Before(late); left = marked(marker, processes()) {
+		for len(left) > 0 && time.Now().Before(late) {
+			time.Sleep(10 * time.Millisecond)
+			left = marked(marker, left)
 		}
-		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
-		if err == nil {
+	}
+	return left
+}
+
+// processes returns all processes of the machine.
+func processes() (pids []int) {
+	entries, _ := os.ReadDir("/proc") // without it there is none
+	for _, e := range entries {
+		if pid, err := strconv.Atoi(e.Name()); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// marked returns those of the processes whose environment has the marker.
+func marked(marker string, of []int) (pids []int) {
+	for _, pid := range of {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+		if err == nil && bytes.Contains(b, []byte(marker+"\x00")) { // else it has ended meanwhile, or is another user's
 			pids = append(pids, pid)
 		}
 	}

@@ -14,7 +14,7 @@ import (
 
 // Build compiles a shared library into dir under the name that dlopen looks for, such as "libcuda.so.1", and returns its
 // path. args are C sources and flags for the compiler, $CC or cc. A process started with LD_LIBRARY_PATH=dir finds it.
-// Without a compiler the test fails: nothing here builds without one.
+// Without a compiler the test fails: nothing here builds without one. What has been built before of the same text is copied.
 func Build(t testing.TB, dir, soname string, args ...string) string {
 	t.Helper()
 	cc := strings.Fields(os.Getenv("CC"))
@@ -22,11 +22,17 @@ func Build(t testing.TB, dir, soname string, args ...string) string {
 		cc = []string{"cc"}
 	}
 	path := filepath.Join(dir, soname)
-	cc = append(cc, "-shared", "-fPIC", "-O1", "-g", "-pthread", "-Wall", "-Wextra", "-Wl,-soname,"+soname, "-o", path)
+	cc = append(cc, "-shared", "-fPIC", "-O1", "-g", "-pthread", "-Wall", "-Wextra", "-Wl,-soname,"+soname)
+	kept := keptFile(cc, args)
+	if fetch(kept, path) {
+		return path
+	}
+	cc = append(cc, "-o", path)
 	cc = append(append(cc, args...), "-ldl")
 	if out, err := exec.Command(cc[0], cc[1:]...).CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v\n%s", strings.Join(cc, " "), err, out)
 	}
+	keep(kept, path)
 	return path
 }
 

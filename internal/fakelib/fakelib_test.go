@@ -1,6 +1,7 @@
 package fakelib
 
 import (
+	"bytes"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -82,4 +83,57 @@ func TestWithout(t *testing.T) {
 	if want := "-Da=absent_a -Db_v2=absent_b_v2"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
+}
+
+// A library is compiled once, until its sources, what they include, its flags or the compiler are others, and anew where
+// what was kept has been cut off.
+func TestKept(t *testing.T) {
+	dir, folder := t.TempDir(), t.TempDir()
+	write := func(name, text string) string {
+		t.Helper()
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o777); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	ran := filepath.Join(dir, "ran")
+	t.Setenv(keptEnv, folder)
+	t.Setenv("CC", write("compiler", "#!/bin/sh\ncase \" $* \" in *\" -E \"*) ;; *) echo >>"+ran+";; esac\nexec cc \"$@\"\n"))
+	write("part.h", "enum { PART = 1 };")
+	source := write("answer.c", "#include \"part.h\"\nint answer(void *p) { return PART + ADD + *(int *)p; }")
+	want := 0
+	build := func(what string, compiled int, args ...string) string {
+		t.Helper()
+		path := Build(t, t.TempDir(), "libanswer.so.1", append(args, source)...)
+		b, err := os.ReadFile(ran)
+		if want += compiled; err != nil || len(b) != want {
+			t.Errorf("%s: compiled %d times so far, want %d; %v", what, len(b), want, err)
+		}
+		return path
+	}
+	first := build("at first", 1, "-DADD=2")
+	again := build("again", 0, "-DADD=2")
+	a, err := os.ReadFile(first)
+	b, err2 := os.ReadFile(again)
+	if err != nil || err2 != nil || !bytes.Equal(a, b) {
+		t.Errorf("what is copied differs: %d and %d bytes, %v, %v", len(a), len(b), err, err2)
+	}
+	build("another flag", 1, "-DADD=3")
+	build("a flag of the linker", 1, "-DADD=2", "-lm")
+	write("part.h", "enum { PART = 2 };")
+	build("another header", 1, "-DADD=2")
+	build("the other header again", 0, "-DADD=2")
+	kept, err := filepath.Glob(filepath.Join(folder, "*"))
+	if err != nil || len(kept) != 4 {
+		t.Fatalf("kept are %q, %v", kept, err)
+	}
+	for _, file := range kept {
+		if err := os.Truncate(file, 1000); err != nil {
+			t.Fatal(err)
+		}
+	}
+	build("cut off", 1, "-DADD=2")
+	t.Setenv(keptEnv, "off")
+	build("none is kept", 1, "-DADD=2")
 }
