@@ -143,10 +143,10 @@ func pattern(stream, rank string) string {
 	return b.String() + "the end of " + stream + rank
 }
 
-// start returns a command that has a minute, runs as launch would, and is is cleaned up by its own means.
+// start returns a command that runs as launch would. It has three minutes: on a busy machine a start of mpirun takes half of one.
 func start(t testing.TB, words ...string) *exec.Cmd {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	t.Cleanup(cancel)
 	cmd := exec.CommandContext(ctx, words[0], words[1:]...)
 	cmd.WaitDelay = 5 * time.Second

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -188,40 +189,57 @@ func TestRestartsLogs(t *testing.T) {
 func TestMinRanks(t *testing.T) {
 	need(t, "openmpi4")
 	dir := t.TempDir()
-	// The rank on nodea fails where there is another list of hosts that are gone, which holds from then on.
+	// The rank on nodea fails where there is another list of hosts that are gone, which holds from then on. It waits for the
+	// other ranks, since mpirun ends them where one fails, and may then lose what they have printed: so ran has it too.
 	script := writeFile(t, dir+"/prog", `#!/bin/sh
-echo "$FAKE_HOST $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE"
+me="$FAKE_HOST $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE"
+echo "$me"
+echo "$me" >>"`+dir+`/ran"
 [ $FAKE_HOST = nodea ] || exit 0
 for next in "`+dir+`"/next.1 "`+dir+`"/next.2; do
-	if [ -e "$next" ]; then mv "$next" "`+dir+`/gone"; exit 5; fi
+	[ -e "$next" ] || continue
+	until [ "$(grep -c " of $OMPI_COMM_WORLD_SIZE" "`+dir+`/ran")" = $OMPI_COMM_WORLD_SIZE ]; do sleep 0.01; done
+	mv "$next" "`+dir+`/gone"
+	exit 5
 done
 `, 0o755)
+	const four, two = "nodea 0 of 4\nnodeb 1 of 4\nnodeb 2 of 4\nnodec 3 of 4\n", "nodea 0 of 2\nnodec 1 of 2\n"
 	for _, tc := range []struct {
 		name   string
 		files  map[string]string // gone: hosts that do not answer; next.N: from the next start on
 		flags  []string
 		status int
+		ran    string
 		out    []string
 		errs   []string
 	}{
-		{"all", nil, []string{"--min-ranks", "2"}, 0, []string{"0: nodea 0 of 4\n", "3: nodec 3 of 4\n"}, nil},
-		{"without one", map[string]string{"gone": "nodeb"}, []string{"--min-ranks", "2"}, 0, []string{"0: nodea 0 of 2\n", "1: nodec 1 of 2\n"},
+		{"all", nil, []string{"--min-ranks", "2"}, 0, four, []string{"0: nodea 0 of 4\n", "3: nodec 3 of 4\n"}, nil},
+		{"without one", map[string]string{"gone": "nodeb"}, []string{"--min-ranks", "2"}, 0, two, []string{"0: nodea 0 of 2\n", "1: nodec 1 of 2\n"},
 			[]string{"launch: nodeb is left out: ", "; 2 of 4 ranks start\n"}},
-		{"too few", map[string]string{"gone": "nodeb"}, []string{"--min-ranks", "3"}, 2, nil,
+		{"too few", map[string]string{"gone": "nodeb"}, []string{"--min-ranks", "3"}, 2, "", nil,
 			[]string{"launch: 2 of 3 hosts can be used, for 2 ranks, and --min-ranks is 3 (nodeb is left out: "}},
-		{"later", map[string]string{"gone": "nobody", "next.1": "nodeb", "next.2": "nobody"}, []string{"--min-ranks", "2", "--restarts", "2"}, 0,
-			[]string{"3: nodec 3 of 4\n", "1: nodec 1 of 2\n"},
+		{"later", map[string]string{"gone": "nobody", "next.1": "nodeb", "next.2": "nobody"}, []string{"--min-ranks", "2", "--restarts", "2"}, 0, four + two + four, nil,
 			[]string{"; restart 1 of 2 in 1s, ", "launch: nodeb is left out: ", "; 2 of 4 ranks start\n", "; restart 2 of 2 in 2s, ", "launch: nodeb can be used again: all 4 ranks start\n"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			for name, hosts := range tc.files {
 				writeFile(t, filepath.Join(dir, name), hosts, 0o644)
 			}
+			if err := os.RemoveAll(dir + "/ran"); err != nil {
+				t.Fatal(err)
+			}
 			rsh := agent(t, `grep -qx "$host" `+dir+`/gone && { echo "ssh: no route to $host" >&2; exit 255; }`)
 			args := append([]string{"run", "--logs", "prefix", "--agent", rsh, "-H", "nodea:1,nodeb:2,nodec:1"}, tc.flags...)
 			out, errs, status := result(t, launchCommand(t, append(args, "--", script)...))
 			if status != tc.status {
 				t.Errorf("status %d, want %d", status, tc.status)
+			}
+			ran, err := os.ReadFile(dir + "/ran")
+			if err != nil && tc.ran != "" {
+				t.Error(err)
+			}
+			if got, want := slices.Sorted(strings.Lines(string(ran))), slices.Sorted(strings.Lines(tc.ran)); !slices.Equal(got, want) {
+				t.Errorf("%q ran, want %q, in\n%s", got, want, errs)
 			}
 			for _, want := range tc.out {
 				if !strings.Contains(out, want) {
