@@ -44,9 +44,12 @@ func TestSkip(t *testing.T) {
 	}
 }
 
+// helperEnv has a helper of a test run, which fails; SPMDTEST_TIMEOUT alone is what a user may set.
+const helperEnv = "SPMDTEST_TEST_HELPER"
+
 // TestHelperHang hangs: rank 1 is in a collective that rank 0 never enters.
 func TestHelperHang(t *testing.T) {
-	if os.Getenv("SPMDTEST_TIMEOUT") == "" {
+	if os.Getenv(helperEnv) == "" {
 		t.Skip("helper of TestHangReport")
 	}
 	spmdtest.Run(t, []int{2}, func(t *testing.T, w *spmd.World) {
@@ -59,7 +62,7 @@ func TestHelperHang(t *testing.T) {
 
 // TestHelperMiddle fails in its middle, on one rank while the others are in a collective.
 func TestHelperMiddle(t *testing.T) {
-	if os.Getenv("SPMDTEST_TIMEOUT") == "" {
+	if os.Getenv(helperEnv) == "" {
 		t.Skip("helper of TestFailureInTheMiddle")
 	}
 	for _, name := range []string{"before", "in the middle", "behind"} {
@@ -80,7 +83,7 @@ func TestHelperMiddle(t *testing.T) {
 func TestFailureInTheMiddle(t *testing.T) {
 	spmdtest.Ranks(t, 3)
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestHelperMiddle$", "-test.v", "-test.timeout=5m")
-	cmd.Env = append(os.Environ(), "SPMDTEST_TIMEOUT=1h")
+	cmd.Env = append(os.Environ(), helperEnv+"=1", "SPMDTEST_TIMEOUT=1h")
 	out, err := cmd.CombinedOutput()
 	if err == nil {
 		t.Errorf("a test that fails passes")
@@ -98,7 +101,7 @@ func TestFailureInTheMiddle(t *testing.T) {
 func TestHangReport(t *testing.T) {
 	spmdtest.Ranks(t, 2)
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestHelperHang$", "-test.timeout=5m")
-	cmd.Env = append(os.Environ(), "SPMDTEST_TIMEOUT=1s")
+	cmd.Env = append(os.Environ(), helperEnv+"=1", "SPMDTEST_TIMEOUT=1s")
 	out, err := cmd.CombinedOutput()
 	if err == nil {
 		t.Errorf("a test that hangs passes")
@@ -112,7 +115,7 @@ func TestHangReport(t *testing.T) {
 
 // TestHelperOpen leaves a World open on one rank.
 func TestHelperOpen(t *testing.T) {
-	if os.Getenv("SPMDTEST_TIMEOUT") == "" {
+	if os.Getenv(helperEnv) == "" {
 		t.Skip("helper of TestWorldLeftOpen")
 	}
 	spmdtest.Run(t, []int{2}, func(t *testing.T, w *spmd.World) {
@@ -130,7 +133,7 @@ func TestHelperOpen(t *testing.T) {
 func TestWorldLeftOpen(t *testing.T) {
 	spmdtest.Ranks(t, 2)
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestHelperOpen$", "-test.v", "-test.timeout=5m")
-	cmd.Env = append(os.Environ(), "SPMDTEST_TIMEOUT=1s")
+	cmd.Env = append(os.Environ(), helperEnv+"=1", "SPMDTEST_TIMEOUT=1s")
 	out, err := cmd.CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "--- PASS: TestHelperOpen/2_ranks") || !strings.Contains(string(out), "rank 1| a test has left a World open") {
 		t.Errorf("ended with %v\n%s", err, out)
