@@ -10,6 +10,7 @@ import (
 	"lockstep/cuda"
 	"lockstep/cudampi"
 	"lockstep/internal/shm"
+	"lockstep/internal/transfer"
 )
 
 // rings carries messages of device memory between ranks of one node, without MPI. From each rank to each there is a ring of
@@ -90,7 +91,7 @@ var _ [wordsBytes - unsafe.Sizeof(ringWords{})]byte // it fits
 // caller's. It fails, on all ranks, where one has not the memory, or cannot share or pin it. Collective; it blocks.
 func openRings(c *shm.Comm, d *cuda.Device, k *kernels, shape ringShape, onDevice bool) (*rings, error) {
 	g := &rings{c: c, dev: d, k: k, own: shape.own, least: shape.least, all: make([]ring, 2*c.Size())}
-	g.slot = min(shape.slot, max(shape.room/ringSlots/max(c.Size()-1, 1)/256*256, 256))
+	g.slot = min(shape.slot, max(min(shape.room, transfer.Sizes.Rings)/ringSlots/max(c.Size()-1, 1)/256*256, 256))
 	words := (c.Size()*c.Size()*wordsBytes + 4095) / 4096 * 4096
 	const smallEach = ringSlots * 2 * smallMost
 	each := ringSlots * (g.slot*(c.Size()-1) + g.own) // of a rank

@@ -17,7 +17,8 @@ var Sizes = struct {
 	Small      int // of an all-reduce that every rank does for itself
 	Direct     int // the least that an MPI that takes device addresses is given: below, copies are faster
 	DirectRoom int // of scratch memory for that
-}{2 << 20, 4 << 20, 1 << 20, 16 << 10, 128 << 10, 32 << 20}
+	Rings      int // the most memory of a rank for rings of messages
+}{2 << 20, 4 << 20, 1 << 20, 16 << 10, 128 << 10, 32 << 20, 64 << 20}
 
 // Kind is what a transfer does, as the methods of cudampi.Comm do it.
 type Kind uint8
