@@ -98,16 +98,7 @@ func testDividedFor[A kernels.Act](t *testing.T, w *spmd.World, steps, batch int
 			if steps == 50 {
 				traintest.Measured(t, fmt.Sprintf("largest difference of a loss over 50 steps with --tp %d --pp %d --shard %v", tensor, stages, mode), worst)
 			}
-			got, err := split.Validate()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if !traintest.CloseTo(got, wantVal, bound) {
-				t.Errorf("%s: validation loss %.8f, without %.8f", what, got, wantVal)
-			}
-			if err := split.Close(); err != nil {
-				t.Fatal(err)
-			}
+			endsLike(t, what, split, wantVal, bound)
 		}
 	})
 }

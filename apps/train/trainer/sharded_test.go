@@ -121,20 +121,26 @@ func testSharded[A kernels.Act](t *testing.T, w *spmd.World) {
 			if steps == 50 {
 				traintest.Measured(t, "largest difference of a loss over 50 steps with --shard "+mode.String(), worst)
 			}
-			got, err := split.Validate()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if !traintest.CloseTo(got, wantVal, bound) {
-				t.Errorf("%s: validation loss %.8f, without %.8f", what, got, wantVal)
-			}
-			if err := split.Close(); err != nil {
-				t.Fatal(err)
-			}
+			endsLike(t, what, split, wantVal, bound)
 		}
 		if err := plain.Close(); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// endsLike compares the validation loss of a run at its end, and closes it.
+func endsLike(t *testing.T, what string, tr *Trainer, want, bound float64) {
+	t.Helper()
+	got, err := tr.Validate()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !traintest.CloseTo(got, want, bound) {
+		t.Errorf("%s: validation loss %.8f, without %.8f", what, got, want)
+	}
+	if err := tr.Close(); err != nil {
+		t.Fatal(err)
 	}
 }
 

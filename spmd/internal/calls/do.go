@@ -102,7 +102,7 @@ func (c *Call) communicate(on *trace.Thread, turn uint64) error {
 	if err == nil {
 		r.Note(p, &c.Call, c.group, c.memory(), c.site)
 		if c.route.Whole {
-			err = makeOnHost(c.comm.host, &c.Call)
+			err = c.comm.host.Make(c.Call.Hidden()) // it keeps nothing of the call
 		} else {
 			err = c.make(nil, c.comm.hostWork(route.Bytes(c.route.Work)))
 		}
@@ -113,12 +113,6 @@ func (c *Call) communicate(on *trace.Thread, turn uint64) error {
 	r.Leave()
 	order.Leave()
 	return err
-}
-
-// makeOnHost is h.Make, for a call that stays on its caller's stack: since Make keeps nothing of it, nothing escapes.
-func makeOnHost(h transport.Host, c *coll.Call) error {
-	hidden := uintptr(unsafe.Pointer(c)) // from the compiler, which does not know what Make is
-	return h.Make(*(**coll.Call)(unsafe.Pointer(&hidden)))
 }
 
 // make has the transports of its route make the call, whose result is then valid, or enqueue it on q, which is a bare
@@ -201,7 +195,7 @@ func (c *Comm) Message(k coll.Kind, p unsafe.Pointer, n int, t elem.Type, peer i
 	}
 	c.recorder.BeginMessage(k, t, peer, n)
 	c.trace.Begin(c.r.Calls, &m, nil)
-	err := makeOnHost(c.host, &m)
+	err := c.host.Make(m.Hidden())
 	c.trace.End()
 	c.recorder.Leave()
 	order.Leave()
@@ -257,7 +251,7 @@ func (c *Comm) MakeHost(made coll.Call) error {
 	err := cmd.verify()
 	if err == nil {
 		c.recorder.Note(p, &cmd.Call, nil, 0, nil)
-		err = makeOnHost(c.host, &cmd.Call)
+		err = c.host.Make(cmd.Call.Hidden())
 	}
 	c.trace.End()
 	c.recorder.Leave()

@@ -18,14 +18,13 @@ type Calls struct {
 	Of interface{ Make(c *coll.Call) error }
 }
 
-// make has Make make a call that stays on its caller's stack: Make keeps nothing of it. What it points to other ranks read,
-// while this one's stack may move, so that does not stay there.
+// make has Make make a call, which stays on its caller's stack: Make keeps nothing of it. What the call points to must not be
+// on a stack: other ranks read it, while this one's stack may move.
 func (c Calls) make(call *coll.Call) error {
 	if escape.always {
 		escape.to = []unsafe.Pointer{call.Dst, call.Src, unsafe.Pointer(unsafe.SliceData(call.Counts)), unsafe.Pointer(unsafe.SliceData(call.RecvCounts))}
 	}
-	hidden := uintptr(unsafe.Pointer(call)) // from the compiler, which does not know what Make is
-	return c.Of.Make(*(**coll.Call)(unsafe.Pointer(&hidden)))
+	return c.Of.Make(call.Hidden())
 }
 
 // escape lets the compiler believe that something is kept. Nothing is.
