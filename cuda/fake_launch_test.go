@@ -127,6 +127,33 @@ func fakeLaunchShape(t *testing.T) {
 	must(t, errors.Join(m.Close(), s.Close()))
 }
 
+// fakeTensorMap: the driver is given dimensions, strides and box as they are, and the swizzle by its number.
+func fakeTensorMap(t *testing.T) {
+	d := openFake(t)
+	p := try(d.Malloc(1 << 12))(t)
+	log := logOf(t)
+	x := Tensor{At: p, Type: TensorBFloat16, Rank: 2, Sizes: [5]uint64{40, 10}, Strides: [4]uint64{80}, Box: [5]uint32{64, 8}, Swizzle: 128}
+	m := try(d.TensorMap(&x))(t)
+	if want := (TensorMap{uint64(uintptr(p)), 2, 40, 10}); m != want {
+		t.Errorf("the map is %x, want %x", m, want)
+	}
+	for swizzle, n := range map[int]string{0: "0", 32: "1", 64: "2", 128: "3"} {
+		x.Swizzle, x.Box[0] = swizzle, 16
+		try(d.TensorMap(&x))(t)
+		if l := log(); !strings.HasSuffix(l[len(l)-1], "type=9 rank=2 sizes=40,10 stride=80 box=16,8 swizzle="+n+" = 0") {
+			t.Errorf("swizzled in %d bytes: %s", swizzle, l[len(l)-1])
+		}
+	}
+	for _, bad := range []Tensor{{At: p, Rank: 0}, {At: p, Rank: 6}, {At: p, Rank: 1, Swizzle: 16}, {At: p, Rank: 1, Swizzle: 33}, {At: p, Rank: 1, Swizzle: 256}} {
+		_, err := d.TensorMap(&bad)
+		wantError(t, err, "cuTensorMapEncodeTiled", ErrInvalidValue)
+	}
+	x.Strides[0] = 72
+	_, err := d.TensorMap(&x)
+	wantError(t, err, "cuTensorMapEncodeTiled", ErrInvalidValue)
+	must(t, d.Free(p))
+}
+
 func fakeThreads(t *testing.T) {
 	t.Setenv("FAKECUDA_DEVICES", "2")
 	d, other := openFake(t), try(Open(1))(t)

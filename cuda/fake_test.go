@@ -25,7 +25,7 @@ func TestFake(t *testing.T) {
 			{"Loading", fakeLoading}, {"Device", fakeDevice}, {"Exclusive", fakeExclusive}, {"Memory", fakeMemory}, {"Managed", fakeManaged}, {"ManagedRoom", fakeManagedRoom},
 			{"Statuses", fakeStatuses}, {"Refusals", fakeRefusals}, {"CopyAndFill", fakeCopyAndFill}, {"Launch", fakeLaunch},
 			{"LaunchEarly", fakeLaunchEarly},
-			{"LaunchShape", fakeLaunchShape},
+			{"LaunchShape", fakeLaunchShape}, {"TensorMap", fakeTensorMap},
 			{"Threads", fakeThreads}, {"Bind", fakeBind}, {"Events", fakeEvents}, {"Callback", fakeCallback},
 			{"Graph", fakeGraph}, {"CaptureEnds", fakeCaptureEnds}, {"CaptureThread", fakeCaptureThread}, {"Module", fakeModule},
 			{"Teardown", fakeTeardown}, {"IPC", fakeIPC},

@@ -87,6 +87,8 @@ static struct {
     int (*FuncGetAttribute)(int *, int, void *);
     int (*FuncSetAttribute)(void *, int, int);
     int (*FuncGetParamInfo)(void *, size_t, size_t *, size_t *);
+    int (*TensorMapEncodeTiled)(void *, int, uint32_t, void *, const uint64_t *, const uint64_t *, const uint32_t *, const uint32_t *,
+                                int, int, int, int);
 } cu;
 
 // The symbols as drivers of CUDA 12 and 13 have them; what the header calls cuMemAlloc is cuMemAlloc_v2 in the library.
@@ -170,6 +172,7 @@ static struct row row_at(int i) {
         NEED(FuncGetAttribute, "cuFuncGetAttribute"),
         NEED(FuncSetAttribute, "cuFuncSetAttribute"),
         MAY(FuncGetParamInfo, "cuFuncGetParamInfo"), // CUDA 12.4
+        MAY(TensorMapEncodeTiled, "cuTensorMapEncodeTiled"), // CUDA 12.0
     };
 #undef NEED
 #undef MAY

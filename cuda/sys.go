@@ -5,6 +5,8 @@ package cuda
 
 #cgo noescape launch
 #cgo nocallback launch
+#cgo noescape encode_tensor_map
+#cgo nocallback encode_tensor_map
 #cgo nocallback copy
 #cgo nocallback fill
 #cgo nocallback stream_query
@@ -200,6 +202,19 @@ func sysLaunch(s *Stream, f *Function, g *Shape, words []uint64, at []uint32, n 
 }
 
 func sysHasLaunchEx() bool { return C.has_launch_ex() != 0 }
+
+func sysHasTensorMap() bool { return C.has_tensor_map() != 0 }
+
+func sysTensorMap(d *Device, t *Tensor, swizzle int, out *TensorMap) int {
+	c := C.struct_tensor{_type: C.int(t.Type), rank: C.int(t.Rank), swizzle: C.int(swizzle), at: C.device_ptr(uintptr(t.At))}
+	for i, n := range t.Sizes {
+		c.sizes[i], c.box[i] = C.uint64_t(n), C.uint32_t(t.Box[i])
+	}
+	for i, n := range t.Strides {
+		c.strides[i] = C.uint64_t(n)
+	}
+	return int(C.encode_tensor_map(addr(d.ctx), c, (*C.uint64_t)(&out[0])))
+}
 
 func sysHostFunc(s *Stream, id uintptr) int {
 	return int(C.launch_host_func(addr(s.d.ctx), addr(s.h), C.uintptr_t(id)))

@@ -2,6 +2,7 @@
 // thread first: goroutines move between threads, and the context belongs to the thread. All is static, because a file
 // with exported Go functions is compiled twice; only the copy that Go calls has a filled table of symbols.
 
+#include <string.h>
 #include <time.h>
 
 #include "symbols.h"
@@ -288,6 +289,22 @@ static int launch(uintptr_t context, uintptr_t stream, uintptr_t function, struc
     const launch_config config = {{g.blocks[0], g.blocks[1], g.blocks[2]}, {g.threads[0], g.threads[1], g.threads[2]},
                                   g.shared, (void *)stream, attributes, count};
     return cu.LaunchKernelEx(&config, (void *)function, params, NULL);
+}
+
+static int has_tensor_map(void) { return cu.TensorMapEncodeTiled != NULL; }
+
+// A tensor in device memory: its first dimension is contiguous, strides are of the others.
+struct tensor { int type, rank, swizzle; device_ptr at; uint64_t sizes[5], strides[4]; uint32_t box[5]; };
+
+static int encode_tensor_map(uintptr_t context, struct tensor t, uint64_t *out) {
+    enum { INTERLEAVE_NONE = 0, L2_PROMOTION_256B = 3, OOB_FILL_ZEROS = 0 };
+    const uint32_t steps[5] = {1, 1, 1, 1, 1};
+    _Alignas(64) uint64_t map[16];
+    ENTER(context);
+    int r = cu.TensorMapEncodeTiled(map, t.type, (uint32_t)t.rank, (void *)(uintptr_t)t.at, t.sizes, t.strides, t.box, steps,
+                                    INTERLEAVE_NONE, t.swizzle, L2_PROMOTION_256B, OOB_FILL_ZEROS);
+    if (r == OK) memcpy(out, map, sizeof map);
+    return r;
 }
 
 // lockstep_cuda_host_func is in Go.

@@ -57,6 +57,7 @@ func TestGPU(t *testing.T) {
 		{"managed memory", []int{1}, gpuManaged, false},
 		{"transfers", []int{1}, gpuTransfers, false},
 		{"arguments", []int{1}, kernelArguments, false},
+		{"tensor maps", []int{1}, tensorMapsTaken, false},
 		{"graphs", []int{2}, gpuGraphs, false},
 		{"library", []int{2}, gpuLibrary, false},
 		{"allocations", []int{1, 2}, gpuAllocations, true},

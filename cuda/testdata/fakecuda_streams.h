@@ -258,3 +258,26 @@ int cuLaunchKernelEx(const struct launch_config *c, void *function, void **param
     return launch("cuLaunchKernelEx", early, cluster, function, c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX, c->blockDimY, c->blockDimZ,
                   c->sharedMemBytes, c->hStream, params, extra);
 }
+
+// As the driver encodes a map is not known. Here it is the address and the dimensions, after what the driver checks:
+// alignment, the sizes of tensor, strides and box, and that a box's rows fit what is swizzled.
+int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *at, const uint64_t *sizes, const uint64_t *strides, const uint32_t *box,
+                           const uint32_t *steps, int interleave, int swizzle, int promotion, int fill) {
+    static const unsigned width[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2};
+    BEGIN("cuTensorMapEncodeTiled");
+    NEED_CONTEXT;
+    FAIL_IF((uintptr_t)map % 64 != 0 || (uintptr_t)at % 16 != 0, INVALID_VALUE);
+    FAIL_IF(type < 0 || type > 9 || rank < 1 || rank > 5 || interleave != 0 || swizzle < 0 || swizzle > 3, INVALID_VALUE);
+    FAIL_IF(promotion != 3 || fill != 0, INVALID_VALUE);
+    for (unsigned i = 0; i < rank; i++) {
+        FAIL_IF(sizes[i] == 0 || sizes[i] > 1ull << 32 || box[i] == 0 || box[i] > 256 || steps[i] != 1, INVALID_VALUE);
+        FAIL_IF(i > 0 && (strides[i - 1] % 16 != 0 || strides[i - 1] >= 1ull << 40), INVALID_VALUE);
+    }
+    FAIL_IF(box[0] * width[type] % 16 != 0 || (swizzle != 0 && box[0] * width[type] > 16u << swizzle), INVALID_VALUE);
+    uint64_t *words = memset(map, 0, 128);
+    *words++ = (uintptr_t)at;
+    *words++ = rank;
+    for (unsigned i = 0; i < rank; i++) *words++ = sizes[i];
+    RETURN("type=%d rank=%u sizes=%zu,%zu stride=%zu box=%u,%u swizzle=%d", type, rank, (size_t)sizes[0], rank > 1 ? (size_t)sizes[1] : 1,
+           rank > 1 ? (size_t)strides[0] : 0, box[0], rank > 1 ? box[1] : 1, swizzle);
+}

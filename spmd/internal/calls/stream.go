@@ -134,6 +134,9 @@ func (s *Stream) BeginArgs(k exec.Kind, args []exec.Arg) (*exec.Command, error) 
 		if err := s.R.CheckBlock(args[i].Block); err != nil {
 			return nil, err
 		}
+		if err := args[i].Check(); err != nil {
+			return nil, fmt.Errorf("%s: argument %d is %w", ccall.At(), i, err)
+		}
 	}
 	c, err := s.Q.Begin(k)
 	if err != nil {

@@ -9,13 +9,14 @@ import (
 	"lockstep/internal/kernels"
 )
 
-// Arg is one argument of a kernel or a library: a buffer, a number of stated width, or a struct.
+// Arg is one argument of a kernel or a library: a buffer, a number of stated width, a struct, or a buffer that is a tensor.
 type Arg struct {
 	Block *Block         // that a buffer lies in
 	Ptr   unsafe.Pointer // of a buffer; of a copy of a struct
 	N     int            // elements of a buffer, bytes of a struct
 	Bits  uint64         // value of a number
 	Type  elem.Type
+	Map   *TensorMap // of a tensor
 	Kind  ArgKind
 }
 
@@ -27,6 +28,7 @@ const (
 	NumberArg ArgKind = iota
 	BufferArg
 	StructArg
+	TensorArg
 )
 
 // Memory returns the memory at p as an argument, a buffer without a block.
@@ -96,10 +98,10 @@ func StructAt[T any](list []Arg, i int) (v T) {
 	return v
 }
 
-// SliceAt returns the elements of argument i, a buffer of type t.
+// SliceAt returns the elements of argument i, a buffer or tensor of type t.
 func SliceAt[T any](list []Arg, i int, t elem.Type) []T {
 	x := &list[i]
-	if x.Kind != BufferArg || x.Type != t {
+	if x.Kind != BufferArg && x.Kind != TensorArg || x.Type != t {
 		panic(fmt.Sprintf("argument %d is %v, the kernel wants a buffer of %v", i, x, t))
 	}
 	return unsafe.Slice((*T)(x.Ptr), x.N)
@@ -112,8 +114,18 @@ func (a *Arg) Bytes() int {
 		return int(unsafe.Sizeof(a.Ptr))
 	case StructArg:
 		return a.N
+	case TensorArg:
+		return tensorMapBytes
 	}
 	return a.Type.Size()
+}
+
+// Len is the size of the parameter for an argument, in words.
+func (a *Arg) Len() int {
+	if a.Kind == NumberArg {
+		return 1
+	}
+	return (a.Bytes() + 7) / 8
 }
 
 // Words is the copy of a struct argument.
@@ -126,6 +138,8 @@ func (a *Arg) String() string {
 		return fmt.Sprintf("a buffer of %d %v", a.N, a.Type)
 	case StructArg:
 		return fmt.Sprintf("a struct of %d bytes", a.N)
+	case TensorArg:
+		return fmt.Sprintf("a tensor map of a buffer of %d %v", a.N, a.Type)
 	}
 	return a.Type.String()
 }

@@ -310,12 +310,28 @@ func (g *GPU) launch(h *cuda.Stream, k *exec.Kernel, grid exec.Grid, args []exec
 			return err
 		}
 	}
-	var few [24]uint64
-	var fewAt [24]uint32
-	words, at := few[:0], fewAt[:0]
-	if len(args) > len(few) {
-		words, at = make([]uint64, 0, len(args)), make([]uint32, 0, len(args))
+	n := 0
+	for i := range args {
+		n += args[i].Len()
 	}
+	// Arrays of one size would be cleared whole for the smallest kernel, too.
+	const few, many = 24, 24 * 8
+	switch {
+	case n <= few:
+		var words [few]uint64
+		var at [few]uint32
+		return g.start(h, f, k, grid, args, words[:0], at[:0])
+	case n <= many:
+		var words [many]uint64
+		var at [many]uint32
+		return g.start(h, f, k, grid, args, words[:0], at[:0])
+	default:
+		return g.start(h, f, k, grid, args, make([]uint64, 0, n), make([]uint32, 0, n))
+	}
+}
+
+// start is launch, with room for the arguments' words, and for the one at which each begins.
+func (g *GPU) start(h *cuda.Stream, f *function, k *exec.Kernel, grid exec.Grid, args []exec.Arg, words []uint64, at []uint32) error {
 	for i := range args {
 		at = append(at, uint32(len(words)))
 		switch args[i].Kind {
@@ -323,6 +339,12 @@ func (g *GPU) launch(h *cuda.Stream, k *exec.Kernel, grid exec.Grid, args []exec
 			words = append(words, uint64(uintptr(args[i].Ptr)))
 		case exec.StructArg:
 			words = append(words, args[i].Words()...)
+		case exec.TensorArg:
+			m, err := g.tensorMap(&args[i])
+			if err != nil {
+				return fmt.Errorf("kernel %s, argument %d: %w", k.Name, i, err)
+			}
+			words = append(words, m[:]...)
 		default:
 			words = append(words, args[i].Bits)
 		}
@@ -332,6 +354,32 @@ func (g *GPU) launch(h *cuda.Stream, k *exec.Kernel, grid exec.Grid, args []exec
 		return fmt.Errorf("kernel %s, %v blocks of %v threads: %w", k.Name, grid.Blocks, grid.Threads, err)
 	}
 	return nil
+}
+
+// tensorTypes are the elements of tensors as the copy engine knows them: those of 8 bits are bytes.
+var tensorTypes = [elem.StoredTypes]cuda.TensorType{
+	elem.Int8: cuda.TensorUint8, elem.Uint8: cuda.TensorUint8, elem.Float8E4M3: cuda.TensorUint8, elem.Float8E5M2: cuda.TensorUint8,
+	elem.Int32: cuda.TensorInt32, elem.Uint32: cuda.TensorUint32, elem.Int64: cuda.TensorInt64, elem.Uint64: cuda.TensorUint64,
+	elem.Float16: cuda.TensorFloat16, elem.BFloat16: cuda.TensorBFloat16, elem.Float32: cuda.TensorFloat32, elem.Float64: cuda.TensorFloat64,
+}
+
+// tensorMap is what a kernel is given of a tensor. The driver has the contiguous dimension first.
+func (g *GPU) tensorMap(a *exec.Arg) (cuda.TensorMap, error) {
+	if c := g.Capability(); c < 90 {
+		return cuda.TensorMap{}, fmt.Errorf("a tensor map: the GPU has compute capability %d.%d, and no copy engine for tensors before 9.0", c/10, c%10)
+	}
+	m := a.Map
+	t := cuda.Tensor{At: a.Ptr, Type: tensorTypes[a.Type], Rank: len(m.Sizes), Swizzle: m.Swizzle}
+	stride := uint64(a.Type.Size())
+	for i := range m.Sizes {
+		from := len(m.Sizes) - 1 - i
+		t.Sizes[i], t.Box[i] = uint64(m.Sizes[from]), uint32(m.Box[from])
+		if i > 0 {
+			t.Strides[i-1] = stride
+		}
+		stride *= t.Sizes[i]
+	}
+	return g.Dev.TensorMap(&t)
 }
 
 // library hands a call to the library.
