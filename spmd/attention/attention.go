@@ -29,16 +29,15 @@ func (s Shape) String() string {
 // Options say how attention is computed. The zero value is the fastest way.
 type Options struct {
 	// Path is "cudnn", "mma" or "simple" to have that or an error; "" and "auto" take the first of them that every rank
-	// of the world has for the shape and the type.
+	// of the world has for the shape and the type, and mma before cudnn where its kernels are those of warpgroups.
 	//   cudnn   cuDNN 9.6 or later: bfloat16, Tokens a multiple of 128, Size one of 8
 	//   mma     this package's kernels for tensor cores: bfloat16, Size a multiple of 8 up to 128, compute capability 8.0;
 	//           with 9.0, and Size up to 64, by warpgroups
 	//   simple  on CUDA cores in float32, any shape and type; the way on the host
 	Path string
 	// Deterministic has equal operands give equal bits. Only the gradients of cudnn differ without it. With it, and no Path,
-	// the backward pass is that of mma, where that has the shape: cuDNN's takes 2 bytes of workspace for each of Batch * Heads *
-	// Tokens * Tokens scores. Without it, too, where mma's is the faster one: with compute capability 9.0, and Size up to 64.
-	// The path is still called cudnn.
+	// the backward pass beside cuDNN's forward pass is that of mma, where that has the shape: cuDNN's takes 2 bytes of
+	// workspace for each of Batch * Heads * Tokens * Tokens scores. The path is still called cudnn.
 	Deterministic bool
 }
 
@@ -64,6 +63,7 @@ type Attention[T Elem] struct {
 	why   string
 	cudnn *cudnnPath           // where that is the path
 	back  string               // the path of the backward pass
+	wgmma *wgmmaShape          // nil where the path is not mma, or its kernels are not wgmma's
 	work  spmd.Buffer[float32] // of the path, shared by the family
 }
 
@@ -75,7 +75,7 @@ type family[T Elem] struct {
 	lib     *cudnnLibrary // nil where cudnn is not to be had
 	noCuDNN string        // why it is not
 	noMMA   string
-	noWGMMA string                 // why mma's backward pass is not wgmma's
+	noWGMMA string                 // why mma's kernels are not wgmma's
 	scratch []spmd.Buffer[float32] // the last is the longest
 	cancel  func()
 
@@ -127,13 +127,21 @@ func (s Shape) fitsMMA() bool { return s.Size <= mmaMaxHead && s.Size%mmaHeadSte
 
 // first makes the attention of the whole shape. What a rank lacks for it none takes.
 func (f *family[T]) first() (*Attention[T], error) {
+	var choice cudnn.Choice
 	f.noMMA, f.noWGMMA = f.lacksMMA(), lacksWGMMA(f.w)
+	others, err := f.agree(&choice, f.noMMA == "", f.noWGMMA == "")
+	if err != nil {
+		return nil, err
+	}
+	f.noMMA, f.noWGMMA = cmp.Or(f.noMMA, others[0]), cmp.Or(f.noWGMMA, others[1])
+	if f.o.Path == pathAuto && f.byWGMMA(f.most) {
+		f.noCuDNN = "not the faster one here"
+		return f.member(f.most, nil, "")
+	}
 	var plan *cudnnPath
 	var noPlan string
-	var choice cudnn.Choice
 	deterministic := f.planDeterministic()
 	if f.noCuDNN = f.openCuDNN(); f.noCuDNN == "" {
-		var err error
 		if plan, err = f.lib.plan(f.most, deterministic); err == nil && f.w.Rank() == 0 {
 			choice, err = f.lib.choose(f.most, deterministic)
 		}
@@ -145,13 +153,10 @@ func (f *family[T]) first() (*Attention[T], error) {
 			}
 		}
 	}
-	others, err := f.agree(&choice, f.noCuDNN == "", plan != nil, f.noMMA == "", f.noWGMMA == "")
-	if err != nil {
+	if others, err = f.agree(&choice, f.noCuDNN == "", plan != nil); err != nil {
 		return nil, errors.Join(err, plan.close())
 	}
-	for i, why := range [...]*string{&f.noCuDNN, &noPlan, &f.noMMA, &f.noWGMMA} {
-		*why = cmp.Or(*why, others[i])
-	}
+	f.noCuDNN, noPlan = cmp.Or(f.noCuDNN, others[0]), cmp.Or(noPlan, others[1])
 	if noPlan != "" {
 		err = plan.close()
 		plan = nil
@@ -163,10 +168,10 @@ func (f *family[T]) first() (*Attention[T], error) {
 	if f.lib != nil {
 		f.lib.choice = choice
 	}
-	if err == nil && plan != nil && (choice != (cudnn.Choice{}) || f.planDeterministic() != deterministic) {
+	if err == nil && plan != nil && choice != (cudnn.Choice{}) {
 		err = plan.close()
 		if plan = nil; err == nil {
-			plan, err = f.lib.plan(f.most, f.planDeterministic())
+			plan, err = f.lib.plan(f.most, deterministic)
 		}
 	}
 	if err != nil {
@@ -177,11 +182,13 @@ func (f *family[T]) first() (*Attention[T], error) {
 
 // backwardByMMA says whether mma's backward pass stands beside cuDNN's forward pass.
 func (f *family[T]) backwardByMMA() bool {
-	return f.o.Path == pathAuto && f.noMMA == "" && f.most.fitsMMA() && (f.o.Deterministic || f.byWGMMA(f.most))
+	return f.o.Path == pathAuto && f.noMMA == "" && f.most.fitsMMA() && f.o.Deterministic
 }
 
-// byWGMMA says whether mma's backward pass of a shape is wgmma's.
-func (f *family[T]) byWGMMA(s Shape) bool { return f.noWGMMA == "" && s.Size <= wgmmaMaxHead }
+// byWGMMA says whether mma's kernels for a shape are wgmma's.
+func (f *family[T]) byWGMMA(s Shape) bool {
+	return f.noMMA == "" && s.fitsMMA() && f.noWGMMA == "" && s.Size <= wgmmaMaxHead
+}
 
 // planDeterministic says whether cuDNN's backward pass has to be deterministic, which takes memory: not where it is unused.
 func (f *family[T]) planDeterministic() bool { return f.o.Deterministic && !f.backwardByMMA() }
@@ -305,6 +312,7 @@ func (f *family[T]) member(s Shape, plan *cudnnPath, noPlan string) (*Attention[
 	}
 	if a.back == pathMMA && f.byWGMMA(s) {
 		a.why += ", with wgmma"
+		a.wgmma = newWGMMA(s.Batch, s.Tokens, s.Heads, s.Size)
 	}
 	n := 0
 	if a.path == pathCuDNN {
@@ -316,7 +324,7 @@ func (f *family[T]) member(s Shape, plan *cudnnPath, noPlan string) (*Attention[
 	case pathMMA:
 		n = max(n, 4*mmaScratch(s.Batch, s.Tokens, s.Heads))
 		if a.SumsBias() {
-			n = max(n, 4*wgmmaScratch(s.Batch, s.Tokens, s.Heads, s.Size))
+			n = max(n, 4*a.wgmma.scratch())
 		}
 	}
 	n = (n + 3) / 4
@@ -360,7 +368,7 @@ func Workspace[T Elem](s Shape, o Options) int {
 	if o.Path != pathSimple && isHalf[T]() {
 		most = 4 * mmaScratch(s.Batch, s.Tokens, s.Heads)
 		if s.Size <= wgmmaMaxHead {
-			most = 4 * wgmmaScratch(s.Batch, s.Tokens, s.Heads, s.Size)
+			most = 4 * newWGMMA(s.Batch, s.Tokens, s.Heads, s.Size).scratch()
 		}
 	}
 	alone := !o.Deterministic || o.Path == pathCuDNN || !s.fitsMMA()
@@ -401,11 +409,10 @@ func (a *Attention[T]) Forward(s *spmd.Stream, out spmd.Buffer[T], lse spmd.Buff
 	case pathCuDNN:
 		return a.cudnn.forward.Call(s, 0, out.Arg(), lse.Arg(), qkv.Arg(), a.work.Arg())
 	case pathMMA:
-		forward := mmaForward
-		if a.f.byWGMMA(a.shape) {
-			forward = wgmmaForward
+		if a.wgmma != nil {
+			return a.wgmma.forward(s, half(out), lse, half(qkv))
 		}
-		return forward(s, half(out), lse, half(qkv), x.b, x.t, x.nh, x.hs)
+		return mmaForward(s, half(out), lse, half(qkv), x.b, x.t, x.nh, x.hs)
 	default:
 		return simpleOf[T]().forward.Launch(s, simpleGrid(x, 1), out.Arg(), lse.Arg(), qkv.Arg(),
 			spmd.I32(x.t), spmd.I32(x.nh), spmd.I32(x.hs), spmd.I32(x.b))
@@ -424,7 +431,7 @@ func (a *Attention[T]) Backward(s *spmd.Stream, dqkv, dout, out spmd.Buffer[T], 
 		return a.cudnn.backward.Call(s, 0, dqkv.Arg(), dout.Arg(), out.Arg(), lse.Arg(), qkv.Arg(), a.work.Arg())
 	case pathMMA:
 		if a.SumsBias() {
-			return wgmmaBackward(s, half(dqkv), half(dout), half(out), lse, half(qkv), a.work, x.b, x.t, x.nh, x.hs)
+			return a.wgmma.backward(s, half(dqkv), spmd.Buffer[float32]{}, half(dout), half(out), lse, half(qkv), a.work)
 		}
 		return mmaBackward(s, half(dqkv), half(dout), half(out), lse, half(qkv), a.work, x.b, x.t, x.nh, x.hs)
 	default:
@@ -433,8 +440,8 @@ func (a *Attention[T]) Backward(s *spmd.Stream, dqkv, dout, out spmd.Buffer[T], 
 	}
 }
 
-// SumsBias says whether there is BackwardBias: with compute capability 9.0 and Size up to 64, where the backward pass is mma's.
-func (a *Attention[T]) SumsBias() bool { return a.back == pathMMA && a.f.byWGMMA(a.shape) }
+// SumsBias says whether there is BackwardBias: with compute capability 9.0 and Size up to 64, where the path is mma's.
+func (a *Attention[T]) SumsBias() bool { return a.wgmma != nil }
 
 // BackwardBias is Backward, and leaves in dbias, (3, Heads, Size), the sums of dqkv over all tokens: the gradient of the bias of
 // the product that wrote qkv. They are taken on the way, before dqkv is rounded, and equal operands give equal bits. It fails
@@ -450,7 +457,7 @@ func (a *Attention[T]) BackwardBias(s *spmd.Stream, dqkv spmd.Buffer[T], dbias s
 	if dbias.Len() != 3*x.nh*x.hs {
 		return fmt.Errorf("attention: BackwardBias: a bias of %d elements, want %d", dbias.Len(), 3*x.nh*x.hs)
 	}
-	return wgmmaBackwardBias(s, half(dqkv), dbias, half(dout), half(out), lse, half(qkv), a.work, x.b, x.t, x.nh, x.hs)
+	return a.wgmma.backward(s, half(dqkv), dbias, half(dout), half(out), lse, half(qkv), a.work)
 }
 
 // half is a buffer of bfloat16 as what it is.

@@ -204,8 +204,12 @@ func TestPaths(t *testing.T) {
 				must(t, a.Close())
 			}
 			both := attentionOf[spmd.BF16](t, w, shape, Options{Deterministic: true})
-			if both.Path() != "cudnn" || !strings.Contains(both.Why(), "mma") {
-				t.Errorf("%v: path %q, why %q; want cudnn, with mma's backward pass", shape, both.Path(), both.Why())
+			path, why := "cudnn", "backward by mma"
+			if shape.Size <= wgmmaMaxHead && lacksWGMMA(w) == "" {
+				path, why = "mma", "with wgmma"
+			}
+			if both.Path() != path || !strings.Contains(both.Why(), why) {
+				t.Errorf("%v: path %q, why %q; want %q, %q", shape, both.Path(), both.Why(), path, why)
 			}
 			if most := Workspace[spmd.BF16](shape, Options{Deterministic: true}); both.Workspace() > most {
 				t.Errorf("%v: workspace of %d bytes, %d were announced", shape, both.Workspace(), most)

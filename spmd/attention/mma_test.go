@@ -47,7 +47,13 @@ func mmaPasses(w *spmd.World, hs int) []mmaPass {
 		return mmaBackward(s, dqkv, dout, out, lse, qkv, scratch, b, t, nh, hs)
 	}, false}}
 	if hs <= wgmmaMaxHead && (w.OnHost() || lacksWGMMA(w) == "") {
-		all = append(all, mmaPass{"wgmma", wgmmaForward, wgmmaBackwardBias, true})
+		all = append(all, mmaPass{"wgmma",
+			func(s *spmd.Stream, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], b, t, nh, hs int) error {
+				return newWGMMA(b, t, nh, hs).forward(s, out, lse, qkv)
+			},
+			func(s *spmd.Stream, dqkv spmd.Buffer[spmd.BF16], dbias spmd.Buffer[float32], dout, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], scratch spmd.Buffer[float32], b, t, nh, hs int) error {
+				return newWGMMA(b, t, nh, hs).backward(s, dqkv, dbias, dout, out, lse, qkv, scratch)
+			}, true})
 	}
 	return all
 }
@@ -79,7 +85,7 @@ func testMMAPass(t *testing.T, w *spmd.World, x mmaShape, scale float64, pass mm
 	defer s.Close()
 	dqkvB, outB, lseB := poisoned[spmd.BF16](t, w, 3*n+more), poisoned[spmd.BF16](t, w, n+more), poisoned[float32](t, w, rows+more)
 	qkvB, doutB := poisoned[spmd.BF16](t, w, 3*n+more), poisoned[spmd.BF16](t, w, n+more)
-	scratch, dbiasB := poisoned[float32](t, w, wgmmaScratch(x.b, x.t, x.nh, x.hs)+more), poisoned[float32](t, w, 3*x.nh*x.hs)
+	scratch, dbiasB := poisoned[float32](t, w, newWGMMA(x.b, x.t, x.nh, x.hs).scratch()+more), poisoned[float32](t, w, 3*x.nh*x.hs)
 	must(t, qkvB.Slice(0, 3*n).CopyFrom(qkv))
 	must(t, doutB.Slice(0, n).CopyFrom(dout))
 	run := func() (out, dqkv []spmd.BF16, lse, dbias []float32) {
@@ -286,7 +292,7 @@ func TestMMARefuses(t *testing.T) {
 		defer s.Close()
 		const n = 2 * 8 * 64
 		half, full, lse := poisoned[spmd.BF16](t, w, n), poisoned[spmd.BF16](t, w, 3*n), poisoned[float32](t, w, 16)
-		scratch := poisoned[float32](t, w, mmaScratch(1, 8, 2))
+		scratch, none := poisoned[float32](t, w, mmaScratch(1, 8, 2)), spmd.Buffer[float32]{}
 		for want, err := range map[string]error{
 			"heads of 136":           mmaForward(s, half, lse, full, 1, 1, 1, 136),
 			"heads of 12":            mmaForward(s, half, lse, full, 1, 1, 1, 12),
@@ -296,12 +302,12 @@ func TestMMARefuses(t *testing.T) {
 			"qkv 3071 and lse 16":    mmaForward(s, half, lse, full.Slice(0, 3*n-1), 1, 8, 2, 64),
 			"and lse 15":             mmaForward(s, half, lse.Slice(0, 15), full, 1, 8, 2, 64),
 			"scratch of 31":          mmaBackward(s, full, half, half, lse, full, scratch.Slice(0, 31), 1, 8, 2, 64),
-			"a bias of 16 elements":  wgmmaBackwardBias(s, full, lse, half, half, lse, full, scratch, 1, 8, 2, 64),
-			"attention: heads of 72": wgmmaForward(s, half, lse, full, 1, 1, 1, 72),
+			"a bias of 16 elements":  newWGMMA(1, 8, 2, 64).backward(s, full, lse, half, half, lse, full, scratch),
+			"attention: heads of 72": newWGMMA(1, 1, 1, 72).forward(s, half, lse, full),
 			"backward: out has 7 ":   mmaBackward(s, full, half.Slice(0, 7), half, lse, full, scratch, 1, 8, 2, 64),
-			"want at most 64":        wgmmaBackward(s, full, half, half, lse, full, scratch, 1, 8, 1, 72),
-			"backward: out has 9 ":   wgmmaBackward(s, full, half.Slice(0, 9), half, lse, full, scratch, 1, 8, 2, 64),
-			"scratch of 30":          wgmmaBackward(s, full, half, half, lse, full, scratch.Slice(0, 30), 1, 8, 2, 64),
+			"want at most 64":        newWGMMA(1, 8, 1, 72).backward(s, full, none, half, half, lse, full, scratch),
+			"backward: out has 9 ":   newWGMMA(1, 8, 2, 64).backward(s, full, none, half.Slice(0, 9), half, lse, full, scratch),
+			"scratch of 30":          newWGMMA(1, 8, 2, 64).backward(s, full, none, half, half, lse, full, scratch.Slice(0, 30)),
 		} {
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Error(fmt.Errorf("error %w, want one with %q", err, want))

@@ -28,6 +28,16 @@ SPMD_FN void barrier_wait(uint32_t barrier, int parity) {
 		"over:\n}" ::"r"(barrier), "r"(parity) : "memory");
 }
 
+// barrier_expect is an arrival, after which the phase is complete only when so many bytes have been copied, too.
+SPMD_FN void barrier_expect(uint32_t barrier, int bytes) {
+	asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// barrier_arrive_copied arrives when the copies that this thread has started by copy_async are done.
+SPMD_FN void barrier_arrive_copied(uint32_t barrier) {
+	asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 // release is the arrival of a warp. Its lanes are ordered before that of the first, which compute-sanitizer's racecheck
 // does not follow: it reports what the other lanes read.
 SPMD_FN void release(uint32_t barrier) {
@@ -83,6 +93,15 @@ template <bool ROWS> SPMD_FN void multiply_add(float (&c)[32], const uint32_t (&
 		: EACH_SUM("+f", c) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ROWS));
 }
 
+// multiply_matrices and multiply_add_matrices are multiply and multiply_add<false> of an a that is described, too.
+SPMD_FN void multiply_matrices(float (&c)[32], uint64_t a, uint64_t b) {
+	asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " SUMS ", %32, %33, 0, 1, 1, 0, 0;" : EACH_SUM("=f", c) : "l"(a), "l"(b));
+}
+
+SPMD_FN void multiply_add_matrices(float (&c)[32], uint64_t a, uint64_t b) {
+	asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " SUMS ", %32, %33, 1, 1, 1, 0, 0;" : EACH_SUM("+f", c) : "l"(a), "l"(b));
+}
+
 #undef SUMS
 #undef EACH_SUM
 
@@ -107,6 +126,16 @@ SPMD_FN void products(float (&c)[32], const Operand &a, uint32_t b) {
 #pragma unroll
 	for (int k = 1; k < 4; k++) {
 		multiply_add<false>(c, a[k], d + 2 * k);
+	}
+}
+
+// products_of is products with the 64 rows of matrix a.
+SPMD_FN void products_of(float (&c)[32], uint32_t a, uint32_t b) {
+	uint64_t x = described(a), y = described(b);
+	multiply_matrices(c, x, y);
+#pragma unroll
+	for (int k = 1; k < 4; k++) {
+		multiply_add_matrices(c, x + 2 * k, y + 2 * k);
 	}
 }
 

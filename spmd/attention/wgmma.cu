@@ -1,13 +1,15 @@
 // The backward pass of causal attention by the products of warpgroups (wgmma), for compute capability 9.0 and heads of
 // up to 64 elements. Arguments, shapes and what is summed in which order are as of mma.cu's backward kernels, so that
-// equal inputs give equal bits here too. wgmma.go launches the kernels, which are the last functions.
+// equal inputs give equal bits here too; qkv, dout and out come as tensors for the copy engine. wgmma.go launches the
+// kernels, which are the last functions.
 //
-// A warpgroup computes a square of 64 x 64 scores at a time; the products after a square's probabilities and before them
-// overlap with the exponentials of the same and of the other warpgroup.
+// A warpgroup takes a square of 64 x 64 scores at a time. The scores of the next square, the gradients of this one's
+// probabilities and the sums of the one before are under way while a square's exponentials are computed.
 //
 // Where columns is not missing it receives the sums of the columns of 64 rows of dqkv each: (B,T/64,3,heads,hs).
 //
-// Sources: Shah et al., FlashAttention-3 (2024); PTX ISA, wgmma, its matrices in shared memory, mbarrier.
+// Sources: Shah et al., FlashAttention-3 (2024); PTX ISA, wgmma, its matrices in shared memory, mbarrier,
+// cp.async.bulk.tensor.
 
 #ifndef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -19,191 +21,188 @@ extern "C" __global__ void wgmma_backward_keys() {}
 
 // QueryGradients is what a warpgroup sums over the keys of its queries.
 struct QueryGradients {
-	Layout<3> l;
+	Layout<3, 1> l;
 	Ring<stages> stage; // of keys and values
-	Operand q, d;
-	float dq[32], s[32], e[32], base[2], delta[2];
+	uint32_t held;      // barrier of the stage whose keys are being added up, 0 for none
+	Operand q, d, w;
+	float dq[32], s[2][32], e[32], base[2], delta[2];
 	float scale; // of scores, in powers of 2
 
-	__device__ __forceinline__ QueryGradients(const Layout<3> &l, float scale) : l(l), scale(scale * log2e) {}
+	__device__ __forceinline__ QueryGradients(const Layout<3, 1> &l, float scale) : l(l), scale(scale * log2e) {}
 
-	// begin starts a square: its scores, and behind them the gradients of its probabilities.
-	__device__ __forceinline__ void begin() {
+	template <int NEXT> __device__ __forceinline__ void begin() {
 		barrier_wait(l.full(stage.at), stage.parity);
-		uint32_t keys = l.stage(stage.at);
 		products_start();
-		products(s, q, keys);
+		products(s[NEXT], q, l.stage(stage.at));
 		products_commit();
+	}
+
+	// add takes the square whose scores are there, and begins the next unless it is the LAST.
+	template <int THIS, bool LAST> __device__ __forceinline__ void add() {
+		uint32_t keys = l.stage(stage.at), empty = l.empty(stage.at);
+		products_start();
 		products(e, d, keys + matrix_bytes);
 		products_commit();
-		products_finish<1>();
-		settle(s);
-	}
-
-	__device__ __forceinline__ void probabilities() {
+		stage.next();
+		if (!LAST) {
+			begin<1 - THIS>();
+		}
 #pragma unroll
 		for (int i = 0; i < 32; i++) {
-			s[i] = power2(fmaf(s[i], scale, -base[i / 2 % 2]));
+			s[THIS][i] = power2(fmaf(s[THIS][i], scale, -base[i / 2 % 2]));
 		}
-	}
-
-	// end adds up the square that was begun, and begins the next unless it is the LAST.
-	template <bool LAST> __device__ __forceinline__ void end() {
-		uint32_t keys = l.stage(stage.at), empty = l.empty(stage.at);
-		Operand w;
-		products_finish<0>();
+		products_finish<LAST ? 0 : 1>(); // the keys of the square before, too
 		settle(e);
+		if (held) {
+			release(held);
+		}
+		held = empty;
 #pragma unroll
 		for (int k = 0; k < 4; k++) {
 #pragma unroll
 			for (int i = 0; i < 4; i++) {
 				int j = 8 * k + 2 * i;
-				w[k][i] = pack(s[j] * (e[j] - delta[i % 2]), s[j + 1] * (e[j + 1] - delta[i % 2]));
+				w[k][i] = pack(s[THIS][j] * (e[j] - delta[i % 2]), s[THIS][j + 1] * (e[j + 1] - delta[i % 2]));
 			}
 		}
 		products_start();
 		add_weighted(dq, w, keys);
 		products_commit();
-		stage.next();
 		if (LAST) {
 			products_finish<0>();
-			release(empty);
+			settle(dq);
+			release(held);
 		} else {
-			begin(); // which ends behind the products of this square
-			release(empty);
-			probabilities();
+			products_finish<1>();
+			settle(s[1 - THIS]);
 		}
 	}
 
 	// sum takes n squares, of which the first is on the diagonal.
 	__device__ __forceinline__ void sum(int n) {
 		clear(dq);
-		begin();
-		mask(s, false);
-		probabilities();
-#pragma unroll 1
-		for (int i = 1; i < n; i++) {
-			end<false>();
-		}
-		end<true>();
-		settle(dq);
+		held = 0;
+		begin<0>();
+		products_finish<0>();
+		settle(s[0]);
+		mask(s[0], false);
+		each_square(*this, n);
 	}
 };
 
 // KeyGradients is what a warpgroup sums over the queries of its keys. Scores are transposed.
 struct KeyGradients {
-	Layout<2> l;
+	Layout<2, 2> l;
 	Ring<stages> stage; // of queries and gradients
-	Operand k, v;
-	float dk[32], dv[32], s[32], e[32];
+	uint32_t held;      // barrier of the stage whose rows are being added up, 0 for none
+	Operand k, w, y;
+	uint32_t v; // the matrix of values
+	float dk[32], dv[32], s[2][32], e[32];
 	float scale; // of scores, in powers of 2
 
-	__device__ __forceinline__ KeyGradients(const Layout<2> &l, float scale) : l(l), scale(scale * log2e) {}
+	__device__ __forceinline__ KeyGradients(const Layout<2, 2> &l, float scale) : l(l), scale(scale * log2e) {}
 
-	// of is what backward_queries left of two queries in every eighth float4.
-	__device__ __forceinline__ const float4 *of() const { return (const float4 *)l.pointer(l.rows(stage.at)) + threadIdx.x % 4; }
-
-	__device__ __forceinline__ void begin_scores() {
+	template <int NEXT> __device__ __forceinline__ void begin() {
 		barrier_wait(l.full(stage.at), stage.parity);
 		products_start();
-		products(s, k, l.stage(stage.at));
+		products(s[NEXT], k, l.stage(stage.at));
 		products_commit();
 	}
 
-	__device__ __forceinline__ void begin_gradients() {
+	template <int THIS, bool LAST> __device__ __forceinline__ void add() {
+		uint32_t queries = l.stage(stage.at), empty = l.empty(stage.at);
+		// What backward_queries left of two queries in every eighth float4.
+		const float4 *row = (const float4 *)l.pointer(l.rows(stage.at)) + threadIdx.x % 4;
 		products_start();
-		products(e, v, l.stage(stage.at) + matrix_bytes);
+		products_of(e, v, queries + matrix_bytes);
 		products_commit();
-		products_finish<1>();
-		settle(s);
-	}
-
-	__device__ __forceinline__ void probabilities() {
-		const float4 *queries = of();
+		stage.next();
+		if (!LAST) {
+			begin<1 - THIS>();
+		}
 #pragma unroll
 		for (int n = 0; n < 8; n++) {
-			float4 x = queries[n * 4];
+			float4 x = row[n * 4];
 #pragma unroll
 			for (int i = 0; i < 4; i++) {
-				s[4 * n + i] = power2(fmaf(s[4 * n + i], scale, i % 2 ? -x.z : -x.x));
+				s[THIS][4 * n + i] = power2(fmaf(s[THIS][4 * n + i], scale, i % 2 ? -x.z : -x.x));
 			}
 		}
-	}
-
-	template <bool LAST> __device__ __forceinline__ void end() {
-		uint32_t queries = l.stage(stage.at), empty = l.empty(stage.at);
-		const float4 *row = of();
-		Operand w, y;
-		products_finish<0>();
+		products_finish<LAST ? 0 : 1>(); // the queries of the square before, too
 		settle(e);
+		if (held) {
+			release(held);
+		}
+		held = empty;
 #pragma unroll
 		for (int n = 0; n < 8; n++) {
 			float4 x = row[n * 4];
 #pragma unroll
 			for (int h = 0; h < 2; h++) {
 				int j = 4 * n + 2 * h, i = n % 2 * 2 + h;
-				w[n / 2][i] = pack(s[j], s[j + 1]);
-				y[n / 2][i] = pack(s[j] * (e[j] - x.y), s[j + 1] * (e[j + 1] - x.w));
+				w[n / 2][i] = pack(s[THIS][j], s[THIS][j + 1]);
+				y[n / 2][i] = pack(s[THIS][j] * (e[j] - x.y), s[THIS][j + 1] * (e[j + 1] - x.w));
 			}
 		}
 		products_start();
 		add_weighted(dv, w, queries + matrix_bytes);
 		add_weighted(dk, y, queries);
 		products_commit();
-		stage.next();
 		if (LAST) {
 			products_finish<0>();
-			release(empty);
+			settle(dk);
+			settle(dv);
+			release(held);
 		} else {
-			begin_scores();
 			products_finish<1>();
-			release(empty);
-			begin_gradients();
-			probabilities();
+			settle(s[1 - THIS]);
 		}
 	}
 
 	__device__ __forceinline__ void sum(int n) {
 		clear(dk);
 		clear(dv);
-		begin_scores();
-		begin_gradients();
-		mask(s, true);
-		probabilities();
-#pragma unroll 1
-		for (int i = 1; i < n; i++) {
-			end<false>();
-		}
-		end<true>();
-		settle(dk);
-		settle(dv);
+		held = 0;
+		begin<0>();
+		products_finish<0>();
+		settle(s[0]);
+		mask(s[0], true);
+		each_square(*this, n);
 	}
 };
 
-extern "C" __global__ void __launch_bounds__(384, 1) wgmma_backward_queries(bf16 *dqkv, float2 *rows, const bf16 *dout, const bf16 *out, const float *lse, const bf16 *qkv, int B, int T, int heads, int hs, float scale, float *columns) {
+extern "C" __global__ void __launch_bounds__(384, 1) wgmma_backward_queries(bf16 *dqkv, float2 *rows, const __grid_constant__ tensor_map dout, const __grid_constant__ tensor_map out, const float *lse, const __grid_constant__ tensor_map qkv, int B, int T, int heads, int hs, float scale, float *columns) {
 	extern __shared__ __align__(1024) char shared[];
-	Layout<3> l(shared);
+	Layout<3, 1> l(shared);
 	Ring<1> own;
 	int warp = warp_index(), tiles = (T + rows_per_tile - 1) / rows_per_tile;
 	if (warp < 4) {
 		give_registers();
-		Publisher publisher;
 		Ring<stages> stage;
 		each_tile(T, B * heads, [&](int head, int place, int) {
+			if (warp > 0) {
+				return;
+			}
 			Head h(head, T, heads, hs);
-			const bf16 *q = qkv + h.in, *k = q + h.width;
-			long long first = (long long)(tiles - 1 - place) * rows_per_tile;
-			int left = T - first;
-			publisher.wait(l.empty(stages), own.parity ^ 1);
-			load_rows<rows_per_tile>(l.own(0), q + first * h.stride, h.stride, left, hs);
-			load_rows<rows_per_tile>(l.own(1), dout + h.out + first * h.width, h.width, left, hs);
-			load_rows<rows_per_tile>(l.own(2), out + h.out + first * h.width, h.width, left, hs);
-			copy_async<4>(l.rows(0) + threadIdx.x * 4, lse + (long long)head * T + first + threadIdx.x, threadIdx.x >= left);
-			publisher.copied(l.full(stages));
+			int first = (tiles - 1 - place) * rows_per_tile;
+			uint32_t full = l.full(stages);
+			barrier_wait(l.empty(stages), own.parity ^ 1);
+			if (threadIdx.x == 0) {
+				barrier_expect(full, 6 * matrix_bytes);
+				for (int i = 0; i < 2; i++) {
+					int row = first + i * square, to = i * matrix_bytes;
+					copy_square(l.own(0) + to, qkv, h.number, row, h.sequence, full);
+					copy_square(l.own(1) + to, dout, h.number, row, h.sequence, full);
+					copy_square(l.own(2) + to, out, h.number, row, h.sequence, full);
+				}
+			}
+			for (int i = threadIdx.x; i < rows_per_tile; i += 32) {
+				copy_async<4>(l.rows(0) + i * 4, lse + (long long)head * T + first + i, first + i >= T);
+			}
+			barrier_arrive_copied(full);
 			own.next();
-			copy_keys(l, publisher, stage, k, h, first + square, T, hs);
+			copy_keys(l, stage, qkv, h, heads, first + square);
 		});
-		publisher.flush();
 	} else {
 		take_registers();
 		int lane = threadIdx.x % 32, t = lane % 4;
@@ -254,54 +253,66 @@ extern "C" __global__ void __launch_bounds__(384, 1) wgmma_backward_queries(bf16
 	}
 }
 
-extern "C" __global__ void __launch_bounds__(384, 1) wgmma_backward_keys(bf16 *dqkv, const float2 *rows, const bf16 *dout, const bf16 *qkv, int B, int T, int heads, int hs, float scale, float *columns) {
+extern "C" __global__ void __launch_bounds__(384, 1) wgmma_backward_keys(bf16 *dqkv, const float2 *rows, const __grid_constant__ tensor_map dout, const __grid_constant__ tensor_map qkv, int B, int T, int heads, int hs, float scale, float *columns) {
 	extern __shared__ __align__(1024) char shared[];
-	Layout<2> l(shared);
-	Ring<1> own;
+	Layout<2, 2> l(shared);
+	Ring<2> own;
 	int warp = warp_index();
 	if (warp < 4) {
 		give_registers();
-		Publisher publisher;
 		Ring<stages> stage;
 		each_tile(T, B * heads, [&](int head, int place, int) {
+			if (warp > 0) {
+				return;
+			}
 			Head h(head, T, heads, hs);
-			const bf16 *q = qkv + h.in, *d = dout + h.out;
 			const float2 *r = rows + (long long)head * T;
-			long long first = (long long)place * rows_per_tile;
-			const bf16 *k = q + h.width + first * h.stride;
-			publisher.wait(l.empty(stages), own.parity ^ 1);
-			load_rows<rows_per_tile>(l.own(0), k, h.stride, T - first, hs);
-			load_rows<rows_per_tile>(l.own(1), k + h.width, h.stride, T - first, hs);
-			publisher.copied(l.full(stages));
-			own.next();
-			for (long long row = first; row < T; row += square) {
-				publisher.wait(l.empty(stage.at), stage.parity ^ 1);
-				load_rows<square>(l.stage(stage.at), q + row * h.stride, h.stride, T - row, hs);
-				load_rows<square>(l.stage(stage.at) + matrix_bytes, d + row * h.width, h.width, T - row, hs);
-				if (threadIdx.x < square) {
-					copy_async<8>(l.rows(stage.at) + threadIdx.x * 8, r + row + threadIdx.x, row + threadIdx.x >= T);
+			int first = place * rows_per_tile;
+			uint32_t full = l.full(stages + own.at);
+			barrier_wait(l.empty(stages + own.at), own.parity ^ 1);
+			if (threadIdx.x == 0) {
+				barrier_expect(full, 4 * matrix_bytes);
+				for (int i = 0; i < 2; i++) {
+					int row = first + i * square, to = i * matrix_bytes;
+					copy_square(l.own(0, own.at) + to, qkv, heads + h.number, row, h.sequence, full);
+					copy_square(l.own(1, own.at) + to, qkv, 2 * heads + h.number, row, h.sequence, full);
 				}
-				publisher.copied(l.full(stage.at));
+			}
+			barrier_arrive_copied(full);
+			own.next();
+			for (int row = first; row < T; row += square) {
+				full = l.full(stage.at);
+				barrier_wait(l.empty(stage.at), stage.parity ^ 1);
+				if (threadIdx.x == 0) {
+					barrier_expect(full, 2 * matrix_bytes);
+					copy_square(l.stage(stage.at), qkv, h.number, row, h.sequence, full);
+					copy_square(l.stage(stage.at) + matrix_bytes, dout, h.number, row, h.sequence, full);
+				}
+				for (int i = threadIdx.x; i < square; i += 32) {
+					copy_async<8>(l.rows(stage.at) + i * 8, r + row + i, row + i >= T);
+				}
+				barrier_arrive_copied(full);
 				stage.next();
 			}
 		});
-		publisher.flush();
 	} else {
 		take_registers();
 		int turn = 0;
 		KeyGradients x(l, scale);
 		each_tile(T, B * heads, [&](int head, int place, int second) {
 			int half = (warp >= 8) ^ second, first = place * rows_per_tile + half * square;
-			barrier_wait(l.full(stages), own.parity);
-			load_operand(x.k, l.own(0) + half * matrix_bytes);
-			load_operand(x.v, l.own(1) + half * matrix_bytes);
-			release(l.empty(stages));
-			own.next();
+			barrier_wait(l.full(stages + own.at), own.parity);
+			load_operand(x.k, l.own(0, own.at) + half * matrix_bytes);
+			x.v = l.own(1, own.at) + half * matrix_bytes;
 			if (half == 1) { // the tile's first queries are before these keys
 				skip(l, x.stage);
 			}
 			if (first < T) {
 				x.sum((T - first + square - 1) / square);
+			}
+			release(l.empty(stages + own.at));
+			own.next();
+			if (first < T) {
 				Head h(head, T, heads, hs);
 				int mine = first + warp % 4 * 16;
 				bf16 *to = dqkv + h.in + h.width + (long long)mine * h.stride;

@@ -2,28 +2,23 @@
 // wgmma.go puts them behind warpgroup.cuh and before the kernels.
 //
 // A block stays on its multiprocessor and takes one tile after the other: 128 queries, or keys, of one head. Its first
-// warpgroup copies, the other two compute, 64 rows of the tile each. The tile's own rows lie in shared memory until the
-// computing warps have them in registers. What these rows meet comes in stages of 64 rows of two matrices, in a ring that
-// also runs on from tile to tile, so that copies of the next tile are under way while the last sums are stored.
+// warp has the copy engine copy, the last two warpgroups compute, 64 rows of the tile each. The tile's own rows lie in
+// shared memory until the computing warps have them in registers, or are done with the tile. What these rows meet comes in
+// stages of 64 rows of two matrices, in a ring that also runs on from tile to tile, so that copies of the next tile are
+// under way while the last sums are stored.
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 const int square = 64; // rows of a stage and of a warpgroup
 const int matrix_bytes = square * D * 2;
 const int rows_per_tile = 2 * square;
-const int stages = 9; // of the ring
+const int stages = 7; // of the ring
 
-// load_rows starts the copies of ROWS rows of hs elements, of which rows exist, by the first warpgroup.
-template <int ROWS> SPMD_FN void load_rows(uint32_t to, const bf16 *from, int stride, int rows, int hs) {
-	int c = threadIdx.x % 8, r = threadIdx.x / 8;
-	const bf16 *at = from + r * stride + c * 8;
-	to += chunk_at<D>(r, c);
-	rows = c * 8 < hs ? rows - r : 0;
-#pragma unroll 4
-	for (int i = 0; i < ROWS; i += 16) {
-		copy_async<16>(to + i * 2 * D, at, i >= rows);
-		at += 16 * stride;
-	}
+// copy_square starts the copy of 64 rows of a matrix from row on, zeros for what is outside. The barrier counts the bytes.
+// The map is of (sequences, rows, matrices, elements), where heads' queries, keys and values are a matrix each.
+SPMD_FN void copy_square(uint32_t to, const tensor_map &from, int matrix, int row, int sequence, uint32_t barrier) {
+	asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];"
+		::"r"(to), "l"(&from), "r"(0), "r"(matrix), "r"(row), "r"(sequence), "r"(barrier) : "memory");
 }
 
 // store_rows writes a warp's 16 rows of sums, of which rows exist, by way of its part of shared memory.
@@ -95,75 +90,39 @@ SPMD_FN void sum_columns(float *to, int apart, int hs, float *room, const float 
 	}
 }
 
-// Layout is that of shared memory: OWN matrices of a tile's rows, the stages, room for sums on their way out, 8 bytes for
+// Layout is that of shared memory: OWN matrices of the rows of each of TILES tiles in turn, the stages, room for sums on their way out, 8 bytes for
 // each row of the stages, the barriers, and room for sums of columns. wgmma.go has the size.
-template <int OWN> struct Layout {
+template <int OWN, int TILES> struct Layout {
 	char *shared;
 	uint32_t base;
 
 	__device__ __forceinline__ Layout(char *shared) : shared(shared), base(shared_address(shared)) {
 		if (threadIdx.x == 0) {
-			for (int i = 0; i <= stages; i++) {
-				barrier_init(full(i), 128);
+			for (int i = 0; i < stages + TILES; i++) {
+				barrier_init(full(i), 32 + 1);
 				barrier_init(empty(i), 8);
 			}
+			asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); // the copy engine sees them
 		}
 		__syncthreads();
 	}
 
-	__device__ __forceinline__ uint32_t own(int i) const { return base + i * 2 * matrix_bytes; }
-	__device__ __forceinline__ uint32_t stage(int i) const { return own(OWN) + i * 2 * matrix_bytes; }
+	__device__ __forceinline__ uint32_t own(int i, int tile = 0) const { return base + (tile * OWN + i) * 2 * matrix_bytes; }
+	__device__ __forceinline__ uint32_t stage(int i) const { return own(0, TILES) + i * 2 * matrix_bytes; }
 	__device__ __forceinline__ uint32_t sums(int warp) const { return stage(stages) + warp * 32 * D; }
 	__device__ __forceinline__ uint32_t rows(int stage) const { return sums(8) + stage * square * 8; }
 
-	// The copying threads arrive at full, the computing warps at empty. The last pair is for the tile's own rows.
+	// The lanes of the copying warp arrive at full, the first once more for what the copy engine copies. The computing
+	// warps arrive at empty. The last pairs are for the tiles' own rows.
 	__device__ __forceinline__ uint32_t full(int i) const { return rows(stages) + i * 8; }
-	__device__ __forceinline__ uint32_t empty(int i) const { return full(stages + 1) + i * 8; }
+	__device__ __forceinline__ uint32_t empty(int i) const { return full(stages + TILES) + i * 8; }
 
 	// columns is a warpgroup's room for sums of columns, every other time the same.
 	__device__ __forceinline__ float *columns(int turn) const {
-		return (float *)pointer(empty(stages + 1)) + (2 * turn + threadIdx.x / 256) * 8 * D;
+		return (float *)pointer(empty(stages + TILES)) + (2 * turn + threadIdx.x / 256) * 8 * D;
 	}
 
 	__device__ __forceinline__ char *pointer(uint32_t address) const { return shared + (address - base); }
-};
-
-// Publisher tells of copies that have arrived. Tensor cores see them only behind a fence of the thread that copied, which
-// waits for the copies: so they are told of two groups later, or when the thread has to wait for room.
-struct Publisher {
-	uint32_t older, newer; // barriers of groups under way, 0 for none
-
-	__device__ __forceinline__ Publisher() : older(0), newer(0) {}
-
-	__device__ __forceinline__ void arrive(uint32_t barrier) {
-		if (barrier) {
-			barrier_arrive(barrier);
-		}
-	}
-
-	// copied ends a group of copies.
-	__device__ __forceinline__ void copied(uint32_t barrier) {
-		copy_commit();
-		copy_wait<2>();
-		asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-		arrive(older);
-		older = newer, newer = barrier;
-	}
-
-	__device__ __forceinline__ void flush() {
-		copy_wait<0>();
-		asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-		arrive(older);
-		arrive(newer);
-		older = newer = 0;
-	}
-
-	__device__ __forceinline__ void wait(uint32_t barrier, int parity) {
-		if (!barrier_passed(barrier, parity)) {
-			flush();
-			barrier_wait(barrier, parity);
-		}
-	}
 };
 
 // each_tile calls f for the block's tiles with the number of the head over the batch, the tile's place among the head's by
@@ -185,10 +144,10 @@ template <typename F> SPMD_FN void each_tile(int T, int heads, F f) {
 // Head is where the rows of a head begin in qkv and in out, and how many elements lie from one to the next.
 struct Head {
 	long long in, out;
-	int stride, width, sequence, column;
+	int stride, width, sequence, number, column;
 
 	__device__ __forceinline__ Head(int head, int T, int heads, int hs) {
-		width = heads * hs, stride = 3 * width, sequence = head / heads, column = head % heads * hs;
+		width = heads * hs, stride = 3 * width, sequence = head / heads, number = head % heads, column = number * hs;
 		long long row = (long long)sequence * T;
 		in = row * stride + column, out = row * width + column;
 	}
@@ -200,26 +159,45 @@ struct Head {
 };
 
 // copy_keys fills stages with the squares of 64 keys of a head, and their values, from row on and back to the first.
-template <int OWN>
-SPMD_FN void copy_keys(const Layout<OWN> &l, Publisher &publisher, Ring<stages> &stage, const bf16 *k, const Head &h, long long row, int T, int hs) {
+template <int OWN, int TILES>
+SPMD_FN void copy_keys(const Layout<OWN, TILES> &l, Ring<stages> &stage, const tensor_map &qkv, const Head &h, int heads, int row) {
 	for (; row >= 0; row -= square) {
-		publisher.wait(l.empty(stage.at), stage.parity ^ 1);
-		load_rows<square>(l.stage(stage.at), k + row * h.stride, h.stride, T - row, hs);
-		load_rows<square>(l.stage(stage.at) + matrix_bytes, k + h.width + row * h.stride, h.stride, T - row, hs);
-		publisher.copied(l.full(stage.at));
+		barrier_wait(l.empty(stage.at), stage.parity ^ 1);
+		uint32_t full = l.full(stage.at);
+		if (threadIdx.x == 0) {
+			barrier_expect(full, 2 * matrix_bytes);
+			copy_square(l.stage(stage.at), qkv, heads + h.number, row, h.sequence, full);
+			copy_square(l.stage(stage.at) + matrix_bytes, qkv, 2 * heads + h.number, row, h.sequence, full);
+		}
+		barrier_arrive_copied(full);
 		stage.next();
 	}
 }
 
 // skip passes over a stage that only the tile's other warpgroup needs.
-template <int OWN> SPMD_FN void skip(const Layout<OWN> &l, Ring<stages> &stage) {
+template <int OWN, int TILES> SPMD_FN void skip(const Layout<OWN, TILES> &l, Ring<stages> &stage) {
 	barrier_wait(l.full(stage.at), stage.parity);
 	release(l.empty(stage.at));
 	stage.next();
 }
 
+// each_square has x add n squares, whose scores are in its halves in turn, beginning with the first.
+template <typename X> SPMD_FN void each_square(X &x, int n) {
+#pragma unroll 1
+	for (; n > 2; n -= 2) {
+		x.template add<0, false>();
+		x.template add<1, false>();
+	}
+	if (n == 2) {
+		x.template add<0, false>();
+		x.template add<1, true>();
+	} else {
+		x.template add<0, true>();
+	}
+}
+
 // The first warpgroup hands most of its registers to the others.
-SPMD_FN void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 40;"); }
-SPMD_FN void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 232;"); }
+SPMD_FN void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 24;"); }
+SPMD_FN void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 240;"); }
 
 #endif

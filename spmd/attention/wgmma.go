@@ -27,21 +27,21 @@ const wgmmaMaxHead = 64
 
 // The sizes of wgmma.cuh: the rows of a tile, which a block computes with wgmmaThreads
 // threads, and the bytes of shared memory beside the rows' own matrices, of which the
-// kernels have one to three.
+// kernels have one to four.
 const (
 	wgmmaRows    = 128
 	wgmmaSquare  = wgmmaRows / 2
 	wgmmaThreads = 384
-	wgmmaStages  = 9
+	wgmmaStages  = 7
 	wgmmaMatrix  = wgmmaRows * wgmmaMaxHead * 2
 	wgmmaColumns = 2 * 2 * 8 * wgmmaMaxHead * 4
-	wgmmaShared  = (wgmmaStages+1)*wgmmaMatrix + wgmmaStages*wgmmaSquare*8 + 2*8*(wgmmaStages+1) + wgmmaColumns
+	wgmmaShared  = (wgmmaStages+1)*wgmmaMatrix + wgmmaStages*wgmmaSquare*8 + 2*8*(wgmmaStages+2) + wgmmaColumns
 )
 
 var (
 	wgmmaOut     = newWGMMAKernel("forward", wgmmaForwardSource, 1, mmaHostForward)
 	wgmmaQueries = newWGMMAKernel("backward_queries", wgmmaSource, 3, wgmmaHostBackwardQueries)
-	wgmmaKeys    = newWGMMAKernel("backward_keys", wgmmaSource, 2, wgmmaHostBackwardKeys)
+	wgmmaKeys    = newWGMMAKernel("backward_keys", wgmmaSource, 4, wgmmaHostBackwardKeys)
 )
 
 // newWGMMAKernel declares a kernel of a source, which takes what mma's of that name
@@ -65,69 +65,73 @@ func lacksWGMMA(w *spmd.World) string {
 	return ""
 }
 
-// checkWGMMA refuses heads that the kernels do not have.
-func (x mmaShape) checkWGMMA(what string) error {
+// wgmmaShape is a shape, and how the kernels copy squares of 64 rows of qkv and of out.
+type wgmmaShape struct {
+	mmaShape
+	qkv, out spmd.TensorMap
+}
+
+func newWGMMA(b, t, nh, hs int) *wgmmaShape {
+	squares := func(matrices int) spmd.TensorMap {
+		return spmd.TensorMap{Sizes: []int{b, t, matrices, hs}, Box: []int{1, wgmmaSquare, 1, wgmmaMaxHead}, Swizzle: 2 * wgmmaMaxHead}
+	}
+	return &wgmmaShape{mmaShape{b, t, nh, hs}, squares(3 * nh), squares(nh)}
+}
+
+// checkHead refuses heads that the kernels do not have.
+func (x *wgmmaShape) checkHead(what string) error {
 	if x.hs > wgmmaMaxHead {
 		return fmt.Errorf("%s: heads of %d elements: want at most %d", what, x.hs, wgmmaMaxHead)
 	}
 	return nil
 }
 
-// wgmmaForward is mmaForward, for a GPU that lacks nothing and heads of up to
-// wgmmaMaxHead elements. Bits may differ from mmaForward's: products add up in another
-// order.
-func wgmmaForward(s *spmd.Stream, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], b, t, nh, hs int) error {
-	x := mmaShape{b, t, nh, hs}
-	if err := x.checkWGMMA("attention"); err != nil {
+// forward is mmaForward, for a GPU that lacks nothing and heads of up to wgmmaMaxHead
+// elements. Bits may differ from mmaForward's: products add up in another order.
+func (x *wgmmaShape) forward(s *spmd.Stream, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16]) error {
+	if err := x.checkHead("attention"); err != nil {
 		return err
 	}
 	if err := x.check("attention", out.Len(), lse.Len(), qkv.Len()); err != nil {
 		return err
 	}
-	return wgmmaOut.Launch(s, x.wgmmaGrid(&wgmmaOut, s.World().Multiprocessors()), out.Arg(), lse.Arg(), qkv.Arg(),
-		spmd.I32(b), spmd.I32(t), spmd.I32(nh), spmd.I32(hs), spmd.F32(x.scale()))
+	return wgmmaOut.Launch(s, x.wgmmaGrid(&wgmmaOut, s.World().Multiprocessors()), out.Arg(), lse.Arg(), qkv.TensorMap(&x.qkv),
+		spmd.I32(x.b), spmd.I32(x.t), spmd.I32(x.nh), spmd.I32(x.hs), spmd.F32(x.scale()))
 }
 
-// wgmmaBackward is mmaBackward, as wgmmaForward is mmaForward.
-func wgmmaBackward(s *spmd.Stream, dqkv, dout, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], scratch spmd.Buffer[float32], b, t, nh, hs int) error {
-	return wgmmaBackwardBias(s, dqkv, spmd.Buffer[float32]{}, dout, out, lse, qkv, scratch, b, t, nh, hs)
-}
-
-// wgmmaScratch is how many elements wgmmaBackwardBias needs as scratch.
-func wgmmaScratch(b, t, nh, hs int) int {
-	x := mmaShape{b, t, nh, hs}
-	return mmaScratch(b, t, nh) + x.columnRows()*3*nh*hs
+// scratch is how many elements backward needs as scratch.
+func (x *wgmmaShape) scratch() int {
+	return mmaScratch(x.b, x.t, x.nh) + x.columnRows()*3*x.nh*x.hs
 }
 
 // columnRows is of how many rows the kernels leave sums, each of 64 rows of dqkv.
 func (x mmaShape) columnRows() int { return x.b * ((x.t + wgmmaSquare - 1) / wgmmaSquare) }
 
-// wgmmaBackwardBias is wgmmaBackward, and leaves in dbias(3,nh,hs), unless it is empty,
-// the sums of dqkv over its tokens, taken before dqkv is rounded.
-func wgmmaBackwardBias(s *spmd.Stream, dqkv spmd.Buffer[spmd.BF16], dbias spmd.Buffer[float32], dout, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], scratch spmd.Buffer[float32], b, t, nh, hs int) error {
-	x := mmaShape{b, t, nh, hs}
-	if err := x.checkWGMMA("attention backward"); err != nil {
+// backward is mmaBackward, as forward is mmaForward. It leaves in dbias(3,nh,hs), unless
+// it is empty, the sums of dqkv over its tokens, taken before dqkv is rounded.
+func (x *wgmmaShape) backward(s *spmd.Stream, dqkv spmd.Buffer[spmd.BF16], dbias spmd.Buffer[float32], dout, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], scratch spmd.Buffer[float32]) error {
+	if err := x.checkHead("attention backward"); err != nil {
 		return err
 	}
 	if err := x.checkBackward(dqkv, dout, out, lse, qkv, scratch); err != nil {
 		return err
 	}
-	columns, kept := spmd.Buffer[float32]{}, mmaScratch(b, t, nh)
-	if width := 3 * nh * hs; dbias.Len() > 0 {
-		n := kept + x.columnRows()*width
+	columns := spmd.Buffer[float32]{}
+	if width := 3 * x.nh * x.hs; dbias.Len() > 0 {
+		n := x.scratch()
 		if dbias.Len() != width || scratch.Len() < n {
 			return fmt.Errorf("attention backward: a bias of %d elements and scratch of %d, want %d and %d", dbias.Len(), scratch.Len(), width, n)
 		}
-		columns = scratch.Slice(kept, n)
+		columns = scratch.Slice(mmaScratch(x.b, x.t, x.nh), n)
 	}
 	m := s.World().Multiprocessors()
-	err := wgmmaQueries.Launch(s, x.wgmmaGrid(&wgmmaQueries, m), dqkv.Arg(), scratch.Arg(), dout.Arg(), out.Arg(), lse.Arg(), qkv.Arg(),
-		spmd.I32(b), spmd.I32(t), spmd.I32(nh), spmd.I32(hs), spmd.F32(x.scale()), columns.Arg())
+	err := wgmmaQueries.Launch(s, x.wgmmaGrid(&wgmmaQueries, m), dqkv.Arg(), scratch.Arg(), dout.TensorMap(&x.out), out.TensorMap(&x.out), lse.Arg(), qkv.TensorMap(&x.qkv),
+		spmd.I32(x.b), spmd.I32(x.t), spmd.I32(x.nh), spmd.I32(x.hs), spmd.F32(x.scale()), columns.Arg())
 	if err != nil {
 		return err
 	}
-	err = wgmmaKeys.Launch(s, x.wgmmaGrid(&wgmmaKeys, m), dqkv.Arg(), scratch.Arg(), dout.Arg(), qkv.Arg(),
-		spmd.I32(b), spmd.I32(t), spmd.I32(nh), spmd.I32(hs), spmd.F32(x.scale()), columns.Arg())
+	err = wgmmaKeys.Launch(s, x.wgmmaGrid(&wgmmaKeys, m), dqkv.Arg(), scratch.Arg(), dout.TensorMap(&x.out), qkv.TensorMap(&x.qkv),
+		spmd.I32(x.b), spmd.I32(x.t), spmd.I32(x.nh), spmd.I32(x.hs), spmd.F32(x.scale()), columns.Arg())
 	if err != nil || columns.Len() == 0 {
 		return err
 	}

@@ -1,5 +1,5 @@
 // Causal attention by the products of warpgroups (wgmma), for compute capability 9.0 and heads of up to 64 elements.
-// Arguments and shapes are as of mma.cu's forward kernel. wgmma.go launches the kernel, which is the last function.
+// Arguments and shapes are as of mma.cu's forward kernel; qkv comes as a tensor for the copy engine. wgmma.go launches the kernel, which is the last function.
 //
 // A warpgroup takes a square of 64 x 64 scores at a time, from the diagonal to the first keys. The scores of the next
 // square, and the sum of values of the one before, are under way while a square's exponentials are computed.
@@ -15,7 +15,7 @@ extern "C" __global__ void wgmma_forward() {}
 
 // Outputs is what a warpgroup sums over the keys of its queries. A lane has parts of two rows.
 struct Outputs {
-	Layout<1> l;
+	Layout<1, 1> l;
 	Ring<stages> stage; // of keys and values
 	uint32_t held;      // barrier of the stage whose values are being added up, 0 for none
 	Operand q, w;
@@ -23,7 +23,7 @@ struct Outputs {
 	float top[2], sum[2]; // of a row's scores so far: the largest in powers of 2; of a lane's, of 2 to the score - top
 	float scale;          // of scores, in powers of 2
 
-	__device__ __forceinline__ Outputs(const Layout<1> &l, float scale) : l(l), scale(scale * log2e) {}
+	__device__ __forceinline__ Outputs(const Layout<1, 1> &l, float scale) : l(l), scale(scale * log2e) {}
 
 	template <int NEXT> __device__ __forceinline__ void begin() {
 		barrier_wait(l.full(stage.at), stage.parity);
@@ -106,18 +106,7 @@ struct Outputs {
 		products_finish<0>();
 		settle(s[0]);
 		mask(s[0], false);
-		int left = n;
-#pragma unroll 1
-		for (; left > 2; left -= 2) {
-			add<0, false>();
-			add<1, false>();
-		}
-		if (left == 2) {
-			add<0, false>();
-			add<1, true>();
-		} else {
-			add<0, true>();
-		}
+		each_square(*this, n);
 #pragma unroll
 		for (int h = 0; h < 2; h++) {
 			sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], 1);
@@ -131,26 +120,31 @@ struct Outputs {
 	}
 };
 
-extern "C" __global__ void __launch_bounds__(384, 1) wgmma_forward(bf16 *out, float *lse, const bf16 *qkv, int B, int T, int heads, int hs, float scale) {
+extern "C" __global__ void __launch_bounds__(384, 1) wgmma_forward(bf16 *out, float *lse, const __grid_constant__ tensor_map qkv, int B, int T, int heads, int hs, float scale) {
 	extern __shared__ __align__(1024) char shared[];
-	Layout<1> l(shared);
+	Layout<1, 1> l(shared);
 	Ring<1> own;
 	int warp = warp_index(), tiles = (T + rows_per_tile - 1) / rows_per_tile;
 	if (warp < 4) {
 		give_registers();
-		Publisher publisher;
 		Ring<stages> stage;
 		each_tile(T, B * heads, [&](int head, int place, int) {
+			if (warp > 0) {
+				return;
+			}
 			Head h(head, T, heads, hs);
-			const bf16 *q = qkv + h.in, *k = q + h.width;
-			long long first = (long long)(tiles - 1 - place) * rows_per_tile;
-			publisher.wait(l.empty(stages), own.parity ^ 1);
-			load_rows<rows_per_tile>(l.own(0), q + first * h.stride, h.stride, T - first, hs);
-			publisher.copied(l.full(stages));
+			int first = (tiles - 1 - place) * rows_per_tile;
+			uint32_t full = l.full(stages);
+			barrier_wait(l.empty(stages), own.parity ^ 1);
+			if (threadIdx.x == 0) {
+				barrier_expect(full, 2 * matrix_bytes);
+				copy_square(l.own(0), qkv, h.number, first, h.sequence, full);
+				copy_square(l.own(0) + matrix_bytes, qkv, h.number, first + square, h.sequence, full);
+			}
+			barrier_arrive_copied(full);
 			own.next();
-			copy_keys(l, publisher, stage, k, h, first + square, T, hs);
+			copy_keys(l, stage, qkv, h, heads, first + square);
 		});
-		publisher.flush();
 	} else {
 		take_registers();
 		int lane = threadIdx.x % 32;

@@ -24,7 +24,7 @@ func TestWGMMASizes(t *testing.T) {
 		}
 	}
 	const most = 227 << 10 // of compute capability 9.0
-	if wgmmaQueries.shared > most || wgmmaKeys.shared > most || wgmmaQueries.shared-wgmmaKeys.shared != wgmmaMatrix {
+	if wgmmaQueries.shared > most || wgmmaKeys.shared > most || wgmmaKeys.shared-wgmmaQueries.shared != wgmmaMatrix {
 		t.Errorf("shared memory of %d and %d bytes, at most %d", wgmmaQueries.shared, wgmmaKeys.shared, most)
 	}
 	for _, tc := range []struct {
