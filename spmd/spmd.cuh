@@ -25,7 +25,7 @@ struct f8e4m3 { uint8_t bits; };
 struct f8e5m2 { uint8_t bits; };
 
 // What Buffer.TensorMap passes: the operand of cp.async.bulk.tensor. A kernel's parameter is const __grid_constant__.
-struct __align__(64) tensor_map { char opaque[128]; };
+struct alignas(64) tensor_map { char opaque[128]; };
 
 // to_float is the value of x, which float holds exactly. NaNs keep their payload.
 SPMD_FN float to_float(float x) { return x; }
