@@ -338,7 +338,7 @@ func TestBadInput(t *testing.T) {
 		{"run -np 1 -- " + dir, "", dir + " is a folder"},
 		{"run -np 1 -- ./text", "", "./text is neither a program of this system nor a script"},
 		{"run -np 1 -- ./alien", "", "./alien is built for EM_SPARC, and this machine is "},
-		{"run -np 1000 -- " + prog, "OMPI_MCA_rmaps_base_oversubscribe=0", "1000 ranks, but "},
+		{"run -np 1000 -- " + prog, "OMPI_MCA_rmaps_base_oversubscribe=0 PRTE_MCA_rmaps_default_mapping_policy=", "1000 ranks, but "},
 		{"run -np 9 --nodes 2 --ranks-per-node 4 -- " + prog, "", "-np 9 is more than 2 nodes of 4 ranks"},
 		{"run -np 5 -H a:2,b:2 -- " + prog, "", "-np 5 is more than 2 nodes of 2 ranks"},
 		{"run --ranks-per-node 4 -H a:2,b:2 -- " + prog, "", "a has 2 slots, for 4 ranks: give -H a:4"},
