@@ -52,9 +52,8 @@ build: deps
 # Tests that may run beside others mostly wait: for a program to start, to hang, to be ended. Without tables for a
 # debugger a test links in half the time. What go vet finds is for make lint, which looks for more than go test would.
 # The packages that wait the longest begin first, beside those that compute.
-# One package more than there are cores runs at a time.
 test: deps nvrtc
-	go test -count=1 -p $$(($$(nproc) + 1)) -parallel 8 -timeout 580s -vet=off -ldflags=-w ./spmd ./apps/train ./...
+	go test -count=1 -parallel 8 -timeout 580s -vet=off -ldflags=-w ./spmd ./apps/train ./...
 
 # Every test on this machine's GPUs. The programs can be taken to another machine,
 # where ./test-gpu.sh runs them without Go. Each lies in its package's folder under
