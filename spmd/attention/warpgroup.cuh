@@ -13,14 +13,7 @@ SPMD_FN void barrier_init(uint32_t barrier, int arrivals) {
 
 SPMD_FN void barrier_arrive(uint32_t barrier) { asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory"); }
 
-// barrier_passed says whether the phase of a parity is complete; the one before the first is.
-SPMD_FN bool barrier_passed(uint32_t barrier, int parity) {
-	uint32_t passed;
-	asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-		: "=r"(passed) : "r"(barrier), "r"(parity) : "memory");
-	return passed;
-}
-
+// barrier_wait waits until the phase of a parity is complete; the one before the first is.
 SPMD_FN void barrier_wait(uint32_t barrier, int parity) {
 	asm volatile(
 		"{\n.reg .pred p;\n"
