@@ -409,6 +409,4 @@ func (c *Comm) agree(x *transfer.Transfer) error {
 }
 
 // Mismatch is the error of a collective to which ranks brought what text says.
-func (c *Comm) Mismatch(what transfer.Kind, text string) error {
-	return c.Errorf(what.String(), ErrCount, "%s", text)
-}
+func (c *Comm) Mismatch(what transfer.Kind, text string) error { return c.Differ(what.String(), text) }

@@ -246,10 +246,16 @@ func (f *mishap) judge(said, pid string, status int) error {
 	if n := strings.Count(said, fill.Replace(f.cause)); f.cause != "" && n != 1 {
 		errs = append(errs, fmt.Errorf("%q comes %d times, want once", fill.Replace(f.cause), n))
 	}
-	for _, want := range f.want {
-		if want = fill.Replace(want); !strings.Contains(said, want) {
-			errs = append(errs, fmt.Errorf("%q is not said", want))
+	lacks := func(want []string) (errs []error) {
+		for _, want := range want {
+			if want = fill.Replace(want); !strings.Contains(said, want) {
+				errs = append(errs, fmt.Errorf("%q is not said", want))
+			}
 		}
+		return errs
+	}
+	if f.or == nil || len(lacks(f.or)) > 0 {
+		errs = append(errs, lacks(f.want)...)
 	}
 	if n := strings.Count(said, "[running]:"); n > 1 {
 		errs = append(errs, fmt.Errorf("%d stacks, want one", n))

@@ -49,7 +49,7 @@ func gpuPrepare(what string) {
 }
 
 var faults = []string{"a collective fails", "a rank is lost", "a launch fails", "the GPU fails", "no memory", "a late kernel", "no CUDA source", "a graph is left",
-	"lengths differ", "memory differs", "the others wait", "the others wait in a group", "the others do not wait", "the others cannot hand it over"}
+	"lengths differ", "lengths differ behind a call that does not end", "memory differs", "the others wait", "the others wait in a group", "the others do not wait", "the others cannot hand it over"}
 
 // gpuFault is what the app does on a GPU where something is to go wrong on its last
 // rank, in NCCL or in the driver.
@@ -76,9 +76,14 @@ func gpuFault(w *spmd.World, what string, last bool) error {
 			return err
 		}
 	}
-	if what == "lengths differ" {
+	if strings.HasPrefix(what, "lengths differ") {
 		if last {
 			x = x.Slice(0, 63)
+		}
+		if what != "lengths differ" {
+			if err := neverEnds(w); err != nil {
+				return err
+			}
 		}
 		if err := spmd.AllReduce(w.Comm().On(s), x, x, spmd.Sum); err != nil {
 			return err
@@ -137,6 +142,19 @@ func gpuFault(w *spmd.World, what string, last bool) error {
 	default:
 		return errors.New("the last rank fails")
 	}
+}
+
+// neverEnds enqueues a call behind which no other begins: a Recv of what nobody sends.
+func neverEnds(w *spmd.World) error {
+	s, err := w.NewStream("held up")
+	if err != nil {
+		return err
+	}
+	x, err := spmd.Alloc[float32](w, 64)
+	if err != nil {
+		return err
+	}
+	return spmd.Recv(w.Comm().On(s), x, (w.Rank()+1)%w.Size())
 }
 
 // gpuHang is a collective on a stream that the last rank never calls. The double of

@@ -3,6 +3,7 @@
 package ccall
 
 import (
+	"errors"
 	"fmt"
 	"path/filepath"
 	"reflect"
@@ -18,7 +19,14 @@ type Error struct {
 	At     string // file:line of the application, as At returns it
 	Err    error  // the library's status, a comparable value
 	Detail string // the library's own text for this failure, if it keeps one
+	Differ bool   // ranks have brought different calls, as Detail says; errors.Is(err, ErrMismatch) holds
 }
+
+// ErrMismatch is spmd.ErrContract, whatever finds it.
+var ErrMismatch = errors.New("the ranks called different collectives")
+
+// Is says whether this is ErrMismatch.
+func (e *Error) Is(target error) bool { return e.Differ && target == ErrMismatch }
 
 // Error is one line with the place first: sorting the logs of 64 ranks groups
 // the causes.
@@ -29,6 +37,9 @@ func (e *Error) Error() string {
 	}
 	if e.Rank >= 0 {
 		fmt.Fprintf(&b, "rank %d: ", e.Rank)
+	}
+	if e.Differ {
+		fmt.Fprintf(&b, "%v: ", ErrMismatch)
 	}
 	fmt.Fprintf(&b, "%s: %v", e.Op, e.Err)
 	if e.Detail != "" {

@@ -188,7 +188,7 @@ func (c *Comm) judge(name string, m met, n int, t elem.Type, op elem.Op) error {
 	if op < elem.Ops {
 		by = op.String() + " of "
 	}
-	return c.Errorf(name, cudampi.ErrCount, "%s%d %v here, but rank %d brought another operation, type or count: %d elements", by, n, t, m.rank, m.got)
+	return c.Differ(name, fmt.Sprintf("%s%d %v here, but rank %d brought another operation, type or count: %d elements", by, n, t, m.rank, m.got))
 }
 
 // AllReduce is cudampi.Comm.AllReduce. Collective; it blocks.

@@ -119,13 +119,10 @@ func Alike(c *coll.Call) (n int) {
 	return n
 }
 
-// ErrDiffer is why ranks that meet cannot make a call.
-var ErrDiffer = errors.New("the ranks have called different things, or with different lengths")
-
-// Differs is ErrDiffer, with what a rank has brought: What and the number of its call.
+// Differs is ccall.ErrMismatch, with what a rank has brought: What and the number of its call.
 func Differs(rank int, what uint64, n int) error {
 	its := coll.Call{Kind: coll.Kind(what), Type: elem.Type(what >> 8), Op: elem.Op(what >> 16), Root: int32(what >> 32), N: n}
-	return fmt.Errorf("%w: rank %d brought %v", ErrDiffer, rank, &its)
+	return fmt.Errorf("%w: rank %d brought %v", ccall.ErrMismatch, rank, &its)
 }
 
 // AppendMessages appends the messages of calls to a list.

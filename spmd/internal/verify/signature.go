@@ -2,7 +2,6 @@ package verify
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"slices"
 	"unsafe"
@@ -16,7 +15,7 @@ import (
 )
 
 // ErrMismatch is spmd.ErrContract.
-var ErrMismatch = errors.New("the ranks called different collectives")
+var ErrMismatch = ccall.ErrMismatch
 
 // Memory is what NCCL does differently for the memory of a call. It would wait for ever where ranks differ in it.
 type Memory = transport.Memory

@@ -6,9 +6,9 @@ import (
 	"slices"
 	"testing"
 
+	"lockstep/internal/ccall"
 	"lockstep/internal/commtest"
 	"lockstep/internal/elem"
-	"lockstep/spmd/internal/transport"
 )
 
 // packing runs fn where nothing is packed, what is short, and all.
@@ -100,7 +100,7 @@ func TestAllToAllMismatch(t *testing.T) {
 				switch {
 				case c.mine < len(c.process)-1:
 					commtest.Must(t, err)
-				case err == nil || from == 0 && !errors.Is(err, transport.ErrDiffer):
+				case err == nil || from == 0 && !errors.Is(err, ccall.ErrMismatch):
 					t.Errorf("no mismatch: %v", err)
 				}
 				x := []int64{1}

@@ -12,6 +12,7 @@ import (
 	"unsafe"
 
 	"lockstep/cudampi"
+	"lockstep/internal/ccall"
 	"lockstep/internal/commtest"
 	"lockstep/internal/elem"
 	"lockstep/internal/mpirun"
@@ -234,7 +235,7 @@ func TestMismatch(t *testing.T) {
 			{Kind: coll.AllReduce, Dst: p, Src: p, N: 1, Type: elem.Int64, Op: elem.Op(2 * odd)},
 		} {
 			c.turn++
-			if err := c.among(&call); !errors.Is(err, transport.ErrDiffer) || !strings.Contains(err.Error(), "brought AllReduce of ") {
+			if err := c.among(&call); !errors.Is(err, ccall.ErrMismatch) || !strings.Contains(err.Error(), "brought AllReduce of ") {
 				t.Errorf("no mismatch: %v", err)
 			}
 		}
