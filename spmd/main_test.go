@@ -313,12 +313,13 @@ func TestStartedDifferently(t *testing.T) {
 	}
 }
 
-// inProcess has a program run ranks as goroutines.
-var inProcess = []string{"--ranks", "3"}
-
 func TestSignal(t *testing.T) {
 	t.Parallel()
 	spmdtest.Ranks(t, 2)
+	inProcess := []string{"--ranks", "3"} // goroutines, each of which takes a GPU of its own
+	if spmdtest.Device() != "host" {
+		inProcess[1] = "2"
+	}
 	for _, tc := range []struct {
 		what string
 		n    int

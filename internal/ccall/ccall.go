@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"runtime"
+	"runtime/debug"
 	"strings"
 )
 
@@ -140,13 +141,33 @@ func Frames(body string) []Frame {
 		}
 		file := place[:at]
 		frames = append(frames, Frame{function, filepath.Base(filepath.Dir(file)) + "/" + filepath.Base(place),
-			!strings.HasPrefix(file, goSources) && file != "_testmain.go" && !inFramework(function, file)}) // which go test makes
+			!ofGo(function, file) && file != "_testmain.go" && !inFramework(function, file)}) // which go test makes
 	}
 	return frames
 }
 
-// goSources is where the files of Go's own packages lie, as the compiler noted them.
+// ofGo says whether a function is one of Go's own packages. go build -trimpath leaves of a file's folder the path of its
+// package: those of modules have a dot or a version in front of the first slash, or the name of the program's module.
+func ofGo(function, file string) bool {
+	if goSources != "" {
+		return strings.HasPrefix(file, goSources)
+	}
+	first, _, _ := strings.Cut(file, "/")
+	return !strings.ContainsAny(first, ".@") && first != programModule && !strings.HasPrefix(function, "main.")
+}
+
+// goSources is where the files of Go's own packages lie, as the compiler noted them; "" with -trimpath.
 var goSources = func() string {
 	file, _ := runtime.FuncForPC(reflect.ValueOf(strings.Cut).Pointer()).FileLine(0)
 	return strings.TrimSuffix(file, "strings/strings.go")
+}()
+
+// programModule is the path of the program's module up to its first slash.
+var programModule = func() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return ""
+	}
+	first, _, _ := strings.Cut(info.Main.Path, "/")
+	return first
 }()

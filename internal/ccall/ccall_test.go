@@ -69,6 +69,28 @@ func TestFrames(t *testing.T) {
 	}
 }
 
+// A program that was built with -trimpath has no folders in front of its files' packages, and neither has Go.
+func TestFramesWithoutFolders(t *testing.T) {
+	defer func(sources, module string) { goSources, programModule = sources, module }(goSources, programModule)
+	goSources, programModule = "", "hello"
+	for _, tc := range []struct {
+		frame   string
+		program bool
+	}{
+		{"main.main()\n\thello/main.go:5 +0x9b", true},
+		{"main.main()\n\tcommand-line-arguments/main.go:5 +0x9b", true},
+		{"hello/field.(*Grid).Step(0x1)\n\thello/field/step.go:7 +0x9b", true},
+		{"github.com/someone/app.Run(...)\n\tgithub.com/someone/app@v1.2.3/run.go:9 +0x9b", true},
+		{"runtime.gopark(0x1)\n\truntime/proc.go:402 +0xce", false},
+		{"created by net/http.(*Server).Serve in goroutine 1\n\tnet/http/server.go:3285 +0x4b4", false},
+		{"lockstep/spmd.AllReduce[...](0x1)\n\tlockstep@v0.0.0/spmd/collective.go:40 +0x9b", false},
+	} {
+		if got := Frames(tc.frame + "\n"); len(got) != 1 || got[0].Program != tc.program {
+			t.Errorf("%q: %+v, want of the program: %v", tc.frame, got, tc.program)
+		}
+	}
+}
+
 //go:noinline
 func nearOf(s *Site, deeper int) {
 	if deeper > 0 {
