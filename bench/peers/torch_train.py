@@ -2,8 +2,12 @@
 
     python3 -m torch.distributed.run --standalone --nproc-per-node N torch_train.py --model gpt2 --batch 64
 
-A GPT-2 learns from random tokens, compiled, with autocast to bfloat16 and fused AdamW; over several GPUs it is
-torch.compile(DistributedDataParallel(model)), the order PyTorch's documentation asks for. Rank 0 prints one JSON line.
+A GPT-2 learns from random tokens, compiled, in bfloat16, with fused AdamW. --parallel is the way over several GPUs.
+ddp is torch.compile(DistributedDataParallel(model)), the order PyTorch's documentation asks for, with autocast.
+fsdp2 is fully_shard of each block, which is compiled before, and then of the model, as in torchtitan. What comes before
+the blocks is a compiled function there, and what comes after them another. There is no autocast: weights are gathered
+as bfloat16, and x between blocks is bfloat16, too, where autocast keeps float32. In both ways gradients are summed as
+float32, and the loss is float32. Rank 0 prints one JSON line.
 """
 import argparse
 import json
@@ -13,6 +17,7 @@ import time
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
@@ -49,16 +54,33 @@ class GPT2(nn.Module):
                 nn.init.normal_(module.weight, std=0.02)
         self.head.weight = self.wte.weight
 
+    def embed(self, tokens):
+        return self.wte(tokens) + self.wpe(torch.arange(tokens.size(1), device=tokens.device))
+
+    def loss(self, x, targets):
+        return F.cross_entropy(self.head(self.ln_f(x)).float().view(-1, PADDED), targets.view(-1))
+
     def forward(self, tokens, targets):
-        x = self.wte(tokens) + self.wpe(torch.arange(tokens.size(1), device=tokens.device))
+        x = self.embed(tokens)
         for block in self.blocks:
             x = block(x)
-        return F.cross_entropy(self.head(self.ln_f(x)).float().view(-1, PADDED), targets.view(-1))
+        return self.loss(x, targets)
+
+
+def shard(model):
+    # fullgraph: what does not compile as a whole fails, as it would be a slow peer.
+    # Weights are not broadcast, as DDP does: each rank keeps its part of those that it drew.
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for i, block in enumerate(model.blocks):
+        model.blocks[i] = fully_shard(torch.compile(block, fullgraph=True), mp_policy=policy)
+    model.embed, model.loss = (torch.compile(f, fullgraph=True) for f in (model.embed, model.loss))
+    return fully_shard(model, mp_policy=policy)  # the rest, where embedding and head have one weight
 
 
 def main():
     p = argparse.ArgumentParser()
     p.add_argument("--model", choices=SHAPES, default="gpt2")
+    p.add_argument("--parallel", choices=("ddp", "fsdp2"), default="ddp", help="on one GPU ddp is plain")
     p.add_argument("--batch", type=int, default=64, help="sequences of a rank")
     p.add_argument("--seq", type=int, default=1024)
     p.add_argument("--steps", type=int, default=30)
@@ -71,14 +93,18 @@ def main():
     torch.manual_seed(1 + dist.get_rank())
     torch.set_float32_matmul_precision("high")
     model = GPT2(*SHAPES[args.model], args.seq).to(device)
-    parallel = DistributedDataParallel(model, device_ids=[local], gradient_as_bucket_view=True) if ranks > 1 else model
-    compiled = torch.compile(parallel)
+    if args.parallel == "fsdp2":
+        compiled = shard(model)
+    elif ranks > 1:
+        compiled = torch.compile(DistributedDataParallel(model, device_ids=[local], gradient_as_bucket_view=True))
+    else:
+        compiled = torch.compile(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     tokens = torch.randint(0, VOCABULARY, (args.batch, args.seq + 1), device=device)
     inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
     def step():
-        with torch.autocast("cuda", dtype=torch.bfloat16):
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=args.parallel == "ddp"):
             loss = compiled(inputs, targets)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -97,8 +123,8 @@ def main():
     torch.cuda.synchronize()
     seconds = (time.perf_counter() - begin) / args.steps
     if dist.get_rank() == 0:
-        print(json.dumps({"tok_s": ranks * args.batch * args.seq / seconds, "ms": seconds * 1e3,
-                          "mem_gb": torch.cuda.max_memory_reserved() / 1e9}), flush=True)
+        print(json.dumps({"parallel": args.parallel, "tok_s": ranks * args.batch * args.seq / seconds,
+                          "ms": seconds * 1e3, "mem_gb": torch.cuda.max_memory_reserved() / 1e9}), flush=True)
     dist.barrier()
     torch.cuda.synchronize()
     os._exit(0)

@@ -6,6 +6,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -46,7 +47,7 @@ func TestTrainRows(t *testing.T) {
 	b.Set, b.Group, b.GPUs = harness.GPUSet, trainGroup, []string{"a GPU"}
 	gpt2 := trainCase{"gpt2", 64}
 	for _, m := range []trained{
-		{trainCase: gpt2, ranks: 1, tokS: []float64{900, 1000, 1100}, p99: []float64{1.02}, memory: 25, theirs: []float64{790}},
+		{trainCase: gpt2, ranks: 1, tokS: []float64{900, 1000, 1100}, p99: []float64{1.02}, memory: 25, theirs: []byTorch{{torchWay: torchWays[0], tokS: []float64{790}}}},
 		{trainCase: gpt2, ranks: 2, tokS: []float64{1980}, p99: []float64{1.04}, memory: 23},
 	} {
 		b.measured = append(b.measured, m)
@@ -74,7 +75,7 @@ func TestTrainRows(t *testing.T) {
 	for flag, goal := range map[string]float64{"--fp8=all": 1 / 1.45, "--fp8=head": 0.8} {
 		eight := trainBench{seq: 1024, more: []string{flag}}
 		eight.Set, eight.Group, eight.GPUs = b.Set, b.Group, b.GPUs
-		eight.rowsOf(trained{trainCase: gpt2, ranks: 1, tokS: []float64{1000}, p99: []float64{1}, theirs: []float64{790}})
+		eight.rowsOf(trained{trainCase: gpt2, ranks: 1, tokS: []float64{1000}, p99: []float64{1}, theirs: []byTorch{{torchWay: torchWays[0], tokS: []float64{790}}}})
 		if r := eight.Rows[0]; math.Abs(r.Goal-goal) > 1e-9 || r.Met != (goal == 0.8) || !strings.Contains(r.What, flag) {
 			t.Errorf("%s: %+v, want a goal of %v", flag, r, goal)
 		}
@@ -93,4 +94,135 @@ func TestTrainRows(t *testing.T) {
 	if r := b.Rows[0]; r.Ratio == nil || math.Abs(*r.Ratio-0.79) > 1e-9 {
 		t.Errorf("ratio of %+v, want 0.79", r)
 	}
+}
+
+// python is a double of the Python that has PyTorch. Its body finds the way in $way and the run's number, from 1, in $run.
+func python(t *testing.T, body string) (name string) {
+	t.Helper()
+	name = filepath.Join(t.TempDir(), "python3")
+	script := `#!/bin/sh
+case "$*" in
+*" --nproc-per-node "[1-9]*"torch_train.py --parallel ddp --model "*) way=ddp ;;
+*" --nproc-per-node "[1-9]*"torch_train.py --parallel fsdp2 --model "*) way=fsdp2 ;;
+*) echo "no command of bench train: $*" >&2; exit 3 ;;
+esac
+echo $way >>"$0.ran"
+run=$(grep -cx $way "$0.ran")
+` + body
+	if err := os.WriteFile(name, []byte(script), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+// The way of PyTorch with the fastest median counts, and its name stands in the row.
+func TestTorchWays(t *testing.T) {
+	const ddpFaster = `case $way$run in ddp1) r=300 ;; ddp2) r=100 ;; ddp3) r=200 ;; fsdp21) r=150 ;; fsdp22) r=400 ;; fsdp23) r=160 ;; esac
+echo "{\"parallel\": \"$way\", \"tok_s\": $r.0, \"ms\": 1.0, \"mem_gb\": $run.5}"`
+	fsdp2Faster := strings.NewReplacer("ddp2) r=100", "ddp2) r=140", "ddp3) r=200", "ddp3) r=150").Replace(ddpFaster)
+	const fsdp2Fails = `[ $way$run = fsdp22 ] && { echo "torch.OutOfMemoryError: CUDA out of memory" >&2; exit 1; }
+echo "{\"parallel\": \"$way\", \"tok_s\": $([ $way = ddp ] && echo 200 || echo 900), \"mem_gb\": 2}"`
+	ddp, both := []string{"ddp"}, []string{"fsdp2", "ddp"}
+	for _, tc := range []struct {
+		name, body, peer string
+		parallel         []string
+		ranks            int
+		theirs           float64
+		ran, said        string
+	}{
+		{"ddp is faster", ddpFaster, "PyTorch, compiled", both, 2, 200, "ddp fsdp2 ddp fsdp2 ddp fsdp2", ""},
+		{"fsdp2 is faster", fsdp2Faster, "PyTorch FSDP2, compiled", both, 2, 160, "ddp fsdp2 ddp fsdp2 ddp fsdp2", ""},
+		{"only ddp", ddpFaster, "PyTorch, compiled", ddp, 2, 200, "ddp ddp ddp", ""},
+		{"only fsdp2", ddpFaster, "PyTorch FSDP2, compiled", []string{"fsdp2"}, 4, 160, "fsdp2 fsdp2 fsdp2", ""},
+		{"one rank", ddpFaster, "PyTorch, compiled", []string{"fsdp2"}, 1, 200, "ddp ddp ddp", ""},
+		{"fsdp2 fails", fsdp2Fails, "PyTorch, compiled", both, 2, 200, "ddp fsdp2 ddp fsdp2 ddp", "left out: PyTorch FSDP2, compiled: "},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			b := trainBench{seq: 1024, steps: 40, torch: true, parallel: tc.parallel, python: python(t, tc.body)}
+			b.Set, b.Group, b.GPUs = harness.GPUSet, trainGroup, []string{"a GPU"}
+			m := trained{trainCase: trainCase{"gpt2-xl", 8}, ranks: tc.ranks, tokS: []float64{230}, p99: []float64{1}, theirs: b.peers(tc.ranks)}
+			said := stderr(t, func() {
+				for range 3 {
+					if err := b.theirs(&m); err != nil {
+						t.Fatal(err)
+					}
+				}
+			})
+			b.rowsOf(m)
+			if r := b.Rows[0]; r.Peer == nil || *r.Peer != tc.peer || *r.Theirs != tc.theirs {
+				t.Errorf("%+v, want %s with %v", r, tc.peer, tc.theirs)
+			}
+			ran, err := os.ReadFile(b.python + ".ran")
+			if got := strings.Join(strings.Fields(string(ran)), " "); err != nil || got != tc.ran {
+				t.Errorf("%q ran, want %q; error %v", got, tc.ran, err)
+			}
+			if !strings.Contains(said, tc.said) || strings.Contains(said, "CUDA out of memory") != (tc.said != "") {
+				t.Errorf("%q said, want %q", said, tc.said)
+			}
+		})
+	}
+}
+
+// Where every way fails there is no peer, which is an error with all reasons; so is another way's line.
+func TestTorchFails(t *testing.T) {
+	for _, tc := range []struct {
+		body string
+		want []string
+	}{
+		{`echo "no memory for $way" >&2; exit 1`, []string{"PyTorch, compiled: ", "no memory for ddp", "PyTorch FSDP2, compiled: ", "no memory for fsdp2"}},
+		{`echo '{"parallel": "another", "tok_s": 5}'`, []string{"--parallel ddp printed", "--parallel fsdp2 printed"}},
+	} {
+		b := trainBench{steps: 40, torch: true, parallel: []string{"ddp", "fsdp2"}, python: python(t, tc.body)}
+		m := trained{trainCase: trainCase{"gpt2", 8}, ranks: 2, theirs: b.peers(2)}
+		err := b.theirs(&m)
+		if err == nil || slices.ContainsFunc(tc.want, func(part string) bool { return !strings.Contains(err.Error(), part) }) {
+			t.Errorf("%v, want %q", err, tc.want)
+		}
+	}
+}
+
+// gpt2-xl is to be 1.15 times as fast on two GPUs, too.
+func TestLargestGoal(t *testing.T) {
+	for _, batch := range []int{4, 8, 16} {
+		for rate, met := range map[float64]bool{116: true, 114: false} {
+			b := trainBench{seq: 1024}
+			b.Set, b.Group, b.GPUs = harness.GPUSet, trainGroup, []string{"a GPU"}
+			b.rowsOf(trained{trainCase: trainCase{"gpt2-xl", batch}, ranks: 2, tokS: []float64{rate}, p99: []float64{1},
+				theirs: []byTorch{{torchWay: torchWays[1], tokS: []float64{100}}}})
+			if r := b.Rows[0]; r.Met != met {
+				t.Errorf("%d sequences, %v of 100: %+v, want met %v", batch, rate, r, met)
+			}
+		}
+	}
+}
+
+// A way that there is not is refused before anything runs, and so is none.
+func TestTorchParallelFlag(t *testing.T) {
+	args := os.Args
+	defer func() { os.Args = args }()
+	for flag, want := range map[string]string{"ddp,zero": "--torch-parallel zero: want ddp, fsdp2", "": "--torch-parallel is empty: --torch=false compares with nobody"} {
+		os.Args = []string{"bench", "--torch-parallel=" + flag}
+		if err := Command(); err == nil || err.Error() != want {
+			t.Errorf("%q: %v, want %q", flag, err, want)
+		}
+	}
+}
+
+// stderr is what f says on standard error.
+func stderr(t *testing.T, f func()) string {
+	t.Helper()
+	file, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	was := os.Stderr
+	defer func() { os.Stderr = was }()
+	os.Stderr = file
+	f()
+	said, err := os.ReadFile(file.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(said)
 }
