@@ -27,6 +27,10 @@ override GOFLAGS := $(strip $(GOFLAGS) -buildvcs=false)
 endif
 export GOFLAGS
 
+# With -trimpath Go's cache serves all checkouts: what has been built in one, others need not compile. What
+# somebody builds to use has the paths of its sources: debuggers, and `launch new`, want them.
+lint test test-slurm test-hosts: override GOFLAGS += -trimpath
+
 # Debian's and Ubuntu's paths of MPI on x86-64 stand in the sources, and gompi has no
 # others. On arm64 and on other systems the compiler wrapper knows them.
 ifeq ($(wildcard /usr/lib/x86_64-linux-gnu/openmpi/include/mpi.h),)
@@ -53,7 +57,7 @@ build: deps
 # debugger a test links in half the time. What go vet finds is for make lint, which looks for more than go test would.
 # The packages that wait the longest begin first, beside those that compute.
 test: deps nvrtc
-	go test -count=1 -parallel 8 -timeout 580s -vet=off -ldflags=-w ./spmd ./apps/train ./...
+	go test -count=1 -p 3 -parallel 8 -timeout 580s -vet=off -ldflags=-w ./spmd ./apps/train ./apps/train/trainer ./...
 
 # Every test on this machine's GPUs. The programs can be taken to another machine,
 # where ./test-gpu.sh runs them without Go. Each lies in its package's folder under

@@ -110,7 +110,7 @@ func TestTutorial(t *testing.T) {
 	}
 	bin, dir := t.TempDir(), t.TempDir()
 	// The page has more ranks than a machine may have GPUs: here it has none.
-	env := append(mpirun.Env(8), "CUDA_VISIBLE_DEVICES=", "PATH="+bin+":"+os.Getenv("PATH"), "GOPROXY=off", "GOTOOLCHAIN=local", "GOFLAGS=-buildvcs=false")
+	env := append(append(mpirun.Env(8), "CUDA_VISIBLE_DEVICES=", "PATH="+bin+":"+os.Getenv("PATH")), mpirun.BuildEnv()...)
 	ctx := mpirun.Building(t, 4*time.Minute)
 	do := func(script string) (string, error) {
 		sh := exec.CommandContext(ctx, "bash", "-c", script)
@@ -119,7 +119,7 @@ func TestTutorial(t *testing.T) {
 		return string(out), err
 	}
 	launch := filepath.Join(bin, "launch")
-	if out, err := do(fmt.Sprintf("go build -C %q -o %q ./launch", root, launch)); err != nil {
+	if out, err := do(fmt.Sprintf("go build -C %q -ldflags \"-X 'lockstep/launch/scaffold.builtFrom=%s'\" -o %q ./launch", root, root, launch)); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	// As Slurm calls them; what is not known of srun's options is refused.

@@ -43,8 +43,7 @@ func TestReadmeProgram(t *testing.T) {
 	script := strings.ReplaceAll(strings.Join(commands, ""), "PATH", root)
 	sh := exec.CommandContext(mpirun.Building(t, 3*time.Minute), "sh", "-ec", script)
 	sh.Dir, sh.WaitDelay = dir, 5*time.Second
-	// Without network: the checkout was built, so that all modules are there.
-	sh.Env = append(mpirun.Env(3), "GOPROXY=off", "GOTOOLCHAIN=local", "GOFLAGS=-buildvcs=false")
+	sh.Env = append(mpirun.Env(3), mpirun.BuildEnv()...)
 	if out, err := sh.CombinedOutput(); err != nil || !strings.Contains(string(out), "sum=3") {
 		t.Fatalf("%v\n%s\n%s", err, script, out)
 	}

@@ -38,6 +38,10 @@ func isCheckout(dir string) bool {
 	return err == nil && moduleLine.Match(text)
 }
 
+// builtFrom is the checkout that this program was built from, where the build notes it by -ldflags. Otherwise the paths of
+// its sources tell, unless it was built with -trimpath.
+var builtFrom string
+
 // checkout returns the checkout that a module of its own uses: flag, the value of --lockstep, where it is given, else the
 // one that this program lies in, else the one that it was built from.
 func checkout(flag string) (string, error) {
@@ -56,10 +60,12 @@ func checkout(flag string) (string, error) {
 			return root, nil
 		}
 	}
-	_, source, _, _ := runtime.Caller(0)
-	built := filepath.Join(filepath.Dir(source), "..", "..")
-	if filepath.IsAbs(source) && isCheckout(built) { // not a path of go build -trimpath
-		return built, nil
+	from := builtFrom
+	if _, source, _, _ := runtime.Caller(0); from == "" && filepath.IsAbs(source) { // with -trimpath it is not
+		from = filepath.Join(filepath.Dir(source), "..", "..")
+	}
+	if from != "" && isCheckout(from) {
+		return from, nil
 	}
 	return "", exit.Usage{Err: fmt.Errorf("the checkout of Lockstep that this program was built from is not there any more: say where one is, with --lockstep DIR")}
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"testing"
@@ -17,6 +18,35 @@ import (
 	"lockstep/internal/mpirun"
 	"lockstep/launch/exit"
 )
+
+// The tests may have been built with -trimpath.
+func init() {
+	var err error
+	if builtFrom, err = filepath.Abs("../.."); err != nil {
+		panic(err)
+	}
+}
+
+// Without a note of the build the sources' paths tell where the checkout is, and with -trimpath nothing does.
+func TestBuiltFrom(t *testing.T) {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		t.Fatal("no build info")
+	}
+	trimmed := slices.Contains(info.Settings, debug.BuildSetting{Key: "-trimpath", Value: "true"})
+	defer func(noted string) { builtFrom = noted }(builtFrom)
+	builtFrom = ""
+	switch got, err := checkout(""); {
+	case trimmed && (err == nil || !strings.Contains(err.Error(), "--lockstep DIR")):
+		t.Errorf("with -trimpath: %q, %v", got, err)
+	case !trimmed && (err != nil || got != repository(t)):
+		t.Errorf("%q, %v, want %s", got, err, repository(t))
+	}
+	builtFrom = t.TempDir()
+	if got, err := checkout(""); err == nil {
+		t.Errorf("a note of a folder that is no checkout: %q", got)
+	}
+}
 
 // newApp runs `launch new` with args in dir and returns what it prints.
 func newApp(t *testing.T, dir string, args ...string) (string, error) {
@@ -37,7 +67,7 @@ func sh(t *testing.T, dir, script string) string {
 	t.Helper()
 	cmd := exec.CommandContext(mpirun.Building(t, 4*time.Minute), "sh", "-ec", script)
 	cmd.Dir = dir
-	cmd.Env = append(mpirun.Env(2), "GOPROXY=off", "GOTOOLCHAIN=local", "GOFLAGS=-buildvcs=false")
+	cmd.Env = append(mpirun.Env(2), mpirun.BuildEnv()...)
 	cmd.WaitDelay = 5 * time.Second
 	out, err := cmd.CombinedOutput()
 	if err != nil {
