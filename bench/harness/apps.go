@@ -24,6 +24,7 @@ type TrainStep struct {
 	Summary   bool
 	Step      int
 	Ranks     int
+	Tokens    int // learned from so far
 	MS        float64
 	TokS      float64 `json:"tok_s"`
 	Loss      float64

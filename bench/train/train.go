@@ -251,9 +251,7 @@ func (t *trainBench) ours(m *trained, tokens string) error {
 	if err != nil {
 		return err
 	}
-	first, last := all[trainWarmSteps-1], all[len(all)-1]
-	steps := len(all) - trainWarmSteps
-	m.tokS = append(m.tokS, float64(steps*m.ranks*m.batch*t.seq)/last.at.Sub(first.at).Seconds())
+	m.tokS = append(m.tokS, rate(all[trainWarmSteps-1], all[len(all)-1]))
 	var us []float64
 	for _, l := range all[trainWarmSteps:] {
 		us = append(us, l.MS*1e3)
@@ -267,6 +265,11 @@ func (t *trainBench) ours(m *trained, tokens string) error {
 type timedStep struct {
 	harness.TrainStep
 	at time.Time
+}
+
+// rate is the tokens a second from one step to another, whatever batch --train asks for.
+func rate(first, last timedStep) float64 {
+	return float64(last.Tokens-first.Tokens) / last.at.Sub(first.at).Seconds()
 }
 
 // stepsOf runs bin/train, which is to print so many steps.

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"lockstep/bench/harness"
 )
@@ -93,6 +94,19 @@ func TestTrainRows(t *testing.T) {
 	}
 	if r := b.Rows[0]; r.Ratio == nil || math.Abs(*r.Ratio-0.79) > 1e-9 {
 		t.Errorf("ratio of %+v, want 0.79", r)
+	}
+}
+
+// A rate is of the tokens that the run has told of, and of the clock.
+func TestRate(t *testing.T) {
+	cmd := []string{"sh", "-c", `echo '{"step":8,"tokens":4000}'; echo '{"step":9,"tokens":9000}'; echo '{"summary":true,"tokens":9000}'`}
+	steps, err := stepsOf(cmd, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	steps[1].at = steps[0].at.Add(2 * time.Second)
+	if got := rate(steps[0], steps[1]); got != 2500 {
+		t.Errorf("%v tokens a second, want 2500", got)
 	}
 }
 
