@@ -17,6 +17,7 @@ import (
 
 	"lockstep/internal/fakelib"
 	"lockstep/internal/mpirun"
+	"lockstep/internal/procfs"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -156,7 +157,7 @@ func (f *mishap) happen(t *testing.T) (took time.Duration, said string, err erro
 		if gone {
 			return
 		}
-		for _, pid := range marked(marker, processes()) { // what should not be there any more, after a failure
+		for _, pid := range procfs.Having(procfs.Processes(), marker) { // what should not be there any more, after a failure
 			_ = syscall.Kill(pid, syscall.SIGKILL)
 		}
 	}()
@@ -296,35 +297,13 @@ func leftovers(dir string) error {
 // awaitEnd waits until no process has the marker, or until late, and returns those that are left. To look through all
 // processes of a machine takes long: those that it has found it waits for alone, and then looks for others.
 func awaitEnd(marker string, late time.Time) (left []int) {
-	for left = marked(marker, processes()); len(left) > 0 && time.Now().Before(late); left = marked(marker, processes()) {
+	for left = procfs.Having(procfs.Processes(), marker); len(left) > 0 && time.Now().Before(late); left = procfs.Having(procfs.Processes(), marker) {
 		for len(left) > 0 && time.Now().Before(late) {
 			time.Sleep(10 * time.Millisecond)
-			left = marked(marker, left)
+			left = procfs.Having(left, marker)
 		}
 	}
 	return left
-}
-
-// processes returns all processes of the machine.
-func processes() (pids []int) {
-	entries, _ := os.ReadDir("/proc") // without it there is none
-	for _, e := range entries {
-		if pid, err := strconv.Atoi(e.Name()); err == nil {
-			pids = append(pids, pid)
-		}
-	}
-	return pids
-}
-
-// marked returns those of the processes whose environment has the marker.
-func marked(marker string, of []int) (pids []int) {
-	for _, pid := range of {
-		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
-		if err == nil && bytes.Contains(b, []byte(marker+"\x00")) { // else it has ended meanwhile, or is another user's
-			pids = append(pids, pid)
-		}
-	}
-	return pids
 }
 
 // transcript is what a program has written so far.

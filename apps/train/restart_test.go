@@ -1,18 +1,17 @@
 package main
 
 import (
-	"bytes"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strconv"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"lockstep/internal/procfs"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -89,23 +88,9 @@ func resumptions(j *job) (steps []string) {
 // rankOf returns the process of a rank of the job that is marked so.
 func rankOf(t *testing.T, marker string, rank int) int {
 	t.Helper()
-	environs, err := filepath.Glob("/proc/[0-9]*/environ")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range environs {
-		env, err := os.ReadFile(name)
-		if err != nil { // it has ended
-			continue
-		}
-		words := "\x00" + string(env)
-		if strings.Contains(words, "\x00"+marker+"\x00") && bytes.Contains(env, fmt.Appendf(nil, "\x00OMPI_COMM_WORLD_RANK=%d\x00", rank)) {
-			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(name)))
-			if err != nil {
-				t.Fatal(err)
-			}
-			return pid
-		}
+	pids := procfs.Having(procfs.Having(procfs.Processes(), marker), fmt.Sprintf("OMPI_COMM_WORLD_RANK=%d", rank))
+	if len(pids) > 0 {
+		return pids[0]
 	}
 	t.Fatalf("rank %d does not run", rank)
 	return 0

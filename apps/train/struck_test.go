@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"fmt"
 	rand "math/rand/v2"
 	"os"
@@ -15,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"lockstep/internal/procfs"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
@@ -180,15 +180,7 @@ func sharedMemory(pids []int) string {
 // leftovers fails where processes or files of the job are left.
 func (r *struck) leftovers(t *testing.T, marker, temp, shared string, fail func(string, ...any)) {
 	t.Helper()
-	marked := func() (pids []string) {
-		files, _ := filepath.Glob("/proc/[0-9]*/environ") // the pattern is good
-		for _, file := range files {
-			if b, err := os.ReadFile(file); err == nil && bytes.Contains(b, []byte(marker+"\x00")) {
-				pids = append(pids, filepath.Base(filepath.Dir(file)))
-			}
-		}
-		return pids
-	}
+	marked := func() []int { return procfs.Having(procfs.Processes(), marker) }
 	for end := time.Now().Add(10 * time.Second); len(marked()) > 0; time.Sleep(10 * time.Millisecond) { // the ranks end a little after mpirun
 		if time.Now().After(end) {
 			fail("processes %v are left", marked())

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"testing/iotest"
 	"time"
+
+	"lockstep/internal/procfs"
 )
 
 func TestRun(t *testing.T) {
@@ -211,13 +213,7 @@ func (r *running) status(t *testing.T) int {
 
 // alive lists the processes of the job.
 func (r *running) alive() []int {
-	var pids []int
-	for _, p := range processes() {
-		if env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", p.pid)); err == nil && bytes.Contains(env, []byte(r.marker)) {
-			pids = append(pids, p.pid)
-		}
-	}
-	return pids
+	return procfs.Having(procfs.Processes(), r.marker)
 }
 
 // awaitNone waits until no process of the job is left: the kernel and mpirun need a moment for it.

@@ -1,0 +1,33 @@
+package procfs
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"strconv"
+)
+
+// Processes returns all processes of the machine; none where there is no /proc.
+func Processes() (pids []int) {
+	entries, _ := os.ReadDir("/proc")
+	for _, e := range entries {
+		if pid, err := strconv.Atoi(e.Name()); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// Having returns those of some processes that were started with a variable in their environment, as in "NAME=VALUE".
+// Processes that have ended, or are another user's, have none.
+// Source: proc_pid_environ(5).
+func Having(pids []int, variable string) (having []int) {
+	line := []byte("\x00" + variable + "\x00")
+	for _, pid := range pids {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+		if err == nil && bytes.Contains(append([]byte{0}, b...), line) {
+			having = append(having, pid)
+		}
+	}
+	return having
+}

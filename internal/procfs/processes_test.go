@@ -1,0 +1,44 @@
+package procfs
+
+import (
+	"os"
+	"os/exec"
+	"slices"
+	"testing"
+)
+
+func TestHaving(t *testing.T) {
+	const variable = "LOCKSTEP_PROCFS_TEST=this one"
+	var with []int
+	for _, env := range [][]string{{variable, "B=1"}, {"A=1", variable}, {variable + " not"}, {"X" + variable}, {"LOCKSTEP_PROCFS_TEST=this"}} {
+		cmd := exec.Command("cat")
+		cmd.Env = env
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			_ = in.Close() // which ends it
+			_ = cmd.Wait()
+		}()
+		if slices.Contains(env, variable) {
+			with = append(with, cmd.Process.Pid)
+		}
+	}
+	all := Processes()
+	if !slices.Contains(all, os.Getpid()) {
+		t.Errorf("this process, %d, is not among %v", os.Getpid(), all)
+	}
+	got := Having(all, variable)
+	slices.Sort(got)
+	slices.Sort(with)
+	if !slices.Equal(got, with) {
+		t.Errorf("%v have the variable, want %v", got, with)
+	}
+	if got := Having(with[:1], "A=1"); len(got) != 0 {
+		t.Errorf("%v of %v have a variable of another", got, with[:1])
+	}
+}
