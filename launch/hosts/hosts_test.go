@@ -236,13 +236,14 @@ func TestStopped(t *testing.T) {
 	t.Parallel()
 	c := start(t, 2)
 	c.write(t)
-	j := c.begin(t, where("h0:2,h1:2"), "train", append(steps(c, 1000000), "--timeout", "10s")...)
+	// The start has as long, too, on a busy machine.
+	j := c.begin(t, where("h0:2,h1:2"), "train", append(steps(c, 1000000), "--timeout", "20s")...)
 	j.until(t, "INF step 1/")
 	pid := c.pids(t, "h1", "train")[0]
 	at := time.Now()
 	kill(t, pid, syscall.SIGSTOP)
 	j.end(t, false)
-	within(t, c.settled(t, patience, "h0", "h1"), at, 15*time.Second)
+	within(t, c.settled(t, patience, "h0", "h1"), at, 25*time.Second)
 	j.said(t, "--- this job hangs", "NOT ARRIVED: rank", fmt.Sprintf("(host h1, pid %d): does not answer; its process is T (stopped)", pid))
 }
 
