@@ -9,7 +9,7 @@ import (
 
 func TestHaving(t *testing.T) {
 	const variable = "LOCKSTEP_PROCFS_TEST=this one"
-	var with []int
+	var with, others []int
 	for _, env := range [][]string{{variable, "B=1"}, {"A=1", variable}, {variable + " not"}, {"X" + variable}, {"LOCKSTEP_PROCFS_TEST=this"}} {
 		cmd := exec.Command("cat")
 		cmd.Env = env
@@ -26,6 +26,8 @@ func TestHaving(t *testing.T) {
 		}()
 		if slices.Contains(env, variable) {
 			with = append(with, cmd.Process.Pid)
+		} else {
+			others = append(others, cmd.Process.Pid)
 		}
 	}
 	all := Processes()
@@ -38,7 +40,7 @@ func TestHaving(t *testing.T) {
 	if !slices.Equal(got, with) {
 		t.Errorf("%v have the variable, want %v", got, with)
 	}
-	if got := Having(with[:1], "A=1"); len(got) != 0 {
-		t.Errorf("%v of %v have a variable of another", got, with[:1])
+	if got := Having(others, variable); len(got) != 0 {
+		t.Errorf("%v of %v have the variable, want none", got, others)
 	}
 }
