@@ -53,11 +53,11 @@ build: deps
 	@mkdir -p bin
 	go build -ldflags="-X lockstep/internal/version.stamped=$(COMMIT)" -o bin/ $(addprefix ./apps/,$(APPS)) ./launch ./launch/launch-probe
 
-# Tests that may run beside others mostly wait: for a program to start, to hang, to be ended. Without tables for a
-# debugger a test links in half the time. What go vet finds is for make lint, which looks for more than go test would.
-# The packages that wait the longest begin first, beside those that compute. Compiler, linker and tests take a tenth
-# less of the processors where garbage is collected less often, and a start of ranks a tenth less where Open MPI does
-# not look for other networks than the one that it would find.
+# Tests that may run beside others mostly wait: for a program to start, to hang, to be ended. So do whole packages, of
+# which three run at a time. Without tables for a debugger a test links in half the time. What go vet finds is for make
+# lint, which looks for more than go test would. The packages that wait the longest begin first, beside those that
+# compute. Compiler, linker and tests take a tenth less of the processors where garbage is collected less often, and a
+# start of ranks a tenth less where Open MPI does not look for other networks than the one that it would find.
 test: export GOGC ?= 400
 test: export OMPI_MCA_pml ?= ob1
 test: deps nvrtc

@@ -297,13 +297,16 @@ func leftovers(dir string) error {
 // awaitEnd waits until no process has the marker, or until late, and returns those that are left. To look through all
 // processes of a machine takes long: those that it has found it waits for alone, and then looks for others.
 func awaitEnd(marker string, late time.Time) (left []int) {
-	for left = procfs.Having(procfs.Processes(), marker); len(left) > 0 && time.Now().Before(late); left = procfs.Having(procfs.Processes(), marker) {
+	for {
+		left = procfs.Having(procfs.Processes(), marker)
+		if len(left) == 0 || !time.Now().Before(late) {
+			return left
+		}
 		for len(left) > 0 && time.Now().Before(late) {
 			time.Sleep(10 * time.Millisecond)
 			left = procfs.Having(left, marker)
 		}
 	}
-	return left
 }
 
 // transcript is what a program has written so far.

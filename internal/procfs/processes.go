@@ -22,10 +22,11 @@ func Processes() (pids []int) {
 // Processes that have ended, or are another user's, have none.
 // Source: proc_pid_environ(5).
 func Having(pids []int, variable string) (having []int) {
-	line := []byte("\x00" + variable + "\x00")
+	first := []byte(variable + "\x00")
+	later := append([]byte{0}, first...)
 	for _, pid := range pids {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
-		if err == nil && bytes.Contains(append([]byte{0}, b...), line) {
+		if err == nil && (bytes.HasPrefix(b, first) || bytes.Contains(b, later)) {
 			having = append(having, pid)
 		}
 	}
