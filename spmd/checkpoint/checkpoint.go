@@ -40,6 +40,9 @@ var ErrNotFound = errors.New("no checkpoint")
 type Config struct {
 	// Keep is how many complete checkpoints are kept, the newest ones; 0 means 3.
 	Keep int
+	// OnTrial is for state that only what follows shows to be good, as weights. A checkpoint then counts
+	// to Keep from the next Save on, or from Proven. Until then one more is kept.
+	OnTrial bool
 	// Timeout is how long one step of the work on a file may take, as a sync. Then the save
 	// fails. It is also how long rank 0 waits for the next file of another rank, and how long
 	// Open waits for the former run of the same Slurm job to end. 0 means 5 minutes. A rank
@@ -253,6 +256,9 @@ func (m *Manager) save(step int, meta any, items []Item) error {
 		if m.w.Rank() == 0 && m.saves == 1 {
 			m.sweep(s)
 		}
+		if m.w.Rank() == 0 && m.cfg.OnTrial {
+			m.prune(s)
+		}
 		err := m.writePart(s)
 		s.written <- err
 		if m.w.Rank() == 0 {
@@ -406,6 +412,14 @@ func (m *Manager) wait() error {
 		return fmt.Errorf("the checkpoint of step %d is not saved: %w", s.step, err)
 	}
 	return nil
+}
+
+// Proven says that the state of the last save, which is complete, has been found good: see
+// Config.OnTrial. Rank 0 removes the checkpoints beyond Keep. On other ranks it does nothing.
+func (m *Manager) Proven() {
+	if m.w.Rank() == 0 && m.saves > 0 && m.saving == nil {
+		m.prune(nil)
+	}
 }
 
 // Close ends the use of the folder, which another program can have then. It waits until this

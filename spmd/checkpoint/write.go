@@ -60,7 +60,9 @@ func (m *Manager) finish(s *saving) error {
 		return err
 	}
 	delete(m.damaged, stepName(s.step))
-	m.prune()
+	if !m.cfg.OnTrial {
+		m.prune(nil)
+	}
 	if m.cfg.Saved != nil {
 		k := Info{Step: s.step, Folder: filepath.Join(m.dir, stepName(s.step)), Took: time.Since(s.begun)}
 		for _, f := range s.x.Files {
@@ -177,8 +179,8 @@ func (m *Manager) sweep(s *saving) {
 }
 
 // prune removes the checkpoints beyond the newest Keep, and what never got complete. A
-// damaged one does not count, and goes when there are Keep good ones.
-func (m *Manager) prune() {
+// damaged one does not count, and goes when there are Keep good ones. What s, if any, has begun stays.
+func (m *Manager) prune(s *saving) {
 	all, err := scan(m.dir)
 	if err != nil {
 		m.w.Log().Warn().Err(err).Msg("old checkpoints are not removed")
@@ -188,6 +190,7 @@ func (m *Manager) prune() {
 	for _, k := range all {
 		good := k.index != nil && !m.damaged[k.name]
 		switch {
+		case s != nil && k.name == filepath.Base(s.temp):
 		case good && len(kept) < m.cfg.Keep && !kept[k.step]:
 			kept[k.step] = true
 		case good, errors.Is(k.err, errUnfinished), len(kept) >= m.cfg.Keep:

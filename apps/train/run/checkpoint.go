@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 
 	"lockstep/apps/train/fp8"
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/trainer"
+	"lockstep/internal/stepdir"
 	"lockstep/spmd"
 	"lockstep/spmd/checkpoint"
 )
@@ -73,6 +75,7 @@ type saver struct {
 	w     *spmd.World
 	key   []byte // of the data
 	found *saved // in the checkpoint to go on from; nil where a run begins
+	step  int    // that it is of
 	begun bool   // a save of this run was
 	good  bool   // and one is complete
 
@@ -86,7 +89,7 @@ func (o *Options) openSaver(w *spmd.World, key []byte) (*saver, error) {
 		return nil, nil
 	}
 	saving := &saving{w: w}
-	c, err := checkpoint.Open(w, o.Checkpoint, checkpoint.Config{Keep: o.keep, Written: saving.written, Saved: func(k checkpoint.Info) {
+	c, err := checkpoint.Open(w, o.Checkpoint, checkpoint.Config{Keep: o.keep, OnTrial: true, Written: saving.written, Saved: func(k checkpoint.Info) {
 		saving.end()
 		w.Log().Info().Int("steps", k.Step).Str("to", k.Folder).Int64("bytes", k.Bytes).
 			Str("seconds", fmt.Sprintf("%.2f", k.Took.Seconds())).Msg("checkpoint saved")
@@ -194,7 +197,7 @@ func (s *saver) start(t *trainer.Trainer) error {
 	if err := found.check(step, s.o.Seq); err != nil {
 		return fmt.Errorf("the checkpoint in %s: %w", s.o.Checkpoint, err)
 	}
-	s.found = found
+	s.found, s.step = found, step
 	changed, err := s.compare()
 	if err != nil {
 		return err
@@ -223,6 +226,21 @@ func (s *saver) start(t *trainer.Trainer) error {
 		t.World.Log().Info().Msgf("--steps %d are done: no step is left, and a larger number goes on", s.o.steps)
 	}
 	return nil
+}
+
+// blame adds to the error of a step that has diverged what to do. begun says that none of this start was good.
+func (s *saver) blame(err error, begun bool) error {
+	if s == nil || s.found == nil || !begun {
+		return fmt.Errorf("%w; try a lower --lr, or --skip-bad-steps", err)
+	}
+	all, lerr := stepdir.List(s.o.Checkpoint)
+	if at := slices.IndexFunc(all, func(k stepdir.Saved) bool { return k.Step == s.step }); lerr == nil && at >= 0 {
+		err = fmt.Errorf("%w; no step from %s on is a good one", err, all[at].Path)
+		if at+1 < len(all) {
+			return fmt.Errorf("%w; the checkpoint before it is %s: move %s away to go on from there", err, all[at+1].Path, all[at].Path)
+		}
+	}
+	return fmt.Errorf("%w; there is no checkpoint before: begin in another folder, with a lower --lr", err)
 }
 
 // record returns what the reports of the run so far left.

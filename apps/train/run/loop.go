@@ -18,6 +18,9 @@ type loop struct {
 	c    *saver // nil where there are no checkpoints
 	r    *report
 	stop <-chan struct{} // closed when this rank is asked to end early
+
+	doubt  bool // the last step is left out, and no validation has shown the weights to be good
+	proven bool // the last validation is of the weights as they are
 }
 
 // train runs the steps that are left and reports them. c holds the checkpoints, nil
@@ -26,13 +29,15 @@ type loop struct {
 // of it where they keep any. Every rank calls it.
 func (o *Options) train(ctx context.Context, w *spmd.World, t *trainer.Trainer, c *saver, stop <-chan struct{}) (early bool, err error) {
 	o.announce(w, t)
-	l := &loop{o, t, c, newReport(o, w, t, c), stop}
+	l := &loop{o: o, t: t, c: c, r: newReport(o, w, t, c), stop: stop}
 	defer l.r.bar.Done()
 	for step := t.First; step < o.steps && !early; step++ {
 		if err := ctx.Err(); err != nil {
 			return false, context.Cause(ctx)
 		}
-		if early, err = l.step(step); err != nil {
+		if early, err = l.step(step); errors.As(err, new(trainer.Diverged)) {
+			return false, c.blame(err, l.r.good == 0)
+		} else if err != nil {
 			return false, err
 		}
 	}
@@ -147,7 +152,12 @@ func (l *loop) do(d due, steps int) error {
 	if err := l.r.upTo(l.t, steps, valLoss); err != nil {
 		return err
 	}
+	l.doubt, l.proven = l.t.BadRow > 0 && !d.val, d.val
 	if !d.save {
+		return nil
+	}
+	if l.doubt {
+		l.r.w.Log().Warn().Int("steps", steps).Msg("not saved: the last step is left out, and a later one is to show first that the weights are good")
 		return nil
 	}
 	return l.c.save(l.t, steps, l.r.record)
@@ -159,14 +169,21 @@ func (l *loop) finish(early bool) error {
 	if l.c != nil {
 		l.r.bar.Done()
 		l.c.saving.last()
-		err = l.c.Wait()
+		if err = l.c.Wait(); err == nil && l.proven {
+			l.c.Proven()
+		}
 		l.c.saving.end()
 	}
 	switch {
+	case !early && l.doubt:
+		const left = "the last %d steps are left out, as their losses or gradients are not finite: the weights may be no good, and are not saved"
+		err = errors.Join(fmt.Errorf(left, l.t.BadRow), err)
+	case early && l.doubt && err == nil:
+		l.r.interrupted("ended early by a signal, and the last step was left out: nothing is saved after it, and the same command goes on from an older checkpoint")
 	case !early:
 		err = errors.Join(l.r.summary(l.t, l.o.Cfg.ParamCount()), err)
 	case err == nil:
-		l.r.interrupted()
+		l.r.interrupted("ended early by a signal, after a checkpoint: the same command goes on from it")
 	}
 	return err
 }

@@ -32,7 +32,7 @@ type Options struct {
 	valEvery, valBatches           int
 	logEvery                       int
 	audit                          int
-	skipBad                        bool
+	skipBad                        int
 	tokens                         string
 	Data, valData                  []string
 	Cache                          string
@@ -117,10 +117,11 @@ func (o *Options) Flags(fs *pflag.FlagSet) {
 	fs.IntVar(&o.logEvery, "log-every", o.logEvery, "steps between log lines (default a twentieth of --steps)")
 	fs.IntVar(&o.audit, "audit", o.audit, "steps between checks that all ranks hold the same weights; 0 checks at the end and before each checkpoint only")
 	fs.StringVar(&o.initFrom, "init-from", "", "`FOLDER` with the weights to begin with, Hugging Face's GPT-2: config.json and model.safetensors; its shape and tokens count")
-	fs.BoolVar(&o.skipBad, "skip-bad-steps", false, "leave out steps whose loss or gradient norm is not finite, instead of ending the run")
+	fs.IntVar(&o.skipBad, "skip-bad-steps", 0, "leave out steps whose loss or gradient norm is not finite, instead of ending the run; up to so many in a row")
+	fs.Lookup("skip-bad-steps").NoOptDefVal = "10"
 	fs.StringVar(&o.Checkpoint, "checkpoint", "", "`DIR` to save the run in, and to go on from; what --run-dir is for goes there, too, where that is not given")
 	fs.IntVar(&o.saveEvery, "save-every", o.saveEvery, "steps between checkpoints (default a tenth of --steps); 0 saves at the end, and where a signal ends the run, only")
-	fs.IntVar(&o.keep, "keep", o.keep, "checkpoints to keep, the newest ones")
+	fs.IntVar(&o.keep, "keep", o.keep, "checkpoints to keep, the newest ones; beside them the last one, while neither a step nor a validation has shown it to be good")
 	fs.StringVar(&o.resume, "resume", o.resume, "auto goes on from the newest checkpoint, if there is one; must insists on one; never begins anew, in a folder without any")
 	fs.IntVar(&o.RequeueStatus, "requeue-status", o.RequeueStatus, "exit status where SIGTERM or SIGUSR1 has ended the run after a checkpoint")
 	o.runDir = runfolder.Flag(fs)
@@ -332,7 +333,7 @@ func (o *Options) checkNumbers() error {
 		{"steps", o.steps, 1}, {"batch", o.Batch, 0}, {"global-batch", o.GlobalBatch, 1}, {"seq", o.Seq, 1},
 		{"layers", o.layers, 1}, {"dp", o.dp, 0}, {"tp", o.tp, 1}, {"pp", o.pp, 1}, {"heads", o.heads, 1}, {"channels", o.channels, 1}, {"log-every", o.logEvery, 1},
 		{"warmup-steps", o.warmup, 0}, {"val-every", o.valEvery, 0}, {"val-batches", o.valBatches, 0},
-		{"audit", o.audit, 0}, {"sample", o.sample, 0}, {"save-every", o.saveEvery, 0}, {"keep", o.keep, 1}, {"requeue-status", o.RequeueStatus, 0},
+		{"audit", o.audit, 0}, {"skip-bad-steps", o.skipBad, 0}, {"sample", o.sample, 0}, {"save-every", o.saveEvery, 0}, {"keep", o.keep, 1}, {"requeue-status", o.RequeueStatus, 0},
 	} {
 		if n.value < n.min {
 			return fmt.Errorf("--%s %d: must be at least %d", n.flag, n.value, n.min)

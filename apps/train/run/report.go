@@ -82,6 +82,7 @@ type report struct {
 	data  *batches.Dataset
 	from  int           // steps of runs before this one
 	steps int           // reported so far, those included
+	good  int           // of this start that have changed the weights
 	took  time.Duration // of the steps of this run but the first
 
 	saving *saving // nil where there are no checkpoints
@@ -142,6 +143,7 @@ func (r *report) step(rec StepRecord) error {
 		r.First = rec.Loss
 	}
 	r.Last = rec.Loss
+	r.good++
 	if err := r.w.Emit(rec); err != nil {
 		return err
 	}
@@ -193,10 +195,9 @@ func (r *report) log(e *zerolog.Event, rec StepRecord, format string) {
 }
 
 // interrupted reports a run that ends early, to go on later.
-func (r *report) interrupted() {
+func (r *report) interrupted(how string) {
 	r.bar.Done()
-	r.w.Log().Info().Int("steps", r.steps).Str("loss_last", fmt.Sprintf("%.4f", r.Last)).
-		Msg("ended early by a signal, after a checkpoint: the same command goes on from it")
+	r.w.Log().Info().Int("steps", r.steps).Str("loss_last", fmt.Sprintf("%.4f", r.Last)).Msg(how)
 }
 
 // idleOf returns the part of the steps but the first in which each stage of the pipeline waited, over all replicas; none

@@ -10,6 +10,9 @@ import (
 	"lockstep/spmd"
 )
 
+// Diverged is the error of a step whose loss or gradient norm is not finite.
+type Diverged struct{ error }
+
 // blame is the error of a step with this loss and norm, of which one is not finite. It
 // blocks. Every rank of c calls it.
 func (t *Trainer) blame(step int, loss, norm float64) error {
@@ -17,18 +20,22 @@ func (t *Trainer) blame(step int, loss, norm float64) error {
 	if err != nil {
 		return err
 	}
-	return fmt.Errorf("step %d: loss %g, gradient norm %g: training has diverged, %s; try a lower --lr, or --skip-bad-steps", step+1, loss, norm, where)
+	err = fmt.Errorf("step %d: loss %g, gradient norm %g: training has diverged, %s", step+1, loss, norm, where)
+	if t.BadRow > 0 {
+		err = fmt.Errorf("%w; %d steps before it are left out already", err, t.BadRow)
+	}
+	return Diverged{err}
 }
 
 // firstBad says which rank had the first number that is not finite in a step, and in
-// which tensor. Neither that step nor one after it has changed the weights, so each rank
-// computes its part again, without the sum over the ranks.
+// which tensor. Neither that step nor, unless such steps are left out, the one after it has
+// changed the weights, so each rank computes its part again, without the sum over the ranks.
 func (t *Trainer) firstBad(step int) (string, error) {
 	if err := t.Stream.Synchronize(); err != nil {
 		return "", err
 	}
 	whole, _, _ := layout.Of(t.State.Cfg.Whole())
-	none := len(whole)
+	beyond := len(whole)
 	for _, look := range []struct {
 		where string
 		do    func() (int, error)
@@ -40,19 +47,23 @@ func (t *Trainer) firstBad(step int) (string, error) {
 		if found < len(t.State.Params) {
 			found = slices.IndexFunc(whole, func(p layout.Param) bool { return p.Name == t.State.Params[found].Name })
 		} else {
-			found = none
+			found = beyond
 		}
 		all, err := agree.GatherOne(t.World, t.all, int64(found))
 		if err != nil {
 			return "", err
 		}
 		for rank, at := range all {
-			if int(at) < none {
+			if int(at) < beyond {
 				return fmt.Sprintf("rank %d has the first number that is not finite in the %s %s", rank, look.where, whole[at].Name), nil
 			}
 		}
 	}
-	return "and no rank finds such a number in its weights, or in its gradients when it computes them again: a sum over them overflowed", nil
+	none := "and no rank finds such a number in its weights, or in its gradients when it computes them again"
+	if t.SkipBad > 0 { // the step after it may have changed the weights
+		return none, nil
+	}
+	return none + ": a sum over them overflowed", nil
 }
 
 // firstBadWeight returns the index in Params of the first tensor, in the order of the backward

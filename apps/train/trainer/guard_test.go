@@ -110,7 +110,7 @@ func TestSkipBadStep(t *testing.T) {
 func testSkipBadStep[A kernels.Act](t *testing.T, w *spmd.World) {
 	const steps, wrong = 5, 2
 	cfg := testConfig(steps)
-	cfg.Half, cfg.SkipBad = kernels.IsHalf[A](), true
+	cfg.Half, cfg.SkipBad = kernels.IsHalf[A](), 1
 	f := wordTokens(4000)
 	skips, passes := start(t, w, w.Comm(), cfg, f), start(t, w, w.Comm(), cfg, f)
 	for i := range steps {

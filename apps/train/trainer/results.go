@@ -51,7 +51,7 @@ func (t *Trainer) Ended(step int) bool { return t.results[step%len(t.results)].t
 
 // Read waits for a step, one of the last two, and returns its loss before the
 // update, the norm of its gradient before clipping, and how long it took. Where one of
-// the former is not finite that is an error, unless such steps are to be skipped.
+// the former is not finite that is Diverged, unless such steps are to be skipped.
 // Every rank of c calls it for the same step.
 func (t *Trainer) Read(step int) (loss, norm float64, took time.Duration, err error) {
 	r := &t.results[step%len(t.results)]
@@ -59,8 +59,13 @@ func (t *Trainer) Read(step int) (loss, norm float64, took time.Duration, err er
 		return 0, 0, 0, err
 	}
 	loss, norm = r.totals.At(0), float64(r.norm.At(0))
-	if optim.Bad(loss, norm) && !t.SkipBad {
+	switch {
+	case !optim.Bad(loss, norm):
+		t.BadRow = 0
+	case t.BadRow >= t.SkipBad:
 		return loss, norm, 0, t.blame(step, loss, norm)
+	default:
+		t.BadRow++
 	}
 	took, err = r.end.Elapsed(r.begin)
 	return loss, norm, took, err

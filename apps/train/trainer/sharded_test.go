@@ -193,7 +193,7 @@ func TestShardedBadSteps(t *testing.T) {
 	spmdtest.Run(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
 		for _, mode := range shardModes {
 			cfg := testConfig(6)
-			cfg.Model.Shard.Mode, cfg.SkipBad = mode, true
+			cfg.Model.Shard.Mode, cfg.SkipBad = mode, 10
 			skips, passes := start(t, w, w.Comm(), cfg, wordTokens(4000)), start(t, w, w.Comm(), cfg, wordTokens(4000))
 			for i := range 4 {
 				if i != 1 {

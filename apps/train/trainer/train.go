@@ -27,7 +27,7 @@ type Config struct {
 	Graph       string          // --graph
 	Weights     *weights.Folder // to begin with; nil where they are drawn
 	BucketMiB   int             // of gradients in an all-reduce; 0 is what the device wants
-	SkipBad     bool            // a step whose loss or norm is not finite is left out; else it is the last
+	SkipBad     int             // so many steps in a row whose loss or norm is not finite are left out; one more is the last
 }
 
 // Trainer trains a model on this rank's part of every batch. One step:
@@ -56,6 +56,7 @@ type Trainer struct {
 	train     *batches.Feed             // nil before StartAt
 	First     int                       // the step that train begins with
 	Skipped   int                       // steps before it that were left out
+	BadRow    int                       // the last steps that were read, in a row, which are left out
 	Scales    []int                     // of 8-bit floats at that step, as the checkpoint has them; nil where it has none that fit
 	loaders   [2]*batches.Loader        // of training and validation
 	results   [2]result                 // of the last two steps, by step number
@@ -95,7 +96,7 @@ func (t *Trainer) open() (err error) {
 	if t.Optimizer, err = optim.NewAdamW(t.State, t.Config.Adam); err != nil {
 		return err
 	}
-	t.Optimizer.SkipBad = t.SkipBad
+	t.Optimizer.SkipBad = t.SkipBad > 0
 	t.keep(t.Optimizer.Close)
 	if err := t.connect(); err != nil {
 		return err
