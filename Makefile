@@ -61,7 +61,7 @@ build: deps
 test: export GOGC ?= 400
 test: export OMPI_MCA_pml ?= ob1
 test: deps nvrtc
-	go test -count=1 -p 3 -parallel 8 -timeout 580s -vet=off -ldflags=-w ./spmd ./apps/train ./apps/train/trainer ./...
+	go test -count=1 -p 3 -parallel 8 -timeout 30m -vet=off -ldflags=-w ./spmd ./apps/train ./apps/train/trainer ./...
 
 # Every test on this machine's GPUs. The programs can be taken to another machine,
 # where ./test-gpu.sh runs them without Go. Each lies in its package's folder under
@@ -96,12 +96,12 @@ test-faults: deps
 # A two-node Slurm on this machine, with every batch script of launch/slurm.
 test-slurm: build
 	@./deps.sh launch
-	LOCKSTEP_SLURM=1 go test -count=1 -timeout 900s ./launch/slurm
+	LOCKSTEP_SLURM=1 go test -count=1 -timeout 30m ./launch/slurm
 
 # Two and three hosts, which are network namespaces of this machine.
 test-hosts: build
 	@./deps.sh launch
-	LOCKSTEP_HOSTS=1 go test -count=1 -timeout 600s ./launch/hosts
+	LOCKSTEP_HOSTS=1 go test -count=1 -timeout 30m ./launch/hosts
 
 # Everything built for linux/arm64, and its tests, emulated: hours on two cores.
 # PACKAGES="./internal/shm ./spmd" make test-arm64 takes some of them.
@@ -114,7 +114,7 @@ soak: deps
 	LOCKSTEP_SOAK=$(SOAK) go test -count=1 -timeout 0 -v -run '^TestSoak$$' ./spmd
 
 race: deps nvrtc
-	go test -race -count=1 -timeout 20m ./...
+	go test -race -count=1 -timeout 1h ./...
 
 lint: deps
 	@files=$$(gofmt -l .) || exit 1; if [ -n "$$files" ]; then echo "gofmt would change:" $$files >&2; exit 1; fi

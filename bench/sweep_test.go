@@ -1,17 +1,16 @@
 package main
 
 import (
-	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"lockstep/bench/collective"
 	"lockstep/bench/harness"
 	"lockstep/bench/plots/plotstest"
+	"lockstep/internal/mpirun"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -22,8 +21,7 @@ func TestSweepCommand(t *testing.T) {
 	if err != nil {
 		t.Skip(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
-	defer cancel()
+	ctx := mpirun.Patience(t)
 	bin, out := t.TempDir(), t.TempDir()
 	build := exec.CommandContext(ctx, goTool, "build", "-buildvcs=false", "-o", bin, "../apps/reduce", "../apps/matvec", "../apps/stencil", "../apps/train")
 	if text, err := build.CombinedOutput(); err != nil {

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"lockstep/internal/commtest"
 	"lockstep/internal/elem"
@@ -129,7 +128,7 @@ func TestSignalsStayGo(t *testing.T) {
 			commtest.Must(t, syscall.Kill(os.Getpid(), sig))
 			select {
 			case <-heard:
-			case <-time.After(10 * time.Second):
+			case <-mpirun.Patience(t).Done():
 				t.Fatalf("%v is not heard", sig)
 			}
 			signal.Stop(heard)

@@ -21,7 +21,7 @@ var measured = regexp.MustCompile(`[-+]?\d[\d.,e+-]*( (us|ms|s|B|KiB|MiB|GiB|%))
 func TestSeeing(t *testing.T) {
 	spmdtest.HostOnly(t, "the page shows a run on the host")
 	dir := t.TempDir()
-	ctx := mpirun.Building(t, 4*time.Minute)
+	ctx := mpirun.Patience(t)
 	do := func(in, name string, args ...string) string {
 		c := exec.CommandContext(ctx, name, args...)
 		c.Dir, c.Env, c.WaitDelay = in, append(mpirun.Env(1), "CUDA_VISIBLE_DEVICES="), 5*time.Second

@@ -111,7 +111,7 @@ func TestTutorial(t *testing.T) {
 	bin, dir := t.TempDir(), t.TempDir()
 	// The page has more ranks than a machine may have GPUs: here it has none.
 	env := append(append(mpirun.Env(8), "CUDA_VISIBLE_DEVICES=", "PATH="+bin+":"+os.Getenv("PATH")), mpirun.BuildEnv()...)
-	ctx := mpirun.Building(t, 4*time.Minute)
+	ctx := mpirun.Patience(t)
 	do := func(script string) (string, error) {
 		sh := exec.CommandContext(ctx, "bash", "-c", script)
 		sh.Dir, sh.Env, sh.WaitDelay = dir, env, 5*time.Second

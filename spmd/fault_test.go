@@ -19,9 +19,15 @@ import (
 	"lockstep/spmd/spmdtest"
 )
 
-// faultTimeout is --timeout where a fault shows as a hang. It covers the start, too, which
-// takes longer on several GPUs.
+// timeoutEnv is faultTimeout of a rank, where it has another than the test.
+const timeoutEnv = "SPMD_TEST_FAULT_TIMEOUT"
+
+// faultTimeout is --timeout where a fault shows as a hang. It covers the start, too, which takes longer on several GPUs. A
+// machine that is too busy for it gets more: see mishap.patient.
 var faultTimeout = func() time.Duration {
+	if d, err := time.ParseDuration(os.Getenv(timeoutEnv)); err == nil {
+		return d
+	}
 	if spmdtest.Device() == "host" {
 		return 2 * time.Second
 	}
@@ -48,6 +54,8 @@ type mishap struct {
 	or     []string // or all of this, where something else may notice it first
 	within time.Duration
 	clean  bool // it ends with exit status 0
+
+	timeout time.Duration // see patient
 }
 
 const (

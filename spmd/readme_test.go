@@ -41,7 +41,7 @@ func TestReadmeProgram(t *testing.T) {
 		t.Fatal(err)
 	}
 	script := strings.ReplaceAll(strings.Join(commands, ""), "PATH", root)
-	sh := exec.CommandContext(mpirun.Building(t, 3*time.Minute), "sh", "-ec", script)
+	sh := exec.CommandContext(mpirun.Patience(t), "sh", "-ec", script)
 	sh.Dir, sh.WaitDelay = dir, 5*time.Second
 	sh.Env = append(mpirun.Env(3), mpirun.BuildEnv()...)
 	if out, err := sh.CombinedOutput(); err != nil || !strings.Contains(string(out), "sum=3") {

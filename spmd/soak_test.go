@@ -15,6 +15,7 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/cuda/nvml"
+	"lockstep/internal/mpirun"
 	"lockstep/spmd"
 	"lockstep/spmd/checkpoint"
 	"lockstep/spmd/spmdtest"
@@ -330,7 +331,7 @@ func TestSoak(t *testing.T) {
 		t.Parallel()
 	}
 	ranks := spmdtest.Ranks(t, someRanks())[0]
-	ctx, cancel := context.WithTimeout(t.Context(), limit+2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), limit+mpirun.Limit(t))
 	defer cancel()
 	cmd := spmdtest.Command(ctx, t, ranks, []string{appEnv + "=soak", soakEnv + "=" + limit.String(), "TMPDIR=" + t.TempDir()}, "--json", "-")
 	var out, errs bytes.Buffer

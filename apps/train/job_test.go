@@ -18,6 +18,7 @@ import (
 
 	"lockstep/apps/train/run"
 	"lockstep/apps/train/traintest"
+	"lockstep/internal/mpirun"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -161,7 +162,7 @@ func beginBy(t *testing.T, launcher []string, ranks int, env []string, args ...s
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), mpirun.Limit(t))
 	args = append(slices.Clone(args), "--json", fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), w.Fd()))
 	j := &job{ended: make(chan struct{}), out: bufio.NewScanner(r)}
 	j.cmd = spmdtest.Command(ctx, t, ranks, append(env, "XDG_CACHE_HOME="+t.TempDir()), args...)

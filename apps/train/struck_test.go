@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"lockstep/internal/mpirun"
 	"lockstep/internal/procfs"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
@@ -90,7 +91,7 @@ type struck struct {
 func newStruck(t *testing.T, rng *rand.Rand, args []string, want told) *struck {
 	dir := t.TempDir()
 	return &struck{rng: rng, dir: dir, want: want,
-		args: append(slices.Clone(args), "--checkpoint", dir, "--save-every", "1", "--timeout", "3s", "--log-ranks", "all")}
+		args: append(slices.Clone(args), "--checkpoint", dir, "--save-every", "1", "--log-ranks", "all")}
 }
 
 // The ways in which a job says what happened to its rank.
@@ -107,7 +108,11 @@ func (r *struck) strike(t *testing.T, signal syscall.Signal) (how string) {
 	t.Helper()
 	temp := t.TempDir()
 	marker := struckEnv + "=" + temp
-	j := begin(t, 3, []string{marker, "TMPDIR=" + temp}, r.args...)
+	args := r.args
+	if signal == syscall.SIGSTOP {
+		args = append(slices.Clip(args), "--timeout", "3s") // what a hang takes
+	}
+	j := begin(t, 3, []string{marker, "TMPDIR=" + temp}, args...)
 	lines := r.rng.IntN(12)
 	delay := r.rng.Int64N(int64(20 * time.Millisecond))
 	if lines == 0 { // before the first step
@@ -181,7 +186,7 @@ func sharedMemory(pids []int) string {
 func (r *struck) leftovers(t *testing.T, marker, temp, shared string, fail func(string, ...any)) {
 	t.Helper()
 	marked := func() []int { return procfs.Having(procfs.Processes(), marker) }
-	for end := time.Now().Add(10 * time.Second); len(marked()) > 0; time.Sleep(10 * time.Millisecond) { // the ranks end a little after mpirun
+	for end := time.Now().Add(mpirun.Limit(t)); len(marked()) > 0; time.Sleep(10 * time.Millisecond) { // the ranks end a little after mpirun
 		if time.Now().After(end) {
 			fail("processes %v are left", marked())
 		}

@@ -17,7 +17,7 @@ import (
 )
 
 // patience bounds every wait of a test, and is no measure of anything.
-const patience = 30 * time.Second
+const patience = 10 * time.Minute // only a hang takes so long
 
 // nobody is a user that runs no tests.
 const nobody = 65534

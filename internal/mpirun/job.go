@@ -22,11 +22,15 @@ import (
 // testPrefix begins the names of variables that go with each test to the ranks of a shared job.
 const testPrefix = "SPMDTEST_"
 
-// failGrace is how long mpirun, and the other ranks, may take to end by themselves when one has failed.
-const failGrace = 3 * time.Second
+const (
+	// failGrace is how long the other ranks may take to say how they end when one has said that it failed.
+	failGrace = 3 * time.Second
+	// goneGrace is how long mpirun may take to say how a rank ended that has gone without a word.
+	goneGrace = 10 * time.Second
+)
 
 // endGrace is how long the ranks of a job may take to end after its last test.
-const endGrace = 30 * time.Second
+const endGrace = hang
 
 // job is an mpirun whose ranks run one test after another.
 type job struct {
@@ -100,8 +104,9 @@ var starter = sync.OnceValue(func() chan<- func() {
 	return c
 })
 
-// start starts a job and waits until all ranks ask for work, up to ctx. On an error own is what mpirun and its ranks said.
-func start(ctx context.Context, n int) (j *job, own string, err error) {
+// start starts a job and waits until all ranks ask for work, as long as t may. On an error own is what mpirun and its ranks said.
+func start(t *testing.T, n int) (j *job, own string, err error) {
+	ctx := Patience(t)
 	dir, err := os.MkdirTemp("", "mpirun")
 	if err != nil {
 		return nil, "", err
@@ -196,12 +201,12 @@ func (j *job) tell(o order) {
 
 // run runs one test. Unless the job can run another one it has ended then.
 func (j *job) run(test string, limit time.Duration) outcome {
-	o := outcome{before: j.tests}
+	o := outcome{before: j.tests, limit: limit}
 	j.tests = append(j.tests, test)
-	late := time.NewTimer(limit)
+	late := time.NewTimer(limit + reportGrace)
 	defer late.Stop()
 	said := len(j.own.String())
-	j.tell(order{Test: test, Timeout: rankLimit(limit).String(), Env: testEnv()})
+	j.tell(order{Test: test, Timeout: limit.String(), Env: testEnv()})
 	var grace <-chan time.Time
 	done := 0
 	for over := false; done < j.ranks && !over; {
@@ -212,8 +217,10 @@ func (j *job) run(test string, limit time.Duration) outcome {
 				o.passed++
 			case a.Rank >= 0 && a.Mark == markSkipped:
 				o.skipped++
-			case grace == nil:
+			case grace == nil && a.Rank >= 0:
 				grace = time.After(failGrace)
+			case grace == nil:
+				grace = time.After(goneGrace)
 			}
 			if a.Rank >= 0 {
 				done++

@@ -2,7 +2,6 @@ package mpirun
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -120,7 +119,7 @@ func TestHelperJob(t *testing.T) {
 		}},
 		{"after behind Run", after(0, nil)},
 		{"hang", func(t *testing.T) {
-			Timeout = 8 * time.Second
+			Timeout = 2 * time.Second
 			t.Cleanup(func() { Timeout = 0 })
 			strikes(func(*testing.T) { select {} })(t)
 		}},
@@ -140,9 +139,7 @@ func TestHelperJob(t *testing.T) {
 func TestJob(t *testing.T) {
 	t.Parallel()
 	pids := t.TempDir()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestHelperJob$", "-test.v", "-test.timeout=1h")
+	cmd := exec.CommandContext(Patience(t), os.Args[0], "-test.run=^TestHelperJob$", "-test.v", "-test.timeout=3h")
 	cmd.Env = append(os.Environ(), envHelper+"=1", envPids+"="+pids)
 	cmd.WaitDelay = time.Second
 	b, err := cmd.CombinedOutput()

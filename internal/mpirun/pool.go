@@ -1,7 +1,6 @@
 package mpirun
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -50,17 +49,14 @@ func Main(m *testing.M) int {
 }
 
 // together runs the named test in a job that other tests share.
-func together(t *testing.T, test string, n int, limit time.Duration) outcome {
+func together(t *testing.T, test string, n int) outcome {
 	t.Helper()
-	begin := time.Now()
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
-	defer cancel()
-	j, own, err := take(ctx, n)
+	j, own, err := take(t, n)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, report(nil, own))
 	}
 	defer give(j)
-	return j.run(test, limit-time.Since(begin))
+	return j.run(test, limitOf(t))
 }
 
 // full says whether a job of n ranks has no room beside others.
@@ -74,7 +70,7 @@ func full(jobs []*job, n int) bool {
 
 // take returns a job of n ranks in this process's place, which it starts where there is none. If one is at work it waits.
 // Where there is no room it ends the job that has waited for the longest time.
-func take(ctx context.Context, n int) (j *job, own string, err error) {
+func take(t *testing.T, n int) (j *job, own string, err error) {
 	here := place()
 	pool.mu.Lock()
 	defer pool.mu.Unlock()
@@ -119,7 +115,7 @@ func take(ctx context.Context, n int) (j *job, own string, err error) {
 		starting := &job{ranks: n, place: here, busy: true} // others wait for it
 		pool.jobs = append(pool.jobs, starting)
 		pool.mu.Unlock()
-		j, own, err := start(ctx, n)
+		j, own, err := start(t, n)
 		pool.mu.Lock()
 		drop(starting)
 		pool.free.Broadcast()

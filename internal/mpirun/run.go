@@ -15,24 +15,8 @@ import (
 	"time"
 )
 
-// Timeout is how long one job may run a test, 0 as long as the test binary (go test -timeout). A rank that is still
-// inside fn shortly before prints its goroutines and fails.
+// Timeout is how long one job may run a test, 0 for its Limit. A rank that is inside fn then prints its goroutines and fails.
 var Timeout time.Duration
-
-// noDeadline is the limit of a job where the test binary has none: what go test gives it by default.
-const noDeadline = 10 * time.Minute
-
-// Limit is how long a job that t starts now may run, so that t can still tell how it went.
-func Limit(t *testing.T) time.Duration {
-	limit := noDeadline
-	if end, ok := t.Deadline(); ok {
-		limit = time.Until(end) - 2*stopGrace
-	}
-	if Timeout > 0 {
-		limit = min(limit, Timeout)
-	}
-	return limit
-}
 
 // OnFail ends the job from a rank whose fn failed, on all ranks; MPI_Abort does. Nil, or a return from it, exits this
 // process with status 1, at which mpirun ends the others. It is nil when a test begins.
@@ -93,23 +77,20 @@ func each(t *testing.T, ranks []int, fn func(t *testing.T), shared bool) {
 		}
 		test := t.Name()
 		t.Run(name, func(t *testing.T) {
-			limit := Limit(t)
-			if limit <= 0 {
-				t.Fatal("no time left before the deadline of the test binary")
-			}
 			run := alone
 			if shared {
 				run = together
 			}
-			run(t, test, n, limit).judge(t, test, limit)
+			run(t, test, n).judge(t, test)
 		})
 	}
 }
 
 // outcome is how a job ran a test.
 type outcome struct {
-	passed, skipped int   // ranks
-	late            bool  // it was ended by the limit
+	passed, skipped int  // ranks
+	late            bool // it was ended by the limit, which is
+	limit           time.Duration
 	err             error // of mpirun, or of what stands for it
 	out             []string
 	own             string   // what mpirun says, and a rank before it reaches fn
@@ -117,7 +98,7 @@ type outcome struct {
 }
 
 // judge reports the outcome as t.
-func (o outcome) judge(t *testing.T, test string, limit time.Duration) {
+func (o outcome) judge(t *testing.T, test string) {
 	t.Helper()
 	said := report(o.out, o.own)
 	if len(o.before) > 0 {
@@ -125,7 +106,7 @@ func (o outcome) judge(t *testing.T, test string, limit time.Duration) {
 	}
 	switch {
 	case o.late:
-		t.Fatalf("still running after %v\n%s", limit, said)
+		t.Fatalf("still running after %v\n%s", o.limit, said)
 	case o.err != nil:
 		t.Fatalf("mpirun: %v\n%s", o.err, said)
 	case o.skipped == len(o.out):
@@ -139,20 +120,20 @@ const noLauncher = "a test on several ranks needs MPI's launcher: %v"
 
 // alone runs the named test in a job of its own. Where all ranks passed and mpirun may have missed their end, it does so
 // once more: nothing else says that they came through MPI_Finalize.
-func alone(t *testing.T, test string, n int, limit time.Duration) outcome {
+func alone(t *testing.T, test string, n int) outcome {
 	t.Helper()
-	begin := time.Now()
-	o := aloneOnce(t, test, n, limit)
+	o := aloneOnce(t, test, n)
 	if o.err != nil && o.passed+o.skipped == n && MissedEnd(o.own) {
 		t.Logf("once more, since mpirun may have missed the end of a rank:\n%s", report(nil, o.own))
-		o = aloneOnce(t, test, n, limit-time.Since(begin))
+		o = aloneOnce(t, test, n)
 	}
 	return o
 }
 
-func aloneOnce(t *testing.T, test string, n int, limit time.Duration) outcome {
+func aloneOnce(t *testing.T, test string, n int) outcome {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	limit := limitOf(t)
+	ctx, cancel := context.WithTimeout(t.Context(), limit+reportGrace)
 	defer cancel()
 
 	dir := t.TempDir()
@@ -167,7 +148,7 @@ func aloneOnce(t *testing.T, test string, n int, limit time.Duration) outcome {
 	err = cmd.Wait()
 	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // whatever mpirun left behind in its group
 
-	o := outcome{late: errors.Is(ctx.Err(), context.DeadlineExceeded), err: err, out: outputs(dir, n), own: own.String()}
+	o := outcome{late: errors.Is(ctx.Err(), context.DeadlineExceeded), limit: limit, err: err, out: outputs(dir, n), own: own.String()}
 	for _, out := range o.out {
 		switch {
 		case hasLine(out, markPassed):
@@ -190,7 +171,7 @@ func outputs(dir string, n int) []string {
 
 // childArgs are the flags with which the test binary runs exactly the named test.
 func childArgs(test string, limit time.Duration) []string {
-	args := []string{"-test.run=" + exactly(test), "-test.v", "-test.count=1", "-test.timeout=" + rankLimit(limit).String()}
+	args := []string{"-test.run=" + exactly(test), "-test.v", "-test.count=1", "-test.timeout=" + limit.String()}
 	if testing.Short() {
 		args = append(args, "-test.short")
 	}
@@ -206,5 +187,16 @@ func exactly(test string) string {
 	return strings.Join(parts, "/")
 }
 
-// rankLimit is a rank's own timeout. It comes first, so that the rank can say where it hangs and mpirun can end the others.
-func rankLimit(limit time.Duration) time.Duration { return limit - min(limit/2, stopGrace) }
+// limitOf is the Limit of a test that is to run on ranks now. It is theirs: a rank that comes to it says where it hangs, and
+// mpirun ends the others.
+func limitOf(t *testing.T) time.Duration {
+	t.Helper()
+	if Timeout > 0 {
+		return Timeout
+	}
+	limit := Limit(t)
+	if limit <= 0 {
+		t.Fatal("no time left before the deadline of the test binary")
+	}
+	return limit
+}

@@ -1,13 +1,11 @@
 package peer
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"lockstep/cuda"
 	"lockstep/cudampi"
@@ -121,9 +119,8 @@ func TestSmallRankFails(t *testing.T) {
 		t.Fatal("the others have gone on without rank 1")
 	}
 	dir := devtest.Double(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Second)
-	defer cancel()
-	cmd := mpirun.Command(ctx, 3, os.Args[0], "-test.run=^"+t.Name()+"$", "-test.timeout=45s")
+	ctx := mpirun.Patience(t)
+	cmd := mpirun.Command(ctx, 3, os.Args[0], "-test.run=^"+t.Name()+"$", "-test.timeout="+mpirun.Limit(t).String())
 	cmd.Env = append(cmd.Env, env+"=1", "FAKECUDA_KERNELS="+dir+"/libemulate.so", "FAKECUDA_SHARED=1",
 		"LD_LIBRARY_PATH="+dir+":"+os.Getenv("LD_LIBRARY_PATH"), "FAKECUDA_DEVICES=4", "FAKECUDA_DELAY=0", "LOCKSTEP_MPI_CUDA=no")
 	out, err := cmd.CombinedOutput()

@@ -295,7 +295,7 @@ func TestProcessesSilent(t *testing.T) {
 	} {
 		t.Run(tc.want, func(t *testing.T) {
 			t.Parallel()
-			const silence = 2 * time.Second // longer than a machine under load lets a rank wait
+			const silence = 4 * time.Second // longer than a machine under load lets a rank wait
 			ranks := startObserved(t, 5, silence)
 			for _, rank := range tc.stopped {
 				ranks[rank].signal(syscall.SIGSTOP)

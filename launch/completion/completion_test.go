@@ -2,7 +2,6 @@ package completion
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -12,12 +11,12 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"lockstep/internal/help"
+	"lockstep/internal/mpirun"
 	"lockstep/internal/pty"
 )
 
@@ -87,8 +86,7 @@ func script(t *testing.T, shell string, names ...string) string {
 // typedAtBash types lines in a bash of its own, which has sourced scripts, and returns the arguments that heat then gets.
 func typedAtBash(t *testing.T, lines []string, scripts ...string) []string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
+	ctx := mpirun.Patience(t)
 	dir, got := t.TempDir(), filepath.Join(t.TempDir(), "args")
 	for _, folder := range []string{"plates", "a b"} {
 		if err := os.Mkdir(filepath.Join(dir, folder), 0o777); err != nil {

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"lockstep/internal/mpirun"
 	"lockstep/launch/exit"
@@ -274,8 +273,7 @@ type output struct {
 // examine runs launch doctor --json on a number of ranks, 0 for without a launcher.
 func examine(t *testing.T, ranks int, wrap string, args []string, prepare func(s *set)) output {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Second) // all of it under load: a job takes a second
-	defer cancel()
+	ctx := mpirun.Patience(t)
 	s := &set{t: t, dir: t.TempDir()}
 	for _, f := range []string{"launch", "launch-probe"} {
 		if err := os.Link(filepath.Join(build(t), f), filepath.Join(s.dir, f)); err != nil {
@@ -283,7 +281,7 @@ func examine(t *testing.T, ranks int, wrap string, args []string, prepare func(s
 		}
 	}
 	launch := filepath.Join(s.dir, "launch")
-	line := append([]string{"doctor", "--json", "--timeout", "90s"}, args...)
+	line := append([]string{"doctor", "--json", "--timeout", "10m"}, args...)
 	if ranks > 0 {
 		line = append([]string{"-c", `"$@"`, "sh", launch}, line...)
 		if wrap != "" {

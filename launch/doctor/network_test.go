@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"context"
 	"fmt"
 	"net"
 	"os"
@@ -10,7 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
+
+	"lockstep/internal/mpirun"
 )
 
 // twoHosts makes two network namespaces with a cable between them, eth0, and has mpirun in the first start ranks on both:
@@ -160,7 +160,7 @@ func TestDoorCloses(t *testing.T) {
 	}()
 	select {
 	case <-done:
-	case <-time.After(30 * time.Second):
+	case <-mpirun.Patience(t).Done():
 		t.Error("still open")
 	}
 }
@@ -191,8 +191,7 @@ func TestLaunchLinksNoMPI(t *testing.T) {
 }
 
 func TestUsage(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
+	ctx := mpirun.Patience(t)
 	for _, args := range [][]string{{"--timeout", "0s"}, {"--timeout", "-1s"}} {
 		cmd := exec.CommandContext(ctx, filepath.Join(build(t), "launch"), append([]string{"doctor"}, args...)...)
 		cmd.Env = append(os.Environ(), launchEnv+"=1")
@@ -204,7 +203,7 @@ func TestUsage(t *testing.T) {
 
 func dialDoor(t *testing.T, d *Door) net.Conn {
 	t.Helper()
-	conn, err := net.DialTimeout("tcp", fmt.Sprintf("127.0.0.1:%d", d.Endpoints[0].Port), 10*time.Second)
+	conn, err := net.DialTimeout("tcp", fmt.Sprintf("127.0.0.1:%d", d.Endpoints[0].Port), mpirun.Limit(t))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
-	"time"
 
 	"lockstep/internal/fakelib"
 	"lockstep/internal/mpirun"
@@ -33,7 +32,7 @@ func build(t *testing.T) string {
 		if b.err = copyFile(os.Args[0], filepath.Join(b.dir, "launch"), nil); b.err != nil {
 			return
 		}
-		cmd := exec.CommandContext(mpirun.Building(t, 2*time.Minute), "go", "build", "-buildvcs=false", "-o", b.dir, "lockstep/launch/launch-probe")
+		cmd := exec.CommandContext(mpirun.Patience(t), "go", "build", "-buildvcs=false", "-o", b.dir, "lockstep/launch/launch-probe")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			b.err = fmt.Errorf("%w\n%s", err, out)
 		}

@@ -2,7 +2,6 @@ package plan
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"lockstep/internal/mpirun"
 	"lockstep/internal/terminal"
 	"lockstep/launch/exit"
 )
@@ -96,7 +96,7 @@ func program(name string, args []string) {
 			os.Exit(status)
 		}
 		if os.Getenv("PMI_RANK") == "" {
-			time.Sleep(time.Minute)
+			time.Sleep(time.Hour) // what ends it is the other
 		}
 	case "signals": // says what comes; ends by the SIGINT, SIGTERM or SIGHUP of the number given
 		signals := make(chan os.Signal, 8)
@@ -143,12 +143,10 @@ func pattern(stream, rank string) string {
 	return b.String() + "the end of " + stream + rank
 }
 
-// start returns a command that runs as launch would. It has three minutes: on a busy machine a start of mpirun takes half of one.
+// start returns a command that runs as launch would.
 func start(t testing.TB, words ...string) *exec.Cmd {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
-	t.Cleanup(cancel)
-	cmd := exec.CommandContext(ctx, words[0], words[1:]...)
+	cmd := exec.CommandContext(mpirun.Patience(t), words[0], words[1:]...)
 	cmd.WaitDelay = 5 * time.Second
 	cmd.Env = os.Environ()
 	return cmd

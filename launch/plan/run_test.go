@@ -16,6 +16,7 @@ import (
 	"testing/iotest"
 	"time"
 
+	"lockstep/internal/mpirun"
 	"lockstep/internal/procfs"
 )
 
@@ -173,7 +174,7 @@ func startJob(t *testing.T, args ...string) *running {
 		if r.cmd.ProcessState == nil { // the test has failed
 			_ = r.cmd.Process.Kill()
 			_ = r.cmd.Wait()
-			r.awaitNone()
+			r.awaitNone(t)
 		}
 		for _, pid := range r.alive() {
 			t.Errorf("process %d is left", pid)
@@ -217,8 +218,8 @@ func (r *running) alive() []int {
 }
 
 // awaitNone waits until no process of the job is left: the kernel and mpirun need a moment for it.
-func (r *running) awaitNone() {
-	for deadline := time.Now().Add(30 * time.Second); len(r.alive()) > 0; time.Sleep(10 * time.Millisecond) {
+func (r *running) awaitNone(t *testing.T) {
+	for deadline := time.Now().Add(mpirun.Limit(t)); len(r.alive()) > 0; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			return // the cleanup reports it
 		}
@@ -286,7 +287,7 @@ func TestSignals(t *testing.T) {
 			r.await(t, 2, "ready")
 			r.signal(t, syscall.SIGKILL)
 			r.status(t)
-			r.awaitNone()
+			r.awaitNone(t)
 		})
 	}
 }

@@ -2,7 +2,6 @@ package scaffold
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"go/format"
@@ -65,7 +64,7 @@ func newApp(t *testing.T, dir string, args ...string) (string, error) {
 // sh runs a shell script in dir, without network for Go.
 func sh(t *testing.T, dir, script string) string {
 	t.Helper()
-	cmd := exec.CommandContext(mpirun.Building(t, 4*time.Minute), "sh", "-ec", script)
+	cmd := exec.CommandContext(mpirun.Patience(t), "sh", "-ec", script)
 	cmd.Dir = dir
 	cmd.Env = append(mpirun.Env(2), mpirun.BuildEnv()...)
 	cmd.WaitDelay = 5 * time.Second
@@ -164,10 +163,8 @@ func TestModule(t *testing.T) {
 	}
 
 	for ranks := 1; ranks <= 3; ranks++ {
-		ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
-		cmd := mpirun.Command(ctx, ranks, filepath.Join(app, "heat-2d"), "--device", "host", "--json", "-", "--iters", "7", "--graph")
+		cmd := mpirun.Command(mpirun.Patience(t), ranks, filepath.Join(app, "heat-2d"), "--device", "host", "--json", "-", "--iters", "7", "--graph")
 		line, err := cmd.Output()
-		cancel()
 		var r struct {
 			App   string
 			Ranks int

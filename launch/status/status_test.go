@@ -48,9 +48,7 @@ func TestMain(m *testing.M) {
 // running starts the program on n ranks, 0 without mpirun, and returns the processes of its ranks.
 func running(t *testing.T, n int) (cmd *exec.Cmd, pids []int) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	t.Cleanup(cancel)
-	cmd = spmdtest.Command(ctx, t, n, []string{appEnv + "=1"}, "--log-ranks", "all", "--log-format", "json")
+	cmd = spmdtest.Command(mpirun.Patience(t), t, n, []string{appEnv + "=1"}, "--log-ranks", "all", "--log-format", "json")
 	out, err := cmd.StderrPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -226,7 +224,7 @@ func TestOtherUser(t *testing.T) {
 			got <- e
 			return
 		}
-		_, err := live.AskWho(pids[0], 10*time.Second)
+		_, err := live.AskWho(pids[0], mpirun.Limit(t))
 		got <- err
 	}()
 	if err := <-got; !errors.Is(err, live.ErrOtherUser) {

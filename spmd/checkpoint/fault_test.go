@@ -1,7 +1,6 @@
 package checkpoint_test
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,7 +13,6 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/rs/zerolog"
 
@@ -219,11 +217,9 @@ func TestCheckpointCrash(t *testing.T) {
 			ranks = min(ranks, most)
 		}
 		plan := fmt.Sprintf("%d:%d", rng.IntN(ranks), 1+rng.IntN(60))
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		cmd := mpirun.Command(ctx, ranks, os.Args[0], "-test.run=^TestCheckpointCrash$", "-test.count=1")
+		cmd := mpirun.Command(mpirun.Patience(t), ranks, os.Args[0], "-test.run=^TestCheckpointCrash$", "-test.count=1")
 		cmd.Env = append(cmd.Env, checkpointDir+"="+dir, crashEnv+"="+plan)
 		out, err := cmd.CombinedOutput()
-		cancel()
 		if err != nil {
 			crashes++
 		}

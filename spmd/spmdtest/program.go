@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"lockstep/internal/mpirun"
 )
@@ -79,11 +80,15 @@ func Command(ctx context.Context, t *testing.T, ranks int, env []string, args ..
 }
 
 // Program runs Command and returns how it ended. It fails the test when the program
-// does not end by itself before the test binary has to (go test -timeout). Where Open MPI
-// may have missed that the ranks ended well, it runs once more.
+// does not end by itself, see mpirun.Limit. Where Open MPI may have missed that the ranks ended well, it runs
+// once more. Where a --timeout is too short for the start on a machine that is busy with other things, it
+// runs again with twice as much.
 func Program(t *testing.T, ranks int, env []string, args ...string) Ended {
 	t.Helper()
 	e := program(t, ranks, env, args)
+	for args := slices.Clone(args); lengthen(args, e.Stderr); {
+		e = program(t, ranks, env, args)
+	}
 	if e.Status == 1 && mpirun.MissedEnd(e.Stderr) {
 		t.Logf("once more, since mpirun may have missed the end of a rank:\n%s", e.Stderr)
 		return program(t, ranks, env, args)
@@ -91,12 +96,25 @@ func Program(t *testing.T, ranks int, env []string, args ...string) Ended {
 	return e
 }
 
+// lengthen doubles the --timeout of args in which the start has not ended, unless it is a long one.
+func lengthen(args []string, stderr string) bool {
+	i := slices.Index(args, "--timeout") + 1
+	if i == 0 || i == len(args) {
+		return false
+	}
+	limit, err := time.ParseDuration(args[i])
+	if err != nil || limit >= Timeout() || !strings.Contains(stderr, "the start has not ended in "+limit.String()) {
+		return false
+	}
+	args[i] = (2 * limit).String()
+	return true
+}
+
 func program(t *testing.T, ranks int, env []string, args []string) Ended {
 	t.Helper()
 	started := Turn()
 	defer started()
-	ctx, cancel := context.WithTimeout(t.Context(), mpirun.Limit(t))
-	defer cancel()
+	ctx := mpirun.Patience(t)
 	cmd := Command(ctx, t, ranks, env, args...)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &firstWrite{&out, started}, &firstWrite{&errs, started}

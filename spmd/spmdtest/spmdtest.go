@@ -24,8 +24,8 @@
 // on GPUs, SPMDTEST_COLLECTIVES=mpi has MPI carry their buffers, SPMDTEST_SYMMETRIC=always
 // has NCCL's symmetric kernels carry what they can, SPMDTEST_RANKS=2 limits tests to
 // that number of ranks, and SPMDTEST_SUMMARY=on and SPMDTEST_TRACE=FILE are those flags; make test-gpu sets the first and the last. A collective that
-// does not end within 30 seconds, or what SPMDTEST_TIMEOUT says, ends its job with a
-// report of who is missing where; a job has as long as go test -timeout gives the tests.
+// does not end within five minutes, or what SPMDTEST_TIMEOUT says, ends its job with a
+// report of who is missing where. That is no limit to what is slow: only a hang takes so long, however busy the machine.
 package spmdtest
 
 import (
@@ -64,16 +64,16 @@ func HostOnly(t *testing.T, why string) {
 	}
 }
 
-// Timeout is how long a collective may take in tests: 30 seconds, or what
-// SPMDTEST_TIMEOUT says, such as 5m.
+// Timeout is how long a collective may take in tests: five minutes, or what
+// SPMDTEST_TIMEOUT says, such as 1h.
 func Timeout() time.Duration {
 	text := os.Getenv("SPMDTEST_TIMEOUT")
 	if text == "" {
-		return 30 * time.Second
+		return 5 * time.Minute
 	}
 	d, err := time.ParseDuration(text)
 	if err != nil {
-		panic(fmt.Sprintf("SPMDTEST_TIMEOUT=%s: want a duration such as 5m", text))
+		panic(fmt.Sprintf("SPMDTEST_TIMEOUT=%s: want a duration such as 1h", text))
 	}
 	return d
 }

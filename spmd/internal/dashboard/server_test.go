@@ -14,7 +14,7 @@ import (
 const token = "0123456789abcdef-_"
 
 // patience bounds every wait of a test, and is no measure of anything.
-const patience = 30 * time.Second
+const patience = 10 * time.Minute // only a hang takes so long
 
 // served serves a board on a free port until the test ends.
 func served(t *testing.T, b *Board) *Server {

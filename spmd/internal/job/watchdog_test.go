@@ -150,7 +150,7 @@ func watchedJob(t *testing.T, name string, state *files.State) (worlds []*testWo
 func await(t *testing.T, said <-chan string, text string) {
 	t.Helper()
 	var all []string
-	for limit := time.After(30 * time.Second); ; {
+	for limit := time.After(10 * time.Minute); ; {
 		select {
 		case line := <-said:
 			if all = append(all, line); strings.Contains(line, text) {
