@@ -19,17 +19,37 @@ static const MPI_Datatype types[] = {MPI_INT8_T,  MPI_UINT8_T,  MPI_INT32_T,  MP
                                      MPI_UINT64_T, MPI_UINT16_T, MPI_UINT16_T, MPI_FLOAT,    MPI_DOUBLE};
 static const MPI_Op ops[] = {MPI_SUM, MPI_PROD, MPI_MIN, MPI_MAX, MPI_SUM}; // an average is divided afterwards
 
-// Open MPI 4.1 sums 8-bit integers with saturation where it has vectors, and wraps round elsewhere, in one array too.
-static MPI_Op sum8;
-static void add8(void *in, void *inout, int *n, MPI_Datatype *t) {
-    const uint8_t *a = in;
-    uint8_t *b = inout;
+// Operations of our own, where MPI's depend on the library, or on the place in the array: of a minimum whether a NaN wins, and
+// in Open MPI 4.1 sums of 8-bit integers, which it makes with saturation where it has vectors, and elsewhere wraps round.
+enum { LEAST, MOST, SUM8, OWN_OPS };
+static MPI_Op own_ops[OWN_OPS];
+static void floats(void *in, void *inout, int n, MPI_Datatype t, int op) { fold(inout, in, inout, n, t == MPI_FLOAT ? F32 : F64, op); }
+static void least(void *in, void *inout, int *n, MPI_Datatype *t) { floats(in, inout, *n, *t, MIN); }
+static void most(void *in, void *inout, int *n, MPI_Datatype *t) { floats(in, inout, *n, *t, MAX); }
+static void sum8(void *in, void *inout, int *n, MPI_Datatype *t) {
     (void)t;
-    for (int i = 0; i < *n; i++) b[i] = (uint8_t)(a[i] + b[i]);
+    fold(inout, in, inout, *n, U8, 0);
 }
-static int make_ops(void) { return MPI_Op_create(add8, 1, &sum8); }
-static int free_ops(void) { return MPI_Op_free(&sum8); }
-static inline MPI_Op operation(int op, int t) { return t <= 1 && ops[op] == MPI_SUM ? sum8 : ops[op]; }
+static int make_ops(void) {
+    MPI_User_function *const made[] = {[LEAST] = least, [MOST] = most, [SUM8] = sum8};
+    for (int i = 0; i < OWN_OPS; i++) {
+        int rc = MPI_Op_create(made[i], 1, &own_ops[i]);
+        if (rc != MPI_SUCCESS) return rc;
+    }
+    return MPI_SUCCESS;
+}
+static int free_ops(void) {
+    int first = MPI_SUCCESS;
+    for (int i = 0; i < OWN_OPS; i++) {
+        int rc = MPI_Op_free(&own_ops[i]);
+        if (first == MPI_SUCCESS) first = rc;
+    }
+    return first;
+}
+static inline MPI_Op operation(int op, int t) {
+    if (t >= F16 && (op == MIN || op == MAX)) return own_ops[op == MIN ? LEAST : MOST];
+    return t <= U8 && ops[op] == MPI_SUM ? own_ops[SUM8] : ops[op];
+}
 
 enum { TAG_USER = 0 }; // of the application's messages; others are in comm.go
 
@@ -73,7 +93,7 @@ static int allreduce(MPI_Comm c, uintptr_t to, uintptr_t from, int n, int t, int
     if (half(t)) {
         float *f = widen(src, n, t);
         if (!f) return MPI_ERR_NO_MEM;
-        int rc = MPI_Allreduce(MPI_IN_PLACE, f, n, MPI_FLOAT, ops[op], c);
+        int rc = MPI_Allreduce(MPI_IN_PLACE, f, n, MPI_FLOAT, operation(op, t), c);
         if (rc == MPI_SUCCESS) finish_half(dst, f, n, t, op, size);
         return rc;
     }
@@ -86,8 +106,8 @@ static int reduce(MPI_Comm c, void *dst, const void *src, int n, int t, int op, 
     if (half(t)) {
         float *f = widen(src, n, t);
         if (!f) return MPI_ERR_NO_MEM;
-        if (rank != root) return MPI_Reduce(f, NULL, n, MPI_FLOAT, ops[op], root, c);
-        int rc = MPI_Reduce(MPI_IN_PLACE, f, n, MPI_FLOAT, ops[op], root, c);
+        if (rank != root) return MPI_Reduce(f, NULL, n, MPI_FLOAT, operation(op, t), root, c);
+        int rc = MPI_Reduce(MPI_IN_PLACE, f, n, MPI_FLOAT, operation(op, t), root, c);
         if (rc == MPI_SUCCESS) finish_half(dst, f, n, t, op, size);
         return rc;
     }
@@ -105,7 +125,7 @@ static int scan(MPI_Comm c, uintptr_t to, uintptr_t from, int n, int t, int op, 
     if (!half(t)) return call(src == dst ? MPI_IN_PLACE : src, dst, n, types[t], operation(op, t), c);
     float *f = widen(src, n, t);
     if (!f) return MPI_ERR_NO_MEM;
-    int rc = call(MPI_IN_PLACE, f, n, MPI_FLOAT, ops[op], c);
+    int rc = call(MPI_IN_PLACE, f, n, MPI_FLOAT, operation(op, t), c);
     if (rc == MPI_SUCCESS && !(exclusive && rank == 0)) finish_half(dst, f, n, t, op, 1);
     return rc;
 }
@@ -123,7 +143,7 @@ static int reduce_scatter(MPI_Comm c, void *dst, const void *src, int n, int t, 
     if (half(t)) {
         float *f = widen(src, (int64_t)n * size, t);
         if (!f) return MPI_ERR_NO_MEM;
-        rc = MPI_Reduce_scatter_block(MPI_IN_PLACE, f, n, MPI_FLOAT, ops[op], c);
+        rc = MPI_Reduce_scatter_block(MPI_IN_PLACE, f, n, MPI_FLOAT, operation(op, t), c);
         if (rc == MPI_SUCCESS) finish_half(dst, f, n, t, op, size);
         return rc;
     }
@@ -145,7 +165,7 @@ static int reduce_scatterv(MPI_Comm c, void *dst, const void *src, const int *co
     if (half(t)) {
         float *f = widen(src, total, t);
         if (!f) return MPI_ERR_NO_MEM;
-        rc = MPI_Reduce_scatter(MPI_IN_PLACE, f, counts, MPI_FLOAT, ops[op], c);
+        rc = MPI_Reduce_scatter(MPI_IN_PLACE, f, counts, MPI_FLOAT, operation(op, t), c);
         if (rc == MPI_SUCCESS) finish_half(dst, f, n, t, op, size);
         return rc;
     }

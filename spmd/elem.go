@@ -56,6 +56,10 @@ type Op = elem.Op
 // integers. float16 and bfloat16 are reduced in float32 and, on the host, rounded
 // once; NCCL rounds them after each addition, and floating-point averages of any
 // type may differ from the host's in the last bit.
+//
+// In Min and Max a NaN wins, whichever rank has it, and -0 is less than 0, as in
+// IEEE 754-2019, NumPy and PyTorch. NCCL, which carries long ones between GPUs,
+// drops a NaN where another rank has a number: --check=both finds that.
 const (
 	Sum  = elem.Sum
 	Prod = elem.Prod

@@ -50,21 +50,29 @@ func EveryReduction(t *testing.T, c Comm, n int) {
 	}
 }
 
-// Reductions runs the reductions of n elements by op.
+// Reductions runs the reductions of n elements by op, and Min and Max of floats also of Extremes.
 func Reductions[T elem.Elem](t *testing.T, c Comm, n int, op elem.Op) {
-	ty := elem.Of[T]()
-	in := Input[T](c.Rank(), n)
-	want := Reduced[T](c.Size(), n, op)
+	reductions(t, c, n, op, Input[T])
+	if HasExtremes[T](op) {
+		reductions(t, c, n, op, Extremes[T](c.Size()))
+	}
+}
 
-	src, dst := Filled[T](c.Rank(), n), Alloc[T](n)
+func reductions[T elem.Elem](t *testing.T, c Comm, n int, op elem.Op, values Values[T]) {
+	ty := elem.Of[T]()
+	in := values(c.Rank(), n)
+	want := values.Reduced(c.Size(), n, op)
+
+	src, dst := Hold(in), Alloc[T](n)
 	Must(t, c.AllReduce(dst.Ptr(), src.Ptr(), n, ty, op))
 	dst.Same(t, c, want, "AllReduce %v", op)
+	alike(t, c, dst.Data(), op)
 	src.Same(t, c, in, "src of AllReduce %v", op)
 	Must(t, c.AllReduce(src.Ptr(), src.Ptr(), n, ty, op))
 	src.Same(t, c, want, "AllReduce %v in place", op)
 
 	for _, root := range []int{0, c.Size() - 1} {
-		src, dst = Filled[T](c.Rank(), n), Alloc[T](n)
+		src, dst = Hold(values(c.Rank(), n)), Alloc[T](n)
 		Must(t, c.Reduce(dst.Ptr(), src.Ptr(), n, ty, op, root))
 		src.Same(t, c, in, "src of Reduce %v", op)
 		if c.Rank() == root {
@@ -81,12 +89,12 @@ func Reductions[T elem.Elem](t *testing.T, c Comm, n int, op elem.Op) {
 	}
 
 	if op != elem.Avg {
-		scans(t, c, in, op)
+		scans(t, c, in, op, values)
 	}
 
 	all := n * c.Size()
-	in, want = Input[T](c.Rank(), all), Reduced[T](c.Size(), all, op)
-	src, dst = Filled[T](c.Rank(), all), Alloc[T](n)
+	in, want = values(c.Rank(), all), values.Reduced(c.Size(), all, op)
+	src, dst = Hold(in), Alloc[T](n)
 	lo := c.Rank() * n
 	Must(t, c.ReduceScatter(dst.Ptr(), src.Ptr(), n, ty, op))
 	dst.Same(t, c, want[lo:lo+n], "ReduceScatter %v", op)
@@ -98,8 +106,8 @@ func Reductions[T elem.Elem](t *testing.T, c Comm, n int, op elem.Op) {
 	for shift := range 2 {
 		counts, total, lo := Uneven(c, n, shift)
 		n := counts[c.Rank()]
-		in, want := Input[T](c.Rank(), total), Reduced[T](c.Size(), total, op)
-		src, dst := Filled[T](c.Rank(), total), Alloc[T](n)
+		in, want := values(c.Rank(), total), values.Reduced(c.Size(), total, op)
+		src, dst := Hold(in), Alloc[T](n)
 		Must(t, c.ReduceScatterV(dst.Ptr(), src.Ptr(), counts, ty, op))
 		dst.Same(t, c, want[lo:lo+n], "ReduceScatterV %v %v", op, counts)
 		src.Same(t, c, in, "src of ReduceScatterV %v %v", op, counts)
@@ -109,23 +117,36 @@ func Reductions[T elem.Elem](t *testing.T, c Comm, n int, op elem.Op) {
 	}
 }
 
+// alike fails the test unless all ranks have the same bits.
+func alike[T elem.Elem](t *testing.T, c Comm, result []T, op elem.Op) {
+	t.Helper()
+	n := len(result)
+	all := make([]T, n*c.Size())
+	Must(t, c.AllGather(Ptr(all), Ptr(result), n, elem.Of[T]()))
+	for i, x := range all {
+		if n > 0 && bits(x) != bits(result[i%n]) {
+			t.Fatalf("AllReduce %v: [%d] is %#x on rank %d, %#x on rank %d", op, i%n, bits(x), i/n, bits(result[i%n]), c.Rank())
+		}
+	}
+}
+
 // scans runs the scans of in, this rank's input.
-func scans[T elem.Elem](t *testing.T, c Comm, in []T, op elem.Op) {
+func scans[T elem.Elem](t *testing.T, c Comm, in []T, op elem.Op, values Values[T]) {
 	n, ty, before := len(in), elem.Of[T](), Alloc[T](len(in)).Data() // what rank 0 has in dst
 	if c.Rank() > 0 {
-		before = Reduced[T](c.Rank(), n, op)
+		before = values.Reduced(c.Rank(), n, op)
 	}
-	src, dst := Filled[T](c.Rank(), n), Alloc[T](n)
+	src, dst := Hold(values(c.Rank(), n)), Alloc[T](n)
 	Must(t, c.ExScan(dst.Ptr(), src.Ptr(), n, ty, op))
 	dst.Same(t, c, before, "ExScan %v", op)
 	src.Same(t, c, in, "src of ExScan %v", op)
 	Must(t, c.Scan(dst.Ptr(), src.Ptr(), n, ty, op))
-	dst.Same(t, c, Reduced[T](c.Rank()+1, n, op), "Scan %v", op)
+	dst.Same(t, c, values.Reduced(c.Rank()+1, n, op), "Scan %v", op)
 	src.Same(t, c, in, "src of Scan %v", op)
 	Must(t, c.Scan(src.Ptr(), src.Ptr(), n, ty, op))
 	src.Same(t, c, dst.Data(), "Scan %v in place", op)
 
-	src = Filled[T](c.Rank(), n)
+	src = Hold(values(c.Rank(), n))
 	Must(t, c.ExScan(src.Ptr(), src.Ptr(), n, ty, op))
 	if c.Rank() == 0 {
 		before = in

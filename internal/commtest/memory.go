@@ -59,7 +59,24 @@ func (m Memory[T]) Intact() bool {
 	return true
 }
 
-// Same fails the test unless the Memory holds want, bit by bit, between intact Guards.
+// bits are those of an element.
+func bits[T elem.Elem](x T) (b uint64) {
+	*(*T)(unsafe.Pointer(&b)) = x
+	return b
+}
+
+// isNaN says whether an element is a NaN.
+func isNaN[T elem.Elem](x T) bool {
+	switch x := any(x).(type) {
+	case elem.F16:
+		return x&0x7fff > 0x7c00
+	case elem.BF16:
+		return x&0x7fff > 0x7f80
+	}
+	return x != x
+}
+
+// Same fails the test unless the Memory holds want, bit by bit, between intact Guards. A NaN is the same as any other.
 func (m Memory[T]) Same(t *testing.T, c Ranks, want []T, format string, args ...any) {
 	t.Helper()
 	what := fmt.Sprintf(format, args...)
@@ -67,8 +84,9 @@ func (m Memory[T]) Same(t *testing.T, c Ranks, want []T, format string, args ...
 		t.Fatalf("rank %d of %d: %s of %v: wrote outside of dst", c.Rank(), c.Size(), what, elem.Of[T]())
 	}
 	for i, got := range m.Data() {
-		if got != want[i] {
-			t.Fatalf("rank %d of %d: %s of %d %v: [%d] is %v, want %v", c.Rank(), c.Size(), what, m.N, elem.Of[T](), i, got, want[i])
+		if bits(got) != bits(want[i]) && !(isNaN(got) && isNaN(want[i])) {
+			t.Fatalf("rank %d of %d: %s of %d %v: [%d] is %v, want %v (%#x, %#x)", c.Rank(), c.Size(), what, m.N, elem.Of[T](),
+				i, got, want[i], bits(got), bits(want[i]))
 		}
 	}
 }
@@ -121,24 +139,76 @@ func Input[T elem.Elem](rank, n int) []T {
 	return s
 }
 
-// Filled is the Input of a rank in a Memory.
-func Filled[T elem.Elem](rank, n int) Memory[T] {
-	m := Alloc[T](n)
-	copy(m.Data(), Input[T](rank, n))
+// Values is the input of each rank: n elements. Input is the most common.
+type Values[T elem.Elem] func(rank, n int) []T
+
+// HasExtremes says whether Extremes are input for an operation: for Min and Max of floats.
+func HasExtremes[T elem.Elem](op elem.Op) bool {
+	return (op == elem.Min || op == elem.Max) && elem.Of[T]() >= elem.Float16
+}
+
+// Extremes is what the order of floats is made for: a NaN on one rank, zeros of both signs, and anything with anything.
+func Extremes[T elem.Elem](size int) Values[T] {
+	nan := float32(math.NaN())
+	all := []float32{nan, 0, float32(math.Copysign(0, -1)), 1, -2, float32(math.Inf(1)), float32(math.Inf(-1)),
+		math.Float32frombits(math.Float32bits(nan) | 1<<31 | 1<<17)}
+	return func(rank, n int) []T {
+		s := make([]T, n)
+		for i := range s {
+			h := uint64(rank*7919+i+1) * 0x9e3779b97f4a7c15 >> 32
+			x := all[h%8]
+			switch i % 3 {
+			case 0:
+				if x = float32(rank + i); (i/3+n)%size == rank {
+					x = nan
+				}
+			case 1:
+				x = all[1+h%2]
+			}
+			switch p := any(&s[i]).(type) {
+			case *elem.F16:
+				*p = elem.ToF16(x)
+			case *elem.BF16:
+				*p = elem.ToBF16(x)
+			case *float32:
+				*p = x
+			case *float64:
+				*p = float64(x)
+			}
+		}
+		return s
+	}
+}
+
+// Hold is some values in a Memory.
+func Hold[T elem.Elem](values []T) Memory[T] {
+	m := Alloc[T](len(values))
+	copy(m.Data(), values)
 	return m
 }
 
+// Filled is the Input of a rank in a Memory.
+func Filled[T elem.Elem](rank, n int) Memory[T] { return Hold(Input[T](rank, n)) }
+
 // Reduced is op over all ranks of n elements, from Go's own arithmetic: integers wrap, floats in float64.
-func Reduced[T elem.Elem](size, n int, op elem.Op) []T {
-	out := make([]T, n)
+func (v Values[T]) Reduced(size, n int, op elem.Op) []T {
+	in := make([][]T, size)
+	for r := range in {
+		in[r] = v(r, n)
+	}
+	out, each := make([]T, n), make([]T, size)
 	for i := range out {
-		in := make([]T, size)
-		for r := range in {
-			in[r] = value[T](r, i)
+		for r := range each {
+			each[r] = in[r][i]
 		}
-		out[i] = fold(in, op)
+		out[i] = fold(each, op)
 	}
 	return out
+}
+
+// Reduced is op over all ranks of the Input.
+func Reduced[T elem.Elem](size, n int, op elem.Op) []T {
+	return Values[T](Input[T]).Reduced(size, n, op)
 }
 
 func fold[T elem.Elem](in []T, op elem.Op) T {
@@ -194,7 +264,7 @@ func foldInt[I int8 | uint8 | int32 | uint32 | int64 | uint64](in []I, op elem.O
 
 func fold32[T any](in []T, f func(T) float32, op elem.Op) float32 {
 	out := foldFloat(in, func(x T) float64 { return float64(f(x)) }, op)
-	if out != float64(float32(out)) {
+	if out != float64(float32(out)) && out == out {
 		panic(fmt.Sprintf("the test's input is not exact in float32: %v", out))
 	}
 	if op == elem.Avg {
@@ -212,9 +282,9 @@ func foldFloat[T any](in []T, f func(T) float64, op elem.Op) float64 {
 		case elem.Prod:
 			out *= f(x)
 		case elem.Min:
-			out = math.Min(out, f(x))
+			out = min(out, f(x))
 		case elem.Max:
-			out = math.Max(out, f(x))
+			out = max(out, f(x))
 		}
 	}
 	return out

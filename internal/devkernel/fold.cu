@@ -22,6 +22,8 @@ struct bf16 { u16 bits; };
 #ifndef EMULATED // a test compiles the rest for the host, with these of its own
 FN float as_float(u32 u) { return __uint_as_float(u); }
 FN u32 as_bits(float f) { return __float_as_uint(f); }
+FN double as_double(u64 u) { return __longlong_as_double((i64)u); }
+FN u64 as_bits(double f) { return (u64)__double_as_longlong(f); }
 FN float wide(f16 x) {
 	if ((x.bits & 0x7c00) == 0x7c00) { // infinity, NaN
 		return as_float((u32)(x.bits & 0x8000) << 16 | 0x7f800000u | (u32)(x.bits & 0x3ff) << 13);
@@ -112,12 +114,26 @@ template <> struct Wrap<i64> { typedef u64 type; };
 
 enum { SUM, PROD, MIN, MAX, AVG };
 
+// Of floats a NaN wins, and -0 is less than 0 (minimum and maximum of IEEE 754-2019), by their bits: those are ordered as the
+// numbers are once those of negative ones are flipped. The result has one NaN, whichever went in.
+template <bool LEAST, typename T> FN T extreme(T a, T b) { return (LEAST ? a < b : a > b) ? a : b; }
+template <bool LEAST> FN float extreme(float a, float b) {
+	const int top = 0x7fffffff, inf = 0x7f800000;
+	int x = (int)as_bits(a), y = (int)as_bits(b), r = extreme<LEAST, int>(x ^ (x >> 31 & top), y ^ (y >> 31 & top));
+	return as_float((x & top) > inf || (y & top) > inf ? 0x7fc00000u : (u32)(r ^ (r >> 31 & top)));
+}
+template <bool LEAST> FN double extreme(double a, double b) {
+	const i64 top = 0x7fffffffffffffff, inf = 0x7ff0000000000000;
+	i64 x = (i64)as_bits(a), y = (i64)as_bits(b), r = extreme<LEAST, i64>(x ^ (x >> 63 & top), y ^ (y >> 63 & top));
+	return as_double((x & top) > inf || (y & top) > inf ? 0x7ff8000000000000u : (u64)(r ^ (r >> 63 & top)));
+}
+
 template <int OP, typename T> FN T combine(T a, T b) {
 	typedef typename Wrap<T>::type W;
 	switch (OP) {
 	case PROD: return (T)((W)a * (W)b);
-	case MIN: return a < b ? a : b;
-	case MAX: return a > b ? a : b;
+	case MIN: return extreme<true>(a, b);
+	case MAX: return extreme<false>(a, b);
 	default: return (T)((W)a + (W)b);
 	}
 }

@@ -129,41 +129,16 @@ func (b *Buffer[T]) Free(t *testing.T) {
 // Reductions does all reductions of n elements on each rank, out of place and in place.
 func Reductions[T elem.Elem](t *testing.T, w Way, n int, ops ...elem.Op) {
 	t.Helper()
-	ty, c, p := elem.Of[T](), w.C, cudampi.At(w.S)
-	root := c.Size() - 1
 	for _, op := range ops {
-		what := fmt.Sprintf("%v of %d", op, n)
-		want, whole := commtest.Reduced[T](c.Size(), n, op), commtest.Reduced[T](c.Size(), n*c.Size(), op)
-		in, all := commtest.Input[T](c.Rank(), n), commtest.Input[T](c.Rank(), n*c.Size())
-		own := whole[c.Rank()*n : (c.Rank()+1)*n]
-
-		src, dst := Filled(t, w, in), Alloc[T](t, w, n)
-		commtest.Must(t, w.AllReduce(p, dst.At(0), src.At(0), n, ty, op))
-		dst.Same(t, want, "AllReduce "+what)
-		src.Same(t, in, "src of AllReduce "+what)
-		same := Filled(t, w, in)
-		commtest.Must(t, w.AllReduce(p, same.At(0), same.At(0), n, ty, op))
-		same.Same(t, want, "AllReduce in place "+what)
-
-		src, dst = Filled(t, w, in), Alloc[T](t, w, n)
-		commtest.Must(t, w.Reduce(p, dst.At(0), src.At(0), n, ty, op, root))
-		if c.Rank() == root {
-			dst.Same(t, want, "Reduce "+what)
-		} else {
-			dst.Same(t, commtest.Alloc[T](n).Data(), "dst of Reduce elsewhere "+what)
+		reductions(t, w, n, op, commtest.Input[T])
+		if commtest.HasExtremes[T](op) {
+			reductions(t, w, n, op, commtest.Extremes[T](w.C.Size()))
 		}
-		src.Same(t, in, "src of Reduce "+what)
-
-		src, dst = Filled(t, w, all), Alloc[T](t, w, n)
-		commtest.Must(t, w.ReduceScatter(p, dst.At(0), src.At(0), n, ty, op))
-		dst.Same(t, own, "ReduceScatter "+what)
-		commtest.Must(t, w.ReduceScatter(p, src.At(c.Rank()*n), src.At(0), n, ty, op))
-		copy(all[c.Rank()*n:], own)
-		src.Same(t, all, "ReduceScatter in place "+what)
 	}
 	if n == 0 {
 		return
 	}
+	ty, c, p := elem.Of[T](), w.C, cudampi.At(w.S)
 	counts, total := Ragged(c.Size(), n)
 	whole := commtest.Reduced[T](c.Size(), total, elem.Sum)
 	off := transfer.Parts{Counts: counts}.Offset(c.Rank())
@@ -171,6 +146,40 @@ func Reductions[T elem.Elem](t *testing.T, w Way, n int, ops ...elem.Op) {
 	commtest.Must(t, w.ReduceScatterV(p, dst.At(0), src.At(0), counts, ty, elem.Sum))
 	dst.Same(t, whole[off:off+counts[c.Rank()]], fmt.Sprintf("ReduceScatterV of %v", counts))
 	src.Free(t)
+}
+
+func reductions[T elem.Elem](t *testing.T, w Way, n int, op elem.Op, values commtest.Values[T]) {
+	t.Helper()
+	ty, c, p := elem.Of[T](), w.C, cudampi.At(w.S)
+	root := c.Size() - 1
+	what := fmt.Sprintf("%v of %d", op, n)
+	want, whole := values.Reduced(c.Size(), n, op), values.Reduced(c.Size(), n*c.Size(), op)
+	in, all := values(c.Rank(), n), values(c.Rank(), n*c.Size())
+	own := whole[c.Rank()*n : (c.Rank()+1)*n]
+
+	src, dst := Filled(t, w, in), Alloc[T](t, w, n)
+	commtest.Must(t, w.AllReduce(p, dst.At(0), src.At(0), n, ty, op))
+	dst.Same(t, want, "AllReduce "+what)
+	src.Same(t, in, "src of AllReduce "+what)
+	same := Filled(t, w, in)
+	commtest.Must(t, w.AllReduce(p, same.At(0), same.At(0), n, ty, op))
+	same.Same(t, want, "AllReduce in place "+what)
+
+	src, dst = Filled(t, w, in), Alloc[T](t, w, n)
+	commtest.Must(t, w.Reduce(p, dst.At(0), src.At(0), n, ty, op, root))
+	if c.Rank() == root {
+		dst.Same(t, want, "Reduce "+what)
+	} else {
+		dst.Same(t, commtest.Alloc[T](n).Data(), "dst of Reduce elsewhere "+what)
+	}
+	src.Same(t, in, "src of Reduce "+what)
+
+	src, dst = Filled(t, w, all), Alloc[T](t, w, n)
+	commtest.Must(t, w.ReduceScatter(p, dst.At(0), src.At(0), n, ty, op))
+	dst.Same(t, own, "ReduceScatter "+what)
+	commtest.Must(t, w.ReduceScatter(p, src.At(c.Rank()*n), src.At(0), n, ty, op))
+	copy(all[c.Rank()*n:], own)
+	src.Same(t, all, "ReduceScatter in place "+what)
 }
 
 // Ragged are counts around n, one of them none.

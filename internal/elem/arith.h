@@ -8,7 +8,8 @@
 #include <string.h>
 
 // Types and operations are numbered as in package elem.
-enum { F16 = 6, BF16 = 7, F32 = 8, AVG = 4 };
+enum { U8 = 1, F16 = 6, BF16 = 7, F32 = 8, F64 = 9 };
+enum { MIN = 2, MAX = 3, AVG = 4 };
 static const int sizes[] = {1, 1, 4, 4, 8, 8, 2, 2, 4, 8};
 
 static inline int half(int t) { return t == F16 || t == BF16; }
@@ -76,24 +77,42 @@ static void finish_half(void *dst, float *f, int64_t n, int t, int op, int size)
     t == F16 ? narrow_f16(dst, f, n) : narrow_bf16(dst, f, n);
 }
 
+// Min and max of floats: a NaN wins, and -0 is less than 0 (minimum and maximum of IEEE 754-2019). The two comparisons differ
+// where the numbers are equal: zeros, of whose signs BOTH takes the right one. The result has one NaN, whichever went in:
+// ranks may fold in different orders, and are to get the same bits.
+#define EXTREME(NAME, T, U, LESS, BOTH, NOT_A_NUMBER) \
+    static inline T NAME(T a, T b) { \
+        T p = a LESS b ? a : b, q = b LESS a ? b : a; \
+        U x, y; \
+        memcpy(&x, &p, sizeof x); \
+        memcpy(&y, &q, sizeof y); \
+        x = __builtin_isunordered(a, b) ? NOT_A_NUMBER : x BOTH y; \
+        memcpy(&p, &x, sizeof p); \
+        return p; \
+    }
+EXTREME(min_f32, float, uint32_t, <, |, 0x7fc00000)
+EXTREME(max_f32, float, uint32_t, >, &, 0x7fc00000)
+EXTREME(min_f64, double, uint64_t, <, |, 0x7ff8000000000000)
+EXTREME(max_f64, double, uint64_t, >, &, 0x7ff8000000000000)
+
 #define FOLD(T, E) { T *d = dst; const T *p = x, *q = y; for (int i = 0; i < n; i++) { T a = p[i], b = q[i]; d[i] = (T)(E); } return; }
+#define FOLD_AS(T, U, LEAST, MOST) \
+    switch (op) { case 1: FOLD(U, a * b) case 2: FOLD(T, LEAST) case 3: FOLD(T, MOST) default: FOLD(U, a + b) }
 // Sums and products of integers wrap round, which in C only the unsigned types may.
-#define FOLD_AS(T, U) \
-    switch (op) { case 1: FOLD(U, a * b) case 2: FOLD(T, a < b ? a : b) case 3: FOLD(T, a > b ? a : b) default: FOLD(U, a + b) }
+#define FOLD_INT(T, U) FOLD_AS(T, U, a < b ? a : b, a > b ? a : b)
 // fold sets dst to op of x and y, element by element; not of 16-bit floats. dst may be x or y.
 CLONES static void fold(void *dst, const void *x, const void *y, int n, int t, int op) {
     switch (t) {
-    case 0: FOLD_AS(int8_t, uint8_t)
-    case 1: FOLD_AS(uint8_t, uint8_t)
-    case 2: FOLD_AS(int32_t, uint32_t)
-    case 3: FOLD_AS(uint32_t, uint32_t)
-    case 4: FOLD_AS(int64_t, uint64_t)
-    case 5: FOLD_AS(uint64_t, uint64_t)
-    case 8: FOLD_AS(float, float)
-    case 9: FOLD_AS(double, double)
+    case 0: FOLD_INT(int8_t, uint8_t)
+    case 1: FOLD_INT(uint8_t, uint8_t)
+    case 2: FOLD_INT(int32_t, uint32_t)
+    case 3: FOLD_INT(uint32_t, uint32_t)
+    case 4: FOLD_INT(int64_t, uint64_t)
+    case 5: FOLD_INT(uint64_t, uint64_t)
+    case 8: FOLD_AS(float, float, min_f32(a, b), max_f32(a, b))
+    case 9: FOLD_AS(double, double, min_f64(a, b), max_f64(a, b))
     }
 }
-
 
 // reduce_half is reduce_many of 16-bit floats, in float32 and rounded once.
 static void reduce_half(char *dst, const uintptr_t *from, int ranks, int64_t n, int t, int op) {

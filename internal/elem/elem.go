@@ -118,7 +118,8 @@ func alike[T Stored](z T) Type {
 
 // Op is a reduction over the ranks of a communicator, element by element.
 //
-// Integers wrap round as in Go. Float16 and BFloat16 are reduced in float32 and rounded once, at the end.
+// Integers wrap round as in Go. Float16 and BFloat16 are reduced in float32 and rounded once, at the end. In Min and Max a
+// NaN wins, and -0 is less than 0.
 type Op uint8
 
 // The reductions. Avg is the sum divided by the number of ranks; for integers the division truncates towards zero.

@@ -127,8 +127,8 @@ func sysRingRecv(x *ringEnd, dst unsafe.Pointer, n int, t elem.Type, from int) (
 	return o.code, o.got
 }
 
-// Reduce sets n elements at dst to op over all src, in their order, the 16-bit floats in float32 and rounded once. It is for
-// memory of C. It needs none of its own, so several goroutines may work on parts.
+// Reduce sets n elements at dst to op over all src, in their order, the 16-bit floats in float32 and rounded once. In Min
+// and Max a NaN wins. It is for memory of C. It needs none of its own, so several goroutines may work on parts.
 func Reduce(dst unsafe.Pointer, src []uintptr, n int, t elem.Type, op elem.Op) {
 	C.reduce_many(address(dst), (*C.uintptr_t)(unsafe.Pointer(unsafe.SliceData(src))), C.int(len(src)), C.int64_t(n), C.int(t), C.int(op))
 }

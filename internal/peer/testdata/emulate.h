@@ -24,6 +24,8 @@ static void __syncthreads() {}
 
 static float as_float(uint32_t u) { float f; memcpy(&f, &u, 4); return f; }
 static uint32_t as_bits(float f) { uint32_t u; memcpy(&u, &f, 4); return u; }
+static double as_double(uint64_t u) { double f; memcpy(&f, &u, 8); return f; }
+static uint64_t as_bits(double f) { uint64_t u; memcpy(&u, &f, 8); return u; }
 static void set_flag(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 static void post(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 static uint32_t flag(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }

@@ -1,6 +1,7 @@
 package inproc
 
 import (
+	"math"
 	"unsafe"
 
 	"lockstep/internal/elem"
@@ -45,15 +46,19 @@ func fold[T float32 | float64 | int32 | uint32 | int64 | uint64](dst unsafe.Poin
 			case elem.Prod:
 				v *= w
 			case elem.Min:
-				if !(v < w) { // of numbers that are none, C takes the second
-					v = w
-				}
+				v = oneNaN(min(v, w))
 			case elem.Max:
-				if !(v > w) {
-					v = w
-				}
+				v = oneNaN(max(v, w))
 			}
 		}
 		unsafe.Slice((*T)(dst), n)[i] = v
 	}
+}
+
+// oneNaN is v, and the NaN of arith.h where v is any.
+func oneNaN[T float32 | float64 | int32 | uint32 | int64 | uint64](v T) T {
+	if v != v {
+		return T(math.Float64frombits(0x7ff8 << 48))
+	}
+	return v
 }
