@@ -262,6 +262,9 @@ func (f *mishap) judge(said, pid string, status int) error {
 	if f.or == nil || len(lacks(f.or)) > 0 {
 		errs = append(errs, lacks(f.want)...)
 	}
+	if n := strings.Count(said, " ERR "); n > 1 {
+		errs = append(errs, fmt.Errorf("%d causes, want one", n))
+	}
 	if n := strings.Count(said, "[running]:"); n > 1 {
 		errs = append(errs, fmt.Errorf("%d stacks, want one", n))
 	}

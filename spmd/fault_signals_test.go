@@ -3,6 +3,7 @@ package spmd_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -183,6 +184,62 @@ func listens(ctx context.Context, w *spmd.World, victim bool) error {
 			return err
 		}
 	}
+}
+
+// signalRows are the ends by a signal of programs that do something else meanwhile.
+func signalRows() []mishap {
+	const late = 30 * time.Second
+	host := []string{"host={host}"}
+	return []mishap{
+		{name: "SIGTERM to mpirun amid collectives", within: late, run: sumsUp, args: []string{"--summary", "on"}, steps: []step{{"ready", "mpirun", syscall.SIGTERM}},
+			cause: "ended by signal: terminated", want: append([]string{"summary of rank 0 of 4"}, host...)},
+		{name: "SIGINT to mpirun amid collectives", within: late, run: sumsUp, steps: []step{{"ready", "mpirun", syscall.SIGINT}}, cause: "ended by signal: terminated", want: host},
+		{name: "SIGTERM to a rank that leaves a loop", within: late, run: untilDone, steps: []step{{"ready", "rank", syscall.SIGTERM}}, cause: "ended by signal: terminated", want: append([]string{"rank={rank}"}, host...)},
+		{name: "SIGHUP to a rank that stops together", within: late, run: stopsTogether, args: everyLog, steps: []step{{"ready", "rank", syscall.SIGHUP}}, cause: "asked to end early", clean: true},
+		{name: "SIGINT to a rank that stops together", within: late, run: stopsTogether, steps: []step{{"ready", "rank", syscall.SIGINT}}, cause: "ended by signal: interrupt", want: append([]string{"rank={rank}"}, host...)},
+	}
+}
+
+// sumsUp does not look at its context.
+func sumsUp(_ context.Context, w *spmd.World, victim bool) error {
+	x, err := spmd.Alloc[int32](w, 1)
+	if err == nil {
+		err = ready(w, victim)
+	}
+	for err == nil {
+		err = sumUp(w, x)
+	}
+	return err
+}
+
+// untilDone has the ranks leave their loops after different steps.
+func untilDone(ctx context.Context, w *spmd.World, victim bool) error {
+	x, err := spmd.Alloc[int32](w, 1)
+	if err == nil {
+		err = ready(w, victim)
+	}
+	for err == nil && ctx.Err() == nil {
+		err = sumUp(w, x)
+	}
+	return errors.Join(err, spmd.Barrier(w.Comm()))
+}
+
+// stopsTogether has all ranks leave the loop after the same step.
+func stopsTogether(ctx context.Context, w *spmd.World, victim bool) error {
+	x, err := spmd.Alloc[int32](w, 1)
+	stop := false
+	if err == nil {
+		stop, err = spmd.AnyPreempted(ctx, w.Comm()) // from here on it listens
+	}
+	if err == nil {
+		err = ready(w, victim)
+	}
+	for err == nil && !stop {
+		if err = sumUp(w, x); err == nil {
+			stop, err = spmd.AnyPreempted(ctx, w.Comm())
+		}
+	}
+	return errors.Join(err, spmd.Barrier(w.Comm()))
 }
 
 // hears has heard, and does not end.

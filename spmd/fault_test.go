@@ -145,7 +145,7 @@ func table() []mishap {
 		checked := mishap{name: "other " + c.what + ", --check", gpu: true, within: atOnce, args: []string{"--check"}, run: c.run, cause: different, want: both}
 		rows = append(rows, row, checked)
 	}
-	return slices.Concat(rows, returnRows(), doorRows(), messageRows())
+	return slices.Concat(rows, signalRows(), returnRows(), doorRows(), messageRows())
 }
 
 // contracts are the calls in which the victim differs from the other ranks.

@@ -7,6 +7,7 @@ import (
 	"math"
 	"os"
 	"strconv"
+	"time"
 )
 
 // Job is what the environment says of this process.
@@ -66,4 +67,22 @@ func (j Job) CheckWorld(size int) error {
 	}
 	return AloneError{fmt.Errorf("%s says %d tasks, but MPI has a world of 1 in each of them: %s (to run one rank on purpose: mpirun -np 1)",
 		j.Source, j.Size, hint)}
+}
+
+// KillVariable has the seconds that a rank has from the SIGTERM of its launcher to SIGKILL, where these are not what the
+// launcher has by itself.
+const KillVariable = "LOCKSTEP_SIGKILL_AFTER"
+
+// KillAfter is how long ranks go on after the SIGTERM of their launcher; 0 where that is not known, or the launcher waits. Open
+// MPI's mpirun waits a second, or odls_base_sigkill_timeout.
+func (j Job) KillAfter(getenv func(string) string) time.Duration {
+	if j.Name != "openmpi4" && j.Name != "openmpi5" {
+		return 0
+	}
+	for _, name := range []string{KillVariable, "PRTE_MCA_odls_base_sigkill_timeout", "OMPI_MCA_odls_base_sigkill_timeout"} {
+		if n, err := strconv.Atoi(getenv(name)); err == nil && n > 0 {
+			return time.Duration(min(n, math.MaxInt32)) * time.Second
+		}
+	}
+	return time.Second
 }

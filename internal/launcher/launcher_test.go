@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 )
 
 func TestDetect(t *testing.T) {
@@ -98,6 +99,24 @@ func TestAbsurdLaunchers(t *testing.T) {
 		env := map[string]string{"OMPI_COMM_WORLD_RANK": tc.rank, "OMPI_COMM_WORLD_SIZE": tc.size}
 		if got := Detect(func(k string) string { return env[k] }); (got.Name == "openmpi4") != tc.ok {
 			t.Errorf("rank %s of %s: %+v", tc.rank, tc.size, got)
+		}
+	}
+}
+
+func TestKillAfter(t *testing.T) {
+	const timeout = "OMPI_MCA_odls_base_sigkill_timeout"
+	for _, tc := range []struct {
+		launcher string
+		env      map[string]string
+		want     time.Duration
+	}{
+		{"openmpi4", nil, time.Second}, {"openmpi5", nil, time.Second}, {"slurm-pmix", nil, 0}, {"none", nil, 0},
+		{"openmpi4", map[string]string{timeout: "30"}, 30 * time.Second}, {"openmpi4", map[string]string{timeout: "-1"}, time.Second},
+		{"openmpi4", map[string]string{timeout: "x", KillVariable: "9999999999999"}, math.MaxInt32 * time.Second},
+		{"openmpi4", map[string]string{timeout: "1", KillVariable: "60"}, time.Minute},
+	} {
+		if got := (Job{Name: tc.launcher}).KillAfter(func(k string) string { return tc.env[k] }); got != tc.want {
+			t.Errorf("%s, %v: %v, want %v", tc.launcher, tc.env, got, tc.want)
 		}
 	}
 }

@@ -26,6 +26,7 @@ type hub struct {
 	closed  bool
 	members []*member // by rank; nil until it joins
 	joined  int
+	warned  *Cause  // what a rank has said that it ends by, before anything failed
 	claims  []Cause // before one is chosen
 	cause   *Cause  // the chosen one
 	gather  *gather // the one under way
@@ -197,6 +198,11 @@ func (h *hub) handle(m *member, msg message) {
 		}
 		m.failed = true
 		h.claim(*msg.Cause)
+	case msgWarn:
+		if h.warned == nil {
+			h.warned = msg.Cause
+			h.bump()
+		}
 	case msgBye:
 		m.left = true
 		m.line.send(message{Kind: msgAck, Of: msgBye})
@@ -363,16 +369,23 @@ func (h *hub) claim(c Cause) {
 			return
 		}
 		h.mu.Lock()
-		first := h.claims[0]
-		for _, c := range h.claims {
-			if c.Kind == KindDied || c.Kind == KindCut { // other ranks' errors may follow from it, and be quicker
-				first = c
-				break
-			}
-		}
+		first := h.first()
 		h.mu.Unlock()
 		h.conclude(first)
 	})
+}
+
+// first returns the cause of the job, which others may follow from and be quicker. Called with mu held.
+func (h *hub) first() Cause {
+	if h.warned != nil {
+		return *h.warned
+	}
+	for _, c := range h.claims {
+		if c.Kind == KindDied || c.Kind == KindCut {
+			return c
+		}
+	}
+	return h.claims[0]
 }
 
 // conclude settles the cause, unless there is one, and tells every rank: the hub's own last, since its process may end

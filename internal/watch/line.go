@@ -20,6 +20,7 @@ const maxFrame = 512 << 10
 const (
 	msgJoin   = "join"  // Hello, NS: the first message of a rank
 	msgFail   = "fail"  // Cause
+	msgWarn   = "warn"  // Cause of what fails from now on
 	msgState  = "state" // State or Note, as asked for
 	msgProcs  = "procs" // Procs, as asked for
 	msgReport = "report"

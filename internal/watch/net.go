@@ -332,20 +332,7 @@ func (n *Net) end(c Cause) {
 // It returns when the job's cause is settled and OnEnd has been called, here too: with this cause, or the one that came
 // before. When no hub answers for a second, c it is, on this rank.
 func (n *Net) Fail(c Cause) {
-	if c.Hello == (Hello{}) {
-		c.Hello = n.cfg.Me
-	}
-	if c.Time.IsZero() {
-		c.Time = time.Now()
-	}
-	if len(c.Text) > maxCauseText {
-		c.Text = c.Text[:maxCauseText] + " ..."
-	}
-	c.Text = strings.ToValidUTF8(c.Text, "\uFFFD")
-	up := n.up()
-	for _, k := range up {
-		k.line.send(message{Kind: msgFail, Cause: &c})
-	}
+	up := n.tell(msgFail, &c)
 	if len(up) > 0 {
 		t := time.NewTimer(failLimit)
 		defer t.Stop()
@@ -358,6 +345,29 @@ func (n *Net) Fail(c Cause) {
 		}
 	}
 	n.end(c)
+}
+
+// Warn says that this rank is about to end, by what c says: a signal. It is then the cause of whatever fails in the job, on
+// this rank or another. It does not end the job, and does not wait.
+func (n *Net) Warn(c Cause) { n.tell(msgWarn, &c) }
+
+// tell completes a cause, sends it to the hubs, and returns those that there are.
+func (n *Net) tell(kind string, c *Cause) []*link {
+	if c.Hello == (Hello{}) {
+		c.Hello = n.cfg.Me
+	}
+	if c.Time.IsZero() {
+		c.Time = time.Now()
+	}
+	if len(c.Text) > maxCauseText {
+		c.Text = c.Text[:maxCauseText] + " ..."
+	}
+	c.Text = strings.ToValidUTF8(c.Text, "\uFFFD")
+	up := n.up()
+	for _, k := range up {
+		k.line.send(message{Kind: kind, Cause: c})
+	}
+	return up
 }
 
 // Done says goodbye: from now on the end of this process is in order. It returns when the hubs know, and on a hub when

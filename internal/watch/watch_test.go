@@ -205,6 +205,28 @@ func TestDeathFirst(t *testing.T) {
 	}
 }
 
+// A warned end is the cause of all that follows, deaths too, and ends nothing by itself.
+func TestWarn(t *testing.T) {
+	j := newJob(t, 3)
+	j.base.standIn = patience
+	j.join(upTo(3)...)
+	j.nets[2].Warn(Cause{Kind: KindSignal, Text: "terminated"})
+	h := j.nets[0].hub
+	h.await(patience, func() bool { return h.warned != nil })
+	h.mu.Lock()
+	if len(h.claims) > 0 || h.cause != nil {
+		t.Errorf("a warning is taken for a failure: %+v, %+v", h.claims, h.cause)
+	}
+	h.claim(Cause{Hello: Hello{Rank: 1, PID: 1}, Kind: KindError, Text: "another call"})
+	h.claim(Cause{Hello: Hello{Rank: 1}, Kind: KindDied})
+	h.mu.Unlock()
+	for rank := range 3 {
+		if c := j.end(rank); c.Hello != j.config(2).Me || c.Kind != KindSignal || c.Text != "terminated" {
+			t.Errorf("rank %d: %+v", rank, c)
+		}
+	}
+}
+
 func TestFailForAnother(t *testing.T) {
 	j := startJob(t, 3)
 	j.nets[0].Fail(Cause{Hello: Hello{Rank: 2}, Kind: KindHang, Text: strings.Repeat("\xff\x01", maxCauseText)})

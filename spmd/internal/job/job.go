@@ -60,6 +60,8 @@ type Ends interface {
 	LogStart()
 	// Compare compares what all ranks have called. Collective, blocking.
 	Compare() error
+	// TellAlone is what Close says of where the time went, of this rank alone, if Close has not said it. It does not block.
+	TellAlone()
 	// Close takes the world down. Collective, blocking.
 	Close() error
 	// Abort ends the processes of all ranks. It does not return.

@@ -5,18 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"syscall"
 
 	"lockstep/spmd/internal/control"
 )
 
 // local is Main for ranks that are goroutines of this process. The job that it makes stands for all of them.
-func (p *Program) local(signals chan os.Signal) int {
+func (p *Program) local(received chan os.Signal) int {
 	cfg := p.Config
 	j := New(cfg, nil)
 	j.Size, j.Log, j.Started = cfg.Ranks, cfg.Logger(0, cfg.Ranks, os.Stderr), NewStartup().Started
 	j.starting = limitStart(p.Flags.Name(), cfg, 0)
-	sig, err := j.supervise(signals, func(ctx context.Context) error { return p.Local(ctx, j) })
+	sig, err := j.supervise(received, func(ctx context.Context) error { return p.Local(ctx, j) })
 	if stop := j.stopLive.Load(); stop != nil {
 		(*stop)()
 	}
@@ -31,7 +30,10 @@ func (p *Program) local(signals chan os.Signal) int {
 	}
 	status := exitFailed
 	if sig != nil {
-		status = 128 + int(sig.(syscall.Signal))
+		status = signalStatus(sig)
+		if t := j.led.Load(); t != nil {
+			t.jobs[0].world.TellAlone()
+		}
 	}
 	var panicking panicked
 	if errors.As(err, &panicking) {

@@ -13,6 +13,7 @@ import (
 	"lockstep/internal/help"
 	"lockstep/internal/launcher"
 	"lockstep/internal/plain"
+	"lockstep/internal/signals"
 	_ "lockstep/internal/stdio" // what cannot be written is an error
 	"lockstep/internal/terminal"
 	"lockstep/internal/watch"
@@ -63,8 +64,8 @@ type RankProgram struct {
 
 // Main parses the command line, joins the job, runs the program and ends the job. It returns the exit status.
 func Main(p *Program) int {
-	signals := make(chan os.Signal, 4)
-	signal.Notify(signals, syscall.SIGUSR1) // Go would drop it; any other signal during the start ends the process
+	received := make(chan os.Signal, 4)
+	signals.Notify(received, syscall.SIGUSR1) // Go would drop it; any other signal during the start ends the process
 	fs, cfg := p.Flags, p.Config
 	cfg.Flags(fs, p.Carriers)
 	version := fs.Bool("version", false, "print the versions of the framework and of the libraries found, and end")
@@ -107,19 +108,19 @@ func Main(p *Program) int {
 		cfg.Ranks = cfg.PerProcess
 	}
 	if cfg.Ranks > 1 {
-		return p.local(signals)
+		return p.local(received)
 	}
 	here := max(cfg.PerProcess, 1)
 	if here == 1 {
-		return p.rank(0, env.Rank, signals)
+		return p.rank(0, env.Rank, received)
 	}
 	ended := make(chan int, here)
 	for i := range here {
-		own := make(chan os.Signal, cap(signals))
-		signal.Notify(own, syscall.SIGUSR1)
+		own := make(chan os.Signal, cap(received))
+		signals.Notify(own, syscall.SIGUSR1)
 		go func() { ended <- p.rank(i, env.Rank*here+i, own) }()
 	}
-	signal.Stop(signals) // each rank has got its own
+	signal.Stop(received) // each rank has got its own
 	for range here {
 		if status := <-ended; status != 0 {
 			return status
@@ -129,7 +130,7 @@ func Main(p *Program) int {
 }
 
 // rank runs the program on the i-th rank of this process, which is rank number of the job, and returns the exit status.
-func (p *Program) rank(i, number int, signals chan os.Signal) int {
+func (p *Program) rank(i, number int, received chan os.Signal) int {
 	fs, cfg := p.Flags, p.Config
 	started := limitStart(fs.Name(), cfg, number)
 	on := p.Rank(i)
@@ -151,12 +152,12 @@ func (p *Program) rank(i, number int, signals chan os.Signal) int {
 	j.world.LogStart()
 	j.Enter("running")
 	defer j.serveLive()()
-	sig, err := j.supervise(signals, on.Run)
+	sig, err := j.supervise(received, on.Run)
 	switch {
 	case err == nil:
 		return j.end()
 	case sig != nil:
-		return j.abort(err, 128+int(sig.(syscall.Signal)))
+		return j.abort(err, signalStatus(sig))
 	case errors.As(err, new(usageError)):
 		speak(fs.Name(), j.Rank, err)
 		j.world.Abort(exitUsage)
@@ -198,6 +199,9 @@ func (j *Job) abort(err error, code int) int {
 	}
 	if j.watchdog != nil {
 		j.watchdog.fail(kind, code, err.Error())
+	}
+	if kind == watch.KindSignal {
+		j.world.TellAlone()
 	}
 	host, _ := os.Hostname() // empty where it has none
 	j.Log.Error().Str("host", host).Msg(err.Error())

@@ -9,22 +9,39 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"lockstep/internal/launcher"
+	"lockstep/internal/signals"
 )
 
-// grace is how long the program may take to return after a signal or a failed stream.
-const grace = 5 * time.Second
+const (
+	// grace is how long the program may take to return after a signal or a failed stream.
+	grace = 5 * time.Second
+	// lastWords is how long it takes, with some room, that the cause of a job is printed.
+	lastWords = 600 * time.Millisecond
+)
 
-// supervise calls run and watches over it: for signals, and for streams that fail while run is blocked elsewhere. signals
-// has those that came during the start.
-func (j *Job) supervise(signals chan os.Signal, run func(context.Context) error) (sig os.Signal, err error) {
-	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGQUIT)
+// patience is how long the program may take to return after a signal: less than grace where the launcher kills it before,
+// and nobody would say why.
+func patience() time.Duration {
+	if kill := launcher.Environment().KillAfter(os.Getenv); kill > 0 {
+		return min(grace, kill-lastWords)
+	}
+	return grace
+}
+
+// supervise calls run and watches over it: for signals, and for streams that fail while run is blocked elsewhere. received
+// has the signals that came during the start.
+func (j *Job) supervise(received chan os.Signal, run func(context.Context) error) (sig os.Signal, err error) {
+	signals.Notify(received, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1)
+	signal.Notify(received, syscall.SIGQUIT) // which ends nothing; a shell ignores it for what it starts in the background
 	defer MarkKeeper()()
 	early := &preemption{told: make(chan struct{}), hears: make(chan struct{})}
 	defer func() {
 		if err == nil {
-			go j.leaveSignals(signals, early)
+			go j.leaveSignals(received, early)
 		} else {
-			signal.Stop(signals)
+			signal.Stop(received)
 		}
 	}()
 	ctx, cancel := context.WithCancelCause(context.WithValue(context.Background(), preemptionKey{}, early))
@@ -62,10 +79,9 @@ func (j *Job) supervise(signals chan os.Signal, run func(context.Context) error)
 			hears, deaf = nil, nil
 			if kept != nil && sig == nil {
 				sig = kept
-				cancel(signalError(sig))
-				end = time.After(grace)
+				end = j.endBy(sig, cancel)
 			}
-		case s := <-signals:
+		case s := <-received:
 			switch {
 			case sig != nil:
 				return sig, signalError(sig)
@@ -82,8 +98,7 @@ func (j *Job) supervise(signals chan os.Signal, run func(context.Context) error)
 				continue
 			}
 			sig = s
-			cancel(signalError(s))
-			end = time.After(grace)
+			end = j.endBy(sig, cancel)
 		case <-end:
 			if sig != nil {
 				return sig, signalError(sig)
@@ -93,12 +108,22 @@ func (j *Job) supervise(signals chan os.Signal, run func(context.Context) error)
 	}
 }
 
+// endBy has the program end because of a signal. The other ranks learn it first: they may call what this one does not any
+// more. What comes of end says that the program has had its time.
+func (j *Job) endBy(sig os.Signal, cancel context.CancelCauseFunc) (end <-chan time.Time) {
+	if j.watchdog != nil {
+		j.watchdog.warn(sig)
+	}
+	cancel(signalError(sig))
+	return time.After(patience())
+}
+
 // leaveSignals gives signals back to the system once run has ended well. It ignores the first request to end early: an
 // earlier one, to another node, may have been the reason why run has ended.
-func (j *Job) leaveSignals(signals chan os.Signal, early *preemption) {
-	for s := range signals {
+func (j *Job) leaveSignals(received chan os.Signal, early *preemption) {
+	for s := range received {
 		if s == syscall.SIGINT || s == syscall.SIGQUIT || !early.take() {
-			signal.Stop(signals)
+			signal.Stop(received)
 			_ = syscall.Kill(os.Getpid(), s.(syscall.Signal)) // to end as it would have
 			return
 		}
@@ -107,6 +132,9 @@ func (j *Job) leaveSignals(signals chan os.Signal, early *preemption) {
 }
 
 func signalError(s os.Signal) error { return fmt.Errorf("ended by signal: %v", s) }
+
+// signalStatus is the exit status of a job that a signal has ended.
+func signalStatus(s os.Signal) int { return 128 + int(s.(syscall.Signal)) }
 
 // preemption is the request to end early, for a program that has said that it listens.
 type preemption struct {

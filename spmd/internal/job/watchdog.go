@@ -222,13 +222,22 @@ func notEndedIn(limit time.Duration) string {
 
 // fail makes this rank's failure the job's, unless there was an earlier one. It does not return: onEnd ends the process.
 func (d *Watchdog) fail(kind string, status int, message string) {
+	d.net.Fail(causeOf(kind, status, message))
+	<-d.ended
+	select {}
+}
+
+// warn says that this rank is about to end by a signal, which is the cause of all that follows.
+func (d *Watchdog) warn(sig os.Signal) {
+	d.net.Warn(causeOf(watch.KindSignal, signalStatus(sig), signalError(sig).Error()))
+}
+
+func causeOf(kind string, status int, message string) watch.Cause {
 	text, err := json.Marshal(failure{status, message})
 	if err != nil {
 		text = []byte(message)
 	}
-	d.net.Fail(watch.Cause{Kind: kind, Text: string(text), Time: time.Now()})
-	<-d.ended
-	select {}
+	return watch.Cause{Kind: kind, Text: string(text), Time: time.Now()}
 }
 
 // onEnd ends this process. One rank prints the cause: rank 0 or, where that has died or is too late, the next one.
@@ -269,6 +278,9 @@ func (d *Watchdog) onEnd(c watch.Cause) {
 			states = d.gather()
 		}
 		fmt.Fprint(os.Stderr, Render(f.Message, states, d.job.LogFormat == "json"))
+	}
+	if c.Kind == watch.KindSignal && rank == 0 {
+		d.job.world.TellAlone()
 	}
 	log := d.job.Logger(c.Rank, d.job.Size, os.Stderr)
 	line := log.Error().Str("host", c.Host)

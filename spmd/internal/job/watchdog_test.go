@@ -94,6 +94,7 @@ func (w *testWorld) KeepSigning(time.Duration, <-chan struct{}) {}
 func (w *testWorld) LogStart()                                  {}
 func (w *testWorld) Compare() error                             { return nil }
 func (w *testWorld) Close() error                               { return nil }
+func (w *testWorld) TellAlone()                                 {}
 func (w *testWorld) Abort(status int)                           { w.aborted <- status }
 
 // stalled is work that stands still.

@@ -165,9 +165,10 @@ func plus(a, b Total) Total {
 	return a
 }
 
-// Table is the summaries of all ranks, compared.
+// Table is the summaries of all ranks, compared; or of one, where the others could not be asked.
 type Table struct {
 	Ranks   int      `json:"ranks"`
+	Of      int      `json:"of"`      // ranks of the job
 	Seconds float64  `json:"seconds"` // of the run
 	Rows    []Row    `json:"rows"`
 	Calls   []Row    `json:"calls"`   // of communicators, by kind and size: those that took longest
@@ -176,6 +177,7 @@ type Table struct {
 	Start   []Part   `json:"start"` // the longest of any rank
 	Memory  []Memory `json:"memory"`
 	On      []int    `json:"on"` // for each of Memory the rank
+	first   int      // rank that is compared
 }
 
 // Late is how long ranks waited in collectives for those that came last, as far as the ranks have timed the same calls.
@@ -190,9 +192,9 @@ type Late struct {
 // mostRows is how many lines there are at most of calls, and of regions.
 const mostRows = 5
 
-// Compare compares the summaries of all ranks.
-func Compare(all []*Summary) *Table {
-	t := &Table{Ranks: len(all)}
+// Compare compares the summaries of all ranks of a job, or of some.
+func Compare(all []*Summary, of int) *Table {
+	t := &Table{Ranks: len(all), Of: of, first: all[0].Rank}
 	for _, s := range all {
 		t.Seconds = max(t.Seconds, float64(s.Elapsed)/1e9)
 	}

@@ -44,7 +44,11 @@ func (t *Table) Text(facts []Fact) string {
 	if t.Ranks != 1 {
 		ranks = fmt.Sprintf("%d ranks", t.Ranks)
 	}
-	fmt.Fprintf(&b, "summary of %s in %s; times are of the rank that took longest\n", ranks, Seconds(t.Seconds))
+	which := "times are of the rank that took longest"
+	if t.Ranks < t.Of {
+		ranks, which = fmt.Sprintf("rank %d of %d", t.first, t.Of), "the others could not be asked"
+	}
+	fmt.Fprintf(&b, "summary of %s in %s; %s\n", ranks, Seconds(t.Seconds), which)
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprint(w, "\tcount\tbytes\ttime\tmax/min\trank\tGB/s\tof best\t\n")
 	const call, region = "  ", "  region "

@@ -153,7 +153,7 @@ func TestCompare(t *testing.T) {
 		summaryOf(1, 4e9, []int64{4 * ms, 101 * ms}, []int64{10 * ms, 104 * ms}),
 		summaryOf(2, 2e9, []int64{9 * ms, 103 * ms}, []int64{10 * ms, 104 * ms}),
 	}
-	tb := Compare(all)
+	tb := Compare(all, len(all))
 	find := func(rows []Row, what string) Row {
 		i := slices.IndexFunc(rows, func(r Row) bool { return r.What == what })
 		if i < 0 {
@@ -215,7 +215,7 @@ func TestLateOfSome(t *testing.T) {
 	all := []*Summary{summaryOf(0, 0, []int64{0}, []int64{5}), summaryOf(1, 0, []int64{0}, []int64{5})}
 	alone := summaryOf(2, 0, []int64{0}, []int64{5})
 	alone.Comms[0] = CommInfo{"alone", 0, 1}
-	if tb := Compare(append(all, alone)); tb.Late.Compared != 0 {
+	if tb := Compare(append(all, alone), len(all)+1); tb.Late.Compared != 0 {
 		t.Errorf("%+v", tb.Late)
 	}
 }
@@ -250,7 +250,10 @@ func TestHolds(t *testing.T) {
 			t.Errorf("%v: %+v, want %+v", class, s.Streams[class], total)
 		}
 	}
-	if text := Compare([]*Summary{s}).Text(nil); !strings.Contains(text, "12 (12 in graphs)") || strings.Count(text, "AllReduce, 1 KiB or more") != 1 {
+	if text := Compare([]*Summary{s}, 1).Text(nil); !strings.Contains(text, "12 (12 in graphs)") || strings.Count(text, "AllReduce, 1 KiB or more") != 1 {
+		t.Errorf("%s", text)
+	}
+	if text := Compare([]*Summary{s}, 3).Text(nil); !strings.HasPrefix(text, "summary of rank 1 of 3 in ") {
 		t.Errorf("%s", text)
 	}
 }

@@ -25,6 +25,8 @@ func (in inJob) LogStart() { in.w.logStart() }
 
 func (in inJob) Compare() error { return verify.AtEnd(in.w.Channel, in.w.Recorders()) }
 
+func (in inJob) TellAlone() { in.w.tellAlone() }
+
 func (in inJob) Close() error { return in.w.Close() }
 
 func (in inJob) Abort(status int) { in.w.Abort(status) }

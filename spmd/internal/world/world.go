@@ -12,6 +12,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/rs/zerolog"
 	"github.com/spf13/pflag"
@@ -57,6 +58,7 @@ type World struct {
 	why      string       // the device and the collectives are what they are
 	clocks   trace.Clocks // for --trace
 	traced   *trace.File  // of --trace, on rank 0
+	told     atomic.Bool  // the summary is shown
 	fellBack bool         // to the host though there is a GPU, or to MPI though NCCL is meant: the start line warns
 	agreed   bool         // the failure of the start is every rank's
 	startup  job.Startup

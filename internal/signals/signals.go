@@ -1,0 +1,32 @@
+// Package signals keeps signals ignored that were ignored when the process started, as SIGHUP is under nohup. Go's runtime and
+// os/signal would take them over.
+package signals
+
+// #include "signals.h"
+import "C"
+
+import (
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+func init() {
+	for _, s := range []syscall.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2} {
+		if Ignored(s) {
+			signal.Ignore(s)
+		}
+	}
+}
+
+// Ignored says whether a signal was ignored when the process started.
+func Ignored(s syscall.Signal) bool { return C.ignored_at_start()>>s&1 != 0 }
+
+// Notify is signal.Notify, less the signals that are to stay ignored.
+func Notify(c chan<- os.Signal, sigs ...syscall.Signal) {
+	for _, s := range sigs {
+		if !Ignored(s) {
+			signal.Notify(c, s)
+		}
+	}
+}

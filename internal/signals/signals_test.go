@@ -1,0 +1,62 @@
+package signals
+
+import (
+	"os"
+	"os/exec"
+	"os/signal"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+const envTold = "LOCKSTEP_SIGNALS_TEST"
+
+var all = []syscall.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2}
+
+func TestMain(m *testing.M) {
+	if os.Getenv(envTold) != "" {
+		os.Stdout.WriteString(strings.Join(received(), " "))
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// received sends all signals to this process, and returns those that come.
+func received() (names []string) {
+	c := make(chan os.Signal, len(all)+1)
+	Notify(c, all...)
+	last := syscall.SIGCONT // its number is higher than theirs: it comes last
+	signal.Notify(c, last)
+	runtime.LockOSThread() // which has a signal at once that is sent to it
+	for _, s := range append(slices.Clone(all), last) {
+		_ = unix.Tgkill(os.Getpid(), unix.Gettid(), s)
+	}
+	for s := range c {
+		if s == last {
+			slices.Sort(names)
+			return names
+		}
+		names = append(names, unix.SignalName(s.(syscall.Signal)))
+	}
+	return names
+}
+
+// What was ignored before stays so, and the rest arrives.
+func TestIgnored(t *testing.T) {
+	for trap, want := range map[string]string{
+		":":                              "SIGHUP SIGINT SIGTERM SIGUSR1 SIGUSR2",
+		`trap "" HUP`:                    "SIGINT SIGTERM SIGUSR1 SIGUSR2",
+		`trap "" TERM INT`:               "SIGHUP SIGUSR1 SIGUSR2",
+		`trap "" HUP INT TERM USR1 USR2`: "",
+	} {
+		cmd := exec.Command("sh", "-c", trap+`; exec "$0"`, os.Args[0])
+		cmd.Env = append(os.Environ(), envTold+"=1")
+		if got, err := cmd.Output(); string(got) != want || err != nil {
+			t.Errorf("%s: %q (%v), want %q", trap, got, err, want)
+		}
+	}
+}
