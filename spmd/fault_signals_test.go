@@ -11,10 +11,12 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"testing"
 	"time"
 
 	"lockstep/spmd"
 	"lockstep/spmd/ddp"
+	"lockstep/spmd/spmdtest"
 )
 
 func die() {
@@ -249,4 +251,37 @@ func hears(ctx context.Context, w *spmd.World, victim bool) error {
 		return err
 	}
 	select {}
+}
+
+// A process that was started by nohup does not end with its terminal.
+func TestNohup(t *testing.T) {
+	t.Parallel()
+	spmdtest.Ranks(t, 1)
+	cmd := spmdtest.Command(t.Context(), t, 0, []string{appEnv + "=sleep"})
+	cmd.Args = append([]string{"sh", "-c", `trap "" HUP; exec "$@"`, "sh", cmd.Path}, cmd.Args[1:]...)
+	var err error
+	if cmd.Path, err = exec.LookPath("sh"); err != nil {
+		t.Fatal(err)
+	}
+	out := &transcript{news: make(chan struct{}, 1), started: func() {}}
+	cmd.Stdout, cmd.Stderr = out, out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		_ = cmd.Wait() // the status says it
+		close(ended)
+	}()
+	if out.wait("asleep", ended) {
+		for _, sig := range []syscall.Signal{syscall.SIGHUP, syscall.SIGTERM} {
+			if err := cmd.Process.Signal(sig); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	<-ended
+	if status := cmd.ProcessState.ExitCode(); status != 128+int(syscall.SIGTERM) || !strings.Contains(out.String(), "ended by signal: terminated") {
+		t.Errorf("status %d\n%s", status, out)
+	}
 }

@@ -51,10 +51,10 @@ func (out *output) why(e outcome, err error, ranks int) outcome {
 	launcher := launcherSays(out.endings, ranks)
 	e.cause = out.cause.or(launcher)
 	status, _ := err.(exit.Status)
-	signalled := (strings.HasPrefix(launcher.what, byLauncher) || status > 128) && !e.asked
+	signalled := (strings.HasPrefix(launcher.what, byLauncher) || status > 128) && e.asked == 0
 	switch {
 	case out.cause != (heard{}), out.spoke.Load() && !signalled:
-	case len(out.endings) > 0, out.heardAll && !e.asked:
+	case len(out.endings) > 0, out.heardAll && e.asked == 0:
 		e.unsaid = "launch: " + e.words(err, 0) + "\n"
 	}
 	return e

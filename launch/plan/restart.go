@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
+	"lockstep/internal/signals"
 	"lockstep/launch/exit"
 )
 
@@ -128,7 +129,8 @@ const (
 // run returns when the job has ended well, or for good. The cause is the last line.
 func (s *supervisor) run() error {
 	s.signals = make(chan os.Signal, 8)
-	signal.Notify(s.signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2)
+	signals.Notify(s.signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2)
+	signal.Notify(s.signals, syscall.SIGQUIT) // which ends nothing; a shell ignores it for what it starts in the background
 	defer signal.Stop(s.signals)
 	defer killOrphans()
 	backoff := firstBackoff
@@ -137,8 +139,9 @@ func (s *supervisor) run() error {
 		begun := time.Now()
 		e, err := s.start(n)
 		switch {
-		case err == nil, e.asked, s.restarts == 0, n == 0 && errors.As(err, new(exit.Usage)), e.refused(err):
+		case err == nil, e.asked != 0, s.restarts == 0, n == 0 && errors.As(err, new(exit.Usage)), e.refused(err):
 			fmt.Fprint(os.Stderr, e.unsaid)
+			e.asked.say()
 			return err
 		}
 		why := e.words(err, time.Since(begun))
@@ -153,6 +156,7 @@ func (s *supervisor) run() error {
 		}
 		fmt.Fprintf(os.Stderr, "launch: %s; restart %d of %d in %v, %s\n", why, n+1, s.restarts, backoff, s.from())
 		if sig := s.wait(backoff); sig != 0 {
+			sig.say()
 			return exit.Status(128 + int(sig))
 		}
 		backoff = min(2*backoff, mostBackoff)
@@ -207,7 +211,7 @@ func (s *supervisor) where() string {
 }
 
 // wait waits for d, or until a signal asks the job to end.
-func (s *supervisor) wait(d time.Duration) syscall.Signal {
+func (s *supervisor) wait(d time.Duration) request {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	for {
@@ -215,16 +219,26 @@ func (s *supervisor) wait(d time.Duration) syscall.Signal {
 		case <-timer.C:
 			return 0
 		case sig := <-s.signals:
-			if sig := sig.(syscall.Signal); endsJob(sig) {
+			if sig := request(sig.(syscall.Signal)); sig.endsJob() {
 				return sig
 			}
 		}
 	}
 }
 
+// request is a signal to launch run; 0 is none.
+type request syscall.Signal
+
 // endsJob says whether a signal asks a job to end, at once or when it has saved its state.
-func endsJob(sig syscall.Signal) bool {
-	return slices.Contains([]syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1}, sig)
+func (r request) endsJob() bool {
+	return slices.Contains([]syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1}, syscall.Signal(r))
+}
+
+// say prints that this was why the job has ended.
+func (r request) say() {
+	if r != 0 {
+		fmt.Fprintf(os.Stderr, "launch: the job was asked to end by %s\n", unix.SignalName(syscall.Signal(r)))
+	}
 }
 
 // start makes the n-th start, on the hosts that there are.
@@ -252,10 +266,10 @@ func (s *supervisor) start(n int) (outcome, error) {
 				}
 				waits = false
 			case sig := <-s.signals:
-				if sig := sig.(syscall.Signal); endsJob(sig) {
+				if sig := request(sig.(syscall.Signal)); sig.endsJob() {
 					cancel()
 					<-looked
-					return outcome{asked: true}, exit.Status(128 + int(sig))
+					return outcome{asked: sig}, exit.Status(128 + int(sig))
 				}
 			}
 		}
@@ -269,7 +283,7 @@ func (s *supervisor) start(n int) (outcome, error) {
 
 // outcome is what is known of how a job ended, beside its status.
 type outcome struct {
-	asked  bool // it was asked to
+	asked  request // what has asked it to
 	cause  heard
 	unsaid string // what only the launcher has said of it, and is not printed yet; "" where a rank has said why
 }

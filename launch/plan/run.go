@@ -31,10 +31,11 @@ func RunCommand() *cobra.Command {
 allocation with srun, where that has PMIx. The status is that of the first rank that failed. Where a rank says why, what
 mpirun has to say of the job's end is left out: the cause is the last line.
 
-SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 reach every rank as they are. A rank may take its time over the
-first two that ask it to end; the third ends all of them. On several hosts under Open MPI the first SIGTERM reaches the
-ranks as SIGUSR1 (to a Lockstep program that is the same), since its mpirun would leave them one second; SIGQUIT reaches
-only those of this host. Standard input, where it is no terminal, is that of rank 0.
+SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 reach every rank as they are; what is ignored where launch run is
+started, as SIGHUP under nohup, stays ignored. A rank may take its time over the first two that ask it to end; the third
+ends all of them. On several hosts under Open MPI the first SIGTERM or SIGHUP reaches the ranks as SIGUSR1 (to a Lockstep
+program that is the same), since its mpirun would leave them one second; SIGQUIT reaches only those of this host. The last
+line says which signal it was. Standard input, where it is no terminal, is that of rank 0.
 
 With --restarts a job that fails is started again, from its newest checkpoint where the program saves any: 1 s later, then
 2 s, 4 s, up to a minute, and 1 s after each that has come to a new checkpoint. A line says each time why. The job is not
@@ -140,6 +141,11 @@ func run(l Line, j job, logs string, signals <-chan os.Signal) (outcome, error) 
 	if l.Launcher == "openmpi4" {
 		defer launcher.HoldSessions(os.TempDir(), fmt.Sprintf("launch.%d", os.Getpid()))()
 	}
+	if j.here { // signals reach the ranks from here: mpirun kills nobody a second later
+		if err := os.Setenv(launcher.KillVariable, "60"); err != nil {
+			return outcome{}, err
+		}
+	}
 	out, err := openOutput(&l, j, logs)
 	if err != nil {
 		return outcome{}, err
@@ -181,7 +187,9 @@ func run(l Line, j job, logs string, signals <-chan os.Signal) (outcome, error) 
 		for {
 			select {
 			case sig := <-signals:
-				e.asked = e.asked || endsJob(sig.(syscall.Signal))
+				if asks := request(sig.(syscall.Signal)); e.asked == 0 && asks.endsJob() {
+					e.asked = asks
+				}
 				f.forward(sig.(syscall.Signal), ended)
 			case <-ended:
 				return
@@ -296,7 +304,7 @@ func (f *forwarder) forward(sig syscall.Signal, ended <-chan struct{}) {
 	}
 	if !f.job.here {
 		switch {
-		case sig == syscall.SIGTERM && f.asked == 1 && f.launcher != "mpich" && f.job.grace == 0:
+		case (sig == syscall.SIGTERM || sig == syscall.SIGHUP) && f.asked == 1 && f.launcher != "mpich" && f.job.grace == 0:
 			_ = syscall.Kill(f.pid, syscall.SIGUSR1)
 			return
 		case sig == syscall.SIGHUP, sig == syscall.SIGINT:

@@ -159,7 +159,13 @@ type running struct {
 // startJob starts launch with a word in the environment by which all of its processes can be found.
 func startJob(t *testing.T, args ...string) *running {
 	t.Helper()
-	r := &running{cmd: launchCommand(t, args...), marker: "PLAN_TEST_MARK=" + t.TempDir()}
+	return startCommand(t, launchCommand(t, args...))
+}
+
+// startCommand starts a command that becomes launch.
+func startCommand(t *testing.T, cmd *exec.Cmd) *running {
+	t.Helper()
+	r := &running{cmd: cmd, marker: "PLAN_TEST_MARK=" + t.TempDir()}
 	r.cmd.Env = append(os.Environ(), r.marker)
 	out, err := r.cmd.StdoutPipe()
 	if err != nil {
