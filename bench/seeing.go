@@ -40,6 +40,7 @@ func (b *bench) seeing() error {
 			flags := []string{"--summary=off", way.flag}
 			if strings.HasSuffix(way.flag, "=") {
 				flags[1] += filepath.Join(b.Dir, "short.json")
+				flags = append(flags, "--overwrite")
 			}
 			rate, err := b.tokenRate(flags)
 			if err != nil {

@@ -25,7 +25,8 @@ type Config struct {
 	Ranks       int           // that Main runs as goroutines of this process, as Local does, where that is more than one
 	PerProcess  int           // ranks that Main runs as goroutines of each process that the launcher starts, where that is more than one
 	Summary     string        // auto, on or off: a table of where the time went, at the end; auto is after 10 s of Main, and else off
-	Trace       string        // file, written at the end, of what each rank did and when
+	Trace       string        // file, written at the end, of what each rank did and when; "-" is standard output
+	Overwrite   bool          // replace a file that is there: that of Trace, and what the program writes
 	Dashboard   string        // [HOST]:PORT where rank 0 serves a page that shows the run; without HOST its own machine alone gets it
 }
 

@@ -392,6 +392,46 @@ func TestTraceRefused(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "--trace: open ") || strings.Contains(err.Error(), "\n") {
 		t.Errorf("%v", err)
 	}
+	for flag, name := range map[string]*string{"--trace": &cfg.Trace, "--json": &cfg.JSON} {
+		cfg.Trace = ""
+		*name = t.TempDir()
+		err := spmd.Local(t.Context(), cfg, 2, func(context.Context, *spmd.World) error { t.Error("it runs"); return nil })
+		if err == nil || !strings.Contains(err.Error(), flag+": "+*name+" is a folder") {
+			t.Errorf("%v", err)
+		}
+		*name = ""
+	}
+}
+
+// What is there is replaced only where that is asked for. A trace that cannot be written fails the run at its end.
+func TestTraceReplaces(t *testing.T) {
+	spmdtest.HostOnly(t, "the ranks are goroutines")
+	name := filepath.Join(t.TempDir(), "t.json")
+	must(t, os.WriteFile(name, []byte("data of mine"), 0o666))
+	for _, tc := range []struct {
+		name      string
+		overwrite bool
+		runs      bool
+		want      string
+	}{
+		{name, false, false, "--trace: " + name + " is there already: give another name, or --overwrite to replace it"},
+		{name, true, true, ""},
+		{"/dev/full", false, true, "--trace: the run has ended well, but its trace is not written: write /dev/full: no space left on device"},
+	} {
+		cfg := spmdtest.Config()
+		cfg.Trace, cfg.Overwrite = tc.name, tc.overwrite
+		ran := false
+		err := spmd.Local(t.Context(), cfg, 3, func(_ context.Context, w *spmd.World) error {
+			if w.Rank() == 0 {
+				ran = true
+			}
+			return seen(w)
+		})
+		if ran != tc.runs || (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: ran %v, %v; want %q", tc.name, ran, err, tc.want)
+		}
+	}
+	readTrace(t, name)
 }
 
 // The summary comes at the end where it is asked for, once, and not by itself after a short run.

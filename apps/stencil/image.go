@@ -7,26 +7,21 @@ import (
 	"image/color"
 	"image/png"
 	"math"
-	"os"
-	"path/filepath"
 
+	"lockstep/internal/outfile"
 	"lockstep/spmd"
 )
 
 // checkImage finds on rank 0 whether a picture can be written to a file, before there is one. That it cannot is bad input on
 // every rank. Collective where there is a name.
-func checkImage(w *spmd.World, name string) error {
-	if name == "" {
+func checkImage(w *spmd.World, c config) error {
+	if c.Image == "" {
 		return nil
 	}
 	why := ""
 	if w.Rank() == 0 {
-		f, err := openBeside(name)
-		if err == nil {
-			err = errors.Join(f.Close(), os.Remove(f.Name()))
-		}
-		if err != nil {
-			why = fmt.Sprintf("--image: %v", err)
+		if err := outfile.Check(c.Image, c.overwrite); err != nil {
+			why = outfile.About("--image", err, "--overwrite").Error()
 		}
 	}
 	why, err := spmd.BroadcastValue(w.Comm(), why, 0)
@@ -36,28 +31,16 @@ func checkImage(w *spmd.World, name string) error {
 	return err
 }
 
-// openBeside opens a new file in the folder of a file that is to be written: it takes its name when it is complete.
-func openBeside(name string) (*os.File, error) {
-	if info, err := os.Stat(name); err == nil && !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is no file", name)
-	}
-	return os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+".*")
-}
-
 // writeImage writes a picture to a file.
-func writeImage(name string, m image.Image) error {
-	f, err := openBeside(name)
+func writeImage(c config, m image.Image) error {
+	f, err := outfile.Create(c.Image, c.overwrite)
 	if err != nil {
 		return err
 	}
-	err = errors.Join(png.Encode(f, m), f.Chmod(0o644), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), name)
+	if err := png.Encode(f, m); err != nil {
+		return errors.Join(err, f.Drop())
 	}
-	if err != nil {
-		os.Remove(f.Name())
-	}
-	return err
+	return f.Commit()
 }
 
 // mostPixels is the longer side of a picture at most: of a larger grid each pixel is the mean of some cells.
@@ -121,8 +104,8 @@ func shade(v float64) color.RGBA {
 
 // draw writes the picture of the first field: of two dimensions all of it, of three the plane in the middle. Without a name
 // it does nothing. Collective.
-func draw[T number](h *heat[T], name string) error {
-	if name == "" {
+func draw[T number](h *heat[T], c config) error {
+	if c.Image == "" {
 		return nil
 	}
 	across := rows
@@ -153,7 +136,7 @@ func draw[T number](h *heat[T], name string) error {
 	}
 	failed := ""
 	if h.w.Rank() == 0 {
-		if err := writeImage(name, p.image()); err != nil {
+		if err := writeImage(c, p.image()); err != nil {
 			failed = fmt.Sprintf("--image: %v", err)
 		}
 	}

@@ -63,6 +63,8 @@ type config struct {
 	Graph   bool
 	Overlap bool
 	Image   string
+
+	overwrite bool // a picture that is there is replaced
 }
 
 // The choices of --edges and --dtype; the first is the default.
@@ -105,6 +107,7 @@ func (c *config) check(fs *pflag.FlagSet, ranks int) error {
 	case c.Warmup > mostSteps/c.Steps || c.Iters > mostSteps/c.Steps:
 		return fmt.Errorf("--iters %d and --warmup %d: of %d steps each, more than %d steps in all", c.Iters, c.Warmup, c.Steps, mostSteps)
 	}
+	c.overwrite = fs.Lookup("overwrite").Value.String() == "true"
 	sized := *c
 	if len(c.Size) == 0 { // the device is not known yet: the larger default
 		sized.Size = gpuSize
@@ -234,7 +237,7 @@ func run[T number](w *spmd.World, c config) (result, error) {
 		r.Elements *= n
 	}
 	r.Bytes = 2 * sizeOf[T]() * r.Elements * c.Steps
-	if err := checkImage(w, c.Image); err != nil {
+	if err := checkImage(w, c); err != nil {
 		return r, err
 	}
 	h, err := newHeat[T](w, c)
@@ -263,7 +266,7 @@ func run[T number](w *spmd.World, c config) (result, error) {
 		return r, err
 	}
 	r.OK = r.MaxRelErr <= r.bound
-	return r, draw(h, c.Image)
+	return r, draw(h, c)
 }
 
 // report prints the table and writes the JSON line, on rank 0. A wrong result is an error on every rank, and no line:

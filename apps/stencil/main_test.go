@@ -22,7 +22,7 @@ func TestProgram(t *testing.T) {
 	spmdtest.Ranks(t, 3)
 	file := filepath.Join(t.TempDir(), "heat.png")
 	for range 2 { // the second time there is a file already
-		p := spmdtest.Program(t, 3, nil, "--size", "60x2100", "--steps", "4", "--iters", "5", "--json", "-", "--image", file)
+		p := spmdtest.Program(t, 3, nil, "--size", "60x2100", "--steps", "4", "--iters", "5", "--json", "-", "--image", file, "--overwrite")
 		if p.Status != 0 {
 			t.Fatalf("status %d\n%s", p.Status, p.Stderr)
 		}
@@ -54,6 +54,8 @@ func TestProgram(t *testing.T) {
 func TestBadInput(t *testing.T) {
 	spmdtest.Ranks(t, 3)
 	dir := t.TempDir()
+	there := filepath.Join(dir, "there.png")
+	spmdtest.Must(t, os.WriteFile(there, []byte("of somebody"), 0o666))
 	for _, tc := range []struct{ args, want string }{
 		{"--size 100", "want 2 or 3 numbers"},
 		{"--size 100x0", "want positive numbers"},
@@ -73,7 +75,8 @@ func TestBadInput(t *testing.T) {
 		{"--iters 9000000000000000000", "more than 100000 steps in all"},
 		{"--warmup -1", "--warmup -1"},
 		{"--image " + dir + "/none/heat.png", "--image: open " + dir + "/none/"},
-		{"--image " + dir, "--image: " + dir + " is no file"},
+		{"--image " + dir, "--image: " + dir + " is a folder"},
+		{"--image " + there, "--image: " + there + " is there already: give another name, or --overwrite to replace it"},
 		{"--sizes 3", "unknown flag: --sizes"},
 	} {
 		t.Run(tc.args, func(t *testing.T) {
@@ -134,7 +137,7 @@ func TestPicture(t *testing.T) {
 			}
 			spmdtest.Must(t, h.put(u))
 			name := filepath.Join(dir, fmt.Sprintf("%d.png", i))
-			spmdtest.Must(t, draw(h, name))
+			spmdtest.Must(t, draw(h, config{Image: name}))
 			h.close(t)
 			if w.Rank() > 0 {
 				continue

@@ -263,7 +263,7 @@ func TestPlots(t *testing.T) {
 		{"nothing", bySize(nil, "allreduce", ""), nil},
 	} {
 		file := filepath.Join(dir, tc.name+".svg")
-		if err := figure.Write(file, tc.panels...); err != nil {
+		if err := figure.Write(file, false, tc.panels...); err != nil {
 			t.Errorf("%s: %v", tc.name, err)
 			continue
 		}

@@ -40,21 +40,21 @@ func (s *sweep) plot() error {
 		for _, t := range s.types {
 			for _, n := range s.ranks {
 				lines := slices.DeleteFunc(slices.Clone(apps["sweep"]), func(m collective.Measured) bool { return m.Op != op.Name || m.Dtype != t.Name || m.Ranks != n })
-				if err := figure.Write(at(fmt.Sprintf("%s-%s-%d", op.Name, t.Name, n)), bySize(lines, fmt.Sprintf("%s, %s, %s", op.Name, t.Name, plots.OnRanks(n)), machine)...); err != nil {
+				if err := figure.Write(at(fmt.Sprintf("%s-%s-%d", op.Name, t.Name, n)), true, bySize(lines, fmt.Sprintf("%s, %s, %s", op.Name, t.Name, plots.OnRanks(n)), machine)...); err != nil {
 					return err
 				}
 			}
 		}
 	}
 	for _, app := range appNames {
-		if err := figure.Write(at("scaling-"+app), byRanks(app, apps[app])...); err != nil {
+		if err := figure.Write(at("scaling-"+app), true, byRanks(app, apps[app])...); err != nil {
 			return err
 		}
 	}
-	if err := figure.Write(at("reduce-times"), distribution(apps["reduce"], machine)); err != nil {
+	if err := figure.Write(at("reduce-times"), true, distribution(apps["reduce"], machine)); err != nil {
 		return err
 	}
-	return figure.Write(at("cost"), costs(apps["cost"])...)
+	return figure.Write(at("cost"), true, costs(apps["cost"])...)
 }
 
 // bySize are the latency and the bus bandwidth of one collective.

@@ -2,11 +2,11 @@
 package figure
 
 import (
+	"errors"
 	"fmt"
 	"image/color"
 	"io"
 	"math"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -19,6 +19,8 @@ import (
 	"gonum.org/v1/plot/vg/draw"
 	"gonum.org/v1/plot/vg/vgimg"
 	"gonum.org/v1/plot/vg/vgsvg"
+
+	"lockstep/internal/outfile"
 )
 
 // hues tell curves apart for people with any kind of colour vision, and stand out from white three to one.
@@ -149,9 +151,9 @@ const (
 	legendLine  = 0.45 * vg.Centimeter
 )
 
-// Write writes the panels that have points, side by side, into a file: PNG where its name ends in .png, else SVG. Without
-// points there is no file.
-func Write(file string, panels ...Panel) error {
+// Write writes the panels that have points, side by side, into a file, as package outfile does: PNG where its name ends in
+// .png, else SVG. Without points there is no file.
+func Write(file string, replace bool, panels ...Panel) error {
 	var names []string
 	panels = slices.DeleteFunc(panels, func(p Panel) bool {
 		return !slices.ContainsFunc(p.Curves, func(c Curve) bool { return len(c.Points) > 0 })
@@ -206,13 +208,12 @@ func Write(file string, panels ...Panel) error {
 		}
 	}
 	legend.Draw(draw.Crop(c, 2*pad, 0, 0, -panelHeight))
-	f, err := os.Create(file)
+	f, err := outfile.Create(file, replace)
 	if err != nil {
 		return err
 	}
 	if _, err := canvas.WriteTo(f); err != nil {
-		f.Close()
-		return err
+		return errors.Join(err, f.Drop())
 	}
-	return f.Close()
+	return f.Commit()
 }

@@ -79,8 +79,8 @@ func Read(path string) (Run, error) {
 const mostPoints = 2000
 
 // Draw writes the loss, the validation's, the rate and the learning rate of runs by steps into a file: PNG where its name
-// ends in .png, else SVG.
-func Draw(file string, runs ...Run) error {
+// ends in .png, else SVG. replace says whether it may take the place of one that is there.
+func Draw(file string, replace bool, runs ...Run) error {
 	panels := []figure.Panel{
 		{Title: "loss", X: "step", Y: "nats a token", LinearX: true, LinearY: true, Tight: true, NoMarks: true},
 		{Title: "loss of the validation", X: "step", Y: "nats a token", LinearX: true, LinearY: true, Tight: true},
@@ -97,5 +97,5 @@ func Draw(file string, runs ...Run) error {
 			}
 		}
 	}
-	return figure.Write(file, panels...)
+	return figure.Write(file, replace, panels...)
 }

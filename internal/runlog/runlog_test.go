@@ -79,7 +79,7 @@ func TestDraw(t *testing.T) {
 	}
 	svg, bitmap := filepath.Join(dir, "x.svg"), filepath.Join(dir, "x.png")
 	for _, file := range []string{svg, bitmap} {
-		if err := Draw(file, a, b); err != nil {
+		if err := Draw(file, false, a, b); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -31,7 +31,7 @@ var (
 // both of these put tags into the middle of long lines. Instead a shell on each rank opens other files for standard output
 // and standard error, and becomes the program. srun's --label marks whole lines.
 const (
-	shellOpens = `r=${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; exec "$@" 3>&1 4>&2 >%s 2>%s` // mpirun stops to pass standard input on where both are closed
+	shellOpens = `r=${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; exec "$@" 3>&1 4>&2 >>%s 2>>%s` // mpirun stops to pass standard input on where both are closed
 	// On other hosts sed prefixes the lines. It outlives signals to the rank, which has more to say.
 	shellPrefixes = shellMarks + `(trap "" HUP INT QUIT TERM USR1 USR2; exec sed -u "s/^/$r: /" <"$d/o") & exec 3>"$d/o" 4>"$d/e"; rm -r "$d"; exec "$@" >&3 2>&4 3>&- 4>&-`
 	shellClean    = shellMarks + `exec 4>"$d/e"; rm -r "$d"; exec "$@" 2>&4 4>&-`
@@ -102,7 +102,7 @@ func openOutput(l *Line, j job, logs string) (*output, error) {
 		}
 		out.folder = dir
 		if slurm {
-			insert("a file for each rank", "--output="+dir+"/rank.%t.out", "--error="+dir+"/rank.%t.err")
+			insert("a file for each rank, which what is there stays in", "--output="+dir+"/rank.%t.out", "--error="+dir+"/rank.%t.err", "--open-mode=append")
 			break
 		}
 		q := quote([]string{dir + "/rank."})

@@ -79,6 +79,13 @@ func TestLogs(t *testing.T) {
 		t.Run(w.name+" folder", func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir() + "/a 'new' folder"
+			const before = "of a job before\n" // stays
+			if err := os.Mkdir(dir, 0o777); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(dir, "rank.1.out"), []byte(before), 0o666); err != nil {
+				t.Fatal(err)
+			}
 			out, errs, status := result(t, launchCommand(t, append(append(base[:len(base):len(base)], "--logs", dir), prog...)...))
 			if status != 0 || out != "" {
 				t.Fatalf("status %d: %.1000s%.1000s", status, out, errs)
@@ -87,8 +94,12 @@ func TestLogs(t *testing.T) {
 				rank := strconv.Itoa(r)
 				for _, stream := range []string{"out", "err"} {
 					got, err := os.ReadFile(filepath.Join(dir, "rank."+rank+"."+stream))
-					if err != nil || string(got) != pattern(stream, rank) {
-						t.Errorf("rank %s, %s: %v, %d bytes, not the %d printed", rank, stream, err, len(got), len(pattern(stream, rank)))
+					want := pattern(stream, rank)
+					if rank+stream == "1out" {
+						want = before + want
+					}
+					if err != nil || string(got) != want {
+						t.Errorf("rank %s, %s: %v, %d bytes, not the %d printed", rank, stream, err, len(got), len(want))
 					}
 				}
 			}

@@ -2,14 +2,13 @@
 package plot
 
 import (
-	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"lockstep/internal/outfile"
 	"lockstep/internal/runlog"
 	"lockstep/launch/exit"
 )
@@ -30,11 +29,13 @@ picture. A RUN is the folder of a run (train --run-dir), or a file that train --
 			if err != nil {
 				return err
 			}
-			fmt.Fprintln(cmd.OutOrStdout(), file)
+			if outfile.IsFile(file) {
+				fmt.Fprintln(cmd.OutOrStdout(), file)
+			}
 			return nil
 		},
 	}
-	cmd.Flags().StringVarP(&out, "out", "o", "plot.svg", "`FILE` to write: SVG, or PNG where its name ends in .png")
+	cmd.Flags().StringVarP(&out, "out", "o", "plot.svg", "`FILE` to write: SVG, or PNG where its name ends in .png; - is standard output")
 	cmd.Flags().BoolVar(&force, "force", false, "replace a file that is there")
 	return cmd
 }
@@ -44,7 +45,8 @@ func draw(out string, force bool, paths []string) (string, error) {
 	if len(paths) == 0 {
 		return "", usage("no run is named: launch plot runs/a runs/b")
 	}
-	if ext := strings.ToLower(filepath.Ext(out)); ext != ".svg" && ext != ".png" {
+	// A device or a pipe gets an SVG, whatever its name.
+	if ext := strings.ToLower(filepath.Ext(out)); ext != ".svg" && ext != ".png" && outfile.IsFile(out) {
 		return "", usage("--out %s: want a name that ends in .svg or .png", out)
 	}
 	var runs []runlog.Run
@@ -60,13 +62,10 @@ func draw(out string, force bool, paths []string) (string, error) {
 		names[r.Name] = true
 		runs = append(runs, r)
 	}
-	if _, err := os.Stat(out); err == nil && !force {
-		return "", usage("%s is there already: name another file with --out, or give --force", out)
+	if err := outfile.Check(out, force); err != nil {
+		return "", exit.Usage{Err: outfile.About("--out", err, "--force")}
 	}
-	if err := runlog.Draw(out, runs...); err != nil {
-		return "", errors.Join(err, os.Remove(out))
-	}
-	return out, nil
+	return out, runlog.Draw(out, force, runs...)
 }
 
 func usage(format string, args ...any) error { return exit.Usage{Err: fmt.Errorf(format, args...)} }

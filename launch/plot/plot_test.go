@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"lockstep/launch/exit"
@@ -53,6 +54,9 @@ func TestDraw(t *testing.T) {
 		t.Error("the picture that was there has changed")
 	}
 	if _, err := draw(out, true, runs[:1]); err != nil {
+		t.Error(err)
+	}
+	if _, err := draw("/dev/full", false, runs[:1]); !errors.Is(err, syscall.ENOSPC) {
 		t.Error(err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "x.png")); err == nil {

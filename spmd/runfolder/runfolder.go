@@ -312,7 +312,7 @@ func (f *Folder) draw() error {
 	if err != nil {
 		return err
 	}
-	return runlog.Draw(filepath.Join(f.dir, runlog.Picture), r)
+	return runlog.Draw(filepath.Join(f.dir, runlog.Picture), true, r)
 }
 
 // fail notes and tells what could not be written. The caller holds mu.

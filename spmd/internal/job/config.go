@@ -36,6 +36,7 @@ type Config struct {
 	PerProcess  int           // ranks of each process that the launcher starts, where that is more than one
 	Summary     string        // auto, on or off
 	Trace       string        // file
+	Overwrite   bool          // a file that is there is replaced
 	Dashboard   string        // [HOST]:PORT
 }
 
@@ -75,10 +76,11 @@ func (c *Config) Flags(fs *pflag.FlagSet, collectives []string) {
 	fs.Lookup("check").NoOptDefVal = "on"
 	fs.StringVar(&c.Summary, "summary", "auto", "say at the end where the time went: on, off, or auto, which does after 10 s")
 	fs.StringVar(&c.Trace, "trace", "", "write what each rank did and when to `FILE`, for ui.perfetto.dev; compressed where the name ends in .gz")
+	fs.BoolVar(&c.Overwrite, "overwrite", false, "replace a file that is there, as that of --trace")
 	fs.StringVar(&c.Dashboard, "dashboard", "", "serve a page that shows the run while it goes on, and /metrics, at `[HOST]:PORT` of rank 0; without HOST its own machine alone gets it")
 	MayDiffer(fs, "json", "log-level", "log-format", "log-ranks")
 	help.Group(fs, help.Framework, "device", "collectives", "symmetric", "ranks", "gpus-per-process", "seed", "timeout", "check")
-	help.Group(fs, help.Output, "summary", "trace", "dashboard", "json", "log-level", "log-format", "log-ranks")
+	help.Group(fs, help.Output, "summary", "trace", "overwrite", "dashboard", "json", "log-level", "log-format", "log-ranks")
 	for _, f := range c.choices(collectives) {
 		help.Choices(fs, f.flag, f.known...)
 	}

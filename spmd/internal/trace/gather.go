@@ -8,6 +8,7 @@ import (
 	"unsafe"
 
 	"lockstep/internal/elem"
+	"lockstep/internal/outfile"
 	"lockstep/spmd/internal/control"
 )
 
@@ -207,29 +208,10 @@ func Dropped(logs []*Log) (n uint64) {
 	return n
 }
 
-// File is where a trace goes. It has another name until it is complete.
-type File struct {
-	name string
-	f    *os.File
-}
-
-// Create makes the file, so that what cannot be written is found before the run.
-func Create(name string) (*File, error) {
-	f, err := os.Create(name + ".partial")
-	if err != nil {
-		return nil, err
+// WriteFile writes what all ranks have noted into the file of a name, and ends it.
+func WriteFile(f *outfile.File, name string, logs []*Log) error {
+	if err := Write(f, logs, compressed(name)); err != nil {
+		return errors.Join(err, f.Drop())
 	}
-	return &File{name, f}, nil
+	return f.Commit()
 }
-
-// Write writes what all ranks have noted, and gives the file its name.
-func (f *File) Write(logs []*Log) error {
-	err := Write(f.f, logs, compressed(f.name))
-	if err = errors.Join(err, f.f.Close()); err != nil {
-		return errors.Join(err, os.Remove(f.f.Name()))
-	}
-	return os.Rename(f.f.Name(), f.name)
-}
-
-// Drop removes the file, which nothing was written to.
-func (f *File) Drop() error { return errors.Join(f.f.Close(), os.Remove(f.f.Name())) }

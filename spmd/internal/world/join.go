@@ -55,7 +55,7 @@ func (w *World) join(base transport.Host) error {
 		return err
 	}
 	if w.json != nil && w.All.Rank() != 0 { // the environment did not say so
-		if err := w.json.Close(); err != nil {
+		if err := w.json.Commit(); err != nil {
 			return err
 		}
 		w.json = nil

@@ -9,6 +9,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"lockstep/internal/outfile"
 	"lockstep/internal/plain"
 	"lockstep/internal/procfs"
 	"lockstep/spmd/internal/control"
@@ -33,8 +34,8 @@ func (w *World) openTrace() (err error) {
 		return nil
 	}
 	if w.All.Rank() == 0 && w.start.Config.Trace != "" {
-		if w.traced, err = trace.Create(w.start.Config.Trace); err != nil {
-			err = fmt.Errorf("--trace: %w", err)
+		if w.traced, err = outfile.Create(w.start.Config.Trace, w.start.Config.Overwrite); err != nil {
+			err = outfile.About("--trace", err, "--overwrite")
 		}
 	}
 	failure, err := w.firstFailure(err)
@@ -51,8 +52,7 @@ func (w *World) openTrace() (err error) {
 // summarizeAfter is how long a run has to take for --summary auto.
 const summarizeAfter = 10 * time.Second
 
-// tell says where the time went, and writes the file of --trace. What cannot be written is said, and does not fail the job,
-// which has done its work.
+// tell says where the time went, and writes the file of --trace.
 //
 // Collective over all ranks, blocking.
 func (w *World) tell() error {
@@ -91,7 +91,7 @@ func (w *World) tell() error {
 		w.showSummary(trace.Compare(all, len(all)))
 	}
 	if w.traced != nil {
-		w.writeTrace(logs)
+		return w.writeTrace(logs)
 	}
 	return nil
 }
@@ -155,16 +155,20 @@ func (w *World) showSummary(t *trace.Table) {
 }
 
 // writeTrace writes the file of --trace.
-func (w *World) writeTrace(logs []*trace.Log) {
+func (w *World) writeTrace(logs []*trace.Log) error {
 	f := w.traced
 	w.traced = nil
-	if err := f.Write(logs); err != nil {
-		w.Log.Error().Err(err).Msg("the trace is not written")
-		return
+	if err := trace.WriteFile(f, w.start.Config.Trace, logs); err != nil {
+		return fmt.Errorf("--trace: the run has ended well, but its trace is not written: %w", err)
 	}
 	line := w.Log.Info().Str("file", w.start.Config.Trace)
 	if dropped := trace.Dropped(logs); dropped > 0 {
 		line = line.Uint64("dropped", dropped)
 	}
-	line.Msg("trace: open it at ui.perfetto.dev, or type launch trace " + w.start.Config.Trace)
+	if outfile.IsFile(w.start.Config.Trace) {
+		line.Msg("trace: open it at ui.perfetto.dev, or type launch trace " + w.start.Config.Trace)
+	} else {
+		line.Msg("trace: a file of it opens at ui.perfetto.dev")
+	}
+	return nil
 }

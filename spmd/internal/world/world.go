@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"slices"
 	"sync"
@@ -20,6 +19,7 @@ import (
 	"lockstep/host"
 	"lockstep/internal/ccall"
 	"lockstep/internal/launcher"
+	"lockstep/internal/outfile"
 	"lockstep/spmd/internal/affinity"
 	"lockstep/spmd/internal/calls"
 	"lockstep/spmd/internal/control"
@@ -55,12 +55,12 @@ type World struct {
 	nodes    int
 	byNode   bool // of several nodes, each has ranks that follow each other
 	threads  int
-	why      string       // the device and the collectives are what they are
-	clocks   trace.Clocks // for --trace
-	traced   *trace.File  // of --trace, on rank 0
-	told     atomic.Bool  // the summary is shown
-	fellBack bool         // to the host though there is a GPU, or to MPI though NCCL is meant: the start line warns
-	agreed   bool         // the failure of the start is every rank's
+	why      string        // the device and the collectives are what they are
+	clocks   trace.Clocks  // for --trace
+	traced   *outfile.File // of --trace, on rank 0
+	told     atomic.Bool   // the summary is shown
+	fellBack bool          // to the host though there is a GPU, or to MPI though NCCL is meant: the start line warns
+	agreed   bool          // the failure of the start is every rank's
 	startup  job.Startup
 	// Of several nodes: the connections that MPI had before NCCL started, and all that there were then.
 	mpiSockets, ncclSockets []job.Socket
@@ -68,7 +68,7 @@ type World struct {
 	analyzer                verify.Analyzer // has those of all ranks, on rank 0
 	shown                   shown           // for --dashboard and Slowest
 	files                   files.Waiting   // for what is saved and loaded
-	json                    io.WriteCloser
+	json                    *outfile.File
 
 	mu        sync.Mutex
 	closers   []*func() error // of AtClose
@@ -108,8 +108,8 @@ func open(ranks transport.Ranks, s Start) (*World, error) {
 	w.startup = job.NewStartup()
 	if s.Config.JSON != "" && w.launched.Rank == 0 {
 		var err error
-		if w.json, err = openJSON(s.Config.JSON); err != nil {
-			return nil, job.Usage(err)
+		if w.json, err = outfile.Append(s.Config.JSON); err != nil {
+			return nil, job.Usage(fmt.Errorf("--json: %w", err))
 		}
 	}
 
@@ -191,21 +191,6 @@ func (w *World) Emitted(fn func(line []byte)) (cancel func()) {
 		defer w.mu.Unlock()
 		w.listeners = slices.DeleteFunc(slices.Clone(w.listeners), func(o *func([]byte)) bool { return o == l })
 	}
-}
-
-type stdout struct{ *os.File }
-
-func (stdout) Close() error { return nil }
-
-func openJSON(name string) (io.WriteCloser, error) {
-	if name == "-" {
-		return stdout{os.Stdout}, nil
-	}
-	f, err := os.OpenFile(name, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o666)
-	if err != nil {
-		return nil, fmt.Errorf("--json: %w", err)
-	}
-	return f, nil
 }
 
 // Fail records the first failure of a stream: nobody may wait for what will not
@@ -313,7 +298,7 @@ func (w *World) takeDown() error {
 		err = errors.Join(err, w.Dev.Close())
 	}
 	if w.json != nil {
-		err = errors.Join(err, w.json.Close())
+		err = errors.Join(err, w.json.Commit())
 	}
 	if w.traced != nil {
 		err = errors.Join(err, w.traced.Drop())
