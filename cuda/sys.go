@@ -24,6 +24,7 @@ import "C"
 import (
 	"unsafe"
 
+	"lockstep/internal/ccall"
 	"lockstep/internal/dl"
 )
 
@@ -33,9 +34,8 @@ const (
 	maxArgs        = C.MAX_ARGS
 )
 
-// addr passes a handle or an address to C. For a pointer cgo looks up in every call whether it is Go's and what it points
-// to; what comes here is the driver's.
-func addr(p unsafe.Pointer) C.uintptr_t { return C.uintptr_t(uintptr(p)) }
+// addr passes a handle or an address to C. Memory that a copy reads or writes may be Go's.
+func addr(p unsafe.Pointer) C.uintptr_t { return C.uintptr_t(ccall.Address(p)) }
 
 // sysTable is the table of entry points, those first that say how old the driver is.
 func sysTable() (first, all []dl.Sym) {
@@ -206,7 +206,7 @@ func sysHasLaunchEx() bool { return C.has_launch_ex() != 0 }
 func sysHasTensorMap() bool { return C.has_tensor_map() != 0 }
 
 func sysTensorMap(d *Device, t *Tensor, swizzle int, out *TensorMap) int {
-	c := C.struct_tensor{_type: C.int(t.Type), rank: C.int(t.Rank), swizzle: C.int(swizzle), at: C.device_ptr(uintptr(t.At))}
+	c := C.struct_tensor{_type: C.int(t.Type), rank: C.int(t.Rank), swizzle: C.int(swizzle), at: C.device_ptr(ccall.Address(t.At))}
 	for i, n := range t.Sizes {
 		c.sizes[i], c.box[i] = C.uint64_t(n), C.uint32_t(t.Box[i])
 	}

@@ -10,10 +10,10 @@ import (
 // The collectives of more elements than one MPI call takes, made of calls that take fewer.
 
 func (c *Comm) bigAllGather(dst, src unsafe.Pointer, p transfer.Parts, t elem.Type) error {
-	move(elem.At(dst, p.Offset(c.rank), t), src, p.Len(c.rank), t)
+	move(elem.At(dst, p.Offset(c.rank), p.Len(c.rank), t), src, p.Len(c.rank), t)
 	off := 0
 	for r := range c.size {
-		if err := c.broadcast(elem.At(dst, off, t), p.Len(r), t, r); err != nil {
+		if err := c.broadcast(elem.At(dst, off, p.Len(r), t), p.Len(r), t, r); err != nil {
 			return err
 		}
 		off += p.Len(r)
@@ -24,7 +24,7 @@ func (c *Comm) bigAllGather(dst, src unsafe.Pointer, p transfer.Parts, t elem.Ty
 func (c *Comm) bigReduceScatter(dst, src unsafe.Pointer, p transfer.Parts, t elem.Type, op elem.Op) error {
 	off := 0
 	for r := range c.size {
-		if err := c.reduce(dst, elem.At(src, off, t), p.Len(r), t, op, r); err != nil {
+		if err := c.reduce(dst, elem.At(src, off, p.Len(r), t), p.Len(r), t, op, r); err != nil {
 			return err
 		}
 		off += p.Len(r)
@@ -39,8 +39,8 @@ func (c *Comm) bigGather(dst, src unsafe.Pointer, p transfer.Parts, t elem.Type,
 	off := 0
 	for r := range c.size {
 		if r == root {
-			move(elem.At(dst, off, t), src, p.Len(r), t)
-		} else if err := c.recv(elem.At(dst, off, t), p.Len(r), t, r, tagInternal); err != nil {
+			move(elem.At(dst, off, p.Len(r), t), src, p.Len(r), t)
+		} else if err := c.recv(elem.At(dst, off, p.Len(r), t), p.Len(r), t, r, tagInternal); err != nil {
 			return err
 		}
 		off += p.Len(r)
@@ -55,8 +55,8 @@ func (c *Comm) bigScatter(dst, src unsafe.Pointer, p transfer.Parts, t elem.Type
 	off := 0
 	for r := range c.size {
 		if r == root {
-			move(dst, elem.At(src, off, t), p.Len(r), t)
-		} else if err := c.send(elem.At(src, off, t), p.Len(r), t, r, tagInternal); err != nil {
+			move(dst, elem.At(src, off, p.Len(r), t), p.Len(r), t)
+		} else if err := c.send(elem.At(src, off, p.Len(r), t), p.Len(r), t, r, tagInternal); err != nil {
 			return err
 		}
 		off += p.Len(r)
@@ -76,8 +76,9 @@ func (c *Comm) bigAllToAll(dst, src unsafe.Pointer, n int, t elem.Type) error {
 			continue
 		}
 		for lo := 0; lo < n; lo += limit {
-			buf := elem.At(dst, peer*n+lo, t)
-			if err := c.Check("MPI_Sendrecv_replace", sysSwap(c, buf, min(limit, n-lo), t, peer, tagInternal)); err != nil {
+			k := min(limit, n-lo)
+			buf := elem.At(dst, peer*n+lo, k, t)
+			if err := c.Check("MPI_Sendrecv_replace", sysSwap(c, buf, k, t, peer, tagInternal)); err != nil {
 				return err
 			}
 		}
@@ -87,12 +88,13 @@ func (c *Comm) bigAllToAll(dst, src unsafe.Pointer, n int, t elem.Type) error {
 
 // exchange sends every rank its part of src and receives that rank's part of dst.
 func (c *Comm) exchange(dst unsafe.Pointer, recv transfer.Parts, src unsafe.Pointer, send transfer.Parts, t elem.Type) error {
-	move(elem.At(dst, recv.Offset(c.rank), t), elem.At(src, send.Offset(c.rank), t), recv.Len(c.rank), t)
+	own := recv.Len(c.rank)
+	move(elem.At(dst, recv.Offset(c.rank), own, t), elem.At(src, send.Offset(c.rank), own, t), own, t)
 	recvAt, sendAt := 0, 0
 	for r := range c.size {
 		if r != c.rank {
-			c.group.add(c, elem.At(dst, recvAt, t), recv.Len(r), t, r, tagInternal, true, nil)
-			c.group.add(c, elem.At(src, sendAt, t), send.Len(r), t, r, tagInternal, false, nil)
+			c.group.add(c, elem.At(dst, recvAt, recv.Len(r), t), recv.Len(r), t, r, tagInternal, true, nil)
+			c.group.add(c, elem.At(src, sendAt, send.Len(r), t), send.Len(r), t, r, tagInternal, false, nil)
 		}
 		recvAt += recv.Len(r)
 		sendAt += send.Len(r)

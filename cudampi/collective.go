@@ -45,7 +45,7 @@ func (c *Comm) AllReduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op
 	}
 	limit := reduceCount(t)
 	for lo := 0; lo < n; lo += limit {
-		if err := c.Check(name, sysAllReduce(c, elem.At(dst, lo, t), elem.At(src, lo, t), min(limit, n-lo), t, op)); err != nil {
+		if err := c.Check(name, sysAllReduce(c, elem.At(dst, lo, n-lo, t), elem.At(src, lo, n-lo, t), min(limit, n-lo), t, op)); err != nil {
 			return err
 		}
 	}
@@ -78,7 +78,7 @@ func (c *Comm) reduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, r
 	}
 	limit := reduceCount(t)
 	for lo := 0; lo < n; lo += limit {
-		if err := c.Check("MPI_Reduce", sysReduce(c, elem.At(dst, lo, t), elem.At(src, lo, t), min(limit, n-lo), t, op, root)); err != nil {
+		if err := c.Check("MPI_Reduce", sysReduce(c, elem.At(dst, lo, n-lo, t), elem.At(src, lo, n-lo, t), min(limit, n-lo), t, op, root)); err != nil {
 			return err
 		}
 	}
@@ -110,7 +110,7 @@ const nameScan, nameExScan = "MPI_Scan", "MPI_Exscan"
 func (c *Comm) scan(name string, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, exclusive bool) error {
 	limit := reduceCount(t)
 	for lo := 0; lo < n; lo += limit {
-		if err := c.Check(name, sysScan(c, elem.At(dst, lo, t), elem.At(src, lo, t), min(limit, n-lo), t, op, exclusive)); err != nil {
+		if err := c.Check(name, sysScan(c, elem.At(dst, lo, n-lo, t), elem.At(src, lo, n-lo, t), min(limit, n-lo), t, op, exclusive)); err != nil {
 			return err
 		}
 	}
@@ -133,7 +133,7 @@ func (c *Comm) Broadcast(buf unsafe.Pointer, n int, t elem.Type, root int) error
 
 func (c *Comm) broadcast(buf unsafe.Pointer, n int, t elem.Type, root int) error {
 	for lo := 0; lo < n; lo += maxCount {
-		if err := c.Check("MPI_Bcast", sysBroadcast(c, elem.At(buf, lo, t), min(maxCount, n-lo), t, root)); err != nil {
+		if err := c.Check("MPI_Bcast", sysBroadcast(c, elem.At(buf, lo, n-lo, t), min(maxCount, n-lo), t, root)); err != nil {
 			return err
 		}
 	}
@@ -151,7 +151,7 @@ func (c *Comm) AllGather(dst, src unsafe.Pointer, n int, t elem.Type) error {
 	if n*c.size > maxCount {
 		return c.bigAllGather(dst, src, transfer.Parts{Each: n}, t)
 	}
-	return c.Check(name, sysAllGather(c, dst, src, n, t, src == elem.At(dst, c.rank*n, t)))
+	return c.Check(name, sysAllGather(c, dst, src, n, t, elem.IsAt(src, dst, c.rank*n, t)))
 }
 
 // ReduceScatter sets dst to this rank's part of op over all ranks of src. dst has n elements, src Size()*n: the part of
@@ -170,7 +170,7 @@ func (c *Comm) ReduceScatter(dst, src unsafe.Pointer, n int, t elem.Type, op ele
 	if n*c.size > reduceCount(t) {
 		return c.bigReduceScatter(dst, src, transfer.Parts{Each: n}, t, op)
 	}
-	return c.Check(name, sysReduceScatter(c, dst, src, n, t, op, dst == elem.At(src, c.rank*n, t)))
+	return c.Check(name, sysReduceScatter(c, dst, src, n, t, op, elem.IsAt(dst, src, c.rank*n, t)))
 }
 
 // AllToAll sets part r of dst to this rank's part of the src of rank r. dst and src have Size() parts of n elements.
@@ -206,7 +206,7 @@ func (c *Comm) Gather(dst, src unsafe.Pointer, n int, t elem.Type, root int) err
 	if n*c.size > maxCount {
 		return c.bigGather(dst, src, transfer.Parts{Each: n}, t, root)
 	}
-	return c.Check(name, sysGather(c, dst, src, n, t, root, c.rank == root && src == elem.At(dst, root*n, t)))
+	return c.Check(name, sysGather(c, dst, src, n, t, root, c.rank == root && elem.IsAt(src, dst, root*n, t)))
 }
 
 // Scatter sets dst to this rank's part of the src of the root; elsewhere src is not used. dst has n elements, src
@@ -228,5 +228,5 @@ func (c *Comm) Scatter(dst, src unsafe.Pointer, n int, t elem.Type, root int) er
 	if n*c.size > maxCount {
 		return c.bigScatter(dst, src, transfer.Parts{Each: n}, t, root)
 	}
-	return c.Check(name, sysScatter(c, dst, src, n, t, root, c.rank == root && dst == elem.At(src, root*n, t)))
+	return c.Check(name, sysScatter(c, dst, src, n, t, root, c.rank == root && elem.IsAt(dst, src, root*n, t)))
 }

@@ -138,16 +138,16 @@ func (g *direct) slice(m, r int) (lo, n int) {
 func (g *direct) broadcast(x *transfer.Transfer) error {
 	c := g.c
 	mine, n := g.slice(x.N, c.rank)
-	buf := func(lo int) unsafe.Pointer { return elem.At(x.Dst, lo, x.Type) }
+	buf := func(lo, n int) unsafe.Pointer { return elem.At(x.Dst, lo, n, x.Type) }
 	if c.rank == x.Root {
-		buf = func(lo int) unsafe.Pointer { return elem.At(x.Src, lo, x.Type) }
+		buf = func(lo, n int) unsafe.Pointer { return elem.At(x.Src, lo, n, x.Type) }
 		for r := range c.size {
 			if lo, n := g.slice(x.N, r); r != c.rank {
-				c.group.add(c, buf(lo), n, x.Type, r, tagInternal, false, nil)
+				c.group.add(c, buf(lo, n), n, x.Type, r, tagInternal, false, nil)
 			}
 		}
 	} else {
-		c.group.add(c, buf(mine), n, x.Type, x.Root, tagInternal, true, nil)
+		c.group.add(c, buf(mine, n), n, x.Type, x.Root, tagInternal, true, nil)
 	}
 	if err := c.group.Wait(); err != nil {
 		return err
@@ -157,10 +157,10 @@ func (g *direct) broadcast(x *transfer.Transfer) error {
 			continue
 		}
 		if lo, m := g.slice(x.N, r); c.rank != x.Root {
-			c.group.add(c, buf(lo), m, x.Type, r, tagInternal, true, nil)
+			c.group.add(c, buf(lo, m), m, x.Type, r, tagInternal, true, nil)
 		}
 		if r != x.Root {
-			c.group.add(c, buf(mine), n, x.Type, r, tagInternal, false, nil)
+			c.group.add(c, buf(mine, n), n, x.Type, r, tagInternal, false, nil)
 		}
 	}
 	return c.group.Wait()
@@ -183,7 +183,7 @@ func (g *direct) reduce(x *transfer.Transfer, s *cuda.Stream) error {
 				return out[r].At, out[r].N
 			}
 			lo, n := g.slice(out[0].N, r)
-			return elem.At(out[0].At, lo, x.Type), n
+			return elem.At(out[0].At, lo, n, x.Type), n
 		}
 		own, n := from(c.rank)
 		for r := range c.size {
@@ -205,7 +205,7 @@ func (g *direct) reduce(x *transfer.Transfer, s *cuda.Stream) error {
 		if in := x.In(k); len(in) > 0 {
 			whole = in[0].At
 			lo, _ := g.slice(out[0].N, c.rank)
-			if to = elem.At(whole, lo, x.Type); x.IsSplit() {
+			if to = elem.At(whole, lo, n, x.Type); x.IsSplit() {
 				to = whole
 			}
 		}
@@ -224,7 +224,7 @@ func (g *direct) reduce(x *transfer.Transfer, s *cuda.Stream) error {
 			}
 			if whole != nil {
 				lo, m := g.slice(out[0].N, r)
-				c.group.add(c, elem.At(whole, lo, x.Type), m, x.Type, r, tagInternal, true, nil)
+				c.group.add(c, elem.At(whole, lo, m, x.Type), m, x.Type, r, tagInternal, true, nil)
 			}
 			if x.What == transfer.AllReduce || r == x.Root {
 				c.group.add(c, to, n, x.Type, r, tagInternal, false, nil)

@@ -64,6 +64,7 @@ import (
 	"runtime"
 	"unsafe"
 
+	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
 )
 
@@ -83,10 +84,9 @@ func cbool(b bool) C.int {
 	return 0
 }
 
-// address passes memory to the calls that a message of a few bytes is made of. For a pointer cgo looks up in every call
-// whether it is Go's and what it points to, at a tenth of the price of the call; this package asks for memory without
-// pointers. keep, after the call, is what the collector sees instead.
-func address(p unsafe.Pointer) C.uintptr_t { return C.uintptr_t(uintptr(p)) }
+// address passes memory to the calls that a message of a few bytes is made of. keep, after the call, is what the collector
+// sees of it.
+func address(p unsafe.Pointer) C.uintptr_t { return C.uintptr_t(ccall.Address(p)) }
 
 func keep(p, q unsafe.Pointer) {
 	runtime.KeepAlive(p)
@@ -200,7 +200,7 @@ type group struct {
 }
 
 func (g *group) add(c *Comm, buf unsafe.Pointer, n int, t elem.Type, peer, tag int, recv bool, by unsafe.Pointer) {
-	g.msgs = append(g.msgs, C.struct_p2p{buf: C.uintptr_t(uintptr(buf)), n: C.int64_t(n), comm: c.h, by: (*C.struct_carrier)(by),
+	g.msgs = append(g.msgs, C.struct_p2p{buf: address(buf), n: C.int64_t(n), comm: c.h, by: (*C.struct_carrier)(by),
 		t: C.int(t), peer: C.int(peer), tag: C.int(tag), recv: cbool(recv)})
 	if len(g.msgs) > len(g.reqs) {
 		g.reqs = append(g.reqs, *new(C.MPI_Request))

@@ -51,7 +51,7 @@ func (c *Comm) AllGatherV(dst, src unsafe.Pointer, counts []int, t elem.Type) er
 	if total > maxCount {
 		return c.bigAllGather(dst, src, p, t)
 	}
-	return c.Check(name, sysAllGatherV(c, dst, src, t, src == elem.At(dst, p.Offset(c.rank), t)))
+	return c.Check(name, sysAllGatherV(c, dst, src, t, elem.IsAt(src, dst, p.Offset(c.rank), t)))
 }
 
 // ReduceScatterV sets dst to this rank's part of op over all ranks of src. dst has counts[Rank()] elements, src as many
@@ -75,7 +75,7 @@ func (c *Comm) ReduceScatterV(dst, src unsafe.Pointer, counts []int, t elem.Type
 	if total > reduceCount(t) {
 		return c.bigReduceScatter(dst, src, p, t, op)
 	}
-	return c.Check(name, sysReduceScatterV(c, dst, src, total, t, op, dst == elem.At(src, p.Offset(c.rank), t)))
+	return c.Check(name, sysReduceScatterV(c, dst, src, total, t, op, elem.IsAt(dst, src, p.Offset(c.rank), t)))
 }
 
 // GatherV sets dst on the root to the src of all ranks in rank order; elsewhere dst is not used. src has counts[Rank()]
@@ -102,7 +102,7 @@ func (c *Comm) GatherV(dst, src unsafe.Pointer, counts []int, t elem.Type, root 
 	if total > maxCount {
 		return c.bigGather(dst, src, p, t, root)
 	}
-	return c.Check(name, sysGatherV(c, dst, src, t, root, c.rank == root && src == elem.At(dst, p.Offset(root), t)))
+	return c.Check(name, sysGatherV(c, dst, src, t, root, c.rank == root && elem.IsAt(src, dst, p.Offset(root), t)))
 }
 
 // ScatterV sets dst to this rank's part of the src of the root; elsewhere src is not used. dst has counts[Rank()]
@@ -129,7 +129,7 @@ func (c *Comm) ScatterV(dst, src unsafe.Pointer, counts []int, t elem.Type, root
 	if total > maxCount {
 		return c.bigScatter(dst, src, p, t, root)
 	}
-	return c.Check(name, sysScatterV(c, dst, src, t, root, c.rank == root && dst == elem.At(src, p.Offset(root), t)))
+	return c.Check(name, sysScatterV(c, dst, src, t, root, c.rank == root && elem.IsAt(dst, src, p.Offset(root), t)))
 }
 
 // AllToAllV sets part r of dst to this rank's part of the src of rank r. The parts lie in rank order, in dst with

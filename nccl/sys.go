@@ -17,6 +17,7 @@ import (
 	"unsafe"
 
 	"lockstep/cuda"
+	"lockstep/internal/ccall"
 	"lockstep/internal/dl"
 	"lockstep/internal/elem"
 )
@@ -98,9 +99,11 @@ func hasMemory() bool   { return C.nccl.MemAlloc != nil && C.nccl.MemFree != nil
 func hasRegister() bool { return C.nccl.CommRegister != nil && C.nccl.CommDeregister != nil }
 func hasWindow() bool   { return C.nccl.CommWindowRegister != nil && C.nccl.CommWindowDeregister != nil }
 
+func address(p unsafe.Pointer) C.uintptr_t { return C.uintptr_t(ccall.Address(p)) }
+
 func makeLink(d *cuda.Device) link {
 	b := d.Bind()
-	return link{enter: C.uintptr_t(uintptr(b.Enter)), context: C.uintptr_t(uintptr(b.Context))}
+	return link{enter: address(b.Enter), context: address(b.Context)}
 }
 
 func cbool(b bool) C.int {
@@ -236,13 +239,13 @@ func sysWindow(l *link, p unsafe.Pointer, bytes int) (handle uintptr, status int
 func sysCloseWindow(l *link, h uintptr) int { return int(C.close_window(l, C.uintptr_t(h))) }
 
 func setCall(c *cCall, x *Call) {
-	*c = cCall{dst: C.uintptr_t(uintptr(x.Dst)), src: C.uintptr_t(uintptr(x.Src)), n: C.uint64_t(x.N),
+	*c = cCall{dst: address(x.Dst), src: address(x.Src), n: C.uint64_t(x.N),
 		kind: C.int32_t(x.Kind), _type: ncclTypes[x.Type], op: ncclOps[x.Op], peer: C.int32_t(x.Peer)}
 }
 
 // sysRun issues calls on s: for a failure, where it was.
 func sysRun(c *Comm, s *cuda.Stream, calls []cCall) (status int, kind Kind, index int) {
-	o := C.run_calls(&c.link, C.uintptr_t(uintptr(s.Handle())), &calls[0], C.int(len(calls)))
+	o := C.run_calls(&c.link, address(s.Handle()), &calls[0], C.int(len(calls)))
 	runtime.KeepAlive(s)
 	return int(o.status), Kind(o.kind), int(o.index)
 }

@@ -15,6 +15,7 @@ import (
 	"unsafe"
 
 	"lockstep/cuda"
+	"lockstep/internal/ccall"
 	"lockstep/internal/dl"
 	"lockstep/internal/elem"
 )
@@ -75,8 +76,8 @@ func openLibrary(files []string) (string, error) {
 	}, files...)
 }
 
-// address passes device memory as a number: cgo would look up a pointer in every call, at a tenth of the call's price.
-func address(p unsafe.Pointer) C.uintptr_t { return C.uintptr_t(uintptr(p)) }
+// address passes device memory.
+func address(p unsafe.Pointer) C.uintptr_t { return C.uintptr_t(ccall.Address(p)) }
 
 func cDevice(b cuda.Bind) C.struct_device {
 	return C.struct_device{enter: C.enter_fn(b.Enter), context: b.Context}

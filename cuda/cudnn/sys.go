@@ -11,6 +11,7 @@ import (
 	"unsafe"
 
 	"lockstep/cuda"
+	"lockstep/internal/ccall"
 	"lockstep/internal/dl"
 )
 
@@ -116,8 +117,8 @@ func sysPlan(h handle, d descriptor, operands, scalars []int64, values []float32
 
 func sysFreePlan(p plan) { C.free(unsafe.Pointer(p)) }
 
-// address passes device memory as a number: cgo would look up a pointer in every call, at a tenth of the call's price.
-func address(p unsafe.Pointer) C.uintptr_t { return C.uintptr_t(uintptr(p)) }
+// address passes device memory.
+func address(p unsafe.Pointer) C.uintptr_t { return C.uintptr_t(ccall.Address(p)) }
 
 func sysRun(p plan, s *cuda.Stream, operands [mostOperands]unsafe.Pointer, workspace unsafe.Pointer) error {
 	var at C.struct_operands

@@ -13,6 +13,7 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/cuda/nvrtc"
+	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
 )
 
@@ -200,6 +201,6 @@ func (m *Module) Fold(s *cuda.Stream, dst, table unsafe.Pointer, offset, n int, 
 	const each = 16 * foldThreads // bytes of a block at a time
 	bytes := n * t.Size()
 	blocks := min((bytes+each-1)/each, 1024)
-	args := [...]uint64{uint64(uintptr(dst)), uint64(uintptr(table)), uint64(offset), uint64(bytes), uint64(t), uint64(op), uint64(size)}
+	args := [...]uint64{uint64(ccall.Address(dst)), uint64(ccall.Address(table)), uint64(offset), uint64(bytes), uint64(t), uint64(op), uint64(size)}
 	return s.Launch(m.fold, [3]int{blocks, 1, 1}, [3]int{foldThreads, 1, 1}, 0, args[:])
 }

@@ -75,12 +75,18 @@ func (t Type) String() string {
 	return "elem.Type(" + strconv.Itoa(int(t)) + ")"
 }
 
-// At is the address of element i of memory at p. It is nil for nil: the parts of nothing are nothing.
-func At(p unsafe.Pointer, i int, t Type) unsafe.Pointer {
-	if p == nil {
+// At is the address of n elements of memory at p, from element i on. It is nil for no elements: those behind the last would
+// lie behind the end of the memory, where the collector allows no pointer. It is nil for nil: the parts of nothing are nothing.
+func At(p unsafe.Pointer, i, n int, t Type) unsafe.Pointer {
+	if p == nil || n == 0 {
 		return nil
 	}
 	return unsafe.Add(p, i*t.Size())
+}
+
+// IsAt says whether part is where element i of memory at p lies, or would lie.
+func IsAt(part, p unsafe.Pointer, i int, t Type) bool {
+	return uintptr(part)-uintptr(p) == uintptr(i*t.Size())
 }
 
 // Of returns the Type of T. It does not allocate. For most types it is a constant to the compiler, which knows T's size and

@@ -168,3 +168,20 @@ func TestHalfRounding(t *testing.T) {
 		}
 	}
 }
+
+// TestAt: no elements lie nowhere, so that no pointer is one past the end of what may be Go's memory.
+func TestAt(t *testing.T) {
+	var x [3]int32
+	p := unsafe.Pointer(&x)
+	for i := range x {
+		if got := At(p, i, len(x)-i, Int32); got != unsafe.Pointer(&x[i]) || !IsAt(got, p, i, Int32) || IsAt(got, p, i+1, Int32) {
+			t.Errorf("element %d of %p is at %p", i, p, got)
+		}
+	}
+	if At(p, 3, 0, Int32) != nil || At(nil, 1, 2, Int32) != nil {
+		t.Error("nothing is somewhere")
+	}
+	if !IsAt(nil, nil, 0, Int32) || IsAt(nil, p, 1, Int32) {
+		t.Error("nil is at the first element of nothing alone")
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"unsafe"
 
 	"lockstep/cuda"
+	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
 	"lockstep/internal/transfer"
 )
@@ -153,7 +154,7 @@ func (p *Comm) next(s *cuda.Stream, fn func() error) error {
 	return p.order.next(s, fn)
 }
 
-func (p *Comm) table() uint64 { return uint64(uintptr(p.win.table)) }
+func (p *Comm) table() uint64 { return uint64(ccall.Address(p.win.table)) }
 
 // AllReduce enqueues on s what cudampi.Comm.AllReduce does, on device memory, as the others do. In place: dst is src.
 func (p *Comm) AllReduce(s *cuda.Stream, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) error {
@@ -262,7 +263,8 @@ func (p *Comm) allReduce(x *transfer.Transfer, s *cuda.Stream) error {
 	limit := p.room / x.Type.Size()
 	for lo := 0; lo < x.N; lo += limit {
 		bytes := min(limit, x.N-lo) * x.Type.Size()
-		args := [...]uint64{uint64(uintptr(elem.At(x.Dst, lo, x.Type))), uint64(uintptr(elem.At(x.Src, lo, x.Type))), uint64(bytes), uint64(x.Type), uint64(x.Op), p.table(),
+		dst, src := elem.At(x.Dst, lo, x.N-lo, x.Type), elem.At(x.Src, lo, x.N-lo, x.Type)
+		args := [...]uint64{uint64(ccall.Address(dst)), uint64(ccall.Address(src)), uint64(bytes), uint64(x.Type), uint64(x.Op), p.table(),
 			uint64(p.c.Rank()), uint64(p.c.Size()), uint64(p.scratch()), uint64(p.room)}
 		blocks := min(p.blocks, (bytes/p.c.Size()+each-1)/each)
 		if err := s.Launch(p.k.peerAllReduce, [3]int{max(blocks, 1), 1, 1}, [3]int{allReduceThreads, 1, 1}, 0, args[:]); err != nil {

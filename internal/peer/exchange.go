@@ -7,6 +7,7 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/cudampi"
+	"lockstep/internal/ccall"
 	"lockstep/internal/transfer"
 )
 
@@ -89,7 +90,7 @@ func (p *Comm) exchange(s *cuda.Stream, list unsafe.Pointer, messages []cudampi.
 			if m.Recv {
 				recv = 1
 			}
-			at[messageWords*i] = uint64(uintptr(m.Buf))
+			at[messageWords*i] = uint64(ccall.Address(m.Buf))
 			at[messageWords*i+1] = uint64(m.N*m.Type.Size()) | uint64(lanes[recv][m.Peer]-1)<<32 | uint64(m.Peer)<<40 | recv<<48
 		}
 	}
@@ -97,15 +98,15 @@ func (p *Comm) exchange(s *cuda.Stream, list unsafe.Pointer, messages []cudampi.
 	for per > 1 && (per/2*smallBlock >= most || per*used > exchangeBlocks) {
 		per /= 2
 	}
-	args := [8 + messageWords*fewMessages]uint64{p.table(), uint64(p.lanes()), uint64(uintptr(p.wrong)),
+	args := [8 + messageWords*fewMessages]uint64{p.table(), uint64(p.lanes()), uint64(ccall.Address(p.wrong)),
 		uint64(p.c.Rank()), uint64(p.c.Size()), uint64(per), uint64(len(messages))}
 	if len(messages) <= fewMessages {
 		put(args[8:], messages)
 	} else {
-		args[7] = uint64(uintptr(list))
+		args[7] = uint64(ccall.Address(list))
 		for lo := 0; lo < len(messages); lo += manyMessages {
 			part := messages[lo:min(lo+manyMessages, len(messages))]
-			many := [2 + messageWords*manyMessages]uint64{uint64(uintptr(list)) + uint64(8*messageWords*lo), uint64(len(part))}
+			many := [2 + messageWords*manyMessages]uint64{uint64(ccall.Address(list)) + uint64(8*messageWords*lo), uint64(len(part))}
 			put(many[2:], part)
 			if err := s.Launch(p.k.listMessages, [3]int{1, 1, 1}, [3]int{listThreads, 1, 1}, 0, many[:]); err != nil {
 				return err

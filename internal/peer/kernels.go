@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"lockstep/cuda"
+	"lockstep/internal/ccall"
 	"lockstep/internal/devkernel"
 	"lockstep/internal/elem"
 	"lockstep/internal/transfer"
@@ -117,16 +118,16 @@ func (k *kernels) smallOn(s *cuda.Stream, rank, size int, m *smallCall, at *plac
 	if m.reduces {
 		f = k.smallReduction
 	}
-	args := [...]uint64{uint64(uintptr(m.dst)), uint64(m.dstStep), uint64(uintptr(m.src)), uint64(m.srcStep), uint64(m.bytes),
-		uint64(m.t), uint64(m.op), m.to, m.from, uint64(uintptr(at.table)), uint64(at.copies), uint64(at.offset), uint64(at.room),
-		uint64(uintptr(at.epochs)), uint64(rank), uint64(size)}
+	args := [...]uint64{uint64(ccall.Address(m.dst)), uint64(m.dstStep), uint64(ccall.Address(m.src)), uint64(m.srcStep), uint64(m.bytes),
+		uint64(m.t), uint64(m.op), m.to, m.from, uint64(ccall.Address(at.table)), uint64(at.copies), uint64(at.offset), uint64(at.room),
+		uint64(ccall.Address(at.epochs)), uint64(rank), uint64(size)}
 	blocks := (m.bytes + smallBlock - 1) / smallBlock
 	return s.LaunchEarly(f, [3]int{blocks, 1, 1}, [3]int{smallThreads, 1, 1}, 0, args[:])
 }
 
 // messageOn enqueues a message of at most smallMost bytes from src to a slot, or from a slot to dst.
 func (k *kernels) messageOn(s *cuda.Stream, f *cuda.Function, dst, src unsafe.Pointer, bytes int, stamp uint32) error {
-	args := [...]uint64{uint64(uintptr(dst)), uint64(uintptr(src)), uint64(bytes), uint64(stamp)}
+	args := [...]uint64{uint64(ccall.Address(dst)), uint64(ccall.Address(src)), uint64(bytes), uint64(stamp)}
 	return s.Launch(f, [3]int{(bytes + smallBlock - 1) / smallBlock, 1, 1}, [3]int{smallThreads, 1, 1}, 0, args[:])
 }
 

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lockstep/cuda"
+	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
 	"lockstep/internal/shm"
 	"lockstep/internal/transfer"
@@ -69,7 +70,7 @@ func (o *stagedAllReduce) open() (err error) {
 	if o.table, err = o.dev.Malloc(inboxTable); err != nil {
 		return err
 	}
-	address := uint64(uintptr(unsafe.Pointer(&o.mem[0])))
+	address := uint64(ccall.Address(unsafe.Pointer(&o.mem[0])))
 	err = onStream(o.dev, func(s *cuda.Stream) error {
 		if err := s.Fill(o.table, 4, 0, inboxTable/4); err != nil {
 			return err

@@ -9,6 +9,7 @@ import (
 	"unsafe"
 
 	"lockstep/cuda"
+	"lockstep/internal/ccall"
 	"lockstep/internal/devkernel"
 	"lockstep/internal/elem"
 	"lockstep/internal/transfer"
@@ -69,7 +70,7 @@ func Share(c Ranks, d *cuda.Device, mem unsafe.Pointer, bytes int) (*Window, err
 	w := &Window{c: c, dev: d, base: make([]unsafe.Pointer, c.Size()), foreign: make([]*cuda.Foreign, c.Size())}
 	all := make([]windowInfo, c.Size()+1)
 	mine := &all[c.Size()]
-	mine.bytes, mine.process, mine.mem, mine.context = bytes, process, uintptr(mem), uintptr(d.Bind().Context)
+	mine.bytes, mine.process, mine.mem, mine.context = bytes, process, ccall.Address(mem), ccall.Address(d.Bind().Context)
 	copy(mine.uuid[:], d.UUID())
 	others, e := elsewhere(c)
 	if e != nil {

@@ -11,6 +11,7 @@ import (
 	"lockstep/cuda"
 	"lockstep/cudampi"
 	"lockstep/host"
+	"lockstep/internal/ccall"
 	"lockstep/internal/transfer"
 )
 
@@ -351,7 +352,7 @@ func (g *Stage) fold(x *transfer.Transfer, k int, step uint64) {
 	host.Parallel(m, foldGrain/size, func(lo, hi int) {
 		var src [mostRanks]uintptr
 		for r := range g.size {
-			src[r] = uintptr(g.slot(r, step)) + uintptr(off+lo*size)
+			src[r] = ccall.Address(g.slot(r, step)) + uintptr(off+lo*size)
 		}
 		Reduce(unsafe.Add(to, lo*size), src[:g.size], hi-lo, x.Type, x.Op)
 	})

@@ -33,6 +33,7 @@ import (
 	"runtime"
 	"unsafe"
 
+	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
 )
 
@@ -70,10 +71,9 @@ const (
 // met is how a collective through slots went: the code, or the rank that brought something else, and its count; -1 for none.
 type met struct{ code, rank, got int }
 
-// address passes memory to calls that take a few hundred nanoseconds. For a pointer cgo looks up in every call whether it is
-// Go's and what it points to, at a tenth of the price of the call; this package asks for memory without pointers. outcome,
-// after the call, is what the collector sees instead.
-func address(p unsafe.Pointer) C.uintptr_t { return C.uintptr_t(uintptr(p)) }
+// address passes memory to calls that take a few hundred nanoseconds. outcome, after the call, is what the collector sees of
+// it.
+func address(p unsafe.Pointer) C.uintptr_t { return C.uintptr_t(ccall.Address(p)) }
 
 func outcome(o C.struct_outcome, dst, src unsafe.Pointer) met {
 	runtime.KeepAlive(dst)

@@ -117,15 +117,15 @@ func (x *Transfer) Out(k int) []Piece {
 		off := 0
 		for r := range x.Size {
 			lo, m := x.Span(k, x.Send.Len(r))
-			list = append(list, Piece{elem.At(x.Src, off+lo, x.Type), m, r, r})
+			list = append(list, Piece{elem.At(x.Src, off+lo, m, x.Type), m, r, r})
 			off += x.Send.Len(r)
 		}
 	case x.What == AllGather || x.What == Gather:
 		lo, m := x.Span(k, x.Recv.Len(x.Rank))
-		list = append(list, Piece{elem.At(x.Src, lo, x.Type), m, x.Rank, 0})
+		list = append(list, Piece{elem.At(x.Src, lo, m, x.Type), m, x.Rank, 0})
 	default:
 		lo, m := x.Span(k, x.N)
-		list = append(list, Piece{elem.At(x.Src, lo, x.Type), m, x.Rank, 0})
+		list = append(list, Piece{elem.At(x.Src, lo, m, x.Type), m, x.Rank, 0})
 	}
 	x.pieces[0] = list
 	return list
@@ -143,13 +143,13 @@ func (x *Transfer) In(k int) []Piece {
 			n, slot = x.Send.Len(x.Rank), x.Rank
 		}
 		lo, m := x.Span(k, n)
-		list = append(list, Piece{elem.At(x.Dst, lo, x.Type), m, x.Rank, slot})
+		list = append(list, Piece{elem.At(x.Dst, lo, m, x.Type), m, x.Rank, slot})
 	case x.What == Broadcast:
 		lo, m := x.Span(k, x.N)
-		list = append(list, Piece{elem.At(x.Dst, lo, x.Type), m, x.Root, 0})
+		list = append(list, Piece{elem.At(x.Dst, lo, m, x.Type), m, x.Root, 0})
 	case x.What == Scatter:
 		lo, m := x.Span(k, x.Send.Len(x.Rank))
-		list = append(list, Piece{elem.At(x.Dst, lo, x.Type), m, x.Root, x.Rank})
+		list = append(list, Piece{elem.At(x.Dst, lo, m, x.Type), m, x.Root, x.Rank})
 	default:
 		off, slot := 0, 0
 		if x.What == AllToAll {
@@ -157,7 +157,7 @@ func (x *Transfer) In(k int) []Piece {
 		}
 		for r := range x.Size {
 			lo, m := x.Span(k, x.Recv.Len(r))
-			list = append(list, Piece{elem.At(x.Dst, off+lo, x.Type), m, r, slot})
+			list = append(list, Piece{elem.At(x.Dst, off+lo, m, x.Type), m, r, slot})
 			off += x.Recv.Len(r)
 		}
 	}
@@ -177,11 +177,11 @@ func (x *Transfer) Own() (dst, src unsafe.Pointer, n int) {
 	case x.IsReduction() || x.What == Broadcast || !x.Sends(me) || !x.Receives(me):
 		return nil, nil, 0
 	case x.What == Scatter:
-		return x.Dst, elem.At(x.Src, x.Send.Offset(me), x.Type), x.Send.Len(me)
+		return x.Dst, elem.At(x.Src, x.Send.Offset(me), x.Send.Len(me), x.Type), x.Send.Len(me)
 	case x.What == AllToAll:
-		return elem.At(x.Dst, x.Recv.Offset(me), x.Type), elem.At(x.Src, x.Send.Offset(me), x.Type), x.Recv.Len(me)
+		return elem.At(x.Dst, x.Recv.Offset(me), x.Recv.Len(me), x.Type), elem.At(x.Src, x.Send.Offset(me), x.Recv.Len(me), x.Type), x.Recv.Len(me)
 	default:
-		return elem.At(x.Dst, x.Recv.Offset(me), x.Type), x.Src, x.Recv.Len(me)
+		return elem.At(x.Dst, x.Recv.Offset(me), x.Recv.Len(me), x.Type), x.Src, x.Recv.Len(me)
 	}
 }
 

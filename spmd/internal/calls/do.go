@@ -125,7 +125,7 @@ func (c *Call) make(q transport.Queue, work unsafe.Pointer) error {
 	if c.Kind != coll.Group {
 		return transport.Make(c.route.By, q, &c.Call, c.comm.rank, c.comm.size, work, c.comm.r.local)
 	}
-	g := c.group
+	g, used := c.group, 0
 	g.list = g.list[:0]
 	for i := range g.cmds {
 		m := &g.cmds[i]
@@ -133,10 +133,11 @@ func (c *Call) make(q transport.Queue, work unsafe.Pointer) error {
 			g.list = append(g.list, m.Call)
 			continue
 		}
-		if err := m.make(q, work); err != nil {
+		its := route.Bytes(m.route.Work)
+		if err := m.make(q, elem.At(work, used, its, elem.Uint8)); err != nil {
 			return err
 		}
-		work = unsafe.Add(work, route.Bytes(m.route.Work))
+		used += its
 	}
 	if err := c.route.By.Group(q, g.list, nil); err != nil {
 		return err // messages may still be on their way

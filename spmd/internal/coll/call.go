@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"unsafe"
 
+	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
 )
 
@@ -24,8 +25,12 @@ type Call struct {
 }
 
 // Hidden is c, unknown to the compiler. So a call that passes an interface stays on its caller's stack. Who gets it must not
-// keep it.
+// keep it. What the call points to is on the heap: other ranks read it, and C, while this rank's stack may move.
 func (c *Call) Hidden() *Call {
+	ccall.Escape(c.Dst)
+	ccall.Escape(c.Src)
+	ccall.Escape(unsafe.Pointer(unsafe.SliceData(c.Counts)))
+	ccall.Escape(unsafe.Pointer(unsafe.SliceData(c.RecvCounts)))
 	address := uintptr(unsafe.Pointer(c))
 	return *(**Call)(unsafe.Pointer(&address))
 }
@@ -106,11 +111,11 @@ func (c *Call) InPlace(rank int) bool {
 	case PartOfSrc:
 		whole, part = c.Src, c.Dst
 	}
-	return c.at(whole, c.offset(rank)) == part
+	return elem.IsAt(part, whole, c.offset(rank), c.Type)
 }
 
-// at is the address of the i-th element at p.
-func (c *Call) at(p unsafe.Pointer, i int) unsafe.Pointer { return unsafe.Add(p, i*c.Type.Size()) }
+// at is the address of n elements at p, from the i-th on; nil for none.
+func (c *Call) at(p unsafe.Pointer, i, n int) unsafe.Pointer { return elem.At(p, i, n, c.Type) }
 
 // Peers returns the ranks that a message goes to, and comes from; -1 where there is none.
 func (c *Call) Peers() (to, from int) {

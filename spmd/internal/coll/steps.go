@@ -109,13 +109,13 @@ func (c *Call) scanByReduction(rank, size int, lib *Library, work unsafe.Pointer
 		return
 	}
 	for r := before; r < size; r++ {
-		if !yield(Call{Kind: Copy, Type: c.Type, Dst: c.at(work, r*c.N), Src: c.Src, N: c.N}) {
+		if !yield(Call{Kind: Copy, Type: c.Type, Dst: c.at(work, r*c.N, c.N), Src: c.Src, N: c.N}) {
 			return
 		}
 	}
 	sum := Call{Kind: ReduceScatter, Type: c.Type, Op: c.Op, Dst: c.Dst, Src: work, N: c.N}
 	if c.Kind == ExScan && rank == 0 {
-		sum.Dst = c.at(work, size*c.N) // whose dst remains as it is
+		sum.Dst = c.at(work, size*c.N, c.N) // whose dst remains as it is
 	}
 	sum.Steps(rank, size, lib, nil, yield)
 }
@@ -124,7 +124,7 @@ func (c *Call) gatherByBroadcasts(rank, size int, yield func(Call) bool) {
 	off := 0
 	for r := range size {
 		n := c.share(r)
-		b := Call{Kind: Broadcast, Type: c.Type, Root: int32(r), Dst: c.at(c.Dst, off), N: n}
+		b := Call{Kind: Broadcast, Type: c.Type, Root: int32(r), Dst: c.at(c.Dst, off, n), N: n}
 		if b.Src = b.Dst; r == rank {
 			b.Src = c.Src
 		}
@@ -139,7 +139,7 @@ func (c *Call) scatterByReductions(rank, size int, yield func(Call) bool) {
 	off := 0
 	for r := range size {
 		n := c.share(r)
-		b := Call{Kind: Reduce, Type: c.Type, Op: c.Op, Root: int32(r), Src: c.at(c.Src, off), N: n}
+		b := Call{Kind: Reduce, Type: c.Type, Op: c.Op, Root: int32(r), Src: c.at(c.Src, off, n), N: n}
 		if r == rank {
 			b.Dst = c.Dst
 		}
@@ -160,7 +160,8 @@ func (c *Call) gatherByMessages(rank, size int, yield func(Call) bool) {
 	}
 	off, apart := 0, false // whether its own part is not in place
 	for r := range size {
-		part, n := c.at(c.Dst, off), c.share(r)
+		n := c.share(r)
+		part := c.at(c.Dst, off, n)
 		off += n
 		if n == 0 || r == rank && part == c.Src {
 			continue
@@ -184,7 +185,8 @@ func (c *Call) scatterByMessages(rank, size int, yield func(Call) bool) {
 	}
 	off, apart := 0, false
 	for r := range size {
-		part, n := c.at(c.Src, off), c.share(r)
+		n := c.share(r)
+		part := c.at(c.Src, off, n)
 		off += n
 		if n == 0 || r == rank && part == c.Dst {
 			continue
@@ -205,8 +207,8 @@ func (c *Call) exchangeByMessages(size int, yield func(Call) bool) {
 		if len(c.RecvCounts) > 0 {
 			received = c.RecvCounts[r]
 		}
-		if sent > 0 && !yield(c.message(Send, c.at(c.Src, out), sent, int32(r))) ||
-			received > 0 && !yield(c.message(Recv, c.at(c.Dst, in), received, int32(r))) {
+		if sent > 0 && !yield(c.message(Send, c.at(c.Src, out, sent), sent, int32(r))) ||
+			received > 0 && !yield(c.message(Recv, c.at(c.Dst, in, received), received, int32(r))) {
 			return
 		}
 		out, in = out+sent, in+received

@@ -79,7 +79,7 @@ func largest(c comparer, p unsafe.Pointer, n int, t elem.Type) (float64, error) 
 	m := new(float64)
 	if unit(t) != 0 {
 		for i := range n {
-			if v := math.Abs(float(elem.At(p, i, t), t)); v <= math.MaxFloat64 {
+			if v := math.Abs(float(elem.At(p, i, 1, t), t)); v <= math.MaxFloat64 {
 				*m = max(*m, v)
 			}
 		}
@@ -94,7 +94,7 @@ func compare(c comparer, got, want unsafe.Pointer, n int, t elem.Type, bound Bou
 	// What travels is the index, -1 for none, both values as they are, and the bound.
 	mine := &[4]int64{-1}
 	for i := range n {
-		a, b := elem.At(got, i, t), elem.At(want, i, t)
+		a, b := elem.At(got, i, 1, t), elem.At(want, i, 1, t)
 		if most, ok := agree(a, b, t, bound); !ok {
 			*mine = [4]int64{int64(i), bitsOf(a, t), bitsOf(b, t), int64(math.Float64bits(most))}
 			break

@@ -336,7 +336,7 @@ func (g *GPU) start(h *cuda.Stream, f *function, k *exec.Kernel, grid exec.Grid,
 		at = append(at, uint32(len(words)))
 		switch args[i].Kind {
 		case exec.BufferArg:
-			words = append(words, uint64(uintptr(args[i].Ptr)))
+			words = append(words, uint64(ccall.Address(args[i].Ptr)))
 		case exec.StructArg:
 			words = append(words, args[i].Words()...)
 		case exec.TensorArg:

@@ -51,7 +51,7 @@ func (c *Comm) inFloat32(call *coll.Call) error {
 	into, from := call.Extents(c.rank, c.Size())
 	wide := *call
 	wide.Type, wide.Src = elem.Float32, c.room(3, (from+into)*elem.Float32.Size())
-	wide.Dst = at(wide.Type, wide.Src, from)
+	wide.Dst = elem.At(wide.Src, from, into, wide.Type)
 	src, dst := unsafe.Slice((*float32)(wide.Src), from), unsafe.Slice((*float32)(wide.Dst), into)
 	if call.Type == elem.Float16 {
 		host.Widen(src, unsafe.Slice((*elem.F16)(call.Src), from))

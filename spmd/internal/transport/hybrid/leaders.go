@@ -134,9 +134,6 @@ func (c *Comm) divide(call *coll.Call, p unsafe.Pointer, n int) {
 	}
 }
 
-// at is the address of the i-th element at p.
-func at(t elem.Type, p unsafe.Pointer, i int) unsafe.Pointer { return unsafe.Add(p, i*t.Size()) }
-
 func bytesAt(p unsafe.Pointer, n int) []byte { return unsafe.Slice((*byte)(p), n) }
 
 // room is memory of this communicator, until the next call with the same number.

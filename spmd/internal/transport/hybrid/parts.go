@@ -3,6 +3,7 @@ package hybrid
 import (
 	"unsafe"
 
+	"lockstep/internal/elem"
 	"lockstep/spmd/internal/coll"
 )
 
@@ -57,10 +58,9 @@ func (c *Comm) parts(call *coll.Call, yield func(byRank, byProcess, n int)) {
 	at = 0
 	for _, members := range c.members {
 		for _, r := range members {
-			if n := c.starts[r+1] - c.starts[r]; n > 0 { // nothing may lie behind the end of memory
-				yield(c.starts[r], at, n)
-				at += n
-			}
+			n := c.starts[r+1] - c.starts[r]
+			yield(c.starts[r], at, n)
+			at += n
 		}
 	}
 }
@@ -68,14 +68,14 @@ func (c *Comm) parts(call *coll.Call, yield func(byRank, byProcess, n int)) {
 // pack copies the parts of the ranks so that those of a process lie together.
 func (c *Comm) pack(call *coll.Call, dst, src unsafe.Pointer) {
 	c.parts(call, func(byRank, byProcess, n int) {
-		copy(bytesAt(at(call.Type, dst, byProcess), n*call.Type.Size()), bytesAt(at(call.Type, src, byRank), n*call.Type.Size()))
+		copy(bytesAt(elem.At(dst, byProcess, n, call.Type), n*call.Type.Size()), bytesAt(elem.At(src, byRank, n, call.Type), n*call.Type.Size()))
 	})
 }
 
 // unpack copies them back.
 func (c *Comm) unpack(call *coll.Call, dst, src unsafe.Pointer) {
 	c.parts(call, func(byRank, byProcess, n int) {
-		copy(bytesAt(at(call.Type, dst, byRank), n*call.Type.Size()), bytesAt(at(call.Type, src, byProcess), n*call.Type.Size()))
+		copy(bytesAt(elem.At(dst, byRank, n, call.Type), n*call.Type.Size()), bytesAt(elem.At(src, byProcess, n, call.Type), n*call.Type.Size()))
 	})
 }
 

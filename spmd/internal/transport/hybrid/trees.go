@@ -4,6 +4,7 @@ import (
 	"math/bits"
 	"unsafe"
 
+	"lockstep/internal/elem"
 	"lockstep/spmd/internal/coll"
 )
 
@@ -16,10 +17,8 @@ type blocks struct {
 
 // part is the blocks from one to before another: where they lie, nil where they are empty, and their elements.
 func (b *blocks) part(call *coll.Call, from, to int) (p unsafe.Pointer, n int) {
-	if n = b.off[to] - b.off[from]; n > 0 {
-		p = at(call.Type, b.base, b.off[from])
-	}
-	return p, n
+	n = b.off[to] - b.off[from]
+	return elem.At(b.base, b.off[from], n, call.Type), n
 }
 
 // own is the block of this process.

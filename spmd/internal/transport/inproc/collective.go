@@ -4,6 +4,7 @@ import (
 	"slices"
 	"unsafe"
 
+	"lockstep/internal/elem"
 	"lockstep/internal/shm"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/transport"
@@ -151,13 +152,10 @@ func parts(c *coll.Call, size int) (whole, longest int) {
 	return coll.Sum(c.Counts), slices.Max(c.Counts)
 }
 
-// partOf is where the part of a rank begins, and how many elements it has. Nothing begins at 0.
+// partOf is where the part of a rank begins, and how many elements it has.
 func partOf(c *coll.Call, rank int) (off, n int) {
 	if len(c.Counts) == 0 {
 		return rank * c.N, c.N
-	}
-	if c.Counts[rank] == 0 {
-		return 0, 0
 	}
 	return coll.Sum(c.Counts[:rank]), c.Counts[rank]
 }
@@ -184,7 +182,7 @@ func (r *Comm) reduceAll(c *coll.Call) error {
 	}
 	for i := range r.size {
 		lo, n := r.slice(c, i)
-		move(at(c, c.Dst, lo), r.brought(i, false), n*c.Type.Size())
+		move(elem.At(c.Dst, lo, n, c.Type), r.brought(i, false), n*c.Type.Size())
 	}
 	return nil
 }
@@ -210,12 +208,12 @@ func (r *Comm) reduce(dst unsafe.Pointer, c *coll.Call, ranks, lo, n int, short 
 		return
 	}
 	if ranks == 1 {
-		move(dst, at(c, r.brought(0, short), lo), n*c.Type.Size())
+		move(dst, elem.At(r.brought(0, short), lo, n, c.Type), n*c.Type.Size())
 		return
 	}
 	src := r.sources[:ranks]
 	for i := range src {
-		src[i] = at(c, r.brought(i, short), lo)
+		src[i] = elem.At(r.brought(i, short), lo, n, c.Type)
 	}
 	if n <= fewElements && few(dst, src, n, c.Type, c.Op) {
 		return
@@ -265,7 +263,7 @@ func (r *Comm) gather(c *coll.Call) error {
 			if n == 0 {
 				continue
 			}
-			if dst := at(c, c.Dst, off); i != r.rank || dst != c.Src {
+			if dst := elem.At(c.Dst, off, n, c.Type); i != r.rank || dst != c.Src {
 				move(dst, r.brought(i, short), n*size)
 			}
 			off += n
@@ -285,8 +283,8 @@ func (r *Comm) scatter(c *coll.Call) error {
 		return err
 	}
 	off, own := partOf(c, r.rank)
-	if r.rank != int(c.Root) || c.Dst != at(c, c.Src, off) {
-		move(c.Dst, at(c, r.brought(int(c.Root), short), off), own*size)
+	if r.rank != int(c.Root) || !elem.IsAt(c.Dst, c.Src, off, c.Type) {
+		move(c.Dst, elem.At(r.brought(int(c.Root), short), off, own, c.Type), own*size)
 	}
 	return r.over(c, n, short)
 }
@@ -300,7 +298,7 @@ func (r *Comm) reduceParts(c *coll.Call) error {
 		return err
 	}
 	off, own := partOf(c, r.rank)
-	if short || c.Dst != at(c, c.Src, off) {
+	if short || !elem.IsAt(c.Dst, c.Src, off, c.Type) {
 		r.reduce(c.Dst, c, r.size, off, own, short)
 	} else {
 		to := r.room(own * size)
@@ -357,9 +355,6 @@ func (r *Comm) scan(c *coll.Call) error {
 	move(c.Dst, to, bytes)
 	return nil
 }
-
-// at is the address of the i-th element at p.
-func at(c *coll.Call, p unsafe.Pointer, i int) unsafe.Pointer { return unsafe.Add(p, i*c.Type.Size()) }
 
 func bytesAt(p unsafe.Pointer, n int) []byte { return unsafe.Slice((*byte)(p), n) }
 

@@ -10,6 +10,7 @@ import (
 	"unsafe"
 
 	"lockstep/cuda"
+	"lockstep/internal/elem"
 	"lockstep/internal/peer"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/transport"
@@ -252,18 +253,20 @@ func (t *Transport) exchange(s *cuda.Stream, list []coll.Call) error {
 		}
 	}
 	from, to := t.from.room(out), t.to.room(in)
+	out, in = 0, 0
 	t.calls = t.calls[:0]
 	for _, m := range list {
 		n := m.N * m.Type.Size()
 		if m.Kind == coll.Send {
+			src := elem.At(from, out, n, elem.Uint8)
 			if n > 0 {
-				if err := s.Copy(from, m.Src, n); err != nil {
+				if err := s.Copy(src, m.Src, n); err != nil {
 					return err
 				}
 			}
-			m.Src, from = from, unsafe.Add(from, n)
+			m.Src, out = src, out+n
 		} else {
-			m.Dst, to = to, unsafe.Add(to, n)
+			m.Dst, in = elem.At(to, in, n, elem.Uint8), in+n
 		}
 		t.calls = append(t.calls, m)
 	}
