@@ -17,12 +17,12 @@ import (
 
 // What those who look may take of a rank, which must go on undisturbed.
 const (
-	mostConnections = 64
-	readLimit       = 5 * time.Second  // to say what they want
-	writeLimit      = 10 * time.Second // for an answer, or an event, to be taken
-	idleLimit       = time.Minute
-	endLimit        = time.Second // for the last events to go out
-	every           = time.Second // between two events
+	readLimit   = 5 * time.Second  // to say what they want
+	writeLimit  = 10 * time.Second // for an answer, or an event, to be taken
+	refuseLimit = time.Second      // for a refusal to be taken
+	idleLimit   = time.Minute
+	endLimit    = time.Second // for the last events to go out
+	every       = time.Second // between two events
 )
 
 //go:embed page
@@ -52,10 +52,10 @@ func Serve(b *Board, address, token string) (*Server, error) {
 		host = at.IP.String()
 	}
 	s := &Server{URL: fmt.Sprintf("http://%s/%s/", net.JoinHostPort(host, fmt.Sprint(at.Port)), token), board: b, token: token, done: make(chan struct{})}
-	s.http = http.Server{Handler: s, ReadHeaderTimeout: readLimit, IdleTimeout: idleLimit, MaxHeaderBytes: 16 << 10, ErrorLog: log.New(io.Discard, "", 0)}
+	s.http = http.Server{Handler: s, ConnContext: inContext, ReadTimeout: readLimit, IdleTimeout: idleLimit, MaxHeaderBytes: 16 << 10, ErrorLog: log.New(io.Discard, "", 0)}
 	go func() {
 		defer close(s.done)
-		_ = s.http.Serve(newLimited(ln, mostConnections)) // it ends by Close
+		_ = s.http.Serve(newPlaces(ln)) // it ends by Close
 	}()
 	return s, nil
 }
@@ -82,12 +82,13 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.Set("Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
 	token, what, folder := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
 	if subtle.ConstantTimeCompare([]byte(token), []byte(s.token)) != 1 {
-		http.Error(w, "the token is missing or wrong: open the address that the log of the job shows", http.StatusForbidden)
+		refuse(w, "the token is missing or wrong: open the address that the log of the job shows", http.StatusForbidden)
 		return
 	}
-	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+	asked(r.Context())
+	if r.Method != http.MethodGet && r.Method != http.MethodHead || r.ContentLength != 0 {
 		h.Set("Allow", "GET, HEAD")
-		http.Error(w, "there is nothing to change", http.StatusMethodNotAllowed)
+		refuse(w, "there is nothing to change", http.StatusMethodNotAllowed)
 		return
 	}
 	if err := http.NewResponseController(w).SetWriteDeadline(time.Now().Add(writeLimit)); err != nil {
@@ -114,6 +115,16 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// refuse answers that there is nothing for a request, and has its connection closed. What it still has to say is not waited for.
+func refuse(w http.ResponseWriter, why string, status int) {
+	control := http.NewResponseController(w)
+	if control.SetReadDeadline(time.Now()) != nil || control.SetWriteDeadline(time.Now().Add(refuseLimit)) != nil {
+		return // the connection is gone
+	}
+	w.Header().Set("Connection", "close")
+	http.Error(w, why, status)
+}
+
 // events sends a View each second, until the job has ended or the viewer has gone.
 // Source: html.spec.whatwg.org, server-sent events.
 func (s *Server) events(w http.ResponseWriter, r *http.Request) {
@@ -121,6 +132,9 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	control := http.NewResponseController(w)
+	if control.SetReadDeadline(time.Time{}) != nil { // who looks has no more to say
+		return // the connection is gone
+	}
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for have, ended := -1.0, false; !ended; {

@@ -191,33 +191,60 @@ func TestDeafViewer(t *testing.T) {
 	}
 }
 
-// However many connect, few are served at a time, and the others when there is room.
-func TestConnections(t *testing.T) {
-	s := served(t, NewBoard(1, time.Now()))
-	host := strings.Split(s.URL, "/")[2]
-	var open []net.Conn
-	for range mostConnections {
-		conn, err := net.DialTimeout("tcp", host, patience)
+// crowd opens connections that say something and then nothing any more, and take no answer.
+func crowd(t *testing.T, s *Server, n int, say string) (open []net.Conn) {
+	t.Helper()
+	for range n {
+		conn, err := net.DialTimeout("tcp", strings.Split(s.URL, "/")[2], patience)
 		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		if _, err := io.WriteString(conn, say); err != nil {
 			t.Fatal(err)
 		}
 		open = append(open, conn)
 	}
-	answered := make(chan string)
-	go func() {
-		a, err := client.Get(s.URL + "metrics")
-		if err != nil {
-			answered <- err.Error()
-			return
-		}
-		a.Body.Close()
-		answered <- a.Status
-	}()
-	for _, conn := range open {
-		conn.Close()
+	return open
+}
+
+// However many hold a connection and say nothing, with the token or without, who asks is answered.
+func TestCrowd(t *testing.T) {
+	for name, say := range map[string]string{
+		"silent":                      "",
+		"half a request":              "GET /",
+		"a body that does not come":   "GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n",
+		"the same, with the token":    "POST /" + token + "/metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n",
+		"answered, and kept":          "GET /" + token + "/metrics HTTP/1.1\r\nHost: x\r\n\r\n",
+		"viewers that take no events": "GET /" + token + "/events HTTP/1.1\r\nHost: x\r\n\r\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := served(t, NewBoard(1, time.Now()))
+			crowd(t, s, mostGuests+mostMembers+8, say)
+			for range 3 {
+				if a, _ := ask(t, "GET", s.URL+"metrics"); a.StatusCode != 200 {
+					t.Error(a.Status)
+				}
+			}
+			if v := follow(t, s)(); v == nil {
+				t.Error("a viewer gets no event")
+			}
+		})
 	}
-	if got := <-answered; got != "200 OK" {
-		t.Error(got)
+}
+
+// What is refused has its connection closed, though a body was announced.
+func TestRefusedIsClosed(t *testing.T) {
+	s := served(t, NewBoard(1, time.Now()))
+	for _, path := range []string{"/", "/" + token + "/metrics"} {
+		conn := crowd(t, s, 1, "POST "+path+" HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n")[0]
+		if err := conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
+			t.Fatal(err)
+		}
+		if text, err := io.ReadAll(conn); err != nil || !strings.HasPrefix(string(text), "HTTP/1.1 40") || !strings.Contains(string(text), "Connection: close") {
+			t.Errorf("%s: %v: %s", path, err, text)
+		}
 	}
 }
 
