@@ -175,7 +175,20 @@ func (f *File) Commit() error {
 	if err := f.rename(part); err != nil {
 		return fmt.Errorf("%w: what was written is in %s", err, part)
 	}
-	return nil
+	return syncFolder(filepath.Dir(f.to))
+}
+
+// syncFolder makes the names in a folder last, where its file system can.
+func syncFolder(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	err = f.Sync()
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOTSUP) {
+		err = nil
+	}
+	return errors.Join(err, f.Close())
 }
 
 func (f *File) rename(part string) error {

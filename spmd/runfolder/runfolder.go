@@ -35,6 +35,7 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 
 	"lockstep/internal/help"
 	"lockstep/internal/runlog"
@@ -93,6 +94,7 @@ type Folder struct {
 type opened struct {
 	Dir   string // "" where there is none
 	Error string
+	Full  bool // the error is of the disk, and not of what was asked for
 }
 
 // Open opens the folder of a run, makes it where there is none, and notes there how this run was started. A line of the log
@@ -116,13 +118,16 @@ func Open(w *spmd.World, c Config) (*Folder, error) {
 			w.Log().Warn().Err(err).Msg("this run has no folder")
 			said.Dir = ""
 		case err != nil:
-			said.Error = c.about(err).Error()
+			said.Error, said.Full = c.about(err).Error(), isFull(err)
 		}
 	}
 	if said, err = spmd.BroadcastValue(w.Comm(), said, 0); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	if said.Error != "" {
+	switch {
+	case said.Full:
+		return nil, errors.New(said.Error)
+	case said.Error != "":
 		return nil, spmd.Usage(errors.New(said.Error))
 	}
 	if said.Dir == "" {
@@ -143,7 +148,15 @@ func Check(c Config) error {
 	if err == nil {
 		_, err = suits(dir, state)
 	}
+	if !errors.As(err, new(refused)) && c.Dir == "" { // the run goes on without, with a warning
+		return nil
+	}
 	return c.about(err)
+}
+
+// isFull says whether something could not be written for want of room: another start may have it.
+func isFull(err error) bool {
+	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EFBIG)
 }
 
 // about adds to an error where the folder's name stands.
@@ -277,7 +290,7 @@ func (f *Folder) emitted(line []byte) {
 		return
 	}
 	if _, err := f.log.Write(line); err != nil { // the run goes on
-		f.fail(err)
+		f.fail(errors.Join(err, cutLast(f.log)))
 		return
 	}
 	if !f.hasSteps {

@@ -2,14 +2,18 @@ package runfolder
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"lockstep/internal/runlog"
 	"lockstep/spmd"
@@ -186,6 +190,90 @@ func TestRefuses(t *testing.T) {
 	})
 	if there, err := os.ReadDir("full"); err != nil || len(there) != 1 {
 		t.Errorf("%v, %v", err, there)
+	}
+}
+
+// A file of starts that says nothing, since the disk was full or the machine went down, refuses nobody who has state to go
+// on from. Where there is none it protects what lies beside it.
+func TestTornStarts(t *testing.T) {
+	t.Chdir(t.TempDir())
+	t.Setenv(Runs, "runs")
+	for name, text := range map[string]string{
+		"empty": "", "half": `{"program":"tra`, "zeros": strings.Repeat("\x00", 5000), "huge": strings.Repeat("x", 5<<20) + "\n", "other": "[1]\n\n",
+	} {
+		for _, c := range []Config{
+			{Dir: name + "/a", State: name + "/a"}, {Default: name + "/b", State: name + "/b"}, {Dir: name + "/c", State: name + "/b"}, {Dir: name + "/d"},
+		} {
+			dir := cmp.Or(c.Dir, c.Default)
+			if err := os.MkdirAll(dir, 0o777); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(dir, runlog.Starts), []byte(text), 0o666); err != nil {
+				t.Fatal(err)
+			}
+			if c.State == dir {
+				if err := os.Mkdir(filepath.Join(dir, "step-00000001"), 0o777); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := Check(c); err != nil {
+				t.Errorf("%s: %v", dir, err)
+			}
+			spmdtest.RunInProcess(t, []int{3}, func(t *testing.T, w *spmd.World) { emit(t, w, c, 1, 2) })
+			if last, err := lastStart(filepath.Join(dir, runlog.Starts)); err != nil || last.Ranks != 3 {
+				t.Errorf("%s: %+v, %v", dir, last, err)
+			}
+		}
+		if err := os.MkdirAll(name+"/e", 0o777); err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range []string{runlog.Starts, "mine"} {
+			if err := os.WriteFile(filepath.Join(name, "e", file), []byte(text), 0o666); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := Check(Config{Dir: name + "/e"}); err == nil || !strings.Contains(err.Error(), "does not say of which run it is") {
+			t.Errorf("%s/e: %v", name, err)
+		}
+	}
+}
+
+// A start that there is no room for leaves nothing of itself, whether it is the first of a run or goes on with it; the next
+// one has its way.
+func TestNoRoomForStart(t *testing.T) {
+	t.Chdir(t.TempDir())
+	same := Config{Dir: "a", State: "a"}
+	signal.Ignore(unix.SIGXFSZ)
+	defer signal.Reset(unix.SIGXFSZ)
+	for n := range 2 {
+		var was unix.Rlimit
+		if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &was); err != nil {
+			t.Fatal(err)
+		}
+		before, _ := os.ReadFile("a/" + runlog.Starts)
+		err := unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: uint64(len(before)) + 100, Max: was.Max})
+		if err != nil {
+			t.Fatal(err)
+		}
+		spmdtest.RunInProcess(t, []int{3}, func(t *testing.T, w *spmd.World) {
+			_, err := Open(w, same)
+			if err == nil || !strings.Contains(err.Error(), "file too large") {
+				t.Errorf("start %d: rank %d: %v", n, w.Rank(), err)
+			}
+		})
+		if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &was); err != nil {
+			t.Fatal(err)
+		}
+		if after, _ := os.ReadFile("a/" + runlog.Starts); string(after) != string(before) {
+			t.Errorf("start %d leaves %d bytes, and there were %d", n, len(after), len(before))
+		}
+		if left, err := os.ReadDir("a"); err != nil || len(left) != 3*n {
+			t.Errorf("start %d: %v, %v", n, left, err)
+		}
+		spmdtest.RunInProcess(t, []int{3}, func(t *testing.T, w *spmd.World) { emit(t, w, same, 1, 2) })
+		if got := lines[start](t, "a/"+runlog.Starts); len(got) != n+1 {
+			t.Errorf("%d starts", len(got))
+		}
 	}
 }
 

@@ -2,16 +2,21 @@ package runfolder
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
 
+	"lockstep/internal/outfile"
 	"lockstep/internal/plain"
 	"lockstep/internal/ranges"
 	"lockstep/internal/runlog"
@@ -68,48 +73,72 @@ func (f *Folder) start(now time.Time, hosts []string) *start {
 	return s
 }
 
-// note writes the start into the folder of a run. It refuses a folder that holds something else.
+// note writes the start into the folder of a run. It refuses a folder that holds something else. A line that cannot be
+// written leaves nothing.
 func (s *start) note(dir string) error {
 	line, err := json.Marshal(s)
 	if err != nil {
 		return err
 	}
+	line = append(line, '\n')
 	begun, err := suits(dir, s.State)
 	if err != nil {
 		return err
 	}
 	file := filepath.Join(dir, runlog.Starts)
-	var f *os.File
-	if begun {
-		f, err = appendTo(file)
-	} else { // another run may do the same now
-		f, err = os.OpenFile(file, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o666)
+	if !begun { // another run may do the same now
+		f, err := outfile.Create(file, false)
+		if err != nil {
+			return err
+		}
+		if _, err := f.Write(line); err != nil {
+			return errors.Join(err, f.Drop())
+		}
+		return f.Commit()
 	}
+	f, err := appendTo(file)
 	if err != nil {
 		return err
 	}
-	if _, err := f.Write(append(line, '\n')); err != nil {
-		f.Close()
-		return err
+	if _, err = f.Write(line); err == nil {
+		err = f.Sync()
+	} else {
+		err = errors.Join(err, cutLast(f))
 	}
-	return f.Close()
+	return errors.Join(err, f.Close())
 }
 
-// suits refuses a folder that is none for a run with this state. It says whether such a run has begun there.
+// errSaysNothing is that a file of starts has no line of a start, as where the disk was full.
+var errSaysNothing = errors.New("does not say of which run it is")
+
+// suits refuses a folder that is none for a run with this state. It says whether such a run has begun there. A file of starts
+// that is lost, or says nothing, decides nothing about state.
 func suits(dir, state string) (begun bool, err error) {
-	last, err := lastStart(filepath.Join(dir, runlog.Starts))
+	file := filepath.Join(dir, runlog.Starts)
+	last, err := lastStart(file)
+	begun = errors.Is(err, errSaysNothing)
 	switch {
-	case errors.Is(err, fs.ErrNotExist):
+	case errors.Is(err, fs.ErrNotExist) || begun:
+		if state == "." { // what is there is what the run goes on from
+			return begun, nil
+		}
 		there, err := os.ReadDir(dir)
 		if errors.Is(err, fs.ErrNotExist) {
 			return false, nil
 		}
-		if err == nil && len(there) > 0 && state != "." { // else what is there is what the run goes on from
-			err = refused{fmt.Errorf("%s is not empty, and holds no run: name another folder", dir)}
+		others := slices.DeleteFunc(there, func(e fs.DirEntry) bool {
+			name := strings.TrimSuffix(e.Name(), outfile.Partial)
+			return name == runlog.Starts || state != "" && (name == runlog.Log || name == runlog.Picture)
+		})
+		switch {
+		case err != nil || len(others) == 0:
+			return begun, err
+		case begun:
+			return false, refused{fmt.Errorf("%s %w: name another folder", file, errSaysNothing)}
 		}
-		return false, err
+		return false, refused{fmt.Errorf("%s is not empty, and holds no run: name another folder", dir)}
 	case err != nil:
-		return false, refused{err}
+		return false, err
 	case state == "" || last.State != state:
 		return false, refused{fmt.Errorf("%s holds a run of %s already, begun at %s: name another folder", dir, plain.Line(last.Program), last.Begun.Format(time.DateTime))}
 	}
@@ -123,19 +152,23 @@ func lastStart(file string) (last *start, err error) {
 		return nil, err
 	}
 	defer f.Close()
-	lines := bufio.NewScanner(f)
-	lines.Buffer(nil, 4<<20)
-	for lines.Scan() {
+	lines := bufio.NewReaderSize(f, 4<<20) // of what is longer, the end is no start either
+	for {
+		line, err := lines.ReadSlice('\n')
 		s := new(start)
-		if json.Unmarshal(lines.Bytes(), s) == nil { // a killed process may have left half a line
+		// A machine that went down leaves zeros, a killed process half a line.
+		if json.Unmarshal(bytes.Trim(line, "\x00"), s) == nil {
 			last = s
 		}
-	}
-	if err := lines.Err(); err != nil {
-		return nil, fmt.Errorf("%s: %w", file, err)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
+			return nil, fmt.Errorf("%s: %w", file, err)
+		}
 	}
 	if last == nil {
-		return nil, fmt.Errorf("%s does not say of which run it is: name another folder", file)
+		return nil, errSaysNothing
 	}
 	return last, nil
 }
