@@ -4,7 +4,7 @@
     python3 torch_loss.py follow --from FOLDER --tokens FILE --rates FILE --batch 8 --seq 1024 --seed 42
 
 start writes random weights, with which bin/train begins by --init-from. follow begins with them too, and takes the
-same sequences as bin/train. It learns by AdamW on float32 weights, with autocast to bfloat16. The rates are the lines
+same sequences as bin/train. It learns by AdamW on float32 weights, with autocast to bfloat16, compiled. The rates are the lines
 of a file. It prints one JSON line a step.
 """
 import argparse
@@ -66,20 +66,29 @@ def follow(args):
     header = 256  # words of 32 bits
     tokens = np.fromfile(args.tokens, dtype="<u2")[2 * header:].astype(np.int64)
     order = Order(len(tokens), args.seq, args.batch, args.seed)
-    model = GPT2LMHeadModel.from_pretrained(getattr(args, "from"), attn_implementation="sdpa").cuda().train()
+    model = GPT2LMHeadModel.from_pretrained(getattr(args, "from"), attn_implementation="sdpa").train()
+    tokens_of_model = model.config.vocab_size
+    # A multiple of 128 rows is what products of bfloat16 are fast for; the logits of those added do not count.
+    model.resize_token_embeddings(pad_to_multiple_of=128, mean_resizing=False)
+    model.cuda()
     matrices = [p for p in model.parameters() if p.dim() == 2]
     others = [p for p in model.parameters() if p.dim() != 2]
     optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}],
                                   betas=(0.9, 0.95), eps=1e-8, fused=True)
+
+    @torch.compile
+    def loss_of(x, y):
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            logits = model(x).logits[..., :tokens_of_model]
+        return F.cross_entropy(logits.float().view(-1, tokens_of_model), y.reshape(-1))
+
     losses = []
     for step, rate in enumerate(float(line) for line in open(args.rates)):
         at = [order.begin(step * args.batch + j) for j in range(args.batch)]
         batch = torch.from_numpy(np.stack([tokens[i:i + args.seq + 1] for i in at])).cuda()
         for group in optimizer.param_groups:
             group["lr"] = rate
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            logits = model(batch[:, :-1]).logits
-        loss = F.cross_entropy(logits.float().view(-1, logits.size(-1)), batch[:, 1:].reshape(-1))
+        loss = loss_of(batch[:, :-1], batch[:, 1:])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

@@ -24,8 +24,9 @@ import (
 type lossBench struct {
 	harness.Harness
 	model, text, python, pythonDir string
-	batch, seq, steps              int
+	batch, seq, steps, seeds       int
 	seed                           uint64
+	lr                             float64
 	variants                       []string // flags of bin/train, of one more run each
 }
 
@@ -40,11 +41,13 @@ func Loss() error {
 	l := lossBench{}
 	fs := pflag.NewFlagSet("bench loss", pflag.ExitOnError)
 	fs.StringVar(&l.model, "model", "gpt2", "shape of the model: gpt2, gpt2-medium, gpt2-large or gpt2-xl")
-	fs.StringVar(&l.text, "text", "", "`FILE` to learn from, in GPT-2's tokens")
+	fs.StringVar(&l.text, "text", "", "`FILE` to learn from, in GPT-2's tokens; one of llm.c's .bin files holds tokens")
 	fs.IntVar(&l.batch, "batch", 8, "sequences of a step")
 	fs.IntVar(&l.seq, "seq", 1024, "tokens of a sequence")
 	fs.IntVar(&l.steps, "steps", 1000, fmt.Sprintf("steps, of which the last %d count", lastLosses))
+	fs.Float64Var(&l.lr, "lr", 6e-4, "rate at its peak")
 	fs.Uint64Var(&l.seed, "seed", 42, "seed of the order of sequences")
+	fs.IntVar(&l.seeds, "seeds", 1, "`N` runs of each side, of --seed and the seeds after it; the mean of their differences counts")
 	fs.StringArrayVar(&l.variants, "train", nil, "flags of one more run of bin/train, such as --train=--fp8=all; repeatable")
 	fs.StringVar(&l.python, "python", "python3", "the Python that has PyTorch and transformers")
 	fs.StringVar(&l.pythonDir, "python-sources", "bench/peers", "`DIR` of the Python programs")
@@ -59,6 +62,8 @@ func Loss() error {
 		return errors.New("--text is missing: the file to learn from")
 	case l.steps < lastLosses:
 		return fmt.Errorf("--steps %d: must be at least %d", l.steps, lastLosses)
+	case l.seeds < 1:
+		return fmt.Errorf("--seeds %d: must be at least 1", l.seeds)
 	}
 	defer func() { os.RemoveAll(l.Dir) }()
 	if err := l.Prepare(); err != nil {
@@ -73,16 +78,7 @@ func Loss() error {
 }
 
 func (l *lossBench) run() error {
-	text, err := os.ReadFile(l.text)
-	if err != nil {
-		return err
-	}
-	// A twentieth is for validation, which there is none of.
-	ids, err := encode(text, (l.steps+1)*l.batch*l.seq*20/19+l.seq)
-	if err != nil {
-		return fmt.Errorf("%s: %w", l.text, err)
-	}
-	tokens, err := writeTokens(filepath.Join(l.Dir, "text.bin"), len(ids), func(i int) uint16 { return uint16(ids[i]) })
+	tokens, err := l.tokens()
 	if err != nil {
 		return err
 	}
@@ -92,34 +88,49 @@ func (l *lossBench) run() error {
 		return err
 	}
 	runs := append([]string{""}, l.variants...)
-	ours := make([][]timedStep, len(runs))
-	for i, flags := range runs {
-		if ours[i], err = l.train(tokens, weights, strings.Fields(flags)); err != nil {
+	differences := make([][]learned, len(runs)) // of each run, of each seed
+	for seed := l.seed; seed < l.seed+uint64(l.seeds); seed++ {
+		ours := make([][]timedStep, len(runs))
+		for i, flags := range runs {
+			if ours[i], err = l.train(tokens, weights, seed, strings.Fields(flags)); err != nil {
+				return err
+			}
+		}
+		theirs, err := l.follow(program, tokens, weights, rates, seed, ours[0])
+		if err != nil {
 			return err
 		}
-	}
-	var list strings.Builder
-	for _, s := range ours[0] {
-		fmt.Fprintln(&list, s.LR)
-	}
-	if err := os.WriteFile(rates, []byte(list.String()), 0o666); err != nil {
-		return err
-	}
-	out, err := harness.Output(l.python, program, "follow", "--from", weights, "--tokens", tokens, "--rates", rates,
-		"--batch", strconv.Itoa(l.batch), "--seq", strconv.Itoa(l.seq), "--seed", strconv.FormatUint(l.seed, 10))
-	if err != nil {
-		return err
-	}
-	theirs, err := harness.Lines[harness.TrainStep](out)
-	if err != nil {
-		return err
+		for i, flags := range runs {
+			d, err := compareLosses(ours[i], theirs)
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(os.Stderr, "seed %d %s: %+.5f of %.4f; the mean of their sizes %.5f; at the first step %+.5f\n",
+				seed, flags, d.difference, d.theirs, d.sizes, d.first)
+			differences[i] = append(differences[i], d)
+		}
 	}
 	for i, flags := range runs {
-		if err := l.rowOf(flags, ours[i], theirs); err != nil {
-			return err
-		}
+		l.rowOf(flags, differences[i])
 	}
 	return harness.WriteRows(filepath.Join(l.Out, "loss.jsonl"), l.Rows)
+}
+
+// tokens is the file of tokens that both sides read: --text itself where it is one.
+func (l *lossBench) tokens() (string, error) {
+	if filepath.Ext(l.text) == ".bin" {
+		return filepath.Abs(l.text)
+	}
+	text, err := os.ReadFile(l.text)
+	if err != nil {
+		return "", err
+	}
+	// A twentieth is for validation, which there is none of.
+	ids, err := encode(text, (l.steps+1)*l.batch*l.seq*20/19+l.seq)
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", l.text, err)
+	}
+	return writeTokens(filepath.Join(l.Dir, "text.bin"), len(ids), func(i int) uint16 { return uint16(ids[i]) })
 }
 
 // encode returns at least most of GPT-2's tokens of a text, or all that there are. The text is
@@ -152,40 +163,73 @@ func encode(text []byte, most int) ([]uint, error) {
 }
 
 // train is one run of bin/train.
-func (l *lossBench) train(tokens, weights string, flags []string) ([]timedStep, error) {
+func (l *lossBench) train(tokens, weights string, seed uint64, flags []string) ([]timedStep, error) {
 	cmd := append(harness.MPIRun(1, l.Program("train"), "--init-from", weights, "--data", tokens, "--cache", l.Dir, "--dtype", "bfloat16",
 		"--seq", strconv.Itoa(l.seq), "--batch", strconv.Itoa(l.batch), "--global-batch", strconv.Itoa(l.batch), "--steps", strconv.Itoa(l.steps),
-		"--lr", "6e-4", "--beta2", "0.95", "--seed", strconv.FormatUint(l.seed, 10),
+		"--lr", strconv.FormatFloat(l.lr, 'g', -1, 64), "--beta2", "0.95", "--seed", strconv.FormatUint(seed, 10),
 		"--val-batches", "0", "--sample", "0", "--json", "-", "--log-level", "warn", "--device", "cuda"), flags...)
 	return stepsOf(cmd, l.steps)
 }
 
-// rowOf adds the row of one variant, and tells of it.
-func (l *lossBench) rowOf(flags string, ours []timedStep, theirs []harness.TrainStep) error {
+// follow is PyTorch's run with the weights, sequences and rates of ours.
+func (l *lossBench) follow(program, tokens, weights, rates string, seed uint64, ours []timedStep) ([]harness.TrainStep, error) {
+	var list strings.Builder
+	for _, s := range ours {
+		fmt.Fprintln(&list, s.LR)
+	}
+	if err := os.WriteFile(rates, []byte(list.String()), 0o666); err != nil {
+		return nil, err
+	}
+	out, err := harness.Output(l.python, program, "follow", "--from", weights, "--tokens", tokens, "--rates", rates,
+		"--batch", strconv.Itoa(l.batch), "--seq", strconv.Itoa(l.seq), "--seed", strconv.FormatUint(seed, 10))
+	if err != nil {
+		return nil, err
+	}
+	return harness.Lines[harness.TrainStep](out)
+}
+
+// learned is what two runs differ by, in the mean of the last losses: ours less theirs.
+type learned struct {
+	difference, sizes float64 // the mean of the differences, and of their sizes
+	first             float64 // at the first step
+	theirs            float64 // PyTorch's mean loss
+}
+
+func compareLosses(ours []timedStep, theirs []harness.TrainStep) (d learned, err error) {
 	if len(theirs) != len(ours) {
-		return fmt.Errorf("torch_loss.py printed %d losses, want %d", len(theirs), len(ours))
+		return d, fmt.Errorf("torch_loss.py printed %d losses, want %d", len(theirs), len(ours))
 	}
-	d := make([]float64, len(ours))
-	for i := range d {
-		d[i] = ours[i].Loss - theirs[i].Loss
+	d.first = ours[0].Loss - theirs[0].Loss
+	for i := len(ours) - lastLosses; i < len(ours); i++ {
+		d.difference += (ours[i].Loss - theirs[i].Loss) / lastLosses
+		d.sizes += math.Abs(ours[i].Loss-theirs[i].Loss) / lastLosses
+		d.theirs += theirs[i].Loss / lastLosses
 	}
-	last := d[len(d)-lastLosses:]
-	difference, size, theirLast := 0.0, 0.0, 0.0
-	for i, x := range last {
-		difference += x / lastLosses
-		size += math.Abs(x) / lastLosses
-		theirLast += theirs[len(d)-lastLosses+i].Loss / lastLosses
+	return d, nil
+}
+
+// rowOf adds the row of one variant: the mean over the seeds.
+func (l *lossBench) rowOf(flags string, seeds []learned) {
+	var mean learned
+	n := float64(len(seeds))
+	for _, d := range seeds {
+		mean.difference += d.difference / n
+		mean.sizes += d.sizes / n
+		mean.first += math.Abs(d.first) / n
+		mean.theirs += d.theirs / n
 	}
-	what, goal := fmt.Sprintf("%s, %d sequences of %d tokens, bfloat16: mean difference of the last %d of %d losses from PyTorch's",
-		l.model, l.batch, l.seq, lastLosses, l.steps), lossGoal
+	what, goal := fmt.Sprintf("%s, %d sequences of %d tokens, rate %g, bfloat16: mean difference of the last %d of %d losses from PyTorch's",
+		l.model, l.batch, l.seq, l.lr, lastLosses, l.steps), lossGoal
+	if len(seeds) > 1 {
+		what += fmt.Sprintf(", %d seeds", len(seeds))
+	}
 	if flags != "" {
 		what += ", " + flags
 	}
 	if strings.Contains(flags, "--fp8") {
 		goal = lossGoalFP8
 	}
-	l.Limit(harness.Row{What: what, Ranks: 1, Ours: math.Abs(difference), Unit: "nat", Goal: goal,
-		Parts: map[string]float64{"mean_of_sizes": size, "first": math.Abs(d[0]), "pytorch": theirLast}})
-	fmt.Fprintf(os.Stderr, "%s: %+.5f of %.4f; the mean of their sizes %.5f; at the first step %+.5f\n", what, difference, theirLast, size, d[0])
-	return nil
+	l.Limit(harness.Row{What: what, Ranks: 1, Ours: math.Abs(mean.difference), Unit: "nat", Goal: goal,
+		Parts: map[string]float64{"mean_of_sizes": mean.sizes, "first": mean.first, "pytorch": mean.theirs, "signed": mean.difference}})
+	fmt.Fprintf(os.Stderr, "%s: %+.5f of %.4f\n", what, mean.difference, mean.theirs)
 }

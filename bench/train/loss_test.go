@@ -10,36 +10,57 @@ import (
 	"lockstep/bench/harness"
 )
 
-// The difference of the last losses counts, with its sign; those before it do not.
+// The difference of the last losses counts, with its sign; those before it do not. Of several seeds it is the mean.
 func TestLossRow(t *testing.T) {
 	l := lossBench{model: "gpt2", batch: 8, seq: 1024, steps: 300}
 	l.Set, l.Group, l.GPUs = harness.GPUSet, "loss", []string{"a GPU"}
-	ours, theirs := make([]timedStep, 300), make([]harness.TrainStep, 300)
-	for i := range ours {
+	theirs := make([]harness.TrainStep, 300)
+	for i := range theirs {
 		theirs[i].Loss = 3
-		ours[i].Loss = 5 // in the steps that do not count
-		switch {
-		case i >= 250:
-			ours[i].Loss = 3.03
-		case i >= 200:
-			ours[i].Loss = 2.99
-		}
 	}
-	for _, tc := range []struct {
-		flags string
-		goal  float64
-	}{{"", 0.01}, {"--fp8=all", 0.02}} {
-		if err := l.rowOf(tc.flags, ours, theirs); err != nil {
+	// The mean of the last 100 is that of 3.03+add and 2.99+add.
+	run := func(add float64) learned {
+		t.Helper()
+		ours := make([]timedStep, 300)
+		for i := range ours {
+			ours[i].Loss = 5 // in the steps that do not count
+			switch {
+			case i >= 250:
+				ours[i].Loss = 3.03 + add
+			case i >= 200:
+				ours[i].Loss = 2.99 + add
+			}
+		}
+		d, err := compareLosses(ours, theirs)
+		if err != nil {
 			t.Fatal(err)
 		}
+		return d
+	}
+	for _, tc := range []struct {
+		flags        string
+		add          []float64
+		signed, size float64
+		goal         float64
+	}{
+		{"", []float64{0}, 0.01, 0.02, 0.01},
+		{"--fp8=all", []float64{0}, 0.01, 0.02, 0.02},
+		{"", []float64{0, -0.06}, -0.02, 0.035, 0.01}, // sizes 0.02, and 0.05 of -0.03 and -0.07
+	} {
+		var seeds []learned
+		for _, add := range tc.add {
+			seeds = append(seeds, run(add))
+		}
+		l.rowOf(tc.flags, seeds)
 		r := l.Rows[len(l.Rows)-1]
-		for _, x := range []struct{ got, want float64 }{{r.Ours, 0.01}, {r.Parts["mean_of_sizes"], 0.02}, {r.Parts["first"], 2}, {r.Parts["pytorch"], 3}, {r.Goal, tc.goal}} {
+		for _, x := range []struct{ got, want float64 }{{r.Ours, math.Abs(tc.signed)}, {r.Parts["signed"], tc.signed},
+			{r.Parts["mean_of_sizes"], tc.size}, {r.Parts["first"], 2}, {r.Parts["pytorch"], 3}, {r.Goal, tc.goal}} {
 			if math.Abs(x.got-x.want) > 1e-9 {
-				t.Errorf("%q: %v, want %v: %+v", tc.flags, x.got, x.want, r)
+				t.Errorf("%+v: %v, want %v: %+v", tc, x.got, x.want, r)
 			}
 		}
 	}
-	if err := l.rowOf("", ours[1:], theirs); err == nil {
+	if _, err := compareLosses(make([]timedStep, 299), theirs); err == nil {
 		t.Error("299 losses beside 300 are taken")
 	}
 }
