@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 
 	"lockstep/bench/harness"
 	"lockstep/bench/rank"
@@ -221,34 +220,4 @@ func (b *bench) errors() error {
 		{"largest relative difference of a bfloat16 gradient tensor from the float64 model", 1, 2e-2},
 		{"largest difference of a loss on 1, 2, 3 and 4 ranks over 20 steps", len(b.GPUs), 1e-4},
 	})
-}
-
-// memcheck counts the errors that compute-sanitizer finds in the applications.
-func (b *bench) memcheck() error {
-	data := filepath.Join(b.Dir, "numbers.txt")
-	if err := os.WriteFile(data, []byte(harness.Numbers(100_000)), 0o666); err != nil {
-		return err
-	}
-	for _, app := range [][]string{
-		{"reduce", "--elements", "100001", "--iters", "3"},
-		{"matvec", "--rows", "129", "--cols", "1001", "--iters", "3"},
-		{"train", "--data", data, "--cache", b.Dir, "--steps", "2", "--sample", "20"},
-		{"train", "--data", data, "--cache", b.Dir, "--steps", "2", "--sample", "20", "--dtype", "bfloat16"},
-	} {
-		out, err := harness.Output(append([]string{"compute-sanitizer", "--tool", "memcheck", b.Program(app[0]), "--device", "cuda", "--log-level", "error"}, app[1:]...)...)
-		if err != nil {
-			return err
-		}
-		_, rest, _ := strings.Cut(out, "ERROR SUMMARY: ")
-		var found int
-		if _, err := fmt.Sscan(rest, &found); err != nil {
-			return fmt.Errorf("%v printed %q: %w", app, out, err)
-		}
-		name := app[0]
-		if slices.Contains(app, "bfloat16") {
-			name += " in bfloat16"
-		}
-		b.Limit(harness.Row{What: "errors that compute-sanitizer's memcheck finds in " + name, Ranks: 1, Ours: float64(found), Unit: "errors", Goal: 0})
-	}
-	return nil
 }

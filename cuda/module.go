@@ -119,18 +119,23 @@ func (f *Function) Registers() (int, error) { return f.attribute(attrRegisters) 
 // MaxThreads returns how many threads a block can have with this kernel. Source: cuda.h, cuFuncGetAttribute.
 func (f *Function) MaxThreads() (int, error) { return f.attribute(attrMaxThreads) }
 
-// Params returns the sizes of the kernel's parameters in bytes; known is false with
-// drivers before CUDA 12.4, which do not say. Source: cuda.h, cuFuncGetParamInfo.
-func (f *Function) Params() (sizes []int, known bool, err error) {
-	for sysHasParamInfo() {
-		size, status := sysFuncParam(f, len(sizes))
-		if status == int(ErrInvalidValue) {
+// Params returns the sizes of the kernel's parameters in bytes. end is where the last one ends, as
+// nvrtc.Image.ParamsEnd says. A negative end is unknown: the driver is then asked until it refuses,
+// which compute-sanitizer reports as an error. known is false with drivers before CUDA 12.4, which
+// do not say. Source: cuda.h, cuFuncGetParamInfo.
+func (f *Function) Params(end int) (sizes []int, known bool, err error) {
+	for at := 0; sysHasParamInfo(); {
+		if at == end {
+			return sizes, true, nil
+		}
+		offset, size, status := sysFuncParam(f, len(sizes))
+		if status == int(ErrInvalidValue) && end < 0 {
 			return sizes, true, nil
 		}
 		if err := check("cuFuncGetParamInfo", status); err != nil {
 			return nil, false, err
 		}
-		sizes = append(sizes, size)
+		sizes, at = append(sizes, size), offset+size
 	}
 	return nil, false, nil
 }

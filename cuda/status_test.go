@@ -144,7 +144,7 @@ func fakeStatuses(t *testing.T) {
 		{"cuFuncGetAttribute", "", func(o *things) error { return second(o.k.MaxThreads()) }},
 		{"cuFuncSetAttribute", "", func(o *things) error { return o.k.SetMaxShared(1024) }},
 		{"cuTensorMapEncodeTiled", "", func(o *things) error { return second(o.d.TensorMap(&Tensor{At: o.p, Rank: 1})) }},
-		{"cuFuncGetParamInfo", "", func(o *things) error { _, _, err := o.k.Params(); return err }},
+		{"cuFuncGetParamInfo", "", func(o *things) error { _, _, err := o.k.Params(-1); return err }},
 	} {
 		covered[c.symbol] = true
 		t.Run(c.symbol, func(t *testing.T) {

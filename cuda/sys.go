@@ -291,8 +291,8 @@ func sysFuncAttribute(f *Function, attribute int) (v, status int) {
 }
 
 func sysHasParamInfo() bool { return C.has_param_info() != 0 }
-func sysFuncParam(f *Function, i int) (size, status int) {
-	return number(C.func_param(addr(f.d.ctx), addr(f.h), C.size_t(i)))
+func sysFuncParam(f *Function, i int) (offset, size, status int) {
+	return pair(C.func_param(addr(f.d.ctx), addr(f.h), C.size_t(i)))
 }
 
 func sysRaiseStack(d *Device, bytes int) (set bool, status int) {

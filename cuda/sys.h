@@ -436,12 +436,12 @@ static struct number func_attribute(uintptr_t context, uintptr_t function, int a
     return (struct number){r, v};
 }
 static int has_param_info(void) { return cu.FuncGetParamInfo != NULL; }
-// func_param is the size of parameter i; INVALID_VALUE where there is none.
-static struct number func_param(uintptr_t context, uintptr_t function, size_t i) {
+// func_param is the offset and the size of parameter i; INVALID_VALUE where there is none.
+static struct pair func_param(uintptr_t context, uintptr_t function, size_t i) {
     size_t offset = 0, size = 0;
     int r = enter(context);
     if (r == OK) r = cu.FuncGetParamInfo((void *)function, i, &offset, &size);
-    return (struct number){r, (int)size};
+    return (struct pair){r, (int64_t)offset, (int64_t)size};
 }
 // raise_stack gives each thread of the device at least bytes of local memory.
 static struct number raise_stack(uintptr_t context, size_t bytes) {

@@ -2,6 +2,7 @@ package nvrtc
 
 import (
 	"bytes"
+	"debug/elf"
 	"encoding/binary"
 )
 
@@ -71,4 +72,43 @@ func (i Image) split(expression string) (code []byte, found string) {
 		}
 	}
 	return rest, found
+}
+
+// ParamsEnd returns where the last parameter of a kernel ends, in bytes; -1 where the code does not say, as PTX does
+// not. It reads the attribute EIATTR_CBANK_PARAM_SIZE of the kernel's section .nv.info, as `cuobjdump -elf` names it.
+func (i Image) ParamsEnd(name string) int {
+	const (
+		versionAt      = 20 // in the header, where a cubin has CUDA's version and Go wants ELF's
+		formatSized    = 4  // a size, and so many bytes
+		paramBytes     = 0x19
+		attributeBytes = 4
+	)
+	code := bytes.Clone(i.Code())
+	if len(code) < versionAt+4 {
+		return -1
+	}
+	binary.LittleEndian.PutUint32(code[versionAt:], uint32(elf.EV_CURRENT))
+	f, err := elf.NewFile(bytes.NewReader(code))
+	if err != nil {
+		return -1
+	}
+	section := f.Section(".nv.info." + i.Kernel(name))
+	if section == nil {
+		return -1
+	}
+	info, err := section.Data()
+	if err != nil {
+		return -1
+	}
+	for len(info) >= attributeBytes {
+		format, attribute, n := info[0], info[1], int(binary.LittleEndian.Uint16(info[2:]))
+		info = info[attributeBytes:]
+		switch {
+		case attribute == paramBytes:
+			return n
+		case format == formatSized:
+			info = info[min(n, len(info)):]
+		}
+	}
+	return -1
 }

@@ -56,6 +56,35 @@ func TestCompileNameExpressions(t *testing.T) {
 	}
 }
 
+// The machine code says where the parameters of each kernel end: the driver need not be asked for one too many.
+func TestParamsEnd(t *testing.T) {
+	needNVRTC(t)
+	const source = `
+struct five { char of[5]; };
+template <typename T> __global__ void typed(T *x, T by) { *x += by; }
+extern "C" __global__ void none() {}
+extern "C" __global__ void pointer(float *x) { *x = 1; }
+extern "C" __global__ void mixed(float *x, int n, double d, five f, long long last) { x[n] = d + f.of[4] + last; }
+extern "C" __global__ void odd(double *x, five f, short s) { *x = f.of[1] + s; }`
+	image, err := Compile("params.cu", source, Options{Capability: 80, Names: []string{"typed<float>", "typed<double>"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]int{"pointer": 8, "mixed": 40, "odd": 16, "typed<float>": 12, "typed<double>": 16, "absent": -1} {
+		if got := image.ParamsEnd(name); got != want {
+			t.Errorf("the parameters of %s end at %d, want %d", name, got, want)
+		}
+	}
+	if got := image.ParamsEnd("none"); got > 0 {
+		t.Errorf("the parameters of a kernel without any end at %d", got)
+	}
+	for _, code := range []string{"", ".version 7.0\n.entry pointer", "\x7fELF", string(image.Code()[:100])} {
+		if got := Image(code).ParamsEnd("pointer"); got != -1 {
+			t.Errorf("the parameters of %q end at %d", code, got)
+		}
+	}
+}
+
 // Code for one architecture says so; compilers that know no such targets leave it out.
 func TestCompileArchSpecific(t *testing.T) {
 	needNVRTC(t)

@@ -293,7 +293,9 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, 4)
 SPMD_FN void layernorm_backward_tiles(act *dx, float *partial, const act *dout, const act *x, const float *weight, const float *mean,
                                       const float *rstd, int n, int c, int add) {
     __shared__ __align__(16) float sums[2][MOST_THREADS / 32][2];
-    __shared__ __align__(16) float parts[MOST_THREADS * 8];
+    // Each part has memory of its own. One for all in turn would do, but racecheck takes a write behind __syncthreads
+    // for a race with the read before it, in a kernel that has passed named barriers, too.
+    __shared__ __align__(16) float parts[3][MOST_THREADS * 8];
     group g = group_of(c);
     int j = g.column, turn = 0;
     bool mine = j < c;
@@ -336,16 +338,15 @@ SPMD_FN void layernorm_backward_tiles(act *dx, float *partial, const act *dout, 
         for (int k = 0; k < 8; k++) total[2][k] += o[k];
     }
 #pragma unroll
-    for (int part = 0; part < 3; part++) {
-        __syncthreads();
-        store8(parts + threadIdx.x * 8, total[part]);
-        __syncthreads();
+    for (int part = 0; part < 3; part++) store8(parts[part] + threadIdx.x * 8, total[part]);
+    __syncthreads();
+#pragma unroll
+    for (int part = 0; part < 3; part++)
         for (int at = threadIdx.x; at < c; at += blockDim.x) {
             float sum = 0;
-            for (int i = 0; i < g.groups; i++) sum += parts[i * g.threads * 8 + at];
+            for (int i = 0; i < g.groups; i++) sum += parts[part][i * g.threads * 8 + at];
             partial[(blockIdx.x * 3LL + part) * c + at] = sum;
         }
-    }
 }
 
 // layernorm_backward_rows is for rows of any length. A thread has the same columns of every row, and adds them up

@@ -76,12 +76,16 @@ func (g *GPU) function(k *exec.Kernel) (*function, error) {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	f, err := g.functionOf(k)
+	m, err := g.moduleOf(k)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", ccall.At(), err)
+	}
+	f, err := m.function(k.Name)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", ccall.At(), err)
 	}
 	fn := &function{f: f}
-	if fn.params, fn.known, err = f.Params(); err != nil {
+	if fn.params, fn.known, err = f.Params(m.image.ParamsEnd(k.Name)); err != nil {
 		return nil, fmt.Errorf("%s: kernel %s: %w", ccall.At(), k.Name, err)
 	}
 	fn.shared.Store(defaultShared)
@@ -95,8 +99,8 @@ func (g *GPU) function(k *exec.Kernel) (*function, error) {
 	return fn, nil
 }
 
-// functionOf finds k in its program, which it compiles if need be. The caller holds g.mu.
-func (g *GPU) functionOf(k *exec.Kernel) (*cuda.Function, error) {
+// moduleOf returns the program that has k, which it compiles if need be. The caller holds g.mu.
+func (g *GPU) moduleOf(k *exec.Kernel) (*module, error) {
 	m := g.modules[k.Source.Key()]
 	if m != nil && !m.has(k.Name) {
 		// An instance of a template that the program was compiled without.
@@ -108,20 +112,16 @@ func (g *GPU) functionOf(k *exec.Kernel) (*cuda.Function, error) {
 	if m == nil {
 		return g.compileOne(k, k.Source.Key())
 	}
-	return m.function(k.Name)
+	return m, nil
 }
 
 // compileOne compiles the source of k for k alone. The caller holds g.mu.
-func (g *GPU) compileOne(k *exec.Kernel, key string) (*cuda.Function, error) {
+func (g *GPU) compileOne(k *exec.Kernel, key string) (*module, error) {
 	image, err := g.compile(nvrtc.DefaultCache(), &k.Source)
 	if err != nil {
 		return nil, fmt.Errorf("kernel %s: %w", k.Name, err)
 	}
-	m, err := g.load(key, k.Name, image)
-	if err != nil {
-		return nil, err
-	}
-	return m.function(k.Name)
+	return g.load(key, k.Name, image)
 }
 
 // module is a compiled source on the GPU.

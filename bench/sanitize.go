@@ -1,0 +1,112 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strconv"
+	"sync"
+
+	"lockstep/bench/harness"
+)
+
+// sanitizers are the tools of compute-sanitizer. memcheck finds accesses out of bounds and calls of
+// the driver that fail, racecheck races in shared memory, initcheck reads of memory that nobody has
+// written, synccheck barriers that not all threads reach.
+var sanitizers = []string{"memcheck", "racecheck", "initcheck", "synccheck"}
+
+// sanitized is a program that the tools look at.
+type sanitized struct {
+	name string
+	cmd  []string
+	env  []string
+}
+
+// memcheck counts what the tools of compute-sanitizer find in the applications, and in the examples
+// where `make test-gpu` has built their test.
+func (b *bench) memcheck() error {
+	data := filepath.Join(b.Dir, "numbers.txt")
+	if err := os.WriteFile(data, []byte(harness.Numbers(100_000)), 0o666); err != nil {
+		return err
+	}
+	train := []string{"train", "--data", data, "--cache", b.Dir, "--val-batches", "1"}
+	small := append(train[:len(train):len(train)], "--layers", "2", "--channels", "64", "--heads", "2", "--seq", "64", "--batch", "2",
+		"--global-batch", "2", "--steps", "4", "--sample", "20")
+	wide := append(train[:len(train):len(train)], "--model", "gpt2", "--layers", "1", "--seq", "128", "--batch", "1", "--global-batch", "1",
+		"--steps", "3", "--sample", "0", "--dtype", "bfloat16")
+	var programs []sanitized
+	for _, p := range []struct {
+		name string
+		cmd  []string
+	}{
+		{"reduce", []string{"reduce", "--elements", "100001", "--iters", "3"}},
+		{"matvec", []string{"matvec", "--rows", "129", "--cols", "1001", "--iters", "3"}},
+		{"stencil", []string{"stencil", "--iters", "2", "--warmup", "1"}},
+		{"train in float32", append(small[:len(small):len(small)], "--dtype", "float32")},
+		{"train in bfloat16", append(small[:len(small):len(small)], "--dtype", "bfloat16")},
+		{"train, 768 channels in bfloat16", wide},
+	} {
+		cmd := append([]string{b.Program(p.cmd[0]), "--device", "cuda", "--log-level", "error"}, p.cmd[1:]...)
+		programs = append(programs, sanitized{name: p.name, cmd: cmd})
+	}
+	examples := filepath.Join(b.Bin, "test", "docs", "examples", "examples.test")
+	if _, err := os.Stat(examples); err == nil {
+		programs = append(programs, sanitized{"docs/examples", []string{examples, "-test.run", "^TestPrograms$"},
+			[]string{"SPMDTEST_DEVICE=cuda", "SPMDTEST_RANKS=1"}})
+	} else {
+		fmt.Fprintln(os.Stderr, "memcheck: docs/examples are left out: make test-gpu builds their test:", err)
+	}
+	type result struct {
+		found int
+		err   error
+	}
+	results := make([]result, len(sanitizers)*len(programs))
+	var wait sync.WaitGroup
+	free := make(chan struct{}, max(runtime.NumCPU()/2, 1))
+	for i := range results {
+		free <- struct{}{}
+		wait.Go(func() {
+			defer func() { <-free }()
+			results[i].found, results[i].err = programs[i/len(sanitizers)].under(sanitizers[i%len(sanitizers)])
+		})
+	}
+	wait.Wait()
+	for i, r := range results {
+		if r.err != nil {
+			return r.err
+		}
+		b.Limit(harness.Row{What: "errors that compute-sanitizer's " + sanitizers[i%len(sanitizers)] + " finds in " + programs[i/len(sanitizers)].name,
+			Ranks: 1, Ours: float64(r.found), Unit: "errors", Goal: 0})
+	}
+	return nil
+}
+
+// summary is the last line of a tool for each process.
+var summary = regexp.MustCompile(`(?m)(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:errors?$|hazards? displayed)`)
+
+// under runs the program under a tool, which counts in all processes.
+func (p sanitized) under(tool string) (found int, err error) {
+	cmd := append([]string{"compute-sanitizer", "--tool", tool, "--target-processes", "all", "--print-limit", "1"}, p.cmd...)
+	out, errs, err := harness.Outputs(p.env, cmd...)
+	if err != nil {
+		return 0, err
+	}
+	return countOf(out + errs)
+}
+
+func countOf(out string) (found int, err error) {
+	lines := summary.FindAllStringSubmatch(out, -1)
+	if len(lines) == 0 {
+		return 0, fmt.Errorf("compute-sanitizer printed no summary: %q", out)
+	}
+	for _, line := range lines {
+		n, err := strconv.Atoi(line[1])
+		if err != nil {
+			return 0, err
+		}
+		found += n
+	}
+	return found, nil
+}
