@@ -10,8 +10,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"lockstep/apps/train/batches"
-	"lockstep/apps/train/gpt"
 	"lockstep/apps/train/input"
+	"lockstep/apps/train/modern"
 	"lockstep/apps/train/optim"
 	"lockstep/apps/train/run"
 	"lockstep/apps/train/text"
@@ -154,7 +154,7 @@ func (e *evaluator) measure(ctx context.Context, w *spmd.World, p *run.Past, c c
 	defer func() { err = errors.Join(err, s.Close()) }()
 	part := spmd.ShardOf(c.n, w.Rank(), w.Size())
 	batch := min(e.Batch, spmd.ShardOf(c.n, 0, w.Size()).Len)
-	state, model, err := gpt.Open(w, e.DType == "bfloat16", e.Cfg, batch, e.Seq)
+	state, model, err := modern.Open(w, e.DType == "bfloat16", e.Cfg, batch, e.Seq)
 	if err != nil {
 		return 0, err
 	}

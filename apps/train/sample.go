@@ -13,6 +13,7 @@ import (
 
 	"lockstep/apps/train/decode"
 	"lockstep/apps/train/kernels"
+	"lockstep/apps/train/modern"
 	"lockstep/apps/train/run"
 	"lockstep/internal/plain"
 	"lockstep/spmd"
@@ -88,19 +89,42 @@ func (s *sampler) run(ctx context.Context, w *spmd.World) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, stream.Close()) }()
-	weights, err := p.ToDevice(w, stream, dtype == "bfloat16")
+	d, free, err := openDecoder(w, p, stream, seq, dtype == "bfloat16")
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, weights.Free()) }()
-	d, err := decode.New(stream, p.Cfg, weights.Arena, weights.Half, seq)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, d.Close()) }()
+	defer func() { err = errors.Join(err, d.Close(), free()) }()
 	w.Log().Info().Int("steps", p.Step).Int("params", p.Cfg.ParamCount()).Int("seq", seq).Str("tokens", p.Tok.Name()).Str("dtype", dtype).Msg("model")
 	return s.write(ctx, w, decode.NewWriter(d, p.Tok, seq, s.temperature, s.topK, w.Seed()), sampleRecord{Summary: true, App: "sample",
 		DType: dtype, Steps: p.Step, Ranks: w.Size(), Device: w.Device()})
+}
+
+// openDecoder opens a decoder with the weights of a checkpoint; free frees them once it is closed.
+func openDecoder(w *spmd.World, p *run.Past, s *spmd.Stream, seq int, half bool) (d decode.Decoder, free func() error, err error) {
+	if p.Cfg.Parts == 0 {
+		weights, err := p.ToDevice(w, s, half)
+		if err != nil {
+			return nil, nil, err
+		}
+		if d, err = decode.New(s, p.Cfg, weights.Arena, weights.Half, seq); err != nil {
+			return nil, nil, errors.Join(err, weights.Free())
+		}
+		return d, weights.Free, nil
+	}
+	state, model, err := modern.Open(w, half, p.Cfg, 1, seq)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err = p.LoadWeights(state.Weights); err == nil {
+		err = state.Refresh(s)
+	}
+	if err == nil {
+		d, err = decode.Repeat(s, seq, p.Cfg.Vocab, func(tokens spmd.Buffer[int32]) (spmd.Buffer[float32], error) { return model.Logits(s, tokens) })
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, state.Close())
+	}
+	return d, state.Close, nil
 }
 
 // write writes the text as it comes, and then what it took.

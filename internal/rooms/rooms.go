@@ -34,7 +34,7 @@ var house = []room{
 		[]string{"corpus", "model", "text", "helpers", "facade", "libraries", "tests", "basics"}},
 	{"corpus", "between texts and models", []string{"apps/train/batches", "apps/train/decode", "apps/train/weights"},
 		[]string{"model", "text", "helpers", "facade", "libraries", "basics"}},
-	{"model", "a GPT-2-style model and its optimizer", []string{"apps/train/layout", "apps/train/kernels", "apps/train/fp8", "apps/train/gpt", "apps/train/optim"},
+	{"model", "models and their optimizers", []string{"apps/train/layout", "apps/train/kernels", "apps/train/fp8", "apps/train/gpt", "apps/train/modern", "apps/train/optim"},
 		[]string{"helpers", "facade", "libraries", "basics"}},
 	{"text", "texts as tokens", []string{"apps/train/input", "apps/train/agree", "apps/train/text"},
 		[]string{"helpers", "facade", "basics"}},

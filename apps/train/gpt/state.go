@@ -4,7 +4,6 @@ import (
 	"hash/fnv"
 	"math"
 	rand "math/rand/v2"
-	"strings"
 
 	"lockstep/apps/train/fp8"
 	"lockstep/apps/train/kernels"
@@ -68,10 +67,8 @@ func (m *State) Refresh(s *spmd.Stream) error {
 	return m.FP8.CastWeights(s, m.Half)
 }
 
-// Init sets the weights as GPT-2 does: matrices normal with deviation 0.02,
-// those that write to the residual stream 0.02/√(2·Layers), biases 0, LayerNorm
-// weights 1. They depend on the seed and the tensors' names alone. It returns
-// when they are in place; Refresh is to follow.
+// Init sets the weights as layout.Param.Init says. They depend on the seed and the tensors' names
+// alone. It returns when they are in place; Refresh is to follow.
 func (m *State) Init(seed uint64) error {
 	most := 0
 	for _, p := range m.Params {
@@ -106,19 +103,17 @@ func (m *State) Set(p layout.Param, x []float32) error {
 const initChunk = 1 << 16
 
 func initParam(x []float32, p layout.Param, cfg layout.Config, seed uint64) {
-	if !p.Decay {
-		if strings.HasSuffix(p.Name, ".weight") { // a LayerNorm
-			for i := range x {
-				x[i] = 1
+	std := p.Init.Deviation
+	if std == 0 {
+		for i := range x {
+			x[i] = 0
+			if n := len(p.Init.Fill); n > 0 {
+				x[i] = p.Init.Fill[i%n]
 			}
 		}
 		return
 	}
-	std := 0.02
-	if strings.HasSuffix(p.Name, "c_proj.weight") {
-		std /= math.Sqrt(2 * float64(cfg.Layers))
-	}
-	if p.Name == "wte.weight" {
+	if p.InVocab() {
 		x = x[:cfg.Vocab*cfg.Channels]
 	}
 	h := fnv.New64a()
@@ -129,7 +124,11 @@ func initParam(x []float32, p layout.Param, cfg layout.Config, seed uint64) {
 			rng := rand.New(rand.NewPCG(seed, name+uint64(k)))
 			c := x[k*initChunk : min((k+1)*initChunk, len(x))]
 			for i := range c {
-				c[i] = float32(std * rng.NormFloat64())
+				if p.Init.Uniform {
+					c[i] = float32(std * math.Sqrt(3) * (2*rng.Float64() - 1))
+				} else {
+					c[i] = float32(std * rng.NormFloat64())
+				}
 			}
 		}
 	})

@@ -43,6 +43,14 @@ type rounding struct {
 	from []float32
 }
 
+// Has says whether argument i, activations, is not empty.
+func (a *HostArgs) Has(i int) bool {
+	if a.half {
+		return len(spmd.ArgSlice[spmd.BF16](a.Args, i)) > 0
+	}
+	return len(a.Floats(i)) > 0
+}
+
 // In returns the first n elements of argument i, activations to read.
 func (a *HostArgs) In(i, n int) []float32 {
 	if !a.half {

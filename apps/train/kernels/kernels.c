@@ -25,7 +25,7 @@ CLONES void train_encoder_backward(float *dwte, float *dwpe, const float *dout, 
                                    long lo, long hi) {
     if (!accumulate)
         for (long i = 0; i < positions; i++) memset(dwpe + i * c + lo, 0, (hi - lo) * sizeof(float));
-    for (long i = 0; i < n; i++) {
+    for (long i = 0; positions > 0 && i < n; i++) {
         const float *d = dout + i * c;
         float *restrict b = dwpe + i % t * c;
         for (long j = lo; j < hi; j++) b[j] += d[j];

@@ -18,13 +18,18 @@ func Finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
 // float32. n is the number of tokens b·t, and buffers may be longer than the n rows
 // in use. kernels.cu is what runs on a GPU, after common.cuh and eight.cuh; kernels.c has the loops of the host.
 
+// CommonSource and LossSource are what sources of kernels of other packages begin with, too.
+//
 //go:embed common.cuh
-var commonSource string
+var CommonSource string
+
+//go:embed loss.cuh
+var LossSource string
 
 //go:embed kernels.cu
 var kernelsSource string
 
-var cudaSource = commonSource + eightSource + kernelsSource
+var cudaSource = CommonSource + eightSource + LossSource + kernelsSource
 
 // Act is the element type of activations and of their gradients.
 type Act interface{ float32 | spmd.BF16 }
@@ -72,7 +77,7 @@ var encoderForwardKernel = newKernel(cudaSource, "encoder_forward", func(a *Host
 func (e *Launcher[A]) EncoderForward(out spmd.Buffer[A], tokens spmd.Buffer[int32], wte, wpe spmd.Buffer[float32]) {
 	C := e.Cfg.Channels
 	first, _, own := e.Cfg.OwnVocab()
-	e.launch(encoderForwardKernel, warpRows(e.N), out.Arg(), tokens.Arg(), wte.Arg(), wpe.Arg(),
+	e.Launch(encoderForwardKernel, warpRows(e.N), out.Arg(), tokens.Arg(), wte.Arg(), wpe.Arg(),
 		spmd.I32(e.N), spmd.I32(e.T), spmd.I32(C), spmd.I32(e.Cfg.Vocab), spmd.I32(first), spmd.I32(own), Flag(e.Cfg.Tensor.Rank == 0))
 }
 
@@ -93,12 +98,21 @@ var encoderBackwardKernel = newKernel(cudaSource, "encoder_backward", func(a *Ho
 // EncoderBackward enqueues dwte[token] += dout and dwpe[position] (+)= dout, from the
 // tokens as Sorter.Sort leaves them. The head has set dwte before, which has the tokens of this rank.
 func (e *Launcher[A]) EncoderBackward(dwte, dwpe spmd.Buffer[float32], dout spmd.Buffer[A], sorted spmd.Buffer[int32]) {
+	e.tableBackward(dwte, dwpe, dout, sorted, e.Cfg.SeqMax)
+}
+
+// TableBackward enqueues dtable[token] += dout, as EncoderBackward does where there are no positions.
+func (e *Launcher[A]) TableBackward(dtable spmd.Buffer[float32], dout spmd.Buffer[A], sorted spmd.Buffer[int32]) {
+	e.tableBackward(dtable, spmd.Buffer[float32]{}, dout, sorted, 0)
+}
+
+func (e *Launcher[A]) tableBackward(dwte, dwpe spmd.Buffer[float32], dout spmd.Buffer[A], sorted spmd.Buffer[int32], positions int) {
 	cfg := e.Cfg
 	first, _, own := cfg.OwnVocab()
 	parts, splits := mostParts(e.N, cfg.Vocab), MostSplits(e.N)
-	warps := (cfg.SeqMax + parts) * ChunksOf(cfg.Channels)
-	e.launch(encoderBackwardKernel, Blocks(min(2112, (warps+7)/8), 1, 1), dwte.Arg(), dwpe.Arg(), e.Partial.Arg(), e.Arrived.Arg(),
-		dout.Arg(), sorted.Arg(), spmd.I32(e.N), spmd.I32(e.T), spmd.I32(cfg.Channels), spmd.I32(cfg.SeqMax), spmd.I32(cfg.Vocab),
+	warps := (positions + parts) * ChunksOf(cfg.Channels)
+	e.Launch(encoderBackwardKernel, Blocks(min(2112, (warps+7)/8), 1, 1), dwte.Arg(), dwpe.Arg(), e.Partial.Arg(), e.Arrived.Arg(),
+		dout.Arg(), sorted.Arg(), spmd.I32(e.N), spmd.I32(e.T), spmd.I32(cfg.Channels), spmd.I32(positions), spmd.I32(cfg.Vocab),
 		spmd.I32(parts), spmd.I32(splits), spmd.I32(first), spmd.I32(own), Flag(e.Acc))
 }
 
@@ -130,7 +144,7 @@ var addResidualKernel = newKernel(cudaSource, "add_residual", func(a *HostArgs) 
 
 // AddResidual enqueues y += x, of the first n elements.
 func (e *Launcher[A]) AddResidual(y, x spmd.Buffer[A], n int) {
-	e.launch(addResidualKernel, loop8(n), y.Arg(), x.Arg(), spmd.I64(n))
+	e.Launch(addResidualKernel, loop8(n), y.Arg(), x.Arg(), spmd.I64(n))
 }
 
 var (
@@ -169,9 +183,9 @@ func (e *Launcher[A]) Classifier(losses spmd.Buffer[float32], logits spmd.Buffer
 	args := [12]spmd.Arg{losses.Arg(), logits.Arg(), targets.Arg(),
 		spmd.I32(n), spmd.I32(e.Cfg.Vocab), spmd.I32(vp), spmd.I32(held), spmd.F32(scale), Flag(grad), to.Wide.Arg(), to.Up.Arg(), to.Peak.Arg()}
 	if to.None() || !grad {
-		e.launch(classifierKernel, g, args[:9]...)
+		e.Launch(classifierKernel, g, args[:9]...)
 	} else {
-		e.launch(classifierKernel8, g, args[:]...)
+		e.Launch(classifierKernel8, g, args[:]...)
 	}
 }
 

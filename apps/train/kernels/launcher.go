@@ -24,8 +24,8 @@ type Scratch struct {
 	Columns spmd.Buffer[float32] // (ColumnParts,4C): sums of columns of what is cast; empty where nothing is
 }
 
-// launch puts one of the two on the stream.
-func (e *Launcher[A]) launch(k Kernel, g spmd.Grid, args ...spmd.Arg) {
+// Launch puts one of the two on the stream.
+func (e *Launcher[A]) Launch(k Kernel, g spmd.Grid, args ...spmd.Arg) {
 	if e.Err != nil {
 		return
 	}

@@ -10,7 +10,7 @@ import (
 //go:embed norms.cu
 var normsCUDA string
 
-var normsSource = commonSource + eightSource + normsCUDA
+var normsSource = CommonSource + eightSource + normsCUDA
 
 // The backward pass of a LayerNorm goes in up to normParts blocks, two for each
 // multiprocessor of an H100 or H200. Each leaves sums of three kinds for each column;
@@ -71,11 +71,11 @@ func (e *Launcher[A]) LayerNormForward(out spmd.Buffer[A], mean, rstd spmd.Buffe
 		to.Codes.Arg(), to.Up.Arg(), to.Peak.Arg()}
 	switch grid, ok := e.normByWarps(e.N, c, 1, 264); {
 	case ok && to.None():
-		e.launch(layerNormForwardWarps, grid, args[:8]...)
+		e.Launch(layerNormForwardWarps, grid, args[:8]...)
 	case ok:
-		e.launch(layerNormForwardWarps8, grid, args[:]...)
+		e.Launch(layerNormForwardWarps8, grid, args[:]...)
 	default:
-		e.launch(layerNormForwardKernel, tileGrid(e.N, c, 2, 528), args[:8]...)
+		e.Launch(layerNormForwardKernel, tileGrid(e.N, c, 2, 528), args[:8]...)
 		e.Cast(out, e.N*c, to)
 	}
 }
@@ -120,11 +120,11 @@ func (e *Launcher[A]) LayerNormBackward(dx, dout, x spmd.Buffer[A], mean, rstd s
 		to.Codes.Arg(), to.Up.Arg(), to.Peak.Arg()}
 	switch grid, ok := e.normByWarps(e.N, c, 3, normParts/2); {
 	case ok && to.None():
-		e.launch(layerNormBackwardWarps, grid, args[:15]...)
+		e.Launch(layerNormBackwardWarps, grid, args[:15]...)
 	case ok:
-		e.launch(layerNormBackwardWarps8, grid, args[:]...)
+		e.Launch(layerNormBackwardWarps8, grid, args[:]...)
 	default:
-		e.launch(layerNormBackwardKernel, tileGrid(e.N, c, 1, normParts), args[:15]...)
+		e.Launch(layerNormBackwardKernel, tileGrid(e.N, c, 1, normParts), args[:15]...)
 		e.Cast(dx, e.N*c, to)
 	}
 }

@@ -24,7 +24,7 @@ var logitSumsKernel = newKernel(cudaSource, "logit_sums", func(a *HostArgs) erro
 // e^(x - largest), and that of the row's target. What there is none of is -Inf.
 func (e *Launcher[A]) LogitSums(sums spmd.Buffer[float32], logits spmd.Buffer[A], targets spmd.Buffer[int32]) {
 	first, rows, own := e.Cfg.OwnVocab()
-	e.launch(logitSumsKernel, blockRows(e.N), sums.Arg(), logits.Arg(), targets.Arg(),
+	e.Launch(logitSumsKernel, blockRows(e.N), sums.Arg(), logits.Arg(), targets.Arg(),
 		spmd.I32(e.N), spmd.I32(own), spmd.I32(rows), spmd.I32(first))
 }
 
@@ -49,7 +49,7 @@ var classifierOfPartsKernel = newKernel(cudaSource, "classifier_of_parts", func(
 // LogitSums has left on each rank; the losses are the same on all of them.
 func (e *Launcher[A]) ClassifierOfParts(losses spmd.Buffer[float32], logits spmd.Buffer[A], targets spmd.Buffer[int32], all spmd.Buffer[float32], scale float32, grad bool) {
 	first, rows, own := e.Cfg.OwnVocab()
-	e.launch(classifierOfPartsKernel, blockRows(e.N), losses.Arg(), logits.Arg(), targets.Arg(), all.Arg(),
+	e.Launch(classifierOfPartsKernel, blockRows(e.N), losses.Arg(), logits.Arg(), targets.Arg(), all.Arg(),
 		spmd.I32(e.Cfg.Tensor.Parts()), spmd.I32(e.N), spmd.I32(own), spmd.I32(rows), spmd.I32(first), spmd.I32(e.Cfg.Vocab), spmd.F32(scale), Flag(grad))
 }
 

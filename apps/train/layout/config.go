@@ -2,17 +2,18 @@ package layout
 
 import (
 	"fmt"
-	"sort"
 	"strings"
 )
 
-// Config is the shape of a GPT-2-style decoder.
+// Config is the shape of a decoder.
 type Config struct {
 	Layers   int // transformer blocks
 	Heads    int // attention heads of a block; divides Channels
 	Channels int // width of the residual stream
 	SeqMax   int // longest sequence, in tokens
 	Vocab    int // number of different tokens
+
+	Parts Parts // of what it is made, where that is not as GPT-2
 
 	// Nothing that lasts depends on these.
 	FP8   FP8Level // which products of bfloat16 activations are of 8-bit floats
@@ -31,19 +32,21 @@ var Presets = map[string]Config{
 	"gpt2-medium": {Layers: 24, Heads: 16, Channels: 1024, SeqMax: 1024},
 	"gpt2-large":  {Layers: 36, Heads: 20, Channels: 1280, SeqMax: 1024},
 	"gpt2-xl":     {Layers: 48, Heads: 25, Channels: 1600, SeqMax: 1024},
+
+	"modern-tiny":   {Layers: 4, Heads: 4, Channels: 128, SeqMax: 128, Parts: allParts},
+	"modern":        {Layers: 12, Heads: 12, Channels: 768, SeqMax: 1024, Parts: allParts},
+	"modern-medium": {Layers: 24, Heads: 16, Channels: 1024, SeqMax: 1024, Parts: allParts},
 }
+
+// ModelNames are the names of Presets, in the order of size.
+var ModelNames = []string{"tiny", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "modern-tiny", "modern", "modern-medium"}
 
 // Preset returns the shape with the given name, without a vocabulary.
 func Preset(name string) (Config, error) {
 	if c, ok := Presets[name]; ok {
 		return c, nil
 	}
-	names := make([]string, 0, len(Presets))
-	for n := range Presets {
-		names = append(names, n)
-	}
-	sort.Strings(names)
-	return Config{}, fmt.Errorf("model %q: known are %s", name, strings.Join(names, ", "))
+	return Config{}, fmt.Errorf("model %q: known are %s", name, strings.Join(ModelNames, ", "))
 }
 
 // Validate says what is wrong with c, or returns nil.
@@ -65,6 +68,9 @@ func (c Config) Validate() error {
 	if err := c.CheckTensor(); err != nil {
 		return err
 	}
+	if err := c.checkParts(); err != nil {
+		return err
+	}
 	if c.FP8 != FP8Off && c.Channels%16 != 0 {
 		return fmt.Errorf("model: %d channels, which products of 8-bit floats take in multiples of 16", c.Channels)
 	}
@@ -79,6 +85,15 @@ func (c Config) PaddedVocab() int { return (c.Vocab + 127) / 128 * 128 }
 // ParamCount is the number of trained parameters, padding not counted.
 func (c Config) ParamCount() int {
 	C := c.Channels
+	if c.Parts != 0 {
+		n := 0
+		c.modernParams(func(p Param) {
+			if n += p.Len; p.InVocab() {
+				n -= (c.PaddedVocab() - c.Vocab) * C
+			}
+		}, func(string) {})
+		return n
+	}
 	return c.Layers*(12*C*C+13*C) + 2*C + (c.Vocab+c.SeqMax)*C
 }
 

@@ -2,6 +2,8 @@ package layout
 
 import (
 	"fmt"
+	"math"
+	"strings"
 
 	"lockstep/spmd"
 	"lockstep/spmd/checkpoint"
@@ -15,10 +17,20 @@ type Param struct {
 	Len   int    // elements
 	Shape []int  // row-major; a weight is (outputs, inputs)
 	Decay bool   // whether weight decay applies: matrices only
+	Init  Init   // with what it begins
 
 	Cut   checkpoint.Cut // where in the whole tensor its elements are, where this rank has a part of them
 	Whole []int          // the shape of the whole tensor
 }
+
+// Init is how a tensor begins: normal with a Deviation, or Uniform; or Fill, again and again; or 0.
+type Init struct {
+	Deviation float64
+	Uniform   bool
+	Fill      []float32
+}
+
+func root(n int) float64 { return 1 / math.Sqrt(float64(n)) }
 
 // Group is a contiguous range of the arenas whose gradients become complete
 // together. The groups follow each other without gaps, in backward order.
@@ -39,8 +51,15 @@ func Of(cfg Config) (params []Param, groups []Group, n int) {
 	C := cfg.Channels
 	whole := func(name string, shape ...int) Param {
 		p := Param{Name: name, Len: shape[0], Shape: shape, Decay: len(shape) == 2, Whole: shape}
-		if len(shape) == 2 {
+		switch {
+		case len(shape) == 2:
 			p.Len *= shape[1]
+			p.Init.Deviation = 0.02
+			if strings.HasSuffix(name, "c_proj.weight") { // it writes to the residual stream
+				p.Init.Deviation /= math.Sqrt(2 * float64(cfg.Layers))
+			}
+		case strings.HasSuffix(name, ".weight"): // a LayerNorm
+			p.Init.Fill = []float32{1}
 		}
 		return p
 	}
@@ -55,6 +74,13 @@ func Of(cfg Config) (params []Param, groups []Group, n int) {
 			params[first+i].Group = len(groups)
 		}
 		groups, first = append(groups, Group{Name: name}), len(params)
+	}
+	if cfg.Parts != 0 {
+		cfg.modernParams(func(p Param) {
+			p.Whole = p.Shape
+			params = append(params, p)
+		}, group)
+		return cfg.arrange(params, groups)
 	}
 	if cfg.Ends() {
 		add("ln_f.weight", C)
@@ -89,6 +115,11 @@ func Of(cfg Config) (params []Param, groups []Group, n int) {
 	if cfg.Shard.Mode != ShardOff {
 		groups = regroup(params, groups)
 	}
+	return cfg.arrange(params, groups)
+}
+
+// arrange gives each parameter its place in an arena of n elements, and each group.
+func (cfg Config) arrange(params []Param, groups []Group) ([]Param, []Group, int) {
 	lens := make([]int, len(groups)) // so far
 	for i := range params {
 		p := &params[i]

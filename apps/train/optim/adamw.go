@@ -11,10 +11,12 @@ import (
 )
 
 // Schedule is a learning rate that rises in a line for Warmup steps to Peak, then
-// falls along a cosine to Final at step Steps, where it stays.
+// falls along a cosine to Final at step Steps, where it stays. With Stable it stays at Peak for the first
+// half of Steps, and falls in a line in the second.
 type Schedule struct {
 	Peak, Final   float64
 	Warmup, Steps int
+	Stable        bool
 }
 
 // At returns the rate of step, counted from 0.
@@ -24,6 +26,8 @@ func (s Schedule) At(step int) float64 {
 		return s.Peak * float64(step+1) / float64(s.Warmup)
 	case step >= s.Steps:
 		return s.Final
+	case s.Stable:
+		return s.Final + (s.Peak-s.Final)*min(1, 2*(1-float64(step)/float64(s.Steps)))
 	}
 	x := float64(step-s.Warmup) / float64(s.Steps-s.Warmup)
 	return s.Final + (s.Peak-s.Final)*0.5*(1+math.Cos(math.Pi*x))
@@ -35,6 +39,8 @@ type AdamConfig struct {
 	Eps          float64
 	WeightDecay  float64 // of matrices; biases and LayerNorms do not decay
 	Clip         float64 // largest norm of the whole gradient; 0 means no limit
+
+	Muon *MuonConfig // of the matrices of layers, which it updates; nil where AdamW updates them, too
 }
 
 // DefaultAdam is what GPT-2-sized models are commonly trained with.
@@ -65,6 +71,9 @@ type AdamW struct {
 	hyper  spmd.Buffer[float32] // (3): rate, 1/(1-β₁ᵗ), 1/(1-β₂ᵗ)
 	decay  spmd.Buffer[uint8]   // whether each ArenaAlign elements of the moments decay
 	ranges []adamRange          // what Apply updates
+	rates  []familyRate         // with Muon: of the families that AdamW updates
+	muon   *muon                // nil without
+	c      spmd.Comm            // the ranks that share Muon's work
 	space  layout.Space
 
 	// MeasureNorm enqueues norm[0] = the norm of all ranks' gradients; nil where this rank has them all.
@@ -76,11 +85,21 @@ type adamRange struct {
 	w, g, m, v spmd.Buffer[float32]
 	half       spmd.Buffer[spmd.BF16] // receives w rounded; empty where nothing is to
 	decay      spmd.Buffer[uint8]
+	hyper      spmd.Buffer[float32]
 }
 
-// NewAdamW allocates the moments of s's parameters, zero.
-func NewAdamW(s *gpt.State, cfg AdamConfig) (*AdamW, error) {
-	o := &AdamW{Cfg: cfg, state: s, space: layout.Space{W: s.World}}
+// familyRate is the hyper of a family of parameters.
+type familyRate struct {
+	family layout.Family
+	hyper  spmd.Buffer[float32]
+}
+
+// NewAdamW allocates the moments of s's parameters, zero. The ranks of c have the same weights and gradients.
+func NewAdamW(s *gpt.State, c spmd.Comm, cfg AdamConfig) (*AdamW, error) {
+	o := &AdamW{Cfg: cfg, state: s, c: c, space: layout.Space{W: s.World}}
+	if cfg.Muon != nil && s.Cfg.Shard.Mode != layout.ShardOff {
+		return nil, errors.New("optim: Muon needs all gradients on each rank")
+	}
 	if err := o.alloc(); err != nil {
 		return nil, errors.Join(err, o.Close())
 	}
@@ -88,27 +107,42 @@ func NewAdamW(s *gpt.State, cfg AdamConfig) (*AdamW, error) {
 }
 
 // takeAll takes, or counts, all memory for moments of n elements.
-func (o *AdamW) takeAll(n int) {
+func (o *AdamW) takeAll(n int, cfg layout.Config, params []layout.Param, half bool) {
 	layout.Take(&o.space, n, &o.M, &o.V)
 	layout.Take(&o.space, 1, &o.Norm, &o.Gate)
 	layout.Take(&o.space, 2, &o.Counts)
 	layout.Take(&o.space, 3, &o.hyper)
 	layout.Take(&o.space, n/layout.ArenaAlign, &o.decay)
+	if o.Cfg.Muon == nil {
+		return
+	}
+	o.muon = &muon{cfg: o.Cfg, state: o.state, m: o.M, shapes: shapesOf(cfg, params)}
+	o.muon.takeAll(&o.space, half)
+	for f := layout.Embeddings; f <= layout.Vectors; f++ {
+		r := familyRate{family: f}
+		layout.Take(&o.space, 3, &r.hyper)
+		o.rates = append(o.rates, r)
+	}
 }
 
-// MomentsNeeded is how many bytes of the device the optimizer of a model takes.
-func MomentsNeeded(cfg layout.Config) int {
-	_, groups, _ := layout.Of(cfg)
-	o := &AdamW{}
-	o.takeAll(cfg.PartitionOf(groups).ShardLen())
+// MomentsNeeded is how many bytes of the device the optimizer of a model takes; half says that its activations are bfloat16.
+func MomentsNeeded(cfg layout.Config, adam AdamConfig, half bool) int {
+	params, groups, _ := layout.Of(cfg)
+	o := &AdamW{Cfg: adam}
+	o.takeAll(cfg.PartitionOf(groups).ShardLen(), cfg, params, half)
 	return o.space.Bytes
 }
 
 func (o *AdamW) alloc() error {
 	part := o.state.Sharded.Partition
 	n := part.ShardLen()
-	if o.takeAll(n); o.space.Err != nil {
+	if o.takeAll(n, o.state.Cfg, o.state.Params, o.state.Half.Len() > 0); o.space.Err != nil {
 		return o.space.Err
+	}
+	if o.muon != nil {
+		if err := o.muon.open(o.c); err != nil {
+			return err
+		}
 	}
 	mask := make([]uint8, n/layout.ArenaAlign)
 	for _, p := range o.state.Params {
@@ -127,9 +161,12 @@ func (o *AdamW) cut() []adamRange {
 	x := &st.Sharded
 	switch mode := st.Cfg.Shard.Mode; mode {
 	case layout.ShardOff:
-		return []adamRange{{st.Weights, st.Grads, o.M, o.V, st.Half, o.decay}}
+		if o.muon != nil {
+			return o.cutFamilies()
+		}
+		return []adamRange{{st.Weights, st.Grads, o.M, o.V, st.Half, o.decay, o.hyper}}
 	case layout.ShardParameters:
-		return []adamRange{{w: x.Weights, g: x.Grads, m: o.M, v: o.V, decay: o.decay}}
+		return []adamRange{{w: x.Weights, g: x.Grads, m: o.M, v: o.V, decay: o.decay, hyper: o.hyper}}
 	default:
 		var rs []adamRange
 		for i := range st.Groups {
@@ -141,10 +178,45 @@ func (o *AdamW) cut() []adamRange {
 				g = g.Slice(lo, hi)
 			}
 			rs = append(rs, adamRange{w: st.Weights.Slice(x.Part(i)), g: g, m: o.M.Slice(lo, hi), v: o.V.Slice(lo, hi),
-				decay: o.decay.Slice(lo/layout.ArenaAlign, hi/layout.ArenaAlign)})
+				decay: o.decay.Slice(lo/layout.ArenaAlign, hi/layout.ArenaAlign), hyper: o.hyper})
 		}
 		return rs
 	}
+}
+
+// cutFamilies lists the ranges of each family that Muon does not update.
+func (o *AdamW) cutFamilies() (rs []adamRange) {
+	st := o.state
+	for i := 0; i < len(st.Params); {
+		lo, family := st.Params[i].Off, st.Cfg.Family(st.Params[i])
+		for i < len(st.Params) && st.Cfg.Family(st.Params[i]) == family {
+			i++
+		}
+		hi := st.Weights.Len()
+		if i < len(st.Params) {
+			hi = st.Params[i].Off
+		}
+		if family == layout.Matrices {
+			continue
+		}
+		r := adamRange{w: st.Weights.Slice(lo, hi), g: st.Grads.Slice(lo, hi), m: o.M.Slice(lo, hi), v: o.V.Slice(lo, hi),
+			decay: o.decay.Slice(lo/layout.ArenaAlign, hi/layout.ArenaAlign)}
+		if st.Half.Len() > 0 {
+			r.half = st.Half.Slice(lo, hi)
+		}
+		for _, rate := range o.rates {
+			if rate.family == family {
+				r.hyper = rate.hyper
+			}
+		}
+		rs = append(rs, r)
+	}
+	return rs
+}
+
+// HasV says whether the optimizer keeps a second moment of a parameter: Muon does not.
+func (o *AdamW) HasV(p layout.Param) bool {
+	return o.muon == nil || o.state.Cfg.Family(p) != layout.Matrices
 }
 
 // Close frees the buffers.
@@ -170,7 +242,15 @@ func (o *AdamW) Step(s *spmd.Stream, lr float64) error {
 // Prepare enqueues on s what changes from step to step: the rate.
 func (o *AdamW) Prepare(s *spmd.Stream, lr float64) error {
 	o.Steps++
-	return spmd.Fill(s, o.hyper.Slice(0, 1), float32(lr))
+	if o.muon == nil {
+		return spmd.Fill(s, o.hyper.Slice(0, 1), float32(lr))
+	}
+	for _, r := range o.rates {
+		if err := spmd.Fill(s, r.hyper.Slice(0, 1), float32(o.Cfg.Muon.rate(r.family, lr))); err != nil {
+			return err
+		}
+	}
+	return o.muon.prepare(s, o.Steps-1, lr)
 }
 
 // Apply enqueues on s the update that Prepare has set; it is the same work at
@@ -188,8 +268,18 @@ func (o *AdamW) Apply(s *spmd.Stream) error {
 	if err := judgeStep(s, o.Gate, o.hyper, o.Counts, o.Norm, o.state.Loss, o.Cfg, o.SkipBad); err != nil {
 		return err
 	}
+	for _, r := range o.rates { // the corrections of the moments are all families'
+		if err := spmd.Copy(s, r.hyper.Slice(1, 3), o.hyper.Slice(1, 3)); err != nil {
+			return err
+		}
+	}
 	for _, p := range o.ranges {
-		if err := adamW(s, p.w, p.m, p.v, p.g, p.half, p.decay, o.hyper, o.Gate, o.Cfg); err != nil {
+		if err := adamW(s, p.w, p.m, p.v, p.g, p.half, p.decay, p.hyper, o.Gate, o.Cfg); err != nil {
+			return err
+		}
+	}
+	if o.muon != nil {
+		if err := o.muon.apply(s, o.Gate, o.c); err != nil {
 			return err
 		}
 	}

@@ -17,7 +17,7 @@ import (
 func TestBadLoss(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		m, s := modelWith[float32](t, w, traintest.Small, traintest.RandomParams(traintest.Small, 1), 1)
-		o, err := NewAdamW(&m.State, DefaultAdam)
+		o, err := NewAdamW(&m.State, w.Comm(), DefaultAdam)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -83,7 +83,7 @@ func TestAdamW(t *testing.T) {
 		p := traintest.RandomParams(cfg, 1)
 		m, s := modelWith[spmd.BF16](t, w, cfg, p, 1)
 		adam := AdamConfig{Beta1: 0.8, Beta2: 0.9, Eps: 1e-6, WeightDecay: 0.3, Clip: 20}
-		o, err := NewAdamW(&m.State, adam)
+		o, err := NewAdamW(&m.State, w.Comm(), adam)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -39,7 +39,7 @@ func benchAdamW[A interface{ float32 | spmd.BF16 }](b *testing.B, w *spmd.World,
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { _ = m.Close() })
-	o, err := NewAdamW(&m.State, DefaultAdam)
+	o, err := NewAdamW(&m.State, w.Comm(), DefaultAdam)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -32,7 +32,7 @@ func testOverfit[A kernels.Act](t *testing.T, w *spmd.World) {
 		if err := m.Refresh(s); err != nil {
 			t.Fatal(err)
 		}
-		o, err := NewAdamW(&m.State, adam)
+		o, err := NewAdamW(&m.State, w.Comm(), adam)
 		if err != nil {
 			t.Fatal(err)
 		}

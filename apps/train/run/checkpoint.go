@@ -10,6 +10,7 @@ import (
 
 	"lockstep/apps/train/fp8"
 	"lockstep/apps/train/layout"
+	"lockstep/apps/train/optim"
 	"lockstep/apps/train/trainer"
 	"lockstep/internal/stepdir"
 	"lockstep/spmd"
@@ -27,6 +28,8 @@ type setting struct {
 func (o *Options) settings(seed uint64, key []byte) []setting {
 	float := func(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) }
 	return []setting{
+		{"parts", o.Cfg.Parts.String(), true},
+		{"--optimizer", o.optimizer, true},
 		{"--layers", strconv.Itoa(o.layers), true},
 		{"--heads", strconv.Itoa(o.heads), true},
 		{"--channels", strconv.Itoa(o.channels), true},
@@ -37,8 +40,12 @@ func (o *Options) settings(seed uint64, key []byte) []setting {
 		{"--seed", strconv.FormatUint(seed, 10), true},
 		{"--global-batch", strconv.Itoa(o.GlobalBatch), false},
 		{"--steps", strconv.Itoa(o.steps), false},
+		{"--schedule", o.schedule, false},
 		{"--warmup-steps", strconv.Itoa(o.warmup), false},
 		{"--lr", float(o.lr), false},
+		{"--embed-lr", float(o.embedLR), false},
+		{"--head-lr", float(o.headLR), false},
+		{"--vector-lr", float(o.vectorLR), false},
 		{"--min-lr", float(o.minLR), false},
 		{"--weight-decay", float(o.weightDecay), false},
 		{"--beta1", float(o.beta1), false},
@@ -60,13 +67,20 @@ type saved struct {
 	record
 }
 
-// setting is one of Settings; what the run did not know yet is off.
+// setting is one of Settings; what the run did not know yet is what it did.
 func (s *saved) setting(name string) string {
-	if was, ok := s.Settings[name]; ok || name != "--fp8" {
+	if was, ok := s.Settings[name]; ok {
 		return was
 	}
-	return layout.FP8Off.String()
+	return settled[name]
 }
+
+// settled are settings that runs have had before there was a choice.
+var settled = func() map[string]string {
+	float := func(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) }
+	return map[string]string{"--fp8": layout.FP8Off.String(), "parts": layout.Parts(0).String(), "--optimizer": adamW, "--schedule": cosine,
+		"--embed-lr": float(optim.DefaultMuon.Embeddings), "--head-lr": float(optim.DefaultMuon.Heads), "--vector-lr": float(optim.DefaultMuon.Vectors)}
+}()
 
 // saver keeps the checkpoints of a run. The nil saver keeps none.
 type saver struct {

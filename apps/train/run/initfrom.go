@@ -17,8 +17,14 @@ func (o *Options) takeWeights() (base layout.Config, alike string, err error) {
 		return base, "", err
 	}
 	base = o.weights.Cfg
+	if len(o.without) > 0 {
+		return base, "", fmt.Errorf("--without: the model in --init-from %s has the parts that it has", o.initFrom)
+	}
 	if o.Given("model") {
 		p := layout.Presets[o.model]
+		if p.Parts != base.Parts {
+			return base, "", fmt.Errorf("--model %s is made of %v, but --init-from %s of %v: leave --model out", o.model, p.Parts, o.initFrom, base.Parts)
+		}
 		if p.Layers != base.Layers || p.Heads != base.Heads || p.Channels != base.Channels {
 			return base, "", fmt.Errorf("--model %s has %d layers, %d heads and %d channels, but --init-from %s %d, %d and %d: leave --model out",
 				o.model, p.Layers, p.Heads, p.Channels, o.initFrom, base.Layers, base.Heads, base.Channels)
@@ -56,11 +62,14 @@ func (o *Options) takeWeights() (base layout.Config, alike string, err error) {
 	return base, alike, nil
 }
 
-// nearest names the widest known model that is not wider than cfg.
+// nearest names the widest known model of the form of cfg that is not wider.
 func nearest(cfg layout.Config) string {
 	name := "tiny"
+	if cfg.Parts != 0 {
+		name = "modern-tiny"
+	}
 	for n, p := range layout.Presets {
-		if p.Channels <= cfg.Channels && p.Channels > layout.Presets[name].Channels {
+		if (p.Parts == 0) == (cfg.Parts == 0) && p.Channels <= cfg.Channels && p.Channels > layout.Presets[name].Channels {
 			name = n
 		}
 	}

@@ -57,6 +57,9 @@ func (o *Options) announce(w *spmd.World, t *trainer.Trainer) {
 	if o.Cfg.Recompute != layout.RecomputeOff {
 		line = line.Str("recompute", o.recompute)
 	}
+	if o.Cfg.Parts != 0 {
+		line = line.Stringer("parts", o.Cfg.Parts)
+	}
 	if o.tp*o.pp > 1 {
 		line = line.Int("dp", o.replicas(w.Size())).Int("tp", o.tp)
 	}
@@ -69,6 +72,9 @@ func (o *Options) announce(w *spmd.World, t *trainer.Trainer) {
 	line = w.Log().Info()
 	if o.pp > 1 {
 		line = line.Int("micro_batches", t.State.Cfg.Stage.Micro).Str("bubble", percent(t.State.Cfg.Idle(o.Seq)))
+	}
+	if o.optimizer != adamW {
+		line = line.Str("optimizer", o.optimizer)
 	}
 	line.Int("steps", o.steps).Int("batch", o.Batch).Int("global_batch", o.GlobalBatch).
 		Int("tokens_a_step", o.GlobalBatch*o.Seq).Int("train_tokens", t.Data.Train.Len).Int("val_tokens", t.Data.Val.Len).

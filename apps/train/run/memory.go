@@ -7,9 +7,9 @@ import (
 
 	"lockstep/apps/train/agree"
 	"lockstep/apps/train/fp8"
-	"lockstep/apps/train/gpt"
 	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
+	"lockstep/apps/train/modern"
 	"lockstep/apps/train/optim"
 	"lockstep/spmd"
 )
@@ -83,7 +83,10 @@ func (o *Options) fit(w *spmd.World, tokens int) error {
 // less the model whole on each rank, then of those that divide it, in as few parts as possible. It returns
 // none where no flags help.
 func (o *Options) wouldFit(room, ranks int) string {
-	if flags := o.keepsLess(room, ranks); flags != "" || o.tp*o.pp > 1 || o.dp > 0 || o.Given("sample") && o.sample > 0 {
+	if o.Cfg.Parts != 0 {
+		return ""
+	}
+	if flags := o.keepsLess(room, ranks); flags != "" || o.optimizer == muon || o.tp*o.pp > 1 || o.dp > 0 || o.Given("sample") && o.sample > 0 {
 		return flags
 	}
 	for parts := 2; parts <= ranks; parts++ {
@@ -120,7 +123,7 @@ func (o *Options) wouldFit(room, ranks int) string {
 // of those that keep less the first, sharing as little as possible.
 func (o *Options) keepsLess(room, ranks int) string {
 	other, most := *o, layout.ShardParameters
-	if o.replicas(ranks) == 1 {
+	if o.replicas(ranks) == 1 || o.optimizer == muon {
 		most = o.Cfg.Shard.Mode
 	}
 	for mode := o.Cfg.Shard.Mode; mode <= most; mode++ {
@@ -201,7 +204,7 @@ func (o *Options) needs(batch, ranks int) (int, error) {
 	if o.pp > 1 {
 		n, held, err = o.largestStage(rows, batch, ranks)
 	} else {
-		n, err = stateNeeded(o.Cfg, rows, o.Seq, o.DType == "bfloat16")
+		n, err = o.stateNeeded(o.Cfg, rows, o.Seq, o.DType == "bfloat16")
 	}
 	n += o.reductions(ranks)
 	batches := 1 + held // of tokens, on the device
@@ -220,9 +223,9 @@ func (o *Options) reductions(ranks int) int {
 }
 
 // stateNeeded is how many bytes of the device a model and its optimizer take.
-func stateNeeded(cfg layout.Config, batch, seq int, half bool) (int, error) {
-	n, err := gpt.MemoryNeeded(cfg, batch, seq, half)
-	return n + optim.MomentsNeeded(cfg), err
+func (o *Options) stateNeeded(cfg layout.Config, batch, seq int, half bool) (int, error) {
+	n, err := modern.MemoryNeeded(cfg, batch, seq, half)
+	return n + optim.MomentsNeeded(cfg, o.adam, half), err
 }
 
 // gigabytes is a number of bytes for people, in units of 10^9.

@@ -48,7 +48,7 @@ func TestStateNeeded(t *testing.T) {
 		if half {
 			act, perParam = 2, 18
 		}
-		got, err := stateNeeded(gpt2, b, T, half)
+		got, err := new(Options).stateNeeded(gpt2, b, T, half)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -60,13 +60,13 @@ func TestStateNeeded(t *testing.T) {
 		// The memory of one layer stands for that of all.
 		for recompute, layer := range []int{0, 8 * C * act, 15*C*act + 4*(4+12)} {
 			gpt2.Recompute = layout.Recomputation(recompute)
-			if n := traintest.Must(stateNeeded(gpt2, b, T, half)); n != got-(L-1)*N*layer {
+			if n := traintest.Must(new(Options).stateNeeded(gpt2, b, T, half)); n != got-(L-1)*N*layer {
 				t.Errorf("half %v, --recompute %v: %d bytes less, want %d", half, gpt2.Recompute, got-n, (L-1)*N*layer)
 			}
 		}
 		gpt2.Recompute = layout.RecomputeOff
 	}
-	if _, err := stateNeeded(gpt2, 1, T+1, false); err == nil {
+	if _, err := new(Options).stateNeeded(gpt2, 1, T+1, false); err == nil {
 		t.Error("more positions than the model has need no memory")
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"math"
+	"strings"
 
 	"github.com/spf13/pflag"
 
@@ -26,7 +27,10 @@ type Options struct {
 	bucketMiB                      int // 0: as the device wants it
 	dp, tp, pp                     int // replicas, 0 for what is left; parts of each layer; stages of a pipeline
 	steps, Batch, Seq, GlobalBatch int
+	optimizer, schedule            string   // "": as the model is usually trained
+	without                        []string // parts of a modern model
 	lr, minLR, weightDecay, clip   float64
+	embedLR, headLR, vectorLR      float64 // Muon: rates of AdamW
 	beta1, beta2                   float64
 	warmup                         int
 	valEvery, valBatches           int
@@ -63,7 +67,7 @@ type Options struct {
 
 // habits are what a model is usually trained with: GPT-2's sizes at the rates of
 // Brown et al., Language models are few-shot learners, table 2.1; the tiny model
-// in small, fast steps.
+// in small, fast steps. The rates of modern models are Muon's.
 var habits = map[string]struct {
 	lr, beta2 float64
 	seq       int
@@ -73,21 +77,26 @@ var habits = map[string]struct {
 	"gpt2-medium": {3e-4, 0.95, 1024},
 	"gpt2-large":  {2.5e-4, 0.95, 1024},
 	"gpt2-xl":     {2e-4, 0.95, 1024},
+
+	"modern-tiny":   {0.02, 0.95, 64},
+	"modern":        {0.02, 0.95, 1024},
+	"modern-medium": {0.02, 0.95, 1024},
 }
 
 // New returns the settings of a run where no flag is given.
 func New() *Options {
 	return &Options{
 		model: "tiny", FP8: "off", graph: "auto", shard: "off", recompute: "off", balance: "auto", tp: 1, pp: 1, steps: 1500, Batch: 4,
-		weightDecay: optim.DefaultAdam.WeightDecay, clip: optim.DefaultAdam.Clip, beta1: optim.DefaultAdam.Beta1,
-		minLR: 0.1, valBatches: 4, tokens: "bytes", sample: 400, temperature: 0.8,
+		embedLR: optim.DefaultMuon.Embeddings, headLR: optim.DefaultMuon.Heads, vectorLR: optim.DefaultMuon.Vectors,
+		valBatches: 4, tokens: "bytes", sample: 400, temperature: 0.8,
 		resume: "auto", keep: 3,
 	}
 }
 
 // Flags adds the flags of a run to fs.
 func (o *Options) Flags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.model, "model", o.model, "shape of the model: tiny, gpt2, gpt2-medium, gpt2-large or gpt2-xl")
+	fs.StringVar(&o.model, "model", o.model, "the model: tiny, gpt2, gpt2-medium, gpt2-large or gpt2-xl, which are GPT-2's form, or modern-tiny, modern or modern-medium, which learn sooner")
+	fs.StringSliceVar(&o.without, "without", nil, "parts of a modern model to leave out, to see what each brings: "+strings.Join(layout.PartNames(), ", "))
 	fs.StringVar(&o.DType, "dtype", o.DType, "type of the activations: float32, or bfloat16 with float32 weights and gradients (default bfloat16 on a GPU, float32 on the host)")
 	fs.StringVar(&o.FP8, "fp8", o.FP8, "which products of bfloat16 activations, forward and for their gradients, are of 8-bit floats, on GPUs from compute capability 8.9 on: off, head, or all")
 	fs.StringVar(&o.graph, "graph", o.graph, "whether steps are captured once and replayed: auto (on a GPU), on or off")
@@ -105,13 +114,18 @@ func (o *Options) Flags(fs *pflag.FlagSet) {
 	fs.IntVar(&o.steps, "steps", o.steps, "optimizer steps")
 	fs.IntVar(&o.Batch, "batch", o.Batch, "sequences a rank takes in one micro-step; 0 takes as many as fit into the GPU's memory, or a quarter of the host's")
 	fs.IntVar(&o.GlobalBatch, "global-batch", o.GlobalBatch, "sequences of a step over all ranks, accumulated in micro-steps (default --batch times the ranks)")
-	fs.Float64Var(&o.lr, "lr", o.lr, "peak learning rate (default the model's: 0.003 for tiny, 0.0006 for gpt2)")
-	fs.Float64Var(&o.minLR, "min-lr", o.minLR, "learning rate at the end, as a part of the peak")
-	fs.IntVar(&o.warmup, "warmup-steps", o.warmup, "steps in which the learning rate rises (default a twentieth of --steps)")
-	fs.Float64Var(&o.weightDecay, "weight-decay", o.weightDecay, "weight decay of matrices")
-	fs.Float64Var(&o.beta1, "beta1", o.beta1, "AdamW: decay of the gradient's average")
+	fs.StringVar(&o.optimizer, "optimizer", o.optimizer, "adamw, or muon for the matrices of the layers with AdamW for all else (default muon for modern models, adamw for the others)")
+	fs.StringVar(&o.schedule, "schedule", o.schedule, "how the learning rate falls after its rise: cosine, or wsd, in a line over the second half of --steps (default wsd with muon)")
+	fs.Float64Var(&o.lr, "lr", o.lr, "peak learning rate, with muon that of the matrices (default the model's: 0.003 for tiny, 0.0006 for gpt2, 0.02 for modern ones)")
+	fs.Float64Var(&o.embedLR, "embed-lr", o.embedLR, "Muon: peak learning rate of embeddings")
+	fs.Float64Var(&o.headLR, "head-lr", o.headLR, "Muon: peak learning rate of the head")
+	fs.Float64Var(&o.vectorLR, "vector-lr", o.vectorLR, "Muon: peak learning rate of vectors and numbers")
+	fs.Float64Var(&o.minLR, "min-lr", o.minLR, "learning rate at the end, as a part of the peak (default 0.1, with wsd 0.05)")
+	fs.IntVar(&o.warmup, "warmup-steps", o.warmup, "steps in which the learning rate rises (default a twentieth of --steps, none with muon)")
+	fs.Float64Var(&o.weightDecay, "weight-decay", o.weightDecay, "weight decay of matrices (default 0.1, none with muon)")
+	fs.Float64Var(&o.beta1, "beta1", o.beta1, "AdamW: decay of the gradient's average (default 0.9, beside muon 0.8)")
 	fs.Float64Var(&o.beta2, "beta2", o.beta2, "AdamW: decay of the squared gradient's average (default 0.99 for tiny, 0.95 for the others)")
-	fs.Float64Var(&o.clip, "clip", o.clip, "largest norm of the gradient; 0 is no limit")
+	fs.Float64Var(&o.clip, "clip", o.clip, "largest norm of the gradient; 0 is no limit (default 1, with muon 0)")
 	fs.IntVar(&o.valEvery, "val-every", o.valEvery, "steps between validations; 0 validates at the end only")
 	fs.IntVar(&o.valBatches, "val-batches", o.valBatches, "global batches of one validation; 0 leaves it out")
 	fs.IntVar(&o.logEvery, "log-every", o.logEvery, "steps between log lines (default a twentieth of --steps)")
@@ -133,16 +147,16 @@ func (o *Options) Flags(fs *pflag.FlagSet) {
 	fs.IntVar(&o.sample, "sample", o.sample, "tokens of text to write at the end; 0 is none")
 	fs.StringVar(&o.prompt, "prompt", "", "text that the sample goes on from; without --data, where that is Go's sources, the head of a function")
 	fs.Float64Var(&o.temperature, "temperature", o.temperature, "of the sample: 0 takes the likeliest token, 1 the model's own distribution")
-	help.Group(fs, "Flags of the model", "model", "layers", "heads", "channels", "seq", "dtype", "fp8", "init-from")
+	help.Group(fs, "Flags of the model", "model", "without", "layers", "heads", "channels", "seq", "dtype", "fp8", "init-from")
 	help.Group(fs, "Flags of the text", "data", "val-data", "tokens", "cache")
-	help.Group(fs, "Flags of the optimizer", "steps", "batch", "global-batch", "lr", "min-lr", "warmup-steps", "weight-decay", "beta1", "beta2", "clip", "skip-bad-steps")
+	help.Group(fs, "Flags of the optimizer", "steps", "batch", "global-batch", "optimizer", "schedule", "lr", "embed-lr", "head-lr", "vector-lr", "min-lr", "warmup-steps", "weight-decay", "beta1", "beta2", "clip", "skip-bad-steps")
 	help.Group(fs, "Flags of how the ranks divide the run", "dp", "tp", "pp", "shard", "balance")
 	help.Group(fs, "Flags of memory and speed", "graph", "recompute", "bucket-mib")
 	help.Group(fs, "Flags of checkpoints", "checkpoint", "save-every", "keep", "resume", "requeue-status", "audit")
 	help.Group(fs, "Flags of the sample at the end", "sample", "prompt", "temperature")
 	help.Group(fs, help.Output, "val-every", "val-batches", "log-every")
 	for flag, values := range map[string][]string{
-		"model": {"tiny", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"}, "dtype": {"float32", "bfloat16"}, "fp8": {"off", "head", "all"},
+		"model": layout.ModelNames, "optimizer": {"adamw", "muon"}, "schedule": {"cosine", "wsd"}, "without": layout.PartNames(), "dtype": {"float32", "bfloat16"}, "fp8": {"off", "head", "all"},
 		"graph": {"auto", "on", "off"}, "shard": {"off", "optimizer", "gradients", "parameters"}, "recompute": {"off", "gelu", "block"},
 		"balance": {"auto", "measured", "rates"},
 		"resume":  {"auto", "must", "never"}, "tokens": {"bytes", "gpt2"},
@@ -158,7 +172,8 @@ func (o *Options) Flags(fs *pflag.FlagSet) {
 func (o *Options) takeModel() error {
 	base, err := layout.Preset(o.model)
 	if err != nil {
-		return fmt.Errorf("--model %s: unknown, want tiny, gpt2, gpt2-medium, gpt2-large or gpt2-xl", o.model)
+		names := layout.ModelNames
+		return fmt.Errorf("--model %s: unknown, want %s or %s", o.model, strings.Join(names[:len(names)-1], ", "), names[len(names)-1])
 	}
 	if err := CheckDType(o.Given, o.DType); err != nil {
 		return err
@@ -184,12 +199,13 @@ func (o *Options) takeModel() error {
 			return err
 		}
 	}
-	usual := habits[alike]
-	if !o.Given("lr") {
-		o.lr = usual.lr
+	parts, err := o.partsOf(base)
+	if err != nil {
+		return err
 	}
-	if !o.Given("beta2") {
-		o.beta2 = usual.beta2
+	usual := habits[alike]
+	if err := o.takeOptimizer(parts, usual.lr, usual.beta2); err != nil {
+		return err
 	}
 	for _, d := range []struct {
 		flag  string
@@ -200,9 +216,6 @@ func (o *Options) takeModel() error {
 			*d.value = d.base
 		}
 	}
-	if !o.Given("warmup-steps") {
-		o.warmup = o.steps / 20
-	}
 	if !o.Given("log-every") {
 		o.logEvery = max(1, o.steps/20)
 	}
@@ -211,7 +224,7 @@ func (o *Options) takeModel() error {
 	}
 	// Sequences longer than GPT-2's add positions; shorter ones leave it its size.
 	o.Cfg = layout.Config{Layers: o.layers, Heads: o.heads, Channels: o.channels, SeqMax: max(o.Seq, base.SeqMax), FP8: level,
-		Shard: layout.Sharding{Mode: mode}, Recompute: recompute}
+		Shard: layout.Sharding{Mode: mode}, Recompute: recompute, Parts: parts}
 	return nil
 }
 
@@ -228,7 +241,7 @@ func (o *Options) Check(ranks int) error {
 	if !o.fixedGlobal {
 		o.GlobalBatch = max(1, o.Batch) * ranks
 	}
-	if err := cmp.Or(o.checkNumbers(), o.checkBalance(), o.checkParts(ranks)); err != nil {
+	if err := cmp.Or(o.checkNumbers(), o.checkWhole(), o.checkBalance(), o.checkParts(ranks)); err != nil {
 		return err
 	}
 	switch {
@@ -273,8 +286,7 @@ func (o *Options) Check(ranks int) error {
 	if o.tp > 1 {
 		o.Cfg.Tensor.Ranks = o.tp
 	}
-	o.adam = optim.AdamConfig{Beta1: o.beta1, Beta2: o.beta2, Eps: optim.DefaultAdam.Eps, WeightDecay: o.weightDecay, Clip: o.clip}
-	o.rate = optim.Schedule{Peak: o.lr, Final: o.lr * o.minLR, Warmup: o.warmup, Steps: o.steps}
+	o.adam, o.rate = o.optimizerConfig()
 	return o.Cfg.Validate()
 }
 
@@ -347,7 +359,8 @@ func (o *Options) checkNumbers() error {
 		value, lo, hi float64
 		open          string // which bounds are not allowed themselves
 	}{
-		{"lr", o.lr, 0, math.MaxFloat32, "lo"}, {"min-lr", o.minLR, 0, 1, ""}, {"weight-decay", o.weightDecay, 0, math.MaxFloat32, ""},
+		{"lr", o.lr, 0, math.MaxFloat32, "lo"}, {"embed-lr", o.embedLR, 0, math.MaxFloat32, ""}, {"head-lr", o.headLR, 0, math.MaxFloat32, ""}, {"vector-lr", o.vectorLR, 0, math.MaxFloat32, ""},
+		{"min-lr", o.minLR, 0, 1, ""}, {"weight-decay", o.weightDecay, 0, math.MaxFloat32, ""},
 		{"beta1", o.beta1, 0, 1, "hi"}, {"beta2", o.beta2, 0, 1, "hi"}, {"clip", o.clip, 0, math.MaxFloat32, ""},
 		{"temperature", o.temperature, 0, math.MaxFloat32, ""},
 	} {

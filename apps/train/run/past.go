@@ -101,6 +101,9 @@ func (s *saved) model() (cfg layout.Config, tok text.Tokenizer, err error) {
 		return cfg, nil, fmt.Errorf("its tokens are %q", s.Settings["--tokens"])
 	}
 	cfg.Vocab = tok.IDs()
+	if cfg.Parts, err = layout.ParseParts(s.setting("parts")); err != nil {
+		return cfg, nil, err
+	}
 	return cfg, tok, cfg.Validate()
 }
 

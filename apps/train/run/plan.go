@@ -49,6 +49,9 @@ func (o *Options) Plan(m cost.Machine, ranks int) (*Planned, error) {
 	if err := o.takeModel(); err != nil {
 		return nil, err
 	}
+	if o.Cfg.Parts != 0 || o.optimizer == muon {
+		return nil, fmt.Errorf("a modern model, or --optimizer muon, is whole on each rank: there is nothing to plan")
+	}
 	if o.DType == "float32" {
 		return nil, fmt.Errorf("--dtype float32: what that takes on GPUs has not been measured: leave it out, for bfloat16")
 	}

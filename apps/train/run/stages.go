@@ -85,7 +85,7 @@ func (o *Options) largestStage(rows, batch, ranks int) (most, held int, err erro
 	for _, stage := range layout.StagesOf(o.Cfg, o.pp, held, o.Seq) {
 		cfg := o.Cfg
 		cfg.Stage = stage
-		n, err := stateNeeded(cfg, rows, o.Seq, o.DType == "bfloat16")
+		n, err := o.stateNeeded(cfg, rows, o.Seq, o.DType == "bfloat16")
 		if err != nil {
 			return 0, 0, err
 		}

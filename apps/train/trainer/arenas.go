@@ -20,13 +20,15 @@ func (t *Trainer) replicas() []gpt.Arena {
 	return same
 }
 
+const secondMoments = "adam.v."
+
 // arenas are the numbers that a run keeps for each parameter.
 func (t *Trainer) arenas() []gpt.Arena {
 	mode, weights := t.State.Cfg.Shard.Mode, t.State.Weights
 	if mode == layout.ShardParameters {
 		weights = t.State.Sharded.Weights
 	}
-	return []gpt.Arena{{Prefix: "model.", Shared: mode == layout.ShardParameters, Buffer: weights}, {Prefix: "adam.m.", Shared: mode != layout.ShardOff, Buffer: t.Optimizer.M}, {Prefix: "adam.v.", Shared: mode != layout.ShardOff, Buffer: t.Optimizer.V}}
+	return []gpt.Arena{{Prefix: "model.", Shared: mode == layout.ShardParameters, Buffer: weights}, {Prefix: "adam.m.", Shared: mode != layout.ShardOff, Buffer: t.Optimizer.M}, {Prefix: secondMoments, Shared: mode != layout.ShardOff, Buffer: t.Optimizer.V}}
 }
 
 // Items are the tensors of a checkpoint: together with the number of steps and of
@@ -39,6 +41,9 @@ func (t *Trainer) Items(save bool) []checkpoint.Item {
 	var items []checkpoint.Item
 	for _, a := range t.arenas() {
 		for _, p := range t.State.Params {
+			if a.Prefix == secondMoments && !t.Optimizer.HasV(p) {
+				continue
+			}
 			skip, have := t.State.Of(a, p)
 			if a.Shared {
 				items = append(items, checkpoint.Sharded(a.Prefix+p.Name, have, skip, p.Len))

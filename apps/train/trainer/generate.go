@@ -6,6 +6,7 @@ import (
 
 	"lockstep/apps/train/decode"
 	"lockstep/apps/train/text"
+	"lockstep/spmd"
 )
 
 // ToGenerate has this rank ready to generate, and says whether all ranks have to, together;
@@ -19,10 +20,14 @@ func (t *Trainer) ToGenerate() (together bool, err error) {
 // all that do get the same text.
 func (t *Trainer) Generate(ctx context.Context, tok text.Tokenizer, prompt string, n int, temperature float64, seed uint64) (text []byte, err error) {
 	var d decode.Decoder
-	if t.sharder != nil && t.sharder.EveryPass() {
-		d, err = newRepeater(t)
-	} else {
-		d, err = decode.New(t.Stream, t.State.Cfg, t.State.Weights, t.State.Half, t.Seq)
+	cfg := t.State.Cfg
+	switch {
+	case t.sharder != nil && t.sharder.EveryPass():
+		d, err = decode.Repeat(t.Stream, t.Seq, cfg.Vocab, t.logitsOfAll)
+	case cfg.Parts != 0:
+		d, err = decode.Repeat(t.Stream, t.Seq, cfg.Vocab, func(tokens spmd.Buffer[int32]) (spmd.Buffer[float32], error) { return t.Model.Logits(t.Stream, tokens) })
+	default:
+		d, err = decode.New(t.Stream, cfg, t.State.Weights, t.State.Half, t.Seq)
 	}
 	if err != nil {
 		return nil, err
@@ -34,4 +39,18 @@ func (t *Trainer) Generate(ctx context.Context, tok text.Tokenizer, prompt strin
 		return nil
 	})
 	return text, err
+}
+
+// logitsOfAll enqueues the logits of the token after others where no rank has all weights: all ranks go through the text
+// together, and take those of rank 0.
+func (t *Trainer) logitsOfAll(tokens spmd.Buffer[int32]) (logits spmd.Buffer[float32], err error) {
+	x := t.sharder
+	err = x.Around(t.Stream, x.Forward, false, false, func() (err error) {
+		logits, err = t.Model.Logits(t.Stream, tokens)
+		return err
+	})
+	if err == nil {
+		err = spmd.Broadcast(t.c.On(t.Stream), logits, 0)
+	}
+	return logits, err
 }

@@ -7,6 +7,7 @@ import (
 	"lockstep/apps/train/batches"
 	"lockstep/apps/train/gpt"
 	"lockstep/apps/train/layout"
+	"lockstep/apps/train/modern"
 	"lockstep/apps/train/optim"
 	"lockstep/apps/train/weights"
 	"lockstep/spmd"
@@ -93,7 +94,7 @@ func (t *Trainer) open() (err error) {
 	if err := t.tune(); err != nil {
 		return err
 	}
-	if t.Optimizer, err = optim.NewAdamW(t.State, t.Config.Adam); err != nil {
+	if t.Optimizer, err = optim.NewAdamW(t.State, t.c, t.Config.Adam); err != nil {
 		return err
 	}
 	t.Optimizer.SkipBad = t.SkipBad > 0
@@ -123,7 +124,7 @@ func (t *Trainer) open() (err error) {
 func (t *Trainer) openModel() (err error) {
 	// No micro-step is larger than the largest rank's part of a batch.
 	batch := min(t.Batch, spmd.ShardOf(max(t.GlobalBatch, t.ValSequences()), 0, t.c.Size()).Len)
-	if t.State, t.Model, err = gpt.Open(t.World, t.Half, t.Config.Model, batch, t.Seq); err != nil {
+	if t.State, t.Model, err = modern.Open(t.World, t.Half, t.Config.Model, batch, t.Seq); err != nil {
 		return err
 	}
 	t.keep(t.State.Close)

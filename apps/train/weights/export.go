@@ -100,6 +100,21 @@ func (x *export) write() error {
 	if err := x.json("generation_config.json", map[string]any{"bos_token_id": end, "eos_token_id": end}); err != nil {
 		return err
 	}
+	if x.cfg.Parts != 0 {
+		return x.json(hfConfigFile, struct {
+			Type      string `json:"model_type"`
+			Vocab     int    `json:"vocab_size"`
+			Positions int    `json:"n_positions"`
+			Channels  int    `json:"n_embd"`
+			Layers    int    `json:"n_layer"`
+			Heads     int    `json:"n_head"`
+			Inner     int    `json:"n_inner"`
+			modernConfig
+			Tied  bool  `json:"tie_word_embeddings"`
+			Begin int32 `json:"bos_token_id"`
+			End   int32 `json:"eos_token_id"`
+		}{modernType, x.cfg.Vocab, x.cfg.SeqMax, x.cfg.Channels, x.cfg.Layers, x.cfg.Heads, 4 * x.cfg.Channels, modernOf(x.cfg), false, end, end})
+	}
 	return x.json(hfConfigFile, map[string]any{
 		"architectures": []string{"GPT2LMHeadModel"}, "model_type": "gpt2", "torch_dtype": "float32",
 		"vocab_size": x.cfg.Vocab, "n_positions": x.cfg.SeqMax, "n_ctx": x.cfg.SeqMax,
@@ -165,7 +180,7 @@ func (x *export) weights(w io.Writer) error {
 	var b []byte
 	for i, p := range params {
 		v := x.arena[p.Off : p.Off+int(tensors[i].Bytes/4)] // without padding
-		if transposed(p) {
+		if transposed(p, x.cfg) {
 			t := make([]float32, p.Len)
 			transpose(t, v, p.Shape[0], p.Shape[1])
 			v = t

@@ -20,7 +20,7 @@ import (
 	"lockstep/spmd"
 )
 
-// A folder of weights is GPT-2 as Hugging Face's transformers keep it: config.json
+// A folder of weights is a modern model, see modern.go, or GPT-2 as Hugging Face's transformers keep it: config.json
 // and model.safetensors, or several such files and their index. The names of the tensors
 // are those of Params. Matrices of layers are stored (inputs, outputs), the
 // embeddings (tokens, channels) without padding.
@@ -40,24 +40,28 @@ type hfConfig struct {
 	Layers        int     `json:"n_layer"`
 	Heads         int     `json:"n_head"`
 	Inner         *int    `json:"n_inner"`
-	Activation    string  `json:"activation_function"`
 	Epsilon       float64 `json:"layer_norm_epsilon"`
 	Scale         bool    `json:"scale_attn_weights"`
 	ScaleByLayer  bool    `json:"scale_attn_by_inverse_layer_idx"`
 	CrossAttends  bool    `json:"add_cross_attention"`
 	TieEmbeddings bool    `json:"tie_word_embeddings"`
+
+	modernConfig // and the name of the activation function, which both have
 }
 
 var hfDefaults = hfConfig{Vocab: 50257, Positions: 1024, Channels: 768, Layers: 12, Heads: 12,
-	Activation: "gelu_new", Epsilon: layout.NormEpsilon, Scale: true, TieEmbeddings: true}
+	Epsilon: layout.NormEpsilon, Scale: true, TieEmbeddings: true, modernConfig: modernConfig{Activation: "gelu_new"}}
 
 // shape is the shape of the model, or why this program does not compute it.
 func (c *hfConfig) shape() (layout.Config, error) {
+	if c.ModelType == modernType {
+		return c.modernShape()
+	}
 	for _, unlike := range []struct {
 		yes  bool
 		what string
 	}{
-		{c.ModelType != "gpt2", fmt.Sprintf("model_type is %q, want gpt2", c.ModelType)},
+		{c.ModelType != "gpt2", fmt.Sprintf("model_type is %q, want gpt2 or %s", c.ModelType, modernType)},
 		{c.Inner != nil && *c.Inner != 4*c.Channels, "n_inner is not 4 times n_embd"},
 		// Both names are the tanh form.
 		{c.Activation != "gelu_new" && c.Activation != "gelu_pytorch_tanh", fmt.Sprintf("activation_function is %q, want gelu_new", c.Activation)},
@@ -211,7 +215,10 @@ func (h *Folder) check() error {
 		return fmt.Errorf("%s has %d layers, and there are %d tensors", hfConfigFile, h.Cfg.Layers, len(h.tensors))
 	}
 	params, _, _ := layout.Of(h.Cfg)
-	want := map[string][]int64{hfHead: {int64(h.Cfg.Vocab), int64(h.Cfg.Channels)}}
+	want := map[string][]int64{}
+	if h.Cfg.Parts == 0 {
+		want[hfHead] = []int64{int64(h.Cfg.Vocab), int64(h.Cfg.Channels)}
+	}
 	for _, p := range params {
 		want[p.Name] = hfShape(p, h.Cfg)
 		if _, ok := h.tensors[p.Name]; !ok {
@@ -241,9 +248,9 @@ func (h *Folder) check() error {
 // hfShape is the shape of a parameter in a folder.
 func hfShape(p layout.Param, cfg layout.Config) []int64 {
 	switch {
-	case p.Name == "wte.weight":
+	case p.InVocab():
 		return []int64{int64(cfg.Vocab), int64(cfg.Channels)}
-	case transposed(p):
+	case transposed(p, cfg):
 		return []int64{int64(p.Shape[1]), int64(p.Shape[0])}
 	}
 	shape := make([]int64, len(p.Shape))
@@ -263,8 +270,8 @@ func Len(p layout.Param, cfg layout.Config) int {
 }
 
 // transposed says whether a folder has the transpose of a parameter.
-func transposed(p layout.Param) bool {
-	return len(p.Shape) == 2 && p.Name != "wte.weight" && p.Name != "wpe.weight"
+func transposed(p layout.Param, cfg layout.Config) bool {
+	return cfg.Parts == 0 && len(p.Shape) == 2 && p.Name != "wte.weight" && p.Name != "wpe.weight"
 }
 
 // Load reads the weights into s's. It blocks, and is for one rank to call.
@@ -296,7 +303,7 @@ func (h *Folder) Tensor(p layout.Param) ([]float32, error) {
 			return nil, input.Bad("--init-from %s: %s is not %s: the output weights are the token embedding here", h.Dir, hfHead, p.Name)
 		}
 	}
-	if transposed(p) {
+	if transposed(p, h.Cfg) {
 		y := make([]float32, len(x))
 		transpose(y, x, p.Shape[1], p.Shape[0])
 		x = y

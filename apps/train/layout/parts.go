@@ -1,0 +1,218 @@
+package layout
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Parts are what makes a model a modern one: a set. The empty set is GPT-2's form.
+//
+// Every modern model has rotary positions instead of a table of them, RMS norms without weights, no
+// biases, squared ReLU, and a head of its own; for queries of HS channels the scores of its
+// attention are multiplied by 0.12. The parts with a name may be left out.
+type Parts uint
+
+const (
+	Modern   Parts = 1 << iota // what every modern model has
+	NormQK                     // queries and keys have RMS norms, head by head
+	Cap                        // logits z become 30·sigmoid(z/7.5)
+	Values                     // tables of embeddings are mixed into the values of the first and last layers
+	Mix                        // the first residual stream is mixed into each layer's input
+	Skips                      // the first half of the layers' outputs are added to the inputs of the second, last ones first
+	ZeroInit                   // projections, and the head, begin as 0
+	allParts = 1<<iota - 1
+)
+
+var partNames = []struct {
+	part Parts
+	name string
+}{{NormQK, "qk-norm"}, {Cap, "cap"}, {Values, "values"}, {Mix, "mix"}, {Skips, "skips"}, {ZeroInit, "zero-init"}}
+
+// Has says whether a model has a part.
+func (c Config) Has(p Parts) bool { return c.Parts&p != 0 }
+
+// String lists the parts, as ParseParts takes them.
+func (p Parts) String() string {
+	if p == 0 {
+		return "gpt2"
+	}
+	names := []string{"modern"}
+	for _, x := range partNames {
+		if p&x.part != 0 {
+			names = append(names, x.name)
+		}
+	}
+	return strings.Join(names, ",")
+}
+
+// ParseParts is the reverse of String.
+func ParseParts(s string) (Parts, error) {
+	if s == "gpt2" {
+		return 0, nil
+	}
+	p := Modern
+	for i, name := range strings.Split(s, ",") {
+		if i == 0 && name == "modern" {
+			continue
+		}
+		part, err := partOf(name)
+		if err != nil || i == 0 {
+			return 0, fmt.Errorf("parts of a model: %q are none", s)
+		}
+		p |= part
+	}
+	return p, nil
+}
+
+// Without is p without the parts of the given names.
+func (p Parts) Without(names []string) (Parts, error) {
+	for _, name := range names {
+		part, err := partOf(name)
+		if err != nil {
+			return 0, err
+		}
+		p &^= part
+	}
+	return p, nil
+}
+
+// PartNames are the names of the parts that may be left out.
+func PartNames() (names []string) {
+	for _, x := range partNames {
+		names = append(names, x.name)
+	}
+	return names
+}
+
+func partOf(name string) (Parts, error) {
+	for _, x := range partNames {
+		if x.name == name {
+			return x.part, nil
+		}
+	}
+	return 0, fmt.Errorf("no part %q: there are %s", name, strings.Join(PartNames(), ", "))
+}
+
+// MostModernChannels is the widest modern model: its kernels hold a row in the registers of a warp.
+const MostModernChannels = 2048
+
+// checkParts refuses shapes that modern models do not have, and ways to divide them.
+func (c Config) checkParts() error {
+	if c.Parts == 0 {
+		return nil
+	}
+	head := c.Channels / c.Heads
+	switch {
+	case c.Parts&^allParts != 0 || !c.Has(Modern):
+		return fmt.Errorf("model: parts %#x", uint(c.Parts))
+	case head%8 != 0 || head > 256:
+		return fmt.Errorf("model: a modern one has heads of a multiple of 8 channels up to 256, these have %d", head)
+	case c.Channels > MostModernChannels:
+		return fmt.Errorf("model: a modern one has up to %d channels, this has %d", MostModernChannels, c.Channels)
+	}
+	return nil
+}
+
+// Tables is how many tables of embeddings are mixed into values; ValueTable is which of them into those
+// of a layer, -1 where there is none. The first layers have them in their order, and so have the last.
+func (c Config) Tables() int {
+	if !c.Has(Values) {
+		return 0
+	}
+	return min(3, c.Layers/2)
+}
+
+func (c Config) ValueTable(layer int) int {
+	n := c.Tables()
+	switch last := layer - (c.Layers - n); {
+	case layer < n:
+		return layer
+	case last >= 0:
+		return last
+	}
+	return -1
+}
+
+// SkipFrom is the layer whose output is added to the input of a layer, -1 where there is none.
+func (c Config) SkipFrom(layer int) int {
+	if !c.Has(Skips) || layer < (c.Layers+1)/2 {
+		return -1
+	}
+	return c.Layers - 1 - layer
+}
+
+// modernParams calls add for each parameter of a modern model in backward order, and group after those
+// of each group.
+func (c Config) modernParams(add func(p Param), group func(name string)) {
+	C, V := c.Channels, c.PaddedVocab()
+	matrix := func(name string, out, in int, init Init) {
+		add(Param{Name: name, Len: out * in, Shape: []int{out, in}, Decay: true, Init: init})
+	}
+	vector := func(name string, fill ...float32) {
+		add(Param{Name: name, Len: len(fill), Shape: []int{len(fill)}, Init: Init{Fill: fill}})
+	}
+	// Deviations of 1/(2·√inputs), of a uniform distribution.
+	from := func(in int) Init { return Init{Deviation: 0.5 * root(in), Uniform: true} }
+	zero := func(in int) Init {
+		if c.Has(ZeroInit) {
+			return Init{}
+		}
+		return from(in)
+	}
+	matrix("head.weight", V, C, zero(C))
+	group("head")
+	for l := c.Layers - 1; l >= 0; l-- {
+		h := fmt.Sprintf("h.%d.", l)
+		matrix(h+"mlp.c_proj.weight", C, 4*C, zero(4*C))
+		matrix(h+"mlp.c_fc.weight", 4*C, C, from(C))
+		group(h + "mlp")
+		matrix(h+"attn.c_proj.weight", C, C, zero(C))
+		matrix(h+"attn.c_attn.weight", 3*C, C, from(C))
+		if c.ValueTable(l) >= 0 {
+			vector(h+"attn.values", 0.5, 0.5)
+		}
+		if c.Has(Mix) {
+			vector(h+"mix", 1, 0)
+		}
+		if c.SkipFrom(l) >= 0 {
+			vector(h+"skip", 1)
+		}
+		group(h + "attn")
+	}
+	for i := range c.Tables() {
+		matrix(fmt.Sprintf("values.%d.weight", i), V, C, Init{Deviation: 1})
+	}
+	matrix("wte.weight", V, C, Init{Deviation: 1})
+	group("embeddings")
+}
+
+// Family is the set of parameters that an optimizer treats alike.
+type Family int
+
+const (
+	Matrices   Family = iota // of layers
+	Embeddings               // tables that are looked up only
+	Heads                    // what makes logits
+	Vectors                  // and numbers
+)
+
+// Family says to which a parameter of a model belongs.
+func (c Config) Family(p Param) Family {
+	switch {
+	case !p.Decay:
+		return Vectors
+	case strings.HasPrefix(p.Name, "h."):
+		return Matrices
+	case p.Name == "head.weight", c.Parts == 0 && p.Name == "wte.weight":
+		return Heads
+	}
+	return Embeddings
+}
+
+// InVocab says whether the rows of a parameter are tokens, so that those beyond the vocabulary are padding.
+func (p Param) InVocab() bool {
+	return p.Name == "wte.weight" || p.Name == "head.weight" || slices.Contains(tableNames, p.Name)
+}
+
+var tableNames = []string{"values.0.weight", "values.1.weight", "values.2.weight"}

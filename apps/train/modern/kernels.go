@@ -1,0 +1,330 @@
+package modern
+
+import (
+	_ "embed"
+	"fmt"
+	"math"
+	"math/bits"
+
+	"lockstep/apps/train/kernels"
+	"lockstep/host"
+	"lockstep/spmd"
+)
+
+// The kernels, as those of package kernels. modern.cu is what runs on a GPU, loops.c on the host. What a model does
+// not have is an empty buffer.
+
+//go:embed modern.cu
+var modernSource string
+
+var cudaSource = kernels.CommonSource + kernels.LossSource + modernSource
+
+// sumBlocks is how many blocks leave sums of numbers, three for each multiprocessor of an H100 or H200; sumSets is how
+// many sets of 16 these are.
+const (
+	sumBlocks = 396
+	sumSets   = (sumBlocks + 15) / 16
+)
+
+// warpRows is a grid of a warp for each of n rows.
+func warpRows(n int) spmd.Grid { return kernels.Blocks((n+7)/8, 1, 1) }
+
+// shared is a grid whose blocks leave sums, for n warps of work.
+func shared(n int) spmd.Grid { return kernels.Blocks(min(sumBlocks, (n+7)/8), 1, 1) }
+
+// loop8 is a grid for kernels that loop over n elements, 8 at a time.
+func loop8(n int) spmd.Grid { return kernels.Blocks(min(132*16, (n+2047)/2048), 1, 1) }
+
+// newKernel declares kernel name for each type of activations; on the host fn computes both.
+func newKernel(name string, fn func(a *kernels.HostArgs) error) kernels.Kernel {
+	return kernels.Kernel{F32: spmd.NewKernel(name, cudaSource, kernels.OnHost(false, fn), spmd.Define("ACT", "float")),
+		BF16: spmd.NewKernel(name, cudaSource, kernels.OnHost(true, fn), spmd.Define("ACT", "bf16"))}
+}
+
+// rowKernel is a kernel whose warps hold a row in registers, for the widths of rows: pieces of 256 numbers.
+type rowKernel [len(rowPieces)]kernels.Kernel
+
+var rowPieces = [...]int{1, 3, 4, 8}
+
+func newRowKernel(name string, fn func(a *kernels.HostArgs) error) (k rowKernel) {
+	for i, pieces := range rowPieces {
+		k[i] = newKernel(fmt.Sprintf("%s<%d>", name, pieces), fn)
+	}
+	return k
+}
+
+// of is the kernel for rows of c numbers.
+func (k *rowKernel) of(c int) kernels.Kernel {
+	for i, pieces := range rowPieces {
+		if c <= 256*pieces {
+			return k[i]
+		}
+	}
+	panic("modern: a row beyond layout.MostModernChannels")
+}
+
+// optional are activations that may be missing.
+func optional(a *kernels.HostArgs, i, n int) []float32 {
+	if !a.Has(i) {
+		return nil
+	}
+	return a.In(i, n)
+}
+
+// changed are activations that may be missing, to be written, or where added to read before.
+func changed(a *kernels.HostArgs, i, n int, added bool) []float32 {
+	switch {
+	case !a.Has(i):
+		return nil
+	case added:
+		return a.InOut(i, n)
+	}
+	return a.Out(i, n)
+}
+
+// total sets each of to (+)= the sum of a column of the sums of n rows.
+func total(acc bool, sums []float32, n int, to ...*float32) {
+	for k, x := range to {
+		if x == nil {
+			continue
+		}
+		sum := 0.0
+		for i := range n {
+			sum += float64(sums[i*len(to)+k])
+		}
+		if acc {
+			sum += float64(*x)
+		}
+		*x = float32(sum)
+	}
+}
+
+// at is element i of x, nil where x is empty.
+func at(x []float32, i int) *float32 {
+	if len(x) == 0 {
+		return nil
+	}
+	return &x[i]
+}
+
+var embedKernel = newRowKernel("modern_embed", func(a *kernels.HostArgs) error {
+	n, c, vocab := a.I32(3), a.I32(4), a.I32(5)
+	out, tokens, wte := a.Out(0, n*c), a.Ints(1, n), a.Floats(2)
+	if err := kernels.CheckTokens(tokens, vocab); err != nil {
+		return err
+	}
+	host.Parallel(n, kernels.RowGrain(c), func(lo, hi int) { cEmbed(out, tokens, wte, c, lo, hi) })
+	return nil
+})
+
+// embed enqueues out(n,c) = the norm of the rows of wte. A token outside the vocabulary does what it does to
+// kernels.Launcher.EncoderForward.
+func embed[A kernels.Act](e *kernels.Launcher[A], out spmd.Buffer[A], tokens spmd.Buffer[int32], wte spmd.Buffer[float32]) {
+	c := e.Cfg.Channels
+	e.Launch(embedKernel.of(c), warpRows(e.N), out.Arg(), tokens.Arg(), wte.Arg(), spmd.I32(e.N), spmd.I32(c), spmd.I32(e.Cfg.Vocab))
+}
+
+var embedBackwardKernel = newRowKernel("modern_embed_backward", func(a *kernels.HostArgs) error {
+	n, c := a.I32(4), a.I32(5)
+	d, dfirst, tokens, wte := a.InOut(0, n*c), optional(a, 1, n*c), a.Ints(2, n), a.Floats(3)
+	if err := kernels.CheckTokens(tokens, a.I32(6)); err != nil {
+		return err
+	}
+	host.Parallel(n, kernels.RowGrain(c), func(lo, hi int) { cEmbedBackward(d, dfirst, tokens, wte, c, lo, hi) })
+	return nil
+})
+
+// embedBackward enqueues that d, the gradient of what embed has left but for dfirst, becomes that of the rows.
+func embedBackward[A kernels.Act](e *kernels.Launcher[A], d, dfirst spmd.Buffer[A], tokens spmd.Buffer[int32], wte spmd.Buffer[float32]) {
+	c := e.Cfg.Channels
+	e.Launch(embedBackwardKernel.of(c), warpRows(e.N), d.Arg(), dfirst.Arg(), tokens.Arg(), wte.Arg(), spmd.I32(e.N), spmd.I32(c), spmd.I32(e.Cfg.Vocab))
+}
+
+// mixing is what a norm reads beside the residual stream, and the numbers that say how much of it.
+type mixing[A kernels.Act] struct {
+	mixed       spmd.Buffer[A] // (n,c): the sum; empty where there is nothing to mix
+	first, kept spmd.Buffer[A] // (n,c): the first residual stream; what an earlier layer has left
+	mix, skip   number         // (2), (1)
+}
+
+// number is a parameter of one number or two, and its gradient.
+type number struct{ w, dw spmd.Buffer[float32] }
+
+var normKernel = newRowKernel("modern_norm", func(a *kernels.HostArgs) error {
+	n, c := a.I32(7), a.I32(8)
+	out, mixed, x, first, kept := a.Out(0, n*c), changed(a, 1, n*c, false), a.In(2, n*c), optional(a, 3, n*c), optional(a, 4, n*c)
+	mix, skip := a.Floats(5), a.Floats(6)
+	host.Parallel(n, kernels.RowGrain(c), func(lo, hi int) { cNorm(out, mixed, x, first, kept, mix, skip, c, lo, hi) })
+	return nil
+})
+
+// norm enqueues out(n,c) = the norm of x, or of what m makes of x.
+func norm[A kernels.Act](e *kernels.Launcher[A], out, x spmd.Buffer[A], m mixing[A]) {
+	c := e.Cfg.Channels
+	e.Launch(normKernel.of(c), warpRows(e.N), out.Arg(), m.mixed.Arg(), x.Arg(), m.first.Arg(), m.kept.Arg(), m.mix.w.Arg(), m.skip.w.Arg(),
+		spmd.I32(e.N), spmd.I32(c))
+}
+
+var normBackwardKernel = newRowKernel("modern_norm_backward", func(a *kernels.HostArgs) error {
+	n, c, add, fresh, acc := a.I32(15), a.I32(16), a.I32(17) != 0, a.I32(18) != 0, a.I32(19) != 0
+	d, dfirst, dkept := changed(a, 0, n*c, add), changed(a, 1, n*c, !fresh), changed(a, 2, n*c, false)
+	dmix, dskip, partial := a.Floats(3), a.Floats(4), a.Floats(5)
+	dnorm, mixed, first := a.In(7, n*c), a.In(8, n*c), optional(a, 10, n*c)
+	x, kept, mix, skip := optional(a, 9, n*c), optional(a, 11, n*c), a.Floats(13), a.Floats(14)
+	above := optional(a, 12, n*c)
+	if a.I32(20) != 0 {
+		above = dkept
+	}
+	var sums []float32
+	if len(dmix)+len(dskip) > 0 {
+		sums = partial[:3*n]
+	}
+	host.Parallel(n, kernels.RowGrain(c), func(lo, hi int) {
+		cNormBackward(d, dfirst, dkept, sums, dnorm, mixed, x, first, kept, above, mix, skip, c, add, fresh, lo, hi)
+	})
+	total(acc, sums, n, at(dmix, 0), at(dmix, 1), at(dskip, 0))
+	return nil
+})
+
+// normBackward enqueues what goes back through norm. d(n,c) is the gradient of the residual stream behind it, which is
+// added with add, and becomes that of x, with above added where that is not empty. With fresh dfirst is set. The gradient of
+// what was kept is left in dkept, which may be above.
+func normBackward[A kernels.Act](e *kernels.Launcher[A], partial spmd.Buffer[float32], d, dnorm, x spmd.Buffer[A], m mixing[A], dfirst, dkept, above spmd.Buffer[A], add, fresh bool) {
+	c := e.Cfg.Channels
+	of, first, behind := x, m.first, spmd.Buffer[A]{}
+	if m.mixed.Len() > 0 {
+		of, behind = m.mixed, x
+	}
+	twice := above.Len() > 0 && above == dkept
+	if twice {
+		above = spmd.Buffer[A]{}
+	}
+	e.Launch(normBackwardKernel.of(c), shared(e.N), d.Arg(), dfirst.Arg(), dkept.Arg(), m.mix.dw.Arg(), m.skip.dw.Arg(), partial.Arg(), e.Arrived.Arg(),
+		dnorm.Arg(), of.Arg(), behind.Arg(), first.Arg(), m.kept.Arg(), above.Arg(), m.mix.w.Arg(), m.skip.w.Arg(),
+		spmd.I32(e.N), spmd.I32(c), kernels.Flag(add), kernels.Flag(fresh), kernels.Flag(e.Acc), kernels.Flag(twice))
+}
+
+// valueMix is what is mixed into the values of a layer: none where table is empty.
+type valueMix struct {
+	table spmd.Buffer[float32] // (Vp,c)
+	mix   number               // (2)
+}
+
+// headShape is how heads kernels see a model.
+type headShape struct {
+	heads, size int
+	norm        bool
+	scale       float32              // of queries, for the attention's own
+	turn        spmd.Buffer[float32] // (T,size/4,2): cosines and sines
+}
+
+// lanes is how many threads have a head: 4 numbers of each half.
+func (h headShape) lanes() int { return 1 << bits.Len(uint(h.size/8-1)) }
+
+func (h headShape) args() [5]spmd.Arg {
+	return [...]spmd.Arg{spmd.I32(h.heads), spmd.I32(h.size), spmd.I32(h.lanes()), kernels.Flag(h.norm), spmd.F32(h.scale)}
+}
+
+var headsKernel = newKernel("modern_heads", func(a *kernels.HostArgs) error {
+	n, t, vocab, heads, size, normed, scale := a.I32(6), a.I32(7), a.I32(8), a.I32(9), a.I32(10), a.I32(12) != 0, a.F32(13)
+	c := heads * size
+	out, qkv, tokens, table, mix, turn := a.Out(0, 3*n*c), a.In(1, 3*n*c), a.Ints(2, n), a.Floats(3), a.Floats(4), a.Floats(5)
+	if err := kernels.CheckTokens(tokens, vocab); err != nil {
+		return err
+	}
+	host.Parallel(n, kernels.RowGrain(3*c), func(lo, hi int) {
+		cHeads(out, qkv, tokens, table, mix, turn, t, heads, size, normed, scale, lo, hi)
+	})
+	return nil
+})
+
+// headsForward enqueues out = what attention takes, of what the product has left in qkv: both (n,3,heads,size).
+func headsForward[A kernels.Act](e *kernels.Launcher[A], h headShape, out, qkv spmd.Buffer[A], tokens spmd.Buffer[int32], v valueMix) {
+	x := h.args()
+	e.Launch(headsKernel, kernels.Blocks(min(132*16, (3*e.N*h.heads*h.lanes()+255)/256), 1, 1), out.Arg(), qkv.Arg(), tokens.Arg(), v.table.Arg(), v.mix.w.Arg(), h.turn.Arg(),
+		spmd.I32(e.N), spmd.I32(e.T), spmd.I32(e.Cfg.Vocab), x[0], x[1], x[2], x[3], x[4])
+}
+
+var headsBackwardKernel = newKernel("modern_heads_backward", func(a *kernels.HostArgs) error {
+	n, t, heads, size, normed, scale := a.I32(10), a.I32(11), a.I32(13), a.I32(14), a.I32(16) != 0, a.F32(17)
+	fresh, acc := a.I32(18) != 0, a.I32(19) != 0
+	c := heads * size
+	d, dtable, dmix, partial := a.InOut(0, 3*n*c), changed(a, 1, n*c, !fresh), a.Floats(2), a.Floats(3)
+	qkv, tokens, table, mix, turn := a.In(5, 3*n*c), a.Ints(6, n), a.Floats(7), a.Floats(8), a.Floats(9)
+	if err := kernels.CheckTokens(tokens, a.I32(12)); err != nil {
+		return err
+	}
+	host.Parallel(n, kernels.RowGrain(3*c), func(lo, hi int) {
+		cHeadsBackward(d, dtable, partial, qkv, tokens, table, mix, turn, t, heads, size, normed, scale, fresh, lo, hi)
+	})
+	if len(table) > 0 {
+		total(acc, partial, n, &dmix[0], &dmix[1])
+	}
+	return nil
+})
+
+// headsBackward enqueues that d, the gradient of what headsForward has left, becomes that of qkv, and dtable(n,c) (+)= that
+// of the rows of the table.
+func headsBackward[A kernels.Act](e *kernels.Launcher[A], h headShape, partial spmd.Buffer[float32], d, dtable, qkv spmd.Buffer[A], tokens spmd.Buffer[int32], v valueMix, fresh bool) {
+	x := h.args()
+	e.Launch(headsBackwardKernel, shared(3*e.N*h.heads*h.lanes()/32), d.Arg(), dtable.Arg(), v.mix.dw.Arg(), partial.Arg(), e.Arrived.Arg(),
+		qkv.Arg(), tokens.Arg(), v.table.Arg(), v.mix.w.Arg(), h.turn.Arg(), spmd.I32(e.N), spmd.I32(e.T), spmd.I32(e.Cfg.Vocab),
+		x[0], x[1], x[2], x[3], x[4], kernels.Flag(fresh), kernels.Flag(e.Acc))
+}
+
+const grain = 1 << 14 // elements that are worth a goroutine
+
+var relu2Kernel = newKernel("modern_relu2", func(a *kernels.HostArgs) error {
+	n := a.I64(1)
+	x := a.InOut(0, n)
+	host.Parallel(n, grain, func(lo, hi int) { cReLU2(x, lo, hi) })
+	return nil
+})
+
+// relu2 enqueues x = max(x, 0)², of the first n elements.
+func relu2[A kernels.Act](e *kernels.Launcher[A], x spmd.Buffer[A], n int) {
+	e.Launch(relu2Kernel, loop8(n), x.Arg(), spmd.I64(n))
+}
+
+var relu2BackwardKernel = newKernel("modern_relu2_backward", func(a *kernels.HostArgs) error {
+	n := a.I64(2)
+	d, y := a.InOut(0, n), a.In(1, n)
+	host.Parallel(n, grain, func(lo, hi int) { cReLU2Backward(d, y, lo, hi) })
+	return nil
+})
+
+// relu2Backward enqueues d *= 2·√y, of the first n elements: y is what relu2 has left.
+func relu2Backward[A kernels.Act](e *kernels.Launcher[A], d, y spmd.Buffer[A], n int) {
+	e.Launch(relu2BackwardKernel, loop8(n), d.Arg(), y.Arg(), spmd.I64(n))
+}
+
+var classifierKernel = newKernel("modern_classifier", func(a *kernels.HostArgs) error {
+	n, v, vp, scale, grad := a.I32(3), a.I32(4), a.I32(5), a.F32(7), a.I32(8) != 0
+	losses, targets, x := a.Floats(0), a.Ints(2, n), a.InOut(1, n*vp)
+	if err := kernels.CheckTokens(targets, v); err != nil {
+		return fmt.Errorf("target: %w", err)
+	}
+	host.Parallel(n, kernels.RowGrain(vp), func(lo, hi int) { cClassifier(losses, x, targets, v, vp, scale, grad, lo, hi) })
+	return nil
+})
+
+// classify enqueues what kernels.Launcher.Classifier does, of capped logits, 30·sigmoid(logits/7.5). Without grad it
+// leaves anything in logits.
+func classify[A kernels.Act](e *kernels.Launcher[A], losses spmd.Buffer[float32], logits spmd.Buffer[A], targets spmd.Buffer[int32], scale float32, grad bool) {
+	n, vp, size := targets.Len(), e.Cfg.PaddedVocab(), 4
+	if kernels.IsHalf[A]() {
+		size = 2
+	}
+	held := max(0, min(vp*size, e.S.World().SharedMemory()-2<<10, 112<<10)) / 16 // as Classifier
+	g := spmd.Grid{Blocks: [3]int{n, 1, 1}, Threads: [3]int{512, 1, 1}, Shared: 16 * held}
+	e.Launch(classifierKernel, g, losses.Arg(), logits.Arg(), targets.Arg(), spmd.I32(n), spmd.I32(e.Cfg.Vocab), spmd.I32(vp), spmd.I32(held),
+		spmd.F32(scale), kernels.Flag(grad))
+}
+
+var capKernel = spmd.NewKernel("modern_cap", cudaSource, func(a spmd.Args) error {
+	x := spmd.ArgSlice[float32](a, 0)[:a.I32(1)]
+	for i, v := range x {
+		x[i] = float32(30 / (1 + math.Exp(-float64(v)/7.5)))
+	}
+	return nil
+}, spmd.Define("ACT", "float"))

@@ -1,0 +1,210 @@
+#include "loops.h"
+
+#include "../../../host/loops.h"
+
+#define EPSILON 1.1920929e-7f // float32's, as PyTorch's rms_norm has it
+
+// norm is 1/√(mean of x² + ε).
+INLINE float norm(const float *x, long c) {
+    float squares = 0;
+#pragma omp simd reduction(+ : squares)
+    for (long j = 0; j < c; j++) squares += x[j] * x[j];
+    return 1.0f / sqrtf(squares / c + EPSILON);
+}
+
+// through is the mean of dy·y, where y = x·inv.
+INLINE float through(const float *dy, const float *x, float inv, long c) {
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (long j = 0; j < c; j++) sum += dy[j] * x[j];
+    return sum * inv / c;
+}
+
+// --- embeddings ---
+
+CLONES void modern_embed(float *out, const int32_t *tokens, const float *wte, long c, long lo, long hi) {
+    for (long i = lo; i < hi; i++) {
+        const float *x = wte + tokens[i] * c;
+        float *restrict o = out + i * c, inv = norm(x, c);
+        for (long j = 0; j < c; j++) o[j] = x[j] * inv;
+    }
+}
+
+CLONES void modern_embed_backward(float *d, const float *dfirst, const int32_t *tokens, const float *wte, long c, long lo, long hi) {
+    for (long i = lo; i < hi; i++) {
+        const float *x = wte + tokens[i] * c;
+        float *restrict o = d + i * c, inv = norm(x, c);
+        if (dfirst)
+            for (long j = 0; j < c; j++) o[j] += dfirst[i * c + j];
+        float mean = through(o, x, inv, c);
+        for (long j = 0; j < c; j++) o[j] = inv * (o[j] - x[j] * inv * mean);
+    }
+}
+
+// --- norms ---
+
+CLONES void modern_norm(float *out, float *mixed, const float *x, const float *first, const float *kept, const float *mix,
+                        const float *skip, long c, long lo, long hi) {
+    float a = mix ? mix[0] : 1, b = mix ? mix[1] : 0, s = kept ? *skip : 0;
+    for (long i = lo; i < hi; i++) {
+        const float *m = x + i * c;
+        if (mixed) {
+            float *restrict r = mixed + i * c;
+            const float *f = first + i * c, *k = kept ? kept + i * c : m;
+            for (long j = 0; j < c; j++) r[j] = a * (m[j] + s * k[j]) + b * f[j];
+            m = r;
+        }
+        float inv = norm(m, c), *restrict o = out + i * c;
+        for (long j = 0; j < c; j++) o[j] = m[j] * inv;
+    }
+}
+
+CLONES void modern_norm_backward(float *d, float *dfirst, float *dkept, float *sums, const float *dnorm, const float *mixed,
+                                 const float *x, const float *first, const float *kept, const float *above, const float *mix,
+                                 const float *skip, long c, int add, int fresh, long lo, long hi) {
+    float a = mix ? mix[0] : 1, b = mix ? mix[1] : 0, s = kept ? *skip : 0;
+    for (long i = lo; i < hi; i++) {
+        const float *m = mixed + i * c, *dn = dnorm + i * c;
+        float *g = d + i * c, inv = norm(m, c), mean = through(dn, m, inv, c);
+        if (add)
+            for (long j = 0; j < c; j++) g[j] += inv * (dn[j] - m[j] * inv * mean);
+        else
+            for (long j = 0; j < c; j++) g[j] = inv * (dn[j] - m[j] * inv * mean);
+        if (sums) {
+            const float *u = x + i * c, *f = first + i * c, *k = kept ? kept + i * c : u;
+            float su = 0, sf = 0, sk = 0;
+#pragma omp simd reduction(+ : su, sf, sk)
+            for (long j = 0; j < c; j++) {
+                su += g[j] * u[j];
+                sf += g[j] * f[j];
+                sk += g[j] * k[j];
+            }
+            sums[3 * i] = su + s * sk;
+            sums[3 * i + 1] = sf;
+            sums[3 * i + 2] = a * sk;
+        }
+        if (dfirst) {
+            float *f = dfirst + i * c;
+            if (fresh)
+                for (long j = 0; j < c; j++) f[j] = b * g[j];
+            else
+                for (long j = 0; j < c; j++) f[j] += b * g[j];
+        }
+        if (dkept)
+            for (long j = 0; j < c; j++) dkept[i * c + j] = a * s * g[j];
+        if (above)
+            for (long j = 0; j < c; j++) g[j] = a * g[j] + above[i * c + j];
+        else if (mix)
+            for (long j = 0; j < c; j++) g[j] *= a;
+    }
+}
+
+// --- heads ---
+
+enum { MOST = 256 }; // channels of a head
+
+CLONES void modern_heads(float *out, const float *qkv, const int32_t *tokens, const float *table, const float *mix, const float *turn,
+                         long t, long heads, long size, int normed, float scale, long lo, long hi) {
+    long c = heads * size, half = size / 2, turned = size / 4;
+    for (long i = lo; i < hi; i++) {
+        const float *w = turn + i % t * size / 2;
+        for (long h = 0; h < 2 * heads; h++) {
+            const float *x = qkv + 3 * i * c + h * size;
+            float *restrict o = out + 3 * i * c + h * size, f = (normed ? norm(x, size) : 1) * (h < heads ? scale : 1);
+            for (long j = 0; j < turned; j++) {
+                float p = x[j] * f, q = x[j + half] * f;
+                o[j] = p * w[2 * j] + q * w[2 * j + 1];
+                o[j + half] = q * w[2 * j] - p * w[2 * j + 1];
+            }
+            for (long j = turned; j < half; j++) {
+                o[j] = x[j] * f;
+                o[j + half] = x[j + half] * f;
+            }
+        }
+        const float *v = qkv + (3 * i + 2) * c;
+        float *restrict o = out + (3 * i + 2) * c;
+        if (!table) {
+            memcpy(o, v, c * sizeof(float));
+            continue;
+        }
+        const float *e = table + tokens[i] * c;
+        for (long j = 0; j < c; j++) o[j] = mix[0] * v[j] + mix[1] * e[j];
+    }
+}
+
+CLONES void modern_heads_backward(float *d, float *dtable, float *sums, const float *qkv, const int32_t *tokens, const float *table,
+                                  const float *mix, const float *turn, long t, long heads, long size, int normed, float scale,
+                                  int fresh, long lo, long hi) {
+    long c = heads * size, half = size / 2, turned = size / 4;
+    for (long i = lo; i < hi; i++) {
+        const float *w = turn + i % t * size / 2;
+        for (long h = 0; h < 2 * heads; h++) {
+            const float *x = qkv + 3 * i * c + h * size;
+            float *o = d + 3 * i * c + h * size, dy[MOST], f = h < heads ? scale : 1;
+            for (long j = 0; j < turned; j++) {
+                dy[j] = f * (o[j] * w[2 * j] - o[j + half] * w[2 * j + 1]);
+                dy[j + half] = f * (o[j] * w[2 * j + 1] + o[j + half] * w[2 * j]);
+            }
+            for (long j = turned; j < half; j++) {
+                dy[j] = f * o[j];
+                dy[j + half] = f * o[j + half];
+            }
+            float inv = 1, mean = 0;
+            if (normed) {
+                inv = norm(x, size);
+                mean = through(dy, x, inv, size);
+            }
+            for (long j = 0; j < size; j++) o[j] = inv * (dy[j] - x[j] * inv * mean);
+        }
+        if (!table) continue;
+        const float *v = qkv + (3 * i + 2) * c, *e = table + tokens[i] * c;
+        float *o = d + (3 * i + 2) * c, *r = dtable + i * c, sv = 0, se = 0;
+#pragma omp simd reduction(+ : sv, se)
+        for (long j = 0; j < c; j++) {
+            sv += o[j] * v[j];
+            se += o[j] * e[j];
+        }
+        sums[2 * i] = sv;
+        sums[2 * i + 1] = se;
+        if (fresh)
+            for (long j = 0; j < c; j++) r[j] = mix[1] * o[j];
+        else
+            for (long j = 0; j < c; j++) r[j] += mix[1] * o[j];
+        for (long j = 0; j < c; j++) o[j] *= mix[0];
+    }
+}
+
+// --- squared ReLU ---
+
+CLONES void modern_relu2(float *x, long lo, long hi) {
+    for (long i = lo; i < hi; i++) {
+        float v = x[i] > 0 ? x[i] : 0 * x[i]; // a NaN stays one
+        x[i] = v * v;
+    }
+}
+
+CLONES void modern_relu2_backward(float *d, const float *y, long lo, long hi) {
+    for (long i = lo; i < hi; i++) d[i] *= 2 * sqrtf(y[i]);
+}
+
+// --- loss ---
+
+CLONES void modern_classifier(float *losses, float *logits, const int32_t *targets, long v, long vp, float scale, int grad, long lo, long hi) {
+    for (long i = lo; i < hi; i++) {
+        float *restrict x = logits + i * vp;
+        float top = -INFINITY, sum = 0;
+        for (long j = 0; j < v; j++) x[j] = 30.0f / (1 + exp_(x[j] * (-1 / 7.5f)));
+#pragma omp simd reduction(max : top)
+        for (long j = 0; j < v; j++) top = x[j] > top ? x[j] : top;
+#pragma omp simd reduction(+ : sum)
+        for (long j = 0; j < v; j++) sum += exp_(x[j] - top);
+        long target = targets[i];
+        float at = x[target];
+        losses[i] = logf(sum) + top - at;
+        if (!grad) continue;
+        float each = scale / sum;
+        for (long j = 0; j < v; j++) x[j] = exp_(x[j] - top) * each * (x[j] * (4 / 30.0f) * (1 - x[j] / 30));
+        x[target] -= scale * (at * (4 / 30.0f) * (1 - at / 30));
+        memset(x + v, 0, (vp - v) * sizeof(float));
+    }
+}

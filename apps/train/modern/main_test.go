@@ -1,0 +1,12 @@
+package modern
+
+import (
+	"testing"
+
+	"lockstep/spmd/spmdtest"
+)
+
+func TestMain(m *testing.M) { spmdtest.Main(m, nil) }
+
+// The compiler takes all kernels.
+func TestKernelsCompile(t *testing.T) { spmdtest.CompileKernels(t) }

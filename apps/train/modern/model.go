@@ -1,0 +1,261 @@
+package modern
+
+import (
+	"errors"
+	"fmt"
+	"math"
+
+	"lockstep/apps/train/gpt"
+	"lockstep/apps/train/kernels"
+	"lockstep/apps/train/layout"
+	"lockstep/spmd"
+	"lockstep/spmd/attention"
+	"lockstep/spmd/ddp"
+)
+
+// Model is a decoder with activations of type A on the rank's device, as gpt.Model is.
+type Model[A kernels.Act] struct {
+	*gpt.State
+	rows  int             // N: most tokens of a micro-batch
+	most  attention.Shape // of a micro-batch
+	att   *attention.Attention[A]
+	heads headShape
+	layer []layer[A]
+
+	head, wte  linear[A] // of wte W is not used: rows are looked up in float32
+	wteWeights spmd.Buffer[float32]
+	tables     []table[A]
+	first      spmd.Buffer[A]       // (N,C): the first residual stream
+	lnf        spmd.Buffer[A]       // (N,C): what the head reads
+	logits     spmd.Buffer[A]       // (HeadRows,Vp): then their gradient; in scratch
+	wide       spmd.Buffer[A]       // (N,4C): gradient inside an MLP, and of qkv; in scratch
+	scratch    spmd.Buffer[A]       // of logits and wide, which are never needed at once
+	tmp, dres  spmd.Buffer[A]       // (N,C): gradient of what a norm has left; of the residual stream
+	dfirst     spmd.Buffer[A]       // (N,C): gradient of first, what is mixed into layers alone
+	dkept      []spmd.Buffer[A]     // (N,C): gradient of what a layer keeps for a later one
+	next       spmd.Buffer[float32] // (Vp): logits of the next token, for Logits
+	losses     spmd.Buffer[float32] // (N)
+	partial    spmd.Buffer[float32] // of sums of numbers
+	parts      kernels.Scratch      // of kernels
+}
+
+// linear is the parameters of y(n,out) = x(n,in)·wᵀ, and their gradient.
+type linear[A kernels.Act] struct {
+	in, out int
+	w       spmd.Buffer[A]
+	dw      spmd.Buffer[float32]
+}
+
+// table is embeddings that are mixed into values, and the gradient of the rows that a micro-batch has looked up.
+type table[A kernels.Act] struct {
+	w, dw spmd.Buffer[float32] // (Vp,C)
+	drows spmd.Buffer[A]       // (N,C)
+}
+
+// layer is the parameters of one layer, and what forward keeps of it for backward.
+type layer[A kernels.Act] struct {
+	qkv, proj, fc, proj2 linear[A]
+	mix, skip, values    number
+	table                int // of tables; -1 is none
+	from                 int // the layer whose output is added; -1 is none
+
+	mixed, ln1 spmd.Buffer[A]       // (N,C): the residual stream that the layer reads, empty where that is as the last one has left it; its norm
+	raw, att3  spmd.Buffer[A]       // (N,3C): queries, keys and values as the product leaves them, and as attention takes them
+	lse        spmd.Buffer[float32] // (B,NH,T)
+	att        spmd.Buffer[A]       // (N,C)
+	res2, ln2  spmd.Buffer[A]       // (N,C)
+	act        spmd.Buffer[A]       // (N,4C): squared ReLU
+	res3       spmd.Buffer[A]       // (N,C)
+}
+
+// Open makes a model with bfloat16 or float32 activations: of this package, or of gpt. Collective over w.
+func Open(w *spmd.World, half bool, cfg layout.Config, maxBatch, maxSeq int) (*gpt.State, gpt.Passes, error) {
+	switch {
+	case cfg.Parts == 0:
+		return gpt.Open(w, half, cfg, maxBatch, maxSeq)
+	case half:
+		return passesOf(NewModel[spmd.BF16](w, cfg, maxBatch, maxSeq))
+	}
+	return passesOf(NewModel[float32](w, cfg, maxBatch, maxSeq))
+}
+
+func passesOf[A kernels.Act](m *Model[A], err error) (*gpt.State, gpt.Passes, error) {
+	if err != nil {
+		return nil, nil, err
+	}
+	return m.State, m, nil
+}
+
+// MemoryNeeded is gpt.MemoryNeeded of either kind of model.
+func MemoryNeeded(cfg layout.Config, batch, seq int, half bool) (int, error) {
+	switch {
+	case cfg.Parts == 0:
+		return gpt.MemoryNeeded(cfg, batch, seq, half)
+	case half:
+		return bytesOf[spmd.BF16](cfg, batch, seq)
+	}
+	return bytesOf[float32](cfg, batch, seq)
+}
+
+func bytesOf[A kernels.Act](cfg layout.Config, batch, seq int) (int, error) {
+	m, err := shapeOf[A](nil, cfg, batch, seq)
+	if err != nil {
+		return 0, err
+	}
+	return m.Space().Bytes + attention.Workspace[A](m.most, attentionOptions), nil
+}
+
+// NewModel is gpt.NewModel for a modern model.
+func NewModel[A kernels.Act](w *spmd.World, cfg layout.Config, maxBatch, maxSeq int) (*Model[A], error) {
+	m, err := shapeOf[A](w, cfg, maxBatch, maxSeq)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.open(); err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
+	return m, nil
+}
+
+// attentionOptions have equal inputs give equal bits.
+var attentionOptions = attention.Options{Deterministic: true}
+
+// shapeOf is a model whose memory is taken, or without a world only counted.
+func shapeOf[A kernels.Act](w *spmd.World, cfg layout.Config, maxBatch, maxSeq int) (*Model[A], error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	switch {
+	case maxBatch <= 0 || maxSeq <= 0 || maxSeq > cfg.SeqMax:
+		return nil, fmt.Errorf("model: micro-batches of %d sequences of %d tokens, model takes up to %d", maxBatch, maxSeq, cfg.SeqMax)
+	case maxBatch > math.MaxInt32/maxSeq:
+		return nil, fmt.Errorf("model: micro-batches of %d sequences of %d tokens are too large", maxBatch, maxSeq)
+	case cfg.Shard.Mode != layout.ShardOff || cfg.Tensor.Parts() > 1 || cfg.Stage.Stages > 1 || cfg.FP8 != layout.FP8Off || cfg.Recompute != layout.RecomputeOff:
+		return nil, errors.New("model: a modern one is whole on each rank, with all its activations, and has no 8-bit floats")
+	}
+	size := cfg.Channels / cfg.Heads
+	m := &Model[A]{State: gpt.NewState[A](w, cfg), rows: maxBatch * maxSeq, layer: make([]layer[A], cfg.Layers),
+		most:  attention.Shape{Batch: maxBatch, Tokens: maxSeq, Heads: cfg.Heads, Size: size},
+		heads: headShape{heads: cfg.Heads, size: size, norm: cfg.Has(layout.NormQK), scale: float32(0.12 * math.Sqrt(float64(size)))}}
+	m.takeAll(maxSeq)
+	return m, nil
+}
+
+// takeAll takes, or counts, the memory of activations.
+func (m *Model[A]) takeAll(seq int) {
+	sp, cfg, N, C := m.Space(), m.Cfg, m.rows, m.Cfg.Channels
+	layout.Take(sp, N*C, &m.first, &m.lnf, &m.tmp, &m.dres)
+	if cfg.Has(layout.Mix) {
+		layout.Take(sp, N*C, &m.dfirst)
+	}
+	m.dkept = make([]spmd.Buffer[A], cfg.Layers)
+	for l := range m.layer {
+		a := &m.layer[l]
+		if a.table, a.from = cfg.ValueTable(l), cfg.SkipFrom(l); a.from >= 0 {
+			layout.Take(sp, N*C, &m.dkept[a.from])
+		}
+		if a.from >= 0 || cfg.Has(layout.Mix) {
+			layout.Take(sp, N*C, &a.mixed)
+		}
+		layout.Take(sp, N*C, &a.ln1, &a.att, &a.res2, &a.ln2, &a.res3)
+		layout.Take(sp, 3*N*C, &a.raw, &a.att3)
+		layout.Take(sp, N*cfg.Heads, &a.lse)
+		layout.Take(sp, 4*N*C, &a.act)
+	}
+	m.tables = make([]table[A], cfg.Tables())
+	for i := range m.tables {
+		layout.Take(sp, N*C, &m.tables[i].drows)
+	}
+	layout.Take(sp, max(4*N*C, min(N, layout.HeadRows)*cfg.PaddedVocab()), &m.scratch)
+	layout.Take(sp, cfg.PaddedVocab(), &m.next)
+	layout.Take(sp, N, &m.losses)
+	layout.Take(sp, 3*max(N, sumBlocks+sumSets), &m.partial)
+	layout.Take(sp, kernels.SplitRows(N)*C, &m.parts.Partial)
+	layout.Take(sp, max(1+sumSets, kernels.MostSplits(N)*kernels.ChunksOf(C)), &m.parts.Arrived)
+	layout.Take(sp, seq*m.heads.size/2, &m.heads.turn)
+}
+
+func (m *Model[A]) open() (err error) {
+	at, err := gpt.Place[A](m.State)
+	if err != nil {
+		return err
+	}
+	m.logits, m.wide = m.scratch, m.scratch
+	if m.att, err = attention.New[A](m.World, m.most, attentionOptions); err != nil {
+		return err
+	}
+	m.Space().Frees = append(m.Space().Frees, m.att.Close)
+	m.bind(at)
+	return errors.Join(m.parts.Arrived.SetAll(0), m.heads.turn.CopyFrom(turns(m.most.Tokens, m.heads.size)))
+}
+
+// bind finds the parameters.
+func (m *Model[A]) bind(at gpt.Places[A]) {
+	for _, p := range m.Params {
+		w, dw := layout.InGroup(m.Groups, at.Weights, p), layout.InGroup(m.Groups, at.Grads, p)
+		matrix := func() linear[A] {
+			return linear[A]{in: p.Shape[1], out: p.Shape[0], w: layout.InGroup(m.Groups, at.Mats, p), dw: dw}
+		}
+		var l int
+		var what string
+		if n, _ := fmt.Sscanf(p.Name, "h.%d.%s", &l, &what); n == 2 {
+			a := &m.layer[l]
+			switch what {
+			case "attn.c_attn.weight":
+				a.qkv = matrix()
+			case "attn.c_proj.weight":
+				a.proj = matrix()
+			case "mlp.c_fc.weight":
+				a.fc = matrix()
+			case "mlp.c_proj.weight":
+				a.proj2 = matrix()
+			case "attn.values":
+				a.values = number{w, dw}
+			case "mix":
+				a.mix = number{w, dw}
+			case "skip":
+				a.skip = number{w, dw}
+			}
+		} else if n, _ := fmt.Sscanf(p.Name, "values.%d.weight", &l); n == 1 {
+			m.tables[l].w, m.tables[l].dw = w, dw
+		} else if p.Name == "wte.weight" {
+			m.wte, m.wteWeights = matrix(), w
+		} else {
+			m.head = matrix()
+		}
+	}
+}
+
+// turns are the cosines and sines of the angles by which positions turn pairs of a head's numbers: a quarter of the pairs'
+// frequencies fall from 1 to 1/1024 geometrically, the other pairs stay.
+func turns(tokens, size int) []float32 {
+	n := size / 4
+	x := make([]float32, 0, 2*tokens*n)
+	for t := range tokens {
+		for i := range n {
+			sin, cos := math.Sincos(float64(t) * math.Pow(1024, -float64(i)/float64(n-1)))
+			x = append(x, float32(cos), float32(sin))
+		}
+	}
+	return x
+}
+
+// Attention returns how attention is computed, and why so.
+func (m *Model[A]) Attention() (path, why string) { return m.att.Path(), m.att.Why() }
+
+var errWhole = errors.New("model: a modern one is whole on each rank")
+
+// What follows is for models that are divided, or of 8-bit floats.
+
+func (m *Model[A]) NewSharder(spmd.Comm) (*gpt.Sharder, error) { return nil, errWhole }
+func (m *Model[A]) OpenPipeline(spmd.Comm) error               { return errWhole }
+func (m *Model[A]) StageTime(*spmd.Stream) (ddp.StageTime, error) {
+	return ddp.StageTime{}, errWhole
+}
+func (m *Model[A]) ForgetTime(*spmd.Stream) error                       { return nil }
+func (m *Model[A]) ShareLayers(spmd.Comm) error                         { return nil }
+func (m *Model[A]) Step(*spmd.Stream, []gpt.Batch, gpt.StepHooks) error { return errWhole }
+func (m *Model[A]) Calibrate(*spmd.Stream, gpt.Batch, float32) error    { return errWhole }
+func (m *Model[A]) EvaluateAll(*spmd.Stream, int, func(i int) (gpt.Batch, float32, error), func(func() error) error) error {
+	return errWhole
+}

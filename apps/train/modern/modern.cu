@@ -1,0 +1,412 @@
+// The kernels of a modern model on a GPU, behind common.cuh and loss.cuh; kernels.go and loops.h say what they compute. What a
+// model does not have is a null pointer. Rows are of a multiple of 8 numbers.
+
+#define EPSILON 1.1920929e-7f
+
+typedef float vec[8];
+
+// --- norms: a warp has a row in its registers, PIECES times 8 numbers a lane ---
+
+// FOR_PIECES gives a lane its 8 numbers from j on of each piece k of a row of c.
+#define FOR_PIECES(k, j, c)                                                                                              \
+    _Pragma("unroll") for (int k = 0, j = threadIdx.x % 32 * 8; k < PIECES; k++, j += 256) if (j < (c))
+
+// add_scaled adds s·p to v.
+template <typename T> SPMD_FN void add_scaled(vec &v, float s, const T *p) {
+    vec a;
+    load(a, p);
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] += s * a[i];
+}
+
+SPMD_FN void scale_by(vec &v, float s) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] *= s;
+}
+
+// dot adds a·b to sum.
+SPMD_FN void dot(float &sum, const vec &a, const vec &b) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) sum += a[i] * b[i];
+}
+
+// back leaves in d the gradient of x from that of x·inv, of whose product with x·inv the mean is given.
+SPMD_FN void back(vec &d, const vec &x, float inv, float mean) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) d[i] = inv * (d[i] - x[i] * inv * mean);
+}
+
+// A token outside the vocabulary makes its row NaN, and so the loss.
+template <int PIECES>
+__global__ void __launch_bounds__(256) modern_embed(act *out, const int *tokens, const float *wte, int n, int c, int vocab) {
+    FOR_ROWS(i, n) {
+        int token = tokens[i];
+        bool known = 0 <= token && token < vocab;
+        const float *row = wte + (known ? (long long)token * c : 0);
+        vec v[PIECES];
+        float squares = 0;
+        FOR_PIECES(k, j, c) {
+            load(v[k], row + j);
+            dot(squares, v[k], v[k]);
+        }
+        float inv = known ? inverse_root(warp_sum(squares) / c + EPSILON) : NOT_A_NUMBER;
+        FOR_PIECES(k, j, c) {
+            scale_by(v[k], inv);
+            store(out + i * c + j, v[k]);
+        }
+    }
+}
+
+template <int PIECES>
+__global__ void __launch_bounds__(256)
+    modern_embed_backward(act *d, const act *dfirst, const int *tokens, const float *wte, int n, int c, int vocab) {
+    FOR_ROWS(i, n) {
+        int token = tokens[i];
+        bool known = 0 <= token && token < vocab;
+        const float *row = wte + (known ? (long long)token * c : 0);
+        vec v[PIECES], g[PIECES];
+        float squares = 0, mean = 0;
+        FOR_PIECES(k, j, c) {
+            load(v[k], row + j);
+            load(g[k], d + i * c + j);
+            if (dfirst) add_scaled(g[k], 1, dfirst + i * c + j);
+            dot(squares, v[k], v[k]);
+            dot(mean, v[k], g[k]);
+        }
+        float inv = inverse_root(warp_sum(squares) / c + EPSILON);
+        mean = warp_sum(mean) * inv / c;
+        FOR_PIECES(k, j, c) {
+            back(g[k], v[k], inv, mean);
+            store(d + i * c + j, g[k]);
+        }
+    }
+}
+
+template <int PIECES>
+__global__ void __launch_bounds__(256) modern_norm(act *out, act *mixed, const act *x, const act *first, const act *kept,
+                                                   const float *mix, const float *skip, int n, int c) {
+    float a = mix ? mix[0] : 1, b = mix ? mix[1] : 0, s = kept ? *skip : 0;
+    FOR_ROWS(i, n) {
+        vec v[PIECES];
+        float squares = 0;
+        FOR_PIECES(k, j, c) {
+            long long at = i * c + j;
+            load(v[k], x + at);
+            if (mixed) {
+                if (kept) add_scaled(v[k], s, kept + at);
+                scale_by(v[k], a);
+                if (mix) add_scaled(v[k], b, first + at);
+                store(mixed + at, v[k]);
+#pragma unroll
+                for (int e = 0; e < 8; e++) v[k][e] = rounded(v[k][e]);
+            }
+            dot(squares, v[k], v[k]);
+        }
+        float inv = inverse_root(warp_sum(squares) / c + EPSILON);
+        FOR_PIECES(k, j, c) {
+            scale_by(v[k], inv);
+            store(out + i * c + j, v[k]);
+        }
+    }
+}
+
+// Of the numbers mix and skip each block leaves its sums in a row of partial(blocks + sets, 3).
+template <int PIECES>
+__global__ void __launch_bounds__(256)
+    modern_norm_backward(act *d, act *dfirst, act *dkept, float *dmix, float *dskip, float *partial, unsigned *arrived, const act *dnorm,
+                         const act *mixed, const act *x, const act *first, const act *kept, const act *above, const float *mix,
+                         const float *skip, int n, int c, int add, int fresh, int accumulate, int twice) {
+    float a = mix ? mix[0] : 1, b = mix ? mix[1] : 0, s = kept ? *skip : 0, of_x = 0, of_first = 0, of_kept = 0;
+    bool sums = dmix || dskip;
+    FOR_ROWS(i, n) {
+        vec v[PIECES], g[PIECES];
+        float squares = 0, mean = 0;
+        FOR_PIECES(k, j, c) {
+            load(v[k], mixed + i * c + j);
+            load(g[k], dnorm + i * c + j);
+            dot(squares, v[k], v[k]);
+            dot(mean, v[k], g[k]);
+        }
+        float inv = inverse_root(warp_sum(squares) / c + EPSILON);
+        mean = warp_sum(mean) * inv / c;
+        FOR_PIECES(k, j, c) {
+            long long at = i * c + j;
+            back(g[k], v[k], inv, mean);
+            if (add) add_scaled(g[k], 1, d + at);
+            vec o;
+            if (sums) {
+                load(o, x + at);
+                dot(of_x, g[k], o);
+                load(o, first + at);
+                dot(of_first, g[k], o);
+                if (kept) {
+                    load(o, kept + at);
+                    dot(of_kept, g[k], o);
+                }
+            }
+            if (dfirst) {
+#pragma unroll
+                for (int e = 0; e < 8; e++) o[e] = 0;
+                if (!fresh) load(o, dfirst + at);
+#pragma unroll
+                for (int e = 0; e < 8; e++) o[e] += b * g[k][e];
+                store(dfirst + at, o);
+            }
+            scale_by(g[k], a);
+            if (dkept) {
+#pragma unroll
+                for (int e = 0; e < 8; e++) o[e] = s * g[k][e];
+                store(dkept + at, o);
+                if (twice)
+#pragma unroll
+                    for (int e = 0; e < 8; e++) g[k][e] += o[e];
+            }
+            if (above) add_scaled(g[k], 1, above + at);
+            store(d + at, g[k]);
+        }
+    }
+    if (!sums) return;
+    of_x = block_sum(of_x);
+    of_first = block_sum(of_first);
+    of_kept = block_sum(of_kept);
+    if (threadIdx.x == 0) {
+        float *row = partial + 3 * blockIdx.x;
+        row[0] = of_x + s * of_kept;
+        row[1] = of_first;
+        row[2] = a * of_kept;
+    }
+    sum_blocks(partial, arrived, 3, [=](int column, float sum) {
+        float *to = column < 2 ? dmix ? dmix + column : 0 : dskip;
+        if (to) *to = accumulate ? *to + sum : sum;
+    });
+}
+
+// --- heads ---
+
+// Some lanes have a head of a row: of each of its halves 4 numbers a lane from j on. Of a warp they have several such
+// units, of 3·heads·n: queries, keys and values of a row follow each other.
+struct head {
+    long long unit, row, at; // at: of the head in qkv
+    int which, j;            // 0 for a query, 1 for a key, 2 for a value
+    bool mine;
+};
+
+SPMD_FN head head_of(long long base, int lanes, int heads, int size, long long units) {
+    head h;
+    int lane = threadIdx.x % 32;
+    h.unit = base + lane / lanes;
+    h.j = lane % lanes * 4;
+    h.mine = h.unit < units && h.j < size / 2;
+    h.row = h.unit / (3 * heads);
+    h.which = h.unit % (3 * heads) / heads;
+    h.at = h.unit * size;
+    return h;
+}
+
+// FOR_HEADS gives each warp of the grid its first unit in turn.
+#define FOR_HEADS(base, lanes, units)                                                                                    \
+    for (long long base = grid_index() / 32 * (32 / lanes); base < (units); base += grid_size() / 32 * (32 / lanes))
+
+// lanes_sum is the sum over the lanes of a head.
+SPMD_FN float lanes_sum(float v, int lanes) {
+    for (int o = lanes / 2; o > 0; o /= 2) v += __shfl_xor_sync(0xffffffffu, v, o);
+    return v;
+}
+
+template <typename T> SPMD_FN void load_halves(vec &v, const T *p, int half) {
+    float4 a = load4(p), b = load4(p + half);
+    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
+    v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+}
+
+template <typename T> SPMD_FN void store_halves(T *p, const vec &v, int half) {
+    store4(p, make_float4(v[0], v[1], v[2], v[3]));
+    store4(p + half, make_float4(v[4], v[5], v[6], v[7]));
+}
+
+// rotate turns the pairs of v by the angles of a position, or back.
+SPMD_FN void rotate(vec &v, const float2 *turn, int j, int turned, float back) {
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        if (j + k >= turned) continue;
+        float2 w = turn[j + k];
+        float p = v[k], q = v[k + 4];
+        v[k] = p * w.x + back * q * w.y;
+        v[k + 4] = q * w.x - back * p * w.y;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    modern_heads(act *out, const act *qkv, const int *tokens, const float *table, const float *mix, const float2 *turn, int n, int t,
+                 int vocab, int heads, int size, int lanes, int normed, float scale) {
+    int half = size / 2, turned = size / 4;
+    float own = table ? mix[0] : 1, other = table ? mix[1] : 0;
+    FOR_HEADS(base, lanes, 3ll * heads * n) {
+        head h = head_of(base, lanes, heads, size, 3ll * heads * n);
+        vec v = {0};
+        float squares = 0;
+        if (h.mine) load_halves(v, qkv + h.at + h.j, half);
+        if (normed) {
+            dot(squares, v, v);
+            squares = lanes_sum(squares, lanes);
+        }
+        if (!h.mine) continue;
+        if (h.which < 2) {
+            float f = h.which == 0 ? scale : 1;
+            scale_by(v, normed ? f * inverse_root(squares / size + EPSILON) : f);
+            rotate(v, turn + h.row % t * turned, h.j, turned, 1);
+        } else if (table) {
+            int token = tokens[h.row];
+            bool known = 0 <= token && token < vocab;
+            vec e;
+            load_halves(e, table + ((known ? (long long)token : 0) * heads + h.unit % heads) * size + h.j, half);
+#pragma unroll
+            for (int k = 0; k < 8; k++) v[k] = own * v[k] + (known ? other : NOT_A_NUMBER) * e[k];
+        }
+        store_halves(out + h.at + h.j, v, half);
+    }
+}
+
+// Of the numbers mix each block leaves its sums in a row of partial(blocks + sets, 2).
+extern "C" __global__ void __launch_bounds__(256)
+    modern_heads_backward(act *d, act *dtable, float *dmix, float *partial, unsigned *arrived, const act *qkv, const int *tokens,
+                          const float *table, const float *mix, const float2 *turn, int n, int t, int vocab, int heads, int size,
+                          int lanes, int normed, float scale, int fresh, int accumulate) {
+    int half = size / 2, turned = size / 4;
+    float own = table ? mix[0] : 1, other = table ? mix[1] : 0, of_own = 0, of_other = 0;
+    FOR_HEADS(base, lanes, 3ll * heads * n) {
+        head h = head_of(base, lanes, heads, size, 3ll * heads * n);
+        vec v = {0}, g = {0};
+        float squares = 0, mean = 0;
+        if (h.mine && (h.which < 2 || table)) {
+            load_halves(v, qkv + h.at + h.j, half);
+            load_halves(g, d + h.at + h.j, half);
+        }
+        if (h.which < 2) {
+            scale_by(g, h.which == 0 ? scale : 1);
+            if (h.mine) rotate(g, turn + h.row % t * turned, h.j, turned, -1);
+        }
+        if (normed) {
+            dot(squares, v, v);
+            dot(mean, v, g);
+            squares = lanes_sum(squares, lanes);
+            mean = lanes_sum(mean, lanes);
+        }
+        if (!h.mine) continue;
+        if (h.which < 2) {
+            if (normed) {
+                float inv = inverse_root(squares / size + EPSILON);
+                back(g, v, inv, mean * inv / size);
+            }
+            store_halves(d + h.at + h.j, g, half);
+        } else if (table) {
+            int token = tokens[h.row];
+            bool known = 0 <= token && token < vocab;
+            int of = h.unit % heads * size + h.j;
+            vec e;
+            load_halves(e, table + (known ? (long long)token : 0) * heads * size + of, half);
+            dot(of_own, g, v);
+            dot(of_other, g, e);
+            act *to = dtable + h.row * heads * size + of;
+            if (fresh) {
+#pragma unroll
+                for (int k = 0; k < 8; k++) e[k] = other * g[k];
+            } else {
+                load_halves(e, to, half);
+#pragma unroll
+                for (int k = 0; k < 8; k++) e[k] += other * g[k];
+            }
+            store_halves(to, e, half);
+            scale_by(g, own);
+            store_halves(d + h.at + h.j, g, half);
+        }
+    }
+    if (!table) return;
+    of_own = block_sum(of_own);
+    of_other = block_sum(of_other);
+    if (threadIdx.x == 0) {
+        partial[2 * blockIdx.x] = of_own;
+        partial[2 * blockIdx.x + 1] = of_other;
+    }
+    sum_blocks(partial, arrived, 2, [=](int column, float sum) { dmix[column] = accumulate ? dmix[column] + sum : sum; });
+}
+
+// --- squared ReLU ---
+
+extern "C" __global__ void __launch_bounds__(256) modern_relu2(act *x, long long n) {
+    for (long long i = 8 * grid_index(); i < n; i += 8 * grid_size()) {
+        vec v;
+        load(v, x + i);
+#pragma unroll
+        for (int k = 0; k < 8; k++) v[k] = v[k] > 0 ? v[k] * v[k] : 0 * v[k]; // a NaN stays one
+        store(x + i, v);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256) modern_relu2_backward(act *d, const act *y, long long n) {
+    for (long long i = 8 * grid_index(); i < n; i += 8 * grid_size()) {
+        vec v, g;
+        load(v, y + i);
+        load(g, d + i);
+#pragma unroll
+        for (int k = 0; k < 8; k++) g[k] *= 2 * sqrtf(v[k]);
+        store(d + i, g);
+    }
+}
+
+// --- loss ---
+
+// capped is 30·sigmoid(x/7.5).
+SPMD_FN float capped(float x) {
+    if (sizeof(act) == 4) return 30 / (1 + expf(x * (-1 / 7.5f)));
+    float e;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x * (-1.44269504f / 7.5f)));
+    return __fdividef(30, 1 + e);
+}
+
+// The logit -INF, of a column beyond the vocabulary, stays that.
+SPMD_FN void unpack_capped(float (&x)[LOGITS], uint4 raw, int q, int v) {
+    unpack(x, raw, q, v);
+#pragma unroll
+    for (int k = 0; k < LOGITS; k++)
+        if (x[k] != -INF) x[k] = capped(x[k]);
+}
+
+// As classifier in kernels.cu, whose logits are capped on the way.
+extern "C" __global__ void __launch_bounds__(512, 2)
+    modern_classifier(float *losses, act *logits, const int *targets, int n, int v, int vp, int held, float scale, int grad) {
+    long long i = n - 1 - blockIdx.x;
+    uint4 *row = (uint4 *)(logits + i * vp);
+    for (int q = threadIdx.x; q < held; q += blockDim.x) copy_async(copy + q, (const uint4 *)row + q);
+    copy_commit();
+    int target = targets[i];
+    bool known = 0 <= target && target < v;
+    float at = known ? capped(to_float(logits[i * vp + target])) : NOT_A_NUMBER;
+    auto chunk = [=](float (&x)[LOGITS], int q) { unpack_capped(x, q < held ? copy[q] : row[q], q, v); };
+    copy_wait<0>();
+    float highest, sum;
+    sums_of_row(highest, sum, v, chunk); // after which every thread has read the target's logit
+    if (threadIdx.x == 0) losses[i] = logf(sum) + highest - at;
+    if (!grad) return;
+    float each = scale / sum;
+    for (int q = threadIdx.x; LOGITS * q < vp; q += blockDim.x) {
+        float x[LOGITS] = {0};
+        if (LOGITS * q < v) {
+            chunk(x, q);
+#pragma unroll
+            for (int k = 0; k < LOGITS; k++) {
+                float slope = x[k] * (4 / 30.0f) * (1 - x[k] / 30), d = exp_from(x[k], highest) * each;
+                if (LOGITS * q + k == target) d -= scale;
+                x[k] = LOGITS * q + k < v ? d * slope : 0;
+            }
+        }
+        union { uint4 raw; act x[LOGITS]; } u;
+#pragma unroll
+        for (int k = 0; k < LOGITS; k++) u.x[k] = from_float<act>(x[k]);
+        row[q] = u.raw;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256) modern_cap(float *x, int n) {
+    for (long long i = grid_index(); i < n; i += grid_size()) x[i] = 30 / (1 + expf(x[i] * (-1 / 7.5f)));
+}

@@ -1,0 +1,248 @@
+package modern
+
+import (
+	"fmt"
+
+	"lockstep/apps/train/gpt"
+	"lockstep/apps/train/kernels"
+	"lockstep/apps/train/layout"
+	"lockstep/spmd"
+	"lockstep/spmd/blas"
+)
+
+// ForwardBackward is gpt.Model's.
+func (m *Model[A]) ForwardBackward(s *spmd.Stream, batch gpt.Batch, scale float32, first bool, ready func(group int) error) error {
+	if err := m.checkBatch(batch); err != nil {
+		return err
+	}
+	if n := kernels.SortedLen(batch.B*batch.T, m.Cfg.Vocab); batch.Sorted.Len() != n {
+		return fmt.Errorf("model: micro-batch of %d×%d with %d numbers in the order of its tokens, want %d", batch.B, batch.T, batch.Sorted.Len(), n)
+	}
+	if ready == nil {
+		ready = func(int) error { return nil }
+	}
+	e := enqueueOn(s, m, batch, !first)
+	e.forward()
+	e.loss(batch.Targets, scale, true)
+	e.backward(batch.Sorted, ready)
+	return e.Err
+}
+
+// Evaluate is gpt.Model's.
+func (m *Model[A]) Evaluate(s *spmd.Stream, batch gpt.Batch, scale float32, first bool) error {
+	if err := m.checkBatch(batch); err != nil {
+		return err
+	}
+	e := enqueueOn(s, m, batch, !first)
+	e.forward()
+	e.loss(batch.Targets, scale, false)
+	return e.Err
+}
+
+// Logits is gpt.Model's.
+func (m *Model[A]) Logits(s *spmd.Stream, tokens spmd.Buffer[int32]) (spmd.Buffer[float32], error) {
+	t := tokens.Len()
+	batch := gpt.Batch{In: tokens, Targets: tokens, B: 1, T: t}
+	if err := m.checkBatch(batch); err != nil {
+		return spmd.Buffer[float32]{}, err
+	}
+	e := enqueueOn(s, m, batch, false)
+	e.forward()
+	C, Vp := m.Cfg.Channels, m.Cfg.PaddedVocab()
+	gemm(e, m.next, 1, Vp, m.lnf.Slice((t-1)*C, t*C), 1, C, m.head.w, Vp, C, blas.Options{TransB: true})
+	if m.Cfg.Has(layout.Cap) && e.Err == nil {
+		e.Err = capKernel.Launch(s, spmd.Cover1D(Vp, 256), m.next.Arg(), spmd.I32(Vp))
+	}
+	return m.next.Slice(0, m.Cfg.Vocab), e.Err
+}
+
+func (m *Model[A]) checkBatch(b gpt.Batch) error {
+	switch {
+	case b.B <= 0 || b.T <= 0 || b.T > m.most.Tokens || b.B*b.T > m.rows:
+		return fmt.Errorf("model: micro-batch of %d sequences of %d tokens, made for up to %d tokens of each and %d in all", b.B, b.T, m.most.Tokens, m.rows)
+	case b.In.Len() != b.B*b.T || b.Targets.Len() != b.B*b.T:
+		return fmt.Errorf("model: micro-batch of %d×%d, but %d tokens and %d targets", b.B, b.T, b.In.Len(), b.Targets.Len())
+	}
+	return nil
+}
+
+// enqueue puts the passes of one micro-batch on a stream. After the first error it enqueues nothing more, and keeps the
+// error.
+type enqueue[A kernels.Act] struct {
+	kernels.Launcher[A]
+	m  *Model[A]
+	b  int // sequences
+	in spmd.Buffer[int32]
+}
+
+func enqueueOn[A kernels.Act](s *spmd.Stream, m *Model[A], b gpt.Batch, acc bool) *enqueue[A] {
+	return &enqueue[A]{Launcher: kernels.Launcher[A]{S: s, Cfg: m.Cfg, N: b.B * b.T, T: b.T, Acc: acc, Scratch: m.parts}, m: m, b: b.B, in: b.In}
+}
+
+// mixing is what a layer mixes into the residual stream that it reads.
+func (e *enqueue[A]) mixing(a *layer[A]) mixing[A] {
+	m := mixing[A]{mixed: a.mixed, first: e.m.first, mix: a.mix, skip: a.skip}
+	if a.from >= 0 {
+		m.kept = e.m.layer[a.from].res3
+	}
+	return m
+}
+
+// values is what a layer mixes into its values.
+func (e *enqueue[A]) values(a *layer[A]) valueMix {
+	if a.table < 0 {
+		return valueMix{}
+	}
+	return valueMix{table: e.m.tables[a.table].w, mix: a.values}
+}
+
+// before is the residual stream that the layer before has left.
+func (e *enqueue[A]) before(l int) spmd.Buffer[A] {
+	if l == 0 {
+		return e.m.first
+	}
+	return e.m.layer[l-1].res3
+}
+
+// stream is the residual stream that the layer reads.
+func (e *enqueue[A]) stream(l int) spmd.Buffer[A] {
+	if a := &e.m.layer[l]; a.mixed.Len() > 0 {
+		return a.mixed
+	}
+	return e.before(l)
+}
+
+// forward runs the decoder up to what the head reads.
+func (e *enqueue[A]) forward() {
+	m := e.m
+	embed(&e.Launcher, m.first, e.in, m.wteWeights)
+	for l := range m.layer {
+		a := &m.layer[l]
+		norm(&e.Launcher, a.ln1, e.before(l), e.mixing(a))
+		e.product(a.raw, a.ln1, &a.qkv, blas.Options{})
+		headsForward(&e.Launcher, m.heads, a.att3, a.raw, e.in, e.values(a))
+		if att, err := m.att.For(e.b, e.T); e.Err == nil {
+			if e.Err = err; err == nil {
+				e.Err = att.Forward(e.S, a.att, a.lse, a.att3)
+			}
+		}
+		e.product(a.res2, a.att, &a.proj, blas.Options{Residual: e.stream(l).Arg()})
+		norm(&e.Launcher, a.ln2, a.res2, mixing[A]{})
+		e.product(a.act, a.ln2, &a.fc, blas.Options{})
+		relu2(&e.Launcher, a.act, e.N*a.fc.out)
+		e.product(a.res3, a.act, &a.proj2, blas.Options{Residual: a.res2.Arg()})
+	}
+	norm(&e.Launcher, m.lnf, e.before(len(m.layer)), mixing[A]{})
+}
+
+// loss adds the loss. With grad it also computes the gradients of the head's weights, and in tmp that of what it reads.
+func (e *enqueue[A]) loss(targets spmd.Buffer[int32], scale float32, grad bool) {
+	m, C, head := e.m, e.m.Cfg.Channels, &e.m.head
+	for lo := 0; lo < e.N; lo += layout.HeadRows {
+		hi := min(lo+layout.HeadRows, e.N)
+		part := *e // of these rows
+		part.N, part.Acc = hi-lo, e.Acc || lo > 0
+		x, logits, losses, wanted := m.lnf.Slice(lo*C, hi*C), m.logits.Slice(0, part.N*head.out), m.losses.Slice(lo, hi), targets.Slice(lo, hi)
+		part.product(logits, x, head, blas.Options{})
+		if m.Cfg.Has(layout.Cap) {
+			classify(&part.Launcher, losses, logits, wanted, scale, grad)
+		} else {
+			part.Classifier(losses, logits, wanted, scale, grad, kernels.Cast{})
+		}
+		if grad {
+			part.inputGrad(m.tmp.Slice(lo*C, hi*C), logits, head)
+			part.weightGrad(logits, x, head)
+		}
+		e.Err = part.Err
+	}
+	e.LossSum(m.Loss, m.losses, scale)
+}
+
+// backward computes the other gradients from that in tmp.
+func (e *enqueue[A]) backward(sorted spmd.Buffer[int32], ready func(int) error) {
+	m, none := e.m, spmd.Buffer[A]{}
+	group := 0
+	done := func() {
+		if e.Err == nil {
+			e.Err = ready(group)
+		}
+		group++
+	}
+	last := len(m.layer) - 1
+	normBackward(&e.Launcher, m.partial, m.dres, m.tmp, e.before(last+1), mixing[A]{}, none, none, none, false, false)
+	done()
+	met := make([]bool, len(m.tables))
+	for l := last; l >= 0; l-- {
+		a := &m.layer[l]
+		e.inputGrad(m.wide, m.dres, &a.proj2)
+		e.weightGrad(m.dres, a.act, &a.proj2)
+		relu2Backward(&e.Launcher, m.wide, a.act, e.N*a.fc.out)
+		e.inputGrad(m.tmp, m.wide, &a.fc)
+		e.weightGrad(m.wide, a.ln2, &a.fc)
+		normBackward(&e.Launcher, m.partial, m.dres, m.tmp, a.res2, mixing[A]{}, none, none, none, true, false)
+		done()
+
+		e.inputGrad(m.tmp, m.dres, &a.proj)
+		e.weightGrad(m.dres, a.att, &a.proj)
+		if att, err := m.att.For(e.b, e.T); e.Err == nil {
+			if e.Err = err; err == nil {
+				e.Err = att.Backward(e.S, m.wide, m.tmp, a.att, a.lse, a.att3)
+			}
+		}
+		drows, fresh := none, false
+		if a.table >= 0 {
+			drows, fresh = m.tables[a.table].drows, !met[a.table]
+			met[a.table] = true
+		}
+		headsBackward(&e.Launcher, m.heads, m.partial, m.wide, drows, a.raw, e.in, e.values(a), fresh)
+		e.inputGrad(m.tmp, m.wide, &a.qkv)
+		e.weightGrad(m.wide, a.ln1, &a.qkv)
+		dkept, above := none, none
+		if a.from >= 0 {
+			dkept = m.dkept[a.from]
+		}
+		if l > 0 {
+			above = m.dkept[l-1]
+		}
+		dfirst := m.dfirst
+		normBackward(&e.Launcher, m.partial, m.dres, m.tmp, e.before(l), e.mixing(a), dfirst, dkept, above, true, l == last)
+		done()
+	}
+	embedBackward(&e.Launcher, m.dres, m.dfirst, e.in, m.wteWeights)
+	e.rowsGrad(m.wte.dw, m.dres, sorted)
+	for i := range m.tables {
+		e.rowsGrad(m.tables[i].dw, m.tables[i].drows, sorted)
+	}
+	done()
+}
+
+// rowsGrad enqueues dw (+)= the gradient of the rows that were looked up.
+func (e *enqueue[A]) rowsGrad(dw spmd.Buffer[float32], drows spmd.Buffer[A], sorted spmd.Buffer[int32]) {
+	if e.Err == nil && !e.Acc {
+		e.Err = spmd.Fill(e.S, dw, 0)
+	}
+	e.TableBackward(dw, drows, sorted)
+}
+
+// product enqueues y(n,out) = x(n,in)·wᵀ.
+func (e *enqueue[A]) product(y, x spmd.Buffer[A], p *linear[A], o blas.Options) {
+	o.TransB = true
+	gemm(e, y, e.N, p.out, x, e.N, p.in, p.w, p.out, p.in, o)
+}
+
+// inputGrad enqueues dx(n,in) = dy(n,out)·w.
+func (e *enqueue[A]) inputGrad(dx, dy spmd.Buffer[A], p *linear[A]) {
+	gemm(e, dx, e.N, p.in, dy, e.N, p.out, p.w, p.out, p.in, blas.Options{})
+}
+
+// weightGrad enqueues dw(out,in) (+)= dy(n,out)ᵀ·x(n,in).
+func (e *enqueue[A]) weightGrad(dy, x spmd.Buffer[A], p *linear[A]) {
+	gemm(e, p.dw, p.out, p.in, dy, e.N, p.out, x, e.N, p.in, blas.Options{TransA: true, Accumulate: e.Acc})
+}
+
+// gemm enqueues a product of the first rows of buffers: c(cr,cc) from a(ar,ac) and b(br,bc).
+func gemm[A kernels.Act, C, T blas.Elem](e *enqueue[A], c spmd.Buffer[C], cr, cc int, a spmd.Buffer[T], ar, ac int, b spmd.Buffer[T], br, bc int, o blas.Options) {
+	if e.Err == nil {
+		e.Err = blas.Gemm(e.S, blas.MatrixOf(c, cr, cc), blas.MatrixOf(a, ar, ac), blas.MatrixOf(b, br, bc), o)
+	}
+}

@@ -1,0 +1,113 @@
+package run
+
+import (
+	"fmt"
+
+	"lockstep/apps/train/layout"
+	"lockstep/apps/train/optim"
+)
+
+// The names of optimizers and schedules.
+const (
+	adamW  = "adamw"
+	muon   = "muon"
+	cosine = "cosine"
+	wsd    = "wsd"
+)
+
+// partsOf is of what the model is made.
+func (o *Options) partsOf(base layout.Config) (layout.Parts, error) {
+	if base.Parts == 0 && len(o.without) > 0 {
+		return 0, fmt.Errorf("--without is for modern models, which have parts to leave out: --model %s has the form of GPT-2", o.model)
+	}
+	parts, err := base.Parts.Without(o.without)
+	if err != nil {
+		return 0, fmt.Errorf("--without: %w", err)
+	}
+	return parts, nil
+}
+
+// takeOptimizer takes what is usual for a model's optimizer and schedule where nothing was said.
+func (o *Options) takeOptimizer(parts layout.Parts, lr, beta2 float64) error {
+	if !o.Given("optimizer") {
+		if o.optimizer = adamW; parts != 0 {
+			o.optimizer = muon
+		}
+	}
+	if o.optimizer != adamW && o.optimizer != muon {
+		return fmt.Errorf("--optimizer %s: unknown, want adamw or muon", o.optimizer)
+	}
+	if !o.Given("schedule") {
+		if o.schedule = cosine; o.optimizer == muon {
+			o.schedule = wsd
+		}
+	}
+	if o.schedule != cosine && o.schedule != wsd {
+		return fmt.Errorf("--schedule %s: unknown, want cosine or wsd", o.schedule)
+	}
+	for _, flag := range []string{"embed-lr", "head-lr", "vector-lr"} {
+		if o.Given(flag) && o.optimizer != muon {
+			return fmt.Errorf("--%s is for --optimizer muon: AdamW has one rate, --lr", flag)
+		}
+	}
+	usual, warmup, last := optim.DefaultAdam, o.steps/20, 0.1
+	if o.optimizer == muon {
+		usual, warmup = optim.DefaultMuonAdam, 0
+	}
+	switch { // the other optimizer than the model's
+	case o.optimizer == muon && parts == 0:
+		lr, beta2 = optim.DefaultMuon.Peak, usual.Beta2
+	case o.optimizer == adamW && parts != 0:
+		lr = modernAdamRate
+	}
+	if o.schedule == wsd {
+		last = 0.05
+	}
+	for _, x := range []struct {
+		flag  string
+		value *float64
+		usual float64
+	}{{"lr", &o.lr, lr}, {"beta1", &o.beta1, usual.Beta1}, {"beta2", &o.beta2, beta2}, {"weight-decay", &o.weightDecay, usual.WeightDecay},
+		{"clip", &o.clip, usual.Clip}, {"min-lr", &o.minLR, last}} {
+		if !o.Given(x.flag) {
+			*x.value = x.usual
+		}
+	}
+	if !o.Given("warmup-steps") {
+		o.warmup = warmup
+	}
+	return nil
+}
+
+// modernAdamRate is that of a modern model's whole by AdamW: its embeddings, which are normed, move slowly.
+const modernAdamRate = 3e-3
+
+// checkWhole refuses to divide, or to keep less of, what only works whole.
+func (o *Options) checkWhole() error {
+	modern := o.Cfg.Parts != 0
+	for _, x := range []struct {
+		set, muonToo bool
+		flag         string
+	}{
+		{o.Cfg.Shard.Mode != layout.ShardOff, true, "--shard " + o.shard}, {o.tp > 1, true, fmt.Sprintf("--tp %d", o.tp)}, {o.pp > 1, true, fmt.Sprintf("--pp %d", o.pp)},
+		{o.Cfg.FP8 != layout.FP8Off, false, "--fp8 " + o.FP8}, {o.Cfg.Recompute != layout.RecomputeOff, false, "--recompute " + o.recompute},
+	} {
+		switch {
+		case x.set && modern:
+			return fmt.Errorf("%s is for models of GPT-2's form: a modern one is whole on each rank, which learns from a part of each batch", x.flag)
+		case x.set && x.muonToo && o.optimizer == muon:
+			return fmt.Errorf("%s is for --optimizer adamw: Muon needs whole matrices, and their gradients, on each rank", x.flag)
+		}
+	}
+	return nil
+}
+
+// optimizerConfig is what the trainer needs to know of both.
+func (o *Options) optimizerConfig() (optim.AdamConfig, optim.Schedule) {
+	adam := optim.AdamConfig{Beta1: o.beta1, Beta2: o.beta2, Eps: optim.DefaultAdam.Eps, WeightDecay: o.weightDecay, Clip: o.clip}
+	if o.optimizer == muon {
+		adam.Eps = optim.DefaultMuonAdam.Eps
+		adam.Muon = &optim.MuonConfig{Peak: o.lr, Embeddings: o.embedLR, Heads: o.headLR, Vectors: o.vectorLR}
+	}
+	return adam, optim.Schedule{Peak: o.lr, Final: o.lr * o.minLR, Warmup: o.warmup, Steps: o.steps, Stable: o.schedule == wsd}
+}

@@ -1,0 +1,67 @@
+package weights
+
+import (
+	"errors"
+	"fmt"
+
+	"lockstep/apps/train/layout"
+)
+
+// A folder of a modern model has the same files as one of GPT-2. Its config.json says all that the
+// model computes beside the names and shapes of the tensors; matrices are stored (outputs, inputs).
+
+// modernType is model_type in config.json.
+const modernType = "lockstep_modern"
+
+// modernConfig is what config.json says beside the sizes. Parts says what there is of it.
+type modernConfig struct {
+	Parts          string    `json:"parts"`
+	NormEpsilon    float64   `json:"rms_norm_epsilon"`
+	AttentionScale float64   `json:"attention_scale"`
+	RotaryPairs    float64   `json:"rotary_pairs"` // of all pairs of a head's numbers; the others stay
+	RotarySlowest  float64   `json:"rotary_slowest"`
+	Activation     string    `json:"activation_function"`
+	LogitCap       []float64 `json:"logit_cap,omitempty"`    // a, b: a·sigmoid(z/b)
+	ValueTables    []int     `json:"value_tables,omitempty"` // of each layer, -1 is none
+	SkipsFrom      []int     `json:"skips_from,omitempty"`   // of each layer, -1 is none
+}
+
+// modernOf is what there is to say of a model.
+func modernOf(cfg layout.Config) modernConfig {
+	c := modernConfig{Parts: cfg.Parts.String(), NormEpsilon: 1.1920929e-7, AttentionScale: 0.12, RotaryPairs: 0.5, RotarySlowest: 1. / 1024,
+		Activation: "relu2"}
+	if cfg.Has(layout.Cap) {
+		c.LogitCap = []float64{30, 7.5}
+	}
+	for l := range cfg.Layers {
+		if cfg.Has(layout.Values) {
+			c.ValueTables = append(c.ValueTables, cfg.ValueTable(l))
+		}
+		if cfg.Has(layout.Skips) {
+			c.SkipsFrom = append(c.SkipsFrom, cfg.SkipFrom(l))
+		}
+	}
+	return c
+}
+
+// modernShape is the shape of a modern model, or why this program does not compute it.
+func (c *hfConfig) modernShape() (layout.Config, error) {
+	parts, err := layout.ParseParts(c.Parts)
+	if err != nil {
+		return layout.Config{}, err
+	}
+	if parts == 0 {
+		return layout.Config{}, errors.New("parts are gpt2's")
+	}
+	cfg := layout.Config{Layers: c.Layers, Heads: c.Heads, Channels: c.Channels, SeqMax: c.Positions, Vocab: c.Vocab, Parts: parts}
+	if err := cfg.Validate(); err != nil {
+		return cfg, err
+	}
+	if cfg.Layers > 1<<16 {
+		return cfg, fmt.Errorf("n_layer is %d", cfg.Layers)
+	}
+	if has, want := fmt.Sprint(c.modernConfig), fmt.Sprint(modernOf(cfg)); has != want {
+		return cfg, fmt.Errorf("the model is another one: %s, want %s", has, want)
+	}
+	return cfg, nil
+}
