@@ -145,6 +145,9 @@ func table() []mishap {
 		checked := mishap{name: "other " + c.what + ", --check", gpu: true, within: atOnce, args: []string{"--check"}, run: c.run, cause: different, want: both}
 		rows = append(rows, row, checked)
 	}
+	// Without --check it depends on MPI what becomes of it.
+	rows = append(rows, mishap{name: "other counts, --check", gpu: true, within: atOnce, args: []string{"--check"}, run: differ(gatherParts(0), gatherParts(1)),
+		cause: "the ranks called different collectives", want: []string{"rank 0 at spmd/fault_test.go:", ", counts[0] is 2; rank {rank} at spmd/fault_test.go:", ", counts[0] is 3 ("}})
 	return slices.Concat(rows, signalRows(), returnRows(), doorRows(), messageRows())
 }
 
@@ -196,6 +199,16 @@ func barrier(w *spmd.World, _ spmd.Buffer[int32]) error { return spmd.Barrier(w.
 
 func broadcast(root int) collective {
 	return func(w *spmd.World, x spmd.Buffer[int32]) error { return spmd.Broadcast(w.Comm(), x, root) }
+}
+
+// gatherParts gathers two elements of each rank, of rank 0 some more and of rank 1 as many fewer.
+func gatherParts(more int) collective {
+	return func(w *spmd.World, x spmd.Buffer[int32]) error {
+		counts := slices.Repeat([]int{2}, w.Size())
+		counts[0] += more
+		counts[1] -= more
+		return spmd.AllGatherV(w.Comm(), x.Slice(0, 2*w.Size()), x.Slice(60, 62), counts)
+	}
 }
 
 func scan(fn func(c spmd.Comm, dst, src spmd.Buffer[int32], op spmd.Op) error) collective {

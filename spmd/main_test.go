@@ -73,6 +73,8 @@ func app(what string) {
 			return shown(ctx, w)
 		case "cross check":
 			return crossChecked(w)
+		case "checked groups":
+			return checkedGroups(w)
 		case "paths":
 			return symmetricCalls(w)
 		case "peer branches":

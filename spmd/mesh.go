@@ -2,11 +2,14 @@ package spmd
 
 import (
 	"fmt"
+	"hash/fnv"
+	"io"
 	"math"
 	"slices"
 	"strings"
 
 	"lockstep/internal/ccall"
+	"lockstep/spmd/internal/control"
 )
 
 // Axis is one direction of a Mesh: its name, and how many ranks follow each other along it. Fit is any size that fits.
@@ -20,7 +23,12 @@ type Axis struct {
 // Fit is the size of an axis that takes what the others leave (see FitAxes).
 const Fit = -1
 
-func (a Axis) String() string { return fmt.Sprintf("%s %d", a.Name, a.Size) }
+func (a Axis) String() string {
+	if a.Periodic {
+		return fmt.Sprintf("%s %d periodic", a.Name, a.Size)
+	}
+	return fmt.Sprintf("%s %d", a.Name, a.Size)
+}
 
 // Layout is the ranks of a world arranged in a grid, the last axis varying fastest, as this rank sees it.
 type Layout struct {
@@ -63,13 +71,16 @@ type Mesh struct {
 //	w.Mesh(spmd.Axis{Name: "data", Size: spmd.Fit}, spmd.Axis{Name: "model", Size: 2})
 //
 // ranks 0 and 1 are one row of "model". The product of the sizes must be the number
-// of ranks; those that are Fit share what the others leave.
+// of ranks; those that are Fit share what the others leave. All ranks give the same axes.
 //
 // Collective, blocking.
 func (w *World) Mesh(axes ...Axis) (*Mesh, error) {
 	g, err := w.layout(axes)
 	if err != nil {
 		return nil, fmt.Errorf("%s: Mesh: %w", ccall.At(), err)
+	}
+	if err := w.sameAxes(g.axes); err != nil {
+		return nil, err
 	}
 	m := &Mesh{Layout: g}
 	stride := w.Size()
@@ -82,6 +93,23 @@ func (w *World) Mesh(axes ...Axis) (*Mesh, error) {
 		m.comms = append(m.comms, c)
 	}
 	return m, nil
+}
+
+// sameAxes refuses axes that are not those of every rank. Collective.
+func (w *World) sameAxes(axes []Axis) error {
+	mine := fmt.Sprint(axes)
+	h := fnv.New64a()
+	io.WriteString(h, mine)
+	all, err := w.in.Channel.Range(control.Split, int64(h.Sum64()))
+	if err != nil || all.One() {
+		return err
+	}
+	said, err := AllGatherValue(w.Comm(), mine)
+	if err != nil {
+		return err
+	}
+	r := slices.IndexFunc(said, func(s string) bool { return s != said[0] })
+	return fmt.Errorf("%s: Mesh: %w: rank 0 has the axes %s, rank %d %s", ccall.At(), ErrContract, said[0], r, said[r])
 }
 
 // Comm returns the communicator along the named axis: the ranks that differ from

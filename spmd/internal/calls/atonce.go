@@ -1,7 +1,6 @@
 package calls
 
 import (
-	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/exec"
 	cudaexec "lockstep/spmd/internal/exec/cuda"
 	"lockstep/spmd/internal/transport"
@@ -46,10 +45,11 @@ func (c *Call) checkBefore(q exec.Queue) error {
 	if q.Lane() == nil {
 		c.begun = true
 		rec.BeginOnDevice(&c.Call, c.group)
-	} else if c.Kind == coll.Group || c.Kind.Traits().Message {
-		return nil // who captures a message need not have a peer who does
-	} else { // what is captured is made, and counts, when it is replayed
-		rec.Enter(verify.Pack(&c.Call, c.group).Alone())
+	} else if p := verify.Pack(&c.Call, c.group); p.Everyone() { // it is made, and counts, when it is replayed
+		c.captured = true
+		rec.Enter(p.Alone())
+	} else {
+		return nil
 	}
 	defer rec.Leave()
 	return c.verify()

@@ -21,6 +21,7 @@ type Call struct {
 	group    *group
 	route    route.Route
 	begun    bool            // on a GPU: the recorder knows it already, for --check
+	captured bool            // on a GPU, by a graph
 	site     *ccall.Site     // of a command; a blocking call's is on its stack
 	q        *cudaexec.Queue // that it is being enqueued on, as command number seq
 	seq      uint64
@@ -90,7 +91,7 @@ func (c *Call) check() error {
 	if r.Check == verify.Off {
 		return nil
 	}
-	return c.comm.checker.Check(r.Check, &c.Call, c.group, c.memory(), c.site)
+	return c.comm.checker.Check(r.Check, &c.Call, c.group, c.memory(), c.captured, c.site)
 }
 
 // place is where the program is that is in a call on the host: where it enqueued the call, or where its goroutine is.

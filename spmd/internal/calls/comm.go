@@ -196,7 +196,10 @@ func (c *Comm) free() error {
 // Pass implements control.Guard: fn runs in its turn in MPI, and the watchdog sees the call, and --check.
 //
 // Collective over c, blocking.
-func (c *Comm) Pass(on control.Call, fn func() error) error {
+func (c *Comm) Pass(on control.Call, fn func() error) error { return c.pass(on, 0, fn) }
+
+// pass is Pass of a call that has a root.
+func (c *Comm) pass(on control.Call, root int, fn func() error) error {
 	order := c.r.Order
 	if err := order.Enter(order.Take(1)); err != nil {
 		return err
@@ -205,7 +208,7 @@ func (c *Comm) Pass(on control.Call, fn func() error) error {
 	if on == control.End { // which is no call of the program: the watch knows without
 		return fn()
 	}
-	call := Call{Call: coll.Call{Kind: on}, comm: c}
+	call := Call{Call: coll.Call{Kind: on, Root: int32(root)}, comm: c}
 	p := c.recorder.Begin(&call.Call, nil)
 	defer c.recorder.Leave()
 	if on != control.Start { // no call of the program either, and before what a summary calls the run
@@ -232,7 +235,7 @@ func (c *Comm) Exchange(op string, kind coll.Kind, root int, fn func() error) er
 	if c.r.Capturing() {
 		return fmt.Errorf("%s: %s blocks, and stands in the middle of a capture", ccall.At(), op)
 	}
-	if err := c.Pass(kind, fn); err != nil {
+	if err := c.pass(kind, root, fn); err != nil {
 		return fmt.Errorf("%s: %s: %w", ccall.At(), op, err)
 	}
 	return nil

@@ -149,7 +149,7 @@ var table = [256]Traits{
 	Load:            {Name: "Load", Own: true},
 	WaitSave:        {Name: "Wait for a save", Own: true},
 	Choose:          {Name: "Choose", Own: true},
-	BroadcastValue:  {Name: "BroadcastValue", Own: true},
+	BroadcastValue:  {Name: "BroadcastValue", Own: true, Rooted: true},
 	AllGatherValue:  {Name: "AllGatherValue", Own: true},
 	Start:           {Name: "the start", Own: true},
 	End:             {Name: "the end", Own: true},

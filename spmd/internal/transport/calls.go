@@ -9,6 +9,7 @@ import (
 	"lockstep/cuda"
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
+	"lockstep/internal/mix"
 	"lockstep/spmd/internal/coll"
 )
 
@@ -97,20 +98,25 @@ func What(c *coll.Call) uint64 {
 }
 
 // Alike is a number that ranks that meet have to bring alike: the elements of a part, or one that stands for all counts.
-func Alike(c *coll.Call) (n int) {
+func Alike(c *coll.Call) int {
 	if len(c.Counts) == 0 {
 		return c.N
 	}
+	h := uint64(0)
 	for _, k := range c.Counts {
-		n = n*31 + k // counts that differ give another number, but for accidents
+		h = mix.Bits(h + uint64(k) + 1) // counts that differ give another number, but for accidents
 	}
-	return n
+	return int(h)
 }
 
 // Differs is ccall.ErrMismatch, with what a rank has brought: What and the number of its call.
 func Differs(rank int, what uint64, n int) error {
 	its := coll.Call{Kind: coll.Kind(what), Type: elem.Type(what >> 8), Op: elem.Op(what >> 16), Root: int32(what >> 32), N: n}
-	return fmt.Errorf("%w: rank %d brought %v", ccall.ErrMismatch, rank, &its)
+	other := ""
+	if its.Kind.Traits().Lengths == coll.Shared {
+		other = ", or other counts, which --check names"
+	}
+	return fmt.Errorf("%w: rank %d brought %v%s", ccall.ErrMismatch, rank, &its, other)
 }
 
 // AppendMessages appends the messages of calls to a list.

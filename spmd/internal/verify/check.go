@@ -2,7 +2,6 @@ package verify
 
 import (
 	"fmt"
-	"slices"
 	"unsafe"
 
 	"lockstep/internal/ccall"
@@ -41,31 +40,19 @@ func NewChecker(comm transport.Host, rec *Recorder) *Checker { return &Checker{c
 func (k *Checker) Close() error { return k.comm.Close() }
 
 // Check compares a call, where the mode asks for it. The recorder has begun it, and the caller is in its turn in MPI. Of a
-// group only the messages are compared. site is where the call was made; nil stands for this stack.
+// group it compares the collectives and then the messages; where captured is set, the collectives alone: who captures a
+// message need not have a peer who does. site is where the call was made; nil stands for this stack.
 // Collective over the ranks that the call concerns.
-func (k *Checker) Check(mode Mode, c *coll.Call, g Group, memory Memory, site *ccall.Site) error {
-	if c.Kind == coll.Group || c.Kind.Traits().Message {
-		return k.checkMessages(mode, c, g, site)
+func (k *Checker) Check(mode Mode, c *coll.Call, g Group, memory Memory, captured bool, site *ccall.Site) error {
+	if everyone(c, g) {
+		if err := k.checkCollectives(mode, c, g, memory, site); err != nil {
+			return err
+		}
 	}
-	k.seen++
-	if mode == Sample && (k.seen-1)%sampleEvery != 0 {
+	if captured || c.Kind != coll.Group && !c.Kind.Traits().Message {
 		return nil
 	}
-	mine := signatureOf(c, memory)
-	k.hash[0] = control.Of(int64(mine.hash()))
-	if err := control.Union(k.comm, k.hash[:]); err != nil {
-		return err
-	}
-	if k.hash[0].One() {
-		return nil
-	}
-	at := where(site)
-	all, err := gather(k.comm, place(mine, at))
-	if err != nil {
-		return err
-	}
-	r := slices.IndexFunc(all, func(o placed) bool { return o.hash() != all[0].hash() })
-	return k.mismatch(at, fmt.Sprintf("rank 0 %v; rank %d %v", &all[0], r, &all[r]))
+	return k.checkMessages(mode, c, g, site)
 }
 
 func (k *Checker) mismatch(at, what string) error {
@@ -104,8 +91,9 @@ func (k *Checker) checkMessages(mode Mode, c *coll.Call, g Group, site *ccall.Si
 	var list []message
 	if c.Kind == coll.Group {
 		for i := range g.Len() {
-			in, _ := g.Call(i)
-			list = messagesOf(list, in)
+			if in, _ := g.Call(i); in.Kind.Traits().Message {
+				list = messagesOf(list, in)
+			}
 		}
 	} else {
 		list = messagesOf(list, c)

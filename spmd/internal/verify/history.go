@@ -45,6 +45,9 @@ func (l *history) note(p Packed, c *coll.Call, g Group, memory Memory, site *cca
 			}
 		}
 	}
+	if len(c.Counts) > 0 {
+		h = mix.Bits(h + sharedCounts(c))
+	}
 	h = mix.Bits(h + p.what + uint64(n)*0x9e3779b97f4a7c15)
 	l.mu.Lock()
 	l.count++

@@ -30,24 +30,38 @@ const (
 
 var memoryNames = [...]string{", from symmetric memory", ", into symmetric memory", ", into pinned memory", ", in place"}
 
-// signature is what all ranks of a collective must bring.
-type signature struct{ kind, typ, op, root, n, memory int64 }
+// signature is what all ranks of a collective must bring. counts stands for those of a V form.
+type signature struct{ kind, typ, op, root, n, memory, counts int64 }
 
 func signatureOf(c *coll.Call, memory Memory) signature {
 	t := c.Kind.Traits()
-	if !t.Moves() {
-		return signature{kind: int64(c.Kind)}
+	s := signature{kind: int64(c.Kind)}
+	if t.Moves() || t.Rooted {
+		s.root = int64(c.Root)
 	}
-	s := signature{kind: int64(c.Kind), typ: int64(c.Type), root: int64(c.Root), n: int64(c.Common()), memory: int64(memory)}
+	if !t.Moves() {
+		return s
+	}
+	s.typ, s.n, s.memory, s.counts = int64(c.Type), int64(c.Common()), int64(memory), int64(sharedCounts(c))
 	if t.Reduces {
 		s.op = int64(c.Op)
 	}
 	return s
 }
 
+// sharedCounts is a number for the counts that all ranks bring alike; 0 where there are none.
+func sharedCounts(c *coll.Call) (h uint64) {
+	if c.Kind.Traits().Lengths == coll.Shared {
+		for _, n := range c.Counts {
+			h = mix.Bits(h + uint64(n) + 1)
+		}
+	}
+	return h
+}
+
 func (s *signature) hash() uint64 {
 	h := uint64(0)
-	for _, v := range [...]int64{s.kind, s.typ, s.op, s.root, s.n, s.memory} {
+	for _, v := range [...]int64{s.kind, s.typ, s.op, s.root, s.n, s.memory, s.counts} {
 		h = mix.Bits(h + uint64(v))
 	}
 	return h
@@ -58,7 +72,6 @@ func (s *signature) String() string {
 	text := t.Name
 	switch {
 	case !t.Moves():
-		return text
 	case t.Lengths == coll.Own:
 		text += " of " + elem.Type(s.typ).String()
 	default:

@@ -1,0 +1,236 @@
+package spmd_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"lockstep/spmd"
+	"lockstep/spmd/spmdtest"
+)
+
+// checked runs fn in worlds with --check, on ranks that are goroutines and on ranks that are processes.
+func checked(t *testing.T, ranks int, fn func(t *testing.T, w *spmd.World)) {
+	t.Helper()
+	cfg := spmdtest.Config()
+	cfg.Check = "on"
+	t.Run("goroutines", func(t *testing.T) {
+		spmdtest.HostOnly(t, "the ranks are goroutines")
+		must(t, spmd.Local(t.Context(), cfg, ranks, func(_ context.Context, w *spmd.World) error {
+			fn(t, w)
+			return nil
+		}))
+	})
+	t.Run("processes", func(t *testing.T) {
+		spmdtest.RunAlone(t, []int{ranks}, func(t *testing.T, _ *spmd.World) {
+			w, err := spmd.Open(cfg)
+			must(t, err)
+			must(t, w.Watch())
+			fn(t, w)
+			must(t, w.Close())
+		})
+	})
+}
+
+// TestCheckNamesCounts: where ranks bring other counts, --check says which, alone and in a Group, on every rank.
+func TestCheckNamesCounts(t *testing.T) {
+	checked(t, 3, func(t *testing.T, w *spmd.World) {
+		c, rank := w.Comm(), w.Rank()
+		const n = 100
+		counts := []int{n, n, n}
+		if rank == 2 { // of the same sum, and the same for this rank
+			counts = []int{n, n - 7, n}
+			counts[0] += 7
+		}
+		each, all := alloc[int32](t, w, n), alloc[int32](t, w, 3*n)
+		const shared = "rank 0 at spmd/checked_test.go:%s: %s of 300 int32%s, counts[0] is 100; rank 2 at spmd/checked_test.go:%s: %s of 300 int32%s, counts[0] is 107 ("
+		for _, tc := range []struct {
+			name, more string
+			call       func(c spmd.Comm) error
+		}{
+			{"AllGatherV", "", func(c spmd.Comm) error { return spmd.AllGatherV(c, all, each, counts) }},
+			{"ReduceScatterV", ", sum", func(c spmd.Comm) error { return spmd.ReduceScatterV(c, each, all, counts, spmd.Sum) }},
+			{"GatherV", ", root 1", func(c spmd.Comm) error { return spmd.GatherV(c, all, each, counts, 1) }},
+			{"ScatterV", ", root 1", func(c spmd.Comm) error { return spmd.ScatterV(c, each, all, counts, 1) }},
+		} {
+			for _, grouped := range []bool{false, true} {
+				what, err := tc.name, error(nil)
+				if grouped {
+					what = "Group, collective 2 of 2: " + what
+					err = c.Group(func() error {
+						return errors.Join(spmd.AllReduce(c, each.Slice(0, 3), each.Slice(0, 3), spmd.Max), tc.call(c))
+					})
+				} else {
+					err = tc.call(c)
+				}
+				pattern := fmt.Sprintf(shared, "*", what, tc.more, "*", what, tc.more)
+				if !errors.Is(err, spmd.ErrContract) || !like(err.Error(), pattern) {
+					t.Errorf("%s on rank %d: %v\nwant %s", what, rank, err, pattern)
+				}
+			}
+		}
+		sent, received := []int{5, 6, 7}, []int{5 + rank, 5 + rank, 5 + rank}
+		if rank == 1 {
+			received = []int{6, 6, 8}
+		}
+		dst, src := alloc[int32](t, w, sumOf(received)), alloc[int32](t, w, sumOf(sent))
+		for _, grouped := range []bool{false, true} {
+			call := func() error { return spmd.AllToAllV(c, dst, src, received, sent) }
+			err := error(nil)
+			if grouped {
+				err = c.Group(call)
+			} else {
+				err = call()
+			}
+			const want = "AllToAllV: rank 2 sends 6 int32 to rank 1, which expects 8 ("
+			if !errors.Is(err, spmd.ErrContract) || !strings.Contains(err.Error(), want) {
+				t.Errorf("rank %d, in a group: %v: %v\nwant %s", rank, grouped, err, want)
+			}
+		}
+		// Other arguments that all ranks bring alike.
+		for _, tc := range []struct {
+			want string
+			call func() error
+		}{
+			{"rank 0 at *: BroadcastValue, root 0; rank 1 at *: BroadcastValue, root 1 (", func() error {
+				_, err := spmd.BroadcastValue(c, rank, min(rank, 1))
+				return err
+			}},
+			{"rank 0 at *: Broadcast of 1 int64, root 0; rank 2 at *: Broadcast of 1 int64, root 2 (", func() error {
+				_, err := spmd.BroadcastNumber(c, rank, rank/2*2)
+				return err
+			}},
+			{"Mesh: the ranks called different collectives: rank 0 has the axes [a 3 b 1], rank 1 [b 1 a 3]", func() error {
+				axes := []spmd.Axis{{Name: "a", Size: 3}, {Name: "b", Size: 1}}
+				if rank == 1 {
+					slices.Reverse(axes)
+				}
+				_, err := w.Mesh(axes...)
+				return err
+			}},
+			{"rank 0 at *: Group, collective 2 of 2: Broadcast of 300 int32, root 0; rank 1 at *: Group whose last collective is number 1 (", func() error {
+				return c.Group(func() error {
+					err := spmd.Broadcast(c, each, 0)
+					if rank != 1 {
+						err = errors.Join(err, spmd.Broadcast(c, all, 0))
+					}
+					return err
+				})
+			}},
+		} {
+			if err := tc.call(); !errors.Is(err, spmd.ErrContract) || !like(err.Error(), tc.want) {
+				t.Errorf("rank %d: %v\nwant %s", rank, err, tc.want)
+			}
+		}
+		for _, f := range []func() error{each.Free, all.Free, dst.Free, src.Free} {
+			must(t, f())
+		}
+	})
+}
+
+// like says whether a text has the parts of a pattern, which are joined by stars, in their order.
+func like(text, pattern string) bool {
+	for part := range strings.SplitSeq(pattern, "*") {
+		_, after, found := strings.Cut(text, part)
+		if !found {
+			return false
+		}
+		text = after
+	}
+	return true
+}
+
+// TestCheckedGroups: --check lets every kind of call pass that is in order, in Groups too, on ranks of every sort, for as long
+// as the program runs.
+func TestCheckedGroups(t *testing.T) {
+	t.Parallel()
+	spmdtest.HostOnly(t, "what is compared is the same on a GPU")
+	spmdtest.Ranks(t, 3)
+	for _, mode := range []string{"--check=on", "--check=sample"} {
+		for _, tc := range []struct {
+			processes int
+			args      []string
+		}{{3, nil}, {0, []string{"--ranks", "3"}}, {2, []string{"--gpus-per-process", "2"}}} {
+			if status, out := run(t, tc.processes, "checked groups", nil, append(tc.args, mode, "--timeout", "2m")...); status != 0 {
+				t.Errorf("%s, %d processes %v: status %d\n%s", mode, tc.processes, tc.args, status, out)
+			}
+		}
+	}
+}
+
+// checkedGroups makes more calls of every kind than the memory holds through which messages go, alone, in Groups that
+// block, on streams and in a graph.
+func checkedGroups(w *spmd.World) error {
+	const n, rounds = 2, 400
+	rank, size := w.Rank(), w.Size()
+	next, prev := (rank+1)%size, (rank+size-1)%size
+	var failed error
+	buffer := func(n int) spmd.Buffer[float32] {
+		b, err := spmd.Alloc[float32](w, n)
+		failed = errors.Join(failed, err)
+		return b
+	}
+	each, one, other, all, whole := buffer(n), buffer(n), buffer(n), buffer(size*n), buffer(size*n)
+	s, err := w.NewStream("groups")
+	if err = errors.Join(err, failed); err != nil {
+		return err
+	}
+	counts := slices.Repeat([]int{n}, size)
+	calls := []func(c spmd.Comm) error{
+		func(c spmd.Comm) error { return spmd.AllReduce(c, one, each, spmd.Max) },
+		func(c spmd.Comm) error { return spmd.Reduce(c, one, each, spmd.Sum, size-1) },
+		func(c spmd.Comm) error { return spmd.Broadcast(c, one, size-1) },
+		func(c spmd.Comm) error { return spmd.AllGather(c, all, each) },
+		func(c spmd.Comm) error { return spmd.ReduceScatter(c, one, whole, spmd.Min) },
+		func(c spmd.Comm) error { return spmd.AllToAll(c, all, whole) },
+		func(c spmd.Comm) error { return spmd.Gather(c, all, each, 0) },
+		func(c spmd.Comm) error { return spmd.Scatter(c, one, whole, 0) },
+		func(c spmd.Comm) error { return spmd.AllGatherV(c, all, each, counts) },
+		func(c spmd.Comm) error { return spmd.ReduceScatterV(c, one, whole, counts, spmd.Sum) },
+		func(c spmd.Comm) error { return spmd.GatherV(c, all, each, counts, 0) },
+		func(c spmd.Comm) error { return spmd.ScatterV(c, one, whole, counts, 0) },
+		func(c spmd.Comm) error { return spmd.AllToAllV(c, all, whole, counts, counts) },
+		func(c spmd.Comm) error { return spmd.Scan(c, one, each, spmd.Sum) },
+		func(c spmd.Comm) error { return spmd.ExScan(c, one, each, spmd.Sum) },
+		func(c spmd.Comm) error { return spmd.SendRecv(c, other, prev, each, next) },
+		spmd.Barrier,
+	}
+	everything := func(c spmd.Comm) func() error {
+		return func() error {
+			for _, call := range calls {
+				if err := call(c); err != nil {
+					return err
+				}
+			}
+			return errors.Join(spmd.Send(c, each, next), spmd.Recv(c, other, prev))
+		}
+	}
+	c := w.Comm()
+	on := c.On(s)
+	g, err := s.Capture(func() error { return on.Group(everything(on)) })
+	if err != nil {
+		return err
+	}
+	for range rounds {
+		if err := errors.Join(c.Group(everything(c)), on.Group(everything(on)), g.Launch(s)); err != nil {
+			return err
+		}
+		for i := range calls {
+			if err := errors.Join(calls[i](on), on.Group(func() error { return calls[i](on) })); err != nil {
+				return err
+			}
+		}
+		if rank == 0 { // a group of messages alone, between two ranks
+			err = c.Group(func() error { return spmd.Send(c, each, 1) })
+		} else if rank == 1 {
+			err = c.Group(func() error { return spmd.Recv(c, other, 0) })
+		}
+		if err := errors.Join(err, s.Synchronize()); err != nil {
+			return err
+		}
+	}
+	return errors.Join(g.Close(), s.Close())
+}
