@@ -308,6 +308,7 @@ type savedFolder struct {
 	index *index // nil where it cannot be read
 	err   error  // why
 	temp  bool   // not more than a save in progress, or left by one that did not finish
+	aside bool   // nothing that a save has made: it is never removed
 }
 
 // scan returns the checkpoints in dir, the newest first, and then those that have no
@@ -320,25 +321,59 @@ func scan(dir string) ([]savedFolder, error) {
 	}
 	var all []savedFolder
 	for _, e := range entries {
-		m := folderName.FindStringSubmatch(e.Name())
-		if m == nil || !e.IsDir() {
-			continue
+		if s, ok := lookAt(dir, e); ok {
+			all = append(all, s)
 		}
-		step, err := strconv.Atoi(m[1])
-		if err != nil || stepName(step) != "step-"+m[1] {
-			continue
-		}
-		s := savedFolder{name: e.Name(), step: step, temp: m[2] != "" && m[2] != replaced}
-		folder := filepath.Join(dir, s.name)
-		if s.temp {
-			s.err = fmt.Errorf("%s: %w", folder, errUnfinished)
-		} else if s.index, _, s.err = readIndex(folder); s.err == nil && s.index.Step != step {
-			s.index, s.err = nil, fmt.Errorf("%s: step %d", filepath.Join(folder, indexName), s.index.Step)
-		}
-		all = append(all, s)
 	}
 	slices.SortStableFunc(all, func(a, b savedFolder) int { return cmp.Compare(b.serial(), a.serial()) })
 	return all, nil
+}
+
+// lookAt looks at an entry of a folder of checkpoints; ok says whether it is one, a part of one, or looks like one.
+func lookAt(dir string, e fs.DirEntry) (s savedFolder, ok bool) {
+	folder := filepath.Join(dir, e.Name())
+	link := e.Type()&fs.ModeSymlink != 0
+	m := folderName.FindStringSubmatch(e.Name())
+	s = savedFolder{name: e.Name()}
+	if m != nil {
+		s.step, s.temp = atoi(m[1]), m[2] != "" && m[2] != replaced
+	}
+	switch {
+	case m == nil || stepName(s.step) != "step-"+m[1]: // renamed, or made by somebody else
+		s.aside, s.err = true, fmt.Errorf("%s: a checkpoint, but not by its name: that of step 100 is %s", folder, stepName(100))
+		return s, looksSaved.MatchString(s.name) && (link || e.IsDir()) && isThere(filepath.Join(folder, markerName))
+	case link:
+		if !isThere(folder + "/.") {
+			s.aside, s.err = true, fmt.Errorf("%s: a link that leads to no folder", folder)
+			return s, true
+		}
+	case !e.IsDir():
+		return s, false
+	}
+	if s.temp {
+		s.err = fmt.Errorf("%s: %w", folder, errUnfinished)
+		return s, true
+	}
+	switch s.index, _, s.err = readIndex(folder); {
+	case s.err == nil && s.index.Step != s.step:
+		s.index, s.err = nil, fmt.Errorf("%s: step %d", filepath.Join(folder, indexName), s.index.Step)
+	case link && errors.Is(s.err, errUnfinished): // no save makes a link
+		s.aside, s.err = true, fmt.Errorf("%s: a link to a folder without a checkpoint", folder)
+	}
+	return s, true
+}
+
+// looksSaved is how names begin of what somebody may have made of a checkpoint.
+var looksSaved = regexp.MustCompile(`^step-\d`)
+
+// atoi is strconv.Atoi of digits that are few enough.
+func atoi(digits string) int {
+	n, _ := strconv.Atoi(digits)
+	return n
+}
+
+func isThere(path string) bool {
+	return files.Do("look at "+path, func() error { _, err := os.Stat(path); return err }) == nil
 }
 
 func (s *savedFolder) serial() int {
@@ -350,8 +385,11 @@ func (s *savedFolder) serial() int {
 
 // removeFolder removes a checkpoint, or what a save left of one, marker first: what
 // remains when the program ends in the middle is not complete. A folder that holds
-// anything else is left as it is.
+// anything else is left as it is, and so is what a link leads to.
 func removeFolder(folder string) error {
+	if info, err := os.Lstat(folder); err == nil && info.Mode().Type() == fs.ModeSymlink {
+		return remove(folder)
+	}
 	entries, err := os.ReadDir(folder)
 	if err != nil {
 		if errors.Is(err, fs.ErrNotExist) {

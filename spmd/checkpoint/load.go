@@ -20,13 +20,13 @@ import (
 
 // Load puts the newest checkpoint that every rank finds complete and undamaged into the
 // items, and returns its step. What was saved as meta goes into *meta, unless meta is nil.
-// The newest is the one that was saved last, whatever its step. Load passes over checkpoints
-// that are damaged or not complete, with a warning that names the file. Work on the items'
-// buffers must have finished.
+// The newest is the one that was saved last, whatever its step. Links are followed. Load passes
+// over checkpoints that are damaged or not complete, with a warning that names the file, and
+// over what only looks like one. Work on the items' buffers must have finished.
 //
 // A checkpoint may hold more arrays than the items. It is an error where it lacks an item,
-// or has it with another type or number of elements, and where every checkpoint of the
-// folder is damaged. Where there is none at all the error is ErrNotFound, and the buffers
+// or has it with another type or number of elements, and where the folder has only what is
+// damaged or looks like a checkpoint. Where there is none at all the error is ErrNotFound, and the buffers
 // are as they were.
 //
 // Collective over all ranks, blocking: all give the same items, in one order.

@@ -190,7 +190,7 @@ func (m *Manager) prune(s *saving) {
 	for _, k := range all {
 		good := k.index != nil && !m.damaged[k.name]
 		switch {
-		case s != nil && k.name == filepath.Base(s.temp):
+		case k.aside, s != nil && k.name == filepath.Base(s.temp):
 		case good && len(kept) < m.cfg.Keep && !kept[k.step]:
 			kept[k.step] = true
 		case good, errors.Is(k.err, errUnfinished), len(kept) >= m.cfg.Keep:
