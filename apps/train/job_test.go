@@ -112,6 +112,7 @@ func compareSteps(t *testing.T, g, w run.StepRecord, bound float64) {
 type job struct {
 	cmd    *exec.Cmd
 	ended  chan struct{}
+	own    string // what of its end is Open MPI's own, once it has ended
 	out    *bufio.Scanner
 	stderr logged
 	told
@@ -175,8 +176,8 @@ func beginBy(t *testing.T, launcher []string, ranks int, env []string, args ...s
 	}
 	go func() {
 		defer close(j.ended)
-		j.cmd.Wait() // its error is the status
-		w.Close()    // the ranks have closed theirs
+		j.own, _ = mpirun.Wait(j.cmd, j.stderr.String) // its error is the status
+		w.Close()                                      // the ranks have closed theirs
 	}()
 	t.Cleanup(func() {
 		cancel()

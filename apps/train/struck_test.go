@@ -158,6 +158,10 @@ func (r *struck) strike(t *testing.T, signal syscall.Signal) (how string) {
 		if !stopped.MatchString(log) {
 			how = "a rank is missing at the start"
 		}
+	case j.own != "":
+		t.Logf("Open MPI's own: %s", j.own)
+		how = "Open MPI's own end went wrong"
+		r.missed = true
 	default:
 		fail("nothing says what happened")
 	}

@@ -15,12 +15,10 @@ import (
 // opal_os_dirpath_create and opal_os_dirpath_destroy.
 func HoldSessions(tmp, name string) (release func()) {
 	none := func() {}
-	host, err := os.Hostname()
+	sessions, err := sessionsIn(tmp)
 	if err != nil {
 		return none // mpirun has no session of this name either
 	}
-	host, _, _ = strings.Cut(host, ".")
-	sessions := filepath.Join(tmp, fmt.Sprintf("ompi.%s.%d", host, os.Getuid()))
 	held := filepath.Join(sessions, name)
 	for range 10 { // another may remove sessions before held is in it
 		if err = os.MkdirAll(held, 0o700); !errors.Is(err, fs.ErrNotExist) {
@@ -34,4 +32,23 @@ func HoldSessions(tmp, name string) (release func()) {
 		_ = os.Remove(held)
 		_ = os.Remove(sessions) // where another job runs it is not empty, and stays
 	}
+}
+
+// RemoveSession removes the folder of the session of the mpirun that was process pid: one that crashed, or was killed, has left
+// it. Source: Open MPI 4.1, orte/util/session_dir.c.
+func RemoveSession(tmp string, pid int) {
+	if sessions, err := sessionsIn(tmp); err == nil {
+		_ = os.RemoveAll(filepath.Join(sessions, fmt.Sprintf("pid.%d", pid))) // files of a session take memory, and do no other harm
+		_ = os.Remove(sessions)                                               // where another job runs it is not empty, and stays
+	}
+}
+
+// sessionsIn is the folder in tmp in which Open MPI 4 has its sessions.
+func sessionsIn(tmp string) (string, error) {
+	host, err := os.Hostname()
+	if err != nil {
+		return "", err
+	}
+	host, _, _ = strings.Cut(host, ".")
+	return filepath.Join(tmp, fmt.Sprintf("ompi.%s.%d", host, os.Getuid())), nil
 }

@@ -266,7 +266,11 @@ func TestHelperEnd(t *testing.T) {
 	if os.Getenv(envHelper) == "" {
 		t.Skip("helper of TestJobEnd")
 	}
-	Run(t, []int{3}, func(*testing.T) {
+	ranks := []int{3}
+	if os.Getenv(envEnd) == "3 jobs" {
+		ranks = []int{2, 3, 4}
+	}
+	Run(t, ranks, func(*testing.T) {
 		last := func() error { return nil }
 		switch how := os.Getenv(envEnd); {
 		case how == "without AtEnd":
@@ -307,6 +311,7 @@ func TestJobEnd(t *testing.T) {
 		{"a rank that exits", "exit", "", "rank 1 did not say that it ended well", ""},
 		{"a rank that exits, seen", "exit", "echo '" + missed + "'; exit 1", "mpirun| node here exiting improperly", ""},
 		{"missed", "", "echo '" + missed + "'; exit 1", "", "mpirun may have missed the end of a rank"},
+		{"missed three times", "3 jobs", "echo '" + missed + "'; exit 1", "Open MPI's own, 3 times: mpirun may have missed the end of a rank", ""},
 		{"missed, and more", "", "echo '" + missed + "'; echo and more; exit 1", "mpirun| and more", ""},
 		{"missed, and another status", "", "echo '" + missed + "'; exit 3", "exit status 3", ""},
 		{"another reason", "", "echo 'no more room'; exit 1", "mpirun| no more room", ""},

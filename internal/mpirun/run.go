@@ -118,19 +118,20 @@ func (o outcome) judge(t *testing.T, test string) {
 
 const noLauncher = "a test on several ranks needs MPI's launcher: %v"
 
-// alone runs the named test in a job of its own. Where all ranks passed and mpirun may have missed their end, it does so
-// once more: nothing else says that they came through MPI_Finalize.
-func alone(t *testing.T, test string, n int) outcome {
+// alone runs the named test in a job of its own. Where all ranks passed, and only Open MPI's own end goes wrong, it does so
+// again: nothing else says that they came through MPI_Finalize.
+func alone(t *testing.T, test string, n int) (o outcome) {
 	t.Helper()
-	o := aloneOnce(t, test, n)
-	if o.err != nil && o.passed+o.skipped == n && MissedEnd(o.own) {
-		t.Logf("once more, since mpirun may have missed the end of a rank:\n%s", report(nil, o.own))
-		o = aloneOnce(t, test, n)
-	}
+	Again(t, func() (own string) {
+		if o, own = aloneOnce(t, test, n); o.passed+o.skipped != n {
+			own = ""
+		}
+		return own
+	})
 	return o
 }
 
-func aloneOnce(t *testing.T, test string, n int) outcome {
+func aloneOnce(t *testing.T, test string, n int) (o outcome, ofOpenMPI string) {
 	t.Helper()
 	limit := limitOf(t)
 	ctx, cancel := context.WithTimeout(t.Context(), limit+reportGrace)
@@ -145,10 +146,10 @@ func aloneOnce(t *testing.T, test string, n int) outcome {
 	if err != nil {
 		t.Fatalf(noLauncher, err)
 	}
-	err = cmd.Wait()
+	ofOpenMPI, err = Wait(cmd, own.String)
 	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // whatever mpirun left behind in its group
 
-	o := outcome{late: errors.Is(ctx.Err(), context.DeadlineExceeded), limit: limit, err: err, out: outputs(dir, n), own: own.String()}
+	o = outcome{late: errors.Is(ctx.Err(), context.DeadlineExceeded), limit: limit, err: err, out: outputs(dir, n), own: own.String()}
 	for _, out := range o.out {
 		switch {
 		case hasLine(out, markPassed):
@@ -157,7 +158,7 @@ func aloneOnce(t *testing.T, test string, n int) outcome {
 			o.skipped++
 		}
 	}
-	return o
+	return o, ofOpenMPI
 }
 
 // outputs reads what the ranks of a job have written; one that never got to fn has none.

@@ -139,7 +139,7 @@ func (o *options) plan(s site, prog []string) (launcherHere, job, error) {
 func run(l Line, j job, logs string, signals <-chan os.Signal) (outcome, error) {
 	begun := time.Now()
 	if l.Launcher == "openmpi4" {
-		defer launcher.HoldSessions(os.TempDir(), fmt.Sprintf("launch.%d", os.Getpid()))()
+		defer holdSessions(os.Getpid())()
 	}
 	if j.here { // signals reach the ranks from here: mpirun kills nobody a second later
 		if err := os.Setenv(launcher.KillVariable, "60"); err != nil {
@@ -201,6 +201,9 @@ func run(l Line, j job, logs string, signals <-chan os.Signal) (outcome, error) 
 	forwarding.Wait()
 	watch.dismiss()
 	killOrphans()
+	if l.Launcher == "openmpi4" {
+		launcher.RemoveSession(os.TempDir(), cmd.Process.Pid) // where it has crashed or was killed
+	}
 	out.close()
 	err = status(words[0], err)
 	if err != nil {
@@ -210,6 +213,11 @@ func run(l Line, j job, logs string, signals <-chan os.Signal) (outcome, error) 
 		e = out.why(e, err, j.ranks)
 	}
 	return e, err
+}
+
+// holdSessions is launcher.HoldSessions for a launch run.
+func holdSessions(pid int) (release func()) {
+	return launcher.HoldSessions(os.TempDir(), fmt.Sprintf("launch.%d", pid))
 }
 
 // status is how a launcher has ended, as an exit status where it has one.
@@ -257,10 +265,10 @@ func (w watcher) dismiss() {
 }
 
 // guard is the watcher's process. It reads process ids until the last of them is 0, or until nobody is there to write one:
-// then it kills the process that was named last, and all below it.
+// then it kills the process that was named last, and all below it, and removes what that has left of Open MPI's session.
 func guard(from io.Reader) error {
 	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
-	pid, last := 0, 0
+	pid, last, launch := 0, 0, os.Getppid()
 	for {
 		if _, err := fmt.Fscan(from, &last); err != nil {
 			break
@@ -269,6 +277,8 @@ func guard(from io.Reader) error {
 	}
 	if pid > 0 {
 		kill(append(descendants(pid), process{pid: pid}), syscall.SIGKILL)
+		defer holdSessions(launch)()
+		launcher.RemoveSession(os.TempDir(), pid)
 	}
 	return nil
 }

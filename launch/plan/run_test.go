@@ -165,6 +165,7 @@ type running struct {
 	lines  *bufio.Scanner
 	all    strings.Builder
 	marker string
+	tmp    string // its TMPDIR
 }
 
 // startJob starts launch with a word in the environment by which all of its processes can be found.
@@ -176,8 +177,8 @@ func startJob(t *testing.T, args ...string) *running {
 // startCommand starts a command that becomes launch.
 func startCommand(t *testing.T, cmd *exec.Cmd) *running {
 	t.Helper()
-	r := &running{cmd: cmd, marker: "PLAN_TEST_MARK=" + t.TempDir()}
-	r.cmd.Env = append(os.Environ(), r.marker)
+	r := &running{cmd: cmd, marker: "PLAN_TEST_MARK=" + t.TempDir(), tmp: t.TempDir()}
+	r.cmd.Env = append(os.Environ(), r.marker, "TMPDIR="+r.tmp)
 	out, err := r.cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -243,6 +244,14 @@ func (r *running) awaitNone(t *testing.T) {
 	}
 }
 
+// noFiles fails the test where launch has left something in its TMPDIR, or what it started.
+func (r *running) noFiles(t *testing.T) {
+	t.Helper()
+	if left, err := filepath.Glob(filepath.Join(r.tmp, "*/*")); err != nil || len(left) > 0 {
+		t.Errorf("files are left: %v, %v", left, err)
+	}
+}
+
 func TestSignals(t *testing.T) {
 	for _, w := range installed(t) {
 		for name, sig := range map[string]syscall.Signal{
@@ -297,6 +306,9 @@ func TestSignals(t *testing.T) {
 			if status := r.status(t); status != 128+9 {
 				t.Errorf("status %d: %s", status, r.all.String())
 			}
+			if w.name != "openmpi5" {
+				r.noFiles(t)
+			}
 		})
 		t.Run(w.name+" launch killed", func(t *testing.T) {
 			t.Parallel()
@@ -305,6 +317,9 @@ func TestSignals(t *testing.T) {
 			r.signal(t, syscall.SIGKILL)
 			r.status(t)
 			r.awaitNone(t)
+			if w.name != "openmpi5" {
+				r.noFiles(t)
+			}
 		})
 	}
 }

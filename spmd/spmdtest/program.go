@@ -80,19 +80,18 @@ func Command(ctx context.Context, t *testing.T, ranks int, env []string, args ..
 }
 
 // Program runs Command and returns how it ended. It fails the test when the program
-// does not end by itself, see mpirun.Limit. Where Open MPI may have missed that the ranks ended well, it runs
-// once more. Where a --timeout is too short for the start on a machine that is busy with other things, it
+// does not end by itself, see mpirun.Limit. Where only Open MPI's own end goes wrong it runs again, see mpirun.Again. Where a --timeout is too short for the start on a machine that is busy with other things, it
 // runs again with twice as much.
 func Program(t *testing.T, ranks int, env []string, args ...string) Ended {
 	t.Helper()
-	e := program(t, ranks, env, args)
-	for args := slices.Clone(args); lengthen(args, e.Stderr); {
-		e = program(t, ranks, env, args)
-	}
-	if e.Status == 1 && mpirun.MissedEnd(e.Stderr) {
-		t.Logf("once more, since mpirun may have missed the end of a rank:\n%s", e.Stderr)
-		return program(t, ranks, env, args)
-	}
+	var e Ended
+	mpirun.Again(t, func() (own string) {
+		e, own = program(t, ranks, env, args)
+		for args := slices.Clone(args); lengthen(args, e.Stderr); {
+			e, own = program(t, ranks, env, args)
+		}
+		return own
+	})
 	return e
 }
 
@@ -110,7 +109,7 @@ func lengthen(args []string, stderr string) bool {
 	return true
 }
 
-func program(t *testing.T, ranks int, env []string, args []string) Ended {
+func program(t *testing.T, ranks int, env []string, args []string) (e Ended, own string) {
 	t.Helper()
 	started := Turn()
 	defer started()
@@ -118,14 +117,17 @@ func program(t *testing.T, ranks int, env []string, args []string) Ended {
 	cmd := Command(ctx, t, ranks, env, args...)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &firstWrite{&out, started}, &firstWrite{&errs, started}
-	err := cmd.Run()
+	err := cmd.Start()
+	if err == nil {
+		own, err = mpirun.Wait(cmd, errs.String)
+	}
 	if ctx.Err() != nil {
 		t.Fatalf("%v did not end by itself\n%s%s", args, &out, &errs)
 	}
 	if cmd.ProcessState == nil {
 		t.Fatal(err)
 	}
-	return Ended{cmd.ProcessState.ExitCode(), out.String(), errs.String()}
+	return Ended{cmd.ProcessState.ExitCode(), out.String(), errs.String()}, own
 }
 
 // turns is who may start a program.

@@ -1,0 +1,103 @@
+package mpirun
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"lockstep/internal/fakelib"
+)
+
+// Where mpirun crashes in its own end, after its ranks, Wait says so, and no session of it is left.
+func TestWaitCrash(t *testing.T) {
+	t.Parallel()
+	if out, err := exec.Command(executable(), "--version").Output(); err != nil || !strings.Contains(string(out), "Open MPI) 4.") {
+		t.Skipf("not Open MPI 4: %v, %s", err, out)
+	}
+	double := fakelib.Build(t, t.TempDir(), "libcrash.so", filepath.Join("testdata", "crashatend.c"))
+	for _, tc := range []struct{ crash, prog, want string }{
+		{"1", "true", "mpirun crashed in PMIx_server_finalize"},
+		{"0", "true", ""},
+		{"0", "false", ""},
+	} {
+		tmp, err := os.MkdirTemp("", "own") // a short name, for sockets
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer os.RemoveAll(tmp)
+		cmd := Command(Patience(t), 2, tc.prog)
+		cmd.Env = append(cmd.Env, "LD_PRELOAD="+double, "CRASH_AT_END="+tc.crash, "TMPDIR="+tmp)
+		out, own, err := Output(cmd)
+		if own != tc.want || (err == nil) != (tc.want == "" && tc.prog == "true") {
+			t.Errorf("%+v: %q, %v\n%s", tc, own, err, out)
+		}
+		if left, err := os.ReadDir(tmp); err != nil || len(left) > 0 {
+			t.Errorf("%+v: left are %v, %v", tc, left, err)
+		}
+	}
+}
+
+// An mpirun that goes on without ranks is killed, one that still has some or has had none is not.
+func TestEndLone(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		script string
+		killed bool
+	}{
+		{"sleep 0.6; read x", true},
+		{"sleep 0.6 & read x", true}, // a zombie
+		{"sleep 1000 & read x", false},
+		{"read x", false},
+	} {
+		t.Run(tc.script, func(t *testing.T) {
+			t.Parallel()
+			cmd := exec.Command("sh", "-c", tc.script)
+			cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+			in, err := cmd.StdinPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := Start(cmd); err != nil {
+				t.Fatal(err)
+			}
+			ended := make(chan struct{})
+			if !tc.killed {
+				time.AfterFunc(8*lookEvery, func() { close(ended) })
+			}
+			gone := make(chan error)
+			go func() {
+				err := cmd.Wait()
+				if tc.killed {
+					close(ended)
+				}
+				gone <- err
+			}()
+			if killed := endLone(cmd.Process.Pid, 2*lookEvery, ended); killed != tc.killed {
+				t.Errorf("killed %v", killed)
+			}
+			_ = in.Close()
+			_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+			<-gone
+		})
+	}
+}
+
+// Each attempt that Open MPI's own end spoils is told, and three are enough.
+func TestAgain(t *testing.T) {
+	for _, bad := range []int{0, 1, 3, 9} {
+		n := 0
+		Again(t, func() string {
+			if n++; n <= bad {
+				return "spoilt"
+			}
+			return ""
+		})
+		if want := min(bad+1, tries); n != want {
+			t.Errorf("%d tries after %d bad ones, want %d", n, bad, want)
+		}
+	}
+}
