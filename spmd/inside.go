@@ -28,6 +28,7 @@ func init() {
 		return a.Mark, func() error { return a.Wait(s.Synchronize) }, err
 	}
 	inside.Bytes = func(b any) Buffer[uint8] { return b.(anyBuffer).bytes() }
+	inside.Explain = func(w *World, fn func() string) { w.in.Explain(fn) }
 	inside.Scratch = func(s *Stream, t elem.Type, n int) (Arg, error) {
 		p, err := s.s.Q.Scratch(n * t.Size())
 		return Arg{exec.Arg{Ptr: p, N: n, Type: t, Kind: exec.BufferArg}}, err

@@ -8,6 +8,7 @@ import (
 	"lockstep/internal/ccall"
 	"lockstep/internal/elem"
 	"lockstep/internal/kernels"
+	"lockstep/spmd/internal/calls"
 	"lockstep/spmd/internal/exec"
 )
 
@@ -111,22 +112,44 @@ func I32(v int) Arg {
 	if int(int32(v)) != v {
 		panic(fmt.Sprintf("spmd: I32(%d) does not fit 32 bits", v))
 	}
-	return number(int32(v))
+	return Scalar(int32(v))
 }
 
 // I64 passes v to a parameter of type long long.
-func I64(v int) Arg { return number(int64(v)) }
+func I64(v int) Arg { return Scalar(int64(v)) }
 
 // U64 passes v to a parameter of type unsigned long long.
-func U64(v uint64) Arg { return number(v) }
+func U64(v uint64) Arg { return Scalar(v) }
 
 // F32 passes v to a parameter of type float.
-func F32(v float32) Arg { return number(v) }
+func F32(v float32) Arg { return Scalar(v) }
 
 // F64 passes v to a parameter of type double.
-func F64(v float64) Arg { return number(v) }
+func F64(v float64) Arg { return Scalar(v) }
 
-func number[T Elem](v T) Arg { return Arg{exec.Number(elem.Of[T](), v)} }
+// Bool passes v to a parameter of type bool.
+func Bool(v bool) Arg {
+	if v {
+		return Scalar(uint8(1))
+	}
+	return Scalar(uint8(0))
+}
+
+// Scalar passes v to a parameter of the type in C++ that Elem names, such as uint8_t or bf16.
+func Scalar[T Elem](v T) Arg { return Arg{exec.Number(elem.Of[T](), v)} }
+
+// Len returns how many elements a has, which is made of a buffer; -1 where it is not.
+func (a *Arg) Len() int {
+	if a.a.Kind != exec.BufferArg {
+		return -1
+	}
+	return a.a.N
+}
+
+// Overlaps says whether a and b are made of buffers that share memory.
+func (a *Arg) Overlaps(b *Arg) bool {
+	return a.Len() > 0 && b.Len() > 0 && calls.Overlap(a.a.Ptr, a.a.N*a.a.Type.Size(), b.a.Ptr, b.a.N*b.a.Type.Size())
+}
 
 // Struct passes a copy of v to a parameter that is a struct of the same layout, of at
 // most 4,096 bytes, best declared const __grid_constant__. It allocates: make it once
@@ -151,6 +174,12 @@ func (a Args) F32(i int) float32 { return value[float32](a, i) }
 
 // F64 returns argument i, passed by F64.
 func (a Args) F64(i int) float64 { return value[float64](a, i) }
+
+// Bool returns argument i, passed by Bool.
+func (a Args) Bool(i int) bool { return value[uint8](a, i) != 0 }
+
+// ArgScalar returns argument i, passed by Scalar.
+func ArgScalar[T Elem](a Args, i int) T { return value[T](a, i) }
 
 func value[T Elem](a Args, i int) T { return exec.Value[T](a.list, i, elem.Of[T]()) }
 

@@ -41,6 +41,12 @@ func NewLibrary(name string, gpu func(LibraryCall) error, host func(Args) error,
 	return l
 }
 
+// OnlyKernels says that gpu does nothing but launch kernels, so that --device emulate can run it. It returns l.
+func (l *Library) OnlyKernels() *Library {
+	l.lib.OnlyKernels = true
+	return l
+}
+
 // LibraryCall is one call of a Library on a GPU. It is valid until the function that
 // was given it returns.
 type LibraryCall struct {

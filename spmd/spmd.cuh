@@ -37,8 +37,13 @@ SPMD_FN float to_float(f16 x) {
 		return __uint_as_float((uint32_t)(x.bits & 0x8000) << 16 | 0x7f800000u | (uint32_t)(x.bits & 0x3ff) << 13);
 	}
 	float r;
+#ifdef SPMD_EMULATED
+	r = __uint_as_float((uint32_t)(x.bits & 0x7fff) << 13) * 0x1p112f;
+	return x.bits >> 15 ? -r : r;
+#else
 	asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(x.bits));
 	return r;
+#endif
 }
 
 SPMD_FN float to_float(f8e5m2 x) { return to_float(f16{(uint16_t)(x.bits << 8)}); }
@@ -74,7 +79,15 @@ template <> __device__ __forceinline__ f16 from_float<f16>(float x) {
 		uint32_t payload = b >> 13 & 0x3ff; // without its low bits a NaN must not become infinity
 		r.bits = b >> 16 & 0x8000 | 0x7c00 | (payload ? payload : 0x200);
 	} else {
+#ifdef SPMD_EMULATED
+		uint32_t size = b & 0x7fffffffu, whole = size - 0x38000000u;
+		// A subnormal is the bits of a sum whose last place has the unit of subnormals.
+		uint32_t v = size >= 0x47800000u ? 0x7c00 : size < 0x38800000u ? __float_as_uint(__uint_as_float(size) + 0.5f) - 0x3f000000u
+		           : (whole + 0xfff + (whole >> 13 & 1)) >> 13;
+		r.bits = (uint16_t)(b >> 16 & 0x8000 | v);
+#else
 		asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r.bits) : "f"(x));
+#endif
 	}
 	return r;
 }

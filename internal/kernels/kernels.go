@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"lockstep/cuda/nvrtc"
 )
@@ -36,7 +37,24 @@ func (s *Source) Key() string {
 // Options are those of the compiler, for a compute capability.
 func (s *Source) Options(capability int) nvrtc.Options {
 	expressions := slices.DeleteFunc(slices.Clone(s.Names), func(n string) bool { return !IsExpression(n) })
-	return nvrtc.Options{Capability: capability, Headers: Headers, Flags: s.Flags, ArchSpecific: s.ArchSpecific, Names: expressions}
+	return nvrtc.Options{Capability: capability, Headers: Headers, Flags: s.AllFlags(), ArchSpecific: s.ArchSpecific, Names: expressions}
+}
+
+// bounds says whether kernels in Go compare their indices with lengths.
+var bounds atomic.Bool
+
+// CheckBounds has kernels in Go that are compiled from now on compare their indices with lengths.
+func CheckBounds() { bounds.Store(true) }
+
+// Bounds says whether CheckBounds was called.
+func Bounds() bool { return bounds.Load() }
+
+// AllFlags are those of the compiler.
+func (s *Source) AllFlags() []string {
+	if Bounds() && strings.Contains(s.Text, "\"spmd_go.cuh\"") {
+		return append(slices.Clone(s.Flags), "-DSPMD_BOUNDS")
+	}
+	return s.Flags
 }
 
 // IsExpression says whether the name of a kernel is a name expression of NVRTC.
@@ -50,12 +68,19 @@ var (
 	list []Source
 )
 
-// Add notes the kernels of a source, as declared by the caller of its caller. Without text there is nothing to compile.
+// between is the package that declares kernels for those that call it.
+const between = "lockstep/spmd/gokernel"
+
+// Add notes the kernels of a source, as declared by the caller of its caller, or where that declares kernels for others, by
+// whom it does so. Without text there is nothing to compile.
 func Add(s Source) {
 	if s.Text == "" {
 		return
 	}
 	by := Package(2)
+	for skip := 3; by == between; skip++ {
+		by = Package(skip)
+	}
 	mu.Lock()
 	defer mu.Unlock()
 	for i := range list {

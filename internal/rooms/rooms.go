@@ -40,8 +40,9 @@ var house = []room{
 		[]string{"helpers", "facade", "basics"}},
 	{"launch", "start and diagnose a job", []string{"launch", "launch/*"},
 		[]string{"job", "mpi", "libraries", "basics"}},
-	{"helpers", "on top of spmd", []string{"spmd/attention", "spmd/blas", "spmd/checkpoint", "spmd/ddp", "spmd/progress", "spmd/runfolder", "spmd/timing"},
+	{"helpers", "on top of spmd", []string{"spmd/attention", "spmd/blas", "spmd/checkpoint", "spmd/ddp", "spmd/gokernel", "spmd/gokernel/sample", "spmd/progress", "spmd/runfolder", "spmd/timing"},
 		[]string{"facade", "inside", "control", "libraries", "basics"}},
+	{"generator", "kernels in Go become CUDA", []string{"spmd/spmdgen"}, []string{"basics"}},
 	{"tests", "tests on several ranks", []string{"spmd/spmdtest", "internal/mpirun", "internal/pty", "internal/fakelib", "internal/commtest", "internal/devtest", "internal/rooms"},
 		[]string{"facade", "node", "mpi", "libraries", "basics"}},
 	{"facade", "what applications import", []string{"spmd"},
@@ -71,10 +72,10 @@ var house = []room{
 		[]string{"basics"}},
 	{"mpi", "MPI on host and device memory", []string{"cudampi", "internal/transfer", "internal/devkernel"},
 		[]string{"libraries", "basics"}},
-	{"libraries", "bound at run time, and the host's kernels", []string{"cuda", "cuda/*", "nccl", "host", "internal/kernels"},
+	{"libraries", "bound at run time, and the host's kernels", []string{"cuda", "cuda/*", "nccl", "host", "internal/kernels", "internal/emulate"},
 		[]string{"basics"}},
 	{"basics", "element types, errors, loading, text", []string{"internal/ccall", "internal/dl", "internal/elem", "internal/launcher",
-		"internal/figure", "internal/help", "internal/mix", "internal/nearest", "internal/outfile", "internal/plain", "internal/procfs", "internal/ranges", "internal/runlog", "internal/safetensors", "internal/stepdir", "internal/terminal", "internal/version"}, nil},
+		"internal/figure", "internal/help", "internal/mix", "internal/nearest", "internal/outfile", "internal/plain", "internal/procfs", "internal/ranges", "internal/runlog", "internal/safetensors", "internal/stepdir", "internal/terminal", "internal/translate", "internal/version"}, nil},
 }
 
 // pkg is a package as go list tells of it. Paths are below the module.

@@ -8,13 +8,18 @@ import (
 
 	"lockstep/cuda/nvrtc"
 	"lockstep/internal/kernels"
+	"lockstep/internal/translate"
 )
 
 // CompileKernels compiles the CUDA sources of which the package under test declares kernels in
 // package variables, for sm_80 and sm_90, with the real compiler: NVRTC needs no GPU. What has been
 // compiled is kept in the cache of kernels that programs use, and not compiled again. It
-// skips the test with the reason where there is no NVRTC.
+// skips the test with the reason where there is no NVRTC. Before that it compares what
+// spmdgen has written for the package's kernels in Go with these kernels.
 func CompileKernels(t *testing.T) {
+	if err := translate.Fresh("."); err != nil {
+		t.Error(err)
+	}
 	if err := nvrtc.Load(); err != nil {
 		t.Skip(err)
 	}

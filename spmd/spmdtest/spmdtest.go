@@ -21,7 +21,7 @@
 // on every rank too. What a test changes in its process, such as a package variable, it restores with t.Cleanup.
 //
 // Tests run in host memory. The variable SPMDTEST_DEVICE=cuda puts the same tests
-// on GPUs, SPMDTEST_COLLECTIVES=mpi has MPI carry their buffers, SPMDTEST_SYMMETRIC=always
+// on GPUs, SPMDTEST_DEVICE=emulate runs their kernels from the CUDA source on the host, SPMDTEST_COLLECTIVES=mpi has MPI carry their buffers, SPMDTEST_SYMMETRIC=always
 // has NCCL's symmetric kernels carry what they can, SPMDTEST_RANKS=2 limits tests to
 // that number of ranks, and SPMDTEST_SUMMARY=on and SPMDTEST_TRACE=FILE are those flags; make test-gpu sets the first and the last. A collective that
 // does not end within five minutes, or what SPMDTEST_TIMEOUT says, ends its job with a
@@ -141,7 +141,7 @@ func run(t *testing.T, ranks []int, start func(*testing.T, []int, func(*testing.
 		if err != nil {
 			t.Fatal(err)
 		}
-		if (Device() == "host") != w.OnHost() {
+		if (Device() == "cuda") == w.OnHost() {
 			t.Fatalf("SPMDTEST_DEVICE=%s, but the device is %s", Device(), w.Device())
 		}
 		mpirun.OnFail = func() { w.Abort(1) }

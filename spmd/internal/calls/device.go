@@ -17,11 +17,18 @@ import (
 func onGPU(q exec.Queue) *cudaexec.Queue { return q.(*cudaexec.Queue) }
 
 // StreamOf is the CUDA stream of a queue of a GPU.
-func StreamOf(q exec.Queue) *cuda.Stream { return onGPU(q).Stream() }
+func StreamOf(q exec.Queue) *cuda.Stream {
+	if _, ok := q.(*cudaexec.Queue); !ok {
+		return nil // where kernels are emulated
+	}
+	return onGPU(q).Stream()
+}
 
 // LaunchAtOnce enqueues a kernel within a command of a queue of a GPU.
 func LaunchAtOnce(q exec.Queue, k *exec.Kernel, g exec.Grid, args []exec.Arg) error {
-	return onGPU(q).Launch(k, g, args)
+	return q.(interface {
+		Launch(*exec.Kernel, exec.Grid, []exec.Arg) error
+	}).Launch(k, g, args)
 }
 
 // CUDA is the GPU that the rank's buffers and streams are on; nil where that is the host.

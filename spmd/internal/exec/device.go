@@ -1,8 +1,10 @@
 package exec
 
 import (
+	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -112,6 +114,22 @@ func (s *Queues) Marks() (ends []Point) {
 		}
 	}
 	return ends
+}
+
+// Explanation adds to a failure of a device what a kernel has found.
+type Explanation struct{ fn atomic.Pointer[func() string] }
+
+// Set has fn say what was found; "" is nothing.
+func (e *Explanation) Set(fn func() string) { e.fn.Store(&fn) }
+
+// Of returns a failure with what was found.
+func (e *Explanation) Of(err error) error {
+	if fn := e.fn.Load(); fn != nil {
+		if text := (*fn)(); text != "" {
+			return fmt.Errorf("%s: %w", text, err)
+		}
+	}
+	return err
 }
 
 // Scratch is memory for the commands of one queue, or of one lane of a capture, one after the other.

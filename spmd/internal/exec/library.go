@@ -14,8 +14,10 @@ type Library struct {
 	// asked for. nil where the library has no such form.
 	Device func(q Queue, args []Arg, work unsafe.Pointer, bytes int) error
 	Host   func([]Arg) error // the same on the host; nil where there is none
-	Closed atomic.Bool
-	ready  atomic.Pointer[[]any]
+	// OnlyKernels says that Device does nothing but launch Kernels.
+	OnlyKernels bool
+	Closed      atomic.Bool
+	ready       atomic.Pointer[[]any]
 }
 
 // ReadyOn says whether the library has been called on a device.

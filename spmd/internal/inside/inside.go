@@ -60,4 +60,6 @@ var (
 	// Scratch is a func(s *spmd.Stream, t elem.Type, n int) (spmd.Arg, error): device memory of n elements, as an argument of
 	// kernels, for the next commands of s. What follows them in stream order may use it again.
 	Scratch any
+	// Explain is a func(w *spmd.World, fn func() string): what fn returns is put before the failures of the device's streams.
+	Explain any
 )

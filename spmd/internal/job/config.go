@@ -22,7 +22,7 @@ import (
 
 // Config is what the common flags set. spmd.Config has the same fields and says what they mean.
 type Config struct {
-	Device      string // auto, cuda or host
+	Device      string // auto, cuda, host or emulate
 	Collectives string // auto, nccl, mpi, mpi-staged, mpi-aware, mpi-peer or host-staged
 	JSON        string // file that Emit appends to; "-" is standard output
 	LogLevel    string // trace, debug, info, warn or error
@@ -54,14 +54,25 @@ func (c *Config) Limit() time.Duration {
 }
 
 // CheckModes are the values of --check.
-var CheckModes = []string{"off", "sample", "on", "both"}
+var CheckModes = []string{"off", "sample", "on", "both", "bounds"}
+
+// Compares is the place of --check among the modes that compare calls; 0 where it compares none.
+func (c *Config) Compares() int {
+	if c.Check == "bounds" {
+		return 0
+	}
+	return slices.Index(CheckModes, c.Check)
+}
+
+// OnHost says whether --device asks for host memory.
+func (c *Config) OnHost() bool { return c.Device == "host" || c.Device == "emulate" }
 
 // throughMPI says whether --collectives asks for MPI.
 func (c *Config) throughMPI() bool { return strings.HasPrefix(c.Collectives, "mpi") }
 
 // Flags adds the common flags to an application's. collectives are the values that --collectives may have.
 func (c *Config) Flags(fs *pflag.FlagSet, collectives []string) {
-	fs.StringVar(&c.Device, "device", "auto", "where buffers live: auto, cuda or host")
+	fs.StringVar(&c.Device, "device", "auto", "where buffers live: auto, cuda or host; emulate is host, with kernels run from their CUDA source, slowly: for tests")
 	fs.StringVar(&c.Collectives, "collectives", "auto", "what carries collectives: "+strings.Join(collectives, ", ")+"; mpi-staged, mpi-aware and mpi-peer are ways of MPI's for GPU memory, and with host-staged ranks may share a GPU")
 	fs.StringVar(&c.Symmetric, "symmetric", "auto", "faster ways than NCCL's plain algorithms: auto (where they are faster: its symmetric kernels on AllocSymmetric's memory, and kernels between GPUs for small collectives), always (symmetric kernels only, at all sizes) or never")
 	fs.IntVar(&c.Ranks, "ranks", 1, "run so many ranks as goroutines of this process, each with a GPU of its own or all on the host, without mpirun")
@@ -72,7 +83,7 @@ func (c *Config) Flags(fs *pflag.FlagSet, collectives []string) {
 	fs.StringVar(&c.LogRanks, "log-ranks", "0", "ranks that log: 0, all, or a list such as 0,3,8-11")
 	fs.Uint64Var(&c.Seed, "seed", 42, "seed of everything random")
 	fs.DurationVar(&c.Timeout, "timeout", defaultTimeout, "how long a collective, the start and the end may take, such as 90s or 10m; then the job ends and says who is missing where")
-	fs.StringVar(&c.Check, "check", "off", "compare each collective and message over the ranks before it runs: off, sample (one of 64), on, or both, which also compares the results of NCCL with those of MPI")
+	fs.StringVar(&c.Check, "check", "off", "compare each collective and message over the ranks before it runs: off, sample (one of 64), on, or both, which also compares the results of NCCL with those of MPI; bounds instead finds indices out of range in kernels in Go, on a GPU too")
 	fs.Lookup("check").NoOptDefVal = "on"
 	fs.StringVar(&c.Summary, "summary", "auto", "say at the end where the time went: on, off, or auto, which does after 10 s")
 	fs.StringVar(&c.Trace, "trace", "", "write what each rank did and when to `FILE`, for ui.perfetto.dev; compressed where the name ends in .gz")
@@ -97,7 +108,7 @@ type choice struct {
 // choices are the flags that have one of some values. collectives are the values that --collectives may have.
 func (c *Config) choices(collectives []string) []choice {
 	return []choice{
-		{"device", &c.Device, "auto", []string{"auto", "cuda", "host"}},
+		{"device", &c.Device, "auto", []string{"auto", "cuda", "host", "emulate"}},
 		{"collectives", &c.Collectives, "auto", collectives},
 		{"symmetric", &c.Symmetric, "auto", []string{"auto", "always", "never"}},
 		{"check", &c.Check, "off", CheckModes},
@@ -116,15 +127,15 @@ func (c *Config) Complete(collectives []string) error {
 			return fmt.Errorf("--%s %s: want %s", f.flag, *f.value, strings.Join(f.known, ", "))
 		}
 	}
-	if c.Device == "host" && c.Collectives == "nccl" {
-		return fmt.Errorf("--collectives nccl does not go with --device host: NCCL moves GPU memory only")
+	if c.OnHost() && c.Collectives == "nccl" {
+		return fmt.Errorf("--collectives nccl does not go with --device %s: NCCL moves GPU memory only", c.Device)
 	}
 	byMPI := c.throughMPI()
-	if c.Device == "host" && (byMPI && c.Collectives != "mpi" || c.Collectives == "host-staged") {
-		return fmt.Errorf("--collectives %s does not go with --device host: it is a way for GPU memory", c.Collectives)
+	if c.OnHost() && (byMPI && c.Collectives != "mpi" || c.Collectives == "host-staged") {
+		return fmt.Errorf("--collectives %s does not go with --device %s: it is a way for GPU memory", c.Collectives, c.Device)
 	}
-	if c.Check == "both" && (c.Device == "host" || byMPI) {
-		other := "--device host"
+	if c.Check == "both" && (c.OnHost() || byMPI) {
+		other := "--device " + c.Device
 		if byMPI {
 			other = "--collectives " + c.Collectives
 		}

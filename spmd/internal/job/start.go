@@ -57,7 +57,7 @@ func leaveToFirst(rank int) { time.Sleep(time.Duration(min(rank, 2)) * speakFirs
 // is over.
 func limitStart(name string, cfg *Config, rank int) (stop func() bool) {
 	limit := cfg.Limit()
-	if cfg.Device != "host" {
+	if !cfg.OnHost() {
 		limit = max(limit, time.Minute)
 	}
 	t := time.AfterFunc(limit, func() {

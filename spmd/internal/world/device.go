@@ -20,8 +20,8 @@ const nothingToCompare = "; --check both has nothing to compare without NCCL: it
 //
 // Collective over all ranks.
 func (w *World) chooseDevice(node control.Comm) error {
-	if w.start.Config.Device == "host" {
-		w.why = "--device host"
+	if w.start.Config.OnHost() {
+		w.why = "--device " + w.start.Config.Device
 		w.useHost()
 		return nil
 	}
@@ -83,6 +83,9 @@ func (w *World) chooseDevice(node control.Comm) error {
 func (w *World) useHost() {
 	d := hostexec.NewDevice(w.Order, w.Fail)
 	d.Trace = w.Trace
+	if w.start.Config.Device == "emulate" {
+		d.Emulator = hostexec.NewEmulator()
+	}
 	w.Dev = d
 }
 
@@ -239,4 +242,14 @@ func (w *World) openTransports() error {
 	w.why += why
 	w.fellBack = w.fellBack || doubtful
 	return nil
+}
+
+// Explain has fn say what kernels have found, where a stream of the device fails.
+func (w *World) Explain(fn func() string) {
+	switch d := w.Dev.(type) {
+	case *hostexec.Device:
+		d.Found.Set(fn)
+	case *cudaexec.Device:
+		d.Found.Set(fn)
+	}
 }

@@ -18,6 +18,7 @@ import (
 
 	"lockstep/host"
 	"lockstep/internal/ccall"
+	"lockstep/internal/kernels"
 	"lockstep/internal/launcher"
 	"lockstep/internal/outfile"
 	"lockstep/spmd/internal/affinity"
@@ -97,7 +98,10 @@ func open(ranks transport.Ranks, s Start) (*World, error) {
 		return nil, job.Usage(err)
 	}
 	w := &World{start: s, ranks: ranks, launched: ranks.Environment()}
-	w.Order, w.Log, w.Compare = ranks.Order(), new(zerolog.Logger), s.Config.Check != "off"
+	if s.Config.Check == "bounds" {
+		kernels.CheckBounds()
+	}
+	w.Order, w.Log, w.Compare = ranks.Order(), new(zerolog.Logger), s.Config.Compares() > 0
 	w.Job = job.New(&s.Config, inJob{w})
 	w.Where = func() string {
 		run, _ := w.Job.Goroutines()
@@ -117,7 +121,7 @@ func open(ranks transport.Ranks, s Start) (*World, error) {
 	if err == nil {
 		w.Trace.Opened()
 		w.startDashboard()
-		w.Check = verify.Mode(slices.Index(job.CheckModes, s.Config.Check)) // not before: the start is one turn in MPI
+		w.Check = verify.Mode(s.Config.Compares()) // not before: the start is one turn in MPI
 		return w, nil
 	}
 	if w.agreed { // else the other ranks may be further: nothing collective any more

@@ -25,6 +25,7 @@ type Device struct {
 	exec.Queues
 	GPU       *GPU
 	fill      *exec.Kernel
+	Found     exec.Explanation // of the failures of queues
 	tickets   *control.Tickets
 	fail      func(error) // is told of the first failure of a queue
 	pools     exec.Pools

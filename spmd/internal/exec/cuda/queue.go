@@ -332,6 +332,7 @@ func (q *Queue) broken(err error) {
 }
 
 func (q *Queue) failed(err error, seq uint64) {
+	err = q.d.Found.Of(err)
 	if q.fail.CompareAndSwap(nil, &failure{err, seq}) {
 		q.d.fail(err)
 	}

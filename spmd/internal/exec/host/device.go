@@ -25,7 +25,10 @@ type Device struct {
 	fail    func(error)      // is told of the first failure of a queue
 
 	Trace *trace.Tracer // notes what queues do; nil where nobody does
-	Near  func()        // moves the calling thread to the cores of this rank; nil where it has none of its own
+	// Emulator runs kernels from their CUDA source; nil where their host functions run.
+	Emulator *Emulator
+	Found    exec.Explanation // of the failures of queues
+	Near     func()           // moves the calling thread to the cores of this rank; nil where it has none of its own
 }
 
 // NewDevice returns the host. Calls of communicators take their turns among tickets.
@@ -54,7 +57,12 @@ func (d *Device) NewEvent() exec.Event { return &event{} }
 func (d *Device) NewBuilder() exec.Builder { return &builder{d: d} }
 
 // Name implements exec.Device.
-func (d *Device) Name() string { return "host" }
+func (d *Device) Name() string {
+	if d.Emulator != nil {
+		return "emulate"
+	}
+	return "host"
+}
 
 // Pools implements exec.Device.
 func (d *Device) Pools() exec.Pools {

@@ -41,6 +41,7 @@ type slot struct {
 	at     exec.Point // what a DoWait waits for; where a DoRecord is
 	event  *event     // of a DoRecord
 	node   int        // in a capture: of a DoRecord and a DoWait
+	as     *Emulator  // what runs kernels and, of libraries, those that only launch kernels; nil for their host functions
 }
 
 func newQueue(d *Device, name string) *queue {
@@ -102,6 +103,7 @@ func (q *queue) Enqueue(c *exec.Command) error {
 func (q *queue) enqueue(s *slot) uint64 {
 	defer q.mu.Unlock()
 	s.Site.Near()
+	s.as = q.d.Emulator
 	if q.lane != nil {
 		q.lane.Count()
 		q.lane.Track.(*track).add(s)
@@ -164,6 +166,7 @@ func (q *queue) work() {
 // asyncError adds what a reader of a late error lacks: the stream, and where the
 // command was enqueued.
 func (q *queue) asyncError(s *slot, err error) error {
+	err = q.d.Found.Of(err)
 	var ce *ccall.Error
 	if errors.As(err, &ce) && ce.At == "" {
 		ce.At = s.Site.String()
@@ -322,8 +325,14 @@ func (s *slot) run(events *trace.Thread, ticket uint64) error {
 		FillAs(s.Type, s.Dst, s.N, s.Bits)
 	case exec.DoPrefetch: // there is one memory
 	case exec.DoKernel:
+		if s.as != nil {
+			return s.as.Launch(s.Kernel, s.Grid, s.Args)
+		}
 		return exec.Guard(func() error { return s.Kernel.Host(s.Args) })
 	case exec.DoLibrary:
+		if s.as != nil && s.Library.OnlyKernels {
+			return s.as.call(s.Library, s.Args, s.N)
+		}
 		return exec.Guard(func() error { return s.Library.Host(s.Args) })
 	case exec.DoFunc:
 		return exec.HostFunc(s.Func)

@@ -1,0 +1,74 @@
+package emulate
+
+/*
+#cgo linux LDFLAGS: -ldl
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct call {
+	const uint64_t *words;
+	const uint32_t *at;
+	uint32_t blocks[3], threads[3], first, last;
+	uint64_t shared;
+	char *error;
+};
+
+static void *open_library(const char *file, char **err) {
+	void *lib = dlopen(file, RTLD_NOW | RTLD_LOCAL);
+	if (lib == NULL) *err = strdup(dlerror());
+	return lib;
+}
+
+static int call_kernel(void *f, struct call *c, const uint64_t *words, const uint32_t *at, char *error) {
+	c->words = words;
+	c->at = at;
+	c->error = error;
+	return ((int (*)(void *))f)(c);
+}
+*/
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"unsafe"
+)
+
+// sysOpen opens a library.
+func sysOpen(file string) (unsafe.Pointer, error) {
+	name := C.CString(file)
+	defer C.free(unsafe.Pointer(name))
+	var msg *C.char
+	lib := C.open_library(name, &msg)
+	if lib == nil {
+		defer C.free(unsafe.Pointer(msg))
+		return nil, errors.New(C.GoString(msg))
+	}
+	return lib, nil
+}
+
+// sysSymbol finds a function of a library.
+func sysSymbol(lib unsafe.Pointer, name string) (unsafe.Pointer, error) {
+	c := C.CString(name)
+	defer C.free(unsafe.Pointer(c))
+	f := C.dlsym(lib, c)
+	if f == nil {
+		return nil, fmt.Errorf("no function %s", name)
+	}
+	return f, nil
+}
+
+// sysCall runs blocks of a launch. Neither words nor at is kept.
+func sysCall(f unsafe.Pointer, blocks, threads [3]int, first, last, shared int, words []uint64, at []uint32) error {
+	c := C.struct_call{first: C.uint32_t(first), last: C.uint32_t(last), shared: C.uint64_t(shared)}
+	for i := range 3 {
+		c.blocks[i], c.threads[i] = C.uint32_t(blocks[i]), C.uint32_t(threads[i])
+	}
+	var text [256]byte
+	if C.call_kernel(f, &c, (*C.uint64_t)(unsafe.SliceData(words)), (*C.uint32_t)(unsafe.SliceData(at)), (*C.char)(unsafe.Pointer(&text[0]))) != 0 {
+		return errors.New(C.GoString((*C.char)(unsafe.Pointer(&text[0]))))
+	}
+	return nil
+}

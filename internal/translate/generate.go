@@ -1,0 +1,408 @@
+package translate
+
+import (
+	"bytes"
+	"fmt"
+	"go/ast"
+	"go/format"
+	"go/token"
+	"go/types"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// kernel is one instance of a kernel.
+type kernel struct {
+	fn       *types.Func
+	decl     *ast.FuncDecl
+	name     string // in CUDA, and of its variable in Go
+	dims     int
+	args     []types.Type // of its type parameter
+	params   []param
+	op       string // of a reduction
+	result   types.Type
+	body     *function
+	instance types.Type // what the type parameter is; nil for none
+}
+
+// param is one parameter of a kernel behind its indices.
+type param struct {
+	v       *types.Var
+	t       types.Type // of the instance
+	kind    paramKind
+	c       string // its type in C++, of a slice or pointer that of the element
+	written bool
+}
+
+type paramKind int
+
+const (
+	number paramKind = iota
+	slice
+	pointer
+	structure
+)
+
+// indices are the names that make indices of a kernel's first parameters.
+var indices = []string{"i", "j", "k"}
+
+// operations are what a kernel may do with what it returns.
+var operations = []string{"sum", "prod", "min", "max"}
+
+// Generate returns the text of Output for the package in a folder; nil where it has no kernels.
+func Generate(dir string) (text []byte, err error) {
+	src, err := parse(dir)
+	if err != nil {
+		return nil, err
+	}
+	marked := src.kernels()
+	if len(marked) == 0 {
+		return nil, nil
+	}
+	c, err := src.check(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		switch r := recover().(type) {
+		case nil:
+		case *Refusal:
+			text, err = nil, r
+		default:
+			panic(r)
+		}
+	}()
+	u := &unit{checked: c, funcs: map[string]*function{}, named: map[*types.TypeName]string{}, used: map[string]bool{}}
+	var all [][]*kernel
+	for _, d := range marked {
+		all = append(all, u.instances(d))
+	}
+	text, err = format.Source([]byte(u.golang(all)))
+	if err != nil {
+		return nil, fmt.Errorf("%s: what was written does not parse: %w", dir, err)
+	}
+	return text, nil
+}
+
+// Write makes or removes Output in a folder, and says whether it changed.
+func Write(dir string) (bool, error) {
+	text, err := Generate(dir)
+	if err != nil {
+		return false, err
+	}
+	path := filepath.Join(dir, Output)
+	old, err := os.ReadFile(path)
+	if err != nil && !os.IsNotExist(err) {
+		return false, err
+	}
+	switch {
+	case bytes.Equal(old, text):
+		return false, nil
+	case text == nil:
+		return true, os.Remove(path)
+	}
+	return true, os.WriteFile(path, text, 0o666)
+}
+
+// instances translates a kernel for each of its types.
+func (u *unit) instances(d *ast.FuncDecl) []*kernel {
+	if r := u.failure(d); r != nil {
+		panic(r)
+	}
+	if d.Recv != nil {
+		u.refuse(d.Pos(), "a kernel cannot be a method")
+	}
+	f := u.info.Defs[d.Name].(*types.Func)
+	words, _ := directive(d)
+	op := "sum"
+	var wanted []string
+	for _, word := range words {
+		if slices.Contains(operations, word) {
+			op = word
+		} else {
+			wanted = append(wanted, word)
+		}
+	}
+	tp := f.Signature().TypeParams()
+	if tp.Len() == 0 {
+		if len(wanted) > 0 {
+			u.refuse(d.Pos(), "%s %s: want one of %s, or nothing", mark, strings.Join(wanted, " "), strings.Join(operations, ", "))
+		}
+		return []*kernel{u.kernel(d, f, op, nil)}
+	}
+	if tp.Len() > 1 {
+		u.refuse(d.Pos(), "a kernel cannot have more than one type parameter")
+	}
+	var list []*kernel
+	set := typeSet(tp.At(0).Constraint())
+	for _, t := range set {
+		if len(wanted) == 0 || slices.Contains(wanted, goType(t)) {
+			list = append(list, u.kernel(d, f, op, t))
+		}
+	}
+	if len(list) == 0 || len(wanted) > 0 && len(list) < len(wanted) {
+		u.refuse(d.Pos(), "%s %s: the types of %s are %s", mark, strings.Join(wanted, " "), tp.At(0), strings.Join(names(set), ", "))
+	}
+	return list
+}
+
+func names(list []types.Type) (all []string) {
+	for _, t := range list {
+		all = append(all, goType(t))
+	}
+	return all
+}
+
+// typeSet is the types that a constraint lists.
+func typeSet(constraint types.Type) (all []types.Type) {
+	i, ok := constraint.Underlying().(*types.Interface)
+	if !ok {
+		return nil
+	}
+	for e := range i.EmbeddedTypes() {
+		switch e := types.Unalias(e).(type) {
+		case *types.Union:
+			for t := range e.Terms() {
+				if _, ok := t.Type().Underlying().(*types.Interface); ok {
+					all = append(all, typeSet(t.Type())...)
+				} else {
+					all = append(all, t.Type())
+				}
+			}
+		default:
+			if _, ok := e.Underlying().(*types.Interface); ok {
+				all = append(all, typeSet(e)...)
+			} else {
+				all = append(all, e)
+			}
+		}
+	}
+	return all
+}
+
+// kernel translates one instance.
+func (u *unit) kernel(d *ast.FuncDecl, f *types.Func, op string, instance types.Type) *kernel {
+	k := &kernel{fn: f, decl: d, name: f.Name(), instance: instance}
+	if instance != nil {
+		k.args = []types.Type{instance}
+		k.name += "_" + instanceName(instance)
+	}
+	sig := f.Signature()
+	for k.dims < min(len(indices), sig.Params().Len()) {
+		p := sig.Params().At(k.dims)
+		if p.Name() != indices[k.dims] || !types.Identical(p.Type(), types.Typ[types.Int]) {
+			break
+		}
+		k.dims++
+	}
+	if k.dims == 0 {
+		u.refuse(d.Pos(), "%s: a kernel begins with its indices: i int, or i, j int, or i, j, k int", f.Name())
+	}
+	k.body = u.cfunction(d.Pos(), f, k.args)
+	w := &writer{unit: u, params: sig.TypeParams(), args: k.args}
+	for i := k.dims; i < sig.Params().Len(); i++ {
+		k.params = append(k.params, u.param(w, sig.Params().At(i), k.body.written[i]))
+	}
+	switch len(k.body.results) {
+	case 0:
+	case 1:
+		k.op, k.result = op, k.body.results[0]
+		b, ok := k.result.(*types.Basic)
+		if !ok || !slices.Contains([]types.BasicKind{types.Int32, types.Uint32, types.Int64, types.Uint64, types.Float32, types.Float64}, b.Kind()) {
+			u.refuse(d.Pos(), "%s: a kernel returns int32, uint32, int64, uint64, float32 or float64, of which the %s is taken, not %s", f.Name(), op, goType(k.result))
+		}
+	default:
+		u.refuse(d.Pos(), "%s: a kernel returns at most one value, of which the %s is taken", f.Name(), op)
+	}
+	return k
+}
+
+func (u *unit) param(w *writer, v *types.Var, written bool) param {
+	p := param{v: v, t: w.subst(v.Type()), written: written}
+	stored := func(t types.Type) {
+		if _, ok := smallFloat(t); ok {
+			return
+		}
+		b, ok := types.Unalias(t).(*types.Basic)
+		if !ok || !slices.Contains([]types.BasicKind{types.Int8, types.Uint8, types.Int32, types.Uint32, types.Int64, types.Uint64, types.Float32, types.Float64}, b.Kind()) {
+			u.refuse(v.Pos(), "a kernel cannot have the parameter %s: buffers have no elements of type %s", v.Name(), goType(t))
+		}
+	}
+	switch t := p.t.Underlying().(type) {
+	case *types.Slice:
+		stored(t.Elem())
+		p.kind, p.c = slice, u.ctype(v.Pos(), t.Elem())
+	case *types.Pointer:
+		stored(t.Elem())
+		p.kind, p.c = pointer, u.ctype(v.Pos(), t.Elem())
+	case *types.Basic:
+		p.c = u.ctype(v.Pos(), p.t)
+		if t.Kind() == types.Int16 || t.Kind() == types.Uint16 {
+			if _, ok := smallFloat(p.t); !ok {
+				u.refuse(v.Pos(), "a kernel cannot have the parameter %s: it is of 16 bits; give it as an int32", v.Name())
+			}
+		}
+	default:
+		p.kind, p.c = structure, u.ctype(v.Pos(), p.t)
+	}
+	if v.Name() == "" || v.Name() == "_" {
+		u.refuse(v.Pos(), "a kernel's parameters have names")
+	}
+	return p
+}
+
+// elem is the type of what a slice or pointer is of.
+func (p *param) elem() types.Type {
+	switch t := p.t.Underlying().(type) {
+	case *types.Slice:
+		return t.Elem()
+	case *types.Pointer:
+		return t.Elem()
+	}
+	return p.t
+}
+
+// qualifier names packages as generated code does: what spmd has of its inside is spmd's.
+func qualifier(p *types.Package) string {
+	if p.Path() == "lockstep/internal/elem" {
+		return "spmd"
+	}
+	return p.Name()
+}
+
+func goType(t types.Type) string { return types.TypeString(t, qualifier) }
+
+// each is how many indices a thread takes: several where the loads of one need not wait for those of another.
+func (k *kernel) each() int {
+	const small = 150 // nodes of syntax
+	if k.dims == 1 && k.op == "" && !k.body.loops && k.body.size < small {
+		return 4
+	}
+	return 1
+}
+
+// cuda writes the two forms of a kernel: for buffers shorter than 2^31 none of which is written and overlaps another, and
+// for all others.
+func (u *unit) cuda(b *strings.Builder, k *kernel) {
+	for _, general := range []bool{false, true} {
+		name, index, restrict, each := k.name, "uint32_t", "__restrict__ ", k.each()
+		if general {
+			name, index, restrict, each = k.name+"_any", "int64_t", "", 1
+		}
+		taken := map[string]bool{}
+		for _, p := range k.params {
+			taken[safe(p.v.Name())] = true
+		}
+		unused := func(n string) string {
+			for taken[n] {
+				n += "_"
+			}
+			taken[n] = true
+			return n
+		}
+		var params, views, args, extents []string
+		for _, i := range indices[:k.dims] {
+			n := unused("n" + i)
+			params, extents = append(params, "int64_t "+n), append(extents, n)
+		}
+		out := unused("out")
+		if k.op != "" {
+			params = append(params, u.ctype(token.NoPos, k.result)+" *"+restrict+out)
+		}
+		for _, p := range k.params {
+			n := safe(p.v.Name())
+			constant := "const "
+			if p.written {
+				constant = ""
+			}
+			switch p.kind {
+			case slice:
+				ptr, length := unused(n+"_p"), unused(n+"_n")
+				params = append(params, constant+p.c+" *"+restrict+ptr, "int64_t "+length)
+				views = append(views, fmt.Sprintf("\tspmd::slice<%s, %s> %s{(%s *)%s, %s};\n", p.c, index, n, p.c, ptr, length))
+			case pointer:
+				ptr := unused(n + "_p")
+				params = append(params, constant+p.c+" *"+restrict+ptr)
+				views = append(views, fmt.Sprintf("\t%s *%s = (%s *)%s;\n", p.c, n, p.c, ptr))
+			case structure:
+				params = append(params, fmt.Sprintf("const __grid_constant__ %s %s", p.c, n))
+			default:
+				params = append(params, p.c+" "+n)
+			}
+			args = append(args, n)
+		}
+		params = append(params, "spmd::report *report_")
+		fmt.Fprintf(b, "\nextern \"C\" __global__ void __launch_bounds__(256) %s(%s) {\n\tSPMD_KERNEL(%q)\n%s", name, strings.Join(params, ", "), k.fn.Name(), strings.Join(views, ""))
+		call := func(is ...string) string {
+			return fmt.Sprintf("go::%s<%s>(SPMD_HERE_AND %s)", k.body.name, index, strings.Join(append(is, args...), ", "))
+		}
+		is := indices[:k.dims]
+		if slices.ContainsFunc(is, func(i string) bool { return taken[i] }) {
+			is = nil
+			for _, i := range indices[:k.dims] {
+				is = append(is, unused(i+"_"))
+			}
+		}
+		lambda := func(body string) string {
+			return fmt.Sprintf("[&](int64_t %s) { %s; }", strings.Join(is, ", int64_t "), body)
+		}
+		switch {
+		case k.op == "" && k.dims == 1:
+			fmt.Fprintf(b, "\tspmd::each1<%d>(%s, %s);\n", each, extents[0], lambda(call(is...)))
+		case k.op == "":
+			fmt.Fprintf(b, "\tspmd::each%d(%s, %s);\n", k.dims, strings.Join(extents, ", "), lambda(call(is...)))
+		default:
+			u.reduction(b, k, index, out, extents, is, call)
+		}
+		b.WriteString("}\n")
+	}
+	if k.op != "" {
+		t := u.ctype(token.NoPos, k.result)
+		fmt.Fprintf(b, "\nextern \"C\" __global__ void __launch_bounds__(256) %s_parts(%s *out, const %s *part, int64_t n) {\n\tspmd::reduce_parts<%s, spmd::op_%s<%s>>(out, part, n);\n}\n",
+			k.name, t, t, t, k.op, t)
+	}
+}
+
+// reduction writes the loop of a kernel whose results are reduced, over all its indices as one.
+func (u *unit) reduction(b *strings.Builder, k *kernel, index, out string, extents, is []string, call func(...string) string) {
+	t := u.ctype(token.NoPos, k.result)
+	fmt.Fprintf(b, "\tspmd::reduce<%s, spmd::op_%s<%s>>(%s, %s, [&](int64_t at_) {\n", t, k.op, t, out, strings.Join(extents, " * "))
+	switch k.dims {
+	case 1:
+		fmt.Fprintf(b, "\t\treturn %s;\n", call("at_"))
+	case 2:
+		fmt.Fprintf(b, "\t\t%s row_ = (%s)at_ / (%s)%s;\n", index, index, index, extents[1])
+		fmt.Fprintf(b, "\t\treturn %s;\n", call("(int64_t)row_", fmt.Sprintf("(int64_t)((%s)at_ - row_ * (%s)%s)", index, index, extents[1])))
+	default:
+		fmt.Fprintf(b, "\t\t%s row_ = (%s)at_ / (%s)%s, plane_ = row_ / (%s)%s;\n", index, index, index, extents[2], index, extents[1])
+		fmt.Fprintf(b, "\t\treturn %s;\n", call("(int64_t)plane_", fmt.Sprintf("(int64_t)(row_ - plane_ * (%s)%s)", index, extents[1]),
+			fmt.Sprintf("(int64_t)((%s)at_ - row_ * (%s)%s)", index, index, extents[2])))
+	}
+	b.WriteString("\t});\n")
+	_ = is
+}
+
+// source writes the whole CUDA source.
+func (u *unit) source(all [][]*kernel) string {
+	var b strings.Builder
+	b.WriteString("#include \"spmd_go.cuh\"\n\nnamespace go {\n\n")
+	for _, s := range u.structs {
+		b.WriteString(s + "\n")
+	}
+	for _, f := range u.order {
+		b.WriteString(f.text + "\n")
+	}
+	b.WriteString("} // namespace go\n")
+	for _, list := range all {
+		for _, k := range list {
+			u.cuda(&b, k)
+		}
+	}
+	return b.String()
+}
+
+// usedNames are the declarations that the source is made of.
+func (u *unit) usedNames() []string { return slices.Sorted(maps.Keys(u.used)) }

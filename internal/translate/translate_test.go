@@ -1,0 +1,157 @@
+package translate
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// folder makes a package of one file.
+func folder(t *testing.T, text string) string {
+	t.Helper()
+	dir := t.TempDir()
+	write(t, dir, "kernels.go", text)
+	return dir
+}
+
+func write(t *testing.T, dir, name, text string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o666); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// What GPUs do not have is refused in one line, which has the line in Go. Line 5 is the first of each body.
+func TestRefused(t *testing.T) {
+	for body, want := range map[string]string{
+		"x[i] = len(make([]int, 3))":                             "kernels.go:5: a kernel cannot allocate: it cannot call make",
+		"m := map[int]int{}\n\tx[i] = m[0]":                      "kernels.go:5: a kernel cannot use the type map[int]int: GPUs have integers",
+		"go func() {}()":                                         "kernels.go:5: a kernel cannot have a go statement",
+		"defer println(1)":                                       "kernels.go:5: a kernel cannot have a defer statement",
+		"x[i] = 1\n\tf := func() int { return 2 }\n\tx[i] = f()": "kernels.go:6: a kernel cannot have a function literal",
+		"x[i] = len(\"text\" + name)":                            "kernels.go:5: a kernel cannot call len",
+		"x[i] = counter":                                         "kernels.go:5: a kernel cannot use the variable counter: give it as an argument",
+		"x[i] = again(i)":                                        "kernels.go:17: a kernel cannot call again in again: GPUs have no stack for recursion",
+		"x[i] = os.Getpid()":                                     "kernels.go:5: a kernel cannot call os.Getpid: functions of this package",
+		"x[i] = any(i).(int)":                                    "kernels.go:5: a kernel cannot have interfaces",
+		"x[i] = undefined":                                       "kernels.go:5: undefined: undefined",
+		"x[i] += 1.5":                                            "kernels.go:5: 1.5 (untyped float constant) truncated",
+		"panic(i)":                                               "kernels.go:5: a kernel cannot panic",
+		"p := &pair{1, 2}\n\tx[i] = p.a":                         "kernels.go:5: a kernel cannot allocate: it cannot take the address of a new value",
+		"select {}":                                              "kernels.go:5: a kernel cannot have channels",
+	} {
+		t.Run(body, func(t *testing.T) {
+			t.Parallel()
+			dir := folder(t, "package p\n\n//spmd:kernel\nfunc k(i int, x []int) {\n\t"+body+"\n}\n"+strings.Repeat("\n", 3-strings.Count(body, "\n"))+
+				"var counter int\n\nvar name string\n\ntype pair struct{ a, b int }\n\n\nfunc again(n int) int { return again(n - 1) }\n")
+			if strings.Contains(body, "os.") {
+				text, err := os.ReadFile(filepath.Join(dir, "kernels.go"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				write(t, dir, "kernels.go", strings.Replace(string(text), "\n\n", "; import \"os\"\n\n", 1))
+			}
+			got, err := Generate(dir)
+			if err == nil || !strings.HasPrefix(err.Error(), want) || strings.Contains(err.Error(), "\n") {
+				t.Errorf("%v, want %q\n%s", err, want, got)
+			}
+		})
+	}
+}
+
+// So are parameters and results that no launch can have.
+func TestRefusedKernels(t *testing.T) {
+	for head, want := range map[string]string{
+		"func k(x []float64) {}":                             "k: a kernel begins with its indices",
+		"func k(i int, x []string) {}":                       "cannot use the type string",
+		"func k(i int, x []int16) {}":                        "the parameter x: buffers have no elements of type int16",
+		"func k(i int, x []int) {}":                          "the parameter x: buffers have no elements of type int",
+		"func k(i int, f func()) {}":                         "cannot use the type func()",
+		"func k(i int, x *[]int64) {}":                       "the parameter x: buffers have no elements of type []int64",
+		"func k(i int) (a, b int64) { return }":              "k: a kernel returns at most one value, of which the sum",
+		"func k(i int) bool { return true }":                 "k: a kernel returns int32, uint32",
+		"func (t T) k(i int) {}\ntype T int":                 "a kernel cannot be a method",
+		"func k[A, B int32](i int, a []A, b []B) {}":         "more than one type parameter",
+		"func k(i int, args_ ...int) {}":                     "any number of arguments",
+		"func k(i int, t T) {}\ntype T struct{ p *float64 }": "field p points to memory of the host",
+	} {
+		t.Run(head, func(t *testing.T) {
+			t.Parallel()
+			_, err := Generate(folder(t, "package p\n\n//spmd:kernel\n"+head+"\n"))
+			if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
+				t.Errorf("%v, want %q", err, want)
+			}
+		})
+	}
+	for words, want := range map[string]string{"average": "//spmd:kernel average: want one of sum, prod, min, max"} {
+		if _, err := Generate(folder(t, "package p\n\n//spmd:kernel "+words+"\nfunc k(i int) int64 { return 1 }\n")); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
+
+// A file is old when a kernel, or what it calls or counts with, has changed or moved, when one is new, and when there is
+// none any more; other code may change.
+func TestFresh(t *testing.T) {
+	const text = "package p\n\nconst two = 2\n\n//spmd:kernel\nfunc k(i int, x []float64) { x[i] = twice(x[i]) }\n\nfunc twice(v float64) float64 { return two * v }\n\nfunc other() int { return 1 }\n"
+	dir := folder(t, text)
+	want := func(what string) {
+		t.Helper()
+		err := Fresh(dir)
+		if what == "" && err != nil || what != "" && (err == nil || !strings.Contains(err.Error(), what)) {
+			t.Errorf("%v, want %q", err, what)
+		}
+	}
+	make := func() {
+		t.Helper()
+		if _, err := Write(dir); err != nil {
+			t.Fatal(err)
+		}
+		want("")
+	}
+	want("kernels_spmd.go is missing, for k (kernels.go:6): type go generate there")
+	make()
+	for _, change := range []struct{ from, to, want string }{
+		{"return 1", "return 2", ""},
+		{"const two = 2", "const two = 3", "is old: one of k, twice, two has changed"},
+		{"two * v", "two * v * v", "is old"},
+		{"package p\n", "package p\n\n", "is old"},
+		{"//spmd:kernel", "//spmd:kernel max", "is old"},
+		{"func other", "//spmd:kernel\nfunc more(i int, x []float64) {}\n\nfunc other", "it has no kernel more (kernels.go:11)"},
+		{"//spmd:kernel", "//", "is left over"},
+	} {
+		write(t, dir, "kernels.go", strings.Replace(text, change.from, change.to, 1))
+		want(change.want)
+	}
+	if changed, err := Write(dir); !changed || err != nil {
+		t.Errorf("the file that is left over: %v, %v", changed, err)
+	}
+	want("")
+}
+
+// Names that mean something in C++, or in what is written, are no trouble; two variables of one name in Go are two.
+func TestNames(t *testing.T) {
+	dir := folder(t, `package p
+
+//spmd:kernel
+func update(i int, register, this []float64, lo, hi, s, n, args, at float64) (out float64) {
+	double := register[i]
+	if double > 0 {
+		double := double * 2
+		this[i] = double
+	}
+	π := lo + hi + s + n + args + at
+	return double + π
+}
+`)
+	text, err := Generate(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"double double_ = AT(register_, i,", "double double__1 = (double_ * 2.0)", "func launchUpdate(s_ *spmd.Stream, out spmd.Buffer[float64], n_ int,"} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+}

@@ -1,0 +1,220 @@
+package translate
+
+import (
+	"fmt"
+	"go/ast"
+	"go/token"
+	"go/types"
+	"slices"
+	"strings"
+)
+
+// unit is the CUDA source of a package, as it grows.
+type unit struct {
+	*checked
+	funcs   map[string]*function // instances by their names in C++
+	order   []*function          // callees first
+	structs []string             // definitions, those of fields first
+	named   map[*types.TypeName]string
+	used    map[string]bool // names of declarations that the source is made of
+	working []*types.Func   // functions whose bodies are being translated
+}
+
+// function is one instance of a Go function.
+type function struct {
+	name    string // in C++
+	results []types.Type
+	text    string
+	proto   string
+	written []bool // which parameters, slices and pointers, it writes through; a receiver comes first
+	loops   bool   // it, or what it calls, has a loop
+	size    int    // nodes of its syntax, with those of what it calls
+}
+
+func (u *unit) refuse(at token.Pos, format string, a ...any) {
+	panic(&Refusal{u.fset.Position(at), fmt.Sprintf(format, a...)})
+}
+
+// use notes that the source depends on a declaration of the package.
+func (u *unit) use(obj types.Object) {
+	if obj.Pkg() != u.pkg || obj.Parent() != nil && obj.Parent() != u.pkg.Scope() {
+		return
+	}
+	name := obj.Name()
+	if f, ok := obj.(*types.Func); ok && f.Signature().Recv() != nil {
+		name = typeName(f.Signature().Recv().Type()) + "." + name
+	}
+	d, ok := u.decls[name]
+	if !ok || u.used[name] {
+		return
+	}
+	u.used[name] = true
+	if gen, ok := d.node.(*ast.GenDecl); ok { // what a constant is computed from
+		ast.Inspect(gen, func(n ast.Node) bool {
+			if id, ok := n.(*ast.Ident); ok {
+				if o := u.info.Uses[id]; o != nil {
+					u.use(o)
+				}
+			}
+			return true
+		})
+	}
+}
+
+// typeName is the name of a named type, or of the one that a pointer is to.
+func typeName(t types.Type) string {
+	if p, ok := types.Unalias(t).(*types.Pointer); ok {
+		t = p.Elem()
+	}
+	if n, ok := types.Unalias(t).(*types.Named); ok {
+		return n.Obj().Name()
+	}
+	return ""
+}
+
+// basics are the types of Go that GPUs have, in C++.
+var basics = map[types.BasicKind]string{
+	types.Bool: "bool", types.Int: "int64_t", types.Int8: "int8_t", types.Int16: "int16_t", types.Int32: "int32_t", types.Int64: "int64_t",
+	types.Uint: "uint64_t", types.Uint8: "uint8_t", types.Uint16: "uint16_t", types.Uint32: "uint32_t", types.Uint64: "uint64_t",
+	types.Float32: "float", types.Float64: "double", types.UntypedInt: "int64_t", types.UntypedFloat: "double", types.UntypedBool: "bool", types.UntypedRune: "int32_t",
+}
+
+// smallFloats are the types of package spmd that spmd.cuh has.
+var smallFloats = map[string]string{"BF16": "bf16", "F16": "f16", "F8E4M3": "f8e4m3", "F8E5M2": "f8e5m2"}
+
+// smallFloat returns the name in C++ of a type such as spmd.BF16.
+func smallFloat(t types.Type) (string, bool) {
+	n, ok := types.Unalias(t).(*types.Named)
+	if !ok || n.Obj().Pkg() == nil || n.Obj().Pkg().Path() != "lockstep/internal/elem" {
+		return "", false
+	}
+	c, ok := smallFloats[n.Obj().Name()]
+	return c, ok
+}
+
+// ctype returns the type in C++. Slices depend on the type I of indices, which every function has as a parameter of its template.
+func (u *unit) ctype(at token.Pos, t types.Type) string {
+	t = types.Unalias(t)
+	if c, ok := smallFloat(t); ok {
+		return c
+	}
+	if n, ok := t.(*types.Named); ok {
+		if s, ok := n.Underlying().(*types.Struct); ok {
+			return u.structure(at, n, s)
+		}
+		if n.Obj().Pkg() == u.pkg {
+			u.use(n.Obj())
+		}
+	}
+	switch t := t.Underlying().(type) {
+	case *types.Basic:
+		if c, ok := basics[t.Kind()]; ok {
+			return c
+		}
+	case *types.Slice:
+		return "spmd::slice<" + u.ctype(at, t.Elem()) + ", I>"
+	case *types.Array:
+		return fmt.Sprintf("spmd::array<%s, %d>", u.ctype(at, t.Elem()), t.Len())
+	case *types.Pointer:
+		return u.ctype(at, t.Elem()) + " *"
+	}
+	u.refuse(at, "a kernel cannot use the type %s: GPUs have integers, floats, bool, and arrays, structs, slices and pointers of them", types.TypeString(t, types.RelativeTo(u.pkg)))
+	return ""
+}
+
+// structure defines a struct in C++, with the layout of Go's, and returns its name.
+func (u *unit) structure(at token.Pos, n *types.Named, s *types.Struct) string {
+	if c, ok := u.named[n.Obj()]; ok {
+		return c
+	}
+	if n.Obj().Pkg() != u.pkg || n.TypeArgs().Len() > 0 {
+		u.refuse(at, "a kernel cannot use the type %s: structs are of the same package, and without type parameters", types.TypeString(n, types.RelativeTo(u.pkg)))
+	}
+	u.use(n.Obj())
+	name := safe(n.Obj().Name())
+	u.named[n.Obj()] = "go::" + name
+	var b strings.Builder
+	fmt.Fprintf(&b, "struct %s {\n", name)
+	for i := range s.NumFields() {
+		f := s.Field(i)
+		if f.Embedded() || f.Name() == "_" {
+			u.refuse(f.Pos(), "a kernel cannot use struct %s: its fields are to have names", n.Obj().Name())
+		}
+		switch f.Type().Underlying().(type) {
+		case *types.Slice, *types.Pointer:
+			u.refuse(f.Pos(), "a kernel cannot use struct %s: field %s points to memory of the host", n.Obj().Name(), f.Name())
+		}
+		fmt.Fprintf(&b, "\t%s %s;\n", u.ctype(f.Pos(), f.Type()), safe(f.Name()))
+	}
+	size := types.SizesFor("gc", "amd64").Sizeof(n)
+	fmt.Fprintf(&b, "};\nstatic_assert(sizeof(%s) == %d, \"the layout of Go\");\n", name, max(size, 1))
+	u.structs = append(u.structs, b.String())
+	return u.named[n.Obj()]
+}
+
+// reserved are names that mean something in C++, CUDA or the header.
+var reserved = strings.Fields(`alignas alignof and and_eq asm auto bitand bitor bool catch char char16_t char32_t class compl const_cast
+	constexpr decltype delete do double dynamic_cast enum explicit export extern false float friend inline int long mutable namespace new noexcept not
+	not_eq nullptr operator or or_eq private protected public register reinterpret_cast short signed sizeof static static_assert static_cast template
+	this thread_local throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq const I r_ spmd
+	threadIdx blockIdx blockDim gridDim warpSize int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t bf16 f16 f8e4m3 f8e5m2 mix
+	to_float from_float AT AT_NARROW`)
+
+// safe returns a name that C++ lets a variable or field have.
+func safe(name string) string {
+	if slices.Contains(reserved, name) {
+		return name + "_"
+	}
+	for _, r := range name {
+		if r > 127 {
+			return fmt.Sprintf("x%x", name)
+		}
+	}
+	return name
+}
+
+// cfunction returns the instance of a function of the package, translated.
+func (u *unit) cfunction(at token.Pos, f *types.Func, args []types.Type) *function {
+	name := f.Name()
+	if recv := f.Signature().Recv(); recv != nil {
+		name = typeName(recv.Type()) + "_" + name
+	}
+	for _, a := range args {
+		name += "_" + instanceName(a)
+	}
+	name = safe(name)
+	if done, ok := u.funcs[name]; ok {
+		return done
+	}
+	if slices.Contains(u.working, f) {
+		u.refuse(at, "a kernel cannot call %s in %s: GPUs have no stack for recursion", f.Name(), f.Name())
+	}
+	key := f.Name()
+	if recv := f.Signature().Recv(); recv != nil {
+		key = typeName(recv.Type()) + "." + key
+	}
+	d, ok := u.decls[key].node.(*ast.FuncDecl)
+	if !ok || d.Body == nil {
+		u.refuse(at, "a kernel cannot call %s: it has no body in Go", f.Name())
+	}
+	if r := u.failure(d); r != nil {
+		panic(r)
+	}
+	u.use(f)
+	u.working = append(u.working, f)
+	fn := &function{name: name}
+	w := &writer{unit: u, fn: fn, text: &strings.Builder{}, names: map[types.Object]string{}, taken: map[string]bool{}, roots: map[types.Object][]int{}}
+	if p := f.Signature().TypeParams(); p != nil {
+		w.params, w.args = p, args
+	}
+	w.function(d, f)
+	u.working = u.working[:len(u.working)-1]
+	u.funcs[name] = fn
+	u.order = append(u.order, fn)
+	return fn
+}
+
+// instanceName is a type as a part of a name.
+func instanceName(t types.Type) string {
+	return strings.NewReplacer(".", "_", "[", "_", "]", "_", "*", "p", "/", "_").Replace(types.TypeString(t, func(p *types.Package) string { return "" }))
+}

@@ -1,0 +1,151 @@
+// Package gokernel is what the code stands on that spmdgen writes for kernels in Go: programs call the functions of that
+// code, and nothing here.
+//
+// A kernel in Go computes what belongs to one index, or to two or three. On the host its function is called for ranges of
+// indices on all cores of the rank. On a GPU each index has a thread.
+package gokernel
+
+import (
+	_ "embed"
+	"fmt"
+	"math"
+	"math/bits"
+	"slices"
+
+	"lockstep/host"
+	"lockstep/internal/ccall"
+	"lockstep/internal/kernels"
+	"lockstep/spmd"
+)
+
+// The header that generated sources include.
+//
+//go:embed spmd_go.cuh
+var header string
+
+func init() { kernels.Headers["spmd_go.cuh"] = header }
+
+// Lanes is how many numbers a reduction keeps side by side, as the threads of a block do.
+const Lanes = 256
+
+// Shape is what a launch has to know of a kernel.
+type Shape struct {
+	Dims    int    // indices
+	Each    int    // of which a thread of a GPU takes so many
+	Grain   int    // indices that are worth a goroutine
+	Args    int    // arguments in CUDA
+	Written uint64 // which of them the kernel writes to, as bits
+	One     uint64 // which of them are pointers to one element
+}
+
+// total is the number of indices of a launch, as the host function sees it.
+func (s *Shape) total(a spmd.Args) int {
+	n := 1
+	for i := range s.Dims {
+		n *= a.I64(i)
+	}
+	return n
+}
+
+// check refuses what is no launch of the kernel.
+func (s *Shape) check(name string, extent [3]int, args []spmd.Arg) error {
+	total := 1
+	for _, n := range extent {
+		if n < 0 || n > 0 && total > math.MaxInt/n {
+			return fmt.Errorf("%s: Launch of %s: %v indices", ccall.At(), name, slices.Clone(extent[:s.Dims]))
+		}
+		total *= n
+	}
+	for set := s.One; set != 0; set &= set - 1 {
+		i := bits.TrailingZeros64(set)
+		if n := args[i].Len(); n != 1 {
+			return fmt.Errorf("%s: Launch of %s: %v where it has a pointer to one element", ccall.At(), name, args[i].String())
+		}
+	}
+	return nil
+}
+
+// narrow says whether 32 bits hold what addresses the arguments, and no memory that is written overlaps another argument's.
+func (s *Shape) narrow(total int, args []spmd.Arg) bool {
+	if total > math.MaxInt32 {
+		return false
+	}
+	for i := range args {
+		if args[i].Len() > math.MaxInt32 {
+			return false
+		}
+	}
+	for set := s.Written; set != 0; set &= set - 1 {
+		w := bits.TrailingZeros64(set)
+		for i := range args {
+			if i != w && args[w].Overlaps(&args[i]) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// threads of a block, in all.
+const threads = 256
+
+// grid is the shape of a launch. The last index lies along x.
+func (s *Shape) grid(extent [3]int, each int) spmd.Grid {
+	const most = 65_535 // blocks along y and z
+	over := func(n, d int) int { return (n + d - 1) / d }
+	if s.Dims == 1 {
+		return spmd.Grid{Blocks: [3]int{over(extent[0], each*threads), 1, 1}, Threads: [3]int{threads, 1, 1}}
+	}
+	last := extent[s.Dims-1]
+	x := 32
+	for x/2 >= last {
+		x /= 2
+	}
+	g := spmd.Grid{Threads: [3]int{x, threads / x, 1}}
+	g.Blocks = [3]int{over(last, x), min(over(extent[s.Dims-2], threads/x), most), 1}
+	if s.Dims == 3 {
+		g.Blocks[2] = min(extent[0], most)
+	}
+	return g
+}
+
+// Kernel is a kernel that returns nothing.
+type Kernel struct {
+	name   string
+	shape  Shape
+	fast   *spmd.Kernel // for what Shape.narrow allows
+	others *spmd.Kernel
+}
+
+// New declares a kernel. source has it in CUDA under its name, and the form for all arguments under name_any. host computes
+// the indices from lo to hi-1, of two or three in the order of rows.
+func New(name, source string, shape Shape, host func(a spmd.Args, lo, hi int)) *Kernel {
+	run := func(a spmd.Args) error { return shape.run(a, host) }
+	return &Kernel{name, shape, declare(name, source, run), declare(name+"_any", source, run)}
+}
+
+// declare declares one form. Products and sums are rounded one by one, as the host rounds them.
+func declare(name, source string, run func(spmd.Args) error) *spmd.Kernel {
+	return spmd.NewKernel(name, source, run, spmd.CompilerFlag("--fmad=false"))
+}
+
+// run computes all indices on the host.
+func (s *Shape) run(a spmd.Args, fn func(a spmd.Args, lo, hi int)) error {
+	host.Parallel(s.total(a), s.Grain, func(lo, hi int) { fn(a, lo, hi) })
+	return nil
+}
+
+// Launch enqueues k on s for all indices below extent; where there are none, nothing.
+func (k *Kernel) Launch(s *spmd.Stream, extent [3]int, args ...spmd.Arg) error {
+	if err := k.shape.check(k.name, extent, args); err != nil {
+		return err
+	}
+	total := extent[0] * extent[1] * extent[2]
+	if total == 0 {
+		return nil
+	}
+	if k.shape.narrow(total, args) {
+		return k.fast.Launch(s, k.shape.grid(extent, k.shape.Each), args...)
+	}
+	return k.others.Launch(s, k.shape.grid(extent, 1), args...)
+}

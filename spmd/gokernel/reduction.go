@@ -1,0 +1,203 @@
+package gokernel
+
+import (
+	"math"
+	"unsafe"
+
+	"lockstep/host"
+	"lockstep/spmd"
+)
+
+// Number is the set of types that kernels return.
+type Number interface {
+	int32 | uint32 | int64 | uint64 | float32 | float64
+}
+
+// Op is what is done with all that a kernel returns.
+type Op int
+
+// The operations. A NaN wins in Min and Max.
+const (
+	Sum Op = iota
+	Prod
+	Min
+	Max
+)
+
+// Reduction is a kernel whose results are reduced to one. The order in which depends on the number of indices alone, and is
+// the same on the host and on a GPU.
+type Reduction[T Number] struct {
+	name         string
+	shape        Shape
+	op           Op
+	host         func(a spmd.Args, lo, hi int, acc *[Lanes]T)
+	fast, others *spmd.Kernel // each block writes its part
+	parts        *spmd.Kernel // of which this makes one
+	library      *spmd.Library
+}
+
+// NewReduction declares a kernel. source has it as for New, and under name_parts what reduces the blocks' parts. host enters
+// what it returns for the indices from lo to hi-1 in acc, that of lo+i in place i modulo Lanes.
+func NewReduction[T Number](name, source string, shape Shape, op Op, host func(a spmd.Args, lo, hi int, acc *[Lanes]T)) *Reduction[T] {
+	r := &Reduction[T]{name: name, shape: shape, op: op, host: host}
+	run := func(a spmd.Args) error { return r.onHost(a) }
+	r.fast, r.others, r.parts = declare(name, source, run), declare(name+"_any", source, run), declare(name+"_parts", source, run)
+	r.library = spmd.NewLibrary(name, r.onGPU, run, r.fast, r.others, r.parts).OnlyKernels()
+	return r
+}
+
+// Launch enqueues k on s for all indices below extent. Where there are none, the result is that of the empty sum, product,
+// minimum or maximum. Launches on one stream come from one goroutine: they share the stream's workspace.
+func (r *Reduction[T]) Launch(s *spmd.Stream, extent [3]int, args ...spmd.Arg) error {
+	if err := r.shape.check(r.name, extent, args); err != nil {
+		return err
+	}
+	workspace := 0
+	if n := blocks(extent[0] * extent[1] * extent[2]); n > 1 {
+		workspace = n * int(unsafe.Sizeof(*new(T)))
+	}
+	return r.library.Call(s, workspace, args...)
+}
+
+// share is how many of n indices a block takes, as in spmd_go.cuh.
+func share(n int) int {
+	each := (n + 1023) / 1024
+	each = (each + Lanes - 1) / Lanes * Lanes
+	return max(each, 8*Lanes)
+}
+
+func blocks(n int) int { return max(1, (n+share(n)-1)/share(n)) }
+
+const mostArgs = 64
+
+func (r *Reduction[T]) onGPU(c spmd.LibraryCall) error {
+	var room [mostArgs]spmd.Arg
+	args := room[:r.shape.Args]
+	for i := range args {
+		args[i] = c.Arg(i)
+	}
+	total := r.shape.total(c.Args)
+	n := blocks(total)
+	grid := spmd.Grid{Blocks: [3]int{n, 1, 1}, Threads: [3]int{threads, 1, 1}}
+	k := r.others
+	if r.shape.narrow(total, args) {
+		k = r.fast
+	}
+	out := args[r.shape.Dims]
+	if n > 1 {
+		args[r.shape.Dims] = c.WorkspaceArg()
+	}
+	if err := c.Launch(k, grid, args...); err != nil || n == 1 {
+		return err
+	}
+	grid.Blocks[0] = 1
+	return c.Launch(r.parts, grid, out, c.WorkspaceArg(), spmd.I64(n))
+}
+
+func (r *Reduction[T]) onHost(a spmd.Args) error {
+	total := r.shape.total(a)
+	each, n := share(total), blocks(total)
+	out := spmd.ArgSlice[T](a, r.shape.Dims)
+	part := out
+	if n > 1 {
+		part = make([]T, n)
+	}
+	host.Parallel(n, max(1, r.shape.Grain/each), func(lo, hi int) {
+		for b := lo; b < hi; b++ {
+			acc := r.none()
+			r.host(a, b*each, min((b+1)*each, total), &acc)
+			part[b] = r.tree(&acc)
+		}
+	})
+	if n > 1 {
+		acc := r.none()
+		for i, v := range part {
+			acc[i%Lanes] = r.of(acc[i%Lanes], v)
+		}
+		out[0] = r.tree(&acc)
+	}
+	return nil
+}
+
+// none is the value that changes nothing, for each lane.
+func (r *Reduction[T]) none() (acc [Lanes]T) {
+	v := T(0)
+	switch r.op {
+	case Prod:
+		v = 1
+	case Min:
+		v = extreme[T](1)
+	case Max:
+		v = extreme[T](-1)
+	}
+	if v != 0 {
+		for i := range acc {
+			acc[i] = v
+		}
+	}
+	return acc
+}
+
+// extreme is the largest value of T, or with sign -1 the smallest.
+func extreme[T Number](sign int) T {
+	var v any
+	switch any(T(0)).(type) {
+	case int32:
+		v = int32(math.MaxInt32)
+		if sign < 0 {
+			v = int32(math.MinInt32)
+		}
+	case uint32:
+		v = uint32(math.MaxUint32)
+		if sign < 0 {
+			v = uint32(0)
+		}
+	case int64:
+		v = int64(math.MaxInt64)
+		if sign < 0 {
+			v = int64(math.MinInt64)
+		}
+	case uint64:
+		v = uint64(math.MaxUint64)
+		if sign < 0 {
+			v = uint64(0)
+		}
+	case float32:
+		v = float32(math.Inf(sign))
+	default:
+		v = math.Inf(sign)
+	}
+	return v.(T)
+}
+
+func (r *Reduction[T]) of(a, b T) T {
+	switch r.op {
+	case Sum:
+		return a + b
+	case Prod:
+		return a * b
+	case Min:
+		return min(a, b)
+	}
+	return max(a, b)
+}
+
+// tree reduces the lanes in the order of spmd_go.cuh's block_reduce: those of each warp, then the warps.
+func (r *Reduction[T]) tree(acc *[Lanes]T) T {
+	const warp = 32
+	none := r.none()
+	var of [warp]T
+	copy(of[:], none[:])
+	halve := func(v []T) T {
+		for d := warp / 2; d > 0; d /= 2 {
+			for l := range d {
+				v[l] = r.of(v[l], v[l+d])
+			}
+		}
+		return v[0]
+	}
+	for w := range Lanes / warp {
+		of[w] = halve(acc[w*warp : (w+1)*warp])
+	}
+	return halve(of[:])
+}

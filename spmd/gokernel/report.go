@@ -1,0 +1,64 @@
+package gokernel
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+
+	"lockstep/internal/kernels"
+	"lockstep/spmd"
+	"lockstep/spmd/internal/inside"
+)
+
+// With --check=bounds a kernel writes the first index that is out of range into memory of the host, and ends itself: the
+// failure that its stream then has is put behind what the memory says. Without, kernels have no comparisons, and no memory.
+
+// The struct report of spmd_go.cuh.
+const (
+	reportKernel = 4
+	reportAt     = 68
+	reportIndex  = 168
+	reportLength = 176
+	reportBytes  = 184
+)
+
+var explain = inside.Explain.(func(*spmd.World, func() string))
+
+// report is what a world's kernels write to.
+type report struct {
+	memory spmd.Buffer[uint8]
+	err    error
+}
+
+var reports = spmd.PerWorld[report]{Open: func(w *spmd.World) *report {
+	var r report
+	if r.memory, r.err = spmd.AllocPinned[uint8](w, reportBytes); r.err != nil {
+		return &r
+	}
+	clear(r.memory.Host())
+	rank, seen := w.Rank(), r.memory.Host()
+	explain(w, func() string {
+		if seen[0] == 0 {
+			return ""
+		}
+		text := func(from, to int) string {
+			b, _, _ := bytes.Cut(seen[from:to], []byte{0})
+			return string(b)
+		}
+		number := func(at int) int64 { return int64(binary.LittleEndian.Uint64(seen[at:])) }
+		return fmt.Sprintf("rank %d: kernel %s, %s: index %d is out of range, the length is %d", rank, text(reportKernel, reportAt), text(reportAt, 164),
+			number(reportIndex), number(reportLength))
+	})
+	return &r
+}}
+
+// Report is the last argument of every kernel: where --check=bounds reports to.
+func Report(s *spmd.Stream) spmd.Arg {
+	if !kernels.Bounds() || s.World().Device() == "host" {
+		return spmd.U64(0)
+	}
+	if r := reports.Of(s.World()); r.err == nil {
+		return r.memory.Arg()
+	}
+	return spmd.U64(0)
+}

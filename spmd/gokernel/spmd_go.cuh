@@ -1,0 +1,288 @@
+// What the CUDA sources that spmdgen writes include: Go's arithmetic, slices and loops, in C++14.
+// An operation has Go's result where C++ leaves it open: integers wrap around, shifts may be longer than
+// a number has bits, a NaN wins in min and max.
+#ifndef SPMD_GO_CUH
+#define SPMD_GO_CUH
+#include "spmd.cuh"
+
+#define SPMD_INLINE __device__ __forceinline__
+
+// With SPMD_BOUNDS every index is compared with the length of what it is an index of. What is known of the
+// place travels along: SPMD_WHERE among a function's parameters, SPMD_HERE among the arguments of its call.
+#ifdef SPMD_BOUNDS
+#define SPMD_WHERE const spmd::where &r_
+#define SPMD_WHERE_AND SPMD_WHERE,
+#define SPMD_HERE r_
+#define SPMD_HERE_AND SPMD_HERE,
+#define SPMD_KERNEL(name) const spmd::where r_{report_, name};
+#define AT(x, i, place) (x).in(r_, i, place)
+#define AT_NARROW(x, i, place) (x).in(r_, i, place)
+#define SUB(x, low, high, place) (x).sub_in(r_, low, high, place)
+#else
+#define SPMD_WHERE
+#define SPMD_WHERE_AND
+#define SPMD_HERE
+#define SPMD_HERE_AND
+#define SPMD_KERNEL(name)
+#define AT(x, i, place) (x).at(i)
+#define AT_NARROW(x, i, place) (x).at_narrow(i)
+#define SUB(x, low, high, place) (x).sub(low, high)
+#endif
+
+namespace spmd {
+
+// report is what the host reads of the first index that was out of range, in its own memory.
+struct report {
+	unsigned int claimed;
+	char kernel[64], at[96];
+	int64_t index, length;
+};
+
+struct where {
+	report *to;
+	const char *kernel;
+};
+
+#ifdef SPMD_BOUNDS
+SPMD_FN void copy_text(char *to, const char *from, int room) {
+	int i = 0;
+	for (; i < room - 1 && from[i]; i++) to[i] = from[i];
+	to[i] = 0;
+}
+
+// check ends the kernel where i is none of n elements.
+SPMD_FN void check(const where &r, int64_t i, int64_t n, const char *at) {
+	if (i >= 0 && i < n) return;
+	if (r.to && atomicCAS(&r.to->claimed, 0u, 1u) == 0) {
+		copy_text(r.to->kernel, r.kernel, sizeof r.to->kernel);
+		copy_text(r.to->at, at, sizeof r.to->at);
+		r.to->index = i;
+		r.to->length = n;
+		__threadfence_system();
+		*(volatile unsigned int *)&r.to->claimed = 2;
+		__threadfence_system();
+	}
+	while (r.to && *(volatile unsigned int *)&r.to->claimed != 2) {
+	}
+#ifdef SPMD_EMULATED
+	emulated::stop();
+#else
+	asm volatile("trap;");
+#endif
+}
+#endif
+
+// slice is a slice of Go's. I is the type in which products that are indices are computed: where all buffers
+// are shorter than 2^31, unsigned numbers of 32 bits, modulo which an index in range is what it is.
+template <typename T, typename I> struct slice {
+	T *p;
+	int64_t n;
+	SPMD_INLINE T &at(int64_t i) const { return p[i]; }
+	SPMD_INLINE T &at_narrow(int64_t i) const { return p[(I)i]; }
+	SPMD_INLINE slice sub(int64_t low, int64_t high) const { return {p + low, high - low}; }
+#ifdef SPMD_BOUNDS
+	SPMD_INLINE T &in(const where &r, int64_t i, const char *at) const {
+		check(r, i, n, at);
+		return p[i];
+	}
+	SPMD_INLINE slice sub_in(const where &r, int64_t low, int64_t high, const char *at) const {
+		check(r, high, n + 1, at);
+		check(r, low, high + 1, at);
+		return {p + low, high - low};
+	}
+#endif
+};
+
+template <typename T, int N> struct array {
+	T v[N];
+	SPMD_INLINE T &at(int64_t i) { return v[i]; }
+	SPMD_INLINE const T &at(int64_t i) const { return v[i]; }
+#ifdef SPMD_BOUNDS
+	SPMD_INLINE T &in(const where &r, int64_t i, const char *at) {
+		check(r, i, N, at);
+		return v[i];
+	}
+#endif
+};
+
+template <typename A, typename B> struct results2 { A r0; B r1; };
+template <typename A, typename B, typename C> struct results3 { A r0; B r1; C r2; };
+
+// Integers, modulo their width. 64 bits hold what C++ would make an int of on the way.
+template <typename T> SPMD_FN T add(T a, T b) { return (T)((uint64_t)a + (uint64_t)b); }
+template <typename T> SPMD_FN T sub(T a, T b) { return (T)((uint64_t)a - (uint64_t)b); }
+template <typename T> SPMD_FN T mul(T a, T b) { return (T)((uint64_t)a * (uint64_t)b); }
+// The most negative number by -1 is itself, as in Go.
+template <typename T> SPMD_FN T quo(T a, T b) { return (T)-1 < (T)0 && b == (T)-1 ? (T)(0 - (uint64_t)a) : (T)(a / b); }
+template <typename T> SPMD_FN T rem(T a, T b) { return (T)-1 < (T)0 && b == (T)-1 ? (T)0 : (T)(a % b); }
+template <typename T> SPMD_FN T bits_and(T a, T b) { return (T)(a & b); }
+template <typename T> SPMD_FN T bits_or(T a, T b) { return (T)(a | b); }
+template <typename T> SPMD_FN T bits_xor(T a, T b) { return (T)(a ^ b); }
+template <typename T> SPMD_FN T and_not(T a, T b) { return (T)(a & ~b); }
+SPMD_FN uint64_t count(int64_t n) { return (uint64_t)n; }
+template <typename T> SPMD_FN T shl(T a, uint64_t n) { return n < 8 * sizeof(T) ? (T)((uint64_t)a << n) : (T)0; }
+template <typename T> SPMD_FN T shr(T a, uint64_t n) { return n < 8 * sizeof(T) ? (T)(a >> n) : a < (T)0 ? (T)-1 : (T)0; }
+
+// Floats. -0 is less than 0.
+SPMD_FN bool is_nan(double x) { return x != x; }
+SPMD_FN uint64_t double_bits(double x) { return (uint64_t)__double_as_longlong(x); }
+SPMD_FN double bits_double(uint64_t x) { return __longlong_as_double((long long)x); }
+SPMD_FN bool signbit_of(double x) { return double_bits(x) >> 63; }
+SPMD_FN double inf(int64_t sign) { return bits_double(sign >= 0 ? 0x7ff0000000000000u : 0xfff0000000000000u); }
+SPMD_FN double nan() { return bits_double(0x7ff8000000000001u); }
+SPMD_FN bool is_inf(double x, int64_t sign) { return sign >= 0 && x == inf(1) || sign <= 0 && x == inf(-1); }
+SPMD_FN double ldexp(double x, int64_t e) { return ::ldexp(x, (int)(e > 5000 ? 5000 : e < -5000 ? -5000 : e)); }
+
+template <typename T> SPMD_FN T min_of(T a, T b) { return b < a ? b : a; }
+template <typename T> SPMD_FN T max_of(T a, T b) { return a < b ? b : a; }
+template <> __device__ __forceinline__ double min_of(double a, double b) {
+	return a < b || a != a ? a : b < a || b != b ? b : signbit_of(a) ? a : b;
+}
+template <> __device__ __forceinline__ double max_of(double a, double b) {
+	return a > b || a != a ? a : b > a || b != b ? b : signbit_of(a) ? b : a;
+}
+template <> __device__ __forceinline__ float min_of(float a, float b) {
+	return a < b || a != a ? a : b < a || b != b ? b : signbit_of(a) ? a : b;
+}
+template <> __device__ __forceinline__ float max_of(float a, float b) {
+	return a > b || a != a ? a : b > a || b != b ? b : signbit_of(a) ? b : a;
+}
+
+// Bits.
+template <typename T> SPMD_FN int64_t ones(T x) { return __popcll((uint64_t)x); }
+template <typename T> SPMD_FN int64_t bit_len(T x) { return 64 - __clzll((long long)(uint64_t)x); }
+template <typename T> SPMD_FN int64_t leading(T x) { return (int64_t)(8 * sizeof(T)) - bit_len(x); }
+template <typename T> SPMD_FN int64_t trailing(T x) { return x == 0 ? (int64_t)(8 * sizeof(T)) : __ffsll((long long)(uint64_t)x) - 1; }
+template <typename T> SPMD_FN T rotate(T x, int64_t k) {
+	const int n = 8 * sizeof(T);
+	int s = (int)(k & (n - 1));
+	return s == 0 ? x : (T)((uint64_t)x << s | (uint64_t)x >> (n - s));
+}
+template <typename T> SPMD_FN T reverse(T x) { return (T)(__brevll((uint64_t)x) >> (64 - 8 * sizeof(T))); }
+template <typename T> SPMD_FN T reverse_bytes(T x) {
+	uint64_t r = 0;
+	for (int i = 0; i < (int)sizeof(T); i++) r = r << 8 | ((uint64_t)x >> 8 * i & 0xff);
+	return (T)r;
+}
+SPMD_FN results2<uint64_t, uint64_t> mul64(uint64_t a, uint64_t b) { return {__umul64hi(a, b), a * b}; }
+
+SPMD_FN uint32_t uniform_bits(uint64_t seed, uint64_t i) { return (uint32_t)(mix(mix(seed) + i) >> 40); }
+
+// atomic_add adds to what other threads may be adding to.
+SPMD_FN void atomic_add(int32_t *p, int32_t v) { atomicAdd(p, v); }
+SPMD_FN void atomic_add(uint32_t *p, uint32_t v) { atomicAdd(p, v); }
+SPMD_FN void atomic_add(int64_t *p, int64_t v) { atomicAdd((unsigned long long *)p, (unsigned long long)v); }
+SPMD_FN void atomic_add(uint64_t *p, uint64_t v) { atomicAdd((unsigned long long *)p, (unsigned long long)v); }
+SPMD_FN void atomic_add(float *p, float v) { atomicAdd(p, v); }
+SPMD_FN void atomic_add(double *p, double v) { atomicAdd(p, v); }
+
+// THREADS are those of a block of every kernel here, and LANES, as many, those of a reduction.
+enum { THREADS = 256, LANES = 256 };
+
+// each1 calls f for every index below n, EACH indices by a thread. Blocks whose indices all exist have no test
+// between them, so that the loads of all can be under way.
+template <int EACH, typename F> SPMD_FN void each1(int64_t n, F f) {
+	int64_t first = (int64_t)blockIdx.x * (EACH * THREADS) + threadIdx.x;
+	if (first - threadIdx.x + EACH * THREADS <= n) {
+#pragma unroll
+		for (int u = 0; u < EACH; u++) f(first + u * THREADS);
+	} else {
+#pragma unroll 1
+		for (int u = 0; u < EACH; u++) {
+			if (first + u * THREADS < n) f(first + u * THREADS);
+		}
+	}
+}
+
+// each2 and each3 have a thread for each pair or triple of indices, the last index along x; blocks loop over what
+// a grid cannot hold.
+template <typename F> SPMD_FN void each2(int64_t ni, int64_t nj, F f) {
+	int64_t j = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+	if (j >= nj) return;
+	for (int64_t i = (int64_t)blockIdx.y * blockDim.y + threadIdx.y; i < ni; i += (int64_t)gridDim.y * blockDim.y) f(i, j);
+}
+
+template <typename F> SPMD_FN void each3(int64_t ni, int64_t nj, int64_t nk, F f) {
+	int64_t k = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+	if (k >= nk) return;
+	for (int64_t i = blockIdx.z; i < ni; i += gridDim.z) {
+		for (int64_t j = (int64_t)blockIdx.y * blockDim.y + threadIdx.y; j < nj; j += (int64_t)gridDim.y * blockDim.y) f(i, j, k);
+	}
+}
+
+// share is how many of n values a block of a reduction takes, as in Go's share.
+SPMD_FN int64_t share(int64_t n) {
+	int64_t each = (n + 1023) / 1024;
+	each = (each + LANES - 1) / LANES * LANES;
+	return each < 8 * LANES ? 8 * LANES : each;
+}
+
+// The operations of reductions, each with the value that changes nothing.
+template <typename T> SPMD_FN T lowest();
+template <> __device__ __forceinline__ int32_t lowest() { return -2147483647 - 1; }
+template <> __device__ __forceinline__ int64_t lowest() { return -9223372036854775807L - 1; }
+template <> __device__ __forceinline__ uint32_t lowest() { return 0; }
+template <> __device__ __forceinline__ uint64_t lowest() { return 0; }
+template <> __device__ __forceinline__ float lowest() { return (float)inf(-1); }
+template <> __device__ __forceinline__ double lowest() { return inf(-1); }
+template <typename T> SPMD_FN T highest();
+template <> __device__ __forceinline__ int32_t highest() { return 2147483647; }
+template <> __device__ __forceinline__ int64_t highest() { return 9223372036854775807L; }
+template <> __device__ __forceinline__ uint32_t highest() { return 0xffffffffu; }
+template <> __device__ __forceinline__ uint64_t highest() { return 0xffffffffffffffffu; }
+template <> __device__ __forceinline__ float highest() { return (float)inf(1); }
+template <> __device__ __forceinline__ double highest() { return inf(1); }
+
+template <typename T> struct op_sum {
+	SPMD_INLINE static T none() { return 0; }
+	SPMD_INLINE static T of(T a, T b) { return a + b; }
+};
+template <typename T> struct op_prod {
+	SPMD_INLINE static T none() { return 1; }
+	SPMD_INLINE static T of(T a, T b) { return a * b; }
+};
+template <typename T> struct op_min {
+	SPMD_INLINE static T none() { return highest<T>(); }
+	SPMD_INLINE static T of(T a, T b) { return min_of(a, b); }
+};
+template <typename T> struct op_max {
+	SPMD_INLINE static T none() { return lowest<T>(); }
+	SPMD_INLINE static T of(T a, T b) { return max_of(a, b); }
+};
+
+// block_reduce is over the threads of the block. In each step partners compute the same pair, as Go's tree does.
+template <typename T, typename Op> SPMD_FN T block_reduce(T v) {
+#pragma unroll
+	for (int d = 16; d > 0; d /= 2) v = Op::of(v, __shfl_xor_sync(0xffffffffu, v, d));
+	v = share_warps(v, Op::none());
+#pragma unroll
+	for (int d = 16; d > 0; d /= 2) v = Op::of(v, __shfl_xor_sync(0xffffffffu, v, d));
+	return v;
+}
+
+// reduce sets to[blockIdx.x] to the result of f over the block's share of n indices. A thread takes every 256th.
+template <typename T, typename Op, typename F> SPMD_FN void reduce(T *to, int64_t n, F f) {
+	int64_t first = share(n) * blockIdx.x, end = first + share(n);
+	if (end > n) end = n;
+	T v = Op::none();
+	int64_t i = first + threadIdx.x;
+	for (; i + 3 * LANES < end; i += 4 * LANES) {
+		T a = f(i), b = f(i + LANES), c = f(i + 2 * LANES), d = f(i + 3 * LANES);
+		v = Op::of(Op::of(Op::of(Op::of(v, a), b), c), d);
+	}
+	for (; i < end; i += LANES) v = Op::of(v, f(i));
+	v = block_reduce<T, Op>(v);
+	if (threadIdx.x == 0) to[blockIdx.x] = v;
+}
+
+// reduce_parts sets *to to the result over n parts, in one block.
+template <typename T, typename Op> SPMD_FN void reduce_parts(T *to, const T *part, int64_t n) {
+	T v = Op::none();
+	for (int64_t i = threadIdx.x; i < n; i += LANES) v = Op::of(v, part[i]);
+	v = block_reduce<T, Op>(v);
+	if (threadIdx.x == 0) *to = v;
+}
+
+} // namespace spmd
+
+#endif
