@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	rand "math/rand/v2"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -38,6 +39,16 @@ func TestBinData(t *testing.T) {
 	traintest.Write(t, dir, "part_001.bin", traintest.GoodBin(tokens[1000:1001]))
 	traintest.Write(t, dir, "part_002.bin", traintest.GoodBin(tokens[1001:]))
 	all := traintest.Write(t, dir, "all.bin", traintest.GoodBin(tokens))
+	written := filepath.Join(dir, "written.bin")
+	for _, more := range []string{"--summary=off", "--overwrite"} { // whatever flag: the first file is not there yet
+		if p := train(t, 1, "tokens", "--data", plain, "--to", written, more); p.Status != 0 {
+			t.Fatalf("train tokens: status %d\n%s", p.Status, p.Stderr)
+		}
+		got, err := os.ReadFile(written)
+		if err != nil || string(got) != string(traintest.GoodBin(tokens)) {
+			t.Errorf("train tokens wrote %d bytes, which are not the %d tokens of the text: %v", len(got), len(tokens), err)
+		}
+	}
 	args := func(more ...string) []string {
 		return append([]string{"--steps", "3", "--layers", "1", "--channels", "8", "--heads", "2", "--seq", "16", "--batch", "2", "--global-batch", "5",
 			"--sample", "0", "--json", "-", "--dtype", "float32"}, more...)
@@ -77,6 +88,20 @@ func TestBinData(t *testing.T) {
 		p := train(t, 3, args(c.args...)...)
 		if lines := ours(p.Stderr); p.Status != 2 || len(lines) != 1 || !strings.Contains(lines[0], c.want) {
 			t.Errorf("train %v: status %d, want 2 and one line with %q:\n%s", c.args, p.Status, c.want, p.Stderr)
+		}
+	}
+	for _, c := range []struct {
+		ranks int
+		args  []string
+		want  string
+	}{
+		{1, []string{"--data", plain, "--to", written}, "written.bin is there already: give another name, or --overwrite to replace it"},
+		{1, []string{"--data", plain}, "--to is missing"},
+		{2, []string{"--data", plain, "--to", filepath.Join(dir, "two.bin")}, "tokens runs on one rank, not on 2"},
+	} {
+		p := train(t, c.ranks, append([]string{"tokens"}, c.args...)...)
+		if p.Status != 2 || strings.Count(p.Stderr, "train tokens: ") != 1 || !strings.Contains(p.Stderr, c.want) {
+			t.Errorf("train tokens %v: status %d, want 2 and one line with %q:\n%s", c.args, p.Status, c.want, p.Stderr)
 		}
 	}
 }

@@ -26,6 +26,7 @@ var commands = []command{
 	{"sample", "writes text with the model of a checkpoint", openSample},
 	{"eval", "measures the loss of a checkpoint's model on text", openEval},
 	{"export", "writes the weights of a checkpoint for other programs", openExport},
+	{"tokens", "writes the tokens of texts to a file, for other programs too", openTokens},
 	{"plan", planned, nil},
 }
 

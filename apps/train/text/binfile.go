@@ -94,6 +94,35 @@ func binHeader(b []byte, size int64) (int, error) {
 	return field(2), nil
 }
 
+// WriteBin writes GPT-2's tokens as a file of llm.c. It tells wrote of the bytes as they go.
+func WriteBin(to io.Writer, data Data, wrote func(bytes int64)) error {
+	const most = 1 << 20 // tokens at a time
+	if data.Len() > math.MaxInt32 {
+		return fmt.Errorf("%d tokens: a file of llm.c holds up to %d", data.Len(), math.MaxInt32)
+	}
+	b := make([]byte, binHeaderBytes)
+	for i, v := range []uint32{binMagic, binVersion, uint32(data.Len())} {
+		binary.LittleEndian.PutUint32(b[4*i:], v)
+	}
+	if _, err := to.Write(b); err != nil {
+		return err
+	}
+	ids := make([]int32, most)
+	for at := 0; at < data.Len(); at += len(ids) {
+		ids = ids[:min(most, data.Len()-at)]
+		data.Read(ids, at)
+		b = b[:0]
+		for _, id := range ids {
+			b = binary.LittleEndian.AppendUint16(b, uint16(id))
+		}
+		if _, err := to.Write(b); err != nil {
+			return err
+		}
+		wrote(int64(len(b)))
+	}
+	return nil
+}
+
 // OpenBins returns the tokens of llm.c's files, one after the other. All are read once: the
 // key is of their contents, and no token is outside the vocabulary. Collective over g.
 func OpenBins(g agree.Group, o Options) (Data, error) {
