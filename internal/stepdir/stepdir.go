@@ -22,10 +22,10 @@ const (
 type Saved struct {
 	Path   string
 	Step   int
-	Serial int // grows with every checkpoint of a folder; -1 where the index cannot be read
+	Serial int // grows with every checkpoint of a folder
 }
 
-// List returns the checkpoints in a folder, the newest first. Those with no readable index are the last.
+// List returns the checkpoints in a folder, and those that links lead to, the newest first.
 func List(folder string) ([]Saved, error) {
 	entries, err := os.ReadDir(folder)
 	if err != nil {
@@ -37,14 +37,13 @@ func List(folder string) ([]Saved, error) {
 		if err != nil || step < 0 || !strings.HasPrefix(e.Name(), Prefix) {
 			continue
 		}
-		s := Saved{Path: filepath.Join(folder, e.Name()), Step: step, Serial: -1}
+		s := Saved{Path: filepath.Join(folder, e.Name()), Step: step}
 		if _, err := os.Stat(filepath.Join(s.Path, Marker)); err != nil {
 			continue
 		}
-		if n, err := serial(filepath.Join(s.Path, Index)); err == nil {
-			s.Serial = n
+		if s.Serial, err = serial(filepath.Join(s.Path, Index)); err == nil {
+			all = append(all, s)
 		}
-		all = append(all, s)
 	}
 	slices.SortStableFunc(all, func(a, b Saved) int { return cmp.Compare(b.Serial, a.Serial) })
 	return all, nil

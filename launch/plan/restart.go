@@ -7,9 +7,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -18,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lockstep/internal/signals"
+	"lockstep/internal/stepdir"
 	"lockstep/launch/exit"
 )
 
@@ -31,7 +30,7 @@ type recovery struct {
 func (r *recovery) flags(fs *pflag.FlagSet) {
 	fs.IntVar(&r.restarts, "restarts", 0, "how many times a job that has failed is started again (default: never)")
 	fs.IntVar(&r.minRanks, "min-ranks", 0, "start without the hosts that do not answer, where this many ranks are left (default: all of them)")
-	fs.StringVar(&r.checkpoints, "checkpoints", "", "folder of the program's checkpoints (default: its --checkpoint)")
+	fs.StringVar(&r.checkpoints, "checkpoints", "", "folder of the program's checkpoints (default: its --checkpoint, or its --run-dir)")
 }
 
 // check settles the flags for j. Errors are exit.Usage.
@@ -48,6 +47,9 @@ func (r *recovery) check(fs *pflag.FlagSet, j job) error {
 	}
 	if r.checkpoints == "" {
 		r.checkpoints = flagOf(j.prog[1:], "--checkpoint")
+		if dir := flagOf(j.prog[1:], "--run-dir"); r.checkpoints == "" && dir != "off" {
+			r.checkpoints = dir
+		}
 	}
 	return nil
 }
@@ -67,35 +69,14 @@ func flagOf(args []string, flag string) (value string) {
 	return value
 }
 
-// saved is the checkpoint of a folder that was completed last.
-type saved struct {
-	step int
-	at   time.Time // zero: there is none
-}
-
-var stepFolder = regexp.MustCompile(`^step-([0-9]+)$`)
-
-// newestIn looks for it. ok says whether the folder can be seen from this host.
-func newestIn(folder string) (newest saved, ok bool) {
-	entries, err := os.ReadDir(folder)
-	if err != nil {
-		return saved{}, false
+// newestIn returns the checkpoint that was completed last, which has the greatest serial; nil where there is none. ok says
+// whether the folder can be seen from this host. Times of files count for nothing: a clock may have been ahead.
+func newestIn(folder string) (newest *stepdir.Saved, ok bool) {
+	all, err := stepdir.List(folder)
+	if err != nil || len(all) == 0 {
+		return nil, err == nil
 	}
-	for _, e := range entries {
-		m := stepFolder.FindStringSubmatch(e.Name())
-		if m == nil {
-			continue
-		}
-		step, err := strconv.Atoi(m[1])
-		if err != nil {
-			continue
-		}
-		// package checkpoint writes this file last
-		if st, err := os.Stat(filepath.Join(folder, e.Name(), "COMPLETE")); err == nil && st.ModTime().After(newest.at) {
-			newest = saved{step, st.ModTime()}
-		}
-	}
-	return newest, true
+	return &all[0], true
 }
 
 // supervisor starts a job, and starts it again where it fails.
@@ -110,7 +91,7 @@ type supervisor struct {
 
 	without []string // hosts that the start before had to do without
 	stuck   int      // starts in a row that no later checkpoint has come of
-	before  saved    // the newest checkpoint when the last start began
+	before  int      // the serial of the newest checkpoint when the last start began; -1 where there was none
 	cause   string   // of the last failure
 }
 
@@ -135,7 +116,10 @@ func (s *supervisor) run() error {
 	defer killOrphans()
 	backoff := firstBackoff
 	for n := 0; ; n++ {
-		s.before, _ = newestIn(s.checkpoints)
+		s.before = -1
+		if newest, _ := newestIn(s.checkpoints); newest != nil {
+			s.before = newest.Serial
+		}
 		begun := time.Now()
 		e, err := s.start(n)
 		switch {
@@ -179,7 +163,7 @@ func (s *supervisor) progress(e outcome, err error) bool {
 	was := s.cause
 	s.cause = e.words(err, 0)
 	switch {
-	case newest.at.After(s.before.at):
+	case newest != nil && newest.Serial > s.before:
 		s.stuck = 0
 		return true
 	case !seen && s.cause != was: // how far it came is not known, but it failed otherwise
@@ -195,17 +179,17 @@ func (s *supervisor) from() string {
 	newest, _ := newestIn(s.checkpoints)
 	switch {
 	case s.checkpoints == "":
-		return "from what the program has saved, if anything: no --checkpoint says where"
-	case newest.at.IsZero():
+		return "from what the program has saved, if anything: no --checkpoint or --run-dir says where"
+	case newest == nil:
 		return "from the beginning: there is no checkpoint in " + s.checkpoints
 	}
-	return fmt.Sprintf("from step %d, the newest checkpoint in %s", newest.step, s.checkpoints)
+	return fmt.Sprintf("from step %d, the newest checkpoint in %s", newest.Step, s.checkpoints)
 }
 
 // where says at which point the job fails again and again.
 func (s *supervisor) where() string {
-	if newest, seen := newestIn(s.checkpoints); seen && !newest.at.IsZero() {
-		return fmt.Sprintf("without a checkpoint after step %d", newest.step)
+	if newest, seen := newestIn(s.checkpoints); seen && newest != nil {
+		return fmt.Sprintf("without a checkpoint after step %d", newest.Step)
 	}
 	return "without a checkpoint"
 }
@@ -284,14 +268,16 @@ func (s *supervisor) start(n int) (outcome, error) {
 // outcome is what is known of how a job ended, beside its status.
 type outcome struct {
 	asked  request // what has asked it to
+	heard  bool    // all that the ranks have said came through here, or lies in files of this host
 	cause  heard
 	unsaid string // what only the launcher has said of it, and is not printed yet; "" where a rank has said why
 }
 
-// refused says whether a program has refused what it was given: another start would come to the same.
+// refused says whether a program has refused what it was given: another start would come to the same. Go ends a process that
+// panics with the same status, so that it is not known of a program that nobody has heard.
 func (e outcome) refused(err error) bool {
 	status, ok := err.(exit.Status)
-	return ok && (status == statusLater || status == statusUsage && !e.cause.own)
+	return ok && (status == statusLater || status == statusUsage && e.heard && !e.cause.own)
 }
 
 // words is why a job has failed after it ran for a time, on one line.

@@ -30,13 +30,20 @@ func attempt(args []string) {
 	}
 	n := strings.Count(string(text), "\n")
 	fmt.Fprintln(os.Stderr, "start", n)
-	if how == "saves" {
+	if how == "saves" || how == "clock" {
 		step := fmt.Sprintf("%s/step-%08d", dir, 10*n)
 		if err := os.MkdirAll(step, 0o777); err != nil {
 			panic(err)
 		}
-		if err := os.WriteFile(step+"/COMPLETE", nil, 0o666); err != nil {
-			panic(err)
+		for name, text := range map[string]string{"COMPLETE": "", "index.json": fmt.Sprintf(`{"format":"x","step":%d,"serial":%d}`, 10*n, n)} {
+			if err := os.WriteFile(step+"/"+name, []byte(text), 0o666); err != nil {
+				panic(err)
+			}
+			if at := time.Now().Add(time.Hour); how == "clock" && n == 1 { // it was ahead once
+				if err := os.Chtimes(step+"/"+name, at, at); err != nil {
+					panic(err)
+				}
+			}
 		}
 		how = "5"
 	}
@@ -69,7 +76,7 @@ func TestRestarts(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
 		flags  string
-		args   string // TIMES HOW
+		args   string // TIMES HOW, and what stands behind in place of --checkpoint DIR
 		status int
 		starts int
 		want   []string // each a line of standard error, from "launch: " on
@@ -88,13 +95,20 @@ func TestRestarts(t *testing.T) {
 		{"progress", "--restarts 4", "4 saves", 0, 5, []string{
 			`.*; restart 1 of 4 in 1s, from step 10, the newest checkpoint in DIR`, `.*; restart 2 of 4 in 1s, from step 20, .*`,
 			`.*; restart 3 of 4 in 1s, from step 30, .*`, `.*; restart 4 of 4 in 1s, from step 40, .*`}},
+		{"progress by another clock", "--restarts 4", "4 clock --run-dir=DIR --save-every 1", 0, 5, []string{
+			`.*; restart 1 of 4 in 1s, from step 10, the newest checkpoint in DIR`, `.*; restart 2 of 4 in 1s, from step 20, .*`,
+			`.*; restart 3 of 4 in 1s, from step 30, .*`, `.*; restart 4 of 4 in 1s, from step 40, .*`}},
+		{"panic unheard", "--restarts 1 --logs plain", "1 panic", 0, 2, []string{`the job has failed; status 2 after .* s; restart 1 of 1 in 1s, from .*`}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
 			args := append([]string{"run", "-np", "1"}, strings.Fields(tc.flags)...)
-			args = append(append(args, "--", self(t), "program", "attempt", dir), strings.Fields(tc.args)...)
-			_, errs, status := result(t, launchCommand(t, append(args, "--checkpoint", dir)...))
+			args = append(append(args, "--", self(t), "program", "attempt", dir), strings.Fields(strings.ReplaceAll(tc.args, "DIR", dir))...)
+			if !strings.Contains(tc.args, "DIR") {
+				args = append(args, "--checkpoint", dir)
+			}
+			_, errs, status := result(t, launchCommand(t, args...))
 			starts, err := os.ReadFile(dir + "/starts")
 			if err != nil || status != tc.status || strings.Count(string(starts), "\n") != tc.starts {
 				t.Fatalf("status %d, starts %q, %v; want %d, %d\n%s", status, starts, err, tc.status, tc.starts, errs)
@@ -324,31 +338,13 @@ func TestFlagOf(t *testing.T) {
 	}
 }
 
-// The newest checkpoint is the one that was completed last, whatever its step; what is not complete is none.
+// It is known of a folder that is missing that it says nothing; package stepdir has the rest.
 func TestNewestIn(t *testing.T) {
 	dir := t.TempDir()
 	if _, ok := newestIn(dir + "/missing"); ok {
 		t.Error("a folder that is missing is seen")
 	}
-	if s, ok := newestIn(dir); !ok || !s.at.IsZero() {
+	if s, ok := newestIn(dir); !ok || s != nil {
 		t.Errorf("an empty folder holds %v", s)
-	}
-	base := time.Now().Add(-time.Hour)
-	for i, name := range []string{"step-00000030", "step-00000010", "step-00000020", "step-00000040.tmp-1", "other"} {
-		marker := filepath.Join(dir, name, "COMPLETE")
-		if err := os.Mkdir(filepath.Dir(marker), 0o777); err != nil {
-			t.Fatal(err)
-		}
-		if name == "step-00000020" {
-			continue
-		}
-		writeFile(t, marker, "", 0o644)
-		at := base.Add(time.Duration(i) * time.Minute)
-		if err := os.Chtimes(marker, at, at); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if s, ok := newestIn(dir); !ok || s.step != 10 {
-		t.Errorf("found %v, want step 10", s)
 	}
 }

@@ -210,6 +210,7 @@ func run(l Line, j job, logs string, signals <-chan os.Signal) (outcome, error) 
 		if out.folder != "" {
 			out.listenTo(out.folder, begun)
 		}
+		e.heard = out.heardAll && (out.folder == "" || j.here)
 		e = out.why(e, err, j.ranks)
 	}
 	return e, err
