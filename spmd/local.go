@@ -15,8 +15,9 @@ import (
 // A rank that fails or panics ends all: ranks that wait for it get an error from their calls, and ctx, which is what Local got
 // but ends with the job, says why. So does a rank that returns while another waits for it, ranks that wait for each other, and
 // a collective that does not end within Config.Timeout. Local returns the error of the first rank that failed, with its number,
-// when all have returned; those that do not return within five seconds after a failure it leaves behind. What failed ranks
-// had on GPUs stays taken until the process ends.
+// when all have returned; those that do not return within five seconds after a failure it leaves behind. Until all have
+// returned the memory of each stays, since calls read the others'. What failed ranks had on GPUs stays taken until the process
+// ends.
 //
 // What belongs to a process, such as the working folder, the ranks share. They divide its cores.
 func Local(ctx context.Context, cfg Config, ranks int, run func(ctx context.Context, w *World) error) error {

@@ -231,6 +231,45 @@ func TestRanksFlag(t *testing.T) {
 	}
 }
 
+// TestMemoryAfterFailure: ranks that compute together read each other's memory, which is there until all have returned,
+// though another rank has failed.
+func TestMemoryAfterFailure(t *testing.T) {
+	t.Parallel()
+	spmdtest.HostOnly(t, "the ranks are goroutines")
+	for range 6 {
+		status, out := run(t, 0, "one fails", nil, "--ranks", "3")
+		if status != 1 || !strings.Contains(out, "ERR of my own") {
+			t.Fatalf("status %d, and not the cause\n%s", status, out)
+		}
+	}
+}
+
+// oneFails has rank 2 fail while the others are in long calls of their own.
+func oneFails(w *spmd.World) error {
+	pair, err := w.Comm().Split(w.Rank()/2, 0)
+	if err != nil {
+		return err
+	}
+	x, err := spmd.Alloc[float32](w, 4<<20)
+	if err != nil {
+		return err
+	}
+	if w.Rank() == 2 {
+		<-underWay
+		return errors.New("of my own")
+	}
+	for i := 0; ; i++ {
+		if err := spmd.AllReduce(pair, x, x, spmd.Max); err != nil {
+			return err
+		}
+		if i == 0 && w.Rank() == 0 {
+			close(underWay)
+		}
+	}
+}
+
+var underWay = make(chan struct{}) // the calls of oneFails
+
 // localFaults are what rank 1 does while the others are in a barrier.
 var localFaults = map[string]func(ctx context.Context, w *spmd.World) error{
 	"raise":   func(context.Context, *spmd.World) error { panic("out of order") },

@@ -71,6 +71,8 @@ func app(what string) {
 			return sumOfShared(w)
 		case "shown":
 			return shown(ctx, w)
+		case "one fails":
+			return oneFails(w)
 		case "cross check":
 			return crossChecked(w)
 		case "checked groups":

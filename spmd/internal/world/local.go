@@ -17,7 +17,7 @@ import (
 // Local runs ranks that are goroutines of this process, until all have returned, or one has failed. lead is Main's, that
 // stands for all of them; nil where there is none.
 func Local(ctx context.Context, s Start, ranks int, lead *job.Job, run func(ctx context.Context, w *World) error) error {
-	return (&local{with: s, lead: lead, run: run}).start(ctx, ranks)
+	return (&local{with: s, lead: lead, ranks: ranks, run: run}).start(ctx)
 }
 
 // grace is how long ranks may take to return after one has failed.
@@ -27,27 +27,30 @@ const grace = 5 * time.Second
 type local struct {
 	with  Start
 	lead  *job.Job
+	ranks int
 	team  *inproc.Team
 	watch *job.Team
 	fail  func(rank int, err error)
 	run   func(ctx context.Context, w *World) error
+	mu    sync.Mutex
+	left  []*World // of ranks that have returned after a failure; nil of those that had none
 }
 
 // start runs the ranks until all have returned, or one has failed.
-func (l *local) start(ctx context.Context, ranks int) error {
+func (l *local) start(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	team := inproc.NewTeam(ranks)
+	team := inproc.NewTeam(l.ranks)
 	l.team = team
 	ended := make(chan struct{})
 	l.fail = func(rank int, err error) {
 		team.Fail(rank, err)
 		cancel(team.Err())
 	}
-	l.watch = job.NewTeam(ranks, l.fail)
+	l.watch = job.NewTeam(l.ranks, l.fail)
 	defer l.watch.Close()
 	var wait sync.WaitGroup
-	for i := range ranks {
+	for i := range l.ranks {
 		wait.Go(func() { l.rank(ctx, i) })
 	}
 	go func() {
@@ -71,6 +74,7 @@ func (l *local) rank(ctx context.Context, i int) {
 	w, err := open(l.team.Rank(i), l.with)
 	if err != nil {
 		l.fail(i, err)
+		l.leave(nil)
 		return
 	}
 	w.keepApart(i)
@@ -84,7 +88,7 @@ func (l *local) rank(ctx context.Context, i int) {
 			l.fail(i, left)
 		}
 		if l.team.Finish(i) != nil {
-			w.abandon()
+			l.leave(w)
 			return
 		}
 		if err := errors.Join(verify.AtEnd(w.Channel, w.Recorders()), w.Close()); err != nil {
@@ -100,6 +104,24 @@ func (l *local) rank(ctx context.Context, i int) {
 	w.Job.Enter("running")
 	left = w.Run(ctx, l.run)
 	w.Job.Leaving()
+}
+
+// leave is the end of a rank where the job has failed. Others may still be in calls, in which they read its memory: what the
+// ranks have goes when the last has returned. Where one never does it stays.
+func (l *local) leave(w *World) {
+	if w != nil && !w.stop() {
+		w = nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.left = append(l.left, w); len(l.left) < l.ranks {
+		return
+	}
+	for _, w := range l.left {
+		if w != nil && w.GPU == nil { // the driver and NCCL would wait for kernels that wait for other ranks
+			_ = w.takeDown() // what fails, fails because the job has
+		}
+	}
 }
 
 // keepApart has the streams of a rank compute on cores of its own, where it has no GPU and nobody has bound this process. Linux

@@ -275,17 +275,15 @@ func (w *World) Close() error {
 	return errors.Join(err, w.takeDown(), w.Job.EndWatch())
 }
 
-// abandon is Close where the job has failed: nobody waits for other ranks any more.
-func (w *World) abandon() {
+// stop is what of Close comes before what a rank has is given up, where the job has failed: nobody waits for other ranks any
+// more. It says whether that is left to do.
+func (w *World) stop() bool {
 	if w.MarkClosed() {
-		return
+		return false
 	}
 	defer w.Job.Unmark()
-	_, _ = w.endDashboard(), w.Drain() // what fails here and below fails because the job has
-	if w.GPU != nil {
-		return // the driver and NCCL would wait for kernels that wait for other ranks
-	}
-	_ = w.takeDown()
+	_, _ = w.endDashboard(), w.Drain() // what fails here fails because the job has
+	return true
 }
 
 // takeDown is Close but for the streams' work and the watch.
