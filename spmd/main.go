@@ -15,6 +15,9 @@ import (
 // fs and the common flags, starts MPI, calls run on every rank, takes everything
 // down again, and exits the process if anything failed.
 //
+// With --ranks and --gpus-per-process run is called on several goroutines of one process at the same time. What it changes it
+// has of its own: a run that fills in settings works on a copy of those that fs has set.
+//
 // checks run after the flags are parsed and before MPI starts, with the number of
 // ranks; they refuse flags that do not fit each other. What they return, an
 // unknown flag, an argument that is no flag, ranks that were started with different flags (see MayDiffer), and an error of

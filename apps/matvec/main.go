@@ -119,6 +119,7 @@ func main() {
 	fs := pflag.NewFlagSet("matvec", pflag.ExitOnError)
 	c.flags(fs)
 	spmd.Main(fs, func(_ context.Context, w *spmd.World) error {
+		c := c // ranks may share the process
 		c.defaults(w)
 		r, err := runAs(w, c)
 		if err != nil {

@@ -107,6 +107,15 @@ func TestWrongSum(t *testing.T) {
 	})
 }
 
+// TestRanksOfAProcess: ranks that are goroutines share nothing that they change, as the race detector sees (make race).
+func TestRanksOfAProcess(t *testing.T) {
+	spmdtest.HostOnly(t, "the ranks are goroutines")
+	p := spmdtest.Program(t, 0, nil, "--ranks", "4", "--elements", "1000", "--iters", "5", "--json", "-")
+	if p.Status != 0 || !strings.Contains(p.Stdout, `"ranks":4`) || !strings.Contains(p.Stdout, `"ok":true`) {
+		t.Errorf("status %d, %s\n%s", p.Status, p.Stdout, p.Stderr)
+	}
+}
+
 func TestBadInput(t *testing.T) {
 	spmdtest.Ranks(t, 3)
 	for _, tc := range []struct{ args, want string }{

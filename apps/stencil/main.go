@@ -185,6 +185,7 @@ func main() {
 	fs := pflag.NewFlagSet("stencil", pflag.ExitOnError)
 	c.flags(fs)
 	spmd.Main(fs, func(_ context.Context, w *spmd.World) error {
+		c := c // ranks may share the process
 		c.defaults(fs, w)
 		if err := c.checkSize(w.Size()); err != nil {
 			return spmd.Usage(err)

@@ -51,6 +51,15 @@ func TestProgram(t *testing.T) {
 	}
 }
 
+// TestRanksOfAProcess: ranks that are goroutines share nothing that they change, as the race detector sees (make race).
+func TestRanksOfAProcess(t *testing.T) {
+	spmdtest.HostOnly(t, "the ranks are goroutines")
+	p := spmdtest.Program(t, 0, nil, "--ranks", "4", "--steps", "2", "--iters", "1", "--warmup", "0", "--json", "-")
+	if p.Status != 0 || !strings.Contains(p.Stdout, `"ranks":4`) || !strings.Contains(p.Stdout, `"ok":true`) {
+		t.Errorf("status %d, %s\n%s", p.Status, p.Stdout, p.Stderr)
+	}
+}
+
 func TestBadInput(t *testing.T) {
 	spmdtest.Ranks(t, 3)
 	dir := t.TempDir()

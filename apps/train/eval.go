@@ -52,7 +52,10 @@ func openEval(fs *pflag.FlagSet) (func(context.Context, *spmd.World) error, func
 	fs.IntVar(&e.Batch, "batch", e.Batch, "sequences a rank takes at a time")
 	fs.StringVar(&e.DType, "dtype", "", "type of the activations: float32 or bfloat16 (default bfloat16 on a GPU, float32 on the host)")
 	fs.StringVar(&e.Cache, "cache", "", "`DIR` for token files (default lockstep/tokens in the user's cache folder)")
-	return e.run, e.check
+	return func(ctx context.Context, w *spmd.World) error {
+		own := *e // ranks may share the process
+		return own.run(ctx, w)
+	}, e.check
 }
 
 func (e *evaluator) check(ranks int) (err error) {

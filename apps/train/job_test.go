@@ -245,3 +245,19 @@ func faults(t *testing.T, usual int) int {
 	}
 	return n
 }
+
+// TestRanksOfAProcess: ranks that are goroutines share nothing that they change, as the race detector sees (make race).
+func TestRanksOfAProcess(t *testing.T) {
+	besideOthers(t)
+	spmdtest.HostOnly(t, "the ranks are goroutines")
+	dir := t.TempDir()
+	args := smallRun(t, 6, "--ranks", "4", "--checkpoint", dir, "--save-every", "3", "--val-every", "2")
+	r, _ := finish(t, 0, args...)
+	if len(r.steps) != 6 || r.summary == nil || r.summary.ValLoss == nil {
+		t.Errorf("%d steps, summary %v", len(r.steps), r.summary)
+	}
+	p := train(t, 0, "eval", dir, "--ranks", "4", "--data", args[1], "--json", "-")
+	if p.Status != 0 || !strings.Contains(p.Stdout, `"ranks":4`) {
+		t.Errorf("eval: status %d, %s\n%s", p.Status, p.Stdout, p.Stderr)
+	}
+}

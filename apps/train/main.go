@@ -25,7 +25,7 @@ func main() {
 	o.Flags(fs)
 	wrong := misspelt()
 	spmd.Main(fs, o.Run, func(int) error { return wrong }, o.Check)
-	if o.Early {
+	if o.Early() {
 		os.Exit(o.RequeueStatus)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"strings"
+	"sync/atomic"
 
 	"github.com/spf13/pflag"
 
@@ -48,10 +49,10 @@ type Options struct {
 	prompt                         string
 	temperature                    float64
 
-	fixedGlobal bool // --global-batch is given, or that of the run that goes on
-	onHost      bool // the device is the host, as settle has found
-	need        int  // bytes of buffers that a rank is going to need, as fit has told
-	Early       bool // run has ended before the last step, as a signal asked for
+	fixedGlobal bool         // --global-batch is given, or that of the run that goes on
+	onHost      bool         // the device is the host, as settle has found
+	need        int          // bytes of buffers that a rank is going to need, as fit has told
+	early       *atomic.Bool // of all ranks of the process: see Early
 
 	// What check makes of the above.
 	Inputs    []input.Place
@@ -89,9 +90,12 @@ func New() *Options {
 		model: "tiny", FP8: "off", graph: "auto", shard: "off", recompute: "off", balance: "auto", tp: 1, pp: 1, steps: 1500, Batch: 4,
 		embedLR: optim.DefaultMuon.Embeddings, headLR: optim.DefaultMuon.Heads, vectorLR: optim.DefaultMuon.Vectors,
 		valBatches: 4, tokens: "bytes", sample: 400, temperature: 0.8,
-		resume: "auto", keep: 3,
+		resume: "auto", keep: 3, early: new(atomic.Bool),
 	}
 }
+
+// Early says whether Run has ended before the last step, as a signal asked for.
+func (o *Options) Early() bool { return o.early.Load() }
 
 // Flags adds the flags of a run to fs.
 func (o *Options) Flags(fs *pflag.FlagSet) {

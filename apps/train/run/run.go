@@ -18,8 +18,13 @@ import (
 	"lockstep/spmd/runfolder"
 )
 
-// Run is the program, on every rank.
-func (o *Options) Run(ctx context.Context, w *spmd.World) (err error) {
+// Run is the program, on every rank. Each has settings of its own, since ranks may share the process.
+func (o *Options) Run(ctx context.Context, w *spmd.World) error {
+	own := *o
+	return own.run(ctx, w)
+}
+
+func (o *Options) run(ctx context.Context, w *spmd.World) (err error) {
 	var stop <-chan struct{} // without checkpoints a signal ends the job at once
 	if o.Checkpoint != "" {
 		stop = spmd.Preempted(ctx)
@@ -66,7 +71,11 @@ func (o *Options) Run(ctx context.Context, w *spmd.World) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, folder.Close()) }()
-	if o.Early, err = o.train(ctx, w, t, c, stop); err != nil || o.Early {
+	early, err := o.train(ctx, w, t, c, stop)
+	if early {
+		o.early.Store(true)
+	}
+	if err != nil || early {
 		return err
 	}
 	if o.sample == 0 {
