@@ -67,6 +67,10 @@ func TestFake(t *testing.T) {
 			m := newMachine(t)
 			m.table(ltPairs, smallShapes, m.in(m.openLt()))
 		})
+		t.Run("stacks", func(t *testing.T) {
+			m := newMachine(t)
+			m.stacks([][3]int{{3, 5, 7}, {8, 16, 24}, {0, 3, 2}, {3, 2, 0}}, m.in(m.openLt()))
+		})
 		t.Run("handle", func(t *testing.T) {
 			m := newMachine(t)
 			m.table(plainPairs, smallShapes, m.open().Gemm)

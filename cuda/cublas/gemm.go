@@ -22,6 +22,7 @@ type Gemm struct {
 	AB, C          elem.Type // of A and B, and of C; where A is Float8E5M2, which AB then is, B is Float8E4M3
 	Alpha, Beta    float64   // rounded to float32 but for products in float64
 	Epilogue       Epilogue  // for Lt alone
+	Count          int       // for Lt alone: so many products, of matrices that lie one behind the other; 0 is 1, and others have no epilogue
 	FastAccum      bool      // for Lt and 8-bit floats alone: sums in fewer bits, faster
 }
 
@@ -66,6 +67,9 @@ func (g *Gemm) String() string {
 	if g.Epilogue != NoEpilogue {
 		with = " with " + g.Epilogue.String()
 	}
+	if g.count() > 1 {
+		with += fmt.Sprintf(", %d of them", g.Count)
+	}
 	return fmt.Sprintf("%v C(%d, %d) = %v %s %s over %d, strides %d, %d, %d%s", g.C, g.M, g.N, g.AB, a, b, g.K, g.LdC, g.LdA, g.LdB, with)
 }
 
@@ -74,6 +78,9 @@ func (g *Gemm) String() string {
 func (g *Gemm) check(c, a, b unsafe.Pointer) error {
 	if g.M < 0 || g.N < 0 || g.K < 0 {
 		return fmt.Errorf("cublas: Gemm: negative size: M %d, N %d, K %d", g.M, g.N, g.K)
+	}
+	if g.Count < 0 || int(int32(g.Count)) != g.Count || g.Count > 1 && g.Epilogue != NoEpilogue {
+		return fmt.Errorf("cublas: Gemm: %d products, with epilogue %q", g.Count, g.Epilogue)
 	}
 	widthA, widthB := g.K, g.N
 	if g.TransA {
@@ -94,6 +101,9 @@ func (g *Gemm) check(c, a, b unsafe.Pointer) error {
 	}
 	return nil
 }
+
+// count is the number of products.
+func (g *Gemm) count() int { return max(1, g.Count) }
 
 // empty reports whether there is nothing to compute.
 func (g *Gemm) empty() bool { return g.M == 0 || g.N == 0 }

@@ -25,7 +25,9 @@ func TestGPULtGemm(t *testing.T) {
 	m := onGPU(t, loadLt)
 	mul := m.in(m.openLt())
 	m.table(ltPairs, append([][3]int{{65, 129, 31}, {128, 64, 256}}, smallShapes...), mul)
+	m.stacks([][3]int{{3, 5, 7}, {64, 32, 48}, {65, 33, 31}}, mul)
 	for _, p := range ltPairs {
+		m.try1(Gemm{M: 40, N: 136, K: 72, Count: 5, TransA: true, AB: p.ab, C: p.c, Alpha: 1, Beta: 1}, 0, mul)
 		m.try1(Gemm{M: 511, N: 257, K: 96, TransB: true, AB: p.ab, C: p.c, Alpha: 1, Beta: 1}, 0, mul)
 	}
 }

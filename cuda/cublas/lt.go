@@ -3,6 +3,7 @@ package cublas
 import (
 	"errors"
 	"fmt"
+	"math/bits"
 	"strings"
 	"sync"
 	"unsafe"
@@ -124,9 +125,12 @@ func (l *Lt) GemmBeside(s *cuda.Stream, g *Gemm, x *Beside, c, a, b, workspace u
 		return fmt.Errorf("cublas: Lt.Gemm: %s: Bias at %p, Aux at %p", g.String(), x.Bias, x.Aux)
 	}
 	key := planKey{
-		m: g.M, n: g.N, k: g.K, lda: g.LdA, ldb: g.LdB, ldc: g.LdC, workspace: workspaceBytes, ab: g.AB, c: g.C,
+		m: g.M, n: g.N, k: g.K, count: g.count(), lda: g.LdA, ldb: g.LdB, ldc: g.LdC, workspace: workspaceBytes, ab: g.AB, c: g.C,
 		ta: g.TransA, tb: g.TransB, fast: g.FastAccum, scaleA: x.ScaleA != nil, scaleB: x.ScaleB != nil, epilogue: g.Epilogue, adds: g.Beta != 0, apart: g.Beta != 0 && x.Add != nil,
 		alignA: alignment(a), alignB: alignment(b), alignC: alignment(c), alignAdd: alignment(with.Add),
+	}
+	if key.count > 1 {
+		key.alignStacks()
 	}
 	l.mu.RLock()
 	p := l.plans[key]
@@ -153,6 +157,21 @@ func (l *Lt) GemmBeside(s *cuda.Stream, g *Gemm, x *Beside, c, a, b, workspace u
 func (g *Gemm) aligned(x *Beside) bool {
 	const line = 16
 	return uintptr(x.Bias)%line == 0 && uintptr(x.Aux)%line == 0 && (x.Aux == nil || g.LdC*g.C.Size()%line == 0)
+}
+
+// alignStacks takes the alignments of all matrices of each stack, which lie apart.
+func (k *planKey) alignStacks() {
+	rowsA, rowsB := k.m, k.k
+	if k.ta {
+		rowsA = k.k
+	}
+	if k.tb {
+		rowsB = k.n
+	}
+	each := func(apart int) uint8 { return uint8(bits.TrailingZeros64(uint64(apart) | 256)) }
+	k.alignA, k.alignB = min(k.alignA, each(rowsA*k.lda*k.ab.Size())), min(k.alignB, each(rowsB*k.ldb*k.ab.Size()))
+	apart := each(k.m * k.ldc * k.c.Size())
+	k.alignC, k.alignAdd = min(k.alignC, apart), min(k.alignAdd, apart)
 }
 
 // newPlan returns the plan of a key, which another goroutine may have made in the meantime.
@@ -207,9 +226,9 @@ func (l *Lt) scale(s *cuda.Stream, g *Gemm, c, add unsafe.Pointer) error {
 // rows calls do on the runs of memory that C consists of.
 func rows(g *Gemm, do func(at, bytes int) error) error {
 	size := g.C.Size()
-	n, width := g.M, g.N
+	n, width := g.M*g.count(), g.N
 	if g.LdC == g.N {
-		n, width = 1, g.M*g.N
+		n, width = 1, n*g.N
 	}
 	for i := range n {
 		if err := do(i*g.LdC*size, width*size); err != nil {

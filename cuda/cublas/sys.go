@@ -43,6 +43,7 @@ func openLtLibrary(files []string) (string, error) {
 		{Name: "cublasLtMatmulDescSetAttribute", Slot: slot(&t.desc_set)},
 		{Name: "cublasLtMatrixLayoutCreate", Slot: slot(&t.layout_create)},
 		{Name: "cublasLtMatrixLayoutDestroy", Slot: slot(&t.layout_destroy)},
+		{Name: "cublasLtMatrixLayoutSetAttribute", Slot: slot(&t.layout_set)},
 		{Name: "cublasLtMatmulPreferenceCreate", Slot: slot(&t.pref_create)},
 		{Name: "cublasLtMatmulPreferenceDestroy", Slot: slot(&t.pref_destroy)},
 		{Name: "cublasLtMatmulPreferenceSetAttribute", Slot: slot(&t.pref_set)},
@@ -130,6 +131,7 @@ func sysLtDestroy(l light) int {
 // planKey is all that a plan depends on. Alpha and Beta are not in it.
 type planKey struct {
 	m, n, k, lda, ldb, ldc int
+	count                  int // of products, 1 where there is one
 	workspace              int
 	ab, c                  elem.Type
 	ta, tb                 bool
@@ -156,6 +158,7 @@ func sysPlan(l light, k *planKey, x *Beside, found []algorithm) (p plan, n, code
 		align:     [4]C.int{1 << k.alignB, 1 << k.alignA, 1 << k.alignAdd, 1 << k.alignC},
 		workspace: C.size_t(k.workspace),
 		epilogue:  epilogues[k.epilogue],
+		count:     C.int32_t(k.count),
 	}
 	if k.fast {
 		s.fast = 1
@@ -206,7 +209,7 @@ func sysMatmul(l light, p plan, s *cuda.Stream, g *Gemm, x *Beside, c, a, b, wor
 }
 
 func sysLtScale(l light, s *cuda.Stream, g *Gemm, c unsafe.Pointer) (code int, op string) {
-	return took(C.lt_scale(l, types[g.C], C.int64_t(g.N), C.int64_t(g.M), C.int64_t(g.LdC), C.double(g.Beta), address(c), address(s.Handle())))
+	return took(C.lt_scale(l, types[g.C], C.int64_t(g.N), C.int64_t(g.M*g.count()), C.int64_t(g.LdC), C.double(g.Beta), address(c), address(s.Handle())))
 }
 
 func sysCreate(b cuda.Bind) (h handle, code int) {

@@ -20,6 +20,7 @@ enum { R_32F = 0, R_64F = 1, R_16F = 2, R_16BF = 14, R_8F_E4M3 = 28, R_8F_E5M2 =
 enum { DESC_TRANSA = 3, DESC_TRANSB = 4, DESC_EPILOGUE = 7, DESC_BIAS_POINTER = 8, DESC_AUX_POINTER = 11, DESC_AUX_LD = 12, DESC_BIAS_TYPE = 26 };
 enum { DESC_A_SCALE_POINTER = 17, DESC_B_SCALE_POINTER = 18, DESC_FAST_ACCUM = 25 };
 enum { EPILOGUE_DEFAULT = 1, EPILOGUE_BIAS = 4, EPILOGUE_GELU_AUX = 160, EPILOGUE_GELU_AUX_BIAS = 164, EPILOGUE_DGELU = 192 };
+enum { LAYOUT_BATCH_COUNT = 5, LAYOUT_STRIDED_BATCH_OFFSET = 6 };
 enum { PREF_MAX_WORKSPACE = 1, PREF_REDUCTION_MASK = 3, PREF_ALIGNMENT_A = 5 }; // B, C and D follow A
 enum { REDUCTION_COMPUTE_TYPE = 2, NOT_SUPPORTED = 15, INVALID_VALUE = 7, ALLOC_FAILED = 3 };
 
@@ -43,6 +44,7 @@ struct {
     int (*desc_set)(void *desc, int attr, const void *v, size_t size);
     int (*layout_create)(void **layout, int type, uint64_t rows, uint64_t cols, int64_t ld);
     int (*layout_destroy)(void *layout);
+    int (*layout_set)(void *layout, int attr, const void *v, size_t size);
     int (*pref_create)(void **pref);
     int (*pref_destroy)(void *pref);
     int (*pref_set)(void *pref, int attr, const void *v, size_t size);
@@ -77,6 +79,7 @@ struct shape {
     int align[4];     // bytes, of A, B, C and D
     size_t workspace; // bytes
     int epilogue;
+    int32_t count; // of products, whose matrices lie one behind the other
     int8_t fast; // sums of 8-bit floats in fewer bits
 };
 
@@ -147,6 +150,15 @@ out:
     return o;
 }
 
+// stack tells a layout that it is of count matrices, so many elements apart.
+static struct outcome stack(void *layout, int32_t count, int64_t apart) {
+    struct outcome o = {0, NULL};
+    TRY("cublasLtMatrixLayoutSetAttribute", lt.layout_set(layout, LAYOUT_BATCH_COUNT, &count, sizeof count))
+    TRY("cublasLtMatrixLayoutSetAttribute", lt.layout_set(layout, LAYOUT_STRIDED_BATCH_OFFSET, &apart, sizeof apart))
+out:
+    return o;
+}
+
 // plan_make describes a product and asks for up to want algorithms, the one that the library thinks best first, which
 // the plan takes. *out is NULL after a failure; without an algorithm it is NULL and the code 0.
 static struct outcome plan_make(const struct light *l, const struct shape *s, const struct beside *x, struct heuristic *found,
@@ -176,6 +188,12 @@ static struct outcome plan_make(const struct light *l, const struct shape *s, co
     TRY("cublasLtMatrixLayoutCreate", lt.layout_create(&p->a, s->a, s->ta ? s->k : s->m, s->ta ? s->m : s->k, s->lda))
     TRY("cublasLtMatrixLayoutCreate", lt.layout_create(&p->b, s->b, s->tb ? s->n : s->k, s->tb ? s->k : s->n, s->ldb))
     TRY("cublasLtMatrixLayoutCreate", lt.layout_create(&p->c, s->c, s->m, s->n, s->ldc))
+    if (s->count > 1) {
+        o = stack(p->a, s->count, (s->ta ? s->m : s->k) * s->lda);
+        if (!o.code) o = stack(p->b, s->count, (s->tb ? s->k : s->n) * s->ldb);
+        if (!o.code) o = stack(p->c, s->count, s->n * s->ldc);
+        if (o.code) goto out;
+    }
     TRY("cublasLtMatmulPreferenceCreate", lt.pref_create(&pref))
     TRY("cublasLtMatmulPreferenceSetAttribute", lt.pref_set(pref, PREF_MAX_WORKSPACE, &s->workspace, sizeof s->workspace))
     // A sum split over blocks must not be rounded to 16 bits in between.

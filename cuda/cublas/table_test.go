@@ -152,8 +152,22 @@ func matrix(rows, width, ld, seed int, gap float64) []float64 {
 	return v
 }
 
-// reference is C = alpha op(A) op(B) + beta C by the definition.
+// reference is C = alpha op(A) op(B) + beta C by the definition, for each matrix of a stack.
 func reference(g *Gemm, c, a, b []float64) {
+	rowsA, rowsB := g.M, g.K
+	if g.TransA {
+		rowsA = g.K
+	}
+	if g.TransB {
+		rowsB = g.N
+	}
+	for i := range max(1, g.Count) {
+		from := func(x []float64, at int) []float64 { return x[min(at, len(x)):] }
+		referenceOf(g, from(c, i*g.M*g.LdC), from(a, i*rowsA*g.LdA), from(b, i*rowsB*g.LdB))
+	}
+}
+
+func referenceOf(g *Gemm, c, a, b []float64) {
 	for i := range g.M {
 		for j := range g.N {
 			sum := 0.0
@@ -196,12 +210,14 @@ func (m *machine) try1(g Gemm, pad int, mul multiply) {
 	if g.TransB {
 		rowsB, widthB = widthB, rowsB
 	}
+	count := max(1, g.Count)
+	rowsA, rowsB = count*rowsA, count*rowsB
 	g.LdA, g.LdB, g.LdC = widthA+pad, widthB+pad, g.N+pad
 	nan := math.NaN()
 	a, b := matrix(rowsA, widthA, g.LdA, 1, nan), matrix(rowsB, widthB, g.LdB, 2, nan)
-	c := matrix(g.M, g.N, g.LdC, 3, -77)
+	c := matrix(count*g.M, g.N, g.LdC, 3, -77)
 	if g.Beta == 0 {
-		for i := range g.M {
+		for i := range count * g.M {
 			for j := range g.N {
 				c[i*g.LdC+j] = nan
 			}
@@ -256,6 +272,22 @@ func (m *machine) table(pairs []pair, shapes [][3]int, mul multiply) {
 				for _, f := range factors {
 					for _, pad := range []int{0, 3} {
 						m.try1(Gemm{M: shape[0], N: shape[1], K: shape[2], TransA: trans&1 != 0, TransB: trans&2 != 0,
+							AB: p.ab, C: p.c, Alpha: f[0], Beta: f[1]}, pad, mul)
+					}
+				}
+			}
+		}
+	}
+}
+
+// stacks tries every type and transposition on stacks of matrices, without and with strides.
+func (m *machine) stacks(shapes [][3]int, mul multiply) {
+	for _, p := range ltPairs {
+		for _, shape := range shapes {
+			for trans := range 4 {
+				for _, f := range factors {
+					for _, pad := range []int{0, 3} {
+						m.try1(Gemm{M: shape[0], N: shape[1], K: shape[2], Count: 3, TransA: trans&1 != 0, TransB: trans&2 != 0,
 							AB: p.ab, C: p.c, Alpha: f[0], Beta: f[1]}, pad, mul)
 					}
 				}

@@ -21,7 +21,9 @@ type Shape struct{ key planKey }
 func (s Shape) String() string { return fmt.Sprintf("%+v", s.key) }
 
 // Flops is the number of floating-point operations of a product.
-func (s Shape) Flops() float64 { return 2 * float64(s.key.m) * float64(s.key.n) * float64(s.key.k) }
+func (s Shape) Flops() float64 {
+	return 2 * float64(s.key.count) * float64(s.key.m) * float64(s.key.n) * float64(s.key.k)
+}
 
 // Choice is an algorithm for a shape, valid for the version of the library and the kind of device that it was made on.
 type Choice struct {
@@ -149,7 +151,7 @@ type trial struct {
 }
 
 func (k *planKey) gemm() Gemm {
-	return Gemm{M: k.m, N: k.n, K: k.k, TransA: k.ta, TransB: k.tb, LdA: k.lda, LdB: k.ldb, LdC: k.ldc, AB: k.ab, C: k.c, Alpha: 1,
+	return Gemm{M: k.m, N: k.n, K: k.k, Count: k.count, TransA: k.ta, TransB: k.tb, LdA: k.lda, LdB: k.ldb, LdC: k.ldc, AB: k.ab, C: k.c, Alpha: 1,
 		Epilogue: k.epilogue, FastAccum: k.fast}
 }
 
@@ -163,7 +165,7 @@ func (b *trial) open(sh Shape) error {
 	if k.tb {
 		rowsB = k.n
 	}
-	matrix := k.m * k.ldc * k.c.Size()
+	matrix := k.count * k.m * k.ldc * k.c.Size()
 	// Each lies as it did: aligned to no more than its power of two.
 	total := 0
 	place := func(bytes int, align uint8) int {
@@ -171,7 +173,7 @@ func (b *trial) open(sh Shape) error {
 		total = (at + bytes + 255) / 256 * 256
 		return at
 	}
-	atA, atB, atC := place(rowsA*k.lda*k.ab.Size(), k.alignA), place(rowsB*k.ldb*k.ab.Size(), k.alignB), place(matrix, k.alignC)
+	atA, atB, atC := place(k.count*rowsA*k.lda*k.ab.Size(), k.alignA), place(k.count*rowsB*k.ldb*k.ab.Size(), k.alignB), place(matrix, k.alignC)
 	atAdd, atAux, atBias := atC, 0, 0
 	if k.apart {
 		atAdd = place(matrix, k.alignAdd)

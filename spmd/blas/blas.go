@@ -63,6 +63,10 @@ type Options struct {
 	// graph has the value of its replay. The zero Arg is 1. Where A holds values times a
 	// scale, ScaleA is 1 over it.
 	ScaleA, ScaleB spmd.Arg
+	// Batch has C, A and B be stacks of so many matrices each, of which Gemm makes the products one by one:
+	// the rows of a stack are those of all its matrices. 0 is 1. Of an epilogue there is Residual alone,
+	// a stack as C is; and there are no 8-bit floats.
+	Batch int
 	// FastAccum sums products of 8-bit floats in the fewer bits that a GPU does fastest, a
 	// rounding of about 2^-13 each, towards zero: long sums of small numbers beside a large
 	// one lose them. Elsewhere it changes nothing.
@@ -95,16 +99,20 @@ func Gemm[C, A, B Elem](s *spmd.Stream, c Matrix[C], a Matrix[A], b Matrix[B], o
 	if eight && ctyp != elem.BFloat16 || !eight && ctyp != typ && !(typ.Half() && ctyp == elem.Float32) {
 		return fmt.Errorf("%s: Gemm: C is %v, A and B are %v", ccall.At(), ctyp, typ)
 	}
-	m, k := a.Rows, a.Cols
+	batch := max(1, o.Batch)
+	if o.Batch < 0 || batch > 1<<30 || a.Rows%batch != 0 || b.Rows%batch != 0 || c.Rows%batch != 0 || batch > 1 && (eight || !o.batches()) {
+		return fmt.Errorf("%s: Gemm: a Batch of %d: A of %v has %d rows, B %d, C %d, which it divides; and its epilogue is Residual alone", ccall.At(), o.Batch, typ, a.Rows, b.Rows, c.Rows)
+	}
+	m, k := a.Rows/batch, a.Cols
 	if o.TransA {
 		m, k = k, m
 	}
-	kb, n := b.Rows, b.Cols
+	kb, n := b.Rows/batch, b.Cols
 	if o.TransB {
 		kb, n = n, kb
 	}
-	if k != kb || c.Rows != m || c.Cols != n {
-		return fmt.Errorf("%s: Gemm: C is %dx%d, op(A) %dx%d, op(B) %dx%d", ccall.At(), c.Rows, c.Cols, m, k, kb, n)
+	if k != kb || c.Rows/batch != m || c.Cols != n {
+		return fmt.Errorf("%s: Gemm: C is %dx%d, op(A) %dx%d, op(B) %dx%d", ccall.At(), c.Rows/batch, c.Cols, m, k, kb, n)
 	}
 	if err := c.check("Gemm", "C"); err != nil {
 		return err
@@ -115,7 +123,7 @@ func Gemm[C, A, B Elem](s *spmd.Stream, c Matrix[C], a Matrix[A], b Matrix[B], o
 	if err := b.check("Gemm", "B"); err != nil {
 		return err
 	}
-	p := product{typ: typ, ctyp: ctyp, m: m, k: k, n: n, lda: a.Stride, ldb: b.Stride, ldc: c.Stride, ta: o.TransA, tb: o.TransB, fast: eight && o.FastAccum}
+	p := product{typ: typ, ctyp: ctyp, batch: batch, m: m, k: k, n: n, lda: a.Stride, ldb: b.Stride, ldc: c.Stride, ta: o.TransA, tb: o.TransB, fast: eight && o.FastAccum}
 	p.scale(&o)
 	at := [3]uintptr{c.Address(), a.Address(), b.Address()}
 	if eight {
@@ -184,7 +192,10 @@ func Gemv[T float32 | float64](s *spmd.Stream, y spmd.Buffer[T], a Matrix[T], x 
 	if o.extended() {
 		return fmt.Errorf("%s: Gemv: an epilogue is Gemm's", ccall.At())
 	}
-	p := product{typ: elem.Of[T](), m: a.Rows, n: a.Cols, lda: a.Stride, ta: o.TransA}
+	if o.Batch != 0 {
+		return fmt.Errorf("%s: Gemv: a batch is Gemm's", ccall.At())
+	}
+	p := product{typ: elem.Of[T](), batch: 1, m: a.Rows, n: a.Cols, lda: a.Stride, ta: o.TransA}
 	p.scale(&o)
 	h := handles.Of(s.World())
 	if err := h.openGemv(); err != nil {

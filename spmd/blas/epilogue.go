@@ -39,6 +39,13 @@ func (o *Options) extended() bool {
 		o.ScaleA != spmd.Arg{} || o.ScaleB != spmd.Arg{}
 }
 
+// batches says whether an epilogue is one that a batch may have.
+func (o *Options) batches() bool {
+	plain := *o
+	plain.Residual = spmd.Arg{}
+	return !plain.extended()
+}
+
 // epilogue enters the operands, and the scales, in args and in p, a product whose shape is
 // settled. at are the addresses of C, A and B.
 func epilogue[C Elem](p *product, o *Options, at [3]uintptr, args *[gemmArgs]spmd.Arg) error {
@@ -46,9 +53,9 @@ func epilogue[C Elem](p *product, o *Options, at [3]uintptr, args *[gemmArgs]spm
 	rowsA, colsA, rowsB, colsB := p.stored()
 	size, csize := p.typ.Size(), p.ctyp.Size()
 	all := [3 + len(given)]region{
-		{"C", at[0], extent(p.m, p.n, p.ldc) * csize, true},
-		{"A", at[1], extent(rowsA, colsA, p.lda) * size, false},
-		{"B", at[2], extent(rowsB, colsB, p.ldb) * size, false},
+		{"C", at[0], extent(p.batch*p.m, p.n, p.ldc) * csize, true},
+		{"A", at[1], extent(p.batch*rowsA, colsA, p.lda) * size, false},
+		{"B", at[2], extent(p.batch*rowsB, colsB, p.ldb) * size, false},
 	}
 	for i := range given {
 		a := &given[i]
@@ -69,10 +76,10 @@ func epilogue[C Elem](p *product, o *Options, at [3]uintptr, args *[gemmArgs]spm
 		want, matrix := p.n, false
 		switch i {
 		case residual, gelu, dgelu:
-			want, matrix = extent(p.m, p.n, p.ldc), true
+			want, matrix = extent(p.batch*p.m, p.n, p.ldc), true
 			if ok && b.Len() < want {
 				return fmt.Errorf("%s: Gemm: %s has %d elements, %dx%d with rows %d apart, as C's, needs %d",
-					ccall.At(), epilogueNames[i], b.Len(), p.m, p.n, p.ldc, want)
+					ccall.At(), epilogueNames[i], b.Len(), p.batch*p.m, p.n, p.ldc, want)
 			}
 			b = b.Slice(0, min(want, b.Len()))
 		case rowSums:

@@ -178,7 +178,7 @@ func inProduct(e cublas.Epilogue) operands {
 // gpuGemm runs a Gemm by cuBLASLt, and what cuBLASLt does not do by kernels behind it.
 func (h *handle) gpuGemm(c spmd.LibraryCall) error {
 	p := decode(c.Args)
-	g := cublas.Gemm{M: p.m, N: p.n, K: p.k, TransA: p.ta, TransB: p.tb, LdA: p.lda, LdB: p.ldb, LdC: p.ldc,
+	g := cublas.Gemm{M: p.m, N: p.n, K: p.k, Count: p.batch, TransA: p.ta, TransB: p.tb, LdA: p.lda, LdB: p.ldb, LdC: p.ldc,
 		AB: p.typ, C: p.ctyp, Alpha: p.alpha, Beta: p.beta, FastAccum: p.fast}
 	dst, a, b := c.Pointer(argC), c.Pointer(argA), c.Pointer(argB)
 	var x cublas.Beside

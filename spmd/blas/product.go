@@ -8,6 +8,7 @@ import (
 
 // product is what a Gemm or Gemv needs beside its operands.
 type product struct {
+	batch         int       // how many products
 	typ, ctyp     elem.Type // of A, and of C; B has A's type, but is Float8E4M3 where A is Float8E5M2
 	m, n, k       int       // C is (m, n), op(A) (m, k); for Gemv A is (m, n), before any transposition
 	lda, ldb, ldc int
@@ -46,12 +47,12 @@ const (
 	setScaleA
 	setScaleB
 
-	setOps, setTyp, setC = 8, 16, 24
+	setOps, setTyp, setC, setBatch = 8, 16, 24, 32
 )
 
 // encode makes arguments of p.
 func (p *product) encode(args *[gemmArgs]spmd.Arg) {
-	set := uint64(p.ops)<<setOps | uint64(p.typ)<<setTyp | uint64(p.ctyp)<<setC
+	set := uint64(p.ops)<<setOps | uint64(p.typ)<<setTyp | uint64(p.ctyp)<<setC | uint64(p.batch)<<setBatch
 	for i, on := range [...]bool{p.ta, p.tb, p.fast, p.scales[0], p.scales[1]} {
 		if on {
 			set |= 1 << i
@@ -68,7 +69,7 @@ func (p *product) encode(args *[gemmArgs]spmd.Arg) {
 func decode(a spmd.Args) product {
 	set := a.U64(argSet)
 	return product{
-		typ: elem.Type(set >> setTyp & 0xff), ctyp: elem.Type(set >> setC & 0xff),
+		batch: int(set >> setBatch), typ: elem.Type(set >> setTyp & 0xff), ctyp: elem.Type(set >> setC & 0xff),
 		m: a.I64(argM), n: a.I64(argN), k: a.I64(argK), lda: a.I64(argLdA), ldb: a.I64(argLdB), ldc: a.I64(argLdC),
 		ta: set&setTransA != 0, tb: set&setTransB != 0, fast: set&setFast != 0, scales: [2]bool{set&setScaleA != 0, set&setScaleB != 0},
 		ops: operands(set >> setOps), alpha: a.F64(argAlpha), beta: a.F64(argBeta),
@@ -129,8 +130,16 @@ func gemmAs[S float32 | float64, C float32 | float64 | spmd.BF16 | spmd.F16, A, 
 			alpha *= S(spmd.ArgSlice[float32](args, argScaleA+i)[0])
 		}
 	}
-	do(p.ta, p.tb, p.m, p.n, p.k, alpha, matrixArg[A](args, argA, rowsA, colsA, p.lda), p.lda,
-		matrixArg[B](args, argB, rowsB, colsB, p.ldb), p.ldb, S(p.beta), matrixArg[C](args, argC, p.m, p.n, p.ldc), p.ldc, hostEpilogue[C](p, args))
+	a, b := matrixArg[A](args, argA, p.batch*rowsA, colsA, p.lda), matrixArg[B](args, argB, p.batch*rowsB, colsB, p.ldb)
+	c, e := matrixArg[C](args, argC, p.batch*p.m, p.n, p.ldc), hostEpilogue[C](p, args)
+	for i := range p.batch {
+		one := e
+		if one.Residual != nil {
+			one.Residual = e.Residual[min(i*p.m*p.ldc, len(e.Residual)):]
+		}
+		do(p.ta, p.tb, p.m, p.n, p.k, alpha, a[min(i*rowsA*p.lda, len(a)):], p.lda, b[min(i*rowsB*p.ldb, len(b)):], p.ldb,
+			S(p.beta), c[min(i*p.m*p.ldc, len(c)):], p.ldc, one)
+	}
 }
 
 // hostGemv runs a Gemv on the host.

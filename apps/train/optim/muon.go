@@ -80,7 +80,7 @@ type muonShape struct {
 
 // orthogonalizer has the memory of the products, whatever the type of their operands.
 type orthogonalizer interface {
-	take(sp *layout.Space, most, side int)
+	take(sp *layout.Space, most, squares int)
 	orthogonal(s *spmd.Stream, x *muon, q *muonShape, gate spmd.Buffer[float32], c spmd.Comm) (spmd.Arg, error)
 }
 
@@ -106,18 +106,19 @@ func (q *muonShape) chunks() int { return (q.len() + muonChunk - 1) / muonChunk 
 
 // takeAll takes, or counts, the memory.
 func (x *muon) takeAll(sp *layout.Space, half bool) {
-	most, side := 0, 0
+	most, squares := 0, 0
 	for _, q := range x.shapes {
 		layout.Take(sp, len(q.at), &q.offsets)
 		layout.Take(sp, len(q.at)*q.chunks(), &q.squares)
-		most, side = max(most, len(q.at)*q.len()), max(side, min(q.rows, q.cols))
+		side := min(q.rows, q.cols)
+		most, squares = max(most, len(q.at)*q.len()), max(squares, len(q.at)*side*side)
 	}
 	layout.Take(sp, 2, &x.hyper)
 	x.work = &orthogonals[float32]{}
 	if half {
 		x.work = &orthogonals[spmd.BF16]{}
 	}
-	x.work.take(sp, most, side)
+	x.work.take(sp, most, squares)
 }
 
 // open fills what takeAll has taken. c is the ranks that share the work.
@@ -172,12 +173,12 @@ func (x *muon) apply(s *spmd.Stream, gate spmd.Buffer[float32], c spmd.Comm) err
 // orthogonals is an orthogonalizer by products of T.
 type orthogonals[T kernels.Act] struct {
 	x    [2]spmd.Buffer[T] // matrices, which steps take from one to the other
-	a, b spmd.Buffer[T]    // (side,side)
+	a, b spmd.Buffer[T]    // (n,side,side)
 }
 
-func (o *orthogonals[T]) take(sp *layout.Space, most, side int) {
+func (o *orthogonals[T]) take(sp *layout.Space, most, squares int) {
 	layout.Take(sp, most, &o.x[0], &o.x[1])
-	layout.Take(sp, side*side, &o.a, &o.b)
+	layout.Take(sp, squares, &o.a, &o.b)
 }
 
 // orthogonal enqueues the steps for this rank's matrices, and returns where those of all ranks then are.
@@ -193,15 +194,16 @@ func (o *orthogonals[T]) orthogonal(s *spmd.Stream, x *muon, q *muonShape, gate 
 			return u, err
 		}
 	}
-	for i := mine.Off; i < mine.Off+mine.Len; i++ {
-		scale := 1.0 // of the matrix, of which from has what is left
-		for k, p := range polynomials {
-			from, to := o.x[k%2].Slice(i*n, (i+1)*n), o.x[1-k%2].Slice(i*n, (i+1)*n)
-			if err := o.step(s, to, from, q.rows, q.cols, scale, p.a, p.b, p.c); err != nil {
-				return u, err
-			}
-			scale *= p.a
+	scale := 1.0 // of the matrices, of which from has what is left
+	for k, p := range polynomials {
+		from, to := o.x[k%2].Slice(mine.Off*n, (mine.Off+mine.Len)*n), o.x[1-k%2].Slice(mine.Off*n, (mine.Off+mine.Len)*n)
+		if mine.Len == 0 {
+			break
 		}
+		if err := o.step(s, to, from, mine.Len, q.rows, q.cols, scale, p.a, p.b, p.c); err != nil {
+			return u, err
+		}
+		scale *= p.a
 	}
 	all := o.x[len(polynomials)%2].Slice(0, len(q.at)*n)
 	if c.Size() > 1 {
@@ -210,22 +212,22 @@ func (o *orthogonals[T]) orthogonal(s *spmd.Stream, x *muon, q *muonShape, gate 
 	return all.Arg(), err
 }
 
-// step enqueues, with X = scale·from, to = (a·X + (b·A + c·A²)·X)/(a·scale), where A = X·Xᵀ; or, where X is higher than wide, X·(...)
+// step enqueues, for each of n matrices, with X = scale·from, to = (a·X + (b·A + c·A²)·X)/(a·scale), where A = X·Xᵀ; or, where X is higher than wide, X·(...)
 // with A = Xᵀ·X, which is the same.
-func (o *orthogonals[T]) step(s *spmd.Stream, to, from spmd.Buffer[T], rows, cols int, scale, a, b, c float64) error {
+func (o *orthogonals[T]) step(s *spmd.Stream, to, from spmd.Buffer[T], n, rows, cols int, scale, a, b, c float64) error {
 	high, side := rows > cols, min(rows, cols)
-	x, y := blas.MatrixOf(from, rows, cols), blas.MatrixOf(to, rows, cols)
-	aa, bb := blas.MatrixOf(o.a.Slice(0, side*side), side, side), blas.MatrixOf(o.b.Slice(0, side*side), side, side)
-	if err := blas.Gemm(s, aa, x, x, blas.Options{TransA: high, TransB: !high, Alpha: scale * scale}); err != nil {
+	x, y := blas.MatrixOf(from, n*rows, cols), blas.MatrixOf(to, n*rows, cols)
+	aa, bb := blas.MatrixOf(o.a.Slice(0, n*side*side), n*side, side), blas.MatrixOf(o.b.Slice(0, n*side*side), n*side, side)
+	if err := blas.Gemm(s, aa, x, x, blas.Options{Batch: n, TransA: high, TransB: !high, Alpha: scale * scale}); err != nil {
 		return err
 	}
-	if err := blas.Gemm(s, bb, aa, aa, blas.Options{Alpha: c / b, Residual: aa.Arg()}); err != nil { // A + c/b·A²
+	if err := blas.Gemm(s, bb, aa, aa, blas.Options{Batch: n, Alpha: c / b, Residual: aa.Arg()}); err != nil { // A + c/b·A²
 		return err
 	}
 	if high {
-		return blas.Gemm(s, y, x, bb, blas.Options{Alpha: b / a, Residual: x.Arg()})
+		return blas.Gemm(s, y, x, bb, blas.Options{Batch: n, Alpha: b / a, Residual: x.Arg()})
 	}
-	return blas.Gemm(s, y, bb, x, blas.Options{Alpha: b / a, Residual: x.Arg()})
+	return blas.Gemm(s, y, bb, x, blas.Options{Batch: n, Alpha: b / a, Residual: x.Arg()})
 }
 
 //go:embed muon.cu

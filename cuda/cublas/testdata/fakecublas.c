@@ -83,6 +83,7 @@ static double from8(uint8_t x) {
     return x & 128 ? -v : v;
 }
 
+static int bytes_of(int type) { return type == F64 ? 8 : type == F32 ? 4 : type == E4M3 || type == E5M2 ? 1 : 2; }
 static double get(int type, const void *p, int64_t i) {
     switch (type) {
     case F32: return ((const float *)p)[i];
@@ -139,7 +140,7 @@ static const struct epilogue nothing = {DEFAULT, 0, NULL, NULL, 0};
 
 struct handle { void *stream, *workspace; size_t bytes; int alive; };
 struct desc { int compute, scale, ta, tb; struct epilogue e; int fast; const float *scale_a, *scale_b; };
-struct layout { int type; uint64_t rows, cols; int64_t ld; };
+struct layout { int type; uint64_t rows, cols; int64_t ld; int32_t count; int64_t apart; };
 struct pref { size_t workspace; uint32_t mask, align[4]; };
 struct algo { uint32_t magic, align[4], number; uint64_t workspace, spare[4]; };
 struct heuristic { struct algo algo; size_t workspace; int state; float waves; int reserved[4]; };
@@ -197,9 +198,16 @@ int cublasLtMatrixLayoutCreate(struct layout **out, int type, uint64_t rows, uin
     *out = NULL;
     if (rc == OK) {
         *out = calloc(1, sizeof **out);
-        **out = (struct layout){type, rows, cols, ld};
+        **out = (struct layout){type, rows, cols, ld, 1, 0};
     }
     END("type=%d rows=%ld cols=%ld ld=%ld", type, (long)rows, (long)cols, (long)ld);
+}
+int cublasLtMatrixLayoutSetAttribute(struct layout *l, int attr, const void *v, size_t size) {
+    BEGIN;
+    NEED((attr == 5 && size == 4) || (attr == 6 && size == 8), INVALID_VALUE);
+    if (rc == OK && attr == 5) l->count = *(const int32_t *)v;
+    if (rc == OK && attr == 6) l->apart = *(const int64_t *)v;
+    END("attr=%d", attr);
 }
 int cublasLtMatrixLayoutDestroy(struct layout *l) {
     BEGIN;
@@ -233,6 +241,7 @@ int cublasLtMatmulPreferenceSetAttribute(struct pref *p, int attr, const void *v
 static int fits(const struct desc *d, const struct layout *a, const struct layout *b, const struct layout *c) {
     uint64_t k = d->ta ? a->rows : a->cols;
     int half = a->type == F16 || a->type == BF16;
+    if (a->count != b->count || a->count != c->count) return 0;
     if (a->type == E4M3 || a->type == E5M2) // as tensor cores have it
         return (b->type == E4M3 || b->type == E5M2) && (a->type == E4M3 || b->type == E4M3) && c->type == BF16 && d->ta && !d->tb && a->rows == b->rows && a->cols == c->rows && b->cols == c->cols &&
                d->compute == 68 && (a->rows | a->cols | a->ld | b->ld | c->ld) % 16 == 0;
@@ -306,8 +315,11 @@ int cublasLtMatmul(void *h, struct desc *d, const void *alpha, const void *a, st
     if (rc == OK) {
         if (bytes) memset(workspace, 0xff, bytes);
         pass(seconds);
-        gemm(la->type, lb->type, lc->type, d->ta, d->tb, lc->rows, lc->cols, d->ta ? la->rows : la->cols,
-             fa * (d->scale_a ? *d->scale_a : 1) * (d->scale_b ? *d->scale_b : 1), a, la->ld, b, lb->ld, fb, c, out, lc->ld, &d->e);
+        for (int64_t i = 0; i < lc->count; i++)
+            gemm(la->type, lb->type, lc->type, d->ta, d->tb, lc->rows, lc->cols, d->ta ? la->rows : la->cols,
+             fa * (d->scale_a ? *d->scale_a : 1) * (d->scale_b ? *d->scale_b : 1),
+                 (const char *)a + i * la->apart * bytes_of(la->type), la->ld, (const char *)b + i * lb->apart * bytes_of(lb->type), lb->ld, fb,
+                 (const char *)c + i * lc->apart * bytes_of(lc->type), (char *)out + i * lc->apart * bytes_of(lc->type), lc->ld, &d->e);
     }
     END("fast=%d scales=%p,%p epilogue=%d bias=%p of %d aux=%p ldaux=%ld algo=%u D=%p ta=%d tb=%d m=%ld n=%ld k=%ld lda=%ld ldb=%ld ldc=%ld ab=%d c=%d "
         "compute=%d alpha=%g beta=%g bytes=%ld A=%p B=%p C=%p stream=%p",
