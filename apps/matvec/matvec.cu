@@ -260,21 +260,7 @@ SPMD_FN void by_columns(float *y, const T *w, const T *x, float *part, unsigned 
 	}
 }
 
-// w is lines of length numbers, stride elements apart: element k of line l is the number at place
-// start + l*line_step + k*element_step of the sequence that seed names (UniformBits), rounded to T.
-template <typename T>
-SPMD_FN void fill(T *w, long long lines, long long length, long long stride, unsigned long long seed, unsigned long long start,
-                  unsigned long long line_step, unsigned long long element_step) {
-	uint64_t at = mix(seed) + start;
-	for (long long l = blockIdx.y; l < lines; l += gridDim.y) {
-		for (long long k = grid_index(); k < length; k += grid_size()) {
-			w[l * stride + k] = from_float<T>((float)(mix(at + l * line_step + k * element_step) >> 40) / (1 << 24));
-		}
-	}
-}
-
 //	matvec_rows_T, matvec_columns_T(y, w, x, part, arrived, rows I64, cols I64, stride I64, pitch I64, segment I64)
-//	fill_T(w, lines I64, length I64, stride I64, seed U64, start U64, line_step U64, element_step U64)
 #define KERNELS(T, S)                                                                                                  \
 	extern "C" __global__ void __launch_bounds__(ROW_THREADS, ROW_BLOCKS)                                              \
 	matvec_rows_##S(float *y, const T *w, const T *x, float *part, unsigned int *arrived, long long rows,              \
@@ -285,11 +271,6 @@ SPMD_FN void fill(T *w, long long lines, long long length, long long stride, uns
 	matvec_columns_##S(float *y, const T *w, const T *x, float *part, unsigned int *arrived, long long rows,           \
 	                   long long cols, long long stride, long long pitch, long long segment) {                         \
 		by_columns<T>(y, w, x, part, arrived, rows, cols, stride, pitch, segment);                                     \
-	}                                                                                                                  \
-	extern "C" __global__ void fill_##S(T *w, long long lines, long long length, long long stride,                     \
-	                                    unsigned long long seed, unsigned long long start,                             \
-	                                    unsigned long long line_step, unsigned long long element_step) {               \
-		fill<T>(w, lines, length, stride, seed, start, line_step, element_step);                                       \
 	}
 KERNELS(float, f32)
 KERNELS(bf16, bf16)

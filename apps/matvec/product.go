@@ -50,15 +50,14 @@ func (t tuning) defines() string {
 // kernels are the kernels of one type.
 type kernels struct {
 	tuning
-	rows, columns, fill *spmd.Kernel
+	rows, columns *spmd.Kernel
 }
 
 func newKernels[T number](t tuning, suffix string) *kernels {
 	text := t.defines() + source
 	return &kernels{t,
 		spmd.NewKernel("matvec_rows_"+suffix, text, rowsOnHost[T]),
-		spmd.NewKernel("matvec_columns_"+suffix, text, columnsOnHost[T]),
-		spmd.NewKernel("fill_"+suffix, text, fillOnHost[T])}
+		spmd.NewKernel("matvec_columns_"+suffix, text, columnsOnHost[T])}
 }
 
 var float32Kernels, bfloat16Kernels = newKernels[float32](tuned, "f32"), newKernels[spmd.BF16](tuned, "bf16")
@@ -136,39 +135,6 @@ func (m matrix[T]) fill(s *spmd.Stream, seed uint64, offset, total int) error {
 		lineStep, elementStep = 1, total
 	}
 	return launchFill(s, m.buf, lines, length, m.stride, seed, offset, lineStep, elementStep)
-}
-
-func launchFill[T number](s *spmd.Stream, b spmd.Buffer[T], lines, length, stride int, seed uint64, start, lineStep, elementStep int) error {
-	const threads = 256
-	grid := spmd.Grid{Blocks: [3]int{min((length+threads-1)/threads, 256), min(lines, 4096), 1}, Threads: [3]int{threads, 1, 1}}
-	return kernelsOf[T]().fill.Launch(s, grid, b.Arg(), spmd.I64(lines), spmd.I64(length), spmd.I64(stride),
-		spmd.U64(seed), spmd.U64(uint64(start)), spmd.U64(uint64(lineStep)), spmd.U64(uint64(elementStep)))
-}
-
-func fillOnHost[T number](a spmd.Args) error {
-	b, lines, length, stride := spmd.ArgSlice[T](a, 0), a.I64(1), a.I64(2), a.I64(3)
-	seed, start, lineStep, elementStep := a.U64(4), a.U64(5), a.U64(6), a.U64(7)
-	host.Parallel(lines*length, 1<<14, func(lo, hi int) {
-		for l, k := lo/length, lo%length; lo < hi; lo++ {
-			b[l*stride+k] = numberAt[T](seed, start+uint64(l)*lineStep+uint64(k)*elementStep)
-			if k++; k == length {
-				l, k = l+1, 0
-			}
-		}
-	})
-	return nil
-}
-
-// numberAt is a number from 0 to 1 that depends on the seed and its place alone.
-func numberAt[T number](seed, i uint64) (v T) {
-	f := float32(spmd.UniformBits(seed, i)) / (1 << 24)
-	switch v := any(&v).(type) {
-	case *float32:
-		*v = f
-	case *spmd.BF16:
-		*v = spmd.ToBF16(f)
-	}
-	return v
 }
 
 // division is how the work is divided into blocks: tiles of rows times segments of

@@ -93,14 +93,3 @@ extern "C" __global__ void exact_f32(int64_t *sum, int64_t *part, unsigned int *
 		}
 	}
 }
-
-// x[i], which is k / 2^24, becomes a number with a random sign and a magnitude between 2^-48 and
-// 2^49, which depend on k alone: widen in exact.go.
-//
-//	widen_f32(x, n I64)
-extern "C" __global__ void widen_f32(float *x, long long n) {
-	for (long long i = grid_index(); i < n; i += grid_size()) {
-		uint32_t h = (uint32_t)(x[i] * 16777216.0f) * 0x9e3779b1u;
-		x[i] = __uint_as_float((h & 0x80000000u) | (79 + (h >> 23 & 0xff) % 97) << 23 | (h & 0x7fffff));
-	}
-}

@@ -112,15 +112,12 @@ var exactKernel = spmd.NewKernel("exact_f32", exactSource, func(a spmd.Args) err
 	return nil
 })
 
-var widenKernel = spmd.NewKernel("widen_f32", exactSource, func(a spmd.Args) error {
-	x := spmd.ArgSlice[float32](a, 0)
-	host.Parallel(len(x), 1<<14, func(lo, hi int) {
-		for i := lo; i < hi; i++ {
-			x[i] = widen(uint32(x[i] * (1 << 24)))
-		}
-	})
-	return nil
-})
+//go:generate go run lockstep/spmd/spmdgen
+
+// widenAll makes of x[i], which is k / 2^24, the number widen(k).
+//
+//spmd:kernel
+func widenAll(i int, x []float32) { x[i] = widen(uint32(x[i] * (1 << 24))) }
 
 // widen makes of 24 random bits a number with a random sign and a magnitude between
 // 2^-48 and 2^49.

@@ -223,7 +223,7 @@ func run(w *spmd.World, c config) (result, error) {
 func fill(w *spmd.World, s *spmd.Stream, c config, mine spmd.Shard, x spmd.Buffer[float32]) error {
 	err := spmd.Uniform(s, x, w.Seed(), mine.Off)
 	if err == nil && c.Values == "wide" {
-		err = widenKernel.Launch(s, spmd.Cover1D(max(1, mine.Len), 256), x.Arg(), spmd.I64(mine.Len))
+		err = launchWidenAll(s, mine.Len, x)
 	}
 	return err
 }

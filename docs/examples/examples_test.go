@@ -21,6 +21,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"lockstep/internal/translate"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
@@ -184,4 +185,15 @@ func TestComplete(t *testing.T) {
 }
 
 // The kernels compile for GPUs, where NVRTC is here.
-func TestKernelsCompile(t *testing.T) { spmdtest.CompileKernels(t) }
+func TestKernelsCompile(t *testing.T) {
+	mains, err := filepath.Glob("*/main.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range mains {
+		if err := translate.Fresh(filepath.Dir(file)); err != nil {
+			t.Errorf("%s: %v", file, err)
+		}
+	}
+	spmdtest.CompileKernels(t)
+}

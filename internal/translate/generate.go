@@ -190,6 +190,9 @@ func (u *unit) kernel(d *ast.FuncDecl, f *types.Func, op string, instance types.
 		k.args = []types.Type{instance}
 		k.name += "_" + instanceName(instance)
 	}
+	if slices.Contains(reserved, k.name) || slices.Contains(takenInC, k.name) {
+		u.refuse(d.Pos(), "a kernel cannot be called %s: CUDA has a function of this name", k.name)
+	}
 	sig := f.Signature()
 	for k.dims < min(len(indices), sig.Params().Len()) {
 		p := sig.Params().At(k.dims)

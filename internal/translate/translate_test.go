@@ -64,6 +64,7 @@ func TestRefused(t *testing.T) {
 func TestRefusedKernels(t *testing.T) {
 	for head, want := range map[string]string{
 		"func k(x []float64) {}":                             "k: a kernel begins with its indices",
+		"func exp(i int, x []float64) {}":                    "a kernel cannot be called exp: CUDA has",
 		"func k(i int, x []string) {}":                       "cannot use the type string",
 		"func k(i int, x []int16) {}":                        "the parameter x: buffers have no elements of type int16",
 		"func k(i int, x []int) {}":                          "the parameter x: buffers have no elements of type int",

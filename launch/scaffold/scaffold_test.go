@@ -108,7 +108,7 @@ func TestModule(t *testing.T) {
 		t.Fatal(err)
 	}
 	app := filepath.Join(dir, "heat-2d")
-	want := []string{"README.md", "go.mod", "go.sum", "main.go", "main_test.go", "step.cu", "step.go"}
+	want := []string{"README.md", "go.mod", "go.sum", "kernels_spmd.go", "main.go", "main_test.go", "step.go"}
 	if got := names(t, app); !slices.Equal(got, want) || len(names(t, dir)) != 1 {
 		t.Errorf("%v in %v, want %v", got, names(t, dir), want)
 	}
@@ -199,7 +199,7 @@ func TestInCheckout(t *testing.T) {
 		}
 	}
 	app := filepath.Join(fake, "apps", "heat")
-	want := []string{"README.md", "main.go", "main_test.go", "step.cu", "step.go"}
+	want := []string{"README.md", "kernels_spmd.go", "main.go", "main_test.go", "step.go"}
 	if got := names(t, app); !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}

@@ -3,7 +3,6 @@ package main
 
 import (
 	"context"
-	_ "embed"
 	"fmt"
 
 	"github.com/spf13/pflag"
@@ -15,16 +14,10 @@ func main() {
 	spmd.Main(pflag.NewFlagSet("gradient", pflag.ExitOnError), gradient)
 }
 
-//go:embed gradient.cu
-var gradientSource string
+//go:generate go run lockstep/spmd/spmdgen
 
-var gradientOf = spmd.NewKernel("gradient_of", gradientSource, func(args spmd.Args) error {
-	g, rank := spmd.ArgSlice[float32](args, 0), args.F32(1)
-	for i := range g {
-		g[i] = float32(i) * (rank + 1)
-	}
-	return nil
-})
+//spmd:kernel
+func gradientOf(i int, g []float32, rank float32) { g[i] = float32(i) * (rank + 1) }
 
 func gradient(_ context.Context, w *spmd.World) error {
 	s, err := w.NewStream("gradient")
@@ -36,7 +29,7 @@ func gradient(_ context.Context, w *spmd.World) error {
 		return err
 	}
 	defer g.Free()
-	if err := gradientOf.Launch(s, spmd.Cover1D(g.Len(), 256), g.Arg(), spmd.F32(float32(w.Rank())), spmd.I32(g.Len())); err != nil {
+	if err := launchGradientOf(s, g.Len(), g, float32(w.Rank())); err != nil {
 		return err
 	}
 	if err := spmd.AllReduce(w.Comm().On(s), g, g, spmd.Avg); err != nil { // runs when the kernel has ended

@@ -3,7 +3,6 @@ package main
 
 import (
 	"context"
-	_ "embed"
 	"errors"
 	"fmt"
 
@@ -16,16 +15,10 @@ func main() {
 	spmd.Main(pflag.NewFlagSet("graph", pflag.ExitOnError), graph)
 }
 
-//go:embed graph.cu
-var graphSource string
+//go:generate go run lockstep/spmd/spmdgen
 
-var graphAXPB = spmd.NewKernel("graph_axpb", graphSource, func(args spmd.Args) error {
-	x, a, b := spmd.ArgSlice[float64](args, 0), args.F64(1), args.F64(2)
-	for i := range x {
-		x[i] = a*x[i] + b
-	}
-	return nil
-})
+//spmd:kernel
+func graphAXPB(i int, x []float64, a, b float64) { x[i] = a*x[i] + b }
 
 func graph(_ context.Context, w *spmd.World) error {
 	s, err := w.NewStream("graph")
@@ -37,7 +30,7 @@ func graph(_ context.Context, w *spmd.World) error {
 		return err
 	}
 	axpb := func(a, b float64) error { // x = a*x + b
-		return graphAXPB.Launch(s, spmd.Cover1D(x.Len(), 256), x.Arg(), spmd.F64(a), spmd.F64(b), spmd.I32(x.Len()))
+		return launchGraphAXPB(s, x.Len(), x, a, b)
 	}
 	g, err := s.Capture(func() error { // records, and runs nothing
 		return errors.Join(axpb(2, 0), axpb(1, 1), spmd.AllReduce(w.Comm().On(s), x, x, spmd.Sum), axpb(1/float64(w.Size()), 0))

@@ -3,7 +3,6 @@ package main
 
 import (
 	"context"
-	_ "embed"
 	"errors"
 	"fmt"
 
@@ -16,16 +15,10 @@ func main() {
 	spmd.Main(pflag.NewFlagSet("managed", pflag.ExitOnError), managed)
 }
 
-//go:embed managed.cu
-var managedSource string
+//go:generate go run lockstep/spmd/spmdgen
 
-var managedSquare = spmd.NewKernel("managed_square", managedSource, func(args spmd.Args) error {
-	x := spmd.ArgSlice[int64](args, 0)
-	for i := range x {
-		x[i] *= x[i]
-	}
-	return nil
-})
+//spmd:kernel
+func managedSquare(i int, x []int64) { x[i] *= x[i] }
 
 func managed(_ context.Context, w *spmd.World) error {
 	const n = 1 << 20
@@ -41,13 +34,13 @@ func managed(_ context.Context, w *spmd.World) error {
 	if err = errors.Join(none, err); err != nil {
 		return err
 	}
-	low, high, grid := x.Slice(0, n/2), x.Slice(n/2, n), spmd.Cover1D(n/2, 256)
+	low, high := x.Slice(0, n/2), x.Slice(n/2, n)
 	err = errors.Join( // in this order
 		x.Advise(spmd.AccessedByDevice), // its pages are mapped there, wherever they are
 		low.Prefetch(moves, spmd.ToDevice), s.After(moves),
-		managedSquare.Launch(s, grid, low.Arg(), spmd.I64(n/2)),
+		launchManagedSquare(s, n/2, low),
 		high.Prefetch(moves, spmd.ToDevice), s.After(moves),
-		managedSquare.Launch(s, grid, high.Arg(), spmd.I64(n/2)),
+		launchManagedSquare(s, n/2, high),
 		spmd.AllReduce(w.Comm().On(s), x, x, spmd.Sum),
 		x.Prefetch(s, spmd.ToHost),
 		s.Synchronize(), // before the host looks

@@ -3,7 +3,6 @@ package main
 
 import (
 	"context"
-	_ "embed"
 	"errors"
 	"fmt"
 
@@ -16,17 +15,17 @@ func main() {
 	spmd.Main(pflag.NewFlagSet("matvec", pflag.ExitOnError), matvec)
 }
 
-//go:embed matvec.cu
-var matvecSource string
+//go:generate go run lockstep/spmd/spmdgen
 
-var matvecPart = spmd.NewKernel("matvec_part", matvecSource, func(args spmd.Args) error {
-	y, a, x := spmd.ArgSlice[float32](args, 0), spmd.ArgSlice[float32](args, 1), spmd.ArgSlice[float32](args, 2)
-	clear(y)
-	for k, v := range a {
-		y[k%len(y)] += v * x[k/len(y)]
+// matvecPart multiplies row i of a, which lies column by column, by x.
+//
+//spmd:kernel
+func matvecPart(i int, y, a, x []float32) {
+	y[i] = 0
+	for k, v := range x {
+		y[i] += a[k*len(y)+i] * v
 	}
-	return nil
-})
+}
 
 func matvec(_ context.Context, w *spmd.World) error {
 	const rows, cols = 4, 1000
@@ -47,7 +46,7 @@ func matvec(_ context.Context, w *spmd.World) error {
 	err = errors.Join( // in this order
 		a.CopyFrom(host),
 		x.SetAll(1),
-		matvecPart.Launch(s, spmd.Cover1D(rows, 32), y.Arg(), a.Arg(), x.Arg(), spmd.I32(rows), spmd.I32(mine.Len)),
+		launchMatvecPart(s, rows, y, a, x),
 		spmd.AllReduce(w.Comm().On(s), y, y, spmd.Sum),
 		s.Synchronize(),
 	)

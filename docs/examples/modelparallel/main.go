@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	_ "embed"
 	"errors"
 	"fmt"
 
@@ -17,20 +16,18 @@ func main() {
 	spmd.Main(pflag.NewFlagSet("modelparallel", pflag.ExitOnError), modelParallel)
 }
 
-//go:embed modelparallel.cu
-var modelParallelSource string
+//go:generate go run lockstep/spmd/spmdgen
 
-var modelParallelLayer = spmd.NewKernel("modelparallel_layer", modelParallelSource, func(args spmd.Args) error {
-	y, a, x := spmd.ArgSlice[float32](args, 0), spmd.ArgSlice[float32](args, 1), spmd.ArgSlice[float32](args, 2)
-	for i := range y {
-		y[i] = 0
-		for j := range x {
-			y[i] += a[i*len(x)+j] * x[j]
-		}
-		y[i] = max(0, y[i])
+// modelParallelLayer multiplies row i of a by x.
+//
+//spmd:kernel
+func modelParallelLayer(i int, y, a, x []float32) {
+	sum := float32(0)
+	for j, v := range x {
+		sum += a[i*len(x)+j] * v
 	}
-	return nil
-})
+	y[i] = max(0, sum)
+}
 
 func modelParallel(_ context.Context, w *spmd.World) error {
 	const n = 12 // channels, which 1 to 4 ranks divide
@@ -49,7 +46,7 @@ func modelParallel(_ context.Context, w *spmd.World) error {
 	y, err := spmd.Alloc[float32](w, per)
 	err = errors.Join(err, all.CopyFrom(host), x.SetAll(1), spmd.Scatter(on, rows, all, 0))
 	for range 2 { // layers of the same weights
-		err = errors.Join(err, modelParallelLayer.Launch(s, spmd.Cover1D(per, 32), y.Arg(), rows.Arg(), x.Arg(), spmd.I32(per), spmd.I32(n)),
+		err = errors.Join(err, launchModelParallelLayer(s, per, y, rows, x),
 			spmd.Copy(s, part, y), spmd.AllGather(on, x, part))
 	}
 	if err := errors.Join(err, s.Synchronize()); err != nil || w.Rank() != 0 {

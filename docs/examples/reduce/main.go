@@ -3,7 +3,6 @@ package main
 
 import (
 	"context"
-	_ "embed"
 	"errors"
 	"fmt"
 
@@ -16,16 +15,12 @@ func main() {
 	spmd.Main(pflag.NewFlagSet("reduce", pflag.ExitOnError), reduce)
 }
 
-//go:embed reduce.cu
-var reduceSource string
+//go:generate go run lockstep/spmd/spmdgen
 
-var reduceSum = spmd.NewKernel("reduce_sum", reduceSource, func(args spmd.Args) error {
-	sum := spmd.ArgSlice[uint64](args, 0)
-	for _, v := range spmd.ArgSlice[uint32](args, 1) {
-		sum[0] += uint64(v)
-	}
-	return nil
-})
+// reduceSum is launched for each element: what it returns is added up.
+//
+//spmd:kernel
+func reduceSum(i int, x []uint32) (sum uint64) { return uint64(x[i]) }
 
 func reduce(_ context.Context, w *spmd.World) error {
 	const all = 1_000_000
@@ -48,8 +43,7 @@ func reduce(_ context.Context, w *spmd.World) error {
 	}
 	err = errors.Join( // in this order
 		x.CopyFrom(host),
-		spmd.Fill(s, sum, 0),
-		reduceSum.Launch(s, spmd.Cover1D(mine.Len/64, 256), sum.Arg(), x.Arg(), spmd.I64(mine.Len)),
+		launchReduceSum(s, sum, mine.Len, x),
 		spmd.AllReduce(w.Comm().On(s), sum, sum, spmd.Sum),
 		s.Synchronize(),
 	)

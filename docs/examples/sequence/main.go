@@ -3,7 +3,6 @@ package main
 
 import (
 	"context"
-	_ "embed"
 	"errors"
 	"fmt"
 
@@ -16,21 +15,19 @@ func main() {
 	spmd.Main(pflag.NewFlagSet("sequence", pflag.ExitOnError), sequence)
 }
 
-//go:embed sequence.cu
-var sequenceSource string
+//go:generate go run lockstep/spmd/spmdgen
 
-var sequenceBelow = spmd.NewKernel("sequence_below", sequenceSource, func(args spmd.Args) error {
-	count, all, mine := spmd.ArgSlice[int64](args, 0), spmd.ArgSlice[int32](args, 1), spmd.ArgSlice[int32](args, 2)
-	for i, v := range mine {
-		count[i] = 0 // how many of all are smaller
-		for _, other := range all {
-			if other < v {
-				count[i]++
-			}
+// sequenceBelow counts how many of all are smaller than number i.
+//
+//spmd:kernel
+func sequenceBelow(i int, count []int64, all, mine []int32) {
+	count[i] = 0
+	for _, other := range all {
+		if other < mine[i] {
+			count[i]++
 		}
 	}
-	return nil
-})
+}
 
 func sequence(_ context.Context, w *spmd.World) error {
 	s, err := w.NewStream("sequence")
@@ -49,7 +46,7 @@ func sequence(_ context.Context, w *spmd.World) error {
 	err = errors.Join( // in this order
 		mine.CopyFrom([]int32{7 * r % 5, 10 + r, 20 - r}),
 		spmd.AllGather(on, all, mine),
-		sequenceBelow.Launch(s, spmd.Cover1D(3, 32), count.Arg(), all.Arg(), mine.Arg(), spmd.I32(all.Len()), spmd.I32(3)),
+		launchSequenceBelow(s, 3, count, all, mine),
 		spmd.AllReduce(on, count, count, spmd.Sum),
 		s.Synchronize(),
 	)

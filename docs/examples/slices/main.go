@@ -3,7 +3,6 @@ package main
 
 import (
 	"context"
-	_ "embed"
 	"errors"
 	"fmt"
 
@@ -16,16 +15,10 @@ func main() {
 	spmd.Main(pflag.NewFlagSet("slices", pflag.ExitOnError), addSlices)
 }
 
-//go:embed slices.cu
-var slicesSource string
+//go:generate go run lockstep/spmd/spmdgen
 
-var slicesAdd = spmd.NewKernel("slices_add", slicesSource, func(args spmd.Args) error {
-	a, b := spmd.ArgSlice[float32](args, 0), spmd.ArgSlice[float32](args, 1)
-	for i := range a {
-		a[i] += b[i]
-	}
-	return nil
-})
+//spmd:kernel
+func slicesAdd(i int, a, b []float32) { a[i] += b[i] }
 
 func addSlices(_ context.Context, w *spmd.World) error {
 	const n = 3 * 4 // elements of a slice
@@ -49,7 +42,7 @@ func addSlices(_ context.Context, w *spmd.World) error {
 	err = errors.Join( // in this order, all but the first in that of the stream
 		all.CopyFrom(host), // that of rank 0 counts
 		spmd.Scatter(on, mine, all, 0),
-		slicesAdd.Launch(s, spmd.Cover1D(n, 256), a.Arg(), b.Arg(), spmd.I64(n)),
+		launchSlicesAdd(s, n, a, b),
 		spmd.Gather(on, sum, a, 0),
 		s.Synchronize(), // before the host looks
 	)

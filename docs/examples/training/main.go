@@ -3,7 +3,6 @@ package main
 
 import (
 	"context"
-	_ "embed"
 	"errors"
 	"fmt"
 
@@ -17,25 +16,22 @@ func main() {
 	spmd.Main(pflag.NewFlagSet("training", pflag.ExitOnError), training)
 }
 
-//go:embed training.cu
-var trainingSource string
+//go:generate go run lockstep/spmd/spmdgen
 
-var trainingGrad = spmd.NewKernel("training_grad", trainingSource, func(args spmd.Args) error {
-	g, p, off := spmd.ArgSlice[float32](args, 0), spmd.ArgSlice[float32](args, 1), args.I32(2)
-	clear(g)
-	for i := off; i < off+args.I32(3); i++ { // the points are those of the line 3x + 2
-		x := float32(i)/24 - 1
-		diff := (p[0]*x + p[1] - (3*x + 2)) / 48
-		g[0], g[1] = g[0]+diff*x, g[1]+diff
+// trainingGrad computes element i of the gradient over n points from off on, which are those of the line 3x + 2.
+//
+//spmd:kernel
+func trainingGrad(i int, g, p []float32, off, n int) {
+	g[i] = 0
+	for k := off; k < off+n; k++ {
+		x := float32(k)/24 - 1
+		slope := [2]float32{x, 1}
+		g[i] += (p[0]*x + p[1] - (3*x + 2)) / 48 * slope[i]
 	}
-	return nil
-})
+}
 
-var trainingStep = spmd.NewKernel("training_step", trainingSource, func(args spmd.Args) error {
-	p, g := spmd.ArgSlice[float32](args, 0), spmd.ArgSlice[float32](args, 1)
-	p[0], p[1] = p[0]-g[0], p[1]-g[1]
-	return nil
-})
+//spmd:kernel
+func trainingStep(i int, p, g []float32) { p[i] -= g[i] }
 
 func training(_ context.Context, w *spmd.World) error {
 	mem, err := spmd.Alloc[float32](w, 4)
@@ -43,12 +39,12 @@ func training(_ context.Context, w *spmd.World) error {
 	if err := errors.Join(err, err2); err != nil {
 		return err
 	}
-	p, g, two := mem.Slice(0, 2), mem.Slice(2, 4), spmd.Cover1D(1, 2)
+	p, g := mem.Slice(0, 2), mem.Slice(2, 4)
 	mine := spmd.ShardOf(48, w.Rank(), w.Size())
 	err = errors.Join(p.SetAll(float32(w.Rank())), ddp.SyncStart(w.Comm(), p)) // rank 0's weights
 	for n := 0; err == nil && n < 60; n++ {
-		err = errors.Join(trainingGrad.Launch(s, two, g.Arg(), p.Arg(), spmd.I32(mine.Off), spmd.I32(mine.Len)),
-			spmd.AllReduce(w.Comm().On(s), g, g, spmd.Sum), trainingStep.Launch(s, two, p.Arg(), g.Arg()))
+		err = errors.Join(launchTrainingGrad(s, 2, g, p, mine.Off, mine.Len),
+			spmd.AllReduce(w.Comm().On(s), g, g, spmd.Sum), launchTrainingStep(s, 2, p, g))
 	}
 	if err := errors.Join(err, s.Synchronize(), ddp.CheckSame(w.Comm(), "the weights", p)); err != nil || w.Rank() != 0 {
 		return err

@@ -3,7 +3,6 @@ package main
 
 import (
 	"context"
-	_ "embed"
 	"errors"
 	"fmt"
 
@@ -16,16 +15,12 @@ func main() {
 	spmd.Main(pflag.NewFlagSet("unified", pflag.ExitOnError), unified)
 }
 
-//go:embed unified.cu
-var unifiedSource string
+//go:generate go run lockstep/spmd/spmdgen
 
-var unifiedSum = spmd.NewKernel("unified_sum", unifiedSource, func(args spmd.Args) error {
-	sum := spmd.ArgSlice[uint64](args, 0)
-	for _, v := range spmd.ArgSlice[uint32](args, 1) {
-		sum[0] += uint64(v)
-	}
-	return nil
-})
+// unifiedSum is launched for each element: what it returns is added up.
+//
+//spmd:kernel
+func unifiedSum(i int, x []uint32) (sum uint64) { return uint64(x[i]) }
 
 func unified(_ context.Context, w *spmd.World) error {
 	const all = 1_000_000
@@ -48,8 +43,7 @@ func unified(_ context.Context, w *spmd.World) error {
 	}
 	err = errors.Join( // in this order
 		mine.Prefetch(s, spmd.ToDevice),
-		spmd.Fill(s, sum, 0),
-		unifiedSum.Launch(s, spmd.Cover1D(part.Len/64, 256), sum.Arg(), mine.Arg(), spmd.I64(part.Len)),
+		launchUnifiedSum(s, sum, part.Len, mine),
 		spmd.AllReduce(w.Comm().On(s), sum, sum, spmd.Sum),
 		s.Synchronize(),
 	)

@@ -1,0 +1,33 @@
+package vector
+
+import "math"
+
+// The command writes kernels_spmd.go: the kernels in CUDA C++, and the functions that launch them.
+//
+//go:generate go run lockstep/spmd/spmdgen
+
+//spmd:kernel
+func sum[T Number](i int, x []T) T { return x[i] }
+
+//spmd:kernel
+func dot[T Number](i int, x, y []T) T { return x[i] * y[i] }
+
+//spmd:kernel min
+func smallest[T Number](i int, x []T) T { return x[i] }
+
+//spmd:kernel max
+func largest[T Number](i int, x []T) T { return x[i] }
+
+//spmd:kernel
+func axpy[T Number](i int, y []T, a T, x []T) { y[i] += a * x[i] }
+
+//spmd:kernel
+func scale[T Number](i int, x []T, a T) { x[i] *= a }
+
+//spmd:kernel
+func squares[T Float](i int, x []T) T { return x[i] * x[i] }
+
+// root has one index.
+//
+//spmd:kernel
+func root[T Float](i int, x []T) { x[i] = T(math.Sqrt(float64(x[i]))) }
