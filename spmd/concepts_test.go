@@ -228,7 +228,7 @@ extern "C" __global__ void square(double *x, int n) {
 	// <nil>
 }
 
-// What gob can carry goes from one rank to all: here what rank 0 has read, say, from a file.
+// A value of any type goes from one rank to all: here what rank 0 has read, say, from a file.
 func ExampleBroadcastValue() {
 	err := spmd.Local(context.Background(), spmd.Config{Device: "host", LogLevel: "error"}, 3, func(_ context.Context, w *spmd.World) error {
 		var settings map[string]int

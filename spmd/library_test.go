@@ -3,6 +3,7 @@ package spmd_test
 import (
 	"bytes"
 	"errors"
+	"math"
 	"regexp"
 	"runtime"
 	"slices"
@@ -164,6 +165,11 @@ func TestChoose(t *testing.T) {
 		}
 		_, err = spmd.Choose(w, "Pick", func() (int, error) { return 1, errors.New("nothing to pick") })
 		wantText(t, err, "spmd/library_test.go:", "Pick: rank 0: nothing to pick")
+		if best, err := spmd.Choose(w, "Pick", func() (float64, error) { return math.Inf(1), nil }); err != nil || !math.IsInf(best, 1) {
+			t.Errorf("of infinity came %v, %v", best, err)
+		}
+		_, err = spmd.Choose(w, "Pick", func() (func(), error) { return func() {}, nil })
+		wantText(t, err, "spmd/library_test.go:", "Pick: rank 0: a value of type func() cannot be sent")
 		s := stream(t, w, "s")
 		g, err := s.Capture(func() error {
 			_, err := spmd.Choose(w, "Pick", func() (int, error) { return 1, nil })

@@ -1,7 +1,7 @@
 package control
 
 import (
-	"encoding/json"
+	"reflect"
 
 	"lockstep/spmd/internal/coll"
 )
@@ -103,16 +103,17 @@ func (ch *Channel) Broadcast(on Call, b []byte, root int) ([]byte, error) {
 	return b, err
 }
 
-// Tell sets *v on every rank to what root has there, as JSON carries it.
-func (ch *Channel) Tell(on Call, v any, root int) (err error) {
+// Tell sets *v on every rank to what root has there. What cannot be sent is an error on every rank.
+func (ch *Channel) Tell(on Call, v any, root int) error {
 	var b []byte
 	if ch.comm.Rank() == root {
-		if b, err = json.Marshal(v); err != nil {
-			return err
-		}
+		b = Encode(v)
 	}
-	if b, err = ch.Broadcast(on, b, root); err != nil {
+	b, err := ch.Broadcast(on, b, root)
+	if err != nil {
 		return err
 	}
-	return json.Unmarshal(b, v)
+	to := reflect.ValueOf(v).Elem()
+	to.SetZero()
+	return Decode(b, root, v)
 }
