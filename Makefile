@@ -1,5 +1,5 @@
 # make run    builds bin/ and trains a small model on 4 ranks
-# make test   runs every test
+# make test   runs one test of every kind; make test-all runs every test
 # Both install Open MPI and OpenBLAS where they are missing and the user may.
 # make test-slurm, make test-hosts   the same programs under a real Slurm, and on
 #                                    several hosts, both made on this machine by root
@@ -29,7 +29,7 @@ export GOFLAGS
 
 # With -trimpath Go's cache serves all checkouts: what has been built in one, others need not compile. What
 # somebody builds to use has the paths of its sources: debuggers, and `launch new`, want them.
-lint test test-slurm test-hosts: override GOFLAGS += -trimpath
+lint test test-all test-load test-costs cover test-slurm test-hosts: override GOFLAGS += -trimpath
 
 # Debian's and Ubuntu's paths of MPI on x86-64 stand in the sources, and gompi has no
 # others. On arm64 and on other systems the compiler wrapper knows them.
@@ -41,10 +41,13 @@ endif
 # What git says of the checkout, for --version and the folders of runs; nothing where it cannot be asked.
 COMMIT := $(shell git -c safe.directory='*' describe --always --dirty --abbrev=12 --exclude='*' 2>/dev/null)
 
-# Tests leave no folders of runs.
-test test-page test-gpu test-slurm test-hosts test-arm64 test-faults soak race bench: export LOCKSTEP_RUNS := off
+# Tests that are not for every change have all cases.
+test-gpu test-arm64 race cover: export LOCKSTEP_TESTS := all
 
-.PHONY: run build test test-page test-gpu test-slurm test-hosts test-arm64 test-faults soak race lint bench deps nvrtc clean
+# Tests leave no folders of runs.
+test test-all test-load test-costs cover test-page test-gpu test-slurm test-hosts test-arm64 test-faults soak race bench: export LOCKSTEP_RUNS := off
+
+.PHONY: run build test test-all test-load test-costs cover test-page test-gpu test-slurm test-hosts test-arm64 test-faults soak race lint bench deps nvrtc clean
 
 run: build
 	mpirun -np $(NP) bin/train
@@ -58,10 +61,35 @@ build: deps
 # lint, which looks for more than go test would. The packages that wait the longest begin first, beside those that
 # compute. Compiler, linker and tests take a tenth less of the processors where garbage is collected less often, and a
 # start of ranks a tenth less where Open MPI does not look for other networks than the one that it would find.
-test: export GOGC ?= 400
-test: export OMPI_MCA_pml ?= ob1
+# No test has a limit but that of a hang: 30 minutes are for a machine that is slow and busy.
+TESTS = -count=1 -p 3 -parallel 8 -timeout 30m -vet=off -ldflags=-w ./spmd ./apps/train ./apps/train/trainer ./...
+QUICK := test test-all test-load test-costs
+$(QUICK): export GOGC ?= 400
+$(QUICK): export OMPI_MCA_pml ?= ob1
+
+# One case of every kind; what it leaves out it says at its end.
 test: deps nvrtc
-	go test -count=1 -p 3 -parallel 8 -timeout 30m -vet=off -ldflags=-w ./spmd ./apps/train ./apps/train/trainer ./...
+	go run ./internal/suite -- $(TESTS)
+
+# Every case: each fault, each division of a model, each type by each size by each way.
+test-all: deps nvrtc
+	go run ./internal/suite --all -- $(TESTS)
+
+# make test with the slowest tests, and what each package takes of the processors.
+test-costs: deps nvrtc
+	go run ./internal/suite --costs -- $(TESTS)
+
+# make test on two cores, on which eight processes compute beside it.
+comma := ,
+test-load: deps nvrtc
+	$(if $(filter-out 1 2,$(shell nproc)),taskset -c 0$(comma)1) go run ./internal/suite --load 8 -- $(TESTS)
+
+# What of these packages the tests run, of every process: but of ranks that a test has ended.
+COVERED := ./spmd ./spmd/internal/... ./spmd/ddp ./spmd/checkpoint ./cudampi ./internal/shm ./launch/...
+cover: deps nvrtc
+	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && export GOCOVERDIR="$$dir" && \
+	go test -count=1 -p 2 -parallel 8 -timeout 1h -vet=off -covermode=atomic -coverpkg=$$(go list $(COVERED) | paste -sd,) $(COVERED) -args -test.gocoverdir="$$dir"; \
+	go tool covdata percent -i="$$dir"
 
 # Every test on this machine's GPUs. The programs can be taken to another machine,
 # where ./test-gpu.sh runs them without Go. Each lies in its package's folder under

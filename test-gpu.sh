@@ -17,6 +17,7 @@ cd "$(dirname "$0")" || exit 1
 root="$(pwd)"
 
 export SPMDTEST_DEVICE="${SPMDTEST_DEVICE:-cuda}"
+export LOCKSTEP_TESTS="${LOCKSTEP_TESTS:-all}"
 limit="${LIMIT:-600}"
 
 # one RANKS PROGRAM runs a program, and adds its row to the table.

@@ -104,6 +104,10 @@ func openCheckpoints(w *spmd.World) (*checkpoint.Manager, error) {
 	return checkpoint.Open(w, filepath.Join(os.Getenv(faultEnv), "checkpoints"), checkpoint.Config{})
 }
 
+// kindsOfLate are the rows of returnRows of which the others are like one.
+var kindsOfLate = []string{"returns before an AllReduce", "returns before an AllReduce on a stream", "returns before a Broadcast on a stream, --check",
+	"returns before a Recv", "returns before a Split"}
+
 // returnRows are the faults of a program that returns on one rank while the others go on: each call in one of four manners,
 // an AllReduce in all.
 func returnRows() []mishap {
@@ -138,6 +142,7 @@ func returnRows() []mishap {
 			}
 			return run(w, w.Comm(), p)
 		}
+		row.more = !slices.Contains(kindsOfLate, row.name)
 		rows = append(rows, row)
 	}
 	for i, c := range lateCalls {

@@ -71,6 +71,7 @@ func doorRows() []mishap {
 				}
 				return d.call(w, a)
 			}
+			row.more = stops != (d.name == "Save")
 			rows = append(rows, row)
 		}
 	}
@@ -78,12 +79,12 @@ func doorRows() []mishap {
 	return append(rows,
 		mishap{name: "a sync that never returns", ranks: 3, within: 3*time.Second + hang, args: hangFlag,
 			run: savesWith(3*time.Second, (*checkpoint.Manager).Wait, func() { select {} }), cause: " has not ended in 3s", want: []string{"sync of ", shard + " has not ended in 3s", "the checkpoint of step 1 is not saved"}},
-		mishap{name: "a sync that never returns before Close", ranks: 3, within: 3*time.Second + hang, args: hangFlag,
+		mishap{name: "a sync that never returns before Close", more: true, ranks: 3, within: 3*time.Second + hang, args: hangFlag,
 			run: savesWith(3*time.Second, (*checkpoint.Manager).Close, func() { select {} }), cause: " has not ended in 3s", want: []string{"sync of ", shard + " has not ended in 3s"}},
 		mishap{name: "a sync that is slow", ranks: 3, within: 3*faultTimeout + hang, args: hangFlag, clean: true,
 			run: savesWith(time.Minute, (*checkpoint.Manager).Wait, func() { time.Sleep(3 * faultTimeout) }), cause: "is saved"},
 		mishap{name: "reading that is slow", ranks: 3, within: 5*faultTimeout + hang, args: hangFlag, clean: true, run: loadsSlowly, cause: "is loaded"},
-		mishap{name: "a sync that is slow before Close", ranks: 3, within: 3*faultTimeout + hang, args: hangFlag, clean: true,
+		mishap{name: "a sync that is slow before Close", more: true, ranks: 3, within: 3*faultTimeout + hang, args: hangFlag, clean: true,
 			run: savesWith(time.Minute, (*checkpoint.Manager).Close, func() { time.Sleep(3 * faultTimeout) }), cause: "is saved"},
 	)
 }

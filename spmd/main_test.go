@@ -237,7 +237,7 @@ func TestBadInput(t *testing.T) {
 		{"a list of ranks", 0, "sum", nil, []string{"--log-ranks", "3-1"}, "--log-ranks 3-1"},
 		{"more ranks than rows", 3, "sum", nil, []string{"--rows", "2"}, "--rows 2: fewer than the 3 ranks"},
 		{"an error that run marks", 3, "usage", nil, nil, "no such data"},
-		{"a result file that cannot be made", 2, "sum", nil, []string{"--json", "/nonexistent/x"}, "--json: open /nonexistent/x"},
+		{"a result file that cannot be made", 2, "sum", nil, []string{"--json", "/dev/null/x"}, "--json: open /dev/null/x"},
 		{"a mode of --check", 0, "sum", nil, []string{"--check=often"}, "want off, sample, on, both"},
 		{"no time", 0, "sum", nil, []string{"--timeout", "1ms"}, "--timeout 1ms: must be at least 100ms"},
 		{"N worlds of one", 0, "sum", []string{"SLURM_PROCID=0", "SLURM_NTASKS=4"}, nil, "SLURM_NTASKS says 4 tasks, but MPI has a world of 1"},

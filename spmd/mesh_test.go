@@ -30,7 +30,7 @@ func TestFitAxes(t *testing.T) {
 	}
 	axes, err := spmd.FitAxes(24, spmd.Axis{Name: "z", Size: spmd.Fit}, spmd.Axis{Name: "y", Size: 2, Periodic: true}, spmd.Axis{Name: "x", Size: spmd.Fit})
 	must(t, err)
-	if got := fmt.Sprint(axes, axes[1].Periodic); got != "[z 4 y 2 x 3] true" {
+	if got := fmt.Sprint(axes, axes[1].Periodic); got != "[z 4 y 2 periodic x 3] true" {
 		t.Error(got)
 	}
 	for _, tc := range []struct {

@@ -18,6 +18,7 @@ import (
 
 	"lockstep/apps/train/run"
 	"lockstep/apps/train/traintest"
+	"lockstep/internal/campaign"
 	"lockstep/internal/mpirun"
 	"lockstep/spmd/spmdtest"
 )
@@ -232,12 +233,12 @@ func (j *job) ranks(t *testing.T) []int {
 	return pids
 }
 
-// faults is how often a fault is to happen: what LOCKSTEP_FAULTS says, else as usual.
-func faults(t *testing.T, usual int) int {
+// faults is how often a fault is to happen: what LOCKSTEP_FAULTS says, else few times, and as usual in make test-all.
+func faults(t *testing.T, what string, few, usual int) int {
 	t.Helper()
 	text := os.Getenv("LOCKSTEP_FAULTS")
 	if text == "" {
-		return usual
+		return campaign.Few(t, what, few, usual)
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"lockstep/apps/train/traintest"
+	"lockstep/internal/campaign"
 	"lockstep/spmd/spmdtest"
 )
 
@@ -37,11 +38,16 @@ func only(t *testing.T, dir string, steps ...int) string {
 // the run that was not interrupted, to the bit on as many ranks.
 func TestResume(t *testing.T) {
 	besideOthers(t)
-	for _, tc := range []struct {
+	type resumption struct {
 		dtype string
 		ranks []int
 		bound float64
-	}{{"float32", []int{1, 2, 3}, 1e-4}, {"bfloat16", []int{2, 3}, 1e-3}} {
+	}
+	cases := []resumption{{"float32", []int{2, 3}, 1e-4}, {"float32", []int{1, 2, 3}, 1e-4}, {"bfloat16", []int{2, 3}, 1e-3}}
+	if campaign.All() {
+		cases = cases[1:] // which have the first
+	}
+	for _, tc := range campaign.Some(t, "types and numbers of ranks that resume", cases, func(c resumption) bool { return len(c.ranks) == 2 && c.dtype == "float32" }) {
 		args := smallRun(t, 12, "--dtype", tc.dtype, "--val-every", "4")
 		for _, n := range tc.ranks {
 			t.Run(fmt.Sprintf("%s, %d ranks", tc.dtype, n), func(t *testing.T) {
@@ -214,7 +220,7 @@ func TestKilled(t *testing.T) {
 	if spmdtest.Device() != "host" {
 		kills = 4 // a start takes seconds
 	}
-	kills = faults(t, kills)
+	kills = faults(t, "kills at random", min(3, kills), kills)
 	seed := uint64(time.Now().UnixNano())
 	rng := rand.New(rand.NewPCG(seed, 1))
 	t.Logf("seed %d", seed)
@@ -272,19 +278,21 @@ func TestPreempted(t *testing.T) {
 	besideOthers(t)
 	const ranks = 3
 	spmdtest.Ranks(t, ranks)
-	for _, tc := range []struct {
+	type preemption struct {
 		name   string
 		signal syscall.Signal
 		rank   int // -1: mpirun
 		status int
 		starts int
-	}{
+	}
+	cases := []preemption{
 		{"SIGUSR1 to mpirun", syscall.SIGUSR1, -1, 0, 2},
 		{"SIGUSR1 to mpirun, requeue", syscall.SIGUSR1, -1, 75, 2},
 		{"SIGTERM to mpirun", syscall.SIGTERM, -1, 0, 1},
 		{"SIGTERM to a rank", syscall.SIGTERM, 2, 0, 2},
 		{"SIGUSR1 to a rank", syscall.SIGUSR1, 0, 0, 2},
-	} {
+	}
+	for _, tc := range campaign.Some(t, "ways to ask a run to end early", cases, func(p preemption) bool { return p.status == 75 || p.signal == syscall.SIGTERM }) {
 		t.Run(tc.name, func(t *testing.T) {
 			dir := t.TempDir()
 			args := smallRun(t, 1<<20, "--save-every", "0", "--checkpoint", dir, "--requeue-status", strconv.Itoa(tc.status))

@@ -31,7 +31,7 @@ func TestStruck(t *testing.T) {
 	spmdtest.HostOnly(t, "the watch and what is on disk do not depend on the device")
 	const ranks, steps = 3, 40
 	spmdtest.Ranks(t, ranks)
-	strikes := faults(t, 3)
+	strikes := faults(t, "strikes at random", 2, 3)
 	seed := uint64(time.Now().UnixNano())
 	if s := os.Getenv("TRAIN_TEST_SEED"); s != "" {
 		var err error

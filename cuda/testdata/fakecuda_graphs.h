@@ -142,7 +142,7 @@ int cuGraphExecDestroy(void *exec) {
 
 // params_of are the parameters of the kernels in a cubin: an ELF file with a section .nv.info.KERNEL for each kernel, a list of
 // attributes of 4 bytes (format, attribute, length), with as many more bytes as their length where the format is 4. Attribute
-// 0x17 is a parameter: its number in bytes 4 and 5, its size in bytes in the upper 14 bits of the last word.
+// 0x17 is a parameter: its number in bytes 4 and 5, its offset in 6 and 7, its size in bytes in the upper 14 bits of the last word.
 // Source: cuobjdump -elf of a cubin of NVRTC 11.8.
 static struct params *params_of(const char *image) {
     const Elf64_Ehdr *h = (const void *)image;
@@ -156,15 +156,17 @@ static struct params *params_of(const char *image) {
         struct params *p = calloc(1, sizeof *p);
         snprintf(p->kernel, sizeof p->kernel, "%s", name + sizeof prefix - 1);
         for (; at < end; at += 4) {
-            uint16_t length, number;
+            uint16_t length, number, offset;
             uint32_t word;
             memcpy(&length, at + 2, sizeof length);
             if (at[0] != 4) continue;
             if (at[1] == 0x17) {
                 memcpy(&number, at + 8, sizeof number);
+                memcpy(&offset, at + 10, sizeof offset);
                 memcpy(&word, at + 12, sizeof word);
                 if (number >= sizeof p->size / sizeof p->size[0]) abort();
                 p->size[number] = (int)(word >> 18);
+                p->offset[number] = offset;
                 if (p->n <= number) p->n = number + 1;
             }
             at += length;
@@ -224,7 +226,7 @@ int cuFuncGetParamInfo(void *function, size_t i, size_t *offset, size_t *size) {
     while (p != NULL && strcmp(p->kernel, f->name) != 0) p = p->next;
     FAIL_IF(p == NULL, NOT_SUPPORTED);
     FAIL_IF(i >= (size_t)p->n, INVALID_VALUE);
-    *offset = 0; // nobody asks
+    *offset = (size_t)p->offset[i];
     *size = (size_t)p->size[i];
     RETURN("function=%s i=%zu", f->name, i);
 }

@@ -64,7 +64,7 @@ struct record {
     struct timespec at; // when it was passed
 };
 struct graph { struct object o; struct ops ops; };
-struct params { char kernel[256]; int n; int size[64]; struct params *next; };
+struct params { char kernel[256]; int n; int size[64], offset[64]; struct params *next; };
 struct module { struct object o; struct params *kernels; };
 struct function { struct object o; char name[256]; struct module *module; int max_shared, local; };
 // What a block is: device memory, pinned host memory, host memory of others that is pinned, device memory of another process.

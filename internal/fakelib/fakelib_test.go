@@ -85,7 +85,7 @@ func TestWithout(t *testing.T) {
 	}
 }
 
-// A library is compiled once, until its sources, what they include, its flags or the compiler are others, and anew where
+// A library is compiled once for a machine, in whichever folder its sources are, until its sources, what they include, its flags or the compiler are others, and anew where
 // what was kept has been cut off.
 func TestKept(t *testing.T) {
 	dir, folder := t.TempDir(), t.TempDir()
@@ -124,6 +124,12 @@ func TestKept(t *testing.T) {
 	write("part.h", "enum { PART = 2 };")
 	build("another header", 1, "-DADD=2")
 	build("the other header again", 0, "-DADD=2")
+	clone := filepath.Join(t.TempDir(), "another", "clone")
+	if err := os.CopyFS(clone, os.DirFS(dir)); err != nil {
+		t.Fatal(err)
+	}
+	source = filepath.Join(clone, "answer.c")
+	build("in another clone", 0, "-DADD=2", "-I"+clone)
 	kept, err := filepath.Glob(filepath.Join(folder, "*"))
 	if err != nil || len(kept) != 4 {
 		t.Fatalf("kept are %q, %v", kept, err)

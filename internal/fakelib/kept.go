@@ -19,7 +19,8 @@ const keptFor = 5 * 24 * time.Hour
 const keptEnv = "LOCKSTEP_FAKELIB_KEPT"
 
 // A dozen packages build the same doubles, in many tests. So what has been built is kept, as a compiler cache does it: by the
-// text that the preprocessor makes of the sources, the compiler and its flags. A debugger may be told of another working folder.
+// text that the preprocessor makes of the sources, the compiler and its flags, wherever the sources are: a second clone compiles
+// nothing that the first has. A debugger may be told of another folder.
 
 // keptFile returns the file in which the library of a command is kept, or "" where it is not kept. cc are the compiler and its
 // flags, args the sources and flags of the caller.
@@ -44,18 +45,22 @@ func keptFile(cc, args []string) string {
 	if err != nil {
 		return ""
 	}
-	fmt.Fprintf(key, "%q %q %d %d\n", append(cc[:len(cc):len(cc)], args...), path, compiler.Size(), compiler.ModTime().UnixNano())
+	fmt.Fprintf(key, "%q %q %d %d\n", cc, path, compiler.Size(), compiler.ModTime().UnixNano())
 	sources := 0
 	for _, arg := range args {
 		if strings.HasPrefix(arg, "-") {
+			if !strings.HasPrefix(arg, "-I") { // what that includes is in the text
+				fmt.Fprintf(key, "%q ", arg)
+			}
 			continue
 		}
+		fmt.Fprintf(key, "%q ", filepath.Base(arg))
 		if ext := filepath.Ext(arg); ext != ".c" && ext != ".cc" {
 			return "" // what it is made of is not known here
 		}
 		sources++
 	}
-	text, err := exec.Command(cc[0], append(append(cc[1:len(cc):len(cc)], "-E"), args...)...).Output()
+	text, err := exec.Command(cc[0], append(append(cc[1:len(cc):len(cc)], "-E", "-P"), args...)...).Output()
 	if err != nil || sources == 0 {
 		return "" // the compiler will say why
 	}

@@ -122,11 +122,7 @@ func start(t *testing.T, n int) (j *job, own string, err error) {
 	defer listener.Close()
 	life, cancel := context.WithCancel(context.Background())
 	j.cancel = cancel
-	args := []string{"-test.v", "-test.count=1"}
-	if testing.Short() {
-		args = append(args, "-test.short")
-	}
-	cmd := Command(life, n, os.Args[0], args...)
+	cmd := Command(life, n, os.Args[0], rankArgs()...)
 	cmd.Env = append(cmd.Env, envJob+"="+listener.Addr().String())
 	cmd.Stdout, cmd.Stderr = &j.own, &j.own
 	if err = Start(cmd); err != nil {

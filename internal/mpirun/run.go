@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"regexp"
@@ -172,11 +173,27 @@ func outputs(dir string, n int) []string {
 
 // childArgs are the flags with which the test binary runs exactly the named test.
 func childArgs(test string, limit time.Duration) []string {
-	args := []string{"-test.run=" + exactly(test), "-test.v", "-test.count=1", "-test.timeout=" + limit.String()}
+	return append(rankArgs(), "-test.run="+exactly(test), "-test.timeout="+limit.String())
+}
+
+// rankArgs are the flags of every rank.
+func rankArgs() []string {
+	args := []string{"-test.v", "-test.count=1"}
 	if testing.Short() {
 		args = append(args, "-test.short")
 	}
+	if dir := coverDir(); dir != "" {
+		args = append(args, "-test.gocoverdir="+dir)
+	}
 	return args
+}
+
+// coverDir is the folder for the counters of a test binary that measures its coverage, "" where it does not.
+func coverDir() string {
+	if f := flag.Lookup("test.gocoverdir"); f != nil {
+		return f.Value.String()
+	}
+	return ""
 }
 
 // exactly is the pattern of -test.run for one test.

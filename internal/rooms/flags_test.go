@@ -142,7 +142,7 @@ func TestFlagsInPages(t *testing.T) {
 
 // What a number may count, or measure: words that say it in the description of its flag.
 var (
-	counts = regexp.MustCompile(`\b(ranks?|nodes?|GPUs?|cores?|stages|parts|replicas|rows|columns|cells|elements|numbers|bytes|KiB|MiB|GiB|` +
+	counts = regexp.MustCompile(`\b(ranks?|nodes?|processes|GPUs?|cores?|stages|parts|replicas|rows|columns|cells|elements|numbers|bytes|KiB|MiB|GiB|` +
 		`tokens|sequences|batches|blocks|heads|channels|steps|iterations|turns|rounds|checkpoints|waits|points|lines|messages|samples|times|width|` +
 		`seconds|exit status|seed)\b`)
 	measures = regexp.MustCompile(`\b(rate|ratio|us|decay|norm|part of|distribution|seconds|percent|bytes)\b`)

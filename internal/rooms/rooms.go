@@ -43,7 +43,7 @@ var house = []room{
 	{"helpers", "on top of spmd", []string{"spmd/attention", "spmd/blas", "spmd/checkpoint", "spmd/ddp", "spmd/gokernel", "spmd/gokernel/sample", "spmd/progress", "spmd/runfolder", "spmd/timing", "spmd/vector"},
 		[]string{"facade", "inside", "control", "libraries", "basics"}},
 	{"generator", "kernels in Go become CUDA", []string{"spmd/spmdgen"}, []string{"basics"}},
-	{"tests", "tests on several ranks", []string{"spmd/spmdtest", "internal/mpirun", "internal/pty", "internal/fakelib", "internal/commtest", "internal/devtest", "internal/rooms"},
+	{"tests", "tests on several ranks", []string{"spmd/spmdtest", "internal/mpirun", "internal/pty", "internal/fakelib", "internal/commtest", "internal/devtest", "internal/rooms", "internal/campaign", "internal/suite"},
 		[]string{"facade", "node", "mpi", "libraries", "basics"}},
 	{"facade", "what applications import", []string{"spmd"},
 		[]string{"world", "calls", "inside", "job", "verify", "exec", "trace", "control", "coll", "libraries", "basics"}},

@@ -9,6 +9,7 @@ import (
 	"lockstep/apps/train/batches"
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/traintest"
+	"lockstep/internal/campaign"
 	"lockstep/spmd"
 )
 
@@ -78,6 +79,7 @@ func TestFP8Steps(t *testing.T) {
 // Where ranks divide layers, are stages or share the weights a run with 8-bit floats learns as one without, has the same
 // scales on all ranks, the bits of its graph, and those of unshared weights where sums have one order.
 func TestFP8Divided(t *testing.T) {
+	levels := campaign.Some(t, "parts of a model in 8-bit floats", []layout.FP8Level{layout.FP8Head, layout.FP8All}, func(l layout.FP8Level) bool { return l == layout.FP8All })
 	traintest.On8Quickly(t, []int{2, 3, 4}, []int{2}, func(t *testing.T, w *spmd.World) {
 		const steps = 6
 		f := wordTokens(4000)
@@ -100,7 +102,7 @@ func TestFP8Divided(t *testing.T) {
 			traintest.NoError(t, err, tr.Close())
 			return all, exps
 		}
-		for _, level := range []layout.FP8Level{layout.FP8Head, layout.FP8All} {
+		for _, level := range levels {
 			cfg := testConfig(steps)
 			cfg.Half, cfg.Graph, cfg.Model.FP8, cfg.Seq, cfg.Batch, cfg.GlobalBatch = true, "off", level, 16, 2, 2*w.Size()
 			cfg.Model.Heads, cfg.Model.Channels, cfg.Model.Layers, cfg.Model.Vocab = w.Size(), 16*w.Size(), 4, 203
@@ -143,7 +145,8 @@ func TestFP8Divided(t *testing.T) {
 // What is computed once more has the copies, and so the bits, of what was kept, and leaves the same scales: on one rank
 // and in every division, over micro-steps and in graphs.
 func TestFP8Recompute(t *testing.T) {
-	traintest.On8Quickly(t, []int{1, 2, 3}, nil, func(t *testing.T, w *spmd.World) {
+	ranks := campaign.Some(t, "numbers of ranks that recompute in 8-bit floats", []int{1, 2, 3}, func(n int) bool { return n == 3 })
+	traintest.On8Quickly(t, ranks, nil, func(t *testing.T, w *spmd.World) {
 		const steps = 4
 		cfg := testConfig(steps)
 		cfg.Half, cfg.Seq, cfg.Batch, cfg.GlobalBatch = true, 16, 1, 3*w.Size()

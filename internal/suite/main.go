@@ -1,0 +1,191 @@
+// Command suite runs the tests as go test does, and tells at its end what every change should know of them: what make test-all
+// has more, and how often Open MPI's own end went wrong. It can measure: the slowest tests, and the time that each package
+// takes of the processors, its ranks included.
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/spf13/pflag"
+)
+
+func main() {
+	if len(os.Args) > 3 && os.Args[1] == measure {
+		os.Exit(measured(os.Args[2], os.Args[3:]))
+	}
+	fs := pflag.NewFlagSet("suite", pflag.ExitOnError)
+	fs.Usage = func() {
+		fmt.Fprintf(os.Stderr, "go run ./internal/suite [flags] -- [flags of go test] PACKAGES\n%s", fs.FlagUsages())
+	}
+	all := fs.Bool("all", false, "all cases, as make test-all")
+	costs := fs.Bool("costs", false, "show the slowest tests, and the processor time of each package")
+	load := fs.Int("load", 0, "how many processes compute beside the tests")
+	_ = fs.Parse(os.Args[1:]) // pflag.ExitOnError
+	if err := run(os.Stdout, *all, *costs, *load, fs.Args()); err != nil {
+		if !errors.As(err, new(*exec.ExitError)) {
+			fmt.Fprintln(os.Stderr, "suite:", err)
+		}
+		os.Exit(1)
+	}
+}
+
+// run runs go test with args.
+func run(out io.Writer, all, costs bool, load int, args []string) (err error) {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp("", "suite")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	cmd := exec.Command("go", append([]string{"test", "-json", "-exec", fmt.Sprintf("'%s' %s '%s'", self, measure, dir)}, args...)...)
+	cmd.Env, cmd.Stderr = os.Environ(), os.Stderr
+	if all {
+		cmd.Env = append(cmd.Env, "LOCKSTEP_TESTS=all")
+	}
+	events, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	signals := make(chan os.Signal, 4)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM) // go test gets a Ctrl-C too, and ends
+	stop, err := busy(load)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	begun := time.Now()
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	go func() {
+		for s := range signals {
+			_ = cmd.Process.Signal(s)
+		}
+	}()
+	r := newReport(out)
+	lines := bufio.NewReader(events)
+	for {
+		line, err := lines.ReadBytes('\n')
+		if len(line) > 0 {
+			r.line(line)
+		}
+		if err != nil {
+			break
+		}
+	}
+	err = cmd.Wait()
+	used, uerr := usages(dir)
+	r.end(used, costs, time.Since(begun), cpu(cmd.ProcessState.SysUsage()))
+	return errors.Join(err, uerr)
+}
+
+// busy starts processes that do nothing but compute, until stop.
+func busy(n int) (stop func(), err error) {
+	var all []*exec.Cmd
+	stop = func() {
+		for _, c := range all {
+			_ = c.Process.Kill()
+			_ = c.Wait() // killed
+		}
+	}
+	for range n {
+		c := exec.Command("sh", "-c", "while :; do :; done")
+		c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		if err := c.Start(); err != nil {
+			stop()
+			return nil, err
+		}
+		all = append(all, c)
+	}
+	return stop, nil
+}
+
+// measure is the argument by which suite runs a test program: go test -exec.
+const measure = "measure"
+
+// usage is what a test program used of the processors, with its ranks and whatever else it has waited for.
+type usage struct {
+	Dir          string // of the package
+	User, System time.Duration
+}
+
+// cpu is the time of processes that were waited for.
+func cpu(rusage any) usage {
+	r, ok := rusage.(*syscall.Rusage)
+	if !ok {
+		return usage{}
+	}
+	return usage{User: time.Duration(r.Utime.Nano()), System: time.Duration(r.Stime.Nano())}
+}
+
+// measured runs a test program, notes in a file in dir what it used, and returns its status.
+func measured(dir string, words []string) int {
+	cmd := exec.Command(words[0], words[1:]...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	signals := make(chan os.Signal, 4)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT) // go test sends SIGQUIT after its -timeout
+	if err := cmd.Start(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	go func() {
+		for s := range signals {
+			_ = cmd.Process.Signal(s)
+		}
+	}()
+	_ = cmd.Wait() // the status says it
+	if err := note(dir, cpu(cmd.ProcessState.SysUsage())); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	if s := cmd.ProcessState.ExitCode(); s >= 0 {
+		return s
+	}
+	fmt.Fprintln(os.Stderr, cmd.ProcessState)
+	return 1
+}
+
+func note(dir string, u usage) error {
+	var err error
+	if u.Dir, err = os.Getwd(); err != nil {
+		return err
+	}
+	b, err := json.Marshal(u)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, fmt.Sprint(os.Getpid())), b, 0o600)
+}
+
+// usages reads what was noted in dir.
+func usages(dir string) (all []usage, err error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		b, err := os.ReadFile(filepath.Join(dir, e.Name()))
+		if err != nil {
+			return nil, err
+		}
+		var u usage
+		if err := json.Unmarshal(b, &u); err != nil {
+			return nil, err
+		}
+		all = append(all, u)
+	}
+	return all, nil
+}

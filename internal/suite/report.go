@@ -1,0 +1,191 @@
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+)
+
+// slowest is how many tests are shown.
+const slowest = 20
+
+// event is a line of go test -json. Source: go doc test2json.
+type event struct {
+	Action, Package, Test, Output, ImportPath string
+	Elapsed                                   float64
+}
+
+// key is a test, or what a package says outside of tests where Test is "".
+type key struct{ Package, Test string }
+
+// took is how long a test or a package took, which is "".
+type took struct {
+	key
+	seconds float64
+}
+
+// report gathers what go test tells, and shows what a person wants of it.
+type report struct {
+	out    io.Writer
+	said   map[key]*strings.Builder
+	tests  []took
+	more   map[string]int // what make test-all has more: of each kind how many
+	own    []string       // ends of Open MPI's own
+	failed []string
+}
+
+func newReport(out io.Writer) *report {
+	return &report{out: out, said: map[key]*strings.Builder{}, more: map[string]int{}}
+}
+
+// The lines of the log that count, behind the place in the source.
+var (
+	moreLine = regexp.MustCompile(`make test-all has more: (\d+) (.*)`)
+	ownLine  = regexp.MustCompile(`Open MPI's own: .*`)
+)
+
+// line takes a line that go test has printed.
+func (r *report) line(text []byte) {
+	var e event
+	if json.Unmarshal(text, &e) != nil {
+		fmt.Fprintf(r.out, "%s", text) // go test prints some of its own
+		return
+	}
+	k := key{e.Package, e.Test}
+	switch e.Action {
+	case "build-output":
+		fmt.Fprint(r.out, e.Output)
+	case "output":
+		r.output(k, e.Output)
+	case "fail":
+		if e.Test == "" {
+			r.failed = append(r.failed, e.Package)
+		}
+		r.show(k)
+		r.over(k, e.Elapsed)
+	case "pass", "skip":
+		if e.Test == "" {
+			r.lastLine(k)
+		}
+		r.over(k, e.Elapsed)
+	}
+}
+
+func (r *report) output(k key, text string) {
+	if m := moreLine.FindStringSubmatch(text); m != nil {
+		n := 0
+		_, _ = fmt.Sscan(m[1], &n) // digits
+		r.more[m[2]] += n
+	}
+	if own := ownLine.FindString(text); own != "" {
+		where := strings.TrimSuffix(k.Package+" "+k.Test, " ")
+		r.own = append(r.own, where+": "+own)
+	}
+	b := r.said[k]
+	if b == nil {
+		b = &strings.Builder{}
+		r.said[k] = b
+	}
+	if b.Len() < 1<<20 { // of an output without end
+		b.WriteString(text)
+	}
+}
+
+// show prints what a test, or a package outside of its tests, has said.
+func (r *report) show(k key) {
+	if b := r.said[k]; b != nil {
+		fmt.Fprint(r.out, b)
+	}
+}
+
+// lastLine is the one with which go test says how a package went.
+func (r *report) lastLine(k key) {
+	b := r.said[k]
+	if b == nil {
+		return
+	}
+	lines := strings.Split(strings.TrimSpace(b.String()), "\n")
+	if last := lines[len(lines)-1]; !strings.Contains(last, "[no test files]") {
+		fmt.Fprintln(r.out, last)
+	}
+}
+
+func (r *report) over(k key, seconds float64) {
+	delete(r.said, k)
+	r.tests = append(r.tests, took{k, seconds})
+}
+
+// end prints what is known when all is over. used is by package, tool what go test used with all of them.
+func (r *report) end(used []usage, costs bool, wall time.Duration, tool usage) {
+	if costs {
+		r.costs(used)
+	}
+	for _, own := range r.own {
+		fmt.Fprintln(r.out, own)
+	}
+	if len(r.own) > 0 {
+		fmt.Fprintf(r.out, "Open MPI's own end went wrong %d times; the jobs ran again\n", len(r.own))
+	}
+	if len(r.more) > 0 {
+		fmt.Fprintln(r.out, "make test-all has more:")
+		for _, what := range sorted(r.more) {
+			fmt.Fprintf(r.out, "  %4d %s\n", r.more[what], what)
+		}
+	}
+	tests := usage{}
+	for _, u := range used {
+		tests.User += u.User
+		tests.System += u.System
+	}
+	total := tool.User + tool.System
+	fmt.Fprintf(r.out, "%.0f s; %.0f CPU s, of which the tests took %.0f (%.0f the kernel's) and the compiler and the linker %.0f\n", wall.Seconds(),
+		total.Seconds(), (tests.User + tests.System).Seconds(), tests.System.Seconds(), (total - tests.User - tests.System).Seconds())
+	if len(r.failed) > 0 {
+		fmt.Fprintf(r.out, "FAIL: %s\n", strings.Join(r.failed, " "))
+	}
+}
+
+// sorted returns the keys of a map in order.
+func sorted(m map[string]int) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+// costs prints the slowest tests, and what each package used.
+func (r *report) costs(used []usage) {
+	slices.SortStableFunc(r.tests, func(a, b took) int { return cmp.Compare(b.seconds, a.seconds) })
+	fmt.Fprintf(r.out, "\n%8s  the %d slowest tests\n", "s", slowest)
+	n := 0
+	for _, t := range r.tests {
+		if t.Test == "" || strings.Contains(t.Test, "/") || n == slowest {
+			continue
+		}
+		n++
+		fmt.Fprintf(r.out, "%8.1f  %s %s\n", t.seconds, t.Package, t.Test)
+	}
+	top, err := os.Getwd()
+	if err != nil {
+		top = ""
+	}
+	slices.SortStableFunc(used, func(a, b usage) int { return cmp.Compare(b.User+b.System, a.User+a.System) })
+	fmt.Fprintf(r.out, "\n%8s %8s  package\n", "CPU s", "kernel's")
+	for _, u := range used {
+		name, err := filepath.Rel(top, u.Dir)
+		if err != nil {
+			name = u.Dir
+		}
+		fmt.Fprintf(r.out, "%8.1f %8.1f  %s\n", (u.User + u.System).Seconds(), u.System.Seconds(), name)
+	}
+	fmt.Fprintln(r.out)
+}
