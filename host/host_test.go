@@ -109,6 +109,26 @@ func TestParallelReportsGoexit(t *testing.T) {
 	})
 }
 
+// TestParallelGoexitOfTheCaller: a goroutine that its own range ends leaves the helpers to the next.
+func TestParallelGoexitOfTheCaller(t *testing.T) {
+	defer SetThreads(Threads())
+	SetThreads(2)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		Parallel(2, 1, func(lo, hi int) {
+			if lo == 0 {
+				runtime.Goexit()
+			}
+		})
+	}()
+	<-ended
+	if !standby.mu.TryLock() {
+		t.Fatal("the helpers are still taken")
+	}
+	standby.mu.Unlock()
+}
+
 func TestSetThreads(t *testing.T) {
 	defer SetThreads(Threads())
 	SetThreads(5)

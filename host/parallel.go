@@ -50,6 +50,19 @@ func Parallel(n, grain int, fn func(lo, hi int)) {
 	if ours {
 		c.grow(parts - 1)
 	}
+	left := true // by runtime.Goexit in fn, which ends this goroutine
+	defer func() {
+		if ours {
+			c.await(parts - 1)
+		}
+		w.Wait()
+		if ours {
+			c.mu.Unlock()
+		}
+		if p := w.panicked.Load(); p != nil && !left {
+			panic(p)
+		}
+	}()
 	each, longer := n/parts, n%parts
 	lo := each + min(longer, 1) // the first range is the caller's own
 	for p := 1; p < parts; p++ {
@@ -65,15 +78,7 @@ func Parallel(n, grain int, fn func(lo, hi int)) {
 		lo = hi
 	}
 	w.run(fn, 0, each+min(longer, 1), nil)
-	if ours {
-		c.await(parts - 1)
-		w.Wait()
-		c.mu.Unlock()
-	}
-	w.Wait()
-	if p := w.panicked.Load(); p != nil {
-		panic(p)
-	}
+	left = false
 }
 
 // workers waits for the goroutines of one Parallel and keeps the first panic among them.

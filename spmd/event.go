@@ -13,7 +13,9 @@ type Event struct{ e calls.Event }
 // NewEvent returns a new event that is not recorded yet.
 func (w *World) NewEvent() (*Event, error) {
 	e := &Event{}
-	e.e.Open(&w.in.Rank)
+	if err := e.e.Open(&w.in.Rank); err != nil {
+		return nil, err
+	}
 	return e, nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -214,6 +215,7 @@ func TestRanksFlag(t *testing.T) {
 		{"sum", "2", []string{"--collectives", "mpi"}, 2, []string{"app: --collectives mpi does not go with --ranks 2: "}, 1},
 		{"fault raise", "3", nil, 1, []string{"rank=1", "panic: out of order", "goroutine ", "local_test.go"}, 0},
 		{"fault returns", "3", nil, 1, []string{"rank 1 has returned from the program, and is waited for", "host="}, 0},
+		{"fault exits", "3", nil, 1, []string{"ERR the program has ended its goroutine (runtime.Goexit)", "rank=1"}, 0},
 		{"fault waits", "2", []string{"--timeout", "1s"}, 1, []string{"--- this job hangs: ", "NOT ARRIVED: rank 1", "ERR this job hangs: Barrier on \"world\" has not ended in "}, 0},
 	} {
 		status, out := run(t, 0, tc.what, nil, append([]string{"--ranks", tc.ranks}, tc.args...)...)
@@ -270,10 +272,21 @@ func oneFails(w *spmd.World) error {
 
 var underWay = make(chan struct{}) // the calls of oneFails
 
+// A program that ends its goroutine ends the job, also where the ranks are processes.
+func TestProgramGoexit(t *testing.T) {
+	t.Parallel()
+	spmdtest.Ranks(t, 2)
+	status, out := run(t, 2, "fault exits", nil)
+	if want := "ERR the program has ended its goroutine (runtime.Goexit)"; status != 1 || !strings.Contains(out, want) {
+		t.Errorf("status %d, want 1 and %q\n%s", status, want, out)
+	}
+}
+
 // localFaults are what rank 1 does while the others are in a barrier.
 var localFaults = map[string]func(ctx context.Context, w *spmd.World) error{
 	"raise":   func(context.Context, *spmd.World) error { panic("out of order") },
 	"returns": func(context.Context, *spmd.World) error { return nil },
+	"exits":   func(context.Context, *spmd.World) error { runtime.Goexit(); return nil },
 	"waits":   func(ctx context.Context, _ *spmd.World) error { <-ctx.Done(); return nil },
 	"dies":    func(context.Context, *spmd.World) error { return syscall.Kill(os.Getpid(), syscall.SIGKILL) },
 	"goes wrong": func(_ context.Context, w *spmd.World) error { // while the others are in a collective that nobody else has called

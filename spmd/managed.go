@@ -100,6 +100,9 @@ func (b Buffer[T]) Advise(a Advice) error {
 	if a < ReadMostly || a > NotAccessedByDevice {
 		return fmt.Errorf("%s: Advise: no such advice: %d", ccall.At(), a)
 	}
+	if err := exec.RefuseInHostFunc("Advise"); err != nil {
+		return err
+	}
 	if err := calls.Gone(b.blk, "Advise"); err != nil {
 		return err
 	}

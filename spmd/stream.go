@@ -89,9 +89,10 @@ func (s *Stream) Wait(e *Event) error { return s.s.Wait(&e.e) }
 
 // HostFunc enqueues fn on s: it runs on the host when what was enqueued before it
 // has finished, and what comes after waits for it. It must not wait for another one: on
-// a GPU those of all streams may run one after the other. Calls of streams, graphs
-// and communicators are refused in it, and copies from and to what Alloc returned, on the
-// host as on a GPU. An error or a panic fails the stream.
+// a GPU those of all streams may run one after the other. Calls of streams, events, graphs
+// and communicators are refused in it, and Alloc, Free, and copies from and to what Alloc
+// returned, on the host as on a GPU. An error or a panic fails the stream, and so does
+// runtime.Goexit.
 //
 //go:noinline
 func (s *Stream) HostFunc(fn func() error) error {

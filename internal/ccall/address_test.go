@@ -124,6 +124,24 @@ func TestMakeKeepsNoCall(t *testing.T) {
 	if len(makes) < 3 {
 		t.Fatalf("only %d methods Make", len(makes))
 	}
+	for _, p := range load(t) { // the collector does not see what is hidden
+		hides, keeps := map[string]int{}, map[string]int{}
+		p.each(func(f *ast.FuncDecl, stack []ast.Node) {
+			if call, ok := stack[len(stack)-1].(*ast.CallExpr); ok {
+				switch name(call.Fun) {
+				case "Hidden":
+					hides[f.Name.Name]++
+				case "KeepAlive":
+					keeps[f.Name.Name]++
+				}
+			}
+		})
+		for f, n := range hides {
+			if keeps[f] < n {
+				t.Errorf("%s %s has a call Hidden without runtime.KeepAlive behind it", p.below, f)
+			}
+		}
+	}
 	kept, known := report(t, build, `leaking param: (\w+)`), report(t, build, `(?:leaking param content: (\w+)|(\w+) does not escape)`)
 	for where := range makes {
 		if kept[where] || !known[where] {

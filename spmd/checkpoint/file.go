@@ -36,7 +36,7 @@ const (
 )
 
 var (
-	folderName = regexp.MustCompile(`^step-(\d{8,18})(\.old|\.tmp-[0-9a-f]{16})?$`)
+	folderName = regexp.MustCompile(`^step-(\d{8,19})(\.old|\.tmp-[0-9a-f]{16})?$`)
 	fileName   = regexp.MustCompile(`^(COMPLETE|index\.json|shard-\d{5,}-of-\d{5,}\.(safetensors|json))(\.part)?$`)
 	castagnoli = crc32.MakeTable(crc32.Castagnoli)
 )

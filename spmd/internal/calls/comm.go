@@ -9,6 +9,7 @@ import (
 	"lockstep/internal/ccall"
 	"lockstep/spmd/internal/coll"
 	"lockstep/spmd/internal/control"
+	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/trace"
 	"lockstep/spmd/internal/transport"
 	"lockstep/spmd/internal/transport/route"
@@ -133,6 +134,9 @@ func (c *Comm) Split(color, key int) (part *Comm, err error) {
 	if err := c.Usable("Split"); err != nil {
 		return nil, err
 	}
+	if c.r.Capturing() {
+		return nil, fmt.Errorf("%s: Split blocks, and stands in the middle of a capture", ccall.At())
+	}
 	err = c.Pass(control.Split, func() error {
 		part, err = c.split(color, key)
 		return err
@@ -170,6 +174,9 @@ func (c *Comm) Close() error {
 	if c == r.All || c == r.Node {
 		return fmt.Errorf("%s: Close: the communicator belongs to the world", ccall.At())
 	}
+	if r.Capturing() {
+		return fmt.Errorf("%s: Close of a communicator blocks, and stands in the middle of a capture", ccall.At())
+	}
 	return c.Pass(control.CloseComm, func() error {
 		c.freed = true
 		err := errors.Join(r.dropGraphs(c), c.free())
@@ -200,6 +207,9 @@ func (c *Comm) Pass(on control.Call, fn func() error) error { return c.pass(on, 
 
 // pass is Pass of a call that has a root.
 func (c *Comm) pass(on control.Call, root int, fn func() error) error {
+	if err := exec.RefuseInHostFunc(on.String()); err != nil {
+		return err
+	}
 	order := c.r.Order
 	if err := order.Enter(order.Take(1)); err != nil {
 		return err

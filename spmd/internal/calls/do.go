@@ -1,7 +1,9 @@
 package calls
 
 import (
+	"cmp"
 	"fmt"
+	"runtime"
 	"unsafe"
 
 	"lockstep/internal/ccall"
@@ -103,6 +105,7 @@ func (c *Call) communicate(on *trace.Thread, turn uint64) error {
 		r.Note(p, &c.Call, c.group, c.memory(), c.site)
 		if c.route.Whole {
 			err = c.comm.host.Make(c.Call.Hidden()) // it keeps nothing of the call
+			runtime.KeepAlive(c)
 		} else {
 			err = c.make(nil, c.comm.hostWork(route.Bytes(c.route.Work)))
 		}
@@ -197,6 +200,7 @@ func (c *Comm) Message(k coll.Kind, p unsafe.Pointer, n int, t elem.Type, peer i
 	c.recorder.BeginMessage(k, t, peer, n)
 	c.trace.Begin(c.r.Calls, &m, nil)
 	err := c.host.Make(m.Hidden())
+	runtime.KeepAlive(&m)
 	c.trace.End()
 	c.recorder.Leave()
 	order.Leave()
@@ -205,7 +209,7 @@ func (c *Comm) Message(k coll.Kind, p unsafe.Pointer, n int, t elem.Type, peer i
 
 // LeaveOut is a message that has no other end: it refuses what any message refuses.
 func (c *Comm) LeaveOut(s *Stream, op string, a, b *exec.Block) error {
-	if err := c.Usable(op); err != nil {
+	if err := cmp.Or(c.Usable(op), exec.RefuseInHostFunc(op)); err != nil {
 		return err
 	}
 	for _, blk := range [...]*exec.Block{a, b} {
@@ -253,6 +257,7 @@ func (c *Comm) MakeHost(made coll.Call) error {
 	if err == nil {
 		c.recorder.Note(p, &cmd.Call, nil, 0, nil)
 		err = c.host.Make(cmd.Call.Hidden())
+		runtime.KeepAlive(&cmd)
 	}
 	c.trace.End()
 	c.recorder.Leave()

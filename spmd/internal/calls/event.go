@@ -21,10 +21,19 @@ type Event struct {
 }
 
 // Open makes e a new event.
-func (e *Event) Open(r *Rank) { e.r, e.dev = r, r.Dev.NewEvent() }
+func (e *Event) Open(r *Rank) error {
+	if err := exec.RefuseInHostFunc("NewEvent"); err != nil {
+		return err
+	}
+	e.r, e.dev = r, r.Dev.NewEvent()
+	return nil
+}
 
 // Record moves the event to the present end of s.
 func (e *Event) Record(s *Stream) error {
+	if err := exec.RefuseInHostFunc("Record"); err != nil {
+		return err
+	}
 	if s.R != e.r {
 		return fmt.Errorf("%s: Record: the event belongs to another world", ccall.At())
 	}
@@ -52,6 +61,9 @@ func (e *Event) last() (exec.Point, *exec.Capture, int) {
 
 // Synchronize blocks the host until the last Record has been reached.
 func (e *Event) Synchronize() error {
+	if err := exec.RefuseInHostFunc("Synchronize"); err != nil {
+		return err
+	}
 	p, in, _ := e.last()
 	if in != nil {
 		return fmt.Errorf("%s: Synchronize: the event was recorded in a capture", ccall.At())
@@ -64,6 +76,9 @@ func (e *Event) Synchronize() error {
 
 // Elapsed returns the time from the point of since to the point of e, which have been reached.
 func (e *Event) Elapsed(since *Event) (time.Duration, error) {
+	if err := exec.RefuseInHostFunc("Elapsed"); err != nil {
+		return 0, err
+	}
 	for _, x := range [2]*Event{since, e} {
 		p, in, _ := x.last()
 		done, err := x.dev.Passed(p)
@@ -78,4 +93,9 @@ func (e *Event) Elapsed(since *Event) (time.Duration, error) {
 }
 
 // Close gives up the event.
-func (e *Event) Close() error { return e.dev.Close() }
+func (e *Event) Close() error {
+	if err := exec.RefuseInHostFunc("Close"); err != nil {
+		return err
+	}
+	return e.dev.Close()
+}

@@ -26,6 +26,9 @@ type Graph struct {
 
 // Capture makes g the graph of what fn enqueues on s. If it fails, nothing is left of the capture.
 func (s *Stream) Capture(g *Graph, fn func() error) error {
+	if err := exec.RefuseInHostFunc("Capture"); err != nil {
+		return err
+	}
 	if s.Q.Lane() != nil {
 		return fmt.Errorf("%s: Capture: stream %q is being captured already", ccall.At(), s.Name)
 	}
@@ -35,20 +38,30 @@ func (s *Stream) Capture(g *Graph, fn func() error) error {
 	if err != nil {
 		return err
 	}
-	r.capturing.Add(1)
-	if err = exec.Guard(fn); err == nil {
-		err = c.Joined()
-	}
-	dev, e := c.End(err == nil)
-	r.capturing.Add(-1)
-	g.dev, g.owned = dev, c.Memory()
-	if err = errors.Join(err, e); err != nil {
+	if err := g.record(c, fn); err != nil {
 		return errors.Join(err, g.drop())
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.graphs = append(r.graphs, g)
 	return nil
+}
+
+// record has c get what fn enqueues, and ends it.
+func (g *Graph) record(c *exec.Capture, fn func() error) (err error) {
+	g.r.capturing.Add(1)
+	whole := false // fn has returned, and has not ended the goroutine
+	defer func() {
+		dev, e := c.End(whole && err == nil)
+		g.r.capturing.Add(-1)
+		g.dev, g.owned = dev, c.Memory()
+		err = errors.Join(err, e)
+	}()
+	if err = exec.Guard(fn); err == nil {
+		err = c.Joined()
+	}
+	whole = true
+	return err
 }
 
 // refer notes blocks that a command uses.
@@ -83,6 +96,9 @@ func (g *Graph) referCall(c *Call) {
 
 // Launch enqueues a replay of g on s.
 func (g *Graph) Launch(s *Stream) error {
+	if err := exec.RefuseInHostFunc("Launch"); err != nil {
+		return err
+	}
 	if s.R != g.r {
 		return fmt.Errorf("%s: Launch: the graph belongs to another world than stream %q", ccall.At(), s.Name)
 	}
@@ -137,6 +153,9 @@ func (g *Graph) Comm() *trace.Comm { return g.comms[0].trace }
 
 // Close ends the use of g, on a GPU when its replays have run. A second Close does nothing.
 func (g *Graph) Close() error {
+	if err := exec.RefuseInHostFunc("Close"); err != nil {
+		return err
+	}
 	if g.closed {
 		return nil
 	}

@@ -23,19 +23,28 @@ func (c *Comm) Group(s *Stream, fn func() error) error {
 	if err := c.Usable("Group"); err != nil {
 		return err
 	}
+	if err := exec.RefuseInHostFunc("Group"); err != nil {
+		return err
+	}
 	if c.open != nil {
 		return fn() // inner groups belong to the outermost
 	}
 	g := c.newGroup()
-	g.s, c.open = s, g
-	err := exec.Guard(fn)
-	c.open = nil
+	g.s = s
+	err := c.collect(g, fn)
 	if err != nil || len(g.cmds) == 0 {
 		c.recycle(g)
 		return err
 	}
 	g.keep = s != nil && s.Q.Lane() != nil
 	return c.Do(s, &Call{Call: coll.Call{Kind: coll.Group}, group: g}, 0, 0, 0)
+}
+
+// collect has g get what fn asks of c.
+func (c *Comm) collect(g *group, fn func() error) error {
+	c.open = g
+	defer func() { c.open = nil }() // also where fn ends the goroutine
+	return exec.Guard(fn)
 }
 
 func (c *Comm) newGroup() *group {

@@ -66,6 +66,9 @@ func (r *Rank) Capturing() bool { return r.capturing.Load() != 0 }
 
 // Block allocates n bytes of p.
 func (r *Rank) Block(p *exec.Pool, n int) (*exec.Block, error) {
+	if err := exec.RefuseInHostFunc("Alloc"); err != nil {
+		return nil, err
+	}
 	b := &exec.Block{Owner: r}
 	if err := p.Alloc(b, n); err != nil {
 		return nil, err
@@ -113,6 +116,9 @@ func freedError(b *exec.Block, op string) error {
 
 // Free gives a block back, once. Queues may go on using it up to their present ends.
 func Free(b *exec.Block) error {
+	if err := exec.RefuseInHostFunc("Free"); err != nil {
+		return err
+	}
 	if !b.Freed.CompareAndSwap(false, true) {
 		return nil
 	}

@@ -25,6 +25,9 @@ func (r *Rank) NewStream(name string, p exec.Priority) (*Stream, error) {
 
 // Open makes s a new stream.
 func (s *Stream) Open(r *Rank, name string, p exec.Priority) (err error) {
+	if err := exec.RefuseInHostFunc("NewStream"); err != nil {
+		return err
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
@@ -59,6 +62,9 @@ func (s *Stream) Synchronize() error {
 
 // Close waits for the work of s and ends it.
 func (s *Stream) Close() error {
+	if err := exec.RefuseInHostFunc("Close"); err != nil {
+		return err
+	}
 	if err := s.Captured("Close"); err != nil {
 		return err
 	}
@@ -68,6 +74,9 @@ func (s *Stream) Close() error {
 
 // After makes what is enqueued on s from now on wait for everything enqueued on other so far.
 func (s *Stream) After(other *Stream) error {
+	if err := exec.RefuseInHostFunc("After"); err != nil {
+		return err
+	}
 	switch l := other.Q.Lane(); {
 	case s == other:
 		return nil
@@ -85,6 +94,9 @@ func (s *Stream) After(other *Stream) error {
 
 // Wait makes what is enqueued on s from now on wait for the point of the last Record of e.
 func (s *Stream) Wait(e *Event) error {
+	if err := exec.RefuseInHostFunc("Wait"); err != nil {
+		return err
+	}
 	if s.R != e.r {
 		return fmt.Errorf("%s: Wait: the event belongs to another world", ccall.At())
 	}
@@ -217,6 +229,9 @@ func (s *Stream) enqueue(asked *Call) error {
 // Awaited returns what looks at the bytes at p, memory of a block, while s writes them in elements of some size.
 func (s *Stream) Awaited(b *exec.Block, p unsafe.Pointer, bytes, size int) (a exec.Await, err error) {
 	if err := s.Captured("Await"); err != nil {
+		return a, err
+	}
+	if err := exec.RefuseInHostFunc("Await"); err != nil {
 		return a, err
 	}
 	if err := s.R.CheckBlock(b); err != nil {

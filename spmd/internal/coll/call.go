@@ -25,7 +25,8 @@ type Call struct {
 }
 
 // Hidden is c, unknown to the compiler. So a call that passes an interface stays on its caller's stack. Who gets it must not
-// keep it. What the call points to is on the heap: other ranks read it, and C, while this rank's stack may move.
+// keep it, and who gives it has runtime.KeepAlive of c behind that: the collector does not see c while it is hidden. What the
+// call points to is on the heap: other ranks read it, and C, while this rank's stack may move.
 func (c *Call) Hidden() *Call {
 	ccall.Escape(c.Dst)
 	ccall.Escape(c.Src)

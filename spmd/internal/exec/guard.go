@@ -1,6 +1,7 @@
 package exec
 
 import (
+	"errors"
 	"fmt"
 	"runtime/debug"
 )
@@ -16,10 +17,9 @@ func (p *panicError) Error() string { return fmt.Sprintf("panic: %v", p.value) }
 // Stack is that of the panic.
 func (p *panicError) Stack() []byte { return p.stack }
 
-// Guard turns a panic of fn into an error, which has the stack of it. runtime.Goexit counts as a panic too: the goroutine
-// belongs to the queue.
+// Guard turns a panic of fn into an error, which has the stack of it. runtime.Goexit, as of t.Fatal, it cannot: who calls Guard
+// on a goroutine of the framework's own, which that ends, sees to it by Exited.
 func Guard(fn func() error) (err error) {
-	finished := false
 	defer func() {
 		if v := recover(); v != nil {
 			stack := debug.Stack()
@@ -27,11 +27,12 @@ func Guard(fn func() error) (err error) {
 				v, stack = o.Origin()
 			}
 			err = &panicError{v, stack}
-		} else if !finished {
-			err = &panicError{"runtime.Goexit in a stream", debug.Stack()}
 		}
 	}()
-	err = fn()
-	finished = true
-	return err
+	return fn()
 }
+
+// Exited is the error of a function that has ended its goroutine by runtime.Goexit, for the functions that are deferred there.
+func Exited() error { return &panicError{errExited, debug.Stack()} }
+
+var errExited = errors.New("runtime.Goexit ended the goroutine, as t.Fatal of a test does: return an error")

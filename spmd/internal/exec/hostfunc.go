@@ -40,6 +40,24 @@ func HostFunc(fn func() error) error {
 	return Guard(fn)
 }
 
+// HostFuncApart is HostFunc for a thread that is not Go's own, where runtime.Goexit would end the process.
+func HostFuncApart(fn func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		var err error
+		finished := false
+		defer func() {
+			if !finished {
+				err = Exited()
+			}
+			done <- err
+		}()
+		err = HostFunc(fn)
+		finished = true
+	}()
+	return <-done
+}
+
 // HostFuncRuns says whether a function of HostFunc runs, of whichever rank of this process.
 func HostFuncRuns() bool { return hostFuncs.running.Load() != 0 }
 
@@ -60,7 +78,7 @@ func refuse(op string) error {
 	refused := h.threads[unix.Gettid()]
 	h.mu.Unlock()
 	if refused {
-		return fmt.Errorf("%s: %s in a function of HostFunc, which may not use streams, graphs, communicators and a GPU's memory", ccall.At(), op)
+		return fmt.Errorf("%s: %s in a function of HostFunc, which may not use streams, events, graphs, communicators and a GPU's memory", ccall.At(), op)
 	}
 	return nil
 }

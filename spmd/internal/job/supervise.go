@@ -30,6 +30,9 @@ func patience() time.Duration {
 	return grace
 }
 
+// ErrExited is the error of a program's function that has not returned, and does not run any more.
+var ErrExited = errors.New("the program has ended its goroutine (runtime.Goexit)")
+
 // supervise calls run and watches over it: for signals, and for streams that fail while run is blocked elsewhere. received
 // has the signals that came during the start.
 func (j *Job) supervise(received chan os.Signal, run func(context.Context) error) (sig os.Signal, err error) {
@@ -48,8 +51,10 @@ func (j *Job) supervise(received chan os.Signal, run func(context.Context) error
 	defer cancel(nil)
 	done := make(chan error, 1)
 	go func() {
+		err := ErrExited
+		defer func() { done <- err }()
 		j.MarkProgram()
-		done <- run(ctx)
+		err = run(ctx)
 	}()
 
 	var end <-chan time.Time

@@ -20,7 +20,11 @@ type Calls struct {
 }
 
 // make has Make make a call, which stays on its caller's stack: Make keeps nothing of it.
-func (c Calls) make(call *coll.Call) error { return c.Of.Make(call.Hidden()) }
+func (c Calls) make(call *coll.Call) error {
+	err := c.Of.Make(call.Hidden())
+	runtime.KeepAlive(call)
+	return err
+}
 
 // Do implements Transport.
 func (c Calls) Do(_ Queue, call coll.Call) error { return c.make(&call) }

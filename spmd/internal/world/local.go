@@ -82,7 +82,7 @@ func (l *local) rank(ctx context.Context, i int) {
 		w.GPU.GPU.Watch(l.team.Rank(i), l.team.Err)
 		defer w.GPU.GPU.Unwatch(l.team.Rank(i))
 	}
-	left := errors.New("the program has ended its goroutine (runtime.Goexit)")
+	left := job.ErrExited
 	defer func() {
 		if left != nil {
 			l.fail(i, left)

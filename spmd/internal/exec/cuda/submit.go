@@ -417,7 +417,7 @@ func (q *Queue) hostFunc(fn func() error) error {
 		if slices.ContainsFunc(on, func(p exec.Point) bool { return p.Failure() != nil }) {
 			return
 		}
-		if err := exec.HostFunc(fn); err != nil {
+		if err := exec.HostFuncApart(fn); err != nil {
 			for _, p := range on {
 				o := p.Q.(*Queue)
 				o.failed(fmt.Errorf("stream %q, command enqueued at %s: %w", o.name, site, err), p.Seq)

@@ -105,10 +105,14 @@ func (g *graph) Close(exec.Point) error { return nil }
 
 // replay runs the tracks: the origin's on the calling goroutine, the others on
 // one each. ticket is the turn of the graph's first command in MPI.
-func (g *graph) replay(ticket uint64) error {
+func (g *graph) replay(ticket uint64) (err error) {
 	clear(g.done)
 	g.err = nil
 	var wg sync.WaitGroup
+	defer func() { // also where a function of the program has ended the goroutine
+		wg.Wait()
+		err = g.err
+	}()
 	for _, t := range g.tracks[1:] {
 		wg.Add(1)
 		go func() {
@@ -117,12 +121,18 @@ func (g *graph) replay(ticket uint64) error {
 		}()
 	}
 	g.run(g.tracks[0], ticket)
-	wg.Wait()
-	return g.err
+	return nil
 }
 
 func (g *graph) run(t *track, ticket uint64) {
-	for _, s := range t.cmds {
+	var s *slot
+	running := false
+	defer func() {
+		if running { // a function of the program has ended this goroutine
+			g.stop(t, s, exec.Exited())
+		}
+	}()
+	for _, s = range t.cmds {
 		var err error
 		switch s.Kind {
 		case exec.DoRecord:
@@ -133,7 +143,9 @@ func (g *graph) run(t *track, ticket uint64) {
 		case exec.DoWait:
 			err = g.await(s.node)
 		default:
+			running = true
 			err = t.q.execute(s, ticket+s.ticket)
+			running = false
 		}
 		if err != nil {
 			g.stop(t, s, err)

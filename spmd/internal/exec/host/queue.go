@@ -135,6 +135,15 @@ func (q *queue) grow() {
 // work runs the commands, one after the other, until Close.
 func (q *queue) work() {
 	var y host.Yielder
+	running := false
+	defer func() {
+		if running { // a function of the program has ended this goroutine
+			q.mu.Lock()
+			q.over(exec.Exited())
+			q.mu.Unlock()
+			go q.work()
+		}
+	}()
 	q.mu.Lock()
 	for {
 		for q.done.Load() == q.tail && !q.closed {
@@ -149,18 +158,25 @@ func (q *queue) work() {
 		y.Yield()
 		var err error
 		if failed == nil {
+			running = true
 			err = q.execute(s, s.ticket)
+			running = false
 		}
 		q.mu.Lock()
-		s = &q.ring[q.done.Load()%uint64(len(q.ring))] // the ring may have grown meanwhile
-		s.Func, s.Graph, s.event = nil, nil, nil       // not to be kept alive by it
-		if err != nil {
-			q.err, q.failedAt = q.asyncError(s, err), q.done.Load()+1
-			q.d.fail(q.err)
-		}
-		q.done.Add(1)
-		q.moved.Broadcast()
+		q.over(err)
 	}
+}
+
+// over ends the command that runs. The caller has the lock.
+func (q *queue) over(err error) {
+	s := &q.ring[q.done.Load()%uint64(len(q.ring))] // the ring may have grown meanwhile
+	s.Func, s.Graph, s.event = nil, nil, nil        // not to be kept alive by it
+	if err != nil {
+		q.err, q.failedAt = q.asyncError(s, err), q.done.Load()+1
+		q.d.fail(q.err)
+	}
+	q.done.Add(1)
+	q.moved.Broadcast()
 }
 
 // asyncError adds what a reader of a late error lacks: the stream, and where the

@@ -16,8 +16,8 @@ type box struct {
 	sent  atomic.Uint64
 	taken uint64 // the receiver's
 	mu    sync.Mutex
-	full  [][]byte // sent, and not taken
-	first int      // of full
+	full  [][]byte // sent; those before first are taken
+	first int
 	spare [][]byte
 }
 
@@ -27,6 +27,11 @@ func (b *box) put(data []byte) {
 	var m []byte
 	if n := len(b.spare); n > 0 {
 		m, b.spare = b.spare[n-1], b.spare[:n-1]
+	}
+	if len(b.full) == cap(b.full) && b.first > len(b.full)/2 { // a receiver that is always behind lets it grow no further
+		n := copy(b.full, b.full[b.first:])
+		clear(b.full[n:])
+		b.full, b.first = b.full[:n], 0
 	}
 	b.full = append(b.full, append(m[:0], data...))
 	b.mu.Unlock()

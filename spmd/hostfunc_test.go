@@ -1,0 +1,198 @@
+package spmd_test
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"strings"
+	"testing"
+
+	"lockstep/spmd"
+	"lockstep/spmd/spmdtest"
+)
+
+// A function of HostFunc may use no stream, event, graph or communicator, and no memory that a GPU has, on any device. The
+// table has every call there is: it would wait for ever on a GPU, or be refused by CUDA.
+func TestHostFuncRefuses(t *testing.T) {
+	spmdtest.Run(t, []int{1, 2}, func(t *testing.T, w *spmd.World) {
+		x, other := fill(t, w, 4, 1), stream(t, w, "other")
+		c, me := w.Comm(), w.Rank()
+		half, err := c.Split(0, 0)
+		must(t, err)
+		early, err := w.NewEvent()
+		must(t, err)
+		must(t, early.Record(other))
+		must(t, early.Synchronize())
+		g, err := other.Capture(func() error { return spmd.Fill(other, x, 1) })
+		must(t, err)
+		one := x.Slice(0, 1)
+		whole := alloc[float32](t, w, w.Size())
+		counts := make([]int, w.Size())
+		counts[0] = 1
+		mine := x.Slice(0, counts[me])
+		from := whole.Slice(0, 1)
+		number := []int{1}
+		for what, call := range map[string]func() error{
+			"Reduce":                    func() error { return spmd.Reduce(c, x, x, spmd.Sum, 0) },
+			"Broadcast":                 func() error { return spmd.Broadcast(c, x, 0) },
+			"AllGather":                 func() error { return spmd.AllGather(c, whole, one) },
+			"ReduceScatter":             func() error { return spmd.ReduceScatter(c, one, whole, spmd.Sum) },
+			"AllToAll":                  func() error { return spmd.AllToAll(c, whole, whole) },
+			"Gather":                    func() error { return spmd.Gather(c, whole, one, 0) },
+			"Scatter":                   func() error { return spmd.Scatter(c, one, whole, 0) },
+			"AllGatherV":                func() error { return spmd.AllGatherV(c, from, mine, counts) },
+			"ReduceScatterV":            func() error { return spmd.ReduceScatterV(c, mine, from, counts, spmd.Sum) },
+			"GatherV":                   func() error { return spmd.GatherV(c, from, mine, counts, 0) },
+			"ScatterV":                  func() error { return spmd.ScatterV(c, mine, from, counts, 0) },
+			"Scan":                      func() error { return spmd.Scan(c, one, one, spmd.Sum) },
+			"ExScan":                    func() error { return spmd.ExScan(c, one, one, spmd.Sum) },
+			"SendRecv":                  func() error { return spmd.SendRecv(c, one, me, from, me) },
+			"SendRecv of none":          func() error { return spmd.SendRecv(c, one, spmd.None, from, spmd.None) },
+			"Send to none":              func() error { return spmd.Send(c, one, spmd.None) },
+			"Barrier":                   func() error { return spmd.Barrier(c) },
+			"Group":                     func() error { return c.Group(func() error { return nil }) },
+			"Split":                     func() error { _, err := c.Split(0, 0); return err },
+			"Close of a Comm":           half.Close,
+			"Mesh":                      func() error { _, err := w.Mesh(spmd.Axis{Name: "all", Size: spmd.Fit}); return err },
+			"BroadcastNumber":           func() error { _, err := spmd.BroadcastNumber(c, 1, 0); return err },
+			"AllGatherNumber":           func() error { _, err := spmd.AllGatherNumber(c, 1); return err },
+			"Any":                       func() error { _, err := spmd.Any(c, true); return err },
+			"AllReduceSlice":            func() error { return spmd.AllReduceSlice(c, number, number, spmd.Sum) },
+			"ReduceSlice":               func() error { return spmd.ReduceSlice(c, number, number, spmd.Sum, 0) },
+			"AllReduceIf":               func() error { _, err := spmd.AllReduceIf(c, true, number, number, spmd.Sum); return err },
+			"BroadcastValue":            func() error { _, err := spmd.BroadcastValue(c, 1, 0); return err },
+			"AllGatherValue":            func() error { _, err := spmd.AllGatherValue(c, 1); return err },
+			"Choose":                    func() error { _, err := spmd.Choose(w, "test", func() (int, error) { return 1, nil }); return err },
+			"NewStream":                 func() error { _, err := w.NewStream("new"); return err },
+			"Close":                     other.Close,
+			"After":                     func() error { return other.After(other) },
+			"Wait":                      func() error { return other.Wait(early) },
+			"Capture":                   func() error { _, err := other.Capture(func() error { return nil }); return err },
+			"Copy":                      func() error { return spmd.Copy(other, x, x) },
+			"Launch":                    func() error { return g.Launch(other) },
+			"Close of a graph":          g.Close,
+			"NewEvent":                  func() error { _, err := w.NewEvent(); return err },
+			"Record":                    func() error { return early.Record(other) },
+			"Synchronize with an event": early.Synchronize,
+			"Elapsed":                   func() error { _, err := early.Elapsed(early); return err },
+			"Close of an event":         early.Close,
+			"Uniform":                   func() error { return spmd.Uniform(other, x, 1, 0) },
+			"Await":                     func() error { return spmd.Await(other, x, func() error { return nil }) },
+			"Alloc":                     func() error { _, err := spmd.Alloc[int8](w, 1); return err },
+			"AllocPinned":               func() error { _, err := spmd.AllocPinned[int8](w, 1); return err },
+			"AllocManaged":              func() error { _, err := spmd.AllocManaged[int8](w, 1); return err },
+			"AllocSymmetric":            func() error { _, err := spmd.AllocSymmetric[int8](w, 1); return err },
+			"Free":                      x.Free,
+			"CopyFrom":                  func() error { return x.CopyFrom(make([]float32, 4)) },
+			"AllReduce":                 func() error { return spmd.AllReduce(c, x, x, spmd.Sum) },
+			"AllReduce on":              func() error { return spmd.AllReduce(c.On(other), x, x, spmd.Sum) },
+			"Send":                      func() error { return spmd.Send(c, x, w.Rank()) },
+			"Fill":                      func() error { return spmd.Fill(other, x, 2) },
+			"Synchronize":               other.Synchronize,
+			"CopyTo":                    func() error { return x.CopyTo(make([]float32, 4)) },
+			"SetAll":                    func() error { return x.SetAll(3) },
+			"HostFunc":                  func() error { return other.HostFunc(func() error { return nil }) },
+			"AllReduceNumber":           func() error { _, err := spmd.AllReduceNumber(c, 1, spmd.Sum); return err },
+		} {
+			var got error
+			s := stream(t, w, what)
+			must(t, s.HostFunc(func() error { got = call(); return nil }))
+			must(t, s.Synchronize())
+			if got == nil || !strings.Contains(got.Error(), "in a function of HostFunc, which may not use streams, events, graphs, communicators and a GPU's memory") ||
+				!strings.Contains(got.Error(), "spmd/stream_test.go:") {
+				t.Errorf("%s in a function of HostFunc: %v", what, got)
+			}
+		}
+		must(t, spmd.AllReduce(c, x, x, spmd.Sum)) // nothing is left behind
+	})
+}
+
+// TestGoexit: runtime.Goexit in a function of a program, which t.Fatal calls too, fails the stream, and nobody waits for ever.
+func TestGoexit(t *testing.T) {
+	spmdtest.HostOnly(t, "the ranks are goroutines")
+	exits := func() error { runtime.Goexit(); return nil }
+	kernel := spmd.NewKernel("exits", "", func(spmd.Args) error { return exits() })
+	captured := func(s *spmd.Stream, fn func() error) error {
+		g, err := s.Capture(fn)
+		if err != nil {
+			return err
+		}
+		return g.Launch(s)
+	}
+	for what, enqueue := range map[string]func(s, beside *spmd.Stream) error{
+		"a HostFunc": func(s, _ *spmd.Stream) error { return s.HostFunc(exits) },
+		"a kernel":   func(s, _ *spmd.Stream) error { return kernel.Launch(s, spmd.Cover1D(1, 1)) },
+		"a graph":    func(s, _ *spmd.Stream) error { return captured(s, func() error { return s.HostFunc(exits) }) },
+		"a graph's other stream": func(s, beside *spmd.Stream) error {
+			return captured(s, func() error { return errors.Join(beside.After(s), beside.HostFunc(exits), s.After(beside)) })
+		},
+	} {
+		err := spmd.Local(t.Context(), spmdtest.Config(), 3, func(_ context.Context, w *spmd.World) error {
+			if w.Rank() != 1 {
+				return spmd.Barrier(w.Comm())
+			}
+			s, beside := stream(t, w, "s"), stream(t, w, "beside")
+			must(t, enqueue(s, beside))
+			err := s.Synchronize()
+			if err == nil || !strings.Contains(err.Error(), "runtime.Goexit") {
+				t.Errorf("%s: the stream has %v", what, err)
+			}
+			return errors.Join(s.Close(), err)
+		})
+		if err == nil || !strings.Contains(err.Error(), "runtime.Goexit") || !strings.Contains(err.Error(), "spmd/stream_test.go:") {
+			t.Errorf("%s: the job has %v", what, err)
+		}
+	}
+}
+
+// TestGoexitInAGroup: a group and a capture whose function ends its goroutine leave nothing behind.
+func TestGoexitInAGroup(t *testing.T) {
+	everyKind(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
+		c, s, x := w.Comm(), stream(t, w, "s"), fill(t, w, 4, 1)
+		for _, begin := range []func(fn func() error) error{
+			c.Group,
+			func(fn func() error) error { _, err := s.Capture(fn); return err },
+		} {
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				_ = begin(func() error {
+					_ = spmd.AllReduce(c.On(s), x, x, spmd.Sum)
+					runtime.Goexit()
+					return nil
+				})
+			}()
+			<-ended
+			must(t, x.SetAll(1))
+			must(t, spmd.AllReduce(c, x, x, spmd.Sum))
+			if got := x.At(0); got != float32(w.Size()) {
+				t.Errorf("the sum is %v on %d ranks", got, w.Size())
+			}
+		}
+	})
+}
+
+// TestBlocksInACapture: what waits for other ranks is refused in a capture.
+func TestBlocksInACapture(t *testing.T) {
+	everyKind(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
+		c, s := w.Comm(), stream(t, w, "s")
+		half, err := c.Split(0, 0)
+		must(t, err)
+		for what, call := range map[string]func() error{
+			"Split":               func() error { _, err := c.Split(0, 0); return err },
+			"Mesh":                func() error { _, err := w.Mesh(spmd.Axis{Name: "all", Size: spmd.Fit}); return err },
+			"Close":               half.Close,
+			"BroadcastValue":      func() error { _, err := spmd.BroadcastValue(c, 1, 0); return err },
+			"AllReduceNumber":     func() error { _, err := spmd.AllReduceNumber(c, 1, spmd.Sum); return err },
+			"Barrier that blocks": func() error { return spmd.Barrier(c) },
+		} {
+			_, err := s.Capture(call)
+			if err == nil || !strings.Contains(err.Error(), "in the middle of a capture") {
+				t.Errorf("%s in a capture: %v", what, err)
+			}
+		}
+		must(t, half.Close())
+		must(t, spmd.Barrier(c.On(s)))
+		must(t, s.Synchronize())
+	})
+}
