@@ -74,11 +74,20 @@ func TestExport(t *testing.T) {
 			t.Errorf("what was refused has made %s", gone)
 		}
 	}
+	left := []string{"model-00001-of-00002.safetensors", "model.safetensors.index.json", "vocab.json", "merges.txt", "tokenizer.json", "pytorch_model.bin"}
+	for _, name := range left { // of another model
+		traintest.Write(t, filepath.Dir(other), name, "old")
+	}
 	if p := export(filepath.Join(dir, "a"), "--to", filepath.Dir(other), "--force"); p.Status != 0 {
 		t.Errorf("--force: status %d:\n%s", p.Status, p.Stderr)
 	}
 	if b, err := os.ReadFile(other); err != nil || string(b) != "mine" || !bytes.Equal(read(filepath.Dir(other)), read(first)) {
 		t.Errorf("after --force the other file holds %q, error %v", b, err)
+	}
+	for _, name := range left {
+		if _, err := os.Stat(filepath.Join(filepath.Dir(other), name)); err == nil {
+			t.Errorf("--force leaves %s of the model that was there", name)
+		}
 	}
 }
 

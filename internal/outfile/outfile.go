@@ -82,7 +82,8 @@ func IsFile(name string) bool {
 	return standard(name) == nil && (err != nil || info.Mode().IsRegular() || info.IsDir())
 }
 
-// Append opens what a name stands for, to add to what is there.
+// Append opens what a name stands for, to add lines to what is there. A last line that a killed program has left unfinished
+// is ended.
 func Append(name string) (*File, error) {
 	if f := standard(name); f != nil {
 		return &File{File: f}, nil
@@ -94,7 +95,28 @@ func Append(name string) (*File, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := endLine(f, name); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
 	return &File{File: f}, nil
+}
+
+func endLine(f *os.File, name string) error {
+	info, err := f.Stat()
+	if err != nil || !info.Mode().IsRegular() || info.Size() == 0 {
+		return err
+	}
+	r, err := os.Open(name)
+	if err != nil { // it may be written only
+		return nil
+	}
+	defer r.Close()
+	last := make([]byte, 1)
+	if _, err := r.ReadAt(last, info.Size()-1); err != nil || last[0] == '\n' {
+		return err
+	}
+	_, err = f.Write([]byte{'\n'})
+	return err
 }
 
 // standard returns what a name stands for that is open already: once more, a socket fails, and a file is written from its

@@ -80,6 +80,22 @@ func TestComesMeanwhile(t *testing.T) {
 	holds(t, name, "again")
 }
 
+// Lines are added behind what is there; one that is not finished stays one.
+func TestAppend(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "out")
+	for _, text := range []string{"one\n", "two\nhal", "three\n"} {
+		f, err := Append(name)
+		must(t, err)
+		_, err = f.WriteString(text)
+		must(t, err)
+		must(t, f.Commit())
+	}
+	holds(t, name, "one\ntwo\nhal\nthree\n")
+	if _, err := Append(filepath.Dir(name)); err == nil || err.Error() != filepath.Dir(name)+" is a folder" {
+		t.Error(err)
+	}
+}
+
 // Two programs do not write one file.
 func TestTwoWriters(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "out")

@@ -3,6 +3,7 @@ package runlog
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -55,6 +56,9 @@ func Read(path string) (Run, error) {
 	lines.Buffer(nil, 16<<20)
 	for n := 1; lines.Scan(); n++ {
 		var s Step
+		if isHalf(lines.Bytes()) {
+			continue
+		}
 		if err := json.Unmarshal(lines.Bytes(), &s); err != nil {
 			return Run{}, fmt.Errorf("%s: line %d is not JSON: %w", file, n, err)
 		}
@@ -74,6 +78,9 @@ func Read(path string) (Run, error) {
 	}
 	return r, nil
 }
+
+// isHalf says whether a line is the beginning of an object only: the run is writing it now, or was killed.
+func isHalf(line []byte) bool { return bytes.HasPrefix(line, []byte{'{'}) && !bytes.HasSuffix(line, []byte{'}'}) }
 
 // mostPoints is how many points of a curve are drawn. Of more, every other one is left out, and so on.
 const mostPoints = 2000

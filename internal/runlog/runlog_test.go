@@ -53,7 +53,19 @@ func TestRead(t *testing.T) {
 	if err != nil || len(r.Steps) != 12 || *r.Steps[10].Loss != 7 || r.Steps[11].Loss != nil {
 		t.Errorf("%v, %d steps", err, len(r.Steps))
 	}
-	for text, want := range map[string]string{"": "no step of a run", "{}\n": "no step of a run", "{\"step\":1}\n{": "line 2 is not JSON"} {
+	// A last line that is not finished is one that the run is writing; one in the middle was left by a process that was killed.
+	for _, half := range []string{"{", `{"st`, `{"step":`, `{"step":4,"loss":1.`, `{"step":4,"loss":1.5`} {
+		file := filepath.Join(t.TempDir(), "log")
+		for _, text := range []string{"{\"step\":1}\n{\"step\":2}\n" + half, "{\"step\":1}\n" + half + "\n{\"step\":2}\n"} {
+			if err := os.WriteFile(file, []byte(text), 0o666); err != nil {
+				t.Fatal(err)
+			}
+			if r, err := Read(file); err != nil || len(r.Steps) != 2 {
+				t.Errorf("%q: %d steps, %v", text, len(r.Steps), err)
+			}
+		}
+	}
+	for text, want := range map[string]string{"": "no step of a run", "{}\n": "no step of a run", "{\"step\":1}\n{]}": "line 2 is not JSON", "{\"step\":1}\nx": "line 2 is not JSON"} {
 		file := filepath.Join(t.TempDir(), "log")
 		if err := os.WriteFile(file, []byte(text), 0o666); err != nil {
 			t.Fatal(err)

@@ -372,6 +372,11 @@ func atoi(digits string) int {
 	return n
 }
 
+func isLink(path string) bool {
+	info, err := os.Lstat(path)
+	return err == nil && info.Mode().Type() == fs.ModeSymlink
+}
+
 func isThere(path string) bool {
 	return files.Do("look at "+path, func() error { _, err := os.Stat(path); return err }) == nil
 }

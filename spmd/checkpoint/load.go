@@ -1,10 +1,8 @@
 package checkpoint
 
 import (
-	"cmp"
 	"encoding/binary"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"hash/crc32"
 	"os"
@@ -48,36 +46,22 @@ func (m *Manager) load(meta any, items []Item) (int, error) {
 	if err := m.checkEqual(items, 0, nil); err != nil {
 		return 0, err
 	}
-	var all []savedFolder
-	var err, first error
-	if m.w.Rank() == 0 {
-		all, err = scan(m.dir)
-	}
-	if err := m.agree(err); err != nil {
-		return 0, err
-	}
-	var names []string
-	for _, k := range all {
-		if k.index != nil {
-			names = append(names, k.name)
-			continue
-		}
-		m.w.Log().Warn().Err(k.err).Str("checkpoint", k.name).Msg("checkpoint passed over")
-		if first == nil && !errors.Is(k.err, errUnfinished) {
-			first = k.err
-		}
-	}
+	c := candidates{m: m, tried: map[string]int{}, bad: map[string]error{}}
 	chunk := make([]byte, chunkBytes)
 	for {
-		var next []byte // rank 0 says which, or that there is none
-		if len(names) > 0 {
-			next, names = []byte(names[0]), names[1:]
+		var next string // rank 0 says which, or that there is none
+		var err error
+		if m.w.Rank() == 0 {
+			next, err = c.next()
 		}
-		next, err := m.in.Channel.Broadcast(m.op, next, 0)
+		if err := m.agree(err); err != nil {
+			return 0, err
+		}
+		said, err := m.in.Channel.Broadcast(m.op, []byte(next), 0)
 		if err != nil {
 			return 0, err
 		}
-		name := string(next)
+		name := string(said)
 		if name == "" {
 			break
 		}
@@ -93,11 +77,11 @@ func (m *Manager) load(meta any, items []Item) (int, error) {
 			}
 			return x.Step, nil
 		}
-		m.damaged[name] = true
-		m.w.Log().Warn().Err(damage).Str("checkpoint", name).Msg("damaged checkpoint passed over")
-		first = cmp.Or(first, damage)
+		if m.w.Rank() == 0 {
+			c.damaged(name, damage)
+		}
 	}
-	if err := m.agree(first); err != nil {
+	if err := m.agree(c.why()); err != nil {
 		return 0, fmt.Errorf("no checkpoint in %s can be used: %w", m.dir, err)
 	}
 	return 0, fmt.Errorf("%w in %s", ErrNotFound, m.dir)

@@ -116,7 +116,8 @@ func (s *saved) Number(setting string) (int, error) {
 	return n, nil
 }
 
-// LoadWeights loads the weights into an arena. It blocks. Every rank calls it.
+// LoadWeights loads the weights into an arena, those of a newer checkpoint where a run has saved one meanwhile: Step is then
+// that one's. It blocks. Every rank calls it.
 func (p *Past) LoadWeights(arena spmd.Buffer[float32]) error {
 	params, _, _ := layout.Of(p.Cfg)
 	var items []checkpoint.Item
@@ -126,7 +127,10 @@ func (p *Past) LoadWeights(arena spmd.Buffer[float32]) error {
 	if err := arena.SetAll(0); err != nil { // between the tensors
 		return err
 	}
-	_, err := p.Load(nil, items...)
+	step, err := p.Load(nil, items...)
+	if err == nil {
+		p.Step = step
+	}
 	return err
 }
 

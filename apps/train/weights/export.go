@@ -49,12 +49,40 @@ func Write(dir string, cfg layout.Config, tok text.Tokenizer, arena []float32, t
 	if err := x.write(); err != nil {
 		return 0, err
 	}
+	if err := removeOthers(dir); err != nil {
+		return 0, err
+	}
 	for _, name := range x.names {
 		if err := os.Rename(filepath.Join(temp, name), filepath.Join(dir, name)); err != nil {
 			return 0, err
 		}
 	}
 	return x.bytes, syncFolder(dir)
+}
+
+// ofModels are the names of files that make a folder a model, by whichever program: those of another one would be taken for
+// this one's. config.json is the first, so that nobody takes the folder for a model meanwhile.
+var ofModels = []string{"config.json", "model*.safetensors", "model.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json",
+	"tf_model*.h5", "flax_model*.msgpack", "generation_config.json", "vocab.json", "merges.txt", "tokenizer.json", "tokenizer.model",
+	"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template*"}
+
+// removeOthers removes what a folder has of another model.
+func removeOthers(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, pattern := range ofModels {
+		for _, e := range entries {
+			if is, err := filepath.Match(pattern, e.Name()); err != nil || !is || e.IsDir() {
+				continue
+			}
+			if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // syncFolder makes the names in a folder last.
