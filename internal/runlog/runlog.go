@@ -80,7 +80,9 @@ func Read(path string) (Run, error) {
 }
 
 // isHalf says whether a line is the beginning of an object only: the run is writing it now, or was killed.
-func isHalf(line []byte) bool { return bytes.HasPrefix(line, []byte{'{'}) && !bytes.HasSuffix(line, []byte{'}'}) }
+func isHalf(line []byte) bool {
+	return bytes.HasPrefix(line, []byte{'{'}) && !bytes.HasSuffix(line, []byte{'}'})
+}
 
 // mostPoints is how many points of a curve are drawn. Of more, every other one is left out, and so on.
 const mostPoints = 2000
