@@ -7,6 +7,7 @@
 //	bin/bench --llmc path/to/train_gpt2        training too, against that program
 //	bin/bench sweep                            collectives by size, the apps by ranks, with plots
 //	bin/bench train                            GPT-2s learn on GPUs, beside PyTorch
+//	bin/bench ttl --text FILE                  seconds to a loss on a GPU, beside PyTorch's
 //	bin/bench loss --text FILE                 a GPT-2's loss on a GPU, step by step beside PyTorch's
 //	bin/bench gemm                             the matrix products of GPT-2 with their epilogues, on one GPU
 //	bin/bench model FILE                       what an all-reduce takes on more GPUs, from a sweep's measurements
@@ -59,6 +60,8 @@ func main() {
 			run = train.Command
 		case "loss":
 			run = train.Loss
+		case "ttl":
+			run = train.TTL
 		case "model":
 			run = model.Command
 		case "gemm":

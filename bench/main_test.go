@@ -105,7 +105,7 @@ func TestNoPoint(t *testing.T) {
 func TestUnknownCommand(t *testing.T) {
 	args := os.Args
 	defer func() { os.Args = args }()
-	for command, run := range map[string]func() error{"bench": runner, "bench sweep": sweep.Command, "bench train": train.Command, "bench loss": train.Loss} {
+	for command, run := range map[string]func() error{"bench": runner, "bench sweep": sweep.Command, "bench train": train.Command, "bench loss": train.Loss, "bench ttl": train.TTL} {
 		os.Args = []string{"bench", "foo"}
 		if err := run(); err == nil || !strings.HasPrefix(err.Error(), `unknown command or argument "foo": `+command+" --help ") {
 			t.Errorf("%s: %v", command, err)

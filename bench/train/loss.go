@@ -78,7 +78,8 @@ func Loss() error {
 }
 
 func (l *lossBench) run() error {
-	tokens, err := l.tokens()
+	// A twentieth is for validation, which there is none of.
+	tokens, err := tokenFile(l.text, l.Dir, (l.steps+1)*l.batch*l.seq*20/19+l.seq)
 	if err != nil {
 		return err
 	}
@@ -116,21 +117,21 @@ func (l *lossBench) run() error {
 	return harness.WriteRows(filepath.Join(l.Out, "loss.jsonl"), l.Rows)
 }
 
-// tokens is the file of tokens that both sides read: --text itself where it is one.
-func (l *lossBench) tokens() (string, error) {
-	if filepath.Ext(l.text) == ".bin" {
-		return filepath.Abs(l.text)
+// tokenFile is the file of tokens that both sides read: text itself where it is one, else one in dir of at least most
+// tokens, or of all that there are.
+func tokenFile(text, dir string, most int) (string, error) {
+	if filepath.Ext(text) == ".bin" {
+		return filepath.Abs(text)
 	}
-	text, err := os.ReadFile(l.text)
+	content, err := os.ReadFile(text)
 	if err != nil {
 		return "", err
 	}
-	// A twentieth is for validation, which there is none of.
-	ids, err := encode(text, (l.steps+1)*l.batch*l.seq*20/19+l.seq)
+	ids, err := encode(content, most)
 	if err != nil {
-		return "", fmt.Errorf("%s: %w", l.text, err)
+		return "", fmt.Errorf("%s: %w", text, err)
 	}
-	return writeTokens(filepath.Join(l.Dir, "text.bin"), len(ids), func(i int) uint16 { return uint16(ids[i]) })
+	return writeTokens(filepath.Join(dir, "text.bin"), len(ids), func(i int) uint16 { return uint16(ids[i]) })
 }
 
 // encode returns at least most of GPT-2's tokens of a text, or all that there are. The text is

@@ -19,7 +19,8 @@ func Limit(t testing.TB) time.Duration {
 	limit := hang
 	if timed, ok := t.(*testing.T); ok {
 		if end, ok := timed.Deadline(); ok {
-			left := time.Until(end) - reportGrace - 2*stopGrace
+			whole := time.Until(end)
+			left := max(whole-reportGrace-2*stopGrace, whole/2) // whoever gives little time gets half of it
 			limit = min(max(hang, left/3), left)
 		}
 	}

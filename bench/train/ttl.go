@@ -1,0 +1,164 @@
+package train
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"github.com/spf13/pflag"
+
+	"lockstep/bench/harness"
+)
+
+// ttlBench compares the seconds to a loss with PyTorch's: of a modern decoder by Muon, on the same sequences.
+type ttlBench struct {
+	harness.Harness
+	text, python, pythonDir string
+	batch                   int
+	seed                    uint64
+	steps                   []int     // of each run
+	losses                  []float64 // to be reached
+	more                    []string  // flags of bin/train
+}
+
+const (
+	ttlSeq        = 1024
+	ttlChecks     = 10   // validations of a run
+	ttlGoal       = 0.75 // of PyTorch's seconds
+	ttlValidation = 1024 // sequences
+)
+
+// reached is a validation: the loss after so many seconds of learning.
+type reached struct {
+	Seconds float64
+	Loss    float64 `json:"val_loss"`
+	Tokens  int
+}
+
+// TTL is bench ttl.
+func TTL() error {
+	t := ttlBench{}
+	fs := pflag.NewFlagSet("bench ttl", pflag.ExitOnError)
+	fs.StringVar(&t.text, "text", "", "`FILE` to learn from, in GPT-2's tokens; one of llm.c's .bin files holds tokens, as `train tokens` writes it")
+	fs.IntVar(&t.batch, "batch", 64, "sequences of a step")
+	fs.IntSliceVar(&t.steps, "steps", []int{45, 111, 222}, "steps of each run; a loss counts as reached by the fastest")
+	fs.Float64SliceVar(&t.losses, "loss", []float64{4, 3.5, 3, 2.75}, "validation losses to be reached")
+	fs.Uint64Var(&t.seed, "seed", 42, "seed of the order of sequences")
+	fs.StringArrayVar(&t.more, "train", nil, "flag of bin/train, such as --train=--lr=0.02; repeatable")
+	fs.StringVar(&t.python, "python", "python3", "the Python that has PyTorch")
+	fs.StringVar(&t.pythonDir, "python-sources", "bench/peers", "`DIR` of the Python programs")
+	fs.StringVar(&t.Out, "out", "bench/results/train", "`DIR` for the results")
+	fs.StringVar(&t.Bin, "bin", "bin", "`DIR` of the built program train")
+	fs.StringVar(&t.Commit, "commit", "", "what the program was built from (default what git says here)")
+	if err := harness.Parse(fs); err != nil {
+		return err
+	}
+	if t.text == "" {
+		return errors.New("--text is missing: the file to learn from")
+	}
+	for _, n := range t.steps {
+		if n < ttlChecks {
+			return fmt.Errorf("--steps %d: must be at least %d", n, ttlChecks)
+		}
+	}
+	defer func() { os.RemoveAll(t.Dir) }()
+	if err := t.Prepare(); err != nil {
+		return err
+	}
+	if len(t.GPUs) == 0 {
+		return fmt.Errorf("bench ttl measures GPUs: %s", t.WhyNoGPU)
+	}
+	t.Set, t.Group = harness.GPUSet, "ttl"
+	t.Line = "bin/bench ttl" + harness.Repeatable(fs)
+	return t.run()
+}
+
+func (t *ttlBench) run() error {
+	tokens, err := tokenFile(t.text, t.Dir, math.MaxInt)
+	if err != nil {
+		return err
+	}
+	var ours, theirs [][]reached // of each run
+	for _, steps := range t.steps {
+		all, err := t.ours(tokens, steps)
+		if err != nil {
+			return err
+		}
+		ours = append(ours, all)
+		if all, err = t.theirs(tokens, steps); err != nil {
+			return err
+		}
+		theirs = append(theirs, all)
+		a, b := ours[len(ours)-1], theirs[len(theirs)-1]
+		last, peer := a[len(a)-1], b[len(b)-1]
+		fmt.Fprintf(os.Stderr, "%d steps: %.2f s to %.4f, %.0f tokens/s; PyTorch %.2f s to %.4f, %.0f tokens/s\n", steps, last.Seconds, last.Loss,
+			float64(last.Tokens)/last.Seconds, peer.Seconds, peer.Loss, float64(peer.Tokens)/peer.Seconds)
+	}
+	for _, loss := range t.losses {
+		a, b := secondsTo(loss, ours), secondsTo(loss, theirs)
+		fmt.Fprintf(os.Stderr, "to %g: %.2f s, PyTorch %.2f s\n", loss, a, b)
+		if math.IsInf(a, 1) || math.IsInf(b, 1) {
+			continue // no run has come so far
+		}
+		t.Compare(harness.Row{What: fmt.Sprintf("seconds to a validation loss of %g, modern 124M by Muon, %d sequences of %d tokens", loss, t.batch, ttlSeq),
+			Ranks: 1, Ours: a, Unit: "s", Goal: ttlGoal}, "PyTorch, compiled, of the same form and optimizer", b, false)
+	}
+	return harness.WriteRows(filepath.Join(t.Out, "ttl.jsonl"), t.Rows)
+}
+
+// ours runs bin/train once. Validation is not in the seconds.
+func (t *ttlBench) ours(tokens string, steps int) (all []reached, err error) {
+	cmd := append(harness.MPIRun(1, t.Program("train"), "--model", "modern", "--tokens", "gpt2", "--data", tokens, "--cache", t.Dir,
+		"--dtype", "bfloat16", "--seq", strconv.Itoa(ttlSeq), "--batch", strconv.Itoa(t.batch), "--global-batch", strconv.Itoa(t.batch),
+		"--steps", strconv.Itoa(steps), "--val-every", strconv.Itoa(steps/ttlChecks), "--val-batches", strconv.Itoa(max(ttlValidation/t.batch, 1)),
+		"--seed", strconv.FormatUint(t.seed, 10), "--sample", "0", "--json", "-", "--log-level", "warn", "--device", "cuda"), t.more...)
+	lines, err := stepsOf(cmd, steps)
+	if err != nil {
+		return nil, err
+	}
+	seconds := 0.0
+	for _, s := range lines {
+		seconds += s.MS / 1e3
+		if s.ValLoss != 0 {
+			all = append(all, reached{seconds, s.ValLoss, s.Tokens})
+		}
+	}
+	if len(all) == 0 {
+		return nil, errors.New("train told no val_loss")
+	}
+	return all, nil
+}
+
+func (t *ttlBench) theirs(tokens string, steps int) ([]reached, error) {
+	out, err := harness.Output(t.python, filepath.Join(t.pythonDir, "torch_ttl.py"), "--model", "modern", "--tokens", tokens, "--steps", strconv.Itoa(steps),
+		"--batch", strconv.Itoa(t.batch), "--seed", strconv.FormatUint(t.seed, 10), "--val-every", strconv.Itoa(steps/ttlChecks),
+		"--val-sequences", strconv.Itoa(ttlValidation))
+	if err != nil {
+		return nil, err
+	}
+	return harness.Lines[reached](out)
+}
+
+// secondsTo returns after how many seconds the fastest run had a loss, in a line between two validations; +Inf where
+// none had it.
+func secondsTo(loss float64, runs [][]reached) float64 {
+	least := math.Inf(1)
+	for _, run := range runs {
+		for i, now := range run {
+			if now.Loss > loss {
+				continue
+			}
+			at := now.Seconds
+			if i > 0 {
+				before := run[i-1]
+				at = before.Seconds + (now.Seconds-before.Seconds)*(before.Loss-loss)/(before.Loss-now.Loss)
+			}
+			least = min(least, at)
+			break
+		}
+	}
+	return least
+}
