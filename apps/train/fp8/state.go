@@ -150,11 +150,7 @@ func (e *State) Begin() error {
 			}
 		}
 	}
-	errs := []error{e.layout.CopyFrom(layout), e.tiles.CopyFrom(tiles), e.Up.SetAll(1), e.down.SetAll(1), e.Peak.SetAll(0), e.weightBy.SetAll(1)}
-	for _, codes := range e.weights {
-		errs = append(errs, codes.SetAll(0))
-	}
-	return errors.Join(errs...)
+	return errors.Join(e.layout.CopyFrom(layout), e.tiles.CopyFrom(tiles), e.Up.SetAll(1), e.down.SetAll(1), e.weightBy.SetAll(1))
 }
 
 // Scales returns the exponents of the scales. It blocks.

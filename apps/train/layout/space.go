@@ -14,7 +14,9 @@ type Space struct {
 	Err   error // the first failure, after which nothing is taken
 }
 
-// Take makes each of bufs n elements long.
+// Take makes each of bufs n elements long, all 0. What lies between tensors is never written, and
+// must not hold a NaN that would reach a norm. And initcheck of compute-sanitizer takes what cuBLAS
+// writes by the copy engine for memory that nobody has written.
 func Take[T spmd.Stored](sp *Space, n int, bufs ...*spmd.Buffer[T]) {
 	for _, b := range bufs {
 		if sp.Err != nil {
@@ -26,6 +28,7 @@ func Take[T spmd.Stored](sp *Space, n int, bufs ...*spmd.Buffer[T]) {
 		}
 		if *b, sp.Err = spmd.Alloc[T](sp.W, n); sp.Err == nil {
 			sp.Frees = append(sp.Frees, b.Free)
+			sp.Err = b.SetAll(*new(T))
 		}
 	}
 }

@@ -186,7 +186,7 @@ func (m *Model[A]) open() (err error) {
 	}
 	m.Space().Frees = append(m.Space().Frees, m.att.Close)
 	m.bind(at)
-	return errors.Join(m.parts.Arrived.SetAll(0), m.heads.turn.CopyFrom(turns(m.most.Tokens, m.heads.size)))
+	return m.heads.turn.CopyFrom(turns(m.most.Tokens, m.heads.size))
 }
 
 // bind finds the parameters.

@@ -152,7 +152,7 @@ func (o *AdamW) alloc() error {
 		}
 	}
 	o.ranges = o.cut()
-	return errors.Join(o.M.SetAll(0), o.V.SetAll(0), o.Norm.SetAll(0), o.Counts.SetAll(0), o.decay.CopyFrom(mask))
+	return o.decay.CopyFrom(mask)
 }
 
 // cut lists the ranges: where each has its own memory of a kind a single one.

@@ -129,7 +129,7 @@ func (x *muon) open(c spmd.Comm) error {
 		for i, off := range q.at {
 			at[i] = int64(off)
 		}
-		errs = append(errs, q.offsets.CopyFrom(at), q.squares.SetAll(0))
+		errs = append(errs, q.offsets.CopyFrom(at))
 		for r := range c.Size() {
 			q.counts = append(q.counts, spmd.ShardOf(len(q.at), r, c.Size()).Len*q.len())
 		}
