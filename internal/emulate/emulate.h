@@ -73,6 +73,7 @@ struct block {
 	char *stacks;
 	unsigned threads, current, done;
 	meeting all, warps[MOST_THREADS / 32];
+	unsigned votes; // of __syncthreads_count
 	unsigned char values[MOST_THREADS][WORD];
 	void (*body)(void *);
 	void *argument;
@@ -260,6 +261,16 @@ template <typename T, typename F> T bits_of(F f) {
 	extern "C" int symbol(void *c) { return emulated::start(kernel, (const emulated::call *)c); }
 
 static inline void __syncthreads() { emulated::meet(&emulated::now->all, emulated::now->threads); }
+static inline int __syncthreads_count(int p) {
+	__syncthreads();
+	emulated::now->votes = 0;
+	__syncthreads();
+	emulated::now->votes += p != 0;
+	__syncthreads();
+	return (int)emulated::now->votes; // which the next call changes behind a barrier
+}
+static inline int __syncthreads_or(int p) { return __syncthreads_count(p) != 0; }
+static inline int __syncthreads_and(int p) { return __syncthreads_count(!p) == 0; }
 static inline void __syncwarp(unsigned = 0xffffffffu) { emulated::meet_warp(); }
 template <typename T> static T __shfl_xor_sync(unsigned, T v, int d) { return emulated::exchange(v, emulated::lane() ^ d); }
 template <typename T> static T __shfl_sync(unsigned, T v, int l) { return emulated::exchange(v, l & 31); }

@@ -70,11 +70,9 @@ template <int N> SPMD_FN void copy_wait() {
 // last_of says to all threads of a block whether it is the last of so many blocks to come here with this
 // counter, which then is 0 again. What the others have written before is then there to read.
 SPMD_FN bool last_of(unsigned *counter, unsigned blocks) {
-    __shared__ bool last;
     __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) last = atomicInc(counter, blocks - 1) == blocks - 1;
-    __syncthreads();
+    bool last = __syncthreads_or(threadIdx.x == 0 && atomicInc(counter, blocks - 1) == blocks - 1);
     if (last) __threadfence();
     return last;
 }
