@@ -91,7 +91,7 @@ func TestFaults(t *testing.T) {
 					spmdtest.HostOnly(t, "GPUs have faults of their own")
 				}
 				spmdtest.Ranks(t, rows[i].size())
-				if rows[i].shm != "" && exec.Command("unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/dev/shm").Run() != nil {
+				if rows[i].shell != "" && exec.Command("unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/dev/shm").Run() != nil {
 					t.Skip("no mount is allowed here")
 				}
 				for range runs {
@@ -157,8 +157,8 @@ func (f *mishap) happen(t *testing.T) (took time.Duration, said, own string, err
 		env = append(env, strings.TrimSpace("LD_PRELOAD="+lib+" "+os.Getenv("LD_PRELOAD")), fmt.Sprintf("%s_RANK=%d", faultEnv, f.victim()))
 	}
 	cmd := spmdtest.Command(ctx, t, f.size(), env, f.args...)
-	if f.shm != "" {
-		cmd.Args = append([]string{"unshare", "-m", "sh", "-c", `mount -t tmpfs -o size="$0" tmpfs /dev/shm && exec "$@"`, f.shm, cmd.Path}, cmd.Args[1:]...)
+	if f.shell != "" {
+		cmd.Args = append([]string{"unshare", "-m", "bash", "-c", f.shell + ` && exec "$@"`, "bash", cmd.Path}, cmd.Args[1:]...)
 		if cmd.Path, err = exec.LookPath("unshare"); err != nil {
 			return 0, "", "", err
 		}

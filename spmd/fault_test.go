@@ -46,7 +46,7 @@ type mishap struct {
 	args   []string
 	before func()                                                      // on the victim, before it is a rank
 	double string                                                      // source of a library that goes before MPI's, on all ranks
-	shm    string                                                      // size of a /dev/shm of the job's own, as mount(8) takes it; needs root
+	shell  string                                                      // what a shell does before mpirun, with mounts of its own; needs root
 	run    func(ctx context.Context, w *spmd.World, victim bool) error // then all ranks wait for each other
 	steps  []step
 
@@ -86,8 +86,10 @@ func table() []mishap {
 		{name: "killed at start", within: soon, before: func() { when("cudampi.Start(", die) }, cause: "noticed that process rank {rank} with PID", want: []string{"on node {host} exited on signal 9"}},
 
 		// 6 MiB for each communicator, if it came from there.
-		{name: "a small /dev/shm", ranks: 8, within: soon, shm: "8m", args: []string{"--rows", "8"}, before: happens, cause: "collectives=mpi-host", clean: true},
+		{name: "a small /dev/shm", ranks: 8, within: soon, shell: "mount -t tmpfs -o size=8m tmpfs /dev/shm", args: []string{"--rows", "8"}, before: happens, cause: "collectives=mpi-host", clean: true},
 		{name: "no room for MPI's shared memory", within: atOnce, first: true, double: "fullatstart.c", cause: "MPI cannot start: there is no room for the memory that its processes share", want: []string{"rank {rank} (host {host}, pid {pid})"}},
+		{name: "TMPDIR is full", within: soon, first: true, shell: `mount -t tmpfs -o size=1m tmpfs "$TMPDIR"`, before: happens, cause: "app: TMPDIR: ", want: []string{" MiB free, and Open MPI needs 9 to start: make room there, or set TMPDIR to another folder\n"}},
+		{name: "a limit on the size of files", within: soon, first: true, shell: "ulimit -f 100", before: happens, cause: "app: files may have 100 KiB (ulimit -f), and Open MPI needs 4200 to start: ulimit -f unlimited\n"},
 		{name: "bad flags on many ranks", ranks: 64, within: soon, first: true, args: []string{"--colour"}, before: happens, cause: "app: unknown flag: --colour"},
 		{name: "another flag on one rank", gpu: true, within: atOnce, before: func() { happens(); os.Args = append(os.Args, "--seed", "7") },
 			cause: "app: the ranks were started differently: --seed is 42 on ", want: []string{", 7 on rank {rank}\n"}},

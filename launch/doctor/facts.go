@@ -40,6 +40,8 @@ type Facts struct {
 	NodeCores  int         `json:"node_cores"`            // that it might have been given
 	NUMA       []int       `json:"numa,omitempty"`        // nodes that its cores belong to
 	ShmFree    int64       `json:"shm_free"`              // bytes in /dev/shm, -1 without it
+	Temp       Temp        `json:"temp"`                  // where Open MPI has its files
+	FileLimit  int64       `json:"file_limit"`            // RLIMIT_FSIZE in bytes, -1 for unlimited
 	Memlock    int64       `json:"memlock"`               // RLIMIT_MEMLOCK in bytes, -1 for unlimited
 	NoFile     int64       `json:"nofile"`                // RLIMIT_NOFILE, -1 for unlimited
 	Stack      int64       `json:"stack"`                 // RLIMIT_STACK in bytes, -1 for unlimited
@@ -98,6 +100,13 @@ type File struct {
 	Err    string `json:"error,omitempty"` // why it cannot be read
 }
 
+// Temp is a folder for files that live as long as a job.
+type Temp struct {
+	Path string `json:"path"`
+	Free int64  `json:"free"`            // bytes
+	Err  string `json:"error,omitempty"` // why nothing can be written there
+}
+
 // Interface is a network interface with its addresses, but for link-local ones.
 type Interface struct {
 	Name   string   `json:"name"`
@@ -142,6 +151,11 @@ func Gather(program string) Facts {
 	var fs unix.Statfs_t
 	if unix.Statfs("/dev/shm", &fs) == nil {
 		f.ShmFree = int64(fs.Bavail) * fs.Bsize
+	}
+	f.FileLimit, f.Temp.Path = launcher.FileLimit(), launcher.Temp(os.Getenv)
+	var err error
+	if f.Temp.Free, err = launcher.TempFree(f.Temp.Path); err != nil {
+		f.Temp.Err = err.Error()
 	}
 	f.Memlock, f.NoFile, f.Stack = limit(unix.RLIMIT_MEMLOCK), limit(unix.RLIMIT_NOFILE), limit(unix.RLIMIT_STACK)
 	for _, dev := range entries("/sys/class/infiniband") {

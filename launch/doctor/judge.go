@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -285,6 +286,16 @@ func size(bytes int64) string {
 }
 
 func (j *judge) limits() {
+	j.each(Fail, func(f *Facts) (string, string) {
+		var cannot error
+		if f.Temp.Err != "" {
+			cannot = errors.New(f.Temp.Err)
+		}
+		if !strings.HasPrefix(f.Launcher.Name, "openmpi") && f.Launcher.Name != "none" {
+			return "", ""
+		}
+		return launcher.CheckTemp(f.Temp.Path, f.Temp.Free, cannot, f.FileLimit)
+	})
 	below := func(limit, least int64) bool { return limit >= 0 && limit < least }
 	const fix = "in /etc/security/limits.conf; for Slurm LimitMEMLOCK=infinity in slurmd's unit; docker run --ulimit memlock=-1"
 	j.each(Fail, func(f *Facts) (string, string) {

@@ -24,7 +24,7 @@ func job(nodes, perNode int) []Facts {
 			Libraries: map[string]Library{
 				"OpenBLAS": {Version: "0.3.21 SkylakeX"},
 			},
-			Cores: []int{r % perNode}, NodeCores: perNode, ShmFree: 1 << 30, Memlock: -1, NoFile: 65536, Stack: 8 << 20,
+			Cores: []int{r % perNode}, NodeCores: perNode, ShmFree: 1 << 30, Temp: Temp{"/tmp", 1 << 30, ""}, FileLimit: -1, Memlock: -1, NoFile: 65536, Stack: 8 << 20,
 			Interfaces: []Interface{{Name: "eth0", Addrs: []string{fmt.Sprintf("10.0.0.%d/24", node+1)}}},
 		}
 		if r%perNode == 0 {
@@ -98,6 +98,12 @@ func TestJudge(t *testing.T) {
 		}, []want{{Fail, []int{2, 3}, []string{"64 KiB", "mlx5_0", "LimitMEMLOCK=infinity"}}}},
 		{"no /dev/shm", job(1, 2), func(all []Facts) { all[1].ShmFree = -1 },
 			[]want{{Fail, []int{0, 1}, []string{"no /dev/shm", "mount"}}}},
+		{"a full TMPDIR", job(2, 2), func(all []Facts) { onNode(all, 1, func(f *Facts) { f.Temp = Temp{"/scratch", 1 << 20, ""} }) },
+			[]want{{Fail, []int{2, 3}, []string{"TMPDIR: /scratch has 1.0 MiB free", "needs 9", "another folder"}}}},
+		{"a TMPDIR for others", job(1, 2), func(all []Facts) { all[1].Temp = Temp{"/scratch", 1 << 30, "permission denied"} },
+			[]want{{Fail, []int{1}, []string{"cannot write to /scratch (permission denied)"}}}},
+		{"a limit on files", job(1, 2), func(all []Facts) { all[0].FileLimit, all[1].FileLimit = 100<<10, 100<<10 },
+			[]want{{Fail, []int{0, 1}, []string{"files may have 100 KiB", "ulimit -f unlimited"}}}},
 		{"docker's /dev/shm with GPUs", gpuJob(1, 8), func(all []Facts) {
 			onNode(all, 0, func(f *Facts) { f.ShmFree = 64 << 20 })
 		}, []want{{Fail, []int{0, 1, 2, 3, 4, 5, 6, 7}, []string{"64 MiB free", "8 ranks need 256 MiB"}}}},

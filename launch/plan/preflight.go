@@ -22,6 +22,7 @@ import (
 	"syscall"
 	"time"
 
+	"lockstep/internal/launcher"
 	"lockstep/launch/exit"
 )
 
@@ -40,6 +41,11 @@ func preflight(ctx context.Context, w launcherHere, j job, s site, asked bool) e
 	}
 	if err := checkRoom(j, s); err != nil {
 		return err
+	}
+	if strings.HasPrefix(w.name, "openmpi") {
+		if err := launcher.CheckRoom(s.getenv); err != nil {
+			return exit.Usage{Err: err}
+		}
 	}
 	if !j.here && !asked {
 		return compareHosts(ctx, w, j, s)
@@ -108,7 +114,7 @@ var machines = map[string]elf.Machine{
 }
 
 // checkProgram looks whether this machine can start the program, and whether its MPI is the launcher's.
-func checkProgram(launcher, prog string) error {
+func checkProgram(by, prog string) error {
 	path, err := programPath(prog)
 	if err != nil {
 		return err
@@ -133,7 +139,7 @@ func checkProgram(launcher, prog string) error {
 		return fmt.Errorf("%s is built for %s, and this machine is %s: build it here, or with GOARCH=%s", prog, file.Machine, runtime.GOARCH, runtime.GOARCH)
 	}
 	needed, _ := file.ImportedLibraries()
-	return checkMPI(launcher, prog, needed, func() string { return ask("ldd", path) })
+	return checkMPI(by, prog, needed, func() string { return ask("ldd", path) })
 }
 
 // checkMPI compares the MPI library that a program needs with the launcher. ldd returns where the loader finds libraries.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -181,7 +182,12 @@ func run(l Line, j job, logs string, signals <-chan os.Signal) (outcome, error) 
 	watch.over(cmd.Process.Pid)
 	ended := make(chan struct{})
 	var e outcome
-	var forwarding sync.WaitGroup
+	var forwarding, overseeing sync.WaitGroup
+	var why string
+	if j.here && l.Launcher != "slurm" {
+		o := oversee(words[0], cmd.Process.Pid, watch.cmd.Process.Pid, j)
+		overseeing.Go(func() { why = o.watch(ended) })
+	}
 	forwarding.Go(func() {
 		f := forwarder{l.Launcher, j, cmd.Process.Pid, 0}
 		for {
@@ -199,6 +205,7 @@ func run(l Line, j job, logs string, signals <-chan os.Signal) (outcome, error) 
 	err = cmd.Wait()
 	close(ended)
 	forwarding.Wait()
+	overseeing.Wait()
 	watch.dismiss()
 	killOrphans()
 	if l.Launcher == "openmpi4" {
@@ -206,12 +213,18 @@ func run(l Line, j job, logs string, signals <-chan os.Signal) (outcome, error) 
 	}
 	out.close()
 	err = status(words[0], err)
+	if why != "" && err == nil {
+		err = exit.Status(1) // how the ranks have ended is not known
+	}
 	if err != nil {
 		if out.folder != "" {
 			out.listenTo(out.folder, begun)
 		}
 		e.heard = out.heardAll && (out.folder == "" || j.here)
 		e = out.why(e, err, j.ranks)
+		if why != "" && e.cause == (heard{}) {
+			e.cause, e.unsaid = heard{what: why}, ""
+		}
 	}
 	return e, err
 }
@@ -343,6 +356,13 @@ func (f *forwarder) forward(sig syscall.Signal, ended <-chan struct{}) {
 	}
 	if ends { // nothing has started that would need time
 		_ = syscall.Kill(f.pid, syscall.SIGTERM)
+		time.AfterFunc(termLooks*lookEvery, func() {
+			select {
+			case <-ended:
+			default:
+				kill(append(descendants(f.pid), process{pid: f.pid}), syscall.SIGKILL)
+			}
+		})
 		return
 	}
 	fmt.Fprintf(os.Stderr, "launch: no rank runs on this host: %s is not passed on\n", unix.SignalName(sig))
@@ -402,22 +422,28 @@ func processes() []process {
 	entries, _ := os.ReadDir("/proc")
 	var all []process
 	for _, e := range entries {
-		stat, err := os.ReadFile("/proc/" + e.Name() + "/stat")
+		pid, err := strconv.Atoi(e.Name())
 		if err != nil {
 			continue
 		}
-		var p process
-		var state string
-		if _, err := fmt.Sscan(e.Name(), &p.pid); err != nil {
-			continue
+		if p, ok := processOf(pid); ok {
+			all = append(all, p)
 		}
-		after := bytes.LastIndexByte(stat, ')') // the name, in brackets, may have any character
-		if _, err := fmt.Sscan(string(stat[after+1:]), &state, &p.parent, &p.group); err != nil || state == "Z" || state == "X" {
-			continue
-		}
-		all = append(all, p)
 	}
 	return all
+}
+
+// processOf returns a process that has not ended.
+func processOf(pid int) (p process, ok bool) {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return process{}, false
+	}
+	var state string
+	after := bytes.LastIndexByte(stat, ')') // the name, in brackets, may have any character
+	p.pid = pid
+	_, err = fmt.Sscan(string(stat[after+1:]), &state, &p.parent, &p.group)
+	return p, err == nil && state != "Z" && state != "X"
 }
 
 // ranksOf returns the processes below pid that MPI's launcher has started as ranks.

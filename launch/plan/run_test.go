@@ -178,7 +178,7 @@ func startJob(t *testing.T, args ...string) *running {
 func startCommand(t *testing.T, cmd *exec.Cmd) *running {
 	t.Helper()
 	r := &running{cmd: cmd, marker: "PLAN_TEST_MARK=" + t.TempDir(), tmp: t.TempDir()}
-	r.cmd.Env = append(os.Environ(), r.marker, "TMPDIR="+r.tmp)
+	r.cmd.Env = append(r.cmd.Env, r.marker, "TMPDIR="+r.tmp)
 	out, err := r.cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -102,6 +103,11 @@ func open(ranks transport.Ranks, s Start) (*World, error) {
 		kernels.CheckBounds()
 	}
 	w.Order, w.Log, w.Compare = ranks.Order(), new(zerolog.Logger), s.Config.Compares() > 0
+	if strings.HasPrefix(ranks.Library(), "Open MPI") && !strings.HasPrefix(w.launched.Name, "slurm") { // whose own folder it is there
+		if err := launcher.CheckRoom(os.Getenv); err != nil {
+			return nil, job.Usage(err)
+		}
+	}
 	w.Job = job.New(&s.Config, inJob{w})
 	w.Where = func() string {
 		run, _ := w.Job.Goroutines()

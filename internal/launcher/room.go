@@ -1,0 +1,78 @@
+package launcher
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// What Open MPI needs to start: two files of 4 MiB, and small ones, in its folder, where PMIx keeps what the ranks say of
+// themselves. Without, mpirun prints dozens of lines and waits for ever.
+// Source: openpmix, src/mca/common/dstore/dstore_base.c, ESH_INIT_META_SEG and ESH_INIT_DATA_SEG.
+const (
+	leastTemp = 9 << 20
+	leastFile = 4200 << 10
+)
+
+// Temp is the folder for the files of Open MPI.
+func Temp(getenv func(string) string) string {
+	for _, name := range []string{"PMIX_SERVER_TMPDIR", "OMPI_MCA_orte_tmpdir_base", "TMPDIR", "TEMP", "TMP"} { // the first: of a rank
+		if dir := getenv(name); dir != "" {
+			return dir
+		}
+	}
+	return "/tmp"
+}
+
+// TempFree is how many bytes are free for files of Open MPI in a folder, which is made where it is not there.
+func TempFree(dir string) (int64, error) {
+	var s unix.Statfs_t
+	err := unix.Statfs(dir, &s)
+	for ; errors.Is(err, fs.ErrNotExist) && filepath.Dir(dir) != dir; err = unix.Statfs(dir, &s) {
+		dir = filepath.Dir(dir)
+	}
+	if err == nil {
+		err = unix.Access(dir, unix.W_OK|unix.X_OK)
+	}
+	return int64(s.Bavail) * s.Bsize, err
+}
+
+// FileLimit is how large a file of this process may get, in bytes; -1 for any size.
+func FileLimit() int64 {
+	var l unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_FSIZE, &l) != nil || l.Cur > 1<<62 {
+		return -1
+	}
+	return int64(l.Cur)
+}
+
+// CheckTemp says why Open MPI cannot start with its folder and a limit on the size of files, and what to do; "" where it can.
+func CheckTemp(dir string, free int64, cannot error, limit int64) (what, do string) {
+	const elsewhere = "set TMPDIR to another folder"
+	switch {
+	case cannot != nil:
+		return fmt.Sprintf("TMPDIR: Open MPI cannot write to %s (%v)", dir, cannot), elsewhere
+	case free < leastTemp:
+		return fmt.Sprintf("TMPDIR: %s has %.1f MiB free, and Open MPI needs %d to start", dir, float64(free)/(1<<20), leastTemp>>20), "make room there, or " + elsewhere
+	case limit >= 0 && limit < leastFile:
+		return fmt.Sprintf("files may have %d KiB (ulimit -f), and Open MPI needs %d to start", limit>>10, leastFile>>10), "ulimit -f unlimited"
+	}
+	return "", ""
+}
+
+// CheckRoom says on one line why Open MPI cannot start here. PMIx may be told to keep nothing in files.
+func CheckRoom(getenv func(string) string) error {
+	if gds := getenv("PMIX_MCA_gds"); gds != "" && !strings.Contains(gds, "ds") {
+		return nil
+	}
+	dir := Temp(getenv)
+	free, err := TempFree(dir)
+	if what, do := CheckTemp(dir, free, err, FileLimit()); what != "" {
+		return fmt.Errorf("%s: %s", what, do)
+	}
+	return nil
+}

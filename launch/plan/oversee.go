@@ -1,0 +1,149 @@
+package plan
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"syscall"
+	"time"
+
+	"lockstep/internal/live"
+	"lockstep/launch/completion"
+)
+
+// overseer ends a launcher on this host that goes on where its ranks cannot. Open MPI's mpirun does where a rank dies while
+// it starts, where its folder is full, and as long as a process that a rank has left behind holds its output.
+type overseer struct {
+	name     string // of the launcher
+	pid      int    // of its process
+	beside   int    // another child of this process, that is to stay
+	lockstep bool   // its ranks say when all have joined
+	limit    int    // looks until they have; then they never will
+
+	patience int   // looks that the launcher has after the last rank has ended
+	seen     []int // ranks
+	living   []int // those of them that live
+	joined   bool
+	// Looks since the start, since a rank has ended before all had joined, and since the last one has ended.
+	waited, lost, alone int
+}
+
+const (
+	lookEvery = time.Second
+	// How many looks the launcher has after the last rank has ended, after one that had not joined, and after SIGTERM.
+	endLooks  = 10
+	lostLooks = 15
+	termLooks = 5
+	// What ranks have beyond their own limit, to say themselves that the start has not ended.
+	beyondLooks = 30
+)
+
+// oversee watches the processes of a job on this host.
+func oversee(name string, pid, beside int, j job) *overseer {
+	o := &overseer{name: name, pid: pid, beside: beside, lockstep: completion.UsesLockstep(j.prog[0])}
+	limit := defaultTimeout
+	if d, err := time.ParseDuration(flagOf(j.prog[1:], "--timeout")); err == nil {
+		limit = d
+	}
+	o.limit = int(max(limit, leastStart)/lookEvery) + beyondLooks
+	o.patience = endLooks + 2*j.grace
+	return o
+}
+
+// The limits of a Lockstep program's start: without --timeout, and where a GPU may have to start.
+const (
+	defaultTimeout = 5 * time.Minute
+	leastStart     = time.Minute
+)
+
+// watch returns when the launcher has ended, and why it had to be ended; "" where it ended by itself.
+func (o *overseer) watch(ended <-chan struct{}) (why string) {
+	tick := time.NewTicker(lookEvery)
+	defer tick.Stop()
+	for looks := 0; ; {
+		select {
+		case <-ended:
+			return why
+		case <-tick.C:
+		}
+		switch {
+		case why == "":
+			if why = o.look(); why != "" {
+				fmt.Fprintf(os.Stderr, "launch: %s: %s is ended\n", why, o.name)
+				_ = syscall.Kill(o.pid, syscall.SIGTERM)
+			}
+		case looks < termLooks:
+			looks++
+		default:
+			kill(append(descendants(o.pid), process{pid: o.pid}), syscall.SIGKILL)
+		}
+	}
+}
+
+// look says why the launcher has to be ended, "" where it may go on. It counts looks, and not time: that goes on while this
+// process is stopped.
+func (o *overseer) look() (why string) {
+	o.living = slices.DeleteFunc(o.living, func(pid int) bool { return !alive(pid) })
+	if !o.joined || len(o.living) == 0 { // a look at all processes
+		for _, p := range ranksOf(o.pid) {
+			if !slices.Contains(o.living, p.pid) {
+				o.living = append(o.living, p.pid)
+			}
+			if !slices.Contains(o.seen, p.pid) {
+				o.seen = append(o.seen, p.pid)
+			}
+		}
+	}
+	if len(o.living) == 0 && o.haveEnded() {
+		for _, p := range o.left() {
+			kill(append(descendants(p.pid), p), syscall.SIGKILL)
+		}
+		if o.alone++; o.alone > o.patience {
+			return fmt.Sprintf("the last rank has ended %v ago", time.Duration(o.patience)*lookEvery)
+		}
+		return ""
+	}
+	o.alone = 0
+	if o.joined = o.joined || len(o.living) > 0 && (!o.lockstep || o.haveJoined()); o.joined {
+		return ""
+	}
+	if o.waited++; o.waited > o.limit {
+		return fmt.Sprintf("no rank has joined the others in %v", time.Duration(o.limit)*lookEvery)
+	}
+	if len(o.living) < len(o.seen) {
+		o.lost++
+	}
+	if o.lost > lostLooks {
+		return fmt.Sprintf("a rank has ended before the ranks had joined, %v ago", lostLooks*lookEvery)
+	}
+	return ""
+}
+
+// haveJoined says whether a rank answers launch status, which it does from then on.
+func (o *overseer) haveJoined() bool {
+	answering, _ := live.List() // without it nothing is known of the ranks, and o.limit holds
+	return slices.ContainsFunc(answering, func(pid int) bool { return slices.Contains(o.living, pid) })
+}
+
+// haveEnded says whether there have been ranks, of which none lives.
+func (o *overseer) haveEnded() bool {
+	return len(o.seen) > 0 || slices.ContainsFunc(o.left(), func(p process) bool { return isRank(p.pid) })
+}
+
+// left returns what ranks have left behind: the kernel has made it a child of this process. Each has the variables of its rank,
+// unless it has put them away.
+func (o *overseer) left() (left []process) {
+	self := os.Getpid()
+	for _, p := range processes() {
+		if p.parent == self && p.pid != o.pid && p.pid != o.beside {
+			left = append(left, p)
+		}
+	}
+	return left
+}
+
+// alive says whether a process runs.
+func alive(pid int) bool {
+	_, ok := processOf(pid)
+	return ok
+}
