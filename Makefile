@@ -50,7 +50,7 @@ test test-all test-load test-costs cover test-page test-gpu test-slurm test-host
 .PHONY: run build test test-all test-load test-costs cover test-page test-gpu test-slurm test-hosts test-arm64 test-faults soak race lint bench deps nvrtc clean
 
 run: build
-	mpirun -np $(NP) bin/train
+	mpirun -np $(NP) bin/train --model modern-tiny --steps 300
 
 build: deps
 	@mkdir -p bin

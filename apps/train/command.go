@@ -101,7 +101,7 @@ func showCommands(fs *pflag.FlagSet) {
 	}
 	fmt.Fprint(fs.Output(), `
 Examples:
-  mpirun -np 4 bin/train
+  mpirun -np 4 bin/train --model modern-tiny --steps 300
   mpirun -np 8 bin/train --model gpt2 --tokens gpt2 --data books/ --global-batch 64 --checkpoint runs/a
   mpirun -np 4 bin/train sample runs/a --prompt "func main"
 

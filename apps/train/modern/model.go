@@ -128,7 +128,7 @@ func shapeOf[A kernels.Act](w *spmd.World, cfg layout.Config, maxBatch, maxSeq i
 	switch {
 	case maxBatch <= 0 || maxSeq <= 0 || maxSeq > cfg.SeqMax:
 		return nil, fmt.Errorf("model: micro-batches of %d sequences of %d tokens, model takes up to %d", maxBatch, maxSeq, cfg.SeqMax)
-	case maxBatch > math.MaxInt32/maxSeq:
+	case maxBatch > math.MaxInt32/maxSeq/(3*cfg.Heads):
 		return nil, fmt.Errorf("model: micro-batches of %d sequences of %d tokens are too large", maxBatch, maxSeq)
 	case cfg.Shard.Mode != layout.ShardOff || cfg.Tensor.Parts() > 1 || cfg.Stage.Stages > 1 || cfg.FP8 != layout.FP8Off || cfg.Recompute != layout.RecomputeOff:
 		return nil, errors.New("model: a modern one is whole on each rank, with all its activations, and has no 8-bit floats")

@@ -186,26 +186,26 @@ __global__ void __launch_bounds__(256)
 // Some lanes have a head of a row: of each of its halves 4 numbers a lane from j on. Of a warp they have several such
 // units, of 3·heads·n: queries, keys and values of a row follow each other.
 struct head {
-    long long unit, row, at; // at: of the head in qkv
-    int which, j;            // 0 for a query, 1 for a key, 2 for a value
+    int unit, row, which, j; // which: 0 for a query, 1 for a key, 2 for a value
+    long long at;            // of the head in qkv
     bool mine;
 };
 
-SPMD_FN head head_of(long long base, int lanes, int heads, int size, long long units) {
+SPMD_FN head head_of(int base, int lanes, int heads, int size, int units) {
     head h;
     int lane = threadIdx.x % 32;
     h.unit = base + lane / lanes;
     h.j = lane % lanes * 4;
     h.mine = h.unit < units && h.j < size / 2;
     h.row = h.unit / (3 * heads);
-    h.which = h.unit % (3 * heads) / heads;
-    h.at = h.unit * size;
+    h.which = (h.unit - h.row * 3 * heads) / heads;
+    h.at = (long long)h.unit * size;
     return h;
 }
 
 // FOR_HEADS gives each warp of the grid its first unit in turn.
 #define FOR_HEADS(base, lanes, units)                                                                                    \
-    for (long long base = grid_index() / 32 * (32 / lanes); base < (units); base += grid_size() / 32 * (32 / lanes))
+    for (int base = (int)(grid_index() / 32) * (32 / lanes); base < (units); base += (int)(grid_size() / 32) * (32 / lanes))
 
 // lanes_sum is the sum over the lanes of a head.
 SPMD_FN float lanes_sum(float v, int lanes) {
@@ -241,8 +241,8 @@ extern "C" __global__ void __launch_bounds__(256)
                  int vocab, int heads, int size, int lanes, int normed, float scale) {
     int half = size / 2, turned = size / 4;
     float own = table ? mix[0] : 1, other = table ? mix[1] : 0;
-    FOR_HEADS(base, lanes, 3ll * heads * n) {
-        head h = head_of(base, lanes, heads, size, 3ll * heads * n);
+    FOR_HEADS(base, lanes, 3 * heads * n) {
+        head h = head_of(base, lanes, heads, size, 3 * heads * n);
         vec v = {0};
         float squares = 0;
         if (h.mine) load_halves(v, qkv + h.at + h.j, half);
@@ -274,8 +274,8 @@ extern "C" __global__ void __launch_bounds__(256)
                           int lanes, int normed, float scale, int fresh, int accumulate) {
     int half = size / 2, turned = size / 4;
     float own = table ? mix[0] : 1, other = table ? mix[1] : 0, of_own = 0, of_other = 0;
-    FOR_HEADS(base, lanes, 3ll * heads * n) {
-        head h = head_of(base, lanes, heads, size, 3ll * heads * n);
+    FOR_HEADS(base, lanes, 3 * heads * n) {
+        head h = head_of(base, lanes, heads, size, 3 * heads * n);
         vec v = {0}, g = {0};
         float squares = 0, mean = 0;
         if (h.mine && (h.which < 2 || table)) {
@@ -307,7 +307,7 @@ extern "C" __global__ void __launch_bounds__(256)
             load_halves(e, table + (known ? (long long)token : 0) * heads * size + of, half);
             dot(of_own, g, v);
             dot(of_other, g, e);
-            act *to = dtable + h.row * heads * size + of;
+            act *to = dtable + (long long)h.row * heads * size + of;
             if (fresh) {
 #pragma unroll
                 for (int k = 0; k < 8; k++) e[k] = other * g[k];
@@ -356,12 +356,12 @@ extern "C" __global__ void __launch_bounds__(256) modern_relu2_backward(act *d, 
 
 // --- loss ---
 
-// capped is 30·sigmoid(x/7.5).
+// capped is 30·sigmoid(x/7.5), which is 15 + 15·tanh(x/15). bfloat16 logits take the hardware's tanh, within 2^-11.
 SPMD_FN float capped(float x) {
     if (sizeof(act) == 4) return 30 / (1 + expf(x * (-1 / 7.5f)));
-    float e;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x * (-1.44269504f / 7.5f)));
-    return __fdividef(30, 1 + e);
+    float y;
+    asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x * (1 / 15.0f)));
+    return 15 + 15 * y;
 }
 
 // The logit -INF, of a column beyond the vocabulary, stays that.

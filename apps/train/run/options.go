@@ -79,7 +79,7 @@ var habits = map[string]struct {
 	"gpt2-large":  {2.5e-4, 0.95, 1024},
 	"gpt2-xl":     {2e-4, 0.95, 1024},
 
-	"modern-tiny":   {0.02, 0.95, 64},
+	"modern-tiny":   {0.03, 0.95, 64},
 	"modern":        {0.02, 0.95, 1024},
 	"modern-medium": {0.02, 0.95, 1024},
 }
@@ -120,7 +120,7 @@ func (o *Options) Flags(fs *pflag.FlagSet) {
 	fs.IntVar(&o.GlobalBatch, "global-batch", o.GlobalBatch, "sequences of a step over all ranks, accumulated in micro-steps (default --batch times the ranks)")
 	fs.StringVar(&o.optimizer, "optimizer", o.optimizer, "adamw, or muon for the matrices of the layers with AdamW for all else (default muon for modern models, adamw for the others)")
 	fs.StringVar(&o.schedule, "schedule", o.schedule, "how the learning rate falls after its rise: cosine, or wsd, in a line over the second half of --steps (default wsd with muon)")
-	fs.Float64Var(&o.lr, "lr", o.lr, "peak learning rate, with muon that of the matrices (default the model's: 0.003 for tiny, 0.0006 for gpt2, 0.02 for modern ones)")
+	fs.Float64Var(&o.lr, "lr", o.lr, "peak learning rate, with muon that of the matrices (default the model's: 0.003 for tiny, 0.0006 for gpt2, 0.03 for modern-tiny, 0.02 for the other modern ones)")
 	fs.Float64Var(&o.embedLR, "embed-lr", o.embedLR, "Muon: peak learning rate of embeddings")
 	fs.Float64Var(&o.headLR, "head-lr", o.headLR, "Muon: peak learning rate of the head")
 	fs.Float64Var(&o.vectorLR, "vector-lr", o.vectorLR, "Muon: peak learning rate of vectors and numbers")
