@@ -50,10 +50,21 @@ func Share(c *cudampi.Comm) (*Comm, error) {
 		m.s, m.mem = s, mem
 		return m, nil
 	}
-	if err == nil && e == nil {
-		err = c.Errorf("ShareMemory", cudampi.ErrOther, "another rank cannot share memory")
+	if e = errors.Join(e, release(s, mem)); e != nil {
+		return m, errors.Join(err, e)
 	}
-	return m, errors.Join(err, e, release(s, mem))
+	return m, &Apart{err}
+}
+
+// Apart is the error of Share, on all ranks, where one of them cannot reach the memory of another.
+type Apart struct{ Mine error } // of this rank; nil where it is another that cannot
+
+// Error says this rank's cause.
+func (a *Apart) Error() string {
+	if a.Mine == nil {
+		return "another rank cannot share memory"
+	}
+	return a.Mine.Error()
 }
 
 // worthIt says whether the ranks of c are to share memory, and whether they share cores. Not where they are on several nodes,
@@ -108,19 +119,25 @@ func crowded(ranks []unix.CPUSet) bool {
 //
 // Collective; it blocks. It may fail on some ranks only.
 func Map(c *cudampi.Comm, bytes int) (mem []byte, err error) {
-	id := new([2]int64) // process and descriptor
+	id := new([4]int64) // process, descriptor, and what tells the file from others
 	fd := -1
+	var file unix.Stat_t
 	if c.Rank() == 0 {
 		if fd, err = unix.MemfdCreate("lockstep", unix.MFD_CLOEXEC); err == nil {
-			err = unix.Ftruncate(fd, int64(bytes))
+			err = errors.Join(unix.Ftruncate(fd, int64(bytes)), unix.Fstat(fd, &file))
 		}
-		*id = [2]int64{int64(os.Getpid()), int64(fd)}
+		*id = [4]int64{int64(os.Getpid()), int64(fd), int64(file.Dev), int64(file.Ino)}
 	}
 	if err := c.Broadcast(unsafe.Pointer(id), len(id), elem.Int64, 0); err != nil {
 		return nil, err
 	}
 	if c.Rank() != 0 {
-		fd, err = unix.Open(fmt.Sprintf("/proc/%d/fd/%d", id[0], id[1]), unix.O_RDWR|unix.O_CLOEXEC, 0)
+		name := fmt.Sprintf("/proc/%d/fd/%d", id[0], id[1])
+		if fd, err = unix.Open(name, unix.O_RDWR|unix.O_CLOEXEC, 0); err != nil {
+			err = fmt.Errorf("open %s, of rank 0: %w: it may be in another container", name, err)
+		} else if err = unix.Fstat(fd, &file); err == nil && (int64(file.Dev) != id[2] || int64(file.Ino) != id[3]) {
+			err = fmt.Errorf("process %d here is not rank 0: that is in another container, with another numbering of processes", id[0])
+		}
 	}
 	if err == nil {
 		mem, err = unix.Mmap(fd, 0, bytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)

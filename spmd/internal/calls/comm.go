@@ -109,7 +109,11 @@ func (r *Rank) AddComm(h transport.Host, id string) (*Comm, error) {
 		c.checker = verify.NewChecker(own, c.recorder)
 		slow = errors.Join(slow, own.Slow())
 	}
-	if slow != nil {
+	r.mu.Lock()
+	first := slow != nil && !r.slowSaid
+	r.slowSaid = r.slowSaid || first
+	r.mu.Unlock()
+	if first {
 		r.Log.Warn().Err(slow).Msg("small collectives go through messages, not through shared memory")
 	}
 	if !r.OnHost() {

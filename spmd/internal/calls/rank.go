@@ -52,10 +52,11 @@ type Rank struct {
 	pause     sync.Mutex // guards yielder
 	yielder   host.Yielder
 
-	mu     sync.Mutex
-	comms  []*Comm
-	graphs []*Graph
-	closed bool
+	mu       sync.Mutex
+	comms    []*Comm
+	graphs   []*Graph
+	closed   bool
+	slowSaid bool // that communicators have no memory of their own
 }
 
 // OnHost says whether the device is the host.

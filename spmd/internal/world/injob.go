@@ -111,6 +111,9 @@ func (w *World) logStart() {
 		line = w.describeNodes(line)
 	}
 	line.Dict("startup_ms", w.startup.Log()).Msg("start")
+	if w.apartBy != "" {
+		w.Log.Warn().Str("set", w.apartBy).Msgf("this rank is in a container of its own, with its own %v namespace: MPI's messages to ranks of this host take a slower way", w.apart)
+	}
 }
 
 // describeNodes adds what matters between nodes: in which order they hold the ranks,

@@ -57,6 +57,8 @@ type World struct {
 	nodes    int
 	byNode   bool // of several nodes, each has ranks that follow each other
 	threads  int
+	apart    launcher.Apart
+	apartBy  string        // what MPI was told because of that; "" for nothing
 	why      string        // the device and the collectives are what they are
 	clocks   trace.Clocks  // for --trace
 	traced   *outfile.File // of --trace, on rank 0
@@ -107,6 +109,10 @@ func open(ranks transport.Ranks, s Start) (*World, error) {
 		if err := launcher.CheckRoom(os.Getenv); err != nil {
 			return nil, job.Usage(err)
 		}
+	}
+	w.apart = launcher.FindApart()
+	if ranks.Library() != "none" {
+		w.apartBy = w.launched.SetApart(w.apart)
 	}
 	w.Job = job.New(&s.Config, inJob{w})
 	w.Where = func() string {

@@ -61,6 +61,13 @@ func share(c *cudampi.Comm, err error) (transport.Host, error) {
 	}
 	shared, err := shm.Share(c)
 	t := New(shared)
+	if apart := (*shm.Apart)(nil); errors.As(err, &apart) { // on all ranks, which are to say the same
+		first, e := control.First(t, apart.Mine)
+		if e != nil {
+			return nil, e
+		}
+		err = first.Or(nil)
+	}
 	t.slow = err
 	return t, nil
 }
