@@ -91,6 +91,9 @@ func TestFaults(t *testing.T) {
 					spmdtest.HostOnly(t, "GPUs have faults of their own")
 				}
 				spmdtest.Ranks(t, rows[i].size())
+				if rows[i].apart != nil && exec.Command(rows[i].apart[0], append(rows[i].apart[1:], "true")...).Run() != nil {
+					t.Skip("no namespace is allowed here")
+				}
 				if rows[i].shell != "" && exec.Command("unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/dev/shm").Run() != nil {
 					t.Skip("no mount is allowed here")
 				}
@@ -162,6 +165,10 @@ func (f *mishap) happen(t *testing.T) (took time.Duration, said, own string, err
 		if cmd.Path, err = exec.LookPath("unshare"); err != nil {
 			return 0, "", "", err
 		}
+	}
+	if len(f.apart) > 0 {
+		at := slices.Index(cmd.Args, os.Args[0])
+		cmd.Args = slices.Insert(cmd.Args, at, f.apart...)
 	}
 	out := &transcript{news: make(chan struct{}, 1), started: started}
 	cmd.Stdout, cmd.Stderr = out, out

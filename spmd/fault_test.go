@@ -48,6 +48,7 @@ type mishap struct {
 	double string                                                      // source of a library that goes before MPI's, on all ranks
 	shell  string                                                      // what a shell does before mpirun, with mounts of its own; needs root
 	run    func(ctx context.Context, w *spmd.World, victim bool) error // then all ranks wait for each other
+	apart  []string                                                    // a command that starts each rank, in namespaces of its own; needs root
 	steps  []step
 
 	cause  string   // what the job says once. {rank}, {host} and {pid} are the victim's
@@ -88,6 +89,9 @@ func table() []mishap {
 		// 6 MiB for each communicator, if it came from there.
 		{name: "a small /dev/shm", ranks: 8, within: soon, shell: "mount -t tmpfs -o size=8m tmpfs /dev/shm", args: []string{"--rows", "8"}, before: happens, cause: "collectives=mpi-host", clean: true},
 		{name: "no room for MPI's shared memory", within: atOnce, first: true, double: "fullatstart.c", cause: "MPI cannot start: there is no room for the memory that its processes share", want: []string{"rank {rank} (host {host}, pid {pid})"}},
+		{name: "a container for each rank, with its own users", ranks: 3, within: soon, apart: []string{"unshare", "-U", "-r"}, before: happens, run: gathersMuch, cause: "this rank is in a container of its own, with its own user namespace", clean: true},
+		{name: "a container for each rank, with its own processes", ranks: 3, within: soon, apart: []string{"unshare", "-p", "--fork"}, before: happens, run: gathersMuch, cause: "small collectives go through messages, not through shared memory",
+			want: []string{"this rank is in a container of its own, with its own process namespace", "rank 1: "}, clean: true},
 		{name: "TMPDIR is full", within: soon, first: true, shell: `mount -t tmpfs -o size=1m tmpfs "$TMPDIR"`, before: happens, cause: "app: TMPDIR: ", want: []string{" MiB free, and Open MPI needs 9 to start: make room there, or set TMPDIR to another folder\n"}},
 		{name: "a limit on the size of files", within: soon, first: true, shell: "ulimit -f 100", before: happens, cause: "app: files may have 100 KiB (ulimit -f), and Open MPI needs 4200 to start: ulimit -f unlimited\n"},
 		{name: "bad flags on many ranks", ranks: 64, within: soon, first: true, args: []string{"--colour"}, before: happens, cause: "app: unknown flag: --colour"},
@@ -386,6 +390,33 @@ func unsent(_ context.Context, w *spmd.World, victim bool) error {
 		return spmd.Recv(w.Comm(), x, w.Size()-1)
 	}
 	return spmd.Barrier(w.Comm())
+}
+
+// gathersMuch makes communicators, and has long messages go between all ranks.
+func gathersMuch(_ context.Context, w *spmd.World, _ bool) error {
+	for range 4 {
+		if _, err := w.Comm().Split(0, 0); err != nil {
+			return err
+		}
+	}
+	const n = 1 << 20
+	x, err := spmd.Alloc[float32](w, n*w.Size())
+	if err != nil {
+		return err
+	}
+	mine := x.Slice(w.Rank()*n, (w.Rank()+1)*n)
+	if err := mine.SetAll(float32(w.Rank())); err != nil {
+		return err
+	}
+	if err := spmd.AllGather(w.Comm(), x, mine); err != nil {
+		return err
+	}
+	for r := range w.Size() {
+		if got := x.At(r*n + n - 1); got != float32(r) {
+			return fmt.Errorf("of rank %d: %v", r, got)
+		}
+	}
+	return nil
 }
 
 func endless(_ context.Context, w *spmd.World, victim bool) error {

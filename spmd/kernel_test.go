@@ -1,6 +1,7 @@
 package spmd_test
 
 import (
+	"context"
 	"strings"
 	"testing"
 
@@ -147,5 +148,28 @@ func TestKernelRefusals(t *testing.T) {
 			}()
 			make()
 		}()
+	}
+}
+
+var falls = spmd.NewKernel("falls", `extern "C" __global__ void falls() {}`, func(spmd.Args) error {
+	var none []int
+	none[3] = 1
+	return nil
+})
+
+// A panic in the host function of a kernel names the kernel.
+func TestKernelPanics(t *testing.T) {
+	err := spmd.Local(t.Context(), spmd.Config{Device: "host", LogLevel: "error"}, 1, func(_ context.Context, w *spmd.World) error {
+		s, err := w.NewStream("s")
+		if err != nil {
+			return err
+		}
+		if err := falls.Launch(s, spmd.Cover1D(1, 1)); err != nil {
+			return err
+		}
+		return s.Synchronize()
+	})
+	if err == nil || !strings.Contains(err.Error(), "panic in the host function of kernel falls: runtime error: index out of range [3]") {
+		t.Errorf("%v", err)
 	}
 }

@@ -260,6 +260,19 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
+// Ranks of one process are no more than that in a batch script of several tasks, and in a task they are refused.
+func TestRanksInBatchScript(t *testing.T) {
+	t.Parallel()
+	spmdtest.Ranks(t, 2)
+	script := []string{"SLURM_PROCID=0", "SLURM_NTASKS=4"}
+	if status, out := run(t, 0, "sum", script, "--ranks", "2"); status != 0 {
+		t.Errorf("in a batch script: status %d\n%s", status, out)
+	}
+	if status, out := run(t, 0, "sum", append(script, "SLURM_STEP_NUM_TASKS=4", "SLURM_STEP_ID=0"), "--ranks", "2"); status != 2 || !strings.Contains(out, "says 4 tasks already") {
+		t.Errorf("in a task: status %d\n%s", status, out)
+	}
+}
+
 // preemptedAtTheEnd: rank 1 sends the signal to rank 0 when that has left its program and waits for rank 1 to.
 func preemptedAtTheEnd(ctx context.Context, w *spmd.World) error {
 	pids, err := spmd.AllocPinned[int64](w, 2)

@@ -229,6 +229,9 @@ func TestJSONOnStandardOutput(t *testing.T) {
 			t.Errorf("not JSON: %q", line)
 		}
 	}
+	if strings.Contains(p.Stdout, `"tok_s":0,`) || strings.Contains(p.Stderr, "tok/s=0 ") {
+		t.Errorf("a run of one step has no rate:\n%s%s", p.Stdout, p.Stderr)
+	}
 	if !strings.Contains(p.Stdout, `"val_loss":null`) || !strings.Contains(p.Stderr, "\nsample") {
 		t.Errorf("stdout:\n%s\nstderr:\n%s", p.Stdout, p.Stderr)
 	}

@@ -27,8 +27,16 @@ var launchers = []struct{ name, rank, size, also string }{
 	{"slurm-pmi2", "PMI_RANK", "PMI_SIZE", "SLURM_PROCID"}, // Hydra's proxies, too, have SLURM_PROCID, of their own
 	{"mpich", "PMI_RANK", "PMI_SIZE", ""},
 	{"slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ""},
-	{"slurm", "SLURM_PROCID", "SLURM_NTASKS", ""},
+	{"slurm", "SLURM_PROCID", allTasks, ""},
 	{"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK"},
+}
+
+// allTasks has the tasks of a Slurm job, in its batch script too, where no step has begun.
+const allTasks = "SLURM_NTASKS"
+
+// Script says whether this process is the batch script of a job of several tasks, or was started by it: it is none of them.
+func (j Job) Script(getenv func(string) string) bool {
+	return j.Source == allTasks && j.Rank == 0 && getenv("SLURM_STEP_ID") == "" && getenv("SLURM_STEPID") == ""
 }
 
 // Detect reads the launcher's variables. Without a launcher it is rank 0 of 1, named none.

@@ -37,6 +37,24 @@ func TestDetect(t *testing.T) {
 	}
 }
 
+func TestScript(t *testing.T) {
+	for _, tc := range []struct {
+		env  map[string]string
+		want bool
+	}{
+		{map[string]string{"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, true},
+		{map[string]string{"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0"}, false},
+		{map[string]string{"SLURM_PROCID": "1", "SLURM_NTASKS": "4"}, false},
+		{map[string]string{"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_ID": "0"}, false},
+		{map[string]string{"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, false},
+	} {
+		getenv := func(k string) string { return tc.env[k] }
+		if got := Detect(getenv).Script(getenv); got != tc.want {
+			t.Errorf("%v: %v", tc.env, got)
+		}
+	}
+}
+
 func TestCheckWorld(t *testing.T) {
 	for _, tc := range []struct {
 		job  Job

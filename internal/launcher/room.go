@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"strings"
 
@@ -17,6 +18,18 @@ const (
 	leastTemp = 9 << 20
 	leastFile = 4200 << 10
 )
+
+// mostName is how many characters the name of a host may have: mpirun writes it with a number of up to 7 digits and marks into
+// 64 bytes, and is ended with "stack smashing detected" where it has no room. From 57 on any number is too long.
+const mostName = 54
+
+// CheckName says why Open MPI's mpirun cannot start on a host of this name, and what to do; "" where it can.
+func CheckName(host string) (what, do string) {
+	if host, _, _ = strings.Cut(host, "."); len(host) > mostName {
+		return fmt.Sprintf("the host name has %d characters, and mpirun crashes from %d on", len(host), mostName+1), "hostname SHORTER, or docker run --hostname SHORTER"
+	}
+	return "", ""
+}
 
 // Temp is the folder for the files of Open MPI.
 func Temp(getenv func(string) string) string {
@@ -64,8 +77,14 @@ func CheckTemp(dir string, free int64, cannot error, limit int64) (what, do stri
 	return "", ""
 }
 
-// CheckRoom says on one line why Open MPI cannot start here. PMIx may be told to keep nothing in files.
+// CheckRoom says on one line why Open MPI cannot start here. PMIx may have been told to keep nothing in files.
 func CheckRoom(getenv func(string) string) error {
+	if j := Detect(getenv); j.Name == "none" || j.Name == "slurm" { // mpirun is not yet there
+		host, _ := os.Hostname() // without one Open MPI has none either
+		if what, do := CheckName(host); what != "" {
+			return fmt.Errorf("%s: %s", what, do)
+		}
+	}
 	if gds := getenv("PMIX_MCA_gds"); gds != "" && !strings.Contains(gds, "ds") {
 		return nil
 	}

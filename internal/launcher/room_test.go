@@ -27,6 +27,15 @@ func TestCheckTemp(t *testing.T) {
 	}
 }
 
+func TestCheckName(t *testing.T) {
+	long := strings.Repeat("n", mostName)
+	for host, ok := range map[string]bool{"": true, "n1": true, long: true, long + ".example.org": true, long + "n": false, long + "n.org": false} {
+		if what, do := CheckName(host); (what == "") != ok || (do == "") != ok {
+			t.Errorf("%s: %q, %q", host, what, do)
+		}
+	}
+}
+
 func TestTemp(t *testing.T) {
 	env := map[string]string{"TMP": "/c", "TMPDIR": "/a", "TEMP": "/b"}
 	if got := Temp(func(k string) string { return env[k] }); got != "/a" {
@@ -40,7 +49,7 @@ func TestTemp(t *testing.T) {
 	if err != nil || e != nil || free <= 0 || later <= 0 {
 		t.Errorf("%d, %v; %d, %v", free, err, later, e)
 	}
-	if _, err := TempFree("/proc/none"); err == nil {
-		t.Error("files can be made in /proc")
+	if _, err := TempFree("/dev/null/x"); err == nil {
+		t.Error("files can be made in /dev/null")
 	}
 }

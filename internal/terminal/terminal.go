@@ -46,8 +46,22 @@ func Cut(b []byte) (text string, found bool, rest []byte) {
 	}
 }
 
-// Columns returns how wide the terminal is that shows this process's standard error; 0 where none does.
-func Columns() int { return columnsOf(os.Stderr, os.Getenv(Variable), "/proc", os.Getppid()) }
+// Columns returns how wide the terminal is that shows this process's standard error; 0 where none does, or one that only prints.
+func Columns() int {
+	if Dumb() {
+		return 0
+	}
+	return columnsOf(os.Stderr, os.Getenv(Variable), "/proc", os.Getppid())
+}
+
+// Dumb says whether the terminal knows no control sequences.
+func Dumb() bool { return os.Getenv("TERM") == "dumb" }
+
+// Colours says whether a file is a terminal that is to show colours.
+// Source: no-color.org.
+func Colours(f *os.File) bool {
+	return term.IsTerminal(int(f.Fd())) && !Dumb() && os.Getenv("NO_COLOR") == ""
+}
 
 const usual = 80 // columns, where a terminal does not say
 

@@ -121,3 +121,22 @@ func TestColumns(t *testing.T) {
 		}
 	}
 }
+
+// Colours and the live line are for terminals that know control sequences, and for people who want them.
+func TestDumb(t *testing.T) {
+	far := pty.Open(t, 80).Far
+	for _, tc := range []struct {
+		term, noColor string
+		want          bool
+	}{{"xterm", "", true}, {"", "", true}, {"dumb", "", false}, {"xterm", "1", false}} {
+		t.Setenv("TERM", tc.term)
+		t.Setenv("NO_COLOR", tc.noColor)
+		if got := Colours(far); got != tc.want || Dumb() != (tc.term == "dumb") {
+			t.Errorf("%+v: colours %v, dumb %v", tc, got, Dumb())
+		}
+	}
+	t.Setenv("TERM", "xterm")
+	if f, err := os.Open(os.DevNull); err != nil || Colours(f) {
+		t.Errorf("%v", err)
+	}
+}

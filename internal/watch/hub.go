@@ -277,7 +277,7 @@ func causeOf(from Hello, to []Hello, err error) Cause {
 		c.Text = fmt.Sprintf("%s cannot be reached from %s: no acknowledgement for %v: the host is down, or the network between is cut (%v)",
 			hostsOf(to), hostsOf([]Hello{from}), cutLimit, err)
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, net.ErrClosed):
-		c.Text = "the process ended without a word: killed, or ended by os.Exit or log.Fatal"
+		c.Text = NoWord
 	default:
 		c.Text = "its connection ended: " + err.Error()
 	}

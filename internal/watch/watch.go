@@ -33,6 +33,9 @@ const (
 	KindHang   = "hang"
 )
 
+// NoWord is the text of the cause of a rank whose process has ended, and nothing else is known of it.
+const NoWord = "the process ended without a word"
+
 // Cause says why a job ends, and at which rank that began.
 type Cause struct {
 	Hello

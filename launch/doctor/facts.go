@@ -36,18 +36,19 @@ type Facts struct {
 	GPU       GPU                `json:"gpu"`
 	Libraries map[string]Library `json:"libraries"` // by name; those for GPUs only where there is one
 
-	Cores      []int       `json:"cores,omitempty"`       // that the rank may run on
-	NodeCores  int         `json:"node_cores"`            // that it might have been given
-	NUMA       []int       `json:"numa,omitempty"`        // nodes that its cores belong to
-	ShmFree    int64       `json:"shm_free"`              // bytes in /dev/shm, -1 without it
-	Temp       Temp        `json:"temp"`                  // where Open MPI has its files
-	FileLimit  int64       `json:"file_limit"`            // RLIMIT_FSIZE in bytes, -1 for unlimited
-	Memlock    int64       `json:"memlock"`               // RLIMIT_MEMLOCK in bytes, -1 for unlimited
-	NoFile     int64       `json:"nofile"`                // RLIMIT_NOFILE, -1 for unlimited
-	Stack      int64       `json:"stack"`                 // RLIMIT_STACK in bytes, -1 for unlimited
-	RDMA       []string    `json:"rdma,omitempty"`        // InfiniBand and RoCE adapters
-	Interfaces []Interface `json:"interfaces,omitempty"`  // that are up, without the loopback
-	Settings   []string    `json:"environment,omitempty"` // NAME=value of variables that change how ranks meet or compute
+	Cores      []int          `json:"cores,omitempty"`       // that the rank may run on
+	NodeCores  int            `json:"node_cores"`            // that it might have been given
+	NUMA       []int          `json:"numa,omitempty"`        // nodes that its cores belong to
+	ShmFree    int64          `json:"shm_free"`              // bytes in /dev/shm, -1 without it
+	Temp       Temp           `json:"temp"`                  // where Open MPI has its files
+	FileLimit  int64          `json:"file_limit"`            // RLIMIT_FSIZE in bytes, -1 for unlimited
+	Apart      launcher.Apart `json:"apart"`                 // from the mpirun that has started it
+	Memlock    int64          `json:"memlock"`               // RLIMIT_MEMLOCK in bytes, -1 for unlimited
+	NoFile     int64          `json:"nofile"`                // RLIMIT_NOFILE, -1 for unlimited
+	Stack      int64          `json:"stack"`                 // RLIMIT_STACK in bytes, -1 for unlimited
+	RDMA       []string       `json:"rdma,omitempty"`        // InfiniBand and RoCE adapters
+	Interfaces []Interface    `json:"interfaces,omitempty"`  // that are up, without the loopback
+	Settings   []string       `json:"environment,omitempty"` // NAME=value of variables that change how ranks meet or compute
 
 	MPI       *MPI           `json:"mpi,omitempty"` // nil: MPI did not get to say anything
 	Node      int            `json:"node"`
@@ -156,6 +157,10 @@ func Gather(program string) Facts {
 	var err error
 	if f.Temp.Free, err = launcher.TempFree(f.Temp.Path); err != nil {
 		f.Temp.Err = err.Error()
+	}
+	if job := launcher.Job(f.Launcher); strings.HasPrefix(job.Name, "openmpi") {
+		f.Apart = launcher.FindApart()
+		job.SetApart(f.Apart) // before the library starts
 	}
 	f.Memlock, f.NoFile, f.Stack = limit(unix.RLIMIT_MEMLOCK), limit(unix.RLIMIT_NOFILE), limit(unix.RLIMIT_STACK)
 	for _, dev := range entries("/sys/class/infiniband") {

@@ -286,6 +286,14 @@ func size(bytes int64) string {
 }
 
 func (j *judge) limits() {
+	j.each(Warn, func(f *Facts) (string, string) {
+		if f.Apart == (launcher.Apart{}) {
+			return "", ""
+		}
+		return fmt.Sprintf("in a container of its own, with its own %v namespace: ranks of a host share no memory, and messages between them are slow", f.Apart),
+			"start mpirun inside of one container; or give all ranks one namespace (docker run --pid=host --userns=host --ipc=host)"
+	})
+	j.each(Fail, func(f *Facts) (string, string) { return launcher.CheckName(f.Host) })
 	j.each(Fail, func(f *Facts) (string, string) {
 		var cannot error
 		if f.Temp.Err != "" {

@@ -124,7 +124,7 @@ func (out *output) pipes(ranks int, clean bool) (base int, err error) {
 			err = fmt.Errorf("%w: %d ranks need %d files: raise ulimit -n, or give --logs plain", err, ranks, 6*ranks)
 		}
 	}()
-	live := term.IsTerminal(int(os.Stderr.Fd()))
+	live := term.IsTerminal(int(os.Stderr.Fd())) && !terminal.Dumb()
 	if live {
 		if err := os.Setenv(terminal.Variable, strconv.Itoa(columns())); err != nil {
 			return 0, err

@@ -20,9 +20,11 @@ package progress
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/rs/zerolog"
 
@@ -171,34 +173,30 @@ func (p *Work) tell() {
 	if n := p.columns(); n > 0 {
 		if !p.beside {
 			p.shown = now
-			p.screen.Show(p.line(now), n)
+			p.screen.Show(p.line(now, n), n)
 		}
 	} else if !p.quiet && now.Sub(p.logged) >= seldom {
 		p.logged = now
-		p.log.Info().Msg(p.line(now))
+		p.log.Info().Msg(p.line(now, 0))
 	}
 }
 
-// line is what is to be said now.
-func (p *Work) line(now time.Time) string {
+// line is what is to be said now, in so many columns less one; 0 is any number. What a person misses least is left out first:
+// the rate, the percentage, the amounts.
+func (p *Work) line(now time.Time, columns int) string {
 	if now.Sub(p.mark.at) >= recent {
 		p.before, p.mark = p.mark, point{now, p.done}
 	}
-	words := []string{p.what}
+	var percent, rate, left string
 	if p.total > 0 {
-		words = append(words, fmt.Sprintf("%d %%", 100*min(p.done, p.total)/p.total))
+		percent = fmt.Sprintf("%d %%", 100*min(p.done, p.total)/p.total)
 	}
-	words = append(words, p.amounts())
 	if took := now.Sub(p.before.at); took >= settled && p.done > p.before.done {
-		rate := float64(p.done-p.before.done) / took.Seconds()
-		words = append(words, p.rate(rate))
+		r := float64(p.done-p.before.done) / took.Seconds()
+		rate = p.rate(r)
 		if p.total > p.done {
-			left := time.Duration(float64(p.total-p.done) / rate * float64(time.Second))
-			words = append(words, duration(left)+" left")
+			left = duration(time.Duration(float64(p.total-p.done)/r*float64(time.Second))) + " left"
 		}
-	}
-	if p.note != "" {
-		words = append(words, p.note)
 	}
 	if now.Sub(p.asked) >= slowly {
 		p.asked, p.last = now, ""
@@ -206,10 +204,15 @@ func (p *Work) line(now time.Time) string {
 			p.last = fmt.Sprintf("rank %d slowest", rank)
 		}
 	}
-	if p.last != "" {
-		words = append(words, p.last)
+	amounts := p.amounts()
+	for least := []*string{&rate, &percent, &amounts}; ; least = least[1:] {
+		words := slices.DeleteFunc([]string{p.what, percent, amounts, rate, left, p.note, p.last}, func(w string) bool { return w == "" })
+		line := strings.Join(words, "  ")
+		if len(least) == 0 || columns == 0 || utf8.RuneCountInString(line) < columns {
+			return line
+		}
+		*least[0] = ""
 	}
-	return strings.Join(words, "  ")
 }
 
 func (p *Work) amounts() string {

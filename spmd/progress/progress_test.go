@@ -94,6 +94,26 @@ func TestSlowest(t *testing.T) {
 	}
 }
 
+// What fits no terminal of 80 columns loses what is missed least, and never its end.
+func TestFits(t *testing.T) {
+	for columns, want := range map[int]string{
+		200: "training  42 %  42000/100000 steps  42000 steps/s  1s left  loss 3.123  saving  rank 2 slowest",
+		90:  "training  42 %  42000/100000 steps  1s left  loss 3.123  saving  rank 2 slowest",
+		80:  "training  42 %  42000/100000 steps  1s left  loss 3.123  saving  rank 2 slowest",
+		79:  "training  42000/100000 steps  1s left  loss 3.123  saving  rank 2 slowest",
+		60:  "training  1s left  loss 3.123  saving  rank 2 slowest",
+	} {
+		var o told
+		p := o.start(columns, "training", 100000, "steps")
+		o.slowest, o.clock = 2, o.clock.Add(time.Second)
+		p.note = "loss 3.123  saving"
+		p.Add(42000)
+		if got := o.shows(); got != want {
+			t.Errorf("%d columns: %q, want %q", columns, got, want)
+		}
+	}
+}
+
 // A rank that comes late to collectives is named, on rank 0, without a dashboard.
 func TestSlowestOfJob(t *testing.T) {
 	cfg := spmdtest.Config()

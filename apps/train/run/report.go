@@ -84,6 +84,7 @@ type report struct {
 	steps int           // reported so far, those included
 	good  int           // of this start that have changed the weights
 	took  time.Duration // of the steps of this run but the first
+	only  time.Duration // of the first, in which things are tuned and compiled
 
 	saving *saving // nil where there are no checkpoints
 }
@@ -117,6 +118,8 @@ func (r *report) upTo(t *trainer.Trainer, n int, val *float64) error {
 		}
 		if r.steps > r.from {
 			r.took += took
+		} else {
+			r.only = took
 		}
 		perStep := r.o.GlobalBatch * r.o.Seq
 		rec := StepRecord{Step: r.steps + 1, Loss: loss, LR: r.o.rate.At(r.steps), GradNorm: norm, Tokens: r.data.Number(r.steps+1, 0) * r.o.Seq,
@@ -241,8 +244,12 @@ func (r *report) summary(t *trainer.Trainer, params int) error {
 	s := SummaryRecord{Summary: true, App: "train", Model: r.o.model, DType: r.o.DType, Params: params, Steps: r.steps, Tokens: r.data.Number(r.steps, 0) * r.o.Seq,
 		LossFirst: r.First, LossLast: r.Last, ValLoss: r.Val, Skipped: r.Skipped, Ranks: r.w.Size(), Nodes: r.w.Nodes(),
 		Device: r.w.Device(), Collectives: r.w.Collectives()}
-	if n := r.steps - r.from - 1; n > 0 {
-		s.TokS = float64(n*r.o.GlobalBatch*r.o.Seq) / r.took.Seconds()
+	n, took := r.steps-r.from-1, r.took
+	if n == 0 {
+		n, took = 1, r.only
+	}
+	if n > 0 {
+		s.TokS = float64(n*r.o.GlobalBatch*r.o.Seq) / took.Seconds()
 		r.w.Summarize("tokens a second", fmt.Sprintf("%.0f", s.TokS))
 		if peak := peakFlops(s.Device, s.DType); peak > 0 {
 			s.MFU = s.TokS * r.o.Cfg.FlopsPerToken(r.o.Seq) / (peak * float64(s.Ranks))
@@ -256,8 +263,10 @@ func (r *report) summary(t *trainer.Trainer, params int) error {
 	s.Needs, s.Peak = r.o.need, int(slices.Max(peaks))
 	r.bar.Done()
 	e := r.w.Log().Info().Int("steps", s.Steps).Int("tokens", s.Tokens).Str("loss_first", fmt.Sprintf("%.4f", s.LossFirst)).
-		Str("loss_last", fmt.Sprintf("%.4f", s.LossLast)).Str("tok/s", fmt.Sprintf("%.0f", s.TokS)).
-		Str("memory", gigabytes(s.Peak))
+		Str("loss_last", fmt.Sprintf("%.4f", s.LossLast)).Str("memory", gigabytes(s.Peak))
+	if n > 0 {
+		e = e.Str("tok/s", fmt.Sprintf("%.0f", s.TokS))
+	}
 	if s.ValLoss != nil {
 		e = e.Str("val_loss", fmt.Sprintf("%.4f", *s.ValLoss))
 	}

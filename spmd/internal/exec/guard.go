@@ -8,11 +8,18 @@ import (
 
 // panicError is a panic of application code in a queue, with its stack.
 type panicError struct {
-	value any
-	stack []byte
+	value  any
+	stack  []byte
+	kernel string // whose host function it was; "" for other code
 }
 
-func (p *panicError) Error() string { return fmt.Sprintf("panic: %v", p.value) }
+// Error has the value of the panic, and the kernel.
+func (p *panicError) Error() string {
+	if p.kernel != "" {
+		return fmt.Sprintf("panic in the host function of kernel %s: %v", p.kernel, p.value)
+	}
+	return fmt.Sprintf("panic: %v", p.value)
+}
 
 // Stack is that of the panic.
 func (p *panicError) Stack() []byte { return p.stack }
@@ -26,13 +33,22 @@ func Guard(fn func() error) (err error) {
 			if o, ok := v.(interface{ Origin() (any, []byte) }); ok { // raised again by host.Parallel
 				v, stack = o.Origin()
 			}
-			err = &panicError{v, stack}
+			err = &panicError{value: v, stack: stack}
 		}
 	}()
 	return fn()
 }
 
 // Exited is the error of a function that has ended its goroutine by runtime.Goexit, for the functions that are deferred there.
-func Exited() error { return &panicError{errExited, debug.Stack()} }
+func Exited() error { return &panicError{value: errExited, stack: debug.Stack()} }
 
 var errExited = errors.New("runtime.Goexit ended the goroutine, as t.Fatal of a test does: return an error")
+
+// GuardKernel is Guard for the host function of a kernel, which a panic names.
+func GuardKernel(name string, fn func() error) error {
+	err := Guard(fn)
+	if p, ok := err.(*panicError); ok {
+		p.kernel = name
+	}
+	return err
+}

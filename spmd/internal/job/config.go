@@ -11,7 +11,6 @@ import (
 
 	"github.com/rs/zerolog"
 	"github.com/spf13/pflag"
-	"golang.org/x/term"
 
 	"lockstep/internal/help"
 	"lockstep/internal/plain"
@@ -221,7 +220,7 @@ func (c *Config) Logger(rank, size int, out *os.File) zerolog.Logger {
 		}
 	}
 	if c.LogFormat != "json" {
-		w = zerolog.ConsoleWriter{Out: w, TimeFormat: time.TimeOnly, NoColor: !term.IsTerminal(int(out.Fd())), FormatPrepare: plainLine}
+		w = zerolog.ConsoleWriter{Out: w, TimeFormat: time.TimeOnly, NoColor: !terminal.Colours(out), FormatPrepare: plainLine}
 	}
 	level, err := zerolog.ParseLevel(c.LogLevel)
 	if err != nil || c.LogLevel == "" {

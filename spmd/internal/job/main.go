@@ -92,7 +92,7 @@ func Main(p *Program) int {
 	ranks := env.Size * max(cfg.PerProcess, 1)
 	if cfg.Ranks > 1 {
 		ranks = cfg.Ranks
-		if err == nil && env.Size > 1 {
+		if err == nil && env.Size > 1 && !env.Script(os.Getenv) {
 			err = fmt.Errorf("--ranks %d: %s says %d tasks already; start one, or leave --ranks out", cfg.Ranks, env.Source, env.Size)
 		}
 	}

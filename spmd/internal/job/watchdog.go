@@ -286,7 +286,10 @@ func (d *Watchdog) onEnd(c watch.Cause) {
 	line := log.Error().Str("host", c.Host)
 	if c.Kind == watch.KindDied {
 		line = line.Int("pid", c.PID)
-		f.Message = "the rank died: killed from outside, by lack of memory, or by os.Exit or log.Fatal in the program (" + c.Text + ")"
+		f.Message = "the rank died: killed from outside or by lack of memory, by a crash in C or a panic in a goroutine, which stand above, or by os.Exit or log.Fatal"
+		if c.Text != watch.NoWord {
+			f.Message += " (" + c.Text + ")"
+		}
 	}
 	line.Msg(strings.TrimPrefix(f.Message, fmt.Sprintf("rank %d: ", c.Rank))) // the line has it
 	d.job.world.Abort(f.Status)

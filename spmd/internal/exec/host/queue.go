@@ -344,7 +344,7 @@ func (s *slot) run(events *trace.Thread, ticket uint64) error {
 		if s.as != nil {
 			return s.as.Launch(s.Kernel, s.Grid, s.Args)
 		}
-		return exec.Guard(func() error { return s.Kernel.Host(s.Args) })
+		return exec.GuardKernel(s.Kernel.Name, func() error { return s.Kernel.Host(s.Args) })
 	case exec.DoLibrary:
 		if s.as != nil && s.Library.OnlyKernels {
 			return s.as.call(s.Library, s.Args, s.N)
