@@ -230,50 +230,33 @@ func (w *writer) unary(e *ast.UnaryExpr) string {
 	return ""
 }
 
-// index writes x[i]. What a 32-bit product cannot hold is no index of a buffer that is addressed with 32 bits: the product is
-// computed with as few bits as the address needs.
+// index writes x[i].
 func (w *writer) index(e *ast.IndexExpr) string {
 	t := w.typeOf(e.X)
 	if p, ok := t.Underlying().(*types.Pointer); ok {
-		if a, ok := p.Elem().Underlying().(*types.Array); ok {
-			return fmt.Sprintf("AT((*%s), %s, %s)", w.expr(e.X), w.indexValue(e.Index, a.Len()), w.where(e.Pos()))
+		if _, ok := p.Elem().Underlying().(*types.Array); ok {
+			return fmt.Sprintf("AT((*%s), %s, %s)", w.expr(e.X), w.indexValue(e.Index), w.where(e.Pos()))
 		}
 	}
-	switch u := t.Underlying().(type) {
+	switch t.Underlying().(type) {
 	case *types.Slice:
-		at := "AT"
-		if multiplies(e.Index) && w.info.Types[e.Index].Value == nil {
-			at = "AT_NARROW"
+		if w.multiplies(e.Index) && types.Identical(w.typeOf(e.Index), types.Typ[types.Int]) {
+			return fmt.Sprintf("AT_NARROW(%s, %s, %s, %s)", w.expr(e.X), w.narrow(e.Index), w.indexValue(e.Index), w.where(e.Pos()))
 		}
-		return fmt.Sprintf("%s(%s, %s, %s)", at, w.expr(e.X), w.indexValue(e.Index, 0), w.where(e.Pos()))
+		return fmt.Sprintf("AT(%s, %s, %s)", w.expr(e.X), w.indexValue(e.Index), w.where(e.Pos()))
 	case *types.Array:
-		return fmt.Sprintf("AT(%s, %s, %s)", w.expr(e.X), w.indexValue(e.Index, u.Len()), w.where(e.Pos()))
+		return fmt.Sprintf("AT(%s, %s, %s)", w.expr(e.X), w.indexValue(e.Index), w.where(e.Pos()))
 	}
 	w.refuse(e.Pos(), "a kernel cannot index %s", types.TypeString(t, types.RelativeTo(w.pkg)))
 	return ""
 }
 
-func (w *writer) indexValue(e ast.Expr, _ int64) string {
+func (w *writer) indexValue(e ast.Expr) string {
 	t := types.Default(w.typeOf(e))
 	if b, ok := t.Underlying().(*types.Basic); !ok || b.Info()&types.IsInteger == 0 {
 		t = types.Typ[types.Int]
 	}
 	return w.as(e, t)
-}
-
-// multiplies says whether an index is worth computing with few bits.
-func multiplies(e ast.Expr) (found bool) {
-	ast.Inspect(e, func(n ast.Node) bool {
-		switch n := n.(type) {
-		case *ast.BinaryExpr:
-			found = found || n.Op == token.MUL
-			return n.Op == token.MUL || n.Op == token.ADD || n.Op == token.SUB
-		case *ast.ParenExpr:
-			return true
-		}
-		return false
-	})
-	return found
 }
 
 func (w *writer) slice(e *ast.SliceExpr) string {
@@ -286,10 +269,10 @@ func (w *writer) slice(e *ast.SliceExpr) string {
 	}
 	low, high := "0", "("+x+").n"
 	if e.Low != nil {
-		low = w.indexValue(e.Low, 0)
+		low = w.indexValue(e.Low)
 	}
 	if e.High != nil {
-		high = w.indexValue(e.High, 0)
+		high = w.indexValue(e.High)
 	}
 	return fmt.Sprintf("SUB(%s, %s, %s, %s)", x, low, high, w.where(e.Pos()))
 }

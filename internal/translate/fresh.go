@@ -20,7 +20,7 @@ const (
 )
 
 // version changes with what Generate writes for the same kernels.
-const version = 1
+const version = 2
 
 // sum is over declarations with their lines, which reports name.
 func (s *source) sum(names []string) string {

@@ -208,7 +208,7 @@ func (u *unit) cfunction(at token.Pos, f *types.Func, args []types.Type) *functi
 	u.use(f)
 	u.working = append(u.working, f)
 	fn := &function{name: name}
-	w := &writer{unit: u, fn: fn, text: &strings.Builder{}, names: map[types.Object]string{}, taken: map[string]bool{}, roots: map[types.Object][]int{}}
+	w := &writer{unit: u, fn: fn, text: &strings.Builder{}, names: map[types.Object]string{}, taken: map[string]bool{}, roots: map[types.Object][]int{}, twins: map[types.Object]string{}}
 	if p := f.Signature().TypeParams(); p != nil {
 		w.params, w.args = p, args
 	}

@@ -23,9 +23,11 @@ type writer struct {
 	depth  int
 	// roots says of slices and pointers on which parameters' memory they may lie.
 	roots   map[types.Object][]int
-	results []types.Object // where they have names
-	at      []*target      // the statements around, innermost last
-	label   string         // of the next statement
+	results []types.Object          // where they have names
+	once    map[types.Object]bool   // variables that never change
+	twins   map[types.Object]string // of them, in the type I
+	at      []*target               // the statements around, innermost last
+	label   string                  // of the next statement
 }
 
 // target is a statement that break or continue may mean.
@@ -146,6 +148,7 @@ func (w *writer) function(d *ast.FuncDecl, f *types.Func) {
 	for _, r := range w.results {
 		w.line("%s = {};", declare(w.ctypeOf(r.Pos(), r.Type()), w.name(r)))
 	}
+	w.settled(d.Body)
 	w.stmts(d.Body.List)
 	ast.Inspect(d.Body, func(n ast.Node) bool {
 		switch n.(type) {
@@ -339,6 +342,7 @@ func (w *writer) assignOne(l, r ast.Expr, define bool) {
 			value := w.as(r, o.Type())
 			w.roots[o] = w.rootsOf(r)
 			w.line("%s = %s;", declare(w.ctypeOf(o.Pos(), o.Type()), w.name(o)), value)
+			w.twin(o, r)
 			return
 		}
 		if o := w.info.Uses[id]; o != nil { // on a later way the variable may be either

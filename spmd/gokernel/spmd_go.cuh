@@ -16,7 +16,7 @@
 #define SPMD_HERE_AND SPMD_HERE,
 #define SPMD_KERNEL(name) const spmd::where r_{report_, name};
 #define AT(x, i, place) (x).in(r_, i, place)
-#define AT_NARROW(x, i, place) (x).in(r_, i, place)
+#define AT_NARROW(x, narrow, i, place) (x).in(r_, i, place)
 #define SUB(x, low, high, place) (x).sub_in(r_, low, high, place)
 #else
 #define SPMD_WHERE
@@ -25,7 +25,7 @@
 #define SPMD_HERE_AND
 #define SPMD_KERNEL(name)
 #define AT(x, i, place) (x).at(i)
-#define AT_NARROW(x, i, place) (x).at_narrow(i)
+#define AT_NARROW(x, narrow, i, place) (x).at_narrow(narrow)
 #define SUB(x, low, high, place) (x).sub(low, high)
 #endif
 
@@ -78,7 +78,7 @@ template <typename T, typename I> struct slice {
 	T *p;
 	int64_t n;
 	SPMD_INLINE T &at(int64_t i) const { return p[i]; }
-	SPMD_INLINE T &at_narrow(int64_t i) const { return p[(I)i]; }
+	SPMD_INLINE T &at_narrow(I i) const { return p[i]; }
 	SPMD_INLINE slice sub(int64_t low, int64_t high) const { return {p + low, high - low}; }
 #ifdef SPMD_BOUNDS
 	SPMD_INLINE T &in(const where &r, int64_t i, const char *at) const {

@@ -26,6 +26,13 @@ func axpy[T real](i int, y []T, a T, x []T) {
 	y[i] += a * x[i]
 }
 
+// line reads one buffer and writes another.
+//
+//spmd:kernel
+func line[T real](i int, y, x []T, a, b T) {
+	y[i] = a*x[i] + b
+}
+
 // update has pointers to one element, and returns what is added up.
 //
 //spmd:kernel
