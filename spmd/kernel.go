@@ -10,6 +10,7 @@ import (
 	"lockstep/internal/kernels"
 	"lockstep/spmd/internal/calls"
 	"lockstep/spmd/internal/exec"
+	hostexec "lockstep/spmd/internal/exec/host"
 )
 
 // Kernel is one computation in two forms: CUDA C++ for GPUs, and the Go function
@@ -189,14 +190,19 @@ func ArgStruct[T any](a Args, i int) T { return exec.StructAt[T](a.list, i) }
 // ArgSlice returns argument i, a buffer of T, as a slice of its elements.
 func ArgSlice[T Stored](a Args, i int) []T { return exec.SliceAt[T](a.list, i, elem.Of[T]()) }
 
-// Launch enqueues k on s. On a GPU their number and sizes must be those of the
-// parameters in the CUDA source, which drivers from CUDA 12.4 on know; only the host
-// function checks their types: call it from the one typed function that stands beside
-// the kernel. Freed buffers and those of another
+// Launch enqueues k on s. On a GPU the number and sizes of arguments must be those of the
+// parameters in the CUDA source, which drivers from CUDA 12.4 on know. In tests (spmdtest.Main)
+// launches on the host are compared with the source, their types too. Call it from the one
+// typed function that stands beside the kernel. Freed buffers and those of another
 // world are refused. It allocates nothing.
 func (k *Kernel) Launch(s *Stream, g Grid, args ...Arg) error {
 	if err := g.check(k.k.Name); err != nil {
 		return err
+	}
+	if kernels.Comparing() && s.s.R.OnHost() {
+		if err := hostexec.Fits(&k.k, argsOf(args)); err != nil {
+			return fmt.Errorf("%s: %w", ccall.At(), err)
+		}
 	}
 	c, err := s.s.BeginArgs(exec.DoKernel, argsOf(args))
 	if err != nil {

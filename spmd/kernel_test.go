@@ -80,6 +80,34 @@ func TestKernelArguments(t *testing.T) {
 	spmdtest.Run(t, []int{1}, kernelArguments)
 }
 
+// In tests the host refuses what a GPU would, and what it would take for something else.
+func TestLaunchesAreCompared(t *testing.T) {
+	spmdtest.HostOnly(t, "a GPU compares sizes: see TestKernelArguments")
+	spmdtest.RunInProcess(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		x, wide := alloc[float32](t, w, 4), alloc[float64](t, w, 4)
+		three, four := spmd.Struct([3]float32{}), spmd.Struct([4]float32{})
+		s := stream(t, w, "s")
+		for _, tc := range []struct {
+			args []spmd.Arg
+			want string
+		}{
+			{[]spmd.Arg{x.Arg(), spmd.I64(4), three}, "3 arguments, but its CUDA source has 4 parameters"},
+			{[]spmd.Arg{wide.Arg(), spmd.I64(4), three, spmd.F32(1)}, "argument 0 is a buffer of 4 float64, but the parameter of its CUDA source is a pointer to float32"},
+			{[]spmd.Arg{x.Arg(), spmd.I32(4), three, spmd.F32(1)}, "argument 1 is int32, but the parameter of its CUDA source is int64"},
+			{[]spmd.Arg{x.Arg(), spmd.I64(4), four, spmd.F32(1)}, "argument 2 is a struct of 16 bytes, but the parameter of its CUDA source is a struct of 12 bytes"},
+			{[]spmd.Arg{x.Arg(), spmd.I64(4), three, x.Arg()}, "argument 3 is a buffer of 4 float32, but the parameter of its CUDA source is float32"},
+			{[]spmd.Arg{x.Arg(), spmd.I64(4), three, spmd.F64(1)}, "argument 3 is float64, but the parameter of its CUDA source is float32"},
+		} {
+			err := takes.Launch(s, spmd.Cover1D(1, 1), tc.args...)
+			if err == nil || !strings.Contains(err.Error(), "kernel takes: "+tc.want) || !strings.Contains(err.Error(), "kernel_test.go:") {
+				t.Errorf("%v, want %q", err, tc.want)
+			}
+		}
+		must(t, takes.Launch(s, spmd.Cover1D(1, 1), x.Arg(), spmd.I64(4), three, spmd.F32(1)))
+		must(t, s.Synchronize())
+	})
+}
+
 // Instances of a template, a macro, a struct of 404 bytes by value, and launches that
 // begin early: each launch reads what the one before has written.
 func TestKernelForms(t *testing.T) {

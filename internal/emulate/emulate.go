@@ -32,40 +32,16 @@ type Source struct {
 	Headers map[string]string // by the names under which they are included
 }
 
-// dynamic is shared memory whose size the launch says.
-var dynamic = regexp.MustCompile(`extern\s+__shared__\s+(?:__align__\(\d+\)\s+)?([\w ]*\w)\s+(\w+)\[\]\s*;`)
+// dynamic is shared memory whose size the launch says, of a function or of the whole source.
+var dynamic = regexp.MustCompile(`extern\s+__shared__\s+(?:(?:__align__|alignas)\(\d+\)\s+)?([\w ]*\w)\s+(\w+)\[\]\s*;`)
 
 // Compile translates a source, or finds it in a folder where it was kept before.
 func Compile(dir string, s Source) (*Program, error) {
-	cxx := strings.Fields(os.Getenv("CXX"))
-	if len(cxx) == 0 {
-		cxx = []string{"c++"}
-	}
-	cxx = append(cxx, "-std=c++14", "-O2", "-w", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC")
-	for _, f := range s.Flags {
-		if strings.HasPrefix(f, "-D") {
-			cxx = append(cxx, f)
-		}
-	}
-	var text strings.Builder
-	text.WriteString("#include \"emulate.h\"\n#line 1 \"kernel.cu\"\n")
-	text.WriteString(dynamic.ReplaceAllString(s.Text, "$1 *$2 = ($1 *)emulated::now->shared;"))
-	text.WriteByte('\n')
+	text := declared(s)
 	for i, name := range s.Names {
-		fmt.Fprintf(&text, "EMULATE(emulate_%d, (%s))\n", i, name)
+		text += fmt.Sprintf("EMULATE(emulate_%d, (%s))\n", i, name)
 	}
-	h := sha256.New()
-	fmt.Fprintln(h, cxx, header, text.String())
-	for _, name := range slices.Sorted(maps.Keys(s.Headers)) {
-		fmt.Fprintln(h, name, s.Headers[name])
-	}
-	kept := filepath.Join(dir, "emulated-"+hex.EncodeToString(h.Sum(nil))[:32]+".so")
-	if _, err := os.Stat(kept); err != nil {
-		if err := build(cxx, kept, text.String(), s.Headers); err != nil {
-			return nil, err
-		}
-	}
-	lib, err := sysOpen(kept)
+	lib, err := load(dir, "emulated-", text, s, "-O2", "-ffp-contract=off", "-fno-strict-aliasing")
 	if err != nil {
 		return nil, err
 	}
@@ -76,6 +52,40 @@ func Compile(dir string, s Source) (*Program, error) {
 		}
 	}
 	return p, nil
+}
+
+// declared is a source behind the header.
+func declared(s Source) string {
+	return "#include \"emulate.h\"\n#line 1 \"kernel.cu\"\n" + dynamic.ReplaceAllString(s.Text, "static const emulated::dynamic_shared<$1> $2;") + "\n"
+}
+
+// load opens the library that a text becomes, whose name begins with kind. It is compiled where dir does not have it.
+func load(dir, kind, text string, s Source, flags ...string) (unsafe.Pointer, error) {
+	cxx := strings.Fields(os.Getenv("CXX"))
+	if len(cxx) == 0 {
+		cxx = []string{"c++"}
+	}
+	cxx = append(append(cxx, "-std=c++14", "-w", "-shared", "-fPIC"), flags...)
+	for _, f := range s.Flags {
+		if strings.HasPrefix(f, "-D") {
+			cxx = append(cxx, f)
+		}
+	}
+	h := sha256.New()
+	fmt.Fprintln(h, cxx, header, text)
+	for _, name := range slices.Sorted(maps.Keys(s.Headers)) {
+		fmt.Fprintln(h, name, s.Headers[name])
+	}
+	if dir == "" {
+		dir = filepath.Join(os.TempDir(), fmt.Sprintf("lockstep-%d", os.Getuid()))
+	}
+	kept := filepath.Join(dir, kind+hex.EncodeToString(h.Sum(nil))[:32]+".so")
+	if _, err := os.Stat(kept); err != nil {
+		if err := build(cxx, kept, text, s.Headers); err != nil {
+			return nil, err
+		}
+	}
+	return sysOpen(kept)
 }
 
 // build calls the compiler, and puts what it makes in its place at once.

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <type_traits>
 #include <sys/mman.h>
 #if !defined(__x86_64__)
 #include <ucontext.h>
@@ -15,7 +16,11 @@
 
 #define __device__
 #define __host__
+#ifdef EMULATE_NO_BODIES
+#define __global__ inline
+#else
 #define __global__
+#endif
 #define __constant__
 #define __forceinline__ inline
 #define __noinline__
@@ -23,7 +28,7 @@
 #define __grid_constant__
 #define __restrict__ __restrict
 #define __launch_bounds__(...)
-#define __align__(n) alignas(n)
+#define __align__(n) __attribute__((aligned(n)))
 
 struct dim3 { unsigned x, y, z; };
 static thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
@@ -190,6 +195,14 @@ static const char *run(block *b) {
 	return NULL;
 }
 
+// dynamic_shared stands for an array whose size the launch says.
+template <typename T> struct dynamic_shared {
+	dynamic_shared() {}
+	T &operator[](size_t i) const { return ((T *)now->shared)[i]; }
+	T *operator+(size_t i) const { return (T *)now->shared + i; }
+	template <typename U> operator U *() const { return (U *)now->shared; }
+};
+
 // call is a launch, as Go has it.
 struct call {
 	const uint64_t *words;
@@ -248,6 +261,31 @@ template <typename... A> int start(void (*kernel)(A...), const call *c) {
 	return 0;
 }
 
+// described writes a type for Go's Describe: what it is, and its size; signature those of a kernel's parameters.
+template <typename T> struct described {
+	static void to(char *&p) {
+		p += sprintf(p, "%c%zu", std::is_integral<T>::value ? 'i' : std::is_floating_point<T>::value ? 'f' : 's', sizeof(T));
+	}
+};
+template <> struct described<void> {
+	static void to(char *&p) { *p++ = 'v'; }
+};
+template <typename T> struct described<T *> {
+	static void to(char *&p) {
+		*p++ = 'p';
+		described<typename std::remove_cv<T>::type>::to(p);
+	}
+};
+template <typename... A> void describe(char *p) {
+	int each[] = {0, (described<typename std::remove_cv<A>::type>::to(p), *p++ = ' ', 0)...};
+	(void)each;
+	*p = 0;
+}
+template <typename F> struct signature;
+template <typename... A> struct signature<void (&)(A...)> {
+	static void to(char *p) { describe<A...>(p); }
+};
+
 template <typename T, typename F> T bits_of(F f) {
 	static_assert(sizeof(T) == sizeof(F), "the same bits");
 	T t;
@@ -256,6 +294,12 @@ template <typename T, typename F> T bits_of(F f) {
 }
 
 } // namespace emulated
+
+#define DESCRIBE(symbol, kernel)                                                                                       \
+	extern "C" int symbol(void *out) {                                                                                 \
+		emulated::signature<decltype(kernel)>::to((char *)out);                                                        \
+		return 0;                                                                                                      \
+	}
 
 #define EMULATE(symbol, kernel)                                                                                        \
 	extern "C" int symbol(void *c) { return emulated::start(kernel, (const emulated::call *)c); }

@@ -7,7 +7,7 @@ package emulate
 #include <stdlib.h>
 #include <string.h>
 
-struct call {
+struct launch {
 	const uint64_t *words;
 	const uint32_t *at;
 	uint32_t blocks[3], threads[3], first, last;
@@ -21,7 +21,9 @@ static void *open_library(const char *file, char **err) {
 	return lib;
 }
 
-static int call_kernel(void *f, struct call *c, const uint64_t *words, const uint32_t *at, char *error) {
+static int call(void *f, void *out) { return ((int (*)(void *))f)(out); }
+
+static int call_kernel(void *f, struct launch *c, const uint64_t *words, const uint32_t *at, char *error) {
 	c->words = words;
 	c->at = at;
 	c->error = error;
@@ -60,9 +62,16 @@ func sysSymbol(lib unsafe.Pointer, name string) (unsafe.Pointer, error) {
 	return f, nil
 }
 
+// sysDescribe returns what a function that DESCRIBE has made writes.
+func sysDescribe(f unsafe.Pointer) string {
+	var text [16 << 10]byte // for some thousand parameters
+	C.call(f, unsafe.Pointer(&text[0]))
+	return C.GoString((*C.char)(unsafe.Pointer(&text[0])))
+}
+
 // sysCall runs blocks of a launch. Neither words nor at is kept.
 func sysCall(f unsafe.Pointer, blocks, threads [3]int, first, last, shared int, words []uint64, at []uint32) error {
-	c := C.struct_call{first: C.uint32_t(first), last: C.uint32_t(last), shared: C.uint64_t(shared)}
+	c := C.struct_launch{first: C.uint32_t(first), last: C.uint32_t(last), shared: C.uint64_t(shared)}
 	for i := range 3 {
 		c.blocks[i], c.threads[i] = C.uint32_t(blocks[i]), C.uint32_t(threads[i])
 	}

@@ -49,6 +49,16 @@ func CheckBounds() { bounds.Store(true) }
 // Bounds says whether CheckBounds was called.
 func Bounds() bool { return bounds.Load() }
 
+// comparing says whether launches on the host are compared with the parameters of the CUDA source.
+var comparing atomic.Bool
+
+// CompareLaunches has launches on the host compared with the parameters of the CUDA source, as a GPU does: for tests, since
+// it takes a C++ compiler.
+func CompareLaunches() { comparing.Store(true) }
+
+// Comparing says whether CompareLaunches was called.
+func Comparing() bool { return comparing.Load() }
+
 // AllFlags are those of the compiler.
 func (s *Source) AllFlags() []string {
 	if Bounds() && strings.Contains(s.Text, "\"spmd_go.cuh\"") {

@@ -2,11 +2,14 @@ package spmdtest
 
 import (
 	"fmt"
+	"os"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 
 	"lockstep/cuda/nvrtc"
+	"lockstep/internal/emulate"
 	"lockstep/internal/kernels"
 	"lockstep/internal/translate"
 )
@@ -16,6 +19,10 @@ import (
 // compiled is kept in the cache of kernels that programs use, and not compiled again. It
 // skips the test with the reason where there is no NVRTC. Before that it compares what
 // spmdgen has written for the package's kernels in Go with these kernels.
+//
+// Launches on the host are compared with the parameters of the CUDA source in every test: Main
+// sees to that. The log of CompileKernels names kernels of which a C++ compiler does not
+// understand the source.
 func CompileKernels(t *testing.T) {
 	if err := translate.Fresh("."); err != nil {
 		t.Error(err)
@@ -29,6 +36,9 @@ func CompileKernels(t *testing.T) {
 	}
 	cores := make(chan struct{}, runtime.GOMAXPROCS(0)) // a compiler takes one, and much memory
 	for _, s := range sources {
+		if _, err := describe(s); err != nil {
+			t.Logf("launches of %s are not compared with its parameters: %v", strings.Join(s.Names, ", "), err)
+		}
 		for _, capability := range []int{80, 90} {
 			t.Run(fmt.Sprintf("%s sm_%d", s.Names[0], capability), func(t *testing.T) {
 				t.Parallel()
@@ -46,6 +56,38 @@ func CompileKernels(t *testing.T) {
 			})
 		}
 	}
+}
+
+// describedEnv says to the ranks of a test that the test has described the kernels.
+const describedEnv = "SPMDTEST_DESCRIBED"
+
+// describeKernels has launches compared with the CUDA source, and finds out the parameters of what is declared in package
+// variables before tests that have little time need them. What no C++ compiler understands is not compared.
+func describeKernels() {
+	if Device() == "cuda" {
+		return
+	}
+	kernels.CompareLaunches()
+	if os.Getenv(describedEnv) != "" {
+		return
+	}
+	var all sync.WaitGroup
+	cores := make(chan struct{}, runtime.GOMAXPROCS(0))
+	for _, s := range kernels.All() {
+		all.Go(func() {
+			cores <- struct{}{}
+			defer func() { <-cores }()
+			_, _ = describe(s)
+		})
+	}
+	all.Wait()
+	if err := os.Setenv(describedEnv, "1"); err != nil {
+		panic(err)
+	}
+}
+
+func describe(s kernels.Source) (map[string][]emulate.Param, error) {
+	return emulate.Describe(compiled.Dir, emulate.Source{Text: s.Text, Flags: s.AllFlags(), Names: s.Names, Headers: kernels.Headers})
 }
 
 // KernelCache sets LOCKSTEP_CACHE to a folder of this test alone, for programs with the test double of the driver, and

@@ -37,6 +37,7 @@ func Main(m *testing.M, program func()) {
 		program()
 		os.Exit(0)
 	}
+	describeKernels()
 	os.Exit(mpirun.Main(m))
 }
 

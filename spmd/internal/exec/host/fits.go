@@ -1,0 +1,82 @@
+package host
+
+import (
+	"fmt"
+	"sync"
+
+	"lockstep/cuda/nvrtc"
+	"lockstep/internal/elem"
+	"lockstep/internal/emulate"
+	"lockstep/internal/kernels"
+	"lockstep/spmd/internal/exec"
+)
+
+// described are the parameters of kernels, by the keys of sources; nil of what no C++ compiler understands.
+var described sync.Map
+
+// params returns the parameters of k in its CUDA source. They are not known where there is no source or no compiler, or where
+// the source is for NVIDIA's alone.
+func params(k *exec.Kernel) (list []emulate.Param, known bool) {
+	if k.Source.Text == "" {
+		return nil, false
+	}
+	key := k.Source.Key()
+	all, ok := described.Load(key)
+	if found, _ := all.(map[string][]emulate.Param); !ok || found != nil && found[k.Name] == nil {
+		source := k.Source
+		for _, s := range kernels.All() {
+			if s.Key() == key {
+				source = s
+			}
+		}
+		got, err := emulate.Describe(nvrtc.DefaultCache().Dir, emulate.Source{Text: source.Text, Flags: source.AllFlags(), Names: source.Names, Headers: kernels.Headers})
+		if err != nil {
+			got = nil
+		}
+		described.Store(key, got)
+		all = got
+	}
+	list, known = all.(map[string][]emulate.Param)[k.Name]
+	return list, known && len(list) > 0 // of none there may be a form for each architecture
+}
+
+// Fits says why arguments are not the parameters that k has in its CUDA source, as far as these are known.
+func Fits(k *exec.Kernel, args []exec.Arg) error {
+	list, known := params(k)
+	if !known {
+		return nil
+	}
+	if len(args) != len(list) {
+		return fmt.Errorf("kernel %s: %d arguments, but its CUDA source has %d parameters", k.Name, len(args), len(list))
+	}
+	for i := range args {
+		if !fits(&args[i], list[i]) {
+			return fmt.Errorf("kernel %s: argument %d is %s, but the parameter of its CUDA source is %s", k.Name, i, args[i].String(), list[i].String())
+		}
+	}
+	return nil
+}
+
+// kinds are the types of elements as emulate.Param has them.
+var kinds = [elem.StoredTypes]byte{elem.Int8: 'i', elem.Uint8: 'i', elem.Int32: 'i', elem.Uint32: 'i', elem.Int64: 'i', elem.Uint64: 'i',
+	elem.Float16: 'h', elem.BFloat16: 'b', elem.Float8E4M3: 'e', elem.Float8E5M2: 'w', elem.Float32: 'f', elem.Float64: 'f'}
+
+// fits says whether an argument is good for a parameter. Whether integers have a sign is not compared. Bytes may be
+// anything, and the floats of 16 and 8 bits integers of that size.
+func fits(a *exec.Arg, p emulate.Param) bool {
+	switch a.Kind {
+	case exec.BufferArg:
+		if !p.Pointer || p.Kind == 's' || p.Kind == 'v' || a.Type == elem.Uint8 {
+			return p.Pointer
+		}
+		kind := kinds[a.Type]
+		return a.Type.Size() == p.Size && (kind == p.Kind || p.Kind == 'i' && p.Size <= 2)
+	case exec.NumberArg:
+		if p.Pointer {
+			return a.Type == elem.Uint64 // an address
+		}
+		return a.Type.Size() == p.Size && kinds[a.Type] == p.Kind
+	default:
+		return !p.Pointer && a.Bytes() == p.Size
+	}
+}
