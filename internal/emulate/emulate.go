@@ -111,9 +111,20 @@ func build(cxx []string, kept, text string, headers map[string]string) (err erro
 	cmd := exec.Command(cxx[0], append(cxx[1:], "-o", "kernel.so", "kernel.cc")...)
 	cmd.Dir = tmp
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("%s: %w\n%s", cxx[0], err, out)
+		return fmt.Errorf("%s: %w: %s", cxx[0], err, firstError(string(out)))
 	}
 	return os.Rename(filepath.Join(tmp, "kernel.so"), kept)
+}
+
+// firstError is the first line of a compiler's output that is an error.
+func firstError(out string) string {
+	for line := range strings.Lines(out) {
+		if strings.Contains(strings.ToLower(line), "error:") {
+			return strings.TrimSpace(line)
+		}
+	}
+	first, _, _ := strings.Cut(out, "\n")
+	return first
 }
 
 // Launch runs blocks first to last-1 of a launch. words are the arguments one after the other, at where each begins.
