@@ -9,6 +9,7 @@ import (
 
 // TestReductions runs every reduction of every type by every operation, as single calls and in parts.
 func TestReductions(t *testing.T) {
+	commtest.TypesLeft(t, len(counts), "reductions by MPI")
 	onRanks(t, counts, func(t *testing.T, c *Comm) {
 		for _, inParts := range []bool{false, true} {
 			if inParts {
@@ -23,6 +24,7 @@ func TestReductions(t *testing.T) {
 
 // TestMoves runs every collective that only moves data for every type, as single calls and in parts.
 func TestMoves(t *testing.T) {
+	commtest.TypesLeft(t, len(counts), "collectives by MPI")
 	onRanks(t, counts, func(t *testing.T, c *Comm) {
 		for _, inParts := range []bool{false, true} {
 			if inParts {

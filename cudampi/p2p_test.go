@@ -9,6 +9,7 @@ import (
 )
 
 func TestMessages(t *testing.T) {
+	commtest.TypesLeft(t, len(counts), "messages by MPI")
 	onRanks(t, counts, func(t *testing.T, c *Comm) {
 		var g P2P
 		for _, inParts := range []bool{false, true} {

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"lockstep/cuda/nvrtc"
+	"lockstep/internal/campaign"
 	"lockstep/internal/fakelib"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
@@ -37,6 +38,7 @@ func TestGPUThroughMPI(t *testing.T) {
 		t.Run("peers without NCCL", peersWithoutNCCL)
 		t.Run("messages of other lengths", messagesOfOtherLengths)
 	}
+	campaign.More(t, 10, "kinds of calls by ways between GPUs")
 	for _, tc := range []struct {
 		name  string
 		ranks []int
@@ -52,6 +54,9 @@ func TestGPUThroughMPI(t *testing.T) {
 		{"capture", []int{2}, mpiCapture},
 	} {
 		t.Run(tc.name, func(t *testing.T) { spmdtest.Run(t, tc.ranks, tc.body) })
+		if !campaign.All() && tc.name != "collectives" && tc.name != "groups of messages" && tc.name != "capture" {
+			continue
+		}
 		t.Run(tc.name+", MPI takes the memory", func(t *testing.T) {
 			t.Setenv("SPMDTEST_COLLECTIVES", "mpi-aware") // the double's memory is the host's
 			t.Setenv("LOCKSTEP_MPI_CUDA", "yes")

@@ -41,7 +41,7 @@ func TestBinData(t *testing.T) {
 	all := traintest.Write(t, dir, "all.bin", traintest.GoodBin(tokens))
 	written := filepath.Join(dir, "written.bin")
 	for _, more := range []string{"--summary=off", "--overwrite"} { // whatever flag: the first file is not there yet
-		if p := train(t, 1, "tokens", "--data", plain, "--to", written, more); p.Status != 0 {
+		if p := quickly(t, 1, "tokens", "--data", plain, "--to", written, more); p.Status != 0 {
 			t.Fatalf("train tokens: status %d\n%s", p.Status, p.Stderr)
 		}
 		got, err := os.ReadFile(written)
@@ -53,21 +53,21 @@ func TestBinData(t *testing.T) {
 		return append([]string{"--steps", "3", "--layers", "1", "--channels", "8", "--heads", "2", "--seq", "16", "--batch", "2", "--global-batch", "5",
 			"--sample", "0", "--json", "-", "--dtype", "float32"}, more...)
 	}
-	want, _ := finish(t, 1, args("--data", plain, "--tokens", "gpt2")...)
-	one, _ := finish(t, 1, args("--data", filepath.Join(dir, "part_*.bin"))...)
+	want, _ := finishQuickly(t, 1, args("--data", plain, "--tokens", "gpt2")...)
+	one, _ := finishQuickly(t, 1, args("--data", filepath.Join(dir, "part_*.bin"))...)
 	compareRuns(t, one, want, 0, 0)
-	three, log := finish(t, 3, args("--data", filepath.Join(dir, "part_*.bin"), "--tokens", "gpt2")...)
+	three, log := finishQuickly(t, 3, args("--data", filepath.Join(dir, "part_*.bin"), "--tokens", "gpt2")...)
 	compareRuns(t, three, want, 0, 1e-4)
 	if want := fmt.Sprintf("files=3 from=\"%s and 2 more\"", filepath.Join(dir, "part_000.bin")); !strings.Contains(log, want) || !strings.Contains(log, fmt.Sprintf("tokens=%d", len(tokens))) {
 		t.Errorf("no line with %s, tokens=%d:\n%s", want, len(tokens), log)
 	}
 
 	// Validation data of their own: all of --data is learned from.
-	_, log = finish(t, 2, args("--data", all, "--val-data", filepath.Join(dir, "part_000.bin"))...)
+	_, log = finishQuickly(t, 2, args("--data", all, "--val-data", filepath.Join(dir, "part_000.bin"))...)
 	if !strings.Contains(log, fmt.Sprintf("train_tokens=%d", len(tokens))) || !strings.Contains(log, "val_tokens=1000") {
 		t.Errorf("the data are divided otherwise:\n%s", log)
 	}
-	finish(t, 2, args("--data", all, "--val-data", plain)...)
+	finishQuickly(t, 2, args("--data", all, "--val-data", plain)...)
 
 	outside := slices.Clone(tokens)
 	outside[1500] = 50257
@@ -85,7 +85,7 @@ func TestBinData(t *testing.T) {
 		{[]string{"--data", all, "--val-data", bad}, "--val-data " + bad + ": token 50257"},
 		{[]string{"--data", all, "--val-data", filepath.Join(dir, "part_001.bin")}, "one sequence to validate on 17"},
 	} {
-		p := train(t, 3, args(c.args...)...)
+		p := quickly(t, 3, args(c.args...)...)
 		if lines := ours(p.Stderr); p.Status != 2 || len(lines) != 1 || !strings.Contains(lines[0], c.want) {
 			t.Errorf("train %v: status %d, want 2 and one line with %q:\n%s", c.args, p.Status, c.want, p.Stderr)
 		}
@@ -99,7 +99,7 @@ func TestBinData(t *testing.T) {
 		{1, []string{"--data", plain}, "--to is missing"},
 		{2, []string{"--data", plain, "--to", filepath.Join(dir, "two.bin")}, "tokens runs on one rank, not on 2"},
 	} {
-		p := train(t, c.ranks, append([]string{"tokens"}, c.args...)...)
+		p := quickly(t, c.ranks, append([]string{"tokens"}, c.args...)...)
 		if p.Status != 2 || strings.Count(p.Stderr, "train tokens: ") != 1 || !strings.Contains(p.Stderr, c.want) {
 			t.Errorf("train tokens %v: status %d, want 2 and one line with %q:\n%s", c.args, p.Status, c.want, p.Stderr)
 		}

@@ -27,18 +27,18 @@ func TestSampleAndEval(t *testing.T) {
 	const sentence = "abcdefghijklmnop\n"
 	dir, data := t.TempDir(), t.TempDir()
 	text := traintest.Write(t, data, "text.txt", strings.Repeat(sentence, 400))
-	r, _ := finish(t, 2, "--data", text, "--steps", "80", "--layers", "2", "--channels", "32", "--heads", "2", "--seq", "24", "--batch", "4", "--global-batch", "8",
+	r, _ := finishQuickly(t, 2, "--data", text, "--steps", "80", "--layers", "2", "--channels", "32", "--heads", "2", "--seq", "24", "--batch", "4", "--global-batch", "8",
 		"--lr", "0.01", "--sample", "0", "--json", "-", "--checkpoint", dir, "--dtype", "float32")
 	want := strings.Repeat(sentence, 4)[:len(sentence)+3+40]
 	for _, args := range [][]string{
 		{"sample", "--checkpoint", dir, "--prompt", sentence + "abc", "--max-tokens", "40", "--temperature", "0"},
 		{"sample", dir, "--prompt", sentence + "abc", "--max-tokens", "40", "--top-k", "1", "--dtype", "bfloat16"},
 	} {
-		if p := train(t, 0, args...); p.Status != 0 || p.Stdout != want+"\n" || !strings.Contains(p.Stderr, "tok/s") {
+		if p := quickly(t, 0, args...); p.Status != 0 || p.Stdout != want+"\n" || !strings.Contains(p.Stderr, "tok/s") {
 			t.Errorf("%v: status %d, wrote %q, want %q; stderr:\n%s", args, p.Status, p.Stdout, want, p.Stderr)
 		}
 	}
-	p := train(t, 0, "sample", dir, "--prompt", sentence, "--max-tokens", "5", "--json", "-", "--temperature", "0")
+	p := quickly(t, 0, "sample", dir, "--prompt", sentence, "--max-tokens", "5", "--json", "-", "--temperature", "0")
 	var rec sampleRecord
 	if err := json.Unmarshal([]byte(p.Stdout), &rec); err != nil || rec.Text != sentence+"abcde" || rec.Tokens != 5 || rec.PromptTokens != len(sentence) || rec.Steps != 80 {
 		t.Errorf("told %+v, error %v:\n%s", rec, err, p.Stdout)
@@ -61,7 +61,7 @@ func TestSampleAndEval(t *testing.T) {
 			{nil, 283},
 			{[]string{"--sequences", "2"}, 2}, // a rank of 3 has none
 		} {
-			p := train(t, ranks, append([]string{"eval", "--checkpoint", dir, "--data", text, "--json", "-", "--batch", batch, "--dtype", "float32"}, c.args...)...)
+			p := quickly(t, ranks, append([]string{"eval", "--checkpoint", dir, "--data", text, "--json", "-", "--batch", batch, "--dtype", "float32"}, c.args...)...)
 			var rec evalRecord
 			if err := json.Unmarshal([]byte(p.Stdout), &rec); err != nil || p.Status != 0 {
 				t.Fatalf("%v: status %d, error %v:\n%s%s", c.args, p.Status, err, p.Stdout, p.Stderr)
@@ -95,7 +95,7 @@ func TestSampleAndEval(t *testing.T) {
 		{[]string{"eval", dir, "--data", data + "/none"}, "none: no such file"},
 		{[]string{"eval", dir, "--data", short}, "12 tokens are too few"},
 	} {
-		p := train(t, 0, c.args...)
+		p := quickly(t, 0, c.args...)
 		prefix, lines := fmt.Sprintf("train %s: ", c.args[0]), 0
 		for line := range strings.Lines(p.Stderr) {
 			if strings.HasPrefix(line, prefix) && strings.Contains(line, c.want) {

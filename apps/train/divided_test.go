@@ -20,7 +20,7 @@ func TestDividedResume(t *testing.T) {
 	spmdtest.HostOnly(t, "no device plays a part")
 	const bound = 1e-4
 	args := append(smallRun(t, 7, "--val-every", "3"), "--layers", "3", "--heads", "6", "--channels", "24")
-	want, _ := finish(t, 2, args...)
+	want, _ := finishQuickly(t, 2, args...)
 	type form struct {
 		ranks     int
 		processes bool
@@ -59,22 +59,22 @@ func TestDividedWeights(t *testing.T) {
 	run, folder := filepath.Join(dir, "a"), filepath.Join(dir, "weights")
 	args := smallRun(t, 3, "--val-batches", "1", "--dtype", "float32")
 	text := args[slices.Index(args, "--data")+1]
-	divided, _ := finish(t, 3, append(args, "--heads", "6", "--channels", "24", "--tp", "3", "--checkpoint", run)...)
-	p := train(t, 2, "eval", run, "--data", text, "--part", "val", "--sequences", "5", "--dtype", "float32", "--json", "-")
+	divided, _ := finishQuickly(t, 3, append(args, "--heads", "6", "--channels", "24", "--tp", "3", "--checkpoint", run)...)
+	p := quickly(t, 2, "eval", run, "--data", text, "--part", "val", "--sequences", "5", "--dtype", "float32", "--json", "-")
 	var told evalRecord
 	if err := json.Unmarshal([]byte(p.Stdout), &told); err != nil || !traintest.CloseTo(told.Loss, *divided.summary.ValLoss, 1e-5) {
 		t.Errorf("eval has loss %g, the run %g, error %v:\n%s", told.Loss, *divided.summary.ValLoss, err, p.Stderr)
 	}
-	if p := train(t, 0, "sample", run, "--max-tokens", "5", "--ignore-end"); p.Status != 0 || len(p.Stdout) < 5 {
+	if p := quickly(t, 0, "sample", run, "--max-tokens", "5", "--ignore-end"); p.Status != 0 || len(p.Stdout) < 5 {
 		t.Errorf("sample: status %d, %q, stderr:\n%s", p.Status, p.Stdout, p.Stderr)
 	}
-	if p := train(t, 0, "export", run, "--to", folder); p.Status != 0 {
+	if p := quickly(t, 0, "export", run, "--to", folder); p.Status != 0 {
 		t.Fatalf("export: status %d, stderr:\n%s", p.Status, p.Stderr)
 	}
 	args = []string{"--data", text, "--init-from", folder, "--steps", "2", "--seq", "16", "--batch", "2", "--global-batch", "5", "--val-batches", "1", "--sample", "0", "--json", "-"}
-	want, _ := finish(t, 2, args...)
+	want, _ := finishQuickly(t, 2, args...)
 	for ranks, flags := range map[int]string{3: "--tp 3", 4: "--tp 2 --shard parameters"} {
-		got, _ := finish(t, ranks, append(args, strings.Fields(flags)...)...)
+		got, _ := finishQuickly(t, ranks, append(args, strings.Fields(flags)...)...)
 		compareRuns(t, got, want, 0, 1e-4)
 	}
 }
@@ -112,7 +112,7 @@ func TestDividedRefused(t *testing.T) {
 		{"--pp 2 --global-batch 1", "--global-batch 1 is less than the 2 replicas of the model"},
 		{"--pp 2 --sample 5", "--sample 5 does not go with --pp 2"},
 	} {
-		p := train(t, 4, append(append(smallRun(t, 1), "--layers", "3"), strings.Fields(tc.flags)...)...)
+		p := quickly(t, 4, append(append(smallRun(t, 1), "--layers", "3"), strings.Fields(tc.flags)...)...)
 		if lines := ours(p.Stderr); p.Status != 2 || len(lines) != 1 || !strings.Contains(lines[0], tc.want) {
 			t.Errorf("%s: status %d, want one line with %q:\n%s", tc.flags, p.Status, tc.want, p.Stderr)
 		}

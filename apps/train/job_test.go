@@ -61,9 +61,14 @@ func smallRun(t *testing.T, steps int, more ...string) []string {
 // told and its log.
 func finish(t *testing.T, ranks int, args ...string) (told, string) {
 	t.Helper()
-	p := train(t, ranks, args...)
+	return toldBy(t, train(t, ranks, args...), args)
+}
+
+// toldBy is what a program told that must have ended well, and its log.
+func toldBy(t *testing.T, p spmdtest.Ended, args []string) (told, string) {
+	t.Helper()
 	if p.Status != 0 {
-		t.Fatalf("train %v on %d ranks: status %d, stderr:\n%s", args, ranks, p.Status, p.Stderr)
+		t.Fatalf("train %v: status %d, stderr:\n%s", args, p.Status, p.Stderr)
 	}
 	var r told
 	for line := range strings.Lines(p.Stdout) {
@@ -79,6 +84,21 @@ func finishOn(t *testing.T, ranks int, processes bool, args ...string) (told, st
 		return finish(t, ranks, args...)
 	}
 	return finish(t, 0, append(args, "--ranks", strconv.Itoa(ranks))...)
+}
+
+// quickly is train for what does not depend on processes: on the host the ranks are goroutines of one.
+func quickly(t *testing.T, ranks int, args ...string) spmdtest.Ended {
+	t.Helper()
+	if ranks > 1 && spmdtest.Device() == "host" {
+		return train(t, 0, append(slices.Clip(args), "--ranks", strconv.Itoa(ranks))...)
+	}
+	return train(t, ranks, args...)
+}
+
+// finishQuickly is finish by quickly.
+func finishQuickly(t *testing.T, ranks int, args ...string) (told, string) {
+	t.Helper()
+	return toldBy(t, quickly(t, ranks, args...), args)
 }
 
 // compareRuns fails where got, which begins after a number of steps, does not go as

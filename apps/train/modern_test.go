@@ -29,7 +29,7 @@ func TestModern(t *testing.T) {
 		var alone told
 		for _, ranks := range []int{1, 3} {
 			dir := t.TempDir()
-			r, log := finishOn(t, ranks, true, append(args, "--checkpoint", dir, "--save-every", "20")...)
+			r, log := finishOn(t, ranks, false, append(args, "--checkpoint", dir, "--save-every", "20")...)
 			if !strings.Contains(log, "optimizer=muon") || !strings.Contains(log, "parts=modern,qk-norm") {
 				t.Errorf("the log does not tell of the model and its optimizer:\n%s", log)
 			}
@@ -41,7 +41,7 @@ func TestModern(t *testing.T) {
 			} else if first, want := r.steps[0].Loss, alone.steps[0].Loss; !traintest.CloseTo(first, want, 1e-3) {
 				t.Errorf("%s: the first step's loss is %g on %d ranks, %g on one", dtype, first, ranks, want)
 			}
-			again, _ := finishOn(t, ranks, true, append(args, "--checkpoint", only(t, dir, 20), "--resume", "must")...)
+			again, _ := finishOn(t, ranks, false, append(args, "--checkpoint", only(t, dir, 20), "--resume", "must")...)
 			compareRuns(t, again, r, 20, 0)
 			if ranks > 1 && dtype == "float32" {
 				checkModernCommands(t, dir, text, *r.summary.ValLoss)
@@ -54,22 +54,22 @@ func TestModern(t *testing.T) {
 func checkModernCommands(t *testing.T, dir, text string, loss float64) {
 	t.Helper()
 	const sentence = "abcdefghijklmnop\n"
-	if p := train(t, 0, "sample", dir, "--prompt", sentence+"abc", "--max-tokens", "20", "--temperature", "0"); p.Status != 0 || !strings.HasPrefix(p.Stdout, sentence+sentence) {
+	if p := quickly(t, 0, "sample", dir, "--prompt", sentence+"abc", "--max-tokens", "20", "--temperature", "0"); p.Status != 0 || !strings.HasPrefix(p.Stdout, sentence+sentence) {
 		t.Errorf("sample: status %d, wrote %q:\n%s", p.Status, p.Stdout, p.Stderr)
 	}
-	p := train(t, 2, "eval", dir, "--data", text, "--part", "val", "--dtype", "float32")
+	p := quickly(t, 2, "eval", dir, "--data", text, "--part", "val", "--dtype", "float32")
 	if p.Status != 0 || !strings.Contains(p.Stderr, fmt.Sprintf("loss=%.4f", loss)) {
 		t.Errorf("eval: status %d, want a loss of %g:\n%s", p.Status, loss, p.Stderr)
 	}
 	first, second, next := filepath.Join(t.TempDir(), "first"), filepath.Join(t.TempDir(), "second"), t.TempDir()
 	export := func(from, to string) {
 		t.Helper()
-		if p := train(t, 0, "export", from, "--to", to); p.Status != 0 {
+		if p := quickly(t, 0, "export", from, "--to", to); p.Status != 0 {
 			t.Fatalf("export: status %d:\n%s", p.Status, p.Stderr)
 		}
 	}
 	export(dir, first)
-	finish(t, 2, "--data", text, "--init-from", first, "--checkpoint", next, "--steps", "1", "--seq", "24", "--batch", "2", "--lr", "1e-45", "--embed-lr", "0",
+	finishQuickly(t, 2, "--data", text, "--init-from", first, "--checkpoint", next, "--steps", "1", "--seq", "24", "--batch", "2", "--lr", "1e-45", "--embed-lr", "0",
 		"--head-lr", "0", "--vector-lr", "0", "--sample", "0", "--json", "-")
 	export(next, second)
 	read := func(dir string) []byte {
@@ -96,7 +96,7 @@ func checkModernCommands(t *testing.T, dir, text string, loss float64) {
 		{append(modernRun, "--optimizer", "adamw", "--checkpoint", dir), `--optimizer is "adamw"`},
 		{append(modernRun, "--without", "skips", "--checkpoint", dir), `parts is`},
 	} {
-		p := train(t, 0, append([]string{"--data", text, "--cache", t.TempDir()}, c.args...)...)
+		p := quickly(t, 0, append([]string{"--data", text, "--cache", t.TempDir()}, c.args...)...)
 		if lines := ours(p.Stderr); p.Status != 2 || len(lines) != 1 || !strings.Contains(lines[0], c.want) {
 			t.Errorf("%v: status %d, want 2 and one line with %q:\n%s", c.args, p.Status, c.want, p.Stderr)
 		}

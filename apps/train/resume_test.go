@@ -53,8 +53,8 @@ func TestResume(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, %d ranks", tc.dtype, n), func(t *testing.T) {
 				spmdtest.Ranks(t, n)
 				dir := filepath.Join(t.TempDir(), "new", "folder")
-				want, _ := finish(t, n, append(args, "--checkpoint", dir, "--save-every", "5", "--keep", "9")...)
-				plain, _ := finish(t, n, args...)
+				want, _ := finishQuickly(t, n, append(args, "--checkpoint", dir, "--save-every", "5", "--keep", "9")...)
+				plain, _ := finishQuickly(t, n, args...)
 				compareRuns(t, want, plain, 0, 0) // saving changes nothing
 				for _, m := range tc.ranks {
 					t.Run(fmt.Sprintf("%d ranks", m), func(t *testing.T) {
@@ -62,7 +62,7 @@ func TestResume(t *testing.T) {
 						if m == n {
 							bound = 0
 						}
-						got, log := finish(t, m, append(args, "--checkpoint", only(t, dir, 5), "--resume", "must")...)
+						got, log := finishQuickly(t, m, append(args, "--checkpoint", only(t, dir, 5), "--resume", "must")...)
 						compareRuns(t, got, want, 5, bound)
 						if !strings.Contains(log, "resumed") {
 							t.Errorf("the log does not say so:\n%s", log)
@@ -70,7 +70,7 @@ func TestResume(t *testing.T) {
 					})
 				}
 				if spmdtest.Device() != "host" {
-					got, _ := finish(t, n, append(args, "--device", "host", "--checkpoint", only(t, dir, 5))...)
+					got, _ := finishQuickly(t, n, append(args, "--device", "host", "--checkpoint", only(t, dir, 5))...)
 					compareRuns(t, got, want, 5, 2e-3)
 				}
 			})
@@ -85,15 +85,15 @@ func TestResumeSettings(t *testing.T) {
 	spmdtest.HostOnly(t, "no device plays a part")
 	dir := t.TempDir()
 	args := smallRun(t, 4, "--checkpoint", dir, "--save-every", "2", "--val-batches", "1")
-	want, log := finish(t, 2, append(args, "--audit", "1")...)
+	want, log := finishQuickly(t, 2, append(args, "--audit", "1")...)
 	if strings.Contains(log, "resumed") {
 		t.Errorf("a new run says that it is resumed:\n%s", log)
 	}
-	again, _ := finish(t, 1, args...)
+	again, _ := finishQuickly(t, 1, args...)
 	compareRuns(t, again, want, 4, 0)
 
 	// More steps, and of another size: the sequences go on where they were.
-	got, log := finish(t, 1, append(args, "--steps", "6", "--global-batch", "3", "--lr", "1e-4", "--checkpoint", only(t, dir, 4))...)
+	got, log := finishQuickly(t, 1, append(args, "--steps", "6", "--global-batch", "3", "--lr", "1e-4", "--checkpoint", only(t, dir, 4))...)
 	for _, want := range []string{"--global-batch from 5 to 3", "--steps from 4 to 6", "--lr from 0.003 to 0.0001", "sequences=20"} {
 		if !strings.Contains(log, want) {
 			t.Errorf("no %q in the log:\n%s", want, log)
@@ -110,7 +110,7 @@ func TestResumeSettings(t *testing.T) {
 			break
 		}
 	}
-	got, _ = finish(t, 3, append(args, "--checkpoint", only(t, dir, 2))...)
+	got, _ = finishQuickly(t, 3, append(args, "--checkpoint", only(t, dir, 2))...)
 	compareRuns(t, got, want, 2, 1e-4)
 
 	other := traintest.Write(t, t.TempDir(), "other.txt", strings.Repeat("other text ", 600))
@@ -129,7 +129,7 @@ func TestResumeSettings(t *testing.T) {
 		{6, nil, []string{"--global-batch 5", "6 replicas"}},
 		{0, []string{"--checkpoint", filepath.Join(other, "folder")}, []string{"other.txt"}},
 	} {
-		p := train(t, tc.ranks, append(args, tc.args...)...)
+		p := quickly(t, tc.ranks, append(args, tc.args...)...)
 		lines := ours(p.Stderr)
 		if p.Status != 2 || len(lines) != 1 {
 			t.Errorf("%v on %d ranks: status %d, stderr:\n%s", tc.args, tc.ranks, p.Status, p.Stderr)
@@ -150,7 +150,7 @@ func TestResumeDamaged(t *testing.T) {
 	spmdtest.HostOnly(t, "what is on disk does not depend on the device")
 	dir := t.TempDir()
 	args := smallRun(t, 6, "--checkpoint", dir, "--save-every", "2")
-	want, _ := finish(t, 2, args...)
+	want, _ := finishQuickly(t, 2, args...)
 	shards, err := filepath.Glob(filepath.Join(stepDir(dir, 6), "shard-*"))
 	if err != nil || len(shards) != 2 {
 		t.Fatalf("files %v of a checkpoint (%v), want 2", shards, err)
@@ -165,7 +165,7 @@ func TestResumeDamaged(t *testing.T) {
 			t.Fatal(err)
 		}
 		after := 4 - 2*i
-		got, log := finish(t, 2, append(args, "--checkpoint", only(t, dir, 2, 4, 6))...)
+		got, log := finishQuickly(t, 2, append(args, "--checkpoint", only(t, dir, 2, 4, 6))...)
 		compareRuns(t, got, want, after, 0)
 		if rel, _ := filepath.Rel(dir, file); !strings.Contains(log, rel) {
 			t.Errorf("no warning names %s:\n%s", rel, log)

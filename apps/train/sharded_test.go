@@ -62,9 +62,9 @@ func TestShardedInitFrom(t *testing.T) {
 	spmdtest.HostOnly(t, "no device plays a part")
 	dir := t.TempDir()
 	args := smallRun(t, 2, "--val-batches", "1")
-	finish(t, 2, append(args, "--checkpoint", filepath.Join(dir, "a"))...)
+	finishQuickly(t, 2, append(args, "--checkpoint", filepath.Join(dir, "a"))...)
 	folder := filepath.Join(dir, "weights")
-	if p := train(t, 0, "export", filepath.Join(dir, "a"), "--to", folder); p.Status != 0 {
+	if p := quickly(t, 0, "export", filepath.Join(dir, "a"), "--to", folder); p.Status != 0 {
 		t.Fatalf("export: status %d, stderr:\n%s", p.Status, p.Stderr)
 	}
 	var text string
@@ -74,9 +74,9 @@ func TestShardedInitFrom(t *testing.T) {
 		}
 	}
 	args = []string{"--data", text, "--init-from", folder, "--steps", "2", "--seq", "16", "--batch", "2", "--global-batch", "5", "--sample", "0", "--json", "-"}
-	want, _ := finish(t, 3, args...)
+	want, _ := finishQuickly(t, 3, args...)
 	for _, mode := range []string{"optimizer", "gradients", "parameters"} {
-		got, _ := finish(t, 3, append(args, "--shard", mode)...)
+		got, _ := finishQuickly(t, 3, append(args, "--shard", mode)...)
 		compareRuns(t, got, want, 0, 1e-4)
 	}
 }

@@ -20,13 +20,13 @@ func TestExport(t *testing.T) {
 	spmdtest.Ranks(t, 3)
 	dir := t.TempDir()
 	first, second := filepath.Join(dir, "first"), filepath.Join(dir, "second")
-	finish(t, 3, smallRun(t, 5, "--checkpoint", filepath.Join(dir, "a"))...)
+	finishQuickly(t, 3, smallRun(t, 5, "--checkpoint", filepath.Join(dir, "a"))...)
 	export := func(args ...string) spmdtest.Ended { return train(t, 0, append([]string{"export"}, args...)...) }
 	if p := export(filepath.Join(dir, "a"), "--to", first); p.Status != 0 || !strings.Contains(p.Stderr, "exported") {
 		t.Fatalf("status %d:\n%s", p.Status, p.Stderr)
 	}
 	text := traintest.Write(t, t.TempDir(), "text.txt", string(traintest.RandomWords(6000)))
-	r, log := finish(t, 2, "--data", text, "--init-from", first, "--checkpoint", filepath.Join(dir, "b"), "--steps", "1", "--seq", "16", "--batch", "2",
+	r, log := finishQuickly(t, 2, "--data", text, "--init-from", first, "--checkpoint", filepath.Join(dir, "b"), "--steps", "1", "--seq", "16", "--batch", "2",
 		"--lr", "1e-45", "--weight-decay", "0", "--sample", "0", "--json", "-")
 	if !strings.Contains(log, "model=first") || !strings.Contains(log, "channels=16") {
 		t.Errorf("the log tells of another model:\n%s", log)
@@ -111,7 +111,7 @@ func TestInitFromFlags(t *testing.T) {
 		{[]string{"--init-from", dir, "--tokens", "gpt2"}, "--tokens gpt2 are 50257"},
 		{[]string{"--init-from", dir, "--tokens", "words"}, "--tokens words"},
 	} {
-		p := train(t, 0, append(c.args, "--data", text)...)
+		p := quickly(t, 0, append(c.args, "--data", text)...)
 		if lines := ours(p.Stderr); p.Status != 2 || len(lines) != 1 || !strings.Contains(lines[0], c.want) {
 			t.Errorf("train %v: status %d, want 2 and one line with %q:\n%s", c.args, p.Status, c.want, p.Stderr)
 		}

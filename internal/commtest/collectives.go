@@ -4,6 +4,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"lockstep/internal/campaign"
 	"lockstep/internal/elem"
 )
 
@@ -34,19 +35,36 @@ type Comm interface {
 // Lengths are of calls: nothing, fewer than ranks, no multiple of any number of ranks or of vectors.
 var Lengths = []int{0, 1, 3, 67}
 
+// eachType calls the functions, one for each type. make test has every type on some number of ranks up to 3, make test-all on all.
+func eachType(ranks int, calls ...func()) {
+	for k, call := range calls {
+		if campaign.All() || k%3 == ranks%3 {
+			call()
+		}
+	}
+}
+
+// TypesLeft says what eachType leaves out of a test on so many numbers of ranks.
+func TypesLeft(t *testing.T, ranks int, what string) {
+	t.Helper()
+	campaign.More(t, ranks*int(elem.Types)*len(Lengths)*2/3, "types by lengths and numbers of ranks of "+what)
+}
+
 // EveryReduction runs the reductions of n elements of every type by every operation.
 func EveryReduction(t *testing.T, c Comm, n int) {
 	for op := elem.Op(0); op < elem.Ops; op++ {
-		Reductions[int8](t, c, n, op)
-		Reductions[uint8](t, c, n, op)
-		Reductions[int32](t, c, n, op)
-		Reductions[uint32](t, c, n, op)
-		Reductions[int64](t, c, n, op)
-		Reductions[uint64](t, c, n, op)
-		Reductions[elem.F16](t, c, n, op)
-		Reductions[elem.BF16](t, c, n, op)
-		Reductions[float32](t, c, n, op)
-		Reductions[float64](t, c, n, op)
+		eachType(c.Size(),
+			func() { Reductions[int8](t, c, n, op) },
+			func() { Reductions[uint8](t, c, n, op) },
+			func() { Reductions[int32](t, c, n, op) },
+			func() { Reductions[uint32](t, c, n, op) },
+			func() { Reductions[int64](t, c, n, op) },
+			func() { Reductions[uint64](t, c, n, op) },
+			func() { Reductions[elem.F16](t, c, n, op) },
+			func() { Reductions[elem.BF16](t, c, n, op) },
+			func() { Reductions[float32](t, c, n, op) },
+			func() { Reductions[float64](t, c, n, op) },
+		)
 	}
 }
 
@@ -169,16 +187,18 @@ func Uneven(c Comm, n, shift int) (counts []int, total, offset int) {
 
 // EveryMove runs the collectives that only move data on n elements of every type.
 func EveryMove(t *testing.T, c Comm, n int) {
-	Moves[int8](t, c, n)
-	Moves[uint8](t, c, n)
-	Moves[int32](t, c, n)
-	Moves[uint32](t, c, n)
-	Moves[int64](t, c, n)
-	Moves[uint64](t, c, n)
-	Moves[elem.F16](t, c, n)
-	Moves[elem.BF16](t, c, n)
-	Moves[float32](t, c, n)
-	Moves[float64](t, c, n)
+	eachType(c.Size(),
+		func() { Moves[int8](t, c, n) },
+		func() { Moves[uint8](t, c, n) },
+		func() { Moves[int32](t, c, n) },
+		func() { Moves[uint32](t, c, n) },
+		func() { Moves[int64](t, c, n) },
+		func() { Moves[uint64](t, c, n) },
+		func() { Moves[elem.F16](t, c, n) },
+		func() { Moves[elem.BF16](t, c, n) },
+		func() { Moves[float32](t, c, n) },
+		func() { Moves[float64](t, c, n) },
+	)
 }
 
 // Moves runs the collectives that only move data on n elements, of each length around it where ranks differ.

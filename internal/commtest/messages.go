@@ -22,16 +22,18 @@ type Classes struct{ Buffer, Count, Truncate error }
 
 // EveryMessage is Messages of every type.
 func EveryMessage[C Comm](t *testing.T, c C, g Group[C], n int) {
-	Messages[int8](t, c, g, n)
-	Messages[uint8](t, c, g, n)
-	Messages[int32](t, c, g, n)
-	Messages[uint32](t, c, g, n)
-	Messages[int64](t, c, g, n)
-	Messages[uint64](t, c, g, n)
-	Messages[elem.F16](t, c, g, n)
-	Messages[elem.BF16](t, c, g, n)
-	Messages[float32](t, c, g, n)
-	Messages[float64](t, c, g, n)
+	eachType(c.Size(),
+		func() { Messages[int8](t, c, g, n) },
+		func() { Messages[uint8](t, c, g, n) },
+		func() { Messages[int32](t, c, g, n) },
+		func() { Messages[uint32](t, c, g, n) },
+		func() { Messages[int64](t, c, g, n) },
+		func() { Messages[uint64](t, c, g, n) },
+		func() { Messages[elem.F16](t, c, g, n) },
+		func() { Messages[elem.BF16](t, c, g, n) },
+		func() { Messages[float32](t, c, g, n) },
+		func() { Messages[float64](t, c, g, n) },
+	)
 }
 
 // Messages sends n elements round a ring, from everyone to everyone, and twice in order.

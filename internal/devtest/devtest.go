@@ -13,6 +13,7 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/cudampi"
+	"lockstep/internal/campaign"
 	"lockstep/internal/commtest"
 	"lockstep/internal/devkernel"
 	"lockstep/internal/fakelib"
@@ -21,8 +22,19 @@ import (
 	"lockstep/internal/transfer"
 )
 
-// Counts are numbers of ranks.
-var Counts = []int{1, 2, 3, 4}
+// Counts are numbers of ranks: in make test those that find the most.
+var Counts = func() []int {
+	if campaign.All() {
+		return []int{1, 2, 3, 4}
+	}
+	return []int{1, 3}
+}()
+
+// CountsLeft says what Counts leave out of a test.
+func CountsLeft(t *testing.T) {
+	t.Helper()
+	campaign.More(t, 2, "numbers of ranks whose devices exchange")
+}
 
 // OnGPU says whether the tests are to run on GPUs.
 func OnGPU() bool { return os.Getenv("SPMDTEST_DEVICE") == "cuda" }

@@ -18,6 +18,7 @@ import (
 
 // Collectives runs all calls with lengths around those of steps.
 func Collectives(t *testing.T, ways ...Opener) {
+	CountsLeft(t)
 	OnDevices(t, Counts, nil, func(t *testing.T, c *shm.Comm, d *cuda.Device) {
 		Small(t)
 		EveryWay(t, c, d, ways, func(t *testing.T, w Way) {

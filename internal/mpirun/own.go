@@ -98,7 +98,7 @@ func tempDir(cmd *exec.Cmd) string {
 // crashedInEnd returns the function of its own end in which the mpirun that is process pid crashed, by the stack that it shows
 // then: "" where it did not.
 func crashedInEnd(said string, pid int) string {
-	stack := regexp.MustCompile(fmt.Sprintf(`(?m)^\[[^\]\n]*:%d\] \[ *\d+\] [^(\n]*\((PMIx_server_finalize|PMIx_Finalize|orte_finalize)\+`, pid))
+	stack := regexp.MustCompile(fmt.Sprintf(`(?m)^\[[^\]\n]*:0*%d\] \[ *\d+\] [^(\n]*\((PMIx_server_finalize|PMIx_Finalize|orte_finalize)\+`, pid))
 	if m := stack.FindStringSubmatch(said); m != nil {
 		return m[1]
 	}

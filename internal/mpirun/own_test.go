@@ -35,8 +35,8 @@ func TestWaitCrash(t *testing.T) {
 		if own != tc.want || (err == nil) != (tc.want == "" && tc.prog == "true") {
 			t.Errorf("%+v: %q, %v\n%s", tc, own, err, out)
 		}
-		if left, err := os.ReadDir(tmp); err != nil || len(left) > 0 {
-			t.Errorf("%+v: left are %v, %v", tc, left, err)
+		if left, err := exec.Command("find", tmp, "-mindepth", "1").Output(); err != nil || len(left) > 0 {
+			t.Errorf("%+v: left are %s, %v", tc, left, err)
 		}
 	}
 }
@@ -86,11 +86,16 @@ func TestEndLone(t *testing.T) {
 	}
 }
 
+// quiet is a test whose log nobody reads: the suite counts lines of Again.
+type quiet struct{ testing.TB }
+
+func (quiet) Logf(string, ...any) {}
+
 // Each attempt that Open MPI's own end spoils is told, and three are enough.
 func TestAgain(t *testing.T) {
 	for _, bad := range []int{0, 1, 3, 9} {
 		n := 0
-		Again(t, func() string {
+		Again(quiet{t}, func() string {
 			if n++; n <= bad {
 				return "spoilt"
 			}

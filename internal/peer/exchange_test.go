@@ -64,6 +64,7 @@ func receives[T elem.Elem](b *devtest.Buffer[T], at, n, from int) cudampi.Messag
 // TestExchange: round rings, in lengths around packs and chunks, which take turns; everyone with everyone, several times at
 // once, in lists that go by parameters, and in those that go by one kernel and by several.
 func TestExchange(t *testing.T) {
+	devtest.CountsLeft(t)
 	devtest.OnDevices(t, devtest.Counts, map[string]string{"FAKECUDA_DELAY": "100"}, func(t *testing.T, c *shm.Comm, d *cuda.Device) {
 		x := openExchanger(t, c, d)
 		next, prev := (c.Rank()+1)%c.Size(), (c.Rank()+c.Size()-1)%c.Size()

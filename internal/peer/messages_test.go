@@ -30,6 +30,7 @@ func onRings(t *testing.T, c *shm.Comm, d *cuda.Device, fn func(t *testing.T, w 
 // TestRings sends messages of lengths about those of chunks, slots and rings, also to the sender itself, as fast as
 // devices that are late allow.
 func TestRings(t *testing.T) {
+	devtest.CountsLeft(t)
 	devtest.OnDevices(t, devtest.Counts, map[string]string{"FAKECUDA_DELAY": "50"}, func(t *testing.T, c *shm.Comm, d *cuda.Device) {
 		devtest.Small(t)
 		onRings(t, c, d, func(t *testing.T, w devtest.Way) {

@@ -44,6 +44,7 @@ func onRanks(t *testing.T, ranks []int, fn func(t *testing.T, c *Comm)) {
 var classes = commtest.Classes{Buffer: cudampi.ErrBuffer, Count: cudampi.ErrCount, Truncate: cudampi.ErrTruncate}
 
 func TestMessages(t *testing.T) {
+	commtest.TypesLeft(t, len(counts), "messages through shared memory")
 	onRanks(t, counts, func(t *testing.T, c *Comm) {
 		var g P2P
 		for _, n := range append(commtest.Lengths, 7, 49, 1022, 1023, 20000) { // 1022 of 8 bytes are the most through a ring

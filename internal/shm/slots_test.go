@@ -20,6 +20,7 @@ import (
 
 // TestCollectives runs all collectives again on a Comm that shares memory, with lengths on both sides of its limits.
 func TestCollectives(t *testing.T) {
+	commtest.TypesLeft(t, len(counts), "collectives through shared memory")
 	onRanks(t, counts, func(t *testing.T, c *Comm) {
 		if has := c.s != nil; has != (c.Size() > 1) {
 			t.Fatalf("%d ranks share memory: %v", c.Size(), has)

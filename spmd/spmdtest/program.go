@@ -3,6 +3,7 @@ package spmdtest
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -43,7 +44,7 @@ func Main(m *testing.M, program func()) {
 
 // Ended is how a program ended and what it wrote.
 type Ended struct {
-	Status         int // of mpirun, which passes on that of the first rank that failed
+	Status         int // of mpirun, which passes on that of the first rank that failed; -1 after a signal, which Stderr names
 	Stdout, Stderr string
 }
 
@@ -127,6 +128,9 @@ func program(t *testing.T, ranks int, env []string, args []string) (e Ended, own
 	}
 	if cmd.ProcessState == nil {
 		t.Fatal(err)
+	}
+	if cmd.ProcessState.ExitCode() < 0 {
+		fmt.Fprintf(&errs, "ended by %v\n", cmd.ProcessState) // a signal
 	}
 	return Ended{cmd.ProcessState.ExitCode(), out.String(), errs.String()}, own
 }

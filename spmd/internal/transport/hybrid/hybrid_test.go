@@ -161,6 +161,7 @@ func TestMany(t *testing.T) {
 
 // TestMessages sends round a ring, from everyone to everyone, and in order, with heads only and with bodies of several pieces.
 func TestMessages(t *testing.T) {
+	commtest.TypesLeft(t, 3, "messages of goroutines of several processes")
 	each(t, func(t *testing.T, c comm) {
 		if c.local.Rank() == 0 {
 			mostPiece = 10_000 // of all processes, before the first message

@@ -93,6 +93,7 @@ func (g *group) Wait() error {
 
 // TestCollectives runs all collectives of all types and operations, with the references of package commtest.
 func TestCollectives(t *testing.T) {
+	commtest.TypesLeft(t, 4, "collectives of goroutines")
 	each(t, func(c *inproc.Comm) {
 		for _, n := range append(commtest.Lengths, 300, 2000) {
 			commtest.EveryReduction(t, comm{c}, n)
@@ -113,6 +114,7 @@ func each(t *testing.T, fn func(c *inproc.Comm)) {
 
 // TestMessages sends round a ring, from everyone to everyone, and in order, in lengths that rooms of memory do not matter to.
 func TestMessages(t *testing.T) {
+	commtest.TypesLeft(t, 4, "messages of goroutines")
 	each(t, func(c *inproc.Comm) {
 		g := &group{c: comm{c}}
 		for _, n := range append(commtest.Lengths, 7, 5000) {
