@@ -88,8 +88,8 @@ test-load: deps nvrtc
 COVERED := ./spmd ./spmd/internal/... ./spmd/ddp ./spmd/checkpoint ./cudampi ./internal/shm ./launch/...
 cover: deps nvrtc
 	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && export GOCOVERDIR="$$dir" && \
-	go test -count=1 -p 2 -parallel 8 -timeout 1h -vet=off -covermode=atomic -coverpkg=$$(go list $(COVERED) | paste -sd,) $(COVERED) -args -test.gocoverdir="$$dir"; \
-	go tool covdata percent -i="$$dir"
+	go test -count=1 -p 2 -parallel 8 -timeout 1h -vet=off -covermode=atomic -coverpkg=$$(go list $(COVERED) | paste -sd,) $(COVERED) -args -test.gocoverdir="$$dir"; status=$$?; \
+	go tool covdata percent -i="$$dir" && exit $$status
 
 # Every test on this machine's GPUs. The programs can be taken to another machine,
 # where ./test-gpu.sh runs them without Go. Each lies in its package's folder under
