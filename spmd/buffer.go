@@ -158,8 +158,11 @@ func (b Buffer[T]) Free() error {
 	return calls.Free(b.blk)
 }
 
-// CopyFrom copies src, of equal length, into b. It returns when b holds the
-// values; work in flight on streams is not waited for.
+// CopyFrom copies src, of equal length, into b, and returns when b holds the values.
+//
+// It waits for what streams of this rank have enqueued that uses the buffer, or a part of it, and so
+// do CopyTo, SetAll, At, Set and Host. Where a stream that uses it is being captured, they fail. In a
+// function of HostFunc they do not wait.
 func (b Buffer[T]) CopyFrom(src []T) error {
 	err := b.access("CopyFrom", len(src))
 	switch {
@@ -173,7 +176,7 @@ func (b Buffer[T]) CopyFrom(src []T) error {
 }
 
 // CopyTo copies b into dst, of equal length, and returns when it holds the
-// values. Streams that write b must have been synchronised.
+// values. It waits as CopyFrom does.
 func (b Buffer[T]) CopyTo(dst []T) error {
 	err := b.access("CopyTo", len(dst))
 	switch {
@@ -186,8 +189,8 @@ func (b Buffer[T]) CopyTo(dst []T) error {
 	return err
 }
 
-// SetAll sets every element to v and returns when it is done; work in flight on
-// streams is not waited for. Fill does it in the order of a stream.
+// SetAll sets every element to v and returns when it is done. It waits as CopyFrom
+// does. Fill does it in the order of a stream.
 func (b Buffer[T]) SetAll(v T) error {
 	err := b.access("SetAll", b.n)
 	switch {
@@ -202,9 +205,9 @@ func (b Buffer[T]) SetAll(v T) error {
 	return err
 }
 
-// At returns element i, waiting for no stream; from a GPU's memory it takes
+// At returns element i. It waits as CopyFrom does; from a GPU's memory it takes
 // microseconds. It panics out of range, when the buffer has been freed, and when
-// the GPU has failed.
+// the GPU, or a stream that it waits for, has failed.
 func (b Buffer[T]) At(i int) T {
 	one := b.Slice(i, i+1)
 	one.mustAccess("At")
@@ -218,7 +221,7 @@ func (b Buffer[T]) At(i int) T {
 	return v[0]
 }
 
-// Set sets element i, waiting for no stream. It panics as At does.
+// Set sets element i. It waits as CopyFrom does, and panics as At does.
 func (b Buffer[T]) Set(i int, v T) {
 	one := b.Slice(i, i+1)
 	one.mustAccess("Set")
@@ -230,8 +233,8 @@ func (b Buffer[T]) Set(i int, v T) {
 }
 
 // Host returns the elements in place, of memory that the host addresses: what
-// AllocPinned and AllocManaged returned. Streams that use the buffer must have been
-// synchronised. It panics when the buffer has been freed, and for memory of Alloc and
+// AllocPinned and AllocManaged returned. It waits as CopyFrom does, and does not know what
+// is enqueued while the program has the slice. It panics when the buffer has been freed, and for memory of Alloc and
 // AllocSymmetric, which a GPU has in its own memory: on the host too, so that what runs
 // there runs on a GPU.
 func (b Buffer[T]) Host() []T {
@@ -255,14 +258,18 @@ func (b Buffer[T]) mustAccess(op string) {
 	}
 }
 
-// reach refuses what is freed, and a copy that a GPU refuses in a function of HostFunc.
+// reach refuses what is freed, and a copy that a GPU refuses in a function of HostFunc. It waits for the streams that use
+// the buffer.
 func (b Buffer[T]) reach(op string) error {
 	if !open(b.blk) {
 		if err := exec.RefuseInHostFunc(op); err != nil {
 			return err
 		}
 	}
-	return calls.Gone(b.blk, op)
+	if err := calls.Gone(b.blk, op); err != nil {
+		return err
+	}
+	return calls.Settle(b.blk, op)
 }
 
 // open says whether a program addresses the memory, on every device.

@@ -17,6 +17,7 @@ func (c *Call) now(q *cudaexec.Queue) (done bool, err error) {
 		err = c.onDeviceNow(q)
 	}
 	q.Count() // what may still run on the device
+	c.uses(q.Used)
 	return true, err
 }
 

@@ -35,6 +35,19 @@ func (c *Call) copyFrom(o *Call) {
 	c.RecvCounts = append(received, o.RecvCounts...)
 }
 
+// uses calls fn with the blocks that the call uses, of which any may be nil.
+func (c *Call) uses(fn func(*exec.Block)) {
+	fn(c.DstBlock)
+	fn(c.SrcBlock)
+	if c.group == nil {
+		return
+	}
+	for i := range c.group.cmds {
+		fn(c.group.cmds[i].DstBlock)
+		fn(c.group.cmds[i].SrcBlock)
+	}
+}
+
 // checkBlocks refuses freed buffers and those of another world.
 func (c *Call) checkBlocks() error {
 	r := c.comm.r

@@ -54,6 +54,9 @@ func (g *Graph) record(c *exec.Capture, fn func() error) (err error) {
 	defer func() {
 		dev, e := c.End(whole && err == nil)
 		g.r.capturing.Add(-1)
+		for _, b := range g.blocks {
+			b.Capture(-1)
+		}
 		g.dev, g.owned = dev, c.Memory()
 		err = errors.Join(err, e)
 	}()
@@ -69,6 +72,7 @@ func (g *Graph) refer(blocks ...*exec.Block) {
 	for _, b := range blocks {
 		if b != nil && !slices.Contains(g.blocks, b) {
 			g.blocks = append(g.blocks, b)
+			b.Capture(1)
 		}
 	}
 }
@@ -131,6 +135,9 @@ func (g *Graph) Launch(s *Stream) error {
 		return err
 	}
 	c.Graph = g.dev
+	for _, b := range g.blocks {
+		s.Q.Uses(b)
+	}
 	if len(g.comms) > 0 {
 		c.Notes = g
 	}

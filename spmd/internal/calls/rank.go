@@ -111,6 +111,17 @@ func Gone(b *exec.Block, op string) error {
 	return nil
 }
 
+// Settle returns when the streams of its rank do not use the memory of a block any more. op is the caller's name.
+func Settle(b *exec.Block, op string) error {
+	if b == nil || !b.Busy() {
+		return nil
+	}
+	if err := Of(b).Dev.Settle(b); err != nil {
+		return fmt.Errorf("%s: %s: %w", ccall.At(), op, err)
+	}
+	return nil
+}
+
 func freedError(b *exec.Block, op string) error {
 	return fmt.Errorf("%s: %s: the buffer was freed at %s", ccall.At(), op, &b.At)
 }

@@ -131,8 +131,13 @@ func (s *Stream) Begin(k exec.Kind, a, b *exec.Block) (*exec.Command, error) {
 		return nil, err
 	}
 	c, err := s.Q.Begin(k)
-	if err == nil && s.Q.Lane() != nil {
+	switch {
+	case err != nil:
+	case s.Q.Lane() != nil:
 		s.graph().refer(a, b)
+	default:
+		s.Q.Uses(a)
+		s.Q.Uses(b)
 	}
 	return c, err
 }
@@ -160,6 +165,10 @@ func (s *Stream) BeginArgs(k exec.Kind, args []exec.Arg) (*exec.Command, error) 
 		for i := range args {
 			g.refer(args[i].Block)
 		}
+		return c, nil
+	}
+	for i := range args {
+		s.Q.Uses(args[i].Block)
 	}
 	return c, nil
 }
@@ -222,6 +231,8 @@ func (s *Stream) enqueue(asked *Call) error {
 	c.Notes = own
 	if s.Q.Lane() != nil {
 		s.graph().referCall(own)
+	} else {
+		own.uses(s.Q.Uses)
 	}
 	return s.Q.Enqueue(c)
 }
@@ -239,7 +250,7 @@ func (s *Stream) Awaited(b *exec.Block, p unsafe.Pointer, bytes, size int) (a ex
 	}
 	// MPI may keep in the memory of a result what is not the result yet.
 	if q, ok := s.Q.(exec.Written); ok && !s.R.All.routes.Handed() && bytes > 0 && b.Pool == s.R.Dev.Pools().Pinned && size >= 4 {
-		a.Q, a.Words = q, unsafe.Slice((*uint32)(p), bytes/4)
+		a.Q, a.Block, a.Words = q, b, unsafe.Slice((*uint32)(p), bytes/4)
 	}
 	return a, nil
 }

@@ -11,12 +11,15 @@ type Written interface {
 	Tail() uint64
 	// Pass notes that the first seq commands have run.
 	Pass(seq uint64)
+	// Written notes that what used a block has written it.
+	Written(b *Block)
 }
 
 // Await looks at memory that a device writes, again and again.
 type Await struct {
 	Q     Written
 	Words []uint32 // of the memory; none where there is nothing to see
+	Block *Block   // that they lie in
 	seen  int
 	// What the queue held before the work, which is over when that has written.
 	before uint64
@@ -49,6 +52,7 @@ func (a *Await) Wait(end func() error) error {
 			}
 			if a.seen == len(a.Words) {
 				a.Q.Pass(a.before) // or what was issued would pile up where nobody synchronizes
+				a.Q.Written(a.Block)
 				return nil
 			}
 		}

@@ -7,6 +7,7 @@ type fakeWritten struct{ tail, passed uint64 }
 
 func (q *fakeWritten) Tail() uint64    { return q.tail }
 func (q *fakeWritten) Pass(seq uint64) { q.passed = seq }
+func (q *fakeWritten) Written(*Block)  {}
 
 // Who awaits numbers again and again, and never synchronizes, still has the queue know that the work before is over.
 func TestAwaitTellsWhatIsOver(t *testing.T) {

@@ -46,6 +46,8 @@ type Device interface {
 	All() []Queue
 	// Marks returns the ends of the queues that have work in flight.
 	Marks() []Point
+	// Settle returns when no queue uses the block any more, or never will.
+	Settle(b *Block) error
 	// KeepSigning has the queues tell how far they are, now and then, until stop.
 	KeepSigning(every time.Duration, stop <-chan struct{})
 	// EndJobs returns when the host has done all that queues wait for it to do. There is no more of that.
@@ -79,8 +81,9 @@ const (
 
 // Queues are those of one device.
 type Queues struct {
-	mu   sync.Mutex
-	list []Queue
+	mu    sync.Mutex
+	list  []Queue
+	seats [shared]atomic.Pointer[Queue]
 }
 
 // Add adds a queue.
@@ -88,13 +91,23 @@ func (s *Queues) Add(q Queue) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.list = append(s.list, q)
+	n := &q.seat().n
+	for *n = 0; *n < shared; *n++ {
+		if s.seats[*n].CompareAndSwap(nil, &q) {
+			break
+		}
+	}
 }
 
-// Remove takes a queue out.
+// Remove takes a queue out, whose work is over.
 func (s *Queues) Remove(q Queue) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	n := len(s.list)
 	s.list = slices.DeleteFunc(s.list, func(o Queue) bool { return o == q })
+	if seat := q.seat().n; len(s.list) < n && seat < shared {
+		s.seats[seat].Store(nil)
+	}
 }
 
 // All returns a copy of the list.

@@ -71,13 +71,20 @@ func RefuseInHostFunc(op string) error {
 	return refuse(op)
 }
 
-// refuse is apart, so that the question before it is inlined.
-func refuse(op string) error {
+// InHostFunc says whether a function of HostFunc calls it.
+func InHostFunc() bool {
+	if !HostFuncRuns() {
+		return false
+	}
 	h := &hostFuncs
 	h.mu.Lock()
-	refused := h.threads[unix.Gettid()]
-	h.mu.Unlock()
-	if refused {
+	defer h.mu.Unlock()
+	return h.threads[unix.Gettid()]
+}
+
+// refuse is apart, so that the question before it is inlined.
+func refuse(op string) error {
+	if InHostFunc() {
 		return fmt.Errorf("%s: %s in a function of HostFunc, which may not use streams, events, graphs, communicators and a GPU's memory", ccall.At(), op)
 	}
 	return nil

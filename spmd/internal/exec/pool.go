@@ -25,6 +25,7 @@ type Block struct {
 	Size  int // of the size class
 	Freed atomic.Bool
 	At    ccall.Site // where it was freed
+	uses  uses
 	// Return takes the block back in the stead of Pool, up to the marks of its owner's queues: of memory that several owners
 	// have. Else nil.
 	Return func(marks []Point) error

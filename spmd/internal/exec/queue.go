@@ -21,6 +21,10 @@ type Queue interface {
 	Begin(k Kind) (*Command, error)
 	// Enqueue enqueues the command that Begin returned, and unlocks the queue. In a capture the command is recorded.
 	Enqueue(c *Command) error
+	// Uses notes, between Begin and Enqueue, that the command uses a block, which may be nil. No capture takes the command.
+	Uses(b *Block)
+	// Using returns up to where the queue uses a block, and whether it has not got there.
+	Using(b *Block) (p Point, pending bool)
 	// After makes what is enqueued from now on wait for a point of another queue of the device. e is the event that was
 	// recorded there, if there is one. The queue is not being captured.
 	After(p Point, e Event) error
@@ -37,6 +41,8 @@ type Queue interface {
 	State() (State, bool)
 	// Close ends the queue, whose work is over.
 	Close() error
+
+	seat() *Seat
 }
 
 // State is what a report shows of a queue.

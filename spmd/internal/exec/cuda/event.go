@@ -67,7 +67,11 @@ func (e *event) Passed(p exec.Point) (bool, error) {
 	if err := p.Failure(); err != nil || at == nil {
 		return false, err
 	}
-	return at.Query()
+	done, err := at.Query()
+	if done {
+		p.Q.(*Queue).Pass(p.Seq) // who reads then what the queue has written need not ask again
+	}
+	return done, err
 }
 
 // Since implements exec.Event.

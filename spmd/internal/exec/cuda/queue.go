@@ -19,12 +19,14 @@ import (
 // the GPU has got. So a command costs nothing beyond the driver's call, and a
 // point is as cheap here as on the host.
 type Queue struct {
+	exec.Seat
 	d     *Device
 	g     *GPU
 	name  string
 	h     *cuda.Stream
 	front sync.Mutex // from Begin to Enqueue
 	slot  exec.Command
+	using []*exec.Block // by slot
 	work  exec.Scratch
 	known atomic.Uint64           // commands known to have run
 	tail  atomic.Uint64           // commands issued; written under mu
@@ -111,6 +113,32 @@ func (q *Queue) State() (exec.State, bool) {
 
 // Running implements exec.Queue: the host runs none.
 func (q *Queue) Running(func(*exec.Command) bool) (string, bool) { return "", false }
+
+// Uses implements exec.Queue.
+func (q *Queue) Uses(b *exec.Block) {
+	if b != nil {
+		q.using = append(q.using, b)
+	}
+}
+
+// Using implements exec.Queue.
+func (q *Queue) Using(b *exec.Block) (p exec.Point, pending bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	seq := min(b.LastUse(&q.Seat), q.tail.Load()) // another queue may have had the seat
+	if q.known.Load() >= seq || q.closed {
+		b.Unused(&q.Seat)
+		return p, false
+	}
+	return exec.Point{Q: q, Seq: seq}, true
+}
+
+// Written notes that what used a block has written it.
+func (q *Queue) Written(b *exec.Block) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	b.Unused(&q.Seat)
+}
 
 // Tail is how many commands have been enqueued.
 func (q *Queue) Tail() uint64 { return q.tail.Load() }

@@ -44,7 +44,11 @@ func (q *Queue) Begin(k exec.Kind) (*exec.Command, error) {
 // Enqueue implements exec.Queue: the command goes to the driver. In a capture the driver adds it to the graph.
 func (q *Queue) Enqueue(c *exec.Command) error {
 	defer q.front.Unlock()
-	defer func() { c.Func, c.Graph, c.Notes = nil, nil, nil }() // not to be kept alive by it
+	defer func() { // not to keep alive what it used
+		c.Func, c.Graph, c.Notes = nil, nil, nil
+		clear(q.using)
+		q.using = q.using[:0]
+	}()
 	var call Call
 	var as issued
 	collective := c.Kind == exec.DoGraph && c.Notes != nil
@@ -93,7 +97,7 @@ func (q *Queue) Enqueue(c *exec.Command) error {
 		err := q.issue(c, call, seq, work)
 		q.ends(r, seq, err)
 		if err == nil {
-			q.tail.Store(seq)
+			q.ended(seq)
 		}
 		return err
 	}
@@ -107,12 +111,20 @@ func (q *Queue) Enqueue(c *exec.Command) error {
 	if err != nil {
 		return err
 	}
-	q.tail.Store(seq)
+	q.ended(seq)
 	q.coll.Store(seq)
 	if as.q != nil {
 		q.g.last = as
 	}
 	return nil
+}
+
+// ended makes seq the end, whose command uses what Uses has noted. The caller holds q.mu.
+func (q *Queue) ended(seq uint64) {
+	q.tail.Store(seq)
+	for _, b := range q.using {
+		b.UsedBy(&q.Seat, seq)
+	}
 }
 
 // as is what a call will be the last of.
@@ -166,6 +178,13 @@ func (q *Queue) Count() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.tail.Add(1)
+}
+
+// Used notes that the last command that was counted uses a block, which may be nil.
+func (q *Queue) Used(b *exec.Block) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	b.UsedBy(&q.Seat, q.tail.Load())
 }
 
 // Ready says why the queue takes no more commands, or nil.

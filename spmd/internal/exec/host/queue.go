@@ -16,6 +16,7 @@ import (
 
 // queue is a stream in host memory: a ring of commands and one goroutine.
 type queue struct {
+	exec.Seat
 	d     *Device
 	name  string
 	mu    sync.Mutex
@@ -120,6 +121,21 @@ func (q *queue) enqueue(s *slot) uint64 {
 	q.tail++
 	q.more.Signal()
 	return q.tail
+}
+
+// Uses implements exec.Queue.
+func (q *queue) Uses(b *exec.Block) { b.UsedBy(&q.Seat, q.tail+1) }
+
+// Using implements exec.Queue.
+func (q *queue) Using(b *exec.Block) (p exec.Point, pending bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	seq := min(b.LastUse(&q.Seat), q.tail) // another queue may have had the seat
+	if q.done.Load() >= seq {
+		b.Unused(&q.Seat)
+		return p, false
+	}
+	return exec.Point{Q: q, Seq: seq}, true
 }
 
 // grow doubles the ring. The worker may be running a command in the old array,

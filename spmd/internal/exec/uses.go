@@ -1,0 +1,109 @@
+package exec
+
+import (
+	"errors"
+	"math/bits"
+	"sync/atomic"
+)
+
+// A block knows which queues of its device use it, and up to which command, so that a host that reads or writes the memory
+// waits for those, and for nothing else. What it knows of a queue is changed under the lock of that queue.
+
+// seats is how many queues a block tells apart. Those beyond have the last seat in common, and are waited for to their ends.
+const seats = 8
+
+// shared is the seat of queues for which there is no other.
+const shared = seats - 1
+
+// Seat is the place of a queue among those of its device; queues embed it.
+type Seat struct{ n int }
+
+// seat implements Queue.
+func (s *Seat) seat() *Seat { return s }
+
+// uses is what a block knows of queues.
+type uses struct {
+	by       atomic.Uint32 // a bit for each seat whose queue may still use the block
+	captures atomic.Int32  // under way, that use it
+	last     [seats]uint64 // for each seat the number of the last command
+}
+
+// Busy says whether queues may still use the block, or captures do. It costs two loads.
+func (b *Block) Busy() bool { return b.uses.by.Load() != 0 || b.uses.captures.Load() != 0 }
+
+// UsedBy notes that command seq of the queue uses the block, which may be nil. The caller holds the lock of the queue.
+func (b *Block) UsedBy(s *Seat, seq uint64) {
+	if b == nil {
+		return
+	}
+	if bit := uint32(1) << s.n; b.uses.by.Load()&bit == 0 {
+		b.uses.by.Or(bit)
+	}
+	if s.n != shared {
+		b.uses.last[s.n] = seq
+	}
+}
+
+// LastUse is up to where the queue of a seat uses the block. The caller holds the lock of the queue.
+func (b *Block) LastUse(s *Seat) uint64 { return b.uses.last[s.n] }
+
+// Unused notes that the queue of a seat does not use the block any more. The caller holds the lock of the queue.
+func (b *Block) Unused(s *Seat) {
+	if s.n != shared {
+		b.uses.by.And(^(uint32(1) << s.n))
+	}
+}
+
+// Capture notes that so many captures more, or fewer, are under way that use the block.
+func (b *Block) Capture(n int32) { b.uses.captures.Add(n) }
+
+// ErrCaptured is why a host does not wait for a block.
+var ErrCaptured = errors.New("a stream that uses the buffer is being captured")
+
+// Settle returns when no queue uses the block any more, or never will.
+func (s *Queues) Settle(b *Block) error {
+	if InHostFunc() {
+		return nil // whose place in its queue says what it may use
+	}
+	if b.uses.captures.Load() != 0 {
+		return ErrCaptured
+	}
+	for by := b.uses.by.Load(); by != 0; by &= by - 1 {
+		i := bits.TrailingZeros32(by)
+		if i == shared {
+			if err := s.settleOthers(); err != nil {
+				return err
+			}
+			continue
+		}
+		at := s.seats[i].Load()
+		if at == nil {
+			continue // the queue has ended
+		}
+		for p, pending := (*at).Using(b); pending; p, pending = (*at).Using(b) {
+			if err := settled(*at, p); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// settleOthers waits for the queues without a seat of their own.
+func (s *Queues) settleOthers() error {
+	for _, q := range s.All() {
+		if q.seat().n == shared && !q.Idle() {
+			if err := settled(q, q.End()); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func settled(q Queue, p Point) error {
+	if q.Lane() != nil && !q.Reached(p.Seq) {
+		return ErrCaptured
+	}
+	return p.Wait()
+}
