@@ -86,6 +86,7 @@ func TestSampleAndEval(t *testing.T) {
 		{[]string{"sample"}, "--checkpoint is missing"},
 		{[]string{"sample", dir, "--max-tokens", "0"}, "--max-tokens 0"},
 		{[]string{"sample", dir, "--top-k", "-1"}, "--top-k -1"},
+		{[]string{"sample", dir, "--mid-document"}, "--mid-document needs a --prompt"},
 		{[]string{"sample", dir, "--temperature", "nan"}, "--temperature NaN"},
 		{[]string{"sample", dir, "--dtype", "int8"}, "--dtype int8"},
 		{[]string{"sample", dir, "--data", text}, "unknown flag: --data"},

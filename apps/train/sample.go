@@ -24,7 +24,7 @@ type sampler struct {
 	checkpoint, prompt, dtype string
 	tokens, topK              int
 	temperature               float64
-	ignoreEnd                 bool
+	ignoreEnd, within         bool
 	given                     func(flag string) bool
 	json                      func() string
 }
@@ -42,6 +42,7 @@ type sampleRecord struct {
 	Ranks        int     `json:"ranks"`
 	Device       string  `json:"device"`
 	Text         string  `json:"text"`
+	IDs          []int32 `json:"ids"` // of the tokens that were written
 }
 
 func openSample(fs *pflag.FlagSet) (func(context.Context, *spmd.World) error, func(int) error) {
@@ -50,6 +51,7 @@ func openSample(fs *pflag.FlagSet) (func(context.Context, *spmd.World) error, fu
 	fs.StringVar(&s.prompt, "prompt", "", "`TEXT` to go on from")
 	fs.IntVar(&s.tokens, "max-tokens", 400, "tokens to write at most; the text ends sooner where the model ends the document")
 	fs.BoolVar(&s.ignoreEnd, "ignore-end", false, "write --max-tokens tokens: the model may not end the document")
+	fs.BoolVar(&s.within, "mid-document", false, "the prompt is out of the middle of a document: no end of text stands before it")
 	fs.Float64Var(&s.temperature, "temperature", 0.8, "0 takes the likeliest token, 1 the model's own distribution")
 	fs.IntVar(&s.topK, "top-k", 0, "draw from so many of the likeliest tokens only; 0 draws from all")
 	fs.StringVar(&s.dtype, "dtype", "", "type of the activations: float32 or bfloat16 (default bfloat16 on a GPU, float32 on the host)")
@@ -62,6 +64,8 @@ func (s *sampler) check(ranks int) error {
 		return fmt.Errorf("sample runs on one rank, not on %d: leave mpirun out", ranks)
 	case s.tokens < 1:
 		return fmt.Errorf("--max-tokens %d: must be at least 1", s.tokens)
+	case s.within && s.prompt == "":
+		return errors.New("--mid-document needs a --prompt: there would be nothing to go on from")
 	case s.topK < 0:
 		return fmt.Errorf("--top-k %d: must be at least 0", s.topK)
 	case !(s.temperature >= 0 && kernels.Finite(s.temperature)):
@@ -95,7 +99,9 @@ func (s *sampler) run(ctx context.Context, w *spmd.World) (err error) {
 	}
 	defer func() { err = errors.Join(err, d.Close(), free()) }()
 	w.Log().Info().Int("steps", p.Step).Int("params", p.Cfg.ParamCount()).Int("seq", seq).Str("tokens", p.Tok.Name()).Str("dtype", dtype).Msg("model")
-	return s.write(ctx, w, decode.NewWriter(d, p.Tok, seq, s.temperature, s.topK, w.Seed()), sampleRecord{Summary: true, App: "sample",
+	writer := decode.NewWriter(d, p.Tok, seq, s.temperature, s.topK, w.Seed())
+	writer.Within = s.within
+	return s.write(ctx, w, writer, sampleRecord{Summary: true, App: "sample",
 		DType: dtype, Steps: p.Step, Ranks: w.Size(), Device: w.Device()})
 }
 
@@ -167,7 +173,11 @@ func (s *sampler) write(ctx context.Context, w *spmd.World, t *decode.Writer, re
 		return err
 	}
 	rec.FirstMs = float64(first.Microseconds()) / 1e3
-	rec.PromptTokens = len(t.IDs) - 1 - rec.Tokens
+	at := len(t.IDs) - rec.Tokens
+	rec.IDs = t.IDs[at:]
+	if rec.PromptTokens = at; !s.within {
+		rec.PromptTokens-- // the end of text before it
+	}
 	rec.Text = string(text)
 	w.Log().Info().Int("prompt_tokens", rec.PromptTokens).Int("tokens", rec.Tokens).Str("first_ms", fmt.Sprintf("%.1f", rec.FirstMs)).
 		Str("tok/s", fmt.Sprintf("%.1f", rec.TokS)).Msg("done")

@@ -18,7 +18,8 @@ type Writer struct {
 	temperature float64 // 0 takes the likeliest token
 	topK        int     // how many of the likeliest tokens are drawn from; 0 is all
 	rng         *rand.Rand
-	IDs         []int32 // the text so far, from the separator that begins it on
+	Within      bool    // the prompt is out of the middle of a document, which no separator begins
+	IDs         []int32 // the text so far, from the separator that begins it on, if one does
 }
 
 // NewWriter returns a writer that draws by seed; temperature and topK are as in Writer.
@@ -26,8 +27,8 @@ func NewWriter(d Decoder, tok text.Tokenizer, seq int, temperature float64, topK
 	return &Writer{Decoder: d, tok: tok, seq: seq, temperature: temperature, topK: topK, rng: rand.New(rand.NewPCG(seed, 0x73616d706c65))}
 }
 
-// Write writes up to n tokens after the beginning of a document and the prompt, and tells
-// each with its text. Each is drawn from softmax(logits/temperature). Without ends the
+// Write writes up to n tokens after the beginning of a document and the prompt, or where Within is set after
+// the prompt alone, which then has a token, and tells each with its text. Each is drawn from softmax(logits/temperature). Without ends the
 // separator of documents never is, so that the text has its length; with it the text
 // ends there. It blocks.
 func (t *Writer) Write(ctx context.Context, prompt string, n int, ends bool, tell func(text []byte) error) error {
@@ -35,7 +36,11 @@ func (t *Writer) Write(ctx context.Context, prompt string, n int, ends bool, tel
 	if err != nil {
 		return err
 	}
-	t.IDs = append([]int32{t.tok.Separator()}, ids...)
+	t.IDs = t.IDs[:0]
+	if !t.Within {
+		t.IDs = append(t.IDs, t.tok.Separator())
+	}
+	t.IDs = append(t.IDs, ids...)
 	t.Reset()
 	fresh := len(t.IDs) // tokens that the decoder has not seen
 	for range n {

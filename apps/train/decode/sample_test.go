@@ -4,6 +4,8 @@ import (
 	"math"
 	"slices"
 	"testing"
+
+	"lockstep/apps/train/text"
 )
 
 func TestKeepTop(t *testing.T) {
@@ -29,6 +31,34 @@ func TestDraw(t *testing.T) {
 	}{{0, 0}, {math.Exp(0.5)/sum - 1e-9, 0}, {math.Exp(0.5)/sum + 1e-9, 1}, {1 - math.Exp(1)/sum + 1e-9, 3}, {math.Nextafter(1, 0), 3}} {
 		if i := draw(logits, 2, c.u); i != c.want {
 			t.Errorf("u %g draws %d, want %d", c.u, i, c.want)
+		}
+	}
+}
+
+// seen is a double of a decoder: it keeps what it is given, and the likeliest token is always 7.
+type seen struct{ ids []int32 }
+
+func (s *seen) Len() int     { return len(s.ids) }
+func (s *seen) Reset()       { s.ids = s.ids[:0] }
+func (s *seen) Close() error { return nil }
+func (s *seen) Next(ids []int32) ([]float32, error) {
+	s.ids = append(s.ids, ids...)
+	l := make([]float32, 256)
+	l[7] = 1
+	return l, nil
+}
+
+// TestBeforeThePrompt: the end of a text stands before the prompt, unless that is out of the middle of a document.
+func TestBeforeThePrompt(t *testing.T) {
+	for within, want := range map[bool][]int32{false: {0, 'a', 'b', 7, 7}, true: {'a', 'b', 7, 7}} {
+		d := &seen{}
+		w := NewWriter(d, text.Bytes{}, 10, 0, 0, 1)
+		w.Within = within
+		if err := w.Write(t.Context(), "ab", 3, true, func([]byte) error { return nil }); err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(d.ids, want) || !slices.Equal(w.IDs, append(slices.Clone(want), 7)) {
+			t.Errorf("within %v: the decoder has seen %v, want %v; the text is %v", within, d.ids, want, w.IDs)
 		}
 	}
 }

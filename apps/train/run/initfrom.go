@@ -53,6 +53,9 @@ func (o *Options) takeWeights() (base layout.Config, alike string, err error) {
 	if tok.IDs() != base.Vocab {
 		return base, "", fmt.Errorf("--tokens %s are %d different ones, but the model in --init-from %s has %d", o.tokens, tok.IDs(), o.initFrom, base.Vocab)
 	}
+	if o.noTokens, err = o.weights.CheckTokens(tok); err != nil {
+		return base, "", err
+	}
 	alike = nearest(base)
 	if p := layout.Presets[alike]; p.Layers != base.Layers || p.Heads != base.Heads || p.Channels != base.Channels {
 		o.model = filepath.Base(o.initFrom)

@@ -58,6 +58,7 @@ type Options struct {
 	Inputs    []input.Place
 	valInputs []input.Place   // empty where validation takes a part of inputs
 	weights   *weights.Folder // to begin with; nil where they are drawn
+	noTokens  string          // files that weights lacks, so that nobody knows whether its tokens are ours
 	Tok       text.Tokenizer
 	Cfg       layout.Config
 	adam      optim.AdamConfig

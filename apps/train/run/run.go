@@ -32,6 +32,9 @@ func (o *Options) run(ctx context.Context, w *spmd.World) (err error) {
 	if err := o.settle(w); err != nil {
 		return err
 	}
+	if o.noTokens != "" {
+		w.Log().Warn().Msgf("--init-from %s: there is no %s: nothing says whether the model has learned the tokens of --tokens %s", o.initFrom, o.noTokens, o.tokens)
+	}
 	if err := o.warnApart(w); err != nil {
 		return err
 	}

@@ -1,10 +1,12 @@
 package weights
 
 import (
+	"bytes"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"math"
 	"os"
@@ -110,7 +112,10 @@ func (h *Folder) open() error {
 		return err
 	}
 	c := hfDefaults
-	if err := json.Unmarshal(text, &c); err != nil {
+	if text, err = ownNames(text); err == nil {
+		err = json.Unmarshal(text, &c)
+	}
+	if err != nil {
 		return fmt.Errorf("%s: %w", hfConfigFile, err)
 	}
 	if h.Cfg, err = c.shape(); err != nil {
@@ -129,6 +134,37 @@ func (h *Folder) open() error {
 	return h.check()
 }
 
+// otherNames are those that transformers take for some of GPT-2's own. Source: attribute_map of class GPT2Config.
+var otherNames = [][2]string{{"n_embd", "hidden_size"}, {"n_positions", "max_position_embeddings"}, {"n_head", "num_attention_heads"},
+	{"n_layer", "num_hidden_layers"}}
+
+// ownNames returns a config.json with GPT-2's own names. Who has both names of a number, with different values, is refused.
+func ownNames(text []byte) ([]byte, error) {
+	var c map[string]json.RawMessage
+	if err := json.Unmarshal(text, &c); err != nil {
+		return nil, err
+	}
+	for _, n := range otherNames {
+		own, other := c[n[0]], c[n[1]]
+		switch {
+		case other == nil:
+		case own == nil:
+			c[n[0]] = other
+		case string(own) != string(other):
+			return nil, fmt.Errorf("%s is %s, and %s %s: they are two names of one number", n[0], own, n[1], other)
+		}
+	}
+	return json.Marshal(c)
+}
+
+// notLFS refuses a file that stands for another, which Git LFS has not fetched.
+func notLFS(head []byte, path string) error {
+	if bytes.HasPrefix(head, []byte("version https://git-lfs.github.com/spec/")) {
+		return fmt.Errorf("%s: a pointer file of Git LFS, which stands for the file itself: git lfs pull fetches that", filepath.Base(path))
+	}
+	return nil
+}
+
 // readText reads a small file. The error does not repeat the folder.
 func readText(path string) ([]byte, error) {
 	const most = 64 << 20
@@ -144,7 +180,7 @@ func readText(path string) ([]byte, error) {
 	if _, err := f.ReadAt(b, 0); err != nil {
 		return nil, fmt.Errorf("%s: %w", filepath.Base(path), err)
 	}
-	return b, nil
+	return b, notLFS(b, path)
 }
 
 // files returns the names of the files with the tensors.
@@ -184,6 +220,14 @@ func (h *Folder) list(name string) error {
 		return input.ShortPath(err, path)
 	}
 	defer f.Close()
+	head := make([]byte, 64)
+	n, err := f.ReadAt(head, 0)
+	if err != nil && err != io.EOF {
+		return input.ShortPath(err, path)
+	}
+	if err := notLFS(head[:n], path); err != nil {
+		return err
+	}
 	tensors, err := safetensors.Parse(f, st.Size())
 	if err != nil {
 		return fmt.Errorf("%s: %w", name, err)
