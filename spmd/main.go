@@ -23,7 +23,7 @@ import (
 // unknown flag, an argument that is no flag, ranks that were started with different flags (see MayDiffer), and an error of
 // run marked by Usage are bad input: one line on standard error for the whole job, exit status 2.
 //
-// ctx ends at SIGINT, SIGTERM and SIGHUP, with run then given five seconds to return, or 0.4 s under
+// ctx ends at SIGINT, SIGTERM and SIGHUP, with run then given five seconds to return, or 0.25 s under
 // Open MPI's mpirun, which kills after one;
 // the exit status is 128 plus the signal. Any other error of run, a panic in it,
 // or a failed stream on any rank ends the job on every rank, with that rank's

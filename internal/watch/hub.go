@@ -359,8 +359,11 @@ func (h *hub) claim(c Cause) {
 		return
 	}
 	wait := settleTime
-	if h.cfg.Me.Rank != 0 {
+	switch {
+	case h.cfg.Me.Rank != 0:
 		wait = h.cfg.standIn
+	case h.warned != nil: // it is the cause, and the launcher may kill soon
+		wait = 0
 	}
 	h.wg.Go(func() {
 		select {
@@ -403,8 +406,12 @@ func (h *hub) conclude(c Cause) {
 			m.line.send(message{Kind: msgCause, Cause: &c})
 		}
 	}
+	limit := tellLimit
+	if h.warned != nil { // the launcher may kill soon, and the other ranks have the signal, too
+		limit = tellWarned
+	}
 	h.wg.Go(func() {
-		h.await(tellLimit, func() bool { return h.all(func(m *member) bool { return m.told }) })
+		h.await(limit, func() bool { return h.all(func(m *member) bool { return m.told }) })
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		if m := h.members[own]; m != nil {

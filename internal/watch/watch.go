@@ -71,6 +71,7 @@ const (
 	standInTime   = 600 * time.Millisecond // after which the stand-in decides, if the hub has not
 	orphanTime    = 900 * time.Millisecond // after which a rank decides that lost a hub
 	tellLimit     = 300 * time.Millisecond // for the ranks to confirm the cause, before the hub's own rank ends
+	tellWarned    = 50 * time.Millisecond  // the same, where a rank had warned of it
 	failLimit     = time.Second            // of Fail, and of each half of Done
 	gatherLimit   = 3 * time.Second        // for the ranks to say their state
 	quietLimit    = time.Second            // the same, for ranks that have been quiet before

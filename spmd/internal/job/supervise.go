@@ -18,7 +18,7 @@ const (
 	// grace is how long the program may take to return after a signal or a failed stream.
 	grace = 5 * time.Second
 	// lastWords is how long it takes, with some room, that the cause of a job is printed.
-	lastWords = 600 * time.Millisecond
+	lastWords = 750 * time.Millisecond
 )
 
 // patience is how long the program may take to return after a signal: less than grace where the launcher kills it before,
