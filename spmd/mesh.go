@@ -23,7 +23,12 @@ type Axis struct {
 // Fit is the size of an axis that takes what the others leave (see FitAxes).
 const Fit = -1
 
-func (a Axis) String() string { return fmt.Sprintf("%s %d", a.Name, a.Size) }
+func (a Axis) String() string {
+	if a.Periodic {
+		return fmt.Sprintf("%s %d periodic", a.Name, a.Size)
+	}
+	return fmt.Sprintf("%s %d", a.Name, a.Size)
+}
 
 // Layout is the ranks of a world arranged in a grid, the last axis varying fastest, as this rank sees it.
 type Layout struct {
@@ -93,11 +98,6 @@ func (w *World) Mesh(axes ...Axis) (*Mesh, error) {
 // sameAxes refuses axes that are not those of every rank. Collective.
 func (w *World) sameAxes(axes []Axis) error {
 	mine := fmt.Sprint(axes)
-	for _, a := range axes {
-		if a.Periodic {
-			mine += fmt.Sprintf(", %s is periodic", a.Name)
-		}
-	}
 	h := fnv.New64a()
 	io.WriteString(h, mine)
 	all, err := w.in.Channel.Range(control.Split, int64(h.Sum64()))
