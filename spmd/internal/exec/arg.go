@@ -3,9 +3,11 @@ package exec
 import (
 	"fmt"
 	"reflect"
+	"sync/atomic"
 	"unsafe"
 
 	"lockstep/internal/elem"
+	"lockstep/internal/emulate"
 	"lockstep/internal/kernels"
 )
 
@@ -158,4 +160,6 @@ type Kernel struct {
 	Source kernels.Source // of this kernel alone
 	Host   func([]Arg) error
 	ID     int // from 0, in the order in which the kernels of a process were declared
+	// Params are the parameters in the CUDA source, once tests have found them; none where they are not known.
+	Params atomic.Pointer[[]emulate.Param]
 }

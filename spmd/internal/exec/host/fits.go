@@ -37,13 +37,19 @@ func params(k *exec.Kernel) (list []emulate.Param, known bool) {
 		all = got
 	}
 	list, known = all.(map[string][]emulate.Param)[k.Name]
-	return list, known && len(list) > 0 // of none there may be a form for each architecture
+	return list, known
 }
 
 // Fits says why arguments are not the parameters that k has in its CUDA source, as far as these are known.
 func Fits(k *exec.Kernel, args []exec.Arg) error {
-	list, known := params(k)
-	if !known {
+	found := k.Params.Load()
+	if found == nil {
+		list, _ := params(k)
+		found = &list
+		k.Params.Store(found)
+	}
+	list := *found
+	if len(list) == 0 { // not known; or of none, of which there may be a form for each architecture
 		return nil
 	}
 	if len(args) != len(list) {
