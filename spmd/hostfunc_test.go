@@ -99,7 +99,7 @@ func TestHostFuncRefuses(t *testing.T) {
 			must(t, s.HostFunc(func() error { got = call(); return nil }))
 			must(t, s.Synchronize())
 			if got == nil || !strings.Contains(got.Error(), "in a function of HostFunc, which may not use streams, events, graphs, communicators and a GPU's memory") ||
-				!strings.Contains(got.Error(), "spmd/stream_test.go:") {
+				!strings.Contains(got.Error(), "spmd/hostfunc_test.go:") {
 				t.Errorf("%s in a function of HostFunc: %v", what, got)
 			}
 		}
@@ -139,7 +139,7 @@ func TestGoexit(t *testing.T) {
 			}
 			return errors.Join(s.Close(), err)
 		})
-		if err == nil || !strings.Contains(err.Error(), "runtime.Goexit") || !strings.Contains(err.Error(), "spmd/stream_test.go:") {
+		if err == nil || !strings.Contains(err.Error(), "runtime.Goexit") || !strings.Contains(err.Error(), "spmd/hostfunc_test.go:") {
 			t.Errorf("%s: the job has %v", what, err)
 		}
 	}
@@ -194,5 +194,34 @@ func TestBlocksInACapture(t *testing.T) {
 		must(t, half.Close())
 		must(t, spmd.Barrier(c.On(s)))
 		must(t, s.Synchronize())
+	})
+}
+
+// TestCaptureSeenByOthers: another goroutine may ask a stream that is being captured. The race detector looks on (make race).
+func TestCaptureSeenByOthers(t *testing.T) {
+	spmdtest.RunInProcess(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		s, x := stream(t, w, "s"), fill(t, w, 4, 1)
+		over, ended := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(ended)
+			for {
+				select {
+				case <-over:
+					return
+				default:
+					if err := s.Synchronize(); err != nil && !strings.Contains(err.Error(), "is being captured") {
+						t.Error(err)
+					}
+				}
+			}
+		}()
+		for range 100 {
+			g, err := s.Capture(func() error { return spmd.Fill(s, x, 2) })
+			must(t, err)
+			must(t, g.Launch(s))
+			must(t, g.Close())
+		}
+		close(over)
+		<-ended
 	})
 }

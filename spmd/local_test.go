@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -150,6 +151,32 @@ func TestLocalHangs(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Ranks that wait for one another when the caller has ended its context learn it, and the cause is said.
+func TestLocalCancelled(t *testing.T) {
+	t.Parallel()
+	spmdtest.HostOnly(t, "the ranks are goroutines")
+	mine := errors.New("the caller has had enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	var told sync.WaitGroup
+	told.Add(2)
+	err := spmd.Local(ctx, spmdtest.Config(), 3, func(_ context.Context, w *spmd.World) error {
+		if w.Rank() == 2 {
+			cancel(mine)
+			told.Wait() // and not for ctx
+			return nil
+		}
+		defer told.Done()
+		err := spmd.Barrier(w.Comm())
+		if !errors.Is(err, mine) {
+			t.Errorf("rank %d has learned %v", w.Rank(), err)
+		}
+		return err
+	})
+	if !errors.Is(err, mine) || !strings.Contains(err.Error(), "some ranks have not returned in 5s") {
+		t.Errorf("Local returns %v", err)
 	}
 }
 

@@ -1,6 +1,7 @@
 package ddp
 
 import (
+	"errors"
 	"fmt"
 
 	"lockstep/internal/ccall"
@@ -69,7 +70,7 @@ func NewGatherer[T spmd.Elem](c spmd.Comm, buckets []spmd.Buffer[T], cfg Gathere
 		return nil, err
 	}
 	if g.s, err = w.NewStreamPriority("gatherer", spmd.High); err != nil {
-		return nil, err
+		return nil, errors.Join(err, closeEvents(g.whole))
 	}
 	g.c = c.On(g.s)
 	return g, nil
@@ -89,10 +90,17 @@ func events(w *spmd.World, n int) ([]*spmd.Event, error) {
 	for i := range es {
 		var err error
 		if es[i], err = w.NewEvent(); err != nil {
-			return nil, err
+			return nil, errors.Join(err, closeEvents(es[:i]))
 		}
 	}
 	return es, nil
+}
+
+func closeEvents(es []*spmd.Event) (err error) {
+	for _, e := range es {
+		err = errors.Join(err, e.Close())
+	}
+	return err
 }
 
 // Pass returns the pass that uses the buckets with these numbers, in this order. A bucket that is
@@ -211,4 +219,4 @@ func (g *Gatherer[T]) End(s *spmd.Stream) error {
 func (g *Gatherer[T]) Stream() *spmd.Stream { return g.s }
 
 // Close waits for what is on its way and ends the gatherer.
-func (g *Gatherer[T]) Close() error { return g.s.Close() }
+func (g *Gatherer[T]) Close() error { return errors.Join(g.s.Close(), closeEvents(g.whole)) }

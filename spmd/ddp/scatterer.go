@@ -91,10 +91,10 @@ func (r *Scatterer) open(w *spmd.World, c spmd.Comm) (err error) {
 		return err
 	}
 	if r.norm, err = NewNorm(c, r.shards...); err != nil {
-		return err
+		return errors.Join(err, closeEvents(r.free))
 	}
 	if r.s, err = w.NewStreamPriority("scatterer", spmd.High); err != nil {
-		return errors.Join(err, r.norm.Close())
+		return errors.Join(err, r.norm.Close(), closeEvents(r.free))
 	}
 	r.c = c.On(r.s)
 	return nil
@@ -186,4 +186,6 @@ func (r *Scatterer) ClipNorm(maxNorm float64, norm spmd.Buffer[float32], s *spmd
 func (r *Scatterer) Stream() *spmd.Stream { return r.s }
 
 // Close waits for the reductions in flight and ends the scatterer. No ClipNorm may be on its way.
-func (r *Scatterer) Close() error { return errors.Join(r.s.Close(), r.norm.Close()) }
+func (r *Scatterer) Close() error {
+	return errors.Join(r.s.Close(), r.norm.Close(), closeEvents(r.free))
+}

@@ -58,11 +58,14 @@ func NewLoader(w *spmd.World, data *Dataset, batch, vocab int) (*Loader, error) 
 	return l, nil
 }
 
-// Close frees the buffers. No feed may be running.
+// Close frees what the loader has. No feed may be running.
 func (l *Loader) Close() error {
 	err := errors.Join(l.in.Free(), l.targets.Free(), l.sorted.Free())
 	for _, s := range l.slots {
 		err = errors.Join(err, s.in.Free(), s.targets.Free(), s.sorted.Free())
+		if s.copied != nil {
+			err = errors.Join(err, s.copied.Close())
+		}
 	}
 	return err
 }

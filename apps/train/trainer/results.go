@@ -27,11 +27,11 @@ func (t *Trainer) openResults() (err error) {
 			return err
 		}
 		t.keep(r.norm.Free)
-		if r.begin, err = t.World.NewEvent(); err != nil {
-			return err
-		}
-		if r.end, err = t.World.NewEvent(); err != nil {
-			return err
+		for _, e := range []**spmd.Event{&r.begin, &r.end} {
+			if *e, err = t.World.NewEvent(); err != nil {
+				return err
+			}
+			t.keep((*e).Close)
 		}
 	}
 	if t.valLoss, err = spmd.AllocPinned[float64](t.World, 1); err != nil {

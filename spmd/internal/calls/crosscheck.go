@@ -1,6 +1,8 @@
 package calls
 
 import (
+	"cmp"
+	"errors"
 	"sync"
 	"unsafe"
 
@@ -56,13 +58,14 @@ func (x *crossCheck) submit(s *Stream, c *Call) error {
 	}
 	made := verify.Pack(&c.Call, c.group) // a group is gone once it is issued
 	run, err := x.ref.Begin(second, on.host, on.recorder, &c.Call, c.group, s.copyBytes)
-	if err != nil {
-		return err
+	if err == nil {
+		err = s.enqueue(c)
 	}
-	if err := s.enqueue(c); err != nil {
-		return err
+	copied := s.Q.End().Wait()
+	if err != nil && copied == nil {
+		run.Free()
 	}
-	if err := s.Q.End().Wait(); err != nil {
+	if err = cmp.Or(err, copied); err != nil {
 		return err
 	}
 	if err := x.r.Order.Enter(x.r.Order.Take(1)); err != nil {
@@ -71,11 +74,10 @@ func (x *crossCheck) submit(s *Stream, c *Call) error {
 	defer x.r.Order.Leave()
 	on.recorder.Enter(made)
 	defer on.recorder.Leave()
-	if err := run.Compare(); err != nil {
-		return err
+	if err = run.Compare(); err == nil || errors.Is(err, verify.ErrDiffer) {
+		run.Free() // else MPI may still have it, and the job ends
 	}
-	run.Free()
-	return nil
+	return err
 }
 
 // copyBytes enqueues a copy within the memory of the device.

@@ -3,6 +3,7 @@ package calls
 import (
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"lockstep/internal/ccall"
@@ -18,6 +19,8 @@ type Event struct {
 	at   exec.Point
 	cap  *exec.Capture // the capture it was last recorded in, if any
 	node int           // its number there
+
+	closed atomic.Bool
 }
 
 // Open makes e a new event.
@@ -26,6 +29,7 @@ func (e *Event) Open(r *Rank) error {
 		return err
 	}
 	e.r, e.dev = r, r.Dev.NewEvent()
+	r.events.Add(1)
 	return nil
 }
 
@@ -96,6 +100,9 @@ func (e *Event) Elapsed(since *Event) (time.Duration, error) {
 func (e *Event) Close() error {
 	if err := exec.RefuseInHostFunc("Close"); err != nil {
 		return err
+	}
+	if !e.closed.Swap(true) {
+		e.r.events.Add(-1)
 	}
 	return e.dev.Close()
 }

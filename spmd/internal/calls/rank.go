@@ -49,7 +49,8 @@ type Rank struct {
 	blocking  *Stream     // of collectives that block, on a GPU
 	parts     parts
 	capturing atomic.Int32
-	pause     sync.Mutex // guards yielder
+	events    atomic.Int64 // that are open
+	pause     sync.Mutex   // guards yielder
 	yielder   host.Yielder
 
 	mu       sync.Mutex
@@ -157,6 +158,15 @@ func (r *Rank) Comms() []*Comm {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Clone(r.comms)
+}
+
+// Opened is how many of what has to be closed, or freed, is not.
+func (r *Rank) Opened() map[string]int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	pools := r.Dev.Pools()
+	return map[string]int{"communicators": len(r.comms), "graphs": len(r.graphs), "streams": len(r.Dev.All()), "events": int(r.events.Load()),
+		"bytes": pools.Device.InUse() + pools.Pinned.InUse()}
 }
 
 // Recorders are those of all communicators.

@@ -310,15 +310,16 @@ func (p *Pool) trim() bool {
 		if class <= p.SlabMax {
 			continue
 		}
-		for _, ptr := range l {
-			if p.Put(ptr, class) == nil {
-				delete(p.chunks, ptr)
-				p.order = slices.DeleteFunc(p.order, func(c unsafe.Pointer) bool { return c == ptr })
-				p.held -= class
-				given = true
+		p.free[class] = slices.DeleteFunc(l, func(ptr unsafe.Pointer) bool {
+			if p.Put(ptr, class) != nil {
+				return false
 			}
-		}
-		delete(p.free, class)
+			delete(p.chunks, ptr)
+			p.order = slices.DeleteFunc(p.order, func(c unsafe.Pointer) bool { return c == ptr })
+			p.held -= class
+			given = true
+			return true
+		})
 	}
 	return given
 }

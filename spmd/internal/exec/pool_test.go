@@ -171,3 +171,28 @@ func TestWaitFor(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestTrimThatFails: memory that could not be given back is handed out again.
+func TestTrimThatFails(t *testing.T) {
+	source, out := fakeSource(3 << 20)
+	put := source.Put
+	source.Put = func(unsafe.Pointer, int) error { return errors.New("not now") }
+	var p Pool
+	p.Init(source)
+	var a, b, c Block
+	if err := p.Alloc(&a, 1<<20); err != nil {
+		t.Fatal(err)
+	}
+	was := a.Ptr
+	p.Release(&a, nil)
+	if err := p.Alloc(&b, 3<<20); err == nil { // for which what is free would have to go
+		t.Fatal("more memory than there is")
+	}
+	if err := p.Alloc(&c, 1<<20); err != nil || c.Ptr != was || len(out) != 1 {
+		t.Errorf("the block that stayed is not used again: %v, %d chunks", err, len(out))
+	}
+	p.Source.Put = put
+	if err := p.Close(); err != nil {
+		t.Error(err)
+	}
+}

@@ -30,6 +30,8 @@ type Rank struct {
 	Measures bool
 	// Libraries returns the versions of those that are found here, or why one is not.
 	Libraries func() map[string]string
+	// Opened returns how many of what has to be closed, or freed, is not, by kind.
+	Opened func() map[string]int
 	// Emitted has World.Emit on this rank give each line to fn, until cancel.
 	Emitted func(fn func(line []byte)) (cancel func())
 	// Slowest returns, on rank 0, the rank that the others have waited for lately. It is false where none is clearly, or it is

@@ -1,9 +1,9 @@
 package world
 
 import (
-	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -59,14 +59,27 @@ func (l *local) start(ctx context.Context) error {
 	}()
 	select {
 	case <-ended:
+		return team.Err()
 	case <-ctx.Done():
-		select {
-		case <-ended:
-		case <-time.After(grace):
-			return cmp.Or(team.Err(), context.Cause(ctx))
-		}
+	}
+	if within(ended, grace) {
+		return team.Err()
+	}
+	if team.Err() == nil { // the caller has ended it, and ranks that have not heard of that wait for each other
+		team.Stop(fmt.Errorf("%w, and some ranks have not returned in %v", context.Cause(ctx), grace))
+		within(ended, grace)
 	}
 	return team.Err()
+}
+
+// within says whether it ends in time.
+func within(ended <-chan struct{}, limit time.Duration) bool {
+	select {
+	case <-ended:
+		return true
+	case <-time.After(limit):
+		return false
+	}
 }
 
 // rank is one rank, from its beginning to its end.

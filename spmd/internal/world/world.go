@@ -170,7 +170,7 @@ func (w *World) Seed() uint64 { return w.start.Config.Seed }
 // Inside is what the packages on top of spmd need.
 func (w *World) Inside() inside.Rank {
 	return inside.Rank{Channel: w.Channel, Files: &w.files, Timeout: w.start.Config.Limit(), Flags: w.start.Flags, Libraries: Libraries,
-		Emitted: w.Emitted, Slowest: w.slowest, Measures: w.Trace != nil}
+		Opened: w.Opened, Emitted: w.Emitted, Slowest: w.slowest, Measures: w.Trace != nil}
 }
 
 // Emit writes v as one line of JSON to the file given by --json, on rank 0, and gives it to those of Emitted.

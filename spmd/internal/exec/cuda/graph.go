@@ -49,7 +49,8 @@ func (b *builder) Start(l *exec.Lane) error {
 		}
 		b.d.capturing.Add(1)
 	}
-	l.Track, q.lane = b, l
+	l.Track = b
+	q.lane.Store(l)
 	return nil
 }
 
@@ -91,7 +92,7 @@ func (b *builder) End(lanes []*exec.Lane, nodes []any, keep bool) (exec.Graph, e
 	for _, l := range lanes {
 		q := l.Q.(*Queue)
 		q.mu.Lock()
-		q.lane = nil
+		q.lane.Store(nil)
 		q.mu.Unlock()
 	}
 	b.d.capturing.Add(-1)

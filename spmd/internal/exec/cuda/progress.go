@@ -64,7 +64,7 @@ func (q *Queue) sign() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	seq := q.tail.Load()
-	if q.word == nil || q.closed || q.lane != nil || q.fail.Load() != nil || q.coll.Load() <= max(q.wrote.Load(), q.known.Load()) {
+	if q.word == nil || q.closed || q.lane.Load() != nil || q.fail.Load() != nil || q.coll.Load() <= max(q.wrote.Load(), q.known.Load()) {
 		return
 	}
 	q.broken(q.write(seq))
@@ -82,7 +82,7 @@ func (q *Queue) write(seq uint64) error {
 // has no word, is being captured, or has an event for them already, before its end.
 // The caller holds q.mu.
 func (q *Queue) signFor(seq uint64) (end uint64, ok bool) {
-	if q.word == nil || q.lane != nil || q.behind(seq) != nil {
+	if q.word == nil || q.lane.Load() != nil || q.behind(seq) != nil {
 		return 0, false
 	}
 	if wrote := q.wrote.Load(); wrote >= seq {

@@ -33,7 +33,7 @@ type job struct {
 // Hand has the host do a job in its turn among the calls of this rank, while the queue waits for it. It is part of the
 // command number seq, which is called what in errors, and was enqueued at a site. The caller is issuing that.
 func (q *Queue) Hand(j exec.Job, seq uint64, what fmt.Stringer, site *ccall.Site) error {
-	if q.lane != nil {
+	if q.lane.Load() != nil {
 		return fmt.Errorf("%v cannot be captured where %v carries it: a graph has no host that could call MPI", what, j.By)
 	}
 	turn := q.d.tickets.Take(1)

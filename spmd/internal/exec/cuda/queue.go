@@ -34,7 +34,7 @@ type Queue struct {
 	mu    sync.Mutex
 	marks []*Mark // events on their way, in order
 	// lane is set while the queue is captured; then events of the queue's own are kept out of the graph.
-	lane   *exec.Lane
+	lane   atomic.Pointer[exec.Lane]
 	closed bool
 	coll   atomic.Uint64 // the end of the last command that communicates
 	progress
@@ -97,7 +97,7 @@ func (q *Queue) Name() string { return q.name }
 func (q *Queue) Stream() *cuda.Stream { return q.h }
 
 // Lane implements exec.Queue.
-func (q *Queue) Lane() *exec.Lane { return q.lane }
+func (q *Queue) Lane() *exec.Lane { return q.lane.Load() }
 
 // End implements exec.Queue.
 func (q *Queue) End() exec.Point { return exec.Point{Q: q, Seq: q.tail.Load()} }
@@ -154,7 +154,7 @@ func (q *Queue) Pass(seq uint64) {
 func (q *Queue) Scratch(n int) (unsafe.Pointer, error) {
 	var b *exec.Block
 	var err error
-	if l := q.lane; l != nil {
+	if l := q.lane.Load(); l != nil {
 		b, err = l.Scratch(q.d.pools.Device, n)
 	} else {
 		b, err = q.work.Get(q.d.pools.Device, n, func(b *exec.Block) { b.Pool.Release(b, q.d.Marks()) })
@@ -182,7 +182,7 @@ func (q *Queue) at(seq uint64) (*Mark, error) {
 	if m := q.behind(seq); m != nil {
 		return m, nil
 	}
-	if q.lane != nil {
+	if q.lane.Load() != nil {
 		return nil, nil
 	}
 	if n := len(q.marks); n > 0 && n%pile == 0 {

@@ -81,7 +81,7 @@ func (q *Queue) Enqueue(c *exec.Command) error {
 		return err
 	}
 	seq := q.tail.Load() + 1
-	if l := q.lane; l != nil {
+	if l := q.lane.Load(); l != nil {
 		l.Count()
 		err := q.issue(c, call, seq, work)
 		if err == nil && q.events != nil {
@@ -141,18 +141,18 @@ func (q *Queue) as(c Call) issued {
 // its order; graphs and kernels between peers have none. now is what the command on q will be the last of. The caller holds g.issue.
 func (q *Queue) orderAfterOthers(now issued) error {
 	last := q.g.last
-	if q.lane != nil { // what is captured runs with the graph, not now
-		last = q.lane.Track.(*builder).last
+	if q.lane.Load() != nil { // what is captured runs with the graph, not now
+		last = q.lane.Load().Track.(*builder).last
 	}
 	switch {
 	case now.by != nil && last.by == now.by || now.q == nil || last.q == nil || last.q.d != q.d || last.q == q:
 		return nil
-	case q.lane != nil:
-		node, err := last.q.lane.Record()
+	case q.lane.Load() != nil:
+		node, err := last.q.lane.Load().Record()
 		if err != nil {
 			return err
 		}
-		return q.lane.C.Wait(q, node)
+		return q.lane.Load().C.Wait(q, node)
 	}
 	return q.After(last.q.End(), nil)
 }
@@ -422,8 +422,8 @@ func (q *Queue) hostFunc(fn func() error) error {
 	site := ccall.At()
 	var c *cuda.Callback
 	var g *graph // whose command it is, on whatever stream it is replayed
-	if q.lane != nil {
-		g = q.lane.Track.(*builder).g
+	if q.lane.Load() != nil {
+		g = q.lane.Load().Track.(*builder).g
 	}
 	once := g == nil
 	c = cuda.NewCallback(func() {

@@ -63,7 +63,7 @@ func (b *builder) Start(l *exec.Lane) error {
 	b.g.tracks = append(b.g.tracks, t)
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.lane = l
+	q.lane.Store(l)
 	return nil
 }
 
@@ -90,7 +90,7 @@ func (b *builder) End(lanes []*exec.Lane, nodes []any, keep bool) (exec.Graph, e
 	for _, l := range lanes {
 		q := l.Q.(*queue)
 		q.mu.Lock()
-		q.lane = nil
+		q.lane.Store(nil)
 		q.mu.Unlock()
 	}
 	if !keep {

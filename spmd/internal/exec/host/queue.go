@@ -30,9 +30,9 @@ type queue struct {
 	failedAt uint64
 	closed   bool
 	scratch  exec.Scratch
-	lane     *exec.Lane    // while it is captured
-	events   *trace.Thread // nil where nobody notes them
-	looked   atomic.Int64  // when stayNear last did, in ns; graphs run commands of the queue beside it
+	lane     atomic.Pointer[exec.Lane] // while it is captured; written under mu
+	events   *trace.Thread             // nil where nobody notes them
+	looked   atomic.Int64              // when stayNear last did, in ns; graphs run commands of the queue beside it
 }
 
 // slot is a command, and what the queue has of it.
@@ -55,7 +55,7 @@ func newQueue(d *Device, name string) *queue {
 func (q *queue) Name() string { return q.name }
 
 // Lane implements exec.Queue.
-func (q *queue) Lane() *exec.Lane { return q.lane }
+func (q *queue) Lane() *exec.Lane { return q.lane.Load() }
 
 // Begin implements exec.Queue.
 func (q *queue) Begin(k exec.Kind) (*exec.Command, error) {
@@ -69,8 +69,8 @@ func (q *queue) Begin(k exec.Kind) (*exec.Command, error) {
 // begin is Begin for any kind.
 func (q *queue) begin(k exec.Kind) (*slot, error) {
 	q.mu.Lock()
-	if q.lane != nil {
-		s := q.lane.Track.(*track).next()
+	if l := q.lane.Load(); l != nil {
+		s := l.Track.(*track).next()
 		s.Kind = k
 		return s, nil
 	}
@@ -105,9 +105,9 @@ func (q *queue) enqueue(s *slot) uint64 {
 	defer q.mu.Unlock()
 	s.Site.Near()
 	s.as = q.d.Emulator
-	if q.lane != nil {
-		q.lane.Count()
-		q.lane.Track.(*track).add(s)
+	if l := q.lane.Load(); l != nil {
+		l.Count()
+		l.Track.(*track).add(s)
 		return 0
 	}
 	switch s.Kind {
@@ -257,8 +257,8 @@ func (q *queue) After(p exec.Point, _ exec.Event) error {
 func (q *queue) Scratch(n int) (unsafe.Pointer, error) {
 	var b *exec.Block
 	var err error
-	if q.lane != nil {
-		b, err = q.lane.Scratch(q.d.pool, n)
+	if l := q.lane.Load(); l != nil {
+		b, err = l.Scratch(q.d.pool, n)
 	} else {
 		b, err = q.scratch.Get(q.d.pool, n, func(b *exec.Block) { q.d.pool.Release(b, q.d.Marks()) })
 	}

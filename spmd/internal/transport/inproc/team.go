@@ -57,17 +57,29 @@ func (t *Team) Err() error {
 	return t.err
 }
 
-// Fail ends the team with the failure of a rank, unless it has ended: nobody waits for another any more.
-func (t *Team) Fail(rank int, err error) {
+// Stop ends the team for a cause that is none of the ranks'.
+func (t *Team) Stop(err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.stop(err)
+}
+
+// stop has err end the team, if nothing has yet. The caller has the lock.
+func (t *Team) stop(err error) {
 	if t.err == nil {
-		t.err = &control.RankError{Rank: rank, Err: err}
+		t.err = err
 		for _, r := range t.ranks {
 			r.order.Fail(fmt.Errorf("not run, because an earlier command failed: %w", t.err))
 		}
 	}
 	t.changed.Broadcast()
+}
+
+// Fail ends the team with the failure of a rank, unless it has ended: nobody waits for another any more.
+func (t *Team) Fail(rank int, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.stop(&control.RankError{Rank: rank, Err: err})
 }
 
 // Finish says that a rank has returned from its program, for which others must not wait any more, and waits until all have. It
