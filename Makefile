@@ -45,9 +45,9 @@ COMMIT := $(shell git -c safe.directory='*' describe --always --dirty --abbrev=1
 test-gpu test-arm64 race cover: export LOCKSTEP_TESTS := all
 
 # Tests leave no folders of runs.
-test test-all test-load test-costs cover test-page test-gpu test-slurm test-hosts test-arm64 test-faults soak race bench: export LOCKSTEP_RUNS := off
+test test-all test-load test-costs cover test-page test-gpu test-slurm test-hosts test-arm64 test-faults soak fuzz race bench: export LOCKSTEP_RUNS := off
 
-.PHONY: run build test test-all test-load test-costs cover test-page test-gpu test-slurm test-hosts test-arm64 test-faults soak race lint bench deps nvrtc clean
+.PHONY: run build test test-all test-load test-costs cover test-page test-gpu test-slurm test-hosts test-arm64 test-faults soak fuzz race lint bench deps nvrtc clean
 
 run: build
 	mpirun -np $(NP) bin/train --model modern-tiny --steps 300
@@ -140,6 +140,12 @@ test-arm64: deps
 SOAK ?= 1h
 soak: deps
 	LOCKSTEP_SOAK=$(SOAK) go test -count=1 -timeout 0 -v -run '^TestSoak$$' ./spmd
+
+# Random collectives and messages, compared with what one rank computes: FUZZ=1h make fuzz. A failure says the seed,
+# which LOCKSTEP_FUZZ_SEED makes again.
+FUZZ ?= 10m
+fuzz: deps
+	LOCKSTEP_FUZZ=$(FUZZ) go test -count=1 -timeout 0 -v -run '^TestFuzz$$' ./spmd
 
 race: deps nvrtc
 	go test -race -count=1 -timeout 1h ./...

@@ -95,6 +95,8 @@ func app(what string) {
 			return peerSums(w)
 		case "usage":
 			return spmd.Usage(errors.New("no such data"))
+		case "fuzz":
+			return fuzz(w)
 		case "soak":
 			return soak(w)
 		case "preempted":
