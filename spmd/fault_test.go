@@ -120,6 +120,8 @@ func table() []mishap {
 		{name: "panic", gpu: true, within: atOnce, run: failing(func() error { panic("the victim panics") }), cause: "panic: the victim panics", want: []string{"rank={rank}", "fault_test.go:", "goroutine "}},
 		{name: "nil pointer", more: true, gpu: true, within: atOnce, run: failing(func() error { var p *int; *p = 1; return nil }), cause: "panic: runtime error: invalid memory address or nil pointer dereference", want: []string{"rank={rank}", "fault_test.go:"}},
 		{name: "panic in a goroutine", gpu: true, within: atOnce, run: failing(func() error { go func() { panic("a goroutine panics") }(); select {} }), cause: "panic: a goroutine panics", want: []string{"fault_test.go:", "rank={rank}"}},
+		{name: "Goexit", within: atOnce, run: failing(func() error { runtime.Goexit(); return nil }), cause: "the program has ended its goroutine (runtime.Goexit)", want: []string{"rank={rank}"}},
+		{name: "Goexit on a stream", gpu: true, within: atOnce, run: exitsOnStream, cause: "runtime.Goexit ended the goroutine", want: []string{`stream "exits"`, "fault_test.go:", "rank={rank}"}},
 		{name: "log.Fatal", within: atOnce, run: failing(func() error { log.Fatal("the victim is fatal"); return nil }), cause: "the victim is fatal", want: append([]string{died}, diedWho...)},
 		{name: "os.Exit(0)", gpu: true, within: atOnce, run: failing(func() error { os.Exit(0); return nil }), cause: died, want: append([]string{"os.Exit"}, diedWho...)},
 		{name: "a stream fails", more: true, gpu: true, within: atOnce, run: streamFails, cause: "the stream fails", want: []string{`stream "late"`, "fault_test.go:", "rank={rank}"}},
@@ -442,6 +444,19 @@ func failing(how func() error) func(context.Context, *spmd.World, bool) error {
 		}
 		return spmd.Barrier(w.Comm())
 	}
+}
+
+// exitsOnStream has a function on a stream end its goroutine, as t.Fatal does.
+func exitsOnStream(_ context.Context, w *spmd.World, victim bool) error {
+	if !victim {
+		return spmd.Barrier(w.Comm())
+	}
+	s, err := w.NewStream("exits")
+	if err != nil {
+		return err
+	}
+	happens()
+	return errors.Join(s.HostFunc(func() error { runtime.Goexit(); return nil }), s.Synchronize())
 }
 
 // streamFails has the error come while the victim waits for something else.

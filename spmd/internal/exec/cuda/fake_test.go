@@ -3,6 +3,7 @@ package cuda
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -27,6 +28,7 @@ func TestFake(t *testing.T) {
 		t.Run("several GPUs", severalGPUs)
 		t.Run("calls in order", callsInOrder)
 		t.Run("graphs", graphs)
+		t.Run("a function that ends its goroutine", exits)
 		t.Run("never waited for", neverWaitedFor)
 		t.Run("replays never waited for", replaysNeverWaitedFor)
 		t.Run("failure", failureOfHostFunc)
@@ -309,6 +311,19 @@ func graphs(t *testing.T) {
 	must(t, good.Failure())
 	must(t, a.End().Wait()) // on which it was captured
 	must(t, g.Close(good))
+}
+
+// A function of the host that ends its goroutine, which on the driver's thread would end the process, fails the queue.
+func exits(t *testing.T) {
+	d := world(t, 1)
+	q := queueOf(t, d, "q")
+	c, err := q.Begin(exec.DoFunc)
+	must(t, err)
+	c.Func = func() error { runtime.Goexit(); return nil }
+	must(t, q.Enqueue(c))
+	if err := q.End().Wait(); err == nil || !strings.Contains(err.Error(), "runtime.Goexit") {
+		t.Errorf("%v", err)
+	}
 }
 
 // A graph does not collect its replays on queues that nobody waits for; what fails in one of them is told of its queue.
