@@ -7,6 +7,7 @@ import (
 
 	"lockstep/cuda/nvrtc"
 	"lockstep/host"
+	"lockstep/internal/ccall"
 	"lockstep/internal/emulate"
 	"lockstep/internal/kernels"
 	"lockstep/spmd/internal/exec"
@@ -59,7 +60,7 @@ func (e *Emulator) Launch(k *exec.Kernel, grid exec.Grid, args []exec.Arg) error
 		at = append(at, uint32(len(words)))
 		switch args[i].Kind {
 		case exec.BufferArg:
-			words = append(words, uint64(uintptr(args[i].Ptr)))
+			words = append(words, uint64(ccall.Address(args[i].Ptr)))
 		case exec.StructArg:
 			words = append(words, args[i].Words()...)
 		case exec.TensorArg:
