@@ -90,15 +90,16 @@ func resolvePath(path string) (Place, error) {
 		return Place{path, false, Named}, nil
 	}
 	found := false
+	var skipped Skips
 	err = walk(Place{path, true, InFolder}, func(Source) error {
 		found = true
 		return fs.SkipAll
-	}, func(string) {})
+	}, &skipped)
 	if err != nil {
 		return Place{}, Bad("--data %s: %v", path, err)
 	}
 	if !found {
-		return Place{}, Bad("--data %s: the folder holds no files that are not empty", path)
+		return Place{}, Bad("--data %s: the folder holds no files that can be read (left out: %v)", path, skipped)
 	}
 	return Place{path, true, InFolder}, nil
 }
@@ -143,14 +144,15 @@ type Source struct {
 }
 
 // Skips counts what was left out, for the log.
-type Skips struct{ Empty, Binary, Generated, Duplicate, Unreadable, Kernel int }
+type Skips struct{ Empty, Binary, Generated, Duplicate, Unreadable, Kernel, Hidden, Links, Special int }
 
 func (s Skips) String() string {
 	var parts []string
 	for _, c := range []struct {
 		n    int
 		what string
-	}{{s.Binary, "binary"}, {s.Generated, "generated"}, {s.Duplicate, "duplicate"}, {s.Empty, "empty"}, {s.Unreadable, "unreadable"}, {s.Kernel, "of the kernel"}} {
+	}{{s.Binary, "binary"}, {s.Generated, "generated"}, {s.Duplicate, "duplicate"}, {s.Empty, "empty"}, {s.Unreadable, "unreadable"}, {s.Kernel, "of the kernel"},
+		{s.Hidden, "hidden"}, {s.Links, "links to folders"}, {s.Special, "pipes, sockets or devices"}} {
 		if c.n > 0 {
 			parts = append(parts, fmt.Sprintf("%d %s", c.n, c.what))
 		}
@@ -201,17 +203,7 @@ func List(inputs []Place) ([]Source, Skips, error) {
 			}
 			continue
 		}
-		err := walk(in, list.Add, func(why string) {
-			switch why {
-			case "empty":
-				skipped.Empty++
-			case "of the kernel":
-				skipped.Kernel++
-			default:
-				skipped.Unreadable++
-			}
-		})
-		if err != nil {
+		if err := walk(in, list.Add, &skipped); err != nil {
 			return nil, skipped, Bad("--data %s: %v", in.Path, err)
 		}
 	}
@@ -241,18 +233,19 @@ func ofKernel(path string, st fs.FileInfo, seen map[uint64]bool) bool {
 // walk calls take for every file of a folder that may be text, in the order of
 // their names. Hidden files and folders are left out; links to files are followed,
 // links to folders are not, for they may lead in a circle. Files of the kernel's, as in
-// /sys, are left out.
-func walk(in Place, take func(Source) error, skip func(why string)) error {
+// /sys, are left out. What is left out is counted in skipped, a folder as one.
+func walk(in Place, take func(Source) error, skipped *Skips) error {
 	seen := map[uint64]bool{}
 	return filepath.WalkDir(in.Path, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			if path == in.Path {
 				return errors.Unwrap(err)
 			}
-			skip("unreadable")
+			skipped.Unreadable++
 			return nil
 		}
 		if path != in.Path && strings.HasPrefix(d.Name(), ".") {
+			skipped.Hidden++
 			if d.IsDir() {
 				return fs.SkipDir
 			}
@@ -270,15 +263,19 @@ func walk(in Place, take func(Source) error, skip func(why string)) error {
 		st, err := os.Stat(path)
 		switch {
 		case err != nil:
-			skip("unreadable")
+			skipped.Unreadable++
+			return nil
+		case st.IsDir():
+			skipped.Links++
 			return nil
 		case !st.Mode().IsRegular():
+			skipped.Special++
 			return nil
 		case ofKernel(path, st, seen):
-			skip("of the kernel")
+			skipped.Kernel++
 			return nil
 		case st.Size() == 0:
-			skip("empty")
+			skipped.Empty++
 			return nil
 		}
 		return take(Source{path, st.Size(), st.ModTime().UnixNano(), in.From})
