@@ -51,7 +51,7 @@ var house = []room{
 		[]string{"calls", "dashboard", "inside", "job", "verify", "transport", "exec", "trace", "control", "coll", "libraries", "basics"}},
 	{"calls", "a call, from its checks to its transport", []string{"spmd/internal/calls"},
 		[]string{"verify", "transport", "exec", "trace", "control", "coll", "libraries", "basics"}},
-	{"job", "start, flags, log, watchdog, end", []string{"spmd/internal/job", "spmd/internal/affinity", "internal/watch", "internal/live", "internal/signals", "internal/stdio"},
+	{"job", "start, flags, log, watchdog, end", []string{"spmd/internal/job", "spmd/internal/affinity", "spmd/internal/scale", "internal/watch", "internal/live", "internal/signals", "internal/stdio"},
 		[]string{"dashboard", "inside", "control", "coll", "basics"}},
 	{"verify", "calls compared over ranks", []string{"spmd/internal/verify"},
 		[]string{"transport", "node", "exec", "control", "coll", "mpi", "basics"}},

@@ -185,13 +185,16 @@ func (h *hub) admit(l *line, rank int, join message) (*member, error) {
 	return m, nil
 }
 
+// echo is the answer to a beat, which is the same for all.
+var echo, _ = frame(message{Kind: msgBeat}) // not too long
+
 func (h *hub) handle(m *member, msg message) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	m.heard, m.silent = time.Now(), false
 	switch msg.Kind {
 	case msgBeat:
-		m.line.send(message{Kind: msgBeat})
+		m.line.put(echo)
 	case msgFail:
 		if msg.Cause == nil {
 			return

@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -93,5 +94,37 @@ func TestSocketOptions(t *testing.T) {
 				t.Errorf("SO_KEEPALIVE %d, %v", on, err)
 			}
 		})
+	}
+}
+
+// A hub that has too few descriptors for all ranks says so at once, and how many it needs.
+func TestTooFewFiles(t *testing.T) {
+	var files unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
+		t.Fatal(err)
+	}
+	if files.Cur > 1<<24 {
+		t.Skip("there is no limit")
+	}
+	cfg := Config{Size: int(files.Cur), Key: [32]byte{1}, Hubs: make([][]string, 2)}
+	for rank, want := range map[int]string{0: fmt.Sprintf("ulimit -n is %d here: raise it to ", files.Cur), 1: "rank 1 keeps a connection to each of", 2: ""} {
+		c := cfg
+		c.Me.Rank = rank
+		if rank < 2 {
+			l, err := Listen(true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			c.Listener = l
+		}
+		err := c.check()
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("rank %d: %v, want %q", rank, err, want)
+		}
+	}
+	cfg.Size, cfg.Me.Rank = 600, 2
+	if err := cfg.check(); err != nil || cfg.Beat != 2*defaultBeat {
+		t.Errorf("%v; a beat each %v", err, cfg.Beat)
 	}
 }

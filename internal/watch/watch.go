@@ -12,7 +12,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Hello says who a rank is.
@@ -60,6 +63,7 @@ const (
 	MaxState     = 256 << 10 // bytes of JSON, and less in jobs so large that all states pass maxStates
 	maxStates    = 64 << 20
 	maxCauseText = 16 << 10
+	manyRanks    = 512
 )
 
 // Times within which the ranks hear of each other.
@@ -77,7 +81,7 @@ const (
 	quietLimit    = time.Second            // the same, for ranks that have been quiet before
 	lookLimit     = 500 * time.Millisecond // for a rank to look at processes of its node
 	deliverLimit  = 5 * time.Second        // for a report to travel
-	defaultBeat   = time.Second
+	defaultBeat   = time.Second            // twice that in a job of more than manyRanks: the hub hears all of them
 	defaultSilent = 5 * time.Second
 )
 
@@ -111,7 +115,7 @@ type Config struct {
 	Heartbeat   func() []byte
 	OnHeartbeat func(rank int, heartbeat []byte)
 
-	Beat    time.Duration // between two signs of life; 0 means 1 s
+	Beat    time.Duration // between two signs of life; 0 means 1 s, and 2 s in a job of more than 512 ranks
 	Silence time.Duration // without sign of life, after which a rank is silent; 0 means 5 s
 
 	standIn time.Duration // standInTime, other in tests
@@ -120,6 +124,9 @@ type Config struct {
 func (c *Config) check() error {
 	if c.Beat == 0 {
 		c.Beat = defaultBeat
+		if c.Size > manyRanks {
+			c.Beat = 2 * defaultBeat
+		}
 	}
 	if c.Silence == 0 {
 		c.Silence = defaultSilent
@@ -140,6 +147,21 @@ func (c *Config) check() error {
 		return fmt.Errorf("watch: rank %d: listeners belong to ranks 0 and 1, and to these alone", c.Me.Rank)
 	case c.Beat < 0 || c.Silence < 2*c.Beat:
 		return fmt.Errorf("watch: silence after %v with beats each %v: want two beats or more", c.Silence, c.Beat)
+	}
+	return c.checkFiles()
+}
+
+// checkFiles refuses a job for whose connections a hub has not enough descriptors: some ranks could not join.
+func (c *Config) checkFiles() error {
+	const spare = 32 // for what the process opens later, and for ranks that knock
+	var files unix.Rlimit
+	if !c.isHub() || unix.Getrlimit(unix.RLIMIT_NOFILE, &files) != nil {
+		return nil
+	}
+	open, err := os.ReadDir("/proc/self/fd")
+	if need := uint64(c.Size + len(open) + spare); err == nil && need > files.Cur {
+		return fmt.Errorf("watch: rank %d keeps a connection to each of %d ranks, and ulimit -n is %d here: raise it to %d or more",
+			c.Me.Rank, c.Size, files.Cur, need)
 	}
 	return nil
 }
