@@ -21,7 +21,7 @@ import (
 // Limits of those who have not proved that they know the key.
 const (
 	minGuests    = 64                     // at a time, and one for each address; others wait in the kernel
-	maxGuests    = 1024                   // the same, where the process may have many descriptors
+	maxGuests    = 1024                   // the same, where the process may have many descriptors, or as many as the job has ranks
 	guestShare   = 8                      // what part of its descriptors guests may have
 	guestTurn    = 100 * time.Millisecond // that a guest has at least, when others wait
 	maxListeners = 16                     // addresses of one hub
@@ -234,11 +234,16 @@ type guest struct {
 	since time.Time
 }
 
-func newGate() *gate {
+// newGate returns the gate of a hub that so many ranks come to, at once: those that it sends away come again, which costs both
+// sides more than a place.
+func newGate(ranks int) *gate {
 	size := minGuests
 	var files unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &files) == nil {
 		size = int(min(max(files.Cur/guestShare, minGuests), maxGuests))
+		if left := uint64(ranks + spareFiles); files.Cur > left { // beside the members
+			size = max(size, int(min(files.Cur-left, uint64(ranks))))
+		}
 	}
 	return &gate{size: size, gone: make(chan struct{}, 1), done: make(chan struct{})}
 }

@@ -251,7 +251,7 @@ func FuzzHandle(f *testing.F) {
 		defer near.Close()
 		defer far.Close()
 		cfg := Config{Size: 2, standIn: time.Hour}
-		h := &hub{cfg: &cfg, gate: newGate(), changed: make(chan struct{}), done: make(chan struct{}), members: make([]*member, 2), ln: &Listener{}}
+		h := &hub{cfg: &cfg, gate: newGate(2), changed: make(chan struct{}), done: make(chan struct{}), members: make([]*member, 2), ln: &Listener{}}
 		h.members[1] = &member{Hello: Hello{Rank: 1}, line: newLine(far, nil, 2), reporting: true}
 		h.gather = &gather{waiting: map[int]bool{1: true}, states: make([]RankState, 2), looks: 1}
 		h.handle(h.members[1], m)
@@ -311,5 +311,23 @@ func FuzzWelcome(f *testing.F) {
 func TestPIDNamespace(t *testing.T) {
 	if _, err := os.Stat("/proc/self/ns/pid"); err == nil && pidNamespace() == "" {
 		t.Error("no PID namespace")
+	}
+}
+
+// All ranks of a large job have a place at once, as far as there are descriptors.
+func TestRoomForRanks(t *testing.T) {
+	var files unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
+		t.Fatal(err)
+	}
+	few := newGate(2).size
+	if few > maxGuests || few < minGuests {
+		t.Errorf("%d places for strangers", few)
+	}
+	if ranks := few + 1; files.Cur > uint64(2*ranks+spareFiles) && newGate(ranks).size != ranks {
+		t.Errorf("%d places for %d ranks", newGate(ranks).size, ranks)
+	}
+	if most := newGate(int(min(files.Cur, 1<<20))).size; most > int(min(files.Cur, 1<<20)) {
+		t.Errorf("%d places with %d descriptors", most, files.Cur)
 	}
 }

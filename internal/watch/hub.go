@@ -51,7 +51,7 @@ type member struct {
 
 func newHub(cfg *Config) *hub {
 	h := &hub{
-		cfg: cfg, ln: cfg.Listener, gate: newGate(),
+		cfg: cfg, ln: cfg.Listener, gate: newGate(cfg.Size),
 		changed: make(chan struct{}), done: make(chan struct{}),
 		members: make([]*member, cfg.Size),
 	}

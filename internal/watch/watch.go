@@ -64,6 +64,7 @@ const (
 	maxStates    = 64 << 20
 	maxCauseText = 16 << 10
 	manyRanks    = 512
+	spareFiles   = 32 // descriptors for what the process opens beside connections to ranks
 )
 
 // Times within which the ranks hear of each other.
@@ -153,13 +154,12 @@ func (c *Config) check() error {
 
 // checkFiles refuses a job for whose connections a hub has not enough descriptors: some ranks could not join.
 func (c *Config) checkFiles() error {
-	const spare = 32 // for what the process opens later, and for ranks that knock
 	var files unix.Rlimit
 	if !c.isHub() || unix.Getrlimit(unix.RLIMIT_NOFILE, &files) != nil {
 		return nil
 	}
 	open, err := os.ReadDir("/proc/self/fd")
-	if need := uint64(c.Size + len(open) + spare); err == nil && need > files.Cur {
+	if need := uint64(c.Size + len(open) + spareFiles); err == nil && need > files.Cur {
 		return fmt.Errorf("watch: rank %d keeps a connection to each of %d ranks, and ulimit -n is %d here: raise it to %d or more",
 			c.Me.Rank, c.Size, files.Cur, need)
 	}
