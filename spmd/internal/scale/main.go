@@ -48,7 +48,7 @@ func main() {
 	fs.IntVar(&s.PerNode, "per-node", 16, "ranks that say they are of one node")
 	fs.IntVar(&s.Files, "files", 0, "files that rank 0 may open, as by ulimit -n; 0 leaves it as it is")
 	fs.DurationVar(&s.Idle, "idle", 10*time.Second, "for how long heartbeats are measured")
-	fs.DurationVar(&s.Beat, "beat", 0, "between two heartbeats of a rank; 0 is as jobs have it")
+	fs.DurationVar(&s.Beat, "beat", 0, "time between two heartbeats of a rank, such as 1s; 0 is as jobs have it")
 	fs.DurationVar(&s.Silence, "silence", 5*time.Second, "without a heartbeat, after which a rank is silent")
 	if err := fs.Parse(os.Args[1:]); err != nil {
 		os.Exit(2)
