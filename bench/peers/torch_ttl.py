@@ -53,7 +53,7 @@ class GPT2(nn.Module):
             x = x + layer["proj2"](F.gelu(layer["fc"](layer["ln2"](x)), approximate="tanh"))
         return F.cross_entropy(F.linear(self.lnf(x), self.wte.weight).view(-1, VOCAB).float(), targets.view(-1))
 
-    def optimizers(self):
+    def optimizers(self, _):
         matrices = [p for p in self.parameters() if p.dim() > 1]
         vectors = [p for p in self.parameters() if p.dim() < 2]
         return [adam([(matrices, 1.5e-3, 0.1), (vectors, 1.5e-3, 0.0)], (0.9, 0.95), 1e-8)]
@@ -112,9 +112,9 @@ class Modern(nn.Module):
         logits = F.linear(norm(x), self.head.bfloat16()).float()
         return F.cross_entropy(30 * torch.sigmoid(logits.view(-1, VOCAB) / 7.5), targets.view(-1))
 
-    def optimizers(self):
+    def optimizers(self, batch):
         embeddings = [self.wte.weight, *[e.weight for e in self.values]]
-        return [Muon([*self.qkv, *self.proj, *self.fc, *self.proj2], 0.03),
+        return [Muon([*self.qkv, *self.proj, *self.fc, *self.proj2], 0.03 if batch >= 64 else 0.02),
                 adam([(embeddings, 0.3, 0.0), ([self.head], 0.005, 0.0), ([self.mix, self.value_mix, self.skip], 0.02, 0.0)], (0.8, 0.95), 1e-10)]
 
     @staticmethod
@@ -199,7 +199,7 @@ def main():
     torch.manual_seed(1)
     make = {"gpt2": GPT2, "modern": Modern}[args.model]
     model, text = make().cuda(), Text(args.tokens, args.batch, args.seed)
-    net, optimizers = torch.compile(model), model.optimizers()
+    net, optimizers = torch.compile(model), model.optimizers(args.batch)
     checks = text.validation(args.val_sequences, 16)
 
     def loss_of(x, y):
