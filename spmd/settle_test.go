@@ -1,6 +1,7 @@
 package spmd_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"runtime"
@@ -173,23 +174,25 @@ func TestHostInCapture(t *testing.T) {
 
 // BenchmarkAt is an element that a stream has used, where nothing is pending.
 func BenchmarkAt(b *testing.B) {
-	w, err := spmd.Open(spmdtest.Config())
-	if err != nil {
-		b.Fatal(err)
+	read := func(_ context.Context, w *spmd.World) error {
+		s, err := w.NewStream("s")
+		if err != nil {
+			return err
+		}
+		x, err := spmd.AllocPinned[float32](w, 8)
+		if err = errors.Join(err, spmd.Fill(s, x, 1), s.Synchronize()); err != nil {
+			return err
+		}
+		sum := float32(0)
+		for b.Loop() {
+			sum += x.At(3)
+		}
+		if sum == 0 {
+			return errors.New("the stream has filled nothing")
+		}
+		return nil
 	}
-	s, err := w.NewStream("s")
-	if err != nil {
-		b.Fatal(err)
-	}
-	x, err := spmd.AllocPinned[float32](w, 8)
-	if err = errors.Join(err, spmd.Fill(s, x, 1), s.Synchronize()); err != nil {
-		b.Fatal(err)
-	}
-	sum := float32(0)
-	for b.Loop() {
-		sum += x.At(3)
-	}
-	if err := w.Close(); err != nil || sum == 0 {
+	if err := spmd.Local(b.Context(), spmdtest.Config(), 1, read); err != nil {
 		b.Fatal(err)
 	}
 }

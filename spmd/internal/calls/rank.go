@@ -117,10 +117,14 @@ func Settle(b *exec.Block, op string) error {
 	if b == nil || !b.Busy() {
 		return nil
 	}
-	if err := Of(b).Dev.Settle(b); err != nil {
+	switch err := Of(b).Dev.Settle(b); {
+	case err == nil:
+		return nil
+	case errors.Is(err, exec.ErrCaptured):
+		return fmt.Errorf("%s: %s: a stream that uses the buffer is being captured", ccall.At(), op)
+	default:
 		return fmt.Errorf("%s: %s: %w", ccall.At(), op, err)
 	}
-	return nil
 }
 
 func freedError(b *exec.Block, op string) error {

@@ -58,7 +58,7 @@ func (b *Block) Unused(s *Seat) {
 func (b *Block) Capture(n int32) { b.uses.captures.Add(n) }
 
 // ErrCaptured is why a host does not wait for a block.
-var ErrCaptured = errors.New("a stream that uses the buffer is being captured")
+var ErrCaptured = errors.New("captured")
 
 // Settle returns when no queue uses the block any more, or never will.
 func (s *Queues) Settle(b *Block) error {
