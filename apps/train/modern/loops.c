@@ -4,12 +4,12 @@
 
 #define EPSILON 1.1920929e-7f // float32's, as PyTorch's rms_norm has it
 
-// norm is 1/√(mean of x² + ε).
+// norm is 1/√(mean of x² + ε), and NaN where the sum overflows: a run that diverges is to end.
 INLINE float norm(const float *x, long c) {
     float squares = 0;
 #pragma omp simd reduction(+ : squares)
     for (long j = 0; j < c; j++) squares += x[j] * x[j];
-    return 1.0f / sqrtf(squares / c + EPSILON);
+    return squares < INFINITY ? 1.0f / sqrtf(squares / c + EPSILON) : NAN;
 }
 
 // through is the mean of dy·y, where y = x·inv.

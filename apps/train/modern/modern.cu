@@ -30,6 +30,10 @@ SPMD_FN void dot(float &sum, const vec &a, const vec &b) {
     for (int i = 0; i < 8; i++) sum += a[i] * b[i];
 }
 
+// inverse_norm is 1/√(mean of squares + ε) of the sum of n squares, and NaN where that has overflowed: a run that diverges is
+// to end.
+SPMD_FN float inverse_norm(float squares, int n) { return squares < INF ? inverse_root(squares / n + EPSILON) : NOT_A_NUMBER; }
+
 // back leaves in d the gradient of x from that of x·inv, of whose product with x·inv the mean is given.
 SPMD_FN void back(vec &d, const vec &x, float inv, float mean) {
 #pragma unroll
@@ -49,7 +53,7 @@ __global__ void __launch_bounds__(256) modern_embed(act *out, const int *tokens,
             load(v[k], row + j);
             dot(squares, v[k], v[k]);
         }
-        float inv = known ? inverse_root(warp_sum(squares) / c + EPSILON) : NOT_A_NUMBER;
+        float inv = known ? inverse_norm(warp_sum(squares), c) : NOT_A_NUMBER;
         FOR_PIECES(k, j, c) {
             scale_by(v[k], inv);
             store(out + i * c + j, v[k]);
@@ -73,7 +77,7 @@ __global__ void __launch_bounds__(256)
             dot(squares, v[k], v[k]);
             dot(mean, v[k], g[k]);
         }
-        float inv = inverse_root(warp_sum(squares) / c + EPSILON);
+        float inv = inverse_norm(warp_sum(squares), c);
         mean = warp_sum(mean) * inv / c;
         FOR_PIECES(k, j, c) {
             back(g[k], v[k], inv, mean);
@@ -102,7 +106,7 @@ __global__ void __launch_bounds__(256) modern_norm(act *out, act *mixed, const a
             }
             dot(squares, v[k], v[k]);
         }
-        float inv = inverse_root(warp_sum(squares) / c + EPSILON);
+        float inv = inverse_norm(warp_sum(squares), c);
         FOR_PIECES(k, j, c) {
             scale_by(v[k], inv);
             store(out + i * c + j, v[k]);
@@ -127,7 +131,7 @@ __global__ void __launch_bounds__(256)
             dot(squares, v[k], v[k]);
             dot(mean, v[k], g[k]);
         }
-        float inv = inverse_root(warp_sum(squares) / c + EPSILON);
+        float inv = inverse_norm(warp_sum(squares), c);
         mean = warp_sum(mean) * inv / c;
         FOR_PIECES(k, j, c) {
             long long at = i * c + j;
@@ -253,7 +257,7 @@ extern "C" __global__ void __launch_bounds__(256)
         if (!h.mine) continue;
         if (h.which < 2) {
             float f = h.which == 0 ? scale : 1;
-            scale_by(v, normed ? f * inverse_root(squares / size + EPSILON) : f);
+            scale_by(v, normed ? f * inverse_norm(squares, size) : f);
             rotate(v, turn + h.row % t * turned, h.j, turned, 1);
         } else if (table) {
             int token = tokens[h.row];
@@ -295,7 +299,7 @@ extern "C" __global__ void __launch_bounds__(256)
         if (!h.mine) continue;
         if (h.which < 2) {
             if (normed) {
-                float inv = inverse_root(squares / size + EPSILON);
+                float inv = inverse_norm(squares, size);
                 back(g, v, inv, mean * inv / size);
             }
             store_halves(d + h.at + h.j, g, half);
