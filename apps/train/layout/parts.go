@@ -204,7 +204,7 @@ func (c Config) Family(p Param) Family {
 		return Vectors
 	case strings.HasPrefix(p.Name, "h."):
 		return Matrices
-	case p.Name == "head.weight", c.Parts == 0 && p.Name == "wte.weight":
+	case p.Name == "head.weight", c.Parts == 0: // GPT-2's tokens are its head, and positions are added to them
 		return Heads
 	}
 	return Embeddings

@@ -211,7 +211,8 @@ func TestStableSchedule(t *testing.T) {
 	}
 }
 
-// GPT-2's matrices are Muon's, too; its embeddings, which are the head, have the head's rate.
+// GPT-2's matrices are Muon's, too; its embeddings of tokens, which are the head, and those of positions, which are added to them,
+// have the head's rate.
 func TestFamilies(t *testing.T) {
 	of := func(cfg layout.Config) string {
 		counts := map[layout.Family]int{}
@@ -221,7 +222,7 @@ func TestFamilies(t *testing.T) {
 		}
 		return fmt.Sprint(counts)
 	}
-	if got, want := of(traintest.Small), fmt.Sprint(map[layout.Family]int{layout.Matrices: 8, layout.Embeddings: 1, layout.Heads: 1, layout.Vectors: 18}); got != want {
+	if got, want := of(traintest.Small), fmt.Sprint(map[layout.Family]int{layout.Matrices: 8, layout.Heads: 2, layout.Vectors: 18}); got != want {
 		t.Errorf("GPT-2's form: %s, want %s", got, want)
 	}
 	if got, want := of(traintest.SmallModern), fmt.Sprint(map[layout.Family]int{layout.Matrices: 12, layout.Embeddings: 2, layout.Heads: 1, layout.Vectors: 6}); got != want {
