@@ -303,7 +303,8 @@ func Copy[T Stored](s *Stream, dst, src Buffer[T]) error {
 	return s.s.Q.Enqueue(c)
 }
 
-// Fill enqueues dst[i] = v on s. SetAll does it at once.
+// Fill enqueues dst[i] = v on s. SetAll does it at once. For pinned and managed memory of a GPU the
+// driver may make it wait until s comes to it: do not fill these behind what waits for the caller.
 func Fill[T Stored](s *Stream, dst Buffer[T], v T) error {
 	c, err := s.s.Begin(exec.DoFill, dst.blk, nil)
 	if err != nil {

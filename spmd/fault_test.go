@@ -157,7 +157,7 @@ func table() []mishap {
 		rows = append(rows, row, checked)
 	}
 	// Without --check it depends on MPI what becomes of it.
-	rows = append(rows, mishap{name: "other counts, --check", gpu: true, within: atOnce, args: []string{"--check"}, run: differ(gatherParts(0), gatherParts(1)),
+	rows = append(rows, mishap{name: "other counts, --check", ranks: 3, gpu: true, within: atOnce, args: []string{"--check"}, run: differ(gatherParts(0), gatherParts(1)),
 		cause: "the ranks called different collectives", want: []string{"rank 0 at spmd/fault_test.go:", ", counts[0] is 2; rank {rank} at spmd/fault_test.go:", ", counts[0] is 3 ("}})
 	return slices.Concat(rows, signalRows(), returnRows(), doorRows(), messageRows())
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -66,12 +67,12 @@ func TestHostOfAlloc(t *testing.T) {
 func TestStreamOrder(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		a, b := stream(t, w, "a"), stream(t, w, "b")
-		x, err := spmd.AllocPinned[float32](w, 100)
-		must(t, err)
-		y, err := spmd.AllocPinned[float32](w, 100)
-		must(t, errors.Join(err, x.SetAll(1), y.SetAll(0)))
-		seenX, seenY := x.Host(), y.Host() // without waiting
+		x, y := fill(t, w, 100, 1), fill(t, w, 100, 0)
 		open := make(chan struct{})
+		release := sync.OnceFunc(func() { close(open) })
+		defer release()
+		var ran atomic.Bool
+		notice := func() error { ran.Store(true); return nil }
 		must(t, a.HostFunc(func() error { <-open; return nil }))
 		must(t, spmd.Fill(a, x, 5))
 		must(t, b.After(a))
@@ -79,16 +80,21 @@ func TestStreamOrder(t *testing.T) {
 		e, err := w.NewEvent()
 		must(t, err)
 		must(t, e.Record(b))
+		must(t, a.HostFunc(notice))
+		must(t, b.HostFunc(notice))
 		for i := range 100 { // more than the queue holds at first
 			must(t, addTo.Launch(a, spmd.Cover1D(100, 64), x.Arg(), x.Arg(), spmd.F32(0), spmd.I32(100)))
 			must(t, addTo.Launch(b, spmd.Cover1D(100, 64), y.Arg(), y.Arg(), spmd.F32(float32(i%2)), spmd.I32(100)))
 		}
-		if seenX[0] != 1 || seenY[0] != 0 {
+		if ran.Load() {
 			t.Fatal("something ran before what it had to wait for")
 		}
-		close(open)
+		release()
 		must(t, e.Synchronize())
 		must(t, b.Synchronize())
+		if !ran.Load() {
+			t.Error("what was enqueued has not run")
+		}
 		if got, want := y.At(99), float32(5*(1<<50)); got != want {
 			t.Errorf("y = %v, want %v", got, want)
 		}

@@ -271,7 +271,7 @@ func (j *job) finish() error {
 			err = fmt.Errorf("rank %d did not say that it ended well", silent)
 		case j.ofOpenMPI != "" && (!MissedEnd(own) || onlyMissedEnd(j.err, own)) && !slices.ContainsFunc(said, func(s string) bool { return s != saidLeft }):
 			if ownEnds.Add(1) == tries {
-				err = fmt.Errorf("Open MPI's own, %d times: %s: %w", tries, j.ofOpenMPI, j.err)
+				err = fmt.Errorf("its end was Open MPI's own, %d times: %s: %w", tries, j.ofOpenMPI, j.err)
 				break
 			}
 			fmt.Fprintf(os.Stderr, "Open MPI's own: %s; all %d ranks say that they came through MPI_Finalize, and it ended with %v\n%s",

@@ -257,17 +257,6 @@ func (u *unit) param(w *writer, v *types.Var, written bool) param {
 	return p
 }
 
-// elem is the type of what a slice or pointer is of.
-func (p *param) elem() types.Type {
-	switch t := p.t.Underlying().(type) {
-	case *types.Slice:
-		return t.Elem()
-	case *types.Pointer:
-		return t.Elem()
-	}
-	return p.t
-}
-
 // qualifier names packages as generated code does: what spmd has of its inside is spmd's.
 func qualifier(p *types.Package) string {
 	if p.Path() == "lockstep/internal/elem" {

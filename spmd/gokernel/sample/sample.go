@@ -159,6 +159,7 @@ outer:
 			case b == 2:
 				continue outer
 			case a == 1:
+				//lint:ignore SA4011 a break that leaves the switch alone is in the language
 				break
 			default:
 				n += int32(a * b)

@@ -91,7 +91,7 @@ func (s *Queues) Add(q Queue) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.list = append(s.list, q)
-	n := &q.seat().n
+	n := &q.Place().n
 	for *n = 0; *n < shared; *n++ {
 		if s.seats[*n].CompareAndSwap(nil, &q) {
 			break
@@ -105,7 +105,7 @@ func (s *Queues) Remove(q Queue) {
 	defer s.mu.Unlock()
 	n := len(s.list)
 	s.list = slices.DeleteFunc(s.list, func(o Queue) bool { return o == q })
-	if seat := q.seat().n; len(s.list) < n && seat < shared {
+	if seat := q.Place().n; len(s.list) < n && seat < shared {
 		s.seats[seat].Store(nil)
 	}
 }

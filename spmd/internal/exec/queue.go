@@ -41,8 +41,8 @@ type Queue interface {
 	State() (State, bool)
 	// Close ends the queue, whose work is over.
 	Close() error
-
-	seat() *Seat
+	// Place is the queue's among those of its device, for Block.
+	Place() *Seat
 }
 
 // State is what a report shows of a queue.

@@ -18,8 +18,8 @@ const shared = seats - 1
 // Seat is the place of a queue among those of its device; queues embed it.
 type Seat struct{ n int }
 
-// seat implements Queue.
-func (s *Seat) seat() *Seat { return s }
+// Place implements Queue.
+func (s *Seat) Place() *Seat { return s }
 
 // uses is what a block knows of queues.
 type uses struct {
@@ -92,7 +92,7 @@ func (s *Queues) Settle(b *Block) error {
 // settleOthers waits for the queues without a seat of their own.
 func (s *Queues) settleOthers() error {
 	for _, q := range s.All() {
-		if q.seat().n == shared && !q.Idle() {
+		if q.Place().n == shared && !q.Idle() {
 			if err := settled(q, q.End()); err != nil {
 				return err
 			}
