@@ -15,7 +15,7 @@ import (
 // gpuKernels: the first rank of the node compiles and the others receive; what
 // was compiled is used again, unless it is damaged.
 func gpuKernels(t *testing.T) {
-	const sources = 8 // kernels.cu of the framework, and of ddp; the tests' own, one with templates, one with a tensor map, and those of the conversions
+	const sources = 9 // kernels.cu of the framework, and of ddp; the tests' own, one with templates, one with a tensor map, one whose host function fails, and those of the conversions
 	t.Parallel()
 	cache := t.TempDir()
 	start := func() (first, second []os.FileInfo) {

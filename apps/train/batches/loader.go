@@ -24,6 +24,7 @@ type slot struct {
 	in, targets spmd.Buffer[int32] // (batch, seq), pinned
 	sorted      spmd.Buffer[int32] // pinned
 	b           int                // sequences it holds
+	host        [3][]int32         // what the three hold: order is kept by copied, not by asking the streams each time
 	copied      *spmd.Event        // when the device has taken them
 }
 
@@ -49,6 +50,7 @@ func NewLoader(w *spmd.World, data *Dataset, batch, vocab int) (*Loader, error) 
 		s := &l.slots[i]
 		alloc(spmd.AllocPinned[int32], &s.in, &s.targets, &s.sorted)
 		if err == nil {
+			s.host = [...][]int32{s.in.Host(), s.targets.Host(), s.sorted.Host()}
 			s.copied, err = w.NewEvent()
 		}
 	}
@@ -100,7 +102,7 @@ func (l *Loader) Feed(batches iter.Seq[[]int]) *Feed {
 				return
 			}
 			t := l.data.Seq
-			in, targets := s.in.Host(), s.targets.Host()
+			in, targets, sorted := s.host[0], s.host[1], s.host[2]
 			f.err = l.data.File.Guard(func() error {
 				for i, at := range starts {
 					l.data.fill(in[i*t:(i+1)*t], targets[i*t:(i+1)*t], at)
@@ -115,7 +117,7 @@ func (l *Loader) Feed(batches iter.Seq[[]int]) *Feed {
 			if f.err = errors.Join(kernels.CheckTokens(in[:n], l.vocab), kernels.CheckTokens(targets[:n], l.vocab)); f.err != nil {
 				return
 			}
-			rows.Sort(s.sorted.Host()[:kernels.SortedLen(n, l.vocab)], in[:n], l.vocab)
+			rows.Sort(sorted[:kernels.SortedLen(n, l.vocab)], in[:n], l.vocab)
 			s.b = len(starts)
 			f.ready <- s // has room for all slots
 		}
