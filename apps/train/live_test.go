@@ -44,7 +44,7 @@ func TestLive(t *testing.T) {
 			for buf := make([]byte, 1<<10); ; {
 				n, err := out.Read(buf)
 				steps += strings.Count(string(buf[:n]), "\n")
-				if tc.ctrlC && steps > 20 {
+				if tc.ctrlC && steps > 20 && strings.Contains(p.Seen(), "loss ") {
 					time.AfterFunc(0, func() { p.Type(t, "\x03") })
 					tc.ctrlC = false
 				}

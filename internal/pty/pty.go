@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -18,7 +19,25 @@ type Terminal struct {
 
 	near *os.File
 	done chan struct{}
-	seen bytes.Buffer
+	seen written
+}
+
+// written is what programs have written so far.
+type written struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (w *written) Write(b []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.b.Write(b)
+}
+
+func (w *written) String() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.b.String()
 }
 
 // Open makes a terminal of so many columns, which is closed when the test ends. It skips the test where there can be none.
@@ -69,6 +88,9 @@ func (p *Terminal) Modes(t *testing.T) unix.Termios {
 	}
 	return *m
 }
+
+// Seen returns what has been written to it so far.
+func (p *Terminal) Seen() string { return p.seen.String() }
 
 // Close closes the side of programs, and returns all that was written to it. No program has it open any more.
 func (p *Terminal) Close() string {
