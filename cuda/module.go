@@ -120,7 +120,7 @@ func (f *Function) Registers() (int, error) { return f.attribute(attrRegisters) 
 func (f *Function) MaxThreads() (int, error) { return f.attribute(attrMaxThreads) }
 
 // Params returns the sizes of the kernel's parameters in bytes. end is where the last one ends, as
-// nvrtc.Image.ParamsEnd says. A negative end is unknown: the driver is then asked until it refuses,
+// nvrtc.Image.ParamsEnds says. A negative end is unknown: the driver is then asked until it refuses,
 // which compute-sanitizer reports as an error. known is false with drivers before CUDA 12.4, which
 // do not say. Source: cuda.h, cuFuncGetParamInfo.
 func (f *Function) Params(end int) (sizes []int, known bool, err error) {

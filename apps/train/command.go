@@ -65,6 +65,14 @@ func runCommand() bool {
 	return false
 }
 
+// onHost has a command run on the host where nothing is said: a GPU would only be in the way.
+func onHost(fs *pflag.FlagSet) error {
+	if fs.Changed("device") {
+		return nil
+	}
+	return fs.Set("device", "host")
+}
+
 // misspelt is an error where the first argument is nearly a command. The other arguments, which are for that, are removed.
 func misspelt() error {
 	if len(os.Args) < 2 || strings.HasPrefix(os.Args[1], "-") {

@@ -28,10 +28,8 @@ func openExport(fs *pflag.FlagSet) (func(context.Context, *spmd.World) error, fu
 	fs.StringVar(&e.to, "to", "", "`FOLDER` to write: Hugging Face's GPT-2, config.json and model.safetensors, and the files of the tokenizer where the tokens are GPT-2's")
 	fs.BoolVar(&e.force, "force", false, "write to a folder that is not empty, replacing the files of a model that is there")
 	return e.run, func(ranks int) error {
-		if !fs.Changed("device") { // a GPU would only be in the way
-			if err := fs.Set("device", "host"); err != nil {
-				return err
-			}
+		if err := onHost(fs); err != nil {
+			return err
 		}
 		return e.check(ranks)
 	}

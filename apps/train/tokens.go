@@ -28,10 +28,8 @@ func openTokens(fs *pflag.FlagSet) (func(context.Context, *spmd.World) error, fu
 	fs.StringVar(&e.Cache, "cache", "", "`DIR` for token files (default lockstep/tokens in the user's cache folder)")
 	e.overwrite = func() bool { return fs.Lookup("overwrite").Value.String() == "true" }
 	return e.run, func(ranks int) error {
-		if !fs.Changed("device") { // a GPU would only be in the way
-			if err := fs.Set("device", "host"); err != nil {
-				return err
-			}
+		if err := onHost(fs); err != nil {
+			return err
 		}
 		return e.check(ranks)
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"debug/elf"
 	"encoding/binary"
+	"strings"
 )
 
 // Image is what Compile returns: code, and in front of it the names that name expressions have there, if there are any.
@@ -74,41 +75,51 @@ func (i Image) split(expression string) (code []byte, found string) {
 	return rest, found
 }
 
-// ParamsEnd returns where the last parameter of a kernel ends, in bytes; -1 where the code does not say, as PTX does
-// not. It reads the attribute EIATTR_CBANK_PARAM_SIZE of the kernel's section .nv.info, as `cuobjdump -elf` names it.
-func (i Image) ParamsEnd(name string) int {
-	const (
-		versionAt      = 20 // in the header, where a cubin has CUDA's version and Go wants ELF's
-		formatSized    = 4  // a size, and so many bytes
-		paramBytes     = 0x19
-		attributeBytes = 4
-	)
+// ParamsEnds returns where the last parameter of each kernel ends, in bytes, by the names that kernels have in the code;
+// of none where the code does not say, as PTX does not. It reads the attribute EIATTR_CBANK_PARAM_SIZE of the sections
+// .nv.info, as `cuobjdump -elf` names it.
+func (i Image) ParamsEnds() map[string]int {
+	const versionAt = 20 // in the header, where a cubin has CUDA's version and Go wants ELF's
 	code := bytes.Clone(i.Code())
 	if len(code) < versionAt+4 {
-		return -1
+		return nil
 	}
 	binary.LittleEndian.PutUint32(code[versionAt:], uint32(elf.EV_CURRENT))
 	f, err := elf.NewFile(bytes.NewReader(code))
 	if err != nil {
-		return -1
+		return nil
 	}
-	section := f.Section(".nv.info." + i.Kernel(name))
-	if section == nil {
-		return -1
+	ends := map[string]int{}
+	for _, section := range f.Sections {
+		kernel, of := strings.CutPrefix(section.Name, ".nv.info.")
+		if !of {
+			continue
+		}
+		if info, err := section.Data(); err == nil {
+			if end, known := paramsEnd(info); known {
+				ends[kernel] = end
+			}
+		}
 	}
-	info, err := section.Data()
-	if err != nil {
-		return -1
-	}
+	return ends
+}
+
+// paramsEnd finds the size of the parameters among the attributes of a kernel.
+func paramsEnd(info []byte) (end int, known bool) {
+	const (
+		formatSized    = 4 // a size, and so many bytes
+		paramBytes     = 0x19
+		attributeBytes = 4
+	)
 	for len(info) >= attributeBytes {
 		format, attribute, n := info[0], info[1], int(binary.LittleEndian.Uint16(info[2:]))
 		info = info[attributeBytes:]
 		switch {
 		case attribute == paramBytes:
-			return n
+			return n, true
 		case format == formatSized:
 			info = info[min(n, len(info)):]
 		}
 	}
-	return -1
+	return 0, false
 }

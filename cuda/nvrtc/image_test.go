@@ -57,7 +57,7 @@ func TestCompileNameExpressions(t *testing.T) {
 }
 
 // The machine code says where the parameters of each kernel end: the driver need not be asked for one too many.
-func TestParamsEnd(t *testing.T) {
+func TestParamsEnds(t *testing.T) {
 	needNVRTC(t)
 	const source = `
 struct five { char of[5]; };
@@ -70,16 +70,23 @@ extern "C" __global__ void odd(double *x, five f, short s) { *x = f.of[1] + s; }
 	if err != nil {
 		t.Fatal(err)
 	}
+	ends := image.ParamsEnds()
+	end := func(name string) int {
+		if n, known := ends[image.Kernel(name)]; known {
+			return n
+		}
+		return -1
+	}
 	for name, want := range map[string]int{"pointer": 8, "mixed": 40, "odd": 16, "typed<float>": 12, "typed<double>": 16, "absent": -1} {
-		if got := image.ParamsEnd(name); got != want {
+		if got := end(name); got != want {
 			t.Errorf("the parameters of %s end at %d, want %d", name, got, want)
 		}
 	}
-	if got := image.ParamsEnd("none"); got > 0 {
+	if got := end("none"); got > 0 {
 		t.Errorf("the parameters of a kernel without any end at %d", got)
 	}
 	for _, code := range []string{"", ".version 7.0\n.entry pointer", "\x7fELF", string(image.Code()[:100])} {
-		if got := Image(code).ParamsEnd("pointer"); got != -1 {
+		if got, known := Image(code).ParamsEnds()["pointer"]; known {
 			t.Errorf("the parameters of %q end at %d", code, got)
 		}
 	}

@@ -85,7 +85,7 @@ func (g *GPU) function(k *exec.Kernel) (*function, error) {
 		return nil, fmt.Errorf("%s: %w", ccall.At(), err)
 	}
 	fn := &function{f: f}
-	if fn.params, fn.known, err = f.Params(m.image.ParamsEnd(k.Name)); err != nil {
+	if fn.params, fn.known, err = f.Params(m.end(k.Name)); err != nil {
 		return nil, fmt.Errorf("%s: kernel %s: %w", ccall.At(), k.Name, err)
 	}
 	fn.shared.Store(defaultShared)
@@ -127,7 +127,8 @@ func (g *GPU) compileOne(k *exec.Kernel, key string) (*module, error) {
 // module is a compiled source on the GPU.
 type module struct {
 	*cuda.Module
-	image nvrtc.Image // which knows the names of its kernels
+	image nvrtc.Image    // which knows the names of its kernels
+	ends  map[string]int // of their parameters
 }
 
 // load brings a compiled source to the GPU, to be found by its key. The caller holds g.mu.
@@ -136,8 +137,16 @@ func (g *GPU) load(key, name string, image nvrtc.Image) (*module, error) {
 	if err != nil {
 		return nil, fmt.Errorf("kernel %s: %w", name, err)
 	}
-	g.modules[key] = &module{m, image}
+	g.modules[key] = &module{m, image, image.ParamsEnds()}
 	return g.modules[key], nil
+}
+
+// end is where the parameters of a kernel end, -1 where the code does not say.
+func (m *module) end(name string) int {
+	if n, known := m.ends[m.image.Kernel(name)]; known {
+		return n
+	}
+	return -1
 }
 
 // has says whether a kernel is in the program, unless it is a function without template
