@@ -323,11 +323,12 @@ template <typename T> static T __shfl_up_sync(unsigned, T v, unsigned d) {
 	return emulated::exchange(v, emulated::lane() < d ? emulated::lane() : emulated::lane() - d);
 }
 static inline unsigned __ballot_sync(unsigned, int p) {
-	unsigned all = 0;
-	for (unsigned l = 0; l < 32; l++) {
-		int q = emulated::exchange(p, l);
-		all |= (unsigned)(l < emulated::warp_threads() && q != 0) << l;
-	}
+	emulated::block *b = emulated::now;
+	unsigned first = b->current / 32 * 32, all = 0;
+	b->values[b->current][0] = p != 0;
+	emulated::meet_warp();
+	for (unsigned l = 0; l < emulated::warp_threads(); l++) all |= (unsigned)b->values[first + l][0] << l;
+	emulated::meet_warp();
 	return all;
 }
 static inline int __any_sync(unsigned m, int p) { return __ballot_sync(m, p) != 0; }

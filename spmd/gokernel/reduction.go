@@ -126,9 +126,9 @@ func (r *Reduction[T]) none() (acc [Lanes]T) {
 	case Prod:
 		v = 1
 	case Min:
-		v = extreme[T](1)
+		v = Extreme[T](1)
 	case Max:
-		v = extreme[T](-1)
+		v = Extreme[T](-1)
 	}
 	if v != 0 {
 		for i := range acc {
@@ -138,8 +138,8 @@ func (r *Reduction[T]) none() (acc [Lanes]T) {
 	return acc
 }
 
-// extreme is the largest value of T, or with sign -1 the smallest.
-func extreme[T Number](sign int) T {
+// Extreme is the largest value of T, or with sign -1 the smallest.
+func Extreme[T Number](sign int) T {
 	var v any
 	switch any(T(0)).(type) {
 	case int32:

@@ -31,3 +31,18 @@ func squares[T Float](i int, x []T) T { return x[i] * x[i] }
 //
 //spmd:kernel
 func root[T Float](i int, x []T) { x[i] = T(math.Sqrt(float64(x[i]))) }
+
+// place sets at to first + at where that element of x is best, and else to -1.
+//
+//spmd:kernel
+func place[T Number](i int, at *int64, best *T, x []T, first int) {
+	if *at < 0 {
+		return
+	}
+	mine, wanted := float64(x[*at]), float64(*best)
+	if x[*at] == *best && math.Signbit(mine) == math.Signbit(wanted) || math.IsNaN(mine) && math.IsNaN(wanted) {
+		*at += int64(first)
+	} else {
+		*at = -1
+	}
+}

@@ -7,36 +7,86 @@ import "lockstep/spmd"
 
 // SumOver enqueues dst[0] = the sum of the x of all ranks.
 func SumOver[T Number](c spmd.Comm, s *spmd.Stream, dst, x spmd.Buffer[T]) error {
-	return over(c, dst, spmd.Sum, Sum(s, dst, x))
+	return reduceOver(c, dst, spmd.Sum, Sum(s, dst, x))
 }
 
 // DotOver enqueues dst[0] = the sum of x[i] y[i] over all ranks.
 func DotOver[T Number](c spmd.Comm, s *spmd.Stream, dst, x, y spmd.Buffer[T]) error {
-	return over(c, dst, spmd.Sum, Dot(s, dst, x, y))
+	return reduceOver(c, dst, spmd.Sum, Dot(s, dst, x, y))
 }
 
 // MinOver enqueues dst[0] = the smallest element of the x of all ranks.
 func MinOver[T Number](c spmd.Comm, s *spmd.Stream, dst, x spmd.Buffer[T]) error {
-	return over(c, dst, spmd.Min, Min(s, dst, x))
+	return reduceOver(c, dst, spmd.Min, Min(s, dst, x))
 }
 
 // MaxOver enqueues dst[0] = the largest element of the x of all ranks.
 func MaxOver[T Number](c spmd.Comm, s *spmd.Stream, dst, x spmd.Buffer[T]) error {
-	return over(c, dst, spmd.Max, Max(s, dst, x))
+	return reduceOver(c, dst, spmd.Max, Max(s, dst, x))
 }
 
 // Norm2Over enqueues dst[0] = the Euclidean norm of the x of all ranks.
 func Norm2Over[T Float](c spmd.Comm, s *spmd.Stream, dst, x spmd.Buffer[T]) error {
-	if err := over(c, dst, spmd.Sum, launchSquares(s, dst, x.Len(), x)); err != nil {
+	if err := reduceOver(c, dst, spmd.Sum, launchSquares(s, dst, x.Len(), x)); err != nil {
 		return err
 	}
 	return launchRoot(s, 1, dst)
 }
 
-// over enqueues the all-reduce behind a rank's own part.
-func over[T Number](c spmd.Comm, dst spmd.Buffer[T], op spmd.Op, err error) error {
+// reduceOver enqueues the all-reduce behind a rank's own part.
+func reduceOver[T Number](c spmd.Comm, dst spmd.Buffer[T], op spmd.Op, err error) error {
 	if err != nil || c.Size() == 1 {
 		return err
 	}
 	return spmd.AllReduce(c, dst, dst, op)
+}
+
+// ArgMinOver enqueues best[0] = the smallest element of the x of all ranks, and at[0] = the index of the first that is, in the
+// numbers of the whole vector, in which this rank's part begins with element first; -1 where all parts are empty.
+func ArgMinOver[T Number](c spmd.Comm, s *spmd.Stream, best spmd.Buffer[T], at spmd.Buffer[int64], x spmd.Buffer[T], first int) error {
+	return findOver(c, s, spmd.Min, best, at, x, first, ArgMin(s, best, at, x))
+}
+
+// ArgMaxOver is ArgMinOver of the largest element.
+func ArgMaxOver[T Number](c spmd.Comm, s *spmd.Stream, best spmd.Buffer[T], at spmd.Buffer[int64], x spmd.Buffer[T], first int) error {
+	return findOver(c, s, spmd.Max, best, at, x, first, ArgMax(s, best, at, x))
+}
+
+func findOver[T Number](c spmd.Comm, s *spmd.Stream, op spmd.Op, best spmd.Buffer[T], at spmd.Buffer[int64], x spmd.Buffer[T], first int, err error) error {
+	if err = reduceOver(c, best, op, err); err != nil {
+		return err
+	}
+	if err = launchPlace(s, 1, at, best, x, first); err != nil {
+		return err
+	}
+	index := spmd.View[uint64](at) // of which -1 is the largest
+	return reduceOver(c, index, spmd.Min, nil)
+}
+
+// ScanOver enqueues the scan of the vector that the x of all ranks are, in rank order: dst[i] = the sum of the x of the ranks
+// before this one, and of x[0] to x[i]. before, of one element, has the former. dst may be x.
+func ScanOver[T Number](c spmd.Comm, s *spmd.Stream, dst, x, before spmd.Buffer[T]) error {
+	return scanOver("ScanOver", c, s, dst, x, before, false)
+}
+
+// ExScanOver is ScanOver without x[i] itself.
+func ExScanOver[T Number](c spmd.Comm, s *spmd.Stream, dst, x, before spmd.Buffer[T]) error {
+	return scanOver("ExScanOver", c, s, dst, x, before, true)
+}
+
+func scanOver[T Number](op string, c spmd.Comm, s *spmd.Stream, dst, x, before spmd.Buffer[T], exclusive bool) error {
+	err := one(op, "before", before)
+	if err == nil {
+		err = Sum(s, before, x)
+	}
+	if err == nil && c.Size() > 1 {
+		err = spmd.ExScan(c, before, before, spmd.Sum)
+	}
+	if err == nil && c.Rank() == 0 {
+		err = spmd.Fill(s, before, 0) // ExScan leaves what it was
+	}
+	if err != nil {
+		return err
+	}
+	return scan(op, s, scanners[typeOf[T]()], dst, x, before, exclusive)
 }

@@ -17,7 +17,7 @@ func TestMain(m *testing.M) { spmdtest.Main(m, nil) }
 
 func TestKernelsCompile(t *testing.T) { spmdtest.CompileKernels(t) }
 
-func of[T Number](t *testing.T, w *spmd.World, v []T) spmd.Buffer[T] {
+func of[T spmd.Elem](t *testing.T, w *spmd.World, v []T) spmd.Buffer[T] {
 	t.Helper()
 	b := spmdtest.Alloc[T](t, w, len(v))
 	spmdtest.Must(t, b.CopyFrom(v))

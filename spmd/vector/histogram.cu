@@ -1,0 +1,43 @@
+// Histograms.
+
+// histogram adds to counts[k] the elements of x in bin k of those that divide lo to hi into equal parts. Each block counts
+// in its own memory, several times side by side so that equal elements do not wait for each other; where copies is 0, in
+// counts itself. counts is cleared by the launch ahead.
+//
+//	histogram(counts, x, n I64, bins I32, copies I32, lo F64, hi F64, scale F64)
+template <typename T>
+__global__ void __launch_bounds__(THREADS) histogram(unsigned long long *counts, const T *x, int64_t n, int bins, int copies, double lo, double hi, double scale) {
+	const int V = 16 / sizeof(T), DEEP = 4;
+	extern __shared__ unsigned int own[];
+	for (int i = threadIdx.x; i < bins * copies; i += THREADS) own[i] = 0;
+	__syncthreads();
+	if (copies == 0) wait_previous();
+	bool aligned = to_aligned(x) == 0;
+	int copy = copies == 0 ? 0 : threadIdx.x % copies;
+	int64_t step = grid_size() * V;
+	for (int64_t i = grid_index() * V; i < n; i += DEEP * step) {
+		vector<T> v[DEEP];
+#pragma unroll
+		for (int d = 0; d < DEEP; d++) v[d] = load_vector(x, i + d * step, n, aligned && i + d * step + V <= n, (T)0);
+#pragma unroll
+		for (int d = 0; d < DEEP; d++) {
+#pragma unroll
+			for (int k = 0; k < V; k++) {
+				double value = (double)v[d].at[k];
+				if (i + d * step + k >= n || !(value >= lo && value <= hi)) continue;
+				int bin = (int)((value - lo) * scale);
+				if (bin >= bins) bin = bins - 1;
+				if (copies == 0) atomicAdd(&counts[bin], 1ull);
+				else atomicAdd(&own[bin * copies + copy], 1u);
+			}
+		}
+	}
+	if (copies == 0) return;
+	__syncthreads();
+	wait_previous();
+	for (int bin = threadIdx.x; bin < bins; bin += THREADS) {
+		unsigned int sum = 0;
+		for (int c = 0; c < copies; c++) sum += own[bin * copies + c];
+		if (sum > 0) atomicAdd(&counts[bin], (unsigned long long)sum);
+	}
+}

@@ -1,0 +1,133 @@
+package vector
+
+import (
+	_ "embed"
+	"fmt"
+	"math"
+	"unsafe"
+
+	"lockstep/internal/ccall"
+	"lockstep/spmd"
+)
+
+var (
+	//go:embed select.cu
+	selectSource string
+	//go:embed histogram.cu
+	histogramSource string
+)
+
+// selector selects elements of a type. Kernels are those of the unsigned integers of the same size.
+type selector struct {
+	tile           int // elements that a block selects from
+	clear, compact *spmd.Kernel
+	library        *spmd.Library
+}
+
+var selectors = []*selector{newSelector[int32](), newSelector[uint32](), newSelector[int64](), newSelector[uint64](), newSelector[float32](), newSelector[float64]()}
+
+func newSelector[T Number]() *selector {
+	source := chainSource + selectSource
+	bytes := int(unsafe.Sizeof(*new(T)))
+	c := &selector{tile: full.tile(bytes), clear: device("clear_words", source)}
+	c.compact = device(fmt.Sprintf("compact<uint%d_t>", 8*bytes), source)
+	c.library = spmd.NewLibrary("select", c.onGPU, func(a spmd.Args) error {
+		dst, x, n := spmd.ArgSlice[T](a, 0), spmd.ArgSlice[T](a, 2), 0
+		for i, keep := range spmd.ArgSlice[uint8](a, 3) {
+			if keep != 0 {
+				dst[n] = x[i]
+				n++
+			}
+		}
+		spmd.ArgSlice[int64](a, 1)[0] = int64(n)
+		return nil
+	}, c.clear, c.compact).OnlyKernels()
+	return c
+}
+
+// sizes are the tiles of n elements, and the words that they need.
+func (c *selector) sizes(n int) (tiles, words int) {
+	tiles = max(1, over(n, c.tile))
+	return tiles, chained(tiles, full.group, 8)
+}
+
+func (c *selector) onGPU(call spmd.LibraryCall) error {
+	tiles, words := c.sizes(call.I64(4))
+	if err := call.Launch(c.clear, clearGrid(words), call.WorkspaceArg(), spmd.I64(words)); err != nil {
+		return err
+	}
+	return call.Launch(c.compact, after(tiles, 0), call.Arg(0), call.Arg(1), call.Arg(2), call.Arg(3), call.Arg(4), call.WorkspaceArg(), spmd.I64(tiles))
+}
+
+// Select enqueues that dst has the elements x[i] of which keep[i] is not 0, in their order, and count[0] how many these are.
+// What dst has behind them is undefined: it is as long as x, and may be x. As NumPy's x[keep].
+func Select[T Number](s *spmd.Stream, dst spmd.Buffer[T], count spmd.Buffer[int64], x spmd.Buffer[T], keep spmd.Buffer[uint8]) error {
+	if err := same("Select", dst, x); err != nil {
+		return err
+	}
+	if keep.Len() != x.Len() {
+		return fmt.Errorf("%s: Select: %d flags of %d elements", ccall.At(), keep.Len(), x.Len())
+	}
+	if err := one("Select", "count", count); err != nil {
+		return err
+	}
+	if err := apart("Select", dst, x); err != nil {
+		return err
+	}
+	if err := apart("Select", dst, keep); err != nil {
+		return err
+	}
+	c := selectors[typeOf[T]()]
+	_, words := c.sizes(x.Len())
+	return c.library.Call(s, 8*words, dst.Arg(), count.Arg(), x.Arg(), keep.Arg(), spmd.I64(x.Len()))
+}
+
+// counter counts elements of a type in bins.
+type counter struct {
+	each         int // elements that a block has at least
+	clear, count *spmd.Kernel
+	library      *spmd.Library
+}
+
+var counters = []*counter{newCounter[int32](), newCounter[uint32](), newCounter[int64](), newCounter[uint64](), newCounter[float32](), newCounter[float64]()}
+
+func newCounter[T Number]() *counter {
+	source := chainSource + histogramSource
+	c := &counter{each: 4 * full.tile(int(unsafe.Sizeof(*new(T))))}
+	unfused := spmd.CompilerFlag("--fmad=false")
+	c.clear, c.count = device("clear_words", source, unfused), device("histogram<"+cTypes[typeOf[T]()]+">", source, unfused)
+	c.library = spmd.NewLibrary("histogram", c.onGPU, func(a spmd.Args) error {
+		counts, lo, hi, scale := spmd.ArgSlice[int64](a, 0), a.F64(3), a.F64(4), a.F64(5)
+		clear(counts)
+		for _, v := range spmd.ArgSlice[T](a, 1) {
+			if v := float64(v); v >= lo && v <= hi {
+				counts[min(int((v-lo)*scale), len(counts)-1)]++
+			}
+		}
+		return nil
+	}, c.clear, c.count).OnlyKernels()
+	return c
+}
+
+func (c *counter) onGPU(call spmd.LibraryCall) error {
+	const words, side, most = 12 << 10, 8, 528 // counters of a block in its own memory, side by side; blocks
+	n, bins := call.I64(2), call.I64(6)
+	copies := min(side, words/bins)
+	counts := call.Arg(0)
+	if err := call.Launch(c.clear, clearGrid(bins), counts, spmd.I64(bins)); err != nil || n == 0 {
+		return err
+	}
+	g := after(min(over(n, c.each), most), 4*copies*bins)
+	return call.Launch(c.count, g, counts, call.Arg(1), call.Arg(2), spmd.I32(bins), spmd.I32(copies), call.Arg(3), call.Arg(4), call.Arg(5))
+}
+
+// Histogram enqueues counts[k] = how many elements of x lie in bin k of those that divide lo to hi into counts.Len() equal
+// parts. The bin of v is (v-lo) scale, rounded down, in float64, with scale = counts.Len()/(hi-lo); that of hi is the last.
+// What lies outside, and NaNs, are not counted. As NumPy's histogram with a range.
+func Histogram[T Number](s *spmd.Stream, counts spmd.Buffer[int64], x spmd.Buffer[T], lo, hi float64) error {
+	bins := counts.Len()
+	if bins < 1 || bins > math.MaxInt32 || !(lo < hi) || math.IsInf(hi-lo, 0) {
+		return fmt.Errorf("%s: Histogram: %d bins from %v to %v", ccall.At(), bins, lo, hi)
+	}
+	return counters[typeOf[T]()].library.Call(s, 0, counts.Arg(), x.Arg(), spmd.I64(x.Len()), spmd.F64(lo), spmd.F64(hi), spmd.F64(float64(bins)/(hi-lo)), spmd.I64(bins))
+}

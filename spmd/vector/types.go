@@ -1,0 +1,78 @@
+package vector
+
+import (
+	_ "embed"
+	"fmt"
+
+	"lockstep/internal/ccall"
+	"lockstep/spmd"
+)
+
+// What the kernels in CUDA C++ of this package have in common.
+
+//go:embed chain.cuh
+var chainSource string
+
+// threads are those of a block in the kernels of this package.
+const threads = 256
+
+// cTypes are the element types in C++, in the order of Number.
+var cTypes = [...]string{"int32_t", "uint32_t", "int64_t", "uint64_t", "float", "double"}
+
+// typeOf is T's place in Number.
+func typeOf[T Number]() int {
+	switch any(*new(T)).(type) {
+	case int32:
+		return 0
+	case uint32:
+		return 1
+	case int64:
+		return 2
+	case uint64:
+		return 3
+	case float32:
+		return 4
+	}
+	return 5
+}
+
+// device declares a kernel in CUDA C++ whose host function is that of its Library.
+func device(name, source string, options ...spmd.KernelOption) *spmd.Kernel {
+	return spmd.NewKernel(name, source, nil, options...)
+}
+
+// clearWords is part of each source that has chain.cuh.
+const clearWords = "clear_words"
+
+// clearGrid is a grid that clears n words.
+func clearGrid(n int) spmd.Grid { return spmd.Cover1D(min(n, 132*threads), threads) }
+
+// after is a grid of one dimension whose kernel begins while the launch ahead ends.
+func after(blocks, shared int) spmd.Grid {
+	return spmd.Grid{Blocks: [3]int{blocks, 1, 1}, Threads: [3]int{threads, 1, 1}, Shared: shared, Programmatic: true}
+}
+
+func over(n, d int) int { return (n + d - 1) / d }
+
+// chained is what chain.cuh needs for a launch of so many tiles: words of memory.
+func chained(tiles, group, bytes int) int {
+	groups := over(tiles, group)
+	return 2 + (tiles+groups+over(groups, group)+1)*bytes/4
+}
+
+// one refuses results that are no buffers of one element.
+func one[T spmd.Elem](op, what string, b spmd.Buffer[T]) error {
+	if b.Len() != 1 {
+		return fmt.Errorf("%s: %s: %s has %d elements, the result 1", ccall.At(), op, what, b.Len())
+	}
+	return nil
+}
+
+// apart refuses a destination that shares a part of its memory with what is read. It may be the same vector.
+func apart[T, U spmd.Elem](op string, dst spmd.Buffer[T], x spmd.Buffer[U]) error {
+	a, b := dst.Arg(), x.Arg()
+	if a.Overlaps(&b) && (dst.Address() != x.Address() || dst.Bytes() != x.Bytes()) {
+		return fmt.Errorf("%s: %s: dst of %d elements and its input of %d overlap", ccall.At(), op, dst.Len(), x.Len())
+	}
+	return nil
+}
