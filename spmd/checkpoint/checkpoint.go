@@ -29,7 +29,6 @@ import (
 	"lockstep/internal/safetensors"
 	"lockstep/spmd"
 	"lockstep/spmd/internal/control"
-	"lockstep/spmd/internal/files"
 	"lockstep/spmd/internal/inside"
 )
 
@@ -78,6 +77,7 @@ type Info struct {
 type Manager struct {
 	w       *spmd.World
 	in      inside.Rank
+	disk    disk
 	op      control.Call // on whose behalf the ranks talk to each other
 	dir     string
 	cfg     Config
@@ -123,7 +123,8 @@ func Open(w *spmd.World, dir string, cfg Config) (*Manager, error) {
 	if cfg.Timeout == 0 {
 		cfg.Timeout = 5 * time.Minute
 	}
-	m := &Manager{w: w, in: insideOf(w), cfg: cfg, damaged: make(map[string]bool)}
+	in := insideOf(w)
+	m := &Manager{w: w, in: in, disk: disk{in.Files}, cfg: cfg, damaged: make(map[string]bool)}
 	defer m.enter(control.OpenCheckpoints)()
 	err := m.open(dir)
 	if err := m.agree(err); err != nil {
@@ -163,7 +164,7 @@ func (m *Manager) open(dir string) (err error) {
 		}
 		return err
 	}
-	return files.Do("mkdir of "+m.dir, func() error { return os.MkdirAll(m.dir, 0o777) })
+	return m.disk.Do("mkdir of "+m.dir, func() error { return os.MkdirAll(m.dir, 0o777) })
 }
 
 // checkShared checks that all ranks see the folder in which rank 0 can write; where it
@@ -175,7 +176,7 @@ func (m *Manager) checkShared() error {
 	probe := filepath.Join(m.dir, fmt.Sprintf("%s%016x", probeName, m.session))
 	made := int64(1)
 	if m.w.Rank() == 0 {
-		if _, err := writeFile(probe); err != nil {
+		if _, err := m.disk.writeFile(probe); err != nil {
 			made = 0
 		} else {
 			defer os.Remove(probe)
@@ -185,7 +186,7 @@ func (m *Manager) checkShared() error {
 		return err
 	}
 	// A network file system may take a moment to show it.
-	err := files.Do("look for "+probe, func() error {
+	err := m.disk.Do("look for "+probe, func() error {
 		_, err := os.Stat(probe)
 		for wait := time.Millisecond; err != nil && wait < 4*time.Second; wait *= 2 {
 			time.Sleep(wait)
@@ -403,7 +404,7 @@ func (m *Manager) wait() error {
 			err = end
 		}
 		if err != nil {
-			if left := removeFolder(s.temp); left != nil {
+			if left := m.disk.removeFolder(s.temp); left != nil {
 				m.w.Log().Warn().Err(left).Msg("left by a save that failed")
 			}
 		}
@@ -437,7 +438,7 @@ func (m *Manager) Close() error {
 	err := m.await(s, s.written)
 	if m.w.Rank() == 0 {
 		if err = m.await(s, s.done); err != nil {
-			err = errors.Join(err, removeFolder(s.temp))
+			err = errors.Join(err, m.disk.removeFolder(s.temp))
 		}
 	}
 	if err != nil {
@@ -466,7 +467,7 @@ func (m *Manager) await(s *saving, result <-chan error) error {
 			return err
 		case <-tick.C:
 		}
-		if step := files.Oldest(s.begun); step != nil && !strings.HasPrefix(step.What, othersFiles) && time.Since(step.Since) > m.cfg.Timeout {
+		if step := m.disk.Oldest(s.begun); step != nil && !strings.HasPrefix(step.What, othersFiles) && time.Since(step.Since) > m.cfg.Timeout {
 			m.stage = nil // it may be read all the same
 			return fmt.Errorf("%s has not ended in %v", step.What, m.cfg.Timeout)
 		}

@@ -164,17 +164,20 @@ func marker(index []byte) []byte {
 	return fmt.Appendf(nil, "%s\n%d bytes of %s, SHA-256 %x\n", format, len(index), indexName, sha256.Sum256(index))
 }
 
-func rename(from, to string) error {
-	return files.Change("rename", to, func() error { return os.Rename(from, to) })
+// disk is what this rank does with the files of checkpoints. Each of its steps is known to who watches the job.
+type disk struct{ *files.Work }
+
+func (d disk) rename(from, to string) error {
+	return d.Change("rename", to, func() error { return os.Rename(from, to) })
 }
 
-func remove(path string) error {
-	return files.Change("remove", path, func() error { return os.Remove(path) })
+func (d disk) remove(path string) error {
+	return d.Change("remove", path, func() error { return os.Remove(path) })
 }
 
 // syncFolder makes what was renamed and removed in a folder last.
-func syncFolder(path string) error {
-	return files.Change("sync", path, func() error {
+func (d disk) syncFolder(path string) error {
+	return d.Change("sync", path, func() error {
 		f, err := os.Open(path)
 		if err != nil {
 			return err
@@ -185,41 +188,41 @@ func syncFolder(path string) error {
 
 // writeFile puts a file in place when all of it is on disk; its folder is not synced.
 // After an error nothing is left of it.
-func writeFile(path string, pieces ...[]byte) (sum fileSum, err error) {
-	return writeTold(path, func(int64) {}, pieces...)
+func (d disk) writeFile(path string, pieces ...[]byte) (sum fileSum, err error) {
+	return d.writeTold(path, func(int64) {}, pieces...)
 }
 
 // writeTold is writeFile that tells how many bytes it has written so far.
-func writeTold(path string, told func(int64), pieces ...[]byte) (sum fileSum, err error) {
+func (d disk) writeTold(path string, told func(int64), pieces ...[]byte) (sum fileSum, err error) {
 	tmp := path + partial
 	var f *os.File
-	if err := files.Change("create", tmp, func() error { f, err = os.Create(tmp); return err }); err != nil {
+	if err := d.Change("create", tmp, func() error { f, err = os.Create(tmp); return err }); err != nil {
 		return sum, err
 	}
 	defer func() {
 		if err != nil {
 			f.Close()
-			_ = remove(tmp)
+			_ = d.remove(tmp)
 		}
 	}()
 	for _, data := range pieces {
 		for len(data) > 0 {
 			p := data[:min(len(data), chunkBytes)]
 			data = data[len(p):]
-			if err := files.Change("write", tmp, func() error { _, err := f.Write(p); return err }); err != nil {
+			if err := d.Change("write", tmp, func() error { _, err := f.Write(p); return err }); err != nil {
 				return sum, err
 			}
 			sum.add(p)
 			told(sum.Bytes)
 		}
 	}
-	if err := files.Change("sync", tmp, f.Sync); err != nil {
+	if err := d.Change("sync", tmp, f.Sync); err != nil {
 		return sum, err
 	}
 	if err := f.Close(); err != nil {
 		return sum, err
 	}
-	return sum, rename(tmp, path)
+	return sum, d.rename(tmp, path)
 }
 
 // add takes in the next bytes of the file.
@@ -238,24 +241,37 @@ func (f *fileSum) add(p []byte) {
 }
 
 // openFile opens a file of a checkpoint and returns its size.
-func openFile(path string) (f *os.File, size int64, err error) {
-	err = files.Do("open of "+path, func() error {
-		info, err := os.Stat(path)
-		if err != nil {
-			return err
-		}
-		if !info.Mode().IsRegular() { // opening a pipe would wait for its writer
-			return fmt.Errorf("%s: not a regular file", path)
-		}
-		size = info.Size()
-		f, err = os.Open(path)
+func (d disk) openFile(path string) (f *os.File, size int64, err error) {
+	err = d.Do("open of "+path, func() error {
+		f, size, err = openRegular(path)
 		return err
 	})
 	return f, size, err
 }
 
-func readFile(path string, limit int64) ([]byte, error) {
-	f, size, err := openFile(path)
+func (d disk) readFile(path string, limit int64) (b []byte, err error) {
+	err = d.Do("read of "+path, func() error {
+		b, err = read(path, limit)
+		return err
+	})
+	return b, err
+}
+
+func openRegular(path string) (f *os.File, size int64, err error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, 0, err
+	}
+	if !info.Mode().IsRegular() { // opening a pipe would wait for its writer
+		return nil, 0, fmt.Errorf("%s: not a regular file", path)
+	}
+	f, err = os.Open(path)
+	return f, info.Size(), err
+}
+
+// read reads a file of at most so many bytes.
+func read(path string, limit int64) ([]byte, error) {
+	f, size, err := openRegular(path)
 	if err != nil {
 		return nil, err
 	}
@@ -264,8 +280,7 @@ func readFile(path string, limit int64) ([]byte, error) {
 		return nil, fmt.Errorf("%s: %d bytes, at most %d", path, size, limit)
 	}
 	b := make([]byte, size)
-	err = files.Do("read of "+path, func() error { _, err := io.ReadFull(f, b); return err })
-	if err != nil {
+	if _, err := io.ReadFull(f, b); err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	return b, nil
@@ -276,9 +291,9 @@ var errUnfinished = errors.New("the save of this checkpoint did not finish")
 
 // readIndex reads the marker and the index of a checkpoint, and returns the index and
 // its checksum.
-func readIndex(folder string) (*index, [sha256.Size]byte, error) {
+func (d disk) readIndex(folder string) (*index, [sha256.Size]byte, error) {
 	var none [sha256.Size]byte
-	mark, err := readFile(filepath.Join(folder, markerName), maxMarker)
+	mark, err := d.readFile(filepath.Join(folder, markerName), maxMarker)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, none, fmt.Errorf("%w: %w", err, errUnfinished)
 	}
@@ -286,7 +301,7 @@ func readIndex(folder string) (*index, [sha256.Size]byte, error) {
 		return nil, none, err
 	}
 	path := filepath.Join(folder, indexName)
-	text, err := readFile(path, maxIndex)
+	text, err := d.readFile(path, maxIndex)
 	if err != nil {
 		return nil, none, err
 	}
@@ -313,15 +328,15 @@ type savedFolder struct {
 
 // scan returns the checkpoints in dir, the newest first, and then those that have no
 // good index.
-func scan(dir string) ([]savedFolder, error) {
+func (d disk) scan(dir string) ([]savedFolder, error) {
 	var entries []fs.DirEntry
-	err := files.Do("scan of "+dir, func() (err error) { entries, err = os.ReadDir(dir); return err })
+	err := d.Do("scan of "+dir, func() (err error) { entries, err = os.ReadDir(dir); return err })
 	if err != nil {
 		return nil, err
 	}
 	var all []savedFolder
 	for _, e := range entries {
-		if s, ok := lookAt(dir, e); ok {
+		if s, ok := d.lookAt(dir, e); ok {
 			all = append(all, s)
 		}
 	}
@@ -330,7 +345,7 @@ func scan(dir string) ([]savedFolder, error) {
 }
 
 // lookAt looks at an entry of a folder of checkpoints; ok says whether it is one, a part of one, or looks like one.
-func lookAt(dir string, e fs.DirEntry) (s savedFolder, ok bool) {
+func (d disk) lookAt(dir string, e fs.DirEntry) (s savedFolder, ok bool) {
 	folder := filepath.Join(dir, e.Name())
 	link := e.Type()&fs.ModeSymlink != 0
 	m := folderName.FindStringSubmatch(e.Name())
@@ -341,9 +356,9 @@ func lookAt(dir string, e fs.DirEntry) (s savedFolder, ok bool) {
 	switch {
 	case m == nil || stepName(s.step) != "step-"+m[1]: // renamed, or made by somebody else
 		s.aside, s.err = true, fmt.Errorf("%s: a checkpoint, but not by its name: that of step 100 is %s", folder, stepName(100))
-		return s, looksSaved.MatchString(s.name) && (link || e.IsDir()) && isThere(filepath.Join(folder, markerName))
+		return s, looksSaved.MatchString(s.name) && (link || e.IsDir()) && d.isThere(filepath.Join(folder, markerName))
 	case link:
-		if !isThere(folder + "/.") {
+		if !d.isThere(folder + "/.") {
 			s.aside, s.err = true, fmt.Errorf("%s: a link that leads to no folder", folder)
 			return s, true
 		}
@@ -354,7 +369,7 @@ func lookAt(dir string, e fs.DirEntry) (s savedFolder, ok bool) {
 		s.err = fmt.Errorf("%s: %w", folder, errUnfinished)
 		return s, true
 	}
-	switch s.index, _, s.err = readIndex(folder); {
+	switch s.index, _, s.err = d.readIndex(folder); {
 	case s.err == nil && s.index.Step != s.step:
 		s.index, s.err = nil, fmt.Errorf("%s: step %d", filepath.Join(folder, indexName), s.index.Step)
 	case link && errors.Is(s.err, errUnfinished): // no save makes a link
@@ -377,8 +392,8 @@ func isLink(path string) bool {
 	return err == nil && info.Mode().Type() == fs.ModeSymlink
 }
 
-func isThere(path string) bool {
-	return files.Do("look at "+path, func() error { _, err := os.Stat(path); return err }) == nil
+func (d disk) isThere(path string) bool {
+	return d.Do("look at "+path, func() error { _, err := os.Stat(path); return err }) == nil
 }
 
 func (s *savedFolder) serial() int {
@@ -391,9 +406,9 @@ func (s *savedFolder) serial() int {
 // removeFolder removes a checkpoint, or what a save left of one, marker first: what
 // remains when the program ends in the middle is not complete. A folder that holds
 // anything else is left as it is, and so is what a link leads to.
-func removeFolder(folder string) error {
+func (d disk) removeFolder(folder string) error {
 	if info, err := os.Lstat(folder); err == nil && info.Mode().Type() == fs.ModeSymlink {
-		return remove(folder)
+		return d.remove(folder)
 	}
 	entries, err := os.ReadDir(folder)
 	if err != nil {
@@ -408,81 +423,14 @@ func removeFolder(folder string) error {
 		}
 	}
 	if slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return e.Name() == markerName }) {
-		if err := errors.Join(remove(filepath.Join(folder, markerName)), syncFolder(folder)); err != nil {
+		if err := errors.Join(d.remove(filepath.Join(folder, markerName)), d.syncFolder(folder)); err != nil {
 			return err
 		}
 	}
 	for _, e := range entries {
-		if err := remove(filepath.Join(folder, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := d.remove(filepath.Join(folder, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
-	return remove(folder)
-}
-
-// publish makes the folder temp, which holds all shards, the checkpoint that x says.
-func publish(dir, temp string, x *index) error {
-	text, err := json.Marshal(x)
-	if err != nil {
-		return err
-	}
-	if len(text) > maxIndex {
-		return fmt.Errorf("%s: an index of %d bytes, at most %d: fewer arrays or less in meta", temp, len(text), maxIndex)
-	}
-	if err := x.check(); err != nil {
-		return err
-	}
-	if _, err := writeFile(filepath.Join(temp, indexName), text); err != nil {
-		return err
-	}
-	for r := range x.Files {
-		if err := remove(filepath.Join(temp, shardName(r, len(x.Files), "json"))); err != nil {
-			return err
-		}
-	}
-	if err := syncFolder(temp); err != nil {
-		return err
-	}
-	folder := filepath.Join(dir, stepName(x.Step))
-	back, err := makeRoom(folder)
-	if err != nil {
-		return errors.Join(err, back())
-	}
-	if err := rename(temp, folder); err != nil {
-		return errors.Join(err, back())
-	}
-	err = syncFolder(dir)
-	if err == nil {
-		_, err = writeFile(filepath.Join(folder, markerName), marker(text))
-	}
-	if err == nil {
-		err = syncFolder(folder)
-	}
-	if err != nil {
-		return errors.Join(err, removeFolder(folder), back())
-	}
-	return nil
-}
-
-// makeRoom moves a checkpoint that is called folder out of the way. The other name
-// serves as well until the new one is complete; back undoes it.
-func makeRoom(folder string) (back func() error, err error) {
-	old := folder + replaced
-	back = func() error { return nil }
-	if _, err := os.Lstat(folder); err != nil {
-		if errors.Is(err, fs.ErrNotExist) {
-			return back, nil
-		}
-		return back, err
-	}
-	if _, _, err := readIndex(folder); err != nil {
-		return back, removeFolder(folder) // one of the other name is better
-	}
-	if err := removeFolder(old); err != nil {
-		return back, err
-	}
-	if err := rename(folder, old); err != nil {
-		return back, err
-	}
-	return func() error { return rename(old, folder) }, nil
+	return d.remove(folder)
 }

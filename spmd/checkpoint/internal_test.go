@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"lockstep/spmd/internal/files"
 )
 
 // goodIndex is an index that parses.
@@ -141,7 +143,7 @@ func FuzzMarker(f *testing.F) {
 		if err := os.WriteFile(filepath.Join(dir, markerName), b, 0o666); err != nil {
 			t.Fatal(err)
 		}
-		_, _, err := readIndex(dir)
+		_, _, err := disk{new(files.Work)}.readIndex(dir)
 		if (err == nil) != bytes.Equal(b, good) {
 			t.Fatalf("marker %q: %v", b, err)
 		}
@@ -154,10 +156,10 @@ func FuzzMarker(f *testing.F) {
 // TestAwaitParts has rank 0 wait for a rank whose file does not come, and find that the
 // folder is gone.
 func TestAwaitParts(t *testing.T) {
-	c := &Manager{cfg: Config{Timeout: time.Millisecond}}
+	c := &Manager{disk: disk{new(files.Work)}, cfg: Config{Timeout: time.Millisecond}}
 	s := &saving{temp: t.TempDir(), x: goodIndex(), cancel: make(chan struct{})}
 	s.x.Files[0].fileSum, s.x.Files[1].fileSum = fileSum{}, fileSum{}
-	sum, err := writeFile(filepath.Join(s.temp, s.x.Files[0].Name), []byte("shard"))
+	sum, err := c.disk.writeFile(filepath.Join(s.temp, s.x.Files[0].Name), []byte("shard"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -166,7 +168,7 @@ func TestAwaitParts(t *testing.T) {
 		t.Fatal(err)
 	}
 	part := filepath.Join(s.temp, shardName(0, 2, "json"))
-	if _, err := writeFile(part, text); err != nil {
+	if _, err := c.disk.writeFile(part, text); err != nil {
 		t.Fatal(err)
 	}
 	if err := c.awaitParts(s); err == nil || !strings.Contains(err.Error(), "the files of ranks [1] did not come for 1ms") {

@@ -13,7 +13,6 @@ import (
 	"lockstep/internal/safetensors"
 	"lockstep/spmd"
 	"lockstep/spmd/internal/control"
-	"lockstep/spmd/internal/files"
 )
 
 // Load puts the newest checkpoint that every rank finds complete and undamaged into the
@@ -90,7 +89,7 @@ func (m *Manager) load(meta any, items []Item) (int, error) {
 // tryLoad loads one checkpoint, on all ranks or on none. damage is why it cannot be
 // used, err what no other checkpoint would help against.
 func (m *Manager) tryLoad(folder string, chunk []byte, items []Item) (x *index, damage, err error) {
-	x, checksum, err := readIndex(folder)
+	x, checksum, err := m.disk.readIndex(folder)
 	if damage := m.agree(err); damage != nil {
 		return nil, damage, nil
 	}
@@ -101,7 +100,7 @@ func (m *Manager) tryLoad(folder string, chunk []byte, items []Item) (x *index, 
 	if !sums.One() {
 		return nil, fmt.Errorf("%s is not the same on every rank", filepath.Join(folder, indexName)), nil
 	}
-	if damage := m.agree(x.verify(folder, chunk, m.w.Rank(), m.w.Size())); damage != nil {
+	if damage := m.agree(m.disk.verify(x, folder, chunk, m.w.Rank(), m.w.Size())); damage != nil {
 		return nil, damage, nil
 	}
 	if err := m.agree(x.match(folder, items)); err != nil {
@@ -172,7 +171,7 @@ func (m *Manager) fillFrom(x *index, folder string, file *shardFile, chunk, piec
 		}
 		if s == nil {
 			var err error
-			if s, err = openShard(folder, file, chunk); err != nil {
+			if s, err = m.disk.openShard(folder, file, chunk); err != nil {
 				return err
 			}
 			defer s.f.Close()
@@ -214,6 +213,7 @@ func (s *shard) fill(i *Item, p part, lo, hi int, piece []byte) error {
 // shard reads the file of a rank, and lets nothing pass that has not the checksum of
 // the index.
 type shard struct {
+	disk    disk
 	path    string
 	f       *os.File
 	sum     *fileSum
@@ -223,9 +223,9 @@ type shard struct {
 }
 
 // openShard opens a file of a checkpoint; chunk is memory for one chunk.
-func openShard(folder string, file *shardFile, chunk []byte) (*shard, error) {
+func (d disk) openShard(folder string, file *shardFile, chunk []byte) (*shard, error) {
 	path := filepath.Join(folder, file.Name)
-	f, size, err := openFile(path)
+	f, size, err := d.openFile(path)
 	if err != nil {
 		return nil, err
 	}
@@ -233,7 +233,7 @@ func openShard(folder string, file *shardFile, chunk []byte) (*shard, error) {
 		f.Close()
 		return nil, fmt.Errorf("%s: %d bytes, and %d were saved", path, size, file.Bytes)
 	}
-	return &shard{path: path, f: f, sum: &file.fileSum, chunk: chunk, at: -1}, nil
+	return &shard{disk: d, path: path, f: f, sum: &file.fileSum, chunk: chunk, at: -1}, nil
 }
 
 // load reads a chunk and checks it.
@@ -244,7 +244,7 @@ func (s *shard) load(chunk int) error {
 	s.at = -1
 	off := int64(chunk) * chunkBytes
 	p := s.chunk[:min(chunkBytes, s.sum.Bytes-off)]
-	if err := files.Change("read", s.path, func() error { _, err := s.f.ReadAt(p, off); return err }); err != nil {
+	if err := s.disk.Change("read", s.path, func() error { _, err := s.f.ReadAt(p, off); return err }); err != nil {
 		return fmt.Errorf("%s: %w", s.path, err)
 	}
 	if got := crc32.Checksum(p, castagnoli); got != s.sum.CRC[chunk] {
@@ -293,7 +293,7 @@ func (s *shard) header(x *index, parts []part) error {
 
 // verify reads a checkpoint's files and checks them: of size ranks each reads an equal
 // part of all chunks.
-func (x *index) verify(folder string, chunk []byte, rank, size int) error {
+func (d disk) verify(x *index, folder string, chunk []byte, rank, size int) error {
 	all := 0
 	for _, f := range x.Files {
 		all += len(f.CRC)
@@ -307,7 +307,7 @@ func (x *index) verify(folder string, chunk []byte, rank, size int) error {
 		if lo >= hi {
 			continue
 		}
-		s, err := openShard(folder, f, chunk)
+		s, err := d.openShard(folder, f, chunk)
 		if err != nil {
 			return err
 		}

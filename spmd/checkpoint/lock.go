@@ -22,7 +22,6 @@ import (
 
 	"lockstep/internal/plain"
 	"lockstep/internal/procfs"
-	"lockstep/spmd/internal/files"
 )
 
 // A folder of checkpoints is locked by a file that says whose it is. It comes into being
@@ -85,7 +84,7 @@ func (o *lockOwner) String() string {
 }
 
 func readOwner(path string) (*lockOwner, error) {
-	text, err := readFile(path, maxLock)
+	text, err := read(path, maxLock)
 	if err != nil {
 		return nil, err
 	}
@@ -454,7 +453,7 @@ func (m *Manager) lockAll() error {
 func (m *Manager) tryLock() error {
 	var l *folderLock
 	var before *lockOwner
-	err := files.Do("lock of "+m.dir, func() (err error) {
+	err := m.disk.Do("lock of "+m.dir, func() (err error) {
 		l, before, err = lockFolder(m.dir)
 		return err
 	})

@@ -35,7 +35,7 @@ func (c *candidates) next() (name string, err error) {
 
 // look looks through the folder, and says whether there is something new in it.
 func (c *candidates) look() (again bool, err error) {
-	all, err := scan(c.m.dir)
+	all, err := c.m.disk.scan(c.m.dir)
 	if err != nil {
 		return false, err
 	}
@@ -47,7 +47,7 @@ func (c *candidates) look() (again bool, err error) {
 				c.left = append(c.left, k)
 				again = true
 			}
-		case !k.temp && !k.aside && errors.Is(k.err, fs.ErrNotExist) && !isThere(filepath.Join(c.m.dir, k.name)):
+		case !k.temp && !k.aside && errors.Is(k.err, fs.ErrNotExist) && !c.m.disk.isThere(filepath.Join(c.m.dir, k.name)):
 			again = true // it was there a moment ago
 		case c.bad[k.name] == nil:
 			c.m.w.Log().Warn().Err(k.err).Str("checkpoint", k.name).Msg("checkpoint passed over")
@@ -59,7 +59,7 @@ func (c *candidates) look() (again bool, err error) {
 
 // damaged notes that a checkpoint which next has returned cannot be used.
 func (c *candidates) damaged(name string, err error) {
-	if !isThere(filepath.Join(c.m.dir, name, markerName)) {
+	if !c.m.disk.isThere(filepath.Join(c.m.dir, name, markerName)) {
 		c.m.w.Log().Debug().Str("checkpoint", name).Msg("the checkpoint is gone; a newer one is looked for")
 		return
 	}
@@ -77,7 +77,7 @@ func (c *candidates) pass(name string, err error) {
 // or what has gone since.
 func (c *candidates) why() error {
 	for _, name := range c.order {
-		if err := c.bad[name]; !errors.Is(err, errUnfinished) && (isThere(filepath.Join(c.m.dir, name)) || isLink(filepath.Join(c.m.dir, name))) {
+		if err := c.bad[name]; !errors.Is(err, errUnfinished) && (c.m.disk.isThere(filepath.Join(c.m.dir, name)) || isLink(filepath.Join(c.m.dir, name))) {
 			return err
 		}
 	}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"lockstep/spmd/internal/files"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,7 +14,7 @@ import (
 // writePart writes this rank's file and, to say that it is there, its checksums.
 func (m *Manager) writePart(s *saving) error {
 	rank, size := m.w.Rank(), m.w.Size()
-	err := files.Change("mkdir", s.temp, func() error { return os.Mkdir(s.temp, 0o777) })
+	err := m.disk.Change("mkdir", s.temp, func() error { return os.Mkdir(s.temp, 0o777) })
 	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
@@ -24,19 +23,19 @@ func (m *Manager) writePart(s *saving) error {
 	if rank == 0 && m.cfg.Written != nil {
 		told = func(n int64) { m.cfg.Written(n, s.bytes()) }
 	}
-	sum, err := writeTold(path, told, s.header, s.data)
+	sum, err := m.disk.writeTold(path, told, s.header, s.data)
 	if err != nil {
 		return err
 	}
 	text, err := json.Marshal(sum)
 	if err == nil {
-		err = syncFolder(s.temp)
+		err = m.disk.syncFolder(s.temp)
 	}
 	if err == nil { // last: from then on rank 0 may give the folder its name
-		_, err = writeFile(filepath.Join(s.temp, shardName(rank, size, "json")), text)
+		_, err = m.disk.writeFile(filepath.Join(s.temp, shardName(rank, size, "json")), text)
 	}
 	if err != nil {
-		_ = remove(path)
+		_ = m.disk.remove(path)
 	}
 	return err
 }
@@ -50,13 +49,13 @@ func (m *Manager) finish(s *saving) error {
 		return err
 	}
 	if m.lock != nil { // a program that Slurm has taken for ended may go on for a while
-		if err := files.Do("look at "+m.lock.path, m.lock.check); err != nil {
+		if err := m.disk.Do("look at "+m.lock.path, m.lock.check); err != nil {
 			return err
 		}
 	}
 	m.serial++
 	s.x.Serial = m.serial
-	if err := publish(m.dir, s.temp, s.x); err != nil {
+	if err := m.disk.publish(m.dir, s.temp, s.x); err != nil {
 		return err
 	}
 	delete(m.damaged, stepName(s.step))
@@ -82,7 +81,7 @@ func (m *Manager) awaitParts(s *saving) error {
 	parts := s.x.Files
 	left := len(parts)
 	for left > 0 {
-		err := files.Do(othersFiles+s.temp, func() (err error) {
+		err := m.disk.Do(othersFiles+s.temp, func() (err error) {
 			left, err = m.awaitPart(s, left)
 			return err
 		})
@@ -114,7 +113,7 @@ func (m *Manager) awaitPart(s *saving, most int) (int, error) {
 			case !there[name]:
 				missing = append(missing, r)
 			default:
-				if files[r].fileSum, err = readPart(s.temp, name, files[r].Name); err != nil {
+				if files[r].fileSum, err = m.disk.readPart(s.temp, name, files[r].Name); err != nil {
 					return most, err
 				}
 			}
@@ -138,9 +137,9 @@ func (m *Manager) awaitPart(s *saving, most int) (int, error) {
 }
 
 // readPart reads a rank's checksums, and looks whether the file is as large as it says.
-func readPart(folder, name, shard string) (sum fileSum, err error) {
+func (d disk) readPart(folder, name, shard string) (sum fileSum, err error) {
 	path := filepath.Join(folder, name)
-	text, err := readFile(path, maxIndex)
+	text, err := d.readFile(path, maxIndex)
 	if err != nil {
 		return sum, err
 	}
@@ -157,10 +156,77 @@ func readPart(folder, name, shard string) (sum fileSum, err error) {
 	return sum, err
 }
 
+// publish makes the folder temp, which holds all shards, the checkpoint that x says.
+func (d disk) publish(dir, temp string, x *index) error {
+	text, err := json.Marshal(x)
+	if err != nil {
+		return err
+	}
+	if len(text) > maxIndex {
+		return fmt.Errorf("%s: an index of %d bytes, at most %d: fewer arrays or less in meta", temp, len(text), maxIndex)
+	}
+	if err := x.check(); err != nil {
+		return err
+	}
+	if _, err := d.writeFile(filepath.Join(temp, indexName), text); err != nil {
+		return err
+	}
+	for r := range x.Files {
+		if err := d.remove(filepath.Join(temp, shardName(r, len(x.Files), "json"))); err != nil {
+			return err
+		}
+	}
+	if err := d.syncFolder(temp); err != nil {
+		return err
+	}
+	folder := filepath.Join(dir, stepName(x.Step))
+	back, err := d.makeRoom(folder)
+	if err != nil {
+		return errors.Join(err, back())
+	}
+	if err := d.rename(temp, folder); err != nil {
+		return errors.Join(err, back())
+	}
+	err = d.syncFolder(dir)
+	if err == nil {
+		_, err = d.writeFile(filepath.Join(folder, markerName), marker(text))
+	}
+	if err == nil {
+		err = d.syncFolder(folder)
+	}
+	if err != nil {
+		return errors.Join(err, d.removeFolder(folder), back())
+	}
+	return nil
+}
+
+// makeRoom moves a checkpoint that is called folder out of the way. The other name
+// serves as well until the new one is complete; back undoes it.
+func (d disk) makeRoom(folder string) (back func() error, err error) {
+	old := folder + replaced
+	back = func() error { return nil }
+	if _, err := os.Lstat(folder); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return back, nil
+		}
+		return back, err
+	}
+	if _, _, err := d.readIndex(folder); err != nil {
+		return back, d.removeFolder(folder) // one of the other name is better
+	}
+	if err := d.removeFolder(old); err != nil {
+		return back, err
+	}
+	if err := d.rename(folder, old); err != nil {
+		return back, err
+	}
+	return func() error { return d.rename(old, folder) }, nil
+}
+
 // sweep removes what earlier programs left of saves that did not finish, and learns
 // the newest serial.
 func (m *Manager) sweep(s *saving) {
-	all, err := scan(m.dir)
+	all, err := m.disk.scan(m.dir)
 	if err != nil {
 		return // the save that follows fails of it, too
 	}
@@ -173,7 +239,7 @@ func (m *Manager) sweep(s *saving) {
 	entries, _ := os.ReadDir(m.dir)
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), probeName) && e.Type().IsRegular() {
-			_ = remove(filepath.Join(m.dir, e.Name()))
+			_ = m.disk.remove(filepath.Join(m.dir, e.Name()))
 		}
 	}
 }
@@ -181,7 +247,7 @@ func (m *Manager) sweep(s *saving) {
 // prune removes the checkpoints beyond the newest Keep, and what never got complete. A
 // damaged one does not count, and goes when there are Keep good ones. What s, if any, has begun stays.
 func (m *Manager) prune(s *saving) {
-	all, err := scan(m.dir)
+	all, err := m.disk.scan(m.dir)
 	if err != nil {
 		m.w.Log().Warn().Err(err).Msg("old checkpoints are not removed")
 		return
@@ -200,7 +266,7 @@ func (m *Manager) prune(s *saving) {
 }
 
 func (m *Manager) drop(k savedFolder) {
-	if err := removeFolder(filepath.Join(m.dir, k.name)); err != nil {
+	if err := m.disk.removeFolder(filepath.Join(m.dir, k.name)); err != nil {
 		m.w.Log().Warn().Err(err).Str("checkpoint", k.name).Msg("not removed")
 	}
 }

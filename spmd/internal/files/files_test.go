@@ -11,18 +11,19 @@ import (
 func TestOldest(t *testing.T) {
 	before := time.Now().Add(-time.Second)
 	boom := errors.New("boom")
-	err := Do("outer", func() error {
+	var w Work
+	err := w.Do("outer", func() error {
 		middle := time.Now()
 		for !time.Now().After(middle) { // a clock may stand still for a while
 		}
-		return Do("inner", func() error {
-			if s := Oldest(before); s == nil || s.What != "outer" {
+		return w.Do("inner", func() error {
+			if s := w.Oldest(before); s == nil || s.What != "outer" {
 				t.Errorf("oldest %+v, want the outer step", s)
 			}
-			if s := Oldest(middle); s == nil || s.What != "inner" {
+			if s := w.Oldest(middle); s == nil || s.What != "inner" {
 				t.Errorf("oldest since %v: %+v, want the inner step", middle, s)
 			}
-			if s := Oldest(time.Now().Add(time.Hour)); s != nil {
+			if s := w.Oldest(time.Now().Add(time.Hour)); s != nil {
 				t.Errorf("a step of the future: %+v", s)
 			}
 			return boom
@@ -31,7 +32,7 @@ func TestOldest(t *testing.T) {
 	if err != boom {
 		t.Errorf("%v, want what the step returned", err)
 	}
-	if s := Oldest(time.Time{}); s != nil {
+	if s := w.Oldest(time.Time{}); s != nil {
 		t.Errorf("%+v is left", s)
 	}
 }
@@ -39,8 +40,9 @@ func TestOldest(t *testing.T) {
 func TestFault(t *testing.T) {
 	defer func() { Fault = nil }()
 	full := errors.New("full")
+	var w Work
 	Fault = func(op, path string) error {
-		if s := Oldest(time.Time{}); s == nil || s.What != op+" of "+path {
+		if s := w.Oldest(time.Time{}); s == nil || s.What != op+" of "+path {
 			t.Errorf("in the fault of %s of %s the step is %+v", op, path, s)
 		}
 		if op == "sync" {
@@ -49,7 +51,7 @@ func TestFault(t *testing.T) {
 		return nil
 	}
 	done := 0
-	change := func(op string) error { return Change(op, "/x", func() error { done++; return nil }) }
+	change := func(op string) error { return w.Change(op, "/x", func() error { done++; return nil }) }
 	if err := change("write"); err != nil || done != 1 {
 		t.Errorf("%v, %d changes", err, done)
 	}
@@ -76,7 +78,7 @@ func TestWaiting(t *testing.T) {
 		{"between two for too long", long, over, "", false, &State{What: "work between two steps on files"}},
 		{"in a collective", long, long, "", true, nil},
 	} {
-		w := &Waiting{Patience: tc.patience}
+		w := &Work{Patience: tc.patience}
 		if w.Used() || w.State(false) != nil {
 			t.Fatalf("%s: used before its first call, and says %v", tc.name, w.State(false))
 		}
@@ -85,7 +87,7 @@ func TestWaiting(t *testing.T) {
 		look := func() error { got = w.State(tc.meets); return nil }
 		if tc.step == "" {
 			_ = look()
-		} else if err := Do(tc.step, look); err != nil {
+		} else if err := w.Do(tc.step, look); err != nil {
 			t.Fatal(err)
 		}
 		if got != nil {
@@ -104,7 +106,7 @@ func TestWaiting(t *testing.T) {
 	}
 
 	// The others have waited as long as a long call took: the rank has as long to come. After a short one there is nothing.
-	w := &Waiting{}
+	w := &Work{}
 	leave := w.Enter(long)
 	for start := time.Now(); !time.Now().After(start); { // longer than half of no patience
 	}
@@ -113,7 +115,7 @@ func TestWaiting(t *testing.T) {
 	if s := w.State(false); s == nil || s.What != "work after long steps on files" || !s.Waits {
 		t.Errorf("after a long call: %+v", s)
 	}
-	w = &Waiting{Patience: long}
+	w = &Work{Patience: long}
 	w.Enter(long)()
 	if s := w.State(false); s != nil {
 		t.Errorf("after a short call: %+v", s)

@@ -22,7 +22,7 @@ import (
 // Rank is what a world has beside its public methods.
 type Rank struct {
 	Channel *control.Channel // between all ranks of the world
-	Files   *files.Waiting   // whether the program waits for files
+	Files   *files.Work      // what the rank does with files
 	Timeout time.Duration    // of the watch: how long a collective may take
 	Flags   *pflag.FlagSet   // of the command line; nil where there is none
 

@@ -71,7 +71,7 @@ type World struct {
 	reporter                verify.Reporter // makes this rank's heartbeats
 	analyzer                verify.Analyzer // has those of all ranks, on rank 0
 	shown                   shown           // for --dashboard and Slowest
-	files                   files.Waiting   // for what is saved and loaded
+	files                   files.Work      // for what is saved and loaded
 	json                    *outfile.File
 
 	mu        sync.Mutex

@@ -1,0 +1,52 @@
+package checkpoint_test
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"lockstep/spmd"
+	"lockstep/spmd/checkpoint"
+	"lockstep/spmd/internal/inside"
+	"lockstep/spmd/spmdtest"
+)
+
+var insideOf = inside.World.(func(*spmd.World) inside.Rank)
+
+// TestSlowFileOfRank: of ranks that are goroutines of one process, the one whose file is slow says so, and no other.
+func TestSlowFileOfRank(t *testing.T) {
+	const slow = "shard-00002-of-00003.safetensors.part"
+	dir := t.TempDir()
+	reached := make(chan struct{})
+	var seen sync.WaitGroup
+	seen.Add(2)
+	fault(t, func(op, path string) error {
+		if op == "sync" && strings.HasSuffix(path, slow) {
+			close(reached)
+			seen.Wait()
+		}
+		return nil
+	})
+	spmdtest.RunInProcess(t, []int{3}, func(t *testing.T, w *spmd.World) {
+		c, err := checkpoint.Open(w, dir, checkpoint.Config{})
+		spmdtest.Must(t, err)
+		spmdtest.Must(t, c.Save(1, nil))
+		if w.Rank() != 0 { // which waits for the files of the others
+			<-reached
+			own := filepath.Join(dir, "step-*.tmp-*", "shard-00001-of-00003.json")
+			for found, _ := filepath.Glob(own); w.Rank() == 1 && len(found) == 0; found, _ = filepath.Glob(own) {
+				time.Sleep(time.Millisecond)
+			}
+			s := fmt.Sprint(insideOf(w).Files.State(false))
+			if strings.Contains(s, slow) != (w.Rank() == 2) {
+				t.Errorf("rank %d is said to be in %s", w.Rank(), s)
+			}
+			seen.Done()
+		}
+		spmdtest.Must(t, c.Wait())
+		spmdtest.Must(t, c.Close())
+	})
+}
