@@ -9,7 +9,7 @@
 // # Cores
 //
 // Threads is the number of cores this rank may use; spmd.World divides the cores of a node among
-// its ranks. Parallel, Gemm, Gemv and SumParallel use that many goroutines and return when
+// its ranks. Ranks that are goroutines of one process all use what the one with the least may. Parallel, Gemm, Gemv and SumParallel use that many goroutines and return when
 // the work is done. Everything else runs in the calling goroutine. All functions may be called
 // from several goroutines at once. There is no hidden pool of threads: OpenBLAS, too, is called
 // one thread at a time, on blocks that Parallel hands out.

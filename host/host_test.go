@@ -141,6 +141,23 @@ func TestSetThreads(t *testing.T) {
 	}
 }
 
+// What holds is the least of what the ranks of the process have, and the default when the last has ended.
+func TestShare(t *testing.T) {
+	defer SetThreads(Threads())
+	SetThreads(0)
+	whole := Threads()
+	a, b, c := Share(7), Share(5), Share(6)
+	for _, step := range []struct {
+		end  func()
+		want int
+	}{{func() {}, 5}, {a, 5}, {b, 6}, {b, 6}, {c, whole}, {a, whole}} {
+		step.end()
+		if Threads() != step.want {
+			t.Fatalf("Threads is %d, want %d", Threads(), step.want)
+		}
+	}
+}
+
 func TestSetenvRestores(t *testing.T) {
 	const name = "LOCKSTEP_TEST_SETENV"
 	setenv(name, "1")()

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,6 +22,41 @@ func SetThreads(n int) {
 		n = min(runtime.NumCPU(), runtime.GOMAXPROCS(0))
 	}
 	threads.Store(int64(n))
+}
+
+// shares are those of the ranks that this process has now.
+var shares struct {
+	mu   sync.Mutex
+	list []*int
+}
+
+// Share is SetThreads for a rank of this process, until end. Parallel does not know for which of them it is called: none
+// has more than the least share of all. When the last has ended, the default holds again.
+func Share(n int) (end func()) {
+	mine := &n
+	shares.mu.Lock()
+	defer shares.mu.Unlock()
+	shares.list = append(shares.list, mine)
+	setLeast()
+	return func() {
+		shares.mu.Lock()
+		defer shares.mu.Unlock()
+		if i := slices.Index(shares.list, mine); i >= 0 {
+			shares.list = slices.Delete(shares.list, i, i+1)
+			setLeast()
+		}
+	}
+}
+
+// setLeast sets the least of the shares, whose lock the caller holds.
+func setLeast() {
+	least := 0
+	for i, n := range shares.list {
+		if i == 0 || *n < least {
+			least = *n
+		}
+	}
+	SetThreads(least)
 }
 
 // Threads returns the number of cores this rank may use; at least 1.

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"lockstep/host"
 	"lockstep/spmd"
 	"lockstep/spmd/internal/affinity"
 	"lockstep/spmd/spmdtest"
@@ -180,9 +181,10 @@ func TestLocalCancelled(t *testing.T) {
 	}
 }
 
-// Jobs of several ranks run at the same time in one process.
+// Jobs of several ranks run at the same time in one process, and leave it the cores that it had.
 func TestLocalJobsBesideEachOther(t *testing.T) {
 	spmdtest.HostOnly(t, "the ranks are goroutines")
+	threads := host.Threads()
 	errs := make(chan error)
 	for n := 1; n <= 4; n++ {
 		go func() {
@@ -204,6 +206,9 @@ func TestLocalJobsBesideEachOther(t *testing.T) {
 		if err := <-errs; err != nil {
 			t.Error(err)
 		}
+	}
+	if n := host.Threads(); n != threads {
+		t.Errorf("%d threads after the jobs, %d before", n, threads)
 	}
 }
 

@@ -171,7 +171,8 @@ func (w *World) findThreads(node control.Comm) (err error) {
 	if w.threads, err = affinity.Share(node); err != nil {
 		return err
 	}
-	host.SetThreads(w.threads)
+	w.endShare()
+	w.endShare = host.Share(w.threads)
 	// Goroutines inside MPI or BLAS hold a processor of the Go scheduler for a while, so a
 	// rank bound to one core needs more of them than cores for its streams to run at the
 	// same time.

@@ -57,6 +57,7 @@ type World struct {
 	nodes    int
 	byNode   bool // of several nodes, each has ranks that follow each other
 	threads  int
+	endShare func() // of these threads; does nothing a second time
 	apart    launcher.Apart
 	apartBy  string        // what MPI was told because of that; "" for nothing
 	why      string        // the device and the collectives are what they are
@@ -100,7 +101,7 @@ func open(ranks transport.Ranks, s Start) (*World, error) {
 	if err := cmp.Or(host.CheckBLAS(), affinity.CheckBindTo()); err != nil {
 		return nil, job.Usage(err)
 	}
-	w := &World{start: s, ranks: ranks, launched: ranks.Environment()}
+	w := &World{start: s, ranks: ranks, launched: ranks.Environment(), endShare: func() {}}
 	if s.Config.Check == "bounds" {
 		kernels.CheckBounds()
 	}
@@ -139,6 +140,7 @@ func open(ranks transport.Ranks, s Start) (*World, error) {
 	if w.agreed { // else the other ranks may be further: nothing collective any more
 		err = errors.Join(err, w.Close())
 	}
+	w.endShare()
 	return nil, err
 }
 
@@ -317,6 +319,7 @@ func (w *World) takeDown() error {
 	if w.traced != nil {
 		err = errors.Join(err, w.traced.Drop())
 	}
+	w.endShare()
 	w.ranks.Lock()
 	defer w.ranks.Unlock()
 	return errors.Join(err, w.ranks.Leave())
