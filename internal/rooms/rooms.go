@@ -44,7 +44,7 @@ var house = []room{
 		[]string{"facade", "inside", "control", "libraries", "basics"}},
 	{"generator", "kernels in Go become CUDA", []string{"spmd/spmdgen"}, []string{"basics"}},
 	{"tests", "tests on several ranks", []string{"spmd/spmdtest", "internal/mpirun", "internal/pty", "internal/fakelib", "internal/commtest", "internal/devtest", "internal/rooms", "internal/campaign", "internal/suite"},
-		[]string{"facade", "node", "mpi", "libraries", "basics"}},
+		[]string{"facade", "inside", "node", "mpi", "libraries", "basics"}},
 	{"facade", "what applications import", []string{"spmd"},
 		[]string{"world", "calls", "inside", "job", "verify", "exec", "trace", "control", "coll", "libraries", "basics"}},
 	{"world", "a rank, from its start to its end", []string{"spmd/internal/world"},

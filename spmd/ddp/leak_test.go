@@ -2,16 +2,13 @@ package ddp
 
 import (
 	"errors"
-	"maps"
-	"os"
-	"runtime"
 	"testing"
 
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
 
-// TestNothingIsLeft opens and closes everything that a program opens, 10,000 times, and counts what is left.
+// TestNothingIsLeft opens and closes everything that a program opens of spmd and ddp, 10,000 times, and counts what is left.
 func TestNothingIsLeft(t *testing.T) {
 	spmdtest.RunInProcess(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
 		c, n := w.Comm(), w.Size()
@@ -52,38 +49,6 @@ func TestNothingIsLeft(t *testing.T) {
 			}
 			return errors.Join(r.Close(), gather.Close(), scatter.Close(), p.Close(), g.Close(), early.Close(), early.Close(), s.Close(), half.Close(), b.Free())
 		}
-		count := func() (opened map[string]int, files, goroutines, objects int) {
-			spmdtest.Must(t, spmd.Barrier(c))
-			opened = insideOf(w).Opened()
-			if w.Rank() == 0 {
-				runtime.GC()
-				runtime.GC() // what has a finalizer, or lay in a sync.Pool
-				var m runtime.MemStats
-				runtime.ReadMemStats(&m)
-				list, err := os.ReadDir("/proc/self/fd")
-				spmdtest.Must(t, err)
-				files, goroutines, objects = len(list), runtime.NumGoroutine(), int(m.Mallocs-m.Frees)
-			}
-			spmdtest.Must(t, spmd.Barrier(c))
-			return opened, files, goroutines, objects
-		}
-		const few, many = 200, 10_000
-		for range few {
-			spmdtest.Must(t, round())
-		}
-		opened, files, goroutines, objects := count()
-		for range many {
-			spmdtest.Must(t, round())
-		}
-		after, moreFiles, moreGoroutines, moreObjects := count()
-		if !maps.Equal(opened, after) {
-			t.Errorf("rank %d: open were %v, are %v", w.Rank(), opened, after)
-		}
-		if moreFiles > files || moreGoroutines > goroutines+n { // a stream that has been closed may still be ending
-			t.Errorf("%d files and %d goroutines were there, %d and %d are", files, goroutines, moreFiles, moreGoroutines)
-		}
-		if left := moreObjects - objects; left > many/4 { // some are those of goroutines that have ended
-			t.Errorf("%d objects on the heap are left of %d rounds", left, many)
-		}
+		spmdtest.NothingIsLeft(t, w, 10_000, round)
 	})
 }

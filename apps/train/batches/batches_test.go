@@ -204,3 +204,21 @@ func TestLoader(t *testing.T) {
 		}
 	})
 }
+
+// A loader leaves nothing, also where its feed is stopped early.
+func TestNothingIsLeft(t *testing.T) {
+	spmdtest.RunInProcess(t, []int{3}, func(t *testing.T, w *spmd.World) {
+		data := &Dataset{File: flatFile(1000), Train: Span{0, 1000}, Seq: 4}
+		s := spmdtest.Stream(t, w, "test")
+		spmdtest.NothingIsLeft(t, w, 10_000, func() error {
+			l, err := NewLoader(w, data, 1, 1000)
+			if err != nil {
+				return err
+			}
+			f := l.Feed(slices.Values([][]int{{0}, {1}, {2}, {3}}))
+			_, err = f.Next(s)
+			f.Stop()
+			return errors.Join(err, s.Synchronize(), l.Close())
+		})
+	})
+}
