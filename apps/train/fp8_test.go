@@ -14,10 +14,11 @@ func TestFP8Program(t *testing.T) {
 		t.Skip("needs a GPU")
 	}
 	spmdtest.Ranks(t, 1)
-	for _, level := range []string{"head", "all"} {
-		t.Run(level, func(t *testing.T) {
+	for _, c := range []struct{ model, level string }{{"tiny", "head"}, {"tiny", "all"}, {"modern-tiny", "head"}} {
+		level := c.level
+		t.Run(c.model+" "+level, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "run")
-			args := smallRun(t, 12, "--val-every", "4", "--checkpoint", dir, "--save-every", "5", "--keep", "9")
+			args := smallRun(t, 12, "--model", c.model, "--val-every", "4", "--checkpoint", dir, "--save-every", "5", "--keep", "9")
 			want, _ := finish(t, 0, append(args, "--fp8", level)...)
 			// The checkpoint says which products they were, too.
 			got, _ := finish(t, 0, append(args, "--checkpoint", only(t, dir, 5), "--resume", "must")...)

@@ -129,7 +129,7 @@ func TestModernRefuses(t *testing.T) {
 		{"--model modern --tp 2", []string{"--tp 2", "whole on each rank"}},
 		{"--model modern --pp 2", []string{"--pp 2", "whole on each rank"}},
 		{"--model modern --shard optimizer", []string{"--shard optimizer", "whole on each rank"}},
-		{"--model modern --fp8 head", []string{"--fp8 head", "GPT-2's form"}},
+		{"--model modern --fp8 all", []string{"only the head"}},
 		{"--model modern --recompute block", []string{"--recompute block", "GPT-2's form"}},
 		{"--model modern-tiny --heads 32", []string{"multiple of 8"}},
 		{"--model modern-tiny --heads 2 --channels 4096", []string{"modern"}},

@@ -40,6 +40,48 @@ func (e *State) Linear(name string, site int) *Linear {
 	return nil
 }
 
+// Mode says what a pass does about 8-bit floats, where its model has any.
+type Mode struct {
+	Casts    bool // makes the copies
+	Records  bool // and enters their largest sizes, for the next step
+	Products bool // multiplies the copies
+}
+
+// What passes do: Learns takes the scales of the step before, Calibrates finds the first ones, Evaluates leaves them alone.
+var (
+	Learns     = Mode{Casts: true, Records: true, Products: true}
+	Calibrates = Mode{Casts: true, Records: true}
+	Evaluates  = Mode{Casts: true, Products: true}
+)
+
+// Input is the cast of a linear's input, as such a pass makes it; Grad that of its output's gradient. q may be nil.
+func (m Mode) Input(q *Linear) kernels.Cast {
+	return m.castOf(q, func(q *Linear) kernels.Cast { return q.X })
+}
+
+func (m Mode) Grad(q *Linear) kernels.Cast {
+	return m.castOf(q, func(q *Linear) kernels.Cast { return q.DY })
+}
+
+func (m Mode) castOf(q *Linear, which func(*Linear) kernels.Cast) kernels.Cast {
+	if q == nil || !m.Casts {
+		return kernels.Cast{}
+	}
+	c := which(q)
+	if !m.Records {
+		c.Peak = spmd.Buffer[float32]{}
+	}
+	return c
+}
+
+// Product is q where such a pass multiplies the copies, else nil.
+func (m Mode) Product(q *Linear) *Linear {
+	if !m.Products {
+		return nil
+	}
+	return q
+}
+
 // Scaled is o with the scales of a linear's weights and of a cast. Sums are fast, but not those over the vocabulary:
 // fast ones lose what its many small gradients come to beside the one of the target.
 func (q *Linear) Scaled(o blas.Options, operand kernels.Cast) blas.Options {

@@ -75,7 +75,7 @@ func (e *State) matrices(cfg layout.Config, params []layout.Param, groups []layo
 			return at
 		}
 		for _, p := range params {
-			head := p.Name == "wte.weight"
+			head := p.Name == cfg.HeadName()
 			if turns > 0 && p.Group != g || !p.Decay || p.Name == "wpe.weight" || head && !cfg.Ends() || !head && cfg.FP8 == layout.FP8Head {
 				continue
 			}

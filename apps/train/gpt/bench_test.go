@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"testing"
 
+	"lockstep/apps/train/fp8"
 	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/traintest"
@@ -84,7 +85,7 @@ func newBench[A kernels.Act](b *testing.B, w *spmd.World, sh benchShape) *bench[
 		return t
 	}
 	x.batch = batchOf(b, w, tokens(1), tokens(2), sh.b, sh.t, cfg.Vocab)
-	x.enqueue = enqueueOn(s, m, x.batch, false, mode8{})
+	x.enqueue = enqueueOn(s, m, x.batch, false, fp8.Mode{})
 	if err := m.Init(1); err != nil {
 		b.Fatal(err)
 	}

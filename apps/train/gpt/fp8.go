@@ -16,7 +16,7 @@ func bindFP8[A kernels.Act](s *State, p *Weights[A]) {
 	if e == nil {
 		return
 	}
-	p.Head.eight = e.Head("wte.weight", 0)
+	p.Head.eight = e.Head(cfg.HeadName(), 0)
 	first, _ := cfg.Own()
 	for l := range p.Layers {
 		h, site := fmt.Sprintf("h.%d.", first+l), layout.HeadSites+layout.LayerSites*(first+l)
@@ -32,33 +32,11 @@ func bindFP8[A kernels.Act](s *State, p *Weights[A]) {
 	}
 }
 
-// mode8 says what a pass does about 8-bit floats, where its model has any.
-type mode8 struct {
-	casts    bool // makes the copies
-	records  bool // and enters their largest sizes, for the next step
-	products bool // multiplies the copies
-}
-
 // inputCast is the cast of a linear's input, as this pass makes it; gradCast that of its
 // output's gradient.
-func (e *enqueue[A]) inputCast(p *Linear[A]) kernels.Cast {
-	return e.castOf(p, func(q *fp8.Linear) kernels.Cast { return q.X })
-}
+func (e *enqueue[A]) inputCast(p *Linear[A]) kernels.Cast { return e.mode8.Input(p.eight) }
 
-func (e *enqueue[A]) gradCast(p *Linear[A]) kernels.Cast {
-	return e.castOf(p, func(q *fp8.Linear) kernels.Cast { return q.DY })
-}
-
-func (e *enqueue[A]) castOf(p *Linear[A], which func(*fp8.Linear) kernels.Cast) kernels.Cast {
-	if p.eight == nil || !e.mode8.casts {
-		return kernels.Cast{}
-	}
-	c := which(p.eight)
-	if !e.mode8.records {
-		c.Peak = spmd.Buffer[float32]{}
-	}
-	return c
-}
+func (e *enqueue[A]) gradCast(p *Linear[A]) kernels.Cast { return e.mode8.Grad(p.eight) }
 
 // ownCast is the cast of this rank's rows of a linear's input. Where ranks divide the linear they gather the copies;
 // only where products take the input itself are copies made of what is gathered.
@@ -66,7 +44,7 @@ func (e *enqueue[A]) ownCast(to kernels.Cast) kernels.Cast {
 	switch {
 	case e.alone() || to.None():
 		return to
-	case !e.mode8.products:
+	case !e.mode8.Products:
 		return kernels.Cast{}
 	}
 	to.Codes = e.m.FP8.Own
@@ -75,7 +53,7 @@ func (e *enqueue[A]) ownCast(to kernels.Cast) kernels.Cast {
 
 // gathersCopies says whether the ranks that divide a linear gather the copies of its input, in half the bytes.
 func (e *enqueue[A]) gathersCopies(p *Linear[A]) bool {
-	return !e.alone() && e.mode8.casts && e.product8(p) != nil
+	return !e.alone() && e.mode8.Casts && e.product8(p) != nil
 }
 
 // gatherCopies is gatherPiece of copies: they become the operand of the next product.
@@ -87,8 +65,5 @@ func (e *enqueue[A]) gatherCopies(i int) {
 
 // product8 is what a product of a linear takes beside, where it is of 8-bit floats; else nil.
 func (e *enqueue[A]) product8(p *Linear[A]) *fp8.Linear {
-	if !e.mode8.products {
-		return nil
-	}
-	return p.eight
+	return e.mode8.Product(p.eight)
 }

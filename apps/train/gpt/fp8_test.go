@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"lockstep/apps/train/fp8"
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/traintest"
 	"lockstep/spmd"
@@ -136,7 +137,7 @@ func TestFP8RecomputeRecords(t *testing.T) {
 			traintest.NoError(t, err)
 			batch := batchOf(t, w, in, targets, b, seq, cfg.Vocab)
 			traintest.NoError(t, m.Init(7), m.Refresh(s))
-			e := enqueueOn(s, m, batch, false, mode8{casts: true, records: true, products: true})
+			e := enqueueOn(s, m, batch, false, fp8.Learns)
 			e.forward(batch.In)
 			e.head(batch.Targets, 1./(b*seq), true)
 			traintest.NoError(t, e.Err, s.Synchronize(), m.FP8.Peak.SetAll(0))
@@ -164,7 +165,7 @@ func TestFP8RecomputedGELU(t *testing.T) {
 		traintest.NoError(t, err, m.Init(7), m.Refresh(s))
 		in, targets := traintest.TokenBuffer(t, w, traintest.RandomTokens(b*seq, cfg.Vocab, 1)), traintest.TokenBuffer(t, w, traintest.RandomTokens(b*seq, cfg.Vocab, 2))
 		batch := batchOf(t, w, in, targets, b, seq, cfg.Vocab)
-		e := enqueueOn(s, m, batch, false, mode8{casts: true, products: true})
+		e := enqueueOn(s, m, batch, false, fp8.Evaluates)
 		e.forward(batch.In)
 		traintest.NoError(t, e.Err, s.Synchronize())
 
@@ -237,7 +238,7 @@ func TestFP8GatheredCopies(t *testing.T) {
 					return traintest.ValuesOf(t, peaks)[0]
 				}
 
-				a, e := &m.act[0], enqueueOn(s, m, batch, false, mode8{casts: true, records: true, products: products})
+				a, e := &m.act[0], enqueueOn(s, m, batch, false, fp8.Mode{Casts: true, Records: true, Products: products})
 				e.norm(a.ln1, a.mean1, a.rstd1, own, &m.par.Layers[0].LN1, e.inputCast(p))
 				e.linearOfAll(y, a.ln1, p)
 				traintest.NoError(t, e.Err, s.Synchronize())

@@ -6,6 +6,7 @@ import (
 	rand "math/rand/v2"
 	"testing"
 
+	"lockstep/apps/train/fp8"
 	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/traintest"
@@ -194,7 +195,7 @@ func testLaunches[A kernels.Act](t *testing.T, w *spmd.World) {
 		cfg := layout.Config{Layers: 1, Heads: sh.heads, Channels: sh.channels, SeqMax: sh.t + 2, Vocab: sh.vocab}
 		m, s := testModel[A](t, w, cfg, nil, sh.b)
 		for _, acc := range []bool{false, true} {
-			l := &launches[A]{t, w, enqueueOn(s, m, Batch{B: sh.b, T: sh.t}, acc, mode8{}), rand.New(rand.NewPCG(uint64(i), 1))}
+			l := &launches[A]{t, w, enqueueOn(s, m, Batch{B: sh.b, T: sh.t}, acc, fp8.Mode{}), rand.New(rand.NewPCG(uint64(i), 1))}
 			t.Logf("%+v, accumulate %v", sh, acc)
 			l.embeddings()
 			l.layerNorm()
@@ -217,7 +218,7 @@ func TestLayerNormOfManyRows(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		const b, tt = 105, 101
 		m, s := testModel[spmd.BF16](t, w, layout.Config{Layers: 1, Heads: 1, Channels: 520, SeqMax: tt, Vocab: 5}, nil, b)
-		l := &launches[spmd.BF16]{t, w, enqueueOn(s, m, Batch{B: b, T: tt}, false, mode8{}), rand.New(rand.NewPCG(1, 2))}
+		l := &launches[spmd.BF16]{t, w, enqueueOn(s, m, Batch{B: b, T: tt}, false, fp8.Mode{}), rand.New(rand.NewPCG(1, 2))}
 		l.layerNorm()
 		if err := m.Close(); err != nil {
 			t.Fatal(err)

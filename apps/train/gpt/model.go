@@ -212,7 +212,7 @@ func (m *Model[A]) ForwardBackward(s *spmd.Stream, batch Batch, scale float32, f
 	if ready == nil {
 		ready = func(int) error { return nil }
 	}
-	return m.learn(s, batch, scale, !first, mode8{casts: true, records: true, products: true}, ready)
+	return m.learn(s, batch, scale, !first, fp8.Learns, ready)
 }
 
 // Calibrate enqueues on s what ForwardBackward does, with products of bfloat16 alone: the
@@ -222,11 +222,11 @@ func (m *Model[A]) Calibrate(s *spmd.Stream, batch Batch, scale float32) error {
 	if err := m.checkBatch(batch); err != nil {
 		return err
 	}
-	return m.learn(s, batch, scale, false, mode8{casts: true, records: true}, func(int) error { return nil })
+	return m.learn(s, batch, scale, false, fp8.Calibrates, func(int) error { return nil })
 }
 
 // learn enqueues both passes.
-func (m *Model[A]) learn(s *spmd.Stream, batch Batch, scale float32, acc bool, mode mode8, ready func(group int) error) error {
+func (m *Model[A]) learn(s *spmd.Stream, batch Batch, scale float32, acc bool, mode fp8.Mode, ready func(group int) error) error {
 	e := enqueueOn(s, m, batch, acc, mode)
 	if m.Cfg.Shard.ScattersGrads() {
 		e.Acc, e.AccLoss = false, acc // gradients are added where they are reduced to
@@ -243,7 +243,7 @@ func (m *Model[A]) Evaluate(s *spmd.Stream, batch Batch, scale float32, first bo
 	if err := m.checkBatch(batch); err != nil {
 		return err
 	}
-	e := enqueueOn(s, m, batch, !first, mode8{casts: true, products: true})
+	e := enqueueOn(s, m, batch, !first, fp8.Evaluates)
 	e.forward(batch.In)
 	e.head(batch.Targets, scale, false)
 	return e.Err
@@ -258,7 +258,7 @@ func (m *Model[A]) Logits(s *spmd.Stream, tokens spmd.Buffer[int32]) (spmd.Buffe
 	if err := m.checkBatch(batch); err != nil {
 		return spmd.Buffer[float32]{}, err
 	}
-	e := enqueueOn(s, m, batch, false, mode8{})
+	e := enqueueOn(s, m, batch, false, fp8.Mode{})
 	if m.Cfg.Tensor.Parts() > 1 || !m.Cfg.Begins() || !m.Cfg.Ends() {
 		return spmd.Buffer[float32]{}, errors.New("model: Logits is for a rank that has the whole model")
 	}
@@ -285,10 +285,10 @@ type enqueue[A kernels.Act] struct {
 	m     *Model[A]
 	b     int      // sequences
 	rows  ddp.Rows // of the micro-batch
-	mode8 mode8
+	mode8 fp8.Mode
 }
 
-func enqueueOn[A kernels.Act](s *spmd.Stream, m *Model[A], b Batch, acc bool, mode mode8) *enqueue[A] {
+func enqueueOn[A kernels.Act](s *spmd.Stream, m *Model[A], b Batch, acc bool, mode fp8.Mode) *enqueue[A] {
 	return &enqueue[A]{Launcher: kernels.Launcher[A]{S: s, Cfg: m.Cfg, N: b.B * b.T, T: b.T, Acc: acc, Scratch: m.parts}, m: m, b: b.B, rows: m.rowsOf(b.B * b.T), mode8: mode}
 }
 

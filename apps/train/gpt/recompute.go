@@ -83,7 +83,7 @@ func (e *enqueue[A]) again(l int, x spmd.Buffer[A]) {
 		return
 	}
 	a, p, part := &m.act[l], &m.par.Layers[l], *e
-	part.mode8.records = false
+	part.mode8.Records = false
 	if m.Cfg.Recompute == layout.RecomputeBlock {
 		part.norm(a.ln1, a.mean1, a.rstd1, x, &p.LN1, part.inputCast(&p.QKV))
 		part.attentionPart(l, x)

@@ -3,6 +3,7 @@ package gpt
 import (
 	"errors"
 
+	"lockstep/apps/train/fp8"
 	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
 	"lockstep/spmd"
@@ -109,8 +110,12 @@ func (m *Model[A]) Step(s *spmd.Stream, batches []Batch, h StepHooks) error {
 	if err := m.noLoss(s); err != nil {
 		return err
 	}
+	mode := fp8.Learns
+	if h.Calibrate {
+		mode = fp8.Calibrates
+	}
 	on := func(micro int) *enqueue[A] {
-		e := enqueueOn(s, m, batches[micro], micro > 0, mode8{casts: true, records: true, products: !h.Calibrate})
+		e := enqueueOn(s, m, batches[micro], micro > 0, mode)
 		if m.Cfg.Shard.ScattersGrads() {
 			e.Acc, e.AccLoss = false, micro > 0
 		}
@@ -155,7 +160,7 @@ func (m *Model[A]) EvaluateAll(s *spmd.Stream, micro int, next func(i int) (Batc
 		if err != nil {
 			return err
 		}
-		e := enqueueOn(s, m, batch, true, mode8{casts: true, products: true})
+		e := enqueueOn(s, m, batch, true, fp8.Evaluates)
 		m.use(0, in)
 		m.sendTo(out)
 		return around(func() error {

@@ -52,13 +52,15 @@ const MostPower = 126
 // The kernels of products of 8-bit floats, as kernels.go has the others: fp8.cu is what runs
 // on a GPU. Those that make a copy of a tensor beside what they do otherwise are in kernels.go and norms.go.
 
+// EightSource is what sources of such kernels of other packages have behind CommonSource.
+//
 //go:embed eight.cuh
-var eightSource string
+var EightSource string
 
 //go:embed fp8.cu
 var fp8CUDA string
 
-var fp8Source = eightSource + fp8CUDA
+var fp8Source = EightSource + fp8CUDA
 
 // powerFor is the exponent of the scale for a largest size, above 0 and finite.
 func powerFor(peak float32) int {
@@ -93,9 +95,9 @@ func raise8(a spmd.Args, i int, top float32) {
 	}
 }
 
-// copying is fn, then the copy of the activations that it wrote first: the codes are
+// Copying is fn, then the copy of the activations that it wrote first: the codes are
 // argument i, then come the scale and the largest size.
-func copying[T eight](i int, fn func(a *HostArgs) error) func(a *HostArgs) error {
+func Copying[T eight](i int, fn func(a *HostArgs) error) func(a *HostArgs) error {
 	return func(a *HostArgs) error {
 		if err := fn(a); err != nil {
 			return err

@@ -29,7 +29,7 @@ var LossSource string
 //go:embed kernels.cu
 var kernelsSource string
 
-var cudaSource = CommonSource + eightSource + LossSource + kernelsSource
+var cudaSource = CommonSource + EightSource + LossSource + kernelsSource
 
 // Act is the element type of activations and of their gradients.
 type Act interface{ float32 | spmd.BF16 }
@@ -149,7 +149,7 @@ func (e *Launcher[A]) AddResidual(y, x spmd.Buffer[A], n int) {
 
 var (
 	classifierKernel  = newKernel(cudaSource, "classifier", hostClassifier)
-	classifierKernel8 = newKernel(cudaSource, "classifier_8", copying[spmd.F8E5M2](9, hostClassifier))
+	classifierKernel8 = newKernel(cudaSource, "classifier_8", Copying[spmd.F8E5M2](9, hostClassifier))
 )
 
 func hostClassifier(a *HostArgs) error {
@@ -172,14 +172,8 @@ func hostClassifier(a *HostArgs) error {
 // columns beyond the vocabulary. A target outside the vocabulary does what such a
 // token does to EncoderForward. A gradient is copied, too, to Wide: most of its elements are a 100,000th of the largest.
 func (e *Launcher[A]) Classifier(losses spmd.Buffer[float32], logits spmd.Buffer[A], targets spmd.Buffer[int32], scale float32, grad bool, to Cast) {
-	n, vp, size := targets.Len(), e.Cfg.PaddedVocab(), 4
-	if IsHalf[A]() {
-		size = 2
-	}
-	// Two blocks of a multiprocessor share what it has: while one waits for its row, the
-	// other computes. The kernel itself declares less than 2 KB.
-	held := max(0, min(vp*size, e.S.World().SharedMemory()-2<<10, 112<<10)) / 16
-	g := spmd.Grid{Blocks: [3]int{n, 1, 1}, Threads: [3]int{512, 1, 1}, Shared: 16 * held}
+	n, vp := targets.Len(), e.Cfg.PaddedVocab()
+	g, held := e.ClassifierGrid(n)
 	args := [12]spmd.Arg{losses.Arg(), logits.Arg(), targets.Arg(),
 		spmd.I32(n), spmd.I32(e.Cfg.Vocab), spmd.I32(vp), spmd.I32(held), spmd.F32(scale), Flag(grad), to.Wide.Arg(), to.Up.Arg(), to.Peak.Arg()}
 	if to.None() || !grad {
@@ -187,6 +181,18 @@ func (e *Launcher[A]) Classifier(losses spmd.Buffer[float32], logits spmd.Buffer
 	} else {
 		e.Launch(classifierKernel8, g, args[:]...)
 	}
+}
+
+// ClassifierGrid is a block for each of n rows of logits, of which it holds so many pieces of 16 bytes.
+func (e *Launcher[A]) ClassifierGrid(n int) (g spmd.Grid, held int) {
+	size := 4
+	if IsHalf[A]() {
+		size = 2
+	}
+	// Two blocks of a multiprocessor share what it has: while one waits for its row, the
+	// other computes. The kernel itself declares less than 2 KB.
+	held = max(0, min(e.Cfg.PaddedVocab()*size, e.S.World().SharedMemory()-2<<10, 112<<10)) / 16
+	return spmd.Grid{Blocks: [3]int{n, 1, 1}, Threads: [3]int{512, 1, 1}, Shared: 16 * held}, held
 }
 
 var lossSumKernel = spmd.NewKernel("loss_sum", cudaSource, func(a spmd.Args) error {

@@ -10,7 +10,7 @@ import (
 //go:embed norms.cu
 var normsCUDA string
 
-var normsSource = CommonSource + eightSource + normsCUDA
+var normsSource = CommonSource + EightSource + normsCUDA
 
 // The backward pass of a LayerNorm goes in up to normParts blocks, two for each
 // multiprocessor of an H100 or H200. Each leaves sums of three kinds for each column;
@@ -51,7 +51,7 @@ func (e *Launcher[A]) normByWarps(n, c, arrays, most int) (spmd.Grid, bool) {
 var (
 	layerNormForwardKernel = newKernel(normsSource, "layernorm_forward", hostLayerNormForward)
 	layerNormForwardWarps  = newKernel(normsSource, "layernorm_forward_warps", hostLayerNormForward)
-	layerNormForwardWarps8 = newKernel(normsSource, "layernorm_forward_warps_8", copying[spmd.F8E4M3](8, hostLayerNormForward))
+	layerNormForwardWarps8 = newKernel(normsSource, "layernorm_forward_warps_8", Copying[spmd.F8E4M3](8, hostLayerNormForward))
 )
 
 func hostLayerNormForward(a *HostArgs) error {
@@ -83,7 +83,7 @@ func (e *Launcher[A]) LayerNormForward(out spmd.Buffer[A], mean, rstd spmd.Buffe
 var (
 	layerNormBackwardKernel = newKernel(normsSource, "layernorm_backward", hostLayerNormBackward)
 	layerNormBackwardWarps  = newKernel(normsSource, "layernorm_backward_warps", hostLayerNormBackward)
-	layerNormBackwardWarps8 = newKernel(normsSource, "layernorm_backward_warps_8", copying[spmd.F8E4M3](15, hostLayerNormBackward))
+	layerNormBackwardWarps8 = newKernel(normsSource, "layernorm_backward_warps_8", Copying[spmd.F8E4M3](15, hostLayerNormBackward))
 )
 
 func hostLayerNormBackward(a *HostArgs) error {

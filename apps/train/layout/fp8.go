@@ -49,6 +49,14 @@ func (cfg Config) CheckParts8() error {
 	return nil
 }
 
+// HeadName is the parameter that the head multiplies by.
+func (cfg Config) HeadName() string {
+	if cfg.Parts != 0 {
+		return "head.weight"
+	}
+	return "wte.weight"
+}
+
 // FP8Sites is how many tensors a step of the whole model casts.
 func (cfg Config) FP8Sites() int {
 	return [...]int{FP8Off: 0, FP8Head: HeadSites, FP8All: HeadSites + LayerSites*cfg.Layers}[cfg.FP8]

@@ -17,7 +17,7 @@ import (
 //go:embed modern.cu
 var modernSource string
 
-var cudaSource = kernels.CommonSource + kernels.LossSource + modernSource
+var cudaSource = kernels.CommonSource + kernels.EightSource + kernels.LossSource + modernSource
 
 // sumBlocks is how many blocks leave sums of numbers, three for each multiprocessor of an H100 or H200; sumSets is how
 // many sets of 16 these are.
@@ -29,8 +29,8 @@ const (
 // warpRows is a grid of a warp for each of n rows.
 func warpRows(n int) spmd.Grid { return kernels.Blocks((n+7)/8, 1, 1) }
 
-// shared is a grid whose blocks leave sums, for n warps of work.
-func shared(n int) spmd.Grid { return kernels.Blocks(min(sumBlocks, (n+7)/8), 1, 1) }
+// shared is a grid whose blocks leave sums, for n warps of work, so many of them to a multiprocessor: up to 3.
+func shared(n, each int) spmd.Grid { return kernels.Blocks(min(sumBlocks/3*each, (n+7)/8), 1, 1) }
 
 // loop8 is a grid for kernels that loop over n elements, 8 at a time.
 func loop8(n int) spmd.Grid { return kernels.Blocks(min(132*16, (n+2047)/2048), 1, 1) }
@@ -54,10 +54,13 @@ func newRowKernel(name string, fn func(a *kernels.HostArgs) error) (k rowKernel)
 }
 
 // of is the kernel for rows of c numbers.
-func (k *rowKernel) of(c int) kernels.Kernel {
+func (k *rowKernel) of(c int) kernels.Kernel { return k[piecesOf(c)] }
+
+// piecesOf is which of rowPieces rows of c numbers have.
+func piecesOf(c int) int {
 	for i, pieces := range rowPieces {
 		if c <= 256*pieces {
-			return k[i]
+			return i
 		}
 	}
 	panic("modern: a row beyond layout.MostModernChannels")
@@ -186,6 +189,9 @@ var normBackwardKernel = newRowKernel("modern_norm_backward", func(a *kernels.Ho
 	return nil
 })
 
+// normBackwardBlocks is how many blocks of it a multiprocessor has room for, by the pieces of a row; modern.cu has the same.
+var normBackwardBlocks = [len(rowPieces)]int{3, 2, 2, 1}
+
 // normBackward enqueues what goes back through norm. d(n,c) is the gradient of the residual stream behind it, which is
 // added with add, and becomes that of x, with above added where that is not empty. With fresh dfirst is set. The gradient of
 // what was kept is left in dkept, which may be above.
@@ -199,7 +205,7 @@ func normBackward[A kernels.Act](e *kernels.Launcher[A], partial spmd.Buffer[flo
 	if twice {
 		above = spmd.Buffer[A]{}
 	}
-	e.Launch(normBackwardKernel.of(c), shared(e.N), d.Arg(), dfirst.Arg(), dkept.Arg(), m.mix.dw.Arg(), m.skip.dw.Arg(), partial.Arg(), e.Arrived.Arg(),
+	e.Launch(normBackwardKernel.of(c), shared(e.N, normBackwardBlocks[piecesOf(c)]), d.Arg(), dfirst.Arg(), dkept.Arg(), m.mix.dw.Arg(), m.skip.dw.Arg(), partial.Arg(), e.Arrived.Arg(),
 		dnorm.Arg(), of.Arg(), behind.Arg(), first.Arg(), m.kept.Arg(), above.Arg(), m.mix.w.Arg(), m.skip.w.Arg(),
 		spmd.I32(e.N), spmd.I32(c), kernels.Flag(add), kernels.Flag(fresh), kernels.Flag(e.Acc), kernels.Flag(twice))
 }
@@ -267,7 +273,7 @@ var headsBackwardKernel = newKernel("modern_heads_backward", func(a *kernels.Hos
 // of the rows of the table.
 func headsBackward[A kernels.Act](e *kernels.Launcher[A], h headShape, partial spmd.Buffer[float32], d, dtable, qkv spmd.Buffer[A], tokens spmd.Buffer[int32], v valueMix, fresh bool) {
 	x := h.args()
-	e.Launch(headsBackwardKernel, shared(3*e.N*h.heads*h.lanes()/32), d.Arg(), dtable.Arg(), v.mix.dw.Arg(), partial.Arg(), e.Arrived.Arg(),
+	e.Launch(headsBackwardKernel, shared((3*e.N*h.heads*h.lanes()+63)/64, 3), d.Arg(), dtable.Arg(), v.mix.dw.Arg(), partial.Arg(), e.Arrived.Arg(),
 		qkv.Arg(), tokens.Arg(), v.table.Arg(), v.mix.w.Arg(), h.turn.Arg(), spmd.I32(e.N), spmd.I32(e.T), spmd.I32(e.Cfg.Vocab),
 		x[0], x[1], x[2], x[3], x[4], kernels.Flag(fresh), kernels.Flag(e.Acc))
 }
@@ -298,7 +304,12 @@ func relu2Backward[A kernels.Act](e *kernels.Launcher[A], d, y spmd.Buffer[A], n
 	e.Launch(relu2BackwardKernel, loop8(n), d.Arg(), y.Arg(), spmd.I64(n))
 }
 
-var classifierKernel = newKernel("modern_classifier", func(a *kernels.HostArgs) error {
+var (
+	classifierKernel  = newKernel("modern_classifier", hostClassifier)
+	classifierKernel8 = newKernel("modern_classifier_8", kernels.Copying[spmd.F8E5M2](9, hostClassifier))
+)
+
+func hostClassifier(a *kernels.HostArgs) error {
 	n, v, vp, scale, grad := a.I32(3), a.I32(4), a.I32(5), a.F32(7), a.I32(8) != 0
 	losses, targets, x := a.Floats(0), a.Ints(2, n), a.InOut(1, n*vp)
 	if err := kernels.CheckTokens(targets, v); err != nil {
@@ -306,19 +317,20 @@ var classifierKernel = newKernel("modern_classifier", func(a *kernels.HostArgs) 
 	}
 	host.Parallel(n, kernels.RowGrain(vp), func(lo, hi int) { cClassifier(losses, x, targets, v, vp, scale, grad, lo, hi) })
 	return nil
-})
+}
 
 // classify enqueues what kernels.Launcher.Classifier does, of capped logits, 30·sigmoid(logits/7.5). Without grad it
 // leaves anything in logits.
-func classify[A kernels.Act](e *kernels.Launcher[A], losses spmd.Buffer[float32], logits spmd.Buffer[A], targets spmd.Buffer[int32], scale float32, grad bool) {
-	n, vp, size := targets.Len(), e.Cfg.PaddedVocab(), 4
-	if kernels.IsHalf[A]() {
-		size = 2
+func classify[A kernels.Act](e *kernels.Launcher[A], losses spmd.Buffer[float32], logits spmd.Buffer[A], targets spmd.Buffer[int32], scale float32, grad bool, to kernels.Cast) {
+	n, vp := targets.Len(), e.Cfg.PaddedVocab()
+	g, held := e.ClassifierGrid(n)
+	args := [12]spmd.Arg{losses.Arg(), logits.Arg(), targets.Arg(), spmd.I32(n), spmd.I32(e.Cfg.Vocab), spmd.I32(vp), spmd.I32(held),
+		spmd.F32(scale), kernels.Flag(grad), to.Wide.Arg(), to.Up.Arg(), to.Peak.Arg()}
+	if to.None() || !grad {
+		e.Launch(classifierKernel, g, args[:9]...)
+	} else {
+		e.Launch(classifierKernel8, g, args[:]...)
 	}
-	held := max(0, min(vp*size, e.S.World().SharedMemory()-2<<10, 112<<10)) / 16 // as Classifier
-	g := spmd.Grid{Blocks: [3]int{n, 1, 1}, Threads: [3]int{512, 1, 1}, Shared: 16 * held}
-	e.Launch(classifierKernel, g, losses.Arg(), logits.Arg(), targets.Arg(), spmd.I32(n), spmd.I32(e.Cfg.Vocab), spmd.I32(vp), spmd.I32(held),
-		spmd.F32(scale), kernels.Flag(grad))
 }
 
 var capKernel = spmd.NewKernel("modern_cap", cudaSource, func(a spmd.Args) error {

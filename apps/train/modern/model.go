@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 
+	"lockstep/apps/train/fp8"
 	"lockstep/apps/train/gpt"
 	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
@@ -44,6 +45,7 @@ type linear[A kernels.Act] struct {
 	in, out int
 	w       spmd.Buffer[A]
 	dw      spmd.Buffer[float32]
+	eight   *fp8.Linear // nil where products are not of 8-bit floats
 }
 
 // table is embeddings that are mixed into values, and the gradient of the rows that a micro-batch has looked up.
@@ -130,8 +132,10 @@ func shapeOf[A kernels.Act](w *spmd.World, cfg layout.Config, maxBatch, maxSeq i
 		return nil, fmt.Errorf("model: micro-batches of %d sequences of %d tokens, model takes up to %d", maxBatch, maxSeq, cfg.SeqMax)
 	case maxBatch > math.MaxInt32/maxSeq/(3*cfg.Heads):
 		return nil, fmt.Errorf("model: micro-batches of %d sequences of %d tokens are too large", maxBatch, maxSeq)
-	case cfg.Shard.Mode != layout.ShardOff || cfg.Tensor.Parts() > 1 || cfg.Stage.Stages > 1 || cfg.FP8 != layout.FP8Off || cfg.Recompute != layout.RecomputeOff:
-		return nil, errors.New("model: a modern one is whole on each rank, with all its activations, and has no 8-bit floats")
+	case cfg.Shard.Mode != layout.ShardOff || cfg.Tensor.Parts() > 1 || cfg.Stage.Stages > 1 || cfg.Recompute != layout.RecomputeOff:
+		return nil, errors.New("model: a modern one is whole on each rank, with all its activations")
+	case cfg.FP8 != layout.FP8Off && !kernels.IsHalf[A]():
+		return nil, errors.New("model: products of 8-bit floats are of bfloat16 activations")
 	}
 	size := cfg.Channels / cfg.Heads
 	m := &Model[A]{State: gpt.NewState[A](w, cfg), rows: maxBatch * maxSeq, layer: make([]layer[A], cfg.Layers),
@@ -173,6 +177,10 @@ func (m *Model[A]) takeAll(seq int) {
 	layout.Take(sp, kernels.SplitRows(N)*C, &m.parts.Partial)
 	layout.Take(sp, max(1+sumSets, kernels.MostSplits(N)*kernels.ChunksOf(C)), &m.parts.Arrived)
 	layout.Take(sp, seq*m.heads.size/2, &m.heads.turn)
+	if cfg.FP8 != layout.FP8Off {
+		m.FP8 = new(fp8.State)
+		m.FP8.TakeAll(sp, cfg, m.Params, m.Groups, 0, N, ddp.Rows{}, &m.parts.Columns)
+	}
 }
 
 func (m *Model[A]) open() (err error) {
@@ -186,6 +194,12 @@ func (m *Model[A]) open() (err error) {
 	}
 	m.Space().Frees = append(m.Space().Frees, m.att.Close)
 	m.bind(at)
+	if m.FP8 != nil {
+		m.head.eight = m.FP8.Head(m.Cfg.HeadName(), 0)
+		if err := m.FP8.Begin(); err != nil {
+			return err
+		}
+	}
 	return m.heads.turn.CopyFrom(turns(m.most.Tokens, m.heads.size))
 }
 
@@ -245,7 +259,7 @@ func (m *Model[A]) Attention() (path, why string) { return m.att.Path(), m.att.W
 
 var errWhole = errors.New("model: a modern one is whole on each rank")
 
-// What follows is for models that are divided, or of 8-bit floats.
+// What follows is for models that are divided.
 
 func (m *Model[A]) NewSharder(spmd.Comm) (*gpt.Sharder, error) { return nil, errWhole }
 func (m *Model[A]) OpenPipeline(spmd.Comm) error               { return errWhole }
@@ -255,7 +269,6 @@ func (m *Model[A]) StageTime(*spmd.Stream) (ddp.StageTime, error) {
 func (m *Model[A]) ForgetTime(*spmd.Stream) error                       { return nil }
 func (m *Model[A]) ShareLayers(spmd.Comm) error                         { return nil }
 func (m *Model[A]) Step(*spmd.Stream, []gpt.Batch, gpt.StepHooks) error { return errWhole }
-func (m *Model[A]) Calibrate(*spmd.Stream, gpt.Batch, float32) error    { return errWhole }
 func (m *Model[A]) EvaluateAll(*spmd.Stream, int, func(i int) (gpt.Batch, float32, error), func(func() error) error) error {
 	return errWhole
 }

@@ -227,3 +227,45 @@ func TestLogits(t *testing.T) {
 		}
 	})
 }
+
+// Losses and gradients with a head of 8-bit floats are near those with bfloat16, and are not those.
+func TestFP8Head(t *testing.T) {
+	traintest.On8(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		cfg := traintest.SmallModern
+		in, targets := traintest.RandomTokens(96, cfg.Vocab, 2), traintest.RandomTokens(96, cfg.Vocab, 3)
+		var losses []float64
+		var grads [][]float32
+		for _, cfg.FP8 = range []layout.FP8Level{layout.FP8Off, layout.FP8Head} {
+			m, s := testModel[spmd.BF16](t, w, cfg, traintest.RandomParams(cfg, 1), 4)
+			batch := batchOf(t, w, in, targets, 4, 24, cfg.Vocab)
+			if cfg.FP8 != layout.FP8Off {
+				traintest.NoError(t, m.Calibrate(s, batch, 1./96), m.FP8.NextScales(s, traintest.BufferOf(t, w, []float32{0})))
+			}
+			for i := range 2 { // with accumulation, the second time
+				traintest.NoError(t, m.ForwardBackward(s, batch, 0.5/96, i == 0, nil))
+			}
+			traintest.NoError(t, s.Synchronize())
+			losses, grads = append(losses, traintest.ValuesOf(t, m.Loss)[0]), append(grads, traintest.FloatsOf(t, m.Grads))
+			need, err := MemoryNeeded(cfg, 4, cfg.SeqMax, true)
+			traintest.NoError(t, err)
+			if took := m.Space().Bytes + m.att.Workspace(); need < took {
+				t.Errorf("--fp8 %v: told %d bytes, took %d", cfg.FP8, need, took)
+			}
+			traintest.NoError(t, m.Close())
+		}
+		if !traintest.CloseTo(losses[1], losses[0], 0.01) || losses[1] == losses[0] {
+			t.Errorf("the loss is %v, of bfloat16 %v", losses[1], losses[0])
+		}
+		params, _, _ := layout.Of(cfg)
+		for _, p := range params {
+			d, n := 0.0, 0.0
+			for i := p.Off; i < p.Off+p.Len; i++ {
+				d += math.Pow(float64(grads[1][i]-grads[0][i]), 2)
+				n += math.Pow(float64(grads[0][i]), 2)
+			}
+			if off := math.Sqrt(d / n); p.Decay && (!(off < 0.2) || off == 0) {
+				t.Errorf("the gradient of %s differs by %.2g of its norm", p.Name, off)
+			}
+		}
+	})
+}

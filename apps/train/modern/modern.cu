@@ -1,4 +1,4 @@
-// The kernels of a modern model on a GPU, behind common.cuh and loss.cuh; kernels.go and loops.h say what they compute. What a
+// The kernels of a modern model on a GPU, behind common.cuh, eight.cuh and loss.cuh; kernels.go and loops.h say what they compute. What a
 // model does not have is a null pointer. Rows are of a multiple of 8 numbers.
 
 #define EPSILON 1.1920929e-7f
@@ -114,9 +114,10 @@ __global__ void __launch_bounds__(256) modern_norm(act *out, act *mixed, const a
     }
 }
 
-// Of the numbers mix and skip each block leaves its sums in a row of partial(blocks + sets, 3).
+// Of the numbers mix and skip each block leaves its sums in a row of partial(blocks + sets, 3). normBackwardBlocks in kernels.go has
+// as many blocks to a multiprocessor as registers allow here: all then run at once.
 template <int PIECES>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(256, PIECES == 1 ? 3 : PIECES < 8 ? 2 : 1)
     modern_norm_backward(act *d, act *dfirst, act *dkept, float *dmix, float *dskip, float *partial, unsigned *arrived, const act *dnorm,
                          const act *mixed, const act *x, const act *first, const act *kept, const act *above, const float *mix,
                          const float *skip, int n, int c, int add, int fresh, int accumulate, int twice) {
@@ -124,8 +125,10 @@ __global__ void __launch_bounds__(256)
     bool sums = dmix || dskip;
     FOR_ROWS(i, n) {
         vec v[PIECES], g[PIECES];
+        packed8 stream[PIECES]; // is on its way while the sums are made
         float squares = 0, mean = 0;
         FOR_PIECES(k, j, c) {
+            if (add) stream[k] = fetch8(d + i * c + j);
             load(v[k], mixed + i * c + j);
             load(g[k], dnorm + i * c + j);
             dot(squares, v[k], v[k]);
@@ -136,22 +139,33 @@ __global__ void __launch_bounds__(256)
         FOR_PIECES(k, j, c) {
             long long at = i * c + j;
             back(g[k], v[k], inv, mean);
-            if (add) add_scaled(g[k], 1, d + at);
             vec o;
+            if (add) {
+                unpack8(o, stream[k]);
+#pragma unroll
+                for (int e = 0; e < 8; e++) g[k][e] += o[e];
+            }
+            packed8 of[4]; // all are on their way before the first is used
             if (sums) {
-                load(o, x + at);
+                of[0] = fetch8(x + at);
+                of[1] = fetch8(first + at);
+                if (kept) of[2] = fetch8(kept + at);
+            }
+            if (dfirst && !fresh) of[3] = fetch8(dfirst + at);
+            if (sums) {
+                unpack8(o, of[0]);
                 dot(of_x, g[k], o);
-                load(o, first + at);
+                unpack8(o, of[1]);
                 dot(of_first, g[k], o);
                 if (kept) {
-                    load(o, kept + at);
+                    unpack8(o, of[2]);
                     dot(of_kept, g[k], o);
                 }
             }
             if (dfirst) {
 #pragma unroll
                 for (int e = 0; e < 8; e++) o[e] = 0;
-                if (!fresh) load(o, dfirst + at);
+                if (!fresh) unpack8(o, of[3]);
 #pragma unroll
                 for (int e = 0; e < 8; e++) o[e] += b * g[k][e];
                 store(dfirst + at, o);
@@ -207,9 +221,10 @@ SPMD_FN head head_of(int base, int lanes, int heads, int size, int units) {
     return h;
 }
 
-// FOR_HEADS gives each warp of the grid its first unit in turn.
-#define FOR_HEADS(base, lanes, units)                                                                                    \
-    for (int base = (int)(grid_index() / 32) * (32 / lanes); base < (units); base += (int)(grid_size() / 32) * (32 / lanes))
+// FOR_HEADS gives each warp of the grid its first unit in turn, a number of times those of its lanes.
+#define FOR_HEADS(base, times, lanes, units)                                                                             \
+    for (int base = (int)(grid_index() / 32) * (times) * (32 / lanes); base < (units);                                   \
+         base += (int)(grid_size() / 32) * (times) * (32 / lanes))
 
 // lanes_sum is the sum over the lanes of a head.
 SPMD_FN float lanes_sum(float v, int lanes) {
@@ -245,7 +260,7 @@ extern "C" __global__ void __launch_bounds__(256)
                  int vocab, int heads, int size, int lanes, int normed, float scale) {
     int half = size / 2, turned = size / 4;
     float own = table ? mix[0] : 1, other = table ? mix[1] : 0;
-    FOR_HEADS(base, lanes, 3 * heads * n) {
+    FOR_HEADS(base, 1, lanes, 3 * heads * n) {
         head h = head_of(base, lanes, heads, size, 3 * heads * n);
         vec v = {0};
         float squares = 0;
@@ -271,58 +286,65 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
-// Of the numbers mix each block leaves its sums in a row of partial(blocks + sets, 2).
-extern "C" __global__ void __launch_bounds__(256)
+// Of the numbers mix each block leaves its sums in a row of partial(blocks + sets, 2). A warp has UNITS times as many units at once,
+// all of which are on their way before the first is used.
+enum { UNITS = 2 };
+
+extern "C" __global__ void __launch_bounds__(256, 3)
     modern_heads_backward(act *d, act *dtable, float *dmix, float *partial, unsigned *arrived, const act *qkv, const int *tokens,
                           const float *table, const float *mix, const float2 *turn, int n, int t, int vocab, int heads, int size,
                           int lanes, int normed, float scale, int fresh, int accumulate) {
     int half = size / 2, turned = size / 4;
     float own = table ? mix[0] : 1, other = table ? mix[1] : 0, of_own = 0, of_other = 0;
-    FOR_HEADS(base, lanes, 3 * heads * n) {
-        head h = head_of(base, lanes, heads, size, 3 * heads * n);
-        vec v = {0}, g = {0};
-        float squares = 0, mean = 0;
-        if (h.mine && (h.which < 2 || table)) {
-            load_halves(v, qkv + h.at + h.j, half);
-            load_halves(g, d + h.at + h.j, half);
+    FOR_HEADS(base, UNITS, lanes, 3 * heads * n) {
+        head all[UNITS];
+        vec vs[UNITS] = {}, gs[UNITS] = {};
+        int ids[UNITS];
+#pragma unroll
+        for (int u = 0; u < UNITS; u++) {
+            head h = all[u] = head_of(base + u * (32 / lanes), lanes, heads, size, 3 * heads * n);
+            if (!h.mine || h.which == 2 && !table) continue;
+            load_halves(vs[u], qkv + h.at + h.j, half);
+            load_halves(gs[u], d + h.at + h.j, half);
+            if (h.which == 2) ids[u] = tokens[h.row];
         }
-        if (h.which < 2) {
-            scale_by(g, h.which == 0 ? scale : 1);
-            if (h.mine) rotate(g, turn + h.row % t * turned, h.j, turned, -1);
-        }
-        if (normed) {
-            dot(squares, v, v);
-            dot(mean, v, g);
-            squares = lanes_sum(squares, lanes);
-            mean = lanes_sum(mean, lanes);
-        }
-        if (!h.mine) continue;
-        if (h.which < 2) {
+#pragma unroll
+        for (int u = 0; u < UNITS; u++) {
+            head h = all[u];
+            vec &v = vs[u], &g = gs[u];
+            float squares = 0, mean = 0;
+            if (h.which < 2) {
+                scale_by(g, h.which == 0 ? scale : 1);
+                if (h.mine) rotate(g, turn + h.row % t * turned, h.j, turned, -1);
+            }
             if (normed) {
-                float inv = inverse_norm(squares, size);
-                back(g, v, inv, mean * inv / size);
+                dot(squares, v, v);
+                dot(mean, v, g);
+                squares = lanes_sum(squares, lanes);
+                mean = lanes_sum(mean, lanes);
             }
-            store_halves(d + h.at + h.j, g, half);
-        } else if (table) {
-            int token = tokens[h.row];
-            bool known = 0 <= token && token < vocab;
-            int of = h.unit % heads * size + h.j;
-            vec e;
-            load_halves(e, table + (known ? (long long)token : 0) * heads * size + of, half);
-            dot(of_own, g, v);
-            dot(of_other, g, e);
-            act *to = dtable + (long long)h.row * heads * size + of;
-            if (fresh) {
+            if (!h.mine) continue;
+            if (h.which < 2) {
+                if (normed) {
+                    float inv = inverse_norm(squares, size);
+                    back(g, v, inv, mean * inv / size);
+                }
+                store_halves(d + h.at + h.j, g, half);
+            } else if (table) {
+                bool known = 0 <= ids[u] && ids[u] < vocab;
+                int of = h.unit % heads * size + h.j;
+                vec e, before = {};
+                act *to = dtable + (long long)h.row * heads * size + of;
+                load_halves(e, table + (known ? (long long)ids[u] : 0) * heads * size + of, half);
+                if (!fresh) load_halves(before, to, half);
+                dot(of_own, g, v);
+                dot(of_other, g, e);
 #pragma unroll
-                for (int k = 0; k < 8; k++) e[k] = other * g[k];
-            } else {
-                load_halves(e, to, half);
-#pragma unroll
-                for (int k = 0; k < 8; k++) e[k] += other * g[k];
+                for (int k = 0; k < 8; k++) before[k] += other * g[k];
+                store_halves(to, before, half);
+                scale_by(g, own);
+                store_halves(d + h.at + h.j, g, half);
             }
-            store_halves(to, e, half);
-            scale_by(g, own);
-            store_halves(d + h.at + h.j, g, half);
         }
     }
     if (!table) return;
@@ -363,9 +385,13 @@ extern "C" __global__ void __launch_bounds__(256) modern_relu2_backward(act *d, 
 // capped is 30·sigmoid(x/7.5), which is 15 + 15·tanh(x/15). bfloat16 logits take the hardware's tanh, within 2^-11.
 SPMD_FN float capped(float x) {
     if (sizeof(act) == 4) return 30 / (1 + expf(x * (-1 / 7.5f)));
+#ifdef SPMD_EMULATED
+    return 15 + 15 * tanhf(x * (1 / 15.0f));
+#else
     float y;
     asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x * (1 / 15.0f)));
     return 15 + 15 * y;
+#endif
 }
 
 // The logit -INF, of a column beyond the vocabulary, stays that.
@@ -376,9 +402,10 @@ SPMD_FN void unpack_capped(float (&x)[LOGITS], uint4 raw, int q, int v) {
         if (x[k] != -INF) x[k] = capped(x[k]);
 }
 
-// As classifier in kernels.cu, whose logits are capped on the way.
-extern "C" __global__ void __launch_bounds__(512, 2)
-    modern_classifier(float *losses, act *logits, const int *targets, int n, int v, int vp, int held, float scale, int grad) {
+// As classify in kernels.cu, whose logits are capped on the way.
+template <bool COPY>
+SPMD_FN void classify_capped(float *losses, act *logits, const int *targets, int n, int v, int vp, int held, float scale, int grad,
+                             f8e5m2 *codes, const float *up, float *peak) {
     long long i = n - 1 - blockIdx.x;
     uint4 *row = (uint4 *)(logits + i * vp);
     for (int q = threadIdx.x; q < held; q += blockDim.x) copy_async(copy + q, (const uint4 *)row + q);
@@ -392,7 +419,7 @@ extern "C" __global__ void __launch_bounds__(512, 2)
     sums_of_row(highest, sum, v, chunk); // after which every thread has read the target's logit
     if (threadIdx.x == 0) losses[i] = logf(sum) + highest - at;
     if (!grad) return;
-    float each = scale / sum;
+    float each = scale / sum, times = COPY ? *up : 0, largest = 0;
     for (int q = threadIdx.x; LOGITS * q < vp; q += blockDim.x) {
         float x[LOGITS] = {0};
         if (LOGITS * q < v) {
@@ -408,7 +435,23 @@ extern "C" __global__ void __launch_bounds__(512, 2)
 #pragma unroll
         for (int k = 0; k < LOGITS; k++) u.x[k] = from_float<act>(x[k]);
         row[q] = u.raw;
+        if (!COPY) continue;
+#pragma unroll
+        for (int k = 0; k < LOGITS; k++) x[k] = to_float(u.x[k]);
+        largest = code(codes + i * vp + LOGITS * q, x, times, largest);
     }
+    if (COPY) raise(peak, largest);
+}
+
+extern "C" __global__ void __launch_bounds__(512, 2)
+    modern_classifier(float *losses, act *logits, const int *targets, int n, int v, int vp, int held, float scale, int grad) {
+    classify_capped<false>(losses, logits, targets, n, v, vp, held, scale, grad, 0, 0, 0);
+}
+
+extern "C" __global__ void __launch_bounds__(512, 2)
+    modern_classifier_8(float *losses, act *logits, const int *targets, int n, int v, int vp, int held, float scale, int grad,
+                        f8e5m2 *codes, const float *up, float *peak) {
+    classify_capped<true>(losses, logits, targets, n, v, vp, held, scale, grad, codes, up, peak);
 }
 
 extern "C" __global__ void __launch_bounds__(256) modern_cap(float *x, int n) {

@@ -3,6 +3,7 @@ package modern
 import (
 	"fmt"
 
+	"lockstep/apps/train/fp8"
 	"lockstep/apps/train/gpt"
 	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
@@ -21,7 +22,20 @@ func (m *Model[A]) ForwardBackward(s *spmd.Stream, batch gpt.Batch, scale float3
 	if ready == nil {
 		ready = func(int) error { return nil }
 	}
-	e := enqueueOn(s, m, batch, !first)
+	return m.learn(s, batch, scale, !first, fp8.Learns, ready)
+}
+
+// Calibrate is gpt.Model's.
+func (m *Model[A]) Calibrate(s *spmd.Stream, batch gpt.Batch, scale float32) error {
+	if err := m.checkBatch(batch); err != nil {
+		return err
+	}
+	return m.learn(s, batch, scale, false, fp8.Calibrates, func(int) error { return nil })
+}
+
+// learn enqueues both passes.
+func (m *Model[A]) learn(s *spmd.Stream, batch gpt.Batch, scale float32, acc bool, mode fp8.Mode, ready func(group int) error) error {
+	e := enqueueOn(s, m, batch, acc, mode)
 	e.forward()
 	e.loss(batch.Targets, scale, true)
 	e.backward(batch.Sorted, ready)
@@ -33,7 +47,7 @@ func (m *Model[A]) Evaluate(s *spmd.Stream, batch gpt.Batch, scale float32, firs
 	if err := m.checkBatch(batch); err != nil {
 		return err
 	}
-	e := enqueueOn(s, m, batch, !first)
+	e := enqueueOn(s, m, batch, !first, fp8.Evaluates)
 	e.forward()
 	e.loss(batch.Targets, scale, false)
 	return e.Err
@@ -46,7 +60,7 @@ func (m *Model[A]) Logits(s *spmd.Stream, tokens spmd.Buffer[int32]) (spmd.Buffe
 	if err := m.checkBatch(batch); err != nil {
 		return spmd.Buffer[float32]{}, err
 	}
-	e := enqueueOn(s, m, batch, false)
+	e := enqueueOn(s, m, batch, false, fp8.Mode{})
 	e.forward()
 	C, Vp := m.Cfg.Channels, m.Cfg.PaddedVocab()
 	gemm(e, m.next, 1, Vp, m.lnf.Slice((t-1)*C, t*C), 1, C, m.head.w, Vp, C, blas.Options{TransB: true})
@@ -70,13 +84,14 @@ func (m *Model[A]) checkBatch(b gpt.Batch) error {
 // error.
 type enqueue[A kernels.Act] struct {
 	kernels.Launcher[A]
-	m  *Model[A]
-	b  int // sequences
-	in spmd.Buffer[int32]
+	m    *Model[A]
+	b    int // sequences
+	in   spmd.Buffer[int32]
+	mode fp8.Mode
 }
 
-func enqueueOn[A kernels.Act](s *spmd.Stream, m *Model[A], b gpt.Batch, acc bool) *enqueue[A] {
-	return &enqueue[A]{Launcher: kernels.Launcher[A]{S: s, Cfg: m.Cfg, N: b.B * b.T, T: b.T, Acc: acc, Scratch: m.parts}, m: m, b: b.B, in: b.In}
+func enqueueOn[A kernels.Act](s *spmd.Stream, m *Model[A], b gpt.Batch, acc bool, mode fp8.Mode) *enqueue[A] {
+	return &enqueue[A]{Launcher: kernels.Launcher[A]{S: s, Cfg: m.Cfg, N: b.B * b.T, T: b.T, Acc: acc, Scratch: m.parts}, m: m, b: b.B, in: b.In, mode: mode}
 }
 
 // mixing is what a layer mixes into the residual stream that it reads.
@@ -143,11 +158,12 @@ func (e *enqueue[A]) loss(targets spmd.Buffer[int32], scale float32, grad bool) 
 		part := *e // of these rows
 		part.N, part.Acc = hi-lo, e.Acc || lo > 0
 		x, logits, losses, wanted := m.lnf.Slice(lo*C, hi*C), m.logits.Slice(0, part.N*head.out), m.losses.Slice(lo, hi), targets.Slice(lo, hi)
+		part.Cast(x, part.N*C, e.mode.Input(head.eight))
 		part.product(logits, x, head, blas.Options{})
 		if m.Cfg.Has(layout.Cap) {
-			classify(&part.Launcher, losses, logits, wanted, scale, grad)
+			classify(&part.Launcher, losses, logits, wanted, scale, grad, e.mode.Grad(head.eight))
 		} else {
-			part.Classifier(losses, logits, wanted, scale, grad, kernels.Cast{})
+			part.Classifier(losses, logits, wanted, scale, grad, e.mode.Grad(head.eight))
 		}
 		if grad {
 			part.inputGrad(m.tmp.Slice(lo*C, hi*C), logits, head)
@@ -226,12 +242,20 @@ func (e *enqueue[A]) rowsGrad(dw spmd.Buffer[float32], drows spmd.Buffer[A], sor
 
 // product enqueues y(n,out) = x(n,in)·wᵀ.
 func (e *enqueue[A]) product(y, x spmd.Buffer[A], p *linear[A], o blas.Options) {
+	if q := e.mode.Product(p.eight); q != nil {
+		gemm(e, y, e.N, p.out, q.X.Codes, e.N, p.in, q.W, p.out, p.in, q.Scaled(o, q.X))
+		return
+	}
 	o.TransB = true
 	gemm(e, y, e.N, p.out, x, e.N, p.in, p.w, p.out, p.in, o)
 }
 
 // inputGrad enqueues dx(n,in) = dy(n,out)·w.
 func (e *enqueue[A]) inputGrad(dx, dy spmd.Buffer[A], p *linear[A]) {
+	if q := e.mode.Product(p.eight); q != nil { // the head's
+		gemm(e, dx, e.N, p.in, q.DY.Wide, e.N, p.out, q.Across, p.in, p.out, q.Scaled(blas.Options{}, q.DY))
+		return
+	}
 	gemm(e, dx, e.N, p.in, dy, e.N, p.out, p.w, p.out, p.in, blas.Options{})
 }
 
@@ -241,7 +265,7 @@ func (e *enqueue[A]) weightGrad(dy, x spmd.Buffer[A], p *linear[A]) {
 }
 
 // gemm enqueues a product of the first rows of buffers: c(cr,cc) from a(ar,ac) and b(br,bc).
-func gemm[A kernels.Act, C, T blas.Elem](e *enqueue[A], c spmd.Buffer[C], cr, cc int, a spmd.Buffer[T], ar, ac int, b spmd.Buffer[T], br, bc int, o blas.Options) {
+func gemm[A kernels.Act, C, TA, TB blas.Elem](e *enqueue[A], c spmd.Buffer[C], cr, cc int, a spmd.Buffer[TA], ar, ac int, b spmd.Buffer[TB], br, bc int, o blas.Options) {
 	if e.Err == nil {
 		e.Err = blas.Gemm(e.S, blas.MatrixOf(c, cr, cc), blas.MatrixOf(a, ar, ac), blas.MatrixOf(b, br, bc), o)
 	}

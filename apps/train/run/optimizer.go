@@ -90,7 +90,7 @@ func (o *Options) checkWhole() error {
 		flag         string
 	}{
 		{o.Cfg.Shard.Mode != layout.ShardOff, true, "--shard " + o.shard}, {o.tp > 1, true, fmt.Sprintf("--tp %d", o.tp)}, {o.pp > 1, true, fmt.Sprintf("--pp %d", o.pp)},
-		{o.Cfg.FP8 != layout.FP8Off, false, "--fp8 " + o.FP8}, {o.Cfg.Recompute != layout.RecomputeOff, false, "--recompute " + o.recompute},
+		{o.Cfg.Recompute != layout.RecomputeOff, false, "--recompute " + o.recompute},
 	} {
 		switch {
 		case x.set && modern:
