@@ -147,6 +147,14 @@ func (a *Arg) Len() int {
 	return a.a.N
 }
 
+// Int returns the number that I64 passes; 0 where the argument is another.
+func (a *Arg) Int() int {
+	if a.a.Kind != exec.NumberArg {
+		return 0
+	}
+	return int(a.a.Bits)
+}
+
 // Overlaps says whether a and b are made of buffers that share memory.
 func (a *Arg) Overlaps(b *Arg) bool {
 	return a.Len() > 0 && b.Len() > 0 && calls.Overlap(a.a.Ptr, a.a.N*a.a.Type.Size(), b.a.Ptr, b.a.N*b.a.Type.Size())

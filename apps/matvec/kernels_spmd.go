@@ -15,7 +15,7 @@ func launchFillFloat32(s *spmd.Stream, ni, nj int, w spmd.Buffer[float32], strid
 	return fillFloat32Kernel.Launch(s, [3]int{ni, nj, 1}, spmd.I64(ni), spmd.I64(nj), w.Arg(), spmd.I64(w.Len()), spmd.I64(stride), spmd.Scalar(seed), spmd.Scalar(start), spmd.Scalar(lineStep), spmd.Scalar(elementStep), gokernel.Report(s))
 }
 
-var fillFloat32Kernel = gokernel.New("fillFloat32", spmdgenSource, gokernel.Shape{Dims: 2, Each: 1, Grain: 4096, Args: 10, Written: 0x4, One: 0x0}, hostFillFloat32)
+var fillFloat32Kernel = gokernel.New("fillFloat32", spmdgenSource, gokernel.Shape{Dims: 2, Each: 4, Grain: 4096, Args: 10, Written: 0x4, One: 0x0, Small: 0x10}, hostFillFloat32)
 
 func hostFillFloat32(args spmd.Args, lo, hi int) {
 	w := spmd.ArgSlice[float32](args, 2)
@@ -39,7 +39,7 @@ func launchFillBF16(s *spmd.Stream, ni, nj int, w spmd.Buffer[spmd.BF16], stride
 	return fillBF16Kernel.Launch(s, [3]int{ni, nj, 1}, spmd.I64(ni), spmd.I64(nj), w.Arg(), spmd.I64(w.Len()), spmd.I64(stride), spmd.Scalar(seed), spmd.Scalar(start), spmd.Scalar(lineStep), spmd.Scalar(elementStep), gokernel.Report(s))
 }
 
-var fillBF16Kernel = gokernel.New("fillBF16", spmdgenSource, gokernel.Shape{Dims: 2, Each: 1, Grain: 4096, Args: 10, Written: 0x4, One: 0x0}, hostFillBF16)
+var fillBF16Kernel = gokernel.New("fillBF16", spmdgenSource, gokernel.Shape{Dims: 2, Each: 4, Grain: 4096, Args: 10, Written: 0x4, One: 0x0, Small: 0x10}, hostFillBF16)
 
 func hostFillBF16(args spmd.Args, lo, hi int) {
 	w := spmd.ArgSlice[spmd.BF16](args, 2)
@@ -80,7 +80,8 @@ template <typename I> SPMD_FN void fillBF16(SPMD_WHERE_AND int64_t i, int64_t j,
 extern "C" __global__ void __launch_bounds__(256) fillFloat32(int64_t ni, int64_t nj, float *__restrict__ w_p, int64_t w_n, int64_t stride, uint64_t seed, uint64_t start, uint64_t lineStep, uint64_t elementStep, spmd::report *report_) {
 	SPMD_KERNEL("fillFloat32")
 	spmd::slice<float, uint32_t> w{(float *)w_p, w_n};
-	spmd::each2(ni, nj, [&](int64_t i, int64_t j) { go::fillFloat32<uint32_t>(SPMD_HERE_AND i, j, w, stride, seed, start, lineStep, elementStep); });
+	stride = (int32_t)stride;
+	spmd::grid2<4>(ni, nj, [&](int64_t i, int64_t j) { go::fillFloat32<uint32_t>(SPMD_HERE_AND i, j, w, stride, seed, start, lineStep, elementStep); });
 }
 
 extern "C" __global__ void __launch_bounds__(256) fillFloat32_any(int64_t ni, int64_t nj, float *w_p, int64_t w_n, int64_t stride, uint64_t seed, uint64_t start, uint64_t lineStep, uint64_t elementStep, spmd::report *report_) {
@@ -92,7 +93,8 @@ extern "C" __global__ void __launch_bounds__(256) fillFloat32_any(int64_t ni, in
 extern "C" __global__ void __launch_bounds__(256) fillBF16(int64_t ni, int64_t nj, bf16 *__restrict__ w_p, int64_t w_n, int64_t stride, uint64_t seed, uint64_t start, uint64_t lineStep, uint64_t elementStep, spmd::report *report_) {
 	SPMD_KERNEL("fillBF16")
 	spmd::slice<bf16, uint32_t> w{(bf16 *)w_p, w_n};
-	spmd::each2(ni, nj, [&](int64_t i, int64_t j) { go::fillBF16<uint32_t>(SPMD_HERE_AND i, j, w, stride, seed, start, lineStep, elementStep); });
+	stride = (int32_t)stride;
+	spmd::grid2<4>(ni, nj, [&](int64_t i, int64_t j) { go::fillBF16<uint32_t>(SPMD_HERE_AND i, j, w, stride, seed, start, lineStep, elementStep); });
 }
 
 extern "C" __global__ void __launch_bounds__(256) fillBF16_any(int64_t ni, int64_t nj, bf16 *w_p, int64_t w_n, int64_t stride, uint64_t seed, uint64_t start, uint64_t lineStep, uint64_t elementStep, spmd::report *report_) {

@@ -122,6 +122,7 @@ func TestModernDiverges(t *testing.T) {
 // What does not fit a modern model, or Muon, is refused in one line that says what does.
 func TestModernRefuses(t *testing.T) {
 	besideOthers(t)
+	text := traintest.Write(t, t.TempDir(), "text.txt", "a text")
 	for _, c := range []struct {
 		args  string
 		wants []string
@@ -142,7 +143,7 @@ func TestModernRefuses(t *testing.T) {
 		{"--head-lr 0.1", []string{"--head-lr", "muon"}},
 		{"--optimizer muon --embed-lr -1", []string{"--embed-lr -1"}},
 	} {
-		p := train(t, 0, strings.Fields(c.args)...)
+		p := train(t, 0, append(strings.Fields(c.args), "--data", text)...)
 		lines := ours(p.Stderr)
 		if p.Status != 2 || len(lines) != 1 {
 			t.Errorf("%s: status %d, want 2 and one line:\n%s", c.args, p.Status, p.Stderr)

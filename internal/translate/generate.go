@@ -35,6 +35,7 @@ type param struct {
 	kind    paramKind
 	c       string // its type in C++, of a slice or pointer that of the element
 	written bool
+	small   bool // the fast form takes it in 32 bits: what addresses are computed from, where there are several indices
 }
 
 type paramKind int
@@ -207,7 +208,9 @@ func (u *unit) kernel(d *ast.FuncDecl, f *types.Func, op string, instance types.
 	k.body = u.cfunction(d.Pos(), f, k.args)
 	w := &writer{unit: u, params: sig.TypeParams(), args: k.args}
 	for i := k.dims; i < sig.Params().Len(); i++ {
-		k.params = append(k.params, u.param(w, sig.Params().At(i), k.body.written[i]))
+		p := u.param(w, sig.Params().At(i), k.body.written[i])
+		p.small = k.dims > 1 && len(k.body.results) == 0 && types.Identical(p.t, types.Typ[types.Int])
+		k.params = append(k.params, p)
 	}
 	switch len(k.body.results) {
 	case 0:
@@ -269,11 +272,14 @@ func goType(t types.Type) string { return types.TypeString(t, qualifier) }
 
 // each is how many indices a thread takes: several where the loads of one need not wait for those of another.
 func (k *kernel) each() int {
-	const small = 150 // nodes of syntax
-	if k.dims == 1 && k.op == "" && !k.body.loops && k.body.size < small {
-		return 4
+	small := 150 // nodes of syntax
+	if k.dims > 1 {
+		small = 400
 	}
-	return 1
+	if k.op != "" || k.body.loops || k.body.size >= small {
+		return 1
+	}
+	return 4
 }
 
 // cuda writes the two forms of a kernel: for buffers shorter than 2^31 none of which is written and overlaps another, and
@@ -323,6 +329,9 @@ func (u *unit) cuda(b *strings.Builder, k *kernel) {
 				params = append(params, fmt.Sprintf("const __grid_constant__ %s %s", p.c, n))
 			default:
 				params = append(params, p.c+" "+n)
+				if p.small && !general {
+					views = append(views, fmt.Sprintf("\t%s = (int32_t)%s;\n", n, n))
+				}
 			}
 			args = append(args, n)
 		}
@@ -344,6 +353,8 @@ func (u *unit) cuda(b *strings.Builder, k *kernel) {
 		switch {
 		case k.op == "" && k.dims == 1:
 			fmt.Fprintf(b, "\tspmd::each1<%d>(%s, %s);\n", each, extents[0], lambda(call(is...)))
+		case k.op == "" && !general:
+			fmt.Fprintf(b, "\tspmd::grid%d<%d>(%s, %s);\n", k.dims, each, strings.Join(extents[k.dims-2:], ", "), lambda(call(is...)))
 		case k.op == "":
 			fmt.Fprintf(b, "\tspmd::each%d(%s, %s);\n", k.dims, strings.Join(extents, ", "), lambda(call(is...)))
 		default:

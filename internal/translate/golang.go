@@ -86,14 +86,14 @@ func launchName(name string) string {
 
 // plan is how the parameters of a kernel become those of its launch, the arguments of CUDA, and the variables of the host.
 type plan struct {
-	stream, out  string
-	a, lo, hi    string // of the host's function, as acc and the two below
-	acc, at, row string
-	extents      []string
-	params, args []string // of the function in Go; of CUDA
-	host         []string // statements
-	call         []string // arguments of the kernel in Go, behind its indices
-	written, one uint64   // places among the arguments
+	stream, out         string
+	a, lo, hi           string // of the host's function, as acc and the two below
+	acc, at, row        string
+	extents             []string
+	params, args        []string // of the function in Go; of CUDA
+	host                []string // statements
+	call                []string // arguments of the kernel in Go, behind its indices
+	written, one, small uint64   // places among the arguments
 }
 
 // kernel writes the launch of a kernel, which is one function for all its instances, and what runs on the host.
@@ -189,8 +189,12 @@ func (g *goFile) declaration(k *kernel, p plan, host string) string {
 	if k.body.loops {
 		grain = 1 << 5
 	}
-	shape := fmt.Sprintf("gokernel.Shape{Dims: %d, Each: %d, Grain: %d, Args: %d, Written: %#x, One: %#x}",
+	shape := fmt.Sprintf("gokernel.Shape{Dims: %d, Each: %d, Grain: %d, Args: %d, Written: %#x, One: %#x",
 		k.dims, k.each(), grain, len(p.args), p.written, p.one)
+	if p.small != 0 {
+		shape += fmt.Sprintf(", Small: %#x", p.small)
+	}
+	shape += "}"
 	if k.op == "" {
 		return fmt.Sprintf("gokernel.New(%q, spmdgenSource, %s, %s)", k.name, shape, host)
 	}
@@ -259,6 +263,9 @@ func (g *goFile) param(p *plan, q *param) {
 	p.call = append(p.call, n)
 	if q.written {
 		p.written |= 1 << at
+	}
+	if q.small {
+		p.small |= 1 << at
 	}
 	switch q.kind {
 	case slice:

@@ -36,6 +36,7 @@ type Shape struct {
 	Args    int    // arguments in CUDA
 	Written uint64 // which of them the kernel writes to, as bits
 	One     uint64 // which of them are pointers to one element
+	Small   uint64 // which of them are numbers that the fast form takes in 32 bits
 }
 
 // total is the number of indices of a launch, as the host function sees it.
@@ -65,13 +66,19 @@ func (s *Shape) check(name string, extent [3]int, args []spmd.Arg) error {
 	return nil
 }
 
-// narrow says whether 32 bits hold what addresses the arguments, and no memory that is written overlaps another argument's.
+// narrow says whether 32 bits hold what addresses the arguments, and what addresses are computed from, and no memory that
+// is written overlaps another argument's.
 func (s *Shape) narrow(total int, args []spmd.Arg) bool {
 	if total > math.MaxInt32 {
 		return false
 	}
 	for i := range args {
 		if args[i].Len() > math.MaxInt32 {
+			return false
+		}
+	}
+	for set := s.Small; set != 0; set &= set - 1 {
+		if v := args[bits.TrailingZeros64(set)].Int(); v != int(int32(v)) {
 			return false
 		}
 	}
@@ -89,24 +96,25 @@ func (s *Shape) narrow(total int, args []spmd.Arg) bool {
 // threads of a block, in all.
 const threads = 256
 
-// grid is the shape of a launch. The last index lies along x.
-func (s *Shape) grid(extent [3]int, each int) spmd.Grid {
+// grid is the shape of a launch whose threads take each indices, the last along x, and says whether it has a block for all.
+func (s *Shape) grid(extent [3]int, each int) (g spmd.Grid, whole bool) {
 	const most = 65_535 // blocks along y and z
 	over := func(n, d int) int { return (n + d - 1) / d }
 	if s.Dims == 1 {
-		return spmd.Grid{Blocks: [3]int{over(extent[0], each*threads), 1, 1}, Threads: [3]int{threads, 1, 1}}
+		return spmd.Grid{Blocks: [3]int{over(extent[0], each*threads), 1, 1}, Threads: [3]int{threads, 1, 1}}, true
 	}
 	last := extent[s.Dims-1]
 	x := 32
 	for x/2 >= last {
 		x /= 2
 	}
-	g := spmd.Grid{Threads: [3]int{x, threads / x, 1}}
-	g.Blocks = [3]int{over(last, x), min(over(extent[s.Dims-2], threads/x), most), 1}
+	planes, y := 1, over(extent[s.Dims-2], threads/x*each)
 	if s.Dims == 3 {
-		g.Blocks[2] = min(extent[0], most)
+		planes = extent[0]
 	}
-	return g
+	g.Threads = [3]int{x, threads / x, 1}
+	g.Blocks = [3]int{over(last, x), min(y, most), min(planes, most)}
+	return g, y <= most && planes <= most
 }
 
 // Kernel is a kernel that returns nothing.
@@ -144,8 +152,9 @@ func (k *Kernel) Launch(s *spmd.Stream, extent [3]int, args ...spmd.Arg) error {
 	if total == 0 {
 		return nil
 	}
-	if k.shape.narrow(total, args) {
-		return k.fast.Launch(s, k.shape.grid(extent, k.shape.Each), args...)
+	if g, whole := k.shape.grid(extent, k.shape.Each); whole && k.shape.narrow(total, args) {
+		return k.fast.Launch(s, g, args...)
 	}
-	return k.others.Launch(s, k.shape.grid(extent, 1), args...)
+	g, _ := k.shape.grid(extent, 1)
+	return k.others.Launch(s, g, args...)
 }

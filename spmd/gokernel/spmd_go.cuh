@@ -210,6 +210,31 @@ template <typename F> SPMD_FN void each3(int64_t ni, int64_t nj, int64_t nk, F f
 	}
 }
 
+// grid2 and grid3 are each2 and each3 where 32 bits hold all indices and the grid has a block for all of them. A thread
+// takes EACH indices of the last but one, as a thread of each1 does of its only one.
+template <int EACH, typename F> SPMD_FN void rows(int n, F f) {
+	int first = blockIdx.y * (EACH * blockDim.y) + threadIdx.y;
+	if (first - threadIdx.y + EACH * blockDim.y <= n) {
+#pragma unroll
+		for (int u = 0; u < EACH; u++) f(first + u * (int)blockDim.y);
+	} else {
+#pragma unroll 1
+		for (int u = 0; u < EACH; u++) {
+			if (first + u * (int)blockDim.y < n) f(first + u * (int)blockDim.y);
+		}
+	}
+}
+
+template <int EACH, typename F> SPMD_FN void grid2(int64_t ni, int64_t nj, F f) {
+	int j = blockIdx.x * blockDim.x + threadIdx.x;
+	if (j < (int)nj) rows<EACH>((int)ni, [&](int i) { f(i, j); });
+}
+
+template <int EACH, typename F> SPMD_FN void grid3(int64_t nj, int64_t nk, F f) {
+	int k = blockIdx.x * blockDim.x + threadIdx.x;
+	if (k < (int)nk) rows<EACH>((int)nj, [&](int j) { f((int)blockIdx.z, j, k); });
+}
+
 // share is how many of n values a block of a reduction takes, as in Go's share.
 SPMD_FN int64_t share(int64_t n) {
 	int64_t each = (n + 1023) / 1024;

@@ -116,6 +116,7 @@ func TestFits(t *testing.T) {
 
 // A rank that comes late to collectives is named, on rank 0, without a dashboard.
 func TestSlowestOfJob(t *testing.T) {
+	spmdtest.HostOnly(t, "the ranks are goroutines")
 	cfg := spmdtest.Config()
 	cfg.Summary = "on"
 	err := spmd.Local(t.Context(), cfg, 3, func(_ context.Context, w *spmd.World) error {

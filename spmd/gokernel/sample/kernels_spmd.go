@@ -93,7 +93,7 @@ func launchHeat(s *spmd.Stream, ni_, nj_, nk_ int, next, u spmd.Buffer[float32],
 	return heatKernel.Launch(s, [3]int{ni_, nj_, nk_}, spmd.I64(ni_), spmd.I64(nj_), spmd.I64(nk_), next.Arg(), spmd.I64(next.Len()), u.Arg(), spmd.I64(u.Len()), spmd.I64(ni), spmd.I64(nj), spmd.I64(nk), spmd.Scalar(rate), gokernel.Report(s))
 }
 
-var heatKernel = gokernel.New("heat", spmdgenSource, gokernel.Shape{Dims: 3, Each: 1, Grain: 4096, Args: 12, Written: 0x8, One: 0x0}, hostHeat)
+var heatKernel = gokernel.New("heat", spmdgenSource, gokernel.Shape{Dims: 3, Each: 4, Grain: 4096, Args: 12, Written: 0x8, One: 0x0, Small: 0x380}, hostHeat)
 
 func hostHeat(args spmd.Args, lo, hi int) {
 	next := spmd.ArgSlice[float32](args, 3)
@@ -611,7 +611,10 @@ extern "C" __global__ void __launch_bounds__(256) heat(int64_t ni_, int64_t nj_,
 	SPMD_KERNEL("heat")
 	spmd::slice<float, uint32_t> next{(float *)next_p, next_n};
 	spmd::slice<float, uint32_t> u{(float *)u_p, u_n};
-	spmd::each3(ni_, nj_, nk_, [&](int64_t i, int64_t j, int64_t k) { go::heat<uint32_t>(SPMD_HERE_AND i, j, k, next, u, ni, nj, nk, rate); });
+	ni = (int32_t)ni;
+	nj = (int32_t)nj;
+	nk = (int32_t)nk;
+	spmd::grid3<4>(nj_, nk_, [&](int64_t i, int64_t j, int64_t k) { go::heat<uint32_t>(SPMD_HERE_AND i, j, k, next, u, ni, nj, nk, rate); });
 }
 
 extern "C" __global__ void __launch_bounds__(256) heat_any(int64_t ni_, int64_t nj_, int64_t nk_, float *next_p, int64_t next_n, const float *u_p, int64_t u_n, int64_t ni, int64_t nj, int64_t nk, float rate, spmd::report *report_) {
