@@ -1,0 +1,197 @@
+// Package radix sorts buffers of numbers on the device that they are on, alone or with a value for each, such as an index.
+// Each function enqueues its work on a stream. Sorts are stable: equal keys stay in their order. Of floats, -0 comes before
+// 0, and NaNs come last, without their sign.
+//
+// A sort takes workspace of the stream, as much as the keys and values have and some more. On one stream sorts come from one
+// goroutine.
+package radix
+
+import (
+	_ "embed"
+	"fmt"
+	"unsafe"
+
+	"lockstep/internal/ccall"
+	"lockstep/spmd"
+)
+
+// Key is the set of types that are sorted, and that go with keys.
+type Key interface {
+	int32 | uint32 | int64 | uint64 | float32 | float64
+}
+
+//go:embed radix.cu
+var source string
+
+// As in radix.cu.
+const (
+	threads   = 384
+	counters  = 512
+	digits    = 256
+	head      = 16
+	countBits = 27
+	turns     = (1<<(32-countBits) - 2) / 2 // launches between which words need not be cleared
+)
+
+// The kinds of keys.
+const (
+	unsigned = iota
+	signed
+	float
+)
+
+// sorter sorts keys of a size, with values of a size.
+type sorter struct {
+	tile, most         int // keys of a block, and of a launch
+	key, value         int // bytes
+	clear, count, pass *spmd.Kernel
+	library            *spmd.Library
+}
+
+// sorters are by the words of keys, and by those of values.
+var sorters = [2][3]*sorter{
+	{newSorter[uint32, uint32](false, 0), newSorter[uint32, uint32](true, 0), newSorter[uint32, uint64](true, 0)},
+	{newSorter[uint64, uint32](false, 0), newSorter[uint64, uint32](true, 0), newSorter[uint64, uint64](true, 0)},
+}
+
+// newSorter declares a sort. items is how many keys a thread has; 0 leaves that to radix.cu.
+func newSorter[K, V uint32 | uint64](pairs bool, items int) *sorter {
+	c := &sorter{key: int(unsafe.Sizeof(*new(K)))}
+	if pairs {
+		c.value = int(unsafe.Sizeof(*new(V)))
+	}
+	var options []spmd.KernelOption
+	if items > 0 {
+		options = append(options, spmd.Define("ITEMS", fmt.Sprint(items)))
+	} else if items = 20; max(c.key, c.value) == 8 {
+		items = 10
+	}
+	c.tile = threads * items
+	c.most = (1<<countBits - 1) / c.tile * c.tile
+	c.clear = spmd.NewKernel("clear_words", source, nil, options...)
+	c.count = spmd.NewKernel(fmt.Sprintf("count_digits<uint%d_t>", 8*c.key), source, nil, options...)
+	c.pass = spmd.NewKernel(fmt.Sprintf("sort_pass<uint%d_t, uint%d_t, %v>", 8*c.key, 8*unsafe.Sizeof(*new(V)), pairs), source, nil, options...)
+	c.library = spmd.NewLibrary("sort", c.onGPU, func(a spmd.Args) error {
+		onHost(spmd.ArgSlice[K](a, 0), spmd.ArgSlice[K](a, 1), spmd.ArgSlice[V](a, 2), spmd.ArgSlice[V](a, 3), a.I32(5))
+		return nil
+	}, c.clear, c.count, c.pass).OnlyKernels()
+	return c
+}
+
+// words are those of 8 bytes of a sort of n keys: what is cleared, and all.
+func (c *sorter) words(n int) (cleared, all int) {
+	tiles := over(min(n, c.most), c.tile)
+	cleared = head + 2*8*digits + tiles*digits/2
+	return cleared, cleared + over(n*c.key, 8) + over(n*c.value, 8)
+}
+
+func over(n, d int) int { return (n + d - 1) / d }
+
+func (c *sorter) onGPU(call spmd.LibraryCall) error {
+	n, kind := call.I64(4), call.Arg(5)
+	cleared, _ := c.words(n)
+	work := call.WorkspaceArg()
+	grid := func(blocks, threads int) spmd.Grid {
+		return spmd.Grid{Blocks: [3]int{blocks, 1, 1}, Threads: [3]int{threads, 1, 1}, Programmatic: true}
+	}
+	if err := call.Launch(c.clear, spmd.Cover1D(min(cleared, 132*digits), digits), work, spmd.I64(0), spmd.I64(cleared)); err != nil {
+		return err
+	}
+	if err := call.Launch(c.count, grid(max(1, min(over(n, 16*counters), 2*132)), counters), work, call.Arg(1), call.Arg(4), kind); err != nil {
+		return err
+	}
+	turn := 0
+	for pass := range c.key {
+		set := 0
+		for begin := 0; begin < n; begin += c.most {
+			if turn == turns {
+				const places = 2 * 8 * digits // which are still needed
+				if err := call.Launch(c.clear, spmd.Cover1D(min(cleared, 132*digits), digits), work, spmd.I64(places), spmd.I64(cleared)); err != nil {
+					return err
+				}
+				turn = 0
+			}
+			count := min(c.most, n-begin)
+			if err := call.Launch(c.pass, grid(over(count, c.tile), threads), call.Arg(0), call.Arg(1), call.Arg(2), call.Arg(3), work,
+				spmd.I64(cleared), call.Arg(4), kind, spmd.I32(pass), spmd.I64(begin), spmd.I64(count), spmd.I32(set), spmd.I32(turn)); err != nil {
+				return err
+			}
+			set, turn = 1-set, turn+1
+		}
+	}
+	return nil
+}
+
+// kindOf is the kind of a type of keys.
+func kindOf[K Key]() int {
+	switch any(*new(K)).(type) {
+	case int32, int64:
+		return signed
+	case float32, float64:
+		return float
+	}
+	return unsigned
+}
+
+// Sort enqueues that dst has the elements of x from the smallest to the largest. dst may be x. As NumPy's sort.
+func Sort[K Key](s *spmd.Stream, dst, x spmd.Buffer[K]) error {
+	if err := fits("Sort", "keys", dst, x); err != nil {
+		return err
+	}
+	if unsafe.Sizeof(*new(K)) == 4 {
+		none := spmd.Buffer[uint32]{}
+		return enqueue(s, sorters[0][0], spmd.View[uint32](dst), spmd.View[uint32](x), none, none, kindOf[K]())
+	}
+	none := spmd.Buffer[uint32]{}
+	return enqueue(s, sorters[1][0], spmd.View[uint64](dst), spmd.View[uint64](x), none, none, kindOf[K]())
+}
+
+// SortPairs enqueues that keysDst has keys from the smallest to the largest, and valuesDst has at each place the value that
+// went with the key there. Destinations may be the sources. With 0, 1, 2 ... as values it is NumPy's argsort.
+func SortPairs[K, V Key](s *spmd.Stream, keysDst spmd.Buffer[K], valuesDst spmd.Buffer[V], keys spmd.Buffer[K], values spmd.Buffer[V]) error {
+	if err := fits("SortPairs", "keys", keysDst, keys); err != nil {
+		return err
+	}
+	if err := fits("SortPairs", "values", valuesDst, values); err != nil {
+		return err
+	}
+	if keys.Len() != values.Len() {
+		return fmt.Errorf("%s: SortPairs: %d values of %d keys", ccall.At(), values.Len(), keys.Len())
+	}
+	a, b, c, d := keysDst.Arg(), valuesDst.Arg(), keys.Arg(), values.Arg()
+	if a.Overlaps(&b) || a.Overlaps(&d) || b.Overlaps(&c) {
+		return fmt.Errorf("%s: SortPairs: keys and values overlap", ccall.At())
+	}
+	if unsafe.Sizeof(*new(K)) == 4 {
+		return pairs(s, sorters[0], spmd.View[uint32](keysDst), spmd.View[uint32](keys), valuesDst, values, kindOf[K]())
+	}
+	return pairs(s, sorters[1], spmd.View[uint64](keysDst), spmd.View[uint64](keys), valuesDst, values, kindOf[K]())
+}
+
+func pairs[K uint32 | uint64, V Key](s *spmd.Stream, by [3]*sorter, dst, x spmd.Buffer[K], valuesDst, values spmd.Buffer[V], kind int) error {
+	if unsafe.Sizeof(*new(V)) == 4 {
+		return enqueue(s, by[1], dst, x, spmd.View[uint32](valuesDst), spmd.View[uint32](values), kind)
+	}
+	return enqueue(s, by[2], dst, x, spmd.View[uint64](valuesDst), spmd.View[uint64](values), kind)
+}
+
+func enqueue[K, V uint32 | uint64](s *spmd.Stream, c *sorter, dst, x spmd.Buffer[K], valuesDst, values spmd.Buffer[V], kind int) error {
+	n := x.Len()
+	if n == 0 {
+		return nil
+	}
+	_, words := c.words(n)
+	return c.library.Call(s, 8*words, dst.Arg(), x.Arg(), valuesDst.Arg(), values.Arg(), spmd.I64(n), spmd.I32(kind))
+}
+
+// fits refuses a destination of another length, or that shares a part of its memory with what is sorted.
+func fits[T Key](op, what string, dst, x spmd.Buffer[T]) error {
+	if dst.Len() != x.Len() {
+		return fmt.Errorf("%s: %s: %d %s are sorted to %d", ccall.At(), op, x.Len(), what, dst.Len())
+	}
+	a, b := dst.Arg(), x.Arg()
+	if a.Overlaps(&b) && dst.Address() != x.Address() {
+		return fmt.Errorf("%s: %s: the destination overlaps the %s", ccall.At(), op, what)
+	}
+	return nil
+}

@@ -1,0 +1,245 @@
+package radix
+
+import (
+	"cmp"
+	"context"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"lockstep/spmd"
+	"lockstep/spmd/spmdtest"
+)
+
+func TestMain(m *testing.M) { spmdtest.Main(m, nil) }
+
+func TestKernelsCompile(t *testing.T) { spmdtest.CompileKernels(t) }
+
+// The smallest tiles that there are.
+var (
+	tinyKeys  = newSorter[uint32, uint32](false, 1)
+	tinyPairs = newSorter[uint32, uint64](true, 1)
+)
+
+func everywhere(t *testing.T, fn func(t *testing.T, w *spmd.World)) {
+	t.Helper()
+	spmdtest.RunInProcess(t, []int{1}, fn)
+	t.Run("emulated", func(t *testing.T) {
+		c := spmdtest.Config()
+		if c.Device == "cuda" {
+			t.Skip("the tests are of a GPU")
+		}
+		c.Device = "emulate"
+		if err := spmd.Local(t.Context(), c, 1, func(_ context.Context, w *spmd.World) error {
+			fn(t, w)
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+func of[T spmd.Elem](t *testing.T, w *spmd.World, v []T) spmd.Buffer[T] {
+	t.Helper()
+	b := spmdtest.Alloc[T](t, w, len(v))
+	spmdtest.Must(t, b.CopyFrom(v))
+	return b
+}
+
+func back[T spmd.Elem](t *testing.T, b spmd.Buffer[T]) []T {
+	t.Helper()
+	v := make([]T, b.Len())
+	spmdtest.Must(t, b.CopyTo(v))
+	return v
+}
+
+// keys are of all sizes, and many are equal.
+func keys[K Key](n int) []K {
+	r := rand.New(rand.NewPCG(uint64(n), 1))
+	v := make([]K, n)
+	for i := range v {
+		bits := r.Uint64() >> (r.Uint64() % 64)
+		if i%3 == 0 {
+			bits = bits % 50
+		}
+		switch p := any(&v[i]).(type) {
+		case *float32:
+			*p = math.Float32frombits(uint32(bits) << (i % 9))
+		case *float64:
+			*p = math.Float64frombits(bits << (i % 9))
+		default:
+			v[i] = K(bits << (i % 2 * 13))
+			if i%5 == 0 {
+				v[i] = -v[i]
+			}
+		}
+	}
+	return v
+}
+
+// before is the order: -0 before 0, and NaNs last, by what they carry.
+func before[K Key](a, b K) int {
+	if a == a && b == b && a != b {
+		return cmp.Compare(a, b)
+	}
+	switch x := any(a).(type) {
+	case float32:
+		return order(uint64(math.Float32bits(x))<<32, uint64(math.Float32bits(any(b).(float32)))<<32, 0x7f800000<<32)
+	case float64:
+		return order(math.Float64bits(x), math.Float64bits(any(b).(float64)), 0x7ff0000000000000)
+	}
+	return 0
+}
+
+func order(a, b, infinity uint64) int {
+	const sign = 1 << 63
+	nanA, nanB := a&^sign > infinity, b&^sign > infinity
+	switch {
+	case nanA && nanB:
+		return cmp.Compare(a&^sign, b&^sign)
+	case nanA:
+		return 1
+	case nanB:
+		return -1
+	}
+	return cmp.Compare(b>>63, a>>63) // of zeros
+}
+
+func unsign[K Key](k K) K {
+	if k != k {
+		switch p := any(&k).(type) {
+		case *float32:
+			*p = math.Float32frombits(math.Float32bits(*p) &^ (1 << 31))
+		case *float64:
+			*p = math.Float64frombits(math.Float64bits(*p) &^ (1 << 63))
+		}
+	}
+	return k
+}
+
+func bytes[T any](v []T) string {
+	return string(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(v))), len(v)*int(unsafe.Sizeof(*new(T)))))
+}
+
+// sorts compares with a stable sort of indices by comparisons.
+func sorts[K, V Key](t *testing.T, w *spmd.World, n int) {
+	t.Helper()
+	s := spmdtest.Stream(t, w, "sort")
+	whole, values := keys[K](n+1), make([]V, n)
+	x := whole[1:]
+	index := make([]int, n)
+	for i := range index {
+		index[i], values[i] = i, V(i)
+	}
+	slices.SortStableFunc(index, func(a, b int) int { return before(x[a], x[b]) })
+	want, wantValues := make([]K, n), make([]V, n)
+	for i, at := range index {
+		want[i], wantValues[i] = unsign(x[at]), values[at]
+	}
+	bx, dst := of(t, w, whole).Slice(1, n+1), spmdtest.Alloc[K](t, w, n)
+	spmdtest.Must(t, Sort(s, dst, bx))
+	spmdtest.Must(t, s.Synchronize())
+	if got := back(t, dst); bytes(got) != bytes(want) {
+		t.Errorf("%d %T on %s are not in order", n, x[:0], w.Device())
+	}
+	if bytes(back(t, bx)) != bytes(x) {
+		t.Errorf("%d %T on %s are other than before", n, x[:0], w.Device())
+	}
+	bv := of(t, w, values)
+	spmdtest.Must(t, SortPairs(s, bx, bv, bx, bv)) // in place
+	spmdtest.Must(t, s.Synchronize())
+	if got := back(t, bx); bytes(got) != bytes(want) {
+		t.Errorf("%d %T with %T on %s are not in order", n, x[:0], values[:0], w.Device())
+	}
+	if got := back(t, bv); !slices.Equal(got, wantValues) {
+		t.Errorf("%d %T with %T on %s have other values", n, x[:0], values[:0], w.Device())
+	}
+}
+
+func TestSort(t *testing.T) {
+	everywhere(t, func(t *testing.T, w *spmd.World) {
+		sorts[uint32, int32](t, w, 0)
+		sorts[int32, int64](t, w, 1)
+		sorts[float32, int32](t, w, 900)
+		sorts[float64, float64](t, w, 700)
+		sorts[int64, uint32](t, w, 500)
+		sorts[uint64, float32](t, w, 10)
+		if w.Device() != "emulate" {
+			sorts[float32, uint64](t, w, 100_003)
+			sorts[float64, int32](t, w, 100_003)
+			sorts[int32, int32](t, w, 100_003)
+		}
+	})
+}
+
+// Many tiles, and many launches: words of tiles are used again, and cleared where they have been used up.
+func TestPortions(t *testing.T) {
+	everywhere(t, func(t *testing.T, w *spmd.World) {
+		s := spmdtest.Stream(t, w, "sort")
+		for _, c := range []*sorter{tinyKeys, tinyPairs} {
+			for _, tiles := range []int{1000, 3} {
+				portions := *c
+				portions.most = tiles * c.tile
+				portions.library = spmd.NewLibrary("sort", portions.onGPU, func(spmd.Args) error { return nil }, c.clear, c.count, c.pass).OnlyKernels()
+				if w.OnHost() && w.Device() != "emulate" {
+					portions.library = c.library
+				}
+				x, values := keys[uint32](6001), make([]uint64, 6001)
+				for i := range values {
+					values[i] = uint64(x[i])<<32 | uint64(i)
+				}
+				bx, bv := of(t, w, x), of(t, w, values)
+				if c.value == 0 {
+					none := spmd.Buffer[uint32]{}
+					spmdtest.Must(t, enqueue(s, &portions, bx, bx, none, none, unsigned))
+				} else {
+					spmdtest.Must(t, enqueue(s, &portions, bx, bx, bv, bv, unsigned))
+					slices.Sort(values)
+				}
+				spmdtest.Must(t, s.Synchronize())
+				slices.Sort(x)
+				if !slices.Equal(back(t, bx), x) || !slices.Equal(back(t, bv), values) {
+					t.Errorf("in launches of %d tiles on %s, values of %d bytes: not in order", tiles, w.Device(), c.value)
+				}
+			}
+		}
+	})
+}
+
+// A sort allocates nothing, and works in a graph.
+func TestGraph(t *testing.T) {
+	spmdtest.RunInProcess(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		s := spmdtest.Stream(t, w, "sort")
+		x := of(t, w, []float32{3, 1, 2})
+		g, err := s.Capture(func() error { return Sort(s, x, x) })
+		spmdtest.Must(t, err)
+		spmdtest.Must(t, x.CopyFrom([]float32{9, 8, -7}))
+		spmdtest.Must(t, g.Launch(s))
+		spmdtest.Must(t, s.Synchronize())
+		if got := back(t, x); !slices.Equal(got, []float32{-7, 8, 9}) {
+			t.Errorf("%v", got)
+		}
+	})
+}
+
+func TestRefused(t *testing.T) {
+	spmdtest.RunInProcess(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		s := spmdtest.Stream(t, w, "s")
+		x, v := of(t, w, make([]float32, 8)), of(t, w, make([]int64, 8))
+		for what, err := range map[string]error{
+			"Sort: 8 keys are sorted to 7":                   Sort(s, x.Slice(0, 7), x),
+			"Sort: the destination overlaps the keys":        Sort(s, x.Slice(1, 5), x.Slice(0, 4)),
+			"SortPairs: 8 values are sorted to 2":            SortPairs(s, x, v.Slice(0, 2), x, v),
+			"SortPairs: 3 values of 8 keys":                  SortPairs(s, x, v.Slice(0, 3), x, v.Slice(3, 6)),
+			"SortPairs: keys and values overlap":             SortPairs(s, x, x, x, x),
+			"SortPairs: the destination overlaps the values": SortPairs(s, x.Slice(0, 2), v.Slice(1, 3), x.Slice(0, 2), v.Slice(0, 2)),
+		} {
+			if err == nil || !strings.Contains(err.Error(), what) || !strings.Contains(err.Error(), "radix_test.go:") {
+				t.Errorf("%v, want %q", err, what)
+			}
+		}
+	})
+}
