@@ -46,5 +46,8 @@ func Uniform(s *Stream, dst Buffer[float32], seed uint64, offset int) error {
 	return uniform.Launch(s, loopGrid(dst.n), dst.Arg(), I64(dst.n), U64(seed), U64(uint64(offset)))
 }
 
-// UniformBits returns 24 random bits for place i of the sequence that seed names.
-func UniformBits(seed, i uint64) uint32 { return uint32(mix.Bits(mix.Bits(seed)+i) >> 40) }
+// RandomBits returns 64 random bits for place i of the sequence that seed names.
+func RandomBits(seed, i uint64) uint64 { return mix.Bits(mix.Bits(seed) + i) }
+
+// UniformBits returns 24 random bits for place i of the sequence that seed names: the upper ones of RandomBits.
+func UniformBits(seed, i uint64) uint32 { return uint32(RandomBits(seed, i) >> 40) }

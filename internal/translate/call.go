@@ -223,7 +223,7 @@ var bitsFunctions = map[string]string{"OnesCount": "spmd::ones<uint64_t>", "Ones
 	"Mul64": "spmd::mul64"}
 
 // spmdFunctions are those of package spmd.
-var spmdFunctions = map[string]string{"UniformBits": "spmd::uniform_bits", "ToBF16": "from_float<bf16>", "ToF16": "from_float<f16>",
+var spmdFunctions = map[string]string{"UniformBits": "spmd::uniform_bits", "RandomBits": "spmd::random_bits", "ToBF16": "from_float<bf16>", "ToF16": "from_float<f16>",
 	"ToF8E4M3": "from_float<f8e4m3>", "ToF8E5M2": "from_float<f8e5m2>", "AtomicAdd": "spmd::atomic_add"}
 
 // library writes a call of a function of another package.

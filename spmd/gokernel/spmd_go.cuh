@@ -166,7 +166,8 @@ template <typename T> SPMD_FN T reverse_bytes(T x) {
 }
 SPMD_FN results2<uint64_t, uint64_t> mul64(uint64_t a, uint64_t b) { return {__umul64hi(a, b), a * b}; }
 
-SPMD_FN uint32_t uniform_bits(uint64_t seed, uint64_t i) { return (uint32_t)(mix(mix(seed) + i) >> 40); }
+SPMD_FN uint64_t random_bits(uint64_t seed, uint64_t i) { return mix(mix(seed) + i); }
+SPMD_FN uint32_t uniform_bits(uint64_t seed, uint64_t i) { return (uint32_t)(random_bits(seed, i) >> 40); }
 
 // atomic_add adds to what other threads may be adding to.
 SPMD_FN void atomic_add(int32_t *p, int32_t v) { atomicAdd(p, v); }
