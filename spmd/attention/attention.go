@@ -14,18 +14,6 @@ import (
 // Elem is the set of element types of attention.
 type Elem interface{ float32 | spmd.BF16 }
 
-// Shape is that of one attention: each of Batch sequences of Tokens tokens is seen by Heads heads of Size channels.
-type Shape struct {
-	Batch  int
-	Tokens int
-	Heads  int
-	Size   int // channels of a head
-}
-
-func (s Shape) String() string {
-	return fmt.Sprintf("%d sequences of %d tokens, %d heads of %d channels", s.Batch, s.Tokens, s.Heads, s.Size)
-}
-
 // Options say how attention is computed. The zero value is the fastest way.
 type Options struct {
 	// Path is "cudnn", "mma" or "simple" to have that or an error; "" and "auto" take the first of them that every rank
@@ -53,7 +41,7 @@ const (
 // returns, since they share memory.
 //
 // With q, k and v of shape (Batch, Tokens, Heads, Size), the score of query i for key j is q_i k_j / sqrt(Size), for j up
-// to i; out is the mean of the values, weighted by the softmax of the scores. qkv and its gradient are packed as (Batch,
+// to i within the window; out is the mean of the values, weighted by the softmax of the scores. qkv and its gradient are packed as (Batch,
 // Tokens, 3, Heads, Size), out and its gradient are (Batch, Tokens, Heads, Size); lse, (Batch, Heads, Tokens), keeps the
 // natural logarithms of the softmax's denominators. All are row-major; sums are kept in float32.
 type Attention[T Elem] struct {
@@ -111,20 +99,6 @@ func New[T Elem](w *spmd.World, shape Shape, o Options) (*Attention[T], error) {
 	return a, nil
 }
 
-func (s Shape) check() error {
-	if s.Batch < 1 || s.Tokens < 1 || s.Heads < 1 || s.Size < 1 {
-		return fmt.Errorf("attention: a shape of %v", s)
-	}
-	const most = 1<<31 - 1 // numbers of rows and elements of a row fit 32 bits
-	if s.Tokens > most/s.Batch/s.Heads || s.Heads > most/s.Size/3 {
-		return fmt.Errorf("attention: a shape of %v is too large", s)
-	}
-	return nil
-}
-
-// fitsMMA says whether the kernels for tensor cores have heads of this size.
-func (s Shape) fitsMMA() bool { return s.Size <= mmaMaxHead && s.Size%mmaHeadStep == 0 }
-
 // first makes the attention of the whole shape. What a rank lacks for it none takes.
 func (f *family[T]) first() (*Attention[T], error) {
 	var choice cudnn.Choice
@@ -141,7 +115,10 @@ func (f *family[T]) first() (*Attention[T], error) {
 	var plan *cudnnPath
 	var noPlan string
 	deterministic := f.planDeterministic()
-	if f.noCuDNN = f.openCuDNN(); f.noCuDNN == "" {
+	if f.noCuDNN = "a window"; f.most.Window == 0 {
+		f.noCuDNN = f.openCuDNN()
+	}
+	if f.noCuDNN == "" {
 		if plan, err = f.lib.plan(f.most, deterministic); err == nil && f.w.Rank() == 0 {
 			choice, err = f.lib.choose(f.most, deterministic)
 		}
@@ -247,7 +224,7 @@ func (a *Attention[T]) For(batch, tokens int) (*Attention[T], error) {
 		return a, nil
 	}
 	f := a.f
-	s := Shape{batch, tokens, f.most.Heads, f.most.Size}
+	s := Shape{batch, tokens, f.most.Heads, f.most.Size, f.most.Window}
 	if err := s.check(); err != nil {
 		return nil, err
 	}
@@ -312,7 +289,7 @@ func (f *family[T]) member(s Shape, plan *cudnnPath, noPlan string) (*Attention[
 	}
 	if a.back == pathMMA && f.byWGMMA(s) {
 		a.why += ", with wgmma"
-		a.wgmma = newWGMMA(s.Batch, s.Tokens, s.Heads, s.Size)
+		a.wgmma = newWGMMA(mmaShape(s.dims()))
 	}
 	n := 0
 	if a.path == pathCuDNN {
@@ -368,11 +345,11 @@ func Workspace[T Elem](s Shape, o Options) int {
 	if o.Path != pathSimple && isHalf[T]() {
 		most = 4 * mmaScratch(s.Batch, s.Tokens, s.Heads)
 		if s.Size <= wgmmaMaxHead {
-			most = 4 * newWGMMA(s.Batch, s.Tokens, s.Heads, s.Size).scratch()
+			most = 4 * newWGMMA(mmaShape(s.dims())).scratch()
 		}
 	}
 	alone := !o.Deterministic || o.Path == pathCuDNN || !s.fitsMMA()
-	if most > 0 && o.Path != pathMMA && alone { // cuDNN's backward pass may be taken
+	if most > 0 && o.Path != pathMMA && alone && s.Window == 0 { // cuDNN's backward pass may be taken
 		each := 4 * s.Size // a row's gradient in float32
 		if o.Deterministic {
 			each = 2 * s.Tokens // a row of scores
@@ -385,9 +362,7 @@ func Workspace[T Elem](s Shape, o Options) int {
 	return most
 }
 
-func (a *Attention[T]) dims() dims {
-	return dims{a.shape.Batch, a.shape.Tokens, a.shape.Heads, a.shape.Size}
-}
+func (a *Attention[T]) dims() dims { return a.shape.dims() }
 
 // check refuses buffers that are too short.
 func (a *Attention[T]) check(what string, out, lse, qkv int) error {
@@ -412,10 +387,10 @@ func (a *Attention[T]) Forward(s *spmd.Stream, out spmd.Buffer[T], lse spmd.Buff
 		if a.wgmma != nil {
 			return a.wgmma.forward(s, half(out), lse, half(qkv))
 		}
-		return mmaForward(s, half(out), lse, half(qkv), x.b, x.t, x.nh, x.hs)
+		return mmaForward(s, half(out), lse, half(qkv), mmaShape(x))
 	default:
 		return simpleOf[T]().forward.Launch(s, simpleGrid(x, 1), out.Arg(), lse.Arg(), qkv.Arg(),
-			spmd.I32(x.t), spmd.I32(x.nh), spmd.I32(x.hs), spmd.I32(x.b))
+			spmd.I32(x.t), spmd.I32(x.nh), spmd.I32(x.hs), spmd.I32(x.b), spmd.I32(x.window))
 	}
 }
 
@@ -433,10 +408,10 @@ func (a *Attention[T]) Backward(s *spmd.Stream, dqkv, dout, out spmd.Buffer[T], 
 		if a.SumsBias() {
 			return a.wgmma.backward(s, half(dqkv), spmd.Buffer[float32]{}, half(dout), half(out), lse, half(qkv), a.work)
 		}
-		return mmaBackward(s, half(dqkv), half(dout), half(out), lse, half(qkv), a.work, x.b, x.t, x.nh, x.hs)
+		return mmaBackward(s, half(dqkv), half(dout), half(out), lse, half(qkv), a.work, mmaShape(x))
 	default:
 		return simpleOf[T]().backward.Launch(s, simpleGrid(x, 2), dqkv.Arg(), dout.Arg(), out.Arg(), lse.Arg(), qkv.Arg(),
-			spmd.I32(x.t), spmd.I32(x.nh), spmd.I32(x.hs), spmd.I32(x.b))
+			spmd.I32(x.t), spmd.I32(x.nh), spmd.I32(x.hs), spmd.I32(x.b), spmd.I32(x.window))
 	}
 }
 

@@ -179,18 +179,22 @@ func attentionOf[T Elem](t *testing.T, w *spmd.World, s Shape, o Options) *Atten
 func TestPaths(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		s := stream(t, w)
-		shapes := []Shape{{1, 1, 1, 1}, {2, 5, 2, 3}, {2, 31, 1, 16}, {1, 33, 3, 64}, {3, 97, 2, 20}, {1, 130, 2, 80}, {2, 257, 1, 8}, {1, 70, 1, 200}}
+		shapes := []Shape{{1, 1, 1, 1, 0}, {2, 5, 2, 3, 0}, {2, 31, 1, 16, 0}, {1, 33, 3, 64, 0}, {3, 97, 2, 20, 0}, {1, 130, 2, 80, 0}, {2, 257, 1, 8, 0}, {1, 70, 1, 200, 0},
+			{1, 600, 2, 16, 256}, {2, 400, 1, 64, 128}, {1, 300, 1, 80, 384}}
 		for _, shape := range shapes {
 			newJob(t, w, s, attentionOf[float32](t, w, shape, Options{}), 1).check(1)
 			newJob(t, w, s, attentionOf[spmd.BF16](t, w, shape, Options{Path: "simple"}), 1).check(1)
 			newJob(t, w, s, attentionOf[spmd.BF16](t, w, shape, Options{}), 1).check(1)
+			if shape.Window > 0 {
+				newJob(t, w, s, attentionOf[spmd.BF16](t, w, shape, Options{Path: "mma"}), 1).check(1)
+			}
 		}
-		newJob(t, w, s, attentionOf[float32](t, w, Shape{1, 90, 2, 16}, Options{}), 4).check(4)
-		newJob(t, w, s, attentionOf[spmd.BF16](t, w, Shape{2, 131, 2, 64}, Options{Path: "mma"}), 4).check(4)
+		newJob(t, w, s, attentionOf[float32](t, w, Shape{1, 90, 2, 16, 0}, Options{}), 4).check(4)
+		newJob(t, w, s, attentionOf[spmd.BF16](t, w, Shape{2, 131, 2, 64, 0}, Options{Path: "mma"}), 4).check(4)
 		if w.OnHost() {
 			return
 		}
-		for _, shape := range []Shape{{2, 128, 3, 64}, {1, 384, 2, 128}, {3, 256, 5, 32}, {1, 1024, 2, 64}} {
+		for _, shape := range []Shape{{2, 128, 3, 64, 0}, {1, 384, 2, 128, 0}, {3, 256, 5, 32, 0}, {1, 1024, 2, 64, 0}} {
 			for _, deterministic := range []bool{true, false} {
 				a, err := New[spmd.BF16](w, shape, Options{Path: "cudnn", Deterministic: deterministic})
 				if err != nil {
@@ -224,7 +228,7 @@ func TestPaths(t *testing.T) {
 func TestFor(t *testing.T) {
 	spmdtest.Run(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
 		s := stream(t, w)
-		a, err := New[spmd.BF16](w, Shape{3, 64, 2, 16}, Options{})
+		a, err := New[spmd.BF16](w, Shape{3, 64, 2, 16, 0}, Options{})
 		must(t, err)
 		for _, of := range [][2]int{{3, 64}, {2, 64}, {1, 64}, {1, 1}, {1, 192}, {7, 13}, {1 + w.Rank(), 40}} {
 			b, err := a.For(of[0], of[1])
@@ -232,7 +236,7 @@ func TestFor(t *testing.T) {
 			if again, err := a.For(of[0], of[1]); again != b || err != nil {
 				t.Errorf("%v: another one, %v", of, err)
 			}
-			if b.Shape() != (Shape{of[0], of[1], 2, 16}) {
+			if b.Shape() != (Shape{of[0], of[1], 2, 16, 0}) {
 				t.Errorf("%v: %v", of, b.Shape())
 			}
 			newJob(t, w, s, b, 1).check(1)
@@ -260,19 +264,19 @@ func TestRefuses(t *testing.T) {
 			path  string
 			want  string
 		}{
-			{Shape{0, 1, 1, 1}, "", "0 sequences"}, {Shape{1, 1, 0, 8}, "", "0 heads"}, {Shape{1 << 20, 1 << 12, 1, 8}, "", "too large"},
-			{Shape{1, 1, 1, 1}, "fast", `no path "fast"`}, {Shape{1, 1, 1, 12}, "mma", "mma was asked for: heads of 12"},
-			{Shape{1, 130, 1, 8}, "cudnn", "cudnn was asked for: "},
+			{Shape{0, 1, 1, 1, 0}, "", "0 sequences"}, {Shape{1, 1, 0, 8, 0}, "", "0 heads"}, {Shape{1 << 20, 1 << 12, 1, 8, 0}, "", "too large"}, {Shape{1, 130, 1, 8, 64}, "", "a window of 64"},
+			{Shape{1, 1, 1, 1, 0}, "fast", `no path "fast"`}, {Shape{1, 1, 1, 12, 0}, "mma", "mma was asked for: heads of 12"},
+			{Shape{1, 130, 1, 8, 0}, "cudnn", "cudnn was asked for: "},
 		} {
 			if _, err := New[spmd.BF16](w, tc.shape, Options{Path: tc.path}); err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("%v by %q: %v, want %q", tc.shape, tc.path, err, tc.want)
 			}
 		}
-		if _, err := New[float32](w, Shape{1, 128, 1, 64}, Options{Path: "mma"}); err == nil || !strings.Contains(err.Error(), "float32") {
+		if _, err := New[float32](w, Shape{1, 128, 1, 64, 0}, Options{Path: "mma"}); err == nil || !strings.Contains(err.Error(), "float32") {
 			t.Errorf("mma of float32: %v", err)
 		}
 		s := stream(t, w)
-		j := newJob(t, w, s, attentionOf[float32](t, w, Shape{2, 9, 2, 8}, Options{}), 1)
+		j := newJob(t, w, s, attentionOf[float32](t, w, Shape{2, 9, 2, 8, 0}, Options{}), 1)
 		n, rows := j.elements, 2*2*9
 		for name, err := range map[string]error{
 			"out of Forward": j.a.Forward(s, j.outB.Slice(0, n-1), j.lseB, j.qkvB),
@@ -291,7 +295,7 @@ func TestRefuses(t *testing.T) {
 
 // A value must not depend on how the heads are split over threads.
 func TestSplits(t *testing.T) {
-	x := dims{b: 3, t: 70, nh: 4, hs: 20}
+	x := dims{b: 3, t: 300, nh: 4, hs: 20, window: 128}
 	n := x.elements()
 	rng := rand.New(rand.NewPCG(1, 2))
 	random := func(n int) []float32 {
@@ -322,4 +326,4 @@ func TestSplits(t *testing.T) {
 
 const doublesEnv = "ATTENTION_TEST_DOUBLES"
 
-var doubled = Shape{2, 128, 1, 8}
+var doubled = Shape{2, 128, 1, 8, 0}

@@ -83,8 +83,8 @@ func cudnnPathTaken(t *testing.T, w *spmd.World) {
 		t.Errorf("paths %q and %q, why %q", one.Path(), odd.Path(), odd.Why())
 	}
 	for shape, want := range map[Shape][]string{
-		{1, 64, 2, 12}:  {"simple", "64 tokens", "; mma: heads of 12 channels"},
-		{1, 128, 2, 12}: {"simple", "cudnn: ", "12 channels", "; mma: heads of 12 channels"},
+		{1, 64, 2, 12, 0}:  {"simple", "64 tokens", "; mma: heads of 12 channels"},
+		{1, 128, 2, 12, 0}: {"simple", "cudnn: ", "12 channels", "; mma: heads of 12 channels"},
 	} {
 		a := attentionOf[spmd.BF16](t, w, shape, Options{})
 		for _, part := range want[1:] {

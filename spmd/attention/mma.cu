@@ -2,7 +2,7 @@
 // sums. The wrappers at the end are the kernels; mma.go launches them.
 //
 // qkv and dqkv are (B,T,3,heads,hs), out and dout (B,T,heads,hs), lse (B,heads,T). hs is a multiple of 8
-// up to D, all rows are aligned to 16 bytes. Each warp owns MT·16 rows of a score matrix and holds its
+// up to D, all rows are aligned to 16 bytes. window is as in window.cuh. Each warp owns MT·16 rows of a score matrix and holds its
 // sums in registers, so that every element is added up by one thread in one order: equal inputs give
 // equal bits. Tiles and their products are in mma.cuh.
 //
@@ -22,7 +22,7 @@ extern "C" __global__ void mma_backward_keys_128() {}
 
 // forward: a block has WARPS·MT·16 queries and goes over the keys and values in tiles of N.
 template <int D, int MT, int WARPS, int N, bool KEEP>
-SPMD_FN void forward(bf16 *out, float *lse, const bf16 *qkv, int T, int heads, int hs, float scale) {
+SPMD_FN void forward(bf16 *out, float *lse, const bf16 *qkv, int T, int heads, int hs, float scale, int window) {
 	const int M = WARPS * MT * 16, threads = WARPS * 32;
 	extern __shared__ __align__(256) char shared[];
 	const int stage = 4 * N * D; // bytes of a tile of keys and one of values
@@ -30,10 +30,10 @@ SPMD_FN void forward(bf16 *out, float *lse, const bf16 *qkv, int T, int heads, i
 
 	Place p((T + M - 1) / M, true, T, heads, hs);
 	const bf16 *q = qkv + p.in, *k = q + p.width, *v = k + p.width;
-	int first = p.tile * M, tiles = (min(first + M, T) + N - 1) / N;
+	int first = p.tile * M, tiles = (min(first + M, T) + N - 1) / N, begin = first_key(first, window) / N; // begin is even
 	load_tile<D, M, threads>(queries, q + first * p.stride, p.stride, T - first, hs);
-	load_tile<D, N, threads>(pairs, k, p.stride, T, hs);
-	load_tile<D, N, threads>(pairs + stage / 2, v, p.stride, T, hs);
+	load_tile<D, N, threads>(pairs, k + begin * N * p.stride, p.stride, T - begin * N, hs);
+	load_tile<D, N, threads>(pairs + stage / 2, v + begin * N * p.stride, p.stride, T - begin * N, hs);
 	copy_commit();
 
 	int warp = warp_index(), lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -52,8 +52,8 @@ SPMD_FN void forward(bf16 *out, float *lse, const bf16 *qkv, int T, int heads, i
 		sum[m][0] = sum[m][1] = 0;
 	}
 	scale *= log2e;
-	for (int j = 0; j < tiles; j++) {
-		if (j > 0) {
+	for (int j = begin; j < tiles; j++) {
+		if (j > begin) {
 			copy_wait<0>();
 			__syncthreads(); // tile j is here, tile j - 1 is not read any more
 		}
@@ -173,7 +173,7 @@ template <int D, int MT> struct QueryGradients {
 // backward_keys needs of each query: lse in powers of 2, and delta, the sum of dout·out. C columns of
 // scores are in registers at a time.
 template <int D, int MT, int WARPS, int N, int C, bool KEEP>
-SPMD_FN void backward_queries(bf16 *dqkv, float2 *rows, const bf16 *dout, const bf16 *out, const float *lse, const bf16 *qkv, int T, int heads, int hs, float scale) {
+SPMD_FN void backward_queries(bf16 *dqkv, float2 *rows, const bf16 *dout, const bf16 *out, const float *lse, const bf16 *qkv, int T, int heads, int hs, float scale, int window) {
 	const int M = WARPS * MT * 16, threads = WARPS * 32;
 	extern __shared__ __align__(256) char shared[];
 	const int stage = 4 * N * D; // bytes of a tile of keys and one of values
@@ -181,11 +181,11 @@ SPMD_FN void backward_queries(bf16 *dqkv, float2 *rows, const bf16 *dout, const 
 
 	Place p((T + M - 1) / M, true, T, heads, hs);
 	const bf16 *q = qkv + p.in, *k = q + p.width, *v = k + p.width;
-	int first = p.tile * M, tiles = (min(first + M, T) + N - 1) / N;
+	int first = p.tile * M, tiles = (min(first + M, T) + N - 1) / N, begin = first_key(first, window) / N; // begin is even
 	load_tile<D, M, threads>(queries, q + first * p.stride, p.stride, T - first, hs);
 	load_tile<D, M, threads>(gradients, dout + p.out + first * p.width, p.width, T - first, hs);
-	load_tile<D, N, threads>(pairs, k, p.stride, T, hs);
-	load_tile<D, N, threads>(pairs + stage / 2, v, p.stride, T, hs);
+	load_tile<D, N, threads>(pairs, k + begin * N * p.stride, p.stride, T - begin * N, hs);
+	load_tile<D, N, threads>(pairs + stage / 2, v + begin * N * p.stride, p.stride, T - begin * N, hs);
 	copy_commit();
 
 	int warp = warp_index(), lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -234,8 +234,8 @@ SPMD_FN void backward_queries(bf16 *dqkv, float2 *rows, const bf16 *dout, const 
 	}
 
 	Operand<D, MT, KEEP> aq(queries + own), ad(gradients + own);
-	for (int j = 0; j < tiles; j++) {
-		if (j > 0) {
+	for (int j = begin; j < tiles; j++) {
+		if (j > begin) {
 			copy_wait<0>();
 			__syncthreads(); // tile j is here, tile j - 1 is not read any more
 		}
@@ -313,7 +313,7 @@ template <int D, int MT> struct KeyGradients {
 // backward_keys: a block has WARPS·MT·16 keys and goes over the queries from the first that sees them,
 // in tiles of N, with transposed scores: C columns, which are queries, in registers at a time.
 template <int D, int MT, int WARPS, int N, int C, bool KEEP>
-SPMD_FN void backward_keys(bf16 *dqkv, const float2 *rows, const bf16 *dout, const bf16 *qkv, int T, int heads, int hs, float scale) {
+SPMD_FN void backward_keys(bf16 *dqkv, const float2 *rows, const bf16 *dout, const bf16 *qkv, int T, int heads, int hs, float scale, int window) {
 	const int M = WARPS * MT * 16, threads = WARPS * 32;
 	static_assert(N <= threads, "a thread for each query of a tile");
 	extern __shared__ __align__(256) char shared[];
@@ -324,7 +324,7 @@ SPMD_FN void backward_keys(bf16 *dqkv, const float2 *rows, const bf16 *dout, con
 	Place p((T + M - 1) / M, false, T, heads, hs);
 	const bf16 *q = qkv + p.in, *k = q + p.width, *v = k + p.width, *d = dout + p.out;
 	const float2 *r = rows + (long long)p.head * T;
-	int first = p.tile * M, j = first / N, tiles = (T + N - 1) / N;
+	int first = p.tile * M, j = first / N, tiles = (end_of_queries(first, window, T) + N - 1) / N;
 	auto load = [&](int j) {
 		int row = j * N;
 		uint32_t to = pairs + j % 2 * stage;
@@ -386,28 +386,28 @@ SPMD_FN void backward_keys(bf16 *dqkv, const float2 *rows, const bf16 *dout, con
 
 // The kernels, with the shapes of tiles that were fastest on an H200.
 
-extern "C" __global__ void __launch_bounds__(128, 2) mma_forward_64(bf16 *out, float *lse, const bf16 *qkv, int B, int T, int heads, int hs, float scale) {
-	forward<64, 2, 4, 64, true>(out, lse, qkv, T, heads, hs, scale);
+extern "C" __global__ void __launch_bounds__(128, 2) mma_forward_64(bf16 *out, float *lse, const bf16 *qkv, int B, int T, int heads, int hs, float scale, int window) {
+	forward<64, 2, 4, 64, true>(out, lse, qkv, T, heads, hs, scale, window);
 }
 
-extern "C" __global__ void __launch_bounds__(128, 2) mma_forward_128(bf16 *out, float *lse, const bf16 *qkv, int B, int T, int heads, int hs, float scale) {
-	forward<128, 2, 4, 32, false>(out, lse, qkv, T, heads, hs, scale);
+extern "C" __global__ void __launch_bounds__(128, 2) mma_forward_128(bf16 *out, float *lse, const bf16 *qkv, int B, int T, int heads, int hs, float scale, int window) {
+	forward<128, 2, 4, 32, false>(out, lse, qkv, T, heads, hs, scale, window);
 }
 
-extern "C" __global__ void __launch_bounds__(128, 4) mma_backward_queries_64(bf16 *dqkv, float2 *rows, const bf16 *dout, const bf16 *out, const float *lse, const bf16 *qkv, int B, int T, int heads, int hs, float scale) {
-	backward_queries<64, 1, 4, 64, 32, true>(dqkv, rows, dout, out, lse, qkv, T, heads, hs, scale);
+extern "C" __global__ void __launch_bounds__(128, 4) mma_backward_queries_64(bf16 *dqkv, float2 *rows, const bf16 *dout, const bf16 *out, const float *lse, const bf16 *qkv, int B, int T, int heads, int hs, float scale, int window) {
+	backward_queries<64, 1, 4, 64, 32, true>(dqkv, rows, dout, out, lse, qkv, T, heads, hs, scale, window);
 }
 
-extern "C" __global__ void __launch_bounds__(128, 2) mma_backward_queries_128(bf16 *dqkv, float2 *rows, const bf16 *dout, const bf16 *out, const float *lse, const bf16 *qkv, int B, int T, int heads, int hs, float scale) {
-	backward_queries<128, 1, 4, 64, 32, true>(dqkv, rows, dout, out, lse, qkv, T, heads, hs, scale);
+extern "C" __global__ void __launch_bounds__(128, 2) mma_backward_queries_128(bf16 *dqkv, float2 *rows, const bf16 *dout, const bf16 *out, const float *lse, const bf16 *qkv, int B, int T, int heads, int hs, float scale, int window) {
+	backward_queries<128, 1, 4, 64, 32, true>(dqkv, rows, dout, out, lse, qkv, T, heads, hs, scale, window);
 }
 
-extern "C" __global__ void __launch_bounds__(128, 3) mma_backward_keys_64(bf16 *dqkv, const float2 *rows, const bf16 *dout, const bf16 *qkv, int B, int T, int heads, int hs, float scale) {
-	backward_keys<64, 1, 4, 64, 16, true>(dqkv, rows, dout, qkv, T, heads, hs, scale);
+extern "C" __global__ void __launch_bounds__(128, 3) mma_backward_keys_64(bf16 *dqkv, const float2 *rows, const bf16 *dout, const bf16 *qkv, int B, int T, int heads, int hs, float scale, int window) {
+	backward_keys<64, 1, 4, 64, 16, true>(dqkv, rows, dout, qkv, T, heads, hs, scale, window);
 }
 
-extern "C" __global__ void __launch_bounds__(128, 2) mma_backward_keys_128(bf16 *dqkv, const float2 *rows, const bf16 *dout, const bf16 *qkv, int B, int T, int heads, int hs, float scale) {
-	backward_keys<128, 1, 4, 64, 16, true>(dqkv, rows, dout, qkv, T, heads, hs, scale);
+extern "C" __global__ void __launch_bounds__(128, 2) mma_backward_keys_128(bf16 *dqkv, const float2 *rows, const bf16 *dout, const bf16 *qkv, int B, int T, int heads, int hs, float scale, int window) {
+	backward_keys<128, 1, 4, 64, 16, true>(dqkv, rows, dout, qkv, T, heads, hs, scale, window);
 }
 
 #endif

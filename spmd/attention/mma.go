@@ -64,7 +64,7 @@ var mmaPaths = [...]mmaPath{
 // elements, own matrices of rows rows, and of two more two tiles each, with 8 bytes
 // for each row of a tile.
 func newMMAKernel(name string, width, own, rows, tile int, fn func(*mmaHost)) mmaKernel {
-	k := spmd.NewKernel("mma_"+name, tensorSource+tilesSource+mmaSource, onHost(fn))
+	k := spmd.NewKernel("mma_"+name, windowSource+tensorSource+tilesSource+mmaSource, onHost(fn))
 	return mmaKernel{k, rows, 2*width*(own*rows+2*2*tile) + 2*8*tile}
 }
 
@@ -77,7 +77,7 @@ func onHost(fn func(*mmaHost)) func(spmd.Args) error {
 }
 
 // mmaShape is what the kernels take behind their buffers.
-type mmaShape struct{ b, t, nh, hs int }
+type mmaShape struct{ b, t, nh, hs, window int }
 
 func (x mmaShape) path() *mmaPath {
 	for i := range mmaPaths {
@@ -116,14 +116,13 @@ func (x mmaShape) check(what string, out, lse, qkv int) error {
 
 // mmaForward enqueues the causal attention of qkv into out, with scores divided by
 // the root of hs, and the logarithms of the softmax's denominators into lse.
-func mmaForward(s *spmd.Stream, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], b, t, nh, hs int) error {
-	x := mmaShape{b, t, nh, hs}
+func mmaForward(s *spmd.Stream, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], x mmaShape) error {
 	if err := x.check("attention", out.Len(), lse.Len(), qkv.Len()); err != nil {
 		return err
 	}
 	k := &x.path().forward
 	return k.Launch(s, x.grid(k), out.Arg(), lse.Arg(), qkv.Arg(),
-		spmd.I32(b), spmd.I32(t), spmd.I32(nh), spmd.I32(hs), spmd.F32(x.scale()))
+		spmd.I32(x.b), spmd.I32(x.t), spmd.I32(x.nh), spmd.I32(x.hs), spmd.F32(x.scale()), spmd.I32(x.window))
 }
 
 // mmaScratch is how many elements mmaBackward needs as scratch.
@@ -131,20 +130,19 @@ func mmaScratch(b, t, nh int) int { return 2 * b * nh * t }
 
 // mmaBackward enqueues dqkv, the gradient of qkv, from dout, that of out, and what
 // mmaForward kept; probabilities are computed again. Whatever scratch held is lost.
-func mmaBackward(s *spmd.Stream, dqkv, dout, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], scratch spmd.Buffer[float32], b, t, nh, hs int) error {
-	x := mmaShape{b, t, nh, hs}
+func mmaBackward(s *spmd.Stream, dqkv, dout, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], scratch spmd.Buffer[float32], x mmaShape) error {
 	if err := x.checkBackward(dqkv, dout, out, lse, qkv, scratch); err != nil {
 		return err
 	}
 	// The first kernel leaves in scratch what the second needs of each query.
 	queries, keys := &x.path().backwardQueries, &x.path().backwardKeys
 	err := queries.Launch(s, x.grid(queries), dqkv.Arg(), scratch.Arg(), dout.Arg(), out.Arg(), lse.Arg(), qkv.Arg(),
-		spmd.I32(b), spmd.I32(t), spmd.I32(nh), spmd.I32(hs), spmd.F32(x.scale()))
+		spmd.I32(x.b), spmd.I32(x.t), spmd.I32(x.nh), spmd.I32(x.hs), spmd.F32(x.scale()), spmd.I32(x.window))
 	if err != nil {
 		return err
 	}
 	return keys.Launch(s, x.grid(keys), dqkv.Arg(), scratch.Arg(), dout.Arg(), qkv.Arg(),
-		spmd.I32(b), spmd.I32(t), spmd.I32(nh), spmd.I32(hs), spmd.F32(x.scale()))
+		spmd.I32(x.b), spmd.I32(x.t), spmd.I32(x.nh), spmd.I32(x.hs), spmd.F32(x.scale()), spmd.I32(x.window))
 }
 
 func (x mmaShape) checkBackward(dqkv, dout, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], scratch spmd.Buffer[float32]) error {
@@ -168,7 +166,7 @@ type mmaHost struct {
 // heads reads the shape, arguments from i on, and calls fn for each head with the
 // places of its first row in qkv and in out, and in lse.
 func (a *mmaHost) heads(i int, fn func(in, out, lse int)) {
-	a.b, a.t, a.nh, a.hs, a.factor = a.I32(i), a.I32(i+1), a.I32(i+2), a.I32(i+3), a.F32(i+4)
+	a.b, a.t, a.nh, a.hs, a.factor, a.window = a.I32(i), a.I32(i+1), a.I32(i+2), a.I32(i+3), a.F32(i+4), a.I32(i+5)
 	for b := range a.b {
 		for h := range a.nh {
 			row, column := b*a.t, h*a.hs
@@ -211,11 +209,19 @@ func (a *mmaHost) weighted(transposed bool, factor float32, w, x []float32) []fl
 	return y
 }
 
-// rows calls fn for each query, in parallel, with the first key that it does not see.
-func (a *mmaHost) rows(fn func(i, future int)) {
+// firstKey is the first that a query sees.
+func (x mmaShape) firstKey(query int) int {
+	if x.window == 0 {
+		return 0
+	}
+	return max(0, query/windowStep*windowStep-x.window)
+}
+
+// rows calls fn for each query, in parallel, with the first key that it sees and the first behind these.
+func (a *mmaHost) rows(fn func(i, past, future int)) {
 	host.Parallel(a.t, max(1, 1<<14/a.t), func(lo, hi int) {
 		for i := lo; i < hi; i++ {
-			fn(i, i+1)
+			fn(i, a.firstKey(i), i+1)
 		}
 	})
 }
@@ -226,20 +232,21 @@ func mmaHostForward(a *mmaHost) {
 		c := a.width()
 		q, k, v := a.read(2, in, 3*c), a.read(2, in+c, 3*c), a.read(2, in+2*c, 3*c)
 		s := a.outer(q, k)
-		a.rows(func(i, future int) {
+		a.rows(func(i, past, future int) {
 			row := s[i*a.t:][:a.t]
 			top, sum := math.Inf(-1), 0.0
-			for _, x := range row[:future] {
+			for _, x := range row[past:future] {
 				top = math.Max(top, float64(a.factor*x))
 			}
-			for j, x := range row[:future] {
+			for j, x := range row[past:future] {
 				e := math.Exp(float64(a.factor*x) - top)
-				row[j] = float32(e)
+				row[past+j] = float32(e)
 				sum += e
 			}
-			for j := range row[:future] {
-				row[j] /= float32(sum)
+			for j := range row[past:future] {
+				row[past+j] /= float32(sum)
 			}
+			clear(row[:past])
 			clear(row[future:])
 			lse[i] = float32(top + math.Log(sum))
 		})
@@ -281,14 +288,16 @@ func (a *mmaHost) gradients(i, in int, d, kept []float32) (p, ds, q, k []float32
 	c := a.width()
 	q, k = a.read(i, in, 3*c), a.read(i, in+c, 3*c)
 	p, ds = a.outer(q, k), a.outer(d, a.read(i, in+2*c, 3*c))
-	a.rows(func(i, future int) {
+	a.rows(func(i, past, future int) {
 		p, ds := p[i*a.t:][:a.t], ds[i*a.t:][:a.t]
-		for j := range future {
+		for j := past; j < future; j++ {
 			p[j] = float32(math.Exp(float64(a.factor*p[j] - kept[2*i])))
 			ds[j] = p[j] * (ds[j] - kept[2*i+1])
 		}
-		clear(p[future:])
-		clear(ds[future:])
+		for _, x := range [][]float32{p, ds} {
+			clear(x[:past])
+			clear(x[future:])
+		}
 	})
 	return p, ds, q, k
 }

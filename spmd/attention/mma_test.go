@@ -21,14 +21,17 @@ func TestMMA(t *testing.T) {
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		for _, hs := range []int{64, 128} {
 			for _, n := range []int{1, 2, 63, 64, 65, 100, 127, 128, 129, 191, 193, 257, 449} {
-				testMMA(t, w, mmaShape{2, n, 3, hs}, 1)
+				testMMA(t, w, mmaShape{2, n, 3, hs, 0}, 1)
 			}
-			testMMA(t, w, mmaShape{1, 1000, 2, hs}, 1)
-			testMMA(t, w, mmaShape{1, 1024, 1, hs}, 1)
-			testMMA(t, w, mmaShape{1, 200, 2, hs}, 6)
+			testMMA(t, w, mmaShape{1, 1000, 2, hs, 0}, 1)
+			for _, window := range []int{128, 256, 512} {
+				testMMA(t, w, mmaShape{1, 450, 2, hs, window}, 1)
+			}
+			testMMA(t, w, mmaShape{1, 1024, 1, hs, 0}, 1)
+			testMMA(t, w, mmaShape{1, 200, 2, hs, 0}, 6)
 		}
 		for _, hs := range []int{8, 16, 40, 80, 96} {
-			testMMA(t, w, mmaShape{1, 150, 2, hs}, 1)
+			testMMA(t, w, mmaShape{1, 150, 2, hs, 0}, 1)
 		}
 	})
 }
@@ -36,23 +39,23 @@ func TestMMA(t *testing.T) {
 // mmaPass is a way to compute both passes. Without sums it leaves no dbias.
 type mmaPass struct {
 	name     string
-	forward  func(s *spmd.Stream, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], b, t, nh, hs int) error
-	backward func(s *spmd.Stream, dqkv spmd.Buffer[spmd.BF16], dbias spmd.Buffer[float32], dout, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], scratch spmd.Buffer[float32], b, t, nh, hs int) error
+	forward  func(s *spmd.Stream, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], x mmaShape) error
+	backward func(s *spmd.Stream, dqkv spmd.Buffer[spmd.BF16], dbias spmd.Buffer[float32], dout, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], scratch spmd.Buffer[float32], x mmaShape) error
 	sums     bool
 }
 
 // mmaPasses is every way that w has for heads of hs elements.
 func mmaPasses(w *spmd.World, hs int) []mmaPass {
-	all := []mmaPass{{"mma", mmaForward, func(s *spmd.Stream, dqkv spmd.Buffer[spmd.BF16], _ spmd.Buffer[float32], dout, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], scratch spmd.Buffer[float32], b, t, nh, hs int) error {
-		return mmaBackward(s, dqkv, dout, out, lse, qkv, scratch, b, t, nh, hs)
+	all := []mmaPass{{"mma", mmaForward, func(s *spmd.Stream, dqkv spmd.Buffer[spmd.BF16], _ spmd.Buffer[float32], dout, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], scratch spmd.Buffer[float32], x mmaShape) error {
+		return mmaBackward(s, dqkv, dout, out, lse, qkv, scratch, x)
 	}, false}}
 	if hs <= wgmmaMaxHead && (w.OnHost() || lacksWGMMA(w) == "") {
 		all = append(all, mmaPass{"wgmma",
-			func(s *spmd.Stream, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], b, t, nh, hs int) error {
-				return newWGMMA(b, t, nh, hs).forward(s, out, lse, qkv)
+			func(s *spmd.Stream, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], x mmaShape) error {
+				return newWGMMA(x).forward(s, out, lse, qkv)
 			},
-			func(s *spmd.Stream, dqkv spmd.Buffer[spmd.BF16], dbias spmd.Buffer[float32], dout, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], scratch spmd.Buffer[float32], b, t, nh, hs int) error {
-				return newWGMMA(b, t, nh, hs).backward(s, dqkv, dbias, dout, out, lse, qkv, scratch)
+			func(s *spmd.Stream, dqkv spmd.Buffer[spmd.BF16], dbias spmd.Buffer[float32], dout, out spmd.Buffer[spmd.BF16], lse spmd.Buffer[float32], qkv spmd.Buffer[spmd.BF16], scratch spmd.Buffer[float32], x mmaShape) error {
+				return newWGMMA(x).backward(s, dqkv, dbias, dout, out, lse, qkv, scratch)
 			}, true})
 	}
 	return all
@@ -85,7 +88,7 @@ func testMMAPass(t *testing.T, w *spmd.World, x mmaShape, scale float64, pass mm
 	defer s.Close()
 	dqkvB, outB, lseB := poisoned[spmd.BF16](t, w, 3*n+more), poisoned[spmd.BF16](t, w, n+more), poisoned[float32](t, w, rows+more)
 	qkvB, doutB := poisoned[spmd.BF16](t, w, 3*n+more), poisoned[spmd.BF16](t, w, n+more)
-	scratch, dbiasB := poisoned[float32](t, w, newWGMMA(x.b, x.t, x.nh, x.hs).scratch()+more), poisoned[float32](t, w, 3*x.nh*x.hs)
+	scratch, dbiasB := poisoned[float32](t, w, newWGMMA(x).scratch()+more), poisoned[float32](t, w, 3*x.nh*x.hs)
 	must(t, qkvB.Slice(0, 3*n).CopyFrom(qkv))
 	must(t, doutB.Slice(0, n).CopyFrom(dout))
 	run := func() (out, dqkv []spmd.BF16, lse, dbias []float32) {
@@ -94,8 +97,8 @@ func testMMAPass(t *testing.T, w *spmd.World, x mmaShape, scale float64, pass mm
 		must(t, poison(dqkvB))
 		must(t, poison(scratch))
 		must(t, poison(dbiasB))
-		must(t, pass.forward(s, outB, lseB, qkvB, x.b, x.t, x.nh, x.hs))
-		must(t, pass.backward(s, dqkvB, dbiasB, doutB, outB, lseB, qkvB, scratch, x.b, x.t, x.nh, x.hs))
+		must(t, pass.forward(s, outB, lseB, qkvB, x))
+		must(t, pass.backward(s, dqkvB, dbiasB, doutB, outB, lseB, qkvB, scratch, x))
 		must(t, s.Synchronize())
 		out, dqkv, lse = make([]spmd.BF16, outB.Len()), make([]spmd.BF16, dqkvB.Len()), make([]float32, lseB.Len())
 		if pass.sums {
@@ -196,19 +199,23 @@ func newReference(x mmaShape, qkv, dout, out []float64) *reference {
 				return a[(((head/x.nh)*x.t+t)*x.nh+head%x.nh)*x.hs:][:x.hs]
 			}
 			for i := range x.t {
+				past := 0
+				if x.window > 0 {
+					past = max(0, i-i%128-x.window)
+				}
 				p := make([]float64, i+1)
 				top, sum := math.Inf(-1), 0.0
-				for j := range p {
+				for j := past; j <= i; j++ {
 					p[j] = scale * dot(row(q, i), row(k, j))
 					top = max(top, p[j])
 				}
-				for j := range p {
+				for j := past; j <= i; j++ {
 					p[j] = math.Exp(p[j] - top)
 					sum += p[j]
 				}
 				r.lse[head*x.t+i] = top + math.Log(sum)
 				delta := dot(row(dout, i), row(out, i))
-				for j := range p {
+				for j := past; j <= i; j++ {
 					p[j] /= sum
 					add(row(r.out, i), p[j], row(v, j))
 					ds := scale * p[j] * (dot(row(dout, i), row(v, j)) - delta)
@@ -294,20 +301,20 @@ func TestMMARefuses(t *testing.T) {
 		half, full, lse := poisoned[spmd.BF16](t, w, n), poisoned[spmd.BF16](t, w, 3*n), poisoned[float32](t, w, 16)
 		scratch, none := poisoned[float32](t, w, mmaScratch(1, 8, 2)), spmd.Buffer[float32]{}
 		for want, err := range map[string]error{
-			"heads of 136":           mmaForward(s, half, lse, full, 1, 1, 1, 136),
-			"heads of 12":            mmaForward(s, half, lse, full, 1, 1, 1, 12),
-			"rows of 3·131072·64":    mmaForward(s, half, lse, full, 1, 1, 1<<17, 64),
-			"a shape of (1,0,3,1":    mmaForward(s, half, lse, full, 1, 0, 1, 64),
-			"out has 1023 elements":  mmaForward(s, half.Slice(0, n-1), lse, full, 1, 8, 2, 64),
-			"qkv 3071 and lse 16":    mmaForward(s, half, lse, full.Slice(0, 3*n-1), 1, 8, 2, 64),
-			"and lse 15":             mmaForward(s, half, lse.Slice(0, 15), full, 1, 8, 2, 64),
-			"scratch of 31":          mmaBackward(s, full, half, half, lse, full, scratch.Slice(0, 31), 1, 8, 2, 64),
-			"a bias of 16 elements":  newWGMMA(1, 8, 2, 64).backward(s, full, lse, half, half, lse, full, scratch),
-			"attention: heads of 72": newWGMMA(1, 1, 1, 72).forward(s, half, lse, full),
-			"backward: out has 7 ":   mmaBackward(s, full, half.Slice(0, 7), half, lse, full, scratch, 1, 8, 2, 64),
-			"want at most 64":        newWGMMA(1, 8, 1, 72).backward(s, full, none, half, half, lse, full, scratch),
-			"backward: out has 9 ":   newWGMMA(1, 8, 2, 64).backward(s, full, none, half.Slice(0, 9), half, lse, full, scratch),
-			"scratch of 30":          newWGMMA(1, 8, 2, 64).backward(s, full, none, half, half, lse, full, scratch.Slice(0, 30)),
+			"heads of 136":           mmaForward(s, half, lse, full, mmaShape{1, 1, 1, 136, 0}),
+			"heads of 12":            mmaForward(s, half, lse, full, mmaShape{1, 1, 1, 12, 0}),
+			"rows of 3·131072·64":    mmaForward(s, half, lse, full, mmaShape{1, 1, 1 << 17, 64, 0}),
+			"a shape of (1,0,3,1":    mmaForward(s, half, lse, full, mmaShape{1, 0, 1, 64, 0}),
+			"out has 1023 elements":  mmaForward(s, half.Slice(0, n-1), lse, full, mmaShape{1, 8, 2, 64, 0}),
+			"qkv 3071 and lse 16":    mmaForward(s, half, lse, full.Slice(0, 3*n-1), mmaShape{1, 8, 2, 64, 0}),
+			"and lse 15":             mmaForward(s, half, lse.Slice(0, 15), full, mmaShape{1, 8, 2, 64, 0}),
+			"scratch of 31":          mmaBackward(s, full, half, half, lse, full, scratch.Slice(0, 31), mmaShape{1, 8, 2, 64, 0}),
+			"a bias of 16 elements":  newWGMMA(mmaShape{1, 8, 2, 64, 0}).backward(s, full, lse, half, half, lse, full, scratch),
+			"attention: heads of 72": newWGMMA(mmaShape{1, 1, 1, 72, 0}).forward(s, half, lse, full),
+			"backward: out has 7 ":   mmaBackward(s, full, half.Slice(0, 7), half, lse, full, scratch, mmaShape{1, 8, 2, 64, 0}),
+			"want at most 64":        newWGMMA(mmaShape{1, 8, 1, 72, 0}).backward(s, full, none, half, half, lse, full, scratch),
+			"backward: out has 9 ":   newWGMMA(mmaShape{1, 8, 2, 64, 0}).backward(s, full, none, half.Slice(0, 9), half, lse, full, scratch),
+			"scratch of 30":          newWGMMA(mmaShape{1, 8, 2, 64, 0}).backward(s, full, none, half, half, lse, full, scratch.Slice(0, 30)),
 		} {
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Error(fmt.Errorf("error %w, want one with %q", err, want))

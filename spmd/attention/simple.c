@@ -50,7 +50,13 @@ MATMUL(matmul_narrow, NARROW, vec8, 4, 2)
 typedef void matmul_fn(long m, long n, long k, const float *a, long ar, long ac, const float *b, long ldb,
                        float *c, long ldc, int add);
 
-enum { QUERIES = 32 }; // rows of the score matrix worked on at a time
+enum { QUERIES = 32 }; // rows of the score matrix worked on at a time; they divide 128
+
+// first_key is the first that a query sees.
+static long first_key(long query, long window) {
+    long first = query / 128 * 128 - window;
+    return window && first > 0 ? first : 0;
+}
 
 // transpose writes out(c,r) = x(r,c)ᵀ; rows of x are ld apart.
 static void transpose(float *restrict out, const float *restrict x, long r, long c, long ld) {
@@ -58,7 +64,7 @@ static void transpose(float *restrict out, const float *restrict x, long r, long
         for (long j = 0; j < c; j++) out[j * r + i] = x[i * ld + j];
 }
 
-CLONES int attention_forward(float *out, float *lse, const float *qkv, long t, long nh, long hs, long lo, long hi) {
+CLONES int attention_forward(float *out, float *lse, const float *qkv, long t, long nh, long hs, long window, long lo, long hi) {
     matmul_fn *matmul = HAS_WIDE ? matmul_wide : matmul_narrow;
     long c = nh * hs, c3 = 3 * c;
     float scale = 1.0f / sqrtf(hs);
@@ -71,17 +77,17 @@ CLONES int attention_forward(float *out, float *lse, const float *qkv, long t, l
         float *o = out + b * t * c + h % nh * hs, *l = lse + h * t;
         transpose(kt, k, t, hs, c3);
         for (long i0 = 0; i0 < t; i0 += QUERIES) {
-            long rows = min_l(QUERIES, t - i0), keys = i0 + rows;
-            matmul(rows, keys, hs, q + i0 * c3, c3, 1, kt, t, s, t, 0);
+            long rows = min_l(QUERIES, t - i0), keys = i0 + rows, past = first_key(i0, window);
+            matmul(rows, keys - past, hs, q + i0 * c3, c3, 1, kt + past, t, s + past, t, 0);
             float inv[QUERIES];
             for (long i = 0; i < rows; i++) {
                 float *restrict si = s + i * t;
                 long n = i0 + i + 1;
                 float top = -INFINITY, sum = 0;
 #pragma omp simd reduction(max : top)
-                for (long j = 0; j < n; j++) top = si[j] > top ? si[j] : top;
+                for (long j = past; j < n; j++) top = si[j] > top ? si[j] : top;
 #pragma omp simd reduction(+ : sum)
-                for (long j = 0; j < n; j++) {
+                for (long j = past; j < n; j++) {
                     float e = exp_((si[j] - top) * scale);
                     si[j] = e;
                     sum += e;
@@ -90,7 +96,7 @@ CLONES int attention_forward(float *out, float *lse, const float *qkv, long t, l
                 l[i0 + i] = top * scale + logf(sum);
                 inv[i] = 1.0f / sum;
             }
-            matmul(rows, hs, keys, s, t, 1, v, c3, o + i0 * c, c, 0);
+            matmul(rows, hs, keys - past, s + past, t, 1, v + past * c3, c3, o + i0 * c, c, 0);
             for (long i = 0; i < rows; i++) {
                 float *restrict oi = o + (i0 + i) * c;
                 for (long j = 0; j < hs; j++) oi[j] *= inv[i];
@@ -102,7 +108,7 @@ CLONES int attention_forward(float *out, float *lse, const float *qkv, long t, l
 }
 
 CLONES int attention_backward(float *dqkv, const float *dout, const float *out, const float *lse,
-                               const float *qkv, long t, long nh, long hs, long lo, long hi) {
+                               const float *qkv, long t, long nh, long hs, long window, long lo, long hi) {
     matmul_fn *matmul = HAS_WIDE ? matmul_wide : matmul_narrow;
     long c = nh * hs, c3 = 3 * c;
     float scale = 1.0f / sqrtf(hs);
@@ -118,9 +124,9 @@ CLONES int attention_backward(float *dqkv, const float *dout, const float *out, 
         transpose(kt, k, t, hs, c3);
         transpose(vt, v, t, hs, c3);
         for (long i0 = 0; i0 < t; i0 += QUERIES) {
-            long rows = min_l(QUERIES, t - i0), keys = i0 + rows;
-            matmul(rows, keys, hs, q + i0 * c3, c3, 1, kt, t, p, t, 0);
-            matmul(rows, keys, hs, go + i0 * c, c, 1, vt, t, dp, t, 0);
+            long rows = min_l(QUERIES, t - i0), keys = i0 + rows, past = first_key(i0, window);
+            matmul(rows, keys - past, hs, q + i0 * c3, c3, 1, kt + past, t, p + past, t, 0);
+            matmul(rows, keys - past, hs, go + i0 * c, c, 1, vt + past, t, dp + past, t, 0);
             for (long i = 0; i < rows; i++) {
                 const float *oi = o + (i0 + i) * c, *gi = go + (i0 + i) * c;
                 float *restrict pi = p + i * t, *restrict di = dp + i * t;
@@ -128,7 +134,7 @@ CLONES int attention_backward(float *dqkv, const float *dout, const float *out, 
                 long n = i0 + i + 1;
 #pragma omp simd reduction(+ : sum)
                 for (long j = 0; j < hs; j++) sum += oi[j] * gi[j];
-                for (long j = 0; j < n; j++) {
+                for (long j = past; j < n; j++) {
                     float e = exp_(pi[j] * scale - li);
                     pi[j] = e;
                     di[j] = e * (di[j] - sum) * scale;
@@ -136,11 +142,11 @@ CLONES int attention_backward(float *dqkv, const float *dout, const float *out, 
                 for (long j = n; j < keys; j++) pi[j] = di[j] = 0;
             }
             // Keys before this block of queries have been written to by earlier blocks.
-            matmul(i0, hs, rows, p, 1, t, go + i0 * c, c, dv, c3, 1);
+            matmul(i0 - past, hs, rows, p + past, 1, t, go + i0 * c, c, dv + past * c3, c3, 1);
             matmul(rows, hs, rows, p + i0, 1, t, go + i0 * c, c, dv + i0 * c3, c3, 0);
-            matmul(i0, hs, rows, dp, 1, t, q + i0 * c3, c3, dk, c3, 1);
+            matmul(i0 - past, hs, rows, dp + past, 1, t, q + i0 * c3, c3, dk + past * c3, c3, 1);
             matmul(rows, hs, rows, dp + i0, 1, t, q + i0 * c3, c3, dk + i0 * c3, c3, 0);
-            matmul(rows, hs, keys, dp, t, 1, k, c3, dq + i0 * c3, c3, 0);
+            matmul(rows, hs, keys - past, dp + past, t, 1, k + past * c3, c3, dq + i0 * c3, c3, 0);
         }
     }
     free(p);

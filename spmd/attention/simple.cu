@@ -92,7 +92,7 @@ template <typename T> SPMD_FN void write_rows(T *to, long long stride, const sub
 // Block (x, y, z): head x, the queries of a tile, 64 channels of the values. The late
 // queries, which have most keys, begin first. sequences is for the host: the grid has them.
 template <typename T>
-__global__ void __launch_bounds__(256, 2) simple_forward(T *out, float *lse, const T *qkv, int t, int nh, int hs, int sequences) {
+__global__ void __launch_bounds__(256, 2) simple_forward(T *out, float *lse, const T *qkv, int t, int nh, int hs, int sequences, int window) {
     __shared__ __align__(16) tile x, y, values; // y: keys, then probabilities
     long long c = (long long)nh * hs, c3 = 3 * c;
     int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(256, 2) simple_forward(T *out, float *lse, con
     sub o;
     clear(o);
     for (int i = 0; i < 4; i++) top[i] = -INF, sum[i] = 0;
-    for (int k0 = 0; k0 <= q0; k0 += TILE) {
+    for (int k0 = first_key(q0, window); k0 <= q0; k0 += TILE) {
         int keys = min(TILE, t - k0);
         sub s;
         __syncthreads();
@@ -164,7 +164,7 @@ template <typename T> SPMD_FN void row_products(float (&delta)[TILE], const T *a
 // a tile of keys and computes dk and dv. Blocks in x and z as in simple_forward.
 template <typename T>
 __global__ void __launch_bounds__(256, 2)
-    simple_backward(T *dqkv, const T *dout, const T *out, const float *lse, const T *qkv, int t, int nh, int hs, int sequences) {
+    simple_backward(T *dqkv, const T *dout, const T *out, const float *lse, const T *qkv, int t, int nh, int hs, int sequences, int window) {
     __shared__ __align__(16) tile x, y;
     __shared__ float delta[TILE], lses[TILE];
     long long c = (long long)nh * hs, c3 = 3 * c, first = blockIdx.x / nh * t;
@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(256, 2)
         int q0 = (tiles - 1 - blockIdx.y) * TILE, rows = min(TILE, t - q0);
         row_products(delta, out + q0 * c, dout + q0 * c, c, rows, hs);
         if (threadIdx.x < rows) lses[threadIdx.x] = lse[q0 + threadIdx.x];
-        for (int k0 = 0; k0 <= q0; k0 += TILE) { // rows of s and dp are keys, columns queries
+        for (int k0 = first_key(q0, window); k0 <= q0; k0 += TILE) { // rows of s and dp are keys, columns queries
             int keys = min(TILE, t - k0);
             __syncthreads();
             scores(s, x, y, k + k0 * c3, c3, keys, q + q0 * c3, c3, rows, hs);
@@ -209,7 +209,7 @@ __global__ void __launch_bounds__(256, 2)
         return;
     }
     int k0 = (blockIdx.y - tiles) * TILE, keys = min(TILE, t - k0);
-    for (int q0 = k0; q0 < t; q0 += TILE) { // rows of s and dp are queries, columns keys
+    for (int q0 = k0, end = end_of_queries(k0, window, t); q0 < end; q0 += TILE) { // rows of s and dp are queries, columns keys
         int rows = min(TILE, t - q0);
         __syncthreads();
         row_products(delta, out + q0 * c, dout + q0 * c, c, rows, hs);

@@ -14,8 +14,11 @@ import (
 //go:embed simple.cu
 var simpleSource string
 
+//go:embed window.cuh
+var windowSource string // goes before it, and before sources for tensor cores
+
 // dims are the sizes of one call.
-type dims struct{ b, t, nh, hs int }
+type dims struct{ b, t, nh, hs, window int }
 
 // elements is the length of out.
 func (x dims) elements() int { return x.b * x.t * x.nh * x.hs }
@@ -28,12 +31,12 @@ type simplePair struct{ forward, backward *spmd.Kernel }
 
 var (
 	simpleFloat32 = simplePair{
-		spmd.NewKernel("simple_forward<float>", simpleSource, func(a spmd.Args) error { return simpleForward[float32](a) }),
-		spmd.NewKernel("simple_backward<float>", simpleSource, func(a spmd.Args) error { return simpleBackward[float32](a) }),
+		spmd.NewKernel("simple_forward<float>", windowSource+simpleSource, func(a spmd.Args) error { return simpleForward[float32](a) }),
+		spmd.NewKernel("simple_backward<float>", windowSource+simpleSource, func(a spmd.Args) error { return simpleBackward[float32](a) }),
 	}
 	simpleBF16 = simplePair{
-		spmd.NewKernel("simple_forward<bf16>", simpleSource, func(a spmd.Args) error { return simpleForward[spmd.BF16](a) }),
-		spmd.NewKernel("simple_backward<bf16>", simpleSource, func(a spmd.Args) error { return simpleBackward[spmd.BF16](a) }),
+		spmd.NewKernel("simple_forward<bf16>", windowSource+simpleSource, func(a spmd.Args) error { return simpleForward[spmd.BF16](a) }),
+		spmd.NewKernel("simple_backward<bf16>", windowSource+simpleSource, func(a spmd.Args) error { return simpleBackward[spmd.BF16](a) }),
 	}
 )
 
@@ -52,7 +55,7 @@ func simpleGrid(x dims, times int) spmd.Grid {
 
 func simpleForward[T Elem](a spmd.Args) error {
 	out, lse, qkv := spmd.ArgSlice[T](a, 0), spmd.ArgSlice[float32](a, 1), spmd.ArgSlice[T](a, 2)
-	x := dims{t: a.I32(3), nh: a.I32(4), hs: a.I32(5), b: a.I32(6)}
+	x := dims{t: a.I32(3), nh: a.I32(4), hs: a.I32(5), b: a.I32(6), window: a.I32(7)}
 	n := x.elements()
 	to, done := written(out[:n])
 	from := widened(qkv[:3*n])
@@ -62,7 +65,7 @@ func simpleForward[T Elem](a spmd.Args) error {
 
 func simpleBackward[T Elem](a spmd.Args) error {
 	dqkv, dout, out, lse, qkv := spmd.ArgSlice[T](a, 0), spmd.ArgSlice[T](a, 1), spmd.ArgSlice[T](a, 2), spmd.ArgSlice[float32](a, 3), spmd.ArgSlice[T](a, 4)
-	x := dims{t: a.I32(5), nh: a.I32(6), hs: a.I32(7), b: a.I32(8)}
+	x := dims{t: a.I32(5), nh: a.I32(6), hs: a.I32(7), b: a.I32(8), window: a.I32(9)}
 	n := x.elements()
 	to, done := written(dqkv[:3*n])
 	d, o, from := widened(dout[:n]), widened(out[:n]), widened(qkv[:3*n])

@@ -171,7 +171,7 @@ struct KeyGradients {
 	}
 };
 
-extern "C" __global__ void __launch_bounds__(384, 1) wgmma_backward_queries(bf16 *dqkv, float2 *rows, const __grid_constant__ tensor_map dout, const __grid_constant__ tensor_map out, const float *lse, const __grid_constant__ tensor_map qkv, int B, int T, int heads, int hs, float scale, float *columns) {
+extern "C" __global__ void __launch_bounds__(384, 1) wgmma_backward_queries(bf16 *dqkv, float2 *rows, const __grid_constant__ tensor_map dout, const __grid_constant__ tensor_map out, const float *lse, const __grid_constant__ tensor_map qkv, int B, int T, int heads, int hs, float scale, int window, float *columns) {
 	extern __shared__ __align__(1024) char shared[];
 	Layout<3, 1> l(shared);
 	Ring<1> own;
@@ -201,7 +201,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) wgmma_backward_queries(bf16
 			}
 			barrier_arrive_copied(full);
 			own.next();
-			copy_keys(l, stage, qkv, h, heads, first + square);
+			copy_keys(l, stage, qkv, h, heads, first + square, first_key(first, window));
 		});
 	} else {
 		take_registers();
@@ -242,7 +242,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) wgmma_backward_queries(bf16
 			if (half == 0) { // the tile's last keys are after these queries
 				skip(l, x.stage);
 			}
-			x.sum(first / square + half + 1);
+			x.sum((first - first_key(first, window)) / square + half + 1);
 			Head h(head, T, heads, hs);
 			char *part = l.pointer(l.sums(warp - 4));
 			store_rows(dqkv + h.in + (long long)(first + mine) * h.stride, h.stride, T - first - mine, hs, part, x.dq, scale);
@@ -253,7 +253,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) wgmma_backward_queries(bf16
 	}
 }
 
-extern "C" __global__ void __launch_bounds__(384, 1) wgmma_backward_keys(bf16 *dqkv, const float2 *rows, const __grid_constant__ tensor_map dout, const __grid_constant__ tensor_map qkv, int B, int T, int heads, int hs, float scale, float *columns) {
+extern "C" __global__ void __launch_bounds__(384, 1) wgmma_backward_keys(bf16 *dqkv, const float2 *rows, const __grid_constant__ tensor_map dout, const __grid_constant__ tensor_map qkv, int B, int T, int heads, int hs, float scale, int window, float *columns) {
 	extern __shared__ __align__(1024) char shared[];
 	Layout<2, 2> l(shared);
 	Ring<2> own;
@@ -280,7 +280,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) wgmma_backward_keys(bf16 *d
 			}
 			barrier_arrive_copied(full);
 			own.next();
-			for (int row = first; row < T; row += square) {
+			for (int row = first, end = end_of_queries(first, window, T); row < end; row += square) {
 				full = l.full(stage.at);
 				barrier_wait(l.empty(stage.at), stage.parity ^ 1);
 				if (threadIdx.x == 0) {
@@ -308,7 +308,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) wgmma_backward_keys(bf16 *d
 				skip(l, x.stage);
 			}
 			if (first < T) {
-				x.sum((T - first + square - 1) / square);
+				x.sum((end_of_queries(first, window, T) - first + square - 1) / square);
 			}
 			release(l.empty(stages + own.at));
 			own.next();

@@ -158,10 +158,10 @@ struct Head {
 	}
 };
 
-// copy_keys fills stages with the squares of 64 keys of a head, and their values, from row on and back to the first.
+// copy_keys fills stages with the squares of 64 keys of a head, and their values, from row on and back to last.
 template <int OWN, int TILES>
-SPMD_FN void copy_keys(const Layout<OWN, TILES> &l, Ring<stages> &stage, const tensor_map &qkv, const Head &h, int heads, int row) {
-	for (; row >= 0; row -= square) {
+SPMD_FN void copy_keys(const Layout<OWN, TILES> &l, Ring<stages> &stage, const tensor_map &qkv, const Head &h, int heads, int row, int last) {
+	for (; row >= last; row -= square) {
 		barrier_wait(l.empty(stage.at), stage.parity ^ 1);
 		uint32_t full = l.full(stage.at);
 		if (threadIdx.x == 0) {

@@ -47,7 +47,7 @@ var (
 // newWGMMAKernel declares a kernel of a source, which takes what mma's of that name
 // takes first: the host does the same for both.
 func newWGMMAKernel(name, source string, own int, fn func(*mmaHost)) mmaKernel {
-	k := spmd.NewKernel("wgmma_"+name, tensorSource+warpgroupSource+wgmmaTilesSource+source, onHost(fn), spmd.ArchSpecific())
+	k := spmd.NewKernel("wgmma_"+name, windowSource+tensorSource+warpgroupSource+wgmmaTilesSource+source, onHost(fn), spmd.ArchSpecific())
 	return mmaKernel{k, wgmmaRows, own*wgmmaMatrix + wgmmaShared}
 }
 
@@ -71,11 +71,11 @@ type wgmmaShape struct {
 	qkv, out spmd.TensorMap
 }
 
-func newWGMMA(b, t, nh, hs int) *wgmmaShape {
+func newWGMMA(x mmaShape) *wgmmaShape {
 	squares := func(matrices int) spmd.TensorMap {
-		return spmd.TensorMap{Sizes: []int{b, t, matrices, hs}, Box: []int{1, wgmmaSquare, 1, wgmmaMaxHead}, Swizzle: 2 * wgmmaMaxHead}
+		return spmd.TensorMap{Sizes: []int{x.b, x.t, matrices, x.hs}, Box: []int{1, wgmmaSquare, 1, wgmmaMaxHead}, Swizzle: 2 * wgmmaMaxHead}
 	}
-	return &wgmmaShape{mmaShape{b, t, nh, hs}, squares(3 * nh), squares(nh)}
+	return &wgmmaShape{x, squares(3 * x.nh), squares(x.nh)}
 }
 
 // checkHead refuses heads that the kernels do not have.
@@ -96,7 +96,7 @@ func (x *wgmmaShape) forward(s *spmd.Stream, out spmd.Buffer[spmd.BF16], lse spm
 		return err
 	}
 	return wgmmaOut.Launch(s, x.wgmmaGrid(&wgmmaOut, s.World().Multiprocessors()), out.Arg(), lse.Arg(), qkv.TensorMap(&x.qkv),
-		spmd.I32(x.b), spmd.I32(x.t), spmd.I32(x.nh), spmd.I32(x.hs), spmd.F32(x.scale()))
+		spmd.I32(x.b), spmd.I32(x.t), spmd.I32(x.nh), spmd.I32(x.hs), spmd.F32(x.scale()), spmd.I32(x.window))
 }
 
 // scratch is how many elements backward needs as scratch.
@@ -126,12 +126,12 @@ func (x *wgmmaShape) backward(s *spmd.Stream, dqkv spmd.Buffer[spmd.BF16], dbias
 	}
 	m := s.World().Multiprocessors()
 	err := wgmmaQueries.Launch(s, x.wgmmaGrid(&wgmmaQueries, m), dqkv.Arg(), scratch.Arg(), dout.TensorMap(&x.out), out.TensorMap(&x.out), lse.Arg(), qkv.TensorMap(&x.qkv),
-		spmd.I32(x.b), spmd.I32(x.t), spmd.I32(x.nh), spmd.I32(x.hs), spmd.F32(x.scale()), columns.Arg())
+		spmd.I32(x.b), spmd.I32(x.t), spmd.I32(x.nh), spmd.I32(x.hs), spmd.F32(x.scale()), spmd.I32(x.window), columns.Arg())
 	if err != nil {
 		return err
 	}
 	err = wgmmaKeys.Launch(s, x.wgmmaGrid(&wgmmaKeys, m), dqkv.Arg(), scratch.Arg(), dout.TensorMap(&x.out), qkv.TensorMap(&x.qkv),
-		spmd.I32(x.b), spmd.I32(x.t), spmd.I32(x.nh), spmd.I32(x.hs), spmd.F32(x.scale()), columns.Arg())
+		spmd.I32(x.b), spmd.I32(x.t), spmd.I32(x.nh), spmd.I32(x.hs), spmd.F32(x.scale()), spmd.I32(x.window), columns.Arg())
 	if err != nil || columns.Len() == 0 {
 		return err
 	}
@@ -139,7 +139,7 @@ func (x *wgmmaShape) backward(s *spmd.Stream, dqkv spmd.Buffer[spmd.BF16], dbias
 	return wgmmaSumColumns.Launch(s, g, dbias.Arg(), columns.Arg(), spmd.I32(x.columnRows()), spmd.I32(dbias.Len()))
 }
 
-var wgmmaSumColumns = spmd.NewKernel("wgmma_sum_columns", tensorSource+warpgroupSource+wgmmaTilesSource+wgmmaSource, func(a spmd.Args) error {
+var wgmmaSumColumns = spmd.NewKernel("wgmma_sum_columns", windowSource+tensorSource+warpgroupSource+wgmmaTilesSource+wgmmaSource, func(a spmd.Args) error {
 	sums, columns, width := spmd.ArgSlice[float32](a, 0), spmd.ArgSlice[float32](a, 1), a.I32(3)
 	clear(sums)
 	for i, v := range columns[:a.I32(2)*width] {
@@ -158,12 +158,12 @@ func (x mmaShape) wgmmaGrid(k *mmaKernel, multiprocessors int) spmd.Grid {
 
 func wgmmaHostBackwardQueries(a *mmaHost) {
 	mmaHostBackwardQueries(a)
-	a.sumColumns(11, 0, 1)
+	a.sumColumns(12, 0, 1)
 }
 
 func wgmmaHostBackwardKeys(a *mmaHost) {
 	mmaHostBackwardKeys(a)
-	a.sumColumns(9, 1, 3)
+	a.sumColumns(10, 1, 3)
 }
 
 // sumColumns leaves in argument i, unless it is missing, the sums of dqkv's thirds from

@@ -120,7 +120,7 @@ struct Outputs {
 	}
 };
 
-extern "C" __global__ void __launch_bounds__(384, 1) wgmma_forward(bf16 *out, float *lse, const __grid_constant__ tensor_map qkv, int B, int T, int heads, int hs, float scale) {
+extern "C" __global__ void __launch_bounds__(384, 1) wgmma_forward(bf16 *out, float *lse, const __grid_constant__ tensor_map qkv, int B, int T, int heads, int hs, float scale, int window) {
 	extern __shared__ __align__(1024) char shared[];
 	Layout<1, 1> l(shared);
 	Ring<1> own;
@@ -143,7 +143,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) wgmma_forward(bf16 *out, fl
 			}
 			barrier_arrive_copied(full);
 			own.next();
-			copy_keys(l, stage, qkv, h, heads, first + square);
+			copy_keys(l, stage, qkv, h, heads, first + square, first_key(first, window));
 		});
 	} else {
 		take_registers();
@@ -159,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) wgmma_forward(bf16 *out, fl
 			if (half == 0) { // the tile's last keys are after these queries
 				skip(l, x.stage);
 			}
-			x.attend(first / square + half + 1);
+			x.attend((first - first_key(first, window)) / square + half + 1);
 #pragma unroll
 			for (int m = 0; m < 2; m++) {
 				int row = first + mine + m * 8 + lane / 4;

@@ -32,12 +32,12 @@ func TestWGMMASizes(t *testing.T) {
 		multiprocessors int
 		blocks          int
 	}{
-		{mmaShape{64, 1024, 12, 64}, 132, 132},
-		{mmaShape{1, 1, 1, 64}, 132, 1},
-		{mmaShape{2, 128, 3, 64}, 132, 6},
-		{mmaShape{2, 129, 3, 64}, 132, 6},
-		{mmaShape{2, 257, 3, 64}, 132, 12},
-		{mmaShape{2, 257, 3, 64}, 0, 1},
+		{mmaShape{64, 1024, 12, 64, 0}, 132, 132},
+		{mmaShape{1, 1, 1, 64, 0}, 132, 1},
+		{mmaShape{2, 128, 3, 64, 0}, 132, 6},
+		{mmaShape{2, 129, 3, 64, 0}, 132, 6},
+		{mmaShape{2, 257, 3, 64, 0}, 132, 12},
+		{mmaShape{2, 257, 3, 64, 0}, 0, 1},
 	} {
 		if g := tc.shape.wgmmaGrid(&wgmmaKeys, tc.multiprocessors); g.Blocks != [3]int{tc.blocks, 1, 1} {
 			t.Errorf("%+v on %d multiprocessors: %v blocks, want %d", tc.shape, tc.multiprocessors, g.Blocks, tc.blocks)
@@ -51,7 +51,7 @@ func TestWGMMAMany(t *testing.T) {
 		if why := lacksWGMMA(w); why != "" {
 			t.Skip(why)
 		}
-		for _, x := range []mmaShape{{11, 385, 25, 64}, {150, 1, 3, 64}, {150, 130, 3, 16}, {1, 2100, 4, 64}, {2, 1500, 3, 56}} {
+		for _, x := range []mmaShape{{11, 385, 25, 64, 0}, {150, 1, 3, 64, 0}, {150, 130, 3, 16, 0}, {1, 2100, 4, 64, 0}, {2, 1500, 3, 56, 0}, {3, 1500, 3, 64, 256}} {
 			testMMA(t, w, x, 1)
 		}
 	})

@@ -1,0 +1,42 @@
+package attention
+
+import "fmt"
+
+// Shape is that of one attention: each of Batch sequences of Tokens tokens is seen by Heads heads of Size channels.
+type Shape struct {
+	Batch  int
+	Tokens int
+	Heads  int
+	Size   int // channels of a head
+
+	// Window, a multiple of 128, bounds how far back a query sees: to so many keys before the first of the 128 tokens, from a
+	// multiple of 128 on, that it is one of. 0 is no bound. cudnn has none.
+	Window int
+}
+
+// windowStep is what a window is a multiple of.
+const windowStep = 128
+
+func (s Shape) String() string {
+	text := fmt.Sprintf("%d sequences of %d tokens, %d heads of %d channels", s.Batch, s.Tokens, s.Heads, s.Size)
+	if s.Window > 0 {
+		text += fmt.Sprintf(", a window of %d", s.Window)
+	}
+	return text
+}
+
+func (s Shape) check() error {
+	if s.Batch < 1 || s.Tokens < 1 || s.Heads < 1 || s.Size < 1 || s.Window < 0 || s.Window%windowStep != 0 {
+		return fmt.Errorf("attention: a shape of %v", s)
+	}
+	const most = 1<<31 - 1 // numbers of rows and elements of a row fit 32 bits
+	if s.Tokens > most/s.Batch/s.Heads || s.Heads > most/s.Size/3 {
+		return fmt.Errorf("attention: a shape of %v is too large", s)
+	}
+	return nil
+}
+
+// fitsMMA says whether the kernels for tensor cores have heads of this size.
+func (s Shape) fitsMMA() bool { return s.Size <= mmaMaxHead && s.Size%mmaHeadStep == 0 }
+
+func (s Shape) dims() dims { return dims{s.Batch, s.Tokens, s.Heads, s.Size, s.Window} }
