@@ -1,6 +1,8 @@
 package spmd
 
 import (
+	"unsafe"
+
 	"lockstep/internal/elem"
 	"lockstep/spmd/internal/calls"
 	"lockstep/spmd/internal/exec"
@@ -29,9 +31,9 @@ func init() {
 	}
 	inside.Bytes = func(b any) Buffer[uint8] { return b.(anyBuffer).bytes() }
 	inside.Explain = func(w *World, fn func() string) { w.in.Explain(fn) }
-	inside.Scratch = func(s *Stream, t elem.Type, n int) (Arg, error) {
-		p, err := s.s.Q.Scratch(n * t.Size())
-		return Arg{exec.Arg{Ptr: p, N: n, Type: t, Kind: exec.BufferArg}}, err
+	inside.Scratch = func(s *Stream, t elem.Type, skip int) (Arg, error) {
+		p, err := s.s.Q.Scratch((skip + 1) * t.Size())
+		return Arg{exec.Arg{Ptr: unsafe.Add(p, skip*t.Size()), N: 1, Type: t, Kind: exec.BufferArg}}, err
 	}
 }
 

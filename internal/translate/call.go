@@ -237,6 +237,8 @@ func (w *writer) library(e *ast.CallExpr, o *types.Func) string {
 		name, ok = bitsFunctions[o.Name()]
 	case "lockstep/spmd":
 		name, ok = spmdFunctions[o.Name()]
+	case "lockstep/internal/mix":
+		name, ok = "mix", o.Name() == "Bits"
 	}
 	if !ok {
 		w.refuse(e.Pos(), "a kernel cannot call %s.%s: functions of this package, and of math, math/bits and spmd such as GPUs have, it can", o.Pkg().Name(), o.Name())

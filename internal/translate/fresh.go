@@ -20,7 +20,7 @@ const (
 )
 
 // version changes with what Generate writes for the same kernels.
-const version = 2
+const version = 3
 
 // sum is over declarations with their lines, which reports name.
 func (s *source) sum(names []string) string {
@@ -34,7 +34,8 @@ func (s *source) sum(names []string) string {
 		node := d.node
 		if f, ok := node.(*ast.FuncDecl); ok { // with its directive, but without what a comment says else
 			words, _ := directive(f)
-			fmt.Fprintln(h, words)
+			there, _ := marked(f, hostMark)
+			fmt.Fprintln(h, words, there)
 			plain := *f
 			plain.Doc = nil
 			node = &plain

@@ -26,6 +26,7 @@ type kernel struct {
 	result   types.Type
 	body     *function
 	instance types.Type // what the type parameter is; nil for none
+	onHost   string     // the function that runs on the host for a range of indices; "" for this one
 }
 
 // param is one parameter of a kernel behind its indices.
@@ -223,7 +224,31 @@ func (u *unit) kernel(d *ast.FuncDecl, f *types.Func, op string, instance types.
 	default:
 		u.refuse(d.Pos(), "%s: a kernel returns at most one value, of which the %s is taken", f.Name(), op)
 	}
+	u.hostFunction(k)
 	return k
+}
+
+// hostFunction finds the function that runs on the host in a kernel's place, if its comment names one: func(lo, hi int, ...),
+// with the parameters and the result of the kernel.
+func (u *unit) hostFunction(k *kernel) {
+	words, ok := marked(k.decl, hostMark)
+	if !ok {
+		return
+	}
+	sig := k.fn.Signature()
+	want := []*types.Var{types.NewParam(0, nil, "lo", types.Typ[types.Int]), types.NewParam(0, nil, "hi", types.Typ[types.Int])}
+	for i := k.dims; i < sig.Params().Len(); i++ {
+		want = append(want, sig.Params().At(i))
+	}
+	wanted := types.NewSignatureType(nil, nil, nil, types.NewTuple(want...), sig.Results(), false)
+	if len(words) == 1 && k.dims == 1 && k.instance == nil {
+		if f, ok := u.pkg.Scope().Lookup(words[0]).(*types.Func); ok && types.Identical(f.Signature(), wanted) {
+			k.onHost = words[0]
+			return
+		}
+	}
+	u.refuse(k.decl.Pos(), "%s %s: want the name of a %s, for a kernel of one index without type parameters", hostMark, strings.Join(words, " "),
+		types.TypeString(wanted, qualifier))
 }
 
 func (u *unit) param(w *writer, v *types.Var, written bool) param {
@@ -272,6 +297,9 @@ func goType(t types.Type) string { return types.TypeString(t, qualifier) }
 
 // each is how many indices a thread takes: several where the loads of one need not wait for those of another.
 func (k *kernel) each() int {
+	if elements, packs := k.wide(); elements > 0 {
+		return elements * packs
+	}
 	small := 150 // nodes of syntax
 	if k.dims > 1 {
 		small = 400
@@ -352,6 +380,9 @@ func (u *unit) cuda(b *strings.Builder, k *kernel) {
 		}
 		switch {
 		case k.op == "" && k.dims == 1:
+			if !general {
+				u.packs(b, k, index, extents[0], unused)
+			}
 			fmt.Fprintf(b, "\tspmd::each1<%d>(%s, %s);\n", each, extents[0], lambda(call(is...)))
 		case k.op == "" && !general:
 			fmt.Fprintf(b, "\tspmd::grid%d<%d>(%s, %s);\n", k.dims, each, strings.Join(extents[k.dims-2:], ", "), lambda(call(is...)))

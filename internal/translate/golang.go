@@ -328,19 +328,16 @@ func (g *goFile) host(k *kernel, p plan, tparams string) {
 	}
 	is := indices[:k.dims]
 	call := fmt.Sprintf("%s(%s)", k.fn.Name(), strings.Join(append(slices.Clone(is), p.call...), ", "))
+	if k.onHost != "" {
+		g.atOnce(k, p)
+		return
+	}
 	at := "i"
 	if k.dims > 1 {
 		at = p.at
 	}
 	lane := fmt.Sprintf("%s[uint(%s-%s)%%gokernel.Lanes]", p.acc, at, p.lo)
-	switch k.op {
-	case "sum":
-		call = lane + " += " + call
-	case "prod":
-		call = lane + " *= " + call
-	case "min", "max":
-		call = fmt.Sprintf("%s = %s(%s, %s)", lane, k.op, lane, call)
-	}
+	call = k.enter(lane, call)
 	if k.dims == 1 {
 		g.line("\tfor i := %s; i < %s; i++ {\n%s\n}\n}", p.lo, p.hi, call)
 		return
@@ -355,4 +352,23 @@ func (g *goFile) host(k *kernel, p plan, tparams string) {
 		g.line("i, j := %s/%s, %s%%%s", p.row, length(1), p.row, length(1))
 	}
 	g.line("for end_ := min(%s, %s+%s-%s); %s < end_; %s++ {\n%s\n%s++\n}\n}\n}", length(k.dims-1), last, p.hi, p.at, last, last, call, p.at)
+}
+
+// enter writes what enters a value in the result of a reduction; of other kernels it is their call alone.
+func (k *kernel) enter(result, value string) string {
+	switch k.op {
+	case "sum":
+		return result + " += " + value
+	case "prod":
+		return result + " *= " + value
+	case "min", "max":
+		return fmt.Sprintf("%s = %s(%s, %s)", result, k.op, result, value)
+	}
+	return value
+}
+
+// atOnce writes the call of the function that the kernel's comment names.
+func (g *goFile) atOnce(k *kernel, p plan) {
+	call := fmt.Sprintf("%s(%s)", k.onHost, strings.Join(append([]string{p.lo, p.hi}, p.call...), ", "))
+	g.line("\t%s\n}", k.enter(p.acc+"[0]", call))
 }

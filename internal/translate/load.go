@@ -20,8 +20,11 @@ import (
 // Output is the name of the file that Generate makes for a package.
 const Output = "kernels_spmd.go"
 
-// mark is the comment that makes a kernel of a function.
-const mark = "//spmd:kernel"
+// mark is the comment that makes a kernel of a function, hostMark one that names what runs on the host in its place.
+const (
+	mark     = "//spmd:kernel"
+	hostMark = "//spmd:host"
+)
 
 // Refusal is what a kernel has and GPUs do not, and where.
 type Refusal struct {
@@ -121,7 +124,9 @@ func (s *source) kernels() []*ast.FuncDecl {
 }
 
 // directive returns the words behind the mark of a kernel.
-func directive(fn *ast.FuncDecl) ([]string, bool) {
+func directive(fn *ast.FuncDecl) ([]string, bool) { return marked(fn, mark) }
+
+func marked(fn *ast.FuncDecl, mark string) ([]string, bool) {
 	if fn.Doc == nil {
 		return nil, false
 	}

@@ -29,6 +29,8 @@ type function struct {
 	written []bool // which parameters, slices and pointers, it writes through; a receiver comes first
 	loops   bool   // it, or what it calls, has a loop
 	size    int    // nodes of its syntax, with those of what it calls
+	own     map[int]*owned
+	guarded bool // there is a function that says whether it does nothing
 }
 
 func (u *unit) refuse(at token.Pos, format string, a ...any) {

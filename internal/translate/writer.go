@@ -103,11 +103,19 @@ func (w *writer) name(o types.Object) string {
 // function writes the function as a template over the type I of indices.
 func (w *writer) function(d *ast.FuncDecl, f *types.Func) {
 	sig := f.Signature()
+	w.fn.own = w.ownedSlices(d, sig)
 	var params []string
+	template := "typename I"
 	add := func(v *types.Var) {
-		w.roots[v] = []int{len(w.fn.written)}
+		at := len(w.fn.written)
+		w.roots[v] = []int{at}
 		w.fn.written = append(w.fn.written, false)
-		params = append(params, declare(w.ctypeOf(v.Pos(), v.Type()), w.name(v)))
+		ctype := w.ctypeOf(v.Pos(), v.Type())
+		if w.fn.own[at] != nil {
+			ctype = fmt.Sprintf("S%d_", at)
+			template += ", typename " + ctype
+		}
+		params = append(params, declare(ctype, w.name(v)))
 	}
 	if recv := sig.Recv(); recv != nil {
 		add(recv)
@@ -143,7 +151,12 @@ func (w *writer) function(d *ast.FuncDecl, f *types.Func) {
 	if len(params) > 0 {
 		head = "SPMD_WHERE_AND "
 	}
-	w.fn.proto = fmt.Sprintf("template <typename I> SPMD_FN %s %s(%s%s)", result, w.fn.name, head, strings.Join(params, ", "))
+	w.fn.proto = fmt.Sprintf("template <%s> SPMD_FN %s %s(%s%s)", template, result, w.fn.name, head, strings.Join(params, ", "))
+	skips := ""
+	if cond := w.guard(d, sig, w.fn.own); cond != nil {
+		w.fn.guarded = true
+		skips = fmt.Sprintf("template <%s> SPMD_FN bool %s_skips_(%s%s) {\n\treturn %s;\n}\n", template, w.fn.name, head, strings.Join(params, ", "), w.expr(cond))
+	}
 	w.depth = 1
 	for _, r := range w.results {
 		w.line("%s = {};", declare(w.ctypeOf(r.Pos(), r.Type()), w.name(r)))
@@ -158,7 +171,7 @@ func (w *writer) function(d *ast.FuncDecl, f *types.Func) {
 		w.fn.size++
 		return true
 	})
-	w.fn.text = w.fn.proto + " {\n" + w.text.String() + "}\n"
+	w.fn.text = skips + w.fn.proto + " {\n" + w.text.String() + "}\n"
 }
 
 // declare is the declaration of a variable.

@@ -13,7 +13,7 @@ import (
 type Norm struct {
 	c      spmd.Comm
 	ranges []spmd.Buffer[float32] // this rank's, as few contiguous ranges as possible
-	sums   spmd.Buffer[float64]   // of the squares, a part from each block
+	sums   spmd.Buffer[float64]   // of the squares, of each range
 	total  spmd.Buffer[float64]   // (1)
 }
 
@@ -27,15 +27,11 @@ func NewNorm(c spmd.Comm, parts ...spmd.Buffer[float32]) (*Norm, error) {
 		return nil, err
 	}
 	var all bucket[float32]
-	blocks := 0
 	for _, b := range parts {
 		all.add(b)
 	}
-	for _, b := range all.parts {
-		blocks += sumGrid(b.Len()).Blocks[0]
-	}
 	n := &Norm{c: c, ranges: all.parts}
-	if n.sums, err = spmd.Alloc[float64](w, blocks); err != nil {
+	if n.sums, err = spmd.Alloc[float64](w, len(n.ranges)); err != nil {
 		return nil, err
 	}
 	if n.total, err = spmd.Alloc[float64](w, 1); err != nil {
@@ -54,16 +50,12 @@ func (n *Norm) Clip(maxNorm float64, norm spmd.Buffer[float32], s *spmd.Stream) 
 	if norm.Len() != 1 {
 		return fmt.Errorf("%s: ClipNorm: norm has %d elements, the norm 1", ccall.At(), norm.Len())
 	}
-	at := 0
-	for _, b := range n.ranges {
-		grid := sumGrid(b.Len())
-		part := n.sums.Slice(at, at+grid.Blocks[0])
-		if err := sumSquares.Launch(s, grid, part.Arg(), b.Arg(), spmd.I64(b.Len())); err != nil {
+	for i, b := range n.ranges {
+		if err := launchSquares(s, n.sums.Slice(i, i+1), b.Len(), b); err != nil {
 			return err
 		}
-		at += grid.Blocks[0]
 	}
-	if err := sumParts.Launch(s, spmd.Cover1D(1, 256), n.total.Arg(), n.sums.Arg(), spmd.I32(at)); err != nil {
+	if err := launchSumOf(s, n.total, len(n.ranges), n.sums); err != nil {
 		return err
 	}
 	if n.c.Size() > 1 {
@@ -71,20 +63,15 @@ func (n *Norm) Clip(maxNorm float64, norm spmd.Buffer[float32], s *spmd.Stream) 
 			return err
 		}
 	}
-	if len(n.ranges) == 0 || maxNorm <= 0 {
-		return n.scale(spmd.Buffer[float32]{}, 0, norm, s)
+	if err := launchRoot(s, 1, norm, n.total); err != nil || maxNorm <= 0 {
+		return err
 	}
 	for _, b := range n.ranges {
-		if err := n.scale(b, maxNorm, norm, s); err != nil {
+		if err := launchScale(s, b.Len(), b, norm, maxNorm); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// scale enqueues on s what follows the sum of the squares, for one range.
-func (n *Norm) scale(b spmd.Buffer[float32], maxNorm float64, norm spmd.Buffer[float32], s *spmd.Stream) error {
-	return clipScale.Launch(s, loopGrid(b.Len()), b.Arg(), spmd.I64(b.Len()), spmd.F64(maxNorm), n.total.Arg(), spmd.I32(1), norm.Arg())
 }
 
 // Close frees the memory. No Clip may be on its way.

@@ -157,8 +157,7 @@ func (r *Scatterer) reduce(i int, add bool) error {
 	if !add {
 		return nil
 	}
-	n := to.Len()
-	return addTo.Launch(r.s, loopGrid(n), r.shards[i].Arg(), to.Arg(), spmd.I64(n))
+	return launchAddTo(r.s, to.Len(), r.shards[i], to)
 }
 
 // Wait makes s wait until all gradients of this pass are reduced, without blocking the host, and

@@ -59,9 +59,12 @@ func (r *Reduction[T]) Launch(s *spmd.Stream, extent [3]int, args ...spmd.Arg) e
 	return r.library.Call(s, workspace, args...)
 }
 
+// MostParts is how many numbers the workspace of a reduction has, at most.
+const MostParts = 1024
+
 // share is how many of n indices a block takes, as in spmd_go.cuh.
 func share(n int) int {
-	each := (n + 1023) / 1024
+	each := (n + MostParts - 1) / MostParts
 	each = (each + Lanes - 1) / Lanes * Lanes
 	return max(each, 8*Lanes)
 }

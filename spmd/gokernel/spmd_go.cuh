@@ -93,6 +93,36 @@ template <typename T, typename I> struct slice {
 #endif
 };
 
+// one is a slice of which a thread has the element of its index.
+template <typename T> struct one {
+	T *p;
+	int64_t n;
+	SPMD_INLINE T &at(int64_t) const { return *p; }
+#ifdef SPMD_BOUNDS
+	SPMD_INLINE T &in(const where &r, int64_t i, const char *at) const {
+		check(r, i, n, at);
+		return *p;
+	}
+#endif
+};
+
+// pack is N such elements, which are moved at once. A slice of no elements stands for one that the kernel does not use.
+template <typename T, int N> struct pack {
+	struct alignas(N * sizeof(T)) whole { T v[N]; } w;
+	template <typename I> SPMD_INLINE void load(const slice<T, I> &x, int64_t i) {
+		if (x.n) w = *(const whole *)(x.p + i);
+	}
+	template <typename I> SPMD_INLINE void store(const slice<T, I> &x, int64_t i) const {
+		if (x.n) *(whole *)(x.p + i) = w;
+	}
+	template <typename I> SPMD_INLINE spmd::one<T> one(const slice<T, I> &x, int e) { return {&w.v[e], x.n}; }
+};
+
+// fits says whether packs of N have the first n elements of x.
+template <int N, typename T, typename I> SPMD_FN bool fits(const slice<T, I> &x, int64_t n) {
+	return x.n == 0 || x.n >= n && (uint64_t)x.p % (N * sizeof(T)) == 0;
+}
+
 template <typename T, int N> struct array {
 	T v[N];
 	SPMD_INLINE T &at(int64_t i) { return v[i]; }
@@ -180,12 +210,15 @@ SPMD_FN void atomic_add(double *p, double v) { atomicAdd(p, v); }
 // THREADS are those of a block of every kernel here, and LANES, as many, those of a reduction.
 enum { THREADS = 256, LANES = 256 };
 
+// whole says whether the block has EACH indices for every thread.
+template <int EACH> SPMD_FN bool whole(int64_t n) { return ((int64_t)blockIdx.x + 1) * (EACH * THREADS) <= n; }
+
 // each1 calls f for every index below n, EACH indices by a thread. Blocks whose indices all exist have no test
 // between them, so that the loads of all can be under way.
 template <int EACH, typename F> SPMD_FN void each1(int64_t n, F f) {
 	int64_t first = (int64_t)blockIdx.x * (EACH * THREADS) + threadIdx.x;
-	if (first - threadIdx.x + EACH * THREADS <= n) {
-#pragma unroll
+	if (whole<EACH>(n)) {
+#pragma unroll 4
 		for (int u = 0; u < EACH; u++) f(first + u * THREADS);
 	} else {
 #pragma unroll 1

@@ -59,8 +59,8 @@ var (
 	Await any
 	// Bytes is a func(b any) spmd.Buffer[uint8]: the memory of a Buffer of any type.
 	Bytes any
-	// Scratch is a func(s *spmd.Stream, t elem.Type, n int) (spmd.Arg, error): device memory of n elements, as an argument of
-	// kernels, for the next commands of s. What follows them in stream order may use it again.
+	// Scratch is a func(s *spmd.Stream, t elem.Type, skip int) (spmd.Arg, error): one element of a stream's workspace, as an
+	// argument of its next kernels, behind so many that libraries among them may overwrite.
 	Scratch any
 	// Explain is a func(w *spmd.World, fn func() string): what fn returns is put before the failures of the device's streams.
 	Explain any
