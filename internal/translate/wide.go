@@ -35,11 +35,16 @@ func (u *unit) ownedSlices(d *ast.FuncDecl, sig *types.Signature) map[int]*owned
 	ast.Inspect(d.Body, o.visit)
 	all := map[int]*owned{}
 	for i := 1; i < sig.Params().Len(); i++ {
-		v := sig.Params().At(i)
-		if x := of[v]; x != nil && (x.read || x.written) && !o.moves && !o.apart {
-			x.read = x.read || !o.sets(d.Body.List, v)
+		if x := of[sig.Params().At(i)]; x != nil && (x.read || x.written) && !o.moves && !o.apart {
 			all[i] = x
 		}
+	}
+	body := d.Body.List
+	if u.guard(d, sig, all) != nil {
+		body = body[1:]
+	}
+	for i, x := range all {
+		x.read = x.read || !o.sets(body, sig.Params().At(i))
 	}
 	return all
 }
@@ -159,7 +164,7 @@ func (o *ownership) sets(list []ast.Stmt, v types.Object) bool {
 			case *ast.IfStmt:
 				other = o.sets([]ast.Stmt{e}, v)
 			}
-			if other && o.sets(s.Body.List, v) {
+			if (other || o.given(s.Cond, v)) && o.sets(s.Body.List, v) {
 				return true
 			}
 			if leaves(s) {
@@ -172,6 +177,21 @@ func (o *ownership) sets(list []ast.Stmt, v types.Object) bool {
 		}
 	}
 	return false
+}
+
+// given says whether a condition is len(v) > 0: of a slice of no elements nothing is stored.
+func (o *ownership) given(e ast.Expr, v types.Object) bool {
+	b, ok := e.(*ast.BinaryExpr)
+	if !ok || b.Op != token.GTR || o.info.Types[b.Y].Value == nil || o.info.Types[b.Y].Value.String() != "0" {
+		return false
+	}
+	c, ok := b.X.(*ast.CallExpr)
+	if !ok || len(c.Args) != 1 {
+		return false
+	}
+	fun, ok := c.Fun.(*ast.Ident)
+	x, ok2 := c.Args[0].(*ast.Ident)
+	return ok && ok2 && fun.Name == "len" && o.info.Uses[x] == v
 }
 
 // leaves says whether a statement has a return or a branch in it.

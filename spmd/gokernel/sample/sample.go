@@ -26,6 +26,38 @@ func axpy[T real](i int, y []T, a T, x []T) {
 	y[i] += a * x[i]
 }
 
+// gated begins with what may have it do nothing, changes some elements of x, and may be given no h.
+//
+//spmd:kernel
+func gated(i int, x []float32, h []spmd.BF16, gate *float32) {
+	if math.IsNaN(float64(*gate)) {
+		return
+	}
+	if x[i] < 0 {
+		x[i] *= *gate
+	}
+	if len(h) > 0 {
+		h[i] = spmd.ToBF16(x[i])
+	}
+}
+
+// twice runs as another function on the host.
+//
+//spmd:kernel
+//spmd:host twiceOnHost
+func twice(i int, y, x []float64) (sum float64) {
+	y[i] = 2 * x[i]
+	return y[i]
+}
+
+func twiceOnHost(lo, hi int, y, x []float64) (sum float64) {
+	for i, v := range x[lo:hi] {
+		y[lo+i] = 2 * v
+		sum += 2 * v
+	}
+	return sum
+}
+
 // line reads one buffer and writes another.
 //
 //spmd:kernel

@@ -119,6 +119,53 @@ func TestAxpy(t *testing.T) {
 	})
 }
 
+// What is moved 16 bytes at a time is right where buffers begin anywhere, are longer than the launch, or are empty.
+func TestGated(t *testing.T) {
+	both(t, func(w *spmd.World, s *spmd.Stream) (all []string) {
+		for _, n := range []int{1, 4096, 5000} {
+			for _, from := range []int{0, 1, 4} {
+				x, h := of(t, w, singles(random(n+from+5, 1))), of(t, w, make([]spmd.BF16, n+from))
+				gate, first := of(t, w, []float32{-0.5}), back(t, x)
+				launch := func(h spmd.Buffer[spmd.BF16]) { spmdtest.Must(t, launchGated(s, n, x.Slice(from, n+from+3), h, gate)) }
+				launch(spmd.Buffer[spmd.BF16]{})
+				launch(h.Slice(from, n+from))
+				spmdtest.Must(t, spmd.Fill(s, gate, float32(math.NaN())))
+				launch(h.Slice(from, n+from))
+				spmdtest.Must(t, s.Synchronize())
+				got, halves := back(t, x), back(t, h)
+				for i, v := range first {
+					if i >= from && i < from+n && v < 0 {
+						v *= -0.5
+					}
+					if got[i] != v || i >= from && i < from+n && halves[i] != spmd.ToBF16(v) {
+						t.Fatalf("%d elements from %d on %s: element %d of %v is %v, rounded %v", n, from, w.Device(), i, v, got[i], halves[i])
+					}
+				}
+				all = append(all, asBytes(got), asBytes(halves))
+			}
+		}
+		return all
+	})
+}
+
+// A function for a range of indices runs on the host in the place of the kernel's.
+func TestTwice(t *testing.T) {
+	both(t, func(w *spmd.World, s *spmd.Stream) (all []string) {
+		const n = 10_000
+		x := make([]float64, n)
+		for i := range x {
+			x[i] = float64(i % 10)
+		}
+		y, sum := of(t, w, make([]float64, n)), of(t, w, []float64{0})
+		spmdtest.Must(t, launchTwice(s, sum, n, y, of(t, w, x)))
+		spmdtest.Must(t, s.Synchronize())
+		if got := sum.At(0); got != 9*n || y.At(n-1) != 18 {
+			t.Errorf("on %s: %v, the last is %v", w.Device(), got, y.At(n-1))
+		}
+		return []string{asBytes(back(t, y)), asBytes(back(t, sum))}
+	})
+}
+
 // A sum of integers is exact; of floats it has the same bits on both, near the exact one.
 func TestReductions(t *testing.T) {
 	both(t, func(w *spmd.World, s *spmd.Stream) (all []string) {
