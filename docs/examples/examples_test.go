@@ -21,7 +21,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"lockstep/internal/translate"
+	"lockstep/internal/translate/source"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
@@ -191,7 +191,7 @@ func TestKernelsCompile(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, file := range mains {
-		if err := translate.Fresh(filepath.Dir(file)); err != nil {
+		if err := source.Fresh(filepath.Dir(file)); err != nil {
 			t.Errorf("%s: %v", file, err)
 		}
 	}

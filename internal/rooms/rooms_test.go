@@ -11,7 +11,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	"lockstep/internal/translate"
+	"lockstep/internal/translate/source"
 )
 
 const root = "../.."
@@ -102,7 +102,7 @@ func TestSizes(t *testing.T) {
 			fakes[i] = filepath.Join("testdata", filepath.Base(name))
 		}
 		for i, name := range slices.Concat(p.sources, p.tests, fakes) {
-			if name == translate.Output {
+			if name == source.Output {
 				continue // nobody reads it but to see what was made of a kernel
 			}
 			b, err := os.ReadFile(filepath.Join(p.dir, name))

@@ -8,7 +8,7 @@ import (
 )
 
 func (w *writer) call(e *ast.CallExpr) string {
-	if tv := w.info.Types[e.Fun]; tv.IsType() {
+	if tv := w.Info.Types[e.Fun]; tv.IsType() {
 		return w.conversion(e)
 	}
 	if e.Ellipsis.IsValid() {
@@ -24,7 +24,7 @@ func (w *writer) call(e *ast.CallExpr) string {
 		id = f
 	case *ast.SelectorExpr:
 		id = f.Sel
-		if sel := w.info.Selections[f]; sel != nil {
+		if sel := w.Info.Selections[f]; sel != nil {
 			return w.method(e, f, sel)
 		}
 	case *ast.IndexExpr:
@@ -38,13 +38,13 @@ func (w *writer) call(e *ast.CallExpr) string {
 	if id == nil {
 		w.refuse(e.Pos(), "a kernel cannot call %s", types.ExprString(e.Fun))
 	}
-	switch o := w.info.Uses[id].(type) {
+	switch o := w.Info.Uses[id].(type) {
 	case *types.Builtin:
 		return w.builtin(e, o.Name())
 	case *types.Func:
-		if o.Pkg() == w.pkg {
+		if o.Pkg() == w.Pkg {
 			var args []types.Type
-			if inst, ok := w.info.Instances[id]; ok {
+			if inst, ok := w.Info.Instances[id]; ok {
 				for i := range inst.TypeArgs.Len() {
 					args = append(args, w.subst(inst.TypeArgs.At(i)))
 				}
@@ -87,7 +87,7 @@ func (w *writer) apply(fn *function, recv ast.Expr, args []ast.Expr, sig *types.
 	for i, a := range args {
 		t := sig.Params().At(i).Type()
 		if _, ok := types.Unalias(t).(*types.TypeParam); ok {
-			t = w.info.TypeOf(a)
+			t = w.Info.TypeOf(a)
 		}
 		pass(a, w.as(a, t))
 	}
@@ -106,7 +106,7 @@ func (w *writer) method(e *ast.CallExpr, f *ast.SelectorExpr, sel *types.Selecti
 	if _, ok := smallFloat(w.typeOf(f.X)); ok && o.Name() == "Float32" {
 		return "to_float(" + w.expr(f.X) + ")"
 	}
-	if o.Pkg() == w.pkg && len(sel.Index()) == 1 {
+	if o.Pkg() == w.Pkg && len(sel.Index()) == 1 {
 		if _, ok := sel.Recv().Underlying().(*types.Interface); !ok {
 			return w.apply(w.cfunction(e.Pos(), o, nil), f.X, e.Args, o.Signature())
 		}
@@ -119,7 +119,7 @@ func (w *writer) method(e *ast.CallExpr, f *ast.SelectorExpr, sel *types.Selecti
 func (w *writer) conversion(e *ast.CallExpr) string {
 	to, x := w.typeOf(e), e.Args[0]
 	c := w.ctype(e.Pos(), to)
-	if w.info.Types[x].Value != nil { // of a type parameter: else it would be a constant
+	if w.Info.Types[x].Value != nil { // of a type parameter: else it would be a constant
 		return "(" + c + ")(" + w.as(x, to) + ")"
 	}
 	from := w.typeOf(x)
@@ -131,10 +131,10 @@ func (w *writer) conversion(e *ast.CallExpr) string {
 				return w.expr(x)
 			}
 		}
-		w.refuse(e.Pos(), "a kernel cannot convert %s to %s", types.TypeString(from, types.RelativeTo(w.pkg)), types.TypeString(to, types.RelativeTo(w.pkg)))
+		w.refuse(e.Pos(), "a kernel cannot convert %s to %s", types.TypeString(from, types.RelativeTo(w.Pkg)), types.TypeString(to, types.RelativeTo(w.Pkg)))
 	}
 	if _, ok := smallFloat(to); ok {
-		w.refuse(e.Pos(), "a kernel cannot convert to %s: call spmd.To%s", types.TypeString(to, types.RelativeTo(w.pkg)), b.Name())
+		w.refuse(e.Pos(), "a kernel cannot convert to %s: call spmd.To%s", types.TypeString(to, types.RelativeTo(w.Pkg)), b.Name())
 	}
 	if b.Kind() == types.Float32 {
 		if text, ok := w.single(x); ok {
@@ -168,18 +168,18 @@ func (w *writer) single(e ast.Expr) (string, bool) {
 	if !ok {
 		return "", false
 	}
-	o, ok := w.info.Uses[sel.Sel].(*types.Func)
+	o, ok := w.Info.Uses[sel.Sel].(*types.Func)
 	if !ok || o.Pkg() == nil || o.Pkg().Path() != "math" || !mathSingle[o.Name()] {
 		return "", false
 	}
 	var args []string
 	for _, a := range call.Args {
-		if v := w.info.Types[a].Value; v != nil {
+		if v := w.Info.Types[a].Value; v != nil {
 			args = append(args, w.constant(a.Pos(), v, types.Typ[types.Float32]))
 			continue
 		}
 		conv, ok := a.(*ast.CallExpr)
-		if !ok || !w.info.Types[conv.Fun].IsType() || len(conv.Args) != 1 || w.info.Types[conv.Args[0]].Value != nil {
+		if !ok || !w.Info.Types[conv.Fun].IsType() || len(conv.Args) != 1 || w.Info.Types[conv.Args[0]].Value != nil {
 			return "", false
 		}
 		if b, ok := w.typeOf(conv.Args[0]).Underlying().(*types.Basic); !ok || b.Kind() != types.Float32 {
@@ -247,7 +247,7 @@ func (w *writer) library(e *ast.CallExpr, o *types.Func) string {
 	for i, a := range e.Args {
 		t := o.Signature().Params().At(i).Type()
 		if _, ok := types.Unalias(t).(*types.TypeParam); ok {
-			t = w.info.TypeOf(e.Args[0]) // of AtomicAdd, whose value has the type of what is pointed to
+			t = w.Info.TypeOf(e.Args[0]) // of AtomicAdd, whose value has the type of what is pointed to
 			if p, ok := t.Underlying().(*types.Pointer); ok {
 				t = p.Elem()
 			}

@@ -150,7 +150,7 @@ func (w *writer) rangeStmt(s *ast.RangeStmt) {
 	index := w.fresh("i")
 	variable := func(e ast.Expr) types.Object {
 		if id, ok := e.(*ast.Ident); ok && id.Name != "_" {
-			return w.info.Defs[id]
+			return w.Info.Defs[id]
 		}
 		return nil
 	}
@@ -163,7 +163,7 @@ func (w *writer) rangeStmt(s *ast.RangeStmt) {
 	switch u := over.Underlying().(type) {
 	case *types.Basic:
 		if u.Info()&types.IsInteger == 0 {
-			w.refuse(s.Pos(), "a kernel cannot range over %s", types.TypeString(over, types.RelativeTo(w.pkg)))
+			w.refuse(s.Pos(), "a kernel cannot range over %s", types.TypeString(over, types.RelativeTo(w.Pkg)))
 		}
 		kt := over
 		if key != nil {
@@ -184,7 +184,7 @@ func (w *writer) rangeStmt(s *ast.RangeStmt) {
 			elem = func() string { return x + ".v[" + index + "]" }
 		}
 	default:
-		w.refuse(s.Pos(), "a kernel cannot range over %s: over integers, slices and arrays it can", types.TypeString(over, types.RelativeTo(w.pkg)))
+		w.refuse(s.Pos(), "a kernel cannot range over %s: over integers, slices and arrays it can", types.TypeString(over, types.RelativeTo(w.Pkg)))
 	}
 	w.line("for (%s %s = 0; %s < %s; %s++) {", ktype, index, index, end, index)
 	w.depth++

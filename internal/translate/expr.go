@@ -14,7 +14,7 @@ import (
 
 // as returns an expression as a value of a type: of constants it depends on that how they are written.
 func (w *writer) as(e ast.Expr, t types.Type) string {
-	if v := w.info.Types[e].Value; v != nil {
+	if v := w.Info.Types[e].Value; v != nil {
 		w.usesIn(e)
 		return w.constant(e.Pos(), v, w.subst(t))
 	}
@@ -25,7 +25,7 @@ func (w *writer) as(e ast.Expr, t types.Type) string {
 func (w *writer) constant(at token.Pos, v constant.Value, t types.Type) string {
 	b, ok := t.Underlying().(*types.Basic)
 	if !ok {
-		w.refuse(at, "a kernel cannot have a constant of type %s", types.TypeString(t, types.RelativeTo(w.pkg)))
+		w.refuse(at, "a kernel cannot have a constant of type %s", types.TypeString(t, types.RelativeTo(w.Pkg)))
 	}
 	switch info := b.Info(); {
 	case info&types.IsBoolean != 0:
@@ -100,10 +100,10 @@ func (w *writer) binary(t types.Type, op token.Token, x, y string, at token.Pos)
 	}
 	name, ok := operators[op]
 	if _, small := smallFloat(t); small {
-		w.refuse(at, "a kernel cannot compute with %s: it is for storage; convert it with Float32", types.TypeString(t, types.RelativeTo(w.pkg)))
+		w.refuse(at, "a kernel cannot compute with %s: it is for storage; convert it with Float32", types.TypeString(t, types.RelativeTo(w.Pkg)))
 	}
 	if !ok || t.Underlying().(*types.Basic).Info()&types.IsInteger == 0 {
-		w.refuse(at, "a kernel cannot have %s of %s", op, types.TypeString(t, types.RelativeTo(w.pkg)))
+		w.refuse(at, "a kernel cannot have %s of %s", op, types.TypeString(t, types.RelativeTo(w.Pkg)))
 	}
 	return fmt.Sprintf("spmd::%s<%s>(%s, %s)", name, w.ctype(at, t), x, y)
 }
@@ -119,7 +119,7 @@ func (w *writer) shiftCount(e ast.Expr) string {
 }
 
 func (w *writer) expr(e ast.Expr) string {
-	if tv := w.info.Types[e]; tv.Value != nil {
+	if tv := w.Info.Types[e]; tv.Value != nil {
 		t := w.typeOf(e)
 		w.usesIn(e)
 		return w.constant(e.Pos(), tv.Value, types.Default(t))
@@ -154,7 +154,7 @@ func (w *writer) expr(e ast.Expr) string {
 func (w *writer) usesIn(e ast.Expr) {
 	ast.Inspect(e, func(n ast.Node) bool {
 		if id, ok := n.(*ast.Ident); ok {
-			if o := w.info.Uses[id]; o != nil {
+			if o := w.Info.Uses[id]; o != nil {
 				w.use(o)
 			}
 		}
@@ -163,10 +163,10 @@ func (w *writer) usesIn(e ast.Expr) {
 }
 
 func (w *writer) ident(e *ast.Ident) string {
-	o := w.info.ObjectOf(e)
+	o := w.Info.ObjectOf(e)
 	switch o := o.(type) {
 	case *types.Var:
-		if o.Parent() == w.pkg.Scope() || o.Pkg() != w.pkg {
+		if o.Parent() == w.Pkg.Scope() || o.Pkg() != w.Pkg {
 			w.refuse(e.Pos(), "a kernel cannot use the variable %s: give it as an argument, or make it a constant", e.Name)
 		}
 		return w.name(o)
@@ -195,7 +195,7 @@ func (w *writer) binaryExpr(e *ast.BinaryExpr) string {
 		case *types.Pointer:
 			return fmt.Sprintf("(%s %s %s)", w.expr(e.X), e.Op, w.expr(e.Y))
 		default:
-			w.refuse(e.Pos(), "a kernel cannot compare values of type %s", types.TypeString(u, types.RelativeTo(w.pkg)))
+			w.refuse(e.Pos(), "a kernel cannot compare values of type %s", types.TypeString(u, types.RelativeTo(w.Pkg)))
 		}
 	case token.SHL, token.SHR:
 		t := w.typeOf(e)
@@ -247,7 +247,7 @@ func (w *writer) index(e *ast.IndexExpr) string {
 	case *types.Array:
 		return fmt.Sprintf("AT(%s, %s, %s)", w.expr(e.X), w.indexValue(e.Index), w.where(e.Pos()))
 	}
-	w.refuse(e.Pos(), "a kernel cannot index %s", types.TypeString(t, types.RelativeTo(w.pkg)))
+	w.refuse(e.Pos(), "a kernel cannot index %s", types.TypeString(t, types.RelativeTo(w.Pkg)))
 	return ""
 }
 
@@ -265,7 +265,7 @@ func (w *writer) slice(e *ast.SliceExpr) string {
 	}
 	x := w.expr(e.X)
 	if _, ok := w.typeOf(e.X).Underlying().(*types.Slice); !ok {
-		w.refuse(e.Pos(), "a kernel cannot slice %s: slices it can", types.TypeString(w.typeOf(e.X), types.RelativeTo(w.pkg)))
+		w.refuse(e.Pos(), "a kernel cannot slice %s: slices it can", types.TypeString(w.typeOf(e.X), types.RelativeTo(w.Pkg)))
 	}
 	low, high := "0", "("+x+").n"
 	if e.Low != nil {
@@ -278,7 +278,7 @@ func (w *writer) slice(e *ast.SliceExpr) string {
 }
 
 func (w *writer) selector(e *ast.SelectorExpr) string {
-	sel := w.info.Selections[e]
+	sel := w.Info.Selections[e]
 	if sel == nil || sel.Kind() != types.FieldVal {
 		w.refuse(e.Pos(), "a kernel cannot use %s here", types.ExprString(e))
 	}
@@ -317,7 +317,7 @@ func (w *writer) literal(e *ast.CompositeLit) string {
 		at := 0
 		for _, el := range e.Elts {
 			if kv, ok := el.(*ast.KeyValueExpr); ok {
-				n, _ := constant.Int64Val(w.info.Types[kv.Key].Value)
+				n, _ := constant.Int64Val(w.Info.Types[kv.Key].Value)
 				at, el = int(n), kv.Value
 			}
 			values[at] = w.as(el, u.Elem())
@@ -325,7 +325,7 @@ func (w *writer) literal(e *ast.CompositeLit) string {
 		}
 		return c + "{{" + strings.Join(values, ", ") + "}}"
 	}
-	w.refuse(e.Pos(), "a kernel cannot allocate: it cannot have a literal of %s", types.TypeString(t, types.RelativeTo(w.pkg)))
+	w.refuse(e.Pos(), "a kernel cannot allocate: it cannot have a literal of %s", types.TypeString(t, types.RelativeTo(w.Pkg)))
 	return ""
 }
 
@@ -335,7 +335,7 @@ func (w *writer) rootsOf(e ast.Expr) []int {
 	case *ast.ParenExpr:
 		return w.rootsOf(e.X)
 	case *ast.Ident:
-		return w.roots[w.info.ObjectOf(e)]
+		return w.roots[w.Info.ObjectOf(e)]
 	case *ast.SliceExpr:
 		return w.rootsOf(e.X)
 	case *ast.IndexExpr:

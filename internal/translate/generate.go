@@ -12,6 +12,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"lockstep/internal/translate/source"
 )
 
 // kernel is one instance of a kernel.
@@ -54,30 +56,30 @@ var indices = []string{"i", "j", "k"}
 // operations are what a kernel may do with what it returns.
 var operations = []string{"sum", "prod", "min", "max"}
 
-// Generate returns the text of Output for the package in a folder; nil where it has no kernels.
+// Generate returns the text of source.Output for the package in a folder; nil where it has no kernels.
 func Generate(dir string) (text []byte, err error) {
-	src, err := parse(dir)
+	src, err := source.Parse(dir)
 	if err != nil {
 		return nil, err
 	}
-	marked := src.kernels()
+	marked := src.Kernels()
 	if len(marked) == 0 {
 		return nil, nil
 	}
-	c, err := src.check(dir)
+	c, err := src.Check(dir)
 	if err != nil {
 		return nil, err
 	}
 	defer func() {
 		switch r := recover().(type) {
 		case nil:
-		case *Refusal:
+		case *source.Refusal:
 			text, err = nil, r
 		default:
 			panic(r)
 		}
 	}()
-	u := &unit{checked: c, funcs: map[string]*function{}, named: map[*types.TypeName]string{}, used: map[string]bool{}}
+	u := &unit{Checked: c, funcs: map[string]*function{}, named: map[*types.TypeName]string{}, used: map[string]bool{}}
 	var all [][]*kernel
 	for _, d := range marked {
 		all = append(all, u.instances(d))
@@ -89,13 +91,13 @@ func Generate(dir string) (text []byte, err error) {
 	return text, nil
 }
 
-// Write makes or removes Output in a folder, and says whether it changed.
+// Write makes or removes source.Output in a folder, and says whether it changed.
 func Write(dir string) (bool, error) {
 	text, err := Generate(dir)
 	if err != nil {
 		return false, err
 	}
-	path := filepath.Join(dir, Output)
+	path := filepath.Join(dir, source.Output)
 	old, err := os.ReadFile(path)
 	if err != nil && !os.IsNotExist(err) {
 		return false, err
@@ -111,14 +113,14 @@ func Write(dir string) (bool, error) {
 
 // instances translates a kernel for each of its types.
 func (u *unit) instances(d *ast.FuncDecl) []*kernel {
-	if r := u.failure(d); r != nil {
+	if r := u.Failure(d); r != nil {
 		panic(r)
 	}
 	if d.Recv != nil {
 		u.refuse(d.Pos(), "a kernel cannot be a method")
 	}
-	f := u.info.Defs[d.Name].(*types.Func)
-	words, _ := directive(d)
+	f := u.Info.Defs[d.Name].(*types.Func)
+	words, _ := source.Directive(d)
 	op := "sum"
 	var wanted []string
 	for _, word := range words {
@@ -131,7 +133,7 @@ func (u *unit) instances(d *ast.FuncDecl) []*kernel {
 	tp := f.Signature().TypeParams()
 	if tp.Len() == 0 {
 		if len(wanted) > 0 {
-			u.refuse(d.Pos(), "%s %s: want one of %s, or nothing", mark, strings.Join(wanted, " "), strings.Join(operations, ", "))
+			u.refuse(d.Pos(), "%s %s: want one of %s, or nothing", source.Mark, strings.Join(wanted, " "), strings.Join(operations, ", "))
 		}
 		return []*kernel{u.kernel(d, f, op, nil)}
 	}
@@ -146,7 +148,7 @@ func (u *unit) instances(d *ast.FuncDecl) []*kernel {
 		}
 	}
 	if len(list) == 0 || len(wanted) > 0 && len(list) < len(wanted) {
-		u.refuse(d.Pos(), "%s %s: the types of %s are %s", mark, strings.Join(wanted, " "), tp.At(0), strings.Join(names(set), ", "))
+		u.refuse(d.Pos(), "%s %s: the types of %s are %s", source.Mark, strings.Join(wanted, " "), tp.At(0), strings.Join(names(set), ", "))
 	}
 	return list
 }
@@ -231,7 +233,7 @@ func (u *unit) kernel(d *ast.FuncDecl, f *types.Func, op string, instance types.
 // hostFunction finds the function that runs on the host in a kernel's place, if its comment names one: func(lo, hi int, ...),
 // with the parameters and the result of the kernel.
 func (u *unit) hostFunction(k *kernel) {
-	words, ok := marked(k.decl, hostMark)
+	words, ok := source.Marked(k.decl, source.HostMark)
 	if !ok {
 		return
 	}
@@ -242,12 +244,12 @@ func (u *unit) hostFunction(k *kernel) {
 	}
 	wanted := types.NewSignatureType(nil, nil, nil, types.NewTuple(want...), sig.Results(), false)
 	if len(words) == 1 && k.dims == 1 && k.instance == nil {
-		if f, ok := u.pkg.Scope().Lookup(words[0]).(*types.Func); ok && types.Identical(f.Signature(), wanted) {
+		if f, ok := u.Pkg.Scope().Lookup(words[0]).(*types.Func); ok && types.Identical(f.Signature(), wanted) {
 			k.onHost = words[0]
 			return
 		}
 	}
-	u.refuse(k.decl.Pos(), "%s %s: want the name of a %s, for a kernel of one index without type parameters", hostMark, strings.Join(words, " "),
+	u.refuse(k.decl.Pos(), "%s %s: want the name of a %s, for a kernel of one index without type parameters", source.HostMark, strings.Join(words, " "),
 		types.TypeString(wanted, qualifier))
 }
 

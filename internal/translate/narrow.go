@@ -17,7 +17,7 @@ func (w *writer) settled(body *ast.BlockStmt) {
 	changed := map[types.Object]bool{}
 	change := func(e ast.Expr) {
 		if id, ok := e.(*ast.Ident); ok {
-			if o := w.info.Uses[id]; o != nil {
+			if o := w.Info.Uses[id]; o != nil {
 				changed[o] = true
 			}
 		}
@@ -35,7 +35,7 @@ func (w *writer) settled(body *ast.BlockStmt) {
 				change(n.X)
 			}
 		case *ast.Ident:
-			if o := w.info.Defs[n]; o != nil && types.Identical(o.Type(), types.Typ[types.Int]) {
+			if o := w.Info.Defs[n]; o != nil && types.Identical(o.Type(), types.Typ[types.Int]) {
 				w.once[o] = true
 			}
 		}
@@ -48,14 +48,14 @@ func (w *writer) settled(body *ast.BlockStmt) {
 
 // multiplies says whether an index has a product, in itself or in a variable that has a twin.
 func (w *writer) multiplies(e ast.Expr) bool {
-	if w.info.Types[e].Value != nil {
+	if w.Info.Types[e].Value != nil {
 		return false
 	}
 	switch e := e.(type) {
 	case *ast.ParenExpr:
 		return w.multiplies(e.X)
 	case *ast.Ident:
-		return w.twins[w.info.ObjectOf(e)] != ""
+		return w.twins[w.Info.ObjectOf(e)] != ""
 	case *ast.BinaryExpr:
 		return e.Op == token.MUL || (e.Op == token.ADD || e.Op == token.SUB) && (w.multiplies(e.X) || w.multiplies(e.Y))
 	}
@@ -74,12 +74,12 @@ func (w *writer) twin(o types.Object, value ast.Expr) {
 
 // narrow writes an index in the type I.
 func (w *writer) narrow(e ast.Expr) string {
-	if w.info.Types[e].Value == nil {
+	if w.Info.Types[e].Value == nil {
 		switch e := e.(type) {
 		case *ast.ParenExpr:
 			return w.narrow(e.X)
 		case *ast.Ident:
-			if t := w.twins[w.info.ObjectOf(e)]; t != "" {
+			if t := w.twins[w.Info.ObjectOf(e)]; t != "" {
 				return t
 			}
 		case *ast.BinaryExpr:

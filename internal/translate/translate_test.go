@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"lockstep/internal/translate/source"
 )
 
 // folder makes a package of one file.
@@ -99,7 +101,7 @@ func TestFresh(t *testing.T) {
 	dir := folder(t, text)
 	want := func(what string) {
 		t.Helper()
-		err := Fresh(dir)
+		err := source.Fresh(dir)
 		if what == "" && err != nil || what != "" && (err == nil || !strings.Contains(err.Error(), what)) {
 			t.Errorf("%v, want %q", err, what)
 		}

@@ -7,11 +7,13 @@ import (
 	"go/types"
 	"slices"
 	"strings"
+
+	"lockstep/internal/translate/source"
 )
 
 // unit is the CUDA source of a package, as it grows.
 type unit struct {
-	*checked
+	*source.Checked
 	funcs   map[string]*function // instances by their names in C++
 	order   []*function          // callees first
 	structs []string             // definitions, those of fields first
@@ -34,27 +36,27 @@ type function struct {
 }
 
 func (u *unit) refuse(at token.Pos, format string, a ...any) {
-	panic(&Refusal{u.fset.Position(at), fmt.Sprintf(format, a...)})
+	panic(&source.Refusal{At: u.Fset.Position(at), What: fmt.Sprintf(format, a...)})
 }
 
 // use notes that the source depends on a declaration of the package.
 func (u *unit) use(obj types.Object) {
-	if obj.Pkg() != u.pkg || obj.Parent() != nil && obj.Parent() != u.pkg.Scope() {
+	if obj.Pkg() != u.Pkg || obj.Parent() != nil && obj.Parent() != u.Pkg.Scope() {
 		return
 	}
 	name := obj.Name()
 	if f, ok := obj.(*types.Func); ok && f.Signature().Recv() != nil {
 		name = typeName(f.Signature().Recv().Type()) + "." + name
 	}
-	d, ok := u.decls[name]
+	d, ok := u.Decls[name]
 	if !ok || u.used[name] {
 		return
 	}
 	u.used[name] = true
-	if gen, ok := d.node.(*ast.GenDecl); ok { // what a constant is computed from
+	if gen, ok := d.Node.(*ast.GenDecl); ok { // what a constant is computed from
 		ast.Inspect(gen, func(n ast.Node) bool {
 			if id, ok := n.(*ast.Ident); ok {
-				if o := u.info.Uses[id]; o != nil {
+				if o := u.Info.Uses[id]; o != nil {
 					u.use(o)
 				}
 			}
@@ -104,7 +106,7 @@ func (u *unit) ctype(at token.Pos, t types.Type) string {
 		if s, ok := n.Underlying().(*types.Struct); ok {
 			return u.structure(at, n, s)
 		}
-		if n.Obj().Pkg() == u.pkg {
+		if n.Obj().Pkg() == u.Pkg {
 			u.use(n.Obj())
 		}
 	}
@@ -120,7 +122,7 @@ func (u *unit) ctype(at token.Pos, t types.Type) string {
 	case *types.Pointer:
 		return u.ctype(at, t.Elem()) + " *"
 	}
-	u.refuse(at, "a kernel cannot use the type %s: GPUs have integers, floats, bool, and arrays, structs, slices and pointers of them", types.TypeString(t, types.RelativeTo(u.pkg)))
+	u.refuse(at, "a kernel cannot use the type %s: GPUs have integers, floats, bool, and arrays, structs, slices and pointers of them", types.TypeString(t, types.RelativeTo(u.Pkg)))
 	return ""
 }
 
@@ -129,8 +131,8 @@ func (u *unit) structure(at token.Pos, n *types.Named, s *types.Struct) string {
 	if c, ok := u.named[n.Obj()]; ok {
 		return c
 	}
-	if n.Obj().Pkg() != u.pkg || n.TypeArgs().Len() > 0 {
-		u.refuse(at, "a kernel cannot use the type %s: structs are of the same package, and without type parameters", types.TypeString(n, types.RelativeTo(u.pkg)))
+	if n.Obj().Pkg() != u.Pkg || n.TypeArgs().Len() > 0 {
+		u.refuse(at, "a kernel cannot use the type %s: structs are of the same package, and without type parameters", types.TypeString(n, types.RelativeTo(u.Pkg)))
 	}
 	u.use(n.Obj())
 	name := safe(n.Obj().Name())
@@ -200,11 +202,11 @@ func (u *unit) cfunction(at token.Pos, f *types.Func, args []types.Type) *functi
 	if recv := f.Signature().Recv(); recv != nil {
 		key = typeName(recv.Type()) + "." + key
 	}
-	d, ok := u.decls[key].node.(*ast.FuncDecl)
+	d, ok := u.Decls[key].Node.(*ast.FuncDecl)
 	if !ok || d.Body == nil {
 		u.refuse(at, "a kernel cannot call %s: it has no body in Go", f.Name())
 	}
-	if r := u.failure(d); r != nil {
+	if r := u.Failure(d); r != nil {
 		panic(r)
 	}
 	u.use(f)

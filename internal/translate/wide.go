@@ -7,6 +7,8 @@ import (
 	"go/types"
 	"slices"
 	"strings"
+
+	"lockstep/internal/translate/source"
 )
 
 // A slice of which a kernel of one index uses no element but x[i] is moved 16 bytes at a time: a thread has several indices
@@ -21,7 +23,7 @@ type owned struct {
 
 // ownedSlices finds the parameters of a kernel that are such slices, by their places.
 func (u *unit) ownedSlices(d *ast.FuncDecl, sig *types.Signature) map[int]*owned {
-	if _, ok := directive(d); !ok || d.Recv != nil || sig.Params().Len() < 2 || sig.Params().At(0).Name() != indices[0] || sig.Params().At(1).Name() == indices[1] {
+	if _, ok := source.Directive(d); !ok || d.Recv != nil || sig.Params().Len() < 2 || sig.Params().At(0).Name() != indices[0] || sig.Params().At(1).Name() == indices[1] {
 		return nil
 	}
 	index := sig.Params().At(0)
@@ -66,10 +68,10 @@ func (o *ownership) element(e ast.Expr) types.Object {
 	}
 	s, ok := x.X.(*ast.Ident)
 	i, ok2 := x.Index.(*ast.Ident)
-	if !ok || !ok2 || o.info.Uses[i] != o.index || o.of[o.info.Uses[s]] == nil {
+	if !ok || !ok2 || o.Info.Uses[i] != o.index || o.of[o.Info.Uses[s]] == nil {
 		return nil
 	}
-	return o.info.Uses[s]
+	return o.Info.Uses[s]
 }
 
 func (o *ownership) visit(n ast.Node) bool {
@@ -105,7 +107,7 @@ func (o *ownership) visit(n ast.Node) bool {
 		}
 	case *ast.CallExpr: // len(x)
 		if id, ok := n.Fun.(*ast.Ident); ok && len(n.Args) == 1 {
-			if b, ok := o.info.Uses[id].(*types.Builtin); ok && b.Name() == "len" {
+			if b, ok := o.Info.Uses[id].(*types.Builtin); ok && b.Name() == "len" {
 				_, plain := n.Args[0].(*ast.Ident)
 				return !plain
 			}
@@ -117,7 +119,7 @@ func (o *ownership) visit(n ast.Node) bool {
 		}
 		o.apart = o.apart || o.follows(n.Index)
 	case *ast.Ident: // in any other place
-		delete(o.of, o.info.Uses[n])
+		delete(o.of, o.Info.Uses[n])
 	}
 	return true
 }
@@ -128,7 +130,7 @@ func (o *ownership) follows(e ast.Expr) bool {
 	case *ast.ParenExpr:
 		return o.follows(e.X)
 	case *ast.Ident:
-		return o.info.Uses[e] == o.index
+		return o.Info.Uses[e] == o.index
 	case *ast.BinaryExpr:
 		return (e.Op == token.ADD || e.Op == token.SUB || e.Op == token.MUL) && (o.follows(e.X) || o.follows(e.Y))
 	}
@@ -136,7 +138,7 @@ func (o *ownership) follows(e ast.Expr) bool {
 }
 
 func (o *ownership) changed(e ast.Expr) {
-	if id, ok := e.(*ast.Ident); ok && o.info.Uses[id] == o.index {
+	if id, ok := e.(*ast.Ident); ok && o.Info.Uses[id] == o.index {
 		o.moves = true
 	}
 }
@@ -182,7 +184,7 @@ func (o *ownership) sets(list []ast.Stmt, v types.Object) bool {
 // given says whether a condition is len(v) > 0: of a slice of no elements nothing is stored.
 func (o *ownership) given(e ast.Expr, v types.Object) bool {
 	b, ok := e.(*ast.BinaryExpr)
-	if !ok || b.Op != token.GTR || o.info.Types[b.Y].Value == nil || o.info.Types[b.Y].Value.String() != "0" {
+	if !ok || b.Op != token.GTR || o.Info.Types[b.Y].Value == nil || o.Info.Types[b.Y].Value.String() != "0" {
 		return false
 	}
 	c, ok := b.X.(*ast.CallExpr)
@@ -191,7 +193,7 @@ func (o *ownership) given(e ast.Expr, v types.Object) bool {
 	}
 	fun, ok := c.Fun.(*ast.Ident)
 	x, ok2 := c.Args[0].(*ast.Ident)
-	return ok && ok2 && fun.Name == "len" && o.info.Uses[x] == v
+	return ok && ok2 && fun.Name == "len" && o.Info.Uses[x] == v
 }
 
 // leaves says whether a statement has a return or a branch in it.
@@ -222,7 +224,7 @@ func (u *unit) guard(d *ast.FuncDecl, sig *types.Signature, own map[int]*owned) 
 	ast.Inspect(s.Cond, func(n ast.Node) bool {
 		if id, ok := n.(*ast.Ident); ok {
 			for i := range sig.Params().Len() {
-				depends = depends || u.info.Uses[id] == sig.Params().At(i) && (i == 0 || own[i] != nil)
+				depends = depends || u.Info.Uses[id] == sig.Params().At(i) && (i == 0 || own[i] != nil)
 			}
 		}
 		return true

@@ -66,7 +66,7 @@ func (w *writer) subst(t types.Type) types.Type {
 }
 
 func (w *writer) typeOf(e ast.Expr) types.Type {
-	t := w.info.TypeOf(e)
+	t := w.Info.TypeOf(e)
 	if t == nil {
 		w.refuse(e.Pos(), "a kernel cannot use %s: its type is not known", types.ExprString(e))
 	}
@@ -184,7 +184,7 @@ func declare(ctype, name string) string {
 
 // where is a place in Go, for reports.
 func (w *writer) where(at token.Pos) string {
-	p := w.fset.Position(at)
+	p := w.Fset.Position(at)
 	return fmt.Sprintf("%q", fmt.Sprintf("%s:%d", filepath.Base(p.Filename), p.Line))
 }
 
@@ -272,7 +272,7 @@ func (w *writer) declaration(d *ast.GenDecl) {
 				if spec.Names[i].Name == "_" {
 					return "", false
 				}
-				o := w.info.Defs[spec.Names[i]]
+				o := w.Info.Defs[spec.Names[i]]
 				return declare(w.ctypeOf(o.Pos(), o.Type()), w.name(o)), true
 			})
 			continue
@@ -284,7 +284,7 @@ func (w *writer) declaration(d *ast.GenDecl) {
 				}
 				continue
 			}
-			o := w.info.Defs[n]
+			o := w.Info.Defs[n]
 			value := "{}"
 			if i < len(spec.Values) {
 				value = w.as(spec.Values[i], o.Type())
@@ -297,7 +297,7 @@ func (w *writer) declaration(d *ast.GenDecl) {
 
 // unpack writes what receives the results of a call; to returns where one goes.
 func (w *writer) unpack(call ast.Expr, to func(i int) (string, bool)) {
-	tuple, ok := w.info.TypeOf(call).(*types.Tuple)
+	tuple, ok := w.Info.TypeOf(call).(*types.Tuple)
 	if !ok {
 		w.refuse(call.Pos(), "a kernel cannot have %s with two results", types.ExprString(call))
 	}
@@ -337,7 +337,7 @@ func (w *writer) destination(e ast.Expr, define bool) (string, bool) {
 		if id.Name == "_" {
 			return "", false
 		}
-		if o := w.info.Defs[id]; define && o != nil {
+		if o := w.Info.Defs[id]; define && o != nil {
 			return declare(w.ctypeOf(o.Pos(), o.Type()), w.name(o)), true
 		}
 	}
@@ -351,14 +351,14 @@ func (w *writer) assignOne(l, r ast.Expr, define bool) {
 			w.line("(void)(%s);", w.expr(r))
 			return
 		}
-		if o := w.info.Defs[id]; define && o != nil {
+		if o := w.Info.Defs[id]; define && o != nil {
 			value := w.as(r, o.Type())
 			w.roots[o] = w.rootsOf(r)
 			w.line("%s = %s;", declare(w.ctypeOf(o.Pos(), o.Type()), w.name(o)), value)
 			w.twin(o, r)
 			return
 		}
-		if o := w.info.Uses[id]; o != nil { // on a later way the variable may be either
+		if o := w.Info.Uses[id]; o != nil { // on a later way the variable may be either
 			w.roots[o] = append(slices.Clone(w.roots[o]), w.rootsOf(r)...)
 		}
 	}
@@ -384,12 +384,12 @@ func (w *writer) assignMany(s *ast.AssignStmt) {
 			continue
 		}
 		if id, ok := l.(*ast.Ident); ok {
-			if o := w.info.Defs[id]; o != nil && s.Tok == token.DEFINE {
+			if o := w.Info.Defs[id]; o != nil && s.Tok == token.DEFINE {
 				w.roots[o] = w.rootsOf(s.Rhs[i])
 				places[i] = declare(w.ctypeOf(o.Pos(), o.Type()), w.name(o))
 				continue
 			}
-			if o := w.info.Uses[id]; o != nil {
+			if o := w.Info.Uses[id]; o != nil {
 				w.roots[o] = append(slices.Clone(w.roots[o]), w.rootsOf(s.Rhs[i])...)
 			}
 		}

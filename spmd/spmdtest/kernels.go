@@ -11,7 +11,7 @@ import (
 	"lockstep/cuda/nvrtc"
 	"lockstep/internal/emulate"
 	"lockstep/internal/kernels"
-	"lockstep/internal/translate"
+	"lockstep/internal/translate/source"
 )
 
 // CompileKernels compiles the CUDA sources of which the package under test declares kernels in
@@ -24,7 +24,7 @@ import (
 // sees to that. The log of CompileKernels names kernels of which a C++ compiler does not
 // understand the source.
 func CompileKernels(t *testing.T) {
-	if err := translate.Fresh("."); err != nil {
+	if err := source.Fresh("."); err != nil {
 		t.Error(err)
 	}
 	if err := nvrtc.Load(); err != nil {

@@ -1,4 +1,4 @@
-package translate
+package source
 
 import (
 	"bytes"
@@ -20,10 +20,10 @@ import (
 // Output is the name of the file that Generate makes for a package.
 const Output = "kernels_spmd.go"
 
-// mark is the comment that makes a kernel of a function, hostMark one that names what runs on the host in its place.
+// Mark is the comment that makes a kernel of a function, HostMark one that names what runs on the host in its place.
 const (
-	mark     = "//spmd:kernel"
-	hostMark = "//spmd:host"
+	Mark     = "//spmd:kernel"
+	HostMark = "//spmd:host"
 )
 
 // Refusal is what a kernel has and GPUs do not, and where.
@@ -37,21 +37,21 @@ func (r *Refusal) Error() string {
 }
 
 // source is a package as it is parsed, without tests and without what Generate wrote.
-type source struct {
-	fset  *token.FileSet
-	files []*ast.File
-	decls map[string]decl // functions, types, constants and variables by their names, methods as Type.Method
+type Source struct {
+	Fset  *token.FileSet
+	Files []*ast.File
+	Decls map[string]Decl // functions, types, constants and variables by their names, methods as Type.Method
 }
 
 // decl is one declaration at the level of the package.
-type decl struct {
-	node ast.Node
+type Decl struct {
+	Node ast.Node
 	name string
 }
 
 // parse reads the Go files of a folder.
-func parse(dir string) (*source, error) {
-	s := &source{fset: token.NewFileSet(), decls: map[string]decl{}}
+func Parse(dir string) (*Source, error) {
+	s := &Source{Fset: token.NewFileSet(), Decls: map[string]Decl{}}
 	names, err := filepath.Glob(filepath.Join(dir, "*.go"))
 	if err != nil {
 		return nil, err
@@ -61,11 +61,11 @@ func parse(dir string) (*source, error) {
 		if base := filepath.Base(name); base == Output || strings.HasSuffix(base, "_test.go") {
 			continue
 		}
-		f, err := parser.ParseFile(s.fset, name, nil, parser.ParseComments|parser.SkipObjectResolution)
+		f, err := parser.ParseFile(s.Fset, name, nil, parser.ParseComments|parser.SkipObjectResolution)
 		if err != nil {
 			return nil, err
 		}
-		s.files = append(s.files, f)
+		s.Files = append(s.Files, f)
 		for _, d := range f.Decls {
 			s.declare(d)
 		}
@@ -73,22 +73,22 @@ func parse(dir string) (*source, error) {
 	return s, nil
 }
 
-func (s *source) declare(d ast.Decl) {
+func (s *Source) declare(d ast.Decl) {
 	switch d := d.(type) {
 	case *ast.FuncDecl:
 		name := d.Name.Name
 		if d.Recv != nil && len(d.Recv.List) == 1 {
 			name = receiver(d.Recv.List[0].Type) + "." + name
 		}
-		s.decls[name] = decl{d, name}
+		s.Decls[name] = Decl{d, name}
 	case *ast.GenDecl:
 		for _, spec := range d.Specs {
 			switch spec := spec.(type) {
 			case *ast.TypeSpec:
-				s.decls[spec.Name.Name] = decl{spec, spec.Name.Name}
+				s.Decls[spec.Name.Name] = Decl{spec, spec.Name.Name}
 			case *ast.ValueSpec:
 				for _, n := range spec.Names {
-					s.decls[n.Name] = decl{d, n.Name} // the whole of it: iota counts
+					s.Decls[n.Name] = Decl{d, n.Name} // the whole of it: iota counts
 				}
 			}
 		}
@@ -109,12 +109,12 @@ func receiver(e ast.Expr) string {
 }
 
 // kernels returns the functions that are kernels, in the order of files and lines.
-func (s *source) kernels() []*ast.FuncDecl {
+func (s *Source) Kernels() []*ast.FuncDecl {
 	var all []*ast.FuncDecl
-	for _, f := range s.files {
+	for _, f := range s.Files {
 		for _, d := range f.Decls {
 			if fn, ok := d.(*ast.FuncDecl); ok {
-				if _, ok := directive(fn); ok {
+				if _, ok := Directive(fn); ok {
 					all = append(all, fn)
 				}
 			}
@@ -123,52 +123,52 @@ func (s *source) kernels() []*ast.FuncDecl {
 	return all
 }
 
-// directive returns the words behind the mark of a kernel.
-func directive(fn *ast.FuncDecl) ([]string, bool) { return marked(fn, mark) }
+// directive returns the words behind the Mark of a kernel.
+func Directive(fn *ast.FuncDecl) ([]string, bool) { return Marked(fn, Mark) }
 
-func marked(fn *ast.FuncDecl, mark string) ([]string, bool) {
+func Marked(fn *ast.FuncDecl, comment string) ([]string, bool) {
 	if fn.Doc == nil {
 		return nil, false
 	}
 	for _, c := range fn.Doc.List {
-		if rest, ok := strings.CutPrefix(c.Text, mark); ok && (rest == "" || rest[0] == ' ') {
+		if rest, ok := strings.CutPrefix(c.Text, comment); ok && (rest == "" || rest[0] == ' ') {
 			return strings.Fields(rest), true
 		}
 	}
 	return nil, false
 }
 
-// checked is a package with types.
-type checked struct {
-	*source
-	pkg    *types.Package
-	info   *types.Info
+// Checked is a package with types.
+type Checked struct {
+	*Source
+	Pkg    *types.Package
+	Info   *types.Info
 	errors []types.Error
 }
 
 // check finds the types of a package. Errors are kept: what launches the kernels does not compile before Generate has run.
-func (s *source) check(dir string) (*checked, error) {
-	find, err := exports(dir, s.files)
+func (s *Source) Check(dir string) (*Checked, error) {
+	find, err := exports(dir, s.Files)
 	if err != nil {
 		return nil, err
 	}
-	c := &checked{source: s, info: &types.Info{Types: map[ast.Expr]types.TypeAndValue{}, Defs: map[*ast.Ident]types.Object{}, Uses: map[*ast.Ident]types.Object{},
+	c := &Checked{Source: s, Info: &types.Info{Types: map[ast.Expr]types.TypeAndValue{}, Defs: map[*ast.Ident]types.Object{}, Uses: map[*ast.Ident]types.Object{},
 		Instances: map[*ast.Ident]types.Instance{}, Selections: map[*ast.SelectorExpr]*types.Selection{}, Implicits: map[ast.Node]types.Object{}}}
-	conf := types.Config{Importer: importer.ForCompiler(s.fset, "gc", find), FakeImportC: true, Sizes: types.SizesFor("gc", "amd64"), Error: func(err error) {
+	conf := types.Config{Importer: importer.ForCompiler(s.Fset, "gc", find), FakeImportC: true, Sizes: types.SizesFor("gc", "amd64"), Error: func(err error) {
 		var e types.Error
 		if errors.As(err, &e) && !e.Soft {
 			c.errors = append(c.errors, e)
 		}
 	}}
-	c.pkg, _ = conf.Check(s.files[0].Name.Name, s.fset, s.files, c.info) // its error is the first of those kept
+	c.Pkg, _ = conf.Check(s.Files[0].Name.Name, s.Fset, s.Files, c.Info) // its error is the first of those kept
 	return c, nil
 }
 
 // failure returns the error that lies in a function or a type, if there is one.
-func (c *checked) failure(n ast.Node) *Refusal {
+func (c *Checked) Failure(n ast.Node) *Refusal {
 	for _, e := range c.errors {
 		if n.Pos() <= e.Pos && e.Pos < n.End() {
-			return &Refusal{c.fset.Position(e.Pos), e.Msg}
+			return &Refusal{c.Fset.Position(e.Pos), e.Msg}
 		}
 	}
 	return nil
