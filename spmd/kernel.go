@@ -55,6 +55,21 @@ func CompilerFlag(flag string) KernelOption {
 // is then defined, and the like for others: without it the source does without.
 func ArchSpecific() KernelOption { return func(s *kernels.Source) { s.ArchSpecific = true } }
 
+// Tolerance says by how much what the CUDA source computes may differ from what the host function does, as a part of it: for
+// spmdtest.CompareKernels, which wants the same bits where nothing is said.
+func Tolerance(part float64) KernelOption {
+	return func(s *kernels.Source) { s.Tolerance = part }
+}
+
+// Scratch says that what some arguments hold behind a launch means nothing, such as parts of sums on a GPU.
+func Scratch(args ...int) KernelOption {
+	return func(s *kernels.Source) {
+		for _, i := range args {
+			s.Scratch |= 1 << i
+		}
+	}
+}
+
 // Grid is the shape of a launch in blocks and threads; the host function does
 // not see it.
 type Grid struct {

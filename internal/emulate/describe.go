@@ -62,7 +62,7 @@ func Describe(dir string, s Source) (map[string][]Param, error) {
 	for i, name := range s.Names {
 		text += fmt.Sprintf("DESCRIBE(describe_%d, (%s))\n", i, name)
 	}
-	lib, err := load(dir, "described-", text, s, "-O0", "-fpermissive")
+	lib, _, err := load(dir, "described-", text, s, "-O0", "-fpermissive")
 	if err != nil {
 		return nil, err
 	}

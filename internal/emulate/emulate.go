@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"unsafe"
 )
@@ -22,7 +23,12 @@ import (
 var header string
 
 // Program is what one source and its flags have become.
-type Program struct{ kernels map[string]unsafe.Pointer }
+type Program struct {
+	kernels map[string]unsafe.Pointer
+	stop    unsafe.Pointer // where a thread goes on whose access to memory has failed
+	file    string         // the library
+	text    string         // the source
+}
 
 // Source is CUDA C++ and how it is compiled.
 type Source struct {
@@ -41,11 +47,14 @@ func Compile(dir string, s Source) (*Program, error) {
 	for i, name := range s.Names {
 		text += fmt.Sprintf("EMULATE(emulate_%d, (%s))\n", i, name)
 	}
-	lib, err := load(dir, "emulated-", text, s, "-O2", "-ffp-contract=off", "-fno-strict-aliasing")
+	lib, file, err := load(dir, "emulated-", text, s, "-O2", "-g1", "-ffp-contract=off", "-fno-strict-aliasing")
 	if err != nil {
 		return nil, err
 	}
-	p := &Program{map[string]unsafe.Pointer{}}
+	p := &Program{kernels: map[string]unsafe.Pointer{}, file: file, text: s.Text}
+	if p.stop, err = sysSymbol(lib, "emulate_fault"); err != nil {
+		return nil, err
+	}
 	for i, name := range s.Names {
 		if p.kernels[name], err = sysSymbol(lib, fmt.Sprintf("emulate_%d", i)); err != nil {
 			return nil, err
@@ -59,13 +68,9 @@ func declared(s Source) string {
 	return "#include \"emulate.h\"\n#line 1 \"kernel.cu\"\n" + dynamic.ReplaceAllString(s.Text, "static const emulated::dynamic_shared<$1> $2;") + "\n"
 }
 
-// load opens the library that a text becomes, whose name begins with kind. It is compiled where dir does not have it.
-func load(dir, kind, text string, s Source, flags ...string) (unsafe.Pointer, error) {
-	cxx := strings.Fields(os.Getenv("CXX"))
-	if len(cxx) == 0 {
-		cxx = []string{"c++"}
-	}
-	cxx = append(append(cxx, "-std=c++14", "-w", "-shared", "-fPIC"), flags...)
+// load opens the library that a text becomes, whose name begins with kind, and returns its file, too. It is compiled where dir does not have it.
+func load(dir, kind, text string, s Source, flags ...string) (lib unsafe.Pointer, file string, err error) {
+	cxx := append(append(compiler(), "-std=c++14", "-w", "-shared", "-fPIC"), flags...)
 	for _, f := range s.Flags {
 		if strings.HasPrefix(f, "-D") {
 			cxx = append(cxx, f)
@@ -82,16 +87,34 @@ func load(dir, kind, text string, s Source, flags ...string) (unsafe.Pointer, er
 	kept := filepath.Join(dir, kind+hex.EncodeToString(h.Sum(nil))[:32]+".so")
 	if _, err := os.Stat(kept); err != nil {
 		if err := build(cxx, kept, text, s.Headers); err != nil {
-			return nil, err
+			return nil, "", err
 		}
 	}
-	return sysOpen(kept)
+	lib, err = sysOpen(kept)
+	return lib, kept, err
+}
+
+// compiler is the C++ compiler, with its first flags.
+func compiler() []string {
+	if cxx := strings.Fields(os.Getenv("CXX")); len(cxx) > 0 {
+		return cxx
+	}
+	return []string{"c++"}
+}
+
+// Compiler says why there is no C++ compiler.
+func Compiler() error {
+	cxx := compiler()
+	if _, err := exec.LookPath(cxx[0]); err != nil {
+		return fmt.Errorf("emulation of GPUs needs a C++ compiler, %s or what CXX names: %w", cxx[0], err)
+	}
+	return nil
 }
 
 // build calls the compiler, and puts what it makes in its place at once.
 func build(cxx []string, kept, text string, headers map[string]string) (err error) {
-	if _, err := exec.LookPath(cxx[0]); err != nil {
-		return fmt.Errorf("emulation of GPUs needs a C++ compiler, %s or what CXX names: %w", cxx[0], err)
+	if err := Compiler(); err != nil {
+		return err
 	}
 	if err := os.MkdirAll(filepath.Dir(kept), 0o777); err != nil {
 		return err
@@ -136,10 +159,50 @@ func (p *Program) Launch(name string, blocks, threads [3]int, first, last, share
 	if n := threads[0] * threads[1] * threads[2]; n > 1024 {
 		return fmt.Errorf("kernel %s: %d threads in a block, at most 1024", name, n)
 	}
-	if err := sysCall(f, blocks, threads, first, last, shared, words, at); err != nil {
+	address, place, err := sysCall(f, p.stop, blocks, threads, first, last, shared, words, at)
+	switch {
+	case place != 0:
+		return &Fault{Kernel: name, Line: p.line(place), Thread: strings.TrimSuffix(err.Error(), ": trap"), Address: address}
+	case err != nil:
 		return fmt.Errorf("kernel %s: %w", name, err)
 	}
 	return nil
+}
+
+// Fault is an access to memory that there is not.
+type Fault struct {
+	Kernel  string
+	Line    string // of the source, with its text; "" where nothing says which
+	Thread  string // and its block
+	Address uintptr
+}
+
+func (f *Fault) Error() string { return f.Describe(fmt.Sprintf("no memory at %#x", f.Address)) }
+
+// Describe says what has happened where the memory is known.
+func (f *Fault) Describe(what string) string {
+	line := f.Line
+	if line != "" {
+		line += ": "
+	}
+	return fmt.Sprintf("kernel %s: %s%s: %s", f.Kernel, line, f.Thread, what)
+}
+
+// line returns the line of the source that a place in the library belongs to, and its text. A program of the compiler's tells.
+func (p *Program) line(place uint64) string {
+	out, err := exec.Command("addr2line", "-i", "-e", p.file, fmt.Sprintf("%#x", place)).Output()
+	if err != nil {
+		return ""
+	}
+	for frame := range strings.Lines(string(out)) { // the innermost first
+		_, number, ok := strings.Cut(strings.TrimSpace(frame), "kernel.cu:")
+		number, _, _ = strings.Cut(number, " ")
+		n, err := strconv.Atoi(number)
+		if lines := strings.Split(p.text, "\n"); ok && err == nil && n >= 1 && n <= len(lines) {
+			return fmt.Sprintf("kernel.cu:%d: %s", n, strings.TrimSpace(lines[n-1]))
+		}
+	}
+	return ""
 }
 
 // Has says whether a kernel is in the program.

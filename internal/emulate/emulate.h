@@ -195,6 +195,12 @@ static const char *run(block *b) {
 	return NULL;
 }
 
+// fault is where a thread goes on whose access to memory has failed.
+static void fault() {
+	stop();
+	abort();
+}
+
 // dynamic_shared stands for an array whose size the launch says.
 template <typename T> struct dynamic_shared {
 	dynamic_shared() {}
@@ -254,7 +260,11 @@ template <typename... A> int start(void (*kernel)(A...), const call *c) {
 		blockIdx = {(unsigned)(i % gridDim.x), (unsigned)(i / gridDim.x % gridDim.y), (unsigned)(i / gridDim.x / gridDim.y)};
 		const char *why = run(b);
 		if (why != NULL) {
-			snprintf(c->error, 256, "block (%u, %u, %u): %s", blockIdx.x, blockIdx.y, blockIdx.z, why);
+			snprintf(c->error, 256, "block (%u, %u, %u)%s%s", blockIdx.x, blockIdx.y, blockIdx.z, b->stopped ? "" : ": ", b->stopped ? "" : why);
+			if (b->stopped) {
+				size_t n = strlen(c->error);
+				snprintf(c->error + n, 256 - n, ", thread (%u, %u, %u): %s", threadIdx.x, threadIdx.y, threadIdx.z, why);
+			}
 			return 1;
 		}
 	}
@@ -300,6 +310,10 @@ template <typename T, typename F> T bits_of(F f) {
 		emulated::signature<decltype(kernel)>::to((char *)out);                                                        \
 		return 0;                                                                                                      \
 	}
+
+#ifndef EMULATE_NO_BODIES
+extern "C" void emulate_fault() { emulated::fault(); }
+#endif
 
 #define EMULATE(symbol, kernel)                                                                                        \
 	extern "C" int symbol(void *c) { return emulated::start(kernel, (const emulated::call *)c); }

@@ -2,10 +2,12 @@ package emulate
 
 /*
 #cgo linux LDFLAGS: -ldl
+#define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include "guard.h"
 
 struct launch {
 	const uint64_t *words;
@@ -23,11 +25,21 @@ static void *open_library(const char *file, char **err) {
 
 static int call(void *f, void *out) { return ((int (*)(void *))f)(out); }
 
-static int call_kernel(void *f, struct launch *c, const uint64_t *words, const uint32_t *at, char *error) {
+static int call_kernel(void *f, void *stop, struct launch *c, const uint64_t *words, const uint32_t *at, char *error, struct guard *g) {
 	c->words = words;
 	c->at = at;
 	c->error = error;
-	return ((int (*)(void *))f)(c);
+	g->stop = (void (*)(void))stop;
+	guard_set(g);
+	int failed = ((int (*)(void *))f)(c);
+	guard_set(NULL);
+	return failed;
+}
+
+// place says how far behind the beginning of its library an address lies.
+static uint64_t place(void *p) {
+	Dl_info info;
+	return dladdr(p, &info) ? (uint64_t)((char *)p - (char *)info.dli_fbase) : 0;
 }
 */
 import "C"
@@ -69,15 +81,21 @@ func sysDescribe(f unsafe.Pointer) string {
 	return C.GoString((*C.char)(unsafe.Pointer(&text[0])))
 }
 
-// sysCall runs blocks of a launch. Neither words nor at is kept.
-func sysCall(f unsafe.Pointer, blocks, threads [3]int, first, last, shared int, words []uint64, at []uint32) error {
+// sysCall runs blocks of a launch. Neither words nor at is kept. Of an access that has failed it returns the address, and the
+// place in the library.
+func sysCall(f, stop unsafe.Pointer, blocks, threads [3]int, first, last, shared int, words []uint64, at []uint32) (address uintptr, place uint64, err error) {
+	C.guard_install()
 	c := C.struct_launch{first: C.uint32_t(first), last: C.uint32_t(last), shared: C.uint64_t(shared)}
 	for i := range 3 {
 		c.blocks[i], c.threads[i] = C.uint32_t(blocks[i]), C.uint32_t(threads[i])
 	}
+	var g C.struct_guard
 	var text [256]byte
-	if C.call_kernel(f, &c, (*C.uint64_t)(unsafe.SliceData(words)), (*C.uint32_t)(unsafe.SliceData(at)), (*C.char)(unsafe.Pointer(&text[0]))) != 0 {
-		return errors.New(C.GoString((*C.char)(unsafe.Pointer(&text[0]))))
+	if C.call_kernel(f, stop, &c, (*C.uint64_t)(unsafe.SliceData(words)), (*C.uint32_t)(unsafe.SliceData(at)), (*C.char)(unsafe.Pointer(&text[0])), &g) != 0 {
+		err = errors.New(C.GoString((*C.char)(unsafe.Pointer(&text[0]))))
+		if g.pc != nil {
+			address, place = uintptr(g.address), uint64(C.place(g.pc))
+		}
 	}
-	return nil
+	return address, place, err
 }

@@ -102,6 +102,38 @@ func TestBarrier(t *testing.T) {
 	}
 }
 
+// An access outside of memory stops the kernel, and has the line. So does one on several threads of the process, and launches
+// go on.
+func TestFault(t *testing.T) {
+	const far = `extern "C" __global__ void far(float *x, long long by) {
+	if (threadIdx.x == 5)
+		x[by * threadIdx.x] += 1;
+	__syncthreads();
+}`
+	p, err := Compile(t.TempDir(), Source{Text: far, Names: []string{"far"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		err = p.Launch("far", [3]int{2, 1, 1}, [3]int{32, 1, 1}, 0, 2, 0, []uint64{64, 0}, []uint32{0, 1})
+		want := "kernel far: kernel.cu:3: x[by * threadIdx.x] += 1;: block (0, 0, 0), thread (5, 0, 0): no memory at 0x40"
+		if err == nil || err.Error() != want {
+			t.Errorf("%v, want %s", err, want)
+		}
+		x := []float32{1}
+		if err := p.Launch("far", [3]int{2, 1, 1}, [3]int{32, 1, 1}, 0, 2, 0, []uint64{address(x), 0}, []uint32{0, 1}); err != nil || x[0] != 3 {
+			t.Errorf("%v, %v", err, x)
+		}
+	}
+	defer func() { // what Go's own code does is Go's
+		if recover() == nil {
+			t.Error("a nil pointer of Go does not panic")
+		}
+	}()
+	var none *int
+	*none = 1
+}
+
 // What is not emulated is refused in one line.
 func TestRefused(t *testing.T) {
 	_, err := Compile(t.TempDir(), Source{Text: ptx, Names: []string{"ptx"}})

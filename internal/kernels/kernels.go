@@ -20,6 +20,11 @@ type Source struct {
 	ArchSpecific bool     // for one architecture with what only it has
 	Names        []string // extern "C" functions, and name expressions such as "scale<float>"
 	declared     []string // packages that did
+
+	// Tolerance is by how much a kernel's results may differ from those of its host function, as a part of them; Scratch are
+	// its arguments whose contents mean nothing to others, as bits. They belong to one kernel, and not to the program.
+	Tolerance float64
+	Scratch   uint64
 }
 
 // Key is the same for sources that differ in their kernels only: these are one program.
@@ -58,6 +63,19 @@ func CompareLaunches() { comparing.Store(true) }
 
 // Comparing says whether CompareLaunches was called.
 func Comparing() bool { return comparing.Load() }
+
+// both counts who wants launches on the host to run both ways.
+var both atomic.Int32
+
+// RunBoth has launches on the host run their CUDA source, too, emulated on copies, and fail where the results differ, until
+// done is called.
+func RunBoth() (done func()) {
+	both.Add(1)
+	return sync.OnceFunc(func() { both.Add(-1) })
+}
+
+// RunningBoth says whether RunBoth is in force.
+func RunningBoth() bool { return both.Load() > 0 }
 
 // AllFlags are those of the compiler.
 func (s *Source) AllFlags() []string {

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"lockstep/internal/translate/source"
@@ -29,6 +30,7 @@ type kernel struct {
 	body     *function
 	instance types.Type // what the type parameter is; nil for none
 	onHost   string     // the function that runs on the host for a range of indices; "" for this one
+	part     string     // the tolerance
 }
 
 // param is one parameter of a kernel behind its indices.
@@ -227,6 +229,12 @@ func (u *unit) kernel(d *ast.FuncDecl, f *types.Func, op string, instance types.
 		u.refuse(d.Pos(), "%s: a kernel returns at most one value, of which the %s is taken", f.Name(), op)
 	}
 	u.hostFunction(k)
+	if words, ok := source.Marked(d, source.ToleranceMark); ok {
+		k.part = strings.Join(words, " ")
+		if v, err := strconv.ParseFloat(k.part, 64); err != nil || v < 0 {
+			u.refuse(d.Pos(), "%s %s: want a number, such as 1e-6", source.ToleranceMark, k.part)
+		}
+	}
 	return k
 }
 

@@ -196,6 +196,9 @@ func (g *goFile) declaration(k *kernel, p plan, host string) string {
 	if p.small != 0 {
 		shape += fmt.Sprintf(", Small: %#x", p.small)
 	}
+	if k.part != "" {
+		shape += ", Tolerance: " + k.part
+	}
 	shape += "}"
 	if k.op == "" {
 		return fmt.Sprintf("gokernel.New(%q, spmdgenSource, %s, %s)", k.name, shape, host)

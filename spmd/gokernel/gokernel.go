@@ -37,6 +37,9 @@ type Shape struct {
 	Written uint64 // which of them the kernel writes to, as bits
 	One     uint64 // which of them are pointers to one element
 	Small   uint64 // which of them are numbers that the fast form takes in 32 bits
+
+	// Tolerance is spmd.Tolerance's.
+	Tolerance float64
 }
 
 // total is the number of indices of a launch, as the host function sees it.
@@ -129,12 +132,12 @@ type Kernel struct {
 // the indices from lo to hi-1, of two or three in the order of rows.
 func New(name, source string, shape Shape, host func(a spmd.Args, lo, hi int)) *Kernel {
 	run := func(a spmd.Args) error { return shape.run(a, host) }
-	return &Kernel{name, shape, declare(name, source, run), declare(name+"_any", source, run)}
+	return &Kernel{name, shape, declare(name, source, &shape, run), declare(name+"_any", source, &shape, run)}
 }
 
 // declare declares one form. Products and sums are rounded one by one, as the host rounds them.
-func declare(name, source string, run func(spmd.Args) error) *spmd.Kernel {
-	return spmd.NewKernel(name, source, run, spmd.CompilerFlag("--fmad=false"))
+func declare(name, source string, shape *Shape, run func(spmd.Args) error) *spmd.Kernel {
+	return spmd.NewKernel(name, source, run, spmd.CompilerFlag("--fmad=false"), spmd.Tolerance(shape.Tolerance))
 }
 
 // run computes all indices on the host.

@@ -41,7 +41,7 @@ type Reduction[T Number] struct {
 func NewReduction[T Number](name, source string, shape Shape, op Op, host func(a spmd.Args, lo, hi int, acc *[Lanes]T)) *Reduction[T] {
 	r := &Reduction[T]{name: name, shape: shape, op: op, host: host}
 	run := func(a spmd.Args) error { return r.onHost(a) }
-	r.fast, r.others, r.parts = declare(name, source, run), declare(name+"_any", source, run), declare(name+"_parts", source, run)
+	r.fast, r.others, r.parts = declare(name, source, &shape, run), declare(name+"_any", source, &shape, run), declare(name+"_parts", source, &shape, run)
 	r.library = spmd.NewLibrary(name, r.onGPU, run, r.fast, r.others, r.parts).OnlyKernels()
 	return r
 }

@@ -58,6 +58,25 @@ func CompileKernels(t *testing.T) {
 	}
 }
 
+// CompareKernels has each launch of the rest of the test, on the host and on every rank, run both ways: the host function, and
+// the CUDA source, emulated on copies of the buffers. A launch fails its stream where the results are not the same bits, or
+// differ by more than the kernel's spmd.Tolerance; where the CUDA source accesses what lies outside of its buffers, with the
+// line; and where a barrier is not reached by all threads of a block. spmd.Scratch says which arguments mean nothing.
+//
+// It needs a C++ compiler, and says in the test's log where there is none. Kernels that it does not understand, with PTX
+// or instructions for matrices, run on the host only: the log of CompileKernels names them.
+func CompareKernels(t *testing.T) {
+	t.Helper()
+	if Device() != "host" {
+		return
+	}
+	if err := emulate.Compiler(); err != nil {
+		t.Log(err)
+		return
+	}
+	t.Cleanup(kernels.RunBoth())
+}
+
 // describedEnv says to the ranks of a test that the test has described the kernels.
 const describedEnv = "SPMDTEST_DESCRIBED"
 

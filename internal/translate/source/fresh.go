@@ -35,7 +35,8 @@ func (s *Source) Sum(names []string) string {
 		if f, ok := node.(*ast.FuncDecl); ok { // with its directive, but without what a comment says else
 			words, _ := Directive(f)
 			there, _ := Marked(f, HostMark)
-			fmt.Fprintln(h, words, there)
+			part, _ := Marked(f, ToleranceMark)
+			fmt.Fprintln(h, words, there, part)
 			plain := *f
 			plain.Doc = nil
 			node = &plain

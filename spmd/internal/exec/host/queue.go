@@ -10,6 +10,7 @@ import (
 
 	"lockstep/host"
 	"lockstep/internal/ccall"
+	"lockstep/internal/kernels"
 	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/trace"
 )
@@ -360,10 +361,16 @@ func (s *slot) run(events *trace.Thread, ticket uint64) error {
 		if s.as != nil {
 			return s.as.Launch(s.Kernel, s.Grid, s.Args)
 		}
+		if kernels.RunningBoth() {
+			return compareKernel(s.Kernel, s.Grid, s.Args)
+		}
 		return exec.GuardKernel(s.Kernel.Name, func() error { return s.Kernel.Host(s.Args) })
 	case exec.DoLibrary:
 		if s.as != nil && s.Library.OnlyKernels {
 			return s.as.call(s.Library, s.Args, s.N)
+		}
+		if kernels.RunningBoth() && s.Library.OnlyKernels {
+			return compareLibrary(s.Library, s.Args, s.N)
 		}
 		return exec.Guard(func() error { return s.Library.Host(s.Args) })
 	case exec.DoFunc:
