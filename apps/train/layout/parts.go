@@ -22,13 +22,14 @@ const (
 	Mix                        // the first residual stream is mixed into each layer's input
 	Skips                      // the first half of the layers' outputs are added to the inputs of the second, last ones first
 	ZeroInit                   // projections, and the head, begin as 0
+	Windows                    // the attention of three layers of four sees WindowTokens
 	allParts = 1<<iota - 1
 )
 
 var partNames = []struct {
 	part Parts
 	name string
-}{{NormQK, "qk-norm"}, {Cap, "cap"}, {Values, "values"}, {Mix, "mix"}, {Skips, "skips"}, {ZeroInit, "zero-init"}}
+}{{NormQK, "qk-norm"}, {Cap, "cap"}, {Values, "values"}, {Mix, "mix"}, {Skips, "skips"}, {ZeroInit, "zero-init"}, {Windows, "windows"}}
 
 // Has says whether a model has a part.
 func (c Config) Has(p Parts) bool { return c.Parts&p != 0 }
@@ -143,6 +144,17 @@ func (c Config) SkipFrom(layer int) int {
 		return -1
 	}
 	return c.Layers - 1 - layer
+}
+
+// WindowTokens is how far back the attention of a layer with a window sees, as attention.Shape says it.
+const WindowTokens = 256
+
+// Window is that of a layer, 0 where it sees all tokens before: the last layer does, and every fourth from there.
+func (c Config) Window(layer int) int {
+	if !c.Has(Windows) || (c.Layers-1-layer)%4 == 0 {
+		return 0
+	}
+	return WindowTokens
 }
 
 // modernParams calls add for each parameter of a modern model in backward order, and group after those

@@ -20,6 +20,7 @@ type Model[A kernels.Act] struct {
 	rows  int             // N: most tokens of a micro-batch
 	most  attention.Shape // of a micro-batch
 	att   *attention.Attention[A]
+	near  *attention.Attention[A] // of the layers with a window; nil where no sequence is longer than that
 	heads headShape
 	layer []layer[A]
 
@@ -104,7 +105,11 @@ func bytesOf[A kernels.Act](cfg layout.Config, batch, seq int) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	return m.Space().Bytes + attention.Workspace[A](m.most, attentionOptions), nil
+	n := m.Space().Bytes + attention.Workspace[A](m.most, attentionOptions)
+	if s, some := m.windowed(); some {
+		n += attention.Workspace[A](s, attentionOptions)
+	}
+	return n, nil
 }
 
 // NewModel is gpt.NewModel for a modern model.
@@ -143,6 +148,15 @@ func shapeOf[A kernels.Act](w *spmd.World, cfg layout.Config, maxBatch, maxSeq i
 		heads: headShape{heads: cfg.Heads, size: size, norm: cfg.Has(layout.NormQK), scale: float32(0.12 * math.Sqrt(float64(size)))}}
 	m.takeAll(maxSeq)
 	return m, nil
+}
+
+// windowed is the shape of the attention of layers with a window, and whether there are any that bounds what they see.
+func (m *Model[A]) windowed() (s attention.Shape, some bool) {
+	s = m.most
+	for l := range m.layer {
+		s.Window = max(s.Window, m.Cfg.Window(l))
+	}
+	return s, s.Window > 0 && s.Tokens > s.Window
 }
 
 // takeAll takes, or counts, the memory of activations.
@@ -193,6 +207,12 @@ func (m *Model[A]) open() (err error) {
 		return err
 	}
 	m.Space().Frees = append(m.Space().Frees, m.att.Close)
+	if s, some := m.windowed(); some {
+		if m.near, err = attention.New[A](m.World, s, attentionOptions); err != nil {
+			return err
+		}
+		m.Space().Frees = append(m.Space().Frees, m.near.Close)
+	}
 	m.bind(at)
 	if m.FP8 != nil {
 		m.head.eight = m.FP8.Head(m.Cfg.HeadName(), 0)

@@ -90,6 +90,7 @@ func testModelAgainstReference[A kernels.Act](t *testing.T, w *spmd.World) {
 		{layout.Config{Layers: 1, Heads: 1, Channels: 8, SeqMax: 7, Vocab: 5, Parts: full}, []int{3}, 7},
 		{layout.Config{Layers: 6, Heads: 3, Channels: 120, SeqMax: 9, Vocab: 128, Parts: full}, []int{1, 1}, 1},
 		{layout.Config{Layers: 2, Heads: 4, Channels: 288, SeqMax: 70, Vocab: 257, Parts: full}, []int{1, 2}, 70},
+		{layout.Config{Layers: 2, Heads: 1, Channels: 8, SeqMax: 400, Vocab: 5, Parts: full}, []int{1, 1}, 400},                    // windows bound what is seen
 		{layout.Config{Layers: 1, Heads: 1, Channels: 8, SeqMax: 64, Vocab: 5, Parts: full}, []int{layout.HeadRows/64 + 1, 3}, 64}, // more rows than the head takes at once
 	}
 	for _, name := range append(layout.PartNames(), "") {

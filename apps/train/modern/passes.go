@@ -8,6 +8,7 @@ import (
 	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
 	"lockstep/spmd"
+	"lockstep/spmd/attention"
 	"lockstep/spmd/blas"
 )
 
@@ -127,6 +128,19 @@ func (e *enqueue[A]) stream(l int) spmd.Buffer[A] {
 	return e.before(l)
 }
 
+// attention is what computes that of a layer.
+func (e *enqueue[A]) attention(l int) (a *attention.Attention[A]) {
+	if e.Err != nil {
+		return nil
+	}
+	of := e.m.att
+	if e.m.near != nil && e.m.Cfg.Window(l) > 0 {
+		of = e.m.near
+	}
+	a, e.Err = of.For(e.b, e.T)
+	return a
+}
+
 // forward runs the decoder up to what the head reads.
 func (e *enqueue[A]) forward() {
 	m := e.m
@@ -136,10 +150,8 @@ func (e *enqueue[A]) forward() {
 		norm(&e.Launcher, a.ln1, e.before(l), e.mixing(a))
 		e.product(a.raw, a.ln1, &a.qkv, blas.Options{})
 		headsForward(&e.Launcher, m.heads, a.att3, a.raw, e.in, e.values(a))
-		if att, err := m.att.For(e.b, e.T); e.Err == nil {
-			if e.Err = err; err == nil {
-				e.Err = att.Forward(e.S, a.att, a.lse, a.att3)
-			}
+		if att := e.attention(l); e.Err == nil {
+			e.Err = att.Forward(e.S, a.att, a.lse, a.att3)
 		}
 		e.product(a.res2, a.att, &a.proj, blas.Options{Residual: e.stream(l).Arg()})
 		norm(&e.Launcher, a.ln2, a.res2, mixing[A]{})
@@ -200,10 +212,8 @@ func (e *enqueue[A]) backward(sorted spmd.Buffer[int32], ready func(int) error) 
 
 		e.inputGrad(m.tmp, m.dres, &a.proj)
 		e.weightGrad(m.dres, a.att, &a.proj)
-		if att, err := m.att.For(e.b, e.T); e.Err == nil {
-			if e.Err = err; err == nil {
-				e.Err = att.Backward(e.S, m.wide, m.tmp, a.att, a.lse, a.att3)
-			}
+		if att := e.attention(l); e.Err == nil {
+			e.Err = att.Backward(e.S, m.wide, m.tmp, a.att, a.lse, a.att3)
 		}
 		drows, fresh := none, false
 		if a.table >= 0 {

@@ -46,7 +46,7 @@ func (m *modernModel) Batch(tokens, targets []int32, t int, grad map[string][]fl
 
 func (m *modernModel) sequence(tokens, targets []int32, scale float64) float64 {
 	cfg := m.cfg
-	L, C := cfg.Layers, cfg.Channels
+	L, C, T := cfg.Layers, cfg.Channels, len(tokens)
 	head := C / cfg.Heads
 	first := m.norm(m.lookUp("wte.weight", tokens), C)
 	x, left := first, []*rows{}
@@ -72,7 +72,11 @@ func (m *modernModel) sequence(tokens, targets []int32, scale float64) float64 {
 			table := m.lookUp(fmt.Sprintf("values.%d.weight", which), tokens)
 			v = m.sum(m.times(v, h+"attn.values", 0), m.times(table, h+"attn.values", 1))
 		}
-		att := m.attend(m.turn(q, head), m.turn(k, head), v, head)
+		window := 256
+		if cfg.Parts&layout.Windows == 0 || (L-1-l)%4 == 0 {
+			window = T
+		}
+		att := m.attend(m.turn(q, head), m.turn(k, head), v, head, window)
 		x = m.sum(x, m.linear(att, h+"attn.c_proj.weight", C))
 		fc := m.linear(m.norm(x, C), h+"mlp.c_fc.weight", 4*C)
 		x = m.sum(x, m.linear(m.each(fc, func(z float64) (float64, float64) { return max(z, 0) * max(z, 0), 2 * max(z, 0) }), h+"mlp.c_proj.weight", C))
@@ -237,14 +241,15 @@ func (m *modernModel) turn(x *rows, head int) *rows {
 	return y
 }
 
-func (m *modernModel) attend(q, k, v *rows, head int) *rows {
+// attend sees at most window tokens before the first of the 128 that a query is one of.
+func (m *modernModel) attend(q, k, v *rows, head, window int) *rows {
 	const scale = 0.12
 	T := len(q.v)
 	y := newRows(T, len(q.v[0]))
 	for lo := 0; lo < len(q.v[0]); lo += head {
 		for i := range T {
 			p, sum := make([]float64, i+1), 0.0
-			for j := range p {
+			for j := max(0, i-i%128-window); j <= i; j++ {
 				for c := lo; c < lo+head; c++ {
 					p[j] += scale * q.v[i][c] * k.v[j][c]
 				}

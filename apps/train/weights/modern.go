@@ -24,6 +24,7 @@ type modernConfig struct {
 	LogitCap       []float64 `json:"logit_cap,omitempty"`    // a, b: a·sigmoid(z/b)
 	ValueTables    []int     `json:"value_tables,omitempty"` // of each layer, -1 is none
 	SkipsFrom      []int     `json:"skips_from,omitempty"`   // of each layer, -1 is none
+	Windows        []int     `json:"windows,omitempty"`      // of each layer, 0 is none: how many tokens are seen before the 128 that one is of
 }
 
 // modernOf is what there is to say of a model.
@@ -39,6 +40,9 @@ func modernOf(cfg layout.Config) modernConfig {
 		}
 		if cfg.Has(layout.Skips) {
 			c.SkipsFrom = append(c.SkipsFrom, cfg.SkipFrom(l))
+		}
+		if cfg.Has(layout.Windows) {
+			c.Windows = append(c.Windows, cfg.Window(l))
 		}
 	}
 	return c
