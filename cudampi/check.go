@@ -46,10 +46,13 @@ func (c *Comm) refuse(op string, n int, t elem.Type) error {
 	}
 }
 
-// CheckOp refuses what is no operation.
-func (c *Comm) CheckOp(name string, op elem.Op) error {
-	if op < elem.Ops {
+// CheckOp refuses what is no operation, or none on a type.
+func (c *Comm) CheckOp(name string, op elem.Op, t elem.Type) error {
+	switch {
+	case op.On(t):
 		return nil
+	case op < elem.Ops:
+		return c.Errorf(name, ErrOp, "%v of %v", op, t)
 	}
 	return c.Errorf(name, ErrOp, "%v is no operation", op)
 }
@@ -62,7 +65,7 @@ func (c *Comm) CheckScan(name string, dst, src unsafe.Pointer, n int, t elem.Typ
 	if op == elem.Avg {
 		return c.Errorf(name, ErrOp, "a scan has no %v", op)
 	}
-	return c.CheckOp(name, op)
+	return c.CheckOp(name, op, t)
 }
 
 // CheckRoot refuses a root that is not in c.

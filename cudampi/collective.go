@@ -40,7 +40,7 @@ func (c *Comm) AllReduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op
 	if err := c.Ready(name, n, t, dst, src); err != nil {
 		return err
 	}
-	if err := c.CheckOp(name, op); err != nil {
+	if err := c.CheckOp(name, op, t); err != nil {
 		return err
 	}
 	limit := reduceCount(t)
@@ -63,7 +63,7 @@ func (c *Comm) Reduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, r
 	if err := c.Ready(name, n, t, dst, src); err != nil {
 		return err
 	}
-	if err := c.CheckOp(name, op); err != nil {
+	if err := c.CheckOp(name, op, t); err != nil {
 		return err
 	}
 	if err := c.CheckRoot(name, root); err != nil {
@@ -164,7 +164,7 @@ func (c *Comm) ReduceScatter(dst, src unsafe.Pointer, n int, t elem.Type, op ele
 	if err := c.Ready(name, n, t, dst, src); err != nil {
 		return err
 	}
-	if err := c.CheckOp(name, op); err != nil || n == 0 {
+	if err := c.CheckOp(name, op, t); err != nil || n == 0 {
 		return err
 	}
 	if n*c.size > reduceCount(t) {

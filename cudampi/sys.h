@@ -16,12 +16,14 @@
 
 // Both tables are in the order of package elem. The 16-bit floats move as integers and are reduced as MPI_FLOAT.
 static const MPI_Datatype types[] = {MPI_INT8_T,  MPI_UINT8_T,  MPI_INT32_T,  MPI_UINT32_T, MPI_INT64_T,
-                                     MPI_UINT64_T, MPI_UINT16_T, MPI_UINT16_T, MPI_FLOAT,    MPI_DOUBLE};
+                                     MPI_UINT64_T, MPI_UINT16_T, MPI_UINT16_T, MPI_FLOAT,    MPI_DOUBLE,
+                                     MPI_C_FLOAT_COMPLEX, MPI_C_DOUBLE_COMPLEX};
 static const MPI_Op ops[] = {MPI_SUM, MPI_PROD, MPI_MIN, MPI_MAX, MPI_SUM}; // an average is divided afterwards
 
 // Operations of our own, where MPI's depend on the library, or on the place in the array: of a minimum whether a NaN wins, and
-// in Open MPI 4.1 sums of 8-bit integers, which it makes with saturation where it has vectors, and elsewhere wraps round.
-enum { LEAST, MOST, SUM8, OWN_OPS };
+// in Open MPI 4.1 sums of 8-bit integers, which it makes with saturation where it has vectors, and elsewhere wraps round. A
+// product of complex numbers is Go's, not C's, which has rules of its own for infinities.
+enum { LEAST, MOST, SUM8, PRODUCT, OWN_OPS };
 static MPI_Op own_ops[OWN_OPS];
 static void floats(void *in, void *inout, int n, MPI_Datatype t, int op) { fold(inout, in, inout, n, t == MPI_FLOAT ? F32 : F64, op); }
 static void least(void *in, void *inout, int *n, MPI_Datatype *t) { floats(in, inout, *n, *t, MIN); }
@@ -30,8 +32,11 @@ static void sum8(void *in, void *inout, int *n, MPI_Datatype *t) {
     (void)t;
     fold(inout, in, inout, *n, U8, 0);
 }
+static void product(void *in, void *inout, int *n, MPI_Datatype *t) {
+    fold(inout, in, inout, *n, *t == MPI_C_FLOAT_COMPLEX ? C64 : C128, 1);
+}
 static int make_ops(void) {
-    MPI_User_function *const made[] = {[LEAST] = least, [MOST] = most, [SUM8] = sum8};
+    MPI_User_function *const made[] = {[LEAST] = least, [MOST] = most, [SUM8] = sum8, [PRODUCT] = product};
     for (int i = 0; i < OWN_OPS; i++) {
         int rc = MPI_Op_create(made[i], 1, &own_ops[i]);
         if (rc != MPI_SUCCESS) return rc;
@@ -48,6 +53,7 @@ static int free_ops(void) {
 }
 static inline MPI_Op operation(int op, int t) {
     if (t >= F16 && (op == MIN || op == MAX)) return own_ops[op == MIN ? LEAST : MOST];
+    if (t >= C64 && op == 1) return own_ops[PRODUCT];
     return t <= U8 && ops[op] == MPI_SUM ? own_ops[SUM8] : ops[op];
 }
 

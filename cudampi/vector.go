@@ -69,7 +69,7 @@ func (c *Comm) ReduceScatterV(dst, src unsafe.Pointer, counts []int, t elem.Type
 	if err := c.readyParts(name, src, total, dst, counts[c.rank], t); err != nil {
 		return err
 	}
-	if err := c.CheckOp(name, op); err != nil || total == 0 {
+	if err := c.CheckOp(name, op, t); err != nil || total == 0 {
 		return err
 	}
 	if total > reduceCount(t) {

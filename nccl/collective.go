@@ -150,6 +150,10 @@ func (c *Comm) wrong(x *Call) string {
 		return "no such type: " + x.Type.String()
 	case x.Op >= elem.Ops:
 		return "no such operation: " + x.Op.String()
+	case !x.Op.On(x.Type):
+		return fmt.Sprintf("%v of %v", x.Op, x.Type)
+	case x.Op == elem.Prod && x.Type.Complex() && (x.Kind == AllReduce || x.Kind == Reduce || x.Kind == ReduceScatter):
+		return "NCCL multiplies no complex numbers: gather them, or choose --collectives mpi"
 	case x.N < 0:
 		return fmt.Sprintf("%d elements", x.N)
 	case x.Peer < 0 || int(x.Peer) >= c.size:

@@ -143,7 +143,7 @@ func TestGPU(t *testing.T) {
 		t.Helper()
 		each(t, rigs, func(rank int, r *rig) error {
 			buf := make([]byte, n*largest*8)
-			for ty := elem.Type(0); ty < elem.Types; ty++ {
+			for ty := elem.Type(0); ty <= elem.Float64; ty++ {
 				for _, size := range gpuSizes {
 					if err := f(rank, r, ty, size, buf); err != nil {
 						return fmt.Errorf("%d %v: %w", size, ty, err)

@@ -40,7 +40,7 @@ const (
 // The tables are in the order of package elem. Source: nccl.h, ncclDataType_t and ncclRedOp_t.
 var (
 	ncclTypes = [elem.Types]C.int32_t{elem.Int8: 0, elem.Uint8: 1, elem.Int32: 2, elem.Uint32: 3, elem.Int64: 4, elem.Uint64: 5,
-		elem.Float16: 6, elem.BFloat16: 9, elem.Float32: 7, elem.Float64: 8}
+		elem.Float16: 6, elem.BFloat16: 9, elem.Float32: 7, elem.Float64: 8, elem.Complex64: 7, elem.Complex128: 8} // complex numbers are pairs
 	ncclOps = [elem.Ops]C.int32_t{elem.Sum: 0, elem.Prod: 1, elem.Max: 2, elem.Min: 3, elem.Avg: 4}
 )
 
@@ -239,7 +239,8 @@ func sysWindow(l *link, p unsafe.Pointer, bytes int) (handle uintptr, status int
 func sysCloseWindow(l *link, h uintptr) int { return int(C.close_window(l, C.uintptr_t(h))) }
 
 func setCall(c *cCall, x *Call) {
-	*c = cCall{dst: address(x.Dst), src: address(x.Src), n: C.uint64_t(x.N),
+	n := x.N * (x.Type.Size() / x.Type.Real().Size())
+	*c = cCall{dst: address(x.Dst), src: address(x.Src), n: C.uint64_t(n),
 		kind: C.int32_t(x.Kind), _type: ncclTypes[x.Type], op: ncclOps[x.Op], peer: C.int32_t(x.Peer)}
 }
 

@@ -198,9 +198,7 @@ func (b Buffer[T]) SetAll(v T) error {
 	case addressed(b.blk):
 		hostexec.Fill(b.slice(), v)
 	default:
-		var bits uint64
-		*(*T)(unsafe.Pointer(&bits)) = v
-		err = calls.Of(b.blk).Dev.SetAll(elem.Of[T](), b.addr(), b.n, bits)
+		err = calls.Of(b.blk).Dev.SetAll(elem.Of[T](), b.addr(), b.n, elem.BitsOf(v))
 	}
 	return err
 }
@@ -310,8 +308,7 @@ func Fill[T Stored](s *Stream, dst Buffer[T], v T) error {
 	if err != nil {
 		return err
 	}
-	c.Dst, c.N, c.Type, c.Bits = dst.addr(), dst.n, elem.Of[T](), 0
-	*(*T)(unsafe.Pointer(&c.Bits)) = v
+	c.Dst, c.N, c.Type, c.Bits = dst.addr(), dst.n, elem.Of[T](), elem.BitsOf(v)
 	return s.s.Q.Enqueue(c)
 }
 

@@ -9,7 +9,7 @@ import (
 // Elem is the set of element types of collectives and messages: those with one layout
 // in Go, CUDA C++, MPI and NCCL. A collective of any other type does not compile.
 type Elem interface {
-	int8 | uint8 | int32 | uint32 | int64 | uint64 | F16 | BF16 | float32 | float64
+	int8 | uint8 | int32 | uint32 | int64 | uint64 | F16 | BF16 | float32 | float64 | complex64 | complex128
 }
 
 // Stored is the set of element types of buffers: Elem, and F8E4M3 and F8E5M2, which only kernels
@@ -51,7 +51,8 @@ func ToBF16(x float32) BF16 { return elem.ToBF16(x) }
 // Op is the operation of a reduction.
 type Op = elem.Op
 
-// The operations of a reduction. Avg is the sum divided by the number of ranks:
+// The operations of a reduction. Complex numbers are added, averaged and multiplied; they have no Min and Max, and NCCL does
+// not multiply them. Avg is the sum divided by the number of ranks:
 // in floating point for the floating-point types, truncated towards zero for
 // integers. float16 and bfloat16 are reduced in float32 and, on the host, rounded
 // once; NCCL rounds them after each addition, and floating-point averages of any

@@ -37,6 +37,10 @@ func typeOf[T Number]() elem.Type {
 		return elem.Float32
 	case float64:
 		return elem.Float64
+	case complex64:
+		return elem.Complex64
+	case complex128:
+		return elem.Complex128
 	case uint64, uint:
 		return elem.Uint64
 	}
@@ -217,10 +221,10 @@ func vote[T Number](op Op, have bool) T {
 	switch one := any(new(T)).(type) {
 	case *F16:
 		*one = ToF16(1)
-		return T(*one)
+		return any(*one).(T)
 	case *BF16:
 		*one = ToBF16(1)
-		return T(*one)
+		return any(*one).(T)
 	}
 	return 1
 }

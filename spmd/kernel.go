@@ -167,7 +167,7 @@ func (a *Arg) Int() int {
 	if a.a.Kind != exec.NumberArg {
 		return 0
 	}
-	return int(a.a.Bits)
+	return int(a.a.Bits[0])
 }
 
 // Overlaps says whether a and b are made of buffers that share memory.

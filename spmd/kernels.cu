@@ -13,11 +13,11 @@ extern "C" __global__ void uniform_f32(float *dst, long long n, unsigned long lo
 	}
 }
 
-// dst[i] = value, for the types of 8 bytes.
+// dst[i] = even for even i, else odd: for the types of 8 bytes, where both are the same, and of 16.
 //
-//	fill_u64(dst, n I64, value U64)
-extern "C" __global__ void fill_u64(unsigned long long *dst, long long n, unsigned long long value) {
+//	fill_u64(dst, n I64, even U64, odd U64)
+extern "C" __global__ void fill_u64(unsigned long long *dst, long long n, unsigned long long even, unsigned long long odd) {
 	for (long long i = grid_index(); i < n; i += grid_size()) {
-		dst[i] = value;
+		dst[i] = i & 1 ? odd : even;
 	}
 }

@@ -12,12 +12,17 @@ import (
 const period = 1021
 
 // pattern is what the ranks hold, and what their sum is: whole numbers, so small that every sum is exact in T.
-type pattern[T spmd.Elem] struct {
+type pattern[T real] struct {
 	values [][]T // of each rank, for one period
 	sums   []T
 }
 
-func newPattern[T spmd.Elem](ranks, exact int) pattern[T] {
+// real is the set of types that are measured.
+type real interface {
+	int8 | uint8 | int32 | uint32 | int64 | uint64 | spmd.F16 | spmd.BF16 | float32 | float64
+}
+
+func newPattern[T real](ranks, exact int) pattern[T] {
 	p := pattern[T]{values: make([][]T, ranks), sums: make([]T, period)}
 	below := min(8, exact/ranks+1) // at least 2: parseCase refuses more ranks
 	sums := make([]int, period)
@@ -38,7 +43,7 @@ func newPattern[T spmd.Elem](ranks, exact int) pattern[T] {
 }
 
 // number is v as a T; -1 is the largest number of an unsigned type.
-func number[T spmd.Elem](v int) T {
+func number[T real](v int) T {
 	var x T
 	switch p := any(&x).(type) {
 	case *spmd.F16:
@@ -52,7 +57,7 @@ func number[T spmd.Elem](v int) T {
 }
 
 // buffers are those of one case on this rank.
-type buffers[T spmd.Elem] struct {
+type buffers[T real] struct {
 	w        *spmd.World
 	s        *spmd.Stream // of the copies that fill src
 	c        Case
@@ -66,7 +71,7 @@ type buffers[T spmd.Elem] struct {
 const root = 0
 
 // newBuffers allocates the buffers. Collective where they are symmetric.
-func newBuffers[T spmd.Elem](w *spmd.World, s *spmd.Stream, c Case, v variant) (*buffers[T], error) {
+func newBuffers[T real](w *spmd.World, s *spmd.Stream, c Case, v variant) (*buffers[T], error) {
 	o := &buffers[T]{w: w, s: s, c: c, part: c.Elements / w.Size(), pattern: newPattern[T](w.Size(), c.DType.exact)}
 	alloc := spmd.Alloc[T]
 	if v.symmetric {

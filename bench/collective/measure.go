@@ -222,7 +222,7 @@ func Main() {
 }
 
 // measure checks and times one case.
-func measure[T spmd.Elem](w *spmd.World, s *spmd.Stream, c Case, v variant, t times) (Measured, error) {
+func measure[T real](w *spmd.World, s *spmd.Stream, c Case, v variant, t times) (Measured, error) {
 	m := Measured{Kind: Kind{App: "sweep", Op: c.Op.Name, Ranks: w.Size(), Dtype: c.DType.Name, Elements: c.Elements, Bytes: c.Bytes(),
 		Stream: v.stream, Graph: v.graph, Symmetric: v.symmetric, InPlace: v.inPlace},
 		Nodes: w.Nodes(), Device: w.Device(), Collectives: w.Collectives(), Calls: c.Calls}

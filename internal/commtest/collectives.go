@@ -64,12 +64,18 @@ func EveryReduction(t *testing.T, c Comm, n int) {
 			func() { Reductions[elem.BF16](t, c, n, op) },
 			func() { Reductions[float32](t, c, n, op) },
 			func() { Reductions[float64](t, c, n, op) },
+			func() { Reductions[complex64](t, c, n, op) },
+			func() { Reductions[complex128](t, c, n, op) },
 		)
 	}
 }
 
-// Reductions runs the reductions of n elements by op, and Min and Max of floats also of Extremes.
+// Reductions runs the reductions of n elements by op, and Min and Max of floats also of Extremes. It does nothing where the type
+// has no such operation.
 func Reductions[T elem.Elem](t *testing.T, c Comm, n int, op elem.Op) {
+	if !op.On(elem.Of[T]()) {
+		return
+	}
 	reductions(t, c, n, op, Input[T])
 	if HasExtremes[T](op) {
 		reductions(t, c, n, op, Extremes[T](c.Size()))
@@ -198,6 +204,8 @@ func EveryMove(t *testing.T, c Comm, n int) {
 		func() { Moves[elem.BF16](t, c, n) },
 		func() { Moves[float32](t, c, n) },
 		func() { Moves[float64](t, c, n) },
+		func() { Moves[complex64](t, c, n) },
+		func() { Moves[complex128](t, c, n) },
 	)
 }
 

@@ -60,10 +60,7 @@ func (m Memory[T]) Intact() bool {
 }
 
 // bits are those of an element.
-func bits[T elem.Elem](x T) (b uint64) {
-	*(*T)(unsafe.Pointer(&b)) = x
-	return b
-}
+func bits[T elem.Elem](x T) elem.Bits { return elem.BitsOf(x) }
 
 // isNaN says whether an element is a NaN.
 func isNaN[T elem.Elem](x T) bool {
@@ -76,7 +73,8 @@ func isNaN[T elem.Elem](x T) bool {
 	return x != x
 }
 
-// Same fails the test unless the Memory holds want, bit by bit, between intact Guards. A NaN is the same as any other.
+// Same fails the test unless the Memory holds want, bit by bit, between intact Guards. A NaN is the same as any other, and a
+// zero part of a complex number, of which the sign depends on the order of products.
 func (m Memory[T]) Same(t *testing.T, c Ranks, want []T, format string, args ...any) {
 	t.Helper()
 	what := fmt.Sprintf(format, args...)
@@ -84,7 +82,7 @@ func (m Memory[T]) Same(t *testing.T, c Ranks, want []T, format string, args ...
 		t.Fatalf("rank %d of %d: %s of %v: wrote outside of dst", c.Rank(), c.Size(), what, elem.Of[T]())
 	}
 	for i, got := range m.Data() {
-		if bits(got) != bits(want[i]) && !(isNaN(got) && isNaN(want[i])) {
+		if bits(got) != bits(want[i]) && !(isNaN(got) && isNaN(want[i])) && !(elem.Of[T]().Complex() && got == want[i]) {
 			t.Fatalf("rank %d of %d: %s of %d %v: [%d] is %v, want %v (%#x, %#x)", c.Rank(), c.Size(), what, m.N, elem.Of[T](),
 				i, got, want[i], bits(got), bits(want[i]))
 		}
@@ -114,6 +112,10 @@ func value[T elem.Elem](rank, i int) T {
 		*p = float32(int(h%33) - 16)
 	case *float64:
 		*p = float64(int(h%33) - 16)
+	case *complex64:
+		*p = complex(float32(int(h%9)-4), float32(int(h>>8%9)-4))
+	case *complex128:
+		*p = complex(float64(int(h%9)-4), float64(int(h>>8%9)-4))
 	default: // all bits, so that integers wrap round
 		bits := h
 		z = *(*T)(unsafe.Pointer(&bits))
@@ -215,17 +217,17 @@ func fold[T elem.Elem](in []T, op elem.Op) T {
 	var out T
 	switch in := any(in).(type) {
 	case []int8:
-		out = T(foldInt(in, op))
+		*any(&out).(*int8) = foldInt(in, op)
 	case []uint8:
-		out = T(foldInt(in, op))
+		*any(&out).(*uint8) = foldInt(in, op)
 	case []int32:
-		out = T(foldInt(in, op))
+		*any(&out).(*int32) = foldInt(in, op)
 	case []uint32:
-		out = T(foldInt(in, op))
+		*any(&out).(*uint32) = foldInt(in, op)
 	case []int64:
-		out = T(foldInt(in, op))
+		*any(&out).(*int64) = foldInt(in, op)
 	case []uint64:
-		out = T(foldInt(in, op))
+		*any(&out).(*uint64) = foldInt(in, op)
 	case []elem.F16:
 		*any(&out).(*elem.F16) = elem.ToF16(fold32(in, elem.F16.Float32, op))
 	case []elem.BF16:
@@ -238,6 +240,26 @@ func fold[T elem.Elem](in []T, op elem.Op) T {
 			f /= float64(len(in))
 		}
 		*any(&out).(*float64) = f
+	case []complex64:
+		z := foldComplex(in, func(x complex64) complex128 { return complex128(x) }, op)
+		*any(&out).(*complex64) = complex(float32(real(z)), float32(imag(z)))
+	case []complex128:
+		*any(&out).(*complex128) = foldComplex(in, func(x complex128) complex128 { return x }, op)
+	}
+	return out
+}
+
+func foldComplex[T any](in []T, wide func(T) complex128, op elem.Op) complex128 {
+	out := wide(in[0])
+	for _, x := range in[1:] {
+		if op == elem.Prod {
+			out *= wide(x)
+		} else {
+			out += wide(x)
+		}
+	}
+	if op == elem.Avg {
+		out = complex(real(out)/float64(len(in)), imag(out)/float64(len(in)))
 	}
 	return out
 }

@@ -33,6 +33,8 @@ func EveryMessage[C Comm](t *testing.T, c C, g Group[C], n int) {
 		func() { Messages[elem.BF16](t, c, g, n) },
 		func() { Messages[float32](t, c, g, n) },
 		func() { Messages[float64](t, c, g, n) },
+		func() { Messages[complex64](t, c, g, n) },
+		func() { Messages[complex128](t, c, g, n) },
 	)
 }
 

@@ -226,6 +226,23 @@ template <typename T> FN Raw fold_as(int op, int size, const char *const *base, 
 	return y.raw;
 }
 
+// fold_complex is fold_as of complex numbers with parts of type T. All but the product is done part by part.
+template <typename T> FN Raw fold_complex(int op, int size, const char *const *base, i64 at) {
+	if (op != PROD) return fold_as<T>(op, size, base, at);
+	union { Pack<T> of; Raw raw; } y;
+	y.of = *(const Pack<T> *)(base[0] + at);
+	for (int r = 1; r < size; r++) {
+		Pack<T> x = *(const Pack<T> *)(base[r] + at);
+#pragma unroll
+		for (int j = 0; j < 16 / (int)sizeof(T); j += 2) {
+			double a = y.of.v[j], b = y.of.v[j + 1], c = x.v[j], d = x.v[j + 1];
+			y.of.v[j] = (T)(a * c - b * d);
+			y.of.v[j + 1] = (T)(a * d + b * c);
+		}
+	}
+	return y.raw;
+}
+
 // fold_packs is one function for all kernels, or it would take minutes to compile. It is bound by memory, not by calls.
 static __device__ __noinline__ Raw fold_packs(int type, int op, int size, const char *const *base, i64 at) {
 	switch (type) {
@@ -238,7 +255,9 @@ static __device__ __noinline__ Raw fold_packs(int type, int op, int size, const 
 	case 6: return fold_as<f16>(op, size, base, at);
 	case 7: return fold_as<bf16>(op, size, base, at);
 	case 8: return fold_as<float>(op, size, base, at);
-	default: return fold_as<double>(op, size, base, at);
+	case 9: return fold_as<double>(op, size, base, at);
+	case 10: return fold_complex<float>(op, size, base, at);
+	default: return fold_complex<double>(op, size, base, at);
 	}
 }
 

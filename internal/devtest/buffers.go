@@ -130,6 +130,9 @@ func (b *Buffer[T]) Free(t *testing.T) {
 func Reductions[T elem.Elem](t *testing.T, w Way, n int, ops ...elem.Op) {
 	t.Helper()
 	for _, op := range ops {
+		if !op.On(elem.Of[T]()) {
+			continue
+		}
 		reductions(t, w, n, op, commtest.Input[T])
 		if commtest.HasExtremes[T](op) {
 			reductions(t, w, n, op, commtest.Extremes[T](w.C.Size()))

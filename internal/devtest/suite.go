@@ -43,6 +43,8 @@ func Collectives(t *testing.T, ways ...Opener) {
 			Reductions[elem.F16](t, w, n, AllOps...)
 			Reductions[elem.BF16](t, w, n, AllOps...)
 			Reductions[float64](t, w, n, AllOps...)
+			Reductions[complex64](t, w, n, AllOps...)
+			Reductions[complex128](t, w, n, AllOps...)
 		})
 	})
 }

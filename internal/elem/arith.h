@@ -8,9 +8,9 @@
 #include <string.h>
 
 // Types and operations are numbered as in package elem.
-enum { U8 = 1, F16 = 6, BF16 = 7, F32 = 8, F64 = 9 };
+enum { U8 = 1, F16 = 6, BF16 = 7, F32 = 8, F64 = 9, C64 = 10, C128 = 11 };
 enum { MIN = 2, MAX = 3, AVG = 4 };
-static const int sizes[] = {1, 1, 4, 4, 8, 8, 2, 2, 4, 8};
+static const int sizes[] = {1, 1, 4, 4, 8, 8, 2, 2, 4, 8, 8, 16};
 
 static inline int half(int t) { return t == F16 || t == BF16; }
 
@@ -60,6 +60,7 @@ CLONES static void narrow_bf16(uint16_t *restrict d, const float *restrict s, in
 
 #define DIVIDE(T, W) { T *p = buf; for (int64_t i = 0; i < n; i++) p[i] = (T)(p[i] / (W)size); break; }
 static void divide(void *buf, int64_t n, int t, int size) {
+    if (t >= C64) n *= 2, t -= C64 - F32; // the parts
     switch (t) {
     case 0: DIVIDE(int8_t, int32_t)
     case 1: DIVIDE(uint8_t, uint32_t)
@@ -96,6 +97,18 @@ EXTREME(min_f64, double, uint64_t, <, |, 0x7ff8000000000000)
 EXTREME(max_f64, double, uint64_t, >, &, 0x7ff8000000000000)
 
 #define FOLD(T, E) { T *d = dst; const T *p = x, *q = y; for (int i = 0; i < n; i++) { T a = p[i], b = q[i]; d[i] = (T)(E); } return; }
+// Of complex numbers a sum is that of the parts, and a product what it is in Go: that of floats is made in double.
+#define FOLD_COMPLEX(T) { \
+    if (op != 1) { n *= 2; FOLD(T, a + b) } \
+    T *d = dst; \
+    const T *p = x, *q = y; \
+    for (int i = 0; i < 2 * n; i += 2) { \
+        double a = p[i], b = p[i + 1], c = q[i], e = q[i + 1]; \
+        d[i] = (T)(a * c - b * e); \
+        d[i + 1] = (T)(a * e + b * c); \
+    } \
+    return; \
+}
 #define FOLD_AS(T, U, LEAST, MOST) \
     switch (op) { case 1: FOLD(U, a * b) case 2: FOLD(T, LEAST) case 3: FOLD(T, MOST) default: FOLD(U, a + b) }
 // Sums and products of integers wrap round, which in C only the unsigned types may.
@@ -111,6 +124,8 @@ CLONES static void fold(void *dst, const void *x, const void *y, int n, int t, i
     case 5: FOLD_INT(uint64_t, uint64_t)
     case 8: FOLD_AS(float, float, min_f32(a, b), max_f32(a, b))
     case 9: FOLD_AS(double, double, min_f64(a, b), max_f64(a, b))
+    case C64: FOLD_COMPLEX(float)
+    case C128: FOLD_COMPLEX(double)
     }
 }
 

@@ -11,7 +11,7 @@ import (
 
 // Elem is the set of types that messages and collectives carry.
 type Elem interface {
-	int8 | uint8 | int32 | uint32 | int64 | uint64 | F16 | BF16 | float32 | float64
+	int8 | uint8 | int32 | uint32 | int64 | uint64 | F16 | BF16 | float32 | float64 | complex64 | complex128
 }
 
 // Stored is the set of types that a buffer may hold: MPI and NCCL know no more than Elem.
@@ -32,11 +32,13 @@ const (
 	BFloat16
 	Float32
 	Float64
+	Complex64
+	Complex128
 	Float8E4M3
 	Float8E5M2
 
-	Types       = 10 // number of types of Elem
-	StoredTypes = 12 // number of types of Stored
+	Types       = 12 // number of types of Elem
+	StoredTypes = 14 // number of types of Stored
 )
 
 var typeInfo = [StoredTypes]struct {
@@ -53,6 +55,8 @@ var typeInfo = [StoredTypes]struct {
 	BFloat16:   {"bfloat16", 2},
 	Float32:    {"float32", 4},
 	Float64:    {"float64", 8},
+	Complex64:  {"complex64", 8},
+	Complex128: {"complex128", 16},
 	Float8E4M3: {"float8_e4m3", 1},
 	Float8E5M2: {"float8_e5m2", 1},
 }
@@ -62,6 +66,26 @@ func (t Type) Size() int { return typeInfo[t].size }
 
 // Half reports whether t is one of the two 16-bit floats, which are stored in 16 bits and reduced in float32.
 func (t Type) Half() bool { return t == Float16 || t == BFloat16 }
+
+// Complex reports whether t is one of the two complex types.
+func (t Type) Complex() bool { return t == Complex64 || t == Complex128 }
+
+// Real is the type of the real and imaginary part of a complex t, and t itself otherwise.
+func (t Type) Real() Type {
+	if t.Complex() {
+		return t - Complex64 + Float32
+	}
+	return t
+}
+
+// Bits are those of an element of any type, the lowest first.
+type Bits [2]uint64
+
+// BitsOf returns the bits of v.
+func BitsOf[T Stored](v T) (b Bits) {
+	*(*T)(unsafe.Pointer(&b)) = v
+	return b
+}
 
 // Eight reports whether t is one of the two 8-bit floats, which are operands of products alone.
 func (t Type) Eight() bool { return t == Float8E4M3 || t == Float8E5M2 }
@@ -96,8 +120,12 @@ func Of[T Stored]() Type {
 	t := Type(unsafe.Sizeof(z) / 2) // Int8, Int32 or Int64
 	switch {
 	case (z+1)/2 != 0:
+		digits := (z + 125) * 125 * 125 * 125 // more than 24 bits hold
+		if t > Int64 || t == Int64 && digits+1-digits != 1 {
+			return Complex64 + t/8
+		}
 		t = Float32 + t/4
-	case z-1 < z:
+	case (z-1)/2 == 0: // towards zero
 	case unsafe.Sizeof(z) < 4:
 		return alike(z)
 	default:
@@ -125,7 +153,7 @@ func alike[T Stored](z T) Type {
 // Op is a reduction over the ranks of a communicator, element by element.
 //
 // Integers wrap round as in Go. Float16 and BFloat16 are reduced in float32 and rounded once, at the end. In Min and Max a
-// NaN wins, and -0 is less than 0.
+// NaN wins, and -0 is less than 0. Complex numbers have neither.
 type Op uint8
 
 // The reductions. Avg is the sum divided by the number of ranks; for integers the division truncates towards zero.
@@ -140,6 +168,9 @@ const (
 )
 
 var opNames = [Ops]string{Sum: "sum", Prod: "prod", Min: "min", Max: "max", Avg: "avg"}
+
+// On reports whether there is such an operation on elements of type t.
+func (o Op) On(t Type) bool { return o < Ops && !(t.Complex() && (o == Min || o == Max)) }
 
 // String returns "sum", "prod", "min", "max" or "avg".
 func (o Op) String() string {

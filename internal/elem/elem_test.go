@@ -36,9 +36,11 @@ func TestTypes(t *testing.T) {
 	checkType[BF16](t, BFloat16, "bfloat16")
 	checkType[float32](t, Float32, "float32")
 	checkType[float64](t, Float64, "float64")
+	checkType[complex64](t, Complex64, "complex64")
+	checkType[complex128](t, Complex128, "complex128")
 	checkType[F8E4M3](t, Float8E4M3, "float8_e4m3")
 	checkType[F8E5M2](t, Float8E5M2, "float8_e5m2")
-	if got := Type(StoredTypes).String(); got != "elem.Type(12)" {
+	if got := Type(StoredTypes).String(); got != "elem.Type(14)" {
 		t.Errorf("name of an unknown type: %q", got)
 	}
 	if got := Op(Ops).String(); got != "elem.Op(5)" {

@@ -146,13 +146,13 @@ extern "C" __global__ void __launch_bounds__(SMALL_BLOCK / PACK) small_reduction
 			for (int first = 0; first < size; first += AHEAD) {
 				Raw x[AHEAD];
 				take_small(x, mine, room, now, size, first, takes, -1, lo, i);
-				if (type == 8) {
+				if (type == 8 || type == 10) {
 					add_small<float>(sum, x, first, size);
 				} else if (type == 7) {
 					add_small<bf16>(sum, x, first, size);
 				} else if (type == 6) {
 					add_small<f16>(sum, x, first, size);
-				} else if (type == 9) {
+				} else if (type == 9 || type == 11) {
 					add_small<double>(sum, x, first, size);
 				} else if (type < 4) {
 					add_small<u32>(sum, x, first, size);

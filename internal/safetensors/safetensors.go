@@ -34,7 +34,7 @@ const (
 // sizes is the bytes of an element of every type of the format.
 var sizes = map[string]int64{
 	"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
-	"U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8,
+	"U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8, "C64": 8,
 }
 
 // Tensor is one array of a file. Its data are bytes [Off, Off+Bytes) of the file.

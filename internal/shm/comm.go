@@ -217,7 +217,7 @@ func (c *Comm) AllReduce(dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op
 	if err := c.Ready(name, n, t, dst, src); err != nil {
 		return err
 	}
-	if err := c.CheckOp(name, op); err != nil {
+	if err := c.CheckOp(name, op, t); err != nil {
 		return err
 	}
 	return c.judge(name, sysAllReduce(c.s, dst, src, n, t, op), n, t, op)
@@ -232,7 +232,7 @@ func (c *Comm) ReduceScatter(dst, src unsafe.Pointer, n int, t elem.Type, op ele
 	if err := c.Ready(name, n, t, dst, src); err != nil {
 		return err
 	}
-	if err := c.CheckOp(name, op); err != nil {
+	if err := c.CheckOp(name, op, t); err != nil {
 		return err
 	}
 	return c.judge(name, sysReduceScatter(c.s, dst, src, n, t, op), n, t, op)

@@ -11,7 +11,7 @@ type Comm interface {
 	Rank() int
 	Size() int
 	Ready(op string, n int, t elem.Type, dst, src unsafe.Pointer) error
-	CheckOp(name string, op elem.Op) error
+	CheckOp(name string, op elem.Op, t elem.Type) error
 	CheckRoot(op string, root int) error
 	CheckCounts(op string, counts []int) error
 }
@@ -29,7 +29,7 @@ func (x *Transfer) check(c Comm, dst, src unsafe.Pointer, n int) error {
 	name := x.What.String()
 	err := c.Ready(name, n, x.Type, dst, src)
 	if err == nil && x.IsReduction() {
-		err = c.CheckOp(name, x.Op)
+		err = c.CheckOp(name, x.Op, x.Type)
 	}
 	if err == nil && x.IsRooted() {
 		err = c.CheckRoot(name, x.Root)

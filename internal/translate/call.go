@@ -222,6 +222,9 @@ var bitsFunctions = map[string]string{"OnesCount": "spmd::ones<uint64_t>", "Ones
 	"ReverseBytes16": "spmd::reverse_bytes<uint16_t>", "ReverseBytes32": "spmd::reverse_bytes<uint32_t>", "ReverseBytes64": "spmd::reverse_bytes<uint64_t>",
 	"Mul64": "spmd::mul64"}
 
+// complexFunctions are those of package math/cmplx.
+var complexFunctions = map[string]string{"Abs": "spmd::complex_abs", "Conj": "spmd::conj"}
+
 // spmdFunctions are those of package spmd.
 var spmdFunctions = map[string]string{"UniformBits": "spmd::uniform_bits", "RandomBits": "spmd::random_bits", "ToBF16": "from_float<bf16>", "ToF16": "from_float<f16>",
 	"ToF8E4M3": "from_float<f8e4m3>", "ToF8E5M2": "from_float<f8e5m2>", "AtomicAdd": "spmd::atomic_add"}
@@ -233,6 +236,8 @@ func (w *writer) library(e *ast.CallExpr, o *types.Func) string {
 	switch o.Pkg().Path() {
 	case "math":
 		name, ok = mathFunctions[o.Name()]
+	case "math/cmplx":
+		name, ok = complexFunctions[o.Name()]
 	case "math/bits":
 		name, ok = bitsFunctions[o.Name()]
 	case "lockstep/spmd":
@@ -241,7 +246,7 @@ func (w *writer) library(e *ast.CallExpr, o *types.Func) string {
 		name, ok = "mix", o.Name() == "Bits"
 	}
 	if !ok {
-		w.refuse(e.Pos(), "a kernel cannot call %s.%s: functions of this package, and of math, math/bits and spmd such as GPUs have, it can", o.Pkg().Name(), o.Name())
+		w.refuse(e.Pos(), "a kernel cannot call %s.%s: functions of this package, and of math, math/bits, math/cmplx and spmd such as GPUs have, it can", o.Pkg().Name(), o.Name())
 	}
 	var args []string
 	for i, a := range e.Args {
@@ -259,6 +264,15 @@ func (w *writer) library(e *ast.CallExpr, o *types.Func) string {
 
 func (w *writer) builtin(e *ast.CallExpr, name string) string {
 	switch name {
+	case "real", "imag":
+		return fmt.Sprintf("(%s).%s", w.as(e.Args[0], types.Default(w.typeOf(e.Args[0]))), name[:2])
+	case "complex":
+		t := w.typeOf(e)
+		part := types.Typ[types.Float64]
+		if b, ok := t.Underlying().(*types.Basic); ok && b.Kind() == types.Complex64 {
+			part = types.Typ[types.Float32]
+		}
+		return fmt.Sprintf("%s{%s, %s}", w.ctype(e.Pos(), t), w.as(e.Args[0], part), w.as(e.Args[1], part))
 	case "len":
 		switch t := w.typeOf(e.Args[0]).Underlying().(type) {
 		case *types.Slice:

@@ -32,6 +32,9 @@ func (w *writer) constant(at token.Pos, v constant.Value, t types.Type) string {
 		return strconv.FormatBool(constant.BoolVal(v))
 	case info&types.IsFloat != 0:
 		return float(constant.ToFloat(v), b.Kind() == types.Float32)
+	case info&types.IsComplex != 0:
+		v, single := constant.ToComplex(v), b.Kind() == types.Complex64
+		return fmt.Sprintf("%s{%s, %s}", basics[b.Kind()], float(constant.Real(v), single), float(constant.Imag(v), single))
 	case info&types.IsInteger != 0:
 		v = constant.ToInt(v)
 		if n, ok := constant.Uint64Val(v); ok && info&types.IsUnsigned != 0 {
@@ -80,7 +83,7 @@ func plain(t types.Type, op token.Token) bool {
 		return false
 	}
 	switch b.Kind() {
-	case types.Float32, types.Float64, types.UntypedFloat:
+	case types.Float32, types.Float64, types.UntypedFloat, types.Complex64, types.Complex128, types.UntypedComplex:
 		return op == token.ADD || op == token.SUB || op == token.MUL || op == token.QUO
 	case types.Uint, types.Uint32, types.Uint64:
 		return slices.Contains([]token.Token{token.ADD, token.SUB, token.MUL, token.AND, token.OR, token.XOR}, op)
@@ -213,7 +216,7 @@ func (w *writer) unary(e *ast.UnaryExpr) string {
 	case token.NOT:
 		return "!" + w.expr(e.X)
 	case token.SUB:
-		if t.Underlying().(*types.Basic).Info()&types.IsFloat != 0 {
+		if t.Underlying().(*types.Basic).Info()&(types.IsFloat|types.IsComplex) != 0 {
 			return "(-" + w.expr(e.X) + ")"
 		}
 		return w.binary(t, token.SUB, "0", w.expr(e.X), e.Pos())

@@ -222,8 +222,11 @@ func (u *unit) kernel(d *ast.FuncDecl, f *types.Func, op string, instance types.
 	case 1:
 		k.op, k.result = op, k.body.results[0]
 		b, ok := k.result.(*types.Basic)
-		if !ok || !slices.Contains([]types.BasicKind{types.Int32, types.Uint32, types.Int64, types.Uint64, types.Float32, types.Float64}, b.Kind()) {
-			u.refuse(d.Pos(), "%s: a kernel returns int32, uint32, int64, uint64, float32 or float64, of which the %s is taken, not %s", f.Name(), op, goType(k.result))
+		if !ok || !slices.Contains([]types.BasicKind{types.Int32, types.Uint32, types.Int64, types.Uint64, types.Float32, types.Float64, types.Complex64, types.Complex128}, b.Kind()) {
+			u.refuse(d.Pos(), "%s: a kernel returns int32, uint32, int64, uint64, float32, float64, complex64 or complex128, of which the %s is taken, not %s", f.Name(), op, goType(k.result))
+		}
+		if b.Info()&types.IsComplex != 0 && (op == "min" || op == "max") {
+			u.refuse(d.Pos(), "%s: %s has no order, and no %s", f.Name(), goType(k.result), op)
 		}
 	default:
 		u.refuse(d.Pos(), "%s: a kernel returns at most one value, of which the %s is taken", f.Name(), op)
@@ -268,7 +271,7 @@ func (u *unit) param(w *writer, v *types.Var, written bool) param {
 			return
 		}
 		b, ok := types.Unalias(t).(*types.Basic)
-		if !ok || !slices.Contains([]types.BasicKind{types.Int8, types.Uint8, types.Int32, types.Uint32, types.Int64, types.Uint64, types.Float32, types.Float64}, b.Kind()) {
+		if !ok || !slices.Contains([]types.BasicKind{types.Int8, types.Uint8, types.Int32, types.Uint32, types.Int64, types.Uint64, types.Float32, types.Float64, types.Complex64, types.Complex128}, b.Kind()) {
 			u.refuse(v.Pos(), "a kernel cannot have the parameter %s: buffers have no elements of type %s", v.Name(), goType(t))
 		}
 	}

@@ -80,7 +80,8 @@ func typeName(t types.Type) string {
 var basics = map[types.BasicKind]string{
 	types.Bool: "bool", types.Int: "int64_t", types.Int8: "int8_t", types.Int16: "int16_t", types.Int32: "int32_t", types.Int64: "int64_t",
 	types.Uint: "uint64_t", types.Uint8: "uint8_t", types.Uint16: "uint16_t", types.Uint32: "uint32_t", types.Uint64: "uint64_t",
-	types.Float32: "float", types.Float64: "double", types.UntypedInt: "int64_t", types.UntypedFloat: "double", types.UntypedBool: "bool", types.UntypedRune: "int32_t",
+	types.Float32: "float", types.Float64: "double", types.Complex64: "spmd::complex<float>", types.Complex128: "spmd::complex<double>",
+	types.UntypedComplex: "spmd::complex<double>", types.UntypedInt: "int64_t", types.UntypedFloat: "double", types.UntypedBool: "bool", types.UntypedRune: "int32_t",
 }
 
 // smallFloats are the types of package spmd that spmd.cuh has.
@@ -122,7 +123,7 @@ func (u *unit) ctype(at token.Pos, t types.Type) string {
 	case *types.Pointer:
 		return u.ctype(at, t.Elem()) + " *"
 	}
-	u.refuse(at, "a kernel cannot use the type %s: GPUs have integers, floats, bool, and arrays, structs, slices and pointers of them", types.TypeString(t, types.RelativeTo(u.Pkg)))
+	u.refuse(at, "a kernel cannot use the type %s: GPUs have integers, floats, complex numbers, bool, and arrays, structs, slices and pointers of them", types.TypeString(t, types.RelativeTo(u.Pkg)))
 	return ""
 }
 

@@ -34,7 +34,13 @@ type array struct {
 	check func(salt int) error
 }
 
-func element[T spmd.Elem](i, salt int) T { return T((i*7 + salt*31) % 113) }
+func element[T spmd.Elem](i, salt int) (v T) {
+	n := (i*7 + salt*31) % 113
+	for range n {
+		v++
+	}
+	return v
+}
 
 func arrayOf[T spmd.Elem](t *testing.T, w *spmd.World, name string, n, off, total int, replicated bool) array {
 	t.Helper()
@@ -116,6 +122,7 @@ func everyType(t *testing.T, w *spmd.World, turn int) []array {
 		all = append(all, bothKinds[spmd.BF16](t, w, n, turn)...)
 		all = append(all, bothKinds[float32](t, w, n, turn)...)
 		all = append(all, bothKinds[float64](t, w, n, turn)...)
+		all = append(all, bothKinds[complex64](t, w, n, turn)...)
 	}
 	return append(all, bothKinds[float32](t, w, 2_500_003, turn)...)
 }

@@ -47,9 +47,10 @@ func shardName(rank, size int, kind string) string {
 	return fmt.Sprintf("shard-%05d-of-%05d.%s", rank, size, kind)
 }
 
-// typeNames is how the format names the element types.
+// typeNames is how the format names the element types. It has no complex128: Save refuses that by the name.
 var typeNames = [elem.Types]string{elem.Int8: "I8", elem.Uint8: "U8", elem.Int32: "I32", elem.Uint32: "U32", elem.Int64: "I64",
-	elem.Uint64: "U64", elem.Float16: "F16", elem.BFloat16: "BF16", elem.Float32: "F32", elem.Float64: "F64"}
+	elem.Uint64: "U64", elem.Float16: "F16", elem.BFloat16: "BF16", elem.Float32: "F32", elem.Float64: "F64",
+	elem.Complex64: "C64", elem.Complex128: "complex128"}
 
 // index is what index.json holds.
 type index struct {

@@ -1,6 +1,7 @@
 package gokernel
 
 import (
+	"cmp"
 	"math"
 	"unsafe"
 
@@ -10,7 +11,7 @@ import (
 
 // Number is the set of types that kernels return.
 type Number interface {
-	int32 | uint32 | int64 | uint64 | float32 | float64
+	int32 | uint32 | int64 | uint64 | float32 | float64 | complex64 | complex128
 }
 
 // Op is what is done with all that a kernel returns.
@@ -167,8 +168,10 @@ func Extreme[T Number](sign int) T {
 		}
 	case float32:
 		v = float32(math.Inf(sign))
-	default:
+	case float64:
 		v = math.Inf(sign)
+	default: // complex numbers have no order
+		v = T(0)
 	}
 	return v.(T)
 }
@@ -180,6 +183,32 @@ func (r *Reduction[T]) of(a, b T) T {
 	case Prod:
 		return a * b
 	case Min:
+		return either(a, b, true)
+	}
+	return either(a, b, false)
+}
+
+// either is the least or the largest of two numbers. Complex ones have neither.
+func either[T Number](a, b T, least bool) T {
+	switch p := any(&a).(type) {
+	case *int32:
+		*p = ordered(*p, any(b).(int32), least)
+	case *uint32:
+		*p = ordered(*p, any(b).(uint32), least)
+	case *int64:
+		*p = ordered(*p, any(b).(int64), least)
+	case *uint64:
+		*p = ordered(*p, any(b).(uint64), least)
+	case *float32:
+		*p = ordered(*p, any(b).(float32), least)
+	case *float64:
+		*p = ordered(*p, any(b).(float64), least)
+	}
+	return a
+}
+
+func ordered[T cmp.Ordered](a, b T, least bool) T {
+	if least {
 		return min(a, b)
 	}
 	return max(a, b)

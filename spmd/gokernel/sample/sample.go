@@ -5,6 +5,7 @@ package sample
 import (
 	"math"
 	"math/bits"
+	"math/cmplx"
 
 	"lockstep/spmd"
 )
@@ -17,12 +18,12 @@ const (
 	scale = 1.5 * second
 )
 
-type real interface{ float32 | float64 }
+type float interface{ float32 | float64 }
 
 // axpy is what most kernels look like.
 //
 //spmd:kernel
-func axpy[T real](i int, y []T, a T, x []T) {
+func axpy[T float](i int, y []T, a T, x []T) {
 	y[i] += a * x[i]
 }
 
@@ -61,7 +62,7 @@ func twiceOnHost(lo, hi int, y, x []float64) (sum float64) {
 // line reads one buffer and writes another.
 //
 //spmd:kernel
-func line[T real](i int, y, x []T, a, b T) {
+func line[T float](i int, y, x []T, a, b T) {
 	y[i] = a*x[i] + b
 }
 
@@ -139,6 +140,28 @@ func floats(i int, out, x []float64, single []float32) {
 	}
 	out[i] = r
 	single[i] = float32(math.Sqrt(float64(single[i]))) + math.Float32frombits(0x3f800000|uint32(i)&0xff)
+}
+
+// quotients has complex numbers, of both sizes.
+//
+//spmd:kernel
+func quotients(i int, out, x, y []complex128, single []complex64, a complex128, b complex64) (sum complex128) {
+	z, w := x[i], y[i]
+	out[i] = z / w
+	single[i] = complex64(z)/complex64(w) + b*(1-2i)
+	if z != w && real(z) > imag(w) {
+		z -= complex(imag(z), -real(w))
+		z *= a
+	}
+	return cmplx.Conj(z)*w + -w
+}
+
+// turn is multiplied up.
+//
+//spmd:kernel prod
+func turn[T complex64 | complex128](i int, x []T, a T) T {
+	x[i] += a
+	return x[i]
 }
 
 // point is passed by value, and has methods.
@@ -232,7 +255,7 @@ func rows(i int, out, x []float32, columns int) {
 	}
 }
 
-func total[T real](x []T) (sum T) {
+func total[T float](x []T) (sum T) {
 	for _, v := range x {
 		sum += v
 	}

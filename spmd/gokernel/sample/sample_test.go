@@ -211,6 +211,54 @@ func TestReductions(t *testing.T) {
 }
 
 // Three indices, each of which no block divides.
+// Quotients have the host's bits, of infinities, zeros and NaNs too; so has what is reduced.
+func TestComplex(t *testing.T) {
+	parts := []float64{0, math.Copysign(0, -1), 1, -3, 1e-300, 1e300, math.Inf(1), math.Inf(-1), math.NaN()}
+	var x, y []complex128
+	for k := range len(parts) * len(parts) * len(parts) * len(parts) {
+		n := len(parts)
+		x, y = append(x, complex(parts[k%n], parts[k/n%n])), append(y, complex(parts[k/n/n%n], parts[k/n/n/n]))
+	}
+	r := random(4000, 5)
+	for i := 0; i < len(r); i += 4 {
+		x, y = append(x, complex(r[i], r[i+1])), append(y, complex(r[i+2], r[i+3]))
+	}
+	finite := x[len(x)-1000:]
+	oneNaN := func(v []complex128) []complex128 {
+		for i, z := range v {
+			re, im := real(z), imag(z)
+			if re != re {
+				re = math.NaN()
+			}
+			if im != im {
+				im = math.NaN()
+			}
+			v[i] = complex(re, im)
+		}
+		return v
+	}
+	both(t, func(w *spmd.World, s *spmd.Stream) []string {
+		out, single := of(t, w, x), of(t, w, make([]complex64, len(x)))
+		sum, dot := of(t, w, []complex128{7}), of(t, w, []complex128{7})
+		product, product8 := of(t, w, []complex64{7}), of(t, w, []complex128{7})
+		bx, by := of(t, w, x), of(t, w, y)
+		fx, fy, turned, turned8 := of(t, w, finite), of(t, w, y[len(y)-1000:]), of(t, w, make([]complex64, 9)), of(t, w, make([]complex128, 9))
+		spmdtest.Must(t, launchQuotients(s, sum, len(x), out, bx, by, single, 2i, 3))
+		spmdtest.Must(t, launchQuotients(s, dot, len(finite), fx, fx, fy, single.Slice(0, len(finite)), 1-2i, 0))
+		spmdtest.Must(t, launchTurn(s, product, 9, turned, complex64(1+1i)))
+		spmdtest.Must(t, launchTurn(s, product8, 9, turned8, 1+1i))
+		spmdtest.Must(t, s.Synchronize())
+		if got := [2]complex128{complex128(product.At(0)), product8.At(0)}; got != [2]complex128{16 + 16i, 16 + 16i} {
+			t.Errorf("(1+i)^9 is %v", got)
+		}
+		var singles []complex128
+		for _, z := range back(t, single) {
+			singles = append(singles, complex128(z))
+		}
+		return []string{asBytes(oneNaN(back(t, out))), asBytes(back(t, dot)), asBytes(oneNaN(singles))}
+	})
+}
+
 func TestHeat(t *testing.T) {
 	both(t, func(w *spmd.World, s *spmd.Stream) (all []string) {
 		for _, n := range [][3]int{{1, 1, 1}, {3, 3, 3}, {5, 9, 33}, {2, 70, 65}, {40, 3, 7}} {

@@ -22,7 +22,10 @@ func (c *Comm) Do(s *Stream, cmd *Call, root, dst, src int) error {
 	if c == nil || c.freed || uint(root) >= uint(c.size) {
 		return c.Refuse(cmd.Kind.String(), "rank", root)
 	}
-	if cmd.Op > elem.Avg {
+	if !cmd.Op.On(cmd.Type) {
+		if cmd.Op < elem.Ops {
+			return fmt.Errorf("%s: %s: %v has no order, and no %v", ccall.At(), cmd.Kind, cmd.Type, cmd.Op)
+		}
 		return fmt.Errorf("%s: %s: no such operation: %d", ccall.At(), cmd.Kind, cmd.Op)
 	}
 	if Overlap(cmd.Dst, dst, cmd.Src, src) && !cmd.InPlace(c.rank) {

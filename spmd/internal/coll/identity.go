@@ -6,8 +6,20 @@ import (
 	"lockstep/internal/elem"
 )
 
-// Identity returns the bits of the value of type t that leaves every x as it is: op(x, value) is x. Avg has none.
-func Identity(op elem.Op, t elem.Type) uint64 {
+// Identity returns the bits of the value of type t that leaves every x as it is: op(x, value) is x. Avg has none. Of
+// complex numbers 1 leaves a product as it is but for the signs of zeros.
+func Identity(op elem.Op, t elem.Type) elem.Bits {
+	part := identity(op, t.Real())
+	switch {
+	case op == elem.Prod, !t.Complex():
+		return elem.Bits{part}
+	case t == elem.Complex64:
+		return elem.Bits{part | part<<32}
+	}
+	return elem.Bits{part, part}
+}
+
+func identity(op elem.Op, t elem.Type) uint64 {
 	bits := uint(8 * t.Size())
 	float := func(f16, bf16 uint16, f float64) uint64 {
 		switch t {

@@ -4,6 +4,7 @@ import (
 	"math"
 	"math/big"
 	"testing"
+	"unsafe"
 
 	"lockstep/internal/elem"
 )
@@ -11,11 +12,11 @@ import (
 // Every value of a type is what it was after an operation with the identity: of integers in math/big's arithmetic modulo
 // their size, of floats in float64.
 func TestIdentity(t *testing.T) {
-	for ty := elem.Type(0); ty < elem.Types; ty++ {
+	for ty := elem.Type(0); ty <= elem.Float64; ty++ {
 		bits := 8 * ty.Size()
 		mask := ^uint64(0) >> (64 - bits)
 		for op := elem.Sum; op <= elem.Max; op++ {
-			id := Identity(op, ty)
+			id := Identity(op, ty)[0]
 			if id&^mask != 0 {
 				t.Errorf("%v of %v: %#x has more than %d bits", op, ty, id, bits)
 			}
@@ -25,6 +26,28 @@ func TestIdentity(t *testing.T) {
 					t.Errorf("%v of %v: of %#x and %#x it is %#x", op, ty, x, id, got)
 				}
 			}
+		}
+	}
+}
+
+// A sum with the identity has the parts that it had, zeros of both signs too; a product is equal.
+func TestIdentityOfComplex(t *testing.T) {
+	single := func(op elem.Op) complex64 {
+		id := Identity(op, elem.Complex64)
+		return *(*complex64)(unsafe.Pointer(&id))
+	}
+	double := func(op elem.Op) complex128 {
+		id := Identity(op, elem.Complex128)
+		return *(*complex128)(unsafe.Pointer(&id))
+	}
+	zero := math.Copysign(0, -1)
+	for _, x := range []complex128{complex(3, -5), complex(zero, 0), complex(0, zero), complex(zero, zero), 0} {
+		y := complex64(x)
+		if elem.BitsOf(x+double(elem.Sum)) != elem.BitsOf(x) || x*double(elem.Prod) != x {
+			t.Errorf("%v becomes %v and %v", x, x+double(elem.Sum), x*double(elem.Prod))
+		}
+		if elem.BitsOf(y+single(elem.Sum)) != elem.BitsOf(y) || y*single(elem.Prod) != y {
+			t.Errorf("%v becomes %v and %v", y, y+single(elem.Sum), y*single(elem.Prod))
 		}
 	}
 }

@@ -16,7 +16,7 @@ type Arg struct {
 	Block *Block         // that a buffer lies in
 	Ptr   unsafe.Pointer // of a buffer; of a copy of a struct
 	N     int            // elements of a buffer, bytes of a struct
-	Bits  uint64         // value of a number
+	Bits  elem.Bits      // value of a number
 	Type  elem.Type
 	Map   *TensorMap // of a tensor
 	Kind  ArgKind
@@ -124,9 +124,6 @@ func (a *Arg) Bytes() int {
 
 // Len is the size of the parameter for an argument, in words.
 func (a *Arg) Len() int {
-	if a.Kind == NumberArg {
-		return 1
-	}
 	return (a.Bytes() + 7) / 8
 }
 

@@ -37,7 +37,7 @@ type Command struct {
 	Type     elem.Type
 	Dst, Src unsafe.Pointer
 	N        int
-	Bits     uint64
+	Bits     elem.Bits
 	Place    Place
 	Kernel   *Kernel
 	Grid     Grid

@@ -29,7 +29,7 @@ type Device interface {
 	ToDevice(dst, src unsafe.Pointer, n int) error
 	ToHost(dst, src unsafe.Pointer, n int) error
 	// SetAll sets n elements to the low bits of v and returns when it is done.
-	SetAll(t elem.Type, dst unsafe.Pointer, n int, v uint64) error
+	SetAll(t elem.Type, dst unsafe.Pointer, n int, v elem.Bits) error
 	// Advise says how n bytes at p of a block of managed memory will be used.
 	Advise(b *Block, p unsafe.Pointer, n int, a Advice) error
 	// Unadvise undoes what was said of a block of managed memory before it was freed.

@@ -46,6 +46,10 @@ func ReductionBound(t elem.Type, op elem.Op, ranks int, largest float64) Bound {
 		return nil
 	}
 	each := 2 * float64(ranks) * u
+	if t.Complex() && op == elem.Prod { // parts may cancel
+		most := 2 * each * math.Pow(math.Sqrt2*largest, float64(ranks))
+		return func(float64) float64 { return most }
+	}
 	return func(want float64) float64 {
 		switch op {
 		case elem.Prod:
@@ -60,7 +64,7 @@ func ReductionBound(t elem.Type, op elem.Op, ranks int, largest float64) Bound {
 
 // unit is the rounding error of 1 in type t, 0 for integers.
 func unit(t elem.Type) float64 {
-	switch t {
+	switch t.Real() {
 	case elem.Float16:
 		return 0x1p-11
 	case elem.BFloat16:
@@ -76,7 +80,7 @@ func unit(t elem.Type) float64 {
 // largest returns the size of the largest of the n floats at p, on any rank: what ReductionBound asks for. NaN and
 // infinity do not count. p is host memory. Collective.
 func largest(c comparer, p unsafe.Pointer, n int, t elem.Type) (float64, error) {
-	m := new(float64)
+	m, n, t := new(float64), n*t.Size()/t.Real().Size(), t.Real()
 	if unit(t) != 0 {
 		for i := range n {
 			if v := math.Abs(float(elem.At(p, i, 1, t), t)); v <= math.MaxFloat64 {
@@ -92,11 +96,11 @@ func largest(c comparer, p unsafe.Pointer, n int, t elem.Type) (float64, error) 
 // nil. A NaN is the same as any other. got and want are host memory; ranks may have different n. Collective.
 func compare(c comparer, got, want unsafe.Pointer, n int, t elem.Type, bound Bound) error {
 	// What travels is the index, -1 for none, both values as they are, and the bound.
-	mine := &[4]int64{-1}
-	for i := range n {
+	mine, parts, t := &[4]int64{-1}, t.Size()/t.Real().Size(), t.Real()
+	for i := range n * parts {
 		a, b := elem.At(got, i, 1, t), elem.At(want, i, 1, t)
 		if most, ok := agree(a, b, t, bound); !ok {
-			*mine = [4]int64{int64(i), bitsOf(a, t), bitsOf(b, t), int64(math.Float64bits(most))}
+			*mine = [4]int64{int64(i / parts), bitsOf(a, t), bitsOf(b, t), int64(math.Float64bits(most))}
 			break
 		}
 	}

@@ -216,7 +216,7 @@ func (d *Device) ToHost(dst, src unsafe.Pointer, n int) error {
 }
 
 // SetAll implements exec.Device.
-func (d *Device) SetAll(t elem.Type, dst unsafe.Pointer, n int, v uint64) error {
+func (d *Device) SetAll(t elem.Type, dst unsafe.Pointer, n int, v elem.Bits) error {
 	q := d.stage.q
 	c, err := q.Begin(exec.DoFill)
 	if err != nil {

@@ -223,8 +223,8 @@ func callsInOrder(t *testing.T) {
 				t.Fatalf("%s: [%d] = %v: the second call did not wait for the first", what, i, v)
 			}
 		}
-		must(t, d.SetAll(elem.Float32, y, n, 0))
-		must(t, d.SetAll(elem.Float32, z, n, 0))
+		must(t, d.SetAll(elem.Float32, y, n, elem.Bits{}))
+		must(t, d.SetAll(elem.Float32, z, n, elem.Bits{}))
 	}
 	const rounds = 20
 	for range rounds {

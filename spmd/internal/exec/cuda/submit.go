@@ -217,7 +217,7 @@ func (q *Queue) prepare(c *exec.Command, call Call) error {
 	case exec.DoKernel:
 		k = c.Kernel
 	case exec.DoFill:
-		if c.Type.Size() == 8 {
+		if c.Type.Size() >= 8 {
 			k = q.d.fill
 		}
 	case exec.DoCall:
@@ -299,15 +299,18 @@ func (q *Queue) issue(c *exec.Command, call Call, seq uint64, work unsafe.Pointe
 	}
 }
 
-// Fill sets elements of up to 4 bytes by the driver, of 8 bytes by a kernel.
-func (d *Device) Fill(h *cuda.Stream, t elem.Type, dst unsafe.Pointer, n int, bits uint64) error {
+// Fill sets elements of up to 4 bytes by the driver, of 8 and 16 bytes by a kernel.
+func (d *Device) Fill(h *cuda.Stream, t elem.Type, dst unsafe.Pointer, n int, bits elem.Bits) error {
 	switch size := t.Size(); {
 	case n == 0:
 		return nil
 	case size < 8:
-		return h.Fill(dst, size, bits, n)
+		return h.Fill(dst, size, bits[0], n)
 	default:
-		args := [...]exec.Arg{exec.Memory(dst), exec.Number(elem.Int64, int64(n)), exec.Number(elem.Uint64, bits)}
+		if n *= size / 8; size == 8 {
+			bits[1] = bits[0]
+		}
+		args := [...]exec.Arg{exec.Memory(dst), exec.Number(elem.Int64, int64(n)), exec.Number(elem.Uint64, bits[0]), exec.Number(elem.Uint64, bits[1])}
 		grid := exec.Grid{Blocks: [3]int{(min(n, 1<<20) + 255) / 256, 1, 1}, Threads: [3]int{256, 1, 1}} // whose threads loop
 		return d.GPU.launch(h, d.fill, grid, args[:])
 	}
@@ -365,7 +368,7 @@ func (g *GPU) start(h *cuda.Stream, f *function, k *exec.Kernel, grid exec.Grid,
 			}
 			words = append(words, m[:]...)
 		default:
-			words = append(words, args[i].Bits)
+			words = append(words, args[i].Bits[:args[i].Len()]...)
 		}
 	}
 	shape := cuda.Shape{Blocks: grid.Blocks, Threads: grid.Threads, Shared: grid.Shared, Cluster: grid.Cluster, Early: grid.Programmatic}

@@ -35,7 +35,7 @@ func emulates(k *exec.Kernel, args []exec.Arg) bool {
 		return false
 	}
 	for i := range args {
-		if args[i].Kind == exec.TensorArg || args[i].Kind == exec.NumberArg && i < len(list) && list[i].Pointer && args[i].Bits != 0 {
+		if args[i].Kind == exec.TensorArg || args[i].Kind == exec.NumberArg && i < len(list) && list[i].Pointer && args[i].Bits != (elem.Bits{}) {
 			return false
 		}
 	}
@@ -206,7 +206,9 @@ func (c *copies) describe(address uintptr) string {
 // difference says where the memory of a buffer and a copy of it differ; "" is nowhere. Where a tolerance is given elements may
 // differ by as much of the larger of the two, or of the root of the mean of the squares, and by how their type rounds.
 func difference(a *exec.Arg, other unsafe.Pointer, tolerance float64) string {
-	n, size := a.N, a.Type.Size()
+	t := a.Type.Real() // complex numbers are compared part by part
+	parts, size := a.Type.Size()/t.Size(), t.Size()
+	n := a.N * parts
 	x, y := unsafe.Slice((*byte)(a.Ptr), n*size), unsafe.Slice((*byte)(other), n*size)
 	if bytes.Equal(x, y) {
 		return ""
@@ -214,7 +216,7 @@ func difference(a *exec.Arg, other unsafe.Pointer, tolerance float64) string {
 	wrong, first, usual := 0, "", 0.0
 	if tolerance > 0 {
 		for i := range n {
-			if v, ok := number(a.Type, elem.At(a.Ptr, i, n, a.Type)); ok && !math.IsInf(v, 0) && !math.IsNaN(v) {
+			if v, ok := number(t, elem.At(a.Ptr, i, n, t)); ok && !math.IsInf(v, 0) && !math.IsNaN(v) {
 				usual += v * v
 			}
 		}
@@ -224,15 +226,15 @@ func difference(a *exec.Arg, other unsafe.Pointer, tolerance float64) string {
 		if bytes.Equal(x[i*size:(i+1)*size], y[i*size:(i+1)*size]) {
 			continue
 		}
-		v, isFloat := number(a.Type, elem.At(a.Ptr, i, n, a.Type))
-		w, _ := number(a.Type, elem.At(other, i, n, a.Type))
-		if isFloat && (v != v && w != w || tolerance > 0 && math.Abs(v-w) <= tolerance*usual+(tolerance+rounding[a.Type])*max(math.Abs(v), math.Abs(w))) {
+		v, isFloat := number(t, elem.At(a.Ptr, i, n, t))
+		w, _ := number(t, elem.At(other, i, n, t))
+		if isFloat && (v != v && w != w || tolerance > 0 && math.Abs(v-w) <= tolerance*usual+(tolerance+rounding[t])*max(math.Abs(v), math.Abs(w))) {
 			continue
 		}
 		if wrong++; first == "" {
-			first = fmt.Sprintf("element %d is %v and %v", i, v, w)
+			first = fmt.Sprintf("element %d is %v and %v", i/parts, v, w)
 			if !isFloat {
-				first = fmt.Sprintf("element %d is %x and %x, byte by byte", i, x[i*size:(i+1)*size], y[i*size:(i+1)*size])
+				first = fmt.Sprintf("element %d is %x and %x, byte by byte", i/parts, x[i*size:(i+1)*size], y[i*size:(i+1)*size])
 			}
 		}
 	}

@@ -88,7 +88,7 @@ func (d *Device) ToDevice(dst, src unsafe.Pointer, n int) error {
 func (d *Device) ToHost(dst, src unsafe.Pointer, n int) error { return d.ToDevice(dst, src, n) }
 
 // SetAll implements exec.Device.
-func (d *Device) SetAll(t elem.Type, dst unsafe.Pointer, n int, v uint64) error {
+func (d *Device) SetAll(t elem.Type, dst unsafe.Pointer, n int, v elem.Bits) error {
 	FillAs(t, dst, n, v)
 	return nil
 }

@@ -32,15 +32,17 @@ func fillPart[T any](part []T, v T) {
 
 // FillAs fills n elements of a type known at run time with the low bits of v: a
 // fill moves bits, so the unsigned type of equal size will do.
-func FillAs(t elem.Type, dst unsafe.Pointer, n int, v uint64) {
+func FillAs(t elem.Type, dst unsafe.Pointer, n int, v elem.Bits) {
 	switch t.Size() {
 	case 1:
-		Fill(unsafe.Slice((*uint8)(dst), n), uint8(v))
+		Fill(unsafe.Slice((*uint8)(dst), n), uint8(v[0]))
 	case 2:
-		Fill(unsafe.Slice((*uint16)(dst), n), uint16(v))
+		Fill(unsafe.Slice((*uint16)(dst), n), uint16(v[0]))
 	case 4:
-		Fill(unsafe.Slice((*uint32)(dst), n), uint32(v))
+		Fill(unsafe.Slice((*uint32)(dst), n), uint32(v[0]))
+	case 8:
+		Fill(unsafe.Slice((*uint64)(dst), n), v[0])
 	default:
-		Fill(unsafe.Slice((*uint64)(dst), n), v)
+		Fill(unsafe.Slice((*elem.Bits)(dst), n), v)
 	}
 }

@@ -65,7 +65,7 @@ func Fits(k *exec.Kernel, args []exec.Arg) error {
 
 // kinds are the types of elements as emulate.Param has them.
 var kinds = [elem.StoredTypes]byte{elem.Int8: 'i', elem.Uint8: 'i', elem.Int32: 'i', elem.Uint32: 'i', elem.Int64: 'i', elem.Uint64: 'i',
-	elem.Float16: 'h', elem.BFloat16: 'b', elem.Float8E4M3: 'e', elem.Float8E5M2: 'w', elem.Float32: 'f', elem.Float64: 'f'}
+	elem.Float16: 'h', elem.BFloat16: 'b', elem.Float8E4M3: 'e', elem.Float8E5M2: 'w', elem.Float32: 'f', elem.Float64: 'f', elem.Complex64: 's', elem.Complex128: 's'}
 
 // fits says whether an argument is good for a parameter. Whether integers have a sign is not compared. Bytes may be
 // anything, and the floats of 16 and 8 bits integers of that size.

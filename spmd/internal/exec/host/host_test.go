@@ -248,15 +248,15 @@ func TestScratch(t *testing.T) {
 
 // Fill agrees with a loop, for each size of elements, and beyond what one goroutine does.
 func TestFillAs(t *testing.T) {
-	for _, typ := range []elem.Type{elem.Int8, elem.Float16, elem.Float32, elem.Float64} {
+	for _, typ := range []elem.Type{elem.Int8, elem.Float16, elem.Float32, elem.Float64, elem.Complex128} {
 		for _, n := range []int{0, 1, 7, Grain + 1, 3*Grain + 5} {
 			size := typ.Size()
-			v := uint64(0x0123456789abcdef)
+			v := elem.Bits{0x0123456789abcdef, 0xfedcba9876543210}
 			buf := make([]byte, (n+1)*size)
 			FillAs(typ, unsafe.Pointer(&buf[0]), n, v)
 			for i := range n {
 				for j := range size {
-					if want := byte(v >> (8 * j)); buf[i*size+j] != want {
+					if want := byte(v[j/8] >> (8 * (j % 8))); buf[i*size+j] != want {
 						t.Fatalf("%v: byte %d of element %d of %d is %#x, want %#x", typ, j, i, n, buf[i*size+j], want)
 					}
 				}

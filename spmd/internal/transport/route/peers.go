@@ -71,7 +71,7 @@ type inProcess struct{ transport.Host }
 func (inProcess) Ready(string, int, elem.Type, unsafe.Pointer, unsafe.Pointer) error { return nil }
 
 // CheckOp implements transfer.Comm.
-func (inProcess) CheckOp(string, elem.Op) error { return nil }
+func (inProcess) CheckOp(string, elem.Op, elem.Type) error { return nil }
 
 // CheckRoot implements transfer.Comm.
 func (inProcess) CheckRoot(string, int) error { return nil }

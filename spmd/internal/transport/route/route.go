@@ -42,7 +42,7 @@ type Route struct {
 	Whole bool  // By makes the call as it is
 	Short bool  // peers carry the short messages of the call, at the same time
 	Mixed bool  // of a group: other transports carry some of it
-	Fills bool  // it needs the kernel that fills memory with values of 8 bytes
+	Fills bool  // it needs the kernel that fills memory with values of 8 or 16 bytes
 	List  int32 // units of device memory that peers need for that
 	Work  int32 // and those for copies of operands
 }
@@ -191,7 +191,7 @@ func (r *Router) take(to *Route, c *coll.Call) (short int) {
 	}
 	c.Steps(r.rank, r.size, lib, nil, func(m coll.Call) bool {
 		switch {
-		case m.Kind == coll.Fill && m.Type.Size() == 8:
+		case m.Kind == coll.Fill && m.Type.Size() >= 8:
 			to.Fills = true
 		case r.atOnce > 0 && m.Kind.Traits().Message && r.peers.Short(&m):
 			short++

@@ -1,0 +1,84 @@
+package spmd_test
+
+import (
+	"strings"
+	"testing"
+
+	"lockstep/spmd"
+	"lockstep/spmd/spmdtest"
+)
+
+// Sums and products of complex numbers are Go's; Avg divides the parts; all moves carry them. Parts are small integers, so
+// that every order is exact.
+func TestComplex(t *testing.T) {
+	spmdtest.RunInProcess(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
+		complexCalls[complex64](t, w, func(re, im int) complex64 { return complex(float32(re), float32(im)) })
+		complexCalls[complex128](t, w, func(re, im int) complex128 { return complex(float64(re), float64(im)) })
+	})
+}
+
+func complexCalls[T complex64 | complex128](t *testing.T, w *spmd.World, of func(re, im int) T) {
+	const n = 37
+	size, me := w.Size(), w.Rank()
+	input := func(rank int) []T {
+		x := make([]T, n)
+		for i := range x {
+			x[i] = of(i%5-rank, rank+i%3)
+		}
+		return x
+	}
+	s, err := w.NewStream("complex")
+	spmdtest.Must(t, err)
+	src, dst, all := alloc[T](t, w, n), alloc[T](t, w, n), alloc[T](t, w, n*size)
+	spmdtest.Must(t, src.CopyFrom(input(me)))
+	for _, op := range []spmd.Op{spmd.Sum, spmd.Prod, spmd.Avg} {
+		spmdtest.Must(t, dst.SetAll(of(1, 2)))
+		g, err := s.Capture(func() error { return spmd.AllReduce(w.Comm().On(s), dst, src, op) })
+		spmdtest.Must(t, err)
+		spmdtest.Must(t, g.Launch(s))
+		got := make([]T, n)
+		spmdtest.Must(t, dst.CopyTo(got))
+		for i := range got {
+			want := input(0)[i]
+			for r := 1; r < size; r++ {
+				if op == spmd.Prod {
+					want *= input(r)[i]
+				} else {
+					want += input(r)[i]
+				}
+			}
+			if op == spmd.Avg { // of which the reference divides in another way
+				if d := got[i] - want/of(size, 0); real(complex128(d*T(of(1<<20, 0)))) > 1 || imag(complex128(d*T(of(1<<20, 0)))) > 1 {
+					t.Fatalf("average %d is %v, want %v", i, got[i], want/of(size, 0))
+				}
+			} else if got[i] != want {
+				t.Fatalf("%v: element %d is %v, want %v", op, i, got[i], want)
+			}
+		}
+	}
+	spmdtest.Must(t, spmd.AllGather(w.Comm(), all, src))
+	for r := range size {
+		if got, want := all.At(r*n+4), input(r)[4]; got != want {
+			t.Errorf("of rank %d came %v, not %v", r, got, want)
+		}
+	}
+	spmdtest.Must(t, spmd.ExScan(w.Comm().On(s), dst, src, spmd.Prod))
+	spmdtest.Must(t, s.Synchronize())
+	if want := input(0)[6]; me == 1 && dst.At(6) != want {
+		t.Errorf("ExScan gave %v, not %v", dst.At(6), want)
+	}
+	product, err := spmd.AllReduceNumber(w.Comm(), of(me+1, 0), spmd.Prod)
+	spmdtest.Must(t, err)
+	if want := of([]int{1: 1, 3: 6}[size], 0); product != want {
+		t.Errorf("the product of numbers is %v, not %v", product, want)
+	}
+	err = spmd.AllReduce(w.Comm(), dst, src, spmd.Max)
+	if err == nil || !strings.Contains(err.Error(), "has no order, and no max") {
+		t.Errorf("a maximum of complex numbers: %v", err)
+	}
+	spmdtest.Must(t, spmd.Fill(s, dst, of(3, -4)))
+	spmdtest.Must(t, s.Synchronize())
+	if dst.At(n-1) != of(3, -4) || dst.At(0) != of(3, -4) {
+		t.Errorf("filled with %v", dst.At(0))
+	}
+}
