@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"runtime"
 	"strconv"
+	"strings"
 	"sync"
 
 	"lockstep/bench/harness"
@@ -22,6 +23,7 @@ type sanitized struct {
 	name string
 	cmd  []string
 	env  []string
+	dir  string // that it runs in
 }
 
 // memcheck counts what the tools of compute-sanitizer find in the applications, and in the examples
@@ -51,10 +53,13 @@ func (b *bench) memcheck() error {
 		cmd := append([]string{b.Program(p.cmd[0]), "--device", "cuda", "--log-level", "error"}, p.cmd[1:]...)
 		programs = append(programs, sanitized{name: p.name, cmd: cmd})
 	}
-	examples := filepath.Join(b.Bin, "test", "docs", "examples", "examples.test")
+	examples, err := filepath.Abs(filepath.Join(b.Bin, "test", "docs", "examples", "examples.test"))
+	if err != nil {
+		return err
+	}
 	if _, err := os.Stat(examples); err == nil {
-		programs = append(programs, sanitized{"docs/examples", []string{examples, "-test.run", "^TestPrograms$"},
-			[]string{"SPMDTEST_DEVICE=cuda", "SPMDTEST_RANKS=1"}})
+		programs = append(programs, sanitized{name: "docs/examples", cmd: []string{examples, "-test.run", "^TestPrograms$"},
+			env: []string{"SPMDTEST_DEVICE=cuda", "SPMDTEST_RANKS=1"}, dir: filepath.Join("docs", "examples")})
 	} else {
 		fmt.Fprintln(os.Stderr, "memcheck: docs/examples are left out: make test-gpu builds their test:", err)
 	}
@@ -89,11 +94,31 @@ var summary = regexp.MustCompile(`(?m)(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:erro
 // under runs the program under a tool, which counts in all processes.
 func (p sanitized) under(tool string) (found int, err error) {
 	cmd := append([]string{"compute-sanitizer", "--tool", tool, "--target-processes", "all", "--print-limit", "1"}, p.cmd...)
+	if p.dir != "" {
+		cmd = append([]string{"env", "-C", p.dir}, cmd...)
+	}
 	out, errs, err := harness.Outputs(p.env, cmd...)
 	if err != nil {
 		return 0, err
 	}
-	return countOf(out + errs)
+	found, err = countOf(out + errs)
+	if found > 0 {
+		fmt.Fprintf(os.Stderr, "memcheck: %s of %s:\n%s", tool, p.name, findings(out+errs))
+	}
+	return found, err
+}
+
+// findings are the lines that a tool prints, the first of them.
+func findings(out string) string {
+	var b strings.Builder
+	left := 40
+	for line := range strings.Lines(out) {
+		if strings.HasPrefix(line, "=========") && left > 0 {
+			b.WriteString(line)
+			left--
+		}
+	}
+	return b.String()
 }
 
 func countOf(out string) (found int, err error) {
