@@ -1,0 +1,91 @@
+package sparse
+
+import (
+	_ "embed"
+	"fmt"
+	"math/bits"
+
+	"lockstep/host"
+	"lockstep/spmd"
+)
+
+// The command writes kernels_spmd.go: the kernels in CUDA C++, and the functions that launch them.
+//
+//go:generate go run lockstep/spmd/spmdgen
+
+// take collects what the neighbours need.
+//
+//spmd:kernel
+func take[T Float](i int, to, x []T, index []int32) { to[i] = x[index[i]] }
+
+//go:embed product.cu
+var productSource string
+
+// lanesBits is the number of kernels for a type: of 1, 2, 4 to 32 threads for a row.
+const lanesBits = 6
+
+var (
+	single = productKernels[float32]("float")
+	double = productKernels[float64]("double")
+)
+
+func productKernels[T Float](name string) (list [lanesBits]*spmd.Kernel) {
+	for i := range list {
+		lanes := 1 << i
+		list[i] = spmd.NewKernel(fmt.Sprintf("csr_product<%s, %d>", name, lanes), productSource,
+			func(a spmd.Args) error { return productOnHost[T](a, lanes) }, spmd.CompilerFlag("--fmad=false"))
+	}
+	return list
+}
+
+// kernelFor returns the kernel for rows of so many elements on average, and its threads for a row: each is to have about two.
+func kernelFor[T Float](rows, elements int) (k *spmd.Kernel, lanes int) {
+	i := min(bits.Len(uint(elements/max(1, 2*rows))), lanesBits-1)
+	list := &double
+	if _, ok := any(T(0)).(float32); ok {
+		list = &single
+	}
+	return list[i], 1 << i
+}
+
+const threads = 256
+
+// grain is the least number of rows that is worth a goroutine.
+const grain = 1 << 10
+
+// productOnHost adds up in the order of the kernel.
+func productOnHost[T Float](a spmd.Args, lanes int) error {
+	rows := a.I32(7)
+	if rows <= grain {
+		productOfRows[T](a, lanes, 0, rows)
+	} else {
+		host.Parallel(rows, grain, func(lo, hi int) { productOfRows[T](a, lanes, lo, hi) })
+	}
+	return nil
+}
+
+// productOfRows has each lane add up its elements, and then adds lanes by halves.
+func productOfRows[T Float](a spmd.Args, lanes, lo, hi int) {
+	y, start, column := spmd.ArgSlice[T](a, 0), spmd.ArgSlice[int32](a, 1), spmd.ArgSlice[int32](a, 2)
+	value, x, halo := spmd.ArgSlice[T](a, 3), spmd.ArgSlice[T](a, 4), spmd.ArgSlice[T](a, 5)
+	own := a.I32(6)
+	for row := lo; row < hi; row++ {
+		var sum [1 << (lanesBits - 1)]T
+		first, end := start[row], start[row+1]
+		for k, c := range column[first:end] {
+			v := value[int(first)+k]
+			if int(c) < own {
+				v *= x[c]
+			} else {
+				v *= halo[int(c)-own]
+			}
+			sum[k&(lanes-1)] += v
+		}
+		for d := lanes / 2; d > 0; d /= 2 {
+			for l := range d {
+				sum[l] += sum[l+d]
+			}
+		}
+		y[row] = sum[0]
+	}
+}

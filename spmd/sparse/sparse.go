@@ -1,0 +1,259 @@
+// Package sparse has products of sparse matrices and vectors, of which each rank of a communicator has some rows. What
+// elements of other ranks' vectors a rank needs is worked out once, by New. Each product then exchanges these alone.
+//
+// The order of additions depends on the matrix alone: equal inputs give equal bits, on a GPU the same as on the host.
+package sparse
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+
+	"lockstep/internal/ccall"
+	"lockstep/spmd"
+)
+
+// Float is the set of element types.
+type Float interface{ float32 | float64 }
+
+// CSR is a sparse matrix by rows, or some rows of one, in host memory: as SciPy's csr_matrix. Row r has the elements
+// Value[k] in the columns Column[k], for k from Start[r] to Start[r+1]-1.
+type CSR[T Float] struct {
+	Start  []int // one more than rows, the first is 0
+	Column []int // of the whole matrix, on every rank
+	Value  []T
+}
+
+// check says what is wrong with a matrix of so many columns.
+func (a *CSR[T]) check(columns int) error {
+	switch n := len(a.Start); {
+	case n == 0 || a.Start[0] != 0:
+		return errors.New("Start does not begin with 0")
+	case a.Start[n-1] != len(a.Value) || len(a.Column) != len(a.Value):
+		return fmt.Errorf("%d values and %d columns, but Start ends with %d", len(a.Value), len(a.Column), a.Start[n-1])
+	case len(a.Value) > math.MaxInt32:
+		return fmt.Errorf("%d elements, but a rank can have %d", len(a.Value), math.MaxInt32)
+	}
+	for r := range len(a.Start) - 1 {
+		if a.Start[r+1] < a.Start[r] {
+			return fmt.Errorf("row %d begins at element %d and ends at %d", r, a.Start[r], a.Start[r+1])
+		}
+	}
+	for k, c := range a.Column {
+		if c < 0 || c >= columns {
+			return fmt.Errorf("element %d is in column %d of %d", k, c, columns)
+		}
+	}
+	return nil
+}
+
+// Matrix is this rank's rows of a matrix, on the device.
+type Matrix[T Float] struct {
+	c          spmd.Comm
+	rows, own  int
+	grid       spmd.Grid
+	kernel     *spmd.Kernel
+	start      spmd.Buffer[int32]
+	column     spmd.Buffer[int32] // from own on elements of halo
+	value      spmd.Buffer[T]
+	halo       spmd.Buffer[T]     // elements of other ranks' vectors, by rank
+	given      spmd.Buffer[T]     // this rank's elements that others need, by rank
+	index      spmd.Buffer[int32] // where these are in the vector
+	neighbours []neighbour
+	on         spmd.Comm // of the product that is being enqueued
+	exchange   func() error
+}
+
+// neighbour is a rank with which elements are exchanged: parts of halo and given.
+type neighbour struct{ rank, needLo, needHi, giveLo, giveHi int }
+
+// New returns the matrix of which this rank has the rows of a. Vectors that it multiplies are divided over the ranks of c, in
+// rank order: this rank has own elements. For a square matrix own is its number of rows.
+//
+// Collective. What is wrong with the rows of one rank is an error on all.
+func New[T Float](w *spmd.World, c spmd.Comm, a CSR[T], own int) (m *Matrix[T], err error) {
+	owns, err := spmd.AllGatherNumber(c, own)
+	if err != nil {
+		return nil, err
+	}
+	offset := make([]int, c.Size()+1)
+	for r, n := range owns {
+		offset[r+1] = offset[r] + max(n, 0)
+	}
+	wrong := a.check(offset[c.Size()])
+	if own < 0 || own > math.MaxInt32 {
+		wrong = fmt.Errorf("%d elements of a vector", own)
+	}
+	if any, err := spmd.Any(c, wrong != nil); err != nil || any {
+		return nil, errors.Join(err, fmt.Errorf("%s: sparse.New: rank %d: %w", ccall.At(), c.Rank(), cause(wrong)))
+	}
+	rows := len(a.Start) - 1
+	m = &Matrix[T]{c: c, rows: rows, own: own}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, m.Free())
+		}
+	}()
+	var lanes int
+	m.kernel, lanes = kernelFor[T](rows, len(a.Value))
+	m.grid = spmd.Cover1D(rows*lanes, threads)
+	column := make([]int32, len(a.Column))
+	need, counts := needed(&a, offset, c.Rank(), column)
+	m.start, err = filled(w, int32s(a.Start))
+	if err == nil {
+		m.column, err = filled(w, column)
+	}
+	if err == nil {
+		m.value, err = filled(w, a.Value)
+	}
+	if err == nil {
+		err = m.plan(w, need, counts)
+	}
+	return m, err
+}
+
+func cause(err error) error {
+	if err == nil {
+		return errors.New("the rows of another rank are wrong")
+	}
+	return err
+}
+
+// needed returns the columns of other ranks that a has elements in, as their ranks number them, and how many are of each
+// rank. It sets column to the columns as the kernel has them.
+func needed[T Float](a *CSR[T], offset []int, rank int, column []int32) (need []int32, counts []int) {
+	lo, hi := offset[rank], offset[rank+1]
+	var outside []int
+	for _, c := range a.Column {
+		if c < lo || c >= hi {
+			outside = append(outside, c)
+		}
+	}
+	slices.Sort(outside)
+	outside = slices.Compact(outside)
+	for k, c := range a.Column {
+		if c >= lo && c < hi {
+			column[k] = int32(c - lo)
+		} else {
+			at, _ := slices.BinarySearch(outside, c)
+			column[k] = int32(hi - lo + at)
+		}
+	}
+	counts = make([]int, len(offset)-1)
+	r := 0
+	for _, c := range outside {
+		for c >= offset[r+1] {
+			r++
+		}
+		counts[r]++
+		need = append(need, int32(c-offset[r]))
+	}
+	return need, counts
+}
+
+func int32s(v []int) []int32 {
+	to := make([]int32, len(v))
+	for i, x := range v {
+		to[i] = int32(x)
+	}
+	return to
+}
+
+// filled returns a buffer that holds v.
+func filled[T spmd.Elem](w *spmd.World, v []T) (spmd.Buffer[T], error) {
+	b, err := spmd.Alloc[T](w, len(v))
+	if err == nil {
+		err = b.CopyFrom(v)
+	}
+	return b, err
+}
+
+// plan tells the other ranks what this one needs of them, and prepares the exchange.
+func (m *Matrix[T]) plan(w *spmd.World, need []int32, needs []int) error {
+	asked, err := filled(w, int32s(needs))
+	answer, err2 := spmd.Alloc[int32](w, len(needs))
+	wanted, err3 := filled(w, need)
+	if err = errors.Join(err, err2, err3); err != nil {
+		return err
+	}
+	defer func() { _ = errors.Join(asked.Free(), answer.Free(), wanted.Free()) }()
+	if err := spmd.AllToAll(m.c, answer, asked); err != nil {
+		return err
+	}
+	counts := make([]int32, len(needs))
+	if err := answer.CopyTo(counts); err != nil {
+		return err
+	}
+	gives, give, at := make([]int, len(needs)), 0, 0
+	for r, n := range counts {
+		gives[r] = int(n)
+		if n > 0 || needs[r] > 0 {
+			m.neighbours = append(m.neighbours, neighbour{r, at, at + needs[r], give, give + int(n)})
+		}
+		give, at = give+int(n), at+needs[r]
+	}
+	if m.halo, err = spmd.Alloc[T](w, len(need)); err == nil {
+		m.given, err = spmd.Alloc[T](w, give)
+	}
+	if err == nil {
+		m.index, err = spmd.Alloc[int32](w, give)
+	}
+	if err != nil {
+		return err
+	}
+	m.exchange = func() error {
+		for _, n := range m.neighbours {
+			var err error
+			if n.giveHi > n.giveLo {
+				err = spmd.Send(m.on, m.given.Slice(n.giveLo, n.giveHi), n.rank)
+			}
+			if n.needHi > n.needLo {
+				err = errors.Join(err, spmd.Recv(m.on, m.halo.Slice(n.needLo, n.needHi), n.rank))
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return spmd.AllToAllV(m.c, m.index, wanted, gives, needs)
+}
+
+// Rows returns how many rows this rank has.
+func (m *Matrix[T]) Rows() int { return m.rows }
+
+// Halo returns how many elements of other ranks' vectors a product gets from them.
+func (m *Matrix[T]) Halo() int { return m.halo.Len() }
+
+// Multiply enqueues y = A x on s. x and y are this rank's parts. Products of one matrix are enqueued by one goroutine, on one
+// stream or on streams that wait for each other: they share the memory of the halo.
+//
+// Collective over the ranks that need elements of each other.
+func (m *Matrix[T]) Multiply(s *spmd.Stream, y, x spmd.Buffer[T]) error {
+	if y.Len() != m.rows || x.Len() != m.own {
+		return fmt.Errorf("%s: sparse: Multiply: y has %d elements and x %d, this rank's part of the matrix %d rows and %d columns",
+			ccall.At(), y.Len(), x.Len(), m.rows, m.own)
+	}
+	if y.Address() < x.Address()+uintptr(x.Bytes()) && x.Address() < y.Address()+uintptr(y.Bytes()) {
+		return fmt.Errorf("%s: sparse: Multiply: x and y overlap", ccall.At())
+	}
+	if len(m.neighbours) > 0 {
+		if err := launchTake(s, m.given.Len(), m.given, x, m.index); err != nil {
+			return err
+		}
+		m.on = m.c.On(s)
+		if err := m.on.Group(m.exchange); err != nil {
+			return err
+		}
+	}
+	if m.rows == 0 {
+		return nil
+	}
+	return m.kernel.Launch(s, m.grid, y.Arg(), m.start.Arg(), m.column.Arg(), m.value.Arg(), x.Arg(), m.halo.Arg(), spmd.I32(m.own), spmd.I32(m.rows))
+}
+
+// Free frees the memory of the matrix.
+func (m *Matrix[T]) Free() error {
+	return errors.Join(m.start.Free(), m.column.Free(), m.value.Free(), m.halo.Free(), m.given.Free(), m.index.Free())
+}
