@@ -13,14 +13,15 @@ import (
 	"lockstep/spmd/vector"
 )
 
-func main() { spmd.Main(pflag.NewFlagSet("sparse", pflag.ExitOnError), heat) }
+func main() {
+	spmd.Main(pflag.NewFlagSet("sparse", pflag.ExitOnError), heat)
+}
 
 //go:generate go run lockstep/spmd/spmdgen
 
 //spmd:kernel
 func sparseUpdate(i int, x, r, p, q []float64, rr, pq *float64) (next float64) {
-	x[i] += *rr / *pq * p[i]
-	r[i] -= *rr / *pq * q[i]
+	x[i], r[i] = x[i] + *rr / *pq * p[i], r[i] - *rr / *pq * q[i]
 	return r[i] * r[i]
 }
 
