@@ -25,7 +25,7 @@ func TestModern(t *testing.T) {
 	const sentence = "abcdefghijklmnop\n"
 	text := traintest.Write(t, t.TempDir(), "text.txt", strings.Repeat(sentence, 400))
 	for _, dtype := range campaign.Some(t, "types of a modern model", []string{"float32", "bfloat16"}, func(dtype string) bool { return dtype == "float32" }) {
-		args := append([]string{"--data", text, "--steps", "40", "--val-every", "20", "--dtype", dtype}, modernRun...)
+		args := append([]string{"--data", text, "--steps", "40", "--val-every", "20", "--dtype", dtype, "--grow-batch", "3"}, modernRun...)
 		var alone told
 		for _, ranks := range []int{1, 3} {
 			dir := t.TempDir()
@@ -33,13 +33,16 @@ func TestModern(t *testing.T) {
 			if !strings.Contains(log, "optimizer=muon") || !strings.Contains(log, "parts=modern,qk-norm") {
 				t.Errorf("the log does not tell of the model and its optimizer:\n%s", log)
 			}
-			if !(*r.summary.ValLoss < 1.2) { // untrained it is 5.5
+			if !(*r.summary.ValLoss < 1.5) { // untrained it is 5.5
 				t.Errorf("%s, %d ranks: the loss is %g after 40 steps on one sentence", dtype, ranks, *r.summary.ValLoss)
 			}
 			if alone.summary == nil {
 				alone = r
 			} else if first, want := r.steps[0].Loss, alone.steps[0].Loss; !traintest.CloseTo(first, want, 1e-3) {
 				t.Errorf("%s: the first step's loss is %g on %d ranks, %g on one", dtype, first, ranks, want)
+			}
+			if n, want := r.summary.Tokens, (14*3+13*6+13*8)*24; n != want || r.steps[13].Tokens != 14*3*24 {
+				t.Errorf("%s, %d ranks: %d tokens in steps that grow, want %d; %d in the smallest", dtype, ranks, n, want, r.steps[13].Tokens)
 			}
 			again, _ := finishOn(t, ranks, false, append(args, "--checkpoint", only(t, dir, 20), "--resume", "must")...)
 			compareRuns(t, again, r, 20, 0)
@@ -139,6 +142,8 @@ func TestModernRefuses(t *testing.T) {
 		{"--optimizer muon --shard gradients", []string{"--shard gradients", "adamw"}},
 		{"--optimizer muon --tp 2", []string{"--tp 2", "adamw"}},
 		{"--optimizer sgd", []string{"--optimizer sgd", "adamw or muon"}},
+		{"--grow-batch 5", []string{"--grow-batch 5", "4 sequences of --global-batch"}},
+		{"--model modern --grow-batch 4 --global-batch 3", []string{"--grow-batch 4", "3 sequences"}},
 		{"--schedule step", []string{"--schedule step", "cosine or wsd"}},
 		{"--head-lr 0.1", []string{"--head-lr", "muon"}},
 		{"--optimizer muon --embed-lr -1", []string{"--embed-lr -1"}},

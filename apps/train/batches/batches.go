@@ -40,9 +40,10 @@ type Span struct{ At, Len int }
 type Dataset struct {
 	File       text.Data
 	Train, Val Span
-	Seq        int // T, tokens of a sequence
-	Global     int // sequences of a step, over all ranks
-	Before     int // sequences learned from before step 0; negative where steps before took fewer
+	Seq        int    // T, tokens of a sequence
+	Global     int    // most sequences of a step, over all ranks
+	Growth     Growth // to Global
+	Before     int    // sequences learned from before step 0; negative where steps before took fewer
 	seed       uint64
 }
 
@@ -56,14 +57,14 @@ func NewDataset(f text.Data, seq, globalBatch int, seed uint64) (*Dataset, error
 			return nil, input.Bad("--data of %d tokens, --val-data of %d: one batch of %d sequences of %d tokens to learn from needs %d, "+
 				"one sequence to validate on %d", v.Train.Len(), v.Val.Len(), globalBatch, seq, uint64(batch), seq+1)
 		}
-		return &Dataset{File: f, Train: Span{0, v.Train.Len()}, Val: Span{v.Train.Len(), v.Val.Len()}, Seq: seq, Global: globalBatch, seed: seed}, nil
+		return &Dataset{File: f, Train: Span{0, v.Train.Len()}, Val: Span{v.Train.Len(), v.Val.Len()}, Seq: seq, Global: globalBatch, Growth: Growth{Last: globalBatch}, seed: seed}, nil
 	}
 	if f.Len()/2 < batch {
 		return nil, input.Bad("--data: %d tokens are too few: one batch of %d sequences of %d tokens to learn from "+
 			"and one to validate on need %d", f.Len(), globalBatch, seq, 2*uint64(batch))
 	}
 	val := max(f.Len()/20, batch)
-	return &Dataset{File: f, Train: Span{0, f.Len() - val}, Val: Span{f.Len() - val, val}, Seq: seq, Global: globalBatch, seed: seed}, nil
+	return &Dataset{File: f, Train: Span{0, f.Len() - val}, Val: Span{f.Len() - val, val}, Seq: seq, Global: globalBatch, Growth: Growth{Last: globalBatch}, seed: seed}, nil
 }
 
 // windows is the number of sequences in one epoch. Where that leaves a whole batch
@@ -78,7 +79,7 @@ func (d *Dataset) windows() int {
 }
 
 // Number returns how many sequences were learned from before sequence j of a step.
-func (d *Dataset) Number(step, j int) int { return d.Before + step*d.Global + j }
+func (d *Dataset) Number(step, j int) int { return d.Before + d.Growth.Before(step) + j }
 
 // Start returns where sequence j of a step begins, in tokens. It depends on the
 // seed and the sequence's number alone: each takes the next window of the epoch's

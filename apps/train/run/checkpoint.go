@@ -39,6 +39,7 @@ func (o *Options) settings(seed uint64, key []byte) []setting {
 		{"the hash of --data", hex.EncodeToString(key), true},
 		{"--seed", strconv.FormatUint(seed, 10), true},
 		{"--global-batch", strconv.Itoa(o.GlobalBatch), false},
+		{"--grow-batch", strconv.Itoa(o.growBatch), false},
 		{"--steps", strconv.Itoa(o.steps), false},
 		{"--schedule", o.schedule, false},
 		{"--warmup-steps", strconv.Itoa(o.warmup), false},
@@ -78,7 +79,7 @@ func (s *saved) setting(name string) string {
 // settled are settings that runs have had before there was a choice.
 var settled = func() map[string]string {
 	float := func(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) }
-	return map[string]string{"--fp8": layout.FP8Off.String(), "parts": layout.Parts(0).String(), "--optimizer": adamW, "--schedule": cosine,
+	return map[string]string{"--fp8": layout.FP8Off.String(), "parts": layout.Parts(0).String(), "--grow-batch": "0", "--optimizer": adamW, "--schedule": cosine,
 		"--embed-lr": float(optim.DefaultMuon.Embeddings), "--head-lr": float(optim.DefaultMuon.Heads), "--vector-lr": float(optim.DefaultMuon.Vectors)}
 }()
 
@@ -144,6 +145,15 @@ func (s *saver) look() error {
 		}
 		o.GlobalBatch, o.fixedGlobal = n, true
 	}
+	if !o.Given("grow-batch") {
+		if o.growBatch, err = strconv.Atoi(found.setting("--grow-batch")); err != nil || o.growBatch < 0 || o.growBatch > maxNumber {
+			return spmd.Usage(fmt.Errorf("the checkpoint in %s is none of train's: --grow-batch is %q", o.Checkpoint, found.setting("--grow-batch")))
+		}
+		if o.growBatch > 0 && o.growBatch < o.replicas(s.w.Size()) {
+			return spmd.Usage(fmt.Errorf("%s has a run with --grow-batch %d, less than the %d replicas of the model: each needs a sequence", o.Checkpoint, o.growBatch, o.replicas(s.w.Size())))
+		}
+	}
+	o.takeRate()
 	if was := found.Settings["--dtype"]; !o.Given("dtype") && (was == "float32" || was == "bfloat16") {
 		o.DType = was
 	}
@@ -221,11 +231,12 @@ func (s *saver) start(t *trainer.Trainer) error {
 	}
 	t.Skipped = s.found.Skipped
 	// Gradients are in proportion to the tokens of a step: other scales suit another global batch.
-	same := s.found.setting("--fp8") == s.o.FP8 && s.found.Settings["--global-batch"] == strconv.Itoa(s.o.GlobalBatch)
+	same := s.found.setting("--fp8") == s.o.FP8 && s.found.Settings["--global-batch"] == strconv.Itoa(s.o.GlobalBatch) &&
+		s.found.setting("--grow-batch") == strconv.Itoa(s.o.growBatch)
 	if same && fp8.Usable(s.found.Scales, s.o.Cfg.FP8Sites()) {
 		t.Scales = s.found.Scales
 	}
-	t.Data.Before = s.found.Sequences - step*t.Data.Global
+	t.Data.Before = s.found.Sequences - t.Data.Growth.Before(step)
 	if err := t.StartAt(step); err != nil {
 		return err
 	}

@@ -172,6 +172,7 @@ func (o *Options) largestBatch(w *spmd.World, room, tokens int) error {
 	o.Batch = n
 	if !o.fixedGlobal {
 		o.GlobalBatch = n * w.Size()
+		o.takeRate()
 	}
 	return nil
 }

@@ -2,6 +2,7 @@ package run
 
 import (
 	"fmt"
+	"math"
 
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/optim"
@@ -100,6 +101,18 @@ func (o *Options) checkWhole() error {
 		}
 	}
 	return nil
+}
+
+// batchOfRate is how many sequences of 1,024 tokens a step takes for which the rates of larger modern models are.
+const batchOfRate = 64
+
+// takeRate makes the rates of the optimizer, when --global-batch is known. Where nothing is said a modern model with smaller steps
+// learns at a lower rate, by the root of how many sequences these take.
+func (o *Options) takeRate() {
+	if usual := habits[o.usual]; !o.Given("lr") && o.optimizer == muon && o.Cfg.Parts != 0 && usual.batch >= 16 {
+		o.lr = usual.lr * math.Sqrt(min(1, float64(o.GlobalBatch)/batchOfRate))
+	}
+	o.adam, o.rate = o.optimizerConfig()
 }
 
 // optimizerConfig is what the trainer needs to know of both.

@@ -28,6 +28,7 @@ type Options struct {
 	bucketMiB                      int // 0: as the device wants it
 	dp, tp, pp                     int // replicas, 0 for what is left; parts of each layer; stages of a pipeline
 	steps, Batch, Seq, GlobalBatch int
+	growBatch                      int      // sequences of the first steps; 0: all take GlobalBatch
 	optimizer, schedule            string   // "": as the model is usually trained
 	without                        []string // parts of a modern model
 	lr, minLR, weightDecay, clip   float64
@@ -63,32 +64,33 @@ type Options struct {
 	Cfg       layout.Config
 	adam      optim.AdamConfig
 	rate      optim.Schedule
+	usual     string                 // of habits
 	Given     func(flag string) bool // whether the command line has the flag
 	json      func() string          // --json, which belongs to the common flags
 }
 
 // habits are what a model is usually trained with: GPT-2's sizes at the rates of
 // Brown et al., Language models are few-shot learners, table 2.1; the tiny model
-// in small, fast steps. The rates of modern models are Muon's.
+// in small, fast steps. The rates of modern models are Muon's, those of the larger ones for steps of batchOfRate sequences.
 var habits = map[string]struct {
-	lr, beta2 float64
-	seq       int
+	lr, beta2  float64
+	seq, batch int
 }{
-	"tiny":        {3e-3, 0.99, 64},
-	"gpt2":        {6e-4, 0.95, 1024},
-	"gpt2-medium": {3e-4, 0.95, 1024},
-	"gpt2-large":  {2.5e-4, 0.95, 1024},
-	"gpt2-xl":     {2e-4, 0.95, 1024},
+	"tiny":        {3e-3, 0.99, 64, 4},
+	"gpt2":        {6e-4, 0.95, 1024, 4},
+	"gpt2-medium": {3e-4, 0.95, 1024, 4},
+	"gpt2-large":  {2.5e-4, 0.95, 1024, 4},
+	"gpt2-xl":     {2e-4, 0.95, 1024, 4},
 
-	"modern-tiny":   {0.03, 0.95, 64},
-	"modern":        {0.02, 0.95, 1024},
-	"modern-medium": {0.02, 0.95, 1024},
+	"modern-tiny":   {0.03, 0.95, 64, 4},
+	"modern":        {0.03, 0.95, 1024, 16},
+	"modern-medium": {0.03, 0.95, 1024, 16},
 }
 
 // New returns the settings of a run where no flag is given.
 func New() *Options {
 	return &Options{
-		model: "tiny", FP8: "off", graph: "auto", shard: "off", recompute: "off", balance: "auto", tp: 1, pp: 1, steps: 1500, Batch: 4,
+		model: "tiny", FP8: "off", graph: "auto", shard: "off", recompute: "off", balance: "auto", tp: 1, pp: 1, steps: 1500,
 		embedLR: optim.DefaultMuon.Embeddings, headLR: optim.DefaultMuon.Heads, vectorLR: optim.DefaultMuon.Vectors,
 		valBatches: 4, tokens: "bytes", sample: 400, temperature: 0.8,
 		resume: "auto", keep: 3, early: new(atomic.Bool),
@@ -117,11 +119,12 @@ func (o *Options) Flags(fs *pflag.FlagSet) {
 	fs.IntVar(&o.channels, "channels", o.channels, "width of the model, divisible by the heads (default the model's)")
 	fs.IntVar(&o.Seq, "seq", o.Seq, "tokens of a sequence (default the model's: 64 for tiny, 1024 for the others)")
 	fs.IntVar(&o.steps, "steps", o.steps, "optimizer steps")
-	fs.IntVar(&o.Batch, "batch", o.Batch, "sequences a rank takes in one micro-step; 0 takes as many as fit into the GPU's memory, or a quarter of the host's")
+	fs.IntVar(&o.Batch, "batch", o.Batch, "sequences a rank takes in one micro-step; 0 takes as many as fit into the GPU's memory, or a quarter of the host's (default 4, 16 for modern and modern-medium)")
 	fs.IntVar(&o.GlobalBatch, "global-batch", o.GlobalBatch, "sequences of a step over all ranks, accumulated in micro-steps (default --batch times the ranks)")
+	fs.IntVar(&o.growBatch, "grow-batch", o.growBatch, "sequences of the first steps, over all ranks: they double after equal parts of --steps, up to --global-batch, and the learning rate rises with their root (default all steps take --global-batch)")
 	fs.StringVar(&o.optimizer, "optimizer", o.optimizer, "adamw, or muon for the matrices of the layers with AdamW for all else (default muon for modern models, adamw for the others)")
 	fs.StringVar(&o.schedule, "schedule", o.schedule, "how the learning rate falls after its rise: cosine, or wsd, in a line over the second half of --steps (default wsd with muon)")
-	fs.Float64Var(&o.lr, "lr", o.lr, "peak learning rate, with muon that of the matrices (default the model's: 0.003 for tiny, 0.0006 for gpt2, 0.03 for modern-tiny, 0.02 for the other modern ones)")
+	fs.Float64Var(&o.lr, "lr", o.lr, "peak learning rate, with muon that of the matrices (default the model's: 0.003 for tiny, 0.0006 for gpt2, 0.03 for modern-tiny, and for the other modern ones where a step takes 64 sequences or more, less by the root of how many where it takes less)")
 	fs.Float64Var(&o.embedLR, "embed-lr", o.embedLR, "Muon: peak learning rate of embeddings")
 	fs.Float64Var(&o.headLR, "head-lr", o.headLR, "Muon: peak learning rate of the head")
 	fs.Float64Var(&o.vectorLR, "vector-lr", o.vectorLR, "Muon: peak learning rate of vectors and numbers")
@@ -154,7 +157,7 @@ func (o *Options) Flags(fs *pflag.FlagSet) {
 	fs.Float64Var(&o.temperature, "temperature", o.temperature, "of the sample: 0 takes the likeliest token, 1 the model's own distribution")
 	help.Group(fs, "Flags of the model", "model", "without", "layers", "heads", "channels", "seq", "dtype", "fp8", "init-from")
 	help.Group(fs, "Flags of the text", "data", "val-data", "tokens", "cache")
-	help.Group(fs, "Flags of the optimizer", "steps", "batch", "global-batch", "optimizer", "schedule", "lr", "embed-lr", "head-lr", "vector-lr", "min-lr", "warmup-steps", "weight-decay", "beta1", "beta2", "clip", "skip-bad-steps")
+	help.Group(fs, "Flags of the optimizer", "steps", "batch", "global-batch", "grow-batch", "optimizer", "schedule", "lr", "embed-lr", "head-lr", "vector-lr", "min-lr", "warmup-steps", "weight-decay", "beta1", "beta2", "clip", "skip-bad-steps")
 	help.Group(fs, "Flags of how the ranks divide the run", "dp", "tp", "pp", "shard", "balance")
 	help.Group(fs, "Flags of memory and speed", "graph", "recompute", "bucket-mib")
 	help.Group(fs, "Flags of checkpoints", "checkpoint", "save-every", "keep", "resume", "requeue-status", "audit")
@@ -209,6 +212,10 @@ func (o *Options) takeModel() error {
 		return err
 	}
 	usual := habits[alike]
+	o.usual = alike
+	if !o.Given("batch") {
+		o.Batch = usual.batch
+	}
 	if err := o.takeOptimizer(parts, usual.lr, usual.beta2); err != nil {
 		return err
 	}
@@ -256,6 +263,12 @@ func (o *Options) Check(ranks int) error {
 		return fmt.Errorf("--global-batch %d is less than the %d replicas of the model: each needs a sequence", o.GlobalBatch, o.replicas(ranks))
 	case o.GlobalBatch < o.replicas(ranks):
 		return fmt.Errorf("--global-batch %d is less than the %d ranks: each needs a sequence", o.GlobalBatch, ranks)
+	case o.growBatch > 0 && o.growBatch < o.replicas(ranks):
+		return fmt.Errorf("--grow-batch %d is less than the %d replicas of the model: each needs a sequence", o.growBatch, o.replicas(ranks))
+	case o.growBatch > 0 && o.pp > 1:
+		return fmt.Errorf("--grow-batch is for runs without --pp, whose steps are schedules of as many micro-batches each")
+	case (o.fixedGlobal || o.Batch > 0) && o.growBatch > o.GlobalBatch:
+		return fmt.Errorf("--grow-batch %d is more than the %d sequences of --global-batch, up to which steps grow", o.growBatch, o.GlobalBatch)
 	case o.warmup > o.steps:
 		return fmt.Errorf("--warmup-steps %d is more than --steps %d", o.warmup, o.steps)
 	case o.resume != "auto" && o.resume != "must" && o.resume != "never":
@@ -291,7 +304,7 @@ func (o *Options) Check(ranks int) error {
 	if o.tp > 1 {
 		o.Cfg.Tensor.Ranks = o.tp
 	}
-	o.adam, o.rate = o.optimizerConfig()
+	o.takeRate()
 	return o.Cfg.Validate()
 }
 
@@ -347,7 +360,7 @@ func (o *Options) checkNumbers() error {
 		flag       string
 		value, min int
 	}{
-		{"steps", o.steps, 1}, {"batch", o.Batch, 0}, {"global-batch", o.GlobalBatch, 1}, {"seq", o.Seq, 1},
+		{"steps", o.steps, 1}, {"batch", o.Batch, 0}, {"global-batch", o.GlobalBatch, 1}, {"grow-batch", o.growBatch, 0}, {"seq", o.Seq, 1},
 		{"layers", o.layers, 1}, {"dp", o.dp, 0}, {"tp", o.tp, 1}, {"pp", o.pp, 1}, {"heads", o.heads, 1}, {"channels", o.channels, 1}, {"log-every", o.logEvery, 1},
 		{"warmup-steps", o.warmup, 0}, {"val-every", o.valEvery, 0}, {"val-batches", o.valBatches, 0},
 		{"audit", o.audit, 0}, {"skip-bad-steps", o.skipBad, 0}, {"sample", o.sample, 0}, {"save-every", o.saveEvery, 0}, {"keep", o.keep, 1}, {"requeue-status", o.RequeueStatus, 0},

@@ -121,8 +121,8 @@ func (r *report) upTo(t *trainer.Trainer, n int, val *float64) error {
 		} else {
 			r.only = took
 		}
-		perStep := r.o.GlobalBatch * r.o.Seq
-		rec := StepRecord{Step: r.steps + 1, Loss: loss, LR: r.o.rate.At(r.steps), GradNorm: norm, Tokens: r.data.Number(r.steps+1, 0) * r.o.Seq,
+		perStep := r.data.Growth.At(r.steps) * r.o.Seq
+		rec := StepRecord{Step: r.steps + 1, Loss: loss, LR: t.RateAt(r.steps), GradNorm: norm, Tokens: r.data.Number(r.steps+1, 0) * r.o.Seq,
 			TokS: float64(perStep) / took.Seconds(), Ms: float64(took.Nanoseconds()) / 1e6}
 		if val != nil && r.steps == n-1 {
 			rec.ValLoss, r.Val = val, val
@@ -244,12 +244,12 @@ func (r *report) summary(t *trainer.Trainer, params int) error {
 	s := SummaryRecord{Summary: true, App: "train", Model: r.o.model, DType: r.o.DType, Params: params, Steps: r.steps, Tokens: r.data.Number(r.steps, 0) * r.o.Seq,
 		LossFirst: r.First, LossLast: r.Last, ValLoss: r.Val, Skipped: r.Skipped, Ranks: r.w.Size(), Nodes: r.w.Nodes(),
 		Device: r.w.Device(), Collectives: r.w.Collectives()}
-	n, took := r.steps-r.from-1, r.took
+	n, from, took := r.steps-r.from-1, r.from+1, r.took
 	if n == 0 {
-		n, took = 1, r.only
+		n, from, took = 1, r.from, r.only
 	}
 	if n > 0 {
-		s.TokS = float64(n*r.o.GlobalBatch*r.o.Seq) / took.Seconds()
+		s.TokS = float64((r.data.Number(r.steps, 0)-r.data.Number(from, 0))*r.o.Seq) / took.Seconds()
 		r.w.Summarize("tokens a second", fmt.Sprintf("%.0f", s.TokS))
 		if peak := peakFlops(s.Device, s.DType); peak > 0 {
 			s.MFU = s.TokS * r.o.Cfg.FlopsPerToken(r.o.Seq) / (peak * float64(s.Ranks))

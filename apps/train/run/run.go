@@ -61,6 +61,7 @@ func (o *Options) run(ctx context.Context, w *spmd.World) (err error) {
 	if err != nil {
 		return Usage(err) // the same on every rank: they have the same data
 	}
+	data.Growth = batches.Growth{First: o.growBatch, Last: o.GlobalBatch, Steps: o.steps}
 	t, err := trainer.New(w, w.Comm(), o.trainConfig(), data)
 	if err != nil {
 		return err

@@ -12,6 +12,7 @@ type microKind struct {
 	b           int  // sequences
 	first, last bool // of its step
 	idle        bool // counts nothing: other ranks have a micro-step more than this one
+	of          int  // sequences of the step, over all ranks
 }
 
 // micro yields this rank's part of n sequences in micro-batches, as where they start. All
@@ -58,17 +59,17 @@ func (t *Trainer) scaleOf(k microKind) float32 {
 	if k.idle {
 		return 0
 	}
-	return t.lossScale()
+	return t.lossScale(k.of)
 }
 
-// lossScale is 1 over the tokens of a step, of all ranks.
-func (t *Trainer) lossScale() float32 { return float32(1 / (float64(t.GlobalBatch) * float64(t.Seq))) }
+// lossScale is 1 over the tokens of a step of n sequences, over all ranks.
+func (t *Trainer) lossScale(n int) float32 { return float32(1 / (float64(n) * float64(t.Seq))) }
 
 // trainBatches yields the micro-batches of the steps from first on.
 func (t *Trainer) trainBatches(first int) iter.Seq[[]int] {
 	return func(yield func([]int) bool) {
 		for step := first; step < t.Steps; step++ {
-			for starts := range t.micro(t.GlobalBatch, func(j int) int { return t.Data.Start(step, j) }) {
+			for starts := range t.micro(t.Data.Growth.At(step), func(j int) int { return t.Data.Start(step, j) }) {
 				if !yield(starts) {
 					return
 				}

@@ -65,7 +65,9 @@ func (t *Trainer) hold(f *batches.Feed) error {
 // noHooks are those of a step from which nothing is learned.
 func (t *Trainer) noHooks() gpt.StepHooks {
 	return gpt.StepHooks{
-		Scale: func(micro int) float32 { return t.scaleOf(microKind{idle: t.idle(t.GlobalBatch, micro)}) },
+		Scale: func(micro int) float32 {
+			return t.scaleOf(microKind{idle: t.idle(t.GlobalBatch, micro), of: t.GlobalBatch})
+		},
 		Ready: func(int, int) error { return nil },
 		Done:  func(int) error { return nil },
 	}

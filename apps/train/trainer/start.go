@@ -116,15 +116,17 @@ func (t *Trainer) tune() error {
 		return t.tuneStep()
 	}
 	met := map[microKind]bool{}
-	err := t.passes(0, func(k microKind, batch gpt.Batch) error {
-		if met[k] {
-			return nil
+	for _, step := range t.Data.Growth.Begins() {
+		err := t.passes(step, func(k microKind, batch gpt.Batch) error {
+			if met[k] {
+				return nil
+			}
+			met[k] = true
+			return t.Model.ForwardBackward(t.Stream, batch, t.lossScale(k.of), k.first, nil)
+		})
+		if err != nil {
+			return err
 		}
-		met[k] = true
-		return t.Model.ForwardBackward(t.Stream, batch, t.lossScale(), k.first, nil)
-	})
-	if err != nil {
-		return err
 	}
 	if err := t.forgetPeaks(); err != nil {
 		return err
@@ -171,7 +173,7 @@ func (t *Trainer) calibrating(step int) error {
 		if !k.first {
 			return nil
 		}
-		commands := func() error { return t.Model.Calibrate(t.Stream, batch, t.lossScale()) }
+		commands := func() error { return t.Model.Calibrate(t.Stream, batch, t.lossScale(k.of)) }
 		if x := t.sharder; x != nil && x.EveryPass() {
 			return x.Around(t.Stream, x.Training, true, false, commands)
 		}
@@ -182,14 +184,15 @@ func (t *Trainer) calibrating(step int) error {
 // passes calls do for each micro-step of a step, with its batch, which is loaded apart from
 // what the run learns from.
 func (t *Trainer) passes(step int, do func(k microKind, batch gpt.Batch) error) error {
-	f := t.loaders[1].Feed(t.micro(t.GlobalBatch, func(j int) int { return t.Data.Start(step, j) }))
+	n := t.Data.Growth.At(step)
+	f := t.loaders[1].Feed(t.micro(n, func(j int) int { return t.Data.Start(step, j) }))
 	defer f.Stop()
-	for i := range t.microSteps(t.GlobalBatch) {
+	for i := range t.microSteps(n) {
 		batch, err := f.Next(t.Stream)
 		if err != nil {
 			return err
 		}
-		if err := do(microKind{b: batch.B, first: i == 0, idle: t.idle(t.GlobalBatch, i)}, batch); err != nil {
+		if err := do(microKind{b: batch.B, first: i == 0, idle: t.idle(n, i), of: n}, batch); err != nil {
 			return err
 		}
 	}

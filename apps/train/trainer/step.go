@@ -14,10 +14,11 @@ func (t *Trainer) Enqueue(step int) error {
 	if err := r.begin.Record(t.Stream); err != nil {
 		return err
 	}
-	if err := t.Optimizer.Prepare(t.Stream, t.Rate.At(step)); err != nil {
+	if err := t.Optimizer.Prepare(t.Stream, t.RateAt(step)); err != nil {
 		return err
 	}
-	micro := t.microSteps(t.GlobalBatch)
+	n := t.Data.Growth.At(step)
+	micro := t.microSteps(n)
 	if t.pipelined() {
 		if err := t.hold(t.train); err != nil {
 			return err
@@ -32,7 +33,7 @@ func (t *Trainer) Enqueue(step int) error {
 		if err != nil {
 			return err
 		}
-		if err := t.microStep(microKind{batch.B, i == 0, i == micro-1, t.idle(t.GlobalBatch, i)}, batch); err != nil {
+		if err := t.microStep(microKind{batch.B, i == 0, i == micro-1, t.idle(n, i), n}, batch); err != nil {
 			return err
 		}
 	}
@@ -44,6 +45,9 @@ func (t *Trainer) Enqueue(step int) error {
 	}
 	return r.end.Record(t.Stream)
 }
+
+// RateAt is the learning rate of a step.
+func (t *Trainer) RateAt(step int) float64 { return t.Rate.At(step) * t.Data.Growth.Rate(step) }
 
 // microStep enqueues a micro-step. The first of a kind goes by its commands, so that
 // kernels are loaded and libraries have their memory. The second is captured, and replayed

@@ -1,0 +1,64 @@
+package batches
+
+import "math"
+
+// Growth is how many sequences steps take, over all ranks: from First on twice as many after each of equal parts of Steps,
+// up to Last, which all steps take where First is 0.
+type Growth struct{ First, Last, Steps int }
+
+// grows says whether there is more than one size.
+func (g Growth) grows() bool { return 0 < g.First && g.First < g.Last }
+
+// parts is how many sizes there are.
+func (g Growth) parts() int {
+	n := 1
+	for size := g.First; g.grows() && size < g.Last; size *= 2 {
+		n++
+	}
+	return n
+}
+
+// size is that of a part.
+func (g Growth) size(part int) int {
+	if !g.grows() || part == g.parts()-1 {
+		return g.Last
+	}
+	return g.First << part
+}
+
+// begin is the first step of a part.
+func (g Growth) begin(part int) int { return (part*g.Steps + g.parts() - 1) / g.parts() }
+
+// At returns how many sequences a step takes.
+func (g Growth) At(step int) int {
+	part := g.parts() - 1
+	for part > 0 && step < g.begin(part) {
+		part--
+	}
+	return g.size(part)
+}
+
+// Before returns how many sequences the steps before one take.
+func (g Growth) Before(step int) int {
+	n := 0
+	for part := range g.parts() {
+		end := step
+		if part+1 < g.parts() {
+			end = min(step, g.begin(part+1))
+		}
+		n += g.size(part) * max(0, end-g.begin(part))
+	}
+	return n
+}
+
+// Begins lists the first step of each size.
+func (g Growth) Begins() (steps []int) {
+	for part := range g.parts() {
+		steps = append(steps, g.begin(part))
+	}
+	return steps
+}
+
+// Rate returns by what the learning rate of a step is multiplied: with less sequences the noise of a gradient is larger,
+// by the root.
+func (g Growth) Rate(step int) float64 { return math.Sqrt(float64(g.At(step)) / float64(g.Last)) }
