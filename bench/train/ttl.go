@@ -16,12 +16,12 @@ import (
 // ttlBench compares the seconds to a loss with PyTorch's: of a modern decoder by Muon, on the same sequences.
 type ttlBench struct {
 	harness.Harness
-	text, python, pythonDir string
-	batch                   int
-	seed                    uint64
-	steps                   []int     // of each run
-	losses                  []float64 // to be reached
-	more                    []string  // flags of bin/train
+	text, python, pythonDir, mode string
+	batch                         int
+	seed                          uint64
+	steps                         []int     // of each run
+	losses                        []float64 // to be reached
+	more                          []string  // flags of bin/train
 }
 
 const (
@@ -43,13 +43,14 @@ func TTL() error {
 	t := ttlBench{}
 	fs := pflag.NewFlagSet("bench ttl", pflag.ExitOnError)
 	fs.StringVar(&t.text, "text", "", "`FILE` to learn from, in GPT-2's tokens; one of llm.c's .bin files holds tokens, as `train tokens` writes it")
-	fs.IntVar(&t.batch, "batch", 64, "sequences of a step")
-	fs.IntSliceVar(&t.steps, "steps", []int{45, 111, 222}, "steps of each run; a loss counts as reached by the fastest")
+	fs.IntVar(&t.batch, "batch", 16, "sequences of a step")
+	fs.IntSliceVar(&t.steps, "steps", []int{200, 400, 640}, "steps of each run; a loss counts as reached by the fastest")
 	fs.Float64SliceVar(&t.losses, "loss", []float64{4, 3.5, 3, 2.75}, "validation losses to be reached")
 	fs.Uint64Var(&t.seed, "seed", 42, "seed of the order of sequences")
 	fs.StringArrayVar(&t.more, "train", nil, "flag of bin/train, such as --train=--lr=0.02; repeatable")
 	fs.StringVar(&t.python, "python", "python3", "the Python that has PyTorch")
 	fs.StringVar(&t.pythonDir, "python-sources", "bench/peers", "`DIR` of the Python programs")
+	fs.StringVar(&t.mode, "mode", "default", "of PyTorch's torch.compile, such as reduce-overhead")
 	fs.StringVar(&t.Out, "out", "bench/results/train", "`DIR` for the results")
 	fs.StringVar(&t.Bin, "bin", "bin", "`DIR` of the built program train")
 	fs.StringVar(&t.Commit, "commit", "", "what the program was built from (default what git says here)")
@@ -135,7 +136,7 @@ func (t *ttlBench) ours(tokens string, steps int) (all []reached, err error) {
 func (t *ttlBench) theirs(tokens string, steps int) ([]reached, error) {
 	out, err := harness.Output(t.python, filepath.Join(t.pythonDir, "torch_ttl.py"), "--model", "modern", "--tokens", tokens, "--steps", strconv.Itoa(steps),
 		"--batch", strconv.Itoa(t.batch), "--seed", strconv.FormatUint(t.seed, 10), "--val-every", strconv.Itoa(steps/ttlChecks),
-		"--val-sequences", strconv.Itoa(ttlValidation))
+		"--val-sequences", strconv.Itoa(ttlValidation), "--mode", t.mode)
 	if err != nil {
 		return nil, err
 	}
