@@ -173,6 +173,7 @@ func TestReducer(t *testing.T) {
 }
 
 func TestClipNorm(t *testing.T) {
+	spmdtest.CompareKernels(t)
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		s := spmdtest.Stream(t, w, "s")
 		norm := spmdtest.Alloc[float32](t, w, 1)

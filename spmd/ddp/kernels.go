@@ -18,6 +18,7 @@ import (
 //
 //spmd:kernel
 //spmd:host squaresOnHost
+//spmd:tolerance 1e-13
 func squares(i int, x []float32) (sum float64) {
 	v := float64(x[i])
 	return v * v

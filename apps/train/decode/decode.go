@@ -251,10 +251,10 @@ func (e *decodePass[A]) product(y spmd.Buffer[float32], x spmd.Buffer[A], p *gpt
 }
 
 // newKernel declares kernel name of decode.cu for each type of activations; on the host
-// fn computes both.
+// fn computes both, and adds in another order.
 func newKernel(name string, fn func(a *kernels.HostArgs) error) kernels.Kernel {
-	return kernels.Kernel{F32: spmd.NewKernel(name, decodeSource, kernels.OnHost(false, fn), spmd.Define("ACT", "float")),
-		BF16: spmd.NewKernel(name, decodeSource, kernels.OnHost(true, fn), spmd.Define("ACT", "bf16"))}
+	return kernels.Kernel{F32: spmd.NewKernel(name, decodeSource, kernels.OnHost(false, fn), spmd.Define("ACT", "float"), spmd.Tolerance(1e-5)),
+		BF16: spmd.NewKernel(name, decodeSource, kernels.OnHost(true, fn), spmd.Define("ACT", "bf16"), spmd.Tolerance(1e-5))}
 }
 
 // It has float only, but the source wants an ACT.

@@ -10,6 +10,7 @@ import (
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/traintest"
 	"lockstep/spmd"
+	"lockstep/spmd/spmdtest"
 )
 
 // modelOf is a model on a stream of w, with the given weights.
@@ -33,10 +34,33 @@ func modelOf[A kernels.Act](t *testing.T, w *spmd.World, cfg layout.Config, p ma
 // A sequence that grows, by pieces and token by token, has the logits that the whole
 // forward pass has for it.
 func TestDecode(t *testing.T) {
-	traintest.OnBoth(t, []int{1}, testDecode[float32], testDecode[spmd.BF16])
+	traintest.OnBoth(t, []int{1}, func(t *testing.T, w *spmd.World) { testDecode[float32](t, w, decodeCases) },
+		func(t *testing.T, w *spmd.World) { testDecode[spmd.BF16](t, w, decodeCases) })
 }
 
-func testDecode[A kernels.Act](t *testing.T, w *spmd.World) {
+// The small ones, with each launch both ways.
+func TestCompareKernels(t *testing.T) {
+	spmdtest.CompareKernels(t)
+	spmdtest.RunInProcess(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		testDecode[float32](t, w, decodeCases[:2])
+		testDecode[spmd.BF16](t, w, decodeCases[:2])
+	})
+}
+
+type decodeCase struct {
+	cfg   layout.Config
+	first int // tokens at once; then one by one
+}
+
+var decodeCases = []decodeCase{
+	{layout.Config{Layers: 1, Heads: 1, Channels: 1, SeqMax: 3, Vocab: 2}, 1},
+	{traintest.Small, 5},
+	{layout.Config{Layers: 3, Heads: 3, Channels: 3 * 37, SeqMax: 80, Vocab: 300}, 70},
+	{layout.Config{Layers: 2, Heads: 1, Channels: 300, SeqMax: 12, Vocab: 61}, 3}, // a head wider than a block
+	{layout.Config{Layers: 2, Heads: 4, Channels: 64, SeqMax: 600, Vocab: 130}, 2*decodeRows + 30},
+}
+
+func testDecode[A kernels.Act](t *testing.T, w *spmd.World, cases []decodeCase) {
 	bound := 1e-5
 	switch {
 	case kernels.IsHalf[A]():
@@ -45,16 +69,7 @@ func testDecode[A kernels.Act](t *testing.T, w *spmd.World) {
 		bound = 1e-4
 	}
 	worst := 0.0
-	for _, c := range []struct {
-		cfg   layout.Config
-		first int // tokens at once; then one by one
-	}{
-		{layout.Config{Layers: 1, Heads: 1, Channels: 1, SeqMax: 3, Vocab: 2}, 1},
-		{traintest.Small, 5},
-		{layout.Config{Layers: 3, Heads: 3, Channels: 3 * 37, SeqMax: 80, Vocab: 300}, 70},
-		{layout.Config{Layers: 2, Heads: 1, Channels: 300, SeqMax: 12, Vocab: 61}, 3}, // a head wider than a block
-		{layout.Config{Layers: 2, Heads: 4, Channels: 64, SeqMax: 600, Vocab: 130}, 2*decodeRows + 30},
-	} {
+	for _, c := range cases {
 		m, s := modelOf[A](t, w, c.cfg, traintest.RandomParams(c.cfg, 1))
 		d, err := New(s, c.cfg, m.Weights, m.Half, c.cfg.SeqMax)
 		if err != nil {

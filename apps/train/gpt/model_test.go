@@ -189,6 +189,27 @@ func testModelAgainstReference[A kernels.Act](t *testing.T, w *spmd.World) {
 	traintest.Measured(t, "largest relative difference of a "+nameOf[A]()+" gradient tensor from the float64 model", worstGrad)
 }
 
+// A step of a small model, with each launch both ways.
+func TestCompareKernels(t *testing.T) {
+	spmdtest.CompareKernels(t)
+	spmdtest.RunInProcess(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		stepOf[float32](t, w)
+		stepOf[spmd.BF16](t, w)
+	})
+}
+
+func stepOf[A kernels.Act](t *testing.T, w *spmd.World) {
+	cfg := layout.Config{Layers: 1, Heads: 2, Channels: 32, SeqMax: 9, Vocab: 61}
+	const batch, length = 2, 9
+	m, s := testModel[A](t, w, cfg, traintest.RandomParams(cfg, 7), batch)
+	in, targets := traintest.TokenBuffer(t, w, traintest.RandomTokens(batch*length, cfg.Vocab, 8)), traintest.TokenBuffer(t, w, traintest.RandomTokens(batch*length, cfg.Vocab, 9))
+	for _, first := range []bool{true, false} {
+		spmdtest.Must(t, m.ForwardBackward(s, batchOf(t, w, in, targets, batch, length, cfg.Vocab), 0.1, first, nil))
+		spmdtest.Must(t, s.Synchronize())
+	}
+	spmdtest.Must(t, m.Close())
+}
+
 // The same batch over the ranks, unevenly, with the reducer at work during
 // backward: the sums are the gradients of the whole.
 func TestModelDataParallel(t *testing.T) {

@@ -114,9 +114,14 @@ func widened(x []spmd.BF16) []float32 {
 	return wide
 }
 
+// newKernel8 declares a kernel of fp8.cu.
+func newKernel8(name string, fn func(spmd.Args) error, scratch ...int) *spmd.Kernel {
+	return spmd.NewKernel(name, fp8Source, fn, spmd.Tolerance(1e-5), spmd.Scratch(scratch...))
+}
+
 var (
-	castKernel     = spmd.NewKernel("cast_8", fp8Source, hostCast[spmd.F8E4M3])
-	castWideKernel = spmd.NewKernel("cast_wide_8", fp8Source, hostCast[spmd.F8E5M2])
+	castKernel     = newKernel8("cast_8", hostCast[spmd.F8E4M3])
+	castWideKernel = newKernel8("cast_wide_8", hostCast[spmd.F8E5M2])
 )
 
 func hostCast[T eight](a spmd.Args) error {
@@ -140,7 +145,7 @@ func (e *Launcher[A]) Cast(x spmd.Buffer[A], n int, c Cast) {
 	e.Err = kernel.Launch(e.S, loop8(n), codes, c.Up.Arg(), c.Peak.Arg(), x.Arg(), spmd.I64(n))
 }
 
-var geluKernel8 = spmd.NewKernel("gelu_8", fp8Source, func(a spmd.Args) error {
+var geluKernel8 = newKernel8("gelu_8", func(a spmd.Args) error {
 	n := a.I64(5)
 	x, y := widened(spmd.ArgSlice[spmd.BF16](a, 4)[:n]), spmd.ArgSlice[spmd.BF16](a, 0)[:n]
 	for i, v := range x {
@@ -192,11 +197,11 @@ func columns8(slope bool) func(a spmd.Args) error {
 }
 
 var (
-	castColumnsKernel = spmd.NewKernel("cast_columns_8", fp8Source, columns8(false))
-	geluSlopeKernel   = spmd.NewKernel("gelu_slope_8", fp8Source, columns8(true))
+	castColumnsKernel = newKernel8("cast_columns_8", columns8(false), 4)
+	geluSlopeKernel   = newKernel8("gelu_slope_8", columns8(true), 4)
 )
 
-var sumRowsKernel = spmd.NewKernel("sum_rows_8", fp8Source, func(a spmd.Args) error {
+var sumRowsKernel = newKernel8("sum_rows_8", func(a spmd.Args) error {
 	sums, partial, rows, c, acc := spmd.ArgSlice[float32](a, 0), spmd.ArgSlice[float32](a, 1), a.I32(2), a.I32(3), a.I32(4) != 0
 	for j := range sums {
 		sum := float32(0)

@@ -10,6 +10,7 @@ import (
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/traintest"
 	"lockstep/spmd"
+	"lockstep/spmd/spmdtest"
 )
 
 // casting is a cast with memory of its own, whose codes are 0x55 before, and so behind the end.
@@ -74,94 +75,104 @@ func geluAndSlope(x float64) (y, slope float64) {
 // Each kernel that casts, in shapes that fill no block and some that do, against float64 and codes from the definition.
 func TestFP8Kernels(t *testing.T) {
 	traintest.On8(t, []int{1}, func(t *testing.T, w *spmd.World) {
-		s, err := w.NewStream("s")
-		traintest.NoError(t, err)
-		r := rand.New(rand.NewPCG(1, 2))
-		for turn, size := range [][2]int{{1, 16}, {3, 48}, {70, 128}, {5, 4112}, {1100, 16}, {600, 2304}, {4000, 48}} {
-			n, c := size[0], size[1]
-			e := &Launcher[spmd.BF16]{S: s, N: n, T: n, Acc: turn%2 == 1, Scratch: Scratch{Columns: traintest.BufferOf(t, w, make([]float32, ColumnParts*c))}}
-			x, pre := make([]spmd.BF16, n*c), make([]spmd.BF16, n*c)
-			for i := range x {
-				x[i] = spmd.ToBF16(float32(r.NormFloat64() * math.Exp(4*r.NormFloat64())))
-				pre[i] = spmd.ToBF16(float32(2 * r.NormFloat64()))
-			}
-			x[0], x[n*c-1] = spmd.ToBF16(0), spmd.ToBF16(-3e4)
-			done := func() {
-				t.Helper()
-				traintest.NoError(t, e.Err, s.Synchronize())
-			}
-			in, preIn := traintest.BufferOf(t, w, x), traintest.BufferOf(t, w, pre)
-			to := newCasting(t, w, n*c, turn-3, 7e4)
-			e.Cast(in, n*c, to.Cast)
-			done()
-			to.check(t, "cast", x, float64(float32(7e4)))
-			to = newWide(t, w, n*c, turn-3, 7e4)
-			e.Cast(in, n*c, to.Cast)
-			done()
-			to.check(t, "cast to the wide type", x, float64(float32(7e4)))
+		testFP8Kernels(t, w, [][2]int{{1, 16}, {3, 48}, {70, 128}, {5, 4112}, {1100, 16}, {600, 2304}, {4000, 48}})
+	})
+}
 
-			y := traintest.BufferOf(t, w, make([]spmd.BF16, n*c))
-			to = newCasting(t, w, n*c, 5, 0)
-			e.GELU8(y, preIn, n*c, to.Cast)
+// Small ones, with each launch both ways.
+func TestCompareFP8Kernels(t *testing.T) {
+	spmdtest.CompareKernels(t)
+	spmdtest.RunInProcess(t, []int{1}, func(t *testing.T, w *spmd.World) { testFP8Kernels(t, w, [][2]int{{1, 16}, {70, 128}}) })
+}
+
+func testFP8Kernels(t *testing.T, w *spmd.World, sizes [][2]int) {
+	s, err := w.NewStream("s")
+	traintest.NoError(t, err)
+	r := rand.New(rand.NewPCG(1, 2))
+	for turn, size := range sizes {
+		n, c := size[0], size[1]
+		e := &Launcher[spmd.BF16]{S: s, N: n, T: n, Acc: turn%2 == 1, Scratch: Scratch{Columns: traintest.BufferOf(t, w, make([]float32, ColumnParts*c))}}
+		x, pre := make([]spmd.BF16, n*c), make([]spmd.BF16, n*c)
+		for i := range x {
+			x[i] = spmd.ToBF16(float32(r.NormFloat64() * math.Exp(4*r.NormFloat64())))
+			pre[i] = spmd.ToBF16(float32(2 * r.NormFloat64()))
+		}
+		x[0], x[n*c-1] = spmd.ToBF16(0), spmd.ToBF16(-3e4)
+		done := func() {
+			t.Helper()
+			traintest.NoError(t, e.Err, s.Synchronize())
+		}
+		in, preIn := traintest.BufferOf(t, w, x), traintest.BufferOf(t, w, pre)
+		to := newCasting(t, w, n*c, turn-3, 7e4)
+		e.Cast(in, n*c, to.Cast)
+		done()
+		to.check(t, "cast", x, float64(float32(7e4)))
+		to = newWide(t, w, n*c, turn-3, 7e4)
+		e.Cast(in, n*c, to.Cast)
+		done()
+		to.check(t, "cast to the wide type", x, float64(float32(7e4)))
+
+		y := traintest.BufferOf(t, w, make([]spmd.BF16, n*c))
+		to = newCasting(t, w, n*c, 5, 0)
+		e.GELU8(y, preIn, n*c, to.Cast)
+		done()
+		got := traintest.ValuesOf(t, y)
+		to.check(t, "gelu", got, 0)
+		for i, v := range got {
+			if want, _ := geluAndSlope(float64(pre[i].Float32())); !traintest.CloseTo(float64(v.Float32()), want, math.Abs(want)/200+1e-5) {
+				t.Fatalf("gelu of %v is %v, want %v", pre[i].Float32(), v.Float32(), want)
+			}
+		}
+		for name, none := range map[string]Cast{"no cast": {}, "a cast without codes": {Up: to.Up, Peak: to.Peak}} {
+			traintest.NoError(t, y.SetAll(spmd.ToBF16(-7)), to.Peak.SetAll(0))
+			e.GELU8(y, preIn, n*c, none)
 			done()
-			got := traintest.ValuesOf(t, y)
-			to.check(t, "gelu", got, 0)
+			if !slices.Equal(traintest.ValuesOf(t, y), got) {
+				t.Errorf("%s of %dx%d: gelu has other bits than with a copy", name, n, c)
+			}
+			if peak := traintest.ValuesOf(t, to.Peak)[0]; peak != 0 {
+				t.Errorf("%s of %dx%d: the largest size is %v, of no copy", name, n, c, peak)
+			}
+		}
+
+		for _, slope := range []bool{false, true} {
+			name := fmt.Sprintf("columns of %dx%d, slope %v", n, c, slope)
+			dx, sums := traintest.BufferOf(t, w, x), traintest.BufferOf(t, w, make([]float32, c))
+			traintest.NoError(t, sums.SetAll(2))
+			to = newCasting(t, w, n*c, -2, 0)
+			var z spmd.Buffer[spmd.BF16]
+			if slope {
+				z = preIn
+			}
+			e.CastColumns(dx, z, to.Cast, sums)
+			done()
+			got := traintest.ValuesOf(t, dx)
+			to.check(t, name, got, 0)
+			want, sizes := make([]float64, c), make([]float64, c)
 			for i, v := range got {
-				if want, _ := geluAndSlope(float64(pre[i].Float32())); !traintest.CloseTo(float64(v.Float32()), want, math.Abs(want)/200+1e-5) {
-					t.Fatalf("gelu of %v is %v, want %v", pre[i].Float32(), v.Float32(), want)
-				}
-			}
-			for name, none := range map[string]Cast{"no cast": {}, "a cast without codes": {Up: to.Up, Peak: to.Peak}} {
-				traintest.NoError(t, y.SetAll(spmd.ToBF16(-7)), to.Peak.SetAll(0))
-				e.GELU8(y, preIn, n*c, none)
-				done()
-				if !slices.Equal(traintest.ValuesOf(t, y), got) {
-					t.Errorf("%s of %dx%d: gelu has other bits than with a copy", name, n, c)
-				}
-				if peak := traintest.ValuesOf(t, to.Peak)[0]; peak != 0 {
-					t.Errorf("%s of %dx%d: the largest size is %v, of no copy", name, n, c, peak)
-				}
-			}
-
-			for _, slope := range []bool{false, true} {
-				name := fmt.Sprintf("columns of %dx%d, slope %v", n, c, slope)
-				dx, sums := traintest.BufferOf(t, w, x), traintest.BufferOf(t, w, make([]float32, c))
-				traintest.NoError(t, sums.SetAll(2))
-				to = newCasting(t, w, n*c, -2, 0)
-				var z spmd.Buffer[spmd.BF16]
+				d := float64(x[i].Float32())
 				if slope {
-					z = preIn
+					_, k := geluAndSlope(float64(pre[i].Float32()))
+					// Where it is nearly 0 it is a difference of larger numbers.
+					if !traintest.CloseTo(float64(v.Float32()), d*k, math.Abs(d)*(math.Abs(k)/200+1e-5)) {
+						t.Fatalf("%s: %v times gelu'(%v) is %v, want %v", name, d, pre[i].Float32(), v.Float32(), d*k)
+					}
+				} else if v != x[i] {
+					t.Fatalf("%s: element %d was changed", name, i)
 				}
-				e.CastColumns(dx, z, to.Cast, sums)
-				done()
-				got := traintest.ValuesOf(t, dx)
-				to.check(t, name, got, 0)
-				want, sizes := make([]float64, c), make([]float64, c)
-				for i, v := range got {
-					d := float64(x[i].Float32())
-					if slope {
-						_, k := geluAndSlope(float64(pre[i].Float32()))
-						// Where it is nearly 0 it is a difference of larger numbers.
-						if !traintest.CloseTo(float64(v.Float32()), d*k, math.Abs(d)*(math.Abs(k)/200+1e-5)) {
-							t.Fatalf("%s: %v times gelu'(%v) is %v, want %v", name, d, pre[i].Float32(), v.Float32(), d*k)
-						}
-					} else if v != x[i] {
-						t.Fatalf("%s: element %d was changed", name, i)
-					}
-					want[i%c] += float64(v.Float32())
-					sizes[i%c] += math.Abs(float64(v.Float32()))
+				want[i%c] += float64(v.Float32())
+				sizes[i%c] += math.Abs(float64(v.Float32()))
+			}
+			for j, sum := range traintest.ValuesOf(t, sums) {
+				if e.Acc {
+					want[j] += 2
 				}
-				for j, sum := range traintest.ValuesOf(t, sums) {
-					if e.Acc {
-						want[j] += 2
-					}
-					if !traintest.CloseTo(float64(sum), want[j], 1e-5*(sizes[j]+1)) {
-						t.Fatalf("%s: sum %d is %v, want %v", name, j, sum, want[j])
-					}
+				if !traintest.CloseTo(float64(sum), want[j], 1e-5*(sizes[j]+1)) {
+					t.Fatalf("%s: sum %d is %v, want %v", name, j, sum, want[j])
 				}
 			}
 		}
-	})
+	}
 }
 
 // LayerNorm's kernels leave copies of what they write, which is what they write without.

@@ -8,11 +8,14 @@ import (
 // Kernel is one computation for each type of activations.
 type Kernel struct{ F32, BF16 *spmd.Kernel }
 
-// newKernel declares kernel name of a source for each type of activations; on the host
-// fn computes both.
-func newKernel(source, name string, fn func(a *HostArgs) error) Kernel {
-	return Kernel{spmd.NewKernel(name, source, OnHost(false, fn), spmd.Define("ACT", "float")),
-		spmd.NewKernel(name, source, OnHost(true, fn), spmd.Define("ACT", "bf16"))}
+// newKernel declares kernel name of a source for each type of activations; on the host fn computes both, and adds in another
+// order. scratch are arguments that mean nothing to others.
+func newKernel(source, name string, fn func(a *HostArgs) error, scratch ...int) Kernel {
+	return Kernel{declare(source, name, OnHost(false, fn), "float", scratch), declare(source, name, OnHost(true, fn), "bf16", scratch)}
+}
+
+func declare(source, name string, fn func(spmd.Args) error, act string, scratch []int) *spmd.Kernel {
+	return spmd.NewKernel(name, source, fn, spmd.Define("ACT", act), spmd.Tolerance(1e-5), spmd.Scratch(scratch...))
 }
 
 // OnHost is what spmd calls on the host for a kernel that fn computes.

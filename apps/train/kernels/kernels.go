@@ -93,7 +93,7 @@ var encoderBackwardKernel = newKernel(cudaSource, "encoder_backward", func(a *Ho
 	// adds in the order of the rows.
 	columns(c, n, func(lo, hi int) { cEncoderBackward(dwte, dwpe, dout, p, t, c, positions, first, own, acc, lo, hi) })
 	return nil
-})
+}, 2, 3)
 
 // EncoderBackward enqueues dwte[token] += dout and dwpe[position] (+)= dout, from the
 // tokens as Sorter.Sort leaves them. The head has set dwte before, which has the tokens of this rank.
@@ -116,13 +116,13 @@ func (e *Launcher[A]) tableBackward(dwte, dwpe spmd.Buffer[float32], dout spmd.B
 		spmd.I32(parts), spmd.I32(splits), spmd.I32(first), spmd.I32(own), Flag(e.Acc))
 }
 
-var addToKernel = spmd.NewKernel("add_to", cudaSource, func(a spmd.Args) error {
+var addToKernel = declare(cudaSource, "add_to", func(a spmd.Args) error {
 	dst, src := spmd.ArgSlice[float32](a, 0), spmd.ArgSlice[float32](a, 1)
 	for i, v := range src {
 		dst[i] += v
 	}
 	return nil
-}, spmd.Define("ACT", "float"))
+}, "float", nil)
 
 // AddTo enqueues dst += src.
 func (e *Launcher[A]) AddTo(dst, src spmd.Buffer[float32]) {
@@ -195,7 +195,7 @@ func (e *Launcher[A]) ClassifierGrid(n int) (g spmd.Grid, held int) {
 	return spmd.Grid{Blocks: [3]int{n, 1, 1}, Threads: [3]int{512, 1, 1}, Shared: 16 * held}, held
 }
 
-var lossSumKernel = spmd.NewKernel("loss_sum", cudaSource, func(a spmd.Args) error {
+var lossSumKernel = declare(cudaSource, "loss_sum", func(a spmd.Args) error {
 	loss, losses := spmd.ArgSlice[float64](a, 0), spmd.ArgSlice[float32](a, 1)
 	n, scale, acc := a.I32(2), a.F32(3), a.I32(4) != 0
 	sum := 0.0
@@ -208,7 +208,7 @@ var lossSumKernel = spmd.NewKernel("loss_sum", cudaSource, func(a spmd.Args) err
 	}
 	loss[0] = sum
 	return nil
-}, spmd.Define("ACT", "float"))
+}, "float", nil)
 
 // LossSum enqueues loss(1) (+)= scale times the sum of losses(n).
 func (e *Launcher[A]) LossSum(loss spmd.Buffer[float64], losses spmd.Buffer[float32], scale float32) {
@@ -218,10 +218,10 @@ func (e *Launcher[A]) LossSum(loss spmd.Buffer[float64], losses spmd.Buffer[floa
 	}
 }
 
-var roundWeightsKernel = spmd.NewKernel("round_weights", cudaSource, func(a spmd.Args) error {
+var roundWeightsKernel = declare(cudaSource, "round_weights", func(a spmd.Args) error {
 	RoundAll(spmd.ArgSlice[spmd.BF16](a, 0), spmd.ArgSlice[float32](a, 1))
 	return nil
-}, spmd.Define("ACT", "float"))
+}, "float", nil)
 
 // RoundWeights enqueues half = p, whole arenas.
 func RoundWeights(s *spmd.Stream, half spmd.Buffer[spmd.BF16], p spmd.Buffer[float32]) error {

@@ -81,9 +81,9 @@ func (e *Launcher[A]) LayerNormForward(out spmd.Buffer[A], mean, rstd spmd.Buffe
 }
 
 var (
-	layerNormBackwardKernel = newKernel(normsSource, "layernorm_backward", hostLayerNormBackward)
-	layerNormBackwardWarps  = newKernel(normsSource, "layernorm_backward_warps", hostLayerNormBackward)
-	layerNormBackwardWarps8 = newKernel(normsSource, "layernorm_backward_warps_8", Copying[spmd.F8E4M3](15, hostLayerNormBackward))
+	layerNormBackwardKernel = newKernel(normsSource, "layernorm_backward", hostLayerNormBackward, 4, 5)
+	layerNormBackwardWarps  = newKernel(normsSource, "layernorm_backward_warps", hostLayerNormBackward, 4, 5)
+	layerNormBackwardWarps8 = newKernel(normsSource, "layernorm_backward_warps_8", Copying[spmd.F8E4M3](15, hostLayerNormBackward), 4, 5)
 )
 
 func hostLayerNormBackward(a *HostArgs) error {

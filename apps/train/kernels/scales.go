@@ -7,7 +7,7 @@ import (
 )
 
 // NextScalesKernel makes scales of the largest sizes of a step; fp8.State launches it.
-var NextScalesKernel = spmd.NewKernel("next_scales_8", fp8Source, func(a spmd.Args) error {
+var NextScalesKernel = newKernel8("next_scales_8", func(a spmd.Args) error {
 	up, down, peak, gate := spmd.ArgSlice[float32](a, 0), spmd.ArgSlice[float32](a, 1), spmd.ArgSlice[float32](a, 2), spmd.ArgSlice[float32](a, 3)[0]
 	for i, top := range peak {
 		if gate == gate && size8(top) {
@@ -33,7 +33,7 @@ func eachWeight8(numbers []int64, fn func(i int, m Matrix8, r, c int)) {
 }
 
 // WeightPeaksKernel finds the largest size in each matrix of weights.
-var WeightPeaksKernel = spmd.NewKernel("weight_peaks_8", fp8Source, func(a spmd.Args) error {
+var WeightPeaksKernel = newKernel8("weight_peaks_8", func(a spmd.Args) error {
 	peaks, weights := spmd.ArgSlice[float32](a, 0), spmd.ArgSlice[spmd.BF16](a, 1)
 	eachWeight8(spmd.ArgSlice[int64](a, 2), func(i int, m Matrix8, r, c int) {
 		peaks[i] = max(peaks[i], float32(math.Abs(float64(weights[m.From+r*m.Cols+c].Float32()))))
@@ -42,7 +42,7 @@ var WeightPeaksKernel = spmd.NewKernel("weight_peaks_8", fp8Source, func(a spmd.
 })
 
 // CastWeightsKernel writes the codes of each matrix and of its transpose, by the largest size.
-var CastWeightsKernel = spmd.NewKernel("cast_weights_8", fp8Source, func(a spmd.Args) error {
+var CastWeightsKernel = newKernel8("cast_weights_8", func(a spmd.Args) error {
 	codes, down, peaks, weights := spmd.ArgSlice[spmd.F8E4M3](a, 0), spmd.ArgSlice[float32](a, 1), spmd.ArgSlice[float32](a, 2), spmd.ArgSlice[spmd.BF16](a, 3)
 	up := make([]float32, len(peaks))
 	for i, peak := range peaks {

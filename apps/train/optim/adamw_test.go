@@ -78,6 +78,7 @@ func modelWith[A kernels.Act](t *testing.T, w *spmd.World, cfg layout.Config, p 
 
 // AdamW against the formula in float64, over steps with and without clipping.
 func TestAdamW(t *testing.T) {
+	spmdtest.CompareKernels(t)
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		cfg := traintest.Small
 		p := traintest.RandomParams(cfg, 1)

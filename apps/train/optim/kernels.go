@@ -12,6 +12,7 @@ import (
 //
 //spmd:kernel
 //spmd:host adamWOnHost
+//spmd:tolerance 1e-6
 func adamWOf(i int, p, m, v, g []float32, half []spmd.BF16, decay []uint8, hyper []float32, norm *float32, beta1, beta2, eps, weightDecay, clip float32) {
 	if !finite(float64(*norm)) {
 		return

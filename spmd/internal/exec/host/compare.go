@@ -228,7 +228,7 @@ func difference(a *exec.Arg, other unsafe.Pointer, tolerance float64) string {
 		}
 		v, isFloat := number(t, elem.At(a.Ptr, i, n, t))
 		w, _ := number(t, elem.At(other, i, n, t))
-		if isFloat && (v != v && w != w || tolerance > 0 && math.Abs(v-w) <= tolerance*usual+(tolerance+rounding[t])*max(math.Abs(v), math.Abs(w))) {
+		if isFloat && (v != v && w != w || tolerance > 0 && math.Abs(v-w) <= tolerance*usual+(tolerance+rounding[t])*max(math.Abs(v), math.Abs(w))+least[t]) {
 			continue
 		}
 		if wrong++; first == "" {
@@ -246,6 +246,9 @@ func difference(a *exec.Arg, other unsafe.Pointer, tolerance float64) string {
 
 // rounding is the distance of neighbours, as a part of them.
 var rounding = [elem.StoredTypes]float64{elem.Float16: 1.0 / 1024, elem.BFloat16: 1.0 / 128, elem.Float8E4M3: 1.0 / 8, elem.Float8E5M2: 1.0 / 4}
+
+// least is the distance of those near 0.
+var least = [elem.StoredTypes]float64{elem.Float16: 1.0 / (1 << 24), elem.Float8E4M3: 1.0 / 512, elem.Float8E5M2: 1.0 / (1 << 16)}
 
 // number returns an element as a number; false where it is none with a fraction.
 func number(t elem.Type, p unsafe.Pointer) (float64, bool) {
