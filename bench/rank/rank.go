@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"runtime"
 	"slices"
@@ -15,6 +16,9 @@ import (
 
 	"lockstep/spmd"
 )
+
+// mostCalls is how many calls a batch, and replays a graph, have at most: tests do with few.
+var mostCalls = math.MaxInt
 
 // What a rank can measure, by the name of --what.
 var measures = []struct {
@@ -149,6 +153,7 @@ func enqueueing(s *spmd.Stream) plan {
 // A batch takes as long per call as its slowest rank; the median over the batches
 // counts.
 func timed(w *spmd.World, bytes int, p plan, names []string, calls ...func() error) ([]Point, error) {
+	p.calls = min(p.calls, mostCalls)
 	us := make([][]float64, len(calls))
 	slowest, err := spmd.AllocPinned[float64](w, 1)
 	if err != nil {

@@ -1,24 +1,33 @@
 package rank
 
 import (
-	"fmt"
 	"testing"
 	"time"
 
 	"lockstep/bench/harness"
+	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
 
-// Every measurement runs, checks its own results, and prints what the runner reads.
-func TestRank(t *testing.T) {
-	for _, n := range spmdtest.Ranks(t, 1, 2) {
+// init has the programs of this package's tests make few calls, too.
+func init() { mostCalls = 20 }
+
+// Every measurement runs on the ranks of a job, and checks its own results.
+func TestMeasures(t *testing.T) {
+	spmdtest.Run(t, []int{1, 2}, func(t *testing.T, w *spmd.World) {
 		for _, m := range measures {
-			if m.name != "pingpong" || n == 2 {
-				t.Run(fmt.Sprintf("%s on %d", m.name, n), func(t *testing.T) { testRank(t, "--what", m.name, n) })
+			if m.name == "pingpong" && w.Size() != 2 {
+				continue
+			}
+			if err := m.run(w, 8); err != nil {
+				t.Fatalf("%s: %v", m.name, err)
 			}
 		}
-	}
+	})
 }
+
+// The program prints what the runner reads.
+func TestRank(t *testing.T) { testRank(t, "--what", "pingpong", 2) }
 
 // What the watch is compared with runs without it.
 func TestUnwatched(t *testing.T) {
