@@ -12,6 +12,7 @@ import (
 	"unsafe"
 
 	"lockstep/cudampi"
+	"lockstep/internal/campaign"
 	"lockstep/internal/ccall"
 	"lockstep/internal/commtest"
 	"lockstep/internal/elem"
@@ -93,10 +94,16 @@ func (g *group) Wait() error {
 	return g.c.Group(nil, calls, nil)
 }
 
-// each runs fn on every rank of 2x2, 3x2 and 2x3 processes and their ranks.
+// each runs fn on every rank of 3 processes of 2, and in make test-all of 2 processes of 2 and of 3.
 func each(t *testing.T, fn func(t *testing.T, c comm)) {
 	t.Helper()
-	on(t, []int{2, 3}, func(processes int) []int { return []int{2, 3}[:4-processes] }, fn)
+	on(t, some(t, []int{3, 2}), func(processes int) []int { return []int{2, 3}[:4-processes] }, fn)
+}
+
+// some is the first of these numbers of processes, and in make test-all each of them.
+func some(t *testing.T, processes []int) []int {
+	t.Helper()
+	return campaign.Some(t, "numbers of processes of several goroutines each", processes, func(n int) bool { return n == processes[0] })
 }
 
 // on runs fn on every rank of so many processes, each of which has as many ranks as here says.
@@ -146,7 +153,7 @@ func TestCollectives(t *testing.T) {
 
 // TestMany runs on many more ranks than this machine may have cores: 3 processes of 3, and 8 of 2, and on every other of them.
 func TestMany(t *testing.T) {
-	on(t, []int{3, 8}, func(processes int) []int { return []int{2 + 3/processes} }, func(t *testing.T, c comm) {
+	on(t, some(t, []int{8, 3}), func(processes int) []int { return []int{2 + 3/processes} }, func(t *testing.T, c comm) {
 		half, err := c.Split(c.Rank()%2, -c.Rank())
 		commtest.Must(t, err)
 		for _, c := range []comm{c, {half.(*Comm)}} {
