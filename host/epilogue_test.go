@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"lockstep/internal/campaign"
 	"lockstep/internal/elem"
 )
 
@@ -63,6 +64,8 @@ func testEpilogue[T float](t *testing.T, eps float64, to func(float64) T, from f
 
 func testEpilogueOf[C, T anyElem](t *testing.T, eps float64, to func(float64) T, from func(T) float64, toC func(float64) C, fromC func(C) float64,
 	gemm func(ta, tb bool, m, n, k int, alpha float64, a []T, lda int, b []T, ldb int, beta float64, c []C, ldc int, e Epilogue[C])) {
+	left := 0
+	defer func() { campaign.More(t, left, "products with something behind them on the host") }()
 	r := rand.New(rand.NewPCG(1, 2))
 	nan := toC(math.NaN())
 	// fresh returns rows of n random numbers, ld apart, or NaN throughout.
@@ -80,6 +83,10 @@ func testEpilogueOf[C, T anyElem](t *testing.T, eps float64, to func(float64) T,
 		m, n, k := s[0], s[1], s[2]
 		for i, names := range []string{"", "Bias", "Residual", "Bias Residual", "GELU", "Bias GELU", "DGELU", "DGELU BiasGrad", "RowSums"} {
 			for flags := i % 2; flags < 16; flags += 2 {
+				if (m+i+flags/2)%4 != 0 && !campaign.All() {
+					left++
+					continue
+				}
 				transA, transB, gap, alpha, beta := (flags+flags>>1)&1 != 0, flags&2 != 0, flags&4/4*3, 0.5, float64(flags&8/8)
 				if flags == 15 {
 					alpha = 0

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"lockstep/internal/campaign"
 	"lockstep/spmd"
 	"lockstep/spmd/blas"
 	"lockstep/spmd/spmdtest"
@@ -32,6 +33,7 @@ var (
 // such as libraries like, both transpositions, rows apart, factors, empty products;
 // what is written was NaN before. Each runs eagerly and, captured, twice in a graph.
 func TestGemmEpilogue(t *testing.T) {
+	campaign.More(t, 6*7*len(epilogues)*3, "products with an epilogue")
 	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		testEpilogues(t, w, inF32, inF32)
 		testEpilogues(t, w, inF64, inF64)
@@ -45,14 +47,24 @@ func TestGemmEpilogue(t *testing.T) {
 var epilogues = []string{"", "Accumulate", "Bias", "Bias Accumulate", "Residual", "Bias Residual", "GELU", "Bias GELU", "DGELU", "DGELU BiasGrad",
 	"RowSums", "RowSums Accumulate"}
 
+// fraction says that every so many combinations of sizes, epilogues and transpositions is tried: half of them is enough, or an
+// eighth where not all cases are asked for.
+func fraction() int {
+	if campaign.All() {
+		return 2
+	}
+	return 8
+}
+
 func testEpilogues[C, T blas.Elem](t *testing.T, w *spmd.World, ec elemOf[C], et elemOf[T]) {
 	s := spmdtest.Stream(t, w, "s")
 	defer func() { spmdtest.Must(t, s.Close()) }()
 	r := rand.New(rand.NewPCG(1, 2))
+	every := fraction()
 	for i, size := range [][3]int{{5, 7, 3}, {64, 128, 32}, {33, 40, 65}, {0, 3, 2}, {3, 0, 2}, {3, 2, 0}, {130, 72, 16}} {
 		for j, names := range epilogues {
 			for flags := range 8 {
-				if (i+j+flags)%2 == 0 { // half of them is enough
+				if (i+j+flags)%every == 0 {
 					p := product[C, T, T]{m: size[0], n: size[1], k: size[2], names: names, alpha: 1, gap: flags & 4 * 2, ec: ec, ea: et, eb: et, r: r}
 					p.o.TransA, p.o.TransB = flags&1 != 0, flags&2 != 0
 					if flags >= 6 {
