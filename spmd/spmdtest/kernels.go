@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -110,11 +111,18 @@ func describe(s kernels.Source) (map[string][]emulate.Param, error) {
 }
 
 // KernelCache sets LOCKSTEP_CACHE to a folder of this test alone, for programs with the test double of the driver, and
-// puts the kernels into it that the test binary declares in package variables, for sm_90 as the double's GPU is.
+// puts the kernels into it that the test binary declares in package variables, for sm_90 as the double's GPU is, or what
+// FAKECUDA_MAJOR has it be.
 func KernelCache(t *testing.T, dir string) {
 	t.Helper()
+	capability := 90
+	if major, err := strconv.Atoi(os.Getenv("FAKECUDA_MAJOR")); err == nil {
+		capability = 10 * major
+	}
 	for _, s := range kernels.All() {
-		CompileInto(t, dir, s.Names[0], s.Text, s.Options(90))
+		if !s.ArchSpecific || capability == 90 { // which is one architecture's
+			CompileInto(t, dir, s.Names[0], s.Text, s.Options(capability))
+		}
 	}
 	t.Setenv("LOCKSTEP_CACHE", dir)
 }

@@ -5,7 +5,14 @@
 enum { MOST = 64 };
 
 // memory is where a tensor's elements are: those of an intermediate result in an array of its own, laid out by its strides.
-struct memory { const struct desc *t; void *p; double *own; };
+// What its descriptor says of it is looked up once, not for each element.
+struct memory {
+    const struct desc *t;
+    void *p;
+    double *own;
+    int type;
+    const int64_t *dims, *strides;
+};
 
 struct run {
     const struct desc *graph;
@@ -18,14 +25,14 @@ struct run {
 
 static double get(const struct memory *m, int64_t at) {
     if (m->own) return m->own[at];
-    switch (type(m->t)) {
+    switch (m->type) {
     case FLOAT: return ((const float *)m->p)[at];
     case HALF: return from16(((const uint16_t *)m->p)[at]);
     default: return frombf(((const uint16_t *)m->p)[at]);
     }
 }
 static void put(const struct memory *m, int64_t at, double v) {
-    int t = type(m->t);
+    int t = m->type;
     if (m->own) m->own[at] = t == FLOAT ? (float)v : t == HALF ? from16(to16((float)v)) : t == BFLOAT16 ? frombf(tobf((float)v)) : v;
     else if (t == FLOAT) ((float *)m->p)[at] = (float)v;
     else if (t == HALF) ((uint16_t *)m->p)[at] = to16((float)v);
@@ -33,14 +40,14 @@ static void put(const struct memory *m, int64_t at, double v) {
 }
 
 // place is where an element is: an index beyond a dimension of 1 is broadcast.
-static int64_t place(const struct desc *t, const int64_t i[4]) {
-    const int64_t *d = dims(t), *s = strides(t);
+static int64_t place(const struct memory *m, const int64_t i[4]) {
+    const int64_t *d = m->dims, *s = m->strides;
     int64_t at = 0;
     for (int k = 0; k < 4; k++) at += (d[k] == 1 ? 0 : i[k]) * s[k];
     return at;
 }
-static int next(const struct desc *t, int64_t i[4]) {
-    const int64_t *d = dims(t);
+static int next(const struct memory *m, int64_t i[4]) {
+    const int64_t *d = m->dims;
     for (int k = 3; k >= 0; k--) {
         if (++i[k] < d[k]) return 1;
         i[k] = 0;
@@ -79,30 +86,30 @@ static void compute(struct run *r, const struct desc *o) {
         double *sum = malloc(n * sizeof *sum);
         for (int64_t k = 0; k < n; k++) sum[k] = most ? -INFINITY : 0;
         do {
-            double v = get(x, place(x->t, i)), *s = &sum[place(y->t, i)];
+            double v = get(x, place(x, i)), *s = &sum[place(y, i)];
             *s = most ? (v > *s ? v : *s) : *s + v;
-        } while (next(x->t, i));
-        do put(y, place(y->t, i), sum[place(y->t, i)]);
-        while (next(y->t, i));
+        } while (next(x, i));
+        do put(y, place(y, i), sum[place(y, i)]);
+        while (next(y, i));
         free(sum);
         return;
     }
+    const struct desc *p = o->kind == OP_MATMUL || o->kind == OP_RESHAPE ? NULL : link(o, 750);
+    int mode = p ? number(p, 0) : -1;
+    int axis = mode == INDEX ? (int)*longs(p, 9) : 0;
     do {
         if (o->kind == OP_MATMUL) {
-            int64_t n = dims(x->t)[3], row = place(x->t, (int64_t[4]){i[0], i[1], i[2], 0}), column = place(b->t, (int64_t[4]){i[0], i[1], 0, i[3]});
-            int64_t right = strides(x->t)[3], down = dims(b->t)[2] == 1 ? 0 : strides(b->t)[2];
+            int64_t n = x->dims[3], row = place(x, (int64_t[4]){i[0], i[1], i[2], 0}), column = place(b, (int64_t[4]){i[0], i[1], 0, i[3]});
+            int64_t right = x->strides[3], down = b->dims[2] == 1 ? 0 : b->strides[2];
             double sum = 0;
             for (int64_t k = 0; k < n; k++) sum += get(x, row + k * right) * get(b, column + k * down);
-            put(y, place(y->t, i), sum);
+            put(y, place(y, i), sum);
         } else if (o->kind == OP_RESHAPE) {
-            put(y, place(y->t, i), get(x, place(y->t, i)));
+            put(y, place(y, i), get(x, place(y, i)));
         } else {
-            const struct desc *p = link(o, 750);
-            int mode = number(p, 0);
-            put(y, place(y->t, i), point(mode, get(x, place(x->t, i)), b ? get(b, place(b->t, i)) : 0, t ? get(t, place(t->t, i)) : 0,
-                                         mode == INDEX ? i[*longs(p, 9)] : 0));
+            put(y, place(y, i), point(mode, get(x, place(x, i)), b ? get(b, place(b, i)) : 0, t ? get(t, place(t, i)) : 0, i[axis]));
         }
-    } while (next(y->t, i));
+    } while (next(y, i));
 }
 
 // Host functions of all streams may run at the same time; a graph may replay one again, so a run is never freed.
@@ -133,7 +140,7 @@ static int add(struct run *r, const struct desc *t, const struct desc *pack, uin
     void *const *at = attr(pack, 1001);
     if (!t || find(r, t)) return OK;
     struct memory *m = &r->m[r->n++];
-    *m = (struct memory){t, NULL, NULL};
+    *m = (struct memory){.t = t, .type = type(t), .dims = dims(t), .strides = strides(t)};
     if (flag(t, 907)) return OK;
     for (int i = 0; i < count(pack, 1000); i++)
         if (ids[i] == *longs(t, 906)) {
