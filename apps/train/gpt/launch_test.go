@@ -10,6 +10,7 @@ import (
 	"lockstep/apps/train/kernels"
 	"lockstep/apps/train/layout"
 	"lockstep/apps/train/traintest"
+	"lockstep/internal/campaign"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
@@ -17,10 +18,10 @@ import (
 // Each kernel as the model launches it, on the device at hand, against a loop in
 // float64.
 
+type shape struct{ b, t, heads, channels, vocab int }
+
 // shapes are sizes that fill no vector, warp, block or tile, and some that do.
-var shapes = []struct {
-	b, t, heads, channels, vocab int
-}{
+var shapes = []shape{
 	{1, 1, 1, 1, 1},
 	{1, 3, 3, 15, 61},
 	{3, 1, 2, 6, 130},
@@ -187,11 +188,24 @@ func rowsOf(x []float64, c int) [][]float64 {
 }
 
 func TestLaunches(t *testing.T) {
+	left := 0
+	for _, s := range shapes {
+		if s.large() {
+			left += 2
+		}
+	}
+	campaign.More(t, left, "shapes of a model's kernels")
 	traintest.OnBoth(t, []int{1}, testLaunches[float32], testLaunches[spmd.BF16])
 }
 
+// large says whether the host computes for long: such shapes are about warps and blocks.
+func (s shape) large() bool { return s.b*s.t*max(s.channels, s.vocab) > 40_000 }
+
 func testLaunches[A kernels.Act](t *testing.T, w *spmd.World) {
 	for i, sh := range shapes {
+		if sh.large() && !campaign.All() {
+			continue
+		}
 		cfg := layout.Config{Layers: 1, Heads: sh.heads, Channels: sh.channels, SeqMax: sh.t + 2, Vocab: sh.vocab}
 		m, s := testModel[A](t, w, cfg, nil, sh.b)
 		for _, acc := range []bool{false, true} {

@@ -187,8 +187,11 @@ func TestDividedAudit(t *testing.T) {
 
 // A divided step as a graph has the bits of its commands, and so has recomputation.
 func TestDividedGraphs(t *testing.T) {
-	traintest.RunQuickly(t, []int{2, 3}, []int{3}, func(t *testing.T, w *spmd.World) {
-		for mode := layout.ShardOff; mode <= layout.ShardParameters; mode++ {
+	modes := campaign.Some(t, "modes of sharing of divided graphs", []layout.ShardMode{layout.ShardOff, layout.ShardOptimizer, layout.ShardGradients, layout.ShardParameters},
+		func(m layout.ShardMode) bool { return m == layout.ShardOff || m == layout.ShardParameters })
+	ranks := campaign.Some(t, "numbers of ranks of divided graphs", []int{2, 3}, func(n int) bool { return n == 3 })
+	traintest.RunQuickly(t, ranks, nil, func(t *testing.T, w *spmd.World) {
+		for _, mode := range modes {
 			testDividedGraphs(t, w, mode, 1, w.Size())
 			testDividedGraphs(t, w, mode, w.Size(), 1)
 		}
@@ -196,7 +199,7 @@ func TestDividedGraphs(t *testing.T) {
 }
 
 func testDividedGraphs(t *testing.T, w *spmd.World, mode layout.ShardMode, tensor, stages int) {
-	const steps = 5
+	const steps = 4
 	cfg := testConfig(steps)
 	cfg.Seq, cfg.Batch, cfg.Model.Layers, cfg.Model.Heads, cfg.Model.Channels = 16, 1, 5, 6, 24
 	cfg.Model.Shard.Mode, cfg.Model.Tensor.Ranks, cfg.Model.Stage.Stages = mode, tensor, stages

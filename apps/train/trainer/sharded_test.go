@@ -13,6 +13,7 @@ import (
 	"lockstep/apps/train/optim"
 	"lockstep/apps/train/text"
 	"lockstep/apps/train/traintest"
+	"lockstep/internal/campaign"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
@@ -79,6 +80,7 @@ func compareArenas(t *testing.T, what string, got, want *Trainer, bound float64)
 // several kinds: to the bit on two ranks, where a sum has one order, as long as the order of
 // micro-steps and ranks is the same.
 func TestSharded(t *testing.T) {
+	campaign.More(t, 44, "steps of sharded training")
 	traintest.OnBothQuickly(t, []int{1, 2, 3, 4}, []int{4}, testSharded[float32], testSharded[spmd.BF16])
 }
 
@@ -89,7 +91,7 @@ func testSharded[A kernels.Act](t *testing.T, w *spmd.World) {
 	}
 	for _, batch := range []int{2, 1, 7} { // with 3 ranks 1 leaves one of them a micro-step short
 		steps := 6
-		if batch == 2 && !kernels.IsHalf[A]() {
+		if batch == 2 && !kernels.IsHalf[A]() && campaign.All() {
 			steps = 50
 		}
 		cfg := testConfig(steps)
@@ -146,7 +148,7 @@ func endsLike(t *testing.T, what string, tr *Trainer, want, bound float64) {
 
 // Graphs of sharded steps have the bits of their commands, and of each other's runs.
 func TestShardedGraphs(t *testing.T) {
-	traintest.OnBoth(t, []int{2, 3}, testShardedGraphs[float32], testShardedGraphs[spmd.BF16])
+	traintest.OnBothQuickly(t, []int{2, 3}, nil, testShardedGraphs[float32], testShardedGraphs[spmd.BF16])
 }
 
 func testShardedGraphs[A kernels.Act](t *testing.T, w *spmd.World) {

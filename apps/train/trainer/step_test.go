@@ -11,7 +11,7 @@ import (
 // A run whose steps are graphs has the losses, norms and weights of one that enqueues
 // its commands, bit for bit, over micro-steps of several kinds.
 func TestGraphSteps(t *testing.T) {
-	traintest.OnBoth(t, []int{1, 2, 3}, testGraphSteps[float32], testGraphSteps[spmd.BF16])
+	traintest.OnBothQuickly(t, []int{1, 2, 3}, nil, testGraphSteps[float32], testGraphSteps[spmd.BF16])
 }
 
 func testGraphSteps[A kernels.Act](t *testing.T, w *spmd.World) {
