@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"lockstep/internal/campaign"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
@@ -68,18 +69,23 @@ func near(got, want float64, op spmd.Op, bits int) bool {
 }
 
 func TestCollectives(t *testing.T) {
+	campaign.More(t, 2*len(everyRanks)*len(modes)*10*2/3, "types by modes and numbers of ranks of collectives")
+	half := number[spmd.F16]{func(x float64) spmd.F16 { return spmd.ToF16(float32(x)) }, func(h spmd.F16) float64 { return float64(h.Float32()) }}
+	brain := number[spmd.BF16]{func(x float64) spmd.BF16 { return spmd.ToBF16(float32(x)) }, func(h spmd.BF16) float64 { return float64(h.Float32()) }}
 	everyWay(t, func(t *testing.T, w *spmd.World) {
-		for _, m := range modesOf(w) {
-			every(t, w, m, plain[int8](), 0)
-			every(t, w, m, plain[uint8](), 0)
-			every(t, w, m, plain[int32](), 0)
-			every(t, w, m, plain[uint32](), 0)
-			every(t, w, m, plain[int64](), 0)
-			every(t, w, m, plain[uint64](), 0)
-			every(t, w, m, plain[float32](), 23)
-			every(t, w, m, plain[float64](), 52)
-			every(t, w, m, number[spmd.F16]{func(x float64) spmd.F16 { return spmd.ToF16(float32(x)) }, func(h spmd.F16) float64 { return float64(h.Float32()) }}, 10)
-			every(t, w, m, number[spmd.BF16]{func(x float64) spmd.BF16 { return spmd.ToBF16(float32(x)) }, func(h spmd.BF16) float64 { return float64(h.Float32()) }}, 7)
+		for k, m := range modesOf(w) {
+			each(w.Size()+k,
+				func() { every(t, w, m, plain[int8](), 0) },
+				func() { every(t, w, m, plain[uint8](), 0) },
+				func() { every(t, w, m, plain[int32](), 0) },
+				func() { every(t, w, m, plain[uint32](), 0) },
+				func() { every(t, w, m, plain[int64](), 0) },
+				func() { every(t, w, m, plain[uint64](), 0) },
+				func() { every(t, w, m, plain[float32](), 23) },
+				func() { every(t, w, m, plain[float64](), 52) },
+				func() { every(t, w, m, half, 10) },
+				func() { every(t, w, m, brain, 7) },
+			)
 		}
 	})
 }

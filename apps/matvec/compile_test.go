@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"lockstep/internal/campaign"
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 )
@@ -32,6 +33,10 @@ func TestEmulated(t *testing.T) {
 		"small": {small, [][2]int{{1, 1}, {1, 7}, {7, 1}, {8, 8}, {5, 411}, {4, 1613}, {129, 100}, {513, 61}, {260, 513}}},
 		"wide":  {wide, [][2]int{{2, 3}, {19, 1500}, {2100, 17}}},
 	} {
+		if name != "small" && !campaign.All() {
+			campaign.More(t, 1, "sizes of a product's kernels that are emulated")
+			continue
+		}
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			sizes, program := filepath.Join(dir, "sizes.h"), filepath.Join(dir, "emulate")
