@@ -10,6 +10,7 @@ import (
 	"lockstep/bench/collective"
 	"lockstep/bench/harness"
 	"lockstep/bench/plots/plotstest"
+	"lockstep/internal/campaign"
 	"lockstep/internal/mpirun"
 	"lockstep/spmd/spmdtest"
 )
@@ -23,11 +24,15 @@ func TestSweepCommand(t *testing.T) {
 	}
 	ctx := mpirun.Patience(t)
 	bin, out := t.TempDir(), t.TempDir()
-	build := exec.CommandContext(ctx, goTool, "build", "-buildvcs=false", "-o", bin, "../apps/reduce", "../apps/matvec", "../apps/stencil", "../apps/train")
-	if text, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, text)
+	only := "collectives,cost"
+	if campaign.More(t, 1, "parts of a sweep: the applications on more and more ranks"); campaign.All() {
+		only += ",scaling"
+		build := exec.CommandContext(ctx, goTool, "build", "-buildvcs=false", "-o", bin, "../apps/reduce", "../apps/matvec", "../apps/stencil", "../apps/train")
+		if text, err := build.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, text)
+		}
 	}
-	cmd := spmdtest.Command(ctx, t, 0, nil, "sweep", "--device=host", "--out", out, "--bin", bin, "--c-sources=c", "--peers=c",
+	cmd := spmdtest.Command(ctx, t, 0, nil, "sweep", "--device=host", "--out", out, "--bin", bin, "--only", only, "--c-sources=c", "--peers=c",
 		"--ranks=1,2", "--cost-ranks=3", "--rounds=1", "--iters=2", "--warmup=1", "--calls=2", "--from=64B", "--to=4KiB", "--factor=64",
 		"--elements=1000", "--rows=10", "--cols=100", "--grid=20", "--app-iters=2", "--steps=3", "--global-batch=2", "--train=--layers=1,--seq=8", "--commit=abc")
 	text, err := cmd.CombinedOutput()
@@ -57,12 +62,18 @@ func TestSweepCommand(t *testing.T) {
 		"sweep " + collective.Ours: sweeps, "sweep MPI from C": sweeps, "cost " + collective.Ours: 1, "cost MPI from C": 1,
 		"reduce strong " + collective.Ours: 2, "reduce weak " + collective.Ours: 2, "matvec strong " + collective.Ours: 2, "matvec weak " + collective.Ours: 2, "stencil strong " + collective.Ours: 2, "stencil weak " + collective.Ours: 2, "stencil strong " + harness.StencilPeer: 2, "stencil weak " + harness.StencilPeer: 2, "train strong " + collective.Ours: 2, "train weak " + collective.Ours: 2,
 	} {
+		if !campaign.All() && (strings.Contains(name, "strong") || strings.Contains(name, "weak")) {
+			want = 0
+		}
 		if count[name] != want {
 			t.Errorf("%s: %d lines, want %d", name, count[name], want)
 		}
 	}
 	rows, err := harness.ReadRows(filepath.Join(out, "host-ratios.jsonl"))
-	const ratios = sweeps + 3 + 1 // stencil on 1 rank, and on 2 in both ways
+	ratios, figures := sweeps+1, 10+9+1
+	if campaign.All() {
+		ratios, figures = ratios+3, figures+5 // stencil on 1 rank, and on 2 in both ways
+	}
 	if err != nil || len(rows) != ratios {
 		t.Errorf("%d rows, want %d: %v", len(rows), ratios, err)
 	}
@@ -72,8 +83,8 @@ func TestSweepCommand(t *testing.T) {
 		}
 	}
 	plots, err := filepath.Glob(filepath.Join(out, "*.svg"))
-	if want := 10 + 9 + 4 + 1 + 1; err != nil || len(plots) != want {
-		t.Errorf("%d plots, want %d: %v", len(plots), want, err)
+	if err != nil || len(plots) != figures {
+		t.Errorf("%d plots, want %d: %v", len(plots), figures, err)
 	}
 	for _, p := range plots {
 		plotstest.CheckSVG(t, p)

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"lockstep/internal/campaign"
 	"lockstep/internal/commtest"
 	"lockstep/internal/elem"
 )
@@ -17,6 +18,7 @@ import (
 // an all-reduce, which is done in parts. That the other collectives are right in parts is shown with few elements, in
 // TestReductions, TestMoves and TestMessages.
 func TestBeyondInt(t *testing.T) {
+	campaign.Only(t, "messages and collectives of more elements than an int of C counts")
 	const need = 12 << 20 // kB, for two ranks and what MPI buffers
 	if kb, err := available(); err != nil || kb < need {
 		t.Skipf("%d MB of memory available, %d MB needed (%v)", kb>>10, need>>10, err)

@@ -3,6 +3,7 @@ package spmd_test
 import (
 	"fmt"
 	"math"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -117,8 +118,12 @@ func every[T spmd.Elem](t *testing.T, w *spmd.World, m mode, num number[T], bits
 		must(t, b.Free())
 	}
 	mine := func(op spmd.Op) func(int) float64 { return func(i int) float64 { return input(op, rank, i) } }
-	for _, op := range []spmd.Op{spmd.Sum, spmd.Prod, spmd.Min, spmd.Max, spmd.Avg} {
-		for _, n := range []int{0, 1, 2, 1<<10 + 1} {
+	ops, lengths := []spmd.Op{spmd.Sum, spmd.Prod, spmd.Min, spmd.Max, spmd.Avg}, []int{0, 1, 2, 1<<10 + 1}
+	if os.Getenv(doublesEnv) != "" && !campaign.All() { // where each call takes as long as a hundred on the host
+		ops, lengths = []spmd.Op{spmd.Sum, spmd.Avg}, []int{0, 1<<10 + 1}
+	}
+	for _, op := range ops {
+		for _, n := range lengths {
 			want := func(i int) float64 { return reduced(op, size, i, bits == 0) }
 			src, dst, inPlace := give(n, mine(op)), poison(n), give(n, mine(op))
 			m.run(t, w, func(c spmd.Comm) error { return spmd.AllReduce(c, dst, src, op) })

@@ -9,6 +9,7 @@ import (
 
 	"lockstep/cuda"
 	"lockstep/cudampi"
+	"lockstep/internal/campaign"
 	"lockstep/internal/ccall"
 	"lockstep/internal/commtest"
 	"lockstep/internal/elem"
@@ -19,8 +20,10 @@ import (
 // Collectives runs all calls with lengths around those of steps.
 func Collectives(t *testing.T, ways ...Opener) {
 	CountsLeft(t)
+	campaign.More(t, len(Counts)*len(ways)*7, "types by ways and numbers of ranks whose devices reduce")
 	OnDevices(t, Counts, nil, func(t *testing.T, c *shm.Comm, d *cuda.Device) {
 		Small(t)
+		turn := c.Size()
 		EveryWay(t, c, d, ways, func(t *testing.T, w Way) {
 			for _, n := range []int{0, 1, 7} {
 				Moves[int8](t, w, n)
@@ -34,17 +37,15 @@ func Collectives(t *testing.T, ways ...Opener) {
 				Reductions[float32](t, w, n, elem.Sum)
 			}
 			const n = 300
-			Reductions[int8](t, w, n, AllOps...)
-			Reductions[uint8](t, w, n, AllOps...)
-			Reductions[int32](t, w, n, AllOps...)
-			Reductions[uint32](t, w, n, AllOps...)
-			Reductions[int64](t, w, n, AllOps...)
-			Reductions[uint64](t, w, n, AllOps...)
-			Reductions[elem.F16](t, w, n, AllOps...)
-			Reductions[elem.BF16](t, w, n, AllOps...)
-			Reductions[float64](t, w, n, AllOps...)
-			Reductions[complex64](t, w, n, AllOps...)
-			Reductions[complex128](t, w, n, AllOps...)
+			for k, reductions := range []func(t *testing.T, w Way, n int, ops ...elem.Op){
+				Reductions[int8], Reductions[uint8], Reductions[int32], Reductions[uint32], Reductions[int64], Reductions[uint64],
+				Reductions[elem.F16], Reductions[elem.BF16], Reductions[float64], Reductions[complex64], Reductions[complex128],
+			} {
+				if campaign.All() || (k+turn)%3 == 0 { // by turns of the ways
+					reductions(t, w, n, AllOps...)
+				}
+			}
+			turn++
 		})
 	})
 }
@@ -165,6 +166,7 @@ func Graph(t *testing.T, ways ...Opener) {
 // Order has streams run late: what a call reads was enqueued just before it, and what it reads and writes is
 // overwritten and read just after it, without the host waiting anywhere.
 func Order(t *testing.T, ways ...Opener) {
+	campaign.More(t, 2*len(ways), "lengths of calls in the order of streams, by ways")
 	OnDevices(t, []int{3}, map[string]string{"FAKECUDA_DELAY": "300"}, func(t *testing.T, c *shm.Comm, d *cuda.Device) {
 		Small(t)
 		if c.Rank() == 0 {
@@ -176,7 +178,9 @@ func Order(t *testing.T, ways ...Opener) {
 					continue
 				}
 				for _, n := range []int{3, 2500} {
-					order(t, w, n, held)
+					if campaign.All() || held == (n > 3) {
+						order(t, w, n, held)
+					}
 				}
 			}
 		})

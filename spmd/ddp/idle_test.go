@@ -182,9 +182,15 @@ func TestIdleMeasured(t *testing.T) {
 			if busy := x.Whole - x.Waiting; busy < 2*micro*own*99/100 || x.Waiting < 0 || w.Size() == 1 && x.Waiting != 0 {
 				t.Errorf("%s: %v, of which it waits %v, and works %v", what, x.Whole, x.Waiting, 2*micro*own)
 			}
-			// It is 0.7 by the closed form for two, of a quiet machine.
-			if idle := Idle(gathered(t, w, x)); w.Size() > 1 && !(idle[0] > 0.3 && idle[0] > idle[last]) {
+			// Of two it is 0.7 by the closed form. On a host that does other things too, a stage may get less of it than another.
+			idle := Idle(gathered(t, w, x))
+			if !w.OnHost() && w.Size() > 1 && !(idle[0] > 0.3 && idle[0] > idle[last]) {
 				t.Errorf("%s: the stages wait %v of the time, and the last one works four times as long", what, idle)
+			}
+			for _, part := range idle {
+				if part < 0 || part >= 1 || w.Size() == 1 && part != 0 {
+					t.Errorf("%s: the stages wait %v of the time", what, idle)
+				}
 			}
 			spmdtest.Must(t, p.ForgetTime(s))
 		}
