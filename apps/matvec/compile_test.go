@@ -1,12 +1,6 @@
 package main
 
 import (
-	"bytes"
-	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
-	"strings"
 	"testing"
 
 	"lockstep/internal/campaign"
@@ -16,10 +10,9 @@ import (
 
 func TestKernelsCompile(t *testing.T) { spmdtest.CompileKernels(t) }
 
-// TestEmulated runs the kernels in a test double of the device, with the sizes in use
-// and with such that small shapes have all sorts of tiles, segments and rests.
-func TestEmulated(t *testing.T) {
-	spmdtest.HostOnly(t, "it needs a compiler")
+// The kernels both ways, with the sizes in use and with such that small shapes have all sorts of tiles, segments and rests.
+func TestCompareKernels(t *testing.T) {
+	spmdtest.CompareKernels(t)
 	small := tuned
 	small.rowThreads, small.rowTile, small.rowUnroll, small.rowSegment = 64, 3, 3, 100
 	small.colThreads, small.colWide, small.colUnroll, small.colStage, small.colUnits = 128, 32, 3, 29, 20
@@ -38,39 +31,34 @@ func TestEmulated(t *testing.T) {
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir()
-			sizes, program := filepath.Join(dir, "sizes.h"), filepath.Join(dir, "emulate")
-			if err := os.WriteFile(sizes, []byte(tc.defines()), 0o666); err != nil {
-				t.Fatal(err)
-			}
-			build := exec.Command("c++", "-std=c++14", "-O1", "-w", "-U_FORTIFY_SOURCE", "-include", sizes, "-I../../spmd", "-o", program, "testdata/emulate.cc")
-			if out, err := build.CombinedOutput(); err != nil {
-				t.Fatalf("%v\n%s", err, out)
-			}
-			var in bytes.Buffer
-			for _, shape := range tc.shapes {
-				for _, byColumns := range []bool{false, true} {
-					describe[float32](&in, tc.tuning, shape[0], shape[1], byColumns)
-					describe[spmd.BF16](&in, tc.tuning, shape[0], shape[1], byColumns)
+			floats, halves := newKernels[float32](tc.tuning, "f32"), newKernels[spmd.BF16](tc.tuning, "bf16")
+			spmdtest.RunInProcess(t, []int{1}, func(t *testing.T, w *spmd.World) {
+				for _, shape := range tc.shapes {
+					for _, byColumns := range []bool{false, true} {
+						compare[float32](t, w, floats, shape[0], shape[1], byColumns)
+						compare[spmd.BF16](t, w, halves, shape[0], shape[1], byColumns)
+					}
 				}
-			}
-			run := exec.Command(program)
-			run.Stdin = &in
-			out, err := run.CombinedOutput()
-			if want := fmt.Sprintf("%d products\n", 4*len(tc.shapes)); err != nil || string(out) != want {
-				t.Errorf("%v, want %s%s", err, want, out)
-			}
+			})
 		})
 	}
 }
 
-// describe writes a line for testdata/emulate.cc.
-func describe[T number](in *bytes.Buffer, sizes tuning, rows, cols int, byColumns bool) {
-	m := matrix[T]{rows: rows, cols: cols, byColumns: byColumns}
-	m.setStride()
-	d, columns := divide(&kernels{tuning: sizes}, m), 0
-	if byColumns {
-		columns = 1
+func compare[T number](t *testing.T, w *spmd.World, k *kernels, rows, cols int, byColumns bool) {
+	t.Helper()
+	p, err := newProduct[T](w, whole(rows, cols), byColumns)
+	spmdtest.Must(t, err)
+	defer drop(t, p)
+	want := ragged(t, p, rows, cols, byColumns)
+	o, err := newOwn(w, k, p.m)
+	spmdtest.Must(t, err)
+	spmdtest.Must(t, o.multiply(p.s, p.y, p.m, p.x, 0, rows))
+	spmdtest.Must(t, p.s.Synchronize())
+	got := make([]float32, rows)
+	spmdtest.Must(t, p.y.CopyTo(got))
+	for i, v := range got {
+		if float64(v) != want[i] {
+			t.Fatalf("%d x %d of %T, by columns %v: element %d is %v, want %v", rows, cols, *new(T), byColumns, i, v, want[i])
+		}
 	}
-	fmt.Fprintln(in, strings.Trim(fmt.Sprint([]int{16 / vecOf[T](), columns, rows, cols, m.stride, d.pitch, d.segment, d.segments, d.tiles, d.threads}), "[]"))
 }

@@ -28,7 +28,7 @@ template <> struct vec<bf16> {
 // load_once reads 16 bytes that nobody reads again and no kernel writes meanwhile, so that they
 // displace nothing in the caches. The instructions with hints came with CUDA 11.4.
 SPMD_FN uint4 load_once(const uint4 *p) {
-#if LOAD_HINT > 0 && (__CUDACC_VER_MAJOR__ > 11 || __CUDACC_VER_MAJOR__ == 11 && __CUDACC_VER_MINOR__ >= 4)
+#if LOAD_HINT > 0 && !defined SPMD_EMULATED && (__CUDACC_VER_MAJOR__ > 11 || __CUDACC_VER_MAJOR__ == 11 && __CUDACC_VER_MINOR__ >= 4)
 	uint4 v;
 #if LOAD_HINT == 1
 	asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"

@@ -79,18 +79,15 @@ func TestRagged(t *testing.T) {
 	})
 }
 
-func testRagged[T number](t *testing.T, w *spmd.World, rows, cols int, byColumns bool) {
+// ragged gives a product its operands, and returns the result. What lies between the rows or columns of W is NaN.
+func ragged[T number](t *testing.T, p *product[T], rows, cols int, byColumns bool) (want []float64) {
 	t.Helper()
-	p, err := newProduct[T](w, whole(rows, cols), byColumns)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer drop(t, p)
 	stored := make([]T, p.m.buf.Len())
 	for i := range stored {
 		stored[i] = as[T](float32(math.NaN()))
 	}
-	want, x := make([]float64, rows), make([]T, cols)
+	x := make([]T, cols)
+	want = make([]float64, rows)
 	for j := range cols {
 		x[j] = as[T](value(-1, j))
 		for i := range rows {
@@ -109,8 +106,19 @@ func testRagged[T number](t *testing.T, w *spmd.World, rows, cols int, byColumns
 	if err := p.x.CopyFrom(x); err != nil {
 		t.Fatal(err)
 	}
+	return want
+}
+
+func testRagged[T number](t *testing.T, w *spmd.World, rows, cols int, byColumns bool) {
+	t.Helper()
+	p, err := newProduct[T](w, whole(rows, cols), byColumns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer drop(t, p)
+	want := ragged(t, p, rows, cols, byColumns)
 	for _, m := range []method{{"own", 1}, {"own", 1}, {"own", 3}, {"cublas", 1}, {"cublas", 3}} {
-		what := fmt.Sprintf("%d x %d of %T, by columns %v, %v", rows, cols, x, byColumns, m)
+		what := fmt.Sprintf("%d x %d of %T, by columns %v, %v", rows, cols, *new(T), byColumns, m)
 		got := make([]float32, rows)
 		if err := p.y.SetAll(float32(math.NaN())); err != nil {
 			t.Fatal(err)

@@ -1,12 +1,6 @@
 package main
 
 import (
-	"bytes"
-	"encoding/binary"
-	"fmt"
-	"math"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"unsafe"
@@ -27,28 +21,22 @@ func TestBoxLayout(t *testing.T) {
 	}
 }
 
-// TestEmulated runs the kernels in a test double of the device, and compares all that they write, and all that they leave
-// alone, with the host's.
-func TestEmulated(t *testing.T) {
-	spmdtest.HostOnly(t, "it needs a compiler")
-	program := filepath.Join(t.TempDir(), "emulate")
-	build := exec.Command("c++", "-std=c++14", "-O1", "-w", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-I../../spmd", "-o", program, "testdata/emulate.cc")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+// The kernels both ways, for boxes of many shapes: all that they write, and all that they leave alone.
+func TestCompareKernels(t *testing.T) {
+	spmdtest.CompareKernels(t)
 	few := 1
 	if campaign.All() {
 		few = 0
 	}
-	campaign.More(t, 180, "boxes and neighbours whose kernels are emulated")
-	spmdtest.Run(t, []int{1}, func(t *testing.T, w *spmd.World) {
+	campaign.More(t, 180, "boxes and neighbours whose kernels run both ways")
+	spmdtest.RunInProcess(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		for i, n := range [][3]int{{1, 1, 1}, {1, 1, 9}, {9, 1, 1}, {2, 1, 2}, {70, 1, 130}, {5, 1, 1030}, {131, 1, 17}} {
 			for behind := i % 5 * few; behind < 16; behind += 1 + 4*few {
 				sides := [6]bool{behind&1 != 0, behind&2 != 0, false, false, behind&4 != 0, behind&8 != 0}
 				if (i+behind)%2 == 0 {
-					emulate[float32](t, program, w, 2, n, sides)
+					compare[float32](t, w, 2, n, sides)
 				} else {
-					emulate[float64](t, program, w, 2, n, sides)
+					compare[float64](t, w, 2, n, sides)
 				}
 			}
 		}
@@ -59,9 +47,9 @@ func TestEmulated(t *testing.T) {
 					sides[i] = behind>>i&1 != 0
 				}
 				if (i+behind)%2 == 0 {
-					emulate[float32](t, program, w, 3, n, sides)
+					compare[float32](t, w, 3, n, sides)
 				} else {
-					emulate[float64](t, program, w, 3, n, sides)
+					compare[float64](t, w, 3, n, sides)
 				}
 			}
 		}
@@ -94,69 +82,35 @@ func TestOnDoubles(t *testing.T) {
 	}
 }
 
-// emulate runs the kernels for a box of n cells on random memory.
-func emulate[T number](t *testing.T, program string, w *spmd.World, dims int, n [3]int, behind [6]bool) {
+// compare runs the kernels for a box of n cells on random memory.
+func compare[T number](t *testing.T, w *spmd.World, dims int, n [3]int, behind [6]bool) {
 	t.Helper()
 	l := newLauncher[T](w, newBox(dims, n, sizeOf[T](), behind))
 	s := spmdtest.Stream(t, w, "test")
 	seed := uint64(0)
 	random := func(n int) spmd.Buffer[T] {
-		b, err := spmd.Alloc[T](w, n)
-		spmdtest.Must(t, err)
 		values := make([]T, n)
 		for i := range values {
 			values[i] = T(spmd.UniformBits(seed, uint64(i))) / (1 << 24)
 		}
 		seed++
+		b := spmdtest.Alloc[T](t, w, n)
 		spmdtest.Must(t, b.CopyFrom(values))
 		return b
 	}
 	fields := [2]spmd.Buffer[T]{random(l.box.elements()), random(l.box.elements())}
 	faces := [2]spmd.Buffer[T]{random(l.box.packed(sizeOf[T]())), random(l.box.packed(sizeOf[T]()))}
-	var in, want bytes.Buffer
-	write := func(b spmd.Buffer[T], to *bytes.Buffer) {
-		values := make([]T, b.Len())
-		spmdtest.Must(t, b.CopyTo(values))
-		spmdtest.Must(t, binary.Write(to, binary.NativeEndian, values))
-	}
-	launch := func(kernel, run, pack int, g spmd.Grid, onHost func() error) {
-		head := []int64{int64(kernel), int64(sizeOf[T]()), int64(fields[0].Len()), int64(faces[0].Len()), int64(run), int64(pack), int64(-math.Log2(beside)), 0}
-		for _, d := range [][3]int{g.Blocks, g.Threads} {
-			head = append(head, int64(d[0]), int64(d[1]), int64(d[2]))
-		}
-		spmdtest.Must(t, binary.Write(&in, binary.NativeEndian, head))
-		spmdtest.Must(t, binary.Write(&in, binary.NativeEndian, l.box))
-		for _, b := range [][2]spmd.Buffer[T]{fields, faces} {
-			write(b[0], &in)
-			write(b[1], &in)
-		}
-		spmdtest.Must(t, onHost())
-		spmdtest.Must(t, s.Synchronize())
-		write(fields[0], &want)
-		write(faces[0], &want)
-	}
 	if l.box.inside() > 0 {
 		for _, run := range []int{l.run, 1, 7} {
-			g := l.inside
-			g.Blocks[2] = (int(l.box.Hi[0]-l.box.Lo[0]) + run - 1) / run
-			launch(dims, run, 0, g, func() error { return l.step(s, fields[0], fields[1]) })
+			l.run, l.inside.Blocks[2] = run, (int(l.box.Hi[0]-l.box.Lo[0])+run-1)/run
+			spmdtest.Must(t, l.step(s, fields[0], fields[1]))
 		}
 	}
-	if cells := int(l.box.First[6]); cells > 0 {
-		for pack := range 2 {
-			launch(1, 0, pack, spmd.Cover1D(cells, 256), func() error {
-				return l.frame(s, fields[0], fields[1], faces[0], faces[1], pack == 1)
-			})
-		}
+	for _, pack := range []bool{false, true} {
+		spmdtest.Must(t, l.frame(s, fields[0], fields[1], faces[0], faces[1], pack))
 	}
-	var errors bytes.Buffer
-	cmd := exec.Command(program)
-	cmd.Stdin, cmd.Stderr = &in, &errors
-	got, err := cmd.Output()
-	if what := fmt.Sprintf("%T, %v cells, neighbours %v", *new(T), n, behind); err != nil {
-		t.Fatalf("%s: %v\n%s", what, err, &errors)
-	} else if !bytes.Equal(got, want.Bytes()) {
-		t.Errorf("%s: the device and the host differ", what)
+	if err := s.Synchronize(); err != nil {
+		t.Fatalf("%T, %v cells, neighbours %v: %v", *new(T), n, behind, err)
 	}
 	spmdtest.Must(t, s.Close())
 	for _, b := range []spmd.Buffer[T]{fields[0], fields[1], faces[0], faces[1]} {
