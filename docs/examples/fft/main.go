@@ -1,0 +1,60 @@
+// Fft transforms a wave on a square of which each rank has some rows: along the rows and, after a transpose, the columns.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/cmplx"
+
+	"github.com/spf13/pflag"
+
+	"lockstep/spmd"
+	"lockstep/spmd/fft"
+)
+
+func main() {
+	spmd.Main(pflag.NewFlagSet("fft", pflag.ExitOnError), waves)
+}
+
+//go:generate go run lockstep/spmd/spmdgen
+
+//spmd:kernel
+func fftTurn(i, j int, to, x []complex128, rows, side int) { to[j*rows+i] = x[i*side+j] } // what goes to a rank is together
+
+//spmd:kernel
+func fftJoin(i, j int, to, x []complex128, rows, side int) {
+	to[i*side+j] = x[(j/rows*rows+i)*rows+j%rows]
+}
+
+func waves(_ context.Context, w *spmd.World) error {
+	const side = 48 // a multiple of the number of ranks
+	rows := side / w.Size()
+	n, wave := rows*side, make([]complex128, rows*side)
+	for k := range wave {
+		i, j := w.Rank()*rows+k/side, k%side
+		wave[k] = complex(math.Cos(2*math.Pi*float64(3*i+5*j)/side), 0)
+	}
+	mem, err := spmd.Alloc[complex128](w, 2*n)
+	p, err2 := fft.New[complex128](w, []int{side}, rows)
+	s, err3 := w.NewStream("fft")
+	if err = errors.Join(err, err2, err3); err != nil {
+		return err
+	}
+	x, y, c := mem.Slice(0, n), mem.Slice(n, 2*n), w.Comm().On(s)
+	err = errors.Join(x.CopyFrom(wave), p.Forward(s, x, x), launchFftTurn(s, rows, side, y, x, rows, side), spmd.AllToAll(c, y, y),
+		launchFftJoin(s, rows, side, x, y, rows, side), p.Forward(s, x, x), s.Synchronize(), x.CopyTo(wave))
+	peaks, most := 0, 0.0
+	for _, z := range wave { // of column w.Rank()*rows+k/side, row k%side
+		if most = max(most, cmplx.Abs(z)); cmplx.Abs(z) > 1e-6 {
+			peaks++
+		}
+	}
+	peaks, err2 = spmd.AllReduceNumber(w.Comm(), peaks, spmd.Sum)
+	most, err3 = spmd.AllReduceNumber(w.Comm(), most, spmd.Max)
+	if err = errors.Join(err, err2, err3, p.Close()); err == nil && w.Rank() == 0 {
+		fmt.Printf("%d peaks of %.3f\n", peaks, most)
+	}
+	return err
+}

@@ -1,0 +1,175 @@
+// Package fft has Fourier transforms of buffers, in one to three dimensions, of complex and of real numbers, many at once. On
+// GPUs they are cuFFT's, which is loaded when a plan is made; on the host gonum's, in double precision.
+//
+// As in NumPy, Forward has the exponent -2πi and no factor, and Inverse divides by the number of elements: it takes back what
+// Forward has made.
+package fft
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"lockstep/cuda/cufft"
+	"lockstep/internal/ccall"
+	"lockstep/spmd"
+)
+
+// Complex is the set of complex types.
+type Complex interface{ complex64 | complex128 }
+
+// Float is the set of real types.
+type Float interface{ float32 | float64 }
+
+// Plan is transforms of one shape, of complex numbers. It is used by one goroutine at a time, on one stream or on streams that
+// wait for each other.
+type Plan[C Complex] struct {
+	shape
+	run *spmd.Library
+	gpu *cufft.Plan // nil on the host
+}
+
+// shape is what all plans know.
+type shape struct {
+	dims  []int // of an array, the last is that of neighbours in memory
+	batch int
+	size  int // elements of all arrays
+	lines []*lines
+}
+
+// newShape checks a shape.
+func newShape(dims []int, batch int) (shape, error) {
+	s := shape{dims: append([]int(nil), dims...), batch: batch, size: batch}
+	if len(dims) < 1 || len(dims) > 3 || batch < 1 {
+		return s, fmt.Errorf("%s: fft: %d dimensions, %d arrays: want one to three, and at least one", ccall.At(), len(dims), batch)
+	}
+	for _, n := range dims {
+		if n < 1 {
+			return s, fmt.Errorf("%s: fft: an array of %v elements", ccall.At(), dims)
+		}
+		s.size *= n
+	}
+	return s, nil
+}
+
+// New plans transforms of batch arrays of complex numbers with the sizes dims, of which the last is that of neighbours in
+// memory. The arrays lie one behind the other. It is to be closed, and not called in a capture.
+func New[C Complex](w *spmd.World, dims []int, batch int) (*Plan[C], error) {
+	s, err := newShape(dims, batch)
+	if err != nil {
+		return nil, err
+	}
+	p := &Plan[C]{shape: s}
+	kind := cufft.C2C
+	if double[C]() {
+		kind = cufft.Z2Z
+	}
+	if p.gpu, err = open(w, kind, dims, batch); err != nil {
+		return nil, err
+	}
+	p.prepare(false)
+	p.run = spmd.NewLibrary("fft", func(c spmd.LibraryCall) error {
+		return p.gpu.Run(c.Stream, c.Pointer(0), c.Pointer(1), c.Workspace, c.Bool(2))
+	}, func(a spmd.Args) error {
+		p.complexOnHost(slice[C](a, 0), slice[C](a, 1), a.Bool(2))
+		return nil
+	})
+	w.AtClose(p.Close)
+	return p, nil
+}
+
+// slice is an argument as the host's part has it.
+func slice[C Complex](a spmd.Args, i int) view {
+	if double[C]() {
+		return view{double: spmd.ArgSlice[complex128](a, i)}
+	}
+	return view{single: spmd.ArgSlice[complex64](a, i)}
+}
+
+func double[C Complex]() bool {
+	_, ok := any(C(0)).(complex128)
+	return ok
+}
+
+// opening is held while cuFFT plans.
+var opening sync.Mutex
+
+// open plans on a GPU; nil on the host.
+func open(w *spmd.World, kind cufft.Kind, dims []int, batch int) (*cufft.Plan, error) {
+	if w.OnHost() {
+		return nil, nil
+	}
+	if err := w.Quiet(); err != nil {
+		return nil, err
+	}
+	opening.Lock()
+	defer opening.Unlock()
+	p, err := cufft.Open(w.GPU(), kind, dims, batch)
+	if err != nil {
+		return nil, fmt.Errorf("%s: fft: %d arrays of %v: %w", ccall.At(), batch, dims, err)
+	}
+	return p, nil
+}
+
+func workspace(p *cufft.Plan) int {
+	if p == nil {
+		return 0
+	}
+	return p.Workspace()
+}
+
+// fits refuses buffers of other lengths.
+func fits(name string, n, want int, of string, m, wantM int) error {
+	if n != want || m != wantM {
+		return fmt.Errorf("%s: fft: %s: dst has %d elements and src %d, the plan %d and %d%s", ccall.At(), name, n, m, want, wantM, of)
+	}
+	return nil
+}
+
+// Forward enqueues on s: each array of dst is the transform of that of src. dst may be src.
+func (p *Plan[C]) Forward(s *spmd.Stream, dst, src spmd.Buffer[C]) error {
+	if err := fits("Forward", dst.Len(), p.size, "", src.Len(), p.size); err != nil {
+		return err
+	}
+	return p.run.Call(s, workspace(p.gpu), dst.Arg(), src.Arg(), spmd.Bool(false))
+}
+
+// Inverse enqueues on s: each array of src is the transform of that of dst. dst may be src.
+func (p *Plan[C]) Inverse(s *spmd.Stream, dst, src spmd.Buffer[C]) error {
+	if err := fits("Inverse", dst.Len(), p.size, "", src.Len(), p.size); err != nil {
+		return err
+	}
+	if err := p.run.Call(s, workspace(p.gpu), dst.Arg(), src.Arg(), spmd.Bool(true)); err != nil {
+		return err
+	}
+	return p.divide(s, any(dst))
+}
+
+// divide enqueues the factor of an inverse.
+func (p *shape) divide(s *spmd.Stream, dst any) error {
+	by := float64(p.batch) / float64(p.size)
+	switch x := dst.(type) {
+	case spmd.Buffer[complex64]:
+		return launchScaleComplex64(s, x.Len(), x, float32(by))
+	case spmd.Buffer[complex128]:
+		return launchScaleComplex128(s, x.Len(), x, by)
+	case spmd.Buffer[float32]:
+		return launchScaleReal(s, x.Len(), x, float32(by))
+	case spmd.Buffer[float64]:
+		return launchScaleReal(s, x.Len(), x, by)
+	}
+	return nil
+}
+
+// Close ends the use of the plan, whose transforms have run. A second one does nothing.
+func (p *Plan[C]) Close() error { return closed(p.run, p.gpu) }
+
+func closed(run *spmd.Library, gpus ...*cufft.Plan) error {
+	err := run.Close()
+	for _, p := range gpus {
+		if p != nil {
+			err = errors.Join(err, p.Close())
+		}
+	}
+	return err
+}

@@ -1,0 +1,94 @@
+package fft
+
+import (
+	"fmt"
+
+	"lockstep/cuda/cufft"
+	"lockstep/internal/ccall"
+	"lockstep/spmd"
+)
+
+// Real is transforms of real numbers of one shape: float32 with complex64, float64 with complex128. Otherwise as Plan.
+type Real[F Float, C Complex] struct {
+	shape
+	half          int // complex elements of all arrays
+	run, back     *spmd.Library
+	gpu, inverted *cufft.Plan // nil on the host
+}
+
+// NewReal plans transforms of batch arrays of real numbers with the sizes dims, of which the last is that of neighbours in
+// memory. A transform has dims[last]/2+1 complex elements there: the others follow from these. Otherwise as New.
+func NewReal[F Float, C Complex](w *spmd.World, dims []int, batch int) (*Real[F, C], error) {
+	s, err := newShape(dims, batch)
+	if err != nil {
+		return nil, err
+	}
+	_, wide := any(F(0)).(float64)
+	if wide != double[C]() {
+		return nil, fmt.Errorf("%s: fft: a transform of %T has no elements of %T", ccall.At(), F(0), C(0))
+	}
+	n := dims[len(dims)-1]
+	p := &Real[F, C]{shape: s, half: s.size / n * (n/2 + 1)}
+	forward, inverse := cufft.R2C, cufft.C2R
+	if wide {
+		forward, inverse = cufft.D2Z, cufft.Z2D
+	}
+	if p.gpu, err = open(w, forward, dims, batch); err != nil {
+		return nil, err
+	}
+	if p.inverted, err = open(w, inverse, dims, batch); err != nil {
+		_ = p.gpu.Close()
+		return nil, err
+	}
+	p.prepare(true)
+	p.run = spmd.NewLibrary("fft of real numbers", func(c spmd.LibraryCall) error {
+		return p.gpu.Run(c.Stream, c.Pointer(0), c.Pointer(1), c.Workspace, false)
+	}, func(a spmd.Args) error {
+		p.realOnHost(slice[C](a, 0), reals[F](a, 1))
+		return nil
+	})
+	p.back = spmd.NewLibrary("fft to real numbers", func(c spmd.LibraryCall) error {
+		return p.inverted.Run(c.Stream, c.Pointer(0), c.Pointer(1), c.Workspace, true)
+	}, func(a spmd.Args) error {
+		p.backOnHost(reals[F](a, 0), slice[C](a, 1))
+		return nil
+	})
+	w.AtClose(p.Close)
+	return p, nil
+}
+
+func reals[F Float](a spmd.Args, i int) realView {
+	if _, ok := any(F(0)).(float64); ok {
+		return realView{double: spmd.ArgSlice[float64](a, i)}
+	}
+	return realView{single: spmd.ArgSlice[float32](a, i)}
+}
+
+// Half returns how many complex elements the transforms have, of all arrays.
+func (p *Real[F, C]) Half() int { return p.half }
+
+// Forward enqueues on s: each array of dst is the first half of the transform of that of src. dst and src do not overlap.
+func (p *Real[F, C]) Forward(s *spmd.Stream, dst spmd.Buffer[C], src spmd.Buffer[F]) error {
+	if err := fits("Forward", dst.Len(), p.half, " of real numbers", src.Len(), p.size); err != nil {
+		return err
+	}
+	return p.run.Call(s, workspace(p.gpu), dst.Arg(), src.Arg())
+}
+
+// Inverse enqueues on s: each array of src is the first half of the transform of that of dst. It overwrites src. dst and src do
+// not overlap.
+func (p *Real[F, C]) Inverse(s *spmd.Stream, dst spmd.Buffer[F], src spmd.Buffer[C]) error {
+	if err := fits("Inverse", dst.Len(), p.size, " of complex ones", src.Len(), p.half); err != nil {
+		return err
+	}
+	if err := p.back.Call(s, workspace(p.inverted), dst.Arg(), src.Arg()); err != nil {
+		return err
+	}
+	return p.divide(s, any(dst))
+}
+
+// Close ends the use of the plan, as Plan.Close.
+func (p *Real[F, C]) Close() error {
+	_ = p.back.Close()
+	return closed(p.run, p.gpu, p.inverted)
+}
