@@ -318,6 +318,15 @@ template <typename F> SPMD_FN double thread_sum(const float *x, long long n, F f
 	return sum;
 }
 
+// group_barrier is __syncthreads for so many threads of the block, whole warps, that have the same id of 1 to 15.
+SPMD_FN void group_barrier(int id, int threads) {
+#ifdef SPMD_EMULATED
+	emulated::meet_group(id, threads);
+#else
+	asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+#endif
+}
+
 // mix spreads every bit of x over all 64, as Go's does.
 // Source: Steele, Lea, Flood: Fast splittable pseudorandom number generators (OOPSLA 2014), mix64
 // with David Stafford's constants (variant 13).

@@ -110,7 +110,7 @@ var exactKernel = spmd.NewKernel("exact_f32", exactSource, func(a spmd.Args) err
 	total.carry()
 	*out = total
 	return nil
-})
+}, spmd.Scratch(1, 2))
 
 //go:generate go run lockstep/spmd/spmdgen
 

@@ -77,7 +77,7 @@ struct block {
 	fiber fibers[MOST_THREADS], scheduler;
 	char *stacks;
 	unsigned threads, current, done;
-	meeting all, warps[MOST_THREADS / 32];
+	meeting all, groups[16], warps[MOST_THREADS / 32];
 	unsigned votes; // of __syncthreads_count
 	unsigned char values[MOST_THREADS][WORD];
 	void (*body)(void *);
@@ -152,6 +152,9 @@ static unsigned warp_threads() {
 }
 static void meet_warp() { meet(&now->warps[now->current / 32], warp_threads()); }
 
+// meet_group is bar.sync of PTX.
+static inline void meet_group(int id, int threads) { meet(&now->groups[id], threads); }
+
 // exchange gives a value to the threads of the warp, and returns that of another lane.
 template <typename T> T exchange(T v, unsigned from) {
 	static_assert(sizeof(T) <= WORD, "of at most 16 bytes");
@@ -176,6 +179,7 @@ static const char *run(block *b) {
 	b->done = 0;
 	b->stopped = false;
 	b->all = {0, 0};
+	memset(b->groups, 0, sizeof b->groups);
 	memset(b->warps, 0, sizeof b->warps);
 	for (unsigned i = 0; i < b->threads; i++) prepare(b, i);
 	while (b->done < b->threads) {

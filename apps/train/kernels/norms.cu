@@ -218,7 +218,7 @@ template <int N> SPMD_FN void group_sums(float (&v)[N], float (&sums)[MOST_THREA
     for (int m = N; m < 32; m *= 2) v[0] += __shfl_xor_sync(0xffffffffu, v[0], m);
     if (lane < N) sums[threadIdx.x / 32][lane] = v[0];
     __syncwarp();
-    asm volatile("bar.sync %0, %1;" ::"r"(1 + g.index), "r"(g.threads) : "memory");
+    group_barrier(1 + g.index, g.threads);
 #pragma unroll
     for (int i = 0; i < N; i++) v[i] = 0;
     for (int w = 0; w < g.threads / 32; w++)

@@ -273,13 +273,13 @@ var muonMomentumKernel = spmd.NewKernel("muon_momentum", muonSource, func(a spmd
 		squares[matrix*chunks+chunk] = float32(cMuonMomentum(m[off+lo:off+hi], g[off+lo:off+hi], scale, momentum))
 	})
 	return nil
-}, spmd.Define("ACT", "float"))
+}, spmd.Define("ACT", "float"), spmd.Tolerance(1e-5))
 
 // typedMuon declares a kernel for each type of the products' operands.
 func typedMuon(name string, fn func(a spmd.Args, half bool) error) kernels.Kernel {
 	return kernels.Kernel{
-		F32:  spmd.NewKernel(name, muonSource, func(a spmd.Args) error { return fn(a, false) }, spmd.Define("ACT", "float")),
-		BF16: spmd.NewKernel(name, muonSource, func(a spmd.Args) error { return fn(a, true) }, spmd.Define("ACT", "bf16")),
+		F32:  spmd.NewKernel(name, muonSource, func(a spmd.Args) error { return fn(a, false) }, spmd.Define("ACT", "float"), spmd.Tolerance(1e-5)),
+		BF16: spmd.NewKernel(name, muonSource, func(a spmd.Args) error { return fn(a, true) }, spmd.Define("ACT", "bf16"), spmd.Tolerance(1e-5)),
 	}
 }
 

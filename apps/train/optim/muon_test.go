@@ -76,6 +76,7 @@ func refOrthogonal(g []float64, n int) []float64 {
 // Muon and the AdamW beside it against the formulas in float64, on ranks that share the work unevenly; all ranks have the same
 // bits, and so have steps from a graph.
 func TestMuon(t *testing.T) {
+	spmdtest.CompareKernels(t)
 	run := spmdtest.RunInProcess
 	if spmdtest.Device() != "host" {
 		run = spmdtest.Run
