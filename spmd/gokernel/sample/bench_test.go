@@ -3,13 +3,11 @@ package sample
 import (
 	"context"
 	"errors"
-	"fmt"
 	"testing"
 
 	"lockstep/spmd"
 	"lockstep/spmd/spmdtest"
 	"lockstep/spmd/timing"
-	"lockstep/spmd/vector"
 )
 
 // The benchmarks compare kernels in Go with a copy, and with kernels written by hand. On a GPU:
@@ -136,27 +134,5 @@ func BenchmarkStencil(b *testing.B) {
 				return heatKernel32.Launch(s, g, next.Arg(), u.Arg(), spmd.I32(n), spmd.I32(n), spmd.I32(n), spmd.F32(0.1))
 			})
 		})
-	})
-}
-
-// Sums and dot products; bench/peers/cupy_vector.py prints CuPy's times. Goal: at most 1.05 of them.
-func BenchmarkReductions(b *testing.B) {
-	bench(b, func(w *spmd.World, large bool) {
-		sizes := []int{10_000}
-		if large {
-			sizes = []int{10_000, 1_000_000, 100_000_000}
-		}
-		for _, n := range sizes {
-			x, y, out := filled(b, w, n, float32(1)), filled(b, w, n, float32(2)), filled(b, w, 1, float32(0))
-			b.Run(fmt.Sprintf("sum/%d", n), func(b *testing.B) {
-				measure(b, w, 4*n, func(s *spmd.Stream) error { return vector.Sum(s, out, x) })
-			})
-			b.Run(fmt.Sprintf("dot/%d", n), func(b *testing.B) {
-				measure(b, w, 8*n, func(s *spmd.Stream) error { return vector.Dot(s, out, x, y) })
-			})
-			b.Run(fmt.Sprintf("max/%d", n), func(b *testing.B) {
-				measure(b, w, 4*n, func(s *spmd.Stream) error { return vector.Max(s, out, x) })
-			})
-		}
 	})
 }
