@@ -49,9 +49,9 @@ func (c *Comm) refuse(op string, n int, t elem.Type) error {
 // CheckOp refuses what is no operation, or none on a type.
 func (c *Comm) CheckOp(name string, op elem.Op, t elem.Type) error {
 	switch {
-	case op.On(t):
+	case op.Has(t):
 		return nil
-	case op < elem.Ops:
+	case op < elem.HostOps:
 		return c.Errorf(name, ErrOp, "%v of %v", op, t)
 	}
 	return c.Errorf(name, ErrOp, "%v is no operation", op)

@@ -118,7 +118,7 @@ func TestRefusals(t *testing.T) {
 		}
 		commtest.Must(t, g.Wait())
 
-		const op, ty = elem.Op(elem.Ops), elem.Type(elem.Types)
+		const op, ty = elem.Op(elem.HostOps), elem.Type(elem.Types)
 		commtest.Refused(t, c, c.AllReduce(p, p, -1, f, elem.Sum), "MPI_Allreduce", ErrCount, "-1 elements")
 		commtest.Refused(t, c, c.AllReduce(p, p, 1, ty, elem.Sum), "MPI_Allreduce", ErrType)
 		commtest.Refused(t, c, c.AllReduce(p, p, 1, f, op), "MPI_Allreduce", ErrOp)

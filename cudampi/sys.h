@@ -18,7 +18,7 @@
 static const MPI_Datatype types[] = {MPI_INT8_T,  MPI_UINT8_T,  MPI_INT32_T,  MPI_UINT32_T, MPI_INT64_T,
                                      MPI_UINT64_T, MPI_UINT16_T, MPI_UINT16_T, MPI_FLOAT,    MPI_DOUBLE,
                                      MPI_C_FLOAT_COMPLEX, MPI_C_DOUBLE_COMPLEX};
-static const MPI_Op ops[] = {MPI_SUM, MPI_PROD, MPI_MIN, MPI_MAX, MPI_SUM}; // an average is divided afterwards
+static const MPI_Op ops[] = {MPI_SUM, MPI_PROD, MPI_MIN, MPI_MAX, MPI_SUM /* an average is divided afterwards */, MPI_BAND, MPI_BOR, MPI_BXOR};
 
 // Operations of our own, where MPI's depend on the library, or on the place in the array: of a minimum whether a NaN wins, and
 // in Open MPI 4.1 sums of 8-bit integers, which it makes with saturation where it has vectors, and elsewhere wraps round. A

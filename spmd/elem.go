@@ -69,6 +69,14 @@ const (
 	Avg  = elem.Avg
 )
 
+// The operations on the bits of integers, of data in the memory of the host: of numbers and slices. NCCL has none of them,
+// so that there are none of buffers.
+const (
+	And = elem.And
+	Or  = elem.Or
+	Xor = elem.Xor
+)
+
 func sizeOf[T Stored]() int {
 	var z T
 	return int(unsafe.Sizeof(z))

@@ -60,6 +60,9 @@ func hostData(t *testing.T, w *spmd.World) {
 		}
 	}
 	hostSlices(t, w)
+	hostMoves(t, w)
+	hostBits(t, w)
+	hostLocations(t, w)
 	hostValues(t, w)
 }
 
@@ -246,6 +249,8 @@ func TestHostDataRefused(t *testing.T) {
 		c, x := w.Comm(), []int32{1, 2, 3}
 		_, zero := spmd.AllReduceNumber(spmd.Comm{}, 1, spmd.Sum)
 		_, op := spmd.AllReduceNumber(c, 1, 77)
+		_, _, location := spmd.MinLoc(spmd.Comm{}, 1)
+		buffer := alloc[int32](t, w, 1)
 		_, root := spmd.BroadcastNumber(c, 1, 9)
 		_, object := spmd.BroadcastValue(c, 1, -1)
 		_, long := spmd.AllReduceIf(c, true, x, x[:2], spmd.Sum)
@@ -258,7 +263,7 @@ func TestHostDataRefused(t *testing.T) {
 			want string
 		}{
 			{zero, "AllReduceNumber: the zero Comm"},
-			{op, "AllReduceNumber: no such operation: 77"},
+			{op, "AllReduceNumber: no such operation: elem.Op(77) of int64"},
 			{root, "BroadcastNumber: rank 9 is not in the communicator of"},
 			{object, "BroadcastValue: rank -1 is not in the communicator of"},
 			{long, "dst has 3 elements, src 2"},
@@ -268,6 +273,16 @@ func TestHostDataRefused(t *testing.T) {
 			{spmd.AllReduceSlice(c, x[:2], x, spmd.Sum), "AllReduceSlice: dst has 2 elements, src 3"},
 			{spmd.AllReduceSlice(c, x[:2], x[1:], spmd.Sum), "dst of 2 elements and src of 2 overlap"},
 			{spmd.ReduceSlice(c, nil, x, spmd.Sum, -1), "rank -1 is not in the communicator"},
+			{spmd.AllReduceSlice(c, []float32{1}, []float32{1}, spmd.And), "AllReduceSlice: no such operation: and of float32"},
+			{spmd.AllReduceSlice(c, []spmd.F8E4M3{1}, []spmd.F8E4M3{1}, spmd.Sum), "no such operation: sum of float8_e4m3"},
+			{spmd.AllReduce(c, buffer, buffer, spmd.Xor), "AllReduce: no such operation of buffers: xor"},
+			{spmd.AllGatherSlice(c, x[:0], x), "AllGatherSlice: dst has 0 elements, src 3 on each of"},
+			{spmd.GatherSlice(c, x, x[:0], c.Rank()), "GatherSlice: dst has 3 elements, src 0 on each of"},
+			{spmd.ScatterSlice(c, x, x[:2], c.Rank()), "ScatterSlice: src has 2 elements, dst 3 on each of"},
+			{spmd.ScatterSlice(c, x, nil, 7), "rank 7 is not in the communicator"},
+			{spmd.BroadcastSlice(spmd.Comm{}, x, 0), "BroadcastSlice: the zero Comm"},
+			{spmd.AllGatherSlice(spmd.Comm{}, x, nil), "AllGatherSlice: the zero Comm"},
+			{location, "MinLoc: the zero Comm"},
 		} {
 			if tc.err == nil || !strings.Contains(tc.err.Error(), tc.want) || !strings.Contains(tc.err.Error(), "hostdata_test.go:") {
 				t.Errorf("%v, want %q", tc.err, tc.want)
@@ -306,6 +321,8 @@ func TestHostDataAllocatesNothing(t *testing.T) {
 			{"BroadcastNumber", func() error { _, err := spmd.BroadcastNumber(w.Comm(), 1.5, 0); return err }},
 			{"Any", func() error { _, err := spmd.Any(w.Comm(), true); return err }},
 			{"AllReduceSlice", func() error { return spmd.AllReduceSlice(w.Comm(), x, x, spmd.Max) }},
+			{"AllGatherSlice", func() error { return spmd.AllGatherSlice(w.Comm(), x, x[50*w.Rank():50*w.Rank()+50]) }},
+			{"MinLoc", func() error { _, _, err := spmd.MinLoc(w.Comm(), 1.5); return err }},
 			{"AllReduceIf", func() error { _, err := spmd.AllReduceIf(w.Comm(), true, x, x, spmd.Max); return err }},
 		} {
 			if got := testing.AllocsPerRun(100, func() { must(t, tc.call()) }); got != 0 {

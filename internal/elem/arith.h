@@ -9,7 +9,7 @@
 
 // Types and operations are numbered as in package elem.
 enum { U8 = 1, F16 = 6, BF16 = 7, F32 = 8, F64 = 9, C64 = 10, C128 = 11 };
-enum { MIN = 2, MAX = 3, AVG = 4 };
+enum { MIN = 2, MAX = 3, AVG = 4, AND = 5, OR = 6, XOR = 7 };
 static const int sizes[] = {1, 1, 4, 4, 8, 8, 2, 2, 4, 8, 8, 16};
 
 static inline int half(int t) { return t == F16 || t == BF16; }
@@ -112,7 +112,9 @@ EXTREME(max_f64, double, uint64_t, >, &, 0x7ff8000000000000)
 #define FOLD_AS(T, U, LEAST, MOST) \
     switch (op) { case 1: FOLD(U, a * b) case 2: FOLD(T, LEAST) case 3: FOLD(T, MOST) default: FOLD(U, a + b) }
 // Sums and products of integers wrap round, which in C only the unsigned types may.
-#define FOLD_INT(T, U) FOLD_AS(T, U, a < b ? a : b, a > b ? a : b)
+#define FOLD_INT(T, U) \
+    switch (op) { case AND: FOLD(T, a & b) case OR: FOLD(T, a | b) case XOR: FOLD(T, a ^ b) } \
+    FOLD_AS(T, U, a < b ? a : b, a > b ? a : b)
 // fold sets dst to op of x and y, element by element; not of 16-bit floats. dst may be x or y.
 CLONES static void fold(void *dst, const void *x, const void *y, int n, int t, int op) {
     switch (t) {

@@ -150,29 +150,74 @@ func alike[T Stored](z T) Type {
 	}
 }
 
+// Number is the set of types that are reduced in the memory of the host, and Ordered those of it that have an order.
+type (
+	Number interface {
+		Ordered | ~complex64 | ~complex128
+	}
+	Ordered interface {
+		~int8 | ~uint8 | ~int32 | ~uint32 | ~int64 | ~uint64 | F16 | BF16 | ~float32 | ~float64 | ~int | ~uint
+	}
+)
+
+// TypeOf is the Type that has the layout of T. Floats of 8 bits, which no call takes, are themselves.
+func TypeOf[T Number]() Type {
+	var z T
+	switch any(z).(type) {
+	case F16:
+		return Float16
+	case BF16:
+		return BFloat16
+	case F8E4M3:
+		return Float8E4M3
+	case F8E5M2:
+		return Float8E5M2
+	}
+	t := Type(unsafe.Sizeof(z) / 2) // Int8, Int32 or Int64
+	switch {
+	case (z+1)/2 != 0:
+		digits := (z + 125) * 125 * 125 * 125 // more than 24 bits hold
+		if t > Int64 || t == Int64 && digits+1-digits != 1 {
+			return Complex64 + t/8
+		}
+		t = Float32 + t/4
+	case (z-1)/2 != 0: // as it would be of -1
+		t++ // unsigned
+	}
+	return t
+}
+
 // Op is a reduction over the ranks of a communicator, element by element.
 //
 // Integers wrap round as in Go. Float16 and BFloat16 are reduced in float32 and rounded once, at the end. In Min and Max a
 // NaN wins, and -0 is less than 0. Complex numbers have neither.
 type Op uint8
 
-// The reductions. Avg is the sum divided by the number of ranks; for integers the division truncates towards zero.
+// The reductions. Avg is the sum divided by the number of ranks; for integers the division truncates towards zero. And, Or
+// and Xor are of the bits of integers in the memory of the host.
 const (
 	Sum Op = iota
 	Prod
 	Min
 	Max
 	Avg
+	And
+	Or
+	Xor
 
-	Ops = 5 // number of operations
+	Ops     = 5 // number of operations of any type and memory
+	HostOps = 8 // and of those of the host alone
 )
 
-var opNames = [Ops]string{Sum: "sum", Prod: "prod", Min: "min", Max: "max", Avg: "avg"}
+var opNames = [HostOps]string{Sum: "sum", Prod: "prod", Min: "min", Max: "max", Avg: "avg", And: "and", Or: "or", Xor: "xor"}
 
 // On reports whether there is such an operation on elements of type t.
 func (o Op) On(t Type) bool { return o < Ops && !(t.Complex() && (o == Min || o == Max)) }
 
-// String returns "sum", "prod", "min", "max" or "avg".
+// Has says whether there is o for elements of type t in the memory of the host.
+func (o Op) Has(t Type) bool { return t < Types && (o.On(t) || o >= Ops && o < HostOps && t < Float16) }
+
+// String returns "sum", "prod", "min", "max", "avg", "and", "or" or "xor".
 func (o Op) String() string {
 	if int(o) < len(opNames) {
 		return opNames[o]

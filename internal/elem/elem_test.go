@@ -43,7 +43,7 @@ func TestTypes(t *testing.T) {
 	if got := Type(StoredTypes).String(); got != "elem.Type(14)" {
 		t.Errorf("name of an unknown type: %q", got)
 	}
-	if got := Op(Ops).String(); got != "elem.Op(5)" {
+	if got := Op(HostOps).String(); got != "elem.Op(8)" {
 		t.Errorf("name of an unknown operation: %q", got)
 	}
 	for op, want := range map[Op]string{Sum: "sum", Prod: "prod", Min: "min", Max: "max", Avg: "avg"} {

@@ -196,13 +196,13 @@ func (c *Comm) fits(n int, t elem.Type, limit int) bool {
 	return c.s != nil && uint(n-1) < slotBytes && t < elem.Types && n*t.Size() <= limit
 }
 
-// judge is the error of a collective through slots, of n elements of type t by op on this rank; elem.Ops is none.
+// judge is the error of a collective through slots, of n elements of type t by op on this rank; elem.HostOps is none.
 func (c *Comm) judge(name string, m met, n int, t elem.Type, op elem.Op) error {
 	if m.rank < 0 {
 		return c.Check(name, m.code)
 	}
 	by := ""
-	if op < elem.Ops {
+	if op < elem.HostOps {
 		by = op.String() + " of "
 	}
 	return c.Differ(name, fmt.Sprintf("%s%d %v here, but rank %d brought another operation, type or count: %d elements", by, n, t, m.rank, m.got))
@@ -271,7 +271,7 @@ func (c *Comm) AllGather(dst, src unsafe.Pointer, n int, t elem.Type) error {
 		return err
 	}
 	m := exchange(c.s, allGather, dst, bytesAt(src, n*t.Size()), src, 0, n, t)
-	return c.judge(name, m, n, t, elem.Ops)
+	return c.judge(name, m, n, t, elem.HostOps)
 }
 
 // AllToAll is cudampi.Comm.AllToAll. Collective; it blocks.
@@ -286,7 +286,7 @@ func (c *Comm) AllToAll(dst, src unsafe.Pointer, n int, t elem.Type) error {
 	bytes := n * t.Size()
 	own := c.Rank() * bytes
 	m := exchange(c.s, allToAll, dst, bytesAt(src, c.Size()*bytes), unsafe.Add(src, own), own, n, t)
-	return c.judge(name, m, n, t, elem.Ops)
+	return c.judge(name, m, n, t, elem.HostOps)
 }
 
 // Broadcast is cudampi.Comm.Broadcast. Collective; it blocks, but on the root only where that is 16 broadcasts ahead.
@@ -301,5 +301,5 @@ func (c *Comm) Broadcast(buf unsafe.Pointer, n int, t elem.Type, root int) error
 	if err := c.CheckRoot(name, root); err != nil {
 		return err
 	}
-	return c.judge(name, broadcast(c.s, buf, n, t, root), n, t, elem.Ops)
+	return c.judge(name, broadcast(c.s, buf, n, t, root), n, t, elem.HostOps)
 }

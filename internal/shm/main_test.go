@@ -87,7 +87,7 @@ func TestRefusals(t *testing.T) {
 			t.Helper()
 			commtest.Refused(t, c, err, op, want, texts...)
 		}
-		const op, ty = elem.Op(elem.Ops), elem.Type(elem.Types)
+		const op, ty = elem.Op(elem.HostOps), elem.Type(elem.Types)
 		if c.Rank() == 0 {
 			refused(c.AllReduce(p, p, -1, f, elem.Sum), "MPI_Allreduce", cudampi.ErrCount, "-1 elements")
 			refused(c.AllReduce(p, p, 1, ty, elem.Sum), "MPI_Allreduce", cudampi.ErrType)

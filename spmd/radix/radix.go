@@ -42,7 +42,7 @@ const (
 
 // sorter sorts keys of a size, with values of a size.
 type sorter struct {
-	tile, most         int // keys of a block, and of a launch
+	block, tile, most  int // threads and keys of a block, and keys of a launch
 	key, value         int // bytes
 	clear, count, pass *spmd.Kernel
 	library            *spmd.Library
@@ -56,7 +56,7 @@ var sorters = [2][3]*sorter{
 
 // newSorter declares a sort. items is how many keys a thread has; 0 leaves that to radix.cu.
 func newSorter[K, V uint32 | uint64](pairs bool, items int) *sorter {
-	c := &sorter{key: int(unsafe.Sizeof(*new(K)))}
+	c := &sorter{block: threads, key: int(unsafe.Sizeof(*new(K)))}
 	if pairs {
 		c.value = int(unsafe.Sizeof(*new(V)))
 	}
@@ -112,7 +112,7 @@ func (c *sorter) onGPU(call spmd.LibraryCall) error {
 				turn = 0
 			}
 			count := min(c.most, n-begin)
-			if err := call.Launch(c.pass, grid(over(count, c.tile), threads), call.Arg(0), call.Arg(1), call.Arg(2), call.Arg(3), work,
+			if err := call.Launch(c.pass, grid(over(count, c.tile), c.block), call.Arg(0), call.Arg(1), call.Arg(2), call.Arg(3), work,
 				spmd.I64(cleared), call.Arg(4), kind, spmd.I32(pass), spmd.I64(begin), spmd.I64(count), spmd.I32(set), spmd.I32(turn)); err != nil {
 				return err
 			}

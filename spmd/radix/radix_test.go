@@ -172,6 +172,10 @@ func TestSort(t *testing.T) {
 			sorts[float64, int32](t, w, 100_003)
 			sorts[int32, int32](t, w, 100_003)
 		}
+		if !w.OnHost() {
+			sorts[float32, int64](t, w, 3_000_017)
+			sorts[int64, int32](t, w, 2_000_017)
+		}
 	})
 }
 

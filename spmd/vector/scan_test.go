@@ -98,6 +98,11 @@ func TestScan(t *testing.T) {
 		scans[uint32](t, w, scanners[1], 0, 17_000)
 		scans[int64](t, w, scanners[2], 0, 2100)
 		scans[uint64](t, w, scanners[3], 0, 17_000)
+		if !w.OnHost() { // of many fields
+			scans[uint32](t, w, scanners[1], 0, 9_000_001)
+			scans[float32](t, w, scanners[4], 1e-6, 9_000_001)
+			scans[float64](t, w, scanners[5], 1e-15, 5_000_001)
+		}
 		scanRanks[int64](t, w, 0)
 		scanRanks[float64](t, w, 1e-15)
 	})
@@ -135,10 +140,18 @@ func scanRanks[T Number](t *testing.T, w *spmd.World, eps float64) {
 	scanned("ExScanOver", true)
 }
 
-// Floats have the same bits emulated and on the host, by whichever tiles.
+// both are the host and a device that runs CUDA: that of the tests where they are of a GPU.
+func both() [2]string {
+	if spmdtest.Config().Device == "cuda" {
+		return [2]string{"host", "cuda"}
+	}
+	return [2]string{"host", "emulate"}
+}
+
+// Floats have the same bits from CUDA and on the host, by whichever tiles.
 func TestScanBits(t *testing.T) {
 	var got [2]string
-	for i, device := range []string{"host", "emulate"} {
+	for i, device := range both() {
 		c := spmdtest.Config()
 		c.Device = device
 		if err := spmd.Local(t.Context(), c, 1, func(_ context.Context, w *spmd.World) error {
@@ -163,6 +176,6 @@ func TestScanBits(t *testing.T) {
 		}
 	}
 	if got[0] != got[1] {
-		t.Error("scans differ on the host and emulated")
+		t.Errorf("scans differ on %v", both())
 	}
 }

@@ -156,7 +156,7 @@ func TestVector(t *testing.T) { spmdtest.RunInProcess(t, []int{1, 3}, all) }
 func TestEmulated(t *testing.T) {
 	x := values[float32](30_001, 9)
 	var sums [2]float32
-	for i, device := range []string{"host", "emulate"} {
+	for i, device := range both() {
 		c := spmdtest.Config()
 		c.Device = device
 		err := spmd.Local(t.Context(), c, 1, func(_ context.Context, w *spmd.World) error {
@@ -174,7 +174,7 @@ func TestEmulated(t *testing.T) {
 		}
 	}
 	if sums[0] != sums[1] {
-		t.Errorf("dot is %x on the host, %x emulated", sums[0], sums[1])
+		t.Errorf("dot is %x and %x on %v", sums[0], sums[1], both())
 	}
 }
 

@@ -26,7 +26,7 @@ func (c *Comm) Do(s *Stream, cmd *Call, root, dst, src int) error {
 		if cmd.Op < elem.Ops {
 			return fmt.Errorf("%s: %s: %v has no order, and no %v", ccall.At(), cmd.Kind, cmd.Type, cmd.Op)
 		}
-		return fmt.Errorf("%s: %s: no such operation: %d", ccall.At(), cmd.Kind, cmd.Op)
+		return fmt.Errorf("%s: %s: no such operation of buffers: %v", ccall.At(), cmd.Kind, cmd.Op)
 	}
 	if Overlap(cmd.Dst, dst, cmd.Src, src) && !cmd.InPlace(c.rank) {
 		n := cmd.Type.Size()
@@ -231,12 +231,12 @@ func (c *Comm) LeaveOut(s *Stream, op string, a, b *exec.Block) error {
 
 // EnterHost refuses what a call on host memory cannot be made with, and takes its turn in MPI. It returns memory of n bytes
 // or more that is the caller's until LeaveHost, which follows where there is no error.
-func (c *Comm) EnterHost(op string, root int, o elem.Op, n int) (unsafe.Pointer, error) {
+func (c *Comm) EnterHost(op string, root int, t elem.Type, o elem.Op, n int) (unsafe.Pointer, error) {
 	switch {
 	case c == nil || c.freed || root < 0 || root >= c.size:
 		return nil, c.Refuse(op, "rank", root)
-	case o > elem.Avg:
-		return nil, fmt.Errorf("%s: %s: no such operation: %d", ccall.At(), op, o)
+	case !o.Has(t):
+		return nil, fmt.Errorf("%s: %s: no such operation: %v of %v", ccall.At(), op, o, t)
 	case c.r.Capturing():
 		return nil, fmt.Errorf("%s: %s blocks, and stands in the middle of a capture", ccall.At(), op)
 	}

@@ -50,6 +50,8 @@ func identity(op elem.Op, t elem.Type) uint64 {
 		return float(0xfc00, 0xff80, math.Inf(-1))
 	case op == elem.Max && signed:
 		return most + 1
+	case op == elem.And:
+		return most<<1 | 1
 	case op == elem.Sum && floating:
 		return float(0x8000, 0x8000, math.Copysign(0, -1)) // of 0 and -0 the sum is 0
 	}

@@ -13,7 +13,7 @@ const fewElements = 8
 // few sets n elements at dst to op over src, in the order of src and with the bits of shm.Reduce. It reports whether it has
 // the type and the operation.
 func few(dst unsafe.Pointer, src []unsafe.Pointer, n int, t elem.Type, op elem.Op) bool {
-	if op == elem.Avg {
+	if op > elem.Max {
 		return false
 	}
 	switch t {
