@@ -172,7 +172,7 @@ func (f *mishap) happen(t *testing.T) (took time.Duration, said, own string, err
 	}
 	out := &transcript{news: make(chan struct{}, 1), started: started}
 	cmd.Stdout, cmd.Stderr = out, out
-	if err := cmd.Start(); err != nil {
+	if err := mpirun.Start(cmd); err != nil {
 		return 0, "", "", err
 	}
 	gone := false

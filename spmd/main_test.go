@@ -364,7 +364,7 @@ func TestSignal(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := cmd.Start(); err != nil {
+		if err := mpirun.Start(cmd); err != nil {
 			t.Fatal(err)
 		}
 		text := ""

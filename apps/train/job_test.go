@@ -192,7 +192,7 @@ func beginBy(t *testing.T, launcher []string, ranks int, env []string, args ...s
 		j.cmd.Path, j.cmd.Args = launcher[0], slices.Concat(launcher, os.Args[:1], args)
 	}
 	j.cmd.Stderr = &j.stderr
-	if err := j.cmd.Start(); err != nil {
+	if err := mpirun.Start(j.cmd); err != nil {
 		t.Fatal(err)
 	}
 	go func() {

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"lockstep/internal/mpirun"
 	"lockstep/internal/pty"
 	"lockstep/spmd/spmdtest"
 )
@@ -37,7 +38,7 @@ func TestLive(t *testing.T) {
 			}
 			cmd.Stderr, cmd.Stdin = p.Far, p.Far
 			cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true, Ctty: 0}
-			if err := cmd.Start(); err != nil {
+			if err := mpirun.Start(cmd); err != nil {
 				t.Fatal(err)
 			}
 			steps := 0

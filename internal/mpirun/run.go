@@ -143,7 +143,7 @@ func aloneOnce(t *testing.T, test string, n int) (o outcome, ofOpenMPI string) {
 	cmd.Env = append(cmd.Env, envTest+"="+test, envDir+"="+dir)
 	var own bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &own, &own
-	err := cmd.Start()
+	err := Start(cmd)
 	if err != nil {
 		t.Fatalf(noLauncher, err)
 	}

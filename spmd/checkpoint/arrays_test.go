@@ -3,6 +3,7 @@ package checkpoint_test
 import (
 	"fmt"
 	"os"
+	"slices"
 	"testing"
 
 	"lockstep/spmd"
@@ -18,6 +19,19 @@ func sharedDir(t *testing.T) string {
 		t.Setenv(checkpointDir, t.TempDir())
 	}
 	return os.Getenv(checkpointDir)
+}
+
+// quickly runs fn on 3 ranks that are processes, and on others that are goroutines: files do not know which.
+func quickly(t *testing.T, ranks []int, fn func(t *testing.T, w *spmd.World)) {
+	t.Helper()
+	if spmdtest.Device() != "host" {
+		spmdtest.Run(t, ranks, fn)
+		return
+	}
+	t.Run("processes", func(t *testing.T) { spmdtest.Run(t, []int{3}, fn) })
+	t.Run("goroutines", func(t *testing.T) {
+		spmdtest.RunInProcess(t, slices.DeleteFunc(slices.Clone(ranks), func(n int) bool { return n == 3 }), fn)
+	})
 }
 
 func open(t *testing.T, w *spmd.World, dir string, keep int) *checkpoint.Manager {

@@ -37,7 +37,7 @@ func TestCheckpointCuts(t *testing.T) {
 	}
 	dir := sharedDir(t)
 	t.Run("save", func(t *testing.T) {
-		spmdtest.Run(t, []int{1, 2, 3, 4}, func(t *testing.T, w *spmd.World) {
+		quickly(t, []int{1, 2, 3, 4}, func(t *testing.T, w *spmd.World) {
 			for k, name := range []string{"columns", "rows", "none"} {
 				// Of 4 ranks two have the same part each, and save halves of it.
 				parts, twice := w.Size(), 1
@@ -61,7 +61,7 @@ func TestCheckpointCuts(t *testing.T) {
 		})
 	})
 	t.Run("load", func(t *testing.T) {
-		spmdtest.Run(t, []int{1, 2, 3}, func(t *testing.T, w *spmd.World) {
+		quickly(t, []int{1, 2, 3}, func(t *testing.T, w *spmd.World) {
 			loaded := 0
 			b := spmdtest.Alloc[float32](t, w, total)
 			for _, size := range []int{1, 2, 3, 4} {

@@ -119,7 +119,7 @@ func program(t *testing.T, ranks int, env []string, args []string) (e Ended, own
 	cmd := Command(ctx, t, ranks, env, args...)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &firstWrite{&out, started}, &firstWrite{&errs, started}
-	err := cmd.Start()
+	err := mpirun.Start(cmd) // a thread of this process may end while the program runs
 	if err == nil {
 		own, err = mpirun.Wait(cmd, errs.String)
 	}
