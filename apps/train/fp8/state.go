@@ -188,8 +188,7 @@ func (e *State) SetScales(exps []int) error {
 // NextScales enqueues the end of a step: each site's scale is now that for the largest
 // size, which is the same on all ranks, unless gate(1) is NaN or that is 0 or not finite.
 func (e *State) NextScales(s *spmd.Stream, gate spmd.Buffer[float32]) error {
-	n := e.Peak.Len()
-	return kernels.NextScalesKernel.Launch(s, spmd.Cover1D(n, 256), e.Up.Arg(), e.down.Arg(), e.Peak.Arg(), gate.Arg(), spmd.I32(n))
+	return kernels.NextScales(s, e.Up, e.down, e.Peak, gate)
 }
 
 // CastWeights enqueues the copies of the matrices in an arena of weights, each with the

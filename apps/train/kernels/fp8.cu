@@ -150,18 +150,6 @@ SPMD_FN int power(float peak) { return min(126, 7 - ((__float_as_int(peak) >> 23
 enum { APART = 4 }; // numbers from a scale of a product to the next: 16 bytes
 SPMD_FN float power_of_2(int e) { return __int_as_float(127 + e << 23); }
 
-extern "C" __global__ void next_scales_8(float *up, float *down, float *peak, const float *gate, int n) {
-    int i = grid_index();
-    if (i >= n) return;
-    float top = peak[i];
-    if (*gate == *gate && top > 0 && top < INF) {
-        int e = power(top);
-        up[i] = power_of_2(e);
-        down[APART * i] = power_of_2(-e);
-    }
-    peak[i] = 0;
-}
-
 // --- weights ---
 
 // A matrix lies at from in the arena of weights, its codes at to, and those of the transpose at across.

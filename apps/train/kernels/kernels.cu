@@ -123,28 +123,6 @@ extern "C" __global__ void __launch_bounds__(256)
                                            first, own, accumulate);
 }
 
-// --- sums ---
-
-extern "C" __global__ void __launch_bounds__(256) add_to(float *dst, const float *src, int n) {
-    for (long long i = grid_index(); i < n; i += grid_size()) dst[i] += src[i];
-}
-
-// y += x, of n elements.
-extern "C" __global__ void __launch_bounds__(256) add_residual(act *y, const act *x, long long n) {
-    for (long long i = 8 * grid_index(); i < n; i += 8 * grid_size()) {
-        float a[8], b[8];
-        if (i + 8 > n) {
-            for (long long j = i; j < n; j++) y[j] = from_float<act>(to_float(y[j]) + to_float(x[j]));
-            continue;
-        }
-        load(a, y + i);
-        load(b, x + i);
-#pragma unroll
-        for (int k = 0; k < 8; k++) a[k] += b[k];
-        store(y + i, a);
-    }
-}
-
 // --- loss ---
 
 // gradient writes that of a block's row i in place of its logits. target is its column of the vp, if it has one. With COPY
@@ -257,9 +235,4 @@ extern "C" __global__ void __launch_bounds__(1024) loss_sum(double *loss, const 
     for (int i = threadIdx.x; i < n; i += blockDim.x) sum += losses[i];
     sum = block_sum(sum) * scale;
     if (threadIdx.x == 0) *loss = accumulate ? *loss + sum : sum;
-}
-
-// copy receives p rounded.
-extern "C" __global__ void __launch_bounds__(256) round_weights(bf16 *copy, const float *p, long long n) {
-    for (long long i = 4 * grid_index(); i < n; i += 4 * grid_size()) store4(copy + i, load4(p + i));
 }

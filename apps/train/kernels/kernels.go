@@ -116,37 +116,6 @@ func (e *Launcher[A]) tableBackward(dwte, dwpe spmd.Buffer[float32], dout spmd.B
 		spmd.I32(parts), spmd.I32(splits), spmd.I32(first), spmd.I32(own), Flag(e.Acc))
 }
 
-var addToKernel = declare(cudaSource, "add_to", func(a spmd.Args) error {
-	dst, src := spmd.ArgSlice[float32](a, 0), spmd.ArgSlice[float32](a, 1)
-	for i, v := range src {
-		dst[i] += v
-	}
-	return nil
-}, "float", nil)
-
-// AddTo enqueues dst += src.
-func (e *Launcher[A]) AddTo(dst, src spmd.Buffer[float32]) {
-	if e.Err == nil {
-		e.Err = addToKernel.Launch(e.S, spmd.Cover1D(src.Len(), 256), dst.Arg(), src.Arg(), spmd.I32(src.Len()))
-	}
-}
-
-var addResidualKernel = newKernel(cudaSource, "add_residual", func(a *HostArgs) error {
-	n := a.I64(2)
-	y, x := a.InOut(0, n), a.In(1, n)
-	host.Parallel(n, halfGrain, func(lo, hi int) {
-		for i, v := range x[lo:hi] {
-			y[lo+i] += v
-		}
-	})
-	return nil
-})
-
-// AddResidual enqueues y += x, of the first n elements.
-func (e *Launcher[A]) AddResidual(y, x spmd.Buffer[A], n int) {
-	e.Launch(addResidualKernel, loop8(n), y.Arg(), x.Arg(), spmd.I64(n))
-}
-
 var (
 	classifierKernel  = newKernel(cudaSource, "classifier", hostClassifier)
 	classifierKernel8 = newKernel(cudaSource, "classifier_8", Copying[spmd.F8E5M2](9, hostClassifier))
@@ -216,14 +185,4 @@ func (e *Launcher[A]) LossSum(loss spmd.Buffer[float64], losses spmd.Buffer[floa
 		g := spmd.Grid{Blocks: [3]int{1, 1, 1}, Threads: [3]int{1024, 1, 1}}
 		e.Err = lossSumKernel.Launch(e.S, g, loss.Arg(), losses.Arg(), spmd.I32(e.N), spmd.F32(scale), Flag(e.Acc || e.AccLoss))
 	}
-}
-
-var roundWeightsKernel = declare(cudaSource, "round_weights", func(a spmd.Args) error {
-	RoundAll(spmd.ArgSlice[spmd.BF16](a, 0), spmd.ArgSlice[float32](a, 1))
-	return nil
-}, "float", nil)
-
-// RoundWeights enqueues half = p, whole arenas.
-func RoundWeights(s *spmd.Stream, half spmd.Buffer[spmd.BF16], p spmd.Buffer[float32]) error {
-	return roundWeightsKernel.Launch(s, spmd.Cover1D(p.Len()/4, 256), half.Arg(), p.Arg(), spmd.I64(p.Len()))
 }

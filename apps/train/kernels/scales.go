@@ -6,19 +6,6 @@ import (
 	"lockstep/spmd"
 )
 
-// NextScalesKernel makes scales of the largest sizes of a step; fp8.State launches it.
-var NextScalesKernel = newKernel8("next_scales_8", func(a spmd.Args) error {
-	up, down, peak, gate := spmd.ArgSlice[float32](a, 0), spmd.ArgSlice[float32](a, 1), spmd.ArgSlice[float32](a, 2), spmd.ArgSlice[float32](a, 3)[0]
-	for i, top := range peak {
-		if gate == gate && size8(top) {
-			e := powerFor(top)
-			up[i], down[Apart8*i] = float32(math.Ldexp(1, e)), float32(math.Ldexp(1, -e))
-		}
-		peak[i] = 0
-	}
-	return nil
-})
-
 // eachWeight8 calls fn for the elements of all matrices, whose numbers are given: number of the matrix, the matrix, row
 // and column.
 func eachWeight8(numbers []int64, fn func(i int, m Matrix8, r, c int)) {

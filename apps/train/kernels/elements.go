@@ -1,0 +1,65 @@
+package kernels
+
+import (
+	"math"
+
+	"lockstep/host"
+	"lockstep/spmd"
+)
+
+// Kernels of single elements, in Go.
+
+//go:generate go run lockstep/spmd/spmdgen
+
+//spmd:kernel
+func addElement(i int, dst, src []float32) { dst[i] += src[i] }
+
+//spmd:kernel
+func addHalf(i int, dst, src []spmd.BF16) { dst[i] = spmd.ToBF16(dst[i].Float32() + src[i].Float32()) }
+
+// AddTo enqueues dst += src.
+func (e *Launcher[A]) AddTo(dst, src spmd.Buffer[float32]) {
+	if e.Err == nil {
+		e.Err = launchAddElement(e.S, src.Len(), dst, src)
+	}
+}
+
+// AddResidual enqueues y += x, of the first n elements.
+func (e *Launcher[A]) AddResidual(y, x spmd.Buffer[A], n int) {
+	if e.Err != nil {
+		return
+	}
+	switch y := any(y).(type) {
+	case spmd.Buffer[float32]:
+		e.Err = launchAddElement(e.S, n, y, any(x).(spmd.Buffer[float32]))
+	case spmd.Buffer[spmd.BF16]:
+		e.Err = launchAddHalf(e.S, n, y, any(x).(spmd.Buffer[spmd.BF16]))
+	}
+}
+
+//spmd:kernel
+//spmd:host roundOnHost
+func roundElement(i int, half []spmd.BF16, p []float32) { half[i] = spmd.ToBF16(p[i]) }
+
+func roundOnHost(lo, hi int, half []spmd.BF16, p []float32) { host.Round(half[lo:hi], p[lo:hi]) }
+
+// RoundWeights enqueues half = p, whole arenas.
+func RoundWeights(s *spmd.Stream, half spmd.Buffer[spmd.BF16], p spmd.Buffer[float32]) error {
+	return launchRoundElement(s, p.Len(), half, p)
+}
+
+// nextScale makes a scale of the largest size of a tensor, where the step was good.
+//
+//spmd:kernel
+func nextScale(i int, up, down, peak []float32, gate *float32) {
+	if top := peak[i]; *gate == *gate && size8(top) {
+		e := powerFor(top)
+		up[i], down[Apart8*i] = float32(math.Ldexp(1, e)), float32(math.Ldexp(1, -e))
+	}
+	peak[i] = 0
+}
+
+// NextScales enqueues what makes the scales of the next step of the largest sizes of this one: gate is NaN where they stay.
+func NextScales(s *spmd.Stream, up, down, peak, gate spmd.Buffer[float32]) error {
+	return launchNextScale(s, peak.Len(), up, down, peak, gate)
+}
