@@ -29,7 +29,7 @@ type CSR[T Float] struct {
 func (a *CSR[T]) check(columns int) error {
 	switch n := len(a.Start); {
 	case n == 0 || a.Start[0] != 0:
-		return errors.New("Start does not begin with 0")
+		return errors.New("the first of Start is not 0")
 	case a.Start[n-1] != len(a.Value) || len(a.Column) != len(a.Value):
 		return fmt.Errorf("%d values and %d columns, but Start ends with %d", len(a.Value), len(a.Column), a.Start[n-1])
 	case len(a.Value) > math.MaxInt32:

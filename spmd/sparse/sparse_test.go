@@ -167,11 +167,11 @@ func TestRefused(t *testing.T) {
 	wrong := map[string]func(a *CSR[float64]){
 		"element 1 is in column 9 of 9":                 func(a *CSR[float64]) { a.Column[1] = 9 },
 		"row 1 begins at element 3 and ends at 2":       func(a *CSR[float64]) { a.Start[1] = 3; a.Start[2] = 2 },
-		"Start does not begin with 0":                   func(a *CSR[float64]) { a.Start[0] = 1 },
+		"the first of Start is not 0":                   func(a *CSR[float64]) { a.Start[0] = 1 },
 		"3 values and 4 columns, but Start ends with 4": func(a *CSR[float64]) { a.Value = a.Value[:3] },
 	}
 	spmdtest.RunInProcess(t, []int{3}, func(t *testing.T, w *spmd.World) {
-		for _, text := range []string{"element 1 is in column 9 of 9", "row 1 begins at element 3 and ends at 2", "Start does not begin with 0",
+		for _, text := range []string{"element 1 is in column 9 of 9", "row 1 begins at element 3 and ends at 2", "the first of Start is not 0",
 			"3 values and 4 columns, but Start ends with 4"} {
 			a := CSR[float64]{Start: []int{0, 1, 3, 4}, Column: []int{0, 1, 2, 3}, Value: []float64{1, 2, 3, 4}}
 			want := "the rows of another rank are wrong"

@@ -1,0 +1,251 @@
+// Package arrayfile reads and writes arrays of which each rank has a part: .npy files, NumPy's format, and raw ones, which hold
+// the elements alone. All ranks read or write their parts of one file at the same time.
+//
+// A file is written under another name, and gets its own once all parts are on the disk: what is there before is never half
+// replaced. What one rank cannot do is an error on all, and names that rank.
+package arrayfile
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+	"unsafe"
+
+	"lockstep/internal/ccall"
+	"lockstep/internal/outfile"
+	"lockstep/spmd"
+	"lockstep/spmd/internal/files"
+	"lockstep/spmd/internal/inside"
+)
+
+var (
+	insideOf = inside.World.(func(*spmd.World) inside.Rank)
+	worldOf  = inside.Comm.(func(c spmd.Comm, op string) (*spmd.World, error))
+)
+
+// limit is how long one read or write of a piece may take before the job counts as hanging.
+const limit = 10 * time.Minute
+
+// Save writes an array of a shape, of which this rank has the elements of b from number off on, in rows: the last dimension is
+// that of neighbours. The parts of all ranks make up the array. A file that is there is refused, unless replace is true.
+//
+// Collective over c, blocking; shape and name are the same on all ranks. It waits for the streams that use b.
+func Save[T spmd.Elem](c spmd.Comm, name string, shape []int, b spmd.Buffer[T], off int, replace bool) error {
+	head, err := header[T](shape)
+	return save(c, "Save", name, head, product(shape), b, off, replace, err)
+}
+
+// SaveRaw is Save without a header: the file has total elements and nothing else.
+func SaveRaw[T spmd.Elem](c spmd.Comm, name string, total int, b spmd.Buffer[T], off int, replace bool) error {
+	return save(c, "SaveRaw", name, nil, total, b, off, replace, nil)
+}
+
+// Load reads the elements of a .npy file from number off on to b, as many as b has. What the file has is of type T.
+//
+// Collective over c, blocking. Ranks may read the same elements.
+func Load[T spmd.Elem](c spmd.Comm, name string, b spmd.Buffer[T], off int) error {
+	return load(c, "Load", name, b, off, func() (Info, error) {
+		info, err := Stat(name)
+		if want, ok := descr[T](); err == nil && (!ok || info.Type != want) {
+			err = fmt.Errorf("%s has elements of type %s, not %T", name, info.Type, *new(T))
+		}
+		return info, err
+	})
+}
+
+// LoadRaw is Load of a file without a header, which has total elements.
+func LoadRaw[T spmd.Elem](c spmd.Comm, name string, total int, b spmd.Buffer[T], off int) error {
+	return load(c, "LoadRaw", name, b, off, func() (Info, error) {
+		i, err := os.Stat(name)
+		if size := int64(total) * int64(unsafe.Sizeof(*new(T))); err == nil && i.Size() != size {
+			err = fmt.Errorf("%s has %d bytes, but %d elements of %T have %d", name, i.Size(), total, *new(T), size)
+		}
+		return Info{Shape: []int{total}}, err
+	})
+}
+
+func product(shape []int) int {
+	n := 1
+	for _, d := range shape {
+		n *= d
+	}
+	return n
+}
+
+// agree returns the error of the first rank that has one, on all.
+func agree(c spmd.Comm, op string, err error) error {
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	all, failed := spmd.AllGatherValue(c, text)
+	if failed != nil {
+		return failed
+	}
+	for r, what := range all {
+		switch {
+		case what == "":
+		case r == c.Rank():
+			return fmt.Errorf("%s: arrayfile: %s: rank %d: %w", ccall.At(), op, r, err)
+		default:
+			return fmt.Errorf("%s: arrayfile: %s: rank %d: %s", ccall.At(), op, r, what)
+		}
+	}
+	return nil
+}
+
+// begin says that c's rank works on files, until leave.
+func begin(c spmd.Comm, op string) (work *files.Work, leave func(), err error) {
+	w, err := worldOf(c, op)
+	if err != nil {
+		return nil, nil, err
+	}
+	work = insideOf(w).Files
+	return work, work.Enter(limit), nil
+}
+
+func load[T spmd.Elem](c spmd.Comm, op, name string, b spmd.Buffer[T], off int, stat func() (Info, error)) error {
+	work, leave, err := begin(c, op)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	return agree(c, op, func() error {
+		info, err := stat()
+		if total := product(info.Shape); err == nil && (off < 0 || off > total-b.Len()) {
+			err = fmt.Errorf("%s has %d elements: it has no elements %d to %d", name, total, off, off+b.Len())
+		}
+		if err != nil {
+			return err
+		}
+		f, err := os.Open(name)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		return inPieces(b, func(lo int, h []T) error {
+			err := work.Do("read of "+name, func() error {
+				_, err := f.ReadAt(bytesOf(h), int64(info.data)+int64(off+lo)*int64(unsafe.Sizeof(h[0])))
+				return err
+			})
+			if err == io.EOF {
+				err = fmt.Errorf("%s ends before its last element", name)
+			}
+			if err != nil {
+				return err
+			}
+			return b.Slice(lo, lo+len(h)).CopyFrom(h)
+		})
+	}())
+}
+
+func save[T spmd.Elem](c spmd.Comm, op, name string, head []byte, total int, b spmd.Buffer[T], off int, replace bool, wrong error) error {
+	work, leave, err := begin(c, op)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	if err := agree(c, op, errors.Join(wrong, covered(c, off, b.Len(), total))); err != nil {
+		return err
+	}
+	var out *outfile.File
+	part := ""
+	if c.Rank() == 0 {
+		err = work.Do("open of "+name, func() (err error) {
+			if !outfile.IsFile(name) {
+				return fmt.Errorf("%s is no file: ranks write their parts of one", name)
+			}
+			if out, err = outfile.Create(name, replace); err == nil {
+				part = out.Name()
+				_, err = out.WriteAt(head, 0)
+			}
+			return err
+		})
+	}
+	err = agree(c, op, err)
+	if err == nil {
+		part, err = spmd.BroadcastValue(c, part, 0)
+	}
+	if err == nil {
+		err = agree(c, op, write(work, part, len(head), b, off))
+	}
+	if out == nil {
+		return errors.Join(err, agreeAtEnd(c, op, err, nil))
+	}
+	if err != nil {
+		return errors.Join(err, out.Drop())
+	}
+	return agreeAtEnd(c, op, nil, work.Do("rename to "+name, out.Commit))
+}
+
+// agreeAtEnd tells all ranks whether the file has its name, where they have come that far.
+func agreeAtEnd(c spmd.Comm, op string, before, err error) error {
+	if before != nil {
+		return nil
+	}
+	return agree(c, op, err)
+}
+
+// write writes this rank's part, and has it on the disk.
+func write[T spmd.Elem](work *files.Work, part string, head int, b spmd.Buffer[T], off int) error {
+	f, err := os.OpenFile(part, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	err = inPieces(b, func(lo int, h []T) error {
+		if err := b.Slice(lo, lo+len(h)).CopyTo(h); err != nil {
+			return err
+		}
+		return work.Do("write of "+part, func() error {
+			_, err := f.WriteAt(bytesOf(h), int64(head)+int64(off+lo)*int64(unsafe.Sizeof(h[0])))
+			return err
+		})
+	})
+	if err == nil {
+		err = work.Do("sync of "+part, f.Sync)
+	}
+	return errors.Join(err, f.Close())
+}
+
+// covered says why the parts of all ranks are not the whole array, one for each element.
+func covered(c spmd.Comm, off, n, total int) error {
+	offs, err := spmd.AllGatherNumber(c, off)
+	if err != nil {
+		return err
+	}
+	counts, err := spmd.AllGatherNumber(c, n)
+	if err != nil {
+		return err
+	}
+	sum := 0
+	for _, k := range counts {
+		sum += k
+	}
+	if sum != total || off < 0 || off > total-n {
+		return fmt.Errorf("elements %d to %d of an array of %d, of which all ranks have %d", off, off+n, total, sum)
+	}
+	for r := range offs {
+		if r != c.Rank() && n > 0 && counts[r] > 0 && off < offs[r]+counts[r] && offs[r] < off+n {
+			return fmt.Errorf("elements %d to %d are also of rank %d", off, off+n, r)
+		}
+	}
+	return nil
+}
+
+// inPieces calls fn for pieces of a buffer, with host memory for each.
+func inPieces[T spmd.Elem](b spmd.Buffer[T], fn func(lo int, h []T) error) error {
+	const most = 16 << 20 // bytes
+	h := make([]T, min(b.Len(), most/int(unsafe.Sizeof(*new(T)))))
+	for lo := 0; lo < b.Len(); lo += len(h) {
+		if err := fn(lo, h[:min(len(h), b.Len()-lo)]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func bytesOf[T spmd.Elem](h []T) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(h))), len(h)*int(unsafe.Sizeof(*new(T))))
+}

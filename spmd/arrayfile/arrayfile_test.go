@@ -1,0 +1,139 @@
+package arrayfile
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"lockstep/spmd"
+	"lockstep/spmd/spmdtest"
+)
+
+func TestMain(m *testing.M) { spmdtest.Main(m, nil) }
+
+// numpy is what numpy.save writes of arange(6, dtype=float32).reshape(2, 3), byte by byte.
+var numpy = "\x93NUMPY\x01\x00v\x00{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }" + strings.Repeat(" ", 58) + "\n" +
+	"\x00\x00\x00\x00\x00\x00\x80\x3f\x00\x00\x00\x40\x00\x00\x40\x40\x00\x00\x80\x40\x00\x00\xa0\x40"
+
+// parts gives the last rank the first elements, and the first of three none.
+func parts(n int, w *spmd.World) (off, count int) {
+	s := spmd.ShardOf(n, w.Size()-1-w.Rank(), w.Size())
+	if w.Size() == 3 {
+		s = [...]spmd.Shard{{}, {Off: n / 3, Len: n - n/3}, {Off: 0, Len: n / 3}}[w.Rank()]
+	}
+	return s.Off, s.Len
+}
+
+// inFolder runs fn on ranks that share a folder.
+func inFolder(t *testing.T, fn func(t *testing.T, w *spmd.World, dir string)) {
+	t.Helper()
+	for _, n := range []int{1, 3} {
+		dir := t.TempDir()
+		spmdtest.RunInProcess(t, []int{n}, func(t *testing.T, w *spmd.World) { fn(t, w, dir) })
+	}
+}
+
+// What is saved is NumPy's file, and what is loaded are its elements, on whichever rank they are.
+func TestNumPy(t *testing.T) {
+	inFolder(t, func(t *testing.T, w *spmd.World, dir string) {
+		off, n := parts(6, w)
+		b := spmdtest.Alloc[float32](t, w, n)
+		for i := range n {
+			b.Set(i, float32(off+i))
+		}
+		name := filepath.Join(dir, "a.npy")
+		spmdtest.Must(t, Save(w.Comm(), name, []int{2, 3}, b, off, false))
+		text, err := os.ReadFile(name)
+		spmdtest.Must(t, err)
+		if string(text) != numpy {
+			t.Fatalf("the file is %q, want %q", text, numpy)
+		}
+		whole := spmdtest.Alloc[float32](t, w, 5)
+		spmdtest.Must(t, Load(w.Comm(), name, whole, 1))
+		for i := range 5 {
+			if whole.At(i) != float32(i+1) {
+				t.Errorf("element %d is %v", i+1, whole.At(i))
+			}
+		}
+		if err := Save(w.Comm(), name, []int{6}, b, off, false); err == nil || w.Rank() == 0 && !errors.Is(err, fs.ErrExist) {
+			t.Errorf("a file that is there: %v", err)
+		}
+		spmdtest.Must(t, Save(w.Comm(), name, []int{6}, b, off, true))
+		info, err := Stat(name)
+		if err != nil || len(info.Shape) != 1 || info.Shape[0] != 6 || info.Type != "<f4" {
+			t.Errorf("%v, %v", info, err)
+		}
+		if left, _ := filepath.Glob(name + ".*"); len(left) > 0 {
+			t.Errorf("%v was left", left)
+		}
+	})
+}
+
+// Raw files have the elements alone, of every type.
+func TestRaw(t *testing.T) {
+	inFolder(t, func(t *testing.T, w *spmd.World, dir string) {
+		const total = 1000
+		off, n := parts(total, w)
+		b, back := spmdtest.Alloc[complex128](t, w, n), spmdtest.Alloc[complex128](t, w, total)
+		for i := range n {
+			b.Set(i, complex(float64(off+i), -1))
+		}
+		name := filepath.Join(dir, "raw")
+		spmdtest.Must(t, SaveRaw(w.Comm(), name, total, b, off, false))
+		spmdtest.Must(t, LoadRaw(w.Comm(), name, total, back, 0))
+		h := make([]complex128, total)
+		spmdtest.Must(t, back.CopyTo(h))
+		for i, z := range h {
+			if z != complex(float64(i), -1) {
+				t.Fatalf("element %d is %v", i, z)
+			}
+		}
+		if err := LoadRaw(w.Comm(), name, total/2, back, 0); err == nil || !strings.Contains(err.Error(), "16000 bytes, but 500 elements of complex128 have 8000") {
+			t.Errorf("of another length: %v", err)
+		}
+	})
+}
+
+// What does not fit is refused on every rank, and nothing is left of it.
+func TestRefused(t *testing.T) {
+	inFolder(t, func(t *testing.T, w *spmd.World, dir string) {
+		refused := func(err error, want string) {
+			t.Helper()
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("rank %d: %v, want %q", w.Rank(), err, want)
+			}
+		}
+		c, name := w.Comm(), filepath.Join(dir, "x.npy")
+		b := spmdtest.Alloc[float32](t, w, 2)
+		half := spmdtest.Alloc[spmd.BF16](t, w, 2)
+		refused(Save(c, name, []int{2 * w.Size()}, half, 2*w.Rank(), false), "NumPy has no type like elem.BF16")
+		refused(Save(c, name, []int{2*w.Size() + 1}, b, 2*w.Rank(), false), "of which all ranks have")
+		if w.Size() > 1 {
+			refused(Save(c, name, []int{2 * w.Size()}, b, 0, false), "rank 0: elements 0 to 2 are also of rank 1")
+		}
+		refused(Save(c, dir, []int{2 * w.Size()}, b, 2*w.Rank(), false), "folder")
+		refused(Save(c, "/dev/null", []int{2 * w.Size()}, b, 2*w.Rank(), false), "no file")
+		refused(Load(c, name, b, 0), "no such file")
+		if left, _ := filepath.Glob(name + "*"); len(left) > 0 {
+			t.Errorf("%v was left", left)
+		}
+		if w.Rank() == 0 {
+			for file, text := range map[string]string{"ok": numpy, "text": "hello, world", "short": numpy[:len(numpy)-1],
+				"columns": strings.Replace(numpy, "False", " True", 1), "other": strings.Replace(numpy, "(2, 3)", "(-2,3)", 1)} {
+				spmdtest.Must(t, os.WriteFile(filepath.Join(dir, file), []byte(text), 0o666))
+			}
+		}
+		spmdtest.Must(t, spmd.Barrier(c))
+		for file, want := range map[string]string{"text": "is no .npy file", "short": "23 bytes of elements, but its shape (2, 3) of <f4 needs 24"} {
+			_, err := Stat(filepath.Join(dir, file))
+			refused(err, want)
+		}
+		refused(Load(c, filepath.Join(dir, "columns"), b, 0), "its header is")
+		refused(Load(c, filepath.Join(dir, "other"), b, 0), "its header is")
+		refused(Load(c, filepath.Join(dir, "ok"), b, 5), "has 6 elements: it has no elements 5 to 7")
+		refused(Load(c, filepath.Join(dir, "ok"), spmdtest.Alloc[int32](t, w, 2), 0), "has elements of type <f4, not int32")
+	})
+}
