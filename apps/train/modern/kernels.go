@@ -11,13 +11,16 @@ import (
 	"lockstep/spmd"
 )
 
-// The kernels, as those of package kernels. modern.cu is what runs on a GPU, loops.c on the host. What a model does
+// The kernels, as those of package kernels. modern.cu and classifier.cu are what runs on a GPU, loops.c on the host. What a model does
 // not have is an empty buffer.
 
 //go:embed modern.cu
 var modernSource string
 
-var cudaSource = kernels.CommonSource + kernels.EightSource + kernels.LossSource + modernSource
+//go:embed classifier.cu
+var classifierSource string
+
+var cudaSource = kernels.CommonSource + kernels.EightSource + kernels.LossSource + modernSource + classifierSource
 
 // sumBlocks is how many blocks leave sums of numbers, three for each multiprocessor of an H100 or H200; sumSets is how
 // many sets of 16 these are.

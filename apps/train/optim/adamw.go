@@ -74,6 +74,7 @@ type AdamW struct {
 	rates  []familyRate         // with Muon: of the families that AdamW updates
 	muon   *muon                // nil without
 	c      spmd.Comm            // the ranks that share Muon's work
+	beside *spmd.Stream         // of AdamW beside Muon; nil without
 	space  layout.Space
 
 	// MeasureNorm enqueues norm[0] = the norm of all ranks' gradients; nil where this rank has them all.
@@ -141,6 +142,10 @@ func (o *AdamW) alloc() error {
 	}
 	if o.muon != nil {
 		if err := o.muon.open(o.c); err != nil {
+			return err
+		}
+		var err error
+		if o.beside, err = o.state.World.NewStreamPriority("adamw", spmd.Low); err != nil {
 			return err
 		}
 	}
@@ -220,7 +225,13 @@ func (o *AdamW) HasV(p layout.Param) bool {
 }
 
 // Close frees the buffers.
-func (o *AdamW) Close() error { return o.space.Free() }
+func (o *AdamW) Close() error {
+	var err error
+	if o.beside != nil {
+		err = o.beside.Close()
+	}
+	return errors.Join(err, o.space.Free())
+}
 
 // Start sets how many steps have been before the next one, and how many of them
 // changed nothing. It blocks; no step may be on its way.
@@ -273,18 +284,34 @@ func (o *AdamW) Apply(s *spmd.Stream) error {
 			return err
 		}
 	}
-	for _, p := range o.ranges {
-		if err := adamW(s, p.w, p.m, p.v, p.g, p.half, p.decay, p.hyper, o.Gate, o.Cfg); err != nil {
-			return err
-		}
-	}
-	if o.muon != nil {
-		if err := o.muon.apply(s, o.Gate, o.c); err != nil {
-			return err
-		}
+	if err := o.update(s); err != nil {
+		return err
 	}
 	if o.state.FP8 == nil || o.state.Cfg.Shard.Mode != layout.ShardOff {
 		return nil
 	}
 	return o.state.FP8.CastWeights(s, o.state.Half)
+}
+
+// update enqueues what Apply does when it knows the norm. AdamW, which waits for memory, goes beside Muon's products.
+func (o *AdamW) update(s *spmd.Stream) error {
+	on := s
+	if o.muon != nil {
+		on = o.beside
+		if err := on.After(s); err != nil {
+			return err
+		}
+	}
+	for _, p := range o.ranges {
+		if err := adamW(on, p.w, p.m, p.v, p.g, p.half, p.decay, p.hyper, o.Gate, o.Cfg); err != nil {
+			return err
+		}
+	}
+	if o.muon == nil {
+		return nil
+	}
+	if err := o.muon.apply(s, o.Gate, o.c); err != nil {
+		return err
+	}
+	return s.After(on)
 }
