@@ -50,8 +50,11 @@ type array struct {
 
 func element[T spmd.Elem](i, salt int) (v T) {
 	n := (i*7 + salt*31) % 113
-	for range n {
-		v++
+	for bit := 64; bit > 0; bit >>= 1 { // no type converts to all
+		v += v
+		if n&bit != 0 {
+			v++
+		}
 	}
 	return v
 }
