@@ -39,7 +39,7 @@ func TestGPUThroughMPI(t *testing.T) {
 		t.Run("messages of other lengths", messagesOfOtherLengths)
 	}
 	campaign.More(t, 10, "kinds of calls by ways between GPUs")
-	campaign.More(t, 6, "ways to ask for a way between GPUs")
+	campaign.More(t, 9, "ways to ask for a way between GPUs")
 	campaign.More(t, 4*(5*4-2*2), "operations by lengths on doubles of GPUs")
 	for _, tc := range []struct {
 		name  string
