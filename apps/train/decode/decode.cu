@@ -3,17 +3,6 @@
 // the products take: float or bf16. Equal inputs give equal bits.
 #include "spmd.cuh"
 
-// A block has a token at a time. One that is not in the vocabulary becomes NaN.
-extern "C" __global__ void __launch_bounds__(256)
-    decode_embed(float *x, const int *tokens, const float *wte, const float *wpe, const int *place, int n, int c, int vocab) {
-    for (int i = blockIdx.x; i < n; i += gridDim.x) {
-        int token = tokens[i];
-        bool known = 0 <= token && token < vocab;
-        const float *a = wte + (known ? (long long)token * c : 0), *b = wpe + (long long)(*place + i) * c;
-        for (int j = threadIdx.x; j < c; j += blockDim.x) x[(long long)i * c + j] = known ? a[j] + b[j] : __int_as_float(0x7fc00000);
-    }
-}
-
 // A block has a row at a time. y, where it is given, is added to x first, with its bias.
 extern "C" __global__ void __launch_bounds__(256)
     decode_norm(ACT *out, float *x, const float *y, const float *ybias, const float *weight, const float *bias, int n, int c) {
@@ -29,19 +18,6 @@ extern "C" __global__ void __launch_bounds__(256)
         for (int j = threadIdx.x; j < c; j += blockDim.x) {
             out[(long long)i * c + j] = from_float<ACT>((row[j] - mean) * scale * weight[j] + bias[j]);
         }
-    }
-}
-
-// qkv(n,3,c) += bias; the keys and values go to their cache, (nh,seq,hs) each.
-extern "C" __global__ void __launch_bounds__(256)
-    decode_append(ACT *keys, ACT *values, float *qkv, const float *bias, const int *place, int n, int nh, int hs, int seq) {
-    int c = nh * hs;
-    for (long long at = grid_index(); at < 3LL * n * c; at += grid_size()) {
-        int j = at % (3 * c), i = at / (3 * c);
-        float v = qkv[at] += bias[j];
-        if (j < c) continue;
-        int h = j % c / hs, d = j % hs;
-        (j < 2 * c ? keys : values)[((long long)h * seq + *place + i) * hs + d] = from_float<ACT>(v);
     }
 }
 

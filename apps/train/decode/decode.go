@@ -150,6 +150,9 @@ func (d *decoding[A]) Next(tokens []int32) ([]float32, error) {
 // step runs some tokens through the model, and with last the head. It blocks.
 func (d *decoding[A]) step(tokens []int32, last bool) error {
 	n := len(tokens)
+	if err := kernels.CheckTokens(tokens, d.cfg.Vocab); err != nil {
+		return err
+	}
 	copy(d.given.Host(), tokens)
 	d.where.Host()[0] = int32(d.count)
 	if err := spmd.Copy(d.s, d.tokens.Slice(0, n), d.given.Slice(0, n)); err != nil {
@@ -257,28 +260,11 @@ func newKernel(name string, fn func(a *kernels.HostArgs) error) kernels.Kernel {
 		BF16: spmd.NewKernel(name, decodeSource, kernels.OnHost(true, fn), spmd.Define("ACT", "bf16"), spmd.Tolerance(1e-5))}
 }
 
-// It has float only, but the source wants an ACT.
-var decodeEmbedKernel = spmd.NewKernel("decode_embed", decodeSource, func(a spmd.Args) error {
-	n, c, vocab := a.I32(5), a.I32(6), a.I32(7)
-	x, tokens, wte, wpe := spmd.ArgSlice[float32](a, 0), spmd.ArgSlice[int32](a, 1), spmd.ArgSlice[float32](a, 2), spmd.ArgSlice[float32](a, 3)
-	place := int(spmd.ArgSlice[int32](a, 4)[0])
-	if err := kernels.CheckTokens(tokens[:n], vocab); err != nil {
-		return err
-	}
-	for i, token := range tokens[:n] {
-		for j := range c {
-			x[i*c+j] = wte[int(token)*c+j] + wpe[(place+i)*c+j]
-		}
-	}
-	return nil
-}, spmd.Define("ACT", "float"))
-
 // embed enqueues x = wte[token] + wpe[position].
 func (e *decodePass[A]) embed() {
 	d := e.d
 	if e.err == nil {
-		e.err = decodeEmbedKernel.Launch(d.s, kernels.Blocks(e.n, 1, 1), d.x.Arg(), d.tokens.Arg(), d.par.WTE.W.Arg(), d.par.WPE.W.Arg(), d.place.Arg(),
-			spmd.I32(e.n), spmd.I32(d.cfg.Channels), spmd.I32(d.cfg.Vocab))
+		e.err = launchEmbedElement(d.s, e.n, d.cfg.Channels, d.x, d.tokens, d.par.WTE.W, d.par.WPE.W, d.place, d.cfg.Channels)
 	}
 }
 
@@ -315,31 +301,19 @@ func (e *decodePass[A]) normalize(add, addBias, weight, bias spmd.Buffer[float32
 		spmd.I32(e.n), spmd.I32(d.cfg.Channels))
 }
 
-var decodeAppendKernel = newKernel("decode_append", func(a *kernels.HostArgs) error {
-	n, nh, hs, seq := a.I32(5), a.I32(6), a.I32(7), a.I32(8)
-	c := nh * hs
-	keys, values, qkv, bias := a.InOut(0, seq*c), a.InOut(1, seq*c), a.Floats(2), a.Floats(3)
-	place := int(spmd.ArgSlice[int32](a.Args, 4)[0])
-	for i := range n {
-		row := qkv[3*i*c : 3*(i+1)*c]
-		for j := range row {
-			row[j] += bias[j]
-		}
-		for h := range nh {
-			at := (h*seq + place + i) * hs
-			copy(keys[at:at+hs], row[c+h*hs:])
-			copy(values[at:at+hs], row[2*c+h*hs:])
-		}
-	}
-	return nil
-})
-
 // append enqueues qkv += bias, and puts the keys and values, (NH,T,HS) each, in their
 // places.
 func (e *decodePass[A]) append(keys, values spmd.Buffer[A], bias spmd.Buffer[float32]) {
-	d := e.d
-	e.launch(decodeAppendKernel, spmd.Cover1D(3*e.n*d.cfg.Channels, 256), keys.Arg(), values.Arg(), d.qkv.Arg(), bias.Arg(), d.place.Arg(),
-		spmd.I32(e.n), spmd.I32(d.cfg.Heads), spmd.I32(d.cfg.Channels/d.cfg.Heads), spmd.I32(d.seq))
+	if e.err != nil {
+		return
+	}
+	d, c := e.d, e.d.cfg.Channels
+	switch keys := any(keys).(type) {
+	case spmd.Buffer[float32]:
+		e.err = launchAppendFloat(d.s, e.n, 3*c, keys, any(values).(spmd.Buffer[float32]), d.qkv, bias, d.place, c, c/d.cfg.Heads, d.seq)
+	case spmd.Buffer[spmd.BF16]:
+		e.err = launchAppendHalf(d.s, e.n, 3*c, keys, any(values).(spmd.Buffer[spmd.BF16]), d.qkv, bias, d.place, c, c/d.cfg.Heads, d.seq)
+	}
 }
 
 var decodeAttendKernel = newKernel("decode_attend", func(a *kernels.HostArgs) error {
