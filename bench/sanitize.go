@@ -88,12 +88,19 @@ func (b *bench) memcheck() error {
 	return nil
 }
 
+// cublas is in the name of cuBLAS's own kernels for Hopper. racecheck tells of hazards inside of them.
+const cublas = "nvjet_sm90"
+
 // summary is the last line of a tool for each process.
 var summary = regexp.MustCompile(`(?m)(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:errors?$|hazards? displayed)`)
 
 // under runs the program under a tool, which counts in all processes.
 func (p sanitized) under(tool string) (found int, err error) {
-	cmd := append([]string{"compute-sanitizer", "--tool", tool, "--target-processes", "all", "--print-limit", "1"}, p.cmd...)
+	cmd := []string{"compute-sanitizer", "--tool", tool, "--target-processes", "all", "--print-limit", "1"}
+	if tool == "racecheck" {
+		cmd = append(cmd, "--kernel-name-exclude", "kernel_substring="+cublas)
+	}
+	cmd = append(cmd, p.cmd...)
 	if p.dir != "" {
 		cmd = append([]string{"env", "-C", p.dir}, cmd...)
 	}
