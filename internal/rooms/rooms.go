@@ -40,7 +40,7 @@ var house = []room{
 		[]string{"helpers", "facade", "basics"}},
 	{"launch", "start and diagnose a job", []string{"launch", "launch/*"},
 		[]string{"job", "mpi", "libraries", "basics"}},
-	{"helpers", "on top of spmd", []string{"spmd/arrayfile", "spmd/attention", "spmd/blas", "spmd/checkpoint", "spmd/ddp", "spmd/fft", "spmd/gokernel", "spmd/gokernel/sample", "spmd/progress", "spmd/runfolder", "spmd/sparse", "spmd/timing", "spmd/vector", "spmd/radix", "spmd/random"},
+	{"helpers", "on top of spmd", []string{"spmd/arrayfile", "spmd/attention", "spmd/blas", "spmd/checkpoint", "spmd/ddp", "spmd/fft", "spmd/gokernel", "spmd/gokernel/sample", "spmd/matrix", "spmd/progress", "spmd/runfolder", "spmd/sparse", "spmd/timing", "spmd/vector", "spmd/radix", "spmd/random"},
 		[]string{"facade", "inside", "control", "libraries", "basics"}},
 	{"generator", "kernels in Go become CUDA", []string{"spmd/spmdgen"}, []string{"basics"}},
 	{"tests", "tests on several ranks", []string{"spmd/spmdtest", "internal/mpirun", "internal/pty", "internal/fakelib", "internal/commtest", "internal/devtest", "internal/rooms", "internal/campaign", "internal/suite"},
