@@ -1,0 +1,129 @@
+package world
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"lockstep/spmd/internal/exec"
+	"lockstep/spmd/internal/job"
+)
+
+var onHost = Start{Config: job.Config{Device: "host", LogLevel: "error", Seed: 7}}
+
+// TestPlace: ranks that are goroutines are one node and one process, and divide its cores.
+func TestPlace(t *testing.T) {
+	for ranks := 1; ranks <= 4; ranks++ {
+		var mu sync.Mutex
+		seen := map[int]bool{}
+		err := Local(t.Context(), onHost, ranks, nil, func(_ context.Context, w *World) error {
+			mu.Lock()
+			defer mu.Unlock()
+			seen[w.All.Rank()] = true
+			node, nodes := w.Place()
+			if w.All.Size() != ranks || w.Here() != ranks || w.Node.Size() != ranks || node != 0 || nodes != 1 || w.Threads() < 1 || w.Seed() != 7 || !w.OnHost() {
+				return fmt.Errorf("rank %d of %d: %d here, %d on node %d of %d, %d threads, seed %d", w.All.Rank(), w.All.Size(), w.Here(), w.Node.Size(), node, nodes, w.Threads(), w.Seed())
+			}
+			return nil
+		})
+		if err != nil || len(seen) != ranks {
+			t.Errorf("%d ranks, %d ran: %v", ranks, len(seen), err)
+		}
+	}
+}
+
+// TestEnd: what a program leaves enqueued belongs to it; then comes what AtClose was given, the last first, but what was taken
+// back; and what fails there is the job's error, with its rank.
+func TestEnd(t *testing.T) {
+	mine := errors.New("of my own")
+	for _, failing := range []bool{false, true} {
+		var done [3][]string
+		err := Local(t.Context(), onHost, 3, nil, func(_ context.Context, w *World) error {
+			me := w.All.Rank()
+			say := func(what string, err error) func() error {
+				return func() error { done[me] = append(done[me], what); return err }
+			}
+			w.AtClose(say("first", nil))
+			defer w.AtClose(say("taken back", nil))()
+			last := error(nil)
+			if failing && me == 1 {
+				last = mine
+			}
+			w.AtClose(say("last", last))
+			s, err := w.NewStream("s", exec.Normal)
+			if err != nil {
+				return err
+			}
+			c, err := s.Begin(exec.DoFunc, nil, nil)
+			if err != nil {
+				return err
+			}
+			c.Func = say("enqueued", nil)
+			return s.Q.Enqueue(c)
+		})
+		if failing != errors.Is(err, mine) || failing && !strings.Contains(err.Error(), "rank 1: ") {
+			t.Errorf("a failing end %v: %v", failing, err)
+		}
+		for rank, got := range done {
+			if want := []string{"enqueued", "last", "first"}; !slices.Equal(got, want) {
+				t.Errorf("rank %d: %v, want %v", rank, got, want)
+			}
+		}
+	}
+}
+
+// TestFails: a rank that returns an error, or panics, is named; those that wait for it, in whatever way, learn it.
+func TestFails(t *testing.T) {
+	for name, end := range map[string]func() error{
+		"rank 2: it fails":      func() error { return errors.New("it fails") },
+		"rank 2: panic: it did": func() error { panic("it did") },
+	} {
+		var told [3]error
+		err := Local(t.Context(), onHost, 3, nil, func(ctx context.Context, w *World) error {
+			switch me := w.All.Rank(); me {
+			case 2:
+				return end()
+			case 1:
+				_, told[me] = w.All.Split(0, 0)
+			default:
+				<-ctx.Done()
+				told[me] = context.Cause(ctx)
+			}
+			return told[w.All.Rank()]
+		})
+		if err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%v, want %q", err, name)
+		}
+		for rank := range 2 {
+			if told[rank] == nil || !strings.Contains(told[rank].Error(), name) {
+				t.Errorf("rank %d has learned %v, want %q", rank, told[rank], name)
+			}
+		}
+	}
+}
+
+// TestEmitted: a line goes to each listener, until that wants no more.
+func TestEmitted(t *testing.T) {
+	err := Local(t.Context(), onHost, 1, nil, func(_ context.Context, w *World) error {
+		var got []string
+		listen := func(name string) func() {
+			return w.Emitted(func(line []byte) { got = append(got, name+" "+string(line)) })
+		}
+		one, two := listen("one"), listen("two")
+		err := w.Emit(map[string]int{"x": 1})
+		one()
+		err = errors.Join(err, w.Emit(2))
+		two()
+		if want := []string{"one {\"x\":1}\n", "two {\"x\":1}\n", "two 2\n"}; !slices.Equal(got, want) {
+			t.Errorf("%q, want %q", got, want)
+		}
+		return errors.Join(err, w.Emit(func() {})) // nobody listens, and nothing is made of it
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
