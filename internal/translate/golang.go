@@ -188,13 +188,19 @@ func ranges(extents []string) (all []string) {
 // declaration is what declares an instance.
 func (g *goFile) declaration(k *kernel, p plan, host string) string {
 	grain := 1 << 12
-	if k.body.loops {
+	switch {
+	case k.onHost != "":
+		grain = 1 << 16
+	case k.body.loops:
 		grain = 1 << 5
 	}
 	shape := fmt.Sprintf("gokernel.Shape{Dims: %d, Each: %d, Grain: %d, Args: %d, Written: %#x, One: %#x",
 		k.dims, k.each(), grain, len(p.args), p.written, p.one)
 	if p.small != 0 {
 		shape += fmt.Sprintf(", Small: %#x", p.small)
+	}
+	if k.onHost != "" && k.op != "" {
+		shape += ", AtOnce: true"
 	}
 	if k.part != "" {
 		shape += ", Tolerance: " + k.part

@@ -1,6 +1,7 @@
 package ddp
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math"
 
@@ -58,6 +59,7 @@ func addTo(i int, dst, src []float32) { dst[i] += src[i] }
 // matter.
 //
 //spmd:kernel
+//spmd:host hashOnHost
 func hashOf(i int, b []uint8) (sum uint64) {
 	at, word := 8*i, uint64(0)
 	if at+8 <= len(b) {
@@ -70,6 +72,17 @@ func hashOf(i int, b []uint8) (sum uint64) {
 		}
 	}
 	return mix.Bits(word + mix.Bits(uint64(i)))
+}
+
+func hashOnHost(lo, hi int, b []uint8) (sum uint64) {
+	i := lo
+	for ; i < min(hi, len(b)/8); i++ {
+		sum += mix.Bits(binary.LittleEndian.Uint64(b[8*i:]) + mix.Bits(uint64(i)))
+	}
+	for ; i < hi; i++ {
+		sum += hashOf(i, b)
+	}
+	return sum
 }
 
 // hash enqueues on s: sum[0] = a hash of the bytes of b.

@@ -38,6 +38,8 @@ type Shape struct {
 	One     uint64 // which of them are pointers to one element
 	Small   uint64 // which of them are numbers that the fast form takes in 32 bits
 
+	// AtOnce says that the host's function of a reduction takes a range at once, and enters one value.
+	AtOnce bool
 	// Tolerance is spmd.Tolerance's.
 	Tolerance float64
 }

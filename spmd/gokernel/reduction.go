@@ -100,6 +100,9 @@ func (r *Reduction[T]) onGPU(c spmd.LibraryCall) error {
 
 func (r *Reduction[T]) onHost(a spmd.Args) error {
 	total := r.shape.total(a)
+	if r.shape.AtOnce {
+		return r.ranges(a, total)
+	}
 	each, n := share(total), blocks(total)
 	out := spmd.ArgSlice[T](a, r.shape.Dims)
 	part := out
@@ -120,6 +123,25 @@ func (r *Reduction[T]) onHost(a spmd.Args) error {
 		}
 		out[0] = r.tree(&acc)
 	}
+	return nil
+}
+
+// ranges reduces what the host's function returns of ranges of Grain indices, in their order.
+func (r *Reduction[T]) ranges(a spmd.Args, total int) error {
+	n := (total + r.shape.Grain - 1) / r.shape.Grain
+	part := make([]T, n)
+	host.Parallel(n, 1, func(lo, hi int) {
+		for i := lo; i < hi; i++ {
+			acc := r.none()
+			r.host(a, i*r.shape.Grain, min((i+1)*r.shape.Grain, total), &acc)
+			part[i] = acc[0]
+		}
+	})
+	v := r.none()[0]
+	for _, p := range part {
+		v = r.of(v, p)
+	}
+	spmd.ArgSlice[T](a, r.shape.Dims)[0] = v
 	return nil
 }
 

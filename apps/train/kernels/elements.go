@@ -15,7 +15,22 @@ import (
 func addElement(i int, dst, src []float32) { dst[i] += src[i] }
 
 //spmd:kernel
+//spmd:host addHalfOnHost
 func addHalf(i int, dst, src []spmd.BF16) { dst[i] = spmd.ToBF16(dst[i].Float32() + src[i].Float32()) }
+
+func addHalfOnHost(lo, hi int, dst, src []spmd.BF16) {
+	var sum, x [1024]float32
+	for ; lo < hi; lo += len(x) {
+		end := min(hi, lo+len(x))
+		a, b := sum[:end-lo], x[:end-lo]
+		host.Widen(a, dst[lo:end])
+		host.Widen(b, src[lo:end])
+		for i, v := range b {
+			a[i] += v
+		}
+		host.Round(dst[lo:end], a)
+	}
+}
 
 // AddTo enqueues dst += src.
 func (e *Launcher[A]) AddTo(dst, src spmd.Buffer[float32]) {
