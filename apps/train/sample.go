@@ -125,7 +125,9 @@ func openDecoder(w *spmd.World, p *run.Past, s *spmd.Stream, seq int, half bool)
 		err = state.Refresh(s)
 	}
 	if err == nil {
-		d, err = decode.Repeat(s, seq, p.Cfg.Vocab, func(tokens spmd.Buffer[int32]) (spmd.Buffer[float32], error) { return model.Logits(s, tokens) })
+		d, err = decode.Repeat(s, seq, p.Cfg.Vocab, func(tokens spmd.Buffer[int32], before int) (spmd.Buffer[float32], error) {
+			return model.Logits(s, tokens, before)
+		})
 	}
 	if err != nil {
 		return nil, nil, errors.Join(err, state.Close())

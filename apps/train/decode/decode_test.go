@@ -91,7 +91,7 @@ func testDecode[A kernels.Act](t *testing.T, w *spmd.World, cases []decodeCase) 
 				if round > 0 {
 					continue
 				}
-				out, err := m.Logits(s, traintest.TokenBuffer(t, w, tokens[:at+n]))
+				out, err := m.Logits(s, traintest.TokenBuffer(t, w, tokens[:at+n]), 0)
 				if err != nil {
 					t.Fatal(err)
 				}

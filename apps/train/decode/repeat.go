@@ -7,19 +7,20 @@ import (
 	"lockstep/spmd"
 )
 
-// repeating is a decoder without kept keys and values: the whole text goes through the model once more for each token.
+// repeating is a decoder by a model that may keep what it likes of a text.
 type repeating struct {
 	s      *spmd.Stream
 	count  int                  // of the tokens so far
 	tokens spmd.Buffer[int32]   // (T)
 	out    spmd.Buffer[float32] // (V), pinned
-	logits func(tokens spmd.Buffer[int32]) (spmd.Buffer[float32], error)
+	logits func(tokens spmd.Buffer[int32], before int) (spmd.Buffer[float32], error)
 	frees  []func() error
 }
 
 // Repeat returns a decoder of up to seq tokens by logits, which enqueues on s where those of the token after others, of vocab
-// different ones, will be. All ranks that logits concerns call its methods together.
-func Repeat(s *spmd.Stream, seq, vocab int, logits func(tokens spmd.Buffer[int32]) (spmd.Buffer[float32], error)) (Decoder, error) {
+// different ones, will be. Of these tokens so many were before, in the call before. All ranks that logits concerns call its methods
+// together.
+func Repeat(s *spmd.Stream, seq, vocab int, logits func(tokens spmd.Buffer[int32], before int) (spmd.Buffer[float32], error)) (Decoder, error) {
 	r := &repeating{s: s, logits: logits}
 	var err error
 	if r.out, err = Pin[float32](&r.frees, s.World(), vocab); err != nil {
@@ -53,11 +54,11 @@ func (r *repeating) Next(tokens []int32) ([]float32, error) {
 	if err := r.tokens.Slice(r.count, n).CopyFrom(tokens); err != nil {
 		return nil, err
 	}
-	r.count = n
-	logits, err := r.logits(r.tokens.Slice(0, n))
+	logits, err := r.logits(r.tokens.Slice(0, n), r.count)
 	if err != nil {
 		return nil, err
 	}
+	r.count = n
 	if err := spmd.Copy(r.s, r.out, logits); err != nil {
 		return nil, err
 	}

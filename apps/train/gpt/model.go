@@ -252,7 +252,7 @@ func (m *Model[A]) Evaluate(s *spmd.Stream, batch Batch, scale float32, first bo
 // Logits enqueues on s the forward pass of one sequence, and returns where the
 // (Vocab) logits of the token after it will be. They stand until the next call. It is for a rank
 // that has the whole model.
-func (m *Model[A]) Logits(s *spmd.Stream, tokens spmd.Buffer[int32]) (spmd.Buffer[float32], error) {
+func (m *Model[A]) Logits(s *spmd.Stream, tokens spmd.Buffer[int32], _ int) (spmd.Buffer[float32], error) {
 	t := tokens.Len()
 	batch := Batch{In: tokens, Targets: tokens, B: 1, T: t}
 	if err := m.checkBatch(batch); err != nil {

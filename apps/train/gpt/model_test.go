@@ -277,7 +277,7 @@ func testLogits[A kernels.Act](t *testing.T, w *spmd.World) {
 		if n > 1 {
 			want -= ref.Sequence(in[:n-1], targets[:n-1], 1, nil)
 		}
-		logits, err := m.Logits(s, ib.Slice(0, n))
+		logits, err := m.Logits(s, ib.Slice(0, n), 0)
 		if err != nil {
 			t.Fatal(err)
 		}

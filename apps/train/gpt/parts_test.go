@@ -214,7 +214,7 @@ func TestSetPart(t *testing.T) {
 							t.Errorf("rank %d of %d, --shard %v: the rows differ from those of the tokens from %d on", rank, parts, shard.Mode, first)
 						}
 					}
-					if _, err := m.Logits(s, traintest.TokenBuffer(t, w, []int32{1})); err == nil {
+					if _, err := m.Logits(s, traintest.TokenBuffer(t, w, []int32{1}), 0); err == nil {
 						t.Error("a rank with a part of the logits tells of all")
 					}
 					traintest.NoError(t, m.Close())

@@ -11,7 +11,7 @@ type Passes interface {
 	ForwardBackward(s *spmd.Stream, batch Batch, scale float32, first bool, ready func(group int) error) error
 	Calibrate(s *spmd.Stream, batch Batch, scale float32) error
 	Evaluate(s *spmd.Stream, batch Batch, scale float32, first bool) error
-	Logits(s *spmd.Stream, tokens spmd.Buffer[int32]) (spmd.Buffer[float32], error)
+	Logits(s *spmd.Stream, tokens spmd.Buffer[int32], before int) (spmd.Buffer[float32], error)
 	Attention() (path, why string)
 	NewSharder(c spmd.Comm) (*Sharder, error)
 	OpenPipeline(c spmd.Comm) error

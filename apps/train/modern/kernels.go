@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+	"slices"
 
 	"lockstep/apps/train/kernels"
 	"lockstep/host"
@@ -279,6 +280,54 @@ func headsBackward[A kernels.Act](e *kernels.Launcher[A], h headShape, partial s
 	e.Launch(headsBackwardKernel, shared((3*e.N*h.heads*h.lanes()+63)/64, 3), d.Arg(), dtable.Arg(), v.mix.dw.Arg(), partial.Arg(), e.Arrived.Arg(),
 		qkv.Arg(), tokens.Arg(), v.table.Arg(), v.mix.w.Arg(), h.turn.Arg(), spmd.I32(e.N), spmd.I32(e.T), spmd.I32(e.Cfg.Vocab),
 		x[0], x[1], x[2], x[3], x[4], kernels.Flag(fresh), kernels.Flag(e.Acc))
+}
+
+// windowStep is how many tokens have one window, as in package attention.
+const windowStep = 128
+
+var attendKernel = newKernel("modern_attend", func(a *kernels.HostArgs) error {
+	before, n, heads, size, window := a.I32(2), a.I32(3), a.I32(4), a.I32(5), a.I32(6)
+	c := heads * size
+	out, qkv := a.Out(0, n*c), a.In(1, 3*c*(before+n))
+	host.Parallel(n*heads, 1, func(lo, hi int) {
+		for unit := lo; unit < hi; unit++ {
+			at := before + unit/heads
+			first := 0
+			if window > 0 {
+				first = max(0, at/windowStep*windowStep-window)
+			}
+			attendOne(out[unit*size:(unit+1)*size], qkv[unit%heads*size:], first, at, c)
+		}
+	})
+	return nil
+})
+
+// attendOne sets out to the attention of the query at one token to the keys from first on, of one head of rows of 3c numbers.
+func attendOne(out, qkv []float32, first, at, c int) {
+	query, weights, sum := qkv[3*c*at:][:len(out)], make([]float64, at+1-first), 0.0
+	for j := range weights {
+		score := 0.0
+		for d, k := range qkv[3*c*(first+j)+c:][:len(out)] {
+			score += float64(query[d]) * float64(k)
+		}
+		weights[j] = score / math.Sqrt(float64(len(out)))
+	}
+	for j, top := 0, slices.Max(weights); j < len(weights); j++ {
+		weights[j] = math.Exp(weights[j] - top)
+		sum += weights[j]
+	}
+	for d := range out {
+		x := 0.0
+		for j, w := range weights {
+			x += w * float64(qkv[3*c*(first+j)+2*c+d])
+		}
+		out[d] = float32(x / sum)
+	}
+}
+
+// attendFrom enqueues out(n,c) = the attention of n tokens behind others, of one sequence, whose queries, keys and values are in qkv.
+func attendFrom[A kernels.Act](e *kernels.Launcher[A], h headShape, out, qkv spmd.Buffer[A], before, window int) {
+	e.Launch(attendKernel, kernels.Blocks(e.N*h.heads, 1, 1), out.Arg(), qkv.Arg(), spmd.I32(before), spmd.I32(e.N), spmd.I32(h.heads), spmd.I32(h.size), spmd.I32(window))
 }
 
 const grain = 1 << 14 // elements that are worth a goroutine

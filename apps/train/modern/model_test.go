@@ -216,7 +216,7 @@ func TestLogits(t *testing.T) {
 			if n > 1 {
 				want -= float64(n-1) * ref.Batch(in[:n-1], targets[:n-1], n-1, nil)
 			}
-			logits, err := m.Logits(s, ib.Slice(0, n))
+			logits, err := m.Logits(s, ib.Slice(0, n), 0)
 			traintest.NoError(t, err, s.Synchronize())
 			x, sum := traintest.FloatsOf(t, logits), 0.0
 			for _, v := range x {
@@ -227,6 +227,47 @@ func TestLogits(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Tokens that come after others, of which layers have keys and values, have the logits of all of them together; in layers with a
+// window, too.
+func TestLogitsGoOn(t *testing.T) {
+	traintest.OnBoth(t, []int{1}, testLogitsGoOn[float32], testLogitsGoOn[spmd.BF16])
+}
+
+func testLogitsGoOn[A kernels.Act](t *testing.T, w *spmd.World) {
+	cfg := traintest.SmallModern
+	cfg.SeqMax = 400
+	bound := 1e-4
+	if kernels.IsHalf[A]() {
+		bound = 0.1 // of logits around 5
+	}
+	m, s := testModel[A](t, w, cfg, traintest.RandomParams(cfg, 1), 1)
+	tokens := traintest.TokenBuffer(t, w, traintest.RandomTokens(cfg.SeqMax, cfg.Vocab, 2))
+	logits := func(n, before int) []float32 {
+		x, err := m.Logits(s, tokens.Slice(0, n), before)
+		traintest.NoError(t, err, s.Synchronize())
+		return traintest.FloatsOf(t, x)
+	}
+	for _, n := range []int{1, 2, 40, 385, 386, 400} {
+		want := logits(n, 0)
+		for _, before := range []int{1, n / 2, n - 1} {
+			if before == 0 || before == n {
+				continue
+			}
+			logits(before, 0)
+			for i, x := range logits(n, before) {
+				if !traintest.CloseTo(float64(x), float64(want[i]), bound) {
+					t.Fatalf("%d tokens after %d: logit %d is %v, of all together %v", n-before, before, i, x, want[i])
+				}
+			}
+		}
+	}
+	for _, c := range [][2]int{{401, 0}, {5, 5}, {5, -1}} {
+		if _, err := m.Logits(s, traintest.TokenBuffer(t, w, make([]int32, c[0])), c[1]); err == nil {
+			t.Errorf("%d tokens, %d of them before: no error", c[0], c[1])
+		}
+	}
 }
 
 // Losses and gradients with a head of 8-bit floats are near those with bfloat16, and are not those.

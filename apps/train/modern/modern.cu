@@ -357,6 +357,50 @@ extern "C" __global__ void __launch_bounds__(256, 3)
     sum_blocks(partial, arrived, 2, [=](int column, float sum) { dmix[column] = accumulate ? dmix[column] + sum : sum; });
 }
 
+// Of one sequence a block has a head of one of n tokens, its warps every eighth key.
+extern "C" __global__ void __launch_bounds__(256)
+    modern_attend(act *out, const act *qkv, int before, int n, int heads, int size, int window) {
+    __shared__ float tops[8], sums[8], parts[8][256];
+    int h = blockIdx.x % heads, i = blockIdx.x / heads, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int at = before + i, begin = window ? max(0, at / 128 * 128 - window) : 0;
+    long long c = heads * size;
+    const act *head = qkv + h * size + 8 * lane;
+    bool mine = 8 * lane < size;
+    vec q = {0}, sum_of = {0};
+    if (mine) load(q, head + 3 * c * at);
+    scale_by(q, 1 / sqrtf(size));
+    float top = -INF, sum = 0;
+    for (int j = begin + warp; j <= at; j += 8) {
+        vec x = {0};
+        float s = 0;
+        if (mine) load(x, head + 3 * c * j + c);
+        dot(s, q, x);
+        s = warp_sum(s);
+        float high = max(top, s), keep = expf(top - high), p = expf(s - high);
+        top = high;
+        sum = sum * keep + p;
+        if (mine) load(x, head + 3 * c * j + 2 * c);
+        scale_by(sum_of, keep);
+#pragma unroll
+        for (int e = 0; e < 8; e++) sum_of[e] += p * x[e];
+    }
+    if (lane == 0) {
+        tops[warp] = top;
+        sums[warp] = sum;
+    }
+#pragma unroll
+    for (int e = 0; e < 8; e++) parts[warp][8 * lane + e] = sum_of[e];
+    __syncthreads();
+    float high = tops[0], total = 0, value = 0;
+    for (int w = 1; w < 8; w++) high = max(high, tops[w]);
+    for (int w = 0; w < 8; w++) {
+        float share = expf(tops[w] - high); // 0 of a warp without keys
+        total += sums[w] * share;
+        value += parts[w][threadIdx.x] * share;
+    }
+    if (threadIdx.x < size) out[c * i + h * size + threadIdx.x] = from_float<act>(value / total);
+}
+
 // --- squared ReLU ---
 
 extern "C" __global__ void __launch_bounds__(256) modern_relu2(act *x, long long n) {

@@ -54,14 +54,16 @@ func (m *Model[A]) Evaluate(s *spmd.Stream, batch gpt.Batch, scale float32, firs
 	return e.Err
 }
 
-// Logits is gpt.Model's.
-func (m *Model[A]) Logits(s *spmd.Stream, tokens spmd.Buffer[int32]) (spmd.Buffer[float32], error) {
-	t := tokens.Len()
-	batch := gpt.Batch{In: tokens, Targets: tokens, B: 1, T: t}
-	if err := m.checkBatch(batch); err != nil {
-		return spmd.Buffer[float32]{}, err
+// Logits is gpt.Model's. Of the tokens before, which were those of the last call or some of them, the layers still have the keys
+// and values: only the others go through the model.
+func (m *Model[A]) Logits(s *spmd.Stream, tokens spmd.Buffer[int32], before int) (spmd.Buffer[float32], error) {
+	if n := tokens.Len(); n > m.most.Tokens || before < 0 || before >= n {
+		return spmd.Buffer[float32]{}, fmt.Errorf("model: %d tokens, of which %d were there before, made for up to %d", n, before, m.most.Tokens)
 	}
-	e := enqueueOn(s, m, batch, false, fp8.Mode{})
+	tokens = tokens.Slice(before, tokens.Len())
+	t := tokens.Len()
+	e := enqueueOn(s, m, gpt.Batch{In: tokens, B: 1, T: t}, false, fp8.Mode{})
+	e.before = before
 	e.forward()
 	C, Vp := m.Cfg.Channels, m.Cfg.PaddedVocab()
 	gemm(e, m.next, 1, Vp, m.lnf.Slice((t-1)*C, t*C), 1, C, m.head.w, Vp, C, blas.Options{TransB: true})
@@ -89,6 +91,8 @@ type enqueue[A kernels.Act] struct {
 	b    int // sequences
 	in   spmd.Buffer[int32]
 	mode fp8.Mode
+
+	before int // tokens of the one sequence whose keys and values the layers have
 }
 
 func enqueueOn[A kernels.Act](s *spmd.Stream, m *Model[A], b gpt.Batch, acc bool, mode fp8.Mode) *enqueue[A] {
@@ -112,8 +116,8 @@ func (e *enqueue[A]) values(a *layer[A]) valueMix {
 	return valueMix{table: e.m.tables[a.table].w, mix: a.values}
 }
 
-// before is the residual stream that the layer before has left.
-func (e *enqueue[A]) before(l int) spmd.Buffer[A] {
+// below is the residual stream that the layer before has left.
+func (e *enqueue[A]) below(l int) spmd.Buffer[A] {
 	if l == 0 {
 		return e.m.first
 	}
@@ -125,7 +129,7 @@ func (e *enqueue[A]) stream(l int) spmd.Buffer[A] {
 	if a := &e.m.layer[l]; a.mixed.Len() > 0 {
 		return a.mixed
 	}
-	return e.before(l)
+	return e.below(l)
 }
 
 // attention is what computes that of a layer.
@@ -141,25 +145,34 @@ func (e *enqueue[A]) attention(l int) (a *attention.Attention[A]) {
 	return a
 }
 
+// attend enqueues the attention of a layer.
+func (e *enqueue[A]) attend(l int) {
+	a := &e.m.layer[l]
+	if e.before > 0 {
+		attendFrom(&e.Launcher, e.m.heads, a.att, a.att3, e.before, e.m.Cfg.Window(l))
+	} else if att := e.attention(l); e.Err == nil {
+		e.Err = att.Forward(e.S, a.att, a.lse, a.att3)
+	}
+}
+
 // forward runs the decoder up to what the head reads.
 func (e *enqueue[A]) forward() {
-	m := e.m
+	m, C, heads := e.m, e.m.Cfg.Channels, e.m.heads
+	heads.turn = heads.turn.Slice(e.before*heads.size/2, heads.turn.Len())
 	embed(&e.Launcher, m.first, e.in, m.wteWeights)
 	for l := range m.layer {
 		a := &m.layer[l]
-		norm(&e.Launcher, a.ln1, e.before(l), e.mixing(a))
+		norm(&e.Launcher, a.ln1, e.below(l), e.mixing(a))
 		e.product(a.raw, a.ln1, &a.qkv, blas.Options{})
-		headsForward(&e.Launcher, m.heads, a.att3, a.raw, e.in, e.values(a))
-		if att := e.attention(l); e.Err == nil {
-			e.Err = att.Forward(e.S, a.att, a.lse, a.att3)
-		}
+		headsForward(&e.Launcher, heads, a.att3.Slice(3*C*e.before, 3*C*(e.before+e.N)), a.raw, e.in, e.values(a))
+		e.attend(l)
 		e.product(a.res2, a.att, &a.proj, blas.Options{Residual: e.stream(l).Arg()})
 		norm(&e.Launcher, a.ln2, a.res2, mixing[A]{})
 		e.product(a.act, a.ln2, &a.fc, blas.Options{})
 		relu2(&e.Launcher, a.act, e.N*a.fc.out)
 		e.product(a.res3, a.act, &a.proj2, blas.Options{Residual: a.res2.Arg()})
 	}
-	norm(&e.Launcher, m.lnf, e.before(len(m.layer)), mixing[A]{})
+	norm(&e.Launcher, m.lnf, e.below(len(m.layer)), mixing[A]{})
 }
 
 // loss adds the loss. With grad it also computes the gradients of the head's weights, and in tmp that of what it reads.
@@ -197,7 +210,7 @@ func (e *enqueue[A]) backward(sorted spmd.Buffer[int32], ready func(int) error) 
 		group++
 	}
 	last := len(m.layer) - 1
-	normBackward(&e.Launcher, m.partial, m.dres, m.tmp, e.before(last+1), mixing[A]{}, none, none, none, false, false)
+	normBackward(&e.Launcher, m.partial, m.dres, m.tmp, e.below(last+1), mixing[A]{}, none, none, none, false, false)
 	done()
 	met := make([]bool, len(m.tables))
 	for l := last; l >= 0; l-- {
@@ -231,7 +244,7 @@ func (e *enqueue[A]) backward(sorted spmd.Buffer[int32], ready func(int) error) 
 			above = m.dkept[l-1]
 		}
 		dfirst := m.dfirst
-		normBackward(&e.Launcher, m.partial, m.dres, m.tmp, e.before(l), e.mixing(a), dfirst, dkept, above, true, l == last)
+		normBackward(&e.Launcher, m.partial, m.dres, m.tmp, e.below(l), e.mixing(a), dfirst, dkept, above, true, l == last)
 		done()
 	}
 	embedBackward(&e.Launcher, m.dres, m.dfirst, e.in, m.wteWeights)

@@ -25,7 +25,9 @@ func (t *Trainer) Generate(ctx context.Context, tok text.Tokenizer, prompt strin
 	case t.sharder != nil && t.sharder.EveryPass():
 		d, err = decode.Repeat(t.Stream, t.Seq, cfg.Vocab, t.logitsOfAll)
 	case cfg.Parts != 0:
-		d, err = decode.Repeat(t.Stream, t.Seq, cfg.Vocab, func(tokens spmd.Buffer[int32]) (spmd.Buffer[float32], error) { return t.Model.Logits(t.Stream, tokens) })
+		d, err = decode.Repeat(t.Stream, t.Seq, cfg.Vocab, func(tokens spmd.Buffer[int32], before int) (spmd.Buffer[float32], error) {
+			return t.Model.Logits(t.Stream, tokens, before)
+		})
 	default:
 		d, err = decode.New(t.Stream, cfg, t.State.Weights, t.State.Half, t.Seq)
 	}
@@ -43,10 +45,10 @@ func (t *Trainer) Generate(ctx context.Context, tok text.Tokenizer, prompt strin
 
 // logitsOfAll enqueues the logits of the token after others where no rank has all weights: all ranks go through the text
 // together, and take those of rank 0.
-func (t *Trainer) logitsOfAll(tokens spmd.Buffer[int32]) (logits spmd.Buffer[float32], err error) {
+func (t *Trainer) logitsOfAll(tokens spmd.Buffer[int32], before int) (logits spmd.Buffer[float32], err error) {
 	x := t.sharder
 	err = x.Around(t.Stream, x.Forward, false, false, func() (err error) {
-		logits, err = t.Model.Logits(t.Stream, tokens)
+		logits, err = t.Model.Logits(t.Stream, tokens, before)
 		return err
 	})
 	if err == nil {
