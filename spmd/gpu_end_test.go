@@ -10,12 +10,13 @@ import (
 	"testing"
 
 	"lockstep/internal/fakelib"
+	"lockstep/internal/kernels"
 )
 
 // gpuKernels: the first rank of the node compiles and the others receive; what
 // was compiled is used again, unless it is damaged.
 func gpuKernels(t *testing.T) {
-	const sources = 9 // kernels.cu of the framework, and of ddp; the tests' own, one with templates, one with a tensor map, one whose host function fails, and those of the conversions
+	sources := len(kernels.All()) // of the framework, of ddp, and of these tests
 	t.Parallel()
 	cache := t.TempDir()
 	start := func() (first, second []os.FileInfo) {
