@@ -135,13 +135,18 @@ func (b Buffer[T]) Slice(i, j int) Buffer[T] {
 	return Buffer[T]{b.blk, b.off + i, j - i}
 }
 
-// View returns the memory of b as elements of another type of the same size: for codes of 8 bits that a kernel writes as
-// one format and later as the other, or as uint8 for collectives and messages. It shares b's memory. It panics where the sizes of the types differ.
+// View returns the memory of b as elements of another type: for codes of 8 bits that a kernel writes as one format and
+// later as the other, as uint8 for collectives and messages, or pairs of numbers as complex ones. It shares b's memory. It
+// panics where b does not begin and end with an element of that type, as NumPy's view fails.
 func View[U, T Stored](b Buffer[T]) Buffer[U] {
-	if sizeOf[U]() != sizeOf[T]() {
-		panic(fmt.Sprintf("spmd: View of %v as %v, which is not as large", elem.Of[T](), elem.Of[U]()))
+	from, to := sizeOf[T](), sizeOf[U]()
+	if from == to {
+		return Buffer[U](b)
 	}
-	return Buffer[U](b)
+	if b.off*from%to != 0 || b.n*from%to != 0 {
+		panic(fmt.Sprintf("spmd: View of %d of %v, from %d on, as %v: they are parts of elements", b.n, elem.Of[T](), b.off, elem.Of[U]()))
+	}
+	return Buffer[U]{b.blk, b.off * from / to, b.n * from / to}
 }
 
 // Free gives the memory back to the pool; a second Free does nothing. Work that

@@ -1,7 +1,9 @@
 package spmd_test
 
 import (
+	"fmt"
 	"math"
+	"strings"
 	"testing"
 
 	"lockstep/spmd"
@@ -149,6 +151,32 @@ func TestView(t *testing.T) {
 		}
 		if all.At(0) != 0x55 {
 			t.Error("an element outside of the slice has changed")
+		}
+	})
+}
+
+// A view of larger elements is of whole ones.
+func TestViewOfPairs(t *testing.T) {
+	spmdtest.RunInProcess(t, []int{1}, func(t *testing.T, w *spmd.World) {
+		x := alloc[float32](t, w, 7)
+		spmdtest.Must(t, x.CopyFrom([]float32{0, 1, 2, 3, 4, 5, 6}))
+		pairs := spmd.View[complex64](x.Slice(2, 6))
+		pairs.Set(0, pairs.At(0)*1i)
+		if got := pairs.At(1); pairs.Len() != 2 || got != 4+5i || x.At(2) != -3 || x.At(3) != 2 {
+			t.Errorf("%d pairs, %v, %v, %v", pairs.Len(), got, x.At(2), x.At(3))
+		}
+		if back := spmd.View[float32](pairs); back.Len() != 4 || back.At(3) != 5 {
+			t.Errorf("%d numbers, %v", back.Len(), back.At(3))
+		}
+		for _, bad := range []spmd.Buffer[float32]{x.Slice(1, 5), x.Slice(2, 5)} {
+			func() {
+				defer func() {
+					if got := fmt.Sprint(recover()); !strings.Contains(got, "they are parts of elements") {
+						t.Errorf("a view of %d numbers: %s", bad.Len(), got)
+					}
+				}()
+				spmd.View[complex64](bad)
+			}()
 		}
 	})
 }

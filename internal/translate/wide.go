@@ -237,7 +237,7 @@ func (u *unit) guard(d *ast.FuncDecl, sig *types.Signature, own map[int]*owned) 
 
 // wide says how many indices that follow each other a thread takes at once, and how often; 0 where there is nothing to gain.
 func (k *kernel) wide() (elements, packs int) {
-	const largest = 400 // nodes of syntax
+	const largest = 800 // nodes of syntax
 	if k.dims != 1 || k.op != "" || k.body.loops || k.body.size > largest || len(k.body.own) == 0 {
 		return 0, 0
 	}

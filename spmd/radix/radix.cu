@@ -5,12 +5,15 @@
 
 enum { DIGITS = 256, THREADS = 384, WARPS = THREADS / 32, COUNTERS = 512, HEAD = 16 };
 
-// items is how many keys of a tile a thread has, of which the larger of key and value has so many bytes.
+// tuned says how many keys of a tile a thread has, of which the larger of key and value has so many bytes, and how many
+// blocks are to fit on a multiprocessor. Chosen on an H100.
+template <int BYTES, bool PAIRS> struct tuned {
 #ifdef ITEMS
-template <int BYTES> struct items { enum { COUNT = ITEMS }; };
+	enum { ITEMS_OF_THREAD = ITEMS, BLOCKS = 2 };
 #else
-template <int BYTES> struct items { enum { COUNT = BYTES == 4 ? 20 : 10 }; };
+	enum { ITEMS_OF_THREAD = BYTES == 8 ? 10 : PAIRS ? 20 : 16, BLOCKS = PAIRS ? 2 : 3 };
 #endif
+};
 
 // The memory that passes share: twice the places where the keys of a digit begin, for each pass; counts of blocks; and what
 // tiles say of their digits.
@@ -19,21 +22,24 @@ SPMD_FN unsigned long long *blocks(uint64_t *work, int which) { return (unsigned
 SPMD_FN uint32_t *said(uint64_t *work) { return (uint32_t *)(work + 16 * DIGITS + HEAD); }
 
 // The order of keys is that of unsigned numbers: into and out_of change integers with a sign, kind 1, and floats, kind 2,
-// of which NaNs come last, without their sign.
-template <typename K> SPMD_FN K into(K k, int kind) {
-	const K sign = (K)1 << (8 * sizeof(K) - 1), inf = sizeof(K) == 4 ? (K)0x7f800000u : (K)0x7ff0000000000000u;
-	if (kind == 0) return k;
-	if (kind == 1) return k ^ sign;
-	if ((k & ~sign) > inf) k &= ~sign;
-	return k & sign ? ~k : k ^ sign;
-}
+// of which NaNs come last, without their sign. There is no branch, so that loops of them keep their loads together.
+template <typename K> struct order {
+	K flipped, limit; // the bits that change in all keys, and the largest magnitude that keeps its sign
+	bool floats;
 
-template <typename K> SPMD_FN K out_of(K k, int kind) {
-	const K sign = (K)1 << (8 * sizeof(K) - 1);
-	if (kind == 0) return k;
-	if (kind == 1) return k ^ sign;
-	return k & sign ? k ^ sign : ~k;
-}
+	__device__ __forceinline__ explicit order(int kind) {
+		const K inf = sizeof(K) == 4 ? (K)0x7f800000u : (K)0x7ff0000000000000u;
+		floats = kind == 2;
+		flipped = kind == 0 ? 0 : sign();
+		limit = floats ? inf : ~(K)0;
+	}
+	static __device__ __forceinline__ K sign() { return (K)1 << (8 * sizeof(K) - 1); }
+	__device__ __forceinline__ K into(K k) const {
+		k = (k & ~sign()) > limit ? k & ~sign() : k;
+		return k ^ (flipped | (floats && k >= sign() ? ~(K)0 : (K)0));
+	}
+	__device__ __forceinline__ K out_of(K k) const { return k ^ (flipped | (floats && k < sign() ? ~(K)0 : (K)0)); }
+};
 
 template <typename K> SPMD_FN int digit(K k, int pass) { return (int)(k >> 8 * pass) & (DIGITS - 1); }
 
@@ -84,8 +90,9 @@ __global__ void __launch_bounds__(COUNTERS) count_digits(uint64_t *work, const K
 	for (int i = threadIdx.x; i < PASSES * DIGITS * COPIES; i += COUNTERS) own[i] = 0;
 	__syncthreads();
 	uint32_t *mine = own + threadIdx.x % COPIES;
+	const order<K> as(kind);
 	auto count = [=](K k) {
-		k = into(k, kind);
+		k = as.into(k);
 #pragma unroll
 		for (int p = 0; p < PASSES; p++) atomicAdd(&mine[(p * DIGITS + digit(k, p)) * COPIES], 1u);
 	};
@@ -167,9 +174,9 @@ SPMD_FN uint32_t look_back(uint32_t *words, int64_t tile, uint32_t own, uint32_t
 //
 //	sort_pass(dst, x, values_dst, values, work, upper I64, n I64, kind I32, pass I32, begin I64, count I64, set I32, turn I32)
 template <typename K, typename V, bool PAIRS>
-__global__ void __launch_bounds__(THREADS, 2)
+__global__ void __launch_bounds__(THREADS, tuned<PAIRS && sizeof(V) == 8 ? 8 : (int)sizeof(K), PAIRS>::BLOCKS)
 sort_pass(K *dst, const K *x, V *values_dst, const V *values, uint64_t *work, int64_t upper, int64_t n, int kind, int pass, int64_t begin, int64_t count, int set, int turn) {
-	const int BYTES = PAIRS && sizeof(V) > sizeof(K) ? sizeof(V) : sizeof(K), N = items<BYTES>::COUNT, TILE = THREADS * N;
+	const int BYTES = PAIRS && sizeof(V) > sizeof(K) ? sizeof(V) : sizeof(K), N = tuned<BYTES, PAIRS>::ITEMS_OF_THREAD, TILE = THREADS * N;
 	__shared__ uint64_t room[(TILE * BYTES + 7) / 8];
 	__shared__ uint32_t offsets[WARPS * DIGITS];
 	__shared__ int64_t to[DIGITS];
@@ -202,7 +209,11 @@ sort_pass(K *dst, const K *x, V *values_dst, const V *values, uint64_t *work, in
 	for (int i = 0; i < N; i++) {
 		int at = first + 32 * i;
 		key[i] = at < valid ? in[start + at] : ~(K)0;
-		if (first_pass && at < valid) key[i] = into(key[i], kind);
+	}
+	const order<K> as(kind);
+	if (first_pass) {
+#pragma unroll
+		for (int i = 0; i < N; i++) key[i] = first + 32 * i < valid ? as.into(key[i]) : key[i];
 	}
 #pragma unroll
 	for (int i = 0; i < N; i++) atomicAdd(&mine[digit(key[i], pass)], 1u);
@@ -257,13 +268,24 @@ sort_pass(K *dst, const K *x, V *values_dst, const V *values, uint64_t *work, in
 	}
 	__syncthreads();
 	uint8_t of[N];
+	if (last_pass) {
 #pragma unroll
-	for (int i = 0; i < N; i++) {
-		int at = threadIdx.x + i * THREADS;
-		if (at >= valid) continue;
-		K k = keys_room[at];
-		of[i] = (uint8_t)digit(k, pass);
-		out[to[of[i]] + at] = last_pass ? out_of(k, kind) : k;
+		for (int i = 0; i < N; i++) {
+			int at = threadIdx.x + i * THREADS;
+			if (at >= valid) continue;
+			K k = keys_room[at];
+			of[i] = (uint8_t)digit(k, pass);
+			out[to[of[i]] + at] = as.out_of(k);
+		}
+	} else {
+#pragma unroll
+		for (int i = 0; i < N; i++) {
+			int at = threadIdx.x + i * THREADS;
+			if (at >= valid) continue;
+			K k = keys_room[at];
+			of[i] = (uint8_t)digit(k, pass);
+			out[to[of[i]] + at] = k;
+		}
 	}
 	if (!PAIRS) return;
 	V value[N];

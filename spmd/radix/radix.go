@@ -63,8 +63,10 @@ func newSorter[K, V uint32 | uint64](pairs bool, items int) *sorter {
 	var options []spmd.KernelOption
 	if items > 0 {
 		options = append(options, spmd.Define("ITEMS", fmt.Sprint(items)))
-	} else if items = 20; max(c.key, c.value) == 8 {
+	} else if items = 16; max(c.key, c.value) == 8 {
 		items = 10
+	} else if pairs {
+		items = 20
 	}
 	c.tile = threads * items
 	c.most = (1<<countBits - 1) / c.tile * c.tile

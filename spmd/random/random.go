@@ -37,7 +37,16 @@ func Normal[T Float](s *spmd.Stream, dst spmd.Buffer[T], seed uint64, offset int
 	if dst.Len() == 0 {
 		pairs = 0
 	}
-	if b, ok := any(dst).(spmd.Buffer[float32]); ok {
+	b, ok := any(dst).(spmd.Buffer[float32])
+	if ok && offset%2 == 0 && dst.Len() > 1 && dst.Address()%8 == 0 {
+		even := dst.Len() / 2 * 2
+		err := launchPairs32(s, even/2, spmd.View[complex64](b.Slice(0, even)), seed, offset/2)
+		if err != nil || even == dst.Len() {
+			return err
+		}
+		b, offset, pairs = b.Slice(even, even+1), offset+even, 1
+	}
+	if ok {
 		return launchNormal32(s, pairs, b, seed, offset)
 	}
 	return launchNormal64(s, pairs, spmd.View[float64](dst), seed, offset)
@@ -123,60 +132,71 @@ func turned64(quarters uint64, t float64) (x, y float64) {
 	return sin, -cos
 }
 
-// normal32 is normal64 with one word of random bits for a pair.
+// pairs32 makes the two numbers of each pair of places from first on.
+//
+//spmd:kernel
+func pairs32(i int, dst []complex64, seed uint64, first int) {
+	x, y := normals32(seed, first+i)
+	dst[i] = complex(x, y)
+}
+
+// normal32 is pairs32 where the first number is alone, or the memory of pairs is not aligned.
 //
 //spmd:kernel
 func normal32(i int, dst []float32, seed uint64, offset int) {
 	pair := offset/2 + i
 	at := 2*pair - offset
-	bits := spmd.RandomBits(seed^other, uint64(pair))
-	u, v := float32(bits>>32)+1, uint32(bits)
-	radius := float32(math.Sqrt(float64(-2 * log32(u/(1<<32)))))
-	const rest = 1 << 30
-	x, y := turned32(v>>30, (float32(v&(rest-1))/rest-0.5)*(math.Pi/2))
+	x, y := normals32(seed, pair)
 	if at >= 0 && at < len(dst) {
-		dst[at] = radius * x
+		dst[at] = x
 	}
 	if at+1 < len(dst) {
-		dst[at+1] = radius * y
+		dst[at+1] = y
 	}
 }
 
-// log32 is log64 of a number from 2^-32 to 1. Conversions of products keep Go from adding to them unrounded.
-func log32(x float32) float32 {
-	const fraction = 1<<23 - 1
-	b := math.Float32bits(x)
-	e, m := float32(int32(b>>23)-127), math.Float32frombits(b&fraction|127<<23)
-	if m > math.Sqrt2 {
-		m, e = m/2, e+1
+// normals32 is what normal64 does, with one word of random bits for a pair: the upper half is for the radius, of the lower
+// half the two upper bits are quarters of a turn.
+func normals32(seed uint64, pair int) (x, y float32) {
+	const sign, quarter = 1 << 31, 1 << 30
+	bits := spmd.RandomBits(seed^other, uint64(pair))
+	radius := float32(math.Sqrt(float64(squared32(float32(uint32(bits>>32)) + 1))))
+	v := uint32(bits)
+	cos, sin := turned32(float32(int32(v<<2^sign)) * (math.Pi / 2 / (1 << 32)))
+	if v&quarter != 0 {
+		cos, sin = sin, cos
 	}
-	s := (m - 1) / (m + 1)
-	z := s * s
-	p := float32(z*(1.0/9)) + 1.0/7
-	p = float32(z*p) + 1.0/5
-	p = float32(z*p) + 1.0/3
-	p = float32(z*p) + 1
-	return float32(e*math.Ln2) + float32(2*s*p)
+	x = radius * math.Float32frombits(math.Float32bits(cos)^(v+quarter)&sign)
+	y = radius * math.Float32frombits(math.Float32bits(sin)^v&sign)
+	return x, y
 }
 
-func turned32(quarters uint32, t float32) (x, y float32) {
+// squared32 is -2 log(u/2^32), for u from 1 to 2^32: of the nearest power of two, and of what is left, 1+f, by a polynomial
+// through Chebyshev's points. Conversions of products keep Go from adding to them unrounded.
+func squared32(u float32) float32 {
+	const fraction, root = 1<<23 - 1, 0x3f3504f3 // the bits of sqrt(1/2)
+	b := math.Float32bits(u) - root
+	halvings, f := float32(32-int32(b>>23)), math.Float32frombits(b&fraction+root)-1
+	p := float32(f*-0.17574531) + 0.28319294
+	p = float32(f*p) - 0.29669574
+	p = float32(f*p) + 0.33176977
+	p = float32(f*p) - 0.399441
+	p = float32(f*p) + 0.50002295
+	p = float32(f*p) - 0.6666734
+	p = float32(f*p) + 0.99999994
+	p = float32(f*p) - 2
+	return float32(halvings*(2*math.Ln2)) + float32(f*p)
+}
+
+// turned32 is the cosine and sine of t, from -pi/4 to pi/4, by such polynomials.
+func turned32(t float32) (cos, sin float32) {
 	z := -t * t
-	p := float32(z*(1.0/362_880)) + 1.0/5040
-	p = float32(z*p) + 1.0/120
-	p = float32(z*p) + 1.0/6
-	sin := t + float32(t*float32(z*p))
-	p = float32(z*(1.0/3_628_800)) + 1.0/40_320
-	p = float32(z*p) + 1.0/720
-	p = float32(z*p) + 1.0/24
-	p = float32(z*p) + 1.0/2
-	cos := float32(z*p) + 1
-	switch quarters {
-	case 0:
-		return cos, sin
-	case 1:
-		return -sin, cos
-	case 2:
-		return -cos, -sin
-	}
-	return sin, -cos
+	p := float32(z*0.0001958789) + 0.008332748
+	p = float32(z*p) + 0.16666665
+	sin = t + float32(t*float32(z*p))
+	p = float32(z*2.4463788e-05) + 0.0013887589
+	p = float32(z*p) + 0.04166665
+	p = float32(z*p) + 0.5
+	cos = float32(z*p) + 1
+	return cos, sin
 }

@@ -2,7 +2,7 @@
 
 // A thread loads ROUNDS vectors: its warp a piece of the tile, and in each round 32 vectors that lie side by side.
 #ifndef ROUNDS
-#define ROUNDS 4
+#define ROUNDS 8
 #endif
 
 // scan_block scans the tile from start on. What is before it comes from before, which is called with the sum of the tile.
@@ -54,7 +54,7 @@ SPMD_FN void scan_block(T *dst, const T *x, int64_t start, int64_t n, bool exclu
 //
 //	scan(dst, x, n I64, first, exclusive Bool, words, tiles I64)
 template <typename T>
-__global__ void __launch_bounds__(THREADS) scan(T *dst, const T *x, int64_t n, const T *first, bool exclusive, uint64_t *words, int64_t tiles) {
+__global__ void __launch_bounds__(THREADS, 4) scan(T *dst, const T *x, int64_t n, const T *first, bool exclusive, uint64_t *words, int64_t tiles) {
 	chain<T> c(words, tiles);
 	int64_t tile = c.number();
 	T add = first == nullptr ? (T)0 : *first;

@@ -25,7 +25,11 @@ type scanner struct {
 	library              *spmd.Library
 }
 
-var full = shape{threads, 4, 32}
+// Chosen on an H100: of scans, and of other passes over elements.
+var (
+	full  = shape{threads, 8, 32}
+	other = shape{threads, 4, 32}
+)
 
 // scanners are in the order of Number. A sum of integers has the same bits with and without a sign.
 var scanners = []*scanner{newScanner[int32](full), newScanner[uint32](full), newScanner[int64](full), newScanner[uint64](full),

@@ -29,7 +29,7 @@ var selectors = []*selector{newSelector[int32](), newSelector[uint32](), newSele
 func newSelector[T Number]() *selector {
 	source := chainSource + selectSource
 	bytes := int(unsafe.Sizeof(*new(T)))
-	c := &selector{tile: full.tile(bytes), clear: device("clear_words", source)}
+	c := &selector{tile: other.tile(bytes), clear: device("clear_words", source)}
 	c.compact = device(fmt.Sprintf("compact<uint%d_t>", 8*bytes), source)
 	c.library = spmd.NewLibrary("select", c.onGPU, func(a spmd.Args) error {
 		dst, x, n := spmd.ArgSlice[T](a, 0), spmd.ArgSlice[T](a, 2), 0
@@ -48,7 +48,7 @@ func newSelector[T Number]() *selector {
 // sizes are the tiles of n elements, and the words that they need.
 func (c *selector) sizes(n int) (tiles, words int) {
 	tiles = max(1, over(n, c.tile))
-	return tiles, chained(tiles, full.group, 8)
+	return tiles, chained(tiles, other.group, 8)
 }
 
 func (c *selector) onGPU(call spmd.LibraryCall) error {
@@ -93,7 +93,7 @@ var counters = []*counter{newCounter[int32](), newCounter[uint32](), newCounter[
 
 func newCounter[T Number]() *counter {
 	source := chainSource + histogramSource
-	c := &counter{each: 4 * full.tile(int(unsafe.Sizeof(*new(T))))}
+	c := &counter{each: 4 * other.tile(int(unsafe.Sizeof(*new(T))))}
 	unfused := spmd.CompilerFlag("--fmad=false")
 	c.clear, c.count = device("clear_words", source, unfused), device("histogram<"+cTypes[typeOf[T]()]+">", source, unfused)
 	c.library = spmd.NewLibrary("histogram", c.onGPU, func(a spmd.Args) error {
