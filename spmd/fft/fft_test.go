@@ -151,6 +151,7 @@ func realOnes[F Float, C Complex](t *testing.T, w *spmd.World, unit float64) {
 
 // Transforms are the sums that define them, in all shapes and types, and in graphs; the inverse takes them back.
 func TestTransforms(t *testing.T) {
+	spmdtest.CompareKernels(t)
 	spmdtest.RunInProcess(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
 		complexes[complex64](t, w, 1e-7)
 		complexes[complex128](t, w, 1e-15)

@@ -55,7 +55,9 @@ func moves[T spmd.Elem](t *testing.T, w *spmd.World, of func(i int) T) {
 	}
 }
 
+// The CUDA does the same.
 func TestMoves(t *testing.T) {
+	spmdtest.CompareKernels(t)
 	spmdtest.RunInProcess(t, []int{1}, func(t *testing.T, w *spmd.World) {
 		moves(t, w, func(i int) uint8 { return uint8(i) })
 		moves(t, w, func(i int) spmd.BF16 { return spmd.BF16(i & 0x7f) })

@@ -90,8 +90,10 @@ func products[T Float](t *testing.T, w *spmd.World, n, columns, most int, unit f
 	spmdtest.Must(t, m.Free())
 }
 
-// Products are those of a dense sum in float64, of rows of few and of many elements, of any shape; and in a graph.
+// Products are those of a dense sum in float64, of rows of few and of many elements, of any shape; and in a graph. The CUDA has
+// the host's bits.
 func TestMultiply(t *testing.T) {
+	spmdtest.CompareKernels(t)
 	spmdtest.RunInProcess(t, []int{1, 2, 3}, func(t *testing.T, w *spmd.World) {
 		products[float64](t, w, 50, 50, 3, 1e-16)
 		products[float32](t, w, 40, 90, 12, 1e-7)
