@@ -40,6 +40,7 @@ type param struct {
 	kind    paramKind
 	c       string // its type in C++, of a slice or pointer that of the element
 	written bool
+	structs bool // a slice of structs
 	small   bool // the fast form takes it in 32 bits: what addresses are computed from, where there are several indices
 }
 
@@ -264,6 +265,11 @@ func (u *unit) hostFunction(k *kernel) {
 		types.TypeString(wanted, qualifier))
 }
 
+func isStruct(t types.Type) bool {
+	_, ok := t.Underlying().(*types.Struct)
+	return ok
+}
+
 func (u *unit) param(w *writer, v *types.Var, written bool) param {
 	p := param{v: v, t: w.subst(v.Type()), written: written}
 	stored := func(t types.Type) {
@@ -277,7 +283,9 @@ func (u *unit) param(w *writer, v *types.Var, written bool) param {
 	}
 	switch t := p.t.Underlying().(type) {
 	case *types.Slice:
-		stored(t.Elem())
+		if p.structs = isStruct(t.Elem()); !p.structs {
+			stored(t.Elem())
+		}
 		p.kind, p.c = slice, u.ctype(v.Pos(), t.Elem())
 	case *types.Pointer:
 		stored(t.Elem())

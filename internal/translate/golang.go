@@ -280,10 +280,13 @@ func (g *goFile) param(p *plan, q *param) {
 	}
 	switch q.kind {
 	case slice:
-		elem := g.typeText(generic.Underlying().(*types.Slice).Elem())
-		p.params = append(p.params, fmt.Sprintf("%s spmd.Buffer[%s]", n, elem))
+		elem, buffer, values := g.typeText(generic.Underlying().(*types.Slice).Elem()), "Buffer", "ArgSlice"
+		if q.structs {
+			buffer, values = "Structs", "ArgStructs"
+		}
+		p.params = append(p.params, fmt.Sprintf("%s spmd.%s[%s]", n, buffer, elem))
 		p.args = append(p.args, n+".Arg()", "spmd.I64("+n+".Len())")
-		p.host = append(p.host, fmt.Sprintf("%s := spmd.ArgSlice[%s](%s, %d)", n, elem, p.a, at))
+		p.host = append(p.host, fmt.Sprintf("%s := spmd.%s[%s](%s, %d)", n, values, elem, p.a, at))
 	case pointer:
 		elem := g.typeText(generic.Underlying().(*types.Pointer).Elem())
 		p.one |= 1 << at

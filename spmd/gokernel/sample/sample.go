@@ -184,6 +184,20 @@ func (p *point) move(by int32) {
 	}
 }
 
+// drift has a slice of structs.
+//
+//spmd:kernel
+func drift(i int, points []point, by int32) (on int64) {
+	p := points[i]
+	p.move(by)
+	points[i] = p
+	points[i].weight *= 2
+	if points[i].on {
+		on = int64(p.at[0])
+	}
+	return on
+}
+
 // divide has two results.
 func divide(a, b int32) (quotient, remainder int32) {
 	if b == 0 {

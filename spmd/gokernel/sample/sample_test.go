@@ -259,6 +259,31 @@ func TestComplex(t *testing.T) {
 	})
 }
 
+// Structs are changed alike, and by their own methods.
+func TestStructs(t *testing.T) {
+	h, want := make([]point, 1001), int64(0)
+	for i := range h {
+		h[i] = point{at: [3]int32{int32(i), 2, -3}, weight: float32(i) / 8, on: i%3 == 0}
+		if h[i].on {
+			want += int64(i + 5)
+		}
+	}
+	both(t, func(w *spmd.World, s *spmd.Stream) []string {
+		points, err := spmd.AllocStructs[point](w, len(h))
+		spmdtest.Must(t, err)
+		spmdtest.Must(t, points.CopyFrom(h))
+		sum := of(t, w, []int64{0})
+		spmdtest.Must(t, launchDrift(s, sum, len(h), points, 5))
+		spmdtest.Must(t, s.Synchronize())
+		got := make([]point, len(h))
+		spmdtest.Must(t, points.CopyTo(got))
+		if last := (point{at: [3]int32{1004, 7, 2}, weight: 249.75, on: true}); sum.At(0) != want || got[999] != last {
+			t.Errorf("the sum is %d, want %d; the struct %v, want %v", sum.At(0), want, got[999], last)
+		}
+		return []string{asBytes(got)}
+	})
+}
+
 func TestHeat(t *testing.T) {
 	both(t, func(w *spmd.World, s *spmd.Stream) (all []string) {
 		for _, n := range [][3]int{{1, 1, 1}, {3, 3, 3}, {5, 9, 33}, {2, 70, 65}, {40, 3, 7}} {

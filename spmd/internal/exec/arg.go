@@ -52,7 +52,7 @@ func Struct[T any](v T) Arg {
 	if size > maxStruct {
 		panic(fmt.Sprintf("spmd: Struct of %T: %d bytes, at most %d", v, size, maxStruct))
 	}
-	if hasPointers(reflect.TypeFor[T]()) {
+	if HasPointers(reflect.TypeFor[T]()) {
 		panic(fmt.Sprintf("spmd: Struct of %T: it holds pointers, which mean nothing on a GPU", v))
 	}
 	words := make([]uint64, (size+7)/8) // aligned as the driver's copy
@@ -62,14 +62,14 @@ func Struct[T any](v T) Arg {
 	return Arg{Ptr: unsafe.Pointer(unsafe.SliceData(words)), N: int(size), Kind: StructArg}
 }
 
-// hasPointers says whether values of a type hold anything that the collector follows.
-func hasPointers(t reflect.Type) bool {
+// HasPointers says whether values of a type hold anything that the collector follows.
+func HasPointers(t reflect.Type) bool {
 	switch k := t.Kind(); k {
 	case reflect.Array:
-		return t.Len() > 0 && hasPointers(t.Elem())
+		return t.Len() > 0 && HasPointers(t.Elem())
 	case reflect.Struct:
 		for i := range t.NumField() {
-			if hasPointers(t.Field(i).Type) {
+			if HasPointers(t.Field(i).Type) {
 				return true
 			}
 		}

@@ -82,3 +82,48 @@ func complexCalls[T complex64 | complex128](t *testing.T, w *spmd.World, of func
 		t.Errorf("filled with %v", dst.At(0))
 	}
 }
+
+type particle struct {
+	at     [3]float32
+	charge int8
+	serial uint64
+}
+
+// Structs are moved as they are. What holds pointers is refused.
+func TestStructs(t *testing.T) {
+	spmdtest.RunInProcess(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
+		size, me := w.Size(), w.Rank()
+		of := func(r, i int) particle {
+			return particle{at: [3]float32{float32(r), 2, 3}, charge: -1, serial: uint64(1000*r + i)}
+		}
+		mine, err := spmd.AllocStructs[particle](w, 5)
+		spmdtest.Must(t, err)
+		all, err := spmd.AllocStructs[particle](w, 5*size)
+		spmdtest.Must(t, err)
+		h := make([]particle, 5)
+		for i := range h {
+			h[i] = of(me, i)
+		}
+		spmdtest.Must(t, mine.CopyFrom(h))
+		spmdtest.Must(t, spmd.AllGather(w.Comm(), all.Bytes(), mine.Bytes()))
+		got := make([]particle, 5*size)
+		spmdtest.Must(t, all.CopyTo(got))
+		for k, p := range got {
+			if p != of(k/5, k%5) {
+				t.Fatalf("struct %d is %v, want %v", k, p, of(k/5, k%5))
+			}
+		}
+		spmdtest.Must(t, spmd.Broadcast(w.Comm(), mine.Slice(1, 3).Bytes(), size-1))
+		spmdtest.Must(t, mine.CopyTo(h))
+		if h[0] != of(me, 0) || h[1] != of(size-1, 1) || h[2] != of(size-1, 2) || h[3] != of(me, 3) || mine.Len() != 5 {
+			t.Errorf("after the broadcast they are %v", h)
+		}
+		if _, err := spmd.AllocStructs[struct{ name string }](w, 1); err == nil || !strings.Contains(err.Error(), "struct { name string }: it holds pointers") {
+			t.Errorf("a struct with a string: %v", err)
+		}
+		if err := mine.CopyTo(h[:2]); err == nil {
+			t.Error("copied into a shorter slice")
+		}
+		spmdtest.Must(t, mine.Free())
+	})
+}

@@ -1,0 +1,65 @@
+package spmd
+
+import (
+	"fmt"
+	"reflect"
+	"unsafe"
+
+	"lockstep/internal/ccall"
+	"lockstep/spmd/internal/exec"
+)
+
+// Structs is n values of a struct type without pointers, in device memory: a handle as a Buffer is. Kernels in Go take it for a
+// slice of T. Collectives and messages that move take Bytes, with lengths and counts in bytes; nothing reduces structs.
+//
+// T is laid out alike on all ranks, as they run one program, and on a GPU. The zero value has no elements.
+type Structs[T any] struct{ bytes Buffer[uint8] }
+
+// AllocStructs returns n structs in device memory, as Alloc returns elements. It refuses a T that holds pointers, such as a
+// string or a slice: they mean nothing on another rank, nor on a GPU.
+func AllocStructs[T any](w *World, n int) (Structs[T], error) {
+	t, size := reflect.TypeFor[T](), int(unsafe.Sizeof(*new(T)))
+	switch {
+	case exec.HasPointers(t):
+		return Structs[T]{}, fmt.Errorf("%s: AllocStructs of %v: it holds pointers, which mean nothing on another rank, nor on a GPU", ccall.At(), t)
+	case size == 0 || n < 0 || n > mostBytes/size:
+		return Structs[T]{}, fmt.Errorf("%s: AllocStructs: %d of %v, of %d bytes", ccall.At(), n, t, size)
+	}
+	b, err := Alloc[uint8](w, n*size)
+	return Structs[T]{b}, err
+}
+
+func (x Structs[T]) size() int { return int(unsafe.Sizeof(*new(T))) }
+
+// Len returns the number of structs.
+func (x Structs[T]) Len() int { return x.bytes.Len() / x.size() }
+
+// Bytes is the memory, for what moves it: each struct is unsafe.Sizeof bytes.
+func (x Structs[T]) Bytes() Buffer[uint8] { return x.bytes }
+
+// Slice returns structs [i, j) of x; they share its memory. It panics out of range, as x[i:j] would.
+func (x Structs[T]) Slice(i, j int) Structs[T] {
+	return Structs[T]{x.bytes.Slice(i*x.size(), j*x.size())}
+}
+
+// CopyFrom copies src, of equal length, into x, as Buffer.CopyFrom does.
+func (x Structs[T]) CopyFrom(src []T) error { return x.bytes.CopyFrom(structBytes(src)) }
+
+// CopyTo copies x into dst, of equal length, as Buffer.CopyTo does.
+func (x Structs[T]) CopyTo(dst []T) error { return x.bytes.CopyTo(structBytes(dst)) }
+
+func structBytes[T any](v []T) []uint8 {
+	return unsafe.Slice((*uint8)(unsafe.Pointer(unsafe.SliceData(v))), len(v)*int(unsafe.Sizeof(*new(T))))
+}
+
+// Free gives the memory back, as Buffer.Free does.
+func (x Structs[T]) Free() error { return x.bytes.Free() }
+
+// Arg passes x to a kernel: a pointer to structs there, ArgStructs for the host function.
+func (x Structs[T]) Arg() Arg { return x.bytes.Arg() }
+
+// ArgStructs returns argument i, of Structs, as a slice.
+func ArgStructs[T any](a Args, i int) []T {
+	b := ArgSlice[uint8](a, i)
+	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/int(unsafe.Sizeof(*new(T))))
+}
