@@ -34,7 +34,7 @@ func (x Structs[T]) size() int { return int(unsafe.Sizeof(*new(T))) }
 // Len returns the number of structs.
 func (x Structs[T]) Len() int { return x.bytes.Len() / x.size() }
 
-// Bytes is the memory, for what moves it: each struct is unsafe.Sizeof bytes.
+// Bytes is the memory, for what moves or frees it, or passes it to a kernel (Arg). Each struct is unsafe.Sizeof bytes.
 func (x Structs[T]) Bytes() Buffer[uint8] { return x.bytes }
 
 // Slice returns structs [i, j) of x; they share its memory. It panics out of range, as x[i:j] would.
@@ -52,13 +52,7 @@ func structBytes[T any](v []T) []uint8 {
 	return unsafe.Slice((*uint8)(unsafe.Pointer(unsafe.SliceData(v))), len(v)*int(unsafe.Sizeof(*new(T))))
 }
 
-// Free gives the memory back, as Buffer.Free does.
-func (x Structs[T]) Free() error { return x.bytes.Free() }
-
-// Arg passes x to a kernel: a pointer to structs there, ArgStructs for the host function.
-func (x Structs[T]) Arg() Arg { return x.bytes.Arg() }
-
-// ArgStructs returns argument i, of Structs, as a slice.
+// ArgStructs returns argument i, the Bytes of Structs, as a slice.
 func ArgStructs[T any](a Args, i int) []T {
 	b := ArgSlice[uint8](a, i)
 	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/int(unsafe.Sizeof(*new(T))))

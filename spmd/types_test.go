@@ -124,6 +124,6 @@ func TestStructs(t *testing.T) {
 		if err := mine.CopyTo(h[:2]); err == nil {
 			t.Error("copied into a shorter slice")
 		}
-		spmdtest.Must(t, mine.Free())
+		spmdtest.Must(t, mine.Bytes().Free())
 	})
 }

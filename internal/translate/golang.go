@@ -280,12 +280,12 @@ func (g *goFile) param(p *plan, q *param) {
 	}
 	switch q.kind {
 	case slice:
-		elem, buffer, values := g.typeText(generic.Underlying().(*types.Slice).Elem()), "Buffer", "ArgSlice"
+		elem, buffer, arg, values := g.typeText(generic.Underlying().(*types.Slice).Elem()), "Buffer", ".Arg()", "ArgSlice"
 		if q.structs {
-			buffer, values = "Structs", "ArgStructs"
+			buffer, arg, values = "Structs", ".Bytes().Arg()", "ArgStructs"
 		}
 		p.params = append(p.params, fmt.Sprintf("%s spmd.%s[%s]", n, buffer, elem))
-		p.args = append(p.args, n+".Arg()", "spmd.I64("+n+".Len())")
+		p.args = append(p.args, n+arg, "spmd.I64("+n+".Len())")
 		p.host = append(p.host, fmt.Sprintf("%s := spmd.%s[%s](%s, %d)", n, values, elem, p.a, at))
 	case pointer:
 		elem := g.typeText(generic.Underlying().(*types.Pointer).Elem())

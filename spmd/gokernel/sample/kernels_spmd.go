@@ -278,7 +278,7 @@ func hostTurn[T complex64 | complex128](args spmd.Args, lo, hi int, acc *[gokern
 
 // launchDrift enqueues on s: on[0] = the sum of drift, for i from 0 to n-1.
 func launchDrift(s *spmd.Stream, on spmd.Buffer[int64], n int, points spmd.Structs[point], by int32) error {
-	return driftKernel.Launch(s, [3]int{n, 1, 1}, spmd.I64(n), on.Arg(), points.Arg(), spmd.I64(points.Len()), spmd.Scalar(by), gokernel.Report(s))
+	return driftKernel.Launch(s, [3]int{n, 1, 1}, spmd.I64(n), on.Arg(), points.Bytes().Arg(), spmd.I64(points.Len()), spmd.Scalar(by), gokernel.Report(s))
 }
 
 var driftKernel = gokernel.NewReduction("drift", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 32, Args: 6, Written: 0x6, One: 0x2}, gokernel.Sum, hostDrift)
