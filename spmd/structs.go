@@ -11,36 +11,25 @@ import (
 
 // Structs is n values of a struct type without pointers, in device memory: a handle as a Buffer is. Kernels in Go take it for a
 // slice of T. Collectives and messages that move take Bytes, with lengths and counts in bytes; nothing reduces structs.
-//
 // T is laid out alike on all ranks, as they run one program, and on a GPU. The zero value has no elements.
 type Structs[T any] struct{ bytes Buffer[uint8] }
 
 // AllocStructs returns n structs in device memory, as Alloc returns elements. It refuses a T that holds pointers, such as a
 // string or a slice: they mean nothing on another rank, nor on a GPU.
 func AllocStructs[T any](w *World, n int) (Structs[T], error) {
-	t, size := reflect.TypeFor[T](), int(unsafe.Sizeof(*new(T)))
-	switch {
-	case exec.HasPointers(t):
-		return Structs[T]{}, fmt.Errorf("%s: AllocStructs of %v: it holds pointers, which mean nothing on another rank, nor on a GPU", ccall.At(), t)
-	case size == 0 || n < 0 || n > mostBytes/size:
-		return Structs[T]{}, fmt.Errorf("%s: AllocStructs: %d of %v, of %d bytes", ccall.At(), n, t, size)
+	t := reflect.TypeFor[T]()
+	if size := int(t.Size()); exec.HasPointers(t) || size == 0 || n > mostBytes/size {
+		return Structs[T]{}, fmt.Errorf("%s: AllocStructs of %d %v: it holds pointers or nothing, or more than any memory", ccall.At(), n, t)
 	}
-	b, err := Alloc[uint8](w, n*size)
+	b, err := Alloc[uint8](w, n*int(t.Size()))
 	return Structs[T]{b}, err
 }
 
-func (x Structs[T]) size() int { return int(unsafe.Sizeof(*new(T))) }
-
 // Len returns the number of structs.
-func (x Structs[T]) Len() int { return x.bytes.Len() / x.size() }
+func (x Structs[T]) Len() int { return x.bytes.n / int(unsafe.Sizeof(*new(T))) }
 
 // Bytes is the memory, for what moves or frees it, or passes it to a kernel (Arg). Each struct is unsafe.Sizeof bytes.
 func (x Structs[T]) Bytes() Buffer[uint8] { return x.bytes }
-
-// Slice returns structs [i, j) of x; they share its memory. It panics out of range, as x[i:j] would.
-func (x Structs[T]) Slice(i, j int) Structs[T] {
-	return Structs[T]{x.bytes.Slice(i*x.size(), j*x.size())}
-}
 
 // CopyFrom copies src, of equal length, into x, as Buffer.CopyFrom does.
 func (x Structs[T]) CopyFrom(src []T) error { return x.bytes.CopyFrom(structBytes(src)) }
