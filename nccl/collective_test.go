@@ -115,6 +115,10 @@ func TestArguments(t *testing.T) {
 			}
 		}
 	}
+	check(t, c.AllReduce(s, dst, src, 5, elem.Complex64, elem.Sum)) // complex numbers are pairs
+	wantCalls(t, line("ncclAllReduce", src, dst, 10, 7, 0, -1, s))
+	check(t, c.AllGather(s, dst, src, 5, elem.Complex128))
+	wantCalls(t, line("ncclAllGather", src, dst, 10, 8, -1, -1, s))
 	check(t, c.AllReduce(s, dst, dst, 1<<40, elem.Int8, elem.Sum)) // NCCL counts in size_t
 	wantCalls(t, strings.Replace(line("ncclAllReduce", dst, dst, 0, 0, 0, -1, s), "n=0", "n=1099511627776", 1))
 }
@@ -148,6 +152,8 @@ func TestRefused(t *testing.T) {
 			wantError(t, k.call(c, s, Call{Peer: -1}), k.name, ErrInvalidArgument, "rank -1 of")
 		}
 	}
+	wantError(t, c.AllReduce(s, nil, nil, 0, elem.Complex64, elem.Prod), "ncclAllReduce", ErrInvalidArgument, "NCCL multiplies no complex numbers")
+	wantError(t, c.AllReduce(s, nil, nil, 0, elem.Complex128, elem.Max), "ncclAllReduce", ErrInvalidArgument, "max of complex128")
 	wantError(t, c.Send(s, nil, 0, elem.Int8, 1<<32+1), "ncclSend", ErrInvalidArgument)
 	wantError(t, c.Group(s, []Call{{Kind: Send}, {Kind: Kinds}}), "nccl.Kind(10)", ErrInvalidArgument, "call 2 of 2", "no such kind")
 	wantError(t, c.Group(s, []Call{{Kind: Send}, {Kind: Recv, Peer: 9}}), "ncclRecv", ErrInvalidArgument, "call 2 of 2 in a group", "rank 9 of")
