@@ -26,6 +26,13 @@ func TestCompare(t *testing.T) {
 		compared(t, c, wide, []float64{1, inf, 2}, []float64{1.5, inf, 2.51}, &Difference{last, 2, "2", "2.51", 0.5})
 		compared(t, c, wide, []float64{nan64, inf}, []float64{nan64, 1}, &Difference{last, 1, "+Inf", "1", 0.5})
 
+		compared(t, c, nil, []complex64{1, 2 + 3i}, []complex64{1, 2 + 4i}, &Difference{last, 1, "3", "4", 0}) // the part that differs
+		compared(t, c, wide, []complex128{1i, 2 + 3i}, []complex128{1i, 2.5 + 2.5i}, nil)
+		z := []complex128{complex(float64(c.Rank()), -7)}
+		if m, err := largest(c, commtest.Ptr(z), 1, elem.Complex128); err != nil || m != 7 {
+			t.Fatalf("the largest part is %v, %v", m, err)
+		}
+
 		x := []float32{float32(c.Rank()), -2.5, float32(inf), nan}
 		if m, err := largest(c, commtest.Ptr(x), len(x), elem.Float32); err != nil || m != 2.5 {
 			t.Fatalf("the largest is %v, %v", m, err)
