@@ -226,7 +226,7 @@ func gpuTransfers(t *testing.T, w *spmd.World) {
 	}
 	newCalls(t)
 	must(t, long.SetAll(1)) // no driver fills 8 bytes
-	if got := newCalls(t, "cuLaunchKernel"); len(got) != 1 || value(got[0], "function") != "fill_u64" || !strings.HasSuffix(value(got[0], "args"), ",0x5,0x3ff0000000000000") {
+	if got := newCalls(t, "cuLaunchKernel"); len(got) != 1 || value(got[0], "function") != "fill_u64" || !strings.HasSuffix(value(got[0], "args"), ",0x5,0x3ff0000000000000,0x3ff0000000000000") {
 		t.Errorf("a fill of float64: %q", got)
 	}
 
