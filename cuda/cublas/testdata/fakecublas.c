@@ -76,11 +76,14 @@ static void pass(int seconds) {
     if (fn) fn(seconds);
 }
 
-// from8 is the value of an 8-bit float with 4 bits of exponent and 3 of fraction, without infinities.
-static double from8(uint8_t x) {
-    int e = x >> 3 & 15, f = x & 7;
-    double v = (x & 127) == 127 ? NAN : e ? ldexp(8 + f, e - 10) : ldexp(f, -9);
-    return x & 128 ? -v : v;
+// from8 are the values of 8-bit floats with 4 bits of exponent and 3 of fraction, without infinities.
+static double from8[256];
+__attribute__((constructor)) static void fill_from8(void) {
+    for (int x = 0; x < 256; x++) {
+        int e = x >> 3 & 15, f = x & 7;
+        double v = (x & 127) == 127 ? NAN : e ? ldexp(8 + f, e - 10) : ldexp(f, -9);
+        from8[x] = x & 128 ? -v : v;
+    }
 }
 
 static int bytes_of(int type) { return type == F64 ? 8 : type == F32 ? 4 : type == E4M3 || type == E5M2 ? 1 : 2; }
@@ -89,7 +92,7 @@ static double get(int type, const void *p, int64_t i) {
     case F32: return ((const float *)p)[i];
     case F64: return ((const double *)p)[i];
     case F16: return from16(((const uint16_t *)p)[i]);
-    case E4M3: return from8(((const uint8_t *)p)[i]);
+    case E4M3: return from8[((const uint8_t *)p)[i]];
     case E5M2: return from16(((const uint8_t *)p)[i] << 8);
     default: return frombf(((const uint16_t *)p)[i]);
     }
