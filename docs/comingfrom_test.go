@@ -173,7 +173,7 @@ func literals(t *testing.T, dir string) (all []string) {
 func packages(t *testing.T) names {
 	t.Helper()
 	n := names{}
-	for _, dir := range []string{"spmd", "spmd/ddp", "spmd/checkpoint", "spmd/timing", "spmd/blas", "spmd/vector", "spmd/fft", "spmd/sparse", "spmd/arrayfile", "spmd/matrix"} {
+	for _, dir := range []string{"spmd", "spmd/ddp", "spmd/checkpoint", "spmd/timing", "spmd/blas", "spmd/vector", "spmd/radix", "spmd/random", "spmd/fft", "spmd/sparse", "spmd/arrayfile", "spmd/matrix"} {
 		for _, file := range sources(t, filepath.Join("..", dir)) {
 			for _, d := range file.Decls {
 				n.declare(file.Name.Name, d)
