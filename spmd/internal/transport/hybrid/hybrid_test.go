@@ -138,6 +138,7 @@ func TestCollectives(t *testing.T) {
 			for op := elem.Op(0); op < elem.Ops; op++ {
 				commtest.Reductions[int8](t, c, n, op)
 				commtest.Reductions[uint64](t, c, n, op)
+				commtest.Reductions[complex64](t, c, n, op)
 				if op != elem.Prod || c.Size() <= 4 { // products of six are not exact in float32
 					commtest.Reductions[elem.BF16](t, c, n, op)
 				}
