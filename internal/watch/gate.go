@@ -248,6 +248,28 @@ func newGate(ranks int) *gate {
 	return &gate{size: size, gone: make(chan struct{}, 1), done: make(chan struct{})}
 }
 
+// admit has each connection to a listener received on a goroutine of wg, while there is room, until the gate is closed.
+func (g *gate) admit(ln net.Listener, wg *sync.WaitGroup, receive func(net.Conn)) {
+	for g.room() {
+		conn, err := ln.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil { // no descriptor is left, or the connection has gone already
+			select {
+			case <-time.After(50 * time.Millisecond):
+			case <-g.done:
+			}
+			continue
+		}
+		if !g.enter(conn) {
+			conn.Close()
+			return
+		}
+		wg.Go(func() { receive(conn) })
+	}
+}
+
 // room waits until there is room for another guest. It reports false when the gate is closed.
 func (g *gate) room() bool {
 	for {

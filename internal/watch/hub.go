@@ -56,7 +56,7 @@ func newHub(cfg *Config) *hub {
 		members: make([]*member, cfg.Size),
 	}
 	for _, ln := range h.ln.lns {
-		h.wg.Go(func() { h.accept(ln) })
+		h.wg.Go(func() { h.gate.admit(ln, &h.wg, h.receive) })
 	}
 	if cfg.OnSilent != nil {
 		h.wg.Go(h.observe)
@@ -82,27 +82,6 @@ func (h *hub) close() {
 	h.ln.Close()
 	h.gate.close()
 	h.wg.Wait()
-}
-
-func (h *hub) accept(ln net.Listener) {
-	for h.gate.room() {
-		conn, err := ln.Accept()
-		if errors.Is(err, net.ErrClosed) {
-			return
-		}
-		if err != nil { // no descriptor is left, or the connection has gone already
-			select {
-			case <-time.After(50 * time.Millisecond):
-			case <-h.done:
-			}
-			continue
-		}
-		if !h.gate.enter(conn) {
-			conn.Close()
-			return
-		}
-		h.wg.Go(func() { h.receive(conn) })
-	}
 }
 
 // receive makes a guest a member, or sends it away without a word.
@@ -155,8 +134,13 @@ func (h *hub) serve(conn net.Conn, r *bufio.Reader, rank int, join message) {
 			h.lost(m, err)
 			return
 		}
-		if msg.Kind == msgBeat && len(msg.State) > 0 && h.cfg.OnHeartbeat != nil {
-			h.cfg.OnHeartbeat(rank, msg.State)
+		if msg.Kind == msgBeat && h.cfg.OnHeartbeat != nil {
+			if len(msg.State) > 0 {
+				h.cfg.OnHeartbeat(rank, msg.State)
+			}
+			for _, b := range msg.Beats {
+				h.cfg.OnHeartbeat(b.Rank, b.State)
+			}
 		}
 		h.handle(m, msg)
 	}
@@ -195,6 +179,11 @@ func (h *hub) handle(m *member, msg message) {
 	switch msg.Kind {
 	case msgBeat:
 		m.line.put(echo)
+		for _, rank := range msg.Alive {
+			if rank >= 0 && rank < len(h.members) && h.members[rank] != nil {
+				h.members[rank].heard, h.members[rank].silent = m.heard, false
+			}
+		}
 	case msgFail:
 		if msg.Cause == nil {
 			return

@@ -33,7 +33,7 @@ const (
 	msgRank     = "rank"     // Rank
 	msgReported = "reported" // every rank was sent
 
-	msgBeat = "beat" // from a hub: the echo
+	msgBeat = "beat" // from a hub, or a carrier: the echo
 	msgBye  = "bye"
 	msgAck  = "ack" // Of: msgCause or msgBye
 )
@@ -46,6 +46,8 @@ type message struct {
 	NS    string          `json:"ns,omitempty"` // PID namespace
 	Cause *Cause          `json:"cause,omitempty"`
 	State json.RawMessage `json:"state,omitempty"`
+	Alive []int           `json:"alive,omitempty"` // ranks whose beats this one carries
+	Beats []Beat          `json:"beats,omitempty"`
 	Limit int             `json:"limit,omitempty"`
 	PIDs  map[int]int     `json:"pids,omitempty"`  // by rank
 	Procs map[int]string  `json:"procs,omitempty"` // by rank

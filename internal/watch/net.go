@@ -28,6 +28,9 @@ type Net struct {
 	closed bool
 	over   bool      // ended is closed
 	state  *stateRun // the call of State under way
+	way    *link     // to the carrier of the node; nil where there is none
+	// On the rank that is it. Set before beat begins.
+	carrier *carrier
 }
 
 // link is the connection to a hub.
@@ -81,6 +84,7 @@ func Join(ctx context.Context, cfg Config) (*Net, error) {
 		n.Close()
 		return nil, err
 	}
+	n.findCarrier(ctx)
 	n.wg.Go(n.beat)
 	return n, nil
 }
@@ -178,27 +182,16 @@ func (n *Net) up() []*link {
 	return up
 }
 
-// beat tells the hubs that this rank lives. A beat waits for the answer to the one before, so that a stopped hub does
-// not gather them.
+// beat says again and again that this rank lives. A beat waits for the answer to the one before, so that who is stopped
+// does not gather them.
 func (n *Net) beat() {
 	t := time.NewTicker(n.cfg.Beat)
 	defer t.Stop()
 	for {
-		for i, k := range n.up() {
-			n.mu.Lock()
-			free := k.beat.IsZero()
-			n.mu.Unlock()
-			if !free {
-				continue
-			}
-			m := message{Kind: msgBeat}
-			if i == 0 && n.cfg.Heartbeat != nil { // not before it will be sent: what it has said once it does not say again
-				m.State = n.cfg.Heartbeat()
-			}
-			n.mu.Lock()
-			k.beat = time.Now()
-			k.line.send(m)
-			n.mu.Unlock()
+		if n.carrier != nil {
+			n.carry()
+		} else {
+			n.sign()
 		}
 		select {
 		case <-t.C:
@@ -206,6 +199,66 @@ func (n *Net) beat() {
 			return
 		}
 	}
+}
+
+// sign says that this rank lives: to the carrier of its node, or where there is none to the hubs. They are told of one that
+// does not answer, too: it may be stopped. What the rank has to say then waits for the carrier.
+func (n *Net) sign() {
+	n.mu.Lock()
+	way := n.way
+	n.mu.Unlock()
+	if way != nil && n.free(way) {
+		n.send(way, message{Kind: msgBeat, State: n.heartbeat()})
+		return
+	}
+	for i, k := range n.up() {
+		if !n.free(k) {
+			continue
+		}
+		m := message{Kind: msgBeat}
+		if i == 0 && way == nil {
+			m.State = n.heartbeat()
+		}
+		n.send(k, m)
+	}
+}
+
+// carry tells the hubs who lives on this node, and the first what they say.
+func (n *Net) carry() {
+	n.carrier.take(n.cfg.Me.Rank, nil, nil)
+	for i, k := range n.up() {
+		if !n.free(k) {
+			continue
+		}
+		if i == 0 {
+			n.carrier.take(n.cfg.Me.Rank, n.heartbeat(), nil)
+		}
+		n.send(k, n.carrier.beat(k.hub.Rank, i == 0))
+	}
+}
+
+// heartbeat is what this rank has to say; nil for nothing. What it has said once it does not say again, so it is asked only
+// for what will be sent.
+func (n *Net) heartbeat() []byte {
+	if n.cfg.Heartbeat == nil {
+		return nil
+	}
+	return n.cfg.Heartbeat()
+}
+
+// free says whether the beat before was answered.
+func (n *Net) free(k *link) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return k.beat.IsZero()
+}
+
+// send sends a beat.
+func (n *Net) send(k *link, m message) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	k.beat = time.Now()
+	k.line.send(m)
 }
 
 // listen follows what a hub says until the connection ends.
@@ -413,6 +466,15 @@ func (n *Net) Close() error {
 		}
 		for _, k := range n.up() {
 			k.line.close()
+		}
+		n.mu.Lock()
+		way, carrier := n.way, n.carrier
+		n.mu.Unlock()
+		if way != nil {
+			way.line.close()
+		}
+		if carrier != nil {
+			carrier.close()
 		}
 	}
 	n.wg.Wait()

@@ -33,16 +33,18 @@ type order struct {
 	Key        [32]byte
 	Hubs       [][]string
 	Silence    time.Duration
+	Carry      bool
 	Do         string
 }
 
 type word struct {
-	Addrs  []string
-	Joined bool
-	Done   bool
-	Cause  *Cause
-	States []RankState
-	Silent string
+	Addrs   []string
+	Joined  bool
+	Carrier bool
+	Done    bool
+	Cause   *Cause
+	States  []RankState
+	Silent  string
 }
 
 func beRank() int {
@@ -58,7 +60,7 @@ func beRank() int {
 	cfg := Config{
 		Me: Hello{Rank: o.Rank, PID: os.Getpid(), Host: "here"}, Size: o.Size, Key: o.Key,
 		State: func() []byte { return []byte("{}") },
-		Beat:  50 * time.Millisecond,
+		Beat:  50 * time.Millisecond, carry: o.Carry,
 	}
 	if o.Silence != 0 {
 		cfg.Silence, cfg.Beat = o.Silence, o.Silence/8
@@ -86,7 +88,7 @@ func beRank() int {
 	if err != nil {
 		return fail(err)
 	}
-	out.Encode(word{Joined: true})
+	out.Encode(word{Joined: true, Carrier: n.carrier != nil})
 	for {
 		if err := in.Decode(&o); err != nil {
 			return 3 // the test is over
@@ -110,8 +112,10 @@ type process struct {
 	t    *testing.T
 	rank int
 	cmd  *exec.Cmd
-	in   io.WriteCloser
-	out  chan word
+	// It carries the beats of all.
+	carrier bool
+	in      io.WriteCloser
+	out     chan word
 }
 
 func (p *process) tell(o order) {
@@ -151,14 +155,21 @@ func (p *process) dies(rank int, kind string) {
 	}
 }
 
-func startProcesses(t *testing.T, size int) []*process { return startObserved(t, size, 0) }
+func startProcesses(t *testing.T, size int) []*process {
+	t.Helper()
+	return start(t, order{Size: size})
+}
 
 // startObserved starts ranks that say when others are silent, unless silence is 0.
 func startObserved(t *testing.T, size int, silence time.Duration) []*process {
 	t.Helper()
-	o := order{Size: size, Silence: silence}
+	return start(t, order{Size: size, Silence: silence})
+}
+
+func start(t *testing.T, o order) []*process {
+	t.Helper()
 	rand.Read(o.Key[:])
-	ranks := make([]*process, size)
+	ranks := make([]*process, o.Size)
 	for rank := range ranks {
 		p := &process{t: t, rank: rank, cmd: exec.Command(os.Args[0]), out: make(chan word, 16)}
 		p.cmd.Env = append(os.Environ(), envRank+"=1")
@@ -206,9 +217,11 @@ func startObserved(t *testing.T, size int, silence time.Duration) []*process {
 		p.tell(order{Hubs: o.Hubs})
 	}
 	for _, p := range ranks {
-		if !p.hear().Joined {
+		w := p.hear()
+		if !w.Joined {
 			t.Fatalf("rank %d did not join", p.rank)
 		}
+		p.carrier = w.Carrier
 	}
 	return ranks
 }

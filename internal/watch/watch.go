@@ -3,7 +3,8 @@
 //
 // Rank 0 is the hub and rank 1 its stand-in. Every rank keeps a connection to both, proved from both sides with a key
 // that travelled by MPI; what comes later on the connection is not encrypted. A connection that ends without goodbye
-// is a death, and the job's end. A rank that is merely silent, as a stopped process is, stays connected.
+// is a death, and the job's end. A rank that is merely silent, as a stopped process is, stays connected. In a large job
+// the signs of life of a node come from one of its ranks.
 //
 // Nothing here calls MPI or CUDA, waits without a deadline, prints, or ends the process.
 package watch
@@ -111,15 +112,20 @@ type Config struct {
 	OnSilent func(who string)
 
 	// Heartbeat returns what rides on the next sign of life to rank 0, or where that has gone to rank 1, at most MaxState bytes
-	// of JSON, nil for nothing; it is called by one goroutine. OnHeartbeat gets it there, called by a goroutine for each rank; it
+	// of JSON, nil for nothing; it is called by one goroutine. OnHeartbeat gets it there, called by a goroutine for each rank, or for each node; it
 	// must return soon, and must not wait for Fail. Both may be nil.
 	Heartbeat   func() []byte
 	OnHeartbeat func(rank int, heartbeat []byte)
+
+	// Carry is called on a rank that carries the heartbeats of its node, by one goroutine, with what the ranks have said since
+	// the last time. It returns what goes on. May be nil: then all of it does.
+	Carry func([]Beat) []Beat
 
 	Beat    time.Duration // between two signs of life; 0 means 1 s, and 2 s in a job of more than 512 ranks
 	Silence time.Duration // without sign of life, after which a rank is silent; 0 means 5 s
 
 	standIn time.Duration // standInTime, other in tests
+	carry   bool          // also in a job that is not large; in tests
 }
 
 func (c *Config) check() error {

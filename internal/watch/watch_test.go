@@ -25,6 +25,8 @@ type job struct {
 	nets  []*Net // by rank; nil for one that has not joined
 	ends  []chan Cause
 	calls []atomic.Int32 // of OnEnd
+	// What a test wants otherwise.
+	change func(c *Config)
 }
 
 // newJob makes the listeners of a job, and no rank.
@@ -67,6 +69,9 @@ func (j *job) config(rank int) Config {
 	c.OnEnd = func(c Cause) {
 		j.calls[rank].Add(1)
 		j.ends[rank] <- c
+	}
+	if j.change != nil {
+		j.change(&c)
 	}
 	return c
 }
