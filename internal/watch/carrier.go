@@ -40,6 +40,7 @@ type carrier struct {
 	held   []Beat         // what they have said since
 	bytes  int            // of it
 	owed   []*line        // whose beats are answered when it has gone
+	turn   time.Time      // of carry; one whose rank does not get on carries nothing
 	ready  []Beat         // what is to go to a hub; only carry uses it
 }
 
@@ -158,7 +159,8 @@ func (c *carrier) serve(conn net.Conn) {
 	}
 }
 
-// take holds what a rank says until the next message to a hub, and answers it: at once, while there is room for more.
+// take holds what a rank says until the next message to a hub, and answers it: at once, while there is room for more, and
+// such messages go.
 func (c *carrier) take(rank int, said []byte, l *line) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -172,7 +174,7 @@ func (c *carrier) take(rank int, said []byte, l *line) {
 	if l != nil {
 		c.owed = append(c.owed, l)
 	}
-	if c.bytes < mostHeld {
+	if c.bytes < mostHeld && time.Since(c.turn) < 2*c.cfg.Beat {
 		c.answer()
 	}
 }
@@ -189,6 +191,7 @@ func (c *carrier) answer() {
 func (c *carrier) beat(hub int, with bool) message {
 	m := message{Kind: msgBeat}
 	c.mu.Lock()
+	c.turn = time.Now()
 	for rank := range c.alive[hub] {
 		m.Alive = append(m.Alive, rank)
 	}

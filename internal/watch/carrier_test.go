@@ -93,8 +93,8 @@ func TestCarried(t *testing.T) {
 // A carrier merges what its node says, and does not hold more than it may.
 func TestCarrierHolds(t *testing.T) {
 	merged := 0
-	cfg := &Config{Hubs: make([][]string, 2), Carry: func(all []Beat) []Beat { merged += len(all); return all[len(all)-1:] }}
-	c := &carrier{cfg: cfg, alive: []map[int]bool{{}, {}}}
+	cfg := &Config{Beat: patience, Hubs: make([][]string, 2), Carry: func(all []Beat) []Beat { merged += len(all); return all[len(all)-1:] }}
+	c := &carrier{cfg: cfg, turn: time.Now(), alive: []map[int]bool{{}, {}}}
 	l := newLine(nil, nil, 4)
 	c.take(5, []byte("1"), l)
 	c.take(7, []byte(strings.Repeat("2", mostHeld)), l)
@@ -114,6 +114,17 @@ func TestCarrierHolds(t *testing.T) {
 	}
 	if m = c.beat(0, true); m.Alive != nil || m.Beats != nil {
 		t.Errorf("%+v though nothing has come", m)
+	}
+	// One that has not had its turn for long answers when it comes.
+	l.queue, c.turn = nil, time.Time{}
+	if c.take(5, nil, l); len(l.queue) != 0 {
+		t.Error("it answers though nothing goes on")
+	}
+	if c.beat(1, false); len(l.queue) != 0 {
+		t.Error("it answers, and the first hub has not heard")
+	}
+	if c.beat(0, true); len(l.queue) != 1 {
+		t.Error("no answer when the message has gone")
 	}
 	// A message has as much as it may.
 	cfg.Carry = nil

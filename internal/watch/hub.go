@@ -143,6 +143,9 @@ func (h *hub) serve(conn net.Conn, r *bufio.Reader, rank int, join message) {
 			}
 		}
 		h.handle(m, msg)
+		if msg.Kind == msgBeat {
+			l.answer()
+		}
 	}
 }
 
@@ -178,7 +181,6 @@ func (h *hub) handle(m *member, msg message) {
 	m.heard, m.silent = time.Now(), false
 	switch msg.Kind {
 	case msgBeat:
-		m.line.put(echo)
 		for _, rank := range msg.Alive {
 			if rank >= 0 && rank < len(h.members) && h.members[rank] != nil {
 				h.members[rank].heard, h.members[rank].silent = m.heard, false

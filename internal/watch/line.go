@@ -155,6 +155,30 @@ func (l *line) put(f []byte) {
 	}
 }
 
+// answer writes the answer to a beat at once. Another goroutine's help takes longer than all the rest of a beat. Who has sent
+// one reads, since there is one at a time.
+func (l *line) answer() {
+	if err := l.write(echo); err != nil {
+		l.fail(err)
+		l.close()
+	}
+}
+
+func (l *line) write(f []byte) error {
+	err := l.conn.SetWriteDeadline(time.Now().Add(cutLimit))
+	if err == nil {
+		_, err = l.conn.Write(f)
+	}
+	return err
+}
+
+// fail notes what ended the writing, for read.
+func (l *line) fail(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.err = err
+}
+
 // run writes what is queued until the line is closed.
 func (l *line) run() {
 	defer l.close()
@@ -169,14 +193,8 @@ func (l *line) run() {
 		l.queue = nil
 		l.mu.Unlock()
 		for _, f := range queue {
-			err := l.conn.SetWriteDeadline(time.Now().Add(cutLimit))
-			if err == nil {
-				_, err = l.conn.Write(f)
-			}
-			if err != nil {
-				l.mu.Lock()
-				l.err = err
-				l.mu.Unlock()
+			if err := l.write(f); err != nil {
+				l.fail(err)
 				return
 			}
 		}

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/rs/zerolog"
+
+	"lockstep/internal/watch"
 )
 
 // World is a rank's world, as its job sees it.
@@ -35,6 +37,8 @@ type Watched interface {
 	State() State
 	// Heartbeat is what rank 0 is told with the next sign of life, as JSON; nil for nothing. One goroutine calls it.
 	Heartbeat() []byte
+	// Carry makes of heartbeats of this node's ranks what rank 0 is to be told. One goroutine calls it, in a job of many ranks.
+	Carry(beats []watch.Beat) []watch.Beat
 	// Heard takes a heartbeat, on rank 0. It returns why the job has to end, or "". hang says that it ends because ranks wait
 	// for each other.
 	Heard(rank int, heartbeat []byte) (why string, hang bool)

@@ -77,7 +77,7 @@ func (j *Job) Watch() error {
 		}()
 	}
 	cfg := watch.Config{Me: watch.Hello{Rank: j.Rank, Node: j.Node, PID: os.Getpid(), Host: host}, Size: j.Size, State: j.state,
-		Heartbeat: j.world.Heartbeat, OnHeartbeat: onHeartbeat, OnEnd: d.onEnd, OnSilent: d.onSilent}
+		Heartbeat: j.world.Heartbeat, OnHeartbeat: onHeartbeat, Carry: j.world.Carry, OnEnd: d.onEnd, OnSilent: d.onSilent}
 	if err := j.meet(&cfg); err != nil {
 		return err
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"lockstep/internal/watch"
 	"lockstep/spmd/internal/files"
 )
 
@@ -87,6 +88,7 @@ func (w *testWorld) State() State {
 	return State{Files: w.files.Load(), Comms: []CommState{{ID: "world", Entered: 1, Calls: 1, Last: "Barrier"}}}
 }
 
+func (w *testWorld) Carry(all []watch.Beat) []watch.Beat        { return all }
 func (w *testWorld) Heartbeat() []byte                          { return nil }
 func (w *testWorld) Heard(int, []byte) (string, bool)           { return "", false }
 func (w *testWorld) WritesFiles() bool                          { return w.files.Load() != nil }

@@ -14,6 +14,7 @@ import (
 
 	"lockstep/internal/watch"
 	"lockstep/spmd/internal/job"
+	"lockstep/spmd/internal/verify"
 )
 
 // envHub makes this program rank 0, which does what its standard input says.
@@ -124,7 +125,12 @@ func beHub(from io.Reader, to io.Writer) error {
 	cfg := s.config(0)
 	cfg.Listener = listener
 	cfg.State = func() []byte { return s.state(0) }
-	cfg.OnHeartbeat = func(int, []byte) {}
+	var analyzer verify.Analyzer
+	cfg.OnHeartbeat = func(rank int, said []byte) {
+		if why, _ := analyzer.Hear(rank, said); why != "" {
+			words <- word{Error: why}
+		}
+	}
 	cfg.OnSilent = func(who string) { words <- word{Silent: who} }
 	cfg.OnEnd = func(c watch.Cause) { words <- word{Died: c.Rank} }
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)

@@ -158,10 +158,12 @@ func (n *network) join() error {
 			n.speak(rank)
 			return n.state(rank)
 		}
+		talks := newTalk(rank, n.Ranks)
 		cfg.Heartbeat = func() []byte {
 			n.speak(rank)
-			return heartbeat(rank)
+			return talks.heartbeat()
 		}
+		cfg.Carry = talks.carry
 		cfg.OnEnd = func(watch.Cause) { n.ended <- time.Now() }
 		if rank == 1 {
 			cfg.Listener = listener
@@ -210,11 +212,6 @@ func (s *settings) state(rank int) []byte {
 		return nil
 	}
 	return b
-}
-
-// heartbeat is as long as those of a job that trains.
-func heartbeat(rank int) []byte {
-	return fmt.Appendf(nil, `{"rank":%d,"comms":[{"id":"world","calls":4711,"sum":"%0120d"}],"parts":[%d,%d,%d,%d]}`, rank, rank, rank, rank, rank, rank)
 }
 
 // end ends rank 0, and all that is left.

@@ -18,6 +18,7 @@ import (
 type heartbeat struct {
 	Pages []page    `json:"p,omitempty"` // of communicators with more calls than before
 	Stand *standing `json:"s,omitempty"`
+	Found string    `json:"f,omitempty"` // by a Carrier: why the job has to end
 }
 
 // Reporter makes the heartbeats of a rank. One goroutine calls its methods.
@@ -45,6 +46,10 @@ func (b *Reporter) Heartbeat() []byte {
 	if h.Stand = b.stand(recorders); h.Pages == nil && h.Stand == nil {
 		return nil
 	}
+	return encode(h)
+}
+
+func encode(h heartbeat) []byte {
 	text, err := json.Marshal(h)
 	if err != nil {
 		return nil // it holds nothing that JSON has not
@@ -93,26 +98,35 @@ func count(recorders []*Recorder) (steps uint64, inside bool) {
 // communicator, and where it stands. The zero value is ready for use.
 type Analyzer struct {
 	mu       sync.Mutex
-	pages    map[string]map[int]page
+	pages    map[string]map[int]page // of a communicator, by who has sent it
 	standing map[int]*standing
+	ended    []int // whose programs have returned
 }
 
 // Hear takes a heartbeat of a rank. It returns why the job has to end, or "". hang says that it ends because ranks wait for
 // each other. Several goroutines may call it.
-func (l *Analyzer) Hear(rank int, heartbeat []byte) (why string, hang bool) {
-	if text := l.compare(rank, heartbeat); text != "" {
+func (l *Analyzer) Hear(rank int, said []byte) (why string, hang bool) {
+	news := parse(said)
+	if text := cmp.Or(news.Found, l.compare(rank, news)); text != "" {
 		return fmt.Sprintf("%v: %s", ErrMismatch, text), false
+	}
+	if news.Stand == nil { // a circle is closed by where a rank stands
+		return "", false
 	}
 	return l.stuck(rank), true
 }
 
-// compare says where the calls of a rank differ from those of another rank, or what it waits for in vain; "" for neither.
-func (l *Analyzer) compare(rank int, said []byte) string {
-	var news heartbeat
+// parse reads a heartbeat. What is none is nothing: no rank sends it, and the channel is authenticated.
+func parse(said []byte) (news heartbeat) {
 	if json.Unmarshal(said, &news) != nil {
-		return "" // no rank sends this, and the channel is authenticated
+		return heartbeat{}
 	}
 	news.Pages = slices.DeleteFunc(news.Pages, func(p page) bool { return len(p.Last) == 0 }) // nor a page without calls
+	return news
+}
+
+// compare says where the calls of a rank differ from those of another rank, or what it waits for in vain; "" for neither.
+func (l *Analyzer) compare(rank int, news heartbeat) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.pages == nil {
@@ -126,7 +140,7 @@ func (l *Analyzer) compare(rank int, said []byte) string {
 		}
 		of[rank] = p
 		for other, o := range of {
-			a, b, ra, rb := &o, &p, other, rank
+			a, b, ra, rb := &o, &p, o.of(other), p.of(rank)
 			if ra > rb {
 				a, b, ra, rb = b, a, rb, ra
 			}
@@ -138,9 +152,19 @@ func (l *Analyzer) compare(rank int, said []byte) string {
 	if news.Stand == nil {
 		return ""
 	}
+	before := l.standing[rank]
 	l.standing[rank] = news.Stand
+	for _, other := range l.ended {
+		if text := leftAlone(other, l.standing[other], rank, news.Stand); text != "" && other != rank {
+			return text
+		}
+	}
+	if !news.Stand.Ended || before != nil && before.Ended {
+		return ""
+	}
+	l.ended = append(l.ended, rank)
 	for other, o := range l.standing {
-		if text := cmp.Or(leftAlone(other, o, rank, news.Stand), leftAlone(rank, news.Stand, other, o)); text != "" && other != rank {
+		if text := leftAlone(rank, news.Stand, other, o); text != "" && other != rank {
 			return text
 		}
 	}
@@ -152,6 +176,50 @@ func (l *Analyzer) stuck(rank int) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return circle(l.standing, rank)
+}
+
+// Carrier hears the ranks of a node in place of rank 0, in a job of many ranks. It compares their calls, and passes on those
+// of one of them: what agrees with it agrees with the others, since a page has the sums of all calls. The zero value is
+// ready for use, by one goroutine.
+type Carrier struct {
+	analyzer Analyzer
+	newest   []page // of each communicator, since Pages was called
+}
+
+// carriedCalls is how many of a page's calls go on. Rank 0 spends half of its time for a page on its calls. Where ranks that
+// have called different things wait for each other it is the last; where they do not all of them are soon others.
+const carriedCalls = 4
+
+// Hear takes a heartbeat of a rank, and returns what goes on to rank 0 beside Pages; nil for nothing.
+func (c *Carrier) Hear(rank int, said []byte) []byte {
+	news := parse(said)
+	if text := c.analyzer.compare(rank, news); text != "" {
+		return encode(heartbeat{Found: text})
+	}
+	for _, p := range news.Pages {
+		p.From, p.Last = rank+1, p.Last[max(len(p.Last)-carriedCalls, 0):]
+		i := slices.IndexFunc(c.newest, func(o page) bool { return o.Comm == p.Comm })
+		switch {
+		case i < 0:
+			c.newest = append(c.newest, p)
+		case p.count() > c.newest[i].count():
+			c.newest[i] = p
+		}
+	}
+	if news.Stand == nil {
+		return nil
+	}
+	return encode(heartbeat{Stand: news.Stand})
+}
+
+// Pages is a heartbeat with one page of each communicator that has had calls since the last one; nil where none has.
+func (c *Carrier) Pages() []byte {
+	if c.newest == nil {
+		return nil
+	}
+	h := heartbeat{Pages: c.newest}
+	c.newest = nil
+	return encode(h)
 }
 
 // AtEnd compares the calls and messages of the whole run. Collective over all ranks, which have nothing in flight.
@@ -209,7 +277,7 @@ func uneven(c control.Comm, recorders []*Recorder) error {
 	}
 	var whole Analyzer
 	for rank, said := range all {
-		if text := whole.compare(rank, said); text != "" {
+		if text := whole.compare(rank, parse(said)); text != "" {
 			return fmt.Errorf("%w: %s", ErrMismatch, text)
 		}
 	}

@@ -70,7 +70,19 @@ type page struct {
 	Comm   string      `json:"c"`
 	Levels [][2]uint64 `json:"l"` // count and sum
 	Last   []line      `json:"r"`
+	From   int         `json:"f,omitempty"` // 1 more than the rank whose it is, where another carries it
 }
+
+// of is the rank whose page it is, which one has sent.
+func (p *page) of(sender int) int {
+	if p.From > 0 {
+		return p.From - 1
+	}
+	return sender
+}
+
+// count is the number of calls so far.
+func (p *page) count() uint64 { return p.Last[len(p.Last)-1].Number }
 
 // line is one call of a page.
 type line struct {

@@ -58,5 +58,9 @@ func FuzzHeartbeat(f *testing.F) {
 		seen.Hear(0, a)
 		seen.Hear(1, b)
 		seen.Hear(0, b)
+		var carrier Carrier
+		carrier.Hear(0, a)
+		carrier.Hear(1, b)
+		carrier.Pages()
 	})
 }

@@ -121,6 +121,7 @@ type job struct {
 	reporters []*Reporter
 	ended     []bool
 	analyzer  Analyzer
+	nodes     [][]int // whose carriers pass on what the ranks say; nil for none
 }
 
 func newJob(size int) *job {
@@ -140,11 +141,21 @@ func (j *job) begin(rank int, c coll.Call) {
 
 // hear sends two heartbeats of each rank, of which the second is of ranks that have not got on. It returns what ends the job.
 func (j *job) hear() (why string, hang bool) {
+	hear := func(rank int, said []byte) {
+		if said != nil && why == "" {
+			why, hang = j.analyzer.Hear(rank, said)
+		}
+	}
+	carriers := make([]Carrier, len(j.nodes))
 	for range 2 {
-		for rank, r := range j.reporters {
-			if b := r.Heartbeat(); b != nil && why == "" {
-				why, hang = j.analyzer.Hear(rank, b)
+		for node, ranks := range j.nodes {
+			for _, rank := range ranks {
+				hear(rank, carriers[node].Hear(rank, j.reporters[rank].Heartbeat()))
 			}
+			hear(ranks[0], carriers[node].Pages())
+		}
+		for rank, r := range j.reporters {
+			hear(rank, r.Heartbeat()) // nothing, where a carrier has had it
 		}
 	}
 	return why, hang
@@ -201,16 +212,40 @@ func TestAnalyzer(t *testing.T) {
 			}
 		}, nil, false},
 	} {
-		j := newJob(3)
-		tc.act(j)
-		why, hang := j.hear()
-		if (why != "") != (tc.want != nil) || why != "" && hang != tc.hang {
-			t.Errorf("%s: %q, a hang: %v", tc.name, why, hang)
-		}
-		for _, want := range tc.want {
-			if !strings.Contains(why, want) {
-				t.Errorf("%s: no %q in %q", tc.name, want, why)
+		for _, nodes := range [][][]int{nil, {{0, 1, 2}}, {{0, 1}, {2}}, {{0}, {1, 2}}} {
+			j := newJob(3)
+			j.nodes = nodes
+			tc.act(j)
+			why, hang := j.hear()
+			if (why != "") != (tc.want != nil) || why != "" && hang != tc.hang {
+				t.Errorf("%s, nodes %v: %q, a hang: %v", tc.name, nodes, why, hang)
+			}
+			for _, want := range tc.want {
+				if !strings.Contains(why, want) {
+					t.Errorf("%s, nodes %v: no %q in %q", tc.name, nodes, want, why)
+				}
 			}
 		}
+	}
+}
+
+// A carrier passes on one page of each communicator, the newest, with the rank whose it is.
+func TestCarrier(t *testing.T) {
+	j := newJob(3)
+	var c Carrier
+	for rank := range 3 {
+		for range 1 + rank%2 {
+			j.begin(rank, coll.Call{Kind: coll.Barrier})
+			j.ranks[rank].Leave()
+		}
+		if on := c.Hear(rank, j.reporters[rank].Heartbeat()); on != nil {
+			t.Errorf("rank %d: %s goes on by itself", rank, on)
+		}
+	}
+	if h := parse(c.Pages()); len(h.Pages) != 1 || h.Pages[0].of(0) != 1 || h.Pages[0].count() != 2 {
+		t.Errorf("%+v goes on, want the page of rank 1", h)
+	}
+	if on := c.Pages(); on != nil {
+		t.Errorf("%s goes on once more", on)
 	}
 }

@@ -15,6 +15,7 @@ import (
 
 	"lockstep/cuda/telemetry"
 	"lockstep/internal/procfs"
+	"lockstep/internal/watch"
 	"lockstep/spmd/internal/dashboard"
 	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/job"
@@ -174,6 +175,30 @@ func (w *World) heartbeat() []byte {
 		return nil // it holds nothing that JSON has not
 	}
 	return text
+}
+
+// carry makes of heartbeats of this node what rank 0 is told: see verify.Carrier.
+func (w *World) carry(beats []watch.Beat) (on []watch.Beat) {
+	tell := func(rank int, h heartbeat) {
+		if h.Calls == nil && h.Now == nil {
+			return
+		}
+		if text, err := json.Marshal(h); err == nil { // it holds nothing that JSON has not
+			on = append(on, watch.Beat{Rank: rank, State: text})
+		}
+	}
+	for _, b := range beats {
+		var h heartbeat
+		if json.Unmarshal(b.State, &h) != nil {
+			continue // no rank sends this, and the channel is authenticated
+		}
+		if h.Calls != nil {
+			h.Calls = w.carrier.Hear(b.Rank, h.Calls)
+		}
+		tell(b.Rank, h)
+	}
+	tell(w.All.Rank(), heartbeat{Calls: w.carrier.Pages()})
+	return on
 }
 
 // heard takes a rank's heartbeat, on rank 0. It returns why the job has to end, or "".

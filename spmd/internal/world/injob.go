@@ -8,6 +8,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"lockstep/host"
+	"lockstep/internal/watch"
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/job"
@@ -34,6 +35,8 @@ func (in inJob) Abort(status int) { in.w.Abort(status) }
 func (in inJob) Heartbeat() []byte { return in.w.heartbeat() }
 
 func (in inJob) WritesFiles() bool { return in.w.files.Used() }
+
+func (in inJob) Carry(beats []watch.Beat) []watch.Beat { return in.w.carry(beats) }
 
 // Heard runs on rank 0, on one goroutine for each rank.
 func (in inJob) Heard(rank int, heartbeat []byte) (why string, hang bool) {

@@ -71,6 +71,7 @@ type World struct {
 	mpiSockets, ncclSockets []job.Socket
 	reporter                verify.Reporter // makes this rank's heartbeats
 	analyzer                verify.Analyzer // has those of all ranks, on rank 0
+	carrier                 verify.Carrier  // has those of this node, where this rank carries them
 	shown                   shown           // for --dashboard and Slowest
 	files                   files.Work      // for what is saved and loaded
 	json                    *outfile.File
