@@ -90,6 +90,9 @@ func (n *Net) joinCarrier(ctx context.Context, conn net.Conn) {
 		return
 	}
 	n.way = k
+	for _, hub := range n.links {
+		_ = calm(hub.line.conn, n.cfg.Me.Rank) // where it cannot be, it stays as it was
+	}
 	n.wg.Go(k.line.run)
 	n.wg.Go(func() {
 		for {

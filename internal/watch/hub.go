@@ -44,6 +44,7 @@ type member struct {
 	silent    bool // and OnSilent has been called for it
 	failed    bool // it has said why it ends
 	told      bool // it has the cause
+	carried   bool // its beats have come with another's
 	waved     bool // it has the goodbye of the hub's rank
 	asked     bool // for its state, and has not answered
 	reporting bool // a report is on its way to it
@@ -182,8 +183,14 @@ func (h *hub) handle(m *member, msg message) {
 	switch msg.Kind {
 	case msgBeat:
 		for _, rank := range msg.Alive {
-			if rank >= 0 && rank < len(h.members) && h.members[rank] != nil {
-				h.members[rank].heard, h.members[rank].silent = m.heard, false
+			if rank < 0 || rank >= len(h.members) || h.members[rank] == nil {
+				continue
+			}
+			o := h.members[rank]
+			o.heard, o.silent = m.heard, false
+			if o != m && !o.carried {
+				o.carried = true
+				_ = calm(o.line.conn, rank) // where it cannot be, it stays as it was
 			}
 		}
 	case msgFail:
