@@ -306,14 +306,13 @@ func Copy[T Stored](s *Stream, dst, src Buffer[T]) error {
 	return s.s.Q.Enqueue(c)
 }
 
-// Fill enqueues dst[i] = v on s. SetAll does it at once. For pinned and managed memory of a GPU the
-// driver may make it wait until s comes to it: do not fill these behind what waits for the caller.
+// Fill enqueues dst[i] = v on s. SetAll does it at once.
 func Fill[T Stored](s *Stream, dst Buffer[T], v T) error {
 	c, err := s.s.Begin(exec.DoFill, dst.blk, nil)
 	if err != nil {
 		return err
 	}
-	c.Dst, c.N, c.Type, c.Bits = dst.addr(), dst.n, elem.Of[T](), elem.BitsOf(v)
+	c.Dst, c.N, c.Type, c.Bits, c.Hosted = dst.addr(), dst.n, elem.Of[T](), elem.BitsOf(v), addressed(dst.blk)
 	return s.s.Q.Enqueue(c)
 }
 

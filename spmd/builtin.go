@@ -24,8 +24,11 @@ func init() { kernels.Headers["spmd.cuh"] = cudaHeader }
 // loopGrid is a grid whose threads loop over n elements.
 func loopGrid(n int) Grid { return Cover1D(min(n, 1<<20), 256) }
 
-var fillKernel = NewKernel("fill_u64", cudaSource, func(a Args) error {
-	hostexec.Fill(ArgSlice[uint64](a, 0), a.U64(2))
+var fillKernel = NewKernel("fill_bytes", cudaSource, func(a Args) error {
+	dst, words := ArgSlice[uint8](a, 0), [2]uint64{a.U64(2), a.U64(3)}
+	for i := range dst {
+		dst[i] = uint8(words[i/8%2] >> (8 * (i % 8)))
+	}
 	return nil
 })
 

@@ -304,7 +304,7 @@ func gpuFaults(t *testing.T, dir string) {
 		{"NCCL does not start on one rank", 2, "both", "", []string{"FAKENCCL_LOG=" + hang, rankEnv + "=0:FAKENCCL_HANG=ncclCommInitRankConfig;1:FAKENCCL_FAIL=ncclCommInitRankConfig=3"}, "",
 			failed, []string{"rank 1", "ncclCommInitRankConfig", "ncclInternalError (3)", "fake: "}}, // where the other waits for it
 		{"a kernel that does not compile", 2, "both", "broken kernel", nil, "", failed, []string{`broken(4)`, `identifier "undeclared" is undefined`}},
-		{"an image that does not load", 0, "both", "", []string{"FAKECUDA_FAIL=cuModuleLoadDataEx=218"}, "", failed, []string{"kernel fill_u64", "CUDA_ERROR_INVALID_PTX"}},
+		{"an image that does not load", 0, "both", "", []string{"FAKECUDA_FAIL=cuModuleLoadDataEx=218"}, "", failed, []string{"kernel fill_bytes", "CUDA_ERROR_INVALID_PTX"}},
 
 		{"a collective fails", 2, "both", "a collective fails", nil, "", failed,
 			[]string{"ERR", "gpu_fault_test.go:", "rank 1", "ncclAllReduce", "ncclSystemError (2)", "64 float32", "fake: ncclAllReduce was told to fail", "rank=1"}},

@@ -168,6 +168,12 @@ func gpuPool(t *testing.T, w *spmd.World) {
 		if x.At(n-1) != 5 || b.At(n-1) != 5 {
 			t.Errorf("%s: %v on the device, %v on the host", name, x.At(n-1), b.At(n-1))
 		}
+		newCalls(t)
+		must(t, spmd.Fill(s, b, 1)) // the driver would wait for the stream
+		if got := newCalls(t, "cuLaunchKernel", "cuMemset"); len(got) != 1 || value(got[0], "function") != "fill_bytes" ||
+			!strings.HasSuffix(value(got[0], "args"), fmt.Sprintf(",%#x,0x3f8000003f800000,0x3f8000003f800000", 4*n)) {
+			t.Errorf("a fill after %s: %q", name, got)
+		}
 		must(t, b.Free())
 	}
 }
@@ -226,7 +232,7 @@ func gpuTransfers(t *testing.T, w *spmd.World) {
 	}
 	newCalls(t)
 	must(t, long.SetAll(1)) // no driver fills 8 bytes
-	if got := newCalls(t, "cuLaunchKernel"); len(got) != 1 || value(got[0], "function") != "fill_u64" || !strings.HasSuffix(value(got[0], "args"), ",0x5,0x3ff0000000000000,0x3ff0000000000000") {
+	if got := newCalls(t, "cuLaunchKernel"); len(got) != 1 || value(got[0], "function") != "fill_bytes" || !strings.HasSuffix(value(got[0], "args"), ",0x28,0x3ff0000000000000,0x3ff0000000000000") {
 		t.Errorf("a fill of float64: %q", got)
 	}
 

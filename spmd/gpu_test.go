@@ -75,7 +75,7 @@ func TestGPU(t *testing.T) {
 	}
 }
 
-// doubles builds the test doubles into a folder. It skips the test where there is a
+// doubles builds the test doubles into a folder. Of all kernels only that of Fill does anything. It skips the test where there is a
 // GPU to test on, and where there is no compiler for kernels.
 func doubles(t *testing.T) (dir string) {
 	t.Helper()
@@ -86,6 +86,8 @@ func doubles(t *testing.T) (dir string) {
 	dir = t.TempDir()
 	fakelib.CUDA(t, dir)
 	fakelib.Build(t, dir, "libnccl.so.2", filepath.Join("..", "nccl", "testdata", "fakenccl.c"))
+	fakelib.Build(t, dir, "libfill.so", filepath.Join("testdata", "fill.cc"))
+	t.Setenv("FAKECUDA_KERNELS", filepath.Join(dir, "libfill.so"))
 	return dir
 }
 

@@ -167,7 +167,7 @@ func (q *handing) exchange(to *route.Route, work unsafe.Pointer) error {
 // onStream enqueues a step that concerns this rank alone.
 func (r *Rank) onStream(h *cuda.Stream, s *coll.Call) error {
 	if s.Kind == coll.Fill {
-		return r.GPU.Fill(h, s.Type, s.Dst, s.N, coll.Identity(s.Op, s.Type))
+		return r.GPU.Fill(h, s.Type, s.Dst, s.N, coll.Identity(s.Op, s.Type), false)
 	}
 	return h.Copy(s.Dst, s.Src, s.N*s.Type.Size())
 }

@@ -14,7 +14,7 @@ type Kind uint8
 // The kinds. What a command of a kind has of the fields of Command stands behind it.
 const (
 	DoCopy     Kind = iota // Dst, Src, N bytes
-	DoFill                 // Dst, N, Type, Bits
+	DoFill                 // Dst, N, Type, Bits, Hosted
 	DoPrefetch             // Dst, N bytes, Place
 	DoKernel               // Kernel, Grid, Args
 	DoLibrary              // Library, Args, N bytes of workspace
@@ -38,6 +38,7 @@ type Command struct {
 	Dst, Src unsafe.Pointer
 	N        int
 	Bits     elem.Bits
+	Hosted   bool // the host addresses Dst
 	Place    Place
 	Kernel   *Kernel
 	Grid     Grid

@@ -41,7 +41,7 @@ import (
 type Start struct {
 	Config job.Config
 	Flags  *pflag.FlagSet // of the command line, which has set Config; nil where there is none
-	Fill   *exec.Kernel   // fills the memory of a GPU with values of 8 bytes
+	Fill   *exec.Kernel   // fills memory of a GPU, and what it shares with the host
 }
 
 // World is this rank's place in the job.

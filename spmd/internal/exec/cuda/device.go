@@ -222,7 +222,7 @@ func (d *Device) SetAll(t elem.Type, dst unsafe.Pointer, n int, v elem.Bits) err
 	if err != nil {
 		return err
 	}
-	c.Type, c.Dst, c.N, c.Bits = t, dst, n, v
+	c.Type, c.Dst, c.N, c.Bits, c.Hosted = t, dst, n, v, false // which others fill themselves
 	if err := q.Enqueue(c); err != nil {
 		return err
 	}

@@ -217,7 +217,7 @@ func (q *Queue) prepare(c *exec.Command, call Call) error {
 	case exec.DoKernel:
 		k = c.Kernel
 	case exec.DoFill:
-		if c.Type.Size() >= 8 {
+		if byKernel(c.Type, c.Hosted) {
 			k = q.d.fill
 		}
 	case exec.DoCall:
@@ -277,7 +277,7 @@ func (q *Queue) issue(c *exec.Command, call Call, seq uint64, work unsafe.Pointe
 		}
 		return q.h.Copy(c.Dst, c.Src, c.N)
 	case exec.DoFill:
-		return q.d.Fill(q.h, c.Type, c.Dst, c.N, c.Bits)
+		return q.d.Fill(q.h, c.Type, c.Dst, c.N, c.Bits, c.Hosted)
 	case exec.DoPrefetch:
 		return q.prefetch(c)
 	case exec.DoKernel:
@@ -299,21 +299,30 @@ func (q *Queue) issue(c *exec.Command, call Call, seq uint64, work unsafe.Pointe
 	}
 }
 
-// Fill sets elements of up to 4 bytes by the driver, of 8 and 16 bytes by a kernel.
-func (d *Device) Fill(h *cuda.Stream, t elem.Type, dst unsafe.Pointer, n int, bits elem.Bits) error {
-	switch size := t.Size(); {
+// byKernel says whether a kernel fills elements, and not the driver: it knows none of 8 bytes, and in memory that the host
+// addresses, pinned or managed, it waits until the stream is there. Source: CUDA Driver API, API synchronization behavior, Memset.
+func byKernel(t elem.Type, hosted bool) bool { return hosted || t.Size() >= 8 }
+
+// Fill enqueues that n elements become bits. hosted says that the host addresses them.
+func (d *Device) Fill(h *cuda.Stream, t elem.Type, dst unsafe.Pointer, n int, bits elem.Bits, hosted bool) error {
+	size := t.Size()
+	switch {
 	case n == 0:
 		return nil
-	case size < 8:
+	case !byKernel(t, hosted):
 		return h.Fill(dst, size, bits[0], n)
-	default:
-		if n *= size / 8; size == 8 {
-			bits[1] = bits[0]
-		}
-		args := [...]exec.Arg{exec.Memory(dst), exec.Number(elem.Int64, int64(n)), exec.Number(elem.Uint64, bits[0]), exec.Number(elem.Uint64, bits[1])}
-		grid := exec.Grid{Blocks: [3]int{(min(n, 1<<20) + 255) / 256, 1, 1}, Threads: [3]int{256, 1, 1}} // whose threads loop
-		return d.GPU.launch(h, d.fill, grid, args[:])
 	}
+	if size < 16 { // else both words are the element's
+		bits[0] &= 1<<(8*size) - 1
+		for have := size; have < 8; have *= 2 {
+			bits[0] |= bits[0] << (8 * have)
+		}
+		bits[1] = bits[0]
+	}
+	args := [...]exec.Arg{exec.Memory(dst), exec.Number(elem.Int64, int64(n*size)), exec.Number(elem.Uint64, bits[0]), exec.Number(elem.Uint64, bits[1])}
+	words := min(n*size/8+1, 1<<20)
+	grid := exec.Grid{Blocks: [3]int{(words + 255) / 256, 1, 1}, Threads: [3]int{256, 1, 1}} // whose threads loop
+	return d.GPU.launch(h, d.fill, grid, args[:])
 }
 
 // Launch starts a kernel.
