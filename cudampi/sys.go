@@ -84,7 +84,7 @@ func cbool(b bool) C.int {
 	return 0
 }
 
-// address passes memory to the calls that a message of a few bytes is made of. keep, after the call, is what the collector
+// address passes memory to calls that take a few hundred nanoseconds. keep, after the call, is what the collector
 // sees of it.
 func address(p unsafe.Pointer) C.uintptr_t { return C.uintptr_t(ccall.Address(p)) }
 
@@ -102,7 +102,9 @@ func sysAllReduce(c *Comm, dst, src unsafe.Pointer, n int, t elem.Type, op elem.
 }
 
 func sysReduce(c *Comm, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, root int) int {
-	return int(C.reduce(c.h, dst, src, C.int(n), C.int(t), C.int(op), C.int(root), C.int(c.rank), C.int(c.size)))
+	code := int(C.reduce(c.h, address(dst), address(src), C.int(n), C.int(t), C.int(op), C.int(root), C.int(c.rank), C.int(c.size)))
+	keep(dst, src)
+	return code
 }
 
 func sysScan(c *Comm, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, exclusive bool) int {
@@ -112,27 +114,39 @@ func sysScan(c *Comm, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, e
 }
 
 func sysBroadcast(c *Comm, buf unsafe.Pointer, n int, t elem.Type, root int) int {
-	return int(C.bcast(c.h, buf, C.int(n), C.int(t), C.int(root)))
+	code := int(C.bcast(c.h, address(buf), C.int(n), C.int(t), C.int(root)))
+	keep(buf, nil)
+	return code
 }
 
 func sysAllGather(c *Comm, dst, src unsafe.Pointer, n int, t elem.Type, inPlace bool) int {
-	return int(C.allgather(c.h, dst, src, C.int(n), C.int(t), cbool(inPlace)))
+	code := int(C.allgather(c.h, address(dst), address(src), C.int(n), C.int(t), cbool(inPlace)))
+	keep(dst, src)
+	return code
 }
 
 func sysReduceScatter(c *Comm, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, inPlace bool) int {
-	return int(C.reduce_scatter(c.h, dst, src, C.int(n), C.int(t), C.int(op), C.int(c.size), cbool(inPlace)))
+	code := int(C.reduce_scatter(c.h, address(dst), address(src), C.int(n), C.int(t), C.int(op), C.int(c.size), cbool(inPlace)))
+	keep(dst, src)
+	return code
 }
 
 func sysAllToAll(c *Comm, dst, src unsafe.Pointer, n int, t elem.Type) int {
-	return int(C.alltoall(c.h, dst, src, C.int(n), C.int(t)))
+	code := int(C.alltoall(c.h, address(dst), address(src), C.int(n), C.int(t)))
+	keep(dst, src)
+	return code
 }
 
 func sysGather(c *Comm, dst, src unsafe.Pointer, n int, t elem.Type, root int, inPlace bool) int {
-	return int(C.gather(c.h, dst, src, C.int(n), C.int(t), C.int(root), cbool(inPlace)))
+	code := int(C.gather(c.h, address(dst), address(src), C.int(n), C.int(t), C.int(root), cbool(inPlace)))
+	keep(dst, src)
+	return code
 }
 
 func sysScatter(c *Comm, dst, src unsafe.Pointer, n int, t elem.Type, root int, inPlace bool) int {
-	return int(C.scatter(c.h, dst, src, C.int(n), C.int(t), C.int(root), cbool(inPlace)))
+	code := int(C.scatter(c.h, address(dst), address(src), C.int(n), C.int(t), C.int(root), cbool(inPlace)))
+	keep(dst, src)
+	return code
 }
 
 // ints holds the counts of a V form, and after them the displacements, as C has them.
@@ -150,19 +164,27 @@ func (v ints) set(counts []int) {
 }
 
 func sysAllGatherV(c *Comm, dst, src unsafe.Pointer, t elem.Type, inPlace bool) int {
-	return int(C.allgatherv(c.h, dst, src, c.v.counts(), c.v.displs(), C.int(t), C.int(c.rank), cbool(inPlace)))
+	code := int(C.allgatherv(c.h, address(dst), address(src), c.v.counts(), c.v.displs(), C.int(t), C.int(c.rank), cbool(inPlace)))
+	keep(dst, src)
+	return code
 }
 
 func sysReduceScatterV(c *Comm, dst, src unsafe.Pointer, total int, t elem.Type, op elem.Op, inPlace bool) int {
-	return int(C.reduce_scatterv(c.h, dst, src, c.v.counts(), C.int(total), C.int(t), C.int(op), C.int(c.rank), C.int(c.size), cbool(inPlace)))
+	code := int(C.reduce_scatterv(c.h, address(dst), address(src), c.v.counts(), C.int(total), C.int(t), C.int(op), C.int(c.rank), C.int(c.size), cbool(inPlace)))
+	keep(dst, src)
+	return code
 }
 
 func sysGatherV(c *Comm, dst, src unsafe.Pointer, t elem.Type, root int, inPlace bool) int {
-	return int(C.gatherv(c.h, dst, src, c.v.counts(), c.v.displs(), C.int(t), C.int(root), C.int(c.rank), cbool(inPlace)))
+	code := int(C.gatherv(c.h, address(dst), address(src), c.v.counts(), c.v.displs(), C.int(t), C.int(root), C.int(c.rank), cbool(inPlace)))
+	keep(dst, src)
+	return code
 }
 
 func sysScatterV(c *Comm, dst, src unsafe.Pointer, t elem.Type, root int, inPlace bool) int {
-	return int(C.scatterv(c.h, dst, src, c.v.counts(), c.v.displs(), C.int(t), C.int(root), C.int(c.rank), cbool(inPlace)))
+	code := int(C.scatterv(c.h, address(dst), address(src), c.v.counts(), c.v.displs(), C.int(t), C.int(root), C.int(c.rank), cbool(inPlace)))
+	keep(dst, src)
+	return code
 }
 
 func sysSend(c *Comm, src unsafe.Pointer, n int, t elem.Type, to, tag int) int {

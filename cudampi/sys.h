@@ -108,7 +108,9 @@ static int allreduce(MPI_Comm c, uintptr_t to, uintptr_t from, int n, int t, int
     return rc;
 }
 
-static int reduce(MPI_Comm c, void *dst, const void *src, int n, int t, int op, int root, int rank, int size) {
+static int reduce(MPI_Comm c, uintptr_t to, uintptr_t from, int n, int t, int op, int root, int rank, int size) {
+    void *dst = (void *)to;
+    const void *src = (const void *)from;
     if (half(t)) {
         float *f = widen(src, n, t);
         if (!f) return MPI_ERR_NO_MEM;
@@ -136,15 +138,19 @@ static int scan(MPI_Comm c, uintptr_t to, uintptr_t from, int n, int t, int op, 
     return rc;
 }
 
-static int bcast(MPI_Comm c, void *buf, int n, int t, int root) { return MPI_Bcast(buf, n, types[t], root, c); }
+static int bcast(MPI_Comm c, uintptr_t buf, int n, int t, int root) { return MPI_Bcast((void *)buf, n, types[t], root, c); }
 
-static int allgather(MPI_Comm c, void *dst, const void *src, int n, int t, int in_place) {
+static int allgather(MPI_Comm c, uintptr_t to, uintptr_t from, int n, int t, int in_place) {
+    void *dst = (void *)to;
+    const void *src = (const void *)from;
     return MPI_Allgather(in_place ? MPI_IN_PLACE : src, n, types[t], dst, n, types[t], c);
 }
 
 // In place MPI leaves the result at the front of the input. Here it belongs into the rank's own block, as NCCL has it, so it
 // goes through scratch.
-static int reduce_scatter(MPI_Comm c, void *dst, const void *src, int n, int t, int op, int size, int in_place) {
+static int reduce_scatter(MPI_Comm c, uintptr_t to, uintptr_t from, int n, int t, int op, int size, int in_place) {
+    void *dst = (void *)to;
+    const void *src = (const void *)from;
     int rc;
     if (half(t)) {
         float *f = widen(src, (int64_t)n * size, t);
@@ -165,8 +171,10 @@ static int reduce_scatter(MPI_Comm c, void *dst, const void *src, int n, int t, 
     }
     return rc;
 }
-static int reduce_scatterv(MPI_Comm c, void *dst, const void *src, const int *counts, int total, int t, int op, int rank, int size,
+static int reduce_scatterv(MPI_Comm c, uintptr_t to, uintptr_t from, const int *counts, int total, int t, int op, int rank, int size,
                            int in_place) {
+    void *dst = (void *)to;
+    const void *src = (const void *)from;
     int rc, n = counts[rank];
     if (half(t)) {
         float *f = widen(src, total, t);
@@ -188,22 +196,34 @@ static int reduce_scatterv(MPI_Comm c, void *dst, const void *src, const int *co
     return rc;
 }
 
-static int alltoall(MPI_Comm c, void *dst, const void *src, int n, int t) {
+static int alltoall(MPI_Comm c, uintptr_t to, uintptr_t from, int n, int t) {
+    void *dst = (void *)to;
+    const void *src = (const void *)from;
     return MPI_Alltoall(src == dst ? MPI_IN_PLACE : src, n, types[t], dst, n, types[t], c);
 }
-static int gather(MPI_Comm c, void *dst, const void *src, int n, int t, int root, int in_place) {
+static int gather(MPI_Comm c, uintptr_t to, uintptr_t from, int n, int t, int root, int in_place) {
+    void *dst = (void *)to;
+    const void *src = (const void *)from;
     return MPI_Gather(in_place ? MPI_IN_PLACE : src, n, types[t], dst, n, types[t], root, c);
 }
-static int scatter(MPI_Comm c, void *dst, const void *src, int n, int t, int root, int in_place) {
+static int scatter(MPI_Comm c, uintptr_t to, uintptr_t from, int n, int t, int root, int in_place) {
+    void *dst = (void *)to;
+    const void *src = (const void *)from;
     return MPI_Scatter(src, n, types[t], in_place ? MPI_IN_PLACE : dst, n, types[t], root, c);
 }
-static int allgatherv(MPI_Comm c, void *dst, const void *src, const int *counts, const int *displs, int t, int rank, int in_place) {
+static int allgatherv(MPI_Comm c, uintptr_t to, uintptr_t from, const int *counts, const int *displs, int t, int rank, int in_place) {
+    void *dst = (void *)to;
+    const void *src = (const void *)from;
     return MPI_Allgatherv(in_place ? MPI_IN_PLACE : some(src), counts[rank], types[t], dst, counts, displs, types[t], c);
 }
-static int gatherv(MPI_Comm c, void *dst, const void *src, const int *counts, const int *displs, int t, int root, int rank, int in_place) {
+static int gatherv(MPI_Comm c, uintptr_t to, uintptr_t from, const int *counts, const int *displs, int t, int root, int rank, int in_place) {
+    void *dst = (void *)to;
+    const void *src = (const void *)from;
     return MPI_Gatherv(in_place ? MPI_IN_PLACE : some(src), counts[rank], types[t], some(dst), counts, displs, types[t], root, c);
 }
-static int scatterv(MPI_Comm c, void *dst, const void *src, const int *counts, const int *displs, int t, int root, int rank, int in_place) {
+static int scatterv(MPI_Comm c, uintptr_t to, uintptr_t from, const int *counts, const int *displs, int t, int root, int rank, int in_place) {
+    void *dst = (void *)to;
+    const void *src = (const void *)from;
     return MPI_Scatterv(some(src), counts, displs, types[t], in_place ? MPI_IN_PLACE : some(dst), counts[rank], types[t], root, c);
 }
 

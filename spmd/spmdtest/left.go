@@ -34,7 +34,7 @@ func NothingIsLeft(t *testing.T, w *spmd.World, rounds int, round func() error) 
 		t.Errorf("%d files and %d goroutines were there, %d and %d are", before.files, before.goroutines, after.files, after.goroutines)
 	}
 	// Go keeps some objects of goroutines that have ended or waited: 128 of a kind for each of its processors.
-	if objects, bytes := after.objects-before.objects, after.bytes-before.bytes; objects > 1500+rounds/4 || bytes > 200_000+8*rounds {
+	if objects, bytes := after.objects-before.objects, after.bytes-before.bytes; objects > 1500+rounds/4 || bytes > 2<<20+8*rounds {
 		t.Errorf("%d objects with %d bytes on the heap are left of %d rounds", objects, bytes, rounds)
 	}
 }
