@@ -93,60 +93,48 @@ func keep(p, q unsafe.Pointer) {
 	runtime.KeepAlive(q)
 }
 
+// kept is the code of a call to which address has passed both.
+func kept(code C.int, p, q unsafe.Pointer) int {
+	keep(p, q)
+	return int(code)
+}
+
 func sysBarrier(c handle) int { return int(C.barrier(c)) }
 
 func sysAllReduce(c *Comm, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op) int {
-	code := int(C.allreduce(c.h, address(dst), address(src), C.int(n), C.int(t), C.int(op), C.int(c.size)))
-	keep(dst, src)
-	return code
+	return kept(C.allreduce(c.h, address(dst), address(src), C.int(n), C.int(t), C.int(op), C.int(c.size)), dst, src)
 }
 
 func sysReduce(c *Comm, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, root int) int {
-	code := int(C.reduce(c.h, address(dst), address(src), C.int(n), C.int(t), C.int(op), C.int(root), C.int(c.rank), C.int(c.size)))
-	keep(dst, src)
-	return code
+	return kept(C.reduce(c.h, address(dst), address(src), C.int(n), C.int(t), C.int(op), C.int(root), C.int(c.rank), C.int(c.size)), dst, src)
 }
 
 func sysScan(c *Comm, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, exclusive bool) int {
-	code := int(C.scan(c.h, address(dst), address(src), C.int(n), C.int(t), C.int(op), cbool(exclusive), C.int(c.rank)))
-	keep(dst, src)
-	return code
+	return kept(C.scan(c.h, address(dst), address(src), C.int(n), C.int(t), C.int(op), cbool(exclusive), C.int(c.rank)), dst, src)
 }
 
 func sysBroadcast(c *Comm, buf unsafe.Pointer, n int, t elem.Type, root int) int {
-	code := int(C.bcast(c.h, address(buf), C.int(n), C.int(t), C.int(root)))
-	keep(buf, nil)
-	return code
+	return kept(C.bcast(c.h, address(buf), C.int(n), C.int(t), C.int(root)), buf, nil)
 }
 
 func sysAllGather(c *Comm, dst, src unsafe.Pointer, n int, t elem.Type, inPlace bool) int {
-	code := int(C.allgather(c.h, address(dst), address(src), C.int(n), C.int(t), cbool(inPlace)))
-	keep(dst, src)
-	return code
+	return kept(C.allgather(c.h, address(dst), address(src), C.int(n), C.int(t), cbool(inPlace)), dst, src)
 }
 
 func sysReduceScatter(c *Comm, dst, src unsafe.Pointer, n int, t elem.Type, op elem.Op, inPlace bool) int {
-	code := int(C.reduce_scatter(c.h, address(dst), address(src), C.int(n), C.int(t), C.int(op), C.int(c.size), cbool(inPlace)))
-	keep(dst, src)
-	return code
+	return kept(C.reduce_scatter(c.h, address(dst), address(src), C.int(n), C.int(t), C.int(op), C.int(c.size), cbool(inPlace)), dst, src)
 }
 
 func sysAllToAll(c *Comm, dst, src unsafe.Pointer, n int, t elem.Type) int {
-	code := int(C.alltoall(c.h, address(dst), address(src), C.int(n), C.int(t)))
-	keep(dst, src)
-	return code
+	return kept(C.alltoall(c.h, address(dst), address(src), C.int(n), C.int(t)), dst, src)
 }
 
 func sysGather(c *Comm, dst, src unsafe.Pointer, n int, t elem.Type, root int, inPlace bool) int {
-	code := int(C.gather(c.h, address(dst), address(src), C.int(n), C.int(t), C.int(root), cbool(inPlace)))
-	keep(dst, src)
-	return code
+	return kept(C.gather(c.h, address(dst), address(src), C.int(n), C.int(t), C.int(root), cbool(inPlace)), dst, src)
 }
 
 func sysScatter(c *Comm, dst, src unsafe.Pointer, n int, t elem.Type, root int, inPlace bool) int {
-	code := int(C.scatter(c.h, address(dst), address(src), C.int(n), C.int(t), C.int(root), cbool(inPlace)))
-	keep(dst, src)
-	return code
+	return kept(C.scatter(c.h, address(dst), address(src), C.int(n), C.int(t), C.int(root), cbool(inPlace)), dst, src)
 }
 
 // ints holds the counts of a V form, and after them the displacements, as C has them.
@@ -164,33 +152,23 @@ func (v ints) set(counts []int) {
 }
 
 func sysAllGatherV(c *Comm, dst, src unsafe.Pointer, t elem.Type, inPlace bool) int {
-	code := int(C.allgatherv(c.h, address(dst), address(src), c.v.counts(), c.v.displs(), C.int(t), C.int(c.rank), cbool(inPlace)))
-	keep(dst, src)
-	return code
+	return kept(C.allgatherv(c.h, address(dst), address(src), c.v.counts(), c.v.displs(), C.int(t), C.int(c.rank), cbool(inPlace)), dst, src)
 }
 
 func sysReduceScatterV(c *Comm, dst, src unsafe.Pointer, total int, t elem.Type, op elem.Op, inPlace bool) int {
-	code := int(C.reduce_scatterv(c.h, address(dst), address(src), c.v.counts(), C.int(total), C.int(t), C.int(op), C.int(c.rank), C.int(c.size), cbool(inPlace)))
-	keep(dst, src)
-	return code
+	return kept(C.reduce_scatterv(c.h, address(dst), address(src), c.v.counts(), C.int(total), C.int(t), C.int(op), C.int(c.rank), C.int(c.size), cbool(inPlace)), dst, src)
 }
 
 func sysGatherV(c *Comm, dst, src unsafe.Pointer, t elem.Type, root int, inPlace bool) int {
-	code := int(C.gatherv(c.h, address(dst), address(src), c.v.counts(), c.v.displs(), C.int(t), C.int(root), C.int(c.rank), cbool(inPlace)))
-	keep(dst, src)
-	return code
+	return kept(C.gatherv(c.h, address(dst), address(src), c.v.counts(), c.v.displs(), C.int(t), C.int(root), C.int(c.rank), cbool(inPlace)), dst, src)
 }
 
 func sysScatterV(c *Comm, dst, src unsafe.Pointer, t elem.Type, root int, inPlace bool) int {
-	code := int(C.scatterv(c.h, address(dst), address(src), c.v.counts(), c.v.displs(), C.int(t), C.int(root), C.int(c.rank), cbool(inPlace)))
-	keep(dst, src)
-	return code
+	return kept(C.scatterv(c.h, address(dst), address(src), c.v.counts(), c.v.displs(), C.int(t), C.int(root), C.int(c.rank), cbool(inPlace)), dst, src)
 }
 
 func sysSend(c *Comm, src unsafe.Pointer, n int, t elem.Type, to, tag int) int {
-	code := int(C.send_message(c.h, address(src), C.int64_t(n), C.int(t), C.int(to), C.int(tag)))
-	keep(src, nil)
-	return code
+	return kept(C.send_message(c.h, address(src), C.int64_t(n), C.int(t), C.int(to), C.int(tag)), src, nil)
 }
 
 // The receiving calls return the code and the bytes of the message, -1 where the library does not say.
