@@ -1,13 +1,29 @@
 package radix
 
-import "unsafe"
+import (
+	"slices"
+	"unsafe"
+)
+
+// scratch is memory that sorts on the host use one after another.
+type scratch[K, V uint32 | uint64] struct {
+	keys   [2][]K
+	values [2][]V
+}
+
+func (m *scratch[K, V]) grow(keys, values int) {
+	for i := range 2 {
+		m.keys[i] = slices.Grow(m.keys[i][:0], keys)[:keys]
+		m.values[i] = slices.Grow(m.values[i][:0], values)[:values]
+	}
+}
 
 // onHost is what radix.cu does, but that a pass in which all keys have one digit is left out.
-func onHost[K, V uint32 | uint64](dst, x []K, valuesDst, values []V, kind int) {
+func (m *scratch[K, V]) onHost(dst, x []K, valuesDst, values []V, kind int) {
 	passes := int(unsafe.Sizeof(*new(K)))
-	in, out := make([]K, len(x)), make([]K, len(x))
-	valuesIn, valuesOut := values, make([]V, len(values))
-	var spare []V
+	m.grow(len(x), len(values))
+	in, out := m.keys[0], m.keys[1]
+	valuesIn, valuesOut, spare := values, m.values[0], m.values[1] // values may be the destination, and stay as they are
 	var counts [8][digits]int
 	for i, k := range x {
 		k = into(k, kind)
@@ -35,9 +51,6 @@ func onHost[K, V uint32 | uint64](dst, x []K, valuesDst, values []V, kind int) {
 			}
 		}
 		in, out = out, in
-		if spare == nil {
-			spare = make([]V, len(values)) // values may be the destination, and stay as they are
-		}
 		valuesIn, valuesOut, spare = valuesOut, spare, valuesOut
 	}
 	for i, k := range in {

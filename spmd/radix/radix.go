@@ -9,6 +9,7 @@ package radix
 import (
 	_ "embed"
 	"fmt"
+	"sync"
 	"unsafe"
 
 	"lockstep/internal/ccall"
@@ -73,8 +74,11 @@ func newSorter[K, V uint32 | uint64](pairs bool, items int) *sorter {
 	c.clear = spmd.NewKernel("clear_words", source, nil, options...)
 	c.count = spmd.NewKernel(fmt.Sprintf("count_digits<uint%d_t>", 8*c.key), source, nil, options...)
 	c.pass = spmd.NewKernel(fmt.Sprintf("sort_pass<uint%d_t, uint%d_t, %v>", 8*c.key, 8*unsafe.Sizeof(*new(V)), pairs), source, nil, options...)
+	kept := sync.Pool{New: func() any { return new(scratch[K, V]) }}
 	c.library = spmd.NewLibrary("sort", c.onGPU, func(a spmd.Args) error {
-		onHost(spmd.ArgSlice[K](a, 0), spmd.ArgSlice[K](a, 1), spmd.ArgSlice[V](a, 2), spmd.ArgSlice[V](a, 3), a.I32(5))
+		m := kept.Get().(*scratch[K, V])
+		defer kept.Put(m)
+		m.onHost(spmd.ArgSlice[K](a, 0), spmd.ArgSlice[K](a, 1), spmd.ArgSlice[V](a, 2), spmd.ArgSlice[V](a, 3), a.I32(5))
 		return nil
 	}, c.clear, c.count, c.pass).OnlyKernels()
 	return c

@@ -139,3 +139,39 @@ func TestDivision(t *testing.T) {
 		}
 	})
 }
+
+// Fills work in a graph, and allocate nothing after the first.
+func TestGraph(t *testing.T) {
+	on(t, spmdtest.Config().Device, func(w *spmd.World, s *spmd.Stream) {
+		want := filled(t, w, s, Normal[float32], 5, 3, 2)
+		x, y := spmdtest.Alloc[float32](t, w, 5), spmdtest.Alloc[float64](t, w, 5)
+		fills := func() {
+			spmdtest.Must(t, Uniform(s, x, 3, 2))
+			spmdtest.Must(t, Uniform(s, y, 3, 2))
+			spmdtest.Must(t, Normal(s, y, 3, 2))
+			spmdtest.Must(t, Normal(s, x, 3, 2))
+		}
+		g, err := s.Capture(func() error {
+			fills()
+			return nil
+		})
+		spmdtest.Must(t, err)
+		spmdtest.Must(t, x.SetAll(7))
+		spmdtest.Must(t, g.Launch(s))
+		spmdtest.Must(t, s.Synchronize())
+		if got := make([]float32, 5); x.CopyTo(got) != nil || !slices.Equal(got, want) {
+			t.Errorf("%v, want %v", got, want)
+		}
+		for range 100 { // every slot of the queue has had such launches
+			fills()
+			spmdtest.Must(t, s.Synchronize())
+		}
+		hold := make(chan bool)
+		spmdtest.Must(t, s.HostFunc(func() error { <-hold; return nil }))
+		if n := testing.AllocsPerRun(2, fills); n > 0 {
+			t.Errorf("fills allocate %v times", n)
+		}
+		close(hold)
+		spmdtest.Must(t, s.Synchronize())
+	})
+}

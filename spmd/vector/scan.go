@@ -3,6 +3,7 @@ package vector
 import (
 	_ "embed"
 	"strconv"
+	"sync"
 	"unsafe"
 
 	"lockstep/spmd"
@@ -46,8 +47,11 @@ func newScanner[T Number](p shape) *scanner {
 	c.clear = device("clear_words", source, options...)
 	c.tiles = device("scan<"+name+">", source, options...)
 	c.single = device("scan_small<"+name+">", source, options...)
+	kept := sync.Pool{New: func() any { return new(hostScan[T]) }}
 	c.library = spmd.NewLibrary("scan", c.onGPU, func(a spmd.Args) error {
-		scanOnHost(p, spmd.ArgSlice[T](a, 0), spmd.ArgSlice[T](a, 1), spmd.ArgSlice[T](a, 3), a.Bool(4))
+		h := kept.Get().(*hostScan[T])
+		defer kept.Put(h)
+		h.scan(p, spmd.ArgSlice[T](a, 0), spmd.ArgSlice[T](a, 1), spmd.ArgSlice[T](a, 3), a.Bool(4))
 		return nil
 	}, c.clear, c.tiles, c.single).OnlyKernels()
 	return c
@@ -98,8 +102,8 @@ func ExScan[T Number](s *spmd.Stream, dst, x spmd.Buffer[T]) error {
 	return scan("ExScan", s, scanners[typeOf[T]()], dst, x, spmd.Buffer[T]{}, true)
 }
 
-// scanOnHost is what scan.cu does. Floats are added in its order.
-func scanOnHost[T Number](p shape, dst, x, first []T, exclusive bool) {
+// scan is what scan.cu does. Floats are added in its order.
+func (h *hostScan[T]) scan(p shape, dst, x, first []T, exclusive bool) {
 	var before T
 	if len(first) > 0 {
 		before = first[0]
@@ -116,9 +120,10 @@ func scanOnHost[T Number](p shape, dst, x, first []T, exclusive bool) {
 		return
 	}
 	bytes := int(unsafe.Sizeof(before))
-	h := hostScan[T]{each: 16 / bytes, rounds: p.rounds, exclusive: exclusive, warps: make([]warpScan[T], p.threads/32)}
+	h.each, h.rounds, h.exclusive, h.warps = 16/bytes, p.rounds, exclusive, h.all[:p.threads/32]
+	defer func() { h.x = nil }()
 	if len(x) <= smallBlock*smallItems {
-		h.warps, h.rounds = make([]warpScan[T], smallBlock/32), bytes
+		h.warps, h.rounds = h.all[:], bytes
 		h.tile(x)
 		h.write(dst, before)
 		return
@@ -153,11 +158,12 @@ func lanesSum[T Number](v [32]T, n int) T {
 	return v[0]
 }
 
-// hostScan is the state of scan_block.
+// hostScan is the state of scan_block. It is kept from one scan to another.
 type hostScan[T Number] struct {
 	each, rounds int
 	exclusive    bool
-	warps        []warpScan[T]
+	all          [smallBlock / 32]warpScan[T]
+	warps        []warpScan[T] // those of a tile
 	x            []T
 }
 

@@ -2,10 +2,12 @@ package vector
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"math/big"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
@@ -176,6 +178,56 @@ func TestEmulated(t *testing.T) {
 	if sums[0] != sums[1] {
 		t.Errorf("dot is %x and %x on %v", sums[0], sums[1], both())
 	}
+}
+
+// Calls work in a graph, and allocate nothing after the first.
+func TestGraph(t *testing.T) {
+	spmdtest.RunInProcess(t, []int{1, 3}, func(t *testing.T, w *spmd.World) {
+		s := spmdtest.Stream(t, w, "graph")
+		x, y, keep := spmdtest.Alloc[float32](t, w, 4), spmdtest.Alloc[float32](t, w, 4), of(t, w, []uint8{1, 0, 1, 1})
+		scans, one, at, counts := spmdtest.Alloc[float32](t, w, 4), spmdtest.Alloc[float32](t, w, 4), spmdtest.Alloc[int64](t, w, 2), spmdtest.Alloc[int64](t, w, 2)
+		c := w.Comm().On(s)
+		calls := func() error {
+			return errors.Join(Scan(s, scans, x), ArgMax(s, one.Slice(0, 1), at.Slice(0, 1), x), Dot(s, one.Slice(1, 2), x, x),
+				SumOver(c, s, one.Slice(2, 3), x), Norm2(s, one.Slice(3, 4), x), Select(s, y, at.Slice(1, 2), x, keep), Histogram(s, counts, x, 0, 8), Scale(s, x, 2))
+		}
+		g, err := s.Capture(calls)
+		spmdtest.Must(t, err)
+		spmdtest.Must(t, x.CopyFrom([]float32{1, 1, 5, 3}))
+		spmdtest.Must(t, g.Launch(s))
+		spmdtest.Must(t, s.Synchronize())
+		sum := float32(10 * w.Size())
+		for what, same := range map[string]bool{
+			"scan": slices.Equal(back(t, scans), []float32{1, 2, 7, 10}), "of the whole": slices.Equal(back(t, one), []float32{5, 36, sum, 6}),
+			"selected": slices.Equal(back(t, y)[:3], []float32{1, 5, 3}), "at": slices.Equal(back(t, at), []int64{2, 3}),
+			"histogram": slices.Equal(back(t, counts), []int64{3, 1}), "scaled": slices.Equal(back(t, x), []float32{2, 2, 10, 6}),
+		} {
+			if !same {
+				t.Errorf("%s differs: %v %v %v %v %v %v", what, back(t, scans), back(t, one), back(t, y), back(t, at), back(t, counts), back(t, x))
+			}
+		}
+		if w.Size() > 1 {
+			return
+		}
+		if n := testing.AllocsPerRun(300, func() { // the work on the host too
+			for _, err := range []error{Scan(s, scans, x), ArgMax(s, one.Slice(0, 1), at.Slice(0, 1), x), Select(s, y, at.Slice(1, 2), x, keep), Histogram(s, counts, x, 0, 8), s.Synchronize()} {
+				spmdtest.Must(t, err)
+			}
+		}); n > 0 {
+			t.Errorf("calls allocate %v times", n)
+		}
+		hold := make(chan bool)
+		spmdtest.Must(t, s.HostFunc(func() error { <-hold; return nil }))
+		if n := testing.AllocsPerRun(2, func() { // the calls alone
+			for _, err := range []error{Dot(s, one.Slice(1, 2), x, x), SumOver(c, s, one.Slice(2, 3), x), Norm2(s, one.Slice(3, 4), x), Scale(s, x, 2)} {
+				spmdtest.Must(t, err)
+			}
+		}); n > 0 {
+			t.Errorf("calls of kernels in Go allocate %v times", n)
+		}
+		close(hold)
+		spmdtest.Must(t, s.Synchronize())
+	})
 }
 
 func TestLengths(t *testing.T) {
