@@ -15,8 +15,9 @@ import (
 	"lockstep/spmd/internal/exec"
 )
 
-// For tests each launch may run both ways: the host function, and the CUDA source on copies of the buffers. A copy ends where
-// its page does, so that an access behind it fails; what lies between it and the page's other end is looked at afterwards.
+// For tests each launch may run both ways, on copies of the buffers: the host function, of which the buffers receive what it
+// has changed, since other streams may write elsewhere meanwhile; and the CUDA source. A copy for that ends where its page does,
+// so that an access behind it fails; what lies between it and the page's other end is looked at afterwards.
 
 // beside runs CUDA sources for that.
 var beside = NewEmulator()
@@ -44,33 +45,47 @@ func emulates(k *exec.Kernel, args []exec.Arg) bool {
 
 // compareKernel runs a kernel both ways. It fails where they differ.
 func compareKernel(k *exec.Kernel, grid exec.Grid, args []exec.Arg) error {
-	host := func() error { return exec.GuardKernel(k.Name, func() error { return k.Host(args) }) }
+	host := func(args []exec.Arg) error { return exec.GuardKernel(k.Name, func() error { return k.Host(args) }) }
 	if !emulates(k, args) {
-		return host()
+		return host(args)
 	}
 	return compare(k.Name, args, k.Source.Tolerance, k.Source.Scratch, host, func(args []exec.Arg) error { return beside.Launch(k, grid, args) })
 }
 
 // compareLibrary does so with a library that only launches kernels.
 func compareLibrary(l *exec.Library, args []exec.Arg, workspace int) error {
-	host := func() error { return exec.Guard(func() error { return l.Host(args) }) }
+	host := func(args []exec.Arg) error { return exec.Guard(func() error { return l.Host(args) }) }
 	tolerance := 0.0
 	for _, k := range l.Kernels {
 		if tolerance = max(tolerance, k.Source.Tolerance); !emulates(k, nil) {
-			return host()
+			return host(args)
 		}
 	}
 	return compare(l.Name, args, tolerance, 0, host, func(args []exec.Arg) error { return beside.call(l, args, workspace) })
 }
 
-func compare(name string, args []exec.Arg, tolerance float64, scratch uint64, host func() error, device func([]exec.Arg) error) (err error) {
-	c, err := copyOf(args)
+func compare(name string, args []exec.Arg, tolerance float64, scratch uint64, host, device func([]exec.Arg) error) (err error) {
+	before, err := copyOf(args, false)
+	defer func() { err = errors.Join(err, before.free()) }()
+	if err != nil {
+		return err
+	}
+	h, err := copyOf(before.args, false)
+	defer func() { err = errors.Join(err, h.free()) }()
+	if err != nil {
+		return err
+	}
+	c, err := copyOf(before.args, true)
 	defer func() { err = errors.Join(err, c.free()) }()
 	if err != nil {
 		return err
 	}
 	failed := device(c.args)
-	if err := host(); err != nil {
+	err = host(h.args)
+	for i := range h.args {
+		changed(&args[i], &before.args[i], &h.args[i])
+	}
+	if err != nil {
 		return err
 	}
 	var f *emulate.Fault
@@ -87,7 +102,7 @@ func compare(name string, args []exec.Arg, tolerance float64, scratch uint64, ho
 	}
 	for i := range args {
 		if args[i].Kind == exec.BufferArg && scratch>>i&1 == 0 {
-			if what := difference(&args[i], c.args[i].Ptr, tolerance); what != "" {
+			if what := difference(&h.args[i], c.args[i].Ptr, tolerance); what != "" {
 				return fmt.Errorf("kernel %s: the host function and the CUDA source differ in argument %d, %v: %s", name, i, &args[i], what)
 			}
 		}
@@ -110,7 +125,8 @@ type region struct {
 
 const unwritten = 0xa5
 
-func copyOf(args []exec.Arg) (*copies, error) {
+// copyOf makes copies; with fence what lies around their pages cannot be accessed.
+func copyOf(args []exec.Arg, fence bool) (*copies, error) {
 	c := &copies{args: slices.Clone(args)}
 	var order []int
 	for i := range args {
@@ -129,7 +145,7 @@ func copyOf(args []exec.Arg) (*copies, error) {
 		}
 	}
 	for r := range c.regions {
-		if err := c.regions[r].copy(unsafe.Pointer(args[c.regions[r].first].Ptr)); err != nil {
+		if err := c.regions[r].copy(args[c.regions[r].first].Ptr, fence); err != nil {
 			return c, err
 		}
 	}
@@ -146,7 +162,7 @@ func copyOf(args []exec.Arg) (*copies, error) {
 }
 
 // copy makes the copy, aligned as the original to 16 bytes.
-func (r *region) copy(from unsafe.Pointer) (err error) {
+func (r *region) copy(from unsafe.Pointer, fence bool) (err error) {
 	page, size := syscall.Getpagesize(), int(r.hi-r.lo)
 	end := page + (size+16+page-1)/page*page
 	if r.memory, err = syscall.Mmap(-1, 0, end+page, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE); err != nil {
@@ -158,7 +174,24 @@ func (r *region) copy(from unsafe.Pointer) (err error) {
 		r.memory[i] = unwritten
 	}
 	copy(r.memory[r.at:], unsafe.Slice((*byte)(from), size))
+	if !fence {
+		return nil
+	}
 	return errors.Join(syscall.Mprotect(r.memory[:page], syscall.PROT_NONE), syscall.Mprotect(r.memory[end:], syscall.PROT_NONE))
+}
+
+// changed gives a buffer what differs between two copies of it.
+func changed(to, before, after *exec.Arg) {
+	if to.Kind != exec.BufferArg {
+		return
+	}
+	bytesOf := func(a *exec.Arg) []byte { return unsafe.Slice((*byte)(a.Ptr), a.N*a.Type.Size()) }
+	x, old := bytesOf(to), bytesOf(before)
+	for i, v := range bytesOf(after) {
+		if v != old[i] {
+			x[i] = v
+		}
+	}
 }
 
 func (c *copies) free() (err error) {
