@@ -5,6 +5,7 @@ import (
 	"sync"
 	"testing"
 
+	"lockstep/internal/campaign"
 	"lockstep/internal/commtest"
 	"lockstep/internal/elem"
 )
@@ -12,6 +13,10 @@ import (
 // TestEndOfMemory: no pointer is one past the end of memory, where the collector, which looks at any moment, finds none of a
 // program's and ends it. Memory of whole pages ends where there may be nothing.
 func TestEndOfMemory(t *testing.T) {
+	step := 4
+	if campaign.More(t, 18, "sizes of memory that ends where a page does"); campaign.All() {
+		step = 1
+	}
 	each(t, func(t *testing.T, c comm) {
 		over, wait := make(chan struct{}), sync.WaitGroup{}
 		wait.Go(func() {
@@ -24,7 +29,7 @@ func TestEndOfMemory(t *testing.T) {
 				}
 			}
 		})
-		for pages := 1; pages <= 24; pages++ {
+		for pages := 1; pages <= 24; pages += step {
 			n := 4096 * pages // of float32, two pages
 			src, dst := make([]elem.F16, n), make([]elem.F16, n)
 			to, from := commtest.Ptr(dst), commtest.Ptr(src)
