@@ -7,23 +7,22 @@ import (
 
 // scratch is memory that sorts on the host use one after another.
 type scratch[K, V uint32 | uint64] struct {
-	keys   [2][]K
-	values [2][]V
+	keys   []K
+	values []V
 }
 
-func (m *scratch[K, V]) grow(keys, values int) {
-	for i := range 2 {
-		m.keys[i] = slices.Grow(m.keys[i][:0], keys)[:keys]
-		m.values[i] = slices.Grow(m.values[i][:0], values)[:values]
-	}
+// halves are two vectors of n elements in memory that grows where it is too small.
+func halves[T any](m *[]T, n int) (a, b []T) {
+	*m = slices.Grow((*m)[:0], 2*n)[:2*n]
+	return (*m)[:n], (*m)[n:]
 }
 
 // onHost is what radix.cu does, but that a pass in which all keys have one digit is left out.
 func (m *scratch[K, V]) onHost(dst, x []K, valuesDst, values []V, kind int) {
 	passes := int(unsafe.Sizeof(*new(K)))
-	m.grow(len(x), len(values))
-	in, out := m.keys[0], m.keys[1]
-	valuesIn, valuesOut, spare := values, m.values[0], m.values[1] // values may be the destination, and stay as they are
+	in, out := halves(&m.keys, len(x))
+	valuesOut, spare := halves(&m.values, len(values))
+	valuesIn := values // which may be the destination, and stay as they are
 	var counts [8][digits]int
 	for i, k := range x {
 		k = into(k, kind)
