@@ -137,7 +137,7 @@ func TestModernRefuses(t *testing.T) {
 		{"--model modern --recompute block", []string{"--recompute block", "GPT-2's form"}},
 		{"--model modern-tiny --heads 32", []string{"multiple of 8"}},
 		{"--model modern-tiny --heads 2 --channels 4096", []string{"modern"}},
-		{"--model modern --without sauce", []string{"--without", "qk-norm, cap, values, mix, skips, zero-init, windows"}},
+		{"--model modern --without sauce", []string{"--without", "qk-norm, cap, values, mix, skips, windows"}},
 		{"--model gpt2 --without cap", []string{"--without", "gpt2"}},
 		{"--optimizer muon --shard gradients", []string{"--shard gradients", "adamw"}},
 		{"--optimizer muon --tp 2", []string{"--tp 2", "adamw"}},

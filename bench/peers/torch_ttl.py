@@ -4,9 +4,8 @@
     python3 torch_ttl.py --model modern --tokens FILE --steps 111 --batch 64
 
 gpt2 is GPT-2 124M by AdamW. modern is a decoder of the same width and depth by Muon, with AdamW for embeddings, head
-and scalars: rotary positions, normed queries and keys, squared ReLU, RMS norms without weights, projections that start
-at zero, an untied head, capped logits, embeddings added to values, the embedding mixed into each layer, skips from the
-first half to the second. Both are compiled and learn in bfloat16 with float32 weights, from the sequences of bin/train
+and scalars: rotary positions, normed queries and keys, squared ReLU, RMS norms without weights, an untied head, capped
+logits, embeddings added to values, the embedding mixed into each layer, skips from the first half to the second. Both are compiled and learn in bfloat16 with float32 weights, from the sequences of bin/train
 in its order, and validate on its part. Validating is not in the seconds, nor are three whole steps before, in which all
 is compiled and after which all is as it was. One JSON line each validation.
 """
@@ -69,14 +68,13 @@ class Modern(nn.Module):
     def __init__(self):
         super().__init__()
         matrix = lambda out, of: nn.Parameter(torch.empty(out, of).uniform_(-1, 1) * (3**0.5 * 0.5 * of**-0.5))
-        zero = lambda out, of: nn.Parameter(torch.zeros(out, of))
         self.wte = nn.Embedding(VOCAB, WIDTH)
         self.values = nn.ModuleList(nn.Embedding(VOCAB, WIDTH) for _ in range(3))
-        self.head = zero(VOCAB, WIDTH)
+        self.head = matrix(VOCAB, WIDTH)
         self.qkv = nn.ParameterList(matrix(3 * WIDTH, WIDTH) for _ in range(LAYERS))
-        self.proj = nn.ParameterList(zero(WIDTH, WIDTH) for _ in range(LAYERS))
+        self.proj = nn.ParameterList(matrix(WIDTH, WIDTH) for _ in range(LAYERS))
         self.fc = nn.ParameterList(matrix(4 * WIDTH, WIDTH) for _ in range(LAYERS))
-        self.proj2 = nn.ParameterList(zero(WIDTH, 4 * WIDTH) for _ in range(LAYERS))
+        self.proj2 = nn.ParameterList(matrix(WIDTH, 4 * WIDTH) for _ in range(LAYERS))
         self.mix = nn.Parameter(torch.tensor([[1.0, 0.0]] * LAYERS))
         self.value_mix = nn.Parameter(torch.tensor([[0.5, 0.5]] * LAYERS))
         self.skip = nn.Parameter(torch.ones(LAYERS // 2))

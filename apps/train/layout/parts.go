@@ -21,7 +21,6 @@ const (
 	Values                     // tables of embeddings are mixed into the values of the first and last layers
 	Mix                        // the first residual stream is mixed into each layer's input
 	Skips                      // the first half of the layers' outputs are added to the inputs of the second, last ones first
-	ZeroInit                   // projections, and the head, begin as 0
 	Windows                    // the attention of three layers of four sees WindowTokens
 	allParts = 1<<iota - 1
 )
@@ -29,7 +28,7 @@ const (
 var partNames = []struct {
 	part Parts
 	name string
-}{{NormQK, "qk-norm"}, {Cap, "cap"}, {Values, "values"}, {Mix, "mix"}, {Skips, "skips"}, {ZeroInit, "zero-init"}, {Windows, "windows"}}
+}{{NormQK, "qk-norm"}, {Cap, "cap"}, {Values, "values"}, {Mix, "mix"}, {Skips, "skips"}, {Windows, "windows"}}
 
 // Has says whether a model has a part.
 func (c Config) Has(p Parts) bool { return c.Parts&p != 0 }
@@ -169,20 +168,14 @@ func (c Config) modernParams(add func(p Param), group func(name string)) {
 	}
 	// Deviations of 1/(2·√inputs), of a uniform distribution.
 	from := func(in int) Init { return Init{Deviation: 0.5 * root(in), Uniform: true} }
-	zero := func(in int) Init {
-		if c.Has(ZeroInit) {
-			return Init{}
-		}
-		return from(in)
-	}
-	matrix("head.weight", V, C, zero(C))
+	matrix("head.weight", V, C, from(C))
 	group("head")
 	for l := c.Layers - 1; l >= 0; l-- {
 		h := fmt.Sprintf("h.%d.", l)
-		matrix(h+"mlp.c_proj.weight", C, 4*C, zero(4*C))
+		matrix(h+"mlp.c_proj.weight", C, 4*C, from(4*C))
 		matrix(h+"mlp.c_fc.weight", 4*C, C, from(C))
 		group(h + "mlp")
-		matrix(h+"attn.c_proj.weight", C, C, zero(C))
+		matrix(h+"attn.c_proj.weight", C, C, from(C))
 		matrix(h+"attn.c_attn.weight", 3*C, C, from(C))
 		if c.ValueTable(l) >= 0 {
 			vector(h+"attn.values", 0.5, 0.5)
