@@ -170,7 +170,7 @@ func TestPythonCompiles(t *testing.T) {
 		t.Skip(err)
 	}
 	programs, err := filepath.Glob("../peers/*.py")
-	if err != nil || len(programs) != 6 {
+	if err != nil || len(programs) == 0 {
 		t.Fatalf("%v, %v", programs, err)
 	}
 	cmd := exec.CommandContext(t.Context(), python, append([]string{"-m", "py_compile"}, programs...)...)

@@ -143,6 +143,13 @@ func (g *goFile) kernel(list []*kernel) {
 		}
 		g.line(")")
 	}
+	if k.onHost != "" {
+		of := ""
+		if k.instance != nil {
+			of = "[" + g.typeText(k.instance) + "]"
+		}
+		g.line("\nvar _ = %s%s // on GPUs only", name, of)
+	}
 	g.line("")
 	g.host(k, p, tparams)
 }

@@ -17,6 +17,8 @@ func launchSquares(s *spmd.Stream, sum spmd.Buffer[float64], n int, x spmd.Buffe
 
 var squaresKernel = gokernel.NewReduction("squares", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 65536, Args: 5, Written: 0x2, One: 0x2, AtOnce: true, Tolerance: 1e-13}, gokernel.Sum, hostSquares)
 
+var _ = squares // on GPUs only
+
 func hostSquares(args spmd.Args, lo, hi int, acc *[gokernel.Lanes]float64) {
 	x := spmd.ArgSlice[float32](args, 2)
 	acc[0] += squaresOnHost(lo, hi, x)
@@ -43,6 +45,8 @@ func launchScale(s *spmd.Stream, n int, x, norm spmd.Buffer[float32], limit floa
 }
 
 var scaleKernel = gokernel.New("scale", spmdgenSource, gokernel.Shape{Dims: 1, Each: 8, Grain: 65536, Args: 6, Written: 0x2, One: 0x8}, hostScale)
+
+var _ = scale // on GPUs only
 
 func hostScale(args spmd.Args, lo, hi int) {
 	x := spmd.ArgSlice[float32](args, 1)
@@ -86,6 +90,8 @@ func launchHashOf(s *spmd.Stream, sum spmd.Buffer[uint64], n int, b spmd.Buffer[
 }
 
 var hashOfKernel = gokernel.NewReduction("hashOf", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 65536, Args: 5, Written: 0x2, One: 0x2, AtOnce: true}, gokernel.Sum, hostHashOf)
+
+var _ = hashOf // on GPUs only
 
 func hostHashOf(args spmd.Args, lo, hi int, acc *[gokernel.Lanes]uint64) {
 	b := spmd.ArgSlice[uint8](args, 2)

@@ -41,9 +41,6 @@ func device(name, source string, options ...spmd.KernelOption) *spmd.Kernel {
 	return spmd.NewKernel(name, source, nil, options...)
 }
 
-// clearWords is part of each source that has chain.cuh.
-const clearWords = "clear_words"
-
 // clearGrid is a grid that clears n words.
 func clearGrid(n int) spmd.Grid { return spmd.Cover1D(min(n, 132*threads), threads) }
 

@@ -32,6 +32,8 @@ func launchAddHalf(s *spmd.Stream, n int, dst, src spmd.Buffer[spmd.BF16]) error
 
 var addHalfKernel = gokernel.New("addHalf", spmdgenSource, gokernel.Shape{Dims: 1, Each: 16, Grain: 65536, Args: 6, Written: 0x2, One: 0x0}, hostAddHalf)
 
+var _ = addHalf // on GPUs only
+
 func hostAddHalf(args spmd.Args, lo, hi int) {
 	dst := spmd.ArgSlice[spmd.BF16](args, 1)
 	src := spmd.ArgSlice[spmd.BF16](args, 3)
@@ -44,6 +46,8 @@ func launchRoundElement(s *spmd.Stream, n int, half spmd.Buffer[spmd.BF16], p sp
 }
 
 var roundElementKernel = gokernel.New("roundElement", spmdgenSource, gokernel.Shape{Dims: 1, Each: 8, Grain: 65536, Args: 6, Written: 0x2, One: 0x0}, hostRoundElement)
+
+var _ = roundElement // on GPUs only
 
 func hostRoundElement(args spmd.Args, lo, hi int) {
 	half := spmd.ArgSlice[spmd.BF16](args, 1)

@@ -38,6 +38,8 @@ func launchAdamWOf(s *spmd.Stream, n int, p, m, v, g spmd.Buffer[float32], half 
 
 var adamWOfKernel = gokernel.New("adamWOf", spmdgenSource, gokernel.Shape{Dims: 1, Each: 4, Grain: 65536, Args: 22, Written: 0x22a, One: 0x8000, Tolerance: 1e-6}, hostAdamWOf)
 
+var _ = adamWOf // on GPUs only
+
 func hostAdamWOf(args spmd.Args, lo, hi int) {
 	p := spmd.ArgSlice[float32](args, 1)
 	m := spmd.ArgSlice[float32](args, 3)
