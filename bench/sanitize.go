@@ -88,19 +88,20 @@ func (b *bench) memcheck() error {
 	return nil
 }
 
-// cublas is in the name of cuBLAS's own kernels for Hopper. racecheck tells of hazards inside of them.
-const cublas = "nvjet_sm90"
+// cublas is a hazard that racecheck displays inside of a kernel of cuBLAS for Hopper: these are not ours. Left out by
+// --kernel-name-exclude, such kernels fail under the tool.
+var cublas = regexp.MustCompile(`Race reported between \w+ access at nvjet_sm90`)
 
 // summary is the last line of a tool for each process.
 var summary = regexp.MustCompile(`(?m)(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:errors?$|hazards? displayed)`)
 
 // under runs the program under a tool, which counts in all processes.
 func (p sanitized) under(tool string) (found int, err error) {
-	cmd := []string{"compute-sanitizer", "--tool", tool, "--target-processes", "all", "--print-limit", "1"}
+	limit := "1"
 	if tool == "racecheck" {
-		cmd = append(cmd, "--kernel-name-exclude", "kernel_substring="+cublas)
+		limit = "1000" // it counts what it displays
 	}
-	cmd = append(cmd, p.cmd...)
+	cmd := append([]string{"compute-sanitizer", "--tool", tool, "--target-processes", "all", "--print-limit", limit}, p.cmd...)
 	if p.dir != "" {
 		cmd = append([]string{"env", "-C", p.dir}, cmd...)
 	}
@@ -140,5 +141,5 @@ func countOf(out string) (found int, err error) {
 		}
 		found += n
 	}
-	return found, nil
+	return found - len(cublas.FindAllString(out, -1)), nil
 }

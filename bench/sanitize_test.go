@@ -13,6 +13,11 @@ func TestSanitizerCount(t *testing.T) {
 			"========= ERROR SUMMARY: 110491 errors were not printed. Use --print-limit option to adjust the number of printed errors\n", 110593},
 		{"========= RACECHECK SUMMARY: 98 hazards displayed (98 errors, 0 warnings)\n", 98},
 		{"========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)\n", 1},
+		{"========= Error: Race reported between Read access at nvjet_sm90_tst_64x16_TNT+0xb00\n" +
+			"=========     and Write access at nvjet_sm90_tst_64x16_TNT+0x2fb0 [384 hazards]\n" +
+			"========= Error: Race reported between Read access at layernorm_backward+0x10\n" +
+			"=========     and Write access at layernorm_backward+0x80 [2 hazards]\n" +
+			"========= RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)\n", 1},
 		{"========= COMPUTE-SANITIZER\nDevice not supported\n", -1},
 	} {
 		found, err := countOf(c.out)

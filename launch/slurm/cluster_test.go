@@ -166,10 +166,17 @@ func (c *cluster) command(t *testing.T, dir, name string, args ...string) (strin
 	return string(out), err
 }
 
-// must is command where failure ends the test.
+// must is command where failure ends the test. A question that Slurm's own socket has lost is asked again, twice.
 func (c *cluster) must(t *testing.T, name string, args ...string) string {
 	t.Helper()
 	out, err := c.command(t, c.dir, name, args...)
+	for range 2 {
+		if err == nil || !strings.Contains(out, "socket error") {
+			break
+		}
+		t.Logf("Slurm's own: %s", out)
+		out, err = c.command(t, c.dir, name, args...)
+	}
 	if err != nil {
 		t.Fatalf("%s %v: %v\n%s", name, args, err, out)
 	}
