@@ -4,10 +4,10 @@
     python3 torch_ttl.py --model modern --tokens FILE --steps 111 --batch 64
 
 gpt2 is GPT-2 124M by AdamW. modern is a decoder of the same width and depth by Muon, with AdamW for embeddings, head
-and scalars: rotary positions, normed queries and keys, squared ReLU, RMS norms without weights, an untied head, capped
-logits, embeddings added to values, the embedding mixed into each layer, skips from the first half to the second. Both are compiled and learn in bfloat16 with float32 weights, from the sequences of bin/train
-in its order, and validate on its part. Validating is not in the seconds, nor are three whole steps before, in which all
-is compiled and after which all is as it was. One JSON line each validation.
+and scalars: rotary positions, normed queries and keys, squared ReLU, RMS norms without weights, an untied head,
+embeddings added to values, skips from the first half to the second. Both are compiled and learn in bfloat16 with float32
+weights, from the sequences of bin/train in its order, and validate on its part. Validating is not in the seconds, nor are
+three whole steps before, in which all is compiled and after which all is as it was. One JSON line each validation.
 """
 import argparse
 import json
@@ -75,7 +75,6 @@ class Modern(nn.Module):
         self.proj = nn.ParameterList(matrix(WIDTH, WIDTH) for _ in range(LAYERS))
         self.fc = nn.ParameterList(matrix(4 * WIDTH, WIDTH) for _ in range(LAYERS))
         self.proj2 = nn.ParameterList(matrix(WIDTH, 4 * WIDTH) for _ in range(LAYERS))
-        self.mix = nn.Parameter(torch.tensor([[1.0, 0.0]] * LAYERS))
         self.value_mix = nn.Parameter(torch.tensor([[0.5, 0.5]] * LAYERS))
         self.skip = nn.Parameter(torch.ones(LAYERS // 2))
         nn.init.normal_(self.wte.weight, 0, 1)
@@ -91,14 +90,13 @@ class Modern(nn.Module):
 
     def forward(self, tokens, targets):
         b = tokens.size(0)
-        x = first = norm(self.wte(tokens).bfloat16())
+        x = norm(self.wte(tokens).bfloat16())
         values = [e(tokens).bfloat16() for e in self.values]
         values += [None] * (LAYERS - 6) + values
         kept = []
         for l in range(LAYERS):
             if l >= LAYERS // 2:
                 x = x + self.skip[l - LAYERS // 2].bfloat16() * kept.pop()
-            x = self.mix[l, 0].bfloat16() * x + self.mix[l, 1].bfloat16() * first
             q, k, v = F.linear(norm(x), self.qkv[l].bfloat16()).view(b, SEQ, 3, HEADS, SIZE).unbind(2)
             q, k, v = self.turned(norm(q)), self.turned(norm(k)), self.value_mix[l, 0].bfloat16() * v
             if values[l] is not None:
@@ -109,12 +107,12 @@ class Modern(nn.Module):
             if l < LAYERS // 2:
                 kept.append(x)
         logits = F.linear(norm(x), self.head.bfloat16()).float()
-        return F.cross_entropy(30 * torch.sigmoid(logits.view(-1, VOCAB) / 7.5), targets.view(-1))
+        return F.cross_entropy(logits.view(-1, VOCAB), targets.view(-1))
 
     def optimizers(self, batch):
         embeddings = [self.wte.weight, *[e.weight for e in self.values]]
         return [Muon([*self.qkv, *self.proj, *self.fc, *self.proj2], 0.03 * min(1, batch / 64) ** 0.5),
-                adam([(embeddings, 0.3, 0.0), ([self.head], 0.005, 0.0), ([self.mix, self.value_mix, self.skip], 0.02, 0.0)], (0.8, 0.95), 1e-10)]
+                adam([(embeddings, 0.3, 0.0), ([self.head], 0.005, 0.0), ([self.value_mix, self.skip], 0.02, 0.0)], (0.8, 0.95), 1e-10)]
 
     @staticmethod
     def rate(step, steps):

@@ -52,15 +52,15 @@ const MostPower = 126
 // The kernels of products of 8-bit floats, as kernels.go has the others: fp8.cu is what runs
 // on a GPU. Those that make a copy of a tensor beside what they do otherwise are in kernels.go and norms.go.
 
-// EightSource is what sources of such kernels of other packages have behind CommonSource.
+// eightSource is what sources of such kernels have behind CommonSource.
 //
 //go:embed eight.cuh
-var EightSource string
+var eightSource string
 
 //go:embed fp8.cu
 var fp8CUDA string
 
-var fp8Source = EightSource + fp8CUDA
+var fp8Source = eightSource + fp8CUDA
 
 // powerFor is the exponent of the scale for a largest size, above 0 and finite.
 func powerFor(peak float32) int {

@@ -18,18 +18,18 @@ func Finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
 // float32. n is the number of tokens b·t, and buffers may be longer than the n rows
 // in use. kernels.cu is what runs on a GPU, after common.cuh and eight.cuh; kernels.c has the loops of the host.
 
-// CommonSource and LossSource are what sources of kernels of other packages begin with, too.
+// CommonSource is what sources of kernels of other packages begin with, too.
 //
 //go:embed common.cuh
 var CommonSource string
 
 //go:embed loss.cuh
-var LossSource string
+var lossSource string
 
 //go:embed kernels.cu
 var kernelsSource string
 
-var cudaSource = CommonSource + EightSource + LossSource + kernelsSource
+var cudaSource = CommonSource + eightSource + lossSource + kernelsSource
 
 // Act is the element type of activations and of their gradients.
 type Act interface{ float32 | spmd.BF16 }
@@ -142,7 +142,7 @@ func hostClassifier(a *HostArgs) error {
 // token does to EncoderForward. A gradient is copied, too, to Wide: most of its elements are a 100,000th of the largest.
 func (e *Launcher[A]) Classifier(losses spmd.Buffer[float32], logits spmd.Buffer[A], targets spmd.Buffer[int32], scale float32, grad bool, to Cast) {
 	n, vp := targets.Len(), e.Cfg.PaddedVocab()
-	g, held := e.ClassifierGrid(n)
+	g, held := e.classifierGrid(n)
 	args := [12]spmd.Arg{losses.Arg(), logits.Arg(), targets.Arg(),
 		spmd.I32(n), spmd.I32(e.Cfg.Vocab), spmd.I32(vp), spmd.I32(held), spmd.F32(scale), Flag(grad), to.Wide.Arg(), to.Up.Arg(), to.Peak.Arg()}
 	if to.None() || !grad {
@@ -152,8 +152,8 @@ func (e *Launcher[A]) Classifier(losses spmd.Buffer[float32], logits spmd.Buffer
 	}
 }
 
-// ClassifierGrid is a block for each of n rows of logits, of which it holds so many pieces of 16 bytes.
-func (e *Launcher[A]) ClassifierGrid(n int) (g spmd.Grid, held int) {
+// classifierGrid is a block for each of n rows of logits, of which it holds so many pieces of 16 bytes.
+func (e *Launcher[A]) classifierGrid(n int) (g spmd.Grid, held int) {
 	size := 4
 	if IsHalf[A]() {
 		size = 2

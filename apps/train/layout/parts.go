@@ -17,9 +17,7 @@ type Parts uint
 const (
 	Modern   Parts = 1 << iota // what every modern model has
 	NormQK                     // queries and keys have RMS norms, head by head
-	Cap                        // logits z become 30·sigmoid(z/7.5)
 	Values                     // tables of embeddings are mixed into the values of the first and last layers
-	Mix                        // the first residual stream is mixed into each layer's input
 	Skips                      // the first half of the layers' outputs are added to the inputs of the second, last ones first
 	Windows                    // the attention of three layers of four sees WindowTokens
 	allParts = 1<<iota - 1
@@ -28,7 +26,7 @@ const (
 var partNames = []struct {
 	part Parts
 	name string
-}{{NormQK, "qk-norm"}, {Cap, "cap"}, {Values, "values"}, {Mix, "mix"}, {Skips, "skips"}, {Windows, "windows"}}
+}{{NormQK, "qk-norm"}, {Values, "values"}, {Skips, "skips"}, {Windows, "windows"}}
 
 // Has says whether a model has a part.
 func (c Config) Has(p Parts) bool { return c.Parts&p != 0 }
@@ -179,9 +177,6 @@ func (c Config) modernParams(add func(p Param), group func(name string)) {
 		matrix(h+"attn.c_attn.weight", 3*C, C, from(C))
 		if c.ValueTable(l) >= 0 {
 			vector(h+"attn.values", 0.5, 0.5)
-		}
-		if c.Has(Mix) {
-			vector(h+"mix", 1, 0)
 		}
 		if c.SkipFrom(l) >= 0 {
 			vector(h+"skip", 1)

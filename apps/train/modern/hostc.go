@@ -36,17 +36,17 @@ func cEmbed(out []float32, tokens []int32, wte []float32, c, lo, hi int) {
 	C.modern_embed(floats(out), ints(tokens), floats(wte), long(c), long(lo), long(hi))
 }
 
-func cEmbedBackward(d, dfirst []float32, tokens []int32, wte []float32, c, lo, hi int) {
-	C.modern_embed_backward(floats(d), floats(dfirst), ints(tokens), floats(wte), long(c), long(lo), long(hi))
+func cEmbedBackward(d []float32, tokens []int32, wte []float32, c, lo, hi int) {
+	C.modern_embed_backward(floats(d), ints(tokens), floats(wte), long(c), long(lo), long(hi))
 }
 
-func cNorm(out, mixed, x, first, kept, mix, skip []float32, c, lo, hi int) {
-	C.modern_norm(floats(out), floats(mixed), floats(x), floats(first), floats(kept), floats(mix), floats(skip), long(c), long(lo), long(hi))
+func cNorm(out, sum, x, kept, skip []float32, c, lo, hi int) {
+	C.modern_norm(floats(out), floats(sum), floats(x), floats(kept), floats(skip), long(c), long(lo), long(hi))
 }
 
-func cNormBackward(d, dfirst, dkept, sums, dnorm, mixed, x, first, kept, above, mix, skip []float32, c int, add, fresh bool, lo, hi int) {
-	C.modern_norm_backward(floats(d), floats(dfirst), floats(dkept), floats(sums), floats(dnorm), floats(mixed), floats(x), floats(first),
-		floats(kept), floats(above), floats(mix), floats(skip), long(c), truth(add), truth(fresh), long(lo), long(hi))
+func cNormBackward(d, dkept, sums, dnorm, x, kept, above, skip []float32, c int, add bool, lo, hi int) {
+	C.modern_norm_backward(floats(d), floats(dkept), floats(sums), floats(dnorm), floats(x), floats(kept), floats(above), floats(skip),
+		long(c), truth(add), long(lo), long(hi))
 }
 
 func cHeads(out, qkv []float32, tokens []int32, table, mix, turn []float32, t, heads, size int, norm bool, scale float32, lo, hi int) {
@@ -63,8 +63,4 @@ func cReLU2(x []float32, lo, hi int) { C.modern_relu2(floats(x), long(lo), long(
 
 func cReLU2Backward(d, y []float32, lo, hi int) {
 	C.modern_relu2_backward(floats(d), floats(y), long(lo), long(hi))
-}
-
-func cClassifier(losses, logits []float32, targets []int32, v, vp int, scale float32, grad bool, lo, hi int) {
-	C.modern_classifier(floats(losses), floats(logits), ints(targets), long(v), long(vp), C.float(scale), truth(grad), long(lo), long(hi))
 }

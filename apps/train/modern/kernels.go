@@ -12,16 +12,13 @@ import (
 	"lockstep/spmd"
 )
 
-// The kernels, as those of package kernels. modern.cu and classifier.cu are what runs on a GPU, loops.c on the host. What a model does
-// not have is an empty buffer.
+// The kernels, as those of package kernels. modern.cu is what runs on a GPU, loops.c on the host. What a model does not have is an empty
+// buffer.
 
 //go:embed modern.cu
 var modernSource string
 
-//go:embed classifier.cu
-var classifierSource string
-
-var cudaSource = kernels.CommonSource + kernels.EightSource + kernels.LossSource + modernSource + classifierSource
+var cudaSource = kernels.CommonSource + modernSource
 
 // sumBlocks is how many blocks leave sums of numbers, three for each multiprocessor of an H100 or H200; sumSets is how
 // many sets of 16 these are.
@@ -92,9 +89,6 @@ func changed(a *kernels.HostArgs, i, n int, added bool) []float32 {
 // total sets each of to (+)= the sum of a column of the sums of n rows.
 func total(acc bool, sums []float32, n int, to ...*float32) {
 	for k, x := range to {
-		if x == nil {
-			continue
-		}
 		sum := 0.0
 		for i := range n {
 			sum += float64(sums[i*len(to)+k])
@@ -104,14 +98,6 @@ func total(acc bool, sums []float32, n int, to ...*float32) {
 		}
 		*x = float32(sum)
 	}
-}
-
-// at is element i of x, nil where x is empty.
-func at(x []float32, i int) *float32 {
-	if len(x) == 0 {
-		return nil
-	}
-	return &x[i]
 }
 
 var embedKernel = newRowKernel("modern_embed", func(a *kernels.HostArgs) error {
@@ -132,86 +118,73 @@ func embed[A kernels.Act](e *kernels.Launcher[A], out spmd.Buffer[A], tokens spm
 }
 
 var embedBackwardKernel = newRowKernel("modern_embed_backward", func(a *kernels.HostArgs) error {
-	n, c := a.I32(4), a.I32(5)
-	d, dfirst, tokens, wte := a.InOut(0, n*c), optional(a, 1, n*c), a.Ints(2, n), a.Floats(3)
-	if err := kernels.CheckTokens(tokens, a.I32(6)); err != nil {
+	n, c := a.I32(3), a.I32(4)
+	d, tokens, wte := a.InOut(0, n*c), a.Ints(1, n), a.Floats(2)
+	if err := kernels.CheckTokens(tokens, a.I32(5)); err != nil {
 		return err
 	}
-	host.Parallel(n, kernels.RowGrain(c), func(lo, hi int) { cEmbedBackward(d, dfirst, tokens, wte, c, lo, hi) })
+	host.Parallel(n, kernels.RowGrain(c), func(lo, hi int) { cEmbedBackward(d, tokens, wte, c, lo, hi) })
 	return nil
 })
 
-// embedBackward enqueues that d, the gradient of what embed has left but for dfirst, becomes that of the rows.
-func embedBackward[A kernels.Act](e *kernels.Launcher[A], d, dfirst spmd.Buffer[A], tokens spmd.Buffer[int32], wte spmd.Buffer[float32]) {
+// embedBackward enqueues that d, the gradient of what embed has left, becomes that of the rows.
+func embedBackward[A kernels.Act](e *kernels.Launcher[A], d spmd.Buffer[A], tokens spmd.Buffer[int32], wte spmd.Buffer[float32]) {
 	c := e.Cfg.Channels
-	e.Launch(embedBackwardKernel.of(c), warpRows(e.N), d.Arg(), dfirst.Arg(), tokens.Arg(), wte.Arg(), spmd.I32(e.N), spmd.I32(c), spmd.I32(e.Cfg.Vocab))
-}
-
-// mixing is what a norm reads beside the residual stream, and the numbers that say how much of it.
-type mixing[A kernels.Act] struct {
-	mixed       spmd.Buffer[A] // (n,c): the sum; empty where there is nothing to mix
-	first, kept spmd.Buffer[A] // (n,c): the first residual stream; what an earlier layer has left
-	mix, skip   number         // (2), (1)
+	e.Launch(embedBackwardKernel.of(c), warpRows(e.N), d.Arg(), tokens.Arg(), wte.Arg(), spmd.I32(e.N), spmd.I32(c), spmd.I32(e.Cfg.Vocab))
 }
 
 // number is a parameter of one number or two, and its gradient.
 type number struct{ w, dw spmd.Buffer[float32] }
 
+// skip is what is added to the residual stream before a norm: what an earlier layer has left, times a number.
+type skip[A kernels.Act] struct {
+	sum, kept spmd.Buffer[A] // (n,c); empty where nothing is added
+	by        number         // (1)
+}
+
 var normKernel = newRowKernel("modern_norm", func(a *kernels.HostArgs) error {
-	n, c := a.I32(7), a.I32(8)
-	out, mixed, x, first, kept := a.Out(0, n*c), changed(a, 1, n*c, false), a.In(2, n*c), optional(a, 3, n*c), optional(a, 4, n*c)
-	mix, skip := a.Floats(5), a.Floats(6)
-	host.Parallel(n, kernels.RowGrain(c), func(lo, hi int) { cNorm(out, mixed, x, first, kept, mix, skip, c, lo, hi) })
+	n, c := a.I32(5), a.I32(6)
+	out, sum, x, kept, by := a.Out(0, n*c), changed(a, 1, n*c, false), a.In(2, n*c), optional(a, 3, n*c), a.Floats(4)
+	host.Parallel(n, kernels.RowGrain(c), func(lo, hi int) { cNorm(out, sum, x, kept, by, c, lo, hi) })
 	return nil
 })
 
-// norm enqueues out(n,c) = the norm of x, or of what m makes of x.
-func norm[A kernels.Act](e *kernels.Launcher[A], out, x spmd.Buffer[A], m mixing[A]) {
+// norm enqueues out(n,c) = the norm of x, with what k adds to it.
+func norm[A kernels.Act](e *kernels.Launcher[A], out, x spmd.Buffer[A], k skip[A]) {
 	c := e.Cfg.Channels
-	e.Launch(normKernel.of(c), warpRows(e.N), out.Arg(), m.mixed.Arg(), x.Arg(), m.first.Arg(), m.kept.Arg(), m.mix.w.Arg(), m.skip.w.Arg(),
-		spmd.I32(e.N), spmd.I32(c))
+	e.Launch(normKernel.of(c), warpRows(e.N), out.Arg(), k.sum.Arg(), x.Arg(), k.kept.Arg(), k.by.w.Arg(), spmd.I32(e.N), spmd.I32(c))
 }
 
 var normBackwardKernel = newRowKernel("modern_norm_backward", func(a *kernels.HostArgs) error {
-	n, c, add, fresh, acc := a.I32(15), a.I32(16), a.I32(17) != 0, a.I32(18) != 0, a.I32(19) != 0
-	d, dfirst, dkept := changed(a, 0, n*c, add), changed(a, 1, n*c, !fresh), changed(a, 2, n*c, false)
-	dmix, dskip, partial := a.Floats(3), a.Floats(4), a.Floats(5)
-	dnorm, mixed, first := a.In(7, n*c), a.In(8, n*c), optional(a, 10, n*c)
-	x, kept, mix, skip := optional(a, 9, n*c), optional(a, 11, n*c), a.Floats(13), a.Floats(14)
-	above := optional(a, 12, n*c)
-	if a.I32(20) != 0 {
+	n, c, add, acc := a.I32(10), a.I32(11), a.I32(12) != 0, a.I32(13) != 0
+	d, dkept, dskip, partial := changed(a, 0, n*c, add), changed(a, 1, n*c, false), a.Floats(2), a.Floats(3)
+	dnorm, x, kept, above, by := a.In(5, n*c), a.In(6, n*c), optional(a, 7, n*c), optional(a, 8, n*c), a.Floats(9)
+	if a.I32(14) != 0 {
 		above = dkept
 	}
-	var sums []float32
-	if len(dmix)+len(dskip) > 0 {
-		sums = partial[:3*n]
-	}
 	host.Parallel(n, kernels.RowGrain(c), func(lo, hi int) {
-		cNormBackward(d, dfirst, dkept, sums, dnorm, mixed, x, first, kept, above, mix, skip, c, add, fresh, lo, hi)
+		cNormBackward(d, dkept, partial, dnorm, x, kept, above, by, c, add, lo, hi)
 	})
-	total(acc, sums, n, at(dmix, 0), at(dmix, 1), at(dskip, 0))
+	if len(kept) > 0 {
+		total(acc, partial, n, &dskip[0])
+	}
 	return nil
 })
 
 // normBackwardBlocks is how many blocks of it a multiprocessor has room for, by the pieces of a row; modern.cu has the same.
 var normBackwardBlocks = [len(rowPieces)]int{3, 2, 2, 1}
 
-// normBackward enqueues what goes back through norm. d(n,c) is the gradient of the residual stream behind it, which is
-// added with add, and becomes that of x, with above added where that is not empty. With fresh dfirst is set. The gradient of
-// what was kept is left in dkept, which may be above.
-func normBackward[A kernels.Act](e *kernels.Launcher[A], partial spmd.Buffer[float32], d, dnorm, x spmd.Buffer[A], m mixing[A], dfirst, dkept, above spmd.Buffer[A], add, fresh bool) {
+// normBackward enqueues what goes back through the norm of x, in which k is added already. d(n,c) is the gradient of the
+// residual stream behind it, which is added with add, and becomes that of x, with above added where that is not empty. The
+// gradient of what was kept is left in dkept, which may be above.
+func normBackward[A kernels.Act](e *kernels.Launcher[A], partial spmd.Buffer[float32], d, dnorm, x spmd.Buffer[A], k skip[A], dkept, above spmd.Buffer[A], add bool) {
 	c := e.Cfg.Channels
-	of, first, behind := x, m.first, spmd.Buffer[A]{}
-	if m.mixed.Len() > 0 {
-		of, behind = m.mixed, x
-	}
 	twice := above.Len() > 0 && above == dkept
 	if twice {
 		above = spmd.Buffer[A]{}
 	}
-	e.Launch(normBackwardKernel.of(c), shared(e.N, normBackwardBlocks[piecesOf(c)]), d.Arg(), dfirst.Arg(), dkept.Arg(), m.mix.dw.Arg(), m.skip.dw.Arg(), partial.Arg(), e.Arrived.Arg(),
-		dnorm.Arg(), of.Arg(), behind.Arg(), first.Arg(), m.kept.Arg(), above.Arg(), m.mix.w.Arg(), m.skip.w.Arg(),
-		spmd.I32(e.N), spmd.I32(c), kernels.Flag(add), kernels.Flag(fresh), kernels.Flag(e.Acc), kernels.Flag(twice))
+	e.Launch(normBackwardKernel.of(c), shared(e.N, normBackwardBlocks[piecesOf(c)]), d.Arg(), dkept.Arg(), k.by.dw.Arg(), partial.Arg(), e.Arrived.Arg(),
+		dnorm.Arg(), x.Arg(), k.kept.Arg(), above.Arg(), k.by.w.Arg(), spmd.I32(e.N), spmd.I32(c), kernels.Flag(add), kernels.Flag(e.Acc), kernels.Flag(twice))
 }
 
 // valueMix is what is mixed into the values of a layer: none where table is empty.
@@ -355,40 +328,3 @@ var relu2BackwardKernel = newKernel("modern_relu2_backward", func(a *kernels.Hos
 func relu2Backward[A kernels.Act](e *kernels.Launcher[A], d, y spmd.Buffer[A], n int) {
 	e.Launch(relu2BackwardKernel, loop8(n), d.Arg(), y.Arg(), spmd.I64(n))
 }
-
-var (
-	classifierKernel  = newKernel("modern_classifier", hostClassifier)
-	classifierKernel8 = newKernel("modern_classifier_8", kernels.Copying[spmd.F8E5M2](9, hostClassifier))
-)
-
-func hostClassifier(a *kernels.HostArgs) error {
-	n, v, vp, scale, grad := a.I32(3), a.I32(4), a.I32(5), a.F32(7), a.I32(8) != 0
-	losses, targets, x := a.Floats(0), a.Ints(2, n), a.InOut(1, n*vp)
-	if err := kernels.CheckTokens(targets, v); err != nil {
-		return fmt.Errorf("target: %w", err)
-	}
-	host.Parallel(n, kernels.RowGrain(vp), func(lo, hi int) { cClassifier(losses, x, targets, v, vp, scale, grad, lo, hi) })
-	return nil
-}
-
-// classify enqueues what kernels.Launcher.Classifier does, of capped logits, 30·sigmoid(logits/7.5). Without grad it
-// leaves anything in logits.
-func classify[A kernels.Act](e *kernels.Launcher[A], losses spmd.Buffer[float32], logits spmd.Buffer[A], targets spmd.Buffer[int32], scale float32, grad bool, to kernels.Cast) {
-	n, vp := targets.Len(), e.Cfg.PaddedVocab()
-	g, held := e.ClassifierGrid(n)
-	args := [12]spmd.Arg{losses.Arg(), logits.Arg(), targets.Arg(), spmd.I32(n), spmd.I32(e.Cfg.Vocab), spmd.I32(vp), spmd.I32(held),
-		spmd.F32(scale), kernels.Flag(grad), to.Wide.Arg(), to.Up.Arg(), to.Peak.Arg()}
-	if to.None() || !grad {
-		e.Launch(classifierKernel, g, args[:9]...)
-	} else {
-		e.Launch(classifierKernel8, g, args[:]...)
-	}
-}
-
-var capKernel = spmd.NewKernel("modern_cap", cudaSource, func(a spmd.Args) error {
-	x := spmd.ArgSlice[float32](a, 0)[:a.I32(1)]
-	for i, v := range x {
-		x[i] = float32(30 / (1 + math.Exp(-float64(v)/7.5)))
-	}
-	return nil
-}, spmd.Define("ACT", "float"))

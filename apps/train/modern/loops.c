@@ -30,28 +30,22 @@ CLONES void modern_embed(float *out, const int32_t *tokens, const float *wte, lo
     }
 }
 
-CLONES void modern_embed_backward(float *d, const float *dfirst, const int32_t *tokens, const float *wte, long c, long lo, long hi) {
+CLONES void modern_embed_backward(float *d, const int32_t *tokens, const float *wte, long c, long lo, long hi) {
     for (long i = lo; i < hi; i++) {
         const float *x = wte + tokens[i] * c;
-        float *restrict o = d + i * c, inv = norm(x, c);
-        if (dfirst)
-            for (long j = 0; j < c; j++) o[j] += dfirst[i * c + j];
-        float mean = through(o, x, inv, c);
+        float *restrict o = d + i * c, inv = norm(x, c), mean = through(o, x, inv, c);
         for (long j = 0; j < c; j++) o[j] = inv * (o[j] - x[j] * inv * mean);
     }
 }
 
 // --- norms ---
 
-CLONES void modern_norm(float *out, float *mixed, const float *x, const float *first, const float *kept, const float *mix,
-                        const float *skip, long c, long lo, long hi) {
-    float a = mix ? mix[0] : 1, b = mix ? mix[1] : 0, s = kept ? *skip : 0;
+CLONES void modern_norm(float *out, float *sum, const float *x, const float *kept, const float *skip, long c, long lo, long hi) {
     for (long i = lo; i < hi; i++) {
         const float *m = x + i * c;
-        if (mixed) {
-            float *restrict r = mixed + i * c;
-            const float *f = first + i * c, *k = kept ? kept + i * c : m;
-            for (long j = 0; j < c; j++) r[j] = a * (m[j] + s * k[j]) + b * f[j];
+        if (kept) {
+            float *restrict r = sum + i * c, s = *skip;
+            for (long j = 0; j < c; j++) r[j] = m[j] + s * kept[i * c + j];
             m = r;
         }
         float inv = norm(m, c), *restrict o = out + i * c;
@@ -59,43 +53,25 @@ CLONES void modern_norm(float *out, float *mixed, const float *x, const float *f
     }
 }
 
-CLONES void modern_norm_backward(float *d, float *dfirst, float *dkept, float *sums, const float *dnorm, const float *mixed,
-                                 const float *x, const float *first, const float *kept, const float *above, const float *mix,
-                                 const float *skip, long c, int add, int fresh, long lo, long hi) {
-    float a = mix ? mix[0] : 1, b = mix ? mix[1] : 0, s = kept ? *skip : 0;
+CLONES void modern_norm_backward(float *d, float *dkept, float *sums, const float *dnorm, const float *x, const float *kept,
+                                 const float *above, const float *skip, long c, int add, long lo, long hi) {
     for (long i = lo; i < hi; i++) {
-        const float *m = mixed + i * c, *dn = dnorm + i * c;
+        const float *m = x + i * c, *dn = dnorm + i * c;
         float *g = d + i * c, inv = norm(m, c), mean = through(dn, m, inv, c);
         if (add)
             for (long j = 0; j < c; j++) g[j] += inv * (dn[j] - m[j] * inv * mean);
         else
             for (long j = 0; j < c; j++) g[j] = inv * (dn[j] - m[j] * inv * mean);
-        if (sums) {
-            const float *u = x + i * c, *f = first + i * c, *k = kept ? kept + i * c : u;
-            float su = 0, sf = 0, sk = 0;
-#pragma omp simd reduction(+ : su, sf, sk)
-            for (long j = 0; j < c; j++) {
-                su += g[j] * u[j];
-                sf += g[j] * f[j];
-                sk += g[j] * k[j];
-            }
-            sums[3 * i] = su + s * sk;
-            sums[3 * i + 1] = sf;
-            sums[3 * i + 2] = a * sk;
+        if (kept) {
+            const float *k = kept + i * c;
+            float s = *skip, sum = 0;
+#pragma omp simd reduction(+ : sum)
+            for (long j = 0; j < c; j++) sum += g[j] * k[j];
+            sums[i] = sum;
+            for (long j = 0; j < c; j++) dkept[i * c + j] = s * g[j];
         }
-        if (dfirst) {
-            float *f = dfirst + i * c;
-            if (fresh)
-                for (long j = 0; j < c; j++) f[j] = b * g[j];
-            else
-                for (long j = 0; j < c; j++) f[j] += b * g[j];
-        }
-        if (dkept)
-            for (long j = 0; j < c; j++) dkept[i * c + j] = a * s * g[j];
         if (above)
-            for (long j = 0; j < c; j++) g[j] = a * g[j] + above[i * c + j];
-        else if (mix)
-            for (long j = 0; j < c; j++) g[j] *= a;
+            for (long j = 0; j < c; j++) g[j] += above[i * c + j];
     }
 }
 
@@ -185,26 +161,4 @@ CLONES void modern_relu2(float *x, long lo, long hi) {
 
 CLONES void modern_relu2_backward(float *d, const float *y, long lo, long hi) {
     for (long i = lo; i < hi; i++) d[i] *= 2 * sqrtf(y[i]);
-}
-
-// --- loss ---
-
-CLONES void modern_classifier(float *losses, float *logits, const int32_t *targets, long v, long vp, float scale, int grad, long lo, long hi) {
-    for (long i = lo; i < hi; i++) {
-        float *restrict x = logits + i * vp;
-        float top = -INFINITY, sum = 0;
-        for (long j = 0; j < v; j++) x[j] = 30.0f / (1 + exp_(x[j] * (-1 / 7.5f)));
-#pragma omp simd reduction(max : top)
-        for (long j = 0; j < v; j++) top = x[j] > top ? x[j] : top;
-#pragma omp simd reduction(+ : sum)
-        for (long j = 0; j < v; j++) sum += exp_(x[j] - top);
-        long target = targets[i];
-        float at = x[target];
-        losses[i] = logf(sum) + top - at;
-        if (!grad) continue;
-        float each = scale / sum;
-        for (long j = 0; j < v; j++) x[j] = exp_(x[j] - top) * each * (x[j] * (4 / 30.0f) * (1 - x[j] / 30));
-        x[target] -= scale * (at * (4 / 30.0f) * (1 - at / 30));
-        memset(x + v, 0, (vp - v) * sizeof(float));
-    }
 }

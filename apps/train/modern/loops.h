@@ -7,17 +7,15 @@
 
 // out = x/√(mean of x² + ε), of the rows wte[token].
 void modern_embed(float *out, const int32_t *tokens, const float *wte, long c, long lo, long hi);
-// d = the gradient of wte[token] from d + dfirst, that of out.
-void modern_embed_backward(float *d, const float *dfirst, const int32_t *tokens, const float *wte, long c, long lo, long hi);
+// d = the gradient of wte[token] from d, that of out.
+void modern_embed_backward(float *d, const int32_t *tokens, const float *wte, long c, long lo, long hi);
 
-// mixed = mix[0]·(x + skip·kept) + mix[1]·first, and out its norm; without mixed that of x.
-void modern_norm(float *out, float *mixed, const float *x, const float *first, const float *kept, const float *mix,
-                 const float *skip, long c, long lo, long hi);
-// From dnorm, the gradient of out, and d, that of mixed by other ways if add: g, that of mixed. Then d = mix[0]·g (+ above),
-// dfirst (+)= mix[1]·g, dkept = mix[0]·skip·g, and sums(3) of each row those for mix and skip.
-void modern_norm_backward(float *d, float *dfirst, float *dkept, float *sums, const float *dnorm, const float *mixed,
-                          const float *x, const float *first, const float *kept, const float *above, const float *mix,
-                          const float *skip, long c, int add, int fresh, long lo, long hi);
+// sum = x + skip·kept, and out its norm; without kept that of x.
+void modern_norm(float *out, float *sum, const float *x, const float *kept, const float *skip, long c, long lo, long hi);
+// From dnorm, the gradient of out, and d, that of x by other ways if add: g, that of x, in which kept is added already. Then
+// d = g (+ above), dkept = skip·g, and of each row a number of sums, that for skip.
+void modern_norm_backward(float *d, float *dkept, float *sums, const float *dnorm, const float *x, const float *kept,
+                          const float *above, const float *skip, long c, int add, long lo, long hi);
 
 // out(3,heads,size) of qkv(3,heads,size): queries and keys normed if norm, and turned by their position; queries times scale;
 // values = mix[0]·value + mix[1]·table[token]. turn(t,size/4) has a cosine and a sine each.
@@ -32,8 +30,5 @@ void modern_heads_backward(float *d, float *dtable, float *sums, const float *qk
 void modern_relu2(float *x, long lo, long hi);
 // d *= 2·√y, where y is what modern_relu2 left.
 void modern_relu2_backward(float *d, const float *y, long lo, long hi);
-
-// The cross-entropy of 30·sigmoid(logits/7.5), as train_classifier has that of logits.
-void modern_classifier(float *losses, float *logits, const int32_t *targets, long v, long vp, float scale, int grad, long lo, long hi);
 
 #endif

@@ -33,7 +33,6 @@ type Model[A kernels.Act] struct {
 	wide       spmd.Buffer[A]       // (N,4C): gradient inside an MLP, and of qkv; in scratch
 	scratch    spmd.Buffer[A]       // of logits and wide, which are never needed at once
 	tmp, dres  spmd.Buffer[A]       // (N,C): gradient of what a norm has left; of the residual stream
-	dfirst     spmd.Buffer[A]       // (N,C): gradient of first, what is mixed into layers alone
 	dkept      []spmd.Buffer[A]     // (N,C): gradient of what a layer keeps for a later one
 	next       spmd.Buffer[float32] // (Vp): logits of the next token, for Logits
 	losses     spmd.Buffer[float32] // (N)
@@ -58,17 +57,17 @@ type table[A kernels.Act] struct {
 // layer is the parameters of one layer, and what forward keeps of it for backward.
 type layer[A kernels.Act] struct {
 	qkv, proj, fc, proj2 linear[A]
-	mix, skip, values    number
+	skip, values         number
 	table                int // of tables; -1 is none
 	from                 int // the layer whose output is added; -1 is none
 
-	mixed, ln1 spmd.Buffer[A]       // (N,C): the residual stream that the layer reads, empty where that is as the last one has left it; its norm
-	raw, att3  spmd.Buffer[A]       // (N,3C): queries, keys and values as the product leaves them, and as attention takes them
-	lse        spmd.Buffer[float32] // (B,NH,T)
-	att        spmd.Buffer[A]       // (N,C)
-	res2, ln2  spmd.Buffer[A]       // (N,C)
-	act        spmd.Buffer[A]       // (N,4C): squared ReLU
-	res3       spmd.Buffer[A]       // (N,C)
+	res1, ln1 spmd.Buffer[A]       // (N,C): the residual stream that the layer reads, empty where that is as the last one has left it; its norm
+	raw, att3 spmd.Buffer[A]       // (N,3C): queries, keys and values as the product leaves them, and as attention takes them
+	lse       spmd.Buffer[float32] // (B,NH,T)
+	att       spmd.Buffer[A]       // (N,C)
+	res2, ln2 spmd.Buffer[A]       // (N,C)
+	act       spmd.Buffer[A]       // (N,4C): squared ReLU
+	res3      spmd.Buffer[A]       // (N,C)
 }
 
 // Open makes a model with bfloat16 or float32 activations: of this package, or of gpt. Collective over w.
@@ -163,17 +162,11 @@ func (m *Model[A]) windowed() (s attention.Shape, some bool) {
 func (m *Model[A]) takeAll(seq int) {
 	sp, cfg, N, C := m.Space(), m.Cfg, m.rows, m.Cfg.Channels
 	layout.Take(sp, N*C, &m.first, &m.lnf, &m.tmp, &m.dres)
-	if cfg.Has(layout.Mix) {
-		layout.Take(sp, N*C, &m.dfirst)
-	}
 	m.dkept = make([]spmd.Buffer[A], cfg.Layers)
 	for l := range m.layer {
 		a := &m.layer[l]
 		if a.table, a.from = cfg.ValueTable(l), cfg.SkipFrom(l); a.from >= 0 {
-			layout.Take(sp, N*C, &m.dkept[a.from])
-		}
-		if a.from >= 0 || cfg.Has(layout.Mix) {
-			layout.Take(sp, N*C, &a.mixed)
+			layout.Take(sp, N*C, &m.dkept[a.from], &a.res1)
 		}
 		layout.Take(sp, N*C, &a.ln1, &a.att, &a.res2, &a.ln2, &a.res3)
 		layout.Take(sp, 3*N*C, &a.raw, &a.att3)
@@ -187,7 +180,7 @@ func (m *Model[A]) takeAll(seq int) {
 	layout.Take(sp, max(4*N*C, min(N, layout.HeadRows)*cfg.PaddedVocab()), &m.scratch)
 	layout.Take(sp, cfg.PaddedVocab(), &m.next)
 	layout.Take(sp, N, &m.losses)
-	layout.Take(sp, 3*max(N, sumBlocks+sumSets), &m.partial)
+	layout.Take(sp, 2*max(N, sumBlocks+sumSets), &m.partial)
 	layout.Take(sp, kernels.SplitRows(N)*C, &m.parts.Partial)
 	layout.Take(sp, max(1+sumSets, kernels.MostSplits(N)*kernels.ChunksOf(C)), &m.parts.Arrived)
 	layout.Take(sp, seq*m.heads.size/2, &m.heads.turn)
@@ -245,8 +238,6 @@ func (m *Model[A]) bind(at gpt.Places[A]) {
 				a.proj2 = matrix()
 			case "attn.values":
 				a.values = number{w, dw}
-			case "mix":
-				a.mix = number{w, dw}
 			case "skip":
 				a.skip = number{w, dw}
 			}

@@ -1,4 +1,4 @@
-// The kernels of a modern model on a GPU, behind common.cuh, eight.cuh and loss.cuh; kernels.go and loops.h say what they compute. What a
+// The kernels of a modern model on a GPU, behind common.cuh; kernels.go and loops.h say what they compute. What a
 // model does not have is a null pointer. Rows are of a multiple of 8 numbers.
 
 #define EPSILON 1.1920929e-7f
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(256) modern_embed(act *out, const int *tokens,
 
 template <int PIECES>
 __global__ void __launch_bounds__(256)
-    modern_embed_backward(act *d, const act *dfirst, const int *tokens, const float *wte, int n, int c, int vocab) {
+    modern_embed_backward(act *d, const int *tokens, const float *wte, int n, int c, int vocab) {
     FOR_ROWS(i, n) {
         int token = tokens[i];
         bool known = 0 <= token && token < vocab;
@@ -73,7 +73,6 @@ __global__ void __launch_bounds__(256)
         FOR_PIECES(k, j, c) {
             load(v[k], row + j);
             load(g[k], d + i * c + j);
-            if (dfirst) add_scaled(g[k], 1, dfirst + i * c + j);
             dot(squares, v[k], v[k]);
             dot(mean, v[k], g[k]);
         }
@@ -87,20 +86,18 @@ __global__ void __launch_bounds__(256)
 }
 
 template <int PIECES>
-__global__ void __launch_bounds__(256) modern_norm(act *out, act *mixed, const act *x, const act *first, const act *kept,
-                                                   const float *mix, const float *skip, int n, int c) {
-    float a = mix ? mix[0] : 1, b = mix ? mix[1] : 0, s = kept ? *skip : 0;
+__global__ void __launch_bounds__(256)
+    modern_norm(act *out, act *sum, const act *x, const act *kept, const float *skip, int n, int c) {
+    float s = kept ? *skip : 0;
     FOR_ROWS(i, n) {
         vec v[PIECES];
         float squares = 0;
         FOR_PIECES(k, j, c) {
             long long at = i * c + j;
             load(v[k], x + at);
-            if (mixed) {
-                if (kept) add_scaled(v[k], s, kept + at);
-                scale_by(v[k], a);
-                if (mix) add_scaled(v[k], b, first + at);
-                store(mixed + at, v[k]);
+            if (kept) {
+                add_scaled(v[k], s, kept + at);
+                store(sum + at, v[k]);
 #pragma unroll
                 for (int e = 0; e < 8; e++) v[k][e] = rounded(v[k][e]);
             }
@@ -114,22 +111,20 @@ __global__ void __launch_bounds__(256) modern_norm(act *out, act *mixed, const a
     }
 }
 
-// Of the numbers mix and skip each block leaves its sums in a row of partial(blocks + sets, 3). normBackwardBlocks in kernels.go has
-// as many blocks to a multiprocessor as registers allow here: all then run at once.
+// Of skip each block leaves its sum in a row of partial(blocks + sets, 1). normBackwardBlocks in kernels.go has as many blocks to
+// a multiprocessor as registers allow here: all then run at once.
 template <int PIECES>
 __global__ void __launch_bounds__(256, PIECES == 1 ? 3 : PIECES < 8 ? 2 : 1)
-    modern_norm_backward(act *d, act *dfirst, act *dkept, float *dmix, float *dskip, float *partial, unsigned *arrived, const act *dnorm,
-                         const act *mixed, const act *x, const act *first, const act *kept, const act *above, const float *mix,
-                         const float *skip, int n, int c, int add, int fresh, int accumulate, int twice) {
-    float a = mix ? mix[0] : 1, b = mix ? mix[1] : 0, s = kept ? *skip : 0, of_x = 0, of_first = 0, of_kept = 0;
-    bool sums = dmix || dskip;
+    modern_norm_backward(act *d, act *dkept, float *dskip, float *partial, unsigned *arrived, const act *dnorm, const act *x,
+                         const act *kept, const act *above, const float *skip, int n, int c, int add, int accumulate, int twice) {
+    float s = kept ? *skip : 0, of_kept = 0;
     FOR_ROWS(i, n) {
         vec v[PIECES], g[PIECES];
         packed8 stream[PIECES]; // is on its way while the sums are made
         float squares = 0, mean = 0;
         FOR_PIECES(k, j, c) {
             if (add) stream[k] = fetch8(d + i * c + j);
-            load(v[k], mixed + i * c + j);
+            load(v[k], x + i * c + j);
             load(g[k], dnorm + i * c + j);
             dot(squares, v[k], v[k]);
             dot(mean, v[k], g[k]);
@@ -138,6 +133,9 @@ __global__ void __launch_bounds__(256, PIECES == 1 ? 3 : PIECES < 8 ? 2 : 1)
         mean = warp_sum(mean) * inv / c;
         FOR_PIECES(k, j, c) {
             long long at = i * c + j;
+            packed8 of[2]; // are on their way before the first is used
+            if (kept) of[0] = fetch8(kept + at);
+            if (above) of[1] = fetch8(above + at);
             back(g[k], v[k], inv, mean);
             vec o;
             if (add) {
@@ -145,33 +143,9 @@ __global__ void __launch_bounds__(256, PIECES == 1 ? 3 : PIECES < 8 ? 2 : 1)
 #pragma unroll
                 for (int e = 0; e < 8; e++) g[k][e] += o[e];
             }
-            packed8 of[4]; // all are on their way before the first is used
-            if (sums) {
-                of[0] = fetch8(x + at);
-                of[1] = fetch8(first + at);
-                if (kept) of[2] = fetch8(kept + at);
-            }
-            if (dfirst && !fresh) of[3] = fetch8(dfirst + at);
-            if (sums) {
+            if (kept) {
                 unpack8(o, of[0]);
-                dot(of_x, g[k], o);
-                unpack8(o, of[1]);
-                dot(of_first, g[k], o);
-                if (kept) {
-                    unpack8(o, of[2]);
-                    dot(of_kept, g[k], o);
-                }
-            }
-            if (dfirst) {
-#pragma unroll
-                for (int e = 0; e < 8; e++) o[e] = 0;
-                if (!fresh) unpack8(o, of[3]);
-#pragma unroll
-                for (int e = 0; e < 8; e++) o[e] += b * g[k][e];
-                store(dfirst + at, o);
-            }
-            scale_by(g[k], a);
-            if (dkept) {
+                dot(of_kept, g[k], o);
 #pragma unroll
                 for (int e = 0; e < 8; e++) o[e] = s * g[k][e];
                 store(dkept + at, o);
@@ -179,24 +153,18 @@ __global__ void __launch_bounds__(256, PIECES == 1 ? 3 : PIECES < 8 ? 2 : 1)
 #pragma unroll
                     for (int e = 0; e < 8; e++) g[k][e] += o[e];
             }
-            if (above) add_scaled(g[k], 1, above + at);
+            if (above) {
+                unpack8(o, of[1]);
+#pragma unroll
+                for (int e = 0; e < 8; e++) g[k][e] += o[e];
+            }
             store(d + at, g[k]);
         }
     }
-    if (!sums) return;
-    of_x = block_sum(of_x);
-    of_first = block_sum(of_first);
+    if (!kept) return;
     of_kept = block_sum(of_kept);
-    if (threadIdx.x == 0) {
-        float *row = partial + 3 * blockIdx.x;
-        row[0] = of_x + s * of_kept;
-        row[1] = of_first;
-        row[2] = a * of_kept;
-    }
-    sum_blocks(partial, arrived, 3, [=](int column, float sum) {
-        float *to = column < 2 ? dmix ? dmix + column : 0 : dskip;
-        if (to) *to = accumulate ? *to + sum : sum;
-    });
+    if (threadIdx.x == 0) partial[blockIdx.x] = of_kept;
+    sum_blocks(partial, arrived, 1, [=](int, float sum) { *dskip = accumulate ? *dskip + sum : sum; });
 }
 
 // --- heads ---

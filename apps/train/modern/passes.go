@@ -67,9 +67,6 @@ func (m *Model[A]) Logits(s *spmd.Stream, tokens spmd.Buffer[int32], before int)
 	e.forward()
 	C, Vp := m.Cfg.Channels, m.Cfg.PaddedVocab()
 	gemm(e, m.next, 1, Vp, m.lnf.Slice((t-1)*C, t*C), 1, C, m.head.w, Vp, C, blas.Options{TransB: true})
-	if m.Cfg.Has(layout.Cap) && e.Err == nil {
-		e.Err = capKernel.Launch(s, spmd.Cover1D(Vp, 256), m.next.Arg(), spmd.I32(Vp))
-	}
 	return m.next.Slice(0, m.Cfg.Vocab), e.Err
 }
 
@@ -99,13 +96,12 @@ func enqueueOn[A kernels.Act](s *spmd.Stream, m *Model[A], b gpt.Batch, acc bool
 	return &enqueue[A]{Launcher: kernels.Launcher[A]{S: s, Cfg: m.Cfg, N: b.B * b.T, T: b.T, Acc: acc, Scratch: m.parts}, m: m, b: b.B, in: b.In, mode: mode}
 }
 
-// mixing is what a layer mixes into the residual stream that it reads.
-func (e *enqueue[A]) mixing(a *layer[A]) mixing[A] {
-	m := mixing[A]{mixed: a.mixed, first: e.m.first, mix: a.mix, skip: a.skip}
-	if a.from >= 0 {
-		m.kept = e.m.layer[a.from].res3
+// skip is what a layer adds to the residual stream that it reads.
+func (e *enqueue[A]) skip(a *layer[A]) skip[A] {
+	if a.from < 0 {
+		return skip[A]{}
 	}
-	return m
+	return skip[A]{sum: a.res1, kept: e.m.layer[a.from].res3, by: a.skip}
 }
 
 // values is what a layer mixes into its values.
@@ -126,8 +122,8 @@ func (e *enqueue[A]) below(l int) spmd.Buffer[A] {
 
 // stream is the residual stream that the layer reads.
 func (e *enqueue[A]) stream(l int) spmd.Buffer[A] {
-	if a := &e.m.layer[l]; a.mixed.Len() > 0 {
-		return a.mixed
+	if a := &e.m.layer[l]; a.from >= 0 {
+		return a.res1
 	}
 	return e.below(l)
 }
@@ -162,17 +158,17 @@ func (e *enqueue[A]) forward() {
 	embed(&e.Launcher, m.first, e.in, m.wteWeights)
 	for l := range m.layer {
 		a := &m.layer[l]
-		norm(&e.Launcher, a.ln1, e.below(l), e.mixing(a))
+		norm(&e.Launcher, a.ln1, e.below(l), e.skip(a))
 		e.product(a.raw, a.ln1, &a.qkv, blas.Options{})
 		headsForward(&e.Launcher, heads, a.att3.Slice(3*C*e.before, 3*C*(e.before+e.N)), a.raw, e.in, e.values(a))
 		e.attend(l)
 		e.product(a.res2, a.att, &a.proj, blas.Options{Residual: e.stream(l).Arg()})
-		norm(&e.Launcher, a.ln2, a.res2, mixing[A]{})
+		norm(&e.Launcher, a.ln2, a.res2, skip[A]{})
 		e.product(a.act, a.ln2, &a.fc, blas.Options{})
 		relu2(&e.Launcher, a.act, e.N*a.fc.out)
 		e.product(a.res3, a.act, &a.proj2, blas.Options{Residual: a.res2.Arg()})
 	}
-	norm(&e.Launcher, m.lnf, e.below(len(m.layer)), mixing[A]{})
+	norm(&e.Launcher, m.lnf, e.below(len(m.layer)), skip[A]{})
 }
 
 // loss adds the loss. With grad it also computes the gradients of the head's weights, and in tmp that of what it reads.
@@ -185,11 +181,7 @@ func (e *enqueue[A]) loss(targets spmd.Buffer[int32], scale float32, grad bool) 
 		x, logits, losses, wanted := m.lnf.Slice(lo*C, hi*C), m.logits.Slice(0, part.N*head.out), m.losses.Slice(lo, hi), targets.Slice(lo, hi)
 		part.Cast(x, part.N*C, e.mode.Input(head.eight))
 		part.product(logits, x, head, blas.Options{})
-		if m.Cfg.Has(layout.Cap) {
-			classify(&part.Launcher, losses, logits, wanted, scale, grad, e.mode.Grad(head.eight))
-		} else {
-			part.Classifier(losses, logits, wanted, scale, grad, e.mode.Grad(head.eight))
-		}
+		part.Classifier(losses, logits, wanted, scale, grad, e.mode.Grad(head.eight))
 		if grad {
 			part.inputGrad(m.tmp.Slice(lo*C, hi*C), logits, head)
 			part.weightGrad(logits, x, head)
@@ -210,7 +202,7 @@ func (e *enqueue[A]) backward(sorted spmd.Buffer[int32], ready func(int) error) 
 		group++
 	}
 	last := len(m.layer) - 1
-	normBackward(&e.Launcher, m.partial, m.dres, m.tmp, e.below(last+1), mixing[A]{}, none, none, none, false, false)
+	normBackward(&e.Launcher, m.partial, m.dres, m.tmp, e.below(last+1), skip[A]{}, none, none, false)
 	done()
 	met := make([]bool, len(m.tables))
 	for l := last; l >= 0; l-- {
@@ -220,7 +212,7 @@ func (e *enqueue[A]) backward(sorted spmd.Buffer[int32], ready func(int) error) 
 		relu2Backward(&e.Launcher, m.wide, a.act, e.N*a.fc.out)
 		e.inputGrad(m.tmp, m.wide, &a.fc)
 		e.weightGrad(m.wide, a.ln2, &a.fc)
-		normBackward(&e.Launcher, m.partial, m.dres, m.tmp, a.res2, mixing[A]{}, none, none, none, true, false)
+		normBackward(&e.Launcher, m.partial, m.dres, m.tmp, a.res2, skip[A]{}, none, none, true)
 		done()
 
 		e.inputGrad(m.tmp, m.dres, &a.proj)
@@ -243,11 +235,10 @@ func (e *enqueue[A]) backward(sorted spmd.Buffer[int32], ready func(int) error) 
 		if l > 0 {
 			above = m.dkept[l-1]
 		}
-		dfirst := m.dfirst
-		normBackward(&e.Launcher, m.partial, m.dres, m.tmp, e.below(l), e.mixing(a), dfirst, dkept, above, true, l == last)
+		normBackward(&e.Launcher, m.partial, m.dres, m.tmp, e.stream(l), e.skip(a), dkept, above, true)
 		done()
 	}
-	embedBackward(&e.Launcher, m.dres, m.dfirst, e.in, m.wteWeights)
+	embedBackward(&e.Launcher, m.dres, e.in, m.wteWeights)
 	e.rowsGrad(m.wte.dw, m.dres, sorted)
 	for i := range m.tables {
 		e.rowsGrad(m.tables[i].dw, m.tables[i].drows, sorted)

@@ -48,16 +48,12 @@ func (m *modernModel) sequence(tokens, targets []int32, scale float64) float64 {
 	cfg := m.cfg
 	L, C, T := cfg.Layers, cfg.Channels, len(tokens)
 	head := C / cfg.Heads
-	first := m.norm(m.lookUp("wte.weight", tokens), C)
-	x, left := first, []*rows{}
+	x, left := m.norm(m.lookUp("wte.weight", tokens), C), []*rows{}
 	tables := min(3, L/2)
 	for l := range L {
 		h := fmt.Sprintf("h.%d.", l)
 		if cfg.Parts&layout.Skips != 0 && l >= L-L/2 {
 			x = m.sum(x, m.times(left[L-1-l], h+"skip", 0))
-		}
-		if cfg.Parts&layout.Mix != 0 {
-			x = m.sum(m.times(x, h+"mix", 0), m.times(first, h+"mix", 1))
 		}
 		qkv := m.linear(m.norm(x, C), h+"attn.c_attn.weight", 3*C)
 		q, k, v := m.columns(qkv, 0, C), m.columns(qkv, C, C), m.columns(qkv, 2*C, C)
@@ -83,12 +79,6 @@ func (m *modernModel) sequence(tokens, targets []int32, scale float64) float64 {
 		left = append(left, x)
 	}
 	z := m.linear(m.norm(x, C), "head.weight", cfg.Vocab)
-	if cfg.Parts&layout.Cap != 0 {
-		z = m.each(z, func(z float64) (float64, float64) {
-			s := 1 / (1 + math.Exp(-z/7.5))
-			return 30 * s, 4 * s * (1 - s)
-		})
-	}
 	loss := 0.0
 	for t, target := range targets {
 		sum := 0.0

@@ -15,25 +15,21 @@ const modernType = "lockstep_modern"
 
 // modernConfig is what config.json says beside the sizes. Parts says what there is of it.
 type modernConfig struct {
-	Parts          string    `json:"parts"`
-	NormEpsilon    float64   `json:"rms_norm_epsilon"`
-	AttentionScale float64   `json:"attention_scale"`
-	RotaryPairs    float64   `json:"rotary_pairs"` // of all pairs of a head's numbers; the others stay
-	RotarySlowest  float64   `json:"rotary_slowest"`
-	Activation     string    `json:"activation_function"`
-	LogitCap       []float64 `json:"logit_cap,omitempty"`    // a, b: a·sigmoid(z/b)
-	ValueTables    []int     `json:"value_tables,omitempty"` // of each layer, -1 is none
-	SkipsFrom      []int     `json:"skips_from,omitempty"`   // of each layer, -1 is none
-	Windows        []int     `json:"windows,omitempty"`      // of each layer, 0 is none: how many tokens are seen before the 128 that one is of
+	Parts          string  `json:"parts"`
+	NormEpsilon    float64 `json:"rms_norm_epsilon"`
+	AttentionScale float64 `json:"attention_scale"`
+	RotaryPairs    float64 `json:"rotary_pairs"` // of all pairs of a head's numbers; the others stay
+	RotarySlowest  float64 `json:"rotary_slowest"`
+	Activation     string  `json:"activation_function"`
+	ValueTables    []int   `json:"value_tables,omitempty"` // of each layer, -1 is none
+	SkipsFrom      []int   `json:"skips_from,omitempty"`   // of each layer, -1 is none
+	Windows        []int   `json:"windows,omitempty"`      // of each layer, 0 is none: how many tokens are seen before the 128 that one is of
 }
 
 // modernOf is what there is to say of a model.
 func modernOf(cfg layout.Config) modernConfig {
 	c := modernConfig{Parts: cfg.Parts.String(), NormEpsilon: 1.1920929e-7, AttentionScale: 0.12, RotaryPairs: 0.5, RotarySlowest: 1. / 1024,
 		Activation: "relu2"}
-	if cfg.Has(layout.Cap) {
-		c.LogitCap = []float64{30, 7.5}
-	}
 	for l := range cfg.Layers {
 		if cfg.Has(layout.Values) {
 			c.ValueTables = append(c.ValueTables, cfg.ValueTable(l))
