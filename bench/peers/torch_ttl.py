@@ -2,12 +2,14 @@
 
     python3 torch_ttl.py --model gpt2 --tokens FILE --steps 400 --batch 64
     python3 torch_ttl.py --model modern --tokens FILE --steps 111 --batch 64
+    python3 torch_ttl.py --model modern-medium --tokens FILE --steps 40 --batch 32
 
-gpt2 is GPT-2 124M by AdamW. modern is a decoder of the same width and depth by Muon, with AdamW for embeddings, head
-and scalars: rotary positions, normed queries and keys, squared ReLU, RMS norms without weights, an untied head,
-embeddings added to values, skips from the first half to the second. Both are compiled and learn in bfloat16 with float32
-weights, from the sequences of bin/train in its order, and validate on its part. Validating is not in the seconds, nor are
-three whole steps before, in which all is compiled and after which all is as it was. One JSON line each validation.
+gpt2 is GPT-2 124M by AdamW. modern is a decoder of the same width and depth by Muon, modern-medium one of
+gpt2-medium's, with AdamW for embeddings, head and scalars: rotary positions, normed queries and keys, squared ReLU, RMS
+norms without weights, an untied head, embeddings added to values, skips from the first half to the second. Both are
+compiled and learn in bfloat16 with float32 weights, from the sequences of bin/train in its order, and validate on its
+part. Validating is not in the seconds, nor are three whole steps before, in which all is compiled and after which all
+is as it was. One JSON line each validation.
 """
 import argparse
 import json
@@ -21,8 +23,7 @@ from torch.nn import functional as F
 
 from torch_loss import Order
 
-VOCAB, WIDTH, LAYERS, HEADS, SEQ = 50304, 768, 12, 12, 1024
-SIZE = WIDTH // HEADS
+VOCAB, SEQ = 50304, 1024
 
 
 def norm(x):
@@ -30,16 +31,17 @@ def norm(x):
 
 
 class GPT2(nn.Module):
-    def __init__(self):
+    def __init__(self, layers, heads, width):
         super().__init__()
-        self.wte, self.wpe = nn.Embedding(VOCAB, WIDTH), nn.Embedding(SEQ, WIDTH)
+        self.heads = heads
+        self.wte, self.wpe = nn.Embedding(VOCAB, width), nn.Embedding(SEQ, width)
         self.layers = nn.ModuleList(nn.ModuleDict(dict(
-            ln1=nn.LayerNorm(WIDTH), qkv=nn.Linear(WIDTH, 3 * WIDTH), proj=nn.Linear(WIDTH, WIDTH),
-            ln2=nn.LayerNorm(WIDTH), fc=nn.Linear(WIDTH, 4 * WIDTH), proj2=nn.Linear(4 * WIDTH, WIDTH))) for _ in range(LAYERS))
-        self.lnf = nn.LayerNorm(WIDTH)
+            ln1=nn.LayerNorm(width), qkv=nn.Linear(width, 3 * width), proj=nn.Linear(width, width),
+            ln2=nn.LayerNorm(width), fc=nn.Linear(width, 4 * width), proj2=nn.Linear(4 * width, width))) for _ in range(layers))
+        self.lnf = nn.LayerNorm(width)
         for name, p in self.named_parameters():
             if p.dim() > 1:
-                nn.init.normal_(p, 0, 0.02 / (math.sqrt(2 * LAYERS) if ".proj" in name else 1))
+                nn.init.normal_(p, 0, 0.02 / (math.sqrt(2 * layers) if ".proj" in name else 1))
             elif name.endswith("bias"):
                 nn.init.zeros_(p)
 
@@ -47,9 +49,9 @@ class GPT2(nn.Module):
         b = tokens.size(0)
         x = self.wte(tokens) + self.wpe.weight
         for layer in self.layers:
-            q, k, v = layer["qkv"](layer["ln1"](x)).view(b, SEQ, 3, HEADS, SIZE).permute(2, 0, 3, 1, 4)
+            q, k, v = layer["qkv"](layer["ln1"](x)).view(b, SEQ, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-            x = x + layer["proj"](y.transpose(1, 2).reshape(b, SEQ, WIDTH))
+            x = x + layer["proj"](y.transpose(1, 2).flatten(2))
             x = x + layer["proj2"](F.gelu(layer["fc"](layer["ln2"](x)), approximate="tanh"))
         return F.cross_entropy(F.linear(self.lnf(x), self.wte.weight).view(-1, VOCAB).float(), targets.view(-1))
 
@@ -65,21 +67,22 @@ class GPT2(nn.Module):
 
 
 class Modern(nn.Module):
-    def __init__(self):
+    def __init__(self, layers, heads, width):
         super().__init__()
+        self.layers, self.heads, size = layers, heads, width // heads
         matrix = lambda out, of: nn.Parameter(torch.empty(out, of).uniform_(-1, 1) * (3**0.5 * 0.5 * of**-0.5))
-        self.wte = nn.Embedding(VOCAB, WIDTH)
-        self.values = nn.ModuleList(nn.Embedding(VOCAB, WIDTH) for _ in range(3))
-        self.head = matrix(VOCAB, WIDTH)
-        self.qkv = nn.ParameterList(matrix(3 * WIDTH, WIDTH) for _ in range(LAYERS))
-        self.proj = nn.ParameterList(matrix(WIDTH, WIDTH) for _ in range(LAYERS))
-        self.fc = nn.ParameterList(matrix(4 * WIDTH, WIDTH) for _ in range(LAYERS))
-        self.proj2 = nn.ParameterList(matrix(WIDTH, 4 * WIDTH) for _ in range(LAYERS))
-        self.value_mix = nn.Parameter(torch.tensor([[0.5, 0.5]] * LAYERS))
-        self.skip = nn.Parameter(torch.ones(LAYERS // 2))
+        self.wte = nn.Embedding(VOCAB, width)
+        self.values = nn.ModuleList(nn.Embedding(VOCAB, width) for _ in range(3))
+        self.head = matrix(VOCAB, width)
+        self.qkv = nn.ParameterList(matrix(3 * width, width) for _ in range(layers))
+        self.proj = nn.ParameterList(matrix(width, width) for _ in range(layers))
+        self.fc = nn.ParameterList(matrix(4 * width, width) for _ in range(layers))
+        self.proj2 = nn.ParameterList(matrix(width, 4 * width) for _ in range(layers))
+        self.value_mix = nn.Parameter(torch.tensor([[0.5, 0.5]] * layers))
+        self.skip = nn.Parameter(torch.ones(layers // 2))
         nn.init.normal_(self.wte.weight, 0, 1)
-        frequencies = (1 / 1024) ** torch.linspace(0, 1, SIZE // 4)
-        angles = torch.outer(torch.arange(SEQ), torch.cat([frequencies, torch.zeros(SIZE // 4)]))
+        frequencies = (1 / 1024) ** torch.linspace(0, 1, size // 4)
+        angles = torch.outer(torch.arange(SEQ), torch.cat([frequencies, torch.zeros(size // 4)]))
         self.register_buffer("cos", angles.cos()[None, :, None])
         self.register_buffer("sin", angles.sin()[None, :, None])
 
@@ -89,22 +92,22 @@ class Modern(nn.Module):
         return torch.cat([a * c + b * s, b * c - a * s], -1)
 
     def forward(self, tokens, targets):
-        b = tokens.size(0)
+        b, L = tokens.size(0), self.layers
         x = norm(self.wte(tokens).bfloat16())
         values = [e(tokens).bfloat16() for e in self.values]
-        values += [None] * (LAYERS - 6) + values
+        values += [None] * (L - 6) + values
         kept = []
-        for l in range(LAYERS):
-            if l >= LAYERS // 2:
-                x = x + self.skip[l - LAYERS // 2].bfloat16() * kept.pop()
-            q, k, v = F.linear(norm(x), self.qkv[l].bfloat16()).view(b, SEQ, 3, HEADS, SIZE).unbind(2)
+        for l in range(L):
+            if l >= L // 2:
+                x = x + self.skip[l - L // 2].bfloat16() * kept.pop()
+            q, k, v = F.linear(norm(x), self.qkv[l].bfloat16()).view(b, SEQ, 3, self.heads, -1).unbind(2)
             q, k, v = self.turned(norm(q)), self.turned(norm(k)), self.value_mix[l, 0].bfloat16() * v
             if values[l] is not None:
-                v = v + self.value_mix[l, 1].bfloat16() * values[l].view(b, SEQ, HEADS, SIZE)
+                v = v + self.value_mix[l, 1].bfloat16() * values[l].view(b, SEQ, self.heads, -1)
             y = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, scale=0.12)
-            x = x + F.linear(y.transpose(1, 2).reshape(b, SEQ, WIDTH), self.proj[l].bfloat16())
+            x = x + F.linear(y.transpose(1, 2).flatten(2), self.proj[l].bfloat16())
             x = x + F.linear(F.relu(F.linear(norm(x), self.fc[l].bfloat16())).square(), self.proj2[l].bfloat16())
-            if l < LAYERS // 2:
+            if l < L // 2:
                 kept.append(x)
         logits = F.linear(norm(x), self.head.bfloat16()).float()
         return F.cross_entropy(logits.view(-1, VOCAB), targets.view(-1))
@@ -157,6 +160,10 @@ class Muon:
             torch._foreach_add_(ps, list(orthogonal(g.lerp(m, momentum)).float().unbind()), alpha=-scale)
 
 
+# The models: form, layers, heads, width.
+MODELS = {"gpt2": (GPT2, 12, 12, 768), "modern": (Modern, 12, 12, 768), "modern-medium": (Modern, 24, 16, 1024)}
+
+
 class Text:
     """The sequences of bin/train among the tokens of a file of llm.c."""
 
@@ -183,7 +190,7 @@ class Text:
 
 def main():
     p = argparse.ArgumentParser()
-    p.add_argument("--model", choices=["gpt2", "modern"], required=True)
+    p.add_argument("--model", choices=list(MODELS), required=True)
     p.add_argument("--tokens", required=True)
     p.add_argument("--steps", type=int, required=True)
     p.add_argument("--batch", type=int, default=64)
@@ -194,8 +201,8 @@ def main():
     args = p.parse_args()
     torch.set_float32_matmul_precision("high")
     torch.manual_seed(1)
-    make = {"gpt2": GPT2, "modern": Modern}[args.model]
-    model, text = make().cuda(), Text(args.tokens, args.batch, args.seed)
+    make, *shape = MODELS[args.model]
+    model, text = make(*shape).cuda(), Text(args.tokens, args.batch, args.seed)
     net = torch.compile(model, dynamic=False, mode=args.mode)
     checks = text.validation(args.val_sequences, args.batch)
 
@@ -210,7 +217,7 @@ def main():
     def learn(step, optimizers):
         loss = loss_of(*text.step(step))
         loss.backward()
-        if args.model == "gpt2":
+        if make is GPT2:
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for o in optimizers:
             for group in o.param_groups:

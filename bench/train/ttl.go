@@ -7,17 +7,20 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/pflag"
 
 	"lockstep/bench/harness"
 )
 
-// ttlBench compares the seconds to a loss with PyTorch's: of a modern decoder by Muon, on the same sequences.
+// ttlBench compares the seconds to a loss, and the tokens a second, with PyTorch's: of a modern decoder by Muon, on the
+// same sequences.
 type ttlBench struct {
 	harness.Harness
 	text, python, pythonDir, mode string
-	batch                         int
+	model                         string
+	batch, checks                 int // sequences of a step; validations of a run
 	seed                          uint64
 	steps                         []int     // of each run
 	losses                        []float64 // to be reached
@@ -26,10 +29,12 @@ type ttlBench struct {
 
 const (
 	ttlSeq        = 1024
-	ttlChecks     = 10   // validations of a run
 	ttlGoal       = 0.75 // of PyTorch's seconds
 	ttlValidation = 1024 // sequences
 )
+
+// ttlRates are the models there are, and how many times PyTorch's tokens a second is asked for.
+var ttlRates = map[string]float64{"modern": 1.3, "modern-medium": 1.25}
 
 // reached is a validation: the loss after so many seconds of learning.
 type reached struct {
@@ -43,6 +48,8 @@ func TTL() error {
 	t := ttlBench{}
 	fs := pflag.NewFlagSet("bench ttl", pflag.ExitOnError)
 	fs.StringVar(&t.text, "text", "", "`FILE` to learn from, in GPT-2's tokens; one of llm.c's .bin files holds tokens, as `train tokens` writes it")
+	fs.StringVar(&t.model, "model", "modern", "modern or modern-medium")
+	fs.IntVar(&t.checks, "checks", 10, "how many times a run validates, at least 2")
 	fs.IntVar(&t.batch, "batch", 16, "sequences of a step")
 	fs.IntSliceVar(&t.steps, "steps", []int{200, 400, 640}, "steps of each run; a loss counts as reached by the fastest")
 	fs.Float64SliceVar(&t.losses, "loss", []float64{4, 3.5, 3, 2.75}, "validation losses to be reached")
@@ -60,9 +67,15 @@ func TTL() error {
 	if t.text == "" {
 		return errors.New("--text is missing: the file to learn from")
 	}
+	if ttlRates[t.model] == 0 {
+		return fmt.Errorf("--model %s: must be modern or modern-medium", t.model)
+	}
+	if t.checks < 2 {
+		return fmt.Errorf("--checks %d: must be at least 2", t.checks)
+	}
 	for _, n := range t.steps {
-		if n < ttlChecks {
-			return fmt.Errorf("--steps %d: must be at least %d", n, ttlChecks)
+		if n < t.checks {
+			return fmt.Errorf("--steps %d: must be at least --checks, %d", n, t.checks)
 		}
 	}
 	defer func() { os.RemoveAll(t.Dir) }()
@@ -98,23 +111,41 @@ func (t *ttlBench) run() error {
 		fmt.Fprintf(os.Stderr, "%d steps: %.2f s to %.4f, %.0f tokens/s; PyTorch %.2f s to %.4f, %.0f tokens/s\n", steps, last.Seconds, last.Loss,
 			float64(last.Tokens)/last.Seconds, peer.Seconds, peer.Loss, float64(peer.Tokens)/peer.Seconds)
 	}
+	t.rows(ours, theirs)
+	return harness.WriteRows(filepath.Join(t.Out, "ttl.jsonl"), t.Rows)
+}
+
+// rows adds what the runs have come to.
+func (t *ttlBench) rows(ours, theirs [][]reached) {
+	const peer = "PyTorch, compiled, of the same form and optimizer"
+	of := fmt.Sprintf("%s by Muon, %d sequences of %d tokens", t.model, t.batch, ttlSeq)
+	if len(t.more) > 0 {
+		of += ", " + strings.Join(t.more, " ")
+	}
+	a, b := pace(ours[len(ours)-1]), pace(theirs[len(theirs)-1])
+	fmt.Fprintf(os.Stderr, "%.0f tokens/s, PyTorch %.0f: %.3f\n", a, b, a/b)
+	t.Compare(harness.Row{What: "tokens a second, " + of, Ranks: 1, Ours: a, Unit: "tok/s", Goal: 1 / ttlRates[t.model]}, peer, b, true)
 	for _, loss := range t.losses {
 		a, b := secondsTo(loss, ours), secondsTo(loss, theirs)
 		fmt.Fprintf(os.Stderr, "to %g: %.2f s, PyTorch %.2f s\n", loss, a, b)
 		if math.IsInf(a, 1) || math.IsInf(b, 1) {
 			continue // no run has come so far
 		}
-		t.Compare(harness.Row{What: fmt.Sprintf("seconds to a validation loss of %g, modern 124M by Muon, %d sequences of %d tokens", loss, t.batch, ttlSeq),
-			Ranks: 1, Ours: a, Unit: "s", Goal: ttlGoal}, "PyTorch, compiled, of the same form and optimizer", b, false)
+		t.Compare(harness.Row{What: fmt.Sprintf("seconds to a validation loss of %g, %s", loss, of), Ranks: 1, Ours: a, Unit: "s", Goal: ttlGoal}, peer, b, false)
 	}
-	return harness.WriteRows(filepath.Join(t.Out, "ttl.jsonl"), t.Rows)
+}
+
+// pace is how many tokens a second a run learns from, from its first validation to its last.
+func pace(run []reached) float64 {
+	first, last := run[0], run[len(run)-1]
+	return float64(last.Tokens-first.Tokens) / (last.Seconds - first.Seconds)
 }
 
 // ours runs bin/train once. Validation is not in the seconds.
 func (t *ttlBench) ours(tokens string, steps int) (all []reached, err error) {
-	cmd := append(harness.MPIRun(1, t.Program("train"), "--model", "modern", "--tokens", "gpt2", "--data", tokens, "--cache", t.Dir,
+	cmd := append(harness.MPIRun(1, t.Program("train"), "--model", t.model, "--tokens", "gpt2", "--data", tokens, "--cache", t.Dir,
 		"--dtype", "bfloat16", "--seq", strconv.Itoa(ttlSeq), "--batch", strconv.Itoa(t.batch), "--global-batch", strconv.Itoa(t.batch),
-		"--steps", strconv.Itoa(steps), "--val-every", strconv.Itoa(steps/ttlChecks), "--val-batches", strconv.Itoa(max(ttlValidation/t.batch, 1)),
+		"--steps", strconv.Itoa(steps), "--val-every", strconv.Itoa(steps/t.checks), "--val-batches", strconv.Itoa(max(ttlValidation/t.batch, 1)),
 		"--seed", strconv.FormatUint(t.seed, 10), "--sample", "0", "--json", "-", "--log-level", "warn", "--device", "cuda"), t.more...)
 	lines, err := stepsOf(cmd, steps)
 	if err != nil {
@@ -127,20 +158,24 @@ func (t *ttlBench) ours(tokens string, steps int) (all []reached, err error) {
 			all = append(all, reached{seconds, s.ValLoss, s.Tokens})
 		}
 	}
-	if len(all) == 0 {
-		return nil, errors.New("train told no val_loss")
+	if len(all) < 2 {
+		return nil, fmt.Errorf("train told %d val_loss", len(all))
 	}
 	return all, nil
 }
 
 func (t *ttlBench) theirs(tokens string, steps int) ([]reached, error) {
-	out, err := harness.Output(t.python, filepath.Join(t.pythonDir, "torch_ttl.py"), "--model", "modern", "--tokens", tokens, "--steps", strconv.Itoa(steps),
-		"--batch", strconv.Itoa(t.batch), "--seed", strconv.FormatUint(t.seed, 10), "--val-every", strconv.Itoa(steps/ttlChecks),
+	out, err := harness.Output(t.python, filepath.Join(t.pythonDir, "torch_ttl.py"), "--model", t.model, "--tokens", tokens, "--steps", strconv.Itoa(steps),
+		"--batch", strconv.Itoa(t.batch), "--seed", strconv.FormatUint(t.seed, 10), "--val-every", strconv.Itoa(steps/t.checks),
 		"--val-sequences", strconv.Itoa(ttlValidation), "--mode", t.mode)
 	if err != nil {
 		return nil, err
 	}
-	return harness.Lines[reached](out)
+	all, err := harness.Lines[reached](out)
+	if err == nil && len(all) < 2 {
+		err = fmt.Errorf("torch_ttl.py told %d validations", len(all))
+	}
+	return all, err
 }
 
 // secondsTo returns after how many seconds the fastest run had a loss, in a line between two validations; +Inf where
