@@ -7,8 +7,8 @@ import (
 	"lockstep/bench/harness"
 )
 
-// Which rows two runs of each side give: a loss counts as reached by the fastest, in a line between two validations; one that a
-// side has not reached has no row; tokens a second are those between the validations of the last run.
+// Which rows two runs of each side give: a loss that a side has not reached has none; tokens a second are those between the
+// validations of the last run.
 func TestTTLRows(t *testing.T) {
 	b := ttlBench{model: "modern", batch: 16, losses: []float64{4, 3, 2}}
 	b.Set, b.Group, b.GPUs = harness.GPUSet, "ttl", []string{"a GPU"}
@@ -21,7 +21,7 @@ func TestTTLRows(t *testing.T) {
 		met                bool
 	}{
 		{"tok/s", 100, 80, 1 / 1.3, false},
-		{"s", 3, 6, 0.75, true}, // to 4: half the way from 5 to 3; by theirs half the way from 4.5 to 3.5, as soon as the other
+		{"s", 3, 6, 0.75, true},
 		{"s", 4, 6, 0.75, true},
 	}
 	if len(b.Rows) != len(want) {
@@ -32,5 +32,23 @@ func TestTTLRows(t *testing.T) {
 		if r.Unit != w.unit || math.Abs(r.Ours-w.ours) > 1e-9 || math.Abs(*r.Theirs-w.theirs) > 1e-9 || math.Abs(r.Goal-w.goal) > 1e-9 || r.Met != w.met {
 			t.Errorf("row %d is %+v with theirs %v, want %+v", i, r, *r.Theirs, w)
 		}
+	}
+}
+
+// A loss counts as reached in a line between two validations, by the run that is there first.
+func TestSecondsTo(t *testing.T) {
+	runs := [][]reached{
+		{{Seconds: 2, Loss: 6}, {Seconds: 4, Loss: 4}, {Seconds: 6, Loss: 3}},
+		{{Seconds: 1, Loss: 5}, {Seconds: 2, Loss: 5.5}, {Seconds: 8, Loss: 2.5}},
+	}
+	for _, c := range []struct{ loss, want float64 }{
+		{7, 1}, {6, 1}, {5, 1}, {4.5, 3.5}, {4, 4}, {3.5, 5}, {3, 6}, {2.8, 7.4}, {2, math.Inf(1)},
+	} {
+		if got := secondsTo(c.loss, runs); math.Abs(got-c.want) > 1e-9 {
+			t.Errorf("to %v: %v s, want %v", c.loss, got, c.want)
+		}
+	}
+	if got := secondsTo(1, nil); !math.IsInf(got, 1) {
+		t.Errorf("without runs: %v s", got)
 	}
 }
