@@ -7,15 +7,18 @@ import (
 	"go/format"
 	"go/token"
 	"go/types"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 
+	"lockstep/internal/translate/cpp"
 	"lockstep/internal/translate/source"
 )
+
+// unit is a package with the CUDA source that its kernels become.
+type unit struct{ *cpp.Unit }
 
 // kernel is one instance of a kernel.
 type kernel struct {
@@ -27,10 +30,11 @@ type kernel struct {
 	params   []param
 	op       string // of a reduction
 	result   types.Type
-	body     *function
+	body     *cpp.Function
 	instance types.Type // what the type parameter is; nil for none
 	onHost   string     // the function that runs on the host for a range of indices; "" for this one
 	part     string     // the tolerance
+	row      int        // threads of a row; 0 where there are none
 }
 
 // param is one parameter of a kernel behind its indices.
@@ -82,7 +86,7 @@ func Generate(dir string) (text []byte, err error) {
 			panic(r)
 		}
 	}()
-	u := &unit{Checked: c, funcs: map[string]*function{}, named: map[*types.TypeName]string{}, used: map[string]bool{}}
+	u := &unit{cpp.New(c)}
 	var all [][]*kernel
 	for _, d := range marked {
 		all = append(all, u.instances(d))
@@ -120,45 +124,50 @@ func (u *unit) instances(d *ast.FuncDecl) []*kernel {
 		panic(r)
 	}
 	if d.Recv != nil {
-		u.refuse(d.Pos(), "a kernel cannot be a method")
+		u.Refuse(d.Pos(), "a kernel cannot be a method")
 	}
 	f := u.Info.Defs[d.Name].(*types.Func)
 	words, _ := source.Directive(d)
 	op := "sum"
 	var wanted []string
 	for _, word := range words {
-		if slices.Contains(operations, word) {
+		switch {
+		case slices.Contains(operations, word):
 			op = word
-		} else {
+		case word == "rows" || strings.HasPrefix(word, "rows="):
+			if !slices.Contains(cpp.RowThreads, cpp.RowsOf(d)) {
+				u.Refuse(d.Pos(), "%s %s: a row has 32, 64, 128, 256, 512 or 1024 threads", source.Mark, word)
+			}
+		default:
 			wanted = append(wanted, word)
 		}
 	}
 	tp := f.Signature().TypeParams()
 	if tp.Len() == 0 {
 		if len(wanted) > 0 {
-			u.refuse(d.Pos(), "%s %s: want one of %s, or nothing", source.Mark, strings.Join(wanted, " "), strings.Join(operations, ", "))
+			u.Refuse(d.Pos(), "%s %s: want one of %s, or nothing", source.Mark, strings.Join(wanted, " "), strings.Join(operations, ", "))
 		}
 		return []*kernel{u.kernel(d, f, op, nil)}
 	}
 	if tp.Len() > 1 {
-		u.refuse(d.Pos(), "a kernel cannot have more than one type parameter")
+		u.Refuse(d.Pos(), "a kernel cannot have more than one type parameter")
 	}
 	var list []*kernel
 	set := typeSet(tp.At(0).Constraint())
 	for _, t := range set {
-		if len(wanted) == 0 || slices.Contains(wanted, goType(t)) {
+		if len(wanted) == 0 || slices.Contains(wanted, cpp.GoType(t)) {
 			list = append(list, u.kernel(d, f, op, t))
 		}
 	}
 	if len(list) == 0 || len(wanted) > 0 && len(list) < len(wanted) {
-		u.refuse(d.Pos(), "%s %s: the types of %s are %s", source.Mark, strings.Join(wanted, " "), tp.At(0), strings.Join(names(set), ", "))
+		u.Refuse(d.Pos(), "%s %s: the types of %s are %s", source.Mark, strings.Join(wanted, " "), tp.At(0), strings.Join(names(set), ", "))
 	}
 	return list
 }
 
 func names(list []types.Type) (all []string) {
 	for _, t := range list {
-		all = append(all, goType(t))
+		all = append(all, cpp.GoType(t))
 	}
 	return all
 }
@@ -192,13 +201,13 @@ func typeSet(constraint types.Type) (all []types.Type) {
 
 // kernel translates one instance.
 func (u *unit) kernel(d *ast.FuncDecl, f *types.Func, op string, instance types.Type) *kernel {
-	k := &kernel{fn: f, decl: d, name: f.Name(), instance: instance}
+	k := &kernel{fn: f, decl: d, name: f.Name(), instance: instance, row: cpp.RowsOf(d)}
 	if instance != nil {
 		k.args = []types.Type{instance}
-		k.name += "_" + instanceName(instance)
+		k.name += "_" + cpp.InstanceName(instance)
 	}
-	if slices.Contains(reserved, k.name) || slices.Contains(takenInC, k.name) {
-		u.refuse(d.Pos(), "a kernel cannot be called %s: CUDA has a function of this name", k.name)
+	if slices.Contains(cpp.Reserved, k.name) || slices.Contains(cpp.TakenInC, k.name) {
+		u.Refuse(d.Pos(), "a kernel cannot be called %s: CUDA has a function of this name", k.name)
 	}
 	sig := f.Signature()
 	for k.dims < min(len(indices), sig.Params().Len()) {
@@ -209,34 +218,36 @@ func (u *unit) kernel(d *ast.FuncDecl, f *types.Func, op string, instance types.
 		k.dims++
 	}
 	if k.dims == 0 {
-		u.refuse(d.Pos(), "%s: a kernel begins with its indices: i int, or i, j int, or i, j, k int", f.Name())
+		u.Refuse(d.Pos(), "%s: a kernel begins with its indices: i int, or i, j int, or i, j, k int", f.Name())
 	}
-	k.body = u.cfunction(d.Pos(), f, k.args)
-	w := &writer{unit: u, params: sig.TypeParams(), args: k.args}
+	k.body = u.Translate(d.Pos(), f, k.args)
 	for i := k.dims; i < sig.Params().Len(); i++ {
-		p := u.param(w, sig.Params().At(i), k.body.written[i])
-		p.small = k.dims > 1 && len(k.body.results) == 0 && types.Identical(p.t, types.Typ[types.Int])
+		p := u.param(sig.Params().At(i), cpp.TypeOf(sig.Params().At(i), sig, k.args), k.body.Written[i])
+		p.small = k.dims > 1 && len(k.body.Results) == 0 && types.Identical(p.t, types.Typ[types.Int])
 		k.params = append(k.params, p)
 	}
-	switch len(k.body.results) {
+	if k.row > 0 && (k.dims > 1 || len(k.body.Results) > 0) {
+		u.Refuse(d.Pos(), "%s: a kernel of rows has one index, and returns nothing", f.Name())
+	}
+	switch len(k.body.Results) {
 	case 0:
 	case 1:
-		k.op, k.result = op, k.body.results[0]
+		k.op, k.result = op, k.body.Results[0]
 		b, ok := k.result.(*types.Basic)
 		if !ok || !slices.Contains([]types.BasicKind{types.Int32, types.Uint32, types.Int64, types.Uint64, types.Float32, types.Float64, types.Complex64, types.Complex128}, b.Kind()) {
-			u.refuse(d.Pos(), "%s: a kernel returns int32, uint32, int64, uint64, float32, float64, complex64 or complex128, of which the %s is taken, not %s", f.Name(), op, goType(k.result))
+			u.Refuse(d.Pos(), "%s: a kernel returns int32, uint32, int64, uint64, float32, float64, complex64 or complex128, of which the %s is taken, not %s", f.Name(), op, cpp.GoType(k.result))
 		}
 		if b.Info()&types.IsComplex != 0 && (op == "min" || op == "max") {
-			u.refuse(d.Pos(), "%s: %s has no order, and no %s", f.Name(), goType(k.result), op)
+			u.Refuse(d.Pos(), "%s: %s has no order, and no %s", f.Name(), cpp.GoType(k.result), op)
 		}
 	default:
-		u.refuse(d.Pos(), "%s: a kernel returns at most one value, of which the %s is taken", f.Name(), op)
+		u.Refuse(d.Pos(), "%s: a kernel returns at most one value, of which the %s is taken", f.Name(), op)
 	}
 	u.hostFunction(k)
 	if words, ok := source.Marked(d, source.ToleranceMark); ok {
 		k.part = strings.Join(words, " ")
 		if v, err := strconv.ParseFloat(k.part, 64); err != nil || v < 0 {
-			u.refuse(d.Pos(), "%s %s: want a number, such as 1e-6", source.ToleranceMark, k.part)
+			u.Refuse(d.Pos(), "%s %s: want a number, such as 1e-6", source.ToleranceMark, k.part)
 		}
 	}
 	return k
@@ -261,8 +272,8 @@ func (u *unit) hostFunction(k *kernel) {
 			return
 		}
 	}
-	u.refuse(k.decl.Pos(), "%s %s: want the name of a %s, for a kernel of one index without type parameters", source.HostMark, strings.Join(words, " "),
-		types.TypeString(wanted, qualifier))
+	u.Refuse(k.decl.Pos(), "%s %s: want the name of a %s, for a kernel of one index without type parameters", source.HostMark, strings.Join(words, " "),
+		types.TypeString(wanted, cpp.Qualifier))
 }
 
 func isStruct(t types.Type) bool {
@@ -270,15 +281,15 @@ func isStruct(t types.Type) bool {
 	return ok
 }
 
-func (u *unit) param(w *writer, v *types.Var, written bool) param {
-	p := param{v: v, t: w.subst(v.Type()), written: written}
+func (u *unit) param(v *types.Var, t types.Type, written bool) param {
+	p := param{v: v, t: t, written: written}
 	stored := func(t types.Type) {
-		if _, ok := smallFloat(t); ok {
+		if _, ok := cpp.SmallFloat(t); ok {
 			return
 		}
 		b, ok := types.Unalias(t).(*types.Basic)
 		if !ok || !slices.Contains([]types.BasicKind{types.Int8, types.Uint8, types.Int32, types.Uint32, types.Int64, types.Uint64, types.Float32, types.Float64, types.Complex64, types.Complex128}, b.Kind()) {
-			u.refuse(v.Pos(), "a kernel cannot have the parameter %s: buffers have no elements of type %s", v.Name(), goType(t))
+			u.Refuse(v.Pos(), "a kernel cannot have the parameter %s: buffers have no elements of type %s", v.Name(), cpp.GoType(t))
 		}
 	}
 	switch t := p.t.Underlying().(type) {
@@ -286,35 +297,25 @@ func (u *unit) param(w *writer, v *types.Var, written bool) param {
 		if p.structs = isStruct(t.Elem()); !p.structs {
 			stored(t.Elem())
 		}
-		p.kind, p.c = slice, u.ctype(v.Pos(), t.Elem())
+		p.kind, p.c = slice, u.CType(v.Pos(), t.Elem())
 	case *types.Pointer:
 		stored(t.Elem())
-		p.kind, p.c = pointer, u.ctype(v.Pos(), t.Elem())
+		p.kind, p.c = pointer, u.CType(v.Pos(), t.Elem())
 	case *types.Basic:
-		p.c = u.ctype(v.Pos(), p.t)
+		p.c = u.CType(v.Pos(), p.t)
 		if t.Kind() == types.Int16 || t.Kind() == types.Uint16 {
-			if _, ok := smallFloat(p.t); !ok {
-				u.refuse(v.Pos(), "a kernel cannot have the parameter %s: it is of 16 bits; give it as an int32", v.Name())
+			if _, ok := cpp.SmallFloat(p.t); !ok {
+				u.Refuse(v.Pos(), "a kernel cannot have the parameter %s: it is of 16 bits; give it as an int32", v.Name())
 			}
 		}
 	default:
-		p.kind, p.c = structure, u.ctype(v.Pos(), p.t)
+		p.kind, p.c = structure, u.CType(v.Pos(), p.t)
 	}
 	if v.Name() == "" || v.Name() == "_" {
-		u.refuse(v.Pos(), "a kernel's parameters have names")
+		u.Refuse(v.Pos(), "a kernel's parameters have names")
 	}
 	return p
 }
-
-// qualifier names packages as generated code does: what spmd has of its inside is spmd's.
-func qualifier(p *types.Package) string {
-	if p.Path() == "lockstep/internal/elem" {
-		return "spmd"
-	}
-	return p.Name()
-}
-
-func goType(t types.Type) string { return types.TypeString(t, qualifier) }
 
 // each is how many indices a thread takes: several where the loads of one need not wait for those of another.
 func (k *kernel) each() int {
@@ -325,10 +326,18 @@ func (k *kernel) each() int {
 	if k.dims > 1 {
 		small = 400
 	}
-	if k.op != "" || k.body.loops || k.body.size >= small {
+	if k.row > 0 || k.op != "" || k.body.Loops || k.body.Size >= small {
 		return 1
 	}
 	return 4
+}
+
+// threads are those of a block.
+func (k *kernel) threads() int {
+	if k.row <= 32 {
+		return 256
+	}
+	return k.row
 }
 
 // cuda writes the two forms of a kernel: for buffers shorter than 2^31 none of which is written and overlaps another, and
@@ -341,7 +350,7 @@ func (u *unit) cuda(b *strings.Builder, k *kernel) {
 		}
 		taken := map[string]bool{}
 		for _, p := range k.params {
-			taken[safe(p.v.Name())] = true
+			taken[cpp.Safe(p.v.Name())] = true
 		}
 		unused := func(n string) string {
 			for taken[n] {
@@ -357,10 +366,10 @@ func (u *unit) cuda(b *strings.Builder, k *kernel) {
 		}
 		out := unused("out")
 		if k.op != "" {
-			params = append(params, u.ctype(token.NoPos, k.result)+" *"+restrict+out)
+			params = append(params, u.CType(token.NoPos, k.result)+" *"+restrict+out)
 		}
 		for _, p := range k.params {
-			n := safe(p.v.Name())
+			n := cpp.Safe(p.v.Name())
 			constant := "const "
 			if p.written {
 				constant = ""
@@ -385,9 +394,9 @@ func (u *unit) cuda(b *strings.Builder, k *kernel) {
 			args = append(args, n)
 		}
 		params = append(params, "spmd::report *report_")
-		fmt.Fprintf(b, "\nextern \"C\" __global__ void __launch_bounds__(256) %s(%s) {\n\tSPMD_KERNEL(%q)\n%s", name, strings.Join(params, ", "), k.fn.Name(), strings.Join(views, ""))
+		fmt.Fprintf(b, "\nextern \"C\" __global__ void __launch_bounds__(%d) %s(%s) {\n\tSPMD_KERNEL(%q)\n%s", k.threads(), name, strings.Join(params, ", "), k.fn.Name(), strings.Join(views, ""))
 		call := func(is ...string) string {
-			return fmt.Sprintf("go::%s<%s>(SPMD_HERE_AND %s)", k.body.name, index, strings.Join(append(is, args...), ", "))
+			return fmt.Sprintf("go::%s<%s>(SPMD_HERE_AND %s)", k.body.Name, index, strings.Join(append(is, args...), ", "))
 		}
 		is := indices[:k.dims]
 		if slices.ContainsFunc(is, func(i string) bool { return taken[i] }) {
@@ -400,6 +409,8 @@ func (u *unit) cuda(b *strings.Builder, k *kernel) {
 			return fmt.Sprintf("[&](int64_t %s) { %s; }", strings.Join(is, ", int64_t "), body)
 		}
 		switch {
+		case k.row > 0:
+			fmt.Fprintf(b, "\tspmd::each_row<%d>(%s, %s);\n", k.row, extents[0], lambda(call(is...)))
 		case k.op == "" && k.dims == 1:
 			if !general {
 				u.packs(b, k, index, extents[0], unused)
@@ -415,7 +426,7 @@ func (u *unit) cuda(b *strings.Builder, k *kernel) {
 		b.WriteString("}\n")
 	}
 	if k.op != "" {
-		t := u.ctype(token.NoPos, k.result)
+		t := u.CType(token.NoPos, k.result)
 		fmt.Fprintf(b, "\nextern \"C\" __global__ void __launch_bounds__(256) %s_parts(%s *out, const %s *part, int64_t n) {\n\tspmd::reduce_parts<%s, spmd::op_%s<%s>>(out, part, n);\n}\n",
 			k.name, t, t, t, k.op, t)
 	}
@@ -423,7 +434,7 @@ func (u *unit) cuda(b *strings.Builder, k *kernel) {
 
 // reduction writes the loop of a kernel whose results are reduced, over all its indices as one.
 func (u *unit) reduction(b *strings.Builder, k *kernel, index, out string, extents, is []string, call func(...string) string) {
-	t := u.ctype(token.NoPos, k.result)
+	t := u.CType(token.NoPos, k.result)
 	fmt.Fprintf(b, "\tspmd::reduce<%s, spmd::op_%s<%s>>(%s, %s, [&](int64_t at_) {\n", t, k.op, t, out, strings.Join(extents, " * "))
 	switch k.dims {
 	case 1:
@@ -443,12 +454,16 @@ func (u *unit) reduction(b *strings.Builder, k *kernel, index, out string, exten
 // source writes the whole CUDA source.
 func (u *unit) source(all [][]*kernel) string {
 	var b strings.Builder
-	b.WriteString("#include \"spmd_go.cuh\"\n\nnamespace go {\n\n")
-	for _, s := range u.structs {
+	b.WriteString("#include \"spmd_go.cuh\"\n")
+	if slices.ContainsFunc(all, func(list []*kernel) bool { return list[0].row > 0 }) {
+		b.WriteString("#include \"spmd_rows.cuh\"\n")
+	}
+	b.WriteString("\nnamespace go {\n\n")
+	for _, s := range u.Structs {
 		b.WriteString(s + "\n")
 	}
-	for _, f := range u.order {
-		b.WriteString(f.text + "\n")
+	for _, f := range u.Order {
+		b.WriteString(f.Text + "\n")
 	}
 	b.WriteString("} // namespace go\n")
 	for _, list := range all {
@@ -458,6 +473,3 @@ func (u *unit) source(all [][]*kernel) string {
 	}
 	return b.String()
 }
-
-// usedNames are the declarations that the source is made of.
-func (u *unit) usedNames() []string { return slices.Sorted(maps.Keys(u.used)) }

@@ -94,6 +94,39 @@ func TestRefusedKernels(t *testing.T) {
 	}
 }
 
+// What the elements of a row cannot do, which run all at once, is refused at its line.
+func TestRefusedRows(t *testing.T) {
+	for body, want := range map[string]string{
+		"for j := range x {\n\t\tif x[j] > 3 { break }\n\t}":                                      "kernels.go:6: a kernel of rows cannot leave a loop over elements",
+		"for j := range x {\n\t\tif x[j] > 3 { return }\n\t}":                                     "kernels.go:6: a kernel of rows cannot return from a loop over elements",
+		"last := 0.0\n\tfor j := range x {\n\t\tlast = x[j]\n\t}\n\tx[0] = last":                  "kernels.go:7: a kernel of rows cannot set last for each element",
+		"s := 0.0\n\tfor j := range x {\n\t\ts += x[j]\n\t\tx[j] = s\n\t}":                        "kernels.go:8: a kernel of rows cannot use s here",
+		"s := 0.0\n\tfor j := range x {\n\t\ts += x[j]\n\t\ts = max(s, 1)\n\t}":                   "kernels.go:8: a kernel of rows cannot have both the sum and the max",
+		"var a [4]float64\n\tfor j := range 4 {\n\t\ta[3-j] = x[j]\n\t}\n\tb := a\n\tx[0] = b[0]": "kernels.go:5: a kernel of rows cannot have a as a whole",
+		"a := [4]float64{}\n\tfor j := range 4 {\n\t\ta[j] = x[j]\n\t}":                           "kernels.go:5: a kernel of rows cannot begin a with a value",
+		"var v float64\n\tv, x[0] = 1, 2\n\tx[1] = v":                                             "kernels.go:6: a kernel of rows cannot set variables and memory at once",
+		"for j := range 3 {\n\t\tother(j, x)\n\t}":                                                "kernels.go:6: a kernel cannot call other: it is a kernel of rows",
+		"b := false\n\tfor range x {\n\t\tb = max(b, true)\n\t}":                                  "kernels.go:7: ",
+	} {
+		t.Run(body, func(t *testing.T) {
+			t.Parallel()
+			got, err := Generate(folder(t, "package p\n\n//spmd:kernel rows\nfunc k(i int, x []float64) {\n\t"+body+"\n}\n\n//spmd:kernel rows\nfunc other(i int, x []float64) {}\n"))
+			if err == nil || !strings.HasPrefix(err.Error(), want) || strings.Contains(err.Error(), "\n") {
+				t.Errorf("%v, want %q\n%s", err, want, got)
+			}
+		})
+	}
+	for head, want := range map[string]string{
+		"rows=48\nfunc k(i int, x []float64) {}":              "a row has 32, 64, 128, 256, 512 or 1024 threads",
+		"rows\nfunc k(i, j int, x []float64) {}":              "k: a kernel of rows has one index",
+		"rows\nfunc k(i int, x []float64) int64 { return 1 }": "and returns nothing",
+	} {
+		if _, err := Generate(folder(t, "package p\n\n//spmd:kernel "+head+"\n")); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
+
 // A file is old when a kernel, or what it calls or counts with, has changed or moved, when one is new, and when there is
 // none any more; other code may change.
 func TestFresh(t *testing.T) {

@@ -23,7 +23,10 @@ import (
 //go:embed spmd_go.cuh
 var header string
 
-func init() { kernels.Headers["spmd_go.cuh"] = header }
+//go:embed spmd_rows.cuh
+var rowsHeader string
+
+func init() { kernels.Headers["spmd_go.cuh"], kernels.Headers["spmd_rows.cuh"] = header, rowsHeader }
 
 // Lanes is how many numbers a reduction keeps side by side, as the threads of a block do.
 const Lanes = 256
@@ -37,6 +40,7 @@ type Shape struct {
 	Written uint64 // which of them the kernel writes to, as bits
 	One     uint64 // which of them are pointers to one element
 	Small   uint64 // which of them are numbers that the fast form takes in 32 bits
+	Row     int    // threads that share an index, a row, of a GPU; 0 for a thread for each
 
 	// AtOnce says that the host's function of a reduction takes a range at once, and enters one value.
 	AtOnce bool
@@ -105,6 +109,12 @@ const threads = 256
 func (s *Shape) grid(extent [3]int, each int) (g spmd.Grid, whole bool) {
 	const most = 65_535 // blocks along y and z
 	over := func(n, d int) int { return (n + d - 1) / d }
+	switch {
+	case s.Row > 32:
+		return spmd.Grid{Blocks: [3]int{extent[0], 1, 1}, Threads: [3]int{s.Row, 1, 1}}, true
+	case s.Row > 0:
+		return spmd.Grid{Blocks: [3]int{over(extent[0], threads/s.Row), 1, 1}, Threads: [3]int{threads, 1, 1}}, true
+	}
 	if s.Dims == 1 {
 		return spmd.Grid{Blocks: [3]int{over(extent[0], each*threads), 1, 1}, Threads: [3]int{threads, 1, 1}}, true
 	}
@@ -137,9 +147,11 @@ func New(name, source string, shape Shape, host func(a spmd.Args, lo, hi int)) *
 	return &Kernel{name, shape, declare(name, source, &shape, run), declare(name+"_any", source, &shape, run)}
 }
 
-// declare declares one form. Products and sums are rounded one by one, as the host rounds them.
+// declare declares one form. Products and sums are rounded one by one, as the host rounds them. Lambdas that are templates are
+// of the host where nothing else is said.
 func declare(name, source string, shape *Shape, run func(spmd.Args) error) *spmd.Kernel {
-	return spmd.NewKernel(name, source, run, spmd.CompilerFlag("--fmad=false"), spmd.Tolerance(shape.Tolerance))
+	return spmd.NewKernel(name, source, run, spmd.CompilerFlag("--fmad=false"), spmd.CompilerFlag("--device-as-default-execution-space"),
+		spmd.Tolerance(shape.Tolerance))
 }
 
 // run computes all indices on the host.

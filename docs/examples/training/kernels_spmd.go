@@ -47,7 +47,7 @@ const spmdgenSource = `#include "spmd_go.cuh"
 
 namespace go {
 
-template <typename I> SPMD_FN void trainingGrad(SPMD_WHERE_AND int64_t i, spmd::slice<float, I> g, spmd::slice<float, I> p, int64_t off, int64_t n) {
+template <typename I, typename S1_> SPMD_FN void trainingGrad(SPMD_WHERE_AND int64_t i, S1_ g, spmd::slice<float, I> p, int64_t off, int64_t n) {
 	AT(g, i, "main.go:25") = 0.0f;
 	{
 		int64_t k = off;

@@ -1,4 +1,4 @@
-package translate
+package cpp
 
 import (
 	"fmt"
@@ -25,7 +25,7 @@ func (w *writer) as(e ast.Expr, t types.Type) string {
 func (w *writer) constant(at token.Pos, v constant.Value, t types.Type) string {
 	b, ok := t.Underlying().(*types.Basic)
 	if !ok {
-		w.refuse(at, "a kernel cannot have a constant of type %s", types.TypeString(t, types.RelativeTo(w.Pkg)))
+		w.Refuse(at, "a kernel cannot have a constant of type %s", types.TypeString(t, types.RelativeTo(w.Pkg)))
 	}
 	switch info := b.Info(); {
 	case info&types.IsBoolean != 0:
@@ -53,7 +53,7 @@ func (w *writer) constant(at token.Pos, v constant.Value, t types.Type) string {
 			return strconv.FormatInt(n, 10)
 		}
 	}
-	w.refuse(at, "a kernel cannot have the constant %s", v)
+	w.Refuse(at, "a kernel cannot have the constant %s", v)
 	return ""
 }
 
@@ -79,7 +79,7 @@ func float(v constant.Value, single bool) string {
 // plain says whether C++ computes x op y of two values of a type as Go does, with the same type.
 func plain(t types.Type, op token.Token) bool {
 	b, ok := t.Underlying().(*types.Basic)
-	if _, small := smallFloat(t); !ok || small {
+	if _, small := SmallFloat(t); !ok || small {
 		return false
 	}
 	switch b.Kind() {
@@ -102,13 +102,13 @@ func (w *writer) binary(t types.Type, op token.Token, x, y string, at token.Pos)
 		return fmt.Sprintf("(%s %s %s)", x, op, y)
 	}
 	name, ok := operators[op]
-	if _, small := smallFloat(t); small {
-		w.refuse(at, "a kernel cannot compute with %s: it is for storage; convert it with Float32", types.TypeString(t, types.RelativeTo(w.Pkg)))
+	if _, small := SmallFloat(t); small {
+		w.Refuse(at, "a kernel cannot compute with %s: it is for storage; convert it with Float32", types.TypeString(t, types.RelativeTo(w.Pkg)))
 	}
 	if !ok || t.Underlying().(*types.Basic).Info()&types.IsInteger == 0 {
-		w.refuse(at, "a kernel cannot have %s of %s", op, types.TypeString(t, types.RelativeTo(w.Pkg)))
+		w.Refuse(at, "a kernel cannot have %s of %s", op, types.TypeString(t, types.RelativeTo(w.Pkg)))
 	}
-	return fmt.Sprintf("spmd::%s<%s>(%s, %s)", name, w.ctype(at, t), x, y)
+	return fmt.Sprintf("spmd::%s<%s>(%s, %s)", name, w.CType(at, t), x, y)
 }
 
 // shiftCount writes the right operand of a shift, of any integer type.
@@ -149,7 +149,7 @@ func (w *writer) expr(e ast.Expr) string {
 	case *ast.CallExpr:
 		return w.call(e)
 	}
-	w.refuse(e.Pos(), "a kernel cannot have %s", what(e))
+	w.Refuse(e.Pos(), "a kernel cannot have %s", what(e))
 	return ""
 }
 
@@ -170,13 +170,13 @@ func (w *writer) ident(e *ast.Ident) string {
 	switch o := o.(type) {
 	case *types.Var:
 		if o.Parent() == w.Pkg.Scope() || o.Pkg() != w.Pkg {
-			w.refuse(e.Pos(), "a kernel cannot use the variable %s: give it as an argument, or make it a constant", e.Name)
+			w.Refuse(e.Pos(), "a kernel cannot use the variable %s: give it as an argument, or make it a constant", e.Name)
 		}
 		return w.name(o)
 	case *types.Nil:
 		return "nullptr"
 	}
-	w.refuse(e.Pos(), "a kernel cannot use %s here", e.Name)
+	w.Refuse(e.Pos(), "a kernel cannot use %s here", e.Name)
 	return ""
 }
 
@@ -191,14 +191,14 @@ func (w *writer) binaryExpr(e *ast.BinaryExpr) string {
 		}
 		switch u := t.Underlying().(type) {
 		case *types.Basic:
-			if _, ok := smallFloat(t); !ok {
+			if _, ok := SmallFloat(t); !ok {
 				return fmt.Sprintf("(%s %s %s)", w.as(e.X, t), e.Op, w.as(e.Y, t))
 			}
 			return fmt.Sprintf("(%s.bits %s %s.bits)", w.expr(e.X), e.Op, w.expr(e.Y))
 		case *types.Pointer:
 			return fmt.Sprintf("(%s %s %s)", w.expr(e.X), e.Op, w.expr(e.Y))
 		default:
-			w.refuse(e.Pos(), "a kernel cannot compare values of type %s", types.TypeString(u, types.RelativeTo(w.Pkg)))
+			w.Refuse(e.Pos(), "a kernel cannot compare values of type %s", types.TypeString(u, types.RelativeTo(w.Pkg)))
 		}
 	case token.SHL, token.SHR:
 		t := w.typeOf(e)
@@ -221,21 +221,24 @@ func (w *writer) unary(e *ast.UnaryExpr) string {
 		}
 		return w.binary(t, token.SUB, "0", w.expr(e.X), e.Pos())
 	case token.XOR:
-		return fmt.Sprintf("((%s)~%s)", w.ctype(e.Pos(), t), w.expr(e.X))
+		return fmt.Sprintf("((%s)~%s)", w.CType(e.Pos(), t), w.expr(e.X))
 	case token.AND:
 		if c, ok := e.X.(*ast.CompositeLit); ok {
-			w.refuse(c.Pos(), "a kernel cannot allocate: it cannot take the address of a new value")
+			w.Refuse(c.Pos(), "a kernel cannot allocate: it cannot take the address of a new value")
 		}
 		w.writes(e.X)
 		return "(&" + w.expr(e.X) + ")"
 	}
-	w.refuse(e.Pos(), "a kernel cannot have the operator %s", e.Op)
+	w.Refuse(e.Pos(), "a kernel cannot have the operator %s", e.Op)
 	return ""
 }
 
 // index writes x[i].
 func (w *writer) index(e *ast.IndexExpr) string {
 	t := w.typeOf(e.X)
+	if id, ok := e.X.(*ast.Ident); ok && w.rows != nil && w.rows.arrays[w.Info.ObjectOf(id)] == kept {
+		return w.name(w.Info.ObjectOf(id)) + ".v[slot_]"
+	}
 	if p, ok := t.Underlying().(*types.Pointer); ok {
 		if _, ok := p.Elem().Underlying().(*types.Array); ok {
 			return fmt.Sprintf("AT((*%s), %s, %s)", w.expr(e.X), w.indexValue(e.Index), w.where(e.Pos()))
@@ -250,7 +253,7 @@ func (w *writer) index(e *ast.IndexExpr) string {
 	case *types.Array:
 		return fmt.Sprintf("AT(%s, %s, %s)", w.expr(e.X), w.indexValue(e.Index), w.where(e.Pos()))
 	}
-	w.refuse(e.Pos(), "a kernel cannot index %s", types.TypeString(t, types.RelativeTo(w.Pkg)))
+	w.Refuse(e.Pos(), "a kernel cannot index %s", types.TypeString(t, types.RelativeTo(w.Pkg)))
 	return ""
 }
 
@@ -264,11 +267,11 @@ func (w *writer) indexValue(e ast.Expr) string {
 
 func (w *writer) slice(e *ast.SliceExpr) string {
 	if e.Slice3 {
-		w.refuse(e.Pos(), "a kernel cannot have a slice's capacity: write x[a:b]")
+		w.Refuse(e.Pos(), "a kernel cannot have a slice's capacity: write x[a:b]")
 	}
 	x := w.expr(e.X)
 	if _, ok := w.typeOf(e.X).Underlying().(*types.Slice); !ok {
-		w.refuse(e.Pos(), "a kernel cannot slice %s: slices it can", types.TypeString(w.typeOf(e.X), types.RelativeTo(w.Pkg)))
+		w.Refuse(e.Pos(), "a kernel cannot slice %s: slices it can", types.TypeString(w.typeOf(e.X), types.RelativeTo(w.Pkg)))
 	}
 	low, high := "0", "("+x+").n"
 	if e.Low != nil {
@@ -283,19 +286,19 @@ func (w *writer) slice(e *ast.SliceExpr) string {
 func (w *writer) selector(e *ast.SelectorExpr) string {
 	sel := w.Info.Selections[e]
 	if sel == nil || sel.Kind() != types.FieldVal {
-		w.refuse(e.Pos(), "a kernel cannot use %s here", types.ExprString(e))
+		w.Refuse(e.Pos(), "a kernel cannot use %s here", types.ExprString(e))
 	}
 	dot := "."
 	if _, ok := w.typeOf(e.X).Underlying().(*types.Pointer); ok {
 		dot = "->"
 	}
-	w.ctype(e.Pos(), w.typeOf(e.X))
-	return w.expr(e.X) + dot + safe(e.Sel.Name)
+	w.CType(e.Pos(), w.typeOf(e.X))
+	return w.expr(e.X) + dot + Safe(e.Sel.Name)
 }
 
 func (w *writer) literal(e *ast.CompositeLit) string {
 	t := w.typeOf(e)
-	c := w.ctype(e.Pos(), t)
+	c := w.CType(e.Pos(), t)
 	switch u := t.Underlying().(type) {
 	case *types.Struct:
 		values := make([]string, u.NumFields())
@@ -328,7 +331,7 @@ func (w *writer) literal(e *ast.CompositeLit) string {
 		}
 		return c + "{{" + strings.Join(values, ", ") + "}}"
 	}
-	w.refuse(e.Pos(), "a kernel cannot allocate: it cannot have a literal of %s", types.TypeString(t, types.RelativeTo(w.Pkg)))
+	w.Refuse(e.Pos(), "a kernel cannot allocate: it cannot have a literal of %s", types.TypeString(t, types.RelativeTo(w.Pkg)))
 	return ""
 }
 
@@ -382,7 +385,7 @@ func (w *writer) writes(e ast.Expr) {
 		default:
 			if through {
 				for _, p := range w.rootsOf(x) {
-					w.fn.written[p] = true
+					w.fn.Written[p] = true
 				}
 			}
 			return

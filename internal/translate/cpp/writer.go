@@ -1,4 +1,4 @@
-package translate
+package cpp
 
 import (
 	"fmt"
@@ -8,12 +8,14 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"lockstep/internal/translate/owned"
 )
 
 // writer translates one function.
 type writer struct {
-	*unit
-	fn     *function
+	*Unit
+	fn     *Function
 	params *types.TypeParamList
 	args   []types.Type // for params
 	names  map[types.Object]string
@@ -28,12 +30,14 @@ type writer struct {
 	twins   map[types.Object]string // of them, in the type I
 	at      []*target               // the statements around, innermost last
 	label   string                  // of the next statement
+	rows    *rows                   // of a kernel of rows
 }
 
 // target is a statement that break or continue may mean.
 type target struct {
 	label      string
 	loop       bool
+	element    bool   // over the elements of a row
 	onBreak    string // labels in C++, where they are needed
 	onContinue string
 }
@@ -68,12 +72,12 @@ func (w *writer) subst(t types.Type) types.Type {
 func (w *writer) typeOf(e ast.Expr) types.Type {
 	t := w.Info.TypeOf(e)
 	if t == nil {
-		w.refuse(e.Pos(), "a kernel cannot use %s: its type is not known", types.ExprString(e))
+		w.Refuse(e.Pos(), "a kernel cannot use %s: its type is not known", types.ExprString(e))
 	}
 	return w.subst(t)
 }
 
-func (w *writer) ctypeOf(at token.Pos, t types.Type) string { return w.ctype(at, w.subst(t)) }
+func (w *writer) ctypeOf(at token.Pos, t types.Type) string { return w.CType(at, w.subst(t)) }
 
 // fresh returns a name that nothing has.
 func (w *writer) fresh(base string) string {
@@ -91,7 +95,7 @@ func (w *writer) name(o types.Object) string {
 	if n, ok := w.names[o]; ok {
 		return n
 	}
-	n := safe(o.Name())
+	n := Safe(o.Name())
 	if w.taken[n] {
 		n = w.fresh(n)
 	}
@@ -103,15 +107,19 @@ func (w *writer) name(o types.Object) string {
 // function writes the function as a template over the type I of indices.
 func (w *writer) function(d *ast.FuncDecl, f *types.Func) {
 	sig := f.Signature()
-	w.fn.own = w.ownedSlices(d, sig)
+	if threads := RowsOf(d); threads > 0 {
+		w.startRows(d, threads)
+	} else {
+		w.fn.Own = owned.Parameters(w.Info, d, sig)
+	}
 	var params []string
 	template := "typename I"
 	add := func(v *types.Var) {
-		at := len(w.fn.written)
+		at := len(w.fn.Written)
 		w.roots[v] = []int{at}
-		w.fn.written = append(w.fn.written, false)
+		w.fn.Written = append(w.fn.Written, false)
 		ctype := w.ctypeOf(v.Pos(), v.Type())
-		if w.fn.own[at] != nil {
+		if w.fn.Own[at] != nil {
 			ctype = fmt.Sprintf("S%d_", at)
 			template += ", typename " + ctype
 		}
@@ -124,38 +132,38 @@ func (w *writer) function(d *ast.FuncDecl, f *types.Func) {
 		add(sig.Params().At(i))
 	}
 	if sig.Variadic() {
-		w.refuse(d.Pos(), "a kernel cannot call %s: it takes any number of arguments", f.Name())
+		w.Refuse(d.Pos(), "a kernel cannot call %s: it takes any number of arguments", f.Name())
 	}
 	result := "void"
 	for i := range sig.Results().Len() {
 		r := sig.Results().At(i)
-		w.fn.results = append(w.fn.results, w.subst(r.Type()))
+		w.fn.Results = append(w.fn.Results, w.subst(r.Type()))
 		if r.Name() != "" && r.Name() != "_" {
 			w.results = append(w.results, r)
 		}
 	}
-	switch n := len(w.fn.results); {
+	switch n := len(w.fn.Results); {
 	case n == 1:
-		result = w.ctype(d.Pos(), w.fn.results[0])
+		result = w.CType(d.Pos(), w.fn.Results[0])
 	case n > 1:
 		var types []string
-		for _, t := range w.fn.results {
-			types = append(types, w.ctype(d.Pos(), t))
+		for _, t := range w.fn.Results {
+			types = append(types, w.CType(d.Pos(), t))
 		}
 		result = fmt.Sprintf("spmd::results%d<%s>", n, strings.Join(types, ", "))
 		if n > 3 {
-			w.refuse(d.Pos(), "a kernel cannot call %s: it has %d results, at most 3", f.Name(), n)
+			w.Refuse(d.Pos(), "a kernel cannot call %s: it has %d results, at most 3", f.Name(), n)
 		}
 	}
 	head := "SPMD_WHERE"
 	if len(params) > 0 {
 		head = "SPMD_WHERE_AND "
 	}
-	w.fn.proto = fmt.Sprintf("template <%s> SPMD_FN %s %s(%s%s)", template, result, w.fn.name, head, strings.Join(params, ", "))
+	w.fn.proto = fmt.Sprintf("template <%s> SPMD_FN %s %s(%s%s)", template, result, w.fn.Name, head, strings.Join(params, ", "))
 	skips := ""
-	if cond := w.guard(d, sig, w.fn.own); cond != nil {
-		w.fn.guarded = true
-		skips = fmt.Sprintf("template <%s> SPMD_FN bool %s_skips_(%s%s) {\n\treturn %s;\n}\n", template, w.fn.name, head, strings.Join(params, ", "), w.expr(cond))
+	if cond := owned.Guard(w.Info, d, sig, w.fn.Own); cond != nil {
+		w.fn.Guarded = true
+		skips = fmt.Sprintf("template <%s> SPMD_FN bool %s_skips_(%s%s) {\n\treturn %s;\n}\n", template, w.fn.Name, head, strings.Join(params, ", "), w.expr(cond))
 	}
 	w.depth = 1
 	for _, r := range w.results {
@@ -166,12 +174,12 @@ func (w *writer) function(d *ast.FuncDecl, f *types.Func) {
 	ast.Inspect(d.Body, func(n ast.Node) bool {
 		switch n.(type) {
 		case *ast.ForStmt, *ast.RangeStmt:
-			w.fn.loops = true
+			w.fn.Loops = true
 		}
-		w.fn.size++
+		w.fn.Size++
 		return true
 	})
-	w.fn.text = skips + w.fn.proto + " {\n" + w.text.String() + "}\n"
+	w.fn.Text = skips + w.fn.proto + " {\n" + w.text.String() + "}\n"
 }
 
 // declare is the declaration of a variable.
@@ -201,6 +209,9 @@ func (w *writer) block(b *ast.BlockStmt) {
 }
 
 func (w *writer) stmt(s ast.Stmt) {
+	if w.rows != nil && w.rows.in == nil && w.together(s) {
+		return
+	}
 	switch s := s.(type) {
 	case *ast.EmptyStmt:
 	case *ast.BlockStmt:
@@ -235,7 +246,7 @@ func (w *writer) stmt(s ast.Stmt) {
 	case *ast.BranchStmt:
 		w.branch(s)
 	default:
-		w.refuse(s.Pos(), "a kernel cannot have %s: GPUs run if, for, range over integers and slices, and switch", what(s))
+		w.Refuse(s.Pos(), "a kernel cannot have %s: GPUs run if, for, range over integers and slices, and switch", what(s))
 	}
 }
 
@@ -263,7 +274,7 @@ func (w *writer) declaration(d *ast.GenDecl) {
 	case token.CONST: // every use of one is its value
 		return
 	case token.TYPE:
-		w.refuse(d.Pos(), "a kernel cannot declare a type: declare it outside of the function")
+		w.Refuse(d.Pos(), "a kernel cannot declare a type: declare it outside of the function")
 	}
 	for _, spec := range d.Specs {
 		spec := spec.(*ast.ValueSpec)
@@ -285,6 +296,9 @@ func (w *writer) declaration(d *ast.GenDecl) {
 				continue
 			}
 			o := w.Info.Defs[n]
+			if first := append(spec.Values, nil)[min(i, len(spec.Values))]; w.array(o, first) {
+				continue
+			}
 			value := "{}"
 			if i < len(spec.Values) {
 				value = w.as(spec.Values[i], o.Type())
@@ -299,7 +313,7 @@ func (w *writer) declaration(d *ast.GenDecl) {
 func (w *writer) unpack(call ast.Expr, to func(i int) (string, bool)) {
 	tuple, ok := w.Info.TypeOf(call).(*types.Tuple)
 	if !ok {
-		w.refuse(call.Pos(), "a kernel cannot have %s with two results", types.ExprString(call))
+		w.Refuse(call.Pos(), "a kernel cannot have %s with two results", types.ExprString(call))
 	}
 	tmp := w.fresh("results")
 	w.line("auto %s = %s;", tmp, w.expr(call))
@@ -352,6 +366,7 @@ func (w *writer) assignOne(l, r ast.Expr, define bool) {
 			return
 		}
 		if o := w.Info.Defs[id]; define && o != nil {
+			w.array(o, r)
 			value := w.as(r, o.Type())
 			w.roots[o] = w.rootsOf(r)
 			w.line("%s = %s;", declare(w.ctypeOf(o.Pos(), o.Type()), w.name(o)), value)
@@ -376,7 +391,7 @@ func (w *writer) assignMany(s *ast.AssignStmt) {
 		}
 		t := w.typeOf(s.Lhs[i])
 		values[i] = w.fresh("value")
-		w.line("%s = %s;", declare(w.ctype(r.Pos(), t), values[i]), w.as(r, t))
+		w.line("%s = %s;", declare(w.CType(r.Pos(), t), values[i]), w.as(r, t))
 	}
 	places := make([]string, len(s.Lhs))
 	for i, l := range s.Lhs {
@@ -421,17 +436,20 @@ func (w *writer) update(x ast.Expr, op token.Token, y string, at token.Pos) {
 }
 
 func (w *writer) ret(s *ast.ReturnStmt) {
+	if w.rows != nil && w.rows.in != nil {
+		w.Refuse(s.Pos(), "a kernel of rows cannot return from a loop over elements, which all run at once")
+	}
 	var values []string
 	switch {
 	case len(s.Results) == 0:
 		for _, r := range w.results {
 			values = append(values, w.name(r))
 		}
-	case len(s.Results) == 1 && len(w.fn.results) > 1:
+	case len(s.Results) == 1 && len(w.fn.Results) > 1:
 		values = []string{w.expr(s.Results[0])}
 	default:
 		for i, r := range s.Results {
-			values = append(values, w.as(r, w.fn.results[i]))
+			values = append(values, w.as(r, w.fn.Results[i]))
 		}
 	}
 	switch len(values) {

@@ -1,4 +1,4 @@
-package translate
+package cpp
 
 import (
 	"fmt"
@@ -12,7 +12,7 @@ func (w *writer) call(e *ast.CallExpr) string {
 		return w.conversion(e)
 	}
 	if e.Ellipsis.IsValid() {
-		w.refuse(e.Pos(), "a kernel cannot pass a slice as any number of arguments")
+		w.Refuse(e.Pos(), "a kernel cannot pass a slice as any number of arguments")
 	}
 	fun := e.Fun
 	if p, ok := fun.(*ast.ParenExpr); ok {
@@ -36,7 +36,7 @@ func (w *writer) call(e *ast.CallExpr) string {
 		id, _ = f.X.(*ast.Ident)
 	}
 	if id == nil {
-		w.refuse(e.Pos(), "a kernel cannot call %s", types.ExprString(e.Fun))
+		w.Refuse(e.Pos(), "a kernel cannot call %s", types.ExprString(e.Fun))
 	}
 	switch o := w.Info.Uses[id].(type) {
 	case *types.Builtin:
@@ -49,25 +49,25 @@ func (w *writer) call(e *ast.CallExpr) string {
 					args = append(args, w.subst(inst.TypeArgs.At(i)))
 				}
 			}
-			return w.apply(w.cfunction(e.Pos(), o, args), nil, e.Args, o.Signature())
+			return w.apply(w.Translate(e.Pos(), o, args), nil, e.Args, o.Signature())
 		}
 		return w.library(e, o)
 	}
-	w.refuse(e.Pos(), "a kernel cannot call %s", types.ExprString(e.Fun))
+	w.Refuse(e.Pos(), "a kernel cannot call %s", types.ExprString(e.Fun))
 	return ""
 }
 
 // apply writes the call of a function of the package.
-func (w *writer) apply(fn *function, recv ast.Expr, args []ast.Expr, sig *types.Signature) string {
-	w.fn.loops = w.fn.loops || fn.loops
-	w.fn.size += fn.size
+func (w *writer) apply(fn *Function, recv ast.Expr, args []ast.Expr, sig *types.Signature) string {
+	w.fn.Loops = w.fn.Loops || fn.Loops
+	w.fn.Size += fn.Size
 	var texts []string
 	at := 0
 	pass := func(e ast.Expr, text string) {
 		texts = append(texts, text)
-		if fn.written[at] {
+		if fn.Written[at] {
 			for _, p := range w.rootsOf(e) {
-				w.fn.written[p] = true
+				w.fn.Written[p] = true
 			}
 		}
 		at++
@@ -95,30 +95,30 @@ func (w *writer) apply(fn *function, recv ast.Expr, args []ast.Expr, sig *types.
 	if len(texts) > 0 {
 		head = "SPMD_HERE_AND "
 	}
-	return fmt.Sprintf("%s<I>(%s%s)", fn.name, head, strings.Join(texts, ", "))
+	return fmt.Sprintf("%s<I>(%s%s)", fn.Name, head, strings.Join(texts, ", "))
 }
 
 func (w *writer) method(e *ast.CallExpr, f *ast.SelectorExpr, sel *types.Selection) string {
 	o, ok := sel.Obj().(*types.Func)
 	if !ok {
-		w.refuse(e.Pos(), "a kernel cannot call %s", types.ExprString(e.Fun))
+		w.Refuse(e.Pos(), "a kernel cannot call %s", types.ExprString(e.Fun))
 	}
-	if _, ok := smallFloat(w.typeOf(f.X)); ok && o.Name() == "Float32" {
+	if _, ok := SmallFloat(w.typeOf(f.X)); ok && o.Name() == "Float32" {
 		return "to_float(" + w.expr(f.X) + ")"
 	}
 	if o.Pkg() == w.Pkg && len(sel.Index()) == 1 {
 		if _, ok := sel.Recv().Underlying().(*types.Interface); !ok {
-			return w.apply(w.cfunction(e.Pos(), o, nil), f.X, e.Args, o.Signature())
+			return w.apply(w.Translate(e.Pos(), o, nil), f.X, e.Args, o.Signature())
 		}
 	}
-	w.refuse(e.Pos(), "a kernel cannot call %s: functions of this package, math, math/bits and some of spmd it can", types.ExprString(e.Fun))
+	w.Refuse(e.Pos(), "a kernel cannot call %s: functions of this package, math, math/bits and some of spmd it can", types.ExprString(e.Fun))
 	return ""
 }
 
 // conversion writes T(x).
 func (w *writer) conversion(e *ast.CallExpr) string {
 	to, x := w.typeOf(e), e.Args[0]
-	c := w.ctype(e.Pos(), to)
+	c := w.CType(e.Pos(), to)
 	if w.Info.Types[x].Value != nil { // of a type parameter: else it would be a constant
 		return "(" + c + ")(" + w.as(x, to) + ")"
 	}
@@ -131,10 +131,10 @@ func (w *writer) conversion(e *ast.CallExpr) string {
 				return w.expr(x)
 			}
 		}
-		w.refuse(e.Pos(), "a kernel cannot convert %s to %s", types.TypeString(from, types.RelativeTo(w.Pkg)), types.TypeString(to, types.RelativeTo(w.Pkg)))
+		w.Refuse(e.Pos(), "a kernel cannot convert %s to %s", types.TypeString(from, types.RelativeTo(w.Pkg)), types.TypeString(to, types.RelativeTo(w.Pkg)))
 	}
-	if _, ok := smallFloat(to); ok {
-		w.refuse(e.Pos(), "a kernel cannot convert to %s: call spmd.To%s", types.TypeString(to, types.RelativeTo(w.Pkg)), b.Name())
+	if _, ok := SmallFloat(to); ok {
+		w.Refuse(e.Pos(), "a kernel cannot convert to %s: call spmd.To%s", types.TypeString(to, types.RelativeTo(w.Pkg)), b.Name())
 	}
 	if b.Kind() == types.Float32 {
 		if text, ok := w.single(x); ok {
@@ -246,7 +246,7 @@ func (w *writer) library(e *ast.CallExpr, o *types.Func) string {
 		name, ok = "mix", o.Name() == "Bits"
 	}
 	if !ok {
-		w.refuse(e.Pos(), "a kernel cannot call %s.%s: functions of this package, and of math, math/bits, math/cmplx and spmd such as GPUs have, it can", o.Pkg().Name(), o.Name())
+		w.Refuse(e.Pos(), "a kernel cannot call %s.%s: functions of this package, and of math, math/bits, math/cmplx and spmd such as GPUs have, it can", o.Pkg().Name(), o.Name())
 	}
 	var args []string
 	for i, a := range e.Args {
@@ -272,7 +272,7 @@ func (w *writer) builtin(e *ast.CallExpr, name string) string {
 		if b, ok := t.Underlying().(*types.Basic); ok && b.Kind() == types.Complex64 {
 			part = types.Typ[types.Float32]
 		}
-		return fmt.Sprintf("%s{%s, %s}", w.ctype(e.Pos(), t), w.as(e.Args[0], part), w.as(e.Args[1], part))
+		return fmt.Sprintf("%s{%s, %s}", w.CType(e.Pos(), t), w.as(e.Args[0], part), w.as(e.Args[1], part))
 	case "len":
 		switch t := w.typeOf(e.Args[0]).Underlying().(type) {
 		case *types.Slice:
@@ -284,14 +284,14 @@ func (w *writer) builtin(e *ast.CallExpr, name string) string {
 		t := w.typeOf(e)
 		text := w.as(e.Args[0], t)
 		for _, a := range e.Args[1:] {
-			text = fmt.Sprintf("spmd::%s_of<%s>(%s, %s)", name, w.ctype(e.Pos(), t), text, w.as(a, t))
+			text = fmt.Sprintf("spmd::%s_of<%s>(%s, %s)", name, w.CType(e.Pos(), t), text, w.as(a, t))
 		}
 		return text
 	case "new", "make", "append":
-		w.refuse(e.Pos(), "a kernel cannot allocate: it cannot call %s", name)
+		w.Refuse(e.Pos(), "a kernel cannot allocate: it cannot call %s", name)
 	case "panic":
-		w.refuse(e.Pos(), "a kernel cannot panic: write what it finds wrong to memory")
+		w.Refuse(e.Pos(), "a kernel cannot panic: write what it finds wrong to memory")
 	}
-	w.refuse(e.Pos(), "a kernel cannot call %s", name)
+	w.Refuse(e.Pos(), "a kernel cannot call %s", name)
 	return ""
 }

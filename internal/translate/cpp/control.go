@@ -1,4 +1,4 @@
-package translate
+package cpp
 
 import (
 	"fmt"
@@ -83,14 +83,18 @@ func (w *writer) continues(b *ast.BlockStmt, label string) (found bool) {
 
 func (w *writer) branch(s *ast.BranchStmt) {
 	if s.Tok != token.BREAK && s.Tok != token.CONTINUE {
-		w.refuse(s.Pos(), "a kernel cannot have %s", s.Tok)
+		w.Refuse(s.Pos(), "a kernel cannot have %s", s.Tok)
 	}
 	for i := len(w.at) - 1; i >= 0; i-- {
 		t := w.at[i]
-		if s.Label != nil && t.label != s.Label.Name || s.Tok == token.CONTINUE && !t.loop {
+		if other := s.Label != nil && t.label != s.Label.Name || s.Tok == token.CONTINUE && !t.loop; t.element && (other || s.Tok == token.BREAK) {
+			w.Refuse(s.Pos(), "a kernel of rows cannot leave a loop over elements, which all run at once")
+		} else if other {
 			continue
 		}
 		switch {
+		case t.element:
+			w.line("return;")
 		case s.Tok == token.CONTINUE && s.Label != nil:
 			w.line("goto %s;", t.onContinue)
 		case s.Tok == token.CONTINUE:
@@ -122,6 +126,9 @@ func (w *writer) forStmt(s *ast.ForStmt) {
 		post = w.inline(s.Post)
 	}
 	w.line("for (; %s; %s) {", cond, post)
+	if w.rows != nil && w.rows.meets[s] {
+		w.line("\tspmd::meet<%d>();", w.rows.threads)
+	}
 	w.body(t, s.Body)
 	w.depth--
 	w.line("}")
@@ -136,7 +143,7 @@ func (w *writer) inline(s ast.Stmt) string {
 	text := strings.TrimSuffix(strings.TrimSpace(w.text.String()), ";")
 	w.text, w.depth = saved, depth
 	if strings.ContainsAny(text, ";{") {
-		w.refuse(s.Pos(), "a kernel cannot have this step of a for statement: write it at the end of the body")
+		w.Refuse(s.Pos(), "a kernel cannot have this step of a for statement: write it at the end of the body")
 	}
 	return text
 }
@@ -144,7 +151,7 @@ func (w *writer) inline(s ast.Stmt) string {
 func (w *writer) rangeStmt(s *ast.RangeStmt) {
 	t := w.enter(true)
 	if s.Tok == token.ASSIGN {
-		w.refuse(s.Pos(), "a kernel cannot range over variables that exist: write :=")
+		w.Refuse(s.Pos(), "a kernel cannot range over variables that exist: write :=")
 	}
 	over := w.typeOf(s.X)
 	index := w.fresh("i")
@@ -163,28 +170,28 @@ func (w *writer) rangeStmt(s *ast.RangeStmt) {
 	switch u := over.Underlying().(type) {
 	case *types.Basic:
 		if u.Info()&types.IsInteger == 0 {
-			w.refuse(s.Pos(), "a kernel cannot range over %s", types.TypeString(over, types.RelativeTo(w.Pkg)))
+			w.Refuse(s.Pos(), "a kernel cannot range over %s", types.TypeString(over, types.RelativeTo(w.Pkg)))
 		}
 		kt := over
 		if key != nil {
 			kt = w.subst(key.Type())
 		}
-		ktype = w.ctype(s.Pos(), kt)
+		ktype = w.CType(s.Pos(), kt)
 		w.line("%s %s = %s;", ktype, end, w.as(s.X, kt))
 	case *types.Slice:
 		x := w.fresh("x")
-		w.line("%s %s = %s;", w.ctype(s.Pos(), over), x, w.expr(s.X))
+		w.line("%s %s = %s;", w.CType(s.Pos(), over), x, w.expr(s.X))
 		w.line("int64_t %s = %s.n;", end, x)
 		elem = func() string { return x + ".p[" + index + "]" }
 	case *types.Array:
 		w.line("int64_t %s = %d;", end, u.Len())
 		if value != nil {
 			x := w.fresh("x")
-			w.line("%s %s = %s;", w.ctype(s.Pos(), over), x, w.expr(s.X)) // a copy, as in Go
+			w.line("%s %s = %s;", w.CType(s.Pos(), over), x, w.expr(s.X)) // a copy, as in Go
 			elem = func() string { return x + ".v[" + index + "]" }
 		}
 	default:
-		w.refuse(s.Pos(), "a kernel cannot range over %s: over integers, slices and arrays it can", types.TypeString(over, types.RelativeTo(w.Pkg)))
+		w.Refuse(s.Pos(), "a kernel cannot range over %s: over integers, slices and arrays it can", types.TypeString(over, types.RelativeTo(w.Pkg)))
 	}
 	w.line("for (%s %s = 0; %s < %s; %s++) {", ktype, index, index, end, index)
 	w.depth++
@@ -215,7 +222,7 @@ func (w *writer) switchStmt(s *ast.SwitchStmt) {
 		if b, ok := of.(*types.Basic); ok && b.Info()&types.IsUntyped != 0 {
 			of = types.Default(of)
 		}
-		w.line("%s = %s;", declare(w.ctype(s.Pos(), of), tag), w.as(s.Tag, of))
+		w.line("%s = %s;", declare(w.CType(s.Pos(), of), tag), w.as(s.Tag, of))
 	}
 	var last *ast.CaseClause
 	open := ""

@@ -1,46 +1,73 @@
-package translate
+package cpp
 
 import (
 	"fmt"
 	"go/ast"
 	"go/token"
 	"go/types"
+	"maps"
 	"slices"
 	"strings"
 
+	"lockstep/internal/translate/owned"
 	"lockstep/internal/translate/source"
 )
 
-// unit is the CUDA source of a package, as it grows.
-type unit struct {
+// Unit is the CUDA source of a package, as it grows.
+type Unit struct {
 	*source.Checked
-	funcs   map[string]*function // instances by their names in C++
-	order   []*function          // callees first
-	structs []string             // definitions, those of fields first
+	funcs   map[string]*Function // instances by their names in C++
+	Order   []*Function          // callees first
+	Structs []string             // definitions, those of fields first
 	named   map[*types.TypeName]string
 	used    map[string]bool // names of declarations that the source is made of
 	working []*types.Func   // functions whose bodies are being translated
 }
 
-// function is one instance of a Go function.
-type function struct {
-	name    string // in C++
-	results []types.Type
-	text    string
-	proto   string
-	written []bool // which parameters, slices and pointers, it writes through; a receiver comes first
-	loops   bool   // it, or what it calls, has a loop
-	size    int    // nodes of its syntax, with those of what it calls
-	own     map[int]*owned
-	guarded bool // there is a function that says whether it does nothing
+// New returns a source of which nothing is written.
+func New(c *source.Checked) *Unit {
+	return &Unit{Checked: c, funcs: map[string]*Function{}, named: map[*types.TypeName]string{}, used: map[string]bool{}}
 }
 
-func (u *unit) refuse(at token.Pos, format string, a ...any) {
+// Names are the declarations that the source is made of.
+func (u *Unit) Names() []string { return slices.Sorted(maps.Keys(u.used)) }
+
+// TypeOf returns the type of a variable in an instance of a function.
+func TypeOf(v *types.Var, sig *types.Signature, args []types.Type) types.Type {
+	w := &writer{params: sig.TypeParams(), args: args}
+	return w.subst(v.Type())
+}
+
+// Qualifier names packages as generated code does: what spmd has of its inside is spmd's.
+func Qualifier(p *types.Package) string {
+	if p.Path() == "lockstep/internal/elem" {
+		return "spmd"
+	}
+	return p.Name()
+}
+
+// GoType is a type as Go writes it.
+func GoType(t types.Type) string { return types.TypeString(t, Qualifier) }
+
+// Function is one instance of a Go function.
+type Function struct {
+	Name    string // in C++
+	Results []types.Type
+	Text    string
+	proto   string
+	Written []bool // which parameters, slices and pointers, it writes through; a receiver comes first
+	Loops   bool   // it, or what it calls, has a loop
+	Size    int    // nodes of its syntax, with those of what it calls
+	Own     map[int]*owned.Use
+	Guarded bool // there is a function that says whether it does nothing
+}
+
+func (u *Unit) Refuse(at token.Pos, format string, a ...any) {
 	panic(&source.Refusal{At: u.Fset.Position(at), What: fmt.Sprintf(format, a...)})
 }
 
 // use notes that the source depends on a declaration of the package.
-func (u *unit) use(obj types.Object) {
+func (u *Unit) use(obj types.Object) {
 	if obj.Pkg() != u.Pkg || obj.Parent() != nil && obj.Parent() != u.Pkg.Scope() {
 		return
 	}
@@ -87,8 +114,8 @@ var basics = map[types.BasicKind]string{
 // smallFloats are the types of package spmd that spmd.cuh has.
 var smallFloats = map[string]string{"BF16": "bf16", "F16": "f16", "F8E4M3": "f8e4m3", "F8E5M2": "f8e5m2"}
 
-// smallFloat returns the name in C++ of a type such as spmd.BF16.
-func smallFloat(t types.Type) (string, bool) {
+// SmallFloat returns the name in C++ of a type such as spmd.BF16.
+func SmallFloat(t types.Type) (string, bool) {
 	n, ok := types.Unalias(t).(*types.Named)
 	if !ok || n.Obj().Pkg() == nil || n.Obj().Pkg().Path() != "lockstep/internal/elem" {
 		return "", false
@@ -97,10 +124,10 @@ func smallFloat(t types.Type) (string, bool) {
 	return c, ok
 }
 
-// ctype returns the type in C++. Slices depend on the type I of indices, which every function has as a parameter of its template.
-func (u *unit) ctype(at token.Pos, t types.Type) string {
+// CType returns the type in C++. Slices depend on the type I of indices, which every function has as a parameter of its template.
+func (u *Unit) CType(at token.Pos, t types.Type) string {
 	t = types.Unalias(t)
-	if c, ok := smallFloat(t); ok {
+	if c, ok := SmallFloat(t); ok {
 		return c
 	}
 	if n, ok := t.(*types.Named); ok {
@@ -117,62 +144,62 @@ func (u *unit) ctype(at token.Pos, t types.Type) string {
 			return c
 		}
 	case *types.Slice:
-		return "spmd::slice<" + u.ctype(at, t.Elem()) + ", I>"
+		return "spmd::slice<" + u.CType(at, t.Elem()) + ", I>"
 	case *types.Array:
-		return fmt.Sprintf("spmd::array<%s, %d>", u.ctype(at, t.Elem()), t.Len())
+		return fmt.Sprintf("spmd::array<%s, %d>", u.CType(at, t.Elem()), t.Len())
 	case *types.Pointer:
-		return u.ctype(at, t.Elem()) + " *"
+		return u.CType(at, t.Elem()) + " *"
 	}
-	u.refuse(at, "a kernel cannot use the type %s: GPUs have integers, floats, complex numbers, bool, and arrays, structs, slices and pointers of them", types.TypeString(t, types.RelativeTo(u.Pkg)))
+	u.Refuse(at, "a kernel cannot use the type %s: GPUs have integers, floats, complex numbers, bool, and arrays, structs, slices and pointers of them", types.TypeString(t, types.RelativeTo(u.Pkg)))
 	return ""
 }
 
 // structure defines a struct in C++, with the layout of Go's, and returns its name.
-func (u *unit) structure(at token.Pos, n *types.Named, s *types.Struct) string {
+func (u *Unit) structure(at token.Pos, n *types.Named, s *types.Struct) string {
 	if c, ok := u.named[n.Obj()]; ok {
 		return c
 	}
 	if n.Obj().Pkg() != u.Pkg || n.TypeArgs().Len() > 0 {
-		u.refuse(at, "a kernel cannot use the type %s: structs are of the same package, and without type parameters", types.TypeString(n, types.RelativeTo(u.Pkg)))
+		u.Refuse(at, "a kernel cannot use the type %s: structs are of the same package, and without type parameters", types.TypeString(n, types.RelativeTo(u.Pkg)))
 	}
 	u.use(n.Obj())
-	name := safe(n.Obj().Name())
+	name := Safe(n.Obj().Name())
 	u.named[n.Obj()] = "go::" + name
 	var b strings.Builder
 	fmt.Fprintf(&b, "struct %s {\n", name)
 	for i := range s.NumFields() {
 		f := s.Field(i)
 		if f.Embedded() || f.Name() == "_" {
-			u.refuse(f.Pos(), "a kernel cannot use struct %s: its fields are to have names", n.Obj().Name())
+			u.Refuse(f.Pos(), "a kernel cannot use struct %s: its fields are to have names", n.Obj().Name())
 		}
 		switch f.Type().Underlying().(type) {
 		case *types.Slice, *types.Pointer:
-			u.refuse(f.Pos(), "a kernel cannot use struct %s: field %s points to memory of the host", n.Obj().Name(), f.Name())
+			u.Refuse(f.Pos(), "a kernel cannot use struct %s: field %s points to memory of the host", n.Obj().Name(), f.Name())
 		}
-		fmt.Fprintf(&b, "\t%s %s;\n", u.ctype(f.Pos(), f.Type()), safe(f.Name()))
+		fmt.Fprintf(&b, "\t%s %s;\n", u.CType(f.Pos(), f.Type()), Safe(f.Name()))
 	}
 	size := types.SizesFor("gc", "amd64").Sizeof(n)
 	fmt.Fprintf(&b, "};\nstatic_assert(sizeof(%s) == %d, \"the layout of Go\");\n", name, max(size, 1))
-	u.structs = append(u.structs, b.String())
+	u.Structs = append(u.Structs, b.String())
 	return u.named[n.Obj()]
 }
 
-// reserved are names that mean something in C++, CUDA or the header.
-var reserved = strings.Fields(`alignas alignof and and_eq asm auto bitand bitor bool catch char char16_t char32_t class compl const_cast
+// Reserved are names that mean something in C++, CUDA or the header.
+var Reserved = strings.Fields(`alignas alignof and and_eq asm auto bitand bitor bool catch char char16_t char32_t class compl const_cast
 	constexpr decltype delete do double dynamic_cast enum explicit export extern false float friend inline int long mutable namespace new noexcept not
 	not_eq nullptr operator or or_eq private protected public register reinterpret_cast short signed sizeof static static_assert static_cast template
 	this thread_local throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq const I r_ spmd
 	threadIdx blockIdx blockDim gridDim warpSize int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t bf16 f16 f8e4m3 f8e5m2 mix
-	to_float from_float AT AT_NARROW`)
+	to_float from_float AT AT_NARROW slot_`)
 
-// takenInC are functions that no other of C may be called like.
-var takenInC = strings.Fields(`abs labs min max exp exp2 expm1 log log2 log10 log1p pow sqrt cbrt hypot sin cos tan asin acos atan atan2 sinh cosh
+// TakenInC are functions that no other of C may be called like.
+var TakenInC = strings.Fields(`abs labs min max exp exp2 expm1 log log2 log10 log1p pow sqrt cbrt hypot sin cos tan asin acos atan atan2 sinh cosh
 	tanh asinh acosh atanh floor ceil trunc round rint fmod remainder fma erf erfc tgamma lgamma copysign ldexp frexp modf j0 j1 y0 y1 norm
 	clock printf malloc free memcpy memset assert main go`)
 
-// safe returns a name that C++ lets a variable or field have.
-func safe(name string) string {
-	if slices.Contains(reserved, name) {
+// Safe returns a name that C++ lets a variable or field have.
+func Safe(name string) string {
+	if slices.Contains(Reserved, name) {
 		return name + "_"
 	}
 	for _, r := range name {
@@ -183,21 +210,21 @@ func safe(name string) string {
 	return name
 }
 
-// cfunction returns the instance of a function of the package, translated.
-func (u *unit) cfunction(at token.Pos, f *types.Func, args []types.Type) *function {
+// Translate returns the instance of a function of the package, translated.
+func (u *Unit) Translate(at token.Pos, f *types.Func, args []types.Type) *Function {
 	name := f.Name()
 	if recv := f.Signature().Recv(); recv != nil {
 		name = typeName(recv.Type()) + "_" + name
 	}
 	for _, a := range args {
-		name += "_" + instanceName(a)
+		name += "_" + InstanceName(a)
 	}
-	name = safe(name)
+	name = Safe(name)
 	if done, ok := u.funcs[name]; ok {
 		return done
 	}
 	if slices.Contains(u.working, f) {
-		u.refuse(at, "a kernel cannot call %s in %s: GPUs have no stack for recursion", f.Name(), f.Name())
+		u.Refuse(at, "a kernel cannot call %s in %s: GPUs have no stack for recursion", f.Name(), f.Name())
 	}
 	key := f.Name()
 	if recv := f.Signature().Recv(); recv != nil {
@@ -205,26 +232,29 @@ func (u *unit) cfunction(at token.Pos, f *types.Func, args []types.Type) *functi
 	}
 	d, ok := u.Decls[key].Node.(*ast.FuncDecl)
 	if !ok || d.Body == nil {
-		u.refuse(at, "a kernel cannot call %s: it has no body in Go", f.Name())
+		u.Refuse(at, "a kernel cannot call %s: it has no body in Go", f.Name())
+	}
+	if RowsOf(d) > 0 && len(u.working) > 0 {
+		u.Refuse(at, "a kernel cannot call %s: it is a kernel of rows", f.Name())
 	}
 	if r := u.Failure(d); r != nil {
 		panic(r)
 	}
 	u.use(f)
 	u.working = append(u.working, f)
-	fn := &function{name: name}
-	w := &writer{unit: u, fn: fn, text: &strings.Builder{}, names: map[types.Object]string{}, taken: map[string]bool{}, roots: map[types.Object][]int{}, twins: map[types.Object]string{}}
+	fn := &Function{Name: name}
+	w := &writer{Unit: u, fn: fn, text: &strings.Builder{}, names: map[types.Object]string{}, taken: map[string]bool{}, roots: map[types.Object][]int{}, twins: map[types.Object]string{}}
 	if p := f.Signature().TypeParams(); p != nil {
 		w.params, w.args = p, args
 	}
 	w.function(d, f)
 	u.working = u.working[:len(u.working)-1]
 	u.funcs[name] = fn
-	u.order = append(u.order, fn)
+	u.Order = append(u.Order, fn)
 	return fn
 }
 
-// instanceName is a type as a part of a name.
-func instanceName(t types.Type) string {
+// InstanceName is a type as a part of a name.
+func InstanceName(t types.Type) string {
 	return strings.NewReplacer(".", "_", "[", "_", "]", "_", "*", "p", "/", "_").Replace(types.TypeString(t, func(p *types.Package) string { return "" }))
 }
