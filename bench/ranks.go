@@ -18,7 +18,6 @@ var layouts = []struct {
 	goal      float64
 }{
 	{"4 processes of 1 rank", 4, nil, 0},
-	{"2 processes of 2 ranks", 2, []string{"--gpus-per-process", "2"}, 2},
 	{"1 process of 4 ranks", 0, []string{"--ranks", "4"}, 1},
 }
 

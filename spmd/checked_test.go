@@ -155,7 +155,7 @@ func TestCheckedGroups(t *testing.T) {
 		for i, tc := range []struct {
 			processes int
 			args      []string
-		}{{3, nil}, {0, []string{"--ranks", "3"}}, {2, []string{"--gpus-per-process", "2"}}} {
+		}{{3, nil}, {0, []string{"--ranks", "3"}}} {
 			if !campaign.All() && (i+k)%2 == 1 {
 				continue
 			}

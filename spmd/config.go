@@ -23,7 +23,6 @@ type Config struct {
 	Symmetric   string        // auto, always or never: what is beside the plain algorithms of NCCL
 	Check       string        // off, sample, on or both: compare collectives over the ranks, and NCCL with MPI
 	Ranks       int           // that Main runs as goroutines of this process, as Local does, where that is more than one
-	PerProcess  int           // ranks that Main runs as goroutines of each process that the launcher starts, where that is more than one
 	Summary     string        // auto, on or off: a table of where the time went, at the end; auto is after 10 s of Main, and else off
 	Trace       string        // file, written at the end, of what each rank did and when; "-" is standard output
 	Overwrite   bool          // replace a file that is there: that of Trace, and what the program writes

@@ -29,7 +29,6 @@ func TestGPUsOfOneProcess(t *testing.T) {
 		t.Run("NCCL", ncclInProcess)
 		t.Run("too many ranks", tooManyInProcess)
 		t.Run("no MPI", noMPIInProcess)
-		t.Run("several processes", gpusOfProcesses)
 	}
 	// This test asks for the GPUs before Local does. The driver then reads how many queues a GPU has, and ranks that share one
 	// need many.
@@ -252,46 +251,5 @@ func noMPIInProcess(t *testing.T) {
 	status, out = run(t, 0, "sum", env, "--device", "cuda", "--ranks", "2")
 	if status != 0 || !strings.Contains(out, "sum=1") || !strings.Contains(out, "collectives=host-staged") || !strings.Contains(out, "NCCL is not used: ") || strings.Contains(out, "MPI is not used") {
 		t.Errorf("status %d\n%s", status, out)
-	}
-}
-
-// gpusOfProcesses: two processes of two ranks each have a GPU for every rank, joined by NCCL with one id, or through host
-// memory, and kernels reach the memory of other processes by handles and that of their own without.
-func gpusOfProcesses(t *testing.T) {
-	logs := t.TempDir()
-	env := []string{"FAKECUDA_DEVICES=4", "FAKECUDA_SHARED=1", "FAKECUDA_PEERS=1", "FAKENCCL_JOIN=2", "FAKENCCL_LOG=" + logs + "/nccl", "FAKECUDA_LOG=" + logs + "/cuda"}
-	status, out := run(t, 2, "sum", env, "--device", "cuda", "--gpus-per-process", "2")
-	if status != 0 || !strings.Contains(out, "sum=6") || !strings.Contains(out, "collectives=nccl") || !strings.Contains(out, "ranks=4") || !strings.Contains(out, "small_collectives=") {
-		t.Errorf("status %d\n%s", status, out)
-	}
-	nccl, err := os.ReadFile(filepath.Join(logs, "nccl"))
-	must(t, err)
-	if ids, inits := strings.Count(string(nccl), " ncclGetUniqueId"), strings.Count(string(nccl), " ncclCommInitRankConfig size=4 "); ids != 1 || inits != 4 {
-		t.Errorf("%d ids, and NCCL began %d", ids, inits)
-	}
-	driver, err := os.ReadFile(filepath.Join(logs, "cuda"))
-	must(t, err)
-	for _, call := range []string{"cuIpcOpenMemHandle", "cuCtxEnablePeerAccess device=0 peer=1", "cuCtxEnablePeerAccess device=3 peer=2"} {
-		if !strings.Contains(string(driver), call) {
-			t.Errorf("no %s", call)
-		}
-	}
-	status, out = run(t, 2, "sum", env[:1], "--device", "cuda", "--gpus-per-process", "2", "--collectives", "host-staged")
-	if status != 0 || !strings.Contains(out, "sum=6") || !strings.Contains(out, "collectives=host-staged") {
-		t.Errorf("host-staged: status %d\n%s", status, out)
-	}
-	for want, args := range map[string][]string{
-		"app: --device cuda: rank 3: node HOST has 6 ranks, and local rank 3 sees 3 GPUs, all taken by the ranks before it; start fewer ranks, or run on the host with --device host": {"FAKECUDA_DEVICES=3", "3"},
-		"app: --gpus-per-process 2 does not divide the 5 GPUs that a process of node HOST sees":                                                                                       {"FAKECUDA_DEVICES=5", "2"},
-	} {
-		host, err := os.Hostname()
-		must(t, err)
-		want = strings.ReplaceAll(want, "HOST", host)
-		alloc := filepath.Join(t.TempDir(), "cuda")
-		status, out := run(t, 2, "sum", []string{args[0], "FAKECUDA_LOG=" + alloc}, "--device", "cuda", "--rows", "6", "--gpus-per-process", args[1])
-		log, _ := os.ReadFile(alloc) // nothing where nothing was called
-		if status != 2 || strings.Count(out, want+"\n") != 1 || strings.Contains(string(log), "cuMemAlloc") {
-			t.Errorf("%v: status %d, want %q\n%s", args, status, want, out)
-		}
 	}
 }

@@ -3,7 +3,6 @@ package spmd
 import (
 	"context"
 	"os"
-	"sync"
 
 	"github.com/spf13/pflag"
 
@@ -15,8 +14,8 @@ import (
 // fs and the common flags, starts MPI, calls run on every rank, takes everything
 // down again, and exits the process if anything failed.
 //
-// With --ranks and --gpus-per-process run is called on several goroutines of one process at the same time. What it changes it
-// has of its own: a run that fills in settings works on a copy of those that fs has set.
+// With --ranks run is called on several goroutines of one process at the same time. What it changes it has of its own: a run
+// that fills in settings works on a copy of those that fs has set.
 //
 // checks run after the flags are parsed and before MPI starts, with the number of
 // ranks; they refuse flags that do not fit each other. What they return, an
@@ -34,7 +33,7 @@ import (
 // fs.Usage, where it is set, writes to fs.Output() stands in --help before the flags.
 func Main(fs *pflag.FlagSet, run func(ctx context.Context, w *World) error, checks ...func(ranks int) error) {
 	var cfg Config
-	beside := sync.OnceValue(func() func(int, world.Start) (*world.World, error) { return world.Beside(cfg.PerProcess) })
+	var w *world.World
 	status := job.Main(&job.Program{
 		Flags:    fs,
 		Config:   cfg.forJob(),
@@ -45,23 +44,13 @@ func Main(fs *pflag.FlagSet, run func(ctx context.Context, w *World) error, chec
 		Local: func(ctx context.Context, lead *job.Job) error {
 			return world.Local(ctx, cfg.start(fs), cfg.Ranks, lead, inWorld(run))
 		},
-		Rank: func(i int) *job.RankProgram {
-			var w *world.World
-			return &job.RankProgram{
-				Open: func() (j *job.Job, err error) {
-					if cfg.PerProcess > 1 {
-						w, err = beside()(i, cfg.start(fs))
-					} else {
-						w, err = world.Open(cfg.start(fs))
-					}
-					if err != nil {
-						return nil, err
-					}
-					return w.Job, nil
-				},
-				Run: func(ctx context.Context) error { return w.Run(ctx, inWorld(run)) },
+		Open: func() (j *job.Job, err error) {
+			if w, err = world.Open(cfg.start(fs)); err != nil {
+				return nil, err
 			}
+			return w.Job, nil
 		},
+		Run: func(ctx context.Context) error { return w.Run(ctx, inWorld(run)) },
 	})
 	if status != 0 {
 		os.Exit(status)

@@ -67,8 +67,6 @@ func app(what string) {
 			}
 			w.Log().Info().Float32("sum", x.At(0)).Msg("done")
 			return w.Emit(map[string]any{"app": "app", "sum": x.At(0), "ranks": w.Size()})
-		case "shared":
-			return sumOfShared(w)
 		case "shown":
 			return shown(ctx, w)
 		case "one fails":

@@ -21,8 +21,6 @@ package shm
 #cgo nocallback ring_recv
 #cgo noescape reduce_many
 #cgo nocallback reduce_many
-#cgo noescape divide
-#cgo nocallback divide
 
 #include "slots.h"
 #include "ring.h"
@@ -131,10 +129,4 @@ func sysRingRecv(x *ringEnd, dst unsafe.Pointer, n int, t elem.Type, from int) (
 // and Max a NaN wins. It is for memory of C. It needs none of its own, so several goroutines may work on parts.
 func Reduce(dst unsafe.Pointer, src []uintptr, n int, t elem.Type, op elem.Op) {
 	C.reduce_many(address(dst), (*C.uintptr_t)(unsafe.Pointer(unsafe.SliceData(src))), C.int(len(src)), C.int64_t(n), C.int(t), C.int(op))
-}
-
-// Divide divides n elements by the number of ranks that a sum has come from: the last step of Reduce for an average. It is not
-// for 16-bit floats, whose sums are float32.
-func Divide(sum unsafe.Pointer, n int, t elem.Type, ranks int) {
-	C.divide(sum, C.int64_t(n), C.int(t), C.int(ranks))
 }

@@ -42,10 +42,8 @@ func parse(fs *pflag.FlagSet, args []string, rank int) error {
 		}
 		return fmt.Errorf("unexpected argument %q: all settings are flags, see --help", fs.Arg(0))
 	}
-	for _, name := range []string{"ranks", "gpus-per-process"} {
-		if f := fs.Lookup(name); f != nil && f.Changed && f.Value.String() == "0" {
-			return fmt.Errorf("--%s 0: want 1 to %d", name, mostRanks)
-		}
+	if f := fs.Lookup("ranks"); f != nil && f.Changed && f.Value.String() == "0" {
+		return fmt.Errorf("--ranks 0: want 1 to %d", mostRanks)
 	}
 	if t := fs.Lookup("timeout"); t != nil && t.Changed && t.Value.String() == "0s" {
 		return fmt.Errorf("--timeout 0: must be at least %v; there is no way to wait for ever", leastTimeout)

@@ -32,7 +32,6 @@ type Config struct {
 	Symmetric   string        // auto, always or never
 	Check       string        // off, sample, on or both
 	Ranks       int           // that are goroutines of this process, where that is more than one
-	PerProcess  int           // ranks of each process that the launcher starts, where that is more than one
 	Summary     string        // auto, on or off
 	Trace       string        // file
 	Overwrite   bool          // a file that is there is replaced
@@ -75,7 +74,6 @@ func (c *Config) Flags(fs *pflag.FlagSet, collectives []string) {
 	fs.StringVar(&c.Collectives, "collectives", "auto", "what carries collectives: "+strings.Join(collectives, ", ")+"; mpi-staged, mpi-aware and mpi-peer are ways of MPI's for GPU memory, and with host-staged ranks may share a GPU")
 	fs.StringVar(&c.Symmetric, "symmetric", "auto", "faster ways than NCCL's plain algorithms: auto (where they are faster: its symmetric kernels on AllocSymmetric's memory, and kernels between GPUs for small collectives), always (symmetric kernels only, at all sizes) or never")
 	fs.IntVar(&c.Ranks, "ranks", 1, "run so many ranks as goroutines of this process, each with a GPU of its own or all on the host, without mpirun")
-	fs.IntVar(&c.PerProcess, "gpus-per-process", 1, "run so many ranks as goroutines of each process that the launcher starts, each with a GPU of its own or all on the host")
 	fs.StringVar(&c.JSON, "json", "", "append results to `FILE`, one JSON object a line (- is standard output)")
 	fs.StringVar(&c.LogLevel, "log-level", "info", "trace, debug, info, warn or error")
 	fs.StringVar(&c.LogFormat, "log-format", "auto", "auto, console or json; auto is console, since under mpirun no rank sees a terminal")
@@ -89,7 +87,7 @@ func (c *Config) Flags(fs *pflag.FlagSet, collectives []string) {
 	fs.BoolVar(&c.Overwrite, "overwrite", false, "replace a file that is there, as that of --trace")
 	fs.StringVar(&c.Dashboard, "dashboard", "", "serve a page that shows the run while it goes on, and /metrics, at `[HOST]:PORT` of rank 0; without HOST its own machine alone gets it")
 	MayDiffer(fs, "json", "log-level", "log-format", "log-ranks")
-	help.Group(fs, help.Framework, "device", "collectives", "symmetric", "ranks", "gpus-per-process", "seed", "timeout", "check")
+	help.Group(fs, help.Framework, "device", "collectives", "symmetric", "ranks", "seed", "timeout", "check")
 	help.Group(fs, help.Output, "summary", "trace", "overwrite", "dashboard", "json", "log-level", "log-format", "log-ranks")
 	for _, f := range c.choices(collectives) {
 		help.Choices(fs, f.flag, f.known...)
@@ -163,25 +161,14 @@ func (c *Config) checkRanks() error {
 	if c.Ranks < 0 || c.Ranks > mostRanks {
 		return fmt.Errorf("--ranks %d: want 1 to %d", c.Ranks, mostRanks)
 	}
-	if c.PerProcess < 0 || c.PerProcess > mostRanks {
-		return fmt.Errorf("--gpus-per-process %d: want 1 to %d", c.PerProcess, mostRanks)
-	}
-	asked := ""
-	switch {
-	case c.Ranks > 1 && c.PerProcess > 1 && c.Ranks != c.PerProcess: // else of one process
-		return fmt.Errorf("--ranks %d does not go with --gpus-per-process %d: the latter counts the ranks of each process", c.Ranks, c.PerProcess)
-	case c.Ranks > 1:
-		asked = fmt.Sprintf("--ranks %d", c.Ranks)
-	case c.PerProcess > 1:
-		asked = fmt.Sprintf("--gpus-per-process %d", c.PerProcess)
-	default:
+	if c.Ranks <= 1 {
 		return nil
 	}
 	if c.throughMPI() {
-		return fmt.Errorf("--collectives %s does not go with %s: MPI joins processes, not ranks that are goroutines of one", c.Collectives, asked)
+		return fmt.Errorf("--collectives %s does not go with --ranks %d: MPI joins processes, not ranks that are goroutines of one", c.Collectives, c.Ranks)
 	}
 	if c.Check == "both" {
-		return fmt.Errorf("--check both does not go with %s: it compares NCCL with MPI", asked)
+		return fmt.Errorf("--check both does not go with --ranks %d: it compares NCCL with MPI", c.Ranks)
 	}
 	return nil
 }

@@ -84,7 +84,6 @@ type Job struct {
 	ended       atomic.Bool
 	left        atomic.Int64 // when the program had returned, in Unix ns; 0 before
 	team        bool         // the ranks are goroutines of one process
-	beside      bool         // another rank of this process answers for it
 	// Of a job that stands for such ranks, and has no world:
 	led      atomic.Pointer[Team]
 	starting func() bool // ends the limit of the start

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/signal"
 	"syscall"
 
 	"github.com/spf13/pflag"
@@ -51,15 +50,10 @@ type Program struct {
 	Carriers []string                          // values that --collectives may have
 	Checks   []func(ranks int) error           // refuse flags that do not fit each other
 	Versions func() string                     // what --version prints
-	Rank     func(i int) *RankProgram          // the i-th rank of this process, which has several where Config.PerProcess says so
+	Open     func() (*Job, error)              // starts MPI and joins the job. Collective
+	Run      func(context.Context) error       // the program's own function, and the wait for what it left enqueued
 	Abort    func(status int)                  // ends the job where Open has failed. It returns where MPI does not run
 	Local    func(context.Context, *Job) error // runs all ranks as goroutines; for Config.Ranks above one
-}
-
-// RankProgram is a Program on one rank.
-type RankProgram struct {
-	Open func() (*Job, error)        // starts MPI and joins the job. Collective
-	Run  func(context.Context) error // the program's own function, and the wait for what it left enqueued
 }
 
 // Main parses the command line, joins the job, runs the program and ends the job. It returns the exit status.
@@ -89,7 +83,7 @@ func Main(p *Program) int {
 		return 0
 	}
 	err := cfg.Complete(p.Carriers)
-	ranks := env.Size * max(cfg.PerProcess, 1)
+	ranks := env.Size
 	if cfg.Ranks > 1 {
 		ranks = cfg.Ranks
 		if err == nil && env.Size > 1 && !env.Script(os.Getenv) {
@@ -104,47 +98,26 @@ func Main(p *Program) int {
 	if err != nil {
 		return refuse(fs.Name(), env.Rank, env.Size, err)
 	}
-	if env.Size == 1 && cfg.PerProcess > 1 { // which needs no MPI
-		cfg.Ranks = cfg.PerProcess
-	}
 	if cfg.Ranks > 1 {
 		return p.local(received)
 	}
-	here := max(cfg.PerProcess, 1)
-	if here == 1 {
-		return p.rank(0, env.Rank, received)
-	}
-	ended := make(chan int, here)
-	for i := range here {
-		own := make(chan os.Signal, cap(received))
-		signals.Notify(own, syscall.SIGUSR1)
-		go func() { ended <- p.rank(i, env.Rank*here+i, own) }()
-	}
-	signal.Stop(received) // each rank has got its own
-	for range here {
-		if status := <-ended; status != 0 {
-			return status
-		}
-	}
-	return 0
+	return p.rank(env, received)
 }
 
-// rank runs the program on the i-th rank of this process, which is rank number of the job, and returns the exit status.
-func (p *Program) rank(i, number int, received chan os.Signal) int {
+// rank runs the program on the rank that this process is, and returns the exit status.
+func (p *Program) rank(env launcher.Job, received chan os.Signal) int {
 	fs, cfg := p.Flags, p.Config
-	started := limitStart(fs.Name(), cfg, number)
-	on := p.Rank(i)
-	j, err := on.Open()
+	started := limitStart(fs.Name(), cfg, env.Rank)
+	j, err := p.Open()
 	if err != nil {
 		if errors.As(err, new(usageError)) {
-			return refuse(fs.Name(), number, launcher.Environment().Size, err)
+			return refuse(fs.Name(), env.Rank, env.Size, err)
 		}
-		leaveToFirst(number)
+		leaveToFirst(env.Rank)
 		fmt.Fprintf(os.Stderr, "%s: %s\n", fs.Name(), plain.Text(err.Error()))
 		p.Abort(exitFailed) // the others may be waiting for this rank
 		return exitFailed
 	}
-	j.beside = i > 0
 	if err := j.Watch(); err != nil {
 		return j.abort(err, exitFailed)
 	}
@@ -152,7 +125,7 @@ func (p *Program) rank(i, number int, received chan os.Signal) int {
 	j.world.LogStart()
 	j.Enter("running")
 	defer j.serveLive()()
-	sig, err := j.supervise(received, on.Run)
+	sig, err := j.supervise(received, p.Run)
 	switch {
 	case err == nil:
 		return j.end()

@@ -11,9 +11,6 @@ import (
 // serveLive answers `launch status` until stop, on a socket without a file. Processes of this user and of root on this node
 // get an answer. Where there can be no such socket the job goes on without.
 func (j *Job) serveLive() (stop func()) {
-	if j.beside {
-		return func() {}
-	}
 	ln, err := live.Listen()
 	if err != nil {
 		j.Log.Warn().Err(err).Msg("launch status will not find this rank")

@@ -90,8 +90,6 @@ func (j *Job) supervise(received chan os.Signal, run func(context.Context) error
 			switch {
 			case sig != nil:
 				return sig, signalError(sig)
-			case s == syscall.SIGQUIT && j.beside:
-				continue
 			case s == syscall.SIGQUIT:
 				go func() { fmt.Fprint(os.Stderr, j.show(j.LogFormat == "json")) }()
 				continue

@@ -26,3 +26,14 @@ func Make(t Transport, q Queue, c *coll.Call, rank, size int, work unsafe.Pointe
 	}
 	return t.Group(q, messages, nil)
 }
+
+// AppendMessages appends the messages of calls to a list.
+func AppendMessages(list, calls []coll.Call) []coll.Call {
+	for i := range calls {
+		calls[i].Messages(func(m coll.Call) bool {
+			list = append(list, m)
+			return true
+		})
+	}
+	return list
+}

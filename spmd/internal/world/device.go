@@ -27,7 +27,7 @@ func (w *World) chooseDevice(node control.Comm) error {
 	}
 	defer w.startup.Begin("context")()
 	useBackend := w.chooseBackend()
-	index, err := cudaexec.Find(node, route.SharesGPUs(w.start.Config.Collectives), max(w.start.Config.PerProcess, 1))
+	index, err := cudaexec.Find(node, route.SharesGPUs(w.start.Config.Collectives))
 	failure, err := w.firstFailure(err)
 	if err != nil {
 		return err
@@ -58,8 +58,6 @@ func (w *World) chooseDevice(node control.Comm) error {
 		what += "; start fewer ranks, or run on the host with --device host"
 	}
 	switch {
-	case failure.Code == cudaexec.CodeUneven:
-		return job.Usage(errors.New(failure.Text))
 	case w.start.Config.Device == "cuda":
 		return job.Usage(fmt.Errorf("--device cuda: %s", what))
 	case route.ForDevicesOnly(w.start.Config.Collectives):

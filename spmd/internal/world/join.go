@@ -15,7 +15,6 @@ import (
 	"lockstep/spmd/internal/control"
 	"lockstep/spmd/internal/job"
 	"lockstep/spmd/internal/transport"
-	"lockstep/spmd/internal/transport/hybrid"
 )
 
 // connect starts MPI and joins the job, one world of the process at a time.
@@ -24,9 +23,6 @@ func (w *World) connect() error {
 	defer w.ranks.Unlock()
 	done := w.startup.Begin("mpi")
 	base, err := w.ranks.Join()
-	if errors.As(err, new(hybrid.UsageError)) {
-		return job.Usage(err)
-	}
 	if err != nil {
 		return err
 	}

@@ -31,7 +31,6 @@ import (
 	"lockstep/spmd/internal/job"
 	"lockstep/spmd/internal/trace"
 	"lockstep/spmd/internal/transport"
-	"lockstep/spmd/internal/transport/hybrid"
 	"lockstep/spmd/internal/transport/mpi"
 	"lockstep/spmd/internal/transport/route"
 	"lockstep/spmd/internal/verify"
@@ -85,14 +84,6 @@ type World struct {
 //
 // Collective over all processes of the job, blocking.
 func Open(s Start) (*World, error) { return open(mpi.Processes, s) }
-
-// Beside returns what opens the ranks of this process, which has several, as each of the processes that MPI joins.
-//
-// Collective over all ranks, blocking.
-func Beside(ranks int) func(i int, s Start) (*World, error) {
-	team := hybrid.NewTeam(ranks)
-	return func(i int, s Start) (*World, error) { return open(team.Rank(i), s) }
-}
 
 // open is Open for one of some ranks.
 func open(ranks transport.Ranks, s Start) (*World, error) {

@@ -26,12 +26,6 @@ func (e NoGPU) Unwrap() error { return e.Reason }
 // FailureCode is how other ranks know the reason.
 func (NoGPU) FailureCode() int64 { return CodeNoGPU }
 
-// uneven is refused: some GPUs would be left over.
-type uneven struct{ error }
-
-// FailureCode is how other ranks know the reason.
-func (uneven) FailureCode() int64 { return CodeUneven }
-
 // tooManyRanks is refused, not turned into a run on the host: it is nearly always
 // a mistake in the command line.
 type tooManyRanks struct{ error }
@@ -43,17 +37,15 @@ func (tooManyRanks) FailureCode() int64 { return CodeTooMany }
 const (
 	CodeNoGPU = iota + 1
 	CodeTooMany
-	CodeUneven
 )
 
 // Find chooses among the GPUs that the rank sees, by their index. The ranks
 // of a node, in their order, take the first one that none before them has: the
 // local rank's where all see the same, the only one where each sees its own. Where ranks may share GPUs, those for which
-// none is left take turns among those that they see. each is how many ranks every process is to have, a divisor of its GPUs;
-// 1 where nobody has asked for more.
+// none is left take turns among those that they see.
 //
-// Collective over the ranks of the node. A failure has a code of control.Failure: CodeNoGPU, CodeTooMany or CodeUneven.
-func Find(node control.Comm, share bool, each int) (index int, err error) {
+// Collective over the ranks of the node. A failure has a code of control.Failure: CodeNoGPU or CodeTooMany.
+func Find(node control.Comm, share bool) (index int, err error) {
 	const most, idBytes = 64, 48
 	var mine [most * idBytes]byte
 	n, err := visibleGPUs(func(i int, id string) {
@@ -88,10 +80,6 @@ func Find(node control.Comm, share bool, each int) (index int, err error) {
 		host, _ := os.Hostname() // empty where it has none
 		return -1, tooManyRanks{fmt.Errorf("node %s has %d ranks, and local rank %d sees %d GPUs, all taken by the ranks before it",
 			host, node.Size(), node.Rank(), n)}
-	}
-	if !share && n%each != 0 {
-		host, _ := os.Hostname() // empty where it has none
-		return -1, uneven{fmt.Errorf("--gpus-per-process %d does not divide the %d GPUs that a process of node %s sees", each, n, host)}
 	}
 	return index, nvrtc.Load()
 }

@@ -7,7 +7,6 @@ import (
 	"lockstep/internal/elem"
 	"lockstep/internal/shm"
 	"lockstep/spmd/internal/coll"
-	"lockstep/spmd/internal/transport"
 )
 
 // messagesOnly has an AllToAllV made of messages: what ranks give each other only two of them know.
@@ -86,7 +85,7 @@ func (r *Comm) meet(c *coll.Call, n int, src unsafe.Pointer, bytes int) error {
 	r.meetings++
 	now := r.meetings
 	mine := &r.g.desks[r.rank][now%posts]
-	call := transport.What(c)
+	call := what(c)
 	mine.call, mine.n, mine.src = call, n, src
 	copy(mine.data[:bytes], bytesAt(src, bytes))
 	mine.meeting.Store(now)
@@ -110,22 +109,10 @@ func (r *Comm) meet(c *coll.Call, n int, src unsafe.Pointer, bytes int) error {
 	}
 	if differs >= 0 {
 		o := &r.g.desks[differs][now%posts]
-		return r.failed(c, transport.Differs(differs, o.call, o.n))
+		return r.failed(c, errDiffers(differs, o.call, o.n))
 	}
 	return nil
 }
-
-// failed is the error of a call on this rank.
-func (r *Comm) failed(c *coll.Call, err error) error { return transport.Failed(c, r.rank, err) }
-
-// Meet waits until all ranks have brought the same call, which another transport makes, each with memory for the others. They
-// may use it until the next meeting.
-func (r *Comm) Meet(c *coll.Call, memory unsafe.Pointer) error {
-	return r.meet(c, c.Common(), memory, 0)
-}
-
-// Brought is the memory that a rank has brought to the last Meet.
-func (r *Comm) Brought(rank int) unsafe.Pointer { return r.brought(rank, false) }
 
 // brought is what a rank has brought to the meeting of now.
 func (r *Comm) brought(rank int, short bool) unsafe.Pointer {
@@ -249,7 +236,7 @@ func (r *Comm) over(c *coll.Call, n int, short bool) error {
 }
 
 func (r *Comm) gather(c *coll.Call) error {
-	n, size := transport.Alike(c), c.Type.Size()
+	n, size := alike(c), c.Type.Size()
 	_, longest := parts(c, r.size)
 	short := longest*size <= inline
 	_, own := partOf(c, r.rank)
@@ -273,7 +260,7 @@ func (r *Comm) gather(c *coll.Call) error {
 }
 
 func (r *Comm) scatter(c *coll.Call) error {
-	n, size := transport.Alike(c), c.Type.Size()
+	n, size := alike(c), c.Type.Size()
 	whole, _ := parts(c, r.size)
 	short, gives := whole*size <= inline, 0
 	if r.rank == int(c.Root) {
@@ -291,7 +278,7 @@ func (r *Comm) scatter(c *coll.Call) error {
 
 // reduceParts makes a ReduceScatter or a ReduceScatterV.
 func (r *Comm) reduceParts(c *coll.Call) error {
-	n, size := transport.Alike(c), c.Type.Size()
+	n, size := alike(c), c.Type.Size()
 	whole, _ := parts(c, r.size)
 	short := whole*size <= inline
 	if err := r.meet(c, n, c.Src, onDesk(whole*size, short)); err != nil {

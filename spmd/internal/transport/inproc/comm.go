@@ -69,8 +69,7 @@ type Comm struct {
 	staged     []byte // operands of a call in place
 	sources    []unsafe.Pointer
 	messages   []coll.Call
-	transport.Calls
-	_ line
+	_          line
 }
 
 // line is a line of the cache.
@@ -79,9 +78,7 @@ type line [64]byte
 func newComm(g *group, rank int) *Comm {
 	n := len(g.members)
 	sources := make([]unsafe.Pointer, n, max(n, len(line{})/8)) // as much as a line
-	r := &Comm{g: g, team: g.team, rank: rank, size: n, sources: sources, patience: patience{spins: g.team.spins}}
-	r.Of = r
-	return r
+	return &Comm{g: g, team: g.team, rank: rank, size: n, sources: sources, patience: patience{spins: g.team.spins}}
 }
 
 // Rank returns this rank's number.

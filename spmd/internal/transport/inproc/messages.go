@@ -94,7 +94,7 @@ func (r *Comm) start(messages []coll.Call) error {
 }
 
 func (r *Comm) send(c *coll.Call) error {
-	if err := transport.CheckPeer(c, r.rank, r.size); err != nil {
+	if err := r.checkPeer(c); err != nil {
 		return err
 	}
 	r.box(r.rank, int(c.Root)).put(bytesAt(c.Src, c.N*c.Type.Size()))
@@ -103,7 +103,7 @@ func (r *Comm) send(c *coll.Call) error {
 }
 
 func (r *Comm) receive(c *coll.Call) error {
-	if err := transport.CheckPeer(c, r.rank, r.size); err != nil {
+	if err := r.checkPeer(c); err != nil {
 		return err
 	}
 	from := int(c.Root)
