@@ -159,7 +159,11 @@ func (f *mishap) happen(t *testing.T) (took time.Duration, said, own string, err
 		lib := fakelib.Build(t, dir, "libdouble.so", filepath.Join("testdata", f.double))
 		env = append(env, strings.TrimSpace("LD_PRELOAD="+lib+" "+os.Getenv("LD_PRELOAD")), fmt.Sprintf("%s_RANK=%d", faultEnv, f.victim()))
 	}
-	cmd := spmdtest.Command(ctx, t, f.size(), env, f.args...)
+	args := slices.Clone(f.args)
+	if f.traced != nil {
+		args = append(args, "--trace", filepath.Join(dir, "trace.json"))
+	}
+	cmd := spmdtest.Command(ctx, t, f.size(), env, args...)
 	if f.shell != "" {
 		cmd.Args = append([]string{"unshare", "-m", "bash", "-c", f.shell + ` && exec "$@"`, "bash", cmd.Path}, cmd.Args[1:]...)
 		if cmd.Path, err = exec.LookPath("unshare"); err != nil {
@@ -216,8 +220,35 @@ func (f *mishap) happen(t *testing.T) (took time.Duration, said, own string, err
 	gone = true
 	status := cmd.ProcessState.ExitCode()
 	err = errors.Join(f.judge(said, string(b), status), leftovers(dir))
+	if err == nil && f.traced != nil {
+		err = f.judgeTrace(t, filepath.Join(dir, "trace.json"))
+	}
 	return took, said, own, err
 }
+
+// judgeTrace looks whether a trace has calls of the ranks that the row names.
+func (f *mishap) judgeTrace(t *testing.T, name string) error {
+	if left, err := filepath.Glob(name + "?*"); err != nil || left != nil {
+		return fmt.Errorf("%v is left, %v", left, err)
+	}
+	if _, err := os.Stat(name); err != nil {
+		return err
+	}
+	file := readTrace(t, name)
+	if file.Other.Ranks != f.size() {
+		return fmt.Errorf("the trace is of %d ranks, want %d", file.Other.Ranks, f.size())
+	}
+	for rank := range f.size() {
+		n := file.count(func(e *traceEvent) bool { return *e.Pid == rank && e.Ph == "X" && e.Cat == "collective" })
+		if want := f.traced(f, rank); want != (n > 0) {
+			return fmt.Errorf("the trace has %d collectives of rank %d; want some: %v", n, rank, want)
+		}
+	}
+	return nil
+}
+
+func everyRank(*mishap, int) bool     { return true }
+func others(f *mishap, rank int) bool { return rank != f.victim() }
 
 // follow sends the signals of the row and returns when the last one went.
 func (f *mishap) follow(mpirun int, out *transcript, ended <-chan struct{}) (last time.Time) {

@@ -194,7 +194,7 @@ func signalRows() []mishap {
 	host := []string{"host={host}"}
 	return []mishap{
 		{name: "SIGTERM to mpirun amid collectives", within: late, run: sumsUp, args: []string{"--summary", "on"}, steps: []step{{"ready", "mpirun", syscall.SIGTERM}},
-			cause: "ended by signal: terminated", want: append([]string{"summary of rank 0 of 4"}, host...)},
+			cause: "ended by signal: terminated", want: append([]string{"summary of "}, host...), traced: everyRank},
 		{name: "SIGINT to mpirun amid collectives", more: true, within: late, run: sumsUp, steps: []step{{"ready", "mpirun", syscall.SIGINT}}, cause: "ended by signal: terminated", want: host},
 		{name: "SIGTERM to a rank that leaves a loop", within: late, run: untilDone, steps: []step{{"ready", "rank", syscall.SIGTERM}}, cause: "ended by signal: terminated", want: append([]string{"rank={rank}"}, host...)},
 		{name: "SIGHUP to a rank that stops together", within: late, run: stopsTogether, args: everyLog, steps: []step{{"ready", "rank", syscall.SIGHUP}}, cause: "asked to end early", clean: true},
@@ -202,14 +202,16 @@ func signalRows() []mishap {
 	}
 }
 
-// sumsUp does not look at its context.
+// sumsUp does not look at its context. The others wait for rank 0 most of the time.
 func sumsUp(_ context.Context, w *spmd.World, victim bool) error {
 	x, err := spmd.Alloc[int32](w, 1)
 	if err == nil {
 		err = ready(w, victim)
 	}
 	for err == nil {
-		err = sumUp(w, x)
+		if err = sumUp(w, x); w.Rank() == 0 {
+			time.Sleep(time.Millisecond)
+		}
 	}
 	return err
 }

@@ -55,7 +55,8 @@ type mishap struct {
 	want   []string // what it says too
 	or     []string // or all of this, where something else may notice it first
 	within time.Duration
-	clean  bool // it ends with exit status 0
+	clean  bool                           // it ends with exit status 0
+	traced func(f *mishap, rank int) bool // of which ranks a file of --trace has calls; nil: there is none
 
 	timeout time.Duration // see patient
 }
@@ -79,8 +80,8 @@ func table() []mishap {
 	hang := faultTimeout + 5*time.Second
 	rows := []mishap{
 		{name: "killed in compute", gpu: true, within: soon, run: killedInCompute, cause: died, want: diedWho},
-		{name: "killed in a collective", ranks: 4, within: soon, run: killedInCollective, cause: died, want: diedWho},
-		{name: "rank 0 killed in a collective", more: true, within: soon, first: true, run: killedInCollective, cause: died, want: diedWho},
+		{name: "killed in a collective", ranks: 4, within: soon, run: killedInCollective, cause: died, want: diedWho, traced: others},
+		{name: "rank 0 killed in a collective", more: true, within: soon, first: true, run: killedInCollective, cause: died, want: diedWho, traced: others},
 		{name: "killed at exit", more: true, ranks: 4, within: soon, run: killedAtExit, cause: died, want: diedWho},
 		// Open MPI says it: there is no job yet.
 		{name: "killed before MPI starts", within: soon, before: die, cause: "noticed that process rank {rank} with PID", want: []string{"on node {host} exited on signal 9"}},
@@ -108,7 +109,7 @@ func table() []mishap {
 		{name: "rank 0 stopped", more: true, within: hang, first: true, args: hangFlag, run: stopped, cause: hung, want: []string{missing, "rank {rank} (host {host}, pid {pid}): does not answer; its process is T (stopped)"}},
 		{name: "all suspended beyond --timeout", within: hang + 5*time.Second, args: hangFlag, run: suspendAll, cause: "went on after all ranks had been stopped", clean: true},
 		{name: "asleep", gpu: true, within: hang, args: hangFlag, run: asleep, cause: hung,
-			want: []string{missing, "rank {rank} (host {host}, pid {pid}): running, at spmd/fault_test.go:", "[sleep]", "spmd_test.oversleep", "AllReduce of 1000 float32 (sum)", `stream "work"`}},
+			want: []string{missing, "rank {rank} (host {host}, pid {pid}): running, at spmd/fault_test.go:", "[sleep]", "spmd_test.oversleep", "AllReduce of 1000 float32 (sum)", `stream "work"`}, traced: everyRank},
 		{name: "asleep in a goroutine", more: true, within: hang, args: hangFlag, run: asleepAside, cause: hung, want: []string{missing, "another goroutine at spmd/fault_test.go:", "[sleep]"}},
 		{name: "asleep while others end", gpu: true, within: hang, args: hangFlag, run: stays, cause: hung, want: []string{"the program has ended here, and not on every rank", "spmd_test.oversleep", "rank {rank} (host {host}, pid {pid})"}},
 		{name: "stopped at the end of MPI", within: hang, args: hangFlag, double: "stopsatend.c", cause: hung, want: []string{"the program has ended here, and not on every rank", "rank {rank} (host {host}, pid {pid}): does not answer; its process is T (stopped)"}},
@@ -116,7 +117,7 @@ func table() []mishap {
 		{name: "a message that does not come", ranks: 4, within: hang, args: hangFlag, run: unsent, cause: hung, want: []string{"NOT ARRIVED: ranks 0, {rank}", "rank 0 waits in Recv of 7 int32 from rank {rank}", "[sleep]"}},
 		{name: "a host function that never returns", within: hang, args: hangFlag, run: endless, cause: hung, want: []string{missing, `stream "endless": 1 command waits, the first is HostFunc from spmd/fault_test.go:`}},
 
-		{name: "error", gpu: true, within: atOnce, run: failing(func() error { return errors.New("the victim fails") }), cause: "the victim fails", want: []string{"rank={rank}", "host={host}"}},
+		{name: "error", gpu: true, within: atOnce, run: failing(func() error { return errors.New("the victim fails") }), cause: "the victim fails", want: []string{"rank={rank}", "host={host}", "summary of "}, args: []string{"--summary", "on"}, traced: everyRank},
 		{name: "panic", gpu: true, within: atOnce, run: failing(func() error { panic("the victim panics") }), cause: "panic: the victim panics", want: []string{"rank={rank}", "fault_test.go:", "goroutine "}},
 		{name: "nil pointer", more: true, gpu: true, within: atOnce, run: failing(func() error { var p *int; *p = 1; return nil }), cause: "panic: runtime error: invalid memory address or nil pointer dereference", want: []string{"rank={rank}", "fault_test.go:"}},
 		{name: "panic in a goroutine", gpu: true, within: atOnce, run: failing(func() error { go func() { panic("a goroutine panics") }(); select {} }), cause: "panic: a goroutine panics", want: []string{"fault_test.go:", "rank={rank}"}},
@@ -129,7 +130,7 @@ func table() []mishap {
 		{name: "Together out of its communicator", gpu: true, ranks: 3, within: atOnce, run: together, cause: "not in the communicator", want: []string{"Together", "rank={rank}"}},
 
 		{name: "SIGTERM to mpirun", within: 30 * time.Second, run: sleeps, steps: []step{{"ready", "mpirun", syscall.SIGTERM}}, cause: "ended by signal: terminated", want: []string{"host={host}"}},
-		{name: "SIGTERM to a rank", within: 30 * time.Second, run: sleeps, steps: []step{{"ready", "rank", syscall.SIGTERM}}, cause: "ended by signal: terminated", want: []string{"rank={rank}", "host={host}"}},
+		{name: "SIGTERM to a rank", within: 30 * time.Second, run: sleeps, steps: []step{{"ready", "rank", syscall.SIGTERM}}, cause: "ended by signal: terminated", want: []string{"rank={rank}", "host={host}"}, args: []string{"--summary", "on"}, traced: everyRank},
 		{name: "SIGTERM to a rank that listens", more: true, within: 30 * time.Second, run: listens, args: everyLog, steps: []step{{"ready", "rank", syscall.SIGTERM}}, cause: "asked to end early", clean: true},
 		{name: "SIGUSR1 to mpirun", within: 30 * time.Second, run: listens, steps: []step{{"ready", "mpirun", syscall.SIGUSR1}}, cause: "asked to end early", clean: true},
 		{name: "SIGUSR1 at start", within: 30 * time.Second, run: listens, args: everyLog, before: asksAtStart, cause: "asked to end early, before the program listened", clean: true},

@@ -278,6 +278,23 @@ func TestMemoryAfterFailure(t *testing.T) {
 	}
 }
 
+// Where the time went is said of ranks of one process, too, after one has failed.
+func TestTraceAfterFailure(t *testing.T) {
+	t.Parallel()
+	spmdtest.HostOnly(t, "the ranks are goroutines")
+	name := filepath.Join(t.TempDir(), "trace.json")
+	status, out := run(t, 0, "one fails", nil, "--ranks", "3", "--trace", name, "--summary", "on")
+	if status != 1 || strings.Count(out, "summary of 3 ranks in ") != 1 || strings.LastIndex(out, "ERR of my own") < strings.LastIndex(out, "trace: ") {
+		t.Errorf("status %d\n%s", status, out)
+	}
+	file := readTrace(t, name)
+	for rank := range 2 {
+		if file.count(func(e *traceEvent) bool { return *e.Pid == rank && e.Ph == "X" && e.Name == "AllReduce" }) == 0 {
+			t.Errorf("no AllReduce of rank %d", rank)
+		}
+	}
+}
+
 // oneFails has rank 2 fail while the others are in long calls of their own.
 func oneFails(w *spmd.World) error {
 	pair, err := w.Comm().Split(w.Rank()/2, 0)

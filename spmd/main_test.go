@@ -347,7 +347,7 @@ func TestSignal(t *testing.T) {
 	}{
 		{"sleep", 0, syscall.SIGTERM, 128 + 15, nil}, {"stubborn", 0, syscall.SIGTERM, 128 + 15, nil}, {"sleep", 2, syscall.SIGTERM, -1, nil},
 		{"preempted", 0, syscall.SIGTERM, 0, nil}, {"preempted", 0, syscall.SIGUSR1, 0, nil},
-		{"sleep", 0, syscall.SIGTERM, 128 + 15, inProcess}, {"stubborn", 0, syscall.SIGINT, 128 + 2, inProcess}, {"preempted", 0, syscall.SIGTERM, 0, inProcess},
+		{"sleep", 0, syscall.SIGTERM, 128 + 15, inProcess}, {"stubborn", 0, syscall.SIGINT, 128 + 2, append(inProcess, "--summary", "on")}, {"preempted", 0, syscall.SIGTERM, 0, inProcess},
 	} {
 		ctx := mpirun.Patience(t)
 		cmd := spmdtest.Command(ctx, t, tc.n, []string{appEnv + "=" + tc.what}, tc.args...)
@@ -387,6 +387,9 @@ func TestSignal(t *testing.T) {
 		said := "ended by signal: " + tc.sig.String()
 		if tc.want == 0 {
 			said = "asked to end early"
+		}
+		if len(tc.args) > 2 && !strings.Contains(rest.String(), "summary of "+tc.args[1]+" ranks in ") {
+			t.Errorf("%s on %d ranks: no summary: %s", tc.what, tc.n, &rest)
 		}
 		if tc.n == 0 && !strings.Contains(rest.String(), said) {
 			t.Errorf("%s says %q", tc.what, rest.String())

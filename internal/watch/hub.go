@@ -26,10 +26,11 @@ type hub struct {
 	closed  bool
 	members []*member // by rank; nil until it joins
 	joined  int
-	warned  *Cause  // what a rank has said that it ends by, before anything failed
-	claims  []Cause // before one is chosen
-	cause   *Cause  // the chosen one
-	gather  *gather // the one under way
+	warned  *Cause    // what a rank has said that it ends by, before anything failed
+	claims  []Cause   // before one is chosen
+	cause   *Cause    // the chosen one
+	gather  *gather   // the one under way
+	last    *accounts // that are asked for
 }
 
 // member is a rank, as the hub sees it.
@@ -219,6 +220,11 @@ func (h *hub) handle(m *member, msg message) {
 			g.states[m.Rank].State, g.states[m.Rank].Note = msg.State, msg.Note
 			h.bump()
 		}
+	case msgPart:
+		if h.last != nil {
+			h.last.take(m.Rank, msg.Part, msg.Come)
+			h.bump()
+		}
 	case msgProcs:
 		if g := h.gather; g != nil && g.looks > 0 {
 			g.looks--
@@ -248,6 +254,9 @@ func (h *hub) lost(m *member, err error) {
 	m.gone = true
 	if g := h.gather; g != nil {
 		delete(g.waiting, m.Rank)
+	}
+	if h.last != nil {
+		h.last.lose(m.Rank)
 	}
 	if !m.left {
 		m.died = true

@@ -24,10 +24,12 @@ const (
 	msgState  = "state" // State or Note, as asked for
 	msgProcs  = "procs" // Procs, as asked for
 	msgReport = "report"
+	msgPart   = "part" // Part of an account, and how many are To Come
 
 	msgWelcome  = "welcome"  // Hello of the hub, or Note: why not
 	msgCause    = "cause"    // Cause, decided
 	msgAsk      = "ask"      // Limit: say your state
+	msgAccount  = "account"  // send your account
 	msgLook     = "look"     // PIDs: look at these processes
 	msgGather   = "gather"   // the report is under way
 	msgRank     = "rank"     // Rank
@@ -49,6 +51,8 @@ type message struct {
 	Alive []int           `json:"alive,omitempty"` // ranks whose beats this one carries
 	Beats []Beat          `json:"beats,omitempty"`
 	Limit int             `json:"limit,omitempty"`
+	Part  []byte          `json:"part,omitempty"`
+	Come  int             `json:"come,omitempty"`
 	PIDs  map[int]int     `json:"pids,omitempty"`  // by rank
 	Procs map[int]string  `json:"procs,omitempty"` // by rank
 	Rank  *RankState      `json:"rank,omitempty"`

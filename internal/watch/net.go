@@ -301,6 +301,8 @@ func (n *Net) handle(k *link, m message) {
 			}
 			k.line.send(message{Kind: msgState, State: state, Note: note})
 		})
+	case msgAccount:
+		go n.sendAccount(k) // not waited for by Close: Account may hang
 	case msgLook:
 		procs := map[int]string{}
 		for rank, pid := range m.PIDs {

@@ -101,6 +101,10 @@ type Config struct {
 	// goroutine of its own, never twice at a time; it may panic or hang, which the report then shows. May be nil.
 	State func() []byte
 
+	// Account returns what this rank has to say when the job ends, in as many bytes as it likes. It is called for each
+	// question, on a goroutine of its own. May be nil.
+	Account func() []byte
+
 	// OnEnd is called once, on a goroutine of its own, when the job is to end, with the cause that every rank gets;
 	// possibly before Join has returned, and not any more when Close has. On ranks 0 and 1 it comes when the other ranks have
 	// the cause, so that the process may end at once. May be nil.

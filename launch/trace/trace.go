@@ -55,6 +55,7 @@ The file itself opens at ui.perfetto.dev, which shows it without sending it anyw
 type file struct {
 	Other struct {
 		Ranks   int            `json:"ranks"`
+		Missing []int          `json:"missing_ranks"`
 		Dropped map[string]int `json:"dropped_events"`
 	} `json:"otherData"`
 	Events []event `json:"traceEvents"`
@@ -211,6 +212,9 @@ func (f *file) meanwhile(w *wait) string {
 // show prints the longest waits, and what each rank waited and caused.
 func (f *file) show(out io.Writer, n int) error {
 	list := f.waits()
+	for _, rank := range f.Other.Missing {
+		fmt.Fprintf(out, "rank %d: nothing of it is in the file, since it could not be asked\n", rank)
+	}
 	for _, rank := range slices.Sorted(keys(f.Other.Dropped)) {
 		fmt.Fprintf(out, "rank %s: %d events were dropped, and are not looked at\n", plain.Text(rank), f.Other.Dropped[rank])
 	}

@@ -114,6 +114,9 @@ func (c *Call) communicate(on *trace.Thread, turn uint64) error {
 		}
 	}
 	if t != nil {
+		if err != nil {
+			t.Fail()
+		}
 		t.End()
 	}
 	r.Leave()
@@ -204,6 +207,9 @@ func (c *Comm) Message(k coll.Kind, p unsafe.Pointer, n int, t elem.Type, peer i
 	c.trace.Begin(c.r.Calls, &m, nil)
 	err := c.host.Make(m.Hidden())
 	runtime.KeepAlive(&m)
+	if err != nil {
+		c.trace.Fail()
+	}
 	c.trace.End()
 	c.recorder.Leave()
 	order.Leave()
@@ -261,6 +267,9 @@ func (c *Comm) MakeHost(made coll.Call) error {
 		c.recorder.Note(p, &cmd.Call, nil, 0, nil)
 		err = c.host.Make(cmd.Call.Hidden())
 		runtime.KeepAlive(&cmd)
+	}
+	if err != nil {
+		c.trace.Fail()
 	}
 	c.trace.End()
 	c.recorder.Leave()

@@ -64,8 +64,13 @@ type Ends interface {
 	LogStart()
 	// Compare compares what all ranks have called. Collective, blocking.
 	Compare() error
-	// TellAlone is what Close says of where the time went, of this rank alone, if Close has not said it. It does not block.
-	TellAlone()
+	// Account is what this rank says of its time where the job ends before its program does; nil where nobody wants it. It
+	// enters neither MPI nor CUDA.
+	Account() []byte
+	// TellLast is what Close says of where the time went, if Close has not said it, of the ranks whose accounts ask returns, nil
+	// for one that has none. failed says that no signal ends the job. It should have ended at a time, and enters neither MPI nor
+	// CUDA.
+	TellLast(failed bool, until time.Time, ask func() [][]byte)
 	// Close takes the world down. Collective, blocking.
 	Close() error
 	// Abort ends the processes of all ranks. It does not return.
@@ -83,6 +88,7 @@ type Job struct {
 	phase       atomic.Pointer[string]
 	ended       atomic.Bool
 	left        atomic.Int64 // when the program had returned, in Unix ns; 0 before
+	signalled   atomic.Int64 // when a signal came that ends the program, in Unix ns; 0 before
 	team        bool         // the ranks are goroutines of one process
 	// Of a job that stands for such ranks, and has no world:
 	led      atomic.Pointer[Team]

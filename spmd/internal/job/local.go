@@ -31,9 +31,10 @@ func (p *Program) local(received chan os.Signal) int {
 	status := exitFailed
 	if sig != nil {
 		status = signalStatus(sig)
-		if t := j.led.Load(); t != nil {
-			t.jobs[0].world.TellAlone()
-		}
+	}
+	if t := j.led.Load(); t != nil {
+		t.jobs[0].signalled.Store(j.signalled.Load())
+		t.TellLast(sig == nil)
 	}
 	var panicking panicked
 	if errors.As(err, &panicking) {

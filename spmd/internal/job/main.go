@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"syscall"
+	"time"
 
 	"github.com/spf13/pflag"
 
@@ -173,9 +174,7 @@ func (j *Job) abort(err error, code int) int {
 	if j.watchdog != nil {
 		j.watchdog.fail(kind, code, err.Error())
 	}
-	if kind == watch.KindSignal {
-		j.world.TellAlone()
-	}
+	j.tellLast(kind != watch.KindSignal, func(time.Duration) [][]byte { return [][]byte{j.world.Account()} })
 	host, _ := os.Hostname() // empty where it has none
 	j.Log.Error().Str("host", host).Msg(err.Error())
 	j.world.Abort(code)

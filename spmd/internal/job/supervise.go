@@ -19,6 +19,10 @@ const (
 	grace = 5 * time.Second
 	// lastWords is how long it takes, with some room, that the cause of a job is printed.
 	lastWords = 750 * time.Millisecond
+	// tellLimit is how long it may take to say where the time of a job went that has failed: the other ranks wait for the
+	// cause. saveCause is what is left of that for the cause where the launcher kills.
+	tellLimit = 2 * time.Second
+	saveCause = 200 * time.Millisecond
 )
 
 // patience is how long the program may take to return after a signal: less than grace where the launcher kills it before,
@@ -28,6 +32,27 @@ func patience() time.Duration {
 		return min(grace, kill-lastWords)
 	}
 	return grace
+}
+
+// tellLast says where the time went of a job that has failed, or that a signal ends. ask returns what its ranks say of that
+// within a time.
+func (j *Job) tellLast(failed bool, ask func(limit time.Duration) [][]byte) {
+	until := time.Now().Add(tellLimit)
+	kill := launcher.Environment().KillAfter(os.Getenv)
+	if at := j.signalled.Load(); at != 0 && kill > 0 {
+		if end := time.Unix(0, at).Add(kill - saveCause); end.Before(until) {
+			until = end
+		}
+	}
+	told := make(chan struct{})
+	go func() { // which may wait for a disk
+		defer close(told)
+		j.world.TellLast(failed, until, func() [][]byte { return ask(time.Until(until) / 2) })
+	}()
+	select {
+	case <-told:
+	case <-time.After(time.Until(until)):
+	}
 }
 
 // ErrExited is the error of a program's function that has not returned, and does not run any more.
@@ -114,6 +139,7 @@ func (j *Job) supervise(received chan os.Signal, run func(context.Context) error
 // endBy has the program end because of a signal. The other ranks learn it first: they may call what this one does not any
 // more. What comes of end says that the program has had its time.
 func (j *Job) endBy(sig os.Signal, cancel context.CancelCauseFunc) (end <-chan time.Time) {
+	j.signalled.Store(time.Now().UnixNano())
 	if j.watchdog != nil {
 		j.watchdog.warn(sig)
 	}

@@ -155,6 +155,25 @@ func (t *Team) states() []watch.RankState {
 	return states
 }
 
+// TellLast says where the time went of ranks that have failed, or that a signal has ended.
+func (t *Team) TellLast(failed bool) {
+	t.mu.Lock()
+	jobs := slices.Clone(t.jobs)
+	t.mu.Unlock()
+	if jobs[0] == nil {
+		return
+	}
+	jobs[0].tellLast(failed, func(time.Duration) [][]byte {
+		accounts := make([][]byte, len(jobs))
+		for r, j := range jobs {
+			if j != nil {
+				accounts[r] = j.world.Account()
+			}
+		}
+		return accounts
+	})
+}
+
 func (t *Team) hang(rank int, what string) {
 	what = "this job hangs: " + what
 	t.fail(rank, &Hang{what, Render(what, t.states(), t.jobs[0].LogFormat == "json")})

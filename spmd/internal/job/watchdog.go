@@ -77,7 +77,8 @@ func (j *Job) Watch() error {
 		}()
 	}
 	cfg := watch.Config{Me: watch.Hello{Rank: j.Rank, Node: j.Node, PID: os.Getpid(), Host: host}, Size: j.Size, State: j.state,
-		Heartbeat: j.world.Heartbeat, OnHeartbeat: onHeartbeat, Carry: j.world.Carry, OnEnd: d.onEnd, OnSilent: d.onSilent}
+		Account: j.world.Account, Heartbeat: j.world.Heartbeat, OnHeartbeat: onHeartbeat, Carry: j.world.Carry,
+		OnEnd: d.onEnd, OnSilent: d.onSilent}
 	if err := j.meet(&cfg); err != nil {
 		return err
 	}
@@ -279,8 +280,8 @@ func (d *Watchdog) onEnd(c watch.Cause) {
 		}
 		fmt.Fprint(os.Stderr, Render(f.Message, states, d.job.LogFormat == "json"))
 	}
-	if c.Kind == watch.KindSignal && rank == 0 {
-		d.job.world.TellAlone()
+	if rank == first {
+		d.job.tellLast(c.Kind != watch.KindSignal, d.net.Accounts)
 	}
 	log := d.job.Logger(c.Rank, d.job.Size, os.Stderr)
 	line := log.Error().Str("host", c.Host)

@@ -96,8 +96,10 @@ func (w *testWorld) KeepSigning(time.Duration, <-chan struct{}) {}
 func (w *testWorld) LogStart()                                  {}
 func (w *testWorld) Compare() error                             { return nil }
 func (w *testWorld) Close() error                               { return nil }
-func (w *testWorld) TellAlone()                                 {}
+func (w *testWorld) Account() []byte                            { return nil }
 func (w *testWorld) Abort(status int)                           { w.aborted <- status }
+
+func (w *testWorld) TellLast(bool, time.Time, func() [][]byte) {}
 
 // stalled is work that stands still.
 type stalled struct{ name string }

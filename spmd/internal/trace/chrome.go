@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"lockstep/spmd/internal/coll"
 )
@@ -18,21 +19,23 @@ import (
 // compressed says whether a file of this name is compressed.
 func compressed(name string) bool { return strings.HasSuffix(name, ".gz") }
 
-// Write writes what the ranks have noted in the trace event format of Chrome, which ui.perfetto.dev and Chromium's viewer
+// Write writes what ranks of a job have noted in the trace event format of Chrome, which ui.perfetto.dev and Chromium's viewer
 // open. Each rank is a process, each of its lines of events a thread. Where events of a line overlap without one being
 // inside of the other, as those of several goroutines do, the line has several threads.
 //
 // Calls of one number on one communicator are joined by arrows, from the rank that began first to the one that began
 // last; a message by one from its sender to its receiver.
 // Source: Trace Event Format, docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
-func Write(to io.Writer, logs []*Log, compress bool) error {
+//
+// Where there is a time until which it has to be done, what has no room then is dropped.
+func Write(to io.Writer, logs []*Log, of int, compress bool, until time.Time) error {
 	var packed *gzip.Writer
 	if compress {
 		packed = gzip.NewWriter(to)
 		to = packed
 	}
-	w := &writer{w: bufio.NewWriterSize(to, 1<<16), flows: map[flowKey][]flowEnd{}}
-	err := w.all(logs)
+	w := &writer{w: bufio.NewWriterSize(to, 1<<16), flows: map[flowKey][]flowEnd{}, until: until}
+	err := w.all(logs, of)
 	err = errors.Join(err, w.w.Flush())
 	if packed != nil {
 		err = errors.Join(err, packed.Close())
@@ -47,6 +50,16 @@ type writer struct {
 	some  bool  // an event was written
 	first int64 // the earliest time, which becomes 0
 	flows map[flowKey][]flowEnd
+	until time.Time // the zero time: as long as it takes
+	late  bool      // that has passed
+}
+
+// overdue says whether nothing more is to be written. The clock is read for one of many events.
+func (w *writer) overdue(i int) bool {
+	if i%256 == 0 && !w.until.IsZero() && time.Now().After(w.until) {
+		w.late = true
+	}
+	return w.late
 }
 
 // flowKey is a collective, or a message.
@@ -70,11 +83,10 @@ const deviceNoise = 2000
 // threadsOfLine is how many threads a line of events may have at most, in the numbers of threads.
 const threadsOfLine = 100
 
-func (w *writer) all(logs []*Log) error {
+func (w *writer) all(logs []*Log, of int) error {
 	if len(logs) == 0 {
 		return errors.New("nothing was noted")
 	}
-	dropped := map[string]uint64{}
 	some := false
 	for _, l := range logs {
 		for i := range l.Events {
@@ -84,26 +96,37 @@ func (w *writer) all(logs []*Log) error {
 				some, w.first = true, e.Start
 			}
 		}
-		if l.Dropped > 0 {
-			dropped[strconv.Itoa(l.Rank)] = l.Dropped
-		}
 	}
-	clocks := int64(0)
-	for _, l := range logs {
-		clocks = max(clocks, l.Clock.Within+l.Within)
-	}
-	other, err := json.Marshal(map[string]any{"ranks": len(logs), "dropped_events": dropped, "clocks_within_us": float64(clocks) / 1e3})
-	if err != nil {
-		return err
-	}
-	fmt.Fprintf(w.w, "{\"displayTimeUnit\":\"ns\",\"otherData\":%s,\"traceEvents\":[\n", other)
+	fmt.Fprint(w.w, "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n")
 	for _, l := range logs {
 		if err := w.rank(l); err != nil {
 			return err
 		}
 	}
-	w.arrows()
-	_, err = w.w.WriteString("\n]}\n")
+	if !w.overdue(0) {
+		w.arrows()
+	}
+	dropped, clocks := map[string]uint64{}, int64(0)
+	for _, l := range logs {
+		if clocks = max(clocks, l.Clock.Within+l.Within); l.Dropped > 0 {
+			dropped[strconv.Itoa(l.Rank)] = l.Dropped
+		}
+	}
+	other := map[string]any{"ranks": of, "dropped_events": dropped, "clocks_within_us": float64(clocks) / 1e3}
+	var missing []int
+	for r := range of {
+		if !slices.ContainsFunc(logs, func(l *Log) bool { return l.Rank == r }) {
+			missing = append(missing, r)
+		}
+	}
+	if missing != nil {
+		other["missing_ranks"] = missing
+	}
+	text, err := json.Marshal(other)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(w.w, "\n],\"otherData\":%s}\n", text)
 	return err
 }
 
@@ -115,9 +138,6 @@ func (w *writer) rank(l *Log) error {
 	}
 	w.meta(l.Rank, 0, "process_name", "name", name)
 	w.metaNumber(l.Rank, 0, "process_sort_index", l.Rank)
-	if l.Dropped > 0 {
-		w.meta(l.Rank, 0, "process_labels", "labels", fmt.Sprintf("%d events dropped", l.Dropped))
-	}
 	lines := make([][]*Event, len(l.Threads))
 	for i := range l.Events {
 		e := &l.Events[i]
@@ -131,6 +151,9 @@ func (w *writer) rank(l *Log) error {
 			w.line(l, i, line)
 		}
 	}
+	if l.Dropped > 0 {
+		w.meta(l.Rank, 0, "process_labels", "labels", fmt.Sprintf("%d events dropped", l.Dropped))
+	}
 	return nil
 }
 
@@ -138,7 +161,11 @@ func (w *writer) rank(l *Log) error {
 func (w *writer) line(l *Log, i int, line []*Event) {
 	slices.SortStableFunc(line, func(a, b *Event) int { return cmp.Or(cmp.Compare(a.Start, b.Start), cmp.Compare(b.End, a.End)) })
 	var open [][]int64 // for each thread the ends of the events that are open, the outermost first
-	for _, e := range line {
+	for n, e := range line {
+		if w.overdue(n) {
+			l.Dropped += uint64(len(line) - n)
+			break
+		}
 		lane := 0
 		for ; lane < len(open) && lane < threadsOfLine-1; lane++ {
 			ends := open[lane]

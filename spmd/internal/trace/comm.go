@@ -90,6 +90,16 @@ func (c *Comm) End() {
 	c.note(&c.now)
 }
 
+// Fail says that the call which was begun last has failed: it did not wait for the others.
+func (c *Comm) Fail() {
+	if c == nil {
+		return
+	}
+	e := &c.now.Event
+	e.Seq, e.Received, e.Peer, e.From = 0, 0, -1, -1
+	c.now.Parts = c.now.Parts[:0]
+}
+
 // Issue begins a call that a device carries, on a line of events, and says whether it is to be timed.
 func (c *Comm) Issue(to *Call, on *Thread, call *coll.Call, g Group) Mark {
 	if c == nil {
@@ -214,7 +224,7 @@ func (c *Comm) note(call *Call) {
 		factor = BusFactor(e.Kind, c.size)
 	}
 	t.note(e, call.mark, factor)
-	if e.Class == Collective && call.mark.weight != 0 {
+	if e.Class == Collective && e.Seq > 0 && call.mark.weight != 0 {
 		t.late[t.sampled%samples] = sample{c.id, e.Seq, e.Start, e.End}
 		t.sampled++
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 	"unsafe"
 
 	"lockstep/internal/elem"
@@ -91,10 +92,32 @@ func CompareClocks(m Ranks, node int, now func() int64) ([]Look, error) {
 // Clocks compares the clocks of all ranks, at the start and at the end of what they note.
 type Clocks struct{ first []Look }
 
-// Start compares them the first time. node is the number of this rank's node. Collective over all ranks.
-func (c *Clocks) Start(m Ranks, node int) (err error) {
-	c.first, err = CompareClocks(m, node, Now)
-	return err
+// Start compares them the first time, and has every rank know. node is the number of this rank's node. Collective over all
+// ranks.
+func (c *Clocks) Start(m Ranks, node int) error {
+	first, err := CompareClocks(m, node, Now)
+	if err != nil {
+		return err
+	}
+	c.first = make([]Look, m.Size())
+	copy(c.first, first)
+	return m.Broadcast(unsafe.Pointer(&c.first[0]), len(c.first)*int(unsafe.Sizeof(Look{}))/8, elem.Int64, 0)
+}
+
+// apart is by how much the clocks of two computers may come apart in a second.
+const apart = 1e-4
+
+// Since returns how each is ahead of rank 0's where they are not compared again. It may be called on any rank.
+func (c *Clocks) Since() []Clock {
+	list := make([]Clock, len(c.first))
+	now := Now()
+	for r, l := range c.first {
+		list[r] = Clock{At: [2]int64{l.At, l.At}, Ahead: [2]int64{l.Ahead, l.Ahead}, Within: l.Within}
+		if l.Within > 0 { // not this node's
+			list[r].Within += int64(apart * float64(max(now-l.At, 0)))
+		}
+	}
+	return list
 }
 
 // End compares them again, and returns how each is ahead of rank 0's, on rank 0. Collective over all ranks.
@@ -135,8 +158,8 @@ type CommInfo struct {
 	Size int    `json:"size"`
 }
 
-// log returns what the rank has noted.
-func (t *Tracer) log(rank int) *Log {
+// log returns what the rank has noted, with its newest events, as many as most.
+func (t *Tracer) log(rank, most int) *Log {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	host, _ := os.Hostname() // empty where it has none
@@ -147,21 +170,22 @@ func (t *Tracer) log(rank int) *Log {
 	for _, c := range t.comms {
 		l.Comms = append(l.Comms, CommInfo{c.name, c.rank, c.size})
 	}
-	n, size := t.next, uint64(len(t.ring))
-	if n > size {
-		l.Dropped += n - size
-		at := n % size
-		l.Events = append(l.Events, t.ring[at:]...)
-		n = at
+	size := uint64(len(t.ring))
+	n := min(t.next, size, uint64(most))
+	l.Dropped += t.next - n
+	l.Events = make([]Event, 0, n)
+	for at := t.next - n; at < t.next; {
+		piece := t.ring[at%size : min(at%size+t.next-at, size)]
+		l.Events = append(l.Events, piece...)
+		at += uint64(len(piece))
 	}
-	l.Events = append(l.Events, t.ring[:n]...)
 	l.Count = len(l.Events)
 	return l
 }
 
 // Gather returns on rank 0 what all ranks have noted, whose clocks it has compared. Collective over all ranks.
 func (t *Tracer) Gather(m Ranks, clocks []Clock) ([]*Log, error) {
-	mine := t.log(m.Rank())
+	mine := t.log(m.Rank(), mostKept)
 	head, err := json.Marshal(mine)
 	if err != nil {
 		return nil, err
@@ -208,9 +232,13 @@ func Dropped(logs []*Log) (n uint64) {
 	return n
 }
 
-// WriteFile writes what all ranks have noted into the file of a name, and ends it.
-func WriteFile(f *outfile.File, name string, logs []*Log) error {
-	if err := Write(f, logs, compressed(name)); err != nil {
+// WriteFile writes what ranks of a job have noted into the file of a name, and ends it.
+func WriteFile(f *outfile.File, name string, logs []*Log, of int) error {
+	return write(f, name, logs, of, time.Time{})
+}
+
+func write(f *outfile.File, name string, logs []*Log, of int, until time.Time) error {
+	if err := Write(f, logs, of, compressed(name), until); err != nil {
 		return errors.Join(err, f.Drop())
 	}
 	return f.Commit()

@@ -108,12 +108,17 @@ func (s *Summary) Gather(c control.Comm, clocks []Clock) ([]*Summary, error) {
 		if err := json.Unmarshal(part, &all[r]); err != nil {
 			return nil, fmt.Errorf("the summary of rank %d: %w", r, err)
 		}
-		for i := range all[r].Late {
-			l := &all[r].Late[i]
-			l.Start, l.End = clocks[r].ToFirst(l.Start), clocks[r].ToFirst(l.End)
-		}
+		all[r].align(&clocks[r])
 	}
 	return all, nil
+}
+
+// align has the times by the clock of rank 0.
+func (s *Summary) align(c *Clock) {
+	for i := range s.Late {
+		l := &s.Late[i]
+		l.Start, l.End = c.ToFirst(l.Start), c.ToFirst(l.End)
+	}
 }
 
 // Row is a line of the table: what some calls took on the rank on which they took longest.
@@ -165,7 +170,7 @@ func plus(a, b Total) Total {
 	return a
 }
 
-// Table is the summaries of all ranks, compared; or of one, where the others could not be asked.
+// Table is the summaries of all ranks, compared; or of some, where the others could not be asked.
 type Table struct {
 	Ranks   int      `json:"ranks"`
 	Of      int      `json:"of"`      // ranks of the job

@@ -46,7 +46,10 @@ func (t *Table) Text(facts []Fact) string {
 	}
 	which := "times are of the rank that took longest"
 	if t.Ranks < t.Of {
-		ranks, which = fmt.Sprintf("rank %d of %d", t.first, t.Of), "the others could not be asked"
+		ranks, which = fmt.Sprintf("%d of %d ranks", t.Ranks, t.Of), which+"; the others could not be asked"
+		if t.Ranks == 1 {
+			ranks, which = fmt.Sprintf("rank %d of %d", t.first, t.Of), "the others could not be asked"
+		}
 	}
 	fmt.Fprintf(&b, "summary of %s in %s; %s\n", ranks, Seconds(t.Seconds), which)
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"lockstep/internal/elem"
 	"lockstep/spmd/internal/coll"
@@ -47,12 +48,12 @@ func TestDropped(t *testing.T) {
 	for i := range leastKept + more {
 		th.Note(Mark{weight: 1}, &Event{Start: int64(i), End: int64(i + 1), Comm: -1, Peer: -1, From: -1}, "k")
 	}
-	l := tr.log(0)
+	l := tr.log(0, mostKept)
 	if l.Dropped != more || l.Count != leastKept || l.Events[0].Start != more || l.Events[leastKept-1].Start != leastKept+more-1 {
 		t.Errorf("%d dropped, %d kept, from %d to %d", l.Dropped, l.Count, l.Events[0].Start, l.Events[leastKept-1].Start)
 	}
 	var b bytes.Buffer
-	must(t, Write(&b, []*Log{l}, false))
+	must(t, Write(&b, []*Log{l}, 1, false, time.Time{}))
 	var f struct {
 		OtherData struct {
 			Dropped map[string]int `json:"dropped_events"`
@@ -72,7 +73,7 @@ func TestThreadsOfLine(t *testing.T) {
 	ev := func(start, end int64) Event { return Event{Start: start, End: end, Comm: -1, Peer: -1, From: -1} }
 	l := &Log{Names: []string{"a \"b\"\n"}, Threads: []ThreadInfo{{Name: "calls"}}, Events: []Event{ev(0, 100), ev(10, 20), ev(20, 30), ev(15, 40), ev(90, 120), ev(100, 110)}}
 	var b bytes.Buffer
-	must(t, Write(&b, []*Log{l}, false))
+	must(t, Write(&b, []*Log{l}, 1, false, time.Time{}))
 	var f struct {
 		TraceEvents []struct {
 			Ph, Name string

@@ -26,7 +26,11 @@ func (in inJob) LogStart() { in.w.logStart() }
 
 func (in inJob) Compare() error { return verify.AtEnd(in.w.Channel, in.w.Recorders()) }
 
-func (in inJob) TellAlone() { in.w.tellAlone() }
+func (in inJob) Account() []byte { return in.w.account() }
+
+func (in inJob) TellLast(failed bool, until time.Time, ask func() [][]byte) {
+	in.w.tellLast(failed, until, ask)
+}
 
 func (in inJob) Close() error { return in.w.Close() }
 

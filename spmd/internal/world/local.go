@@ -49,6 +49,11 @@ func (l *local) start(ctx context.Context) error {
 	}
 	l.watch = job.NewTeam(l.ranks, l.fail)
 	defer l.watch.Close()
+	defer func() {
+		if l.lead == nil && team.Err() != nil { // Main says it with the rest
+			l.watch.TellLast(true)
+		}
+	}()
 	var wait sync.WaitGroup
 	for i := range l.ranks {
 		wait.Go(func() { l.rank(ctx, i) })

@@ -34,9 +34,7 @@ func (w *World) openTrace() (err error) {
 		return nil
 	}
 	if w.All.Rank() == 0 && w.start.Config.Trace != "" {
-		if w.traced, err = outfile.Create(w.start.Config.Trace, w.start.Config.Overwrite); err != nil {
-			err = outfile.About("--trace", err, "--overwrite")
-		}
+		err = w.createTrace()
 	}
 	failure, err := w.firstFailure(err)
 	if err == nil && failure != nil {
@@ -47,6 +45,16 @@ func (w *World) openTrace() (err error) {
 		err = w.clocks.Start(w.Control.Host(), w.node)
 	}
 	return err
+}
+
+// createTrace makes the file of --trace.
+func (w *World) createTrace() error {
+	f, err := outfile.Create(w.start.Config.Trace, w.start.Config.Overwrite)
+	if err != nil {
+		return outfile.About("--trace", err, "--overwrite")
+	}
+	w.traced.Store(f)
+	return nil
 }
 
 // summarizeAfter is how long a run has to take for --summary auto.
@@ -87,12 +95,20 @@ func (w *World) tell() error {
 	if err != nil {
 		return err
 	}
-	if all != nil && w.told.CompareAndSwap(false, true) {
+	if !w.told.CompareAndSwap(false, true) {
+		return nil
+	}
+	if all != nil {
 		w.showSummary(trace.Compare(all, len(all)))
 	}
-	if w.traced != nil {
-		return w.writeTrace(logs)
+	f := w.traced.Swap(nil)
+	if f == nil {
+		return nil
 	}
+	if err := trace.WriteFile(f, w.start.Config.Trace, logs, w.All.Size()); err != nil {
+		return fmt.Errorf("--trace: the run has ended well, but its trace is not written: %w", err)
+	}
+	w.showTrace(logs)
 	return nil
 }
 
@@ -101,13 +117,6 @@ func (w *World) summary() *trace.Summary {
 	var start []trace.Part
 	w.startup.Each(func(name string, ms float64) { start = append(start, trace.Part{Name: name, Ms: ms}) })
 	return w.Trace.Summary(w.All.Rank(), start, w.memoryPeaks())
-}
-
-// tellAlone says where the time of this rank went, as tell does of all ranks. It enters neither MPI nor CUDA.
-func (w *World) tellAlone() {
-	if w.Trace != nil && w.wantsSummary() && w.told.CompareAndSwap(false, true) {
-		w.showSummary(trace.Compare([]*trace.Summary{w.summary()}, w.All.Size()))
-	}
 }
 
 // wantsSummary says whether there is to be a summary: always where it is asked for, and after a while where the log is read.
@@ -154,14 +163,12 @@ func (w *World) showSummary(t *trace.Table) {
 	fmt.Fprint(os.Stderr, plain.Text(t.Text(facts)))
 }
 
-// writeTrace writes the file of --trace.
-func (w *World) writeTrace(logs []*trace.Log) error {
-	f := w.traced
-	w.traced = nil
-	if err := trace.WriteFile(f, w.start.Config.Trace, logs); err != nil {
-		return fmt.Errorf("--trace: the run has ended well, but its trace is not written: %w", err)
-	}
+// showTrace says that the file of --trace is written.
+func (w *World) showTrace(logs []*trace.Log) {
 	line := w.Log.Info().Str("file", w.start.Config.Trace)
+	if len(logs) < w.All.Size() {
+		line = line.Int("ranks", len(logs)).Int("of", w.All.Size())
+	}
 	if dropped := trace.Dropped(logs); dropped > 0 {
 		line = line.Uint64("dropped", dropped)
 	}
@@ -170,5 +177,4 @@ func (w *World) writeTrace(logs []*trace.Log) error {
 	} else {
 		line.Msg("trace: a file of it opens at ui.perfetto.dev")
 	}
-	return nil
 }

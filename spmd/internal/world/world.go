@@ -58,13 +58,13 @@ type World struct {
 	threads  int
 	endShare func() // of these threads; does nothing a second time
 	apart    launcher.Apart
-	apartBy  string        // what MPI was told because of that; "" for nothing
-	why      string        // the device and the collectives are what they are
-	clocks   trace.Clocks  // for --trace
-	traced   *outfile.File // of --trace, on rank 0
-	told     atomic.Bool   // the summary is shown
-	fellBack bool          // to the host though there is a GPU, or to MPI though NCCL is meant: the start line warns
-	agreed   bool          // the failure of the start is every rank's
+	apartBy  string                       // what MPI was told because of that; "" for nothing
+	why      string                       // the device and the collectives are what they are
+	clocks   trace.Clocks                 // for --trace
+	traced   atomic.Pointer[outfile.File] // of --trace, on rank 0
+	told     atomic.Bool                  // where the time went is said, or is being said
+	fellBack bool                         // to the host though there is a GPU, or to MPI though NCCL is meant: the start line warns
+	agreed   bool                         // the failure of the start is every rank's
 	startup  job.Startup
 	// Of several nodes: the connections that MPI had before NCCL started, and all that there were then.
 	mpiSockets, ncclSockets []job.Socket
@@ -277,6 +277,9 @@ func (w *World) Close() error {
 	if err == nil && w.Dev != nil {
 		err = w.tell()
 	}
+	if f := w.traced.Swap(nil); f != nil {
+		err = errors.Join(err, f.Drop())
+	}
 	// The watch ends after any failure but that of a stream, too: the other ranks wait for this one to leave.
 	return errors.Join(err, w.takeDown(), w.Job.EndWatch())
 }
@@ -307,9 +310,6 @@ func (w *World) takeDown() error {
 	}
 	if w.json != nil {
 		err = errors.Join(err, w.json.Commit())
-	}
-	if w.traced != nil {
-		err = errors.Join(err, w.traced.Drop())
 	}
 	w.endShare()
 	w.ranks.Lock()
