@@ -95,3 +95,11 @@ func CheckRoom(getenv func(string) string) error {
 	}
 	return nil
 }
+
+// CheckLibrary refuses an MPI library whose results are wrong, by what it says of itself.
+func CheckLibrary(version string) error {
+	if strings.HasPrefix(version, "MPICH ") {
+		return fmt.Errorf("this program is built with %s, which gives wrong minima and maxima of unsigned integers: build it with Open MPI", version)
+	}
+	return nil
+}

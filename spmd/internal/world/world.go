@@ -90,7 +90,7 @@ func open(ranks transport.Ranks, s Start) (*World, error) {
 	if err := s.Config.Complete(route.Names()); err != nil {
 		return nil, job.Usage(err)
 	}
-	if err := cmp.Or(host.CheckBLAS(), affinity.CheckBindTo()); err != nil {
+	if err := cmp.Or(launcher.CheckLibrary(ranks.Library()), host.CheckBLAS(), affinity.CheckBindTo()); err != nil {
 		return nil, job.Usage(err)
 	}
 	w := &World{start: s, ranks: ranks, launched: ranks.Environment(), endShare: func() {}}

@@ -9,8 +9,10 @@ import (
 	"sync"
 	"testing"
 
+	"lockstep/internal/launcher"
 	"lockstep/spmd/internal/exec"
 	"lockstep/spmd/internal/job"
+	"lockstep/spmd/internal/transport"
 )
 
 var onHost = Start{Config: job.Config{Device: "host", LogLevel: "error", Seed: 7}}
@@ -125,5 +127,28 @@ func TestEmitted(t *testing.T) {
 	})
 	if err != nil {
 		t.Error(err)
+	}
+}
+
+// builtWith is ranks of a program that is built with another MPI library.
+type builtWith struct {
+	transport.Ranks
+	library string
+}
+
+// Library implements transport.Ranks.
+func (b builtWith) Library() string { return b.library }
+
+// TestMPICH: a library with wrong results is bad input, before anything of it is called; its relatives are not.
+func TestMPICH(t *testing.T) {
+	const want = "this program is built with MPICH 4.0.2, which gives wrong minima and maxima of unsigned integers: build it with Open MPI"
+	_, err := open(builtWith{library: "MPICH 4.0.2"}, onHost)
+	if err == nil || err.Error() != want || fmt.Sprintf("%T", err) != fmt.Sprintf("%T", job.Usage(err)) {
+		t.Errorf("%v, want %q, as bad input", err, want)
+	}
+	for _, other := range []string{"Open MPI 4.1.4", "Intel(R) MPI Library 2021.5 for Linux* OS", "CRAY MPICH 8.1.29", "none"} {
+		if err := launcher.CheckLibrary(other); err != nil {
+			t.Errorf("%s: %v", other, err)
+		}
 	}
 }
