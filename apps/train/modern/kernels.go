@@ -20,18 +20,18 @@ var modernSource string
 
 var cudaSource = kernels.CommonSource + modernSource
 
-// sumBlocks is how many blocks leave sums of numbers, three for each multiprocessor of an H100 or H200; sumSets is how
+// sumBlocks is the most blocks that leave sums of numbers, 6 for each multiprocessor of an H100 or H200; sumSets is how
 // many sets of 16 these are.
 const (
-	sumBlocks = 396
+	sumBlocks = 6 * 132
 	sumSets   = (sumBlocks + 15) / 16
 )
 
 // warpRows is a grid of a warp for each of n rows.
 func warpRows(n int) spmd.Grid { return kernels.Blocks((n+7)/8, 1, 1) }
 
-// shared is a grid whose blocks leave sums, for n warps of work, so many of them to a multiprocessor: up to 3.
-func shared(n, each int) spmd.Grid { return kernels.Blocks(min(sumBlocks/3*each, (n+7)/8), 1, 1) }
+// shared is a grid whose blocks leave sums, for n warps of work, so many of them to a multiprocessor: up to 6.
+func shared(n, each int) spmd.Grid { return kernels.Blocks(min(132*each, (n+7)/8), 1, 1) }
 
 // loop8 is a grid for kernels that loop over n elements, 8 at a time.
 func loop8(n int) spmd.Grid { return kernels.Blocks(min(132*16, (n+2047)/2048), 1, 1) }
@@ -201,15 +201,35 @@ type headShape struct {
 	turn        spmd.Buffer[float32] // (T,size/4,2): cosines and sines
 }
 
-// lanes is how many threads have a head: 4 numbers of each half.
-func (h headShape) lanes() int { return 1 << bits.Len(uint(h.size/8-1)) }
+// headKernel is a kernel whose threads have numbers of both halves of a head: 4, or 8 where halves are a multiple of that.
+type headKernel [2]kernels.Kernel
 
-func (h headShape) args() [5]spmd.Arg {
-	return [...]spmd.Arg{spmd.I32(h.heads), spmd.I32(h.size), spmd.I32(h.lanes()), kernels.Flag(h.norm), spmd.F32(h.scale)}
+func newHeadKernel(name string, fn func(a *kernels.HostArgs) error) headKernel {
+	return headKernel{newKernel(name+"<4>", fn), newKernel(name+"<8>", fn)}
 }
 
-var headsKernel = newKernel("modern_heads", func(a *kernels.HostArgs) error {
-	n, t, vocab, heads, size, normed, scale := a.I32(6), a.I32(7), a.I32(8), a.I32(9), a.I32(10), a.I32(12) != 0, a.F32(13)
+// mostHeadThreads is PART in modern.cu; headBlocks is how many blocks of so many threads a multiprocessor has room for, of 80 registers each.
+const mostHeadThreads = 384
+
+func headBlocks(threads int) int { return max(1, min(sumBlocks/132, 816/threads)) }
+
+// on is the kernel for the heads of h, and its grid and arguments for n rows.
+func (k *headKernel) on(h headShape, n int) (kernels.Kernel, spmd.Grid, [6]spmd.Arg) {
+	i := 0
+	if h.size%16 == 0 {
+		i = 1
+	}
+	lanes := 1 << bits.Len(uint((h.size/2-1)/(4<<i))) // of a head
+	all := 3 * h.heads * lanes
+	parts := (all + mostHeadThreads - 1) / mostHeadThreads
+	threads := 32 * ((all + 32*parts - 1) / (32 * parts))
+	rows := min(n, max(1, 132*headBlocks(threads)/parts))
+	return k[i], spmd.Grid{Blocks: [3]int{rows * parts, 1, 1}, Threads: [3]int{threads, 1, 1}},
+		[...]spmd.Arg{spmd.I32(h.heads), spmd.I32(h.size), spmd.I32(lanes), spmd.I32(parts), kernels.Flag(h.norm), spmd.F32(h.scale)}
+}
+
+var headsKernel = newHeadKernel("modern_heads", func(a *kernels.HostArgs) error {
+	n, t, vocab, heads, size, normed, scale := a.I32(6), a.I32(7), a.I32(8), a.I32(9), a.I32(10), a.I32(13) != 0, a.F32(14)
 	c := heads * size
 	out, qkv, tokens, table, mix, turn := a.Out(0, 3*n*c), a.In(1, 3*n*c), a.Ints(2, n), a.Floats(3), a.Floats(4), a.Floats(5)
 	if err := kernels.CheckTokens(tokens, vocab); err != nil {
@@ -223,14 +243,14 @@ var headsKernel = newKernel("modern_heads", func(a *kernels.HostArgs) error {
 
 // headsForward enqueues out = what attention takes, of what the product has left in qkv: both (n,3,heads,size).
 func headsForward[A kernels.Act](e *kernels.Launcher[A], h headShape, out, qkv spmd.Buffer[A], tokens spmd.Buffer[int32], v valueMix) {
-	x := h.args()
-	e.Launch(headsKernel, kernels.Blocks(min(132*16, (3*e.N*h.heads*h.lanes()+255)/256), 1, 1), out.Arg(), qkv.Arg(), tokens.Arg(), v.table.Arg(), v.mix.w.Arg(), h.turn.Arg(),
-		spmd.I32(e.N), spmd.I32(e.T), spmd.I32(e.Cfg.Vocab), x[0], x[1], x[2], x[3], x[4])
+	k, grid, x := headsKernel.on(h, e.N)
+	e.Launch(k, grid, out.Arg(), qkv.Arg(), tokens.Arg(), v.table.Arg(), v.mix.w.Arg(), h.turn.Arg(),
+		spmd.I32(e.N), spmd.I32(e.T), spmd.I32(e.Cfg.Vocab), x[0], x[1], x[2], x[3], x[4], x[5])
 }
 
-var headsBackwardKernel = newKernel("modern_heads_backward", func(a *kernels.HostArgs) error {
-	n, t, heads, size, normed, scale := a.I32(10), a.I32(11), a.I32(13), a.I32(14), a.I32(16) != 0, a.F32(17)
-	fresh, acc := a.I32(18) != 0, a.I32(19) != 0
+var headsBackwardKernel = newHeadKernel("modern_heads_backward", func(a *kernels.HostArgs) error {
+	n, t, heads, size, normed, scale := a.I32(10), a.I32(11), a.I32(13), a.I32(14), a.I32(17) != 0, a.F32(18)
+	fresh, acc := a.I32(19) != 0, a.I32(20) != 0
 	c := heads * size
 	d, dtable, dmix, partial := a.InOut(0, 3*n*c), changed(a, 1, n*c, !fresh), a.Floats(2), a.Floats(3)
 	qkv, tokens, table, mix, turn := a.In(5, 3*n*c), a.Ints(6, n), a.Floats(7), a.Floats(8), a.Floats(9)
@@ -249,10 +269,10 @@ var headsBackwardKernel = newKernel("modern_heads_backward", func(a *kernels.Hos
 // headsBackward enqueues that d, the gradient of what headsForward has left, becomes that of qkv, and dtable(n,c) (+)= that
 // of the rows of the table.
 func headsBackward[A kernels.Act](e *kernels.Launcher[A], h headShape, partial spmd.Buffer[float32], d, dtable, qkv spmd.Buffer[A], tokens spmd.Buffer[int32], v valueMix, fresh bool) {
-	x := h.args()
-	e.Launch(headsBackwardKernel, shared((3*e.N*h.heads*h.lanes()+63)/64, 3), d.Arg(), dtable.Arg(), v.mix.dw.Arg(), partial.Arg(), e.Arrived.Arg(),
+	k, grid, x := headsBackwardKernel.on(h, e.N)
+	e.Launch(k, grid, d.Arg(), dtable.Arg(), v.mix.dw.Arg(), partial.Arg(), e.Arrived.Arg(),
 		qkv.Arg(), tokens.Arg(), v.table.Arg(), v.mix.w.Arg(), h.turn.Arg(), spmd.I32(e.N), spmd.I32(e.T), spmd.I32(e.Cfg.Vocab),
-		x[0], x[1], x[2], x[3], x[4], kernels.Flag(fresh), kernels.Flag(e.Acc))
+		x[0], x[1], x[2], x[3], x[4], x[5], kernels.Flag(fresh), kernels.Flag(e.Acc))
 }
 
 // windowStep is how many tokens have one window, as in package attention.

@@ -169,30 +169,24 @@ __global__ void __launch_bounds__(256, PIECES == 1 ? 3 : PIECES < 8 ? 2 : 1)
 
 // --- heads ---
 
-// Some lanes have a head of a row: of each of its halves 4 numbers a lane from j on. Of a warp they have several such
-// units, of 3·heads·n: queries, keys and values of a row follow each other.
-struct head {
-    int unit, row, which, j; // which: 0 for a query, 1 for a key, 2 for a value
-    long long at;            // of the head in qkv
-    bool mine;
-};
+// Of each row that its block has, a thread has V numbers of both halves of a head: a query, a key or a value. Some lanes have
+// the head; where a row needs more than PART threads, some blocks have it, each a part.
+enum { PART = 384 };
 
-SPMD_FN head head_of(int base, int lanes, int heads, int size, int units) {
+template <int V> struct halves { float a[V], b[V]; };
+
+struct head { int which, j, at, row, rows; }; // which is 0 for a query, 1 for a key, 2 for a value, 3 for none; at: in a row
+
+SPMD_FN head head_of(int v, int lanes, int heads, int size, int parts) {
     head h;
-    int lane = threadIdx.x % 32;
-    h.unit = base + lane / lanes;
-    h.j = lane % lanes * 4;
-    h.mine = h.unit < units && h.j < size / 2;
-    h.row = h.unit / (3 * heads);
-    h.which = (h.unit - h.row * 3 * heads) / heads;
-    h.at = (long long)h.unit * size;
+    int thread = blockIdx.x % parts * blockDim.x + threadIdx.x, unit = thread / lanes;
+    h.j = thread % lanes * v;
+    h.at = unit * size + h.j;
+    h.which = unit < 3 * heads && h.j < size / 2 ? unit / heads : 3;
+    h.row = blockIdx.x / parts;
+    h.rows = gridDim.x / parts;
     return h;
 }
-
-// FOR_HEADS gives each warp of the grid its first unit in turn, a number of times those of its lanes.
-#define FOR_HEADS(base, times, lanes, units)                                                                             \
-    for (int base = (int)(grid_index() / 32) * (times) * (32 / lanes); base < (units);                                   \
-         base += (int)(grid_size() / 32) * (times) * (32 / lanes))
 
 // lanes_sum is the sum over the lanes of a head.
 SPMD_FN float lanes_sum(float v, int lanes) {
@@ -200,120 +194,143 @@ SPMD_FN float lanes_sum(float v, int lanes) {
     return v;
 }
 
-template <typename T> SPMD_FN void load_halves(vec &v, const T *p, int half) {
-    float4 a = load4(p), b = load4(p + half);
-    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
-    v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+template <typename T> SPMD_FN void load_part(float (&v)[8], const T *p) { load(v, p); }
+template <typename T> SPMD_FN void load_part(float (&v)[4], const T *p) {
+    float4 x = load4(p);
+    v[0] = x.x, v[1] = x.y, v[2] = x.z, v[3] = x.w;
+}
+template <typename T> SPMD_FN void store_part(T *p, const float (&v)[8]) { store(p, v); }
+template <typename T> SPMD_FN void store_part(T *p, const float (&v)[4]) { store4(p, make_float4(v[0], v[1], v[2], v[3])); }
+
+template <int V, typename T> SPMD_FN void load_halves(halves<V> &v, const T *p, int half) {
+    load_part(v.a, p);
+    load_part(v.b, p + half);
 }
 
-template <typename T> SPMD_FN void store_halves(T *p, const vec &v, int half) {
-    store4(p, make_float4(v[0], v[1], v[2], v[3]));
-    store4(p + half, make_float4(v[4], v[5], v[6], v[7]));
+template <int V, typename T> SPMD_FN void store_halves(T *p, const halves<V> &v, int half) {
+    store_part(p, v.a);
+    store_part(p + half, v.b);
 }
 
-// rotate turns the pairs of v by the angles of a position, or back.
-SPMD_FN void rotate(vec &v, const float2 *turn, int j, int turned, float back) {
+template <int V> SPMD_FN void scale_by(halves<V> &v, float s) {
 #pragma unroll
-    for (int k = 0; k < 4; k++) {
-        if (j + k >= turned) continue;
-        float2 w = turn[j + k];
-        float p = v[k], q = v[k + 4];
-        v[k] = p * w.x + back * q * w.y;
-        v[k + 4] = q * w.x - back * p * w.y;
+    for (int k = 0; k < V; k++) v.a[k] *= s, v.b[k] *= s;
+}
+
+template <int V> SPMD_FN void dot(float &sum, const halves<V> &v, const halves<V> &w) {
+#pragma unroll
+    for (int k = 0; k < V; k++) sum += v.a[k] * w.a[k] + v.b[k] * w.b[k];
+}
+
+// load_turn gives the cosines and sines of a position's pairs: those behind the turned ones stay.
+template <int V> SPMD_FN void load_turn(halves<V> &w, const float2 *turn, int j, int turned) {
+#pragma unroll
+    for (int k = 0; k < V; k += 2) {
+        float4 two = j + k < turned ? *(const float4 *)(turn + j + k) : make_float4(1, 0, 1, 0);
+        w.a[k] = two.x, w.b[k] = two.y, w.a[k + 1] = two.z, w.b[k + 1] = two.w;
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+// rotate turns the pairs of v by the angles of a position, or back.
+template <int V> SPMD_FN void rotate(halves<V> &v, const halves<V> &w, float back) {
+#pragma unroll
+    for (int k = 0; k < V; k++) {
+        float p = v.a[k], q = v.b[k];
+        v.a[k] = p * w.a[k] + back * q * w.b[k];
+        v.b[k] = q * w.a[k] - back * p * w.b[k];
+    }
+}
+
+template <int V>
+__global__ void __launch_bounds__(PART)
     modern_heads(act *out, const act *qkv, const int *tokens, const float *table, const float *mix, const float2 *turn, int n, int t,
-                 int vocab, int heads, int size, int lanes, int normed, float scale) {
-    int half = size / 2, turned = size / 4;
+                 int vocab, int heads, int size, int lanes, int parts, int normed, float scale) {
+    int half = size / 2, turned = size / 4, c = heads * size;
     float own = table ? mix[0] : 1, other = table ? mix[1] : 0;
-    FOR_HEADS(base, 1, lanes, 3 * heads * n) {
-        head h = head_of(base, lanes, heads, size, 3 * heads * n);
-        vec v = {0};
+    head h = head_of(V, lanes, heads, size, parts);
+    for (int i = h.row; i < n; i += h.rows) {
+        long long at = 3LL * i * c + h.at;
+        halves<V> v = {}, w = {}; // w: the turn, or what is mixed into a value
+        if (h.which < 3) load_halves(v, qkv + at, half);
+        if (h.which < 2) load_turn(w, turn + i % t * turned, h.j, turned);
+        if (h.which == 2 && table) {
+            int token = tokens[i];
+            bool known = 0 <= token && token < vocab;
+            load_halves(w, table + (known ? (long long)token * c : 0) + h.at - 2 * c, half);
+            if (!known) w.a[0] = w.b[0] = NOT_A_NUMBER;
+        }
         float squares = 0;
-        if (h.mine) load_halves(v, qkv + h.at + h.j, half);
         if (normed) {
             dot(squares, v, v);
             squares = lanes_sum(squares, lanes);
         }
-        if (!h.mine) continue;
         if (h.which < 2) {
             float f = h.which == 0 ? scale : 1;
             scale_by(v, normed ? f * inverse_norm(squares, size) : f);
-            rotate(v, turn + h.row % t * turned, h.j, turned, 1);
+            rotate(v, w, 1);
         } else if (table) {
-            int token = tokens[h.row];
-            bool known = 0 <= token && token < vocab;
-            vec e;
-            load_halves(e, table + ((known ? (long long)token : 0) * heads + h.unit % heads) * size + h.j, half);
 #pragma unroll
-            for (int k = 0; k < 8; k++) v[k] = own * v[k] + (known ? other : NOT_A_NUMBER) * e[k];
+            for (int k = 0; k < V; k++) {
+                v.a[k] = own * v.a[k] + other * w.a[k];
+                v.b[k] = own * v.b[k] + other * w.b[k];
+            }
         }
-        store_halves(out + h.at + h.j, v, half);
+        if (h.which < 3) store_halves(out + at, v, half);
     }
 }
 
-// Of the numbers mix each block leaves its sums in a row of partial(blocks + sets, 2). A warp has UNITS times as many units at once,
-// all of which are on their way before the first is used.
-enum { UNITS = 2 };
-
-extern "C" __global__ void __launch_bounds__(256, 3)
+// Of the numbers mix each block leaves its sums in a row of partial(blocks + sets, 2).
+template <int V>
+__global__ void __launch_bounds__(PART)
     modern_heads_backward(act *d, act *dtable, float *dmix, float *partial, unsigned *arrived, const act *qkv, const int *tokens,
                           const float *table, const float *mix, const float2 *turn, int n, int t, int vocab, int heads, int size,
-                          int lanes, int normed, float scale, int fresh, int accumulate) {
-    int half = size / 2, turned = size / 4;
+                          int lanes, int parts, int normed, float scale, int fresh, int accumulate) {
+    int half = size / 2, turned = size / 4, c = heads * size;
     float own = table ? mix[0] : 1, other = table ? mix[1] : 0, of_own = 0, of_other = 0;
-    FOR_HEADS(base, UNITS, lanes, 3 * heads * n) {
-        head all[UNITS];
-        vec vs[UNITS] = {}, gs[UNITS] = {};
-        int ids[UNITS];
-#pragma unroll
-        for (int u = 0; u < UNITS; u++) {
-            head h = all[u] = head_of(base + u * (32 / lanes), lanes, heads, size, 3 * heads * n);
-            if (!h.mine || h.which == 2 && !table) continue;
-            load_halves(vs[u], qkv + h.at + h.j, half);
-            load_halves(gs[u], d + h.at + h.j, half);
-            if (h.which == 2) ids[u] = tokens[h.row];
+    head h = head_of(V, lanes, heads, size, parts);
+    bool turns = h.which < 2, mixes = h.which == 2 && table;
+    for (int i = h.row; i < n; i += h.rows) {
+        long long at = 3LL * i * c + h.at;
+        long long to = (long long)i * c + h.at - 2 * c; // of dtable
+        halves<V> v = {}, g = {}, w = {};
+        if (turns || mixes) {
+            load_halves(v, qkv + at, half);
+            load_halves(g, d + at, half);
         }
-#pragma unroll
-        for (int u = 0; u < UNITS; u++) {
-            head h = all[u];
-            vec &v = vs[u], &g = gs[u];
+        if (turns) load_turn(w, turn + i % t * turned, h.j, turned);
+        if (mixes) {
+            int token = tokens[i];
+            bool known = 0 <= token && token < vocab;
+            load_halves(w, table + (known ? (long long)token * c : 0) + h.at - 2 * c, half);
+        }
+        if (turns) {
+            scale_by(g, h.which == 0 ? scale : 1);
+            rotate(g, w, -1);
+        }
+        if (normed) {
             float squares = 0, mean = 0;
-            if (h.which < 2) {
-                scale_by(g, h.which == 0 ? scale : 1);
-                if (h.mine) rotate(g, turn + h.row % t * turned, h.j, turned, -1);
-            }
-            if (normed) {
-                dot(squares, v, v);
-                dot(mean, v, g);
-                squares = lanes_sum(squares, lanes);
-                mean = lanes_sum(mean, lanes);
-            }
-            if (!h.mine) continue;
-            if (h.which < 2) {
-                if (normed) {
-                    float inv = inverse_norm(squares, size);
-                    back(g, v, inv, mean * inv / size);
-                }
-                store_halves(d + h.at + h.j, g, half);
-            } else if (table) {
-                bool known = 0 <= ids[u] && ids[u] < vocab;
-                int of = h.unit % heads * size + h.j;
-                vec e, before = {};
-                act *to = dtable + (long long)h.row * heads * size + of;
-                load_halves(e, table + (known ? (long long)ids[u] : 0) * heads * size + of, half);
-                if (!fresh) load_halves(before, to, half);
-                dot(of_own, g, v);
-                dot(of_other, g, e);
+            dot(squares, v, v);
+            dot(mean, v, g);
+            float inv = inverse_norm(lanes_sum(squares, lanes), size);
+            mean = lanes_sum(mean, lanes) * inv / size;
+            if (turns)
 #pragma unroll
-                for (int k = 0; k < 8; k++) before[k] += other * g[k];
-                store_halves(to, before, half);
-                scale_by(g, own);
-                store_halves(d + h.at + h.j, g, half);
-            }
+                for (int k = 0; k < V; k++) {
+                    g.a[k] = inv * (g.a[k] - v.a[k] * inv * mean);
+                    g.b[k] = inv * (g.b[k] - v.b[k] * inv * mean);
+                }
         }
+        if (mixes) {
+            dot(of_own, g, v);
+            dot(of_other, g, w);
+            if (fresh) v = {};
+            else load_halves(v, dtable + to, half);
+#pragma unroll
+            for (int k = 0; k < V; k++) v.a[k] += other * g.a[k], v.b[k] += other * g.b[k];
+            store_halves(dtable + to, v, half);
+            scale_by(g, own);
+        }
+        if (turns || mixes) store_halves(d + at, g, half);
     }
     if (!table) return;
     of_own = block_sum(of_own);
