@@ -28,7 +28,9 @@ type kernel struct {
 	dims     int
 	args     []types.Type // of its type parameter
 	params   []param
-	op       string // of a reduction
+	op       string // of a reduction; "by" for the function named
+	by       *cpp.Function
+	byName   string
 	result   types.Type
 	body     *cpp.Function
 	instance types.Type // what the type parameter is; nil for none
@@ -128,12 +130,14 @@ func (u *unit) instances(d *ast.FuncDecl) []*kernel {
 	}
 	f := u.Info.Defs[d.Name].(*types.Func)
 	words, _ := source.Directive(d)
-	op := "sum"
+	op, by := "sum", ""
 	var wanted []string
 	for _, word := range words {
 		switch {
 		case slices.Contains(operations, word):
 			op = word
+		case strings.HasPrefix(word, "reduce="):
+			op, by = "by", strings.TrimPrefix(word, "reduce=")
 		case word == "rows" || strings.HasPrefix(word, "rows="):
 			if !slices.Contains(cpp.RowThreads, cpp.RowsOf(d)) {
 				u.Refuse(d.Pos(), "%s %s: a row has 32, 64, 128, 256, 512 or 1024 threads", source.Mark, word)
@@ -147,7 +151,7 @@ func (u *unit) instances(d *ast.FuncDecl) []*kernel {
 		if len(wanted) > 0 {
 			u.Refuse(d.Pos(), "%s %s: want one of %s, or nothing", source.Mark, strings.Join(wanted, " "), strings.Join(operations, ", "))
 		}
-		return []*kernel{u.kernel(d, f, op, nil)}
+		return []*kernel{u.kernel(d, f, op, by, nil)}
 	}
 	if tp.Len() > 1 {
 		u.Refuse(d.Pos(), "a kernel cannot have more than one type parameter")
@@ -156,7 +160,7 @@ func (u *unit) instances(d *ast.FuncDecl) []*kernel {
 	set := typeSet(tp.At(0).Constraint())
 	for _, t := range set {
 		if len(wanted) == 0 || slices.Contains(wanted, cpp.GoType(t)) {
-			list = append(list, u.kernel(d, f, op, t))
+			list = append(list, u.kernel(d, f, op, by, t))
 		}
 	}
 	if len(list) == 0 || len(wanted) > 0 && len(list) < len(wanted) {
@@ -200,7 +204,7 @@ func typeSet(constraint types.Type) (all []types.Type) {
 }
 
 // kernel translates one instance.
-func (u *unit) kernel(d *ast.FuncDecl, f *types.Func, op string, instance types.Type) *kernel {
+func (u *unit) kernel(d *ast.FuncDecl, f *types.Func, op, by string, instance types.Type) *kernel {
 	k := &kernel{fn: f, decl: d, name: f.Name(), instance: instance, row: cpp.RowsOf(d)}
 	if instance != nil {
 		k.args = []types.Type{instance}
@@ -243,6 +247,7 @@ func (u *unit) kernel(d *ast.FuncDecl, f *types.Func, op string, instance types.
 	default:
 		u.Refuse(d.Pos(), "%s: a kernel returns at most one value, of which the %s is taken", f.Name(), op)
 	}
+	u.named(k, by)
 	u.hostFunction(k)
 	if words, ok := source.Marked(d, source.ToleranceMark); ok {
 		k.part = strings.Join(words, " ")
@@ -251,6 +256,38 @@ func (u *unit) kernel(d *ast.FuncDecl, f *types.Func, op string, instance types.
 		}
 	}
 	return k
+}
+
+// named finds the function that a kernel's comment has what it returns reduced by.
+func (u *unit) named(k *kernel, by string) {
+	if by == "" {
+		return
+	}
+	f, ok := u.Pkg.Scope().Lookup(by).(*types.Func)
+	if ok && k.result != nil {
+		sig := f.Signature()
+		args := k.args[:min(len(k.args), sig.TypeParams().Len())]
+		if sig.TypeParams().Len() <= len(k.args) && sig.Params().Len() == 2 && sig.Results().Len() == 1 && k.op == "by" {
+			ok = true
+			for _, v := range []*types.Var{sig.Params().At(0), sig.Params().At(1), sig.Results().At(0)} {
+				ok = ok && types.Identical(cpp.TypeOf(v, sig, args), k.result)
+			}
+			if ok {
+				k.by, k.byName = u.Translate(k.decl.Pos(), f, args), by
+				return
+			}
+		}
+	}
+	u.Refuse(k.decl.Pos(), "%s reduce=%s: want the name of a function of two values of the type that %s returns, which returns one", source.Mark, by, k.name)
+}
+
+// operation is what a kernel is reduced by, in C++.
+func (u *unit) operation(k *kernel) string {
+	t := u.CType(token.NoPos, k.result)
+	if k.by == nil {
+		return fmt.Sprintf("spmd::op_%s<%s>", k.op, t)
+	}
+	return fmt.Sprintf("spmd::op_named<%s, by_%s>", t, k.name)
 }
 
 // hostFunction finds the function that runs on the host in a kernel's place, if its comment names one: func(lo, hi int, ...),
@@ -343,6 +380,11 @@ func (k *kernel) threads() int {
 // cuda writes the two forms of a kernel: for buffers shorter than 2^31 none of which is written and overlaps another, and
 // for all others.
 func (u *unit) cuda(b *strings.Builder, k *kernel) {
+	if k.by != nil {
+		t := u.CType(token.NoPos, k.result)
+		fmt.Fprintf(b, "\nstruct by_%s {\n\tSPMD_INLINE static %s call(%s a, %s b) {\n\t\tspmd::report *report_ = nullptr;\n\t\tSPMD_KERNEL(%q)\n\t\treturn go::%s<uint32_t>(SPMD_HERE_AND a, b);\n\t}\n};\n",
+			k.name, t, t, t, k.byName, k.by.Name)
+	}
 	for _, general := range []bool{false, true} {
 		name, index, restrict, each := k.name, "uint32_t", "__restrict__ ", k.each()
 		if general {
@@ -421,21 +463,28 @@ func (u *unit) cuda(b *strings.Builder, k *kernel) {
 		case k.op == "":
 			fmt.Fprintf(b, "\tspmd::each%d(%s, %s);\n", k.dims, strings.Join(extents, ", "), lambda(call(is...)))
 		default:
-			u.reduction(b, k, index, out, extents, is, call)
+			u.reduction(b, k, index, out, extents, call)
 		}
 		b.WriteString("}\n")
 	}
 	if k.op != "" {
 		t := u.CType(token.NoPos, k.result)
-		fmt.Fprintf(b, "\nextern \"C\" __global__ void __launch_bounds__(256) %s_parts(%s *out, const %s *part, int64_t n) {\n\tspmd::reduce_parts<%s, spmd::op_%s<%s>>(out, part, n);\n}\n",
-			k.name, t, t, t, k.op, t)
+		fmt.Fprintf(b, "\nextern \"C\" __global__ void __launch_bounds__(256) %s_parts(%s *out, const %s *part, int64_t n) {\n\tspmd::reduce_parts<%s, %s>(out, part, n);\n}\n",
+			k.name, t, t, t, u.operation(k))
 	}
 }
 
 // reduction writes the loop of a kernel whose results are reduced, over all its indices as one.
-func (u *unit) reduction(b *strings.Builder, k *kernel, index, out string, extents, is []string, call func(...string) string) {
+func (u *unit) reduction(b *strings.Builder, k *kernel, index, out string, extents []string, call func(...string) string) {
 	t := u.CType(token.NoPos, k.result)
-	fmt.Fprintf(b, "\tspmd::reduce<%s, spmd::op_%s<%s>>(%s, %s, [&](int64_t at_) {\n", t, k.op, t, out, strings.Join(extents, " * "))
+	names, uses := "", ""
+	for i, p := range k.params {
+		if o := k.body.Own[i+k.dims]; o != nil && k.pack() > 1 {
+			names += ", auto " + cpp.Safe(p.v.Name())
+			uses += fmt.Sprintf(", spmd::use<%v, %v>(%s)", o.Read, o.Written, cpp.Safe(p.v.Name()))
+		}
+	}
+	fmt.Fprintf(b, "\tspmd::reduce<%s, %s, %d, %d, %s>(%s, %s, [&](int64_t at_%s) {\n", t, u.operation(k), k.pack(), k.deep(), index, out, strings.Join(extents, " * "), names)
 	switch k.dims {
 	case 1:
 		fmt.Fprintf(b, "\t\treturn %s;\n", call("at_"))
@@ -447,8 +496,7 @@ func (u *unit) reduction(b *strings.Builder, k *kernel, index, out string, exten
 		fmt.Fprintf(b, "\t\treturn %s;\n", call("(int64_t)plane_", fmt.Sprintf("(int64_t)(row_ - plane_ * (%s)%s)", index, extents[1]),
 			fmt.Sprintf("(int64_t)((%s)at_ - row_ * (%s)%s)", index, index, extents[2])))
 	}
-	b.WriteString("\t});\n")
-	_ = is
+	fmt.Fprintf(b, "\t}%s);\n", uses)
 }
 
 // source writes the whole CUDA source.

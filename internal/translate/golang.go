@@ -117,7 +117,11 @@ func (g *goFile) kernel(list []*kernel) {
 	if k.op == "" {
 		g.line("// %s enqueues on %s: %s, %s.", launchName(name), p.stream, name, how)
 	} else {
-		g.line("// %s enqueues on %s: %s[0] = the %s of %s, %s.", launchName(name), p.stream, p.out, k.op, name, how)
+		of := "the " + k.op + " of " + name
+		if k.by != nil {
+			of = name + " by " + k.byName
+		}
+		g.line("// %s enqueues on %s: %s[0] = %s, %s.", launchName(name), p.stream, p.out, of, how)
 	}
 	g.line("func %s%s(%s) error {", launchName(name), tparams, grouped(p.params))
 	which := name + "Kernel"
@@ -209,6 +213,9 @@ func (g *goFile) declaration(k *kernel, p plan, host string) string {
 	if p.small != 0 {
 		shape += fmt.Sprintf(", Small: %#x", p.small)
 	}
+	if n := k.pack(); n > 1 {
+		shape += fmt.Sprintf(", Pack: %d", n)
+	}
 	if k.row > 0 {
 		shape += fmt.Sprintf(", Row: %d", k.row)
 	}
@@ -221,6 +228,13 @@ func (g *goFile) declaration(k *kernel, p plan, host string) string {
 	shape += "}"
 	if k.op == "" {
 		return fmt.Sprintf("gokernel.New(%q, spmdgenSource, %s, %s)", k.name, shape, host)
+	}
+	if k.by != nil {
+		of := k.byName
+		if g.Pkg.Scope().Lookup(of).(*types.Func).Signature().TypeParams().Len() > 0 {
+			of += "[" + g.typeText(k.instance) + "]"
+		}
+		return fmt.Sprintf("gokernel.NewReductionBy(%q, spmdgenSource, %s, %s, %s)", k.name, shape, of, host)
 	}
 	return fmt.Sprintf("gokernel.NewReduction(%q, spmdgenSource, %s, gokernel.%s, %s)", k.name, shape, title(k.op), host)
 }
@@ -364,7 +378,19 @@ func (g *goFile) host(k *kernel, p plan, tparams string) {
 		at = p.at
 	}
 	lane := fmt.Sprintf("%s[uint(%s-%s)%%gokernel.Lanes]", p.acc, at, p.lo)
-	call = k.enter(lane, call)
+	if k.dims == 1 && k.pack() > 1 {
+		g.line("\tfor i := %s; i < %s; {\n%s := uint(i-%s)/uint(%s)", p.lo, p.hi, p.at, p.lo, g.packText(k))
+		if k.by != nil {
+			g.line("if %s < gokernel.Lanes {\n%s[%s] = %s\ni++\n}", p.at, p.acc, p.at, call)
+			lane = fmt.Sprintf("%s[%s%%gokernel.Lanes]", p.acc, p.at)
+			g.line("for end_ := min(%s+int(%s+1)*(%s), %s); i < end_; i++ {\n%s\n}\n}\n}", p.lo, p.at, g.packText(k), p.hi, k.enter(lane, call))
+			return
+		}
+		g.line("lane_ := &%s[%s%%gokernel.Lanes]", p.acc, p.at)
+		g.line("for end_ := min(i+%s, %s); i < end_; i++ {\n%s\n}\n}\n}", g.packText(k), p.hi, k.enter("*lane_", call))
+		return
+	}
+	call = k.first(p, at, lane, call)
 	if k.dims == 1 {
 		g.line("\tfor i := %s; i < %s; i++ {\n%s\n}\n}", p.lo, p.hi, call)
 		return
@@ -381,6 +407,36 @@ func (g *goFile) host(k *kernel, p plan, tparams string) {
 	g.line("for end_ := min(%s, %s+%s-%s); %s < end_; %s++ {\n%s\n%s++\n}\n}\n}", length(k.dims-1), last, p.hi, p.at, last, last, call, p.at)
 }
 
+// packText is Shape.Pack in terms of the type parameter.
+func (g *goFile) packText(k *kernel) string {
+	if k.instance == nil {
+		return fmt.Sprint(k.pack())
+	}
+	size := 2
+	generic := false
+	for i := range k.body.Own {
+		elem := k.params[i-k.dims].v.Type().Underlying().(*types.Slice).Elem()
+		if _, ok := types.Unalias(elem).(*types.TypeParam); ok {
+			generic = true
+		} else {
+			size = max(size, k.elementSize(i))
+		}
+	}
+	if !generic {
+		return fmt.Sprint(k.pack())
+	}
+	g.imports["unsafe"] = true
+	return fmt.Sprintf("16/max(%d, int(unsafe.Sizeof(*new(%s))))", size, k.decl.Type.TypeParams.List[0].Names[0].Name)
+}
+
+// first is enter, but that a function named has nothing to begin with.
+func (k *kernel) first(p plan, at, lane, call string) string {
+	if k.by == nil {
+		return k.enter(lane, call)
+	}
+	return fmt.Sprintf("if %s-%s < gokernel.Lanes {\n%s[%s-%s] = %s\n} else {\n%s\n}", at, p.lo, p.acc, at, p.lo, call, k.enter(lane, call))
+}
+
 // enter writes what enters a value in the result of a reduction; of other kernels it is their call alone.
 func (k *kernel) enter(result, value string) string {
 	switch k.op {
@@ -390,6 +446,8 @@ func (k *kernel) enter(result, value string) string {
 		return result + " *= " + value
 	case "min", "max":
 		return fmt.Sprintf("%s = %s(%s, %s)", result, k.op, result, value)
+	case "by":
+		return fmt.Sprintf("%s = %s(%s, %s)", result, k.byName, result, value)
 	}
 	return value
 }
@@ -397,5 +455,9 @@ func (k *kernel) enter(result, value string) string {
 // atOnce writes the call of the function that the kernel's comment names.
 func (g *goFile) atOnce(k *kernel, p plan) {
 	call := fmt.Sprintf("%s(%s)", k.onHost, strings.Join(append([]string{p.lo, p.hi}, p.call...), ", "))
+	if k.by != nil {
+		g.line("\t%s[0] = %s\n}", p.acc, call)
+		return
+	}
 	g.line("\t%s\n}", k.enter(p.acc+"[0]", call))
 }

@@ -87,7 +87,11 @@ func TestRefusedKernels(t *testing.T) {
 			}
 		})
 	}
-	for words, want := range map[string]string{"average": "//spmd:kernel average: want one of sum, prod, min, max"} {
+	for words, want := range map[string]string{
+		"reduce=nobody": "//spmd:kernel reduce=nobody: want the name of a function of two values of the type that k returns",
+		"reduce=k":      "//spmd:kernel reduce=k: want the name of a function",
+		"average":       "//spmd:kernel average: want one of sum, prod, min, max",
+	} {
 		if _, err := Generate(folder(t, "package p\n\n//spmd:kernel "+words+"\nfunc k(i int) int64 { return 1 }\n")); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}

@@ -66,7 +66,7 @@ func hashOf(i int, b []uint8) (sum uint64) {
 		w := b[at : at+8]
 		word = uint64(w[0]) | uint64(w[1])<<8 | uint64(w[2])<<16 | uint64(w[3])<<24 | uint64(w[4])<<32 | uint64(w[5])<<40 | uint64(w[6])<<48 | uint64(w[7])<<56
 	} else {
-		word = uint64(len(b)) << 56 // of fewer than 8
+		word = uint64(len(b)) << 56 // and up to 7
 		for k := at; k < len(b); k++ {
 			word |= uint64(b[k]) << (8 * uint(k-at))
 		}
@@ -85,8 +85,32 @@ func hashOnHost(lo, hi int, b []uint8) (sum uint64) {
 	return sum
 }
 
+// hashWord makes the same of bytes that are words, last of what hashOf adds behind them.
+//
+//spmd:kernel
+//spmd:host hashWordsOnHost
+func hashWord(i int, words []uint64, last uint64) (sum uint64) {
+	if i == 0 {
+		sum = last
+	}
+	return sum + mix.Bits(words[i]+mix.Bits(uint64(i)))
+}
+
+func hashWordsOnHost(lo, hi int, words []uint64, last uint64) (sum uint64) {
+	if lo == 0 {
+		sum = last
+	}
+	for i, w := range words[lo:hi] {
+		sum += mix.Bits(w + mix.Bits(uint64(lo+i)))
+	}
+	return sum
+}
+
 // hash enqueues on s: sum[0] = a hash of the bytes of b.
 func hash(s *spmd.Stream, sum spmd.Buffer[uint64], b spmd.Buffer[uint8]) error {
+	if n := b.Len(); n > 0 && n%8 == 0 && b.Address()%8 == 0 {
+		return launchHashWord(s, sum, n/8, spmd.View[uint64](b), mix.Bits(uint64(n)<<56+mix.Bits(uint64(n/8))))
+	}
 	return launchHashOf(s, sum, b.Len()/8+1, b)
 }
 

@@ -40,6 +40,7 @@ type Shape struct {
 	Written uint64 // which of them the kernel writes to, as bits
 	One     uint64 // which of them are pointers to one element
 	Small   uint64 // which of them are numbers that the fast form takes in 32 bits
+	Pack    int    // indices that follow each other, of a thread of a reduction; 0 for one
 	Row     int    // threads that share an index, a row, of a GPU; 0 for a thread for each
 
 	// AtOnce says that the host's function of a reduction takes a range at once, and enters one value.
@@ -47,6 +48,8 @@ type Shape struct {
 	// Tolerance is spmd.Tolerance's.
 	Tolerance float64
 }
+
+func (s *Shape) pack() int { return max(1, s.Pack) }
 
 // total is the number of indices of a launch, as the host function sees it.
 func (s *Shape) total(a spmd.Args) int {

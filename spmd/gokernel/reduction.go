@@ -23,6 +23,7 @@ const (
 	Prod
 	Min
 	Max
+	By // a function that NewReductionBy is given
 )
 
 // Reduction is a kernel whose results are reduced to one. The order in which depends on the number of indices alone, and is
@@ -31,6 +32,7 @@ type Reduction[T Number] struct {
 	name         string
 	shape        Shape
 	op           Op
+	by           func(a, b T) T
 	host         func(a spmd.Args, lo, hi int, acc *[Lanes]T)
 	fast, others *spmd.Kernel // each block writes its part
 	parts        *spmd.Kernel // of which this makes one
@@ -47,8 +49,15 @@ func NewReduction[T Number](name, source string, shape Shape, op Op, host func(a
 	return r
 }
 
+// NewReductionBy declares a kernel whose results are reduced by a function. host sets those places of acc that it enters first.
+func NewReductionBy[T Number](name, source string, shape Shape, by func(a, b T) T, host func(a spmd.Args, lo, hi int, acc *[Lanes]T)) *Reduction[T] {
+	r := NewReduction(name, source, shape, By, host)
+	r.by = by
+	return r
+}
+
 // Launch enqueues k on s for all indices below extent. Where there are none, the result is that of the empty sum, product,
-// minimum or maximum. Launches on one stream come from one goroutine: they share the stream's workspace.
+// minimum or maximum, and 0 of a function. Launches on one stream come from one goroutine: they share the stream's workspace.
 func (r *Reduction[T]) Launch(s *spmd.Stream, extent [3]int, args ...spmd.Arg) error {
 	if err := r.shape.check(r.name, extent, args); err != nil {
 		return err
@@ -61,13 +70,12 @@ func (r *Reduction[T]) Launch(s *spmd.Stream, extent [3]int, args ...spmd.Arg) e
 }
 
 // MostParts is how many numbers the workspace of a reduction has, at most.
-const MostParts = 1024
+const MostParts = 4096
 
-// share is how many of n indices a block takes, as in spmd_go.cuh.
+// share is how many of n indices a block takes, as in spmd_go.cuh: for up to 1,024 blocks until these have enough to do.
 func share(n int) int {
-	each := (n + MostParts - 1) / MostParts
-	each = (each + Lanes - 1) / Lanes * Lanes
-	return max(each, 8*Lanes)
+	each := max(8*Lanes, min((n+1023)/1024, 64*Lanes), (n+MostParts-1)/MostParts)
+	return (each + Lanes - 1) / Lanes * Lanes
 }
 
 func blocks(n int) int { return max(1, (n+share(n)-1)/share(n)) }
@@ -112,16 +120,21 @@ func (r *Reduction[T]) onHost(a spmd.Args) error {
 	host.Parallel(n, max(1, r.shape.Grain/each), func(lo, hi int) {
 		for b := lo; b < hi; b++ {
 			acc := r.none()
-			r.host(a, b*each, min((b+1)*each, total), &acc)
-			part[b] = r.tree(&acc)
+			lo, hi := b*each, min((b+1)*each, total)
+			r.host(a, lo, hi, &acc)
+			part[b] = r.tree(&acc, (hi-lo+r.shape.pack()-1)/r.shape.pack())
 		}
 	})
 	if n > 1 {
 		acc := r.none()
 		for i, v := range part {
-			acc[i%Lanes] = r.of(acc[i%Lanes], v)
+			if i < Lanes && r.op == By {
+				acc[i] = v
+			} else {
+				acc[i%Lanes] = r.of(acc[i%Lanes], v)
+			}
 		}
-		out[0] = r.tree(&acc)
+		out[0] = r.tree(&acc, n)
 	}
 	return nil
 }
@@ -138,8 +151,12 @@ func (r *Reduction[T]) ranges(a spmd.Args, total int) error {
 		}
 	})
 	v := r.none()[0]
-	for _, p := range part {
-		v = r.of(v, p)
+	for i, p := range part {
+		if i == 0 && r.op == By {
+			v = p
+		} else {
+			v = r.of(v, p)
+		}
 	}
 	spmd.ArgSlice[T](a, r.shape.Dims)[0] = v
 	return nil
@@ -204,6 +221,8 @@ func (r *Reduction[T]) of(a, b T) T {
 		return a + b
 	case Prod:
 		return a * b
+	case By:
+		return r.by(a, b)
 	case Min:
 		return either(a, b, true)
 	}
@@ -236,22 +255,25 @@ func ordered[T cmp.Ordered](a, b T, least bool) T {
 	return max(a, b)
 }
 
-// tree reduces the lanes in the order of spmd_go.cuh's block_reduce: those of each warp, then the warps.
-func (r *Reduction[T]) tree(acc *[Lanes]T) T {
+// tree reduces the first n lanes in the order of spmd_go.cuh's block_reduce: those of each warp, then the warps.
+func (r *Reduction[T]) tree(acc *[Lanes]T, n int) T {
 	const warp = 32
-	none := r.none()
-	var of [warp]T
-	copy(of[:], none[:])
+	if n = min(n, Lanes); n == 0 {
+		return acc[0]
+	}
 	halve := func(v []T) T {
 		for d := warp / 2; d > 0; d /= 2 {
-			for l := range d {
+			for l := range min(d, len(v)-d) {
 				v[l] = r.of(v[l], v[l+d])
 			}
+			v = v[:min(d, len(v))]
 		}
 		return v[0]
 	}
-	for w := range Lanes / warp {
-		of[w] = halve(acc[w*warp : (w+1)*warp])
+	var of [warp]T
+	warps := 0
+	for ; warps*warp < n; warps++ {
+		of[warps] = halve(acc[warps*warp : min((warps+1)*warp, n)])
 	}
-	return halve(of[:])
+	return halve(of[:warps])
 }

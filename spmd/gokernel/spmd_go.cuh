@@ -123,6 +123,47 @@ template <int N, typename T, typename I> SPMD_FN bool fits(const slice<T, I> &x,
 	return x.n == 0 || x.n >= n && (uint64_t)x.p % (N * sizeof(T)) == 0;
 }
 
+// used is a slice of which a loop has the elements of its own index; held has V of them.
+template <typename T, typename I, bool READ, bool WRITTEN> struct used {
+	slice<T, I> x;
+	template <int V> struct held {
+		const used &of;
+		int64_t at;
+		pack<T, V> p;
+		SPMD_INLINE held(const used &u, int64_t first) : of(u), at(first) {
+			if (READ) p.load(of.x, at);
+		}
+		SPMD_INLINE spmd::one<T> one(int e) { return p.one(of.x, e); }
+		SPMD_INLINE void store() const {
+			if (WRITTEN) p.store(of.x, at);
+		}
+	};
+};
+
+template <bool READ, bool WRITTEN, typename T, typename I> SPMD_FN used<T, I, READ, WRITTEN> use(const slice<T, I> &x) { return {x}; }
+
+template <int V> SPMD_FN bool all_fit(int64_t) { return true; }
+template <int V, typename U, typename... R> SPMD_FN bool all_fit(int64_t n, const U &u, const R &...rest) {
+	return fits<V>(u.x, n) && all_fit<V>(n, rest...);
+}
+
+// held_all is held of several slices. call gives f an index, with the element e of each; keep stores them.
+template <int V, typename... U> struct held_all {
+	SPMD_INLINE held_all(int64_t) {}
+	SPMD_INLINE void keep() const {}
+	template <typename F, typename... A> SPMD_INLINE auto call(F &f, int, A... args) { return f(args...); }
+};
+template <int V, typename U, typename... R> struct held_all<V, U, R...> {
+	typename U::template held<V> first;
+	held_all<V, R...> rest;
+	SPMD_INLINE held_all(int64_t at, const U &u, const R &...r) : first(u, at), rest(at, r...) {}
+	SPMD_INLINE void keep() const {
+		first.store();
+		rest.keep();
+	}
+	template <typename F, typename... A> SPMD_INLINE auto call(F &f, int e, A... args) { return rest.call(f, e, args..., first.one(e)); }
+};
+
 template <typename T, int N> struct array {
 	T v[N];
 	SPMD_INLINE T &at(int64_t i) { return v[i]; }
@@ -328,8 +369,10 @@ template <int EACH, typename F> SPMD_FN void grid3(int64_t nj, int64_t nk, F f) 
 // share is how many of n values a block of a reduction takes, as in Go's share.
 SPMD_FN int64_t share(int64_t n) {
 	int64_t each = (n + 1023) / 1024;
-	each = (each + LANES - 1) / LANES * LANES;
-	return each < 8 * LANES ? 8 * LANES : each;
+	if (each > 64 * LANES) each = 64 * LANES;
+	if (each < 8 * LANES) each = 8 * LANES;
+	if (each < (n + 4095) / 4096) each = (n + 4095) / 4096;
+	return (each + LANES - 1) / LANES * LANES;
 }
 
 // The operations of reductions, each with the value that changes nothing.
@@ -348,25 +391,46 @@ template <> __device__ __forceinline__ uint64_t highest() { return 0xfffffffffff
 template <> __device__ __forceinline__ float highest() { return (float)inf(1); }
 template <> __device__ __forceinline__ double highest() { return inf(1); }
 
-template <typename T> struct op_sum {
+// A value of f is entered by with, and result is what is stored.
+template <typename T, typename Op> struct op_plain {
+	typedef T acc;
+	SPMD_INLINE static T with(T a, T b) { return Op::of(a, b); }
+	SPMD_INLINE static T result(T a) { return a; }
+};
+template <typename T> struct op_sum : op_plain<T, op_sum<T>> {
 	SPMD_INLINE static T none() { return 0; }
 	SPMD_INLINE static T of(T a, T b) { return a + b; }
 };
-template <typename T> struct op_prod {
+template <typename T> struct op_prod : op_plain<T, op_prod<T>> {
 	SPMD_INLINE static T none() { return 1; }
 	SPMD_INLINE static T of(T a, T b) { return a * b; }
 };
-template <typename T> struct op_min {
+template <typename T> struct op_min : op_plain<T, op_min<T>> {
 	SPMD_INLINE static T none() { return highest<T>(); }
 	SPMD_INLINE static T of(T a, T b) { return min_of(a, b); }
 };
-template <typename T> struct op_max {
+template <typename T> struct op_max : op_plain<T, op_max<T>> {
 	SPMD_INLINE static T none() { return lowest<T>(); }
 	SPMD_INLINE static T of(T a, T b) { return max_of(a, b); }
 };
 
+// op_named is that of a function in Go, F::call, for which no value changes nothing.
+template <typename T> struct maybe {
+	T v;
+	bool has;
+};
+template <typename T, typename F> struct op_named {
+	typedef maybe<T> acc;
+	SPMD_INLINE static acc none() { return {T(), false}; }
+	SPMD_INLINE static acc with(acc a, T b) { return {a.has ? F::call(a.v, b) : b, true}; }
+	SPMD_INLINE static acc of(acc a, acc b) { return !b.has ? a : with(a, b.v); }
+	SPMD_INLINE static T result(acc a) { return a.v; }
+};
+
 template <typename T> SPMD_FN T shuffle(T v, int d) { return __shfl_xor_sync(0xffffffffu, v, d); }
 template <typename T> SPMD_FN complex<T> shuffle(complex<T> v, int d) { return {shuffle(v.re, d), shuffle(v.im, d)}; }
+
+template <typename T> SPMD_FN maybe<T> shuffle(maybe<T> v, int d) { return {shuffle(v.v, d), shuffle((int)v.has, d) != 0}; }
 
 // block_reduce is over the threads of the block. In each step partners compute the same pair, as Go's tree does.
 template <typename T, typename Op> SPMD_FN T block_reduce(T v) {
@@ -378,27 +442,55 @@ template <typename T, typename Op> SPMD_FN T block_reduce(T v) {
 	return v;
 }
 
-// reduce sets to[blockIdx.x] to the result of f over the block's share of n indices. A thread takes every 256th.
-template <typename T, typename Op, typename F> SPMD_FN void reduce(T *to, int64_t n, F f) {
+// reduce sets to[blockIdx.x] to the result of f over the block's share of n indices. A thread takes W that follow each other
+// of every 256 times W; the elements of DEEP such packs are loaded before the first is used.
+template <typename T, typename Op, int W, int DEEP, typename I, typename F, typename... U> SPMD_FN void reduce(T *to, int64_t n, F f, const U &...u) {
+	const int step = LANES * W;
 	int64_t first = share(n) * blockIdx.x, end = first + share(n);
 	if (end > n) end = n;
-	T v = Op::none();
-	int64_t i = first + threadIdx.x;
-	for (; i + 3 * LANES < end; i += 4 * LANES) {
-		T a = f(i), b = f(i + LANES), c = f(i + 2 * LANES), d = f(i + 3 * LANES);
-		v = Op::of(Op::of(Op::of(Op::of(v, a), b), c), d);
+	typename Op::acc v = Op::none();
+	int64_t at = first + threadIdx.x * W;
+	if (sizeof(I) == 4 && all_fit<W>(n, u...)) {
+		auto enter = [&](held_all<W, U...> &held, int64_t i) {
+#pragma unroll
+			for (int e = 0; e < W; e++) v = Op::with(v, held.call(f, e, i + e));
+			held.keep();
+		};
+		if (W == 1 || DEEP == 4) {
+			for (; at + 3 * step + W <= end; at += 4 * step) {
+				held_all<W, U...> a(at, u...), b(at + step, u...), c(at + 2 * step, u...), d(at + 3 * step, u...);
+				enter(a, at);
+				enter(b, at + step);
+				enter(c, at + 2 * step);
+				enter(d, at + 3 * step);
+			}
+		}
+		if (DEEP == 2) {
+			for (; at + step + W <= end; at += 2 * step) {
+				held_all<W, U...> a(at, u...), b(at + step, u...);
+				enter(a, at);
+				enter(b, at + step);
+			}
+		}
+		for (; at + W <= end; at += step) {
+			held_all<W, U...> a(at, u...);
+			enter(a, at);
+		}
 	}
-	for (; i < end; i += LANES) v = Op::of(v, f(i));
-	v = block_reduce<T, Op>(v);
-	if (threadIdx.x == 0) to[blockIdx.x] = v;
+	for (; at < end; at += step) {
+		for (int e = 0; e < W && at + e < end; e++) v = Op::with(v, f(at + e, u.x...));
+	}
+	v = block_reduce<typename Op::acc, Op>(v);
+	if (threadIdx.x == 0) to[blockIdx.x] = Op::result(v);
 }
 
 // reduce_parts sets *to to the result over n parts, in one block.
 template <typename T, typename Op> SPMD_FN void reduce_parts(T *to, const T *part, int64_t n) {
-	T v = Op::none();
-	for (int64_t i = threadIdx.x; i < n; i += LANES) v = Op::of(v, part[i]);
-	v = block_reduce<T, Op>(v);
-	if (threadIdx.x == 0) *to = v;
+	typename Op::acc v = Op::none();
+#pragma unroll 4
+	for (int64_t i = threadIdx.x; i < n; i += LANES) v = Op::with(v, part[i]);
+	v = block_reduce<typename Op::acc, Op>(v);
+	if (threadIdx.x == 0) *to = Op::result(v);
 }
 
 } // namespace spmd

@@ -45,41 +45,6 @@ template <int N, typename T, int M> SPMD_FN void zero(array<T, M> &x) {
 	for (int i = threadIdx.x % N; i < M; i += N) x.v[i] = {};
 }
 
-// used is a slice of which a loop has the elements of its own index; held has V of them.
-template <typename T, typename I, bool READ, bool WRITTEN> struct used {
-	slice<T, I> x;
-	template <int V> struct held {
-		const used &of;
-		int64_t at;
-		pack<T, V> p;
-		SPMD_INLINE held(const used &u, int64_t first) : of(u), at(first) {
-			if (READ) p.load(of.x, at);
-		}
-		SPMD_INLINE spmd::one<T> one(int e) { return p.one(of.x, e); }
-		SPMD_INLINE void store() const {
-			if (WRITTEN) p.store(of.x, at);
-		}
-	};
-};
-
-template <bool READ, bool WRITTEN, typename T, typename I> SPMD_FN used<T, I, READ, WRITTEN> use(const slice<T, I> &x) { return {x}; }
-
-template <int V> SPMD_FN bool all_fit(int64_t) { return true; }
-template <int V, typename U, typename... R> SPMD_FN bool all_fit(int64_t n, const U &u, const R &...rest) {
-	return fits<V>(u.x, n) && all_fit<V>(n, rest...);
-}
-
-template <int V, typename F, typename... H> SPMD_FN void of_held(int64_t at, int slot, F &f, H &&...h) {
-#pragma unroll
-	for (int e = 0; e < V; e++) f(at + e, slot + e, h.one(e)...);
-	int done[] = {0, (h.store(), 0)...};
-	(void)done;
-}
-
-template <int V, typename F, typename... U> SPMD_FN void of_pack(int64_t at, int slot, F &f, const U &...u) {
-	of_held<V>(at, slot, f, typename U::template held<V>(u, at)...);
-}
-
 // elements calls f for every element of n: f has its index, its place among those that the thread keeps, and the slices.
 // Four packs of a thread are loaded before the first is used. With KEEP a thread has at most so many packs.
 template <int N, int V, int KEEP, typename I, typename F, typename... U> SPMD_FN void elements(int64_t n, F f, const U &...u) {
@@ -89,7 +54,11 @@ template <int N, int V, int KEEP, typename I, typename F, typename... U> SPMD_FN
 		for (int at = (int)first; at < (int)n; at += times * step) {
 #pragma unroll
 			for (int k = 0; k < times; k++) {
-				if (at + k * step < (int)n) of_pack<V>(at + k * step, k * V, f, u...);
+				if (at + k * step >= (int)n) continue;
+				held_all<V, U...> held(at + k * step, u...);
+#pragma unroll
+				for (int e = 0; e < V; e++) held.call(f, e, at + k * step + e, k * V + e);
+				held.keep();
 			}
 			if (KEEP) break;
 		}

@@ -8,6 +8,7 @@ package vector
 import (
 	"lockstep/spmd"
 	"lockstep/spmd/gokernel"
+	"unsafe"
 )
 
 // launchSum enqueues on s: out[0] = the sum of sum, for i from 0 to n-1.
@@ -34,18 +35,22 @@ func sumKernel[T Number]() *gokernel.Reduction[T] {
 }
 
 var (
-	sumInt32   = gokernel.NewReduction("sum_int32", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 5, Written: 0x2, One: 0x2}, gokernel.Sum, hostSum[int32])
-	sumUint32  = gokernel.NewReduction("sum_uint32", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 5, Written: 0x2, One: 0x2}, gokernel.Sum, hostSum[uint32])
-	sumInt64   = gokernel.NewReduction("sum_int64", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 5, Written: 0x2, One: 0x2}, gokernel.Sum, hostSum[int64])
-	sumUint64  = gokernel.NewReduction("sum_uint64", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 5, Written: 0x2, One: 0x2}, gokernel.Sum, hostSum[uint64])
-	sumFloat32 = gokernel.NewReduction("sum_float32", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 5, Written: 0x2, One: 0x2}, gokernel.Sum, hostSum[float32])
-	sumFloat64 = gokernel.NewReduction("sum_float64", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 5, Written: 0x2, One: 0x2}, gokernel.Sum, hostSum[float64])
+	sumInt32   = gokernel.NewReduction("sum_int32", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 5, Written: 0x2, One: 0x2, Pack: 4}, gokernel.Sum, hostSum[int32])
+	sumUint32  = gokernel.NewReduction("sum_uint32", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 5, Written: 0x2, One: 0x2, Pack: 4}, gokernel.Sum, hostSum[uint32])
+	sumInt64   = gokernel.NewReduction("sum_int64", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 5, Written: 0x2, One: 0x2, Pack: 2}, gokernel.Sum, hostSum[int64])
+	sumUint64  = gokernel.NewReduction("sum_uint64", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 5, Written: 0x2, One: 0x2, Pack: 2}, gokernel.Sum, hostSum[uint64])
+	sumFloat32 = gokernel.NewReduction("sum_float32", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 5, Written: 0x2, One: 0x2, Pack: 4}, gokernel.Sum, hostSum[float32])
+	sumFloat64 = gokernel.NewReduction("sum_float64", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 5, Written: 0x2, One: 0x2, Pack: 2}, gokernel.Sum, hostSum[float64])
 )
 
 func hostSum[T Number](args spmd.Args, lo, hi int, acc *[gokernel.Lanes]T) {
 	x := spmd.ArgSlice[T](args, 2)
-	for i := lo; i < hi; i++ {
-		acc[uint(i-lo)%gokernel.Lanes] += sum(i, x)
+	for i := lo; i < hi; {
+		at := uint(i-lo) / uint(16/max(2, int(unsafe.Sizeof(*new(T)))))
+		lane_ := &acc[at%gokernel.Lanes]
+		for end_ := min(i+16/max(2, int(unsafe.Sizeof(*new(T)))), hi); i < end_; i++ {
+			*lane_ += sum(i, x)
+		}
 	}
 }
 
@@ -73,19 +78,23 @@ func dotKernel[T Number]() *gokernel.Reduction[T] {
 }
 
 var (
-	dotInt32   = gokernel.NewReduction("dot_int32", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 7, Written: 0x2, One: 0x2}, gokernel.Sum, hostDot[int32])
-	dotUint32  = gokernel.NewReduction("dot_uint32", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 7, Written: 0x2, One: 0x2}, gokernel.Sum, hostDot[uint32])
-	dotInt64   = gokernel.NewReduction("dot_int64", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 7, Written: 0x2, One: 0x2}, gokernel.Sum, hostDot[int64])
-	dotUint64  = gokernel.NewReduction("dot_uint64", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 7, Written: 0x2, One: 0x2}, gokernel.Sum, hostDot[uint64])
-	dotFloat32 = gokernel.NewReduction("dot_float32", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 7, Written: 0x2, One: 0x2}, gokernel.Sum, hostDot[float32])
-	dotFloat64 = gokernel.NewReduction("dot_float64", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 7, Written: 0x2, One: 0x2}, gokernel.Sum, hostDot[float64])
+	dotInt32   = gokernel.NewReduction("dot_int32", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 7, Written: 0x2, One: 0x2, Pack: 4}, gokernel.Sum, hostDot[int32])
+	dotUint32  = gokernel.NewReduction("dot_uint32", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 7, Written: 0x2, One: 0x2, Pack: 4}, gokernel.Sum, hostDot[uint32])
+	dotInt64   = gokernel.NewReduction("dot_int64", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 7, Written: 0x2, One: 0x2, Pack: 2}, gokernel.Sum, hostDot[int64])
+	dotUint64  = gokernel.NewReduction("dot_uint64", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 7, Written: 0x2, One: 0x2, Pack: 2}, gokernel.Sum, hostDot[uint64])
+	dotFloat32 = gokernel.NewReduction("dot_float32", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 7, Written: 0x2, One: 0x2, Pack: 4}, gokernel.Sum, hostDot[float32])
+	dotFloat64 = gokernel.NewReduction("dot_float64", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 7, Written: 0x2, One: 0x2, Pack: 2}, gokernel.Sum, hostDot[float64])
 )
 
 func hostDot[T Number](args spmd.Args, lo, hi int, acc *[gokernel.Lanes]T) {
 	x := spmd.ArgSlice[T](args, 2)
 	y := spmd.ArgSlice[T](args, 4)
-	for i := lo; i < hi; i++ {
-		acc[uint(i-lo)%gokernel.Lanes] += dot(i, x, y)
+	for i := lo; i < hi; {
+		at := uint(i-lo) / uint(16/max(2, int(unsafe.Sizeof(*new(T)))))
+		lane_ := &acc[at%gokernel.Lanes]
+		for end_ := min(i+16/max(2, int(unsafe.Sizeof(*new(T)))), hi); i < end_; i++ {
+			*lane_ += dot(i, x, y)
+		}
 	}
 }
 
@@ -113,18 +122,22 @@ func smallestKernel[T Number]() *gokernel.Reduction[T] {
 }
 
 var (
-	smallestInt32   = gokernel.NewReduction("smallest_int32", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 5, Written: 0x2, One: 0x2}, gokernel.Min, hostSmallest[int32])
-	smallestUint32  = gokernel.NewReduction("smallest_uint32", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 5, Written: 0x2, One: 0x2}, gokernel.Min, hostSmallest[uint32])
-	smallestInt64   = gokernel.NewReduction("smallest_int64", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 5, Written: 0x2, One: 0x2}, gokernel.Min, hostSmallest[int64])
-	smallestUint64  = gokernel.NewReduction("smallest_uint64", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 5, Written: 0x2, One: 0x2}, gokernel.Min, hostSmallest[uint64])
-	smallestFloat32 = gokernel.NewReduction("smallest_float32", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 5, Written: 0x2, One: 0x2}, gokernel.Min, hostSmallest[float32])
-	smallestFloat64 = gokernel.NewReduction("smallest_float64", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 5, Written: 0x2, One: 0x2}, gokernel.Min, hostSmallest[float64])
+	smallestInt32   = gokernel.NewReduction("smallest_int32", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 5, Written: 0x2, One: 0x2, Pack: 4}, gokernel.Min, hostSmallest[int32])
+	smallestUint32  = gokernel.NewReduction("smallest_uint32", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 5, Written: 0x2, One: 0x2, Pack: 4}, gokernel.Min, hostSmallest[uint32])
+	smallestInt64   = gokernel.NewReduction("smallest_int64", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 5, Written: 0x2, One: 0x2, Pack: 2}, gokernel.Min, hostSmallest[int64])
+	smallestUint64  = gokernel.NewReduction("smallest_uint64", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 5, Written: 0x2, One: 0x2, Pack: 2}, gokernel.Min, hostSmallest[uint64])
+	smallestFloat32 = gokernel.NewReduction("smallest_float32", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 5, Written: 0x2, One: 0x2, Pack: 4}, gokernel.Min, hostSmallest[float32])
+	smallestFloat64 = gokernel.NewReduction("smallest_float64", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 5, Written: 0x2, One: 0x2, Pack: 2}, gokernel.Min, hostSmallest[float64])
 )
 
 func hostSmallest[T Number](args spmd.Args, lo, hi int, acc *[gokernel.Lanes]T) {
 	x := spmd.ArgSlice[T](args, 2)
-	for i := lo; i < hi; i++ {
-		acc[uint(i-lo)%gokernel.Lanes] = min(acc[uint(i-lo)%gokernel.Lanes], smallest(i, x))
+	for i := lo; i < hi; {
+		at := uint(i-lo) / uint(16/max(2, int(unsafe.Sizeof(*new(T)))))
+		lane_ := &acc[at%gokernel.Lanes]
+		for end_ := min(i+16/max(2, int(unsafe.Sizeof(*new(T)))), hi); i < end_; i++ {
+			*lane_ = min(*lane_, smallest(i, x))
+		}
 	}
 }
 
@@ -152,18 +165,22 @@ func largestKernel[T Number]() *gokernel.Reduction[T] {
 }
 
 var (
-	largestInt32   = gokernel.NewReduction("largest_int32", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 5, Written: 0x2, One: 0x2}, gokernel.Max, hostLargest[int32])
-	largestUint32  = gokernel.NewReduction("largest_uint32", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 5, Written: 0x2, One: 0x2}, gokernel.Max, hostLargest[uint32])
-	largestInt64   = gokernel.NewReduction("largest_int64", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 5, Written: 0x2, One: 0x2}, gokernel.Max, hostLargest[int64])
-	largestUint64  = gokernel.NewReduction("largest_uint64", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 5, Written: 0x2, One: 0x2}, gokernel.Max, hostLargest[uint64])
-	largestFloat32 = gokernel.NewReduction("largest_float32", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 5, Written: 0x2, One: 0x2}, gokernel.Max, hostLargest[float32])
-	largestFloat64 = gokernel.NewReduction("largest_float64", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 5, Written: 0x2, One: 0x2}, gokernel.Max, hostLargest[float64])
+	largestInt32   = gokernel.NewReduction("largest_int32", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 5, Written: 0x2, One: 0x2, Pack: 4}, gokernel.Max, hostLargest[int32])
+	largestUint32  = gokernel.NewReduction("largest_uint32", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 5, Written: 0x2, One: 0x2, Pack: 4}, gokernel.Max, hostLargest[uint32])
+	largestInt64   = gokernel.NewReduction("largest_int64", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 5, Written: 0x2, One: 0x2, Pack: 2}, gokernel.Max, hostLargest[int64])
+	largestUint64  = gokernel.NewReduction("largest_uint64", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 5, Written: 0x2, One: 0x2, Pack: 2}, gokernel.Max, hostLargest[uint64])
+	largestFloat32 = gokernel.NewReduction("largest_float32", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 5, Written: 0x2, One: 0x2, Pack: 4}, gokernel.Max, hostLargest[float32])
+	largestFloat64 = gokernel.NewReduction("largest_float64", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 5, Written: 0x2, One: 0x2, Pack: 2}, gokernel.Max, hostLargest[float64])
 )
 
 func hostLargest[T Number](args spmd.Args, lo, hi int, acc *[gokernel.Lanes]T) {
 	x := spmd.ArgSlice[T](args, 2)
-	for i := lo; i < hi; i++ {
-		acc[uint(i-lo)%gokernel.Lanes] = max(acc[uint(i-lo)%gokernel.Lanes], largest(i, x))
+	for i := lo; i < hi; {
+		at := uint(i-lo) / uint(16/max(2, int(unsafe.Sizeof(*new(T)))))
+		lane_ := &acc[at%gokernel.Lanes]
+		for end_ := min(i+16/max(2, int(unsafe.Sizeof(*new(T)))), hi); i < end_; i++ {
+			*lane_ = max(*lane_, largest(i, x))
+		}
 	}
 }
 
@@ -264,14 +281,18 @@ func squaresKernel[T Float]() *gokernel.Reduction[T] {
 }
 
 var (
-	squaresFloat32 = gokernel.NewReduction("squares_float32", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 5, Written: 0x2, One: 0x2}, gokernel.Sum, hostSquares[float32])
-	squaresFloat64 = gokernel.NewReduction("squares_float64", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 5, Written: 0x2, One: 0x2}, gokernel.Sum, hostSquares[float64])
+	squaresFloat32 = gokernel.NewReduction("squares_float32", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 5, Written: 0x2, One: 0x2, Pack: 4}, gokernel.Sum, hostSquares[float32])
+	squaresFloat64 = gokernel.NewReduction("squares_float64", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 5, Written: 0x2, One: 0x2, Pack: 2}, gokernel.Sum, hostSquares[float64])
 )
 
 func hostSquares[T Float](args spmd.Args, lo, hi int, acc *[gokernel.Lanes]T) {
 	x := spmd.ArgSlice[T](args, 2)
-	for i := lo; i < hi; i++ {
-		acc[uint(i-lo)%gokernel.Lanes] += squares(i, x)
+	for i := lo; i < hi; {
+		at := uint(i-lo) / uint(16/max(2, int(unsafe.Sizeof(*new(T)))))
+		lane_ := &acc[at%gokernel.Lanes]
+		for end_ := min(i+16/max(2, int(unsafe.Sizeof(*new(T)))), hi); i < end_; i++ {
+			*lane_ += squares(i, x)
+		}
 	}
 }
 
@@ -604,17 +625,17 @@ template <typename I> SPMD_FN void place_float64(SPMD_WHERE_AND int64_t i, int64
 extern "C" __global__ void __launch_bounds__(256) sum_int32(int64_t ni, int32_t *__restrict__ out, const int32_t *__restrict__ x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("sum")
 	spmd::slice<int32_t, uint32_t> x{(int32_t *)x_p, x_n};
-	spmd::reduce<int32_t, spmd::op_sum<int32_t>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<int32_t, spmd::op_sum<int32_t>, 4, 4, uint32_t>(out, ni, [&](int64_t at_, auto x) {
 		return go::sum_int32<uint32_t>(SPMD_HERE_AND at_, x);
-	});
+	}, spmd::use<true, false>(x));
 }
 
 extern "C" __global__ void __launch_bounds__(256) sum_int32_any(int64_t ni, int32_t *out, const int32_t *x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("sum")
 	spmd::slice<int32_t, int64_t> x{(int32_t *)x_p, x_n};
-	spmd::reduce<int32_t, spmd::op_sum<int32_t>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<int32_t, spmd::op_sum<int32_t>, 4, 4, int64_t>(out, ni, [&](int64_t at_, auto x) {
 		return go::sum_int32<int64_t>(SPMD_HERE_AND at_, x);
-	});
+	}, spmd::use<true, false>(x));
 }
 
 extern "C" __global__ void __launch_bounds__(256) sum_int32_parts(int32_t *out, const int32_t *part, int64_t n) {
@@ -624,17 +645,17 @@ extern "C" __global__ void __launch_bounds__(256) sum_int32_parts(int32_t *out, 
 extern "C" __global__ void __launch_bounds__(256) sum_uint32(int64_t ni, uint32_t *__restrict__ out, const uint32_t *__restrict__ x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("sum")
 	spmd::slice<uint32_t, uint32_t> x{(uint32_t *)x_p, x_n};
-	spmd::reduce<uint32_t, spmd::op_sum<uint32_t>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<uint32_t, spmd::op_sum<uint32_t>, 4, 4, uint32_t>(out, ni, [&](int64_t at_, auto x) {
 		return go::sum_uint32<uint32_t>(SPMD_HERE_AND at_, x);
-	});
+	}, spmd::use<true, false>(x));
 }
 
 extern "C" __global__ void __launch_bounds__(256) sum_uint32_any(int64_t ni, uint32_t *out, const uint32_t *x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("sum")
 	spmd::slice<uint32_t, int64_t> x{(uint32_t *)x_p, x_n};
-	spmd::reduce<uint32_t, spmd::op_sum<uint32_t>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<uint32_t, spmd::op_sum<uint32_t>, 4, 4, int64_t>(out, ni, [&](int64_t at_, auto x) {
 		return go::sum_uint32<int64_t>(SPMD_HERE_AND at_, x);
-	});
+	}, spmd::use<true, false>(x));
 }
 
 extern "C" __global__ void __launch_bounds__(256) sum_uint32_parts(uint32_t *out, const uint32_t *part, int64_t n) {
@@ -644,17 +665,17 @@ extern "C" __global__ void __launch_bounds__(256) sum_uint32_parts(uint32_t *out
 extern "C" __global__ void __launch_bounds__(256) sum_int64(int64_t ni, int64_t *__restrict__ out, const int64_t *__restrict__ x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("sum")
 	spmd::slice<int64_t, uint32_t> x{(int64_t *)x_p, x_n};
-	spmd::reduce<int64_t, spmd::op_sum<int64_t>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<int64_t, spmd::op_sum<int64_t>, 2, 4, uint32_t>(out, ni, [&](int64_t at_, auto x) {
 		return go::sum_int64<uint32_t>(SPMD_HERE_AND at_, x);
-	});
+	}, spmd::use<true, false>(x));
 }
 
 extern "C" __global__ void __launch_bounds__(256) sum_int64_any(int64_t ni, int64_t *out, const int64_t *x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("sum")
 	spmd::slice<int64_t, int64_t> x{(int64_t *)x_p, x_n};
-	spmd::reduce<int64_t, spmd::op_sum<int64_t>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<int64_t, spmd::op_sum<int64_t>, 2, 4, int64_t>(out, ni, [&](int64_t at_, auto x) {
 		return go::sum_int64<int64_t>(SPMD_HERE_AND at_, x);
-	});
+	}, spmd::use<true, false>(x));
 }
 
 extern "C" __global__ void __launch_bounds__(256) sum_int64_parts(int64_t *out, const int64_t *part, int64_t n) {
@@ -664,17 +685,17 @@ extern "C" __global__ void __launch_bounds__(256) sum_int64_parts(int64_t *out, 
 extern "C" __global__ void __launch_bounds__(256) sum_uint64(int64_t ni, uint64_t *__restrict__ out, const uint64_t *__restrict__ x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("sum")
 	spmd::slice<uint64_t, uint32_t> x{(uint64_t *)x_p, x_n};
-	spmd::reduce<uint64_t, spmd::op_sum<uint64_t>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<uint64_t, spmd::op_sum<uint64_t>, 2, 4, uint32_t>(out, ni, [&](int64_t at_, auto x) {
 		return go::sum_uint64<uint32_t>(SPMD_HERE_AND at_, x);
-	});
+	}, spmd::use<true, false>(x));
 }
 
 extern "C" __global__ void __launch_bounds__(256) sum_uint64_any(int64_t ni, uint64_t *out, const uint64_t *x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("sum")
 	spmd::slice<uint64_t, int64_t> x{(uint64_t *)x_p, x_n};
-	spmd::reduce<uint64_t, spmd::op_sum<uint64_t>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<uint64_t, spmd::op_sum<uint64_t>, 2, 4, int64_t>(out, ni, [&](int64_t at_, auto x) {
 		return go::sum_uint64<int64_t>(SPMD_HERE_AND at_, x);
-	});
+	}, spmd::use<true, false>(x));
 }
 
 extern "C" __global__ void __launch_bounds__(256) sum_uint64_parts(uint64_t *out, const uint64_t *part, int64_t n) {
@@ -684,17 +705,17 @@ extern "C" __global__ void __launch_bounds__(256) sum_uint64_parts(uint64_t *out
 extern "C" __global__ void __launch_bounds__(256) sum_float32(int64_t ni, float *__restrict__ out, const float *__restrict__ x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("sum")
 	spmd::slice<float, uint32_t> x{(float *)x_p, x_n};
-	spmd::reduce<float, spmd::op_sum<float>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<float, spmd::op_sum<float>, 4, 4, uint32_t>(out, ni, [&](int64_t at_, auto x) {
 		return go::sum_float32<uint32_t>(SPMD_HERE_AND at_, x);
-	});
+	}, spmd::use<true, false>(x));
 }
 
 extern "C" __global__ void __launch_bounds__(256) sum_float32_any(int64_t ni, float *out, const float *x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("sum")
 	spmd::slice<float, int64_t> x{(float *)x_p, x_n};
-	spmd::reduce<float, spmd::op_sum<float>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<float, spmd::op_sum<float>, 4, 4, int64_t>(out, ni, [&](int64_t at_, auto x) {
 		return go::sum_float32<int64_t>(SPMD_HERE_AND at_, x);
-	});
+	}, spmd::use<true, false>(x));
 }
 
 extern "C" __global__ void __launch_bounds__(256) sum_float32_parts(float *out, const float *part, int64_t n) {
@@ -704,17 +725,17 @@ extern "C" __global__ void __launch_bounds__(256) sum_float32_parts(float *out, 
 extern "C" __global__ void __launch_bounds__(256) sum_float64(int64_t ni, double *__restrict__ out, const double *__restrict__ x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("sum")
 	spmd::slice<double, uint32_t> x{(double *)x_p, x_n};
-	spmd::reduce<double, spmd::op_sum<double>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<double, spmd::op_sum<double>, 2, 4, uint32_t>(out, ni, [&](int64_t at_, auto x) {
 		return go::sum_float64<uint32_t>(SPMD_HERE_AND at_, x);
-	});
+	}, spmd::use<true, false>(x));
 }
 
 extern "C" __global__ void __launch_bounds__(256) sum_float64_any(int64_t ni, double *out, const double *x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("sum")
 	spmd::slice<double, int64_t> x{(double *)x_p, x_n};
-	spmd::reduce<double, spmd::op_sum<double>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<double, spmd::op_sum<double>, 2, 4, int64_t>(out, ni, [&](int64_t at_, auto x) {
 		return go::sum_float64<int64_t>(SPMD_HERE_AND at_, x);
-	});
+	}, spmd::use<true, false>(x));
 }
 
 extern "C" __global__ void __launch_bounds__(256) sum_float64_parts(double *out, const double *part, int64_t n) {
@@ -725,18 +746,18 @@ extern "C" __global__ void __launch_bounds__(256) dot_int32(int64_t ni, int32_t 
 	SPMD_KERNEL("dot")
 	spmd::slice<int32_t, uint32_t> x{(int32_t *)x_p, x_n};
 	spmd::slice<int32_t, uint32_t> y{(int32_t *)y_p, y_n};
-	spmd::reduce<int32_t, spmd::op_sum<int32_t>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<int32_t, spmd::op_sum<int32_t>, 4, 2, uint32_t>(out, ni, [&](int64_t at_, auto x, auto y) {
 		return go::dot_int32<uint32_t>(SPMD_HERE_AND at_, x, y);
-	});
+	}, spmd::use<true, false>(x), spmd::use<true, false>(y));
 }
 
 extern "C" __global__ void __launch_bounds__(256) dot_int32_any(int64_t ni, int32_t *out, const int32_t *x_p, int64_t x_n, const int32_t *y_p, int64_t y_n, spmd::report *report_) {
 	SPMD_KERNEL("dot")
 	spmd::slice<int32_t, int64_t> x{(int32_t *)x_p, x_n};
 	spmd::slice<int32_t, int64_t> y{(int32_t *)y_p, y_n};
-	spmd::reduce<int32_t, spmd::op_sum<int32_t>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<int32_t, spmd::op_sum<int32_t>, 4, 2, int64_t>(out, ni, [&](int64_t at_, auto x, auto y) {
 		return go::dot_int32<int64_t>(SPMD_HERE_AND at_, x, y);
-	});
+	}, spmd::use<true, false>(x), spmd::use<true, false>(y));
 }
 
 extern "C" __global__ void __launch_bounds__(256) dot_int32_parts(int32_t *out, const int32_t *part, int64_t n) {
@@ -747,18 +768,18 @@ extern "C" __global__ void __launch_bounds__(256) dot_uint32(int64_t ni, uint32_
 	SPMD_KERNEL("dot")
 	spmd::slice<uint32_t, uint32_t> x{(uint32_t *)x_p, x_n};
 	spmd::slice<uint32_t, uint32_t> y{(uint32_t *)y_p, y_n};
-	spmd::reduce<uint32_t, spmd::op_sum<uint32_t>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<uint32_t, spmd::op_sum<uint32_t>, 4, 2, uint32_t>(out, ni, [&](int64_t at_, auto x, auto y) {
 		return go::dot_uint32<uint32_t>(SPMD_HERE_AND at_, x, y);
-	});
+	}, spmd::use<true, false>(x), spmd::use<true, false>(y));
 }
 
 extern "C" __global__ void __launch_bounds__(256) dot_uint32_any(int64_t ni, uint32_t *out, const uint32_t *x_p, int64_t x_n, const uint32_t *y_p, int64_t y_n, spmd::report *report_) {
 	SPMD_KERNEL("dot")
 	spmd::slice<uint32_t, int64_t> x{(uint32_t *)x_p, x_n};
 	spmd::slice<uint32_t, int64_t> y{(uint32_t *)y_p, y_n};
-	spmd::reduce<uint32_t, spmd::op_sum<uint32_t>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<uint32_t, spmd::op_sum<uint32_t>, 4, 2, int64_t>(out, ni, [&](int64_t at_, auto x, auto y) {
 		return go::dot_uint32<int64_t>(SPMD_HERE_AND at_, x, y);
-	});
+	}, spmd::use<true, false>(x), spmd::use<true, false>(y));
 }
 
 extern "C" __global__ void __launch_bounds__(256) dot_uint32_parts(uint32_t *out, const uint32_t *part, int64_t n) {
@@ -769,18 +790,18 @@ extern "C" __global__ void __launch_bounds__(256) dot_int64(int64_t ni, int64_t 
 	SPMD_KERNEL("dot")
 	spmd::slice<int64_t, uint32_t> x{(int64_t *)x_p, x_n};
 	spmd::slice<int64_t, uint32_t> y{(int64_t *)y_p, y_n};
-	spmd::reduce<int64_t, spmd::op_sum<int64_t>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<int64_t, spmd::op_sum<int64_t>, 2, 2, uint32_t>(out, ni, [&](int64_t at_, auto x, auto y) {
 		return go::dot_int64<uint32_t>(SPMD_HERE_AND at_, x, y);
-	});
+	}, spmd::use<true, false>(x), spmd::use<true, false>(y));
 }
 
 extern "C" __global__ void __launch_bounds__(256) dot_int64_any(int64_t ni, int64_t *out, const int64_t *x_p, int64_t x_n, const int64_t *y_p, int64_t y_n, spmd::report *report_) {
 	SPMD_KERNEL("dot")
 	spmd::slice<int64_t, int64_t> x{(int64_t *)x_p, x_n};
 	spmd::slice<int64_t, int64_t> y{(int64_t *)y_p, y_n};
-	spmd::reduce<int64_t, spmd::op_sum<int64_t>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<int64_t, spmd::op_sum<int64_t>, 2, 2, int64_t>(out, ni, [&](int64_t at_, auto x, auto y) {
 		return go::dot_int64<int64_t>(SPMD_HERE_AND at_, x, y);
-	});
+	}, spmd::use<true, false>(x), spmd::use<true, false>(y));
 }
 
 extern "C" __global__ void __launch_bounds__(256) dot_int64_parts(int64_t *out, const int64_t *part, int64_t n) {
@@ -791,18 +812,18 @@ extern "C" __global__ void __launch_bounds__(256) dot_uint64(int64_t ni, uint64_
 	SPMD_KERNEL("dot")
 	spmd::slice<uint64_t, uint32_t> x{(uint64_t *)x_p, x_n};
 	spmd::slice<uint64_t, uint32_t> y{(uint64_t *)y_p, y_n};
-	spmd::reduce<uint64_t, spmd::op_sum<uint64_t>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<uint64_t, spmd::op_sum<uint64_t>, 2, 2, uint32_t>(out, ni, [&](int64_t at_, auto x, auto y) {
 		return go::dot_uint64<uint32_t>(SPMD_HERE_AND at_, x, y);
-	});
+	}, spmd::use<true, false>(x), spmd::use<true, false>(y));
 }
 
 extern "C" __global__ void __launch_bounds__(256) dot_uint64_any(int64_t ni, uint64_t *out, const uint64_t *x_p, int64_t x_n, const uint64_t *y_p, int64_t y_n, spmd::report *report_) {
 	SPMD_KERNEL("dot")
 	spmd::slice<uint64_t, int64_t> x{(uint64_t *)x_p, x_n};
 	spmd::slice<uint64_t, int64_t> y{(uint64_t *)y_p, y_n};
-	spmd::reduce<uint64_t, spmd::op_sum<uint64_t>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<uint64_t, spmd::op_sum<uint64_t>, 2, 2, int64_t>(out, ni, [&](int64_t at_, auto x, auto y) {
 		return go::dot_uint64<int64_t>(SPMD_HERE_AND at_, x, y);
-	});
+	}, spmd::use<true, false>(x), spmd::use<true, false>(y));
 }
 
 extern "C" __global__ void __launch_bounds__(256) dot_uint64_parts(uint64_t *out, const uint64_t *part, int64_t n) {
@@ -813,18 +834,18 @@ extern "C" __global__ void __launch_bounds__(256) dot_float32(int64_t ni, float 
 	SPMD_KERNEL("dot")
 	spmd::slice<float, uint32_t> x{(float *)x_p, x_n};
 	spmd::slice<float, uint32_t> y{(float *)y_p, y_n};
-	spmd::reduce<float, spmd::op_sum<float>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<float, spmd::op_sum<float>, 4, 2, uint32_t>(out, ni, [&](int64_t at_, auto x, auto y) {
 		return go::dot_float32<uint32_t>(SPMD_HERE_AND at_, x, y);
-	});
+	}, spmd::use<true, false>(x), spmd::use<true, false>(y));
 }
 
 extern "C" __global__ void __launch_bounds__(256) dot_float32_any(int64_t ni, float *out, const float *x_p, int64_t x_n, const float *y_p, int64_t y_n, spmd::report *report_) {
 	SPMD_KERNEL("dot")
 	spmd::slice<float, int64_t> x{(float *)x_p, x_n};
 	spmd::slice<float, int64_t> y{(float *)y_p, y_n};
-	spmd::reduce<float, spmd::op_sum<float>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<float, spmd::op_sum<float>, 4, 2, int64_t>(out, ni, [&](int64_t at_, auto x, auto y) {
 		return go::dot_float32<int64_t>(SPMD_HERE_AND at_, x, y);
-	});
+	}, spmd::use<true, false>(x), spmd::use<true, false>(y));
 }
 
 extern "C" __global__ void __launch_bounds__(256) dot_float32_parts(float *out, const float *part, int64_t n) {
@@ -835,18 +856,18 @@ extern "C" __global__ void __launch_bounds__(256) dot_float64(int64_t ni, double
 	SPMD_KERNEL("dot")
 	spmd::slice<double, uint32_t> x{(double *)x_p, x_n};
 	spmd::slice<double, uint32_t> y{(double *)y_p, y_n};
-	spmd::reduce<double, spmd::op_sum<double>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<double, spmd::op_sum<double>, 2, 2, uint32_t>(out, ni, [&](int64_t at_, auto x, auto y) {
 		return go::dot_float64<uint32_t>(SPMD_HERE_AND at_, x, y);
-	});
+	}, spmd::use<true, false>(x), spmd::use<true, false>(y));
 }
 
 extern "C" __global__ void __launch_bounds__(256) dot_float64_any(int64_t ni, double *out, const double *x_p, int64_t x_n, const double *y_p, int64_t y_n, spmd::report *report_) {
 	SPMD_KERNEL("dot")
 	spmd::slice<double, int64_t> x{(double *)x_p, x_n};
 	spmd::slice<double, int64_t> y{(double *)y_p, y_n};
-	spmd::reduce<double, spmd::op_sum<double>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<double, spmd::op_sum<double>, 2, 2, int64_t>(out, ni, [&](int64_t at_, auto x, auto y) {
 		return go::dot_float64<int64_t>(SPMD_HERE_AND at_, x, y);
-	});
+	}, spmd::use<true, false>(x), spmd::use<true, false>(y));
 }
 
 extern "C" __global__ void __launch_bounds__(256) dot_float64_parts(double *out, const double *part, int64_t n) {
@@ -856,17 +877,17 @@ extern "C" __global__ void __launch_bounds__(256) dot_float64_parts(double *out,
 extern "C" __global__ void __launch_bounds__(256) smallest_int32(int64_t ni, int32_t *__restrict__ out, const int32_t *__restrict__ x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("smallest")
 	spmd::slice<int32_t, uint32_t> x{(int32_t *)x_p, x_n};
-	spmd::reduce<int32_t, spmd::op_min<int32_t>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<int32_t, spmd::op_min<int32_t>, 4, 4, uint32_t>(out, ni, [&](int64_t at_, auto x) {
 		return go::smallest_int32<uint32_t>(SPMD_HERE_AND at_, x);
-	});
+	}, spmd::use<true, false>(x));
 }
 
 extern "C" __global__ void __launch_bounds__(256) smallest_int32_any(int64_t ni, int32_t *out, const int32_t *x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("smallest")
 	spmd::slice<int32_t, int64_t> x{(int32_t *)x_p, x_n};
-	spmd::reduce<int32_t, spmd::op_min<int32_t>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<int32_t, spmd::op_min<int32_t>, 4, 4, int64_t>(out, ni, [&](int64_t at_, auto x) {
 		return go::smallest_int32<int64_t>(SPMD_HERE_AND at_, x);
-	});
+	}, spmd::use<true, false>(x));
 }
 
 extern "C" __global__ void __launch_bounds__(256) smallest_int32_parts(int32_t *out, const int32_t *part, int64_t n) {
@@ -876,17 +897,17 @@ extern "C" __global__ void __launch_bounds__(256) smallest_int32_parts(int32_t *
 extern "C" __global__ void __launch_bounds__(256) smallest_uint32(int64_t ni, uint32_t *__restrict__ out, const uint32_t *__restrict__ x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("smallest")
 	spmd::slice<uint32_t, uint32_t> x{(uint32_t *)x_p, x_n};
-	spmd::reduce<uint32_t, spmd::op_min<uint32_t>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<uint32_t, spmd::op_min<uint32_t>, 4, 4, uint32_t>(out, ni, [&](int64_t at_, auto x) {
 		return go::smallest_uint32<uint32_t>(SPMD_HERE_AND at_, x);
-	});
+	}, spmd::use<true, false>(x));
 }
 
 extern "C" __global__ void __launch_bounds__(256) smallest_uint32_any(int64_t ni, uint32_t *out, const uint32_t *x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("smallest")
 	spmd::slice<uint32_t, int64_t> x{(uint32_t *)x_p, x_n};
-	spmd::reduce<uint32_t, spmd::op_min<uint32_t>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<uint32_t, spmd::op_min<uint32_t>, 4, 4, int64_t>(out, ni, [&](int64_t at_, auto x) {
 		return go::smallest_uint32<int64_t>(SPMD_HERE_AND at_, x);
-	});
+	}, spmd::use<true, false>(x));
 }
 
 extern "C" __global__ void __launch_bounds__(256) smallest_uint32_parts(uint32_t *out, const uint32_t *part, int64_t n) {
@@ -896,17 +917,17 @@ extern "C" __global__ void __launch_bounds__(256) smallest_uint32_parts(uint32_t
 extern "C" __global__ void __launch_bounds__(256) smallest_int64(int64_t ni, int64_t *__restrict__ out, const int64_t *__restrict__ x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("smallest")
 	spmd::slice<int64_t, uint32_t> x{(int64_t *)x_p, x_n};
-	spmd::reduce<int64_t, spmd::op_min<int64_t>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<int64_t, spmd::op_min<int64_t>, 2, 4, uint32_t>(out, ni, [&](int64_t at_, auto x) {
 		return go::smallest_int64<uint32_t>(SPMD_HERE_AND at_, x);
-	});
+	}, spmd::use<true, false>(x));
 }
 
 extern "C" __global__ void __launch_bounds__(256) smallest_int64_any(int64_t ni, int64_t *out, const int64_t *x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("smallest")
 	spmd::slice<int64_t, int64_t> x{(int64_t *)x_p, x_n};
-	spmd::reduce<int64_t, spmd::op_min<int64_t>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<int64_t, spmd::op_min<int64_t>, 2, 4, int64_t>(out, ni, [&](int64_t at_, auto x) {
 		return go::smallest_int64<int64_t>(SPMD_HERE_AND at_, x);
-	});
+	}, spmd::use<true, false>(x));
 }
 
 extern "C" __global__ void __launch_bounds__(256) smallest_int64_parts(int64_t *out, const int64_t *part, int64_t n) {
@@ -916,17 +937,17 @@ extern "C" __global__ void __launch_bounds__(256) smallest_int64_parts(int64_t *
 extern "C" __global__ void __launch_bounds__(256) smallest_uint64(int64_t ni, uint64_t *__restrict__ out, const uint64_t *__restrict__ x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("smallest")
 	spmd::slice<uint64_t, uint32_t> x{(uint64_t *)x_p, x_n};
-	spmd::reduce<uint64_t, spmd::op_min<uint64_t>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<uint64_t, spmd::op_min<uint64_t>, 2, 4, uint32_t>(out, ni, [&](int64_t at_, auto x) {
 		return go::smallest_uint64<uint32_t>(SPMD_HERE_AND at_, x);
-	});
+	}, spmd::use<true, false>(x));
 }
 
 extern "C" __global__ void __launch_bounds__(256) smallest_uint64_any(int64_t ni, uint64_t *out, const uint64_t *x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("smallest")
 	spmd::slice<uint64_t, int64_t> x{(uint64_t *)x_p, x_n};
-	spmd::reduce<uint64_t, spmd::op_min<uint64_t>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<uint64_t, spmd::op_min<uint64_t>, 2, 4, int64_t>(out, ni, [&](int64_t at_, auto x) {
 		return go::smallest_uint64<int64_t>(SPMD_HERE_AND at_, x);
-	});
+	}, spmd::use<true, false>(x));
 }
 
 extern "C" __global__ void __launch_bounds__(256) smallest_uint64_parts(uint64_t *out, const uint64_t *part, int64_t n) {
@@ -936,17 +957,17 @@ extern "C" __global__ void __launch_bounds__(256) smallest_uint64_parts(uint64_t
 extern "C" __global__ void __launch_bounds__(256) smallest_float32(int64_t ni, float *__restrict__ out, const float *__restrict__ x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("smallest")
 	spmd::slice<float, uint32_t> x{(float *)x_p, x_n};
-	spmd::reduce<float, spmd::op_min<float>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<float, spmd::op_min<float>, 4, 4, uint32_t>(out, ni, [&](int64_t at_, auto x) {
 		return go::smallest_float32<uint32_t>(SPMD_HERE_AND at_, x);
-	});
+	}, spmd::use<true, false>(x));
 }
 
 extern "C" __global__ void __launch_bounds__(256) smallest_float32_any(int64_t ni, float *out, const float *x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("smallest")
 	spmd::slice<float, int64_t> x{(float *)x_p, x_n};
-	spmd::reduce<float, spmd::op_min<float>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<float, spmd::op_min<float>, 4, 4, int64_t>(out, ni, [&](int64_t at_, auto x) {
 		return go::smallest_float32<int64_t>(SPMD_HERE_AND at_, x);
-	});
+	}, spmd::use<true, false>(x));
 }
 
 extern "C" __global__ void __launch_bounds__(256) smallest_float32_parts(float *out, const float *part, int64_t n) {
@@ -956,17 +977,17 @@ extern "C" __global__ void __launch_bounds__(256) smallest_float32_parts(float *
 extern "C" __global__ void __launch_bounds__(256) smallest_float64(int64_t ni, double *__restrict__ out, const double *__restrict__ x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("smallest")
 	spmd::slice<double, uint32_t> x{(double *)x_p, x_n};
-	spmd::reduce<double, spmd::op_min<double>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<double, spmd::op_min<double>, 2, 4, uint32_t>(out, ni, [&](int64_t at_, auto x) {
 		return go::smallest_float64<uint32_t>(SPMD_HERE_AND at_, x);
-	});
+	}, spmd::use<true, false>(x));
 }
 
 extern "C" __global__ void __launch_bounds__(256) smallest_float64_any(int64_t ni, double *out, const double *x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("smallest")
 	spmd::slice<double, int64_t> x{(double *)x_p, x_n};
-	spmd::reduce<double, spmd::op_min<double>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<double, spmd::op_min<double>, 2, 4, int64_t>(out, ni, [&](int64_t at_, auto x) {
 		return go::smallest_float64<int64_t>(SPMD_HERE_AND at_, x);
-	});
+	}, spmd::use<true, false>(x));
 }
 
 extern "C" __global__ void __launch_bounds__(256) smallest_float64_parts(double *out, const double *part, int64_t n) {
@@ -976,17 +997,17 @@ extern "C" __global__ void __launch_bounds__(256) smallest_float64_parts(double 
 extern "C" __global__ void __launch_bounds__(256) largest_int32(int64_t ni, int32_t *__restrict__ out, const int32_t *__restrict__ x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("largest")
 	spmd::slice<int32_t, uint32_t> x{(int32_t *)x_p, x_n};
-	spmd::reduce<int32_t, spmd::op_max<int32_t>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<int32_t, spmd::op_max<int32_t>, 4, 4, uint32_t>(out, ni, [&](int64_t at_, auto x) {
 		return go::largest_int32<uint32_t>(SPMD_HERE_AND at_, x);
-	});
+	}, spmd::use<true, false>(x));
 }
 
 extern "C" __global__ void __launch_bounds__(256) largest_int32_any(int64_t ni, int32_t *out, const int32_t *x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("largest")
 	spmd::slice<int32_t, int64_t> x{(int32_t *)x_p, x_n};
-	spmd::reduce<int32_t, spmd::op_max<int32_t>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<int32_t, spmd::op_max<int32_t>, 4, 4, int64_t>(out, ni, [&](int64_t at_, auto x) {
 		return go::largest_int32<int64_t>(SPMD_HERE_AND at_, x);
-	});
+	}, spmd::use<true, false>(x));
 }
 
 extern "C" __global__ void __launch_bounds__(256) largest_int32_parts(int32_t *out, const int32_t *part, int64_t n) {
@@ -996,17 +1017,17 @@ extern "C" __global__ void __launch_bounds__(256) largest_int32_parts(int32_t *o
 extern "C" __global__ void __launch_bounds__(256) largest_uint32(int64_t ni, uint32_t *__restrict__ out, const uint32_t *__restrict__ x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("largest")
 	spmd::slice<uint32_t, uint32_t> x{(uint32_t *)x_p, x_n};
-	spmd::reduce<uint32_t, spmd::op_max<uint32_t>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<uint32_t, spmd::op_max<uint32_t>, 4, 4, uint32_t>(out, ni, [&](int64_t at_, auto x) {
 		return go::largest_uint32<uint32_t>(SPMD_HERE_AND at_, x);
-	});
+	}, spmd::use<true, false>(x));
 }
 
 extern "C" __global__ void __launch_bounds__(256) largest_uint32_any(int64_t ni, uint32_t *out, const uint32_t *x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("largest")
 	spmd::slice<uint32_t, int64_t> x{(uint32_t *)x_p, x_n};
-	spmd::reduce<uint32_t, spmd::op_max<uint32_t>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<uint32_t, spmd::op_max<uint32_t>, 4, 4, int64_t>(out, ni, [&](int64_t at_, auto x) {
 		return go::largest_uint32<int64_t>(SPMD_HERE_AND at_, x);
-	});
+	}, spmd::use<true, false>(x));
 }
 
 extern "C" __global__ void __launch_bounds__(256) largest_uint32_parts(uint32_t *out, const uint32_t *part, int64_t n) {
@@ -1016,17 +1037,17 @@ extern "C" __global__ void __launch_bounds__(256) largest_uint32_parts(uint32_t 
 extern "C" __global__ void __launch_bounds__(256) largest_int64(int64_t ni, int64_t *__restrict__ out, const int64_t *__restrict__ x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("largest")
 	spmd::slice<int64_t, uint32_t> x{(int64_t *)x_p, x_n};
-	spmd::reduce<int64_t, spmd::op_max<int64_t>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<int64_t, spmd::op_max<int64_t>, 2, 4, uint32_t>(out, ni, [&](int64_t at_, auto x) {
 		return go::largest_int64<uint32_t>(SPMD_HERE_AND at_, x);
-	});
+	}, spmd::use<true, false>(x));
 }
 
 extern "C" __global__ void __launch_bounds__(256) largest_int64_any(int64_t ni, int64_t *out, const int64_t *x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("largest")
 	spmd::slice<int64_t, int64_t> x{(int64_t *)x_p, x_n};
-	spmd::reduce<int64_t, spmd::op_max<int64_t>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<int64_t, spmd::op_max<int64_t>, 2, 4, int64_t>(out, ni, [&](int64_t at_, auto x) {
 		return go::largest_int64<int64_t>(SPMD_HERE_AND at_, x);
-	});
+	}, spmd::use<true, false>(x));
 }
 
 extern "C" __global__ void __launch_bounds__(256) largest_int64_parts(int64_t *out, const int64_t *part, int64_t n) {
@@ -1036,17 +1057,17 @@ extern "C" __global__ void __launch_bounds__(256) largest_int64_parts(int64_t *o
 extern "C" __global__ void __launch_bounds__(256) largest_uint64(int64_t ni, uint64_t *__restrict__ out, const uint64_t *__restrict__ x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("largest")
 	spmd::slice<uint64_t, uint32_t> x{(uint64_t *)x_p, x_n};
-	spmd::reduce<uint64_t, spmd::op_max<uint64_t>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<uint64_t, spmd::op_max<uint64_t>, 2, 4, uint32_t>(out, ni, [&](int64_t at_, auto x) {
 		return go::largest_uint64<uint32_t>(SPMD_HERE_AND at_, x);
-	});
+	}, spmd::use<true, false>(x));
 }
 
 extern "C" __global__ void __launch_bounds__(256) largest_uint64_any(int64_t ni, uint64_t *out, const uint64_t *x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("largest")
 	spmd::slice<uint64_t, int64_t> x{(uint64_t *)x_p, x_n};
-	spmd::reduce<uint64_t, spmd::op_max<uint64_t>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<uint64_t, spmd::op_max<uint64_t>, 2, 4, int64_t>(out, ni, [&](int64_t at_, auto x) {
 		return go::largest_uint64<int64_t>(SPMD_HERE_AND at_, x);
-	});
+	}, spmd::use<true, false>(x));
 }
 
 extern "C" __global__ void __launch_bounds__(256) largest_uint64_parts(uint64_t *out, const uint64_t *part, int64_t n) {
@@ -1056,17 +1077,17 @@ extern "C" __global__ void __launch_bounds__(256) largest_uint64_parts(uint64_t 
 extern "C" __global__ void __launch_bounds__(256) largest_float32(int64_t ni, float *__restrict__ out, const float *__restrict__ x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("largest")
 	spmd::slice<float, uint32_t> x{(float *)x_p, x_n};
-	spmd::reduce<float, spmd::op_max<float>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<float, spmd::op_max<float>, 4, 4, uint32_t>(out, ni, [&](int64_t at_, auto x) {
 		return go::largest_float32<uint32_t>(SPMD_HERE_AND at_, x);
-	});
+	}, spmd::use<true, false>(x));
 }
 
 extern "C" __global__ void __launch_bounds__(256) largest_float32_any(int64_t ni, float *out, const float *x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("largest")
 	spmd::slice<float, int64_t> x{(float *)x_p, x_n};
-	spmd::reduce<float, spmd::op_max<float>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<float, spmd::op_max<float>, 4, 4, int64_t>(out, ni, [&](int64_t at_, auto x) {
 		return go::largest_float32<int64_t>(SPMD_HERE_AND at_, x);
-	});
+	}, spmd::use<true, false>(x));
 }
 
 extern "C" __global__ void __launch_bounds__(256) largest_float32_parts(float *out, const float *part, int64_t n) {
@@ -1076,17 +1097,17 @@ extern "C" __global__ void __launch_bounds__(256) largest_float32_parts(float *o
 extern "C" __global__ void __launch_bounds__(256) largest_float64(int64_t ni, double *__restrict__ out, const double *__restrict__ x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("largest")
 	spmd::slice<double, uint32_t> x{(double *)x_p, x_n};
-	spmd::reduce<double, spmd::op_max<double>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<double, spmd::op_max<double>, 2, 4, uint32_t>(out, ni, [&](int64_t at_, auto x) {
 		return go::largest_float64<uint32_t>(SPMD_HERE_AND at_, x);
-	});
+	}, spmd::use<true, false>(x));
 }
 
 extern "C" __global__ void __launch_bounds__(256) largest_float64_any(int64_t ni, double *out, const double *x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("largest")
 	spmd::slice<double, int64_t> x{(double *)x_p, x_n};
-	spmd::reduce<double, spmd::op_max<double>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<double, spmd::op_max<double>, 2, 4, int64_t>(out, ni, [&](int64_t at_, auto x) {
 		return go::largest_float64<int64_t>(SPMD_HERE_AND at_, x);
-	});
+	}, spmd::use<true, false>(x));
 }
 
 extern "C" __global__ void __launch_bounds__(256) largest_float64_parts(double *out, const double *part, int64_t n) {
@@ -1480,17 +1501,17 @@ extern "C" __global__ void __launch_bounds__(256) scale_float64_any(int64_t ni, 
 extern "C" __global__ void __launch_bounds__(256) squares_float32(int64_t ni, float *__restrict__ out, const float *__restrict__ x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("squares")
 	spmd::slice<float, uint32_t> x{(float *)x_p, x_n};
-	spmd::reduce<float, spmd::op_sum<float>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<float, spmd::op_sum<float>, 4, 4, uint32_t>(out, ni, [&](int64_t at_, auto x) {
 		return go::squares_float32<uint32_t>(SPMD_HERE_AND at_, x);
-	});
+	}, spmd::use<true, false>(x));
 }
 
 extern "C" __global__ void __launch_bounds__(256) squares_float32_any(int64_t ni, float *out, const float *x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("squares")
 	spmd::slice<float, int64_t> x{(float *)x_p, x_n};
-	spmd::reduce<float, spmd::op_sum<float>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<float, spmd::op_sum<float>, 4, 4, int64_t>(out, ni, [&](int64_t at_, auto x) {
 		return go::squares_float32<int64_t>(SPMD_HERE_AND at_, x);
-	});
+	}, spmd::use<true, false>(x));
 }
 
 extern "C" __global__ void __launch_bounds__(256) squares_float32_parts(float *out, const float *part, int64_t n) {
@@ -1500,17 +1521,17 @@ extern "C" __global__ void __launch_bounds__(256) squares_float32_parts(float *o
 extern "C" __global__ void __launch_bounds__(256) squares_float64(int64_t ni, double *__restrict__ out, const double *__restrict__ x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("squares")
 	spmd::slice<double, uint32_t> x{(double *)x_p, x_n};
-	spmd::reduce<double, spmd::op_sum<double>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<double, spmd::op_sum<double>, 2, 4, uint32_t>(out, ni, [&](int64_t at_, auto x) {
 		return go::squares_float64<uint32_t>(SPMD_HERE_AND at_, x);
-	});
+	}, spmd::use<true, false>(x));
 }
 
 extern "C" __global__ void __launch_bounds__(256) squares_float64_any(int64_t ni, double *out, const double *x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("squares")
 	spmd::slice<double, int64_t> x{(double *)x_p, x_n};
-	spmd::reduce<double, spmd::op_sum<double>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<double, spmd::op_sum<double>, 2, 4, int64_t>(out, ni, [&](int64_t at_, auto x) {
 		return go::squares_float64<int64_t>(SPMD_HERE_AND at_, x);
-	});
+	}, spmd::use<true, false>(x));
 }
 
 extern "C" __global__ void __launch_bounds__(256) squares_float64_parts(double *out, const double *part, int64_t n) {

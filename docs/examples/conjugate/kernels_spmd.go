@@ -89,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(256) conjugateApply(int64_t ni, dou
 	SPMD_KERNEL("conjugateApply")
 	spmd::slice<double, uint32_t> q{(double *)q_p, q_n};
 	spmd::slice<double, uint32_t> p{(double *)p_p, p_n};
-	spmd::reduce<double, spmd::op_sum<double>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<double, spmd::op_sum<double>, 1, 1, uint32_t>(out, ni, [&](int64_t at_) {
 		return go::conjugateApply<uint32_t>(SPMD_HERE_AND at_, q, p);
 	});
 }
@@ -98,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(256) conjugateApply_any(int64_t ni,
 	SPMD_KERNEL("conjugateApply")
 	spmd::slice<double, int64_t> q{(double *)q_p, q_n};
 	spmd::slice<double, int64_t> p{(double *)p_p, p_n};
-	spmd::reduce<double, spmd::op_sum<double>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<double, spmd::op_sum<double>, 1, 1, int64_t>(out, ni, [&](int64_t at_) {
 		return go::conjugateApply<int64_t>(SPMD_HERE_AND at_, q, p);
 	});
 }
@@ -115,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(256) conjugateUpdate(int64_t ni, do
 	spmd::slice<double, uint32_t> q{(double *)q_p, q_n};
 	double *rr = (double *)rr_p;
 	double *pq = (double *)pq_p;
-	spmd::reduce<double, spmd::op_sum<double>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<double, spmd::op_sum<double>, 1, 1, uint32_t>(out, ni, [&](int64_t at_) {
 		return go::conjugateUpdate<uint32_t>(SPMD_HERE_AND at_, x, r, p, q, rr, pq);
 	});
 }
@@ -128,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(256) conjugateUpdate_any(int64_t ni
 	spmd::slice<double, int64_t> q{(double *)q_p, q_n};
 	double *rr = (double *)rr_p;
 	double *pq = (double *)pq_p;
-	spmd::reduce<double, spmd::op_sum<double>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<double, spmd::op_sum<double>, 1, 1, int64_t>(out, ni, [&](int64_t at_) {
 		return go::conjugateUpdate<int64_t>(SPMD_HERE_AND at_, x, r, p, q, rr, pq);
 	});
 }

@@ -15,12 +15,16 @@ func launchReduceSum(s *spmd.Stream, sum spmd.Buffer[uint64], n int, x spmd.Buff
 	return reduceSumKernel.Launch(s, [3]int{n, 1, 1}, spmd.I64(n), sum.Arg(), x.Arg(), spmd.I64(x.Len()), gokernel.Report(s))
 }
 
-var reduceSumKernel = gokernel.NewReduction("reduceSum", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 5, Written: 0x2, One: 0x2}, gokernel.Sum, hostReduceSum)
+var reduceSumKernel = gokernel.NewReduction("reduceSum", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 5, Written: 0x2, One: 0x2, Pack: 4}, gokernel.Sum, hostReduceSum)
 
 func hostReduceSum(args spmd.Args, lo, hi int, acc *[gokernel.Lanes]uint64) {
 	x := spmd.ArgSlice[uint32](args, 2)
-	for i := lo; i < hi; i++ {
-		acc[uint(i-lo)%gokernel.Lanes] += reduceSum(i, x)
+	for i := lo; i < hi; {
+		at := uint(i-lo) / uint(4)
+		lane_ := &acc[at%gokernel.Lanes]
+		for end_ := min(i+4, hi); i < end_; i++ {
+			*lane_ += reduceSum(i, x)
+		}
 	}
 }
 
@@ -39,17 +43,17 @@ template <typename I, typename S1_> SPMD_FN uint64_t reduceSum(SPMD_WHERE_AND in
 extern "C" __global__ void __launch_bounds__(256) reduceSum(int64_t ni, uint64_t *__restrict__ out, const uint32_t *__restrict__ x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("reduceSum")
 	spmd::slice<uint32_t, uint32_t> x{(uint32_t *)x_p, x_n};
-	spmd::reduce<uint64_t, spmd::op_sum<uint64_t>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<uint64_t, spmd::op_sum<uint64_t>, 4, 4, uint32_t>(out, ni, [&](int64_t at_, auto x) {
 		return go::reduceSum<uint32_t>(SPMD_HERE_AND at_, x);
-	});
+	}, spmd::use<true, false>(x));
 }
 
 extern "C" __global__ void __launch_bounds__(256) reduceSum_any(int64_t ni, uint64_t *out, const uint32_t *x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("reduceSum")
 	spmd::slice<uint32_t, int64_t> x{(uint32_t *)x_p, x_n};
-	spmd::reduce<uint64_t, spmd::op_sum<uint64_t>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<uint64_t, spmd::op_sum<uint64_t>, 4, 4, int64_t>(out, ni, [&](int64_t at_, auto x) {
 		return go::reduceSum<int64_t>(SPMD_HERE_AND at_, x);
-	});
+	}, spmd::use<true, false>(x));
 }
 
 extern "C" __global__ void __launch_bounds__(256) reduceSum_parts(uint64_t *out, const uint64_t *part, int64_t n) {

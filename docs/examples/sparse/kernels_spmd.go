@@ -15,7 +15,7 @@ func launchSparseUpdate(s *spmd.Stream, next spmd.Buffer[float64], n int, x, r, 
 	return sparseUpdateKernel.Launch(s, [3]int{n, 1, 1}, spmd.I64(n), next.Arg(), x.Arg(), spmd.I64(x.Len()), r.Arg(), spmd.I64(r.Len()), p.Arg(), spmd.I64(p.Len()), q.Arg(), spmd.I64(q.Len()), rr.Arg(), pq.Arg(), gokernel.Report(s))
 }
 
-var sparseUpdateKernel = gokernel.NewReduction("sparseUpdate", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 13, Written: 0x16, One: 0xc02}, gokernel.Sum, hostSparseUpdate)
+var sparseUpdateKernel = gokernel.NewReduction("sparseUpdate", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 13, Written: 0x16, One: 0xc02, Pack: 2}, gokernel.Sum, hostSparseUpdate)
 
 func hostSparseUpdate(args spmd.Args, lo, hi int, acc *[gokernel.Lanes]float64) {
 	x := spmd.ArgSlice[float64](args, 2)
@@ -24,8 +24,12 @@ func hostSparseUpdate(args spmd.Args, lo, hi int, acc *[gokernel.Lanes]float64) 
 	q := spmd.ArgSlice[float64](args, 8)
 	rr := &spmd.ArgSlice[float64](args, 10)[0]
 	pq := &spmd.ArgSlice[float64](args, 11)[0]
-	for i := lo; i < hi; i++ {
-		acc[uint(i-lo)%gokernel.Lanes] += sparseUpdate(i, x, r, p, q, rr, pq)
+	for i := lo; i < hi; {
+		at := uint(i-lo) / uint(2)
+		lane_ := &acc[at%gokernel.Lanes]
+		for end_ := min(i+2, hi); i < end_; i++ {
+			*lane_ += sparseUpdate(i, x, r, p, q, rr, pq)
+		}
 	}
 }
 
@@ -76,9 +80,9 @@ extern "C" __global__ void __launch_bounds__(256) sparseUpdate(int64_t ni, doubl
 	spmd::slice<double, uint32_t> q{(double *)q_p, q_n};
 	double *rr = (double *)rr_p;
 	double *pq = (double *)pq_p;
-	spmd::reduce<double, spmd::op_sum<double>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<double, spmd::op_sum<double>, 2, 1, uint32_t>(out, ni, [&](int64_t at_, auto x, auto r, auto p, auto q) {
 		return go::sparseUpdate<uint32_t>(SPMD_HERE_AND at_, x, r, p, q, rr, pq);
-	});
+	}, spmd::use<true, true>(x), spmd::use<true, true>(r), spmd::use<true, false>(p), spmd::use<true, false>(q));
 }
 
 extern "C" __global__ void __launch_bounds__(256) sparseUpdate_any(int64_t ni, double *out, double *x_p, int64_t x_n, double *r_p, int64_t r_n, const double *p_p, int64_t p_n, const double *q_p, int64_t q_n, const double *rr_p, const double *pq_p, spmd::report *report_) {
@@ -89,9 +93,9 @@ extern "C" __global__ void __launch_bounds__(256) sparseUpdate_any(int64_t ni, d
 	spmd::slice<double, int64_t> q{(double *)q_p, q_n};
 	double *rr = (double *)rr_p;
 	double *pq = (double *)pq_p;
-	spmd::reduce<double, spmd::op_sum<double>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<double, spmd::op_sum<double>, 2, 1, int64_t>(out, ni, [&](int64_t at_, auto x, auto r, auto p, auto q) {
 		return go::sparseUpdate<int64_t>(SPMD_HERE_AND at_, x, r, p, q, rr, pq);
-	});
+	}, spmd::use<true, true>(x), spmd::use<true, true>(r), spmd::use<true, false>(p), spmd::use<true, false>(q));
 }
 
 extern "C" __global__ void __launch_bounds__(256) sparseUpdate_parts(double *out, const double *part, int64_t n) {

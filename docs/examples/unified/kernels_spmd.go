@@ -15,12 +15,16 @@ func launchUnifiedSum(s *spmd.Stream, sum spmd.Buffer[uint64], n int, x spmd.Buf
 	return unifiedSumKernel.Launch(s, [3]int{n, 1, 1}, spmd.I64(n), sum.Arg(), x.Arg(), spmd.I64(x.Len()), gokernel.Report(s))
 }
 
-var unifiedSumKernel = gokernel.NewReduction("unifiedSum", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 5, Written: 0x2, One: 0x2}, gokernel.Sum, hostUnifiedSum)
+var unifiedSumKernel = gokernel.NewReduction("unifiedSum", spmdgenSource, gokernel.Shape{Dims: 1, Each: 1, Grain: 4096, Args: 5, Written: 0x2, One: 0x2, Pack: 4}, gokernel.Sum, hostUnifiedSum)
 
 func hostUnifiedSum(args spmd.Args, lo, hi int, acc *[gokernel.Lanes]uint64) {
 	x := spmd.ArgSlice[uint32](args, 2)
-	for i := lo; i < hi; i++ {
-		acc[uint(i-lo)%gokernel.Lanes] += unifiedSum(i, x)
+	for i := lo; i < hi; {
+		at := uint(i-lo) / uint(4)
+		lane_ := &acc[at%gokernel.Lanes]
+		for end_ := min(i+4, hi); i < end_; i++ {
+			*lane_ += unifiedSum(i, x)
+		}
 	}
 }
 
@@ -39,17 +43,17 @@ template <typename I, typename S1_> SPMD_FN uint64_t unifiedSum(SPMD_WHERE_AND i
 extern "C" __global__ void __launch_bounds__(256) unifiedSum(int64_t ni, uint64_t *__restrict__ out, const uint32_t *__restrict__ x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("unifiedSum")
 	spmd::slice<uint32_t, uint32_t> x{(uint32_t *)x_p, x_n};
-	spmd::reduce<uint64_t, spmd::op_sum<uint64_t>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<uint64_t, spmd::op_sum<uint64_t>, 4, 4, uint32_t>(out, ni, [&](int64_t at_, auto x) {
 		return go::unifiedSum<uint32_t>(SPMD_HERE_AND at_, x);
-	});
+	}, spmd::use<true, false>(x));
 }
 
 extern "C" __global__ void __launch_bounds__(256) unifiedSum_any(int64_t ni, uint64_t *out, const uint32_t *x_p, int64_t x_n, spmd::report *report_) {
 	SPMD_KERNEL("unifiedSum")
 	spmd::slice<uint32_t, int64_t> x{(uint32_t *)x_p, x_n};
-	spmd::reduce<uint64_t, spmd::op_sum<uint64_t>>(out, ni, [&](int64_t at_) {
+	spmd::reduce<uint64_t, spmd::op_sum<uint64_t>, 4, 4, int64_t>(out, ni, [&](int64_t at_, auto x) {
 		return go::unifiedSum<int64_t>(SPMD_HERE_AND at_, x);
-	});
+	}, spmd::use<true, false>(x));
 }
 
 extern "C" __global__ void __launch_bounds__(256) unifiedSum_parts(uint64_t *out, const uint64_t *part, int64_t n) {

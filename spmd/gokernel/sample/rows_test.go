@@ -72,3 +72,34 @@ func TestRows(t *testing.T) {
 		})
 	}
 }
+
+// A function that the comment names reduces in an order that depends on the length alone, and finds nothing among no values.
+func TestReducedBy(t *testing.T) {
+	both(t, func(w *spmd.World, s *spmd.Stream) (all []string) {
+		for _, n := range lengths {
+			x := random(n, uint64(n))
+			far, farther, mix := of(t, w, make([]float64, 1)), of(t, w, make([]float32, 1)), of(t, w, make([]uint32, 1))
+			spmdtest.Must(t, launchFurthest(s, far, n, of(t, w, x)))
+			spmdtest.Must(t, launchFurthest(s, farther, n, of(t, w, singles(x))))
+			spmdtest.Must(t, launchMixture(s, mix, n, 77))
+			spmdtest.Must(t, s.Synchronize())
+			want := 0.0
+			for _, v := range x {
+				if math.Abs(v) > math.Abs(want) {
+					want = v
+				}
+			}
+			if got, got32 := back(t, far)[0], back(t, farther)[0]; got != want || got32 != float32(want) {
+				t.Fatalf("the furthest of %d on %s is %v and %v, want %v", n, w.Device(), got, got32, want)
+			}
+			all = append(all, asBytes(back(t, mix)))
+		}
+		three := of(t, w, make([]uint32, 1))
+		spmdtest.Must(t, launchMixture(s, three, 3, 5))
+		spmdtest.Must(t, s.Synchronize())
+		if got, want := back(t, three)[0], mixed(mixed(mixture(0, 5), mixture(2, 5)), mixture(1, 5)); got != want {
+			t.Fatalf("three values on %s make %d, want %d", w.Device(), got, want)
+		}
+		return all
+	})
+}

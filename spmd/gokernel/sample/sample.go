@@ -258,6 +258,25 @@ outer:
 	out[i] = n
 }
 
+// furthest is the number that is furthest from 0, with its sign; of two the first.
+//
+//spmd:kernel reduce=further
+func furthest[T float](i int, x []T) (most T) { return x[i] }
+
+func further[T float](a, b T) T {
+	if max(b, -b) > max(a, -a) {
+		return b
+	}
+	return a
+}
+
+// mixture is no sum: the order of indices matters.
+//
+//spmd:kernel reduce=mixed
+func mixture(i int, seed uint32) uint32 { return uint32(i)*2654435761 ^ seed }
+
+func mixed(a, b uint32) uint32 { return a*31 + b }
+
 // rows works on a part of a slice, which it writes through.
 //
 //spmd:kernel
