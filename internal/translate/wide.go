@@ -2,7 +2,6 @@ package translate
 
 import (
 	"fmt"
-	"go/types"
 	"strings"
 
 	"lockstep/internal/translate/cpp"
@@ -29,32 +28,6 @@ func (k *kernel) wide() (elements, packs int) {
 		packs = 2
 	}
 	return 16 / size, packs
-}
-
-// pack says how many indices that follow each other a thread takes at once in a reduction.
-func (k *kernel) pack() int {
-	const largest = 150 // nodes of syntax
-	if k.dims != 1 || k.op == "" || k.body.Loops || k.body.Size > largest || len(k.body.Own) == 0 {
-		return 1
-	}
-	size := 2
-	for i := range k.body.Own {
-		size = max(size, k.elementSize(i))
-	}
-	return max(1, 16/size)
-}
-
-// deep says how many of these packs are loaded before the first is used.
-func (k *kernel) deep() int {
-	if n := k.pack(); n == 1 || n > 4 {
-		return 1
-	}
-	return max(1, 4/len(k.body.Own))
-}
-
-// elementSize is that of the slice in a place among the parameters of the function.
-func (k *kernel) elementSize(i int) int {
-	return int(types.SizesFor("gc", "amd64").Sizeof(k.params[i-k.dims].t.Underlying().(*types.Slice).Elem()))
 }
 
 // packs writes what blocks do all of whose indices exist, where all such slices are aligned.

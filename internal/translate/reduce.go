@@ -1,0 +1,94 @@
+package translate
+
+import (
+	"fmt"
+	"go/token"
+	"go/types"
+	"strings"
+
+	"lockstep/internal/translate/cpp"
+	"lockstep/internal/translate/source"
+)
+
+// named finds the function that a kernel's comment has what it returns reduced by.
+func (u *unit) named(k *kernel, by string) {
+	if by == "" {
+		return
+	}
+	f, ok := u.Pkg.Scope().Lookup(by).(*types.Func)
+	if ok && k.result != nil {
+		sig := f.Signature()
+		args := k.args[:min(len(k.args), sig.TypeParams().Len())]
+		if sig.TypeParams().Len() <= len(k.args) && sig.Params().Len() == 2 && sig.Results().Len() == 1 && k.op == "by" {
+			ok = true
+			for _, v := range []*types.Var{sig.Params().At(0), sig.Params().At(1), sig.Results().At(0)} {
+				ok = ok && types.Identical(cpp.TypeOf(v, sig, args), k.result)
+			}
+			if ok {
+				k.by, k.byName = u.Translate(k.decl.Pos(), f, args), by
+				return
+			}
+		}
+	}
+	u.Refuse(k.decl.Pos(), "%s reduce=%s: want the name of a function of two values of the type that %s returns, which returns one", source.Mark, by, k.name)
+}
+
+// operation is what a kernel is reduced by, in C++.
+func (u *unit) operation(k *kernel) string {
+	t := u.CType(token.NoPos, k.result)
+	if k.by == nil {
+		return fmt.Sprintf("spmd::op_%s<%s>", k.op, t)
+	}
+	return fmt.Sprintf("spmd::op_named<%s, by_%s>", t, k.name)
+}
+
+// reduction writes the loop of a kernel whose results are reduced, over all its indices as one.
+func (u *unit) reduction(b *strings.Builder, k *kernel, index, out string, extents []string, call func(...string) string) {
+	t := u.CType(token.NoPos, k.result)
+	names, uses := "", ""
+	for i, p := range k.params {
+		if o := k.body.Own[i+k.dims]; o != nil && k.pack() > 1 {
+			names += ", auto " + cpp.Safe(p.v.Name())
+			uses += fmt.Sprintf(", spmd::use<%v, %v>(%s)", o.Read, o.Written, cpp.Safe(p.v.Name()))
+		}
+	}
+	fmt.Fprintf(b, "\tspmd::reduce<%s, %s, %d, %d, %s>(%s, %s, [&](int64_t at_%s) {\n", t, u.operation(k), k.pack(), k.deep(), index, out, strings.Join(extents, " * "), names)
+	switch k.dims {
+	case 1:
+		fmt.Fprintf(b, "\t\treturn %s;\n", call("at_"))
+	case 2:
+		fmt.Fprintf(b, "\t\t%s row_ = (%s)at_ / (%s)%s;\n", index, index, index, extents[1])
+		fmt.Fprintf(b, "\t\treturn %s;\n", call("(int64_t)row_", fmt.Sprintf("(int64_t)((%s)at_ - row_ * (%s)%s)", index, index, extents[1])))
+	default:
+		fmt.Fprintf(b, "\t\t%s row_ = (%s)at_ / (%s)%s, plane_ = row_ / (%s)%s;\n", index, index, index, extents[2], index, extents[1])
+		fmt.Fprintf(b, "\t\treturn %s;\n", call("(int64_t)plane_", fmt.Sprintf("(int64_t)(row_ - plane_ * (%s)%s)", index, extents[1]),
+			fmt.Sprintf("(int64_t)((%s)at_ - row_ * (%s)%s)", index, index, extents[2])))
+	}
+	fmt.Fprintf(b, "\t}%s);\n", uses)
+}
+
+// pack says how many indices that follow each other a thread takes at once in a reduction.
+func (k *kernel) pack() int {
+	const largest = 150 // nodes of syntax
+	if k.dims != 1 || k.op == "" || k.body.Loops || k.body.Size > largest || len(k.body.Own) == 0 {
+		return 1
+	}
+	size := 2
+	for i := range k.body.Own {
+		size = max(size, k.elementSize(i))
+	}
+	return max(1, 16/size)
+}
+
+// deep says how many of these packs are loaded before the first is used.
+func (k *kernel) deep() int {
+	if n := k.pack(); n == 1 || n > 4 {
+		return 1
+	}
+	return max(1, 4/len(k.body.Own))
+}
+
+// elementSize is that of the slice in a place among the parameters of the function.
+func (k *kernel) elementSize(i int) int {
+	return int(types.SizesFor("gc", "amd64").Sizeof(k.params[i-k.dims].t.Underlying().(*types.Slice).Elem()))
+}
