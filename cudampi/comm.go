@@ -23,6 +23,7 @@ type Comm struct {
 	rank  int
 	size  int
 	live  bool
+	soon  bool // see SleepSoon
 	v     ints // counts and displacements of V forms
 	group P2P  // of AllToAllV
 }

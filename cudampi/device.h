@@ -25,10 +25,11 @@ static int alloc_kinds(char *out, int n) {
     return there;
 }
 
-// pump lets MPI progress, and then whoever shares the core run.
-static int pump(MPI_Comm c) {
+// pump lets MPI progress, and then whoever shares the core run, for some nanoseconds or 0.
+static int pump(MPI_Comm c, long ns) {
     int rc = progress(c);
-    sched_yield();
+    if (ns > 0) nanosleep(&(struct timespec){.tv_nsec = ns}, NULL);
+    else sched_yield();
     return rc;
 }
 // next_message sets index to 1 where a message has come that nobody has received, got to its bytes and from to its sender.

@@ -248,10 +248,11 @@ func sysNext(c *Comm, tag int) (there bool, from, bytes, code int) {
 	return o.index != 0, int(source), int(o.got), int(o.code)
 }
 
-func sysPump(c *Comm) int { return int(C.pump(c.h)) }
-func sysSpin(n int)       { C.spin(C.int(n)) }
-func sysQueryCUDA() int   { return int(C.query_cuda_support()) }
-func sysQueryGPU() int    { return int(C.query_gpu_support()) }
+// sysPump sleeps for so many nanoseconds; for none it lets others run.
+func sysPump(c *Comm, ns int) int { return int(C.pump(c.h, C.long(ns))) }
+func sysSpin(n int)               { C.spin(C.int(n)) }
+func sysQueryCUDA() int           { return int(C.query_cuda_support()) }
+func sysQueryGPU() int            { return int(C.query_gpu_support()) }
 func sysAllocKinds() (kinds string, known bool) {
 	var buf [1024]C.char
 	known = C.alloc_kinds(&buf[0], C.int(len(buf))) != 0

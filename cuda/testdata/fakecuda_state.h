@@ -277,7 +277,9 @@ static void carry_out(const struct op *p, int replay, int stream) {
         emulate(p);
         break;
     case WAIT_VALUE:
-        while ((int32_t)(__atomic_load_n((uint32_t *)p->dst, __ATOMIC_ACQUIRE) - p->v) < 0) sched_yield();
+        for (int looks = 0; (int32_t)(__atomic_load_n((uint32_t *)p->dst, __ATOMIC_ACQUIRE) - p->v) < 0; looks++)
+            if (looks < 20) sched_yield();
+            else usleep(50); // the host that it waits for needs the core
         break;
     case WRITE_VALUE: __atomic_store_n((uint32_t *)p->dst, p->v, __ATOMIC_RELEASE); break;
     case RECORD:

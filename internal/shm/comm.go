@@ -33,7 +33,10 @@ type Comm struct {
 // Collective; it blocks. Source: memfd_create(2).
 func Share(c *cudampi.Comm) (*Comm, error) {
 	m := &Comm{Comm: c}
-	yes, sharesCores, err := worthIt(c)
+	yes, sharesCores, few, err := worthIt(c)
+	if few {
+		c.SleepSoon()
+	}
 	if err != nil || !yes {
 		return m, err
 	}
@@ -67,28 +70,29 @@ func (a *Apart) Error() string {
 	return a.Mine.Error()
 }
 
-// worthIt says whether the ranks of c are to share memory, and whether they share cores. Not where they are on several nodes,
-// or too many: how many depends on whether they share cores, since there a message costs a wait for the core, and everybody's
-// reading of everybody's part does not. Collective.
-func worthIt(c *cudampi.Comm) (yes, sharesCores bool, err error) {
+// worthIt says whether the ranks of c are to share memory, and whether they share cores, or have so few that what works for a
+// device needs them. Not where they are on several nodes, or too many: how many depends on whether they share cores, since
+// there a message costs a wait for the core, and everybody's reading of everybody's part does not. Collective.
+func worthIt(c *cudampi.Comm) (yes, sharesCores, few bool, err error) {
 	if c.Size() < 2 || c.Size() > mostRanks {
-		return false, false, nil
+		return false, false, false, nil
 	}
 	node, err := c.SplitShared()
 	if err != nil {
-		return false, false, err
+		return false, false, false, err
 	}
-	sharesCores, err = shareCores(node)
+	cores, err := coresOf(node)
 	here := node.Size()
 	if err := errors.Join(err, node.Close()); err != nil {
-		return false, false, err
+		return false, false, false, err
 	}
+	sharesCores = cores < here
 	yes, err = c.All(here == c.Size() && (here <= ownCores || sharesCores))
-	return yes, sharesCores, err
+	return yes, sharesCores, cores < 2*here, err
 }
 
-// shareCores says, the same on all ranks of a node, whether they are more than the cores that they may use. Collective.
-func shareCores(node *cudampi.Comm) (bool, error) {
+// coresOf returns, the same on all ranks of a node, how many cores they may use together. Collective.
+func coresOf(node *cudampi.Comm) (int, error) {
 	mine := new(unix.CPUSet)
 	if unix.SchedGetaffinity(0, mine) != nil { // there are more than it holds
 		for i := range mine {
@@ -97,20 +101,20 @@ func shareCores(node *cudampi.Comm) (bool, error) {
 	}
 	all := make([]unix.CPUSet, node.Size())
 	if err := node.AllGather(unsafe.Pointer(&all[0]), unsafe.Pointer(mine), len(mine), elem.Uint64); err != nil {
-		return false, err
+		return 0, err
 	}
-	return crowded(all), nil
+	return together(all), nil
 }
 
-// crowded says whether ranks that may use these cores are more than the cores.
-func crowded(ranks []unix.CPUSet) bool {
+// together is how many cores ranks have that may use these.
+func together(ranks []unix.CPUSet) int {
 	var all unix.CPUSet
 	for _, set := range ranks {
 		for i, word := range set {
 			all[i] |= word
 		}
 	}
-	return all.Count() < len(ranks)
+	return all.Count()
 }
 
 // Map returns bytes of memory, zeros, that all ranks of c share: a file of rank 0 without a name, which the others open

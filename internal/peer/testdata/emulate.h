@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define EMULATED
 enum { MOST_AT_ONCE = 512 };
@@ -29,7 +30,12 @@ static uint64_t as_bits(double f) { uint64_t u; memcpy(&u, &f, 8); return u; }
 static void set_flag(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 static void post(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 static uint32_t flag(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
-static void relax() { sched_yield(); }
+// relax comes between two looks at what another process writes, which may need this core.
+static void relax() {
+	static thread_local unsigned looks;
+	if (++looks % 32) sched_yield();
+	else usleep(50);
+}
 
 static void put_stamped(uint32_t *p, uint32_t a, uint32_t b, uint32_t stamp) {
 	__atomic_store_n((uint64_t *)p, (uint64_t)stamp << 32 | a, __ATOMIC_RELAXED);

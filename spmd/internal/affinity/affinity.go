@@ -59,9 +59,10 @@ func read(sys, file string) (string, unix.CPUSet) {
 // procs is what the Go runtime found at start: the cores, or less by a quota.
 var procs = runtime.GOMAXPROCS(0)
 
-// Share returns how many cores this rank may keep busy of those that it is bound to. Ranks of a node that are bound to the
-// same cores divide them; a rank bound to its own has them all. Collective over the ranks of the node.
-func Share(node control.Comm) (int, error) {
+// Share returns how many cores this rank may keep busy of those that it is bound to, and whether other ranks may use them
+// too. Ranks of a node that are bound to the same cores divide them; a rank bound to its own has them all. Collective over
+// the ranks of the node.
+func Share(node control.Comm) (cores int, shared bool, err error) {
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil {
 		set = unix.CPUSet{} // more cores than the set holds: as if all ranks shared them
@@ -76,7 +77,7 @@ func Share(node control.Comm) (int, error) {
 	}
 	all := make([]uint64, words*node.Size())
 	if err := node.AllGather(unsafe.Pointer(&all[0]), unsafe.Pointer(&mine[0]), words, elem.Uint64); err != nil {
-		return 0, err
+		return 0, false, err
 	}
 	sharing := 0
 	for r := range node.Size() {
@@ -87,7 +88,7 @@ func Share(node control.Comm) (int, error) {
 			}
 		}
 	}
-	return max(1, min(set.Count(), procs)/sharing), nil
+	return max(1, min(set.Count(), procs)/sharing), sharing > 1, nil
 }
 
 // parseCores reads a list of cores such as "0-3,8"; it is empty where that is none.

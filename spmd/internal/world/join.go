@@ -164,8 +164,12 @@ func (w *World) compareSettings(m control.Comm) error {
 
 // findThreads shares out the cores of the node. Collective over it.
 func (w *World) findThreads(node control.Comm) (err error) {
-	if w.threads, err = affinity.Share(node); err != nil {
+	shared := false
+	if w.threads, shared, err = affinity.Share(node); err != nil {
 		return err
+	}
+	if w.GPU != nil {
+		w.GPU.Crowded = shared && w.threads == 1
 	}
 	w.endShare()
 	w.endShare = host.Share(w.threads)

@@ -34,6 +34,7 @@ type Device struct {
 	proxy     proxy
 	capturing atomic.Int32
 	base      base
+	Crowded   bool          // other ranks need the cores of this one: a host that waits does not spin
 	Trace     *trace.Tracer // notes what queues do, from before the first is made; nil where nobody does
 
 	mu     sync.Mutex

@@ -98,8 +98,11 @@ func (q *Queue) signFor(seq uint64) (end uint64, ok bool) {
 
 // watch looks at the word for a moment, and then asks the driver once, which knows of
 // failures.
-func (q *Queue) watch(seq uint64) (bool, error) {
-	for start := time.Now(); time.Since(start) < spinSlice; {
+func (q *Queue) watch(seq uint64, slice time.Duration) (bool, error) {
+	if q.Passed() >= seq {
+		return true, nil
+	}
+	for start := time.Now(); time.Since(start) < slice; {
 		for range 32 {
 			if q.Passed() >= seq {
 				return true, nil

@@ -57,10 +57,12 @@ type Mark struct {
 
 // These bound how a waiting host spends its time: it spins, since what it waits
 // for takes microseconds, and after each slice lets others run on its core; only
-// after long does it sleep between looks.
+// after long does it sleep between looks. Where ranks share cores it lets others run
+// after each look, and soon sleeps.
 const (
 	spinSlice   = 100 * time.Microsecond
 	spinAtMost  = 20 * time.Millisecond
+	yieldAtMost = 20 * time.Microsecond
 	healthEvery = 20 * time.Millisecond // between looks at failures that no call returns
 )
 
@@ -313,15 +315,19 @@ func (q *Queue) release(m *Mark) {
 // spin waits for an event, or without one for the queue's word, and says whether it
 // came; if not, the queue has failed. seq, unless 0, is how many commands have then run.
 func (q *Queue) spin(e *cuda.Event, seq uint64) bool {
+	slice, patience := spinSlice, spinAtMost
+	if q.d.Crowded {
+		slice, patience = 0, yieldAtMost
+	}
 	start := time.Now()
 	looked := start
 	defer q.waiting.Store(0)
 	for {
 		done, err := false, error(nil)
 		if e != nil {
-			done, err = e.Spin(spinSlice)
+			done, err = e.Spin(slice)
 		} else {
-			done, err = q.watch(seq)
+			done, err = q.watch(seq, slice)
 		}
 		switch now := time.Now(); {
 		case err != nil:
@@ -344,7 +350,7 @@ func (q *Queue) spin(e *cuda.Event, seq uint64) bool {
 				return false
 			}
 			fallthrough
-		case now.Sub(start) > spinAtMost:
+		case now.Sub(start) > patience:
 			exec.Nap()
 		default:
 			exec.Yield()
